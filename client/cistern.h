@@ -1,0 +1,203 @@
+/* libcistern: a training worker's view of the memory daemon.
+ *
+ * A worker opens a job as one rank, declares its tensors and operators, commits, and then brackets each operator of its compute
+ * with cst_op_begin/cst_op_end and each step with cst_step. Chunks, eviction, other ranks, and where an update runs do not show.
+ *
+ * Threads: a client and its job are used by one thread at a time; different clients are independent. After fork() the child's
+ * handles are dead: every call answers CST_EFORKED, and cst_disconnect only frees memory.
+ * Errors: 0 or a negative status of proto/status.h, words in *err where given. Outputs are set on success alone.
+ * Waiting: calls block. The cst_try_... forms never do: they return CST_EAGAIN, and the same call with the same arguments is made
+ * again when cst_client_fd() polls readable, until it returns something else. */
+#ifndef CISTERN_H
+#define CISTERN_H
+
+#include "proto/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CST_DEFAULT_SOCKET "/run/cistern/cistern.sock"
+
+struct cst_client; /* a connection */
+struct cst_job;    /* this process as one rank of a job */
+
+/* -- connection ----------------------------------------------------------------------------- */
+
+/* Connect to the daemon at @path; NULL: $CISTERN_SOCKET or CST_DEFAULT_SOCKET. *out is the caller's, to cst_disconnect.
+ * CST_ECONN: nobody listens there; CST_EVERSION; CST_EDENIED. */
+int cst_connect(struct cst_client **out, const char *path, struct cst_err *err);
+
+/* Close the connection and free it; its job, if open, is left in whatever state it is (as if the process had died) and freed
+ * too. For good order, cst_job_leave first. NULL is allowed. */
+void cst_disconnect(struct cst_client *client);
+
+/* To poll for POLLIN together with the cst_try_... calls. Owned by the client. Negative: a status. */
+int cst_client_fd(const struct cst_client *client);
+
+/* One round trip; *ns_out its duration in nanoseconds. */
+int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err);
+
+/* -- job ------------------------------------------------------------------------------------ */
+
+enum cst_dtype { CST_BF16 = 1 };
+enum cst_group { CST_GROUP_ALL = 0 }; /* the ranks that hold the same tensor and whose gradients are summed: all of the job */
+
+struct cst_job_spec {
+    const char *name;     /* 1..63 of [A-Za-z0-9._-], unique per user; the first rank to come creates the job */
+    uint32_t rank;        /* 0..world-1, one process each */
+    uint32_t world;       /* ranks, 1..64 */
+    const char *device;   /* "auto" (or NULL), "host" */
+    uint64_t pool_bytes;  /* memory for this rank's weights and gradients on the device; 0: all that it can use */
+    uint64_t chunk_elems; /* chunk capacity in elements; 0: chosen; the same in every rank */
+    uint32_t timeout_ms;  /* longest wait for other ranks; 0: the daemon's default */
+    uint32_t ttl_s;       /* the daemon removes the job after so long without a worker; 0: the daemon's default */
+};
+
+/* Create or re-attach. *out belongs to @client and is freed with it. CST_EBUSY: the rank has a living worker (its pid is in the
+ * words); CST_EMISMATCH: world or chunk_elems are not those of the job; CST_EINVAL; CST_EDRAINING. One job per client. */
+int cst_job_open(struct cst_job **out, struct cst_client *client, const struct cst_job_spec *spec,
+                 struct cst_err *err);
+
+/* Go in good order: leases are given back, the job and its states stay until `cistern rm` or the time to live. */
+int cst_job_leave(struct cst_job *job, struct cst_err *err);
+
+/* Declare a bf16 tensor of @shape; returns its number (>= 0) or a negative status. Errors of content (duplicate, zero-size, overflow, over
+ * 65536 tensors, not as another rank declared it) are reported here or by cst_commit. */
+int cst_tensor(struct cst_job *job, const char *name, enum cst_dtype dtype, uint32_t n_dims,
+               const int64_t *shape, enum cst_group group);
+
+/* As cst_tensor, with factors on the learning rate and on the weight decay of this tensor. */
+int cst_tensor_scaled(struct cst_job *job, const char *name, enum cst_dtype dtype, uint32_t n_dims,
+                      const int64_t *shape, enum cst_group group, float lr_scale,
+                      float decay_scale);
+
+/* Declare an operator that uses @tensors (numbers), in the order of the forward pass; returns its number or a negative status. */
+int cst_operator(struct cst_job *job, const char *name, const int *tensors, uint32_t n_tensors);
+
+/* Words for the last negative number that cst_tensor or cst_operator returned. Borrowed, until the next call. */
+const struct cst_err *cst_job_error(const struct cst_job *job);
+
+struct cst_plan {
+    uint64_t n_params;    /* elements in all tensors */
+    uint64_t chunk_elems; /* capacity */
+    uint32_t n_chunks;
+    uint32_t n_blocks;    /* in this rank's pool */
+    uint32_t min_blocks;  /* the least that can run */
+    uint64_t block_bytes; /* of one block: 2 x chunk_elems */
+    uint64_t pool_bytes;  /* n_blocks x block_bytes */
+    uint64_t arena_bytes; /* host memory of the job, for all ranks together */
+};
+
+/* Commit the declarations: waits until every rank has done so and the memory is populated; maps the pool. CST_EPOOL: pool too small,
+ * with the operator and the bytes that are short; CST_EBUDGET; CST_EMISMATCH: ranks disagree, with the tensor and what
+ * differs; CST_ETIMEDOUT. @plan may be NULL. */
+int cst_commit(struct cst_job *job, struct cst_plan *plan, struct cst_err *err);
+int cst_try_commit(struct cst_job *job, struct cst_plan *plan, struct cst_err *err);
+
+/* True once a sync has completed in the life of the job: the weights are there and a worker that comes (back) must not write them. */
+bool cst_job_initialised(const struct cst_job *job);
+
+/* Steps committed, as last heard from the daemon. */
+uint64_t cst_job_steps(const struct cst_job *job);
+
+/* Wait until every rank is attached and has called cst_sync; *step (may be NULL) is the number of steps committed, the
+ * same for all ranks: the step to do now. To be called once before the first step, and after CST_EPEERDIED or CST_ESTALE, which mean: the
+ * step that was under way is void for all ranks, nothing of it is kept; do it again. CST_ETIMEDOUT names the missing ranks. */
+int cst_sync(struct cst_job *job, uint64_t *step, struct cst_err *err);
+int cst_try_sync(struct cst_job *job, uint64_t *step, struct cst_err *err);
+
+/* -- a step --------------------------------------------------------------------------------- */
+
+enum cst_direction { CST_FORWARD, CST_BACKWARD };
+
+/* One tensor of an operator, while it is begun. Pointers are valid from begin to end of this operator, no longer. */
+struct cst_io {
+    void *weight;      /* bf16, n_elems, row-major in the declared shape, 128-byte aligned; read only */
+    void *grad;        /* bf16, same shape; NULL in CST_FORWARD */
+    bool accumulate;   /* grad: false: holds nothing yet, write it whole; true: an earlier use of this tensor in this step wrote it: add */
+    uint64_t n_elems;
+};
+
+/* Begin @op: all its tensors in memory, io[i] for its i-th tensor as declared; @io has @n_io = n_tensors entries. In
+ * CST_BACKWARD every io[i].grad must be written before cst_op_end. One operator is begun at a time. CST_EPEERDIED, CST_ESTALE: call
+ * cst_sync; CST_EINVAL: a gradient of this tensor was handed in already in this step; CST_ECONN; CST_EENGINE. */
+int cst_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
+                 uint32_t n_io, struct cst_err *err);
+int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
+                     uint32_t n_io, struct cst_err *err);
+
+/* End @op. When the last use of a chunk's last tensor ends in CST_BACKWARD its gradients are handed in. Never waits. */
+int cst_op_end(struct cst_job *job, int op, struct cst_err *err);
+
+struct cst_hyper_params {
+    float lr;
+    float beta1;        /* 0: 0.9 */
+    float beta2;        /* 0: 0.999 */
+    float eps;          /* 0: 1e-8 */
+    float weight_decay;
+    float clip_norm;    /* global L2 norm; 0: no clipping */
+    float grad_scale;   /* gradients are summed over the ranks, then multiplied by it; 0: 1 */
+    double loss;        /* of this rank; only carried */
+};
+
+struct cst_step_result {
+    uint64_t step;      /* steps committed, this one included */
+    bool skipped;       /* a gradient was NaN or infinite: states untouched, the step counts */
+    double grad_norm;   /* after grad_scale, before clipping */
+    float clip;         /* factor that clipping applied */
+    double loss;        /* mean over the ranks, summed in rank order */
+    uint64_t n_skipped; /* in the life of the job */
+};
+
+/* The commit point: hands in what is left (a tensor without a gradient counts as zero), waits until every rank has called it with the same
+ * parameters and the norm is known. After CST_OK the step cannot be lost; the updates run behind the next forward. CST_EPEERDIED;
+ * CST_EMISMATCH: parameters differ between ranks; CST_ETIMEDOUT. @result may be NULL. */
+int cst_step(struct cst_job *job, const struct cst_hyper_params *params,
+             struct cst_step_result *result, struct cst_err *err);
+int cst_try_step(struct cst_job *job, const struct cst_hyper_params *params,
+                 struct cst_step_result *result, struct cst_err *err);
+
+/* -- states --------------------------------------------------------------------------------- */
+
+enum cst_state {
+    CST_STATE_WEIGHT = 0,     /* bf16 */
+    CST_STATE_GRAD = 1,       /* bf16: the last reduced gradient; read only */
+    CST_STATE_MASTER = 2,     /* fp32; writing it sets the weight too and clears both moments */
+    CST_STATE_EXP_AVG = 3,    /* fp32 */
+    CST_STATE_EXP_AVG_SQ = 4, /* fp32 */
+};
+
+/* Copy elements [first, first + n_elems) of a tensor's state out of, or into, the job's memory; @data has n_elems of the state's type. After
+ * commit, at any time for reads; writes between steps only (CST_EBUSY). Reads see all committed steps. */
+int cst_tensor_read(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
+                    uint64_t n_elems, void *data, struct cst_err *err);
+int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
+                     uint64_t n_elems, const void *data, struct cst_err *err);
+
+/* -- numbers -------------------------------------------------------------------------------- */
+
+struct cst_rank_stat {
+    uint64_t hits, misses;     /* weight fetches, in this job and rank */
+    uint64_t evictions, prefetches, surprises;
+    uint64_t bytes_up, bytes_down;
+    uint64_t pool_bytes;
+    uint64_t step;
+    double step_seconds;       /* the last one */
+};
+
+/* This rank's numbers, as the daemon counts them. */
+int cst_stat(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err);
+
+/* Version of the library, "major.minor.patch". */
+const char *cst_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,40 @@
+/* bf16 <-> fp32. bf16 is the upper half of an fp32; rounding is to nearest even by integer arithmetic, subnormals kept, NaN
+ * quieted with its sign and upper payload kept (bits | 0x0040 after truncation). */
+#ifndef CST_CAST_H
+#define CST_CAST_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+static inline float cst_bf16_to_fp32(uint16_t h)
+{
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+static inline uint16_t cst_fp32_to_bf16(float f)
+{
+    uint32_t u;
+
+    memcpy(&u, &f, sizeof u);
+    if ((u & 0x7fffffffu) > 0x7f800000u) {
+        return (uint16_t)((u >> 16) | 0x0040u);
+    }
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+typedef void (*cst_cast_fn)(size_t n, const float *src, uint16_t *dst);
+typedef void (*cst_upcast_fn)(size_t n, const uint16_t *src, float *dst);
+
+void cst_cast_ref(size_t n, const float *src, uint16_t *dst);
+void cst_cast_avx2(size_t n, const float *src, uint16_t *dst);
+void cst_cast_avx512(size_t n, const float *src, uint16_t *dst);
+void cst_upcast_ref(size_t n, const uint16_t *src, float *dst);
+void cst_upcast_avx2(size_t n, const uint16_t *src, float *dst);
+void cst_upcast_avx512(size_t n, const uint16_t *src, float *dst);
+
+#endif

@@ -1,0 +1,12 @@
+dnl CST_SANITIZERS: --enable-sanitizers=address,undefined | thread
+AC_DEFUN([CST_SANITIZERS], [
+  AC_ARG_ENABLE([sanitizers],
+    [AS_HELP_STRING([--enable-sanitizers=LIST], [build with -fsanitize=LIST (address,undefined by default, or thread)])],
+    [], [enable_sanitizers=no])
+  AS_CASE([$enable_sanitizers], [yes], [enable_sanitizers=address,undefined])
+  cst_sanitizers=$enable_sanitizers
+  AS_IF([test "x$enable_sanitizers" != xno], [
+    CST_SAN_CFLAGS="-fsanitize=$enable_sanitizers -fno-omit-frame-pointer -fno-sanitize-recover=undefined"
+  ])
+  AC_SUBST([CST_SAN_CFLAGS])
+])

@@ -1,0 +1,16 @@
+dnl CST_WARNINGS: the house's warnings in CST_WARN_CFLAGS, each tried first; --enable-werror for CI.
+AC_DEFUN([CST_WARNINGS], [
+  AC_ARG_ENABLE([werror], [AS_HELP_STRING([--enable-werror], [treat warnings as errors])], [], [enable_werror=no])
+  CST_WARN_CFLAGS=
+  cst_save_CFLAGS=$CFLAGS
+  for cst_flag in -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla \
+                  -Wformat=2 -Wundef -Wnull-dereference -Wswitch-enum -fno-common -fno-math-errno -ffp-contract=off; do
+    AC_MSG_CHECKING([whether $CC takes $cst_flag])
+    CFLAGS="$cst_save_CFLAGS -Werror $cst_flag"
+    AC_COMPILE_IFELSE([AC_LANG_PROGRAM([], [])],
+      [AC_MSG_RESULT([yes]); CST_WARN_CFLAGS="$CST_WARN_CFLAGS $cst_flag"], [AC_MSG_RESULT([no])])
+  done
+  CFLAGS=$cst_save_CFLAGS
+  AS_IF([test "x$enable_werror" = xyes], [CST_WARN_CFLAGS="$CST_WARN_CFLAGS -Werror"])
+  AC_SUBST([CST_WARN_CFLAGS])
+])

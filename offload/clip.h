@@ -1,0 +1,30 @@
+/* From the norm of the gradients to the factor that the update multiplies them with. Shared by the daemon's schedule
+ * and by the reference worker's local store, so that both get the same bits. Pure. */
+#ifndef CST_CLIP_H
+#define CST_CLIP_H
+
+#include <math.h>
+#include <stdbool.h>
+
+struct cst_clip {
+    double grad_norm; /* L2 norm of grad_scale x gradient; NaN or infinite where a gradient is */
+    float clip;       /* min(1, clip_norm / (grad_norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ */
+    float factor;     /* grad_scale x clip: what UPDATE takes */
+    bool finite;      /* false: skip the step */
+};
+
+/* @sum_squares: of the reduced bf16 gradients; @clip_norm 0: no clipping. */
+static inline struct cst_clip cst_clip_factor(double sum_squares, float grad_scale, float clip_norm)
+{
+    struct cst_clip c = {.clip = 1.0f};
+
+    c.grad_norm = fabs((double)grad_scale) * sqrt(sum_squares);
+    c.finite = isfinite(c.grad_norm) != 0;
+    if (c.finite && clip_norm > 0.0f && (double)clip_norm < c.grad_norm + 1e-6) {
+        c.clip = (float)((double)clip_norm / (c.grad_norm + 1e-6));
+    }
+    c.factor = grad_scale * c.clip;
+    return c;
+}
+
+#endif

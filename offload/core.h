@@ -1,0 +1,224 @@
+/* The brain of one job: it takes an event and fills a list of actions. No I/O, no threads, no clock: the daemon drives it with real
+ * engines, tests/sim with a virtual clock. Inside: residency (blocks, leases, eviction, prefetch), schedule (contributions, reduce,
+ * norm, commit, updates), trace.
+ *
+ *   event (request, completion, death, tick) -> cst_core_step() -> actions (engine commands, replies)
+ *
+ * Requests carry a tag; each tag gets exactly one CST_ACT_REPLY, in this step or in a later one. Commands carry a ticket,
+ * increasing; each gets exactly one CST_EV_DONE from the driver, whatever happens to the engine in between.
+ *
+ * A job's life, as the core sees it:
+ *
+ *   all ranks SYNC ---> RUNNING (attempt a, step s) --all ranks STEP, norm finite--> commit: step s+1, updates issued, same attempt
+ *        ^                 | a rank dies, or leaves with others still in the step,
+ *        |                 | or the ranks' hyper-parameters differ
+ *        +--- INTERRUPTED <+  waits answered EPEERDIED; contributions dropped; committed updates go on
+ *
+ * In INTERRUPTED (and before the first SYNC) requests of the old attempt get EPEERDIED (before the first: EINVAL, "sync first"). A surviving
+ * rank's blocks stay leased until its SYNC: only then is it known that it no longer touches them. */
+#ifndef CST_CORE_H
+#define CST_CORE_H
+
+#include "offload/layout.h"
+#include "proto/status.h"
+#include "proto/table.h"
+
+#define CST_CORE_MAX_WORLD 64
+#define CST_CORE_NEVER UINT64_MAX
+
+struct cst_core; /* opaque */
+
+struct cst_core_pool {
+    uint32_t n_blocks;        /* of this rank */
+    uint32_t blocks_per_slab; /* block b lies in slab b / blocks_per_slab ... */
+    const uint32_t *segments; /* ... whose segment id this is; borrowed for the core's life */
+};
+
+struct cst_core_config {
+    const struct cst_model *model;   /* borrowed for the core's life, as is layout */
+    const struct cst_layout *layout;
+    uint32_t world;                  /* ranks, 1..CST_CORE_MAX_WORLD */
+    const uint32_t *arena_segments;  /* segment id per layout segment; borrowed */
+    uint32_t table_segment;          /* segment id of the job table */
+    const struct cst_core_pool *pools; /* one per rank; copied */
+    uint64_t first_ticket;           /* tickets count up from here */
+    uint64_t peer_timeout_ns;        /* how long SYNC and STEP wait for other ranks; CST_CORE_NEVER: for ever */
+    uint64_t step;                   /* steps committed before (0 for a new job) */
+    uint32_t prefetch_depth;         /* chunks ahead; 1 */
+};
+
+struct cst_hyper {
+    float lr, beta1, beta2, eps, weight_decay;
+    float clip_norm;  /* 0: none */
+    float grad_scale; /* 1: gradients as they are */
+};
+
+/* -- commands to engines -------------------------------------------------------------------- */
+
+enum cst_command_kind {
+    CST_COMMAND_COPY = 1, /* numbers as in proto/engine.proto */
+    CST_COMMAND_REDUCE = 2,
+    CST_COMMAND_NORM = 3,
+    CST_COMMAND_UPDATE = 4,
+    CST_COMMAND_FILL = 5,
+    CST_COMMAND_CONVERT = 6,
+};
+
+enum cst_priority { CST_PRIORITY_DEMAND = 0, CST_PRIORITY_PREFETCH = 1, CST_PRIORITY_EVICTION = 2 };
+
+#define CST_COMMAND_MAX_AFTER 4
+
+struct cst_command {
+    enum cst_command_kind kind;
+    enum cst_priority priority;
+    uint64_t ticket;
+    uint64_t after[CST_COMMAND_MAX_AFTER]; /* tickets of the same node that must complete first */
+    uint32_t n_after;
+    uint32_t node;                            /* which engine */
+    struct cst_place src[CST_CORE_MAX_WORLD]; /* COPY: 1; REDUCE: contributions in rank order; CONVERT: 1 */
+    uint32_t n_src;
+    struct cst_place dst[4]; /* COPY, FILL: 1; CONVERT: master, weight, exp_avg, exp_avg_sq */
+    uint32_t n_dst;
+    uint64_t bytes;          /* COPY, FILL */
+    uint64_t n_elems;        /* CONVERT */
+    uint32_t table;          /* REDUCE, NORM, UPDATE: segment id of the job table */
+    uint32_t chunk;          /* REDUCE, UPDATE */
+    uint64_t mark;           /* REDUCE: number of the reduction; UPDATE: adam step t, from 1 */
+    struct cst_hyper hyper;  /* UPDATE; grad_scale holds scale x clip */
+};
+
+/* -- events --------------------------------------------------------------------------------- */
+
+enum cst_event_kind {
+    CST_EV_ATTACH,       /* rank has a worker (again) */
+    CST_EV_HANGUP,       /* rank's connection is gone, its process perhaps not: grant nothing more, its blocks are quarantined */
+    CST_EV_DEAD,         /* rank's process is gone: reclaim. After HANGUP or alone */
+    CST_EV_LEAVE,        /* rank goes in good order, tag */
+    CST_EV_SYNC,         /* rank, tag */
+    CST_EV_FETCH_WEIGHT, /* rank, tag, attempt, chunk, ahead */
+    CST_EV_FETCH_GRAD,   /* rank, tag, attempt, chunk, ahead */
+    CST_EV_RELEASE,      /* rank, tag, attempt, chunk, generation */
+    CST_EV_HAND_IN,      /* rank, tag, attempt, chunk, generation: REDUCE_SCATTER */
+    CST_EV_PREFETCH,     /* rank, tag, attempt, chunk */
+    CST_EV_EVICT,        /* rank, tag, attempt, chunk */
+    CST_EV_STEP,         /* rank, tag, attempt, hyper, loss */
+    CST_EV_READ,         /* tag, tensor, row, first, n_elems, place (staging): any time after commit */
+    CST_EV_WRITE,        /* same; EBUSY while a step is running (between SYNC and its end), unless no SYNC was ever done */
+    CST_EV_CANCEL,       /* rank, tag, cancel (the tag to cancel): its reply comes first, then this one's */
+    CST_EV_DONE,         /* ticket, status, value */
+    CST_EV_TICK,         /* nothing but the time */
+};
+
+struct cst_event {
+    enum cst_event_kind kind;
+    uint64_t now;  /* ns, monotonic; never decreases */
+    uint64_t tag;  /* of the request; != 0 where a reply is wanted */
+    uint32_t rank;
+    uint64_t attempt;
+    uint32_t chunk;
+    uint64_t generation;
+    bool ahead;
+    struct cst_hyper hyper;
+    double loss;
+    uint32_t tensor;
+    enum cst_row row;
+    uint64_t first, n_elems; /* elements of the tensor */
+    struct cst_place place;
+    uint64_t cancel;
+    uint64_t ticket;
+    int status;
+    double value;
+    const char *text; /* DONE with a status: the engine's words, may be NULL */
+};
+
+/* -- actions -------------------------------------------------------------------------------- */
+
+enum cst_action_kind { CST_ACT_COMMAND, CST_ACT_REPLY, CST_ACT_LOG };
+
+/* Final reply to a tag. Which fields count is told by the request. */
+struct cst_reply {
+    uint64_t tag;
+    int status;
+    struct cst_err err;      /* words, where status != 0 */
+    uint32_t slab;           /* FETCH: slab number (not segment id) */
+    uint64_t offset;         /* FETCH: bytes in the slab */
+    uint64_t generation;     /* FETCH */
+    bool hit;                /* FETCH_WEIGHT: no copy was needed; FETCH_GRAD: the block holds gradients of an earlier lease */
+    uint64_t attempt, step;  /* SYNC; STEP: step */
+    bool skipped;            /* STEP */
+    double grad_norm, loss;  /* STEP */
+    float clip;              /* STEP */
+    uint64_t n_skipped;      /* STEP */
+};
+
+struct cst_action {
+    enum cst_action_kind kind;
+    union {
+        struct cst_command command;
+        struct cst_reply reply;
+        struct cst_err log; /* one line for the daemon's log */
+    };
+};
+
+struct cst_actions {
+    struct cst_action *v;
+    size_t n, capacity;
+};
+
+void cst_actions_init(struct cst_actions *actions);
+void cst_actions_close(struct cst_actions *actions);
+
+/* -- the core ------------------------------------------------------------------------------- */
+
+/* CST_EINVAL: a pool smaller than layout->min_blocks; CST_ENOMEM. */
+int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err);
+void cst_core_close(struct cst_core *core);
+
+/* Digest @event. @actions is emptied first. Carry the actions out in order. Never fails: what is wrong with a request is in its reply. */
+void cst_core_step(struct cst_core *core, const struct cst_event *event, struct cst_actions *actions);
+
+/* When the core next wants a TICK at the latest (ns), or CST_CORE_NEVER. */
+uint64_t cst_core_deadline(const struct cst_core *core);
+
+/* NULL, or the name of an invariant that does not hold. For tests; O(everything). */
+const char *cst_core_check(const struct cst_core *core);
+
+/* Blocks of a pool by state; they sum to capacity. */
+struct cst_books {
+    uint32_t capacity, free, cached, leased, moving, pending, quarantined;
+};
+
+enum cst_rank_state { CST_RANK_ABSENT, CST_RANK_ATTACHED, CST_RANK_LEFT, CST_RANK_HUNG_UP, CST_RANK_DEAD };
+
+struct cst_rank_stats {
+    enum cst_rank_state state;
+    struct cst_books books;
+    uint64_t hits, misses, prefetches, evictions, surprises, waits;
+    uint64_t bytes_up, bytes_down;
+};
+
+enum cst_core_phase { CST_PHASE_READY, CST_PHASE_RUNNING, CST_PHASE_INTERRUPTED, CST_PHASE_FAILED };
+
+struct cst_core_stats {
+    enum cst_core_phase phase;
+    bool initialised;        /* a SYNC has completed */
+    uint64_t attempt, step, n_skipped;
+    uint64_t adam_step;      /* updates applied */
+    uint32_t chunks_clean, chunks_updating, chunks_reducing;
+    uint64_t commands_in_flight;
+    double last_loss, last_grad_norm;
+    uint64_t last_step_ns;   /* commit to commit */
+};
+
+void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_rank_stats *out);
+void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out);
+
+/* Write sentences, for a person, into @lines (each NUL-terminated, at most @max): where chunk @chunk is in every tier and rank, in
+ * which state, and why (next use, who waits, why it was evicted last). Returns how many were written. */
+unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char lines[][192],
+                          unsigned max);
+
+/* Fill the job table's chunks and spans (header counts set by cst_table_size) from the layout. @table has header->total_bytes. */
+void cst_core_write_table(const struct cst_core_config *config, struct cst_table_header *table);
+
+#endif

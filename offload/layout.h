@@ -1,0 +1,141 @@
+/* From a model's declaration to chunks: which tensor lies in which chunk at which element, how large a chunk is, how many
+ * blocks a pool must have, and where in the arenas each chunk's rows are. Pure; allocates with malloc only.
+ *
+ *   declaration order of operators  -> order of first use -> tensors packed next-fit into chunks of up to C elements
+ *   a tensor is never split; tensors that no operator uses follow at the end, in order of declaration
+ *
+ * Not here: who holds what at run time (residency.h), what is done when (schedule.h). */
+#ifndef CST_LAYOUT_H
+#define CST_LAYOUT_H
+
+#include "proto/status.h"
+#include "proto/table.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define CST_LAYOUT_ALIGN_ELEMS 64               /* a tensor starts at a multiple of it: 128 bytes of bf16 */
+#define CST_LAYOUT_CAPACITY_STEP 4096           /* C is a multiple of it, so rows are pages */
+#define CST_LAYOUT_SEGMENT_BYTES (256u << 20)   /* most that an arena segment has; no row straddles two */
+#define CST_LAYOUT_MAX_CHUNK_ELEMS (64u << 20)  /* an fp32 row is one segment */
+#define CST_LAYOUT_MAX_TENSORS 65536
+#define CST_LAYOUT_MAX_OPERATORS 65536
+#define CST_LAYOUT_NAME_BYTES 64                /* with the NUL */
+#define CST_LAYOUT_MAX_DIMS 8
+
+struct cst_layout_tensor {
+    char name[CST_LAYOUT_NAME_BYTES];
+    int64_t shape[CST_LAYOUT_MAX_DIMS];
+    uint32_t n_dims;
+    uint64_t n_elems;    /* product of shape */
+    float lr_scale;      /* multiplies lr */
+    float decay_scale;   /* multiplies weight decay */
+    uint32_t n_uses;     /* how many operators use it */
+    uint32_t chunk;      /* out: its chunk */
+    uint64_t offset;     /* out: elements from the start of the chunk */
+    uint64_t first_tile; /* out: sum of tiles of all tensors declared before it */
+};
+
+struct cst_layout_operator {
+    char name[CST_LAYOUT_NAME_BYTES];
+    uint32_t *tensors;  /* numbers of its tensors; owned by the model */
+    uint32_t n_tensors;
+};
+
+/* What the workers declared. Grows while declaring; then constant. */
+struct cst_model {
+    struct cst_layout_tensor *tensors;
+    uint32_t n_tensors;
+    struct cst_layout_operator *operators; /* in the order of the forward pass */
+    uint32_t n_operators;
+    uint64_t n_params;  /* sum of n_elems */
+    void *index;        /* name lookup, private */
+};
+
+struct cst_layout_row {
+    uint32_t segment; /* index into cst_layout.segments */
+    uint64_t offset;  /* bytes, multiple of 4096 */
+};
+
+struct cst_layout_chunk {
+    uint64_t n_elems;      /* used, a multiple of CST_LAYOUT_ALIGN_ELEMS; <= capacity */
+    uint32_t first_tensor; /* index into cst_layout.order */
+    uint32_t n_tensors;
+    uint32_t node;         /* NUMA node (index 0..n_nodes-1) of its rows and of the engine that works on it */
+    struct cst_layout_row rows[CST_ROW_COUNT];
+    uint32_t n_uses;       /* operator uses of all its tensors: backward ends seen when its gradient is complete */
+};
+
+struct cst_layout_segment {
+    uint64_t bytes; /* multiple of 4096, <= CST_LAYOUT_SEGMENT_BYTES */
+    uint32_t node;
+};
+
+/* One operator's chunks, without repeats, in order of its tensors. */
+struct cst_layout_use {
+    uint32_t *chunks;
+    uint32_t n_chunks;
+};
+
+struct cst_layout {
+    uint64_t capacity; /* C, elements */
+    struct cst_layout_chunk *chunks;
+    uint32_t n_chunks;
+    uint32_t *order;                 /* tensor numbers, chunk by chunk; n_tensors of them */
+    struct cst_layout_use *uses;     /* per operator */
+    struct cst_layout_segment *segments;
+    uint32_t n_segments;
+    uint64_t arena_bytes;            /* sum of segments */
+    uint64_t n_tiles;
+    uint32_t min_blocks;             /* the smallest pool that can run */
+    uint32_t min_operator;           /* the operator that needs it */
+    uint32_t max_blocks;             /* more would never be used: all weights and all gradients */
+};
+
+struct cst_layout_config {
+    uint64_t chunk_elems;     /* capacity; 0: choose */
+    uint64_t pool_bytes;      /* the smallest pool among the ranks; 0: any */
+    uint32_t n_nodes;         /* NUMA nodes, at least 1 */
+};
+
+void cst_model_init(struct cst_model *model);
+void cst_model_close(struct cst_model *model);
+
+/* Declare a tensor; its number is n_tensors before the call. CST_EINVAL: a name that is empty, too long or not printable; no
+ * dimensions or more than 8, a dimension < 1, a product over 2^40; too many tensors. CST_EEXIST: the name is taken. The model is
+ * unchanged on failure. */
+int cst_model_tensor(struct cst_model *model, const char *name, const int64_t *shape,
+                     uint32_t n_dims, float lr_scale, float decay_scale, struct cst_err *err);
+
+/* Declare an operator over tensors declared before. CST_EINVAL: unknown number, the same tensor twice, no tensors, bad
+ * name, too many. CST_EEXIST: the name is taken. */
+int cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
+                       uint32_t n_tensors, struct cst_err *err);
+
+/* Number of the tensor called @name, or UINT32_MAX. O(1). */
+uint32_t cst_model_find(const struct cst_model *model, const char *name);
+
+/* CST_OK if tensor @i is declared as @other is; else CST_EMISMATCH, naming the tensor and what differs. @other is one
+ * freshly declared into another model. Same for operators. */
+int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
+                          const struct cst_layout_tensor *other, struct cst_err *err);
+int cst_model_same_operator(const struct cst_model *model, uint32_t i,
+                            const struct cst_layout_operator *other, struct cst_err *err);
+
+/* Lay @model out; writes chunk, offset, first_tile of its tensors. With chunk_elems 0 the capacity is the one with the least waste
+ * (n_chunks x C - n_params) among the multiples of CST_LAYOUT_CAPACITY_STEP from the largest tensor up, of which the smallest pool holds
+ * at least max(min_blocks, 8) blocks where any does, else min_blocks; ties go to the smaller C. CST_EPOOL: "pool of P bytes: n blocks of
+ * B bytes, operator 'x' needs m: k bytes short". CST_EINVAL: given capacity smaller than a tensor, or a tensor larger
+ * than a chunk may be. CST_ENOMEM. */
+int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
+                     const struct cst_layout_config *config, struct cst_err *err);
+void cst_layout_close(struct cst_layout *layout);
+
+/* The most blocks that any moment of forward and backward in declared order holds leased at once: the operator's weight chunks,
+ * the gradient chunks that are open (begun and not complete, the operator's own included), and one chunk asked ahead.
+ * *op_out (may be NULL) names the operator. */
+uint32_t cst_layout_need(const struct cst_layout *layout, const struct cst_model *model,
+                         uint32_t *op_out);
+
+#endif

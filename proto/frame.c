@@ -1,0 +1,210 @@
+#include "proto/frame.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define KNOWN_FLAGS (CST_FRAME_REPLY | CST_FRAME_EVENT)
+
+static uint16_t get16(const uint8_t *p)
+{
+    uint16_t v;
+
+    memcpy(&v, p, sizeof v);
+    return le16toh(v);
+}
+
+static uint32_t get32(const uint8_t *p)
+{
+    uint32_t v;
+
+    memcpy(&v, p, sizeof v);
+    return le32toh(v);
+}
+
+static uint64_t get64(const uint8_t *p)
+{
+    uint64_t v;
+
+    memcpy(&v, p, sizeof v);
+    return le64toh(v);
+}
+
+int cst_frame_parse(const uint8_t *bytes, size_t n, unsigned n_fds, struct cst_frame *out,
+                    struct cst_err *err)
+{
+    uint32_t body_bytes;
+
+    if (n < CST_FRAME_HEADER_BYTES) {
+        return cst_err_set(err, CST_EPROTO, "message of %zu bytes, a header has %d", n,
+                           CST_FRAME_HEADER_BYTES);
+    }
+    if (get32(bytes) != CST_FRAME_MAGIC) {
+        return cst_err_set(err, CST_EPROTO, "magic 0x%08x, expected 0x%08x", get32(bytes),
+                           CST_FRAME_MAGIC);
+    }
+    if (bytes[4] != CST_FRAME_VERSION) {
+        return cst_err_set(err, CST_EPROTO, "header version %u, expected %d", bytes[4],
+                           CST_FRAME_VERSION);
+    }
+    if ((get16(bytes + 8) & ~KNOWN_FLAGS) != 0 || get16(bytes + 10) != 0) {
+        return cst_err_set(err, CST_EPROTO, "unknown flags 0x%04x/0x%04x", get16(bytes + 8),
+                           get16(bytes + 10));
+    }
+    body_bytes = get32(bytes + 12);
+    if (body_bytes > CST_FRAME_MAX_BODY || body_bytes != n - CST_FRAME_HEADER_BYTES) {
+        return cst_err_set(err, CST_EPROTO, "header says a body of %u bytes, %zu came, limit %d",
+                           body_bytes, n - CST_FRAME_HEADER_BYTES, CST_FRAME_MAX_BODY);
+    }
+    if (bytes[5] != n_fds) {
+        return cst_err_set(err, CST_EPROTO, "header says %u fds, %u came", bytes[5], n_fds);
+    }
+    out->type = get16(bytes + 6);
+    out->flags = get16(bytes + 8);
+    out->request = get64(bytes + 16);
+    out->body_bytes = body_bytes;
+    out->body = bytes + CST_FRAME_HEADER_BYTES;
+    out->n_fds = n_fds;
+    return CST_OK;
+}
+
+void cst_frame_header(const struct cst_frame *frame, uint8_t out[CST_FRAME_HEADER_BYTES])
+{
+    uint32_t magic = htole32(CST_FRAME_MAGIC), body_bytes = htole32(frame->body_bytes);
+    uint16_t type = htole16(frame->type), flags = htole16(frame->flags);
+    uint64_t request = htole64(frame->request);
+
+    memset(out, 0, CST_FRAME_HEADER_BYTES);
+    memcpy(out, &magic, 4);
+    out[4] = CST_FRAME_VERSION;
+    out[5] = (uint8_t)frame->n_fds;
+    memcpy(out + 6, &type, 2);
+    memcpy(out + 8, &flags, 2);
+    memcpy(out + 12, &body_bytes, 4);
+    memcpy(out + 16, &request, 8);
+}
+
+void cst_frame_close_fds(struct cst_frame *frame)
+{
+    for (unsigned i = 0; i < frame->n_fds; i++) {
+        (void)close(frame->fds[i]);
+    }
+    frame->n_fds = 0;
+}
+
+/* Take the fds out of @msg; more than @out can hold are closed at once and counted, so that the caller refuses. */
+static unsigned take_fds(struct msghdr *msg, int out[CST_FRAME_MAX_FDS])
+{
+    unsigned n = 0;
+
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c != NULL; c = CMSG_NXTHDR(msg, c)) {
+        size_t count;
+
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) {
+            continue;
+        }
+        count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
+            if (n < CST_FRAME_MAX_FDS) {
+                out[n] = fd;
+            } else {
+                (void)close(fd);
+            }
+            n++;
+        }
+    }
+    return n;
+}
+
+int cst_frame_recv(int sock, int recv_flags, struct cst_frame_buf *buf, struct cst_frame *out,
+                   struct cst_err *err)
+{
+    /* CMSG_SPACE rounds up, so one fd more than asked for can arrive: take_fds counts it and it is refused. */
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int) * CST_FRAME_MAX_FDS)];
+    } control;
+    struct iovec iov = {.iov_base = buf->bytes, .iov_len = sizeof buf->bytes};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+    ssize_t n;
+    unsigned n_fds;
+    int rc;
+
+    msg.msg_control = control.bytes;
+    msg.msg_controllen = sizeof control.bytes;
+    do {
+        n = recvmsg(sock, &msg, recv_flags | MSG_CMSG_CLOEXEC);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0) {
+        if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            return CST_EAGAIN;
+        }
+        return cst_err_errno(err, CST_ECONN, errno, "recvmsg");
+    }
+    n_fds = take_fds(&msg, out->fds);
+    out->n_fds = n_fds < CST_FRAME_MAX_FDS ? n_fds : CST_FRAME_MAX_FDS;
+    if (n == 0 && n_fds == 0) {
+        return cst_err_set(err, CST_ECONN, "the peer closed the connection");
+    }
+    if ((msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || n_fds > CST_FRAME_MAX_FDS) {
+        rc = cst_err_set(err, CST_EPROTO, "message over the limit of %zu bytes or %d fds",
+                         sizeof buf->bytes, CST_FRAME_MAX_FDS);
+        goto err_after_fds;
+    }
+    rc = cst_frame_parse(buf->bytes, (size_t)n, n_fds, out, err);
+    if (rc != CST_OK) {
+        goto err_after_fds;
+    }
+    return CST_OK;
+
+err_after_fds:
+    cst_frame_close_fds(out);
+    return rc;
+}
+
+int cst_frame_send(int sock, int send_flags, const struct cst_frame *frame, struct cst_err *err)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int) * CST_FRAME_MAX_FDS)];
+    } control;
+    uint8_t header[CST_FRAME_HEADER_BYTES];
+    struct iovec iov[2] = {{.iov_base = header, .iov_len = sizeof header},
+                           {.iov_base = (void *)(uintptr_t)frame->body, .iov_len = frame->body_bytes}};
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
+    ssize_t n;
+
+    if (frame->body_bytes > CST_FRAME_MAX_BODY || frame->n_fds > CST_FRAME_MAX_FDS) {
+        return cst_err_set(err, CST_EINVAL, "body of %u bytes and %u fds, limits %d and %d",
+                           frame->body_bytes, frame->n_fds, CST_FRAME_MAX_BODY, CST_FRAME_MAX_FDS);
+    }
+    cst_frame_header(frame, header);
+    if (frame->n_fds > 0) {
+        struct cmsghdr *c;
+
+        memset(&control, 0, sizeof control);
+        msg.msg_control = control.bytes;
+        msg.msg_controllen = CMSG_SPACE(sizeof(int) * frame->n_fds);
+        c = CMSG_FIRSTHDR(&msg);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int) * frame->n_fds);
+        memcpy(CMSG_DATA(c), frame->fds, sizeof(int) * frame->n_fds);
+    }
+    do {
+        n = sendmsg(sock, &msg, send_flags | MSG_NOSIGNAL);
+    } while (n < 0 && errno == EINTR);
+    if (n >= 0) {
+        return CST_OK;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        return CST_EAGAIN;
+    }
+    return cst_err_errno(err, CST_ECONN, errno, "sendmsg");
+}

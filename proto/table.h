@@ -1,0 +1,108 @@
+/* The job table: metadata of one job in a memfd that daemon and engines map and workers never see. It tells an engine
+ * where a chunk's rows are and which elements belong to which tensor, and holds per-tile marks, so that a command
+ * issued again after an engine's death neither loses nor repeats a tile.
+ *
+ *   +--------+------------------+----------------+----------------+
+ *   | header | chunks[n_chunks] | spans[n_spans] | tiles[n_tiles] |   each part starts at a multiple of 64 bytes
+ *   +--------+------------------+----------------+----------------+
+ *
+ * A span is one tensor's stretch of a chunk; what lies between spans is padding that no kernel reads or writes.
+ * A tile is up to CST_TILE_ELEMS elements of one tensor, numbered tensor by tensor in order of declaration: tile numbers,
+ * and with them every sum, do not depend on chunk capacity. */
+#ifndef CST_TABLE_H
+#define CST_TABLE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define CST_TABLE_MAGIC 0x31656c6261545343ull /* "CSTable1" */
+#define CST_TILE_ELEMS 4096                   /* elements; part of the numerics: it fixes the order of the norm's sum */
+
+enum cst_row {
+    CST_ROW_WEIGHT = 0,     /* bf16 */
+    CST_ROW_GRAD = 1,       /* bf16 */
+    CST_ROW_MASTER = 2,     /* fp32 */
+    CST_ROW_EXP_AVG = 3,    /* fp32 */
+    CST_ROW_EXP_AVG_SQ = 4, /* fp32 */
+    CST_ROW_COUNT = 5,
+};
+
+struct cst_place {
+    uint32_t segment; /* id */
+    uint32_t pad;     /* 0 */
+    uint64_t offset;  /* bytes from the start of the segment */
+};
+
+struct cst_table_header {
+    uint64_t magic;        /* CST_TABLE_MAGIC */
+    uint32_t n_chunks;     /* entries in chunks */
+    uint32_t n_spans;      /* entries in spans; = number of tensors */
+    uint64_t n_tiles;      /* entries in tiles */
+    uint64_t chunks_bytes; /* offset of chunks */
+    uint64_t spans_bytes;  /* offset of spans */
+    uint64_t tiles_bytes;  /* offset of tiles */
+    uint64_t total_bytes;  /* of the table */
+    uint64_t pad;          /* 0 */
+};
+
+struct cst_table_chunk {
+    struct cst_place rows[CST_ROW_COUNT]; /* arena places */
+    uint64_t n_elems;                     /* used, from the first span's start to the last one's end */
+    uint32_t first_span;                  /* its spans are adjacent, by start */
+    uint32_t n_spans;
+    uint64_t update_mark; /* last UPDATE that completed: its adam step; written by the engine last of all */
+    uint64_t reduce_mark; /* last REDUCE that completed */
+};
+
+struct cst_table_span {
+    uint64_t start;      /* elements from the start of the chunk's rows */
+    uint64_t n_elems;    /* of the tensor */
+    uint64_t first_tile; /* number of its first tile */
+    float lr_scale;      /* multiplies lr */
+    float decay_scale;   /* multiplies weight_decay */
+};
+
+struct cst_table_tile {
+    double sum_squares;   /* of the reduced gradient, written by REDUCE */
+    uint32_t update_mark; /* low 32 bits of the mark of the last UPDATE that completed this tile */
+    uint32_t reduce_mark; /* same for REDUCE */
+};
+
+/* Tiles of a tensor of @n_elems. */
+static inline uint64_t cst_table_n_tiles(uint64_t n_elems)
+{
+    return (n_elems + CST_TILE_ELEMS - 1) / CST_TILE_ELEMS;
+}
+
+/* Fill @header with counts and offsets for these numbers; total_bytes is what to allocate. */
+static inline void cst_table_size(struct cst_table_header *header, uint32_t n_chunks,
+                                  uint32_t n_spans, uint64_t n_tiles)
+{
+    uint64_t at = (sizeof *header + 63) & ~63ull;
+
+    *header = (struct cst_table_header){
+        .magic = CST_TABLE_MAGIC, .n_chunks = n_chunks, .n_spans = n_spans, .n_tiles = n_tiles};
+    header->chunks_bytes = at;
+    at = (at + n_chunks * sizeof(struct cst_table_chunk) + 63) & ~63ull;
+    header->spans_bytes = at;
+    at = (at + n_spans * sizeof(struct cst_table_span) + 63) & ~63ull;
+    header->tiles_bytes = at;
+    header->total_bytes = (at + n_tiles * sizeof(struct cst_table_tile) + 63) & ~63ull;
+}
+
+static inline struct cst_table_chunk *cst_table_chunks(struct cst_table_header *header)
+{
+    return (struct cst_table_chunk *)(void *)((char *)header + header->chunks_bytes);
+}
+
+static inline struct cst_table_span *cst_table_spans(struct cst_table_header *header)
+{
+    return (struct cst_table_span *)(void *)((char *)header + header->spans_bytes);
+}
+
+static inline struct cst_table_tile *cst_table_tiles(struct cst_table_header *header)
+{
+    return (struct cst_table_tile *)(void *)((char *)header + header->tiles_bytes);
+}
+
+#endif
