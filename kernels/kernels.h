@@ -1,4 +1,5 @@
-/* The one table of kernels, chosen at run time by what the CPU can do. All rows give the same bits. */
+/* The one table of kernels, chosen at run time by what the CPU can do. All rows give the same bits.
+ */
 #ifndef CST_KERNELS_H
 #define CST_KERNELS_H
 
@@ -10,8 +11,8 @@
 #include <stdbool.h>
 
 struct cst_kernels {
-    const char *isa;       /* "ref", "avx2", "avx512" */
-    bool (*usable)(void);  /* does this CPU (and OS) have it */
+    const char *isa;      /* "ref", "avx2", "avx512" */
+    bool (*usable)(void); /* does this CPU (and OS) have it */
     cst_adamw_fn adamw;
     cst_reduce_fn reduce;
     cst_cast_fn cast;
@@ -21,7 +22,8 @@ struct cst_kernels {
 /* All rows, best last; *n_out of them. Constant. */
 const struct cst_kernels *cst_kernels_all(unsigned *n_out);
 
-/* The best usable row, or the one named by @isa if that is not NULL; NULL if there is no such row or the CPU lacks it. */
+/* The best usable row, or the one named by @isa if that is not NULL; NULL if there is no such row
+ * or the CPU lacks it. */
 const struct cst_kernels *cst_kernels_get(const char *isa);
 
 #endif

@@ -1,5 +1,6 @@
-/* Sum of per-tile sums of squares, one after the other in tile order, in double: the same for every chunk capacity and thread
- * count. 1e9 parameters have 244 141 tiles, so one implementation serves. */
+/* Sum of per-tile sums of squares, one after the other in tile order, in double: the same for every
+ * chunk capacity and thread count. 1e9 parameters have 244 141 tiles, so one implementation serves.
+ */
 #ifndef CST_NORM_H
 #define CST_NORM_H
 

@@ -1,0 +1,40 @@
+/* bf16 in AVX-512 registers, shared by the AVX-512 variants. Private to kernels/. The processor's
+ * own bf16 conversion flushes subnormals, so it is not used. */
+#ifndef CST_BF16_AVX512_H
+#define CST_BF16_AVX512_H
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Mask of the first @n lanes, all sixteen if n is more. */
+static inline __mmask16 cst_avx512_first(size_t n)
+{
+    return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu);
+}
+
+/* Sixteen bf16 as fp32, zero where @k has no bit; those are not read. */
+static inline __m512 cst_avx512_load_bf16(__mmask16 k, const uint16_t *src)
+{
+    __m256i h = _mm256_maskz_loadu_epi16(k, src);
+
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+
+/* cst_fp32_to_bf16 of sixteen lanes. */
+static inline __m256i cst_avx512_round_bf16(__m512 x)
+{
+    const __m512i inf = _mm512_set1_epi32(0x7f800000);
+    const __m512i one = _mm512_set1_epi32(1);
+    __m512i u = _mm512_castps_si512(x);
+    __m512i high = _mm512_srli_epi32(u, 16);
+    __m512i bias = _mm512_add_epi32(_mm512_and_si512(high, one), _mm512_set1_epi32(0x7fff));
+    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, bias), 16);
+    __m512i magnitude = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
+    __mmask16 is_nan = _mm512_cmpgt_epi32_mask(magnitude, inf);
+
+    rounded = _mm512_mask_or_epi32(rounded, is_nan, high, _mm512_set1_epi32(0x40));
+    return _mm512_cvtepi32_epi16(rounded);
+}
+
+#endif
