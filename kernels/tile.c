@@ -1,0 +1,195 @@
+#include "kernels/tile.h"
+
+#include <assert.h>
+#include <stddef.h>
+
+/* Where a walk through the tiles of a chunk stands. */
+struct walk {
+    const struct cst_tile_work *work;
+    uint32_t span;      /* index in the table */
+    uint32_t end_span;  /* one past the chunk's last */
+    uint64_t span_tile; /* tiles of this span before the next one */
+    uint64_t left;      /* tiles to go */
+};
+
+static void walk_start(struct walk *walk, const struct cst_tile_work *work, uint64_t first,
+                       uint64_t count)
+{
+    const struct cst_table_chunk *chunk = &cst_table_chunks(work->table)[work->chunk];
+    const struct cst_table_span *spans = cst_table_spans(work->table);
+
+    *walk = (struct walk){.work = work,
+                          .span = chunk->first_span,
+                          .end_span = chunk->first_span + chunk->n_spans,
+                          .span_tile = first,
+                          .left = count};
+    while (walk->span < walk->end_span) {
+        uint64_t n_tiles = cst_table_n_tiles(spans[walk->span].n_elems);
+
+        if (walk->span_tile < n_tiles) {
+            break;
+        }
+        walk->span_tile -= n_tiles;
+        walk->span++;
+    }
+}
+
+/* The span of the next tile, NULL at the end. A tensor of no elements has no tiles. */
+static const struct cst_table_span *walk_span(struct walk *walk)
+{
+    const struct cst_table_span *spans = cst_table_spans(walk->work->table);
+
+    while (walk->left > 0 && walk->span < walk->end_span) {
+        if (walk->span_tile < cst_table_n_tiles(spans[walk->span].n_elems)) {
+            return &spans[walk->span];
+        }
+        walk->span++;
+        walk->span_tile = 0;
+    }
+    return NULL;
+}
+
+/* Fill in the next tile; returns its span, NULL at the end. */
+static const struct cst_table_span *walk_next(struct walk *walk, struct cst_tile *tile)
+{
+    const struct cst_tile_work *work = walk->work;
+    const struct cst_table_span *span = walk_span(walk);
+    uint64_t done = walk->span_tile * CST_TILE_ELEMS;
+    uint64_t left;
+
+    if (span == NULL) {
+        return NULL;
+    }
+    left = span->n_elems - done;
+    *tile = (struct cst_tile){
+        .number = span->first_tile + walk->span_tile,
+        .start = span->start + done,
+        .mark = work->mark,
+        .n_elems = (uint32_t)(left < CST_TILE_ELEMS ? left : CST_TILE_ELEMS),
+        .table = work->table_id,
+        .chunk = work->chunk,
+    };
+    assert(tile->number < work->table->n_tiles);
+    tile->entry = &cst_table_tiles(work->table)[tile->number];
+    walk->span_tile++;
+    walk->left--;
+    return span;
+}
+
+/* After all stores of the tile. */
+static void store_mark(uint32_t *mark, uint64_t value)
+{
+    atomic_thread_fence(memory_order_release);
+    *(volatile uint32_t *)mark = (uint32_t)value;
+}
+
+bool cst_tile_update(const struct cst_kernels *kernels, const struct cst_adamw *hyper,
+                     const struct cst_rows *rows, const struct cst_tile *tile,
+                     struct cst_undo_slot *undo)
+{
+    uint32_t stretch = undo != NULL ? CST_UNDO_STRETCH : CST_TILE_ELEMS;
+
+    if (tile->entry->update_mark == (uint32_t)tile->mark) {
+        return false;
+    }
+    if (undo != NULL) {
+        cst_undo_begin(undo, CST_UNDO_UPDATE, tile);
+    }
+    for (uint32_t i = 0; i < tile->n_elems; i += stretch) {
+        uint32_t n = tile->n_elems - i < stretch ? tile->n_elems - i : stretch;
+        uint64_t at = tile->start + i;
+
+        if (undo != NULL) {
+            cst_undo_save(undo, rows, n);
+        }
+        kernels->adamw(hyper, n, rows->grad + at, rows->master + at, rows->exp_avg + at,
+                       rows->exp_avg_sq + at, rows->weight + at);
+    }
+    store_mark(&tile->entry->update_mark, tile->mark);
+    if (undo != NULL) {
+        cst_undo_clear(undo);
+    }
+    return true;
+}
+
+bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const uint16_t *const *src,
+                     const struct cst_rows *rows, const struct cst_tile *tile,
+                     struct cst_undo_slot *undo)
+{
+    const uint16_t *at[CST_TILE_MAX_SRC];
+    bool in_place = false;
+
+    assert(n_src <= CST_TILE_MAX_SRC);
+    if (tile->entry->reduce_mark == (uint32_t)tile->mark) {
+        return false;
+    }
+    for (uint32_t r = 0; r < n_src; r++) {
+        at[r] = src[r] + tile->start;
+        in_place = in_place || src[r] == rows->grad;
+    }
+    in_place = in_place && undo != NULL;
+    if (in_place) {
+        cst_undo_begin(undo, CST_UNDO_REDUCE, tile);
+        cst_undo_save(undo, rows, tile->n_elems);
+    }
+    tile->entry->sum_squares = kernels->reduce(tile->n_elems, n_src, at, rows->grad + tile->start);
+    store_mark(&tile->entry->reduce_mark, tile->mark);
+    if (in_place) {
+        cst_undo_clear(undo);
+    }
+    return true;
+}
+
+uint64_t cst_tile_count(const struct cst_tile_work *work)
+{
+    const struct cst_table_chunk *chunk = &cst_table_chunks(work->table)[work->chunk];
+    const struct cst_table_span *spans = cst_table_spans(work->table) + chunk->first_span;
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < chunk->n_spans; i++) {
+        n += cst_table_n_tiles(spans[i].n_elems);
+    }
+    return n;
+}
+
+uint64_t cst_tile_update_range(const struct cst_tile_work *work, const struct cst_tile_hyper *hyper,
+                               uint64_t first, uint64_t count, struct cst_undo_slot *undo)
+{
+    const struct cst_table_span *prepared = NULL;
+    const struct cst_table_span *span;
+    struct cst_adamw adamw;
+    struct cst_tile tile;
+    struct walk walk;
+    uint64_t n_elems = 0;
+
+    walk_start(&walk, work, first, count);
+    while ((span = walk_next(&walk, &tile)) != NULL) {
+        if (span != prepared) {
+            cst_adamw_prepare(
+                &adamw, hyper->lr * (double)span->lr_scale, hyper->beta1, hyper->beta2, hyper->eps,
+                hyper->weight_decay * (double)span->decay_scale, hyper->grad_scale, work->mark);
+            prepared = span;
+        }
+        if (cst_tile_update(work->kernels, &adamw, &work->rows, &tile, undo)) {
+            n_elems += tile.n_elems;
+        }
+    }
+    return n_elems;
+}
+
+uint64_t cst_tile_reduce_range(const struct cst_tile_work *work, uint32_t n_src,
+                               const uint16_t *const *src, uint64_t first, uint64_t count,
+                               struct cst_undo_slot *undo)
+{
+    struct cst_tile tile;
+    struct walk walk;
+    uint64_t n_elems = 0;
+
+    walk_start(&walk, work, first, count);
+    while (walk_next(&walk, &tile) != NULL) {
+        if (cst_tile_reduce(work->kernels, n_src, src, &work->rows, &tile, undo)) {
+            n_elems += tile.n_elems;
+        }
+    }
+    return n_elems;
+}

@@ -1,0 +1,87 @@
+/* Tile loops: how a chunk is reduced and updated, tile by tile, in the engine and in the reference
+ * worker's own store alike. A tile that carries the command's mark is done and is skipped, so a
+ * command may be issued again; with an undo slot a tile is either old or new, whenever the process
+ * is killed (kernels/undo.h). No threads here: callers hand out ranges of tiles. */
+#ifndef CST_TILE_H
+#define CST_TILE_H
+
+#include "kernels/kernels.h"
+#include "kernels/undo.h"
+#include "proto/table.h"
+
+#include <stdbool.h>
+
+/* Where a chunk's rows are mapped; each points to the row's first element. Rows a call does not use
+ * may be NULL. */
+struct cst_rows {
+    uint16_t *weight;  /* bf16 */
+    uint16_t *grad;    /* bf16 */
+    float *master;     /* fp32 */
+    float *exp_avg;    /* fp32 */
+    float *exp_avg_sq; /* fp32 */
+};
+
+/* One tile of a command. */
+struct cst_tile {
+    struct cst_table_tile *entry; /* its marks and its sum of squares, in the table */
+    uint64_t number;              /* in the table */
+    uint64_t start;               /* elements from the start of the chunk's rows */
+    uint64_t mark;                /* of the command: adam step or reduction number */
+    uint32_t n_elems;             /* 1..CST_TILE_ELEMS */
+    uint32_t table;               /* segment id of the table */
+    uint32_t chunk;               /* index in the table */
+};
+
+/* A command on a chunk, as its threads share it. */
+struct cst_tile_work {
+    const struct cst_kernels *kernels;
+    struct cst_table_header *table; /* mapped */
+    uint32_t table_id;              /* its segment id: undo slots name it */
+    uint32_t chunk;                 /* index in the table */
+    uint64_t mark;                  /* UPDATE: adam step t, from 1; REDUCE: reduction number */
+    struct cst_rows rows;           /* of the chunk */
+};
+
+/* What UPDATE takes, before a span's scales are applied. Doubles that hold the wire's floats. */
+struct cst_tile_hyper {
+    double lr;
+    double beta1;
+    double beta2;
+    double eps;
+    double weight_decay;
+    float grad_scale; /* loss scale x clip factor */
+};
+
+/* Update one tile in place and store its mark. @undo: this thread's slot, EMPTY before and after;
+ * NULL: no protection. False: the mark says that it is done already, nothing was touched. Any
+ * thread, one per tile. */
+bool cst_tile_update(const struct cst_kernels *kernels, const struct cst_adamw *hyper,
+                     const struct cst_rows *rows, const struct cst_tile *tile,
+                     struct cst_undo_slot *undo);
+
+/* Sum the @n_src bf16 rows @src (each pointing to its row's first element, in rank order) into
+ * rows->grad; store the sum of squares, then the mark. rows->grad may itself be one of @src: then
+ * @undo protects it. Otherwise as cst_tile_update. */
+bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const uint16_t *const *src,
+                     const struct cst_rows *rows, const struct cst_tile *tile,
+                     struct cst_undo_slot *undo);
+
+#define CST_TILE_MAX_SRC 64 /* contributions in a reduction: the most ranks of a job */
+
+/* Tiles of a chunk, all its spans together. Any thread. */
+uint64_t cst_tile_count(const struct cst_tile_work *work);
+
+/* Update tiles [@first, @first + @count) of the chunk, counted from 0 through its spans; what lies
+ * beyond the last is ignored. Each span's lr and weight decay are scaled as the table says. Returns
+ * the elements that were updated: those of skipped tiles do not count. Any thread; ranges of
+ * threads do not overlap. Every tile of a chunk must be done before the caller writes the chunk's
+ * update_mark. */
+uint64_t cst_tile_update_range(const struct cst_tile_work *work, const struct cst_tile_hyper *hyper,
+                               uint64_t first, uint64_t count, struct cst_undo_slot *undo);
+
+/* Same for cst_tile_reduce. @n_src at most CST_TILE_MAX_SRC. */
+uint64_t cst_tile_reduce_range(const struct cst_tile_work *work, uint32_t n_src,
+                               const uint16_t *const *src, uint64_t first, uint64_t count,
+                               struct cst_undo_slot *undo);
+
+#endif
