@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# The texts are true: every option of the programs is in their man pages, every key of the example is one that the daemon takes.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+
+# Options in the help of program $1 that its page $2 does not have.
+undocumented() {
+    local option
+    "$1" --help | grep -oE -- '--[a-z][a-z-]+' | sort -u | while read -r option; do
+        sed 's/\\-/-/g' "$2" | grep -qF -- "$option" || printf '%s ' "$option"
+    done
+}
+
+missing=$(undocumented ./cisternd "$srcdir/daemon/cisternd.8")
+[ -z "$missing" ] || fail "not in cisternd(8): $missing"
+page=$(find "$srcdir/client" -name cistern.1)
+[ -n "$page" ] || fail "there is no cistern(1)"
+missing=$(undocumented ./cistern "$page")
+[ -z "$missing" ] || fail "not in cistern(1): $missing"
+
+# Every key of the example, with its default, is taken; and each is in cistern.conf(5).
+sed -n -e '/^\[/p' -e '/^#program/d' -e 's/^#\([a-z_]* = \)/\1/p' "$srcdir/daemon/cistern.conf" >"$tmp/all.conf"
+[ "$(grep -c ' = ' "$tmp/all.conf")" -ge 15 ] || fail "the example has lost its keys"
+grep -o '^[a-z_]* =' "$tmp/all.conf" | while read -r key _; do
+    grep -q "[B\" ]$key = " "$srcdir/daemon/cistern.conf.5" || fail "not in cistern.conf(5): $key"
+done
+start configured ./cisternd --config "$tmp/all.conf" --socket "$CISTERN_SOCKET" --manager-socket "$tmp/run/manager.sock"
+await configured READY=1
+stop_daemon configured
+
+# A key that the daemon does not know is an error, so the above could have failed.
+printf '[host]\nmemroy = 1G\n' >"$tmp/wrong.conf"
+if ./cisternd --config "$tmp/wrong.conf" --socket "$CISTERN_SOCKET" >"$tmp/wrong.log" 2>&1; then
+    fail "an unknown key is taken"
+fi
+grep -q 'wrong.conf:2:' "$tmp/wrong.log" || fail "an unknown key is refused without its line"

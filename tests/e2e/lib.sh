@@ -1,0 +1,103 @@
+# shellcheck shell=bash
+# What the end-to-end scripts share: a private daemon under a service manager of our own (tests/lib/notify_run), and its end. Sourced;
+# the current directory is the build tree and $srcdir the source tree.
+set -euo pipefail
+
+srcdir=${srcdir:-.}
+tmp=$(mktemp -d "${TMPDIR:-/tmp}/cistern-e2e.XXXXXX")
+export CISTERN_SOCKET=$tmp/run/cistern.sock
+mkdir "$tmp/run"
+: >"$tmp/empty.conf"
+wait_s=30        # longest wait for anything
+managers=()      # notify_run processes
+declare -A heard # name -> descriptor with what its notify_run hears
+declare -A manager_of
+
+fail() {
+    printf 'FAILED: %s\n' "$*" >&2
+    tail -n 30 "$tmp"/*.log >&2 || true
+    exit 1
+}
+
+skip() {
+    printf 'skipped: %s\n' "$*"
+    exit 77
+}
+
+need() {
+    command -v "$1" >/dev/null || skip "no $1"
+}
+
+finish() {
+    local status=$? pid
+    for pid in "${managers[@]}"; do
+        kill -TERM "$pid" 2>/dev/null || true
+    done
+    for pid in "${managers[@]}"; do
+        wait "$pid" 2>/dev/null || true
+    done
+    rm -rf "$tmp"
+    exit "$status"
+}
+trap finish EXIT
+
+# Run the command $2... under notify_run as $1; its standard error goes to $tmp/$1.log.
+start() {
+    local name=$1 fd
+    shift
+    mkfifo "$tmp/$name.heard"
+    ./tests/lib/notify_run "$@" >"$tmp/$name.heard" 2>"$tmp/$name.log" &
+    manager_of[$name]=$!
+    managers+=($!)
+    exec {fd}<"$tmp/$name.heard"
+    rm "$tmp/$name.heard"
+    heard[$name]=$fd
+}
+
+# Read what $1's manager hears up to a line that matches the pattern $2; sets line. Earlier lines are gone.
+await() {
+    while read -r -t $wait_s -u "${heard[$1]}" line; do
+        # shellcheck disable=SC2053 # a pattern
+        if [[ $line == $2 ]]; then
+            return 0
+        fi
+    done
+    fail "$1: no '$2' within $wait_s s"
+}
+
+# Start a daemon as $1 with the options that follow and wait until it is ready; sets daemon_pid.
+start_daemon() {
+    local name=$1
+    shift
+    start "$name" ./cisternd --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET" "$@"
+    await "$name" 'PID=*'
+    # shellcheck disable=SC2034 # for the caller
+    daemon_pid=${line#PID=}
+    await "$name" READY=1
+}
+
+# Tell $1 to end and expect it to do so with status 0.
+stop_daemon() {
+    kill -TERM "${manager_of[$1]}"
+    await "$1" 'EXIT=*'
+    [ "$line" = EXIT=0 ] || fail "$1 ended with $line"
+}
+
+# Pids of the children of process $1.
+children() {
+    cat "/proc/$1/task/$1/children"
+}
+
+# Wait until the command $@ succeeds.
+poll() {
+    local deadline=$((SECONDS + wait_s))
+    until "$@"; do
+        [ $SECONDS -lt $deadline ] || fail "not within $wait_s s: $*"
+        sleep 0.05
+    done
+}
+
+# True when process $1 is no more, or only waits to be reaped.
+gone() {
+    [ ! -e "/proc/$1" ] || grep -q '^State:.[ZX]' "/proc/$1/status" 2>/dev/null || [ ! -e "/proc/$1" ]
+}
