@@ -1,0 +1,272 @@
+#include "client/batch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Most items in a batch, whatever the daemon allows: 2048 of at most 28 bytes fit a frame. */
+#define MAX_ITEMS 2048
+
+struct cst_batch {
+    struct cst_call call; /* first: the call's callback finds the batch by it */
+    struct cst_job *job;
+    struct cst_batch *next; /* in job->batches */
+    bool in_flight;
+    bool awaited;         /* by the pending call */
+    uint32_t lease_epoch; /* when it was sent */
+    uint32_t n_items;
+    uint32_t capacity; /* of items */
+    struct cst_lease_item *items;
+};
+
+static bool is_fetch(const struct cst_lease_item *item)
+{
+    return item->kind == CST_LEASE_FETCH_WEIGHT || item->kind == CST_LEASE_FETCH_GRAD;
+}
+
+/* A fetch ahead that fails is asked again as a demand, and then its failure is heard. All else that
+ * nobody waits for would be lost silently: gradients above all. */
+static void note_failure(struct cst_batch *batch, const struct cst_lease_item *item,
+                         const struct cst_err *why)
+{
+    struct cst_job *job = batch->job;
+    bool is_void = why->status == CST_EPEERDIED || why->status == CST_ESTALE;
+
+    if (batch->awaited && job->awaited.status == CST_OK) {
+        job->awaited = *why;
+    }
+    if (is_void || !is_fetch(item)) {
+        cst_job_void(job, why);
+    }
+}
+
+static int check_place(const struct cst_job *job, const Cistern__ItemResult *result,
+                       struct cst_err *why)
+{
+    if (!result->has_slab || !result->has_offset || !result->has_generation) {
+        return cst_err_set(why, CST_EPROTO, "a lease without a place");
+    }
+    if (result->slab >= job->n_slabs || result->offset % 128 != 0 ||
+        job->slabs[result->slab].bytes < job->plan.block_bytes ||
+        result->offset > job->slabs[result->slab].bytes - job->plan.block_bytes) {
+        return cst_err_set(why, CST_EPROTO, "a lease at slab %u, offset %llu, outside of the pool",
+                           result->slab, (unsigned long long)result->offset);
+    }
+    return CST_OK;
+}
+
+static int take_result(struct cst_batch *batch, const struct cst_lease_item *item,
+                       const Cistern__ItemResult *result, struct cst_err *why)
+{
+    struct cst_leases *leases = &batch->job->leases;
+    struct cst_lease lease;
+    int rc = CST_OK;
+
+    if (result->status < 0) {
+        struct cst_err failure;
+
+        (void)cst_err_set(&failure, result->status, "%s",
+                          result->text != NULL ? result->text : cst_status_words(result->status));
+        if (is_fetch(item)) {
+            cst_lease_refuse(leases, item);
+        }
+        note_failure(batch, item, &failure);
+        return CST_OK;
+    }
+    if (!is_fetch(item)) {
+        return CST_OK;
+    }
+    rc = check_place(batch->job, result, why);
+    if (rc == CST_OK) {
+        lease = (struct cst_lease){
+            .slab = result->slab, .offset = result->offset, .generation = result->generation};
+        cst_lease_grant(leases, item, &lease, result->has_hit && result->hit);
+    }
+    return rc;
+}
+
+static void fail_all(struct cst_batch *batch, const struct cst_err *why)
+{
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        if (is_fetch(&batch->items[i])) {
+            cst_lease_refuse(&batch->job->leases, &batch->items[i]);
+        }
+        note_failure(batch, &batch->items[i], why);
+    }
+}
+
+static void take_results(struct cst_batch *batch)
+{
+    const Cistern__BatchDone *done = (const Cistern__BatchDone *)batch->call.reply;
+    struct cst_err why = {0};
+    int rc = CST_OK;
+
+    if (done->n_results != batch->n_items) {
+        rc = cst_err_set(&why, CST_EPROTO, "%zu results for a batch of %u items", done->n_results,
+                         batch->n_items);
+    }
+    for (uint32_t i = 0; rc == CST_OK && i < batch->n_items; i++) {
+        rc = take_result(batch, &batch->items[i], done->results[i], &why);
+    }
+    if (rc != CST_OK) {
+        if (batch->awaited && batch->job->awaited.status == CST_OK) {
+            batch->job->awaited = why;
+        }
+        (void)cst_job_distrust(batch->job, &why, NULL);
+    }
+}
+
+static void batch_done(struct cst_call *call)
+{
+    struct cst_batch *batch = (struct cst_batch *)(void *)call;
+
+    if (batch->lease_epoch == batch->job->lease_epoch) {
+        if (call->status == CST_OK) {
+            take_results(batch);
+        } else {
+            fail_all(batch, &call->err);
+        }
+        batch->job->n_awaited -= batch->awaited ? 1 : 0;
+    }
+    batch->in_flight = false;
+    cst_call_reset(call);
+}
+
+/* A batch that is not in flight, with room for @n items. */
+static struct cst_batch *get_batch(struct cst_job *job, uint32_t n)
+{
+    struct cst_batch *batch;
+    struct cst_lease_item *items;
+
+    for (batch = job->batches; batch != NULL && batch->in_flight; batch = batch->next) {
+    }
+    if (batch == NULL) {
+        batch = calloc(1, sizeof *batch);
+        if (batch == NULL) {
+            return NULL;
+        }
+        batch->job = job;
+        batch->next = job->batches;
+        job->batches = batch;
+    }
+    if (batch->capacity < n) {
+        items = realloc(batch->items, n * sizeof *items);
+        if (items == NULL) {
+            return NULL;
+        }
+        batch->items = items;
+        batch->capacity = n;
+    }
+    return batch;
+}
+
+/* BatchItem.Kind has the numbers of cst_lease_kind. */
+static void fill_item(const struct cst_lease_item *item, Cistern__BatchItem *msg)
+{
+    cistern__batch_item__init(msg);
+    msg->kind = (Cistern__BatchItem__Kind)item->kind;
+    msg->chunk = item->chunk;
+    msg->has_generation = !is_fetch(item);
+    msg->generation = item->lease.generation;
+    msg->has_ahead = item->ahead;
+    msg->ahead = item->ahead;
+}
+
+static int start(struct cst_job *job, struct cst_batch *batch, struct cst_err *err)
+{
+    Cistern__BatchItem items[64], *pointers[64], *more = NULL, **more_pointers = NULL;
+    Cistern__Batch msg;
+    int rc = CST_ENOMEM;
+
+    cistern__batch__init(&msg);
+    msg.attempt = job->attempt;
+    msg.n_items = batch->n_items;
+    msg.items = pointers;
+    if (batch->n_items > 64) {
+        more = malloc(batch->n_items * sizeof *more);
+        more_pointers = malloc(batch->n_items * sizeof *more_pointers);
+        if (more == NULL || more_pointers == NULL) {
+            goto out;
+        }
+        msg.items = more_pointers;
+    }
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        msg.items[i] = more != NULL ? &more[i] : &items[i];
+        fill_item(&batch->items[i], msg.items[i]);
+    }
+    batch->call.done = batch_done;
+    rc = cst_call_start(job->client, &batch->call, CISTERN__MSG_TYPE__MSG_BATCH, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_BATCH_DONE, &cistern__batch_done__descriptor, err);
+out:
+    free(more);
+    free(more_pointers);
+    return rc == CST_ENOMEM
+               ? cst_err_set(err, rc, "no memory for a batch of %u items", batch->n_items)
+               : rc;
+}
+
+static int send_some(struct cst_job *job, const struct cst_lease_item *items, uint32_t n,
+                     bool awaited, struct cst_err *err)
+{
+    struct cst_batch *batch = get_batch(job, n);
+    int rc;
+
+    if (batch == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a batch of %u items", n);
+    }
+    memcpy(batch->items, items, n * sizeof *items);
+    batch->n_items = n;
+    batch->awaited = awaited;
+    batch->lease_epoch = job->lease_epoch;
+    rc = start(job, batch, err);
+    if (rc == CST_OK) {
+        batch->in_flight = true;
+        job->n_awaited += awaited ? 1 : 0;
+    }
+    return rc;
+}
+
+/* What could not be sent: fetches are not held; and as parts may be on their way already, the step
+ * is void. */
+static void give_up(struct cst_job *job, uint32_t from, const struct cst_err *why)
+{
+    for (uint32_t i = from; i < job->leases.n_items; i++) {
+        if (is_fetch(&job->leases.items[i])) {
+            cst_lease_refuse(&job->leases, &job->leases.items[i]);
+        }
+    }
+    cst_job_void(job, why);
+}
+
+int cst_batch_send(struct cst_job *job, bool awaited, struct cst_err *err)
+{
+    uint32_t max = job->client->max_batch < MAX_ITEMS ? job->client->max_batch : MAX_ITEMS;
+    struct cst_err why = {0};
+
+    for (uint32_t at = 0; at < job->leases.n_items;) {
+        uint32_t n = job->leases.n_items - at < max ? job->leases.n_items - at : max;
+        int rc = send_some(job, job->leases.items + at, n, awaited, &why);
+
+        if (rc != CST_OK) {
+            give_up(job, at, &why);
+            if (err != NULL) {
+                *err = why;
+            }
+            return rc;
+        }
+        at += n;
+    }
+    return CST_OK;
+}
+
+void cst_batch_free_all(struct cst_job *job)
+{
+    while (job->batches != NULL) {
+        struct cst_batch *batch = job->batches;
+
+        job->batches = batch->next;
+        cst_call_reset(&batch->call);
+        free(batch->call.queued);
+        free(batch->items);
+        free(batch);
+    }
+}

@@ -1,0 +1,348 @@
+#include "client/call.h"
+
+#include "proto/cistern.pb-c.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static void finish(struct cst_call *call, int status, const char *words)
+{
+    call->status = status;
+    if (status != CST_OK) {
+        (void)cst_err_set(&call->err, status, "%s", words);
+    }
+    free(call->queued);
+    call->queued = NULL;
+    call->next = NULL;
+    call->state = CST_CALL_DONE;
+    if (call->done != NULL) {
+        call->done(call);
+    }
+}
+
+/* A call's callback must not see itself in a list, so each list is emptied from the front. */
+void cst_client_die(struct cst_client *client, const struct cst_err *cause)
+{
+    struct cst_call *call;
+
+    if (client->dead.status == CST_OK) {
+        client->dead = *cause;
+    }
+    if (client->sock >= 0) {
+        (void)close(client->sock);
+        client->sock = -1;
+    }
+    while ((call = client->sent) != NULL) {
+        client->sent = call->next;
+        finish(call, client->dead.status, client->dead.text);
+    }
+    while ((call = client->queue) != NULL) {
+        client->queue = call->next;
+        finish(call, client->dead.status, client->dead.text);
+    }
+    client->queue_end = &client->queue;
+    client->n_sent = 0;
+}
+
+/* End the connection with @status and the words in @err, prefixed with the socket's path. */
+static int die(struct cst_client *client, int status, struct cst_err *why, struct cst_err *err)
+{
+    struct cst_err cause;
+
+    (void)cst_err_set(&cause, status, "daemon at %s: %s", client->path, why->text);
+    cst_client_die(client, &cause);
+    return cst_client_check(client, err);
+}
+
+/* CST_OK: gone; CST_EAGAIN: the socket is full; else the connection is over. */
+static int transmit(struct cst_client *client, struct cst_call *call, const uint8_t *body,
+                    uint32_t body_bytes, struct cst_err *err)
+{
+    struct cst_frame frame = {
+        .type = call->type, .request = call->request, .body = body, .body_bytes = body_bytes};
+    struct cst_err why = {0};
+    int rc = cst_frame_send(client->sock, MSG_DONTWAIT, &frame, &why);
+
+    if (rc == CST_EAGAIN) {
+        return rc;
+    }
+    if (rc != CST_OK) {
+        return die(client, rc, &why, err);
+    }
+    call->state = CST_CALL_SENT;
+    call->next = client->sent;
+    client->sent = call;
+    client->n_sent++;
+    return CST_OK;
+}
+
+static int enqueue(struct cst_client *client, struct cst_call *call, const uint8_t *body,
+                   uint32_t body_bytes, struct cst_err *err)
+{
+    call->queued = malloc(body_bytes > 0 ? body_bytes : 1);
+    if (call->queued == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to queue a request of %u bytes", body_bytes);
+    }
+    if (body_bytes > 0) {
+        memcpy(call->queued, body, body_bytes);
+    }
+    call->queued_bytes = body_bytes;
+    call->state = CST_CALL_QUEUED;
+    call->next = NULL;
+    *client->queue_end = call;
+    client->queue_end = &call->next;
+    return CST_OK;
+}
+
+/* Send from the queue's front. CST_OK: empty or out of credits; CST_EAGAIN: the socket is full. */
+static int drain(struct cst_client *client, struct cst_err *err)
+{
+    while (client->queue != NULL && client->n_sent < client->credits) {
+        struct cst_call *call = client->queue, *rest = call->next;
+        int rc = transmit(client, call, call->queued, call->queued_bytes, err);
+
+        if (rc != CST_OK) {
+            return rc;
+        }
+        client->queue = rest;
+        if (rest == NULL) {
+            client->queue_end = &client->queue;
+        }
+        free(call->queued);
+        call->queued = NULL;
+    }
+    return CST_OK;
+}
+
+int cst_call_start(struct cst_client *client, struct cst_call *call, uint16_t type,
+                   const ProtobufCMessage *body, uint16_t reply_type,
+                   const ProtobufCMessageDescriptor *reply_form, struct cst_err *err)
+{
+    size_t bytes = body == NULL ? 0 : protobuf_c_message_get_packed_size(body);
+    int rc = cst_client_check(client, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (bytes > sizeof client->out) {
+        return cst_err_set(err, CST_EINVAL, "request of %zu bytes, a message has at most %zu",
+                           bytes, sizeof client->out);
+    }
+    if (body != NULL) {
+        (void)protobuf_c_message_pack(body, client->out);
+    }
+    call->type = type;
+    call->reply_type = reply_type;
+    call->reply_form = reply_form;
+    call->request = ++client->last_request;
+    call->status = CST_OK;
+    if (client->queue == NULL && client->n_sent < client->credits) {
+        rc = transmit(client, call, client->out, (uint32_t)bytes, err);
+        if (rc != CST_EAGAIN) {
+            return rc;
+        }
+    }
+    return enqueue(client, call, client->out, (uint32_t)bytes, err);
+}
+
+/* Take the call with id @request out of the list sent, or return NULL. */
+static struct cst_call *take(struct cst_client *client, uint64_t request)
+{
+    for (struct cst_call **link = &client->sent; *link != NULL; link = &(*link)->next) {
+        struct cst_call *call = *link;
+
+        if (call->request == request) {
+            *link = call->next;
+            client->n_sent--;
+            return call;
+        }
+    }
+    return NULL;
+}
+
+/* Read an Error's body. Its status must be one of an error: a daemon that says "error: ok" is not
+ * believed. */
+static int parse_error(const struct cst_frame *frame, struct cst_err *out)
+{
+    Cistern__Error *msg = cistern__error__unpack(NULL, frame->body_bytes, frame->body);
+
+    if (msg == NULL || msg->status >= 0) {
+        if (msg != NULL) {
+            cistern__error__free_unpacked(msg, NULL);
+        }
+        return cst_err_set(out, CST_EPROTO, "an error reply that does not parse");
+    }
+    (void)cst_err_set(out, msg->status, "%s", msg->text);
+    cistern__error__free_unpacked(msg, NULL);
+    return CST_OK;
+}
+
+static int parse_reply(struct cst_call *call, struct cst_frame *frame, struct cst_err *why)
+{
+    if (frame->type != call->reply_type) {
+        return cst_err_set(why, CST_EPROTO, "reply of type %u to a request of type %u", frame->type,
+                           call->type);
+    }
+    if (frame->n_fds > call->max_fds) {
+        return cst_err_set(why, CST_EPROTO, "%u fds with a reply of type %u, at most %u expected",
+                           frame->n_fds, frame->type, call->max_fds);
+    }
+    if (call->reply_form != NULL) {
+        call->reply =
+            protobuf_c_message_unpack(call->reply_form, NULL, frame->body_bytes, frame->body);
+        if (call->reply == NULL) {
+            return cst_err_set(why, CST_EPROTO, "a reply of type %u that does not parse",
+                               frame->type);
+        }
+    }
+    memcpy(call->fds, frame->fds, sizeof frame->fds);
+    call->n_fds = frame->n_fds;
+    frame->n_fds = 0;
+    return CST_OK;
+}
+
+/* Give a received frame to its call. Fails only where the daemon cannot be believed any more. */
+static int dispatch(struct cst_client *client, struct cst_frame *frame, struct cst_err *why)
+{
+    struct cst_call *call;
+    struct cst_err words = {0};
+    int rc;
+
+    if ((frame->flags & CST_FRAME_EVENT) != 0) {
+        return CST_OK; /* nothing is subscribed to; a newer daemon may announce things */
+    }
+    if ((frame->flags & CST_FRAME_REPLY) == 0) {
+        return cst_err_set(why, CST_EPROTO, "a request of type %u instead of a reply", frame->type);
+    }
+    call = take(client, frame->request);
+    if (call == NULL) {
+        return cst_err_set(why, CST_EPROTO, "a reply to request %llu, which is not in flight",
+                           (unsigned long long)frame->request);
+    }
+    if (frame->type == CISTERN__MSG_TYPE__MSG_ERROR) {
+        rc = parse_error(frame, &words);
+        if (rc == CST_OK) {
+            finish(call, words.status, words.text);
+            return CST_OK;
+        }
+    } else {
+        rc = parse_reply(call, frame, &words);
+        if (rc == CST_OK) {
+            finish(call, CST_OK, NULL);
+            return CST_OK;
+        }
+    }
+    finish(call, rc, words.text);
+    *why = words;
+    return rc;
+}
+
+static int receive(struct cst_client *client, int recv_flags, struct cst_err *err)
+{
+    struct cst_frame frame = {0};
+    struct cst_err why = {0};
+    int rc = cst_frame_recv(client->sock, recv_flags, &client->in, &frame, &why);
+
+    if (rc == CST_EAGAIN) {
+        return rc;
+    }
+    if (rc == CST_OK) {
+        rc = dispatch(client, &frame, &why);
+        cst_frame_close_fds(&frame);
+    }
+    return rc == CST_OK ? CST_OK : die(client, rc, &why, err);
+}
+
+int cst_call_pump(struct cst_client *client, struct cst_err *err)
+{
+    int rc = cst_client_check(client, err);
+
+    while (rc == CST_OK) {
+        rc = receive(client, MSG_DONTWAIT, err);
+    }
+    if (rc == CST_EAGAIN) {
+        rc = drain(client, err);
+    }
+    return rc == CST_EAGAIN ? CST_OK : rc;
+}
+
+int cst_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err)
+{
+    struct pollfd pfd;
+    int rc = cst_client_check(client, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = drain(client, err);
+    if (rc == CST_OK && timeout_ms < 0) {
+        return receive(client, 0, err);
+    }
+    if (rc != CST_OK && rc != CST_EAGAIN) {
+        return rc;
+    }
+    pfd = (struct pollfd){.fd = client->sock,
+                          .events = (short)(POLLIN | (rc == CST_EAGAIN ? POLLOUT : 0))};
+    rc = poll(&pfd, 1, timeout_ms);
+    if (rc < 0 && errno != EINTR) {
+        struct cst_err why;
+
+        (void)cst_err_errno(&why, CST_EIO, errno, "poll");
+        return die(client, CST_EIO, &why, err);
+    }
+    if (rc == 0) {
+        return cst_err_set(err, CST_ETIMEDOUT, "daemon at %s: no answer within %d ms", client->path,
+                           timeout_ms);
+    }
+    return cst_call_pump(client, err);
+}
+
+int cst_call_result(const struct cst_call *call, struct cst_err *err)
+{
+    if (call->state != CST_CALL_DONE) {
+        return CST_EAGAIN;
+    }
+    if (call->status != CST_OK && err != NULL) {
+        *err = call->err;
+    }
+    return call->status;
+}
+
+void cst_call_reset(struct cst_call *call)
+{
+    if (call->reply != NULL) {
+        protobuf_c_message_free_unpacked(call->reply, NULL);
+        call->reply = NULL;
+    }
+    for (unsigned i = 0; i < call->n_fds; i++) {
+        if (call->fds[i] >= 0) {
+            (void)close(call->fds[i]);
+        }
+    }
+    call->n_fds = 0;
+    call->state = CST_CALL_IDLE;
+}
+
+int cst_call_sync(struct cst_client *client, struct cst_call *call, uint16_t type,
+                  const ProtobufCMessage *body, uint16_t reply_type,
+                  const ProtobufCMessageDescriptor *reply_form, struct cst_err *err)
+{
+    int rc = cst_call_start(client, call, type, body, reply_type, reply_form, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    while (call->state != CST_CALL_DONE) {
+        /* A connection that ends finishes the call with the cause. */
+        (void)cst_call_wait(client, -1, err);
+    }
+    rc = cst_call_result(call, err);
+    if (rc != CST_OK) {
+        cst_call_reset(call);
+    }
+    return rc;
+}

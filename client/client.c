@@ -1,0 +1,191 @@
+#include "config.h"
+
+#include "client/client.h"
+
+#include "client/call.h"
+#include "client/job.h"
+#include "proto/cistern.pb-c.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+const char *cst_version(void)
+{
+    return PACKAGE_VERSION;
+}
+
+int cst_client_check(const struct cst_client *client, struct cst_err *err)
+{
+    if (client->forked) {
+        return cst_err_set(err, CST_EFORKED,
+                           "this handle belongs to the parent process: after fork() the child must "
+                           "connect for itself");
+    }
+    if (client->dead.status != CST_OK) {
+        if (err != NULL) {
+            *err = client->dead;
+        }
+        return client->dead.status;
+    }
+    return CST_OK;
+}
+
+/* SO_SNDTIMEO bounds connect() where the daemon's backlog is full. */
+static int dial(const char *path, int *out, struct cst_err *err)
+{
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    struct timeval limit = {.tv_sec = CST_CLIENT_HELLO_MS / 1000};
+    size_t n = strlen(path);
+    int sock, rc;
+
+    if (n == 0 || n >= sizeof addr.sun_path) {
+        return cst_err_set(err, CST_EINVAL, "socket path of %zu bytes, 1 to %zu are possible", n,
+                           sizeof addr.sun_path - 1);
+    }
+    memcpy(addr.sun_path, path, n + 1);
+    sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (sock < 0) {
+        return cst_err_errno(err, CST_EIO, errno, "socket");
+    }
+    (void)setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    do {
+        rc = connect(sock, (const struct sockaddr *)&addr, sizeof addr);
+    } while (rc != 0 && errno == EINTR);
+    if (rc != 0) {
+        int errnum = errno, status = errnum == EACCES ? CST_EDENIED : CST_ECONN;
+
+        (void)close(sock);
+        return cst_err_errno(err, status, errnum, "no daemon to talk to at %s", path);
+    }
+    *out = sock;
+    return CST_OK;
+}
+
+/* A daemon of another version answers the Hello with EVERSION and words of its own. */
+static int hello(struct cst_client *client, struct cst_err *err)
+{
+    Cistern__Hello msg = CISTERN__HELLO__INIT;
+    const Cistern__Welcome *welcome;
+    struct cst_call call = {0};
+    int rc;
+
+    msg.min_version = CST_PROTOCOL_VERSION;
+    msg.max_version = CST_PROTOCOL_VERSION;
+    msg.build = (char *)(uintptr_t) "libcistern " PACKAGE_VERSION;
+    rc = cst_call_start(client, &call, CISTERN__MSG_TYPE__MSG_HELLO, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_WELCOME, &cistern__welcome__descriptor, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    while ((rc = cst_call_result(&call, err)) == CST_EAGAIN) {
+        if (cst_call_wait(client, CST_CLIENT_HELLO_MS, err) == CST_ETIMEDOUT) {
+            cst_client_die(client, &(struct cst_err){.status = CST_ECONN});
+            return cst_err_set(err, CST_ECONN, "daemon at %s: no welcome within %d ms",
+                               client->path, CST_CLIENT_HELLO_MS);
+        }
+    }
+    if (rc != CST_OK) {
+        goto out;
+    }
+    welcome = (const Cistern__Welcome *)call.reply;
+    if (welcome->version != CST_PROTOCOL_VERSION) {
+        rc = cst_err_set(err, CST_EVERSION, "daemon at %s speaks version %u, this library %d",
+                         client->path, welcome->version, CST_PROTOCOL_VERSION);
+    } else if (welcome->credits == 0 || welcome->max_batch == 0) {
+        rc = cst_err_set(err, CST_EPROTO, "daemon at %s: welcome with %u credits, batches of %u",
+                         client->path, welcome->credits, welcome->max_batch);
+    }
+    if (rc == CST_OK) {
+        client->credits = welcome->credits;
+        client->max_batch = welcome->max_batch;
+        client->epoch = welcome->epoch;
+        (void)snprintf(client->build, sizeof client->build, "%s",
+                       welcome->build != NULL ? welcome->build : "unknown");
+    }
+out:
+    cst_call_reset(&call);
+    return rc;
+}
+
+int cst_connect(struct cst_client **out, const char *path, struct cst_err *err)
+{
+    struct cst_client *client;
+    int rc, sock = -1;
+
+    if (path == NULL) {
+        path = secure_getenv("CISTERN_SOCKET");
+    }
+    if (path == NULL || path[0] == '\0') {
+        path = CST_DEFAULT_SOCKET;
+    }
+    rc = dial(path, &sock, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    client = calloc(1, sizeof *client);
+    if (client == NULL) {
+        (void)close(sock);
+        return cst_err_set(err, CST_ENOMEM, "no memory for a connection");
+    }
+    client->sock = sock;
+    (void)snprintf(client->path, sizeof client->path, "%s", path);
+    client->credits = 1;
+    client->queue_end = &client->queue;
+    cst_fork_register(client);
+    rc = hello(client, err);
+    if (rc != CST_OK) {
+        cst_disconnect(client);
+        return rc;
+    }
+    *out = client;
+    return CST_OK;
+}
+
+void cst_disconnect(struct cst_client *client)
+{
+    struct cst_err cause;
+
+    if (client == NULL) {
+        return;
+    }
+    cst_fork_forget(client);
+    (void)cst_err_set(&cause, CST_ECONN, "disconnected");
+    cst_client_die(client, &cause);
+    cst_job_free(client->job);
+    free(client);
+}
+
+int cst_client_fd(const struct cst_client *client)
+{
+    int rc = cst_client_check(client, NULL);
+
+    return rc == CST_OK ? client->sock : rc;
+}
+
+int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err)
+{
+    struct cst_call call = {0};
+    struct timespec from, to;
+    int rc;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &from);
+    rc = cst_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_PING, NULL,
+                       CISTERN__MSG_TYPE__MSG_PONG, NULL, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    (void)clock_gettime(CLOCK_MONOTONIC, &to);
+    cst_call_reset(&call);
+    if (ns_out != NULL) {
+        *ns_out = (uint64_t)(to.tv_sec - from.tv_sec) * 1000000000u + (uint64_t)to.tv_nsec -
+                  (uint64_t)from.tv_nsec;
+    }
+    return CST_OK;
+}

@@ -1,0 +1,306 @@
+/* cst_commit: declarations go up, the layout and the pool come down. */
+#include "client/job.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* CST_OK: the declaration is with the daemon whole. One message at a time: a refused one must stop
+ * those behind it. */
+static int declare_some(struct cst_job *job, struct cst_err *err)
+{
+    struct cst_commit *commit = &job->commit;
+    Cistern__Declare *msg = NULL;
+    int rc;
+
+    for (;;) {
+        if (job->call.state != CST_CALL_IDLE) {
+            rc = cst_job_answer(job, err);
+            if (rc != CST_OK) {
+                return rc;
+            }
+            cst_call_reset(&job->call);
+            commit->cursor = commit->asked;
+        }
+        commit->asked = commit->cursor;
+        rc = cst_declare_message(&job->declare, &commit->asked, &msg, err);
+        if (rc != CST_OK || msg == NULL) {
+            return rc;
+        }
+        rc = cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_DECLARE, &msg->base,
+                            CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+        cst_declare_free_message(msg);
+        if (rc != CST_OK) {
+            return rc;
+        }
+    }
+}
+
+static int check_committed(const struct cst_job *job, const Cistern__Committed *msg,
+                           struct cst_err *why)
+{
+    uint64_t slabs = 0;
+
+    if (msg->blocks_per_slab > 0) {
+        slabs = ((uint64_t)msg->n_blocks + msg->blocks_per_slab - 1) / msg->blocks_per_slab;
+    }
+    if (msg->chunk_elems == 0 || msg->chunk_elems > UINT64_MAX / 2 || msg->n_chunks == 0 ||
+        msg->n_chunks > job->declare.n_tensors || msg->n_blocks < msg->min_blocks ||
+        msg->n_slabs == 0 || msg->n_slabs != slabs) {
+        return cst_err_set(why, CST_EPROTO,
+                           "a plan of %u chunks of %llu elements, %u blocks (at least %u) in %u "
+                           "slabs of %u for %u tensors",
+                           msg->n_chunks, (unsigned long long)msg->chunk_elems, msg->n_blocks,
+                           msg->min_blocks, msg->n_slabs, msg->blocks_per_slab,
+                           job->declare.n_tensors);
+    }
+    return CST_OK;
+}
+
+/* The arrays that hang on the plan. A commit that failed here before has made some of them. */
+static int make_room(struct cst_job *job, struct cst_err *err)
+{
+    size_t n = job->declare.n_tensors;
+
+    free(job->tensor_chunk);
+    free(job->tensor_offset);
+    free(job->slabs);
+    job->tensor_chunk = calloc(n, sizeof *job->tensor_chunk);
+    job->tensor_offset = calloc(n, sizeof *job->tensor_offset);
+    job->slabs = calloc(job->n_slabs, sizeof *job->slabs);
+    if (job->tensor_chunk == NULL || job->tensor_offset == NULL || job->slabs == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "job '%s': no memory for the layout", job->name);
+    }
+    return CST_OK;
+}
+
+static int take_plan(struct cst_job *job, struct cst_err *err)
+{
+    const Cistern__Committed *msg = (const Cistern__Committed *)job->call.reply;
+    struct cst_err why;
+
+    if (check_committed(job, msg, &why) != CST_OK) {
+        return cst_job_distrust(job, &why, err);
+    }
+    job->plan = (struct cst_plan){
+        .n_params = msg->n_params,
+        .chunk_elems = msg->chunk_elems,
+        .n_chunks = msg->n_chunks,
+        .n_blocks = msg->n_blocks,
+        .min_blocks = msg->min_blocks,
+        .block_bytes = 2 * msg->chunk_elems,
+        .pool_bytes = msg->pool_bytes,
+        .arena_bytes = msg->arena_bytes,
+    };
+    job->n_slabs = msg->n_slabs;
+    return make_room(job, err);
+}
+
+static int commit_declared(struct cst_job *job, struct cst_err *err)
+{
+    Cistern__Commit msg;
+    int rc;
+
+    if (job->call.state == CST_CALL_IDLE) {
+        cistern__commit__init(&msg);
+        msg.n_tensors = job->declare.n_tensors;
+        msg.n_operators = job->declare.n_operators;
+        rc = cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_COMMIT, &msg.base,
+                            CISTERN__MSG_TYPE__MSG_COMMITTED, &cistern__committed__descriptor, err);
+        if (rc != CST_OK) {
+            return rc;
+        }
+    }
+    rc = cst_job_answer(job, err);
+    if (rc == CST_OK) {
+        rc = take_plan(job, err);
+        cst_call_reset(&job->call);
+    }
+    return rc;
+}
+
+static int take_places(struct cst_job *job, struct cst_err *why)
+{
+    const Cistern__LayoutPart *part = (const Cistern__LayoutPart *)job->call.reply;
+    uint32_t n = job->declare.n_tensors, first = job->commit.n_placed;
+
+    if (part->first != first || part->n_chunk != part->n_offset || part->n_chunk == 0 ||
+        part->n_chunk > n - first) {
+        return cst_err_set(why, CST_EPROTO, "a layout page of %zu tensors from %u, wanted from %u",
+                           part->n_chunk, part->first, first);
+    }
+    for (uint32_t i = 0; i < part->n_chunk; i++) {
+        const struct cst_declare_tensor *tensor = &job->declare.tensors[first + i];
+
+        if (part->chunk[i] >= job->plan.n_chunks || part->offset[i] % 64 != 0 ||
+            tensor->n_elems > job->plan.chunk_elems ||
+            part->offset[i] > job->plan.chunk_elems - tensor->n_elems) {
+            return cst_err_set(why, CST_EPROTO, "tensor '%s' at chunk %u, element %llu of %llu",
+                               tensor->name, part->chunk[i], (unsigned long long)part->offset[i],
+                               (unsigned long long)job->plan.chunk_elems);
+        }
+        job->tensor_chunk[first + i] = part->chunk[i];
+        job->tensor_offset[first + i] = part->offset[i];
+    }
+    job->commit.n_placed += (uint32_t)part->n_chunk;
+    return CST_OK;
+}
+
+static int get_layout(struct cst_job *job, struct cst_err *err)
+{
+    struct cst_err why;
+    int rc = CST_OK;
+
+    while (rc == CST_OK && job->commit.n_placed < job->declare.n_tensors) {
+        if (job->call.state == CST_CALL_IDLE) {
+            Cistern__LayoutGet msg = CISTERN__LAYOUT_GET__INIT;
+
+            msg.first = job->commit.n_placed;
+            rc = cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_LAYOUT, &msg.base,
+                                CISTERN__MSG_TYPE__MSG_LAYOUT_PART,
+                                &cistern__layout_part__descriptor, err);
+        }
+        if (rc == CST_OK) {
+            rc = cst_job_answer(job, err);
+        }
+        if (rc == CST_OK) {
+            rc = take_places(job, &why);
+            cst_call_reset(&job->call);
+            if (rc != CST_OK) {
+                rc = cst_job_distrust(job, &why, err);
+            }
+        }
+    }
+    return rc;
+}
+
+/* CST_EPROTO: a slab is not what the daemon says; CST_ENOMEM: the kernel does not map it. */
+static int take_slabs(struct cst_job *job, struct cst_err *why)
+{
+    const Cistern__PoolPart *part = (const Cistern__PoolPart *)job->call.reply;
+    uint32_t first = job->commit.n_mapped;
+
+    if (part->first != first || part->n_bytes == 0 || part->n_bytes > job->n_slabs - first ||
+        part->n_bytes != job->call.n_fds) {
+        return cst_err_set(why, CST_EPROTO,
+                           "a pool page of %zu slabs from %u with %u fds, wanted from %u of %u",
+                           part->n_bytes, part->first, job->call.n_fds, first, job->n_slabs);
+    }
+    for (uint32_t i = 0; i < part->n_bytes; i++) {
+        int rc = cst_segment_map(&job->slabs[first + i], job->call.fds[i], part->bytes[i], why);
+
+        if (rc != CST_OK) {
+            (void)cst_err_prefix(why, "slab %u of the pool", first + i);
+            return rc;
+        }
+        job->commit.n_mapped++;
+    }
+    return CST_OK;
+}
+
+static int get_pool(struct cst_job *job, struct cst_err *err)
+{
+    struct cst_err why;
+    int rc = CST_OK;
+
+    while (rc == CST_OK && job->commit.n_mapped < job->n_slabs) {
+        if (job->call.state == CST_CALL_IDLE) {
+            Cistern__PoolGet msg = CISTERN__POOL_GET__INIT;
+
+            msg.first = job->commit.n_mapped;
+            job->call.max_fds = CST_FRAME_MAX_FDS;
+            rc = cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_POOL, &msg.base,
+                                CISTERN__MSG_TYPE__MSG_POOL_PART, &cistern__pool_part__descriptor,
+                                err);
+        }
+        if (rc == CST_OK) {
+            rc = cst_job_answer(job, err);
+        }
+        if (rc == CST_OK) {
+            rc = take_slabs(job, &why);
+            cst_call_reset(&job->call);
+            if (rc == CST_EPROTO) {
+                rc = cst_job_distrust(job, &why, err);
+            } else if (rc != CST_OK) {
+                rc = cst_err_set(err, rc, "%s", why.text);
+            }
+        }
+    }
+    job->call.max_fds = job->call.state == CST_CALL_IDLE ? 0 : job->call.max_fds;
+    return rc;
+}
+
+static int make_leases(struct cst_job *job, struct cst_err *err)
+{
+    uint32_t n = job->declare.n_operators;
+    struct cst_lease_model model = {
+        .tensor_chunk = job->tensor_chunk,
+        .n_operators = n,
+        .n_tensors = job->declare.n_tensors,
+        .n_chunks = job->plan.n_chunks,
+        .n_blocks = job->plan.n_blocks,
+    };
+
+    free(job->operators);
+    job->operators = calloc((size_t)n + 1, sizeof *job->operators);
+    if (job->operators == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "job '%s': no memory for %u operators", job->name, n);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        job->operators[i] =
+            (struct cst_lease_operator){.tensors = job->declare.operators[i].tensors,
+                                        .n_tensors = job->declare.operators[i].n_tensors};
+    }
+    model.operators = job->operators;
+    return cst_lease_init(&job->leases, &model, err);
+}
+
+static int advance(struct cst_job *job, struct cst_err *err)
+{
+    int (*const phases[])(struct cst_job *, struct cst_err *) = {
+        [CST_COMMIT_DECLARE] = declare_some, [CST_COMMIT_COMMIT] = commit_declared,
+        [CST_COMMIT_LAYOUT] = get_layout,    [CST_COMMIT_POOL] = get_pool,
+        [CST_COMMIT_LEASES] = make_leases,
+    };
+    int rc = CST_OK;
+
+    while (rc == CST_OK && job->commit.phase != CST_COMMIT_DONE) {
+        rc = phases[job->commit.phase](job, err);
+        if (rc == CST_OK) {
+            job->commit.phase++;
+        }
+    }
+    return rc;
+}
+
+static int commit_job(struct cst_job *job, bool block, struct cst_plan *plan, struct cst_err *err)
+{
+    struct cst_pending want = {.kind = CST_PENDING_COMMIT};
+    int rc = cst_job_check(job, err);
+
+    if (rc == CST_OK && job->commit.phase == CST_COMMIT_DONE) {
+        rc = cst_err_set(err, CST_EINVAL, "job '%s' is committed", job->name);
+    } else if (rc == CST_OK && (job->declare.n_tensors == 0 || job->declare.n_operators == 0)) {
+        rc = cst_err_set(err, CST_EINVAL, "job '%s': %u tensors and %u operators declared",
+                         job->name, job->declare.n_tensors, job->declare.n_operators);
+    }
+    if (rc == CST_OK) {
+        rc = cst_job_pend(job, &want, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_job_drive(job, advance, block, err);
+    }
+    if (rc == CST_OK && plan != NULL) {
+        *plan = job->plan;
+    }
+    return rc;
+}
+
+int cst_commit(struct cst_job *job, struct cst_plan *plan, struct cst_err *err)
+{
+    return commit_job(job, true, plan, err);
+}
+
+int cst_try_commit(struct cst_job *job, struct cst_plan *plan, struct cst_err *err)
+{
+    return commit_job(job, false, plan, err);
+}

@@ -1,0 +1,78 @@
+/* What a worker declares before it commits: tensors and operators, checked as far as that needs no
+ * daemon, and packed into Declare messages. Grows while declaring, then constant. */
+#ifndef CST_DECLARE_H
+#define CST_DECLARE_H
+
+#include "proto/cistern.pb-c.h"
+#include "proto/status.h"
+
+#include <stdint.h>
+
+#define CST_DECLARE_NAME_BYTES 64 /* with the NUL */
+#define CST_DECLARE_MAX_DIMS 8
+#define CST_DECLARE_MAX_TENSORS 65536
+#define CST_DECLARE_MAX_OPERATORS 65536
+#define CST_DECLARE_MAX_ELEMS (1ll << 40)
+
+struct cst_declare_tensor {
+    char name[CST_DECLARE_NAME_BYTES];
+    int64_t shape[CST_DECLARE_MAX_DIMS];
+    uint32_t n_dims;
+    uint32_t dtype;    /* enum cst_dtype */
+    uint64_t n_elems;  /* product of shape */
+    float lr_scale;    /* multiplies lr */
+    float decay_scale; /* multiplies weight_decay */
+};
+
+struct cst_declare_operator {
+    char name[CST_DECLARE_NAME_BYTES];
+    uint32_t *tensors; /* numbers; owned */
+    uint32_t n_tensors;
+};
+
+/* Open addressing: a slot holds a number + 1, or 0. */
+struct cst_declare_names {
+    uint32_t *slots;
+    uint32_t n_slots; /* a power of two, or 0 */
+    uint32_t n_used;
+};
+
+struct cst_declare {
+    struct cst_declare_tensor *tensors;
+    struct cst_declare_operator *operators; /* in the order of the forward pass */
+    uint32_t n_tensors, n_operators;
+    uint32_t tensor_capacity, operator_capacity;
+    struct cst_declare_names tensor_names, operator_names;
+    uint32_t *stamp;   /* per tensor: last operator + 1 that named it, for repeats */
+    uint32_t n_stamps; /* entries in stamp */
+};
+
+void cst_declare_init(struct cst_declare *declare);
+void cst_declare_close(struct cst_declare *declare);
+
+/* Add a tensor; its number is n_tensors before the call. CST_EINVAL: a name that is empty, over 63
+ * bytes or not printable; no dimensions or more than 8, one < 1, a product over 2^40; a scale that
+ * is not finite; too many. CST_EEXIST: the name is taken. CST_ENOMEM. Unchanged on failure. */
+int cst_declare_add_tensor(struct cst_declare *declare, const char *name, uint32_t dtype,
+                           uint32_t n_dims, const int64_t *shape, float lr_scale, float decay_scale,
+                           struct cst_err *err);
+
+/* Add an operator. CST_EINVAL: no tensors, one that does not exist, the same one twice; name; too
+ * many. CST_EEXIST, CST_ENOMEM. */
+int cst_declare_add_operator(struct cst_declare *declare, const char *name, const int *tensors,
+                             uint32_t n_tensors, struct cst_err *err);
+
+/* Where the packing of Declare messages stands. Start with zeros. */
+struct cst_declare_cursor {
+    uint32_t tensor; /* the next one */
+    uint32_t op;     /* the next one, when all tensors are packed */
+};
+
+/* The next Declare message: as many declarations as surely fit into a frame. *out is the caller's,
+ * to free with cst_declare_free_message; NULL when there is nothing more. CST_EINVAL: an operator
+ * too large for a message; CST_ENOMEM. */
+int cst_declare_message(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
+                        Cistern__Declare **out, struct cst_err *err);
+void cst_declare_free_message(Cistern__Declare *msg);
+
+#endif

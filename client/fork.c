@@ -1,0 +1,61 @@
+/* What fork() does to clients: the child's handles are dead and its copies of the sockets closed,
+ * so that the parent's death is seen by the daemon at once. */
+#include "client/client.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct cst_client *clients;
+
+static void before_fork(void)
+{
+    (void)pthread_mutex_lock(&mutex);
+}
+
+static void in_parent(void)
+{
+    (void)pthread_mutex_unlock(&mutex);
+}
+
+/* Only async-signal-safe calls: another thread of the parent may have held any lock. */
+static void in_child(void)
+{
+    for (struct cst_client *client = clients; client != NULL; client = client->next) {
+        client->forked = true;
+        if (client->sock >= 0) {
+            (void)close(client->sock);
+            client->sock = -1;
+        }
+    }
+    (void)pthread_mutex_unlock(&mutex);
+}
+
+static void install(void)
+{
+    (void)pthread_atfork(before_fork, in_parent, in_child);
+}
+
+void cst_fork_register(struct cst_client *client)
+{
+    (void)pthread_once(&once, install);
+    (void)pthread_mutex_lock(&mutex);
+    client->next = clients;
+    client->link = &clients;
+    if (clients != NULL) {
+        clients->link = &client->next;
+    }
+    clients = client;
+    (void)pthread_mutex_unlock(&mutex);
+}
+
+void cst_fork_forget(struct cst_client *client)
+{
+    (void)pthread_mutex_lock(&mutex);
+    *client->link = client->next;
+    if (client->next != NULL) {
+        client->next->link = client->link;
+    }
+    (void)pthread_mutex_unlock(&mutex);
+}

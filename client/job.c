@@ -1,0 +1,306 @@
+#include "client/job.h"
+
+#include "client/batch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -- life ------------------------------------------------------------------------------------- */
+
+static int check_spec(const struct cst_client *client, const struct cst_job_spec *spec,
+                      struct cst_err *err)
+{
+    size_t n = spec->name == NULL ? 0 : strlen(spec->name);
+
+    if (client->job != NULL) {
+        return cst_err_set(err, CST_EINVAL, "this connection has job '%s' open: one job per client",
+                           client->job->name);
+    }
+    if (n == 0 || n >= CST_DECLARE_NAME_BYTES ||
+        strspn(spec->name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") !=
+            n) {
+        return cst_err_set(err, CST_EINVAL, "job name: 1 to 63 of A-Z a-z 0-9 . _ -, got %zu bytes",
+                           n);
+    }
+    if (spec->world < 1 || spec->world > 64 || spec->rank >= spec->world) {
+        return cst_err_set(err, CST_EINVAL, "job '%s': rank %u of %u, at most 64 ranks from 0",
+                           spec->name, spec->rank, spec->world);
+    }
+    return CST_OK;
+}
+
+static void fill_open(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
+{
+    cistern__job_open__init(msg);
+    msg->name = (char *)(uintptr_t)spec->name;
+    msg->rank = spec->rank;
+    msg->world = spec->world;
+    msg->device = (char *)(uintptr_t)(spec->device != NULL ? spec->device : "auto");
+    msg->has_pool_bytes = true;
+    msg->pool_bytes = spec->pool_bytes;
+    msg->has_chunk_elems = true;
+    msg->chunk_elems = spec->chunk_elems;
+    msg->has_timeout_ms = true;
+    msg->timeout_ms = spec->timeout_ms;
+    msg->has_ttl_s = true;
+    msg->ttl_s = spec->ttl_s;
+}
+
+int cst_job_open(struct cst_job **out, struct cst_client *client, const struct cst_job_spec *spec,
+                 struct cst_err *err)
+{
+    Cistern__JobOpen msg;
+    const Cistern__JobOpened *opened;
+    struct cst_call call = {0};
+    struct cst_job *job;
+    int rc = cst_client_check(client, err);
+
+    if (rc == CST_OK) {
+        rc = check_spec(client, spec, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    job = calloc(1, sizeof *job);
+    if (job == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for job '%s'", spec->name);
+    }
+    fill_open(spec, &msg);
+    rc = cst_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &msg.base,
+                       CISTERN__MSG_TYPE__MSG_JOB_OPENED, &cistern__job_opened__descriptor, err);
+    if (rc != CST_OK) {
+        free(job);
+        return rc;
+    }
+    opened = (const Cistern__JobOpened *)call.reply;
+    job->client = client;
+    (void)snprintf(job->name, sizeof job->name, "%s", spec->name);
+    job->rank = spec->rank;
+    job->world = spec->world;
+    job->initialised = opened->initialised;
+    job->steps = opened->step;
+    job->begun = -1;
+    cst_declare_init(&job->declare);
+    cst_call_reset(&call);
+    client->job = job;
+    *out = job;
+    return CST_OK;
+}
+
+void cst_job_free(struct cst_job *job)
+{
+    if (job == NULL) {
+        return;
+    }
+    if (!job->client->forked) {
+        /* A child never had the mappings; their addresses may be somebody else's by now. */
+        for (uint32_t i = 0; job->slabs != NULL && i < job->n_slabs; i++) {
+            cst_segment_unmap(&job->slabs[i]);
+        }
+        cst_segment_unmap(&job->staging);
+    }
+    cst_call_reset(&job->call);
+    cst_batch_free_all(job);
+    cst_lease_close(&job->leases);
+    cst_declare_close(&job->declare);
+    free(job->slabs);
+    free(job->tensor_chunk);
+    free(job->tensor_offset);
+    free(job->operators);
+    free(job);
+}
+
+int cst_job_leave(struct cst_job *job, struct cst_err *err)
+{
+    struct cst_call call = {0};
+    int rc = cst_job_check(job, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (job->pending.kind != CST_PENDING_NONE) {
+        return cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
+    }
+    rc = cst_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_LEAVE, NULL,
+                       CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+    if (rc == CST_OK) {
+        job->left = true;
+        cst_call_reset(&call);
+    }
+    return rc;
+}
+
+/* -- declarations ----------------------------------------------------------------------------- */
+
+static int check_declaring(struct cst_job *job)
+{
+    int rc = cst_job_check(job, &job->declare_err);
+
+    if (rc == CST_OK && job->commit.phase != CST_COMMIT_DECLARE) {
+        rc = cst_err_set(&job->declare_err, CST_EINVAL, "job '%s' is committed", job->name);
+    }
+    if (rc == CST_OK && job->pending.kind == CST_PENDING_COMMIT) {
+        rc = cst_err_set(&job->declare_err, CST_EBUSY, "job '%s': a commit is pending", job->name);
+    }
+    return rc;
+}
+
+int cst_tensor_scaled(struct cst_job *job, const char *name, enum cst_dtype dtype, uint32_t n_dims,
+                      const int64_t *shape, enum cst_group group, float lr_scale, float decay_scale)
+{
+    int rc = check_declaring(job);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (dtype != CST_BF16 || group != CST_GROUP_ALL) {
+        return cst_err_set(&job->declare_err, CST_EINVAL,
+                           "tensor '%s': dtype %d, group %d; only CST_BF16 and CST_GROUP_ALL exist",
+                           name != NULL ? name : "", (int)dtype, (int)group);
+    }
+    rc = cst_declare_add_tensor(&job->declare, name, dtype, n_dims, shape, lr_scale, decay_scale,
+                                &job->declare_err);
+    return rc == CST_OK ? (int)job->declare.n_tensors - 1 : rc;
+}
+
+int cst_tensor(struct cst_job *job, const char *name, enum cst_dtype dtype, uint32_t n_dims,
+               const int64_t *shape, enum cst_group group)
+{
+    return cst_tensor_scaled(job, name, dtype, n_dims, shape, group, 1.0f, 1.0f);
+}
+
+int cst_operator(struct cst_job *job, const char *name, const int *tensors, uint32_t n_tensors)
+{
+    int rc = check_declaring(job);
+
+    if (rc == CST_OK) {
+        rc = cst_declare_add_operator(&job->declare, name, tensors, n_tensors, &job->declare_err);
+    }
+    return rc == CST_OK ? (int)job->declare.n_operators - 1 : rc;
+}
+
+const struct cst_err *cst_job_error(const struct cst_job *job)
+{
+    return &job->declare_err;
+}
+
+/* -- state ------------------------------------------------------------------------------------ */
+
+bool cst_job_initialised(const struct cst_job *job)
+{
+    return job->initialised;
+}
+
+uint64_t cst_job_steps(const struct cst_job *job)
+{
+    return job->steps;
+}
+
+int cst_job_check(const struct cst_job *job, struct cst_err *err)
+{
+    int rc = cst_client_check(job->client, err);
+
+    if (rc == CST_OK && job->left) {
+        rc = cst_err_set(err, CST_EINVAL, "job '%s': this rank has left it", job->name);
+    }
+    return rc;
+}
+
+int cst_job_check_committed(const struct cst_job *job, struct cst_err *err)
+{
+    int rc = cst_job_check(job, err);
+
+    if (rc == CST_OK && job->commit.phase != CST_COMMIT_DONE) {
+        rc = cst_err_set(err, CST_EINVAL, "job '%s' is not committed: cst_commit comes first",
+                         job->name);
+    }
+    return rc;
+}
+
+int cst_job_check_step(const struct cst_job *job, struct cst_err *err)
+{
+    int rc = cst_job_check_committed(job, err);
+
+    if (rc == CST_OK && job->void_step.status != CST_OK) {
+        rc = cst_err_set(err, job->void_step.status, "%s", job->void_step.text);
+    } else if (rc == CST_OK && !job->synced) {
+        rc = cst_err_set(err, CST_EINVAL, "job '%s': cst_sync comes before the first step",
+                         job->name);
+    }
+    return rc;
+}
+
+void cst_job_void(struct cst_job *job, const struct cst_err *cause)
+{
+    if (job->void_step.status == CST_OK) {
+        (void)cst_err_set(&job->void_step, cause->status,
+                          "job '%s': the step is void, cst_sync and do it again: %.256s", job->name,
+                          cause->text);
+    }
+}
+
+int cst_job_distrust(struct cst_job *job, const struct cst_err *why, struct cst_err *err)
+{
+    struct cst_err cause;
+
+    (void)cst_err_set(&cause, CST_EPROTO, "daemon at %s: %.256s", job->client->path, why->text);
+    cst_client_die(job->client, &cause);
+    return cst_client_check(job->client, err);
+}
+
+/* -- the pending call ------------------------------------------------------------------------- */
+
+/* By bits: a loss may be NaN, and padding does not count. */
+static bool same_params(const struct cst_hyper_params *a, const struct cst_hyper_params *b)
+{
+    return memcmp(a, b, offsetof(struct cst_hyper_params, grad_scale) + sizeof a->grad_scale) ==
+               0 &&
+           memcmp(&a->loss, &b->loss, sizeof a->loss) == 0;
+}
+
+int cst_job_pend(struct cst_job *job, const struct cst_pending *want, struct cst_err *err)
+{
+    const struct cst_pending *have = &job->pending;
+
+    if (have->kind == CST_PENDING_NONE) {
+        job->pending = *want;
+        job->pending.sent = false;
+        return CST_OK;
+    }
+    if (have->kind != want->kind || have->op != want->op || have->backward != want->backward ||
+        !same_params(&have->params, &want->params)) {
+        return cst_err_set(err, CST_EBUSY,
+                           "job '%s': another call is pending; repeat it with its own arguments",
+                           job->name);
+    }
+    return CST_OK;
+}
+
+int cst_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, struct cst_err *err),
+                  bool block, struct cst_err *err)
+{
+    int rc;
+
+    if (!block) {
+        /* What ends the connection ends the calls too: advance reports it. */
+        (void)cst_call_pump(job->client, err);
+    }
+    while ((rc = advance(job, err)) == CST_EAGAIN && block) {
+        (void)cst_call_wait(job->client, -1, err);
+    }
+    if (rc != CST_EAGAIN) {
+        job->pending.kind = CST_PENDING_NONE;
+    }
+    return rc;
+}
+
+int cst_job_answer(struct cst_job *job, struct cst_err *err)
+{
+    int rc = cst_call_result(&job->call, err);
+
+    if (rc != CST_OK && rc != CST_EAGAIN) {
+        cst_call_reset(&job->call);
+    }
+    return rc;
+}

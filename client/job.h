@@ -1,0 +1,119 @@
+/* The inside of a job: one rank's declarations, layout, mapped pool, leases, and the one call that
+ * may be pending.
+ *
+ *   open -> declaring --commit--> committed --sync--> stepping --EPEERDIED, ESTALE--> void step
+ * --sync--> stepping
+ *                                                        \--leave--> left
+ *
+ * What blocks is written as an advance function that goes as far as it can and returns CST_EAGAIN
+ * where a reply is missing. The try forms call it once, the blocking forms until it has ended. */
+#ifndef CST_JOB_H
+#define CST_JOB_H
+
+#include "client/call.h"
+#include "client/declare.h"
+#include "client/lease.h"
+#include "client/segment.h"
+
+struct cst_batch;
+
+enum cst_pending_kind {
+    CST_PENDING_NONE,
+    CST_PENDING_COMMIT,
+    CST_PENDING_SYNC,
+    CST_PENDING_BEGIN,
+    CST_PENDING_STEP,
+};
+
+/* The call that a try form has begun and not finished, with the arguments that must come again. */
+struct cst_pending {
+    enum cst_pending_kind kind;
+    bool sent;                      /* BEGIN: the batch; STEP: the hand-ins */
+    int op;                         /* BEGIN */
+    bool backward;                  /* BEGIN */
+    struct cst_hyper_params params; /* STEP */
+};
+
+/* How far a commit has come. A commit that failed is taken up here again. */
+enum cst_commit_phase {
+    CST_COMMIT_DECLARE, /* sending declarations */
+    CST_COMMIT_COMMIT,  /* waiting for the other ranks and the arenas */
+    CST_COMMIT_LAYOUT,  /* fetching where each tensor lies */
+    CST_COMMIT_POOL,    /* fetching and mapping slabs */
+    CST_COMMIT_LEASES,  /* making the books of leases */
+    CST_COMMIT_DONE,
+};
+
+struct cst_commit {
+    enum cst_commit_phase phase;
+    struct cst_declare_cursor cursor; /* DECLARE: what is accepted */
+    struct cst_declare_cursor asked;  /* DECLARE: what is accepted when the reply comes */
+    uint32_t n_placed;                /* LAYOUT: tensors whose place is known */
+    uint32_t n_mapped;                /* POOL: slabs */
+};
+
+struct cst_job {
+    struct cst_client *client;
+    char name[CST_DECLARE_NAME_BYTES];
+    uint32_t rank;
+    uint32_t world;
+    bool left;        /* cst_job_leave was called */
+    bool initialised; /* a sync has completed in the job's life */
+    bool synced;      /* by this worker: attempt is valid */
+    uint64_t steps;   /* committed, as last heard */
+    uint64_t attempt; /* goes into Batch and Step */
+    struct cst_declare declare;
+    struct cst_err declare_err; /* of the last cst_tensor or cst_operator that failed */
+    struct cst_commit commit;
+    struct cst_plan plan;                 /* from COMMIT_LAYOUT on */
+    uint32_t n_slabs;                     /* of the pool */
+    struct cst_segment *slabs;            /* n_slabs */
+    struct cst_segment staging;           /* mapped at the first read or write */
+    uint32_t *tensor_chunk;               /* per tensor */
+    uint64_t *tensor_offset;              /* per tensor: elements from its chunk's start */
+    struct cst_lease_operator *operators; /* borrow the declaration's lists */
+    struct cst_leases leases;
+    struct cst_err void_step;  /* status != 0: the step under way is void until cst_sync, and why */
+    uint32_t lease_epoch;      /* grows with each sync: replies from before are dropped */
+    struct cst_batch *batches; /* all batches, in flight or not */
+    uint32_t n_awaited;        /* batches in flight that the pending call waits for */
+    struct cst_err awaited;    /* first failure among them */
+    int begun;                 /* operator, or -1 */
+    bool begun_backward;       /* its direction */
+    struct cst_pending pending;
+    struct cst_call call; /* of the pending call, commit, sync and step */
+};
+
+/* Free @job and unmap its memory (not in a forked child). NULL is allowed. The connection is over.
+ */
+void cst_job_free(struct cst_job *job);
+
+/* CST_OK if requests can be made for this job. CST_EINVAL: it was left. */
+int cst_job_check(const struct cst_job *job, struct cst_err *err);
+
+/* As cst_job_check, and it is committed. */
+int cst_job_check_committed(const struct cst_job *job, struct cst_err *err);
+
+/* As cst_job_check_committed, and a step can go on: synced, and not void. */
+int cst_job_check_step(const struct cst_job *job, struct cst_err *err);
+
+/* Make @want the pending call, or go on with it if it is. CST_EBUSY: another one is pending. */
+int cst_job_pend(struct cst_job *job, const struct cst_pending *want, struct cst_err *err);
+
+/* Drive the pending call: to its end if @block, else as far as it goes (CST_EAGAIN). Nothing is
+ * pending afterwards unless CST_EAGAIN is returned. */
+int cst_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, struct cst_err *err),
+                  bool block, struct cst_err *err);
+
+/* For job->call, once started: CST_EAGAIN while in flight; a failure, and the call is reset;
+ * CST_OK: the caller reads the reply and resets it. */
+int cst_job_answer(struct cst_job *job, struct cst_err *err);
+
+/* The step under way is void, because of @cause. The first cause stays. */
+void cst_job_void(struct cst_job *job, const struct cst_err *cause);
+
+/* The daemon said something that cannot be: the connection ends with CST_EPROTO and @why's words.
+ */
+int cst_job_distrust(struct cst_job *job, const struct cst_err *why, struct cst_err *err);
+
+#endif

@@ -1,0 +1,435 @@
+#include "client/lease.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* -- the model's shape ------------------------------------------------------------------------ */
+
+const uint32_t *cst_lease_op_chunks(const struct cst_leases *leases, uint32_t op, uint32_t *n_out)
+{
+    *n_out = leases->op_first[op + 1] - leases->op_first[op];
+    return leases->op_chunks + leases->op_first[op];
+}
+
+/* The operator at a place of the expected way: forward 0..n-1, backward n..2n-1. */
+static uint32_t op_at(const struct cst_leases *leases, uint32_t place)
+{
+    uint32_t n = leases->model.n_operators;
+
+    return place < n ? place : 2 * n - 1 - place;
+}
+
+static uint32_t place_of(const struct cst_leases *leases, uint32_t op, bool backward)
+{
+    return backward ? 2 * leases->model.n_operators - 1 - op : op;
+}
+
+static void mark_op(struct cst_leases *leases, uint32_t op)
+{
+    uint32_t n;
+    const uint32_t *chunks = cst_lease_op_chunks(leases, op, &n);
+
+    leases->mark++;
+    for (uint32_t i = 0; i < n; i++) {
+        leases->chunks[chunks[i]].mark = leases->mark;
+    }
+}
+
+static bool is_marked(const struct cst_leases *leases, uint32_t chunk)
+{
+    return leases->chunks[chunk].mark == leases->mark;
+}
+
+static void list_op_chunks(struct cst_leases *leases)
+{
+    uint32_t at = 0;
+
+    for (uint32_t op = 0; op < leases->model.n_operators; op++) {
+        const struct cst_lease_operator *o = &leases->model.operators[op];
+
+        leases->op_first[op] = at;
+        leases->mark++;
+        for (uint32_t i = 0; i < o->n_tensors; i++) {
+            uint32_t chunk = leases->model.tensor_chunk[o->tensors[i]];
+
+            leases->chunks[chunk].n_uses++;
+            if (!is_marked(leases, chunk)) {
+                leases->chunks[chunk].mark = leases->mark;
+                leases->op_chunks[at++] = chunk;
+            }
+        }
+    }
+    leases->op_first[leases->model.n_operators] = at;
+}
+
+static void list_by_chunk(struct cst_leases *leases)
+{
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < leases->model.n_tensors; i++) {
+        leases->chunks[leases->model.tensor_chunk[i]].n_tensors++;
+    }
+    for (uint32_t c = 0; c < leases->model.n_chunks; c++) {
+        leases->chunks[c].first_tensor = at;
+        at += leases->chunks[c].n_tensors;
+        leases->chunks[c].n_tensors = 0;
+    }
+    for (uint32_t i = 0; i < leases->model.n_tensors; i++) {
+        struct cst_lease_chunk *chunk = &leases->chunks[leases->model.tensor_chunk[i]];
+
+        leases->by_chunk[chunk->first_tensor + chunk->n_tensors++] = i;
+    }
+}
+
+/* Where all chunks at a place are used by the operator of @place too, what they lack comes no
+ * earlier than what that place lacks: its answer is a jump. This keeps the search linear for models
+ * with many operators in a chunk. */
+static void look_ahead(struct cst_leases *leases, uint32_t place)
+{
+    uint32_t end = 2 * leases->model.n_operators, at = place + 1;
+
+    mark_op(leases, op_at(leases, place));
+    leases->ahead[place] = CST_LEASE_NONE;
+    while (at < end && leases->ahead[place] == CST_LEASE_NONE) {
+        uint32_t n;
+        const uint32_t *chunks = cst_lease_op_chunks(leases, op_at(leases, at), &n);
+
+        for (uint32_t i = 0; i < n && leases->ahead[place] == CST_LEASE_NONE; i++) {
+            if (!is_marked(leases, chunks[i])) {
+                leases->ahead[place] = chunks[i];
+            }
+        }
+        if (leases->ahead[place] == CST_LEASE_NONE) {
+            at = leases->ahead_at[at];
+        }
+    }
+    leases->ahead_at[place] = at;
+}
+
+static uint32_t count_uses(const struct cst_lease_model *model)
+{
+    uint32_t n = 0;
+
+    for (uint32_t op = 0; op < model->n_operators; op++) {
+        n += model->operators[op].n_tensors;
+    }
+    return n;
+}
+
+/* calloc that gives a pointer for no elements, too. */
+static void *zeros(uint64_t n, size_t size)
+{
+    return calloc(n > 0 ? n : 1, size);
+}
+
+int cst_lease_init(struct cst_leases *leases, const struct cst_lease_model *model,
+                   struct cst_err *err)
+{
+    uint32_t n_ops = model->n_operators;
+
+    *leases = (struct cst_leases){.model = *model, .asked_ahead = CST_LEASE_NONE};
+    leases->chunks = zeros(model->n_chunks, sizeof *leases->chunks);
+    leases->by_chunk = zeros(model->n_tensors, sizeof *leases->by_chunk);
+    leases->op_first = zeros((uint64_t)n_ops + 1, sizeof *leases->op_first);
+    leases->op_chunks = zeros(count_uses(model), sizeof *leases->op_chunks);
+    leases->ahead = zeros(2ull * n_ops, sizeof *leases->ahead);
+    leases->ahead_at = zeros(2ull * n_ops, sizeof *leases->ahead_at);
+    leases->written = zeros(model->n_tensors, sizeof *leases->written);
+    leases->op_done = zeros(n_ops, sizeof *leases->op_done);
+    leases->held = zeros(model->n_chunks, sizeof *leases->held);
+    leases->open = zeros(model->n_chunks, sizeof *leases->open);
+    leases->items = zeros(3ull * model->n_chunks + 1, sizeof *leases->items);
+    if (leases->chunks == NULL || leases->by_chunk == NULL || leases->op_first == NULL ||
+        leases->op_chunks == NULL || leases->ahead == NULL || leases->ahead_at == NULL ||
+        leases->written == NULL || leases->op_done == NULL || leases->held == NULL ||
+        leases->open == NULL || leases->items == NULL) {
+        cst_lease_close(leases);
+        return cst_err_set(err, CST_ENOMEM, "no memory for the books of %u chunks",
+                           model->n_chunks);
+    }
+    list_op_chunks(leases);
+    list_by_chunk(leases);
+    for (uint32_t place = 2 * n_ops; place-- > 0;) {
+        look_ahead(leases, place);
+    }
+    cst_lease_reset_step(leases);
+    return CST_OK;
+}
+
+void cst_lease_close(struct cst_leases *leases)
+{
+    free(leases->chunks);
+    free(leases->by_chunk);
+    free(leases->op_first);
+    free(leases->op_chunks);
+    free(leases->ahead);
+    free(leases->ahead_at);
+    free(leases->written);
+    free(leases->op_done);
+    free(leases->held);
+    free(leases->open);
+    free(leases->items);
+    *leases = (struct cst_leases){.asked_ahead = CST_LEASE_NONE};
+}
+
+void cst_lease_reset_step(struct cst_leases *leases)
+{
+    memset(leases->written, 0, leases->model.n_tensors * sizeof *leases->written);
+    memset(leases->op_done, 0, leases->model.n_operators * sizeof *leases->op_done);
+    for (uint32_t c = 0; c < leases->model.n_chunks; c++) {
+        leases->chunks[c].uses_left = leases->chunks[c].n_uses;
+        leases->chunks[c].handed_in = false;
+    }
+}
+
+void cst_lease_forget(struct cst_leases *leases)
+{
+    for (uint32_t c = 0; c < leases->model.n_chunks; c++) {
+        leases->chunks[c].weight.state = CST_LEASE_FREE;
+        leases->chunks[c].grad.state = CST_LEASE_FREE;
+    }
+    leases->n_held = 0;
+    leases->n_open = 0;
+    leases->n_items = 0;
+    leases->asked_ahead = CST_LEASE_NONE;
+    cst_lease_reset_step(leases);
+}
+
+/* -- planning --------------------------------------------------------------------------------- */
+
+static void push(struct cst_leases *leases, enum cst_lease_kind kind, uint32_t chunk, bool ahead,
+                 struct cst_lease lease)
+{
+    leases->items[leases->n_items++] =
+        (struct cst_lease_item){.kind = kind, .chunk = chunk, .ahead = ahead, .lease = lease};
+}
+
+static void drop_from(uint32_t *list, uint32_t *n, uint32_t chunk)
+{
+    for (uint32_t i = 0; i < *n; i++) {
+        if (list[i] == chunk) {
+            list[i] = list[--*n];
+            return;
+        }
+    }
+}
+
+static void fetch_weight(struct cst_leases *leases, uint32_t chunk, bool ahead)
+{
+    leases->chunks[chunk].weight.state = CST_LEASE_ASKED;
+    leases->held[leases->n_held++] = chunk;
+    push(leases, CST_LEASE_FETCH_WEIGHT, chunk, ahead, (struct cst_lease){0});
+}
+
+static void fetch_grad(struct cst_leases *leases, uint32_t chunk)
+{
+    leases->chunks[chunk].grad.state = CST_LEASE_ASKED;
+    leases->open[leases->n_open++] = chunk;
+    push(leases, CST_LEASE_FETCH_GRAD, chunk, false, (struct cst_lease){0});
+}
+
+/* Give back held weights that neither the marked operator uses nor @keep is. */
+static void release_others(struct cst_leases *leases, uint32_t keep)
+{
+    for (uint32_t i = 0; i < leases->n_held;) {
+        uint32_t c = leases->held[i];
+        struct cst_lease *lease = &leases->chunks[c].weight;
+
+        if (is_marked(leases, c) || c == keep || lease->state != CST_LEASE_HELD) {
+            i++;
+            continue;
+        }
+        push(leases, CST_LEASE_RELEASE, c, false, *lease);
+        lease->state = CST_LEASE_FREE;
+        leases->held[i] = leases->held[--leases->n_held];
+    }
+}
+
+static void hand_in(struct cst_leases *leases, uint32_t chunk)
+{
+    struct cst_lease_chunk *c = &leases->chunks[chunk];
+
+    push(leases, CST_LEASE_REDUCE_SCATTER, chunk, false, c->grad);
+    c->grad.state = CST_LEASE_FREE;
+    c->handed_in = true;
+    drop_from(leases->open, &leases->n_open, chunk);
+}
+
+/* Blocks that @op takes with all gradients that are or come open. */
+static uint32_t blocks_for(const struct cst_leases *leases, uint32_t op, bool backward)
+{
+    uint32_t n, blocks;
+    const uint32_t *chunks = cst_lease_op_chunks(leases, op, &n);
+
+    blocks = n + leases->n_open;
+    for (uint32_t i = 0; backward && i < n; i++) {
+        blocks += leases->chunks[chunks[i]].grad.state == CST_LEASE_FREE ? 1 : 0;
+    }
+    return blocks;
+}
+
+/* The chunk to have ready behind @op, or NONE: the way ends, or the pool has no block to spare. */
+static uint32_t wanted_ahead(const struct cst_leases *leases, uint32_t op, bool backward)
+{
+    if (blocks_for(leases, op, backward) >= leases->model.n_blocks) {
+        return CST_LEASE_NONE;
+    }
+    return leases->ahead[place_of(leases, op, backward)];
+}
+
+static bool lacks_something(const struct cst_leases *leases, uint32_t op, bool backward)
+{
+    uint32_t n;
+    const uint32_t *chunks = cst_lease_op_chunks(leases, op, &n);
+
+    for (uint32_t i = 0; i < n; i++) {
+        const struct cst_lease_chunk *c = &leases->chunks[chunks[i]];
+
+        if (c->weight.state != CST_LEASE_HELD || (backward && c->grad.state != CST_LEASE_HELD)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool cst_lease_must_settle(struct cst_leases *leases, uint32_t op, bool backward)
+{
+    uint32_t asked = leases->asked_ahead;
+
+    if (asked == CST_LEASE_NONE) {
+        return false;
+    }
+    mark_op(leases, op);
+    return is_marked(leases, asked) ||
+           (asked != wanted_ahead(leases, op, backward) && lacks_something(leases, op, backward));
+}
+
+uint32_t cst_lease_handed_in(const struct cst_leases *leases, uint32_t op)
+{
+    const struct cst_lease_operator *o = &leases->model.operators[op];
+
+    for (uint32_t i = 0; i < o->n_tensors; i++) {
+        if (leases->chunks[leases->model.tensor_chunk[o->tensors[i]]].handed_in) {
+            return o->tensors[i];
+        }
+    }
+    return CST_LEASE_NONE;
+}
+
+int cst_lease_begin(struct cst_leases *leases, uint32_t op, bool backward, struct cst_err *err)
+{
+    uint32_t n, blocks = blocks_for(leases, op, backward);
+    const uint32_t *chunks = cst_lease_op_chunks(leases, op, &n);
+
+    leases->n_items = 0;
+    if (blocks > leases->model.n_blocks) {
+        return cst_err_set(
+            err, CST_EPOOL,
+            "%u chunks of weights and %u chunks of gradients are needed at once, the "
+            "pool has %u blocks: operators come in another order than declared",
+            n, blocks - n, leases->model.n_blocks);
+    }
+    if (!lacks_something(leases, op, backward)) {
+        return CST_OK;
+    }
+    mark_op(leases, op);
+    release_others(leases, wanted_ahead(leases, op, backward));
+    for (uint32_t i = 0; i < n; i++) {
+        if (leases->chunks[chunks[i]].weight.state == CST_LEASE_FREE) {
+            fetch_weight(leases, chunks[i], false);
+        }
+    }
+    for (uint32_t i = 0; backward && i < n; i++) {
+        if (leases->chunks[chunks[i]].grad.state == CST_LEASE_FREE) {
+            fetch_grad(leases, chunks[i]);
+        }
+    }
+    return CST_OK;
+}
+
+void cst_lease_ahead(struct cst_leases *leases, uint32_t op, bool backward)
+{
+    uint32_t wanted = wanted_ahead(leases, op, backward);
+
+    leases->n_items = 0;
+    mark_op(leases, op);
+    if (leases->asked_ahead != CST_LEASE_NONE) {
+        /* A guess in flight takes the one place ahead, right or wrong. */
+        release_others(leases, leases->asked_ahead);
+        return;
+    }
+    release_others(leases, wanted);
+    if (wanted != CST_LEASE_NONE && leases->chunks[wanted].weight.state == CST_LEASE_FREE) {
+        fetch_weight(leases, wanted, true);
+        leases->asked_ahead = wanted;
+    }
+}
+
+/* An operator whose backward is run again in the same step adds to its gradients and is not counted
+ * again. */
+void cst_lease_end(struct cst_leases *leases, uint32_t op, bool backward)
+{
+    const struct cst_lease_operator *o = &leases->model.operators[op];
+
+    leases->n_items = 0;
+    if (!backward) {
+        return;
+    }
+    for (uint32_t i = 0; i < o->n_tensors; i++) {
+        leases->written[o->tensors[i]] = true;
+    }
+    for (uint32_t i = 0; !leases->op_done[op] && i < o->n_tensors; i++) {
+        uint32_t c = leases->model.tensor_chunk[o->tensors[i]];
+
+        if (--leases->chunks[c].uses_left == 0) {
+            hand_in(leases, c);
+        }
+    }
+    leases->op_done[op] = true;
+}
+
+void cst_lease_flush(struct cst_leases *leases)
+{
+    leases->n_items = 0;
+    while (leases->n_open > 0) {
+        hand_in(leases, leases->open[leases->n_open - 1]);
+    }
+    leases->mark++; /* no chunk is in use */
+    release_others(leases, CST_LEASE_NONE);
+}
+
+/* -- results ---------------------------------------------------------------------------------- */
+
+void cst_lease_grant(struct cst_leases *leases, const struct cst_lease_item *item,
+                     const struct cst_lease *lease, bool hit)
+{
+    struct cst_lease_chunk *c = &leases->chunks[item->chunk];
+    struct cst_lease *slot = item->kind == CST_LEASE_FETCH_GRAD ? &c->grad : &c->weight;
+
+    *slot = *lease;
+    slot->state = CST_LEASE_HELD;
+    if (item->ahead) {
+        leases->asked_ahead = CST_LEASE_NONE;
+    }
+    if (item->kind == CST_LEASE_FETCH_GRAD && !hit) {
+        for (uint32_t i = 0; i < c->n_tensors; i++) {
+            leases->written[leases->by_chunk[c->first_tensor + i]] = false;
+        }
+    }
+}
+
+void cst_lease_refuse(struct cst_leases *leases, const struct cst_lease_item *item)
+{
+    struct cst_lease_chunk *c = &leases->chunks[item->chunk];
+
+    if (item->kind == CST_LEASE_FETCH_GRAD) {
+        c->grad.state = CST_LEASE_FREE;
+        drop_from(leases->open, &leases->n_open, item->chunk);
+    } else {
+        c->weight.state = CST_LEASE_FREE;
+        drop_from(leases->held, &leases->n_held, item->chunk);
+    }
+    if (item->ahead) {
+        leases->asked_ahead = CST_LEASE_NONE;
+    }
+}

@@ -1,0 +1,135 @@
+/* Which chunks this rank holds, and what to say to the daemon at each border between operators.
+ * Pure: no sockets, no memory of tensors; it fills a list of items, the caller sends them and
+ * reports each result back.
+ *
+ *   begin(op)   RELEASE what neither this operator nor the chunk asked ahead needs, FETCH what it
+ * lacks: one batch, waited for ahead(op)   FETCH the first chunk on the expected way that this
+ * operator does not use: not waited for end(op)     REDUCE_SCATTER of the chunks whose last use in
+ * backward this was flush()     at the step: REDUCE_SCATTER of chunks begun and not complete,
+ * RELEASE of all weights
+ *
+ * The expected way is forward in order of declaration, then backward in reverse. Leased at once are
+ * the operator's weight chunks, the open gradient chunks and one chunk ahead: what cst_layout_need
+ * (offload/layout.h) promises for the smallest pool. */
+#ifndef CST_LEASE_H
+#define CST_LEASE_H
+
+#include "proto/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define CST_LEASE_NONE UINT32_MAX
+
+enum cst_lease_kind {
+    CST_LEASE_FETCH_WEIGHT = 1, /* numbers as BatchItem.Kind of proto/cistern.proto */
+    CST_LEASE_FETCH_GRAD = 2,
+    CST_LEASE_RELEASE = 3,
+    CST_LEASE_REDUCE_SCATTER = 4,
+};
+
+enum cst_lease_state { CST_LEASE_FREE, CST_LEASE_ASKED, CST_LEASE_HELD };
+
+struct cst_lease {
+    enum cst_lease_state state;
+    uint32_t slab;       /* where the block is, when HELD */
+    uint64_t offset;     /* bytes in the slab */
+    uint64_t generation; /* names the lease when it is given back */
+};
+
+struct cst_lease_item {
+    enum cst_lease_kind kind;
+    uint32_t chunk;
+    bool ahead;             /* FETCH_WEIGHT: nobody waits for it yet */
+    struct cst_lease lease; /* RELEASE, REDUCE_SCATTER: the one given back */
+};
+
+struct cst_lease_operator {
+    const uint32_t *tensors; /* numbers; borrowed */
+    uint32_t n_tensors;
+};
+
+struct cst_lease_model {
+    const struct cst_lease_operator *operators; /* in order of declaration; borrowed */
+    const uint32_t *tensor_chunk;               /* per tensor; borrowed */
+    uint32_t n_operators;
+    uint32_t n_tensors;
+    uint32_t n_chunks; /* each of tensor_chunk is below it */
+    uint32_t n_blocks; /* in this rank's pool */
+};
+
+struct cst_lease_chunk {
+    struct cst_lease weight;
+    struct cst_lease grad;
+    uint32_t n_uses;       /* operators' uses of all its tensors */
+    uint32_t uses_left;    /* of them, not ended in this step's backward */
+    uint32_t first_tensor; /* index into by_chunk */
+    uint32_t n_tensors;
+    uint32_t mark;  /* equals leases.mark: used by the operator looked at */
+    bool handed_in; /* in this step */
+};
+
+struct cst_leases {
+    struct cst_lease_model model;
+    struct cst_lease_chunk *chunks;
+    uint32_t *by_chunk;  /* tensor numbers, chunk by chunk */
+    uint32_t *op_first;  /* per operator: index into op_chunks; one more at the end */
+    uint32_t *op_chunks; /* an operator's chunks, without repeats */
+    uint32_t *ahead; /* per place on the way: the first later chunk that it does not use, or NONE */
+    uint32_t *ahead_at; /* per place: where on the way that is */
+    bool *written;      /* per tensor: has a gradient of this step */
+    bool *op_done;      /* per operator: its backward ended in this step */
+    uint32_t *held;     /* chunks whose weight is HELD or ASKED */
+    uint32_t *open;     /* chunks whose grad is HELD or ASKED */
+    uint32_t n_held, n_open;
+    uint32_t asked_ahead;         /* chunk of the FETCH ahead in flight, or NONE */
+    uint32_t mark;                /* see cst_lease_chunk.mark */
+    struct cst_lease_item *items; /* what to send, filled by the calls below */
+    uint32_t n_items;
+};
+
+/* CST_ENOMEM. On failure nothing is held. */
+int cst_lease_init(struct cst_leases *leases, const struct cst_lease_model *model,
+                   struct cst_err *err);
+void cst_lease_close(struct cst_leases *leases);
+
+/* All leases are void and a step starts anew (after a sync). */
+void cst_lease_forget(struct cst_leases *leases);
+
+/* A step was committed: the records of its gradients are wiped. Held weights stay. */
+void cst_lease_reset_step(struct cst_leases *leases);
+
+/* True while the reply to the FETCH ahead must come before begin can be planned: this operator
+ * needs that chunk, or a wrong guess has to be given back to make room. */
+bool cst_lease_must_settle(struct cst_leases *leases, uint32_t op, bool backward);
+
+/* A tensor of @op whose gradient was handed in already in this step, or CST_LEASE_NONE. */
+uint32_t cst_lease_handed_in(const struct cst_leases *leases, uint32_t op);
+
+/* Plan the batch that @op waits for; n_items is 0 where all is held. CST_EPOOL: with the gradients
+ * that are open the pool has not enough blocks for it (operators used in another order than
+ * declared). */
+int cst_lease_begin(struct cst_leases *leases, uint32_t op, bool backward, struct cst_err *err);
+
+/* Plan what is sent behind a begun operator, without waiting. */
+void cst_lease_ahead(struct cst_leases *leases, uint32_t op, bool backward);
+
+/* @op ends. Plans the hand-in of completed chunks; before it is sent, the stretches of tensors that
+ * are not `written` have to be zeroed by the caller. */
+void cst_lease_end(struct cst_leases *leases, uint32_t op, bool backward);
+
+/* Plan the end of the step; the same duty of zeroing. asked_ahead must be NONE. */
+void cst_lease_flush(struct cst_leases *leases);
+
+/* The daemon granted @item, a FETCH. @hit, for a gradient: the block has this attempt's earlier
+ * data. */
+void cst_lease_grant(struct cst_leases *leases, const struct cst_lease_item *item,
+                     const struct cst_lease *lease, bool hit);
+
+/* @item, a FETCH, was refused: it is not held. */
+void cst_lease_refuse(struct cst_leases *leases, const struct cst_lease_item *item);
+
+/* Chunks of @op, *n_out of them. Borrowed. */
+const uint32_t *cst_lease_op_chunks(const struct cst_leases *leases, uint32_t op, uint32_t *n_out);
+
+#endif

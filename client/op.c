@@ -1,0 +1,179 @@
+/* cst_op_begin and cst_op_end: what of an operator's chunks is missing is fetched, and its tensors
+ * get their addresses. */
+#include "client/op.h"
+
+#include "client/batch.h"
+
+#include <string.h>
+
+static void *address(const struct cst_job *job, const struct cst_lease *lease, uint32_t tensor)
+{
+    return (char *)job->slabs[lease->slab].base + lease->offset + 2 * job->tensor_offset[tensor];
+}
+
+static void fill_io(const struct cst_job *job, int op, bool backward, struct cst_io *io)
+{
+    const struct cst_lease_operator *o = &job->operators[op];
+
+    for (uint32_t i = 0; i < o->n_tensors; i++) {
+        uint32_t tensor = o->tensors[i];
+        const struct cst_lease_chunk *chunk = &job->leases.chunks[job->tensor_chunk[tensor]];
+
+        io[i] = (struct cst_io){
+            .weight = address(job, &chunk->weight, tensor),
+            .grad = backward ? address(job, &chunk->grad, tensor) : NULL,
+            .accumulate = backward && job->leases.written[tensor],
+            .n_elems = job->declare.tensors[tensor].n_elems,
+        };
+    }
+}
+
+void cst_op_zero_unwritten(struct cst_job *job)
+{
+    for (uint32_t i = 0; i < job->leases.n_items; i++) {
+        const struct cst_lease_item *item = &job->leases.items[i];
+        const struct cst_lease_chunk *chunk = &job->leases.chunks[item->chunk];
+
+        for (uint32_t j = 0; item->kind == CST_LEASE_REDUCE_SCATTER && j < chunk->n_tensors; j++) {
+            uint32_t tensor = job->leases.by_chunk[chunk->first_tensor + j];
+
+            if (!job->leases.written[tensor]) {
+                memset(address(job, &item->lease, tensor), 0,
+                       2 * job->declare.tensors[tensor].n_elems);
+            }
+        }
+    }
+}
+
+static int check_args(struct cst_job *job, int op, enum cst_direction direction,
+                      const struct cst_io *io, uint32_t n_io, struct cst_err *err)
+{
+    const struct cst_declare_operator *o;
+    uint32_t tensor;
+
+    if (op < 0 || (uint32_t)op >= job->declare.n_operators) {
+        return cst_err_set(err, CST_EINVAL, "operator %d, %u are declared", op,
+                           job->declare.n_operators);
+    }
+    o = &job->declare.operators[op];
+    if (direction != CST_FORWARD && direction != CST_BACKWARD) {
+        return cst_err_set(err, CST_EINVAL, "operator '%s': direction %d", o->name, (int)direction);
+    }
+    if (io == NULL || n_io != o->n_tensors) {
+        return cst_err_set(err, CST_EINVAL, "operator '%s': room for %u tensors, it uses %u",
+                           o->name, io == NULL ? 0 : n_io, o->n_tensors);
+    }
+    if (job->begun >= 0) {
+        return cst_err_set(err, CST_EINVAL, "operator '%s' begins inside of operator '%s'", o->name,
+                           job->declare.operators[job->begun].name);
+    }
+    tensor = direction == CST_BACKWARD ? cst_lease_handed_in(&job->leases, (uint32_t)op)
+                                       : CST_LEASE_NONE;
+    if (tensor != CST_LEASE_NONE) {
+        return cst_err_set(err, CST_EINVAL,
+                           "operator '%s': the gradient of tensor '%s' was handed in already in "
+                           "this step",
+                           o->name, job->declare.tensors[tensor].name);
+    }
+    return CST_OK;
+}
+
+/* Ask for what is missing; CST_OK: it was sent or nothing is. */
+static int ask(struct cst_job *job, uint32_t op, bool backward, struct cst_err *err)
+{
+    int rc;
+
+    if (cst_lease_must_settle(&job->leases, op, backward)) {
+        return CST_EAGAIN;
+    }
+    rc = cst_lease_begin(&job->leases, op, backward, err);
+    if (rc != CST_OK) {
+        (void)cst_err_prefix(err, "operator '%s'", job->declare.operators[op].name);
+        return rc;
+    }
+    job->awaited.status = CST_OK;
+    return cst_batch_send(job, true, err);
+}
+
+static int advance(struct cst_job *job, struct cst_err *err)
+{
+    uint32_t op = (uint32_t)job->pending.op;
+    bool backward = job->pending.backward;
+    int rc = cst_job_check_step(job, err);
+
+    if (rc == CST_OK && !job->pending.sent) {
+        rc = ask(job, op, backward, err);
+        job->pending.sent = rc == CST_OK;
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (job->n_awaited > 0) {
+        return CST_EAGAIN;
+    }
+    if (job->awaited.status != CST_OK) {
+        return cst_err_set(err, job->awaited.status, "operator '%s': %.256s",
+                           job->declare.operators[op].name, job->awaited.text);
+    }
+    cst_lease_ahead(&job->leases, op, backward);
+    return cst_batch_send(job, false, err);
+}
+
+static int begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
+                 uint32_t n_io, bool block, struct cst_err *err)
+{
+    struct cst_pending want = {
+        .kind = CST_PENDING_BEGIN, .op = op, .backward = direction == CST_BACKWARD};
+    int rc = cst_job_check_step(job, err);
+
+    if (rc == CST_OK) {
+        rc = check_args(job, op, direction, io, n_io, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_job_pend(job, &want, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_job_drive(job, advance, block, err);
+    }
+    if (rc == CST_OK) {
+        fill_io(job, op, want.backward, io);
+        job->begun = op;
+        job->begun_backward = want.backward;
+    }
+    return rc;
+}
+
+int cst_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
+                 uint32_t n_io, struct cst_err *err)
+{
+    return begin(job, op, direction, io, n_io, true, err);
+}
+
+int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
+                     uint32_t n_io, struct cst_err *err)
+{
+    return begin(job, op, direction, io, n_io, false, err);
+}
+
+/* An end in a void step ends the operator too: the worker is on its way to cst_sync. */
+int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
+{
+    int rc = cst_job_check_committed(job, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (job->begun < 0 || job->begun != op) {
+        return cst_err_set(err, CST_EINVAL, "end of operator %d, which is not begun (%s%s)", op,
+                           job->begun < 0 ? "none is" : "begun is ",
+                           job->begun < 0 ? "" : job->declare.operators[job->begun].name);
+    }
+    job->begun = -1;
+    rc = cst_job_check_step(job, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    cst_lease_end(&job->leases, (uint32_t)op, job->begun_backward);
+    cst_op_zero_unwritten(job);
+    return cst_batch_send(job, false, err);
+}

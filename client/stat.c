@@ -1,0 +1,49 @@
+/* cst_stat: this rank's line of the daemon's books. */
+#include "client/job.h"
+
+static void fill(const Cistern__JobInfo *job, const Cistern__RankInfo *rank,
+                 struct cst_rank_stat *out)
+{
+    *out = (struct cst_rank_stat){
+        .hits = rank->hits,
+        .misses = rank->misses,
+        .evictions = rank->evictions,
+        .prefetches = rank->prefetches,
+        .surprises = rank->surprises,
+        .bytes_up = rank->bytes_up,
+        .bytes_down = rank->bytes_down,
+        .pool_bytes = rank->pool != NULL ? rank->pool->capacity : 0,
+        .step = job->step,
+        .step_seconds = job->step_seconds,
+    };
+}
+
+int cst_stat(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err)
+{
+    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+    const Cistern__JobInfo *info;
+    struct cst_call call = {0};
+    int rc = cst_job_check(job, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    msg.name = job->name;
+    rc = cst_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
+                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor,
+                       err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    info = ((const Cistern__JobInfoReply *)call.reply)->job;
+    rc = cst_err_set(err, CST_ENOTFOUND, "job '%s': the daemon has no numbers of rank %u",
+                     job->name, job->rank);
+    for (size_t i = 0; rc != CST_OK && i < info->n_ranks; i++) {
+        if (info->ranks[i]->rank == job->rank) {
+            fill(info, info->ranks[i], out);
+            rc = CST_OK;
+        }
+    }
+    cst_call_reset(&call);
+    return rc;
+}

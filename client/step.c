@@ -1,0 +1,193 @@
+/* cst_sync, where a step begins for all ranks, and cst_step, where it ends. */
+#include "client/batch.h"
+#include "client/op.h"
+
+#include <string.h>
+
+/* -- sync ------------------------------------------------------------------------------------- */
+
+/* From here on replies to what was asked before are dropped, and if the sync fails the job waits
+ * for another. */
+static int start_sync(struct cst_job *job, struct cst_err *err)
+{
+    Cistern__Sync msg = CISTERN__SYNC__INIT;
+    struct cst_err cause;
+    int rc = cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_SYNC, &msg.base,
+                            CISTERN__MSG_TYPE__MSG_SYNCED, &cistern__synced__descriptor, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    (void)cst_err_set(&cause, CST_ESTALE, "a sync did not complete");
+    cst_job_void(job, &cause);
+    job->lease_epoch++;
+    job->n_awaited = 0;
+    job->begun = -1;
+    cst_lease_forget(&job->leases);
+    return CST_OK;
+}
+
+static int advance_sync(struct cst_job *job, struct cst_err *err)
+{
+    const Cistern__Synced *msg;
+    int rc = CST_OK;
+
+    if (job->call.state == CST_CALL_IDLE) {
+        rc = start_sync(job, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_job_answer(job, err);
+    }
+    if (rc == CST_OK) {
+        msg = (const Cistern__Synced *)job->call.reply;
+        job->attempt = msg->attempt;
+        job->steps = msg->step;
+        job->initialised = true;
+        job->synced = true;
+        job->void_step.status = CST_OK;
+        cst_call_reset(&job->call);
+    }
+    return rc;
+}
+
+static int sync_job(struct cst_job *job, bool block, uint64_t *step, struct cst_err *err)
+{
+    struct cst_pending want = {.kind = CST_PENDING_SYNC};
+    int rc = cst_job_check_committed(job, err);
+
+    if (rc == CST_OK) {
+        rc = cst_job_pend(job, &want, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_job_drive(job, advance_sync, block, err);
+    }
+    if (rc == CST_OK && step != NULL) {
+        *step = job->steps;
+    }
+    return rc;
+}
+
+int cst_sync(struct cst_job *job, uint64_t *step, struct cst_err *err)
+{
+    return sync_job(job, true, step, err);
+}
+
+int cst_try_sync(struct cst_job *job, uint64_t *step, struct cst_err *err)
+{
+    return sync_job(job, false, step, err);
+}
+
+/* -- step ------------------------------------------------------------------------------------- */
+
+static int start_step(struct cst_job *job, struct cst_err *err)
+{
+    const struct cst_hyper_params *p = &job->pending.params;
+    Cistern__Hyper hyper = CISTERN__HYPER__INIT;
+    Cistern__Step msg = CISTERN__STEP__INIT;
+
+    hyper.lr = p->lr;
+    hyper.beta1 = p->beta1 == 0.0f ? 0.9f : p->beta1;
+    hyper.beta2 = p->beta2 == 0.0f ? 0.999f : p->beta2;
+    hyper.eps = p->eps == 0.0f ? 1e-8f : p->eps;
+    hyper.weight_decay = p->weight_decay;
+    hyper.clip_norm = p->clip_norm;
+    hyper.grad_scale = p->grad_scale == 0.0f ? 1.0f : p->grad_scale;
+    msg.attempt = job->attempt;
+    msg.hyper = &hyper;
+    msg.has_loss = true;
+    msg.loss = p->loss;
+    return cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_STEP, &msg.base,
+                          CISTERN__MSG_TYPE__MSG_STEPPED, &cistern__stepped__descriptor, err);
+}
+
+/* Hand in and give back all that is left, and ask for the step right behind it: the daemon takes
+ * requests in order. */
+static int flush(struct cst_job *job, struct cst_err *err)
+{
+    int rc;
+
+    if (job->leases.asked_ahead != CST_LEASE_NONE) {
+        return CST_EAGAIN;
+    }
+    cst_lease_flush(&job->leases);
+    cst_op_zero_unwritten(job);
+    rc = cst_batch_send(job, false, err);
+    return rc == CST_OK ? start_step(job, err) : rc;
+}
+
+static int advance_step(struct cst_job *job, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    if (!job->pending.sent) {
+        rc = cst_job_check_step(job, err);
+        if (rc == CST_OK) {
+            rc = flush(job, err);
+        }
+        job->pending.sent = rc == CST_OK;
+    }
+    if (rc == CST_OK) {
+        rc = cst_job_answer(job, err);
+    }
+    if (rc == CST_EPEERDIED || rc == CST_ESTALE) {
+        cst_job_void(job, &job->call.err);
+    }
+    return rc;
+}
+
+static void take_step(struct cst_job *job, struct cst_step_result *result)
+{
+    const Cistern__Stepped *msg = (const Cistern__Stepped *)job->call.reply;
+
+    job->steps = msg->step;
+    if (result != NULL) {
+        *result = (struct cst_step_result){
+            .step = msg->step,
+            .skipped = msg->skipped,
+            .grad_norm = msg->grad_norm,
+            .clip = msg->clip,
+            .loss = msg->loss,
+            .n_skipped = msg->n_skipped,
+        };
+    }
+    cst_call_reset(&job->call);
+    cst_lease_reset_step(&job->leases);
+}
+
+static int step_job(struct cst_job *job, bool block, const struct cst_hyper_params *params,
+                    struct cst_step_result *result, struct cst_err *err)
+{
+    struct cst_pending want = {.kind = CST_PENDING_STEP};
+    int rc = cst_job_check_committed(job, err);
+
+    if (rc == CST_OK && params == NULL) {
+        rc = cst_err_set(err, CST_EINVAL, "job '%s': a step without parameters", job->name);
+    }
+    if (rc == CST_OK && job->begun >= 0) {
+        rc = cst_err_set(err, CST_EINVAL, "a step inside of operator '%s'",
+                         job->declare.operators[job->begun].name);
+    }
+    if (rc == CST_OK) {
+        want.params = *params;
+        rc = cst_job_pend(job, &want, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_job_drive(job, advance_step, block, err);
+    }
+    if (rc == CST_OK) {
+        take_step(job, result);
+    }
+    return rc;
+}
+
+int cst_step(struct cst_job *job, const struct cst_hyper_params *params,
+             struct cst_step_result *result, struct cst_err *err)
+{
+    return step_job(job, true, params, result, err);
+}
+
+int cst_try_step(struct cst_job *job, const struct cst_hyper_params *params,
+                 struct cst_step_result *result, struct cst_err *err)
+{
+    return step_job(job, false, params, result, err);
+}
