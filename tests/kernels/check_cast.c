@@ -1,0 +1,145 @@
+#include "tests/kernels/hostile.h"
+
+#include <math.h>
+
+static const uint32_t low_halves[] = {0x0000, 0x0001, 0x1234, 0x7fff,
+                                      0x8000, 0x8001, 0xc000, 0xffff};
+
+#define N_LOW (sizeof low_halves / sizeof low_halves[0])
+#define N_ALL (65536 * N_LOW)
+
+/* bf16 of @x by definition: of the two neighbours the nearer one, the even one in a tie, beyond the
+ * largest by the same rule with 2^128 in the place of infinity. Not NaN. */
+static uint16_t nearest(uint32_t bits)
+{
+    uint32_t sign = bits & 0x80000000u;
+    uint32_t down = (bits & 0x7fff0000u) >> 16;
+    double x = (double)hostile_from_bits(bits & 0x7fffffffu);
+    double a = (double)hostile_from_bits(down << 16);
+    double b = down + 1 == 0x7f80 ? 0x1p128 : (double)hostile_from_bits((down + 1) << 16);
+
+    if (isinf(x)) {
+        return (uint16_t)(bits >> 16);
+    }
+    if (b - x < x - a || (b - x == x - a && (down & 1) != 0)) {
+        down++;
+    }
+    return (uint16_t)((sign >> 16) | down);
+}
+
+/* Every bf16 and its surroundings is rounded to nearest even in every variant; NaN is quieted, sign
+ * and upper payload kept. */
+START_TEST(test_cast_rounds_to_nearest_even)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    float *src = hostile_buffer(N_ALL * sizeof *src);
+    uint16_t *dst = hostile_buffer(N_ALL * sizeof *dst);
+
+    if (kernels == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < N_ALL; i++) {
+        uint32_t bits = (uint32_t)(i / N_LOW) << 16 | low_halves[i % N_LOW];
+
+        memcpy(&src[i], &bits, sizeof bits);
+    }
+    kernels->cast(N_ALL, src, dst);
+    for (uint32_t i = 0; i < N_ALL; i++) {
+        uint32_t bits = (uint32_t)(i / N_LOW) << 16 | low_halves[i % N_LOW];
+        bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+        uint16_t want = is_nan ? (uint16_t)((bits >> 16) | 0x40u) : nearest(bits);
+
+        ck_assert_msg(dst[i] == want, "%s: %08x became %04x, not %04x", kernels->isa, bits, dst[i],
+                      want);
+    }
+}
+END_TEST
+
+/* Up and down again gives every bf16 back (signalling NaN quieted). */
+START_TEST(test_upcast_is_exact)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    uint16_t *src = hostile_buffer(65536 * sizeof *src);
+    float *mid = hostile_buffer(65536 * sizeof *mid);
+
+    if (kernels == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < 65536; i++) {
+        src[i] = (uint16_t)i;
+    }
+    kernels->upcast(65536, src, mid);
+    for (uint32_t i = 0; i < 65536; i++) {
+        uint32_t bits;
+
+        memcpy(&bits, &mid[i], sizeof bits);
+        ck_assert_uint_eq(bits, i << 16);
+    }
+}
+END_TEST
+
+/* Any length, any alignment of whole elements: the reference's bits, and not one element more. */
+START_TEST(test_variants_agree)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    uint64_t state = hostile_seed();
+
+    if (kernels == NULL) {
+        return;
+    }
+    for (size_t n = 0; n < 150; n++) {
+        size_t before = hostile_next(&state) % 40;
+        float *fp32 = hostile_buffer((before + n) * sizeof *fp32);
+        uint16_t *bf16 = hostile_buffer((before + n) * sizeof *bf16);
+        uint16_t *want16 = calloc(before + n + 1, sizeof *want16);
+        float *up = hostile_buffer((before + n) * sizeof *up);
+        float *want = calloc(before + n + 1, sizeof *want);
+
+        for (size_t i = 0; i < before + n; i++) {
+            fp32[i] = hostile_fp32(&state);
+        }
+        kernels->cast(n, fp32 + before, bf16 + before);
+        cst_cast_ref(n, fp32 + before, want16 + before);
+        ck_assert_mem_eq(bf16, want16, (before + n) * sizeof *bf16);
+        kernels->upcast(n, bf16 + before, up + before);
+        cst_upcast_ref(n, bf16 + before, want + before);
+        ck_assert_mem_eq(up, want, (before + n) * sizeof *up);
+        free(want16);
+        free(want);
+    }
+}
+END_TEST
+
+/* Dispatch: the best row that can be used, a row by name, NULL for one that does not exist. */
+START_TEST(test_get_finds_rows)
+{
+    unsigned n;
+    const struct cst_kernels *rows = cst_kernels_all(&n);
+    const struct cst_kernels *best = cst_kernels_get(NULL);
+
+    ck_assert_uint_ge(n, 1);
+    ck_assert_ptr_nonnull(best);
+    ck_assert(best->usable());
+    for (unsigned i = 0; i < n; i++) {
+        ck_assert_ptr_eq(cst_kernels_get(rows[i].isa), rows[i].usable() ? &rows[i] : NULL);
+        ck_assert(!rows[i].usable() || best >= &rows[i]);
+    }
+    ck_assert_str_eq(rows[0].isa, "ref");
+    ck_assert_ptr_null(cst_kernels_get("z80"));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("cast");
+    TCase *cast = tcase_create("cast");
+    TCase *kernels = tcase_create("kernels");
+
+    tcase_add_loop_test(cast, test_cast_rounds_to_nearest_even, 0, hostile_n_rows());
+    tcase_add_loop_test(cast, test_upcast_is_exact, 0, hostile_n_rows());
+    tcase_add_loop_test(cast, test_variants_agree, 0, hostile_n_rows());
+    tcase_add_test(kernels, test_get_finds_rows);
+    suite_add_tcase(suite, cast);
+    suite_add_tcase(suite, kernels);
+    return hostile_main(suite);
+}

@@ -1,0 +1,215 @@
+#include "tests/kernels/hostile.h"
+
+#include "proto/table.h"
+
+#include <math.h>
+
+#define MAX_SRC 9
+
+/* Sources that end at unmapped pages, @n elements each at a random misalignment, hostile or
+ * ordinary. */
+static void fill_sources(uint16_t *src[MAX_SRC], size_t n, bool hostile, uint64_t *state)
+{
+    for (int r = 0; r < MAX_SRC; r++) {
+        src[r] = (uint16_t *)hostile_buffer((n + 40) * sizeof *src[r]) + 40;
+        if (hostile_next(state) % 2 == 0) {
+            src[r] -= hostile_next(state) % 40;
+        }
+        for (size_t i = 0; i < n; i++) {
+            src[r][i] = hostile ? hostile_bf16(state) : cst_fp32_to_bf16(hostile_unit(state));
+        }
+    }
+}
+
+/* Run @kernels and the reference on the same sources, into a row of their own. */
+static void compare(const struct cst_kernels *kernels, size_t n, uint32_t n_src,
+                    uint16_t *const src[MAX_SRC])
+{
+    const uint16_t *const *in = (const uint16_t *const *)(const void *)src;
+    uint16_t *got = hostile_buffer(n * sizeof *got);
+    uint16_t *want = calloc(n + 1, sizeof *want);
+    double sum = kernels->reduce(n, n_src, in, got);
+    double want_sum = cst_reduce_ref(n, n_src, in, want);
+
+    ck_assert_mem_eq(got, want, n * sizeof *got);
+    ck_assert_msg(memcmp(&sum, &want_sum, sizeof sum) == 0, "%s: n %zu, n_src %u: %a, not %a",
+                  kernels->isa, n, n_src, sum, want_sum);
+    free(want);
+}
+
+/* Every variant has the reference's bits, sums of squares included: any length, number of sources,
+ * alignment, hostile values. */
+START_TEST(test_variants_agree)
+{
+    static const size_t lengths[] = {0,  1,  2,  7,   8,   15,  16,   17,   31,
+                                     32, 33, 63, 100, 255, 511, 4095, 4096, 1000};
+    const struct cst_kernels *kernels = hostile_row(_i);
+    uint64_t state = hostile_seed();
+    uint16_t *src[MAX_SRC];
+
+    if (kernels == NULL) {
+        return;
+    }
+    for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
+        fill_sources(src, lengths[l], l % 2 == 0, &state);
+        for (uint32_t n_src = 0; n_src <= MAX_SRC; n_src++) {
+            compare(kernels, lengths[l], n_src, src);
+        }
+    }
+}
+END_TEST
+
+/* The result may go into one of the sources, whichever. */
+START_TEST(test_in_place)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    uint64_t state = hostile_seed();
+    const size_t n = 1003;
+    uint16_t *src[MAX_SRC];
+    uint16_t want[1003];
+
+    if (kernels == NULL) {
+        return;
+    }
+    for (int target = 0; target < 3; target++) {
+        double sum;
+        double want_sum;
+
+        fill_sources(src, n, true, &state);
+        want_sum = cst_reduce_ref(n, 3, (const uint16_t *const *)(const void *)src, want);
+        sum = kernels->reduce(n, 3, (const uint16_t *const *)(const void *)src, src[target]);
+        ck_assert_mem_eq(src[target], want, sizeof want);
+        ck_assert_mem_eq(&sum, &want_sum, sizeof sum);
+    }
+}
+END_TEST
+
+/* Contributions are added in rank order in fp32: 2^24 + 1 - 2^24 is 0, 2^24 - 2^24 + 1 is 1; one
+ * sum is rounded once, to bf16. */
+START_TEST(test_rank_order)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    const uint16_t big[17] = {[0 ... 16] = 0x4b80};
+    const uint16_t one[17] = {[0 ... 16] = 0x3f80};
+    const uint16_t minus_big[17] = {[0 ... 16] = 0xcb80};
+    uint16_t dst[17];
+
+    if (kernels == NULL) {
+        return;
+    }
+    kernels->reduce(17, 3, (const uint16_t *const[]){big, one, minus_big}, dst);
+    ck_assert_uint_eq(dst[0], 0);
+    ck_assert_uint_eq(dst[16], 0);
+    kernels->reduce(17, 3, (const uint16_t *const[]){big, minus_big, one}, dst);
+    ck_assert_uint_eq(dst[0], 0x3f80);
+    ck_assert_uint_eq(dst[16], 0x3f80);
+}
+END_TEST
+
+/* No source gives zeros; one keeps its bits (minus zero too); infinity minus infinity is
+ * CST_REDUCE_NAN; the sum of squares is finite exactly when all gradients are. */
+START_TEST(test_special_values)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    const uint16_t a[3] = {0x8000, 0x7f80, 0xff81};
+    const uint16_t b[3] = {0x8000, 0xff80, 0x3f80};
+    const uint16_t huge[3] = {0x7f7f, 0xff7f, 0x0001};
+    uint16_t dst[3] = {1, 2, 3};
+    double sum;
+
+    if (kernels == NULL) {
+        return;
+    }
+    ck_assert(kernels->reduce(3, 0, NULL, dst) == 0.0);
+    ck_assert_mem_eq(dst, ((uint16_t[]){0, 0, 0}), sizeof dst);
+    sum = kernels->reduce(3, 1, (const uint16_t *const[]){a}, dst);
+    ck_assert_mem_eq(dst, ((uint16_t[]){0x8000, 0x7f80, 0xffc1}), sizeof dst);
+    ck_assert(isnan(sum) && !signbit(sum));
+    sum = kernels->reduce(2, 1, (const uint16_t *const[]){a}, dst);
+    ck_assert(isinf(sum));
+    sum = kernels->reduce(3, 2, (const uint16_t *const[]){a, b}, dst);
+    ck_assert_mem_eq(dst, ((uint16_t[]){0x8000, CST_REDUCE_NAN, CST_REDUCE_NAN}), sizeof dst);
+    ck_assert(isnan(sum) && !signbit(sum));
+    sum = kernels->reduce(3, 1, (const uint16_t *const[]){huge}, dst);
+    ck_assert_mem_eq(dst, huge, sizeof dst);
+    ck_assert(isfinite(sum));
+}
+END_TEST
+
+/* Sum of squares of a tile and norm of many tiles, against long double. A sum of k nonnegative
+ * terms in double has a relative error of at most k * 2^-53; a square of a bf16 is exact. */
+START_TEST(test_norm_against_long_double)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    struct cst_table_tile *tiles = calloc(200, sizeof *tiles);
+    uint64_t state = hostile_seed();
+    long double want = 0.0L;
+    double got;
+
+    if (kernels == NULL) {
+        free(tiles);
+        return;
+    }
+    for (int t = 0; t < 200; t++) {
+        uint16_t grad[CST_TILE_ELEMS];
+        uint16_t dst[CST_TILE_ELEMS];
+        size_t n = t % 3 == 0 ? CST_TILE_ELEMS : hostile_next(&state) % CST_TILE_ELEMS;
+        long double tile = 0.0L;
+
+        for (size_t i = 0; i < n; i++) {
+            grad[i] = cst_fp32_to_bf16(ldexpf(hostile_unit(&state), (int)(i % 30) - 20));
+            tile += (long double)cst_bf16_to_fp32(grad[i]) * (long double)cst_bf16_to_fp32(grad[i]);
+        }
+        tiles[t].sum_squares = kernels->reduce(n, 1, (const uint16_t *const[]){grad}, dst);
+        ck_assert(fabsl(tiles[t].sum_squares - tile) <= tile * CST_TILE_ELEMS * 0x1p-53L);
+        want += tile;
+    }
+    got = cst_norm_sum(tiles, 200);
+    ck_assert(fabsl(got - want) <= want * (CST_TILE_ELEMS + 200) * 0x1p-53L);
+    ck_assert(cst_norm_sum(tiles, 0) == 0.0);
+    tiles[100].sum_squares = (double)INFINITY;
+    ck_assert(isinf(cst_norm_sum(tiles, 200)));
+    free(tiles);
+}
+END_TEST
+
+/* The bits themselves are part of the format: a sum made by another compiler, machine or version is
+ * the same. */
+START_TEST(test_golden_bits)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    uint64_t hash = HOSTILE_HASH_START;
+    uint64_t state = 1;
+    uint16_t *src[MAX_SRC];
+    uint16_t dst[1003];
+
+    if (kernels == NULL) {
+        return;
+    }
+    for (int k = 0; k < 2; k++) {
+        double sum;
+
+        fill_sources(src, 1003, k == 0, &state);
+        sum = kernels->reduce(1003, 5, (const uint16_t *const *)(const void *)src, dst);
+        hash = hostile_hash(hash, dst, sizeof dst);
+        hash = hostile_hash(hash, &sum, sizeof sum);
+    }
+    ck_assert_msg(hash == 0xa0220c22a6f4559aull, "%s: %#llx", kernels->isa,
+                  (unsigned long long)hash);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("reduce");
+    TCase *reduce = tcase_create("reduce");
+
+    tcase_add_loop_test(reduce, test_variants_agree, 0, hostile_n_rows());
+    tcase_add_loop_test(reduce, test_in_place, 0, hostile_n_rows());
+    tcase_add_loop_test(reduce, test_rank_order, 0, hostile_n_rows());
+    tcase_add_loop_test(reduce, test_special_values, 0, hostile_n_rows());
+    tcase_add_loop_test(reduce, test_norm_against_long_double, 0, hostile_n_rows());
+    tcase_add_loop_test(reduce, test_golden_bits, 0, hostile_n_rows());
+    suite_add_tcase(suite, reduce);
+    return hostile_main(suite);
+}
