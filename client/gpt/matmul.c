@@ -1,0 +1,231 @@
+#include "client/gpt/matmul.h"
+
+#include "client/gpt/memory.h"
+
+#include <dnnl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_SHAPES 64 /* a model uses 13 for training and 5 for sampling */
+
+struct product {
+    size_t m, n, k;        /* shape of the product */
+    bool turn_a, turn_b;   /* how the operands are stored */
+    dnnl_primitive_t run;  /* the compiled product */
+    dnnl_memory_t a, b, c; /* descriptors with a pointer set before each run */
+    dnnl_memory_t scratch; /* likewise */
+};
+
+struct gpt_matmul {
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    bool bf16;            /* operands */
+    void *scratch;        /* scratchpad of all products */
+    size_t scratch_bytes; /* its size */
+    size_t n_products;    /* entries in products */
+    struct product products[MAX_SHAPES];
+};
+
+bool gpt_matmul_fast_bf16(void)
+{
+    const int isa = (int)dnnl_get_effective_cpu_isa();
+
+    /* The values are sets of bits: each names what it contains. */
+    return (isa & (int)dnnl_cpu_isa_avx512_core_bf16) == (int)dnnl_cpu_isa_avx512_core_bf16;
+}
+
+static int dnnl_fault(dnnl_status_t status, const char *what, struct cst_err *err)
+{
+    if (status == dnnl_unimplemented) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "oneDNN has no %s on this CPU", what);
+    }
+    return cst_err_set(err, status == dnnl_out_of_memory ? CST_ENOMEM : CST_EINTERNAL,
+                       "oneDNN: %s: status %d", what, (int)status);
+}
+
+int gpt_matmul_open(struct gpt_matmul **out, bool bf16, struct cst_err *err)
+{
+    struct gpt_matmul *mm = calloc(1, sizeof *mm);
+    dnnl_status_t status;
+
+    if (mm == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory");
+    }
+    mm->bf16 = bf16;
+    status = dnnl_engine_create(&mm->engine, dnnl_cpu, 0);
+    if (status == dnnl_success) {
+        status = dnnl_stream_create(&mm->stream, mm->engine, dnnl_stream_default_flags);
+    }
+    if (status != dnnl_success) {
+        gpt_matmul_close(mm);
+        return dnnl_fault(status, "engine", err);
+    }
+    *out = mm;
+    return 0;
+}
+
+static void product_close(struct product *p)
+{
+    dnnl_memory_destroy(p->a);
+    dnnl_memory_destroy(p->b);
+    dnnl_memory_destroy(p->c);
+    dnnl_memory_destroy(p->scratch);
+    dnnl_primitive_destroy(p->run);
+}
+
+void gpt_matmul_close(struct gpt_matmul *mm)
+{
+    if (mm == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < mm->n_products; i++) {
+        product_close(&mm->products[i]);
+    }
+    dnnl_stream_destroy(mm->stream);
+    dnnl_engine_destroy(mm->engine);
+    gpt_memory_put(mm->scratch);
+    free(mm);
+}
+
+static dnnl_status_t describe(dnnl_memory_desc_t *md, size_t rows, size_t columns, bool turned,
+                              dnnl_data_type_t type)
+{
+    const dnnl_dims_t dims = {(dnnl_dim_t)rows, (dnnl_dim_t)columns};
+    const dnnl_dims_t strides = {turned ? 1 : (dnnl_dim_t)columns, turned ? (dnnl_dim_t)rows : 1};
+
+    return dnnl_memory_desc_init_by_strides(md, 2, dims, type, strides);
+}
+
+/* The primitive descriptor of @p, with user scratchpad. */
+static dnnl_status_t product_plan(const struct gpt_matmul *mm, const struct product *p,
+                                  dnnl_memory_desc_t md[3], dnnl_primitive_desc_t *out)
+{
+    const dnnl_data_type_t type = mm->bf16 ? dnnl_bf16 : dnnl_f32;
+    dnnl_matmul_desc_t desc;
+    dnnl_primitive_attr_t attr = NULL;
+    dnnl_status_t status = describe(&md[0], p->m, p->k, p->turn_a, type);
+
+    if (status == dnnl_success) {
+        status = describe(&md[1], p->k, p->n, p->turn_b, type);
+    }
+    if (status == dnnl_success) {
+        status = describe(&md[2], p->m, p->n, false, dnnl_f32);
+    }
+    if (status == dnnl_success) {
+        status = dnnl_matmul_desc_init(&desc, &md[0], &md[1], NULL, &md[2]);
+    }
+    if (status == dnnl_success) {
+        status = dnnl_primitive_attr_create(&attr);
+    }
+    if (status == dnnl_success) {
+        status = dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
+    }
+    if (status == dnnl_success) {
+        status = dnnl_primitive_desc_create(out, &desc, attr, mm->engine, NULL);
+    }
+    dnnl_primitive_attr_destroy(attr);
+    return status;
+}
+
+static dnnl_status_t product_build(struct gpt_matmul *mm, struct product *p, size_t *scratch_out)
+{
+    dnnl_memory_desc_t md[3];
+    dnnl_primitive_desc_t plan = NULL;
+    const dnnl_memory_desc_t *scratch;
+    dnnl_status_t status = product_plan(mm, p, md, &plan);
+
+    if (status != dnnl_success) {
+        return status;
+    }
+    scratch = dnnl_primitive_desc_query_md(plan, dnnl_query_scratchpad_md, 0);
+    *scratch_out = dnnl_memory_desc_get_size(scratch);
+    status = dnnl_memory_create(&p->scratch, scratch, mm->engine, DNNL_MEMORY_NONE);
+    if (status == dnnl_success) {
+        status = dnnl_memory_create(&p->a, &md[0], mm->engine, DNNL_MEMORY_NONE);
+    }
+    if (status == dnnl_success) {
+        status = dnnl_memory_create(&p->b, &md[1], mm->engine, DNNL_MEMORY_NONE);
+    }
+    if (status == dnnl_success) {
+        status = dnnl_memory_create(&p->c, &md[2], mm->engine, DNNL_MEMORY_NONE);
+    }
+    if (status == dnnl_success) {
+        status = dnnl_primitive_create(&p->run, plan);
+    }
+    dnnl_primitive_desc_destroy(plan);
+    return status;
+}
+
+/* Find or make the product of this shape. */
+static int product_get(struct gpt_matmul *mm, const struct product *key, struct product **out,
+                       struct cst_err *err)
+{
+    struct product fresh = *key;
+    dnnl_status_t status;
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < mm->n_products; i++) {
+        struct product *p = &mm->products[i];
+
+        if (p->m == key->m && p->n == key->n && p->k == key->k && p->turn_a == key->turn_a &&
+            p->turn_b == key->turn_b) {
+            *out = p;
+            return 0;
+        }
+    }
+    if (mm->n_products == MAX_SHAPES) {
+        return cst_err_set(err, CST_EINTERNAL, "more than %d shapes of products", MAX_SHAPES);
+    }
+    status = product_build(mm, &fresh, &bytes);
+    if (status == dnnl_success && bytes > mm->scratch_bytes) {
+        void *scratch = gpt_memory_get(bytes);
+
+        status = scratch == NULL ? dnnl_out_of_memory : dnnl_success;
+        if (scratch != NULL) {
+            gpt_memory_put(mm->scratch);
+            mm->scratch = scratch;
+            mm->scratch_bytes = bytes;
+        }
+    }
+    if (status != dnnl_success) {
+        product_close(&fresh);
+        return dnnl_fault(status, mm->bf16 ? "matmul in bf16" : "matmul in fp32", err);
+    }
+    mm->products[mm->n_products] = fresh;
+    *out = &mm->products[mm->n_products++];
+    return 0;
+}
+
+static void *unconst(const void *p)
+{
+    return (void *)(uintptr_t)p;
+}
+
+int gpt_matmul(struct gpt_matmul *mm, size_t m, size_t n, size_t k, const void *a, bool turn_a,
+               const void *b, bool turn_b, float *c, struct cst_err *err)
+{
+    const struct product key = {.m = m, .n = n, .k = k, .turn_a = turn_a, .turn_b = turn_b};
+    struct product *p = NULL;
+    dnnl_status_t status;
+    int rc = product_get(mm, &key, &p, err);
+
+    if (rc != 0) {
+        return rc;
+    }
+    dnnl_memory_set_data_handle(p->a, unconst(a));
+    dnnl_memory_set_data_handle(p->b, unconst(b));
+    dnnl_memory_set_data_handle(p->c, c);
+    dnnl_memory_set_data_handle(p->scratch, mm->scratch);
+    status = dnnl_primitive_execute(p->run, mm->stream, 4,
+                                    (const dnnl_exec_arg_t[]){
+                                        {DNNL_ARG_SRC, p->a},
+                                        {DNNL_ARG_WEIGHTS, p->b},
+                                        {DNNL_ARG_DST, p->c},
+                                        {DNNL_ARG_SCRATCHPAD, p->scratch},
+                                    });
+    if (status == dnnl_success) {
+        status = dnnl_stream_wait(mm->stream);
+    }
+    return status == dnnl_success ? 0 : dnnl_fault(status, "matmul", err);
+}

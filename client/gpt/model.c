@@ -1,0 +1,122 @@
+#include "client/gpt/model.h"
+
+#include "client/gpt/rng.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define TENSORS_PER_BLOCK 12
+#define OPERATORS_PER_BLOCK 4
+
+/* Append a tensor; columns 0: a vector. Returns its number. */
+static int add_tensor(struct gpt_model *m, const char *prefix, const char *name, uint32_t rows,
+                      uint32_t columns, float mean, float deviation)
+{
+    struct gpt_tensor *t = &m->tensors[m->n_tensors];
+
+    *t = (struct gpt_tensor){
+        .shape = {rows, columns},
+        .n_dims = columns == 0 ? 1 : 2,
+        .n_elems = (uint64_t)rows * (columns == 0 ? 1 : columns),
+        .decay_scale = columns == 0 ? 0.0f : 1.0f,
+        .mean = mean,
+        .deviation = deviation,
+    };
+    (void)snprintf(t->name, sizeof t->name, "%s%s", prefix, name);
+    m->n_params += t->n_elems;
+    return (int)m->n_tensors++;
+}
+
+static struct gpt_operator *add_operator(struct gpt_model *m, const char *prefix, const char *name,
+                                         enum gpt_op_kind kind, uint32_t layer)
+{
+    struct gpt_operator *op = &m->operators[m->n_operators++];
+
+    *op = (struct gpt_operator){.kind = kind, .layer = layer};
+    (void)snprintf(op->name, sizeof op->name, "%s%s", prefix, name);
+    return op;
+}
+
+static void use(struct gpt_operator *op, int tensor)
+{
+    op->tensors[op->n_tensors++] = tensor;
+}
+
+static void add_block(struct gpt_model *m, uint32_t layer)
+{
+    const uint32_t d = m->width;
+    const float residual = (float)(0.02 / sqrt(2.0 * m->layers));
+    struct gpt_operator *op;
+    char prefix[16];
+
+    (void)snprintf(prefix, sizeof prefix, "h%u.", layer);
+    op = add_operator(m, prefix, "qkv", GPT_OP_QKV, layer);
+    use(op, add_tensor(m, prefix, "ln1.w", d, 0, 1, 0));
+    use(op, add_tensor(m, prefix, "ln1.b", d, 0, 0, 0));
+    use(op, add_tensor(m, prefix, "qkv.w", d, 3 * d, 0, 0.02f));
+    use(op, add_tensor(m, prefix, "qkv.b", 3 * d, 0, 0, 0));
+    op = add_operator(m, prefix, "proj", GPT_OP_PROJ, layer);
+    use(op, add_tensor(m, prefix, "proj.w", d, d, 0, residual));
+    use(op, add_tensor(m, prefix, "proj.b", d, 0, 0, 0));
+    op = add_operator(m, prefix, "fc", GPT_OP_FC, layer);
+    use(op, add_tensor(m, prefix, "ln2.w", d, 0, 1, 0));
+    use(op, add_tensor(m, prefix, "ln2.b", d, 0, 0, 0));
+    use(op, add_tensor(m, prefix, "fc.w", d, 4 * d, 0, 0.02f));
+    use(op, add_tensor(m, prefix, "fc.b", 4 * d, 0, 0, 0));
+    op = add_operator(m, prefix, "fcproj", GPT_OP_FCPROJ, layer);
+    use(op, add_tensor(m, prefix, "fcproj.w", 4 * d, d, 0, residual));
+    use(op, add_tensor(m, prefix, "fcproj.b", d, 0, 0, 0));
+}
+
+int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, struct cst_err *err)
+{
+    struct gpt_model m = {.layers = options->layers, .heads = options->heads};
+    struct gpt_operator *op;
+    int wte, wpe;
+
+    m.width = options->width;
+    m.context = options->context;
+    m.tensors = calloc(4 + (size_t)TENSORS_PER_BLOCK * m.layers, sizeof *m.tensors);
+    m.operators = calloc(2 + (size_t)OPERATORS_PER_BLOCK * m.layers, sizeof *m.operators);
+    if (m.tensors == NULL || m.operators == NULL) {
+        gpt_model_close(&m);
+        return cst_err_set(err, CST_ENOMEM, "out of memory for a model of %u layers", m.layers);
+    }
+    wte = add_tensor(&m, "", "wte", GPT_VOCAB, m.width, 0, 0.02f);
+    wpe = add_tensor(&m, "", "wpe", m.context, m.width, 0, 0.01f);
+    m.tensors[wte].decay_scale = 0.0f;
+    m.tensors[wpe].decay_scale = 0.0f;
+    op = add_operator(&m, "", "embed", GPT_OP_EMBED, 0);
+    use(op, wte);
+    use(op, wpe);
+    for (uint32_t i = 0; i < m.layers; i++) {
+        add_block(&m, i);
+    }
+    op = add_operator(&m, "", "head", GPT_OP_HEAD, 0);
+    use(op, add_tensor(&m, "", "lnf.w", m.width, 0, 1, 0));
+    use(op, add_tensor(&m, "", "lnf.b", m.width, 0, 0, 0));
+    use(op, wte);
+    *model = m;
+    return 0;
+}
+
+void gpt_model_close(struct gpt_model *model)
+{
+    free(model->tensors);
+    free(model->operators);
+    *model = (struct gpt_model){0};
+}
+
+void gpt_model_initial(const struct gpt_model *model, uint64_t seed, uint32_t tensor,
+                       uint64_t first, uint64_t n, float *out)
+{
+    const struct gpt_tensor *t = &model->tensors[tensor];
+
+    for (uint64_t i = 0; i < n; i++) {
+        out[i] = t->mean;
+        if (t->deviation > 0.0f) {
+            out[i] += t->deviation * gpt_rng_normal(seed, tensor, first + i);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+/* What the model is made of: its tensors and operators, in the order in which they are declared to
+ * the store. No memory for weights and no arithmetic here.
+ *
+ * Operators, in the order of the forward pass; backwards they come in the opposite order:
+ *   embed: wte wpe | per block: qkv: ln1.w ln1.b w b | proj: w b | fc: ln2.w ln2.b w b | fcproj: w
+ * b | head: lnf.w lnf.b wte */
+#ifndef GPT_MODEL_H
+#define GPT_MODEL_H
+
+#include "client/gpt/options.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define GPT_VOCAB 256        /* bytes */
+#define GPT_MAX_OP_TENSORS 4 /* of an operator */
+
+enum gpt_op_kind { GPT_OP_EMBED, GPT_OP_QKV, GPT_OP_PROJ, GPT_OP_FC, GPT_OP_FCPROJ, GPT_OP_HEAD };
+
+struct gpt_tensor {
+    char name[32];
+    int64_t shape[2];
+    uint32_t n_dims;
+    uint64_t n_elems;
+    float decay_scale; /* 1 for matrices, 0 for biases, norms and embeddings */
+    float mean;        /* of the initial weights */
+    float deviation;   /* of the initial weights */
+};
+
+struct gpt_operator {
+    char name[32];
+    enum gpt_op_kind kind;
+    uint32_t layer; /* of a block's operator */
+    int tensors[GPT_MAX_OP_TENSORS];
+    uint32_t n_tensors;
+};
+
+struct gpt_model {
+    uint32_t layers, heads, width, context;
+    struct gpt_tensor *tensors;
+    uint32_t n_tensors;
+    struct gpt_operator *operators;
+    uint32_t n_operators;
+    uint64_t n_params;
+};
+
+/* CST_ENOMEM. gpt_model_close frees. */
+int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, struct cst_err *err);
+void gpt_model_close(struct gpt_model *model);
+
+/* Initial values of elements [first, first + n) of @tensor: GPT-2's deviations (0.02, projections
+ * into the residual stream divided by sqrt(2 layers)), each element a function of (seed, tensor,
+ * element) alone. */
+void gpt_model_initial(const struct gpt_model *model, uint64_t seed, uint32_t tensor,
+                       uint64_t first, uint64_t n, float *out);
+
+#endif

@@ -1,0 +1,38 @@
+#include "client/gpt/parallel.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+void gpt_parallel(unsigned n_threads, size_t n, gpt_parallel_fn fn, void *arg)
+{
+#ifdef _OPENMP
+    if (n_threads > 1) {
+#pragma omp parallel for num_threads(n_threads) schedule(static, 1)
+        for (unsigned t = 0; t < n_threads; t++) {
+            const size_t first = n * t / n_threads, last = n * (t + 1) / n_threads;
+
+            if (first < last) {
+                fn(arg, t, first, last);
+            }
+        }
+        return;
+    }
+#endif
+    (void)n_threads;
+    if (n > 0) {
+        fn(arg, 0, 0, n);
+    }
+}
+
+/* Which OpenMP runtime oneDNN brought, if any, is known only at run time: nothing is linked for it.
+ */
+void gpt_parallel_limit(unsigned n_threads)
+{
+    void *symbol = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
+    void (*set)(int);
+
+    if (symbol != NULL) {
+        memcpy(&set, &symbol, sizeof set);
+        set((int)n_threads);
+    }
+}

@@ -1,0 +1,161 @@
+#include "client/gpt/progress.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <time.h>
+#include <unistd.h>
+
+#define DRAW_SECONDS 0.1 /* least time between two drawings */
+#define PLAIN_STEPS 10   /* between two plain lines */
+
+static double now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+int gpt_progress_open(struct gpt_progress *progress, bool quiet, const char *json_path, bool append,
+                      uint64_t first_step, uint64_t last_step, uint64_t step_tokens,
+                      struct cst_err *err)
+{
+    struct gpt_progress p = {.quiet = quiet, .last_step = last_step, .step_tokens = step_tokens};
+
+    if (json_path != NULL) {
+        p.json = fopen(json_path, append ? "ae" : "we");
+        if (p.json == NULL) {
+            return cst_err_errno(err, CST_EIO, errno, "--log-json '%s'", json_path);
+        }
+    }
+    p.terminal = isatty(STDOUT_FILENO) != 0;
+    p.first_done = first_step;
+    p.begun = p.stepped = now();
+    *progress = p;
+    return 0;
+}
+
+bool gpt_progress_wants_stat(const struct gpt_progress *progress, uint64_t step)
+{
+    if (progress->json != NULL) {
+        return true;
+    }
+    if (progress->quiet) {
+        return false;
+    }
+    return progress->terminal ? now() - progress->drawn >= DRAW_SECONDS : step % PLAIN_STEPS == 0;
+}
+
+/* "71.3 %", or "-" where there is no pool. */
+static void hit_rate(const struct cst_rank_stat *stat, char out[16])
+{
+    const uint64_t asked = stat == NULL ? 0 : stat->hits + stat->misses;
+
+    if (asked == 0) {
+        (void)snprintf(out, 16, "-");
+    } else {
+        (void)snprintf(out, 16, "%.1f %%", 100.0 * (double)stat->hits / (double)asked);
+    }
+}
+
+static void print_line(struct gpt_progress *p, const struct gpt_progress_step *s)
+{
+    const struct cst_step_result *r = s->result;
+    const uint64_t left = p->last_step > r->step ? p->last_step - r->step : 0;
+    char hits[16];
+
+    hit_rate(s->stat, hits);
+    (void)printf("%sstep %" PRIu64 "/%" PRIu64 "  loss %.4f  norm %.2f  %.0f tokens/s  hits %s  "
+                 "eta %.0f s%s%s",
+                 p->terminal ? "\r" : "", r->step, p->last_step, r->loss, r->grad_norm,
+                 p->pace > 0 ? (double)p->step_tokens / p->pace : 0.0, hits, p->pace * (double)left,
+                 r->skipped ? "  SKIPPED" : "", p->terminal ? "\033[K" : "\n");
+    (void)fflush(stdout);
+    p->drawn = now();
+}
+
+/* NaN and infinity are no JSON. */
+static void json_number(FILE *f, const char *name, double value)
+{
+    if (isfinite(value)) {
+        (void)fprintf(f, ", \"%s\": %.9g", name, value);
+    } else {
+        (void)fprintf(f, ", \"%s\": null", name);
+    }
+}
+
+static void json_step(struct gpt_progress *p, const struct gpt_progress_step *s, double seconds)
+{
+    const struct cst_step_result *r = s->result;
+
+    (void)fprintf(p->json, "{\"step\": %" PRIu64, r->step);
+    json_number(p->json, "loss", r->loss);
+    json_number(p->json, "lr", s->lr);
+    json_number(p->json, "grad_norm", r->grad_norm);
+    json_number(p->json, "clip", (double)r->clip);
+    json_number(p->json, "seconds", seconds);
+    json_number(p->json, "tokens_per_s", (double)p->step_tokens / seconds);
+    if (s->stat != NULL) {
+        (void)fprintf(p->json,
+                      ", \"hits\": %" PRIu64 ", \"misses\": %" PRIu64 ", \"bytes_up\": %" PRIu64
+                      ", \"bytes_down\": %" PRIu64 ", \"pool_bytes\": %" PRIu64,
+                      s->stat->hits, s->stat->misses, s->stat->bytes_up, s->stat->bytes_down,
+                      s->stat->pool_bytes);
+    }
+    (void)fprintf(p->json, ", \"skipped\": %s}\n", r->skipped ? "true" : "false");
+    (void)fflush(p->json);
+}
+
+int gpt_progress_step(struct gpt_progress *p, const struct gpt_progress_step *step,
+                      struct cst_err *err)
+{
+    const double t = now(), seconds = t - p->stepped;
+
+    p->stepped = t;
+    p->last_loss = step->result->loss;
+    if (p->n_steps++ == 0) {
+        p->first_loss = step->result->loss;
+    } else { /* the first step also makes the primitives */
+        p->pace = p->pace > 0 ? 0.9 * p->pace + 0.1 * seconds : seconds;
+    }
+    if (!p->quiet &&
+        (p->terminal ? t - p->drawn >= DRAW_SECONDS || step->result->step == p->last_step
+                     : p->n_steps == 1 || step->result->step % PLAIN_STEPS == 0)) {
+        print_line(p, step);
+    }
+    if (p->json != NULL) {
+        json_step(p, step, seconds);
+        if (ferror(p->json)) {
+            return cst_err_set(err, CST_EIO, "--log-json: cannot write");
+        }
+    }
+    return 0;
+}
+
+int gpt_progress_close(struct gpt_progress *p, const struct cst_rank_stat *stat, uint64_t n_params,
+                       struct cst_err *err)
+{
+    const double seconds = now() - p->begun;
+    int rc = 0;
+
+    if (!p->quiet && p->n_steps > 0) {
+        (void)printf("%sdone: %" PRIu64 " steps in %.1f s, loss %.4f -> %.4f, %.0f tokens/s",
+                     p->terminal ? "\n" : "", p->n_steps, seconds, p->first_loss, p->last_loss,
+                     (double)(p->n_steps * p->step_tokens) / seconds);
+        if (stat != NULL && stat->pool_bytes > 0) {
+            char hits[16];
+
+            hit_rate(stat, hits);
+            (void)printf(", pool %.1f %% of weights, hits %s",
+                         100.0 * (double)stat->pool_bytes / (2.0 * (double)n_params), hits);
+        }
+        (void)printf("\n");
+        (void)fflush(stdout);
+    }
+    if (p->json != NULL && fclose(p->json) != 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "--log-json");
+    }
+    p->json = NULL;
+    return rc;
+}

@@ -1,0 +1,159 @@
+#include "client/gpt/store.h"
+
+#include <stdlib.h>
+
+struct daemon_store {
+    struct gpt_store head;
+    const struct gpt_model *model; /* borrowed */
+    struct cst_client *client;
+    struct cst_job *job; /* freed with client */
+};
+
+/* Numbers of tensors and operators in the job are those in the model: both count up from 0 in order
+ * of declaration. */
+static int declare(struct cst_job *job, const struct gpt_model *model, struct cst_err *err)
+{
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        const struct gpt_tensor *t = &model->tensors[i];
+        const int number = cst_tensor_scaled(job, t->name, CST_BF16, t->n_dims, t->shape,
+                                             CST_GROUP_ALL, 1.0f, t->decay_scale);
+
+        if (number < 0) {
+            *err = *cst_job_error(job);
+            return number;
+        }
+    }
+    for (uint32_t i = 0; i < model->n_operators; i++) {
+        const struct gpt_operator *op = &model->operators[i];
+        const int number = cst_operator(job, op->name, op->tensors, op->n_tensors);
+
+        if (number < 0) {
+            *err = *cst_job_error(job);
+            return number;
+        }
+    }
+    return 0;
+}
+
+static uint64_t pool_bytes(const struct gpt_options *options, const struct gpt_model *model)
+{
+    if (options->pool_percent > 0) {
+        return (uint64_t)(options->pool_percent / 100.0 * 2.0 * (double)model->n_params);
+    }
+    return options->pool_bytes;
+}
+
+static struct daemon_store *self(struct gpt_store *store)
+{
+    return (struct daemon_store *)(void *)store;
+}
+
+static bool daemon_initialised(const struct gpt_store *store)
+{
+    return cst_job_initialised(((const struct daemon_store *)(const void *)store)->job);
+}
+
+static int daemon_sync(struct gpt_store *store, uint64_t *step, struct cst_err *err)
+{
+    return cst_sync(self(store)->job, step, err);
+}
+
+static int daemon_op_begin(struct gpt_store *store, uint32_t op, enum cst_direction direction,
+                           struct cst_io *io, uint32_t n_io, struct cst_err *err)
+{
+    return cst_op_begin(self(store)->job, (int)op, direction, io, n_io, err);
+}
+
+static int daemon_op_end(struct gpt_store *store, uint32_t op, struct cst_err *err)
+{
+    return cst_op_end(self(store)->job, (int)op, err);
+}
+
+static int daemon_step(struct gpt_store *store, const struct cst_hyper_params *params,
+                       struct cst_step_result *result, struct cst_err *err)
+{
+    return cst_step(self(store)->job, params, result, err);
+}
+
+static int daemon_read(struct gpt_store *store, uint32_t tensor, enum cst_state state,
+                       uint64_t first, uint64_t n_elems, void *data, struct cst_err *err)
+{
+    return cst_tensor_read(self(store)->job, (int)tensor, state, first, n_elems, data, err);
+}
+
+static int daemon_write(struct gpt_store *store, uint32_t tensor, enum cst_state state,
+                        uint64_t first, uint64_t n_elems, const void *data, struct cst_err *err)
+{
+    return cst_tensor_write(self(store)->job, (int)tensor, state, first, n_elems, data, err);
+}
+
+static int daemon_stat(struct gpt_store *store, struct cst_rank_stat *out, struct cst_err *err)
+{
+    return cst_stat(self(store)->job, out, err);
+}
+
+static void daemon_close(struct gpt_store *store, bool good)
+{
+    struct daemon_store *s = self(store);
+
+    if (good && s->job != NULL) {
+        (void)cst_job_leave(s->job, NULL); /* the daemon sees us go either way */
+    }
+    cst_disconnect(s->client);
+    free(s);
+}
+
+static const struct gpt_store_ops daemon_ops = {
+    .name = "daemon",
+    .initialised = daemon_initialised,
+    .sync = daemon_sync,
+    .op_begin = daemon_op_begin,
+    .op_end = daemon_op_end,
+    .step = daemon_step,
+    .read = daemon_read,
+    .write = daemon_write,
+    .stat = daemon_stat,
+    .close = daemon_close,
+};
+
+int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *options,
+                          const struct gpt_model *model, struct cst_err *err)
+{
+    const struct cst_job_spec spec = {
+        .name = options->job,
+        .rank = options->rank,
+        .world = options->world,
+        .pool_bytes = pool_bytes(options, model),
+        .chunk_elems = options->chunk,
+    };
+    struct daemon_store *s = calloc(1, sizeof *s);
+    int rc;
+
+    if (s == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory");
+    }
+    s->head.ops = &daemon_ops;
+    s->model = model;
+    rc = cst_connect(&s->client, options->socket, err);
+    if (rc != 0) {
+        goto err_free;
+    }
+    rc = cst_job_open(&s->job, s->client, &spec, err);
+    if (rc != 0) {
+        goto err_disconnect;
+    }
+    rc = declare(s->job, model, err);
+    if (rc == 0) {
+        rc = cst_commit(s->job, &s->head.plan, err);
+    }
+    if (rc != 0) {
+        goto err_disconnect;
+    }
+    *out = &s->head;
+    return 0;
+err_disconnect:
+    cst_disconnect(s->client);
+err_free:
+    free(s);
+    return rc;
+}

@@ -1,0 +1,22 @@
+/* A team of threads for passes over memory: started once, pinned one per usable core, woken per
+ * pass. */
+#ifndef GPT_TEAM_H
+#define GPT_TEAM_H
+
+#include "proto/status.h"
+
+#include <stdint.h>
+
+struct gpt_team;
+
+/* Called in each thread of the team, @member of @n_members. */
+typedef void (*gpt_team_fn)(void *arg, unsigned member, unsigned n_members);
+
+/* @n_threads 0: one per usable core. CST_ENOMEM. */
+int gpt_team_open(struct gpt_team **out, unsigned n_threads, struct cst_err *err);
+void gpt_team_close(struct gpt_team *team);
+
+/* Run @fn on all members and wait for them. One caller at a time. */
+void gpt_team_run(struct gpt_team *team, gpt_team_fn fn, void *arg);
+
+#endif

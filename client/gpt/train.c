@@ -1,0 +1,238 @@
+#include "client/gpt/train.h"
+
+#include "client/gpt/dump.h"
+#include "client/gpt/pass.h"
+#include "client/gpt/progress.h"
+#include "client/gpt/sample.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#define WRITE_ELEMS 65536 /* of initial weights at a time */
+
+struct train {
+    const struct gpt_options *options;
+    const struct gpt_model *model;
+    const struct gpt_data *data;
+    struct gpt_store *store;
+    uint32_t rank;
+    struct gpt_pass pass;
+    struct gpt_progress progress;
+    FILE *losses; /* --loss-file of rank 0 or of a process; NULL: none */
+};
+
+double gpt_train_lr(const struct gpt_options *o, uint64_t step)
+{
+    double part;
+
+    if (step < o->warmup) {
+        return o->lr * (double)(step + 1) / (double)o->warmup;
+    }
+    if (step >= o->steps) {
+        return o->min_lr;
+    }
+    part = (double)(step - o->warmup) / (double)(o->steps - o->warmup);
+    return o->min_lr + 0.5 * (o->lr - o->min_lr) * (1.0 + cos(part * 3.14159265358979323846));
+}
+
+static int write_initial(const struct train *t, struct cst_err *err)
+{
+    float *slice = malloc(WRITE_ELEMS * sizeof *slice);
+    int rc = 0;
+
+    if (slice == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory");
+    }
+    for (uint32_t i = 0; rc == 0 && i < t->model->n_tensors; i++) {
+        const uint64_t n = t->model->tensors[i].n_elems;
+
+        for (uint64_t at = 0; rc == 0 && at < n; at += WRITE_ELEMS) {
+            const uint64_t now = n - at < WRITE_ELEMS ? n - at : WRITE_ELEMS;
+
+            gpt_model_initial(t->model, t->options->seed, i, at, now, slice);
+            rc = t->store->ops->write(t->store, i, CST_STATE_MASTER, at, now, slice, err);
+        }
+    }
+    free(slice);
+    return rc;
+}
+
+static bool is_void(int rc)
+{
+    return rc == CST_EPEERDIED || rc == CST_ESTALE;
+}
+
+/* Wait until all ranks are there; *step is the one to do. Each turn of the loop is the death of a
+ * peer. */
+static int sync_all(struct train *t, uint64_t *step, struct cst_err *err)
+{
+    int rc;
+
+    do {
+        rc = t->store->ops->sync(t->store, step, err);
+    } while (is_void(rc));
+    return rc;
+}
+
+/* Forward, backward, commit. */
+static int one_step(struct train *t, uint64_t step, struct cst_step_result *result,
+                    struct cst_err *err)
+{
+    const struct gpt_options *o = t->options;
+    struct cst_hyper_params params = {
+        .lr = (float)gpt_train_lr(o, step),
+        .beta1 = (float)o->beta1,
+        .beta2 = (float)o->beta2,
+        .eps = 1e-8f,
+        .weight_decay = (float)o->weight_decay,
+        .clip_norm = (float)o->clip,
+        .grad_scale = 1.0f / (float)o->world,
+    };
+    int rc;
+
+    gpt_data_batch(t->data, o->seed, step, t->rank, o->batch, o->context, t->pass.tokens,
+                   t->pass.targets);
+    rc = gpt_pass_forward(&t->pass, t->store, o->batch, &params.loss, err);
+    if (rc == 0) {
+        rc = gpt_pass_backward(&t->pass, t->store, err);
+    }
+    if (rc == 0) {
+        rc = t->store->ops->step(t->store, &params, result, err);
+    }
+    return rc;
+}
+
+/* Everything that follows a commit: it is never done twice. */
+static int tell_step(struct train *t, const struct cst_step_result *result, double lr,
+                     struct cst_err *err)
+{
+    struct gpt_progress_step told = {.result = result, .lr = lr};
+    struct cst_rank_stat stat;
+    int rc = 0;
+
+    if (t->losses != NULL && fprintf(t->losses, "%a\n", result->loss) < 0) {
+        return cst_err_errno(err, CST_EIO, errno, "--loss-file '%s'", t->options->loss_file);
+    }
+    if (t->options->dump_grads != NULL && result->step == 1 && t->rank == t->options->rank) {
+        rc = gpt_dump_grads(t->options->dump_grads, t->model, t->store, err);
+    }
+    if (rc == 0 && gpt_progress_wants_stat(&t->progress, result->step)) {
+        rc = t->store->ops->stat(t->store, &stat, err);
+        told.stat = &stat;
+    }
+    if (rc == 0) {
+        rc = gpt_progress_step(&t->progress, &told, err);
+    }
+    return rc;
+}
+
+static int run_steps(struct train *t, uint64_t step, struct cst_err *err)
+{
+    int rc = 0;
+
+    while (rc == 0 && step < t->options->steps) {
+        struct cst_step_result result;
+
+        rc = one_step(t, step, &result, err);
+        if (is_void(rc)) {
+            rc = sync_all(t, &step, err);
+        } else if (rc == 0) {
+            rc = tell_step(t, &result, gpt_train_lr(t->options, step), err);
+            step = result.step;
+        }
+    }
+    return rc;
+}
+
+static int print_sample(struct train *t, struct cst_err *err)
+{
+    const struct gpt_options *o = t->options;
+    char *text = malloc(o->sample + 1);
+    int rc;
+
+    if (text == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory: a sample of %llu bytes",
+                           (unsigned long long)o->sample);
+    }
+    rc = gpt_sample(&t->pass, t->store, o->prompt, o->seed, o->temperature, o->sample, text, err);
+    if (rc == 0) {
+        (void)printf("sample:\n%s", o->prompt);
+        (void)fwrite(text, 1, o->sample, stdout);
+        (void)printf("\n");
+    }
+    free(text);
+    return rc;
+}
+
+/* Files that one rank of a process writes: of the process's own rank, and of rank 0 where the
+ * process is all ranks. */
+static int open_files(struct train *t, uint64_t step, struct cst_err *err)
+{
+    const struct gpt_options *o = t->options;
+    const bool mine = t->rank == o->rank;
+    int rc = gpt_progress_open(&t->progress, o->quiet || t->rank != 0, mine ? o->log_json : NULL,
+                               step > 0, step, o->steps, (uint64_t)o->batch * o->context * o->world,
+                               err);
+
+    if (rc == 0 && mine && o->loss_file != NULL) {
+        t->losses = fopen(o->loss_file, step > 0 ? "ae" : "we");
+        if (t->losses == NULL) {
+            rc = cst_err_errno(err, CST_EIO, errno, "--loss-file '%s'", o->loss_file);
+        }
+    }
+    return rc;
+}
+
+static int close_files(struct train *t, struct cst_err *err)
+{
+    struct cst_rank_stat stat;
+    int rc = t->store->ops->stat(t->store, &stat, err);
+
+    if (rc == 0) {
+        rc = gpt_progress_close(&t->progress, &stat, t->model->n_params, err);
+    }
+    if (t->losses != NULL && fclose(t->losses) != 0 && rc == 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "--loss-file '%s'", t->options->loss_file);
+    }
+    t->losses = NULL;
+    return rc;
+}
+
+int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
+              const struct gpt_data *data, struct gpt_store *store, uint32_t rank, unsigned threads,
+              bool bf16, struct cst_err *err)
+{
+    struct train t = {.options = options, .model = model, .data = data, .store = store};
+    uint64_t step = 0;
+    int rc;
+
+    t.rank = rank;
+    rc = gpt_pass_open(&t.pass, model, options->batch, bf16, threads, err);
+    if (rc != 0) {
+        return rc;
+    }
+    if (rank == 0 && !store->ops->initialised(store)) {
+        rc = write_initial(&t, err);
+    }
+    if (rc == 0) {
+        rc = sync_all(&t, &step, err);
+    }
+    if (rc == 0) {
+        rc = open_files(&t, step, err);
+    }
+    if (rc == 0) {
+        rc = run_steps(&t, step, err);
+    }
+    if (rc == 0) {
+        rc = close_files(&t, err);
+    }
+    if (rc == 0 && rank == options->rank && options->dump_weights != NULL) {
+        rc = gpt_dump_weights(options->dump_weights, model, store, err);
+    }
+    if (rc == 0 && rank == 0 && options->sample > 0) {
+        rc = print_sample(&t, err);
+    }
+    gpt_pass_close(&t.pass);
+    return rc;
+}

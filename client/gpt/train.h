@@ -1,0 +1,22 @@
+/* The life of one rank: weights, steps, files, sample. The same code whether the rank is a process
+ * with a daemon or a thread with the local store. */
+#ifndef GPT_TRAIN_H
+#define GPT_TRAIN_H
+
+#include "client/gpt/data.h"
+#include "client/gpt/model.h"
+#include "client/gpt/options.h"
+#include "client/gpt/store.h"
+
+/* Train until --steps are committed, from wherever the job stands. @threads: compute threads;
+ * @bf16: operands. The caller keeps everything, and closes @store. Rank 0 writes progress and the
+ * sample to standard output. Statuses of the store, gpt_matmul, CST_EIO, CST_ENOMEM. */
+int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
+              const struct gpt_data *data, struct gpt_store *store, uint32_t rank, unsigned threads,
+              bool bf16, struct cst_err *err);
+
+/* Learning rate of step @step (from 0): linear warm-up, then half a cosine from --lr down to
+ * --min-lr. */
+double gpt_train_lr(const struct gpt_options *options, uint64_t step);
+
+#endif
