@@ -1,0 +1,145 @@
+/* What the core has to say: commands, replies, log lines. Room is made before an event is digested,
+ * so nothing here can fail. */
+#include "offload/parts.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void cst_actions_init(struct cst_actions *actions)
+{
+    memset(actions, 0, sizeof *actions);
+}
+
+void cst_actions_close(struct cst_actions *actions)
+{
+    free(actions->v);
+    cst_actions_init(actions);
+}
+
+static int reserve_actions(struct cst_actions *actions, size_t n)
+{
+    struct cst_action *v;
+
+    if (n <= actions->capacity) {
+        return CST_OK;
+    }
+    v = realloc(actions->v, n * sizeof *v);
+    if (v == NULL) {
+        return CST_ENOMEM;
+    }
+    actions->v = v;
+    actions->capacity = n;
+    return CST_OK;
+}
+
+int cst_core_reserve(struct cst_core *core, struct cst_actions *actions)
+{
+    /* Each waiting request can cause a reply, a load and a staging copy; each chunk a reduction or
+     * an update; each rank a prefetch, a reply and a log line. */
+    size_t fixed =
+        2 * (size_t)core->n_chunks + (size_t)core->world * (core->prefetch_depth + 2) + 16;
+    size_t in_flight = 4 * (size_t)core->n_chunks + core->n_blocks + 64;
+    int status = cst_requests_reserve(&core->requests);
+
+    if (status == CST_OK) {
+        status = reserve_actions(actions, 3 * (size_t)core->requests.capacity + fixed);
+    }
+    if (status == CST_OK) {
+        status =
+            cst_flights_reserve(&core->flights, (uint32_t)(in_flight + core->requests.capacity));
+    }
+    return status;
+}
+
+static struct cst_action *add(struct cst_core *core, enum cst_action_kind kind)
+{
+    struct cst_actions *actions = core->actions;
+    struct cst_action *a;
+
+    assert(actions->n < actions->capacity);
+    a = &actions->v[actions->n++];
+    a->kind = kind;
+    return a;
+}
+
+struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kind kind,
+                                     uint32_t node, struct cst_flight *flight)
+{
+    struct cst_command *command = &add(core, CST_ACT_COMMAND)->command;
+
+    memset(command, 0, sizeof *command);
+    command->kind = kind;
+    command->node = node;
+    command->ticket = ++core->last_ticket;
+    flight->ticket = command->ticket;
+    cst_flights_add(&core->flights, flight);
+    return command;
+}
+
+void cst_command_after(struct cst_command *command, uint64_t ticket)
+{
+    if (ticket != 0) {
+        assert(command->n_after < CST_COMMAND_MAX_AFTER);
+        command->after[command->n_after++] = ticket;
+    }
+}
+
+struct cst_reply *cst_core_reply(struct cst_core *core, uint64_t tag)
+{
+    struct cst_reply *reply;
+
+    if (tag == 0) {
+        return NULL;
+    }
+    reply = &add(core, CST_ACT_REPLY)->reply;
+    memset(reply, 0, sizeof *reply);
+    reply->tag = tag;
+    return reply;
+}
+
+void cst_core_refuse(struct cst_core *core, uint64_t tag, int status, const char *fmt, ...)
+{
+    struct cst_reply *reply = cst_core_reply(core, tag);
+    va_list ap;
+
+    if (reply != NULL) {
+        reply->status = status;
+        reply->err.status = status;
+        va_start(ap, fmt);
+        (void)vsnprintf(reply->err.text, sizeof reply->err.text, fmt, ap);
+        va_end(ap);
+    }
+}
+
+void cst_core_refuse_err(struct cst_core *core, uint64_t tag, const struct cst_err *err)
+{
+    struct cst_reply *reply = cst_core_reply(core, tag);
+
+    if (reply != NULL) {
+        reply->status = err->status;
+        reply->err = *err;
+    }
+}
+
+void cst_core_log(struct cst_core *core, int status, const char *fmt, ...)
+{
+    struct cst_err *line = &add(core, CST_ACT_LOG)->log;
+    va_list ap;
+
+    line->status = status;
+    va_start(ap, fmt);
+    (void)vsnprintf(line->text, sizeof line->text, fmt, ap);
+    va_end(ap);
+}
+
+struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
+                                    uint64_t elem)
+{
+    const struct cst_layout_row *r = &core->layout->chunks[chunk].rows[row];
+    uint64_t elem_bytes = row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4;
+
+    return (struct cst_place){.segment = core->arena_segments[r->segment],
+                              .offset = r->offset + elem * elem_bytes};
+}

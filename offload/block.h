@@ -1,0 +1,92 @@
+/* A rank's pool: blocks, their states, which chunk is in which block. Keeps the books; decides
+ * nothing.
+ *
+ *         load            copy done           evict
+ *   FREE ------> LOADING ----------> RESIDENT ------> FREE   weights; RESIDENT may be leased
+ *    |                                  | new weights while leased
+ *    |                                  +-----> STALE ------> FREE at the last release
+ *    | open       hand in          all ranks handed in
+ *    +----> OPEN --------> PENDING ------------> REDUCING ------> FREE   gradients
+ *                             | block is wanted
+ *                             +--------> STAGING ------> FREE   the grad row holds it now
+ *
+ *   RESIDENT, STALE, OPEN --hang-up while leased--> QUARANTINED --death or sync--> FREE */
+#ifndef CST_BLOCK_H
+#define CST_BLOCK_H
+
+#include "offload/core.h"
+#include "offload/request.h"
+
+#define CST_NONE UINT32_MAX
+
+enum cst_block_state {
+    CST_BLOCK_FREE,
+    CST_BLOCK_LOADING,     /* a copy up is under way; requests may wait for it */
+    CST_BLOCK_RESIDENT,    /* holds a chunk's current weights; leases >= 0 */
+    CST_BLOCK_STALE,       /* leased weights of before the last commit or write; leases > 0 */
+    CST_BLOCK_OPEN,        /* a leased gradient; leases = 1 */
+    CST_BLOCK_PENDING,     /* a gradient handed in, waits for other ranks */
+    CST_BLOCK_STAGING,     /* it is being copied to the chunk's grad row */
+    CST_BLOCK_REDUCING,    /* a reduction reads it */
+    CST_BLOCK_QUARANTINED, /* its lessee hung up and may still run */
+    CST_BLOCK_STATES,
+};
+
+struct cst_block {
+    enum cst_block_state state;
+    uint32_t chunk;     /* CST_NONE while free */
+    uint32_t leases;    /* fetches not released */
+    uint32_t next_free; /* list of free blocks, CST_NONE: last */
+    bool dropped; /* LOADING: what arrives is out of date; STAGING: nobody wants it any more */
+    uint64_t generation; /* of the lease; 0 while there was none */
+    uint64_t ticket;     /* of the command that moves it; 0: none */
+    uint64_t last_use;   /* the core's use counter when it was last granted, released or loaded */
+    struct cst_queue waiters; /* LOADING: fetches that it will answer */
+};
+
+struct cst_pool {
+    struct cst_block *blocks; /* n_blocks; owned */
+    uint32_t n_blocks;
+    uint32_t blocks_per_slab;
+    const uint32_t *segments; /* segment id per slab; borrowed */
+    uint32_t *weight_of;      /* per chunk: its LOADING or RESIDENT block, or CST_NONE; owned */
+    uint32_t *grad_of;        /* per chunk: block of its gradient in this collection; owned */
+    uint32_t free_head;       /* CST_NONE: none is free */
+    uint32_t count[CST_BLOCK_STATES]; /* blocks by state */
+    uint32_t n_leased_resident;       /* of the RESIDENT ones */
+    bool changed;                     /* a waiting fetch may have a chance now */
+};
+
+/* CST_ENOMEM: nothing is owned. */
+int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config, uint32_t n_chunks);
+void cst_pool_close(struct cst_pool *pool);
+
+/* A free block in @state for @chunk, out of the free list; CST_NONE if none is free. weight_of and
+ * grad_of are the caller's business. */
+uint32_t cst_pool_take(struct cst_pool *pool, enum cst_block_state state, uint32_t chunk);
+
+/* Go to @state, which the table must allow. FREE: forgets everything and puts it on the free list.
+ */
+void cst_block_move(struct cst_pool *pool, uint32_t block, enum cst_block_state state);
+
+/* One lease more or less on a RESIDENT or STALE block. */
+void cst_block_lease(struct cst_pool *pool, uint32_t block);
+void cst_block_unlease(struct cst_pool *pool, uint32_t block);
+
+/* End all leases of a RESIDENT block. */
+void cst_block_unlease_all(struct cst_pool *pool, uint32_t block);
+
+/* Where a block lies, on the wire. @capacity: elements of a chunk. */
+struct cst_place cst_pool_place(const struct cst_pool *pool, uint32_t block, uint64_t capacity);
+uint32_t cst_pool_slab(const struct cst_pool *pool, uint32_t block);
+uint64_t cst_pool_offset(const struct cst_pool *pool, uint32_t block, uint64_t capacity);
+
+void cst_pool_books(const struct cst_pool *pool, struct cst_books *out);
+
+/* "loading" and so on. */
+const char *cst_block_state_name(enum cst_block_state state);
+
+/* NULL, or the name of an invariant of this pool alone that does not hold. */
+const char *cst_pool_check(const struct cst_pool *pool, uint32_t n_chunks);
+
+#endif

@@ -1,0 +1,250 @@
+/* The invariants of the core as a whole, for tests. */
+#include "offload/parts.h"
+
+#include <stdlib.h>
+
+/* Requests in @queue; each must say that it is there. */
+static uint32_t count_queue(const struct cst_core *core, const struct cst_queue *queue,
+                            enum cst_request_where where, uint32_t rank, const char **what)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = queue->head; i != CST_NO_REQUEST; i = core->requests.v[i].next) {
+        if (core->requests.v[i].where != where || core->requests.v[i].rank != rank ||
+            ++n > core->requests.n) {
+            *what = "a request is where it says it is";
+            return n;
+        }
+        if (core->requests.v[i].next == CST_NO_REQUEST && queue->tail != i) {
+            *what = "a queue knows its tail";
+        }
+    }
+    return n;
+}
+
+static int by_tag(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a;
+    uint64_t y = *(const uint64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+static const char *check_tags(const struct cst_core *core)
+{
+    const struct cst_requests *requests = &core->requests;
+    uint64_t *tags = calloc(requests->n + 1u, sizeof *tags);
+    const char *what = NULL;
+    uint32_t n = 0;
+
+    if (tags == NULL) {
+        return "memory for the check";
+    }
+    for (uint32_t i = 0; i < requests->capacity; i++) {
+        if (requests->v[i].where != CST_REQUEST_UNUSED && n <= requests->n) {
+            tags[n++] = requests->v[i].tag;
+        }
+    }
+    if (n != requests->n) {
+        what = "requests are counted";
+    }
+    qsort(tags, n, sizeof *tags, by_tag);
+    for (uint32_t i = 1; i < n && what == NULL; i++) {
+        if (tags[i] == tags[i - 1] && tags[i] != 0) {
+            what = "a waiting tag is known once";
+        }
+    }
+    free(tags);
+    return what;
+}
+
+static const char *check_requests(const struct cst_core *core)
+{
+    const char *what = NULL;
+    uint32_t n = 0;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_rank *r = &core->ranks[rank];
+
+        n += count_queue(core, &r->demand, CST_REQUEST_QUEUED, rank, &what);
+        n += count_queue(core, &r->ahead, CST_REQUEST_QUEUED, rank, &what);
+        for (uint32_t b = 0; b < r->pool.n_blocks; b++) {
+            n += count_queue(core, &r->pool.blocks[b].waiters, CST_REQUEST_JOINED, rank, &what);
+        }
+        n += r->sync != CST_NO_REQUEST;
+        n += r->step != CST_NO_REQUEST;
+        if (r->step != CST_NO_REQUEST && !r->stepped) {
+            what = "a rank that waits for a step has asked for it";
+        }
+    }
+    for (uint32_t i = 0; i < core->requests.capacity; i++) {
+        n += core->requests.v[i].where == CST_REQUEST_IO;
+    }
+    if (what == NULL && n != core->requests.n) {
+        what = "a request is in one place";
+    }
+    return what != NULL ? what : check_tags(core);
+}
+
+static bool is_flying(const struct cst_core *core, uint64_t ticket, enum cst_flight_kind kind)
+{
+    const struct cst_flight *f = cst_flights_find(&core->flights, ticket);
+
+    return f != NULL && f->kind == kind;
+}
+
+static const char *check_block_tickets(const struct cst_core *core)
+{
+    static const enum cst_flight_kind moved_by[CST_BLOCK_STATES] = {
+        [CST_BLOCK_LOADING] = CST_FLIGHT_LOAD,
+        [CST_BLOCK_STAGING] = CST_FLIGHT_STAGE,
+        [CST_BLOCK_REDUCING] = CST_FLIGHT_REDUCE,
+    };
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_pool *pool = &core->ranks[rank].pool;
+
+        for (uint32_t b = 0; b < pool->n_blocks; b++) {
+            const struct cst_block *block = &pool->blocks[b];
+
+            if (block->ticket != 0 && !is_flying(core, block->ticket, moved_by[block->state])) {
+                return "a block moves by a command that is under way";
+            }
+        }
+    }
+    return NULL;
+}
+
+static const char *check_flights(const struct cst_core *core)
+{
+    uint32_t n_writes = 0;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < core->flights.n_slots; i++) {
+        const struct cst_flight *f = &core->flights.slots[i];
+
+        n += f->ticket != 0;
+        n_writes += f->ticket != 0 && f->kind == CST_FLIGHT_WRITE;
+        if (f->ticket != 0 && f->kind == CST_FLIGHT_REDUCE &&
+            core->chunks[f->chunk].reduce_ticket != f->ticket) {
+            return "a chunk has one reduction under way";
+        }
+        if (f->ticket != 0 && f->kind == CST_FLIGHT_STAGE &&
+            core->chunks[f->chunk].stage_ticket != f->ticket) {
+            return "a chunk has one gradient being staged";
+        }
+        if (f->ticket > core->last_ticket) {
+            return "tickets count up";
+        }
+    }
+    if (n != core->flights.n || n_writes != core->n_writes) {
+        return "commands under way are counted";
+    }
+    return NULL;
+}
+
+/* A contribution that was handed in and not reduced is in a block or in the grad row, in one of
+ * them. */
+static const char *check_contribution(const struct cst_core *core, uint32_t c, uint32_t rank)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    const struct cst_pool *pool = &core->ranks[rank].pool;
+    uint32_t b = pool->grad_of[c];
+    enum cst_block_state state = b == CST_NONE ? CST_BLOCK_FREE : pool->blocks[b].state;
+    bool handed = (chunk->handed & 1ull << rank) != 0;
+
+    if (!handed && (state == CST_BLOCK_PENDING || state == CST_BLOCK_STAGING ||
+                    state == CST_BLOCK_REDUCING || chunk->staged_rank == rank)) {
+        return "a contribution was handed in";
+    }
+    if (handed && !chunk->reduced && chunk->reduce_ticket == 0 &&
+        (state == CST_BLOCK_PENDING) + (chunk->staged_rank == rank) != 1) {
+        return "a contribution is in one place";
+    }
+    if (chunk->reduced && state != CST_BLOCK_FREE) {
+        return "a reduced chunk has no contributions left";
+    }
+    return NULL;
+}
+
+static const char *check_chunk(const struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    const char *what = NULL;
+
+    if (chunk->update_ticket != 0 && !is_flying(core, chunk->update_ticket, CST_FLIGHT_UPDATE)) {
+        return "an update is under way";
+    }
+    if (chunk->reduce_ticket != 0 && !is_flying(core, chunk->reduce_ticket, CST_FLIGHT_REDUCE)) {
+        return "a reduction is under way";
+    }
+    if (chunk->stage_ticket != 0 && !is_flying(core, chunk->stage_ticket, CST_FLIGHT_STAGE)) {
+        return "a gradient is being staged";
+    }
+    if (chunk->write_ticket != 0 && !is_flying(core, chunk->write_ticket, CST_FLIGHT_WRITE)) {
+        return "a write is under way";
+    }
+    for (uint32_t rank = 0; rank < core->world && what == NULL; rank++) {
+        what = check_contribution(core, c, rank);
+    }
+    return what;
+}
+
+static const char *check_phase(const struct cst_core *core)
+{
+    uint32_t n_reduced = 0;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_rank *r = &core->ranks[rank];
+
+        if (core->phase == CST_PHASE_RUNNING && !r->joined && !core->closing) {
+            return "all ranks take part in an attempt that runs";
+        }
+        if (r->joined && (core->phase != CST_PHASE_RUNNING || r->state != CST_RANK_ATTACHED)) {
+            return "who takes part is attached";
+        }
+        if (core->closing && !r->stepped) {
+            return "a step closes when all ranks have asked";
+        }
+        if (core->phase != CST_PHASE_RUNNING &&
+            (r->stepped || !cst_queue_empty(&r->demand) || !cst_queue_empty(&r->ahead))) {
+            return "nothing but sync waits between attempts";
+        }
+        if (r->state != CST_RANK_HUNG_UP && r->state != CST_RANK_ATTACHED &&
+            r->pool.count[CST_BLOCK_QUARANTINED] > 0) {
+            return "a quarantine ends with the process";
+        }
+    }
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        n_reduced += core->chunks[c].reduced;
+    }
+    if (n_reduced != core->n_reduced) {
+        return "reduced chunks are counted";
+    }
+    if (core->interrupt_later && !core->closing) {
+        return "an interruption waits for a step that closes";
+    }
+    return NULL;
+}
+
+const char *cst_core_check(const struct cst_core *core)
+{
+    const char *what = NULL;
+
+    for (uint32_t rank = 0; rank < core->world && what == NULL; rank++) {
+        what = cst_pool_check(&core->ranks[rank].pool, core->n_chunks);
+    }
+    for (uint32_t c = 0; c < core->n_chunks && what == NULL; c++) {
+        what = check_chunk(core, c);
+    }
+    if (what == NULL) {
+        what = check_requests(core);
+    }
+    if (what == NULL) {
+        what = check_block_tickets(core);
+    }
+    if (what == NULL) {
+        what = check_flights(core);
+    }
+    return what != NULL ? what : check_phase(core);
+}

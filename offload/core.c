@@ -1,0 +1,303 @@
+/* The core's doors: open, step, numbers. An event is checked for what every part relies on and
+ * handed on. */
+#include "offload/parts.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What an event of a kind needs before it is handed on. */
+enum needs {
+    NEEDS_NOTHING = 0,
+    NEEDS_RANK = 1,    /* rank < world */
+    NEEDS_ATTEMPT = 2, /* the rank takes part in the attempt that runs */
+    NEEDS_CHUNK = 4,   /* chunk < n_chunks */
+    NEEDS_REQUEST = 8, /* room for a request: it may have to wait */
+};
+
+#define IN_STEP (NEEDS_RANK | NEEDS_ATTEMPT | NEEDS_REQUEST)
+
+static void on_done(struct cst_core *core, const struct cst_event *event);
+
+static void on_tick(struct cst_core *core, const struct cst_event *event)
+{
+    (void)event;
+    cst_ranks_expire(core);
+}
+
+static const struct {
+    unsigned needs;
+    void (*digest)(struct cst_core *core, const struct cst_event *event);
+} kinds[] = {
+    [CST_EV_ATTACH] = {NEEDS_RANK, cst_ranks_attach},
+    [CST_EV_HANGUP] = {NEEDS_RANK, cst_ranks_hangup},
+    [CST_EV_DEAD] = {NEEDS_RANK, cst_ranks_dead},
+    [CST_EV_LEAVE] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_leave},
+    [CST_EV_SYNC] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_sync},
+    [CST_EV_FETCH_WEIGHT] = {IN_STEP | NEEDS_CHUNK, cst_residency_fetch_weight},
+    [CST_EV_FETCH_GRAD] = {IN_STEP | NEEDS_CHUNK, cst_residency_fetch_grad},
+    [CST_EV_RELEASE] = {IN_STEP | NEEDS_CHUNK, cst_residency_release},
+    [CST_EV_HAND_IN] = {IN_STEP | NEEDS_CHUNK, cst_schedule_hand_in},
+    [CST_EV_PREFETCH] = {IN_STEP | NEEDS_CHUNK, cst_residency_prefetch},
+    [CST_EV_EVICT] = {IN_STEP | NEEDS_CHUNK, cst_residency_evict},
+    [CST_EV_STEP] = {IN_STEP, cst_schedule_step},
+    [CST_EV_READ] = {NEEDS_REQUEST, cst_states_read},
+    [CST_EV_WRITE] = {NEEDS_REQUEST, cst_states_write},
+    [CST_EV_CANCEL] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_cancel},
+    [CST_EV_DONE] = {NEEDS_NOTHING, on_done},
+    [CST_EV_TICK] = {NEEDS_NOTHING, on_tick},
+};
+#define N_KINDS (sizeof kinds / sizeof kinds[0])
+
+/* -- open ------------------------------------------------------------------------------------- */
+
+static int open_rank(struct cst_core *core, const struct cst_core_config *config, uint32_t rank,
+                     struct cst_err *err)
+{
+    struct cst_rank *r = &core->ranks[rank];
+    const struct cst_core_pool *pool = &config->pools[rank];
+
+    r->sync = CST_NO_REQUEST;
+    r->step = CST_NO_REQUEST;
+    cst_queue_init(&r->demand);
+    cst_queue_init(&r->ahead);
+    if (pool->n_blocks < core->layout->min_blocks || pool->blocks_per_slab == 0) {
+        return cst_err_set(err, CST_EINVAL,
+                           "pool of rank %" PRIu32 ": %" PRIu32 " blocks in slabs of %" PRIu32
+                           ", the model needs %" PRIu32 " blocks",
+                           rank, pool->n_blocks, pool->blocks_per_slab, core->layout->min_blocks);
+    }
+    if (cst_pool_init(&r->pool, pool, core->n_chunks) != CST_OK ||
+        cst_trace_init(&r->trace, core->layout, core->model->n_operators) != CST_OK) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for the books of rank %" PRIu32, rank);
+    }
+    core->everybody |= 1ull << rank;
+    core->n_blocks += pool->n_blocks;
+    return CST_OK;
+}
+
+static void open_chunks(struct cst_core *core)
+{
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        core->chunks[c].staged_rank = CST_NONE;
+        core->chunks[c].evicted_rank = CST_NONE;
+    }
+}
+
+int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err)
+{
+    struct cst_core *core;
+    int status = CST_OK;
+
+    if (config->world == 0 || config->world > CST_CORE_MAX_WORLD) {
+        return cst_err_set(err, CST_EINVAL, "%" PRIu32 " ranks: 1..%d are allowed", config->world,
+                           CST_CORE_MAX_WORLD);
+    }
+    core = calloc(1, sizeof *core);
+    if (core == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a job's books");
+    }
+    core->model = config->model;
+    core->layout = config->layout;
+    core->arena_segments = config->arena_segments;
+    core->table_segment = config->table_segment;
+    core->world = config->world;
+    core->n_chunks = config->layout->n_chunks;
+    core->peer_timeout_ns = config->peer_timeout_ns;
+    core->prefetch_depth = config->prefetch_depth;
+    core->step = config->step;
+    core->adam_step = config->step;
+    core->last_ticket = config->first_ticket == 0 ? 0 : config->first_ticket - 1;
+    cst_requests_init(&core->requests);
+    cst_flights_init(&core->flights);
+    core->ranks = calloc(core->world, sizeof *core->ranks);
+    core->chunks = calloc(core->n_chunks, sizeof *core->chunks);
+    core->order = calloc(core->n_chunks, sizeof *core->order);
+    if (core->ranks == NULL || core->chunks == NULL || core->order == NULL) {
+        status = cst_err_set(err, CST_ENOMEM, "no memory for the books of %" PRIu32 " chunks",
+                             core->n_chunks);
+    }
+    for (uint32_t rank = 0; rank < core->world && status == CST_OK; rank++) {
+        status = open_rank(core, config, rank, err);
+    }
+    if (status != CST_OK) {
+        cst_core_close(core);
+        return status;
+    }
+    open_chunks(core);
+    *out = core;
+    return CST_OK;
+}
+
+void cst_core_close(struct cst_core *core)
+{
+    if (core == NULL) {
+        return;
+    }
+    for (uint32_t rank = 0; core->ranks != NULL && rank < core->world; rank++) {
+        cst_pool_close(&core->ranks[rank].pool);
+        cst_trace_close(&core->ranks[rank].trace);
+    }
+    cst_requests_close(&core->requests);
+    cst_flights_close(&core->flights);
+    free(core->ranks);
+    free(core->chunks);
+    free(core->order);
+    free(core);
+}
+
+/* -- step ------------------------------------------------------------------------------------- */
+
+static void on_done(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_flight flight;
+
+    if (!cst_flights_take(&core->flights, event->ticket, &flight)) {
+        cst_core_log(core, CST_EINTERNAL, "completion of a ticket that is not under way: %" PRIu64,
+                     event->ticket);
+        return;
+    }
+    switch (flight.kind) {
+    case CST_FLIGHT_LOAD:
+        cst_residency_loaded(core, &flight, event);
+        break;
+    case CST_FLIGHT_STAGE:
+        cst_schedule_staged(core, &flight, event);
+        break;
+    case CST_FLIGHT_REDUCE:
+        cst_schedule_reduced(core, &flight, event);
+        break;
+    case CST_FLIGHT_NORM:
+        cst_schedule_normed(core, &flight, event);
+        break;
+    case CST_FLIGHT_UPDATE:
+        cst_schedule_updated(core, &flight, event);
+        break;
+    case CST_FLIGHT_READ:
+        cst_states_read_done(core, &flight, event);
+        break;
+    case CST_FLIGHT_WRITE:
+        cst_states_written(core, &flight, event);
+        break;
+    }
+}
+
+/* False: @event was refused. */
+static bool admit(struct cst_core *core, const struct cst_event *event)
+{
+    unsigned needs = kinds[event->kind].needs;
+
+    if ((needs & NEEDS_RANK) != 0 && event->rank >= core->world) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 ": the job has %" PRIu32 " ranks", event->rank,
+                        core->world);
+        return false;
+    }
+    if ((needs & NEEDS_ATTEMPT) != 0 && !cst_ranks_admit(core, event)) {
+        return false;
+    }
+    if ((needs & NEEDS_CHUNK) != 0 && event->chunk >= core->n_chunks) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "chunk %" PRIu32 ": the job has %" PRIu32 " chunks", event->chunk,
+                        core->n_chunks);
+        return false;
+    }
+    return true;
+}
+
+void cst_core_step(struct cst_core *core, const struct cst_event *event,
+                   struct cst_actions *actions)
+{
+    actions->n = 0;
+    core->actions = actions;
+    core->now = event->now;
+    if ((size_t)event->kind >= N_KINDS) {
+        cst_core_refuse(core, event->tag, CST_EUNSUPPORTED, "event %d", (int)event->kind);
+        return;
+    }
+    /* What waits and what is under way has its room since its request was taken, so that only a
+     * request can find none. */
+    if (cst_core_reserve(core, actions) != CST_OK &&
+        (kinds[event->kind].needs & NEEDS_REQUEST) != 0) {
+        if (actions->capacity > 0) {
+            cst_core_refuse(core, event->tag, CST_ENOMEM, "no memory for the request");
+        }
+        return;
+    }
+    if (admit(core, event)) {
+        kinds[event->kind].digest(core, event);
+        cst_ranks_start(core);
+        cst_residency_pump(core);
+    }
+    core->actions = NULL;
+}
+
+/* -- numbers ---------------------------------------------------------------------------------- */
+
+void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_rank_stats *out)
+{
+    const struct cst_rank *r = &core->ranks[rank];
+
+    *out = (struct cst_rank_stats){
+        .state = r->state,
+        .hits = r->hits,
+        .misses = r->misses,
+        .prefetches = r->prefetches,
+        .evictions = r->evictions,
+        .surprises = r->trace.surprises,
+        .waits = r->waits,
+        .bytes_up = r->bytes_up,
+        .bytes_down = r->bytes_down,
+    };
+    cst_pool_books(&r->pool, &out->books);
+}
+
+void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
+{
+    *out = (struct cst_core_stats){
+        .phase = core->phase,
+        .initialised = core->initialised,
+        .attempt = core->attempt,
+        .step = core->step,
+        .n_skipped = core->n_skipped,
+        .adam_step = core->adam_step,
+        .commands_in_flight = core->flights.n,
+        .last_loss = core->last_loss,
+        .last_grad_norm = core->last_grad_norm,
+        .last_step_ns = core->last_step_ns,
+    };
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        const struct cst_chunk *chunk = &core->chunks[c];
+
+        out->chunks_updating += chunk->update_ticket != 0;
+        out->chunks_reducing += chunk->reduce_ticket != 0;
+        out->chunks_clean += chunk->update_ticket == 0 && chunk->n_writes == 0;
+    }
+}
+
+void cst_core_write_table(const struct cst_core_config *config, struct cst_table_header *table)
+{
+    const struct cst_layout *layout = config->layout;
+    struct cst_table_chunk *chunks = cst_table_chunks(table);
+    struct cst_table_span *spans = cst_table_spans(table);
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *from = &layout->chunks[c];
+
+        chunks[c] = (struct cst_table_chunk){
+            .n_elems = from->n_elems, .first_span = from->first_tensor, .n_spans = from->n_tensors};
+        for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+            chunks[c].rows[r].segment = config->arena_segments[from->rows[r].segment];
+            chunks[c].rows[r].offset = from->rows[r].offset;
+        }
+    }
+    for (uint32_t i = 0; i < config->model->n_tensors; i++) {
+        const struct cst_layout_tensor *t = &config->model->tensors[layout->order[i]];
+
+        spans[i] = (struct cst_table_span){.start = t->offset,
+                                           .n_elems = t->n_elems,
+                                           .first_tile = t->first_tile,
+                                           .lr_scale = t->lr_scale,
+                                           .decay_scale = t->decay_scale};
+    }
+}

@@ -1,0 +1,148 @@
+/* Where a chunk is and why, in sentences. */
+#include "offload/parts.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#define LINE_BYTES 192
+
+struct page {
+    char (*lines)[LINE_BYTES]; /* the caller's */
+    unsigned max, n;
+};
+
+static void say(struct page *page, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+static void say(struct page *page, const char *fmt, ...)
+{
+    va_list ap;
+
+    if (page->n == page->max) {
+        return;
+    }
+    va_start(ap, fmt);
+    (void)vsnprintf(page->lines[page->n++], LINE_BYTES, fmt, ap);
+    va_end(ap);
+}
+
+static void explain_home(const struct cst_core *core, uint32_t c, struct page *page)
+{
+    const struct cst_layout_chunk *at = &core->layout->chunks[c];
+    const struct cst_chunk *chunk = &core->chunks[c];
+
+    say(page,
+        "chunk %" PRIu32 " of %" PRIu32 ": %" PRIu32 " tensors, %" PRIu64 " of %" PRIu64
+        " elements used; home: host memory of node %" PRIu32,
+        c, core->n_chunks, at->n_tensors, at->n_elems, core->layout->capacity, at->node);
+    if (chunk->update_ticket != 0) {
+        say(page, "its update of step %" PRIu64 " is under way; fetches wait for that alone",
+            core->step);
+    } else if (chunk->n_writes > 0) {
+        say(page, "%" PRIu32 " writes to its states are under way", chunk->n_writes);
+    } else {
+        say(page,
+            "its states are current: %" PRIu64 " steps committed, %" PRIu64 " of them skipped",
+            core->step, core->n_skipped);
+    }
+}
+
+static void explain_gradient(const struct cst_core *core, uint32_t c, struct page *page)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    uint32_t n = 0;
+    uint32_t missing = CST_NONE;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        bool came = (chunk->handed & 1ull << rank) != 0 || core->ranks[rank].stepped;
+
+        n += came;
+        missing = came || missing != CST_NONE ? missing : rank;
+    }
+    if (chunk->reduced) {
+        say(page, "its gradient of this step is summed");
+    } else if (chunk->reduce_ticket != 0) {
+        say(page, "its gradient is being summed");
+    } else if (n > 0) {
+        say(page,
+            "its gradient has come from %" PRIu32 " of %" PRIu32 " ranks; rank %" PRIu32
+            " is missing",
+            n, core->world, missing);
+    }
+    if (chunk->staged_rank != CST_NONE) {
+        say(page, "rank %" PRIu32 "'s contribution was moved to the grad row to free its block",
+            chunk->staged_rank);
+    }
+}
+
+static void explain_weight(const struct cst_core *core, uint32_t c, uint32_t rank,
+                           struct page *page)
+{
+    const struct cst_rank *r = &core->ranks[rank];
+    uint32_t b = r->pool.weight_of[c];
+    uint32_t next = cst_trace_next_use(&r->trace, c);
+
+    if (b == CST_NONE) {
+        say(page, "rank %" PRIu32 ": weights are not in its pool%s", rank,
+            next == CST_TRACE_NEVER ? "" : ", they are used again in this step");
+    } else if (r->pool.blocks[b].leases > 0) {
+        say(page, "rank %" PRIu32 ": weights in block %" PRIu32 ", leased %" PRIu32 " times", rank,
+            b, r->pool.blocks[b].leases);
+    } else if (next == CST_TRACE_NEVER) {
+        say(page, "rank %" PRIu32 ": weights in block %" PRIu32 ", %s; not used again in this step",
+            rank, b, cst_block_state_name(r->pool.blocks[b].state));
+    } else {
+        say(page,
+            "rank %" PRIu32 ": weights in block %" PRIu32 ", %s; next use in %" PRIu32 " fetches",
+            rank, b, cst_block_state_name(r->pool.blocks[b].state), next - r->trace.position);
+    }
+}
+
+static void explain_rank(const struct cst_core *core, uint32_t c, uint32_t rank, struct page *page)
+{
+    const struct cst_rank *r = &core->ranks[rank];
+    uint32_t g = r->pool.grad_of[c];
+
+    explain_weight(core, c, rank, page);
+    if (g != CST_NONE) {
+        say(page, "rank %" PRIu32 ": gradient in block %" PRIu32 ", %s", rank, g,
+            cst_block_state_name(r->pool.blocks[g].state));
+    }
+    for (uint32_t i = 0; i < core->requests.capacity; i++) {
+        const struct cst_request *request = &core->requests.v[i];
+
+        if (request->rank == rank && request->chunk == c &&
+            (request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_JOINED)) {
+            say(page, "rank %" PRIu32 ": a fetch of its %s waits for %s", rank,
+                request->kind == CST_EV_FETCH_GRAD ? "gradient" : "weights",
+                request->where == CST_REQUEST_QUEUED ? "a block" : "the copy");
+        }
+    }
+}
+
+unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char lines[][192],
+                          unsigned max)
+{
+    struct page page = {.lines = lines, .max = max};
+
+    if (chunk >= core->n_chunks) {
+        return 0;
+    }
+    explain_home(core, chunk, &page);
+    explain_gradient(core, chunk, &page);
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        explain_rank(core, chunk, rank, &page);
+    }
+    if (core->chunks[chunk].evicted_rank != CST_NONE) {
+        const struct cst_chunk *c = &core->chunks[chunk];
+
+        if (c->evicted_for == CST_NONE) {
+            say(&page, "last evicted from rank %" PRIu32 "'s pool in step %" PRIu64 ", as it asked",
+                c->evicted_rank, c->evicted_step);
+        } else {
+            say(&page,
+                "last evicted from rank %" PRIu32 "'s pool in step %" PRIu64 " for chunk %" PRIu32,
+                c->evicted_rank, c->evicted_step, c->evicted_for);
+        }
+    }
+    return page.n;
+}

@@ -1,0 +1,50 @@
+/* Commands that the engines have and the core waits for: from a ticket to what it was for. Lookups
+ * only; a hash with linear probing. */
+#ifndef CST_FLIGHT_H
+#define CST_FLIGHT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum cst_flight_kind {
+    CST_FLIGHT_LOAD,  /* weight row -> block */
+    CST_FLIGHT_STAGE, /* gradient block -> grad row */
+    CST_FLIGHT_REDUCE,
+    CST_FLIGHT_NORM,
+    CST_FLIGHT_UPDATE,
+    CST_FLIGHT_READ,  /* row -> staging segment */
+    CST_FLIGHT_WRITE, /* staging segment -> rows */
+};
+
+struct cst_flight {
+    uint64_t ticket; /* 0: the slot is empty */
+    enum cst_flight_kind kind;
+    uint32_t rank;       /* LOAD, STAGE */
+    uint32_t block;      /* LOAD, STAGE */
+    uint32_t chunk;      /* all but NORM */
+    uint32_t request;    /* READ, WRITE */
+    uint64_t collection; /* STAGE, REDUCE, NORM: the collection of gradients that it belongs to */
+};
+
+struct cst_flights {
+    struct cst_flight *slots; /* owned */
+    uint32_t n_slots;         /* power of two */
+    uint32_t n;               /* in flight */
+};
+
+void cst_flights_init(struct cst_flights *flights);
+void cst_flights_close(struct cst_flights *flights);
+
+/* Room for @n in all. CST_ENOMEM. */
+int cst_flights_reserve(struct cst_flights *flights, uint32_t n);
+
+/* Reserved before; the ticket is new. */
+void cst_flights_add(struct cst_flights *flights, const struct cst_flight *flight);
+
+/* Take it out into *out; false: unknown ticket. */
+bool cst_flights_take(struct cst_flights *flights, uint64_t ticket, struct cst_flight *out);
+
+/* NULL if unknown; borrowed until the next call that changes anything. */
+const struct cst_flight *cst_flights_find(const struct cst_flights *flights, uint64_t ticket);
+
+#endif

@@ -1,0 +1,406 @@
+/* Who takes part: attach, sync, leave, death, lateness; the beginning and the end of attempts. */
+#include "offload/parts.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static uint64_t deadline_from(const struct cst_core *core)
+{
+    return core->peer_timeout_ns == CST_CORE_NEVER ? CST_CORE_NEVER
+                                                   : core->now + core->peer_timeout_ns;
+}
+
+/* Take the request out of wherever it waits, and answer it with @err. IO is not taken out: its
+ * command is under way. */
+static void refuse_waiting(struct cst_core *core, uint32_t i, const struct cst_err *err)
+{
+    struct cst_request *request = &core->requests.v[i];
+    struct cst_rank *rank = &core->ranks[request->rank];
+
+    if (request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_JOINED) {
+        cst_residency_unqueue(core, i);
+    } else if (request->where == CST_REQUEST_SYNC) {
+        rank->sync = CST_NO_REQUEST;
+    } else if (request->where == CST_REQUEST_STEP) {
+        rank->step = CST_NO_REQUEST;
+    }
+    cst_core_refuse_err(core, request->tag, err);
+    cst_requests_remove(&core->requests, i);
+}
+
+static bool is_fetch(const struct cst_request *request)
+{
+    return request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_JOINED;
+}
+
+static bool is_waiting(const struct cst_request *request)
+{
+    return request->where != CST_REQUEST_UNUSED && request->where != CST_REQUEST_IO;
+}
+
+static void refuse_rank(struct cst_core *core, uint32_t rank, bool fetches_only,
+                        const struct cst_err *err)
+{
+    for (uint32_t i = 0; i < core->requests.capacity; i++) {
+        const struct cst_request *request = &core->requests.v[i];
+
+        if (is_waiting(request) && request->rank == rank && (!fetches_only || is_fetch(request))) {
+            refuse_waiting(core, i, err);
+        }
+    }
+}
+
+void cst_ranks_cancel_fetches(struct cst_core *core, uint32_t rank)
+{
+    struct cst_err err;
+
+    (void)cst_err_set(&err, CST_ECANCELLED, "rank %" PRIu32 " asked for step %" PRIu64 " meanwhile",
+                      rank, core->step);
+    refuse_rank(core, rank, true, &err);
+}
+
+/* -- attempts --------------------------------------------------------------------------------- */
+
+bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event)
+{
+    const struct cst_rank *rank = &core->ranks[event->rank];
+
+    if (core->phase == CST_PHASE_FAILED) {
+        cst_core_refuse_err(core, event->tag, &core->why);
+    } else if (rank->state != CST_RANK_ATTACHED) {
+        cst_core_refuse(core, event->tag, CST_EINVAL, "rank %" PRIu32 " is not attached",
+                        event->rank);
+    } else if (core->phase == CST_PHASE_READY) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "sync first: no attempt at step %" PRIu64 " runs", core->step);
+    } else if (event->attempt > core->attempt) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "attempt %" PRIu64 " was never begun, the last one is %" PRIu64,
+                        event->attempt, core->attempt);
+    } else if (core->phase == CST_PHASE_INTERRUPTED) {
+        cst_core_refuse_err(core, event->tag, &core->why);
+    } else if (event->attempt < core->attempt || !rank->joined) {
+        cst_core_refuse(core, event->tag, CST_EPEERDIED,
+                        "attempt %" PRIu64 " is over, rank %" PRIu32 " must sync", event->attempt,
+                        event->rank);
+    } else {
+        return true;
+    }
+    return false;
+}
+
+void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
+{
+    if (core->closing) {
+        if (!core->interrupt_later) {
+            core->interrupt_later = true;
+            core->why = *why;
+        }
+        return;
+    }
+    core->phase = CST_PHASE_INTERRUPTED;
+    core->why = *why;
+    core->why.status = CST_EPEERDIED;
+    for (uint32_t i = 0; i < core->requests.capacity; i++) {
+        const struct cst_request *request = &core->requests.v[i];
+
+        if (is_fetch(request)) {
+            refuse_waiting(core, i, &core->why);
+        } else if (request->where == CST_REQUEST_STEP) {
+            refuse_waiting(core, i, why);
+        }
+    }
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        core->ranks[rank].stepped = false;
+        core->ranks[rank].joined = false;
+    }
+    cst_schedule_drop(core);
+    cst_core_log(core, why->status, "attempt %" PRIu64 " interrupted: %s", core->attempt,
+                 why->text);
+}
+
+void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
+{
+    if (core->phase == CST_PHASE_FAILED) {
+        return;
+    }
+    core->phase = CST_PHASE_FAILED;
+    core->closing = false;
+    core->interrupt_later = false;
+    core->why = *why;
+    for (uint32_t i = 0; i < core->requests.capacity; i++) {
+        if (is_waiting(&core->requests.v[i])) {
+            refuse_waiting(core, i, why);
+        }
+    }
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        core->ranks[rank].stepped = false;
+        core->ranks[rank].joined = false;
+    }
+    cst_schedule_drop(core);
+    cst_core_log(core, why->status, "job failed: %s", why->text);
+}
+
+void cst_ranks_start(struct cst_core *core)
+{
+    if (core->phase == CST_PHASE_FAILED || core->phase == CST_PHASE_RUNNING) {
+        return;
+    }
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].sync == CST_NO_REQUEST) {
+            return;
+        }
+    }
+    core->phase = CST_PHASE_RUNNING;
+    core->initialised = true;
+    core->touched = false;
+    core->attempt++;
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        struct cst_rank *r = &core->ranks[rank];
+        struct cst_reply *reply = cst_core_reply(core, core->requests.v[r->sync].tag);
+
+        if (reply != NULL) {
+            reply->attempt = core->attempt;
+            reply->step = core->step;
+        }
+        cst_requests_remove(&core->requests, r->sync);
+        r->sync = CST_NO_REQUEST;
+        r->joined = true;
+        r->wants_prefetch = true;
+        cst_trace_restart(&r->trace);
+    }
+}
+
+/* -- events of ranks -------------------------------------------------------------------------- */
+
+static void set_state(struct cst_core *core, uint32_t rank, enum cst_rank_state state)
+{
+    core->ranks[rank].state = state;
+    core->ranks[rank].state_step = core->step;
+    core->ranks[rank].joined = false;
+}
+
+/* The rank does nothing more: "rank 1 hung up in step 12". Its own requests are cancelled, the
+ * attempt is over for all. */
+static void lose(struct cst_core *core, uint32_t rank, const char *how)
+{
+    struct cst_err why;
+
+    (void)cst_err_set(&why, CST_ECANCELLED, "rank %" PRIu32 " %s %" PRIu64, rank, how, core->step);
+    refuse_rank(core, rank, false, &why);
+    if (core->phase == CST_PHASE_RUNNING) {
+        why.status = CST_EPEERDIED;
+        cst_ranks_interrupt(core, &why);
+    }
+}
+
+/* Blocks that are quarantined stay so until its first SYNC: only the process that had them may
+ * attach before it is dead. */
+void cst_ranks_attach(struct cst_core *core, const struct cst_event *event)
+{
+    if (core->ranks[event->rank].state != CST_RANK_ATTACHED) {
+        set_state(core, event->rank, CST_RANK_ATTACHED);
+    }
+}
+
+void cst_ranks_hangup(struct cst_core *core, const struct cst_event *event)
+{
+    if (core->ranks[event->rank].state != CST_RANK_ATTACHED) {
+        return;
+    }
+    cst_residency_end_leases(core, event->rank, true);
+    set_state(core, event->rank, CST_RANK_HUNG_UP);
+    lose(core, event->rank, "hung up in step");
+}
+
+void cst_ranks_dead(struct cst_core *core, const struct cst_event *event)
+{
+    enum cst_rank_state before = core->ranks[event->rank].state;
+
+    if (before != CST_RANK_ATTACHED && before != CST_RANK_HUNG_UP) {
+        return;
+    }
+    cst_residency_reclaim(core, event->rank);
+    set_state(core, event->rank, CST_RANK_DEAD);
+    if (before == CST_RANK_ATTACHED) {
+        lose(core, event->rank, "died in step");
+    }
+}
+
+void cst_ranks_leave(struct cst_core *core, const struct cst_event *event)
+{
+    if (core->ranks[event->rank].state != CST_RANK_ATTACHED) {
+        cst_core_refuse(core, event->tag, CST_EINVAL, "rank %" PRIu32 " is not attached",
+                        event->rank);
+        return;
+    }
+    cst_residency_reclaim(core, event->rank);
+    set_state(core, event->rank, CST_RANK_LEFT);
+    lose(core, event->rank, "left after step");
+    (void)cst_core_reply(core, event->tag);
+}
+
+void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *rank = &core->ranks[event->rank];
+    struct cst_err why;
+
+    if (core->phase == CST_PHASE_FAILED) {
+        cst_core_refuse_err(core, event->tag, &core->why);
+        return;
+    }
+    if (rank->state != CST_RANK_ATTACHED || rank->sync != CST_NO_REQUEST) {
+        cst_core_refuse(core, event->tag, CST_EINVAL, "rank %" PRIu32 " %s", event->rank,
+                        rank->state != CST_RANK_ATTACHED ? "is not attached"
+                                                         : "waits in sync already");
+        return;
+    }
+    if (core->phase == CST_PHASE_RUNNING) {
+        (void)cst_err_set(&why, CST_EPEERDIED, "rank %" PRIu32 " gave step %" PRIu64 " up to sync",
+                          event->rank, core->step);
+        cst_ranks_interrupt(core, &why);
+    }
+    cst_residency_end_leases(core, event->rank, false);
+    rank->sync = cst_requests_add(&core->requests, event, CST_REQUEST_SYNC);
+    core->requests.v[rank->sync].deadline = deadline_from(core);
+}
+
+/* -- lateness --------------------------------------------------------------------------------- */
+
+static const char *absence(enum cst_rank_state state)
+{
+    switch (state) {
+    case CST_RANK_ABSENT:
+        return "never attached";
+    case CST_RANK_ATTACHED:
+        return "has not asked";
+    case CST_RANK_LEFT:
+        return "left";
+    case CST_RANK_HUNG_UP:
+        return "hung up";
+    case CST_RANK_DEAD:
+        return "died";
+    }
+    return "?";
+}
+
+/* "rank 1 (died), rank 3 (never attached)": those that have not asked. */
+static void name_missing(const struct cst_core *core, bool step, char *text, size_t size)
+{
+    size_t n = 0;
+
+    text[0] = '\0';
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_rank *r = &core->ranks[rank];
+
+        if ((step ? r->stepped : r->sync != CST_NO_REQUEST) || n >= size) {
+            continue;
+        }
+        n += (size_t)snprintf(text + n, size - n, "%srank %" PRIu32 " (%s)", n == 0 ? "" : ", ",
+                              rank, absence(r->state));
+    }
+}
+
+static void expire_step(struct cst_core *core)
+{
+    struct cst_err why;
+    char missing[256];
+
+    name_missing(core, true, missing, sizeof missing);
+    (void)cst_err_set(&why, CST_ETIMEDOUT, "step %" PRIu64 " waited %" PRIu64 " ms for %s",
+                      core->step, core->peer_timeout_ns / 1000000, missing);
+    cst_ranks_interrupt(core, &why);
+}
+
+static void expire_sync(struct cst_core *core, uint32_t i)
+{
+    struct cst_err why;
+    char missing[256];
+
+    name_missing(core, false, missing, sizeof missing);
+    (void)cst_err_set(&why, CST_ETIMEDOUT, "sync waited %" PRIu64 " ms for %s",
+                      core->peer_timeout_ns / 1000000, missing);
+    refuse_waiting(core, i, &why);
+}
+
+static void expire_fetch(struct cst_core *core, uint32_t i)
+{
+    const struct cst_request *request = &core->requests.v[i];
+    struct cst_books books;
+    struct cst_err why;
+
+    cst_pool_books(&core->ranks[request->rank].pool, &books);
+    (void)cst_err_set(&why, CST_ETIMEDOUT,
+                      "chunk %" PRIu32 " waited %" PRIu64 " ms for a block of rank %" PRIu32
+                      ": of %" PRIu32 " are %" PRIu32 " leased, %" PRIu32 " moving, %" PRIu32
+                      " gradients that wait for other ranks",
+                      request->chunk, core->peer_timeout_ns / 1000000, request->rank,
+                      books.capacity, books.leased, books.moving, books.pending);
+    refuse_waiting(core, i, &why);
+}
+
+/* A STEP that only engines keep waiting is not late, nor is a fetch whose copy is under way. */
+static bool can_be_late(const struct cst_core *core, const struct cst_request *request)
+{
+    return request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_SYNC ||
+           (request->where == CST_REQUEST_STEP && !core->closing);
+}
+
+void cst_ranks_expire(struct cst_core *core)
+{
+    for (uint32_t i = 0; i < core->requests.capacity; i++) {
+        const struct cst_request *request = &core->requests.v[i];
+
+        if (!can_be_late(core, request) || request->deadline > core->now) {
+            continue;
+        }
+        if (request->where == CST_REQUEST_STEP) {
+            expire_step(core);
+        } else if (request->where == CST_REQUEST_SYNC) {
+            expire_sync(core, i);
+        } else {
+            expire_fetch(core, i);
+        }
+    }
+}
+
+uint64_t cst_core_deadline(const struct cst_core *core)
+{
+    uint64_t deadline = CST_CORE_NEVER;
+
+    for (uint32_t i = 0; core->requests.n > 0 && i < core->requests.capacity; i++) {
+        const struct cst_request *request = &core->requests.v[i];
+
+        if (can_be_late(core, request) && request->deadline < deadline) {
+            deadline = request->deadline;
+        }
+    }
+    return deadline;
+}
+
+/* -- cancel ----------------------------------------------------------------------------------- */
+
+void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event)
+{
+    uint32_t i = cst_requests_find(&core->requests, event->cancel);
+    struct cst_err why;
+
+    if (i == CST_NO_REQUEST ||
+        (core->requests.v[i].where != CST_REQUEST_IO && core->requests.v[i].rank != event->rank)) {
+        cst_core_refuse(core, event->tag, CST_ENOTFOUND,
+                        "nothing of rank %" PRIu32 " to cancel: it has its answer", event->rank);
+        return;
+    }
+    if (core->requests.v[i].where == CST_REQUEST_IO ||
+        (core->requests.v[i].where == CST_REQUEST_STEP && core->closing)) {
+        cst_core_refuse(core, event->tag, CST_EBUSY, "too late to cancel: it ends by itself");
+        return;
+    }
+    if (core->requests.v[i].where == CST_REQUEST_STEP) {
+        core->ranks[event->rank].stepped = false;
+    }
+    (void)cst_err_set(&why, CST_ECANCELLED, "cancelled by rank %" PRIu32, event->rank);
+    refuse_waiting(core, i, &why);
+    (void)cst_core_reply(core, event->tag);
+}

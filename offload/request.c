@@ -1,0 +1,129 @@
+#include "offload/request.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+void cst_requests_init(struct cst_requests *requests)
+{
+    *requests = (struct cst_requests){.unused = CST_NO_REQUEST};
+}
+
+void cst_requests_close(struct cst_requests *requests)
+{
+    free(requests->v);
+    cst_requests_init(requests);
+}
+
+int cst_requests_reserve(struct cst_requests *requests)
+{
+    uint32_t grown = requests->capacity == 0 ? 64 : 2 * requests->capacity;
+    struct cst_request *v;
+
+    if (requests->unused != CST_NO_REQUEST) {
+        return CST_OK;
+    }
+    v = realloc(requests->v, grown * sizeof *v);
+    if (v == NULL) {
+        return CST_ENOMEM;
+    }
+    for (uint32_t i = grown; i-- > requests->capacity;) {
+        v[i] = (struct cst_request){.where = CST_REQUEST_UNUSED, .next = requests->unused};
+        requests->unused = i;
+    }
+    requests->v = v;
+    requests->capacity = grown;
+    return CST_OK;
+}
+
+uint32_t cst_requests_add(struct cst_requests *requests, const struct cst_event *event,
+                          enum cst_request_where where)
+{
+    uint32_t i = requests->unused;
+    struct cst_request *r;
+
+    assert(i != CST_NO_REQUEST);
+    r = &requests->v[i];
+    requests->unused = r->next;
+    requests->n++;
+    *r = (struct cst_request){
+        .where = where,
+        .kind = event->kind,
+        .tag = event->tag,
+        .deadline = CST_CORE_NEVER,
+        .rank = event->rank,
+        .chunk = event->chunk,
+        .ahead = event->ahead,
+        .row = event->row,
+        .next = CST_NO_REQUEST,
+    };
+    return i;
+}
+
+void cst_requests_remove(struct cst_requests *requests, uint32_t request)
+{
+    requests->v[request] =
+        (struct cst_request){.where = CST_REQUEST_UNUSED, .next = requests->unused};
+    requests->unused = request;
+    requests->n--;
+}
+
+uint32_t cst_requests_find(const struct cst_requests *requests, uint64_t tag)
+{
+    for (uint32_t i = 0; i < requests->capacity; i++) {
+        if (requests->v[i].where != CST_REQUEST_UNUSED && requests->v[i].tag == tag) {
+            return i;
+        }
+    }
+    return CST_NO_REQUEST;
+}
+
+void cst_queue_init(struct cst_queue *queue)
+{
+    *queue = (struct cst_queue){.head = CST_NO_REQUEST, .tail = CST_NO_REQUEST};
+}
+
+bool cst_queue_empty(const struct cst_queue *queue)
+{
+    return queue->head == CST_NO_REQUEST;
+}
+
+void cst_queue_push(struct cst_requests *requests, struct cst_queue *queue, uint32_t request)
+{
+    requests->v[request].next = CST_NO_REQUEST;
+    if (queue->head == CST_NO_REQUEST) {
+        queue->head = request;
+    } else {
+        requests->v[queue->tail].next = request;
+    }
+    queue->tail = request;
+}
+
+uint32_t cst_queue_pop(struct cst_requests *requests, struct cst_queue *queue)
+{
+    uint32_t first = queue->head;
+
+    if (first != CST_NO_REQUEST) {
+        cst_queue_remove(requests, queue, first);
+    }
+    return first;
+}
+
+void cst_queue_remove(struct cst_requests *requests, struct cst_queue *queue, uint32_t request)
+{
+    uint32_t before = CST_NO_REQUEST;
+
+    for (uint32_t i = queue->head; i != request; i = requests->v[i].next) {
+        assert(i != CST_NO_REQUEST);
+        before = i;
+    }
+    if (before == CST_NO_REQUEST) {
+        queue->head = requests->v[request].next;
+    } else {
+        requests->v[before].next = requests->v[request].next;
+    }
+    if (queue->tail == request) {
+        queue->tail = before;
+    }
+    requests->v[request].next = CST_NO_REQUEST;
+}

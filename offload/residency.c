@@ -1,0 +1,588 @@
+/* Which weights and gradients are in which blocks: fetch, release, evict, prefetch.
+ *
+ * A victim is taken in this order: a free block; a clean weight nobody leases, the one that was
+ * used longest ago while no trace is known, else the one whose next use is farthest; a gradient
+ * handed in, once it is copied to the chunk's grad row. If there is none the fetch waits in its
+ * rank's queue, demands before what is asked ahead. A rank waits for its own blocks only. */
+#include "offload/parts.h"
+
+#include <assert.h>
+#include <inttypes.h>
+
+/* -- victims -------------------------------------------------------------------------------- */
+
+/* A cached block whose weights are wanted behind position @limit of the trace, the best to lose;
+ * CST_NONE. */
+static uint32_t find_victim(const struct cst_rank *rank, uint32_t limit)
+{
+    const struct cst_pool *pool = &rank->pool;
+    uint32_t best = CST_NONE;
+    uint32_t best_next = 0;
+
+    for (uint32_t b = 0; b < pool->n_blocks; b++) {
+        const struct cst_block *block = &pool->blocks[b];
+        uint32_t next;
+
+        if (block->state != CST_BLOCK_RESIDENT || block->leases > 0) {
+            continue;
+        }
+        next = rank->trace.known || limit > 0 ? cst_trace_next_use(&rank->trace, block->chunk) : 0;
+        if (limit > 0 && next <= limit) {
+            continue;
+        }
+        if (!rank->trace.known) {
+            next = 0;
+        }
+        if (best == CST_NONE || next > best_next ||
+            (next == best_next && block->last_use < pool->blocks[best].last_use)) {
+            best = b;
+            best_next = next;
+        }
+    }
+    return best;
+}
+
+static void evict(struct cst_core *core, uint32_t rank, uint32_t b, uint32_t wanted_by)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+    struct cst_chunk *chunk = &core->chunks[pool->blocks[b].chunk];
+
+    chunk->evicted_rank = rank;
+    chunk->evicted_step = core->step;
+    chunk->evicted_for = wanted_by;
+    core->ranks[rank].evictions++;
+    pool->weight_of[pool->blocks[b].chunk] = CST_NONE;
+    cst_block_move(pool, b, CST_BLOCK_FREE);
+}
+
+/* A block for @chunk in @state: a free one, else a victim's. CST_NONE: neither. */
+static uint32_t take_block(struct cst_core *core, uint32_t rank, enum cst_block_state state,
+                           uint32_t chunk, uint32_t limit)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+
+    if (pool->free_head == CST_NONE) {
+        uint32_t victim = find_victim(&core->ranks[rank], limit);
+
+        if (victim == CST_NONE) {
+            return CST_NONE;
+        }
+        evict(core, rank, victim, chunk);
+    }
+    return cst_pool_take(pool, state, chunk);
+}
+
+/* -- grants --------------------------------------------------------------------------------- */
+
+static void grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+    struct cst_block *block = &pool->blocks[b];
+    struct cst_reply *reply = cst_core_reply(core, tag);
+
+    if (block->leases == 0) {
+        block->generation = ++core->generation;
+    }
+    if (block->state == CST_BLOCK_RESIDENT || block->leases == 0) { /* a gradient is leased once */
+        cst_block_lease(pool, b);
+    }
+    block->last_use = ++core->uses;
+    if (reply != NULL) {
+        reply->slab = cst_pool_slab(pool, b);
+        reply->offset = cst_pool_offset(pool, b, core->layout->capacity);
+        reply->generation = block->generation;
+        reply->hit = hit;
+    }
+}
+
+/* Copy the weights of @chunk up into a block that was just taken for them. */
+static void load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
+                 enum cst_priority priority)
+{
+    struct cst_rank *r = &core->ranks[rank];
+    struct cst_flight flight = {.kind = CST_FLIGHT_LOAD, .rank = rank, .block = b, .chunk = chunk};
+    struct cst_command *copy =
+        cst_core_command(core, CST_COMMAND_COPY, core->layout->chunks[chunk].node, &flight);
+
+    copy->priority = priority;
+    copy->src[copy->n_src++] = cst_core_row_place(core, chunk, CST_ROW_WEIGHT, 0);
+    copy->dst[copy->n_dst++] = cst_pool_place(&r->pool, b, core->layout->capacity);
+    copy->bytes = 2 * core->layout->chunks[chunk].n_elems;
+    cst_command_after(copy, core->chunks[chunk].update_ticket);
+    r->bytes_up += copy->bytes;
+    r->pool.weight_of[chunk] = b;
+    r->pool.blocks[b].ticket = copy->ticket;
+    r->pool.blocks[b].last_use = ++core->uses;
+}
+
+static void join(struct cst_core *core, uint32_t i, uint32_t rank, uint32_t b)
+{
+    core->requests.v[i].where = CST_REQUEST_JOINED;
+    core->requests.v[i].block = b;
+    cst_queue_push(&core->requests, &core->ranks[rank].pool.blocks[b].waiters, i);
+}
+
+/* Request @i, which is in no queue, is answered or waits for a copy now; false: it needs a block
+ * and there is none. */
+static bool place_weight(struct cst_core *core, uint32_t i)
+{
+    struct cst_request *request = &core->requests.v[i];
+    struct cst_pool *pool = &core->ranks[request->rank].pool;
+    uint32_t b = pool->weight_of[request->chunk];
+
+    if (b != CST_NONE && pool->blocks[b].state == CST_BLOCK_RESIDENT) {
+        grant(core, request->rank, b, request->tag, false);
+        cst_requests_remove(&core->requests, i);
+        return true;
+    }
+    if (b == CST_NONE && core->chunks[request->chunk].n_writes > 0) {
+        return false;
+    }
+    if (b == CST_NONE) {
+        b = take_block(core, request->rank, CST_BLOCK_LOADING, request->chunk, 0);
+        if (b == CST_NONE) {
+            return false;
+        }
+        load(core, request->rank, request->chunk, b,
+             request->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND);
+    }
+    join(core, i, request->rank, b);
+    return true;
+}
+
+static bool place_grad(struct cst_core *core, uint32_t i)
+{
+    struct cst_request *request = &core->requests.v[i];
+    struct cst_pool *pool = &core->ranks[request->rank].pool;
+    uint32_t b = pool->grad_of[request->chunk];
+    bool again = b != CST_NONE;
+
+    if (!again) {
+        b = take_block(core, request->rank, CST_BLOCK_OPEN, request->chunk, 0);
+        if (b == CST_NONE) {
+            return false;
+        }
+        pool->grad_of[request->chunk] = b;
+    }
+    grant(core, request->rank, b, request->tag, again);
+    cst_requests_remove(&core->requests, i);
+    return true;
+}
+
+static bool place(struct cst_core *core, uint32_t i)
+{
+    return core->requests.v[i].kind == CST_EV_FETCH_GRAD ? place_grad(core, i)
+                                                         : place_weight(core, i);
+}
+
+/* -- queues --------------------------------------------------------------------------------- */
+
+static struct cst_queue *queue_of(struct cst_core *core, const struct cst_request *request)
+{
+    struct cst_rank *rank = &core->ranks[request->rank];
+
+    if (request->where == CST_REQUEST_JOINED) {
+        return &rank->pool.blocks[request->block].waiters;
+    }
+    return request->ahead ? &rank->ahead : &rank->demand;
+}
+
+void cst_residency_unqueue(struct cst_core *core, uint32_t i)
+{
+    cst_queue_remove(&core->requests, queue_of(core, &core->requests.v[i]), i);
+}
+
+static void enqueue(struct cst_core *core, uint32_t i)
+{
+    struct cst_request *request = &core->requests.v[i];
+
+    request->where = CST_REQUEST_QUEUED;
+    cst_queue_push(&core->requests, queue_of(core, request), i);
+}
+
+static bool anybody_waits(const struct cst_rank *rank)
+{
+    return !cst_queue_empty(&rank->demand) || !cst_queue_empty(&rank->ahead);
+}
+
+/* A fetch that is no hit: at once where nobody waits longer, else behind them. */
+static void begin(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *rank = &core->ranks[event->rank];
+    uint32_t i = cst_requests_add(&core->requests, event, CST_REQUEST_QUEUED);
+    bool first = cst_queue_empty(&rank->demand) && (!event->ahead || cst_queue_empty(&rank->ahead));
+
+    if (first && place(core, i)) {
+        return;
+    }
+    if (core->peer_timeout_ns != CST_CORE_NEVER) {
+        core->requests.v[i].deadline = core->now + core->peer_timeout_ns;
+    }
+    rank->waits++;
+    enqueue(core, i);
+    rank->pool.changed = true; /* it may join a copy, or a gradient may be moved out of its way */
+}
+
+/* Place what can be placed, in order. How many still lack a block: behind the first of them only
+ * those go on that need none. */
+static uint32_t serve(struct cst_core *core, struct cst_queue *queue, uint32_t n_short)
+{
+    struct cst_queue waiting = *queue;
+    uint32_t i;
+
+    cst_queue_init(queue);
+    while ((i = cst_queue_pop(&core->requests, &waiting)) != CST_NO_REQUEST) {
+        const struct cst_request *request = &core->requests.v[i];
+        const struct cst_pool *pool = &core->ranks[request->rank].pool;
+        const uint32_t *of = request->kind == CST_EV_FETCH_GRAD ? pool->grad_of : pool->weight_of;
+
+        if ((n_short > 0 && of[request->chunk] == CST_NONE) || !place(core, i)) {
+            cst_queue_push(&core->requests, queue, i);
+            n_short++;
+        }
+    }
+    return n_short;
+}
+
+/* Blocks that will be free or cached without anybody's doing. */
+static uint32_t count_coming(const struct cst_pool *pool)
+{
+    uint32_t n = pool->count[CST_BLOCK_STAGING] + pool->count[CST_BLOCK_REDUCING];
+
+    for (uint32_t b = 0; b < pool->n_blocks; b++) {
+        n +=
+            pool->blocks[b].state == CST_BLOCK_LOADING && cst_queue_empty(&pool->blocks[b].waiters);
+    }
+    return n;
+}
+
+static void pump_rank(struct cst_core *core, uint32_t rank)
+{
+    struct cst_rank *r = &core->ranks[rank];
+    uint32_t n_short;
+    uint32_t coming;
+
+    r->pool.changed = false;
+    if (!anybody_waits(r)) {
+        return;
+    }
+    n_short = serve(core, &r->demand, 0);
+    n_short = serve(core, &r->ahead, n_short);
+    if (n_short == 0 || r->pool.count[CST_BLOCK_PENDING] == 0) {
+        return;
+    }
+    coming = count_coming(&r->pool);
+    while (coming < n_short && cst_schedule_stage(core, rank)) {
+        coming++;
+    }
+}
+
+/* -- prefetch ------------------------------------------------------------------------------- */
+
+/* True if more than @n blocks are free or can be had from weights that are wanted behind position
+ * @limit. */
+static bool has_more(const struct cst_rank *rank, uint32_t n, uint32_t limit)
+{
+    const struct cst_pool *pool = &rank->pool;
+    uint32_t available = pool->count[CST_BLOCK_FREE];
+
+    for (uint32_t b = 0; b < pool->n_blocks && available <= n; b++) {
+        const struct cst_block *block = &pool->blocks[b];
+
+        available += block->state == CST_BLOCK_RESIDENT && block->leases == 0 &&
+                     cst_trace_next_use(&rank->trace, block->chunk) > limit;
+    }
+    return available > n;
+}
+
+static bool start_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t limit)
+{
+    struct cst_rank *r = &core->ranks[rank];
+    uint32_t b;
+
+    if (r->pool.weight_of[chunk] != CST_NONE || core->chunks[chunk].n_writes > 0) {
+        return true;
+    }
+    b = take_block(core, rank, CST_BLOCK_LOADING, chunk, limit);
+    if (b == CST_NONE) {
+        return false;
+    }
+    load(core, rank, chunk, b, CST_PRIORITY_PREFETCH);
+    r->prefetches++;
+    return true;
+}
+
+/* Load the next weights of the trace, but leave a block for each gradient that is opened before
+ * them: it could only evict them again. */
+static void look_ahead(struct cst_core *core, uint32_t rank)
+{
+    struct cst_rank *r = &core->ranks[rank];
+    uint32_t depth = core->prefetch_depth;
+    uint32_t n_grads = 0;
+
+    r->wants_prefetch = false;
+    if (core->phase != CST_PHASE_RUNNING || !r->joined || r->stepped || anybody_waits(r)) {
+        return;
+    }
+    for (uint32_t at = r->trace.position; at < r->trace.n_expected && depth > 0; at++) {
+        uint32_t chunk = r->trace.expected[at] >> 1;
+
+        if ((r->trace.expected[at] & 1) != 0) {
+            n_grads += r->pool.grad_of[chunk] == CST_NONE;
+            continue;
+        }
+        depth--;
+        if (r->pool.weight_of[chunk] == CST_NONE &&
+            (!has_more(r, n_grads, at) || !start_load(core, rank, chunk, at))) {
+            return;
+        }
+    }
+}
+
+void cst_residency_pump(struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].pool.changed) {
+            pump_rank(core, rank);
+        }
+        if (core->ranks[rank].wants_prefetch) {
+            look_ahead(core, rank);
+        }
+    }
+}
+
+/* -- requests ------------------------------------------------------------------------------- */
+
+/* Common to both fetches; false: refused. */
+static bool admit_fetch(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *rank = &core->ranks[event->rank];
+
+    if (rank->stepped) {
+        cst_core_refuse(core, event->tag, CST_EBUSY,
+                        "rank %" PRIu32 " has asked for step %" PRIu64
+                        ": nothing more of it is fetched",
+                        event->rank, core->step);
+        return false;
+    }
+    core->touched = true;
+    rank->wants_prefetch = true;
+    return true;
+}
+
+void cst_residency_fetch_weight(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *rank = &core->ranks[event->rank];
+    uint32_t b = rank->pool.weight_of[event->chunk];
+
+    if (!admit_fetch(core, event)) {
+        return;
+    }
+    cst_trace_use(&rank->trace, event->chunk, false);
+    if (b != CST_NONE && rank->pool.blocks[b].state == CST_BLOCK_RESIDENT) {
+        rank->hits++;
+        grant(core, event->rank, b, event->tag, true);
+        return;
+    }
+    rank->misses++;
+    begin(core, event);
+}
+
+void cst_residency_fetch_grad(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *rank = &core->ranks[event->rank];
+    uint32_t b = rank->pool.grad_of[event->chunk];
+
+    if ((core->chunks[event->chunk].handed & 1ull << event->rank) != 0) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "gradient of chunk %" PRIu32 " was handed in already in step %" PRIu64,
+                        event->chunk, core->step);
+        return;
+    }
+    if (!admit_fetch(core, event)) {
+        return;
+    }
+    if (b != CST_NONE) {
+        grant(core, event->rank, b, event->tag, true);
+        return;
+    }
+    cst_trace_use(&rank->trace, event->chunk, true);
+    begin(core, event);
+}
+
+/* The stale block that @event's lease is on, or CST_NONE. */
+static uint32_t find_stale(const struct cst_pool *pool, const struct cst_event *event)
+{
+    for (uint32_t b = 0; pool->count[CST_BLOCK_STALE] > 0 && b < pool->n_blocks; b++) {
+        const struct cst_block *block = &pool->blocks[b];
+
+        if (block->state == CST_BLOCK_STALE && block->chunk == event->chunk &&
+            block->generation == event->generation) {
+            return b;
+        }
+    }
+    return CST_NONE;
+}
+
+/* A gradient's lease lasts until it is handed in: its release changes nothing. */
+void cst_residency_release(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_pool *pool = &core->ranks[event->rank].pool;
+    uint32_t w = pool->weight_of[event->chunk];
+    uint32_t g = pool->grad_of[event->chunk];
+
+    if (event->generation == 0) {
+        w = CST_NONE;
+        g = CST_NONE;
+    } else if (w == CST_NONE || pool->blocks[w].generation != event->generation) {
+        w = find_stale(pool, event);
+    }
+    if (w != CST_NONE) {
+        pool->blocks[w].last_use = ++core->uses;
+        cst_block_unlease(pool, w);
+        if (pool->blocks[w].state == CST_BLOCK_STALE && pool->blocks[w].leases == 0) {
+            cst_block_move(pool, w, CST_BLOCK_FREE);
+        }
+    } else if (g == CST_NONE || pool->blocks[g].generation != event->generation) {
+        cst_core_refuse(core, event->tag, CST_ESTALE,
+                        "rank %" PRIu32 " has no lease %" PRIu64 " on chunk %" PRIu32, event->rank,
+                        event->generation, event->chunk);
+        return;
+    }
+    (void)cst_core_reply(core, event->tag);
+}
+
+void cst_residency_prefetch(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *rank = &core->ranks[event->rank];
+
+    if (!rank->stepped && !anybody_waits(rank)) {
+        (void)start_load(core, event->rank, event->chunk, rank->trace.position);
+    }
+    (void)cst_core_reply(core, event->tag);
+}
+
+void cst_residency_evict(struct cst_core *core, const struct cst_event *event)
+{
+    const struct cst_pool *pool = &core->ranks[event->rank].pool;
+    uint32_t b = pool->weight_of[event->chunk];
+
+    if (b != CST_NONE && pool->blocks[b].state == CST_BLOCK_RESIDENT &&
+        pool->blocks[b].leases == 0) {
+        evict(core, event->rank, b, CST_NONE);
+    }
+    (void)cst_core_reply(core, event->tag);
+}
+
+/* -- completions ------------------------------------------------------------------------------ */
+
+void cst_residency_loaded(struct cst_core *core, const struct cst_flight *flight,
+                          const struct cst_event *event)
+{
+    struct cst_pool *pool = &core->ranks[flight->rank].pool;
+    struct cst_block *block = &pool->blocks[flight->block];
+    bool good = event->status == CST_OK && !block->dropped;
+    uint32_t i;
+
+    assert(block->state == CST_BLOCK_LOADING && block->ticket == flight->ticket);
+    if (good) {
+        cst_block_move(pool, flight->block, CST_BLOCK_RESIDENT);
+    } else {
+        pool->weight_of[flight->chunk] = CST_NONE;
+    }
+    while ((i = cst_queue_pop(&core->requests, &block->waiters)) != CST_NO_REQUEST) {
+        if (good) {
+            grant(core, flight->rank, flight->block, core->requests.v[i].tag, false);
+            cst_requests_remove(&core->requests, i);
+        } else if (event->status == CST_OK) { /* overtaken by newer weights: once more */
+            enqueue(core, i);
+        } else {
+            cst_core_refuse(core, core->requests.v[i].tag, event->status,
+                            "chunk %" PRIu32 " could not be copied to rank %" PRIu32 "'s pool: %s",
+                            flight->chunk, flight->rank,
+                            event->text != NULL ? event->text : cst_status_words(event->status));
+            cst_requests_remove(&core->requests, i);
+        }
+    }
+    if (!good) {
+        cst_block_move(pool, flight->block, CST_BLOCK_FREE);
+    }
+}
+
+void cst_residency_expire(struct cst_core *core, uint32_t chunk)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        struct cst_pool *pool = &core->ranks[rank].pool;
+        uint32_t b = pool->weight_of[chunk];
+
+        if (b == CST_NONE) {
+            continue;
+        }
+        if (pool->blocks[b].state == CST_BLOCK_LOADING) {
+            pool->blocks[b].dropped = true;
+            continue;
+        }
+        pool->weight_of[chunk] = CST_NONE;
+        cst_block_move(pool, b, pool->blocks[b].leases > 0 ? CST_BLOCK_STALE : CST_BLOCK_FREE);
+    }
+}
+
+/* -- leases of a rank that goes -----------------------------------------------------------------
+ */
+
+static void quarantine_block(struct cst_pool *pool, uint32_t b)
+{
+    struct cst_block *block = &pool->blocks[b];
+
+    if (block->leases == 0 || block->state == CST_BLOCK_QUARANTINED) {
+        return;
+    }
+    if (block->state == CST_BLOCK_RESIDENT) {
+        pool->weight_of[block->chunk] = CST_NONE;
+    } else if (block->state == CST_BLOCK_OPEN) {
+        pool->grad_of[block->chunk] = CST_NONE;
+    }
+    cst_block_move(pool, b, CST_BLOCK_QUARANTINED);
+}
+
+static void end_lease(struct cst_pool *pool, uint32_t b)
+{
+    struct cst_block *block = &pool->blocks[b];
+
+    if (block->state == CST_BLOCK_RESIDENT) {
+        cst_block_unlease_all(pool, b);
+    } else if (block->leases > 0) {
+        if (block->state == CST_BLOCK_OPEN) {
+            pool->grad_of[block->chunk] = CST_NONE;
+        }
+        cst_block_move(pool, b, CST_BLOCK_FREE);
+    }
+}
+
+void cst_residency_end_leases(struct cst_core *core, uint32_t rank, bool quarantine)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+
+    for (uint32_t b = 0; b < pool->n_blocks; b++) {
+        if (quarantine) {
+            quarantine_block(pool, b);
+        } else {
+            end_lease(pool, b);
+        }
+    }
+}
+
+void cst_residency_reclaim(struct cst_core *core, uint32_t rank)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+
+    cst_residency_end_leases(core, rank, false);
+    for (uint32_t b = 0; b < pool->n_blocks; b++) {
+        if (pool->blocks[b].state == CST_BLOCK_RESIDENT) {
+            pool->weight_of[pool->blocks[b].chunk] = CST_NONE;
+            cst_block_move(pool, b, CST_BLOCK_FREE);
+        } else if (pool->blocks[b].state == CST_BLOCK_LOADING) {
+            pool->blocks[b].dropped = true;
+        }
+    }
+}

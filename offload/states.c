@@ -1,0 +1,215 @@
+/* READ and WRITE of a tensor's rows, through a staging segment.
+ *
+ * Nothing waits for a read. If the row is written while a read's copy is under way, what it brought
+ * is thrown away and it is done again behind that write. Writes of one chunk are done one behind
+ * the other. */
+#include "offload/parts.h"
+
+#include <inttypes.h>
+
+static uint64_t elem_bytes(enum cst_row row)
+{
+    return row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4;
+}
+
+/* Range and row are sound, and the job is. */
+static int check_io(const struct cst_core *core, const struct cst_event *event, struct cst_err *err)
+{
+    const struct cst_layout_tensor *tensor;
+
+    if (core->phase == CST_PHASE_FAILED) {
+        *err = core->why;
+        return err->status;
+    }
+    if (event->tensor >= core->model->n_tensors || (unsigned)event->row >= CST_ROW_COUNT) {
+        return cst_err_set(err, CST_EINVAL,
+                           "tensor %" PRIu32 ", row %u: there are %" PRIu32 " tensors and %d rows",
+                           event->tensor, (unsigned)event->row, core->model->n_tensors,
+                           CST_ROW_COUNT);
+    }
+    tensor = &core->model->tensors[event->tensor];
+    if (event->n_elems == 0 || event->first >= tensor->n_elems ||
+        event->n_elems > tensor->n_elems - event->first) {
+        return cst_err_set(err, CST_EINVAL,
+                           "elements %" PRIu64 " and %" PRIu64
+                           " following: tensor '%s' has %" PRIu64,
+                           event->first, event->n_elems, tensor->name, tensor->n_elems);
+    }
+    return CST_OK;
+}
+
+/* True where the grad row holds, or will hold, one rank's contribution and not the sum. */
+static bool row_is_torn(const struct cst_core *core, uint32_t chunk, enum cst_row row)
+{
+    return row == CST_ROW_GRAD &&
+           (core->chunks[chunk].staged_rank != CST_NONE || core->chunks[chunk].stage_ticket != 0);
+}
+
+static uint64_t row_version(const struct cst_core *core, uint32_t chunk, enum cst_row row)
+{
+    return row == CST_ROW_GRAD ? core->chunks[chunk].grad_version : core->chunks[chunk].version;
+}
+
+static void refuse_torn(struct cst_core *core, uint64_t tag, uint32_t chunk)
+{
+    cst_core_refuse(core, tag, CST_EBUSY,
+                    "gradients of chunk %" PRIu32 " are being collected in step %" PRIu64, chunk,
+                    core->step);
+}
+
+static void issue_read(struct cst_core *core, uint32_t i)
+{
+    struct cst_request *request = &core->requests.v[i];
+    struct cst_chunk *chunk = &core->chunks[request->chunk];
+    struct cst_flight flight = {.kind = CST_FLIGHT_READ, .chunk = request->chunk, .request = i};
+    struct cst_command *copy = cst_core_command(core, CST_COMMAND_COPY,
+                                                core->layout->chunks[request->chunk].node, &flight);
+
+    copy->src[copy->n_src++] = request->src;
+    copy->dst[copy->n_dst++] = request->dst;
+    copy->bytes = request->bytes;
+    cst_command_after(copy, chunk->update_ticket);
+    cst_command_after(copy, chunk->write_ticket);
+    if (request->row == CST_ROW_GRAD) {
+        cst_command_after(copy, chunk->reduce_ticket);
+    }
+    request->version = row_version(core, request->chunk, request->row);
+}
+
+void cst_states_read(struct cst_core *core, const struct cst_event *event)
+{
+    const struct cst_layout_tensor *tensor;
+    struct cst_request *request;
+    struct cst_err err;
+    uint32_t i;
+
+    if (check_io(core, event, &err) != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &err);
+        return;
+    }
+    tensor = &core->model->tensors[event->tensor];
+    if (row_is_torn(core, tensor->chunk, event->row)) {
+        refuse_torn(core, event->tag, tensor->chunk);
+        return;
+    }
+    i = cst_requests_add(&core->requests, event, CST_REQUEST_IO);
+    request = &core->requests.v[i];
+    request->chunk = tensor->chunk;
+    request->src =
+        cst_core_row_place(core, tensor->chunk, event->row, tensor->offset + event->first);
+    request->dst = event->place;
+    request->bytes = event->n_elems * elem_bytes(event->row);
+    issue_read(core, i);
+}
+
+void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight,
+                          const struct cst_event *event)
+{
+    const struct cst_request *request = &core->requests.v[flight->request];
+
+    if (core->phase == CST_PHASE_FAILED) {
+        cst_core_refuse_err(core, request->tag, &core->why);
+    } else if (event->status != CST_OK) {
+        cst_core_refuse(core, request->tag, event->status, "read failed: %s",
+                        event->text != NULL ? event->text : cst_status_words(event->status));
+    } else if (request->version == row_version(core, request->chunk, request->row)) {
+        (void)cst_core_reply(core, request->tag);
+    } else if (row_is_torn(core, request->chunk, request->row)) {
+        refuse_torn(core, request->tag, request->chunk);
+    } else {
+        issue_read(core, flight->request);
+        return;
+    }
+    cst_requests_remove(&core->requests, flight->request);
+}
+
+static void issue_write(struct cst_core *core, const struct cst_event *event, uint32_t i)
+{
+    const struct cst_layout_tensor *tensor = &core->model->tensors[event->tensor];
+    struct cst_chunk *chunk = &core->chunks[tensor->chunk];
+    struct cst_flight flight = {.kind = CST_FLIGHT_WRITE, .chunk = tensor->chunk, .request = i};
+    bool master = event->row == CST_ROW_MASTER;
+    uint64_t at = tensor->offset + event->first;
+    struct cst_command *command =
+        cst_core_command(core, master ? CST_COMMAND_CONVERT : CST_COMMAND_COPY,
+                         core->layout->chunks[tensor->chunk].node, &flight);
+
+    command->src[command->n_src++] = event->place;
+    command->dst[command->n_dst++] = cst_core_row_place(core, tensor->chunk, event->row, at);
+    if (master) {
+        static const enum cst_row with[] = {CST_ROW_WEIGHT, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+
+        for (int k = 0; k < 3; k++) {
+            command->dst[command->n_dst++] = cst_core_row_place(core, tensor->chunk, with[k], at);
+        }
+        command->n_elems = event->n_elems;
+    } else {
+        command->bytes = event->n_elems * elem_bytes(event->row);
+    }
+    cst_command_after(command, chunk->update_ticket);
+    cst_command_after(command, chunk->write_ticket);
+    chunk->write_ticket = command->ticket;
+    chunk->n_writes++;
+    chunk->version++;
+    core->n_writes++;
+    if (master || event->row == CST_ROW_WEIGHT) {
+        cst_residency_expire(core, tensor->chunk);
+    }
+}
+
+void cst_states_write(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_err err;
+    uint32_t i;
+
+    if (check_io(core, event, &err) != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &err);
+        return;
+    }
+    if (event->row == CST_ROW_GRAD) {
+        cst_core_refuse(core, event->tag, CST_EINVAL, "gradients can be read, not written");
+        return;
+    }
+    if (core->phase == CST_PHASE_RUNNING && core->touched) {
+        cst_core_refuse(core, event->tag, CST_EBUSY,
+                        "step %" PRIu64 " is under way: states are written between steps",
+                        core->step);
+        return;
+    }
+    i = cst_requests_add(&core->requests, event, CST_REQUEST_IO);
+    core->requests.v[i].chunk = core->model->tensors[event->tensor].chunk;
+    issue_write(core, event, i);
+}
+
+void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
+                        const struct cst_event *event)
+{
+    struct cst_chunk *chunk = &core->chunks[flight->chunk];
+    const struct cst_request *request = &core->requests.v[flight->request];
+    bool master = request->row == CST_ROW_MASTER;
+    struct cst_err why;
+
+    core->n_writes--;
+    chunk->n_writes--;
+    if (chunk->write_ticket == flight->ticket) {
+        chunk->write_ticket = 0;
+    }
+    if (event->status == CST_OK) {
+        (void)cst_core_reply(core, request->tag);
+    } else {
+        (void)cst_err_set(&why, event->status, "write to chunk %" PRIu32 " failed: %s",
+                          flight->chunk,
+                          event->text != NULL ? event->text : cst_status_words(event->status));
+        cst_core_refuse_err(core, request->tag, &why);
+    }
+    cst_requests_remove(&core->requests, flight->request);
+    if (event->status != CST_OK && master) {
+        why.status = event->status == CST_ELOST ? CST_ELOST : CST_EENGINE;
+        cst_ranks_fail(core, &why);
+        return;
+    }
+    for (uint32_t rank = 0; rank < core->world && chunk->n_writes == 0; rank++) {
+        core->ranks[rank].pool.changed = true; /* fetches of the chunk waited */
+    }
+    cst_schedule_close(core);
+}

@@ -1,0 +1,281 @@
+#include "tests/unit/core_rig.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+
+static const uint32_t arena_segments[] = {
+    RIG_ARENA_SEGMENT,     RIG_ARENA_SEGMENT + 1, RIG_ARENA_SEGMENT + 2, RIG_ARENA_SEGMENT + 3,
+    RIG_ARENA_SEGMENT + 4, RIG_ARENA_SEGMENT + 5, RIG_ARENA_SEGMENT + 6, RIG_ARENA_SEGMENT + 7,
+};
+
+static void declare(struct rig *rig, uint32_t n_chunks)
+{
+    int64_t shape = RIG_CHUNK_ELEMS;
+    char name[32];
+
+    cst_model_init(&rig->model);
+    for (uint32_t i = 0; i < n_chunks; i++) {
+        (void)snprintf(name, sizeof name, "t%u", i);
+        ck_assert_int_eq(cst_model_tensor(&rig->model, name, &shape, 1, 1.0f, 1.0f, NULL), CST_OK);
+        (void)snprintf(name, sizeof name, "op%u", i);
+        ck_assert_int_eq(cst_model_operator(&rig->model, name, &i, 1, NULL), CST_OK);
+    }
+}
+
+void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
+              uint32_t prefetch_depth)
+{
+    struct cst_layout_config layout = {.chunk_elems = RIG_CHUNK_ELEMS, .n_nodes = 1};
+    struct cst_core_config config;
+    struct cst_err err;
+
+    memset(rig, 0, sizeof *rig);
+    declare(rig, n_chunks);
+    ck_assert_int_eq(cst_layout_build(&rig->layout, &rig->model, &layout, &err), CST_OK);
+    ck_assert_uint_eq(rig->layout.n_chunks, n_chunks);
+    for (uint32_t rank = 0; rank < world; rank++) {
+        rig->pool_segments[rank] = RIG_POOL_SEGMENT + rank;
+        rig->pools[rank] = (struct cst_core_pool){.n_blocks = n_blocks,
+                                                  .blocks_per_slab = n_blocks,
+                                                  .segments = &rig->pool_segments[rank]};
+    }
+    config = (struct cst_core_config){.model = &rig->model,
+                                      .layout = &rig->layout,
+                                      .world = world,
+                                      .arena_segments = arena_segments,
+                                      .table_segment = RIG_TABLE_SEGMENT,
+                                      .pools = rig->pools,
+                                      .first_ticket = 1,
+                                      .peer_timeout_ns = 1000000000,
+                                      .prefetch_depth = prefetch_depth};
+    cst_actions_init(&rig->actions);
+    rig->now = 1;
+    rig->norm = 1.0;
+    ck_assert_msg(cst_core_open(&rig->core, &config, &err) == CST_OK, "%s", err.text);
+}
+
+void rig_close(struct rig *rig)
+{
+    cst_core_close(rig->core);
+    cst_actions_close(&rig->actions);
+    cst_layout_close(&rig->layout);
+    cst_model_close(&rig->model);
+}
+
+static void keep_actions(struct rig *rig)
+{
+    for (size_t i = 0; i < rig->actions.n; i++) {
+        const struct cst_action *a = &rig->actions.v[i];
+
+        if (a->kind == CST_ACT_COMMAND) {
+            ck_assert_uint_lt(rig->n_commands, RIG_MAX);
+            rig->commands[rig->n_commands++] = a->command;
+        } else if (a->kind == CST_ACT_REPLY) {
+            ck_assert_uint_lt(rig->n_replies, RIG_MAX);
+            ck_assert_msg(rig_reply(rig, a->reply.tag) == NULL, "second reply to tag %lu",
+                          (unsigned long)a->reply.tag);
+            rig->replies[rig->n_replies++] = a->reply;
+        } else {
+            rig->n_logs++;
+        }
+    }
+}
+
+uint64_t rig_event(struct rig *rig, struct cst_event event)
+{
+    const char *broken;
+
+    if (event.kind != CST_EV_DONE && event.kind != CST_EV_TICK && event.tag == 0) {
+        event.tag = ++rig->tag;
+    }
+    event.now = rig->now;
+    cst_core_step(rig->core, &event, &rig->actions);
+    keep_actions(rig);
+    broken = cst_core_check(rig->core);
+    ck_assert_msg(broken == NULL, "invariant broken: %s", broken);
+    return event.tag;
+}
+
+uint64_t rig_rank_event(struct rig *rig, enum cst_event_kind kind, uint32_t rank)
+{
+    return rig_event(rig, (struct cst_event){.kind = kind, .rank = rank, .attempt = rig->attempt});
+}
+
+static uint64_t item(struct rig *rig, enum cst_event_kind kind, uint32_t rank, uint32_t chunk,
+                     uint64_t generation, bool ahead)
+{
+    return rig_event(rig, (struct cst_event){.kind = kind,
+                                             .rank = rank,
+                                             .attempt = rig->attempt,
+                                             .chunk = chunk,
+                                             .generation = generation,
+                                             .ahead = ahead});
+}
+
+uint64_t rig_fetch(struct rig *rig, uint32_t rank, uint32_t chunk)
+{
+    return item(rig, CST_EV_FETCH_WEIGHT, rank, chunk, 0, false);
+}
+
+uint64_t rig_fetch_ahead(struct rig *rig, uint32_t rank, uint32_t chunk)
+{
+    return item(rig, CST_EV_FETCH_WEIGHT, rank, chunk, 0, true);
+}
+
+uint64_t rig_fetch_grad(struct rig *rig, uint32_t rank, uint32_t chunk)
+{
+    return item(rig, CST_EV_FETCH_GRAD, rank, chunk, 0, false);
+}
+
+uint64_t rig_release(struct rig *rig, uint32_t rank, uint32_t chunk, uint64_t generation)
+{
+    return item(rig, CST_EV_RELEASE, rank, chunk, generation, false);
+}
+
+uint64_t rig_hand_in(struct rig *rig, uint32_t rank, uint32_t chunk, uint64_t generation)
+{
+    return item(rig, CST_EV_HAND_IN, rank, chunk, generation, false);
+}
+
+uint64_t rig_step(struct rig *rig, uint32_t rank)
+{
+    return rig_event(
+        rig, (struct cst_event){
+                 .kind = CST_EV_STEP,
+                 .rank = rank,
+                 .attempt = rig->attempt,
+                 .loss = 1.0 + rank,
+                 .hyper = {
+                     .lr = 0.1f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .grad_scale = 1.0f}});
+}
+
+const struct cst_reply *rig_reply(const struct rig *rig, uint64_t tag)
+{
+    for (unsigned i = 0; i < rig->n_replies; i++) {
+        if (rig->replies[i].tag == tag) {
+            return &rig->replies[i];
+        }
+    }
+    return NULL;
+}
+
+int rig_status(const struct rig *rig, uint64_t tag)
+{
+    const struct cst_reply *reply = rig_reply(rig, tag);
+
+    ck_assert_msg(reply != NULL, "no reply to tag %lu", (unsigned long)tag);
+    return reply->status;
+}
+
+bool rig_waits(const struct rig *rig, uint64_t tag)
+{
+    return rig_reply(rig, tag) == NULL;
+}
+
+const struct cst_command *rig_command(const struct rig *rig, enum cst_command_kind kind, unsigned n)
+{
+    for (unsigned i = 0; i < rig->n_commands; i++) {
+        if (rig->commands[i].kind == kind && n-- == 0) {
+            return &rig->commands[i];
+        }
+    }
+    return NULL;
+}
+
+unsigned rig_count(const struct rig *rig, enum cst_command_kind kind)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < rig->n_commands; i++) {
+        n += rig->commands[i].kind == kind;
+    }
+    return n;
+}
+
+void rig_done(struct rig *rig, uint64_t ticket, int status, const char *text)
+{
+    unsigned i = 0;
+
+    while (i < rig->n_commands && rig->commands[i].ticket != ticket) {
+        i++;
+    }
+    ck_assert_msg(i < rig->n_commands, "no command with ticket %lu", (unsigned long)ticket);
+    memmove(&rig->commands[i], &rig->commands[i + 1],
+            (rig->n_commands - i - 1) * sizeof rig->commands[0]);
+    rig->n_commands--;
+    (void)rig_event(rig, (struct cst_event){.kind = CST_EV_DONE,
+                                            .ticket = ticket,
+                                            .status = status,
+                                            .text = text,
+                                            .value = rig->norm});
+}
+
+void rig_drain(struct rig *rig)
+{
+    while (rig->n_commands > 0) {
+        rig_done(rig, rig->commands[0].ticket, CST_OK, NULL);
+    }
+}
+
+void rig_start(struct rig *rig, uint32_t world)
+{
+    uint64_t tag = 0;
+
+    for (uint32_t rank = 0; rank < world; rank++) {
+        (void)rig_rank_event(rig, CST_EV_ATTACH, rank);
+    }
+    for (uint32_t rank = 0; rank < world; rank++) {
+        tag = rig_rank_event(rig, CST_EV_SYNC, rank);
+    }
+    ck_assert_int_eq(rig_status(rig, tag), CST_OK);
+    rig->attempt = rig_reply(rig, tag)->attempt;
+}
+
+uint64_t rig_get(struct rig *rig, uint32_t rank, uint32_t chunk)
+{
+    uint64_t tag = rig_fetch(rig, rank, chunk);
+
+    if (rig_waits(rig, tag)) {
+        rig_drain(rig);
+    }
+    ck_assert_int_eq(rig_status(rig, tag), CST_OK);
+    return rig_reply(rig, tag)->generation;
+}
+
+uint64_t rig_get_grad(struct rig *rig, uint32_t rank, uint32_t chunk)
+{
+    uint64_t tag = rig_fetch_grad(rig, rank, chunk);
+
+    if (rig_waits(rig, tag)) {
+        rig_drain(rig);
+    }
+    ck_assert_int_eq(rig_status(rig, tag), CST_OK);
+    return rig_reply(rig, tag)->generation;
+}
+
+void rig_whole_step(struct rig *rig, uint32_t n_chunks, uint32_t world)
+{
+    uint64_t tag = 0;
+
+    for (uint32_t c = 0; c < n_chunks; c++) {
+        for (uint32_t rank = 0; rank < world; rank++) {
+            (void)rig_release(rig, rank, c, rig_get(rig, rank, c));
+        }
+    }
+    for (uint32_t c = n_chunks; c-- > 0;) {
+        for (uint32_t rank = 0; rank < world; rank++) {
+            uint64_t weight = rig_get(rig, rank, c);
+            uint64_t grad = rig_get_grad(rig, rank, c);
+
+            (void)rig_release(rig, rank, c, weight);
+            ck_assert_int_eq(rig_status(rig, rig_hand_in(rig, rank, c, grad)), CST_OK);
+        }
+    }
+    for (uint32_t rank = 0; rank < world; rank++) {
+        tag = rig_step(rig, rank);
+    }
+    rig_drain(rig);
+    ck_assert_int_eq(rig_status(rig, tag), CST_OK);
+    rig->n_replies = 0;
+}

@@ -1,0 +1,73 @@
+/* A core driven by hand: a model of one tensor and one operator per chunk, requests with tags,
+ * commands that complete when told. After every event the core's invariants are checked. */
+#ifndef CORE_RIG_H
+#define CORE_RIG_H
+
+#include "offload/core.h"
+
+#define RIG_CHUNK_ELEMS 4096
+#define RIG_MAX 512
+#define RIG_ARENA_SEGMENT 100 /* segment ids */
+#define RIG_POOL_SEGMENT 200  /* + rank */
+#define RIG_TABLE_SEGMENT 300
+
+struct rig {
+    struct cst_model model;
+    struct cst_layout layout;
+    struct cst_core *core;
+    struct cst_actions actions;
+    struct cst_core_pool pools[CST_CORE_MAX_WORLD];
+    uint32_t pool_segments[CST_CORE_MAX_WORLD];
+    struct cst_command commands[RIG_MAX]; /* not completed, in order of tickets */
+    unsigned n_commands;
+    struct cst_reply replies[RIG_MAX]; /* all that came */
+    unsigned n_replies;
+    unsigned n_logs;
+    uint64_t tag;     /* last given */
+    uint64_t now;     /* ns */
+    uint64_t attempt; /* for requests */
+    double norm;      /* what NORM answers: sum of squares */
+};
+
+/* @n_blocks in each rank's pool. */
+void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
+              uint32_t prefetch_depth);
+void rig_close(struct rig *rig);
+
+/* Feed an event; returns its tag (a new one if it has none). */
+uint64_t rig_event(struct rig *rig, struct cst_event event);
+uint64_t rig_rank_event(struct rig *rig, enum cst_event_kind kind, uint32_t rank);
+uint64_t rig_fetch(struct rig *rig, uint32_t rank, uint32_t chunk);
+uint64_t rig_fetch_ahead(struct rig *rig, uint32_t rank, uint32_t chunk);
+uint64_t rig_fetch_grad(struct rig *rig, uint32_t rank, uint32_t chunk);
+uint64_t rig_release(struct rig *rig, uint32_t rank, uint32_t chunk, uint64_t generation);
+uint64_t rig_hand_in(struct rig *rig, uint32_t rank, uint32_t chunk, uint64_t generation);
+uint64_t rig_step(struct rig *rig, uint32_t rank);
+
+/* The reply to @tag, NULL: none yet. */
+const struct cst_reply *rig_reply(const struct rig *rig, uint64_t tag);
+/* Its status; fails the test if there is none. */
+int rig_status(const struct rig *rig, uint64_t tag);
+/* True if no reply to @tag came yet. */
+bool rig_waits(const struct rig *rig, uint64_t tag);
+
+/* The n-th command of @kind that is under way, NULL: fewer. */
+const struct cst_command *rig_command(const struct rig *rig, enum cst_command_kind kind,
+                                      unsigned n);
+unsigned rig_count(const struct rig *rig, enum cst_command_kind kind);
+void rig_done(struct rig *rig, uint64_t ticket, int status, const char *text);
+/* Complete commands in order until none is left. */
+void rig_drain(struct rig *rig);
+
+/* Attach and sync all ranks; the attempt runs. */
+void rig_start(struct rig *rig, uint32_t world);
+
+/* Fetch that is granted at the latest when all commands are done; the generation. */
+uint64_t rig_get(struct rig *rig, uint32_t rank, uint32_t chunk);
+uint64_t rig_get_grad(struct rig *rig, uint32_t rank, uint32_t chunk);
+
+/* A whole step by @world ranks: each chunk forward, each backward with its gradient, in lockstep.
+ */
+void rig_whole_step(struct rig *rig, uint32_t n_chunks, uint32_t world);
+
+#endif
