@@ -160,12 +160,19 @@ const struct cst_reply *rig_reply(const struct rig *rig, uint64_t tag)
     return NULL;
 }
 
-int rig_status(const struct rig *rig, uint64_t tag)
+const struct cst_reply *rig_answer(const struct rig *rig, uint64_t tag)
 {
     const struct cst_reply *reply = rig_reply(rig, tag);
 
-    ck_assert_msg(reply != NULL, "no reply to tag %lu", (unsigned long)tag);
-    return reply->status;
+    if (reply == NULL) {
+        ck_abort_msg("no reply to tag %lu", (unsigned long)tag);
+    }
+    return reply;
+}
+
+int rig_status(const struct rig *rig, uint64_t tag)
+{
+    return rig_answer(rig, tag)->status;
 }
 
 bool rig_waits(const struct rig *rig, uint64_t tag)
@@ -229,7 +236,7 @@ void rig_start(struct rig *rig, uint32_t world)
         tag = rig_rank_event(rig, CST_EV_SYNC, rank);
     }
     ck_assert_int_eq(rig_status(rig, tag), CST_OK);
-    rig->attempt = rig_reply(rig, tag)->attempt;
+    rig->attempt = rig_answer(rig, tag)->attempt;
 }
 
 uint64_t rig_get(struct rig *rig, uint32_t rank, uint32_t chunk)
@@ -240,7 +247,7 @@ uint64_t rig_get(struct rig *rig, uint32_t rank, uint32_t chunk)
         rig_drain(rig);
     }
     ck_assert_int_eq(rig_status(rig, tag), CST_OK);
-    return rig_reply(rig, tag)->generation;
+    return rig_answer(rig, tag)->generation;
 }
 
 uint64_t rig_get_grad(struct rig *rig, uint32_t rank, uint32_t chunk)
@@ -251,7 +258,7 @@ uint64_t rig_get_grad(struct rig *rig, uint32_t rank, uint32_t chunk)
         rig_drain(rig);
     }
     ck_assert_int_eq(rig_status(rig, tag), CST_OK);
-    return rig_reply(rig, tag)->generation;
+    return rig_answer(rig, tag)->generation;
 }
 
 void rig_whole_step(struct rig *rig, uint32_t n_chunks, uint32_t world)

@@ -46,6 +46,8 @@ uint64_t rig_step(struct rig *rig, uint32_t rank);
 
 /* The reply to @tag, NULL: none yet. */
 const struct cst_reply *rig_reply(const struct rig *rig, uint64_t tag);
+/* The same, fails the test if there is none. */
+const struct cst_reply *rig_answer(const struct rig *rig, uint64_t tag);
 /* Its status; fails the test if there is none. */
 int rig_status(const struct rig *rig, uint64_t tag);
 /* True if no reply to @tag came yet. */
