@@ -1,0 +1,155 @@
+#include "kernels/chunk.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* Does an array of @n entries of @size bytes at @at lie between @low and @high? */
+static bool fits(uint64_t at, uint64_t n, uint64_t size, uint64_t low, uint64_t high)
+{
+    return at % 64 == 0 && at >= low && at <= high && n <= (high - at) / size;
+}
+
+int cst_chunk_table(const struct cst_segments *segments, uint32_t id, struct cst_segment **segment,
+                    struct cst_table_header **out, struct cst_err *err)
+{
+    struct cst_table_header *h;
+    int rc = cst_segments_find(segments, (struct cst_place){.segment = id}, sizeof *h, 1, "table",
+                               segment, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    h = (*segment)->mem.base;
+    if (h->magic != CST_TABLE_MAGIC || h->total_bytes > (*segment)->mem.bytes) {
+        return cst_err_set(err, CST_EINVAL,
+                           "segment %u holds no table: magic 0x%" PRIx64 ", %" PRIu64 " bytes", id,
+                           h->magic, h->total_bytes);
+    }
+    if (!fits(h->chunks_bytes, h->n_chunks, sizeof(struct cst_table_chunk), sizeof *h,
+              h->spans_bytes) ||
+        !fits(h->spans_bytes, h->n_spans, sizeof(struct cst_table_span), sizeof *h,
+              h->tiles_bytes) ||
+        !fits(h->tiles_bytes, h->n_tiles, sizeof(struct cst_table_tile), sizeof *h,
+              h->total_bytes)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "table %u: %u chunks at %" PRIu64 ", %u spans at %" PRIu64 ", %" PRIu64
+                           " tiles at %" PRIu64 " do not fit in %" PRIu64 " bytes",
+                           id, h->n_chunks, h->chunks_bytes, h->n_spans, h->spans_bytes, h->n_tiles,
+                           h->tiles_bytes, h->total_bytes);
+    }
+    *out = h;
+    return CST_OK;
+}
+
+/* Spans lie one behind the other within the chunk, their tiles within the table. Counts the tiles.
+ */
+static int check_spans(struct cst_table_header *header, const struct cst_table_chunk *entry,
+                       uint32_t index, uint64_t *n_tiles_out, struct cst_err *err)
+{
+    const struct cst_table_span *spans = cst_table_spans(header) + entry->first_span;
+    uint64_t end = 0, n_tiles = 0;
+
+    if (entry->first_span > header->n_spans ||
+        entry->n_spans > header->n_spans - entry->first_span) {
+        return cst_err_set(err, CST_EINVAL, "chunk %u: %u spans from %u on, the table has %u",
+                           index, entry->n_spans, entry->first_span, header->n_spans);
+    }
+    for (uint32_t i = 0; i < entry->n_spans; i++) {
+        const struct cst_table_span *s = &spans[i];
+        uint64_t n;
+
+        if (s->start < end || s->start > entry->n_elems || s->n_elems > entry->n_elems - s->start) {
+            return cst_err_set(err, CST_EINVAL,
+                               "chunk %u, span %u: %" PRIu64 " elements at %" PRIu64
+                               ", the one before ends at %" PRIu64 ", the chunk at %" PRIu64,
+                               index, entry->first_span + i, s->n_elems, s->start, end,
+                               entry->n_elems);
+        }
+        n = cst_table_n_tiles(s->n_elems);
+        if (s->first_tile > header->n_tiles || n > header->n_tiles - s->first_tile) {
+            return cst_err_set(err, CST_EINVAL,
+                               "chunk %u, span %u: %" PRIu64 " tiles from %" PRIu64
+                               " on, the table has %" PRIu64,
+                               index, entry->first_span + i, n, s->first_tile, header->n_tiles);
+        }
+        end = s->start + s->n_elems;
+        n_tiles += n;
+    }
+    *n_tiles_out = n_tiles;
+    return CST_OK;
+}
+
+/* Resolve one row of @chunk into *@out. */
+static int find_row(const struct cst_segments *segments, struct cst_chunk *chunk, enum cst_row row,
+                    uint64_t elem_bytes, void **out, struct cst_err *err)
+{
+    static const char *const names[CST_ROW_COUNT] = {"weight row", "grad row", "master row",
+                                                     "exp_avg row", "exp_avg_sq row"};
+    struct cst_segment *segment;
+    int rc = cst_segments_find(segments, chunk->entry->rows[row], chunk->n_elems * elem_bytes,
+                               elem_bytes, names[row], &segment, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    *out = (char *)segment->mem.base + chunk->entry->rows[row].offset;
+    chunk->segments[chunk->n_segments++] = segment;
+    return CST_OK;
+}
+
+static int find_rows(const struct cst_segments *segments, struct cst_chunk *chunk, unsigned rows,
+                     struct cst_err *err)
+{
+    void *at[CST_ROW_COUNT] = {NULL};
+
+    for (int row = 0; row < CST_ROW_COUNT; row++) {
+        uint64_t elem_bytes = row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4;
+        int rc;
+
+        if ((rows & CST_CHUNK_ROW(row)) == 0) {
+            continue;
+        }
+        rc = find_row(segments, chunk, (enum cst_row)row, elem_bytes, &at[row], err);
+        if (rc != CST_OK) {
+            return rc;
+        }
+    }
+    chunk->work.rows = (struct cst_rows){.weight = at[CST_ROW_WEIGHT],
+                                         .grad = at[CST_ROW_GRAD],
+                                         .master = at[CST_ROW_MASTER],
+                                         .exp_avg = at[CST_ROW_EXP_AVG],
+                                         .exp_avg_sq = at[CST_ROW_EXP_AVG_SQ]};
+    return CST_OK;
+}
+
+int cst_chunk_find(const struct cst_segments *segments, uint32_t table, uint32_t index,
+                   unsigned rows, struct cst_chunk *out, struct cst_err *err)
+{
+    struct cst_table_header *header;
+    struct cst_chunk chunk = {.n_segments = 1};
+    int rc = cst_chunk_table(segments, table, &chunk.segments[0], &header, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (index >= header->n_chunks) {
+        return cst_err_set(err, CST_EINVAL, "table %u has %u chunks, no chunk %u", table,
+                           header->n_chunks, index);
+    }
+    chunk.entry = &cst_table_chunks(header)[index];
+    chunk.n_elems = chunk.entry->n_elems;
+    chunk.work = (struct cst_tile_work){.table = header, .table_id = table, .chunk = index};
+    if (chunk.n_elems > CST_CHUNK_MAX_ELEMS) {
+        return cst_err_set(err, CST_EINVAL, "chunk %u has %" PRIu64 " elements, at most %llu",
+                           index, chunk.n_elems, CST_CHUNK_MAX_ELEMS);
+    }
+    rc = check_spans(header, chunk.entry, index, &chunk.n_tiles, err);
+    if (rc == CST_OK) {
+        rc = find_rows(segments, &chunk, rows, err);
+    }
+    if (rc != CST_OK) {
+        return cst_err_prefix(err, "table %u", table);
+    }
+    *out = chunk;
+    return CST_OK;
+}

@@ -1,0 +1,43 @@
+/* A chunk as its job's table describes it, checked: every number of the table that REDUCE, UPDATE
+ * and recovery rely on is compared with the sizes of the segments first, so that a wrong table is
+ * answered and never followed. The daemon writes chunks and spans once, before the first command
+ * that names them; only marks and sums change afterwards. */
+#ifndef CST_CHUNK_H
+#define CST_CHUNK_H
+
+#include "kernels/segments.h"
+#include "kernels/tile.h"
+
+#define CST_CHUNK_MAX_ELEMS (1ull << 40)
+
+/* Bits of rows. */
+#define CST_CHUNK_ROW(row) (1u << (row))
+#define CST_CHUNK_ROWS_REDUCE CST_CHUNK_ROW(CST_ROW_GRAD)
+#define CST_CHUNK_ROWS_STATES                                                                      \
+    (CST_CHUNK_ROW(CST_ROW_MASTER) | CST_CHUNK_ROW(CST_ROW_EXP_AVG) |                              \
+     CST_CHUNK_ROW(CST_ROW_EXP_AVG_SQ))
+#define CST_CHUNK_ROWS_ALL                                                                         \
+    (CST_CHUNK_ROWS_STATES | CST_CHUNK_ROW(CST_ROW_WEIGHT) | CST_CHUNK_ROW(CST_ROW_GRAD))
+
+struct cst_chunk {
+    struct cst_table_chunk *entry; /* in the table: its marks */
+    struct cst_tile_work work;     /* table and the rows asked for; mark is 0, kernels NULL */
+    uint64_t n_elems;              /* of its rows */
+    uint64_t n_tiles;              /* of its spans */
+    struct cst_segment
+        *segments[CST_ROW_COUNT + 1]; /* what it lies in: the table's, then the rows' */
+    uint32_t n_segments;              /* how many of them */
+};
+
+/* The header of the table in segment @id. CST_ENOTFOUND: no such segment (or not yet); CST_EINVAL:
+ * what is in it is no table. */
+int cst_chunk_table(const struct cst_segments *segments, uint32_t id, struct cst_segment **segment,
+                    struct cst_table_header **out, struct cst_err *err);
+
+/* Chunk @index of the table in segment @table, with the rows whose bits are in @rows. The pointers
+ * are good while the segments are held. CST_ENOTFOUND: a segment is missing (or not READY);
+ * CST_EINVAL: index, or the table contradicts itself or the segments. */
+int cst_chunk_find(const struct cst_segments *segments, uint32_t table, uint32_t index,
+                   unsigned rows, struct cst_chunk *out, struct cst_err *err);
+
+#endif

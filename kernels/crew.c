@@ -1,0 +1,166 @@
+#include "kernels/crew.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+struct start {
+    struct cst_crew *crew; /* whose thread this becomes */
+    unsigned thread;       /* its number */
+};
+
+uint64_t cst_crew_now(void)
+{
+    struct timespec ts;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+/* The queue from which the next piece comes, or NULL. */
+static struct cst_crew_queue *pick(struct cst_crew *crew)
+{
+    bool last_first = crew->turn == CST_CREW_TURN - 1;
+
+    for (unsigned i = 0; i < CST_CREW_CLASSES; i++) {
+        struct cst_crew_queue *queue = &crew->queues[last_first ? CST_CREW_CLASSES - 1 - i : i];
+
+        if (queue->head != NULL) {
+            return queue;
+        }
+    }
+    return NULL;
+}
+
+/* Take the next piece, waiting for one. Called and left with the mutex held. NULL: the crew ends.
+ */
+static struct cst_job *take(struct cst_crew *crew, uint64_t *piece_out)
+{
+    struct cst_crew_queue *queue;
+    struct cst_job *job;
+
+    while (!crew->stop && (queue = pick(crew)) == NULL) {
+        crew->n_idle++;
+        (void)pthread_cond_wait(&crew->wake, &crew->mutex);
+        crew->n_idle--;
+    }
+    if (crew->stop) {
+        return NULL;
+    }
+    job = queue->head;
+    if (job->next == 0) {
+        job->began_ns = cst_crew_now();
+    }
+    *piece_out = job->next++;
+    if (job->next == job->n_pieces) {
+        queue->head = job->link;
+    }
+    crew->turn = (crew->turn + 1) % CST_CREW_TURN;
+    return job;
+}
+
+static void *thread_main(void *arg)
+{
+    struct start start = *(struct start *)arg;
+    struct cst_crew *crew = start.crew;
+    struct cst_job *job;
+    uint64_t piece;
+
+    free(arg);
+    if (crew->config.start != NULL) {
+        crew->config.start(crew->config.arg, start.thread);
+    }
+    (void)pthread_mutex_lock(&crew->mutex);
+    while ((job = take(crew, &piece)) != NULL) {
+        (void)pthread_mutex_unlock(&crew->mutex);
+        job->piece(job, piece, start.thread);
+        (void)pthread_mutex_lock(&crew->mutex);
+        if (--job->left == 0) {
+            (void)pthread_mutex_unlock(&crew->mutex);
+            job->done(job);
+            (void)pthread_mutex_lock(&crew->mutex);
+        }
+    }
+    (void)pthread_mutex_unlock(&crew->mutex);
+    return NULL;
+}
+
+static int start_thread(struct cst_crew *crew, unsigned thread)
+{
+    struct start *start = malloc(sizeof *start);
+    char name[16];
+
+    if (start == NULL) {
+        return -1;
+    }
+    *start = (struct start){.crew = crew, .thread = thread};
+    if (pthread_create(&crew->threads[thread], NULL, thread_main, start) != 0) {
+        free(start);
+        return -1;
+    }
+    (void)snprintf(name, sizeof name, "%.9s-%u", crew->config.name, thread % CST_CREW_MAX_THREADS);
+    (void)pthread_setname_np(crew->threads[thread], name);
+    return 0;
+}
+
+int cst_crew_open(struct cst_crew *crew, const struct cst_crew_config *config, struct cst_err *err)
+{
+    if (config->n_threads < 1 || config->n_threads > CST_CREW_MAX_THREADS) {
+        return cst_err_set(err, CST_EINVAL, "crew %s of %u threads, allowed 1 to %d", config->name,
+                           config->n_threads, CST_CREW_MAX_THREADS);
+    }
+    *crew = (struct cst_crew){.config = *config};
+    (void)pthread_mutex_init(&crew->mutex, NULL);
+    (void)pthread_cond_init(&crew->wake, NULL);
+    crew->threads = calloc(config->n_threads, sizeof *crew->threads);
+    while (crew->threads != NULL && crew->n_started < config->n_threads) {
+        if (start_thread(crew, crew->n_started) != 0) {
+            break;
+        }
+        crew->n_started++;
+    }
+    if (crew->n_started < config->n_threads) {
+        unsigned n = crew->n_started;
+
+        cst_crew_close(crew);
+        return cst_err_set(err, CST_ENOMEM, "crew %s: thread %u of %u could not be started",
+                           config->name, n + 1, config->n_threads);
+    }
+    return CST_OK;
+}
+
+void cst_crew_close(struct cst_crew *crew)
+{
+    (void)pthread_mutex_lock(&crew->mutex);
+    crew->stop = true;
+    (void)pthread_cond_broadcast(&crew->wake);
+    (void)pthread_mutex_unlock(&crew->mutex);
+    for (unsigned i = 0; i < crew->n_started; i++) {
+        (void)pthread_join(crew->threads[i], NULL);
+    }
+    free(crew->threads);
+    (void)pthread_cond_destroy(&crew->wake);
+    (void)pthread_mutex_destroy(&crew->mutex);
+}
+
+void cst_crew_submit(struct cst_crew *crew, struct cst_job *job)
+{
+    struct cst_crew_queue *queue = &crew->queues[job->class];
+    uint64_t n_wake;
+
+    job->next = 0;
+    job->left = job->n_pieces;
+    job->link = NULL;
+    (void)pthread_mutex_lock(&crew->mutex);
+    if (queue->head == NULL) {
+        queue->head = job;
+    } else {
+        queue->tail->link = job;
+    }
+    queue->tail = job;
+    n_wake = job->n_pieces < crew->n_idle ? job->n_pieces : crew->n_idle;
+    while (n_wake-- > 0) {
+        (void)pthread_cond_signal(&crew->wake);
+    }
+    (void)pthread_mutex_unlock(&crew->mutex);
+}

@@ -1,0 +1,265 @@
+#include "kernels/engine.h"
+
+#include "kernels/engine_parts.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MAX_MESSAGES 64 /* read in one turn of the loop, before anything is answered */
+#define MAX_LANES 4     /* chosen at most: more do not copy faster on one node's memory */
+
+void cst_engine_fail(struct cst_engine *engine, int rc, const struct cst_err *err)
+{
+    if (rc != CST_OK && engine->status == CST_OK) {
+        engine->status = rc;
+        engine->err = *err;
+    }
+}
+
+/* -- SETUP ---------------------------------------------------------------------------------- */
+
+static void pin_team(void *arg, unsigned thread)
+{
+    struct cst_engine *engine = arg;
+
+    (void)cst_cpus_pin(&engine->cpus, thread);
+}
+
+static void place_lane(void *arg, unsigned thread)
+{
+    struct cst_engine *engine = arg;
+
+    (void)thread;
+    (void)cst_cpus_stay(&engine->cpus);
+}
+
+/* Map the undo segment. It is small, and nothing can wait for us yet, so it is touched right here.
+ */
+static int open_undo(struct cst_engine *engine, const Engine__Setup *setup, int fd,
+                     struct cst_err *err)
+{
+    struct cst_err note;
+    int rc;
+
+    if (setup->undo_segment == 0 || setup->undo_bytes < sizeof(struct cst_undo_slot)) {
+        return cst_err_set(err, CST_EPROTO, "undo segment %u of %llu bytes, a slot has %zu",
+                           setup->undo_segment, (unsigned long long)setup->undo_bytes,
+                           sizeof(struct cst_undo_slot));
+    }
+    rc = cst_segments_check_fd(fd, setup->undo_bytes, err);
+    if (rc == CST_OK) {
+        rc = cst_device_map(&engine->device, fd, setup->undo_bytes, -1, &engine->undo, &note, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_device_populate(&engine->device, fd, &engine->undo, 0, setup->undo_bytes, err);
+    }
+    if (rc != CST_OK) {
+        return cst_err_prefix(err, "undo segment %u", setup->undo_segment);
+    }
+    engine->undo_id = setup->undo_segment;
+    engine->recovery = (struct cst_recovery){
+        .slots = engine->undo.base,
+        .n_slots = (uint32_t)(setup->undo_bytes / sizeof(struct cst_undo_slot))};
+    return CST_OK;
+}
+
+/* Each thread of the team needs an undo slot. */
+static int open_crews(struct cst_engine *engine, const Engine__Setup *setup, struct cst_err *err)
+{
+    unsigned cores = engine->cpus.n_cores;
+    struct cst_crew_config team = {.name = "cst-team",
+                                   .n_threads = setup->threads > 0 ? setup->threads : cores,
+                                   .start = pin_team,
+                                   .arg = engine};
+    struct cst_crew_config lanes = {.name = "cst-lane",
+                                    .n_threads = cores < MAX_LANES ? cores : MAX_LANES,
+                                    .start = place_lane,
+                                    .arg = engine};
+    int rc;
+
+    if (setup->copy_threads > 0) {
+        lanes.n_threads = setup->copy_threads;
+    }
+    if (team.n_threads > engine->recovery.n_slots) {
+        team.n_threads = engine->recovery.n_slots;
+    }
+    rc = cst_crew_open(&engine->team, &team, err);
+    return rc != CST_OK ? rc : cst_crew_open(&engine->lanes, &lanes, err);
+}
+
+static int open_parts(struct cst_engine *engine, const Engine__Setup *setup, int undo_fd,
+                      struct cst_err *err)
+{
+    struct cst_err what;
+    int rc = cst_cpus_open(&engine->cpus, setup->node, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (!engine->cpus.node_found) {
+        (void)cst_err_set(
+            &what, CST_ENOTFOUND,
+            "no processor of NUMA node %u may be used: running on %u cores of any node",
+            setup->node, engine->cpus.n_cores);
+        engine->config.warn(&what);
+    }
+    rc = cst_device_open(&engine->device, engine->config.ops, &engine->cpus, err);
+    if (rc == CST_OK) {
+        rc = open_undo(engine, setup, undo_fd, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_mailbox_open(&engine->box, err);
+    }
+    if (rc == CST_OK) {
+        rc = open_crews(engine, setup, err);
+    }
+    if (rc == CST_OK) {
+        engine->context.device = &engine->device;
+        engine->context.segments = &engine->segments;
+        engine->context.slots = engine->recovery.slots;
+        engine->context.box = &engine->box;
+        engine->context.n_threads = engine->team.n_started;
+        engine->set_up = true;
+    }
+    return rc;
+}
+
+static int on_setup(struct cst_engine *engine, const struct cst_frame *frame, struct cst_err *err)
+{
+    Engine__Setup *setup = engine__setup__unpack(NULL, frame->body_bytes, frame->body);
+    Engine__Ready ready = ENGINE__READY__INIT;
+    int rc;
+
+    if (setup == NULL || frame->n_fds != 1 || engine->set_up) {
+        rc = cst_err_set(err, CST_EPROTO, "malformed or second SETUP, or %u fds instead of 1",
+                         frame->n_fds);
+    } else {
+        rc = open_parts(engine, setup, frame->fds[0], err);
+    }
+    engine__setup__free_unpacked(setup, NULL);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    ready.threads = engine->team.n_started;
+    ready.copy_threads = engine->lanes.n_started;
+    ready.isa = (char *)(uintptr_t)engine->device.isa;
+    return cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_READY, CST_FRAME_REPLY,
+                          frame->request, &ready.base, err);
+}
+
+/* -- messages ------------------------------------------------------------------------------- */
+
+static int on_ping(struct cst_engine *engine, const struct cst_frame *frame, struct cst_err *err)
+{
+    const struct cst_work_context *context = &engine->context;
+    Engine__Pong pong = ENGINE__PONG__INIT;
+
+    pong.commands = context->commands;
+    pong.in_flight = engine->tickets.n_pending;
+    pong.copy_bytes = context->copy_bytes;
+    pong.copy_ns = context->copy_ns;
+    pong.update_elems = context->update_elems;
+    pong.update_ns = context->update_ns;
+    pong.reduce_elems = context->reduce_elems;
+    pong.reduce_ns = context->reduce_ns;
+    pong.progress = atomic_load(&context->progress);
+    return cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_PONG, CST_FRAME_REPLY,
+                          frame->request, &pong.base, err);
+}
+
+static int on_message(struct cst_engine *engine, struct cst_frame *frame, struct cst_err *err)
+{
+    if (!engine->set_up && frame->type != ENGINE__MSG_TYPE__ENGINE_SETUP) {
+        return cst_err_set(err, CST_EPROTO, "message type %u before SETUP", frame->type);
+    }
+    switch (frame->type) {
+    case ENGINE__MSG_TYPE__ENGINE_SETUP:
+        return on_setup(engine, frame, err);
+    case ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD:
+        return cst_engine_add_segment(engine, frame, err);
+    case ENGINE__MSG_TYPE__ENGINE_SEGMENT_DROP:
+        return cst_engine_drop_segment(engine, frame, err);
+    case ENGINE__MSG_TYPE__ENGINE_SUBMIT:
+        return cst_engine_submit(engine, frame, err);
+    case ENGINE__MSG_TYPE__ENGINE_PING:
+        return on_ping(engine, frame, err);
+    default:
+        return cst_err_set(err, CST_EPROTO, "message type %u is none that an engine takes",
+                           frame->type);
+    }
+}
+
+/* CST_ECONN: the daemon hung up. */
+static int read_messages(struct cst_engine *engine, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (int i = 0; i < MAX_MESSAGES && rc == CST_OK; i++) {
+        struct cst_frame frame;
+
+        rc = cst_frame_recv(engine->config.sock, MSG_DONTWAIT, &engine->buf, &frame, err);
+        if (rc == CST_OK) {
+            rc = on_message(engine, &frame, err);
+            cst_frame_close_fds(&frame);
+        }
+    }
+    return rc == CST_EAGAIN ? CST_OK : rc;
+}
+
+/* -- the loop ------------------------------------------------------------------------------- */
+
+/* Sleep until there is something to do, and do it. */
+static int turn(struct cst_engine *engine, struct cst_err *err)
+{
+    struct pollfd fds[2] = {
+        {.fd = engine->config.sock, .events = POLLIN},
+        {.fd = engine->set_up ? engine->box.fd : -1, .events = POLLIN},
+    };
+    int rc = CST_OK;
+
+    if (engine->outbox.full) {
+        fds[0].events |= POLLOUT;
+    }
+    if (poll(fds, 2, -1) < 0 && errno != EINTR) {
+        return cst_err_errno(err, CST_EINTERNAL, errno, "poll");
+    }
+    if (fds[1].revents != 0) {
+        cst_mailbox_deliver(&engine->box, engine);
+    }
+    if ((fds[0].revents & ~POLLOUT) != 0) {
+        rc = read_messages(engine, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    cst_engine_start_ready(engine);
+    cst_engine_report_progress(engine);
+    if (engine->status != CST_OK) {
+        *err = engine->err;
+        return engine->status;
+    }
+    return cst_outbox_send(&engine->outbox, err);
+}
+
+int cst_engine_run(const struct cst_engine_config *config, struct cst_err *err)
+{
+    struct cst_engine *engine = calloc(1, sizeof *engine);
+    int rc = CST_OK;
+
+    if (engine == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for the engine");
+    }
+    engine->config = *config;
+    engine->held_tail = &engine->held;
+    cst_outbox_init(&engine->outbox, config->sock);
+    cst_segments_init(&engine->segments);
+    cst_tickets_init(&engine->tickets);
+    while (rc == CST_OK) {
+        rc = turn(engine, err);
+    }
+    /* The threads still use all of it, so nothing is freed: the caller ends the process. */
+    return rc == CST_ECONN ? CST_OK : rc;
+}

@@ -1,0 +1,127 @@
+#include "kernels/engine_parts.h"
+
+#include <inttypes.h>
+
+/* @work is over: whoever waits for it may become ready. */
+static void finish(struct cst_engine *engine, struct cst_work *work)
+{
+    bool ok = work->status == CST_OK;
+    const double *value = ok && work->kind == ENGINE__COMMAND_KIND__NORM ? &work->value : NULL;
+    struct cst_err err;
+    int rc;
+
+    cst_work_count(work);
+    cst_tickets_done(&engine->tickets, &work->ticket, work->status);
+    rc = cst_outbox_complete(&engine->outbox, work->ticket.number, work->status, value,
+                             ok ? NULL : work->err.text, &err);
+    cst_engine_fail(engine, rc, &err);
+    cst_engine_close_work(engine, work);
+}
+
+static void finish_by_mail(struct cst_mail *mail, void *arg)
+{
+    finish(arg, (struct cst_work *)(void *)((char *)mail - offsetof(struct cst_work, mail)));
+}
+
+/* May REDUCE and UPDATE run? Not while an undo slot waits for a segment that is on its way. The
+ * daemon adds the segments of a dead engine before it issues commands again; so a slot whose
+ * segments are not there by then is a removed job's. */
+static bool recover(struct cst_engine *engine)
+{
+    if (engine->recovered) {
+        return true;
+    }
+    if (cst_recovery_try(&engine->recovery, &engine->device, &engine->segments,
+                         engine->config.warn) > 0) {
+        if (engine->n_adding > 0) {
+            return false;
+        }
+        cst_recovery_forget(&engine->recovery, engine->config.warn);
+    }
+    engine->recovered = true;
+    return true;
+}
+
+static void start(struct cst_engine *engine, struct cst_work *work)
+{
+    if (cst_work_prepare(work) != CST_OK || work->job.n_pieces == 0) {
+        finish(engine, work);
+        return;
+    }
+    cst_crew_submit(cst_work_is_compute(work) ? &engine->team : &engine->lanes, &work->job);
+}
+
+static void start_or_hold(struct cst_engine *engine, struct cst_work *work)
+{
+    if (work->ticket.doomed) {
+        work->status = cst_err_set(&work->err, CST_ECANCELLED,
+                                   "command %" PRIu64 " failed, which this one came after",
+                                   work->ticket.culprit);
+        finish(engine, work);
+    } else if (cst_work_is_compute(work) && !recover(engine)) {
+        work->next = NULL;
+        *engine->held_tail = work;
+        engine->held_tail = &work->next;
+    } else {
+        start(engine, work);
+    }
+}
+
+void cst_engine_start_ready(struct cst_engine *engine)
+{
+    struct cst_ticket *ticket;
+
+    while ((ticket = cst_tickets_take(&engine->tickets)) != NULL) {
+        start_or_hold(engine, (struct cst_work *)(void *)((char *)ticket -
+                                                          offsetof(struct cst_work, ticket)));
+    }
+}
+
+void cst_engine_start_held(struct cst_engine *engine)
+{
+    if (engine->held == NULL || !recover(engine)) {
+        return;
+    }
+    while (engine->held != NULL) {
+        struct cst_work *work = engine->held;
+
+        engine->held = work->next;
+        start(engine, work);
+    }
+    engine->held_tail = &engine->held;
+}
+
+static int take_command(struct cst_engine *engine, const Engine__Command *command,
+                        struct cst_err *err)
+{
+    struct cst_work *work;
+    int rc = cst_work_open(&work, &engine->context, command, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    work->mail.deliver = finish_by_mail;
+    rc = cst_tickets_add(&engine->tickets, &work->ticket, command->ticket, command->after,
+                         command->n_after, err);
+    if (rc != CST_OK) {
+        cst_work_close(work);
+    }
+    return rc == CST_EEXIST ? cst_err_set(err, CST_EPROTO, "ticket %" PRIu64 " is pending already",
+                                          command->ticket)
+                            : rc;
+}
+
+int cst_engine_submit(struct cst_engine *engine, const struct cst_frame *frame, struct cst_err *err)
+{
+    Engine__Submit *submit = engine__submit__unpack(NULL, frame->body_bytes, frame->body);
+    int rc = CST_OK;
+
+    if (submit == NULL) {
+        return cst_err_set(err, CST_EPROTO, "malformed SUBMIT");
+    }
+    for (size_t i = 0; i < submit->n_commands && rc == CST_OK; i++) {
+        rc = take_command(engine, submit->commands[i], err);
+    }
+    engine__submit__free_unpacked(submit, NULL);
+    return rc;
+}

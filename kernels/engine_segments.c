@@ -1,0 +1,254 @@
+#include "kernels/engine_parts.h"
+
+#include <stdlib.h>
+
+static struct cst_mapping *mapping_of_mail(struct cst_mail *mail)
+{
+    return (struct cst_mapping *)(void *)((char *)mail - offsetof(struct cst_mapping, mail));
+}
+
+static struct cst_mapping *mapping_of(struct cst_segment *segment)
+{
+    return (struct cst_mapping *)(void *)segment;
+}
+
+/* Answer @request about segment @id. @what: words, where they have a status of their own or where
+ * @status has. */
+static void answer(struct cst_engine *engine, uint64_t request, uint32_t id, int status,
+                   struct cst_err *what, const bool *locked)
+{
+    Engine__SegmentDone done = ENGINE__SEGMENT_DONE__INIT;
+    struct cst_err err;
+    int rc;
+
+    done.id = id;
+    done.status = status;
+    done.text = what != NULL && what->status != CST_OK ? what->text : NULL;
+    done.has_locked = locked != NULL;
+    done.locked = locked != NULL && *locked;
+    rc = cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DONE, CST_FRAME_REPLY,
+                        request, &done.base, &err);
+    cst_engine_fail(engine, rc, &err);
+}
+
+static void report(struct cst_engine *engine, struct cst_mapping *mapping)
+{
+    Engine__Progress progress = ENGINE__PROGRESS__INIT;
+    uint64_t bytes = atomic_load(&mapping->populated);
+    struct cst_err err;
+    int rc;
+
+    if (bytes == mapping->reported) {
+        return;
+    }
+    mapping->reported = bytes;
+    progress.id = mapping->segment.id;
+    progress.bytes = bytes;
+    rc = cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_PROGRESS, CST_FRAME_EVENT, 0,
+                        &progress.base, &err);
+    cst_engine_fail(engine, rc, &err);
+}
+
+/* While the socket is full there is no point: what is said later is newer. */
+void cst_engine_report_progress(struct cst_engine *engine)
+{
+    if (engine->n_adding == 0 || engine->outbox.full) {
+        return;
+    }
+    for (uint32_t i = 0; i < engine->segments.n; i++) {
+        if (engine->segments.v[i]->state == CST_SEGMENT_ADDING) {
+            report(engine, mapping_of(engine->segments.v[i]));
+        }
+    }
+}
+
+/* -- out ------------------------------------------------------------------------------------ */
+
+static void unmapped(struct cst_mail *mail, void *arg)
+{
+    struct cst_mapping *mapping = mapping_of_mail(mail);
+    struct cst_engine *engine = arg;
+
+    cst_segments_remove(&engine->segments, &mapping->segment);
+    if (mapping->drop) {
+        answer(engine, mapping->drop_request, mapping->segment.id, CST_OK, NULL, NULL);
+    }
+    free(mapping);
+}
+
+/* A segment that is to go, goes when nobody uses it: now, or when the last command that does is
+ * over. */
+static void unmap_if_idle(struct cst_engine *engine, struct cst_mapping *mapping)
+{
+    if (mapping->segment.state == CST_SEGMENT_DROPPING && mapping->segment.n_uses == 0) {
+        mapping->mail.deliver = unmapped;
+        cst_mapping_unmap(mapping, &engine->lanes);
+    }
+}
+
+void cst_engine_close_work(struct cst_engine *engine, struct cst_work *work)
+{
+    struct cst_segment *going[CST_WORK_MAX_USES];
+    uint32_t n = 0;
+
+    /* A command may hold a segment more than once: it is let go once. */
+    for (uint32_t i = 0; i < work->n_uses; i++) {
+        uint32_t k = 0;
+
+        while (k < n && going[k] != work->uses[i]) {
+            k++;
+        }
+        if (k == n && work->uses[i]->state == CST_SEGMENT_DROPPING) {
+            going[n++] = work->uses[i];
+        }
+    }
+    cst_work_close(work);
+    for (uint32_t i = 0; i < n; i++) {
+        unmap_if_idle(engine, mapping_of(going[i]));
+    }
+}
+
+int cst_engine_drop_segment(struct cst_engine *engine, const struct cst_frame *frame,
+                            struct cst_err *err)
+{
+    Engine__SegmentDrop *drop = engine__segment_drop__unpack(NULL, frame->body_bytes, frame->body);
+    struct cst_segment *segment;
+    struct cst_mapping *mapping;
+    struct cst_err what;
+
+    if (drop == NULL || frame->n_fds != 0) {
+        engine__segment_drop__free_unpacked(drop, NULL);
+        return cst_err_set(err, CST_EPROTO, "malformed SEGMENT_DROP");
+    }
+    segment = cst_segments_get(&engine->segments, drop->id);
+    mapping = segment != NULL ? mapping_of(segment) : NULL;
+    if (mapping == NULL || mapping->drop || segment->state == CST_SEGMENT_DROPPING) {
+        (void)cst_err_set(&what, CST_ENOTFOUND, "no segment %u", drop->id);
+        answer(engine, frame->request, drop->id, CST_ENOTFOUND, &what, NULL);
+    } else {
+        mapping->drop = true;
+        mapping->drop_request = frame->request;
+        if (segment->state == CST_SEGMENT_ADDING) {
+            cst_mapping_cancel(mapping);
+        } else {
+            segment->state = CST_SEGMENT_DROPPING;
+            unmap_if_idle(engine, mapping);
+        }
+    }
+    engine__segment_drop__free_unpacked(drop, NULL);
+    return CST_OK;
+}
+
+/* -- in ------------------------------------------------------------------------------------- */
+
+/* The adding is over, well or not. */
+static void added(struct cst_engine *engine, struct cst_mapping *mapping)
+{
+    bool failed = atomic_load(&mapping->failed);
+
+    engine->n_adding--;
+    cst_mapping_close_fd(mapping);
+    report(engine, mapping);
+    if (failed) {
+        answer(engine, mapping->request, mapping->segment.id, mapping->err.status, &mapping->err,
+               NULL);
+    } else {
+        answer(engine, mapping->request, mapping->segment.id, CST_OK, &mapping->note,
+               mapping->lock ? &mapping->locked : NULL);
+    }
+    if (failed || mapping->drop) {
+        mapping->segment.state = CST_SEGMENT_DROPPING;
+        unmap_if_idle(engine, mapping);
+    } else {
+        mapping->segment.state = CST_SEGMENT_READY;
+    }
+    cst_engine_start_held(engine);
+}
+
+static void added_by_mail(struct cst_mail *mail, void *arg)
+{
+    added(arg, mapping_of_mail(mail));
+}
+
+static struct cst_mapping *new_mapping(struct cst_engine *engine, const Engine__SegmentAdd *add,
+                                       uint64_t request, int fd)
+{
+    struct cst_mapping *mapping = calloc(1, sizeof *mapping);
+
+    if (mapping != NULL) {
+        mapping->segment.id = add->id;
+        mapping->mail.deliver = added_by_mail;
+        mapping->device = &engine->device;
+        mapping->box = &engine->box;
+        mapping->fd = fd;
+        mapping->request = request;
+        mapping->populate = add->populate;
+        mapping->lock = add->lock;
+        mapping->progress = &engine->context.progress;
+    }
+    return mapping;
+}
+
+/* Put @mapping into the set and map it. On failure it is as before. */
+static int enter(struct cst_engine *engine, struct cst_mapping *mapping,
+                 const Engine__SegmentAdd *add, struct cst_err *err)
+{
+    int rc;
+
+    if (add->id == engine->undo_id) {
+        return cst_err_set(err, CST_EEXIST, "segment %u is the undo segment", add->id);
+    }
+    rc = cst_segments_add(&engine->segments, &mapping->segment, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cst_mapping_open(mapping, add->bytes, add->node, err);
+    if (rc != CST_OK) {
+        cst_segments_remove(&engine->segments, &mapping->segment);
+        return cst_err_prefix(err, "segment %u", add->id);
+    }
+    return CST_OK;
+}
+
+/* @fd is taken over. CST_ENOMEM: nothing could even be answered. */
+static int add_segment(struct cst_engine *engine, const Engine__SegmentAdd *add, uint64_t request,
+                       int fd, struct cst_err *err)
+{
+    struct cst_mapping *mapping = new_mapping(engine, add, request, fd);
+    struct cst_err what;
+    int rc;
+
+    if (mapping == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a segment");
+    }
+    rc = enter(engine, mapping, add, &what);
+    if (rc != CST_OK) {
+        answer(engine, request, add->id, rc, &what, NULL);
+        cst_mapping_close_fd(mapping);
+        free(mapping);
+        return CST_OK;
+    }
+    engine->n_adding++;
+    if (cst_mapping_has_work(mapping)) {
+        cst_mapping_populate(mapping, &engine->lanes);
+    } else {
+        added(engine, mapping);
+    }
+    return CST_OK;
+}
+
+int cst_engine_add_segment(struct cst_engine *engine, struct cst_frame *frame, struct cst_err *err)
+{
+    Engine__SegmentAdd *add = engine__segment_add__unpack(NULL, frame->body_bytes, frame->body);
+    int rc;
+
+    if (add == NULL || frame->n_fds != 1) {
+        rc = cst_err_set(err, CST_EPROTO, "malformed SEGMENT_ADD, or %u fds instead of 1",
+                         frame->n_fds);
+    } else {
+        frame->n_fds = 0;
+        rc = add_segment(engine, add, frame->request, frame->fds[0], err);
+    }
+    engine__segment_add__free_unpacked(add, NULL);
+    return rc;
+}

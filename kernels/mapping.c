@@ -1,0 +1,122 @@
+#include "kernels/mapping.h"
+
+#include <unistd.h>
+
+#define CLASS_BACKGROUND (CST_CREW_CLASSES - 1)
+
+/* The first failure is the one that is told. */
+static void fail(struct cst_mapping *mapping, const struct cst_err *err)
+{
+    if (!atomic_exchange(&mapping->failed, true)) {
+        mapping->err = *err;
+    }
+}
+
+static struct cst_mapping *mapping_of(struct cst_job *job)
+{
+    return (struct cst_mapping *)(void *)((char *)job - offsetof(struct cst_mapping, job));
+}
+
+static void populate_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+{
+    struct cst_mapping *mapping = mapping_of(job);
+    uint64_t offset = piece * CST_MAPPING_PIECE;
+    uint64_t bytes = mapping->segment.mem.bytes - offset;
+    struct cst_err err;
+
+    (void)thread;
+    if (!mapping->populate || atomic_load(&mapping->failed)) {
+        return;
+    }
+    bytes = bytes < CST_MAPPING_PIECE ? bytes : CST_MAPPING_PIECE;
+    if (cst_device_populate(mapping->device, mapping->fd, &mapping->segment.mem, offset, bytes,
+                            &err) != CST_OK) {
+        (void)cst_err_prefix(&err, "segment %u of %llu bytes", mapping->segment.id,
+                             (unsigned long long)mapping->segment.mem.bytes);
+        fail(mapping, &err);
+        return;
+    }
+    (void)atomic_fetch_add(&mapping->populated, bytes);
+    (void)atomic_fetch_add(mapping->progress, 1);
+    cst_mailbox_knock(mapping->box);
+}
+
+static void populate_done(struct cst_job *job)
+{
+    struct cst_mapping *mapping = mapping_of(job);
+    struct cst_err err;
+
+    if (mapping->lock && !atomic_load(&mapping->failed)) {
+        mapping->locked = cst_device_lock(mapping->device, &mapping->segment.mem, &err) == CST_OK;
+        /* An earlier note is kept: that it is not locked is told by the flag. */
+        if (!mapping->locked && mapping->note.status == CST_OK) {
+            mapping->note = err;
+        }
+    }
+    cst_mailbox_post(mapping->box, &mapping->mail);
+}
+
+static void unmap_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+{
+    struct cst_mapping *mapping = mapping_of(job);
+
+    (void)piece;
+    (void)thread;
+    cst_device_unmap(mapping->device, &mapping->segment.mem);
+}
+
+static void unmap_done(struct cst_job *job)
+{
+    struct cst_mapping *mapping = mapping_of(job);
+
+    cst_mailbox_post(mapping->box, &mapping->mail);
+}
+
+int cst_mapping_open(struct cst_mapping *mapping, uint64_t bytes, int node, struct cst_err *err)
+{
+    int rc = cst_segments_check_fd(mapping->fd, bytes, err);
+
+    return rc != CST_OK ? rc
+                        : cst_device_map(mapping->device, mapping->fd, bytes, node,
+                                         &mapping->segment.mem, &mapping->note, err);
+}
+
+bool cst_mapping_has_work(const struct cst_mapping *mapping)
+{
+    return mapping->populate || mapping->lock;
+}
+
+void cst_mapping_populate(struct cst_mapping *mapping, struct cst_crew *lanes)
+{
+    uint64_t bytes = mapping->populate ? mapping->segment.mem.bytes : 1;
+
+    mapping->job = (struct cst_job){.piece = populate_piece,
+                                    .done = populate_done,
+                                    .n_pieces = (bytes - 1) / CST_MAPPING_PIECE + 1,
+                                    .class = CLASS_BACKGROUND};
+    cst_crew_submit(lanes, &mapping->job);
+}
+
+void cst_mapping_unmap(struct cst_mapping *mapping, struct cst_crew *lanes)
+{
+    mapping->job = (struct cst_job){
+        .piece = unmap_piece, .done = unmap_done, .n_pieces = 1, .class = CLASS_BACKGROUND};
+    cst_crew_submit(lanes, &mapping->job);
+}
+
+void cst_mapping_cancel(struct cst_mapping *mapping)
+{
+    struct cst_err err;
+
+    (void)cst_err_set(&err, CST_ECANCELLED, "segment %u was dropped while it was being added",
+                      mapping->segment.id);
+    fail(mapping, &err);
+}
+
+void cst_mapping_close_fd(struct cst_mapping *mapping)
+{
+    if (mapping->fd >= 0) {
+        (void)close(mapping->fd);
+        mapping->fd = -1;
+    }
+}

@@ -1,0 +1,59 @@
+#include "kernels/recovery.h"
+
+#include "kernels/chunk.h"
+
+#include <inttypes.h>
+
+/* CST_ENOTFOUND: not yet; any other status: the slot is wrong. */
+static int restore(struct cst_undo_slot *slot, struct cst_device *device,
+                   const struct cst_segments *segments, struct cst_err *err)
+{
+    unsigned rows = slot->kind == CST_UNDO_UPDATE ? CST_CHUNK_ROWS_STATES : CST_CHUNK_ROWS_REDUCE;
+    struct cst_chunk chunk;
+    int rc = cst_chunk_find(segments, slot->table, slot->chunk, rows, &chunk, err);
+
+    return rc != CST_OK ? rc : cst_device_restore(device, slot, &chunk.work, chunk.n_elems, err);
+}
+
+uint32_t cst_recovery_try(struct cst_recovery *recovery, struct cst_device *device,
+                          const struct cst_segments *segments,
+                          void (*warn)(const struct cst_err *what))
+{
+    uint32_t n_left = 0;
+
+    for (uint32_t i = 0; i < recovery->n_slots; i++) {
+        struct cst_undo_slot *slot = &recovery->slots[i];
+        struct cst_err err;
+        int rc;
+
+        if (!cst_undo_holds(slot)) {
+            continue;
+        }
+        rc = restore(slot, device, segments, &err);
+        if (rc == CST_ENOTFOUND) {
+            n_left++;
+        } else if (rc != CST_OK) {
+            (void)cst_err_prefix(&err, "undo slot %u is dropped", i);
+            warn(&err);
+            cst_undo_clear(slot);
+        }
+    }
+    return n_left;
+}
+
+void cst_recovery_forget(struct cst_recovery *recovery, void (*warn)(const struct cst_err *what))
+{
+    for (uint32_t i = 0; i < recovery->n_slots; i++) {
+        struct cst_undo_slot *slot = &recovery->slots[i];
+        struct cst_err err;
+
+        if (cst_undo_holds(slot)) {
+            (void)cst_err_set(&err, CST_ELOST,
+                              "undo slot %u is dropped: tile %" PRIu64
+                              " of table %u, whose segments were not added",
+                              i, slot->tile, slot->table);
+            warn(&err);
+            cst_undo_clear(slot);
+        }
+    }
+}

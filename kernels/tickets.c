@@ -1,0 +1,136 @@
+#include "kernels/tickets.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+void cst_tickets_init(struct cst_tickets *tickets)
+{
+    *tickets = (struct cst_tickets){0};
+    tickets->ready_tail = &tickets->ready;
+}
+
+/* Where the pointer to ticket @number is, or where it would be put. */
+static struct cst_ticket **slot_of(struct cst_tickets *tickets, uint64_t number)
+{
+    /* Numbers count up, perhaps with a job's number in the upper half. */
+    struct cst_ticket **slot = &tickets->buckets[(number ^ (number >> 32)) % CST_TICKETS_BUCKETS];
+
+    while (*slot != NULL && (*slot)->number != number) {
+        slot = &(*slot)->chain;
+    }
+    return slot;
+}
+
+static bool has_failed(const struct cst_tickets *tickets, uint64_t number)
+{
+    uint64_t n =
+        tickets->n_failures < CST_TICKETS_FAILURES ? tickets->n_failures : CST_TICKETS_FAILURES;
+
+    for (uint64_t i = 0; i < n; i++) {
+        if (tickets->failures[i] == number) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void make_ready(struct cst_tickets *tickets, struct cst_ticket *ticket)
+{
+    ticket->next_ready = NULL;
+    *tickets->ready_tail = ticket;
+    tickets->ready_tail = &ticket->next_ready;
+}
+
+static void doom(struct cst_ticket *ticket, uint64_t culprit)
+{
+    if (!ticket->doomed) {
+        ticket->doomed = true;
+        ticket->culprit = culprit;
+    }
+}
+
+static void depend(struct cst_tickets *tickets, struct cst_ticket *ticket, uint64_t on)
+{
+    struct cst_ticket *other = *slot_of(tickets, on);
+
+    if (other != NULL) {
+        struct cst_ticket_edge *edge = &ticket->edges[ticket->n_waits++];
+
+        *edge = (struct cst_ticket_edge){.waiter = ticket, .next = other->waiters};
+        other->waiters = edge;
+    } else if (has_failed(tickets, on)) {
+        doom(ticket, on);
+    }
+}
+
+int cst_tickets_add(struct cst_tickets *tickets, struct cst_ticket *ticket, uint64_t number,
+                    const uint64_t *after, size_t n_after, struct cst_err *err)
+{
+    struct cst_ticket_edge *edges = NULL;
+
+    if (*slot_of(tickets, number) != NULL) {
+        return cst_err_set(err, CST_EEXIST, "ticket %" PRIu64 " is pending already", number);
+    }
+    if (n_after > 0) {
+        edges = calloc(n_after, sizeof *edges);
+        if (edges == NULL) {
+            return cst_err_set(err, CST_ENOMEM, "no memory for %zu dependencies", n_after);
+        }
+    }
+    *ticket = (struct cst_ticket){.number = number, .edges = edges};
+    for (size_t i = 0; i < n_after; i++) {
+        depend(tickets, ticket, after[i]);
+    }
+    *slot_of(tickets, number) = ticket;
+    tickets->n_pending++;
+    if (ticket->n_waits == 0) {
+        make_ready(tickets, ticket);
+    }
+    return CST_OK;
+}
+
+struct cst_ticket *cst_tickets_take(struct cst_tickets *tickets)
+{
+    struct cst_ticket *ticket = tickets->ready;
+
+    if (ticket != NULL) {
+        tickets->ready = ticket->next_ready;
+        if (tickets->ready == NULL) {
+            tickets->ready_tail = &tickets->ready;
+        }
+    }
+    return ticket;
+}
+
+void cst_tickets_done(struct cst_tickets *tickets, struct cst_ticket *ticket, int status)
+{
+    struct cst_ticket **slot = slot_of(tickets, ticket->number);
+    struct cst_ticket_edge *first = NULL;
+
+    if (status != CST_OK) {
+        tickets->failures[tickets->n_failures++ % CST_TICKETS_FAILURES] = ticket->number;
+    }
+    *slot = ticket->chain;
+    tickets->n_pending--;
+    /* The list has the youngest waiter first; they become ready in the order in which they came. */
+    while (ticket->waiters != NULL) {
+        struct cst_ticket_edge *edge = ticket->waiters;
+
+        ticket->waiters = edge->next;
+        edge->next = first;
+        first = edge;
+    }
+    for (struct cst_ticket_edge *edge = first, *next; edge != NULL; edge = next) {
+        struct cst_ticket *waiter = edge->waiter;
+
+        next = edge->next;
+        if (status != CST_OK) {
+            doom(waiter, ticket->number);
+        }
+        if (--waiter->n_waits == 0) {
+            make_ready(tickets, waiter);
+        }
+    }
+    free(ticket->edges);
+    ticket->edges = NULL;
+}

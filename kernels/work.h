@@ -1,0 +1,84 @@
+/* One command while the engine has it: what the message asked, checked; the segments that it holds;
+ * its job on a crew; its outcome.
+ *
+ *   open --(dependencies)--> prepare: places resolved, segments held --> pieces on lanes or team
+ * --> mail --> close */
+#ifndef CST_WORK_H
+#define CST_WORK_H
+
+#include "kernels/chunk.h"
+#include "kernels/crew.h"
+#include "kernels/mailbox.h"
+#include "kernels/tickets.h"
+#include "proto/engine.pb-c.h"
+
+#include <stdatomic.h>
+
+#define CST_WORK_MAX_DST 4
+#define CST_WORK_MAX_USES (CST_TILE_MAX_SRC + CST_WORK_MAX_DST + CST_ROW_COUNT + 1)
+
+/* What all work shares. Loop thread but for progress. */
+struct cst_work_context {
+    struct cst_device *device;        /* borrowed */
+    struct cst_segments *segments;    /* borrowed */
+    struct cst_undo_slot *slots;      /* borrowed; one per team thread */
+    struct cst_mailbox *box;          /* borrowed; gets the mail of finished jobs */
+    unsigned n_threads;               /* of the team */
+    atomic_ulong progress;            /* pieces done, ever */
+    uint64_t commands;                /* completed, ever, whatever the status */
+    uint64_t copy_bytes, copy_ns;     /* COPY: bytes; durations, first piece to last, summed */
+    uint64_t update_elems, update_ns; /* UPDATE, same */
+    uint64_t reduce_elems, reduce_ns; /* REDUCE, same */
+};
+
+struct cst_work {
+    struct cst_ticket ticket;         /* its number and what it waits for */
+    struct cst_job job;               /* its pieces */
+    struct cst_mail mail;             /* the job is done */
+    struct cst_work *next;            /* in a list of the engine's */
+    struct cst_work_context *context; /* borrowed */
+    Engine__CommandKind kind;
+    unsigned class;              /* the priority */
+    uint64_t bytes;              /* COPY, FILL */
+    uint64_t n_elems;            /* CONVERT; REDUCE and UPDATE: of the chunk */
+    uint32_t table;              /* REDUCE, NORM, UPDATE: segment id */
+    uint32_t chunk_index;        /* REDUCE, UPDATE */
+    uint64_t mark;               /* REDUCE, UPDATE */
+    struct cst_tile_hyper hyper; /* UPDATE */
+    struct cst_place src_places[CST_TILE_MAX_SRC];
+    uint32_t n_src;
+    struct cst_place dst_places[CST_WORK_MAX_DST];
+    uint32_t n_dst;
+    struct cst_addr src, dst[CST_WORK_MAX_DST];      /* resolved: COPY, FILL, CONVERT */
+    const uint16_t *contributions[CST_TILE_MAX_SRC]; /* resolved: REDUCE */
+    struct cst_table_header *header;                 /* resolved: NORM */
+    struct cst_chunk chunk;                          /* resolved: REDUCE, UPDATE */
+    uint64_t grain;                                  /* bytes, elements or tiles of a piece */
+    struct cst_segment *uses[CST_WORK_MAX_USES];     /* segments held */
+    uint32_t n_uses;
+    uint64_t ended_ns;  /* monotonic time after the last piece */
+    atomic_bool failed; /* pieces that follow do nothing */
+    int status;         /* outcome; while failed is set for the first time, by the one who set it */
+    double value;       /* NORM */
+    struct cst_err err; /* words, where status is not 0 */
+};
+
+/* Take over what @command says. What is wrong with it is in work->status and work->err, for prepare
+ * to return. CST_ENOMEM: no work. */
+int cst_work_open(struct cst_work **out, struct cst_work_context *context,
+                  const Engine__Command *command, struct cst_err *err);
+
+/* Give the segments back and free it. Its ticket is done and its job is over. */
+void cst_work_close(struct cst_work *work);
+
+/* Check it against segments and table, and hold them. CST_OK: submit its job, or, with n_pieces 0,
+ * it is complete as it is. Otherwise the status and words are in work->status and work->err. */
+int cst_work_prepare(struct cst_work *work);
+
+/* Does it run on the compute team (or on the lanes)? */
+bool cst_work_is_compute(const struct cst_work *work);
+
+/* It ended: count it. */
+void cst_work_count(const struct cst_work *work);
+
+#endif
