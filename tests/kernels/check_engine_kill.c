@@ -1,0 +1,197 @@
+/* Restart safety: kill -9 at any moment and the commands that had not completed issued again, to
+ * another engine on the same memory, give the bits of an undisturbed run. */
+#include "tests/lib/engine_proc.h"
+#include "tests/lib/tiny_job.h"
+
+#include "kernels/undo.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#define N_CHUNKS 6
+#define N_STEPS 3
+#define PER_CHUNK 4 /* commands a step: reduce, update, copy up, copy on */
+#define N_COMMANDS (N_STEPS * (N_CHUNKS * PER_CHUNK + 1))
+#define N_ROUNDS 30
+#define N_SLOTS 4
+
+static const uint64_t chunk_elems[N_CHUNKS] = {9000, 20000, 8192 * 3, 2u << 20, 12345, 60000};
+
+/* Three steps: each chunk is reduced in place, updated, its weights copied to one block and from
+ * there to the next; the norm is taken between. Tickets from 1, in the order in which they are
+ * issued. */
+static void write_commands(const struct tiny_job *job, struct engine_command *commands)
+{
+    uint64_t ticket = 0, norm = 0, copied[N_CHUNKS] = {0};
+
+    for (uint64_t step = 1; step <= N_STEPS; step++) {
+        uint64_t last = 0;
+
+        for (unsigned c = 0; c < N_CHUNKS; c++) {
+            struct engine_command reduce = tiny_job_reduce(job, c, step);
+            struct engine_command update = tiny_job_update(job, c, step);
+            struct engine_command up = {.kind = ENGINE__COMMAND_KIND__COPY,
+                                        .src = {tiny_job_row(job, c, CST_ROW_WEIGHT)},
+                                        .n_src = 1,
+                                        .dst = {tiny_job_block(job, c, 2)},
+                                        .n_dst = 1,
+                                        .bytes = job->n_elems[c] * 2};
+            struct engine_command on = up;
+
+            on.src[0] = tiny_job_block(job, c, 2);
+            on.dst[0] = tiny_job_block(job, c, 3);
+            on.priority = ENGINE__PRIORITY__EVICTION;
+            reduce.ticket = ++ticket;
+            reduce.after[reduce.n_after++] = copied[c];
+            update.ticket = ++ticket;
+            update.after[update.n_after++] = reduce.ticket;
+            up.ticket = ++ticket;
+            up.after[up.n_after++] = update.ticket;
+            on.ticket = ++ticket;
+            on.after[on.n_after++] = up.ticket;
+            copied[c] = on.ticket;
+            last = reduce.ticket;
+            *commands++ = reduce;
+            *commands++ = update;
+            *commands++ = up;
+            *commands++ = on;
+        }
+        norm = ++ticket;
+        *commands++ = (struct engine_command){.kind = ENGINE__COMMAND_KIND__NORM,
+                                              .ticket = norm,
+                                              .after = {last},
+                                              .n_after = 1,
+                                              .table = job->ids[TINY_TABLE]};
+    }
+    ck_assert_uint_eq(ticket, N_COMMANDS);
+}
+
+/* Issue what is not marked done. */
+static void issue(struct engine_proc *proc, const struct engine_command *commands, const bool *done)
+{
+    static struct engine_command open[N_COMMANDS];
+    size_t n = 0;
+
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        if (!done[i]) {
+            open[n++] = commands[i];
+        }
+    }
+    engine_proc_submit(proc, open, n);
+}
+
+static size_t n_done(const struct engine_proc *proc, bool *done)
+{
+    for (size_t i = 0; i < proc->n_done; i++) {
+        ck_assert_msg(proc->done[i].status == 0, "ticket %llu: %s",
+                      (unsigned long long)proc->done[i].ticket, proc->done[i].text);
+        done[proc->done[i].ticket - 1] = true;
+    }
+    return proc->n_done;
+}
+
+static void run_to_end(const struct tiny_job *job, const struct engine_command *commands,
+                       bool *done, uint32_t threads)
+{
+    struct engine_proc proc;
+
+    tiny_job_start(job, &proc, threads, 2, 0);
+    issue(&proc, commands, done);
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        ck_assert(done[i] || engine_proc_wait(&proc, commands[i].ticket) != NULL);
+    }
+    (void)n_done(&proc, done);
+    ck_assert_int_eq(engine_proc_close(&proc), 0);
+}
+
+/* Not synchronisation: this is the random moment. */
+static void pause_us(uint64_t us)
+{
+    struct timespec ts = {.tv_nsec = (long)us * 1000};
+
+    (void)nanosleep(&ts, NULL);
+}
+
+/* Start, issue, let some commands complete, wait a moment more, kill. How many undo slots the
+ * engine left in use. */
+static unsigned run_and_kill(const struct tiny_job *job, const struct engine_command *commands,
+                             bool *done, uint64_t *random)
+{
+    const struct cst_undo_slot *slots = job->base[TINY_UNDO];
+    size_t n_open = 0, n_wanted;
+    struct engine_proc proc;
+    unsigned n_held = 0;
+
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        n_open += !done[i];
+    }
+    tiny_job_start(job, &proc, 1 + (uint32_t)(tiny_random(random) % 3), 2,
+                   (unsigned)(tiny_random(random) % 3));
+    issue(&proc, commands, done);
+    n_wanted = tiny_random(random) % (n_open + 1) / 2;
+    while (proc.n_done < n_wanted) {
+        ck_assert(engine_proc_read(&proc, -1));
+    }
+    pause_us(tiny_random(random) % 3000);
+    engine_proc_kill(&proc);
+    (void)n_done(&proc, done);
+    (void)engine_proc_close(&proc);
+    for (unsigned i = 0; i < N_SLOTS; i++) {
+        n_held += cst_undo_holds(&slots[i]);
+    }
+    return n_held;
+}
+
+/* Killed again and again at random moments, the run ends with the same weights, states, gradients,
+ * sums and marks. */
+START_TEST(test_kill)
+{
+    static struct engine_command commands[N_COMMANDS];
+    const char *env = getenv("CST_SEED");
+    uint64_t seed = env != NULL ? strtoull(env, NULL, 0) : (uint64_t)time(NULL), random;
+    unsigned n_kills = 0, n_held = 0;
+    struct tiny_job calm, job;
+
+    tiny_job_open(&calm, N_CHUNKS, chunk_elems, N_SLOTS, seed);
+    tiny_job_open(&job, N_CHUNKS, chunk_elems, N_SLOTS, seed);
+    printf("seed: CST_SEED=%llu\n", (unsigned long long)seed);
+    random = seed * 2 + 1;
+    write_commands(&calm, commands);
+    run_to_end(&calm, commands, (bool[N_COMMANDS]){false}, 2);
+    for (int round = 0; round < N_ROUNDS; round++) {
+        bool done[N_COMMANDS] = {false};
+
+        tiny_job_fill(&job, seed);
+        for (uint64_t k = 1 + tiny_random(&random) % 3; k > 0; k--) {
+            n_held += run_and_kill(&job, commands, done, &random);
+            n_kills++;
+        }
+        run_to_end(&job, commands, done, 1 + (uint32_t)(tiny_random(&random) % 3));
+        ck_assert_msg(tiny_job_same(&calm, &job), "seed %llu, round %d: the bits differ",
+                      (unsigned long long)seed, round);
+    }
+    printf("%u kills left %u tiles half done\n", n_kills, n_held);
+    tiny_job_close(&calm);
+    tiny_job_close(&job);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine_kill");
+    TCase *tcase = tcase_create("kill");
+    SRunner *runner;
+    int n_failed;
+
+    tcase_set_timeout(tcase, 120);
+    tcase_add_test(tcase, test_kill);
+    suite_add_tcase(suite, tcase);
+    runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,203 @@
+#include "tests/lib/tiny_job.h"
+
+#include "kernels/cast.h"
+#include "kernels/undo.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define ROW_ALIGN 4096 /* bytes */
+#define N_BLOCKS 4
+
+uint64_t tiny_random(uint64_t *state)
+{
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    return *state * 0x2545f4914f6cdd1dull;
+}
+
+static uint64_t row_bytes(uint64_t n_elems, unsigned elem_bytes)
+{
+    return (n_elems * elem_bytes + ROW_ALIGN - 1) / ROW_ALIGN * ROW_ALIGN;
+}
+
+static unsigned elem_bytes(int row)
+{
+    return row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4;
+}
+
+/* Three tensors, the last one 5 elements, with 64 elements of padding before each but the first. */
+static void write_spans(struct cst_table_span *spans, uint64_t n_elems, uint64_t *n_tiles)
+{
+    uint64_t odd = 4097, tiny = 5, first = n_elems - odd - tiny - 128;
+    uint64_t starts[TINY_SPANS] = {0, first + 64, n_elems - tiny};
+    uint64_t sizes[TINY_SPANS] = {first, odd - 1, tiny};
+
+    for (int i = 0; i < TINY_SPANS; i++) {
+        spans[i] = (struct cst_table_span){.start = starts[i],
+                                           .n_elems = sizes[i],
+                                           .first_tile = *n_tiles,
+                                           .lr_scale = i == 1 ? 0.5f : 1.0f,
+                                           .decay_scale = i == 2 ? 0.0f : 1.0f};
+        *n_tiles += cst_table_n_tiles(sizes[i]);
+    }
+}
+
+static void write_chunks(struct tiny_job *job)
+{
+    struct cst_table_chunk *chunks = cst_table_chunks(job->table);
+    uint64_t at = 0, n_tiles = 0;
+
+    for (unsigned c = 0; c < job->n_chunks; c++) {
+        chunks[c] = (struct cst_table_chunk){
+            .n_elems = job->n_elems[c], .first_span = c * TINY_SPANS, .n_spans = TINY_SPANS};
+        for (int row = 0; row < CST_ROW_COUNT; row++) {
+            chunks[c].rows[row] = (struct cst_place){.segment = job->ids[TINY_ARENA], .offset = at};
+            at += row_bytes(job->n_elems[c], elem_bytes(row));
+        }
+        write_spans(cst_table_spans(job->table) + c * TINY_SPANS, job->n_elems[c], &n_tiles);
+    }
+}
+
+void tiny_job_open(struct tiny_job *job, unsigned n_chunks, const uint64_t *n_elems,
+                   unsigned n_slots, uint64_t seed)
+{
+    struct cst_table_header header;
+    uint64_t n_tiles = 0;
+
+    *job = (struct tiny_job){.n_chunks = n_chunks, .ids = {11, 12, 13, 14}};
+    for (unsigned c = 0; c < n_chunks; c++) {
+        struct cst_table_span spans[TINY_SPANS];
+
+        job->n_elems[c] = n_elems[c];
+        job->block[c] = job->bytes[TINY_POOL];
+        for (int row = 0; row < CST_ROW_COUNT; row++) {
+            job->bytes[TINY_ARENA] += row_bytes(n_elems[c], elem_bytes(row));
+        }
+        job->bytes[TINY_POOL] += N_BLOCKS * row_bytes(n_elems[c], 2);
+        write_spans(spans, n_elems[c], &n_tiles);
+    }
+    cst_table_size(&header, n_chunks, n_chunks * TINY_SPANS, n_tiles);
+    job->bytes[TINY_TABLE] = header.total_bytes;
+    job->bytes[TINY_UNDO] = n_slots * sizeof(struct cst_undo_slot);
+    for (int i = 0; i < TINY_SEGMENTS; i++) {
+        job->fds[i] = engine_proc_memfd(job->bytes[i], &job->base[i]);
+    }
+    job->table = job->base[TINY_TABLE];
+    *job->table = header;
+    tiny_job_fill(job, seed);
+}
+
+void tiny_job_close(struct tiny_job *job)
+{
+    for (int i = 0; i < TINY_SEGMENTS; i++) {
+        (void)munmap(job->base[i], job->bytes[i]);
+        (void)close(job->fds[i]);
+    }
+}
+
+/* Small numbers of both signs; as bf16 where @bf16. */
+static void fill_row(void *at, uint64_t n, bool bf16, uint64_t *state)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float f = ((float)(tiny_random(state) >> 40) - 8388608.0f) * 0x1p-27f;
+
+        if (bf16) {
+            ((uint16_t *)at)[i] = cst_fp32_to_bf16(f);
+        } else {
+            ((float *)at)[i] = f;
+        }
+    }
+}
+
+static void *address(const struct tiny_job *job, enum tiny_segment segment, uint64_t offset)
+{
+    return (char *)job->base[segment] + offset;
+}
+
+void tiny_job_fill(struct tiny_job *job, uint64_t seed)
+{
+    uint64_t state = seed * 2 + 1;
+
+    memset(cst_table_tiles(job->table), 0, job->table->n_tiles * sizeof(struct cst_table_tile));
+    memset(job->base[TINY_UNDO], 0, job->bytes[TINY_UNDO]);
+    write_chunks(job);
+    for (unsigned c = 0; c < job->n_chunks; c++) {
+        uint64_t n = job->n_elems[c];
+        float *squares = address(job, TINY_ARENA, tiny_job_row(job, c, CST_ROW_EXP_AVG_SQ).offset);
+
+        for (int row = 0; row < CST_ROW_COUNT; row++) {
+            fill_row(address(job, TINY_ARENA, tiny_job_row(job, c, (enum cst_row)row).offset), n,
+                     elem_bytes(row) == 2, &state);
+        }
+        for (uint64_t i = 0; i < n; i++) {
+            squares[i] *= squares[i];
+        }
+        for (unsigned b = 0; b < N_BLOCKS; b++) {
+            fill_row(address(job, TINY_POOL, tiny_job_block(job, c, b).offset), n, true, &state);
+        }
+    }
+}
+
+void tiny_job_start(const struct tiny_job *job, struct engine_proc *proc, uint32_t threads,
+                    uint32_t copy_threads, unsigned order)
+{
+    engine_proc_open(proc, threads, copy_threads, job->ids[TINY_UNDO], job->fds[TINY_UNDO],
+                     job->bytes[TINY_UNDO]);
+    for (unsigned i = 0; i < TINY_UNDO; i++) {
+        unsigned s = (i + order) % TINY_UNDO;
+
+        engine_proc_must_add(proc, job->ids[s], job->fds[s], job->bytes[s]);
+    }
+}
+
+struct cst_place tiny_job_row(const struct tiny_job *job, unsigned chunk, enum cst_row row)
+{
+    return cst_table_chunks(job->table)[chunk].rows[row];
+}
+
+struct cst_place tiny_job_block(const struct tiny_job *job, unsigned chunk, unsigned block)
+{
+    return (struct cst_place){.segment = job->ids[TINY_POOL],
+                              .offset =
+                                  job->block[chunk] + block * row_bytes(job->n_elems[chunk], 2)};
+}
+
+struct engine_command tiny_job_reduce(const struct tiny_job *job, unsigned chunk, uint64_t mark)
+{
+    return (struct engine_command){.kind = ENGINE__COMMAND_KIND__REDUCE,
+                                   .table = job->ids[TINY_TABLE],
+                                   .chunk = chunk,
+                                   .mark = mark,
+                                   .src = {tiny_job_row(job, chunk, CST_ROW_GRAD),
+                                           tiny_job_block(job, chunk, 0),
+                                           tiny_job_block(job, chunk, 1)},
+                                   .n_src = 3};
+}
+
+struct engine_command tiny_job_update(const struct tiny_job *job, unsigned chunk, uint64_t mark)
+{
+    return (struct engine_command){.kind = ENGINE__COMMAND_KIND__UPDATE,
+                                   .table = job->ids[TINY_TABLE],
+                                   .chunk = chunk,
+                                   .mark = mark,
+                                   .lr = 1e-3f,
+                                   .beta1 = 0.9f,
+                                   .beta2 = 0.95f,
+                                   .eps = 1e-8f,
+                                   .weight_decay = 0.1f,
+                                   .grad_scale = 0.75f};
+}
+
+bool tiny_job_same(const struct tiny_job *a, const struct tiny_job *b)
+{
+    for (int i = 0; i < TINY_UNDO; i++) {
+        if (a->bytes[i] != b->bytes[i] || memcmp(a->base[i], b->base[i], a->bytes[i]) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
