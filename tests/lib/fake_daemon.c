@@ -1,0 +1,498 @@
+#include "tests/lib/fake_daemon.h"
+
+#include <check.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+int fake_memfd(uint64_t bytes, bool sealed)
+{
+    int fd = memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, (off_t)bytes), 0);
+    if (sealed) {
+        ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    }
+    return fd;
+}
+
+static char *map(int fd, uint64_t bytes)
+{
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+    ck_assert_ptr_ne(base, MAP_FAILED);
+    return base;
+}
+
+/* -- replies ---------------------------------------------------------------------------------- */
+
+void fake_daemon_reply(struct fake_daemon *fake, const struct cst_frame *request, uint16_t type,
+                       const ProtobufCMessage *body, const int *fds, unsigned n_fds)
+{
+    static uint8_t bytes[CST_FRAME_MAX_BODY];
+    struct cst_frame frame = {.type = type,
+                              .flags = CST_FRAME_REPLY,
+                              .request = request->request,
+                              .body = bytes,
+                              .n_fds = n_fds};
+
+    if (body != NULL) {
+        ck_assert_uint_le(protobuf_c_message_get_packed_size(body), sizeof bytes);
+        frame.body_bytes = (uint32_t)protobuf_c_message_pack(body, bytes);
+    }
+    for (unsigned i = 0; i < n_fds; i++) {
+        frame.fds[i] = fds[i];
+    }
+    /* The client may be gone: that is for the test to find out. */
+    (void)cst_frame_send(fake->sock, 0, &frame, NULL);
+}
+
+void fake_daemon_error(struct fake_daemon *fake, const struct cst_frame *request, int status,
+                       const char *text)
+{
+    Cistern__Error msg = CISTERN__ERROR__INIT;
+
+    msg.status = status;
+    msg.retryable = cst_status_retryable(status);
+    msg.text = (char *)(uintptr_t)text;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_ERROR, &msg.base, NULL, 0);
+}
+
+void fake_daemon_hang_up(struct fake_daemon *fake)
+{
+    (void)shutdown(fake->sock, SHUT_RDWR);
+}
+
+static void say(struct fake_daemon *fake, const char *what, uint32_t chunk, const char *suffix)
+{
+    size_t n = strlen(fake->log);
+
+    (void)snprintf(fake->log + n, sizeof fake->log - n, "%s%s%u%s", n > 0 ? " " : "", what, chunk,
+                   suffix);
+}
+
+static void reply_ok(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+}
+
+/* -- requests --------------------------------------------------------------------------------- */
+
+static void serve_hello(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__Welcome msg = CISTERN__WELCOME__INIT;
+
+    msg.version = 1;
+    msg.epoch = 7;
+    msg.credits = fake->credits;
+    msg.max_batch = fake->max_batch;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_WELCOME, &msg.base, NULL, 0);
+}
+
+static void serve_open(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__JobOpened msg = CISTERN__JOB_OPENED__INIT;
+
+    msg.job = 1;
+    msg.token.data = (uint8_t *)(uintptr_t) "0123456789abcdef";
+    msg.token.len = 16;
+    msg.step = fake->step;
+    msg.created = true;
+    msg.device = (char *)(uintptr_t) "host";
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_JOB_OPENED, &msg.base, NULL, 0);
+}
+
+static void serve_declare(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__Declare *msg = cistern__declare__unpack(NULL, request->body_bytes, request->body);
+
+    ck_assert_ptr_nonnull(msg);
+    fake->n_tensors += (uint32_t)msg->n_tensors;
+    cistern__declare__free_unpacked(msg, NULL);
+    reply_ok(fake, request);
+}
+
+static void serve_commit(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__Commit *asked = cistern__commit__unpack(NULL, request->body_bytes, request->body);
+    Cistern__Committed msg = CISTERN__COMMITTED__INIT;
+
+    ck_assert_ptr_nonnull(asked);
+    ck_assert_uint_eq(asked->n_tensors, fake->n_tensors);
+    cistern__commit__free_unpacked(asked, NULL);
+    msg.chunk_elems = FAKE_CHUNK_ELEMS;
+    msg.n_chunks = (fake->n_tensors + 1) / 2;
+    msg.n_blocks = fake->n_blocks;
+    msg.min_blocks = 3;
+    msg.blocks_per_slab = FAKE_BLOCKS_PER_SLAB;
+    msg.n_slabs = fake->n_slabs;
+    msg.n_params = 1;
+    msg.arena_bytes = 1;
+    msg.pool_bytes = (uint64_t)fake->n_blocks * FAKE_BLOCK_BYTES;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_COMMITTED, &msg.base, NULL, 0);
+}
+
+/* At most 1000 tensors a page. */
+static void serve_layout(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__LayoutGet *asked =
+        cistern__layout_get__unpack(NULL, request->body_bytes, request->body);
+    Cistern__LayoutPart msg = CISTERN__LAYOUT_PART__INIT;
+    uint32_t chunk[1000];
+    uint64_t offset[1000];
+
+    ck_assert_ptr_nonnull(asked);
+    msg.first = asked->first;
+    msg.chunk = chunk;
+    msg.offset = offset;
+    for (uint32_t i = asked->first; i < fake->n_tensors && msg.n_chunk < 1000; i++) {
+        chunk[msg.n_chunk++] = i / 2;
+        offset[msg.n_offset++] = (i % 2) * FAKE_TENSOR_ELEMS;
+    }
+    cistern__layout_get__free_unpacked(asked, NULL);
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_LAYOUT_PART, &msg.base, NULL, 0);
+}
+
+/* Two slabs a page, so that there are several. */
+static void serve_pool(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__PoolGet *asked = cistern__pool_get__unpack(NULL, request->body_bytes, request->body);
+    Cistern__PoolPart msg = CISTERN__POOL_PART__INIT;
+    uint64_t bytes[2];
+
+    ck_assert_ptr_nonnull(asked);
+    msg.first = asked->first;
+    msg.bytes = bytes;
+    while (msg.n_bytes < 2 && msg.first + msg.n_bytes < fake->n_slabs) {
+        bytes[msg.n_bytes++] = FAKE_BLOCKS_PER_SLAB * FAKE_BLOCK_BYTES;
+    }
+    cistern__pool_get__free_unpacked(asked, NULL);
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_POOL_PART, &msg.base,
+                      fake->slab_fds + msg.first, (unsigned)msg.n_bytes);
+}
+
+static void serve_sync(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__Synced msg = CISTERN__SYNCED__INIT;
+
+    memset(fake->blocks, 0, sizeof fake->blocks);
+    msg.attempt = ++fake->attempt;
+    msg.step = fake->step;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_SYNCED, &msg.base, NULL, 0);
+}
+
+static char *block_at(struct fake_daemon *fake, uint32_t block)
+{
+    return fake->slabs[block / FAKE_BLOCKS_PER_SLAB] +
+           (size_t)(block % FAKE_BLOCKS_PER_SLAB) * FAKE_BLOCK_BYTES;
+}
+
+/* A new block for gradients is full of rubbish, as the protocol allows. */
+static void serve_fetch(struct fake_daemon *fake, const Cistern__BatchItem *item,
+                        Cistern__ItemResult *result)
+{
+    bool is_grad = item->kind == CISTERN__BATCH_ITEM__KIND__FETCH_GRAD;
+    uint32_t b = 0;
+
+    while (b < fake->n_blocks && fake->blocks[b].used) {
+        b++;
+    }
+    ck_assert_msg(b < fake->n_blocks, "more than %u blocks leased: %s", fake->n_blocks, fake->log);
+    fake->blocks[b] = (struct fake_block){.used = true,
+                                          .is_grad = is_grad,
+                                          .chunk = item->chunk,
+                                          .generation = 100 * item->chunk + fake->attempt + b};
+    memset(block_at(fake, b), is_grad ? 0xee : 0, FAKE_BLOCK_BYTES);
+    if (!is_grad) {
+        memcpy(block_at(fake, b), fake->weight[item->chunk], sizeof fake->weight[0]);
+    }
+    result->has_slab = true;
+    result->slab = b / FAKE_BLOCKS_PER_SLAB;
+    result->has_offset = true;
+    result->offset = (uint64_t)(b % FAKE_BLOCKS_PER_SLAB) * FAKE_BLOCK_BYTES;
+    result->has_generation = true;
+    result->generation = fake->blocks[b].generation;
+    result->has_hit = true;
+    result->hit = false;
+}
+
+static void serve_give_back(struct fake_daemon *fake, const Cistern__BatchItem *item)
+{
+    bool is_grad = item->kind == CISTERN__BATCH_ITEM__KIND__REDUCE_SCATTER;
+    uint32_t b = 0;
+
+    while (b < fake->n_blocks && !(fake->blocks[b].used && fake->blocks[b].chunk == item->chunk &&
+                                   fake->blocks[b].is_grad == is_grad &&
+                                   fake->blocks[b].generation == item->generation)) {
+        b++;
+    }
+    ck_assert_msg(b < fake->n_blocks, "chunk %u is not leased", item->chunk);
+    if (is_grad) {
+        free(fake->grads[item->chunk]);
+        fake->grads[item->chunk] = malloc(FAKE_BLOCK_BYTES);
+        ck_assert_ptr_nonnull(fake->grads[item->chunk]);
+        memcpy(fake->grads[item->chunk], block_at(fake, b), FAKE_BLOCK_BYTES);
+    }
+    fake->blocks[b].used = false;
+}
+
+static void serve_item(struct fake_daemon *fake, const Cistern__BatchItem *item,
+                       Cistern__ItemResult *result)
+{
+    static const char *const names[] = {"", "W", "G", "r", "R", "p", "e"};
+
+    say(fake, names[item->kind], item->chunk, item->has_ahead && item->ahead ? "+" : "");
+    if (item->kind == CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT ||
+        item->kind == CISTERN__BATCH_ITEM__KIND__FETCH_GRAD) {
+        serve_fetch(fake, item, result);
+    } else {
+        serve_give_back(fake, item);
+    }
+}
+
+static void serve_batch(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__Batch *asked = cistern__batch__unpack(NULL, request->body_bytes, request->body);
+    Cistern__BatchDone msg = CISTERN__BATCH_DONE__INIT;
+    Cistern__ItemResult results[64], *pointers[64];
+
+    ck_assert_ptr_nonnull(asked);
+    ck_assert_uint_le(asked->n_items, fake->max_batch);
+    msg.results = pointers;
+    msg.n_results = asked->n_items;
+    for (size_t i = 0; i < asked->n_items; i++) {
+        cistern__item_result__init(&results[i]);
+        pointers[i] = &results[i];
+        if (asked->attempt == fake->attempt) {
+            serve_item(fake, asked->items[i], &results[i]);
+        } else {
+            results[i].status = CST_EPEERDIED;
+        }
+    }
+    cistern__batch__free_unpacked(asked, NULL);
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_BATCH_DONE, &msg.base, NULL, 0);
+}
+
+static void serve_step(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__Step *asked = cistern__step__unpack(NULL, request->body_bytes, request->body);
+    Cistern__Stepped msg = CISTERN__STEPPED__INIT;
+
+    ck_assert_ptr_nonnull(asked);
+    fake->hyper = *asked->hyper;
+    say(fake, "S", (uint32_t)fake->step, "");
+    msg.step = ++fake->step;
+    msg.grad_norm = 2.0;
+    msg.clip = 0.5f;
+    msg.loss = asked->loss;
+    cistern__step__free_unpacked(asked, NULL);
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_STEPPED, &msg.base, NULL, 0);
+}
+
+static void serve_staging(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__StagingPart msg = CISTERN__STAGING_PART__INIT;
+
+    msg.bytes = fake->staging_bytes;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_STAGING_PART, &msg.base,
+                      &fake->staging_fd, 1);
+}
+
+static void serve_io(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__TensorIo *io = cistern__tensor_io__unpack(NULL, request->body_bytes, request->body);
+    size_t size;
+
+    ck_assert_ptr_nonnull(io);
+    size = io->row == CISTERN__TENSOR_IO__ROW__WEIGHT || io->row == CISTERN__TENSOR_IO__ROW__GRAD
+               ? 2
+               : 4;
+    ck_assert_uint_le(io->staging_offset + io->n_elems * size, fake->staging_bytes);
+    if (request->type == CISTERN__MSG_TYPE__MSG_TENSOR_READ) {
+        memcpy(fake->staging + io->staging_offset, fake->states + io->first * size,
+               io->n_elems * size);
+    } else {
+        memcpy(fake->states + io->first * size, fake->staging + io->staging_offset,
+               io->n_elems * size);
+    }
+    cistern__tensor_io__free_unpacked(io, NULL);
+    reply_ok(fake, request);
+}
+
+static void serve_info(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__JobInfoReply msg = CISTERN__JOB_INFO_REPLY__INIT;
+    Cistern__JobInfo job = CISTERN__JOB_INFO__INIT;
+    Cistern__RankInfo rank = CISTERN__RANK_INFO__INIT, *ranks = &rank;
+
+    msg.job = &job;
+    job.name = job.state = rank.state = (char *)(uintptr_t) "x";
+    job.step = fake->step;
+    job.ranks = &ranks;
+    job.n_ranks = 1;
+    rank.has_hits = true;
+    rank.hits = 5;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &msg.base, NULL, 0);
+}
+
+void fake_daemon_serve(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    switch (request->type) {
+    case CISTERN__MSG_TYPE__MSG_HELLO:
+        serve_hello(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_PING:
+        fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_PONG, NULL, NULL, 0);
+        break;
+    case CISTERN__MSG_TYPE__MSG_JOB_OPEN:
+        serve_open(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_DECLARE:
+        serve_declare(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_COMMIT:
+        serve_commit(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_LAYOUT:
+        serve_layout(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_POOL:
+        serve_pool(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_SYNC:
+        serve_sync(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_BATCH:
+        serve_batch(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_STEP:
+        serve_step(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_STAGING:
+        serve_staging(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_TENSOR_READ:
+    case CISTERN__MSG_TYPE__MSG_TENSOR_WRITE:
+        serve_io(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_JOB_INFO:
+        serve_info(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_LEAVE:
+        reply_ok(fake, request);
+        break;
+    default:
+        fake_daemon_error(fake, request, CST_EUNSUPPORTED, "the fake daemon does not know this");
+        break;
+    }
+}
+
+/* -- life ------------------------------------------------------------------------------------- */
+
+static void serve_connection(struct fake_daemon *fake)
+{
+    struct cst_frame frame = {0};
+
+    while (cst_frame_recv(fake->sock, 0, &fake->in, &frame, NULL) == CST_OK) {
+        (void)pthread_mutex_lock(&fake->mutex);
+        ck_assert_uint_lt(frame.type, 64);
+        fake->n_requests[frame.type]++;
+        if (fake->hook == NULL || !fake->hook(fake, &frame, fake->hook_arg)) {
+            fake_daemon_serve(fake, &frame);
+        }
+        (void)pthread_mutex_unlock(&fake->mutex);
+        cst_frame_close_fds(&frame);
+    }
+}
+
+static void *run(void *arg)
+{
+    struct fake_daemon *fake = arg;
+    int sock;
+
+    while ((sock = accept4(fake->listener, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
+        fake->sock = sock;
+        fake->n_connections++;
+        serve_connection(fake);
+        (void)close(sock);
+        fake->sock = -1;
+    }
+    return NULL;
+}
+
+static void listen_on(struct fake_daemon *fake)
+{
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+
+    (void)snprintf(fake->directory, sizeof fake->directory, "/tmp/cst-fake-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(fake->directory));
+    (void)snprintf(fake->path, sizeof fake->path, "%s/sock", fake->directory);
+    (void)snprintf(addr.sun_path, sizeof addr.sun_path, "%s", fake->path);
+    fake->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    ck_assert_int_ge(fake->listener, 0);
+    ck_assert_int_eq(bind(fake->listener, (const struct sockaddr *)&addr, sizeof addr), 0);
+    ck_assert_int_eq(listen(fake->listener, 8), 0);
+}
+
+void fake_daemon_start(struct fake_daemon *fake)
+{
+    fake->credits = fake->credits > 0 ? fake->credits : 8;
+    fake->max_batch = fake->max_batch > 0 ? fake->max_batch : 64;
+    fake->n_blocks = fake->n_blocks > 0 ? fake->n_blocks : 6;
+    fake->staging_bytes = fake->staging_bytes > 0 ? fake->staging_bytes : 4096;
+    fake->n_slabs = (fake->n_blocks + FAKE_BLOCKS_PER_SLAB - 1) / FAKE_BLOCKS_PER_SLAB;
+    for (uint32_t i = 0; i < fake->n_slabs; i++) {
+        fake->slab_fds[i] = fake_memfd(FAKE_BLOCKS_PER_SLAB * FAKE_BLOCK_BYTES, true);
+        fake->slabs[i] = map(fake->slab_fds[i], FAKE_BLOCKS_PER_SLAB * FAKE_BLOCK_BYTES);
+    }
+    fake->staging_fd = fake_memfd(fake->staging_bytes, true);
+    fake->staging = map(fake->staging_fd, fake->staging_bytes);
+    fake->states = calloc(FAKE_TENSOR_ELEMS, 4);
+    ck_assert_ptr_nonnull(fake->states);
+    for (uint32_t c = 0; c < FAKE_MAX_CHUNKS; c++) {
+        fake->weight[c][0] = (uint16_t)(0x4000 + c);
+    }
+    fake->sock = -1;
+    ck_assert_int_eq(pthread_mutex_init(&fake->mutex, NULL), 0);
+    listen_on(fake);
+    ck_assert_int_eq(pthread_create(&fake->thread, NULL, run, fake), 0);
+}
+
+/* Shutting the listener down wakes accept; a connection that is open is the test's fault and would
+ * hang it. */
+void fake_daemon_stop(struct fake_daemon *fake)
+{
+    (void)shutdown(fake->listener, SHUT_RDWR);
+    ck_assert_int_eq(pthread_join(fake->thread, NULL), 0);
+    (void)close(fake->listener);
+    (void)unlink(fake->path);
+    (void)rmdir(fake->directory);
+    for (uint32_t i = 0; i < fake->n_slabs; i++) {
+        (void)munmap(fake->slabs[i], FAKE_BLOCKS_PER_SLAB * FAKE_BLOCK_BYTES);
+        (void)close(fake->slab_fds[i]);
+    }
+    (void)munmap(fake->staging, fake->staging_bytes);
+    (void)close(fake->staging_fd);
+    free(fake->states);
+    for (uint32_t c = 0; c < FAKE_MAX_CHUNKS; c++) {
+        free(fake->grads[c]);
+    }
+    (void)pthread_mutex_destroy(&fake->mutex);
+}
+
+char *fake_daemon_log(struct fake_daemon *fake)
+{
+    char *copy;
+
+    (void)pthread_mutex_lock(&fake->mutex);
+    copy = strdup(fake->log);
+    (void)pthread_mutex_unlock(&fake->mutex);
+    ck_assert_ptr_nonnull(copy);
+    return copy;
+}

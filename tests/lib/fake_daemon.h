@@ -1,0 +1,96 @@
+/* A daemon in a thread of the test, for libcistern alone: one rank, one connection at a time, all
+ * memory in two arrays. It answers as proto/cistern.proto says; a test's hook sees each request
+ * first and may answer in its stead, wrongly if it likes.
+ *
+ * Layout: tensor i lies in chunk i / 2 at element (i % 2) x FAKE_TENSOR_ELEMS; so tensors have at
+ * most that many elements. */
+#ifndef FAKE_DAEMON_H
+#define FAKE_DAEMON_H
+
+#include "proto/cistern.pb-c.h"
+#include "proto/frame.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#define FAKE_CHUNK_ELEMS 4096
+#define FAKE_TENSOR_ELEMS 2048
+#define FAKE_BLOCK_BYTES (2 * FAKE_CHUNK_ELEMS)
+#define FAKE_MAX_CHUNKS 2048
+#define FAKE_MAX_BLOCKS 16
+#define FAKE_BLOCKS_PER_SLAB 2
+
+struct fake_daemon;
+
+/* Return true if the request was dealt with. Runs in the daemon's thread. */
+typedef bool (*fake_hook)(struct fake_daemon *fake, const struct cst_frame *request, void *arg);
+
+struct fake_block {
+    bool used;
+    bool is_grad;
+    uint32_t chunk;
+    uint64_t generation;
+};
+
+struct fake_daemon {
+    /* Set before fake_daemon_start. */
+    fake_hook hook;
+    void *hook_arg;
+    uint32_t credits;       /* 0: 8 */
+    uint32_t max_batch;     /* 0: 64 */
+    uint32_t n_blocks;      /* 0: 6 */
+    uint64_t staging_bytes; /* 0: 4096 */
+
+    /* The daemon thread's; a test looks under the mutex. */
+    pthread_mutex_t mutex;
+    char log[4096]; /* items in order: W1 fetch weight, W1+ ahead, G1 fetch grad, r1 release, R1
+                       hand in, S step */
+    uint32_t n_requests[64]; /* by type */
+    uint32_t n_connections;
+    uint32_t n_tensors; /* declared */
+    uint64_t attempt, step;
+    uint16_t weight[FAKE_MAX_CHUNKS]
+                   [4]; /* first elements of each chunk's first tensor, copied into blocks */
+    uint16_t *grads[FAKE_MAX_CHUNKS]; /* handed in: a chunk each */
+    Cistern__Hyper hyper;             /* of the last step */
+    struct fake_block blocks[FAKE_MAX_BLOCKS];
+
+    /* The thread's own. */
+    char directory[64];
+    char path[80];
+    pthread_t thread;
+    int listener;
+    int sock; /* the connection, or -1 */
+    int slab_fds[FAKE_MAX_BLOCKS];
+    char *slabs[FAKE_MAX_BLOCKS];
+    uint32_t n_slabs;
+    int staging_fd;
+    char *staging;
+    char *states; /* what reads and writes of tensors see: all rows of all tensors are this */
+    struct cst_frame_buf in;
+};
+
+/* Start it on a socket in a new directory; fake->path. Aborts the test on failure. */
+void fake_daemon_start(struct fake_daemon *fake);
+
+/* Stop the thread, remove socket and directory. */
+void fake_daemon_stop(struct fake_daemon *fake);
+
+/* For hooks: answer @request with @type and @body (NULL: none) and @n_fds of @fds; or with an
+ * Error; or close the connection. */
+void fake_daemon_reply(struct fake_daemon *fake, const struct cst_frame *request, uint16_t type,
+                       const ProtobufCMessage *body, const int *fds, unsigned n_fds);
+void fake_daemon_error(struct fake_daemon *fake, const struct cst_frame *request, int status,
+                       const char *text);
+void fake_daemon_hang_up(struct fake_daemon *fake);
+
+/* For hooks: answer as if there were no hook. */
+void fake_daemon_serve(struct fake_daemon *fake, const struct cst_frame *request);
+
+/* Copy of the log so far; the caller's, to free. Ping first: requests are served in order. */
+char *fake_daemon_log(struct fake_daemon *fake);
+
+/* A memfd of @bytes, sealed against shrinking and growing if @sealed. */
+int fake_memfd(uint64_t bytes, bool sealed);
+
+#endif

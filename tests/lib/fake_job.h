@@ -1,0 +1,66 @@
+/* A worker on the fake daemon: connects, declares n tensors of FAKE_TENSOR_ELEMS with an operator
+ * each, commits, syncs. */
+#ifndef FAKE_JOB_H
+#define FAKE_JOB_H
+
+#include "client/cistern.h"
+#include "tests/lib/fake_daemon.h"
+
+#include <check.h>
+#include <stdio.h>
+
+#define CK_OK(call)                                                                                \
+    do {                                                                                           \
+        int ck_rc = (call);                                                                        \
+        ck_assert_msg(ck_rc == CST_OK, "%s: %s (%s)", #call, cst_status_name(ck_rc), err.text);    \
+    } while (0)
+
+struct fake_job {
+    struct fake_daemon fake;
+    struct cst_client *client;
+    struct cst_job *job;
+};
+
+/* Connect and open a job as rank 0 of 1. */
+static inline void fake_job_open(struct fake_job *f)
+{
+    struct cst_job_spec spec = {.name = "run7", .world = 1};
+    struct cst_err err = {0};
+
+    CK_OK(cst_connect(&f->client, f->fake.path, &err));
+    CK_OK(cst_job_open(&f->job, f->client, &spec, &err));
+}
+
+/* Declare @n tensors, each with an operator of its own. */
+static inline void fake_job_declare(struct fake_job *f, int n)
+{
+    for (int i = 0; i < n; i++) {
+        int64_t shape[2] = {2, FAKE_TENSOR_ELEMS / 2};
+        char name[16];
+
+        (void)snprintf(name, sizeof name, "t%d", i);
+        ck_assert_int_eq(cst_tensor(f->job, name, CST_BF16, 2, shape, CST_GROUP_ALL), i);
+        (void)snprintf(name, sizeof name, "o%d", i);
+        ck_assert_int_eq(cst_operator(f->job, name, &i, 1), i);
+    }
+}
+
+/* All of it, the daemon started too. */
+static inline void fake_job_start(struct fake_job *f, int n)
+{
+    struct cst_err err = {0};
+
+    fake_daemon_start(&f->fake);
+    fake_job_open(f);
+    fake_job_declare(f, n);
+    CK_OK(cst_commit(f->job, NULL, &err));
+    CK_OK(cst_sync(f->job, NULL, &err));
+}
+
+static inline void fake_job_stop(struct fake_job *f)
+{
+    cst_disconnect(f->client);
+    fake_daemon_stop(&f->fake);
+}
+
+#endif

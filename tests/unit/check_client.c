@@ -1,0 +1,492 @@
+/* libcistern's connection against a daemon in a thread: what it says is believed only as far as it
+ * can be checked. */
+#include "tests/lib/fake_job.h"
+
+#include <dirent.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct fake_job f;
+
+static unsigned count_fds(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    unsigned n = 0;
+
+    ck_assert_ptr_nonnull(dir);
+    while (readdir(dir) != NULL) {
+        n++;
+    }
+    (void)closedir(dir);
+    return n;
+}
+
+/* -- connecting ------------------------------------------------------------------------------- */
+
+/* Without a daemon the words name the socket; $CISTERN_SOCKET is where to look. */
+START_TEST(test_no_daemon)
+{
+    struct cst_client *client = NULL;
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(cst_connect(&client, "/nonexistent/sock", &err), CST_ECONN);
+    ck_assert_ptr_nonnull(strstr(err.text, "/nonexistent/sock"));
+    ck_assert_ptr_null(client);
+    ck_assert_int_eq(setenv("CISTERN_SOCKET", "/nonexistent/other", 1), 0);
+    ck_assert_int_eq(cst_connect(&client, NULL, &err), CST_ECONN);
+    ck_assert_ptr_nonnull(strstr(err.text, "/nonexistent/other"));
+}
+END_TEST
+
+/* A path that no socket can have is refused. */
+START_TEST(test_long_path)
+{
+    struct cst_client *client;
+    struct cst_err err = {0};
+    char path[300];
+
+    memset(path, 'x', sizeof path - 1);
+    path[sizeof path - 1] = '\0';
+    ck_assert_int_eq(cst_connect(&client, path, &err), CST_EINVAL);
+}
+END_TEST
+
+static bool hook_version(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    Cistern__Welcome msg = CISTERN__WELCOME__INIT;
+
+    if (request->type != CISTERN__MSG_TYPE__MSG_HELLO) {
+        return false;
+    }
+    if (arg == NULL) {
+        fake_daemon_error(fake, request, CST_EVERSION, "versions 2 to 3 here, 1 there");
+        return true;
+    }
+    msg.version = 2;
+    msg.credits = 1;
+    msg.max_batch = 1;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_WELCOME, &msg.base, NULL, 0);
+    return true;
+}
+
+/* A daemon of another version is refused, whether it says so or answers in its own. */
+START_TEST(test_version)
+{
+    struct cst_client *client;
+    struct cst_err err = {0};
+    int dummy;
+
+    f.fake.hook = hook_version;
+    f.fake.hook_arg = _i == 0 ? NULL : &dummy;
+    fake_daemon_start(&f.fake);
+    ck_assert_int_eq(cst_connect(&client, f.fake.path, &err), CST_EVERSION);
+    ck_assert_uint_gt(strlen(err.text), 0);
+    fake_daemon_stop(&f.fake);
+}
+END_TEST
+
+/* A ping is a round trip and has a duration. */
+START_TEST(test_ping)
+{
+    struct cst_err err = {0};
+    uint64_t ns = 0;
+
+    fake_job_start(&f, 2);
+    CK_OK(cst_ping(f.client, &ns, &err));
+    ck_assert_uint_gt(ns, 0);
+    ck_assert_int_ge(cst_client_fd(f.client), 0);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* Connecting, working and disconnecting leaves no descriptor behind. */
+START_TEST(test_no_leak)
+{
+    unsigned before;
+    struct cst_err err = {0};
+    uint16_t data[4];
+
+    fake_daemon_start(&f.fake);
+    before = count_fds();
+    fake_job_open(&f);
+    fake_job_declare(&f, 4);
+    CK_OK(cst_commit(f.job, NULL, &err));
+    CK_OK(cst_tensor_read(f.job, 0, CST_STATE_WEIGHT, 0, 4, data, &err));
+    /* The connection alone, and the daemon's end of it. */
+    ck_assert_uint_eq(count_fds(), before + 2);
+    cst_disconnect(f.client);
+    fake_daemon_stop(&f.fake);
+    ck_assert_uint_lt(count_fds(), before);
+}
+END_TEST
+
+/* -- a daemon that is gone -------------------------------------------------------------------- */
+
+struct gone {
+    uint32_t at; /* hang up instead of answering this request */
+    uint32_t n;  /* requests so far */
+};
+
+static bool hook_gone(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    struct gone *gone = arg;
+
+    (void)request;
+    if (gone->n++ != gone->at) {
+        return false;
+    }
+    fake_daemon_hang_up(fake);
+    return true;
+}
+
+/* A worker's life: everything once. Returns the first failure. */
+static int live(struct cst_err *err)
+{
+    struct cst_job_spec spec = {.name = "run7", .world = 1};
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_rank_stat stat;
+    struct cst_io io;
+    int64_t shape = 8;
+    uint16_t data[4] = {0};
+    int zero = 0, rc = cst_connect(&f.client, f.fake.path, err);
+
+    rc = rc == CST_OK ? cst_job_open(&f.job, f.client, &spec, err) : rc;
+    rc = rc == CST_OK ? cst_tensor(f.job, "t", CST_BF16, 1, &shape, CST_GROUP_ALL) : rc;
+    rc = rc == CST_OK ? cst_operator(f.job, "o", &zero, 1) : rc;
+    rc = rc == CST_OK ? cst_commit(f.job, NULL, err) : rc;
+    rc = rc == CST_OK ? cst_tensor_write(f.job, 0, CST_STATE_WEIGHT, 0, 4, data, err) : rc;
+    rc = rc == CST_OK ? cst_sync(f.job, NULL, err) : rc;
+    for (int d = CST_FORWARD; d <= CST_BACKWARD; d++) {
+        rc = rc == CST_OK ? cst_op_begin(f.job, 0, (enum cst_direction)d, &io, 1, err) : rc;
+        if (rc == CST_OK && d == CST_BACKWARD) {
+            memset(io.grad, 0, 2 * io.n_elems);
+        }
+        rc = rc == CST_OK ? cst_op_end(f.job, 0, err) : rc;
+    }
+    rc = rc == CST_OK ? cst_step(f.job, &params, NULL, err) : rc;
+    rc = rc == CST_OK ? cst_stat(f.job, &stat, err) : rc;
+    return rc == CST_OK ? cst_job_leave(f.job, err) : rc;
+}
+
+/* The daemon hangs up at the n-th request of a worker's life, for every n: ECONN there and ever
+ * after, no signal, no descriptor lost. */
+START_TEST(test_gone)
+{
+    struct gone gone = {.at = UINT32_MAX};
+    unsigned before;
+    uint32_t n_requests;
+    struct cst_err err = {0};
+
+    f.fake.hook = hook_gone;
+    f.fake.hook_arg = &gone;
+    fake_daemon_start(&f.fake);
+    before = count_fds();
+    ck_assert_msg(live(&err) == CST_OK, "%s", err.text);
+    cst_disconnect(f.client);
+    n_requests = gone.n;
+    ck_assert_uint_gt(n_requests, 10);
+    for (uint32_t at = 0; at < n_requests; at++) {
+        gone = (struct gone){.at = at};
+        f.fake.n_tensors = 0;
+        f.client = NULL;
+        ck_assert_int_eq(live(&err), CST_ECONN);
+        ck_assert_ptr_nonnull(strstr(err.text, f.fake.path));
+        if (at > 0) {
+            ck_assert_int_eq(cst_ping(f.client, NULL, &err), CST_ECONN);
+            ck_assert_int_eq(cst_client_fd(f.client), CST_ECONN);
+        }
+        cst_disconnect(f.client);
+    }
+    fake_daemon_stop(&f.fake);
+    ck_assert_uint_lt(count_fds(), before);
+}
+END_TEST
+
+/* -- a daemon that lies ----------------------------------------------------------------------- */
+
+enum lie {
+    LIE_TYPE,     /* another reply type */
+    LIE_REQUEST,  /* an id that is not in flight */
+    LIE_NO_REPLY, /* a request instead of a reply */
+    LIE_BODY,     /* a body that does not parse */
+    LIE_OK_ERROR, /* an error whose status is 0 */
+    LIE_FDS,      /* fds nobody asked for */
+    LIE_SHORT,    /* fewer results than items */
+    LIE_SLAB,     /* a lease in a slab that is not there */
+    LIE_OFFSET,   /* a lease that ends behind its slab */
+    LIE_ALIGN,    /* a lease that is not aligned */
+    LIE_PLACE,    /* a lease without a place */
+    LIE_COUNT
+};
+
+static void send_raw(struct fake_daemon *fake, const struct cst_frame *request, uint16_t type,
+                     uint16_t flags, uint64_t id, const uint8_t *body, uint32_t body_bytes)
+{
+    struct cst_frame frame = {
+        .type = type, .flags = flags, .request = id, .body = body, .body_bytes = body_bytes};
+
+    (void)request;
+    (void)cst_frame_send(fake->sock, 0, &frame, NULL);
+}
+
+static void lie_about_lease(struct fake_daemon *fake, const struct cst_frame *request, int lie)
+{
+    Cistern__BatchDone msg = CISTERN__BATCH_DONE__INIT;
+    Cistern__ItemResult result = CISTERN__ITEM_RESULT__INIT, *results = &result;
+
+    msg.results = &results;
+    msg.n_results = lie == LIE_SHORT ? 0 : 1;
+    result.has_slab = result.has_offset = result.has_generation = true;
+    result.slab = lie == LIE_SLAB ? 3 : 0;
+    result.offset = lie == LIE_OFFSET ? FAKE_BLOCK_BYTES + 128 : lie == LIE_ALIGN ? 64 : 0;
+    result.has_offset = lie != LIE_PLACE;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_BATCH_DONE, &msg.base, NULL, 0);
+}
+
+static bool hook_lie(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    int lie = *(const int *)arg;
+    const uint8_t rubbish[] = {0xff, 0xff, 0xff, 0xff};
+
+    if (request->type != CISTERN__MSG_TYPE__MSG_BATCH) {
+        return false;
+    }
+    if (lie == LIE_TYPE) {
+        fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+    } else if (lie == LIE_REQUEST) {
+        send_raw(fake, request, CISTERN__MSG_TYPE__MSG_BATCH_DONE, CST_FRAME_REPLY,
+                 request->request + 77, NULL, 0);
+    } else if (lie == LIE_NO_REPLY) {
+        send_raw(fake, request, CISTERN__MSG_TYPE__MSG_BATCH_DONE, 0, request->request, NULL, 0);
+    } else if (lie == LIE_BODY) {
+        send_raw(fake, request, CISTERN__MSG_TYPE__MSG_BATCH_DONE, CST_FRAME_REPLY,
+                 request->request, rubbish, sizeof rubbish);
+    } else if (lie == LIE_OK_ERROR) {
+        fake_daemon_error(fake, request, CST_OK, "no error");
+    } else if (lie == LIE_FDS) {
+        fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_BATCH_DONE, NULL, fake->slab_fds,
+                          1);
+    } else {
+        lie_about_lease(fake, request, lie);
+    }
+    return true;
+}
+
+/* A reply that cannot be ends the connection with EPROTO and words, then and ever after; no
+ * descriptor is lost. */
+START_TEST(test_lie)
+{
+    struct cst_err err = {0};
+    struct cst_io io = {0};
+    unsigned before;
+    int lie = _i;
+
+    f.fake.hook = hook_lie;
+    f.fake.hook_arg = &lie;
+    fake_job_start(&f, 2);
+    before = count_fds();
+    ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EPROTO);
+    ck_assert_ptr_nonnull(strstr(err.text, f.fake.path));
+    ck_assert_ptr_null(io.weight);
+    ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EPROTO);
+    ck_assert_int_eq(cst_ping(f.client, NULL, &err), CST_EPROTO);
+    ck_assert_uint_lt(count_fds(), before);
+    fake_job_stop(&f);
+}
+END_TEST
+
+enum bad_fd { FD_UNSEALED, FD_SMALL, FD_PIPE, FD_MISSING, FD_EXTRA, FD_EMPTY, FD_COUNT };
+
+static bool hook_bad_fd(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    int bad = *(const int *)arg, fds[2] = {-1, -1}, ends[2];
+    bool pool = request->type == CISTERN__MSG_TYPE__MSG_POOL;
+    uint64_t bytes = pool ? FAKE_BLOCKS_PER_SLAB * FAKE_BLOCK_BYTES : 4096;
+    Cistern__PoolPart part = CISTERN__POOL_PART__INIT;
+    Cistern__StagingPart staging = CISTERN__STAGING_PART__INIT;
+    unsigned n_fds = bad == FD_MISSING ? 0 : bad == FD_EXTRA ? 2 : 1;
+
+    if (!pool && request->type != CISTERN__MSG_TYPE__MSG_STAGING) {
+        return false;
+    }
+    if (bad == FD_PIPE) {
+        ck_assert_int_eq(pipe(ends), 0);
+        fds[0] = ends[0];
+        (void)close(ends[1]);
+    } else {
+        fds[0] = fake_memfd(bad == FD_SMALL ? bytes - 4096 : bytes, bad != FD_UNSEALED);
+    }
+    fds[1] = fake_memfd(bytes, true);
+    bytes = bad == FD_EMPTY ? 0 : bytes;
+    part.n_bytes = 1;
+    part.bytes = &bytes;
+    staging.bytes = bytes;
+    fake_daemon_reply(fake, request,
+                      pool ? CISTERN__MSG_TYPE__MSG_POOL_PART : CISTERN__MSG_TYPE__MSG_STAGING_PART,
+                      pool ? &part.base : &staging.base, fds, n_fds);
+    (void)close(fds[0]);
+    (void)close(fds[1]);
+    return true;
+}
+
+/* A slab that is unsealed, too small, no memory at all, missing, one too many or of no bytes is
+ * refused at commit. */
+START_TEST(test_bad_slab)
+{
+    struct cst_err err = {0};
+    unsigned before;
+    int bad = _i;
+
+    f.fake.hook = hook_bad_fd;
+    f.fake.hook_arg = &bad;
+    fake_daemon_start(&f.fake);
+    before = count_fds();
+    fake_job_open(&f);
+    fake_job_declare(&f, 2);
+    ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EPROTO);
+    ck_assert_uint_gt(strlen(err.text), 0);
+    ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EPROTO);
+    cst_disconnect(f.client);
+    fake_daemon_stop(&f.fake);
+    ck_assert_uint_lt(count_fds(), before);
+}
+END_TEST
+
+static bool hook_bad_staging(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    return request->type == CISTERN__MSG_TYPE__MSG_STAGING && hook_bad_fd(fake, request, arg);
+}
+
+/* The same for the staging segment, at the first read. */
+START_TEST(test_bad_staging)
+{
+    struct cst_err err = {0};
+    uint16_t data[4];
+    int bad = _i;
+
+    f.fake.hook = hook_bad_staging;
+    f.fake.hook_arg = &bad;
+    fake_job_start(&f, 2);
+    ck_assert_int_eq(cst_tensor_read(f.job, 0, CST_STATE_WEIGHT, 0, 4, data, &err), CST_EPROTO);
+    ck_assert_int_eq(cst_ping(f.client, NULL, &err), CST_EPROTO);
+    fake_job_stop(&f);
+}
+END_TEST
+
+static bool hook_bad_layout(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    int bad = *(const int *)arg;
+    Cistern__LayoutPart msg = CISTERN__LAYOUT_PART__INIT;
+    uint32_t chunk[3] = {0, bad == 0 ? 1 : 0, 0};
+    uint64_t offset[3] = {0, bad == 1 ? FAKE_TENSOR_ELEMS + 64 : FAKE_TENSOR_ELEMS, 0};
+
+    if (request->type != CISTERN__MSG_TYPE__MSG_LAYOUT) {
+        return false;
+    }
+    offset[0] = bad == 2 ? 1 : 0;
+    msg.first = bad == 3 ? 1 : 0;
+    msg.chunk = chunk;
+    msg.offset = offset;
+    msg.n_chunk = bad == 4 ? 3 : bad == 5 ? 0 : 2;
+    msg.n_offset = bad == 6 ? 1 : msg.n_chunk;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_LAYOUT_PART, &msg.base, NULL, 0);
+    return true;
+}
+
+/* A layout whose tensors lie outside of chunks, unaligned, or not in the page asked for is refused.
+ */
+START_TEST(test_bad_layout)
+{
+    struct cst_err err = {0};
+    int bad = _i;
+
+    f.fake.hook = hook_bad_layout;
+    f.fake.hook_arg = &bad;
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    fake_job_declare(&f, 2);
+    ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EPROTO);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* -- fork ------------------------------------------------------------------------------------- */
+
+/* In the child every call answers EFORKED, and disconnecting touches neither the socket nor memory
+ * of the parent. */
+static int check_child(void)
+{
+    struct cst_job_spec spec = {.name = "x", .world = 1};
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+    struct cst_io io;
+    struct cst_job *other;
+    uint16_t data[4];
+    bool good = cst_ping(f.client, NULL, &err) == CST_EFORKED && strstr(err.text, "fork") != NULL;
+
+    good = good && cst_client_fd(f.client) == CST_EFORKED;
+    good = good && cst_job_open(&other, f.client, &spec, &err) == CST_EFORKED;
+    good = good && cst_commit(f.job, NULL, &err) == CST_EFORKED;
+    good = good && cst_sync(f.job, NULL, &err) == CST_EFORKED;
+    good = good && cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err) == CST_EFORKED;
+    good = good && cst_op_end(f.job, 0, &err) == CST_EFORKED;
+    good = good && cst_step(f.job, &params, NULL, &err) == CST_EFORKED;
+    good = good && cst_tensor_read(f.job, 0, CST_STATE_WEIGHT, 0, 4, data, &err) == CST_EFORKED;
+    good = good && cst_job_leave(f.job, &err) == CST_EFORKED;
+    good = good && cst_tensor(f.job, "y", CST_BF16, 0, NULL, CST_GROUP_ALL) == CST_EFORKED;
+    cst_disconnect(f.client);
+    return good ? 0 : 1;
+}
+
+START_TEST(test_fork)
+{
+    struct cst_err err = {0};
+    struct cst_io io;
+    int status;
+    pid_t pid;
+
+    fake_job_start(&f, 2);
+    CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err));
+    pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        _exit(check_child());
+    }
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    /* The parent goes on, its memory and its connection are whole. */
+    ck_assert_uint_eq(*(const uint16_t *)io.weight, 0x4000);
+    CK_OK(cst_op_end(f.job, 0, &err));
+    CK_OK(cst_ping(f.client, NULL, &err));
+    fake_job_stop(&f);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("client");
+    TCase *tcase = tcase_create("client");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    tcase_add_test(tcase, test_no_daemon);
+    tcase_add_test(tcase, test_long_path);
+    tcase_add_loop_test(tcase, test_version, 0, 2);
+    tcase_add_test(tcase, test_ping);
+    tcase_add_test(tcase, test_no_leak);
+    tcase_add_test(tcase, test_gone);
+    tcase_add_loop_test(tcase, test_lie, 0, LIE_COUNT);
+    tcase_add_loop_test(tcase, test_bad_slab, 0, FD_COUNT);
+    tcase_add_loop_test(tcase, test_bad_staging, 0, FD_COUNT);
+    tcase_add_loop_test(tcase, test_bad_layout, 0, 7);
+    tcase_add_test(tcase, test_fork);
+    suite_add_tcase(suite, tcase);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? 0 : 1;
+}

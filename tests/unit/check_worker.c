@@ -1,0 +1,615 @@
+/* A worker's steps through libcistern against a daemon in a thread: what is sent, what the worker
+ * sees, what is refused. */
+#include "tests/lib/fake_job.h"
+
+#include <poll.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct fake_job f;
+
+static void expect_log(const char *want)
+{
+    struct cst_err err = {0};
+    char *log;
+
+    CK_OK(cst_ping(f.client, NULL, &err));
+    log = fake_daemon_log(&f.fake);
+    ck_assert_str_eq(log, want);
+    free(log);
+}
+
+static void run(int op, enum cst_direction direction, uint16_t grad)
+{
+    struct cst_err err = {0};
+    struct cst_io io;
+
+    CK_OK(cst_op_begin(f.job, op, direction, &io, 1, &err));
+    for (uint64_t i = 0; io.grad != NULL && i < io.n_elems; i++) {
+        ((uint16_t *)io.grad)[i] = grad;
+    }
+    CK_OK(cst_op_end(f.job, op, &err));
+}
+
+/* -- declarations ----------------------------------------------------------------------------- */
+
+/* What can be known without the daemon is said at once, with words. */
+START_TEST(test_declarations)
+{
+    int64_t four = 4, zero = 0, huge[2] = {1ll << 40, 2};
+    int list[2] = {0, 0}, unknown = 7;
+    char name[80];
+
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    ck_assert_int_eq(cst_tensor(f.job, "a", CST_BF16, 1, &four, CST_GROUP_ALL), 0);
+    ck_assert_int_eq(cst_tensor(f.job, "a", CST_BF16, 1, &four, CST_GROUP_ALL), CST_EEXIST);
+    ck_assert_ptr_nonnull(strstr(cst_job_error(f.job)->text, "'a'"));
+    ck_assert_int_eq(cst_tensor(f.job, "b", CST_BF16, 1, &zero, CST_GROUP_ALL), CST_EINVAL);
+    ck_assert_int_eq(cst_tensor(f.job, "b", CST_BF16, 2, huge, CST_GROUP_ALL), CST_EINVAL);
+    ck_assert_int_eq(cst_tensor(f.job, "b", CST_BF16, 0, &four, CST_GROUP_ALL), CST_EINVAL);
+    ck_assert_int_eq(cst_tensor(f.job, "b", CST_BF16, 9, &four, CST_GROUP_ALL), CST_EINVAL);
+    ck_assert_int_eq(cst_tensor(f.job, "", CST_BF16, 1, &four, CST_GROUP_ALL), CST_EINVAL);
+    ck_assert_int_eq(cst_tensor(f.job, "b\n", CST_BF16, 1, &four, CST_GROUP_ALL), CST_EINVAL);
+    ck_assert_int_eq(cst_tensor(f.job, "b", (enum cst_dtype)9, 1, &four, CST_GROUP_ALL),
+                     CST_EINVAL);
+    ck_assert_int_eq(cst_tensor_scaled(f.job, "b", CST_BF16, 1, &four, CST_GROUP_ALL, NAN, 1.0f),
+                     CST_EINVAL);
+    memset(name, 'n', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    ck_assert_int_eq(cst_tensor(f.job, name, CST_BF16, 1, &four, CST_GROUP_ALL), CST_EINVAL);
+    ck_assert_int_eq(cst_operator(f.job, "o", list, 2), CST_EINVAL);
+    ck_assert_int_eq(cst_operator(f.job, "o", &unknown, 1), CST_EINVAL);
+    ck_assert_int_eq(cst_operator(f.job, "o", list, 0), CST_EINVAL);
+    ck_assert_int_eq(cst_operator(f.job, "o", list, 1), 0);
+    ck_assert_int_eq(cst_operator(f.job, "o", list, 1), CST_EEXIST);
+    ck_assert_int_eq(cst_tensor(f.job, "b", CST_BF16, 1, &four, CST_GROUP_ALL), 1);
+    /* The failed try with tensor 0 twice must not stain the next operator. */
+    ck_assert_int_eq(cst_operator(f.job, "p", (int[]){0, 1}, 2), 1);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* Thousands of tensors go up in several messages, and the layout comes down in several pages. */
+START_TEST(test_many_tensors)
+{
+    struct cst_err err = {0};
+    struct cst_plan plan;
+
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    fake_job_declare(&f, 3000);
+    CK_OK(cst_commit(f.job, &plan, &err));
+    ck_assert_uint_eq(plan.n_chunks, 1500);
+    ck_assert_uint_eq(plan.block_bytes, FAKE_BLOCK_BYTES);
+    CK_OK(cst_ping(f.client, NULL, &err));
+    ck_assert_uint_eq(f.fake.n_tensors, 3000);
+    ck_assert_uint_gt(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_DECLARE], 3);
+    ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_LAYOUT], 3);
+    ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EINVAL);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* 65536 tensors are accepted, one more is not; an operator over all of them is too large for a
+ * message and is named. */
+START_TEST(test_most_tensors)
+{
+    struct cst_err err = {0};
+    int64_t one = 1;
+    int *all = calloc(65536, sizeof *all);
+    char name[16];
+
+    ck_assert_ptr_nonnull(all);
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    for (int i = 0; i < 65536; i++) {
+        (void)snprintf(name, sizeof name, "t%d", i);
+        ck_assert_int_eq(cst_tensor(f.job, name, CST_BF16, 1, &one, CST_GROUP_ALL), i);
+        all[i] = i;
+    }
+    ck_assert_int_eq(cst_tensor(f.job, "more", CST_BF16, 1, &one, CST_GROUP_ALL), CST_EINVAL);
+    ck_assert_int_eq(cst_operator(f.job, "everything", all, 65536), 0);
+    ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "everything"));
+    free(all);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* Calls before their time are refused with words that say what comes first. */
+START_TEST(test_order)
+{
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_job_spec spec = {.name = "run8", .world = 1};
+    struct cst_err err = {0};
+    struct cst_job *second;
+    struct cst_io io;
+
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    ck_assert_int_eq(cst_job_open(&second, f.client, &spec, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_sync(f.job, NULL, &err), CST_EINVAL);
+    fake_job_declare(&f, 2);
+    CK_OK(cst_commit(f.job, NULL, &err));
+    ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "cst_sync"));
+    ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), CST_EINVAL);
+    CK_OK(cst_sync(f.job, NULL, &err));
+    ck_assert_int_eq(cst_op_end(f.job, 0, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_op_begin(f.job, 2, CST_FORWARD, &io, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_op_begin(f.job, -1, CST_FORWARD, &io, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 2, &err), CST_EINVAL);
+    CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err));
+    ck_assert_int_eq(cst_op_begin(f.job, 1, CST_FORWARD, &io, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_op_end(f.job, 1, &err), CST_EINVAL);
+    CK_OK(cst_op_end(f.job, 0, &err));
+    CK_OK(cst_job_leave(f.job, &err));
+    ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EINVAL);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* -- a step ----------------------------------------------------------------------------------- */
+
+/* Two chunks of two tensors: the worker reads the weights, its gradients arrive, and the messages
+ * are the fewest there are. */
+START_TEST(test_step)
+{
+    struct cst_hyper_params params = {.lr = 0.5f, .loss = 1.5};
+    struct cst_step_result result;
+    struct cst_err err = {0};
+    struct cst_io io;
+
+    fake_job_start(&f, 4);
+    CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err));
+    ck_assert_uint_eq(*(const uint16_t *)io.weight, 0x4000);
+    ck_assert_ptr_null(io.grad);
+    ck_assert_uint_eq(io.n_elems, FAKE_TENSOR_ELEMS);
+    ck_assert_uint_eq((uintptr_t)io.weight % 128, 0);
+    CK_OK(cst_op_end(f.job, 0, &err));
+    for (int op = 1; op < 4; op++) {
+        run(op, CST_FORWARD, 0);
+    }
+    for (int op = 4; op-- > 0;) {
+        run(op, CST_BACKWARD, (uint16_t)(0x3f80 + op));
+    }
+    CK_OK(cst_step(f.job, &params, &result, &err));
+    expect_log("W0 W1+ G1 R1 r1 G0 R0 r0 S0");
+    for (int t = 0; t < 4; t++) {
+        ck_assert_uint_eq(f.fake.grads[t / 2][t % 2 * FAKE_TENSOR_ELEMS], 0x3f80u + (unsigned)t);
+        ck_assert_uint_eq(f.fake.grads[t / 2][(t % 2 + 1) * FAKE_TENSOR_ELEMS - 1],
+                          0x3f80u + (unsigned)t);
+    }
+    ck_assert_uint_eq(result.step, 1);
+    ck_assert(!result.skipped);
+    ck_assert_double_eq(result.loss, 1.5);
+    ck_assert_uint_eq(cst_job_steps(f.job), 1);
+    ck_assert_float_eq(f.fake.hyper.lr, 0.5f);
+    ck_assert_float_eq(f.fake.hyper.beta1, 0.9f);
+    ck_assert_float_eq(f.fake.hyper.beta2, 0.999f);
+    ck_assert_float_eq(f.fake.hyper.eps, 1e-8f);
+    ck_assert_float_eq(f.fake.hyper.grad_scale, 1.0f);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* A chunk of which one tensor has a gradient goes in with zeros for the other, though its block
+ * came full of rubbish. */
+START_TEST(test_partial_step)
+{
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+
+    fake_job_start(&f, 4);
+    run(3, CST_BACKWARD, 0x3f80);
+    CK_OK(cst_step(f.job, &params, NULL, &err));
+    CK_OK(cst_ping(f.client, NULL, &err));
+    ck_assert_ptr_null(f.fake.grads[0]);
+    ck_assert_uint_eq(f.fake.grads[1][FAKE_TENSOR_ELEMS], 0x3f80);
+    for (int i = 0; i < FAKE_TENSOR_ELEMS; i++) {
+        ck_assert_uint_eq(f.fake.grads[1][i], 0);
+    }
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* A tensor that no operator uses shares the chunk of one that does: its stretch goes in as zeros.
+ */
+START_TEST(test_unused_tensor)
+{
+    struct cst_err err = {0};
+    int64_t n = FAKE_TENSOR_ELEMS;
+    int first = 0;
+
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    ck_assert_int_eq(cst_tensor(f.job, "used", CST_BF16, 1, &n, CST_GROUP_ALL), 0);
+    ck_assert_int_eq(cst_tensor(f.job, "unused", CST_BF16, 1, &n, CST_GROUP_ALL), 1);
+    ck_assert_int_eq(cst_operator(f.job, "o", &first, 1), 0);
+    CK_OK(cst_commit(f.job, NULL, &err));
+    CK_OK(cst_sync(f.job, NULL, &err));
+    run(0, CST_BACKWARD, 0x3f80);
+    expect_log("W0 G0 R0");
+    ck_assert_uint_eq(f.fake.grads[0][0], 0x3f80);
+    ck_assert_uint_eq(f.fake.grads[0][FAKE_TENSOR_ELEMS], 0);
+    ck_assert_uint_eq(f.fake.grads[0][2 * FAKE_TENSOR_ELEMS - 1], 0);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* Of a tensor that two operators use, the second backward is told to add. */
+START_TEST(test_accumulate)
+{
+    struct cst_err err = {0};
+    struct cst_io io;
+    int64_t n = 8;
+    int wte = 0;
+
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    ck_assert_int_eq(cst_tensor(f.job, "wte", CST_BF16, 1, &n, CST_GROUP_ALL), 0);
+    ck_assert_int_eq(cst_operator(f.job, "embed", &wte, 1), 0);
+    ck_assert_int_eq(cst_operator(f.job, "head", &wte, 1), 1);
+    CK_OK(cst_commit(f.job, NULL, &err));
+    CK_OK(cst_sync(f.job, NULL, &err));
+    CK_OK(cst_op_begin(f.job, 1, CST_BACKWARD, &io, 1, &err));
+    ck_assert(!io.accumulate);
+    memset(io.grad, 0x11, 2 * io.n_elems);
+    CK_OK(cst_op_end(f.job, 1, &err));
+    CK_OK(cst_op_begin(f.job, 0, CST_BACKWARD, &io, 1, &err));
+    ck_assert(io.accumulate);
+    ck_assert_uint_eq(*(const uint16_t *)io.grad, 0x1111);
+    CK_OK(cst_op_end(f.job, 0, &err));
+    expect_log("W0 G0 R0");
+    ck_assert_int_eq(cst_op_begin(f.job, 0, CST_BACKWARD, &io, 1, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "wte"));
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* With one credit and batches of one item everything still works, one request after the other. */
+START_TEST(test_one_credit)
+{
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+
+    f.fake.credits = 1;
+    f.fake.max_batch = 1;
+    fake_job_start(&f, 6);
+    for (int s = 0; s < 3; s++) {
+        for (int op = 0; op < 6; op++) {
+            run(op, CST_FORWARD, 0);
+        }
+        for (int op = 6; op-- > 0;) {
+            run(op, CST_BACKWARD, (uint16_t)(op + s));
+        }
+        CK_OK(cst_step(f.job, &params, NULL, &err));
+    }
+    CK_OK(cst_ping(f.client, NULL, &err));
+    ck_assert_uint_eq(f.fake.grads[2][FAKE_TENSOR_ELEMS], 5 + 2);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* -- replies late and out of order --------------------------------------------------------------
+ */
+
+struct held {
+    uint32_t which; /* keep back the reply to this batch, counted from 0 ... */
+    uint32_t until; /* ... until this one is answered */
+    uint32_t n;     /* batches so far */
+    struct cst_frame frame;
+    uint8_t body[4096];
+};
+
+static bool hook_hold(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    struct held *held = arg;
+
+    if (request->type != CISTERN__MSG_TYPE__MSG_BATCH) {
+        return false;
+    }
+    if (held->n++ == held->which) {
+        held->frame = *request;
+        ck_assert_uint_le(request->body_bytes, sizeof held->body);
+        memcpy(held->body, request->body, request->body_bytes);
+        held->frame.body = held->body;
+        return true;
+    }
+    fake_daemon_serve(fake, request);
+    if (held->n - 1 == held->until) {
+        fake_daemon_serve(fake, &held->frame);
+    }
+    return true;
+}
+
+/* The hand-in of a chunk is answered after the fetch behind it: both are understood. */
+START_TEST(test_out_of_order)
+{
+    struct held held = {.which = 1, .until = 2};
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+
+    f.fake.hook = hook_hold;
+    f.fake.hook_arg = &held;
+    fake_job_start(&f, 2);
+    run(1, CST_BACKWARD, 1);                     /* batch 0: W0 G0 */
+    run(0, CST_BACKWARD, 2);                     /* batch 1: R0, kept back */
+    CK_OK(cst_step(f.job, &params, NULL, &err)); /* batch 2: r0 */
+    expect_log("W0 G0 r0 R0 S0");
+    ck_assert_uint_eq(f.fake.grads[0][0], 2);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* The reply to a fetch ahead comes after the sync that made it void: it is dropped, and the chunk
+ * is fetched again. */
+START_TEST(test_late_ahead)
+{
+    struct held held = {.which = 1, .until = 2};
+    struct cst_err err = {0};
+    struct cst_io io;
+
+    f.fake.hook = hook_hold;
+    f.fake.hook_arg = &held;
+    fake_job_start(&f, 4);
+    run(0, CST_FORWARD, 0); /* batch 0: W0; batch 1: W1+, kept back */
+    CK_OK(cst_sync(f.job, NULL, &err));
+    CK_OK(cst_op_begin(f.job, 2, CST_FORWARD, &io, 1,
+                       &err)); /* batch 2: W1; then the late EPEERDIED */
+    ck_assert_uint_eq(*(const uint16_t *)io.weight, 0x4001);
+    CK_OK(cst_op_end(f.job, 2, &err));
+    run(3, CST_FORWARD, 0);
+    expect_log("W0 W1 W0+");
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* -- failures of items --------------------------------------------------------------------------
+ */
+
+struct failing {
+    uint32_t at; /* batch, counted from 0 */
+    uint32_t n;
+    int status;
+};
+
+static bool hook_fail(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    struct failing *failing = arg;
+    Cistern__BatchDone msg = CISTERN__BATCH_DONE__INIT;
+    Cistern__ItemResult result = CISTERN__ITEM_RESULT__INIT, *results[8];
+    Cistern__Batch *asked;
+
+    if (request->type != CISTERN__MSG_TYPE__MSG_BATCH || failing->n++ != failing->at) {
+        return false;
+    }
+    asked = cistern__batch__unpack(NULL, request->body_bytes, request->body);
+    ck_assert_ptr_nonnull(asked);
+    ck_assert_uint_le(asked->n_items, 8);
+    result.status = failing->status;
+    result.text = (char *)(uintptr_t) "rank 1 died";
+    msg.results = results;
+    msg.n_results = asked->n_items;
+    for (size_t i = 0; i < asked->n_items; i++) {
+        results[i] = &result;
+    }
+    cistern__batch__free_unpacked(asked, NULL);
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_BATCH_DONE, &msg.base, NULL, 0);
+    return true;
+}
+
+/* A dead peer makes the step void: every call says so until a sync, and then the step can be done
+ * again. */
+START_TEST(test_peer_died)
+{
+    struct failing failing = {.at = 0, .status = _i == 0 ? CST_EPEERDIED : CST_ESTALE};
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+    struct cst_io io;
+    uint64_t step = 99;
+
+    f.fake.hook = hook_fail;
+    f.fake.hook_arg = &failing;
+    fake_job_start(&f, 2);
+    ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), failing.status);
+    ck_assert_ptr_nonnull(strstr(err.text, "rank 1 died"));
+    ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), failing.status);
+    ck_assert_ptr_nonnull(strstr(err.text, "cst_sync"));
+    ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), failing.status);
+    CK_OK(cst_sync(f.job, &step, &err));
+    ck_assert_uint_eq(step, 0);
+    run(0, CST_FORWARD, 0);
+    CK_OK(cst_step(f.job, &params, NULL, &err));
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* A fetch that fails for a reason of its own is reported once and can be tried again. */
+START_TEST(test_engine_failed)
+{
+    struct failing failing = {.at = 0, .status = CST_EENGINE};
+    struct cst_err err = {0};
+    struct cst_io io;
+
+    f.fake.hook = hook_fail;
+    f.fake.hook_arg = &failing;
+    fake_job_start(&f, 2);
+    ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EENGINE);
+    CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err));
+    CK_OK(cst_op_end(f.job, 0, &err));
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* Gradients whose hand-in fails behind the worker's back are not lost in silence: the step is void.
+ */
+START_TEST(test_hand_in_failed)
+{
+    struct failing failing = {.at = 1, .status = CST_EENGINE};
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+
+    f.fake.hook = hook_fail;
+    f.fake.hook_arg = &failing;
+    fake_job_start(&f, 2);
+    run(1, CST_BACKWARD, 1); /* batch 0: W0 G0 */
+    run(0, CST_BACKWARD, 2); /* batch 1: R0 */
+    CK_OK(cst_ping(f.client, NULL, &err));
+    ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), CST_EENGINE);
+    CK_OK(cst_sync(f.job, NULL, &err));
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* -- forms that do not wait ---------------------------------------------------------------------
+ */
+
+static int finish_begin(int op, struct cst_io *io, struct cst_err *err)
+{
+    struct pollfd pfd = {.fd = cst_client_fd(f.client), .events = POLLIN};
+    int rc;
+
+    while ((rc = cst_try_op_begin(f.job, op, CST_FORWARD, io, 1, err)) == CST_EAGAIN) {
+        ck_assert_int_eq(poll(&pfd, 1, -1), 1);
+    }
+    return rc;
+}
+
+/* The try forms go through a worker's life with poll; another call in between is refused and spoils
+ * nothing. */
+START_TEST(test_try)
+{
+    struct cst_hyper_params params = {.lr = 1.0f, .loss = NAN}, other = {.lr = 2.0f};
+    struct cst_step_result result;
+    struct cst_err err = {0};
+    struct pollfd pfd;
+    struct cst_io io = {0};
+    struct cst_plan plan;
+    uint64_t step;
+    int rc;
+
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    fake_job_declare(&f, 4);
+    pfd = (struct pollfd){.fd = cst_client_fd(f.client), .events = POLLIN};
+    while ((rc = cst_try_commit(f.job, &plan, &err)) == CST_EAGAIN) {
+        ck_assert_int_eq(cst_sync(f.job, NULL, &err), CST_EINVAL);
+        ck_assert_int_eq(poll(&pfd, 1, -1), 1);
+    }
+    CK_OK(rc);
+    while ((rc = cst_try_sync(f.job, &step, &err)) == CST_EAGAIN) {
+        ck_assert_int_eq(poll(&pfd, 1, -1), 1);
+    }
+    CK_OK(rc);
+    /* The first try sends and cannot have the answer: the daemon's lock is held. */
+    (void)pthread_mutex_lock(&f.fake.mutex);
+    ck_assert_int_eq(cst_try_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EAGAIN);
+    ck_assert_int_eq(cst_try_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EAGAIN);
+    ck_assert_int_eq(cst_try_op_begin(f.job, 1, CST_FORWARD, &io, 1, &err), CST_EBUSY);
+    ck_assert_int_eq(cst_try_op_begin(f.job, 0, CST_BACKWARD, &io, 1, &err), CST_EBUSY);
+    ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), CST_EBUSY);
+    ck_assert_int_eq(cst_sync(f.job, NULL, &err), CST_EBUSY);
+    ck_assert_int_eq(cst_job_leave(f.job, &err), CST_EBUSY);
+    ck_assert_ptr_null(io.weight);
+    (void)pthread_mutex_unlock(&f.fake.mutex);
+    CK_OK(finish_begin(0, &io, &err));
+    ck_assert_uint_eq(*(const uint16_t *)io.weight, 0x4000);
+    CK_OK(cst_op_end(f.job, 0, &err));
+    (void)pthread_mutex_lock(&f.fake.mutex);
+    ck_assert_int_eq(cst_try_step(f.job, &params, &result, &err), CST_EAGAIN);
+    ck_assert_int_eq(cst_try_step(f.job, &other, &result, &err), CST_EBUSY);
+    (void)pthread_mutex_unlock(&f.fake.mutex);
+    while ((rc = cst_try_step(f.job, &params, &result, &err)) == CST_EAGAIN) {
+        ck_assert_int_eq(poll(&pfd, 1, -1), 1);
+    }
+    CK_OK(rc);
+    ck_assert_uint_eq(result.step, 1);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* -- states ---------------------------------------------------------------------------------------
+ */
+
+/* More elements than the staging segment holds go through it in pieces, in both directions, for
+ * both sizes of element. */
+START_TEST(test_states)
+{
+    struct cst_err err = {0};
+    float out[FAKE_TENSOR_ELEMS], in[FAKE_TENSOR_ELEMS] = {0};
+    uint16_t weight[FAKE_TENSOR_ELEMS];
+
+    f.fake.staging_bytes = 4096;
+    fake_job_start(&f, 2);
+    for (int i = 0; i < FAKE_TENSOR_ELEMS; i++) {
+        out[i] = (float)i;
+    }
+    CK_OK(cst_tensor_write(f.job, 1, CST_STATE_MASTER, 0, FAKE_TENSOR_ELEMS, out, &err));
+    CK_OK(cst_tensor_read(f.job, 1, CST_STATE_MASTER, 0, FAKE_TENSOR_ELEMS, in, &err));
+    ck_assert_mem_eq(in, out, sizeof in);
+    ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_TENSOR_READ], 2);
+    CK_OK(cst_tensor_read(f.job, 1, CST_STATE_WEIGHT, 2, FAKE_TENSOR_ELEMS - 2, weight, &err));
+    ck_assert_mem_eq(weight, out + 1, 2 * (FAKE_TENSOR_ELEMS - 2));
+    ck_assert_int_eq(
+        cst_tensor_read(f.job, 1, CST_STATE_WEIGHT, 1, FAKE_TENSOR_ELEMS, weight, &err),
+        CST_EINVAL);
+    ck_assert_int_eq(cst_tensor_read(f.job, 1, CST_STATE_WEIGHT, UINT64_MAX, 2, weight, &err),
+                     CST_EINVAL);
+    ck_assert_int_eq(cst_tensor_read(f.job, 2, CST_STATE_WEIGHT, 0, 1, weight, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_tensor_read(f.job, 0, (enum cst_state)5, 0, 1, weight, &err), CST_EINVAL);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* This rank's numbers come out of the daemon's reply about the job. */
+START_TEST(test_stat)
+{
+    struct cst_rank_stat stat;
+    struct cst_err err = {0};
+
+    fake_job_start(&f, 2);
+    CK_OK(cst_stat(f.job, &stat, &err));
+    ck_assert_uint_eq(stat.hits, 5);
+    fake_job_stop(&f);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("worker");
+    TCase *declare = tcase_create("declare"), *steps = tcase_create("steps");
+    TCase *faults = tcase_create("faults");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    tcase_add_test(declare, test_declarations);
+    tcase_add_test(declare, test_many_tensors);
+    tcase_add_test(declare, test_most_tensors);
+    tcase_add_test(declare, test_order);
+    tcase_add_test(steps, test_step);
+    tcase_add_test(steps, test_partial_step);
+    tcase_add_test(steps, test_unused_tensor);
+    tcase_add_test(steps, test_accumulate);
+    tcase_add_test(steps, test_one_credit);
+    tcase_add_test(steps, test_try);
+    tcase_add_test(steps, test_states);
+    tcase_add_test(steps, test_stat);
+    tcase_add_test(faults, test_out_of_order);
+    tcase_add_test(faults, test_late_ahead);
+    tcase_add_loop_test(faults, test_peer_died, 0, 2);
+    tcase_add_test(faults, test_engine_failed);
+    tcase_add_test(faults, test_hand_in_failed);
+    suite_add_tcase(suite, declare);
+    suite_add_tcase(suite, steps);
+    suite_add_tcase(suite, faults);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? 0 : 1;
+}
