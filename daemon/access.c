@@ -1,0 +1,91 @@
+#include "daemon/access.h"
+
+#include <grp.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool parse_id(const char *text, unsigned *out)
+{
+    char *end;
+    unsigned long n = strtoul(text, &end, 10);
+
+    if (*text < '0' || *text > '9' || *end != '\0' || n >= UINT32_MAX) {
+        return false;
+    }
+    *out = (unsigned)n;
+    return true;
+}
+
+static int add_rule(struct cst_access *access, const char *rule, struct cst_err *err)
+{
+    unsigned id;
+    const struct passwd *pw;
+    const struct group *gr;
+
+    if (access->n_uids == CST_ACCESS_MAX_RULES || access->n_gids == CST_ACCESS_MAX_RULES) {
+        return cst_err_set(err, CST_EINVAL, "more than %d rules", CST_ACCESS_MAX_RULES);
+    }
+    if (strcmp(rule, "any") == 0) {
+        access->any = true;
+    } else if (strncmp(rule, "uid:", 4) == 0 && parse_id(rule + 4, &id)) {
+        access->uids[access->n_uids++] = id;
+    } else if (strncmp(rule, "gid:", 4) == 0 && parse_id(rule + 4, &id)) {
+        access->gids[access->n_gids++] = id;
+    } else if (strncmp(rule, "user:", 5) == 0 && (pw = getpwnam(rule + 5)) != NULL) {
+        access->uids[access->n_uids++] = pw->pw_uid;
+    } else if (strncmp(rule, "group:", 6) == 0 && (gr = getgrnam(rule + 6)) != NULL) {
+        access->gids[access->n_gids++] = gr->gr_gid;
+    } else {
+        return cst_err_set(err, CST_EINVAL,
+                           "'%s' is no rule or names nobody (any, user:NAME, group:NAME, uid:N, gid:N)", rule);
+    }
+    return CST_OK;
+}
+
+int cst_access_parse(struct cst_access *out, const char *text, struct cst_err *err)
+{
+    struct cst_access access = {.any = false};
+    char copy[1024], *save = NULL;
+    unsigned n = 0;
+
+    if (strlen(text) >= sizeof copy) {
+        return cst_err_set(err, CST_EINVAL, "a list of %zu characters, limit %zu", strlen(text), sizeof copy - 1);
+    }
+    (void)snprintf(copy, sizeof copy, "%s", text);
+    for (char *rule = strtok_r(copy, ", \t", &save); rule != NULL; rule = strtok_r(NULL, ", \t", &save)) {
+        int rc = add_rule(&access, rule, err);
+
+        if (rc != CST_OK) {
+            return rc;
+        }
+        n++;
+    }
+    if (n == 0) {
+        return cst_err_set(err, CST_EINVAL, "no rule (any, user:NAME, group:NAME, uid:N, gid:N)");
+    }
+    *out = access;
+    return CST_OK;
+}
+
+bool cst_access_allows(const struct cst_access *access, uid_t uid, const gid_t *groups, size_t n_groups)
+{
+    if (access->any || uid == 0 || uid == geteuid()) {
+        return true;
+    }
+    for (unsigned i = 0; i < access->n_uids; i++) {
+        if (access->uids[i] == uid) {
+            return true;
+        }
+    }
+    for (unsigned i = 0; i < access->n_gids; i++) {
+        for (size_t g = 0; g < n_groups; g++) {
+            if (access->gids[i] == groups[g]) {
+                return true;
+            }
+        }
+    }
+    return false;
+}

@@ -1,0 +1,123 @@
+#include "daemon/arena.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+int cst_budget_take(struct cst_budget *budget, uint64_t bytes, const char *what, struct cst_err *err)
+{
+    uint64_t left = budget->limit - budget->used;
+
+    if (bytes > left) {
+        return cst_err_set(err, CST_EBUDGET, "%s: %s wants %llu bytes, %llu of %llu are in use: %llu short",
+                           budget->name, what, (unsigned long long)bytes, (unsigned long long)budget->used,
+                           (unsigned long long)budget->limit, (unsigned long long)(bytes - left));
+    }
+    budget->used += bytes;
+    return CST_OK;
+}
+
+void cst_budget_give(struct cst_budget *budget, uint64_t bytes)
+{
+    budget->used -= bytes < budget->used ? bytes : budget->used;
+}
+
+/* The kernel's name shows in /proc/PID/maps: cistern-12. */
+static int make_memfd(uint32_t id)
+{
+    char name[32];
+    int fd;
+
+    (void)snprintf(name, sizeof name, "cistern-%u", id);
+    fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL) { /* kernels before 6.3 */
+        fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    }
+    return fd;
+}
+
+/* Not FUTURE_WRITE: engines that start later must be able to map it. SEAL last, or a worker could add seals itself. */
+static int make_sealed(uint32_t id, uint64_t bytes, int *out, struct cst_err *err)
+{
+    int fd = make_memfd(id), saved;
+
+    if (fd < 0) {
+        return cst_err_errno(err, CST_ENOMEM, errno, "memfd_create");
+    }
+    if (ftruncate(fd, (off_t)bytes) != 0 || fchmod(fd, 0600) != 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        saved = errno;
+        (void)close(fd);
+        return cst_err_errno(err, CST_ENOMEM, saved, "memfd of %llu bytes", (unsigned long long)bytes);
+    }
+    *out = fd;
+    return CST_OK;
+}
+
+int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes, struct cst_budget *budget,
+                     const char *what, struct cst_err *err)
+{
+    struct cst_segment *segment;
+    int rc;
+
+    if (bytes == 0 || bytes > INT64_MAX) {
+        return cst_err_set(err, CST_EINVAL, "%s: a segment of %llu bytes", what, (unsigned long long)bytes);
+    }
+    segment = calloc(1, sizeof *segment);
+    if (segment == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "%s: no memory for a segment", what);
+    }
+    rc = budget != NULL ? cst_budget_take(budget, bytes, what, err) : CST_OK;
+    if (rc != CST_OK) {
+        goto err_after_alloc;
+    }
+    rc = make_sealed(id, bytes, &segment->fd, err);
+    if (rc != CST_OK) {
+        goto err_after_budget;
+    }
+    segment->id = id;
+    segment->bytes = bytes;
+    segment->budget = budget;
+    segment->n_refs = 1;
+    segment->node = -1;
+    segment->populate = -1;
+    segment->bind = -1;
+    *out = segment;
+    return CST_OK;
+
+err_after_budget:
+    if (budget != NULL) {
+        cst_budget_give(budget, bytes);
+    }
+err_after_alloc:
+    free(segment);
+    return rc;
+}
+
+void cst_segment_ref(struct cst_segment *segment)
+{
+    segment->n_refs++;
+}
+
+void cst_segment_unref(struct cst_segment *segment)
+{
+    if (--segment->n_refs > 0) {
+        return;
+    }
+    (void)close(segment->fd);
+    if (segment->budget != NULL) {
+        cst_budget_give(segment->budget, segment->bytes);
+    }
+    if (segment->on_gone != NULL) {
+        segment->on_gone(segment);
+    }
+    free(segment);
+}

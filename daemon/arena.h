@@ -1,0 +1,83 @@
+/* Memory that is shared by descriptor: sealed memfds, and the budgets that they are charged to. The daemon makes and holds them; engines
+ * populate, place and lock them (engines.h). Never maps them, but for the job table.
+ *
+ * A segment starts with one reference, its owner's; each engine that maps it has another. It is charged to its budget until the last
+ * reference goes: only then is the memory back. */
+#ifndef CST_ARENA_H
+#define CST_ARENA_H
+
+#include "proto/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+struct cst_budget {
+    const char *name; /* "host memory": for words */
+    uint64_t limit;   /* bytes */
+    uint64_t used;    /* bytes */
+};
+
+/* Charge @bytes for @what. CST_EBUDGET with all numbers; nothing is charged then. */
+int cst_budget_take(struct cst_budget *budget, uint64_t bytes, const char *what, struct cst_err *err);
+void cst_budget_give(struct cst_budget *budget, uint64_t bytes);
+
+/* What one engine has of one segment (driven by engine.c):
+ *
+ *   NONE -> WANTED -> ADDING -> MOUNTED -> DROPPING -> NONE
+ *                        |         | the engine dies
+ *       unmounted early  |         v
+ *   NONE <- UNWANTED <---+      REMOUNT -> REMOUNTING -> MOUNTED */
+enum cst_mount_state {
+    CST_MOUNT_NONE,       /* it does not map it and will not */
+    CST_MOUNT_WANTED,     /* to be asked for, when the engine is up */
+    CST_MOUNT_ADDING,     /* asked for; the owner waits for the answer */
+    CST_MOUNT_UNWANTED,   /* asked for; to be dropped when the answer comes */
+    CST_MOUNT_MOUNTED,    /* mapped */
+    CST_MOUNT_REMOUNT,    /* was mapped in an engine that died */
+    CST_MOUNT_REMOUNTING, /* asked for again; nobody but the engine's commands waits */
+    CST_MOUNT_DROPPING,   /* to be unmapped; no answer yet */
+};
+
+#define CST_ARENA_MAX_ENGINES 8
+
+struct cst_segment;
+typedef void (*cst_segment_cb)(struct cst_segment *segment);
+
+struct cst_segment {
+    TAILQ_ENTRY(cst_segment) link;   /* in engines' list, while any engine has something of it */
+    struct cst_segment *same_bucket; /* private to engines.c */
+    bool listed;                     /* private to engines.c */
+    uint32_t id;                     /* on the wire; unique in the life of the daemon */
+    uint32_t n_refs;                 /* owner, engines */
+    int fd;                          /* memfd, sealed SHRINK|GROW|SEAL, mode 0600 */
+    uint64_t bytes;                  /* length */
+    struct cst_budget *budget;       /* charged; NULL: none */
+    int node;                        /* index of the one engine that maps it; -1: all */
+    int populate;                    /* index of the engine that populates it; -1: nobody */
+    int bind;                        /* NUMA node (OS number) for its pages; -1: anywhere */
+    bool lock;                       /* mlock it */
+    bool lock_required;              /* ... and failing is an error */
+    bool locked;                     /* it is */
+    uint64_t populated;              /* bytes so far */
+    uint64_t counted;                /* of them, that the owner has seen */
+    uint8_t mounts[CST_ARENA_MAX_ENGINES]; /* enum cst_mount_state per engine */
+    uint32_t n_waiting;              /* engines that have not answered yet */
+    struct cst_err err;              /* the first engine's words that could not map it */
+    cst_segment_cb on_mounted;       /* all engines have answered; see err. May be NULL */
+    cst_segment_cb on_progress;      /* populated grew. May be NULL */
+    cst_segment_cb on_gone;          /* last reference: called before it is freed. May be NULL */
+    void *arg;                       /* for the callbacks' owner */
+};
+
+/* Make a segment of @bytes, charged to @budget (NULL: to nobody), with one reference. @id is the caller's. CST_EBUDGET; CST_ENOMEM: the kernel
+ * gave no memfd (too many open files); CST_EINVAL: zero bytes. */
+int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes, struct cst_budget *budget,
+                     const char *what, struct cst_err *err);
+
+void cst_segment_ref(struct cst_segment *segment);
+
+/* Give a reference back; the last one closes the memfd, gives the budget back, calls on_gone and frees it. */
+void cst_segment_unref(struct cst_segment *segment);
+
+#endif

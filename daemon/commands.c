@@ -1,0 +1,214 @@
+#include "daemon/commands.h"
+
+#include "proto/engine.pb-c.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct cst_commands_item {
+    TAILQ_ENTRY(cst_commands_item) link;
+    struct cst_commands_item *same_bucket; /* next with the same hash */
+    uint64_t ticket;
+    size_t n_bytes;   /* of packed */
+    uint8_t packed[]; /* field 1 of Submit: key, length, Command; so a Submit is items one behind the other */
+};
+
+static unsigned bucket_of(uint64_t ticket)
+{
+    return (unsigned)(ticket & (CST_COMMANDS_BUCKETS - 1));
+}
+
+void cst_commands_init(struct cst_commands *commands)
+{
+    *commands = (struct cst_commands){.n = 0};
+    TAILQ_INIT(&commands->items);
+}
+
+static void drop(struct cst_commands *commands, struct cst_commands_item *item)
+{
+    struct cst_commands_item **p = &commands->buckets[bucket_of(item->ticket)];
+
+    while (*p != item) {
+        p = &(*p)->same_bucket;
+    }
+    *p = item->same_bucket;
+    if (commands->unsent == item) {
+        commands->unsent = TAILQ_NEXT(item, link);
+    }
+    TAILQ_REMOVE(&commands->items, item, link);
+    commands->n--;
+    free(item);
+}
+
+void cst_commands_close(struct cst_commands *commands)
+{
+    while (!TAILQ_EMPTY(&commands->items)) {
+        drop(commands, TAILQ_FIRST(&commands->items));
+    }
+}
+
+static void fill_places(Engine__Place *places, Engine__Place **pointers, const struct cst_place *from, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        engine__place__init(&places[i]);
+        places[i].segment = from[i].segment;
+        places[i].offset = from[i].offset;
+        pointers[i] = &places[i];
+    }
+}
+
+static void fill_hyper(Engine__Hyper *out, const struct cst_hyper *hyper)
+{
+    engine__hyper__init(out);
+    out->lr = hyper->lr;
+    out->beta1 = hyper->beta1;
+    out->beta2 = hyper->beta2;
+    out->eps = hyper->eps;
+    out->weight_decay = hyper->weight_decay;
+    out->grad_scale = hyper->grad_scale;
+}
+
+/* A Command whose parts lie beside it. */
+struct message {
+    Engine__Command command;
+    Engine__Hyper hyper;
+    Engine__Place src[CST_CORE_MAX_WORLD], *src_pointers[CST_CORE_MAX_WORLD];
+    Engine__Place dst[4], *dst_pointers[4];
+    uint64_t after[CST_COMMAND_MAX_AFTER];
+};
+
+static void fill_message(struct message *m, const struct cst_command *c)
+{
+    engine__command__init(&m->command);
+    m->command.ticket = c->ticket;
+    m->command.kind = (Engine__CommandKind)c->kind;
+    m->command.has_priority = 1;
+    m->command.priority = (Engine__Priority)c->priority;
+    memcpy(m->after, c->after, sizeof m->after);
+    m->command.n_after = c->n_after;
+    m->command.after = m->after;
+    fill_places(m->src, m->src_pointers, c->src, c->n_src);
+    m->command.n_src = c->n_src;
+    m->command.src = m->src_pointers;
+    fill_places(m->dst, m->dst_pointers, c->dst, c->n_dst);
+    m->command.n_dst = c->n_dst;
+    m->command.dst = m->dst_pointers;
+    m->command.has_bytes = c->kind == CST_COMMAND_COPY || c->kind == CST_COMMAND_FILL;
+    m->command.bytes = c->bytes;
+    m->command.has_n_elems = c->kind == CST_COMMAND_CONVERT;
+    m->command.n_elems = c->n_elems;
+    m->command.has_table = c->kind == CST_COMMAND_REDUCE || c->kind == CST_COMMAND_NORM ||
+                           c->kind == CST_COMMAND_UPDATE;
+    m->command.table = c->table;
+    m->command.has_chunk = m->command.has_mark = c->kind == CST_COMMAND_REDUCE || c->kind == CST_COMMAND_UPDATE;
+    m->command.chunk = c->chunk;
+    m->command.mark = c->mark;
+    if (c->kind == CST_COMMAND_UPDATE) {
+        fill_hyper(&m->hyper, &c->hyper);
+        m->command.hyper = &m->hyper;
+    }
+}
+
+static size_t write_varint(uint8_t *out, size_t v)
+{
+    size_t n = 0;
+
+    while (v >= 0x80) {
+        out[n++] = (uint8_t)(v | 0x80);
+        v >>= 7;
+    }
+    out[n++] = (uint8_t)v;
+    return n;
+}
+
+int cst_commands_add(struct cst_commands *commands, const struct cst_command *command, struct cst_err *err)
+{
+    struct message m;
+    struct cst_commands_item *item, **bucket;
+    uint8_t head[12] = {1 << 3 | 2}; /* field 1, length-delimited */
+    size_t n_head, n;
+
+    fill_message(&m, command);
+    n = engine__command__get_packed_size(&m.command);
+    n_head = 1 + write_varint(head + 1, n);
+    item = malloc(sizeof *item + n_head + n);
+    if (item == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a command");
+    }
+    memcpy(item->packed, head, n_head);
+    (void)engine__command__pack(&m.command, item->packed + n_head);
+    item->n_bytes = n_head + n;
+    item->ticket = command->ticket;
+    bucket = &commands->buckets[bucket_of(item->ticket)];
+    item->same_bucket = *bucket;
+    *bucket = item;
+    TAILQ_INSERT_TAIL(&commands->items, item, link);
+    if (commands->unsent == NULL) {
+        commands->unsent = item;
+    }
+    commands->n++;
+    return CST_OK;
+}
+
+bool cst_commands_remove(struct cst_commands *commands, uint64_t ticket)
+{
+    struct cst_commands_item *item = commands->buckets[bucket_of(ticket)];
+
+    while (item != NULL && item->ticket != ticket) {
+        item = item->same_bucket;
+    }
+    if (item == NULL) {
+        return false;
+    }
+    drop(commands, item);
+    return true;
+}
+
+void cst_commands_forget(struct cst_commands *commands, unsigned shift, uint64_t value)
+{
+    struct cst_commands_item *next;
+
+    for (struct cst_commands_item *item = TAILQ_FIRST(&commands->items); item != NULL; item = next) {
+        next = TAILQ_NEXT(item, link);
+        if (item->ticket >> shift == value) {
+            drop(commands, item);
+        }
+    }
+}
+
+bool cst_commands_first(const struct cst_commands *commands, uint64_t *ticket)
+{
+    const struct cst_commands_item *item = TAILQ_FIRST(&commands->items);
+
+    if (item == NULL) {
+        return false;
+    }
+    *ticket = item->ticket;
+    return true;
+}
+
+size_t cst_commands_pack(const struct cst_commands *commands, uint8_t *body, size_t max,
+                         struct cst_commands_item **upto)
+{
+    size_t n = 0;
+
+    for (struct cst_commands_item *item = commands->unsent; item != NULL; item = TAILQ_NEXT(item, link)) {
+        if (item->n_bytes > max - n) {
+            break;
+        }
+        memcpy(body + n, item->packed, item->n_bytes);
+        n += item->n_bytes;
+        *upto = item;
+    }
+    return n;
+}
+
+void cst_commands_sent(struct cst_commands *commands, struct cst_commands_item *upto)
+{
+    commands->unsent = TAILQ_NEXT(upto, link);
+}
+
+void cst_commands_rewind(struct cst_commands *commands)
+{
+    commands->unsent = TAILQ_FIRST(&commands->items);
+}

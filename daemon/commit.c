@@ -1,0 +1,309 @@
+#include "daemon/commit.h"
+
+#include "daemon/daemon.h"
+#include "daemon/declare.h"
+#include "daemon/drive.h"
+#include "daemon/log.h"
+#include "daemon/session.h"
+#include "daemon/size.h"
+#include "proto/cistern.pb-c.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+void cst_commit_drop_layout(struct cst_job *job)
+{
+    if (job->has_layout) {
+        cst_layout_close(&job->layout);
+        job->has_layout = false;
+    }
+}
+
+void cst_commit_break(struct cst_job *job, const struct cst_err *why)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cst_pending *commit = job->workers[r].commit;
+
+        job->workers[r].commit = NULL;
+        if (commit != NULL) {
+            cst_session_fail(job->daemon, commit, why);
+        }
+    }
+    job->model_closed = false;
+    (void)uv_timer_stop(&job->deadline);
+}
+
+/* -- answers -------------------------------------------------------------------------------- */
+
+static void fill_committed(const struct cst_job *job, uint32_t rank, Cistern__Committed *out)
+{
+    const struct cst_core_pool *pool = &job->memory.pools[rank];
+
+    cistern__committed__init(out);
+    out->chunk_elems = job->layout.capacity;
+    out->n_chunks = job->layout.n_chunks;
+    out->n_blocks = pool->n_blocks;
+    out->min_blocks = job->layout.min_blocks;
+    out->blocks_per_slab = pool->blocks_per_slab;
+    out->n_slabs = cst_memory_n_slabs(&job->memory, rank);
+    out->n_params = job->model.n_params;
+    out->arena_bytes = job->memory.arena_bytes;
+    out->pool_bytes = pool->n_blocks * job->layout.capacity * 2;
+}
+
+static void answer_all(struct cst_job *job)
+{
+    Cistern__Committed committed;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cst_pending *commit = job->workers[r].commit;
+
+        job->workers[r].commit = NULL;
+        if (commit != NULL) {
+            fill_committed(job, r, &committed);
+            cst_session_answer(job->daemon, commit, CISTERN__MSG_TYPE__MSG_COMMITTED, &committed.base, NULL, 0);
+        }
+    }
+}
+
+/* -- from all ranks' Commit to memory --------------------------------------------------------- */
+
+static uint64_t smallest_pool(const struct cst_job *job)
+{
+    uint64_t least = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        uint64_t bytes = job->workers[r].pool_bytes;
+
+        if (bytes != 0 && (least == 0 || bytes < least)) {
+            least = bytes;
+        }
+    }
+    return least;
+}
+
+/* Blocks of each rank: what was asked for, at most what can be of use. Who asked for nothing gets that, as far as the budget goes, in
+ * equal parts. */
+static int divide_pools(const struct cst_job *job, uint32_t *n_blocks, struct cst_err *err)
+{
+    const struct cst_layout *layout = &job->layout;
+    const struct cst_budget *budget = &job->daemon->pool;
+    uint64_t block_bytes = layout->capacity * 2, left = budget->limit - budget->used, share;
+    uint32_t n_open = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        uint64_t n = job->workers[r].pool_bytes / block_bytes;
+
+        n_blocks[r] = n < layout->max_blocks ? (uint32_t)n : layout->max_blocks;
+        left -= n_blocks[r] * block_bytes < left ? n_blocks[r] * block_bytes : left;
+        n_open += job->workers[r].pool_bytes == 0;
+    }
+    share = n_open > 0 ? left / n_open / block_bytes : 0;
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (job->workers[r].pool_bytes == 0) {
+            n_blocks[r] = share < layout->max_blocks ? (uint32_t)share : layout->max_blocks;
+        }
+        if (job->workers[r].pool_bytes == 0 && n_blocks[r] < layout->min_blocks) {
+            return cst_err_set(err, CST_EBUDGET,
+                               "%s: %" PRIu64 " of %" PRIu64 " bytes are in use; %u blocks of %" PRIu64
+                               " bytes are left for rank %u, operator '%s' needs %u",
+                               budget->name, budget->used, budget->limit, n_blocks[r], block_bytes, r,
+                               job->model.operators[layout->min_operator].name, layout->min_blocks);
+        }
+    }
+    return CST_OK;
+}
+
+static int populate(struct cst_job *job, struct cst_err *err)
+{
+    struct cst_layout_config config = {.chunk_elems = job->chunk_elems,
+                                       .pool_bytes = smallest_pool(job),
+                                       .n_nodes = job->daemon->engines.n};
+    uint32_t n_blocks[CST_CORE_MAX_WORLD];
+    int rc = cst_layout_build(&job->layout, &job->model, &config, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    job->has_layout = true;
+    rc = divide_pools(job, n_blocks, err);
+    if (rc == CST_OK) {
+        rc = cst_memory_open(&job->memory, &job->layout, job->model.n_tensors, job->world, n_blocks, err);
+    }
+    if (rc != CST_OK) {
+        cst_commit_drop_layout(job);
+    }
+    return rc;
+}
+
+static void start_populating(struct cst_job *job)
+{
+    struct cst_err err = {0};
+    char arenas[CST_SIZE_TEXT], pools[CST_SIZE_TEXT];
+
+    (void)uv_timer_stop(&job->deadline);
+    if (populate(job, &err) != CST_OK) {
+        cst_log(CST_LOG_WARNING, "job '%s': %s", job->name, err.text);
+        cst_commit_break(job, &err);
+        return;
+    }
+    job->state = CST_JOB_POPULATING;
+    cst_log(CST_LOG_INFO, "job '%s': %" PRIu64 " parameters in %u chunks of %" PRIu64 ", arenas %s, pools %s", job->name,
+            job->model.n_params, job->layout.n_chunks, job->layout.capacity,
+            cst_size_text(job->memory.arena_bytes, arenas), cst_size_text(job->memory.pool_bytes, pools));
+}
+
+/* -- from memory to core ---------------------------------------------------------------------- */
+
+static int open_core(struct cst_job *job, struct cst_err *err)
+{
+    const struct cst_memory *memory = &job->memory;
+    struct cst_table_header header;
+    struct cst_core_config config = {
+        .model = &job->model,
+        .layout = &job->layout,
+        .world = job->world,
+        .arena_segments = memory->ids,
+        .table_segment = memory->ids[memory->n_arenas],
+        .pools = memory->pools,
+        .first_ticket = job->serial << CST_JOB_TICKET_SHIFT,
+        .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
+        .prefetch_depth = 1,
+    };
+    int rc = cst_core_open(&job->core, &config, err);
+
+    if (rc == CST_OK) {
+        cst_table_size(&header, job->layout.n_chunks, job->model.n_tensors, job->layout.n_tiles);
+        *memory->table = header;
+        cst_core_write_table(&config, memory->table);
+    }
+    return rc;
+}
+
+static void attach_present(struct cst_job *job)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cst_event event = {.kind = CST_EV_ATTACH, .rank = r};
+
+        if (job->workers[r].session != NULL) {
+            cst_job_feed(job, &event);
+        }
+    }
+}
+
+void cst_commit_populated(struct cst_memory *memory)
+{
+    struct cst_job *job = (struct cst_job *)(void *)((char *)memory - offsetof(struct cst_job, memory));
+    struct cst_err err = memory->err;
+    char bytes[CST_SIZE_TEXT];
+
+    if (job->state != CST_JOB_POPULATING) {
+        return;
+    }
+    if (err.status == 0) {
+        (void)open_core(job, &err);
+    }
+    if (err.status != 0) {
+        cst_log(CST_LOG_ERROR, "job '%s': %s", job->name, err.text);
+        job->failure = err;
+        cst_memory_close(memory);
+        return;
+    }
+    cst_log(CST_LOG_INFO, "job '%s': %s populated in %.2f s%s", job->name, cst_size_text(memory->populated, bytes),
+            (double)(uv_hrtime() - memory->started_ns) * 1e-9, cst_memory_is_locked(memory) ? ", locked" : "");
+    job->state = CST_JOB_READY;
+    attach_present(job);
+    answer_all(job);
+    cst_daemon_status(job->daemon);
+}
+
+void cst_commit_undone(struct cst_job *job)
+{
+    cst_commit_drop_layout(job);
+    job->state = CST_JOB_DECLARING;
+    cst_commit_break(job, &job->failure);
+    cst_job_check_idle(job);
+}
+
+/* -- the barrier ---------------------------------------------------------------------------- */
+
+static void on_deadline(uv_timer_t *timer)
+{
+    struct cst_job *job = timer->data;
+    char missing[160] = "";
+    struct cst_err why = {0};
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        size_t used = strlen(missing);
+
+        if (job->workers[r].commit == NULL) {
+            (void)snprintf(missing + used, sizeof missing - used, "%s%u%s", used > 0 ? ", " : "", r,
+                           job->workers[r].present ? "" : " (absent)");
+        }
+    }
+    (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for the commit of rank %s", job->timeout_ms, missing);
+    cst_commit_break(job, &why);
+}
+
+static void join_barrier(struct cst_job *job)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (job->workers[r].commit == NULL) {
+            if (!uv_is_active((uv_handle_t *)&job->deadline)) {
+                (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
+            }
+            return;
+        }
+    }
+    start_populating(job);
+}
+
+/* The job is there: a worker that comes back must want the pool that its rank has. */
+static int check_pool(const struct cst_worker *worker, struct cst_err *err)
+{
+    const struct cst_job *job = worker->job;
+    const struct cst_core_pool *pool = &job->memory.pools[worker->rank];
+    uint64_t block_bytes = job->layout.capacity * 2, n = worker->pool_bytes / block_bytes;
+
+    n = n < job->layout.max_blocks ? n : job->layout.max_blocks;
+    if (worker->pool_bytes != 0 && n != pool->n_blocks) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "pool of rank %u: %u blocks of %" PRIu64 " bytes since the job was committed; %" PRIu64
+                           " bytes asked for now are %" PRIu64,
+                           worker->rank, pool->n_blocks, block_bytes, worker->pool_bytes, n);
+    }
+    return CST_OK;
+}
+
+void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators)
+{
+    struct cst_job *job = session->job;
+    struct cst_worker *worker = &job->workers[session->rank];
+    struct cst_pending *request;
+    struct cst_err err = {0};
+    int rc = cst_declare_check(worker, n_tensors, n_operators, &err);
+
+    if (rc == CST_OK && worker->commit != NULL) {
+        rc = cst_err_set(&err, CST_EINVAL, "rank %u is committing already", worker->rank);
+    }
+    if (rc == CST_OK && job->state == CST_JOB_READY) {
+        rc = check_pool(worker, &err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_session_defer(session, job, id, CISTERN__MSG_TYPE__MSG_COMMIT, 1, &request, &err);
+    }
+    if (rc != CST_OK) {
+        cst_session_error(session, id, &err);
+        return;
+    }
+    request->waits_commit = true;
+    worker->commit = request;
+    job->model_closed = true;
+    if (job->state == CST_JOB_READY) {
+        answer_all(job);
+    } else if (job->state == CST_JOB_DECLARING) {
+        join_barrier(job);
+    }
+}

@@ -1,0 +1,23 @@
+/* Commit: the barrier at which all ranks agree on the model, then layout, memory and core. */
+#ifndef CST_COMMIT_H
+#define CST_COMMIT_H
+
+#include "daemon/job.h"
+
+/* Commit request @id of the worker at @session. Every outcome is an answer: MSG_COMMITTED when all ranks have come and the memory is
+ * populated (at once, for a job that is committed already), or an error. */
+void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators);
+
+/* All Commits that wait fail with @why; the ranks may commit again. */
+void cst_commit_break(struct cst_job *job, const struct cst_err *why);
+
+/* The engines are done with the job's memory, for better or worse. */
+void cst_commit_populated(struct cst_memory *memory);
+
+/* The memory of a commit that failed is given back. */
+void cst_commit_undone(struct cst_job *job);
+
+/* Free the layout, if there is one. */
+void cst_commit_drop_layout(struct cst_job *job);
+
+#endif

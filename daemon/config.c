@@ -1,0 +1,347 @@
+#include "daemon/config.h"
+
+#include "daemon/log.h"
+#include "daemon/size.h"
+
+#include <errno.h>
+#include <ini.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HOST_PERCENT = 60, POOL_PERCENT = 25 }; /* defaults; the rest is for workers and the system */
+
+typedef int (*set_fn)(struct cst_config *config, const char *value, void *field, struct cst_err *err);
+
+static int set_count(const char *value, uint32_t min, uint32_t max, uint32_t *out, struct cst_err *err)
+{
+    char *end;
+    unsigned long n = strtoul(value, &end, 10);
+
+    if (*value < '0' || *value > '9' || *end != '\0' || n < min || n > max) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is not a number from %u to %u", value, min, max);
+    }
+    *out = (uint32_t)n;
+    return CST_OK;
+}
+
+static int set_text(const char *value, char *out, size_t size, struct cst_err *err)
+{
+    if (*value != '/' || strlen(value) >= size) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is not an absolute path of at most %zu bytes", value,
+                           size - 1);
+    }
+    (void)snprintf(out, size, "%s", value);
+    return CST_OK;
+}
+
+static int set_socket(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    (void)config;
+    return set_text(value, field, CST_CONFIG_SOCKET_BYTES, err);
+}
+
+static int set_path(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    (void)config;
+    return set_text(value, field, CST_CONFIG_PATH_BYTES, err);
+}
+
+static int set_bytes(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    return cst_size_parse(value, config->memory_bytes, field, err);
+}
+
+static int set_seconds(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    uint32_t seconds;
+    int rc = cst_size_parse_seconds(value, 366 * 86400, &seconds, err);
+
+    (void)config;
+    if (rc == CST_OK && seconds == 0) {
+        rc = cst_err_set(err, CST_EINVAL, "'%s': a time must be at least 1 s", value);
+    }
+    if (rc == CST_OK) {
+        *(uint32_t *)field = seconds;
+    }
+    return rc;
+}
+
+static int set_threads(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    (void)config;
+    return set_count(value, 0, 1024, field, err);
+}
+
+static int set_limit(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    (void)config;
+    return set_count(value, 1, 1024, field, err);
+}
+
+static int set_log_level(struct cst_config *config, const char *value, void *field,
+                         struct cst_err *err)
+{
+    int level = cst_log_parse(value);
+
+    (void)config;
+    if (level == 0) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is none of error, warning, notice, info, debug", value);
+    }
+    *(int *)field = level;
+    return CST_OK;
+}
+
+static int set_access(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    (void)config;
+    return cst_access_parse(field, value, err);
+}
+
+static int set_lock(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    static const char *const names[] = {[CST_LOCK_NO] = "no", [CST_LOCK_TRY] = "try", [CST_LOCK_YES] = "yes"};
+
+    (void)config;
+    for (unsigned i = 0; i < 3; i++) {
+        if (strcmp(value, names[i]) == 0) {
+            *(enum cst_config_lock *)field = (enum cst_config_lock)i;
+            return CST_OK;
+        }
+    }
+    return cst_err_set(err, CST_EINVAL, "'%s' is none of try, yes, no", value);
+}
+
+/* "all", or node numbers divided by commas or spaces. */
+static int set_nodes(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    char copy[128], *save = NULL;
+    unsigned n = 0;
+
+    (void)field;
+    if (strcmp(value, "all") == 0) {
+        config->n_nodes = 0;
+        return CST_OK;
+    }
+    (void)snprintf(copy, sizeof copy, "%s", value);
+    for (char *word = strtok_r(copy, ", ", &save); word != NULL; word = strtok_r(NULL, ", ", &save)) {
+        uint32_t node;
+
+        if (n == CST_CONFIG_MAX_NODES || set_count(word, 0, 1023, &node, NULL) != CST_OK) {
+            n = 0;
+            break;
+        }
+        config->nodes[n++] = node;
+    }
+    if (n == 0) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is neither 'all' nor a list of at most %d node numbers", value,
+                           CST_CONFIG_MAX_NODES);
+    }
+    config->n_nodes = n;
+    return CST_OK;
+}
+
+static const struct row {
+    const char *section;
+    const char *key;
+    set_fn set;
+    size_t field; /* offset in struct cst_config */
+} rows[] = {
+    {"daemon", "socket", set_socket, offsetof(struct cst_config, socket)},
+    {"daemon", "manager_socket", set_socket, offsetof(struct cst_config, manager_socket)},
+    {"daemon", "log_level", set_log_level, offsetof(struct cst_config, log_level)},
+    {"daemon", "access", set_access, offsetof(struct cst_config, access)},
+    {"host", "memory", set_bytes, offsetof(struct cst_config, host_bytes)},
+    {"host", "lock", set_lock, offsetof(struct cst_config, lock)},
+    {"host", "nodes", set_nodes, offsetof(struct cst_config, nodes)},
+    {"device host", "pool", set_bytes, offsetof(struct cst_config, pool_bytes)},
+    {"engine", "threads", set_threads, offsetof(struct cst_config, threads)},
+    {"engine", "copy_threads", set_threads, offsetof(struct cst_config, copy_threads)},
+    {"engine", "program", set_path, offsetof(struct cst_config, engine)},
+    {"job", "ttl", set_seconds, offsetof(struct cst_config, ttl_s)},
+    {"job", "timeout", set_seconds, offsetof(struct cst_config, timeout_s)},
+    {"job", "max_jobs", set_limit, offsetof(struct cst_config, max_jobs)},
+    {"job", "max_sessions", set_limit, offsetof(struct cst_config, max_sessions)},
+    {"job", "credits", set_limit, offsetof(struct cst_config, credits)},
+};
+
+enum { N_ROWS = sizeof rows / sizeof *rows };
+
+static bool was_given(const struct cst_config *config, const void *field)
+{
+    size_t offset = (size_t)((const char *)field - (const char *)config);
+
+    for (unsigned i = 0; i < N_ROWS; i++) {
+        if (rows[i].field == offset) {
+            return (config->given >> i & 1) != 0;
+        }
+    }
+    return false;
+}
+
+void cst_config_init(struct cst_config *config, uint64_t memory_bytes)
+{
+    *config = (struct cst_config){
+        .memory_bytes = memory_bytes,
+        .socket = "/run/cistern/cistern.sock",
+        .log_level = CST_LOG_INFO,
+        .access = {.any = true},
+        .host_bytes = memory_bytes / 100 * HOST_PERCENT,
+        .lock = CST_LOCK_TRY,
+        .pool_bytes = memory_bytes / 100 * POOL_PERCENT,
+        .ttl_s = 86400,
+        .timeout_s = 300,
+        .max_jobs = 64,
+        .max_sessions = 256,
+        .credits = 64,
+    };
+}
+
+/* Number of the row, or -1 with words that list what there is. */
+static int find_row(const char *section, const char *key, struct cst_err *err)
+{
+    char known[256] = "";
+    bool section_known = false;
+
+    for (unsigned i = 0; i < N_ROWS; i++) {
+        size_t used = strlen(known);
+
+        if (strcmp(rows[i].section, section) != 0) {
+            continue;
+        }
+        if (strcmp(rows[i].key, key) == 0) {
+            return (int)i;
+        }
+        section_known = true;
+        (void)snprintf(known + used, sizeof known - used, "%s%s", used > 0 ? ", " : "", rows[i].key);
+    }
+    if (section_known) {
+        (void)cst_err_set(err, CST_EINVAL, "unknown key '%s' in [%s] (known: %s)", key, section, known);
+    } else {
+        (void)cst_err_set(err, CST_EINVAL,
+                          "unknown section [%s] (known: daemon, host, device host, engine, job)", section);
+    }
+    return -1;
+}
+
+static int set_row(struct cst_config *config, int i, const char *value, struct cst_err *err)
+{
+    int rc = rows[i].set(config, value, (char *)config + rows[i].field, err);
+
+    if (rc == CST_OK) {
+        config->given |= UINT64_C(1) << i;
+        return CST_OK;
+    }
+    return cst_err_prefix(err, "%s", rows[i].key);
+}
+
+int cst_config_set(struct cst_config *config, const char *section, const char *key,
+                   const char *value, struct cst_err *err)
+{
+    int i = find_row(section, key, err);
+
+    return i < 0 ? CST_EINVAL : set_row(config, i, value, err);
+}
+
+struct load {
+    struct cst_config *config;
+    uint64_t seen;      /* rows that this file has set */
+    struct cst_err err; /* the first one */
+};
+
+/* inih's handler: 1 goes on, 0 is an error in this line. Only the first is kept. */
+static int on_line(void *user, const char *section, const char *key, const char *value)
+{
+    struct load *load = user;
+    int i;
+
+    if (load->err.status != 0) {
+        return 0;
+    }
+    i = find_row(section, key, &load->err);
+    if (i < 0) {
+        return 0;
+    }
+    if ((load->seen >> i & 1) != 0) {
+        (void)cst_err_set(&load->err, CST_EINVAL, "'%s' is set twice in [%s]", key, section);
+        return 0;
+    }
+    load->seen |= UINT64_C(1) << i;
+    return set_row(load->config, i, value, &load->err) == CST_OK;
+}
+
+int cst_config_load(struct cst_config *config, const char *path, bool required, struct cst_err *err)
+{
+    struct load load = {.config = config};
+    FILE *file = fopen(path, "re");
+    int line;
+
+    if (file == NULL) {
+        if (errno == ENOENT && !required) {
+            return CST_OK;
+        }
+        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%s", path);
+    }
+    line = ini_parse_file(file, on_line, &load);
+    if (ferror(file) != 0) {
+        (void)fclose(file);
+        return cst_err_set(err, CST_EIO, "%s: cannot be read", path);
+    }
+    (void)fclose(file);
+    if (line == 0) {
+        return CST_OK;
+    }
+    if (load.err.status == 0) {
+        return cst_err_set(err, CST_EINVAL, "%s:%d: neither '[section]' nor 'key = value'", path, line);
+    }
+    return cst_err_set(err, CST_EINVAL, "%s:%d: %s", path, line, load.err.text);
+}
+
+static int finish_manager_socket(struct cst_config *config, struct cst_err *err)
+{
+    const char *slash = strrchr(config->socket, '/');
+    int dir = (int)(slash - config->socket);
+
+    if (config->manager_socket[0] != '\0') {
+        return CST_OK;
+    }
+    if ((size_t)dir + sizeof "/manager.sock" > sizeof config->manager_socket) {
+        return cst_err_set(err, CST_EINVAL, "no room for 'manager.sock' beside '%s': set manager_socket",
+                           config->socket);
+    }
+    (void)snprintf(config->manager_socket, sizeof config->manager_socket, "%.*s/manager.sock", dir,
+                   config->socket);
+    return CST_OK;
+}
+
+int cst_config_finish(struct cst_config *config, struct cst_err *err)
+{
+    int rc = finish_manager_socket(config, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (strcmp(config->socket, config->manager_socket) == 0) {
+        return cst_err_set(err, CST_EINVAL, "socket and manager_socket are both '%s'", config->socket);
+    }
+    if (config->host_bytes > config->memory_bytes) {
+        return cst_err_set(err, CST_EBUDGET, "host memory of %llu bytes is beyond the machine's %llu bytes",
+                           (unsigned long long)config->host_bytes, (unsigned long long)config->memory_bytes);
+    }
+    if (!was_given(config, &config->pool_bytes) &&
+        config->pool_bytes > config->memory_bytes - config->host_bytes) {
+        config->pool_bytes = config->memory_bytes - config->host_bytes;
+    }
+    if (!was_given(config, &config->host_bytes) && config->pool_bytes <= config->memory_bytes &&
+        config->host_bytes > config->memory_bytes - config->pool_bytes) {
+        config->host_bytes = config->memory_bytes - config->pool_bytes;
+    }
+    if (config->pool_bytes > config->memory_bytes - config->host_bytes) {
+        return cst_err_set(err, CST_EBUDGET,
+                           "host memory of %llu bytes and pools of %llu bytes are beyond the machine's %llu bytes",
+                           (unsigned long long)config->host_bytes, (unsigned long long)config->pool_bytes,
+                           (unsigned long long)config->memory_bytes);
+    }
+    return CST_OK;
+}

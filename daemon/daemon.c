@@ -1,0 +1,250 @@
+#include "daemon/daemon.h"
+
+#include "daemon/drive.h"
+#include "daemon/log.h"
+#include "daemon/notify.h"
+#include "daemon/size.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* -- turns ---------------------------------------------------------------------------------- */
+
+/* After every callback of a turn and before the loop sleeps: what had to wait, then what it produced for the engines. */
+static void on_turn(uv_prepare_t *turn)
+{
+    struct cst_daemon *daemon = turn->data;
+
+    cst_later_run(&daemon->later);
+    cst_engines_flush(&daemon->engines);
+}
+
+static void on_watchdog(uv_timer_t *timer)
+{
+    struct cst_daemon *daemon = timer->data;
+
+    if (cst_engines_alive(&daemon->engines)) {
+        cst_notify_alive();
+    } else {
+        cst_log(CST_LOG_WARNING, "an engine with commands in flight has not moved since the last look");
+    }
+}
+
+static void format_status(const struct cst_daemon *daemon, char *out, size_t n)
+{
+    char host[CST_SIZE_TEXT], host_limit[CST_SIZE_TEXT], pool[CST_SIZE_TEXT], pool_limit[CST_SIZE_TEXT];
+
+    (void)snprintf(out, n, "%u jobs, host memory %s of %s, pools %s of %s", daemon->jobs.n,
+                   cst_size_text(daemon->host.used, host), cst_size_text(daemon->host.limit, host_limit),
+                   cst_size_text(daemon->pool.used, pool), cst_size_text(daemon->pool.limit, pool_limit));
+}
+
+void cst_daemon_status(struct cst_daemon *daemon)
+{
+    char text[256];
+
+    format_status(daemon, text, sizeof text);
+    cst_notify_status(text);
+}
+
+/* -- signals -------------------------------------------------------------------------------- */
+
+static void on_terminate(uv_signal_t *signal, int number)
+{
+    struct cst_daemon *daemon = signal->data;
+
+    if (daemon->draining) {
+        cst_log(CST_LOG_WARNING, "second %s: gone at once", strsignal(number));
+        _exit(1); /* engines end with their sockets */
+    }
+    cst_log(CST_LOG_NOTICE, "%s: going down", strsignal(number));
+    cst_daemon_drain(daemon);
+}
+
+static void on_reload(uv_signal_t *signal, int number)
+{
+    (void)signal;
+    (void)number;
+    cst_log(CST_LOG_NOTICE, "SIGHUP: the configuration is read at start only; restart to change it");
+}
+
+static void start_signals(struct cst_daemon *daemon)
+{
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)uv_signal_init(&daemon->loop, &daemon->terminate);
+    (void)uv_signal_init(&daemon->loop, &daemon->interrupt);
+    (void)uv_signal_init(&daemon->loop, &daemon->reload);
+    daemon->terminate.data = daemon->interrupt.data = daemon->reload.data = daemon;
+    (void)uv_signal_start(&daemon->terminate, on_terminate, SIGTERM);
+    (void)uv_signal_start(&daemon->interrupt, on_terminate, SIGINT);
+    (void)uv_signal_start(&daemon->reload, on_reload, SIGHUP);
+}
+
+/* -- start ---------------------------------------------------------------------------------- */
+
+/* Every segment and every worker is a descriptor. */
+static void raise_fd_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static void start_timers(struct cst_daemon *daemon)
+{
+    uint64_t ms = cst_notify_watchdog_ms();
+
+    (void)uv_prepare_init(&daemon->loop, &daemon->turn);
+    (void)uv_timer_init(&daemon->loop, &daemon->watchdog);
+    daemon->turn.data = daemon->watchdog.data = daemon;
+    (void)uv_prepare_start(&daemon->turn, on_turn);
+    if (ms > 0) {
+        (void)uv_timer_start(&daemon->watchdog, on_watchdog, ms, ms);
+    }
+}
+
+static void init_parts(struct cst_daemon *daemon, const struct cst_config *config)
+{
+    memset(daemon, 0, sizeof *daemon);
+    daemon->config = config;
+    daemon->host = (struct cst_budget){.name = "host memory", .limit = config->host_bytes};
+    daemon->pool = (struct cst_budget){.name = "pools of the host device", .limit = config->pool_bytes};
+    daemon->started_ns = uv_hrtime();
+    cst_jobs_init(&daemon->jobs);
+    cst_pendings_init(&daemon->requests);
+    cst_later_init(&daemon->later);
+    cst_actions_init(&daemon->actions);
+    if (getrandom(&daemon->epoch, sizeof daemon->epoch, 0) != (ssize_t)sizeof daemon->epoch) {
+        daemon->epoch = daemon->started_ns;
+    }
+    daemon->epoch &= INT64_MAX; /* fits what any client keeps it in */
+}
+
+int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, struct cst_err *err)
+{
+    char status[256];
+    int rc;
+
+    init_parts(daemon, config);
+    raise_fd_limit();
+    rc = cst_unpack_init(&daemon->unpack, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (uv_loop_init(&daemon->loop) != 0) {
+        rc = cst_err_set(err, CST_EINTERNAL, "uv_loop_init");
+        goto err_after_unpack;
+    }
+    rc = cst_engines_init(&daemon->engines, &daemon->loop, config, &daemon->later, cst_drive_done, daemon, err);
+    if (rc != CST_OK) {
+        goto err_after_loop;
+    }
+    rc = cst_server_open(&daemon->server, daemon, err);
+    if (rc != CST_OK) {
+        goto err_after_engines;
+    }
+    start_signals(daemon);
+    start_timers(daemon);
+    rc = cst_engines_start(&daemon->engines, err);
+    if (rc != CST_OK) {
+        cst_daemon_drain(daemon);
+        cst_daemon_run(daemon);
+        goto err_after_loop;
+    }
+    cst_log(CST_LOG_NOTICE, "listening at %s, managers at %s, engine %s", daemon->server.user.path,
+            daemon->server.manager.path, daemon->engines.program);
+    format_status(daemon, status, sizeof status);
+    cst_notify_ready(status);
+    return CST_OK;
+
+err_after_engines:
+    cst_engines_close(&daemon->engines);
+err_after_loop:
+    (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
+    (void)uv_loop_close(&daemon->loop);
+err_after_unpack:
+    cst_unpack_close(&daemon->unpack);
+    return rc;
+}
+
+/* -- run and end ---------------------------------------------------------------------------- */
+
+void cst_daemon_run(struct cst_daemon *daemon)
+{
+    (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
+}
+
+static void remove_jobs(struct cst_daemon *daemon)
+{
+    struct cst_job *job;
+    struct cst_err why = {0};
+
+    (void)cst_err_set(&why, CST_EDRAINING, "the daemon is going down");
+    while ((job = TAILQ_FIRST(&daemon->jobs.living)) != NULL) {
+        cst_job_remove(job, NULL, &why);
+    }
+}
+
+/* Requests are answered, then connections closed: a reply that the socket does not take at once is not waited for. */
+static void end_sessions(struct cst_daemon *daemon)
+{
+    struct cst_session *session;
+    struct cst_err why = {0};
+
+    (void)cst_err_set(&why, CST_EDRAINING, "the daemon is going down");
+    TAILQ_FOREACH(session, &daemon->server.sessions, link)
+    {
+        while (!TAILQ_EMPTY(&session->requests)) {
+            struct cst_pending *request = TAILQ_FIRST(&session->requests);
+
+            if (session->staging != NULL && session->staging->request == request) {
+                session->staging->request = NULL;
+            }
+            cst_session_fail(daemon, request, &why);
+        }
+        cst_session_doom(session, NULL);
+    }
+}
+
+static void close_handles(struct cst_daemon *daemon)
+{
+    uv_close((uv_handle_t *)&daemon->terminate, NULL);
+    uv_close((uv_handle_t *)&daemon->interrupt, NULL);
+    uv_close((uv_handle_t *)&daemon->reload, NULL);
+    uv_close((uv_handle_t *)&daemon->watchdog, NULL);
+    uv_close((uv_handle_t *)&daemon->turn, NULL);
+}
+
+void cst_daemon_drain(struct cst_daemon *daemon)
+{
+    daemon->draining = true;
+    cst_notify_stopping();
+    cst_server_stop(&daemon->server);
+    remove_jobs(daemon);
+    cst_later_run(&daemon->later);
+    end_sessions(daemon);
+    cst_later_run(&daemon->later);
+    cst_engines_stop(&daemon->engines);
+    close_handles(daemon);
+}
+
+void cst_daemon_close(struct cst_daemon *daemon)
+{
+    cst_engines_close(&daemon->engines);
+    (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
+    cst_later_run(&daemon->later);
+    (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
+    (void)uv_loop_close(&daemon->loop);
+    cst_pendings_close(&daemon->requests);
+    cst_actions_close(&daemon->actions);
+    cst_unpack_close(&daemon->unpack);
+    cst_log(CST_LOG_NOTICE, "gone");
+}

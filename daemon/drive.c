@@ -1,0 +1,225 @@
+#include "daemon/drive.h"
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "daemon/session.h"
+#include "proto/cistern.pb-c.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* -- results -------------------------------------------------------------------------------- */
+
+static void put_item(struct cst_pending_item *item, const struct cst_reply *reply)
+{
+    item->done = true;
+    item->status = reply->status;
+    item->hit = reply->hit;
+    item->slab = reply->slab;
+    item->offset = reply->offset;
+    item->generation = reply->generation;
+    if (reply->status != CST_OK) {
+        item->text = strdup(reply->err.text); /* NULL: the status alone must do */
+    }
+}
+
+static void fill_result(Cistern__ItemResult *out, const struct cst_pending_item *item, bool fetch)
+{
+    cistern__item_result__init(out);
+    out->status = item->status;
+    out->text = item->text;
+    if (fetch && item->status == CST_OK) {
+        out->has_slab = out->has_offset = out->has_generation = out->has_hit = 1;
+        out->slab = item->slab;
+        out->offset = item->offset;
+        out->generation = item->generation;
+        out->hit = item->hit;
+    }
+}
+
+static void answer_batch(struct cst_daemon *daemon, struct cst_pending *request)
+{
+    Cistern__ItemResult results[CST_PENDING_MAX_ITEMS], *pointers[CST_PENDING_MAX_ITEMS];
+    Cistern__BatchDone done = CISTERN__BATCH_DONE__INIT;
+
+    for (uint32_t i = 0; i < request->n_items; i++) {
+        fill_result(&results[i], &request->items[i], request->items[i].generation != 0);
+        pointers[i] = &results[i];
+    }
+    done.n_results = request->n_items;
+    done.results = pointers;
+    cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_BATCH_DONE, &done.base, NULL, 0);
+}
+
+static void answer_sync(struct cst_daemon *daemon, struct cst_pending *request, const struct cst_reply *reply)
+{
+    Cistern__Synced synced = CISTERN__SYNCED__INIT;
+
+    synced.attempt = reply->attempt;
+    synced.step = reply->step;
+    cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_SYNCED, &synced.base, NULL, 0);
+}
+
+static void answer_step(struct cst_daemon *daemon, struct cst_pending *request, const struct cst_reply *reply)
+{
+    Cistern__Stepped stepped = CISTERN__STEPPED__INIT;
+
+    stepped.step = reply->step;
+    stepped.skipped = reply->skipped;
+    stepped.grad_norm = reply->grad_norm;
+    stepped.clip = reply->clip;
+    stepped.loss = reply->loss;
+    stepped.n_skipped = reply->n_skipped;
+    cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_STEPPED, &stepped.base, NULL, 0);
+}
+
+/* The core has let the rank go: so does the job, before the worker hears of it. */
+static void answer_leave(struct cst_daemon *daemon, struct cst_pending *request)
+{
+    struct cst_session *session = request->session;
+
+    if (session != NULL && session->job != NULL) {
+        cst_job_left(session->job, session->rank);
+    }
+    cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+}
+
+static void answer_single(struct cst_daemon *daemon, struct cst_pending *request, const struct cst_reply *reply)
+{
+    if (reply->status != CST_OK) {
+        cst_session_fail(daemon, request, &reply->err);
+        return;
+    }
+    switch (request->type) {
+    case CISTERN__MSG_TYPE__MSG_SYNC:
+        answer_sync(daemon, request, reply);
+        break;
+    case CISTERN__MSG_TYPE__MSG_STEP:
+        answer_step(daemon, request, reply);
+        break;
+    case CISTERN__MSG_TYPE__MSG_LEAVE:
+        answer_leave(daemon, request);
+        break;
+    default: /* tensor reads and writes */
+        cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        break;
+    }
+}
+
+static void on_reply(struct cst_daemon *daemon, const struct cst_reply *reply)
+{
+    uint32_t i;
+    struct cst_pending *request = cst_pending_find(&daemon->requests, reply->tag, &i);
+
+    if (request == NULL || request->items[i].done) {
+        return; /* answered otherwise: its job goes */
+    }
+    if (request->type == CISTERN__MSG_TYPE__MSG_BATCH) {
+        put_item(&request->items[i], reply);
+        if (--request->n_left == 0) {
+            answer_batch(daemon, request);
+        }
+    } else if (request->type == CISTERN__MSG_TYPE__MSG_CANCEL) {
+        request->items[i].done = true;
+        if (--request->n_left == 0) {
+            cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        }
+    } else {
+        answer_single(daemon, request, reply);
+    }
+}
+
+/* -- actions -------------------------------------------------------------------------------- */
+
+/* A command that cannot even be queued leaves the core waiting for ever: better no job than a hanging one. */
+static void submit(struct cst_job *job, const struct cst_command *command)
+{
+    struct cst_err err = {0};
+
+    if (cst_engines_submit(&job->daemon->engines, command, &err) != CST_OK) {
+        cst_log(CST_LOG_ERROR, "job '%s': removed: %s", job->name, err.text);
+        cst_job_remove(job, NULL, &err);
+    }
+}
+
+static void carry_out(struct cst_job *job, const struct cst_actions *actions)
+{
+    for (size_t i = 0; i < actions->n; i++) {
+        const struct cst_action *action = &actions->v[i];
+
+        switch (action->kind) {
+        case CST_ACT_COMMAND:
+            submit(job, &action->command);
+            break;
+        case CST_ACT_REPLY:
+            on_reply(job->daemon, &action->reply);
+            break;
+        case CST_ACT_LOG:
+            cst_log(action->log.status != 0 ? CST_LOG_WARNING : CST_LOG_INFO, "job '%s': %s", job->name,
+                    action->log.text);
+            break;
+        }
+    }
+}
+
+static void on_deadline(uv_timer_t *timer)
+{
+    struct cst_job *job = timer->data;
+    struct cst_event event = {.kind = CST_EV_TICK};
+
+    job->deadline_ns = CST_CORE_NEVER;
+    cst_job_feed(job, &event);
+}
+
+/* Rounded up: a tick that came before its time would only come again. */
+static void arm(struct cst_job *job, uint64_t now)
+{
+    uint64_t deadline = cst_core_deadline(job->core);
+
+    if (deadline == job->deadline_ns) {
+        return;
+    }
+    job->deadline_ns = deadline;
+    if (deadline == CST_CORE_NEVER) {
+        (void)uv_timer_stop(&job->deadline);
+    } else {
+        (void)uv_timer_start(&job->deadline, on_deadline, deadline > now ? (deadline - now) / 1000000 + 1 : 0, 0);
+    }
+}
+
+void cst_job_feed(struct cst_job *job, struct cst_event *event)
+{
+    struct cst_daemon *daemon = job->daemon;
+
+    event->now = uv_hrtime();
+    cst_core_step(job->core, event, &daemon->actions);
+    carry_out(job, &daemon->actions);
+    if (job->state == CST_JOB_READY) {
+        arm(job, event->now);
+    }
+}
+
+static struct cst_job *find_by_serial(struct cst_daemon *daemon, uint64_t serial)
+{
+    struct cst_job *job;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        if (job->serial == serial) {
+            return job->core != NULL ? job : NULL;
+        }
+    }
+    return NULL;
+}
+
+void cst_drive_done(void *arg, uint64_t ticket, int status, double value, const char *text)
+{
+    struct cst_daemon *daemon = arg;
+    struct cst_job *job = find_by_serial(daemon, ticket >> CST_JOB_TICKET_SHIFT);
+    struct cst_event event = {
+        .kind = CST_EV_DONE, .ticket = ticket, .status = status, .value = value, .text = text};
+
+    if (job != NULL) {
+        cst_job_feed(job, &event);
+    }
+}

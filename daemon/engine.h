@@ -1,0 +1,89 @@
+/* One engine of the daemon: the state of its process, what it maps, what it was told to do and has not done. A death is survived: another
+ * process is started, gets the same segments and every command that had not completed.
+ *
+ *   OFF --start--> STARTING --Ready--> MOUNTING --all mapped again--> READY
+ *    ^                 \-----------------/ dies: STARTING again -----/
+ *    |                                   | more than 5 deaths in 10 s with nothing done in between
+ *    +--- (daemon ends)                  +--> FAILED: all it had gets CST_EENGINE; the next mount tries again
+ *
+ * Loop thread only. */
+#ifndef CST_ENGINE_H
+#define CST_ENGINE_H
+
+#include "daemon/arena.h"
+#include "daemon/commands.h"
+#include "daemon/later.h"
+#include "daemon/process.h"
+
+struct cst_engines;
+
+enum cst_engine_state {
+    CST_ENGINE_OFF,
+    CST_ENGINE_STARTING,
+    CST_ENGINE_MOUNTING,
+    CST_ENGINE_READY,
+    CST_ENGINE_FAILED,
+};
+
+struct cst_engine_counters { /* as in engine.proto's Pong */
+    uint64_t copy_bytes, copy_ns;
+    uint64_t update_elems, update_ns;
+    uint64_t reduce_elems, reduce_ns;
+};
+
+struct cst_engine {
+    struct cst_engines *engines;         /* its set */
+    unsigned index;                      /* in the set; the core's node number */
+    unsigned os_node;                    /* NUMA node */
+    enum cst_engine_state state;
+    struct cst_process *process;         /* NULL: OFF or FAILED */
+    struct cst_segment *undo;            /* old values of tiles being changed; survives the process */
+    struct cst_commands commands;        /* not completed */
+    uint32_t n_remounting;               /* segments that it must have again before commands go out */
+    uint32_t threads, copy_threads;      /* as it said */
+    char isa[16];                        /* as it said */
+    uint64_t n_restarts;
+    uint64_t n_completed;                /* commands, in the life of the daemon */
+    unsigned n_deaths;                   /* in a row: since the last completion */
+    uint64_t first_death_ns;             /* of that row */
+    struct cst_engine_counters base;     /* of processes that are gone */
+    struct cst_engine_counters counters; /* of this one, at the last Pong */
+    uint64_t progress;                   /* at the last Pong, over all processes */
+    uint64_t progress_seen;              /* when the watchdog last looked */
+    unsigned n_unanswered;               /* pings in a row */
+    bool locked;                         /* the last segment to be locked was */
+    char why[192];                       /* FAILED: the words */
+    struct cst_later refuse;             /* FAILED: answers what comes in nevertheless */
+};
+
+/* Zeroed otherwise; OFF. */
+void cst_engine_init(struct cst_engine *engine, struct cst_engines *engines, unsigned index,
+                     unsigned os_node);
+
+/* Forget commands and undo. The process is gone by now. */
+void cst_engine_close(struct cst_engine *engine);
+
+/* Start its process. CST_EENGINE with words; the state is FAILED then. */
+int cst_engine_start(struct cst_engine *engine, struct cst_err *err);
+
+/* Start it although it has FAILED before. Failing again is told to those who wait, later. */
+void cst_engine_retry(struct cst_engine *engine);
+
+/* @command is to be done. In FAILED it completes with CST_EENGINE, later. CST_ENOMEM. */
+int cst_engine_submit(struct cst_engine *engine, const struct cst_command *command, struct cst_err *err);
+
+/* Ask for @segment, which is WANTED or REMOUNT, if the engine is up; else that happens when it is. */
+void cst_engine_mount(struct cst_engine *engine, struct cst_segment *segment);
+
+/* Have @segment unmapped; its reference goes when that is so. */
+void cst_engine_unmount(struct cst_engine *engine, struct cst_segment *segment);
+
+/* Send what waits, as far as the socket takes it. Once a turn of the loop. */
+void cst_engine_flush(struct cst_engine *engine);
+
+/* Ask for counters. Kills a process that has not answered for long. */
+void cst_engine_ping(struct cst_engine *engine);
+
+const char *cst_engine_state_name(enum cst_engine_state state);
+
+#endif

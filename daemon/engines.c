@@ -1,0 +1,340 @@
+#include "daemon/engines.h"
+
+#include "daemon/log.h"
+
+#include <errno.h>
+#include <hwloc.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PING_MS = 1000, STOP_MS = 2000 };
+
+/* -- start and end -------------------------------------------------------------------------- */
+
+static bool try_program(struct cst_engines *engines, const char *dir, const char *name)
+{
+    int n = snprintf(engines->program, sizeof engines->program, "%s%s", dir, name);
+
+    return n > 0 && (size_t)n < sizeof engines->program && access(engines->program, X_OK) == 0;
+}
+
+/* Configured, from the environment, installed, or in the build tree that this program lies in (libtool's own place for it first: the
+ * file above it is a script). */
+static int find_program(struct cst_engines *engines, struct cst_err *err)
+{
+    const char *given = getenv("CISTERN_ENGINE_HOST");
+    char self[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    char *slash;
+
+    if (engines->config->engine[0] != '\0') {
+        given = engines->config->engine;
+    }
+    if (given != NULL) {
+        return try_program(engines, given, "") ? CST_OK
+                                               : cst_err_errno(err, CST_ENOTFOUND, errno, "engine program %s", given);
+    }
+    self[n > 0 ? n : 0] = '\0';
+    slash = strrchr(self, '/');
+    if (slash != NULL) {
+        slash[1] = '\0';
+        if (strcmp(slash - (slash - self >= 6 ? 6 : 0), "/.libs/") == 0) {
+            slash[-5] = '\0';
+        }
+        if (try_program(engines, self, "../kernels/.libs/cistern-engine-host") ||
+            try_program(engines, self, "../kernels/cistern-engine-host") ||
+            try_program(engines, self, "cistern-engine-host")) {
+            return CST_OK;
+        }
+    }
+    if (try_program(engines, CST_LIBEXECDIR, "/cistern-engine-host")) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_ENOTFOUND,
+                       "no engine program at %s/cistern-engine-host: use --engine or CISTERN_ENGINE_HOST",
+                       CST_LIBEXECDIR);
+}
+
+static bool is_wanted(const struct cst_config *config, unsigned os_node)
+{
+    bool wanted = config->n_nodes == 0;
+
+    for (unsigned i = 0; i < config->n_nodes; i++) {
+        wanted = wanted || config->nodes[i] == os_node;
+    }
+    return wanted;
+}
+
+/* A node without cores (memory that is only memory) gets no engine. */
+static int find_nodes(struct cst_engines *engines, struct cst_err *err)
+{
+    const struct cst_config *config = engines->config;
+    hwloc_topology_t topology;
+    hwloc_obj_t node = NULL;
+
+    if (hwloc_topology_init(&topology) != 0) {
+        return cst_err_set(err, CST_EINTERNAL, "hwloc_topology_init");
+    }
+    (void)hwloc_topology_set_all_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_NONE);
+    if (hwloc_topology_load(topology) == 0) {
+        while ((node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != NULL) {
+            if (is_wanted(config, node->os_index) && !hwloc_bitmap_iszero(node->cpuset) &&
+                engines->n < CST_ARENA_MAX_ENGINES) {
+                cst_engine_init(&engines->v[engines->n], engines, engines->n, node->os_index);
+                engines->n++;
+            }
+        }
+    }
+    hwloc_topology_destroy(topology);
+    if (engines->n < config->n_nodes) {
+        return cst_err_set(err, CST_EINVAL, "[host] nodes names %u NUMA nodes, %u of them are there and have cores",
+                           config->n_nodes, engines->n);
+    }
+    if (engines->n == 0) {
+        cst_engine_init(&engines->v[engines->n++], engines, 0, 0);
+    }
+    return CST_OK;
+}
+
+int cst_engines_init(struct cst_engines *engines, uv_loop_t *loop, const struct cst_config *config,
+                     struct cst_later_queue *later, cst_engines_done_fn on_done, void *arg, struct cst_err *err)
+{
+    int rc;
+
+    memset(engines, 0, sizeof *engines);
+    engines->loop = loop;
+    engines->config = config;
+    engines->later = later;
+    engines->on_done = on_done;
+    engines->arg = arg;
+    engines->next_segment = 1;
+    TAILQ_INIT(&engines->segments);
+    rc = find_program(engines, err);
+    if (rc == CST_OK) {
+        rc = find_nodes(engines, err);
+    }
+    if (rc == CST_OK) {
+        (void)uv_timer_init(loop, &engines->ping);
+        engines->ping.data = engines;
+    }
+    return rc;
+}
+
+int cst_engines_start(struct cst_engines *engines, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (unsigned i = 0; i < engines->n && rc == CST_OK; i++) {
+        rc = cst_engine_start(&engines->v[i], err);
+    }
+    return rc;
+}
+
+static bool any_process(const struct cst_engines *engines)
+{
+    bool any = false;
+
+    for (unsigned i = 0; i < engines->n; i++) {
+        any = any || engines->v[i].process != NULL;
+    }
+    return any;
+}
+
+static void on_stop_late(uv_timer_t *timer)
+{
+    struct cst_engines *engines = timer->data;
+
+    for (unsigned i = 0; i < engines->n; i++) {
+        if (engines->v[i].process != NULL) {
+            cst_log(CST_LOG_WARNING, "engine %u: still there after %d ms, killed", i, STOP_MS);
+            cst_process_kill(engines->v[i].process);
+        }
+    }
+    uv_close((uv_handle_t *)timer, NULL);
+}
+
+void cst_engines_stop(struct cst_engines *engines)
+{
+    engines->stopping = true;
+    (void)uv_timer_stop(&engines->ping);
+    if (!any_process(engines)) {
+        uv_close((uv_handle_t *)&engines->ping, NULL);
+        return;
+    }
+    for (unsigned i = 0; i < engines->n; i++) {
+        if (engines->v[i].process != NULL) {
+            cst_process_stop(engines->v[i].process);
+        }
+    }
+    (void)uv_timer_start(&engines->ping, on_stop_late, STOP_MS, 0);
+    uv_unref((uv_handle_t *)&engines->ping); /* it does not keep the loop when all have gone in time */
+}
+
+void cst_engines_close(struct cst_engines *engines)
+{
+    for (unsigned i = 0; i < engines->n; i++) {
+        cst_engine_close(&engines->v[i]);
+    }
+}
+
+/* -- segments ------------------------------------------------------------------------------- */
+
+uint32_t cst_engines_segment_id(struct cst_engines *engines)
+{
+    return engines->next_segment++;
+}
+
+static void list_segment(struct cst_engines *engines, struct cst_segment *segment)
+{
+    struct cst_segment **bucket = &engines->buckets[segment->id % CST_ENGINES_BUCKETS];
+
+    if (!segment->listed) {
+        segment->listed = true;
+        segment->same_bucket = *bucket;
+        *bucket = segment;
+        TAILQ_INSERT_TAIL(&engines->segments, segment, link);
+    }
+}
+
+void cst_engines_unlist(struct cst_engines *engines, struct cst_segment *segment)
+{
+    struct cst_segment **p = &engines->buckets[segment->id % CST_ENGINES_BUCKETS];
+
+    for (unsigned i = 0; i < engines->n; i++) {
+        if (segment->mounts[i] != CST_MOUNT_NONE) {
+            return;
+        }
+    }
+    while (*p != segment) {
+        p = &(*p)->same_bucket;
+    }
+    *p = segment->same_bucket;
+    TAILQ_REMOVE(&engines->segments, segment, link);
+    segment->listed = false;
+}
+
+struct cst_segment *cst_engines_find(const struct cst_engines *engines, uint32_t id)
+{
+    struct cst_segment *segment = engines->buckets[id % CST_ENGINES_BUCKETS];
+
+    while (segment != NULL && segment->id != id) {
+        segment = segment->same_bucket;
+    }
+    return segment;
+}
+
+static bool maps(const struct cst_segment *segment, unsigned engine)
+{
+    return segment->node < 0 || segment->node == (int)engine;
+}
+
+void cst_engines_mount(struct cst_engines *engines, struct cst_segment *segment)
+{
+    list_segment(engines, segment);
+    for (unsigned i = 0; i < engines->n; i++) {
+        struct cst_engine *engine = &engines->v[i];
+
+        if (!maps(segment, i)) {
+            continue;
+        }
+        segment->mounts[i] = CST_MOUNT_WANTED;
+        segment->n_waiting++;
+        cst_segment_ref(segment);
+        if (engine->state == CST_ENGINE_FAILED) {
+            cst_engine_retry(engine);
+        }
+        cst_engine_mount(engine, segment);
+    }
+}
+
+void cst_engines_unmount(struct cst_engines *engines, struct cst_segment *segment)
+{
+    cst_segment_ref(segment);
+    for (unsigned i = 0; i < engines->n; i++) {
+        if (segment->mounts[i] != CST_MOUNT_NONE) {
+            cst_engine_unmount(&engines->v[i], segment);
+        }
+    }
+    cst_segment_unref(segment);
+}
+
+/* -- commands ------------------------------------------------------------------------------- */
+
+static bool any_in_flight(const struct cst_engines *engines)
+{
+    bool any = false;
+
+    for (unsigned i = 0; i < engines->n; i++) {
+        any = any || engines->v[i].commands.n > 0;
+    }
+    return any;
+}
+
+/* The tick that finds nothing in flight asks once more, for the counters, and is the last. */
+static void on_ping(uv_timer_t *timer)
+{
+    struct cst_engines *engines = timer->data;
+
+    for (unsigned i = 0; i < engines->n; i++) {
+        cst_engine_ping(&engines->v[i]);
+    }
+    if (!any_in_flight(engines)) {
+        engines->pinging = false;
+        (void)uv_timer_stop(timer);
+        for (unsigned i = 0; i < engines->n; i++) {
+            engines->v[i].n_unanswered = 0;
+        }
+    }
+}
+
+int cst_engines_submit(struct cst_engines *engines, const struct cst_command *command, struct cst_err *err)
+{
+    struct cst_engine *engine;
+    int rc;
+
+    if (command->node >= engines->n) {
+        return cst_err_set(err, CST_EINTERNAL, "command for node %u of %u", command->node, engines->n);
+    }
+    engine = &engines->v[command->node];
+    rc = cst_engine_submit(engine, command, err);
+    if (rc == CST_OK && !engines->pinging) {
+        engines->pinging = true;
+        (void)uv_timer_start(&engines->ping, on_ping, PING_MS, PING_MS);
+    }
+    return rc;
+}
+
+void cst_engines_forget(struct cst_engines *engines, unsigned shift, uint64_t value)
+{
+    for (unsigned i = 0; i < engines->n; i++) {
+        cst_commands_forget(&engines->v[i].commands, shift, value);
+    }
+}
+
+void cst_engines_flush(struct cst_engines *engines)
+{
+    for (unsigned i = 0; i < engines->n; i++) {
+        if (engines->v[i].commands.unsent != NULL) {
+            cst_engine_flush(&engines->v[i]);
+        }
+    }
+}
+
+bool cst_engines_alive(struct cst_engines *engines)
+{
+    bool alive = true;
+
+    for (unsigned i = 0; i < engines->n; i++) {
+        struct cst_engine *engine = &engines->v[i];
+
+        if (engine->commands.n > 0 && engine->progress == engine->progress_seen &&
+            engine->state != CST_ENGINE_FAILED) {
+            alive = false;
+        }
+        engine->progress_seen = engine->progress;
+    }
+    return alive;
+}

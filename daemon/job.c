@@ -1,0 +1,417 @@
+#include "daemon/job.h"
+
+#include "daemon/commit.h"
+#include "daemon/daemon.h"
+#include "daemon/drive.h"
+#include "daemon/log.h"
+#include "daemon/session.h"
+#include "proto/cistern.pb-c.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+static void on_close(struct cst_later *later);
+static void on_memory_gone(struct cst_memory *memory);
+
+void cst_jobs_init(struct cst_jobs *jobs)
+{
+    TAILQ_INIT(&jobs->living);
+    TAILQ_INIT(&jobs->closing);
+    jobs->n = 0;
+    jobs->serial = 0;
+}
+
+struct cst_job *cst_job_find(struct cst_daemon *daemon, uid_t uid, const char *name)
+{
+    struct cst_job *job;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        if (job->uid == uid && strcmp(job->name, name) == 0) {
+            return job;
+        }
+    }
+    return NULL;
+}
+
+const char *cst_job_state_name(const struct cst_job *job)
+{
+    static const char *const phases[] = {[CST_PHASE_READY] = "ready",
+                                         [CST_PHASE_RUNNING] = "training",
+                                         [CST_PHASE_INTERRUPTED] = "interrupted",
+                                         [CST_PHASE_FAILED] = "failed"};
+    struct cst_core_stats stats;
+
+    if (job->state == CST_JOB_DECLARING || job->state == CST_JOB_POPULATING) {
+        return job->state == CST_JOB_DECLARING ? "declaring" : "populating";
+    }
+    if (job->core == NULL) {
+        return "closing";
+    }
+    cst_core_stats(job->core, &stats);
+    return phases[stats.phase];
+}
+
+/* -- life ----------------------------------------------------------------------------------- */
+
+static void on_ttl(uv_timer_t *timer)
+{
+    struct cst_job *job = timer->data;
+    struct cst_err why = {0};
+
+    cst_log(CST_LOG_NOTICE, "job '%s': removed, no worker for %u s", job->name, job->ttl_s);
+    (void)cst_err_set(&why, CST_ENOTFOUND, "job '%s': its time to live is over", job->name);
+    cst_job_remove(job, NULL, &why);
+}
+
+static int make(struct cst_daemon *daemon, uid_t uid, const struct cst_job_wish *wish, struct cst_job **out,
+                struct cst_err *err)
+{
+    const struct cst_config *config = daemon->config;
+    struct cst_job *job;
+
+    if (daemon->jobs.n >= config->max_jobs) {
+        return cst_err_set(err, CST_EBUDGET, "%u jobs, the limit is %u (max_jobs in [job])", daemon->jobs.n,
+                           config->max_jobs);
+    }
+    job = calloc(1, sizeof *job);
+    if (job != NULL) {
+        job->workers = calloc(wish->world, sizeof *job->workers);
+    }
+    if (job == NULL || job->workers == NULL) {
+        free(job);
+        return cst_err_set(err, CST_ENOMEM, "no memory for a job");
+    }
+    job->daemon = daemon;
+    job->serial = ++daemon->jobs.serial;
+    (void)snprintf(job->name, sizeof job->name, "%s", wish->name);
+    job->uid = uid;
+    job->world = wish->world;
+    job->chunk_elems = wish->chunk_elems;
+    job->timeout_ms = wish->timeout_ms > 0 ? wish->timeout_ms : config->timeout_s * 1000;
+    job->ttl_s = wish->ttl_s > 0 ? wish->ttl_s : config->ttl_s;
+    for (uint32_t r = 0; r < job->world; r++) {
+        job->workers[r].job = job;
+        job->workers[r].rank = r;
+    }
+    cst_model_init(&job->model);
+    cst_memory_init(&job->memory, daemon, job->name);
+    job->memory.on_ready = cst_commit_populated;
+    job->memory.on_gone = on_memory_gone;
+    TAILQ_INIT(&job->requests);
+    (void)uv_timer_init(&daemon->loop, &job->deadline);
+    (void)uv_timer_init(&daemon->loop, &job->ttl);
+    job->deadline.data = job->ttl.data = job;
+    job->deadline_ns = CST_CORE_NEVER;
+    job->n_holds = 3; /* two timers and the memory */
+    job->created_ns = job->idle_since_ns = uv_hrtime();
+    job->close.fn = on_close;
+    TAILQ_INSERT_TAIL(&daemon->jobs.living, job, link);
+    daemon->jobs.n++;
+    *out = job;
+    return CST_OK;
+}
+
+static void release_hold(struct cst_job *job)
+{
+    struct cst_daemon *daemon = job->daemon;
+
+    if (--job->n_holds > 0) {
+        return;
+    }
+    TAILQ_REMOVE(&daemon->jobs.closing, job, link);
+    cst_model_close(&job->model);
+    free(job->workers);
+    free(job);
+}
+
+static void on_timer_closed(uv_handle_t *handle)
+{
+    release_hold(handle->data);
+}
+
+/* The engines have let go of the last byte: now the remover can be told that it is back. */
+static void on_memory_gone(struct cst_memory *memory)
+{
+    struct cst_job *job = (struct cst_job *)(void *)((char *)memory - offsetof(struct cst_job, memory));
+    struct cst_daemon *daemon = job->daemon;
+
+    if (job->state != CST_JOB_CLOSING) {
+        cst_commit_undone(job);
+        return;
+    }
+    if (job->remover != NULL) {
+        cst_session_answer(daemon, job->remover, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        job->remover = NULL;
+    }
+    cst_daemon_status(daemon);
+    release_hold(job);
+}
+
+static void detach_all(struct cst_job *job)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cst_worker *worker = &job->workers[r];
+
+        if (worker->session != NULL) {
+            worker->session->job = NULL;
+            worker->session->job_removed = true;
+            worker->session = NULL;
+        }
+        worker->commit = NULL;
+        cst_watch_close(worker->watch);
+        worker->watch = NULL;
+        worker->present = false;
+    }
+}
+
+static void on_close(struct cst_later *later)
+{
+    struct cst_job *job = (struct cst_job *)(void *)((char *)later - offsetof(struct cst_job, close));
+    struct cst_daemon *daemon = job->daemon;
+
+    detach_all(job);
+    while (!TAILQ_EMPTY(&job->requests)) {
+        cst_session_fail(daemon, TAILQ_FIRST(&job->requests), &job->closing);
+    }
+    if (job->core != NULL) {
+        cst_core_close(job->core);
+        job->core = NULL;
+    }
+    cst_commit_drop_layout(job);
+    cst_engines_forget(&daemon->engines, CST_JOB_TICKET_SHIFT, job->serial);
+    cst_memory_close(&job->memory);
+    uv_close((uv_handle_t *)&job->deadline, on_timer_closed);
+    uv_close((uv_handle_t *)&job->ttl, on_timer_closed);
+}
+
+void cst_job_remove(struct cst_job *job, struct cst_pending *remover, const struct cst_err *why)
+{
+    if (job->state == CST_JOB_CLOSING) {
+        return;
+    }
+    job->state = CST_JOB_CLOSING;
+    job->closing = *why;
+    job->remover = remover;
+    TAILQ_REMOVE(&job->daemon->jobs.living, job, link);
+    job->daemon->jobs.n--;
+    TAILQ_INSERT_TAIL(&job->daemon->jobs.closing, job, link);
+    cst_later_add(&job->daemon->later, &job->close);
+}
+
+/* -- workers -------------------------------------------------------------------------------- */
+
+static void feed_worker(struct cst_job *job, enum cst_event_kind kind, uint32_t rank)
+{
+    struct cst_event event = {.kind = kind, .rank = rank};
+
+    if (job->core != NULL) {
+        cst_job_feed(job, &event);
+    }
+}
+
+void cst_job_check_idle(struct cst_job *job)
+{
+    struct cst_err why = {0};
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (job->workers[r].present) {
+            return;
+        }
+    }
+    job->idle_since_ns = uv_hrtime();
+    if (job->state == CST_JOB_DECLARING) {
+        (void)cst_err_set(&why, CST_ENOTFOUND, "job '%s': it was not committed and nobody is attached", job->name);
+        cst_job_remove(job, NULL, &why);
+    } else if (job->state != CST_JOB_CLOSING) {
+        (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
+    }
+}
+
+/* The others must not wait for one who is gone. */
+static void break_barrier_of(struct cst_job *job, const struct cst_worker *worker, const char *what)
+{
+    struct cst_err why = {0};
+
+    if (job->state == CST_JOB_DECLARING) {
+        (void)cst_err_set(&why, CST_EPEERDIED, "rank %u (pid %d) %s before all ranks had committed", worker->rank,
+                          (int)worker->pid, what);
+        cst_commit_break(job, &why);
+    }
+}
+
+static void vacate(struct cst_worker *worker)
+{
+    if (worker->session != NULL) {
+        worker->session->job = NULL;
+        worker->session = NULL;
+    }
+    worker->commit = NULL;
+    worker->present = false;
+    worker->n_tensors = worker->n_operators = 0;
+    cst_watch_close(worker->watch);
+    worker->watch = NULL;
+}
+
+static void worker_dead(struct cst_worker *worker)
+{
+    struct cst_job *job = worker->job;
+
+    cst_log(CST_LOG_NOTICE, "job '%s': rank %u (pid %d) is gone", job->name, worker->rank, (int)worker->pid);
+    vacate(worker);
+    break_barrier_of(job, worker, "died");
+    feed_worker(job, CST_EV_DEAD, worker->rank);
+    cst_job_check_idle(job);
+}
+
+/* Its process is gone. Whoever still holds the socket (a child that inherited it) has no right to the rank. */
+static void on_process_gone(void *arg)
+{
+    struct cst_worker *worker = arg;
+
+    if (worker->session != NULL) {
+        struct cst_session *session = worker->session;
+
+        worker->session = NULL;
+        session->job = NULL;
+        cst_session_doom(session, NULL);
+    }
+    worker_dead(worker);
+}
+
+void cst_job_hangup(struct cst_job *job, uint32_t rank)
+{
+    struct cst_worker *worker = &job->workers[rank];
+
+    worker->session->job = NULL;
+    worker->session = NULL;
+    worker->commit = NULL;
+    if (worker->watch == NULL || !cst_watch_lives(worker->watch)) {
+        worker_dead(worker);
+        return;
+    }
+    break_barrier_of(job, worker, "hung up");
+    feed_worker(job, CST_EV_HANGUP, rank);
+}
+
+void cst_job_left(struct cst_job *job, uint32_t rank)
+{
+    struct cst_worker *worker = &job->workers[rank];
+
+    break_barrier_of(job, worker, "left");
+    vacate(worker);
+    worker->left = true;
+    worker->has_token = false;
+    cst_job_check_idle(job);
+}
+
+static bool same_token(const struct cst_worker *worker, const uint8_t *token)
+{
+    uint8_t difference = 0;
+
+    if (!worker->has_token || token == NULL) {
+        return false;
+    }
+    for (unsigned i = 0; i < CST_JOB_TOKEN_BYTES; i++) {
+        difference |= worker->token[i] ^ token[i];
+    }
+    return difference == 0;
+}
+
+/* Free the rank if its holder is gone, or is the one who asks: by its token, or as the same process with its connection closed. */
+static int claim_rank(struct cst_worker *worker, const struct cst_session *session, const uint8_t *token,
+                      struct cst_err *err)
+{
+    struct cst_session *held = worker->session;
+    bool own = same_token(worker, token);
+
+    if (!worker->present) {
+        return CST_OK;
+    }
+    if (held != NULL && !own && !cst_session_is_gone(held)) {
+        return cst_err_set(err, CST_EBUSY, "rank %u of job '%s' is held by pid %d", worker->rank, worker->job->name,
+                           (int)worker->pid);
+    }
+    own = own || (worker->pid != 0 && worker->pid == session->peer.pid);
+    if (!own && worker->watch != NULL && cst_watch_lives(worker->watch)) {
+        return cst_err_set(err, CST_EBUSY,
+                           "rank %u of job '%s': pid %d has hung up but lives, and may still use its memory",
+                           worker->rank, worker->job->name, (int)worker->pid);
+    }
+    if (held != NULL) {
+        cst_session_doom(held, "its rank was taken over");
+    }
+    worker_dead(worker);
+    return CST_OK;
+}
+
+static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish, struct cst_err *err)
+{
+    if (wish->world != job->world) {
+        return cst_err_set(err, CST_EMISMATCH, "job '%s' has %u ranks, not %u", job->name, job->world, wish->world);
+    }
+    if (wish->chunk_elems != job->chunk_elems &&
+        (job->state != CST_JOB_READY || wish->chunk_elems != job->layout.capacity)) {
+        return cst_err_set(err, CST_EMISMATCH, "job '%s' was opened with chunk_elems %llu, not %llu", job->name,
+                           (unsigned long long)job->chunk_elems, (unsigned long long)wish->chunk_elems);
+    }
+    return CST_OK;
+}
+
+static void occupy(struct cst_worker *worker, struct cst_session *session, const struct cst_job_wish *wish)
+{
+    struct cst_job *job = worker->job;
+
+    worker->present = true;
+    worker->session = session;
+    worker->pid = session->peer.pid;
+    worker->watch = cst_watch_open(&job->daemon->loop, session->peer.pidfd, on_process_gone, worker);
+    worker->left = false;
+    worker->n_tensors = worker->n_operators = 0;
+    worker->pool_bytes = wish->pool_bytes;
+    session->job = job;
+    session->rank = worker->rank;
+    session->job_removed = false;
+    job->idle_since_ns = 0;
+    (void)uv_timer_stop(&job->ttl);
+    feed_worker(job, CST_EV_ATTACH, worker->rank);
+}
+
+int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created, struct cst_err *err)
+{
+    struct cst_daemon *daemon = session->daemon;
+    struct cst_job *job = cst_job_find(daemon, session->peer.uid, wish->name);
+    uint8_t token[CST_JOB_TOKEN_BYTES];
+    int rc = CST_OK;
+
+    if (getrandom(token, sizeof token, 0) != (ssize_t)sizeof token) {
+        return cst_err_set(err, CST_EINTERNAL, "no random bytes for a token");
+    }
+    *created = job == NULL;
+    if (job != NULL) {
+        rc = check_wish(job, wish, err);
+        if (rc == CST_OK) {
+            rc = claim_rank(&job->workers[wish->rank], session, wish->token, err);
+        }
+        if (rc == CST_OK && job->state == CST_JOB_CLOSING) { /* the last worker of a job without commit was dead */
+            job = NULL;
+            *created = true;
+        }
+    }
+    if (rc == CST_OK && job == NULL) {
+        rc = make(daemon, session->peer.uid, wish, &job, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    memcpy(job->workers[wish->rank].token, token, sizeof token);
+    job->workers[wish->rank].has_token = true;
+    occupy(&job->workers[wish->rank], session, wish);
+    cst_log(CST_LOG_INFO, "job '%s': rank %u of %u is pid %d%s", job->name, wish->rank, job->world,
+            (int)session->peer.pid, *created ? " (new job)" : "");
+    cst_daemon_status(daemon);
+    return CST_OK;
+}

@@ -1,0 +1,217 @@
+#include "daemon/listen.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+enum { BACKLOG = 128 };
+
+static void lock_path(const struct cst_listen *listener, char out[128])
+{
+    (void)snprintf(out, 128, "%s.lock", listener->path);
+}
+
+/* Pid that the holder wrote into its lock file, 0 if it cannot be read. */
+static int lock_holder(int fd)
+{
+    char text[16] = "";
+    ssize_t n = pread(fd, text, sizeof text - 1, 0);
+
+    return n > 0 ? atoi(text) : 0;
+}
+
+/* The holder removes the file when it goes: a lock on a file that is no longer at the path is none. */
+static bool lock_is_current(int fd, const char *path)
+{
+    struct stat ours, there;
+
+    return fstat(fd, &ours) == 0 && stat(path, &there) == 0 && ours.st_dev == there.st_dev &&
+           ours.st_ino == there.st_ino;
+}
+
+static int take_lock(struct cst_listen *listener, struct cst_err *err)
+{
+    char path[128], pid[16];
+    int fd, n;
+
+    lock_path(listener, path);
+    for (;;) {
+        fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (fd < 0) {
+            return cst_err_errno(err, CST_EIO, errno, "%s", path);
+        }
+        if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+            int holder = lock_holder(fd);
+
+            (void)close(fd);
+            return cst_err_set(err, CST_EBUSY, "%s: another cisternd (pid %d) listens there", listener->path,
+                               holder);
+        }
+        if (lock_is_current(fd, path)) {
+            break;
+        }
+        (void)close(fd);
+    }
+    n = snprintf(pid, sizeof pid, "%d\n", (int)getpid());
+    if (ftruncate(fd, 0) != 0 || pwrite(fd, pid, (size_t)n, 0) != n) {
+        int saved = errno;
+
+        (void)close(fd);
+        return cst_err_errno(err, CST_EIO, saved, "%s", path);
+    }
+    listener->lock_fd = fd;
+    return CST_OK;
+}
+
+static void drop_lock(struct cst_listen *listener)
+{
+    char path[128];
+
+    if (listener->lock_fd >= 0) {
+        lock_path(listener, path);
+        (void)unlink(path); /* while it is held: see lock_is_current */
+        (void)close(listener->lock_fd);
+        listener->lock_fd = -1;
+    }
+}
+
+/* With the lock held no cisternd is behind the file; something else may be. */
+static int remove_stale(const struct sockaddr_un *address, struct cst_err *err)
+{
+    struct stat st;
+    int fd, rc, saved;
+
+    if (lstat(address->sun_path, &st) != 0) {
+        return errno == ENOENT ? CST_OK : cst_err_errno(err, CST_EIO, errno, "%s", address->sun_path);
+    }
+    if (!S_ISSOCK(st.st_mode)) {
+        return cst_err_set(err, CST_EEXIST, "%s: exists and is not a socket", address->sun_path);
+    }
+    fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) {
+        return cst_err_errno(err, CST_EIO, errno, "socket");
+    }
+    rc = connect(fd, (const struct sockaddr *)address, sizeof *address);
+    saved = errno;
+    (void)close(fd);
+    if (rc == 0 || saved != ECONNREFUSED) {
+        return cst_err_set(err, CST_EBUSY, "%s: a living process listens there", address->sun_path);
+    }
+    return unlink(address->sun_path) == 0 || errno == ENOENT
+               ? CST_OK
+               : cst_err_errno(err, CST_EIO, errno, "%s: stale, cannot be removed", address->sun_path);
+}
+
+int cst_listen_open(struct cst_listen *listener, const char *path, mode_t mode, struct cst_err *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    mode_t old_mask;
+    int rc;
+
+    listener->fd = listener->lock_fd = -1;
+    if (strlen(path) >= sizeof listener->path) {
+        return cst_err_set(err, CST_EINVAL, "%s: longer than a socket's path may be", path);
+    }
+    (void)strcpy(listener->path, path);
+    (void)strcpy(address.sun_path, path);
+    rc = take_lock(listener, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = remove_stale(&address, err);
+    if (rc != CST_OK) {
+        goto err_after_lock;
+    }
+    listener->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (listener->fd < 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "socket");
+        goto err_after_lock;
+    }
+    old_mask = umask(0777 & ~mode); /* bind makes the file with its final mode: nobody slips in between */
+    rc = bind(listener->fd, (const struct sockaddr *)&address, sizeof address);
+    (void)umask(old_mask);
+    if (rc != 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "%s", path);
+        goto err_after_socket;
+    }
+    if (listen(listener->fd, BACKLOG) != 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "%s: listen", path);
+        (void)unlink(path);
+        goto err_after_socket;
+    }
+    return CST_OK;
+
+err_after_socket:
+    (void)close(listener->fd);
+    listener->fd = -1;
+err_after_lock:
+    drop_lock(listener);
+    return rc;
+}
+
+static int adopt(struct cst_listen *listener, int fd, const char *name, struct cst_err *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    socklen_t n = sizeof address;
+    int flags = fcntl(fd, F_GETFL);
+
+    if (sd_is_socket_unix(fd, SOCK_SEQPACKET, 1, NULL, 0) <= 0) {
+        return cst_err_set(err, CST_EINVAL, "the socket '%s' from systemd is not a listening SOCK_SEQPACKET socket",
+                           name);
+    }
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 ||
+        getsockname(fd, (struct sockaddr *)&address, &n) != 0) {
+        return cst_err_errno(err, CST_EIO, errno, "the socket '%s' from systemd", name);
+    }
+    listener->fd = fd;
+    (void)snprintf(listener->path, sizeof listener->path, "%.*s", (int)sizeof listener->path - 1,
+                   address.sun_path);
+    return CST_OK;
+}
+
+int cst_listen_inherit(struct cst_listen *user, struct cst_listen *manager, struct cst_err *err)
+{
+    char **names = NULL;
+    int n = sd_listen_fds_with_names(1, &names), rc = CST_OK;
+
+    user->fd = user->lock_fd = manager->fd = manager->lock_fd = -1;
+    if (n < 0) {
+        return cst_err_errno(err, CST_EINVAL, -n, "LISTEN_FDS");
+    }
+    for (int i = 0; i < n; i++) {
+        const char *name = names != NULL && names[i] != NULL ? names[i] : "unknown";
+        int fd = SD_LISTEN_FDS_START + i;
+
+        if (rc == CST_OK && manager->fd < 0 &&
+            (strcmp(name, "manager") == 0 || strcmp(name, "manager.sock") == 0)) {
+            rc = adopt(manager, fd, name, err);
+        } else if (rc == CST_OK && user->fd < 0) {
+            rc = adopt(user, fd, name, err);
+        } else {
+            (void)close(fd);
+        }
+        free(names != NULL ? names[i] : NULL);
+    }
+    free(names);
+    return rc;
+}
+
+void cst_listen_close(struct cst_listen *listener)
+{
+    if (listener->fd >= 0) {
+        (void)close(listener->fd);
+        listener->fd = -1;
+    }
+    if (listener->lock_fd >= 0) { /* an activated socket's file is systemd's */
+        (void)unlink(listener->path);
+        drop_lock(listener);
+    }
+}

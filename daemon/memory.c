@@ -1,0 +1,326 @@
+#include "daemon/memory.h"
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "daemon/size.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* Most that lies between two lines of progress. */
+static const uint64_t log_step_bytes = UINT64_C(1) << 30;
+
+static void on_ready_later(struct cst_later *later)
+{
+    struct cst_memory *memory =
+        (struct cst_memory *)(void *)((char *)later - offsetof(struct cst_memory, ready));
+
+    memory->on_ready(memory);
+}
+
+static void on_gone_later(struct cst_later *later)
+{
+    struct cst_memory *memory =
+        (struct cst_memory *)(void *)((char *)later - offsetof(struct cst_memory, gone));
+
+    memory->on_gone(memory);
+}
+
+void cst_memory_init(struct cst_memory *memory, struct cst_daemon *daemon, const char *name)
+{
+    *memory = (struct cst_memory){
+        .daemon = daemon, .name = name, .ready.fn = on_ready_later, .gone.fn = on_gone_later};
+}
+
+/* -- what the engines say ------------------------------------------------------------------- */
+
+static void count(struct cst_memory *memory, struct cst_segment *segment)
+{
+    memory->populated += segment->populated - segment->counted; /* wraps where an engine begins anew */
+    segment->counted = segment->populated;
+}
+
+static void on_progress(struct cst_segment *segment)
+{
+    struct cst_memory *memory = segment->arg;
+    uint64_t total = memory->arena_bytes + memory->pool_bytes, step = total / 4;
+    char done[CST_SIZE_TEXT], all[CST_SIZE_TEXT];
+
+    count(memory, segment);
+    step = step > log_step_bytes ? log_step_bytes : step;
+    if (memory->populated >= memory->logged + step && memory->populated < total && step >= log_step_bytes / 16) {
+        memory->logged = memory->populated;
+        cst_log(CST_LOG_INFO, "job '%s': populated %s of %s", memory->name, cst_size_text(memory->populated, done),
+                cst_size_text(total, all));
+    }
+}
+
+static void on_mounted(struct cst_segment *segment)
+{
+    struct cst_memory *memory = segment->arg;
+
+    if (segment->err.status != 0 && memory->err.status == 0) {
+        memory->err = segment->err;
+    }
+    segment->populated = segment->bytes;
+    count(memory, segment);
+    if (--memory->n_waiting == 0) {
+        cst_later_add(&memory->daemon->later, &memory->ready);
+    }
+}
+
+static void free_lists(struct cst_memory *memory)
+{
+    free(memory->segments);
+    free(memory->ids);
+    free(memory->pools);
+    memory->segments = NULL;
+    memory->ids = NULL;
+    memory->pools = NULL;
+    memory->n_segments = memory->n_arenas = memory->world = 0;
+}
+
+static void on_segment_gone(struct cst_segment *segment)
+{
+    struct cst_memory *memory = segment->arg;
+
+    if (--memory->n_open == 0) {
+        cst_later_add(&memory->daemon->later, &memory->gone);
+    }
+}
+
+/* -- open ----------------------------------------------------------------------------------- */
+
+static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_budget *budget, int node,
+                       int populate, struct cst_err *err)
+{
+    struct cst_daemon *daemon = memory->daemon;
+    struct cst_engines *engines = &daemon->engines;
+    struct cst_segment *segment;
+    int rc = cst_segment_open(&segment, cst_engines_segment_id(engines), bytes, budget, memory->name, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    segment->node = node;
+    segment->populate = populate;
+    segment->bind = engines->n > 1 ? (int)engines->v[populate].os_node : -1;
+    segment->lock = daemon->config->lock != CST_LOCK_NO;
+    segment->lock_required = daemon->config->lock == CST_LOCK_YES;
+    segment->arg = memory;
+    segment->on_mounted = on_mounted;
+    segment->on_progress = on_progress;
+    memory->ids[memory->n_segments] = segment->id;
+    memory->segments[memory->n_segments++] = segment;
+    return CST_OK;
+}
+
+static int add_arenas(struct cst_memory *memory, const struct cst_layout *layout, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < layout->n_segments && rc == CST_OK; i++) {
+        int node = (int)layout->segments[i].node;
+
+        rc = add_segment(memory, layout->segments[i].bytes, &memory->daemon->host, node, node, err);
+    }
+    memory->n_arenas = memory->n_segments;
+    return rc;
+}
+
+static int add_table(struct cst_memory *memory, const struct cst_layout *layout, uint32_t n_tensors,
+                     struct cst_err *err)
+{
+    struct cst_table_header header;
+    struct cst_segment *segment;
+    int rc;
+
+    cst_table_size(&header, layout->n_chunks, n_tensors, layout->n_tiles);
+    rc = add_segment(memory, header.total_bytes, &memory->daemon->host, -1, 0, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    segment = memory->segments[memory->n_segments - 1];
+    memory->table = mmap(NULL, header.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
+    if (memory->table == MAP_FAILED) {
+        memory->table = NULL;
+        return cst_err_errno(err, CST_ENOMEM, errno, "mmap of the job table");
+    }
+    memory->table_bytes = header.total_bytes;
+    return CST_OK;
+}
+
+static uint32_t blocks_per_slab(const struct cst_layout *layout)
+{
+    return (uint32_t)(CST_LAYOUT_SEGMENT_BYTES / (layout->capacity * 2));
+}
+
+static uint32_t slabs_of(const struct cst_layout *layout, uint32_t n_blocks)
+{
+    return (n_blocks + blocks_per_slab(layout) - 1) / blocks_per_slab(layout);
+}
+
+static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank, uint32_t n_blocks,
+                    struct cst_err *err)
+{
+    uint32_t per_slab = blocks_per_slab(layout), left = n_blocks;
+    int rc = CST_OK, node = (int)(rank % memory->daemon->engines.n);
+
+    memory->pools[rank] = (struct cst_core_pool){.n_blocks = n_blocks,
+                                                 .blocks_per_slab = per_slab,
+                                                 .segments = memory->ids + memory->n_segments};
+    while (left > 0 && rc == CST_OK) {
+        uint32_t n = left < per_slab ? left : per_slab;
+
+        rc = add_segment(memory, n * layout->capacity * 2, &memory->daemon->pool, -1, node, err);
+        left -= n;
+    }
+    return rc;
+}
+
+/* Before thousands of memfds are made: does all of it fit? */
+static int check_budgets(struct cst_memory *memory, struct cst_err *err)
+{
+    struct cst_daemon *daemon = memory->daemon;
+    int rc = cst_budget_take(&daemon->host, memory->arena_bytes, memory->name, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    cst_budget_give(&daemon->host, memory->arena_bytes);
+    rc = cst_budget_take(&daemon->pool, memory->pool_bytes, memory->name, err);
+    if (rc == CST_OK) {
+        cst_budget_give(&daemon->pool, memory->pool_bytes);
+    }
+    return rc;
+}
+
+static uint64_t table_bytes(const struct cst_layout *layout, uint32_t n_tensors)
+{
+    struct cst_table_header header;
+
+    cst_table_size(&header, layout->n_chunks, n_tensors, layout->n_tiles);
+    return header.total_bytes;
+}
+
+static int make_lists(struct cst_memory *memory, const struct cst_layout *layout, uint32_t world,
+                      const uint32_t *n_blocks, struct cst_err *err)
+{
+    uint32_t n = layout->n_segments + 1;
+
+    for (uint32_t r = 0; r < world; r++) {
+        n += slabs_of(layout, n_blocks[r]);
+    }
+    memory->segments = calloc(n, sizeof(struct cst_segment *));
+    memory->ids = calloc(n, sizeof *memory->ids);
+    memory->pools = calloc(world, sizeof *memory->pools);
+    memory->world = world;
+    if (memory->segments == NULL || memory->ids == NULL || memory->pools == NULL) {
+        free_lists(memory);
+        return cst_err_set(err, CST_ENOMEM, "no memory for %u segments", n);
+    }
+    return CST_OK;
+}
+
+static void unmap_table(struct cst_memory *memory)
+{
+    if (memory->table != NULL) {
+        (void)munmap(memory->table, memory->table_bytes);
+        memory->table = NULL;
+    }
+}
+
+int cst_memory_open(struct cst_memory *memory, const struct cst_layout *layout, uint32_t n_tensors,
+                    uint32_t world, const uint32_t *n_blocks, struct cst_err *err)
+{
+    int rc;
+
+    memory->arena_bytes = layout->arena_bytes + table_bytes(layout, n_tensors);
+    memory->pool_bytes = memory->populated = memory->logged = 0;
+    memory->err = (struct cst_err){0};
+    for (uint32_t r = 0; r < world; r++) {
+        memory->pool_bytes += n_blocks[r] * layout->capacity * 2;
+    }
+    rc = check_budgets(memory, err);
+    if (rc == CST_OK) {
+        rc = make_lists(memory, layout, world, n_blocks, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = add_arenas(memory, layout, err);
+    if (rc == CST_OK) {
+        rc = add_table(memory, layout, n_tensors, err);
+    }
+    for (uint32_t r = 0; r < world && rc == CST_OK; r++) {
+        rc = add_pool(memory, layout, r, n_blocks[r], err);
+    }
+    if (rc != CST_OK) {
+        goto err_after_segments;
+    }
+    memory->started_ns = uv_hrtime();
+    memory->n_open = memory->n_waiting = memory->n_segments;
+    for (uint32_t i = 0; i < memory->n_segments; i++) {
+        memory->segments[i]->on_gone = on_segment_gone;
+        cst_engines_mount(&memory->daemon->engines, memory->segments[i]);
+    }
+    return CST_OK;
+
+err_after_segments:
+    unmap_table(memory);
+    for (uint32_t i = 0; i < memory->n_segments; i++) {
+        cst_segment_unref(memory->segments[i]);
+    }
+    free_lists(memory);
+    return rc;
+}
+
+/* -- close ---------------------------------------------------------------------------------- */
+
+void cst_memory_close(struct cst_memory *memory)
+{
+    struct cst_segment **segments = memory->segments;
+    uint32_t n = memory->n_segments;
+
+    unmap_table(memory);
+    cst_later_remove(&memory->daemon->later, &memory->ready);
+    memory->segments = NULL;
+    memory->n_segments = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        segments[i]->on_mounted = segments[i]->on_progress = NULL;
+        cst_engines_unmount(&memory->daemon->engines, segments[i]);
+        cst_segment_unref(segments[i]);
+    }
+    free(segments);
+    free_lists(memory);
+    if (n == 0 && memory->n_open == 0) { /* else the last segment does it */
+        cst_later_add(&memory->daemon->later, &memory->gone);
+    }
+}
+
+/* -- questions ------------------------------------------------------------------------------ */
+
+uint32_t cst_memory_n_slabs(const struct cst_memory *memory, uint32_t rank)
+{
+    const struct cst_core_pool *pool = &memory->pools[rank];
+
+    return (pool->n_blocks + pool->blocks_per_slab - 1) / pool->blocks_per_slab;
+}
+
+struct cst_segment *cst_memory_slab(const struct cst_memory *memory, uint32_t rank, uint32_t i)
+{
+    return memory->segments[(size_t)(memory->pools[rank].segments - memory->ids) + i];
+}
+
+bool cst_memory_is_locked(const struct cst_memory *memory)
+{
+    bool locked = memory->n_arenas > 0;
+
+    for (uint32_t i = 0; i < memory->n_arenas; i++) {
+        locked = locked && memory->segments[i]->locked;
+    }
+    return locked;
+}

@@ -1,0 +1,103 @@
+#ifdef HAVE_CONFIG_H
+#include <config.h> /* the build's, not daemon/config.h */
+#endif
+#include "daemon/options.h"
+
+#include <getopt.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Options that set a key of the configuration. */
+static const struct setting {
+    const char *option;
+    const char *section;
+    const char *key;
+} settings[] = {
+    {"socket", "daemon", "socket"},           {"manager-socket", "daemon", "manager_socket"},
+    {"host-memory", "host", "memory"},        {"pool-memory", "device host", "pool"},
+    {"engine-threads", "engine", "threads"},  {"engine", "engine", "program"},
+    {"log-level", "daemon", "log_level"},
+};
+
+enum { N_SETTINGS = sizeof settings / sizeof *settings, CONFIG = N_SETTINGS, FOREGROUND, VERSION_OPTION, HELP };
+
+static const struct option long_options[] = {
+    {"socket", required_argument, NULL, 0},      {"manager-socket", required_argument, NULL, 1},
+    {"host-memory", required_argument, NULL, 2}, {"pool-memory", required_argument, NULL, 3},
+    {"engine-threads", required_argument, NULL, 4}, {"engine", required_argument, NULL, 5},
+    {"log-level", required_argument, NULL, 6},   {"config", required_argument, NULL, CONFIG},
+    {"foreground", no_argument, NULL, FOREGROUND}, {"version", no_argument, NULL, VERSION_OPTION},
+    {"help", no_argument, NULL, HELP},           {NULL, 0, NULL, 0},
+};
+
+static const char help[] =
+    "Usage: cisternd [OPTION]...\n"
+    "The memory daemon of cistern: owns the model states of training jobs on this machine.\n"
+    "\n"
+    "  --config FILE           read FILE (default: " CST_SYSCONFDIR "/cistern/cistern.conf, if it is there)\n"
+    "  --socket PATH           listen there (default: /run/cistern/cistern.sock)\n"
+    "  --manager-socket PATH   listen there for managers (default: manager.sock beside the other)\n"
+    "  --host-memory SIZE      budget for model states: 24G, 75% (default: 60%)\n"
+    "  --pool-memory SIZE      budget for the pools of the host device (default: 25%)\n"
+    "  --engine-threads N      compute threads per engine (default: 0, all cores)\n"
+    "  --engine PATH           the engine program\n"
+    "  --log-level LEVEL       error, warning, notice, info or debug\n"
+    "  --foreground            stay in the foreground (always so)\n"
+    "  --version, --help\n";
+
+/* Two passes over argv: the file must be read before the options that go over it. */
+static int scan(int argc, char **argv, struct cst_config *config, const char **file,
+                enum cst_options_result *result, struct cst_err *err)
+{
+    int c;
+
+    optind = 1;
+    opterr = 0;
+    while ((c = getopt_long(argc, argv, ":", long_options, NULL)) != -1) {
+        if (c == ':') {
+            return cst_err_set(err, CST_EINVAL, "%s needs a value (see --help)", argv[optind - 1]);
+        }
+        if (c == '?') {
+            return cst_err_set(err, CST_EINVAL, "unknown option '%s' (see --help)", argv[optind - 1]);
+        }
+        if (c == CONFIG) {
+            *file = optarg;
+        } else if (c == VERSION_OPTION || c == HELP) {
+            (void)fputs(c == HELP ? help : "cisternd " PACKAGE_VERSION "\n", stdout);
+            *result = CST_OPTIONS_EXIT;
+            return CST_OK;
+        } else if (c < N_SETTINGS && config != NULL) {
+            int rc = cst_config_set(config, settings[c].section, settings[c].key, optarg, err);
+
+            if (rc != CST_OK) {
+                (void)cst_err_prefix(err, "--%s", settings[c].option);
+                return rc;
+            }
+        }
+    }
+    if (optind < argc) {
+        return cst_err_set(err, CST_EINVAL, "unexpected argument '%s' (see --help)", argv[optind]);
+    }
+    return CST_OK;
+}
+
+int cst_options_read(struct cst_config *config, int argc, char **argv,
+                     enum cst_options_result *result, struct cst_err *err)
+{
+    const char *file = NULL;
+    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    int rc;
+
+    *result = CST_OPTIONS_RUN;
+    cst_config_init(config, memory);
+    rc = scan(argc, argv, NULL, &file, result, err);
+    if (rc != CST_OK || *result == CST_OPTIONS_EXIT) {
+        return rc;
+    }
+    rc = cst_config_load(config, file != NULL ? file : CST_SYSCONFDIR "/cistern/cistern.conf", file != NULL, err);
+    if (rc == CST_OK) {
+        rc = scan(argc, argv, config, &file, result, err);
+    }
+    return rc == CST_OK ? cst_config_finish(config, err) : rc;
+}

@@ -1,0 +1,109 @@
+#include "daemon/outbox.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+struct cst_outbox_item {
+    TAILQ_ENTRY(cst_outbox_item) link;
+    struct cst_frame frame; /* body points behind the item; its fds are ours */
+    uint8_t body[];
+};
+
+void cst_outbox_init(struct cst_outbox *outbox)
+{
+    TAILQ_INIT(&outbox->items);
+    outbox->bytes = 0;
+}
+
+static void drop_item(struct cst_outbox *outbox, struct cst_outbox_item *item)
+{
+    TAILQ_REMOVE(&outbox->items, item, link);
+    outbox->bytes -= CST_FRAME_HEADER_BYTES + item->frame.body_bytes;
+    cst_frame_close_fds(&item->frame);
+    free(item);
+}
+
+void cst_outbox_close(struct cst_outbox *outbox)
+{
+    while (!TAILQ_EMPTY(&outbox->items)) {
+        drop_item(outbox, TAILQ_FIRST(&outbox->items));
+    }
+}
+
+static int copy_fds(struct cst_frame *to, const struct cst_frame *from, struct cst_err *err)
+{
+    to->n_fds = 0;
+    for (unsigned i = 0; i < from->n_fds; i++) {
+        int fd = fcntl(from->fds[i], F_DUPFD_CLOEXEC, 0);
+
+        if (fd < 0) {
+            int saved = errno;
+
+            cst_frame_close_fds(to);
+            return cst_err_errno(err, CST_ENOMEM, saved, "dup of a descriptor to send");
+        }
+        to->fds[to->n_fds++] = fd;
+    }
+    return CST_OK;
+}
+
+static int enqueue(struct cst_outbox *outbox, const struct cst_frame *frame, struct cst_err *err)
+{
+    struct cst_outbox_item *item = malloc(sizeof *item + frame->body_bytes);
+    int rc;
+
+    if (item == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "a reply of %u bytes", frame->body_bytes);
+    }
+    item->frame = *frame;
+    rc = copy_fds(&item->frame, frame, err);
+    if (rc != CST_OK) {
+        free(item);
+        return rc;
+    }
+    if (frame->body_bytes > 0) {
+        memcpy(item->body, frame->body, frame->body_bytes);
+    }
+    item->frame.body = item->body;
+    TAILQ_INSERT_TAIL(&outbox->items, item, link);
+    outbox->bytes += CST_FRAME_HEADER_BYTES + frame->body_bytes;
+    return CST_EAGAIN;
+}
+
+int cst_outbox_send(struct cst_outbox *outbox, int sock, const struct cst_frame *frame, struct cst_err *err)
+{
+    int rc;
+
+    if (frame->body_bytes > CST_FRAME_MAX_BODY || frame->n_fds > CST_FRAME_MAX_FDS) {
+        return cst_err_set(err, CST_EINVAL, "frame of %u bytes and %u fds", frame->body_bytes, frame->n_fds);
+    }
+    if (!TAILQ_EMPTY(&outbox->items)) {
+        return enqueue(outbox, frame, err);
+    }
+    rc = cst_frame_send(sock, MSG_DONTWAIT, frame, err);
+    return rc == CST_EAGAIN ? enqueue(outbox, frame, err) : rc;
+}
+
+int cst_outbox_flush(struct cst_outbox *outbox, int sock, unsigned *n_sent, struct cst_err *err)
+{
+    unsigned n = 0;
+    int rc = CST_OK;
+
+    while (!TAILQ_EMPTY(&outbox->items)) {
+        struct cst_outbox_item *item = TAILQ_FIRST(&outbox->items);
+
+        rc = cst_frame_send(sock, MSG_DONTWAIT, &item->frame, err);
+        if (rc != CST_OK) {
+            break;
+        }
+        drop_item(outbox, item);
+        n++;
+    }
+    if (n_sent != NULL) {
+        *n_sent = n;
+    }
+    return rc;
+}

@@ -1,0 +1,127 @@
+#include "daemon/peer.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/pidfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+/* SO_PEERPIDFD (Linux 6.5) names the peer itself; pidfd_open names whoever has its pid now, which is the peer as long as it is connected,
+ * so the caller looks at the socket afterwards. */
+static int open_pidfd(int sock, pid_t pid)
+{
+    int fd;
+    socklen_t n = sizeof fd;
+
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERPIDFD, &fd, &n) == 0) {
+        return fd;
+    }
+    return pid > 0 ? pidfd_open(pid, 0) : -1;
+}
+
+static bool is_up(int sock)
+{
+    struct pollfd p = {.fd = sock, .events = POLLRDHUP};
+
+    return poll(&p, 1, 0) == 0 || (p.revents & (POLLHUP | POLLERR)) == 0;
+}
+
+bool cst_peer_open(struct cst_peer *peer, int sock)
+{
+    struct ucred cred = {.pid = 0};
+    socklen_t n = sizeof cred;
+
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &cred, &n) != 0) {
+        return false;
+    }
+    *peer = (struct cst_peer){.pid = cred.pid, .uid = cred.uid, .gid = cred.gid};
+    n = sizeof peer->groups - sizeof *peer->groups;
+    peer->groups[0] = cred.gid;
+    peer->n_groups = 1;
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERGROUPS, peer->groups + 1, &n) == 0) {
+        peer->n_groups += n / sizeof(gid_t);
+    }
+    peer->pidfd = open_pidfd(sock, cred.pid);
+    if (!is_up(sock)) {
+        /* It may have sent something before it went; but nobody waits for an answer. */
+        cst_peer_close(peer);
+        return false;
+    }
+    return true;
+}
+
+void cst_peer_close(struct cst_peer *peer)
+{
+    if (peer->pidfd >= 0) {
+        (void)close(peer->pidfd);
+        peer->pidfd = -1;
+    }
+}
+
+bool cst_peer_lives(int pidfd)
+{
+    struct pollfd p = {.fd = pidfd, .events = POLLIN};
+
+    return pidfd < 0 || poll(&p, 1, 0) <= 0;
+}
+
+struct cst_watch {
+    uv_poll_t poll;
+    int pidfd;
+    cst_watch_cb cb;
+    void *arg;
+};
+
+static void on_readable(uv_poll_t *poll, int status, int events)
+{
+    struct cst_watch *watch = poll->data;
+
+    (void)status;
+    (void)events;
+    (void)uv_poll_stop(poll);
+    watch->cb(watch->arg);
+}
+
+struct cst_watch *cst_watch_open(uv_loop_t *loop, int pidfd, cst_watch_cb cb, void *arg)
+{
+    struct cst_watch *watch = pidfd >= 0 ? calloc(1, sizeof *watch) : NULL;
+
+    if (watch == NULL) {
+        return NULL;
+    }
+    watch->cb = cb;
+    watch->arg = arg;
+    watch->pidfd = fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
+    if (watch->pidfd < 0) {
+        free(watch);
+        return NULL;
+    }
+    (void)uv_poll_init(loop, &watch->poll, watch->pidfd);
+    watch->poll.data = watch;
+    (void)uv_poll_start(&watch->poll, UV_READABLE, on_readable);
+    return watch;
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+    free(handle->data);
+}
+
+void cst_watch_close(struct cst_watch *watch)
+{
+    if (watch != NULL) {
+        (void)uv_poll_stop(&watch->poll);
+        uv_close((uv_handle_t *)&watch->poll, on_closed);
+        (void)close(watch->pidfd);
+    }
+}
+
+bool cst_watch_lives(const struct cst_watch *watch)
+{
+    return cst_peer_lives(watch->pidfd);
+}

@@ -1,0 +1,324 @@
+#include "daemon/process.h"
+
+#include "daemon/outbox.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+enum { ENGINE_FD = 3 };
+
+struct cst_process {
+    const struct cst_process_ops *ops; /* the owner's */
+    void *arg;                         /* the owner */
+    pid_t pid;
+    int pidfd;
+    int sock;                 /* -1: our end is closed */
+    bool wants_write;         /* UV_WRITABLE is being polled */
+    bool exited;              /* reaped; on_exit was called */
+    unsigned n_handles;       /* uv handles that are not closed yet */
+    uv_poll_t sock_poll;
+    uv_poll_t pid_poll;
+    struct cst_outbox outbox; /* what cst_process_send could not send */
+    struct cst_frame_buf in;  /* one message */
+};
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+    struct cst_process *process = handle->data;
+
+    if (--process->n_handles == 0 && process->exited) {
+        free(process);
+    }
+}
+
+static void close_sock(struct cst_process *process)
+{
+    if (process->sock < 0) {
+        return;
+    }
+    (void)uv_poll_stop(&process->sock_poll); /* before close: epoll must forget the descriptor first */
+    uv_close((uv_handle_t *)&process->sock_poll, on_handle_closed);
+    (void)close(process->sock);
+    process->sock = -1;
+    cst_outbox_close(&process->outbox);
+}
+
+/* Read one message. CST_OK, CST_EAGAIN, or CST_ECONN and CST_EPROTO: the socket is of no more use. */
+static int read_one(struct cst_process *process)
+{
+    struct cst_frame frame;
+    int rc = cst_frame_recv(process->sock, MSG_DONTWAIT, &process->in, &frame, NULL);
+
+    if (rc == CST_OK) {
+        cst_frame_close_fds(&frame);
+        process->ops->on_frame(process->arg, &frame);
+    }
+    return rc;
+}
+
+static void on_sock(uv_poll_t *poll, int status, int events);
+
+static void poll_sock(struct cst_process *process, bool write)
+{
+    process->wants_write = write;
+    (void)uv_poll_start(&process->sock_poll, write ? UV_READABLE | UV_WRITABLE : UV_READABLE, on_sock);
+}
+
+static void flush(struct cst_process *process)
+{
+    if (cst_outbox_flush(&process->outbox, process->sock, NULL, NULL) == CST_OK) {
+        poll_sock(process, false);
+        process->ops->on_writable(process->arg);
+    }
+}
+
+static void on_sock(uv_poll_t *poll, int status, int events)
+{
+    struct cst_process *process = poll->data;
+    int rc = CST_EAGAIN;
+
+    if (status == 0 && (events & UV_READABLE) != 0) {
+        rc = read_one(process);
+    }
+    if (process->sock < 0) {
+        return; /* stopped by what it said */
+    }
+    if (status < 0 || rc == CST_ECONN || rc == CST_EPROTO) {
+        /* It dies, or talks nonsense: make sure of the former and wait for the pidfd; what is still to be read is read then. */
+        (void)uv_poll_stop(poll);
+        cst_process_kill(process);
+        return;
+    }
+    if ((events & UV_WRITABLE) != 0) {
+        flush(process);
+    }
+}
+
+/* What it sent before it died counts. A reset is reported once, before the messages that are still there: hence two in a row. */
+static void drain(struct cst_process *process)
+{
+    unsigned n_failed = 0;
+
+    while (n_failed < 2 && process->sock >= 0) {
+        n_failed = read_one(process) == CST_OK ? 0 : n_failed + 1;
+    }
+}
+
+static void describe(const siginfo_t *info, char *text, size_t n)
+{
+    if (info->si_code == CLD_EXITED) {
+        (void)snprintf(text, n, "exited with status %d", info->si_status);
+    } else {
+        (void)snprintf(text, n, "killed by signal %d (%s)", info->si_status, strsignal(info->si_status));
+    }
+}
+
+static void on_pid(uv_poll_t *poll, int status, int events)
+{
+    struct cst_process *process = poll->data;
+    siginfo_t info = {.si_code = CLD_EXITED};
+    char how[80];
+
+    (void)status;
+    (void)events;
+    if (waitid(P_PIDFD, (id_t)process->pidfd, &info, WEXITED | WNOHANG) == 0 && info.si_pid == 0) {
+        return; /* not yet */
+    }
+    drain(process);
+    describe(&info, how, sizeof how);
+    (void)uv_poll_stop(&process->pid_poll);
+    uv_close((uv_handle_t *)&process->pid_poll, on_handle_closed);
+    (void)close(process->pidfd);
+    close_sock(process);
+    process->exited = true;
+    process->ops->on_exit(process->arg, how);
+}
+
+/* The manager's variables are the daemon's alone: an engine that inherited them could speak for it. */
+static char **make_environment(void)
+{
+    static const char *const hidden[] = {"NOTIFY_SOCKET=", "WATCHDOG_", "LISTEN_"};
+    size_t n = 0, kept = 0;
+    char **out;
+
+    while (environ[n] != NULL) {
+        n++;
+    }
+    out = calloc(n + 1, sizeof *out);
+    for (size_t i = 0; out != NULL && i < n; i++) {
+        bool hide = false;
+
+        for (size_t h = 0; h < sizeof hidden / sizeof *hidden; h++) {
+            hide = hide || strncmp(environ[i], hidden[h], strlen(hidden[h])) == 0;
+        }
+        if (!hide) {
+            out[kept++] = environ[i];
+        }
+    }
+    return out;
+}
+
+static int spawn(const char *program, int sock, pid_t *pid, struct cst_err *err)
+{
+    char *argv[] = {(char *)(uintptr_t)program, NULL};
+    char **env = make_environment();
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attr;
+    sigset_t set;
+    int rc;
+
+    if (env == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for an environment");
+    }
+    (void)posix_spawn_file_actions_init(&actions);
+    (void)posix_spawn_file_actions_adddup2(&actions, sock, ENGINE_FD);
+    (void)posix_spawnattr_init(&attr);
+    (void)posix_spawnattr_setpgroup(&attr, 0); /* ^C in a terminal is for the daemon, which ends its engines in order */
+    (void)sigfillset(&set);
+    (void)posix_spawnattr_setsigdefault(&attr, &set);
+    (void)sigemptyset(&set);
+    (void)posix_spawnattr_setsigmask(&attr, &set);
+    (void)posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF |
+                                              POSIX_SPAWN_SETSIGMASK);
+    rc = posix_spawn(pid, program, &actions, &attr, argv, env);
+    (void)posix_spawnattr_destroy(&attr);
+    (void)posix_spawn_file_actions_destroy(&actions);
+    free(env);
+    return rc == 0 ? CST_OK : cst_err_errno(err, CST_EENGINE, rc, "cannot start %s", program);
+}
+
+/* A socketpair of which no end is ENGINE_FD: dup2 onto itself would keep CLOEXEC. */
+static int make_sockets(int out[2], struct cst_err *err)
+{
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, out) != 0) {
+        return cst_err_errno(err, CST_EENGINE, errno, "socketpair");
+    }
+    if (out[1] == ENGINE_FD) {
+        int fd = fcntl(out[1], F_DUPFD_CLOEXEC, ENGINE_FD + 1);
+
+        if (fd < 0) {
+            int saved = errno;
+
+            (void)close(out[0]);
+            (void)close(out[1]);
+            return cst_err_errno(err, CST_EENGINE, saved, "dup");
+        }
+        (void)close(out[1]);
+        out[1] = fd;
+    }
+    return CST_OK;
+}
+
+/* The engine's end blocks, as its contract says nothing else; the flag belongs to the end, not to the pair. */
+static void make_blocking(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+
+    (void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
+}
+
+int cst_process_start(struct cst_process **out, uv_loop_t *loop, const char *program,
+                      const struct cst_process_ops *ops, void *arg, struct cst_err *err)
+{
+    struct cst_process *process = calloc(1, sizeof *process);
+    int sockets[2], rc;
+
+    if (process == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for an engine");
+    }
+    rc = make_sockets(sockets, err);
+    if (rc != CST_OK) {
+        goto err_after_alloc;
+    }
+    make_blocking(sockets[1]);
+    rc = spawn(program, sockets[1], &process->pid, err);
+    (void)close(sockets[1]);
+    if (rc != CST_OK) {
+        goto err_after_sockets;
+    }
+    process->pidfd = pidfd_open(process->pid, 0);
+    if (process->pidfd < 0) {
+        rc = cst_err_errno(err, CST_EENGINE, errno, "pidfd_open");
+        (void)kill(process->pid, SIGKILL);
+        (void)waitpid(process->pid, NULL, 0);
+        goto err_after_sockets;
+    }
+    process->ops = ops;
+    process->arg = arg;
+    process->sock = sockets[0];
+    cst_outbox_init(&process->outbox);
+    (void)uv_poll_init(loop, &process->sock_poll, process->sock);
+    (void)uv_poll_init(loop, &process->pid_poll, process->pidfd);
+    process->sock_poll.data = process->pid_poll.data = process;
+    process->n_handles = 2;
+    poll_sock(process, false);
+    (void)uv_poll_start(&process->pid_poll, UV_READABLE, on_pid);
+    *out = process;
+    return CST_OK;
+
+err_after_sockets:
+    (void)close(sockets[0]);
+err_after_alloc:
+    free(process);
+    return rc;
+}
+
+pid_t cst_process_pid(const struct cst_process *process)
+{
+    return process->pid;
+}
+
+int cst_process_send(struct cst_process *process, const struct cst_frame *frame)
+{
+    int rc = process->sock >= 0 ? cst_outbox_send(&process->outbox, process->sock, frame, NULL) : CST_ECONN;
+
+    if (rc == CST_EAGAIN && !process->wants_write) {
+        poll_sock(process, true);
+    }
+    if (rc == CST_OK || rc == CST_EAGAIN) {
+        return CST_OK;
+    }
+    cst_process_kill(process);
+    return CST_EENGINE;
+}
+
+int cst_process_try_send(struct cst_process *process, const struct cst_frame *frame)
+{
+    int rc = CST_EAGAIN;
+
+    if (process->sock < 0) {
+        return CST_EENGINE;
+    }
+    if (TAILQ_EMPTY(&process->outbox.items)) {
+        rc = cst_frame_send(process->sock, MSG_DONTWAIT, frame, NULL);
+    }
+    if (rc == CST_EAGAIN && !process->wants_write) {
+        poll_sock(process, true);
+    }
+    if (rc == CST_OK || rc == CST_EAGAIN) {
+        return rc;
+    }
+    cst_process_kill(process);
+    return CST_EENGINE;
+}
+
+void cst_process_stop(struct cst_process *process)
+{
+    close_sock(process);
+}
+
+void cst_process_kill(struct cst_process *process)
+{
+    (void)kill(process->pid, SIGKILL); /* not reaped yet, so the pid is still its own */
+}

@@ -1,0 +1,217 @@
+/* Requests about a job as a whole: open, declare, commit, layout, pool, leave, remove. */
+#include "daemon/commit.h"
+#include "daemon/daemon.h"
+#include "daemon/declare.h"
+#include "daemon/dispatch.h"
+#include "daemon/drive.h"
+#include "daemon/log.h"
+#include "proto/cistern.pb-c.h"
+
+#include <string.h>
+
+enum { LAYOUT_PAGE = 4096 }; /* tensors in a LayoutPart: at most 11 bytes each */
+
+static bool is_name(const char *name)
+{
+    size_t n = strlen(name);
+
+    return n >= 1 && n < sizeof((struct cst_job *)NULL)->name &&
+           strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
+}
+
+static int read_wish(const Cistern__JobOpen *message, struct cst_job_wish *out, struct cst_err *err)
+{
+    if (!is_name(message->name)) {
+        return cst_err_set(err, CST_EINVAL, "job name '%.64s': 1 to 63 of A-Z, a-z, 0-9, '.', '_', '-'", message->name);
+    }
+    if (message->world < 1 || message->world > CST_CORE_MAX_WORLD || message->rank >= message->world) {
+        return cst_err_set(err, CST_EINVAL, "rank %u of %u: a job has 1 to %d ranks", message->rank, message->world,
+                           CST_CORE_MAX_WORLD);
+    }
+    if (message->device != NULL && strcmp(message->device, "auto") != 0 && strcmp(message->device, "host") != 0) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "device '%.63s': this daemon has 'host'", message->device);
+    }
+    if (message->has_token && message->token.len != CST_JOB_TOKEN_BYTES) {
+        return cst_err_set(err, CST_EINVAL, "token of %zu bytes, a token has %d", message->token.len,
+                           CST_JOB_TOKEN_BYTES);
+    }
+    *out = (struct cst_job_wish){
+        .name = message->name,
+        .rank = message->rank,
+        .world = message->world,
+        .pool_bytes = message->pool_bytes,
+        .chunk_elems = message->chunk_elems,
+        .token = message->has_token ? message->token.data : NULL,
+        .timeout_ms = message->timeout_ms,
+        .ttl_s = message->ttl_s,
+    };
+    return CST_OK;
+}
+
+static void reply_opened(struct cst_session *session, uint64_t id, bool created)
+{
+    struct cst_job *job = session->job;
+    struct cst_core_stats stats = {.step = 0};
+    Cistern__JobOpened opened = CISTERN__JOB_OPENED__INIT;
+
+    if (job->core != NULL) {
+        cst_core_stats(job->core, &stats);
+    }
+    opened.job = job->serial;
+    opened.token.data = job->workers[session->rank].token;
+    opened.token.len = CST_JOB_TOKEN_BYTES;
+    opened.step = stats.step;
+    opened.created = created;
+    opened.initialised = stats.initialised;
+    opened.device = (char *)(uintptr_t) "host";
+    opened.has_committed = 1;
+    opened.committed = job->core != NULL;
+    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_OPENED, &opened.base, NULL, 0);
+}
+
+void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body)
+{
+    struct cst_job_wish wish;
+    struct cst_err err = {0};
+    bool created = false;
+    int rc;
+
+    if (session->job != NULL) {
+        cst_serve_error(session, id, CST_EINVAL, "job '%s' is open on this connection already", session->job->name);
+        return;
+    }
+    rc = read_wish(body, &wish, &err);
+    if (rc == CST_OK) {
+        rc = cst_job_attach(session, &wish, &created, &err);
+    }
+    if (rc == CST_OK) {
+        reply_opened(session, id, created);
+    } else {
+        cst_session_error(session, id, &err);
+    }
+}
+
+void cst_serve_declare(struct cst_session *session, uint64_t id, void *body)
+{
+    struct cst_err err = {0};
+
+    if (cst_declare(&session->job->workers[session->rank], body, &err) == CST_OK) {
+        cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+    } else {
+        cst_session_error(session, id, &err);
+    }
+}
+
+void cst_serve_commit(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__Commit *commit = body;
+
+    cst_commit(session, id, commit->n_tensors, commit->n_operators);
+}
+
+static bool check_committed(struct cst_session *session, uint64_t id)
+{
+    if (session->job->core == NULL) {
+        cst_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet", session->job->name);
+        return false;
+    }
+    return true;
+}
+
+void cst_serve_layout(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__LayoutGet *get = body;
+    const struct cst_model *model = &session->job->model;
+    Cistern__LayoutPart part = CISTERN__LAYOUT_PART__INIT;
+    uint32_t chunk[LAYOUT_PAGE], n;
+    uint64_t offset[LAYOUT_PAGE];
+
+    if (!check_committed(session, id)) {
+        return;
+    }
+    if (get->first >= model->n_tensors) {
+        cst_serve_error(session, id, CST_EINVAL, "layout from tensor %u of %u", get->first, model->n_tensors);
+        return;
+    }
+    n = model->n_tensors - get->first;
+    n = n < LAYOUT_PAGE ? n : LAYOUT_PAGE;
+    for (uint32_t i = 0; i < n; i++) {
+        chunk[i] = model->tensors[get->first + i].chunk;
+        offset[i] = model->tensors[get->first + i].offset;
+    }
+    part.first = get->first;
+    part.n_chunk = part.n_offset = n;
+    part.chunk = chunk;
+    part.offset = offset;
+    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_LAYOUT_PART, &part.base, NULL, 0);
+}
+
+void cst_serve_pool(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__PoolGet *get = body;
+    const struct cst_memory *memory = &session->job->memory;
+    Cistern__PoolPart part = CISTERN__POOL_PART__INIT;
+    uint64_t bytes[CST_FRAME_MAX_FDS];
+    int fds[CST_FRAME_MAX_FDS];
+    uint32_t n_slabs, n = 0;
+
+    if (!check_committed(session, id)) {
+        return;
+    }
+    n_slabs = cst_memory_n_slabs(memory, session->rank);
+    if (get->first >= n_slabs) {
+        cst_serve_error(session, id, CST_EINVAL, "pool from slab %u of %u", get->first, n_slabs);
+        return;
+    }
+    for (; n < CST_FRAME_MAX_FDS && get->first + n < n_slabs; n++) {
+        const struct cst_segment *slab = cst_memory_slab(memory, session->rank, get->first + n);
+
+        bytes[n] = slab->bytes;
+        fds[n] = slab->fd;
+    }
+    part.first = get->first;
+    part.n_bytes = n;
+    part.bytes = bytes;
+    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_POOL_PART, &part.base, fds, n);
+}
+
+void cst_serve_leave(struct cst_session *session, uint64_t id, void *body)
+{
+    struct cst_event event = {.kind = CST_EV_LEAVE, .rank = session->rank};
+    struct cst_pending *request;
+    struct cst_err err = {0};
+
+    (void)body;
+    if (session->job->core == NULL) {
+        cst_job_left(session->job, session->rank);
+        cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        return;
+    }
+    if (cst_session_defer(session, session->job, id, CISTERN__MSG_TYPE__MSG_LEAVE, 1, &request, &err) != CST_OK) {
+        cst_session_error(session, id, &err);
+        return;
+    }
+    event.tag = cst_pending_tag(request, 0);
+    cst_job_feed(session->job, &event);
+}
+
+void cst_serve_job_remove(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__JobName *name = body;
+    struct cst_job *job;
+    struct cst_pending *request;
+    struct cst_err err = {0}, why = {0};
+    int rc = cst_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err);
+
+    if (rc == CST_OK) {
+        rc = cst_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, 1, &request, &err);
+    }
+    if (rc != CST_OK) {
+        cst_session_error(session, id, &err);
+        return;
+    }
+    cst_log(CST_LOG_NOTICE, "job '%s': removed by pid %d (uid %u)", job->name, (int)session->peer.pid,
+            (unsigned)session->peer.uid);
+    (void)cst_err_set(&why, CST_ECANCELLED, "job '%s' was removed", job->name);
+    cst_job_remove(job, request, &why);
+}

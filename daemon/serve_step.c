@@ -1,0 +1,273 @@
+/* Requests of the training step and of tensor access: what becomes events of the core. */
+#include "daemon/daemon.h"
+#include "daemon/dispatch.h"
+#include "daemon/drive.h"
+#include "daemon/staging.h"
+#include "proto/cistern.pb-c.h"
+
+#include <math.h>
+
+/* Open a request of @n_items for the core of the session's job; NULL: it was answered with why not. */
+static struct cst_pending *defer(struct cst_session *session, uint64_t id, uint16_t type, uint32_t n_items)
+{
+    struct cst_pending *request;
+    struct cst_err err = {0};
+
+    if (session->job->core == NULL) {
+        cst_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet", session->job->name);
+        return NULL;
+    }
+    if (cst_session_defer(session, session->job, id, type, n_items, &request, &err) != CST_OK) {
+        cst_session_error(session, id, &err);
+        return NULL;
+    }
+    return request;
+}
+
+void cst_serve_sync(struct cst_session *session, uint64_t id, void *body)
+{
+    struct cst_pending *request = defer(session, id, CISTERN__MSG_TYPE__MSG_SYNC, 1);
+
+    (void)body;
+    if (request != NULL) {
+        struct cst_event event = {
+            .kind = CST_EV_SYNC, .rank = session->rank, .tag = cst_pending_tag(request, 0)};
+
+        cst_job_feed(session->job, &event);
+    }
+}
+
+/* -- batches -------------------------------------------------------------------------------- */
+
+static const enum cst_event_kind event_kinds[] = {
+    [CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT] = CST_EV_FETCH_WEIGHT,
+    [CISTERN__BATCH_ITEM__KIND__FETCH_GRAD] = CST_EV_FETCH_GRAD,
+    [CISTERN__BATCH_ITEM__KIND__RELEASE] = CST_EV_RELEASE,
+    [CISTERN__BATCH_ITEM__KIND__REDUCE_SCATTER] = CST_EV_HAND_IN,
+    [CISTERN__BATCH_ITEM__KIND__PREFETCH] = CST_EV_PREFETCH,
+    [CISTERN__BATCH_ITEM__KIND__EVICT] = CST_EV_EVICT,
+};
+
+/* All items before the first event: with the core stepped, the request may be answered and gone. */
+static bool check_items(struct cst_session *session, uint64_t id, const Cistern__Batch *batch)
+{
+    if (batch->n_items == 0 || batch->n_items > CST_PENDING_MAX_ITEMS) {
+        cst_serve_error(session, id, CST_EINVAL, "batch of %zu items, 1 to %d are allowed", batch->n_items,
+                        CST_PENDING_MAX_ITEMS);
+        return false;
+    }
+    for (size_t i = 0; i < batch->n_items; i++) {
+        unsigned kind = (unsigned)batch->items[i]->kind;
+
+        if (kind < CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT || kind > CISTERN__BATCH_ITEM__KIND__EVICT) {
+            cst_serve_error(session, id, CST_EUNSUPPORTED, "item %zu of the batch: unknown kind %u", i, kind);
+            return false;
+        }
+    }
+    return true;
+}
+
+void cst_serve_batch(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__Batch *batch = body;
+    struct cst_job *job = session->job;
+    struct cst_pending *request;
+    uint64_t tag;
+
+    if (!check_items(session, id, batch)) {
+        return;
+    }
+    request = defer(session, id, CISTERN__MSG_TYPE__MSG_BATCH, (uint32_t)batch->n_items);
+    if (request == NULL) {
+        return;
+    }
+    tag = cst_pending_tag(request, 0);
+    for (size_t i = 0; i < batch->n_items && job->core != NULL; i++) {
+        const Cistern__BatchItem *item = batch->items[i];
+        struct cst_event event = {
+            .kind = event_kinds[item->kind],
+            .rank = session->rank,
+            .tag = tag + i,
+            .attempt = batch->attempt,
+            .chunk = item->chunk,
+            .generation = item->generation,
+            .ahead = item->ahead,
+        };
+
+        cst_job_feed(job, &event);
+    }
+}
+
+/* -- step ----------------------------------------------------------------------------------- */
+
+static bool is_sane(const Cistern__Hyper *h)
+{
+    return isfinite(h->lr) && isfinite(h->eps) && isfinite(h->weight_decay) && isfinite(h->clip_norm) &&
+           isfinite(h->grad_scale) && h->beta1 >= 0.0f && h->beta1 < 1.0f && h->beta2 >= 0.0f && h->beta2 < 1.0f &&
+           h->eps >= 0.0f && h->clip_norm >= 0.0f;
+}
+
+void cst_serve_step(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__Step *step = body;
+    const Cistern__Hyper *h = step->hyper;
+    struct cst_pending *request;
+    struct cst_event event = {.kind = CST_EV_STEP, .rank = session->rank, .attempt = step->attempt, .loss = step->loss};
+
+    if (!is_sane(h)) {
+        cst_serve_error(session, id, CST_EINVAL,
+                        "lr %g, beta1 %g, beta2 %g, eps %g, weight_decay %g, clip_norm %g, grad_scale %g: all must be "
+                        "finite, betas in [0, 1), eps and clip_norm not negative",
+                        (double)h->lr, (double)h->beta1, (double)h->beta2, (double)h->eps, (double)h->weight_decay,
+                        (double)h->clip_norm, (double)h->grad_scale);
+        return;
+    }
+    request = defer(session, id, CISTERN__MSG_TYPE__MSG_STEP, 1);
+    if (request == NULL) {
+        return;
+    }
+    event.tag = cst_pending_tag(request, 0);
+    event.hyper = (struct cst_hyper){.lr = h->lr,
+                                     .beta1 = h->beta1,
+                                     .beta2 = h->beta2,
+                                     .eps = h->eps,
+                                     .weight_decay = h->weight_decay,
+                                     .clip_norm = h->clip_norm,
+                                     .grad_scale = h->grad_scale};
+    cst_job_feed(session->job, &event);
+}
+
+/* -- cancel --------------------------------------------------------------------------------- */
+
+static struct cst_pending *find_request(const struct cst_session *session, uint64_t id)
+{
+    struct cst_pending *request;
+
+    TAILQ_FOREACH(request, &session->requests, link)
+    {
+        if (request->id == id && request->type != CISTERN__MSG_TYPE__MSG_CANCEL) {
+            return request;
+        }
+    }
+    return NULL;
+}
+
+/* Commit waits in the daemon, not in the core. */
+static void cancel_commit(struct cst_session *session, struct cst_pending *request)
+{
+    struct cst_err why = {0};
+
+    session->job->workers[session->rank].commit = NULL;
+    (void)cst_err_set(&why, CST_ECANCELLED, "cancelled");
+    cst_session_fail(session->daemon, request, &why);
+}
+
+static void cancel_in_core(struct cst_session *session, uint64_t id, struct cst_pending *request)
+{
+    struct cst_job *job = session->job;
+    uint64_t tags[CST_PENDING_MAX_ITEMS], tag;
+    uint32_t n = 0;
+    struct cst_pending *cancel;
+
+    for (uint32_t i = 0; i < request->n_items; i++) {
+        if (!request->items[i].done) {
+            tags[n++] = cst_pending_tag(request, i);
+        }
+    }
+    cancel = defer(session, id, CISTERN__MSG_TYPE__MSG_CANCEL, n);
+    if (cancel == NULL) {
+        return;
+    }
+    tag = cst_pending_tag(cancel, 0);
+    for (uint32_t i = 0; i < n && job->core != NULL; i++) {
+        struct cst_event event = {
+            .kind = CST_EV_CANCEL, .rank = session->rank, .tag = tag + i, .cancel = tags[i]};
+
+        cst_job_feed(job, &event);
+    }
+}
+
+void cst_serve_cancel(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__Cancel *message = body;
+    struct cst_pending *request = find_request(session, message->request);
+
+    if (request != NULL && request->job != NULL && request->job == session->job && !request->waits_commit) {
+        cancel_in_core(session, id, request);
+        return;
+    }
+    if (request != NULL && request->waits_commit) {
+        cancel_commit(session, request);
+    }
+    /* Answered already, or nothing that can be stopped: it gets, or has had, its own final reply. */
+    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+}
+
+/* -- tensors -------------------------------------------------------------------------------- */
+
+void cst_serve_staging(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__StagingGet *get = body;
+
+    cst_staging_get(session, id, get->bytes);
+}
+
+static int check_place(const struct cst_session *session, const Cistern__TensorIo *io, struct cst_err *err)
+{
+    const struct cst_staging *staging = session->staging;
+    unsigned row = (unsigned)io->row;
+    uint64_t elem_bytes = row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4, bytes;
+
+    if (row >= CST_ROW_COUNT) {
+        return cst_err_set(err, CST_EINVAL, "unknown row %u", row);
+    }
+    if (staging == NULL || !staging->ready) {
+        return cst_err_set(err, CST_EINVAL, "no staging segment: ask for one first");
+    }
+    if (__builtin_mul_overflow(io->n_elems, elem_bytes, &bytes) || io->staging_offset % 64 != 0 ||
+        io->staging_offset > staging->segment->bytes || bytes > staging->segment->bytes - io->staging_offset) {
+        return cst_err_set(err, CST_EINVAL,
+                           "%llu elements of %llu bytes at %llu of a staging segment of %llu bytes (offsets are "
+                           "multiples of 64)",
+                           (unsigned long long)io->n_elems, (unsigned long long)elem_bytes,
+                           (unsigned long long)io->staging_offset, (unsigned long long)staging->segment->bytes);
+    }
+    return CST_OK;
+}
+
+static void serve_tensor(struct cst_session *session, uint64_t id, const Cistern__TensorIo *io, uint16_t type,
+                         enum cst_event_kind kind)
+{
+    struct cst_pending *request;
+    struct cst_event event = {.kind = kind, .rank = session->rank};
+    struct cst_err err = {0};
+
+    if (check_place(session, io, &err) != CST_OK) {
+        cst_session_error(session, id, &err);
+        return;
+    }
+    request = defer(session, id, type, 1);
+    if (request == NULL) {
+        return;
+    }
+    request->staging = session->staging;
+    cst_staging_ref(session->staging);
+    event.tag = cst_pending_tag(request, 0);
+    event.tensor = io->tensor;
+    event.row = (enum cst_row)io->row;
+    event.first = io->first;
+    event.n_elems = io->n_elems;
+    event.place.segment = session->staging->segment->id;
+    event.place.offset = io->staging_offset;
+    cst_job_feed(session->job, &event);
+}
+
+void cst_serve_tensor_read(struct cst_session *session, uint64_t id, void *body)
+{
+    serve_tensor(session, id, body, CISTERN__MSG_TYPE__MSG_TENSOR_READ, CST_EV_READ);
+}
+
+void cst_serve_tensor_write(struct cst_session *session, uint64_t id, void *body)
+{
+    serve_tensor(session, id, body, CISTERN__MSG_TYPE__MSG_TENSOR_WRITE, CST_EV_WRITE);
+}

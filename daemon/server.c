@@ -1,0 +1,134 @@
+#include "daemon/server.h"
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* Connections over the limit get words, not silence; but no more than so many at a time. */
+enum { REFUSED_AT_A_TIME = 16 };
+
+static int open_spare(void)
+{
+    return open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+/* Out of descriptors: the connection would stay in the queue and wake the loop for ever. Take it with the spare one and drop it. */
+static void refuse_one(struct cst_server *server, int listen_fd)
+{
+    int fd;
+
+    cst_log(CST_LOG_ERROR, "out of file descriptors: a connection is refused (raise LimitNOFILE)");
+    (void)close(server->spare_fd);
+    fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    server->spare_fd = open_spare();
+}
+
+static void check_access(const struct cst_server *server, const struct cst_peer *peer, struct cst_err *refusal)
+{
+    const struct cst_config *config = server->daemon->config;
+
+    if (!cst_access_allows(&config->access, peer->uid, peer->groups, peer->n_groups)) {
+        (void)cst_err_set(refusal, CST_EDENIED, "uid %u is not allowed by 'access' in [daemon]",
+                          (unsigned)peer->uid);
+        cst_log(CST_LOG_WARNING, "pid %d: %s", (int)peer->pid, refusal->text);
+    } else if (server->n_sessions >= config->max_sessions) {
+        (void)cst_err_set(refusal, CST_EBUSY, "%u connections, the limit is %u (max_sessions in [job])",
+                          server->n_sessions, config->max_sessions);
+    }
+}
+
+static void admit(struct cst_server *server, int fd, bool manager)
+{
+    struct cst_err refusal = {0}, err;
+    struct cst_peer peer;
+
+    if (server->n_sessions >= server->daemon->config->max_sessions + REFUSED_AT_A_TIME ||
+        !cst_peer_open(&peer, fd)) {
+        (void)close(fd);
+        return;
+    }
+    check_access(server, &peer, &refusal);
+    if (cst_session_open(server->daemon, fd, &peer, manager, &refusal, &err) != CST_OK) {
+        cst_log(CST_LOG_ERROR, "pid %d: %s", (int)peer.pid, err.text);
+        cst_peer_close(&peer);
+        (void)close(fd);
+    }
+}
+
+static void on_connection(uv_poll_t *poll, int status, int events)
+{
+    struct cst_server *server = poll->data;
+    bool manager = poll == &server->manager_poll;
+    int listen_fd = manager ? server->manager.fd : server->user.fd;
+    int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+    (void)status;
+    (void)events;
+    if (fd >= 0) {
+        admit(server, fd, manager);
+    } else if (errno == EMFILE || errno == ENFILE) {
+        refuse_one(server, listen_fd);
+    }
+}
+
+static void start_poll(struct cst_server *server, uv_poll_t *poll, int fd)
+{
+    (void)uv_poll_init(&server->daemon->loop, poll, fd);
+    poll->data = server;
+    (void)uv_poll_start(poll, UV_READABLE, on_connection);
+}
+
+int cst_server_open(struct cst_server *server, struct cst_daemon *daemon, struct cst_err *err)
+{
+    const struct cst_config *config = daemon->config;
+    int rc;
+
+    server->daemon = daemon;
+    server->n_sessions = 0;
+    server->spare_fd = -1;
+    TAILQ_INIT(&server->sessions);
+    rc = cst_listen_inherit(&server->user, &server->manager, err);
+    if (rc == CST_OK && server->user.fd < 0) {
+        rc = cst_listen_open(&server->user, config->socket, 0660, err);
+    }
+    if (rc != CST_OK) {
+        goto err_after_inherit;
+    }
+    if (server->manager.fd < 0) {
+        rc = cst_listen_open(&server->manager, config->manager_socket, 0600, err);
+        if (rc != CST_OK) {
+            goto err_after_user;
+        }
+    }
+    server->spare_fd = open_spare();
+    start_poll(server, &server->user_poll, server->user.fd);
+    start_poll(server, &server->manager_poll, server->manager.fd);
+    return CST_OK;
+
+err_after_user:
+    cst_listen_close(&server->user);
+err_after_inherit:
+    cst_listen_close(&server->manager);
+    return rc;
+}
+
+void cst_server_stop(struct cst_server *server)
+{
+    (void)uv_poll_stop(&server->user_poll);
+    (void)uv_poll_stop(&server->manager_poll);
+    uv_close((uv_handle_t *)&server->user_poll, NULL);
+    uv_close((uv_handle_t *)&server->manager_poll, NULL);
+    cst_listen_close(&server->user);
+    cst_listen_close(&server->manager);
+    if (server->spare_fd >= 0) {
+        (void)close(server->spare_fd);
+        server->spare_fd = -1;
+    }
+}

@@ -1,0 +1,324 @@
+#include "daemon/session.h"
+
+#include "daemon/daemon.h"
+#include "daemon/dispatch.h"
+#include "daemon/job.h"
+#include "daemon/log.h"
+#include "daemon/staging.h"
+#include "proto/cistern.pb-c.h"
+
+#include <poll.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    OUTBOX_FULL = 1 << 20, /* bytes that wait before reading stops */
+    STALL_MS = 10000,      /* without progress, and it is disconnected */
+};
+
+static void on_socket(uv_poll_t *poll, int status, int events);
+static void on_end(struct cst_later *later);
+
+/* -- polling -------------------------------------------------------------------------------- */
+
+/* What to wait for: messages unless too many replies wait; room while any does; a hang-up always. */
+static void update_poll(struct cst_session *session)
+{
+    int events = UV_DISCONNECT;
+
+    if (session->state == CST_SESSION_DOOMED) {
+        return;
+    }
+    if (session->outbox.bytes < OUTBOX_FULL && !session->last_words) {
+        events |= UV_READABLE;
+    }
+    if (session->outbox.bytes > 0) {
+        events |= UV_WRITABLE;
+    }
+    if (events != session->polled) {
+        session->polled = events;
+        (void)uv_poll_start(&session->poll, events, on_socket);
+    }
+}
+
+static void on_stall(uv_timer_t *timer)
+{
+    cst_session_doom(timer->data, "does not read its replies");
+}
+
+static void flush(struct cst_session *session)
+{
+    unsigned n_sent;
+    int rc = cst_outbox_flush(&session->outbox, session->fd, &n_sent, NULL);
+
+    if (rc == CST_OK) {
+        (void)uv_timer_stop(&session->stall);
+        if (session->last_words) {
+            cst_session_doom(session, NULL);
+        }
+    } else if (rc == CST_EAGAIN && n_sent > 0) {
+        (void)uv_timer_start(&session->stall, on_stall, STALL_MS, 0);
+    } else if (rc != CST_EAGAIN) {
+        session->hung_up = true;
+        cst_session_doom(session, NULL);
+    }
+}
+
+/* -- messages in ---------------------------------------------------------------------------- */
+
+static void read_one(struct cst_session *session)
+{
+    struct cst_daemon *daemon = session->daemon;
+    struct cst_frame frame;
+    struct cst_err err = {0};
+
+    switch (cst_frame_recv(session->fd, MSG_DONTWAIT, &daemon->in, &frame, &err)) {
+    case CST_OK:
+        daemon->n_requests++;
+        cst_dispatch(session, &frame);
+        break;
+    case CST_EAGAIN:
+        break;
+    case CST_ECONN:
+        session->hung_up = true;
+        cst_session_doom(session, NULL);
+        break;
+    default:
+        cst_session_doom(session, err.text);
+        break;
+    }
+}
+
+static void on_socket(uv_poll_t *poll, int status, int events)
+{
+    struct cst_session *session = poll->data;
+
+    if (session->state == CST_SESSION_DOOMED) {
+        return;
+    }
+    if (status < 0) { /* an error is pending on the socket: the peer closed without reading */
+        session->hung_up = true;
+        cst_session_doom(session, NULL);
+        return;
+    }
+    if ((events & UV_WRITABLE) != 0) {
+        flush(session);
+    }
+    if ((events & UV_READABLE) != 0 && session->state != CST_SESSION_DOOMED) {
+        read_one(session);
+    } else if ((events & UV_DISCONNECT) != 0) {
+        session->hung_up = true;
+        cst_session_doom(session, NULL);
+    }
+    update_poll(session);
+}
+
+bool cst_session_is_gone(struct cst_session *session)
+{
+    struct pollfd p = {.fd = session->fd, .events = POLLRDHUP};
+
+    if (!session->hung_up && session->fd >= 0 && poll(&p, 1, 0) > 0) {
+        session->hung_up = true;
+        cst_session_doom(session, NULL);
+    }
+    return session->hung_up;
+}
+
+/* -- replies out ---------------------------------------------------------------------------- */
+
+void cst_session_reply(struct cst_session *session, uint64_t id, uint16_t type, const ProtobufCMessage *message,
+                       const int *fds, unsigned n_fds)
+{
+    struct cst_frame frame = {.type = type, .flags = CST_FRAME_REPLY, .request = id};
+    struct cst_err err = {0};
+    bool waited = session->outbox.bytes > 0;
+    int rc;
+
+    if (session->state == CST_SESSION_DOOMED) {
+        return;
+    }
+    if (message != NULL) {
+        frame.body = session->daemon->out;
+        frame.body_bytes = (uint32_t)protobuf_c_message_pack(message, session->daemon->out);
+    }
+    if (n_fds > 0) {
+        memcpy(frame.fds, fds, n_fds * sizeof *fds);
+        frame.n_fds = n_fds;
+    }
+    rc = cst_outbox_send(&session->outbox, session->fd, &frame, &err);
+    if (rc == CST_EAGAIN && !waited) {
+        (void)uv_timer_start(&session->stall, on_stall, STALL_MS, 0);
+    }
+    if (rc == CST_EAGAIN) {
+        update_poll(session);
+    } else if (rc != CST_OK) {
+        session->hung_up = session->hung_up || rc == CST_ECONN;
+        cst_session_doom(session, rc == CST_ECONN ? NULL : err.text);
+    }
+}
+
+void cst_session_error(struct cst_session *session, uint64_t id, const struct cst_err *err)
+{
+    Cistern__Error message = CISTERN__ERROR__INIT;
+
+    message.status = err->status;
+    message.retryable = cst_status_retryable(err->status);
+    message.text = (char *)(uintptr_t)err->text;
+    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_ERROR, &message.base, NULL, 0);
+}
+
+/* -- requests that are answered later --------------------------------------------------------- */
+
+int cst_session_defer(struct cst_session *session, struct cst_job *job, uint64_t id, uint16_t type,
+                      uint32_t n_items, struct cst_pending **out, struct cst_err *err)
+{
+    int rc = cst_pending_open(out, &session->daemon->requests, id, type, n_items, err);
+
+    if (rc == CST_OK) {
+        (*out)->session = session;
+        (*out)->job = job;
+        TAILQ_INSERT_TAIL(&session->requests, *out, link);
+        session->n_requests++;
+        if (job != NULL) {
+            TAILQ_INSERT_TAIL(&job->requests, *out, job_link);
+        }
+    }
+    return rc;
+}
+
+static void unlink_request(struct cst_pending *request)
+{
+    if (request->session != NULL) {
+        TAILQ_REMOVE(&request->session->requests, request, link);
+        request->session->n_requests--;
+        request->session = NULL;
+    }
+    if (request->job != NULL) {
+        TAILQ_REMOVE(&request->job->requests, request, job_link);
+        request->job = NULL;
+    }
+}
+
+static void close_request(struct cst_daemon *daemon, struct cst_pending *request)
+{
+    unlink_request(request);
+    if (request->staging != NULL) {
+        cst_staging_unref(request->staging);
+        request->staging = NULL;
+    }
+    cst_pending_close(&daemon->requests, request);
+}
+
+void cst_session_answer(struct cst_daemon *daemon, struct cst_pending *request, uint16_t type,
+                        const ProtobufCMessage *message, const int *fds, unsigned n_fds)
+{
+    if (request->session != NULL) {
+        cst_session_reply(request->session, request->id, type, message, fds, n_fds);
+    }
+    close_request(daemon, request);
+}
+
+void cst_session_fail(struct cst_daemon *daemon, struct cst_pending *request, const struct cst_err *err)
+{
+    if (request->session != NULL) {
+        cst_session_error(request->session, request->id, err);
+    }
+    close_request(daemon, request);
+}
+
+/* -- life ----------------------------------------------------------------------------------- */
+
+int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *peer, bool manager,
+                     const struct cst_err *refusal, struct cst_err *err)
+{
+    struct cst_session *session = calloc(1, sizeof *session);
+
+    if (session == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a connection");
+    }
+    session->daemon = daemon;
+    session->fd = fd;
+    session->peer = *peer;
+    session->manager = manager;
+    session->refusal = *refusal;
+    session->end.fn = on_end;
+    TAILQ_INIT(&session->requests);
+    cst_outbox_init(&session->outbox);
+    (void)uv_poll_init(&daemon->loop, &session->poll, fd);
+    (void)uv_timer_init(&daemon->loop, &session->stall);
+    session->poll.data = session->stall.data = session;
+    session->n_handles = 2;
+    TAILQ_INSERT_TAIL(&daemon->server.sessions, session, link);
+    daemon->server.n_sessions++;
+    update_poll(session);
+    cst_log(CST_LOG_DEBUG, "pid %d (uid %u): connected%s", (int)peer->pid, (unsigned)peer->uid,
+            manager ? " as manager" : "");
+    return CST_OK;
+}
+
+void cst_session_doom(struct cst_session *session, const char *why)
+{
+    if (session->state == CST_SESSION_DOOMED) {
+        return;
+    }
+    if (why != NULL) {
+        cst_log(CST_LOG_WARNING, "pid %d (uid %u): disconnected: %s", (int)session->peer.pid,
+                (unsigned)session->peer.uid, why);
+    }
+    session->state = CST_SESSION_DOOMED;
+    cst_later_add(&session->daemon->later, &session->end);
+}
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+    struct cst_session *session = handle->data;
+
+    if (--session->n_handles == 0) {
+        free(session);
+    }
+}
+
+/* What it asked of its job the core still answers: those requests stay, without a session. The others end with it. */
+static void orphan_requests(struct cst_session *session)
+{
+    while (!TAILQ_EMPTY(&session->requests)) {
+        struct cst_pending *request = TAILQ_FIRST(&session->requests);
+
+        if (request->job != NULL && !request->waits_commit) {
+            TAILQ_REMOVE(&session->requests, request, link);
+            request->session = NULL;
+        } else {
+            close_request(session->daemon, request);
+        }
+    }
+    session->n_requests = 0;
+}
+
+static void on_end(struct cst_later *later)
+{
+    struct cst_session *session =
+        (struct cst_session *)(void *)((char *)later - offsetof(struct cst_session, end));
+    struct cst_daemon *daemon = session->daemon;
+
+    if (session->staging != NULL) {
+        cst_staging_abandon(session->staging);
+        session->staging = NULL;
+    }
+    if (session->job != NULL) {
+        cst_job_hangup(session->job, session->rank);
+    }
+    orphan_requests(session);
+    TAILQ_REMOVE(&daemon->server.sessions, session, link);
+    daemon->server.n_sessions--;
+    cst_outbox_close(&session->outbox);
+    cst_peer_close(&session->peer);
+    (void)uv_poll_stop(&session->poll);
+    (void)uv_timer_stop(&session->stall);
+    uv_close((uv_handle_t *)&session->poll, on_handle_closed);
+    uv_close((uv_handle_t *)&session->stall, on_handle_closed);
+    (void)close(session->fd);
+    session->fd = -1;
+}

@@ -1,0 +1,134 @@
+#include "daemon/staging.h"
+
+#include "daemon/daemon.h"
+#include "daemon/session.h"
+#include "proto/cistern.pb-c.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+
+static void answer(struct cst_staging *staging)
+{
+    Cistern__StagingPart part = CISTERN__STAGING_PART__INIT;
+    struct cst_pending *request = staging->request;
+
+    staging->request = NULL;
+    part.bytes = staging->segment->bytes;
+    cst_session_answer(staging->daemon, request, CISTERN__MSG_TYPE__MSG_STAGING_PART, &part.base,
+                       &staging->segment->fd, 1);
+}
+
+static void on_mounted_later(struct cst_later *later)
+{
+    struct cst_staging *staging =
+        (struct cst_staging *)(void *)((char *)later - offsetof(struct cst_staging, mounted));
+    struct cst_err err = staging->segment->err;
+
+    if (err.status == 0) {
+        staging->ready = true;
+        if (staging->request != NULL) {
+            answer(staging);
+        }
+        return;
+    }
+    if (staging->request != NULL) {
+        cst_session_fail(staging->daemon, staging->request, &err);
+        staging->request = NULL;
+    }
+    if (staging->session != NULL) { /* so that the next request tries again */
+        staging->session->staging = NULL;
+        cst_staging_abandon(staging);
+    }
+}
+
+static void on_mounted(struct cst_segment *segment)
+{
+    struct cst_staging *staging = segment->arg;
+
+    cst_later_add(&staging->daemon->later, &staging->mounted);
+}
+
+static int make(struct cst_session *session, uint64_t bytes, struct cst_staging **out, struct cst_err *err)
+{
+    struct cst_daemon *daemon = session->daemon;
+    struct cst_staging *staging = calloc(1, sizeof *staging);
+    int rc;
+
+    if (staging == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for staging");
+    }
+    bytes = bytes < CST_STAGING_MIN_BYTES ? CST_STAGING_MIN_BYTES : bytes;
+    bytes = bytes > CST_STAGING_MAX_BYTES ? CST_STAGING_MAX_BYTES : (bytes + 4095) & ~UINT64_C(4095);
+    rc = cst_segment_open(&staging->segment, cst_engines_segment_id(&daemon->engines), bytes, &daemon->host,
+                          "staging", err);
+    if (rc != CST_OK) {
+        free(staging);
+        return rc;
+    }
+    staging->daemon = daemon;
+    staging->session = session;
+    staging->n_refs = 1;
+    staging->mounted.fn = on_mounted_later;
+    staging->segment->populate = 0;
+    staging->segment->arg = staging;
+    staging->segment->on_mounted = on_mounted;
+    *out = staging;
+    return CST_OK;
+}
+
+void cst_staging_get(struct cst_session *session, uint64_t id, uint64_t bytes)
+{
+    struct cst_staging *staging = session->staging;
+    struct cst_pending *request = NULL;
+    struct cst_err err = {0};
+    int rc = CST_OK;
+
+    if (staging != NULL && staging->request != NULL) {
+        rc = cst_err_set(&err, CST_EBUSY, "an earlier request for staging is not answered yet");
+    }
+    if (rc == CST_OK) {
+        rc = cst_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_STAGING, 1, &request, &err);
+    }
+    if (rc == CST_OK && staging == NULL) {
+        rc = make(session, bytes, &staging, &err);
+    }
+    if (rc != CST_OK) {
+        if (request != NULL) {
+            cst_session_fail(session->daemon, request, &err);
+        } else {
+            cst_session_error(session, id, &err);
+        }
+        return;
+    }
+    staging->request = request;
+    if (staging->ready) {
+        answer(staging);
+    } else {
+        session->staging = staging;
+        cst_engines_mount(&session->daemon->engines, staging->segment);
+    }
+}
+
+void cst_staging_abandon(struct cst_staging *staging)
+{
+    staging->session = NULL;
+    staging->request = NULL; /* it ends with the session */
+    cst_staging_unref(staging);
+}
+
+void cst_staging_ref(struct cst_staging *staging)
+{
+    staging->n_refs++;
+}
+
+void cst_staging_unref(struct cst_staging *staging)
+{
+    if (--staging->n_refs > 0) {
+        return;
+    }
+    cst_later_remove(&staging->daemon->later, &staging->mounted);
+    staging->segment->on_mounted = NULL;
+    cst_engines_unmount(&staging->daemon->engines, staging->segment);
+    cst_segment_unref(staging->segment);
+    free(staging);
+}
