@@ -39,8 +39,9 @@ static int add_rule(struct cst_access *access, const char *rule, struct cst_err 
     } else if (strncmp(rule, "group:", 6) == 0 && (gr = getgrnam(rule + 6)) != NULL) {
         access->gids[access->n_gids++] = gr->gr_gid;
     } else {
-        return cst_err_set(err, CST_EINVAL,
-                           "'%s' is no rule or names nobody (any, user:NAME, group:NAME, uid:N, gid:N)", rule);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "'%s' is no rule or names nobody (any, user:NAME, group:NAME, uid:N, gid:N)", rule);
     }
     return CST_OK;
 }
@@ -52,10 +53,12 @@ int cst_access_parse(struct cst_access *out, const char *text, struct cst_err *e
     unsigned n = 0;
 
     if (strlen(text) >= sizeof copy) {
-        return cst_err_set(err, CST_EINVAL, "a list of %zu characters, limit %zu", strlen(text), sizeof copy - 1);
+        return cst_err_set(err, CST_EINVAL, "a list of %zu characters, limit %zu", strlen(text),
+                           sizeof copy - 1);
     }
     (void)snprintf(copy, sizeof copy, "%s", text);
-    for (char *rule = strtok_r(copy, ", \t", &save); rule != NULL; rule = strtok_r(NULL, ", \t", &save)) {
+    for (char *rule = strtok_r(copy, ", \t", &save); rule != NULL;
+         rule = strtok_r(NULL, ", \t", &save)) {
         int rc = add_rule(&access, rule, err);
 
         if (rc != CST_OK) {
@@ -70,7 +73,8 @@ int cst_access_parse(struct cst_access *out, const char *text, struct cst_err *e
     return CST_OK;
 }
 
-bool cst_access_allows(const struct cst_access *access, uid_t uid, const gid_t *groups, size_t n_groups)
+bool cst_access_allows(const struct cst_access *access, uid_t uid, const gid_t *groups,
+                       size_t n_groups)
 {
     if (access->any || uid == 0 || uid == geteuid()) {
         return true;

@@ -12,14 +12,16 @@
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
 
-int cst_budget_take(struct cst_budget *budget, uint64_t bytes, const char *what, struct cst_err *err)
+int cst_budget_take(struct cst_budget *budget, uint64_t bytes, const char *what,
+                    struct cst_err *err)
 {
     uint64_t left = budget->limit - budget->used;
 
     if (bytes > left) {
-        return cst_err_set(err, CST_EBUDGET, "%s: %s wants %llu bytes, %llu of %llu are in use: %llu short",
-                           budget->name, what, (unsigned long long)bytes, (unsigned long long)budget->used,
-                           (unsigned long long)budget->limit, (unsigned long long)(bytes - left));
+        return cst_err_set(
+            err, CST_EBUDGET, "%s: %s wants %llu bytes, %llu of %llu are in use: %llu short",
+            budget->name, what, (unsigned long long)bytes, (unsigned long long)budget->used,
+            (unsigned long long)budget->limit, (unsigned long long)(bytes - left));
     }
     budget->used += bytes;
     return CST_OK;
@@ -44,7 +46,8 @@ static int make_memfd(uint32_t id)
     return fd;
 }
 
-/* Not FUTURE_WRITE: engines that start later must be able to map it. SEAL last, or a worker could add seals itself. */
+/* Not FUTURE_WRITE: engines that start later must be able to map it. SEAL last, or a worker could
+ * add seals itself. */
 static int make_sealed(uint32_t id, uint64_t bytes, int *out, struct cst_err *err)
 {
     int fd = make_memfd(id), saved;
@@ -56,20 +59,22 @@ static int make_sealed(uint32_t id, uint64_t bytes, int *out, struct cst_err *er
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
         saved = errno;
         (void)close(fd);
-        return cst_err_errno(err, CST_ENOMEM, saved, "memfd of %llu bytes", (unsigned long long)bytes);
+        return cst_err_errno(err, CST_ENOMEM, saved, "memfd of %llu bytes",
+                             (unsigned long long)bytes);
     }
     *out = fd;
     return CST_OK;
 }
 
-int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes, struct cst_budget *budget,
-                     const char *what, struct cst_err *err)
+int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
+                     struct cst_budget *budget, const char *what, struct cst_err *err)
 {
     struct cst_segment *segment;
     int rc;
 
     if (bytes == 0 || bytes > INT64_MAX) {
-        return cst_err_set(err, CST_EINVAL, "%s: a segment of %llu bytes", what, (unsigned long long)bytes);
+        return cst_err_set(err, CST_EINVAL, "%s: a segment of %llu bytes", what,
+                           (unsigned long long)bytes);
     }
     segment = calloc(1, sizeof *segment);
     if (segment == NULL) {

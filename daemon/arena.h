@@ -1,8 +1,9 @@
-/* Memory that is shared by descriptor: sealed memfds, and the budgets that they are charged to. The daemon makes and holds them; engines
- * populate, place and lock them (engines.h). Never maps them, but for the job table.
+/* Memory that is shared by descriptor: sealed memfds, and the budgets that they are charged to. The
+ * daemon makes and holds them; engines populate, place and lock them (engines.h). Never maps them,
+ * but for the job table.
  *
- * A segment starts with one reference, its owner's; each engine that maps it has another. It is charged to its budget until the last
- * reference goes: only then is the memory back. */
+ * A segment starts with one reference, its owner's; each engine that maps it has another. It is
+ * charged to its budget until the last reference goes: only then is the memory back. */
 #ifndef CST_ARENA_H
 #define CST_ARENA_H
 
@@ -19,7 +20,8 @@ struct cst_budget {
 };
 
 /* Charge @bytes for @what. CST_EBUDGET with all numbers; nothing is charged then. */
-int cst_budget_take(struct cst_budget *budget, uint64_t bytes, const char *what, struct cst_err *err);
+int cst_budget_take(struct cst_budget *budget, uint64_t bytes, const char *what,
+                    struct cst_err *err);
 void cst_budget_give(struct cst_budget *budget, uint64_t bytes);
 
 /* What one engine has of one segment (driven by engine.c):
@@ -62,22 +64,24 @@ struct cst_segment {
     uint64_t populated;              /* bytes so far */
     uint64_t counted;                /* of them, that the owner has seen */
     uint8_t mounts[CST_ARENA_MAX_ENGINES]; /* enum cst_mount_state per engine */
-    uint32_t n_waiting;              /* engines that have not answered yet */
-    struct cst_err err;              /* the first engine's words that could not map it */
-    cst_segment_cb on_mounted;       /* all engines have answered; see err. May be NULL */
-    cst_segment_cb on_progress;      /* populated grew. May be NULL */
-    cst_segment_cb on_gone;          /* last reference: called before it is freed. May be NULL */
-    void *arg;                       /* for the callbacks' owner */
+    uint32_t n_waiting;                    /* engines that have not answered yet */
+    struct cst_err err;                    /* the first engine's words that could not map it */
+    cst_segment_cb on_mounted;             /* all engines have answered; see err. May be NULL */
+    cst_segment_cb on_progress;            /* populated grew. May be NULL */
+    cst_segment_cb on_gone; /* last reference: called before it is freed. May be NULL */
+    void *arg;              /* for the callbacks' owner */
 };
 
-/* Make a segment of @bytes, charged to @budget (NULL: to nobody), with one reference. @id is the caller's. CST_EBUDGET; CST_ENOMEM: the kernel
- * gave no memfd (too many open files); CST_EINVAL: zero bytes. */
-int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes, struct cst_budget *budget,
-                     const char *what, struct cst_err *err);
+/* Make a segment of @bytes, charged to @budget (NULL: to nobody), with one reference. @id is the
+ * caller's. CST_EBUDGET; CST_ENOMEM: the kernel gave no memfd (too many open files); CST_EINVAL:
+ * zero bytes. */
+int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
+                     struct cst_budget *budget, const char *what, struct cst_err *err);
 
 void cst_segment_ref(struct cst_segment *segment);
 
-/* Give a reference back; the last one closes the memfd, gives the budget back, calls on_gone and frees it. */
+/* Give a reference back; the last one closes the memfd, gives the budget back, calls on_gone and
+ * frees it. */
 void cst_segment_unref(struct cst_segment *segment);
 
 #endif

@@ -10,7 +10,8 @@ struct cst_commands_item {
     struct cst_commands_item *same_bucket; /* next with the same hash */
     uint64_t ticket;
     size_t n_bytes;   /* of packed */
-    uint8_t packed[]; /* field 1 of Submit: key, length, Command; so a Submit is items one behind the other */
+    uint8_t packed[]; /* field 1 of Submit: key, length, Command; so a Submit is items one behind
+                         the other */
 };
 
 static unsigned bucket_of(uint64_t ticket)
@@ -47,7 +48,8 @@ void cst_commands_close(struct cst_commands *commands)
     }
 }
 
-static void fill_places(Engine__Place *places, Engine__Place **pointers, const struct cst_place *from, uint32_t n)
+static void fill_places(Engine__Place *places, Engine__Place **pointers,
+                        const struct cst_place *from, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
         engine__place__init(&places[i]);
@@ -100,7 +102,8 @@ static void fill_message(struct message *m, const struct cst_command *c)
     m->command.has_table = c->kind == CST_COMMAND_REDUCE || c->kind == CST_COMMAND_NORM ||
                            c->kind == CST_COMMAND_UPDATE;
     m->command.table = c->table;
-    m->command.has_chunk = m->command.has_mark = c->kind == CST_COMMAND_REDUCE || c->kind == CST_COMMAND_UPDATE;
+    m->command.has_chunk = m->command.has_mark =
+        c->kind == CST_COMMAND_REDUCE || c->kind == CST_COMMAND_UPDATE;
     m->command.chunk = c->chunk;
     m->command.mark = c->mark;
     if (c->kind == CST_COMMAND_UPDATE) {
@@ -121,7 +124,8 @@ static size_t write_varint(uint8_t *out, size_t v)
     return n;
 }
 
-int cst_commands_add(struct cst_commands *commands, const struct cst_command *command, struct cst_err *err)
+int cst_commands_add(struct cst_commands *commands, const struct cst_command *command,
+                     struct cst_err *err)
 {
     struct message m;
     struct cst_commands_item *item, **bucket;
@@ -168,7 +172,8 @@ void cst_commands_forget(struct cst_commands *commands, unsigned shift, uint64_t
 {
     struct cst_commands_item *next;
 
-    for (struct cst_commands_item *item = TAILQ_FIRST(&commands->items); item != NULL; item = next) {
+    for (struct cst_commands_item *item = TAILQ_FIRST(&commands->items); item != NULL;
+         item = next) {
         next = TAILQ_NEXT(item, link);
         if (item->ticket >> shift == value) {
             drop(commands, item);
@@ -192,7 +197,8 @@ size_t cst_commands_pack(const struct cst_commands *commands, uint8_t *body, siz
 {
     size_t n = 0;
 
-    for (struct cst_commands_item *item = commands->unsent; item != NULL; item = TAILQ_NEXT(item, link)) {
+    for (struct cst_commands_item *item = commands->unsent; item != NULL;
+         item = TAILQ_NEXT(item, link)) {
         if (item->n_bytes > max - n) {
             break;
         }

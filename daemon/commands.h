@@ -1,5 +1,5 @@
-/* The commands of one engine that have not completed: packed as they go on the wire, in order of submission, found by ticket. What is here when an
- * engine dies is sent again to the next one. */
+/* The commands of one engine that have not completed: packed as they go on the wire, in order of
+ * submission, found by ticket. What is here when an engine dies is sent again to the next one. */
 #ifndef CST_COMMANDS_H
 #define CST_COMMANDS_H
 
@@ -12,8 +12,8 @@
 struct cst_commands_item; /* private */
 
 struct cst_commands {
-    TAILQ_HEAD(, cst_commands_item) items;                   /* sent ones first */
-    struct cst_commands_item *unsent;                        /* first that was not sent; NULL: all were */
+    TAILQ_HEAD(, cst_commands_item) items; /* sent ones first */
+    struct cst_commands_item *unsent;      /* first that was not sent; NULL: all were */
     struct cst_commands_item *buckets[CST_COMMANDS_BUCKETS]; /* by ticket */
     uint64_t n;                                              /* in items */
 };
@@ -22,19 +22,21 @@ void cst_commands_init(struct cst_commands *commands);
 void cst_commands_close(struct cst_commands *commands);
 
 /* CST_ENOMEM. */
-int cst_commands_add(struct cst_commands *commands, const struct cst_command *command, struct cst_err *err);
+int cst_commands_add(struct cst_commands *commands, const struct cst_command *command,
+                     struct cst_err *err);
 
 /* The command of @ticket has completed. False: there is none (its job is gone). */
 bool cst_commands_remove(struct cst_commands *commands, uint64_t ticket);
 
-/* Drop all whose ticket >> @shift is @value; whether an engine has them or not, nobody waits for them. */
+/* Drop all whose ticket >> @shift is @value; whether an engine has them or not, nobody waits for
+ * them. */
 void cst_commands_forget(struct cst_commands *commands, unsigned shift, uint64_t value);
 
 /* The ticket of the oldest one. False: there is none. */
 bool cst_commands_first(const struct cst_commands *commands, uint64_t *ticket);
 
-/* Fill @body with a Submit message of as many unsent commands as @max bytes take; returns its length, 0: nothing to send. They count as
- * unsent until cst_commands_sent, which takes *upto. */
+/* Fill @body with a Submit message of as many unsent commands as @max bytes take; returns its
+ * length, 0: nothing to send. They count as unsent until cst_commands_sent, which takes *upto. */
 size_t cst_commands_pack(const struct cst_commands *commands, uint8_t *body, size_t max,
                          struct cst_commands_item **upto);
 void cst_commands_sent(struct cst_commands *commands, struct cst_commands_item *upto);

@@ -63,7 +63,8 @@ static void answer_all(struct cst_job *job)
         job->workers[r].commit = NULL;
         if (commit != NULL) {
             fill_committed(job, r, &committed);
-            cst_session_answer(job->daemon, commit, CISTERN__MSG_TYPE__MSG_COMMITTED, &committed.base, NULL, 0);
+            cst_session_answer(job->daemon, commit, CISTERN__MSG_TYPE__MSG_COMMITTED,
+                               &committed.base, NULL, 0);
         }
     }
 }
@@ -84,8 +85,8 @@ static uint64_t smallest_pool(const struct cst_job *job)
     return least;
 }
 
-/* Blocks of each rank: what was asked for, at most what can be of use. Who asked for nothing gets that, as far as the budget goes, in
- * equal parts. */
+/* Blocks of each rank: what was asked for, at most what can be of use. Who asked for nothing gets
+ * that, as far as the budget goes, in equal parts. */
 static int divide_pools(const struct cst_job *job, uint32_t *n_blocks, struct cst_err *err)
 {
     const struct cst_layout *layout = &job->layout;
@@ -106,11 +107,12 @@ static int divide_pools(const struct cst_job *job, uint32_t *n_blocks, struct cs
             n_blocks[r] = share < layout->max_blocks ? (uint32_t)share : layout->max_blocks;
         }
         if (job->workers[r].pool_bytes == 0 && n_blocks[r] < layout->min_blocks) {
-            return cst_err_set(err, CST_EBUDGET,
-                               "%s: %" PRIu64 " of %" PRIu64 " bytes are in use; %u blocks of %" PRIu64
-                               " bytes are left for rank %u, operator '%s' needs %u",
-                               budget->name, budget->used, budget->limit, n_blocks[r], block_bytes, r,
-                               job->model.operators[layout->min_operator].name, layout->min_blocks);
+            return cst_err_set(
+                err, CST_EBUDGET,
+                "%s: %" PRIu64 " of %" PRIu64 " bytes are in use; %u blocks of %" PRIu64
+                " bytes are left for rank %u, operator '%s' needs %u",
+                budget->name, budget->used, budget->limit, n_blocks[r], block_bytes, r,
+                job->model.operators[layout->min_operator].name, layout->min_blocks);
         }
     }
     return CST_OK;
@@ -130,7 +132,8 @@ static int populate(struct cst_job *job, struct cst_err *err)
     job->has_layout = true;
     rc = divide_pools(job, n_blocks, err);
     if (rc == CST_OK) {
-        rc = cst_memory_open(&job->memory, &job->layout, job->model.n_tensors, job->world, n_blocks, err);
+        rc = cst_memory_open(&job->memory, &job->layout, job->model.n_tensors, job->world, n_blocks,
+                             err);
     }
     if (rc != CST_OK) {
         cst_commit_drop_layout(job);
@@ -150,9 +153,11 @@ static void start_populating(struct cst_job *job)
         return;
     }
     job->state = CST_JOB_POPULATING;
-    cst_log(CST_LOG_INFO, "job '%s': %" PRIu64 " parameters in %u chunks of %" PRIu64 ", arenas %s, pools %s", job->name,
-            job->model.n_params, job->layout.n_chunks, job->layout.capacity,
-            cst_size_text(job->memory.arena_bytes, arenas), cst_size_text(job->memory.pool_bytes, pools));
+    cst_log(CST_LOG_INFO,
+            "job '%s': %" PRIu64 " parameters in %u chunks of %" PRIu64 ", arenas %s, pools %s",
+            job->name, job->model.n_params, job->layout.n_chunks, job->layout.capacity,
+            cst_size_text(job->memory.arena_bytes, arenas),
+            cst_size_text(job->memory.pool_bytes, pools));
 }
 
 /* -- from memory to core ---------------------------------------------------------------------- */
@@ -195,7 +200,8 @@ static void attach_present(struct cst_job *job)
 
 void cst_commit_populated(struct cst_memory *memory)
 {
-    struct cst_job *job = (struct cst_job *)(void *)((char *)memory - offsetof(struct cst_job, memory));
+    struct cst_job *job =
+        (struct cst_job *)(void *)((char *)memory - offsetof(struct cst_job, memory));
     struct cst_err err = memory->err;
     char bytes[CST_SIZE_TEXT];
 
@@ -211,8 +217,10 @@ void cst_commit_populated(struct cst_memory *memory)
         cst_memory_close(memory);
         return;
     }
-    cst_log(CST_LOG_INFO, "job '%s': %s populated in %.2f s%s", job->name, cst_size_text(memory->populated, bytes),
-            (double)(uv_hrtime() - memory->started_ns) * 1e-9, cst_memory_is_locked(memory) ? ", locked" : "");
+    cst_log(CST_LOG_INFO, "job '%s': %s populated in %.2f s%s", job->name,
+            cst_size_text(memory->populated, bytes),
+            (double)(uv_hrtime() - memory->started_ns) * 1e-9,
+            cst_memory_is_locked(memory) ? ", locked" : "");
     job->state = CST_JOB_READY;
     attach_present(job);
     answer_all(job);
@@ -243,7 +251,8 @@ static void on_deadline(uv_timer_t *timer)
                            job->workers[r].present ? "" : " (absent)");
         }
     }
-    (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for the commit of rank %s", job->timeout_ms, missing);
+    (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for the commit of rank %s",
+                      job->timeout_ms, missing);
     cst_commit_break(job, &why);
 }
 
@@ -270,7 +279,8 @@ static int check_pool(const struct cst_worker *worker, struct cst_err *err)
     n = n < job->layout.max_blocks ? n : job->layout.max_blocks;
     if (worker->pool_bytes != 0 && n != pool->n_blocks) {
         return cst_err_set(err, CST_EMISMATCH,
-                           "pool of rank %u: %u blocks of %" PRIu64 " bytes since the job was committed; %" PRIu64
+                           "pool of rank %u: %u blocks of %" PRIu64
+                           " bytes since the job was committed; %" PRIu64
                            " bytes asked for now are %" PRIu64,
                            worker->rank, pool->n_blocks, block_bytes, worker->pool_bytes, n);
     }

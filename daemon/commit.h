@@ -4,8 +4,9 @@
 
 #include "daemon/job.h"
 
-/* Commit request @id of the worker at @session. Every outcome is an answer: MSG_COMMITTED when all ranks have come and the memory is
- * populated (at once, for a job that is committed already), or an error. */
+/* Commit request @id of the worker at @session. Every outcome is an answer: MSG_COMMITTED when all
+ * ranks have come and the memory is populated (at once, for a job that is committed already), or an
+ * error. */
 void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators);
 
 /* All Commits that wait fail with @why; the ranks may commit again. */

@@ -10,11 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HOST_PERCENT = 60, POOL_PERCENT = 25 }; /* defaults; the rest is for workers and the system */
+enum {
+    HOST_PERCENT = 60,
+    POOL_PERCENT = 25
+}; /* defaults; the rest is for workers and the system */
 
-typedef int (*set_fn)(struct cst_config *config, const char *value, void *field, struct cst_err *err);
+typedef int (*set_fn)(struct cst_config *config, const char *value, void *field,
+                      struct cst_err *err);
 
-static int set_count(const char *value, uint32_t min, uint32_t max, uint32_t *out, struct cst_err *err)
+static int set_count(const char *value, uint32_t min, uint32_t max, uint32_t *out,
+                     struct cst_err *err)
 {
     char *end;
     unsigned long n = strtoul(value, &end, 10);
@@ -29,14 +34,15 @@ static int set_count(const char *value, uint32_t min, uint32_t max, uint32_t *ou
 static int set_text(const char *value, char *out, size_t size, struct cst_err *err)
 {
     if (*value != '/' || strlen(value) >= size) {
-        return cst_err_set(err, CST_EINVAL, "'%s' is not an absolute path of at most %zu bytes", value,
-                           size - 1);
+        return cst_err_set(err, CST_EINVAL, "'%s' is not an absolute path of at most %zu bytes",
+                           value, size - 1);
     }
     (void)snprintf(out, size, "%s", value);
     return CST_OK;
 }
 
-static int set_socket(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_socket(struct cst_config *config, const char *value, void *field,
+                      struct cst_err *err)
 {
     (void)config;
     return set_text(value, field, CST_CONFIG_SOCKET_BYTES, err);
@@ -53,7 +59,8 @@ static int set_bytes(struct cst_config *config, const char *value, void *field, 
     return cst_size_parse(value, config->memory_bytes, field, err);
 }
 
-static int set_seconds(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_seconds(struct cst_config *config, const char *value, void *field,
+                       struct cst_err *err)
 {
     uint32_t seconds;
     int rc = cst_size_parse_seconds(value, 366 * 86400, &seconds, err);
@@ -68,7 +75,8 @@ static int set_seconds(struct cst_config *config, const char *value, void *field
     return rc;
 }
 
-static int set_threads(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_threads(struct cst_config *config, const char *value, void *field,
+                       struct cst_err *err)
 {
     (void)config;
     return set_count(value, 0, 1024, field, err);
@@ -87,13 +95,15 @@ static int set_log_level(struct cst_config *config, const char *value, void *fie
 
     (void)config;
     if (level == 0) {
-        return cst_err_set(err, CST_EINVAL, "'%s' is none of error, warning, notice, info, debug", value);
+        return cst_err_set(err, CST_EINVAL, "'%s' is none of error, warning, notice, info, debug",
+                           value);
     }
     *(int *)field = level;
     return CST_OK;
 }
 
-static int set_access(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_access(struct cst_config *config, const char *value, void *field,
+                      struct cst_err *err)
 {
     (void)config;
     return cst_access_parse(field, value, err);
@@ -101,7 +111,8 @@ static int set_access(struct cst_config *config, const char *value, void *field,
 
 static int set_lock(struct cst_config *config, const char *value, void *field, struct cst_err *err)
 {
-    static const char *const names[] = {[CST_LOCK_NO] = "no", [CST_LOCK_TRY] = "try", [CST_LOCK_YES] = "yes"};
+    static const char *const names[] = {
+        [CST_LOCK_NO] = "no", [CST_LOCK_TRY] = "try", [CST_LOCK_YES] = "yes"};
 
     (void)config;
     for (unsigned i = 0; i < 3; i++) {
@@ -125,8 +136,9 @@ static int set_nodes(struct cst_config *config, const char *value, void *field, 
         return CST_OK;
     }
     (void)snprintf(copy, sizeof copy, "%s", value);
-    for (char *word = strtok_r(copy, ", ", &save); word != NULL; word = strtok_r(NULL, ", ", &save)) {
-        uint32_t node;
+    for (char *word = strtok_r(copy, ", ", &save); word != NULL;
+         word = strtok_r(NULL, ", ", &save)) {
+        uint32_t node = 0;
 
         if (n == CST_CONFIG_MAX_NODES || set_count(word, 0, 1023, &node, NULL) != CST_OK) {
             n = 0;
@@ -135,7 +147,8 @@ static int set_nodes(struct cst_config *config, const char *value, void *field, 
         config->nodes[n++] = node;
     }
     if (n == 0) {
-        return cst_err_set(err, CST_EINVAL, "'%s' is neither 'all' nor a list of at most %d node numbers", value,
+        return cst_err_set(err, CST_EINVAL,
+                           "'%s' is neither 'all' nor a list of at most %d node numbers", value,
                            CST_CONFIG_MAX_NODES);
     }
     config->n_nodes = n;
@@ -214,13 +227,16 @@ static int find_row(const char *section, const char *key, struct cst_err *err)
             return (int)i;
         }
         section_known = true;
-        (void)snprintf(known + used, sizeof known - used, "%s%s", used > 0 ? ", " : "", rows[i].key);
+        (void)snprintf(known + used, sizeof known - used, "%s%s", used > 0 ? ", " : "",
+                       rows[i].key);
     }
     if (section_known) {
-        (void)cst_err_set(err, CST_EINVAL, "unknown key '%s' in [%s] (known: %s)", key, section, known);
+        (void)cst_err_set(err, CST_EINVAL, "unknown key '%s' in [%s] (known: %s)", key, section,
+                          known);
     } else {
         (void)cst_err_set(err, CST_EINVAL,
-                          "unknown section [%s] (known: daemon, host, device host, engine, job)", section);
+                          "unknown section [%s] (known: daemon, host, device host, engine, job)",
+                          section);
     }
     return -1;
 }
@@ -293,7 +309,8 @@ int cst_config_load(struct cst_config *config, const char *path, bool required, 
         return CST_OK;
     }
     if (load.err.status == 0) {
-        return cst_err_set(err, CST_EINVAL, "%s:%d: neither '[section]' nor 'key = value'", path, line);
+        return cst_err_set(err, CST_EINVAL, "%s:%d: neither '[section]' nor 'key = value'", path,
+                           line);
     }
     return cst_err_set(err, CST_EINVAL, "%s:%d: %s", path, line, load.err.text);
 }
@@ -307,7 +324,8 @@ static int finish_manager_socket(struct cst_config *config, struct cst_err *err)
         return CST_OK;
     }
     if ((size_t)dir + sizeof "/manager.sock" > sizeof config->manager_socket) {
-        return cst_err_set(err, CST_EINVAL, "no room for 'manager.sock' beside '%s': set manager_socket",
+        return cst_err_set(err, CST_EINVAL,
+                           "no room for 'manager.sock' beside '%s': set manager_socket",
                            config->socket);
     }
     (void)snprintf(config->manager_socket, sizeof config->manager_socket, "%.*s/manager.sock", dir,
@@ -323,11 +341,13 @@ int cst_config_finish(struct cst_config *config, struct cst_err *err)
         return rc;
     }
     if (strcmp(config->socket, config->manager_socket) == 0) {
-        return cst_err_set(err, CST_EINVAL, "socket and manager_socket are both '%s'", config->socket);
+        return cst_err_set(err, CST_EINVAL, "socket and manager_socket are both '%s'",
+                           config->socket);
     }
     if (config->host_bytes > config->memory_bytes) {
-        return cst_err_set(err, CST_EBUDGET, "host memory of %llu bytes is beyond the machine's %llu bytes",
-                           (unsigned long long)config->host_bytes, (unsigned long long)config->memory_bytes);
+        return cst_err_set(
+            err, CST_EBUDGET, "host memory of %llu bytes is beyond the machine's %llu bytes",
+            (unsigned long long)config->host_bytes, (unsigned long long)config->memory_bytes);
     }
     if (!was_given(config, &config->pool_bytes) &&
         config->pool_bytes > config->memory_bytes - config->host_bytes) {
@@ -338,10 +358,11 @@ int cst_config_finish(struct cst_config *config, struct cst_err *err)
         config->host_bytes = config->memory_bytes - config->pool_bytes;
     }
     if (config->pool_bytes > config->memory_bytes - config->host_bytes) {
-        return cst_err_set(err, CST_EBUDGET,
-                           "host memory of %llu bytes and pools of %llu bytes are beyond the machine's %llu bytes",
-                           (unsigned long long)config->host_bytes, (unsigned long long)config->pool_bytes,
-                           (unsigned long long)config->memory_bytes);
+        return cst_err_set(
+            err, CST_EBUDGET,
+            "host memory of %llu bytes and pools of %llu bytes are beyond the machine's %llu bytes",
+            (unsigned long long)config->host_bytes, (unsigned long long)config->pool_bytes,
+            (unsigned long long)config->memory_bytes);
     }
     return CST_OK;
 }

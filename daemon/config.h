@@ -1,5 +1,6 @@
-/* What the daemon was told: defaults, then the configuration file (INI), then the command line. A value that makes no sense is
- * refused with the file, the line and what is allowed; so is an unknown or repeated key. */
+/* What the daemon was told: defaults, then the configuration file (INI), then the command line. A
+ * value that makes no sense is refused with the file, the line and what is allowed; so is an
+ * unknown or repeated key. */
 #ifndef CST_CONFIG_H
 #define CST_CONFIG_H
 
@@ -18,37 +19,41 @@ enum cst_config_lock { CST_LOCK_NO, CST_LOCK_TRY, CST_LOCK_YES };
 struct cst_config {
     uint64_t memory_bytes;                        /* of the machine; not a setting */
     char socket[CST_CONFIG_SOCKET_BYTES];         /* [daemon] socket */
-    char manager_socket[CST_CONFIG_SOCKET_BYTES]; /* [daemon] manager_socket; empty: manager.sock beside socket */
+    char manager_socket[CST_CONFIG_SOCKET_BYTES]; /* [daemon] manager_socket; empty: manager.sock
+                                                     beside socket */
     int log_level;                                /* [daemon] log_level: enum cst_log_level */
     struct cst_access access;                     /* [daemon] access */
-    uint64_t host_bytes;                          /* [host] memory: budget for arenas, tables, staging */
-    enum cst_config_lock lock;                    /* [host] lock: mlock of arenas */
-    unsigned nodes[CST_CONFIG_MAX_NODES];         /* [host] nodes: NUMA nodes to use (OS numbers) */
-    unsigned n_nodes;                             /* 0: all */
-    uint64_t pool_bytes;                          /* [device host] pool: budget for all pools together */
-    uint32_t threads;                             /* [engine] threads per engine; 0: all usable cores */
-    uint32_t copy_threads;                        /* [engine] copy_threads; 0: chosen */
-    char engine[CST_CONFIG_PATH_BYTES];           /* [engine] program; empty: looked for */
-    uint32_t ttl_s;                               /* [job] ttl: a job without worker is removed after it; s */
-    uint32_t timeout_s;                           /* [job] timeout: longest wait for other ranks; s */
-    uint32_t max_jobs;                            /* [job] max_jobs */
-    uint32_t max_sessions;                        /* [job] max_sessions */
-    uint32_t credits;                             /* [job] credits: requests in flight per connection */
-    uint64_t given;                               /* keys that were set, bit by row of the table in config.c */
+    uint64_t host_bytes;                  /* [host] memory: budget for arenas, tables, staging */
+    enum cst_config_lock lock;            /* [host] lock: mlock of arenas */
+    unsigned nodes[CST_CONFIG_MAX_NODES]; /* [host] nodes: NUMA nodes to use (OS numbers) */
+    unsigned n_nodes;                     /* 0: all */
+    uint64_t pool_bytes;                  /* [device host] pool: budget for all pools together */
+    uint32_t threads;                     /* [engine] threads per engine; 0: all usable cores */
+    uint32_t copy_threads;                /* [engine] copy_threads; 0: chosen */
+    char engine[CST_CONFIG_PATH_BYTES];   /* [engine] program; empty: looked for */
+    uint32_t ttl_s;        /* [job] ttl: a job without worker is removed after it; s */
+    uint32_t timeout_s;    /* [job] timeout: longest wait for other ranks; s */
+    uint32_t max_jobs;     /* [job] max_jobs */
+    uint32_t max_sessions; /* [job] max_sessions */
+    uint32_t credits;      /* [job] credits: requests in flight per connection */
+    uint64_t given;        /* keys that were set, bit by row of the table in config.c */
 };
 
 /* Defaults for a machine of @memory_bytes. */
 void cst_config_init(struct cst_config *config, uint64_t memory_bytes);
 
-/* Read @path into @config. A file that is not there is fine unless @required. CST_EINVAL: "FILE:LINE: ..."; CST_ENOTFOUND; CST_EIO. */
-int cst_config_load(struct cst_config *config, const char *path, bool required, struct cst_err *err);
+/* Read @path into @config. A file that is not there is fine unless @required. CST_EINVAL:
+ * "FILE:LINE: ..."; CST_ENOTFOUND; CST_EIO. */
+int cst_config_load(struct cst_config *config, const char *path, bool required,
+                    struct cst_err *err);
 
-/* Set one key as the file would, but more than once if need be: for the command line. CST_EINVAL with what is allowed. */
+/* Set one key as the file would, but more than once if need be: for the command line. CST_EINVAL
+ * with what is allowed. */
 int cst_config_set(struct cst_config *config, const char *section, const char *key,
                    const char *value, struct cst_err *err);
 
-/* Fill in what follows from other settings and refuse what cannot be: budgets beyond the machine's memory (CST_EBUDGET, with both
- * numbers). After everything has been read. */
+/* Fill in what follows from other settings and refuse what cannot be: budgets beyond the machine's
+ * memory (CST_EBUDGET, with both numbers). After everything has been read. */
 int cst_config_finish(struct cst_config *config, struct cst_err *err);
 
 #endif

@@ -4,6 +4,7 @@
 #include "daemon/log.h"
 #include "daemon/notify.h"
 #include "daemon/size.h"
+#include "daemon/staging.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -15,7 +16,8 @@
 
 /* -- turns ---------------------------------------------------------------------------------- */
 
-/* After every callback of a turn and before the loop sleeps: what had to wait, then what it produced for the engines. */
+/* After every callback of a turn and before the loop sleeps: what had to wait, then what it
+ * produced for the engines. */
 static void on_turn(uv_prepare_t *turn)
 {
     struct cst_daemon *daemon = turn->data;
@@ -31,17 +33,20 @@ static void on_watchdog(uv_timer_t *timer)
     if (cst_engines_alive(&daemon->engines)) {
         cst_notify_alive();
     } else {
-        cst_log(CST_LOG_WARNING, "an engine with commands in flight has not moved since the last look");
+        cst_log(CST_LOG_WARNING,
+                "an engine with commands in flight has not moved since the last look");
     }
 }
 
 static void format_status(const struct cst_daemon *daemon, char *out, size_t n)
 {
-    char host[CST_SIZE_TEXT], host_limit[CST_SIZE_TEXT], pool[CST_SIZE_TEXT], pool_limit[CST_SIZE_TEXT];
+    char host[CST_SIZE_TEXT], host_limit[CST_SIZE_TEXT], pool[CST_SIZE_TEXT],
+        pool_limit[CST_SIZE_TEXT];
 
-    (void)snprintf(out, n, "%u jobs, host memory %s of %s, pools %s of %s", daemon->jobs.n,
-                   cst_size_text(daemon->host.used, host), cst_size_text(daemon->host.limit, host_limit),
-                   cst_size_text(daemon->pool.used, pool), cst_size_text(daemon->pool.limit, pool_limit));
+    (void)snprintf(
+        out, n, "%u jobs, host memory %s of %s, pools %s of %s", daemon->jobs.n,
+        cst_size_text(daemon->host.used, host), cst_size_text(daemon->host.limit, host_limit),
+        cst_size_text(daemon->pool.used, pool), cst_size_text(daemon->pool.limit, pool_limit));
 }
 
 void cst_daemon_status(struct cst_daemon *daemon)
@@ -70,7 +75,8 @@ static void on_reload(uv_signal_t *signal, int number)
 {
     (void)signal;
     (void)number;
-    cst_log(CST_LOG_NOTICE, "SIGHUP: the configuration is read at start only; restart to change it");
+    cst_log(CST_LOG_NOTICE,
+            "SIGHUP: the configuration is read at start only; restart to change it");
 }
 
 static void start_signals(struct cst_daemon *daemon)
@@ -116,7 +122,8 @@ static void init_parts(struct cst_daemon *daemon, const struct cst_config *confi
     memset(daemon, 0, sizeof *daemon);
     daemon->config = config;
     daemon->host = (struct cst_budget){.name = "host memory", .limit = config->host_bytes};
-    daemon->pool = (struct cst_budget){.name = "pools of the host device", .limit = config->pool_bytes};
+    daemon->pool =
+        (struct cst_budget){.name = "pools of the host device", .limit = config->pool_bytes};
     daemon->started_ns = uv_hrtime();
     cst_jobs_init(&daemon->jobs);
     cst_pendings_init(&daemon->requests);
@@ -143,7 +150,8 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
         rc = cst_err_set(err, CST_EINTERNAL, "uv_loop_init");
         goto err_after_unpack;
     }
-    rc = cst_engines_init(&daemon->engines, &daemon->loop, config, &daemon->later, cst_drive_done, daemon, err);
+    rc = cst_engines_init(&daemon->engines, &daemon->loop, config, &daemon->later, cst_drive_done,
+                          daemon, err);
     if (rc != CST_OK) {
         goto err_after_loop;
     }
@@ -193,7 +201,8 @@ static void remove_jobs(struct cst_daemon *daemon)
     }
 }
 
-/* Requests are answered, then connections closed: a reply that the socket does not take at once is not waited for. */
+/* Requests are answered, then connections closed: a reply that the socket does not take at once is
+ * not waited for. */
 static void end_sessions(struct cst_daemon *daemon)
 {
     struct cst_session *session;

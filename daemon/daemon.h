@@ -1,5 +1,5 @@
-/* The one object that the daemon's modules hang on, and its life: start, run, drain. One thread, one libuv loop; nothing in daemon/ is called from
- * any other thread. */
+/* The one object that the daemon's modules hang on, and its life: start, run, drain. One thread,
+ * one libuv loop; nothing in daemon/ is called from any other thread. */
 #ifndef CST_DAEMON_H
 #define CST_DAEMON_H
 
@@ -18,34 +18,37 @@
 
 struct cst_daemon {
     uv_loop_t loop;
-    const struct cst_config *config;   /* the caller's */
-    struct cst_budget host;            /* arenas, tables, staging */
-    struct cst_budget pool;            /* pools of the host device */
+    const struct cst_config *config; /* the caller's */
+    struct cst_budget host;          /* arenas, tables, staging */
+    struct cst_budget pool;          /* pools of the host device */
     struct cst_engines engines;
-    struct cst_server server;          /* listeners and sessions */
+    struct cst_server server; /* listeners and sessions */
     struct cst_jobs jobs;
     struct cst_pendings requests;
-    struct cst_later_queue later;      /* what must wait until a callback has returned */
-    struct cst_unpack unpack;          /* one message is unpacked at a time ... */
-    struct cst_frame_buf in;           /* ... out of this ... */
-    uint8_t out[CST_FRAME_MAX_BODY];   /* ... and one reply packed into this */
-    struct cst_actions actions;        /* of the core that is being stepped */
-    uint64_t epoch;                    /* one value per start */
-    uint64_t started_ns;               /* monotonic */
-    uint64_t n_requests;               /* ever */
-    bool draining;                     /* going down */
-    uv_prepare_t turn;                 /* end of each turn of the loop */
+    struct cst_later_queue later;    /* what must wait until a callback has returned */
+    struct cst_unpack unpack;        /* one message is unpacked at a time ... */
+    struct cst_frame_buf in;         /* ... out of this ... */
+    uint8_t out[CST_FRAME_MAX_BODY]; /* ... and one reply packed into this */
+    struct cst_actions actions;      /* of the core that is being stepped */
+    uint64_t epoch;                  /* one value per start */
+    uint64_t started_ns;             /* monotonic */
+    uint64_t n_requests;             /* ever */
+    bool draining;                   /* going down */
+    uv_prepare_t turn;               /* end of each turn of the loop */
     uv_signal_t terminate, interrupt, reload;
-    uv_timer_t watchdog;               /* runs only if the service manager asked for it */
+    uv_timer_t watchdog; /* runs only if the service manager asked for it */
 };
 
-/* Listen, start the engines, tell the service manager. CST_E...: with the words for one line; everything is undone. */
-int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, struct cst_err *err);
+/* Listen, start the engines, tell the service manager. CST_E...: with the words for one line;
+ * everything is undone. */
+int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config,
+                    struct cst_err *err);
 
 /* Run until a signal has ended it and everything is closed. */
 void cst_daemon_run(struct cst_daemon *daemon);
 
-/* Stop accepting, answer what waits with CST_EDRAINING, end engines; cst_daemon_run returns when that is done. */
+/* Stop accepting, answer what waits with CST_EDRAINING, end engines; cst_daemon_run returns when
+ * that is done. */
 void cst_daemon_drain(struct cst_daemon *daemon);
 
 void cst_daemon_close(struct cst_daemon *daemon);

@@ -9,6 +9,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 void cst_serve_error(struct cst_session *session, uint64_t id, int status, const char *fmt, ...)
 {
@@ -21,8 +22,8 @@ void cst_serve_error(struct cst_session *session, uint64_t id, int status, const
     cst_session_error(session, id, &err);
 }
 
-int cst_serve_find_job(const struct cst_session *session, const char *name, bool has_uid, uint32_t uid,
-                       struct cst_job **out, struct cst_err *err)
+int cst_serve_find_job(const struct cst_session *session, const char *name, bool has_uid,
+                       uint32_t uid, struct cst_job **out, struct cst_err *err)
 {
     struct cst_daemon *daemon = session->daemon;
     struct cst_job *job, *found = NULL;
@@ -31,12 +32,14 @@ int cst_serve_find_job(const struct cst_session *session, const char *name, bool
         return cst_err_set(err, CST_EDENIED, "a job of uid %u: only on the manager socket", uid);
     }
     found = cst_job_find(daemon, has_uid ? uid : session->peer.uid, name);
-    if (found == NULL && session->manager && !has_uid) { /* a manager need not say whose, where only one can be meant */
+    if (found == NULL && session->manager &&
+        !has_uid) { /* a manager need not say whose, where only one can be meant */
         TAILQ_FOREACH(job, &daemon->jobs.living, link)
         {
             if (strcmp(job->name, name) == 0) {
                 if (found != NULL) {
-                    return cst_err_set(err, CST_EINVAL, "several users have a job '%.63s': say whose", name);
+                    return cst_err_set(err, CST_EINVAL,
+                                       "several users have a job '%.63s': say whose", name);
                 }
                 found = job;
             }
@@ -58,8 +61,9 @@ static void serve_hello(struct cst_session *session, uint64_t id, void *body)
     Cistern__Welcome welcome = CISTERN__WELCOME__INIT;
 
     if (hello->min_version > CST_PROTOCOL_VERSION || hello->max_version < CST_PROTOCOL_VERSION) {
-        cst_serve_error(session, id, CST_EVERSION, "protocol %u to %u: this daemon (%s) speaks %d", hello->min_version,
-                        hello->max_version, PACKAGE_VERSION, CST_PROTOCOL_VERSION);
+        cst_serve_error(session, id, CST_EVERSION, "protocol %u to %u: this daemon (%s) speaks %d",
+                        hello->min_version, hello->max_version, PACKAGE_VERSION,
+                        CST_PROTOCOL_VERSION);
         session->last_words = true;
         return;
     }
@@ -68,7 +72,8 @@ static void serve_hello(struct cst_session *session, uint64_t id, void *body)
         return;
     }
     session->state = CST_SESSION_OPEN;
-    cst_log(CST_LOG_DEBUG, "pid %d: %.64s", (int)session->peer.pid, hello->build != NULL ? hello->build : "client");
+    cst_log(CST_LOG_DEBUG, "pid %d: %.64s", (int)session->peer.pid,
+            hello->build != NULL ? hello->build : "client");
     welcome.version = CST_PROTOCOL_VERSION;
     welcome.epoch = daemon->epoch;
     welcome.credits = daemon->config->credits;
@@ -88,15 +93,16 @@ static void serve_ping(struct cst_session *session, uint64_t id, void *body)
 enum needs { NOTHING, JOB }; /* JOB: attached to one that is there */
 
 struct row {
-    cst_serve_fn serve;                        /* NULL: no request of this type */
-    const ProtobufCMessageDescriptor *type;    /* of the body; NULL: empty */
+    cst_serve_fn serve;                     /* NULL: no request of this type */
+    const ProtobufCMessageDescriptor *type; /* of the body; NULL: empty */
     enum needs needs;
 };
 
 static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_HELLO] = {serve_hello, &cistern__hello__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_PING] = {serve_ping, NULL, NOTHING},
-    [CISTERN__MSG_TYPE__MSG_JOB_OPEN] = {cst_serve_job_open, &cistern__job_open__descriptor, NOTHING},
+    [CISTERN__MSG_TYPE__MSG_JOB_OPEN] = {cst_serve_job_open, &cistern__job_open__descriptor,
+                                         NOTHING},
     [CISTERN__MSG_TYPE__MSG_DECLARE] = {cst_serve_declare, &cistern__declare__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_COMMIT] = {cst_serve_commit, &cistern__commit__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_LAYOUT] = {cst_serve_layout, &cistern__layout_get__descriptor, JOB},
@@ -106,19 +112,25 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_STEP] = {cst_serve_step, &cistern__step__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_CANCEL] = {cst_serve_cancel, &cistern__cancel__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_LEAVE] = {cst_serve_leave, NULL, JOB},
-    [CISTERN__MSG_TYPE__MSG_STAGING] = {cst_serve_staging, &cistern__staging_get__descriptor, NOTHING},
-    [CISTERN__MSG_TYPE__MSG_TENSOR_READ] = {cst_serve_tensor_read, &cistern__tensor_io__descriptor, JOB},
-    [CISTERN__MSG_TYPE__MSG_TENSOR_WRITE] = {cst_serve_tensor_write, &cistern__tensor_io__descriptor, JOB},
+    [CISTERN__MSG_TYPE__MSG_STAGING] = {cst_serve_staging, &cistern__staging_get__descriptor,
+                                        NOTHING},
+    [CISTERN__MSG_TYPE__MSG_TENSOR_READ] = {cst_serve_tensor_read, &cistern__tensor_io__descriptor,
+                                            JOB},
+    [CISTERN__MSG_TYPE__MSG_TENSOR_WRITE] = {cst_serve_tensor_write,
+                                             &cistern__tensor_io__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_STAT] = {cst_serve_stat, NULL, NOTHING},
-    [CISTERN__MSG_TYPE__MSG_JOB_LIST] = {cst_serve_job_list, &cistern__job_list_get__descriptor, NOTHING},
-    [CISTERN__MSG_TYPE__MSG_JOB_INFO] = {cst_serve_job_info, &cistern__job_name__descriptor, NOTHING},
+    [CISTERN__MSG_TYPE__MSG_JOB_LIST] = {cst_serve_job_list, &cistern__job_list_get__descriptor,
+                                         NOTHING},
+    [CISTERN__MSG_TYPE__MSG_JOB_INFO] = {cst_serve_job_info, &cistern__job_name__descriptor,
+                                         NOTHING},
     [CISTERN__MSG_TYPE__MSG_EXPLAIN] = {cst_serve_explain, &cistern__explain__descriptor, NOTHING},
-    [CISTERN__MSG_TYPE__MSG_JOB_REMOVE] = {cst_serve_job_remove, &cistern__job_name__descriptor, NOTHING},
+    [CISTERN__MSG_TYPE__MSG_JOB_REMOVE] = {cst_serve_job_remove, &cistern__job_name__descriptor,
+                                           NOTHING},
 };
 
 /* Why this session may not ask this now. @fatal: it is closed after the answer. */
-static int check_session(const struct cst_session *session, const struct cst_frame *frame, const struct row *row,
-                         bool *fatal, struct cst_err *err)
+static int check_session(const struct cst_session *session, const struct cst_frame *frame,
+                         const struct row *row, bool *fatal, struct cst_err *err)
 {
     struct cst_daemon *daemon = session->daemon;
 
@@ -138,13 +150,15 @@ static int check_session(const struct cst_session *session, const struct cst_fra
     if (daemon->draining) {
         return cst_err_set(err, CST_EDRAINING, "the daemon is going down");
     }
-    if (session->n_requests >= daemon->config->credits && frame->type != CISTERN__MSG_TYPE__MSG_CANCEL) {
-        return cst_err_set(err, CST_ENOCREDIT, "%u requests in flight, the limit is %u", session->n_requests,
-                           daemon->config->credits);
+    if (session->n_requests >= daemon->config->credits &&
+        frame->type != CISTERN__MSG_TYPE__MSG_CANCEL) {
+        return cst_err_set(err, CST_ENOCREDIT, "%u requests in flight, the limit is %u",
+                           session->n_requests, daemon->config->credits);
     }
     if (row->needs == JOB && session->job == NULL) {
-        return session->job_removed ? cst_err_set(err, CST_ENOTFOUND, "the job was removed")
-                                    : cst_err_set(err, CST_EINVAL, "no job is open on this connection");
+        return session->job_removed
+                   ? cst_err_set(err, CST_ENOTFOUND, "the job was removed")
+                   : cst_err_set(err, CST_EINVAL, "no job is open on this connection");
     }
     return CST_OK;
 }
@@ -159,8 +173,8 @@ static int check_frame(struct cst_frame *frame, struct cst_err *err)
         return cst_err_set(err, CST_EPROTO, "a request with flags 0x%04x", frame->flags);
     }
     if (n_fds > 0) {
-        return cst_err_set(err, CST_EPROTO, "message of type %u with %u descriptors, it takes none", frame->type,
-                           n_fds);
+        return cst_err_set(err, CST_EPROTO, "message of type %u with %u descriptors, it takes none",
+                           frame->type, n_fds);
     }
     return CST_OK;
 }
@@ -168,7 +182,9 @@ static int check_frame(struct cst_frame *frame, struct cst_err *err)
 void cst_dispatch(struct cst_session *session, struct cst_frame *frame)
 {
     const struct row *row =
-        frame->type < sizeof rows / sizeof *rows && rows[frame->type].serve != NULL ? &rows[frame->type] : NULL;
+        frame->type < sizeof rows / sizeof *rows && rows[frame->type].serve != NULL
+            ? &rows[frame->type]
+            : NULL;
     void *body = NULL;
     bool fatal = false;
     struct cst_err err = {0};
@@ -178,7 +194,8 @@ void cst_dispatch(struct cst_session *session, struct cst_frame *frame)
         rc = check_session(session, frame, row, &fatal, &err);
     }
     if (rc == CST_OK && row->type != NULL) {
-        rc = cst_unpack_message(&session->daemon->unpack, row->type, frame->body, frame->body_bytes, &body, &err);
+        rc = cst_unpack_message(&session->daemon->unpack, row->type, frame->body, frame->body_bytes,
+                                &body, &err);
     }
     if (rc != CST_OK) {
         cst_session_error(session, frame->request, &err);

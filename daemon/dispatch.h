@@ -1,5 +1,5 @@
-/* From a frame to the function that serves its type. One row of the table per message; what is wrong with a request is answered here or there,
- * never with silence. */
+/* From a frame to the function that serves its type. One row of the table per message; what is
+ * wrong with a request is answered here or there, never with silence. */
 #ifndef CST_DISPATCH_H
 #define CST_DISPATCH_H
 
@@ -38,8 +38,9 @@ void cst_serve_explain(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_error(struct cst_session *session, uint64_t id, int status, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* The job that @name names for this session: its own uid's, or, on the manager socket, @uid's if given. CST_ENOTFOUND; CST_EDENIED. */
-int cst_serve_find_job(const struct cst_session *session, const char *name, bool has_uid, uint32_t uid,
-                       struct cst_job **out, struct cst_err *err);
+/* The job that @name names for this session: its own uid's, or, on the manager socket, @uid's if
+ * given. CST_ENOTFOUND; CST_EDENIED. */
+int cst_serve_find_job(const struct cst_session *session, const char *name, bool has_uid,
+                       uint32_t uid, struct cst_job **out, struct cst_err *err);
 
 #endif

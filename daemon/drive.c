@@ -51,7 +51,8 @@ static void answer_batch(struct cst_daemon *daemon, struct cst_pending *request)
     cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_BATCH_DONE, &done.base, NULL, 0);
 }
 
-static void answer_sync(struct cst_daemon *daemon, struct cst_pending *request, const struct cst_reply *reply)
+static void answer_sync(struct cst_daemon *daemon, struct cst_pending *request,
+                        const struct cst_reply *reply)
 {
     Cistern__Synced synced = CISTERN__SYNCED__INIT;
 
@@ -60,7 +61,8 @@ static void answer_sync(struct cst_daemon *daemon, struct cst_pending *request, 
     cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_SYNCED, &synced.base, NULL, 0);
 }
 
-static void answer_step(struct cst_daemon *daemon, struct cst_pending *request, const struct cst_reply *reply)
+static void answer_step(struct cst_daemon *daemon, struct cst_pending *request,
+                        const struct cst_reply *reply)
 {
     Cistern__Stepped stepped = CISTERN__STEPPED__INIT;
 
@@ -84,7 +86,8 @@ static void answer_leave(struct cst_daemon *daemon, struct cst_pending *request)
     cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
 }
 
-static void answer_single(struct cst_daemon *daemon, struct cst_pending *request, const struct cst_reply *reply)
+static void answer_single(struct cst_daemon *daemon, struct cst_pending *request,
+                          const struct cst_reply *reply)
 {
     if (reply->status != CST_OK) {
         cst_session_fail(daemon, request, &reply->err);
@@ -131,7 +134,8 @@ static void on_reply(struct cst_daemon *daemon, const struct cst_reply *reply)
 
 /* -- actions -------------------------------------------------------------------------------- */
 
-/* A command that cannot even be queued leaves the core waiting for ever: better no job than a hanging one. */
+/* A command that cannot even be queued leaves the core waiting for ever: better no job than a
+ * hanging one. */
 static void submit(struct cst_job *job, const struct cst_command *command)
 {
     struct cst_err err = {0};
@@ -155,8 +159,8 @@ static void carry_out(struct cst_job *job, const struct cst_actions *actions)
             on_reply(job->daemon, &action->reply);
             break;
         case CST_ACT_LOG:
-            cst_log(action->log.status != 0 ? CST_LOG_WARNING : CST_LOG_INFO, "job '%s': %s", job->name,
-                    action->log.text);
+            cst_log(action->log.status != 0 ? CST_LOG_WARNING : CST_LOG_INFO, "job '%s': %s",
+                    job->name, action->log.text);
             break;
         }
     }
@@ -183,7 +187,8 @@ static void arm(struct cst_job *job, uint64_t now)
     if (deadline == CST_CORE_NEVER) {
         (void)uv_timer_stop(&job->deadline);
     } else {
-        (void)uv_timer_start(&job->deadline, on_deadline, deadline > now ? (deadline - now) / 1000000 + 1 : 0, 0);
+        (void)uv_timer_start(&job->deadline, on_deadline,
+                             deadline > now ? (deadline - now) / 1000000 + 1 : 0, 0);
     }
 }
 

@@ -1,10 +1,12 @@
-/* Driving a job's core: an event in, its actions carried out (commands to engines, results to requests, lines to the log), its timer armed. */
+/* Driving a job's core: an event in, its actions carried out (commands to engines, results to
+ * requests, lines to the log), its timer armed. */
 #ifndef CST_DRIVE_H
 #define CST_DRIVE_H
 
 #include "daemon/job.h"
 
-/* Step the core of @job, which is READY, with @event (its time is set here). Sessions and jobs that end thereby do so at the end of the turn. */
+/* Step the core of @job, which is READY, with @event (its time is set here). Sessions and jobs that
+ * end thereby do so at the end of the turn. */
 void cst_job_feed(struct cst_job *job, struct cst_event *event);
 
 /* An engine has completed @ticket: find its job and feed it. cst_engines_done_fn of the daemon. */

@@ -8,13 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
-    MAX_DEATHS = 5,            /* in a row ... */
-    DEATHS_SECONDS = 10,       /* ... within so long, and it is given up */
-    MAX_UNANSWERED = 60,       /* pings, a second apart, before a silent process is killed */
-    UNDO_BYTES = 16 << 20,     /* sparse: pages appear with the slots that are used */
-    ADD_REQUEST = 1,           /* request id = segment id x 4 + one of these */
+    MAX_DEATHS = 5,        /* in a row ... */
+    DEATHS_SECONDS = 10,   /* ... within so long, and it is given up */
+    MAX_UNANSWERED = 60,   /* pings, a second apart, before a silent process is killed */
+    UNDO_BYTES = 64 << 10, /* per thread: a slot has 48 KiB and a header */
+    ADD_REQUEST = 1,       /* request id = segment id x 4 + one of these */
     DROP_REQUEST = 2,
 };
 
@@ -28,7 +29,8 @@ const char *cst_engine_state_name(enum cst_engine_state state)
     return names[state];
 }
 
-void cst_engine_init(struct cst_engine *engine, struct cst_engines *engines, unsigned index, unsigned os_node)
+void cst_engine_init(struct cst_engine *engine, struct cst_engines *engines, unsigned index,
+                     unsigned os_node)
 {
     *engine = (struct cst_engine){
         .engines = engines, .index = index, .os_node = os_node, .refuse.fn = on_refuse};
@@ -44,8 +46,8 @@ void cst_engine_close(struct cst_engine *engine)
     }
 }
 
-static int send_message(struct cst_engine *engine, uint16_t type, uint64_t request, const ProtobufCMessage *message,
-                        int fd)
+static int send_message(struct cst_engine *engine, uint16_t type, uint64_t request,
+                        const ProtobufCMessage *message, int fd)
 {
     uint8_t body[256];
     struct cst_frame frame = {.type = type, .request = request, .body = body};
@@ -73,20 +75,31 @@ static void send_setup(struct cst_engine *engine)
     (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SETUP, 1, &setup.base, engine->undo->fd);
 }
 
+/* A slot for each thread that the engine may have. */
+static uint64_t undo_bytes(const struct cst_config *config)
+{
+    long n_cores = sysconf(_SC_NPROCESSORS_CONF);
+
+    return UNDO_BYTES * (uint64_t)(config->threads > n_cores ? config->threads : n_cores);
+}
+
 int cst_engine_start(struct cst_engine *engine, struct cst_err *err)
 {
     struct cst_engines *engines = engine->engines;
     int rc = CST_OK;
 
     if (engine->undo == NULL) {
-        rc = cst_segment_open(&engine->undo, cst_engines_segment_id(engines), UNDO_BYTES, NULL, "undo slots", err);
+        rc = cst_segment_open(&engine->undo, cst_engines_segment_id(engines),
+                              undo_bytes(engines->config), NULL, "undo slots", err);
     }
     if (rc == CST_OK) {
-        rc = cst_process_start(&engine->process, engines->loop, engines->program, &ops, engine, err);
+        rc =
+            cst_process_start(&engine->process, engines->loop, engines->program, &ops, engine, err);
     }
     if (rc != CST_OK) {
         engine->state = CST_ENGINE_FAILED;
-        (void)snprintf(engine->why, sizeof engine->why, "engine %u: %.150s", engine->index, err->text);
+        (void)snprintf(engine->why, sizeof engine->why, "engine %u: %.150s", engine->index,
+                       err->text);
         return rc;
     }
     engine->state = CST_ENGINE_STARTING;
@@ -97,12 +110,14 @@ int cst_engine_start(struct cst_engine *engine, struct cst_err *err)
 
 /* -- segments ------------------------------------------------------------------------------- */
 
-static void set_mount(const struct cst_engine *engine, struct cst_segment *segment, enum cst_mount_state state)
+static void set_mount(const struct cst_engine *engine, struct cst_segment *segment,
+                      enum cst_mount_state state)
 {
     segment->mounts[engine->index] = (uint8_t)state;
 }
 
-static enum cst_mount_state mount_of(const struct cst_engine *engine, const struct cst_segment *segment)
+static enum cst_mount_state mount_of(const struct cst_engine *engine,
+                                     const struct cst_segment *segment)
 {
     return (enum cst_mount_state)segment->mounts[engine->index];
 }
@@ -135,9 +150,10 @@ static void send_add(struct cst_engine *engine, struct cst_segment *segment)
     add.populate = first && mount_of(engine, segment) != CST_MOUNT_REMOUNT;
     add.lock = first && segment->lock;
     set_mount(engine, segment,
-              mount_of(engine, segment) == CST_MOUNT_REMOUNT ? CST_MOUNT_REMOUNTING : CST_MOUNT_ADDING);
-    (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD, segment->id * 4ull + ADD_REQUEST, &add.base,
-                       segment->fd);
+              mount_of(engine, segment) == CST_MOUNT_REMOUNT ? CST_MOUNT_REMOUNTING
+                                                             : CST_MOUNT_ADDING);
+    (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD,
+                       segment->id * 4ull + ADD_REQUEST, &add.base, segment->fd);
 }
 
 static void send_drop(struct cst_engine *engine, struct cst_segment *segment)
@@ -146,8 +162,8 @@ static void send_drop(struct cst_engine *engine, struct cst_segment *segment)
 
     drop.id = segment->id;
     set_mount(engine, segment, CST_MOUNT_DROPPING);
-    (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DROP, segment->id * 4ull + DROP_REQUEST,
-                       &drop.base, -1);
+    (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DROP,
+                       segment->id * 4ull + DROP_REQUEST, &drop.base, -1);
 }
 
 static bool is_up(const struct cst_engine *engine)
@@ -194,7 +210,8 @@ void cst_engine_unmount(struct cst_engine *engine, struct cst_segment *segment)
     }
 }
 
-static void on_add_done(struct cst_engine *engine, struct cst_segment *segment, const Engine__SegmentDone *done)
+static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
+                        const Engine__SegmentDone *done)
 {
     enum cst_mount_state was = mount_of(engine, segment);
     int status = done->status;
@@ -211,13 +228,14 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment, 
         return;
     }
     if (was == CST_MOUNT_REMOUNTING && status != CST_OK) {
-        cst_log(CST_LOG_ERROR, "engine %u: segment %u cannot be mapped again: %s", engine->index, segment->id,
-                done->text != NULL ? done->text : cst_status_words(status));
+        cst_log(CST_LOG_ERROR, "engine %u: segment %u cannot be mapped again: %s", engine->index,
+                segment->id, done->text != NULL ? done->text : cst_status_words(status));
         cst_process_kill(engine->process); /* without it commands would fail that need not */
         return;
     }
     if (status != CST_OK && segment->err.status == 0) {
-        (void)cst_err_set(&segment->err, status, "segment of %llu bytes: %s", (unsigned long long)segment->bytes,
+        (void)cst_err_set(&segment->err, status, "segment of %llu bytes: %s",
+                          (unsigned long long)segment->bytes,
                           done->text != NULL ? done->text : cst_status_words(status));
     }
     set_mount(engine, segment, CST_MOUNT_MOUNTED);
@@ -229,11 +247,12 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment, 
     }
     if (status != CST_OK) {
         let_go(engine, segment);
-    } else if (segment->lock_required && segment->populate == (int)engine->index && !segment->locked &&
-               segment->err.status == 0) {
+    } else if (segment->lock_required && segment->populate == (int)engine->index &&
+               !segment->locked && segment->err.status == 0) {
         (void)cst_err_set(&segment->err, CST_ENOMEM, "segment of %llu bytes: cannot be locked: %s",
                           (unsigned long long)segment->bytes,
-                          done->text != NULL ? done->text : "see LimitMEMLOCK and 'lock' in [host]");
+                          done->text != NULL ? done->text
+                                             : "see LimitMEMLOCK and 'lock' in [host]");
     }
     answered(segment);
 }
@@ -250,7 +269,8 @@ static void on_segment_done(struct cst_engine *engine, const struct cst_frame *f
         on_add_done(engine, segment, done);
         cst_segment_unref(segment);
     } else {
-        cst_log(CST_LOG_WARNING, "engine %u: answer for a segment that it was not asked for", engine->index);
+        cst_log(CST_LOG_WARNING, "engine %u: answer for a segment that it was not asked for",
+                engine->index);
     }
     engine__segment_done__free_unpacked(done, NULL);
 }
@@ -258,7 +278,8 @@ static void on_segment_done(struct cst_engine *engine, const struct cst_frame *f
 static void on_progress(struct cst_engine *engine, const struct cst_frame *frame)
 {
     Engine__Progress *progress = engine__progress__unpack(NULL, frame->body_bytes, frame->body);
-    struct cst_segment *segment = progress != NULL ? cst_engines_find(engine->engines, progress->id) : NULL;
+    struct cst_segment *segment =
+        progress != NULL ? cst_engines_find(engine->engines, progress->id) : NULL;
 
     if (segment != NULL && progress->bytes <= segment->bytes) {
         segment->populated = progress->bytes;
@@ -269,7 +290,8 @@ static void on_progress(struct cst_engine *engine, const struct cst_frame *frame
     engine__progress__free_unpacked(progress, NULL);
 }
 
-/* A process is up. What the last one mapped comes first; commands wait for that, and for nothing else. */
+/* A process is up. What the last one mapped comes first; commands wait for that, and for nothing
+ * else. */
 static void on_ready(struct cst_engine *engine, const struct cst_frame *frame)
 {
     Engine__Ready *ready = engine__ready__unpack(NULL, frame->body_bytes, frame->body);
@@ -285,8 +307,8 @@ static void on_ready(struct cst_engine *engine, const struct cst_frame *frame)
     engine->copy_threads = ready->copy_threads;
     (void)snprintf(engine->isa, sizeof engine->isa, "%s", ready->isa);
     engine__ready__free_unpacked(ready, NULL);
-    cst_log(CST_LOG_INFO, "engine %u: ready on NUMA node %u, %u threads, %u copy threads, %s", engine->index,
-            engine->os_node, engine->threads, engine->copy_threads, engine->isa);
+    cst_log(CST_LOG_INFO, "engine %u: ready on NUMA node %u, %u threads, %u copy threads, %s",
+            engine->index, engine->os_node, engine->threads, engine->copy_threads, engine->isa);
     engine->state = CST_ENGINE_MOUNTING;
     engine->n_remounting = 0;
     TAILQ_FOREACH(segment, &engine->engines->segments, link)
@@ -368,7 +390,8 @@ static void on_frame(void *arg, const struct cst_frame *frame)
         on_pong(engine, frame);
         break;
     default:
-        cst_log(CST_LOG_WARNING, "engine %u: message of unknown type %u", engine->index, frame->type);
+        cst_log(CST_LOG_WARNING, "engine %u: message of unknown type %u", engine->index,
+                frame->type);
         break;
     }
 }
@@ -402,7 +425,8 @@ void cst_engine_ping(struct cst_engine *engine)
         return;
     }
     if (++engine->n_unanswered > MAX_UNANSWERED) {
-        cst_log(CST_LOG_ERROR, "engine %u: no answer for %d s, killed", engine->index, MAX_UNANSWERED);
+        cst_log(CST_LOG_ERROR, "engine %u: no answer for %d s, killed", engine->index,
+                MAX_UNANSWERED);
         cst_process_kill(engine->process);
         return;
     }
@@ -508,7 +532,8 @@ void cst_engine_retry(struct cst_engine *engine)
     }
 }
 
-int cst_engine_submit(struct cst_engine *engine, const struct cst_command *command, struct cst_err *err)
+int cst_engine_submit(struct cst_engine *engine, const struct cst_command *command,
+                      struct cst_err *err)
 {
     int rc = cst_commands_add(&engine->commands, command, err);
 
@@ -522,7 +547,8 @@ static bool is_hopeless(struct cst_engine *engine)
 {
     uint64_t now = uv_hrtime();
 
-    if (engine->n_deaths++ == 0 || now - engine->first_death_ns > DEATHS_SECONDS * UINT64_C(1000000000)) {
+    if (engine->n_deaths++ == 0 ||
+        now - engine->first_death_ns > DEATHS_SECONDS * UINT64_C(1000000000)) {
         engine->first_death_ns = now;
         engine->n_deaths = 1;
     }
@@ -546,8 +572,8 @@ static void on_exit_of_process(void *arg, const char *how)
             (unsigned long long)engine->commands.n);
     if (is_hopeless(engine)) {
         (void)snprintf(engine->why, sizeof engine->why,
-                       "engine %u: %u deaths in %d s with nothing done, the last one %.80s", engine->index,
-                       engine->n_deaths, DEATHS_SECONDS, how);
+                       "engine %u: %u deaths in %d s with nothing done, the last one %.80s",
+                       engine->index, engine->n_deaths, DEATHS_SECONDS, how);
         give_up(engine);
         return;
     }

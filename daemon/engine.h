@@ -1,10 +1,12 @@
-/* One engine of the daemon: the state of its process, what it maps, what it was told to do and has not done. A death is survived: another
- * process is started, gets the same segments and every command that had not completed.
+/* One engine of the daemon: the state of its process, what it maps, what it was told to do and has
+ * not done. A death is survived: another process is started, gets the same segments and every
+ * command that had not completed.
  *
  *   OFF --start--> STARTING --Ready--> MOUNTING --all mapped again--> READY
  *    ^                 \-----------------/ dies: STARTING again -----/
  *    |                                   | more than 5 deaths in 10 s with nothing done in between
- *    +--- (daemon ends)                  +--> FAILED: all it had gets CST_EENGINE; the next mount tries again
+ *    +--- (daemon ends)                  +--> FAILED: all it had gets CST_EENGINE; the next mount
+ * tries again
  *
  * Loop thread only. */
 #ifndef CST_ENGINE_H
@@ -32,16 +34,16 @@ struct cst_engine_counters { /* as in engine.proto's Pong */
 };
 
 struct cst_engine {
-    struct cst_engines *engines;         /* its set */
-    unsigned index;                      /* in the set; the core's node number */
-    unsigned os_node;                    /* NUMA node */
+    struct cst_engines *engines; /* its set */
+    unsigned index;              /* in the set; the core's node number */
+    unsigned os_node;            /* NUMA node */
     enum cst_engine_state state;
-    struct cst_process *process;         /* NULL: OFF or FAILED */
-    struct cst_segment *undo;            /* old values of tiles being changed; survives the process */
-    struct cst_commands commands;        /* not completed */
-    uint32_t n_remounting;               /* segments that it must have again before commands go out */
-    uint32_t threads, copy_threads;      /* as it said */
-    char isa[16];                        /* as it said */
+    struct cst_process *process;    /* NULL: OFF or FAILED */
+    struct cst_segment *undo;       /* old values of tiles being changed; survives the process */
+    struct cst_commands commands;   /* not completed */
+    uint32_t n_remounting;          /* segments that it must have again before commands go out */
+    uint32_t threads, copy_threads; /* as it said */
+    char isa[16];                   /* as it said */
     uint64_t n_restarts;
     uint64_t n_completed;                /* commands, in the life of the daemon */
     unsigned n_deaths;                   /* in a row: since the last completion */
@@ -70,9 +72,11 @@ int cst_engine_start(struct cst_engine *engine, struct cst_err *err);
 void cst_engine_retry(struct cst_engine *engine);
 
 /* @command is to be done. In FAILED it completes with CST_EENGINE, later. CST_ENOMEM. */
-int cst_engine_submit(struct cst_engine *engine, const struct cst_command *command, struct cst_err *err);
+int cst_engine_submit(struct cst_engine *engine, const struct cst_command *command,
+                      struct cst_err *err);
 
-/* Ask for @segment, which is WANTED or REMOUNT, if the engine is up; else that happens when it is. */
+/* Ask for @segment, which is WANTED or REMOUNT, if the engine is up; else that happens when it is.
+ */
 void cst_engine_mount(struct cst_engine *engine, struct cst_segment *segment);
 
 /* Have @segment unmapped; its reference goes when that is so. */

@@ -21,8 +21,8 @@ static bool try_program(struct cst_engines *engines, const char *dir, const char
     return n > 0 && (size_t)n < sizeof engines->program && access(engines->program, X_OK) == 0;
 }
 
-/* Configured, from the environment, installed, or in the build tree that this program lies in (libtool's own place for it first: the
- * file above it is a script). */
+/* Configured, from the environment, installed, or in the build tree that this program lies in
+ * (libtool's own place for it first: the file above it is a script). */
 static int find_program(struct cst_engines *engines, struct cst_err *err)
 {
     const char *given = getenv("CISTERN_ENGINE_HOST");
@@ -34,8 +34,9 @@ static int find_program(struct cst_engines *engines, struct cst_err *err)
         given = engines->config->engine;
     }
     if (given != NULL) {
-        return try_program(engines, given, "") ? CST_OK
-                                               : cst_err_errno(err, CST_ENOTFOUND, errno, "engine program %s", given);
+        return try_program(engines, given, "")
+                   ? CST_OK
+                   : cst_err_errno(err, CST_ENOTFOUND, errno, "engine program %s", given);
     }
     self[n > 0 ? n : 0] = '\0';
     slash = strrchr(self, '/');
@@ -44,8 +45,7 @@ static int find_program(struct cst_engines *engines, struct cst_err *err)
         if (strcmp(slash - (slash - self >= 6 ? 6 : 0), "/.libs/") == 0) {
             slash[-5] = '\0';
         }
-        if (try_program(engines, self, "../kernels/.libs/cistern-engine-host") ||
-            try_program(engines, self, "../kernels/cistern-engine-host") ||
+        if (try_program(engines, self, ".libs/cistern-engine-host") ||
             try_program(engines, self, "cistern-engine-host")) {
             return CST_OK;
         }
@@ -53,9 +53,10 @@ static int find_program(struct cst_engines *engines, struct cst_err *err)
     if (try_program(engines, CST_LIBEXECDIR, "/cistern-engine-host")) {
         return CST_OK;
     }
-    return cst_err_set(err, CST_ENOTFOUND,
-                       "no engine program at %s/cistern-engine-host: use --engine or CISTERN_ENGINE_HOST",
-                       CST_LIBEXECDIR);
+    return cst_err_set(
+        err, CST_ENOTFOUND,
+        "no engine program at %s/cistern-engine-host: use --engine or CISTERN_ENGINE_HOST",
+        CST_LIBEXECDIR);
 }
 
 static bool is_wanted(const struct cst_config *config, unsigned os_node)
@@ -90,7 +91,8 @@ static int find_nodes(struct cst_engines *engines, struct cst_err *err)
     }
     hwloc_topology_destroy(topology);
     if (engines->n < config->n_nodes) {
-        return cst_err_set(err, CST_EINVAL, "[host] nodes names %u NUMA nodes, %u of them are there and have cores",
+        return cst_err_set(err, CST_EINVAL,
+                           "[host] nodes names %u NUMA nodes, %u of them are there and have cores",
                            config->n_nodes, engines->n);
     }
     if (engines->n == 0) {
@@ -100,7 +102,8 @@ static int find_nodes(struct cst_engines *engines, struct cst_err *err)
 }
 
 int cst_engines_init(struct cst_engines *engines, uv_loop_t *loop, const struct cst_config *config,
-                     struct cst_later_queue *later, cst_engines_done_fn on_done, void *arg, struct cst_err *err)
+                     struct cst_later_queue *later, cst_engines_done_fn on_done, void *arg,
+                     struct cst_err *err)
 {
     int rc;
 
@@ -170,7 +173,8 @@ void cst_engines_stop(struct cst_engines *engines)
         }
     }
     (void)uv_timer_start(&engines->ping, on_stop_late, STOP_MS, 0);
-    uv_unref((uv_handle_t *)&engines->ping); /* it does not keep the loop when all have gone in time */
+    uv_unref(
+        (uv_handle_t *)&engines->ping); /* it does not keep the loop when all have gone in time */
 }
 
 void cst_engines_close(struct cst_engines *engines)
@@ -290,13 +294,15 @@ static void on_ping(uv_timer_t *timer)
     }
 }
 
-int cst_engines_submit(struct cst_engines *engines, const struct cst_command *command, struct cst_err *err)
+int cst_engines_submit(struct cst_engines *engines, const struct cst_command *command,
+                       struct cst_err *err)
 {
     struct cst_engine *engine;
     int rc;
 
     if (command->node >= engines->n) {
-        return cst_err_set(err, CST_EINTERNAL, "command for node %u of %u", command->node, engines->n);
+        return cst_err_set(err, CST_EINTERNAL, "command for node %u of %u", command->node,
+                           engines->n);
     }
     engine = &engines->v[command->node];
     rc = cst_engine_submit(engine, command, err);

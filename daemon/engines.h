@@ -1,5 +1,5 @@
-/* The set of engines, one per NUMA node, and what all of them share: the segments they map, the way in for commands and out for
- * completions. Knows nothing of jobs. Loop thread only. */
+/* The set of engines, one per NUMA node, and what all of them share: the segments they map, the way
+ * in for commands and out for completions. Knows nothing of jobs. Loop thread only. */
 #ifndef CST_ENGINES_H
 #define CST_ENGINES_H
 
@@ -11,30 +11,32 @@
 #define CST_ENGINES_BUCKETS 256
 
 /* A command completed. @text: the engine's words, with a status; may be NULL. */
-typedef void (*cst_engines_done_fn)(void *arg, uint64_t ticket, int status, double value, const char *text);
+typedef void (*cst_engines_done_fn)(void *arg, uint64_t ticket, int status, double value,
+                                    const char *text);
 
 struct cst_engines {
-    uv_loop_t *loop;                                   /* the daemon's */
+    uv_loop_t *loop; /* the daemon's */
     const struct cst_config *config;
-    struct cst_later_queue *later;                     /* the daemon's */
-    char program[CST_CONFIG_PATH_BYTES];               /* that is started */
+    struct cst_later_queue *later;       /* the daemon's */
+    char program[CST_CONFIG_PATH_BYTES]; /* that is started */
     struct cst_engine v[CST_ARENA_MAX_ENGINES];
-    unsigned n;                                        /* of them */
-    TAILQ_HEAD(, cst_segment) segments;                /* that any engine has something of */
-    struct cst_segment *buckets[CST_ENGINES_BUCKETS];  /* the same, by id */
-    uint32_t next_segment;                             /* id */
+    unsigned n;                                       /* of them */
+    TAILQ_HEAD(, cst_segment) segments;               /* that any engine has something of */
+    struct cst_segment *buckets[CST_ENGINES_BUCKETS]; /* the same, by id */
+    uint32_t next_segment;                            /* id */
     cst_engines_done_fn on_done;
-    void *arg;                                         /* of on_done */
-    uv_timer_t ping;                                   /* runs while commands are in flight */
-    bool pinging;                                      /* it runs */
-    bool stopping;                                     /* a death is no longer survived */
-    uint8_t body[CST_FRAME_MAX_BODY];                  /* where Submit is put together */
+    void *arg;                        /* of on_done */
+    uv_timer_t ping;                  /* runs while commands are in flight */
+    bool pinging;                     /* it runs */
+    bool stopping;                    /* a death is no longer survived */
+    uint8_t body[CST_FRAME_MAX_BODY]; /* where Submit is put together */
 };
 
-/* Find the program and the nodes. CST_ENOTFOUND: no engine program, with the places looked at; CST_EINVAL: a configured node is
- * not there. */
+/* Find the program and the nodes. CST_ENOTFOUND: no engine program, with the places looked at;
+ * CST_EINVAL: a configured node is not there. */
 int cst_engines_init(struct cst_engines *engines, uv_loop_t *loop, const struct cst_config *config,
-                     struct cst_later_queue *later, cst_engines_done_fn on_done, void *arg, struct cst_err *err);
+                     struct cst_later_queue *later, cst_engines_done_fn on_done, void *arg,
+                     struct cst_err *err);
 
 /* Start all. CST_EENGINE: one could not be started. */
 int cst_engines_start(struct cst_engines *engines, struct cst_err *err);
@@ -48,8 +50,8 @@ void cst_engines_close(struct cst_engines *engines);
 /* A number for a new segment. */
 uint32_t cst_engines_segment_id(struct cst_engines *engines);
 
-/* Map @segment (segment->node, populate, bind, lock say how) in its engines; on_mounted is called, never from within, when all have
- * answered. An engine that had failed is tried again. */
+/* Map @segment (segment->node, populate, bind, lock say how) in its engines; on_mounted is called,
+ * never from within, when all have answered. An engine that had failed is tried again. */
 void cst_engines_mount(struct cst_engines *engines, struct cst_segment *segment);
 
 /* Unmap it everywhere; each engine's reference goes when it has done so. */
@@ -61,9 +63,10 @@ struct cst_segment *cst_engines_find(const struct cst_engines *engines, uint32_t
 /* Nothing is left of @segment in any engine: forget it. For engine.c. */
 void cst_engines_unlist(struct cst_engines *engines, struct cst_segment *segment);
 
-/* Queue @command for engine command->node; it goes out with the turn's others. Each gets one on_done, never from within.
- * CST_ENOMEM; CST_EINTERNAL: no such node. */
-int cst_engines_submit(struct cst_engines *engines, const struct cst_command *command, struct cst_err *err);
+/* Queue @command for engine command->node; it goes out with the turn's others. Each gets one
+ * on_done, never from within. CST_ENOMEM; CST_EINTERNAL: no such node. */
+int cst_engines_submit(struct cst_engines *engines, const struct cst_command *command,
+                       struct cst_err *err);
 
 /* Forget the commands whose ticket >> shift is @value: on_done will not be called for them. */
 void cst_engines_forget(struct cst_engines *engines, unsigned shift, uint64_t value);

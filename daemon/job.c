@@ -67,15 +67,15 @@ static void on_ttl(uv_timer_t *timer)
     cst_job_remove(job, NULL, &why);
 }
 
-static int make(struct cst_daemon *daemon, uid_t uid, const struct cst_job_wish *wish, struct cst_job **out,
-                struct cst_err *err)
+static int make(struct cst_daemon *daemon, uid_t uid, const struct cst_job_wish *wish,
+                struct cst_job **out, struct cst_err *err)
 {
     const struct cst_config *config = daemon->config;
     struct cst_job *job;
 
     if (daemon->jobs.n >= config->max_jobs) {
-        return cst_err_set(err, CST_EBUDGET, "%u jobs, the limit is %u (max_jobs in [job])", daemon->jobs.n,
-                           config->max_jobs);
+        return cst_err_set(err, CST_EBUDGET, "%u jobs, the limit is %u (max_jobs in [job])",
+                           daemon->jobs.n, config->max_jobs);
     }
     job = calloc(1, sizeof *job);
     if (job != NULL) {
@@ -136,7 +136,8 @@ static void on_timer_closed(uv_handle_t *handle)
 /* The engines have let go of the last byte: now the remover can be told that it is back. */
 static void on_memory_gone(struct cst_memory *memory)
 {
-    struct cst_job *job = (struct cst_job *)(void *)((char *)memory - offsetof(struct cst_job, memory));
+    struct cst_job *job =
+        (struct cst_job *)(void *)((char *)memory - offsetof(struct cst_job, memory));
     struct cst_daemon *daemon = job->daemon;
 
     if (job->state != CST_JOB_CLOSING) {
@@ -170,7 +171,8 @@ static void detach_all(struct cst_job *job)
 
 static void on_close(struct cst_later *later)
 {
-    struct cst_job *job = (struct cst_job *)(void *)((char *)later - offsetof(struct cst_job, close));
+    struct cst_job *job =
+        (struct cst_job *)(void *)((char *)later - offsetof(struct cst_job, close));
     struct cst_daemon *daemon = job->daemon;
 
     detach_all(job);
@@ -224,7 +226,8 @@ void cst_job_check_idle(struct cst_job *job)
     }
     job->idle_since_ns = uv_hrtime();
     if (job->state == CST_JOB_DECLARING) {
-        (void)cst_err_set(&why, CST_ENOTFOUND, "job '%s': it was not committed and nobody is attached", job->name);
+        (void)cst_err_set(&why, CST_ENOTFOUND,
+                          "job '%s': it was not committed and nobody is attached", job->name);
         cst_job_remove(job, NULL, &why);
     } else if (job->state != CST_JOB_CLOSING) {
         (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
@@ -237,8 +240,8 @@ static void break_barrier_of(struct cst_job *job, const struct cst_worker *worke
     struct cst_err why = {0};
 
     if (job->state == CST_JOB_DECLARING) {
-        (void)cst_err_set(&why, CST_EPEERDIED, "rank %u (pid %d) %s before all ranks had committed", worker->rank,
-                          (int)worker->pid, what);
+        (void)cst_err_set(&why, CST_EPEERDIED, "rank %u (pid %d) %s before all ranks had committed",
+                          worker->rank, (int)worker->pid, what);
         cst_commit_break(job, &why);
     }
 }
@@ -260,14 +263,16 @@ static void worker_dead(struct cst_worker *worker)
 {
     struct cst_job *job = worker->job;
 
-    cst_log(CST_LOG_NOTICE, "job '%s': rank %u (pid %d) is gone", job->name, worker->rank, (int)worker->pid);
+    cst_log(CST_LOG_NOTICE, "job '%s': rank %u (pid %d) is gone", job->name, worker->rank,
+            (int)worker->pid);
     vacate(worker);
     break_barrier_of(job, worker, "died");
     feed_worker(job, CST_EV_DEAD, worker->rank);
     cst_job_check_idle(job);
 }
 
-/* Its process is gone. Whoever still holds the socket (a child that inherited it) has no right to the rank. */
+/* Its process is gone. Whoever still holds the socket (a child that inherited it) has no right to
+ * the rank. */
 static void on_process_gone(void *arg)
 {
     struct cst_worker *worker = arg;
@@ -321,9 +326,10 @@ static bool same_token(const struct cst_worker *worker, const uint8_t *token)
     return difference == 0;
 }
 
-/* Free the rank if its holder is gone, or is the one who asks: by its token, or as the same process with its connection closed. */
-static int claim_rank(struct cst_worker *worker, const struct cst_session *session, const uint8_t *token,
-                      struct cst_err *err)
+/* Free the rank if its holder is gone, or is the one who asks: by its token, or as the same process
+ * with its connection closed. */
+static int claim_rank(struct cst_worker *worker, const struct cst_session *session,
+                      const uint8_t *token, struct cst_err *err)
 {
     struct cst_session *held = worker->session;
     bool own = same_token(worker, token);
@@ -332,14 +338,15 @@ static int claim_rank(struct cst_worker *worker, const struct cst_session *sessi
         return CST_OK;
     }
     if (held != NULL && !own && !cst_session_is_gone(held)) {
-        return cst_err_set(err, CST_EBUSY, "rank %u of job '%s' is held by pid %d", worker->rank, worker->job->name,
-                           (int)worker->pid);
+        return cst_err_set(err, CST_EBUSY, "rank %u of job '%s' is held by pid %d", worker->rank,
+                           worker->job->name, (int)worker->pid);
     }
     own = own || (worker->pid != 0 && worker->pid == session->peer.pid);
     if (!own && worker->watch != NULL && cst_watch_lives(worker->watch)) {
-        return cst_err_set(err, CST_EBUSY,
-                           "rank %u of job '%s': pid %d has hung up but lives, and may still use its memory",
-                           worker->rank, worker->job->name, (int)worker->pid);
+        return cst_err_set(
+            err, CST_EBUSY,
+            "rank %u of job '%s': pid %d has hung up but lives, and may still use its memory",
+            worker->rank, worker->job->name, (int)worker->pid);
     }
     if (held != NULL) {
         cst_session_doom(held, "its rank was taken over");
@@ -348,27 +355,32 @@ static int claim_rank(struct cst_worker *worker, const struct cst_session *sessi
     return CST_OK;
 }
 
-static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish, struct cst_err *err)
+static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish,
+                      struct cst_err *err)
 {
     if (wish->world != job->world) {
-        return cst_err_set(err, CST_EMISMATCH, "job '%s' has %u ranks, not %u", job->name, job->world, wish->world);
+        return cst_err_set(err, CST_EMISMATCH, "job '%s' has %u ranks, not %u", job->name,
+                           job->world, wish->world);
     }
     if (wish->chunk_elems != job->chunk_elems &&
         (job->state != CST_JOB_READY || wish->chunk_elems != job->layout.capacity)) {
-        return cst_err_set(err, CST_EMISMATCH, "job '%s' was opened with chunk_elems %llu, not %llu", job->name,
-                           (unsigned long long)job->chunk_elems, (unsigned long long)wish->chunk_elems);
+        return cst_err_set(
+            err, CST_EMISMATCH, "job '%s' was opened with chunk_elems %llu, not %llu", job->name,
+            (unsigned long long)job->chunk_elems, (unsigned long long)wish->chunk_elems);
     }
     return CST_OK;
 }
 
-static void occupy(struct cst_worker *worker, struct cst_session *session, const struct cst_job_wish *wish)
+static void occupy(struct cst_worker *worker, struct cst_session *session,
+                   const struct cst_job_wish *wish)
 {
     struct cst_job *job = worker->job;
 
     worker->present = true;
     worker->session = session;
     worker->pid = session->peer.pid;
-    worker->watch = cst_watch_open(&job->daemon->loop, session->peer.pidfd, on_process_gone, worker);
+    worker->watch =
+        cst_watch_open(&job->daemon->loop, session->peer.pidfd, on_process_gone, worker);
     worker->left = false;
     worker->n_tensors = worker->n_operators = 0;
     worker->pool_bytes = wish->pool_bytes;
@@ -380,38 +392,53 @@ static void occupy(struct cst_worker *worker, struct cst_session *session, const
     feed_worker(job, CST_EV_ATTACH, worker->rank);
 }
 
-int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created, struct cst_err *err)
+/* The job that @wish names, with its rank free. */
+static int find_or_make(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
+                        struct cst_job **out, struct cst_err *err)
 {
-    struct cst_daemon *daemon = session->daemon;
-    struct cst_job *job = cst_job_find(daemon, session->peer.uid, wish->name);
-    uint8_t token[CST_JOB_TOKEN_BYTES];
-    int rc = CST_OK;
+    struct cst_job *job = cst_job_find(session->daemon, session->peer.uid, wish->name);
+    int rc;
 
-    if (getrandom(token, sizeof token, 0) != (ssize_t)sizeof token) {
-        return cst_err_set(err, CST_EINTERNAL, "no random bytes for a token");
-    }
-    *created = job == NULL;
+    *created = false;
     if (job != NULL) {
         rc = check_wish(job, wish, err);
         if (rc == CST_OK) {
             rc = claim_rank(&job->workers[wish->rank], session, wish->token, err);
         }
-        if (rc == CST_OK && job->state == CST_JOB_CLOSING) { /* the last worker of a job without commit was dead */
-            job = NULL;
-            *created = true;
+        if (rc != CST_OK) {
+            return rc;
+        }
+        if (job->state !=
+            CST_JOB_CLOSING) { /* else its last worker was dead, and it was never committed */
+            *out = job;
+            return CST_OK;
         }
     }
-    if (rc == CST_OK && job == NULL) {
-        rc = make(daemon, session->peer.uid, wish, &job, err);
+    *created = true;
+    return make(session->daemon, session->peer.uid, wish, out, err);
+}
+
+int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
+                   struct cst_err *err)
+{
+    struct cst_job *job = NULL;
+    struct cst_worker *worker;
+    uint8_t token[CST_JOB_TOKEN_BYTES];
+    int rc;
+
+    if (getrandom(token, sizeof token, 0) != (ssize_t)sizeof token) {
+        return cst_err_set(err, CST_EINTERNAL, "no random bytes for a token");
     }
-    if (rc != CST_OK) {
+    rc = find_or_make(session, wish, created, &job, err);
+    if (job == NULL) {
         return rc;
     }
-    memcpy(job->workers[wish->rank].token, token, sizeof token);
-    job->workers[wish->rank].has_token = true;
-    occupy(&job->workers[wish->rank], session, wish);
+    worker = &job->workers[wish->rank];
+    memcpy(worker->token, token, sizeof token);
+    worker->has_token = true;
+    occupy(worker, session, wish);
     cst_log(CST_LOG_INFO, "job '%s': rank %u of %u is pid %d%s", job->name, wish->rank, job->world,
             (int)session->peer.pid, *created ? " (new job)" : "");
-    cst_daemon_status(daemon);
+    cst_daemon_status(session->daemon);
     return CST_OK;
 }

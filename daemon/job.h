@@ -1,11 +1,14 @@
-/* A job: the declared model, its memory, its core, and who is attached as which rank. It outlives its workers.
+/* A job: the declared model, its memory, its core, and who is attached as which rank. It outlives
+ * its workers.
  *
  *   DECLARING --all ranks committed--> POPULATING --engines done--> READY
  *      ^   \ last worker gone             | no memory: all ranks get the error
  *      |    \--> CLOSING                  |
- *      +----------------------------------+        any --removed, time to live, drain--> CLOSING --memory back--> freed
+ *      +----------------------------------+        any --removed, time to live, drain--> CLOSING
+ * --memory back--> freed
  *
- * A rank: absent, attached (a session holds it), or hung up (the session is gone, the process lives: its blocks may still be touched). */
+ * A rank: absent, attached (a session holds it), or hung up (the session is gone, the process
+ * lives: its blocks may still be touched). */
 #ifndef CST_JOB_H
 #define CST_JOB_H
 
@@ -33,29 +36,30 @@ struct cst_worker {
     struct cst_watch *watch;            /* its process; NULL: a hang-up is its end */
     uint8_t token[CST_JOB_TOKEN_BYTES]; /* of the last JobOpened */
     bool has_token;
-    bool left;                          /* the last one went in good order */
-    uint64_t pool_bytes;                /* asked for; 0: as much as is of use */
-    uint32_t n_tensors, n_operators;    /* declared by the present one */
-    struct cst_pending *commit;         /* its Commit, waiting; NULL */
+    bool left;                       /* the last one went in good order */
+    uint64_t pool_bytes;             /* asked for; 0: as much as is of use */
+    uint32_t n_tensors, n_operators; /* declared by the present one */
+    struct cst_pending *commit;      /* its Commit, waiting; NULL */
 };
 
 struct cst_job {
-    TAILQ_ENTRY(cst_job) link;        /* in the list of the living or of the closing */
+    TAILQ_ENTRY(cst_job) link; /* in the list of the living or of the closing */
     struct cst_daemon *daemon;
-    uint64_t serial;                  /* id on the wire; unique in the life of the daemon */
+    uint64_t serial; /* id on the wire; unique in the life of the daemon */
     char name[64];
-    uid_t uid;                        /* owner */
+    uid_t uid; /* owner */
     enum cst_job_state state;
-    uint32_t world;                   /* ranks */
-    uint64_t chunk_elems;             /* asked for; 0: chosen */
-    uint32_t timeout_ms;              /* longest wait for other ranks */
-    uint32_t ttl_s;                   /* life without a worker */
-    struct cst_worker *workers;       /* world of them */
+    uint32_t world;             /* ranks */
+    uint64_t chunk_elems;       /* asked for; 0: chosen */
+    uint32_t timeout_ms;        /* longest wait for other ranks */
+    uint32_t ttl_s;             /* life without a worker */
+    struct cst_worker *workers; /* world of them */
     struct cst_model model;
-    bool model_closed;                /* a rank has committed: nobody declares more */
-    struct cst_layout layout;         /* valid where has_layout */
+    bool model_closed;        /* a rank has committed: nobody declares more */
+    struct cst_layout layout; /* valid where has_layout */
     bool has_layout;
-    struct cst_err failure;           /* POPULATING: why it goes back to DECLARING, once the memory is given back */
+    struct cst_err
+        failure; /* POPULATING: why it goes back to DECLARING, once the memory is given back */
     struct cst_memory memory;         /* POPULATING, READY */
     struct cst_core *core;            /* READY */
     struct cst_pending_list requests; /* that wait for this job */
@@ -65,9 +69,9 @@ struct cst_job {
     uv_timer_t ttl;                   /* runs while nobody is attached */
     unsigned n_holds;                 /* timers, memory: not closed yet */
     uint64_t created_ns;
-    uint64_t idle_since_ns;           /* 0: somebody is present */
-    struct cst_err closing;           /* why requests of a closing job fail */
-    struct cst_later close;           /* takes it apart */
+    uint64_t idle_since_ns; /* 0: somebody is present */
+    struct cst_err closing; /* why requests of a closing job fail */
+    struct cst_later close; /* takes it apart */
 };
 
 TAILQ_HEAD(cst_job_list, cst_job);
@@ -92,9 +96,11 @@ struct cst_job_wish { /* JobOpen, checked for form */
     uint32_t timeout_ms, ttl_s;
 };
 
-/* Attach @session as a rank of the job of that name, made if it is not there. CST_EINVAL, CST_EMISMATCH, CST_EBUSY (with the holder's pid),
- * CST_EBUDGET (too many jobs), CST_ENOMEM. *created tells whether it was made. */
-int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created, struct cst_err *err);
+/* Attach @session as a rank of the job of that name, made if it is not there. CST_EINVAL,
+ * CST_EMISMATCH, CST_EBUSY (with the holder's pid), CST_EBUDGET (too many jobs), CST_ENOMEM.
+ * *created tells whether it was made. */
+int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
+                   struct cst_err *err);
 
 /* The session of @rank is gone. */
 void cst_job_hangup(struct cst_job *job, uint32_t rank);
@@ -102,11 +108,12 @@ void cst_job_hangup(struct cst_job *job, uint32_t rank);
 /* The worker of @rank went in good order; what the core had to be told it was told. */
 void cst_job_left(struct cst_job *job, uint32_t rank);
 
-/* If nobody is present: a job that was never committed holds nothing of value and is removed, another lives on for its time. */
+/* If nobody is present: a job that was never committed holds nothing of value and is removed,
+ * another lives on for its time. */
 void cst_job_check_idle(struct cst_job *job);
 
-/* Take @job apart at the end of the turn; what waits for it fails with @why. @remover (NULL: none) is answered with OK when its memory is
- * back. */
+/* Take @job apart at the end of the turn; what waits for it fails with @why. @remover (NULL: none)
+ * is answered with OK when its memory is back. */
 void cst_job_remove(struct cst_job *job, struct cst_pending *remover, const struct cst_err *why);
 
 /* "declaring", "populating", "ready", "training", "interrupted", "failed". */

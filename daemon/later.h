@@ -1,9 +1,11 @@
-/* Work that must not happen inside the callback that finds it necessary (closing a session while its message is being answered, taking a
- * job apart while its core's actions are carried out): queued, and done before the loop sleeps again. Loop thread only. */
+/* Work that must not happen inside the callback that finds it necessary (closing a session while
+ * its message is being answered, taking a job apart while its core's actions are carried out):
+ * queued, and done before the loop sleeps again. Loop thread only. */
 #ifndef CST_LATER_H
 #define CST_LATER_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <sys/queue.h>
 
 struct cst_later;

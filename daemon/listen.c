@@ -28,7 +28,8 @@ static int lock_holder(int fd)
     return n > 0 ? atoi(text) : 0;
 }
 
-/* The holder removes the file when it goes: a lock on a file that is no longer at the path is none. */
+/* The holder removes the file when it goes: a lock on a file that is no longer at the path is none.
+ */
 static bool lock_is_current(int fd, const char *path)
 {
     struct stat ours, there;
@@ -52,8 +53,8 @@ static int take_lock(struct cst_listen *listener, struct cst_err *err)
             int holder = lock_holder(fd);
 
             (void)close(fd);
-            return cst_err_set(err, CST_EBUSY, "%s: another cisternd (pid %d) listens there", listener->path,
-                               holder);
+            return cst_err_set(err, CST_EBUSY, "%s: another cisternd (pid %d) listens there",
+                               listener->path, holder);
         }
         if (lock_is_current(fd, path)) {
             break;
@@ -90,7 +91,8 @@ static int remove_stale(const struct sockaddr_un *address, struct cst_err *err)
     int fd, rc, saved;
 
     if (lstat(address->sun_path, &st) != 0) {
-        return errno == ENOENT ? CST_OK : cst_err_errno(err, CST_EIO, errno, "%s", address->sun_path);
+        return errno == ENOENT ? CST_OK
+                               : cst_err_errno(err, CST_EIO, errno, "%s", address->sun_path);
     }
     if (!S_ISSOCK(st.st_mode)) {
         return cst_err_set(err, CST_EEXIST, "%s: exists and is not a socket", address->sun_path);
@@ -107,7 +109,8 @@ static int remove_stale(const struct sockaddr_un *address, struct cst_err *err)
     }
     return unlink(address->sun_path) == 0 || errno == ENOENT
                ? CST_OK
-               : cst_err_errno(err, CST_EIO, errno, "%s: stale, cannot be removed", address->sun_path);
+               : cst_err_errno(err, CST_EIO, errno, "%s: stale, cannot be removed",
+                               address->sun_path);
 }
 
 int cst_listen_open(struct cst_listen *listener, const char *path, mode_t mode, struct cst_err *err)
@@ -135,7 +138,8 @@ int cst_listen_open(struct cst_listen *listener, const char *path, mode_t mode, 
         rc = cst_err_errno(err, CST_EIO, errno, "socket");
         goto err_after_lock;
     }
-    old_mask = umask(0777 & ~mode); /* bind makes the file with its final mode: nobody slips in between */
+    old_mask =
+        umask(0777 & ~mode); /* bind makes the file with its final mode: nobody slips in between */
     rc = bind(listener->fd, (const struct sockaddr *)&address, sizeof address);
     (void)umask(old_mask);
     if (rc != 0) {
@@ -164,7 +168,8 @@ static int adopt(struct cst_listen *listener, int fd, const char *name, struct c
     int flags = fcntl(fd, F_GETFL);
 
     if (sd_is_socket_unix(fd, SOCK_SEQPACKET, 1, NULL, 0) <= 0) {
-        return cst_err_set(err, CST_EINVAL, "the socket '%s' from systemd is not a listening SOCK_SEQPACKET socket",
+        return cst_err_set(err, CST_EINVAL,
+                           "the socket '%s' from systemd is not a listening SOCK_SEQPACKET socket",
                            name);
     }
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 ||

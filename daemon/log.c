@@ -1,6 +1,7 @@
 #include "daemon/log.h"
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +19,8 @@ static const struct {
     {"info", CST_LOG_INFO},   {"debug", CST_LOG_DEBUG},
 };
 
-/* JOURNAL_STREAM names the device and inode of the journal's socket: stderr may have been redirected since. */
+/* JOURNAL_STREAM names the device and inode of the journal's socket: stderr may have been
+ * redirected since. */
 static bool stderr_is_journal(void)
 {
     const char *stream = getenv("JOURNAL_STREAM");
@@ -66,7 +68,8 @@ void cst_log(enum cst_log_level level, const char *fmt, ...)
         return;
     }
     head = journal ? snprintf(line, sizeof line, "<%d>", (int)level)
-                   : snprintf(line, sizeof line, "cisternd: %s%s", level <= CST_LOG_WARNING ? level_name(level) : "",
+                   : snprintf(line, sizeof line, "cisternd: %s%s",
+                              level <= CST_LOG_WARNING ? level_name(level) : "",
                               level <= CST_LOG_WARNING ? ": " : "");
     n = (size_t)head;
     va_start(ap, fmt);
@@ -80,7 +83,8 @@ void cst_log(enum cst_log_level level, const char *fmt, ...)
         }
     }
     line[n++] = '\n';
-    /* One write, so that lines of several processes do not mix. A full or closed stderr must not stop the daemon. */
+    /* One write, so that lines of several processes do not mix. A full or closed stderr must not
+     * stop the daemon. */
     if (write(STDERR_FILENO, line, n) < 0) {
         return;
     }

@@ -39,7 +39,8 @@ void cst_memory_init(struct cst_memory *memory, struct cst_daemon *daemon, const
 
 static void count(struct cst_memory *memory, struct cst_segment *segment)
 {
-    memory->populated += segment->populated - segment->counted; /* wraps where an engine begins anew */
+    memory->populated +=
+        segment->populated - segment->counted; /* wraps where an engine begins anew */
     segment->counted = segment->populated;
 }
 
@@ -51,10 +52,11 @@ static void on_progress(struct cst_segment *segment)
 
     count(memory, segment);
     step = step > log_step_bytes ? log_step_bytes : step;
-    if (memory->populated >= memory->logged + step && memory->populated < total && step >= log_step_bytes / 16) {
+    if (memory->populated >= memory->logged + step && memory->populated < total &&
+        step >= log_step_bytes / 16) {
         memory->logged = memory->populated;
-        cst_log(CST_LOG_INFO, "job '%s': populated %s of %s", memory->name, cst_size_text(memory->populated, done),
-                cst_size_text(total, all));
+        cst_log(CST_LOG_INFO, "job '%s': populated %s of %s", memory->name,
+                cst_size_text(memory->populated, done), cst_size_text(total, all));
     }
 }
 
@@ -94,13 +96,14 @@ static void on_segment_gone(struct cst_segment *segment)
 
 /* -- open ----------------------------------------------------------------------------------- */
 
-static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_budget *budget, int node,
-                       int populate, struct cst_err *err)
+static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_budget *budget,
+                       int node, int populate, struct cst_err *err)
 {
     struct cst_daemon *daemon = memory->daemon;
     struct cst_engines *engines = &daemon->engines;
     struct cst_segment *segment;
-    int rc = cst_segment_open(&segment, cst_engines_segment_id(engines), bytes, budget, memory->name, err);
+    int rc = cst_segment_open(&segment, cst_engines_segment_id(engines), bytes, budget,
+                              memory->name, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -118,7 +121,8 @@ static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_bud
     return CST_OK;
 }
 
-static int add_arenas(struct cst_memory *memory, const struct cst_layout *layout, struct cst_err *err)
+static int add_arenas(struct cst_memory *memory, const struct cst_layout *layout,
+                      struct cst_err *err)
 {
     int rc = CST_OK;
 
@@ -144,7 +148,8 @@ static int add_table(struct cst_memory *memory, const struct cst_layout *layout,
         return rc;
     }
     segment = memory->segments[memory->n_segments - 1];
-    memory->table = mmap(NULL, header.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
+    memory->table =
+        mmap(NULL, header.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
     if (memory->table == MAP_FAILED) {
         memory->table = NULL;
         return cst_err_errno(err, CST_ENOMEM, errno, "mmap of the job table");
@@ -163,8 +168,8 @@ static uint32_t slabs_of(const struct cst_layout *layout, uint32_t n_blocks)
     return (n_blocks + blocks_per_slab(layout) - 1) / blocks_per_slab(layout);
 }
 
-static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank, uint32_t n_blocks,
-                    struct cst_err *err)
+static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                    uint32_t n_blocks, struct cst_err *err)
 {
     uint32_t per_slab = blocks_per_slab(layout), left = n_blocks;
     int rc = CST_OK, node = (int)(rank % memory->daemon->engines.n);

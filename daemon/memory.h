@@ -1,4 +1,5 @@
-/* The memory of one job: arena segments, job table, pool slabs of each rank. Made at once, populated by the engines, given back at once.
+/* The memory of one job: arena segments, job table, pool slabs of each rank. Made at once,
+ * populated by the engines, given back at once.
  *
  *   closed --open--> populating --on_ready--> ready --close--> leaving --on_gone--> closed
  *                        \------------ close ------------------/ */
@@ -15,33 +16,34 @@ typedef void (*cst_memory_cb)(struct cst_memory *memory);
 
 struct cst_memory {
     struct cst_daemon *daemon;
-    const char *name;                  /* of the job: for words */
-    struct cst_segment **segments;     /* arenas by layout index, then the table, then slabs rank by rank */
+    const char *name; /* of the job: for words */
+    struct cst_segment *
+        *segments; /* arenas by layout index, then the table, then slabs rank by rank */
     uint32_t n_segments;
-    uint32_t n_open;                   /* of them, that exist still: in the books until the last engine lets go */
-    uint32_t n_waiting;                /* of them, that the engines have not answered for */
-    uint32_t *ids;                     /* segment ids, in the same order: what the core is given */
-    uint32_t n_arenas;                 /* the first of segments */
-    struct cst_core_pool *pools;       /* one per rank; its segments point into ids */
-    uint32_t world;                    /* of pools */
-    struct cst_table_header *table;    /* mapped */
-    uint64_t table_bytes;              /* of it */
-    uint64_t arena_bytes;              /* arenas and table */
-    uint64_t pool_bytes;               /* all slabs */
-    uint64_t populated;                /* bytes, of arena_bytes + pool_bytes */
-    uint64_t logged;                   /* value of populated at the last line in the log */
-    uint64_t started_ns;               /* when it was opened */
-    struct cst_err err;                /* the first that went wrong while populating */
-    cst_memory_cb on_ready;            /* all is populated, or err says why not; never from within a call */
-    cst_memory_cb on_gone;             /* all is given back; never from within a call */
+    uint32_t n_open;    /* of them, that exist still: in the books until the last engine lets go */
+    uint32_t n_waiting; /* of them, that the engines have not answered for */
+    uint32_t *ids;      /* segment ids, in the same order: what the core is given */
+    uint32_t n_arenas;  /* the first of segments */
+    struct cst_core_pool *pools;    /* one per rank; its segments point into ids */
+    uint32_t world;                 /* of pools */
+    struct cst_table_header *table; /* mapped */
+    uint64_t table_bytes;           /* of it */
+    uint64_t arena_bytes;           /* arenas and table */
+    uint64_t pool_bytes;            /* all slabs */
+    uint64_t populated;             /* bytes, of arena_bytes + pool_bytes */
+    uint64_t logged;                /* value of populated at the last line in the log */
+    uint64_t started_ns;            /* when it was opened */
+    struct cst_err err;             /* the first that went wrong while populating */
+    cst_memory_cb on_ready; /* all is populated, or err says why not; never from within a call */
+    cst_memory_cb on_gone;  /* all is given back; never from within a call */
     struct cst_later ready, gone;
 };
 
 void cst_memory_init(struct cst_memory *memory, struct cst_daemon *daemon, const char *name);
 
-/* Make the memory that @layout wants, for a model of @n_tensors, with @n_blocks[r] blocks in the pool of each of @world ranks, and
- * have it populated. CST_EBUDGET: with all
- * numbers; CST_ENOMEM. On failure there is nothing to close. */
+/* Make the memory that @layout wants, for a model of @n_tensors, with @n_blocks[r] blocks in the
+ * pool of each of @world ranks, and have it populated. CST_EBUDGET: with all numbers; CST_ENOMEM.
+ * On failure there is nothing to close. */
 int cst_memory_open(struct cst_memory *memory, const struct cst_layout *layout, uint32_t n_tensors,
                     uint32_t world, const uint32_t *n_blocks, struct cst_err *err);
 

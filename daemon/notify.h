@@ -1,4 +1,5 @@
-/* What the service manager hears: READY, STATUS, WATCHDOG, STOPPING. Without NOTIFY_SOCKET all of it does nothing. */
+/* What the service manager hears: READY, STATUS, WATCHDOG, STOPPING. Without NOTIFY_SOCKET all of
+ * it does nothing. */
 #ifndef CST_NOTIFY_H
 #define CST_NOTIFY_H
 

@@ -14,28 +14,41 @@ static const struct setting {
     const char *section;
     const char *key;
 } settings[] = {
-    {"socket", "daemon", "socket"},           {"manager-socket", "daemon", "manager_socket"},
-    {"host-memory", "host", "memory"},        {"pool-memory", "device host", "pool"},
-    {"engine-threads", "engine", "threads"},  {"engine", "engine", "program"},
+    {"socket", "daemon", "socket"},          {"manager-socket", "daemon", "manager_socket"},
+    {"host-memory", "host", "memory"},       {"pool-memory", "device host", "pool"},
+    {"engine-threads", "engine", "threads"}, {"engine", "engine", "program"},
     {"log-level", "daemon", "log_level"},
 };
 
-enum { N_SETTINGS = sizeof settings / sizeof *settings, CONFIG = N_SETTINGS, FOREGROUND, VERSION_OPTION, HELP };
+enum {
+    N_SETTINGS = sizeof settings / sizeof *settings,
+    CONFIG = N_SETTINGS,
+    FOREGROUND,
+    VERSION_OPTION,
+    HELP
+};
 
 static const struct option long_options[] = {
-    {"socket", required_argument, NULL, 0},      {"manager-socket", required_argument, NULL, 1},
-    {"host-memory", required_argument, NULL, 2}, {"pool-memory", required_argument, NULL, 3},
-    {"engine-threads", required_argument, NULL, 4}, {"engine", required_argument, NULL, 5},
-    {"log-level", required_argument, NULL, 6},   {"config", required_argument, NULL, CONFIG},
-    {"foreground", no_argument, NULL, FOREGROUND}, {"version", no_argument, NULL, VERSION_OPTION},
-    {"help", no_argument, NULL, HELP},           {NULL, 0, NULL, 0},
+    {"socket", required_argument, NULL, 0},
+    {"manager-socket", required_argument, NULL, 1},
+    {"host-memory", required_argument, NULL, 2},
+    {"pool-memory", required_argument, NULL, 3},
+    {"engine-threads", required_argument, NULL, 4},
+    {"engine", required_argument, NULL, 5},
+    {"log-level", required_argument, NULL, 6},
+    {"config", required_argument, NULL, CONFIG},
+    {"foreground", no_argument, NULL, FOREGROUND},
+    {"version", no_argument, NULL, VERSION_OPTION},
+    {"help", no_argument, NULL, HELP},
+    {NULL, 0, NULL, 0},
 };
 
 static const char help[] =
     "Usage: cisternd [OPTION]...\n"
     "The memory daemon of cistern: owns the model states of training jobs on this machine.\n"
     "\n"
-    "  --config FILE           read FILE (default: " CST_SYSCONFDIR "/cistern/cistern.conf, if it is there)\n"
+    "  --config FILE           read FILE (default: " CST_SYSCONFDIR
+    "/cistern/cistern.conf, if it is there)\n"
     "  --socket PATH           listen there (default: /run/cistern/cistern.sock)\n"
     "  --manager-socket PATH   listen there for managers (default: manager.sock beside the other)\n"
     "  --host-memory SIZE      budget for model states: 24G, 75% (default: 60%)\n"
@@ -59,7 +72,8 @@ static int scan(int argc, char **argv, struct cst_config *config, const char **f
             return cst_err_set(err, CST_EINVAL, "%s needs a value (see --help)", argv[optind - 1]);
         }
         if (c == '?') {
-            return cst_err_set(err, CST_EINVAL, "unknown option '%s' (see --help)", argv[optind - 1]);
+            return cst_err_set(err, CST_EINVAL, "unknown option '%s' (see --help)",
+                               argv[optind - 1]);
         }
         if (c == CONFIG) {
             *file = optarg;
@@ -95,7 +109,8 @@ int cst_options_read(struct cst_config *config, int argc, char **argv,
     if (rc != CST_OK || *result == CST_OPTIONS_EXIT) {
         return rc;
     }
-    rc = cst_config_load(config, file != NULL ? file : CST_SYSCONFDIR "/cistern/cistern.conf", file != NULL, err);
+    rc = cst_config_load(config, file != NULL ? file : CST_SYSCONFDIR "/cistern/cistern.conf",
+                         file != NULL, err);
     if (rc == CST_OK) {
         rc = scan(argc, argv, config, &file, result, err);
     }

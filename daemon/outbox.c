@@ -73,12 +73,14 @@ static int enqueue(struct cst_outbox *outbox, const struct cst_frame *frame, str
     return CST_EAGAIN;
 }
 
-int cst_outbox_send(struct cst_outbox *outbox, int sock, const struct cst_frame *frame, struct cst_err *err)
+int cst_outbox_send(struct cst_outbox *outbox, int sock, const struct cst_frame *frame,
+                    struct cst_err *err)
 {
     int rc;
 
     if (frame->body_bytes > CST_FRAME_MAX_BODY || frame->n_fds > CST_FRAME_MAX_FDS) {
-        return cst_err_set(err, CST_EINVAL, "frame of %u bytes and %u fds", frame->body_bytes, frame->n_fds);
+        return cst_err_set(err, CST_EINVAL, "frame of %u bytes and %u fds", frame->body_bytes,
+                           frame->n_fds);
     }
     if (!TAILQ_EMPTY(&outbox->items)) {
         return enqueue(outbox, frame, err);

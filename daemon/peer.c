@@ -11,8 +11,8 @@
 #define SO_PEERPIDFD 77
 #endif
 
-/* SO_PEERPIDFD (Linux 6.5) names the peer itself; pidfd_open names whoever has its pid now, which is the peer as long as it is connected,
- * so the caller looks at the socket afterwards. */
+/* SO_PEERPIDFD (Linux 6.5) names the peer itself; pidfd_open names whoever has its pid now, which
+ * is the peer as long as it is connected, so the caller looks at the socket afterwards. */
 static int open_pidfd(int sock, pid_t pid)
 {
     int fd;

@@ -1,4 +1,5 @@
-/* Who is on the other side of a connection, as the kernel attests it, and whether that process still lives. */
+/* Who is on the other side of a connection, as the kernel attests it, and whether that process
+ * still lives. */
 #ifndef CST_PEER_H
 #define CST_PEER_H
 
@@ -10,12 +11,12 @@
 #define CST_PEER_MAX_GROUPS 64
 
 struct cst_peer {
-    pid_t pid;                         /* 0: in a foreign pid namespace */
+    pid_t pid; /* 0: in a foreign pid namespace */
     uid_t uid;
     gid_t gid;
     gid_t groups[CST_PEER_MAX_GROUPS]; /* primary and supplementary */
     size_t n_groups;
-    int pidfd;                         /* owned; -1: none could be had, so only a hang-up tells of its end */
+    int pidfd; /* owned; -1: none could be had, so only a hang-up tells of its end */
 };
 
 /* Read what the kernel knows of the peer of @sock. False: it is gone already. */
@@ -30,8 +31,8 @@ bool cst_peer_lives(int pidfd);
 struct cst_watch; /* opaque */
 typedef void (*cst_watch_cb)(void *arg);
 
-/* Have @cb called once when the process behind @pidfd is gone. The watch has its own duplicate of @pidfd. NULL: there is no pidfd or no
- * memory; then only a hang-up tells. */
+/* Have @cb called once when the process behind @pidfd is gone. The watch has its own duplicate of
+ * @pidfd. NULL: there is no pidfd or no memory; then only a hang-up tells. */
 struct cst_watch *cst_watch_open(uv_loop_t *loop, int pidfd, cst_watch_cb cb, void *arg);
 
 /* Stop watching; frees it. NULL is allowed. */

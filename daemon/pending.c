@@ -26,9 +26,8 @@ static struct cst_pending *make(struct cst_pendings *requests)
 
     if (requests->n == requests->capacity) {
         uint32_t capacity = requests->capacity == 0 ? 64 : requests->capacity * 2;
-        struct cst_pending **table = capacity <= MAX_REQUESTS
-                                         ? realloc(requests->table, capacity * sizeof *table)
-                                         : NULL;
+        struct cst_pending **table =
+            capacity <= MAX_REQUESTS ? realloc(requests->table, capacity * sizeof *table) : NULL;
 
         if (table == NULL) {
             return NULL;
@@ -60,8 +59,8 @@ static bool reserve(struct cst_pending *request, uint32_t n_items)
     return true;
 }
 
-int cst_pending_open(struct cst_pending **out, struct cst_pendings *requests, uint64_t id, uint16_t type,
-                     uint32_t n_items, struct cst_err *err)
+int cst_pending_open(struct cst_pending **out, struct cst_pendings *requests, uint64_t id,
+                     uint16_t type, uint32_t n_items, struct cst_err *err)
 {
     struct cst_pending *request = requests->free != NULL ? requests->free : make(requests);
 
@@ -100,12 +99,14 @@ void cst_pending_close(struct cst_pendings *requests, struct cst_pending *reques
     requests->free = request;
 }
 
-struct cst_pending *cst_pending_find(const struct cst_pendings *requests, uint64_t tag, uint32_t *item)
+struct cst_pending *cst_pending_find(const struct cst_pendings *requests, uint64_t tag,
+                                     uint32_t *item)
 {
     uint32_t index = (uint32_t)(tag >> 12) & (MAX_REQUESTS - 1);
     struct cst_pending *request = index < requests->n ? requests->table[index] : NULL;
 
     *item = (uint32_t)tag & 0xfff;
-    return request != NULL && request->serial == (uint32_t)(tag >> 32) && *item < request->n_items ? request
-                                                                                                   : NULL;
+    return request != NULL && request->serial == (uint32_t)(tag >> 32) && *item < request->n_items
+               ? request
+               : NULL;
 }

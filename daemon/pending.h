@@ -1,5 +1,6 @@
-/* Requests that wait for their final reply: the batch or step that the core, an engine or another rank will answer. Each is known to the core by
- * tags, one per item; a tag finds its request in O(1). Objects are kept and used again, so that a request costs no allocation.
+/* Requests that wait for their final reply: the batch or step that the core, an engine or another
+ * rank will answer. Each is known to the core by tags, one per item; a tag finds its request in
+ * O(1). Objects are kept and used again, so that a request costs no allocation.
  *
  *   tag: | serial (32 bits, never 0) | index in the table (20) | item (12) | */
 #ifndef CST_PENDING_H
@@ -11,7 +12,8 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
-#define CST_PENDING_MAX_ITEMS 128 /* of a Batch: so that a reply with words for all fits in a frame */
+#define CST_PENDING_MAX_ITEMS                                                                      \
+    128 /* of a Batch: so that a reply with words for all fits in a frame */
 
 struct cst_session;
 struct cst_staging;
@@ -58,8 +60,8 @@ void cst_pendings_init(struct cst_pendings *requests);
 void cst_pendings_close(struct cst_pendings *requests);
 
 /* Take a request object with @n_items items (1..CST_PENDING_MAX_ITEMS), in no list. CST_ENOMEM. */
-int cst_pending_open(struct cst_pending **out, struct cst_pendings *requests, uint64_t id, uint16_t type,
-                     uint32_t n_items, struct cst_err *err);
+int cst_pending_open(struct cst_pending **out, struct cst_pendings *requests, uint64_t id,
+                     uint16_t type, uint32_t n_items, struct cst_err *err);
 
 /* Put it back. Its tags find nothing from now on. It is in no list any more. */
 void cst_pending_close(struct cst_pendings *requests, struct cst_pending *request);
@@ -70,6 +72,7 @@ static inline uint64_t cst_pending_tag(const struct cst_pending *request, uint32
 }
 
 /* The request of @tag and which item of it; NULL: it was answered otherwise. */
-struct cst_pending *cst_pending_find(const struct cst_pendings *requests, uint64_t tag, uint32_t *item);
+struct cst_pending *cst_pending_find(const struct cst_pendings *requests, uint64_t tag,
+                                     uint32_t *item);
 
 #endif

@@ -23,10 +23,10 @@ struct cst_process {
     void *arg;                         /* the owner */
     pid_t pid;
     int pidfd;
-    int sock;                 /* -1: our end is closed */
-    bool wants_write;         /* UV_WRITABLE is being polled */
-    bool exited;              /* reaped; on_exit was called */
-    unsigned n_handles;       /* uv handles that are not closed yet */
+    int sock;           /* -1: our end is closed */
+    bool wants_write;   /* UV_WRITABLE is being polled */
+    bool exited;        /* reaped; on_exit was called */
+    unsigned n_handles; /* uv handles that are not closed yet */
     uv_poll_t sock_poll;
     uv_poll_t pid_poll;
     struct cst_outbox outbox; /* what cst_process_send could not send */
@@ -47,14 +47,16 @@ static void close_sock(struct cst_process *process)
     if (process->sock < 0) {
         return;
     }
-    (void)uv_poll_stop(&process->sock_poll); /* before close: epoll must forget the descriptor first */
+    (void)uv_poll_stop(
+        &process->sock_poll); /* before close: epoll must forget the descriptor first */
     uv_close((uv_handle_t *)&process->sock_poll, on_handle_closed);
     (void)close(process->sock);
     process->sock = -1;
     cst_outbox_close(&process->outbox);
 }
 
-/* Read one message. CST_OK, CST_EAGAIN, or CST_ECONN and CST_EPROTO: the socket is of no more use. */
+/* Read one message. CST_OK, CST_EAGAIN, or CST_ECONN and CST_EPROTO: the socket is of no more use.
+ */
 static int read_one(struct cst_process *process)
 {
     struct cst_frame frame;
@@ -72,7 +74,8 @@ static void on_sock(uv_poll_t *poll, int status, int events);
 static void poll_sock(struct cst_process *process, bool write)
 {
     process->wants_write = write;
-    (void)uv_poll_start(&process->sock_poll, write ? UV_READABLE | UV_WRITABLE : UV_READABLE, on_sock);
+    (void)uv_poll_start(&process->sock_poll, write ? UV_READABLE | UV_WRITABLE : UV_READABLE,
+                        on_sock);
 }
 
 static void flush(struct cst_process *process)
@@ -95,7 +98,8 @@ static void on_sock(uv_poll_t *poll, int status, int events)
         return; /* stopped by what it said */
     }
     if (status < 0 || rc == CST_ECONN || rc == CST_EPROTO) {
-        /* It dies, or talks nonsense: make sure of the former and wait for the pidfd; what is still to be read is read then. */
+        /* It dies, or talks nonsense: make sure of the former and wait for the pidfd; what is still
+         * to be read is read then. */
         (void)uv_poll_stop(poll);
         cst_process_kill(process);
         return;
@@ -105,7 +109,8 @@ static void on_sock(uv_poll_t *poll, int status, int events)
     }
 }
 
-/* What it sent before it died counts. A reset is reported once, before the messages that are still there: hence two in a row. */
+/* What it sent before it died counts. A reset is reported once, before the messages that are still
+ * there: hence two in a row. */
 static void drain(struct cst_process *process)
 {
     unsigned n_failed = 0;
@@ -120,7 +125,8 @@ static void describe(const siginfo_t *info, char *text, size_t n)
     if (info->si_code == CLD_EXITED) {
         (void)snprintf(text, n, "exited with status %d", info->si_status);
     } else {
-        (void)snprintf(text, n, "killed by signal %d (%s)", info->si_status, strsignal(info->si_status));
+        (void)snprintf(text, n, "killed by signal %d (%s)", info->si_status,
+                       strsignal(info->si_status));
     }
 }
 
@@ -145,7 +151,8 @@ static void on_pid(uv_poll_t *poll, int status, int events)
     process->ops->on_exit(process->arg, how);
 }
 
-/* The manager's variables are the daemon's alone: an engine that inherited them could speak for it. */
+/* The manager's variables are the daemon's alone: an engine that inherited them could speak for it.
+ */
 static char **make_environment(void)
 {
     static const char *const hidden[] = {"NOTIFY_SOCKET=", "WATCHDOG_", "LISTEN_"};
@@ -184,7 +191,8 @@ static int spawn(const char *program, int sock, pid_t *pid, struct cst_err *err)
     (void)posix_spawn_file_actions_init(&actions);
     (void)posix_spawn_file_actions_adddup2(&actions, sock, ENGINE_FD);
     (void)posix_spawnattr_init(&attr);
-    (void)posix_spawnattr_setpgroup(&attr, 0); /* ^C in a terminal is for the daemon, which ends its engines in order */
+    (void)posix_spawnattr_setpgroup(
+        &attr, 0); /* ^C in a terminal is for the daemon, which ends its engines in order */
     (void)sigfillset(&set);
     (void)posix_spawnattr_setsigdefault(&attr, &set);
     (void)sigemptyset(&set);
@@ -220,7 +228,8 @@ static int make_sockets(int out[2], struct cst_err *err)
     return CST_OK;
 }
 
-/* The engine's end blocks, as its contract says nothing else; the flag belongs to the end, not to the pair. */
+/* The engine's end blocks, as its contract says nothing else; the flag belongs to the end, not to
+ * the pair. */
 static void make_blocking(int fd)
 {
     int flags = fcntl(fd, F_GETFL);
@@ -281,7 +290,8 @@ pid_t cst_process_pid(const struct cst_process *process)
 
 int cst_process_send(struct cst_process *process, const struct cst_frame *frame)
 {
-    int rc = process->sock >= 0 ? cst_outbox_send(&process->outbox, process->sock, frame, NULL) : CST_ECONN;
+    int rc = process->sock >= 0 ? cst_outbox_send(&process->outbox, process->sock, frame, NULL)
+                                : CST_ECONN;
 
     if (rc == CST_EAGAIN && !process->wants_write) {
         poll_sock(process, true);

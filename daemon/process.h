@@ -1,4 +1,5 @@
-/* One engine process and the socket to it: start, frames both ways, end. Knows nothing of what the frames say. Loop thread only.
+/* One engine process and the socket to it: start, frames both ways, end. Knows nothing of what the
+ * frames say. Loop thread only.
  *
  *   start ---> running ---> (stop: our end closed) ---> exited: on_exit, freed
  *                 \-------> (died, or kill) -----------/
@@ -15,21 +16,26 @@
 struct cst_process; /* opaque; frees itself after on_exit */
 
 struct cst_process_ops {
-    void (*on_frame)(void *arg, const struct cst_frame *frame); /* body is valid during the call; no fds */
-    void (*on_writable)(void *arg);                             /* after CST_EAGAIN of cst_process_try_send */
-    void (*on_exit)(void *arg, const char *how); /* "killed by signal 9 (Killed)"; the process object is invalid afterwards */
+    void (*on_frame)(void *arg,
+                     const struct cst_frame *frame); /* body is valid during the call; no fds */
+    void (*on_writable)(void *arg);                  /* after CST_EAGAIN of cst_process_try_send */
+    void (*on_exit)(void *arg, const char *how);     /* "killed by signal 9 (Killed)"; the process
+                                                        object is invalid afterwards */
 };
 
-/* Start @program with its end of the socket as fd 3, in a process group of its own. CST_EENGINE with the system's words. */
+/* Start @program with its end of the socket as fd 3, in a process group of its own. CST_EENGINE
+ * with the system's words. */
 int cst_process_start(struct cst_process **out, uv_loop_t *loop, const char *program,
                       const struct cst_process_ops *ops, void *arg, struct cst_err *err);
 
 pid_t cst_process_pid(const struct cst_process *process);
 
-/* Send @frame, now or when the socket takes it. CST_OK, or CST_EENGINE: the process is going (on_exit follows). */
+/* Send @frame, now or when the socket takes it. CST_OK, or CST_EENGINE: the process is going
+ * (on_exit follows). */
 int cst_process_send(struct cst_process *process, const struct cst_frame *frame);
 
-/* Send @frame now, after everything that waits. CST_EAGAIN: not sent, on_writable will be called; CST_EENGINE: as above. */
+/* Send @frame now, after everything that waits. CST_EAGAIN: not sent, on_writable will be called;
+ * CST_EENGINE: as above. */
 int cst_process_try_send(struct cst_process *process, const struct cst_frame *frame);
 
 /* Close our end: an engine ends itself then. */

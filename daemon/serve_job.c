@@ -22,18 +22,23 @@ static bool is_name(const char *name)
 static int read_wish(const Cistern__JobOpen *message, struct cst_job_wish *out, struct cst_err *err)
 {
     if (!is_name(message->name)) {
-        return cst_err_set(err, CST_EINVAL, "job name '%.64s': 1 to 63 of A-Z, a-z, 0-9, '.', '_', '-'", message->name);
+        return cst_err_set(err, CST_EINVAL,
+                           "job name '%.64s': 1 to 63 of A-Z, a-z, 0-9, '.', '_', '-'",
+                           message->name);
     }
-    if (message->world < 1 || message->world > CST_CORE_MAX_WORLD || message->rank >= message->world) {
-        return cst_err_set(err, CST_EINVAL, "rank %u of %u: a job has 1 to %d ranks", message->rank, message->world,
-                           CST_CORE_MAX_WORLD);
+    if (message->world < 1 || message->world > CST_CORE_MAX_WORLD ||
+        message->rank >= message->world) {
+        return cst_err_set(err, CST_EINVAL, "rank %u of %u: a job has 1 to %d ranks", message->rank,
+                           message->world, CST_CORE_MAX_WORLD);
     }
-    if (message->device != NULL && strcmp(message->device, "auto") != 0 && strcmp(message->device, "host") != 0) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "device '%.63s': this daemon has 'host'", message->device);
+    if (message->device != NULL && strcmp(message->device, "auto") != 0 &&
+        strcmp(message->device, "host") != 0) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "device '%.63s': this daemon has 'host'",
+                           message->device);
     }
     if (message->has_token && message->token.len != CST_JOB_TOKEN_BYTES) {
-        return cst_err_set(err, CST_EINVAL, "token of %zu bytes, a token has %d", message->token.len,
-                           CST_JOB_TOKEN_BYTES);
+        return cst_err_set(err, CST_EINVAL, "token of %zu bytes, a token has %d",
+                           message->token.len, CST_JOB_TOKEN_BYTES);
     }
     *out = (struct cst_job_wish){
         .name = message->name,
@@ -77,7 +82,8 @@ void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body)
     int rc;
 
     if (session->job != NULL) {
-        cst_serve_error(session, id, CST_EINVAL, "job '%s' is open on this connection already", session->job->name);
+        cst_serve_error(session, id, CST_EINVAL, "job '%s' is open on this connection already",
+                        session->job->name);
         return;
     }
     rc = read_wish(body, &wish, &err);
@@ -112,7 +118,8 @@ void cst_serve_commit(struct cst_session *session, uint64_t id, void *body)
 static bool check_committed(struct cst_session *session, uint64_t id)
 {
     if (session->job->core == NULL) {
-        cst_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet", session->job->name);
+        cst_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet",
+                        session->job->name);
         return false;
     }
     return true;
@@ -130,7 +137,8 @@ void cst_serve_layout(struct cst_session *session, uint64_t id, void *body)
         return;
     }
     if (get->first >= model->n_tensors) {
-        cst_serve_error(session, id, CST_EINVAL, "layout from tensor %u of %u", get->first, model->n_tensors);
+        cst_serve_error(session, id, CST_EINVAL, "layout from tensor %u of %u", get->first,
+                        model->n_tensors);
         return;
     }
     n = model->n_tensors - get->first;
@@ -187,7 +195,8 @@ void cst_serve_leave(struct cst_session *session, uint64_t id, void *body)
         cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
         return;
     }
-    if (cst_session_defer(session, session->job, id, CISTERN__MSG_TYPE__MSG_LEAVE, 1, &request, &err) != CST_OK) {
+    if (cst_session_defer(session, session->job, id, CISTERN__MSG_TYPE__MSG_LEAVE, 1, &request,
+                          &err) != CST_OK) {
         cst_session_error(session, id, &err);
         return;
     }
@@ -204,14 +213,15 @@ void cst_serve_job_remove(struct cst_session *session, uint64_t id, void *body)
     int rc = cst_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err);
 
     if (rc == CST_OK) {
-        rc = cst_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, 1, &request, &err);
+        rc = cst_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, 1, &request,
+                               &err);
     }
     if (rc != CST_OK) {
         cst_session_error(session, id, &err);
         return;
     }
-    cst_log(CST_LOG_NOTICE, "job '%s': removed by pid %d (uid %u)", job->name, (int)session->peer.pid,
-            (unsigned)session->peer.uid);
+    cst_log(CST_LOG_NOTICE, "job '%s': removed by pid %d (uid %u)", job->name,
+            (int)session->peer.pid, (unsigned)session->peer.uid);
     (void)cst_err_set(&why, CST_ECANCELLED, "job '%s' was removed", job->name);
     cst_job_remove(job, request, &why);
 }

@@ -7,14 +7,17 @@
 
 #include <math.h>
 
-/* Open a request of @n_items for the core of the session's job; NULL: it was answered with why not. */
-static struct cst_pending *defer(struct cst_session *session, uint64_t id, uint16_t type, uint32_t n_items)
+/* Open a request of @n_items for the core of the session's job; NULL: it was answered with why not.
+ */
+static struct cst_pending *defer(struct cst_session *session, uint64_t id, uint16_t type,
+                                 uint32_t n_items)
 {
     struct cst_pending *request;
     struct cst_err err = {0};
 
     if (session->job->core == NULL) {
-        cst_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet", session->job->name);
+        cst_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet",
+                        session->job->name);
         return NULL;
     }
     if (cst_session_defer(session, session->job, id, type, n_items, &request, &err) != CST_OK) {
@@ -52,15 +55,17 @@ static const enum cst_event_kind event_kinds[] = {
 static bool check_items(struct cst_session *session, uint64_t id, const Cistern__Batch *batch)
 {
     if (batch->n_items == 0 || batch->n_items > CST_PENDING_MAX_ITEMS) {
-        cst_serve_error(session, id, CST_EINVAL, "batch of %zu items, 1 to %d are allowed", batch->n_items,
-                        CST_PENDING_MAX_ITEMS);
+        cst_serve_error(session, id, CST_EINVAL, "batch of %zu items, 1 to %d are allowed",
+                        batch->n_items, CST_PENDING_MAX_ITEMS);
         return false;
     }
     for (size_t i = 0; i < batch->n_items; i++) {
         unsigned kind = (unsigned)batch->items[i]->kind;
 
-        if (kind < CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT || kind > CISTERN__BATCH_ITEM__KIND__EVICT) {
-            cst_serve_error(session, id, CST_EUNSUPPORTED, "item %zu of the batch: unknown kind %u", i, kind);
+        if (kind < CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT ||
+            kind > CISTERN__BATCH_ITEM__KIND__EVICT) {
+            cst_serve_error(session, id, CST_EUNSUPPORTED, "item %zu of the batch: unknown kind %u",
+                            i, kind);
             return false;
         }
     }
@@ -102,9 +107,10 @@ void cst_serve_batch(struct cst_session *session, uint64_t id, void *body)
 
 static bool is_sane(const Cistern__Hyper *h)
 {
-    return isfinite(h->lr) && isfinite(h->eps) && isfinite(h->weight_decay) && isfinite(h->clip_norm) &&
-           isfinite(h->grad_scale) && h->beta1 >= 0.0f && h->beta1 < 1.0f && h->beta2 >= 0.0f && h->beta2 < 1.0f &&
-           h->eps >= 0.0f && h->clip_norm >= 0.0f;
+    return isfinite(h->lr) && isfinite(h->eps) && isfinite(h->weight_decay) &&
+           isfinite(h->clip_norm) && isfinite(h->grad_scale) && h->beta1 >= 0.0f &&
+           h->beta1 < 1.0f && h->beta2 >= 0.0f && h->beta2 < 1.0f && h->eps >= 0.0f &&
+           h->clip_norm >= 0.0f;
 }
 
 void cst_serve_step(struct cst_session *session, uint64_t id, void *body)
@@ -112,14 +118,16 @@ void cst_serve_step(struct cst_session *session, uint64_t id, void *body)
     const Cistern__Step *step = body;
     const Cistern__Hyper *h = step->hyper;
     struct cst_pending *request;
-    struct cst_event event = {.kind = CST_EV_STEP, .rank = session->rank, .attempt = step->attempt, .loss = step->loss};
+    struct cst_event event = {
+        .kind = CST_EV_STEP, .rank = session->rank, .attempt = step->attempt, .loss = step->loss};
 
     if (!is_sane(h)) {
         cst_serve_error(session, id, CST_EINVAL,
-                        "lr %g, beta1 %g, beta2 %g, eps %g, weight_decay %g, clip_norm %g, grad_scale %g: all must be "
+                        "lr %g, beta1 %g, beta2 %g, eps %g, weight_decay %g, clip_norm %g, "
+                        "grad_scale %g: all must be "
                         "finite, betas in [0, 1), eps and clip_norm not negative",
-                        (double)h->lr, (double)h->beta1, (double)h->beta2, (double)h->eps, (double)h->weight_decay,
-                        (double)h->clip_norm, (double)h->grad_scale);
+                        (double)h->lr, (double)h->beta1, (double)h->beta2, (double)h->eps,
+                        (double)h->weight_decay, (double)h->clip_norm, (double)h->grad_scale);
         return;
     }
     request = defer(session, id, CISTERN__MSG_TYPE__MSG_STEP, 1);
@@ -192,14 +200,16 @@ void cst_serve_cancel(struct cst_session *session, uint64_t id, void *body)
     const Cistern__Cancel *message = body;
     struct cst_pending *request = find_request(session, message->request);
 
-    if (request != NULL && request->job != NULL && request->job == session->job && !request->waits_commit) {
+    if (request != NULL && request->job != NULL && request->job == session->job &&
+        !request->waits_commit) {
         cancel_in_core(session, id, request);
         return;
     }
     if (request != NULL && request->waits_commit) {
         cancel_commit(session, request);
     }
-    /* Answered already, or nothing that can be stopped: it gets, or has had, its own final reply. */
+    /* Answered already, or nothing that can be stopped: it gets, or has had, its own final reply.
+     */
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
 }
 
@@ -212,7 +222,8 @@ void cst_serve_staging(struct cst_session *session, uint64_t id, void *body)
     cst_staging_get(session, id, get->bytes);
 }
 
-static int check_place(const struct cst_session *session, const Cistern__TensorIo *io, struct cst_err *err)
+static int check_place(const struct cst_session *session, const Cistern__TensorIo *io,
+                       struct cst_err *err)
 {
     const struct cst_staging *staging = session->staging;
     unsigned row = (unsigned)io->row;
@@ -225,18 +236,20 @@ static int check_place(const struct cst_session *session, const Cistern__TensorI
         return cst_err_set(err, CST_EINVAL, "no staging segment: ask for one first");
     }
     if (__builtin_mul_overflow(io->n_elems, elem_bytes, &bytes) || io->staging_offset % 64 != 0 ||
-        io->staging_offset > staging->segment->bytes || bytes > staging->segment->bytes - io->staging_offset) {
-        return cst_err_set(err, CST_EINVAL,
-                           "%llu elements of %llu bytes at %llu of a staging segment of %llu bytes (offsets are "
-                           "multiples of 64)",
-                           (unsigned long long)io->n_elems, (unsigned long long)elem_bytes,
-                           (unsigned long long)io->staging_offset, (unsigned long long)staging->segment->bytes);
+        io->staging_offset > staging->segment->bytes ||
+        bytes > staging->segment->bytes - io->staging_offset) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "%llu elements of %llu bytes at %llu of a staging segment of %llu bytes (offsets are "
+            "multiples of 64)",
+            (unsigned long long)io->n_elems, (unsigned long long)elem_bytes,
+            (unsigned long long)io->staging_offset, (unsigned long long)staging->segment->bytes);
     }
     return CST_OK;
 }
 
-static void serve_tensor(struct cst_session *session, uint64_t id, const Cistern__TensorIo *io, uint16_t type,
-                         enum cst_event_kind kind)
+static void serve_tensor(struct cst_session *session, uint64_t id, const Cistern__TensorIo *io,
+                         uint16_t type, enum cst_event_kind kind)
 {
     struct cst_pending *request;
     struct cst_event event = {.kind = kind, .rank = session->rank};

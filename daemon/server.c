@@ -16,7 +16,8 @@ static int open_spare(void)
     return open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* Out of descriptors: the connection would stay in the queue and wake the loop for ever. Take it with the spare one and drop it. */
+/* Out of descriptors: the connection would stay in the queue and wake the loop for ever. Take it
+ * with the spare one and drop it. */
 static void refuse_one(struct cst_server *server, int listen_fd)
 {
     int fd;
@@ -30,7 +31,8 @@ static void refuse_one(struct cst_server *server, int listen_fd)
     server->spare_fd = open_spare();
 }
 
-static void check_access(const struct cst_server *server, const struct cst_peer *peer, struct cst_err *refusal)
+static void check_access(const struct cst_server *server, const struct cst_peer *peer,
+                         struct cst_err *refusal)
 {
     const struct cst_config *config = server->daemon->config;
 
@@ -39,7 +41,8 @@ static void check_access(const struct cst_server *server, const struct cst_peer 
                           (unsigned)peer->uid);
         cst_log(CST_LOG_WARNING, "pid %d: %s", (int)peer->pid, refusal->text);
     } else if (server->n_sessions >= config->max_sessions) {
-        (void)cst_err_set(refusal, CST_EBUSY, "%u connections, the limit is %u (max_sessions in [job])",
+        (void)cst_err_set(refusal, CST_EBUSY,
+                          "%u connections, the limit is %u (max_sessions in [job])",
                           server->n_sessions, config->max_sessions);
     }
 }

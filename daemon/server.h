@@ -1,4 +1,5 @@
-/* Accepting connections: two sockets (everybody's and the managers'), access rules, the limit on sessions. */
+/* Accepting connections: two sockets (everybody's and the managers'), access rules, the limit on
+ * sessions. */
 #ifndef CST_SERVER_H
 #define CST_SERVER_H
 
@@ -13,12 +14,13 @@ struct cst_server {
     struct cst_daemon *daemon;
     struct cst_listen user, manager;
     uv_poll_t user_poll, manager_poll;
-    int spare_fd;                     /* given up for a moment to refuse a connection when descriptors run out */
+    int spare_fd; /* given up for a moment to refuse a connection when descriptors run out */
     TAILQ_HEAD(, cst_session) sessions;
-    uint32_t n_sessions;              /* in the list */
+    uint32_t n_sessions; /* in the list */
 };
 
-/* Listen on both sockets: those that systemd passed, or the configured paths. As cst_listen_open. */
+/* Listen on both sockets: those that systemd passed, or the configured paths. As cst_listen_open.
+ */
 int cst_server_open(struct cst_server *server, struct cst_daemon *daemon, struct cst_err *err);
 
 /* Stop accepting and remove the sockets. Sessions stay. */

@@ -24,7 +24,8 @@ static void on_end(struct cst_later *later);
 
 /* -- polling -------------------------------------------------------------------------------- */
 
-/* What to wait for: messages unless too many replies wait; room while any does; a hang-up always. */
+/* What to wait for: messages unless too many replies wait; room while any does; a hang-up always.
+ */
 static void update_poll(struct cst_session *session)
 {
     int events = UV_DISCONNECT;
@@ -129,8 +130,8 @@ bool cst_session_is_gone(struct cst_session *session)
 
 /* -- replies out ---------------------------------------------------------------------------- */
 
-void cst_session_reply(struct cst_session *session, uint64_t id, uint16_t type, const ProtobufCMessage *message,
-                       const int *fds, unsigned n_fds)
+void cst_session_reply(struct cst_session *session, uint64_t id, uint16_t type,
+                       const ProtobufCMessage *message, const int *fds, unsigned n_fds)
 {
     struct cst_frame frame = {.type = type, .flags = CST_FRAME_REPLY, .request = id};
     struct cst_err err = {0};
@@ -221,7 +222,8 @@ void cst_session_answer(struct cst_daemon *daemon, struct cst_pending *request, 
     close_request(daemon, request);
 }
 
-void cst_session_fail(struct cst_daemon *daemon, struct cst_pending *request, const struct cst_err *err)
+void cst_session_fail(struct cst_daemon *daemon, struct cst_pending *request,
+                      const struct cst_err *err)
 {
     if (request->session != NULL) {
         cst_session_error(request->session, request->id, err);
@@ -281,7 +283,8 @@ static void on_handle_closed(uv_handle_t *handle)
     }
 }
 
-/* What it asked of its job the core still answers: those requests stay, without a session. The others end with it. */
+/* What it asked of its job the core still answers: those requests stay, without a session. The
+ * others end with it. */
 static void orphan_requests(struct cst_session *session)
 {
     while (!TAILQ_EMPTY(&session->requests)) {

@@ -51,7 +51,8 @@ int cst_size_parse(const char *text, uint64_t whole, uint64_t *out, struct cst_e
     return CST_OK;
 
 err_invalid:
-    return cst_err_set(err, CST_EINVAL, "'%s' is not a size (a number with K, M, G or T, or 0%% to 100%%)", text);
+    return cst_err_set(err, CST_EINVAL,
+                       "'%s' is not a size (a number with K, M, G or T, or 0%% to 100%%)", text);
 }
 
 int cst_size_parse_seconds(const char *text, uint32_t max, uint32_t *out, struct cst_err *err)
@@ -72,7 +73,8 @@ int cst_size_parse_seconds(const char *text, uint32_t max, uint32_t *out, struct
     }
     if (unit == 0 || n > max / unit) {
         return cst_err_set(err, CST_EINVAL,
-                           "'%s' is not a time of at most %u s (a number with s, m, h or d)", text, max);
+                           "'%s' is not a time of at most %u s (a number with s, m, h or d)", text,
+                           max);
     }
     *out = (uint32_t)(n * unit);
     return CST_OK;

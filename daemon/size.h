@@ -9,7 +9,8 @@
 
 #define CST_SIZE_TEXT 32 /* bytes that cst_size_text needs at most */
 
-/* "4096", "64K", "24G", "1T" (binary) or "75%" of @whole to bytes. CST_EINVAL: something else, negative, or beyond 2^63. */
+/* "4096", "64K", "24G", "1T" (binary) or "75%" of @whole to bytes. CST_EINVAL: something else,
+ * negative, or beyond 2^63. */
 int cst_size_parse(const char *text, uint64_t whole, uint64_t *out, struct cst_err *err);
 
 /* "30", "30s", "5m", "2h", "1d" to seconds. CST_EINVAL: something else or beyond @max seconds. */

@@ -48,7 +48,8 @@ static void on_mounted(struct cst_segment *segment)
     cst_later_add(&staging->daemon->later, &staging->mounted);
 }
 
-static int make(struct cst_session *session, uint64_t bytes, struct cst_staging **out, struct cst_err *err)
+static int make(struct cst_session *session, uint64_t bytes, struct cst_staging **out,
+                struct cst_err *err)
 {
     struct cst_daemon *daemon = session->daemon;
     struct cst_staging *staging = calloc(1, sizeof *staging);
@@ -58,9 +59,10 @@ static int make(struct cst_session *session, uint64_t bytes, struct cst_staging 
         return cst_err_set(err, CST_ENOMEM, "no memory for staging");
     }
     bytes = bytes < CST_STAGING_MIN_BYTES ? CST_STAGING_MIN_BYTES : bytes;
-    bytes = bytes > CST_STAGING_MAX_BYTES ? CST_STAGING_MAX_BYTES : (bytes + 4095) & ~UINT64_C(4095);
-    rc = cst_segment_open(&staging->segment, cst_engines_segment_id(&daemon->engines), bytes, &daemon->host,
-                          "staging", err);
+    bytes =
+        bytes > CST_STAGING_MAX_BYTES ? CST_STAGING_MAX_BYTES : (bytes + 4095) & ~UINT64_C(4095);
+    rc = cst_segment_open(&staging->segment, cst_engines_segment_id(&daemon->engines), bytes,
+                          &daemon->host, "staging", err);
     if (rc != CST_OK) {
         free(staging);
         return rc;
@@ -87,7 +89,8 @@ void cst_staging_get(struct cst_session *session, uint64_t id, uint64_t bytes)
         rc = cst_err_set(&err, CST_EBUSY, "an earlier request for staging is not answered yet");
     }
     if (rc == CST_OK) {
-        rc = cst_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_STAGING, 1, &request, &err);
+        rc =
+            cst_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_STAGING, 1, &request, &err);
     }
     if (rc == CST_OK && staging == NULL) {
         rc = make(session, bytes, &staging, &err);

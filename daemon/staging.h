@@ -1,5 +1,6 @@
-/* A session's staging segment: memory that it shares with the engines to read and write tensors through. It stays until the last request that
- * uses it has its result, even if the session is gone. */
+/* A session's staging segment: memory that it shares with the engines to read and write tensors
+ * through. It stays until the last request that uses it has its result, even if the session is
+ * gone. */
 #ifndef CST_STAGING_H
 #define CST_STAGING_H
 
@@ -15,15 +16,16 @@ struct cst_pending;
 
 struct cst_staging {
     struct cst_daemon *daemon;
-    struct cst_session *session;  /* NULL: abandoned */
+    struct cst_session *session; /* NULL: abandoned */
     struct cst_segment *segment;
-    uint32_t n_refs;              /* session, requests that use it */
-    bool ready;                   /* all engines map it */
-    struct cst_pending *request;  /* StagingGet that waits for that; NULL */
-    struct cst_later mounted;     /* the engines have answered */
+    uint32_t n_refs;             /* session, requests that use it */
+    bool ready;                  /* all engines map it */
+    struct cst_pending *request; /* StagingGet that waits for that; NULL */
+    struct cst_later mounted;    /* the engines have answered */
 };
 
-/* Answer StagingGet @id of @session for @bytes: at once if it has a segment, else when the engines map a new one. An error is answered too. */
+/* Answer StagingGet @id of @session for @bytes: at once if it has a segment, else when the engines
+ * map a new one. An error is answered too. */
 void cst_staging_get(struct cst_session *session, uint64_t id, uint64_t bytes);
 
 /* The session goes. */

@@ -44,7 +44,8 @@ static const char *worker_state(const struct cst_worker *worker)
     return worker->left ? "left" : "absent";
 }
 
-static void fill_rank(const struct cst_job *job, uint32_t rank, Cistern__RankInfo *out, Cistern__Books *books)
+static void fill_rank(const struct cst_job *job, uint32_t rank, Cistern__RankInfo *out,
+                      Cistern__Books *books)
 {
     const struct cst_worker *worker = &job->workers[rank];
     struct cst_rank_stats stats;
@@ -60,7 +61,8 @@ static void fill_rank(const struct cst_job *job, uint32_t rank, Cistern__RankInf
     cst_core_rank_stats(job->core, rank, &stats);
     fill_books(books, &stats.books, job->layout.capacity * 2);
     out->pool = books;
-    out->has_hits = out->has_misses = out->has_prefetches = out->has_evictions = out->has_surprises = 1;
+    out->has_hits = out->has_misses = out->has_prefetches = out->has_evictions =
+        out->has_surprises = 1;
     out->has_bytes_up = out->has_bytes_down = out->has_waits = 1;
     out->hits = stats.hits;
     out->misses = stats.misses;
@@ -213,7 +215,8 @@ static void fill_engine(const struct cst_engine *engine, Cistern__EngineInfo *ou
     out->restarts = engine->n_restarts;
     out->commands = engine->n_completed;
     out->in_flight = engine->commands.n;
-    out->has_copy_bytes = out->has_copy_seconds = out->has_update_elems = out->has_update_seconds = 1;
+    out->has_copy_bytes = out->has_copy_seconds = out->has_update_elems = out->has_update_seconds =
+        1;
     out->has_reduce_elems = out->has_reduce_seconds = out->has_locked = 1;
     out->copy_bytes = base->copy_bytes + now->copy_bytes;
     out->copy_seconds = (double)(base->copy_ns + now->copy_ns) * 1e-9;
@@ -295,7 +298,8 @@ void cst_serve_stat(struct cst_session *session, uint64_t id, void *body)
 
 /* -- explain -------------------------------------------------------------------------------- */
 
-static void explain(struct cst_session *session, uint64_t id, const struct cst_job *job, uint32_t tensor)
+static void explain(struct cst_session *session, uint64_t id, const struct cst_job *job,
+                    uint32_t tensor)
 {
     const struct cst_layout_tensor *t = &job->model.tensors[tensor];
     Cistern__ExplainReply reply = CISTERN__EXPLAIN_REPLY__INIT;
@@ -303,7 +307,8 @@ static void explain(struct cst_session *session, uint64_t id, const struct cst_j
     unsigned n = 1;
 
     (void)snprintf(lines[0], sizeof lines[0],
-                   "tensor '%s': %" PRIu64 " elements at element %" PRIu64 " of chunk %u of %u, used by %u operators",
+                   "tensor '%s': %" PRIu64 " elements at element %" PRIu64
+                   " of chunk %u of %u, used by %u operators",
                    t->name, t->n_elems, t->offset, t->chunk, job->layout.n_chunks, t->n_uses);
     n += cst_core_explain(job->core, t->chunk, lines + 1, EXPLAIN_LINES - 1);
     for (unsigned i = 0; i < n; i++) {
@@ -324,13 +329,15 @@ void cst_serve_explain(struct cst_session *session, uint64_t id, void *body)
     struct cst_err err = {0};
     uint32_t tensor;
 
-    if (cst_serve_find_job(session, message->job, message->has_uid, message->uid, &job, &err) != CST_OK) {
+    if (cst_serve_find_job(session, message->job, message->has_uid, message->uid, &job, &err) !=
+        CST_OK) {
         cst_session_error(session, id, &err);
         return;
     }
     tensor = cst_model_find(&job->model, message->tensor);
     if (tensor == UINT32_MAX) {
-        cst_serve_error(session, id, CST_ENOTFOUND, "job '%s' has no tensor '%.63s'", job->name, message->tensor);
+        cst_serve_error(session, id, CST_ENOTFOUND, "job '%s' has no tensor '%.63s'", job->name,
+                        message->tensor);
     } else if (job->core == NULL) {
         cst_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet", job->name);
     } else {

@@ -52,7 +52,8 @@ int cst_unpack_message(struct cst_unpack *unpack, const ProtobufCMessageDescript
     unpack->used = 0;
     message = protobuf_c_message_unpack(type, &unpack->allocator, n, body);
     if (message == NULL) {
-        return cst_err_set(err, CST_EPROTO, "body of %zu bytes is no valid %s", n, type->short_name);
+        return cst_err_set(err, CST_EPROTO, "body of %zu bytes is no valid %s", n,
+                           type->short_name);
     }
     memcpy(out, &message, sizeof message);
     return CST_OK;

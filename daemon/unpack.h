@@ -1,5 +1,5 @@
-/* Memory for unpacking one protobuf message: a bounded region that is filled from the front and emptied at once, so that a message
- * can make the daemon neither allocate much nor leak. */
+/* Memory for unpacking one protobuf message: a bounded region that is filled from the front and
+ * emptied at once, so that a message can make the daemon neither allocate much nor leak. */
 #ifndef CST_UNPACK_H
 #define CST_UNPACK_H
 
@@ -21,8 +21,8 @@ struct cst_unpack {
 int cst_unpack_init(struct cst_unpack *unpack, struct cst_err *err);
 void cst_unpack_close(struct cst_unpack *unpack);
 
-/* Unpack @n bytes at @body as @type. What *out points at is valid until the next call on @unpack. CST_EPROTO: malformed, a required
- * field is missing, or over the bound. */
+/* Unpack @n bytes at @body as @type. What *out points at is valid until the next call on @unpack.
+ * CST_EPROTO: malformed, a required field is missing, or over the bound. */
 int cst_unpack_message(struct cst_unpack *unpack, const ProtobufCMessageDescriptor *type,
                        const uint8_t *body, size_t n, void *out, struct cst_err *err);
 
