@@ -1,0 +1,167 @@
+#include "client/gpt/run.h"
+
+#include "client/gpt/data.h"
+#include "client/gpt/matmul.h"
+#include "client/gpt/model.h"
+#include "client/gpt/store.h"
+#include "client/gpt/train.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct worker {
+    const struct gpt_options *options;
+    const struct gpt_model *model;
+    const struct gpt_data *data;
+    struct gpt_local *local; /* NULL: the daemon's */
+    uint32_t rank;
+    unsigned threads;
+    bool bf16;
+    pthread_t thread;
+    int rc;
+    struct cst_err err;
+};
+
+static unsigned usable_cores(void)
+{
+    cpu_set_t set;
+
+    CPU_ZERO(&set);
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? (unsigned)CPU_COUNT(&set) : 1;
+}
+
+static unsigned compute_threads(const struct gpt_options *options)
+{
+    const unsigned share = usable_cores() / options->world;
+
+    if (options->threads > 0) {
+        return options->threads;
+    }
+    return share > 0 ? share : 1;
+}
+
+static bool bf16_operands(const struct gpt_options *options)
+{
+    return options->matmul == GPT_MATMUL_BF16 ||
+           (options->matmul == GPT_MATMUL_AUTO && gpt_matmul_fast_bf16());
+}
+
+static void announce(const struct worker *w, const struct gpt_store *store)
+{
+    const struct gpt_options *o = w->options;
+
+    if (o->quiet || w->rank != 0) {
+        return;
+    }
+    (void)printf("cistern-gpt: %.2f M parameters in %u layers of width %u, %u heads; %u ranks x "
+                 "%u threads, matmul %s, store %s",
+                 (double)w->model->n_params / 1e6, o->layers, o->width, o->heads, o->world,
+                 w->threads, w->bf16 ? "bf16" : "fp32", store->ops->name);
+    if (store->plan.n_blocks > 0) {
+        (void)printf("; %u chunks of %llu B, pool of %u blocks (at least %u): %.1f %% of weights",
+                     store->plan.n_chunks, (unsigned long long)store->plan.block_bytes,
+                     store->plan.n_blocks, store->plan.min_blocks,
+                     100.0 * (double)store->plan.pool_bytes / (2.0 * (double)w->model->n_params));
+    }
+    (void)printf("\n");
+}
+
+static void *worker_main(void *arg)
+{
+    struct worker *w = arg;
+    struct gpt_store *store;
+
+    w->rc = w->local == NULL ? gpt_store_daemon_open(&store, w->options, w->model, &w->err)
+                             : gpt_store_local_open(&store, w->local, w->rank, &w->err);
+    if (w->rc == 0) {
+        announce(w, store);
+        w->rc =
+            gpt_train(w->options, w->model, w->data, store, w->rank, w->threads, w->bf16, &w->err);
+        store->ops->close(store, w->rc == 0);
+    }
+    return NULL;
+}
+
+/* The first cause: a rank that was only left alone by another says so with CST_ECANCELLED. */
+static int worst(const struct worker *workers, uint32_t n, struct cst_err *err)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (workers[i].rc != 0 && (rc == 0 || rc == CST_ECANCELLED)) {
+            rc = workers[i].rc;
+            *err = workers[i].err;
+            if (n > 1) {
+                (void)cst_err_prefix(err, "rank %u", i);
+            }
+        }
+    }
+    return rc;
+}
+
+/* All ranks as threads of this process. */
+static int run_local(const struct worker *like, struct cst_err *err)
+{
+    const uint32_t world = like->options->world;
+    struct worker *workers = calloc(world, sizeof *workers);
+    struct gpt_local *local = NULL;
+    uint32_t n_started = 0;
+    int rc;
+
+    if (workers == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory");
+    }
+    rc = gpt_local_open(&local, like->model, world, like->options->engine_threads, err);
+    for (; rc == 0 && n_started < world; n_started++) {
+        struct worker *w = &workers[n_started];
+
+        *w = *like;
+        w->local = local;
+        w->rank = n_started;
+        if (pthread_create(&w->thread, NULL, worker_main, w) != 0) {
+            gpt_local_break(local);
+            rc = cst_err_set(err, CST_ENOMEM, "cannot start the thread of rank %u", n_started);
+            break;
+        }
+    }
+    for (uint32_t i = 0; i < n_started; i++) {
+        pthread_join(workers[i].thread, NULL);
+    }
+    if (rc == 0) {
+        rc = worst(workers, world, err);
+    }
+    gpt_local_close(local);
+    free(workers);
+    return rc;
+}
+
+int gpt_run(const struct gpt_options *options, struct cst_err *err)
+{
+    struct gpt_model model;
+    struct gpt_data data;
+    struct worker w = {.options = options, .model = &model, .data = &data, .rank = options->rank};
+    int rc = gpt_data_open(&data, options->data, options->context, err);
+
+    if (rc != 0) {
+        return rc;
+    }
+    rc = gpt_model_init(&model, options, err);
+    if (rc != 0) {
+        goto out_data;
+    }
+    w.threads = compute_threads(options);
+    w.bf16 = bf16_operands(options);
+    if (options->store == GPT_STORE_LOCAL) {
+        rc = run_local(&w, err);
+    } else {
+        (void)worker_main(&w);
+        rc = w.rc;
+        *err = w.err;
+    }
+    gpt_model_close(&model);
+out_data:
+    gpt_data_close(&data);
+    return rc;
+}

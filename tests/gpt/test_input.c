@@ -1,0 +1,258 @@
+/* What comes from outside: the command line, the data file; and the numbers made from a seed. */
+#include "client/gpt/data.h"
+#include "client/gpt/model.h"
+#include "client/gpt/options.h"
+#include "client/gpt/rng.h"
+#include "client/gpt/train.h"
+#include "tests/gpt/support.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* -- options ----------------------------------------------------------------------------------- */
+
+/* Each bad command line, and words that its error must have: what was given and what is allowed. */
+static const struct {
+    const char *line;
+    const char *words[3];
+} bad_lines[] = {
+    {"", {"--data"}},
+    {"--data", {"--data", "value"}},
+    {"--data f --nonsense", {"--nonsense"}},
+    {"--data f extra", {"extra"}},
+    {"--data f --layers 0", {"--layers", "'0'", "1 to 4096"}},
+    {"--data f --layers 3x", {"--layers", "'3x'"}},
+    {"--data f --layers -3", {"--layers", "'-3'"}},
+    {"--data f --steps 99999999999999999999999", {"--steps"}},
+    {"--data f --lr nan", {"--lr", "'nan'"}},
+    {"--data f --lr 1e9", {"--lr", "1000"}},
+    {"--data f --beta1 1", {"--beta1"}},
+    {"--data f --width 100 --heads 3", {"100", "3", "not divisible"}},
+    {"--data f --width 128 --heads 16", {"128", "= 8", "multiple of 16"}},
+    {"--data f --rank 2 --world 2", {"--rank 2", "--world 2", "0..1"}},
+    {"--data f --world 65", {"'65'", "1 to 64"}},
+    {"--data f --store ram", {"'ram'", "daemon, local"}},
+    {"--data f --store local --rank 1 --world 2", {"--rank 1", "local"}},
+    {"--data f --matmul int8", {"'int8'", "bf16"}},
+    {"--data f --pool 0", {"--pool", "'0'"}},
+    {"--data f --pool 12Q", {"'12Q'", "K, M or G"}},
+    {"--data f --pool 12MB", {"'12MB'"}},
+    {"--data f --pool -5%", {"'-5%'"}},
+};
+
+/* Bad values are refused with words that name the option, the value, and what is allowed. */
+START_TEST(bad_options_are_told)
+{
+    char *argv[32] = {strdup("cistern-gpt")};
+    char *line = strdup(bad_lines[_i].line);
+    struct gpt_options options;
+    struct cst_err err = {0};
+    int argc = 1;
+
+    for (char *word = strtok(line, " "); word != NULL; word = strtok(NULL, " ")) {
+        argv[argc++] = word;
+    }
+    ck_assert_int_eq(gpt_options_parse(&options, argc, argv, &err), CST_EINVAL);
+    for (size_t i = 0; i < 3 && bad_lines[_i].words[i] != NULL; i++) {
+        ck_assert_msg(strstr(err.text, bad_lines[_i].words[i]) != NULL, "'%s' lacks '%s'", err.text,
+                      bad_lines[_i].words[i]);
+    }
+    free(line);
+    free(argv[0]);
+}
+END_TEST
+
+/* Pools are bytes, with units of 1024, or a percentage. */
+START_TEST(pools_have_units)
+{
+    ck_assert_uint_eq(test_options("--data f --pool 4097").pool_bytes, 4097);
+    ck_assert_uint_eq(test_options("--data f --pool 1.5k").pool_bytes, 1536);
+    ck_assert_uint_eq(test_options("--data f --pool 3M").pool_bytes, 3u << 20);
+    ck_assert_uint_eq(test_options("--data f --pool 2G").pool_bytes, 2ull << 30);
+    ck_assert_double_eq(test_options("--data f --pool 12.5%").pool_percent, 12.5);
+    ck_assert_uint_eq(test_options("--data f --pool 12.5%").pool_bytes, 0);
+}
+END_TEST
+
+/* The rate rises linearly, ends at the minimum, never rises after the warm-up. */
+START_TEST(rate_warms_up_and_falls)
+{
+    const struct gpt_options o =
+        test_options("--data f --steps 100 --warmup 10 --lr 1 --min-lr .1");
+
+    ck_assert_double_eq_tol(gpt_train_lr(&o, 0), 0.1, 1e-12);
+    ck_assert_double_eq_tol(gpt_train_lr(&o, 9), 1.0, 1e-12);
+    ck_assert_double_eq_tol(gpt_train_lr(&o, 10), 1.0, 1e-12);
+    ck_assert_double_eq_tol(gpt_train_lr(&o, 55), 0.55, 1e-12);
+    ck_assert_double_eq_tol(gpt_train_lr(&o, 100), 0.1, 1e-12);
+    for (uint64_t s = 10; s < 100; s++) {
+        ck_assert_double_ge(gpt_train_lr(&o, s), gpt_train_lr(&o, s + 1));
+    }
+}
+END_TEST
+
+/* -- data ----------------------------------------------------------------------------------------
+ */
+
+static void expect_refused(const char *path, int status, const char *words)
+{
+    struct gpt_data data;
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(gpt_data_open(&data, path, 16, &err), status);
+    ck_assert_msg(strstr(err.text, path) != NULL, "'%s' does not name the file", err.text);
+    ck_assert_msg(strstr(err.text, words) != NULL, "'%s' lacks '%s'", err.text, words);
+}
+
+/* A file that is missing, a directory, empty or shorter than one sequence is refused with its size
+ * and what is needed. */
+START_TEST(bad_data_files_are_told)
+{
+    expect_refused(test_path(0, "missing"), CST_EIO, "No such file");
+    ck_assert_int_eq(mkdir(test_path(1, "directory"), 0700), 0);
+    expect_refused(test_path(1, "directory"), CST_EINVAL, "not a regular file");
+    expect_refused(test_file(2, "empty", "", 0), CST_EINVAL, "has 0 bytes");
+    expect_refused(test_file(3, "tiny", "sixteen bytes ok", 16), CST_EINVAL, "need 17");
+}
+END_TEST
+
+/* A file that may not be read is refused (root may read everything: the test then gives up its
+ * rights). */
+START_TEST(unreadable_data_files_are_told)
+{
+    const char *path = test_file(0, "secret", "a secret of more than 16 bytes", 30);
+
+    if (geteuid() == 0) {
+        ck_assert_int_eq(chown(path, 0, 0), 0);
+        ck_assert_int_eq(chmod(path, 0600), 0);
+        ck_assert_int_eq(seteuid(65534), 0);
+    } else {
+        ck_assert_int_eq(chmod(path, 0), 0);
+    }
+    expect_refused(path, CST_EIO, "denied");
+    if (getuid() == 0) {
+        ck_assert_int_eq(seteuid(0), 0);
+    }
+}
+END_TEST
+
+/* The smallest file has one place; every batch is that sequence, targets one byte on. */
+START_TEST(smallest_data_file_serves)
+{
+    struct gpt_data data;
+    struct cst_err err;
+    uint8_t tokens[3 * 16], targets[3 * 16];
+
+    ck_assert_int_eq(gpt_data_open(&data, test_file(0, "small", "0123456789abcdefg", 17), 16, &err),
+                     0);
+    gpt_data_batch(&data, 1, 2, 0, 3, 16, tokens, targets);
+    for (size_t i = 0; i < 3; i++) {
+        ck_assert_int_eq(memcmp(tokens + 16 * i, "0123456789abcdef", 16), 0);
+        ck_assert_int_eq(memcmp(targets + 16 * i, "123456789abcdefg", 16), 0);
+    }
+    gpt_data_close(&data);
+}
+END_TEST
+
+/* A batch depends on (seed, step, rank) alone: the same again, and another for each of them. */
+START_TEST(batches_are_a_function_of_seed_step_and_rank)
+{
+    uint8_t text[TEST_TEXT_BYTES], tokens[6][64], targets[64];
+    struct gpt_data data;
+    struct cst_err err;
+
+    for (size_t i = 0; i < sizeof text; i++) {
+        text[i] = (uint8_t)(i * 7 + i / 256);
+    }
+    ck_assert_int_eq(gpt_data_open(&data, test_file(0, "t", text, sizeof text), 16, &err), 0);
+    gpt_data_batch(&data, 1, 5, 0, 4, 16, tokens[0], targets);
+    gpt_data_batch(&data, 2, 5, 0, 4, 16, tokens[1], targets);
+    gpt_data_batch(&data, 1, 6, 0, 4, 16, tokens[2], targets);
+    gpt_data_batch(&data, 1, 5, 1, 4, 16, tokens[3], targets);
+    gpt_data_batch(&data, 1, 5, 0, 4, 16, tokens[4], targets);
+    ck_assert_int_eq(memcmp(tokens[0], tokens[4], 64), 0);
+    for (size_t i = 1; i < 4; i++) {
+        ck_assert_int_ne(memcmp(tokens[0], tokens[i], 64), 0);
+    }
+    gpt_data_close(&data);
+}
+END_TEST
+
+/* -- numbers and weights
+ * --------------------------------------------------------------------------- */
+
+/* The normal numbers have mean 0, deviation 1, and about 5 % beyond 1.96. */
+START_TEST(normal_numbers_are_normal)
+{
+    const int n = 200000;
+    double sum = 0, squares = 0;
+    int beyond = 0;
+
+    for (int i = 0; i < n; i++) {
+        const double x = (double)gpt_rng_normal(42, 7, (uint64_t)i);
+
+        sum += x;
+        squares += x * x;
+        beyond += fabs(x) > 1.96;
+    }
+    ck_assert_double_eq_tol(sum / n, 0.0, 0.01);
+    ck_assert_double_eq_tol(squares / n, 1.0, 0.02);
+    ck_assert_double_eq_tol((double)beyond / n, 0.05, 0.005);
+}
+END_TEST
+
+/* Initial weights do not depend on the pieces in which they are made; tensors differ; norms are 1,
+ * biases 0. */
+START_TEST(initial_weights_do_not_depend_on_order)
+{
+    const struct gpt_options o = test_options("--data f --layers 1 --heads 1 --width 16");
+    float whole[64], piece[64], other[64];
+    struct gpt_model model;
+    struct cst_err err;
+
+    ck_assert_int_eq(gpt_model_init(&model, &o, &err), 0);
+    gpt_model_initial(&model, 3, 0, 0, 64, whole);
+    gpt_model_initial(&model, 3, 0, 40, 24, piece + 40);
+    gpt_model_initial(&model, 3, 0, 0, 40, piece);
+    gpt_model_initial(&model, 4, 0, 0, 64, other);
+    ck_assert_int_eq(memcmp(whole, piece, sizeof whole), 0);
+    ck_assert_int_ne(memcmp(whole, other, sizeof whole), 0);
+    ck_assert_str_eq(model.tensors[2].name, "h0.ln1.w");
+    gpt_model_initial(&model, 3, 2, 0, 16, whole);
+    ck_assert_float_eq(whole[15], 1.0f);
+    ck_assert_float_eq(model.tensors[2].decay_scale, 0.0f);
+    ck_assert_str_eq(model.tensors[4].name, "h0.qkv.w");
+    ck_assert_float_eq(model.tensors[4].decay_scale, 1.0f);
+    gpt_model_close(&model);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("input");
+    TCase *tcase = tcase_create("input");
+    SRunner *runner;
+    int failed;
+
+    tcase_add_loop_test(tcase, bad_options_are_told, 0,
+                        (int)(sizeof bad_lines / sizeof bad_lines[0]));
+    tcase_add_test(tcase, pools_have_units);
+    tcase_add_test(tcase, rate_warms_up_and_falls);
+    tcase_add_test(tcase, bad_data_files_are_told);
+    tcase_add_test(tcase, unreadable_data_files_are_told);
+    tcase_add_test(tcase, smallest_data_file_serves);
+    tcase_add_test(tcase, batches_are_a_function_of_seed_step_and_rank);
+    tcase_add_test(tcase, normal_numbers_are_normal);
+    tcase_add_test(tcase, initial_weights_do_not_depend_on_order);
+    suite_add_tcase(suite, tcase);
+    runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}

@@ -1,0 +1,413 @@
+/* The store in the process: what a step does to the states, and that neither threads nor the order
+ * of ranks show in the bits. */
+#include "client/gpt/model.h"
+#include "client/gpt/store.h"
+#include "kernels/kernels.h"
+#include "offload/clip.h"
+#include "tests/gpt/support.h"
+
+#include <check.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_WORLD 3
+
+static struct gpt_model model;
+
+static void setup(void)
+{
+    const struct gpt_options o =
+        test_options("--data f --layers 1 --heads 2 --width 64 --context 24");
+    struct cst_err err;
+
+    ck_assert_int_eq(gpt_model_init(&model, &o, &err), 0);
+}
+
+static void teardown(void)
+{
+    gpt_model_close(&model);
+}
+
+static const struct cst_hyper_params params = {
+    .lr = 1e-2f,
+    .beta1 = 0.9f,
+    .beta2 = 0.95f,
+    .weight_decay = 0.1f,
+    .clip_norm = 1.0f,
+    .grad_scale = 0.5f,
+};
+
+/* The gradient of @tensor that @rank hands in at @step. */
+static void fill_gradient(uint16_t *out, uint32_t tensor, uint32_t rank, uint64_t step)
+{
+    test_fill_bf16(out, model.tensors[tensor].n_elems, 1000 * step + 100 * rank + tensor, 0.01f);
+}
+
+/* One rank's thread. */
+struct rank {
+    struct gpt_local *local;
+    uint32_t number;
+    uint64_t n_steps;
+    struct cst_hyper_params params;
+    uint64_t poison_step; /* a NaN among its gradients; 0: never */
+    int rc;               /* of the last call */
+    struct cst_step_result result;
+    struct cst_err err;
+    pthread_t thread;
+};
+
+static int backward_all(struct gpt_store *store, const struct rank *r, uint64_t step,
+                        struct cst_err *err)
+{
+    struct cst_io io[GPT_MAX_OP_TENSORS];
+
+    for (uint32_t i = model.n_operators; i-- > 0;) {
+        const struct gpt_operator *op = &model.operators[i];
+        int rc = store->ops->op_begin(store, i, CST_BACKWARD, io, op->n_tensors, err);
+
+        if (rc != 0) {
+            return rc;
+        }
+        for (uint32_t t = 0; t < op->n_tensors; t++) {
+            if (!io[t].accumulate) {
+                fill_gradient(io[t].grad, (uint32_t)op->tensors[t], r->number, step);
+            }
+        }
+        if (step == r->poison_step) {
+            ((uint16_t *)io[0].grad)[0] = 0x7fc0;
+        }
+        rc = store->ops->op_end(store, i, err);
+        if (rc != 0) {
+            return rc;
+        }
+    }
+    return 0;
+}
+
+static void write_all(struct gpt_store *store)
+{
+    struct cst_err err;
+
+    for (uint32_t t = 0; t < model.n_tensors; t++) {
+        float *x = calloc(model.tensors[t].n_elems, sizeof *x);
+
+        ck_assert_ptr_nonnull(x);
+        gpt_model_initial(&model, 5, t, 0, model.tensors[t].n_elems, x);
+        ck_assert_int_eq(
+            store->ops->write(store, t, CST_STATE_MASTER, 0, model.tensors[t].n_elems, x, &err), 0);
+        free(x);
+    }
+}
+
+static void *rank_main(void *arg)
+{
+    struct rank *r = arg;
+    struct gpt_store *store;
+    uint64_t step;
+
+    r->rc = gpt_store_local_open(&store, r->local, r->number, &r->err);
+    if (r->rc != 0) {
+        return NULL;
+    }
+    if (r->number == 0) {
+        write_all(store);
+    }
+    r->rc = store->ops->sync(store, &step, &r->err);
+    while (r->rc == 0 && step < r->n_steps) {
+        r->rc = backward_all(store, r, step + 1, &r->err);
+        if (r->rc == 0) {
+            r->rc = store->ops->step(store, &r->params, &r->result, &r->err);
+        }
+        step++;
+    }
+    store->ops->close(store, r->rc == 0);
+    return NULL;
+}
+
+static struct gpt_local *open_local(uint32_t world, uint32_t engine_threads)
+{
+    struct gpt_local *local;
+    struct cst_err err = {0};
+
+    ck_assert_msg(gpt_local_open(&local, &model, world, engine_threads, &err) == 0, "%s", err.text);
+    return local;
+}
+
+static void run_ranks(struct rank *ranks, struct gpt_local *local, uint32_t world, uint64_t n_steps)
+{
+    for (uint32_t i = 0; i < world; i++) {
+        ranks[i].local = local;
+        ranks[i].number = i;
+        ranks[i].n_steps = n_steps;
+        ck_assert_int_eq(pthread_create(&ranks[i].thread, NULL, rank_main, &ranks[i]), 0);
+    }
+    for (uint32_t i = 0; i < world; i++) {
+        ck_assert_int_eq(pthread_join(ranks[i].thread, NULL), 0);
+    }
+}
+
+/* All of one state, tensor after tensor. */
+static void *read_state(struct gpt_local *local, enum cst_state state)
+{
+    const size_t elem = state <= CST_STATE_GRAD ? 2 : 4;
+    char *out = calloc(model.n_params, elem), *at = out;
+    struct gpt_store *store;
+    struct cst_err err;
+
+    ck_assert_ptr_nonnull(out);
+    ck_assert_int_eq(gpt_store_local_open(&store, local, 0, &err), 0);
+    for (uint32_t t = 0; t < model.n_tensors; t++) {
+        ck_assert_int_eq(store->ops->read(store, t, state, 0, model.tensors[t].n_elems, at, &err),
+                         0);
+        at += model.tensors[t].n_elems * elem;
+    }
+    store->ops->close(store, true);
+    return out;
+}
+
+static void assert_same_states(struct gpt_local *a, struct gpt_local *b)
+{
+    for (int state = CST_STATE_WEIGHT; state <= CST_STATE_EXP_AVG_SQ; state++) {
+        void *x = read_state(a, (enum cst_state)state), *y = read_state(b, (enum cst_state)state);
+
+        ck_assert_int_eq(memcmp(x, y, model.n_params * (state <= CST_STATE_GRAD ? 2 : 4)), 0);
+        free(x);
+        free(y);
+    }
+}
+
+/* Threads of the team do not show in the bits of any state, for 1, 2 and 3 ranks. */
+START_TEST(team_does_not_change_bits)
+{
+    const uint32_t world = (uint32_t)_i, threads[] = {1, 2, 5};
+    struct gpt_local *local[3];
+
+    for (size_t i = 0; i < 3; i++) {
+        struct rank ranks[MAX_WORLD] = {{.params = params}, {.params = params}, {.params = params}};
+
+        local[i] = open_local(world, threads[i]);
+        run_ranks(ranks, local[i], world, 4);
+        for (uint32_t r = 0; r < world; r++) {
+            ck_assert_msg(ranks[r].rc == 0, "%s", ranks[r].err.text);
+            ck_assert_uint_eq(ranks[r].result.step, 4);
+        }
+    }
+    assert_same_states(local[0], local[1]);
+    assert_same_states(local[0], local[2]);
+    for (size_t i = 0; i < 3; i++) {
+        gpt_local_close(local[i]);
+    }
+}
+END_TEST
+
+/* Two ranks, one step, against the formulas applied to whole tensors: sum in fp32, rounded; norm,
+ * clip, AdamW with the tensor's own decay. */
+START_TEST(step_is_reduce_clip_and_adamw)
+{
+    struct rank ranks[2] = {{.params = params}, {.params = params}};
+    struct gpt_local *local = open_local(2, 2);
+    uint16_t *grads, *weights, *at_grad, *at_weight;
+    float *master, *at_master;
+    double squares = 0;
+    struct cst_clip clip;
+
+    run_ranks(ranks, local, 2, 1);
+    ck_assert_int_eq(ranks[0].rc, 0);
+    at_grad = grads = read_state(local, CST_STATE_GRAD);
+    for (uint32_t t = 0; t < model.n_tensors; t++) {
+        const uint64_t n = model.tensors[t].n_elems;
+        uint16_t *a = calloc(2 * n, sizeof *a), *b = a + n;
+
+        ck_assert_ptr_nonnull(a);
+        fill_gradient(a, t, 0, 1);
+        fill_gradient(b, t, 1, 1);
+        for (uint64_t i = 0; i < n; i++) {
+            const float s = cst_bf16_to_fp32(a[i]) + cst_bf16_to_fp32(b[i]);
+
+            ck_assert_uint_eq(at_grad[i], cst_fp32_to_bf16(s));
+            squares += (double)cst_bf16_to_fp32(at_grad[i]) * (double)cst_bf16_to_fp32(at_grad[i]);
+        }
+        at_grad += n;
+        free(a);
+    }
+    clip = cst_clip_factor(squares, 0.5f, 1.0f);
+    ck_assert_double_eq_tol(ranks[0].result.grad_norm / clip.grad_norm, 1.0, 1e-12);
+    ck_assert_float_eq(ranks[0].result.clip, clip.clip);
+    at_grad = grads;
+    at_master = master = read_state(local, CST_STATE_MASTER);
+    at_weight = weights = read_state(local, CST_STATE_WEIGHT);
+    for (uint32_t t = 0; t < model.n_tensors; t++) {
+        const uint64_t n = model.tensors[t].n_elems;
+        float *p = calloc(3 * n, sizeof *p);
+        uint16_t *w = calloc(n, sizeof *w);
+        struct cst_adamw hyper;
+
+        ck_assert(p != NULL && w != NULL);
+        gpt_model_initial(&model, 5, t, 0, n, p);
+        cst_adamw_prepare(
+            &hyper, (double)params.lr, (double)params.beta1, (double)params.beta2, (double)1e-8f,
+            (double)params.weight_decay * (double)model.tensors[t].decay_scale, clip.factor, 1);
+        cst_adamw_ref(&hyper, n, at_grad, p, p + n, p + 2 * n, w);
+        ck_assert_int_eq(memcmp(p, at_master, n * sizeof *p), 0);
+        ck_assert_int_eq(memcmp(w, at_weight, n * sizeof *w), 0);
+        at_grad += n;
+        at_master += n;
+        at_weight += n;
+        free(p);
+        free(w);
+    }
+    free(grads);
+    free(master);
+    free(weights);
+    gpt_local_close(local);
+}
+END_TEST
+
+/* A NaN gradient of one rank skips the step for all: counted, nothing changed, and the next update
+ * is as if it had not been. */
+START_TEST(nan_skips_the_step)
+{
+    struct rank poisoned[2] = {{.params = params}, {.params = params, .poison_step = 1}};
+    struct gpt_local *bad = open_local(2, 2);
+    float *master, *want;
+
+    run_ranks(poisoned, bad, 2, 1);
+    ck_assert_int_eq(poisoned[0].rc, 0);
+    ck_assert(poisoned[0].result.skipped && poisoned[1].result.skipped);
+    ck_assert_uint_eq(poisoned[0].result.step, 1);
+    ck_assert_uint_eq(poisoned[0].result.n_skipped, 1);
+    master = read_state(bad, CST_STATE_MASTER);
+    want = calloc(model.n_params, sizeof *want);
+    ck_assert_ptr_nonnull(want);
+    for (uint32_t t = 0, at = 0; t < model.n_tensors; t++) {
+        gpt_model_initial(&model, 5, t, 0, model.tensors[t].n_elems, want + at);
+        at += (uint32_t)model.tensors[t].n_elems;
+    }
+    ck_assert_int_eq(memcmp(master, want, model.n_params * sizeof *want), 0);
+    free(master);
+    free(want);
+    gpt_local_close(bad);
+}
+END_TEST
+
+/* Ranks that give different parameters all get CST_EMISMATCH, and no step is counted. */
+START_TEST(different_parameters_are_refused)
+{
+    struct rank ranks[2] = {{.params = params}, {.params = params}};
+    struct gpt_local *local = open_local(2, 1);
+
+    ranks[1].params.lr = 2e-2f;
+    run_ranks(ranks, local, 2, 1);
+    ck_assert_int_eq(ranks[0].rc, CST_EMISMATCH);
+    ck_assert_int_eq(ranks[1].rc, CST_EMISMATCH);
+    gpt_local_close(local);
+}
+END_TEST
+
+/* A rank that goes in bad order ends the wait of the others. */
+START_TEST(nobody_waits_for_a_failed_rank)
+{
+    struct rank waiting = {.params = params, .n_steps = 1};
+    struct gpt_local *local = open_local(2, 1);
+    struct gpt_store *store;
+    struct cst_err err;
+
+    waiting.local = local;
+    ck_assert_int_eq(gpt_store_local_open(&store, local, 1, &err), 0);
+    ck_assert_int_eq(pthread_create(&waiting.thread, NULL, rank_main, &waiting), 0);
+    store->ops->close(store, false);
+    ck_assert_int_eq(pthread_join(waiting.thread, NULL), 0);
+    ck_assert_int_eq(waiting.rc, CST_ECANCELLED);
+    gpt_local_close(local);
+}
+END_TEST
+
+/* The tied embedding is written by the head and added to by the embedding, in every step anew. */
+START_TEST(second_use_accumulates)
+{
+    struct gpt_local *local = open_local(1, 1);
+    struct cst_io io[GPT_MAX_OP_TENSORS];
+    struct gpt_store *store;
+    struct cst_err err;
+    uint64_t step;
+
+    ck_assert_int_eq(gpt_store_local_open(&store, local, 0, &err), 0);
+    for (int turn = 0; turn < 2; turn++) {
+        const void *grad;
+
+        ck_assert_int_eq(store->ops->sync(store, &step, &err), 0);
+        ck_assert_int_eq(
+            store->ops->op_begin(store, model.n_operators - 1, CST_BACKWARD, io, 3, &err), 0);
+        ck_assert(!io[2].accumulate);
+        grad = io[2].grad;
+        ck_assert_int_eq(store->ops->op_begin(store, 0, CST_FORWARD, io, 2, &err), 0);
+        ck_assert_ptr_null(io[0].grad);
+        ck_assert_int_eq(store->ops->op_begin(store, 0, CST_BACKWARD, io, 2, &err), 0);
+        ck_assert(io[0].accumulate);
+        ck_assert(!io[1].accumulate);
+        ck_assert_ptr_eq(io[0].grad, grad);
+    }
+    store->ops->close(store, true);
+    gpt_local_close(local);
+}
+END_TEST
+
+/* Writing masters sets weights and clears moments; ranges beyond a tensor, gradients, and a rank
+ * that is taken are refused. */
+START_TEST(states_are_read_and_written)
+{
+    struct rank rank = {.params = params};
+    struct gpt_local *local = open_local(1, 1);
+    struct gpt_store *store, *second;
+    float x[3] = {1.0f, -2.5f, 1e-3f}, moments[3];
+    uint16_t w[3];
+    struct cst_err err;
+
+    run_ranks(&rank, local, 1, 1);
+    ck_assert_int_eq(gpt_store_local_open(&store, local, 0, &err), 0);
+    ck_assert_int_eq(gpt_store_local_open(&second, local, 0, &err), CST_EBUSY);
+    ck_assert_int_eq(store->ops->write(store, 4, CST_STATE_MASTER, 100, 3, x, &err), 0);
+    ck_assert_int_eq(store->ops->read(store, 4, CST_STATE_WEIGHT, 100, 3, w, &err), 0);
+    ck_assert_int_eq(store->ops->read(store, 4, CST_STATE_EXP_AVG, 100, 3, moments, &err), 0);
+    for (size_t i = 0; i < 3; i++) {
+        ck_assert_uint_eq(w[i], cst_fp32_to_bf16(x[i]));
+        ck_assert_float_eq(moments[i], 0.0f);
+    }
+    ck_assert_int_eq(store->ops->read(store, 4, CST_STATE_EXP_AVG, 103, 1, moments, &err), 0);
+    ck_assert_float_ne(moments[0], 0.0f);
+    ck_assert_int_eq(store->ops->write(store, 4, CST_STATE_GRAD, 0, 3, w, &err), CST_EINVAL);
+    ck_assert_int_eq(
+        store->ops->read(store, 4, CST_STATE_MASTER, model.tensors[4].n_elems - 1, 2, x, &err),
+        CST_EINVAL);
+    ck_assert_int_eq(store->ops->read(store, 4, CST_STATE_MASTER, UINT64_MAX, 2, x, &err),
+                     CST_EINVAL);
+    store->ops->close(store, true);
+    gpt_local_close(local);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("store_local");
+    TCase *tcase = tcase_create("store_local");
+    SRunner *runner;
+    int failed;
+
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_loop_test(tcase, team_does_not_change_bits, 1, MAX_WORLD + 1);
+    tcase_add_test(tcase, step_is_reduce_clip_and_adamw);
+    tcase_add_test(tcase, nan_skips_the_step);
+    tcase_add_test(tcase, different_parameters_are_refused);
+    tcase_add_test(tcase, nobody_waits_for_a_failed_rank);
+    tcase_add_test(tcase, second_use_accumulates);
+    tcase_add_test(tcase, states_are_read_and_written);
+    suite_add_tcase(suite, tcase);
+    runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
