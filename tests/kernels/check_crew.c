@@ -1,0 +1,273 @@
+/* kernels/crew: threads that take pieces of jobs. */
+#include "kernels/crew.h"
+
+#include <check.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define N_JOBS 200
+#define MAX_PIECES 50
+
+static struct cst_crew crew;
+static sem_t finished, gate, entered;
+static atomic_uint n_started;
+
+static void start_thread(void *arg, unsigned thread)
+{
+    ck_assert_ptr_eq(arg, &crew);
+    ck_assert_uint_lt(thread, 8);
+    (void)atomic_fetch_add(&n_started, 1);
+}
+
+static void open_crew(unsigned n_threads)
+{
+    struct cst_crew_config config = {
+        .name = "test", .n_threads = n_threads, .start = start_thread, .arg = &crew};
+    struct cst_err err;
+
+    (void)sem_init(&finished, 0, 0);
+    (void)sem_init(&gate, 0, 0);
+    (void)sem_init(&entered, 0, 0);
+    ck_assert_int_eq(cst_crew_open(&crew, &config, &err), CST_OK);
+}
+
+static void wait_for(sem_t *sem)
+{
+    while (sem_wait(sem) != 0) {
+    }
+}
+
+struct counted {
+    struct cst_job job;            /* first member */
+    atomic_uint times[MAX_PIECES]; /* each piece ran */
+    unsigned n_done;               /* times that done was called */
+};
+
+static void count_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+{
+    ck_assert_uint_lt(thread, 8);
+    (void)atomic_fetch_add(&((struct counted *)job)->times[piece], 1);
+}
+
+static void count_done(struct cst_job *job)
+{
+    struct counted *counted = (struct counted *)job;
+
+    for (uint64_t i = 0; i < job->n_pieces; i++) {
+        ck_assert_uint_eq(atomic_load(&counted->times[i]), 1);
+    }
+    counted->n_done++;
+    (void)sem_post(&finished);
+}
+
+/* Every piece of every job is done once, and then its done is called once, with few threads or
+ * many. */
+START_TEST(test_all_pieces)
+{
+    static struct counted jobs[N_JOBS];
+
+    open_crew((unsigned)_i);
+    for (unsigned i = 0; i < N_JOBS; i++) {
+        jobs[i].job = (struct cst_job){.piece = count_piece,
+                                       .done = count_done,
+                                       .n_pieces = 1 + i * 7 % MAX_PIECES,
+                                       .class = i % CST_CREW_CLASSES};
+        cst_crew_submit(&crew, &jobs[i].job);
+    }
+    for (unsigned i = 0; i < N_JOBS; i++) {
+        wait_for(&finished);
+    }
+    cst_crew_close(&crew);
+    for (unsigned i = 0; i < N_JOBS; i++) {
+        ck_assert_uint_eq(jobs[i].n_done, 1);
+    }
+    ck_assert_uint_eq(atomic_load(&n_started), (unsigned)_i);
+}
+END_TEST
+
+static char order[64];
+static unsigned n_order;
+
+struct letter {
+    struct cst_job job; /* first member */
+    char letter;        /* what its pieces write into order */
+};
+
+static void write_letter(struct cst_job *job, uint64_t piece, unsigned thread)
+{
+    (void)piece;
+    (void)thread;
+    order[n_order++] = ((struct letter *)job)->letter;
+}
+
+static void letter_done(struct cst_job *job)
+{
+    (void)job;
+    (void)sem_post(&finished);
+}
+
+static void block_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+{
+    (void)job;
+    (void)piece;
+    (void)thread;
+    (void)sem_post(&entered);
+    wait_for(&gate);
+}
+
+/* Keep the only thread of the crew busy until the gate opens, so that what is submitted meanwhile
+ * is queued. */
+static void block(struct cst_job *job)
+{
+    *job = (struct cst_job){.piece = block_piece, .done = letter_done, .n_pieces = 1};
+    cst_crew_submit(&crew, job);
+    wait_for(&entered);
+}
+
+static void submit_letter(struct letter *letter, char c, unsigned class, uint64_t n_pieces)
+{
+    *letter = (struct letter){
+        .job = {.piece = write_letter, .done = letter_done, .n_pieces = n_pieces, .class = class},
+        .letter = c};
+    cst_crew_submit(&crew, &letter->job);
+}
+
+/* Demand goes before prefetch before eviction; within a class, first come, first served. */
+START_TEST(test_classes)
+{
+    struct letter letters[5];
+    struct cst_job blocker;
+
+    open_crew(1);
+    block(&blocker);
+    submit_letter(&letters[0], 'e', 2, 2);
+    submit_letter(&letters[1], 'p', 1, 2);
+    submit_letter(&letters[2], 'd', 0, 2);
+    submit_letter(&letters[3], 'q', 1, 1);
+    submit_letter(&letters[4], 'c', 0, 1);
+    (void)sem_post(&gate);
+    for (int i = 0; i < 6; i++) {
+        wait_for(&finished);
+    }
+    cst_crew_close(&crew);
+    ck_assert_str_eq(order, "ddcppqee");
+}
+END_TEST
+
+/* The lowest class gets a turn now and then, even while there is always demand. */
+START_TEST(test_no_starvation)
+{
+    struct letter demand, background;
+    struct cst_job blocker;
+    unsigned at = 0;
+
+    open_crew(1);
+    block(&blocker);
+    submit_letter(&background, 'b', CST_CREW_CLASSES - 1, 1);
+    submit_letter(&demand, 'd', 0, 3 * CST_CREW_TURN);
+    (void)sem_post(&gate);
+    for (int i = 0; i < 3; i++) {
+        wait_for(&finished);
+    }
+    cst_crew_close(&crew);
+    while (order[at] != 'b') {
+        at++;
+    }
+    ck_assert_uint_lt(at, CST_CREW_TURN);
+    ck_assert_uint_eq(n_order, 3 * CST_CREW_TURN + 1);
+}
+END_TEST
+
+static void submit_again(struct cst_job *job)
+{
+    if (n_order < 10) {
+        cst_crew_submit(&crew, job);
+    } else {
+        (void)sem_post(&finished);
+    }
+}
+
+/* A job may be submitted again from its own done. */
+START_TEST(test_from_done)
+{
+    struct letter letter = {.job = {.piece = write_letter, .done = submit_again, .n_pieces = 1},
+                            .letter = 'x'};
+
+    open_crew(1);
+    cst_crew_submit(&crew, &letter.job);
+    wait_for(&finished);
+    cst_crew_close(&crew);
+    ck_assert_str_eq(order, "xxxxxxxxxx");
+}
+END_TEST
+
+static void *open_gate(void *arg)
+{
+    /* The crew has been told to stop when this becomes true: only then may the piece in hand end.
+     */
+    bool stop = false;
+
+    (void)arg;
+    while (!stop) {
+        (void)pthread_mutex_lock(&crew.mutex);
+        stop = crew.stop;
+        (void)pthread_mutex_unlock(&crew.mutex);
+        (void)sched_yield();
+    }
+    (void)sem_post(&gate);
+    return NULL;
+}
+
+/* Closing waits for the piece in hand and forgets what is queued. */
+START_TEST(test_close)
+{
+    struct cst_job blocker;
+    struct letter letter;
+    pthread_t opener;
+    int n_finished;
+
+    open_crew(1);
+    block(&blocker);
+    submit_letter(&letter, 'x', 0, 3);
+    ck_assert_int_eq(pthread_create(&opener, NULL, open_gate, NULL), 0);
+    cst_crew_close(&crew);
+    (void)pthread_join(opener, NULL);
+    (void)sem_getvalue(&finished, &n_finished);
+    ck_assert_int_eq(n_finished, 1);
+    ck_assert_uint_eq(n_order, 0);
+}
+END_TEST
+
+/* No threads and too many are refused. */
+START_TEST(test_bad_number)
+{
+    struct cst_crew_config config = {.name = "test"};
+    struct cst_err err;
+
+    ck_assert_int_eq(cst_crew_open(&crew, &config, &err), CST_EINVAL);
+    config.n_threads = CST_CREW_MAX_THREADS + 1;
+    ck_assert_int_eq(cst_crew_open(&crew, &config, &err), CST_EINVAL);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("crew");
+    TCase *tcase = tcase_create("crew");
+    SRunner *runner;
+    int n_failed;
+
+    tcase_add_loop_test(tcase, test_all_pieces, 1, 6);
+    tcase_add_test(tcase, test_classes);
+    tcase_add_test(tcase, test_no_starvation);
+    tcase_add_test(tcase, test_from_done);
+    tcase_add_test(tcase, test_close);
+    tcase_add_test(tcase, test_bad_number);
+    suite_add_tcase(suite, tcase);
+    runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,320 @@
+/* kernels/segments and kernels/chunk: what a place means, and tables that lie. */
+#include "kernels/chunk.h"
+#include "tests/lib/tiny_job.h"
+
+#include <check.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+static struct cst_segments segments;
+static char memory[4096];
+
+static struct cst_segment make(uint32_t id, uint64_t bytes)
+{
+    return (struct cst_segment){
+        .id = id, .state = CST_SEGMENT_READY, .mem = {.base = memory, .bytes = bytes}};
+}
+
+static int find(uint32_t id, uint64_t offset, uint64_t bytes, uint64_t align)
+{
+    struct cst_segment *segment;
+    struct cst_err err;
+
+    return cst_segments_find(&segments, (struct cst_place){.segment = id, .offset = offset}, bytes,
+                             align, "place", &segment, &err);
+}
+
+/* -- segments ------------------------------------------------------------------------------- */
+
+/* Segments are found by id, whatever the order in which they came and went. */
+START_TEST(test_set)
+{
+    struct cst_segment s[40];
+    struct cst_err err;
+
+    cst_segments_init(&segments);
+    for (unsigned i = 0; i < 40; i++) {
+        s[i] = make(1 + i * 17 % 40, 1);
+        ck_assert_int_eq(cst_segments_add(&segments, &s[i], &err), CST_OK);
+    }
+    for (unsigned i = 0; i < 40; i++) {
+        ck_assert_ptr_eq(cst_segments_get(&segments, s[i].id), &s[i]);
+    }
+    for (unsigned i = 0; i < 40; i += 2) {
+        cst_segments_remove(&segments, &s[i]);
+    }
+    for (unsigned i = 0; i < 40; i++) {
+        ck_assert_ptr_eq(cst_segments_get(&segments, s[i].id), i % 2 == 0 ? NULL : &s[i]);
+    }
+    ck_assert_uint_eq(segments.n, 20);
+    ck_assert_ptr_null(cst_segments_get(&segments, 41));
+    cst_segments_close(&segments);
+}
+END_TEST
+
+/* Id 0 and an id that is taken are refused. */
+START_TEST(test_bad_ids)
+{
+    struct cst_segment zero = make(0, 1), a = make(5, 1), b = make(5, 1);
+    struct cst_err err;
+
+    cst_segments_init(&segments);
+    ck_assert_int_eq(cst_segments_add(&segments, &zero, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_segments_add(&segments, &a, &err), CST_OK);
+    ck_assert_int_eq(cst_segments_add(&segments, &b, &err), CST_EEXIST);
+    ck_assert_ptr_eq(cst_segments_get(&segments, 5), &a);
+    cst_segments_close(&segments);
+}
+END_TEST
+
+/* A place is found if all of it lies in a READY segment at a proper offset, and only then. */
+START_TEST(test_find)
+{
+    struct cst_segment s = make(3, 1000);
+    struct cst_err err;
+
+    cst_segments_init(&segments);
+    ck_assert_int_eq(cst_segments_add(&segments, &s, &err), CST_OK);
+    ck_assert_int_eq(find(3, 0, 1000, 4), CST_OK);
+    ck_assert_int_eq(find(3, 1000, 0, 4), CST_OK);
+    ck_assert_int_eq(find(3, 996, 4, 4), CST_OK);
+    ck_assert_int_eq(find(3, 996, 5, 4), CST_EINVAL);
+    ck_assert_int_eq(find(3, 0, 1001, 4), CST_EINVAL);
+    ck_assert_int_eq(find(3, 1001, 0, 1), CST_EINVAL);
+    ck_assert_int_eq(find(3, 998, 2, 4), CST_EINVAL);
+    ck_assert_int_eq(find(3, UINT64_MAX, 2, 1), CST_EINVAL);
+    ck_assert_int_eq(find(3, 8, UINT64_MAX - 7, 1), CST_EINVAL);
+    ck_assert_int_eq(find(4, 0, 1, 1), CST_ENOTFOUND);
+    ck_assert_int_eq(find(0, 0, 1, 1), CST_ENOTFOUND);
+    s.state = CST_SEGMENT_ADDING;
+    ck_assert_int_eq(find(3, 0, 1, 1), CST_ENOTFOUND);
+    s.state = CST_SEGMENT_DROPPING;
+    ck_assert_int_eq(find(3, 0, 1, 1), CST_ENOTFOUND);
+    cst_segments_close(&segments);
+}
+END_TEST
+
+/* Only a memfd sealed against shrinking and growing, and as long as was said, is taken. */
+START_TEST(test_check_fd)
+{
+    int fd = memfd_create("test", MFD_ALLOW_SEALING), ends[2];
+    FILE *file = tmpfile();
+    struct cst_err err;
+
+    ck_assert_int_eq(ftruncate(fd, 8192), 0);
+    ck_assert_int_eq(cst_segments_check_fd(fd, 8192, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "seals"));
+    ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    ck_assert_int_eq(cst_segments_check_fd(fd, 8192, &err), CST_EINVAL);
+    ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_GROW), 0);
+    ck_assert_int_eq(cst_segments_check_fd(fd, 8192, &err), CST_OK);
+    ck_assert_int_eq(cst_segments_check_fd(fd, 8193, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "8193"));
+    ck_assert_int_eq(cst_segments_check_fd(fd, 0, &err), CST_EINVAL);
+    ck_assert_int_eq(ftruncate(fileno(file), 8192), 0);
+    ck_assert_int_eq(cst_segments_check_fd(fileno(file), 8192, &err), CST_EINVAL);
+    ck_assert_int_eq(pipe(ends), 0);
+    ck_assert_int_eq(cst_segments_check_fd(ends[0], 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_segments_check_fd(-1, 1, &err), CST_EINVAL);
+}
+END_TEST
+
+/* -- chunks --------------------------------------------------------------------------------- */
+
+#define N_CHUNKS 3
+
+static struct tiny_job job;
+static struct cst_segment arena, table;
+static char *table_copy; /* the table as it should be */
+static struct cst_table_header
+    *lying; /* a copy that ends where a page that cannot be read begins */
+
+static void set_up_chunks(void)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), n_elems[N_CHUNKS] = {9000, 8192, 50000}, room;
+    struct cst_err err;
+    char *base;
+
+    tiny_job_open(&job, N_CHUNKS, n_elems, 1, 1);
+    room = (job.bytes[TINY_TABLE] + page - 1) / page * page;
+    base = mmap(NULL, room + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ck_assert_ptr_ne(base, MAP_FAILED);
+    ck_assert_int_eq(mprotect(base + room, page, PROT_NONE), 0);
+    lying = (void *)(base + room - job.bytes[TINY_TABLE]);
+    table_copy = job.base[TINY_TABLE];
+    memcpy(lying, table_copy, job.bytes[TINY_TABLE]);
+    arena =
+        (struct cst_segment){.id = job.ids[TINY_ARENA],
+                             .state = CST_SEGMENT_READY,
+                             .mem = {.base = job.base[TINY_ARENA], .bytes = job.bytes[TINY_ARENA]}};
+    table = (struct cst_segment){.id = job.ids[TINY_TABLE],
+                                 .state = CST_SEGMENT_READY,
+                                 .mem = {.base = lying, .bytes = job.bytes[TINY_TABLE]}};
+    cst_segments_init(&segments);
+    ck_assert_int_eq(cst_segments_add(&segments, &arena, &err), CST_OK);
+    ck_assert_int_eq(cst_segments_add(&segments, &table, &err), CST_OK);
+}
+
+static void tear_down_chunks(void)
+{
+    cst_segments_close(&segments);
+    tiny_job_close(&job);
+}
+
+static int find_chunk(uint32_t index, struct cst_chunk *out)
+{
+    struct cst_err err;
+
+    return cst_chunk_find(&segments, job.ids[TINY_TABLE], index, CST_CHUNK_ROWS_ALL, out, &err);
+}
+
+/* A chunk's rows are where the table says, its tiles are counted, and its segments are named. */
+START_TEST(test_chunk)
+{
+    struct cst_chunk chunk;
+
+    ck_assert_int_eq(find_chunk(2, &chunk), CST_OK);
+    ck_assert_uint_eq(chunk.n_elems, 50000);
+    ck_assert_ptr_eq(chunk.work.rows.exp_avg,
+                     (char *)job.base[TINY_ARENA] + tiny_job_row(&job, 2, CST_ROW_EXP_AVG).offset);
+    ck_assert_uint_eq(chunk.n_tiles, cst_tile_count(&chunk.work));
+    ck_assert_uint_eq(chunk.n_segments, 1 + CST_ROW_COUNT);
+    ck_assert_ptr_eq(chunk.segments[0], &table);
+    ck_assert_ptr_eq(chunk.segments[5], &arena);
+}
+END_TEST
+
+/* No such chunk, no such table, no table at all. */
+START_TEST(test_no_chunk)
+{
+    struct cst_chunk chunk;
+    struct cst_err err;
+
+    ck_assert_int_eq(find_chunk(N_CHUNKS, &chunk), CST_EINVAL);
+    ck_assert_int_eq(cst_chunk_find(&segments, 99, 0, 0, &chunk, &err), CST_ENOTFOUND);
+    ck_assert_int_eq(cst_chunk_find(&segments, arena.id, 0, 0, &chunk, &err), CST_EINVAL);
+    table.mem.bytes = sizeof(struct cst_table_header) - 1;
+    ck_assert_int_eq(find_chunk(0, &chunk), CST_EINVAL);
+}
+END_TEST
+
+/* Each single number that reaches out of the table or the segment is found. */
+START_TEST(test_lies)
+{
+    struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
+    struct cst_table_span *s = &cst_table_spans(lying)[c->first_span + 1];
+    struct cst_chunk chunk;
+    const struct {
+        void *at;
+        size_t size;
+        uint64_t value;
+    } lies[] = {
+        {&lying->magic, 8, 1},
+        {&lying->n_chunks, 4, UINT32_MAX},
+        {&lying->n_spans, 4, UINT32_MAX},
+        {&lying->n_tiles, 8, UINT64_MAX},
+        {&lying->n_tiles, 8, lying->n_tiles + 1 + 64 / sizeof(struct cst_table_tile)},
+        {&lying->chunks_bytes, 8, 0},
+        {&lying->chunks_bytes, 8, lying->chunks_bytes + 8},
+        {&lying->spans_bytes, 8, UINT64_MAX - 63},
+        {&lying->tiles_bytes, 8, lying->total_bytes},
+        {&lying->total_bytes, 8, lying->total_bytes + 64},
+        {&c->n_elems, 8, UINT64_MAX},
+        {&c->n_elems, 8, CST_CHUNK_MAX_ELEMS},
+        {&c->first_span, 4, UINT32_MAX},
+        {&c->n_spans, 4, lying->n_spans},
+        {&c->rows[2].segment, 4, 77},
+        {&c->rows[2].offset, 8, job.bytes[TINY_ARENA] - 4},
+        {&c->rows[2].offset, 8, 2},
+        {&c->rows[4].offset, 8, UINT64_MAX - 3},
+        {&s->start, 8, 0},
+        {&s->start, 8, UINT64_MAX},
+        {&s->n_elems, 8, c->n_elems},
+        {&s->n_elems, 8, UINT64_MAX},
+        {&s->first_tile, 8, lying->n_tiles},
+        {&s->first_tile, 8, UINT64_MAX},
+    };
+
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+        memcpy(lies[i].at, &lies[i].value, lies[i].size);
+        ck_assert_msg(find_chunk(1, &chunk) != CST_OK, "lie %zu was believed", i);
+        memcpy(lying, table_copy, job.bytes[TINY_TABLE]);
+    }
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
+}
+END_TEST
+
+/* Whatever bytes are in a table: reading it stays within it, and a chunk that is accepted can be
+ * walked without leaving it. */
+START_TEST(test_fuzz)
+{
+    const char *env = getenv("CST_SEED");
+    uint64_t seed = env != NULL ? strtoull(env, NULL, 0) : (uint64_t)time(NULL),
+             random = seed * 2 + 1;
+    uint64_t n_bytes = lying->tiles_bytes;
+    struct cst_chunk chunk;
+    unsigned n_ok = 0;
+
+    printf("seed: CST_SEED=%llu\n", (unsigned long long)seed);
+    for (int round = 0; round < 20000; round++) {
+        for (uint64_t k = tiny_random(&random) % 4; k > 0; k--) {
+            /* A large or a small number, over a number or across two. */
+            uint64_t at = tiny_random(&random) % (n_bytes - 8), value = tiny_random(&random);
+
+            at = value % 3 == 0 ? at : at / 8 * 8;
+            value >>= tiny_random(&random) % 64;
+            memcpy((char *)lying + at, &value, 8);
+        }
+        if (find_chunk((uint32_t)round % N_CHUNKS, &chunk) == CST_OK) {
+            const struct cst_table_tile *tiles = cst_table_tiles(lying);
+            const struct cst_table_span *spans = cst_table_spans(lying) + chunk.entry->first_span;
+            volatile uint32_t sink = 0;
+
+            for (uint32_t i = 0; i < chunk.entry->n_spans; i++) {
+                uint64_t n = cst_table_n_tiles(spans[i].n_elems);
+
+                if (n > 0) {
+                    sink += tiles[spans[i].first_tile].update_mark;
+                    sink += tiles[spans[i].first_tile + n - 1].update_mark;
+                    sink += chunk.work.rows.grad[spans[i].start + spans[i].n_elems - 1];
+                }
+            }
+            n_ok++;
+        }
+        memcpy(lying, table_copy, job.bytes[TINY_TABLE]);
+    }
+    ck_assert_uint_gt(n_ok, 0);
+    ck_assert_uint_lt(n_ok, 20000);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("segments");
+    TCase *set = tcase_create("segments"), *chunks = tcase_create("chunks");
+    SRunner *runner;
+    int n_failed;
+
+    tcase_add_test(set, test_set);
+    tcase_add_test(set, test_bad_ids);
+    tcase_add_test(set, test_find);
+    tcase_add_test(set, test_check_fd);
+    tcase_add_checked_fixture(chunks, set_up_chunks, tear_down_chunks);
+    tcase_add_test(chunks, test_chunk);
+    tcase_add_test(chunks, test_no_chunk);
+    tcase_add_test(chunks, test_lies);
+    tcase_add_test(chunks, test_fuzz);
+    suite_add_tcase(suite, set);
+    suite_add_tcase(suite, chunks);
+    runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
