@@ -1,0 +1,401 @@
+/* Fake engines: any command whose dependencies are done may begin, any that runs may end, any that
+ * ended may be told. */
+#include "tests/sim/sim.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+void engines_submit(struct sim *sim, const struct cst_command *command)
+{
+    if (sim->n_jobs == SIM_MAX_JOBS) {
+        sim_fail(sim, "more than %d commands under way", SIM_MAX_JOBS);
+    }
+    sim->jobs[sim->n_jobs++] = (struct job){.command = *command};
+}
+
+static const struct job *find_job(const struct sim *sim, uint64_t ticket)
+{
+    for (unsigned i = 0; i < sim->n_jobs; i++) {
+        if (sim->jobs[i].command.ticket == ticket) {
+            return &sim->jobs[i];
+        }
+    }
+    return NULL;
+}
+
+/* 1: may begin; 0: must wait; negative: what it waited for failed. */
+static int is_ready(const struct sim *sim, const struct job *job)
+{
+    for (uint32_t i = 0; i < job->command.n_after; i++) {
+        const struct job *first = find_job(sim, job->command.after[i]);
+
+        if (job->command.after[i] >= job->command.ticket) {
+            sim_fail(sim, "command %" PRIu64 " waits for a later one", job->command.ticket);
+        }
+        if (first == NULL) {
+            continue;
+        }
+        if (first->command.node != job->command.node) {
+            sim_fail(sim, "command %" PRIu64 " waits for another node's", job->command.ticket);
+        }
+        if (first->state != JOB_FINISHED) {
+            return 0;
+        }
+        if (first->status != CST_OK) {
+            return CST_ECANCELLED;
+        }
+    }
+    return 1;
+}
+
+/* -- what a command reads and writes --------------------------------------------------------- */
+
+static struct spot find(const struct sim *sim, const struct job *job, struct cst_place place)
+{
+    struct spot spot = memory_find(&sim->memory, place);
+
+    if (spot.kind == PLACE_NOWHERE) {
+        sim_fail(sim, "command %" PRIu64 " names a place that is not there: %u+%" PRIu64,
+                 job->command.ticket, place.segment, place.offset);
+    }
+    return spot;
+}
+
+static struct cell *cell_of(struct sim *sim, const struct spot *spot)
+{
+    switch (spot->kind) {
+    case PLACE_ROW:
+        return spot->row == CST_ROW_GRAD ? &sim->memory.grads[spot->chunk]
+                                         : &sim->memory.states[spot->row][spot->tensor];
+    case PLACE_BLOCK:
+        return &sim->memory.blocks[spot->rank][spot->block];
+    case PLACE_STAGING:
+        return &sim->memory.staging[spot->slot];
+    case PLACE_NOWHERE:
+        break;
+    }
+    sim_fail(sim, "a place that is not there");
+}
+
+static bool is_load(const struct spot *src, const struct spot *dst)
+{
+    return src->kind == PLACE_ROW && src->row == CST_ROW_WEIGHT && dst->kind == PLACE_BLOCK;
+}
+
+static void begin_write(struct sim *sim, const struct job *job, const struct spot *spot)
+{
+    struct cell *cell = cell_of(sim, spot);
+
+    if (cell->writers > 0) {
+        sim_fail(sim, "command %" PRIu64 " writes where another one is writing",
+                 job->command.ticket);
+    }
+    if (spot->kind == PLACE_BLOCK && workers_lease_block(sim, spot->rank, spot->block)) {
+        sim_fail(sim, "command %" PRIu64 " writes to block %u of rank %u, which is leased",
+                 job->command.ticket, spot->block, spot->rank);
+    }
+    memory_begin(cell);
+}
+
+/* Sum of changes of all sources. */
+static uint64_t source_changes(struct sim *sim, const struct job *job)
+{
+    const struct cst_command *command = &job->command;
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < command->n_src; i++) {
+        struct spot src = find(sim, job, command->src[i]);
+        struct spot dst = command->n_dst > 0 ? find(sim, job, command->dst[0]) : src;
+
+        if (is_load(&src, &dst)) {
+            n += memory_weight_changes(&sim->memory, src.chunk);
+        } else if (command->kind != CST_COMMAND_REDUCE || src.kind != PLACE_ROW) {
+            n += cell_of(sim, &src)->changes;
+        }
+    }
+    return n;
+}
+
+/* -- the kinds ------------------------------------------------------------------------------- */
+
+static void begin_copy(struct sim *sim, struct job *job)
+{
+    struct cst_command *command = &job->command;
+    struct spot src = find(sim, job, command->src[0]);
+    struct spot dst = find(sim, job, command->dst[0]);
+
+    if (is_load(&src, &dst)) {
+        if (!src.at_start || command->bytes != 2 * sim->layout.chunks[src.chunk].n_elems) {
+            sim_fail(sim, "a load that is not a whole row");
+        }
+        job->value = memory_weights(&sim->memory, sim->memory.states[CST_ROW_WEIGHT], src.chunk);
+    } else {
+        job->value = memory_read(cell_of(sim, &src));
+    }
+    if (dst.kind == PLACE_ROW && dst.row != CST_ROW_GRAD) {
+        job->value = cell_of(sim, &dst)->value + 1; /* a write of the tool's: the next number */
+    }
+    if (dst.kind == PLACE_ROW && dst.row == CST_ROW_GRAD && !dst.at_start) {
+        sim_fail(sim, "a gradient staged into the middle of a row");
+    }
+    begin_write(sim, job, &dst);
+}
+
+static void begin_reduce(struct sim *sim, struct job *job)
+{
+    struct cst_command *command = &job->command;
+    struct spot dst = {.kind = PLACE_ROW, .row = CST_ROW_GRAD, .chunk = command->chunk};
+
+    job->value = MEMORY_ZERO_SUM;
+    for (uint32_t i = 0; i < command->n_src; i++) {
+        struct spot src = find(sim, job, command->src[i]);
+
+        if (src.kind == PLACE_ROW && (src.row != CST_ROW_GRAD || src.chunk != command->chunk)) {
+            sim_fail(sim, "a reduction out of another row");
+        }
+        job->value = memory_mix(job->value, memory_read(cell_of(sim, &src)));
+    }
+    begin_write(sim, job, &dst);
+}
+
+static uint64_t expected_sum(const struct sim *sim, uint32_t chunk)
+{
+    uint64_t sum = MEMORY_ZERO_SUM;
+
+    for (uint32_t rank = 0; rank < sim->world; rank++) {
+        if (sim->handed[chunk][rank] != 0) {
+            sum = memory_mix(sum, sim->handed[chunk][rank]);
+        }
+    }
+    return sum;
+}
+
+static void begin_norm(struct sim *sim)
+{
+    for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
+        if (memory_read(&sim->memory.grads[c]) != expected_sum(sim, c)) {
+            sim_fail(sim, "norm: the gradient of chunk %u is not the sum of what was handed in", c);
+        }
+    }
+}
+
+static void begin_update(struct sim *sim, struct job *job)
+{
+    uint32_t c = job->command.chunk;
+    const struct cst_layout_chunk *chunk = &sim->layout.chunks[c];
+
+    if (memory_read(&sim->memory.grads[c]) != sim->sums[c]) {
+        sim_fail(sim, "update %" PRIu64 " of chunk %u: its gradient was overwritten",
+                 job->command.mark, c);
+    }
+    job->changes = sim->memory.grads[c].changes;
+    for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+        for (uint32_t k = 0; r != CST_ROW_GRAD && k < chunk->n_tensors; k++) {
+            struct spot dst = {.kind = PLACE_ROW,
+                               .row = (enum cst_row)r,
+                               .chunk = c,
+                               .tensor = sim->layout.order[chunk->first_tensor + k]};
+
+            job->old[r][k] = cell_of(sim, &dst)->value;
+            begin_write(sim, job, &dst);
+        }
+    }
+}
+
+static void begin_convert(struct sim *sim, struct job *job)
+{
+    for (uint32_t i = 0; i < job->command.n_dst; i++) {
+        struct spot dst = find(sim, job, job->command.dst[i]);
+
+        job->old[dst.row][0] = cell_of(sim, &dst)->value;
+        begin_write(sim, job, &dst);
+    }
+    if (job->command.n_dst != 4) {
+        sim_fail(sim, "a conversion with %u destinations", job->command.n_dst);
+    }
+}
+
+/* Copies to blocks, grad rows and staging. */
+static bool may_fail(struct sim *sim, const struct job *job)
+{
+    struct spot dst;
+
+    if (job->command.kind != CST_COMMAND_COPY) {
+        return false;
+    }
+    dst = find(sim, job, job->command.dst[0]);
+    return dst.kind != PLACE_ROW || dst.row == CST_ROW_GRAD;
+}
+
+static void begin(struct sim *sim, struct job *job)
+{
+    job->state = JOB_RUNNING;
+    job->changes = source_changes(sim, job);
+    job->doomed = may_fail(sim, job) && sim_chance(sim, sim->p_copy_fail);
+    switch (job->command.kind) {
+    case CST_COMMAND_COPY:
+        begin_copy(sim, job);
+        break;
+    case CST_COMMAND_REDUCE:
+        begin_reduce(sim, job);
+        break;
+    case CST_COMMAND_NORM:
+        begin_norm(sim);
+        break;
+    case CST_COMMAND_UPDATE:
+        begin_update(sim, job);
+        break;
+    case CST_COMMAND_CONVERT:
+        begin_convert(sim, job);
+        break;
+    case CST_COMMAND_FILL:
+        sim_fail(sim, "a command that the core does not use");
+    }
+}
+
+/* What a command that runs has written so far is undone or torn; it may begin again. */
+static void end_rows(struct sim *sim, struct job *job, uint64_t add)
+{
+    if (job->command.kind == CST_COMMAND_UPDATE) {
+        const struct cst_layout_chunk *chunk = &sim->layout.chunks[job->command.chunk];
+
+        for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+            for (uint32_t k = 0; r != CST_ROW_GRAD && k < chunk->n_tensors; k++) {
+                uint32_t t = sim->layout.order[chunk->first_tensor + k];
+
+                memory_end(&sim->memory.states[r][t], job->old[r][k] + add);
+            }
+        }
+    } else if (job->command.kind == CST_COMMAND_CONVERT) {
+        for (uint32_t i = 0; i < job->command.n_dst; i++) {
+            struct spot dst = find(sim, job, job->command.dst[i]);
+
+            memory_end(cell_of(sim, &dst), job->old[dst.row][0] + add);
+        }
+    }
+}
+
+static void end_copy(struct sim *sim, struct job *job, uint64_t value)
+{
+    struct spot dst = find(sim, job, job->command.dst[0]);
+    struct cell *cell = cell_of(sim, &dst);
+
+    if (dst.kind == PLACE_BLOCK && workers_lease_block(sim, dst.rank, dst.block)) {
+        sim_fail(sim, "block %u of rank %u was leased while it was written", dst.block, dst.rank);
+    }
+    if (dst.kind == PLACE_ROW && dst.row != CST_ROW_GRAD && value == MEMORY_GARBAGE) {
+        value = cell->value + 1; /* a failed write of the tool's: nobody can tell what is there */
+    }
+    memory_end(cell, value);
+}
+
+static void end(struct sim *sim, struct job *job)
+{
+    uint64_t value = source_changes(sim, job) == job->changes ? job->value : MEMORY_GARBAGE;
+
+    job->state = JOB_FINISHED;
+    job->status = job->doomed ? CST_EIO : CST_OK;
+    switch (job->command.kind) {
+    case CST_COMMAND_COPY:
+        end_copy(sim, job, job->doomed ? MEMORY_GARBAGE : value);
+        break;
+    case CST_COMMAND_REDUCE:
+        memory_end(&sim->memory.grads[job->command.chunk], value);
+        break;
+    case CST_COMMAND_UPDATE:
+        if (sim->memory.grads[job->command.chunk].changes != job->changes) {
+            sim_fail(sim, "the gradient of chunk %u was written during its update",
+                     job->command.chunk);
+        }
+        end_rows(sim, job, 1);
+        break;
+    case CST_COMMAND_CONVERT:
+        end_rows(sim, job, 1);
+        break;
+    case CST_COMMAND_NORM:
+    case CST_COMMAND_FILL:
+        break;
+    }
+}
+
+/* -- turns ----------------------------------------------------------------------------------- */
+
+static void report(struct sim *sim, unsigned i)
+{
+    struct cst_event event = {.kind = CST_EV_DONE,
+                              .ticket = sim->jobs[i].command.ticket,
+                              .status = sim->jobs[i].status,
+                              .value = 1.0};
+
+    if (sim->jobs[i].command.kind == CST_COMMAND_NORM && sim_chance(sim, sim->p_nan)) {
+        event.value = NAN;
+    }
+    event.text = event.status == CST_OK ? NULL : "the fake engine failed it";
+    sim->jobs[i] = sim->jobs[--sim->n_jobs];
+    sim_event(sim, event);
+}
+
+static bool job_turn(struct sim *sim, unsigned i)
+{
+    struct job *job = &sim->jobs[i];
+    int ready;
+
+    if (job->state == JOB_FINISHED) {
+        report(sim, i);
+        return true;
+    }
+    if (job->state == JOB_RUNNING) {
+        end(sim, job);
+        return true;
+    }
+    ready = is_ready(sim, job);
+    if (ready < 0) {
+        job->state = JOB_FINISHED;
+        job->status = ready;
+    } else if (ready > 0) {
+        begin(sim, job);
+    }
+    return ready != 0;
+}
+
+bool engines_turn(struct sim *sim)
+{
+    unsigned first;
+
+    if (sim->n_jobs == 0) {
+        return false;
+    }
+    first = sim_below(sim, sim->n_jobs);
+    for (unsigned k = 0; k < sim->n_jobs; k++) {
+        if (job_turn(sim, (first + k) % sim->n_jobs)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void engines_restart(struct sim *sim)
+{
+    for (unsigned i = 0; i < sim->n_jobs; i++) {
+        struct job *job = &sim->jobs[i];
+
+        if (job->state != JOB_RUNNING || sim_chance(sim, 5000)) {
+            continue;
+        }
+        if (job->command.kind == CST_COMMAND_REDUCE) {
+            struct cell *cell = &sim->memory.grads[job->command.chunk];
+
+            memory_end(cell, cell->value); /* tiles are put back: a contribution may be in it */
+        } else if (job->command.kind == CST_COMMAND_COPY) {
+            struct spot dst = find(sim, job, job->command.dst[0]);
+            struct cell *cell = cell_of(sim, &dst);
+
+            memory_end(cell, dst.kind == PLACE_ROW && dst.row != CST_ROW_GRAD ? cell->value
+                                                                              : MEMORY_GARBAGE);
+        } else {
+            end_rows(sim, job, 0);
+        }
+        job->state = JOB_WAITING;
+    }
+}

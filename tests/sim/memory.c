@@ -1,0 +1,166 @@
+#include "tests/sim/memory.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct cell *new_cells(size_t n, uint64_t value)
+{
+    struct cell *cells = calloc(n, sizeof *cells);
+
+    if (cells == NULL) {
+        abort();
+    }
+    for (size_t i = 0; i < n; i++) {
+        cells[i].value = value;
+    }
+    return cells;
+}
+
+void memory_open(struct memory *memory, const struct cst_model *model,
+                 const struct cst_layout *layout, uint32_t world, const struct cst_core_pool *pools)
+{
+    memset(memory, 0, sizeof *memory);
+    memory->model = model;
+    memory->layout = layout;
+    memory->world = world;
+    memory->grads = new_cells(layout->n_chunks, MEMORY_GARBAGE);
+    for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+        memory->states[r] = new_cells(model->n_tensors, 0);
+    }
+    for (uint32_t rank = 0; rank < world; rank++) {
+        memory->pools[rank] = pools[rank];
+        memory->blocks[rank] = new_cells(pools[rank].n_blocks, MEMORY_GARBAGE);
+        for (uint32_t i = 0; i < 16; i++) {
+            memory->segments[rank][i] = MEMORY_POOL_SEGMENT + 16 * rank + i;
+        }
+        memory->pools[rank].segments = memory->segments[rank];
+    }
+}
+
+void memory_close(struct memory *memory)
+{
+    free(memory->grads);
+    for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+        free(memory->states[r]);
+    }
+    for (uint32_t rank = 0; rank < memory->world; rank++) {
+        free(memory->blocks[rank]);
+    }
+}
+
+static struct spot find_row(const struct memory *memory, uint32_t segment, uint64_t offset)
+{
+    for (uint32_t c = 0; c < memory->layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &memory->layout->chunks[c];
+
+        for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+            uint64_t elem = r <= CST_ROW_GRAD ? 2 : 4;
+            uint64_t from = chunk->rows[r].offset;
+            struct spot spot = {.kind = PLACE_ROW, .row = (enum cst_row)r, .chunk = c};
+
+            if (chunk->rows[r].segment != segment || offset < from ||
+                offset >= from + chunk->n_elems * elem) {
+                continue;
+            }
+            spot.at_start = offset == from;
+            for (uint32_t k = 0; k < chunk->n_tensors; k++) {
+                uint32_t t = memory->layout->order[chunk->first_tensor + k];
+
+                if ((offset - from) / elem >= memory->model->tensors[t].offset) {
+                    spot.tensor = t;
+                }
+            }
+            return spot;
+        }
+    }
+    return (struct spot){.kind = PLACE_NOWHERE};
+}
+
+static struct spot find_block(const struct memory *memory, uint32_t segment, uint64_t offset)
+{
+    uint32_t rank = (segment - MEMORY_POOL_SEGMENT) / 16;
+    uint32_t slab = (segment - MEMORY_POOL_SEGMENT) % 16;
+    uint64_t bytes = 2 * memory->layout->capacity;
+    struct spot spot = {.kind = PLACE_BLOCK, .rank = rank};
+
+    if (rank >= memory->world || offset % bytes != 0 ||
+        offset / bytes >= memory->pools[rank].blocks_per_slab) {
+        return (struct spot){.kind = PLACE_NOWHERE};
+    }
+    spot.block = slab * memory->pools[rank].blocks_per_slab + (uint32_t)(offset / bytes);
+    if (spot.block >= memory->pools[rank].n_blocks) {
+        spot.kind = PLACE_NOWHERE;
+    }
+    return spot;
+}
+
+struct spot memory_find(const struct memory *memory, struct cst_place place)
+{
+    if (place.segment >= MEMORY_ARENA_SEGMENT && place.segment < MEMORY_POOL_SEGMENT) {
+        return find_row(memory, place.segment - MEMORY_ARENA_SEGMENT, place.offset);
+    }
+    if (place.segment >= MEMORY_POOL_SEGMENT && place.segment < MEMORY_STAGING_SEGMENT) {
+        return find_block(memory, place.segment, place.offset);
+    }
+    if (place.segment == MEMORY_STAGING_SEGMENT &&
+        place.offset / MEMORY_SLOT_BYTES < MEMORY_STAGING_SLOTS) {
+        return (struct spot){.kind = PLACE_STAGING,
+                             .slot = (uint32_t)(place.offset / MEMORY_SLOT_BYTES)};
+    }
+    return (struct spot){.kind = PLACE_NOWHERE};
+}
+
+uint64_t memory_mix(uint64_t sum, uint64_t next)
+{
+    uint64_t x = (sum ^ next) + 0x9e3779b97f4a7c15ull + (sum << 6);
+
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    return x ^ (x >> 27);
+}
+
+uint64_t memory_weights(const struct memory *memory, const struct cell *cells, uint32_t chunk)
+{
+    const struct cst_layout_chunk *at = &memory->layout->chunks[chunk];
+    uint64_t value = chunk + 1;
+
+    for (uint32_t k = 0; k < at->n_tensors; k++) {
+        const struct cell *cell = &cells[memory->layout->order[at->first_tensor + k]];
+
+        if (memory_read(cell) == MEMORY_GARBAGE) {
+            return MEMORY_GARBAGE;
+        }
+        value = memory_mix(value, cell->value);
+    }
+    return value;
+}
+
+uint64_t memory_weight_changes(const struct memory *memory, uint32_t chunk)
+{
+    const struct cst_layout_chunk *at = &memory->layout->chunks[chunk];
+    uint64_t n = 0;
+
+    for (uint32_t k = 0; k < at->n_tensors; k++) {
+        n += memory->states[CST_ROW_WEIGHT][memory->layout->order[at->first_tensor + k]].changes;
+    }
+    return n;
+}
+
+uint64_t memory_read(const struct cell *cell)
+{
+    return cell->writers > 0 ? MEMORY_GARBAGE : cell->value;
+}
+
+void memory_begin(struct cell *cell)
+{
+    cell->writers++;
+    cell->changes++;
+}
+
+void memory_end(struct cell *cell, uint64_t value)
+{
+    assert(cell->writers > 0);
+    cell->writers--;
+    cell->changes++;
+    cell->value = value;
+}

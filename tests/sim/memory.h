@@ -1,0 +1,74 @@
+/* Symbolic memory: what a row, a block or a staging slot holds is one number. Copies that overlap a
+ * write bring GARBAGE, and so does reading what is being written: whoever shows such a value to a
+ * client has been caught. */
+#ifndef SIM_MEMORY_H
+#define SIM_MEMORY_H
+
+#include "offload/core.h"
+
+#define MEMORY_GARBAGE 0xdeadull
+#define MEMORY_ZERO_SUM 0x5eedull /* a reduction of nothing */
+
+#define MEMORY_ARENA_SEGMENT 1000 /* + layout segment */
+#define MEMORY_POOL_SEGMENT 2000  /* + 16 x rank + slab */
+#define MEMORY_STAGING_SEGMENT 3000
+#define MEMORY_TABLE_SEGMENT 4000
+#define MEMORY_STAGING_SLOTS 64
+#define MEMORY_SLOT_BYTES (1u << 26)
+
+struct cell {
+    uint64_t value;
+    uint64_t changes; /* writes begun and ended */
+    unsigned writers; /* under way */
+};
+
+struct memory {
+    const struct cst_model *model;
+    const struct cst_layout *layout;
+    uint32_t world;
+    struct cst_core_pool pools[CST_CORE_MAX_WORLD];
+    uint32_t segments[CST_CORE_MAX_WORLD][16];
+    struct cell *states[CST_ROW_COUNT]; /* per row but GRAD, per tensor */
+    struct cell *grads;                 /* per chunk */
+    struct cell *blocks[CST_CORE_MAX_WORLD];
+    struct cell staging[MEMORY_STAGING_SLOTS];
+};
+
+enum place_kind { PLACE_NOWHERE, PLACE_ROW, PLACE_BLOCK, PLACE_STAGING };
+
+/* What a place on the wire means. */
+struct spot {
+    enum place_kind kind;
+    enum cst_row row; /* ROW */
+    uint32_t chunk;   /* ROW */
+    uint32_t tensor;  /* ROW: the tensor that the offset falls into */
+    bool at_start;    /* ROW: the offset is the row's first byte */
+    uint32_t rank;    /* BLOCK */
+    uint32_t block;   /* BLOCK */
+    uint32_t slot;    /* STAGING */
+};
+
+/* @pools: n_blocks and blocks_per_slab are set, segments are filled in. */
+void memory_open(struct memory *memory, const struct cst_model *model,
+                 const struct cst_layout *layout, uint32_t world,
+                 const struct cst_core_pool *pools);
+void memory_close(struct memory *memory);
+
+struct spot memory_find(const struct memory *memory, struct cst_place place);
+
+/* A number for the weights of @chunk, out of the numbers of its tensors in @cells; GARBAGE if one
+ * is being written. */
+uint64_t memory_weights(const struct memory *memory, const struct cell *cells, uint32_t chunk);
+
+/* Sum of changes of the weights of @chunk. */
+uint64_t memory_weight_changes(const struct memory *memory, uint32_t chunk);
+
+/* The value, GARBAGE while it is being written. */
+uint64_t memory_read(const struct cell *cell);
+void memory_begin(struct cell *cell);
+void memory_end(struct cell *cell, uint64_t value);
+
+/* Mixes @next into @sum; order matters. */
+uint64_t memory_mix(uint64_t sum, uint64_t next);
+
+#endif

@@ -1,0 +1,412 @@
+#include "tests/sim/sim.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STALL_TURNS 200000 /* without a commit: it will never come */
+
+/* splitmix64 */
+uint64_t sim_random(struct sim *sim)
+{
+    uint64_t x = sim->rng += 0x9e3779b97f4a7c15ull;
+
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+uint32_t sim_below(struct sim *sim, uint32_t n)
+{
+    return (uint32_t)(sim_random(sim) % n);
+}
+
+bool sim_chance(struct sim *sim, unsigned per_10000)
+{
+    return sim_below(sim, 10000) < per_10000;
+}
+
+void sim_fail(const struct sim *sim, const char *fmt, ...)
+{
+    char lines[24][192];
+    va_list ap;
+
+    fprintf(stderr, "sim: seed %" PRIu64 ", turn %" PRIu64 ", step %" PRIu64 ": ",
+            sim->options.seed, sim->n_turns, sim->step);
+    va_start(ap, fmt);
+    vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "\n");
+    for (uint32_t c = 0; sim->options.verbose && c < sim->layout.n_chunks; c++) {
+        unsigned n = cst_core_explain(sim->core, c, lines, 24);
+
+        for (unsigned i = 0; i < n; i++) {
+            fprintf(stderr, "    %s\n", lines[i]);
+        }
+    }
+    exit(EXIT_FAILURE);
+}
+
+/* -- events and actions ------------------------------------------------------------------------ */
+
+/* A commit or an interruption shows in the core's numbers before its actions are looked at. */
+static void follow(struct sim *sim)
+{
+    struct cst_core_stats stats;
+
+    cst_core_stats(sim->core, &stats);
+    if (stats.step != sim->step) {
+        if (stats.step != sim->step + 1) {
+            sim_fail(sim, "steps were lost");
+        }
+        sim->step = stats.step;
+        sim->last_progress = sim->n_turns;
+        for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
+            sim->sums[c] = MEMORY_ZERO_SUM;
+            for (uint32_t rank = 0; rank < sim->world; rank++) {
+                if (sim->handed[c][rank] != 0) {
+                    sim->sums[c] = memory_mix(sim->sums[c], sim->handed[c][rank]);
+                }
+            }
+        }
+        for (uint32_t r = 0; stats.n_skipped == sim->n_skipped && r < CST_ROW_COUNT; r++) {
+            for (uint32_t t = 0; t < sim->model.n_tensors; t++) {
+                sim->expected[r][t].value++;
+            }
+        }
+        sim->n_skipped = stats.n_skipped;
+        memset(sim->handed, 0, sizeof sim->handed);
+    }
+    if (stats.phase != CST_PHASE_RUNNING || stats.attempt != sim->attempt) {
+        memset(sim->handed, 0, sizeof sim->handed);
+        sim->attempt = stats.attempt;
+    }
+    if (stats.phase == CST_PHASE_FAILED) {
+        sim_fail(sim, "the job failed, though nothing did");
+    }
+}
+
+static struct pending *find_pending(struct sim *sim, uint64_t tag)
+{
+    for (unsigned i = 0; i < SIM_MAX_TAGS; i++) {
+        if (sim->pending[i].tag == tag) {
+            return &sim->pending[i];
+        }
+    }
+    return NULL;
+}
+
+static void deliver(struct sim *sim, const struct cst_reply *reply)
+{
+    struct pending *p = reply->tag == 0 ? NULL : find_pending(sim, reply->tag);
+    struct pending asked;
+
+    if (p == NULL) {
+        sim_fail(sim, "a reply to tag %" PRIu64 ", which waits for none", reply->tag);
+    }
+    asked = *p;
+    p->tag = 0;
+    if (sim->options.verbose) {
+        printf("%8" PRIu64 "   reply tag %" PRIu64 " kind %d rank %u chunk %u: %s %s\n",
+               sim->n_turns, asked.tag, (int)asked.kind, asked.rank, asked.chunk,
+               cst_status_name(reply->status), reply->err.text);
+    }
+    if (reply->status != CST_OK &&
+        (reply->err.text[0] == '\0' || reply->err.status != reply->status)) {
+        sim_fail(sim, "a refusal without words");
+    }
+    if (asked.rank == sim->world) {
+        tool_reply(sim, &asked, reply);
+    } else {
+        worker_reply(sim, &asked, reply);
+    }
+}
+
+static void verbose_event(const struct sim *sim, const struct cst_event *event)
+{
+    if (sim->options.verbose) {
+        printf("%8" PRIu64 " event %d rank %u tag %" PRIu64 " chunk %u gen %" PRIu64
+               " ticket %" PRIu64 "\n",
+               sim->n_turns, (int)event->kind, event->rank, event->tag, event->chunk,
+               event->generation, event->ticket);
+    }
+}
+
+void sim_event(struct sim *sim, struct cst_event event)
+{
+    const char *broken;
+
+    event.now = sim->now;
+    verbose_event(sim, &event);
+    cst_core_step(sim->core, &event, &sim->actions);
+    broken = cst_core_check(sim->core);
+    if (broken != NULL) {
+        sim_fail(sim, "after event %d: not true that %s", (int)event.kind, broken);
+    }
+    follow(sim);
+    for (size_t i = 0; i < sim->actions.n; i++) {
+        const struct cst_action *a = &sim->actions.v[i];
+
+        if (a->kind == CST_ACT_COMMAND) {
+            engines_submit(sim, &a->command);
+        } else if (a->kind == CST_ACT_REPLY) {
+            deliver(sim, &a->reply);
+        } else if (sim->options.verbose) {
+            printf("%8" PRIu64 "   log: %s\n", sim->n_turns, a->log.text);
+        }
+    }
+}
+
+void sim_ask(struct sim *sim, struct cst_event event, struct pending pending)
+{
+    struct pending *p = find_pending(sim, 0);
+
+    if (p == NULL) {
+        sim_fail(sim, "more than %d requests wait", SIM_MAX_TAGS);
+    }
+    event.tag = ++sim->tag;
+    pending.tag = event.tag;
+    pending.kind = event.kind;
+    pending.process = pending.rank < sim->world ? sim->process[pending.rank] : 0;
+    *p = pending;
+    sim_event(sim, event);
+}
+
+/* -- a job ------------------------------------------------------------------------------------- */
+
+static void declare(struct sim *sim)
+{
+    uint32_t n_tensors = 3 + sim_below(sim, 10);
+    uint32_t n_ops = 2 + sim_below(sim, SIM_MAX_OPS - 2);
+    char name[32];
+
+    cst_model_init(&sim->model);
+    for (uint32_t i = 0; i < n_tensors; i++) {
+        int64_t shape[2] = {1 + sim_below(sim, 64), 1 + sim_below(sim, 64)};
+
+        (void)snprintf(name, sizeof name, "tensor%u", i);
+        if (cst_model_tensor(&sim->model, name, shape, 2, 1, 1, NULL) != CST_OK) {
+            sim_fail(sim, "a tensor was refused");
+        }
+    }
+    for (uint32_t i = 0; i < n_ops; i++) {
+        uint32_t first = i * n_tensors / n_ops;
+        uint32_t tensors[3] = {first, first + 1, sim_chance(sim, 2000) ? 0 : first + 2};
+        uint32_t n = 1 + sim_below(sim, 3);
+
+        if (n == 3 && tensors[2] == 0 && first == 0) {
+            n = 2; /* tied tensors, but none twice */
+        }
+        while (n > 1 && tensors[n - 1] >= n_tensors) {
+            n--;
+        }
+        (void)snprintf(name, sizeof name, "op%u", i);
+        if (cst_model_operator(&sim->model, name, tensors, n > 2 && tensors[1] >= n_tensors ? 1 : n,
+                               NULL) != CST_OK) {
+            sim_fail(sim, "an operator was refused");
+        }
+    }
+}
+
+static void choose_chances(struct sim *sim)
+{
+    sim->p_death = sim_chance(sim, 5000) ? 1 + sim_below(sim, 60) : 0;
+    sim->p_lie = sim_below(sim, 300);
+    sim->p_cancel = sim_chance(sim, 5000) ? sim_below(sim, 500) : 0;
+    sim->p_copy_fail = sim_chance(sim, 2000) ? sim_below(sim, 100) : 0;
+    sim->p_engine_death = sim_below(sim, 50);
+    sim->p_io = sim_chance(sim, 5000) ? sim_below(sim, 500) : 0;
+    sim->p_hint = sim_below(sim, 300);
+    sim->p_nan = sim_below(sim, 2000);
+    sim->timeout =
+        sim_chance(sim, 3000) ? 1000000 * (1 + (uint64_t)sim_below(sim, 20)) : CST_CORE_NEVER;
+}
+
+static void open_pools(struct sim *sim, struct cst_core_pool *pools)
+{
+    sim->loose = sim_chance(sim, 3000);
+    for (uint32_t rank = 0; rank < sim->world; rank++) {
+        uint32_t least =
+            sim->loose ? sim->layout.max_blocks + sim->layout.n_chunks + 2 : sim->layout.min_blocks;
+        uint32_t n =
+            least + (sim_chance(sim, 5000) ? 0 : sim_below(sim, sim->layout.max_blocks + 1));
+
+        pools[rank] = (struct cst_core_pool){.n_blocks = n, .blocks_per_slab = n / 15 + 1};
+    }
+    /* With three ranks and more, a rank's gradient can wait for ranks that wait for others' in
+     * turn, unless all open the same ones. */
+    sim->p_skip = sim->world <= 2 || sim->loose ? sim_below(sim, 1000) : 0;
+}
+
+static void open_sim(struct sim *sim)
+{
+    struct cst_core_pool pools[CST_CORE_MAX_WORLD];
+    struct cst_layout_config layout = {.chunk_elems = 4096, .n_nodes = 1 + sim_below(sim, 2)};
+    struct cst_core_config config;
+    struct cst_err err;
+
+    sim->world = 1 + sim_below(sim, 4);
+    declare(sim);
+    choose_chances(sim);
+    if (cst_layout_build(&sim->layout, &sim->model, &layout, &err) != CST_OK) {
+        sim_fail(sim, "layout: %s", err.text);
+    }
+    open_pools(sim, pools);
+    memory_open(&sim->memory, &sim->model, &sim->layout, sim->world, pools);
+    for (uint32_t i = 0; i < 64; i++) {
+        sim->arena_segments[i] = MEMORY_ARENA_SEGMENT + i;
+    }
+    for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+        sim->expected[r] = calloc(sim->model.n_tensors, sizeof *sim->expected[r]);
+    }
+    sim->jobs = calloc(SIM_MAX_JOBS, sizeof *sim->jobs);
+    cst_actions_init(&sim->actions);
+    config = (struct cst_core_config){.model = &sim->model,
+                                      .layout = &sim->layout,
+                                      .world = sim->world,
+                                      .arena_segments = sim->arena_segments,
+                                      .table_segment = MEMORY_TABLE_SEGMENT,
+                                      .pools = sim->memory.pools,
+                                      .first_ticket = 1 + sim_below(sim, 1000),
+                                      .peer_timeout_ns = sim->timeout,
+                                      .prefetch_depth = sim_below(sim, 3)};
+    if (cst_core_open(&sim->core, &config, &err) != CST_OK) {
+        sim_fail(sim, "open: %s", err.text);
+    }
+}
+
+static void close_sim(struct sim *sim)
+{
+    cst_core_close(sim->core);
+    cst_actions_close(&sim->actions);
+    memory_close(&sim->memory);
+    for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+        free(sim->expected[r]);
+    }
+    free(sim->jobs);
+    cst_layout_close(&sim->layout);
+    cst_model_close(&sim->model);
+}
+
+/* -- turns ------------------------------------------------------------------------------------- */
+
+static void mischief(struct sim *sim)
+{
+    uint32_t rank = sim_below(sim, sim->world);
+
+    if (sim_chance(sim, sim->p_death)) {
+        worker_die(sim, rank);
+    }
+    if (sim_chance(sim, sim->p_lie)) {
+        worker_lie(sim, rank);
+    }
+    if (sim_chance(sim, sim->p_hint)) {
+        worker_hint(sim, rank);
+    }
+    for (int i = 0; i < 20 && sim_chance(sim, sim->p_cancel); i++) {
+        worker_cancel(sim, rank);
+    }
+    if (sim_chance(sim, sim->p_io)) {
+        tool_turn(sim);
+    }
+    if (sim_chance(sim, sim->p_engine_death)) {
+        engines_restart(sim);
+    }
+}
+
+static bool workers_turn(struct sim *sim)
+{
+    uint32_t first = sim_below(sim, sim->world);
+
+    for (uint32_t k = 0; k < sim->world; k++) {
+        if (worker_turn(sim, (first + k) % sim->world)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void turn(struct sim *sim)
+{
+    bool engines_first = sim_chance(sim, 6000);
+
+    sim->n_turns++;
+    sim->now += sim_below(sim, 10000);
+    if (!sim->ending) {
+        mischief(sim);
+    }
+    if (cst_core_deadline(sim->core) <= sim->now) {
+        sim_event(sim, (struct cst_event){.kind = CST_EV_TICK});
+    }
+    if (engines_first ? engines_turn(sim) || workers_turn(sim)
+                      : workers_turn(sim) || engines_turn(sim)) {
+        return;
+    }
+    if (cst_core_deadline(sim->core) != CST_CORE_NEVER) {
+        sim->now = cst_core_deadline(sim->core);
+        sim_event(sim, (struct cst_event){.kind = CST_EV_TICK});
+    } else if (!sim->ending && sim->n_jobs == 0 && sim->p_death == 0) {
+        sim_fail(sim, "deadlock: nobody can do anything");
+    }
+}
+
+/* After the last step: everybody goes, everything ends, every block is free, every state is what
+ * was committed. */
+static void wind_up(struct sim *sim)
+{
+    sim->ending = true;
+    for (uint32_t rank = 0; rank < sim->world; rank++) {
+        worker_die(sim, rank);
+        if (sim->workers[rank].state == WORKER_HUNG) {
+            sim->ending = false;
+            (void)worker_turn(sim, rank); /* the process ends */
+            sim->ending = true;
+        }
+    }
+    while (sim->n_jobs > 0) {
+        turn(sim);
+    }
+    for (unsigned i = 0; i < SIM_MAX_TAGS; i++) {
+        if (sim->pending[i].tag != 0) {
+            sim_fail(sim, "tag %" PRIu64 " (event %d) was never answered", sim->pending[i].tag,
+                     (int)sim->pending[i].kind);
+        }
+    }
+    for (uint32_t rank = 0; rank < sim->world; rank++) {
+        struct cst_rank_stats stats;
+
+        cst_core_rank_stats(sim->core, rank, &stats);
+        if (stats.books.free != stats.books.capacity) {
+            sim_fail(sim, "rank %u: %u of %u blocks are free at the end", rank, stats.books.free,
+                     stats.books.capacity);
+        }
+    }
+    for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+        for (uint32_t t = 0; r != CST_ROW_GRAD && t < sim->model.n_tensors; t++) {
+            if (memory_read(&sim->memory.states[r][t]) != sim->expected[r][t].value) {
+                sim_fail(sim, "row %u of tensor %u is not what was committed", r, t);
+            }
+        }
+    }
+}
+
+uint64_t sim_run(const struct sim_options *options, uint64_t *n_deaths_out)
+{
+    static struct sim sim;
+
+    memset(&sim, 0, sizeof sim);
+    sim.options = *options;
+    sim.rng = options->seed;
+    open_sim(&sim);
+    while (sim.step < options->n_steps) {
+        turn(&sim);
+        if (sim.n_turns - sim.last_progress > STALL_TURNS) {
+            sim_fail(&sim, "no step was committed in %d turns", STALL_TURNS);
+        }
+    }
+    wind_up(&sim);
+    close_sim(&sim);
+    *n_deaths_out = sim.n_deaths;
+    return sim.n_turns;
+}

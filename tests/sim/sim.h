@@ -1,0 +1,160 @@
+/* A whole job in one thread: the core, engines that complete commands in any legal order, workers
+ * that train, die, lie and come back, and a tool that reads and writes states. Everything that
+ * happens is chosen by one seeded generator. */
+#ifndef SIM_H
+#define SIM_H
+
+#include "tests/sim/memory.h"
+
+#define SIM_MAX_CHUNKS 32
+#define SIM_MAX_JOBS 1024
+#define SIM_MAX_TAGS 512
+#define SIM_MAX_OPS 24
+
+/* -- engines -------------------------------------------------------------------------------- */
+
+enum job_state { JOB_WAITING, JOB_RUNNING, JOB_FINISHED };
+
+/* A command at an engine. */
+struct job {
+    enum job_state state;
+    struct cst_command command;
+    int status;                                  /* FINISHED */
+    bool doomed;                                 /* fails when it ends */
+    uint64_t value;                              /* what it will write; UPDATE, CONVERT: nothing */
+    uint64_t changes;                            /* of the sources when it began */
+    uint64_t old[CST_ROW_COUNT][SIM_MAX_CHUNKS]; /* UPDATE, WRITE: tensors' numbers before, per row,
+                                                    per tensor of the chunk */
+};
+
+/* -- workers -------------------------------------------------------------------------------- */
+
+enum worker_state {
+    WORKER_GONE, /* no process */
+    WORKER_HUNG, /* connection gone, process runs */
+    WORKER_IDLE, /* attached, must sync */
+    WORKER_SYNCING,
+    WORKER_RUN,
+    WORKER_STEPPING,
+};
+
+struct lease {
+    bool held; /* granted, not given back */
+    uint32_t block;
+    uint64_t generation;
+    uint64_t value; /* weights: what the block held when it was granted */
+    unsigned uses;  /* operators begun that hold it */
+};
+
+struct worker {
+    enum worker_state state;
+    uint64_t attempt;
+    uint64_t step;                 /* committed, as told */
+    uint32_t ops[2 * SIM_MAX_OPS]; /* operators of this step: forward, then backward */
+    uint32_t n_ops;
+    uint32_t n_forward;
+    uint32_t at; /* index into ops */
+    bool begun;  /* the fetches of ops[at] were sent */
+    struct lease weights[SIM_MAX_CHUNKS];
+    struct lease grads[SIM_MAX_CHUNKS];
+    bool weight_asked[SIM_MAX_CHUNKS]; /* a fetch is under way */
+    bool grad_asked[SIM_MAX_CHUNKS];
+    uint32_t uses_left[SIM_MAX_CHUNKS]; /* backward uses until the gradient is complete */
+    uint32_t surprise;                  /* chunk fetched out of order, UINT32_MAX: none */
+};
+
+/* A request without an answer yet. */
+struct pending {
+    uint64_t tag; /* 0: unused */
+    enum cst_event_kind kind;
+    uint32_t rank; /* world: the tool's */
+    uint32_t chunk;
+    uint64_t process; /* of the worker that asked: an answer to a dead one is not looked at */
+    bool lie;         /* must be refused */
+    uint32_t slot;    /* READ, WRITE */
+    uint32_t tensor;
+    enum cst_row row;
+    uint64_t at_least; /* READ: what the row held, or was going to, when it was asked */
+};
+
+struct sim_options {
+    uint64_t seed;
+    uint64_t n_steps; /* to commit */
+    bool verbose;
+};
+
+struct sim {
+    struct sim_options options;
+    uint64_t rng;
+    struct cst_model model;
+    struct cst_layout layout;
+    struct cst_core *core;
+    struct cst_actions actions;
+    uint32_t arena_segments[64];
+    uint32_t world;
+    struct memory memory;
+    struct job *jobs; /* SIM_MAX_JOBS */
+    unsigned n_jobs;
+    struct worker workers[CST_CORE_MAX_WORLD];
+    uint64_t process[CST_CORE_MAX_WORLD]; /* counts processes per rank */
+    struct pending pending[SIM_MAX_TAGS];
+    uint64_t tag;
+    uint64_t now;
+    uint64_t timeout; /* CST_CORE_NEVER: waits do not end */
+    /* what the run is made of, chosen by the seed; chances are in 1/10000 a turn */
+    unsigned p_death, p_lie, p_cancel, p_copy_fail, p_engine_death, p_io, p_hint, p_skip, p_nan;
+    bool loose;  /* pools hold everything: any order of operators may run */
+    bool ending; /* no new work */
+    /* what should be */
+    struct cell
+        *expected[CST_ROW_COUNT]; /* per tensor: number after all that is committed and accepted */
+    uint64_t handed[SIM_MAX_CHUNKS]
+                   [CST_CORE_MAX_WORLD]; /* contributions of this collection, 0: none */
+    uint64_t sums[SIM_MAX_CHUNKS];       /* of the last commit */
+    uint64_t attempt;                    /* seen */
+    uint64_t step, n_skipped;            /* seen committed */
+    uint64_t n_deaths, n_turns;
+    uint64_t last_progress; /* turn of the last commit */
+};
+
+/* Random numbers. */
+uint64_t sim_random(struct sim *sim);
+uint32_t sim_below(struct sim *sim, uint32_t n);
+bool sim_chance(struct sim *sim, unsigned per_10000);
+
+/* Something is wrong: print the seed and what, and end the program. */
+void sim_fail(const struct sim *sim, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3), noreturn));
+
+/* Run one seed to its end. Returns turns taken. */
+uint64_t sim_run(const struct sim_options *options, uint64_t *n_deaths_out);
+
+/* Hand @event to the core; its actions go to engines and workers. */
+void sim_event(struct sim *sim, struct cst_event event);
+/* With a new tag that is remembered as @pending (tag and kind are filled in). */
+void sim_ask(struct sim *sim, struct cst_event event, struct pending pending);
+
+/* engines.c */
+void engines_submit(struct sim *sim, const struct cst_command *command);
+/* Begin, end or report one command. False: nothing can be done. */
+bool engines_turn(struct sim *sim);
+/* An engine dies and comes back: what ran begins anew. */
+void engines_restart(struct sim *sim);
+
+/* workers.c */
+/* One thing that the worker does next. False: it waits. */
+bool worker_turn(struct sim *sim, uint32_t rank);
+void worker_reply(struct sim *sim, const struct pending *asked, const struct cst_reply *reply);
+void worker_die(struct sim *sim, uint32_t rank);
+/* A request that must be refused, or a hint. */
+void worker_lie(struct sim *sim, uint32_t rank);
+void worker_hint(struct sim *sim, uint32_t rank);
+void worker_cancel(struct sim *sim, uint32_t rank);
+/* Who has a lease on the block; world: nobody. */
+bool workers_lease_block(const struct sim *sim, uint32_t rank, uint32_t block);
+
+/* tool.c */
+void tool_turn(struct sim *sim);
+void tool_reply(struct sim *sim, const struct pending *asked, const struct cst_reply *reply);
+
+#endif

@@ -1,0 +1,558 @@
+/* Workers: what libcistern and a training loop do, and what they should not. */
+#include "tests/sim/sim.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define NO_CHUNK UINT32_MAX
+
+bool workers_lease_block(const struct sim *sim, uint32_t rank, uint32_t block)
+{
+    const struct worker *w = &sim->workers[rank];
+
+    for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
+        if ((w->weights[c].held && w->weights[c].block == block) ||
+            (w->grads[c].held && w->grads[c].block == block)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void forget_leases(struct worker *w)
+{
+    memset(w->weights, 0, sizeof w->weights);
+    memset(w->grads, 0, sizeof w->grads);
+}
+
+static void ask(struct sim *sim, uint32_t rank, enum cst_event_kind kind, uint32_t chunk,
+                uint64_t generation, bool ahead)
+{
+    sim_ask(sim,
+            (struct cst_event){.kind = kind,
+                               .rank = rank,
+                               .attempt = sim->workers[rank].attempt,
+                               .chunk = chunk,
+                               .generation = generation,
+                               .ahead = ahead},
+            (struct pending){.rank = rank, .chunk = chunk});
+}
+
+/* -- the script of a step -------------------------------------------------------------------- */
+
+static void shuffle(struct sim *sim, uint32_t *v, uint32_t n)
+{
+    for (uint32_t i = n; i > 1; i--) {
+        uint32_t k = sim_below(sim, i);
+        uint32_t x = v[i - 1];
+
+        v[i - 1] = v[k];
+        v[k] = x;
+    }
+}
+
+/* Forward over the operators, backward the other way round; sometimes one is left out (an idle
+ * expert), and where pools hold everything sometimes in any order. */
+static void write_script(struct sim *sim, struct worker *w)
+{
+    bool skipped[SIM_MAX_OPS] = {false};
+
+    memset(w->uses_left, 0, sizeof w->uses_left);
+    w->n_ops = 0;
+    w->at = 0;
+    w->begun = false;
+    w->surprise = NO_CHUNK;
+    for (uint32_t i = 0; i < sim->model.n_operators; i++) {
+        skipped[i] = sim_chance(sim, sim->p_skip);
+        if (!skipped[i]) {
+            w->ops[w->n_ops++] = i;
+        }
+    }
+    w->n_forward = w->n_ops;
+    for (uint32_t i = sim->model.n_operators; i-- > 0;) {
+        if (!skipped[i]) {
+            w->ops[w->n_ops++] = i;
+            for (uint32_t k = 0; k < sim->layout.uses[i].n_chunks; k++) {
+                w->uses_left[sim->layout.uses[i].chunks[k]]++;
+            }
+        }
+    }
+    if (sim->loose && sim_chance(sim, 2000)) {
+        shuffle(sim, w->ops, w->n_forward);
+        shuffle(sim, w->ops + w->n_forward, w->n_ops - w->n_forward);
+    }
+}
+
+static const struct cst_layout_use *use_of(const struct sim *sim, const struct worker *w,
+                                           uint32_t at)
+{
+    return &sim->layout.uses[w->ops[at]];
+}
+
+static bool uses_chunk(const struct cst_layout_use *use, uint32_t chunk)
+{
+    for (uint32_t k = 0; k < use->n_chunks; k++) {
+        if (use->chunks[k] == chunk) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_backward(const struct worker *w)
+{
+    return w->at >= w->n_forward;
+}
+
+/* -- an operator ----------------------------------------------------------------------------- */
+
+static void fetch(struct sim *sim, uint32_t rank, uint32_t chunk, bool ahead)
+{
+    struct worker *w = &sim->workers[rank];
+
+    if (!w->weights[chunk].held && !w->weight_asked[chunk]) {
+        w->weight_asked[chunk] = true;
+        ask(sim, rank, CST_EV_FETCH_WEIGHT, chunk, 0, ahead);
+    }
+}
+
+static void begin_op(struct sim *sim, uint32_t rank)
+{
+    struct worker *w = &sim->workers[rank];
+    const struct cst_layout_use *use = use_of(sim, w, w->at);
+    uint32_t at = w->at;
+
+    w->begun = true;
+    for (uint32_t k = 0; k < use->n_chunks && w->state == WORKER_RUN; k++) {
+        fetch(sim, rank, use->chunks[k], false);
+    }
+    for (uint32_t k = 0; k < use->n_chunks && is_backward(w) && w->state == WORKER_RUN; k++) {
+        uint32_t c = use->chunks[k];
+
+        if (!w->grads[c].held && !w->grad_asked[c]) {
+            w->grad_asked[c] = true;
+            ask(sim, rank, CST_EV_FETCH_GRAD, c, 0, false);
+        }
+    }
+    if (!is_backward(w) && w->surprise == NO_CHUNK && sim_chance(sim, 300)) {
+        w->surprise = sim_below(sim, sim->layout.n_chunks); /* instead of one ahead */
+    }
+    if (w->surprise != NO_CHUNK) {
+        if (w->state == WORKER_RUN) {
+            fetch(sim, rank, w->surprise, false);
+        }
+        return;
+    }
+    for (uint32_t k = 0; at + 1 < w->n_ops && w->state == WORKER_RUN &&
+                         k < use_of(sim, w, at + 1)->n_chunks && sim_chance(sim, 9000);
+         k++) {
+        uint32_t c = use_of(sim, w, at + 1)->chunks[k];
+
+        if (!uses_chunk(use, c)) {
+            fetch(sim, rank, c, true);
+            return;
+        }
+    }
+}
+
+static bool op_is_ready(const struct sim *sim, const struct worker *w)
+{
+    const struct cst_layout_use *use = use_of(sim, w, w->at);
+
+    for (uint32_t k = 0; k < use->n_chunks; k++) {
+        uint32_t c = use->chunks[k];
+
+        if (!w->weights[c].held || (is_backward(w) && !w->grads[c].held)) {
+            return false;
+        }
+    }
+    return w->surprise == NO_CHUNK || w->weights[w->surprise].held;
+}
+
+/* The worker reads the weights of a lease: they are what they were when it was granted. */
+static void look_at(struct sim *sim, uint32_t rank, uint32_t chunk)
+{
+    const struct lease *lease = &sim->workers[rank].weights[chunk];
+
+    if (memory_read(&sim->memory.blocks[rank][lease->block]) != lease->value) {
+        sim_fail(sim, "rank %u: weights of chunk %u changed under its lease", rank, chunk);
+    }
+}
+
+static void release(struct sim *sim, uint32_t rank, uint32_t chunk)
+{
+    struct lease *lease = &sim->workers[rank].weights[chunk];
+
+    look_at(sim, rank, chunk);
+    lease->held = false;
+    ask(sim, rank, CST_EV_RELEASE, chunk, lease->generation, false);
+}
+
+static void hand_in(struct sim *sim, uint32_t rank, uint32_t chunk)
+{
+    struct lease *lease = &sim->workers[rank].grads[chunk];
+    struct cell *cell = &sim->memory.blocks[rank][lease->block];
+
+    if (memory_read(cell) != lease->value) {
+        sim_fail(sim, "rank %u: its gradient of chunk %u changed under its lease", rank, chunk);
+    }
+    lease->held = false;
+    sim->handed[chunk][rank] = lease->value;
+    ask(sim, rank, CST_EV_HAND_IN, chunk, lease->generation, false);
+}
+
+static void end_op(struct sim *sim, uint32_t rank)
+{
+    struct worker *w = &sim->workers[rank];
+    const struct cst_layout_use *use = use_of(sim, w, w->at);
+    const struct cst_layout_use *next = w->at + 1 < w->n_ops ? use_of(sim, w, w->at + 1) : NULL;
+    bool backward = is_backward(w);
+    bool keep = sim_chance(sim, 5000);
+
+    w->begun = false;
+    w->at++;
+    for (uint32_t k = 0; k < use->n_chunks && w->state == WORKER_RUN; k++) {
+        uint32_t c = use->chunks[k];
+
+        if (backward && --w->uses_left[c] == 0) {
+            hand_in(sim, rank, c);
+        }
+        if (w->state == WORKER_RUN && !(keep && next != NULL && uses_chunk(next, c))) {
+            release(sim, rank, c);
+        }
+    }
+    if (w->surprise != NO_CHUNK && w->state == WORKER_RUN) {
+        if (w->weights[w->surprise].held) {
+            release(sim, rank, w->surprise);
+        }
+        w->surprise = NO_CHUNK;
+    }
+}
+
+/* -- a step ---------------------------------------------------------------------------------- */
+
+static struct cst_hyper hyper_of(const struct sim *sim)
+{
+    return (struct cst_hyper){.lr = 0.1f / (float)(sim->step + 1),
+                              .beta1 = 0.9f,
+                              .beta2 = 0.99f,
+                              .eps = 1e-8f,
+                              .clip_norm = 1.0f,
+                              .grad_scale = 0.5f};
+}
+
+static void step(struct sim *sim, uint32_t rank)
+{
+    struct worker *w = &sim->workers[rank];
+
+    for (uint32_t c = 0; c < sim->layout.n_chunks && w->state == WORKER_RUN; c++) {
+        if (w->weights[c].held && (!sim->loose || sim_chance(sim, 5000))) {
+            release(sim, rank, c);
+        }
+        w->grads[c].held = false; /* what was not handed in is given up */
+    }
+    if (w->state != WORKER_RUN) {
+        return;
+    }
+    w->state = WORKER_STEPPING;
+    sim_ask(sim,
+            (struct cst_event){.kind = CST_EV_STEP,
+                               .rank = rank,
+                               .attempt = w->attempt,
+                               .hyper = hyper_of(sim),
+                               .loss = (double)rank + 1.0},
+            (struct pending){.rank = rank});
+}
+
+static bool has_asked(const struct sim *sim, uint32_t rank)
+{
+    const struct worker *w = &sim->workers[rank];
+
+    for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
+        if (w->weight_asked[c] || w->grad_asked[c]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool run(struct sim *sim, uint32_t rank)
+{
+    struct worker *w = &sim->workers[rank];
+
+    if (w->at == w->n_ops) {
+        if (has_asked(sim, rank) && !sim_chance(sim, 500)) {
+            return false;
+        }
+        step(sim, rank);
+        return true;
+    }
+    if (!w->begun) {
+        begin_op(sim, rank);
+        return true;
+    }
+    if (!op_is_ready(sim, w)) {
+        return false;
+    }
+    end_op(sim, rank);
+    return true;
+}
+
+static bool attach(struct sim *sim, uint32_t rank)
+{
+    struct worker *w = &sim->workers[rank];
+
+    if (sim->ending) {
+        return false;
+    }
+    if (w->state == WORKER_HUNG) { /* its process ends at last */
+        forget_leases(w);
+        w->state = WORKER_GONE;
+        sim_event(sim, (struct cst_event){.kind = CST_EV_DEAD, .rank = rank});
+        return true;
+    }
+    memset(w, 0, sizeof *w);
+    w->state = WORKER_IDLE;
+    sim->process[rank]++;
+    sim_event(sim, (struct cst_event){.kind = CST_EV_ATTACH, .rank = rank});
+    return true;
+}
+
+bool worker_turn(struct sim *sim, uint32_t rank)
+{
+    struct worker *w = &sim->workers[rank];
+
+    switch (w->state) {
+    case WORKER_GONE:
+    case WORKER_HUNG:
+        return attach(sim, rank);
+    case WORKER_IDLE:
+        if (sim->ending) {
+            return false;
+        }
+        forget_leases(w);
+        w->state = WORKER_SYNCING;
+        sim_ask(sim, (struct cst_event){.kind = CST_EV_SYNC, .rank = rank},
+                (struct pending){.rank = rank});
+        return true;
+    case WORKER_RUN:
+        return run(sim, rank);
+    case WORKER_SYNCING:
+    case WORKER_STEPPING:
+        break;
+    }
+    return false;
+}
+
+/* -- replies --------------------------------------------------------------------------------- */
+
+/* The step is void: everything is given up, the leases at the next sync. */
+static void give_up(struct worker *w)
+{
+    w->state = WORKER_IDLE;
+    memset(w->weight_asked, 0, sizeof w->weight_asked);
+    memset(w->grad_asked, 0, sizeof w->grad_asked);
+}
+
+static void granted(struct sim *sim, uint32_t rank, bool grad, uint32_t chunk,
+                    const struct cst_reply *reply)
+{
+    struct worker *w = &sim->workers[rank];
+    struct lease *lease = grad ? &w->grads[chunk] : &w->weights[chunk];
+    uint32_t block = reply->slab * sim->memory.pools[rank].blocks_per_slab +
+                     (uint32_t)(reply->offset / (2 * sim->layout.capacity));
+    struct cell *cell = &sim->memory.blocks[rank][block];
+
+    if (workers_lease_block(sim, rank, block)) {
+        sim_fail(sim, "rank %u: block %u is leased twice", rank, block);
+    }
+    if (cell->writers > 0) {
+        sim_fail(sim, "rank %u: block %u was granted while it is being written", rank, block);
+    }
+    *lease = (struct lease){.held = true, .block = block, .generation = reply->generation};
+    if (grad) {
+        lease->value = sim_random(sim) | 1;
+        memory_begin(cell);
+        memory_end(cell, lease->value);
+        return;
+    }
+    lease->value = memory_read(cell);
+    if (lease->value != memory_weights(&sim->memory, sim->expected[CST_ROW_WEIGHT], chunk)) {
+        sim_fail(sim,
+                 "rank %u: the weights of chunk %u it was granted are not those of step %" PRIu64,
+                 rank, chunk, sim->step);
+    }
+}
+
+static void fetched(struct sim *sim, const struct pending *asked, const struct cst_reply *reply)
+{
+    struct worker *w = &sim->workers[asked->rank];
+    bool grad = asked->kind == CST_EV_FETCH_GRAD;
+
+    *(grad ? &w->grad_asked[asked->chunk] : &w->weight_asked[asked->chunk]) = false;
+    if (reply->status == CST_OK) {
+        granted(sim, asked->rank, grad, asked->chunk, reply);
+    } else if (reply->status == CST_ECANCELLED && w->state == WORKER_RUN) {
+        w->begun = false; /* of its own doing: once more */
+    } else if (w->state == WORKER_RUN || w->state == WORKER_STEPPING) {
+        if (reply->status != CST_EPEERDIED && reply->status != CST_EIO &&
+            reply->status != CST_ETIMEDOUT && reply->status != CST_ECANCELLED) {
+            sim_fail(sim, "rank %u: fetch of chunk %u: %s: %s", asked->rank, asked->chunk,
+                     cst_status_name(reply->status), reply->err.text);
+        }
+        if (reply->status != CST_ECANCELLED) {
+            give_up(w);
+        }
+    }
+}
+
+static void stepped(struct sim *sim, const struct pending *asked, const struct cst_reply *reply)
+{
+    struct worker *w = &sim->workers[asked->rank];
+
+    if (w->state != WORKER_STEPPING) {
+        return;
+    }
+    if (reply->status == CST_ECANCELLED) {
+        w->state = WORKER_RUN; /* and asks again */
+        return;
+    }
+    if (reply->status != CST_OK) {
+        give_up(w);
+        return;
+    }
+    if (reply->step != w->step + 1) {
+        sim_fail(sim, "rank %u: step %" PRIu64 " follows step %" PRIu64, asked->rank, reply->step,
+                 w->step);
+    }
+    w->step = reply->step;
+    w->state = WORKER_RUN;
+    write_script(sim, w);
+}
+
+static void synced(struct sim *sim, const struct pending *asked, const struct cst_reply *reply)
+{
+    struct worker *w = &sim->workers[asked->rank];
+
+    if (reply->status != CST_OK) {
+        w->state = WORKER_IDLE;
+        return;
+    }
+    if (reply->step != sim->step) {
+        sim_fail(sim, "rank %u: synced to step %" PRIu64 " instead of %" PRIu64, asked->rank,
+                 reply->step, sim->step);
+    }
+    w->attempt = reply->attempt;
+    w->step = reply->step;
+    w->state = WORKER_RUN;
+    write_script(sim, w);
+}
+
+void worker_reply(struct sim *sim, const struct pending *asked, const struct cst_reply *reply)
+{
+    struct worker *w = &sim->workers[asked->rank];
+
+    if (asked->lie) {
+        if (reply->status == CST_OK) {
+            sim_fail(sim, "rank %u: a lie (event %d) was believed", asked->rank, (int)asked->kind);
+        }
+        return;
+    }
+    if (asked->process != sim->process[asked->rank] || w->state == WORKER_GONE ||
+        w->state == WORKER_HUNG) {
+        return;
+    }
+    if (asked->kind == CST_EV_FETCH_WEIGHT || asked->kind == CST_EV_FETCH_GRAD) {
+        fetched(sim, asked, reply);
+    } else if (asked->kind == CST_EV_STEP) {
+        stepped(sim, asked, reply);
+    } else if (asked->kind == CST_EV_SYNC) {
+        synced(sim, asked, reply);
+    } else if (asked->kind == CST_EV_RELEASE || asked->kind == CST_EV_HAND_IN) {
+        if (reply->status != CST_OK && reply->status != CST_EPEERDIED) {
+            sim_fail(sim, "rank %u: event %d on chunk %u: %s", asked->rank, (int)asked->kind,
+                     asked->chunk, reply->err.text);
+        }
+        if (reply->status != CST_OK && w->state == WORKER_RUN) {
+            give_up(w);
+        }
+    }
+}
+
+/* -- what should not happen ------------------------------------------------------------------- */
+
+void worker_die(struct sim *sim, uint32_t rank)
+{
+    struct worker *w = &sim->workers[rank];
+    uint32_t how = sim_below(sim, 4);
+
+    if (w->state == WORKER_GONE || w->state == WORKER_HUNG) {
+        return;
+    }
+    sim->n_deaths++;
+    if (how == 0) {
+        forget_leases(w);
+        w->state = WORKER_GONE;
+        sim_ask(sim, (struct cst_event){.kind = CST_EV_LEAVE, .rank = rank},
+                (struct pending){.rank = rank});
+    } else if (how == 1) {
+        forget_leases(w);
+        w->state = WORKER_GONE;
+        sim_event(sim, (struct cst_event){.kind = CST_EV_DEAD, .rank = rank});
+    } else {
+        w->state = WORKER_HUNG;
+        sim_event(sim, (struct cst_event){.kind = CST_EV_HANGUP, .rank = rank});
+    }
+}
+
+void worker_lie(struct sim *sim, uint32_t rank)
+{
+    static const enum cst_event_kind kinds[] = {
+        CST_EV_FETCH_WEIGHT, CST_EV_FETCH_GRAD, CST_EV_RELEASE, CST_EV_HAND_IN,
+        CST_EV_PREFETCH,     CST_EV_EVICT,      CST_EV_STEP};
+    const struct worker *w = &sim->workers[rank];
+    struct cst_event event = {.kind = kinds[sim_below(sim, 7)],
+                              .rank = rank,
+                              .attempt = w->attempt,
+                              .chunk = sim_below(sim, sim->layout.n_chunks),
+                              .hyper = hyper_of(sim)};
+
+    switch (sim_below(sim, 4)) {
+    case 0:
+        event.chunk = sim->layout.n_chunks + sim_below(sim, 5);
+        event.hyper.beta1 = 1.0f;
+        break;
+    case 1:
+        event.attempt += 1 + sim_below(sim, 5);
+        break;
+    case 2:
+        event.rank = sim->world + sim_below(sim, 3);
+        break;
+    default:
+        event.kind = sim_chance(sim, 5000) ? CST_EV_RELEASE : CST_EV_HAND_IN;
+        event.generation = sim_chance(sim, 5000) ? 0 : UINT64_MAX - sim_below(sim, 9);
+        break;
+    }
+    sim_ask(sim, event, (struct pending){.rank = rank, .lie = true});
+}
+
+void worker_hint(struct sim *sim, uint32_t rank)
+{
+    if (sim->workers[rank].state == WORKER_RUN) {
+        ask(sim, rank, sim_chance(sim, 5000) ? CST_EV_PREFETCH : CST_EV_EVICT,
+            sim_below(sim, sim->layout.n_chunks), 0, false);
+    }
+}
+
+void worker_cancel(struct sim *sim, uint32_t rank)
+{
+    const struct pending *p = &sim->pending[sim_below(sim, SIM_MAX_TAGS)];
+
+    if (sim->workers[rank].state == WORKER_GONE || sim->workers[rank].state == WORKER_HUNG) {
+        return;
+    }
+    if (p->tag != 0 && p->rank == rank) {
+        sim_ask(sim, (struct cst_event){.kind = CST_EV_CANCEL, .rank = rank, .cancel = p->tag},
+                (struct pending){.rank = rank});
+    }
+}
