@@ -1,0 +1,42 @@
+# bash completion for cistern(1)
+
+_cistern_jobs() {
+    cistern "$@" jobs --json 2>/dev/null | sed -n 's/^ *"name": "\([A-Za-z0-9._-]*\)",\{0,1\}$/\1/p'
+}
+
+_cistern() {
+    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
+    local commands='stat jobs job explain rm ping version'
+    local options='--socket --manager-socket --json --watch --uid --count --help --version'
+    local i word command='' n_args=0 common=()
+
+    COMPREPLY=()
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        word=${COMP_WORDS[i]}
+        case $word in
+            -s | --socket)
+                common=(--socket "${COMP_WORDS[i + 1]}")
+                ((i++))
+                ;;
+            --manager-socket | --uid | -c | --count) ((i++)) ;;
+            -*) ;;
+            *) if [[ -z $command ]]; then command=$word; else ((n_args++)); fi ;;
+        esac
+    done
+    case $prev in
+        -s | --socket | --manager-socket)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --uid | -c | --count) return ;;
+    esac
+    if [[ $cur == -* ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
+    elif [[ -z $command ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$cur")
+    elif [[ $n_args -eq 0 && ($command == job || $command == explain || $command == rm) ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$(_cistern_jobs "${common[@]}")" -- "$cur")
+    fi
+}
+
+complete -F _cistern cistern

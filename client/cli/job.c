@@ -1,0 +1,192 @@
+/* cistern job, explain and rm: what concerns one job. */
+#include "client/cli/cli.h"
+#include "client/cli/json.h"
+#include "client/cli/table.h"
+
+#include <stdio.h>
+
+/* -- job -------------------------------------------------------------------------------------- */
+
+static void print_progress(const Cistern__JobInfo *job)
+{
+    char text[CLI_HUMAN_BYTES], more[CLI_HUMAN_BYTES];
+
+    if (job->has_populated_bytes && job->populated_bytes < job->arena_bytes) {
+        (void)printf("memory    %s of %s are populated\n", cli_bytes(job->populated_bytes, text),
+                     cli_bytes(job->arena_bytes, more));
+    }
+    if (job->step > 0) {
+        (void)printf("last step loss %.4f, gradient norm %.4g, %s; %llu skipped\n", job->last_loss,
+                     job->last_grad_norm, cli_seconds(job->step_seconds, text),
+                     (unsigned long long)job->n_skipped);
+    }
+    (void)printf("age       %s", cli_seconds(job->age_s, text));
+    if (job->has_idle_s && job->idle_s > 0) {
+        (void)printf(", without a worker for %s", cli_seconds(job->idle_s, text));
+    }
+    (void)printf("\n");
+}
+
+static void print_head(const Cistern__JobInfo *job)
+{
+    char params[CLI_HUMAN_BYTES], arena[CLI_HUMAN_BYTES], chunk[CLI_HUMAN_BYTES];
+    double per_param = job->n_params > 0 ? (double)job->arena_bytes / (double)job->n_params : 0;
+
+    (void)printf("job       %s of uid %u: %s, step %llu, attempt %llu, %u rank%s on %s\n",
+                 job->name, job->uid, job->state, (unsigned long long)job->step,
+                 (unsigned long long)job->attempt, job->world, job->world == 1 ? "" : "s",
+                 job->device != NULL ? job->device : "?");
+    (void)printf("model     %s parameters, %s of host memory, %.2f B/parameter\n",
+                 cli_count(job->n_params, params), cli_bytes(job->arena_bytes, arena), per_param);
+    (void)printf(
+        "chunks    %u of %s elements, home host: %llu current, %llu updating, %llu reducing\n",
+        job->n_chunks, cli_count(job->chunk_elems, chunk), (unsigned long long)job->chunks_clean,
+        (unsigned long long)job->chunks_updating, (unsigned long long)job->chunks_reducing);
+    print_progress(job);
+}
+
+static void add_books(struct cli_table *table, const Cistern__Books *books)
+{
+    const Cistern__Books none = CISTERN__BOOKS__INIT;
+    const Cistern__Books *b = books != NULL ? books : &none;
+    const uint64_t values[] = {b->capacity, b->free,    b->cached,     b->leased,
+                               b->moving,   b->pending, b->quarantined};
+    char text[CLI_HUMAN_BYTES];
+
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        cli_table_cell(table, "%s", cli_bytes(values[i], text));
+    }
+}
+
+static bool print_pools(const Cistern__JobInfo *job)
+{
+    static const char *const titles[] = {"RANK",     "STATE",        ">PID",    ">POOL",
+                                         ">FREE",    ">CACHED",      ">LEASED", ">MOVING",
+                                         ">PENDING", ">QUARANTINED", NULL};
+    struct cli_table table;
+
+    cli_table_init(&table, titles);
+    for (size_t i = 0; i < job->n_ranks; i++) {
+        const Cistern__RankInfo *rank = job->ranks[i];
+
+        cli_table_cell(&table, "%u", rank->rank);
+        cli_table_cell(&table, "%s", rank->state);
+        if (rank->has_pid && rank->pid > 0) {
+            cli_table_cell(&table, "%d", rank->pid);
+        } else {
+            cli_table_cell(&table, "-");
+        }
+        add_books(&table, rank->pool);
+    }
+    return cli_table_print(&table, stdout, 0);
+}
+
+static bool print_traffic(const Cistern__JobInfo *job)
+{
+    static const char *const titles[] = {"RANK",        ">HITS",      ">MISSES",    ">HIT RATE",
+                                         ">PREFETCHES", ">EVICTIONS", ">SURPRISES", ">WAITS",
+                                         ">UP",         ">DOWN",      NULL};
+    struct cli_table table;
+    char text[CLI_HUMAN_BYTES];
+
+    cli_table_init(&table, titles);
+    for (size_t i = 0; i < job->n_ranks; i++) {
+        const Cistern__RankInfo *rank = job->ranks[i];
+
+        cli_table_cell(&table, "%u", rank->rank);
+        cli_table_cell(&table, "%llu", (unsigned long long)rank->hits);
+        cli_table_cell(&table, "%llu", (unsigned long long)rank->misses);
+        cli_table_cell(&table, "%s", cli_percent(rank->hits, rank->hits + rank->misses, text));
+        cli_table_cell(&table, "%llu", (unsigned long long)rank->prefetches);
+        cli_table_cell(&table, "%llu", (unsigned long long)rank->evictions);
+        cli_table_cell(&table, "%llu", (unsigned long long)rank->surprises);
+        cli_table_cell(&table, "%llu", (unsigned long long)rank->waits);
+        cli_table_cell(&table, "%s", cli_bytes(rank->bytes_up, text));
+        cli_table_cell(&table, "%s", cli_bytes(rank->bytes_down, text));
+    }
+    return cli_table_print(&table, stdout, 0);
+}
+
+static bool print_job(const Cistern__JobInfo *job)
+{
+    print_head(job);
+    if (job->n_ranks == 0) {
+        return true;
+    }
+    (void)printf("\n");
+    if (!print_pools(job)) {
+        return false;
+    }
+    (void)printf("\n");
+    return print_traffic(job);
+}
+
+int cli_job(struct cli *cli)
+{
+    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+    const Cistern__JobInfo *job;
+    struct cst_call call = {0};
+    bool good;
+
+    msg.name = cli->args[0];
+    msg.has_uid = cli->has_uid;
+    msg.uid = cli->uid;
+    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
+                 CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor)) {
+        return CLI_EXIT_FAILURE;
+    }
+    job = ((const Cistern__JobInfoReply *)call.reply)->job;
+    good = cli->json ? cli_json_print(cli_json(&job->base)) : print_job(job);
+    cst_call_reset(&call);
+    return good ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
+}
+
+/* -- explain ---------------------------------------------------------------------------------- */
+
+int cli_explain(struct cli *cli)
+{
+    Cistern__Explain msg = CISTERN__EXPLAIN__INIT;
+    const Cistern__ExplainReply *reply;
+    struct cst_call call = {0};
+    bool good = true;
+
+    msg.job = cli->args[0];
+    msg.tensor = cli->args[1];
+    msg.has_uid = cli->has_uid;
+    msg.uid = cli->uid;
+    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_EXPLAIN, &msg.base,
+                 CISTERN__MSG_TYPE__MSG_EXPLAIN_REPLY, &cistern__explain_reply__descriptor)) {
+        return CLI_EXIT_FAILURE;
+    }
+    reply = (const Cistern__ExplainReply *)call.reply;
+    if (cli->json) {
+        good = cli_json_print(cli_json(&reply->base));
+    } else {
+        (void)printf("%s: %llu elements in chunk %u, from element %llu\n", msg.tensor,
+                     (unsigned long long)reply->n_elems, reply->chunk,
+                     (unsigned long long)reply->offset);
+        for (size_t i = 0; i < reply->n_lines; i++) {
+            (void)printf("%s\n", reply->lines[i]);
+        }
+    }
+    cst_call_reset(&call);
+    return good ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
+}
+
+/* -- rm --------------------------------------------------------------------------------------- */
+
+int cli_remove(struct cli *cli)
+{
+    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+    struct cst_call call = {0};
+
+    msg.name = cli->args[0];
+    msg.has_uid = cli->has_uid;
+    msg.uid = cli->uid;
+    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &msg.base,
+                 CISTERN__MSG_TYPE__MSG_OK, NULL)) {
+        return CLI_EXIT_FAILURE;
+    }
+    cst_call_reset(&call);
+    return CLI_EXIT_OK;
+}

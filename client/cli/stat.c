@@ -1,0 +1,215 @@
+/* cistern stat: the node at a glance, once or again and again. */
+#include "client/cli/cli.h"
+#include "client/cli/json.h"
+#include "client/cli/table.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Counters of an engine at the last drawing, for rates in between. */
+struct sample {
+    uint64_t copy_bytes, update_elems, reduce_elems;
+    double copy_seconds, update_seconds, reduce_seconds;
+};
+
+struct history {
+    struct sample *samples; /* per engine; NULL at first */
+    size_t n_samples;
+};
+
+static struct sample sample_of(const Cistern__EngineInfo *engine)
+{
+    return (struct sample){
+        .copy_bytes = engine->copy_bytes,
+        .update_elems = engine->update_elems,
+        .reduce_elems = engine->reduce_elems,
+        .copy_seconds = engine->copy_seconds,
+        .update_seconds = engine->update_seconds,
+        .reduce_seconds = engine->reduce_seconds,
+    };
+}
+
+/* @amount per second of work, or "-" where there was none since (an engine that was restarted
+ * counts from 0). */
+static void add_rate(struct cli_table *table, uint64_t now, uint64_t before, double now_s,
+                     double before_s, bool bytes)
+{
+    char text[CLI_HUMAN_BYTES];
+    double seconds = now_s - before_s, rate;
+
+    if (now <= before || seconds <= 0) {
+        cli_table_cell(table, "-");
+        return;
+    }
+    rate = (double)(now - before) / seconds;
+    cli_table_cell(table, "%s/s",
+                   bytes ? cli_bytes((uint64_t)rate, text) : cli_count((uint64_t)rate, text));
+}
+
+static void add_engine(struct cli_table *table, const Cistern__EngineInfo *engine,
+                       const struct sample *before)
+{
+    struct sample now = sample_of(engine);
+
+    cli_table_cell(table, "%s %u", engine->kind, engine->node);
+    cli_table_cell(table, "%s", engine->state);
+    cli_table_cell(table, "%d", engine->pid);
+    cli_table_cell(table, "%s", engine->isa != NULL ? engine->isa : "-");
+    cli_table_cell(table, "%u + %u", engine->threads, engine->copy_threads);
+    cli_table_cell(table, "%llu", (unsigned long long)engine->commands);
+    cli_table_cell(table, "%llu", (unsigned long long)engine->in_flight);
+    add_rate(table, now.copy_bytes, before->copy_bytes, now.copy_seconds, before->copy_seconds,
+             true);
+    add_rate(table, now.reduce_elems, before->reduce_elems, now.reduce_seconds,
+             before->reduce_seconds, false);
+    add_rate(table, now.update_elems, before->update_elems, now.update_seconds,
+             before->update_seconds, false);
+    cli_table_cell(table, "%llu", (unsigned long long)engine->restarts);
+    cli_table_cell(table, "%s", engine->locked ? "yes" : "no");
+}
+
+static bool print_engines(const Cistern__StatReply *stat, const struct history *history)
+{
+    static const char *const titles[] = {"ENGINE",    "STATE",      ">PID",  "ISA",     "THREADS",
+                                         ">COMMANDS", ">IN FLIGHT", ">COPY", ">REDUCE", ">UPDATE",
+                                         ">RESTARTS", "LOCKED",     NULL};
+    const struct sample none = {0};
+    struct cli_table table;
+
+    cli_table_init(&table, titles);
+    for (size_t i = 0; i < stat->n_engines; i++) {
+        add_engine(&table, stat->engines[i], i < history->n_samples ? &history->samples[i] : &none);
+    }
+    return cli_table_print(&table, stdout, 0);
+}
+
+static void print_books(const Cistern__Books *books)
+{
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES], d[CLI_HUMAN_BYTES],
+        e[CLI_HUMAN_BYTES], f[CLI_HUMAN_BYTES];
+
+    (void)printf("blocks    %s free, %s cached, %s leased, %s moving, %s pending, %s quarantined\n",
+                 cli_bytes(books->free, a), cli_bytes(books->cached, b),
+                 cli_bytes(books->leased, c), cli_bytes(books->moving, d),
+                 cli_bytes(books->pending, e), cli_bytes(books->quarantined, f));
+}
+
+static void print_node(const Cistern__StatReply *stat)
+{
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
+
+    (void)printf("cisternd  %s on %s, up %s, %u connection%s, %llu requests, %u descriptors\n",
+                 stat->version, stat->host, cli_seconds(stat->uptime_s, a), stat->n_sessions,
+                 stat->n_sessions == 1 ? "" : "s", (unsigned long long)stat->n_requests,
+                 stat->n_fds);
+    (void)printf("memory    %s of %s for arenas, machine %s\n", cli_bytes(stat->host_used, a),
+                 cli_bytes(stat->host_budget, b), cli_bytes(stat->memory_bytes, c));
+    (void)printf("pools     %s of %s on the host device\n", cli_bytes(stat->pool_used, a),
+                 cli_bytes(stat->pool_budget, b));
+    if (stat->pool != NULL) {
+        print_books(stat->pool);
+    }
+    if (stat->gpu != NULL) {
+        (void)printf("gpu       none: %s\n", stat->gpu);
+    }
+}
+
+static bool print_jobs(struct cli *cli)
+{
+    struct cli_table table;
+    bool good;
+
+    cli_jobs_begin(&table);
+    good = cli_each_jobs(cli, cli_jobs_rows, &table);
+    if (good && table.n_cells == 0 && !table.failed) {
+        (void)printf("no jobs\n");
+        return true;
+    }
+    return cli_table_print(&table, good ? stdout : stderr, 0) && good;
+}
+
+static bool print_human(struct cli *cli, const Cistern__StatReply *stat,
+                        const struct history *history)
+{
+    print_node(stat);
+    (void)printf("\n");
+    if (stat->n_engines > 0) {
+        if (!print_engines(stat, history)) {
+            return false;
+        }
+        (void)printf("\n");
+    }
+    return print_jobs(cli);
+}
+
+/* The reply with one key more: "jobs". */
+static bool print_json(struct cli *cli, const Cistern__StatReply *stat)
+{
+    json_t *object = cli_json(&stat->base), *jobs = json_array();
+
+    if (object == NULL || json_object_set(object, "jobs", jobs) != 0 ||
+        !cli_each_jobs(cli, cli_jobs_json, jobs)) {
+        json_decref(object);
+        json_decref(jobs);
+        return false;
+    }
+    json_decref(jobs);
+    return cli_json_print(object);
+}
+
+/* Out of memory only means no rates in between: the totals are shown. */
+static void remember(struct history *history, const Cistern__StatReply *stat)
+{
+    struct sample *samples = calloc(stat->n_engines + 1, sizeof *samples);
+
+    free(history->samples);
+    *history = (struct history){.samples = samples};
+    for (size_t i = 0; samples != NULL && i < stat->n_engines; i++) {
+        samples[i] = sample_of(stat->engines[i]);
+        history->n_samples = i + 1;
+    }
+}
+
+static bool draw(struct cli *cli, struct history *history)
+{
+    const Cistern__StatReply *stat;
+    struct cst_call call = {0};
+    bool good;
+
+    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_STAT, NULL, CISTERN__MSG_TYPE__MSG_STAT_REPLY,
+                 &cistern__stat_reply__descriptor)) {
+        return false;
+    }
+    stat = (const Cistern__StatReply *)call.reply;
+    if (cli->watch && !cli->json && isatty(STDOUT_FILENO)) {
+        (void)printf("\033[H\033[2J");
+    }
+    good = cli->json ? print_json(cli, stat) : print_human(cli, stat, history);
+    remember(history, stat);
+    cst_call_reset(&call);
+    return good && fflush(stdout) == 0;
+}
+
+static void pause_for(double seconds)
+{
+    struct timespec time = {.tv_sec = (time_t)seconds,
+                            .tv_nsec = (long)((seconds - floor(seconds)) * 1e9)};
+
+    (void)nanosleep(&time, NULL);
+}
+
+int cli_stat(struct cli *cli)
+{
+    struct history history = {0};
+    bool good = draw(cli, &history);
+
+    while (good && cli->watch) {
+        pause_for(cli->watch_seconds);
+        good = draw(cli, &history);
+    }
+    free(history.samples);
+    return good ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
+}
