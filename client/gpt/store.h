@@ -13,6 +13,7 @@ struct gpt_store;
 struct gpt_store_ops {
     const char *name;
     bool (*initialised)(const struct gpt_store *store);
+    uint64_t (*steps)(const struct gpt_store *store);
     int (*sync)(struct gpt_store *store, uint64_t *step, struct cst_err *err);
     int (*op_begin)(struct gpt_store *store, uint32_t op, enum cst_direction direction,
                     struct cst_io *io, uint32_t n_io, struct cst_err *err);
@@ -24,6 +25,10 @@ struct gpt_store_ops {
     int (*write)(struct gpt_store *store, uint32_t tensor, enum cst_state state, uint64_t first,
                  uint64_t n_elems, const void *data, struct cst_err *err);
     int (*stat)(struct gpt_store *store, struct cst_rank_stat *out, struct cst_err *err);
+    /* Stay until rank 0 goes, so that it can go on reading weights through operators: a rank that
+     * leaves interrupts the others. To be called by other ranks, after a sync and with no step
+     * under way. */
+    int (*linger)(struct gpt_store *store, struct cst_err *err);
     /* Free the handle. @good: in good order; else as if the worker had died, so that other ranks do
      * not wait for it. */
     void (*close)(struct gpt_store *store, bool good);

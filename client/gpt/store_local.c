@@ -93,6 +93,17 @@ static bool local_initialised(const struct gpt_store *store)
     return initialised;
 }
 
+static uint64_t local_steps(const struct gpt_store *store)
+{
+    struct gpt_local *local = ((const struct local_rank *)(const void *)store)->local;
+    uint64_t step;
+
+    pthread_mutex_lock(&local->lock);
+    step = local->step;
+    pthread_mutex_unlock(&local->lock);
+    return step;
+}
+
 static void sync_all(struct gpt_local *local)
 {
     local->initialised = true;
@@ -366,6 +377,14 @@ static int local_stat(struct gpt_store *store, struct cst_rank_stat *out, struct
     return 0;
 }
 
+/* Nothing is taken back when a rank of this store goes. */
+static int local_linger(struct gpt_store *store, struct cst_err *err)
+{
+    (void)store;
+    (void)err;
+    return 0;
+}
+
 static void local_close(struct gpt_store *store, bool good)
 {
     struct local_rank *rank = self(store);
@@ -382,6 +401,7 @@ static void local_close(struct gpt_store *store, bool good)
 static const struct gpt_store_ops local_ops = {
     .name = "local",
     .initialised = local_initialised,
+    .steps = local_steps,
     .sync = local_sync,
     .op_begin = local_op_begin,
     .op_end = local_op_end,
@@ -389,6 +409,7 @@ static const struct gpt_store_ops local_ops = {
     .read = local_read,
     .write = local_write,
     .stat = local_stat,
+    .linger = local_linger,
     .close = local_close,
 };
 

@@ -215,7 +215,8 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
               bool bf16, struct cst_err *err)
 {
     struct train t = {.options = options, .model = model, .data = data, .store = store};
-    uint64_t step = 0;
+    uint64_t step;
+    bool synced = false;
     int rc;
 
     t.rank = rank;
@@ -226,8 +227,10 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     if (rank == 0 && !store->ops->initialised(store)) {
         rc = write_initial(&t, err);
     }
-    if (rc == 0) {
+    step = store->ops->steps(store);
+    if (rc == 0 && step < options->steps) { /* else there is nothing to do together */
         rc = sync_all(&t, &step, err);
+        synced = true;
     }
     if (rc == 0) {
         rc = open_files(&t, step, err);
@@ -245,6 +248,9 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
         rc = print_sample(&t, err);
     } else if (rc == 0 && options->sample > 0 && options->store == GPT_STORE_DAEMON) {
         rc = await_sample(&t, err);
+    }
+    if (rc == 0 && rank != 0 && synced) {
+        rc = store->ops->linger(store, err);
     }
     gpt_pass_close(&t.pass);
     return rc;

@@ -165,6 +165,13 @@ static bool dying_initialised(const struct gpt_store *store)
     return d->inner->ops->initialised(d->inner);
 }
 
+static uint64_t dying_steps(const struct gpt_store *store)
+{
+    const struct dying *d = (const struct dying *)(const void *)store;
+
+    return d->inner->ops->steps(d->inner);
+}
+
 static int dying_sync(struct gpt_store *store, uint64_t *step, struct cst_err *err)
 {
     struct dying *d = self(store);
@@ -226,6 +233,7 @@ static int dying_stat(struct gpt_store *store, struct cst_rank_stat *out, struct
 static const struct gpt_store_ops dying_ops = {
     .name = "dying",
     .initialised = dying_initialised,
+    .steps = dying_steps,
     .sync = dying_sync,
     .op_begin = dying_op_begin,
     .op_end = dying_op_end,
