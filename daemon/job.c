@@ -294,11 +294,11 @@ void cst_job_hangup(struct cst_job *job, uint32_t rank)
     worker->session->job = NULL;
     worker->session = NULL;
     worker->commit = NULL;
-    if (worker->watch == NULL || !cst_watch_lives(worker->watch)) {
+    /* Without a core it never had a block that it could still touch. */
+    if (job->core == NULL || worker->watch == NULL || !cst_watch_lives(worker->watch)) {
         worker_dead(worker);
         return;
     }
-    break_barrier_of(job, worker, "hung up");
     feed_worker(job, CST_EV_HANGUP, rank);
 }
 

@@ -1,0 +1,605 @@
+/* What a connection may send, and what it must not: broken frames, lying bodies, wrong order, too
+ * much at once. After every test the daemon has as many descriptors, and as many bytes in its
+ * books, as before. */
+#include "tests/lib/daemon_proc.h"
+#include "tests/lib/raw_client.h"
+
+#include <check.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* -- set-up and tear-down --------------------------------------------------------------------- */
+
+static struct daemon_proc proc;
+static struct raw_client
+    witness; /* a well-behaved client: looks at the books, and must not notice anything */
+static unsigned base_fds;
+static pid_t engine;
+
+/* A closed connection is noticed at the daemon's next turn; each Stat is one. */
+static const Cistern__StatReply *settle(void)
+{
+    const Cistern__StatReply *stat;
+
+    for (unsigned i = 0; i < 10000; i++) {
+        stat = raw_stat(&witness);
+        if (stat->n_sessions == 1 && stat->n_jobs == 0 && stat->host_used == 0 &&
+            stat->pool_used == 0 && daemon_proc_fds(proc.pid) == base_fds) {
+            return stat;
+        }
+    }
+    ck_abort_msg("%u sessions, %u jobs, %llu and %llu bytes, %u descriptors where there were %u",
+                 stat->n_sessions, stat->n_jobs, (unsigned long long)stat->host_used,
+                 (unsigned long long)stat->pool_used, daemon_proc_fds(proc.pid), base_fds);
+}
+
+static void setup(void)
+{
+    daemon_proc_start(&proc, NULL);
+    raw_open(&witness, proc.socket);
+    base_fds = daemon_proc_fds(proc.pid);
+    engine = raw_stat(&witness)->engines[0]->pid;
+}
+
+static void teardown(void)
+{
+    settle();
+    raw_close(&witness);
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+}
+
+/* -- frames --------------------------------------------------------------------------------- */
+
+static void put_header(uint8_t out[CST_FRAME_HEADER_BYTES], uint16_t type, uint32_t body_bytes,
+                       unsigned n_fds)
+{
+    struct cst_frame frame = {
+        .type = type, .request = 77, .body_bytes = body_bytes, .n_fds = n_fds};
+
+    cst_frame_header(&frame, out);
+}
+
+enum broken {
+    EMPTY,
+    ONE_BYTE,
+    HALF_HEADER,
+    BAD_MAGIC,
+    BAD_VERSION,
+    UNKNOWN_FLAG,
+    RESERVED_SET,
+    BODY_SHORTER_THAN_SAID,
+    BODY_LONGER_THAN_SAID,
+    BODY_OVER_LIMIT,
+    BODY_SAID_HUGE,
+    FD_SAID_NONE_CAME,
+    FD_CAME_NONE_SAID,
+    FEWER_FDS_THAN_SAID,
+    TOO_MANY_FDS,
+    NOISE,
+    N_BROKEN,
+};
+
+static void send_broken(struct raw_client *client, enum broken kind)
+{
+    static uint8_t bytes[CST_FRAME_HEADER_BYTES + CST_FRAME_MAX_BODY + 64];
+    int fds[17];
+    size_t n = CST_FRAME_HEADER_BYTES;
+    unsigned n_fds = 0;
+
+    for (unsigned i = 0; i < 17; i++) {
+        fds[i] = STDERR_FILENO;
+    }
+    put_header(bytes, CISTERN__MSG_TYPE__MSG_PING, 0, 0);
+    switch (kind) {
+    case EMPTY:
+        n = 0;
+        break;
+    case ONE_BYTE:
+        n = 1;
+        break;
+    case HALF_HEADER:
+        n = CST_FRAME_HEADER_BYTES - 1;
+        break;
+    case BAD_MAGIC:
+        bytes[0] ^= 1;
+        break;
+    case BAD_VERSION:
+        bytes[4] = 2;
+        break;
+    case UNKNOWN_FLAG:
+        bytes[9] = 0x80;
+        break;
+    case RESERVED_SET:
+        bytes[10] = 1;
+        break;
+    case BODY_SHORTER_THAN_SAID:
+        bytes[12] = 100;
+        n += 99;
+        break;
+    case BODY_LONGER_THAN_SAID:
+        bytes[12] = 100;
+        n += 101;
+        break;
+    case BODY_OVER_LIMIT:
+        put_header(bytes, CISTERN__MSG_TYPE__MSG_PING, CST_FRAME_MAX_BODY + 1, 0);
+        n += CST_FRAME_MAX_BODY + 1;
+        break;
+    case BODY_SAID_HUGE:
+        memset(bytes + 12, 0xff, 4);
+        break;
+    case FD_SAID_NONE_CAME:
+        bytes[5] = 1;
+        break;
+    case FD_CAME_NONE_SAID:
+        n_fds = 1;
+        break;
+    case FEWER_FDS_THAN_SAID:
+        bytes[5] = 3;
+        n_fds = 2;
+        break;
+    case TOO_MANY_FDS:
+        bytes[5] = 17;
+        n_fds = 17;
+        break;
+    case NOISE:
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            bytes[i] = (uint8_t)rand();
+        }
+        n = 1000;
+        break;
+    case N_BROKEN:
+        break;
+    }
+    ck_assert(raw_send(client, bytes, n, fds, n_fds, 0));
+}
+
+/* A broken frame closes that one connection, before Hello and after it. */
+START_TEST(a_broken_frame_closes_its_connection)
+{
+    struct raw_client early, late;
+
+    raw_connect(&early, proc.socket);
+    raw_open(&late, proc.socket);
+    send_broken(&early, (enum broken)_i);
+    send_broken(&late, (enum broken)_i);
+    ck_assert(!raw_receive(&early));
+    ck_assert(!raw_receive(&late));
+    raw_close(&early);
+    raw_close(&late);
+}
+END_TEST
+
+/* -- bodies --------------------------------------------------------------------------------- */
+
+static const uint16_t with_body[] = {
+    CISTERN__MSG_TYPE__MSG_HELLO,       CISTERN__MSG_TYPE__MSG_JOB_OPEN,
+    CISTERN__MSG_TYPE__MSG_STAGING,     CISTERN__MSG_TYPE__MSG_CANCEL,
+    CISTERN__MSG_TYPE__MSG_JOB_LIST,    CISTERN__MSG_TYPE__MSG_JOB_INFO,
+    CISTERN__MSG_TYPE__MSG_EXPLAIN,     CISTERN__MSG_TYPE__MSG_JOB_REMOVE,
+    CISTERN__MSG_TYPE__MSG_DECLARE,     CISTERN__MSG_TYPE__MSG_COMMIT,
+    CISTERN__MSG_TYPE__MSG_LAYOUT,      CISTERN__MSG_TYPE__MSG_POOL,
+    CISTERN__MSG_TYPE__MSG_BATCH,       CISTERN__MSG_TYPE__MSG_STEP,
+    CISTERN__MSG_TYPE__MSG_TENSOR_READ, CISTERN__MSG_TYPE__MSG_TENSOR_WRITE,
+};
+
+static void send_body(struct raw_client *client, uint16_t type, const void *body, uint32_t n)
+{
+    static uint8_t bytes[CST_FRAME_HEADER_BYTES + CST_FRAME_MAX_BODY];
+
+    put_header(bytes, type, n, 0);
+    memcpy(bytes + CST_FRAME_HEADER_BYTES, body, n);
+    ck_assert(raw_send(client, bytes, CST_FRAME_HEADER_BYTES + n, NULL, 0, 0));
+}
+
+/* A client with job "x" open, so that every type of request gets as far as its body. */
+static void open_in_job(struct raw_client *client)
+{
+    struct raw_job job = {.name = "x", .world = 1};
+
+    raw_open(client, proc.socket);
+    ck_assert_int_eq(raw_job_open(client, &job), CST_OK);
+}
+
+/* A body that is no protobuf is answered with EPROTO, for every type that has one, and the
+ * connection goes on. */
+START_TEST(a_broken_body_is_answered)
+{
+    static const uint8_t garbage[] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+                                      0xff, 0xff, 0xff, 0xff, 0xff, 0x7f};
+    struct raw_client client;
+
+    open_in_job(&client);
+    send_body(&client, with_body[_i], garbage, sizeof garbage);
+    ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
+    raw_close(&client);
+}
+END_TEST
+
+/* A message whose inner length lies is answered with EPROTO. */
+START_TEST(an_inner_length_that_lies_is_answered)
+{
+    static const uint8_t lie[] = {1 << 3 | 2, 0xff, 0xff, 0xff, 0xff, 0x07, 'x'};
+    struct raw_client client;
+
+    open_in_job(&client);
+    send_body(&client, CISTERN__MSG_TYPE__MSG_DECLARE, lie, sizeof lie);
+    ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
+    raw_close(&client);
+}
+END_TEST
+
+/* A message of 64 KiB that unpacks into far more memory than that is refused, or served, but never
+ * costs the daemon more than its bound. */
+START_TEST(a_body_of_many_parts_is_bounded)
+{
+    static uint8_t body[CST_FRAME_MAX_BODY];
+    struct raw_client client;
+    unsigned fds = daemon_proc_fds(proc.pid);
+
+    open_in_job(&client);
+    for (size_t i = 0; i + 1 < sizeof body; i += 2) { /* 32768 empty operators */
+        body[i] = 2 << 3 | 2;
+        body[i + 1] = 0;
+    }
+    send_body(&client, CISTERN__MSG_TYPE__MSG_DECLARE, body, sizeof body);
+    ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
+    memset(body, 0, sizeof body); /* numbers of tensors, packed: 65 thousand zeros */
+    body[0] = 2 << 3 | 2;
+    body[1] = 0xfc;
+    body[2] = 0xff;
+    body[3] = 0x03;
+    body[4] = 1 << 3 | 2;
+    body[5] = 1;
+    body[6] = 'o';
+    body[7] = 2 << 3 | 2;
+    body[8] = 0xf4;
+    body[9] = 0xff;
+    body[10] = 0x03;
+    send_body(&client, CISTERN__MSG_TYPE__MSG_DECLARE, body, sizeof body);
+    ck_assert_int_ne(raw_status(&client, 77), CST_OK);
+    raw_close(&client);
+    (void)fds;
+}
+END_TEST
+
+/* A type that the daemon does not know is answered with UNSUPPORTED, not with a disconnect. */
+START_TEST(an_unknown_type_is_unsupported)
+{
+    static const uint16_t types[] = {
+        0, CISTERN__MSG_TYPE__MSG_ERROR, CISTERN__MSG_TYPE__MSG_WELCOME, 29, 999, 65535};
+    struct raw_client client;
+
+    raw_open(&client, proc.socket);
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        ck_assert_int_eq(raw_call(&client, types[i], NULL), CST_EUNSUPPORTED);
+    }
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
+    raw_close(&client);
+}
+END_TEST
+
+/* A request that says it is a reply is answered with EPROTO. */
+START_TEST(a_reply_is_no_request)
+{
+    uint8_t bytes[CST_FRAME_HEADER_BYTES];
+    struct raw_client client;
+
+    raw_open(&client, proc.socket);
+    put_header(bytes, CISTERN__MSG_TYPE__MSG_PING, 0, 0);
+    bytes[8] = CST_FRAME_REPLY;
+    ck_assert(raw_send(&client, bytes, sizeof bytes, NULL, 0, 0));
+    ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
+    raw_close(&client);
+}
+END_TEST
+
+/* Descriptors that no request takes are closed and answered with EPROTO. */
+START_TEST(unasked_descriptors_are_closed)
+{
+    uint8_t bytes[CST_FRAME_HEADER_BYTES];
+    int pipes[2];
+    struct raw_client client;
+
+    raw_open(&client, proc.socket);
+    ck_assert_int_eq(pipe(pipes), 0);
+    put_header(bytes, CISTERN__MSG_TYPE__MSG_PING, 0, 1);
+    ck_assert(raw_send(&client, bytes, sizeof bytes, &pipes[1], 1, 0));
+    ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
+    ck_assert_int_eq(close(pipes[1]), 0);
+    ck_assert_int_eq(read(pipes[0], bytes, 1), 0); /* end of file: nobody has the other end */
+    ck_assert_int_eq(close(pipes[0]), 0);
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
+    raw_close(&client);
+}
+END_TEST
+
+/* -- greeting ------------------------------------------------------------------------------- */
+
+/* Anything before Hello is answered with EPROTO, and the connection is closed. */
+START_TEST(hello_must_come_first)
+{
+    struct raw_client client;
+
+    raw_connect(&client, proc.socket);
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_STAT, NULL), CST_EPROTO);
+    ck_assert(!raw_receive(&client));
+    raw_close(&client);
+}
+END_TEST
+
+/* A client of another protocol version hears EVERSION with both versions, and the connection is
+ * closed. */
+START_TEST(a_wrong_version_is_refused)
+{
+    Cistern__Hello hello = CISTERN__HELLO__INIT;
+    struct raw_client client;
+
+    raw_connect(&client, proc.socket);
+    hello.min_version = 2;
+    hello.max_version = 9;
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_HELLO, &hello.base), CST_EVERSION);
+    ck_assert_ptr_nonnull(strstr(client.err.text, "2 to 9"));
+    ck_assert(!raw_receive(&client));
+    raw_close(&client);
+}
+END_TEST
+
+/* A second Hello is an error and changes nothing. */
+START_TEST(hello_comes_once)
+{
+    Cistern__Hello hello = CISTERN__HELLO__INIT;
+    struct raw_client client;
+
+    raw_open(&client, proc.socket);
+    hello.min_version = hello.max_version = 1;
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_HELLO, &hello.base), CST_EPROTO);
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
+    raw_close(&client);
+}
+END_TEST
+
+/* What belongs to a job is refused on a connection without one. */
+START_TEST(job_requests_need_a_job)
+{
+    Cistern__Commit commit = CISTERN__COMMIT__INIT;
+    struct raw_client client;
+
+    raw_open(&client, proc.socket);
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_SYNC, NULL), CST_EINVAL);
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_COMMIT, &commit.base), CST_EINVAL);
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_LEAVE, NULL), CST_EINVAL);
+    raw_close(&client);
+}
+END_TEST
+
+/* -- too much ------------------------------------------------------------------------------- */
+
+/* Ask for Stat until the daemon takes no more; returns how many requests went. */
+static unsigned stuff(struct raw_client *client)
+{
+    uint8_t bytes[CST_FRAME_HEADER_BYTES];
+    unsigned n = 0;
+
+    put_header(bytes, CISTERN__MSG_TYPE__MSG_STAT, 0, 0);
+    for (unsigned misses = 0; misses < 100;) {
+        if (raw_send(client, bytes, sizeof bytes, NULL, 0, MSG_DONTWAIT)) {
+            n++;
+            misses = 0;
+        } else {
+            raw_stat(
+                &witness); /* others are served meanwhile; and the daemon had a turn to read more */
+            misses++;
+        }
+        ck_assert_uint_lt(n, 1000000);
+    }
+    return n;
+}
+
+/* A client that does not read its replies is no longer read from once a megabyte waits, while
+ * others are served; when it reads, it gets every one. */
+START_TEST(a_slow_reader_gets_all_its_replies)
+{
+    struct raw_client client;
+    unsigned n;
+
+    raw_open(&client, proc.socket);
+    n = stuff(&client);
+    for (unsigned i = 0; i < n; i++) {
+        ck_assert(raw_receive(&client));
+        ck_assert_uint_eq(client.reply.type, CISTERN__MSG_TYPE__MSG_STAT_REPLY);
+        ck_assert_uint_eq(client.reply.request, 77);
+    }
+    ck_assert(raw_is_quiet(&client));
+    raw_close(&client);
+}
+END_TEST
+
+/* A client that never reads is disconnected after ten seconds, and nobody else notices. */
+START_TEST(a_client_that_never_reads_is_disconnected)
+{
+    struct raw_client client;
+
+    raw_open(&client, proc.socket);
+    (void)stuff(&client);
+    while (raw_stat(&witness)->n_sessions > 1) {
+        (void)usleep(100000); /* not a wait for something that was started: it is the ten seconds
+                                 that are tested */
+    }
+    ck_assert(daemon_proc_logged(&proc, "does not read its replies"));
+    raw_expect_closed(&client);
+    raw_close(&client);
+}
+END_TEST
+
+/* A job of one tensor, committed. */
+static void commit_job(struct raw_client *client)
+{
+    open_in_job(client);
+    ck_assert_int_eq(raw_declare_many(client, 1, 1000), CST_OK);
+    ck_assert_int_eq(raw_status(client, raw_commit(client, 1, 1)), CST_OK);
+}
+
+static void get_staging(struct raw_client *client)
+{
+    Cistern__StagingGet get = CISTERN__STAGING_GET__INIT;
+
+    get.bytes = 100000;
+    ck_assert_int_eq(raw_call(client, CISTERN__MSG_TYPE__MSG_STAGING, &get.base), CST_OK);
+    ck_assert_uint_eq(client->reply.n_fds, 1);
+    cst_frame_close_fds(&client->reply);
+}
+
+static void remove_job(void)
+{
+    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
+
+    name.name = (char *)(uintptr_t) "x";
+    ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base), CST_OK);
+}
+
+static void ask_read(struct raw_client *client)
+{
+    Cistern__TensorIo io = CISTERN__TENSOR_IO__INIT;
+
+    io.row = CISTERN__TENSOR_IO__ROW__MASTER;
+    io.n_elems = 1000;
+    (void)raw_ask(client, CISTERN__MSG_TYPE__MSG_TENSOR_READ, &io.base);
+}
+
+/* The request after the last credit is answered with ENOCREDIT, and every one before it still gets
+ * its own answer. The engine is stopped meanwhile, so that requests wait. */
+START_TEST(credits_bound_what_is_in_flight)
+{
+    struct raw_client client;
+
+    commit_job(&client);
+    get_staging(&client);
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
+    for (unsigned i = 0; i < 65; i++) {
+        ask_read(&client);
+    }
+    ck_assert_int_eq(raw_status(&client, 0), CST_ENOCREDIT);
+    ck_assert_int_eq(kill(engine, SIGCONT), 0);
+    for (unsigned i = 0; i < 64; i++) {
+        ck_assert(raw_receive(&client));
+        ck_assert_uint_eq(client.reply.type, CISTERN__MSG_TYPE__MSG_OK);
+    }
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
+    raw_close(&client);
+    remove_job();
+}
+END_TEST
+
+/* A staging place beyond the segment, or at an odd offset, is refused; so is one without a segment.
+ */
+START_TEST(staging_places_are_checked)
+{
+    static const struct {
+        uint64_t n_elems, offset;
+    } bad[] = {{1000, 1},
+               {UINT64_MAX, 0},
+               {UINT64_MAX / 4 + 2, 0},
+               {1000, UINT64_MAX - 63},
+               {64, 1 << 20}};
+    Cistern__TensorIo io = CISTERN__TENSOR_IO__INIT;
+    struct raw_client client;
+
+    commit_job(&client);
+    ask_read(&client);
+    ck_assert_int_eq(raw_status(&client, 0), CST_EINVAL);
+    get_staging(&client);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        io.n_elems = bad[i].n_elems;
+        io.staging_offset = bad[i].offset;
+        ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_TENSOR_WRITE, &io.base),
+                         CST_EINVAL);
+    }
+    io.tensor = 1; /* there is only 0 */
+    io.n_elems = 10;
+    io.staging_offset = 0;
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_TENSOR_READ, &io.base), CST_EINVAL);
+    io.tensor = 0;
+    io.first = 991; /* ten from there end at 1001 */
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_TENSOR_READ, &io.base), CST_EINVAL);
+    raw_close(&client);
+    remove_job();
+}
+END_TEST
+
+/* A batch of no items, of too many, or of an unknown kind is refused as a whole. */
+START_TEST(batches_are_checked)
+{
+    static Cistern__BatchItem items[129];
+    static Cistern__BatchItem *pointers[129];
+    Cistern__Batch batch = CISTERN__BATCH__INIT;
+    struct raw_client client;
+
+    for (unsigned i = 0; i < 129; i++) {
+        cistern__batch_item__init(&items[i]);
+        items[i].kind = CISTERN__BATCH_ITEM__KIND__PREFETCH;
+        pointers[i] = &items[i];
+    }
+    commit_job(&client);
+    batch.attempt = 1;
+    batch.items = pointers;
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_BATCH, &batch.base), CST_EINVAL);
+    batch.n_items = 129;
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_BATCH, &batch.base), CST_EINVAL);
+    batch.n_items = 2;
+    items[1].kind = (Cistern__BatchItem__Kind)99;
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_BATCH, &batch.base),
+                     CST_EUNSUPPORTED);
+    raw_close(&client);
+    remove_job();
+}
+END_TEST
+
+/* -- the suite ------------------------------------------------------------------------------ */
+
+static TCase *add_case(Suite *suite, const char *name)
+{
+    TCase *tc = tcase_create(name);
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_set_timeout(tc, 60);
+    suite_add_tcase(suite, tc);
+    return tc;
+}
+
+int main(void)
+{
+    Suite *suite = suite_create("protocol");
+    SRunner *runner = srunner_create(suite);
+    TCase *tc;
+    int n_failed;
+
+    tc = add_case(suite, "frames");
+    tcase_add_loop_test(tc, a_broken_frame_closes_its_connection, 0, N_BROKEN);
+    tc = add_case(suite, "bodies");
+    tcase_add_loop_test(tc, a_broken_body_is_answered, 0,
+                        (int)(sizeof with_body / sizeof *with_body));
+    tcase_add_test(tc, an_inner_length_that_lies_is_answered);
+    tcase_add_test(tc, a_body_of_many_parts_is_bounded);
+    tcase_add_test(tc, an_unknown_type_is_unsupported);
+    tcase_add_test(tc, a_reply_is_no_request);
+    tcase_add_test(tc, unasked_descriptors_are_closed);
+    tc = add_case(suite, "greeting");
+    tcase_add_test(tc, hello_must_come_first);
+    tcase_add_test(tc, a_wrong_version_is_refused);
+    tcase_add_test(tc, hello_comes_once);
+    tcase_add_test(tc, job_requests_need_a_job);
+    tc = add_case(suite, "too much");
+    tcase_add_test(tc, a_slow_reader_gets_all_its_replies);
+    tcase_add_test(tc, a_client_that_never_reads_is_disconnected);
+    tcase_add_test(tc, credits_bound_what_is_in_flight);
+    tcase_add_test(tc, staging_places_are_checked);
+    tcase_add_test(tc, batches_are_checked);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,188 @@
+#include "tests/lib/daemon_proc.h"
+
+#include <check.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MAX_ARGS = 24, PATIENCE_MS = 20000 };
+
+/* A datagram socket with an abstract name: nothing to clean up. */
+static int open_notify(char *name, size_t n)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), len;
+    static unsigned serial;
+
+    ck_assert_int_ge(fd, 0);
+    len = snprintf(name, n, "@cistern-test-%d-%u", (int)getpid(), serial++);
+    memcpy(address.sun_path, name, (size_t)len);
+    address.sun_path[0] = '\0';
+    ck_assert_int_eq(bind(fd, (struct sockaddr *)&address,
+                          (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)len)),
+                     0);
+    return fd;
+}
+
+static void run(const struct daemon_proc *proc, const char *notify, const char *const *args)
+{
+    static char options[4][128];
+    const char *argv[MAX_ARGS] = {"./cisternd",         options[0],          options[1],
+                                  "--host-memory=256M", "--pool-memory=64M", "--config=/dev/null"};
+    int log = open(proc->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    unsigned n = 6;
+
+    (void)snprintf(options[0], sizeof options[0], "--socket=%s", proc->socket);
+    (void)snprintf(options[1], sizeof options[1], "--manager-socket=%s", proc->manager);
+    while (args != NULL && *args != NULL && n + 1 < MAX_ARGS) {
+        argv[n++] = *args++;
+    }
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    (void)dup2(log, STDERR_FILENO);
+    (void)setenv("NOTIFY_SOCKET", notify, 1);
+    (void)execv(argv[0], (char *const *)(uintptr_t)argv);
+    perror(argv[0]);
+    _exit(126);
+}
+
+static void spawn(struct daemon_proc *proc, const char *const *args)
+{
+    char name[64];
+
+    proc->notify = open_notify(name, sizeof name);
+    proc->pid = fork();
+    ck_assert_int_ge(proc->pid, 0);
+    if (proc->pid == 0) {
+        run(proc, name, args);
+    }
+}
+
+static void show_log(const struct daemon_proc *proc)
+{
+    char text[8192];
+    FILE *file = fopen(proc->log, "re");
+    size_t n = file != NULL ? fread(text, 1, sizeof text, file) : 0;
+
+    (void)fwrite(text, 1, n, stderr);
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+}
+
+static void await_ready(struct daemon_proc *proc)
+{
+    struct pollfd p = {.fd = proc->notify, .events = POLLIN};
+    char text[512];
+    ssize_t n;
+
+    for (;;) {
+        if (poll(&p, 1, PATIENCE_MS) != 1) {
+            show_log(proc);
+            ck_abort_msg("the daemon did not get ready");
+        }
+        n = recv(proc->notify, text, sizeof text - 1, 0);
+        ck_assert_int_gt(n, 0);
+        text[n] = '\0';
+        if (strncmp(text, "READY=1", 7) == 0) {
+            return;
+        }
+    }
+}
+
+static void make_folder(struct daemon_proc *proc)
+{
+    (void)strcpy(proc->dir, "/tmp/cistern-test-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(proc->dir));
+    (void)snprintf(proc->socket, sizeof proc->socket, "%s/cistern.sock", proc->dir);
+    (void)snprintf(proc->manager, sizeof proc->manager, "%s/manager.sock", proc->dir);
+    (void)snprintf(proc->log, sizeof proc->log, "%s.log", proc->dir);
+}
+
+void daemon_proc_restart(struct daemon_proc *proc, const char *const *args)
+{
+    spawn(proc, args);
+    await_ready(proc);
+}
+
+void daemon_proc_start(struct daemon_proc *proc, const char *const *args)
+{
+    make_folder(proc);
+    daemon_proc_restart(proc, args);
+}
+
+/* Its end, as a shell tells it. */
+static int reap(struct daemon_proc *proc)
+{
+    int status;
+
+    ck_assert_int_eq(waitpid(proc->pid, &status, 0), proc->pid);
+    (void)close(proc->notify);
+    proc->pid = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+int daemon_proc_refused(struct daemon_proc *proc, const char *const *args)
+{
+    spawn(proc, args);
+    return reap(proc);
+}
+
+int daemon_proc_stop(struct daemon_proc *proc)
+{
+    int status;
+
+    ck_assert_int_eq(kill(proc->pid, SIGTERM), 0);
+    status = reap(proc);
+    ck_assert_msg(rmdir(proc->dir) == 0, "%s: %s", proc->dir, strerror(errno));
+    (void)unlink(proc->log);
+    return status;
+}
+
+void daemon_proc_kill(struct daemon_proc *proc)
+{
+    ck_assert_int_eq(kill(proc->pid, SIGKILL), 0);
+    (void)reap(proc);
+}
+
+unsigned daemon_proc_fds(pid_t pid)
+{
+    char path[32];
+    DIR *dir;
+    unsigned n = 0;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    dir = opendir(path);
+    ck_assert_ptr_nonnull(dir);
+    for (const struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
+        n += e->d_name[0] != '.';
+    }
+    (void)closedir(dir);
+    return n;
+}
+
+bool daemon_proc_logged(const struct daemon_proc *proc, const char *text)
+{
+    char line[1200];
+    FILE *file = fopen(proc->log, "re");
+    bool found = false;
+
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        found = found || strstr(line, text) != NULL;
+    }
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    return found;
+}

@@ -1,0 +1,43 @@
+/* A private daemon for tests: ./cisternd with ./cistern-engine-host (both in the current folder) on
+ * sockets in a temporary folder. It dies with the test process. Everything here fails the running
+ * test when something is not as it should be. */
+#ifndef DAEMON_PROC_H
+#define DAEMON_PROC_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+struct daemon_proc {
+    pid_t pid;
+    int notify;       /* NOTIFY_SOCKET's other end */
+    char dir[64];     /* temporary folder; the sockets' only home */
+    char socket[96];  /* of workers */
+    char manager[96]; /* of managers */
+    char log[96];     /* its stderr; not in dir */
+};
+
+/* Make the folder and start a daemon with small budgets (256 MiB arenas, 64 MiB pools) and the
+ * options in @args (NULL: none; each
+ * "--name=value"; later ones win). Returns when it has said READY=1. */
+void daemon_proc_start(struct daemon_proc *proc, const char *const *args);
+
+/* The same in the folder that @proc has already. */
+void daemon_proc_restart(struct daemon_proc *proc, const char *const *args);
+
+/* Start one that is expected to refuse: returns its exit status; its words are in proc->log. */
+int daemon_proc_refused(struct daemon_proc *proc, const char *const *args);
+
+/* SIGTERM; returns the exit status (128 + n after signal n) when it is gone. The folder must be
+ * empty then and is removed. */
+int daemon_proc_stop(struct daemon_proc *proc);
+
+/* kill -9. The folder stays. */
+void daemon_proc_kill(struct daemon_proc *proc);
+
+/* Descriptors that process @pid has open. */
+unsigned daemon_proc_fds(pid_t pid);
+
+/* @text is in the log. */
+bool daemon_proc_logged(const struct daemon_proc *proc, const char *text);
+
+#endif
