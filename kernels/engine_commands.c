@@ -2,11 +2,42 @@
 
 #include <inttypes.h>
 
+static void append(struct cst_engine *engine, struct cst_work *work)
+{
+    work->sequence = ++engine->n_submitted;
+    work->older = engine->youngest;
+    if (engine->youngest != NULL) {
+        engine->youngest->younger = work;
+    } else {
+        engine->oldest = work;
+    }
+    engine->youngest = work;
+}
+
+/* Returns whether it was the oldest. */
+static bool detach(struct cst_engine *engine, struct cst_work *work)
+{
+    bool oldest = engine->oldest == work;
+
+    if (work->younger != NULL) {
+        work->younger->older = work->older;
+    } else {
+        engine->youngest = work->older;
+    }
+    if (oldest) {
+        engine->oldest = work->younger;
+    } else {
+        work->older->younger = work->younger;
+    }
+    return oldest;
+}
+
 /* @work is over: whoever waits for it may become ready. */
 static void finish(struct cst_engine *engine, struct cst_work *work)
 {
     bool ok = work->status == CST_OK;
     const double *value = ok && work->kind == ENGINE__COMMAND_KIND__NORM ? &work->value : NULL;
+    bool oldest = detach(engine, work);
     struct cst_err err;
     int rc;
 
@@ -16,6 +47,9 @@ static void finish(struct cst_engine *engine, struct cst_work *work)
                              ok ? NULL : work->err.text, &err);
     cst_engine_fail(engine, rc, &err);
     cst_engine_close_work(engine, work);
+    if (oldest && engine->n_drops > 0) {
+        cst_engine_start_drops(engine);
+    }
 }
 
 static void finish_by_mail(struct cst_mail *mail, void *arg)
@@ -103,7 +137,9 @@ static int take_command(struct cst_engine *engine, const Engine__Command *comman
     work->mail.deliver = finish_by_mail;
     rc = cst_tickets_add(&engine->tickets, &work->ticket, command->ticket, command->after,
                          command->n_after, err);
-    if (rc != CST_OK) {
+    if (rc == CST_OK) {
+        append(engine, work);
+    } else {
         cst_work_close(work);
     }
     return rc == CST_EEXIST ? cst_err_set(err, CST_EPROTO, "ticket %" PRIu64 " is pending already",

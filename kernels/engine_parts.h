@@ -31,6 +31,9 @@ struct cst_engine {
     bool recovered;               /* nothing is left to put back: REDUCE and UPDATE may run */
     struct cst_work *held, **held_tail; /* REDUCE and UPDATE that wait for that, oldest first */
     struct cst_tickets tickets;         /* commands that have not completed */
+    struct cst_work *oldest, *youngest; /* the same, in order of submission */
+    uint64_t n_submitted;               /* commands, ever */
+    uint32_t n_drops;                   /* SEGMENT_DROPs that wait for older commands */
     struct cst_work_context context;    /* what commands share; counters */
     struct cst_outbox outbox;           /* to the daemon */
     struct cst_frame_buf buf;           /* of the message being read */
@@ -59,6 +62,10 @@ int cst_engine_drop_segment(struct cst_engine *engine, const struct cst_frame *f
 
 /* Close @work, which is over, and let go the segments that waited for it alone. */
 void cst_engine_close_work(struct cst_engine *engine, struct cst_work *work);
+
+/* The oldest command is over: let go the segments whose SEGMENT_DROP has no older command to wait
+ * for now. */
+void cst_engine_start_drops(struct cst_engine *engine);
 
 /* Say how far populating has come, where that is news. */
 void cst_engine_report_progress(struct cst_engine *engine);

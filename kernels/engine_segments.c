@@ -108,6 +108,30 @@ void cst_engine_close_work(struct cst_engine *engine, struct cst_work *work)
     }
 }
 
+/* No new command may use it. */
+static void start_drop(struct cst_engine *engine, struct cst_mapping *mapping)
+{
+    engine->n_drops--;
+    mapping->segment.state = CST_SEGMENT_DROPPING;
+    unmap_if_idle(engine, mapping);
+}
+
+/* May it go, as far as the order of messages is concerned? */
+static bool drop_is_due(const struct cst_engine *engine, const struct cst_mapping *mapping)
+{
+    return mapping->drop && mapping->segment.state == CST_SEGMENT_READY &&
+           (engine->oldest == NULL || engine->oldest->sequence > mapping->drop_after);
+}
+
+void cst_engine_start_drops(struct cst_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->segments.n; i++) {
+        if (drop_is_due(engine, mapping_of(engine->segments.v[i]))) {
+            start_drop(engine, mapping_of(engine->segments.v[i]));
+        }
+    }
+}
+
 int cst_engine_drop_segment(struct cst_engine *engine, const struct cst_frame *frame,
                             struct cst_err *err)
 {
@@ -128,11 +152,12 @@ int cst_engine_drop_segment(struct cst_engine *engine, const struct cst_frame *f
     } else {
         mapping->drop = true;
         mapping->drop_request = frame->request;
+        mapping->drop_after = engine->n_submitted;
+        engine->n_drops++;
         if (segment->state == CST_SEGMENT_ADDING) {
             cst_mapping_cancel(mapping);
-        } else {
-            segment->state = CST_SEGMENT_DROPPING;
-            unmap_if_idle(engine, mapping);
+        } else if (drop_is_due(engine, mapping)) {
+            start_drop(engine, mapping);
         }
     }
     engine__segment_drop__free_unpacked(drop, NULL);
@@ -156,7 +181,9 @@ static void added(struct cst_engine *engine, struct cst_mapping *mapping)
         answer(engine, mapping->request, mapping->segment.id, CST_OK, &mapping->note,
                mapping->lock ? &mapping->locked : NULL);
     }
-    if (failed || mapping->drop) {
+    if (mapping->drop) {
+        start_drop(engine, mapping);
+    } else if (failed) {
         mapping->segment.state = CST_SEGMENT_DROPPING;
         unmap_if_idle(engine, mapping);
     } else {

@@ -25,6 +25,7 @@ struct cst_mapping {
     int fd;                     /* owned while it is being added; -1 after */
     uint64_t request;           /* of the message that waits for an answer */
     uint64_t drop_request;      /* of a SEGMENT_DROP that came while it is being added or used */
+    uint64_t drop_after;        /* commands submitted before it: they come first */
     bool drop;                  /* there is one */
     bool populate;              /* touch every page */
     bool lock;                  /* mlock */

@@ -3,8 +3,8 @@
  * One thread (the loop) owns the set; other threads read a segment's memory while a use of it is
  * held.
  *
- *   ADDING --mapped, populated--> READY --SEGMENT_DROP--> DROPPING --last use given back-->
- * unmapped, gone */
+ *   ADDING --mapped, populated--> READY --SEGMENT_DROP, all commands before it are over--> DROPPING
+ *          --last use given back--> unmapped, gone */
 #ifndef CST_SEGMENTS_H
 #define CST_SEGMENTS_H
 
@@ -14,7 +14,7 @@
 enum cst_segment_state {
     CST_SEGMENT_ADDING,   /* no command may use it yet */
     CST_SEGMENT_READY,    /* commands may use it */
-    CST_SEGMENT_DROPPING, /* no new uses */
+    CST_SEGMENT_DROPPING, /* no new uses; unmapped when the last one ends */
 };
 
 struct cst_segment {

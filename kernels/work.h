@@ -35,7 +35,9 @@ struct cst_work {
     struct cst_ticket ticket;         /* its number and what it waits for */
     struct cst_job job;               /* its pieces */
     struct cst_mail mail;             /* the job is done */
-    struct cst_work *next;            /* in a list of the engine's */
+    struct cst_work *next;            /* in the engine's list of held work */
+    uint64_t sequence;                /* number in order of submission, from 1 */
+    struct cst_work *older, *younger; /* pending work next to it in that order */
     struct cst_work_context *context; /* borrowed */
     Engine__CommandKind kind;
     unsigned class;              /* the priority */
