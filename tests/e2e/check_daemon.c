@@ -1,0 +1,492 @@
+/* The daemon as a process: start, refusal to start, signals, its engines' deaths, who may do what.
+ */
+#include "tests/lib/daemon_proc.h"
+#include "tests/lib/raw_client.h"
+
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { NOBODY = 65534 };
+
+static struct daemon_proc proc;
+
+static void setup(void)
+{
+    daemon_proc_start(&proc, NULL);
+}
+
+static void teardown(void)
+{
+    if (proc.pid != 0) {
+        ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+    }
+}
+
+static void assert_logged(const char *words)
+{
+    ck_assert_msg(daemon_proc_logged(&proc, words), "the log does not say '%s'", words);
+}
+
+static pid_t engine_pid(struct raw_client *client)
+{
+    return raw_stat(client)->engines[0]->pid;
+}
+
+/* A job "j" of one rank, committed. */
+static void open_committed(struct raw_client *client)
+{
+    struct raw_job job = {.name = "j", .world = 1};
+
+    raw_open(client, proc.socket);
+    ck_assert_msg(raw_job_open(client, &job) == CST_OK, "%s", client->err.text);
+    ck_assert_int_eq(raw_declare_many(client, 3, 1000), CST_OK);
+    ck_assert_msg(raw_status(client, raw_commit(client, 3, 3)) == CST_OK, "%s", client->err.text);
+}
+
+/* The process behind @pidfd is gone, or goes now. */
+static void await_end(int pidfd)
+{
+    struct pollfd p = {.fd = pidfd, .events = POLLIN};
+
+    ck_assert_int_eq(poll(&p, 1, 20000), 1);
+    (void)close(pidfd);
+}
+
+/* -- start ---------------------------------------------------------------------------------- */
+
+/* A second daemon on the same socket is refused and names the first, which does not notice. */
+START_TEST(a_second_daemon_is_refused)
+{
+    struct daemon_proc second = proc;
+    struct raw_client client;
+    char words[64];
+
+    ck_assert_int_eq(daemon_proc_refused(&second, NULL), 1);
+    (void)snprintf(words, sizeof words, "another cisternd (pid %d)", (int)proc.pid);
+    assert_logged(words);
+    raw_open(&client, proc.socket);
+    raw_close(&client);
+}
+END_TEST
+
+/* After kill -9 the socket files are stale; the next daemon removes them and starts. */
+START_TEST(a_stale_socket_is_taken_over)
+{
+    struct raw_client client;
+    struct stat st;
+
+    daemon_proc_kill(&proc);
+    ck_assert_int_eq(stat(proc.socket, &st), 0);
+    daemon_proc_restart(&proc, NULL);
+    raw_open(&client, proc.socket);
+    raw_close(&client);
+}
+END_TEST
+
+/* A socket on which some other process listens is left alone; so is a file that is no socket. */
+START_TEST(a_living_socket_is_left_alone)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), file;
+
+    daemon_proc_kill(&proc);
+    ck_assert_int_eq(unlink(proc.socket), 0);
+    (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", proc.socket);
+    ck_assert_int_eq(bind(listener, (struct sockaddr *)&address, sizeof address), 0);
+    ck_assert_int_eq(listen(listener, 1), 0);
+    ck_assert_int_eq(daemon_proc_refused(&proc, NULL), 1);
+    assert_logged("a living process listens there");
+    (void)close(listener);
+    ck_assert_int_eq(unlink(proc.socket), 0);
+    file = open(proc.socket, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    ck_assert_int_ge(file, 0);
+    (void)close(file);
+    ck_assert_int_eq(daemon_proc_refused(&proc, NULL), 1);
+    assert_logged("is not a socket");
+    ck_assert_int_eq(unlink(proc.socket), 0);
+    daemon_proc_restart(&proc, NULL);
+}
+END_TEST
+
+/* What makes no sense keeps the daemon from starting, with a line that says what is allowed. */
+START_TEST(nonsense_is_refused)
+{
+    static const struct {
+        const char *option, *words;
+    } cases[] = {
+        {"--host-memory=9999T", "beyond the machine's"},
+        {"--host-memory=lots", "is not a size"},
+        {"--pool-memory=101%", "is not a size"},
+        {"--engine-threads=-1", "is not a number from 0"},
+        {"--log-level=loud", "error, warning, notice, info, debug"},
+        {"--engine=/nowhere/engine", "/nowhere/engine"},
+        {"--socket=relative", "not an absolute path"},
+        {"--config=/nowhere/cistern.conf", "/nowhere/cistern.conf"},
+        {"--frobnicate", "unknown option '--frobnicate'"},
+        {"extra", "unexpected argument 'extra'"},
+    };
+
+    daemon_proc_kill(&proc);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ck_assert_int_eq(daemon_proc_refused(&proc, (const char *[]){cases[i].option, NULL}), 1);
+        assert_logged(cases[i].words);
+    }
+    daemon_proc_restart(&proc, NULL);
+}
+END_TEST
+
+/* -- signals -------------------------------------------------------------------------------- */
+
+/* SIGTERM: who waits is told EDRAINING, engines end, status 0, and nothing is left in the folder.
+ */
+START_TEST(sigterm_drains)
+{
+    struct raw_client client;
+    struct raw_job job = {.name = "j", .world = 2};
+    int engine;
+    uint64_t id;
+
+    raw_open(&client, proc.socket);
+    engine = pidfd_open(engine_pid(&client), 0);
+    ck_assert_int_ge(engine, 0);
+    ck_assert_int_eq(raw_job_open(&client, &job), CST_OK);
+    ck_assert_int_eq(raw_declare_many(&client, 1, 1000), CST_OK);
+    id = raw_commit(&client, 1, 1); /* waits for rank 1 */
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+    ck_assert_int_eq(raw_status(&client, id), CST_EDRAINING);
+    ck_assert(!raw_receive(&client));
+    await_end(engine);
+    raw_close(&client);
+}
+END_TEST
+
+/* The same with a committed job, populated and in the middle of a step. */
+START_TEST(sigterm_drains_a_running_job)
+{
+    struct raw_client client;
+
+    open_committed(&client);
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_SYNC, NULL), CST_OK);
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+    raw_expect_closed(&client);
+    raw_close(&client);
+}
+END_TEST
+
+/* Read notifications until one begins with @text. */
+static void await_notification(const char *text)
+{
+    struct pollfd p = {.fd = proc.notify, .events = POLLIN};
+    char got[512] = "";
+
+    while (strncmp(got, text, strlen(text)) != 0) {
+        ssize_t n;
+
+        ck_assert_int_eq(poll(&p, 1, 20000), 1);
+        n = recv(proc.notify, got, sizeof got - 1, 0);
+        ck_assert_int_gt(n, 0);
+        got[n] = '\0';
+    }
+}
+
+/* A second signal ends the daemon at once, even when an engine does not end. */
+START_TEST(a_second_signal_ends_at_once)
+{
+    struct raw_client client;
+    pid_t engine;
+    int status, engine_fd;
+
+    raw_open(&client, proc.socket);
+    engine = engine_pid(&client);
+    engine_fd = pidfd_open(engine, 0);
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
+    ck_assert_int_eq(kill(proc.pid, SIGTERM), 0);
+    await_notification("STOPPING=1");
+    ck_assert_int_eq(kill(proc.pid, SIGTERM), 0);
+    ck_assert_int_eq(waitpid(proc.pid, &status, 0), proc.pid);
+    ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    ck_assert_int_eq(kill(engine, SIGCONT), 0);
+    await_end(engine_fd); /* its socket is closed */
+    proc.pid = 0;
+    ck_assert_int_eq(rmdir(proc.dir), 0);
+    (void)unlink(proc.log);
+    raw_close(&client);
+}
+END_TEST
+
+/* SIGHUP and SIGPIPE do not end the daemon. */
+START_TEST(other_signals_do_not_end_it)
+{
+    struct raw_client client;
+
+    ck_assert_int_eq(kill(proc.pid, SIGHUP), 0);
+    ck_assert_int_eq(kill(proc.pid, SIGPIPE), 0);
+    raw_open(&client, proc.socket);
+    while (!daemon_proc_logged(&proc, "SIGHUP")) {
+        (void)raw_stat(&client);
+    }
+    raw_close(&client);
+}
+END_TEST
+
+/* -- engines -------------------------------------------------------------------------------- */
+
+static void get_staging(struct raw_client *client)
+{
+    Cistern__StagingGet get = CISTERN__STAGING_GET__INIT;
+
+    get.bytes = 65536;
+    ck_assert_int_eq(raw_call(client, CISTERN__MSG_TYPE__MSG_STAGING, &get.base), CST_OK);
+    cst_frame_close_fds(&client->reply);
+}
+
+/* An engine that is killed with commands under way is restarted, gets its segments and the commands
+ * again, and every request gets its answer. */
+START_TEST(a_killed_engine_is_replaced)
+{
+    Cistern__TensorIo io = CISTERN__TENSOR_IO__INIT;
+    struct raw_client client;
+    const Cistern__EngineInfo *info;
+    pid_t engine;
+
+    open_committed(&client);
+    get_staging(&client);
+    engine = engine_pid(&client);
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0); /* so that they are under way when it dies */
+    io.row = CISTERN__TENSOR_IO__ROW__MASTER;
+    io.n_elems = 1000;
+    for (unsigned i = 0; i < 10; i++) {
+        (void)raw_ask(&client, CISTERN__MSG_TYPE__MSG_TENSOR_READ, &io.base);
+    }
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
+    ck_assert_int_eq(kill(engine, SIGKILL), 0);
+    for (unsigned i = 0; i < 10; i++) {
+        ck_assert(raw_receive(&client));
+        ck_assert_uint_eq(client.reply.type, CISTERN__MSG_TYPE__MSG_OK);
+    }
+    info = raw_stat(&client)->engines[0];
+    ck_assert_uint_eq(info->restarts, 1);
+    ck_assert_int_ne(info->pid, engine);
+    ck_assert_str_eq(info->state, "ready");
+    assert_logged("killed by signal 9");
+    raw_close(&client);
+}
+END_TEST
+
+/* An engine that is killed while it populates a job is replaced by one that does. */
+START_TEST(an_engine_killed_while_populating_is_replaced)
+{
+    struct raw_client client;
+    struct raw_job job = {.name = "j", .world = 1};
+    uint64_t id;
+    pid_t engine;
+
+    raw_open(&client, proc.socket);
+    engine = engine_pid(&client);
+    ck_assert_int_eq(raw_job_open(&client, &job), CST_OK);
+    ck_assert_int_eq(raw_declare_many(&client, 3, 1000), CST_OK);
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
+    id = raw_commit(&client, 3, 3);
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
+    ck_assert_int_eq(kill(engine, SIGKILL), 0);
+    ck_assert_int_eq(raw_status(&client, id), CST_OK);
+    raw_close(&client);
+}
+END_TEST
+
+/* An engine program that never comes up is given up after a few deaths: jobs get EENGINE with the
+ * words, their memory comes back, the daemon goes on, and the next job tries again. */
+START_TEST(an_engine_that_never_comes_up_is_given_up)
+{
+    struct raw_client client;
+    struct raw_job job = {.name = "j", .world = 1};
+    const Cistern__StatReply *stat;
+
+    daemon_proc_kill(&proc);
+    daemon_proc_restart(&proc, (const char *[]){"--engine=/bin/false", NULL});
+    raw_open(&client, proc.socket);
+    ck_assert_int_eq(raw_job_open(&client, &job), CST_OK);
+    ck_assert_int_eq(raw_declare_many(&client, 3, 1000), CST_OK);
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert_int_eq(raw_status(&client, raw_commit(&client, 3, 3)), CST_EENGINE);
+        ck_assert_ptr_nonnull(strstr(client.err.text, "exited with status 1"));
+    }
+    stat = raw_stat(&client);
+    ck_assert_str_eq(stat->engines[0]->state, "failed");
+    ck_assert_uint_eq(stat->host_used, 0);
+    ck_assert_uint_eq(stat->pool_used, 0);
+    assert_logged("tried again");
+    raw_close(&client);
+}
+END_TEST
+
+/* -- rights --------------------------------------------------------------------------------- */
+
+/* Run @fn in a child process as another user, who may reach the sockets; true if it returned. */
+static bool as_nobody(void (*fn)(void))
+{
+    int status;
+    pid_t pid;
+
+    ck_assert_int_eq(chmod(proc.dir, 0711), 0);
+    ck_assert_int_eq(chmod(proc.socket, 0666), 0);
+    pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        ck_assert_int_eq(setgid(NOBODY), 0);
+        ck_assert_int_eq(setuid(NOBODY), 0);
+        fn();
+        _exit(0);
+    }
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static void leave_a_job(void)
+{
+    struct raw_client client;
+
+    open_committed(&client);
+    raw_close(&client);
+}
+
+/* A job of another user cannot be removed on the workers' socket, not even by root; on the
+ * managers' it can. */
+START_TEST(other_users_jobs_are_the_managers)
+{
+    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
+    struct raw_client worker, manager;
+
+    if (geteuid() != 0) {
+        return; /* nobody to be but oneself */
+    }
+    ck_assert(as_nobody(leave_a_job));
+    raw_open(&worker, proc.socket);
+    raw_open(&manager, proc.manager);
+    name.name = (char *)(uintptr_t) "j";
+    ck_assert_int_eq(raw_call(&worker, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base),
+                     CST_ENOTFOUND);
+    name.has_uid = 1;
+    name.uid = NOBODY;
+    ck_assert_int_eq(raw_call(&worker, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base), CST_EDENIED);
+    ck_assert_int_eq(raw_call(&manager, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base), CST_OK);
+    ck_assert_uint_eq(raw_stat(&worker)->n_jobs, 0);
+    raw_close(&worker);
+    raw_close(&manager);
+}
+END_TEST
+
+/* Start @proc anew with @text as its configuration. */
+static void restart_with(const char *text)
+{
+    char path[128], option[160];
+    FILE *file;
+
+    daemon_proc_kill(&proc);
+    (void)snprintf(path, sizeof path, "%s.conf", proc.dir);
+    file = fopen(path, "we");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_ge(fputs(text, file), 0);
+    ck_assert_int_eq(fclose(file), 0);
+    (void)snprintf(option, sizeof option, "--config=%s", path);
+    daemon_proc_restart(&proc, (const char *[]){option, NULL});
+    ck_assert_int_eq(unlink(path), 0);
+}
+
+static void expect_denied(void)
+{
+    struct raw_client client;
+
+    raw_connect(&client, proc.socket);
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_HELLO, NULL), CST_EDENIED);
+    ck_assert_ptr_nonnull(strstr(client.err.text, "uid 65534"));
+    ck_assert(!raw_receive(&client));
+}
+
+/* A user whom 'access' does not name hears who was refused and by which rule. */
+START_TEST(access_rules_hold)
+{
+    if (geteuid() != 0) {
+        return;
+    }
+    restart_with("[daemon]\naccess = uid:12345, gid:12345\n");
+    ck_assert(as_nobody(expect_denied));
+}
+END_TEST
+
+/* The connection over the limit is told so and closed; when another goes there is room again. */
+START_TEST(sessions_are_limited)
+{
+    struct raw_client first, second, third;
+
+    restart_with("[job]\nmax_sessions = 2\n");
+    raw_open(&first, proc.socket);
+    raw_open(&second, proc.socket);
+    raw_connect(&third, proc.socket);
+    ck_assert_int_eq(raw_call(&third, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_EBUSY);
+    ck_assert(!raw_receive(&third));
+    raw_close(&third);
+    raw_close(&second);
+    while (raw_stat(&first)->n_sessions > 1) {
+    }
+    raw_open(&second, proc.socket);
+    raw_close(&first);
+    raw_close(&second);
+}
+END_TEST
+
+/* -- the suite ------------------------------------------------------------------------------ */
+
+static TCase *add_case(Suite *suite, const char *name)
+{
+    TCase *tc = tcase_create(name);
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_set_timeout(tc, 60);
+    suite_add_tcase(suite, tc);
+    return tc;
+}
+
+int main(void)
+{
+    Suite *suite = suite_create("daemon");
+    SRunner *runner = srunner_create(suite);
+    TCase *tc;
+    int n_failed;
+
+    tc = add_case(suite, "start");
+    tcase_add_test(tc, a_second_daemon_is_refused);
+    tcase_add_test(tc, a_stale_socket_is_taken_over);
+    tcase_add_test(tc, a_living_socket_is_left_alone);
+    tcase_add_test(tc, nonsense_is_refused);
+    tc = add_case(suite, "signals");
+    tcase_add_test(tc, sigterm_drains);
+    tcase_add_test(tc, sigterm_drains_a_running_job);
+    tcase_add_test(tc, a_second_signal_ends_at_once);
+    tcase_add_test(tc, other_signals_do_not_end_it);
+    tc = add_case(suite, "engines");
+    tcase_add_test(tc, a_killed_engine_is_replaced);
+    tcase_add_test(tc, an_engine_killed_while_populating_is_replaced);
+    tcase_add_test(tc, an_engine_that_never_comes_up_is_given_up);
+    tc = add_case(suite, "rights");
+    tcase_add_test(tc, other_users_jobs_are_the_managers);
+    tcase_add_test(tc, access_rules_hold);
+    tcase_add_test(tc, sessions_are_limited);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
