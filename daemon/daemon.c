@@ -165,7 +165,8 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
     if (rc != CST_OK) {
         cst_daemon_drain(daemon);
         cst_daemon_run(daemon);
-        goto err_after_loop;
+        cst_daemon_close(daemon);
+        return rc;
     }
     cst_log(CST_LOG_NOTICE, "listening at %s, managers at %s, engine %s", daemon->server.user.path,
             daemon->server.manager.path, daemon->engines.program);
@@ -223,13 +224,19 @@ static void end_sessions(struct cst_daemon *daemon)
     }
 }
 
-static void close_handles(struct cst_daemon *daemon)
+/* The daemon's own handles must not keep the loop; but until it has run empty the turns go on, and a second signal is heard. */
+static void for_own_handles(struct cst_daemon *daemon, void (*fn)(uv_handle_t *handle))
 {
-    uv_close((uv_handle_t *)&daemon->terminate, NULL);
-    uv_close((uv_handle_t *)&daemon->interrupt, NULL);
-    uv_close((uv_handle_t *)&daemon->reload, NULL);
-    uv_close((uv_handle_t *)&daemon->watchdog, NULL);
-    uv_close((uv_handle_t *)&daemon->turn, NULL);
+    fn((uv_handle_t *)&daemon->terminate);
+    fn((uv_handle_t *)&daemon->interrupt);
+    fn((uv_handle_t *)&daemon->reload);
+    fn((uv_handle_t *)&daemon->watchdog);
+    fn((uv_handle_t *)&daemon->turn);
+}
+
+static void close_handle(uv_handle_t *handle)
+{
+    uv_close(handle, NULL);
 }
 
 void cst_daemon_drain(struct cst_daemon *daemon)
@@ -242,14 +249,14 @@ void cst_daemon_drain(struct cst_daemon *daemon)
     end_sessions(daemon);
     cst_later_run(&daemon->later);
     cst_engines_stop(&daemon->engines);
-    close_handles(daemon);
+    for_own_handles(daemon, uv_unref);
 }
 
 void cst_daemon_close(struct cst_daemon *daemon)
 {
-    cst_engines_close(&daemon->engines);
-    (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
     cst_later_run(&daemon->later);
+    cst_engines_close(&daemon->engines);
+    for_own_handles(daemon, close_handle);
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
     (void)uv_loop_close(&daemon->loop);
     cst_pendings_close(&daemon->requests);

@@ -136,16 +136,6 @@ int cst_engines_start(struct cst_engines *engines, struct cst_err *err)
     return rc;
 }
 
-static bool any_process(const struct cst_engines *engines)
-{
-    bool any = false;
-
-    for (unsigned i = 0; i < engines->n; i++) {
-        any = any || engines->v[i].process != NULL;
-    }
-    return any;
-}
-
 static void on_stop_late(uv_timer_t *timer)
 {
     struct cst_engines *engines = timer->data;
@@ -156,17 +146,11 @@ static void on_stop_late(uv_timer_t *timer)
             cst_process_kill(engines->v[i].process);
         }
     }
-    uv_close((uv_handle_t *)timer, NULL);
 }
 
 void cst_engines_stop(struct cst_engines *engines)
 {
     engines->stopping = true;
-    (void)uv_timer_stop(&engines->ping);
-    if (!any_process(engines)) {
-        uv_close((uv_handle_t *)&engines->ping, NULL);
-        return;
-    }
     for (unsigned i = 0; i < engines->n; i++) {
         if (engines->v[i].process != NULL) {
             cst_process_stop(engines->v[i].process);
@@ -179,6 +163,7 @@ void cst_engines_stop(struct cst_engines *engines)
 
 void cst_engines_close(struct cst_engines *engines)
 {
+    uv_close((uv_handle_t *)&engines->ping, NULL);
     for (unsigned i = 0; i < engines->n; i++) {
         cst_engine_close(&engines->v[i]);
     }

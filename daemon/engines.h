@@ -44,7 +44,7 @@ int cst_engines_start(struct cst_engines *engines, struct cst_err *err);
 /* End all: they get two seconds, then SIGKILL. The loop runs empty when they are gone. */
 void cst_engines_stop(struct cst_engines *engines);
 
-/* Free everything. After the loop has run empty. */
+/* Free everything, when the processes are gone; the loop has a handle to close after that. */
 void cst_engines_close(struct cst_engines *engines);
 
 /* A number for a new segment. */
