@@ -165,17 +165,6 @@ static int print_sample(struct train *t, struct cst_err *err)
     return rc;
 }
 
-/* A rank that leaves makes the step void for all, and the sample is the forward pass of one. So the
- * other workers stay in a commit that rank 0 never joins, until its leaving ends it. */
-static int await_sample(struct train *t, struct cst_err *err)
-{
-    const struct cst_hyper_params params = {.lr = 0};
-    struct cst_step_result result;
-    int rc = t->store->ops->step(t->store, &params, &result, err);
-
-    return is_void(rc) ? 0 : rc;
-}
-
 /* Files that one rank of a process writes: of the process's own rank, and of rank 0 where the
  * process is all ranks. */
 static int open_files(struct train *t, uint64_t step, struct cst_err *err)
@@ -246,8 +235,6 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     }
     if (rc == 0 && rank == 0 && options->sample > 0) {
         rc = print_sample(&t, err);
-    } else if (rc == 0 && options->sample > 0 && options->store == GPT_STORE_DAEMON) {
-        rc = await_sample(&t, err);
     }
     if (rc == 0 && rank != 0 && synced) {
         rc = store->ops->linger(store, err);
