@@ -38,6 +38,7 @@ struct cst_chunk {
     uint64_t stage_ticket;  /* COPY into the grad row under way, of this or an earlier collection */
     uint64_t write_ticket;  /* last WRITE, while not done; else 0 */
     uint32_t n_writes;      /* WRITEs not done */
+    bool torn;              /* the grad row holds no sum since a contribution was staged to it */
     uint32_t staged_rank;   /* whose contribution is in the grad row, CST_NONE: nobody's */
     uint64_t handed;        /* ranks that handed in, a bit each */
     bool reduced;           /* in this collection */

@@ -110,6 +110,7 @@ void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight
         fail(core, event, "reduction", flight->chunk);
         return;
     }
+    chunk->torn = false;
     if (flight->collection != core->collection) { /* of an attempt that is over */
         for (uint32_t rank = 0; rank < core->world; rank++) {
             core->ranks[rank].pool.changed = true; /* the row may be staged to again */
@@ -176,6 +177,7 @@ bool cst_schedule_stage(struct cst_core *core, uint32_t rank)
     r->evictions++;
     chunk->stage_ticket = copy->ticket;
     chunk->staged_rank = rank;
+    chunk->torn = true;
     chunk->grad_version++;
     return true;
 }

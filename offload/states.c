@@ -38,11 +38,10 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
     return CST_OK;
 }
 
-/* True where the grad row holds, or will hold, one rank's contribution and not the sum. */
+/* True where the grad row holds, or will hold, one rank's contribution and not a sum. */
 static bool row_is_torn(const struct cst_core *core, uint32_t chunk, enum cst_row row)
 {
-    return row == CST_ROW_GRAD &&
-           (core->chunks[chunk].staged_rank != CST_NONE || core->chunks[chunk].stage_ticket != 0);
+    return row == CST_ROW_GRAD && core->chunks[chunk].torn;
 }
 
 static uint64_t row_version(const struct cst_core *core, uint32_t chunk, enum cst_row row)

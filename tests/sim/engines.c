@@ -216,23 +216,23 @@ static void begin_convert(struct sim *sim, struct job *job)
     }
 }
 
-/* Copies to blocks, grad rows and staging. */
-static bool may_fail(struct sim *sim, const struct job *job)
+/* Copies to blocks, grad rows and staging can fail; if anything else does, the job does. */
+static bool will_fail(struct sim *sim, const struct job *job)
 {
     struct spot dst;
 
     if (job->command.kind != CST_COMMAND_COPY) {
-        return false;
+        return sim_chance(sim, sim->p_fatal);
     }
     dst = find(sim, job, job->command.dst[0]);
-    return dst.kind != PLACE_ROW || dst.row == CST_ROW_GRAD;
+    return (dst.kind != PLACE_ROW || dst.row == CST_ROW_GRAD) && sim_chance(sim, sim->p_copy_fail);
 }
 
 static void begin(struct sim *sim, struct job *job)
 {
     job->state = JOB_RUNNING;
     job->changes = source_changes(sim, job);
-    job->doomed = may_fail(sim, job) && sim_chance(sim, sim->p_copy_fail);
+    job->doomed = will_fail(sim, job);
     switch (job->command.kind) {
     case CST_COMMAND_COPY:
         begin_copy(sim, job);

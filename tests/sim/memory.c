@@ -24,7 +24,7 @@ void memory_open(struct memory *memory, const struct cst_model *model,
     memory->model = model;
     memory->layout = layout;
     memory->world = world;
-    memory->grads = new_cells(layout->n_chunks, MEMORY_GARBAGE);
+    memory->grads = new_cells(layout->n_chunks, MEMORY_ZERO_SUM);
     for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
         memory->states[r] = new_cells(model->n_tensors, 0);
     }

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STALL_TURNS 200000 /* without a commit: it will never come */
+#define CALM_TURNS 20000  /* without a commit: leave the job alone, it must recover */
+#define STALL_TURNS 60000 /* without a commit: it will never come */
 
 /* splitmix64 */
 uint64_t sim_random(struct sim *sim)
@@ -82,7 +83,8 @@ static void follow(struct sim *sim)
         memset(sim->handed, 0, sizeof sim->handed);
         sim->attempt = stats.attempt;
     }
-    if (stats.phase == CST_PHASE_FAILED) {
+    sim->failed = stats.phase == CST_PHASE_FAILED;
+    if (sim->failed && sim->p_fatal == 0) {
         sim_fail(sim, "the job failed, though nothing did");
     }
 }
@@ -214,7 +216,12 @@ static void choose_chances(struct sim *sim)
     sim->p_death = sim_chance(sim, 5000) ? 1 + sim_below(sim, 60) : 0;
     sim->p_lie = sim_below(sim, 300);
     sim->p_cancel = sim_chance(sim, 5000) ? sim_below(sim, 500) : 0;
-    sim->p_copy_fail = sim_chance(sim, 2000) ? sim_below(sim, 100) : 0;
+    sim->p_copy_fail = sim_chance(sim, 2000) ? sim_below(sim, 300) : 0;
+    sim->p_fatal = sim_chance(sim, 1000) ? sim_below(sim, 200) : 0;
+    sim->p_mismatch = sim_chance(sim, 3000) ? sim_below(sim, 2000) : 0;
+    sim->p_sleep = sim_chance(sim, 3000) ? sim_below(sim, 50) : 0;
+    sim->p_hold = sim_below(sim, 3000);
+    sim->p_return = sim_chance(sim, 5000) ? 10000 : 10 + sim_below(sim, 1000);
     sim->p_engine_death = sim_below(sim, 50);
     sim->p_io = sim_chance(sim, 5000) ? sim_below(sim, 500) : 0;
     sim->p_hint = sim_below(sim, 300);
@@ -298,6 +305,9 @@ static void mischief(struct sim *sim)
     if (sim_chance(sim, sim->p_death)) {
         worker_die(sim, rank);
     }
+    if (sim_chance(sim, sim->p_sleep)) {
+        sim->asleep_until[rank] = sim->n_turns + sim_below(sim, 1000);
+    }
     if (sim_chance(sim, sim->p_lie)) {
         worker_lie(sim, rank);
     }
@@ -327,13 +337,24 @@ static bool workers_turn(struct sim *sim)
     return false;
 }
 
+static bool everybody_is_there(const struct sim *sim)
+{
+    for (uint32_t rank = 0; rank < sim->world; rank++) {
+        if (sim->workers[rank].state == WORKER_GONE || sim->workers[rank].state == WORKER_HUNG ||
+            sim->asleep_until[rank] > sim->n_turns) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static void turn(struct sim *sim)
 {
     bool engines_first = sim_chance(sim, 6000);
 
     sim->n_turns++;
     sim->now += sim_below(sim, 10000);
-    if (!sim->ending) {
+    if (!sim->ending && sim->n_turns - sim->last_progress < CALM_TURNS) {
         mischief(sim);
     }
     if (cst_core_deadline(sim->core) <= sim->now) {
@@ -346,7 +367,7 @@ static void turn(struct sim *sim)
     if (cst_core_deadline(sim->core) != CST_CORE_NEVER) {
         sim->now = cst_core_deadline(sim->core);
         sim_event(sim, (struct cst_event){.kind = CST_EV_TICK});
-    } else if (!sim->ending && sim->n_jobs == 0 && sim->p_death == 0) {
+    } else if (!sim->ending && sim->n_jobs == 0 && everybody_is_there(sim)) {
         sim_fail(sim, "deadlock: nobody can do anything");
     }
 }
@@ -359,9 +380,7 @@ static void wind_up(struct sim *sim)
     for (uint32_t rank = 0; rank < sim->world; rank++) {
         worker_die(sim, rank);
         if (sim->workers[rank].state == WORKER_HUNG) {
-            sim->ending = false;
-            (void)worker_turn(sim, rank); /* the process ends */
-            sim->ending = true;
+            sim_event(sim, (struct cst_event){.kind = CST_EV_DEAD, .rank = rank});
         }
     }
     while (sim->n_jobs > 0) {
@@ -382,7 +401,7 @@ static void wind_up(struct sim *sim)
                      stats.books.capacity);
         }
     }
-    for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+    for (uint32_t r = 0; !sim->failed && r < CST_ROW_COUNT; r++) {
         for (uint32_t t = 0; r != CST_ROW_GRAD && t < sim->model.n_tensors; t++) {
             if (memory_read(&sim->memory.states[r][t]) != sim->expected[r][t].value) {
                 sim_fail(sim, "row %u of tensor %u is not what was committed", r, t);
@@ -399,7 +418,7 @@ uint64_t sim_run(const struct sim_options *options, uint64_t *n_deaths_out)
     sim.options = *options;
     sim.rng = options->seed;
     open_sim(&sim);
-    while (sim.step < options->n_steps) {
+    while (sim.step < options->n_steps && !sim.failed) {
         turn(&sim);
         if (sim.n_turns - sim.last_progress > STALL_TURNS) {
             sim_fail(&sim, "no step was committed in %d turns", STALL_TURNS);

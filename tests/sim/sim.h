@@ -43,7 +43,7 @@ struct lease {
     uint32_t block;
     uint64_t generation;
     uint64_t value; /* weights: what the block held when it was granted */
-    unsigned uses;  /* operators begun that hold it */
+    unsigned count; /* times that it was granted */
 };
 
 struct worker {
@@ -57,6 +57,7 @@ struct worker {
     bool begun;  /* the fetches of ops[at] were sent */
     struct lease weights[SIM_MAX_CHUNKS];
     struct lease grads[SIM_MAX_CHUNKS];
+    struct lease old[SIM_MAX_CHUNKS];  /* weights of earlier steps, not yet given back */
     bool weight_asked[SIM_MAX_CHUNKS]; /* a fetch is under way */
     bool grad_asked[SIM_MAX_CHUNKS];
     uint32_t uses_left[SIM_MAX_CHUNKS]; /* backward uses until the gradient is complete */
@@ -96,15 +97,18 @@ struct sim {
     struct job *jobs; /* SIM_MAX_JOBS */
     unsigned n_jobs;
     struct worker workers[CST_CORE_MAX_WORLD];
-    uint64_t process[CST_CORE_MAX_WORLD]; /* counts processes per rank */
+    uint64_t process[CST_CORE_MAX_WORLD];      /* counts processes per rank */
+    uint64_t asleep_until[CST_CORE_MAX_WORLD]; /* turn: a worker that is slow, or stopped */
     struct pending pending[SIM_MAX_TAGS];
     uint64_t tag;
     uint64_t now;
     uint64_t timeout; /* CST_CORE_NEVER: waits do not end */
     /* what the run is made of, chosen by the seed; chances are in 1/10000 a turn */
-    unsigned p_death, p_lie, p_cancel, p_copy_fail, p_engine_death, p_io, p_hint, p_skip, p_nan;
+    unsigned p_death, p_lie, p_cancel, p_copy_fail, p_engine_death, p_io, p_hint, p_skip, p_nan,
+        p_return, p_mismatch, p_fatal, p_hold, p_sleep;
     bool loose;  /* pools hold everything: any order of operators may run */
     bool ending; /* no new work */
+    bool failed; /* the job has: a command that must not fail did */
     /* what should be */
     struct cell
         *expected[CST_ROW_COUNT]; /* per tensor: number after all that is committed and accepted */

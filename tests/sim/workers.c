@@ -12,6 +12,7 @@ bool workers_lease_block(const struct sim *sim, uint32_t rank, uint32_t block)
 
     for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
         if ((w->weights[c].held && w->weights[c].block == block) ||
+            (w->old[c].held && w->old[c].block == block) ||
             (w->grads[c].held && w->grads[c].block == block)) {
             return true;
         }
@@ -23,6 +24,7 @@ static void forget_leases(struct worker *w)
 {
     memset(w->weights, 0, sizeof w->weights);
     memset(w->grads, 0, sizeof w->grads);
+    memset(w->old, 0, sizeof w->old);
 }
 
 static void ask(struct sim *sim, uint32_t rank, enum cst_event_kind kind, uint32_t chunk,
@@ -110,7 +112,7 @@ static void fetch(struct sim *sim, uint32_t rank, uint32_t chunk, bool ahead)
 {
     struct worker *w = &sim->workers[rank];
 
-    if (!w->weights[chunk].held && !w->weight_asked[chunk]) {
+    if ((!w->weights[chunk].held || sim_chance(sim, 500)) && !w->weight_asked[chunk]) {
         w->weight_asked[chunk] = true;
         ask(sim, rank, CST_EV_FETCH_WEIGHT, chunk, 0, ahead);
     }
@@ -129,7 +131,7 @@ static void begin_op(struct sim *sim, uint32_t rank)
     for (uint32_t k = 0; k < use->n_chunks && is_backward(w) && w->state == WORKER_RUN; k++) {
         uint32_t c = use->chunks[k];
 
-        if (!w->grads[c].held && !w->grad_asked[c]) {
+        if ((!w->grads[c].held || sim_chance(sim, 500)) && !w->grad_asked[c]) {
             w->grad_asked[c] = true;
             ask(sim, rank, CST_EV_FETCH_GRAD, c, 0, false);
         }
@@ -162,30 +164,38 @@ static bool op_is_ready(const struct sim *sim, const struct worker *w)
     for (uint32_t k = 0; k < use->n_chunks; k++) {
         uint32_t c = use->chunks[k];
 
-        if (!w->weights[c].held || (is_backward(w) && !w->grads[c].held)) {
+        if (!w->weights[c].held || w->weight_asked[c] ||
+            (is_backward(w) && (!w->grads[c].held || w->grad_asked[c]))) {
             return false;
         }
     }
-    return w->surprise == NO_CHUNK || w->weights[w->surprise].held;
+    return w->surprise == NO_CHUNK ||
+           (w->weights[w->surprise].held && !w->weight_asked[w->surprise]);
 }
 
 /* The worker reads the weights of a lease: they are what they were when it was granted. */
-static void look_at(struct sim *sim, uint32_t rank, uint32_t chunk)
+static void look_at(struct sim *sim, uint32_t rank, uint32_t chunk, const struct lease *lease)
 {
-    const struct lease *lease = &sim->workers[rank].weights[chunk];
-
     if (memory_read(&sim->memory.blocks[rank][lease->block]) != lease->value) {
         sim_fail(sim, "rank %u: weights of chunk %u changed under its lease", rank, chunk);
     }
 }
 
+/* Give a lease back as often as it was granted. */
+static void give_back(struct sim *sim, uint32_t rank, uint32_t chunk, struct lease *lease)
+{
+    look_at(sim, rank, chunk, lease);
+    while (lease->count > 0 && sim->workers[rank].state == WORKER_RUN) {
+        if (--lease->count == 0) {
+            lease->held = false;
+        }
+        ask(sim, rank, CST_EV_RELEASE, chunk, lease->generation, false);
+    }
+}
+
 static void release(struct sim *sim, uint32_t rank, uint32_t chunk)
 {
-    struct lease *lease = &sim->workers[rank].weights[chunk];
-
-    look_at(sim, rank, chunk);
-    lease->held = false;
-    ask(sim, rank, CST_EV_RELEASE, chunk, lease->generation, false);
+    give_back(sim, rank, chunk, &sim->workers[rank].weights[chunk]);
 }
 
 static void hand_in(struct sim *sim, uint32_t rank, uint32_t chunk)
@@ -214,11 +224,15 @@ static void end_op(struct sim *sim, uint32_t rank)
     for (uint32_t k = 0; k < use->n_chunks && w->state == WORKER_RUN; k++) {
         uint32_t c = use->chunks[k];
 
-        if (backward && --w->uses_left[c] == 0) {
+        if (backward && --w->uses_left[c] == 0 && !(sim->loose && sim_chance(sim, 300))) {
             hand_in(sim, rank, c);
         }
-        if (w->state == WORKER_RUN && !(keep && next != NULL && uses_chunk(next, c))) {
+        if (w->state == WORKER_RUN && !(keep && next != NULL && uses_chunk(next, c)) &&
+            !(sim->loose && sim_chance(sim, sim->p_hold))) {
             release(sim, rank, c);
+        }
+        if (w->state == WORKER_RUN && w->old[c].held && sim_chance(sim, 5000)) {
+            give_back(sim, rank, c, &w->old[c]);
         }
     }
     if (w->surprise != NO_CHUNK && w->state == WORKER_RUN) {
@@ -231,14 +245,15 @@ static void end_op(struct sim *sim, uint32_t rank)
 
 /* -- a step ---------------------------------------------------------------------------------- */
 
-static struct cst_hyper hyper_of(const struct sim *sim)
+static struct cst_hyper hyper_of(struct sim *sim)
 {
-    return (struct cst_hyper){.lr = 0.1f / (float)(sim->step + 1),
-                              .beta1 = 0.9f,
-                              .beta2 = 0.99f,
-                              .eps = 1e-8f,
-                              .clip_norm = 1.0f,
-                              .grad_scale = 0.5f};
+    return (struct cst_hyper){
+        .lr = sim_chance(sim, sim->p_mismatch) ? 0.3f : 0.1f / (float)(sim->step + 1),
+        .beta1 = 0.9f,
+        .beta2 = 0.99f,
+        .eps = 1e-8f,
+        .clip_norm = 1.0f,
+        .grad_scale = 0.5f};
 }
 
 static void step(struct sim *sim, uint32_t rank)
@@ -246,7 +261,7 @@ static void step(struct sim *sim, uint32_t rank)
     struct worker *w = &sim->workers[rank];
 
     for (uint32_t c = 0; c < sim->layout.n_chunks && w->state == WORKER_RUN; c++) {
-        if (w->weights[c].held && (!sim->loose || sim_chance(sim, 5000))) {
+        if (w->weights[c].held && (!sim->loose || w->old[c].held || sim_chance(sim, 5000))) {
             release(sim, rank, c);
         }
         w->grads[c].held = false; /* what was not handed in is given up */
@@ -298,12 +313,27 @@ static bool run(struct sim *sim, uint32_t rank)
     return true;
 }
 
+/* The step is void: everything is given up, the leases at the next sync. */
+static void give_up(struct worker *w)
+{
+    w->state = WORKER_IDLE;
+    memset(w->weight_asked, 0, sizeof w->weight_asked);
+    memset(w->grad_asked, 0, sizeof w->grad_asked);
+}
+
 static bool attach(struct sim *sim, uint32_t rank)
 {
     struct worker *w = &sim->workers[rank];
 
-    if (sim->ending) {
+    if (sim->ending || !sim_chance(sim, sim->p_return)) {
         return false;
+    }
+    if (w->state == WORKER_HUNG &&
+        sim_chance(sim, 3000)) { /* its connection broke, and here it is again */
+        give_up(w);
+        sim->process[rank]++;
+        sim_event(sim, (struct cst_event){.kind = CST_EV_ATTACH, .rank = rank});
+        return true;
     }
     if (w->state == WORKER_HUNG) { /* its process ends at last */
         forget_leases(w);
@@ -322,6 +352,9 @@ bool worker_turn(struct sim *sim, uint32_t rank)
 {
     struct worker *w = &sim->workers[rank];
 
+    if (sim->asleep_until[rank] > sim->n_turns) {
+        return false;
+    }
     switch (w->state) {
     case WORKER_GONE:
     case WORKER_HUNG:
@@ -346,14 +379,6 @@ bool worker_turn(struct sim *sim, uint32_t rank)
 
 /* -- replies --------------------------------------------------------------------------------- */
 
-/* The step is void: everything is given up, the leases at the next sync. */
-static void give_up(struct worker *w)
-{
-    w->state = WORKER_IDLE;
-    memset(w->weight_asked, 0, sizeof w->weight_asked);
-    memset(w->grad_asked, 0, sizeof w->grad_asked);
-}
-
 static void granted(struct sim *sim, uint32_t rank, bool grad, uint32_t chunk,
                     const struct cst_reply *reply)
 {
@@ -363,13 +388,26 @@ static void granted(struct sim *sim, uint32_t rank, bool grad, uint32_t chunk,
                      (uint32_t)(reply->offset / (2 * sim->layout.capacity));
     struct cell *cell = &sim->memory.blocks[rank][block];
 
+    if (!grad && !lease->held && w->old[chunk].held &&
+        w->old[chunk].generation == reply->generation) { /* the step was skipped: still current */
+        *lease = w->old[chunk];
+        w->old[chunk].held = false;
+    }
+    if (lease->held && lease->block == block && lease->generation == reply->generation) {
+        if (!reply->hit) {
+            sim_fail(sim, "rank %u: chunk %u was leased and is no hit", rank, chunk);
+        }
+        lease->count++;
+        return;
+    }
     if (workers_lease_block(sim, rank, block)) {
         sim_fail(sim, "rank %u: block %u is leased twice", rank, block);
     }
     if (cell->writers > 0) {
         sim_fail(sim, "rank %u: block %u was granted while it is being written", rank, block);
     }
-    *lease = (struct lease){.held = true, .block = block, .generation = reply->generation};
+    *lease =
+        (struct lease){.held = true, .block = block, .generation = reply->generation, .count = 1};
     if (grad) {
         lease->value = sim_random(sim) | 1;
         memory_begin(cell);
@@ -395,7 +433,7 @@ static void fetched(struct sim *sim, const struct pending *asked, const struct c
     } else if (reply->status == CST_ECANCELLED && w->state == WORKER_RUN) {
         w->begun = false; /* of its own doing: once more */
     } else if (w->state == WORKER_RUN || w->state == WORKER_STEPPING) {
-        if (reply->status != CST_EPEERDIED && reply->status != CST_EIO &&
+        if (reply->status != CST_EPEERDIED && reply->status != CST_EIO && !sim->failed &&
             reply->status != CST_ETIMEDOUT && reply->status != CST_ECANCELLED) {
             sim_fail(sim, "rank %u: fetch of chunk %u: %s: %s", asked->rank, asked->chunk,
                      cst_status_name(reply->status), reply->err.text);
@@ -427,6 +465,12 @@ static void stepped(struct sim *sim, const struct pending *asked, const struct c
     }
     w->step = reply->step;
     w->state = WORKER_RUN;
+    for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
+        if (w->weights[c].held) {
+            w->old[c] = w->weights[c];
+            w->weights[c].held = false;
+        }
+    }
     write_script(sim, w);
 }
 
@@ -469,7 +513,7 @@ void worker_reply(struct sim *sim, const struct pending *asked, const struct cst
     } else if (asked->kind == CST_EV_SYNC) {
         synced(sim, asked, reply);
     } else if (asked->kind == CST_EV_RELEASE || asked->kind == CST_EV_HAND_IN) {
-        if (reply->status != CST_OK && reply->status != CST_EPEERDIED) {
+        if (reply->status != CST_OK && reply->status != CST_EPEERDIED && !sim->failed) {
             sim_fail(sim, "rank %u: event %d on chunk %u: %s", asked->rank, (int)asked->kind,
                      asked->chunk, reply->err.text);
         }
@@ -517,7 +561,7 @@ void worker_lie(struct sim *sim, uint32_t rank)
                               .chunk = sim_below(sim, sim->layout.n_chunks),
                               .hyper = hyper_of(sim)};
 
-    switch (sim_below(sim, 4)) {
+    switch (sim_below(sim, 6)) {
     case 0:
         event.chunk = sim->layout.n_chunks + sim_below(sim, 5);
         event.hyper.beta1 = 1.0f;
@@ -527,6 +571,20 @@ void worker_lie(struct sim *sim, uint32_t rank)
         break;
     case 2:
         event.rank = sim->world + sim_below(sim, 3);
+        break;
+    case 3:
+        event.attempt--;
+        break;
+    case 4: /* what it has done already */
+        if (w->state == WORKER_SYNCING) {
+            event.kind = CST_EV_SYNC;
+        } else if (w->state == WORKER_STEPPING) {
+            event.kind = sim_chance(sim, 5000) ? CST_EV_STEP : CST_EV_FETCH_WEIGHT;
+        } else if (sim->handed[event.chunk][rank] != 0) {
+            event.kind = CST_EV_FETCH_GRAD;
+        } else {
+            return;
+        }
         break;
     default:
         event.kind = sim_chance(sim, 5000) ? CST_EV_RELEASE : CST_EV_HAND_IN;
