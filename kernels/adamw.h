@@ -47,11 +47,28 @@ void cst_adamw_prepare(struct cst_adamw *out, double lr, double beta1, double be
 typedef void (*cst_adamw_fn)(const struct cst_adamw *hyper, size_t n, const uint16_t *grad,
                              float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight);
 
+/* The same, and at any instruction @undo (kernels/adamw_undo.h) has the old value of each element
+ * that may be half changed: states in shared memory can be made whole after kill -9. */
+struct cst_adamw_undo;
+typedef void (*cst_adamw_undo_fn)(const struct cst_adamw *hyper, size_t n, const uint16_t *grad,
+                                  float *master, float *exp_avg, float *exp_avg_sq,
+                                  uint16_t *weight, struct cst_adamw_undo *undo);
+
 void cst_adamw_ref(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master,
                    float *exp_avg, float *exp_avg_sq, uint16_t *weight);
 void cst_adamw_avx2(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master,
                     float *exp_avg, float *exp_avg_sq, uint16_t *weight);
 void cst_adamw_avx512(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master,
                       float *exp_avg, float *exp_avg_sq, uint16_t *weight);
+
+void cst_adamw_undo_ref(const struct cst_adamw *hyper, size_t n, const uint16_t *grad,
+                        float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight,
+                        struct cst_adamw_undo *undo);
+void cst_adamw_undo_avx2(const struct cst_adamw *hyper, size_t n, const uint16_t *grad,
+                         float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight,
+                         struct cst_adamw_undo *undo);
+void cst_adamw_undo_avx512(const struct cst_adamw *hyper, size_t n, const uint16_t *grad,
+                           float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight,
+                           struct cst_adamw_undo *undo);
 
 #endif

@@ -3,6 +3,8 @@
 #include "kernels/adamw_one.h"
 #include "kernels/bf16_avx2.h"
 
+#define AHEAD_BYTES 2048 /* of fp32: 512 elements, 32 groups */
+
 struct consts {
     __m256 grad_scale;
     __m256 one_minus_beta1;
@@ -58,25 +60,86 @@ static inline __m256i step8(const struct consts *c, const uint16_t *grad, float 
     return cst_avx2_round_bf16(p);
 }
 
-void cst_adamw_avx2(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master,
-                    float *exp_avg, float *exp_avg_sq, uint16_t *weight)
+/* Eight elements' old values to place @at of a buffer. */
+static inline void save8(float old[3][CST_ADAMW_GROUP], size_t at, const float *master,
+                         const float *exp_avg, const float *exp_avg_sq)
+{
+    _mm256_store_ps(old[0] + at, _mm256_loadu_ps(master));
+    _mm256_store_ps(old[1] + at, _mm256_loadu_ps(exp_avg));
+    _mm256_store_ps(old[2] + at, _mm256_loadu_ps(exp_avg_sq));
+}
+
+/* The line that this row will need some groups from now; beyond the row's end it is a hint without
+ * effect. With the extra stores of the undo, the processor alone does not look far enough ahead. */
+static inline void ahead(const void *at, size_t bytes)
+{
+    _mm_prefetch((const char *)((uintptr_t)at + bytes), _MM_HINT_T0);
+}
+
+/* Element by element: what stands before and behind the aligned part of the weights. @undo may be
+ * NULL; @number: of the first element. Returns the next buffer of the undo. */
+static inline uint32_t step_scalar(const struct cst_adamw *hyper, size_t n, const uint16_t *grad,
+                                   float *master, float *exp_avg, float *exp_avg_sq,
+                                   uint16_t *weight, struct cst_adamw_undo *undo, uint32_t number,
+                                   uint32_t buffer)
+{
+    for (size_t i = 0; i < n; i++, buffer ^= 1) {
+        if (undo != NULL) {
+            undo->old[buffer][0][0] = master[i];
+            undo->old[buffer][1][0] = exp_avg[i];
+            undo->old[buffer][2][0] = exp_avg_sq[i];
+            cst_adamw_undo_hold(undo, cst_adamw_undo_word(number + (uint32_t)i, 1, buffer));
+        }
+        cst_adamw_one(hyper, grad[i], &master[i], &exp_avg[i], &exp_avg_sq[i], &weight[i]);
+    }
+    return buffer;
+}
+
+/* Both entries; without undo, the compiler drops all of it. */
+__attribute__((always_inline)) static inline void
+update(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master, float *exp_avg,
+       float *exp_avg_sq, uint16_t *weight, struct cst_adamw_undo *undo, uint32_t base)
 {
     const struct consts c = broadcast(hyper);
     size_t head = ((32 - ((uintptr_t)weight & 31)) & 31) / sizeof *weight;
-    size_t i = 0;
+    size_t i = head < n ? head : n;
+    uint32_t buffer;
 
-    for (; i < head && i < n; i++) {
-        cst_adamw_one(hyper, grad[i], &master[i], &exp_avg[i], &exp_avg_sq[i], &weight[i]);
-    }
-    for (; i + 16 <= n; i += 16) {
-        __m256i lo = step8(&c, grad + i, master + i, exp_avg + i, exp_avg_sq + i);
-        __m256i hi = step8(&c, grad + i + 8, master + i + 8, exp_avg + i + 8, exp_avg_sq + i + 8);
-        __m256i both = cst_avx2_pack(lo, hi);
+    buffer = step_scalar(hyper, i, grad, master, exp_avg, exp_avg_sq, weight, undo, base, 0);
+    for (; i + 16 <= n; i += 16, buffer ^= 1) {
+        float *p = master + i;
+        float *m = exp_avg + i;
+        float *v = exp_avg_sq + i;
+        __m256i lo;
+        __m256i hi;
 
-        _mm256_stream_si256((__m256i *)(void *)(weight + i), both);
+        if (undo != NULL) {
+            ahead(p, AHEAD_BYTES);
+            ahead(m, AHEAD_BYTES);
+            ahead(v, AHEAD_BYTES);
+            ahead(grad + i, AHEAD_BYTES / 2);
+            save8(undo->old[buffer], 0, p, m, v);
+            save8(undo->old[buffer], 8, p + 8, m + 8, v + 8);
+            cst_adamw_undo_hold(undo, cst_adamw_undo_word(base + (uint32_t)i, 16, buffer));
+        }
+        lo = step8(&c, grad + i, p, m, v);
+        hi = step8(&c, grad + i + 8, p + 8, m + 8, v + 8);
+        _mm256_stream_si256((__m256i *)(void *)(weight + i), cst_avx2_pack(lo, hi));
     }
-    for (; i < n; i++) {
-        cst_adamw_one(hyper, grad[i], &master[i], &exp_avg[i], &exp_avg_sq[i], &weight[i]);
-    }
+    (void)step_scalar(hyper, n - i, grad + i, master + i, exp_avg + i, exp_avg_sq + i, weight + i,
+                      undo, base + (uint32_t)i, buffer);
     _mm_sfence();
+}
+
+void cst_adamw_avx2(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master,
+                    float *exp_avg, float *exp_avg_sq, uint16_t *weight)
+{
+    update(hyper, n, grad, master, exp_avg, exp_avg_sq, weight, NULL, 0);
+}
+
+void cst_adamw_undo_avx2(const struct cst_adamw *hyper, size_t n, const uint16_t *grad,
+                         float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight,
+                         struct cst_adamw_undo *undo)
+{
+    update(hyper, n, grad, master, exp_avg, exp_avg_sq, weight, undo, undo->base);
 }

@@ -1,7 +1,10 @@
 /* AdamW, 32 elements per turn in two AVX-512 vectors; heads and tails under a mask. The weights,
  * written and never read here, go out past the cache, one whole line at a time. */
 #include "kernels/adamw.h"
+#include "kernels/adamw_undo.h"
 #include "kernels/bf16_avx512.h"
+
+#define AHEAD_BYTES 2048 /* of fp32: 512 elements, 16 groups */
 
 struct consts {
     __m512 grad_scale;
@@ -58,35 +61,94 @@ static inline __m256i step16(const struct consts *c, __mmask16 k, const uint16_t
     return cst_avx512_round_bf16(p);
 }
 
-/* Up to 16 elements per turn, plain stores: what stands before and behind the whole lines of the
- * weights. */
-static inline void step_masked(const struct consts *c, size_t n, const uint16_t *grad,
-                               float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight)
+/* Sixteen elements' old values, those of @k, to place @at of a buffer. */
+static inline void save16(float old[3][CST_ADAMW_GROUP], size_t at, __mmask16 k,
+                          const float *master, const float *exp_avg, const float *exp_avg_sq)
 {
-    for (size_t i = 0; i < n; i += 16) {
-        __mmask16 k = cst_avx512_first(n - i);
-        __m256i w = step16(c, k, grad + i, master + i, exp_avg + i, exp_avg_sq + i);
+    _mm512_store_ps(old[0] + at, _mm512_maskz_loadu_ps(k, master));
+    _mm512_store_ps(old[1] + at, _mm512_maskz_loadu_ps(k, exp_avg));
+    _mm512_store_ps(old[2] + at, _mm512_maskz_loadu_ps(k, exp_avg_sq));
+}
 
+/* The line that this row will need some groups from now; beyond the row's end it is a hint without
+ * effect. With the extra stores of the undo, the processor alone does not look far enough ahead. */
+static inline void ahead(const void *at, size_t bytes)
+{
+    _mm_prefetch((const char *)((uintptr_t)at + bytes), _MM_HINT_T0);
+}
+
+/* Up to 16 elements per turn, plain stores: what stands before and behind the whole lines of the
+ * weights. @undo may be NULL;
+ * @number: of the first element. Returns the next buffer of the undo. */
+static inline uint32_t step_masked(const struct consts *c, size_t n, const uint16_t *grad,
+                                   float *master, float *exp_avg, float *exp_avg_sq,
+                                   uint16_t *weight, struct cst_adamw_undo *undo, uint32_t number,
+                                   uint32_t buffer)
+{
+    for (size_t i = 0; i < n; i += 16, buffer ^= 1) {
+        __mmask16 k = cst_avx512_first(n - i);
+        uint32_t group = (uint32_t)(n - i < 16 ? n - i : 16);
+        __m256i w;
+
+        if (undo != NULL) {
+            save16(undo->old[buffer], 0, k, master + i, exp_avg + i, exp_avg_sq + i);
+            cst_adamw_undo_hold(undo, cst_adamw_undo_word(number + (uint32_t)i, group, buffer));
+        }
+        w = step16(c, k, grad + i, master + i, exp_avg + i, exp_avg_sq + i);
         _mm256_mask_storeu_epi16(weight + i, k, w);
     }
+    return buffer;
+}
+
+/* Both entries; without undo, the compiler drops all of it. */
+__attribute__((always_inline)) static inline void
+update(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master, float *exp_avg,
+       float *exp_avg_sq, uint16_t *weight, struct cst_adamw_undo *undo, uint32_t base)
+{
+    const struct consts c = broadcast(hyper);
+    size_t head = ((64 - ((uintptr_t)weight & 63)) & 63) / sizeof *weight;
+    size_t i = head < n ? head : n;
+    uint32_t buffer;
+
+    buffer = step_masked(&c, i, grad, master, exp_avg, exp_avg_sq, weight, undo, base, 0);
+    for (; i + 32 <= n; i += 32, buffer ^= 1) {
+        float *p = master + i;
+        float *m = exp_avg + i;
+        float *v = exp_avg_sq + i;
+        __m256i lo;
+        __m256i hi;
+
+        if (undo != NULL) {
+            ahead(p, AHEAD_BYTES);
+            ahead(p + 16, AHEAD_BYTES);
+            ahead(m, AHEAD_BYTES);
+            ahead(m + 16, AHEAD_BYTES);
+            ahead(v, AHEAD_BYTES);
+            ahead(v + 16, AHEAD_BYTES);
+            ahead(grad + i, AHEAD_BYTES / 2);
+            save16(undo->old[buffer], 0, 0xffff, p, m, v);
+            save16(undo->old[buffer], 16, 0xffff, p + 16, m + 16, v + 16);
+            cst_adamw_undo_hold(undo, cst_adamw_undo_word(base + (uint32_t)i, 32, buffer));
+        }
+        lo = step16(&c, 0xffff, grad + i, p, m, v);
+        hi = step16(&c, 0xffff, grad + i + 16, p + 16, m + 16, v + 16);
+        _mm512_stream_si512((__m512i *)(void *)(weight + i),
+                            _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1));
+    }
+    (void)step_masked(&c, n - i, grad + i, master + i, exp_avg + i, exp_avg_sq + i, weight + i,
+                      undo, base + (uint32_t)i, buffer);
+    _mm_sfence();
 }
 
 void cst_adamw_avx512(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master,
                       float *exp_avg, float *exp_avg_sq, uint16_t *weight)
 {
-    const struct consts c = broadcast(hyper);
-    size_t head = ((64 - ((uintptr_t)weight & 63)) & 63) / sizeof *weight;
-    size_t i = head < n ? head : n;
+    update(hyper, n, grad, master, exp_avg, exp_avg_sq, weight, NULL, 0);
+}
 
-    step_masked(&c, i, grad, master, exp_avg, exp_avg_sq, weight);
-    for (; i + 32 <= n; i += 32) {
-        __m256i lo = step16(&c, 0xffff, grad + i, master + i, exp_avg + i, exp_avg_sq + i);
-        __m256i hi = step16(&c, 0xffff, grad + i + 16, master + i + 16, exp_avg + i + 16,
-                            exp_avg_sq + i + 16);
-        __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1);
-
-        _mm512_stream_si512((__m512i *)(void *)(weight + i), both);
-    }
-    step_masked(&c, n - i, grad + i, master + i, exp_avg + i, exp_avg_sq + i, weight + i);
-    _mm_sfence();
+void cst_adamw_undo_avx512(const struct cst_adamw *hyper, size_t n, const uint16_t *grad,
+                           float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight,
+                           struct cst_adamw_undo *undo)
+{
+    update(hyper, n, grad, master, exp_avg, exp_avg_sq, weight, undo, undo->base);
 }

@@ -6,6 +6,7 @@
 #define CST_ADAMW_ONE_H
 
 #include "kernels/adamw.h"
+#include "kernels/adamw_undo.h"
 #include "kernels/cast.h"
 
 #include <math.h>

@@ -118,7 +118,7 @@ int cst_device_update(struct cst_device *device, const struct cst_tile_work *wor
                       const struct cst_tile_hyper *hyper, uint64_t first, uint64_t count,
                       struct cst_undo_slot *undo, struct cst_err *err);
 
-/* Put back the tile that @undo holds: cst_undo_restore. One thread, before any reduce or update.
+/* Make whole the tile that @undo holds: cst_undo_restore. One thread, before any reduce or update.
  * CST_EINVAL: the slot cannot be right. */
 int cst_device_restore(struct cst_device *device, struct cst_undo_slot *undo,
                        const struct cst_tile_work *work, uint64_t chunk_elems, struct cst_err *err);

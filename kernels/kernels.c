@@ -27,10 +27,13 @@ static bool has_avx512(void)
 #endif
 
 static const struct cst_kernels rows[] = {
-    {"ref", always, cst_adamw_ref, cst_reduce_ref, cst_cast_ref, cst_upcast_ref},
+    {"ref", always, cst_adamw_ref, cst_adamw_undo_ref, cst_reduce_ref, cst_cast_ref,
+     cst_upcast_ref},
 #ifdef HAVE_X86_SIMD
-    {"avx2", has_avx2, cst_adamw_avx2, cst_reduce_avx2, cst_cast_avx2, cst_upcast_avx2},
-    {"avx512", has_avx512, cst_adamw_avx512, cst_reduce_avx512, cst_cast_avx512, cst_upcast_avx512},
+    {"avx2", has_avx2, cst_adamw_avx2, cst_adamw_undo_avx2, cst_reduce_avx2, cst_cast_avx2,
+     cst_upcast_avx2},
+    {"avx512", has_avx512, cst_adamw_avx512, cst_adamw_undo_avx512, cst_reduce_avx512,
+     cst_cast_avx512, cst_upcast_avx512},
 #endif
 };
 

@@ -14,6 +14,7 @@ struct cst_kernels {
     const char *isa;      /* "ref", "avx2", "avx512" */
     bool (*usable)(void); /* does this CPU (and OS) have it */
     cst_adamw_fn adamw;
+    cst_adamw_undo_fn adamw_undo;
     cst_reduce_fn reduce;
     cst_cast_fn cast;
     cst_upcast_fn upcast;

@@ -8,7 +8,7 @@
 static int restore(struct cst_undo_slot *slot, struct cst_device *device,
                    const struct cst_segments *segments, struct cst_err *err)
 {
-    unsigned rows = slot->kind == CST_UNDO_UPDATE ? CST_CHUNK_ROWS_STATES : CST_CHUNK_ROWS_REDUCE;
+    unsigned rows = slot->kind == CST_UNDO_UPDATE ? CST_CHUNK_ROWS_ALL : CST_CHUNK_ROWS_REDUCE;
     struct cst_chunk chunk;
     int rc = cst_chunk_find(segments, slot->table, slot->chunk, rows, &chunk, err);
 
@@ -35,7 +35,7 @@ uint32_t cst_recovery_try(struct cst_recovery *recovery, struct cst_device *devi
         } else if (rc != CST_OK) {
             (void)cst_err_prefix(&err, "undo slot %u is dropped", i);
             warn(&err);
-            cst_undo_clear(slot);
+            cst_undo_drop(slot);
         }
     }
     return n_left;
@@ -53,7 +53,7 @@ void cst_recovery_forget(struct cst_recovery *recovery, void (*warn)(const struc
                               " of table %u, whose segments were not added",
                               i, slot->tile, slot->table);
             warn(&err);
-            cst_undo_clear(slot);
+            cst_undo_drop(slot);
         }
     }
 }

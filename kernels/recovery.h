@@ -1,6 +1,6 @@
 /* After an engine was killed: the tiles that its threads had in hand, in the undo slots of the
- * segment that outlives it, are put back before any command of its is done again. A slot is put
- * back as soon as the segments that it names are there. */
+ * segment that outlives it, are made whole before any command of its is done again: each as soon as
+ * the segments that its slot names are there. */
 #ifndef CST_RECOVERY_H
 #define CST_RECOVERY_H
 
@@ -12,9 +12,9 @@ struct cst_recovery {
         n_slots; /* in it; one per compute thread, and as many more as the segment has room for */
 };
 
-/* Put back every tile whose segments are READY. Returns how many slots still hold one. A slot that
- * cannot be right is emptied, with its words through @warn. Loop thread, while no REDUCE and no
- * UPDATE runs. */
+/* Make whole every tile whose segments are READY. Returns how many slots still hold one. A slot
+ * that cannot be right is emptied, with its words through @warn. Loop thread, while no REDUCE and
+ * no UPDATE runs. */
 uint32_t cst_recovery_try(struct cst_recovery *recovery, struct cst_device *device,
                           const struct cst_segments *segments,
                           void (*warn)(const struct cst_err *what));

@@ -76,39 +76,27 @@ static const struct cst_table_span *walk_next(struct walk *walk, struct cst_tile
     return span;
 }
 
-/* After all stores of the tile. */
-static void store_mark(uint32_t *mark, uint64_t value)
-{
-    atomic_thread_fence(memory_order_release);
-    *(volatile uint32_t *)mark = (uint32_t)value;
-}
-
 bool cst_tile_update(const struct cst_kernels *kernels, const struct cst_adamw *hyper,
                      const struct cst_rows *rows, const struct cst_tile *tile,
                      struct cst_undo_slot *undo)
 {
-    uint32_t stretch = undo != NULL ? CST_UNDO_STRETCH : CST_TILE_ELEMS;
+    uint16_t *weight = rows->weight + tile->start;
+    const uint16_t *grad = rows->grad + tile->start;
+    float *master = rows->master + tile->start;
+    float *exp_avg = rows->exp_avg + tile->start;
+    float *exp_avg_sq = rows->exp_avg_sq + tile->start;
 
     if (tile->entry->update_mark == (uint32_t)tile->mark) {
         return false;
     }
-    if (undo != NULL) {
-        cst_undo_begin(undo, CST_UNDO_UPDATE, tile);
+    if (undo == NULL) {
+        kernels->adamw(hyper, tile->n_elems, grad, master, exp_avg, exp_avg_sq, weight);
+    } else {
+        cst_undo_begin_update(undo, tile, hyper);
+        kernels->adamw_undo(hyper, tile->n_elems, grad, master, exp_avg, exp_avg_sq, weight,
+                            &undo->states);
     }
-    for (uint32_t i = 0; i < tile->n_elems; i += stretch) {
-        uint32_t n = tile->n_elems - i < stretch ? tile->n_elems - i : stretch;
-        uint64_t at = tile->start + i;
-
-        if (undo != NULL) {
-            cst_undo_save(undo, rows, n);
-        }
-        kernels->adamw(hyper, n, rows->grad + at, rows->master + at, rows->exp_avg + at,
-                       rows->exp_avg_sq + at, rows->weight + at);
-    }
-    store_mark(&tile->entry->update_mark, tile->mark);
-    if (undo != NULL) {
-        cst_undo_clear(undo);
-    }
+    cst_undo_end(undo, tile, CST_UNDO_UPDATE);
     return true;
 }
 
@@ -117,6 +105,7 @@ bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const ui
                      struct cst_undo_slot *undo)
 {
     const uint16_t *at[CST_TILE_MAX_SRC];
+    uint16_t *grad = rows->grad + tile->start;
     bool in_place = false;
 
     assert(n_src <= CST_TILE_MAX_SRC);
@@ -125,18 +114,16 @@ bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const ui
     }
     for (uint32_t r = 0; r < n_src; r++) {
         at[r] = src[r] + tile->start;
-        in_place = in_place || src[r] == rows->grad;
+        in_place = in_place || at[r] == grad;
     }
-    in_place = in_place && undo != NULL;
-    if (in_place) {
-        cst_undo_begin(undo, CST_UNDO_REDUCE, tile);
-        cst_undo_save(undo, rows, tile->n_elems);
+    if (!in_place) {
+        undo = NULL;
     }
-    tile->entry->sum_squares = kernels->reduce(tile->n_elems, n_src, at, rows->grad + tile->start);
-    store_mark(&tile->entry->reduce_mark, tile->mark);
-    if (in_place) {
-        cst_undo_clear(undo);
+    if (undo != NULL) {
+        cst_undo_begin_reduce(undo, tile, grad);
     }
+    tile->entry->sum_squares = kernels->reduce(tile->n_elems, n_src, at, grad);
+    cst_undo_end(undo, tile, CST_UNDO_REDUCE);
     return true;
 }
 

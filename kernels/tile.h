@@ -1,6 +1,6 @@
 /* Tile loops: how a chunk is reduced and updated, tile by tile, in the engine and in the reference
  * worker's own store alike. A tile that carries the command's mark is done and is skipped, so a
- * command may be issued again; with an undo slot a tile is either old or new, whenever the process
+ * command may be issued again; with an undo slot a tile can be made whole, whenever the process
  * is killed (kernels/undo.h). No threads here: callers hand out ranges of tiles. */
 #ifndef CST_TILE_H
 #define CST_TILE_H

@@ -6,21 +6,8 @@
 #include <assert.h>
 #include <string.h>
 
-/* All stores before it are made before any store after it. */
-static void order_stores(void)
-{
-    atomic_thread_fence(memory_order_release);
-}
-
-static void set_held(struct cst_undo_slot *slot, uint32_t held)
-{
-    order_stores();
-    atomic_store_explicit(&slot->held, held, memory_order_relaxed);
-    order_stores();
-}
-
-void cst_undo_begin(struct cst_undo_slot *slot, enum cst_undo_kind kind,
-                    const struct cst_tile *tile)
+static void write_names(struct cst_undo_slot *slot, enum cst_undo_kind kind,
+                        const struct cst_tile *tile)
 {
     assert(!cst_undo_holds(slot));
     slot->kind = (uint32_t)kind;
@@ -32,70 +19,120 @@ void cst_undo_begin(struct cst_undo_slot *slot, enum cst_undo_kind kind,
     slot->n_elems = tile->n_elems;
 }
 
-void cst_undo_save(struct cst_undo_slot *slot, const struct cst_rows *rows, uint32_t n)
+/* All earlier stores, then the word. */
+static void store_word(_Atomic uint32_t *word, uint32_t value)
 {
-    uint32_t held = atomic_load_explicit(&slot->held, memory_order_relaxed);
-    uint64_t at = slot->start + held;
-
-    assert(held + n <= slot->n_elems && slot->n_elems <= CST_TILE_ELEMS);
-    if (slot->kind == CST_UNDO_UPDATE) {
-        memcpy(slot->old.states[0] + held, rows->master + at, n * sizeof(float));
-        memcpy(slot->old.states[1] + held, rows->exp_avg + at, n * sizeof(float));
-        memcpy(slot->old.states[2] + held, rows->exp_avg_sq + at, n * sizeof(float));
-    } else {
-        memcpy(slot->old.grad + held, rows->grad + at, n * sizeof(uint16_t));
-    }
-    set_held(slot, held + n);
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(word, value, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
 }
 
-void cst_undo_clear(struct cst_undo_slot *slot)
+void cst_undo_begin_update(struct cst_undo_slot *slot, const struct cst_tile *tile,
+                           const struct cst_adamw *hyper)
 {
-    set_held(slot, 0);
+    write_names(slot, CST_UNDO_UPDATE, tile);
+    slot->hyper = *hyper;
+    slot->states.base = 0;
+}
+
+void cst_undo_begin_reduce(struct cst_undo_slot *slot, const struct cst_tile *tile,
+                           const uint16_t *grad)
+{
+    write_names(slot, CST_UNDO_REDUCE, tile);
+    memcpy(slot->grad, grad, tile->n_elems * sizeof *grad);
+    store_word(&slot->grad_held, tile->n_elems);
+}
+
+void cst_undo_end(struct cst_undo_slot *slot, const struct cst_tile *tile, enum cst_undo_kind kind)
+{
+    uint32_t *mark =
+        kind == CST_UNDO_UPDATE ? &tile->entry->update_mark : &tile->entry->reduce_mark;
+
+    atomic_thread_fence(memory_order_release);
+    *(volatile uint32_t *)mark = (uint32_t)tile->mark;
+    if (slot != NULL) {
+        cst_undo_drop(slot);
+    }
 }
 
 bool cst_undo_holds(const struct cst_undo_slot *slot)
 {
-    return atomic_load_explicit(&slot->held, memory_order_acquire) != 0;
+    return atomic_load_explicit(&slot->states.held, memory_order_acquire) != 0 ||
+           atomic_load_explicit(&slot->grad_held, memory_order_acquire) != 0;
+}
+
+void cst_undo_drop(struct cst_undo_slot *slot)
+{
+    store_word(&slot->states.held, 0);
+    store_word(&slot->grad_held, 0);
 }
 
 /* Can a thread of ours have written this? */
-static bool plausible(const struct cst_undo_slot *slot, uint32_t held, uint64_t chunk_elems,
-                      uint64_t n_tiles)
+static bool plausible(const struct cst_undo_slot *slot, const struct cst_tile_work *work,
+                      uint64_t chunk_elems)
 {
-    return (slot->kind == CST_UNDO_UPDATE || slot->kind == CST_UNDO_REDUCE) &&
-           slot->n_elems <= CST_TILE_ELEMS && held <= slot->n_elems &&
-           slot->n_elems <= chunk_elems && slot->start <= chunk_elems - slot->n_elems &&
-           slot->tile < n_tiles;
-}
+    uint32_t word = slot->states.held;
+    uint32_t n = cst_adamw_undo_n(word);
 
-static void put_back(const struct cst_undo_slot *slot, uint32_t held, const struct cst_rows *rows)
-{
-    if (slot->kind == CST_UNDO_UPDATE) {
-        memcpy(rows->master + slot->start, slot->old.states[0], held * sizeof(float));
-        memcpy(rows->exp_avg + slot->start, slot->old.states[1], held * sizeof(float));
-        memcpy(rows->exp_avg_sq + slot->start, slot->old.states[2], held * sizeof(float));
-    } else {
-        memcpy(rows->grad + slot->start, slot->old.grad, held * sizeof(uint16_t));
+    if (slot->n_elems > CST_TILE_ELEMS || slot->n_elems > chunk_elems ||
+        slot->start > chunk_elems - slot->n_elems || slot->tile >= work->table->n_tiles) {
+        return false;
     }
+    if (slot->kind == CST_UNDO_REDUCE) {
+        return word == 0 && slot->grad_held == slot->n_elems;
+    }
+    return slot->kind == CST_UNDO_UPDATE && slot->grad_held == 0 && n > 0 && n <= CST_ADAMW_GROUP &&
+           cst_adamw_undo_first(word) + n <= slot->n_elems && cst_adamw_undo_buffer(word) < 2;
 }
 
-int cst_undo_restore(struct cst_undo_slot *slot, const struct cst_rows *rows, uint64_t chunk_elems,
-                     const struct cst_table_tile *tiles, uint64_t n_tiles)
+static void put_back_group(struct cst_undo_slot *slot, const struct cst_rows *rows)
 {
-    uint32_t held = atomic_load_explicit(&slot->held, memory_order_acquire);
-    uint32_t mark;
+    uint32_t word = slot->states.held;
+    uint64_t at = slot->start + cst_adamw_undo_first(word);
+    size_t bytes = cst_adamw_undo_n(word) * sizeof(float);
+    float(*old)[CST_ADAMW_GROUP] = slot->states.old[cst_adamw_undo_buffer(word)];
 
-    if (held == 0) {
+    memcpy(rows->master + at, old[0], bytes);
+    memcpy(rows->exp_avg + at, old[1], bytes);
+    memcpy(rows->exp_avg_sq + at, old[2], bytes);
+}
+
+/* From the group in hand to the end of the tile. */
+static void finish_update(struct cst_undo_slot *slot, const struct cst_tile_work *work)
+{
+    const struct cst_rows *rows = &work->rows;
+    uint32_t first = cst_adamw_undo_first(slot->states.held);
+    uint64_t at = slot->start + first;
+
+    slot->states.base = first;
+    work->kernels->adamw_undo(&slot->hyper, slot->n_elems - first, rows->grad + at,
+                              rows->master + at, rows->exp_avg + at, rows->exp_avg_sq + at,
+                              rows->weight + at, &slot->states);
+}
+
+int cst_undo_restore(struct cst_undo_slot *slot, const struct cst_tile_work *work,
+                     uint64_t chunk_elems)
+{
+    struct cst_tile tile = {.mark = slot->mark};
+
+    if (!cst_undo_holds(slot)) {
         return CST_OK;
     }
-    if (!plausible(slot, held, chunk_elems, n_tiles)) {
+    if (!plausible(slot, work, chunk_elems)) {
         return CST_EINVAL;
     }
-    mark = slot->kind == CST_UNDO_UPDATE ? tiles[slot->tile].update_mark
-                                         : tiles[slot->tile].reduce_mark;
-    if (mark != (uint32_t)slot->mark) {
-        put_back(slot, held, rows);
+    tile.entry = &cst_table_tiles(work->table)[slot->tile];
+    if (slot->kind == CST_UNDO_REDUCE) {
+        if (tile.entry->reduce_mark != (uint32_t)slot->mark) {
+            memcpy(work->rows.grad + slot->start, slot->grad, slot->n_elems * sizeof *slot->grad);
+        }
+        cst_undo_drop(slot);
+        return CST_OK;
     }
-    cst_undo_clear(slot);
+    if (tile.entry->update_mark != (uint32_t)slot->mark) {
+        put_back_group(slot, &work->rows);
+        finish_update(slot, work);
+    }
+    cst_undo_end(slot, &tile, CST_UNDO_UPDATE);
     return CST_OK;
 }

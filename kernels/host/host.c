@@ -167,11 +167,12 @@ static int host_update(void *state, const struct cst_tile_work *work,
 static int host_restore(void *state, struct cst_undo_slot *undo, const struct cst_tile_work *work,
                         uint64_t chunk_elems, struct cst_err *err)
 {
+    const struct host *host = state;
+    struct cst_tile_work mine = *work;
     uint64_t tile = undo->tile;
 
-    (void)state;
-    if (cst_undo_restore(undo, &work->rows, chunk_elems, cst_table_tiles(work->table),
-                         work->table->n_tiles) != CST_OK) {
+    mine.kernels = host->kernels;
+    if (cst_undo_restore(undo, &mine, chunk_elems) != CST_OK) {
         return cst_err_set(err, CST_EINVAL, "undo slot of tile %" PRIu64 " cannot be right", tile);
     }
     return CST_OK;

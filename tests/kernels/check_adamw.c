@@ -1,3 +1,4 @@
+#include "kernels/adamw_undo.h"
 #include "tests/kernels/hostile.h"
 
 #include <math.h>
@@ -217,6 +218,50 @@ START_TEST(test_nan_is_canonical)
 }
 END_TEST
 
+/* With an undo the bits are the same, and at the end it holds the last group: its old values,
+ * numbered from the base. */
+START_TEST(test_undo_has_the_same_bits)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    uint64_t state = hostile_seed();
+    const struct cst_adamw hyper = ordinary_hyper();
+    const size_t total = 300;
+    struct rows got;
+    struct rows want;
+
+    if (kernels == NULL) {
+        return;
+    }
+    allocate(&got, total);
+    allocate(&want, total);
+    for (size_t n = 0; n <= 200; n++) {
+        struct cst_adamw_undo undo = {.base = 1000};
+        size_t at = n % 3 == 0 ? total - n : hostile_next(&state) % (total - n);
+        uint32_t first;
+        uint32_t k;
+        float(*old)[CST_ADAMW_GROUP];
+
+        fill_hostile(&got, total, &state);
+        copy(&want, &got, total);
+        kernels->adamw_undo(&hyper, n, got.grad + at, got.master + at, got.exp_avg + at,
+                            got.exp_avg_sq + at, got.weight + at, &undo);
+        if (n == 0) {
+            ck_assert_uint_eq(undo.held, 0);
+            continue;
+        }
+        first = cst_adamw_undo_first(undo.held) - 1000;
+        k = cst_adamw_undo_n(undo.held);
+        old = undo.old[cst_adamw_undo_buffer(undo.held)];
+        ck_assert_uint_eq(first + k, n);
+        ck_assert_mem_eq(old[0], want.master + at + first, k * sizeof(float));
+        ck_assert_mem_eq(old[1], want.exp_avg + at + first, k * sizeof(float));
+        ck_assert_mem_eq(old[2], want.exp_avg_sq + at + first, k * sizeof(float));
+        update(cst_adamw_ref, &hyper, &want, at, n);
+        assert_same(&got, &want, total);
+    }
+}
+END_TEST
+
 /* AdamW as torch.optim.AdamW has it, for one element, in double. */
 struct exact {
     double p;
@@ -360,6 +405,7 @@ int main(void)
     tcase_add_loop_test(adamw, test_rows_misaligned_apart, 0, hostile_n_rows());
     tcase_add_loop_test(adamw, test_pieces_give_the_same_bits, 0, hostile_n_rows());
     tcase_add_loop_test(adamw, test_nan_is_canonical, 0, hostile_n_rows());
+    tcase_add_loop_test(adamw, test_undo_has_the_same_bits, 0, hostile_n_rows());
     tcase_add_loop_test(adamw, test_against_double_precision, 0, hostile_n_rows());
     tcase_add_loop_test(adamw, test_golden_bits, 0, hostile_n_rows());
     tcase_add_test(prepare, test_prepare);

@@ -1,0 +1,63 @@
+/* What an update under way keeps so that it can be made whole after kill -9: the old states of the
+ * group of elements that it is changing, 32 at most. Two buffers are used by turns, so that one
+ * word, `held`, always names a buffer that is complete:
+ *
+ *             save in       then set                  then change
+ *   group k   buffer 0      held = (first, n, 0)      elements [first, first + n)
+ *   group k+1 buffer 1      held = (first + n, .., 1) elements [first + n, ..)
+ *   group k+2 buffer 0      ...
+ *
+ *   held = 0  no element was changed yet, or the caller cleared it after all were
+ *   held > 0  elements before `first` are new; [first, first + n) are old, new or half and half,
+ *             and their old values are in the buffer; later ones are old
+ *
+ * To make it whole: copy the group's old values back, then update all elements from `first` on with
+ * the same scalars, again with this undo and base = first. That may be killed in turn: until `held`
+ * changes, what it writes into the named buffer is what is there already. The buffers are small
+ * so that they stay in L1: next to the states' way through memory, saving costs next to nothing. */
+#ifndef CST_ADAMW_UNDO_H
+#define CST_ADAMW_UNDO_H
+
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define CST_ADAMW_GROUP 32 /* elements of a group at most */
+
+struct cst_adamw_undo {
+    alignas(64) _Atomic uint32_t held; /* the group in hand: cst_adamw_undo_word; 0: none */
+    uint32_t base; /* set by the caller: number of the update's first element, below 2^16 */
+    alignas(64) float old[2][3][CST_ADAMW_GROUP]; /* [buffer][master, exp_avg, exp_avg_sq] */
+};
+
+/* The group of @n elements from number @first, whose old values are in @buffer. Never 0. */
+static inline uint32_t cst_adamw_undo_word(uint32_t first, uint32_t n, uint32_t buffer)
+{
+    return first | n << 16 | buffer << 24;
+}
+
+static inline uint32_t cst_adamw_undo_first(uint32_t word)
+{
+    return word & 0xffffu;
+}
+
+static inline uint32_t cst_adamw_undo_n(uint32_t word)
+{
+    return word >> 16 & 0xffu;
+}
+
+static inline uint32_t cst_adamw_undo_buffer(uint32_t word)
+{
+    return word >> 24;
+}
+
+/* All earlier stores, then this one, then all later ones: for the compiler, and for processors that
+ * would reorder them. */
+static inline void cst_adamw_undo_hold(struct cst_adamw_undo *undo, uint32_t word)
+{
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(&undo->held, word, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+}
+
+#endif

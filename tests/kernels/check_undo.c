@@ -1,0 +1,447 @@
+#include "proto/status.h"
+#include "tests/kernels/tile_job.h"
+
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <time.h>
+
+static int restore(struct job *job, struct cst_undo_slot *slot)
+{
+    return cst_undo_restore(slot, &job->work, CHUNK_ELEMS);
+}
+
+/* The second tile of the second span. */
+static struct cst_tile some_tile(const struct job *job)
+{
+    return (struct cst_tile){.entry = &cst_table_tiles(job->work.table)[2],
+                             .number = 2,
+                             .start = 128 + CST_TILE_ELEMS,
+                             .mark = 1,
+                             .n_elems = CST_TILE_ELEMS,
+                             .table = 7};
+}
+
+/* As it is after kill -9 in an update of @tile: elements before @first are new, the @n next
+ * ones are ruined and their old values in @buffer, the others are old. */
+static void tear(struct job *job, struct cst_tile tile, const struct cst_adamw *adamw,
+                 uint32_t first, uint32_t n, uint32_t buffer)
+{
+    const struct cst_rows *rows = &job->work.rows;
+    struct cst_undo_slot *slot = &job->undo[0];
+    uint64_t at = tile.start + first;
+
+    cst_undo_begin_update(slot, &tile, adamw);
+    cst_adamw_ref(adamw, first, rows->grad + tile.start, rows->master + tile.start,
+                  rows->exp_avg + tile.start, rows->exp_avg_sq + tile.start,
+                  rows->weight + tile.start);
+    memcpy(slot->states.old[buffer][0], rows->master + at, n * sizeof(float));
+    memcpy(slot->states.old[buffer][1], rows->exp_avg + at, n * sizeof(float));
+    memcpy(slot->states.old[buffer][2], rows->exp_avg_sq + at, n * sizeof(float));
+    cst_adamw_undo_hold(&slot->states, cst_adamw_undo_word(first, n, buffer));
+    for (uint32_t i = 0; i < n; i++) {
+        rows->master[at + i] += 1.0f;
+        rows->exp_avg[at + i] += 1.0f;
+        rows->exp_avg_sq[at + i] += 1.0f;
+        rows->weight[at + i] = 1;
+    }
+}
+
+/* Wherever an update was torn, restoring finishes the tile; nothing else is touched, and doing it
+ * again does nothing. */
+START_TEST(test_restore_finishes_a_torn_update)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    uint64_t state = hostile_seed();
+    struct cst_adamw adamw;
+    struct cst_tile tile;
+    struct job want;
+
+    if (kernels == NULL) {
+        return;
+    }
+    cst_adamw_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
+    job_open(&want, "ref");
+    tile = some_tile(&want);
+    ck_assert(cst_tile_update(want.work.kernels, &adamw, &want.work.rows, &tile, NULL));
+    for (int k = 0; k < 100; k++) {
+        uint32_t n = 1 + (uint32_t)(hostile_next(&state) % CST_ADAMW_GROUP);
+        uint32_t first = (uint32_t)(hostile_next(&state) % (CST_TILE_ELEMS - n + 1));
+        struct job got;
+
+        first = k == 0 ? 0 : k == 1 ? CST_TILE_ELEMS - n : first;
+        job_open(&got, kernels->isa);
+        tear(&got, some_tile(&got), &adamw, first, n, (uint32_t)k / 2 % 2);
+        ck_assert(cst_undo_holds(&got.undo[0]));
+        ck_assert_uint_eq(got.undo[0].table, 7);
+        ck_assert_int_eq(restore(&got, &got.undo[0]), CST_OK);
+        ck_assert(!cst_undo_holds(&got.undo[0]));
+        assert_same(&got, &want);
+        ck_assert_int_eq(restore(&got, &got.undo[0]), CST_OK);
+        assert_same(&got, &want);
+        job_close(&got);
+    }
+    job_close(&want);
+}
+END_TEST
+
+/* A reduction that was torn is put back: the tile is old, its mark too; restoring may be
+ * interrupted and done again. */
+START_TEST(test_restore_puts_a_torn_reduction_back)
+{
+    struct job got;
+    struct job want;
+    struct cst_tile tile;
+    struct cst_undo_slot killed;
+
+    job_open(&got, NULL);
+    job_open(&want, NULL);
+    tile = some_tile(&got);
+    cst_undo_begin_reduce(&got.undo[0], &tile, got.work.rows.grad + tile.start);
+    ck_assert(cst_undo_holds(&got.undo[0]));
+    for (uint32_t i = 0; i < tile.n_elems; i++) {
+        got.work.rows.grad[tile.start + i] ^= 0x5555;
+    }
+    killed = got.undo[0];
+    ck_assert_int_eq(restore(&got, &killed), CST_OK);
+    assert_same(&got, &want);
+    got.work.rows.grad[tile.start] ^= 1;
+    ck_assert_int_eq(restore(&got, &got.undo[0]), CST_OK);
+    ck_assert(!cst_undo_holds(&got.undo[0]));
+    assert_same(&got, &want);
+    job_close(&got);
+    job_close(&want);
+}
+END_TEST
+
+/* A tile whose mark was stored before the kill is whole: its values stay. The other kind's mark
+ * does not count. */
+START_TEST(test_restore_keeps_a_marked_tile)
+{
+    const bool update = _i == 0;
+    struct cst_adamw adamw;
+    struct job got;
+    struct job want;
+    struct cst_tile tile;
+
+    cst_adamw_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
+    for (int other = 0; other < 2; other++) {
+        job_open(&got, NULL);
+        job_open(&want, NULL);
+        tile = some_tile(&got);
+        if (update) {
+            tear(&got, some_tile(&got), &adamw, 4064, 32, 1);
+            tear(&want, some_tile(&want), &adamw, 4064, 32, 1);
+        } else {
+            cst_undo_begin_reduce(&got.undo[0], &tile, got.work.rows.grad + tile.start);
+            got.work.rows.grad[tile.start] ^= 1;
+            want.work.rows.grad[tile.start] ^= 1;
+        }
+        if (update == (other == 0)) {
+            tile.entry->update_mark = some_tile(&want).entry->update_mark = 1;
+        } else {
+            tile.entry->reduce_mark = some_tile(&want).entry->reduce_mark = 1;
+        }
+        ck_assert_int_eq(restore(&got, &got.undo[0]), CST_OK);
+        ck_assert(!cst_undo_holds(&got.undo[0]));
+        if (other == 0) {
+            assert_same(&got, &want);
+        } else {
+            ck_assert_int_ne(
+                memcmp(&got.work.rows.master[tile.start + 4064],
+                       &want.work.rows.master[tile.start + 4064], 128) |
+                    memcmp(&got.work.rows.grad[tile.start], &want.work.rows.grad[tile.start], 2),
+                0);
+        }
+        job_close(&got);
+        job_close(&want);
+    }
+}
+END_TEST
+
+/* A slot that was overwritten is refused and nothing is changed. */
+START_TEST(test_restore_refuses_nonsense)
+{
+    struct cst_adamw adamw;
+    struct job got;
+    struct job want;
+    struct cst_undo_slot bad[12];
+    const int n_bad = sizeof bad / sizeof bad[0];
+
+    cst_adamw_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
+    job_open(&got, NULL);
+    job_open(&want, NULL);
+    tear(&got, some_tile(&got), &adamw, 64, 32, 1);
+    tear(&want, some_tile(&want), &adamw, 64, 32, 1);
+    for (int i = 0; i < n_bad; i++) {
+        bad[i] = got.undo[0];
+    }
+    bad[0].kind = 0;
+    bad[1].kind = 3;
+    bad[2].n_elems = 95;
+    bad[3].n_elems = CST_TILE_ELEMS + 1;
+    bad[4].start = CHUNK_ELEMS - CST_TILE_ELEMS + 1;
+    bad[5].start = UINT64_MAX - 100;
+    bad[6].tile = got.work.table->n_tiles;
+    bad[7].states.held = cst_adamw_undo_word(64, 33, 0);
+    bad[8].states.held = cst_adamw_undo_word(64, 0, 1);
+    bad[9].states.held = cst_adamw_undo_word(64, 32, 2);
+    bad[10].grad_held = CST_TILE_ELEMS;
+    bad[11].kind = CST_UNDO_REDUCE;
+    for (int i = 0; i < n_bad; i++) {
+        ck_assert_msg(restore(&got, &bad[i]) == CST_EINVAL, "bad[%d] was taken", i);
+        ck_assert(cst_undo_holds(&bad[i]));
+        assert_same(&got, &want);
+        cst_undo_drop(&bad[i]);
+        ck_assert(!cst_undo_holds(&bad[i]));
+    }
+    ck_assert_int_eq(restore(&got, &got.undo[0]), CST_OK);
+    job_close(&got);
+    job_close(&want);
+}
+END_TEST
+
+/* Reduce in place, update, next step, from wherever the job stands up to the end of @n_steps. */
+static void run_steps(struct job *job, uint64_t n_steps)
+{
+    uint64_t step;
+
+    while ((step = atomic_load(job->step)) <= n_steps) {
+        job->work.mark = step;
+        reduce_all(job, &job->undo[0]);
+        cst_tile_update_range(&job->work, &hyper, 0, UINT64_MAX, &job->undo[0]);
+        atomic_store(job->step, step + 1);
+    }
+}
+
+/* A child of the job that steps until it is killed, @ns after it has begun. */
+static void run_and_kill(struct job *job, long ns)
+{
+    int ready[2];
+    char byte = 0;
+    pid_t pid;
+    int status;
+
+    ck_assert_int_eq(pipe(ready), 0);
+    pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        /* Pages faulted in first, where the kernel can: kills should fall into the tile loops. */
+        (void)madvise(job->shared, job->bytes, MADV_POPULATE_WRITE);
+        if (write(ready[1], &byte, 1) == 1) {
+            run_steps(job, UINT64_MAX - 1);
+        }
+        _exit(1);
+    }
+    ck_assert_int_eq(read(ready[0], &byte, 1), 1);
+    /* Asleep, so that the child runs also where there is one processor; nothing relies on how far
+     * it gets. */
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+    ck_assert_int_eq(kill(pid, SIGKILL), 0);
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert(WIFSIGNALED(status));
+    close(ready[0]);
+    close(ready[1]);
+}
+
+/* kill -9 at 300 random moments in a run of reductions in place and updates: after each the slot is
+ * restored and the step under way is issued again; in the end all bits are those of an undisturbed
+ * run. */
+START_TEST(test_killed_at_any_moment)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    uint64_t state = hostile_seed() + 1;
+    unsigned held[3] = {0};
+    struct job got;
+    struct job want;
+    uint64_t n_steps;
+
+    if (kernels == NULL) {
+        return;
+    }
+    job_open(&got, kernels->isa);
+    job_open(&want, kernels->isa);
+    for (int k = 0; k < 300; k++) {
+        run_and_kill(&got, (long)(hostile_next(&state) % 1000000));
+        held[cst_undo_holds(&got.undo[0]) ? got.undo[0].kind : 0]++;
+        ck_assert_int_eq(restore(&got, &got.undo[0]), CST_OK);
+    }
+    n_steps = atomic_load(got.step) + 1;
+    printf("%s: 300 kills in %llu steps: %u in an update, %u in a reduction, %u between\n",
+           kernels->isa, (unsigned long long)n_steps, held[CST_UNDO_UPDATE], held[CST_UNDO_REDUCE],
+           held[0]);
+    ck_assert_uint_gt(held[CST_UNDO_UPDATE], 0);
+    run_steps(&got, n_steps);
+    run_steps(&want, n_steps);
+    assert_same(&got, &want);
+    job_close(&got);
+    job_close(&want);
+}
+END_TEST
+
+/* A tile small enough to be stepped through: not a whole number of groups, and its weights not at
+ * the start of a line. */
+static struct cst_tile stepped_tile(const struct job *job)
+{
+    return (struct cst_tile){.entry = &cst_table_tiles(job->work.table)[1],
+                             .number = 1,
+                             .start = 128 + 5,
+                             .mark = 1,
+                             .n_elems = 109,
+                             .table = 7};
+}
+
+/* Reduce in place, then update, one tile. */
+static void step_tile(struct job *job, const struct cst_adamw *adamw)
+{
+    const struct cst_tile tile = stepped_tile(job);
+
+    cst_tile_reduce(job->work.kernels, N_SRC, (const uint16_t *const *)(const void *)job->src,
+                    &job->work.rows, &tile, &job->undo[0]);
+    cst_tile_update(job->work.kernels, adamw, &job->work.rows, &tile, &job->undo[0]);
+}
+
+#define STEPPED_ELEMS 1024 /* of each row: as far as that tile, and beyond */
+
+/* Make @to what @from is: the table, the slot, and the rows as far as is looked at. */
+static void copy_stepped(struct job *to, const struct job *from)
+{
+    const struct cst_rows *rows = &from->work.rows;
+
+    memcpy(to->work.table, from->work.table, from->work.table->total_bytes);
+    to->undo[0] = from->undo[0];
+    memcpy(to->work.rows.weight, rows->weight, STEPPED_ELEMS * sizeof *rows->weight);
+    memcpy(to->work.rows.grad, rows->grad, STEPPED_ELEMS * sizeof *rows->grad);
+    memcpy(to->work.rows.master, rows->master, STEPPED_ELEMS * sizeof *rows->master);
+    memcpy(to->work.rows.exp_avg, rows->exp_avg, STEPPED_ELEMS * sizeof *rows->exp_avg);
+    memcpy(to->work.rows.exp_avg_sq, rows->exp_avg_sq, STEPPED_ELEMS * sizeof *rows->exp_avg_sq);
+}
+
+/* What the process would leave behind if it died now: restored and issued again, it must be as if
+ * nothing had happened. */
+static void check_image(const struct job *stepped, struct job *image, const struct job *want,
+                        const struct cst_adamw *adamw, uint64_t instruction)
+{
+    const struct cst_rows *a = &image->work.rows;
+    const struct cst_rows *b = &want->work.rows;
+
+    copy_stepped(image, stepped);
+    ck_assert_int_eq(restore(image, &image->undo[0]), CST_OK);
+    step_tile(image, adamw);
+    if (memcmp(a->weight, b->weight, STEPPED_ELEMS * sizeof *a->weight) != 0 ||
+        memcmp(a->grad, b->grad, STEPPED_ELEMS * sizeof *a->grad) != 0 ||
+        memcmp(a->master, b->master, STEPPED_ELEMS * sizeof *a->master) != 0 ||
+        memcmp(a->exp_avg, b->exp_avg, STEPPED_ELEMS * sizeof *a->exp_avg) != 0 ||
+        memcmp(a->exp_avg_sq, b->exp_avg_sq, STEPPED_ELEMS * sizeof *a->exp_avg_sq) != 0 ||
+        memcmp(image->work.table, want->work.table, want->work.table->total_bytes) != 0) {
+        ck_abort_msg("killed after %llu instructions: other bits", (unsigned long long)instruction);
+    }
+}
+
+/* What a child is stepped through: the work, or the restoring of an update that was torn before. */
+enum stepped {
+    STEP_WORK,
+    STEP_RESTORE_0, /* its group in hand is in buffer 0 */
+    STEP_RESTORE_1,
+    N_STEPPED,
+};
+
+/* Reduce @job's tile and tear its update, if it is to be restored. */
+static void prepare_stepped(struct job *job, enum stepped what, const struct cst_adamw *adamw)
+{
+    const struct cst_tile tile = stepped_tile(job);
+
+    if (what != STEP_WORK) {
+        cst_tile_reduce(job->work.kernels, N_SRC, (const uint16_t *const *)(const void *)job->src,
+                        &job->work.rows, &tile, NULL);
+        tear(job, tile, adamw, 41, 16, what == STEP_RESTORE_0 ? 0 : 1);
+    }
+}
+
+/* The child: stopped at once, then stepped by its parent. */
+static void run_stepped(struct job *job, enum stepped what, const struct cst_adamw *adamw)
+{
+    if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0) {
+        _exit(77);
+    }
+    raise(SIGSTOP);
+    if (what == STEP_WORK) {
+        step_tile(job, adamw);
+    } else {
+        (void)restore(job, &job->undo[0]);
+    }
+    _exit(0);
+}
+
+/* kill -9 at every single instruction of a reduction in place and an update, and of restoring a
+ * torn update: a child is stepped through them, and after each step the memory that it would leave
+ * behind is restored and the work is issued again, on a copy. */
+START_TEST(test_killed_at_every_instruction)
+{
+    const struct cst_kernels *kernels = hostile_row(_i / N_STEPPED);
+    const enum stepped what = (enum stepped)(_i % N_STEPPED);
+    uint64_t n_steps = 0;
+    unsigned n_held = 0;
+    struct cst_adamw adamw;
+    struct job stepped;
+    struct job image;
+    struct job want;
+    pid_t pid;
+    int status;
+
+    if (kernels == NULL) {
+        return;
+    }
+    cst_adamw_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
+    job_open(&stepped, kernels->isa);
+    job_open(&image, kernels->isa);
+    job_open(&want, kernels->isa);
+    step_tile(&want, &adamw); /* also binds what the child calls in libm and libc */
+    prepare_stepped(&stepped, what, &adamw);
+    pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        run_stepped(&stepped, what, &adamw);
+    }
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+        printf("ptrace is not allowed here: not tested\n");
+        return;
+    }
+    while (cst_table_tiles(stepped.work.table)[1].update_mark == 0 ||
+           cst_undo_holds(&stepped.undo[0])) {
+        ck_assert(WIFSTOPPED(status));
+        ck_assert_int_eq(ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL), 0);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        n_held += cst_undo_holds(&stepped.undo[0]) ? 1 : 0;
+        check_image(&stepped, &image, &want, &adamw, ++n_steps);
+    }
+    ck_assert_int_eq(kill(pid, SIGKILL), 0);
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    printf("%s, %s: %llu instructions, the slot holds after %u\n", kernels->isa,
+           what == STEP_WORK ? "work" : "restore", (unsigned long long)n_steps, n_held);
+    ck_assert_uint_gt(n_held, 100);
+    job_close(&stepped);
+    job_close(&image);
+    job_close(&want);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("undo");
+    TCase *restore_case = tcase_create("restore");
+    TCase *kill_case = tcase_create("kill");
+
+    tcase_add_loop_test(restore_case, test_restore_finishes_a_torn_update, 0, hostile_n_rows());
+    tcase_add_test(restore_case, test_restore_puts_a_torn_reduction_back);
+    tcase_add_loop_test(restore_case, test_restore_keeps_a_marked_tile, 0, 2);
+    tcase_add_test(restore_case, test_restore_refuses_nonsense);
+    tcase_add_loop_test(kill_case, test_killed_at_every_instruction, 0,
+                        N_STEPPED * hostile_n_rows());
+    tcase_add_loop_test(kill_case, test_killed_at_any_moment, 0, hostile_n_rows());
+    tcase_set_timeout(kill_case, 120);
+    suite_add_tcase(suite, restore_case);
+    suite_add_tcase(suite, kill_case);
+    return hostile_main(suite);
+}

@@ -1,0 +1,135 @@
+/* A small job of one chunk for the tests of tile loops and undo slots: all of it in memory that a
+ * child shares. */
+#ifndef CST_TESTS_TILE_JOB_H
+#define CST_TESTS_TILE_JOB_H
+
+#include "kernels/tile.h"
+#include "tests/kernels/hostile.h"
+
+#define N_SPANS 5
+#define CHUNK_ELEMS 30000
+#define N_SRC 3
+
+/* One tensor each: starts leave padding between them; the last but one is empty, the first is part
+ * of a tile. */
+static const uint64_t span_start[N_SPANS] = {0, 128, 8448, 20000, 20032};
+static const uint64_t span_elems[N_SPANS] = {100, 8192, 11003, 0, 9001};
+
+/* A job of one chunk, all of it shared with children, with an undo slot for each of two threads. */
+struct job {
+    struct cst_tile_work work;
+    struct cst_undo_slot *undo; /* [2] */
+    uint16_t *src[N_SRC];       /* contributions; [0] is the grad row */
+    _Atomic uint64_t *step;     /* the step under way, from 1 */
+    char *shared;               /* the mapping */
+    size_t bytes;               /* of it */
+};
+
+static inline void *take(char **at, size_t bytes)
+{
+    char *p = *at;
+
+    *at += (bytes + 63) & ~(size_t)63;
+    return p;
+}
+
+static inline void fill_table(struct cst_table_header *table)
+{
+    struct cst_table_chunk *chunk = cst_table_chunks(table);
+    struct cst_table_span *spans = cst_table_spans(table);
+    uint64_t first_tile = 0;
+
+    *chunk = (struct cst_table_chunk){.n_elems = CHUNK_ELEMS, .n_spans = N_SPANS};
+    for (int i = 0; i < N_SPANS; i++) {
+        spans[i] = (struct cst_table_span){
+            .start = span_start[i],
+            .n_elems = span_elems[i],
+            .first_tile = first_tile,
+            .lr_scale = i == 1 ? 0.5f : 1.0f,
+            .decay_scale = i == 2 ? 0.0f : 1.0f,
+        };
+        first_tile += cst_table_n_tiles(span_elems[i]);
+    }
+}
+
+static inline void job_open(struct job *job, const char *isa)
+{
+    struct cst_table_header header;
+    uint64_t n_tiles = 0;
+    uint64_t state = hostile_seed();
+    struct cst_rows *rows = &job->work.rows;
+    char *at;
+
+    for (int i = 0; i < N_SPANS; i++) {
+        n_tiles += cst_table_n_tiles(span_elems[i]);
+    }
+    cst_table_size(&header, 1, N_SPANS, n_tiles);
+    job->bytes = header.total_bytes + 2 * sizeof *job->undo + CHUNK_ELEMS * 24 + 4096;
+    job->shared = mmap(NULL, job->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ck_assert_ptr_ne(job->shared, MAP_FAILED);
+    at = job->shared;
+    job->work = (struct cst_tile_work){.kernels = cst_kernels_get(isa), .table_id = 7, .mark = 1};
+    ck_assert_ptr_nonnull(job->work.kernels);
+    job->work.table = take(&at, header.total_bytes);
+    *job->work.table = header;
+    fill_table(job->work.table);
+    job->undo = take(&at, 2 * sizeof *job->undo);
+    job->step = take(&at, sizeof *job->step);
+    atomic_store(job->step, 1);
+    rows->weight = take(&at, CHUNK_ELEMS * sizeof *rows->weight);
+    rows->grad = take(&at, CHUNK_ELEMS * sizeof *rows->grad);
+    rows->master = take(&at, CHUNK_ELEMS * sizeof *rows->master);
+    rows->exp_avg = take(&at, CHUNK_ELEMS * sizeof *rows->exp_avg);
+    rows->exp_avg_sq = take(&at, CHUNK_ELEMS * sizeof *rows->exp_avg_sq);
+    job->src[0] = rows->grad;
+    job->src[1] = take(&at, CHUNK_ELEMS * sizeof *job->src[1]);
+    job->src[2] = take(&at, CHUNK_ELEMS * sizeof *job->src[2]);
+    for (size_t i = 0; i < CHUNK_ELEMS; i++) {
+        for (int r = 0; r < N_SRC; r++) {
+            job->src[r][i] = cst_fp32_to_bf16(hostile_unit(&state));
+        }
+        rows->master[i] = hostile_unit(&state);
+        rows->exp_avg[i] = rows->exp_avg_sq[i] = 0.0f;
+        rows->weight[i] = (uint16_t)i;
+    }
+}
+
+static inline void job_close(struct job *job)
+{
+    ck_assert_int_eq(munmap(job->shared, job->bytes), 0);
+}
+
+static const struct cst_tile_hyper hyper = {
+    .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .grad_scale = 0.5f};
+
+static inline uint64_t reduce_all(struct job *job, struct cst_undo_slot *undo)
+{
+    return cst_tile_reduce_range(&job->work, N_SRC, (const uint16_t *const *)(const void *)job->src,
+                                 0, UINT64_MAX, undo);
+}
+
+static inline uint64_t n_elems_all(void)
+{
+    uint64_t n = 0;
+
+    for (int i = 0; i < N_SPANS; i++) {
+        n += span_elems[i];
+    }
+    return n;
+}
+
+/* Same rows, same table. */
+static inline void assert_same(const struct job *got, const struct job *want)
+{
+    const struct cst_rows *a = &got->work.rows;
+    const struct cst_rows *b = &want->work.rows;
+
+    ck_assert_mem_eq(a->grad, b->grad, CHUNK_ELEMS * sizeof *a->grad);
+    ck_assert_mem_eq(a->weight, b->weight, CHUNK_ELEMS * sizeof *a->weight);
+    ck_assert_mem_eq(a->master, b->master, CHUNK_ELEMS * sizeof *a->master);
+    ck_assert_mem_eq(a->exp_avg, b->exp_avg, CHUNK_ELEMS * sizeof *a->exp_avg);
+    ck_assert_mem_eq(a->exp_avg_sq, b->exp_avg_sq, CHUNK_ELEMS * sizeof *a->exp_avg_sq);
+    ck_assert_mem_eq(got->work.table, want->work.table, got->work.table->total_bytes);
+}
+
+#endif
