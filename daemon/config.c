@@ -262,57 +262,79 @@ int cst_config_set(struct cst_config *config, const char *section, const char *k
 
 struct load {
     struct cst_config *config;
+    FILE *file;
+    int line;           /* being read; inih counts the same but does not tell */
     uint64_t seen;      /* rows that this file has set */
-    struct cst_err err; /* the first one */
+    struct cst_err err; /* the first one of a key or value ... */
+    int err_line;       /* ... and where it was */
 };
+
+static char *read_line(char *line, int size, void *user)
+{
+    struct load *load = user;
+
+    load->line++;
+    return fgets(line, size, load->file);
+}
+
+static int set_once(struct load *load, const char *section, const char *key, const char *value)
+{
+    int i = find_row(section, key, &load->err);
+
+    if (i < 0) {
+        return CST_EINVAL;
+    }
+    if ((load->seen >> i & 1) != 0) {
+        return cst_err_set(&load->err, CST_EINVAL, "'%s' is set twice in [%s]", key, section);
+    }
+    load->seen |= UINT64_C(1) << i;
+    return set_row(load->config, i, value, &load->err);
+}
 
 /* inih's handler: 1 goes on, 0 is an error in this line. Only the first is kept. */
 static int on_line(void *user, const char *section, const char *key, const char *value)
 {
     struct load *load = user;
-    int i;
 
     if (load->err.status != 0) {
         return 0;
     }
-    i = find_row(section, key, &load->err);
-    if (i < 0) {
+    if (set_once(load, section, key, value) != CST_OK) {
+        load->err_line = load->line;
         return 0;
     }
-    if ((load->seen >> i & 1) != 0) {
-        (void)cst_err_set(&load->err, CST_EINVAL, "'%s' is set twice in [%s]", key, section);
-        return 0;
+    return 1;
+}
+
+/* A line that inih itself could not read never came to the handler. */
+static int explain_line(const struct load *load, const char *path, int line, struct cst_err *err)
+{
+    if (load->err.status == 0 || line < load->err_line) {
+        return cst_err_set(err, CST_EINVAL, "%s:%d: neither '[section]' nor 'key = value'", path,
+                           line);
     }
-    load->seen |= UINT64_C(1) << i;
-    return set_row(load->config, i, value, &load->err) == CST_OK;
+    return cst_err_set(err, CST_EINVAL, "%s:%d: %s", path, line, load->err.text);
 }
 
 int cst_config_load(struct cst_config *config, const char *path, bool required, struct cst_err *err)
 {
-    struct load load = {.config = config};
-    FILE *file = fopen(path, "re");
-    int line;
+    struct load load = {.config = config, .file = fopen(path, "re")};
+    int line, rc = CST_OK;
 
-    if (file == NULL) {
+    if (load.file == NULL) {
         if (errno == ENOENT && !required) {
             return CST_OK;
         }
         return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%s", path);
     }
-    line = ini_parse_file(file, on_line, &load);
-    if (ferror(file) != 0) {
-        (void)fclose(file);
-        return cst_err_set(err, CST_EIO, "%s: cannot be read", path);
+    line = ini_parse_stream(read_line, &load, on_line, &load);
+    if (ferror(load.file) != 0) {
+        rc = cst_err_set(err, CST_EIO, "%s: cannot be read", path);
+    } else if (line != 0) {
+        rc = explain_line(&load, path, line, err);
     }
-    (void)fclose(file);
-    if (line == 0) {
-        return CST_OK;
-    }
-    if (load.err.status == 0) {
-        return cst_err_set(err, CST_EINVAL, "%s:%d: neither '[section]' nor 'key = value'", path,
-                           line);
-    }
-    return cst_err_set(err, CST_EINVAL, "%s:%d: %s", path, line, load.err.text);
+    (void)fclose(load.file);
+    return rc;
 }
 
 static int finish_manager_socket(struct cst_config *config, struct cst_err *err)

@@ -1,0 +1,299 @@
+/* daemon/config: defaults, the file, the command line's way in; sizes, times and access rules. */
+#include "daemon/config.h"
+#include "daemon/log.h"
+#include "daemon/size.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const uint64_t GIB = UINT64_C(1) << 30;
+
+static struct cst_config config;
+static struct cst_err err;
+static char path[64];
+
+static void setup(void)
+{
+    int fd;
+
+    (void)strcpy(path, "/tmp/cistern-config-XXXXXX");
+    fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(close(fd), 0);
+    cst_config_init(&config, 100 * GIB);
+    err = (struct cst_err){0};
+}
+
+static void teardown(void)
+{
+    (void)unlink(path);
+}
+
+static int load(const char *text)
+{
+    FILE *file = fopen(path, "we");
+
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_ge(fputs(text, file), 0);
+    ck_assert_int_eq(fclose(file), 0);
+    return cst_config_load(&config, path, true, &err);
+}
+
+/* The error is CST_EINVAL at @line of the file, and says @words. */
+static void assert_refused(const char *text, int line, const char *words)
+{
+    char where[96];
+
+    cst_config_init(&config, 100 * GIB);
+    err = (struct cst_err){0};
+    ck_assert_int_eq(load(text), CST_EINVAL);
+    (void)snprintf(where, sizeof where, "%s:%d: ", path, line);
+    ck_assert_msg(strncmp(err.text, where, strlen(where)) == 0, "'%s' is not about line %d",
+                  err.text, line);
+    ck_assert_msg(strstr(err.text, words) != NULL, "'%s' does not say '%s'", err.text, words);
+}
+
+/* -- defaults ------------------------------------------------------------------------------- */
+
+/* Without a file the budgets are parts of the machine's memory and together leave some of it. */
+START_TEST(defaults_fit_the_machine)
+{
+    ck_assert_int_eq(cst_config_load(&config, "/nowhere/cistern.conf", false, &err), CST_OK);
+    ck_assert_int_eq(cst_config_finish(&config, &err), CST_OK);
+    ck_assert_uint_gt(config.host_bytes, 0);
+    ck_assert_uint_gt(config.pool_bytes, 0);
+    ck_assert_uint_lt(config.host_bytes + config.pool_bytes, config.memory_bytes);
+    ck_assert_str_eq(config.socket, "/run/cistern/cistern.sock");
+    ck_assert_str_eq(config.manager_socket, "/run/cistern/manager.sock");
+    ck_assert(config.access.any);
+    ck_assert_int_eq(config.log_level, CST_LOG_INFO);
+}
+END_TEST
+
+/* A file that was asked for must be there. */
+START_TEST(a_file_that_was_asked_for_must_be_there)
+{
+    ck_assert_int_eq(cst_config_load(&config, "/nowhere/cistern.conf", true, &err), CST_ENOTFOUND);
+    ck_assert_ptr_nonnull(strstr(err.text, "/nowhere/cistern.conf"));
+}
+END_TEST
+
+/* -- the file ------------------------------------------------------------------------------- */
+
+/* Every key arrives where it belongs. */
+START_TEST(every_key_is_read)
+{
+    int rc = load("# a comment\n"
+                  "[daemon]\nsocket = /a/b.sock\nmanager_socket = /a/m.sock\nlog_level = "
+                  "debug\naccess = uid:7, gid:8\n"
+                  "[host]\nmemory = 24G\nlock = yes\nnodes = 0, 2\n"
+                  "[device host]\npool = 10%\n"
+                  "[engine]\nthreads = 3\ncopy_threads = 2\nprogram = /x/engine\n"
+                  "[job]\nttl = 2h\ntimeout = 90\nmax_jobs = 5\nmax_sessions = 6\ncredits = 7\n");
+
+    ck_assert_msg(rc == CST_OK, "%s", err.text);
+    ck_assert_int_eq(cst_config_finish(&config, &err), CST_OK);
+    ck_assert_str_eq(config.socket, "/a/b.sock");
+    ck_assert_str_eq(config.manager_socket, "/a/m.sock");
+    ck_assert_int_eq(config.log_level, CST_LOG_DEBUG);
+    ck_assert(!config.access.any);
+    ck_assert_uint_eq(config.host_bytes, 24 * GIB);
+    ck_assert_int_eq(config.lock, CST_LOCK_YES);
+    ck_assert_uint_eq(config.n_nodes, 2);
+    ck_assert_uint_eq(config.nodes[1], 2);
+    ck_assert_uint_eq(config.pool_bytes, 10 * GIB);
+    ck_assert_uint_eq(config.threads, 3);
+    ck_assert_uint_eq(config.copy_threads, 2);
+    ck_assert_str_eq(config.engine, "/x/engine");
+    ck_assert_uint_eq(config.ttl_s, 7200);
+    ck_assert_uint_eq(config.timeout_s, 90);
+    ck_assert_uint_eq(config.max_jobs, 5);
+    ck_assert_uint_eq(config.max_sessions, 6);
+    ck_assert_uint_eq(config.credits, 7);
+}
+END_TEST
+
+/* Unknown sections and keys, keys set twice and lines that are neither are refused with file, line
+ * and what there is. */
+START_TEST(unknown_and_repeated_keys_are_refused)
+{
+    assert_refused("[host]\nmemory = 1G\nmemroy = 2G\n", 3, "known: memory, lock, nodes");
+    assert_refused("\n[hots]\nmemory = 1G\n", 3, "known: daemon, host, device host, engine, job");
+    assert_refused("[host]\nmemory = 1G\n[job]\nttl = 1h\n[host]\nmemory = 1G\n", 6, "set twice");
+    assert_refused("[host]\nmemory\n", 2, "key = value");
+    assert_refused("[host\nmemory = 1G\n", 1, "key = value");
+    assert_refused("memory = 1G\n", 1, "unknown section []");
+}
+END_TEST
+
+/* A value that makes no sense is refused with file, line, key and what is allowed. */
+START_TEST(nonsense_values_are_refused)
+{
+    static const struct {
+        const char *section, *line, *words;
+    } bad[] = {
+        {"host", "memory = much", "memory: 'much' is not a size"},
+        {"host", "memory = -1", "is not a size"},
+        {"host", "memory = 1X", "is not a size"},
+        {"host", "memory = 1GB", "is not a size"},
+        {"host", "memory = 101%", "is not a size"},
+        {"host", "memory = 99999999999T", "is not a size"},
+        {"host", "memory =", "is not a size"},
+        {"host", "lock = maybe", "none of try, yes, no"},
+        {"host", "nodes = left", "list of at most 8"},
+        {"host", "nodes = 1,2,3,4,5,6,7,8,9", "list of at most 8"},
+        {"daemon", "socket = relative/path", "absolute path"},
+        {"daemon", "log_level = 3", "error, warning, notice, info, debug"},
+        {"daemon", "access = everybody", "user:NAME"},
+        {"daemon", "access = user:no-such-user-here", "names nobody"},
+        {"daemon", "access = ,", "no rule"},
+        {"engine", "threads = -3", "a number from 0"},
+        {"engine", "threads = 2.5", "a number from 0"},
+        {"job", "ttl = 0", "at least 1 s"},
+        {"job", "ttl = 1y", "is not a time"},
+        {"job", "ttl = 99999d", "is not a time"},
+        {"job", "max_jobs = 0", "a number from 1"},
+        {"job", "credits = 99999", "a number from 1 to 1024"},
+    };
+    char text[256];
+
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        (void)snprintf(text, sizeof text, "[%s]\n%s\n", bad[i].section, bad[i].line);
+        assert_refused(text, 2, bad[i].words);
+    }
+}
+END_TEST
+
+/* What the command line sets goes over the file, and over itself. */
+START_TEST(the_command_line_beats_the_file)
+{
+    ck_assert_int_eq(load("[host]\nmemory = 1G\n"), CST_OK);
+    ck_assert_int_eq(cst_config_set(&config, "host", "memory", "2G", &err), CST_OK);
+    ck_assert_int_eq(cst_config_set(&config, "host", "memory", "3G", &err), CST_OK);
+    ck_assert_uint_eq(config.host_bytes, 3 * GIB);
+    ck_assert_int_eq(cst_config_set(&config, "host", "memory", "three", &err), CST_EINVAL);
+    ck_assert_uint_eq(config.host_bytes, 3 * GIB);
+}
+END_TEST
+
+/* -- what must fit -------------------------------------------------------------------------- */
+
+/* Budgets beyond the machine's memory, alone or together, are refused with the numbers. */
+START_TEST(budgets_beyond_the_machine_are_refused)
+{
+    ck_assert_int_eq(cst_config_set(&config, "host", "memory", "101G", &err), CST_OK);
+    ck_assert_int_eq(cst_config_finish(&config, &err), CST_EBUDGET);
+    ck_assert_ptr_nonnull(strstr(err.text, "108447924224"));
+    ck_assert_ptr_nonnull(strstr(err.text, "107374182400"));
+    ck_assert_int_eq(cst_config_set(&config, "host", "memory", "60G", &err), CST_OK);
+    ck_assert_int_eq(cst_config_set(&config, "device host", "pool", "41G", &err), CST_OK);
+    ck_assert_int_eq(cst_config_finish(&config, &err), CST_EBUDGET);
+    cst_config_init(&config, 100 * GIB);
+    ck_assert_int_eq(cst_config_set(&config, "device host", "pool", "101G", &err), CST_OK);
+    ck_assert_int_eq(cst_config_finish(&config, &err), CST_EBUDGET);
+}
+END_TEST
+
+/* A budget that was not given makes room for the one that was. */
+START_TEST(a_default_makes_room)
+{
+    ck_assert_int_eq(cst_config_set(&config, "host", "memory", "90G", &err), CST_OK);
+    ck_assert_int_eq(cst_config_finish(&config, &err), CST_OK);
+    ck_assert_uint_eq(config.pool_bytes, 10 * GIB);
+    cst_config_init(&config, 100 * GIB);
+    ck_assert_int_eq(cst_config_set(&config, "device host", "pool", "90G", &err), CST_OK);
+    ck_assert_int_eq(cst_config_finish(&config, &err), CST_OK);
+    ck_assert_uint_eq(config.host_bytes, 10 * GIB);
+}
+END_TEST
+
+/* Two sockets need two paths. */
+START_TEST(the_sockets_differ)
+{
+    ck_assert_int_eq(cst_config_set(&config, "daemon", "socket", "/a/manager.sock", &err), CST_OK);
+    ck_assert_int_eq(cst_config_finish(&config, &err), CST_EINVAL);
+}
+END_TEST
+
+/* -- access --------------------------------------------------------------------------------- */
+
+/* A rule lets its user or group in, root always, nobody else. */
+START_TEST(rules_let_in_whom_they_name)
+{
+    static const gid_t groups[] = {100, 200}, others[] = {300};
+    struct cst_access access;
+
+    ck_assert_int_eq(cst_access_parse(&access, "uid:4001 gid:200, user:root", &err), CST_OK);
+    ck_assert(cst_access_allows(&access, 4001, others, 1));
+    ck_assert(cst_access_allows(&access, 4002, groups, 2));
+    ck_assert(!cst_access_allows(&access, 4002, groups, 1));
+    ck_assert(!cst_access_allows(&access, 4002, others, 1));
+    ck_assert(cst_access_allows(&access, 0, others, 1));
+    ck_assert_int_eq(cst_access_parse(&access, "any", &err), CST_OK);
+    ck_assert(cst_access_allows(&access, 4002, others, 1));
+}
+END_TEST
+
+/* -- sizes ---------------------------------------------------------------------------------- */
+
+/* Suffixes are powers of 1024, percentages are of the whole; the largest that fits in 63 bits is
+ * taken. */
+START_TEST(sizes_are_read)
+{
+    uint64_t bytes;
+
+    ck_assert_int_eq(cst_size_parse("4096", 0, &bytes, &err), CST_OK);
+    ck_assert_uint_eq(bytes, 4096);
+    ck_assert_int_eq(cst_size_parse("3k", 0, &bytes, &err), CST_OK);
+    ck_assert_uint_eq(bytes, 3072);
+    ck_assert_int_eq(cst_size_parse("2T", 0, &bytes, &err), CST_OK);
+    ck_assert_uint_eq(bytes, UINT64_C(2) << 40);
+    ck_assert_int_eq(cst_size_parse("50%", 1000, &bytes, &err), CST_OK);
+    ck_assert_uint_eq(bytes, 500);
+    ck_assert_int_eq(cst_size_parse("8388608T", 0, &bytes, &err), CST_OK);
+    ck_assert_int_eq(cst_size_parse("8388609T", 0, &bytes, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_size_parse("99999999999999999999", 0, &bytes, &err), CST_EINVAL);
+}
+END_TEST
+
+/* Sizes are written with the unit that fits. */
+START_TEST(sizes_are_written)
+{
+    char buf[CST_SIZE_TEXT];
+
+    ck_assert_str_eq(cst_size_text(0, buf), "0 B");
+    ck_assert_str_eq(cst_size_text(1023, buf), "1023 B");
+    ck_assert_str_eq(cst_size_text(1536, buf), "1.5 KiB");
+    ck_assert_str_eq(cst_size_text(UINT64_MAX, buf), "16777216.0 TiB");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("config");
+    TCase *tc = tcase_create("config");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    suite_add_tcase(suite, tc);
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, defaults_fit_the_machine);
+    tcase_add_test(tc, a_file_that_was_asked_for_must_be_there);
+    tcase_add_test(tc, every_key_is_read);
+    tcase_add_test(tc, unknown_and_repeated_keys_are_refused);
+    tcase_add_test(tc, nonsense_values_are_refused);
+    tcase_add_test(tc, the_command_line_beats_the_file);
+    tcase_add_test(tc, budgets_beyond_the_machine_are_refused);
+    tcase_add_test(tc, a_default_makes_room);
+    tcase_add_test(tc, the_sockets_differ);
+    tcase_add_test(tc, rules_let_in_whom_they_name);
+    tcase_add_test(tc, sizes_are_read);
+    tcase_add_test(tc, sizes_are_written);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

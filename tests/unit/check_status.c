@@ -1,0 +1,92 @@
+/* proto/status: the list of errors and the words of a cause. */
+#include "proto/status.h"
+
+#include <check.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Every status has its own number, name and words; the numbers are the wire's and count up from 0.
+ */
+START_TEST(the_list_is_dense)
+{
+    int expected = 0;
+
+#define CHECK(name, number, retryable, words)                                                      \
+    ck_assert_int_eq(number, expected++);                                                          \
+    ck_assert_str_eq(cst_status_name(CST_##name), #name);                                          \
+    ck_assert_str_eq(cst_status_words(CST_##name), words);                                         \
+    ck_assert(cst_status_retryable(CST_##name) == (retryable));
+    CST_STATUS_MAP(CHECK)
+#undef CHECK
+}
+END_TEST
+
+/* A number that is not in the list has a name and words, and trying again does not help. */
+START_TEST(unknown_numbers_have_words)
+{
+    ck_assert_str_eq(cst_status_name(-9999), "?");
+    ck_assert_str_eq(cst_status_name(1), "?");
+    ck_assert_uint_gt(strlen(cst_status_words(-9999)), 0);
+    ck_assert(!cst_status_retryable(-9999));
+}
+END_TEST
+
+/* Words are kept with their status, and a caller's prefix comes before them. */
+START_TEST(words_are_prefixed)
+{
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(cst_err_set(&err, CST_EPOOL, "%d blocks", 3), CST_EPOOL);
+    ck_assert_int_eq(err.status, CST_EPOOL);
+    ck_assert_str_eq(err.text, "3 blocks");
+    ck_assert_int_eq(cst_err_prefix(&err, "rank %d", 1), CST_EPOOL);
+    ck_assert_str_eq(err.text, "rank 1: 3 blocks");
+    ck_assert_int_eq(cst_err_errno(&err, CST_EIO, ENOENT, "%s", "/x"), CST_EIO);
+    ck_assert_str_eq(err.text, "/x: No such file or directory");
+}
+END_TEST
+
+/* Words that are too long are cut, never written beyond their place; nobody needs to want them. */
+START_TEST(words_are_bounded)
+{
+    struct {
+        struct cst_err err;
+        char guard[16];
+    } s;
+    char words[1000];
+
+    memset(words, 'w', sizeof words - 1);
+    words[sizeof words - 1] = '\0';
+    memset(s.guard, 'g', sizeof s.guard);
+    (void)cst_err_set(&s.err, CST_EIO, "%s", words);
+    ck_assert_uint_eq(strlen(s.err.text), sizeof s.err.text - 1);
+    (void)cst_err_prefix(&s.err, "%s", words);
+    ck_assert_uint_eq(strlen(s.err.text), sizeof s.err.text - 1);
+    (void)cst_err_errno(&s.err, CST_EIO, ENOENT, "%s", words);
+    ck_assert_uint_eq(strlen(s.err.text), sizeof s.err.text - 1);
+    for (size_t i = 0; i < sizeof s.guard; i++) {
+        ck_assert_int_eq(s.guard[i], 'g');
+    }
+    ck_assert_int_eq(cst_err_set(NULL, CST_EIO, "x"), CST_EIO);
+    ck_assert_int_eq(cst_err_errno(NULL, CST_EIO, ENOENT, "x"), CST_EIO);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("status");
+    TCase *tc = tcase_create("status");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    suite_add_tcase(suite, tc);
+    tcase_add_test(tc, the_list_is_dense);
+    tcase_add_test(tc, unknown_numbers_have_words);
+    tcase_add_test(tc, words_are_prefixed);
+    tcase_add_test(tc, words_are_bounded);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
