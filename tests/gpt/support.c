@@ -141,17 +141,20 @@ void test_text(uint8_t out[TEST_TEXT_BYTES])
 
 struct gpt_options test_options(const char *line)
 {
-    static char words[1024];
+    static char lines[16][1024]; /* the options borrow from them */
+    static size_t n_lines;
+    char *words = lines[n_lines++];
     char *argv[64] = {(char *)(uintptr_t) "cistern-gpt"};
     struct gpt_options options;
     struct cst_err err = {0};
     int argc = 1;
 
-    ck_assert_uint_lt(strlen(line), sizeof words);
+    ck_assert_uint_le(n_lines, 16);
+    ck_assert_uint_lt(strlen(line), sizeof lines[0]);
     strcpy(words, line);
     for (char *word = strtok(words, " "); word != NULL; word = strtok(NULL, " ")) {
         ck_assert_int_lt(argc, 63);
-        argv[argc++] = strdup(word); /* borrowed by the options until the test's process ends */
+        argv[argc++] = word;
     }
     ck_assert_msg(gpt_options_parse(&options, argc, argv, &err) == 0, "%s", err.text);
     return options;
