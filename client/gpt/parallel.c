@@ -3,9 +3,16 @@
 #include <dlfcn.h>
 #include <string.h>
 
+/* ThreadSanitizer does not see the barriers of an OpenMP runtime that was built without it. */
+#if defined(_OPENMP) && !defined(__SANITIZE_THREAD__)
+#define USE_OPENMP 1
+#else
+#define USE_OPENMP 0
+#endif
+
 void gpt_parallel(unsigned n_threads, size_t n, gpt_parallel_fn fn, void *arg)
 {
-#ifdef _OPENMP
+#if USE_OPENMP
     if (n_threads > 1) {
 #pragma omp parallel for num_threads(n_threads) schedule(static, 1)
         for (unsigned t = 0; t < n_threads; t++) {
