@@ -14,8 +14,8 @@ declare -A heard # name -> descriptor with what its notify_run hears
 declare -A manager_of
 
 fail() {
-    printf 'FAILED: %s\n' "$*" >&2
     tail -n 30 "$tmp"/*.log >&2 || true
+    printf 'FAILED: %s\n' "$*" >&2
     exit 1
 }
 

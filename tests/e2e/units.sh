@@ -22,6 +22,6 @@ cd - >/dev/null
 # The user and the directory are made from the files that are installed.
 need systemd-sysusers
 mkdir -p "$tmp/root/etc"
-systemd-sysusers --dry-run --root="$tmp/root" "$PWD/${srcdir:-.}/systemd/sysusers.d/cistern.conf" >"$tmp/sysusers.log" 2>&1 ||
+systemd-sysusers --dry-run --root="$tmp/root" "$(realpath "$srcdir/systemd/sysusers.d/cistern.conf")" >"$tmp/sysusers.log" 2>&1 ||
     fail "systemd-sysusers failed"
 grep -q "cistern" "$tmp/sysusers.log" || fail "systemd-sysusers would make no user"

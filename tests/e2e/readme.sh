@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# What README.md tells a newcomer to do works: its C program, built with pkg-config against an installed tree, trains through a daemon of
+# that tree. The installation itself has what it should.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+need pkg-config
+
+root=$tmp/root
+env -u MAKEFLAGS -u MAKELEVEL make -s install DESTDIR="$root" >"$tmp/install.log" 2>&1 || fail "make install failed"
+
+# Each of these, wherever the prefix puts it.
+for file in sbin/cisternd bin/cistern libexec/cistern/cistern-engine-host include/cistern/cistern.h pkgconfig/cistern.pc \
+    libcistern.so libcistern.a man8/cisternd.8 man5/cistern.conf.5 man1/cistern.1 system/cisternd.service system/cisternd.socket \
+    system/cisternd-manager.socket sysusers.d/cistern.conf tmpfiles.d/cistern.conf examples/cistern.conf completions/cistern.bash; do
+    [ -n "$(find "$root" -path "*/$file")" ] || fail "not installed: $file"
+done
+
+# Nothing but the library's own header names is visible to those who link with it.
+library=$(find "$root" -name libcistern.so)
+strange=$(nm -D --defined-only "$library" | awk '$2 ~ /[TDBR]/ && $3 !~ /^cst_/ && $3 !~ /^CISTERN/ { print $3 }')
+[ -z "$strange" ] || fail "symbols that should be hidden: $strange"
+
+# The first block of C in the README.
+awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' "$srcdir/README.md" >"$tmp/worker.c"
+[ -s "$tmp/worker.c" ] || fail "README.md has no program in C"
+cmp "$tmp/worker.c" "$srcdir/client/example.c" || fail "README.md and client/example.c are not the same program"
+PKG_CONFIG_PATH=$(dirname "$(find "$root" -name cistern.pc)")
+export PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR=$root
+read -r -a flags < <(pkg-config --cflags --libs cistern)
+# The library may have been built with a sanitizer, and so must be the program then.
+sanitize=$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)
+# shellcheck disable=SC2086 # words
+${CC:-cc} -std=c11 -Wall -Wextra -Werror $sanitize "$tmp/worker.c" "${flags[@]}" -o "$tmp/worker" >"$tmp/compile.log" 2>&1 ||
+    fail "the program in README.md does not compile"
+
+# The daemon as installed; its engine would be under the prefix, which is not where it lies now.
+start installed "$(find "$root" -path '*/sbin/cisternd')" --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET" \
+    --engine "$(find "$root" -name cistern-engine-host)"
+await installed READY=1
+LD_LIBRARY_PATH=$(dirname "$library") "$tmp/worker" >"$tmp/worker.log" 2>&1 || fail "the program in README.md fails"
+cat "$tmp/worker.log"
+stop_daemon installed
