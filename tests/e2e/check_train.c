@@ -1,0 +1,412 @@
+/* Training through a real daemon and engine gives the bits that a calculation in this process
+ * gives: for every world, every pool, every form of the calls, and whoever dies when. */
+#include "tests/lib/daemon_proc.h"
+#include "tests/lib/train_worker.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct daemon_proc proc;
+static struct train_run *reference;
+static struct train_report *reports[TRAIN_MAX_WORLD];
+
+static void setup(void)
+{
+    reference = malloc(sizeof *reference);
+    ck_assert_ptr_nonnull(reference);
+    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
+        reports[r] = train_report_new();
+    }
+    daemon_proc_start(&proc, NULL);
+}
+
+static void teardown(void)
+{
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
+        train_report_free(reports[r]);
+    }
+    free(reference);
+}
+
+static struct train_order order_of(const char *name, uint32_t rank, uint32_t world,
+                                   uint64_t n_steps)
+{
+    return (struct train_order){.socket = proc.socket,
+                                .name = name,
+                                .rank = rank,
+                                .world = world,
+                                .n_steps = n_steps,
+                                .bad_step = TRAIN_NEVER,
+                                .die_at = UINT32_MAX};
+}
+
+static void check_result(const struct cst_step_result *got, const struct cst_step_result *want)
+{
+    ck_assert_uint_eq(got->step, want->step);
+    ck_assert_int_eq(got->skipped, want->skipped);
+    ck_assert_uint_eq(got->n_skipped, want->n_skipped);
+    ck_assert(memcmp(&got->grad_norm, &want->grad_norm, sizeof got->grad_norm) == 0 ||
+              (isnan(got->grad_norm) && isnan(want->grad_norm)));
+    ck_assert_mem_eq(&got->clip, &want->clip, sizeof got->clip);
+    ck_assert_mem_eq(&got->loss, &want->loss, sizeof got->loss);
+}
+
+/* The states that rank 0 read are those of the reference, to the bit. */
+static void check_states(void)
+{
+    const struct train_states *got = &reports[0]->run.states, *want = &reference->states;
+
+    ck_assert(reports[0]->has_states);
+    for (int t = 0; t < TRAIN_N_TENSORS; t++) {
+        uint64_t at = train_tensors[t].start, n = train_tensors[t].n_elems;
+        const char *name = train_tensors[t].name;
+
+        ck_assert_msg(memcmp(got->master + at, want->master + at, 4 * n) == 0, "master of %s",
+                      name);
+        ck_assert_msg(memcmp(got->exp_avg + at, want->exp_avg + at, 4 * n) == 0, "exp_avg of %s",
+                      name);
+        ck_assert_msg(memcmp(got->exp_avg_sq + at, want->exp_avg_sq + at, 4 * n) == 0,
+                      "exp_avg_sq of %s", name);
+        ck_assert_msg(memcmp(got->weight + at, want->weight + at, 2 * n) == 0, "weight of %s",
+                      name);
+    }
+}
+
+/* Run a job to its end with all ranks like @like, from step @from on; then compare. */
+static void run_from(const struct train_order *like, uint64_t from)
+{
+    pid_t pids[TRAIN_MAX_WORLD];
+
+    for (uint32_t r = 0; r < like->world; r++) {
+        struct train_order order = *like;
+
+        order.rank = r;
+        memset(reports[r], 0, sizeof *reports[r]);
+        pids[r] = train_worker_start(&order, reports[r]);
+    }
+    for (uint32_t r = 0; r < like->world; r++) {
+        train_worker_join(pids[r], reports[r]);
+    }
+    train_reference(reference, like->world, like->n_steps, like->bad_step);
+    for (uint32_t r = 0; r < like->world; r++) {
+        for (uint64_t s = from; s < like->n_steps; s++) {
+            check_result(&reports[r]->run.results[s], &reference->results[s]);
+        }
+    }
+    check_states();
+}
+
+static void run_job(const struct train_order *like)
+{
+    run_from(like, 0);
+}
+
+/* 1, 2 and 4 ranks; the largest pool and then the smallest. */
+START_TEST(test_worlds_and_pools)
+{
+    static const uint32_t worlds[] = {1, 2, 4};
+    struct train_order order = order_of("big", 0, worlds[_i], 4);
+
+    run_job(&order);
+    ck_assert_uint_gt(reports[0]->plan.n_blocks, reports[0]->plan.min_blocks);
+    order.name = "smallest";
+    order.pool_bytes = reports[0]->plan.min_blocks * reports[0]->plan.block_bytes;
+    run_job(&order);
+    ck_assert_uint_eq(reports[0]->plan.n_blocks, reports[0]->plan.min_blocks);
+}
+END_TEST
+
+/* A pool that is a byte too small is refused with what is short. */
+START_TEST(test_pool_too_small)
+{
+    struct train_order order = order_of("probe", 0, 1, 1);
+    struct cst_job_spec spec = {.name = "small", .world = 1, .chunk_elems = TRAIN_CHUNK_ELEMS};
+    struct cst_client *client;
+    struct cst_job *job;
+    struct cst_err err = {0};
+
+    run_job(&order);
+    spec.pool_bytes = reports[0]->plan.min_blocks * reports[0]->plan.block_bytes - 1;
+    ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
+    ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_OK);
+    ck_assert_int_eq(train_declare(job), CST_OK);
+    ck_assert_int_eq(cst_commit(job, NULL, &err), CST_EPOOL);
+    ck_assert_msg(strstr(err.text, "short") != NULL, "%s", err.text);
+    cst_disconnect(client);
+}
+END_TEST
+
+/* The forms that do not wait give the same. */
+START_TEST(test_try_forms)
+{
+    struct train_order order = order_of("try", 0, 2, 3);
+
+    order.try_forms = true;
+    order.pool_bytes = 4ull * 2 * TRAIN_CHUNK_ELEMS;
+    run_job(&order);
+}
+END_TEST
+
+/* A worker that forks in every operator trains on, its children find dead handles. */
+START_TEST(test_forks)
+{
+    struct train_order order = order_of("forks", 0, 2, 2);
+
+    order.forks = true;
+    run_job(&order);
+}
+END_TEST
+
+/* A step with an infinite gradient is skipped and counted, the states stay, and training goes on.
+ */
+START_TEST(test_bad_gradient)
+{
+    struct train_order order = order_of("bad", 0, 2, 4);
+
+    order.bad_step = 1;
+    run_job(&order);
+    ck_assert(reports[1]->run.results[1].skipped);
+    ck_assert(!reports[1]->run.results[2].skipped);
+    ck_assert_uint_eq(reports[0]->run.results[3].n_skipped, 1);
+}
+END_TEST
+
+/* Workers leave after two steps; others come and go on where the job stands, without writing
+ * anything. */
+START_TEST(test_come_back)
+{
+    struct train_order order = order_of("back", 0, 2, 2);
+
+    run_job(&order);
+    order.n_steps = 5;
+    run_from(&order, 2);
+}
+END_TEST
+
+/* One of two ranks is killed at a point of its life, for every point; a new process takes its
+ * place. The states in the end are those of an undisturbed run. _i: the rank that dies. */
+START_TEST(test_killed_anywhere)
+{
+    struct train_order orders[2] = {order_of("dry", 0, 2, 2), order_of("dry", 1, 2, 2)};
+    uint32_t victim = (uint32_t)_i, n_points, n_redone = 0;
+    pid_t pids[2];
+
+    run_job(&orders[0]);
+    n_points = reports[victim]->n_points;
+    ck_assert_uint_gt(n_points, 2 * 2 * TRAIN_N_OPERATORS);
+    for (uint32_t point = 0; point < n_points; point++) {
+        char name[32];
+
+        (void)snprintf(name, sizeof name, "killed-%u", point);
+        for (uint32_t r = 0; r < 2; r++) {
+            orders[r].name = name;
+            orders[r].die_at = r == victim ? point : UINT32_MAX;
+            orders[r].pool_bytes = point % 2 == 0 ? 0 : 5ull * 2 * TRAIN_CHUNK_ELEMS;
+            memset(reports[r], 0, sizeof *reports[r]);
+            pids[r] = train_worker_start(&orders[r], reports[r]);
+        }
+        ck_assert_msg(train_worker_join_dying(pids[victim], reports[victim]), "point %u", point);
+        orders[victim].die_at = UINT32_MAX;
+        pids[victim] = train_worker_start(&orders[victim], reports[victim]);
+        train_worker_join(pids[victim], reports[victim]);
+        train_worker_join(pids[1 - victim], reports[1 - victim]);
+        n_redone += reports[1 - victim]->n_syncs;
+        check_states();
+    }
+    ck_assert_uint_gt(n_redone, n_points / 2);
+}
+END_TEST
+
+/* -- one process, both ranks: calls that must fail ------------------------------------------------
+ */
+
+struct pair {
+    struct cst_client *client[2];
+    struct cst_job *job[2];
+};
+
+static void declare_pair(struct pair *pair, const char *name)
+{
+    struct cst_err err = {0};
+
+    for (uint32_t r = 0; r < 2; r++) {
+        struct cst_job_spec spec = {.name = name,
+                                    .rank = r,
+                                    .world = 2,
+                                    .chunk_elems = TRAIN_CHUNK_ELEMS,
+                                    .timeout_ms = 20000};
+
+        ck_assert_int_eq(cst_connect(&pair->client[r], proc.socket, &err), CST_OK);
+        ck_assert_int_eq(cst_job_open(&pair->job[r], pair->client[r], &spec, &err), CST_OK);
+    }
+}
+
+/* Call @try on both until both have an answer. */
+static void drive_pair(struct pair *pair, int (*call)(struct cst_job *, void *, struct cst_err *),
+                       void *args[2], int rc[2], struct cst_err err[2])
+{
+    rc[0] = rc[1] = CST_EAGAIN;
+    while (rc[0] == CST_EAGAIN || rc[1] == CST_EAGAIN) {
+        for (int r = 0; r < 2; r++) {
+            if (rc[r] == CST_EAGAIN) {
+                rc[r] = call(pair->job[r], args[r], &err[r]);
+            }
+        }
+    }
+}
+
+static int call_commit(struct cst_job *job, void *arg, struct cst_err *err)
+{
+    (void)arg;
+    return cst_try_commit(job, NULL, err);
+}
+
+static int call_sync(struct cst_job *job, void *arg, struct cst_err *err)
+{
+    return cst_try_sync(job, arg, err);
+}
+
+static int call_step(struct cst_job *job, void *arg, struct cst_err *err)
+{
+    return cst_try_step(job, arg, NULL, err);
+}
+
+/* Parameters that differ between ranks fail the step for both; after a sync the step can be done
+ * with one set. */
+START_TEST(test_params_differ)
+{
+    struct cst_hyper_params params[2] = {{.lr = 0.5f}, {.lr = 0.25f}};
+    void *args[2] = {&params[0], &params[1]}, *none[2] = {NULL, NULL};
+    struct cst_err err[2] = {{0}, {0}};
+    struct pair pair;
+    uint64_t step;
+    int rc[2];
+
+    declare_pair(&pair, "params");
+    ck_assert_int_eq(train_declare(pair.job[0]), CST_OK);
+    ck_assert_int_eq(train_declare(pair.job[1]), CST_OK);
+    drive_pair(&pair, call_commit, none, rc, err);
+    ck_assert_msg(rc[0] == CST_OK && rc[1] == CST_OK, "%s / %s", err[0].text, err[1].text);
+    drive_pair(&pair, call_sync, none, rc, err);
+    ck_assert(rc[0] == CST_OK && rc[1] == CST_OK);
+    drive_pair(&pair, call_step, args, rc, err);
+    ck_assert_msg(rc[0] == CST_EMISMATCH && rc[1] == CST_EMISMATCH, "%d %d", rc[0], rc[1]);
+    params[1] = params[0];
+    args[0] = args[1] = &step;
+    drive_pair(&pair, call_sync, args, rc, err);
+    ck_assert_msg(rc[0] == CST_OK && rc[1] == CST_OK, "%s / %s", err[0].text, err[1].text);
+    ck_assert_uint_eq(step, 0);
+    args[0] = &params[0];
+    args[1] = &params[1];
+    drive_pair(&pair, call_step, args, rc, err);
+    ck_assert_msg(rc[0] == CST_OK && rc[1] == CST_OK, "%s / %s", err[0].text, err[1].text);
+    cst_disconnect(pair.client[0]);
+    cst_disconnect(pair.client[1]);
+}
+END_TEST
+
+/* A tensor that is declared otherwise by another rank is named. */
+START_TEST(test_declarations_differ)
+{
+    int64_t shapes[2] = {100, 200};
+    void *none[2] = {NULL, NULL};
+    struct cst_err err[2] = {{0}, {0}};
+    struct pair pair;
+    int rc[2], zero = 0;
+
+    declare_pair(&pair, "differ");
+    for (int r = 0; r < 2; r++) {
+        ck_assert_int_eq(cst_tensor(pair.job[r], "gain", CST_BF16, 1, &shapes[r], CST_GROUP_ALL),
+                         0);
+        ck_assert_int_eq(cst_operator(pair.job[r], "norm", &zero, 1), 0);
+    }
+    drive_pair(&pair, call_commit, none, rc, err);
+    ck_assert(rc[0] == CST_EMISMATCH || rc[1] == CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err[rc[0] == CST_EMISMATCH ? 0 : 1].text, "gain"));
+    cst_disconnect(pair.client[0]);
+    cst_disconnect(pair.client[1]);
+}
+END_TEST
+
+/* A rank that has a living worker is not given to a second one. */
+START_TEST(test_rank_taken)
+{
+    struct cst_job_spec spec = {.name = "taken", .rank = 0, .world = 2};
+    struct cst_err err = {0};
+    struct cst_client *client;
+    struct cst_job *job;
+    struct pair pair;
+    char pid[32];
+
+    declare_pair(&pair, "taken");
+    spec.chunk_elems = TRAIN_CHUNK_ELEMS;
+    ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
+    ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_EBUSY);
+    (void)snprintf(pid, sizeof pid, "%d", (int)getpid());
+    ck_assert_msg(strstr(err.text, pid) != NULL, "%s", err.text);
+    cst_disconnect(client);
+    cst_disconnect(pair.client[0]);
+    cst_disconnect(pair.client[1]);
+}
+END_TEST
+
+/* Between sync and step states can be read but not written. */
+START_TEST(test_write_in_step)
+{
+    struct cst_job_spec spec = {.name = "write", .world = 1, .chunk_elems = TRAIN_CHUNK_ELEMS};
+    struct cst_err err = {0};
+    struct cst_client *client;
+    struct cst_job *job;
+    struct cst_io io[TRAIN_MAX_IO];
+    float value = 2.0f, got = 0;
+
+    ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
+    ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_OK);
+    ck_assert_int_eq(train_declare(job), CST_OK);
+    ck_assert_int_eq(cst_commit(job, NULL, &err), CST_OK);
+    ck_assert_int_eq(cst_tensor_write(job, 4, CST_STATE_MASTER, 0, 1, &value, &err), CST_OK);
+    ck_assert_int_eq(cst_sync(job, NULL, &err), CST_OK);
+    ck_assert_int_eq(cst_op_begin(job, 3, CST_FORWARD, io, 2, &err), CST_OK);
+    ck_assert_uint_eq(*(const uint16_t *)io[1].weight, 0x4000);
+    ck_assert_int_eq(cst_tensor_write(job, 4, CST_STATE_MASTER, 0, 1, &got, &err), CST_EBUSY);
+    ck_assert_int_eq(cst_tensor_read(job, 4, CST_STATE_MASTER, 0, 1, &got, &err), CST_OK);
+    ck_assert_float_eq(got, value);
+    ck_assert_int_eq(cst_tensor_write(job, 4, CST_STATE_GRAD, 0, 1, &got, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_op_end(job, 3, &err), CST_OK);
+    cst_disconnect(client);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("train");
+    TCase *bits = tcase_create("bits"), *faults = tcase_create("faults");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    tcase_add_checked_fixture(bits, setup, teardown);
+    tcase_set_timeout(bits, 60);
+    tcase_add_loop_test(bits, test_worlds_and_pools, 0, 3);
+    tcase_add_test(bits, test_try_forms);
+    tcase_add_test(bits, test_forks);
+    tcase_add_test(bits, test_bad_gradient);
+    tcase_add_test(bits, test_come_back);
+    tcase_add_loop_test(bits, test_killed_anywhere, 0, 2);
+    tcase_add_checked_fixture(faults, setup, teardown);
+    tcase_set_timeout(faults, 60);
+    tcase_add_test(faults, test_pool_too_small);
+    tcase_add_test(faults, test_params_differ);
+    tcase_add_test(faults, test_declarations_differ);
+    tcase_add_test(faults, test_rank_taken);
+    tcase_add_test(faults, test_write_in_step);
+    suite_add_tcase(suite, bits);
+    suite_add_tcase(suite, faults);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? 0 : 1;
+}

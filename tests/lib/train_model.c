@@ -1,0 +1,248 @@
+#include "tests/lib/train_model.h"
+
+#include "kernels/kernels.h"
+#include "offload/clip.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+const struct train_tensor train_tensors[TRAIN_N_TENSORS] = {
+    {"wte", 3200, 0, 1.0f, 1.0f},       {"w1", 5000, 3200, 1.0f, 1.0f},
+    {"b1", 77, 8200, 0.5f, 0.0f},       {"w2", 6000, 8277, 1.0f, 1.0f},
+    {"b2", 1, 14277, 2.0f, 0.0f},       {"expert", 300, 14278, 1.0f, 1.0f},
+    {"unused", 100, 14578, 1.0f, 1.0f}, {"w3", 8000, 14678, 1.0f, 0.25f},
+};
+
+const struct train_operator train_operators[TRAIN_N_OPERATORS] = {
+    {"embed", {0}, 1},     {"layer1", {1, 2}, 2}, {"idle", {5}, 1},
+    {"layer2", {3, 4}, 2}, {"layer3", {7, 2}, 2}, {"head", {0}, 1},
+};
+
+/* splitmix64. */
+static uint64_t mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* In (-1, 1), never 0. */
+static float noise(uint64_t x)
+{
+    return ((float)(mix(x) >> 41) + 0.5f) / 4194304.0f - 1.0f;
+}
+
+float train_start(uint64_t i)
+{
+    return noise(i ^ 0x5eed00000000u);
+}
+
+struct cst_hyper_params train_params(uint64_t step, double loss)
+{
+    return (struct cst_hyper_params){
+        .lr = 0.01f / (float)(step + 1),
+        .weight_decay = 0.1f,
+        .clip_norm = step % 2 == 0 ? 1.0f : 0.0f,
+        .grad_scale = 0.5f,
+        .loss = loss,
+    };
+}
+
+int train_declare(struct cst_job *job)
+{
+    int rc = 0;
+
+    for (int i = 0; rc >= 0 && i < TRAIN_N_TENSORS; i++) {
+        int64_t shape = (int64_t)train_tensors[i].n_elems;
+
+        rc = cst_tensor_scaled(job, train_tensors[i].name, CST_BF16, 1, &shape, CST_GROUP_ALL,
+                               train_tensors[i].lr_scale, train_tensors[i].decay_scale);
+    }
+    for (int i = 0; rc >= 0 && i < TRAIN_N_OPERATORS; i++) {
+        rc = cst_operator(job, train_operators[i].name, train_operators[i].tensors,
+                          train_operators[i].n_tensors);
+    }
+    return rc < 0 ? rc : CST_OK;
+}
+
+double train_forward(int op, const struct cst_io *io)
+{
+    double sum = 0;
+
+    for (uint32_t k = 0; k < train_operators[op].n_tensors; k++) {
+        const uint16_t *weight = io[k].weight;
+
+        for (uint64_t i = 0; i < io[k].n_elems; i++) {
+            sum += (double)cst_bf16_to_fp32(weight[i]) * (double)(i % 7);
+        }
+    }
+    return sum;
+}
+
+bool train_idle(int op, uint32_t rank, uint64_t step)
+{
+    return op == 2 && (rank + step) % 2 == 0;
+}
+
+void train_backward(int op, uint32_t rank, uint64_t step, uint64_t bad_step,
+                    const struct cst_io *io)
+{
+    for (uint32_t k = 0; k < train_operators[op].n_tensors; k++) {
+        uint64_t key = (uint64_t)op << 56 | (uint64_t)k << 48 | (uint64_t)rank << 40 | step << 24;
+        const uint16_t *weight = io[k].weight;
+        uint16_t *grad = io[k].grad;
+
+        for (uint64_t i = 0; i < io[k].n_elems; i++) {
+            float g = noise(key + i) * 0.1f + cst_bf16_to_fp32(weight[i]) * 0.25f;
+
+            grad[i] = cst_fp32_to_bf16(io[k].accumulate ? cst_bf16_to_fp32(grad[i]) + g : g);
+        }
+        if (step == bad_step && rank == 0 && op == 3 && k == 0) {
+            grad[4097] = 0x7f80; /* +infinity, in the second tile */
+        }
+    }
+}
+
+/* -- the reference ---------------------------------------------------------------------------- */
+
+struct reference {
+    struct train_run *run;
+    const struct cst_kernels *kernels;
+    uint32_t world;
+    uint64_t bad_step;
+    uint64_t adam_step; /* updates applied */
+    uint64_t n_skipped;
+    uint16_t *grads;   /* per rank: TRAIN_N_ELEMS */
+    uint16_t *reduced; /* TRAIN_N_ELEMS */
+    struct cst_table_tile tiles[64];
+    uint64_t n_tiles;
+};
+
+static void fill_io(const struct reference *ref, int op, uint16_t *grads, const bool *written,
+                    struct cst_io *io)
+{
+    for (uint32_t k = 0; k < train_operators[op].n_tensors; k++) {
+        int t = train_operators[op].tensors[k];
+
+        io[k] = (struct cst_io){
+            .weight = ref->run->states.weight + train_tensors[t].start,
+            .grad = grads + train_tensors[t].start,
+            .accumulate = written[t],
+            .n_elems = train_tensors[t].n_elems,
+        };
+    }
+}
+
+/* One rank's forward and backward; returns its loss. */
+static double compute(struct reference *ref, uint32_t rank, uint64_t step)
+{
+    uint16_t *grads = ref->grads + (size_t)rank * TRAIN_N_ELEMS;
+    bool written[TRAIN_N_TENSORS] = {false};
+    struct cst_io io[TRAIN_MAX_IO];
+    double loss = 0;
+
+    memset(grads, 0, TRAIN_N_ELEMS * sizeof *grads);
+    for (int op = 0; op < TRAIN_N_OPERATORS; op++) {
+        fill_io(ref, op, grads, written, io);
+        loss += train_forward(op, io);
+    }
+    for (int op = TRAIN_N_OPERATORS; op-- > 0;) {
+        if (train_idle(op, rank, step)) {
+            continue;
+        }
+        fill_io(ref, op, grads, written, io);
+        train_backward(op, rank, step, ref->bad_step, io);
+        for (uint32_t k = 0; k < train_operators[op].n_tensors; k++) {
+            written[train_operators[op].tensors[k]] = true;
+        }
+    }
+    return loss;
+}
+
+static void reduce(struct reference *ref)
+{
+    ref->n_tiles = 0;
+    for (int t = 0; t < TRAIN_N_TENSORS; t++) {
+        for (uint64_t at = 0; at < train_tensors[t].n_elems; at += CST_TILE_ELEMS) {
+            uint64_t left = train_tensors[t].n_elems - at, start = train_tensors[t].start + at;
+            size_t n = left < CST_TILE_ELEMS ? left : CST_TILE_ELEMS;
+            const uint16_t *src[4];
+
+            for (uint32_t r = 0; r < ref->world; r++) {
+                src[r] = ref->grads + (size_t)r * TRAIN_N_ELEMS + start;
+            }
+            ref->tiles[ref->n_tiles++].sum_squares =
+                ref->kernels->reduce(n, ref->world, src, ref->reduced + start);
+        }
+    }
+}
+
+static void update(struct reference *ref, const struct cst_hyper_params *p, float factor)
+{
+    struct train_states *s = &ref->run->states;
+
+    ref->adam_step++;
+    for (int t = 0; t < TRAIN_N_TENSORS; t++) {
+        const struct train_tensor *tensor = &train_tensors[t];
+        uint64_t at = tensor->start;
+        struct cst_adamw hyper;
+
+        cst_adamw_prepare(&hyper, (double)p->lr * (double)tensor->lr_scale, (double)0.9f,
+                          (double)0.999f, (double)1e-8f,
+                          (double)p->weight_decay * (double)tensor->decay_scale, factor,
+                          ref->adam_step);
+        ref->kernels->adamw(&hyper, tensor->n_elems, ref->reduced + at, s->master + at,
+                            s->exp_avg + at, s->exp_avg_sq + at, s->weight + at);
+    }
+}
+
+static void step_once(struct reference *ref, uint64_t step)
+{
+    struct cst_hyper_params params;
+    struct cst_clip clip;
+    double loss = 0;
+
+    for (uint32_t r = 0; r < ref->world; r++) {
+        loss += compute(ref, r, step);
+    }
+    reduce(ref);
+    params = train_params(step, 0);
+    clip = cst_clip_factor(cst_norm_sum(ref->tiles, ref->n_tiles), params.grad_scale,
+                           params.clip_norm);
+    if (clip.finite) {
+        update(ref, &params, clip.factor);
+    } else {
+        ref->n_skipped++;
+    }
+    ref->run->results[step] = (struct cst_step_result){
+        .step = step + 1,
+        .skipped = !clip.finite,
+        .grad_norm = clip.grad_norm,
+        .clip = clip.clip,
+        .loss = loss / ref->world,
+        .n_skipped = ref->n_skipped,
+    };
+}
+
+void train_reference(struct train_run *run, uint32_t world, uint64_t n_steps, uint64_t bad_step)
+{
+    struct reference ref = {
+        .run = run, .kernels = cst_kernels_get(NULL), .world = world, .bad_step = bad_step};
+
+    memset(run, 0, sizeof *run);
+    ref.grads = calloc((size_t)world * TRAIN_N_ELEMS, sizeof *ref.grads);
+    ref.reduced = calloc(TRAIN_N_ELEMS, sizeof *ref.reduced);
+    ck_assert(ref.grads != NULL && ref.reduced != NULL && ref.kernels != NULL);
+    for (uint64_t i = 0; i < TRAIN_N_ELEMS; i++) {
+        run->states.master[i] = train_start(i);
+        run->states.weight[i] = cst_fp32_to_bf16(run->states.master[i]);
+    }
+    for (uint64_t s = 0; s < n_steps; s++) {
+        step_once(&ref, s);
+    }
+    free(ref.grads);
+    free(ref.reduced);
+}

@@ -1,0 +1,368 @@
+#include "tests/lib/train_worker.h"
+
+#include <check.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct worker {
+    const struct train_order *order;
+    struct train_report *report;
+    struct cst_client *client;
+    struct cst_job *job;
+    uint32_t point;
+};
+
+/* A point at which the worker can be killed. */
+static void pass(struct worker *w)
+{
+    w->report->n_points = w->point + 1;
+    if (w->point++ == w->order->die_at) {
+        (void)raise(SIGKILL);
+    }
+}
+
+static void await(struct worker *w)
+{
+    struct pollfd pfd = {.fd = cst_client_fd(w->client), .events = POLLIN};
+
+    (void)poll(&pfd, 1, -1);
+}
+
+/* -- each call in the form that was ordered -----------------------------------------------------
+ */
+
+static int commit(struct worker *w, struct cst_err *err)
+{
+    int rc;
+
+    if (!w->order->try_forms) {
+        return cst_commit(w->job, &w->report->plan, err);
+    }
+    while ((rc = cst_try_commit(w->job, &w->report->plan, err)) == CST_EAGAIN) {
+        await(w);
+    }
+    return rc;
+}
+
+static int sync_once(struct worker *w, uint64_t *step, struct cst_err *err)
+{
+    int rc;
+
+    if (!w->order->try_forms) {
+        return cst_sync(w->job, step, err);
+    }
+    while ((rc = cst_try_sync(w->job, step, err)) == CST_EAGAIN) {
+        await(w);
+    }
+    return rc;
+}
+
+static int begin(struct worker *w, int op, enum cst_direction direction, struct cst_io *io,
+                 struct cst_err *err)
+{
+    uint32_t n = train_operators[op].n_tensors;
+    int rc;
+
+    if (!w->order->try_forms) {
+        return cst_op_begin(w->job, op, direction, io, n, err);
+    }
+    while ((rc = cst_try_op_begin(w->job, op, direction, io, n, err)) == CST_EAGAIN) {
+        await(w);
+    }
+    return rc;
+}
+
+/* In the try form there is one more point to die at: the step is asked for and not answered. */
+static int step(struct worker *w, const struct cst_hyper_params *params,
+                struct cst_step_result *result, struct cst_err *err)
+{
+    int rc = cst_try_step(w->job, params, result, err);
+
+    pass(w);
+    if (rc != CST_EAGAIN) {
+        return rc;
+    }
+    if (!w->order->try_forms) {
+        return cst_step(w->job, params, result, err);
+    }
+    while ((rc = cst_try_step(w->job, params, result, err)) == CST_EAGAIN) {
+        await(w);
+    }
+    return rc;
+}
+
+/* -- a life ---------------------------------------------------------------------------------------
+ */
+
+/* The child finds its handle dead, the parent does not notice. */
+static int fork_once(struct worker *w, int op, struct cst_err *err)
+{
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        bool dead = cst_op_end(w->job, op, NULL) == CST_EFORKED &&
+                    cst_ping(w->client, NULL, NULL) == CST_EFORKED;
+
+        cst_disconnect(w->client);
+        _exit(dead ? 0 : 1);
+    }
+    if (pid < 0 || waitpid(pid, &status, 0) != pid || status != 0) {
+        return cst_err_set(err, CST_EINTERNAL, "the forked child could use the job");
+    }
+    return CST_OK;
+}
+
+static int run_op(struct worker *w, int op, enum cst_direction direction, uint64_t number,
+                  double *loss, struct cst_err *err)
+{
+    struct cst_io io[TRAIN_MAX_IO];
+    int rc = begin(w, op, direction, io, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    pass(w);
+    if (w->order->forks) {
+        rc = fork_once(w, op, err);
+        if (rc != CST_OK) {
+            return rc;
+        }
+    }
+    if (direction == CST_FORWARD) {
+        *loss += train_forward(op, io);
+    } else {
+        train_backward(op, w->order->rank, number, w->order->bad_step, io);
+    }
+    rc = cst_op_end(w->job, op, err);
+    pass(w);
+    return rc;
+}
+
+static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
+{
+    struct cst_step_result result;
+    struct cst_hyper_params params;
+    double loss = 0;
+    int rc = CST_OK;
+
+    for (int op = 0; rc == CST_OK && op < TRAIN_N_OPERATORS; op++) {
+        rc = run_op(w, op, CST_FORWARD, *number, &loss, err);
+    }
+    for (int op = TRAIN_N_OPERATORS; rc == CST_OK && op-- > 0;) {
+        if (!train_idle(op, w->order->rank, *number)) {
+            rc = run_op(w, op, CST_BACKWARD, *number, &loss, err);
+        }
+    }
+    if (rc == CST_OK) {
+        params = train_params(*number, loss);
+        rc = step(w, &params, &result, err);
+    }
+    if (rc == CST_OK) {
+        w->report->run.results[*number] = result;
+        *number = result.step;
+        pass(w);
+    }
+    return rc;
+}
+
+/* A rank that comes back may be earlier than the news of its death. */
+static int open_job(struct worker *w, struct cst_err *err)
+{
+    struct cst_job_spec spec = {
+        .name = w->order->name,
+        .rank = w->order->rank,
+        .world = w->order->world,
+        .pool_bytes = w->order->pool_bytes,
+        .chunk_elems = TRAIN_CHUNK_ELEMS,
+        .timeout_ms = 20000,
+    };
+    int rc = CST_EBUSY;
+
+    for (int i = 0; rc == CST_EBUSY && i < 5000; i++) {
+        rc = cst_job_open(&w->job, w->client, &spec, err);
+        if (rc == CST_EBUSY) {
+            (void)poll(NULL, 0, 1);
+        }
+    }
+    return rc;
+}
+
+static int write_start(struct worker *w, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (int t = 0; rc == CST_OK && t < TRAIN_N_TENSORS; t++) {
+        uint64_t n = train_tensors[t].n_elems;
+        float *master = malloc(n * sizeof *master);
+
+        for (uint64_t i = 0; master != NULL && i < n; i++) {
+            master[i] = train_start(train_tensors[t].start + i);
+        }
+        rc = master == NULL ? CST_ENOMEM
+                            : cst_tensor_write(w->job, t, CST_STATE_MASTER, 0, n, master, err);
+        free(master);
+        pass(w);
+    }
+    return rc;
+}
+
+static int read_states(struct worker *w, struct cst_err *err)
+{
+    struct train_states *s = &w->report->run.states;
+    int rc = CST_OK;
+
+    for (int t = 0; rc == CST_OK && t < TRAIN_N_TENSORS; t++) {
+        uint64_t n = train_tensors[t].n_elems, at = train_tensors[t].start;
+        const struct {
+            enum cst_state state;
+            void *data;
+        } rows[] = {{CST_STATE_WEIGHT, s->weight + at},
+                    {CST_STATE_MASTER, s->master + at},
+                    {CST_STATE_EXP_AVG, s->exp_avg + at},
+                    {CST_STATE_EXP_AVG_SQ, s->exp_avg_sq + at}};
+
+        for (size_t k = 0; rc == CST_OK && k < sizeof rows / sizeof *rows; k++) {
+            rc = cst_tensor_read(w->job, t, rows[k].state, 0, n, rows[k].data, err);
+        }
+    }
+    w->report->has_states = rc == CST_OK;
+    return rc;
+}
+
+static bool is_void(int rc)
+{
+    return rc == CST_EPEERDIED || rc == CST_ESTALE;
+}
+
+/* A peer may die while this rank waits for it: then it waits again. */
+static int sync_all(struct worker *w, uint64_t *number, struct cst_err *err)
+{
+    int rc;
+
+    do {
+        rc = sync_once(w, number, err);
+    } while (is_void(rc));
+    pass(w);
+    return rc;
+}
+
+static int train(struct worker *w, struct cst_err *err)
+{
+    uint64_t number = cst_job_steps(w->job);
+    int rc = CST_OK;
+
+    if (number >= w->order->n_steps) {
+        return CST_OK; /* it came back after the last step: the others are gone */
+    }
+    if (!cst_job_initialised(w->job) && w->order->rank == 0) {
+        rc = write_start(w, err);
+    }
+    if (rc == CST_OK) {
+        rc = sync_all(w, &number, err);
+    }
+    while (rc == CST_OK && number < w->order->n_steps) {
+        rc = run_step(w, &number, err);
+        if (is_void(rc)) {
+            w->report->n_syncs++;
+            rc = sync_all(w, &number, err);
+        }
+    }
+    return rc;
+}
+
+static int live(struct worker *w, struct cst_err *err)
+{
+    int rc = cst_connect(&w->client, w->order->socket, err);
+
+    pass(w);
+    rc = rc == CST_OK ? open_job(w, err) : rc;
+    pass(w);
+    if (rc == CST_OK) {
+        rc = train_declare(w->job);
+        if (rc != CST_OK) {
+            *err = *cst_job_error(w->job);
+        }
+    }
+    if (rc == CST_OK) {
+        do {
+            rc = commit(w, err);
+        } while (is_void(rc));
+    }
+    pass(w);
+    rc = rc == CST_OK ? train(w, err) : rc;
+    rc = rc == CST_OK && w->order->rank == 0 ? read_states(w, err) : rc;
+    pass(w);
+    return rc == CST_OK ? cst_job_leave(w->job, err) : rc;
+}
+
+/* -- from outside
+ * ----------------------------------------------------------------------------------- */
+
+struct train_report *train_report_new(void)
+{
+    void *base = mmap(NULL, sizeof(struct train_report), PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    ck_assert_ptr_ne(base, MAP_FAILED);
+    return base;
+}
+
+void train_report_free(struct train_report *report)
+{
+    (void)munmap(report, sizeof *report);
+}
+
+pid_t train_worker_start(const struct train_order *order, struct train_report *report)
+{
+    pid_t pid = fork();
+
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        struct train_order mine = *order;
+        struct worker w = {.order = &mine, .report = report};
+        struct cst_err err = {0};
+        int rc;
+
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        rc = live(&w, &err);
+        if (rc != CST_OK) {
+            (void)snprintf(report->error, sizeof report->error, "rank %u, point %u: %s: %s",
+                           mine.rank, w.point, cst_status_name(rc), err.text);
+        }
+        cst_disconnect(w.client);
+        _exit(rc == CST_OK ? 0 : 1);
+    }
+    return pid;
+}
+
+bool train_worker_join_dying(pid_t pid, const struct train_report *report)
+{
+    int status;
+    pid_t got;
+
+    do {
+        got = waitpid(pid, &status, 0);
+    } while (got < 0 && errno == EINTR);
+    ck_assert_int_eq(got, pid);
+    if (WIFSIGNALED(status)) {
+        ck_assert_int_eq(WTERMSIG(status), SIGKILL);
+        return true;
+    }
+    ck_assert_msg(WEXITSTATUS(status) == 0, "%s", report->error);
+    return false;
+}
+
+void train_worker_join(pid_t pid, const struct train_report *report)
+{
+    ck_assert(!train_worker_join_dying(pid, report));
+}

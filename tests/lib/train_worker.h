@@ -1,0 +1,48 @@
+/* Worker processes that train the model of train_model.h through libcistern, and can be told to die
+ * at any point of their life. */
+#ifndef TRAIN_WORKER_H
+#define TRAIN_WORKER_H
+
+#include "tests/lib/train_model.h"
+
+#include <sys/types.h>
+
+#define TRAIN_MAX_WORLD 4
+
+/* What a worker is told. */
+struct train_order {
+    const char *socket;
+    const char *name; /* of the job */
+    uint32_t rank, world;
+    uint64_t n_steps;    /* to be committed in all */
+    uint64_t pool_bytes; /* of this rank; 0: all it can use */
+    uint64_t bad_step;   /* its gradients are infinite, or TRAIN_NEVER */
+    uint32_t die_at;     /* kill -9 itself at this point, counted from 0; UINT32_MAX: never */
+    bool try_forms;      /* use the calls that do not wait, with poll */
+    bool forks;          /* forks in each operator; the child tries to use the job */
+};
+
+/* What it tells, in shared memory. */
+struct train_report {
+    struct train_run run; /* results as this rank saw them; states if it read them */
+    struct cst_plan plan;
+    bool has_states;
+    uint32_t n_points; /* points passed */
+    uint32_t n_syncs;  /* after which steps were done again */
+    char error[512];   /* why its exit status is not 0 */
+};
+
+/* Memory for a report that children share. */
+struct train_report *train_report_new(void);
+void train_report_free(struct train_report *report);
+
+/* Start a process that does @order and writes @report; *order is copied. */
+pid_t train_worker_start(const struct train_order *order, struct train_report *report);
+
+/* Wait for it; fails the test, with its words, unless its exit status is 0. */
+void train_worker_join(pid_t pid, const struct train_report *report);
+
+/* Wait for it. True if it died by SIGKILL; false if it ended well; else the test fails. */
+bool train_worker_join_dying(pid_t pid, const struct train_report *report);
+
+#endif
