@@ -1,5 +1,7 @@
 /* Training through a real daemon and engine gives the bits that a calculation in this process
  * gives: for every world, every pool, every form of the calls, and whoever dies when. */
+#include "client/call.h"
+#include "proto/cistern.pb-c.h"
 #include "tests/lib/daemon_proc.h"
 #include "tests/lib/train_worker.h"
 
@@ -8,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 static struct daemon_proc proc;
 static struct train_run *reference;
@@ -21,6 +25,8 @@ static void setup(void)
         reports[r] = train_report_new();
     }
     daemon_proc_start(&proc, NULL);
+    /* Nobody reads what it says to a service manager: it must not wait for that. */
+    ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
 }
 
 static void teardown(void)
@@ -146,7 +152,7 @@ START_TEST(test_try_forms)
     struct train_order order = order_of("try", 0, 2, 3);
 
     order.try_forms = true;
-    order.pool_bytes = 4ull * 2 * TRAIN_CHUNK_ELEMS;
+    order.pool_bytes = 6ull * 2 * TRAIN_CHUNK_ELEMS;
     run_job(&order);
 }
 END_TEST
@@ -187,6 +193,22 @@ START_TEST(test_come_back)
 }
 END_TEST
 
+static void remove_job(const char *name)
+{
+    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+    struct cst_err err = {0};
+    struct cst_call call = {0};
+    struct cst_client *client;
+
+    ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
+    msg.name = (char *)(uintptr_t)name;
+    ck_assert_msg(cst_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &msg.base,
+                                CISTERN__MSG_TYPE__MSG_OK, NULL, &err) == CST_OK,
+                  "%s", err.text);
+    cst_call_reset(&call);
+    cst_disconnect(client);
+}
+
 /* One of two ranks is killed at a point of its life, for every point; a new process takes its
  * place. The states in the end are those of an undisturbed run. _i: the rank that dies. */
 START_TEST(test_killed_anywhere)
@@ -205,7 +227,7 @@ START_TEST(test_killed_anywhere)
         for (uint32_t r = 0; r < 2; r++) {
             orders[r].name = name;
             orders[r].die_at = r == victim ? point : UINT32_MAX;
-            orders[r].pool_bytes = point % 2 == 0 ? 0 : 5ull * 2 * TRAIN_CHUNK_ELEMS;
+            orders[r].pool_bytes = point % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
             memset(reports[r], 0, sizeof *reports[r]);
             pids[r] = train_worker_start(&orders[r], reports[r]);
         }
@@ -216,6 +238,7 @@ START_TEST(test_killed_anywhere)
         train_worker_join(pids[1 - victim], reports[1 - victim]);
         n_redone += reports[1 - victim]->n_syncs;
         check_states();
+        remove_job(name);
     }
     ck_assert_uint_gt(n_redone, n_points / 2);
 }
