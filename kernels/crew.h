@@ -3,10 +3,12 @@
  * taken goes on with the next job, so many small jobs cost no more than one large one. Knows
  * nothing of what a piece is, and nothing of processors.
  *
- *   class 0  [job: piece piece piece]->[job]      threads take the next piece of the first job of
- * the lowest class; class 1  [job]                                each CST_CREW_TURN-th piece comes
- * from the highest class in use,
- *   ...                                           so that nothing waits for ever */
+ *   class 0  [job: piece piece piece]->[job]->[job: piece piece]
+ *   class 1  [job: piece]
+ *   ...
+ *
+ * A thread takes the next piece of the first job of the lowest class. Each CST_CREW_TURN-th piece
+ * comes from the highest class that has one, so that nothing waits for ever. */
 #ifndef CST_CREW_H
 #define CST_CREW_H
 

@@ -3,8 +3,7 @@
  * back by mail. It touches no bulk byte itself.
  *
  *   socket --SETUP--> device, crews --SEGMENT_ADD--> mapping --> SEGMENT_DONE
- *          --SUBMIT--> tickets --ready--> work --> lanes | team --mail--> tickets, outbox --> DONE
- */
+ *          --SUBMIT--> tickets --> work --> lanes | team --mail--> tickets, outbox --> DONE */
 #ifndef CST_ENGINE_H
 #define CST_ENGINE_H
 

@@ -2,8 +2,8 @@
  * piece, and locks it; SEGMENT_DROP has a lane unmap it. The loop thread never touches a page. The
  * answer comes by mail.
  *
- *   add --> ADDING --lanes: populate.. lock--> mail --> READY --drop, no uses--> lane: unmap -->
- * mail --> freed */
+ *   add --> ADDING --lanes: populate, lock--> mail --> READY
+ *   drop --> DROPPING --no uses, a lane: unmap--> mail --> freed */
 #ifndef CST_MAPPING_H
 #define CST_MAPPING_H
 

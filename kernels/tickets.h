@@ -1,8 +1,7 @@
 /* Commands that have not completed, and which of them wait for which. Pure: no threads, no I/O,
  * allocates with malloc only.
  *
- *   add --(all of after have completed)--> ready --take--> running --done--> gone; waiters may
- * become ready
+ *   add --(all of after are over)--> ready --take--> running --done--> gone, waiters become ready
  *
  * A dependency that is not pending counts as complete: it completed before, or belongs to an
  * engine's life before this one. But one that is known to have failed (the last

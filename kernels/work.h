@@ -1,8 +1,8 @@
 /* One command while the engine has it: what the message asked, checked; the segments that it holds;
  * its job on a crew; its outcome.
  *
- *   open --(dependencies)--> prepare: places resolved, segments held --> pieces on lanes or team
- * --> mail --> close */
+ *   open --(dependencies)--> prepare: places resolved, segments held
+ *        --> pieces on lanes or team --> mail --> close */
 #ifndef CST_WORK_H
 #define CST_WORK_H
 
