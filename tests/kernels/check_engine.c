@@ -464,7 +464,9 @@ START_TEST(test_no_reading)
     Engine__Pong pong;
 
     for (uint64_t i = 0; i < N_MANY; i++) {
-        many[i] = fill((struct cst_place){.segment = i % 3 == 0 ? 99 : job.ids[TINY_POOL]}, i % 2);
+        many[i] =
+            fill((struct cst_place){.segment = i % 3 == 0 ? 99 : job.ids[TINY_POOL], .offset = i},
+                 i % 2);
         many[i].ticket = i + 1;
     }
     engine_proc_submit(&proc, many, N_MANY);

@@ -28,7 +28,8 @@ static void write_commands(const struct tiny_job *job, struct engine_command *co
     uint64_t ticket = 0, norm = 0, copied[N_CHUNKS] = {0};
 
     for (uint64_t step = 1; step <= N_STEPS; step++) {
-        uint64_t last = 0;
+        struct engine_command sum = {.kind = ENGINE__COMMAND_KIND__NORM,
+                                     .table = job->ids[TINY_TABLE]};
 
         for (unsigned c = 0; c < N_CHUNKS; c++) {
             struct engine_command reduce = tiny_job_reduce(job, c, step);
@@ -46,6 +47,7 @@ static void write_commands(const struct tiny_job *job, struct engine_command *co
             on.priority = ENGINE__PRIORITY__EVICTION;
             reduce.ticket = ++ticket;
             reduce.after[reduce.n_after++] = copied[c];
+            reduce.after[reduce.n_after++] = norm;
             update.ticket = ++ticket;
             update.after[update.n_after++] = reduce.ticket;
             up.ticket = ++ticket;
@@ -53,18 +55,14 @@ static void write_commands(const struct tiny_job *job, struct engine_command *co
             on.ticket = ++ticket;
             on.after[on.n_after++] = up.ticket;
             copied[c] = on.ticket;
-            last = reduce.ticket;
+            sum.after[sum.n_after++] = reduce.ticket;
             *commands++ = reduce;
             *commands++ = update;
             *commands++ = up;
             *commands++ = on;
         }
-        norm = ++ticket;
-        *commands++ = (struct engine_command){.kind = ENGINE__COMMAND_KIND__NORM,
-                                              .ticket = norm,
-                                              .after = {last},
-                                              .n_after = 1,
-                                              .table = job->ids[TINY_TABLE]};
+        sum.ticket = norm = ++ticket;
+        *commands++ = sum;
     }
     ck_assert_uint_eq(ticket, N_COMMANDS);
 }
@@ -186,7 +184,7 @@ int main(void)
     SRunner *runner;
     int n_failed;
 
-    tcase_set_timeout(tcase, 120);
+    tcase_set_timeout(tcase, 600);
     tcase_add_test(tcase, test_kill);
     suite_add_tcase(suite, tcase);
     runner = srunner_create(suite);

@@ -10,7 +10,7 @@
 
 #include <sys/types.h>
 
-#define ENGINE_PROC_MAX_AFTER 4
+#define ENGINE_PROC_MAX_AFTER 8
 #define ENGINE_PROC_MAX_SRC 64
 
 /* A command, flat. Fields as in proto/engine.proto; zero where a kind has no use for them. */
