@@ -17,7 +17,8 @@
 #include "config.h"
 #endif
 
-#define MAX_ROWS 24 /* figures that are taken in turns */
+#define MAX_PASSES 12 /* in all three tables */
+#define TRIAL_RUNS 5  /* of each pass, to find the best */
 #define MAX_RUNS 1000
 
 struct options {
@@ -314,8 +315,9 @@ static double median(const double *values, unsigned n)
     return n % 2 == 1 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0;
 }
 
-/* Add the passes of an instruction set that this CPU has. */
-static unsigned add_passes(struct figure *figures, unsigned n, const struct cst_pass *passes)
+/* Add the passes of an instruction set, if this CPU has it, behind @n others; how many there are
+ * then. */
+static unsigned add_passes_of(struct figure *figures, unsigned n, const struct cst_pass *passes)
 {
     for (; passes->name != NULL && cst_kernels_get(passes->isa) != NULL; passes++, n++) {
         snprintf(figures[n].name, sizeof figures[n].name, "pass: %s, %s", passes->isa,
@@ -326,32 +328,29 @@ static unsigned add_passes(struct figure *figures, unsigned n, const struct cst_
     return n;
 }
 
-static unsigned add_figure(struct figure *figures, unsigned n, const char *name,
-                           double (*measure)(struct bench *, struct cst_team *))
+static unsigned add_passes(struct figure *figures)
 {
-    snprintf(figures[n].name, sizeof figures[n].name, "%s", name);
-    figures[n].measure = measure;
-    return n + 1;
+    unsigned n = add_passes_of(figures, 0, cst_pass_ref);
+
+#ifdef HAVE_X86_SIMD
+    n = add_passes_of(figures, n, cst_pass_avx2);
+    n = add_passes_of(figures, n, cst_pass_avx512);
+#endif
+    return n;
 }
 
-/* The kernels' best row, its separate step, and all passes. */
-static unsigned choose(struct bench *bench, struct figure *figures)
+/* The best kernels and the separate step of the same instruction set. */
+static void choose_kernels(struct bench *bench)
 {
-    unsigned n;
-
     bench->kernels = bench->work.kernels = cst_kernels_get(NULL);
     bench->step = cst_pass_step_ref;
-    n = add_passes(figures, 0, cst_pass_ref);
 #ifdef HAVE_X86_SIMD
-    n = add_passes(figures, n, cst_pass_avx2);
-    n = add_passes(figures, n, cst_pass_avx512);
     if (cst_kernels_get("avx512") != NULL) {
         bench->step = cst_pass_step_avx512;
     } else if (cst_kernels_get("avx2") != NULL) {
         bench->step = cst_pass_step_avx2;
     }
 #endif
-    return n;
 }
 
 static void append_json(const struct options *options, const char *name, double value,
@@ -373,72 +372,93 @@ static void append_json(const struct options *options, const char *name, double 
     }
 }
 
-static void report(const struct options *options, const struct figure *figures, unsigned n,
-                   unsigned update, unsigned three)
+/* One line of the table; returns the median. */
+static double print_figure(const struct figure *figure, unsigned runs)
+{
+    double m = median(figure->ns, runs);
+    double least = figure->ns[0];
+
+    for (unsigned k = 1; k < runs; k++) {
+        least = figure->ns[k] < least ? figure->ns[k] : least;
+    }
+    printf("%-52s %10.3f %10.3f %6u\n", figure->name, m, least, runs);
+    return m;
+}
+
+/* Run @n figures in turns, @runs times each after one that is not counted. */
+static void take_turns(struct bench *bench, struct cst_team *team, struct figure *figures,
+                       unsigned n, unsigned runs)
+{
+    for (int run = -1; run < (int)runs; run++) {
+        for (unsigned i = 0; i < n; i++) {
+            double s;
+
+            bench->pass = figures[i].pass;
+            s = figures[i].measure(bench, team);
+            figures[i].ns[run < 0 ? 0 : run] = s * 1e9 / (double)bench->options->params;
+        }
+    }
+}
+
+/* Of @n passes, the one with the least median in a few runs. It is then measured afresh, in turns
+ * with the update: the least of many noisy medians would be too good. */
+static struct figure best_pass(struct bench *bench, struct cst_team *team, struct figure *passes,
+                               unsigned n)
 {
     unsigned best = 0;
-    double fused = median(figures[update].ns, options->runs);
-    double pass;
 
-    printf("%-52s %10s %10s\n", "ns per parameter", "median", "least");
+    take_turns(bench, team, passes, n, TRIAL_RUNS);
     for (unsigned i = 0; i < n; i++) {
-        double m = median(figures[i].ns, options->runs);
-        double least = figures[i].ns[0];
+        double m = print_figure(&passes[i], TRIAL_RUNS);
 
-        for (unsigned k = 1; k < options->runs; k++) {
-            least = figures[i].ns[k] < least ? figures[i].ns[k] : least;
-        }
-        if (figures[i].pass != NULL && m < median(figures[best].ns, options->runs)) {
-            best = i;
-        }
-        printf("%-52s %10.3f %10.3f\n", figures[i].name, m, least);
+        best = m < median(passes[best].ns, TRIAL_RUNS) ? i : best;
     }
-    pass = median(figures[best].ns, options->runs);
-    printf("\nupdate_vs_pass          %.3f  (at most 1.10; best %s)\n", fused / pass,
-           figures[best].name);
-    printf("update_vs_three_passes  %.3f  (at least 1.7)\n",
-           median(figures[three].ns, options->runs) / fused);
-    append_json(options, "update_vs_pass", fused, pass);
-    append_json(options, "update_vs_three_passes", median(figures[three].ns, options->runs), fused);
+    return passes[best];
+}
+
+static void run_all(struct bench *bench, struct cst_team *team)
+{
+    static struct figure passes[MAX_PASSES];
+    static struct figure figures[] = {
+        {.name = "best pass again"},
+        {.name = "update: fused, tiles with undo and marks", .measure = measure_update},
+        {.name = "three passes: upcast, step, downcast", .measure = measure_three},
+        {.name = "  a step on fp32 gradients alone", .measure = measure_step},
+    };
+    const struct options *options = bench->options;
+    double medians[4];
+
+    printf("%-52s %10s %10s %6s\n", "ns per parameter", "median", "least", "runs");
+    figures[0] = best_pass(bench, team, passes, add_passes(passes));
+    take_turns(bench, team, figures, 4, options->runs);
+    printf("\n");
+    for (int i = 0; i < 4; i++) {
+        medians[i] = print_figure(&figures[i], options->runs);
+    }
+    printf("\nupdate_vs_pass          %.3f  (at most 1.10)\n", medians[1] / medians[0]);
+    printf("update_vs_three_passes  %.3f  (at least 1.7)\n", medians[2] / medians[1]);
+    append_json(options, "update_vs_pass", medians[1], medians[0]);
+    append_json(options, "update_vs_three_passes", medians[2], medians[1]);
 }
 
 int main(int argc, char **argv)
 {
-    static struct figure figures[MAX_ROWS];
     struct options options;
     struct bench bench = {.options = &options};
     struct cst_team *team;
-    unsigned update;
-    unsigned three;
-    unsigned n;
 
     parse_options(&options, argc, argv);
-    n = choose(&bench, figures);
-    update = n;
-    n = add_figure(figures, n, "update: fused, tiles with undo and marks", measure_update);
-    three = n;
-    n = add_figure(figures, n, "three passes: upcast, step, downcast", measure_three);
-    n = add_figure(figures, n, "  of which the step", measure_step);
+    choose_kernels(&bench);
     open_job(&bench);
     team = cst_team_open(options.threads);
     if (team == NULL) {
         die("threads");
     }
-    printf("%zu parameters, %u threads, kernels %s, %u runs in turns\n", options.params,
-           options.threads, bench.kernels->isa, options.runs);
+    printf("%zu parameters, %u threads, kernels %s\n", options.params, options.threads,
+           bench.kernels->isa);
     cst_team_run(team, fill, &bench);
-    /* Run -1 warms up and is not counted. */
-    for (int run = -1; run < (int)options.runs; run++) {
-        for (unsigned i = 0; i < n; i++) {
-            double s;
-
-            bench.pass = figures[i].pass;
-            s = figures[i].measure(&bench, team);
-            figures[i].ns[run < 0 ? 0 : run] = s * 1e9 / (double)options.params;
-        }
-    }
+    run_all(&bench, team);
     cst_team_close(team);
-    report(&options, figures, n, update, three);
     free(bench.updated);
     return EXIT_SUCCESS;
 }
