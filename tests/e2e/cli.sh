@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# The cistern command against a daemon with a job: every command, as text and as JSON, its exit codes, its completion.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+need jq
+
+# Run `cistern $@`; its exit status must be $1.
+expect() {
+    local want=$1 got=0
+    shift
+    ./cistern "$@" >"$tmp/out" 2>"$tmp/err" || got=$?
+    [ $got = "$want" ] || fail "cistern $*: exit status $got, expected $want: $(cat "$tmp/err")"
+}
+
+# The last output matches the pattern $1.
+says() {
+    grep -qE -- "$1" "$tmp/out" || fail "no '$1' in: $(cat "$tmp/out")"
+}
+
+complains() {
+    grep -qE -- "$1" "$tmp/err" || fail "no '$1' in: $(cat "$tmp/err")"
+    [ ! -s "$tmp/out" ] || fail "a failure printed: $(cat "$tmp/out")"
+}
+
+# The last output is JSON for which the filter $1 is true.
+holds() {
+    jq -e "$1" <"$tmp/out" >/dev/null || fail "not '$1': $(cat "$tmp/out")"
+}
+
+# No daemon: one line that names the socket.
+for command in stat jobs "job x" "explain x y" "rm x" ping; do
+    # shellcheck disable=SC2086 # words
+    expect 1 $command
+    complains "^cistern: .*$CISTERN_SOCKET"
+    [ "$(wc -l <"$tmp/err")" = 1 ] || fail "more than a line: $(cat "$tmp/err")"
+done
+expect 1 stat --socket "$tmp/other.sock"
+complains "$tmp/other.sock"
+expect 0 version
+says '^cistern [0-9]'
+
+# A wrong command line.
+for line in "" "frobnicate" "stat x" "job" "job a b" "explain a" "jobs --watch" "stat --uid 0" "ping --count 0" "ping -c x" \
+    "stat --watch=-1" "stat --frob" "rm x --uid -1" "rm x --uid 4294967296"; do
+    # shellcheck disable=SC2086 # words
+    expect 2 $line
+    complains "Try 'cistern --help'"
+done
+expect 0 --help
+says '^Usage: cistern'
+
+start_daemon d --manager-socket "$tmp/run/manager.sock"
+expect 0 jobs
+says '^no jobs$'
+expect 0 jobs --json
+holds '. == []'
+expect 0 stat
+says '^cisternd  '
+says '^host 0 '
+
+# A job of a worker that has left: two commands and the library's example, linked as a user would.
+./tests/lib/example >"$tmp/example.out" || fail "the example: $?"
+grep -q '^step 3: gradient norm [0-9]' "$tmp/example.out" || fail "the example printed: $(cat "$tmp/example.out")"
+
+expect 0 jobs
+says '^example +'"$(id -u)"' .* 3 '
+expect 0 jobs --json
+holds '.[0].name == "example" and .[0].step == 3 and .[0].n_params == 1000'
+expect 0 stat --json
+holds '.jobs[0].name == "example" and .n_jobs == 1 and .engines[0].kind == "host" and .pool_used <= .pool_budget'
+holds '.pool | .free + .cached + .leased + .moving + .pending + .quarantined == .capacity'
+expect 0 job example
+says '^job       example of uid .* step 3,'
+says '^RANK '
+expect 0 --json job example
+holds '.step == 3 and (.ranks | length) == 1 and .ranks[0].hits + .ranks[0].misses > 0'
+holds '.ranks[0].pool | .free + .cached + .leased + .moving + .pending + .quarantined == .capacity'
+expect 0 explain example w
+says '^w: 1000 elements in chunk 0'
+expect 0 explain example w --json
+holds '.chunk == 0 and .n_elems == 1000 and (.lines | length) > 0'
+expect 1 explain example nothing
+complains 'nothing'
+expect 1 job nothing
+complains 'nothing'
+expect 0 ping --count 10
+says '^10 round trips: p50 .* us, p99 '
+expect 0 ping -c 10 --json
+holds '.count == 10 and .p50_us > 0 and .p50_us <= .p99_us'
+expect 0 version
+says "^daemon at $CISTERN_SOCKET: "
+
+# --watch draws again and ends with the daemon's end or the reader's.
+{ ./cistern stat --watch=0.05 2>/dev/null || true; } | head -n 40 >"$tmp/out"
+[ "$(grep -c '^cisternd  ' "$tmp/out")" -ge 2 ] || fail "drawn once: $(cat "$tmp/out")"
+
+# Completion knows the commands and the jobs.
+complete_words() {
+    bash -c '. "$1"; PATH=.:$PATH; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _cistern; printf "%s\n" "${COMPREPLY[@]}"' \
+        - "$srcdir/client/cli/cistern.bash" "$@"
+}
+[ "$(complete_words cistern ex)" = explain ] || fail "completion of 'ex': $(complete_words cistern ex)"
+[ "$(complete_words cistern job '')" = example ] || fail "completion of a job: $(complete_words cistern job '')"
+[ "$(complete_words cistern --manager)" = --manager-socket ] || fail "completion of an option"
+
+# A job of this uid by the manager's socket; then it is gone.
+expect 0 job example --uid "$(id -u)"
+expect 0 rm example --uid "$(id -u)"
+expect 1 job example
+expect 1 rm example
+complains 'example'
+stop_daemon d
