@@ -224,7 +224,8 @@ static void end_sessions(struct cst_daemon *daemon)
     }
 }
 
-/* The daemon's own handles must not keep the loop; but until it has run empty the turns go on, and a second signal is heard. */
+/* The daemon's own handles must not keep the loop; but until it has run empty the turns go on, and
+ * a second signal is heard. */
 static void for_own_handles(struct cst_daemon *daemon, void (*fn)(uv_handle_t *handle))
 {
     fn((uv_handle_t *)&daemon->terminate);

@@ -159,8 +159,7 @@ static void carry_out(struct cst_job *job, const struct cst_actions *actions)
             on_reply(job->daemon, &action->reply);
             break;
         case CST_ACT_LOG:
-            cst_log(action->log.status != 0 ? CST_LOG_WARNING : CST_LOG_INFO, "job '%s': %s",
-                    job->name, action->log.text);
+            cst_log(CST_LOG_NOTICE, "job '%s': %s", job->name, action->log.text);
             break;
         }
     }

@@ -216,8 +216,8 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
     enum cst_mount_state was = mount_of(engine, segment);
     int status = done->status;
 
-    if (segment->populate == (int)engine->index) {
-        segment->locked = engine->locked = segment->lock && done->locked;
+    if (segment->populate == (int)engine->index && segment->lock) {
+        segment->locked = engine->locked = done->locked;
     }
     if (was == CST_MOUNT_UNWANTED) {
         if (status == CST_OK) {
