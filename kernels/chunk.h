@@ -24,9 +24,8 @@ struct cst_chunk {
     struct cst_tile_work work;     /* table and the rows asked for; mark is 0, kernels NULL */
     uint64_t n_elems;              /* of its rows */
     uint64_t n_tiles;              /* of its spans */
-    struct cst_segment
-        *segments[CST_ROW_COUNT + 1]; /* what it lies in: the table's, then the rows' */
-    uint32_t n_segments;              /* how many of them */
+    struct cst_segment *segments[CST_ROW_COUNT + 1]; /* the table's, then the rows' */
+    uint32_t n_segments;                             /* how many of them */
 };
 
 /* The header of the table in segment @id. CST_ENOTFOUND: no such segment (or not yet); CST_EINVAL:

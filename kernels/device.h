@@ -13,8 +13,7 @@ struct cst_device;
 
 /* A segment as a device sees it. */
 struct cst_mem {
-    void *base; /* its first byte, page-aligned; NULL: not mapped. A table's is always one that the
-                   processor can read */
+    void *base;     /* page-aligned; NULL: not mapped. The processor can read a table's */
     uint64_t bytes; /* length */
 };
 

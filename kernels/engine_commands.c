@@ -57,9 +57,9 @@ static void finish_by_mail(struct cst_mail *mail, void *arg)
     finish(arg, (struct cst_work *)(void *)((char *)mail - offsetof(struct cst_work, mail)));
 }
 
-/* May REDUCE and UPDATE run? Not while an undo slot waits for a segment that is on its way. The
- * daemon adds the segments of a dead engine before it issues commands again; so a slot whose
- * segments are not there by then is a removed job's. */
+/* May commands run? Not while an undo slot waits for a segment that is on its way. The daemon adds
+ * the segments of a dead engine before it issues commands again; so a slot whose segments are not
+ * there by then is a removed job's. */
 static bool recover(struct cst_engine *engine)
 {
     if (engine->recovered) {
@@ -92,7 +92,7 @@ static void start_or_hold(struct cst_engine *engine, struct cst_work *work)
                                    "command %" PRIu64 " failed, which this one came after",
                                    work->ticket.culprit);
         finish(engine, work);
-    } else if (cst_work_is_compute(work) && !recover(engine)) {
+    } else if (!recover(engine)) {
         work->next = NULL;
         *engine->held_tail = work;
         engine->held_tail = &work->next;

@@ -28,8 +28,8 @@ struct cst_engine {
     uint32_t undo_id;             /* id of the undo segment, which is not in segments */
     struct cst_mem undo;          /* the undo segment */
     struct cst_recovery recovery; /* its slots */
-    bool recovered;               /* nothing is left to put back: REDUCE and UPDATE may run */
-    struct cst_work *held, **held_tail; /* REDUCE and UPDATE that wait for that, oldest first */
+    bool recovered;               /* nothing is left to put back: commands may run */
+    struct cst_work *held, **held_tail; /* commands that wait for that, oldest first */
     struct cst_tickets tickets;         /* commands that have not completed */
     struct cst_work *oldest, *youngest; /* the same, in order of submission */
     uint64_t n_submitted;               /* commands, ever */

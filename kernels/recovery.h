@@ -8,8 +8,7 @@
 
 struct cst_recovery {
     struct cst_undo_slot *slots; /* borrowed: the undo segment */
-    uint32_t
-        n_slots; /* in it; one per compute thread, and as many more as the segment has room for */
+    uint32_t n_slots;            /* that it has room for; one per compute thread, or more */
 };
 
 /* Make whole every tile whose segments are READY. Returns how many slots still hold one. A slot

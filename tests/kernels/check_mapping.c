@@ -1,0 +1,240 @@
+/* kernels/mapping on a device that fails, kernels/cpus on machines that are not this one, and the
+ * checks of kernels/device. */
+#include "kernels/host/host.h"
+#include "kernels/mapping.h"
+#include "tests/lib/engine_proc.h"
+
+#include <check.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define N_PIECES 6
+#define BYTES (N_PIECES * (uint64_t)CST_MAPPING_PIECE - 100)
+
+/* The host device, whose populate fails in call number fail_at and which counts what is mapped. */
+static struct cst_device_ops fault_ops;
+static atomic_uint n_calls;
+static unsigned fail_at;
+static int n_mapped;
+
+static int fault_populate(void *state, int fd, void *base, uint64_t offset, uint64_t bytes,
+                          struct cst_err *err)
+{
+    if (atomic_fetch_add(&n_calls, 1) + 1 == fail_at) {
+        return cst_err_set(err, CST_ENOMEM, "backing %" PRIu64 " bytes at %" PRIu64 ": no more",
+                           bytes, offset);
+    }
+    return cst_host_ops.populate(state, fd, base, offset, bytes, err);
+}
+
+static int count_map(void *state, int fd, uint64_t bytes, int node, void **base,
+                     struct cst_err *note, struct cst_err *err)
+{
+    int rc = cst_host_ops.map(state, fd, bytes, node, base, note, err);
+
+    n_mapped += rc == CST_OK;
+    return rc;
+}
+
+static void count_unmap(void *state, void *base, uint64_t bytes)
+{
+    n_mapped--;
+    cst_host_ops.unmap(state, base, bytes);
+}
+
+static struct cst_cpus cpus;
+static struct cst_device device;
+static struct cst_crew lanes;
+static struct cst_mailbox box;
+static struct cst_mapping mapping;
+static atomic_ulong progress;
+static bool delivered;
+
+static void deliver(struct cst_mail *mail, void *arg)
+{
+    ck_assert_ptr_eq(mail, &mapping.mail);
+    ck_assert_ptr_eq(arg, &box);
+    delivered = true;
+}
+
+static void wait_for_mail(void)
+{
+    delivered = false;
+    while (!delivered) {
+        struct pollfd fd = {.fd = box.fd, .events = POLLIN};
+
+        ck_assert_int_eq(poll(&fd, 1, -1), 1);
+        cst_mailbox_deliver(&box, &box);
+    }
+}
+
+static void set_up(void)
+{
+    struct cst_crew_config config = {.name = "lanes", .n_threads = 2};
+    struct cst_err err;
+
+    fault_ops = cst_host_ops;
+    fault_ops.populate = fault_populate;
+    fault_ops.map = count_map;
+    fault_ops.unmap = count_unmap;
+    ck_assert_int_eq(cst_cpus_open(&cpus, 0, &err), CST_OK);
+    ck_assert_int_eq(cst_device_open(&device, &fault_ops, &cpus, &err), CST_OK);
+    ck_assert_int_eq(cst_mailbox_open(&box, &err), CST_OK);
+    ck_assert_int_eq(cst_crew_open(&lanes, &config, &err), CST_OK);
+    mapping = (struct cst_mapping){.segment = {.id = 5},
+                                   .mail = {.deliver = deliver},
+                                   .device = &device,
+                                   .box = &box,
+                                   .fd = engine_proc_memfd(BYTES, NULL),
+                                   .populate = true,
+                                   .progress = &progress};
+    ck_assert_int_eq(cst_mapping_open(&mapping, BYTES, -1, &err), CST_OK);
+}
+
+static void tear_down(void)
+{
+    cst_mapping_close_fd(&mapping);
+    cst_mapping_unmap(&mapping, &lanes);
+    wait_for_mail();
+    cst_crew_close(&lanes);
+    cst_mailbox_close(&box);
+    cst_device_close(&device);
+    cst_cpus_close(&cpus);
+    ck_assert_int_eq(n_mapped, 0);
+}
+
+/* Whichever piece fails: one mail comes, with the first failure's words and numbers. */
+START_TEST(test_fault)
+{
+    fail_at = (unsigned)_i;
+    cst_mapping_populate(&mapping, &lanes);
+    wait_for_mail();
+    ck_assert(atomic_load(&mapping.failed));
+    ck_assert_int_eq(mapping.err.status, CST_ENOMEM);
+    ck_assert_ptr_nonnull(strstr(mapping.err.text, "segment 5"));
+    ck_assert_ptr_nonnull(strstr(mapping.err.text, "no more"));
+    ck_assert_uint_lt(atomic_load(&mapping.populated), BYTES);
+}
+END_TEST
+
+/* Without a fault every byte is counted once. */
+START_TEST(test_no_fault)
+{
+    cst_mapping_populate(&mapping, &lanes);
+    wait_for_mail();
+    ck_assert(!atomic_load(&mapping.failed));
+    ck_assert_uint_eq(atomic_load(&mapping.populated), BYTES);
+    ck_assert_uint_eq(atomic_load(&progress), N_PIECES);
+}
+END_TEST
+
+/* What is cancelled before it begins does nothing, and still sends its mail. */
+START_TEST(test_cancel)
+{
+    cst_mapping_cancel(&mapping);
+    cst_mapping_populate(&mapping, &lanes);
+    wait_for_mail();
+    ck_assert_int_eq(mapping.err.status, CST_ECANCELLED);
+    ck_assert_uint_eq(atomic_load(&mapping.populated), 0);
+    ck_assert_uint_eq(atomic_load(&n_calls), 0);
+}
+END_TEST
+
+/* The device's wrappers refuse what leaves the memory or is not aligned, before the row sees it. */
+START_TEST(test_wrappers)
+{
+    const struct cst_mem *mem = &mapping.segment.mem, none = {.bytes = 100};
+    struct cst_addr start = {.mem = mem}, end = {.mem = mem, .offset = BYTES};
+    struct cst_addr odd = {.mem = mem, .offset = 2}, lost = {.mem = &none};
+    struct cst_addr dst[4] = {start, start, start, start};
+    struct cst_tile_work work = {.mark = 1};
+    struct cst_err err;
+
+    ck_assert_int_eq(cst_device_copy(&device, start, end, 0, &err), CST_OK);
+    ck_assert_int_eq(cst_device_copy(&device, start, end, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_copy(&device, end, start, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_copy(&device, start, lost, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_fill(&device, start, BYTES + 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, odd, dst, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, start, dst, UINT64_MAX / 2, &err), CST_EINVAL);
+    dst[3] = odd;
+    ck_assert_int_eq(cst_device_convert(&device, start, dst, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_populate(&device, 0, mem, BYTES, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_reduce(&device, &work, 0, NULL, 0, 1, NULL, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_update(&device, &work, NULL, 0, 1, NULL, &err), CST_EINVAL);
+    ck_assert_uint_eq(atomic_load(&n_calls), 0);
+    ck_assert_ptr_null(cst_device_find("abacus"));
+}
+END_TEST
+
+/* -- machines that are not this one --------------------------------------------------------- */
+
+static void open_machine(const char *synthetic, unsigned node)
+{
+    struct cst_err err;
+
+    (void)setenv("HWLOC_SYNTHETIC", synthetic, 1);
+    ck_assert_int_eq(cst_cpus_open(&cpus, node, &err), CST_OK);
+}
+
+/* A node's cores, not its hyperthreads and not another node's. */
+START_TEST(test_node)
+{
+    open_machine("pack:2 [numa] core:4 pu:2", 1);
+    ck_assert(cpus.node_found);
+    ck_assert_uint_eq(cpus.n_cores, 4);
+    ck_assert_int_eq(hwloc_bitmap_weight(cpus.usable), 8);
+    for (unsigned i = 0; i < 4; i++) {
+        ck_assert_int_eq(hwloc_bitmap_weight(cpus.cores[i]), 2);
+        ck_assert(hwloc_bitmap_isincluded(cpus.cores[i], cpus.usable));
+    }
+    cst_cpus_close(&cpus);
+}
+END_TEST
+
+/* A node that is not there: all cores serve, and that is known. */
+START_TEST(test_absent_node)
+{
+    open_machine("pack:2 [numa] core:4 pu:2", 7);
+    ck_assert(!cpus.node_found);
+    ck_assert_uint_eq(cpus.n_cores, 8);
+    cst_cpus_close(&cpus);
+}
+END_TEST
+
+/* A machine without cores to be seen: each PU is one. */
+START_TEST(test_no_cores)
+{
+    open_machine("numa:1 pu:3", 0);
+    ck_assert(cpus.node_found);
+    ck_assert_uint_eq(cpus.n_cores, 3);
+    (void)cst_cpus_pin(&cpus, 5);
+    cst_cpus_close(&cpus);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("mapping");
+    TCase *tcase = tcase_create("mapping"), *machines = tcase_create("machines");
+    SRunner *runner;
+    int n_failed;
+
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_loop_test(tcase, test_fault, 1, N_PIECES + 1);
+    tcase_add_test(tcase, test_no_fault);
+    tcase_add_test(tcase, test_cancel);
+    tcase_add_test(tcase, test_wrappers);
+    tcase_add_test(machines, test_node);
+    tcase_add_test(machines, test_absent_node);
+    tcase_add_test(machines, test_no_cores);
+    suite_add_tcase(suite, tcase);
+    suite_add_tcase(suite, machines);
+    runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

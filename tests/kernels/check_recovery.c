@@ -1,0 +1,182 @@
+/* kernels/recovery: undo slots that a dead engine left. */
+#include "kernels/recovery.h"
+#include "tests/lib/tiny_job.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TILE 1 /* of chunk 0: its second one */
+
+static struct tiny_job job;
+static struct cst_cpus cpus;
+static struct cst_device device;
+static struct cst_segments segments;
+static struct cst_segment arena, table;
+static struct cst_recovery recovery;
+static struct cst_undo_slot *slot;
+static uint16_t *grad;
+static unsigned n_warned;
+static struct cst_err last_warning;
+
+static void warn(const struct cst_err *what)
+{
+    n_warned++;
+    last_warning = *what;
+}
+
+static void add(struct cst_segment *segment, enum tiny_segment which)
+{
+    struct cst_err err;
+
+    *segment = (struct cst_segment){.id = job.ids[which],
+                                    .state = CST_SEGMENT_READY,
+                                    .mem = {.base = job.base[which], .bytes = job.bytes[which]}};
+    ck_assert_int_eq(cst_segments_add(&segments, segment, &err), CST_OK);
+}
+
+/* A tile of 300 elements that was torn in the middle of a reduction in place with mark 5. Its old
+ * gradients are 1000, 1001, ... */
+static void tear(void)
+{
+    slot->kind = CST_UNDO_REDUCE;
+    slot->table = job.ids[TINY_TABLE];
+    slot->chunk = 0;
+    slot->tile = TILE;
+    slot->start = CST_TILE_ELEMS;
+    slot->mark = 5;
+    slot->n_elems = 300;
+    for (uint16_t i = 0; i < 300; i++) {
+        slot->grad[i] = 1000 + i;
+        grad[CST_TILE_ELEMS + i] = i < 100 ? 7 : 1000 + i;
+    }
+    slot->grad_held = 300;
+}
+
+static void set_up(void)
+{
+    uint64_t n_elems = 20000;
+    struct cst_err err;
+
+    tiny_job_open(&job, 1, &n_elems, 2, 3);
+    ck_assert_int_eq(cst_cpus_open(&cpus, 0, &err), CST_OK);
+    ck_assert_int_eq(cst_device_open(&device, cst_device_find("host"), &cpus, &err), CST_OK);
+    cst_segments_init(&segments);
+    slot = (struct cst_undo_slot *)job.base[TINY_UNDO] + 1;
+    recovery = (struct cst_recovery){.slots = job.base[TINY_UNDO], .n_slots = 2};
+    grad = (uint16_t *)(void *)((char *)job.base[TINY_ARENA] +
+                                tiny_job_row(&job, 0, CST_ROW_GRAD).offset);
+    tear();
+}
+
+static void tear_down(void)
+{
+    cst_segments_close(&segments);
+    cst_device_close(&device);
+    cst_cpus_close(&cpus);
+    tiny_job_close(&job);
+}
+
+static uint32_t try(void)
+{
+    return cst_recovery_try(&recovery, &device, &segments, warn);
+}
+
+static bool torn(void)
+{
+    return grad[CST_TILE_ELEMS] == 7;
+}
+
+/* A torn tile waits for the segments that it lies in, and is put back as soon as they are all
+ * there. */
+START_TEST(test_waits)
+{
+    ck_assert_uint_eq(try(), 1);
+    add(&table, TINY_TABLE);
+    ck_assert_uint_eq(try(), 1);
+    add(&arena, TINY_ARENA);
+    arena.state = CST_SEGMENT_ADDING;
+    ck_assert_uint_eq(try(), 1);
+    ck_assert(torn());
+    arena.state = CST_SEGMENT_READY;
+    ck_assert_uint_eq(try(), 0);
+    for (unsigned i = 0; i < 300; i++) {
+        ck_assert_uint_eq(grad[CST_TILE_ELEMS + i], 1000 + i);
+    }
+    ck_assert(!cst_undo_holds(slot));
+    ck_assert_uint_eq(n_warned, 0);
+}
+END_TEST
+
+/* A tile that carries the slot's mark is whole: it stays as it is. */
+START_TEST(test_whole)
+{
+    cst_table_tiles(job.table)[TILE].reduce_mark = 5;
+    add(&table, TINY_TABLE);
+    add(&arena, TINY_ARENA);
+    ck_assert_uint_eq(try(), 0);
+    ck_assert(torn());
+    ck_assert(!cst_undo_holds(slot));
+}
+END_TEST
+
+/* A slot that cannot be right is dropped with words, and nothing is written. */
+START_TEST(test_wrong)
+{
+    add(&table, TINY_TABLE);
+    add(&arena, TINY_ARENA);
+    switch (_i) {
+    case 0:
+        slot->chunk = 1;
+        break;
+    case 1:
+        slot->start = 20000;
+        break;
+    case 2:
+        slot->grad_held = 301;
+        break;
+    case 3:
+        slot->kind = 7;
+        break;
+    default:
+        slot->tile = UINT64_MAX;
+        break;
+    }
+    ck_assert_uint_eq(try(), 0);
+    ck_assert_uint_eq(n_warned, 1);
+    ck_assert_ptr_nonnull(strstr(last_warning.text, "undo slot 1"));
+    ck_assert(torn());
+    ck_assert(!cst_undo_holds(slot));
+}
+END_TEST
+
+/* What is forgotten is said. */
+START_TEST(test_forget)
+{
+    ck_assert_uint_eq(try(), 1);
+    cst_recovery_forget(&recovery, warn);
+    ck_assert_uint_eq(n_warned, 1);
+    ck_assert_int_eq(last_warning.status, CST_ELOST);
+    ck_assert_uint_eq(try(), 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("recovery");
+    TCase *tcase = tcase_create("recovery");
+    SRunner *runner;
+    int n_failed;
+
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_test(tcase, test_waits);
+    tcase_add_test(tcase, test_whole);
+    tcase_add_loop_test(tcase, test_wrong, 0, 5);
+    tcase_add_test(tcase, test_forget);
+    suite_add_tcase(suite, tcase);
+    runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
