@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# The same bits everywhere: losses and final weights of cistern-gpt with its states in the process, and in the daemon with pools from all
+# weights down to the smallest that is accepted, with one engine thread and with two, with an engine killed, and with a worker killed.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+
+world=2
+model=(--layers 12 --heads 2 --width 64 --context 32 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --world "$world")
+steps=12
+for ((i = 0; i < 400; i++)); do
+    printf 'and %d begat %d, and %d begat sons and daughters. ' $((i * i % 97)) $((i * 7 % 31)) $i
+done >"$tmp/text"
+
+# Start rank $2 of job $1; the rest is for it alone. Sets pid.
+worker() {
+    local job=$1 rank=$2
+    shift 2
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --steps "$steps" --job "$job" --rank "$rank" "$@" >>"$tmp/$job.$rank.log" 2>&1 &
+    pid=$!
+    managers+=("$pid")
+}
+
+# Start both ranks of job $1, of which rank 0 leaves its losses and weights. Sets pids.
+workers() {
+    local job=$1
+    shift
+    worker "$job" 0 --loss-file "$tmp/$job.losses" --dump-weights "$tmp/$job.weights" "$@"
+    pids=("$pid")
+    worker "$job" 1 "$@"
+    pids+=("$pid")
+}
+
+# Wait for the processes pids of job $1 and compare what it left with $2's.
+same() {
+    for pid in "${pids[@]}"; do
+        wait "$pid" || fail "$1: a worker failed"
+    done
+    cmp "$tmp/$2.losses" "$tmp/$1.losses" || fail "$1: other losses than $2"
+    cmp "$tmp/$2.weights" "$tmp/$1.weights" || fail "$1: other weights than $2"
+    ./cistern rm "$1" >/dev/null || fail "cistern rm $1"
+    printf '%s: same bits as %s\n' "$1" "$2"
+}
+
+# True once job $1 has done $2 steps.
+has_done() {
+    [ -e "$tmp/$1.losses" ] && [ "$(wc -l <"$tmp/$1.losses")" -ge "$2" ]
+}
+
+./cistern-gpt "${model[@]}" --data "$tmp/text" --steps $steps --store local --loss-file "$tmp/local.losses" \
+    --dump-weights "$tmp/local.weights" >"$tmp/local.log" 2>&1 || fail "--store local failed"
+[ "$(sort -u "$tmp/local.losses" | wc -l)" = $steps ] || fail "losses that do not change prove nothing"
+
+for threads in 1 2; do
+    start_daemon "engine$threads" --engine-threads $threads
+    for pool in 100 50 25; do
+        workers "threads$threads-pool$pool" --pool $pool%
+        same "threads$threads-pool$pool" local
+    done
+    # "... of 16384 B, pool of 9 blocks (at least 6): ..."
+    read -r block least < <(sed -n 's/.* of \([0-9]*\) B, pool of .*(at least \([0-9]*\)).*/\1 \2/p' "$tmp/threads$threads-pool100.0.log") ||
+        fail "cistern-gpt does not tell the smallest pool"
+    workers "threads$threads-smallest" --pool $((block * least))
+    same "threads$threads-smallest" local
+    stop_daemon "engine$threads"
+done
+
+# The rest takes longer, so that there is something to disturb.
+steps=200
+./cistern-gpt "${model[@]}" --data "$tmp/text" --steps $steps --store local --loss-file "$tmp/long.losses" \
+    --dump-weights "$tmp/long.weights" >"$tmp/long.log" 2>&1 || fail "--store local failed"
+start_daemon disturbed
+
+# An engine that is killed is replaced, and nothing shows.
+workers engine-killed --pool 50%
+poll has_done engine-killed 20
+read -r -a engines < <(children "$daemon_pid") || true
+kill -KILL "${engines[0]}"
+same engine-killed long
+grep -q 'engine 0' "$tmp/disturbed.log" || fail "no engine died"
+[ "$(./cistern stat --json | sed -n 's/.*"restarts": *\([0-9]*\).*/\1/p' | head -n 1)" = 1 ] || fail "no engine was restarted"
+
+# A worker that is killed and started again takes its place, and nothing shows.
+workers worker-killed --pool 50%
+poll has_done worker-killed 20
+kill -KILL "${pids[1]}"
+wait "${pids[1]}" 2>/dev/null || true
+worker worker-killed 1 --pool 50%
+pids[1]=$pid
+same worker-killed long
+stop_daemon disturbed
