@@ -24,7 +24,7 @@ int cst_budget_take(struct cst_budget *budget, uint64_t bytes, const char *what,
                     struct cst_err *err);
 void cst_budget_give(struct cst_budget *budget, uint64_t bytes);
 
-/* What one engine has of one segment (driven by engine.c):
+/* What one engine has of one segment (driven by mounts.c):
  *
  *   NONE -> WANTED -> ADDING -> MOUNTED -> DROPPING -> NONE
  *                        |         | the engine dies

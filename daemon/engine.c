@@ -2,6 +2,7 @@
 
 #include "daemon/engines.h"
 #include "daemon/log.h"
+#include "daemon/mounts.h"
 #include "proto/engine.pb-c.h"
 
 #include <stddef.h>
@@ -15,8 +16,6 @@ enum {
     DEATHS_SECONDS = 10,   /* ... within so long, and it is given up */
     MAX_UNANSWERED = 60,   /* pings, a second apart, before a silent process is killed */
     UNDO_BYTES = 64 << 10, /* per thread: a slot has 48 KiB and a header */
-    ADD_REQUEST = 1,       /* request id = segment id x 4 + one of these */
-    DROP_REQUEST = 2,
 };
 
 static const struct cst_process_ops ops;
@@ -46,8 +45,8 @@ void cst_engine_close(struct cst_engine *engine)
     }
 }
 
-static int send_message(struct cst_engine *engine, uint16_t type, uint64_t request,
-                        const ProtobufCMessage *message, int fd)
+int cst_engine_send(struct cst_engine *engine, uint16_t type, uint64_t request,
+                    const ProtobufCMessage *message, int fd)
 {
     uint8_t body[256];
     struct cst_frame frame = {.type = type, .request = request, .body = body};
@@ -62,6 +61,11 @@ static int send_message(struct cst_engine *engine, uint16_t type, uint64_t reque
     return cst_process_send(engine->process, &frame);
 }
 
+bool cst_engine_is_up(const struct cst_engine *engine)
+{
+    return engine->state == CST_ENGINE_READY || engine->state == CST_ENGINE_MOUNTING;
+}
+
 static void send_setup(struct cst_engine *engine)
 {
     const struct cst_config *config = engine->engines->config;
@@ -72,7 +76,7 @@ static void send_setup(struct cst_engine *engine)
     setup.copy_threads = config->copy_threads;
     setup.undo_segment = engine->undo->id;
     setup.undo_bytes = engine->undo->bytes;
-    (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SETUP, 1, &setup.base, engine->undo->fd);
+    (void)cst_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_SETUP, 1, &setup.base, engine->undo->fd);
 }
 
 /* A slot for each thread that the engine may have. */
@@ -108,194 +112,11 @@ int cst_engine_start(struct cst_engine *engine, struct cst_err *err)
     return CST_OK;
 }
 
-/* -- segments ------------------------------------------------------------------------------- */
-
-static void set_mount(const struct cst_engine *engine, struct cst_segment *segment,
-                      enum cst_mount_state state)
-{
-    segment->mounts[engine->index] = (uint8_t)state;
-}
-
-static enum cst_mount_state mount_of(const struct cst_engine *engine,
-                                     const struct cst_segment *segment)
-{
-    return (enum cst_mount_state)segment->mounts[engine->index];
-}
-
-/* The engine has nothing of @segment any more. */
-static void let_go(struct cst_engine *engine, struct cst_segment *segment)
-{
-    set_mount(engine, segment, CST_MOUNT_NONE);
-    cst_engines_unlist(engine->engines, segment);
-    cst_segment_unref(segment);
-}
-
-/* One engine fewer that the owner waits for. */
-static void answered(struct cst_segment *segment)
-{
-    if (--segment->n_waiting == 0 && segment->on_mounted != NULL) {
-        segment->on_mounted(segment);
-    }
-}
-
-static void send_add(struct cst_engine *engine, struct cst_segment *segment)
-{
-    Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
-    bool first = segment->populate == (int)engine->index;
-
-    add.id = segment->id;
-    add.bytes = segment->bytes;
-    add.has_node = add.has_populate = add.has_lock = 1;
-    add.node = first ? segment->bind : -1;
-    add.populate = first && mount_of(engine, segment) != CST_MOUNT_REMOUNT;
-    add.lock = first && segment->lock;
-    set_mount(engine, segment,
-              mount_of(engine, segment) == CST_MOUNT_REMOUNT ? CST_MOUNT_REMOUNTING
-                                                             : CST_MOUNT_ADDING);
-    (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD,
-                       segment->id * 4ull + ADD_REQUEST, &add.base, segment->fd);
-}
-
-static void send_drop(struct cst_engine *engine, struct cst_segment *segment)
-{
-    Engine__SegmentDrop drop = ENGINE__SEGMENT_DROP__INIT;
-
-    drop.id = segment->id;
-    set_mount(engine, segment, CST_MOUNT_DROPPING);
-    (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DROP,
-                       segment->id * 4ull + DROP_REQUEST, &drop.base, -1);
-}
-
-static bool is_up(const struct cst_engine *engine)
-{
-    return engine->state == CST_ENGINE_READY || engine->state == CST_ENGINE_MOUNTING;
-}
-
-void cst_engine_mount(struct cst_engine *engine, struct cst_segment *segment)
-{
-    if (is_up(engine)) {
-        send_add(engine, segment);
-    }
-}
-
-void cst_engine_unmount(struct cst_engine *engine, struct cst_segment *segment)
-{
-    switch (mount_of(engine, segment)) {
-    case CST_MOUNT_WANTED:
-        segment->n_waiting--;
-        let_go(engine, segment);
-        break;
-    case CST_MOUNT_REMOUNT:
-        engine->n_remounting -= engine->state == CST_ENGINE_MOUNTING;
-        let_go(engine, segment);
-        break;
-    case CST_MOUNT_ADDING:
-        segment->n_waiting--;
-        set_mount(engine, segment, CST_MOUNT_UNWANTED);
-        break;
-    case CST_MOUNT_REMOUNTING:
-        engine->n_remounting--;
-        set_mount(engine, segment, CST_MOUNT_UNWANTED);
-        break;
-    case CST_MOUNT_MOUNTED:
-        send_drop(engine, segment);
-        break;
-    case CST_MOUNT_NONE:
-    case CST_MOUNT_UNWANTED:
-    case CST_MOUNT_DROPPING:
-        break;
-    }
-    if (engine->state == CST_ENGINE_MOUNTING && engine->n_remounting == 0) {
-        engine->state = CST_ENGINE_READY;
-    }
-}
-
-static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
-                        const Engine__SegmentDone *done)
-{
-    enum cst_mount_state was = mount_of(engine, segment);
-    int status = done->status;
-
-    if (segment->populate == (int)engine->index && segment->lock) {
-        segment->locked = engine->locked = done->locked;
-    }
-    if (was == CST_MOUNT_UNWANTED) {
-        if (status == CST_OK) {
-            send_drop(engine, segment);
-        } else {
-            let_go(engine, segment);
-        }
-        return;
-    }
-    if (was == CST_MOUNT_REMOUNTING && status != CST_OK) {
-        cst_log(CST_LOG_ERROR, "engine %u: segment %u cannot be mapped again: %s", engine->index,
-                segment->id, done->text != NULL ? done->text : cst_status_words(status));
-        cst_process_kill(engine->process); /* without it commands would fail that need not */
-        return;
-    }
-    if (status != CST_OK && segment->err.status == 0) {
-        (void)cst_err_set(&segment->err, status, "segment of %llu bytes: %s",
-                          (unsigned long long)segment->bytes,
-                          done->text != NULL ? done->text : cst_status_words(status));
-    }
-    set_mount(engine, segment, CST_MOUNT_MOUNTED);
-    if (was == CST_MOUNT_REMOUNTING) {
-        if (--engine->n_remounting == 0) {
-            engine->state = CST_ENGINE_READY;
-        }
-        return;
-    }
-    if (status != CST_OK) {
-        let_go(engine, segment);
-    } else if (segment->lock_required && segment->populate == (int)engine->index &&
-               !segment->locked && segment->err.status == 0) {
-        (void)cst_err_set(&segment->err, CST_ENOMEM, "segment of %llu bytes: cannot be locked: %s",
-                          (unsigned long long)segment->bytes,
-                          done->text != NULL ? done->text
-                                             : "see LimitMEMLOCK and 'lock' in [host]");
-    }
-    answered(segment);
-}
-
-static void on_segment_done(struct cst_engine *engine, const struct cst_frame *frame)
-{
-    Engine__SegmentDone *done = engine__segment_done__unpack(NULL, frame->body_bytes, frame->body);
-    struct cst_segment *segment = done != NULL ? cst_engines_find(engine->engines, done->id) : NULL;
-
-    if (segment != NULL && frame->request == segment->id * 4ull + DROP_REQUEST) {
-        let_go(engine, segment);
-    } else if (segment != NULL && frame->request == segment->id * 4ull + ADD_REQUEST) {
-        cst_segment_ref(segment); /* it must outlive a let_go in here */
-        on_add_done(engine, segment, done);
-        cst_segment_unref(segment);
-    } else {
-        cst_log(CST_LOG_WARNING, "engine %u: answer for a segment that it was not asked for",
-                engine->index);
-    }
-    engine__segment_done__free_unpacked(done, NULL);
-}
-
-static void on_progress(struct cst_engine *engine, const struct cst_frame *frame)
-{
-    Engine__Progress *progress = engine__progress__unpack(NULL, frame->body_bytes, frame->body);
-    struct cst_segment *segment =
-        progress != NULL ? cst_engines_find(engine->engines, progress->id) : NULL;
-
-    if (segment != NULL && progress->bytes <= segment->bytes) {
-        segment->populated = progress->bytes;
-        if (segment->on_progress != NULL) {
-            segment->on_progress(segment);
-        }
-    }
-    engine__progress__free_unpacked(progress, NULL);
-}
-
 /* A process is up. What the last one mapped comes first; commands wait for that, and for nothing
  * else. */
 static void on_ready(struct cst_engine *engine, const struct cst_frame *frame)
 {
     Engine__Ready *ready = engine__ready__unpack(NULL, frame->body_bytes, frame->body);
-    struct cst_segment *segment;
 
     if (ready == NULL || engine->state != CST_ENGINE_STARTING) {
         cst_log(CST_LOG_ERROR, "engine %u: unexpected or broken answer to setup", engine->index);
@@ -310,16 +131,7 @@ static void on_ready(struct cst_engine *engine, const struct cst_frame *frame)
     cst_log(CST_LOG_INFO, "engine %u: ready on NUMA node %u, %u threads, %u copy threads, %s",
             engine->index, engine->os_node, engine->threads, engine->copy_threads, engine->isa);
     engine->state = CST_ENGINE_MOUNTING;
-    engine->n_remounting = 0;
-    TAILQ_FOREACH(segment, &engine->engines->segments, link)
-    {
-        enum cst_mount_state state = mount_of(engine, segment);
-
-        if (state == CST_MOUNT_WANTED || state == CST_MOUNT_REMOUNT) {
-            engine->n_remounting += state == CST_MOUNT_REMOUNT;
-            send_add(engine, segment);
-        }
-    }
+    cst_mounts_renew(engine);
     if (engine->n_remounting == 0) {
         engine->state = CST_ENGINE_READY;
     }
@@ -378,10 +190,10 @@ static void on_frame(void *arg, const struct cst_frame *frame)
         on_ready(engine, frame);
         break;
     case ENGINE__MSG_TYPE__ENGINE_SEGMENT_DONE:
-        on_segment_done(engine, frame);
+        cst_mounts_done(engine, frame);
         break;
     case ENGINE__MSG_TYPE__ENGINE_PROGRESS:
-        on_progress(engine, frame);
+        cst_mounts_progress(engine, frame);
         break;
     case ENGINE__MSG_TYPE__ENGINE_DONE:
         on_done(engine, frame);
@@ -421,7 +233,7 @@ static void on_writable(void *arg)
 
 void cst_engine_ping(struct cst_engine *engine)
 {
-    if (!is_up(engine)) {
+    if (!cst_engine_is_up(engine)) {
         return;
     }
     if (++engine->n_unanswered > MAX_UNANSWERED) {
@@ -430,7 +242,7 @@ void cst_engine_ping(struct cst_engine *engine)
         cst_process_kill(engine->process);
         return;
     }
-    (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_PING, 2, NULL, -1);
+    (void)cst_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_PING, 2, NULL, -1);
 }
 
 /* -- death ---------------------------------------------------------------------------------- */
@@ -446,57 +258,13 @@ static void fold_counters(struct cst_engine *engine)
     engine->counters = (struct cst_engine_counters){0};
 }
 
-/* What it was to map is to be mapped by the next one; what it was to unmap is gone with it. */
-static void forget_mounts(struct cst_engine *engine)
-{
-    struct cst_segment *segment, *next;
-
-    engine->n_remounting = 0;
-    for (segment = TAILQ_FIRST(&engine->engines->segments); segment != NULL; segment = next) {
-        next = TAILQ_NEXT(segment, link);
-        switch (mount_of(engine, segment)) {
-        case CST_MOUNT_ADDING:
-            set_mount(engine, segment, CST_MOUNT_WANTED);
-            break;
-        case CST_MOUNT_MOUNTED:
-        case CST_MOUNT_REMOUNTING:
-            set_mount(engine, segment, CST_MOUNT_REMOUNT);
-            break;
-        case CST_MOUNT_UNWANTED:
-        case CST_MOUNT_DROPPING:
-            let_go(engine, segment);
-            break;
-        case CST_MOUNT_NONE:
-        case CST_MOUNT_WANTED:
-        case CST_MOUNT_REMOUNT:
-            break;
-        }
-    }
-}
-
-static void fail_mounts(struct cst_engine *engine)
-{
-    struct cst_segment *segment, *next;
-
-    for (segment = TAILQ_FIRST(&engine->engines->segments); segment != NULL; segment = next) {
-        next = TAILQ_NEXT(segment, link);
-        if (mount_of(engine, segment) == CST_MOUNT_WANTED) {
-            cst_segment_ref(segment);
-            (void)cst_err_set(&segment->err, CST_EENGINE, "%s", engine->why);
-            let_go(engine, segment);
-            answered(segment);
-            cst_segment_unref(segment);
-        }
-    }
-}
-
 /* Nobody will do what it had to do. */
 static void refuse_all(struct cst_engine *engine)
 {
     struct cst_engines *engines = engine->engines;
     uint64_t ticket;
 
-    fail_mounts(engine);
+    cst_mounts_fail(engine);
     while (cst_commands_first(&engine->commands, &ticket)) {
         (void)cst_commands_remove(&engine->commands, ticket);
         engines->on_done(engines->arg, ticket, CST_EENGINE, 0, engine->why);
@@ -562,7 +330,7 @@ static void on_exit_of_process(void *arg, const char *how)
 
     engine->process = NULL;
     fold_counters(engine);
-    forget_mounts(engine);
+    cst_mounts_forget(engine);
     cst_commands_rewind(&engine->commands);
     if (engine->engines->stopping) {
         engine->state = CST_ENGINE_OFF;

@@ -17,6 +17,8 @@
 #include "daemon/later.h"
 #include "daemon/process.h"
 
+#include <protobuf-c/protobuf-c.h>
+
 struct cst_engines;
 
 enum cst_engine_state {
@@ -75,12 +77,12 @@ void cst_engine_retry(struct cst_engine *engine);
 int cst_engine_submit(struct cst_engine *engine, const struct cst_command *command,
                       struct cst_err *err);
 
-/* Ask for @segment, which is WANTED or REMOUNT, if the engine is up; else that happens when it is.
- */
-void cst_engine_mount(struct cst_engine *engine, struct cst_segment *segment);
+/* Send a message of @type with @fd (-1: none). A process that cannot take it is killed. */
+int cst_engine_send(struct cst_engine *engine, uint16_t type, uint64_t request,
+                    const ProtobufCMessage *message, int fd);
 
-/* Have @segment unmapped; its reference goes when that is so. */
-void cst_engine_unmount(struct cst_engine *engine, struct cst_segment *segment);
+/* A process is there and takes segments. */
+bool cst_engine_is_up(const struct cst_engine *engine);
 
 /* Send what waits, as far as the socket takes it. Once a turn of the loop. */
 void cst_engine_flush(struct cst_engine *engine);

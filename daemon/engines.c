@@ -1,6 +1,7 @@
 #include "daemon/engines.h"
 
 #include "daemon/log.h"
+#include "daemon/mounts.h"
 
 #include <errno.h>
 #include <hwloc.h>
@@ -235,7 +236,7 @@ void cst_engines_mount(struct cst_engines *engines, struct cst_segment *segment)
         if (engine->state == CST_ENGINE_FAILED) {
             cst_engine_retry(engine);
         }
-        cst_engine_mount(engine, segment);
+        cst_mounts_add(engine, segment);
     }
 }
 
@@ -244,7 +245,7 @@ void cst_engines_unmount(struct cst_engines *engines, struct cst_segment *segmen
     cst_segment_ref(segment);
     for (unsigned i = 0; i < engines->n; i++) {
         if (segment->mounts[i] != CST_MOUNT_NONE) {
-            cst_engine_unmount(&engines->v[i], segment);
+            cst_mounts_drop(&engines->v[i], segment);
         }
     }
     cst_segment_unref(segment);

@@ -60,7 +60,7 @@ void cst_engines_unmount(struct cst_engines *engines, struct cst_segment *segmen
 /* The segment that goes by @id on the wire, or NULL. */
 struct cst_segment *cst_engines_find(const struct cst_engines *engines, uint32_t id);
 
-/* Nothing is left of @segment in any engine: forget it. For engine.c. */
+/* Nothing is left of @segment in any engine: forget it. For mounts.c. */
 void cst_engines_unlist(struct cst_engines *engines, struct cst_segment *segment);
 
 /* Queue @command for engine command->node; it goes out with the turn's others. Each gets one
