@@ -94,7 +94,7 @@ enum needs { NOTHING, JOB }; /* JOB: attached to one that is there */
 
 struct row {
     cst_serve_fn serve;                     /* NULL: no request of this type */
-    const ProtobufCMessageDescriptor *type; /* of the body; NULL: empty */
+    const ProtobufCMessageDescriptor *type; /* of the body; NULL: empty, or left to the server */
     enum needs needs;
 };
 
@@ -108,7 +108,7 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_LAYOUT] = {cst_serve_layout, &cistern__layout_get__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_POOL] = {cst_serve_pool, &cistern__pool_get__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_SYNC] = {cst_serve_sync, NULL, JOB},
-    [CISTERN__MSG_TYPE__MSG_BATCH] = {cst_serve_batch, &cistern__batch__descriptor, JOB},
+    [CISTERN__MSG_TYPE__MSG_BATCH] = {cst_serve_batch, NULL, JOB},
     [CISTERN__MSG_TYPE__MSG_STEP] = {cst_serve_step, &cistern__step__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_CANCEL] = {cst_serve_cancel, &cistern__cancel__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_LEAVE] = {cst_serve_leave, NULL, JOB},
@@ -185,7 +185,7 @@ void cst_dispatch(struct cst_session *session, struct cst_frame *frame)
         frame->type < sizeof rows / sizeof *rows && rows[frame->type].serve != NULL
             ? &rows[frame->type]
             : NULL;
-    void *body = NULL;
+    void *body = frame; /* batches are unpacked by their server */
     bool fatal = false;
     struct cst_err err = {0};
     int rc = check_frame(frame, &err);

@@ -23,34 +23,6 @@ static void put_item(struct cst_pending_item *item, const struct cst_reply *repl
     }
 }
 
-static void fill_result(Cistern__ItemResult *out, const struct cst_pending_item *item, bool fetch)
-{
-    cistern__item_result__init(out);
-    out->status = item->status;
-    out->text = item->text;
-    if (fetch && item->status == CST_OK) {
-        out->has_slab = out->has_offset = out->has_generation = out->has_hit = 1;
-        out->slab = item->slab;
-        out->offset = item->offset;
-        out->generation = item->generation;
-        out->hit = item->hit;
-    }
-}
-
-static void answer_batch(struct cst_daemon *daemon, struct cst_pending *request)
-{
-    Cistern__ItemResult results[CST_PENDING_MAX_ITEMS], *pointers[CST_PENDING_MAX_ITEMS];
-    Cistern__BatchDone done = CISTERN__BATCH_DONE__INIT;
-
-    for (uint32_t i = 0; i < request->n_items; i++) {
-        fill_result(&results[i], &request->items[i], request->items[i].generation != 0);
-        pointers[i] = &results[i];
-    }
-    done.n_results = request->n_items;
-    done.results = pointers;
-    cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_BATCH_DONE, &done.base, NULL, 0);
-}
-
 static void answer_sync(struct cst_daemon *daemon, struct cst_pending *request,
                         const struct cst_reply *reply)
 {
@@ -120,7 +92,7 @@ static void on_reply(struct cst_daemon *daemon, const struct cst_reply *reply)
     if (request->type == CISTERN__MSG_TYPE__MSG_BATCH) {
         put_item(&request->items[i], reply);
         if (--request->n_left == 0) {
-            answer_batch(daemon, request);
+            cst_session_answer_batch(daemon, request);
         }
     } else if (request->type == CISTERN__MSG_TYPE__MSG_CANCEL) {
         request->items[i].done = true;

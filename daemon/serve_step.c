@@ -1,4 +1,5 @@
 /* Requests of the training step and of tensor access: what becomes events of the core. */
+#include "daemon/batch.h"
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "daemon/drive.h"
@@ -52,43 +53,30 @@ static const enum cst_event_kind event_kinds[] = {
 };
 
 /* All items before the first event: with the core stepped, the request may be answered and gone. */
-static bool check_items(struct cst_session *session, uint64_t id, const Cistern__Batch *batch)
+static int check_items(const struct cst_batch *batch, struct cst_err *err)
 {
-    if (batch->n_items == 0 || batch->n_items > CST_PENDING_MAX_ITEMS) {
-        cst_serve_error(session, id, CST_EINVAL, "batch of %zu items, 1 to %d are allowed",
-                        batch->n_items, CST_PENDING_MAX_ITEMS);
-        return false;
+    if (batch->n_items == 0) {
+        return cst_err_set(err, CST_EINVAL, "batch of no items, 1 to %d are allowed",
+                           CST_PENDING_MAX_ITEMS);
     }
-    for (size_t i = 0; i < batch->n_items; i++) {
-        unsigned kind = (unsigned)batch->items[i]->kind;
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        uint32_t kind = batch->items[i].kind;
 
         if (kind < CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT ||
             kind > CISTERN__BATCH_ITEM__KIND__EVICT) {
-            cst_serve_error(session, id, CST_EUNSUPPORTED, "item %zu of the batch: unknown kind %u",
-                            i, kind);
-            return false;
+            return cst_err_set(err, CST_EUNSUPPORTED, "item %u of the batch: unknown kind %u", i,
+                               kind);
         }
     }
-    return true;
+    return CST_OK;
 }
 
-void cst_serve_batch(struct cst_session *session, uint64_t id, void *body)
+static void feed_items(struct cst_session *session, const struct cst_batch *batch, uint64_t tag)
 {
-    const Cistern__Batch *batch = body;
     struct cst_job *job = session->job;
-    struct cst_pending *request;
-    uint64_t tag;
 
-    if (!check_items(session, id, batch)) {
-        return;
-    }
-    request = defer(session, id, CISTERN__MSG_TYPE__MSG_BATCH, (uint32_t)batch->n_items);
-    if (request == NULL) {
-        return;
-    }
-    tag = cst_pending_tag(request, 0);
-    for (size_t i = 0; i < batch->n_items && job->core != NULL; i++) {
-        const Cistern__BatchItem *item = batch->items[i];
+    for (uint32_t i = 0; i < batch->n_items && job->core != NULL; i++) {
+        const struct cst_batch_item *item = &batch->items[i];
         struct cst_event event = {
             .kind = event_kinds[item->kind],
             .rank = session->rank,
@@ -100,6 +88,27 @@ void cst_serve_batch(struct cst_session *session, uint64_t id, void *body)
         };
 
         cst_job_feed(job, &event);
+    }
+}
+
+void cst_serve_batch(struct cst_session *session, uint64_t id, void *body)
+{
+    const struct cst_frame *frame = body;
+    struct cst_batch batch;
+    struct cst_pending *request;
+    struct cst_err err = {0};
+    int rc = cst_batch_read(&batch, frame->body, frame->body_bytes, &err);
+
+    if (rc == CST_OK) {
+        rc = check_items(&batch, &err);
+    }
+    if (rc != CST_OK) {
+        cst_session_error(session, id, &err);
+        return;
+    }
+    request = defer(session, id, CISTERN__MSG_TYPE__MSG_BATCH, batch.n_items);
+    if (request != NULL) {
+        feed_items(session, &batch, cst_pending_tag(request, 0));
     }
 }
 

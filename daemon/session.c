@@ -1,5 +1,6 @@
 #include "daemon/session.h"
 
+#include "daemon/batch.h"
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "daemon/job.h"
@@ -130,35 +131,50 @@ bool cst_session_is_gone(struct cst_session *session)
 
 /* -- replies out ---------------------------------------------------------------------------- */
 
-void cst_session_reply(struct cst_session *session, uint64_t id, uint16_t type,
-                       const ProtobufCMessage *message, const int *fds, unsigned n_fds)
+/* @n_bytes of body lie in the daemon's out. */
+static void reply_packed(struct cst_session *session, uint64_t id, uint16_t type, size_t n_bytes,
+                         const int *fds, unsigned n_fds)
 {
-    struct cst_frame frame = {.type = type, .flags = CST_FRAME_REPLY, .request = id};
+    struct cst_frame frame = {.type = type,
+                              .flags = CST_FRAME_REPLY,
+                              .request = id,
+                              .body = session->daemon->out,
+                              .body_bytes = (uint32_t)n_bytes};
     struct cst_err err = {0};
     bool waited = session->outbox.bytes > 0;
     int rc;
 
-    if (session->state == CST_SESSION_DOOMED) {
-        return;
-    }
-    if (message != NULL) {
-        frame.body = session->daemon->out;
-        frame.body_bytes = (uint32_t)protobuf_c_message_pack(message, session->daemon->out);
-    }
     if (n_fds > 0) {
         memcpy(frame.fds, fds, n_fds * sizeof *fds);
         frame.n_fds = n_fds;
     }
     rc = cst_outbox_send(&session->outbox, session->fd, &frame, &err);
-    if (rc == CST_EAGAIN && !waited) {
-        (void)uv_timer_start(&session->stall, on_stall, STALL_MS, 0);
+    if (rc == CST_OK) {
+        return;
     }
     if (rc == CST_EAGAIN) {
+        if (!waited) {
+            (void)uv_timer_start(&session->stall, on_stall, STALL_MS, 0);
+        }
         update_poll(session);
-    } else if (rc != CST_OK) {
-        session->hung_up = session->hung_up || rc == CST_ECONN;
-        cst_session_doom(session, rc == CST_ECONN ? NULL : err.text);
+        return;
     }
+    session->hung_up = session->hung_up || rc == CST_ECONN;
+    cst_session_doom(session, rc == CST_ECONN ? NULL : err.text);
+}
+
+void cst_session_reply(struct cst_session *session, uint64_t id, uint16_t type,
+                       const ProtobufCMessage *message, const int *fds, unsigned n_fds)
+{
+    size_t n_bytes = 0;
+
+    if (session->state == CST_SESSION_DOOMED) {
+        return;
+    }
+    if (message != NULL) {
+        n_bytes = protobuf_c_message_pack(message, session->daemon->out);
+    }
+    reply_packed(session, id, type, n_bytes, fds, n_fds);
 }
 
 void cst_session_error(struct cst_session *session, uint64_t id, const struct cst_err *err)
@@ -218,6 +234,15 @@ void cst_session_answer(struct cst_daemon *daemon, struct cst_pending *request, 
 {
     if (request->session != NULL) {
         cst_session_reply(request->session, request->id, type, message, fds, n_fds);
+    }
+    close_request(daemon, request);
+}
+
+void cst_session_answer_batch(struct cst_daemon *daemon, struct cst_pending *request)
+{
+    if (request->session != NULL && request->session->state != CST_SESSION_DOOMED) {
+        reply_packed(request->session, request->id, CISTERN__MSG_TYPE__MSG_BATCH_DONE,
+                     cst_batch_write(request->items, request->n_items, daemon->out), NULL, 0);
     }
     close_request(daemon, request);
 }

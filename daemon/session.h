@@ -76,6 +76,8 @@ int cst_session_defer(struct cst_session *session, struct cst_job *job, uint64_t
 /* Give its final reply, if somebody is there to hear it, and close it. */
 void cst_session_answer(struct cst_daemon *daemon, struct cst_pending *request, uint16_t type,
                         const ProtobufCMessage *message, const int *fds, unsigned n_fds);
+void cst_session_answer_batch(struct cst_daemon *daemon,
+                              struct cst_pending *request); /* from its items */
 void cst_session_fail(struct cst_daemon *daemon, struct cst_pending *request,
                       const struct cst_err *err);
 

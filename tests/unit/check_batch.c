@@ -1,0 +1,229 @@
+/* daemon/batch: the hand-written Batch and BatchDone say what protobuf-c's say. */
+#include "daemon/batch.h"
+#include "proto/cistern.pb-c.h"
+#include "proto/frame.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct cst_batch batch;
+static struct cst_err err;
+
+static void seed(void)
+{
+    unsigned n = (unsigned)getpid();
+
+    printf("seed %u\n", n);
+    srand(n);
+}
+
+static uint64_t any_number(void)
+{
+    uint64_t v = (uint64_t)rand() << 42 ^ (uint64_t)rand() << 21 ^ (uint64_t)rand();
+
+    return v >> (rand() % 64);
+}
+
+/* A copy of exactly @n bytes, so that a sanitizer sees a read beyond them. */
+static int read_exactly(const uint8_t *bytes, size_t n)
+{
+    uint8_t *copy = malloc(n > 0 ? n : 1);
+    int rc;
+
+    ck_assert_ptr_nonnull(copy);
+    memcpy(copy, bytes, n);
+    rc = cst_batch_read(&batch, copy, n, &err);
+    free(copy);
+    return rc;
+}
+
+struct message {
+    Cistern__Batch batch;
+    Cistern__BatchItem items[CST_PENDING_MAX_ITEMS];
+    Cistern__BatchItem *pointers[CST_PENDING_MAX_ITEMS];
+};
+
+static size_t pack_random(struct message *m, uint8_t *out)
+{
+    cistern__batch__init(&m->batch);
+    m->batch.attempt = any_number();
+    m->batch.n_items = (size_t)rand() % (CST_PENDING_MAX_ITEMS + 1);
+    m->batch.items = m->pointers;
+    for (size_t i = 0; i < m->batch.n_items; i++) {
+        Cistern__BatchItem *item = &m->items[i];
+
+        cistern__batch_item__init(item);
+        item->kind = (Cistern__BatchItem__Kind)(1 + rand() % 6);
+        item->chunk = (uint32_t)any_number();
+        item->has_generation = rand() % 2;
+        item->generation = item->has_generation ? any_number() : 0;
+        item->has_ahead = rand() % 2;
+        item->ahead = item->has_ahead && rand() % 2;
+        m->pointers[i] = item;
+    }
+    return cistern__batch__pack(&m->batch, out);
+}
+
+static void assert_same(const Cistern__Batch *expected)
+{
+    ck_assert_uint_eq(batch.attempt, expected->attempt);
+    ck_assert_uint_eq(batch.n_items, expected->n_items);
+    for (size_t i = 0; i < expected->n_items; i++) {
+        ck_assert_uint_eq(batch.items[i].kind, (uint32_t)expected->items[i]->kind);
+        ck_assert_uint_eq(batch.items[i].chunk, expected->items[i]->chunk);
+        ck_assert_uint_eq(batch.items[i].generation, expected->items[i]->generation);
+        ck_assert(batch.items[i].ahead == (expected->items[i]->ahead != 0));
+    }
+}
+
+/* What protobuf-c packs is read, to the same values. */
+START_TEST(what_is_packed_is_read)
+{
+    static uint8_t bytes[CST_FRAME_MAX_BODY];
+    static struct message m;
+
+    seed();
+    for (unsigned i = 0; i < 2000; i++) {
+        size_t n = pack_random(&m, bytes);
+
+        ck_assert_msg(read_exactly(bytes, n) == CST_OK, "%s", err.text);
+        assert_same(&m.batch);
+    }
+}
+END_TEST
+
+/* Changed and cut bytes are refused, or read to what protobuf-c reads; never beyond their end. */
+START_TEST(damage_is_refused_or_read_alike)
+{
+    static uint8_t bytes[CST_FRAME_MAX_BODY];
+    static struct message m;
+    unsigned n_same = 0;
+
+    seed();
+    for (unsigned i = 0; i < 20000; i++) {
+        size_t n = pack_random(&m, bytes);
+        Cistern__Batch *other;
+
+        for (int k = rand() % 4; k > 0 && n > 0; k--) {
+            bytes[(size_t)rand() % n] = (uint8_t)rand();
+        }
+        n = rand() % 2 == 0 && n > 0 ? (size_t)rand() % n : n;
+        other = cistern__batch__unpack(NULL, n, bytes);
+        if (read_exactly(bytes, n) == CST_OK && other != NULL) {
+            assert_same(other);
+            n_same++;
+        }
+        if (other != NULL) {
+            cistern__batch__free_unpacked(other, NULL);
+        }
+    }
+    ck_assert_uint_gt(n_same, 1000);
+}
+END_TEST
+
+/* A field of a later version is skipped, whatever its type; a missing required one is not. */
+START_TEST(unknown_fields_are_skipped)
+{
+    static const uint8_t unknown[] = {
+        1 << 3,     5,                                             /* attempt 5 */
+        9 << 3,     0x80, 1,                                       /* a number */
+        9 << 3 | 1, 1,    2,      3,   4,      5, 6,      7,    8, /* eight bytes */
+        9 << 3 | 5, 1,    2,      3,   4,                          /* four bytes */
+        9 << 3 | 2, 2,    'a',    'b',                             /* text */
+        2 << 3 | 2, 7,    1 << 3, 1,   2 << 3, 6, 9 << 3, 0x80, 1};
+    static const uint8_t no_attempt[] = {2 << 3 | 2, 4, 1 << 3, 1, 2 << 3, 6};
+    static const uint8_t no_chunk[] = {1 << 3, 5, 2 << 3 | 2, 2, 1 << 3, 1};
+
+    ck_assert_msg(read_exactly(unknown, sizeof unknown) == CST_OK, "%s", err.text);
+    ck_assert_uint_eq(batch.attempt, 5);
+    ck_assert_uint_eq(batch.n_items, 1);
+    ck_assert_uint_eq(batch.items[0].chunk, 6);
+    ck_assert_int_eq(read_exactly(no_attempt, sizeof no_attempt), CST_EPROTO);
+    ck_assert_int_eq(read_exactly(no_chunk, sizeof no_chunk), CST_EPROTO);
+    ck_assert_int_eq(read_exactly(unknown, 0), CST_EPROTO);
+}
+END_TEST
+
+/* One item more than a batch may have is refused with the limit. */
+START_TEST(too_many_items_are_refused)
+{
+    uint8_t bytes[2 + 6 * (CST_PENDING_MAX_ITEMS + 1)] = {1 << 3, 5};
+
+    for (unsigned i = 0; i <= CST_PENDING_MAX_ITEMS; i++) {
+        memcpy(bytes + 2 + 6 * i, (uint8_t[]){2 << 3 | 2, 4, 1 << 3, 1, 2 << 3, 6}, 6);
+    }
+    ck_assert_int_eq(read_exactly(bytes, sizeof bytes - 6), CST_OK);
+    ck_assert_int_eq(read_exactly(bytes, sizeof bytes), CST_EINVAL);
+}
+END_TEST
+
+/* What is written is what protobuf-c reads; also with the longest words for every item, which still
+ * fit in a frame. */
+START_TEST(what_is_written_is_unpacked)
+{
+    static uint8_t bytes[CST_FRAME_MAX_BODY];
+    static struct cst_pending_item items[CST_PENDING_MAX_ITEMS];
+    static char words[384];
+
+    seed();
+    memset(words, 'w', sizeof words - 1);
+    for (unsigned i = 0; i < 2000; i++) {
+        uint32_t n =
+            i == 0 ? CST_PENDING_MAX_ITEMS : (uint32_t)rand() % (CST_PENDING_MAX_ITEMS + 1);
+        Cistern__BatchDone *done;
+        size_t n_bytes;
+
+        for (uint32_t k = 0; k < n; k++) {
+            bool failed = i == 0 || rand() % 4 == 0, lease = !failed && rand() % 2 == 0;
+
+            items[k] = (struct cst_pending_item){.status = failed ? -(1 + rand() % 25) : 0,
+                                                 .text = failed ? words : NULL,
+                                                 .hit = lease && rand() % 2 == 0,
+                                                 .slab = lease ? (uint32_t)any_number() : 0,
+                                                 .offset = lease ? any_number() : 0,
+                                                 .generation = lease ? any_number() | 1 : 0};
+        }
+        n_bytes = cst_batch_write(items, n, bytes);
+        ck_assert_uint_le(n_bytes, sizeof bytes);
+        done = cistern__batch_done__unpack(NULL, n_bytes, bytes);
+        ck_assert_ptr_nonnull(done);
+        ck_assert_uint_eq(done->n_results, n);
+        for (uint32_t k = 0; k < n; k++) {
+            const Cistern__ItemResult *r = done->results[k];
+
+            ck_assert_int_eq(r->status, items[k].status);
+            ck_assert(r->has_generation == (items[k].generation != 0));
+            ck_assert_uint_eq(r->generation, items[k].generation);
+            ck_assert_uint_eq(r->slab, items[k].slab);
+            ck_assert_uint_eq(r->offset, items[k].offset);
+            ck_assert(r->hit == items[k].hit);
+            ck_assert((r->text != NULL) == (items[k].text != NULL));
+            ck_assert(r->text == NULL || strcmp(r->text, words) == 0);
+        }
+        cistern__batch_done__free_unpacked(done, NULL);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("batch");
+    TCase *tc = tcase_create("batch");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    suite_add_tcase(suite, tc);
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, what_is_packed_is_read);
+    tcase_add_test(tc, damage_is_refused_or_read_alike);
+    tcase_add_test(tc, unknown_fields_are_skipped);
+    tcase_add_test(tc, too_many_items_are_refused);
+    tcase_add_test(tc, what_is_written_is_unpacked);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
