@@ -177,13 +177,29 @@ void sim_ask(struct sim *sim, struct cst_event event, struct pending pending)
 
 /* -- a job ------------------------------------------------------------------------------------- */
 
+/* A chunk and an operator per tensor: any order of operators needs the same blocks. */
+static void declare_plain(struct sim *sim)
+{
+    uint32_t n = 3 + sim_below(sim, 8);
+    char name[32];
+
+    for (uint32_t i = 0; i < n; i++) {
+        int64_t shape = 2100 + sim_below(sim, 1900);
+
+        (void)snprintf(name, sizeof name, "t%u", i);
+        if (cst_model_tensor(&sim->model, name, &shape, 1, 1, 1, NULL) != CST_OK ||
+            cst_model_operator(&sim->model, name, &i, 1, NULL) != CST_OK) {
+            sim_fail(sim, "a tensor was refused");
+        }
+    }
+}
+
 static void declare(struct sim *sim)
 {
     uint32_t n_tensors = 3 + sim_below(sim, 10);
     uint32_t n_ops = 2 + sim_below(sim, SIM_MAX_OPS - 2);
     char name[32];
 
-    cst_model_init(&sim->model);
     for (uint32_t i = 0; i < n_tensors; i++) {
         int64_t shape[2] = {1 + sim_below(sim, 64), 1 + sim_below(sim, 64)};
 
@@ -254,7 +270,13 @@ static void open_sim(struct sim *sim)
     struct cst_err err;
 
     sim->world = 1 + sim_below(sim, 4);
-    declare(sim);
+    sim->plain = sim_chance(sim, 3000);
+    cst_model_init(&sim->model);
+    if (sim->plain) {
+        declare_plain(sim);
+    } else {
+        declare(sim);
+    }
     choose_chances(sim);
     if (cst_layout_build(&sim->layout, &sim->model, &layout, &err) != CST_OK) {
         sim_fail(sim, "layout: %s", err.text);

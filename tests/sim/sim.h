@@ -107,6 +107,7 @@ struct sim {
     unsigned p_death, p_lie, p_cancel, p_copy_fail, p_engine_death, p_io, p_hint, p_skip, p_nan,
         p_return, p_mismatch, p_fatal, p_hold, p_sleep;
     bool loose;  /* pools hold everything: any order of operators may run */
+    bool plain;  /* so may they, for another reason: each has a chunk of its own */
     bool ending; /* no new work */
     bool failed; /* the job has: a command that must not fail did */
     /* what should be */

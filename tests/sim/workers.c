@@ -58,6 +58,7 @@ static void shuffle(struct sim *sim, uint32_t *v, uint32_t n)
 static void write_script(struct sim *sim, struct worker *w)
 {
     bool skipped[SIM_MAX_OPS] = {false};
+    bool idle = sim_chance(sim, 400); /* nothing at all */
 
     memset(w->uses_left, 0, sizeof w->uses_left);
     w->n_ops = 0;
@@ -65,7 +66,7 @@ static void write_script(struct sim *sim, struct worker *w)
     w->begun = false;
     w->surprise = NO_CHUNK;
     for (uint32_t i = 0; i < sim->model.n_operators; i++) {
-        skipped[i] = sim_chance(sim, sim->p_skip);
+        skipped[i] = idle || sim_chance(sim, sim->p_skip);
         if (!skipped[i]) {
             w->ops[w->n_ops++] = i;
         }
@@ -79,7 +80,7 @@ static void write_script(struct sim *sim, struct worker *w)
             }
         }
     }
-    if (sim->loose && sim_chance(sim, 2000)) {
+    if ((sim->loose || (sim->plain && sim->world <= 2)) && sim_chance(sim, 4000)) {
         shuffle(sim, w->ops, w->n_forward);
         shuffle(sim, w->ops + w->n_forward, w->n_ops - w->n_forward);
     }
