@@ -1,0 +1,391 @@
+/* Layout: tensors into chunks, capacity, the smallest pool, rows in segments. */
+#include "offload/layout.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct cst_model model;
+static struct cst_layout layout;
+static struct cst_err err;
+
+static void setup(void)
+{
+    cst_model_init(&model);
+    memset(&layout, 0, sizeof layout);
+}
+
+static void teardown(void)
+{
+    cst_layout_close(&layout);
+    cst_model_close(&model);
+}
+
+static uint32_t tensor(int64_t n_elems)
+{
+    char name[32];
+
+    (void)snprintf(name, sizeof name, "t%u", model.n_tensors);
+    ck_assert_int_eq(cst_model_tensor(&model, name, &n_elems, 1, 1, 1, &err), CST_OK);
+    return model.n_tensors - 1;
+}
+
+static void use(uint32_t n, const uint32_t *tensors)
+{
+    char name[32];
+
+    (void)snprintf(name, sizeof name, "op%u", model.n_operators);
+    ck_assert_int_eq(cst_model_operator(&model, name, tensors, n, &err), CST_OK);
+}
+
+static int build(uint64_t chunk_elems, uint64_t pool_bytes, uint32_t n_nodes)
+{
+    return cst_layout_build(&layout, &model,
+                            &(struct cst_layout_config){.chunk_elems = chunk_elems,
+                                                        .pool_bytes = pool_bytes,
+                                                        .n_nodes = n_nodes},
+                            &err);
+}
+
+/* What must hold of every layout: tensors whole, aligned, apart, in their chunk; rows whole pages,
+ * apart, in one segment of the chunk's node; sums right. */
+static void check_layout(void)
+{
+    uint64_t bytes = 0;
+    uint64_t tiles = 0;
+    uint64_t *end = calloc(layout.n_segments, sizeof *end);
+    uint32_t at = 0;
+
+    ck_assert_ptr_nonnull(end);
+    for (uint32_t c = 0; c < layout.n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout.chunks[c];
+        uint64_t fill = 0;
+
+        ck_assert_uint_eq(chunk->first_tensor, at);
+        ck_assert_uint_gt(chunk->n_tensors, 0);
+        for (uint32_t k = 0; k < chunk->n_tensors; k++) {
+            const struct cst_layout_tensor *t = &model.tensors[layout.order[at++]];
+
+            ck_assert_uint_eq(t->chunk, c);
+            ck_assert_uint_eq(t->offset % CST_LAYOUT_ALIGN_ELEMS, 0);
+            ck_assert_uint_ge(t->offset, fill);
+            fill = t->offset + t->n_elems;
+        }
+        ck_assert_uint_le(fill, chunk->n_elems);
+        ck_assert_uint_le(chunk->n_elems, layout.capacity);
+        for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+            const struct cst_layout_row *row = &chunk->rows[r];
+            uint64_t row_bytes = chunk->n_elems * (r <= CST_ROW_GRAD ? 2 : 4);
+
+            ck_assert_uint_lt(row->segment, layout.n_segments);
+            ck_assert_uint_eq(layout.segments[row->segment].node, chunk->node);
+            ck_assert_uint_eq(row->offset % 4096, 0);
+            ck_assert_uint_ge(row->offset, end[row->segment]);
+            end[row->segment] = row->offset + row_bytes;
+            ck_assert_uint_le(end[row->segment], layout.segments[row->segment].bytes);
+        }
+    }
+    ck_assert_uint_eq(at, model.n_tensors);
+    for (uint32_t s = 0; s < layout.n_segments; s++) {
+        ck_assert_uint_le(layout.segments[s].bytes, CST_LAYOUT_SEGMENT_BYTES);
+        ck_assert_uint_eq(layout.segments[s].bytes % 4096, 0);
+        bytes += layout.segments[s].bytes;
+    }
+    ck_assert_uint_eq(bytes, layout.arena_bytes);
+    for (uint32_t t = 0; t < model.n_tensors; t++) {
+        ck_assert_uint_eq(model.tensors[t].first_tile, tiles);
+        tiles += cst_table_n_tiles(model.tensors[t].n_elems);
+    }
+    ck_assert_uint_eq(tiles, layout.n_tiles);
+    free(end);
+}
+
+/* Tensors lie in order of first use, next-fit, aligned; those that nothing uses come last. */
+START_TEST(order_of_first_use)
+{
+    uint32_t unused;
+    uint32_t a;
+    uint32_t b;
+    uint32_t c;
+
+    unused = tensor(100);
+    a = tensor(3000);
+    b = tensor(1000);
+    c = tensor(100);
+    use(1, (uint32_t[]){b});
+    use(2, (uint32_t[]){a, b});
+    use(1, (uint32_t[]){c});
+    ck_assert_int_eq(build(4096, 0, 1), CST_OK);
+    check_layout();
+    ck_assert_uint_eq(layout.order[0], b);
+    ck_assert_uint_eq(layout.order[1], a);
+    ck_assert_uint_eq(layout.order[2], c);
+    ck_assert_uint_eq(layout.order[3], unused);
+    ck_assert_uint_eq(layout.n_chunks, 2);
+    ck_assert_uint_eq(model.tensors[a].offset, 1024);
+    ck_assert_uint_eq(model.tensors[c].chunk, 1);
+    ck_assert_uint_eq(layout.chunks[0].n_uses, 3);
+    ck_assert_uint_eq(layout.uses[1].n_chunks, 1); /* a and b lie in one chunk */
+}
+END_TEST
+
+/* A tensor that just fits the chunk has it for itself, with nothing lost. */
+START_TEST(exact_fit)
+{
+    tensor(4096);
+    tensor(4096);
+    use(2, (uint32_t[]){0, 1});
+    ck_assert_int_eq(build(4096, 0, 1), CST_OK);
+    check_layout();
+    ck_assert_uint_eq(layout.n_chunks, 2);
+    ck_assert_uint_eq(layout.arena_bytes, 2 * 4096 * 16);
+}
+END_TEST
+
+/* The smallest pool: an operator's weights, the gradients that are open in backward, and one chunk
+ * ahead. */
+START_TEST(need_of_a_chain)
+{
+    for (uint32_t i = 0; i < 6; i++) {
+        tensor(4096);
+        use(1, (uint32_t[]){i});
+    }
+    ck_assert_int_eq(build(4096, 0, 1), CST_OK);
+    ck_assert_uint_eq(layout.min_blocks, 3);
+    ck_assert_uint_eq(layout.max_blocks, 12);
+}
+END_TEST
+
+/* A tensor that the first and the last operator share keeps its gradient open through the whole
+ * backward pass. */
+START_TEST(need_with_tied_tensors)
+{
+    uint32_t op = 99;
+
+    for (uint32_t i = 0; i < 6; i++) {
+        tensor(4096);
+    }
+    use(1, (uint32_t[]){0});
+    use(2, (uint32_t[]){1, 2});
+    use(1, (uint32_t[]){3});
+    use(1, (uint32_t[]){4});
+    use(2, (uint32_t[]){5, 0});
+    ck_assert_int_eq(build(4096, 0, 1), CST_OK);
+    /* op1 in backward: weights 1 and 2, gradients 1, 2 and 0, one ahead */
+    ck_assert_uint_eq(cst_layout_need(&layout, &model, &op), 6);
+    ck_assert_uint_eq(op, 1);
+}
+END_TEST
+
+/* Two operators whose tensors share a chunk: its gradient is open until the first of them, the last
+ * in backward, ends. */
+START_TEST(need_with_shared_chunks)
+{
+    uint32_t op;
+
+    tensor(2000);
+    tensor(6000);
+    tensor(8000);
+    tensor(8000);
+    use(1, (uint32_t[]){0});
+    use(1, (uint32_t[]){2});
+    use(1, (uint32_t[]){3});
+    use(1, (uint32_t[]){1});
+    ck_assert_int_eq(build(8192, 0, 1), CST_OK); /* 0 | 2 | 3 | 1 */
+    ck_assert_uint_eq(layout.n_chunks, 4);
+    ck_assert_uint_eq(cst_layout_need(&layout, &model, &op), 3);
+    cst_layout_close(&layout);
+    use(2, (uint32_t[]){0, 1}); /* one more use of both, at the end: they stay open throughout */
+    ck_assert_int_eq(build(8192, 0, 1), CST_OK);
+    ck_assert_uint_eq(cst_layout_need(&layout, &model, &op),
+                      5); /* its weights, 0 and 1, their gradients, one ahead */
+    ck_assert_uint_eq(op, 4);
+}
+END_TEST
+
+/* A pool that is too small is refused with the number of bytes that are short and the operator that
+ * needs them; a byte less than enough is too small, and enough is enough. */
+START_TEST(pool_too_small)
+{
+    uint64_t enough = 3 * 2 * 4096;
+
+    for (uint32_t i = 0; i < 4; i++) {
+        tensor(4096);
+        use(1, (uint32_t[]){i});
+    }
+    for (int given = 0; given < 2; given++) {
+        ck_assert_int_eq(build(given ? 4096 : 0, enough - 100, 1), CST_EPOOL);
+        ck_assert_ptr_nonnull(strstr(err.text, "pool of 24476 bytes: 2 blocks of 8192 bytes, "
+                                               "operator 'op3' needs 3: 100 bytes short"));
+    }
+    ck_assert_int_eq(build(0, enough, 1), CST_OK);
+    ck_assert_uint_eq(layout.min_blocks, 3);
+    ck_assert_uint_eq(layout.capacity, 4096);
+}
+END_TEST
+
+/* Capacity is chosen for least waste among those of which the pool holds 8 blocks, or else the
+ * fewest that can run. */
+START_TEST(least_waste)
+{
+    for (uint32_t i = 0; i < 30; i++) {
+        tensor(5000); /* 8192: 1 fits, 3192 lost; 20480: 4 fit (padded to 5056), 480 lost */
+        use(1, (uint32_t[]){i});
+    }
+    ck_assert_int_eq(build(0, 8 * 2 * 20480, 1), CST_OK);
+    check_layout();
+    ck_assert_uint_le(layout.capacity, 20480);
+    ck_assert_uint_ge(8 * 2 * 20480 / (2 * layout.capacity), 8);
+    for (uint64_t c = 8192; c <= 20480; c += 4096) { /* no other is better */
+        uint64_t per_chunk = (c - 5000) / 5056 + 1;
+        uint64_t chunks = (30 + per_chunk - 1) / per_chunk;
+
+        ck_assert_uint_le(layout.n_chunks * layout.capacity, chunks * c);
+    }
+    cst_layout_close(&layout);
+    ck_assert_int_eq(build(0, 3 * 2 * 8192, 1), CST_OK);
+    ck_assert_uint_eq(layout.capacity, 8192);
+}
+END_TEST
+
+/* Arenas hold what is used, not capacity: at most 16.5 bytes a parameter for a model of the usual
+ * shape. */
+START_TEST(arena_bytes)
+{
+    tensor(256 * 384);
+    use(1, (uint32_t[]){0});
+    for (uint32_t i = 0; i < 6; i++) {
+        uint32_t first = model.n_tensors;
+
+        tensor(384);
+        tensor(384 * 1152);
+        tensor(384 * 384);
+        tensor(384);
+        tensor(384 * 1536);
+        tensor(1536 * 384);
+        use(2, (uint32_t[]){first, first + 1});
+        use(1, (uint32_t[]){first + 2});
+        use(2, (uint32_t[]){first + 3, first + 4});
+        use(1, (uint32_t[]){first + 5});
+    }
+    use(1, (uint32_t[]){0 + 1});
+    ck_assert_int_eq(build(0, model.n_params, 1), CST_OK); /* half of the weights */
+    check_layout();
+    ck_assert_double_le((double)layout.arena_bytes / (double)model.n_params, 16.5);
+}
+END_TEST
+
+/* Two nodes: each has a contiguous range of chunks and about half of the elements, in segments of
+ * its own. */
+START_TEST(nodes)
+{
+    uint64_t elems[2] = {0, 0};
+
+    for (uint32_t i = 0; i < 21; i++) {
+        tensor(1000 + 300 * (i % 7));
+        use(1, (uint32_t[]){i});
+    }
+    ck_assert_int_eq(build(4096, 0, 2), CST_OK);
+    check_layout();
+    for (uint32_t c = 0; c < layout.n_chunks; c++) {
+        ck_assert_uint_lt(layout.chunks[c].node, 2);
+        ck_assert(c == 0 || layout.chunks[c].node >= layout.chunks[c - 1].node);
+        elems[layout.chunks[c].node] += layout.chunks[c].n_elems;
+    }
+    ck_assert_uint_le(elems[0], elems[1] + layout.capacity);
+    ck_assert_uint_le(elems[1], elems[0] + layout.capacity);
+}
+END_TEST
+
+/* Rows fill a segment up to 256 MiB and none straddles two. */
+START_TEST(big_segments)
+{
+    for (uint32_t i = 0; i < 5; i++) {
+        tensor(30 << 20);
+        use(1, (uint32_t[]){i});
+    }
+    ck_assert_int_eq(build(30 << 20, 0, 1), CST_OK);
+    check_layout();
+    ck_assert_uint_gt(layout.n_segments, 5 * 16 * 30 / 256);
+}
+END_TEST
+
+/* 65536 tensors of many sizes are laid out, with the capacity chosen. */
+START_TEST(many_tensors)
+{
+    for (uint32_t i = 0; i < CST_LAYOUT_MAX_TENSORS; i++) {
+        tensor(1 + (int64_t)i * 7919 % 5000);
+        use(1, (uint32_t[]){i});
+    }
+    ck_assert_int_eq(build(0, 64 << 20, 1), CST_OK);
+    check_layout();
+    ck_assert_uint_ge((64u << 20) / (2 * layout.capacity), layout.min_blocks);
+}
+END_TEST
+
+/* What cannot be laid out: no tensors, a capacity below the largest tensor or above the largest
+ * chunk, a tensor above that. */
+START_TEST(refusals)
+{
+    ck_assert_int_eq(build(0, 0, 1), CST_EINVAL);
+    tensor(5000);
+    use(1, (uint32_t[]){0});
+    ck_assert_int_eq(build(4096, 0, 1), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "largest tensor, 5056"));
+    ck_assert_int_eq(build(CST_LAYOUT_MAX_CHUNK_ELEMS + 1ull, 0, 1), CST_EINVAL);
+    ck_assert_int_eq(build(0, 0, 0), CST_EINVAL);
+    ck_assert_int_eq(build(5001, 0, 1), CST_OK); /* rounded up */
+    ck_assert_uint_eq(layout.capacity, 8192);
+    cst_layout_close(&layout);
+    tensor(CST_LAYOUT_MAX_CHUNK_ELEMS + 1ll);
+    ck_assert_int_eq(build(0, 0, 1), CST_EINVAL);
+}
+END_TEST
+
+/* One chunk, one operator: more blocks than its weights and gradient are not needed. */
+START_TEST(tiny)
+{
+    tensor(1);
+    use(1, (uint32_t[]){0});
+    ck_assert_int_eq(build(0, 0, 1), CST_OK);
+    check_layout();
+    ck_assert_uint_eq(layout.capacity, 4096);
+    ck_assert_uint_eq(layout.min_blocks, 2);
+    ck_assert_uint_eq(layout.max_blocks, 2);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("layout");
+    TCase *tc = tcase_create("build");
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, order_of_first_use);
+    tcase_add_test(tc, exact_fit);
+    tcase_add_test(tc, need_of_a_chain);
+    tcase_add_test(tc, need_with_tied_tensors);
+    tcase_add_test(tc, need_with_shared_chunks);
+    tcase_add_test(tc, pool_too_small);
+    tcase_add_test(tc, least_waste);
+    tcase_add_test(tc, arena_bytes);
+    tcase_add_test(tc, nodes);
+    tcase_add_test(tc, big_segments);
+    tcase_add_test(tc, many_tensors);
+    tcase_add_test(tc, refusals);
+    tcase_add_test(tc, tiny);
+    suite_add_tcase(s, tc);
+    return s;
+}
+
+int main(void)
+{
+    SRunner *runner = srunner_create(suite());
+    int failed;
+
+    srunner_run_all(runner, CK_ENV);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

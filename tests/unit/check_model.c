@@ -1,0 +1,246 @@
+/* Declarations: what is accepted, what is refused and in which words, and what ranks can disagree
+ * about. */
+#include "offload/layout.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct cst_model model;
+static struct cst_err err;
+
+static void setup(void)
+{
+    cst_model_init(&model);
+    memset(&err, 0, sizeof err);
+}
+
+static void teardown(void)
+{
+    cst_model_close(&model);
+}
+
+static int tensor(const char *name, int64_t rows, int64_t columns)
+{
+    int64_t shape[2] = {rows, columns};
+
+    return cst_model_tensor(&model, name, shape, 2, 1.0f, 1.0f, &err);
+}
+
+static void declare(uint32_t n)
+{
+    char name[32];
+
+    for (uint32_t i = 0; i < n; i++) {
+        (void)snprintf(name, sizeof name, "tensor.%u", i);
+        ck_assert_int_eq(tensor(name, 1, 1 + i % 3), CST_OK);
+    }
+}
+
+/* Tensors are numbered as they come, found by name, and counted. */
+START_TEST(numbered_and_found)
+{
+    declare(1000);
+    ck_assert_uint_eq(model.n_tensors, 1000);
+    ck_assert_uint_eq(cst_model_find(&model, "tensor.0"), 0);
+    ck_assert_uint_eq(cst_model_find(&model, "tensor.999"), 999);
+    ck_assert_uint_eq(cst_model_find(&model, "tensor.1000"), UINT32_MAX);
+    ck_assert_uint_eq(model.tensors[7].n_elems, 2);
+    ck_assert_uint_eq(model.n_params, 334 * 1 + 333 * 2 + 333 * 3);
+}
+END_TEST
+
+/* An empty model has no names. */
+START_TEST(nothing_declared)
+{
+    ck_assert_uint_eq(cst_model_find(&model, "x"), UINT32_MAX);
+}
+END_TEST
+
+/* A name that is taken is refused and nothing changes. */
+START_TEST(duplicates)
+{
+    uint32_t number = 0;
+
+    ck_assert_int_eq(tensor("wte", 2, 3), CST_OK);
+    ck_assert_int_eq(tensor("wte", 2, 3), CST_EEXIST);
+    ck_assert_ptr_nonnull(strstr(err.text, "'wte'"));
+    ck_assert_uint_eq(model.n_tensors, 1);
+    ck_assert_uint_eq(model.n_params, 6);
+    ck_assert_int_eq(cst_model_operator(&model, "wte", &number, 1, &err),
+                     CST_OK); /* another name space */
+    ck_assert_int_eq(cst_model_operator(&model, "wte", &number, 1, &err), CST_EEXIST);
+    ck_assert_uint_eq(model.n_operators, 1);
+    ck_assert_uint_eq(model.tensors[0].n_uses, 1);
+}
+END_TEST
+
+/* Shapes: zero and negative dimensions, none, too many, and products that overflow. */
+START_TEST(shapes)
+{
+    int64_t ones[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+    int64_t huge[3] = {INT64_MAX, INT64_MAX, INT64_MAX};
+
+    ck_assert_int_eq(tensor("a", 0, 3), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "dimension 0 is 0"));
+    ck_assert_int_eq(tensor("a", 3, -1), CST_EINVAL);
+    ck_assert_int_eq(tensor("a", INT64_C(1) << 20, (INT64_C(1) << 20) + 1), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "2^40"));
+    ck_assert_int_eq(cst_model_tensor(&model, "a", huge, 3, 1, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_tensor(&model, "a", ones, 0, 1, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_tensor(&model, "a", ones, 9, 1, 1, &err), CST_EINVAL);
+    ck_assert_uint_eq(model.n_tensors, 0);
+    ck_assert_int_eq(tensor("a", INT64_C(1) << 20, INT64_C(1) << 20), CST_OK);
+    ck_assert_int_eq(cst_model_tensor(&model, "b", ones, 8, 1, 1, &err), CST_OK);
+}
+END_TEST
+
+/* Names: empty, too long, not printable. */
+START_TEST(names)
+{
+    char name[CST_LAYOUT_NAME_BYTES + 1];
+
+    memset(name, 'n', sizeof name);
+    name[CST_LAYOUT_NAME_BYTES] = '\0';
+    ck_assert_int_eq(tensor("", 1, 1), CST_EINVAL);
+    ck_assert_int_eq(tensor(name, 1, 1), CST_EINVAL);
+    name[CST_LAYOUT_NAME_BYTES - 1] = '\0';
+    ck_assert_int_eq(tensor(name, 1, 1), CST_OK);
+    ck_assert_uint_eq(cst_model_find(&model, name), 0);
+    ck_assert_int_eq(tensor("a\tb", 1, 1), CST_EINVAL);
+    ck_assert_int_eq(tensor("a\xff", 1, 1), CST_EINVAL);
+}
+END_TEST
+
+/* Factors that are not finite would poison every update. */
+START_TEST(factors)
+{
+    int64_t shape = 4;
+
+    ck_assert_int_eq(cst_model_tensor(&model, "a", &shape, 1, NAN, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_tensor(&model, "a", &shape, 1, 1, INFINITY, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_tensor(&model, "a", &shape, 1, 0, -1, &err), CST_OK);
+}
+END_TEST
+
+/* Operators name tensors that are there, each once; what is refused leaves nothing behind. */
+START_TEST(operators)
+{
+    uint32_t good[] = {2, 0};
+    uint32_t twice[] = {1, 2, 1};
+    uint32_t unknown[] = {0, 3};
+
+    declare(3);
+    ck_assert_int_eq(cst_model_operator(&model, "op", good, 0, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_operator(&model, "op", twice, 3, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "'tensor.1' twice"));
+    ck_assert_int_eq(cst_model_operator(&model, "op", unknown, 2, &err), CST_EINVAL);
+    ck_assert_uint_eq(model.n_operators, 0);
+    ck_assert_int_eq(cst_model_operator(&model, "op", good, 2, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, "op2", good, 2, &err), CST_OK);
+    ck_assert_uint_eq(model.tensors[0].n_uses, 2);
+    ck_assert_uint_eq(model.tensors[1].n_uses, 0);
+    ck_assert_uint_eq(model.operators[0].tensors[0], 2);
+}
+END_TEST
+
+/* 65536 tensors and operators, and not one more. */
+START_TEST(limits)
+{
+    uint32_t number;
+    char name[32];
+
+    declare(CST_LAYOUT_MAX_TENSORS);
+    ck_assert_int_eq(tensor("one more", 1, 1), CST_EINVAL);
+    for (number = 0; number < CST_LAYOUT_MAX_OPERATORS; number++) {
+        (void)snprintf(name, sizeof name, "op.%u", number);
+        ck_assert_int_eq(cst_model_operator(&model, name, &number, 1, &err), CST_OK);
+    }
+    number = 0;
+    ck_assert_int_eq(cst_model_operator(&model, "one more", &number, 1, &err), CST_EINVAL);
+    ck_assert_uint_eq(cst_model_find(&model, "tensor.65535"), 65535);
+}
+END_TEST
+
+/* Ranks must declare the same: the first difference is named. */
+START_TEST(same_tensor)
+{
+    struct cst_layout_tensor other;
+
+    declare(2);
+    other = model.tensors[1];
+    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, &err), CST_OK);
+    ck_assert_int_eq(cst_model_same_tensor(&model, 2, &other, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_model_same_tensor(&model, 0, &other, &err), CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "'tensor.1'"));
+    ck_assert_ptr_nonnull(strstr(err.text, "'tensor.0'"));
+    other.shape[1] = 9;
+    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, &err), CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "dimension 1 is 9 here and 2"));
+    other = model.tensors[1];
+    other.n_dims = 3;
+    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, &err), CST_EMISMATCH);
+    other = model.tensors[1];
+    other.lr_scale = 0.5f;
+    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, &err), CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "lr_scale is 0.5 here and 1"));
+    other = model.tensors[1];
+    other.decay_scale = 0.0f;
+    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, &err), CST_EMISMATCH);
+}
+END_TEST
+
+/* Same for operators: name, number of tensors, and each of them. */
+START_TEST(same_operator)
+{
+    uint32_t mine[] = {0, 1};
+    uint32_t theirs[] = {0, 2};
+    struct cst_layout_operator other = {.name = "op", .tensors = mine, .n_tensors = 2};
+
+    declare(3);
+    ck_assert_int_eq(cst_model_operator(&model, "op", mine, 2, &err), CST_OK);
+    ck_assert_int_eq(cst_model_same_operator(&model, 0, &other, &err), CST_OK);
+    ck_assert_int_eq(cst_model_same_operator(&model, 1, &other, &err), CST_EMISMATCH);
+    other.n_tensors = 1;
+    ck_assert_int_eq(cst_model_same_operator(&model, 0, &other, &err), CST_EMISMATCH);
+    other.n_tensors = 2;
+    other.tensors = theirs;
+    ck_assert_int_eq(cst_model_same_operator(&model, 0, &other, &err), CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "tensor 1 is number 2 here and 1"));
+    other.name[0] = 'x';
+    ck_assert_int_eq(cst_model_same_operator(&model, 0, &other, &err), CST_EMISMATCH);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("model");
+    TCase *tc = tcase_create("declare");
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, numbered_and_found);
+    tcase_add_test(tc, nothing_declared);
+    tcase_add_test(tc, duplicates);
+    tcase_add_test(tc, shapes);
+    tcase_add_test(tc, names);
+    tcase_add_test(tc, factors);
+    tcase_add_test(tc, operators);
+    tcase_add_test(tc, limits);
+    tcase_add_test(tc, same_tensor);
+    tcase_add_test(tc, same_operator);
+    suite_add_tcase(s, tc);
+    return s;
+}
+
+int main(void)
+{
+    SRunner *runner = srunner_create(suite());
+    int failed;
+
+    srunner_run_all(runner, CK_ENV);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,463 @@
+/* The core by hand: who takes part, and what becomes of a step when somebody no longer does. */
+#include "tests/unit/core_rig.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct rig rig;
+
+static void teardown(void)
+{
+    rig_close(&rig);
+}
+
+static struct cst_books books(uint32_t rank)
+{
+    struct cst_rank_stats stats;
+
+    cst_core_rank_stats(rig.core, rank, &stats);
+    return stats.books;
+}
+
+static struct cst_core_stats core_stats(void)
+{
+    struct cst_core_stats stats;
+
+    cst_core_stats(rig.core, &stats);
+    return stats;
+}
+
+static bool says(uint64_t tag, const char *words)
+{
+    return strstr(rig_answer(&rig, tag)->err.text, words) != NULL;
+}
+
+/* Sync again, all of them, and use the new attempt. */
+static void sync_all(uint32_t world)
+{
+    uint64_t tag = 0;
+
+    for (uint32_t rank = 0; rank < world; rank++) {
+        tag = rig_rank_event(&rig, CST_EV_SYNC, rank);
+    }
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    rig.attempt = rig_answer(&rig, tag)->attempt;
+}
+
+static uint64_t cancel(uint32_t rank, uint64_t tag)
+{
+    return rig_event(&rig, (struct cst_event){.kind = CST_EV_CANCEL, .rank = rank, .cancel = tag});
+}
+
+/* -- attempts --------------------------------------------------------------------------------- */
+
+/* Before the first sync nothing can be asked; a sync waits for all ranks and tells them attempt and
+ * step. */
+START_TEST(sync_first)
+{
+    uint64_t early;
+    uint64_t first;
+    uint64_t second;
+
+    rig_open(&rig, 4, 2, 3, 0);
+    ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_SYNC, 0)), CST_EINVAL);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 0);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 1);
+    early = rig_fetch(&rig, 0, 0);
+    ck_assert_int_eq(rig_status(&rig, early), CST_EINVAL);
+    ck_assert(says(early, "sync first"));
+    first = rig_rank_event(&rig, CST_EV_SYNC, 0);
+    ck_assert(rig_waits(&rig, first));
+    ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_SYNC, 0)), CST_EINVAL);
+    ck_assert(!core_stats().initialised);
+    second = rig_rank_event(&rig, CST_EV_SYNC, 1);
+    ck_assert_int_eq(rig_status(&rig, first), CST_OK);
+    ck_assert_uint_eq(rig_answer(&rig, first)->attempt, rig_answer(&rig, second)->attempt);
+    ck_assert_uint_eq(rig_answer(&rig, second)->step, 0);
+    ck_assert(core_stats().initialised);
+}
+END_TEST
+
+/* Bad input costs nothing but its answer: ranks, chunks and attempts that are not there. */
+START_TEST(bad_numbers)
+{
+    rig_open(&rig, 4, 2, 3, 0);
+    rig_start(&rig, 2);
+    ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 2, 0)), CST_EINVAL);
+    ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 0, 4)), CST_EINVAL);
+    rig.attempt += 1;
+    ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 0, 0)), CST_EINVAL);
+    rig.attempt -= 2;
+    ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 0, 0)), CST_EPEERDIED);
+    ck_assert_int_eq(rig_status(&rig, rig_event(&rig, (struct cst_event){.kind = 99})),
+                     CST_EUNSUPPORTED);
+    ck_assert_uint_eq(rig.n_commands, 0);
+}
+END_TEST
+
+/* A rank that syncs in the middle of a step gives it up for all: the others are told so,
+ * contributions are dropped. */
+START_TEST(sync_gives_the_step_up)
+{
+    uint64_t step;
+
+    rig_open(&rig, 4, 2, 3, 0);
+    rig_start(&rig, 2);
+    (void)rig_hand_in(&rig, 1, 0, rig_get_grad(&rig, 1, 0));
+    step = rig_step(&rig, 1);
+    (void)rig_rank_event(&rig, CST_EV_SYNC, 0);
+    ck_assert_int_eq(rig_status(&rig, step), CST_EPEERDIED);
+    ck_assert(says(step, "rank 0 gave step 0 up"));
+    ck_assert_uint_eq(books(1).free, 3);
+    (void)rig_rank_event(&rig, CST_EV_SYNC, 1);
+    rig.attempt++;
+    (void)rig_hand_in(&rig, 1, 0, rig_get_grad(&rig, 1, 0)); /* once more, in the new attempt */
+    ck_assert_uint_eq(books(1).pending, 1);
+}
+END_TEST
+
+/* -- death ------------------------------------------------------------------------------------ */
+
+/* A hang-up stops everything for that rank but its leases, which are quarantined; its death frees
+ * them. The others get the words, at once and for whatever they ask later. */
+START_TEST(hangup_then_death)
+{
+    uint64_t mine;
+    uint64_t theirs;
+    uint64_t later;
+
+    rig_open(&rig, 4, 2, 3, 0);
+    rig_start(&rig, 2);
+    (void)rig_get(&rig, 1, 0);
+    (void)rig_get_grad(&rig, 1, 0);
+    mine = rig_fetch(&rig, 1, 2);
+    theirs = rig_step(&rig, 0);
+    (void)rig_rank_event(&rig, CST_EV_HANGUP, 1);
+    ck_assert_int_eq(rig_status(&rig, mine), CST_ECANCELLED);
+    ck_assert_int_eq(rig_status(&rig, theirs), CST_EPEERDIED);
+    ck_assert(says(theirs, "rank 1 hung up in step 0"));
+    later = rig_fetch(&rig, 0, 1);
+    ck_assert_int_eq(rig_status(&rig, later), CST_EPEERDIED);
+    ck_assert(says(later, "rank 1 hung up in step 0"));
+    ck_assert_uint_eq(books(1).quarantined, 2);
+    ck_assert_uint_eq(books(1).moving, 1);
+    ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 1, 0)), CST_EINVAL);
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
+    ck_assert_uint_eq(books(1).quarantined, 0);
+    ck_assert_uint_eq(books(1).moving, 1);
+    rig_drain(&rig); /* the copy ends */
+    ck_assert_uint_eq(books(1).free, 3);
+}
+END_TEST
+
+/* A survivor's blocks stay leased until it syncs: only then is it known that it no longer touches
+ * them. */
+START_TEST(survivors_keep_leases_until_sync)
+{
+    rig_open(&rig, 4, 2, 4, 0);
+    rig_start(&rig, 2);
+    (void)rig_get(&rig, 0, 0);
+    (void)rig_get_grad(&rig, 0, 0);
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
+    ck_assert_uint_eq(books(0).leased, 2);
+    (void)rig_rank_event(&rig, CST_EV_SYNC, 0);
+    ck_assert_uint_eq(books(0).leased, 0);
+    ck_assert_uint_eq(books(0).cached, 1); /* the weights are still good */
+    ck_assert_uint_eq(books(0).free, 3);
+}
+END_TEST
+
+/* A new process attaches as the dead rank; after a sync of all the step is done again. */
+START_TEST(a_new_worker_takes_over)
+{
+    rig_open(&rig, 4, 2, 3, 0);
+    rig_start(&rig, 2);
+    rig_whole_step(&rig, 4, 2);
+    (void)rig_hand_in(&rig, 1, 0, rig_get_grad(&rig, 1, 0));
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
+    (void)rig_rank_event(&rig, CST_EV_SYNC, 0);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 1);
+    ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 1, 0)), CST_EPEERDIED);
+    (void)rig_rank_event(&rig, CST_EV_SYNC, 1);
+    rig.attempt++;
+    rig_whole_step(&rig, 4, 2);
+    ck_assert_uint_eq(core_stats().step, 2);
+    ck_assert_uint_eq(core_stats().attempt, 2);
+}
+END_TEST
+
+/* When a rank dies, a reduction of its attempt may be under way. The next attempt's waits for it,
+ * and is not mistaken for it. */
+START_TEST(reduction_outlives_its_attempt)
+{
+    uint64_t old;
+
+    rig_open(&rig, 4, 2, 3, 0);
+    rig_start(&rig, 2);
+    (void)rig_hand_in(&rig, 0, 0, rig_get_grad(&rig, 0, 0));
+    (void)rig_hand_in(&rig, 1, 0, rig_get_grad(&rig, 1, 0));
+    old = rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket;
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
+    ck_assert_uint_eq(books(1).moving, 1);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 1);
+    sync_all(2);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        (void)rig_hand_in(&rig, rank, 0,
+                          rig_answer(&rig, rig_fetch_grad(&rig, rank, 0))->generation);
+    }
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1);
+    rig_done(&rig, old, CST_OK, NULL);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1);
+    ck_assert_uint_ne(rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket, old);
+    ck_assert_uint_eq(books(1).moving, 1);
+}
+END_TEST
+
+/* When all ranks have asked for the step, it needs none of them any more: it is committed, whoever
+ * dies, and then the attempt is over. */
+START_TEST(death_does_not_stop_a_step_that_closes)
+{
+    uint64_t survivor;
+    uint64_t dead;
+
+    rig_open(&rig, 4, 2, 3, 0);
+    rig_start(&rig, 2);
+    (void)rig_hand_in(&rig, 1, 0, rig_get_grad(&rig, 1, 0));
+    survivor = rig_step(&rig, 0);
+    dead = rig_step(&rig, 1);
+    (void)rig_rank_event(&rig, _i == 0 ? CST_EV_DEAD : CST_EV_HANGUP, 1);
+    ck_assert_int_eq(rig_status(&rig, dead), CST_ECANCELLED);
+    ck_assert(rig_waits(&rig, survivor));
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, survivor), CST_OK);
+    ck_assert_uint_eq(core_stats().step, 1);
+    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED);
+    ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 0, 0)), CST_EPEERDIED);
+    ck_assert_uint_eq(books(1).free, 3);
+}
+END_TEST
+
+/* A committed step is never undone: updates go on when everybody is gone. */
+START_TEST(updates_outlive_everybody)
+{
+    rig_open(&rig, 4, 2, 3, 0);
+    rig_start(&rig, 2);
+    (void)rig_step(&rig, 0);
+    (void)rig_step(&rig, 1);
+    while (rig_count(&rig, CST_COMMAND_UPDATE) == 0) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 4);
+    rig_drain(&rig);
+    ck_assert_uint_eq(core_stats().step, 1);
+    ck_assert_uint_eq(core_stats().chunks_clean, 4);
+}
+END_TEST
+
+/* A rank that leaves in good order gives its leases back; who is still in the step is told at once.
+ * Its hang-up afterwards is nothing. */
+START_TEST(leave)
+{
+    uint64_t waiting;
+
+    rig_open(&rig, 4, 2, 3, 0);
+    rig_start(&rig, 2);
+    rig_whole_step(&rig, 4, 2);
+    (void)rig_get(&rig, 0, 0);
+    waiting = rig_step(&rig, 1);
+    ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_LEAVE, 0)), CST_OK);
+    ck_assert_uint_eq(books(0).free, 3);
+    ck_assert_int_eq(rig_status(&rig, waiting), CST_EPEERDIED);
+    ck_assert(says(waiting, "rank 0 left after step 1"));
+    (void)rig_rank_event(&rig, CST_EV_HANGUP, 0);
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
+    ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_LEAVE, 1)), CST_OK);
+    ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_LEAVE, 1)), CST_EINVAL);
+}
+END_TEST
+
+/* -- lateness --------------------------------------------------------------------------------- */
+
+/* A sync that waits too long says for whom and why, and can be asked again. */
+START_TEST(sync_times_out)
+{
+    uint64_t tag;
+
+    rig_open(&rig, 4, 3, 3, 0);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 0);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 2);
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 2);
+    tag = rig_rank_event(&rig, CST_EV_SYNC, 0);
+    ck_assert_uint_eq(cst_core_deadline(rig.core), rig.now + 1000000000);
+    rig.now += 999999999;
+    (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_TICK});
+    ck_assert(rig_waits(&rig, tag));
+    rig.now += 1;
+    (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_TICK});
+    ck_assert_int_eq(rig_status(&rig, tag), CST_ETIMEDOUT);
+    ck_assert(says(tag, "rank 1 (never attached)") && says(tag, "rank 2 (died)"));
+    ck_assert(!says(tag, "rank 0 ("));
+    ck_assert_uint_eq(cst_core_deadline(rig.core), CST_CORE_NEVER);
+    ck_assert(rig_waits(&rig, rig_rank_event(&rig, CST_EV_SYNC, 0)));
+}
+END_TEST
+
+/* A step that waits too long for another rank ends the attempt; one that only engines keep waiting
+ * is not late. */
+START_TEST(step_times_out)
+{
+    uint64_t tag;
+    uint64_t closing;
+
+    rig_open(&rig, 4, 2, 3, 0);
+    rig_start(&rig, 2);
+    tag = rig_step(&rig, 0);
+    rig.now += 1000000000;
+    (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_TICK});
+    ck_assert_int_eq(rig_status(&rig, tag), CST_ETIMEDOUT);
+    ck_assert(says(tag, "rank 1 (has not asked)"));
+    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED);
+    sync_all(2);
+    (void)rig_step(&rig, 0);
+    closing = rig_step(&rig, 1);
+    ck_assert_uint_eq(cst_core_deadline(rig.core), CST_CORE_NEVER);
+    rig.now += 5000000000;
+    (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_TICK});
+    ck_assert(rig_waits(&rig, closing));
+}
+END_TEST
+
+/* A fetch that finds no block in time says where the blocks are. */
+START_TEST(fetch_times_out)
+{
+    uint64_t tag;
+
+    rig_open(&rig, 4, 1, 3, 0);
+    rig_start(&rig, 1);
+    for (uint32_t c = 0; c < 3; c++) {
+        (void)rig_get(&rig, 0, c);
+    }
+    tag = rig_fetch(&rig, 0, 3);
+    rig.now += 1000000000;
+    (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_TICK});
+    ck_assert_int_eq(rig_status(&rig, tag), CST_ETIMEDOUT);
+    ck_assert(says(tag, "3 leased"));
+    ck_assert_int_eq(core_stats().phase, CST_PHASE_RUNNING);
+}
+END_TEST
+
+/* -- cancel ----------------------------------------------------------------------------------- */
+
+/* A waiting fetch, one that waits for its copy, and a sync are answered before the cancel is. */
+START_TEST(cancel_what_waits)
+{
+    uint64_t joined;
+    uint64_t queued;
+    uint64_t tag;
+
+    rig_open(&rig, 4, 1, 3, 0);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 0);
+    rig_start(&rig, 1);
+    joined = rig_fetch(&rig, 0, 0);
+    (void)rig_fetch(&rig, 0, 1);
+    (void)rig_fetch(&rig, 0, 2);
+    queued = rig_fetch(&rig, 0, 3);
+    tag = cancel(0, joined);
+    ck_assert_int_eq(rig_status(&rig, joined), CST_ECANCELLED);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    ck_assert(rig_reply(&rig, joined) < rig_reply(&rig, tag));
+    (void)cancel(0, queued);
+    ck_assert_int_eq(rig_status(&rig, queued), CST_ECANCELLED);
+    rig_drain(&rig);
+    ck_assert_uint_eq(books(0).cached, 1); /* nobody's copy is kept all the same */
+    ck_assert_uint_eq(books(0).leased, 2);
+}
+END_TEST
+
+/* Nobody cancels another rank's request, nor one that has its answer. */
+START_TEST(cancel_what_is_not_there)
+{
+    uint64_t sync;
+
+    rig_open(&rig, 4, 2, 3, 0);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 0);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 1);
+    sync = rig_rank_event(&rig, CST_EV_SYNC, 0);
+    ck_assert_int_eq(rig_status(&rig, cancel(1, sync)), CST_ENOTFOUND);
+    ck_assert_int_eq(rig_status(&rig, cancel(0, sync)), CST_OK);
+    ck_assert_int_eq(rig_status(&rig, sync), CST_ECANCELLED);
+    ck_assert_int_eq(rig_status(&rig, cancel(0, sync)), CST_ENOTFOUND);
+}
+END_TEST
+
+/* A step can be taken back until the last rank has asked for it. What others' gradients were summed
+ * without is closed. */
+START_TEST(cancel_a_step)
+{
+    uint64_t tag;
+    uint64_t late;
+
+    rig_open(&rig, 4, 2, 3, 0);
+    rig_start(&rig, 2);
+    tag = rig_step(&rig, 0);
+    (void)rig_hand_in(&rig, 1, 1, rig_get_grad(&rig, 1, 1)); /* summed without rank 0 */
+    ck_assert_int_eq(rig_status(&rig, cancel(0, tag)), CST_OK);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_ECANCELLED);
+    ck_assert_int_eq(rig_status(&rig, rig_fetch_grad(&rig, 0, 1)), CST_EINVAL);
+    (void)rig_hand_in(&rig, 0, 2, rig_get_grad(&rig, 0, 2));
+    (void)rig_step(&rig, 0);
+    late = rig_step(&rig, 1);
+    ck_assert_int_eq(rig_status(&rig, cancel(1, late)), CST_EBUSY);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, late), CST_OK);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("ranks");
+    TCase *attempts = tcase_create("attempts");
+    TCase *death = tcase_create("death");
+    TCase *late = tcase_create("lateness");
+    TCase *cancels = tcase_create("cancel");
+
+    tcase_add_checked_fixture(attempts, NULL, teardown);
+    tcase_add_test(attempts, sync_first);
+    tcase_add_test(attempts, bad_numbers);
+    tcase_add_test(attempts, sync_gives_the_step_up);
+    tcase_add_checked_fixture(death, NULL, teardown);
+    tcase_add_test(death, hangup_then_death);
+    tcase_add_test(death, survivors_keep_leases_until_sync);
+    tcase_add_test(death, a_new_worker_takes_over);
+    tcase_add_test(death, reduction_outlives_its_attempt);
+    tcase_add_loop_test(death, death_does_not_stop_a_step_that_closes, 0, 2);
+    tcase_add_test(death, updates_outlive_everybody);
+    tcase_add_test(death, leave);
+    tcase_add_checked_fixture(late, NULL, teardown);
+    tcase_add_test(late, sync_times_out);
+    tcase_add_test(late, step_times_out);
+    tcase_add_test(late, fetch_times_out);
+    tcase_add_checked_fixture(cancels, NULL, teardown);
+    tcase_add_test(cancels, cancel_what_waits);
+    tcase_add_test(cancels, cancel_what_is_not_there);
+    tcase_add_test(cancels, cancel_a_step);
+    suite_add_tcase(s, attempts);
+    suite_add_tcase(s, death);
+    suite_add_tcase(s, late);
+    suite_add_tcase(s, cancels);
+    return s;
+}
+
+int main(void)
+{
+    SRunner *runner = srunner_create(suite());
+    int failed;
+
+    srunner_run_all(runner, CK_ENV);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

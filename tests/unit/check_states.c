@@ -1,0 +1,393 @@
+/* The core by hand: reading and writing states, what it tells of itself, and the job table. */
+#include "tests/unit/core_rig.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STAGING 900 /* segment id */
+
+static struct rig rig;
+
+static void teardown(void)
+{
+    rig_close(&rig);
+}
+
+static uint64_t io(enum cst_event_kind kind, uint32_t tensor, enum cst_row row, uint64_t first,
+                   uint64_t n)
+{
+    return rig_event(&rig, (struct cst_event){.kind = kind,
+                                              .tensor = tensor,
+                                              .row = row,
+                                              .first = first,
+                                              .n_elems = n,
+                                              .place = {.segment = STAGING, .offset = 128}});
+}
+
+static const struct cst_layout_row *row_of(uint32_t chunk, enum cst_row row)
+{
+    return &rig.layout.chunks[chunk].rows[row];
+}
+
+/* A read copies the asked elements from their place in the row, and is answered when that is done.
+ */
+START_TEST(read_copies)
+{
+    const struct cst_command *copy;
+    uint64_t tag;
+
+    rig_open(&rig, 4, 1, 3, 0);
+    tag = io(CST_EV_READ, 2, CST_ROW_EXP_AVG, 10, 7);
+    copy = rig_command(&rig, CST_COMMAND_COPY, 0);
+    ck_assert_ptr_nonnull(copy);
+    ck_assert_uint_eq(copy->src[0].segment,
+                      RIG_ARENA_SEGMENT + row_of(2, CST_ROW_EXP_AVG)->segment);
+    ck_assert_uint_eq(copy->src[0].offset, row_of(2, CST_ROW_EXP_AVG)->offset + 40);
+    ck_assert_uint_eq(copy->dst[0].segment, STAGING);
+    ck_assert_uint_eq(copy->dst[0].offset, 128);
+    ck_assert_uint_eq(copy->bytes, 28);
+    ck_assert(rig_waits(&rig, tag));
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+}
+END_TEST
+
+/* Tensors, rows and ranges that are not there are refused; so is writing gradients. */
+START_TEST(bad_ranges)
+{
+    rig_open(&rig, 4, 1, 3, 0);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 4, CST_ROW_WEIGHT, 0, 1)), CST_EINVAL);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 0, CST_ROW_COUNT, 0, 1)), CST_EINVAL);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 0, CST_ROW_WEIGHT, 0, 0)), CST_EINVAL);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 0, CST_ROW_WEIGHT, RIG_CHUNK_ELEMS, 1)),
+                     CST_EINVAL);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 0, CST_ROW_WEIGHT, 1, RIG_CHUNK_ELEMS)),
+                     CST_EINVAL);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 0, CST_ROW_WEIGHT, 2, UINT64_MAX)),
+                     CST_EINVAL);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_WRITE, 0, CST_ROW_GRAD, 0, 1)), CST_EINVAL);
+    ck_assert_uint_eq(rig.n_commands, 0);
+}
+END_TEST
+
+/* Master weights are written with the weights and cleared moments, by one command; other rows by a
+ * copy. */
+START_TEST(write_master)
+{
+    static const enum cst_row rows[] = {CST_ROW_MASTER, CST_ROW_WEIGHT, CST_ROW_EXP_AVG,
+                                        CST_ROW_EXP_AVG_SQ};
+    const struct cst_command *convert;
+    uint64_t tag;
+
+    rig_open(&rig, 4, 1, 3, 0);
+    tag = io(CST_EV_WRITE, 1, CST_ROW_MASTER, 5, 100);
+    convert = rig_command(&rig, CST_COMMAND_CONVERT, 0);
+    ck_assert_ptr_nonnull(convert);
+    ck_assert_uint_eq(convert->n_elems, 100);
+    ck_assert_uint_eq(convert->n_dst, 4);
+    for (int i = 0; i < 4; i++) {
+        ck_assert_uint_eq(convert->dst[i].offset,
+                          row_of(1, rows[i])->offset + 5 * (i == 1 ? 2u : 4u));
+    }
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    (void)io(CST_EV_WRITE, 1, CST_ROW_WEIGHT, 0, 3);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->bytes, 6);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* Two writes to one chunk are done one behind the other. */
+START_TEST(writes_are_chained)
+{
+    rig_open(&rig, 4, 1, 3, 0);
+    (void)io(CST_EV_WRITE, 1, CST_ROW_MASTER, 0, 100);
+    (void)io(CST_EV_WRITE, 1, CST_ROW_EXP_AVG, 0, 100);
+    (void)io(CST_EV_WRITE, 2, CST_ROW_EXP_AVG, 0, 100);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->n_after, 1);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->after[0],
+                      rig_command(&rig, CST_COMMAND_CONVERT, 0)->ticket);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 1)->n_after, 0);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* States are written between steps: once a rank has fetched or asked for the step it is too late,
+ * after the commit it is time again. */
+START_TEST(writes_between_steps)
+{
+    uint64_t held;
+
+    rig_open(&rig, 4, 1, 4, 0);
+    rig_start(&rig, 1);
+    ck_assert(rig_waits(&rig, io(CST_EV_WRITE, 1, CST_ROW_MASTER, 0, 1)));
+    rig_drain(&rig);
+    held = rig_get(&rig, 0, 0);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_WRITE, 1, CST_ROW_MASTER, 0, 1)), CST_EBUSY);
+    (void)rig_release(&rig, 0, 0, held);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_WRITE, 1, CST_ROW_MASTER, 0, 1)), CST_EBUSY);
+    (void)rig_step(&rig, 0);
+    rig_drain(&rig);
+    ck_assert(rig_waits(&rig, io(CST_EV_WRITE, 1, CST_ROW_MASTER, 0, 1)));
+    rig_drain(&rig);
+}
+END_TEST
+
+/* Written weights replace cached ones, and a fetch waits until all writes to its chunk are done. */
+START_TEST(written_weights_are_fetched)
+{
+    struct cst_event hint = {.kind = CST_EV_PREFETCH, .chunk = 1};
+    uint64_t tag;
+
+    rig_open(&rig, 4, 1, 4, 0);
+    rig_start(&rig, 1);
+    hint.attempt = rig.attempt;
+    (void)rig_event(&rig, hint);
+    rig_drain(&rig);
+    (void)io(CST_EV_WRITE, 1, CST_ROW_MASTER, 0, 1);
+    (void)io(CST_EV_WRITE, 1, CST_ROW_WEIGHT, 0, 1);
+    tag = rig_fetch(&rig, 0, 1);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 1);
+    rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    ck_assert(rig_waits(&rig, tag));
+    rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 1); /* the load */
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    ck_assert(!rig_answer(&rig, tag)->hit);
+}
+END_TEST
+
+/* A step that closes waits for writes that were accepted before it began. */
+START_TEST(commit_waits_for_writes)
+{
+    uint64_t write;
+    uint64_t step;
+
+    rig_open(&rig, 2, 1, 3, 0);
+    rig_start(&rig, 1);
+    (void)io(CST_EV_WRITE, 1, CST_ROW_MASTER, 0, 1);
+    write = rig_command(&rig, CST_COMMAND_CONVERT, 0)->ticket;
+    step = rig_step(&rig, 0);
+    while (rig_count(&rig, CST_COMMAND_REDUCE) > 0) {
+        rig_done(&rig, rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket, CST_OK, NULL);
+    }
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_NORM), 0);
+    rig_done(&rig, write, CST_OK, NULL);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_NORM), 1);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, step), CST_OK);
+}
+END_TEST
+
+/* A read that a commit overtakes is done again behind the update: it sees all committed steps, and
+ * nothing half written. */
+START_TEST(overtaken_read_is_repeated)
+{
+    uint64_t copy;
+    uint64_t tag;
+
+    rig_open(&rig, 2, 1, 3, 0);
+    rig_start(&rig, 1);
+    tag = io(CST_EV_READ, 1, CST_ROW_MASTER, 0, 1);
+    copy = rig.commands[0].ticket;
+    (void)rig_step(&rig, 0);
+    while (rig_count(&rig, CST_COMMAND_UPDATE) == 0) {
+        rig_done(&rig, rig.commands[1].ticket, CST_OK, NULL);
+    }
+    rig_done(&rig, copy, CST_OK, NULL);
+    ck_assert(rig_waits(&rig, tag));
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->n_after, 1);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+}
+END_TEST
+
+/* A gradient row that holds one rank's contribution is not shown as a sum. */
+START_TEST(torn_gradient_is_not_read)
+{
+    rig_open(&rig, 6, 2, 3, 0);
+    rig_start(&rig, 2);
+    for (uint32_t c = 0; c < 3; c++) {
+        (void)rig_hand_in(&rig, 1, c, rig_get_grad(&rig, 1, c));
+    }
+    (void)rig_fetch(&rig, 1, 4);
+    rig_drain(&rig); /* chunk 2's is in the grad row */
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 2, CST_ROW_GRAD, 0, 1)), CST_EBUSY);
+    ck_assert(rig_waits(&rig, io(CST_EV_READ, 1, CST_ROW_GRAD, 0, 1)));
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 2, CST_ROW_GRAD, 0, 1)), CST_EBUSY);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* A read that fails says so and nothing else happens; a conversion that fails leaves states nobody
+ * knows: the job is over. */
+START_TEST(io_fails)
+{
+    struct cst_core_stats stats;
+    uint64_t tag;
+
+    rig_open(&rig, 2, 1, 3, 0);
+    tag = io(CST_EV_READ, 1, CST_ROW_MASTER, 0, 1);
+    rig_done(&rig, rig.commands[0].ticket, CST_EIO, "gone");
+    ck_assert_int_eq(rig_status(&rig, tag), CST_EIO);
+    ck_assert_ptr_nonnull(strstr(rig_answer(&rig, tag)->err.text, "gone"));
+    tag = io(CST_EV_WRITE, 1, CST_ROW_WEIGHT, 0, 1);
+    rig_done(&rig, rig.commands[0].ticket, CST_EIO, NULL);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_EIO);
+    cst_core_stats(rig.core, &stats);
+    ck_assert_int_eq(stats.phase, CST_PHASE_READY);
+    tag = io(CST_EV_WRITE, 1, CST_ROW_MASTER, 0, 1);
+    rig_done(&rig, rig.commands[0].ticket, CST_EIO, NULL);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_EIO);
+    cst_core_stats(rig.core, &stats);
+    ck_assert_int_eq(stats.phase, CST_PHASE_FAILED);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 1, CST_ROW_MASTER, 0, 1)), CST_EENGINE);
+}
+END_TEST
+
+/* -- what it tells ---------------------------------------------------------------------------- */
+
+static bool explained(uint32_t chunk, const char *words)
+{
+    char lines[16][192];
+    unsigned n = cst_core_explain(rig.core, chunk, lines, 16);
+
+    for (unsigned i = 0; i < n; i++) {
+        if (strstr(lines[i], words) != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Sentences name the home, the blocks, what is waited for and the last eviction; never more than
+ * there is room for. */
+START_TEST(explain)
+{
+    char lines[1][192];
+
+    rig_open(&rig, 6, 2, 3, 0);
+    rig_start(&rig, 2);
+    ck_assert_uint_eq(cst_core_explain(rig.core, 6, lines, 1), 0);
+    ck_assert_uint_eq(cst_core_explain(rig.core, 0, lines, 1), 1);
+    ck_assert(explained(0, "chunk 0 of 6"));
+    ck_assert(explained(0, "rank 1: weights are not in its pool"));
+    (void)rig_get(&rig, 0, 0);
+    ck_assert(explained(0, "rank 0: weights in block"));
+    ck_assert(explained(0, "leased 1 times"));
+    (void)rig_hand_in(&rig, 0, 1, rig_get_grad(&rig, 0, 1));
+    ck_assert(explained(1, "come from 1 of 2 ranks; rank 1 is missing"));
+    (void)rig_fetch(&rig, 0, 5);
+    ck_assert(explained(5, "waits for the copy"));
+    rig_drain(&rig);
+    (void)rig_fetch_grad(&rig, 0, 4);
+    ck_assert(explained(4, "gradient waits for a block"));
+    rig_drain(&rig);
+    ck_assert(explained(1, "rank 0's contribution was moved to the grad row"));
+    for (uint32_t c = 0; c < 4; c++) {
+        (void)rig_release(&rig, 1, c, rig_get(&rig, 1, c));
+    }
+    ck_assert(explained(0, "last evicted from rank 1's pool in step 0 for chunk 3"));
+}
+END_TEST
+
+/* A core does not open over a pool that cannot run the model, nor with no ranks or too many. */
+START_TEST(open_refuses)
+{
+    struct cst_core_pool pool = {
+        .n_blocks = 2, .blocks_per_slab = 2, .segments = rig.pool_segments};
+    struct cst_core_config config;
+    struct cst_core *core = NULL;
+    struct cst_err err;
+
+    rig_open(&rig, 4, 1, 3, 0);
+    config = (struct cst_core_config){
+        .model = &rig.model, .layout = &rig.layout, .world = 1, .pools = &pool};
+    ck_assert_int_eq(cst_core_open(&core, &config, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "rank 0: 2 blocks"));
+    config.world = 0;
+    ck_assert_int_eq(cst_core_open(&core, &config, &err), CST_EINVAL);
+    config.world = CST_CORE_MAX_WORLD + 1;
+    ck_assert_int_eq(cst_core_open(&core, &config, &err), CST_EINVAL);
+    ck_assert_ptr_null(core);
+}
+END_TEST
+
+/* The job table says where rows are, by segment id, and which span of a chunk is which tensor's,
+ * with its tiles. */
+START_TEST(job_table)
+{
+    struct cst_table_header sizes;
+    struct cst_table_header *table;
+    struct cst_core_config config;
+    uint32_t arena[8];
+
+    rig_open(&rig, 3, 1, 3, 0);
+    for (uint32_t i = 0; i < 8; i++) {
+        arena[i] = 70 + i;
+    }
+    config = (struct cst_core_config){
+        .model = &rig.model, .layout = &rig.layout, .arena_segments = arena};
+    cst_table_size(&sizes, rig.layout.n_chunks, rig.model.n_tensors, rig.layout.n_tiles);
+    table = calloc(1, sizes.total_bytes);
+    ck_assert_ptr_nonnull(table);
+    *table = sizes;
+    cst_core_write_table(&config, table);
+    for (uint32_t c = 0; c < 3; c++) {
+        const struct cst_table_chunk *chunk = &cst_table_chunks(table)[c];
+        const struct cst_table_span *span = &cst_table_spans(table)[chunk->first_span];
+
+        ck_assert_uint_eq(chunk->n_spans, 1);
+        ck_assert_uint_eq(chunk->n_elems, RIG_CHUNK_ELEMS);
+        ck_assert_uint_eq(chunk->rows[CST_ROW_MASTER].segment,
+                          70 + row_of(c, CST_ROW_MASTER)->segment);
+        ck_assert_uint_eq(chunk->rows[CST_ROW_MASTER].offset, row_of(c, CST_ROW_MASTER)->offset);
+        ck_assert_uint_eq(chunk->update_mark, 0);
+        ck_assert_uint_eq(span->start, 0);
+        ck_assert_uint_eq(span->n_elems, RIG_CHUNK_ELEMS);
+        ck_assert_uint_eq(span->first_tile, c);
+        ck_assert_float_eq(span->lr_scale, 1.0f);
+    }
+    free(table);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("states");
+    TCase *rows = tcase_create("rows");
+    TCase *tells = tcase_create("tells");
+
+    tcase_add_checked_fixture(rows, NULL, teardown);
+    tcase_add_test(rows, read_copies);
+    tcase_add_test(rows, bad_ranges);
+    tcase_add_test(rows, write_master);
+    tcase_add_test(rows, writes_are_chained);
+    tcase_add_test(rows, writes_between_steps);
+    tcase_add_test(rows, written_weights_are_fetched);
+    tcase_add_test(rows, commit_waits_for_writes);
+    tcase_add_test(rows, overtaken_read_is_repeated);
+    tcase_add_test(rows, torn_gradient_is_not_read);
+    tcase_add_test(rows, io_fails);
+    tcase_add_checked_fixture(tells, NULL, teardown);
+    tcase_add_test(tells, explain);
+    tcase_add_test(tells, open_refuses);
+    tcase_add_test(tells, job_table);
+    suite_add_tcase(s, rows);
+    suite_add_tcase(s, tells);
+    return s;
+}
+
+int main(void)
+{
+    SRunner *runner = srunner_create(suite());
+    int failed;
+
+    srunner_run_all(runner, CK_ENV);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
