@@ -67,6 +67,13 @@ static void *row(unsigned chunk, enum cst_row which)
     return at(tiny_job_row(&job, chunk, which));
 }
 
+static bool all_zero(const void *bytes, uint64_t n)
+{
+    const uint8_t *b = bytes;
+
+    return b[0] == 0 && memcmp(b, b + 1, n - 1) == 0;
+}
+
 static struct engine_command copy(struct cst_place dst, struct cst_place src, uint64_t bytes)
 {
     return (struct engine_command){.kind = ENGINE__COMMAND_KIND__COPY,
@@ -132,16 +139,14 @@ START_TEST(test_fill)
     must(fill(dst, BIG_ELEMS - 10));
     ck_assert_uint_eq(bytes[4], 0x5a);
     ck_assert_uint_eq(bytes[BIG_ELEMS - 5], 0x5a);
-    for (uint64_t i = 5; i < BIG_ELEMS - 5; i++) {
-        ck_assert_uint_eq(bytes[i], 0);
-    }
+    ck_assert(all_zero(bytes + 5, BIG_ELEMS - 10));
 }
 END_TEST
 
 /* fp32 values become master weights, bf16 weights and moments of zero. */
 START_TEST(test_convert)
 {
-    uint64_t n = BIG_ELEMS / 2 + 1, bytes = n * sizeof(float);
+    uint64_t n = BIG_ELEMS / 2 + 1, bytes = n * sizeof(float), n_wrong = 0;
     struct engine_command convert = {.kind = ENGINE__COMMAND_KIND__CONVERT,
                                      .src = {{.segment = 50}},
                                      .n_src = 1,
@@ -162,10 +167,11 @@ START_TEST(test_convert)
     must(convert);
     ck_assert_int_eq(memcmp(row(BIG, CST_ROW_MASTER), values, bytes), 0);
     for (uint64_t i = 0; i < n; i++) {
-        ck_assert_uint_eq(weight[i], cst_fp32_to_bf16(values[i]));
-        ck_assert(((float *)row(BIG, CST_ROW_EXP_AVG))[i] == 0.0f);
-        ck_assert(((float *)row(BIG, CST_ROW_EXP_AVG_SQ))[i] == 0.0f);
+        n_wrong += weight[i] != cst_fp32_to_bf16(values[i]);
     }
+    ck_assert_uint_eq(n_wrong, 0);
+    ck_assert(all_zero(row(BIG, CST_ROW_EXP_AVG), bytes));
+    ck_assert(all_zero(row(BIG, CST_ROW_EXP_AVG_SQ), bytes));
     ck_assert(((float *)row(BIG, CST_ROW_EXP_AVG))[n] == after);
 }
 END_TEST
@@ -264,6 +270,7 @@ START_TEST(test_reduce_nothing)
     const struct cst_table_span *spans = cst_table_spans(job.table) + TINY_SPANS * BIG;
     struct engine_command reduce = tiny_job_reduce(&job, BIG, 9);
     uint16_t *grad = row(BIG, CST_ROW_GRAD);
+    unsigned n_wrong = 0;
 
     memset(grad, 0x11, job.n_elems[BIG] * 2);
     reduce.n_src = 0;
@@ -274,8 +281,9 @@ START_TEST(test_reduce_nothing)
         for (int s = 0; s < TINY_SPANS; s++) {
             in_span = in_span || (i >= spans[s].start && i < spans[s].start + spans[s].n_elems);
         }
-        ck_assert_uint_eq(grad[i], in_span ? 0 : 0x1111);
+        n_wrong += grad[i] != (in_span ? 0 : 0x1111);
     }
+    ck_assert_uint_eq(n_wrong, 0);
     ck_assert(cst_table_tiles(job.table)[spans[0].first_tile].sum_squares == 0.0);
     ck_assert_uint_eq(cst_table_chunks(job.table)[BIG].reduce_mark, 9);
 }
@@ -333,9 +341,7 @@ START_TEST(test_chain)
     }
     engine_proc_submit(&proc, chain, 4);
     ck_assert_int_eq(engine_proc_wait(&proc, ticket)->status, CST_OK);
-    for (uint64_t i = 0; i < BIG_ELEMS * 2; i++) {
-        ck_assert_uint_eq(last[i], 0);
-    }
+    ck_assert(all_zero(last, BIG_ELEMS * 2));
     for (size_t i = 0; i < 4; i++) {
         ck_assert_uint_eq(proc.done[i].ticket, chain[i].ticket);
     }
