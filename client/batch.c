@@ -61,6 +61,10 @@ static int take_result(struct cst_batch *batch, const struct cst_lease_item *ite
     struct cst_lease lease;
     int rc = CST_OK;
 
+    if (result->status > 0 || result->status == CST_EAGAIN) {
+        return cst_err_set(why, CST_EPROTO, "an item with status %d, which is not final",
+                           result->status);
+    }
     if (result->status < 0) {
         struct cst_err failure;
 

@@ -170,7 +170,7 @@ static int parse_error(const struct cst_frame *frame, struct cst_err *out)
 {
     Cistern__Error *msg = cistern__error__unpack(NULL, frame->body_bytes, frame->body);
 
-    if (msg == NULL || msg->status >= 0) {
+    if (msg == NULL || msg->status >= 0 || msg->status == CST_EAGAIN) {
         if (msg != NULL) {
             cistern__error__free_unpacked(msg, NULL);
         }

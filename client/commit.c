@@ -4,6 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_SLABS                                                                                  \
+    (1u << 20) /* more than 2 per tensor cannot be of use: a bound on what a plan can make us      \
+                  allocate */
+
 /* CST_OK: the declaration is with the daemon whole. One message at a time: a refused one must stop
  * those behind it. */
 static int declare_some(struct cst_job *job, struct cst_err *err)
@@ -45,7 +49,7 @@ static int check_committed(const struct cst_job *job, const Cistern__Committed *
     }
     if (msg->chunk_elems == 0 || msg->chunk_elems > UINT64_MAX / 2 || msg->n_chunks == 0 ||
         msg->n_chunks > job->declare.n_tensors || msg->n_blocks < msg->min_blocks ||
-        msg->n_slabs == 0 || msg->n_slabs != slabs) {
+        msg->n_slabs == 0 || msg->n_slabs > MAX_SLABS || msg->n_slabs != slabs) {
         return cst_err_set(why, CST_EPROTO,
                            "a plan of %u chunks of %llu elements, %u blocks (at least %u) in %u "
                            "slabs of %u for %u tensors",

@@ -32,6 +32,36 @@ static char *map(int fd, uint64_t bytes)
 
 /* -- replies ---------------------------------------------------------------------------------- */
 
+static uint32_t draw(uint64_t *state, uint32_t n)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((*state >> 33) % n);
+}
+
+/* One reply in eight gets wrong: bits, length, or type. */
+static void corrupt(uint64_t *state, struct cst_frame *frame, uint8_t *bytes)
+{
+    if (draw(state, 8) != 0) {
+        return;
+    }
+    switch (draw(state, 6)) {
+    case 0:
+        frame->type = (uint16_t)draw(state, 64);
+        break;
+    case 1:
+        frame->body_bytes = draw(state, frame->body_bytes + 1);
+        break;
+    case 2:
+        frame->n_fds = 0;
+        break;
+    default:
+        for (uint32_t i = 0; frame->body_bytes > 0 && i < 1 + draw(state, 4); i++) {
+            bytes[draw(state, frame->body_bytes)] ^= (uint8_t)(1u << draw(state, 8));
+        }
+        break;
+    }
+}
+
 void fake_daemon_reply(struct fake_daemon *fake, const struct cst_frame *request, uint16_t type,
                        const ProtobufCMessage *body, const int *fds, unsigned n_fds)
 {
@@ -48,6 +78,9 @@ void fake_daemon_reply(struct fake_daemon *fake, const struct cst_frame *request
     }
     for (unsigned i = 0; i < n_fds; i++) {
         frame.fds[i] = fds[i];
+    }
+    if (fake->corrupt != 0) {
+        corrupt(&fake->corrupt, &frame, bytes);
     }
     /* The client may be gone: that is for the test to find out. */
     (void)cst_frame_send(fake->sock, 0, &frame, NULL);
@@ -67,6 +100,17 @@ void fake_daemon_error(struct fake_daemon *fake, const struct cst_frame *request
 void fake_daemon_hang_up(struct fake_daemon *fake)
 {
     (void)shutdown(fake->sock, SHUT_RDWR);
+}
+
+/* A request that no client in its right mind makes: fails the test, unless the client is fed with
+ * corrupt replies. */
+static bool sane(struct fake_daemon *fake, bool good, const char *what)
+{
+    ck_assert_msg(good || fake->corrupt != 0, "%s; so far: %s", what, fake->log);
+    if (!good) {
+        fake_daemon_hang_up(fake);
+    }
+    return good;
 }
 
 static void say(struct fake_daemon *fake, const char *what, uint32_t chunk, const char *suffix)
@@ -124,7 +168,7 @@ static void serve_commit(struct fake_daemon *fake, const struct cst_frame *reque
     Cistern__Committed msg = CISTERN__COMMITTED__INIT;
 
     ck_assert_ptr_nonnull(asked);
-    ck_assert_uint_eq(asked->n_tensors, fake->n_tensors);
+    (void)sane(fake, asked->n_tensors == fake->n_tensors, "commit of another number of tensors");
     cistern__commit__free_unpacked(asked, NULL);
     msg.chunk_elems = FAKE_CHUNK_ELEMS;
     msg.n_chunks = (fake->n_tensors + 1) / 2;
@@ -203,7 +247,10 @@ static void serve_fetch(struct fake_daemon *fake, const Cistern__BatchItem *item
     while (b < fake->n_blocks && fake->blocks[b].used) {
         b++;
     }
-    ck_assert_msg(b < fake->n_blocks, "more than %u blocks leased: %s", fake->n_blocks, fake->log);
+    if (!sane(fake, b < fake->n_blocks, "more leases than blocks") ||
+        !sane(fake, item->chunk < FAKE_MAX_CHUNKS, "no such chunk")) {
+        return;
+    }
     fake->blocks[b] = (struct fake_block){.used = true,
                                           .is_grad = is_grad,
                                           .chunk = item->chunk,
@@ -232,7 +279,9 @@ static void serve_give_back(struct fake_daemon *fake, const Cistern__BatchItem *
                                    fake->blocks[b].generation == item->generation)) {
         b++;
     }
-    ck_assert_msg(b < fake->n_blocks, "chunk %u is not leased", item->chunk);
+    if (!sane(fake, b < fake->n_blocks, "not leased")) {
+        return;
+    }
     if (is_grad) {
         free(fake->grads[item->chunk]);
         fake->grads[item->chunk] = malloc(FAKE_BLOCK_BYTES);
@@ -263,7 +312,10 @@ static void serve_batch(struct fake_daemon *fake, const struct cst_frame *reques
     Cistern__ItemResult results[64], *pointers[64];
 
     ck_assert_ptr_nonnull(asked);
-    ck_assert_uint_le(asked->n_items, fake->max_batch);
+    if (!sane(fake, asked->n_items <= fake->max_batch && asked->n_items <= 64, "batch too large")) {
+        cistern__batch__free_unpacked(asked, NULL);
+        return;
+    }
     msg.results = pointers;
     msg.n_results = asked->n_items;
     for (size_t i = 0; i < asked->n_items; i++) {
@@ -313,7 +365,10 @@ static void serve_io(struct fake_daemon *fake, const struct cst_frame *request)
     size = io->row == CISTERN__TENSOR_IO__ROW__WEIGHT || io->row == CISTERN__TENSOR_IO__ROW__GRAD
                ? 2
                : 4;
-    ck_assert_uint_le(io->staging_offset + io->n_elems * size, fake->staging_bytes);
+    if (!sane(fake, io->staging_offset + io->n_elems * size <= fake->staging_bytes, "too much")) {
+        cistern__tensor_io__free_unpacked(io, NULL);
+        return;
+    }
     if (request->type == CISTERN__MSG_TYPE__MSG_TENSOR_READ) {
         memcpy(fake->staging + io->staging_offset, fake->states + io->first * size,
                io->n_elems * size);

@@ -3,11 +3,13 @@
 #include "tests/lib/fake_job.h"
 
 #include <dirent.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static struct fake_job f;
@@ -209,17 +211,19 @@ END_TEST
 /* -- a daemon that lies ----------------------------------------------------------------------- */
 
 enum lie {
-    LIE_TYPE,     /* another reply type */
-    LIE_REQUEST,  /* an id that is not in flight */
-    LIE_NO_REPLY, /* a request instead of a reply */
-    LIE_BODY,     /* a body that does not parse */
-    LIE_OK_ERROR, /* an error whose status is 0 */
-    LIE_FDS,      /* fds nobody asked for */
-    LIE_SHORT,    /* fewer results than items */
-    LIE_SLAB,     /* a lease in a slab that is not there */
-    LIE_OFFSET,   /* a lease that ends behind its slab */
-    LIE_ALIGN,    /* a lease that is not aligned */
-    LIE_PLACE,    /* a lease without a place */
+    LIE_TYPE,         /* another reply type */
+    LIE_REQUEST,      /* an id that is not in flight */
+    LIE_NO_REPLY,     /* a request instead of a reply */
+    LIE_BODY,         /* a body that does not parse */
+    LIE_OK_ERROR,     /* an error whose status is 0 */
+    LIE_FDS,          /* fds nobody asked for */
+    LIE_SHORT,        /* fewer results than items */
+    LIE_SLAB,         /* a lease in a slab that is not there */
+    LIE_OFFSET,       /* a lease that ends behind its slab */
+    LIE_ALIGN,        /* a lease that is not aligned */
+    LIE_EAGAIN,       /* an item that is to be waited for for ever */
+    LIE_ERROR_EAGAIN, /* so is all of it */
+    LIE_PLACE,        /* a lease without a place */
     LIE_COUNT
 };
 
@@ -244,6 +248,7 @@ static void lie_about_lease(struct fake_daemon *fake, const struct cst_frame *re
     result.slab = lie == LIE_SLAB ? 3 : 0;
     result.offset = lie == LIE_OFFSET ? FAKE_BLOCK_BYTES + 128 : lie == LIE_ALIGN ? 64 : 0;
     result.has_offset = lie != LIE_PLACE;
+    result.status = lie == LIE_EAGAIN ? CST_EAGAIN : CST_OK;
     fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_BATCH_DONE, &msg.base, NULL, 0);
 }
 
@@ -267,6 +272,8 @@ static bool hook_lie(struct fake_daemon *fake, const struct cst_frame *request, 
                  request->request, rubbish, sizeof rubbish);
     } else if (lie == LIE_OK_ERROR) {
         fake_daemon_error(fake, request, CST_OK, "no error");
+    } else if (lie == LIE_ERROR_EAGAIN) {
+        fake_daemon_error(fake, request, CST_EAGAIN, "not yet");
     } else if (lie == LIE_FDS) {
         fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_BATCH_DONE, NULL, fake->slab_fds,
                           1);
@@ -414,6 +421,38 @@ START_TEST(test_bad_layout)
 }
 END_TEST
 
+/* Whatever a daemon that has lost its mind answers, a worker's life ends, with a status, and
+ * nothing is lost. A fake daemon that itself is confused by the requests that follow would abort
+ * the test: it hangs up instead. */
+START_TEST(test_corrupt)
+{
+    const char *given = getenv("CST_TEST_SEED");
+    uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
+    unsigned before, n_ended[26] = {0};
+    struct cst_err err = {0};
+
+    printf("corrupt: seed %" PRIu64 "\n", seed);
+    fake_daemon_start(&f.fake);
+    before = count_fds();
+    f.fake.corrupt = seed | 1;
+    for (int i = 0; i < 400; i++) {
+        int rc;
+
+        f.fake.n_tensors = 0;
+        f.fake.attempt = 0;
+        f.client = NULL;
+        rc = live(&err);
+        ck_assert_int_le(rc, 0);
+        n_ended[rc > -26 ? -rc : 0]++;
+        cst_disconnect(f.client);
+    }
+    ck_assert_uint_gt(n_ended[-CST_EPROTO], 10);
+    ck_assert_uint_gt(n_ended[0], 10);
+    fake_daemon_stop(&f.fake);
+    ck_assert_uint_lt(count_fds(), before);
+}
+END_TEST
+
 /* -- fork ------------------------------------------------------------------------------------- */
 
 /* In the child every call answers EFORKED, and disconnecting touches neither the socket nor memory
@@ -483,6 +522,7 @@ int main(void)
     tcase_add_loop_test(tcase, test_bad_slab, 0, FD_COUNT);
     tcase_add_loop_test(tcase, test_bad_staging, 0, FD_COUNT);
     tcase_add_loop_test(tcase, test_bad_layout, 0, 7);
+    tcase_add_test(tcase, test_corrupt);
     tcase_add_test(tcase, test_fork);
     suite_add_tcase(suite, tcase);
     srunner_run_all(runner, CK_ENV);
