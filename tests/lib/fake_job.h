@@ -7,7 +7,9 @@
 #include "tests/lib/fake_daemon.h"
 
 #include <check.h>
+#include <dirent.h>
 #include <stdio.h>
+#include <string.h>
 
 #define CK_OK(call)                                                                                \
     do {                                                                                           \
@@ -61,6 +63,50 @@ static inline void fake_job_stop(struct fake_job *f)
 {
     cst_disconnect(f->client);
     fake_daemon_stop(&f->fake);
+}
+
+/* A worker's life: everything once. @f->fake runs; f->client is to be disconnected afterwards.
+ * Returns the first failure. */
+static inline int fake_job_live(struct fake_job *f, struct cst_err *err)
+{
+    struct cst_job_spec spec = {.name = "run7", .world = 1};
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_rank_stat stat;
+    struct cst_io io;
+    int64_t shape = 8;
+    uint16_t data[4] = {0};
+    int zero = 0, rc = cst_connect(&f->client, f->fake.path, err);
+
+    rc = rc == CST_OK ? cst_job_open(&f->job, f->client, &spec, err) : rc;
+    rc = rc == CST_OK ? cst_tensor(f->job, "t", CST_BF16, 1, &shape, CST_GROUP_ALL) : rc;
+    rc = rc == CST_OK ? cst_operator(f->job, "o", &zero, 1) : rc;
+    rc = rc == CST_OK ? cst_commit(f->job, NULL, err) : rc;
+    rc = rc == CST_OK ? cst_tensor_write(f->job, 0, CST_STATE_WEIGHT, 0, 4, data, err) : rc;
+    rc = rc == CST_OK ? cst_sync(f->job, NULL, err) : rc;
+    for (int d = CST_FORWARD; d <= CST_BACKWARD; d++) {
+        rc = rc == CST_OK ? cst_op_begin(f->job, 0, (enum cst_direction)d, &io, 1, err) : rc;
+        if (rc == CST_OK && d == CST_BACKWARD) {
+            memset(io.grad, 0, 2 * io.n_elems);
+        }
+        rc = rc == CST_OK ? cst_op_end(f->job, 0, err) : rc;
+    }
+    rc = rc == CST_OK ? cst_step(f->job, &params, NULL, err) : rc;
+    rc = rc == CST_OK ? cst_stat(f->job, &stat, err) : rc;
+    return rc == CST_OK ? cst_job_leave(f->job, err) : rc;
+}
+
+/* Descriptors that this process has open. */
+static inline unsigned fake_job_count_fds(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    unsigned n = 0;
+
+    ck_assert_ptr_nonnull(dir);
+    while (readdir(dir) != NULL) {
+        n++;
+    }
+    (void)closedir(dir);
+    return n;
 }
 
 #endif

@@ -2,7 +2,6 @@
  * can be checked. */
 #include "tests/lib/fake_job.h"
 
-#include <dirent.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
@@ -13,19 +12,6 @@
 #include <unistd.h>
 
 static struct fake_job f;
-
-static unsigned count_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    unsigned n = 0;
-
-    ck_assert_ptr_nonnull(dir);
-    while (readdir(dir) != NULL) {
-        n++;
-    }
-    (void)closedir(dir);
-    return n;
-}
 
 /* -- connecting ------------------------------------------------------------------------------- */
 
@@ -113,16 +99,16 @@ START_TEST(test_no_leak)
     uint16_t data[4];
 
     fake_daemon_start(&f.fake);
-    before = count_fds();
+    before = fake_job_count_fds();
     fake_job_open(&f);
     fake_job_declare(&f, 4);
     CK_OK(cst_commit(f.job, NULL, &err));
     CK_OK(cst_tensor_read(f.job, 0, CST_STATE_WEIGHT, 0, 4, data, &err));
     /* The connection alone, and the daemon's end of it. */
-    ck_assert_uint_eq(count_fds(), before + 2);
+    ck_assert_uint_eq(fake_job_count_fds(), before + 2);
     cst_disconnect(f.client);
     fake_daemon_stop(&f.fake);
-    ck_assert_uint_lt(count_fds(), before);
+    ck_assert_uint_lt(fake_job_count_fds(), before);
 }
 END_TEST
 
@@ -145,35 +131,6 @@ static bool hook_gone(struct fake_daemon *fake, const struct cst_frame *request,
     return true;
 }
 
-/* A worker's life: everything once. Returns the first failure. */
-static int live(struct cst_err *err)
-{
-    struct cst_job_spec spec = {.name = "run7", .world = 1};
-    struct cst_hyper_params params = {.lr = 1.0f};
-    struct cst_rank_stat stat;
-    struct cst_io io;
-    int64_t shape = 8;
-    uint16_t data[4] = {0};
-    int zero = 0, rc = cst_connect(&f.client, f.fake.path, err);
-
-    rc = rc == CST_OK ? cst_job_open(&f.job, f.client, &spec, err) : rc;
-    rc = rc == CST_OK ? cst_tensor(f.job, "t", CST_BF16, 1, &shape, CST_GROUP_ALL) : rc;
-    rc = rc == CST_OK ? cst_operator(f.job, "o", &zero, 1) : rc;
-    rc = rc == CST_OK ? cst_commit(f.job, NULL, err) : rc;
-    rc = rc == CST_OK ? cst_tensor_write(f.job, 0, CST_STATE_WEIGHT, 0, 4, data, err) : rc;
-    rc = rc == CST_OK ? cst_sync(f.job, NULL, err) : rc;
-    for (int d = CST_FORWARD; d <= CST_BACKWARD; d++) {
-        rc = rc == CST_OK ? cst_op_begin(f.job, 0, (enum cst_direction)d, &io, 1, err) : rc;
-        if (rc == CST_OK && d == CST_BACKWARD) {
-            memset(io.grad, 0, 2 * io.n_elems);
-        }
-        rc = rc == CST_OK ? cst_op_end(f.job, 0, err) : rc;
-    }
-    rc = rc == CST_OK ? cst_step(f.job, &params, NULL, err) : rc;
-    rc = rc == CST_OK ? cst_stat(f.job, &stat, err) : rc;
-    return rc == CST_OK ? cst_job_leave(f.job, err) : rc;
-}
-
 /* The daemon hangs up at the n-th request of a worker's life, for every n: ECONN there and ever
  * after, no signal, no descriptor lost. */
 START_TEST(test_gone)
@@ -186,8 +143,8 @@ START_TEST(test_gone)
     f.fake.hook = hook_gone;
     f.fake.hook_arg = &gone;
     fake_daemon_start(&f.fake);
-    before = count_fds();
-    ck_assert_msg(live(&err) == CST_OK, "%s", err.text);
+    before = fake_job_count_fds();
+    ck_assert_msg(fake_job_live(&f, &err) == CST_OK, "%s", err.text);
     cst_disconnect(f.client);
     n_requests = gone.n;
     ck_assert_uint_gt(n_requests, 10);
@@ -195,7 +152,7 @@ START_TEST(test_gone)
         gone = (struct gone){.at = at};
         f.fake.n_tensors = 0;
         f.client = NULL;
-        ck_assert_int_eq(live(&err), CST_ECONN);
+        ck_assert_int_eq(fake_job_live(&f, &err), CST_ECONN);
         ck_assert_ptr_nonnull(strstr(err.text, f.fake.path));
         if (at > 0) {
             ck_assert_int_eq(cst_ping(f.client, NULL, &err), CST_ECONN);
@@ -204,7 +161,7 @@ START_TEST(test_gone)
         cst_disconnect(f.client);
     }
     fake_daemon_stop(&f.fake);
-    ck_assert_uint_lt(count_fds(), before);
+    ck_assert_uint_lt(fake_job_count_fds(), before);
 }
 END_TEST
 
@@ -295,13 +252,13 @@ START_TEST(test_lie)
     f.fake.hook = hook_lie;
     f.fake.hook_arg = &lie;
     fake_job_start(&f, 2);
-    before = count_fds();
+    before = fake_job_count_fds();
     ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EPROTO);
     ck_assert_ptr_nonnull(strstr(err.text, f.fake.path));
     ck_assert_ptr_null(io.weight);
     ck_assert_int_eq(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EPROTO);
     ck_assert_int_eq(cst_ping(f.client, NULL, &err), CST_EPROTO);
-    ck_assert_uint_lt(count_fds(), before);
+    ck_assert_uint_lt(fake_job_count_fds(), before);
     fake_job_stop(&f);
 }
 END_TEST
@@ -351,7 +308,7 @@ START_TEST(test_bad_slab)
     f.fake.hook = hook_bad_fd;
     f.fake.hook_arg = &bad;
     fake_daemon_start(&f.fake);
-    before = count_fds();
+    before = fake_job_count_fds();
     fake_job_open(&f);
     fake_job_declare(&f, 2);
     ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EPROTO);
@@ -359,7 +316,7 @@ START_TEST(test_bad_slab)
     ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EPROTO);
     cst_disconnect(f.client);
     fake_daemon_stop(&f.fake);
-    ck_assert_uint_lt(count_fds(), before);
+    ck_assert_uint_lt(fake_job_count_fds(), before);
 }
 END_TEST
 
@@ -433,7 +390,7 @@ START_TEST(test_corrupt)
 
     printf("corrupt: seed %" PRIu64 "\n", seed);
     fake_daemon_start(&f.fake);
-    before = count_fds();
+    before = fake_job_count_fds();
     f.fake.corrupt = seed | 1;
     for (int i = 0; i < 400; i++) {
         int rc;
@@ -441,7 +398,7 @@ START_TEST(test_corrupt)
         f.fake.n_tensors = 0;
         f.fake.attempt = 0;
         f.client = NULL;
-        rc = live(&err);
+        rc = fake_job_live(&f, &err);
         ck_assert_int_le(rc, 0);
         n_ended[rc > -26 ? -rc : 0]++;
         cst_disconnect(f.client);
@@ -449,7 +406,7 @@ START_TEST(test_corrupt)
     ck_assert_uint_gt(n_ended[-CST_EPROTO], 10);
     ck_assert_uint_gt(n_ended[0], 10);
     fake_daemon_stop(&f.fake);
-    ck_assert_uint_lt(count_fds(), before);
+    ck_assert_uint_lt(fake_job_count_fds(), before);
 }
 END_TEST
 

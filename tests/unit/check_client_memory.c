@@ -1,0 +1,87 @@
+/* libcistern when memory runs out: the n-th allocation of a worker's life fails, for every n. */
+#include "tests/lib/fake_job.h"
+
+#include <stdlib.h>
+
+static struct fake_job f;
+static __thread uint32_t n_left =
+    UINT32_MAX; /* allocations of this thread until one fails; the daemon's thread never fails */
+static bool failed;
+
+void *__real_malloc(size_t n);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *old, size_t n);
+void *__wrap_malloc(size_t n);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *old, size_t n);
+
+static bool fails(void)
+{
+    if (n_left == UINT32_MAX || n_left-- > 0) {
+        return false;
+    }
+    n_left = UINT32_MAX;
+    failed = true;
+    return true;
+}
+
+void *__wrap_malloc(size_t n)
+{
+    return fails() ? NULL : __real_malloc(n);
+}
+
+void *__wrap_calloc(size_t n, size_t size)
+{
+    return fails() ? NULL : __real_calloc(n, size);
+}
+
+void *__wrap_realloc(void *old, size_t n)
+{
+    return fails() ? NULL : __real_realloc(old, n);
+}
+
+/* Whichever allocation fails, the call that needed it says ENOMEM, and nothing is lost: no
+ * descriptor, and no memory, which a build with sanitizers checks. One credit, so that requests are
+ * queued, too. */
+START_TEST(test_every_allocation)
+{
+    struct cst_err err = {0};
+    unsigned before;
+    uint32_t n = 0;
+
+    f.fake.credits = 1;
+    fake_daemon_start(&f.fake);
+    before = fake_job_count_fds();
+    do {
+        int rc;
+
+        failed = false;
+        f.fake.n_tensors = 0;
+        f.client = NULL;
+        n_left = n++;
+        rc = fake_job_live(&f, &err);
+        n_left = UINT32_MAX;
+        ck_assert_msg(rc == (failed ? CST_ENOMEM : CST_OK), "allocation %u: %s: %s", n - 1,
+                      cst_status_name(rc), err.text);
+        cst_disconnect(f.client);
+    } while (failed);
+    ck_assert_uint_gt(n, 20);
+    fake_daemon_stop(&f.fake);
+    ck_assert_uint_lt(fake_job_count_fds(), before);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("client_memory");
+    TCase *tcase = tcase_create("client_memory");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    tcase_add_test(tcase, test_every_allocation);
+    suite_add_tcase(suite, tcase);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? 0 : 1;
+}
