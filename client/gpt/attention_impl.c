@@ -93,17 +93,27 @@ static size_t padded(size_t context)
     return (context + KEYS - 1) / KEYS * KEYS;
 }
 
-/* out (head_dim x padded context) = rows of @src (stride @src_row) turned; padding zero. */
+/* out (head_dim x padded context) = rows of @src (stride @src_row) turned; padding zero. VL rows at
+ * a time, so that what is read stays in the nearest cache and what is written comes in whole
+ * vectors. */
 static void transpose(const struct gpt_attention_shape *shape, const float *src, size_t src_row,
                       float *out)
 {
-    const size_t columns = padded(shape->context);
+    const size_t context = shape->context, columns = padded(context);
+    size_t t0 = 0;
 
-    for (size_t c = 0; c < shape->head_dim; c++) {
-        for (size_t t = 0; t < shape->context; t++) {
-            out[c * columns + t] = src[t * src_row + c];
+    for (; t0 + VL <= context; t0 += VL, src += VL * src_row) {
+        for (size_t c = 0; c < shape->head_dim; c++) {
+            for (size_t t = 0; t < VL; t++) {
+                out[c * columns + t0 + t] = src[t * src_row + c];
+            }
         }
-        memset(out + c * columns + shape->context, 0, (columns - shape->context) * sizeof *out);
+    }
+    for (size_t c = 0; c < shape->head_dim; c++) {
+        memset(out + c * columns + t0, 0, (columns - t0) * sizeof *out);
+        for (size_t t = t0; t < context; t++) {
+            out[c * columns + t] = src[(t - t0) * src_row + c];
+        }
     }
 }
 
