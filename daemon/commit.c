@@ -221,6 +221,10 @@ void cst_commit_populated(struct cst_memory *memory)
             cst_size_text(memory->populated, bytes),
             (double)(uv_hrtime() - memory->started_ns) * 1e-9,
             cst_memory_is_locked(memory) ? ", locked" : "");
+    if (job->daemon->config->lock == CST_LOCK_TRY && !cst_memory_is_locked(memory)) {
+        cst_log(CST_LOG_WARNING,
+                "job '%s': its arenas are not locked in memory (raise LimitMEMLOCK)", job->name);
+    }
     job->state = CST_JOB_READY;
     attach_present(job);
     answer_all(job);

@@ -198,7 +198,7 @@ static void remove_jobs(struct cst_daemon *daemon)
 
     (void)cst_err_set(&why, CST_EDRAINING, "the daemon is going down");
     while ((job = TAILQ_FIRST(&daemon->jobs.living)) != NULL) {
-        cst_job_remove(job, NULL, &why);
+        cst_job_remove(job, 0, &why);
     }
 }
 

@@ -114,7 +114,7 @@ static void submit(struct cst_job *job, const struct cst_command *command)
 
     if (cst_engines_submit(&job->daemon->engines, command, &err) != CST_OK) {
         cst_log(CST_LOG_ERROR, "job '%s': removed: %s", job->name, err.text);
-        cst_job_remove(job, NULL, &err);
+        cst_job_remove(job, 0, &err);
     }
 }
 

@@ -14,7 +14,7 @@
 enum {
     MAX_DEATHS = 5,        /* in a row ... */
     DEATHS_SECONDS = 10,   /* ... within so long, and it is given up */
-    MAX_UNANSWERED = 60,   /* pings, a second apart, before a silent process is killed */
+    MAX_UNANSWERED = 60,   /* seconds after which a process that is busy and silent is killed */
     UNDO_BYTES = 64 << 10, /* per thread: a slot has 48 KiB and a header */
 };
 
@@ -108,6 +108,7 @@ int cst_engine_start(struct cst_engine *engine, struct cst_err *err)
     }
     engine->state = CST_ENGINE_STARTING;
     engine->n_unanswered = 0;
+    cst_engines_watch(engines);
     send_setup(engine);
     return CST_OK;
 }
@@ -165,7 +166,6 @@ static void on_pong(struct cst_engine *engine, const struct cst_frame *frame)
 {
     Engine__Pong *pong = engine__pong__unpack(NULL, frame->body_bytes, frame->body);
 
-    engine->n_unanswered = 0;
     if (pong == NULL) {
         return;
     }
@@ -185,6 +185,7 @@ static void on_frame(void *arg, const struct cst_frame *frame)
 {
     struct cst_engine *engine = arg;
 
+    engine->n_unanswered = 0;
     switch (frame->type) {
     case ENGINE__MSG_TYPE__ENGINE_READY:
         on_ready(engine, frame);
@@ -231,18 +232,24 @@ static void on_writable(void *arg)
     cst_engine_flush(arg);
 }
 
+bool cst_engine_is_busy(const struct cst_engine *engine)
+{
+    return engine->process != NULL &&
+           (engine->commands.n > 0 || engine->n_asked > 0 || engine->state != CST_ENGINE_READY);
+}
+
 void cst_engine_ping(struct cst_engine *engine)
 {
-    if (!cst_engine_is_up(engine)) {
+    if (engine->process == NULL) {
         return;
     }
     if (++engine->n_unanswered > MAX_UNANSWERED) {
         cst_log(CST_LOG_ERROR, "engine %u: no answer for %d s, killed", engine->index,
                 MAX_UNANSWERED);
         cst_process_kill(engine->process);
-        return;
+    } else if (cst_engine_is_up(engine)) {
+        (void)cst_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_PING, 2, NULL, -1);
     }
-    (void)cst_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_PING, 2, NULL, -1);
 }
 
 /* -- death ---------------------------------------------------------------------------------- */

@@ -54,10 +54,11 @@ struct cst_engine {
     struct cst_engine_counters counters; /* of this one, at the last Pong */
     uint64_t progress;                   /* at the last Pong, over all processes */
     uint64_t progress_seen;              /* when the watchdog last looked */
-    unsigned n_unanswered;               /* pings in a row */
-    bool locked;                         /* the last segment to be locked was */
-    char why[192];                       /* FAILED: the words */
-    struct cst_later refuse;             /* FAILED: answers what comes in nevertheless */
+    unsigned n_unanswered;               /* seconds without a word, while it has something to do */
+    uint32_t n_asked;        /* segments that it was asked to map or unmap, and has not yet */
+    bool locked;             /* the last segment to be locked was */
+    char why[192];           /* FAILED: the words */
+    struct cst_later refuse; /* FAILED: answers what comes in nevertheless */
 };
 
 /* Zeroed otherwise; OFF. */
@@ -87,7 +88,11 @@ bool cst_engine_is_up(const struct cst_engine *engine);
 /* Send what waits, as far as the socket takes it. Once a turn of the loop. */
 void cst_engine_flush(struct cst_engine *engine);
 
-/* Ask for counters. Kills a process that has not answered for long. */
+/* It has commands, segments or its own start to see to. */
+bool cst_engine_is_busy(const struct cst_engine *engine);
+
+/* Ask for counters. Kills a process that has said nothing for long. Once a second while it is busy.
+ */
 void cst_engine_ping(struct cst_engine *engine);
 
 const char *cst_engine_state_name(enum cst_engine_state state);

@@ -253,17 +253,17 @@ void cst_engines_unmount(struct cst_engines *engines, struct cst_segment *segmen
 
 /* -- commands ------------------------------------------------------------------------------- */
 
-static bool any_in_flight(const struct cst_engines *engines)
+static bool any_is_busy(const struct cst_engines *engines)
 {
     bool any = false;
 
     for (unsigned i = 0; i < engines->n; i++) {
-        any = any || engines->v[i].commands.n > 0;
+        any = any || cst_engine_is_busy(&engines->v[i]);
     }
     return any;
 }
 
-/* The tick that finds nothing in flight asks once more, for the counters, and is the last. */
+/* The tick that finds nobody busy asks once more, for the counters, and is the last. */
 static void on_ping(uv_timer_t *timer)
 {
     struct cst_engines *engines = timer->data;
@@ -271,12 +271,20 @@ static void on_ping(uv_timer_t *timer)
     for (unsigned i = 0; i < engines->n; i++) {
         cst_engine_ping(&engines->v[i]);
     }
-    if (!any_in_flight(engines)) {
+    if (!any_is_busy(engines)) {
         engines->pinging = false;
         (void)uv_timer_stop(timer);
         for (unsigned i = 0; i < engines->n; i++) {
             engines->v[i].n_unanswered = 0;
         }
+    }
+}
+
+void cst_engines_watch(struct cst_engines *engines)
+{
+    if (!engines->pinging && !engines->stopping) {
+        engines->pinging = true;
+        (void)uv_timer_start(&engines->ping, on_ping, PING_MS, PING_MS);
     }
 }
 
@@ -292,9 +300,8 @@ int cst_engines_submit(struct cst_engines *engines, const struct cst_command *co
     }
     engine = &engines->v[command->node];
     rc = cst_engine_submit(engine, command, err);
-    if (rc == CST_OK && !engines->pinging) {
-        engines->pinging = true;
-        (void)uv_timer_start(&engines->ping, on_ping, PING_MS, PING_MS);
+    if (rc == CST_OK) {
+        cst_engines_watch(engines);
     }
     return rc;
 }

@@ -26,7 +26,7 @@ struct cst_engines {
     uint32_t next_segment;                            /* id */
     cst_engines_done_fn on_done;
     void *arg;                        /* of on_done */
-    uv_timer_t ping;                  /* runs while commands are in flight */
+    uv_timer_t ping;                  /* runs while an engine is busy */
     bool pinging;                     /* it runs */
     bool stopping;                    /* a death is no longer survived */
     uint8_t body[CST_FRAME_MAX_BODY]; /* where Submit is put together */
@@ -67,6 +67,10 @@ void cst_engines_unlist(struct cst_engines *engines, struct cst_segment *segment
  * on_done, never from within. CST_ENOMEM; CST_EINTERNAL: no such node. */
 int cst_engines_submit(struct cst_engines *engines, const struct cst_command *command,
                        struct cst_err *err);
+
+/* An engine has got something to do: look after all once a second until none has. For engine.c and
+ * mounts.c. */
+void cst_engines_watch(struct cst_engines *engines);
 
 /* Forget the commands whose ticket >> shift is @value: on_done will not be called for them. */
 void cst_engines_forget(struct cst_engines *engines, unsigned shift, uint64_t value);

@@ -64,7 +64,7 @@ static void on_ttl(uv_timer_t *timer)
 
     cst_log(CST_LOG_NOTICE, "job '%s': removed, no worker for %u s", job->name, job->ttl_s);
     (void)cst_err_set(&why, CST_ENOTFOUND, "job '%s': its time to live is over", job->name);
-    cst_job_remove(job, NULL, &why);
+    cst_job_remove(job, 0, &why);
 }
 
 static int make(struct cst_daemon *daemon, uid_t uid, const struct cst_job_wish *wish,
@@ -139,14 +139,16 @@ static void on_memory_gone(struct cst_memory *memory)
     struct cst_job *job =
         (struct cst_job *)(void *)((char *)memory - offsetof(struct cst_job, memory));
     struct cst_daemon *daemon = job->daemon;
+    struct cst_pending *remover;
+    uint32_t item;
 
     if (job->state != CST_JOB_CLOSING) {
         cst_commit_undone(job);
         return;
     }
-    if (job->remover != NULL) {
-        cst_session_answer(daemon, job->remover, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
-        job->remover = NULL;
+    remover = cst_pending_find(&daemon->requests, job->remover, &item);
+    if (remover != NULL) { /* else its connection is gone */
+        cst_session_answer(daemon, remover, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
     }
     cst_daemon_status(daemon);
     release_hold(job);
@@ -190,7 +192,7 @@ static void on_close(struct cst_later *later)
     uv_close((uv_handle_t *)&job->ttl, on_timer_closed);
 }
 
-void cst_job_remove(struct cst_job *job, struct cst_pending *remover, const struct cst_err *why)
+void cst_job_remove(struct cst_job *job, uint64_t remover, const struct cst_err *why)
 {
     if (job->state == CST_JOB_CLOSING) {
         return;
@@ -228,7 +230,7 @@ void cst_job_check_idle(struct cst_job *job)
     if (job->state == CST_JOB_DECLARING) {
         (void)cst_err_set(&why, CST_ENOTFOUND,
                           "job '%s': it was not committed and nobody is attached", job->name);
-        cst_job_remove(job, NULL, &why);
+        cst_job_remove(job, 0, &why);
     } else if (job->state != CST_JOB_CLOSING) {
         (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
     }

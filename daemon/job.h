@@ -63,11 +63,11 @@ struct cst_job {
     struct cst_memory memory;         /* POPULATING, READY */
     struct cst_core *core;            /* READY */
     struct cst_pending_list requests; /* that wait for this job */
-    struct cst_pending *remover;      /* JobRemove that is answered when all is given back; NULL */
-    uv_timer_t deadline;              /* DECLARING: of the barrier; READY: the core's next TICK */
-    uint64_t deadline_ns;             /* it is armed for; CST_CORE_NEVER: it is not */
-    uv_timer_t ttl;                   /* runs while nobody is attached */
-    unsigned n_holds;                 /* timers, memory: not closed yet */
+    uint64_t remover;    /* tag of the JobRemove that is answered when all is given back; 0: none */
+    uv_timer_t deadline; /* DECLARING: of the barrier; READY: the core's next TICK */
+    uint64_t deadline_ns; /* it is armed for; CST_CORE_NEVER: it is not */
+    uv_timer_t ttl;       /* runs while nobody is attached */
+    unsigned n_holds;     /* timers, memory: not closed yet */
     uint64_t created_ns;
     uint64_t idle_since_ns; /* 0: somebody is present */
     struct cst_err closing; /* why requests of a closing job fail */
@@ -112,9 +112,9 @@ void cst_job_left(struct cst_job *job, uint32_t rank);
  * another lives on for its time. */
 void cst_job_check_idle(struct cst_job *job);
 
-/* Take @job apart at the end of the turn; what waits for it fails with @why. @remover (NULL: none)
- * is answered with OK when its memory is back. */
-void cst_job_remove(struct cst_job *job, struct cst_pending *remover, const struct cst_err *why);
+/* Take @job apart at the end of the turn; what waits for it fails with @why. The request of tag
+ * @remover (0: none) is answered with OK when its memory is back. */
+void cst_job_remove(struct cst_job *job, uint64_t remover, const struct cst_err *why);
 
 /* "declaring", "populating", "ready", "training", "interrupted", "failed". */
 const char *cst_job_state_name(const struct cst_job *job);

@@ -40,6 +40,8 @@ static void send_add(struct cst_engine *engine, struct cst_segment *segment)
     Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
     bool first = segment->populate == (int)engine->index;
 
+    engine->n_asked++;
+    cst_engines_watch(engine->engines);
     add.id = segment->id;
     add.bytes = segment->bytes;
     add.has_node = add.has_populate = add.has_lock = 1;
@@ -57,6 +59,8 @@ static void send_drop(struct cst_engine *engine, struct cst_segment *segment)
 {
     Engine__SegmentDrop drop = ENGINE__SEGMENT_DROP__INIT;
 
+    engine->n_asked++;
+    cst_engines_watch(engine->engines);
     drop.id = segment->id;
     set_mount(engine, segment, CST_MOUNT_DROPPING);
     (void)cst_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DROP,
@@ -154,6 +158,7 @@ void cst_mounts_done(struct cst_engine *engine, const struct cst_frame *frame)
     Engine__SegmentDone *done = engine__segment_done__unpack(NULL, frame->body_bytes, frame->body);
     struct cst_segment *segment = done != NULL ? cst_engines_find(engine->engines, done->id) : NULL;
 
+    engine->n_asked -= engine->n_asked > 0;
     if (segment != NULL && frame->request == segment->id * 4ull + DROP_REQUEST) {
         let_go(engine, segment);
     } else if (segment != NULL && frame->request == segment->id * 4ull + ADD_REQUEST) {
@@ -187,7 +192,7 @@ void cst_mounts_forget(struct cst_engine *engine)
 {
     struct cst_segment *segment, *next;
 
-    engine->n_remounting = 0;
+    engine->n_remounting = engine->n_asked = 0;
     for (segment = TAILQ_FIRST(&engine->engines->segments); segment != NULL; segment = next) {
         next = TAILQ_NEXT(segment, link);
         switch (mount_of(engine, segment)) {

@@ -223,5 +223,5 @@ void cst_serve_job_remove(struct cst_session *session, uint64_t id, void *body)
     cst_log(CST_LOG_NOTICE, "job '%s': removed by pid %d (uid %u)", job->name,
             (int)session->peer.pid, (unsigned)session->peer.uid);
     (void)cst_err_set(&why, CST_ECANCELLED, "job '%s' was removed", job->name);
-    cst_job_remove(job, request, &why);
+    cst_job_remove(job, cst_pending_tag(request, 0), &why);
 }

@@ -1,0 +1,372 @@
+/* A worker that dies at every message of its life: before the answer to message k has come it kills
+ * itself. Then its rank is free, a successor goes through the whole life in its place, and nothing
+ * is left over. */
+#include "tests/lib/daemon_proc.h"
+#include "tests/lib/raw_client.h"
+
+#include <check.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct daemon_proc proc;
+static struct raw_client witness;
+static unsigned base_fds;
+
+/* -- a life --------------------------------------------------------------------------------- */
+
+struct worker {
+    struct raw_client client;
+    uint64_t attempt;
+    uint64_t generation; /* of the last lease */
+};
+
+static void ask_open(struct worker *w)
+{
+    Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
+
+    open.name = (char *)(uintptr_t) "mortal";
+    open.world = 1;
+    (void)raw_ask(&w->client, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base);
+}
+
+static void ask_declare(struct worker *w)
+{
+    Cistern__TensorDecl tensor = CISTERN__TENSOR_DECL__INIT, *tensors = &tensor;
+    Cistern__OperatorDecl op = CISTERN__OPERATOR_DECL__INIT, *ops = &op;
+    Cistern__Declare declare = CISTERN__DECLARE__INIT;
+    int64_t shape[] = {100, 70};
+    uint32_t number = 0;
+
+    tensor.name = (char *)(uintptr_t) "t";
+    tensor.dtype = 1;
+    tensor.n_shape = 2;
+    tensor.shape = shape;
+    op.name = (char *)(uintptr_t) "o";
+    op.n_tensors = 1;
+    op.tensors = &number;
+    declare.n_tensors = declare.n_operators = 1;
+    declare.tensors = &tensors;
+    declare.operators = &ops;
+    (void)raw_ask(&w->client, CISTERN__MSG_TYPE__MSG_DECLARE, &declare.base);
+}
+
+static void ask_commit(struct worker *w)
+{
+    (void)raw_commit(&w->client, 1, 1);
+}
+
+static void ask_layout(struct worker *w)
+{
+    Cistern__LayoutGet get = CISTERN__LAYOUT_GET__INIT;
+
+    (void)raw_ask(&w->client, CISTERN__MSG_TYPE__MSG_LAYOUT, &get.base);
+}
+
+static void ask_pool(struct worker *w)
+{
+    Cistern__PoolGet get = CISTERN__POOL_GET__INIT;
+
+    (void)raw_ask(&w->client, CISTERN__MSG_TYPE__MSG_POOL, &get.base);
+}
+
+static void ask_staging(struct worker *w)
+{
+    Cistern__StagingGet get = CISTERN__STAGING_GET__INIT;
+
+    get.bytes = 65536;
+    (void)raw_ask(&w->client, CISTERN__MSG_TYPE__MSG_STAGING, &get.base);
+}
+
+static void ask_io(struct worker *w, uint16_t type, Cistern__TensorIo__Row row)
+{
+    Cistern__TensorIo io = CISTERN__TENSOR_IO__INIT;
+
+    io.row = row;
+    io.n_elems = 7000;
+    (void)raw_ask(&w->client, type, &io.base);
+}
+
+static void ask_write(struct worker *w)
+{
+    ask_io(w, CISTERN__MSG_TYPE__MSG_TENSOR_WRITE, CISTERN__TENSOR_IO__ROW__MASTER);
+}
+
+static void ask_read(struct worker *w)
+{
+    ask_io(w, CISTERN__MSG_TYPE__MSG_TENSOR_READ, CISTERN__TENSOR_IO__ROW__EXP_AVG);
+}
+
+static void ask_sync(struct worker *w)
+{
+    (void)raw_ask(&w->client, CISTERN__MSG_TYPE__MSG_SYNC, NULL);
+}
+
+static void ask_item(struct worker *w, Cistern__BatchItem__Kind kind)
+{
+    Cistern__BatchItem item = CISTERN__BATCH_ITEM__INIT, *items = &item;
+    Cistern__Batch batch = CISTERN__BATCH__INIT;
+
+    item.kind = kind;
+    item.has_generation = 1;
+    item.generation = w->generation;
+    batch.attempt = w->attempt;
+    batch.n_items = 1;
+    batch.items = &items;
+    (void)raw_ask(&w->client, CISTERN__MSG_TYPE__MSG_BATCH, &batch.base);
+}
+
+static void ask_fetch(struct worker *w)
+{
+    ask_item(w, CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT);
+}
+
+static void ask_release(struct worker *w)
+{
+    ask_item(w, CISTERN__BATCH_ITEM__KIND__RELEASE);
+}
+
+static void ask_fetch_grad(struct worker *w)
+{
+    ask_item(w, CISTERN__BATCH_ITEM__KIND__FETCH_GRAD);
+}
+
+static void ask_hand_in(struct worker *w)
+{
+    ask_item(w, CISTERN__BATCH_ITEM__KIND__REDUCE_SCATTER);
+}
+
+static void ask_step(struct worker *w)
+{
+    Cistern__Step step = CISTERN__STEP__INIT;
+    Cistern__Hyper hyper = CISTERN__HYPER__INIT;
+
+    hyper.lr = 0.1f;
+    hyper.grad_scale = 1.0f;
+    hyper.eps = 1e-8f;
+    step.attempt = w->attempt;
+    step.hyper = &hyper;
+    (void)raw_ask(&w->client, CISTERN__MSG_TYPE__MSG_STEP, &step.base);
+}
+
+static void ask_leave(struct worker *w)
+{
+    (void)raw_ask(&w->client, CISTERN__MSG_TYPE__MSG_LEAVE, NULL);
+}
+
+/* Every message that a worker sends, in order; a second step, so that one dies with an update
+ * behind it. */
+static const struct {
+    void (*ask)(struct worker *w);
+    uint16_t reply;
+} life[] = {
+    {ask_open, CISTERN__MSG_TYPE__MSG_JOB_OPENED},
+    {ask_declare, CISTERN__MSG_TYPE__MSG_OK},
+    {ask_commit, CISTERN__MSG_TYPE__MSG_COMMITTED},
+    {ask_layout, CISTERN__MSG_TYPE__MSG_LAYOUT_PART},
+    {ask_pool, CISTERN__MSG_TYPE__MSG_POOL_PART},
+    {ask_staging, CISTERN__MSG_TYPE__MSG_STAGING_PART},
+    {ask_write, CISTERN__MSG_TYPE__MSG_OK},
+    {ask_sync, CISTERN__MSG_TYPE__MSG_SYNCED},
+    {ask_fetch, CISTERN__MSG_TYPE__MSG_BATCH_DONE},
+    {ask_release, CISTERN__MSG_TYPE__MSG_BATCH_DONE},
+    {ask_fetch, CISTERN__MSG_TYPE__MSG_BATCH_DONE},
+    {ask_fetch_grad, CISTERN__MSG_TYPE__MSG_BATCH_DONE},
+    {ask_hand_in, CISTERN__MSG_TYPE__MSG_BATCH_DONE},
+    {ask_step, CISTERN__MSG_TYPE__MSG_STEPPED},
+    {ask_fetch, CISTERN__MSG_TYPE__MSG_BATCH_DONE},
+    {ask_read, CISTERN__MSG_TYPE__MSG_OK},
+    {ask_step, CISTERN__MSG_TYPE__MSG_STEPPED},
+    {ask_leave, CISTERN__MSG_TYPE__MSG_OK},
+};
+
+enum { N_LIFE = sizeof life / sizeof *life, WRITE = 6 };
+
+static void take_reply(struct worker *w, unsigned i)
+{
+    raw_expect(&w->client, 0, life[i].reply, NULL);
+    if (life[i].reply == CISTERN__MSG_TYPE__MSG_SYNCED) {
+        Cistern__Synced *synced =
+            cistern__synced__unpack(NULL, w->client.reply.body_bytes, w->client.reply.body);
+
+        w->attempt = synced->attempt;
+        cistern__synced__free_unpacked(synced, NULL);
+    }
+    if (life[i].reply == CISTERN__MSG_TYPE__MSG_BATCH_DONE) {
+        Cistern__BatchDone *done =
+            cistern__batch_done__unpack(NULL, w->client.reply.body_bytes, w->client.reply.body);
+
+        ck_assert_msg(done->results[0]->status == CST_OK, "message %u: %s", i,
+                      done->results[0]->text);
+        if (done->results[0]->has_generation) {
+            w->generation = done->results[0]->generation;
+        }
+        cistern__batch_done__free_unpacked(done, NULL);
+    }
+    cst_frame_close_fds(&w->client.reply);
+}
+
+/* Live to the end of message @last - 1. */
+static void live(struct worker *w, unsigned last)
+{
+    raw_open(&w->client, proc.socket);
+    for (unsigned i = 0; i < last; i++) {
+        life[i].ask(w);
+        take_reply(w, i);
+    }
+}
+
+/* -- set-up and tear-down --------------------------------------------------------------------- */
+
+static void setup(void)
+{
+    daemon_proc_start(&proc, NULL);
+    raw_open(&witness, proc.socket);
+    base_fds = daemon_proc_fds(proc.pid);
+}
+
+static void remove_job(void)
+{
+    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
+
+    name.name = (char *)(uintptr_t) "mortal";
+    ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base), CST_OK);
+}
+
+static void assert_nothing_left(void)
+{
+    const Cistern__StatReply *stat = raw_stat(&witness);
+
+    for (unsigned i = 0;
+         i < 10000 && (stat->n_sessions > 1 || daemon_proc_fds(proc.pid) != base_fds); i++) {
+        stat = raw_stat(&witness);
+    }
+    ck_assert_uint_eq(stat->n_sessions, 1);
+    ck_assert_uint_eq(stat->n_jobs, 0);
+    ck_assert_uint_eq(stat->host_used, 0);
+    ck_assert_uint_eq(stat->pool_used, 0);
+    ck_assert_uint_eq(daemon_proc_fds(proc.pid), base_fds);
+}
+
+static void teardown(void)
+{
+    raw_close(&witness);
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+}
+
+/* -- deaths --------------------------------------------------------------------------------- */
+
+/* A process that dies with message @last on its way. */
+static void die_at(unsigned last)
+{
+    int status;
+    pid_t pid = fork();
+
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        struct worker w = {.attempt = 0};
+
+        live(&w, last);
+        life[last].ask(&w);
+        (void)kill(getpid(), SIGKILL);
+    }
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_msg(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL,
+                  "the worker did not get as far as message %u", last);
+}
+
+/* Where the books of the job's pool stand. */
+static void assert_balanced(void)
+{
+    const Cistern__Books *b = raw_stat(&witness)->pool;
+
+    ck_assert_uint_eq(b->capacity,
+                      b->free + b->cached + b->leased + b->moving + b->pending + b->quarantined);
+}
+
+/* Whichever message was the last, the books balance and a successor lives a whole life as that
+ * rank. */
+START_TEST(a_successor_lives_on)
+{
+    struct worker w = {.attempt = 0};
+
+    die_at((unsigned)_i);
+    assert_balanced();
+    raw_open(&w.client, proc.socket);
+    for (unsigned i = 0; i < N_LIFE; i++) {
+        if (i == WRITE && _i > WRITE) {
+            continue; /* the weights are there since the Sync of the dead one; a write in mid-step
+                         is refused */
+        }
+        life[i].ask(&w);
+        take_reply(&w, i);
+    }
+    assert_balanced();
+    raw_close(&w.client);
+    remove_job();
+    assert_nothing_left();
+}
+END_TEST
+
+/* Removing the job of a worker that has just died gives everything back. */
+START_TEST(the_job_can_be_removed)
+{
+    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
+
+    die_at((unsigned)_i);
+    name.name = (char *)(uintptr_t) "mortal";
+    if (raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base) != CST_OK) {
+        ck_assert_int_eq(witness.err.status,
+                         CST_ENOTFOUND); /* it was never committed, and went with its worker */
+        ck_assert_int_le(_i, 2);
+    }
+    assert_nothing_left();
+}
+END_TEST
+
+/* Whoever asked for a job's removal may go before it is done; the daemon does not mind. The engine
+ * is stopped meanwhile, so that removal takes. */
+START_TEST(the_remover_may_go)
+{
+    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
+    struct worker w = {.attempt = 0};
+    struct raw_client remover;
+    pid_t engine = raw_stat(&witness)->engines[0]->pid;
+
+    live(&w, 5);
+    raw_open(&remover, proc.socket);
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
+    name.name = (char *)(uintptr_t) "mortal";
+    (void)raw_ask(&remover, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base);
+    ck_assert_int_eq(raw_call(&remover, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
+    raw_close(&remover);
+    raw_close(&w.client);
+    while (raw_stat(&witness)->n_sessions > 1) {
+    }
+    ck_assert_int_eq(kill(engine, SIGCONT), 0);
+    while (raw_stat(&witness)->host_used > 0) {
+    }
+    assert_nothing_left();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("death");
+    TCase *tc = tcase_create("death");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    suite_add_tcase(suite, tc);
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_set_timeout(tc, 60);
+    tcase_add_loop_test(tc, a_successor_lives_on, 0, N_LIFE);
+    tcase_add_loop_test(tc, the_job_can_be_removed, 0, N_LIFE);
+    tcase_add_test(tc, the_remover_may_go);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
