@@ -85,7 +85,7 @@ static void parse_options(struct options *options, int argc, char **argv)
     };
     int c;
 
-    *options = (struct options){.params = 100000000, .threads = cst_team_cpus(), .runs = 7};
+    *options = (struct options){.params = 100000000, .threads = cst_team_cpus(), .runs = 15};
     while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
         switch (c) {
         case 'p':
@@ -287,15 +287,24 @@ static void downcast_share(void *arg, unsigned index)
     bench->kernels->cast(n, bench->work.rows.master + first, bench->work.rows.weight + first);
 }
 
-static double measure_three(struct bench *bench, struct cst_team *team)
+static double measure_upcast(struct bench *bench, struct cst_team *team)
 {
-    return cst_team_run(team, upcast_share, bench) + cst_team_run(team, step_share, bench) +
-           cst_team_run(team, downcast_share, bench);
+    return cst_team_run(team, upcast_share, bench);
 }
 
 static double measure_step(struct bench *bench, struct cst_team *team)
 {
     return cst_team_run(team, step_share, bench);
+}
+
+static double measure_downcast(struct bench *bench, struct cst_team *team)
+{
+    return cst_team_run(team, downcast_share, bench);
+}
+
+static double measure_three(struct bench *bench, struct cst_team *team)
+{
+    return measure_upcast(bench, team) + measure_step(bench, team) + measure_downcast(bench, team);
 }
 
 static int by_value(const void *a, const void *b)
@@ -423,16 +432,19 @@ static void run_all(struct bench *bench, struct cst_team *team)
         {.name = "best pass again"},
         {.name = "update: fused, tiles with undo and marks", .measure = measure_update},
         {.name = "three passes: upcast, step, downcast", .measure = measure_three},
-        {.name = "  a step on fp32 gradients alone", .measure = measure_step},
+        {.name = "  upcast alone", .measure = measure_upcast},
+        {.name = "  step on fp32 gradients alone", .measure = measure_step},
+        {.name = "  downcast alone", .measure = measure_downcast},
     };
     const struct options *options = bench->options;
-    double medians[4];
+    const unsigned n = sizeof figures / sizeof figures[0];
+    double medians[sizeof figures / sizeof figures[0]];
 
     printf("%-52s %10s %10s %6s\n", "ns per parameter", "median", "least", "runs");
     figures[0] = best_pass(bench, team, passes, add_passes(passes));
-    take_turns(bench, team, figures, 4, options->runs);
+    take_turns(bench, team, figures, n, options->runs);
     printf("\n");
-    for (int i = 0; i < 4; i++) {
+    for (unsigned i = 0; i < n; i++) {
         medians[i] = print_figure(&figures[i], options->runs);
     }
     printf("\nupdate_vs_pass          %.3f  (at most 1.10)\n", medians[1] / medians[0]);
