@@ -80,17 +80,17 @@ void gpt_layers_close(struct gpt_layers *layers)
 
 /* What one call works on; each body below takes the pointers that its function uses. */
 struct work {
-    const struct gpt_layers *layers;
-    size_t rows, width, context;
-    const float *x, *dy, *mean, *rstd;
-    const uint16_t *w, *b;
-    const uint8_t *tokens;
-    float *y, *kept_mean, *kept_rstd;
-    void *operand;
-    const struct gpt_attention_shape *shape;
-    float *dwte, *dwpe;
-    float scale;
-    bool accumulate;
+    const struct gpt_layers *layers;         /* of the rank */
+    size_t rows, width, context;             /* of the arrays below; positions of a sequence */
+    const float *x, *dy, *mean, *rstd;       /* fp32 in */
+    const uint16_t *w, *b;                   /* bf16 in */
+    const uint8_t *tokens;                   /* in: one per row */
+    float *y, *kept_mean, *kept_rstd;        /* fp32 out */
+    void *operand;                           /* operand out (attention backward: in) */
+    const struct gpt_attention_shape *shape; /* of attention */
+    float *dwte, *dwpe;                      /* fp32 out, of the embedding */
+    float scale;                             /* of the loss's gradient */
+    bool accumulate;                         /* of put */
 };
 
 static void *operand_at(const struct work *k, size_t row)

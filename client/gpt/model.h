@@ -18,30 +18,30 @@
 enum gpt_op_kind { GPT_OP_EMBED, GPT_OP_QKV, GPT_OP_PROJ, GPT_OP_FC, GPT_OP_FCPROJ, GPT_OP_HEAD };
 
 struct gpt_tensor {
-    char name[32];
-    int64_t shape[2];
-    uint32_t n_dims;
-    uint64_t n_elems;
+    char name[32];     /* "h3.fc.w" */
+    int64_t shape[2];  /* rows (in), columns (out); a vector: its length */
+    uint32_t n_dims;   /* 1 or 2 */
+    uint64_t n_elems;  /* product of shape */
     float decay_scale; /* 1 for matrices, 0 for biases, norms and embeddings */
     float mean;        /* of the initial weights */
     float deviation;   /* of the initial weights */
 };
 
 struct gpt_operator {
-    char name[32];
-    enum gpt_op_kind kind;
-    uint32_t layer; /* of a block's operator */
-    int tensors[GPT_MAX_OP_TENSORS];
-    uint32_t n_tensors;
+    char name[32];                   /* "h3.fc" */
+    enum gpt_op_kind kind;           /* what it computes */
+    uint32_t layer;                  /* of a block's operator, from 0 */
+    int tensors[GPT_MAX_OP_TENSORS]; /* numbers, in the order above */
+    uint32_t n_tensors;              /* of them */
 };
 
 struct gpt_model {
-    uint32_t layers, heads, width, context;
-    struct gpt_tensor *tensors;
-    uint32_t n_tensors;
-    struct gpt_operator *operators;
-    uint32_t n_operators;
-    uint64_t n_params;
+    uint32_t layers, heads, width, context; /* as in gpt_options */
+    struct gpt_tensor *tensors;             /* in order of declaration */
+    uint32_t n_tensors;                     /* of them */
+    struct gpt_operator *operators;         /* in order of the forward pass */
+    uint32_t n_operators;                   /* of them */
+    uint64_t n_params;                      /* elements of all tensors */
 };
 
 /* CST_ENOMEM. gpt_model_close frees. */

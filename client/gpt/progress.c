@@ -116,9 +116,10 @@ int gpt_progress_step(struct gpt_progress *p, const struct gpt_progress_step *st
     p->last_loss = step->result->loss;
     if (p->n_steps++ == 0) {
         p->first_loss = step->result->loss;
-    } else { /* the first step also makes the primitives */
-        p->pace = p->pace > 0 ? 0.9 * p->pace + 0.1 * seconds : seconds;
     }
+    /* The first step also makes the products' code: it does not count as soon as there is a second.
+     */
+    p->pace = p->n_steps <= 2 ? seconds : 0.9 * p->pace + 0.1 * seconds;
     if (!p->quiet &&
         (p->terminal ? t - p->drawn >= DRAW_SECONDS || step->result->step == p->last_step
                      : p->n_steps == 1 || step->result->step % PLAIN_STEPS == 0)) {

@@ -17,9 +17,10 @@ struct gpt_progress {
     double begun;         /* seconds, monotonic clock */
     double drawn;         /* when the line was drawn last */
     double stepped;       /* when the last step ended */
-    double pace;          /* seconds per step, a moving average; 0: not known yet */
-    double first_loss, last_loss;
-    uint64_t n_steps; /* of this run */
+    double pace;          /* seconds per step, a moving average */
+    double first_loss;    /* of the first step of this run */
+    double last_loss;     /* of the last one */
+    uint64_t n_steps;     /* of this run */
 };
 
 /* One committed step. */

@@ -12,16 +12,16 @@
 #include <stdlib.h>
 
 struct worker {
-    const struct gpt_options *options;
+    const struct gpt_options *options; /* shared by all ranks, as are model and data */
     const struct gpt_model *model;
     const struct gpt_data *data;
-    struct gpt_local *local; /* NULL: the daemon's */
-    uint32_t rank;
-    unsigned threads;
-    bool bf16;
-    pthread_t thread;
-    int rc;
-    struct cst_err err;
+    struct gpt_local *local; /* the states; NULL: the daemon's */
+    uint32_t rank;           /* this one */
+    unsigned threads;        /* compute threads */
+    bool bf16;               /* operands of products */
+    pthread_t thread;        /* where local is used */
+    int rc;                  /* how it ended */
+    struct cst_err err;      /* words for rc */
 };
 
 static unsigned usable_cores(void)

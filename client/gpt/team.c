@@ -6,9 +6,9 @@
 #include <stdlib.h>
 
 struct member {
-    struct gpt_team *team;
-    pthread_t thread;
-    unsigned number;
+    struct gpt_team *team; /* its own */
+    pthread_t thread;      /* started */
+    unsigned number;       /* from 0 */
 };
 
 struct gpt_team {
@@ -16,10 +16,10 @@ struct gpt_team {
     pthread_cond_t work, done; /* a pass begins; the last member ended it */
     uint64_t pass;             /* counts passes; what members wait to change */
     unsigned n_busy;           /* members that have not ended the pass */
-    bool stop;
-    gpt_team_fn fn; /* of the pass */
-    void *arg;
-    unsigned n_members; /* started */
+    bool stop;                 /* members end */
+    gpt_team_fn fn;            /* of the pass */
+    void *arg;                 /* of the pass */
+    unsigned n_members;        /* started */
     struct member members[];
 };
 

@@ -5,6 +5,7 @@
 #include "client/gpt/progress.h"
 #include "client/gpt/sample.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -12,14 +13,14 @@
 #define WRITE_ELEMS 65536 /* of initial weights at a time */
 
 struct train {
-    const struct gpt_options *options;
+    const struct gpt_options *options; /* borrowed, as all down to store */
     const struct gpt_model *model;
     const struct gpt_data *data;
     struct gpt_store *store;
-    uint32_t rank;
-    struct gpt_pass pass;
-    struct gpt_progress progress;
-    FILE *losses; /* --loss-file of rank 0 or of a process; NULL: none */
+    uint32_t rank;                /* this one */
+    struct gpt_pass pass;         /* its activations */
+    struct gpt_progress progress; /* its words */
+    FILE *losses;                 /* --loss-file of rank 0 or of a process; NULL: none */
 };
 
 double gpt_train_lr(const struct gpt_options *o, uint64_t step)
@@ -158,7 +159,12 @@ static int print_sample(struct train *t, struct cst_err *err)
     rc = gpt_sample(&t->pass, t->store, o->prompt, o->seed, o->temperature, o->sample, text, err);
     if (rc == 0) {
         (void)printf("sample:\n%s", o->prompt);
-        (void)fwrite(text, 1, o->sample, stdout);
+        for (uint64_t i = 0; i < o->sample; i++) { /* no control codes: a terminal may obey them */
+            const bool text_byte =
+                text[i] == '\n' || text[i] == '\t' || !iscntrl((unsigned char)text[i]);
+
+            (void)putchar(text_byte ? text[i] : '.');
+        }
         (void)printf("\n");
     }
     free(text);
