@@ -59,20 +59,31 @@ static int set_bytes(struct cst_config *config, const char *value, void *field, 
     return cst_size_parse(value, config->memory_bytes, field, err);
 }
 
-static int set_seconds(struct cst_config *config, const char *value, void *field,
-                       struct cst_err *err)
+static int set_time(const char *value, uint32_t max, uint32_t *out, struct cst_err *err)
 {
-    uint32_t seconds;
-    int rc = cst_size_parse_seconds(value, 366 * 86400, &seconds, err);
+    uint32_t seconds = 0;
+    int rc = cst_size_parse_seconds(value, max, &seconds, err);
 
-    (void)config;
     if (rc == CST_OK && seconds == 0) {
         rc = cst_err_set(err, CST_EINVAL, "'%s': a time must be at least 1 s", value);
     }
     if (rc == CST_OK) {
-        *(uint32_t *)field = seconds;
+        *out = seconds;
     }
     return rc;
+}
+
+static int set_life(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    (void)config;
+    return set_time(value, 366 * 86400, field, err);
+}
+
+/* Milliseconds of it fit in 32 bits. */
+static int set_wait(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    (void)config;
+    return set_time(value, 30 * 86400, field, err);
 }
 
 static int set_threads(struct cst_config *config, const char *value, void *field,
@@ -172,8 +183,8 @@ static const struct row {
     {"engine", "threads", set_threads, offsetof(struct cst_config, threads)},
     {"engine", "copy_threads", set_threads, offsetof(struct cst_config, copy_threads)},
     {"engine", "program", set_path, offsetof(struct cst_config, engine)},
-    {"job", "ttl", set_seconds, offsetof(struct cst_config, ttl_s)},
-    {"job", "timeout", set_seconds, offsetof(struct cst_config, timeout_s)},
+    {"job", "ttl", set_life, offsetof(struct cst_config, ttl_s)},
+    {"job", "timeout", set_wait, offsetof(struct cst_config, timeout_s)},
     {"job", "max_jobs", set_limit, offsetof(struct cst_config, max_jobs)},
     {"job", "max_sessions", set_limit, offsetof(struct cst_config, max_sessions)},
     {"job", "credits", set_limit, offsetof(struct cst_config, credits)},

@@ -159,7 +159,7 @@ static void arm(struct cst_job *job, uint64_t now)
         (void)uv_timer_stop(&job->deadline);
     } else {
         (void)uv_timer_start(&job->deadline, on_deadline,
-                             deadline > now ? (deadline - now) / 1000000 + 1 : 0, 0);
+                             deadline > now ? (deadline - now) / 1000000 + 1 : 1, 0);
     }
 }
 

@@ -57,27 +57,34 @@ static const char *level_name(enum cst_log_level level)
     return "?";
 }
 
+/* What comes before the words: the journal's level, or our name. */
+static size_t write_head(enum cst_log_level level, char *out, size_t n)
+{
+    if (journal) {
+        (void)snprintf(out, n, "<%d>", (int)level);
+    } else if (level <= CST_LOG_WARNING) {
+        (void)snprintf(out, n, "cisternd: %s: ", level_name(level));
+    } else {
+        (void)snprintf(out, n, "cisternd: ");
+    }
+    return strlen(out);
+}
+
 void cst_log(enum cst_log_level level, const char *fmt, ...)
 {
     char line[1024];
-    int head, body;
-    size_t n;
+    size_t head, n;
     va_list ap;
 
     if (level > threshold) {
         return;
     }
-    head = journal ? snprintf(line, sizeof line, "<%d>", (int)level)
-                   : snprintf(line, sizeof line, "cisternd: %s%s",
-                              level <= CST_LOG_WARNING ? level_name(level) : "",
-                              level <= CST_LOG_WARNING ? ": " : "");
-    n = (size_t)head;
+    head = write_head(level, line, sizeof line);
     va_start(ap, fmt);
-    body = vsnprintf(line + n, sizeof line - n - 1, fmt, ap);
+    (void)vsnprintf(line + head, sizeof line - head - 1, fmt, ap);
     va_end(ap);
     n = strlen(line);
-    (void)body;
-    for (size_t i = (size_t)head; i < n; i++) {
+    for (size_t i = head; i < n; i++) {
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f) {
             line[i] = '?';
         }

@@ -155,6 +155,7 @@ START_TEST(nonsense_values_are_refused)
         {"job", "ttl = 0", "at least 1 s"},
         {"job", "ttl = 1y", "is not a time"},
         {"job", "ttl = 99999d", "is not a time"},
+        {"job", "timeout = 50d", "at most 2592000 s"},
         {"job", "max_jobs = 0", "a number from 1"},
         {"job", "credits = 99999", "a number from 1 to 1024"},
     };

@@ -1,0 +1,231 @@
+/* daemon/commands: what an engine has not completed, packed for the wire, found by ticket, sent
+ * again after a death. */
+#include "daemon/commands.h"
+#include "proto/engine.pb-c.h"
+#include "proto/frame.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct cst_commands commands;
+static struct cst_err err;
+
+static void setup(void)
+{
+    cst_commands_init(&commands);
+}
+
+static void teardown(void)
+{
+    cst_commands_close(&commands);
+}
+
+static void add_copy(uint64_t ticket)
+{
+    struct cst_command c = {.kind = CST_COMMAND_COPY,
+                            .ticket = ticket,
+                            .n_src = 1,
+                            .n_dst = 1,
+                            .src = {{.segment = 1, .offset = ticket}},
+                            .dst = {{.segment = 2, .offset = 3}},
+                            .bytes = 4096};
+
+    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
+}
+
+/* Pack what is unsent into at most @max bytes; the caller's, may have no commands. */
+static Engine__Submit *pack(size_t max, struct cst_commands_item **upto)
+{
+    static uint8_t body[CST_FRAME_MAX_BODY];
+    size_t n = cst_commands_pack(&commands, body, max, upto);
+    Engine__Submit *submit = engine__submit__unpack(NULL, n, body);
+
+    ck_assert_uint_le(n, max);
+    ck_assert_ptr_nonnull(submit);
+    return submit;
+}
+
+/* Everything that is unsent is exactly the tickets @first .. @last, in order; it counts as sent
+ * then. */
+static void expect_sent(uint64_t first, uint64_t last)
+{
+    struct cst_commands_item *upto = NULL;
+    Engine__Submit *submit = pack(CST_FRAME_MAX_BODY, &upto);
+
+    ck_assert_uint_eq(submit->n_commands, last - first + 1);
+    for (size_t i = 0; i < submit->n_commands; i++) {
+        ck_assert_uint_eq(submit->commands[i]->ticket, first + i);
+    }
+    engine__submit__free_unpacked(submit, NULL);
+    cst_commands_sent(&commands, upto);
+}
+
+/* Every field of every kind arrives at the other side. */
+START_TEST(commands_are_packed_whole)
+{
+    struct cst_command c = {.kind = CST_COMMAND_UPDATE,
+                            .priority = CST_PRIORITY_EVICTION,
+                            .ticket = UINT64_C(7) << 40,
+                            .after = {5, 6},
+                            .n_after = 2,
+                            .table = 8,
+                            .chunk = 9,
+                            .mark = 10,
+                            .hyper = {.lr = 1.5f,
+                                      .beta1 = 2.5f,
+                                      .beta2 = 3.5f,
+                                      .eps = 4.5f,
+                                      .weight_decay = 5.5f,
+                                      .grad_scale = 6.5f}};
+    struct cst_command r = {
+        .kind = CST_COMMAND_REDUCE, .ticket = 2, .n_src = CST_CORE_MAX_WORLD, .mark = 3};
+    struct cst_commands_item *upto;
+    Engine__Submit *submit;
+    const Engine__Command *got;
+
+    for (uint32_t i = 0; i < r.n_src; i++) {
+        r.src[i] = (struct cst_place){.segment = i + 1, .offset = UINT64_C(1) << i};
+    }
+    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
+    ck_assert_int_eq(cst_commands_add(&commands, &r, &err), CST_OK);
+    submit = pack(CST_FRAME_MAX_BODY, &upto);
+    ck_assert_uint_eq(submit->n_commands, 2);
+    got = submit->commands[0];
+    ck_assert_int_eq(got->kind, ENGINE__COMMAND_KIND__UPDATE);
+    ck_assert_int_eq(got->priority, ENGINE__PRIORITY__EVICTION);
+    ck_assert_uint_eq(got->ticket, c.ticket);
+    ck_assert_uint_eq(got->n_after, 2);
+    ck_assert_uint_eq(got->after[1], 6);
+    ck_assert_uint_eq(got->table, 8);
+    ck_assert_uint_eq(got->chunk, 9);
+    ck_assert_uint_eq(got->mark, 10);
+    ck_assert(got->hyper->lr == 1.5f && got->hyper->beta1 == 2.5f && got->hyper->beta2 == 3.5f);
+    ck_assert(got->hyper->eps == 4.5f && got->hyper->weight_decay == 5.5f &&
+              got->hyper->grad_scale == 6.5f);
+    got = submit->commands[1];
+    ck_assert_uint_eq(got->n_src, CST_CORE_MAX_WORLD);
+    ck_assert_uint_eq(got->src[63]->segment, 64);
+    ck_assert_uint_eq(got->src[63]->offset, UINT64_C(1) << 63);
+    ck_assert_ptr_null(got->hyper);
+    engine__submit__free_unpacked(submit, NULL);
+}
+END_TEST
+
+/* What is unsent goes out once, in order of submission; what comes later, next. */
+START_TEST(commands_go_out_in_order)
+{
+    for (uint64_t t = 1; t <= 100; t++) {
+        add_copy(t);
+    }
+    expect_sent(1, 100);
+    ck_assert_ptr_null(commands.unsent);
+    add_copy(101);
+    expect_sent(101, 101);
+}
+END_TEST
+
+/* A frame takes as many as fit; the rest stays for the next one. What was packed and not sent is
+ * packed again. */
+START_TEST(frames_are_filled)
+{
+    struct cst_commands_item *upto;
+    Engine__Submit *submit;
+    uint64_t next = 1;
+
+    for (uint64_t t = 1; t <= 100; t++) {
+        add_copy(t);
+    }
+    for (unsigned frames = 0; commands.unsent != NULL; frames++) {
+        ck_assert_uint_lt(frames, 100);
+        engine__submit__free_unpacked(pack(500, &upto), NULL);
+        submit = pack(500, &upto);
+        ck_assert_uint_gt(submit->n_commands, 5);
+        for (size_t i = 0; i < submit->n_commands; i++) {
+            ck_assert_uint_eq(submit->commands[i]->ticket, next++);
+        }
+        engine__submit__free_unpacked(submit, NULL);
+        cst_commands_sent(&commands, upto);
+    }
+    ck_assert_uint_eq(next, 101);
+}
+END_TEST
+
+/* After a death everything that has not completed goes out again, in the same order, and nothing
+ * that has. */
+START_TEST(what_is_left_goes_out_again)
+{
+    for (uint64_t t = 1; t <= 10; t++) {
+        add_copy(t);
+    }
+    expect_sent(1, 10);
+    for (uint64_t t = 1; t <= 4; t++) {
+        ck_assert(cst_commands_remove(&commands, t));
+    }
+    ck_assert(!cst_commands_remove(&commands, 4));
+    ck_assert(!cst_commands_remove(&commands, 99));
+    ck_assert_uint_eq(commands.n, 6);
+    cst_commands_rewind(&commands);
+    expect_sent(5, 10);
+}
+END_TEST
+
+/* Tickets that fall into one bucket are told apart. */
+START_TEST(buckets_hold_many)
+{
+    uint64_t ticket;
+
+    for (uint64_t t = 0; t < 5; t++) {
+        add_copy(1 + t * CST_COMMANDS_BUCKETS);
+    }
+    for (uint64_t t = 0; t < 5; t += 2) {
+        ck_assert(cst_commands_remove(&commands, 1 + t * CST_COMMANDS_BUCKETS));
+    }
+    ck_assert(cst_commands_first(&commands, &ticket));
+    ck_assert_uint_eq(ticket, 1 + CST_COMMANDS_BUCKETS);
+    ck_assert(cst_commands_remove(&commands, 1 + CST_COMMANDS_BUCKETS));
+    ck_assert(cst_commands_remove(&commands, 1 + 3 * CST_COMMANDS_BUCKETS));
+    ck_assert(!cst_commands_first(&commands, &ticket));
+}
+END_TEST
+
+/* A job that goes takes its own commands along, sent or not, and no other's. */
+START_TEST(a_job_is_forgotten)
+{
+    const uint64_t one = UINT64_C(1) << 40, two = UINT64_C(2) << 40;
+
+    add_copy(one);
+    expect_sent(one, one);
+    add_copy(two);
+    expect_sent(two, two);
+    add_copy(one + 1);
+    add_copy(two + 1);
+    cst_commands_forget(&commands, 40, 1);
+    ck_assert_uint_eq(commands.n, 2);
+    ck_assert(!cst_commands_remove(&commands, one));
+    expect_sent(two + 1, two + 1);
+    cst_commands_rewind(&commands);
+    expect_sent(two, two + 1);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("commands");
+    TCase *tc = tcase_create("commands");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    suite_add_tcase(suite, tc);
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, commands_are_packed_whole);
+    tcase_add_test(tc, commands_go_out_in_order);
+    tcase_add_test(tc, frames_are_filled);
+    tcase_add_test(tc, what_is_left_goes_out_again);
+    tcase_add_test(tc, buckets_hold_many);
+    tcase_add_test(tc, a_job_is_forgotten);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
