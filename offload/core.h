@@ -90,20 +90,20 @@ struct cst_command {
 /* -- events --------------------------------------------------------------------------------- */
 
 enum cst_event_kind {
-    CST_EV_ATTACH,       /* rank has a worker (again) */
+    CST_EV_ATTACH,       /* rank has a worker (again). After HANGUP without DEAD: the same process, whose quarantine lasts until its SYNC */
     CST_EV_HANGUP,       /* rank's connection is gone, its process perhaps not: grant nothing more, its blocks are quarantined */
     CST_EV_DEAD,         /* rank's process is gone: reclaim. After HANGUP or alone */
     CST_EV_LEAVE,        /* rank goes in good order, tag */
     CST_EV_SYNC,         /* rank, tag */
     CST_EV_FETCH_WEIGHT, /* rank, tag, attempt, chunk, ahead */
     CST_EV_FETCH_GRAD,   /* rank, tag, attempt, chunk, ahead */
-    CST_EV_RELEASE,      /* rank, tag, attempt, chunk, generation */
+    CST_EV_RELEASE,      /* rank, tag, attempt, chunk, generation. Of a gradient: changes nothing, it is leased until it is handed in */
     CST_EV_HAND_IN,      /* rank, tag, attempt, chunk, generation: REDUCE_SCATTER */
     CST_EV_PREFETCH,     /* rank, tag, attempt, chunk */
     CST_EV_EVICT,        /* rank, tag, attempt, chunk */
-    CST_EV_STEP,         /* rank, tag, attempt, hyper, loss */
-    CST_EV_READ,         /* tag, tensor, row, first, n_elems, place (staging): any time after commit */
-    CST_EV_WRITE,        /* same; EBUSY while a step is running (between SYNC and its end), unless no SYNC was ever done */
+    CST_EV_STEP,         /* rank, tag, attempt, hyper, loss. Ends the rank's waiting fetches and open gradients; nothing more of the step is granted */
+    CST_EV_READ,         /* tag, tensor, row, first, n_elems, place (staging): any time; EBUSY: a grad row that holds a contribution, no sum */
+    CST_EV_WRITE,        /* same; EBUSY once a rank has fetched, handed in or asked for the step, until the commit or the attempt's end */
     CST_EV_CANCEL,       /* rank, tag, cancel (the tag to cancel): its reply comes first, then this one's */
     CST_EV_DONE,         /* ticket, status, value */
     CST_EV_TICK,         /* nothing but the time */
@@ -174,7 +174,12 @@ void cst_actions_close(struct cst_actions *actions);
 int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err);
 void cst_core_close(struct cst_core *core);
 
-/* Digest @event. @actions is emptied first. Carry the actions out in order. Never fails: what is wrong with a request is in its reply. */
+/* Digest @event. @actions is emptied first. Carry the actions out in order. Never fails: what is wrong with a request is in its reply. Give the
+ * same @actions each time: room in it is kept for what is under way, so that only a new request can be short of memory (CST_ENOMEM).
+ *
+ * Ends of waits: DONE of every command; else peer_timeout_ns, at which a SYNC names the missing ranks, a STEP does and ends the attempt, and a
+ * fetch that waits for a block says where the blocks are. With three ranks and more, a pool near min_blocks and ranks that open different
+ * gradients, that last deadline can be what ends the step: a gradient handed in leaves a pool only for its chunk's one grad row. */
 void cst_core_step(struct cst_core *core, const struct cst_event *event, struct cst_actions *actions);
 
 /* When the core next wants a TICK at the latest (ns), or CST_CORE_NEVER. */

@@ -330,7 +330,6 @@ static void answer_steps(struct cst_core *core, const struct cst_clip *clip, dou
         cst_requests_remove(&core->requests, r->step);
         r->step = CST_NO_REQUEST;
         if (reply != NULL) {
-            reply->attempt = core->attempt;
             reply->step = core->step;
             reply->skipped = !clip->finite;
             reply->grad_norm = clip->grad_norm;

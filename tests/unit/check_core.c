@@ -500,9 +500,11 @@ START_TEST(whole_step)
     rig_open(&rig, 4, 2, 3, 1);
     rig_start(&rig, 2);
     for (int i = 0; i < 3; i++) {
+        rig.now += 1000;
         rig_whole_step(&rig, 4, 2);
     }
     rig_drain(&rig);
+    ck_assert_uint_eq(core_stats().last_step_ns, 1000);
     ck_assert_uint_eq(core_stats().step, 3);
     ck_assert_uint_eq(core_stats().adam_step, 3);
     ck_assert_uint_eq(core_stats().commands_in_flight, 0);

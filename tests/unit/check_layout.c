@@ -311,6 +311,19 @@ START_TEST(big_segments)
 }
 END_TEST
 
+/* However much memory there is, a chunk's fp32 row fits a segment. */
+START_TEST(chunks_have_a_limit)
+{
+    for (uint32_t i = 0; i < 16; i++) {
+        tensor(CST_LAYOUT_MAX_CHUNK_ELEMS / 2 - 5000);
+        use(1, (uint32_t[]){i});
+    }
+    ck_assert_int_eq(build(0, UINT64_C(1) << 40, 1), CST_OK);
+    check_layout();
+    ck_assert_uint_le(layout.capacity, CST_LAYOUT_MAX_CHUNK_ELEMS);
+}
+END_TEST
+
 /* 65536 tensors of many sizes are laid out, with the capacity chosen. */
 START_TEST(many_tensors)
 {
@@ -372,6 +385,7 @@ static Suite *suite(void)
     tcase_add_test(tc, arena_bytes);
     tcase_add_test(tc, nodes);
     tcase_add_test(tc, big_segments);
+    tcase_add_test(tc, chunks_have_a_limit);
     tcase_add_test(tc, many_tensors);
     tcase_add_test(tc, refusals);
     tcase_add_test(tc, tiny);
