@@ -7,15 +7,15 @@
 #define MAX_ITEMS 2048
 
 struct cst_batch {
-    struct cst_call call; /* first: the call's callback finds the batch by it */
-    struct cst_job *job;
-    struct cst_batch *next; /* in job->batches */
-    bool in_flight;
-    bool awaited;         /* by the pending call */
-    uint32_t lease_epoch; /* when it was sent */
-    uint32_t n_items;
-    uint32_t capacity; /* of items */
-    struct cst_lease_item *items;
+    struct cst_call call;         /* first: the call's callback finds the batch by it */
+    struct cst_job *job;          /* owns it */
+    struct cst_batch *next;       /* in job->batches */
+    bool in_flight;               /* else it is free to use */
+    bool awaited;                 /* by the pending call */
+    uint32_t lease_epoch;         /* when it was sent */
+    uint32_t n_items;             /* entries in items */
+    uint32_t capacity;            /* of items */
+    struct cst_lease_item *items; /* what was asked, in order; owned */
 };
 
 static bool is_fetch(const struct cst_lease_item *item)

@@ -16,7 +16,7 @@
 enum cst_call_state { CST_CALL_IDLE, CST_CALL_QUEUED, CST_CALL_SENT, CST_CALL_DONE };
 
 struct cst_call {
-    enum cst_call_state state;
+    enum cst_call_state state;                    /* as drawn above */
     uint16_t type;                                /* of the request */
     uint16_t reply_type;                          /* of the reply that is not an Error */
     const ProtobufCMessageDescriptor *reply_form; /* of the reply's body; NULL: it has none */

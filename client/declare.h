@@ -15,34 +15,34 @@
 #define CST_DECLARE_MAX_ELEMS (1ll << 40)
 
 struct cst_declare_tensor {
-    char name[CST_DECLARE_NAME_BYTES];
-    int64_t shape[CST_DECLARE_MAX_DIMS];
-    uint32_t n_dims;
-    uint32_t dtype;    /* enum cst_dtype */
-    uint64_t n_elems;  /* product of shape */
-    float lr_scale;    /* multiplies lr */
-    float decay_scale; /* multiplies weight_decay */
+    char name[CST_DECLARE_NAME_BYTES];   /* NUL-terminated */
+    int64_t shape[CST_DECLARE_MAX_DIMS]; /* elements, outermost first */
+    uint32_t n_dims;                     /* entries in shape */
+    uint32_t dtype;                      /* enum cst_dtype */
+    uint64_t n_elems;                    /* product of shape */
+    float lr_scale;                      /* multiplies lr */
+    float decay_scale;                   /* multiplies weight_decay */
 };
 
 struct cst_declare_operator {
-    char name[CST_DECLARE_NAME_BYTES];
-    uint32_t *tensors; /* numbers; owned */
-    uint32_t n_tensors;
+    char name[CST_DECLARE_NAME_BYTES]; /* NUL-terminated */
+    uint32_t *tensors;                 /* numbers; owned */
+    uint32_t n_tensors;                /* entries in tensors */
 };
 
 /* Open addressing: a slot holds a number + 1, or 0. */
 struct cst_declare_names {
-    uint32_t *slots;
+    uint32_t *slots;  /* n_slots of them; owned */
     uint32_t n_slots; /* a power of two, or 0 */
-    uint32_t n_used;
+    uint32_t n_used;  /* names in it */
 };
 
 struct cst_declare {
-    struct cst_declare_tensor *tensors;
-    struct cst_declare_operator *operators; /* in the order of the forward pass */
-    uint32_t n_tensors, n_operators;
-    uint32_t tensor_capacity, operator_capacity;
-    struct cst_declare_names tensor_names, operator_names;
+    struct cst_declare_tensor *tensors;                    /* by number; owned */
+    struct cst_declare_operator *operators;                /* in the order of the forward pass */
+    uint32_t n_tensors, n_operators;                       /* declared */
+    uint32_t tensor_capacity, operator_capacity;           /* entries allocated */
+    struct cst_declare_names tensor_names, operator_names; /* to find repeats */
     uint32_t *stamp;   /* per tensor: last operator + 1 that named it, for repeats */
     uint32_t n_stamps; /* entries in stamp */
 };

@@ -27,7 +27,7 @@ enum cst_pending_kind {
 
 /* The call that a try form has begun and not finished, with the arguments that must come again. */
 struct cst_pending {
-    enum cst_pending_kind kind;
+    enum cst_pending_kind kind;     /* NONE: nothing is pending */
     bool sent;                      /* BEGIN: the batch; STEP: the hand-ins */
     int op;                         /* BEGIN */
     bool backward;                  /* BEGIN */
@@ -45,7 +45,7 @@ enum cst_commit_phase {
 };
 
 struct cst_commit {
-    enum cst_commit_phase phase;
+    enum cst_commit_phase phase;      /* the one to do now */
     struct cst_declare_cursor cursor; /* DECLARE: what is accepted */
     struct cst_declare_cursor asked;  /* DECLARE: what is accepted when the reply comes */
     uint32_t n_placed;                /* LAYOUT: tensors whose place is known */
@@ -53,18 +53,18 @@ struct cst_commit {
 };
 
 struct cst_job {
-    struct cst_client *client;
-    char name[CST_DECLARE_NAME_BYTES];
-    uint32_t rank;
-    uint32_t world;
-    bool left;        /* cst_job_leave was called */
-    bool initialised; /* a sync has completed in the job's life */
-    bool synced;      /* by this worker: attempt is valid */
-    uint64_t steps;   /* committed, as last heard */
-    uint64_t attempt; /* goes into Batch and Step */
-    struct cst_declare declare;
-    struct cst_err declare_err; /* of the last cst_tensor or cst_operator that failed */
-    struct cst_commit commit;
+    struct cst_client *client;            /* owns this job */
+    char name[CST_DECLARE_NAME_BYTES];    /* NUL-terminated */
+    uint32_t rank;                        /* 0..world-1 */
+    uint32_t world;                       /* ranks */
+    bool left;                            /* cst_job_leave was called */
+    bool initialised;                     /* a sync has completed in the job's life */
+    bool synced;                          /* by this worker: attempt is valid */
+    uint64_t steps;                       /* committed, as last heard */
+    uint64_t attempt;                     /* goes into Batch and Step */
+    struct cst_declare declare;           /* tensors and operators */
+    struct cst_err declare_err;           /* of the last cst_tensor or cst_operator that failed */
+    struct cst_commit commit;             /* how far it has come */
     struct cst_plan plan;                 /* from COMMIT_LAYOUT on */
     uint32_t n_slabs;                     /* of the pool */
     struct cst_segment *slabs;            /* n_slabs */
@@ -72,7 +72,7 @@ struct cst_job {
     uint32_t *tensor_chunk;               /* per tensor */
     uint64_t *tensor_offset;              /* per tensor: elements from its chunk's start */
     struct cst_lease_operator *operators; /* borrow the declaration's lists */
-    struct cst_leases leases;
+    struct cst_leases leases;             /* valid from COMMIT_DONE on */
     struct cst_err void_step;  /* status != 0: the step under way is void until cst_sync, and why */
     uint32_t lease_epoch;      /* grows with each sync: replies from before are dropped */
     struct cst_batch *batches; /* all batches, in flight or not */
@@ -80,8 +80,8 @@ struct cst_job {
     struct cst_err awaited;    /* first failure among them */
     int begun;                 /* operator, or -1 */
     bool begun_backward;       /* its direction */
-    struct cst_pending pending;
-    struct cst_call call; /* of the pending call, commit, sync and step */
+    struct cst_pending pending; /* the call to repeat */
+    struct cst_call call;       /* of the pending call, commit, sync and step */
 };
 
 /* Free @job and unmap its memory (not in a forked child). NULL is allowed. The connection is over.

@@ -31,61 +31,61 @@ enum cst_lease_kind {
 enum cst_lease_state { CST_LEASE_FREE, CST_LEASE_ASKED, CST_LEASE_HELD };
 
 struct cst_lease {
-    enum cst_lease_state state;
-    uint32_t slab;       /* where the block is, when HELD */
-    uint64_t offset;     /* bytes in the slab */
-    uint64_t generation; /* names the lease when it is given back */
+    enum cst_lease_state state; /* the rest counts when HELD */
+    uint32_t slab;              /* where the block is, when HELD */
+    uint64_t offset;            /* bytes in the slab */
+    uint64_t generation;        /* names the lease when it is given back */
 };
 
 struct cst_lease_item {
-    enum cst_lease_kind kind;
-    uint32_t chunk;
-    bool ahead;             /* FETCH_WEIGHT: nobody waits for it yet */
-    struct cst_lease lease; /* RELEASE, REDUCE_SCATTER: the one given back */
+    enum cst_lease_kind kind; /* what is asked */
+    uint32_t chunk;           /* of which chunk */
+    bool ahead;               /* FETCH_WEIGHT: nobody waits for it yet */
+    struct cst_lease lease;   /* RELEASE, REDUCE_SCATTER: the one given back */
 };
 
 struct cst_lease_operator {
     const uint32_t *tensors; /* numbers; borrowed */
-    uint32_t n_tensors;
+    uint32_t n_tensors;      /* entries in tensors */
 };
 
 struct cst_lease_model {
     const struct cst_lease_operator *operators; /* in order of declaration; borrowed */
     const uint32_t *tensor_chunk;               /* per tensor; borrowed */
-    uint32_t n_operators;
-    uint32_t n_tensors;
-    uint32_t n_chunks; /* each of tensor_chunk is below it */
-    uint32_t n_blocks; /* in this rank's pool */
+    uint32_t n_operators;                       /* entries in operators */
+    uint32_t n_tensors;                         /* entries in tensor_chunk */
+    uint32_t n_chunks;                          /* each of tensor_chunk is below it */
+    uint32_t n_blocks;                          /* in this rank's pool */
 };
 
 struct cst_lease_chunk {
-    struct cst_lease weight;
-    struct cst_lease grad;
-    uint32_t n_uses;       /* operators' uses of all its tensors */
-    uint32_t uses_left;    /* of them, not ended in this step's backward */
-    uint32_t first_tensor; /* index into by_chunk */
-    uint32_t n_tensors;
-    uint32_t mark;  /* equals leases.mark: used by the operator looked at */
-    bool handed_in; /* in this step */
+    struct cst_lease weight; /* on its weight row */
+    struct cst_lease grad;   /* on a block for its gradients */
+    uint32_t n_uses;         /* operators' uses of all its tensors */
+    uint32_t uses_left;      /* of them, not ended in this step's backward */
+    uint32_t first_tensor;   /* index into by_chunk */
+    uint32_t n_tensors;      /* its tensors in by_chunk */
+    uint32_t mark;           /* equals leases.mark: used by the operator looked at */
+    bool handed_in;          /* in this step */
 };
 
 struct cst_leases {
-    struct cst_lease_model model;
-    struct cst_lease_chunk *chunks;
-    uint32_t *by_chunk;  /* tensor numbers, chunk by chunk */
-    uint32_t *op_first;  /* per operator: index into op_chunks; one more at the end */
-    uint32_t *op_chunks; /* an operator's chunks, without repeats */
+    struct cst_lease_model model;   /* copied; its arrays are borrowed */
+    struct cst_lease_chunk *chunks; /* model.n_chunks of them */
+    uint32_t *by_chunk;             /* tensor numbers, chunk by chunk */
+    uint32_t *op_first;             /* per operator: index into op_chunks; one more at the end */
+    uint32_t *op_chunks;            /* an operator's chunks, without repeats */
     uint32_t *ahead; /* per place on the way: the first later chunk that it does not use, or NONE */
-    uint32_t *ahead_at; /* per place: where on the way that is */
-    bool *written;      /* per tensor: has a gradient of this step */
-    bool *op_done;      /* per operator: its backward ended in this step */
-    uint32_t *held;     /* chunks whose weight is HELD or ASKED */
-    uint32_t *open;     /* chunks whose grad is HELD or ASKED */
-    uint32_t n_held, n_open;
+    uint32_t *ahead_at;           /* per place: where on the way that is */
+    bool *written;                /* per tensor: has a gradient of this step */
+    bool *op_done;                /* per operator: its backward ended in this step */
+    uint32_t *held;               /* chunks whose weight is HELD or ASKED */
+    uint32_t *open;               /* chunks whose grad is HELD or ASKED */
+    uint32_t n_held, n_open;      /* entries in held and open */
     uint32_t asked_ahead;         /* chunk of the FETCH ahead in flight, or NONE */
     uint32_t mark;                /* see cst_lease_chunk.mark */
     struct cst_lease_item *items; /* what to send, filled by the calls below */
-    uint32_t n_items;
+    uint32_t n_items;             /* entries in items */
 };
 
 /* CST_ENOMEM. On failure nothing is held. */

@@ -18,10 +18,10 @@ struct cli {
     bool watch;                 /* --watch */
     double watch_seconds;       /* between two drawings */
     bool has_uid;               /* --uid: a job of another owner */
-    uint32_t uid;
-    uint64_t count;            /* --count: pings */
-    char **args;               /* behind the command's name */
-    struct cst_client *client; /* connected before a command runs */
+    uint32_t uid;               /* valid with has_uid */
+    uint64_t count;             /* --count: pings */
+    char **args;                /* behind the command's name */
+    struct cst_client *client;  /* connected before a command runs */
 };
 
 /* Say "cistern: words" on stderr; returns CLI_EXIT_FAILURE, so that a command can end with it. */

@@ -149,7 +149,8 @@ json_t *cli_json(const ProtobufCMessage *msg)
 
 bool cli_json_print(json_t *value)
 {
-    bool good = value != NULL && json_dumpf(value, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(15)) == 0;
+    bool good =
+        value != NULL && json_dumpf(value, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(15)) == 0;
 
     if (good) {
         (void)putchar('\n');

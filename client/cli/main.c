@@ -14,12 +14,12 @@ enum { OPT_MANAGER = 256, OPT_UID, OPT_WATCH, OPT_JSON };
 enum { USES_JSON = 1, USES_WATCH = 2, USES_UID = 4, USES_COUNT = 8 };
 
 struct command {
-    const char *name;
-    const char *args; /* as in the help */
-    const char *help;
-    int n_args;    /* that must be there */
-    unsigned uses; /* options that it takes beside the common ones */
-    int (*run)(struct cli *cli);
+    const char *name;            /* as typed */
+    const char *args;            /* as in the help */
+    const char *help;            /* one line */
+    int n_args;                  /* that must be there */
+    unsigned uses;               /* options that it takes beside the common ones */
+    int (*run)(struct cli *cli); /* returns an enum cli_exit */
 };
 
 static int version(struct cli *cli);

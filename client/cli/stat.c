@@ -11,13 +11,13 @@
 
 /* Counters of an engine at the last drawing, for rates in between. */
 struct sample {
-    uint64_t copy_bytes, update_elems, reduce_elems;
-    double copy_seconds, update_seconds, reduce_seconds;
+    uint64_t copy_bytes, update_elems, reduce_elems;     /* work done, bytes or elements */
+    double copy_seconds, update_seconds, reduce_seconds; /* time at it */
 };
 
 struct history {
     struct sample *samples; /* per engine; NULL at first */
-    size_t n_samples;
+    size_t n_samples;       /* entries in samples */
 };
 
 static struct sample sample_of(const Cistern__EngineInfo *engine)

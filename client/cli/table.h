@@ -11,11 +11,11 @@
 
 struct cli_table {
     const char *const *titles; /* borrowed; one that begins with '>' is aligned to the right */
-    unsigned n_columns;
-    char **cells; /* row by row; owned */
-    size_t n_cells;
-    size_t capacity; /* of cells */
-    bool failed;     /* out of memory: it cannot be printed */
+    unsigned n_columns;        /* titles */
+    char **cells;              /* row by row; owned */
+    size_t n_cells;            /* filled so far */
+    size_t capacity;           /* of cells */
+    bool failed;               /* out of memory: it cannot be printed */
 };
 
 /* @titles: at most CLI_TABLE_MAX_COLUMNS, ended by NULL. */

@@ -26,16 +26,16 @@ struct fake_daemon;
 typedef bool (*fake_hook)(struct fake_daemon *fake, const struct cst_frame *request, void *arg);
 
 struct fake_block {
-    bool used;
-    bool is_grad;
-    uint32_t chunk;
-    uint64_t generation;
+    bool used;           /* leased */
+    bool is_grad;        /* else weights */
+    uint32_t chunk;      /* whose */
+    uint64_t generation; /* of the lease */
 };
 
 struct fake_daemon {
     /* Set before fake_daemon_start. */
-    fake_hook hook;
-    void *hook_arg;
+    fake_hook hook;         /* sees requests first; may be NULL */
+    void *hook_arg;         /* its argument */
     uint32_t credits;       /* 0: 8 */
     uint32_t max_batch;     /* 0: 64 */
     uint32_t n_blocks;      /* 0: 6 */
@@ -43,32 +43,32 @@ struct fake_daemon {
     uint64_t corrupt;       /* not 0: random state; now and then a few bits of a reply are wrong */
 
     /* The daemon thread's; a test looks under the mutex. */
-    pthread_mutex_t mutex;
+    pthread_mutex_t mutex; /* held while a request is served */
     char log[4096]; /* items in order: W1 fetch weight, W1+ ahead, G1 fetch grad, r1 release, R1
                        hand in, S step */
     uint32_t n_requests[64]; /* by type */
-    uint32_t n_connections;
-    uint32_t n_tensors; /* declared */
-    uint64_t attempt, step;
+    uint32_t n_connections;  /* accepted */
+    uint32_t n_tensors;      /* declared */
+    uint64_t attempt, step;  /* as in Synced */
     uint16_t weight[FAKE_MAX_CHUNKS]
                    [4]; /* first elements of each chunk's first tensor, copied into blocks */
-    uint16_t *grads[FAKE_MAX_CHUNKS]; /* handed in: a chunk each */
-    Cistern__Hyper hyper;             /* of the last step */
-    struct fake_block blocks[FAKE_MAX_BLOCKS];
+    uint16_t *grads[FAKE_MAX_CHUNKS];          /* handed in: a chunk each */
+    Cistern__Hyper hyper;                      /* of the last step */
+    struct fake_block blocks[FAKE_MAX_BLOCKS]; /* of the pool */
 
     /* The thread's own. */
-    char directory[64];
-    char path[80];
-    pthread_t thread;
-    int listener;
-    int sock; /* the connection, or -1 */
-    int slab_fds[FAKE_MAX_BLOCKS];
-    char *slabs[FAKE_MAX_BLOCKS];
-    uint32_t n_slabs;
-    int staging_fd;
-    char *staging;
+    char directory[64];            /* temporary */
+    char path[80];                 /* of the socket */
+    pthread_t thread;              /* serves */
+    int listener;                  /* listening socket */
+    int sock;                      /* the connection, or -1 */
+    int slab_fds[FAKE_MAX_BLOCKS]; /* memfds of the pool */
+    char *slabs[FAKE_MAX_BLOCKS];  /* mapped */
+    uint32_t n_slabs;              /* entries in both */
+    int staging_fd;                /* memfd */
+    char *staging;                 /* mapped, staging_bytes */
     char *states; /* what reads and writes of tensors see: all rows of all tensors are this */
-    struct cst_frame_buf in;
+    struct cst_frame_buf in; /* request under way */
 };
 
 /* Start it on a socket in a new directory; fake->path. Aborts the test on failure. */

@@ -18,9 +18,9 @@
     } while (0)
 
 struct fake_job {
-    struct fake_daemon fake;
-    struct cst_client *client;
-    struct cst_job *job;
+    struct fake_daemon fake;   /* set its options before fake_job_start */
+    struct cst_client *client; /* connected to it */
+    struct cst_job *job;       /* "run7" */
 };
 
 /* Connect and open a job as rank 0 of 1. */

@@ -16,16 +16,16 @@
 #define TRAIN_NEVER UINT64_MAX
 
 struct train_tensor {
-    const char *name;
-    uint64_t n_elems;
-    uint64_t start; /* in the arrays of train_states */
-    float lr_scale, decay_scale;
+    const char *name;            /* as declared */
+    uint64_t n_elems;            /* elements */
+    uint64_t start;              /* in the arrays of train_states */
+    float lr_scale, decay_scale; /* as declared */
 };
 
 struct train_operator {
-    const char *name;
-    int tensors[TRAIN_MAX_IO];
-    uint32_t n_tensors;
+    const char *name;          /* as declared */
+    int tensors[TRAIN_MAX_IO]; /* numbers */
+    uint32_t n_tensors;        /* entries in tensors */
 };
 
 extern const struct train_tensor train_tensors[TRAIN_N_TENSORS];
@@ -33,14 +33,14 @@ extern const struct train_operator train_operators[TRAIN_N_OPERATORS];
 
 /* All states, tensor after tensor. Plain memory: compare with memcmp. */
 struct train_states {
-    float master[TRAIN_N_ELEMS];
-    float exp_avg[TRAIN_N_ELEMS];
-    float exp_avg_sq[TRAIN_N_ELEMS];
-    uint16_t weight[TRAIN_N_ELEMS];
+    float master[TRAIN_N_ELEMS];     /* fp32 */
+    float exp_avg[TRAIN_N_ELEMS];    /* fp32 */
+    float exp_avg_sq[TRAIN_N_ELEMS]; /* fp32 */
+    uint16_t weight[TRAIN_N_ELEMS];  /* bf16 */
 };
 
 struct train_run {
-    struct train_states states;
+    struct train_states states;                      /* after the last step */
     struct cst_step_result results[TRAIN_MAX_STEPS]; /* per step */
 };
 

@@ -252,29 +252,31 @@ static int sync_all(struct worker *w, uint64_t *number, struct cst_err *err)
     do {
         rc = sync_once(w, number, err);
     } while (is_void(rc));
-    pass(w);
     return rc;
 }
 
+/* The last sync is for ranks that died in the last step: they come back and learn that it is
+ * committed. A rank that left at once would let them wait. */
 static int train(struct worker *w, struct cst_err *err)
 {
-    uint64_t number = cst_job_steps(w->job);
+    uint64_t number = 0;
     int rc = CST_OK;
 
-    if (number >= w->order->n_steps) {
-        return CST_OK; /* it came back after the last step: the others are gone */
-    }
     if (!cst_job_initialised(w->job) && w->order->rank == 0) {
         rc = write_start(w, err);
     }
-    if (rc == CST_OK) {
+    while (rc == CST_OK) {
         rc = sync_all(w, &number, err);
-    }
-    while (rc == CST_OK && number < w->order->n_steps) {
-        rc = run_step(w, &number, err);
+        if (rc != CST_OK || number >= w->order->n_steps) {
+            break;
+        }
+        while (rc == CST_OK && number < w->order->n_steps) {
+            pass(w);
+            rc = run_step(w, &number, err);
+        }
         if (is_void(rc)) {
             w->report->n_syncs++;
-            rc = sync_all(w, &number, err);
+            rc = CST_OK;
         }
     }
     return rc;
@@ -301,7 +303,6 @@ static int live(struct worker *w, struct cst_err *err)
     pass(w);
     rc = rc == CST_OK ? train(w, err) : rc;
     rc = rc == CST_OK && w->order->rank == 0 ? read_states(w, err) : rc;
-    pass(w);
     return rc == CST_OK ? cst_job_leave(w->job, err) : rc;
 }
 

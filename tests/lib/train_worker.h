@@ -11,25 +11,25 @@
 
 /* What a worker is told. */
 struct train_order {
-    const char *socket;
-    const char *name; /* of the job */
-    uint32_t rank, world;
-    uint64_t n_steps;    /* to be committed in all */
-    uint64_t pool_bytes; /* of this rank; 0: all it can use */
-    uint64_t bad_step;   /* its gradients are infinite, or TRAIN_NEVER */
-    uint32_t die_at;     /* kill -9 itself at this point, counted from 0; UINT32_MAX: never */
-    bool try_forms;      /* use the calls that do not wait, with poll */
-    bool forks;          /* forks in each operator; the child tries to use the job */
+    const char *socket;   /* of the daemon */
+    const char *name;     /* of the job */
+    uint32_t rank, world; /* its place */
+    uint64_t n_steps;     /* to be committed in all */
+    uint64_t pool_bytes;  /* of this rank; 0: all it can use */
+    uint64_t bad_step;    /* its gradients are infinite, or TRAIN_NEVER */
+    uint32_t die_at;      /* kill -9 itself at this point, counted from 0; UINT32_MAX: never */
+    bool try_forms;       /* use the calls that do not wait, with poll */
+    bool forks;           /* forks in each operator; the child tries to use the job */
 };
 
 /* What it tells, in shared memory. */
 struct train_report {
     struct train_run run; /* results as this rank saw them; states if it read them */
-    struct cst_plan plan;
-    bool has_states;
-    uint32_t n_points; /* points passed */
-    uint32_t n_syncs;  /* after which steps were done again */
-    char error[512];   /* why its exit status is not 0 */
+    struct cst_plan plan; /* from its commit */
+    bool has_states;      /* run.states is filled */
+    uint32_t n_points;    /* points passed */
+    uint32_t n_syncs;     /* after which steps were done again */
+    char error[512];      /* why its exit status is not 0 */
 };
 
 /* Memory for a report that children share. */

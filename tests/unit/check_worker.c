@@ -33,91 +33,8 @@ static void run(int op, enum cst_direction direction, uint16_t grad)
     CK_OK(cst_op_end(f.job, op, &err));
 }
 
-/* -- declarations ----------------------------------------------------------------------------- */
-
-/* What can be known without the daemon is said at once, with words. */
-START_TEST(test_declarations)
-{
-    int64_t four = 4, zero = 0, huge[2] = {1ll << 40, 2};
-    int list[2] = {0, 0}, unknown = 7;
-    char name[80];
-
-    fake_daemon_start(&f.fake);
-    fake_job_open(&f);
-    ck_assert_int_eq(cst_tensor(f.job, "a", CST_BF16, 1, &four, CST_GROUP_ALL), 0);
-    ck_assert_int_eq(cst_tensor(f.job, "a", CST_BF16, 1, &four, CST_GROUP_ALL), CST_EEXIST);
-    ck_assert_ptr_nonnull(strstr(cst_job_error(f.job)->text, "'a'"));
-    ck_assert_int_eq(cst_tensor(f.job, "b", CST_BF16, 1, &zero, CST_GROUP_ALL), CST_EINVAL);
-    ck_assert_int_eq(cst_tensor(f.job, "b", CST_BF16, 2, huge, CST_GROUP_ALL), CST_EINVAL);
-    ck_assert_int_eq(cst_tensor(f.job, "b", CST_BF16, 0, &four, CST_GROUP_ALL), CST_EINVAL);
-    ck_assert_int_eq(cst_tensor(f.job, "b", CST_BF16, 9, &four, CST_GROUP_ALL), CST_EINVAL);
-    ck_assert_int_eq(cst_tensor(f.job, "", CST_BF16, 1, &four, CST_GROUP_ALL), CST_EINVAL);
-    ck_assert_int_eq(cst_tensor(f.job, "b\n", CST_BF16, 1, &four, CST_GROUP_ALL), CST_EINVAL);
-    ck_assert_int_eq(cst_tensor(f.job, "b", (enum cst_dtype)9, 1, &four, CST_GROUP_ALL),
-                     CST_EINVAL);
-    ck_assert_int_eq(cst_tensor_scaled(f.job, "b", CST_BF16, 1, &four, CST_GROUP_ALL, NAN, 1.0f),
-                     CST_EINVAL);
-    memset(name, 'n', sizeof name - 1);
-    name[sizeof name - 1] = '\0';
-    ck_assert_int_eq(cst_tensor(f.job, name, CST_BF16, 1, &four, CST_GROUP_ALL), CST_EINVAL);
-    ck_assert_int_eq(cst_operator(f.job, "o", list, 2), CST_EINVAL);
-    ck_assert_int_eq(cst_operator(f.job, "o", &unknown, 1), CST_EINVAL);
-    ck_assert_int_eq(cst_operator(f.job, "o", list, 0), CST_EINVAL);
-    ck_assert_int_eq(cst_operator(f.job, "o", list, 1), 0);
-    ck_assert_int_eq(cst_operator(f.job, "o", list, 1), CST_EEXIST);
-    ck_assert_int_eq(cst_tensor(f.job, "b", CST_BF16, 1, &four, CST_GROUP_ALL), 1);
-    /* The failed try with tensor 0 twice must not stain the next operator. */
-    ck_assert_int_eq(cst_operator(f.job, "p", (int[]){0, 1}, 2), 1);
-    fake_job_stop(&f);
-}
-END_TEST
-
-/* Thousands of tensors go up in several messages, and the layout comes down in several pages. */
-START_TEST(test_many_tensors)
-{
-    struct cst_err err = {0};
-    struct cst_plan plan;
-
-    fake_daemon_start(&f.fake);
-    fake_job_open(&f);
-    fake_job_declare(&f, 3000);
-    CK_OK(cst_commit(f.job, &plan, &err));
-    ck_assert_uint_eq(plan.n_chunks, 1500);
-    ck_assert_uint_eq(plan.block_bytes, FAKE_BLOCK_BYTES);
-    CK_OK(cst_ping(f.client, NULL, &err));
-    ck_assert_uint_eq(f.fake.n_tensors, 3000);
-    ck_assert_uint_gt(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_DECLARE], 3);
-    ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_LAYOUT], 3);
-    ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EINVAL);
-    fake_job_stop(&f);
-}
-END_TEST
-
-/* 65536 tensors are accepted, one more is not; an operator over all of them is too large for a
- * message and is named. */
-START_TEST(test_most_tensors)
-{
-    struct cst_err err = {0};
-    int64_t one = 1;
-    int *all = calloc(65536, sizeof *all);
-    char name[16];
-
-    ck_assert_ptr_nonnull(all);
-    fake_daemon_start(&f.fake);
-    fake_job_open(&f);
-    for (int i = 0; i < 65536; i++) {
-        (void)snprintf(name, sizeof name, "t%d", i);
-        ck_assert_int_eq(cst_tensor(f.job, name, CST_BF16, 1, &one, CST_GROUP_ALL), i);
-        all[i] = i;
-    }
-    ck_assert_int_eq(cst_tensor(f.job, "more", CST_BF16, 1, &one, CST_GROUP_ALL), CST_EINVAL);
-    ck_assert_int_eq(cst_operator(f.job, "everything", all, 65536), 0);
-    ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EINVAL);
-    ck_assert_ptr_nonnull(strstr(err.text, "everything"));
-    free(all);
-    fake_job_stop(&f);
-}
-END_TEST
+/* -- the order of calls
+ * ---------------------------------------------------------------------------- */
 
 /* Calls before their time are refused with words that say what comes first. */
 START_TEST(test_order)
@@ -583,15 +500,11 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("worker");
-    TCase *declare = tcase_create("declare"), *steps = tcase_create("steps");
-    TCase *faults = tcase_create("faults");
+    TCase *steps = tcase_create("steps"), *faults = tcase_create("faults");
     SRunner *runner = srunner_create(suite);
     int n_failed;
 
-    tcase_add_test(declare, test_declarations);
-    tcase_add_test(declare, test_many_tensors);
-    tcase_add_test(declare, test_most_tensors);
-    tcase_add_test(declare, test_order);
+    tcase_add_test(steps, test_order);
     tcase_add_test(steps, test_step);
     tcase_add_test(steps, test_partial_step);
     tcase_add_test(steps, test_unused_tensor);
@@ -605,7 +518,6 @@ int main(void)
     tcase_add_loop_test(faults, test_peer_died, 0, 2);
     tcase_add_test(faults, test_engine_failed);
     tcase_add_test(faults, test_hand_in_failed);
-    suite_add_tcase(suite, declare);
     suite_add_tcase(suite, steps);
     suite_add_tcase(suite, faults);
     srunner_run_all(runner, CK_ENV);

@@ -1,0 +1,211 @@
+#include "tests/unit/lease_rig.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint32_t rig_draw(uint64_t *state, uint32_t n)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((*state >> 33) % n);
+}
+
+static void say(struct lease_rig *w, const struct cst_lease_item *item)
+{
+    static const char *const kinds[] = {"", "W", "G", "r", "R"};
+    size_t n = strlen(w->said);
+
+    (void)snprintf(w->said + n, sizeof w->said - n, "%s%s%u%s", n > 0 ? " " : "", kinds[item->kind],
+                   item->chunk, item->ahead ? "+" : "");
+}
+
+/* Books of the daemon for one item; each rule of the protocol is asserted here. */
+static void serve(struct lease_rig *w, const struct cst_lease_item *item)
+{
+    uint64_t *slot = item->kind == CST_LEASE_FETCH_WEIGHT || item->kind == CST_LEASE_RELEASE
+                         ? &w->weight[item->chunk]
+                         : &w->grad[item->chunk];
+
+    say(w, item);
+    switch (item->kind) {
+    case CST_LEASE_FETCH_WEIGHT:
+    case CST_LEASE_FETCH_GRAD:
+        ck_assert_uint_eq(*slot, 0);
+        *slot = ++w->generation;
+        w->n_leased++;
+        break;
+    case CST_LEASE_REDUCE_SCATTER:
+        w->n_handed_in[item->chunk]++;
+        /* fall through */
+    case CST_LEASE_RELEASE:
+        ck_assert_uint_ne(*slot, 0);
+        ck_assert_uint_eq(*slot, item->lease.generation);
+        *slot = 0;
+        w->n_leased--;
+        break;
+    }
+    if (w->n_leased > w->most_leased) {
+        w->most_leased = w->n_leased;
+    }
+}
+
+static void deliver(struct lease_rig *w, const struct cst_lease_item *item)
+{
+    struct cst_lease lease = {.generation = item->kind == CST_LEASE_FETCH_WEIGHT
+                                                ? w->weight[item->chunk]
+                                                : w->grad[item->chunk]};
+
+    if (item->kind == CST_LEASE_FETCH_WEIGHT || item->kind == CST_LEASE_FETCH_GRAD) {
+        cst_lease_grant(&w->leases, item, &lease, false);
+    }
+}
+
+void rig_deliver_ahead(struct lease_rig *w)
+{
+    if (w->has_ahead) {
+        w->has_ahead = false;
+        deliver(w, &w->ahead);
+    }
+}
+
+/* Serve the plan in order; replies to what is asked ahead are kept back. */
+void rig_send_plan(struct lease_rig *w)
+{
+    w->said[0] = '\0';
+    for (uint32_t i = 0; i < w->leases.n_items; i++) {
+        serve(w, &w->leases.items[i]);
+    }
+    for (uint32_t i = 0; i < w->leases.n_items; i++) {
+        if (w->leases.items[i].ahead) {
+            ck_assert(!w->has_ahead);
+            w->ahead = w->leases.items[i];
+            w->has_ahead = true;
+        } else {
+            deliver(w, &w->leases.items[i]);
+        }
+    }
+}
+
+/* Begin @op and check that it has what it needs. */
+int rig_begin(struct lease_rig *w, uint32_t op, bool backward)
+{
+    uint32_t n;
+    const uint32_t *chunks;
+    struct cst_err err = {0};
+    int rc;
+
+    if (cst_lease_must_settle(&w->leases, op, backward)) {
+        ck_assert(w->has_ahead);
+        rig_deliver_ahead(w);
+        ck_assert(!cst_lease_must_settle(&w->leases, op, backward));
+    }
+    rc = cst_lease_begin(&w->leases, op, backward, &err);
+    if (rc != CST_OK) {
+        ck_assert_int_eq(rc, CST_EPOOL);
+        ck_assert_uint_eq(w->leases.n_items, 0);
+        return rc;
+    }
+    w->n_demands += w->leases.n_items > 0 ? 1 : 0;
+    rig_send_plan(w);
+    chunks = cst_lease_op_chunks(&w->leases, op, &n);
+    for (uint32_t i = 0; i < n; i++) {
+        ck_assert_uint_ne(w->weight[chunks[i]], 0);
+        ck_assert(!backward || w->grad[chunks[i]] != 0);
+    }
+    return CST_OK;
+}
+
+void rig_ahead(struct lease_rig *w, uint32_t op, bool backward)
+{
+    cst_lease_ahead(&w->leases, op, backward);
+    rig_send_plan(w);
+}
+
+void rig_end(struct lease_rig *w, uint32_t op, bool backward)
+{
+    cst_lease_end(&w->leases, op, backward);
+    rig_send_plan(w);
+}
+
+void rig_run(struct lease_rig *w, uint32_t op, bool backward)
+{
+    ck_assert_int_eq(rig_begin(w, op, backward), CST_OK);
+    rig_ahead(w, op, backward);
+    rig_end(w, op, backward);
+}
+
+/* The end of a step: all is given back, and the next one starts. */
+void rig_step(struct lease_rig *w)
+{
+    rig_deliver_ahead(w);
+    cst_lease_flush(&w->leases);
+    rig_send_plan(w);
+    ck_assert_uint_eq(w->n_leased, 0);
+    ck_assert_uint_eq(w->leases.n_held, 0);
+    ck_assert_uint_eq(w->leases.n_open, 0);
+    cst_lease_reset_step(&w->leases);
+    memset(w->n_handed_in, 0, sizeof w->n_handed_in);
+}
+
+/* Lay the model out with @n_blocks per pool (0: the fewest that can run) and open the books. */
+void rig_open(struct lease_rig *w, uint64_t chunk_elems, uint32_t n_blocks)
+{
+    struct cst_layout_config config = {.chunk_elems = chunk_elems, .n_nodes = 1};
+    struct cst_lease_model model = {.n_operators = w->model.n_operators,
+                                    .n_tensors = w->model.n_tensors};
+    struct cst_err err = {0};
+
+    ck_assert_msg(cst_layout_build(&w->layout, &w->model, &config, &err) == CST_OK, "%s", err.text);
+    ck_assert_uint_le(w->layout.n_chunks, RIG_MAX_CHUNKS);
+    w->operators = calloc(w->model.n_operators, sizeof *w->operators);
+    w->tensor_chunk = calloc(w->model.n_tensors, sizeof *w->tensor_chunk);
+    for (uint32_t i = 0; i < w->model.n_operators; i++) {
+        w->operators[i].tensors = w->model.operators[i].tensors;
+        w->operators[i].n_tensors = w->model.operators[i].n_tensors;
+    }
+    for (uint32_t i = 0; i < w->model.n_tensors; i++) {
+        w->tensor_chunk[i] = w->model.tensors[i].chunk;
+    }
+    model.operators = w->operators;
+    model.tensor_chunk = w->tensor_chunk;
+    model.n_chunks = w->layout.n_chunks;
+    model.n_blocks = n_blocks > 0 ? n_blocks : w->layout.min_blocks;
+    ck_assert_int_eq(cst_lease_init(&w->leases, &model, &err), CST_OK);
+}
+
+void rig_close(struct lease_rig *w)
+{
+    cst_lease_close(&w->leases);
+    free(w->operators);
+    free(w->tensor_chunk);
+    cst_layout_close(&w->layout);
+    cst_model_close(&w->model);
+    free(w);
+}
+
+struct lease_rig *rig_new(void)
+{
+    struct lease_rig *w = calloc(1, sizeof *w);
+
+    ck_assert_ptr_nonnull(w);
+    cst_model_init(&w->model);
+    return w;
+}
+
+uint32_t rig_add_tensor(struct lease_rig *w, int64_t n_elems)
+{
+    char name[16];
+
+    (void)snprintf(name, sizeof name, "t%u", w->model.n_tensors);
+    ck_assert_int_eq(cst_model_tensor(&w->model, name, &n_elems, 1, 1.0f, 1.0f, NULL), CST_OK);
+    return w->model.n_tensors - 1;
+}
+
+void rig_add_operator(struct lease_rig *w, const uint32_t *tensors, uint32_t n)
+{
+    char name[16];
+
+    (void)snprintf(name, sizeof name, "o%u", w->model.n_operators);
+    ck_assert_int_eq(cst_model_operator(&w->model, name, tensors, n, NULL), CST_OK);
+}
