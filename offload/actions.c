@@ -134,6 +134,11 @@ void cst_core_log(struct cst_core *core, int status, const char *fmt, ...)
     va_end(ap);
 }
 
+const char *cst_event_words(const struct cst_event *event)
+{
+    return event->text != NULL ? event->text : cst_status_words(event->status);
+}
+
 struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
                                     uint64_t elem)
 {

@@ -40,7 +40,7 @@ static const struct {
     [CST_EV_HAND_IN] = {IN_STEP | NEEDS_CHUNK, cst_schedule_hand_in},
     [CST_EV_PREFETCH] = {IN_STEP | NEEDS_CHUNK, cst_residency_prefetch},
     [CST_EV_EVICT] = {IN_STEP | NEEDS_CHUNK, cst_residency_evict},
-    [CST_EV_STEP] = {IN_STEP, cst_schedule_step},
+    [CST_EV_STEP] = {IN_STEP, cst_commit_step},
     [CST_EV_READ] = {NEEDS_REQUEST, cst_states_read},
     [CST_EV_WRITE] = {NEEDS_REQUEST, cst_states_write},
     [CST_EV_CANCEL] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_cancel},
@@ -168,10 +168,10 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
         cst_schedule_reduced(core, &flight, event);
         break;
     case CST_FLIGHT_NORM:
-        cst_schedule_normed(core, &flight, event);
+        cst_commit_normed(core, &flight, event);
         break;
     case CST_FLIGHT_UPDATE:
-        cst_schedule_updated(core, &flight, event);
+        cst_commit_updated(core, &flight, event);
         break;
     case CST_FLIGHT_READ:
         cst_states_read_done(core, &flight, event);

@@ -3,7 +3,8 @@
  *   core.c       takes an event apart and hands it to the part that knows
  *   ranks.c      who is attached, synced, late, dead; attempts
  *   residency.c  weights and gradients in blocks: fetch, release, evict, prefetch
- *   schedule.c   contributions, reductions, norm, commit, updates
+ *   schedule.c   contributions, staging, reductions
+ *   commit.c     norm, commit, updates
  *   states.c     READ and WRITE of a tensor's rows */
 #ifndef CST_PARTS_H
 #define CST_PARTS_H
@@ -110,6 +111,9 @@ void cst_core_refuse_err(struct cst_core *core, uint64_t tag, const struct cst_e
 void cst_core_log(struct cst_core *core, int status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Why a completion failed: the engine's words, or the status's. */
+const char *cst_event_words(const struct cst_event *event);
+
 /* Place of element @elem of a chunk's row, on the wire. */
 struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
                                     uint64_t elem);
@@ -134,6 +138,10 @@ void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why);
 
 /* The job is over: everything that waits, and everything that will come, is answered with @why. */
 void cst_ranks_fail(struct cst_core *core, const struct cst_err *why);
+
+/* Same, because a command about @chunk failed that nothing can stand in for; @what names it. */
+void cst_ranks_fail_command(struct cst_core *core, const struct cst_event *event, const char *what,
+                            uint32_t chunk);
 
 /* Answer what has waited too long. */
 void cst_ranks_expire(struct cst_core *core);
@@ -172,19 +180,15 @@ void cst_residency_reclaim(struct cst_core *core, uint32_t rank);
 /* Serve waiting fetches and look for prefetches. At the end of each event. */
 void cst_residency_pump(struct cst_core *core);
 
-/* -- schedule.c: gradients, commit ------------------------------------------------------------ */
+/* -- schedule.c: gradients -------------------------------------------------------------------- */
 
 void cst_schedule_hand_in(struct cst_core *core, const struct cst_event *event);
-void cst_schedule_step(struct cst_core *core, const struct cst_event *event);
 
-/* Issue the reduction of @chunk if every rank has handed in or asked for the step and nothing is in
- * its way. */
+/* Issue the reduction of @chunk if every rank has handed in or asked for the step and nothing is in its way. */
 void cst_schedule_reduce(struct cst_core *core, uint32_t chunk);
-/* A pending gradient of @rank starts to move to its chunk's grad row; false: there is none that
- * may. */
+/* A pending gradient of @rank starts to move to its chunk's grad row; false: there is none that may. */
 bool cst_schedule_stage(struct cst_core *core, uint32_t rank);
-/* Contributions of this collection are void: their blocks are free, or will be when their command
- * is done. */
+/* Contributions of this collection are void: their blocks are free, or will be when their command is done. */
 void cst_schedule_drop(struct cst_core *core);
 
 /* Completions. */
@@ -192,12 +196,19 @@ void cst_schedule_staged(struct cst_core *core, const struct cst_flight *flight,
                          const struct cst_event *event);
 void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight,
                           const struct cst_event *event);
-void cst_schedule_normed(struct cst_core *core, const struct cst_flight *flight,
-                         const struct cst_event *event);
-void cst_schedule_updated(struct cst_core *core, const struct cst_flight *flight,
-                          const struct cst_event *event);
+
+/* -- commit.c: the step ----------------------------------------------------------------------- */
+
+void cst_commit_step(struct cst_core *core, const struct cst_event *event);
+
 /* All gradients reduced and nothing written any more: ask for the norm. */
-void cst_schedule_close(struct cst_core *core);
+void cst_commit_close(struct cst_core *core);
+
+/* Completions. */
+void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
+                       const struct cst_event *event);
+void cst_commit_updated(struct cst_core *core, const struct cst_flight *flight,
+                        const struct cst_event *event);
 
 /* -- states.c: rows --------------------------------------------------------------------------- */
 

@@ -499,8 +499,7 @@ void cst_residency_loaded(struct cst_core *core, const struct cst_flight *flight
         } else {
             cst_core_refuse(core, core->requests.v[i].tag, event->status,
                             "chunk %" PRIu32 " could not be copied to rank %" PRIu32 "'s pool: %s",
-                            flight->chunk, flight->rank,
-                            event->text != NULL ? event->text : cst_status_words(event->status));
+                            flight->chunk, flight->rank, cst_event_words(event));
             cst_requests_remove(&core->requests, i);
         }
     }

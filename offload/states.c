@@ -110,7 +110,7 @@ void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight
         cst_core_refuse_err(core, request->tag, &core->why);
     } else if (event->status != CST_OK) {
         cst_core_refuse(core, request->tag, event->status, "read failed: %s",
-                        event->text != NULL ? event->text : cst_status_words(event->status));
+                        cst_event_words(event));
     } else if (request->version == row_version(core, request->chunk, request->row)) {
         (void)cst_core_reply(core, request->tag);
     } else if (row_is_torn(core, request->chunk, request->row)) {
@@ -197,8 +197,7 @@ void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
         (void)cst_core_reply(core, request->tag);
     } else {
         (void)cst_err_set(&why, event->status, "write to chunk %" PRIu32 " failed: %s",
-                          flight->chunk,
-                          event->text != NULL ? event->text : cst_status_words(event->status));
+                          flight->chunk, cst_event_words(event));
         cst_core_refuse_err(core, request->tag, &why);
     }
     cst_requests_remove(&core->requests, flight->request);
@@ -210,5 +209,5 @@ void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
     for (uint32_t rank = 0; rank < core->world && chunk->n_writes == 0; rank++) {
         core->ranks[rank].pool.changed = true; /* fetches of the chunk waited */
     }
-    cst_schedule_close(core);
+    cst_commit_close(core);
 }
