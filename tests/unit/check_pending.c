@@ -1,0 +1,119 @@
+/* daemon/pending: requests that wait, and the tags that find them. */
+#include "daemon/pending.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct cst_pendings pendings;
+static struct cst_err err;
+
+static void setup(void)
+{
+    cst_pendings_init(&pendings);
+}
+
+static void teardown(void)
+{
+    cst_pendings_close(&pendings);
+}
+
+static struct cst_pending *open_one(uint64_t id, uint32_t n_items)
+{
+    struct cst_pending *request = NULL;
+
+    ck_assert_int_eq(cst_pending_open(&request, &pendings, id, 22, n_items, &err), CST_OK);
+    ck_assert_ptr_nonnull(request);
+    return request;
+}
+
+/* Each item's tag finds its request and its number; none is 0. */
+START_TEST(tags_find_their_item)
+{
+    struct cst_pending *v[300];
+    uint32_t item;
+
+    for (uint32_t i = 0; i < 300; i++) {
+        v[i] = open_one(i, 1 + i % CST_PENDING_MAX_ITEMS);
+    }
+    for (uint32_t i = 0; i < 300; i++) {
+        for (uint32_t k = 0; k < v[i]->n_items; k++) {
+            ck_assert_uint_ne(cst_pending_tag(v[i], k), 0);
+            ck_assert_ptr_eq(cst_pending_find(&pendings, cst_pending_tag(v[i], k), &item), v[i]);
+            ck_assert_uint_eq(item, k);
+        }
+        ck_assert_ptr_null(
+            cst_pending_find(&pendings, cst_pending_tag(v[i], v[i]->n_items), &item));
+    }
+}
+END_TEST
+
+/* The tag of a request that is over finds nothing, even when its object serves another. */
+START_TEST(old_tags_find_nothing)
+{
+    struct cst_pending *first = open_one(1, 3), *second;
+    uint64_t tag = cst_pending_tag(first, 0);
+    uint32_t item;
+
+    cst_pending_close(&pendings, first);
+    ck_assert_ptr_null(cst_pending_find(&pendings, tag, &item));
+    second = open_one(2, 3);
+    ck_assert_ptr_eq(first, second); /* objects are used again */
+    ck_assert_ptr_null(cst_pending_find(&pendings, tag, &item));
+    ck_assert_ptr_null(cst_pending_find(&pendings, 0, &item));
+    ck_assert_ptr_null(cst_pending_find(&pendings, UINT64_MAX, &item));
+}
+END_TEST
+
+/* An object that is used again remembers nothing. */
+START_TEST(an_object_begins_anew)
+{
+    struct cst_pending *request = open_one(1, 5);
+
+    request->waits_commit = true;
+    request->n_left = 0;
+    request->items[4].text = strdup("words");
+    request->items[4].done = true;
+    cst_pending_close(&pendings, request);
+    request = open_one(2, 7);
+    ck_assert_uint_eq(request->id, 2);
+    ck_assert_uint_eq(request->n_left, 7);
+    ck_assert(!request->waits_commit);
+    ck_assert(!request->items[4].done);
+    ck_assert_ptr_null(request->items[4].text);
+}
+END_TEST
+
+/* The serial number never becomes 0: a tag stays a tag after four thousand million requests. */
+START_TEST(serials_wrap_around_zero)
+{
+    struct cst_pending *request;
+    uint32_t item;
+
+    pendings.serial = UINT32_MAX - 1;
+    for (unsigned i = 0; i < 4; i++) {
+        request = open_one(i, 1);
+        ck_assert_uint_ne(request->serial, 0);
+        ck_assert_ptr_eq(cst_pending_find(&pendings, cst_pending_tag(request, 0), &item), request);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("pending");
+    TCase *tc = tcase_create("pending");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    suite_add_tcase(suite, tc);
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, tags_find_their_item);
+    tcase_add_test(tc, old_tags_find_nothing);
+    tcase_add_test(tc, an_object_begins_anew);
+    tcase_add_test(tc, serials_wrap_around_zero);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
