@@ -93,7 +93,7 @@ poll() {
     local deadline=$((SECONDS + wait_s))
     until "$@"; do
         [ $SECONDS -lt $deadline ] || fail "not within $wait_s s: $*"
-        sleep 0.05
+        sleep 0.01
     done
 }
 
