@@ -95,7 +95,8 @@ void cst_frame_close_fds(struct cst_frame *frame)
     frame->n_fds = 0;
 }
 
-/* Take the fds out of @msg; more than @out can hold are closed at once and counted, so that the caller refuses. */
+/* Take the fds out of @msg; more than @out can hold are closed at once and counted, so that the
+ * caller refuses. */
 static unsigned take_fds(struct msghdr *msg, int out[CST_FRAME_MAX_FDS])
 {
     unsigned n = 0;
@@ -125,7 +126,8 @@ static unsigned take_fds(struct msghdr *msg, int out[CST_FRAME_MAX_FDS])
 int cst_frame_recv(int sock, int recv_flags, struct cst_frame_buf *buf, struct cst_frame *out,
                    struct cst_err *err)
 {
-    /* CMSG_SPACE rounds up, so one fd more than asked for can arrive: take_fds counts it and it is refused. */
+    /* CMSG_SPACE rounds up, so one fd more than asked for can arrive: take_fds counts it and it is
+     * refused. */
     union {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(int) * CST_FRAME_MAX_FDS)];
