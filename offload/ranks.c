@@ -296,7 +296,7 @@ static const char *absence(enum cst_rank_state state)
     return "?";
 }
 
-/* "rank 1 (died), rank 3 (never attached)": those that have not asked. */
+/* "rank 1 (died in step 4), rank 3 (never attached)": those that have not asked. */
 static void name_missing(const struct cst_core *core, bool step, char *text, size_t size)
 {
     size_t n = 0;
@@ -304,12 +304,19 @@ static void name_missing(const struct cst_core *core, bool step, char *text, siz
     text[0] = '\0';
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_rank *r = &core->ranks[rank];
+        bool gone = r->state != CST_RANK_ABSENT && r->state != CST_RANK_ATTACHED;
 
         if ((step ? r->stepped : r->sync != CST_NO_REQUEST) || n >= size) {
             continue;
         }
-        n += (size_t)snprintf(text + n, size - n, "%srank %" PRIu32 " (%s)", n == 0 ? "" : ", ",
+        n += (size_t)snprintf(text + n, size - n, "%srank %" PRIu32 " (%s", n == 0 ? "" : ", ",
                               rank, absence(r->state));
+        if (gone && n < size) {
+            n += (size_t)snprintf(text + n, size - n, " in step %" PRIu64, r->state_step);
+        }
+        if (n < size) {
+            n += (size_t)snprintf(text + n, size - n, ")");
+        }
     }
 }
 

@@ -214,6 +214,33 @@ START_TEST(reduction_outlives_its_attempt)
 }
 END_TEST
 
+/* So may a gradient that moves to its grad row be: its block is free when it is there, and the next
+ * attempt's gradient is not touched. */
+START_TEST(staging_outlives_its_attempt)
+{
+    uint64_t old;
+    uint64_t grad;
+
+    rig_open(&rig, 6, 2, 3, 0);
+    rig_start(&rig, 2);
+    for (uint32_t c = 0; c < 3; c++) {
+        (void)rig_hand_in(&rig, 1, c, rig_get_grad(&rig, 1, c));
+    }
+    (void)rig_fetch(&rig, 1, 4);
+    old = rig_command(&rig, CST_COMMAND_COPY, 0)->ticket; /* chunk 2's */
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 0);
+    sync_all(2);
+    grad = rig_answer(&rig, rig_fetch_grad(&rig, 1, 2))->generation;
+    rig_done(&rig, old, _i == 0 ? CST_OK : CST_EIO, NULL);
+    ck_assert_uint_eq(books(1).free, 2);
+    ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 1, 2, grad)), CST_OK);
+    (void)rig_hand_in(&rig, 0, 2, rig_get_grad(&rig, 0, 2));
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_REDUCE, 0)->src[1].segment,
+                      RIG_POOL_SEGMENT + 1);
+}
+END_TEST
+
 /* When all ranks have asked for the step, it needs none of them any more: it is committed, whoever
  * dies, and then the attempt is over. */
 START_TEST(death_does_not_stop_a_step_that_closes)
@@ -298,7 +325,7 @@ START_TEST(sync_times_out)
     rig.now += 1;
     (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_TICK});
     ck_assert_int_eq(rig_status(&rig, tag), CST_ETIMEDOUT);
-    ck_assert(says(tag, "rank 1 (never attached)") && says(tag, "rank 2 (died)"));
+    ck_assert(says(tag, "rank 1 (never attached)") && says(tag, "rank 2 (died in step 0)"));
     ck_assert(!says(tag, "rank 0 ("));
     ck_assert_uint_eq(cst_core_deadline(rig.core), CST_CORE_NEVER);
     ck_assert(rig_waits(&rig, rig_rank_event(&rig, CST_EV_SYNC, 0)));
@@ -433,6 +460,7 @@ static Suite *suite(void)
     tcase_add_test(death, survivors_keep_leases_until_sync);
     tcase_add_test(death, a_new_worker_takes_over);
     tcase_add_test(death, reduction_outlives_its_attempt);
+    tcase_add_loop_test(death, staging_outlives_its_attempt, 0, 2);
     tcase_add_loop_test(death, death_does_not_stop_a_step_that_closes, 0, 2);
     tcase_add_test(death, updates_outlive_everybody);
     tcase_add_test(death, leave);
