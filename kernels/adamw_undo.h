@@ -51,13 +51,13 @@ static inline uint32_t cst_adamw_undo_buffer(uint32_t word)
     return word >> 24;
 }
 
-/* All earlier stores, then this one, then all later ones: for the compiler, and for processors that
- * would reorder them. */
+/* All earlier stores, then this one, then all later ones, as the process would leave them behind: a
+ * kill falls between two instructions like a signal, so it is the compiler that must keep order. */
 static inline void cst_adamw_undo_hold(struct cst_adamw_undo *undo, uint32_t word)
 {
-    atomic_thread_fence(memory_order_release);
+    atomic_signal_fence(memory_order_seq_cst);
     atomic_store_explicit(&undo->held, word, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release);
+    atomic_signal_fence(memory_order_seq_cst);
 }
 
 #endif

@@ -19,12 +19,12 @@ static void write_names(struct cst_undo_slot *slot, enum cst_undo_kind kind,
     slot->n_elems = tile->n_elems;
 }
 
-/* All earlier stores, then the word. */
+/* All earlier stores, then the word, then later ones: as in cst_adamw_undo_hold. */
 static void store_word(_Atomic uint32_t *word, uint32_t value)
 {
-    atomic_thread_fence(memory_order_release);
+    atomic_signal_fence(memory_order_seq_cst);
     atomic_store_explicit(word, value, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release);
+    atomic_signal_fence(memory_order_seq_cst);
 }
 
 void cst_undo_begin_update(struct cst_undo_slot *slot, const struct cst_tile *tile,
@@ -48,7 +48,7 @@ void cst_undo_end(struct cst_undo_slot *slot, const struct cst_tile *tile, enum 
     uint32_t *mark =
         kind == CST_UNDO_UPDATE ? &tile->entry->update_mark : &tile->entry->reduce_mark;
 
-    atomic_thread_fence(memory_order_release);
+    atomic_signal_fence(memory_order_seq_cst);
     *(volatile uint32_t *)mark = (uint32_t)tile->mark;
     if (slot != NULL) {
         cst_undo_drop(slot);

@@ -23,8 +23,7 @@
  *
  * Killed while EMPTY: every tile is old or new (names may be half written; nobody reads them).
  * Killed in restore: restore is done again. A process dies between two instructions with all
- * earlier stores made, so the program's order of stores is enough; fences hold the compiler, and
- * processors with a weaker order, to it. */
+ * earlier stores made, as if interrupted by a signal: only the compiler must be held to order. */
 #ifndef CST_UNDO_H
 #define CST_UNDO_H
 
