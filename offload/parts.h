@@ -184,11 +184,14 @@ void cst_residency_pump(struct cst_core *core);
 
 void cst_schedule_hand_in(struct cst_core *core, const struct cst_event *event);
 
-/* Issue the reduction of @chunk if every rank has handed in or asked for the step and nothing is in its way. */
+/* Issue the reduction of @chunk if every rank has handed in or asked for the step and nothing is in
+ * its way. */
 void cst_schedule_reduce(struct cst_core *core, uint32_t chunk);
-/* A pending gradient of @rank starts to move to its chunk's grad row; false: there is none that may. */
+/* A pending gradient of @rank starts to move to its chunk's grad row; false: there is none that
+ * may. */
 bool cst_schedule_stage(struct cst_core *core, uint32_t rank);
-/* Contributions of this collection are void: their blocks are free, or will be when their command is done. */
+/* Contributions of this collection are void: their blocks are free, or will be when their command
+ * is done. */
 void cst_schedule_drop(struct cst_core *core);
 
 /* Completions. */
