@@ -114,9 +114,9 @@ END_TEST
 
 /* -- a daemon that is gone -------------------------------------------------------------------- */
 
-struct gone {
-    uint32_t at; /* hang up instead of answering this request */
-    uint32_t n;  /* requests so far */
+struct gone {            /* atomic: the order comes through a socket */
+    _Atomic uint32_t at; /* hang up instead of answering this request */
+    _Atomic uint32_t n;  /* requests so far */
 };
 
 static bool hook_gone(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
@@ -149,7 +149,8 @@ START_TEST(test_gone)
     n_requests = gone.n;
     ck_assert_uint_gt(n_requests, 10);
     for (uint32_t at = 0; at < n_requests; at++) {
-        gone = (struct gone){.at = at};
+        gone.at = at;
+        gone.n = 0;
         f.fake.n_tensors = 0;
         f.client = NULL;
         ck_assert_int_eq(fake_job_live(&f, &err), CST_ECONN);
