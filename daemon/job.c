@@ -41,6 +41,7 @@ const char *cst_job_state_name(const struct cst_job *job)
 {
     static const char *const phases[] = {[CST_PHASE_READY] = "ready",
                                          [CST_PHASE_RUNNING] = "training",
+                                         [CST_PHASE_IDLE] = "idle",
                                          [CST_PHASE_INTERRUPTED] = "interrupted",
                                          [CST_PHASE_FAILED] = "failed"};
     struct cst_core_stats stats;
@@ -308,6 +309,7 @@ void cst_job_left(struct cst_job *job, uint32_t rank)
 {
     struct cst_worker *worker = &job->workers[rank];
 
+    cst_log(CST_LOG_INFO, "job '%s': rank %u (pid %d) left", job->name, rank, (int)worker->pid);
     break_barrier_of(job, worker, "left");
     vacate(worker);
     worker->left = true;

@@ -116,7 +116,8 @@ void cst_job_check_idle(struct cst_job *job);
  * @remover (0: none) is answered with OK when its memory is back. */
 void cst_job_remove(struct cst_job *job, uint64_t remover, const struct cst_err *why);
 
-/* "declaring", "populating", "ready", "training", "interrupted", "failed". */
+/* "declaring", "populating", "ready", "training", "idle" (the workers left between
+ * two steps), "interrupted" (in the middle of one, or one died), "failed". */
 const char *cst_job_state_name(const struct cst_job *job);
 
 #endif

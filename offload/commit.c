@@ -105,7 +105,7 @@ static void commit(struct cst_core *core, double sum_squares)
     core->commit_ns = core->now;
     core->closing = false;
     core->norm_issued = false;
-    core->touched = false;
+    cst_ranks_reset_begun(core);
     if (!clip.finite) {
         core->n_skipped++;
         cst_core_log(core, CST_OK,
@@ -268,7 +268,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
     r->stepped = true;
     r->hyper = event->hyper;
     r->loss = event->loss;
-    core->touched = true;
+    cst_ranks_begin(core, event->rank, CST_BEGUN_WRITING);
     cst_ranks_cancel_fetches(core, event->rank);
     drop_open(&r->pool);
     if (all_stepped(core)) {

@@ -13,8 +13,10 @@
  *        ^                 | a rank dies, or leaves with others still in the step,
  *        |                 | or the ranks' hyper-parameters differ
  *        +--- INTERRUPTED <+  waits answered EPEERDIED; contributions dropped; committed updates go on
+ *        |                 | a rank leaves, and nobody has begun the next step
+ *        +--- IDLE <-------+  nothing is lost; INTERRUPTED turns into it when all ranks left and no gradient was lost
  *
- * In INTERRUPTED (and before the first SYNC) requests of the old attempt get EPEERDIED (before the first: EINVAL, "sync first"). A surviving
+ * In INTERRUPTED and IDLE (and before the first SYNC) requests of the old attempt get EPEERDIED (before the first: EINVAL, "sync first"). A surviving
  * rank's blocks stay leased until its SYNC: only then is it known that it no longer touches them. */
 #ifndef CST_CORE_H
 #define CST_CORE_H
@@ -202,7 +204,7 @@ struct cst_rank_stats {
     uint64_t bytes_up, bytes_down;
 };
 
-enum cst_core_phase { CST_PHASE_READY, CST_PHASE_RUNNING, CST_PHASE_INTERRUPTED, CST_PHASE_FAILED };
+enum cst_core_phase { CST_PHASE_READY, CST_PHASE_RUNNING, CST_PHASE_IDLE, CST_PHASE_INTERRUPTED, CST_PHASE_FAILED };
 
 struct cst_core_stats {
     enum cst_core_phase phase;

@@ -15,16 +15,21 @@
 #include "offload/request.h"
 #include "offload/trace.h"
 
+/* How far a rank is into the step that is not committed yet. */
+enum cst_rank_begun { CST_BEGUN_NOTHING, CST_BEGUN_READING, CST_BEGUN_WRITING };
+
 struct cst_rank {
     enum cst_rank_state state;
-    uint64_t state_step;    /* steps committed when it got into this state */
-    bool joined;            /* takes part in the attempt that runs */
-    uint32_t sync;          /* its waiting SYNC, CST_NO_REQUEST: none */
-    uint32_t step;          /* its waiting STEP, CST_NO_REQUEST: none */
-    bool stepped;           /* it asked for the step, whether or not it still waits for the reply */
-    bool wants_prefetch;    /* look for something to load at the end of this event */
-    struct cst_hyper hyper; /* of its STEP */
-    double loss;            /* of its STEP */
+    uint64_t state_step; /* steps committed when it got into this state */
+    bool joined;         /* takes part in the attempt that runs */
+    uint32_t sync;       /* its waiting SYNC, CST_NO_REQUEST: none */
+    uint32_t step;       /* its waiting STEP, CST_NO_REQUEST: none */
+    enum cst_rank_begun
+        begun;           /* it fetched; it opened or handed in a gradient, or asked for the step */
+    bool stepped;        /* it asked for the step, whether or not it still waits for the reply */
+    bool wants_prefetch; /* look for something to load at the end of this event */
+    struct cst_hyper hyper;  /* of its STEP */
+    double loss;             /* of its STEP */
     struct cst_queue demand; /* fetches that wait for a block */
     struct cst_queue ahead;  /* same, served after them */
     struct cst_pool pool;
@@ -65,9 +70,9 @@ struct cst_core {
     bool initialised;     /* a SYNC has completed */
     bool closing;         /* every rank asked for the step; only engines are waited for */
     bool norm_issued;     /* while closing */
-    bool touched;         /* fetched, handed in or asked for a step since the last commit */
+    bool lost;            /* the attempt that ended last had gradients, which are void */
     bool interrupt_later; /* as soon as the step that closes is committed */
-    struct cst_err why;   /* INTERRUPTED, FAILED, interrupt_later: the words */
+    struct cst_err why;   /* IDLE, INTERRUPTED, FAILED, interrupt_later: the words */
     uint64_t attempt;
     uint64_t step; /* committed */
     uint64_t n_skipped;
@@ -131,6 +136,15 @@ bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event);
 
 /* Begin an attempt if every rank waits in SYNC. At the end of each event. */
 void cst_ranks_start(struct cst_core *core);
+
+/* Rank @rank is at least that far into the step. */
+void cst_ranks_begin(struct cst_core *core, uint32_t rank, enum cst_rank_begun begun);
+
+/* How far the ranks are into the step: the farthest of them. */
+enum cst_rank_begun cst_ranks_begun(const struct cst_core *core);
+
+/* A step is committed, or an attempt begins. */
+void cst_ranks_reset_begun(struct cst_core *core);
 
 /* The attempt is over: waiting requests are answered with @why (CST_EPEERDIED or CST_EMISMATCH...),
  * contributions dropped. While the step closes, it is put off until the commit. */

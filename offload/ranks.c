@@ -78,7 +78,7 @@ bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event)
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "attempt %" PRIu64 " was never begun, the last one is %" PRIu64,
                         event->attempt, core->attempt);
-    } else if (core->phase == CST_PHASE_INTERRUPTED) {
+    } else if (core->phase == CST_PHASE_INTERRUPTED || core->phase == CST_PHASE_IDLE) {
         cst_core_refuse_err(core, event->tag, &core->why);
     } else if (event->attempt < core->attempt || !rank->joined) {
         cst_core_refuse(core, event->tag, CST_EPEERDIED,
@@ -90,16 +90,50 @@ bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event)
     return false;
 }
 
-void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
+void cst_ranks_begin(struct cst_core *core, uint32_t rank, enum cst_rank_begun begun)
 {
-    if (core->closing) {
-        if (!core->interrupt_later) {
-            core->interrupt_later = true;
-            core->why = *why;
-        }
+    struct cst_rank *r = &core->ranks[rank];
+
+    r->begun = r->begun > begun ? r->begun : begun;
+}
+
+enum cst_rank_begun cst_ranks_begun(const struct cst_core *core)
+{
+    enum cst_rank_begun most = CST_BEGUN_NOTHING;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        most = core->ranks[rank].begun > most ? core->ranks[rank].begun : most;
+    }
+    return most;
+}
+
+void cst_ranks_reset_begun(struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        core->ranks[rank].begun = CST_BEGUN_NOTHING;
+    }
+}
+
+/* Everybody went in good order and no gradient was lost on the way: nothing is left of a death that
+ * was made good, or of ranks that did not go all at once. */
+static void settle(struct cst_core *core)
+{
+    if (core->phase != CST_PHASE_INTERRUPTED || core->lost) {
         return;
     }
-    core->phase = CST_PHASE_INTERRUPTED;
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].state != CST_RANK_LEFT) {
+            return;
+        }
+    }
+    core->phase = CST_PHASE_IDLE;
+}
+
+/* The attempt is over. What waits in it, and what of it is still to come, hears @why. */
+static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const struct cst_err *why)
+{
+    core->phase = phase;
+    core->lost = cst_ranks_begun(core) == CST_BEGUN_WRITING;
     core->why = *why;
     core->why.status = CST_EPEERDIED;
     for (uint32_t i = 0; i < core->requests.capacity; i++) {
@@ -116,8 +150,23 @@ void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
         core->ranks[rank].joined = false;
     }
     cst_schedule_drop(core);
-    cst_core_log(core, why->status, "attempt %" PRIu64 " interrupted: %s", core->attempt,
-                 why->text);
+}
+
+void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
+{
+    if (core->closing) {
+        if (!core->interrupt_later) {
+            core->interrupt_later = true;
+            core->why = *why;
+        }
+        return;
+    }
+    end_attempt(core, CST_PHASE_INTERRUPTED, why);
+    settle(core);
+    if (core->phase == CST_PHASE_INTERRUPTED) {
+        cst_core_log(core, why->status, "attempt %" PRIu64 " interrupted: %s", core->attempt,
+                     why->text);
+    }
 }
 
 void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
@@ -165,7 +214,7 @@ void cst_ranks_start(struct cst_core *core)
     }
     core->phase = CST_PHASE_RUNNING;
     core->initialised = true;
-    core->touched = false;
+    cst_ranks_reset_begun(core);
     core->attempt++;
     for (uint32_t rank = 0; rank < core->world; rank++) {
         struct cst_rank *r = &core->ranks[rank];
@@ -193,8 +242,8 @@ static void set_state(struct cst_core *core, uint32_t rank, enum cst_rank_state 
 }
 
 /* The rank does nothing more: "rank 1 hung up in step 12". Its own requests are cancelled, the
- * attempt is over for all. */
-static void lose(struct cst_core *core, uint32_t rank, const char *how)
+ * attempt is over for all, and what follows is @phase. */
+static void lose(struct cst_core *core, uint32_t rank, const char *how, enum cst_core_phase phase)
 {
     struct cst_err why;
 
@@ -202,7 +251,11 @@ static void lose(struct cst_core *core, uint32_t rank, const char *how)
     refuse_rank(core, rank, false, &why);
     if (core->phase == CST_PHASE_RUNNING) {
         why.status = CST_EPEERDIED;
-        cst_ranks_interrupt(core, &why);
+        if (phase == CST_PHASE_IDLE) {
+            end_attempt(core, phase, &why);
+        } else {
+            cst_ranks_interrupt(core, &why);
+        }
     }
 }
 
@@ -222,7 +275,7 @@ void cst_ranks_hangup(struct cst_core *core, const struct cst_event *event)
     }
     cst_residency_end_leases(core, event->rank, true);
     set_state(core, event->rank, CST_RANK_HUNG_UP);
-    lose(core, event->rank, "hung up in step");
+    lose(core, event->rank, "hung up in step", CST_PHASE_INTERRUPTED);
 }
 
 void cst_ranks_dead(struct cst_core *core, const struct cst_event *event)
@@ -235,20 +288,35 @@ void cst_ranks_dead(struct cst_core *core, const struct cst_event *event)
     cst_residency_reclaim(core, event->rank);
     set_state(core, event->rank, CST_RANK_DEAD);
     if (before == CST_RANK_ATTACHED) {
-        lose(core, event->rank, "died in step");
+        lose(core, event->rank, "died in step", CST_PHASE_INTERRUPTED);
     }
+}
+
+/* Nobody has begun the next step, but for a look at the weights by the one who goes. */
+static bool leaves_between_steps(const struct cst_core *core, uint32_t leaver)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].begun > (rank == leaver ? CST_BEGUN_READING : CST_BEGUN_NOTHING)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 void cst_ranks_leave(struct cst_core *core, const struct cst_event *event)
 {
+    bool between;
+
     if (core->ranks[event->rank].state != CST_RANK_ATTACHED) {
         cst_core_refuse(core, event->tag, CST_EINVAL, "rank %" PRIu32 " is not attached",
                         event->rank);
         return;
     }
+    between = leaves_between_steps(core, event->rank);
     cst_residency_reclaim(core, event->rank);
     set_state(core, event->rank, CST_RANK_LEFT);
-    lose(core, event->rank, "left after step");
+    lose(core, event->rank, "left after step", between ? CST_PHASE_IDLE : CST_PHASE_INTERRUPTED);
+    settle(core);
     (void)cst_core_reply(core, event->tag);
 }
 

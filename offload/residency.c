@@ -354,7 +354,8 @@ void cst_residency_pump(struct cst_core *core)
 /* -- requests ------------------------------------------------------------------------------- */
 
 /* Common to both fetches; false: refused. */
-static bool admit_fetch(struct cst_core *core, const struct cst_event *event)
+static bool admit_fetch(struct cst_core *core, const struct cst_event *event,
+                        enum cst_rank_begun begun)
 {
     struct cst_rank *rank = &core->ranks[event->rank];
 
@@ -365,7 +366,7 @@ static bool admit_fetch(struct cst_core *core, const struct cst_event *event)
                         event->rank, core->step);
         return false;
     }
-    core->touched = true;
+    cst_ranks_begin(core, event->rank, begun);
     rank->wants_prefetch = true;
     return true;
 }
@@ -375,7 +376,7 @@ void cst_residency_fetch_weight(struct cst_core *core, const struct cst_event *e
     struct cst_rank *rank = &core->ranks[event->rank];
     uint32_t b = rank->pool.weight_of[event->chunk];
 
-    if (!admit_fetch(core, event)) {
+    if (!admit_fetch(core, event, CST_BEGUN_READING)) {
         return;
     }
     cst_trace_use(&rank->trace, event->chunk, false);
@@ -399,7 +400,7 @@ void cst_residency_fetch_grad(struct cst_core *core, const struct cst_event *eve
                         event->chunk, core->step);
         return;
     }
-    if (!admit_fetch(core, event)) {
+    if (!admit_fetch(core, event, CST_BEGUN_WRITING)) {
         return;
     }
     if (b != CST_NONE) {

@@ -249,7 +249,7 @@ void cst_schedule_hand_in(struct cst_core *core, const struct cst_event *event)
                         event->rank, event->generation, event->chunk);
         return;
     }
-    core->touched = true;
+    cst_ranks_begin(core, event->rank, CST_BEGUN_WRITING);
     r->pool.blocks[b].last_use = ++core->uses;
     cst_block_move(&r->pool, b, CST_BLOCK_PENDING);
     core->chunks[event->chunk].handed |= 1ull << event->rank;

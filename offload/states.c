@@ -169,7 +169,7 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
         cst_core_refuse(core, event->tag, CST_EINVAL, "gradients can be read, not written");
         return;
     }
-    if (core->phase == CST_PHASE_RUNNING && core->touched) {
+    if (core->phase == CST_PHASE_RUNNING && cst_ranks_begun(core) != CST_BEGUN_NOTHING) {
         cst_core_refuse(core, event->tag, CST_EBUSY,
                         "step %" PRIu64 " is under way: states are written between steps",
                         core->step);

@@ -63,14 +63,14 @@ says '^host 0 '
 grep -q '^step 3: gradient norm [0-9]' "$tmp/example.out" || fail "the example printed: $(cat "$tmp/example.out")"
 
 expect 0 jobs
-says '^example +'"$(id -u)"' .* 3 '
+says '^example +'"$(id -u)"' +idle +1 +3 '
 expect 0 jobs --json
 holds '.[0].name == "example" and .[0].step == 3 and .[0].n_params == 1000'
 expect 0 stat --json
 holds '.jobs[0].name == "example" and .n_jobs == 1 and .engines[0].kind == "host" and .pool_used <= .pool_budget'
 holds '.pool | .free + .cached + .leased + .moving + .pending + .quarantined == .capacity'
 expect 0 job example
-says '^job       example of uid .* step 3,'
+says '^job       example of uid .*: idle, step 3,'
 says '^RANK '
 expect 0 --json job example
 holds '.step == 3 and (.ranks | length) == 1 and .ranks[0].hits + .ranks[0].misses > 0'
@@ -100,6 +100,7 @@ complete_words() {
         - "$srcdir/client/cli/cistern.bash" "$@"
 }
 [ "$(complete_words cistern ex)" = explain ] || fail "completion of 'ex': $(complete_words cistern ex)"
+! grep -E "warning|interrupted" "$tmp/d.log" || fail "a job that ended well is warned of"
 [ "$(complete_words cistern job '')" = example ] || fail "completion of a job: $(complete_words cistern job '')"
 [ "$(complete_words cistern --manager)" = --manager-socket ] || fail "completion of an option"
 

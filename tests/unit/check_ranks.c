@@ -299,10 +299,76 @@ START_TEST(leave)
     ck_assert_uint_eq(books(0).free, 3);
     ck_assert_int_eq(rig_status(&rig, waiting), CST_EPEERDIED);
     ck_assert(says(waiting, "rank 0 left after step 1"));
+    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED);
     (void)rig_rank_event(&rig, CST_EV_HANGUP, 0);
     (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
     ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_LEAVE, 1)), CST_OK);
     ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_LEAVE, 1)), CST_EINVAL);
+    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED); /* a step was under way */
+}
+END_TEST
+
+/* Ranks that leave after a step, the first of them after a last look at the weights, leave an idle
+ * job: nothing is void, nothing is worth a line in the log, and others can go on. */
+START_TEST(leave_between_steps)
+{
+    uint64_t late;
+
+    rig_open(&rig, 4, 2, 3, 0);
+    rig_start(&rig, 2);
+    rig_whole_step(&rig, 4, 2);
+    (void)rig_get(&rig, 0, 0);
+    ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_LEAVE, 0)), CST_OK);
+    ck_assert_int_eq(core_stats().phase, CST_PHASE_IDLE);
+    late = rig_fetch(&rig, 1, 0);
+    ck_assert_int_eq(rig_status(&rig, late), CST_EPEERDIED);
+    ck_assert(says(late, "rank 0 left after step 1"));
+    ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_LEAVE, 1)), CST_OK);
+    ck_assert_int_eq(core_stats().phase, CST_PHASE_IDLE);
+    ck_assert_uint_eq(rig.n_logs, 0);
+    rig_start(&rig, 2);
+    ck_assert_int_eq(core_stats().phase, CST_PHASE_RUNNING);
+    rig_whole_step(&rig, 4, 2);
+    ck_assert_uint_eq(core_stats().step, 2);
+}
+END_TEST
+
+/* A rank that leaves while another is in the step, or with a gradient of its own, interrupts it.
+ * _i: who has begun. */
+START_TEST(leave_in_a_step)
+{
+    rig_open(&rig, 4, 2, 3, 0);
+    rig_start(&rig, 2);
+    if (_i == 0) {
+        (void)rig_get_grad(&rig, 0, 0);
+    } else {
+        (void)rig_get(&rig, 1, 0);
+    }
+    (void)rig_rank_event(&rig, CST_EV_LEAVE, 0);
+    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED);
+    ck_assert_uint_eq(rig.n_logs, 1);
+    (void)rig_rank_event(&rig, CST_EV_LEAVE, 1);
+    ck_assert_int_eq(core_stats().phase, _i == 0 ? CST_PHASE_INTERRUPTED : CST_PHASE_IDLE);
+}
+END_TEST
+
+/* A rank that dies after the last step and comes back only to leave: in the end nothing is lost.
+ * _i: a gradient was, so the job stays interrupted. */
+START_TEST(death_that_is_made_good)
+{
+    rig_open(&rig, 4, 2, 3, 0);
+    rig_start(&rig, 2);
+    rig_whole_step(&rig, 4, 2);
+    if (_i == 1) {
+        (void)rig_get_grad(&rig, 0, 0);
+    }
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
+    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED);
+    (void)rig_rank_event(&rig, CST_EV_LEAVE, 0);
+    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 1);
+    (void)rig_rank_event(&rig, CST_EV_LEAVE, 1);
+    ck_assert_int_eq(core_stats().phase, _i == 1 ? CST_PHASE_INTERRUPTED : CST_PHASE_IDLE);
 }
 END_TEST
 
@@ -464,6 +530,9 @@ static Suite *suite(void)
     tcase_add_loop_test(death, death_does_not_stop_a_step_that_closes, 0, 2);
     tcase_add_test(death, updates_outlive_everybody);
     tcase_add_test(death, leave);
+    tcase_add_test(death, leave_between_steps);
+    tcase_add_loop_test(death, leave_in_a_step, 0, 2);
+    tcase_add_loop_test(death, death_that_is_made_good, 0, 2);
     tcase_add_checked_fixture(late, NULL, teardown);
     tcase_add_test(late, sync_times_out);
     tcase_add_test(late, step_times_out);
