@@ -36,7 +36,8 @@
     X(ECONN, 22, true, "no connection to the daemon")                                              \
     X(EFORKED, 23, false, "this handle belongs to the parent process")                             \
     X(EIO, 24, true, "input/output error")                                                         \
-    X(EINTERNAL, 25, false, "internal error")
+    X(EINTERNAL, 25, false, "internal error")                                                      \
+    X(EGPU, 26, true, "the GPU failed")
 
 enum cst_status {
 #define CST_STATUS_X(name, number, retryable, words) CST_##name = -(number),

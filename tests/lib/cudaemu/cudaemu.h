@@ -1,0 +1,27 @@
+/* The project's CUDA kernels, run on the processor: each .cu file is compiled once more, as C++ for the host, with cudaemu.hpp in place
+ * of the CUDA headers. Threads of a block are fibers that change at __syncthreads and at the warp's collectives, so what is tested is the
+ * kernel's own source: indexing, order of sums, rounding, barriers. It says nothing about speed.
+ *
+ * tests/lib/fakecuda launches kernels through it by the name that the module knows; unit tests call them directly. */
+#ifndef CST_CUDAEMU_H
+#define CST_CUDAEMU_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct cst_emu_kernel {
+    const char *name; /* as cuModuleGetFunction takes it */
+    /* Run the whole grid, block after block; @shared: bytes of dynamic shared memory; @params: as cuLaunchKernel takes them. Returns when
+     * it is done. One thread at a time per process unless it says otherwise. */
+    void (*run)(const unsigned grid[3], const unsigned block[3], unsigned shared, void **params);
+};
+
+/* The kernel called @name among those linked in, or NULL. */
+const struct cst_emu_kernel *cst_emu_find(const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
