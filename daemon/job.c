@@ -308,9 +308,15 @@ void cst_job_hangup(struct cst_job *job, uint32_t rank)
 void cst_job_left(struct cst_job *job, uint32_t rank)
 {
     struct cst_worker *worker = &job->workers[rank];
+    struct cst_err why = {0};
 
     cst_log(CST_LOG_INFO, "job '%s': rank %u (pid %d) left", job->name, rank, (int)worker->pid);
     break_barrier_of(job, worker, "left");
+    if (worker->commit != NULL) { /* past the barrier: its memory is being populated */
+        (void)cst_err_set(&why, CST_ECANCELLED, "rank %u left before job '%s' was populated", rank,
+                          job->name);
+        cst_session_fail(job->daemon, worker->commit, &why);
+    }
     vacate(worker);
     worker->left = true;
     worker->has_token = false;

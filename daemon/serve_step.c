@@ -209,12 +209,11 @@ void cst_serve_cancel(struct cst_session *session, uint64_t id, void *body)
     const Cistern__Cancel *message = body;
     struct cst_pending *request = find_request(session, message->request);
 
-    if (request != NULL && request->job != NULL && request->job == session->job &&
-        !request->waits_commit) {
-        cancel_in_core(session, id, request);
-        return;
-    }
-    if (request != NULL && request->waits_commit) {
+    if (request != NULL && request->job != NULL && request->job == session->job) {
+        if (!request->waits_commit) {
+            cancel_in_core(session, id, request);
+            return;
+        }
         cancel_commit(session, request);
     }
     /* Answered already, or nothing that can be stopped: it gets, or has had, its own final reply.

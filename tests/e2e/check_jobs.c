@@ -390,6 +390,30 @@ START_TEST(a_commit_can_be_cancelled)
 }
 END_TEST
 
+/* A worker that leaves while its job is being populated gets an answer to its Commit; a Cancel that
+ * comes for it afterwards finds nothing. The engine is stopped meanwhile, so that populating lasts.
+ */
+START_TEST(a_worker_leaves_a_job_that_is_populated)
+{
+    Cistern__Cancel cancel = CISTERN__CANCEL__INIT;
+    struct raw_client client;
+    pid_t engine = raw_stat(&witness)->engines[0]->pid;
+    uint64_t leave;
+
+    open_declared(&client, 0, 1, 1);
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
+    cancel.request = raw_commit(&client, 1, 1);
+    leave = raw_ask(&client, CISTERN__MSG_TYPE__MSG_LEAVE, NULL);
+    (void)raw_ask(&client, CISTERN__MSG_TYPE__MSG_CANCEL, &cancel.base);
+    ck_assert_int_eq(raw_status(&client, cancel.request), CST_ECANCELLED);
+    ck_assert_int_eq(raw_status(&client, leave), CST_OK);
+    ck_assert_int_eq(raw_status(&client, 0), CST_OK);
+    ck_assert_int_eq(kill(engine, SIGCONT), 0);
+    raw_close(&client);
+    ck_assert_int_eq(remove_job("j"), CST_OK);
+}
+END_TEST
+
 /* The slabs of a pool come as sealed memfds of mode 0600 that together hold its blocks. */
 START_TEST(pool_slabs_are_sealed)
 {
@@ -744,6 +768,7 @@ int main(void)
     tcase_add_test(tc, a_job_over_budget_is_refused);
     tcase_add_test(tc, a_commit_without_the_others_times_out);
     tcase_add_test(tc, a_commit_can_be_cancelled);
+    tcase_add_test(tc, a_worker_leaves_a_job_that_is_populated);
     tcase_add_test(tc, pool_slabs_are_sealed);
     tc = add_case(suite, "life");
     tcase_add_test(tc, a_whole_step);
