@@ -95,14 +95,10 @@ static int place_rows(struct cst_layout *layout)
 static int list_uses(struct cst_layout *layout, const struct cst_model *model)
 {
     uint32_t *seen = calloc(layout->n_chunks, sizeof *seen);
-    size_t n = 0;
     uint32_t *at;
 
-    for (uint32_t i = 0; i < model->n_operators; i++) {
-        n += model->operators[i].n_tensors;
-    }
     layout->uses = calloc(model->n_operators + 1u, sizeof *layout->uses);
-    at = calloc(n + 1, sizeof *at);
+    at = calloc(model->n_uses + 1u, sizeof *at);
     if (seen == NULL || layout->uses == NULL || at == NULL) {
         free(seen);
         free(at);

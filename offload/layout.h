@@ -21,6 +21,7 @@
 #define CST_LAYOUT_MAX_CHUNK_ELEMS (64u << 20)  /* an fp32 row is one segment */
 #define CST_LAYOUT_MAX_TENSORS 65536
 #define CST_LAYOUT_MAX_OPERATORS 65536
+#define CST_LAYOUT_MAX_USES 262144              /* tensors of all operators together */
 #define CST_LAYOUT_NAME_BYTES 64                /* with the NUL */
 #define CST_LAYOUT_MAX_DIMS 8
 
@@ -49,6 +50,7 @@ struct cst_model {
     uint32_t n_tensors;
     struct cst_layout_operator *operators; /* in the order of the forward pass */
     uint32_t n_operators;
+    uint32_t n_uses;    /* sum of n_tensors of the operators */
     uint64_t n_params;  /* sum of n_elems */
     void *index;        /* name lookup, private */
 };
@@ -109,7 +111,7 @@ int cst_model_tensor(struct cst_model *model, const char *name, const int64_t *s
                      uint32_t n_dims, float lr_scale, float decay_scale, struct cst_err *err);
 
 /* Declare an operator over tensors declared before. CST_EINVAL: unknown number, the same tensor twice, no tensors, bad
- * name, too many. CST_EEXIST: the name is taken. */
+ * name, too many operators or uses. CST_EEXIST: the name is taken. */
 int cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
                        uint32_t n_tensors, struct cst_err *err);
 

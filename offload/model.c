@@ -323,6 +323,12 @@ int cst_model_operator(struct cst_model *model, const char *name, const uint32_t
         return cst_err_set(err, CST_EINVAL, "operator '%s': more than %d operators", name,
                            CST_LAYOUT_MAX_OPERATORS);
     }
+    if (n_tensors > CST_LAYOUT_MAX_USES - model->n_uses) {
+        return cst_err_set(err, CST_EINVAL,
+                           "operator '%s' uses %" PRIu32 " tensors and those before it %" PRIu32
+                           ": at most %d together",
+                           name, n_tensors, model->n_uses, CST_LAYOUT_MAX_USES);
+    }
     if (index == NULL || reserve_operator(model, index) != CST_OK) {
         return cst_err_set(err, CST_ENOMEM, "operator '%s': no memory for its declaration", name);
     }
@@ -349,6 +355,7 @@ int cst_model_operator(struct cst_model *model, const char *name, const uint32_t
     index->operators.slots[find_slot(&index->operators, model, operator_name, name)] =
         model->n_operators;
     index->operators.n_entries++;
+    model->n_uses += n_tensors;
     model->n_operators++;
     return CST_OK;
 }

@@ -164,6 +164,29 @@ START_TEST(limits)
 }
 END_TEST
 
+/* Operators that use very many tensors each are bounded together: a model costs memory for each
+ * use. */
+START_TEST(uses_are_bounded)
+{
+    static uint32_t all[CST_LAYOUT_MAX_TENSORS];
+    uint32_t n = CST_LAYOUT_MAX_USES / CST_LAYOUT_MAX_TENSORS;
+    char name[32];
+
+    declare(CST_LAYOUT_MAX_TENSORS);
+    for (uint32_t i = 0; i < CST_LAYOUT_MAX_TENSORS; i++) {
+        all[i] = i;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        (void)snprintf(name, sizeof name, "op.%u", i);
+        ck_assert_int_eq(cst_model_operator(&model, name, all, CST_LAYOUT_MAX_TENSORS, &err),
+                         CST_OK);
+    }
+    ck_assert_int_eq(cst_model_operator(&model, "more", all, 1, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "262144"));
+    ck_assert_uint_eq(model.n_operators, n);
+}
+END_TEST
+
 /* Ranks must declare the same: the first difference is named. */
 START_TEST(same_tensor)
 {
@@ -228,6 +251,7 @@ static Suite *suite(void)
     tcase_add_test(tc, factors);
     tcase_add_test(tc, operators);
     tcase_add_test(tc, limits);
+    tcase_add_test(tc, uses_are_bounded);
     tcase_add_test(tc, same_tensor);
     tcase_add_test(tc, same_operator);
     suite_add_tcase(s, tc);
