@@ -7,7 +7,8 @@ static int append(struct cst_trace *trace, uint32_t entry)
 {
     if (trace->n_record == trace->record_capacity) {
         uint32_t grown = trace->record_capacity == 0 ? 64 : 2 * trace->record_capacity;
-        uint32_t *record = realloc(trace->record, grown * sizeof *record);
+        uint32_t *record =
+            grown <= CST_TRACE_MAX_RECORD ? realloc(trace->record, grown * sizeof *record) : NULL;
 
         if (record == NULL) {
             return CST_ENOMEM;

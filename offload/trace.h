@@ -8,6 +8,7 @@
 #include "offload/layout.h"
 
 #define CST_TRACE_NEVER UINT32_MAX
+#define CST_TRACE_MAX_RECORD (1u << 20) /* entries; a step with more is not recorded */
 
 /* An entry: a chunk, and whether its gradient is opened (else its weights are fetched). */
 #define CST_TRACE_ENTRY(chunk, grad) ((chunk) << 1 | ((grad) ? 1u : 0u))
@@ -25,7 +26,7 @@ struct cst_trace {
     uint32_t record_capacity;
     uint32_t position;  /* in expected: what should come next */
     bool known;         /* expected is a record, not the declared order */
-    bool broken;        /* this step's record lost entries: no memory */
+    bool broken;        /* this step's record lost entries: no memory, or too many */
     uint64_t surprises; /* entries that a known trace did not expect */
 };
 
@@ -36,7 +37,8 @@ void cst_trace_close(struct cst_trace *trace);
 /* The rank asked for it. */
 void cst_trace_use(struct cst_trace *trace, uint32_t chunk, bool grad);
 
-/* The step is complete: its record predicts from now on (the old one stays if memory was short). */
+/* The step is complete: its record predicts from now on (the old one stays if the record lost
+ * entries). */
 void cst_trace_end_step(struct cst_trace *trace);
 
 /* The step begins anew: forget its record. */

@@ -47,6 +47,22 @@ START_TEST(declared_order)
 }
 END_TEST
 
+/* A worker that fetches for ever without a step (it evaluates, say) costs no more memory for it:
+ * such a record is given up, and the one before predicts on. */
+START_TEST(record_is_bounded)
+{
+    use_all(3, (uint32_t[]){2, 1, 0});
+    cst_trace_end_step(&trace);
+    for (uint32_t i = 0; i < 3 * CST_TRACE_MAX_RECORD; i++) {
+        cst_trace_use(&trace, i % 3, false);
+    }
+    ck_assert_uint_le(trace.record_capacity, CST_TRACE_MAX_RECORD);
+    cst_trace_end_step(&trace);
+    ck_assert_uint_eq(trace.n_expected, 3);
+    ck_assert(trace.known);
+}
+END_TEST
+
 /* A complete step's record predicts the next; a step begun anew forgets what it recorded. */
 START_TEST(record_predicts)
 {
@@ -129,6 +145,7 @@ static Suite *suite(void)
 
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, declared_order);
+    tcase_add_test(tc, record_is_bounded);
     tcase_add_test(tc, record_predicts);
     tcase_add_test(tc, resynchronises);
     tcase_add_test(tc, never_seen);
