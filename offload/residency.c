@@ -197,6 +197,9 @@ static void enqueue(struct cst_core *core, uint32_t i)
     struct cst_request *request = &core->requests.v[i];
 
     request->where = CST_REQUEST_QUEUED;
+    if (request->deadline == CST_CORE_NEVER && core->peer_timeout_ns != CST_CORE_NEVER) {
+        request->deadline = core->now + core->peer_timeout_ns;
+    }
     cst_queue_push(&core->requests, queue_of(core, request), i);
 }
 
@@ -214,9 +217,6 @@ static void begin(struct cst_core *core, const struct cst_event *event)
 
     if (first && place(core, i)) {
         return;
-    }
-    if (core->peer_timeout_ns != CST_CORE_NEVER) {
-        core->requests.v[i].deadline = core->now + core->peer_timeout_ns;
     }
     rank->waits++;
     enqueue(core, i);

@@ -250,6 +250,27 @@ START_TEST(prefetch_by_declaration)
 }
 END_TEST
 
+/* A fetch that joined a copy that is overtaken by a write waits anew, and not for ever. */
+START_TEST(an_overtaken_fetch_has_a_deadline)
+{
+    uint64_t tag, load;
+
+    rig_open(&rig, 4, 1, 4, 1);
+    rig_start(&rig, 1);
+    load = only(CST_COMMAND_COPY).ticket; /* chunk 0, at the sync */
+    (void)rig_event(&rig,
+                    (struct cst_event){.kind = CST_EV_WRITE, .row = CST_ROW_MASTER, .n_elems = 1});
+    tag = rig_fetch(&rig, 0, 0);
+    ck_assert_uint_eq(cst_core_deadline(rig.core), CST_CORE_NEVER);
+    rig_done(&rig, load, CST_OK, NULL);
+    ck_assert(rig_waits(&rig, tag));
+    ck_assert_uint_ne(cst_core_deadline(rig.core), CST_CORE_NEVER);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    ck_assert_uint_eq(cst_core_deadline(rig.core), CST_CORE_NEVER);
+}
+END_TEST
+
 /* From the second step on the record of the last one predicts, whatever was declared. */
 START_TEST(prefetch_by_trace)
 {
@@ -773,6 +794,7 @@ static Suite *suite(void)
     tcase_add_test(weights, copy_fails);
     tcase_add_checked_fixture(prefetch, NULL, teardown);
     tcase_add_test(prefetch, prefetch_by_declaration);
+    tcase_add_test(prefetch, an_overtaken_fetch_has_a_deadline);
     tcase_add_test(prefetch, prefetch_by_trace);
     tcase_add_test(prefetch, no_prefetch_past_the_commit);
     tcase_add_test(prefetch, prefetch_leaves_room_for_gradients);
