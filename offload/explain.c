@@ -62,6 +62,8 @@ static void explain_gradient(const struct cst_core *core, uint32_t c, struct pag
         say(page, "its gradient of this step is summed");
     } else if (chunk->reduce_ticket != 0) {
         say(page, "its gradient is being summed");
+    } else if (n == core->world) {
+        say(page, "its gradient has come from all %" PRIu32 " ranks and is being moved", n);
     } else if (n > 0) {
         say(page,
             "its gradient has come from %" PRIu32 " of %" PRIu32 " ranks; rank %" PRIu32

@@ -299,6 +299,21 @@ START_TEST(explain)
 }
 END_TEST
 
+/* A gradient that all ranks have handed in waits for a move, and no rank is called missing. */
+START_TEST(explain_a_gradient_that_moves)
+{
+    rig_open(&rig, 6, 2, 3, 0);
+    rig_start(&rig, 2);
+    (void)rig_hand_in(&rig, 0, 1, rig_get_grad(&rig, 0, 1));
+    (void)rig_get(&rig, 0, 0);
+    (void)rig_get(&rig, 0, 5);
+    (void)rig_fetch_grad(&rig, 0, 4);
+    (void)rig_hand_in(&rig, 1, 1, rig_get_grad(&rig, 1, 1));
+    ck_assert(explained(1, "come from all 2 ranks"));
+    rig_drain(&rig);
+}
+END_TEST
+
 /* A core does not open over a pool that cannot run the model, nor with no ranks or too many. */
 START_TEST(open_refuses)
 {
@@ -379,6 +394,7 @@ static Suite *suite(void)
     tcase_add_test(rows, io_fails);
     tcase_add_checked_fixture(tells, NULL, teardown);
     tcase_add_test(tells, explain);
+    tcase_add_test(tells, explain_a_gradient_that_moves);
     tcase_add_test(tells, open_refuses);
     tcase_add_test(tells, job_table);
     suite_add_tcase(s, rows);
