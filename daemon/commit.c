@@ -173,7 +173,7 @@ static int open_core(struct cst_job *job, struct cst_err *err)
         .arena_segments = memory->ids,
         .table_segment = memory->ids[memory->n_arenas],
         .pools = memory->pools,
-        .first_ticket = job->serial << CST_JOB_TICKET_SHIFT,
+        .first_ticket = (job->serial << CST_JOB_TICKET_SHIFT) + 1, /* a mark's low half is not 0 */
         .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
         .prefetch_depth = 1,
     };
