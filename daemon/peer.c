@@ -1,5 +1,6 @@
 #include "daemon/peer.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -11,8 +12,9 @@
 #define SO_PEERPIDFD 77
 #endif
 
-/* SO_PEERPIDFD (Linux 6.5) names the peer itself; pidfd_open names whoever has its pid now, which
- * is the peer as long as it is connected, so the caller looks at the socket afterwards. */
+/* SO_PEERPIDFD (Linux 6.5) names the peer itself, or nobody if it is gone (a child may still hold
+ * the socket); pidfd_open names whoever has its pid now, which is the peer as long as it is
+ * connected, so the caller looks at the socket afterwards. */
 static int open_pidfd(int sock, pid_t pid)
 {
     int fd;
@@ -21,7 +23,7 @@ static int open_pidfd(int sock, pid_t pid)
     if (getsockopt(sock, SOL_SOCKET, SO_PEERPIDFD, &fd, &n) == 0) {
         return fd;
     }
-    return pid > 0 ? pidfd_open(pid, 0) : -1;
+    return pid > 0 && errno == ENOPROTOOPT ? pidfd_open(pid, 0) : -1;
 }
 
 static bool is_up(int sock)
