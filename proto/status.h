@@ -9,6 +9,10 @@
 #include <stdarg.h>
 #include <stdbool.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* X(name, number, retryable, words) */
 #define CST_STATUS_MAP(X)                                                                          \
     X(OK, 0, false, "ok")                                                                          \
@@ -71,5 +75,9 @@ int cst_err_prefix(struct cst_err *err, const char *fmt, ...) __attribute__((for
 /* As cst_err_set, with ": strerror(errnum)" behind the words. */
 int cst_err_errno(struct cst_err *err, int status, int errnum, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

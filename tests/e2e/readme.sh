@@ -33,6 +33,24 @@ sanitize=$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)
 ${CC:-cc} -std=c11 -Wall -Wextra -Werror $sanitize "$tmp/worker.c" "${flags[@]}" -o "$tmp/worker" >"$tmp/compile.log" 2>&1 ||
     fail "the program in README.md does not compile"
 
+# The static library links with what cistern.pc says it needs.
+read -r -a static_flags < <(pkg-config --static --cflags --libs cistern)
+# shellcheck disable=SC2086 # words
+${CC:-cc} -std=c11 $sanitize "$tmp/worker.c" "${static_flags[@]/#-lcistern/-l:libcistern.a}" -o "$tmp/static" >"$tmp/static.log" 2>&1 ||
+    fail "the program in README.md does not link with libcistern.a"
+
+# The header serves C++ as well: every name that the library exports is found from there.
+if [ -z "$sanitize" ] && command -v "${CXX:-c++}" >/dev/null; then
+    {
+        printf '#include <cistern.h>\nint main()\n{\n    void *volatile all[] = {\n'
+        sed 's/.*/        reinterpret_cast<void *>(\&&),/' "$srcdir/client/libcistern.sym"
+        printf '    };\n    return all[0] == nullptr;\n}\n'
+    } >"$tmp/all.cc"
+    # shellcheck disable=SC2086 # words
+    ${CXX:-c++} -Wall -Wextra -Werror "$tmp/all.cc" "${flags[@]}" -o "$tmp/all" >"$tmp/cxx.log" 2>&1 ||
+        fail "a C++ program does not compile and link"
+fi
+
 # The daemon as installed; its engine would be under the prefix, which is not where it lies now.
 start installed "$(find "$root" -path '*/sbin/cisternd')" --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET" \
     --engine "$(find "$root" -name cistern-engine-host)"
