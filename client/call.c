@@ -331,8 +331,15 @@ int cst_call_sync(struct cst_client *client, struct cst_call *call, uint16_t typ
                   const ProtobufCMessage *body, uint16_t reply_type,
                   const ProtobufCMessageDescriptor *reply_form, struct cst_err *err)
 {
-    int rc = cst_call_start(client, call, type, body, reply_type, reply_form, err);
+    int rc = cst_client_check(client, err);
 
+    /* Waiting here would take in the reply that a poller of the fd waits for. */
+    if (rc == CST_OK && client->pending) {
+        rc = cst_err_set(err, CST_EBUSY, "another call is pending: repeat it until it has ended");
+    }
+    if (rc == CST_OK) {
+        rc = cst_call_start(client, call, type, body, reply_type, reply_form, err);
+    }
     if (rc != CST_OK) {
         return rc;
     }

@@ -46,7 +46,8 @@ int cst_call_result(const struct cst_call *call, struct cst_err *err);
 /* Free the reply, close fds that nobody took; IDLE again. The call must be DONE or IDLE. */
 void cst_call_reset(struct cst_call *call);
 
-/* Start, and wait until it is DONE. On failure the call is reset. */
+/* Start, and wait until it is DONE. On failure the call is reset. CST_EBUSY: a try call is pending.
+ */
 int cst_call_sync(struct cst_client *client, struct cst_call *call, uint16_t type,
                   const ProtobufCMessage *body, uint16_t reply_type,
                   const ProtobufCMessageDescriptor *reply_form, struct cst_err *err);

@@ -7,7 +7,8 @@
  * handles are dead: every call answers CST_EFORKED, and cst_disconnect only frees memory.
  * Errors: 0 or a negative status of proto/status.h, words in *err where given. Outputs are set on success alone.
  * Waiting: calls block. The cst_try_... forms never do: they return CST_EAGAIN, and the same call with the same arguments is made
- * again when cst_client_fd() polls readable, until it returns something else. */
+ * again when cst_client_fd() polls readable, until it returns something else. Meanwhile all other calls that would wait, of this
+ * client and its job, return CST_EBUSY. */
 #ifndef CISTERN_H
 #define CISTERN_H
 

@@ -26,6 +26,7 @@ struct cst_client {
     struct cst_call *queue;          /* not sent yet, oldest first */
     struct cst_call **queue_end;     /* where the next one is linked */
     struct cst_job *job;             /* owned; NULL before cst_job_open */
+    bool pending;                    /* a try call of job has not ended: only it may read replies */
     struct cst_client *next;         /* list of all clients of the process, for fork.c */
     struct cst_client **link;        /* what points here in that list */
     char build[64];                  /* the daemon's, from Welcome */

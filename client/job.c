@@ -266,6 +266,7 @@ int cst_job_pend(struct cst_job *job, const struct cst_pending *want, struct cst
     if (have->kind == CST_PENDING_NONE) {
         job->pending = *want;
         job->pending.sent = false;
+        job->client->pending = true;
         return CST_OK;
     }
     if (have->kind != want->kind || have->op != want->op || have->backward != want->backward ||
@@ -291,6 +292,7 @@ int cst_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, struc
     }
     if (rc != CST_EAGAIN) {
         job->pending.kind = CST_PENDING_NONE;
+        job->client->pending = false;
     }
     return rc;
 }

@@ -451,6 +451,32 @@ START_TEST(test_try)
 }
 END_TEST
 
+/* What would take in the reply of a pending call is refused meanwhile, so that the fd tells of it:
+ * the reply is never read behind the poller's back. */
+START_TEST(test_try_alone)
+{
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_rank_stat stat;
+    struct cst_err err = {0};
+    struct pollfd pfd;
+    uint16_t data[4];
+
+    fake_job_start(&f, 2);
+    pfd = (struct pollfd){.fd = cst_client_fd(f.client), .events = POLLIN};
+    (void)pthread_mutex_lock(&f.fake.mutex);
+    ck_assert_int_eq(cst_try_step(f.job, &params, NULL, &err), CST_EAGAIN);
+    (void)pthread_mutex_unlock(&f.fake.mutex);
+    ck_assert_int_eq(cst_ping(f.client, NULL, &err), CST_EBUSY);
+    ck_assert_ptr_nonnull(strstr(err.text, "pending"));
+    ck_assert_int_eq(cst_stat(f.job, &stat, &err), CST_EBUSY);
+    ck_assert_int_eq(cst_tensor_read(f.job, 0, CST_STATE_WEIGHT, 0, 4, data, &err), CST_EBUSY);
+    ck_assert_int_eq(poll(&pfd, 1, -1), 1);
+    CK_OK(cst_step(f.job, &params, NULL, &err));
+    CK_OK(cst_ping(f.client, NULL, &err));
+    fake_job_stop(&f);
+}
+END_TEST
+
 /* -- states ---------------------------------------------------------------------------------------
  */
 
@@ -511,6 +537,7 @@ int main(void)
     tcase_add_test(steps, test_accumulate);
     tcase_add_test(steps, test_one_credit);
     tcase_add_test(steps, test_try);
+    tcase_add_test(steps, test_try_alone);
     tcase_add_test(steps, test_states);
     tcase_add_test(steps, test_stat);
     tcase_add_test(faults, test_out_of_order);
