@@ -2,6 +2,7 @@
 
 #include "daemon/log.h"
 #include "daemon/mounts.h"
+#include "dirs.h"
 
 #include <errno.h>
 #include <hwloc.h>

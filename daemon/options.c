@@ -3,6 +3,8 @@
 #endif
 #include "daemon/options.h"
 
+#include "dirs.h"
+
 #include <getopt.h>
 #include <stdio.h>
 #include <string.h>

@@ -15,6 +15,14 @@ for file in sbin/cisternd bin/cistern libexec/cistern/cistern-engine-host includ
     [ -n "$(find "$root" -path "*/$file")" ] || fail "not installed: $file"
 done
 
+# What is compiled gets directories from a header, so that configure with another prefix has it compiled again.
+compile=$(make -n -W "$srcdir/daemon/options.c" -W "$srcdir/daemon/engines.c" daemon/libcst_daemon_la-options.lo \
+    daemon/libcst_daemon_la-engines.lo 2>/dev/null)
+[ "$(grep -c '^#define .* "/.*"$' dirs.h)" -eq 2 ] || fail "dirs.h has not the two directories"
+while read -r dir; do
+    ! grep -F -- "$dir" <<<"$compile" || fail "$dir is on the compiler's command line"
+done < <(sed -n 's/^#define .* "\(.*\)"$/\1/p' dirs.h)
+
 # Nothing but the library's own header names is visible to those who link with it.
 library=$(find "$root" -name libcistern.so)
 strange=$(nm -D --defined-only "$library" | awk '$2 ~ /[TDBR]/ && $3 !~ /^cst_/ && $3 !~ /^CISTERN/ { print $3 }')
