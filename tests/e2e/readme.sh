@@ -15,6 +15,9 @@ for file in sbin/cisternd bin/cistern libexec/cistern/cistern-engine-host includ
     [ -n "$(find "$root" -path "*/$file")" ] || fail "not installed: $file"
 done
 
+# Man pages name the directories of this installation.
+[ -z "$(grep -rl SYSCONFDIR "$root")" ] || fail "a man page does not say where the configuration is"
+
 # What is compiled gets directories from a header, so that configure with another prefix has it compiled again.
 compile=$(make -n -W "$srcdir/daemon/options.c" -W "$srcdir/daemon/engines.c" daemon/libcst_daemon_la-options.lo \
     daemon/libcst_daemon_la-engines.lo 2>/dev/null)
