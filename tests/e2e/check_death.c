@@ -1,8 +1,7 @@
 /* A worker that dies at every message of its life: before the answer to message k has come it kills
  * itself. Then its rank is free, a successor goes through the whole life in its place, and nothing
  * is left over. */
-#include "tests/lib/daemon_proc.h"
-#include "tests/lib/raw_client.h"
+#include "tests/lib/settle.h"
 
 #include <check.h>
 #include <signal.h>
@@ -235,24 +234,6 @@ static void remove_job(void)
     ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base), CST_OK);
 }
 
-/* Connections are closed, and segments given back, at turns of the daemon to come; each Stat is
- * one. */
-static void assert_nothing_left(void)
-{
-    const Cistern__StatReply *stat;
-
-    for (unsigned i = 0; i < 10000; i++) {
-        stat = raw_stat(&witness);
-        if (stat->n_sessions == 1 && stat->n_jobs == 0 && stat->host_used == 0 &&
-            stat->pool_used == 0 && daemon_proc_fds(proc.pid) == base_fds) {
-            return;
-        }
-    }
-    ck_abort_msg("%u sessions, %u jobs, %llu and %llu bytes, %u descriptors where there were %u",
-                 stat->n_sessions, stat->n_jobs, (unsigned long long)stat->host_used,
-                 (unsigned long long)stat->pool_used, daemon_proc_fds(proc.pid), base_fds);
-}
-
 static void teardown(void)
 {
     raw_close(&witness);
@@ -280,15 +261,6 @@ static void die_at(unsigned last)
                   "the worker did not get as far as message %u", last);
 }
 
-/* Where the books of the job's pool stand. */
-static void assert_balanced(void)
-{
-    const Cistern__Books *b = raw_stat(&witness)->pool;
-
-    ck_assert_uint_eq(b->capacity,
-                      b->free + b->cached + b->leased + b->moving + b->pending + b->quarantined);
-}
-
 /* Whichever message was the last, the books balance and a successor lives a whole life as that
  * rank. */
 START_TEST(a_successor_lives_on)
@@ -296,7 +268,7 @@ START_TEST(a_successor_lives_on)
     struct worker w = {.attempt = 0};
 
     die_at((unsigned)_i);
-    assert_balanced();
+    settle_balanced(&witness);
     raw_open(&w.client, proc.socket);
     for (unsigned i = 0; i < N_LIFE; i++) {
         if (i == WRITE && _i > WRITE) {
@@ -306,10 +278,10 @@ START_TEST(a_successor_lives_on)
         life[i].ask(&w);
         take_reply(&w, i);
     }
-    assert_balanced();
+    settle_balanced(&witness);
     raw_close(&w.client);
     remove_job();
-    assert_nothing_left();
+    settle(&witness, &proc, base_fds);
 }
 END_TEST
 
@@ -325,7 +297,7 @@ START_TEST(the_job_can_be_removed)
                          CST_ENOTFOUND); /* it was never committed, and went with its worker */
         ck_assert_int_le(_i, 2);
     }
-    assert_nothing_left();
+    settle(&witness, &proc, base_fds);
 }
 END_TEST
 
@@ -351,7 +323,7 @@ START_TEST(the_remover_may_go)
     ck_assert_int_eq(kill(engine, SIGCONT), 0);
     while (raw_stat(&witness)->host_used > 0) {
     }
-    assert_nothing_left();
+    settle(&witness, &proc, base_fds);
 }
 END_TEST
 

@@ -1,8 +1,7 @@
 /* Jobs from the outside: who is which rank, what ranks may declare, what fits, who waits for whom,
  * what is left when a job goes. After every test the daemon has as many descriptors, and as many
  * bytes in its books, as before. */
-#include "tests/lib/daemon_proc.h"
-#include "tests/lib/raw_client.h"
+#include "tests/lib/settle.h"
 
 #include <check.h>
 #include <signal.h>
@@ -21,22 +20,6 @@ static struct daemon_proc proc;
 static struct raw_client witness; /* looks at the books and removes jobs */
 static unsigned base_fds;
 
-static void settle(void)
-{
-    const Cistern__StatReply *stat;
-
-    for (unsigned i = 0; i < 10000; i++) {
-        stat = raw_stat(&witness);
-        if (stat->n_sessions == 1 && stat->n_jobs == 0 && stat->host_used == 0 &&
-            stat->pool_used == 0 && daemon_proc_fds(proc.pid) == base_fds) {
-            return;
-        }
-    }
-    ck_abort_msg("%u sessions, %u jobs, %llu and %llu bytes, %u descriptors where there were %u",
-                 stat->n_sessions, stat->n_jobs, (unsigned long long)stat->host_used,
-                 (unsigned long long)stat->pool_used, daemon_proc_fds(proc.pid), base_fds);
-}
-
 static void setup(void)
 {
     daemon_proc_start(&proc, NULL);
@@ -46,7 +29,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    settle();
+    settle(&witness, &proc, base_fds);
     raw_close(&witness);
     ck_assert_int_eq(daemon_proc_stop(&proc), 0);
 }
@@ -617,7 +600,7 @@ START_TEST(a_job_without_commit_goes_with_its_worker)
 
     open_declared(&client, 0, 2, 3);
     raw_close(&client);
-    settle();
+    settle(&witness, &proc, base_fds);
 }
 END_TEST
 

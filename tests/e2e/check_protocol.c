@@ -1,8 +1,7 @@
 /* What a connection may send, and what it must not: broken frames, lying bodies, wrong order, too
  * much at once. After every test the daemon has as many descriptors, and as many bytes in its
  * books, as before. */
-#include "tests/lib/daemon_proc.h"
-#include "tests/lib/raw_client.h"
+#include "tests/lib/settle.h"
 
 #include <check.h>
 #include <signal.h>
@@ -19,23 +18,6 @@ static struct raw_client
 static unsigned base_fds;
 static pid_t engine;
 
-/* A closed connection is noticed at the daemon's next turn; each Stat is one. */
-static const Cistern__StatReply *settle(void)
-{
-    const Cistern__StatReply *stat;
-
-    for (unsigned i = 0; i < 10000; i++) {
-        stat = raw_stat(&witness);
-        if (stat->n_sessions == 1 && stat->n_jobs == 0 && stat->host_used == 0 &&
-            stat->pool_used == 0 && daemon_proc_fds(proc.pid) == base_fds) {
-            return stat;
-        }
-    }
-    ck_abort_msg("%u sessions, %u jobs, %llu and %llu bytes, %u descriptors where there were %u",
-                 stat->n_sessions, stat->n_jobs, (unsigned long long)stat->host_used,
-                 (unsigned long long)stat->pool_used, daemon_proc_fds(proc.pid), base_fds);
-}
-
 static void setup(void)
 {
     daemon_proc_start(&proc, NULL);
@@ -46,7 +28,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    settle();
+    settle(&witness, &proc, base_fds);
     raw_close(&witness);
     ck_assert_int_eq(daemon_proc_stop(&proc), 0);
 }

@@ -1,8 +1,7 @@
 /* Training through a real daemon and engine gives the bits that a calculation in this process
- * gives: for every world, every pool, every form of the calls, and whoever dies when. */
-#include "client/call.h"
-#include "proto/cistern.pb-c.h"
-#include "tests/lib/daemon_proc.h"
+ * gives: for every world, every pool, every form of the calls, and whoever dies when. After every
+ * test the daemon has as many descriptors, and as many bytes in its books, as before. */
+#include "tests/lib/settle.h"
 #include "tests/lib/train_worker.h"
 
 #include <check.h>
@@ -14,6 +13,8 @@
 #include <unistd.h>
 
 static struct daemon_proc proc;
+static struct raw_client witness; /* looks at the books and removes jobs */
+static unsigned base_fds;
 static struct train_run *reference;
 static struct train_report *reports[TRAIN_MAX_WORLD];
 
@@ -27,10 +28,16 @@ static void setup(void)
     daemon_proc_start(&proc, NULL);
     /* Nobody reads what it says to a service manager: it must not wait for that. */
     ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
+    raw_open(&witness, proc.socket);
+    base_fds = daemon_proc_fds(proc.pid);
 }
 
 static void teardown(void)
 {
+    settle_balanced(&witness);
+    settle_remove_jobs(&witness);
+    settle(&witness, &proc, base_fds);
+    raw_close(&witness);
     ck_assert_int_eq(daemon_proc_stop(&proc), 0);
     for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
         train_report_free(reports[r]);
@@ -46,8 +53,9 @@ static struct train_order order_of(const char *name, uint32_t rank, uint32_t wor
                                 .rank = rank,
                                 .world = world,
                                 .n_steps = n_steps,
-                                .bad_step = TRAIN_NEVER,
-                                .die_at = UINT32_MAX};
+                                .bad = {.step = TRAIN_NEVER},
+                                .die_at = UINT32_MAX,
+                                .kill_at = UINT32_MAX};
 }
 
 static void check_result(const struct cst_step_result *got, const struct cst_step_result *want)
@@ -97,7 +105,7 @@ static void run_from(const struct train_order *like, uint64_t from)
     for (uint32_t r = 0; r < like->world; r++) {
         train_worker_join(pids[r], reports[r]);
     }
-    train_reference(reference, like->world, like->n_steps, like->bad_step);
+    train_reference(reference, like->world, like->n_steps, like->bad);
     for (uint32_t r = 0; r < like->world; r++) {
         for (uint64_t s = from; s < like->n_steps; s++) {
             check_result(&reports[r]->run.results[s], &reference->results[s]);
@@ -167,17 +175,29 @@ START_TEST(test_forks)
 }
 END_TEST
 
-/* A step with an infinite gradient is skipped and counted, the states stay, and training goes on.
- */
+/* A step with an infinite or a NaN gradient is skipped and counted, the states stay as they were to
+ * the bit, and training goes on. */
 START_TEST(test_bad_gradient)
 {
-    struct train_order order = order_of("bad", 0, 2, 4);
+    static const uint16_t values[] = {0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x7f81}; /* +-inf, NaNs */
+    struct train_order order = order_of("until", 0, 2, 1);
+    struct train_states *before = malloc(sizeof *before);
 
-    order.bad_step = 1;
+    ck_assert_ptr_nonnull(before);
     run_job(&order);
-    ck_assert(reports[1]->run.results[1].skipped);
+    *before = reports[0]->run.states;
+    order.name = "skipped"; /* is the last step */
+    order.n_steps = 2;
+    order.bad = (struct train_bad){.step = 1, .value = values[_i]};
+    run_job(&order);
+    ck_assert(reports[0]->run.results[1].skipped && reports[1]->run.results[1].skipped);
+    ck_assert_mem_eq(before, &reports[0]->run.states, sizeof *before);
+    order.name = "on";
+    order.n_steps = 4;
+    run_job(&order);
     ck_assert(!reports[1]->run.results[2].skipped);
     ck_assert_uint_eq(reports[0]->run.results[3].n_skipped, 1);
+    free(before);
 }
 END_TEST
 
@@ -192,22 +212,6 @@ START_TEST(test_come_back)
     run_from(&order, 2);
 }
 END_TEST
-
-static void remove_job(const char *name)
-{
-    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
-    struct cst_err err = {0};
-    struct cst_call call = {0};
-    struct cst_client *client;
-
-    ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
-    msg.name = (char *)(uintptr_t)name;
-    ck_assert_msg(cst_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &msg.base,
-                                CISTERN__MSG_TYPE__MSG_OK, NULL, &err) == CST_OK,
-                  "%s", err.text);
-    cst_call_reset(&call);
-    cst_disconnect(client);
-}
 
 /* One of two ranks is killed at a point of its life, for every point; a new process takes its
  * place. The states in the end are those of an undisturbed run. _i: the rank that dies. */
@@ -238,9 +242,47 @@ START_TEST(test_killed_anywhere)
         train_worker_join(pids[1 - victim], reports[1 - victim]);
         n_redone += reports[1 - victim]->n_syncs;
         check_states();
-        remove_job(name);
+        settle_remove_jobs(&witness);
     }
     ck_assert_uint_gt(n_redone, n_points / 2);
+}
+END_TEST
+
+/* The engine is killed at a point of a worker's life, for every point: in the copies up for an
+ * operator, in the sums of the gradients just handed in, in the updates just committed. Another one
+ * takes over, no step is given up, and the bits are those of an undisturbed run. */
+START_TEST(test_engine_killed_anywhere)
+{
+    struct train_order order = order_of("dry", 0, 2, 2);
+    uint32_t n_points;
+
+    run_job(&order);
+    n_points = reports[0]->n_points;
+    for (uint32_t point = 0; point < n_points; point++) {
+        struct train_order orders[2];
+        pid_t pids[2];
+        char name[32];
+
+        (void)snprintf(name, sizeof name, "engine-%u", point);
+        for (uint32_t r = 0; r < 2; r++) {
+            orders[r] = order_of(name, r, 2, 2);
+            orders[r].pool_bytes = point % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
+            memset(reports[r], 0, sizeof *reports[r]);
+        }
+        orders[0].kill_at = point;
+        orders[0].victim = raw_stat(&witness)->engines[0]->pid;
+        ck_assert_int_gt(orders[0].victim, 0);
+        for (uint32_t r = 0; r < 2; r++) {
+            pids[r] = train_worker_start(&orders[r], reports[r]);
+        }
+        for (uint32_t r = 0; r < 2; r++) {
+            train_worker_join(pids[r], reports[r]);
+            ck_assert_uint_eq(reports[r]->n_syncs, 0);
+        }
+        check_states();
+        settle_remove_jobs(&witness);
+        ck_assert_uint_eq(raw_stat(&witness)->engines[0]->restarts, point + 1);
+    }
 }
 END_TEST
 
@@ -419,9 +461,10 @@ int main(void)
     tcase_add_loop_test(bits, test_worlds_and_pools, 0, 3);
     tcase_add_test(bits, test_try_forms);
     tcase_add_test(bits, test_forks);
-    tcase_add_test(bits, test_bad_gradient);
+    tcase_add_loop_test(bits, test_bad_gradient, 0, 5);
     tcase_add_test(bits, test_come_back);
     tcase_add_loop_test(bits, test_killed_anywhere, 0, 2);
+    tcase_add_test(bits, test_engine_killed_anywhere);
     tcase_add_checked_fixture(faults, setup, teardown);
     tcase_set_timeout(faults, 60);
     tcase_add_test(faults, test_pool_too_small);

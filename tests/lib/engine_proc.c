@@ -43,11 +43,13 @@ int engine_proc_memfd(uint64_t bytes, void **base)
     return fd;
 }
 
-/* In the child: fd 3 is the socket, and nothing else of ours but 0 to 2 is left open. */
+/* In the child: fd 3 is the socket, and nothing else of ours but 0 to 2 is left open. Where no /sys
+ * is mounted hwloc has much to say; the engine's stderr is to hold the engine's words. */
 static void become_engine(int sock, int stderr_fd)
 {
     const char *program = engine_proc_program();
 
+    must(setenv("HWLOC_HIDE_ERRORS", "2", 1) == 0, "setenv");
     if (stderr_fd >= 0) {
         must(dup2(stderr_fd, STDERR_FILENO) >= 0, "dup2");
     }

@@ -87,7 +87,7 @@ bool train_idle(int op, uint32_t rank, uint64_t step)
     return op == 2 && (rank + step) % 2 == 0;
 }
 
-void train_backward(int op, uint32_t rank, uint64_t step, uint64_t bad_step,
+void train_backward(int op, uint32_t rank, uint64_t step, struct train_bad bad,
                     const struct cst_io *io)
 {
     for (uint32_t k = 0; k < train_operators[op].n_tensors; k++) {
@@ -100,8 +100,8 @@ void train_backward(int op, uint32_t rank, uint64_t step, uint64_t bad_step,
 
             grad[i] = cst_fp32_to_bf16(io[k].accumulate ? cst_bf16_to_fp32(grad[i]) + g : g);
         }
-        if (step == bad_step && rank == 0 && op == 3 && k == 0) {
-            grad[4097] = 0x7f80; /* +infinity, in the second tile */
+        if (step == bad.step && rank == 0 && op == 3 && k == 0) {
+            grad[4097] = bad.value; /* in the second tile */
         }
     }
 }
@@ -112,7 +112,7 @@ struct reference {
     struct train_run *run;
     const struct cst_kernels *kernels;
     uint32_t world;
-    uint64_t bad_step;
+    struct train_bad bad;
     uint64_t adam_step; /* updates applied */
     uint64_t n_skipped;
     uint16_t *grads;   /* per rank: TRAIN_N_ELEMS */
@@ -154,7 +154,7 @@ static double compute(struct reference *ref, uint32_t rank, uint64_t step)
             continue;
         }
         fill_io(ref, op, grads, written, io);
-        train_backward(op, rank, step, ref->bad_step, io);
+        train_backward(op, rank, step, ref->bad, io);
         for (uint32_t k = 0; k < train_operators[op].n_tensors; k++) {
             written[train_operators[op].tensors[k]] = true;
         }
@@ -227,10 +227,10 @@ static void step_once(struct reference *ref, uint64_t step)
     };
 }
 
-void train_reference(struct train_run *run, uint32_t world, uint64_t n_steps, uint64_t bad_step)
+void train_reference(struct train_run *run, uint32_t world, uint64_t n_steps, struct train_bad bad)
 {
     struct reference ref = {
-        .run = run, .kernels = cst_kernels_get(NULL), .world = world, .bad_step = bad_step};
+        .run = run, .kernels = cst_kernels_get(NULL), .world = world, .bad = bad};
 
     memset(run, 0, sizeof *run);
     ref.grads = calloc((size_t)world * TRAIN_N_ELEMS, sizeof *ref.grads);

@@ -59,11 +59,17 @@ double train_forward(int op, const struct cst_io *io);
 /* True if @rank leaves @op out of the backward of @step. */
 bool train_idle(int op, uint32_t rank, uint64_t step);
 
-/* Write, or add, the gradients of @op; one is infinite if @step is @bad_step and the rank 0. */
-void train_backward(int op, uint32_t rank, uint64_t step, uint64_t bad_step,
+/* A gradient that is no number: one element of rank 0's in one step. */
+struct train_bad {
+    uint64_t step;  /* TRAIN_NEVER: in none */
+    uint16_t value; /* bf16 */
+};
+
+/* Write, or add, the gradients of @op, @bad among them. */
+void train_backward(int op, uint32_t rank, uint64_t step, struct train_bad bad,
                     const struct cst_io *io);
 
 /* Train for @n_steps with @world ranks, in this process and without the library. */
-void train_reference(struct train_run *run, uint32_t world, uint64_t n_steps, uint64_t bad_step);
+void train_reference(struct train_run *run, uint32_t world, uint64_t n_steps, struct train_bad bad);
 
 #endif

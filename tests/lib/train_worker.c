@@ -21,10 +21,13 @@ struct worker {
     uint32_t point;
 };
 
-/* A point at which the worker can be killed. */
+/* A point at which the worker, or another process by its hand, can be killed. */
 static void pass(struct worker *w)
 {
     w->report->n_points = w->point + 1;
+    if (w->point == w->order->kill_at) {
+        (void)kill(w->order->victim, SIGKILL);
+    }
     if (w->point++ == w->order->die_at) {
         (void)raise(SIGKILL);
     }
@@ -141,7 +144,7 @@ static int run_op(struct worker *w, int op, enum cst_direction direction, uint64
     if (direction == CST_FORWARD) {
         *loss += train_forward(op, io);
     } else {
-        train_backward(op, w->order->rank, number, w->order->bad_step, io);
+        train_backward(op, w->order->rank, number, w->order->bad, io);
     }
     rc = cst_op_end(w->job, op, err);
     pass(w);

@@ -1,5 +1,5 @@
-/* Worker processes that train the model of train_model.h through libcistern, and can be told to die
- * at any point of their life. */
+/* Worker processes that train the model of train_model.h through libcistern, and can be told to
+ * die, or to kill, at any point of their life. */
 #ifndef TRAIN_WORKER_H
 #define TRAIN_WORKER_H
 
@@ -16,8 +16,10 @@ struct train_order {
     uint32_t rank, world; /* its place */
     uint64_t n_steps;     /* to be committed in all */
     uint64_t pool_bytes;  /* of this rank; 0: all it can use */
-    uint64_t bad_step;    /* its gradients are infinite, or TRAIN_NEVER */
+    struct train_bad bad; /* a gradient that is no number */
     uint32_t die_at;      /* kill -9 itself at this point, counted from 0; UINT32_MAX: never */
+    uint32_t kill_at;     /* kill -9 victim at this point; UINT32_MAX: never */
+    pid_t victim;         /* a process */
     bool try_forms;       /* use the calls that do not wait, with poll */
     bool forks;           /* forks in each operator; the child tries to use the job */
 };

@@ -1,0 +1,55 @@
+#include "tests/lib/settle.h"
+
+#include <check.h>
+
+void settle_balanced(struct raw_client *witness)
+{
+    const Cistern__Books *b = raw_stat(witness)->pool;
+
+    ck_assert_uint_eq(b->capacity,
+                      b->free + b->cached + b->leased + b->moving + b->pending + b->quarantined);
+}
+
+/* Connections are closed, and segments given back, at turns of the daemon to come; each Stat is
+ * one. */
+void settle(struct raw_client *witness, const struct daemon_proc *proc, unsigned n_fds)
+{
+    const Cistern__StatReply *stat;
+
+    settle_balanced(witness);
+    for (unsigned i = 0; i < 10000; i++) {
+        stat = raw_stat(witness);
+        if (stat->n_sessions == 1 && stat->n_jobs == 0 && stat->host_used == 0 &&
+            stat->pool_used == 0 && daemon_proc_fds(proc->pid) == n_fds) {
+            settle_balanced(witness);
+            return;
+        }
+    }
+    ck_abort_msg("%u sessions, %u jobs, %llu and %llu bytes, %u descriptors where there were %u",
+                 stat->n_sessions, stat->n_jobs, (unsigned long long)stat->host_used,
+                 (unsigned long long)stat->pool_used, daemon_proc_fds(proc->pid), n_fds);
+}
+
+/* The list changes while it is read: its first part, again and again. */
+void settle_remove_jobs(struct raw_client *witness)
+{
+    for (;;) {
+        Cistern__JobListGet get = CISTERN__JOB_LIST_GET__INIT;
+        const Cistern__JobListPart *part;
+        uint64_t id = raw_ask(witness, CISTERN__MSG_TYPE__MSG_JOB_LIST, &get.base);
+
+        part = raw_expect(witness, id, CISTERN__MSG_TYPE__MSG_JOB_LIST_PART,
+                          &cistern__job_list_part__descriptor);
+        if (part->n_jobs == 0) {
+            return;
+        }
+        for (size_t i = 0; i < part->n_jobs; i++) {
+            Cistern__JobName name = CISTERN__JOB_NAME__INIT;
+            int rc;
+
+            name.name = part->jobs[i]->name;
+            rc = raw_call(witness, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base);
+            ck_assert_msg(rc == CST_OK || rc == CST_ENOTFOUND, "%s", witness->err.text);
+        }
+    }
+}
