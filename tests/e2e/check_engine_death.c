@@ -1,0 +1,315 @@
+/* kill -9 of the engine in the middle of a long copy, of a long reduction and of a long update,
+ * while two ranks train through libcistern: every call ends well, and the bits are those of a run
+ * that was left alone. (tests/kernels/check_undo dies at every instruction of a tile,
+ * check_engine_kill at any moment of a long list of commands; here it is the daemon that must
+ * notice and do it again.) */
+#include "client/cistern.h"
+#include "kernels/cast.h"
+#include "tests/lib/settle.h"
+
+#include <check.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+enum { WORLD = 2, N_ELEMS = 1 << 21, N_STEPS = 2 };
+
+enum phase { IN_COPY, IN_REDUCE, IN_UPDATE, N_PHASES, NEVER = N_PHASES };
+
+static struct daemon_proc proc;
+static struct raw_client witness;
+static unsigned base_fds;
+
+struct states {
+    float master[N_ELEMS], exp_avg[N_ELEMS], exp_avg_sq[N_ELEMS];
+    uint16_t weight[N_ELEMS], grad[N_ELEMS];
+};
+
+static struct states *calm, *struck; /* what runs end with */
+
+static void setup(void)
+{
+    calm = calloc(1, sizeof *calm);
+    struck = calloc(1, sizeof *struck);
+    ck_assert(calm != NULL && struck != NULL);
+    daemon_proc_start(&proc, (const char *[]){"--engine-threads=1", NULL});
+    /* Nobody reads what it says to a service manager: it must not wait for that. */
+    ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
+    raw_open(&witness, proc.socket);
+    base_fds = daemon_proc_fds(proc.pid);
+}
+
+static void teardown(void)
+{
+    settle(&witness, &proc, base_fds);
+    raw_close(&witness);
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+    free(calm);
+    free(struck);
+}
+
+/* -- a job of two ranks in this process ----------------------------------------------------------
+ */
+
+struct run {
+    struct cst_client *client[WORLD];
+    struct cst_job *job[WORLD];
+    enum phase phase;     /* in which the engine is killed, in the first step */
+    uint64_t delay_us;    /* after the commands have come to it */
+    uint64_t n_in_flight; /* commands that the daemon waited for when the blow fell */
+};
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        struct cst_err err = {0};                                                                  \
+        int rc_ = (call);                                                                          \
+        ck_assert_msg(rc_ == CST_OK, #call ": %s: %s", cst_status_name(rc_), err.text);            \
+    } while (0)
+
+/* Call @fn for both ranks until both have an answer, which must be CST_OK. */
+static void drive(struct run *run, int (*fn)(struct cst_job *, void *, struct cst_err *),
+                  void *args[WORLD])
+{
+    struct cst_err err = {0};
+    int rc[WORLD] = {CST_EAGAIN, CST_EAGAIN};
+
+    while (rc[0] == CST_EAGAIN || rc[1] == CST_EAGAIN) {
+        for (unsigned r = 0; r < WORLD; r++) {
+            rc[r] = rc[r] == CST_EAGAIN ? fn(run->job[r], args[r], &err) : rc[r];
+            ck_assert_msg(rc[r] == CST_OK || rc[r] == CST_EAGAIN, "rank %u: %s: %s", r,
+                          cst_status_name(rc[r]), err.text);
+        }
+    }
+}
+
+static int try_commit(struct cst_job *job, void *arg, struct cst_err *err)
+{
+    (void)arg;
+    return cst_try_commit(job, NULL, err);
+}
+
+static int try_sync(struct cst_job *job, void *arg, struct cst_err *err)
+{
+    (void)arg;
+    return cst_try_sync(job, NULL, err);
+}
+
+static int try_forward(struct cst_job *job, void *arg, struct cst_err *err)
+{
+    return cst_try_op_begin(job, 0, CST_FORWARD, arg, 1, err);
+}
+
+static int try_backward(struct cst_job *job, void *arg, struct cst_err *err)
+{
+    return cst_try_op_begin(job, 0, CST_BACKWARD, arg, 1, err);
+}
+
+static int try_step(struct cst_job *job, void *arg, struct cst_err *err)
+{
+    const struct cst_hyper_params params = {.lr = 0.01f, .weight_decay = 0.1f, .clip_norm = 1.0f};
+
+    return cst_try_step(job, &params, arg, err);
+}
+
+static void open_job(struct run *run)
+{
+    void *none[WORLD] = {NULL};
+    float *start = calloc(N_ELEMS, sizeof *start);
+    const int64_t shape = N_ELEMS;
+    const int tensor = 0;
+
+    ck_assert_ptr_nonnull(start);
+    for (uint32_t r = 0; r < WORLD; r++) {
+        struct cst_job_spec spec = {.name = "big",
+                                    .rank = r,
+                                    .world = WORLD,
+                                    .pool_bytes = 3ull * 2 * N_ELEMS,
+                                    .chunk_elems = N_ELEMS,
+                                    .timeout_ms = 20000};
+
+        OK(cst_connect(&run->client[r], proc.socket, &err));
+        OK(cst_job_open(&run->job[r], run->client[r], &spec, &err));
+        ck_assert_int_eq(cst_tensor(run->job[r], "t", CST_BF16, 1, &shape, CST_GROUP_ALL), 0);
+        ck_assert_int_eq(cst_operator(run->job[r], "o", &tensor, 1), 0);
+    }
+    drive(run, try_commit, none);
+    for (uint32_t i = 0; i < N_ELEMS; i++) {
+        start[i] = (float)(i % 1021) / 1021.0f - 0.5f;
+    }
+    OK(cst_tensor_write(run->job[0], 0, CST_STATE_MASTER, 0, N_ELEMS, start, &err));
+    free(start);
+}
+
+static void close_job(struct run *run, struct states *out)
+{
+    OK(cst_tensor_read(run->job[0], 0, CST_STATE_MASTER, 0, N_ELEMS, out->master, &err));
+    OK(cst_tensor_read(run->job[0], 0, CST_STATE_EXP_AVG, 0, N_ELEMS, out->exp_avg, &err));
+    OK(cst_tensor_read(run->job[0], 0, CST_STATE_EXP_AVG_SQ, 0, N_ELEMS, out->exp_avg_sq, &err));
+    OK(cst_tensor_read(run->job[0], 0, CST_STATE_WEIGHT, 0, N_ELEMS, out->weight, &err));
+    OK(cst_tensor_read(run->job[0], 0, CST_STATE_GRAD, 0, N_ELEMS, out->grad, &err));
+    for (unsigned r = 0; r < WORLD; r++) {
+        cst_disconnect(run->client[r]);
+    }
+    settle_remove_jobs(&witness);
+}
+
+/* -- the blow ------------------------------------------------------------------------------------
+ */
+
+static pid_t engine(void)
+{
+    return raw_stat(&witness)->engines[0]->pid;
+}
+
+/* The engine stops, so that what is asked for now is under way when it dies; but an update that is
+ * to be struck is under way already. Returns its pid. */
+static pid_t hold(const struct run *run, uint64_t step, enum phase phase)
+{
+    pid_t pid = 0;
+
+    if (run->phase == phase && step == 0) {
+        pid = engine();
+        ck_assert_int_gt(pid, 0);
+        while (phase != IN_UPDATE && raw_stat(&witness)->engines[0]->in_flight > 0) {
+        }
+        ck_assert_int_eq(kill(pid, SIGSTOP), 0);
+    }
+    return pid;
+}
+
+/* The daemon has sent its commands; the engine works on them for a while, and dies. */
+static void strike(struct run *run, pid_t pid)
+{
+    struct timespec ts = {.tv_nsec = (long)run->delay_us * 1000}; /* the moment is what is tested */
+
+    if (pid == 0) {
+        return;
+    }
+    for (unsigned i = 0; i < 10000 && run->n_in_flight == 0; i++) {
+        run->n_in_flight = raw_stat(&witness)->engines[0]->in_flight;
+    }
+    ck_assert_int_eq(kill(pid, SIGCONT), 0);
+    (void)nanosleep(&ts, NULL);
+    ck_assert_int_eq(kill(pid, SIGKILL), 0);
+}
+
+/* -- training ------------------------------------------------------------------------------------
+ */
+
+static void write_grad(const struct cst_io *io, unsigned rank, uint64_t step)
+{
+    const uint16_t *weight = io->weight;
+    uint16_t *grad = io->grad;
+
+    for (uint32_t i = 0; i < N_ELEMS; i++) {
+        float noise = (float)((i * 2654435761u + rank * 97 + (uint32_t)step * 31) >> 16 & 255);
+
+        grad[i] = cst_fp32_to_bf16(cst_bf16_to_fp32(weight[i]) * 0.25f + noise / 256.0f);
+    }
+}
+
+/* From here on the daemon knows what is needed first, and copies it ahead. */
+static void sync_ranks(struct run *run)
+{
+    void *none[WORLD] = {NULL};
+    pid_t held = hold(run, 0, IN_COPY);
+
+    drive(run, try_sync, none);
+    strike(run, held);
+}
+
+static void forward(struct run *run)
+{
+    struct cst_io io[WORLD];
+    void *args[WORLD] = {&io[0], &io[1]};
+
+    drive(run, try_forward, args);
+    for (unsigned r = 0; r < WORLD; r++) {
+        OK(cst_op_end(run->job[r], 0, &err));
+    }
+}
+
+static void backward(struct run *run, uint64_t step)
+{
+    struct cst_io io[WORLD];
+    void *args[WORLD] = {&io[0], &io[1]};
+    pid_t held;
+
+    drive(run, try_backward, args);
+    held = hold(run, step, IN_REDUCE);
+    for (unsigned r = 0; r < WORLD; r++) {
+        write_grad(&io[r], r, step);
+        OK(cst_op_end(run->job[r], 0, &err));
+    }
+    strike(run, held);
+}
+
+/* The step is committed before its update is done: then the engine has just that to do. */
+static void step(struct run *run, uint64_t number)
+{
+    struct cst_step_result result[WORLD];
+    void *args[WORLD] = {&result[0], &result[1]};
+
+    drive(run, try_step, args);
+    for (unsigned r = 0; r < WORLD; r++) {
+        ck_assert_uint_eq(result[r].step, number + 1);
+        ck_assert(!result[r].skipped);
+    }
+    strike(run, hold(run, number, IN_UPDATE));
+}
+
+static void train(struct run *run, struct states *out)
+{
+    open_job(run);
+    sync_ranks(run);
+    for (uint64_t s = 0; s < N_STEPS; s++) {
+        forward(run);
+        backward(run, s);
+        step(run, s);
+    }
+    close_job(run, out);
+}
+
+/* _i: the phase, struck sooner and later. The blows must have fallen on work. */
+START_TEST(the_bits_are_those_of_a_calm_run)
+{
+    static const uint64_t delays_us[] = {0, 200, 700, 2000, 5000};
+    uint64_t n_hits = 0, n_blows = sizeof delays_us / sizeof *delays_us;
+    struct run run = {.phase = NEVER};
+
+    train(&run, calm);
+    for (uint64_t i = 0; i < n_blows; i++) {
+        run = (struct run){.phase = (enum phase)_i, .delay_us = delays_us[i]};
+        train(&run, struck);
+        n_hits += run.n_in_flight > 0;
+        ck_assert_msg(memcmp(calm, struck, sizeof *calm) == 0, "%llu us into phase %d: other bits",
+                      (unsigned long long)delays_us[i], _i);
+        ck_assert_uint_eq(raw_stat(&witness)->engines[0]->restarts, i + 1);
+    }
+    if (_i == IN_UPDATE) { /* it was under way before the engine was stopped, and may be over */
+        ck_assert_uint_ge(n_hits, 1);
+    } else {
+        ck_assert_uint_eq(n_hits, n_blows);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine death");
+    TCase *tc = tcase_create("killed in");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    suite_add_tcase(suite, tc);
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_set_timeout(tc, 120);
+    tcase_add_loop_test(tc, the_bits_are_those_of_a_calm_run, 0, N_PHASES);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
