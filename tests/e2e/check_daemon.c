@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/pidfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -142,6 +143,45 @@ START_TEST(nonsense_is_refused)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         ck_assert_int_eq(daemon_proc_refused(&proc, (const char *[]){cases[i].option, NULL}), 1);
         assert_logged(cases[i].words);
+    }
+    daemon_proc_restart(&proc, NULL);
+}
+END_TEST
+
+static void write_config(char *path, size_t size, const char *text)
+{
+    FILE *file;
+
+    (void)snprintf(path, size, "%s.conf", proc.dir);
+    file = fopen(path, "we");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_ge(fputs(text, file), 0);
+    ck_assert_int_eq(fclose(file), 0);
+}
+
+/* A configuration with an unknown key, a nonsense value or a budget beyond the machine keeps the
+ * daemon from starting; the line says where, what, and what is allowed. */
+START_TEST(a_bad_file_is_refused)
+{
+    static const struct {
+        const char *text, *where, *words;
+    } cases[] = {
+        {"[host]\nlock = no\nmemroy = 1G\n", ".conf:3: ", "known: memory, lock, nodes"},
+        {"[engine]\nthreads = many\n", ".conf:2: ", "'many' is not a number from 0"},
+        {"[job]\n\nttl = 1y\n", ".conf:3: ", "is not a time"},
+        {"[host]\nlock = perhaps\n", ".conf:2: ", "none of try, yes, no"},
+    };
+    char path[128], option[160], line[192];
+
+    daemon_proc_kill(&proc);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_config(path, sizeof path, cases[i].text);
+        (void)snprintf(option, sizeof option, "--config=%s", path);
+        ck_assert_int_eq(daemon_proc_refused(&proc, (const char *[]){option, NULL}), 1);
+        (void)snprintf(line, sizeof line, "%s%s", proc.dir, cases[i].where);
+        assert_logged(line);
+        assert_logged(cases[i].words);
+        ck_assert_int_eq(unlink(path), 0);
     }
     daemon_proc_restart(&proc, NULL);
 }
@@ -307,6 +347,54 @@ START_TEST(an_engine_killed_while_populating_is_replaced)
 }
 END_TEST
 
+/* How much address space process @pid has in use. */
+static uint64_t address_bytes(pid_t pid)
+{
+    char path[32];
+    unsigned long long pages;
+    FILE *file;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
+    file = fopen(path, "re");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(fscanf(file, "%llu", &pages), 1);
+    (void)fclose(file);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* A job within its budget for which the system gives no memory (here: no addresses) is refused with
+ * what was wanted; nothing is kept, and when there is memory the same rank commits. */
+START_TEST(memory_that_is_not_there_is_refused)
+{
+    struct rlimit little = {.rlim_max = RLIM_INFINITY};
+    const struct rlimit all = {.rlim_cur = RLIM_INFINITY, .rlim_max = RLIM_INFINITY};
+    struct raw_job job = {.name = "j", .world = 1, .chunk_elems = 1 << 20};
+    const Cistern__StatReply *stat;
+    struct raw_client client;
+    unsigned n_fds;
+    pid_t engine;
+
+    raw_open(&client, proc.socket);
+    engine = engine_pid(&client);
+    while (strcmp(raw_stat(&client)->engines[0]->state, "ready") != 0) {
+    }
+    ck_assert_int_eq(raw_job_open(&client, &job), CST_OK);
+    ck_assert_int_eq(raw_declare_many(&client, 8, 1 << 20), CST_OK);
+    n_fds = daemon_proc_fds(proc.pid);
+    little.rlim_cur = address_bytes(engine) + (32 << 20);
+    ck_assert_int_eq(prlimit(engine, RLIMIT_AS, &little, NULL), 0);
+    ck_assert_int_eq(raw_status(&client, raw_commit(&client, 8, 8)), CST_ENOMEM);
+    ck_assert_ptr_nonnull(strstr(client.err.text, "134217728 bytes"));
+    stat = raw_stat(&client);
+    ck_assert_uint_eq(stat->host_used, 0);
+    ck_assert_uint_eq(stat->pool_used, 0);
+    ck_assert_uint_eq(daemon_proc_fds(proc.pid), n_fds);
+    ck_assert_int_eq(prlimit(engine, RLIMIT_AS, &all, NULL), 0);
+    ck_assert_msg(raw_status(&client, raw_commit(&client, 8, 8)) == CST_OK, "%s", client.err.text);
+    raw_close(&client);
+}
+END_TEST
+
 /* An engine program that never comes up is given up after a few deaths: jobs get EENGINE with the
  * words, their memory comes back, the daemon goes on, and the next job tries again. */
 START_TEST(an_engine_that_never_comes_up_is_given_up)
@@ -393,14 +481,9 @@ END_TEST
 static void restart_with(const char *text)
 {
     char path[128], option[160];
-    FILE *file;
 
     daemon_proc_kill(&proc);
-    (void)snprintf(path, sizeof path, "%s.conf", proc.dir);
-    file = fopen(path, "we");
-    ck_assert_ptr_nonnull(file);
-    ck_assert_int_ge(fputs(text, file), 0);
-    ck_assert_int_eq(fclose(file), 0);
+    write_config(path, sizeof path, text);
     (void)snprintf(option, sizeof option, "--config=%s", path);
     daemon_proc_restart(&proc, (const char *[]){option, NULL});
     ck_assert_int_eq(unlink(path), 0);
@@ -472,6 +555,7 @@ int main(void)
     tcase_add_test(tc, a_stale_socket_is_taken_over);
     tcase_add_test(tc, a_living_socket_is_left_alone);
     tcase_add_test(tc, nonsense_is_refused);
+    tcase_add_test(tc, a_bad_file_is_refused);
     tc = add_case(suite, "signals");
     tcase_add_test(tc, sigterm_drains);
     tcase_add_test(tc, sigterm_drains_a_running_job);
@@ -480,6 +564,7 @@ int main(void)
     tc = add_case(suite, "engines");
     tcase_add_test(tc, a_killed_engine_is_replaced);
     tcase_add_test(tc, an_engine_killed_while_populating_is_replaced);
+    tcase_add_test(tc, memory_that_is_not_there_is_refused);
     tcase_add_test(tc, an_engine_that_never_comes_up_is_given_up);
     tc = add_case(suite, "rights");
     tcase_add_test(tc, other_users_jobs_are_the_managers);

@@ -84,6 +84,7 @@ START_TEST(test_most_tensors)
         all[i] = i;
     }
     ck_assert_int_eq(cst_tensor(f.job, "more", CST_BF16, 1, &one, CST_GROUP_ALL), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(cst_job_error(f.job)->text, "65536"));
     ck_assert_int_eq(cst_operator(f.job, "everything", all, 65536), 0);
     ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "everything"));

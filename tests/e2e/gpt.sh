@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# What cistern-gpt cannot work with ends it with one line that says what is wrong, and leaves nothing in the daemon.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+
+# cistern-gpt with the options $3... ends with status $1 and says $2 in its one line; no job is left.
+refuses() {
+    local want=$1 words=$2 status=0
+    shift 2
+    ./cistern-gpt --job refused --layers 1 --heads 1 --width 32 --context 32 --batch 1 --steps 1 --threads 1 "$@" \
+        >"$tmp/out" 2>"$tmp/gpt.log" || status=$?
+    [ "$status" = "$want" ] || fail "cistern-gpt $*: status $status"
+    [ "$(wc -l <"$tmp/gpt.log")" = 1 ] || fail "cistern-gpt $*: more than a line, or none"
+    grep -qF -- "$words" "$tmp/gpt.log" || fail "cistern-gpt $*: does not say '$words'"
+    [ "$(./cistern jobs --json)" = "[]" ] || fail "cistern-gpt $*: a job is left"
+}
+
+: >"$tmp/empty"
+printf 'thirty-two bytes of text, not 33' >"$tmp/tiny"
+printf 'a text of more than thirty-two bytes.' >"$tmp/text"
+start_daemon d
+
+refuses 1 "$tmp/missing" --data "$tmp/missing"
+refuses 2 "$tmp/empty" --data "$tmp/empty"
+refuses 2 "has 0 bytes" --data "$tmp/empty"
+refuses 2 "need 33" --data "$tmp/tiny"
+refuses 2 "not a regular file" --data "$tmp"
+refuses 2 "--layers" --data "$tmp/text" --layers 0
+refuses 1 "bytes short" --data "$tmp/text" --pool 4096
+if [ "$(id -u)" != 0 ]; then # tests/gpt/test_input gives its rights up where it has all
+    chmod 000 "$tmp/text"
+    refuses 1 "$tmp/text': Permission denied" --data "$tmp/text"
+fi
+stop_daemon d
