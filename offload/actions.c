@@ -148,3 +148,10 @@ struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk,
     return (struct cst_place){.segment = core->arena_segments[r->segment],
                               .offset = r->offset + elem * elem_bytes};
 }
+
+uint32_t cst_core_copier(const struct cst_core *core, uint32_t rank, uint32_t chunk)
+{
+    uint32_t engine = core->ranks[rank].pool.engine;
+
+    return engine != 0 ? engine : core->layout->chunks[chunk].node;
+}

@@ -30,6 +30,7 @@ int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config, uin
         .n_blocks = config->n_blocks,
         .blocks_per_slab = config->blocks_per_slab,
         .segments = config->segments,
+        .engine = config->engine,
         .free_head = CST_NONE,
         .blocks = calloc(config->n_blocks, sizeof *pool->blocks),
         .weight_of = malloc(n_chunks * sizeof *pool->weight_of),

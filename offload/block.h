@@ -49,6 +49,7 @@ struct cst_pool {
     uint32_t n_blocks;
     uint32_t blocks_per_slab;
     const uint32_t *segments; /* segment id per slab; borrowed */
+    uint32_t engine;          /* of the GPU whose memory it is; 0: host memory */
     uint32_t *weight_of;      /* per chunk: its LOADING or RESIDENT block, or CST_NONE; owned */
     uint32_t *grad_of;        /* per chunk: block of its gradient in this collection; owned */
     uint32_t free_head;       /* CST_NONE: none is free */

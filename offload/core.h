@@ -4,6 +4,11 @@
  *
  *   event (request, completion, death, tick) -> cst_core_step() -> actions (engine commands, replies)
  *
+ * Who does what: UPDATE, NORM, CONVERT and copies between arenas and staging segments go to the engine of the chunk's node (NORM: to
+ * engine 0). A copy between a pool and an arena goes to the pool's engine, a REDUCE where offload/way.h says. So `after` may name
+ * tickets of other engines: the driver gives an engine such a command only when those are complete. One that failed fails what comes
+ * after it (CST_ECANCELLED); one that is not under way any more counts as complete.
+ *
  * Requests carry a tag; each tag gets exactly one CST_ACT_REPLY, in this step or in a later one. Commands carry a ticket,
  * increasing; each gets exactly one CST_EV_DONE from the driver, whatever happens to the engine in between.
  *
@@ -34,6 +39,7 @@ struct cst_core_pool {
     uint32_t n_blocks;        /* of this rank */
     uint32_t blocks_per_slab; /* block b lies in slab b / blocks_per_slab ... */
     const uint32_t *segments; /* ... whose segment id this is; borrowed for the core's life */
+    uint32_t engine;          /* of the GPU whose memory it is; 0: host memory, which the engine of each chunk's node serves */
 };
 
 struct cst_core_config {
@@ -74,9 +80,9 @@ struct cst_command {
     enum cst_command_kind kind;
     enum cst_priority priority;
     uint64_t ticket;
-    uint64_t after[CST_COMMAND_MAX_AFTER]; /* tickets of the same node that must complete first */
+    uint64_t after[CST_COMMAND_MAX_AFTER]; /* tickets, of any engine, that must complete first */
     uint32_t n_after;
-    uint32_t node;                            /* which engine */
+    uint32_t node;                            /* which engine: a chunk's node's, or a pool's */
     struct cst_place src[CST_CORE_MAX_WORLD]; /* COPY: 1; REDUCE: contributions in rank order; CONVERT: 1 */
     uint32_t n_src;
     struct cst_place dst[4]; /* COPY, FILL: 1; CONVERT: master, weight, exp_avg, exp_avg_sq */

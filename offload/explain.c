@@ -46,6 +46,39 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
     }
 }
 
+static bool has_gpu(const struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].pool.engine != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Now, or in general: while a sum is being made or nothing was handed in yet. */
+static void explain_way(const struct cst_core *core, uint32_t c, struct page *page)
+{
+    bool now = core->chunks[c].reduce_ticket != 0;
+    struct cst_way way = cst_schedule_way(core, c, !now);
+    const char *when = now ? "the sum is made" : "the sum will be made";
+
+    if (way.kind == CST_WAY_HOST) {
+        say(page, "%s by the processor, engine %" PRIu32 ": no contribution lies on a GPU", when,
+            way.engine);
+    } else if (way.kind == CST_WAY_DEVICE) {
+        say(page,
+            "%s on the GPU of engine %" PRIu32 ": it has %" PRIu32 " contributions, host memory "
+            "%" PRIu32,
+            when, way.engine, way.n_own, way.n_host);
+    } else {
+        say(page,
+            "%s on the GPU of engine %" PRIu32 ": it has %" PRIu32 " contributions, peers that it "
+            "reads %" PRIu32 ", host memory %" PRIu32,
+            when, way.engine, way.n_own, way.n_peers, way.n_host);
+    }
+}
+
 static void explain_gradient(const struct cst_core *core, uint32_t c, struct page *page)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
@@ -131,6 +164,9 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
     }
     explain_home(core, chunk, &page);
     explain_gradient(core, chunk, &page);
+    if (has_gpu(core) && !core->chunks[chunk].reduced) {
+        explain_way(core, chunk, &page);
+    }
     for (uint32_t rank = 0; rank < core->world; rank++) {
         explain_rank(core, chunk, rank, &page);
     }

@@ -14,6 +14,7 @@
 #include "offload/flight.h"
 #include "offload/request.h"
 #include "offload/trace.h"
+#include "offload/way.h"
 
 /* How far a rank is into the step that is not committed yet. */
 enum cst_rank_begun { CST_BEGUN_NOTHING, CST_BEGUN_READING, CST_BEGUN_WRITING };
@@ -123,6 +124,9 @@ const char *cst_event_words(const struct cst_event *event);
 struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
                                     uint64_t elem);
 
+/* The engine that copies between @rank's pool and the rows of @chunk. */
+uint32_t cst_core_copier(const struct cst_core *core, uint32_t rank, uint32_t chunk);
+
 /* -- ranks.c: attempts ---------------------------------------------------------------------- */
 
 void cst_ranks_attach(struct cst_core *core, const struct cst_event *event);
@@ -207,6 +211,10 @@ bool cst_schedule_stage(struct cst_core *core, uint32_t rank);
 /* Contributions of this collection are void: their blocks are free, or will be when their command
  * is done. */
 void cst_schedule_drop(struct cst_core *core);
+
+/* How the contributions to @chunk come together: those that are there, or if @all, one of every
+ * rank in its pool. */
+struct cst_way cst_schedule_way(const struct cst_core *core, uint32_t chunk, bool all);
 
 /* Completions. */
 void cst_schedule_staged(struct cst_core *core, const struct cst_flight *flight,

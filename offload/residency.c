@@ -102,7 +102,7 @@ static void load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t 
     struct cst_rank *r = &core->ranks[rank];
     struct cst_flight flight = {.kind = CST_FLIGHT_LOAD, .rank = rank, .block = b, .chunk = chunk};
     struct cst_command *copy =
-        cst_core_command(core, CST_COMMAND_COPY, core->layout->chunks[chunk].node, &flight);
+        cst_core_command(core, CST_COMMAND_COPY, cst_core_copier(core, rank, chunk), &flight);
 
     copy->priority = priority;
     copy->src[copy->n_src++] = cst_core_row_place(core, chunk, CST_ROW_WEIGHT, 0);

@@ -31,6 +31,28 @@ static void add_sources(struct cst_core *core, uint32_t c, struct cst_command *r
     }
 }
 
+/* A contribution that was staged lies in the arena. */
+struct cst_way cst_schedule_way(const struct cst_core *core, uint32_t c, bool all)
+{
+    uint32_t engines[CST_CORE_MAX_WORLD];
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_pool *pool = &core->ranks[rank].pool;
+        uint32_t b = pool->grad_of[c];
+        bool in_pool = b != CST_NONE && (pool->blocks[b].state == CST_BLOCK_PENDING ||
+                                         pool->blocks[b].state == CST_BLOCK_REDUCING);
+
+        engines[rank] = CST_WAY_NOTHING;
+        if (all || in_pool) {
+            engines[rank] = pool->engine;
+        }
+        if (!all && core->chunks[c].staged_rank == rank) {
+            engines[rank] = CST_WAY_HOST_MEMORY;
+        }
+    }
+    return cst_way_choose(core->layout->chunks[c].node, c, core->world, engines);
+}
+
 void cst_schedule_reduce(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
@@ -49,7 +71,8 @@ void cst_schedule_reduce(struct cst_core *core, uint32_t c)
     if (chunk->handed == 0 && !core->closing) {
         return;
     }
-    reduce = cst_core_command(core, CST_COMMAND_REDUCE, core->layout->chunks[c].node, &flight);
+    reduce = cst_core_command(core, CST_COMMAND_REDUCE, cst_schedule_way(core, c, false).engine,
+                              &flight);
     reduce->table = core->table_segment;
     reduce->chunk = c;
     reduce->mark = reduce->ticket;
@@ -144,8 +167,8 @@ bool cst_schedule_stage(struct cst_core *core, uint32_t rank)
     }
     flight.chunk = r->pool.blocks[b].chunk;
     chunk = &core->chunks[flight.chunk];
-    copy =
-        cst_core_command(core, CST_COMMAND_COPY, core->layout->chunks[flight.chunk].node, &flight);
+    copy = cst_core_command(core, CST_COMMAND_COPY, cst_core_copier(core, rank, flight.chunk),
+                            &flight);
     copy->priority = CST_PRIORITY_EVICTION;
     copy->src[copy->n_src++] = cst_pool_place(&r->pool, b, core->layout->capacity);
     copy->dst[copy->n_dst++] = cst_core_row_place(core, flight.chunk, CST_ROW_GRAD, 0);

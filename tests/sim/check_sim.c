@@ -18,8 +18,7 @@ int main(int argc, char **argv)
     };
     struct sim_options options = {.seed = 1, .n_steps = 8};
     uint64_t runs = 200;
-    uint64_t turns = 0;
-    uint64_t deaths = 0;
+    struct sim_totals totals = {0};
     int c;
 
     while ((c = getopt_long(argc, argv, "s:r:n:v", long_options, NULL)) != -1) {
@@ -39,12 +38,11 @@ int main(int argc, char **argv)
     printf("sim: seeds %" PRIu64 "..%" PRIu64 ", %" PRIu64 " steps each\n", options.seed,
            options.seed + runs - 1, options.n_steps);
     for (uint64_t i = 0; i < runs; i++) {
-        uint64_t n_deaths;
-
-        turns += sim_run(&options, &n_deaths);
-        deaths += n_deaths;
+        sim_run(&options, &totals);
         options.seed++;
     }
-    printf("sim: all well: %" PRIu64 " turns, %" PRIu64 " deaths\n", turns, deaths);
+    printf("sim: all well: %" PRIu64 " turns, %" PRIu64 " deaths, %" PRIu64
+           " runs with GPUs, %" PRIu64 " commands waited for another engine's\n",
+           totals.turns, totals.deaths, totals.gpu_runs, totals.crossing);
     return EXIT_SUCCESS;
 }

@@ -6,12 +6,36 @@
 #include <math.h>
 #include <string.h>
 
-void engines_submit(struct sim *sim, const struct cst_command *command)
+/* A command names memory: can the engine that it goes to reach it? A host's engine maps the arenas
+ * of its node, a GPU's all arenas and all pools; nobody but that GPU's own engine copies to and
+ * from its memory. */
+static void check_engine(const struct sim *sim, const struct cst_command *command)
 {
-    if (sim->n_jobs == SIM_MAX_JOBS) {
-        sim_fail(sim, "more than %d commands under way", SIM_MAX_JOBS);
+    bool gpu = command->node >= sim->n_nodes;
+
+    if (command->node >= sim->n_engines) {
+        sim_fail(sim, "a command for engine %u of %u", command->node, sim->n_engines);
     }
-    sim->jobs[sim->n_jobs++] = (struct job){.command = *command};
+    if (gpu && command->kind != CST_COMMAND_COPY && command->kind != CST_COMMAND_REDUCE) {
+        sim_fail(sim, "a command of kind %d for a GPU", (int)command->kind);
+    }
+    for (uint32_t i = 0; i < command->n_src + command->n_dst; i++) {
+        struct spot spot = memory_find(
+            &sim->memory, i < command->n_src ? command->src[i] : command->dst[i - command->n_src]);
+        uint32_t home = spot.kind == PLACE_ROW ? sim->layout.chunks[spot.chunk].node : 0;
+        uint32_t engine = spot.kind == PLACE_BLOCK ? sim->memory.pools[spot.rank].engine : 0;
+
+        if (spot.kind == PLACE_ROW && !gpu && command->node != home) {
+            sim_fail(sim, "engine %u does not map the arenas of node %u", command->node, home);
+        }
+        if (spot.kind == PLACE_STAGING && gpu) {
+            sim_fail(sim, "engine %u does not map staging segments", command->node);
+        }
+        if (engine != 0 && command->node != engine && (!gpu || command->kind == CST_COMMAND_COPY)) {
+            sim_fail(sim, "engine %u is given memory of the GPU of engine %u", command->node,
+                     engine);
+        }
+    }
 }
 
 static const struct job *find_job(const struct sim *sim, uint64_t ticket)
@@ -24,7 +48,31 @@ static const struct job *find_job(const struct sim *sim, uint64_t ticket)
     return NULL;
 }
 
-/* 1: may begin; 0: must wait; negative: what it waited for failed. */
+/* It waits for a command of another engine. */
+static bool crosses(const struct sim *sim, const struct cst_command *command)
+{
+    for (uint32_t i = 0; i < command->n_after; i++) {
+        const struct job *first = find_job(sim, command->after[i]);
+
+        if (first != NULL && first->command.node != command->node) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void engines_submit(struct sim *sim, const struct cst_command *command)
+{
+    check_engine(sim, command);
+    if (sim->n_jobs == SIM_MAX_JOBS) {
+        sim_fail(sim, "more than %d commands under way", SIM_MAX_JOBS);
+    }
+    sim->n_crossing += crosses(sim, command);
+    sim->jobs[sim->n_jobs++] = (struct job){.command = *command};
+}
+
+/* 1: may begin; 0: must wait; negative: what it waited for failed. Whose engine the ticket is on
+ * does not matter. */
 static int is_ready(const struct sim *sim, const struct job *job)
 {
     for (uint32_t i = 0; i < job->command.n_after; i++) {
@@ -35,9 +83,6 @@ static int is_ready(const struct sim *sim, const struct job *job)
         }
         if (first == NULL) {
             continue;
-        }
-        if (first->command.node != job->command.node) {
-            sim_fail(sim, "command %" PRIu64 " waits for another node's", job->command.ticket);
         }
         if (first->state != JOB_FINISHED) {
             return 0;
@@ -366,21 +411,32 @@ bool engines_turn(struct sim *sim)
     if (sim->n_jobs == 0) {
         return false;
     }
+    if (sim_chance(sim, sim->p_stop)) {
+        sim->stopped = sim_below(sim, 1u << sim->n_engines);
+    }
     first = sim_below(sim, sim->n_jobs);
     for (unsigned k = 0; k < sim->n_jobs; k++) {
-        if (job_turn(sim, (first + k) % sim->n_jobs)) {
+        unsigned i = (first + k) % sim->n_jobs;
+
+        if ((sim->stopped >> sim->jobs[i].command.node & 1) == 0 && job_turn(sim, i)) {
             return true;
         }
+    }
+    if (sim->stopped != 0) {
+        sim->stopped = 0; /* nobody stays away for ever */
+        return true;
     }
     return false;
 }
 
 void engines_restart(struct sim *sim)
 {
+    uint32_t engine = sim_below(sim, sim->n_engines);
+
     for (unsigned i = 0; i < sim->n_jobs; i++) {
         struct job *job = &sim->jobs[i];
 
-        if (job->state != JOB_RUNNING || sim_chance(sim, 5000)) {
+        if (job->command.node != engine || job->state != JOB_RUNNING || sim_chance(sim, 5000)) {
             continue;
         }
         if (job->command.kind == CST_COMMAND_REDUCE) {

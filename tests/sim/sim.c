@@ -239,6 +239,7 @@ static void choose_chances(struct sim *sim)
     sim->p_hold = sim_below(sim, 3000);
     sim->p_return = sim_chance(sim, 5000) ? 10000 : 10 + sim_below(sim, 1000);
     sim->p_engine_death = sim_below(sim, 50);
+    sim->p_stop = sim_chance(sim, 5000) ? sim_below(sim, 2000) : 0;
     sim->p_io = sim_chance(sim, 5000) ? sim_below(sim, 500) : 0;
     sim->p_hint = sim_below(sim, 300);
     sim->p_nan = sim_below(sim, 2000);
@@ -246,8 +247,29 @@ static void choose_chances(struct sim *sim)
         sim_chance(sim, 3000) ? 1000000 * (1 + (uint64_t)sim_below(sim, 20)) : CST_CORE_NEVER;
 }
 
+/* Where the ranks' pools are. */
+enum devices { ALL_HOST, ONE_GPU, TWO_GPUS, MIXED, N_DEVICES };
+
+static uint32_t choose_engine(struct sim *sim, enum devices devices)
+{
+    switch (devices) {
+    case ONE_GPU:
+        return sim->n_nodes;
+    case TWO_GPUS:
+        return sim->n_nodes + sim_below(sim, 2);
+    case MIXED:
+        return sim_chance(sim, 4000) ? 0 : sim->n_nodes + sim_below(sim, 2);
+    case ALL_HOST:
+    case N_DEVICES:
+        break;
+    }
+    return 0;
+}
+
 static void open_pools(struct sim *sim, struct cst_core_pool *pools)
 {
+    enum devices devices = (enum devices)sim_below(sim, N_DEVICES);
+
     sim->loose = sim_chance(sim, 3000);
     for (uint32_t rank = 0; rank < sim->world; rank++) {
         uint32_t least =
@@ -255,7 +277,8 @@ static void open_pools(struct sim *sim, struct cst_core_pool *pools)
         uint32_t n =
             least + (sim_chance(sim, 5000) ? 0 : sim_below(sim, sim->layout.max_blocks + 1));
 
-        pools[rank] = (struct cst_core_pool){.n_blocks = n, .blocks_per_slab = n / 15 + 1};
+        pools[rank] = (struct cst_core_pool){
+            .n_blocks = n, .blocks_per_slab = n / 15 + 1, .engine = choose_engine(sim, devices)};
     }
     /* With three ranks and more, a rank's gradient can wait for ranks that wait for others' in
      * turn, unless all open the same ones. */
@@ -269,6 +292,8 @@ static void open_sim(struct sim *sim)
     struct cst_core_config config;
     struct cst_err err;
 
+    sim->n_nodes = layout.n_nodes;
+    sim->n_engines = sim->n_nodes + 2;
     sim->world = 1 + sim_below(sim, 4);
     sim->plain = sim_chance(sim, 3000);
     cst_model_init(&sim->model);
@@ -432,14 +457,26 @@ static void wind_up(struct sim *sim)
     }
 }
 
-uint64_t sim_run(const struct sim_options *options, uint64_t *n_deaths_out)
+static bool has_gpu(const struct sim *sim)
+{
+    for (uint32_t rank = 0; rank < sim->world; rank++) {
+        if (sim->memory.pools[rank].engine != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void sim_run(const struct sim_options *options, struct sim_totals *totals)
 {
     static struct sim sim;
+    bool on_gpu;
 
     memset(&sim, 0, sizeof sim);
     sim.options = *options;
     sim.rng = options->seed;
     open_sim(&sim);
+    on_gpu = has_gpu(&sim);
     while (sim.step < options->n_steps && !sim.failed) {
         turn(&sim);
         if (sim.n_turns - sim.last_progress > STALL_TURNS) {
@@ -448,6 +485,8 @@ uint64_t sim_run(const struct sim_options *options, uint64_t *n_deaths_out)
     }
     wind_up(&sim);
     close_sim(&sim);
-    *n_deaths_out = sim.n_deaths;
-    return sim.n_turns;
+    totals->turns += sim.n_turns;
+    totals->deaths += sim.n_deaths;
+    totals->crossing += sim.n_crossing;
+    totals->gpu_runs += on_gpu;
 }

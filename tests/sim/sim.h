@@ -84,6 +84,12 @@ struct sim_options {
     bool verbose;
 };
 
+struct sim_totals {
+    uint64_t turns, deaths;
+    uint64_t gpu_runs; /* with a rank on a GPU */
+    uint64_t crossing; /* commands that waited for another engine's */
+};
+
 struct sim {
     struct sim_options options;
     uint64_t rng;
@@ -93,6 +99,10 @@ struct sim {
     struct cst_actions actions;
     uint32_t arena_segments[64];
     uint32_t world;
+    uint32_t n_nodes;    /* engines 0 to n_nodes - 1 are the host's ... */
+    uint32_t n_engines;  /* ... the others a GPU's each */
+    uint32_t stopped;    /* engines that do nothing for now, a bit each */
+    uint64_t n_crossing; /* commands that waited for another engine's */
     struct memory memory;
     struct job *jobs; /* SIM_MAX_JOBS */
     unsigned n_jobs;
@@ -105,7 +115,7 @@ struct sim {
     uint64_t timeout; /* CST_CORE_NEVER: waits do not end */
     /* what the run is made of, chosen by the seed; chances are in 1/10000 a turn */
     unsigned p_death, p_lie, p_cancel, p_copy_fail, p_engine_death, p_io, p_hint, p_skip, p_nan,
-        p_return, p_mismatch, p_fatal, p_hold, p_sleep;
+        p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop;
     bool loose;  /* pools hold everything: any order of operators may run */
     bool plain;  /* so may they, for another reason: each has a chunk of its own */
     bool ending; /* no new work */
@@ -131,8 +141,8 @@ bool sim_chance(struct sim *sim, unsigned per_10000);
 void sim_fail(const struct sim *sim, const char *fmt, ...)
     __attribute__((format(printf, 2, 3), noreturn));
 
-/* Run one seed to its end. Returns turns taken. */
-uint64_t sim_run(const struct sim_options *options, uint64_t *n_deaths_out);
+/* Run one seed to its end and add what happened to @totals. */
+void sim_run(const struct sim_options *options, struct sim_totals *totals);
 
 /* Hand @event to the core; its actions go to engines and workers. */
 void sim_event(struct sim *sim, struct cst_event event);
@@ -143,7 +153,7 @@ void sim_ask(struct sim *sim, struct cst_event event, struct pending pending);
 void engines_submit(struct sim *sim, const struct cst_command *command);
 /* Begin, end or report one command. False: nothing can be done. */
 bool engines_turn(struct sim *sim);
-/* An engine dies and comes back: what ran begins anew. */
+/* An engine dies and comes back: what it had under way begins anew. */
 void engines_restart(struct sim *sim);
 
 /* workers.c */

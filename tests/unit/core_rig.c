@@ -26,6 +26,14 @@ static void declare(struct rig *rig, uint32_t n_chunks)
 void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
               uint32_t prefetch_depth)
 {
+    static const uint32_t host[CST_CORE_MAX_WORLD];
+
+    rig_open_on(rig, n_chunks, world, n_blocks, prefetch_depth, host);
+}
+
+void rig_open_on(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
+                 uint32_t prefetch_depth, const uint32_t *engines)
+{
     struct cst_layout_config layout = {.chunk_elems = RIG_CHUNK_ELEMS, .n_nodes = 1};
     struct cst_core_config config;
     struct cst_err err;
@@ -38,7 +46,8 @@ void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blo
         rig->pool_segments[rank] = RIG_POOL_SEGMENT + rank;
         rig->pools[rank] = (struct cst_core_pool){.n_blocks = n_blocks,
                                                   .blocks_per_slab = n_blocks,
-                                                  .segments = &rig->pool_segments[rank]};
+                                                  .segments = &rig->pool_segments[rank],
+                                                  .engine = engines[rank]};
     }
     config = (struct cst_core_config){.model = &rig->model,
                                       .layout = &rig->layout,

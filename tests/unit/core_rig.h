@@ -32,6 +32,9 @@ struct rig {
 /* @n_blocks in each rank's pool. */
 void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
               uint32_t prefetch_depth);
+/* The same with rank r's pool in the memory of engine @engines[r]'s GPU (0: host memory). */
+void rig_open_on(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
+                 uint32_t prefetch_depth, const uint32_t *engines);
 void rig_close(struct rig *rig);
 
 /* Feed an event; returns its tag (a new one if it has none). */

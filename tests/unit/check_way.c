@@ -1,0 +1,235 @@
+/* Which engine does what when ranks are on GPUs: the choice of a reduction's way, and the core's
+ * commands. Engine 0 is the host's; 1 and 2 are GPUs. */
+#include "offload/way.h"
+#include "tests/unit/core_rig.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NOTHING CST_WAY_NOTHING
+
+static struct rig rig;
+
+static void teardown(void)
+{
+    rig_close(&rig);
+}
+
+/* -- the choice ------------------------------------------------------------------------------ */
+
+/* What lies in host memory is summed by the engine of the chunk's home. */
+START_TEST(host_alone)
+{
+    const uint32_t engines[] = {0, NOTHING, 0};
+    struct cst_way way = cst_way_choose(3, 1, 3, engines);
+
+    ck_assert_int_eq(way.kind, CST_WAY_HOST);
+    ck_assert_uint_eq(way.engine, 3);
+    ck_assert_uint_eq(way.n_host, 2);
+    ck_assert_uint_eq(way.n_own + way.n_peers, 0);
+}
+END_TEST
+
+/* Nobody has a gradient: zeros, made where the chunk is at home. */
+START_TEST(nothing_at_all)
+{
+    const uint32_t engines[] = {NOTHING, NOTHING};
+    struct cst_way way = cst_way_choose(1, 7, 2, engines);
+
+    ck_assert_int_eq(way.kind, CST_WAY_HOST);
+    ck_assert_uint_eq(way.engine, 1);
+}
+END_TEST
+
+/* Ranks on one GPU, and some in host memory: that GPU, whatever the chunk. */
+START_TEST(one_gpu)
+{
+    const uint32_t engines[] = {2, 0, 2};
+
+    for (uint32_t chunk = 0; chunk < 6; chunk++) {
+        struct cst_way way = cst_way_choose(0, chunk, 3, engines);
+
+        ck_assert_int_eq(way.kind, CST_WAY_DEVICE);
+        ck_assert_uint_eq(way.engine, 2);
+        ck_assert_uint_eq(way.n_own, 2);
+        ck_assert_uint_eq(way.n_host, 1);
+    }
+}
+END_TEST
+
+/* Several GPUs take turns, chunk by chunk; a rank without a contribution leaves its turn to the
+ * next one that has one on a GPU. */
+START_TEST(turns)
+{
+    const uint32_t all[] = {1, 2}, gap[] = {1, NOTHING, 0, 4};
+    struct cst_way way;
+
+    for (uint32_t chunk = 0; chunk < 6; chunk++) {
+        way = cst_way_choose(0, chunk, 2, all);
+        ck_assert_int_eq(way.kind, CST_WAY_PEER);
+        ck_assert_uint_eq(way.engine, 1 + chunk % 2);
+        ck_assert_uint_eq(way.n_own, 1);
+        ck_assert_uint_eq(way.n_peers, 1);
+    }
+    ck_assert_uint_eq(cst_way_choose(0, 4, 4, gap).engine, 1);
+    ck_assert_uint_eq(cst_way_choose(0, 5, 4, gap).engine, 4);
+    ck_assert_uint_eq(cst_way_choose(0, 6, 4, gap).engine, 4);
+}
+END_TEST
+
+/* -- the core -------------------------------------------------------------------------------- */
+
+/* Weights of a rank on a GPU are copied by its engine, those of one on the host by the host's. */
+START_TEST(loads)
+{
+    rig_open_on(&rig, 4, 2, 4, 0, (const uint32_t[]){2, 0});
+    rig_start(&rig, 2);
+    (void)rig_fetch(&rig, 0, 1);
+    (void)rig_fetch(&rig, 1, 1);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, 2);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 1)->node, 0);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* The whole of a step: reductions on GPUs in turns, norm and updates on the host, and the next
+ * step's loads wait for updates of another engine. */
+START_TEST(step)
+{
+    const struct cst_command *load, *update;
+    uint64_t a, b;
+
+    rig_open_on(&rig, 2, 2, 4, 0, (const uint32_t[]){1, 2});
+    rig_start(&rig, 2);
+    for (uint32_t c = 0; c < 2; c++) {
+        a = rig_get_grad(&rig, 0, c);
+        b = rig_get_grad(&rig, 1, c);
+        (void)rig_hand_in(&rig, 0, c, a);
+        (void)rig_hand_in(&rig, 1, c, b);
+    }
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_REDUCE, 0)->node, 1);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_REDUCE, 1)->node, 2);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_REDUCE, 1)->n_src, 2);
+    (void)rig_step(&rig, 0);
+    (void)rig_step(&rig, 1);
+    while (rig_count(&rig, CST_COMMAND_REDUCE) > 0) {
+        rig_done(&rig, rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket, CST_OK, NULL);
+    }
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_NORM, 0)->node, 0);
+    rig_done(&rig, rig_command(&rig, CST_COMMAND_NORM, 0)->ticket, CST_OK, NULL);
+    update = rig_command(&rig, CST_COMMAND_UPDATE, 1);
+    ck_assert_uint_eq(update->node, 0);
+    (void)rig_fetch(&rig, 1, update->chunk);
+    load = rig_command(&rig, CST_COMMAND_COPY, 0);
+    ck_assert_uint_eq(load->node, 2);
+    ck_assert_uint_eq(load->n_after, 1);
+    ck_assert_uint_eq(load->after[0], update->ticket);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* A gradient that makes room goes to the grad row by its GPU's engine; the sum is then made on the
+ * GPU of another rank that still has its own in its pool. */
+START_TEST(staged)
+{
+    const struct cst_command *stage, *reduce;
+    uint64_t grad;
+
+    rig_open_on(&rig, 4, 2, 3, 0, (const uint32_t[]){1, 2});
+    rig_start(&rig, 2);
+    grad = rig_get_grad(&rig, 0, 0);
+    (void)rig_hand_in(&rig, 0, 0, grad);
+    (void)rig_get_grad(&rig, 0, 1);
+    (void)rig_get_grad(&rig, 0, 2);
+    (void)rig_fetch_grad(&rig, 0, 3);
+    stage = rig_command(&rig, CST_COMMAND_COPY, 0);
+    ck_assert_uint_eq(stage->node, 1);
+    ck_assert_uint_eq(stage->src[0].segment, RIG_POOL_SEGMENT);
+    rig_drain(&rig);
+    grad = rig_get_grad(&rig, 1, 0);
+    (void)rig_hand_in(&rig, 1, 0, grad);
+    reduce = rig_command(&rig, CST_COMMAND_REDUCE, 0);
+    ck_assert_uint_eq(reduce->node, 2);
+    ck_assert_uint_eq(reduce->n_src, 2);
+    ck_assert_uint_ne(reduce->src[0].segment, RIG_POOL_SEGMENT);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* Reads and writes of states are the host's, also behind a reduction on a GPU. */
+START_TEST(states)
+{
+    const struct cst_command *reduce;
+    uint64_t grad, tag;
+
+    rig_open_on(&rig, 2, 1, 3, 0, (const uint32_t[]){1});
+    tag = rig_event(&rig, (struct cst_event){.kind = CST_EV_WRITE,
+                                             .row = CST_ROW_MASTER,
+                                             .n_elems = 4,
+                                             .place = {.segment = 900}});
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_CONVERT, 0)->node, 0);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    rig_start(&rig, 1);
+    grad = rig_get_grad(&rig, 0, 0);
+    (void)rig_hand_in(&rig, 0, 0, grad);
+    reduce = rig_command(&rig, CST_COMMAND_REDUCE, 0);
+    ck_assert_uint_eq(reduce->node, 1);
+    tag = rig_event(&rig, (struct cst_event){.kind = CST_EV_READ,
+                                             .row = CST_ROW_GRAD,
+                                             .n_elems = 4,
+                                             .place = {.segment = 900}});
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, 0);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->after[0], reduce->ticket);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+}
+END_TEST
+
+/* Explain tells the way and the engine; for ranks on the host there is nothing to tell. */
+START_TEST(explained)
+{
+    char lines[16][192];
+    unsigned n, found = 0;
+
+    rig_open_on(&rig, 2, 2, 4, 0, (const uint32_t[]){1, 2});
+    n = cst_core_explain(rig.core, 1, lines, 16);
+    for (unsigned i = 0; i < n; i++) {
+        found += strstr(lines[i], "on the GPU of engine 2: it has 1 contributions, peers that it "
+                                  "reads 1") != NULL;
+    }
+    ck_assert_uint_eq(found, 1);
+    rig_close(&rig);
+    rig_open(&rig, 2, 2, 4, 0);
+    n = cst_core_explain(rig.core, 1, lines, 16);
+    for (unsigned i = 0; i < n; i++) {
+        ck_assert_ptr_null(strstr(lines[i], "GPU"));
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("way");
+    TCase *choice = tcase_create("choice"), *core = tcase_create("core");
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    tcase_add_test(choice, host_alone);
+    tcase_add_test(choice, nothing_at_all);
+    tcase_add_test(choice, one_gpu);
+    tcase_add_test(choice, turns);
+    suite_add_tcase(suite, choice);
+    tcase_add_checked_fixture(core, NULL, teardown);
+    tcase_add_test(core, loads);
+    tcase_add_test(core, step);
+    tcase_add_test(core, staged);
+    tcase_add_test(core, states);
+    tcase_add_test(core, explained);
+    suite_add_tcase(suite, core);
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
