@@ -71,7 +71,7 @@
     CALL(cuEventRecord, 2000)                                                                      \
     CALL(cuEventQuery, 2000)                                                                       \
     CALL(cuEventSynchronize, 2000)                                                                 \
-    CALL(cuEventElapsedTime, 12080)                                                                \
+    CALL(cuEventElapsedTime, 2000)                                                                 \
     CALL(cuModuleLoadData, 2000)                                                                   \
     CALL(cuModuleUnload, 2000)                                                                     \
     CALL(cuModuleGetFunction, 2000)                                                                \
