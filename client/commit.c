@@ -258,6 +258,14 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
     return cst_lease_init(&job->leases, &model, err);
 }
 
+/* The ranks disagree: what this one declared is forgotten over there. */
+static void declare_anew(struct cst_commit *commit)
+{
+    commit->phase = CST_COMMIT_DECLARE;
+    memset(&commit->cursor, 0, sizeof commit->cursor);
+    memset(&commit->asked, 0, sizeof commit->asked);
+}
+
 static int advance(struct cst_job *job, struct cst_err *err)
 {
     int (*const phases[])(struct cst_job *, struct cst_err *) = {
@@ -272,6 +280,9 @@ static int advance(struct cst_job *job, struct cst_err *err)
         if (rc == CST_OK) {
             job->commit.phase++;
         }
+    }
+    if (rc == CST_EMISMATCH) {
+        declare_anew(&job->commit);
     }
     return rc;
 }

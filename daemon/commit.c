@@ -31,7 +31,6 @@ void cst_commit_break(struct cst_job *job, const struct cst_err *why)
             cst_session_fail(job->daemon, commit, why);
         }
     }
-    job->model_closed = false;
     (void)uv_timer_stop(&job->deadline);
 }
 
@@ -310,11 +309,13 @@ void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, ui
     }
     if (rc != CST_OK) {
         cst_session_error(session, id, &err);
+        if (rc == CST_EMISMATCH) {
+            cst_declare_disagree(job, worker, &err);
+        }
         return;
     }
     request->waits_commit = true;
     worker->commit = request;
-    job->model_closed = true;
     if (job->state == CST_JOB_READY) {
         answer_all(job);
     } else if (job->state == CST_JOB_DECLARING) {

@@ -1,9 +1,78 @@
 #include "daemon/declare.h"
 
+#include "daemon/commit.h"
+
 #include <stdio.h>
 #include <string.h>
 
-enum { DTYPE_BF16 = 1, GROUP_ALL = 0 };
+enum { DTYPE_BF16 = 1, GROUP_ALL = 0, NAMED_RANKS = 4, RANKS_TEXT = 64 };
+
+/* -- who says so ---------------------------------------------------------------------------- */
+
+typedef bool (*did_fn)(const struct cst_worker *worker, uint32_t i);
+
+static bool did_tensor(const struct cst_worker *worker, uint32_t i)
+{
+    return worker->n_tensors > i;
+}
+
+static bool did_operator(const struct cst_worker *worker, uint32_t i)
+{
+    return worker->n_operators > i;
+}
+
+static bool did_commit(const struct cst_worker *worker, uint32_t i)
+{
+    (void)i;
+    return worker->commit != NULL;
+}
+
+/* "rank 0", "ranks 0, 2", "ranks 0, 1, 2, 3 and 60 more": the others of which @did is true for @i.
+ */
+static const char *name_others(const struct cst_worker *me, did_fn did, uint32_t i,
+                               char out[RANKS_TEXT])
+{
+    const struct cst_job *job = me->job;
+    char list[RANKS_TEXT - 20] = "";
+    uint32_t n = 0;
+    size_t used = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (r == me->rank || !job->workers[r].present || !did(&job->workers[r], i)) {
+            continue;
+        }
+        if (n++ < NAMED_RANKS) {
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s%u", n > 1 ? ", " : "", r);
+        }
+    }
+    if (n == 0) {
+        (void)snprintf(out, RANKS_TEXT, "the job");
+    } else if (n <= NAMED_RANKS) {
+        (void)snprintf(out, RANKS_TEXT, "rank%s %s", n > 1 ? "s" : "", list);
+    } else {
+        (void)snprintf(out, RANKS_TEXT, "ranks %s and %u more", list, n - NAMED_RANKS);
+    }
+    return out;
+}
+
+static const char *name_me(const struct cst_worker *me, char out[RANKS_TEXT])
+{
+    (void)snprintf(out, RANKS_TEXT, "rank %u", me->rank);
+    return out;
+}
+
+/* A rank has committed, or all have: nobody declares more. */
+static bool is_closed(const struct cst_job *job)
+{
+    bool closed = job->state != CST_JOB_DECLARING;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        closed = closed || job->workers[r].commit != NULL;
+    }
+    return closed;
+}
+
+/* -- declaring ------------------------------------------------------------------------------ */
 
 static int check_kind(const Cistern__TensorDecl *decl, struct cst_err *err)
 {
@@ -22,9 +91,11 @@ static int check_kind(const Cistern__TensorDecl *decl, struct cst_err *err)
 
 /* Declared into a model of its own, it is checked as the first one was and has its numbers to
  * compare. */
-static int compare_tensor(const struct cst_model *model, uint32_t i,
-                          const Cistern__TensorDecl *decl, struct cst_err *err)
+static int compare_tensor(const struct cst_worker *worker, const Cistern__TensorDecl *decl,
+                          struct cst_err *err)
 {
+    char mine[RANKS_TEXT], theirs[RANKS_TEXT];
+    uint32_t i = worker->n_tensors;
     struct cst_model scratch;
     int rc;
 
@@ -32,7 +103,9 @@ static int compare_tensor(const struct cst_model *model, uint32_t i,
     rc = cst_model_tensor(&scratch, decl->name, decl->shape, (uint32_t)decl->n_shape,
                           decl->lr_scale, decl->decay_scale, err);
     if (rc == CST_OK) {
-        rc = cst_model_same_tensor(model, i, &scratch.tensors[0], err);
+        rc = cst_model_same_tensor(&worker->job->model, i, &scratch.tensors[0],
+                                   name_me(worker, mine),
+                                   name_others(worker, did_tensor, i, theirs), err);
     }
     cst_model_close(&scratch);
     return rc;
@@ -43,14 +116,16 @@ static int declare_tensor(struct cst_worker *worker, const Cistern__TensorDecl *
 {
     struct cst_model *model = &worker->job->model;
     uint32_t i = worker->n_tensors;
+    char theirs[RANKS_TEXT];
     int rc = check_kind(decl, err);
 
     if (rc == CST_OK && i < model->n_tensors) {
-        rc = compare_tensor(model, i, decl, err);
-    } else if (rc == CST_OK && worker->job->model_closed) {
+        rc = compare_tensor(worker, decl, err);
+    } else if (rc == CST_OK && is_closed(worker->job)) {
         rc = cst_err_set(err, CST_EMISMATCH,
-                         "rank %u declares tensor '%.63s' as number %u, another rank has %u in all",
-                         worker->rank, decl->name, i, model->n_tensors);
+                         "rank %u declares tensor '%.63s' as number %u, %s committed %u tensors",
+                         worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
+                         model->n_tensors);
     } else if (rc == CST_OK) {
         rc = cst_model_tensor(model, decl->name, decl->shape, (uint32_t)decl->n_shape,
                               decl->lr_scale, decl->decay_scale, err);
@@ -59,14 +134,17 @@ static int declare_tensor(struct cst_worker *worker, const Cistern__TensorDecl *
     return rc;
 }
 
-static int compare_operator(const struct cst_model *model, uint32_t i,
-                            const Cistern__OperatorDecl *decl, struct cst_err *err)
+static int compare_operator(const struct cst_worker *worker, const Cistern__OperatorDecl *decl,
+                            struct cst_err *err)
 {
+    char mine[RANKS_TEXT], theirs[RANKS_TEXT];
+    uint32_t i = worker->n_operators;
     struct cst_layout_operator other = {.tensors = decl->tensors,
                                         .n_tensors = (uint32_t)decl->n_tensors};
 
     (void)snprintf(other.name, sizeof other.name, "%s", decl->name);
-    return cst_model_same_operator(model, i, &other, err);
+    return cst_model_same_operator(&worker->job->model, i, &other, name_me(worker, mine),
+                                   name_others(worker, did_operator, i, theirs), err);
 }
 
 static int declare_operator(struct cst_worker *worker, const Cistern__OperatorDecl *decl,
@@ -74,15 +152,17 @@ static int declare_operator(struct cst_worker *worker, const Cistern__OperatorDe
 {
     struct cst_model *model = &worker->job->model;
     uint32_t i = worker->n_operators;
+    char theirs[RANKS_TEXT];
     int rc;
 
     if (i < model->n_operators) {
-        rc = compare_operator(model, i, decl, err);
-    } else if (worker->job->model_closed) {
-        rc = cst_err_set(
-            err, CST_EMISMATCH,
-            "rank %u declares operator '%.63s' as number %u, another rank has %u in all",
-            worker->rank, decl->name, i, model->n_operators);
+        rc = compare_operator(worker, decl, err);
+    } else if (is_closed(worker->job)) {
+        rc =
+            cst_err_set(err, CST_EMISMATCH,
+                        "rank %u declares operator '%.63s' as number %u, %s committed %u operators",
+                        worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
+                        model->n_operators);
     } else {
         rc = cst_model_operator(model, decl->name, decl->tensors, (uint32_t)decl->n_tensors, err);
     }
@@ -90,9 +170,17 @@ static int declare_operator(struct cst_worker *worker, const Cistern__OperatorDe
     return rc;
 }
 
+/* What the others have found out meanwhile. */
+static int check_heard(const struct cst_worker *worker, struct cst_err *err)
+{
+    const struct cst_err *why = &worker->job->disagreement;
+
+    return worker->unheard ? cst_err_set(err, why->status, "%s", why->text) : CST_OK;
+}
+
 int cst_declare(struct cst_worker *worker, const Cistern__Declare *message, struct cst_err *err)
 {
-    int rc = CST_OK;
+    int rc = check_heard(worker, err);
 
     for (size_t i = 0; i < message->n_tensors && rc == CST_OK; i++) {
         rc = declare_tensor(worker, message->tensors[i], err);
@@ -107,7 +195,11 @@ int cst_declare_check(const struct cst_worker *worker, uint32_t n_tensors, uint3
                       struct cst_err *err)
 {
     const struct cst_model *model = &worker->job->model;
+    char theirs[RANKS_TEXT];
 
+    if (check_heard(worker, err) != CST_OK) {
+        return err->status;
+    }
     if (n_tensors != worker->n_tensors || n_operators != worker->n_operators) {
         return cst_err_set(
             err, CST_EINVAL,
@@ -120,13 +212,96 @@ int cst_declare_check(const struct cst_worker *worker, uint32_t n_tensors, uint3
     }
     if (n_tensors < model->n_tensors) {
         return cst_err_set(
-            err, CST_EMISMATCH, "rank %u declared %u tensors, another rank %u: '%s' is missing",
-            worker->rank, n_tensors, model->n_tensors, model->tensors[n_tensors].name);
+            err, CST_EMISMATCH, "rank %u declared %u tensors, %s %u: '%s' is missing in rank %u",
+            worker->rank, n_tensors, name_others(worker, did_tensor, n_tensors, theirs),
+            model->n_tensors, model->tensors[n_tensors].name, worker->rank);
     }
     if (n_operators < model->n_operators) {
         return cst_err_set(
-            err, CST_EMISMATCH, "rank %u declared %u operators, another rank %u: '%s' is missing",
-            worker->rank, n_operators, model->n_operators, model->operators[n_operators].name);
+            err, CST_EMISMATCH, "rank %u declared %u operators, %s %u: '%s' is missing in rank %u",
+            worker->rank, n_operators, name_others(worker, did_operator, n_operators, theirs),
+            model->n_operators, model->operators[n_operators].name, worker->rank);
     }
     return CST_OK;
+}
+
+/* -- disagreeing ---------------------------------------------------------------------------- */
+
+static void drop_model(struct cst_job *job, const struct cst_err *why)
+{
+    job->disagreement = *why;
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cst_worker *worker = &job->workers[r];
+
+        worker->unheard = worker->unheard || (worker->present && worker->commit == NULL);
+        worker->n_tensors = worker->n_operators = 0;
+    }
+    cst_model_close(&job->model);
+    cst_model_init(&job->model);
+    cst_commit_break(job, why);
+}
+
+void cst_declare_disagree(struct cst_job *job, struct cst_worker *worker, const struct cst_err *why)
+{
+    bool late = worker != NULL && worker->unheard; /* it has been heard of, and is told now */
+
+    if (job->state == CST_JOB_DECLARING && !late) {
+        drop_model(job, why);
+    }
+    if (worker != NULL) {
+        worker->unheard = false;
+        worker->n_tensors = worker->n_operators = 0;
+    }
+}
+
+/* The first declarations of @from, as many as that, in *out. */
+static int copy_model(struct cst_model *out, const struct cst_model *from, uint32_t n_tensors,
+                      uint32_t n_operators, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    cst_model_init(out);
+    for (uint32_t i = 0; i < n_tensors && rc == CST_OK; i++) {
+        const struct cst_layout_tensor *t = &from->tensors[i];
+
+        rc = cst_model_tensor(out, t->name, t->shape, t->n_dims, t->lr_scale, t->decay_scale, err);
+    }
+    for (uint32_t i = 0; i < n_operators && rc == CST_OK; i++) {
+        const struct cst_layout_operator *op = &from->operators[i];
+
+        rc = cst_model_operator(out, op->name, op->tensors, op->n_tensors, err);
+    }
+    if (rc != CST_OK) {
+        cst_model_close(out);
+    }
+    return rc;
+}
+
+void cst_declare_forget(struct cst_worker *worker)
+{
+    struct cst_job *job = worker->job;
+    uint32_t n_tensors = 0, n_operators = 0;
+    struct cst_model rest;
+    struct cst_err err = {0};
+
+    worker->unheard = false;
+    worker->n_tensors = worker->n_operators = 0;
+    for (uint32_t r = 0; r < job->world; r++) {
+        const struct cst_worker *w = &job->workers[r];
+
+        n_tensors = w->n_tensors > n_tensors ? w->n_tensors : n_tensors;
+        n_operators = w->n_operators > n_operators ? w->n_operators : n_operators;
+    }
+    if (job->state != CST_JOB_DECLARING ||
+        (n_tensors == job->model.n_tensors && n_operators == job->model.n_operators)) {
+        return;
+    }
+    if (copy_model(&rest, &job->model, n_tensors, n_operators, &err) != CST_OK) {
+        (void)cst_err_prefix(&err, "the model without what rank %u declared", worker->rank);
+        err.status = CST_EMISMATCH;
+        drop_model(job, &err);
+        return;
+    }
+    cst_model_close(&job->model);
+    job->model = rest;
 }

@@ -2,6 +2,7 @@
 
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
+#include "daemon/declare.h"
 #include "daemon/drive.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
@@ -257,7 +258,7 @@ static void vacate(struct cst_worker *worker)
     }
     worker->commit = NULL;
     worker->present = false;
-    worker->n_tensors = worker->n_operators = 0;
+    cst_declare_forget(worker);
     cst_watch_close(worker->watch);
     worker->watch = NULL;
 }
@@ -369,14 +370,15 @@ static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish
                       struct cst_err *err)
 {
     if (wish->world != job->world) {
-        return cst_err_set(err, CST_EMISMATCH, "job '%s' has %u ranks, not %u", job->name,
-                           job->world, wish->world);
+        return cst_err_set(err, CST_EMISMATCH, "job '%s' has %u ranks, not %u as rank %u wants",
+                           job->name, job->world, wish->world, wish->rank);
     }
     if (wish->chunk_elems != job->chunk_elems &&
         (job->state != CST_JOB_READY || wish->chunk_elems != job->layout.capacity)) {
-        return cst_err_set(
-            err, CST_EMISMATCH, "job '%s' was opened with chunk_elems %llu, not %llu", job->name,
-            (unsigned long long)job->chunk_elems, (unsigned long long)wish->chunk_elems);
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' was opened with chunk_elems %llu, not %llu as rank %u wants",
+                           job->name, (unsigned long long)job->chunk_elems,
+                           (unsigned long long)wish->chunk_elems, wish->rank);
     }
     return CST_OK;
 }
@@ -402,6 +404,12 @@ static void occupy(struct cst_worker *worker, struct cst_session *session,
     feed_worker(job, CST_EV_ATTACH, worker->rank);
 }
 
+/* Whoever claims @rank may be the one that the others wait for. */
+static bool is_awaited(const struct cst_job *job, uint32_t rank)
+{
+    return rank >= job->world || !job->workers[rank].present;
+}
+
 /* The job that @wish names, with its rank free. */
 static int find_or_make(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
                         struct cst_job **out, struct cst_err *err)
@@ -412,6 +420,9 @@ static int find_or_make(struct cst_session *session, const struct cst_job_wish *
     *created = false;
     if (job != NULL) {
         rc = check_wish(job, wish, err);
+        if (rc != CST_OK && is_awaited(job, wish->rank)) {
+            cst_declare_disagree(job, NULL, err);
+        }
         if (rc == CST_OK) {
             rc = claim_rank(&job->workers[wish->rank], session, wish->token, err);
         }

@@ -39,6 +39,7 @@ struct cst_worker {
     bool left;                       /* the last one went in good order */
     uint64_t pool_bytes;             /* asked for; 0: as much as is of use */
     uint32_t n_tensors, n_operators; /* declared by the present one */
+    bool unheard;                    /* it is still to be told of job->disagreement */
     struct cst_pending *commit;      /* its Commit, waiting; NULL */
 };
 
@@ -55,8 +56,8 @@ struct cst_job {
     uint32_t ttl_s;             /* life without a worker */
     struct cst_worker *workers; /* world of them */
     struct cst_model model;
-    bool model_closed;        /* a rank has committed: nobody declares more */
-    struct cst_layout layout; /* valid where has_layout */
+    struct cst_err disagreement; /* DECLARING: why the model was dropped last */
+    struct cst_layout layout;    /* valid where has_layout */
     bool has_layout;
     struct cst_err
         failure; /* POPULATING: why it goes back to DECLARING, once the memory is given back */

@@ -99,12 +99,18 @@ void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body)
 
 void cst_serve_declare(struct cst_session *session, uint64_t id, void *body)
 {
+    struct cst_job *job = session->job;
+    struct cst_worker *worker = &job->workers[session->rank];
     struct cst_err err = {0};
+    int rc = cst_declare(worker, body, &err);
 
-    if (cst_declare(&session->job->workers[session->rank], body, &err) == CST_OK) {
+    if (rc == CST_OK) {
         cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
-    } else {
-        cst_session_error(session, id, &err);
+        return;
+    }
+    cst_session_error(session, id, &err);
+    if (rc == CST_EMISMATCH) {
+        cst_declare_disagree(job, worker, &err);
     }
 }
 

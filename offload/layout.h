@@ -118,12 +118,15 @@ int cst_model_operator(struct cst_model *model, const char *name, const uint32_t
 /* Number of the tensor called @name, or UINT32_MAX. O(1). */
 uint32_t cst_model_find(const struct cst_model *model, const char *name);
 
-/* CST_OK if tensor @i is declared as @other is; else CST_EMISMATCH, naming the tensor and what differs. @other is one
- * freshly declared into another model. Same for operators. */
+/* CST_OK if tensor @i is declared as @other is; else CST_EMISMATCH, naming the tensor, what differs and both values. @other is one
+ * freshly declared into another model; @mine and @theirs say in whose name @other and the model speak ("rank 1", "ranks 0, 2"). Same for
+ * operators. */
 int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
-                          const struct cst_layout_tensor *other, struct cst_err *err);
+                          const struct cst_layout_tensor *other, const char *mine,
+                          const char *theirs, struct cst_err *err);
 int cst_model_same_operator(const struct cst_model *model, uint32_t i,
-                            const struct cst_layout_operator *other, struct cst_err *err);
+                            const struct cst_layout_operator *other, const char *mine,
+                            const char *theirs, struct cst_err *err);
 
 /* Lay @model out; writes chunk, offset, first_tile of its tensors. With chunk_elems 0 the capacity is the one with the least waste
  * (n_chunks x C - n_params) among the multiples of CST_LAYOUT_CAPACITY_STEP from the largest tensor up, of which the smallest pool holds

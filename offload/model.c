@@ -371,76 +371,73 @@ uint32_t cst_model_find(const struct cst_model *model, const char *name)
 }
 
 int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
-                          const struct cst_layout_tensor *other, struct cst_err *err)
+                          const struct cst_layout_tensor *other, const char *mine,
+                          const char *theirs, struct cst_err *err)
 {
     const struct cst_layout_tensor *t;
 
     if (i >= model->n_tensors) {
         return cst_err_set(err, CST_EMISMATCH,
-                           "tensor %" PRIu32 " '%s': another rank declared only %" PRIu32, i,
-                           other->name, model->n_tensors);
+                           "tensor %" PRIu32 " '%s' of %s: %s declared only %" PRIu32, i,
+                           other->name, mine, theirs, model->n_tensors);
     }
     t = &model->tensors[i];
     if (strcmp(t->name, other->name) != 0) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "tensor %" PRIu32 " is '%s' here and '%s' in another rank", i,
-                           other->name, t->name);
+        return cst_err_set(err, CST_EMISMATCH, "tensor %" PRIu32 " is '%s' in %s and '%s' in %s", i,
+                           other->name, mine, t->name, theirs);
     }
     if (t->n_dims != other->n_dims) {
         return cst_err_set(err, CST_EMISMATCH,
-                           "tensor '%s' has %" PRIu32 " dimensions here and %" PRIu32
-                           " in another rank",
-                           t->name, other->n_dims, t->n_dims);
+                           "tensor '%s' has %" PRIu32 " dimensions in %s and %" PRIu32 " in %s",
+                           t->name, other->n_dims, mine, t->n_dims, theirs);
     }
     for (uint32_t d = 0; d < t->n_dims; d++) {
         if (t->shape[d] != other->shape[d]) {
             return cst_err_set(err, CST_EMISMATCH,
-                               "tensor '%s': dimension %" PRIu32 " is %" PRId64 " here and %" PRId64
-                               " in another rank",
-                               t->name, d, other->shape[d], t->shape[d]);
+                               "tensor '%s': dimension %" PRIu32 " is %" PRId64
+                               " in %s and %" PRId64 " in %s",
+                               t->name, d, other->shape[d], mine, t->shape[d], theirs);
         }
     }
     if (memcmp(&t->lr_scale, &other->lr_scale, sizeof t->lr_scale) != 0) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "tensor '%s': lr_scale is %g here and %g in another rank", t->name,
-                           (double)other->lr_scale, (double)t->lr_scale);
+        return cst_err_set(err, CST_EMISMATCH, "tensor '%s': lr_scale is %g in %s and %g in %s",
+                           t->name, (double)other->lr_scale, mine, (double)t->lr_scale, theirs);
     }
     if (memcmp(&t->decay_scale, &other->decay_scale, sizeof t->decay_scale) != 0) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "tensor '%s': decay_scale is %g here and %g in another rank", t->name,
-                           (double)other->decay_scale, (double)t->decay_scale);
+        return cst_err_set(err, CST_EMISMATCH, "tensor '%s': decay_scale is %g in %s and %g in %s",
+                           t->name, (double)other->decay_scale, mine, (double)t->decay_scale,
+                           theirs);
     }
     return CST_OK;
 }
 
 int cst_model_same_operator(const struct cst_model *model, uint32_t i,
-                            const struct cst_layout_operator *other, struct cst_err *err)
+                            const struct cst_layout_operator *other, const char *mine,
+                            const char *theirs, struct cst_err *err)
 {
     const struct cst_layout_operator *op;
 
     if (i >= model->n_operators) {
         return cst_err_set(err, CST_EMISMATCH,
-                           "operator %" PRIu32 " '%s': another rank declared only %" PRIu32, i,
-                           other->name, model->n_operators);
+                           "operator %" PRIu32 " '%s' of %s: %s declared only %" PRIu32, i,
+                           other->name, mine, theirs, model->n_operators);
     }
     op = &model->operators[i];
     if (strcmp(op->name, other->name) != 0) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "operator %" PRIu32 " is '%s' here and '%s' in another rank", i,
-                           other->name, op->name);
+        return cst_err_set(err, CST_EMISMATCH, "operator %" PRIu32 " is '%s' in %s and '%s' in %s",
+                           i, other->name, mine, op->name, theirs);
     }
     if (op->n_tensors != other->n_tensors) {
         return cst_err_set(err, CST_EMISMATCH,
-                           "operator '%s' uses %" PRIu32 " tensors here and %" PRIu32
-                           " in another rank",
-                           op->name, other->n_tensors, op->n_tensors);
+                           "operator '%s' uses %" PRIu32 " tensors in %s and %" PRIu32 " in %s",
+                           op->name, other->n_tensors, mine, op->n_tensors, theirs);
     }
     for (uint32_t k = 0; k < op->n_tensors; k++) {
         if (op->tensors[k] != other->tensors[k]) {
             return cst_err_set(err, CST_EMISMATCH,
                                "operator '%s': its tensor %" PRIu32 " is number %" PRIu32
-                               " here and %" PRIu32 " in another rank",
-                               op->name, k, other->tensors[k], op->tensors[k]);
+                               " in %s and %" PRIu32 " in %s",
+                               op->name, k, other->tensors[k], mine, op->tensors[k], theirs);
         }
     }
     return CST_OK;

@@ -245,48 +245,6 @@ START_TEST(a_job_has_65536_tensors)
 }
 END_TEST
 
-/* Ranks that declare a tensor differently hear which one and what differs; likewise a rank with
- * more, or fewer. */
-START_TEST(declarations_that_disagree_are_named)
-{
-    static const int64_t small[] = {10, 3}, large[] = {10, 4};
-    struct raw_client first, second;
-
-    open_rank(&first, 0, 2);
-    open_rank(&second, 1, 2);
-    ck_assert_int_eq(raw_declare(&first, "wte", 2, small), CST_OK);
-    ck_assert_int_eq(raw_declare(&second, "wte", 2, large), CST_EMISMATCH);
-    assert_says(&second, "wte");
-    ck_assert_int_eq(raw_declare(&second, "wpe", 2, small), CST_EMISMATCH);
-    assert_says(&second, "wpe");
-    ck_assert_int_eq(raw_declare(&second, "wte", 2, small), CST_OK);
-    raw_close(&first);
-    raw_close(&second);
-}
-END_TEST
-
-/* A rank that commits fewer tensors than another declared is told the first that is missing; one
- * that declares more than another committed, its name. */
-START_TEST(numbers_that_disagree_are_named)
-{
-    static const int64_t shape[] = {7};
-    struct raw_client first, second;
-    uint64_t id;
-
-    open_declared(&first, 0, 2, 3);
-    open_declared(&second, 1, 2, 2);
-    ck_assert_int_eq(raw_status(&second, raw_commit(&second, 2, 2)), CST_EMISMATCH);
-    assert_says(&second, "'t2' is missing");
-    ck_assert_int_eq(raw_status(&second, raw_commit(&second, 3, 2)), CST_EINVAL);
-    id = raw_commit(&first, 3, 3);
-    ck_assert_int_eq(raw_declare(&second, "t2", 1, shape), CST_EMISMATCH); /* 1000 elements there */
-    raw_close(&second);
-    ck_assert_int_eq(raw_status(&first, id), CST_EPEERDIED);
-    assert_says(&first, "rank 1");
-    raw_close(&first);
-}
-END_TEST
-
 /* -- committing ----------------------------------------------------------------------------- */
 
 /* A pool that is too small is refused with the operator that needs more and the bytes that are
@@ -813,8 +771,6 @@ int main(void)
     tc = add_case(suite, "declare");
     tcase_add_test(tc, bad_tensors_are_refused);
     tcase_add_test(tc, a_job_has_65536_tensors);
-    tcase_add_test(tc, declarations_that_disagree_are_named);
-    tcase_add_test(tc, numbers_that_disagree_are_named);
     tc = add_case(suite, "commit");
     tcase_add_test(tc, a_pool_too_small_is_refused);
     tcase_add_test(tc, a_job_over_budget_is_refused);

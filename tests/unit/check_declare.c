@@ -93,6 +93,49 @@ START_TEST(test_most_tensors)
 }
 END_TEST
 
+struct refusal {
+    uint16_t type;  /* of the request */
+    uint32_t after; /* so many of them are served */
+    bool done;
+};
+
+/* As the daemon does when ranks disagree: what was declared is forgotten. */
+static bool refuse(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    struct refusal *refusal = arg;
+
+    if (refusal->done || request->type != refusal->type || refusal->after-- > 0) {
+        return false;
+    }
+    refusal->done = true;
+    fake->n_tensors = 0;
+    fake_daemon_error(fake, request, CST_EMISMATCH, "tensor 't0' differs");
+    return true;
+}
+
+/* After ranks have disagreed, in a Declare or at the Commit, the next cst_commit declares all
+ * again.
+ */
+START_TEST(test_declare_anew)
+{
+    static const uint16_t types[] = {CISTERN__MSG_TYPE__MSG_DECLARE, CISTERN__MSG_TYPE__MSG_COMMIT};
+    struct refusal refusal = {.type = types[_i], .after = _i == 0 ? 1 : 0};
+    struct cst_err err = {0};
+
+    f.fake.hook = refuse;
+    f.fake.hook_arg = &refusal;
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    fake_job_declare(&f, 3000);
+    ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "tensor 't0' differs"));
+    CK_OK(cst_commit(f.job, NULL, &err));
+    CK_OK(cst_ping(f.client, NULL, &err));
+    ck_assert_uint_eq(f.fake.n_tensors, 3000);
+    fake_job_stop(&f);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("declare");
@@ -103,6 +146,7 @@ int main(void)
     tcase_add_test(tcase, test_declarations);
     tcase_add_test(tcase, test_many_tensors);
     tcase_add_test(tcase, test_most_tensors);
+    tcase_add_loop_test(tcase, test_declare_anew, 0, 2);
     suite_add_tcase(suite, tcase);
     srunner_run_all(runner, CK_ENV);
     n_failed = srunner_ntests_failed(runner);

@@ -194,24 +194,30 @@ START_TEST(same_tensor)
 
     declare(2);
     other = model.tensors[1];
-    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, &err), CST_OK);
-    ck_assert_int_eq(cst_model_same_tensor(&model, 2, &other, &err), CST_EMISMATCH);
-    ck_assert_int_eq(cst_model_same_tensor(&model, 0, &other, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, "rank 1", "rank 0", &err), CST_OK);
+    ck_assert_int_eq(cst_model_same_tensor(&model, 2, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
+    ck_assert_int_eq(cst_model_same_tensor(&model, 0, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
     ck_assert_ptr_nonnull(strstr(err.text, "'tensor.1'"));
     ck_assert_ptr_nonnull(strstr(err.text, "'tensor.0'"));
     other.shape[1] = 9;
-    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, &err), CST_EMISMATCH);
-    ck_assert_ptr_nonnull(strstr(err.text, "dimension 1 is 9 here and 2"));
+    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "dimension 1 is 9 in rank 1 and 2 in rank 0"));
     other = model.tensors[1];
     other.n_dims = 3;
-    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
     other = model.tensors[1];
     other.lr_scale = 0.5f;
-    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, &err), CST_EMISMATCH);
-    ck_assert_ptr_nonnull(strstr(err.text, "lr_scale is 0.5 here and 1"));
+    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "lr_scale is 0.5 in rank 1 and 1 in rank 0"));
     other = model.tensors[1];
     other.decay_scale = 0.0f;
-    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_model_same_tensor(&model, 1, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
 }
 END_TEST
 
@@ -224,16 +230,20 @@ START_TEST(same_operator)
 
     declare(3);
     ck_assert_int_eq(cst_model_operator(&model, "op", mine, 2, &err), CST_OK);
-    ck_assert_int_eq(cst_model_same_operator(&model, 0, &other, &err), CST_OK);
-    ck_assert_int_eq(cst_model_same_operator(&model, 1, &other, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_model_same_operator(&model, 0, &other, "rank 1", "rank 0", &err), CST_OK);
+    ck_assert_int_eq(cst_model_same_operator(&model, 1, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
     other.n_tensors = 1;
-    ck_assert_int_eq(cst_model_same_operator(&model, 0, &other, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_model_same_operator(&model, 0, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
     other.n_tensors = 2;
     other.tensors = theirs;
-    ck_assert_int_eq(cst_model_same_operator(&model, 0, &other, &err), CST_EMISMATCH);
-    ck_assert_ptr_nonnull(strstr(err.text, "tensor 1 is number 2 here and 1"));
+    ck_assert_int_eq(cst_model_same_operator(&model, 0, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "tensor 1 is number 2 in rank 1 and 1 in rank 0"));
     other.name[0] = 'x';
-    ck_assert_int_eq(cst_model_same_operator(&model, 0, &other, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_model_same_operator(&model, 0, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
 }
 END_TEST
 

@@ -1,0 +1,239 @@
+/* daemon/declare: what ranks are told when they disagree, and that they can declare anew. */
+#include "daemon/commit.h"
+#include "daemon/declare.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORLD = 6 };
+
+static struct cst_worker workers[WORLD];
+static struct cst_job job;
+static struct cst_pending waiting; /* stands for a Commit at the barrier */
+static struct cst_err err, broken;
+static unsigned n_broken;
+
+/* Stands in for daemon/commit.c: the Commits that wait fail. */
+void cst_commit_break(struct cst_job *which, const struct cst_err *why)
+{
+    for (uint32_t r = 0; r < which->world; r++) {
+        n_broken += which->workers[r].commit != NULL;
+        which->workers[r].commit = NULL;
+    }
+    broken = *why;
+}
+
+static void setup(void)
+{
+    memset(&job, 0, sizeof job);
+    memset(workers, 0, sizeof workers);
+    job.world = WORLD;
+    job.workers = workers;
+    job.state = CST_JOB_DECLARING;
+    cst_model_init(&job.model);
+    for (uint32_t r = 0; r < WORLD; r++) {
+        workers[r] = (struct cst_worker){.job = &job, .rank = r, .present = r < 3};
+    }
+    n_broken = 0;
+}
+
+static void teardown(void)
+{
+    cst_model_close(&job.model);
+}
+
+/* What the daemon does with a Declare: tensor @name of @n elements, or where @n is 0 an operator of
+ * it over tensor @tensor. */
+static int declare(uint32_t rank, const char *name, int64_t n, uint32_t tensor)
+{
+    Cistern__TensorDecl t = CISTERN__TENSOR_DECL__INIT, *ts = &t;
+    Cistern__OperatorDecl o = CISTERN__OPERATOR_DECL__INIT, *os = &o;
+    Cistern__Declare message = CISTERN__DECLARE__INIT;
+    int rc;
+
+    t.name = o.name = (char *)(uintptr_t)name;
+    t.dtype = 1;
+    t.shape = &n;
+    t.n_shape = 1;
+    o.tensors = &tensor;
+    o.n_tensors = 1;
+    message.n_tensors = n > 0;
+    message.tensors = &ts;
+    message.n_operators = n == 0;
+    message.operators = &os;
+    rc = cst_declare(&workers[rank], &message, &err);
+    if (rc == CST_EMISMATCH) {
+        cst_declare_disagree(&job, &workers[rank], &err);
+    }
+    return rc;
+}
+
+static int commit(uint32_t rank, uint32_t n_tensors, uint32_t n_operators)
+{
+    int rc = cst_declare_check(&workers[rank], n_tensors, n_operators, &err);
+
+    if (rc == CST_EMISMATCH) {
+        cst_declare_disagree(&job, &workers[rank], &err);
+    } else if (rc == CST_OK) {
+        workers[rank].commit = &waiting;
+    }
+    return rc;
+}
+
+static int declare_all(uint32_t rank, int64_t elems)
+{
+    int rc = declare(rank, "a", 10, 0);
+
+    rc = rc == CST_OK ? declare(rank, "b", elems, 0) : rc;
+    rc = rc == CST_OK ? declare(rank, "p", 0, 0) : rc;
+    rc = rc == CST_OK ? declare(rank, "q", 0, 1) : rc;
+    return rc == CST_OK ? commit(rank, 2, 2) : rc;
+}
+
+static void assert_says(const char *words)
+{
+    ck_assert_msg(strcmp(err.text, words) == 0, "'%s' where '%s' was expected", err.text, words);
+}
+
+/* Of three ranks the last one disagrees: those that wait are told at once and in the same words,
+ * and then any of them may declare first, in the one way or the other. _i: who comes first. */
+START_TEST(all_are_told_and_begin_anew)
+{
+    const char *words = "tensor 'b': dimension 0 is 21 in rank 2 and 20 in ranks 0, 1";
+
+    ck_assert_int_eq(declare_all(0, 20), CST_OK);
+    ck_assert_int_eq(declare_all(1, 20), CST_OK);
+    ck_assert_int_eq(declare_all(2, 21), CST_EMISMATCH);
+    assert_says(words);
+    ck_assert_uint_eq(n_broken, 2);
+    ck_assert_str_eq(broken.text, words);
+    ck_assert_int_eq(broken.status, CST_EMISMATCH);
+    ck_assert_uint_eq(job.model.n_tensors, 0);
+    for (uint32_t i = 0; i < 3; i++) {
+        ck_assert_int_eq(declare_all((i + (uint32_t)_i) % 3, _i == 0 ? 20 : 21), CST_OK);
+    }
+    ck_assert_uint_eq(job.model.n_tensors, 2);
+    ck_assert_uint_eq(job.model.n_operators, 2);
+    ck_assert_uint_eq(job.model.n_params, _i == 0 ? 30 : 31);
+}
+END_TEST
+
+/* A rank that is still declaring hears it at its next word, once, and then begins anew as well. */
+START_TEST(who_declares_hears_it_next)
+{
+    ck_assert_int_eq(declare(0, "a", 10, 0), CST_OK);
+    ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
+    ck_assert_int_eq(declare(2, "c", 10, 0), CST_EMISMATCH);
+    assert_says("tensor 0 is 'c' in rank 2 and 'a' in ranks 0, 1");
+    ck_assert_int_eq(_i == 0 ? declare(0, "b", 20, 0) : commit(0, 1, 0), CST_EMISMATCH);
+    assert_says("tensor 0 is 'c' in rank 2 and 'a' in ranks 0, 1");
+    ck_assert_int_eq(declare_all(0, 20), CST_OK);
+    ck_assert_int_eq(declare_all(2, 20), CST_OK);
+    ck_assert_int_eq(declare(1, "b", 20, 0), CST_EMISMATCH); /* late, and nobody else's matter */
+    ck_assert_uint_eq(n_broken, 0);
+    ck_assert_int_eq(declare_all(1, 20), CST_OK);
+}
+END_TEST
+
+/* Fewer, more, other operators: what differs, with both sides. */
+START_TEST(what_differs_is_named)
+{
+    ck_assert_int_eq(declare_all(0, 20), CST_OK);
+    ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
+    ck_assert_int_eq(declare(1, "p", 0, 0), CST_OK);
+    ck_assert_int_eq(commit(1, 1, 1), CST_EMISMATCH);
+    assert_says("rank 1 declared 1 tensors, rank 0 2: 'b' is missing in rank 1");
+
+    ck_assert_int_eq(declare_all(0, 20), CST_OK);
+    ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
+    ck_assert_int_eq(declare(1, "b", 20, 0), CST_OK);
+    ck_assert_int_eq(declare(1, "c", 5, 0), CST_EMISMATCH);
+    assert_says("rank 1 declares tensor 'c' as number 2, rank 0 committed 2 tensors");
+
+    ck_assert_int_eq(declare_all(0, 20), CST_OK);
+    ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
+    ck_assert_int_eq(declare(1, "b", 20, 0), CST_OK);
+    ck_assert_int_eq(declare(1, "q", 0, 1), CST_EMISMATCH);
+    assert_says("operator 0 is 'q' in rank 1 and 'p' in rank 0");
+
+    ck_assert_int_eq(declare_all(0, 20), CST_OK);
+    ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
+    ck_assert_int_eq(declare(1, "b", 20, 0), CST_OK);
+    ck_assert_int_eq(declare(1, "p", 0, 1), CST_EMISMATCH);
+    assert_says("operator 'p': its tensor 0 is number 1 in rank 1 and 0 in rank 0");
+    ck_assert_uint_eq(n_broken, 4);
+}
+END_TEST
+
+/* Of many ranks that agree the first four are named. */
+START_TEST(many_ranks_are_counted)
+{
+    for (uint32_t r = 0; r < WORLD; r++) {
+        workers[r].present = true;
+        ck_assert_int_eq(declare(r, r == WORLD - 1 ? "z" : "a", 10, 0),
+                         r == WORLD - 1 ? CST_EMISMATCH : CST_OK);
+    }
+    assert_says("tensor 0 is 'z' in rank 5 and 'a' in ranks 0, 1, 2, 3 and 1 more");
+}
+END_TEST
+
+/* A rank that goes takes with it what it alone declared, and only that: its successor is not held
+ * to the words of a dead one. */
+START_TEST(the_dead_do_not_disagree)
+{
+    ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
+    ck_assert_int_eq(declare(0, "a", 10, 0), CST_OK);
+    ck_assert_int_eq(declare(0, "b", 99, 0), CST_OK);
+    ck_assert_int_eq(declare(0, "p", 0, 1), CST_OK);
+    cst_declare_forget(&workers[0]);
+    ck_assert_uint_eq(job.model.n_tensors, 1);
+    ck_assert_uint_eq(job.model.n_operators, 0);
+    ck_assert_uint_eq(cst_model_find(&job.model, "b"), UINT32_MAX);
+    ck_assert_int_eq(declare_all(0, 20), CST_OK);
+    ck_assert_int_eq(declare(1, "b", 20, 0), CST_OK);
+}
+END_TEST
+
+/* A job that is committed keeps its model: who comes back with another one is alone with the error,
+ * and may declare it right. */
+START_TEST(a_committed_model_stands)
+{
+    for (uint32_t r = 0; r < 3; r++) {
+        ck_assert_int_eq(declare_all(r, 20), CST_OK);
+    }
+    job.state = CST_JOB_READY;
+    for (uint32_t r = 0; r < 3; r++) {
+        workers[r].commit = NULL;
+    }
+    cst_declare_forget(&workers[1]);
+    ck_assert_int_eq(declare_all(1, 21), CST_EMISMATCH);
+    assert_says("tensor 'b': dimension 0 is 21 in rank 1 and 20 in ranks 0, 2");
+    ck_assert_uint_eq(job.model.n_tensors, 2);
+    ck_assert_uint_eq(workers[0].n_tensors, 2);
+    ck_assert_int_eq(declare_all(1, 20), CST_OK);
+    ck_assert_uint_eq(n_broken, 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("disagree");
+    TCase *tcase = tcase_create("disagree");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_loop_test(tcase, all_are_told_and_begin_anew, 0, 3);
+    tcase_add_loop_test(tcase, who_declares_hears_it_next, 0, 2);
+    tcase_add_test(tcase, what_differs_is_named);
+    tcase_add_test(tcase, many_ranks_are_counted);
+    tcase_add_test(tcase, the_dead_do_not_disagree);
+    tcase_add_test(tcase, a_committed_model_stands);
+    suite_add_tcase(suite, tcase);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
