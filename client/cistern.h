@@ -95,8 +95,10 @@ struct cst_plan {
 };
 
 /* Commit the declarations: waits until every rank has done so and the memory is populated; maps the pool. CST_EPOOL: pool too small,
- * with the operator and the bytes that are short; CST_EBUDGET; CST_EMISMATCH: ranks disagree, with the tensor and what
- * differs; CST_ETIMEDOUT. @plan may be NULL. */
+ * with the operator and the bytes that are short; CST_EBUDGET; CST_EMISMATCH: ranks disagree, with the tensor, operator or option, both
+ * values and the ranks: all ranks get it, with the same words, as soon as the first difference is known; CST_EPEERDIED: a rank died or
+ * left before all had committed; CST_ETIMEDOUT. After any of them the same declarations can be committed again; to declare otherwise,
+ * connect and open the job anew. @plan may be NULL. */
 int cst_commit(struct cst_job *job, struct cst_plan *plan, struct cst_err *err);
 int cst_try_commit(struct cst_job *job, struct cst_plan *plan, struct cst_err *err);
 
