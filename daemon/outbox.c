@@ -16,12 +16,14 @@ void cst_outbox_init(struct cst_outbox *outbox)
 {
     TAILQ_INIT(&outbox->items);
     outbox->bytes = 0;
+    outbox->n_fds = 0;
 }
 
 static void drop_item(struct cst_outbox *outbox, struct cst_outbox_item *item)
 {
     TAILQ_REMOVE(&outbox->items, item, link);
     outbox->bytes -= CST_FRAME_HEADER_BYTES + item->frame.body_bytes;
+    outbox->n_fds -= item->frame.n_fds;
     cst_frame_close_fds(&item->frame);
     free(item);
 }
@@ -70,6 +72,7 @@ static int enqueue(struct cst_outbox *outbox, const struct cst_frame *frame, str
     item->frame.body = item->body;
     TAILQ_INSERT_TAIL(&outbox->items, item, link);
     outbox->bytes += CST_FRAME_HEADER_BYTES + frame->body_bytes;
+    outbox->n_fds += frame->n_fds;
     return CST_EAGAIN;
 }
 

@@ -13,6 +13,7 @@ struct cst_outbox_item; /* private */
 struct cst_outbox {
     TAILQ_HEAD(, cst_outbox_item) items; /* oldest first */
     size_t bytes;                        /* bodies and headers that wait */
+    size_t n_fds;                        /* duplicates that wait with them */
 };
 
 void cst_outbox_init(struct cst_outbox *outbox);

@@ -16,7 +16,8 @@
 #include <unistd.h>
 
 enum {
-    OUTBOX_FULL = 1 << 20, /* bytes that wait before reading stops */
+    OUTBOX_FULL = 1 << 20, /* bytes that wait before reading stops ... */
+    OUTBOX_FDS = 256,      /* ... or descriptors, which run out sooner */
     STALL_MS = 10000,      /* without progress, and it is disconnected */
 };
 
@@ -34,7 +35,8 @@ static void update_poll(struct cst_session *session)
     if (session->state == CST_SESSION_DOOMED) {
         return;
     }
-    if (session->outbox.bytes < OUTBOX_FULL && !session->last_words) {
+    if (session->outbox.bytes < OUTBOX_FULL && session->outbox.n_fds < OUTBOX_FDS &&
+        !session->last_words) {
         events |= UV_READABLE;
     }
     if (session->outbox.bytes > 0) {

@@ -357,15 +357,13 @@ END_TEST
 
 /* -- too much ------------------------------------------------------------------------------- */
 
-/* Ask for Stat until the daemon takes no more; returns how many requests went. */
-static unsigned stuff(struct raw_client *client)
+/* Send the request @bytes until the daemon takes no more; returns how many went. */
+static unsigned stuff_with(struct raw_client *client, const uint8_t *bytes, size_t n_bytes)
 {
-    uint8_t bytes[CST_FRAME_HEADER_BYTES];
     unsigned n = 0;
 
-    put_header(bytes, CISTERN__MSG_TYPE__MSG_STAT, 0, 0);
     for (unsigned misses = 0; misses < 100;) {
-        if (raw_send(client, bytes, sizeof bytes, NULL, 0, MSG_DONTWAIT)) {
+        if (raw_send(client, bytes, n_bytes, NULL, 0, MSG_DONTWAIT)) {
             n++;
             misses = 0;
         } else {
@@ -376,6 +374,15 @@ static unsigned stuff(struct raw_client *client)
         ck_assert_uint_lt(n, 1000000);
     }
     return n;
+}
+
+/* The same with Stat. */
+static unsigned stuff(struct raw_client *client)
+{
+    uint8_t bytes[CST_FRAME_HEADER_BYTES];
+
+    put_header(bytes, CISTERN__MSG_TYPE__MSG_STAT, 0, 0);
+    return stuff_with(client, bytes, sizeof bytes);
 }
 
 /* A client that does not read its replies is no longer read from once a megabyte waits, while
@@ -488,6 +495,30 @@ static void ask_read(struct raw_client *client)
     io.n_elems = 1000;
     (void)raw_ask(client, CISTERN__MSG_TYPE__MSG_TENSOR_READ, &io.base);
 }
+
+/* Replies that wait keep duplicates of their descriptors open: no client can make the daemon hold
+ * thousands of them by not reading. */
+START_TEST(descriptors_that_wait_are_bounded)
+{
+    uint8_t bytes[CST_FRAME_HEADER_BYTES + 2];
+    struct raw_client client;
+    unsigned n;
+
+    commit_job(&client);
+    put_header(bytes, CISTERN__MSG_TYPE__MSG_POOL, 2, 0);
+    bytes[CST_FRAME_HEADER_BYTES] = 1 << 3; /* PoolGet.first = 0 */
+    bytes[CST_FRAME_HEADER_BYTES + 1] = 0;
+    n = stuff_with(&client, bytes, sizeof bytes);
+    ck_assert_uint_lt(daemon_proc_fds(proc.pid), base_fds + 400);
+    for (unsigned i = 0; i < n; i++) {
+        ck_assert(raw_receive(&client));
+        ck_assert_uint_eq(client.reply.n_fds, 1);
+        cst_frame_close_fds(&client.reply);
+    }
+    raw_close(&client);
+    remove_job();
+}
+END_TEST
 
 /* The request after the last credit is answered with ENOCREDIT, and every one before it still gets
  * its own answer. The engine is stopped meanwhile, so that requests wait. */
@@ -614,6 +645,7 @@ int main(void)
     tc = add_case(suite, "too much");
     tcase_add_test(tc, a_slow_reader_gets_all_its_replies);
     tcase_add_test(tc, a_client_that_never_reads_is_disconnected);
+    tcase_add_test(tc, descriptors_that_wait_are_bounded);
     tcase_add_test(tc, credits_bound_what_is_in_flight);
     tcase_add_test(tc, staging_places_are_checked);
     tcase_add_test(tc, batches_are_checked);
