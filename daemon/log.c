@@ -1,5 +1,6 @@
 #include "daemon/log.h"
 
+#include <poll.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -72,6 +73,7 @@ static size_t write_head(enum cst_log_level level, char *out, size_t n)
 
 void cst_log(enum cst_log_level level, const char *fmt, ...)
 {
+    struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
     char line[1024];
     size_t head, n;
     va_list ap;
@@ -91,8 +93,8 @@ void cst_log(enum cst_log_level level, const char *fmt, ...)
     }
     line[n++] = '\n';
     /* One write, so that lines of several processes do not mix. A full or closed stderr must not
-     * stop the daemon. */
-    if (write(STDERR_FILENO, line, n) < 0) {
+     * stop the daemon: where poll says that there is room, a line fits. */
+    if (poll(&room, 1, 0) != 1 || write(STDERR_FILENO, line, n) < 0) {
         return;
     }
 }
