@@ -230,10 +230,6 @@ static int run(struct cli *cli, const struct command *command)
         rc = cli_fail(&err);
     }
     free(path);
-    if (fflush(stdout) != 0 || ferror(stdout) != 0) {
-        (void)fprintf(stderr, "cistern: cannot write: %s\n", strerror(errno));
-        rc = CLI_EXIT_FAILURE;
-    }
     return rc;
 }
 
@@ -258,7 +254,7 @@ bool cli_ask(struct cli *cli, struct cst_call *call, uint16_t type, const Protob
     return true;
 }
 
-int main(int argc, char **argv)
+static int run_command_line(int argc, char **argv)
 {
     struct cli cli = {.count = 1000};
     const struct command *command;
@@ -287,4 +283,15 @@ int main(int argc, char **argv)
         return usage("an option that this command does not take", command->name);
     }
     return run(&cli, command);
+}
+
+int main(int argc, char **argv)
+{
+    int rc = run_command_line(argc, argv);
+
+    if (fflush(stdout) != 0 || ferror(stdout) != 0) {
+        (void)fprintf(stderr, "cistern: cannot write: %s\n", strerror(errno));
+        rc = CLI_EXIT_FAILURE;
+    }
+    return rc;
 }

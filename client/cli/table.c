@@ -144,9 +144,10 @@ const char *cli_seconds(double seconds, char out[CLI_HUMAN_BYTES])
     uint64_t s = seconds > 0 ? (uint64_t)seconds : 0;
     unsigned long long n = s;
 
-    if (seconds < 1) {
-        (void)snprintf(out, CLI_HUMAN_BYTES, seconds < 1e-3 ? "%.0f us" : "%.3g ms",
-                       seconds * (seconds < 1e-3 ? 1e6 : 1e3));
+    if (seconds < 1e-3) {
+        (void)snprintf(out, CLI_HUMAN_BYTES, "%.0f us", seconds * 1e6);
+    } else if (seconds < 0.9995) { /* above, three figures would be 1e+03 */
+        (void)snprintf(out, CLI_HUMAN_BYTES, "%.3g ms", seconds * 1e3);
     } else if (s < 60) {
         (void)snprintf(out, CLI_HUMAN_BYTES, "%.3g s", seconds);
     } else if (s < 3600) {

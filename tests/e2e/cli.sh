@@ -49,6 +49,13 @@ done
 expect 0 --help
 says '^Usage: cistern'
 
+# What cannot be written is a failure.
+for line in --help --version version; do
+    ! ./cistern "$line" >/dev/full 2>"$tmp/err" || fail "cistern $line: a full disk is not noticed"
+    : >"$tmp/out"
+    complains '^cistern: cannot write: '
+done
+
 start_daemon d --manager-socket "$tmp/run/manager.sock"
 expect 0 jobs
 says '^no jobs$'

@@ -22,6 +22,8 @@ START_TEST(test_numbers)
     ck_assert_str_eq(cli_count(10200000, text), "10.2 M");
     ck_assert_str_eq(cli_seconds(0.00035, text), "350 us");
     ck_assert_str_eq(cli_seconds(0.25, text), "250 ms");
+    ck_assert_str_eq(cli_seconds(0.9994, text), "999 ms");
+    ck_assert_str_eq(cli_seconds(0.9996, text), "1 s");
     ck_assert_str_eq(cli_seconds(1.25, text), "1.25 s");
     ck_assert_str_eq(cli_seconds(185, text), "3 min 5 s");
     ck_assert_str_eq(cli_seconds(7800, text), "2 h 10 min");
