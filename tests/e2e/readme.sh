@@ -35,6 +35,9 @@ strange=$(nm -D --defined-only "$library" | awk '$2 ~ /[TDBR]/ && $3 !~ /^cst_/ 
 awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' "$srcdir/README.md" >"$tmp/worker.c"
 [ -s "$tmp/worker.c" ] || fail "README.md has no program in C"
 cmp "$tmp/worker.c" "$srcdir/client/example.c" || fail "README.md and client/example.c are not the same program"
+for folder in $(sed -n 's/^| `tests\/` |\(.*\)|$/\1/p' "$srcdir/README.md" | grep -o '`[a-z0-9]*/`' | tr -d '`'); do
+    [ -d "$srcdir/tests/$folder" ] || fail "README.md has a folder tests/$folder, the tree has not"
+done
 PKG_CONFIG_PATH=$(dirname "$(find "$root" -name cistern.pc)")
 export PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR=$root
 read -r -a flags < <(pkg-config --cflags --libs cistern)
