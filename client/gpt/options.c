@@ -279,6 +279,18 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
     return 0;
 }
 
+/* What getopt_long does not know: its '?'. */
+static int unknown_option(char *const argv[], struct cst_err *err)
+{
+    if (optopt >= 256) {
+        return cst_err_set(err, CST_EINVAL, "--%s takes no value", settings[optopt - 256].name);
+    }
+    if (optopt > 0) {
+        return cst_err_set(err, CST_EINVAL, "-%c: no such option (see --help)", optopt);
+    }
+    return cst_err_set(err, CST_EINVAL, "%s: no such option (see --help)", argv[optind - 1]);
+}
+
 int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struct cst_err *err)
 {
     struct option table[N_SETTINGS + 1] = {0};
@@ -316,8 +328,7 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
             return cst_err_set(err, CST_EINVAL, "%s: a value is missing", argv[optind - 1]);
         }
         if (c < 256) {
-            return cst_err_set(err, CST_EINVAL, "%s: no such option (see --help)",
-                               argv[optind - 1]);
+            return unknown_option(argv, err);
         }
         rc = parse_setting(&o, &settings[c - 256], optarg, err);
         if (rc != 0) {

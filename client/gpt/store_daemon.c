@@ -35,10 +35,13 @@ static int declare(struct cst_job *job, const struct gpt_model *model, struct cs
     return 0;
 }
 
+/* 0 would mean all that can be used. */
 static uint64_t pool_bytes(const struct gpt_options *options, const struct gpt_model *model)
 {
     if (options->pool_percent > 0) {
-        return (uint64_t)(options->pool_percent / 100.0 * 2.0 * (double)model->n_params);
+        const double bytes = options->pool_percent / 100.0 * 2.0 * (double)model->n_params;
+
+        return bytes < 1.0 ? 1 : bytes > 1e18 ? (uint64_t)1e18 : (uint64_t)bytes;
     }
     return options->pool_bytes;
 }

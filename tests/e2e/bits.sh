@@ -65,6 +65,13 @@ for threads in 1 2; do
     stop_daemon "engine$threads"
 done
 
+# A part of the weights that is less than a byte is a pool that is too small, not as much as can be used.
+start_daemon small
+! ./cistern-gpt "${model[@]}" --world 1 --data "$tmp/text" --steps 1 --job none --pool 0.0000001% >"$tmp/none.log" 2>&1 ||
+    fail "a pool of no bytes is taken"
+grep -q 'pool of 1 bytes' "$tmp/none.log" || fail "a pool of no bytes is refused for another reason"
+stop_daemon small
+
 # The rest takes longer, so that there is something to disturb.
 steps=300
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --steps $steps --store local --loss-file "$tmp/long.losses" \

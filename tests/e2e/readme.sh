@@ -16,7 +16,7 @@ for file in sbin/cisternd bin/cistern libexec/cistern/cistern-engine-host includ
 done
 
 # Man pages name the directories of this installation.
-[ -z "$(grep -rl SYSCONFDIR "$root")" ] || fail "a man page does not say where the configuration is"
+! grep -rq SYSCONFDIR "$root" || fail "a man page does not say where the configuration is"
 
 # What is compiled gets directories from a header, so that configure with another prefix has it compiled again.
 compile=$(make -n -W "$srcdir/daemon/options.c" -W "$srcdir/daemon/engines.c" daemon/libcst_daemon_la-options.lo \
@@ -35,6 +35,7 @@ strange=$(nm -D --defined-only "$library" | awk '$2 ~ /[TDBR]/ && $3 !~ /^cst_/ 
 awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' "$srcdir/README.md" >"$tmp/worker.c"
 [ -s "$tmp/worker.c" ] || fail "README.md has no program in C"
 cmp "$tmp/worker.c" "$srcdir/client/example.c" || fail "README.md and client/example.c are not the same program"
+# shellcheck disable=SC2016 # the quotes are Markdown's
 for folder in $(sed -n 's/^| `tests\/` |\(.*\)|$/\1/p' "$srcdir/README.md" | grep -o '`[a-z0-9]*/`' | tr -d '`'); do
     [ -d "$srcdir/tests/$folder" ] || fail "README.md has a folder tests/$folder, the tree has not"
 done

@@ -40,6 +40,8 @@ static const struct {
     {"--data f --store local --rank 1 --world 2", {"--rank 1", "local"}},
     {"--data f --matmul int8", {"'int8'", "bf16"}},
     {"--data f --pool 0", {"--pool", "'0'"}},
+    {"--data f --quiet=1", {"--quiet", "takes no value"}},
+    {"--data f -qx", {"-q", "no such option"}},
     {"--data f --pool 12Q", {"'12Q'", "K, M or G"}},
     {"--data f --pool 12MB", {"'12MB'"}},
     {"--data f --pool -5%", {"'-5%'"}},
