@@ -15,6 +15,8 @@ struct cst_emu_kernel {
     /* Run the whole grid, block after block; @shared: bytes of dynamic shared memory; @params: as cuLaunchKernel takes them. Returns when
      * it is done. One thread at a time per process unless it says otherwise. */
     void (*run)(const unsigned grid[3], const unsigned block[3], unsigned shared, void **params);
+    /* Bytes of each parameter, 0 after the last: cuLaunchKernel copies them before it returns, and the kernel runs later. */
+    const unsigned *param_bytes;
 };
 
 /* The kernel called @name among those linked in, or NULL. */
