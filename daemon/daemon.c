@@ -2,7 +2,6 @@
 
 #include "daemon/drive.h"
 #include "daemon/log.h"
-#include "daemon/notify.h"
 #include "daemon/size.h"
 #include "daemon/staging.h"
 
@@ -31,7 +30,7 @@ static void on_watchdog(uv_timer_t *timer)
     struct cst_daemon *daemon = timer->data;
 
     if (cst_engines_alive(&daemon->engines)) {
-        cst_notify_alive();
+        cst_notify_alive(&daemon->notify);
     } else {
         cst_log(CST_LOG_WARNING,
                 "an engine with commands in flight has not moved since the last look");
@@ -54,7 +53,7 @@ void cst_daemon_status(struct cst_daemon *daemon)
     char text[256];
 
     format_status(daemon, text, sizeof text);
-    cst_notify_status(text);
+    cst_notify_status(&daemon->notify, text);
 }
 
 /* -- signals -------------------------------------------------------------------------------- */
@@ -161,6 +160,7 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
     }
     start_signals(daemon);
     start_timers(daemon);
+    cst_notify_init(&daemon->notify, &daemon->loop);
     rc = cst_engines_start(&daemon->engines, err);
     if (rc != CST_OK) {
         cst_daemon_drain(daemon);
@@ -171,7 +171,7 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
     cst_log(CST_LOG_NOTICE, "listening at %s, managers at %s, engine %s", daemon->server.user.path,
             daemon->server.manager.path, daemon->engines.program);
     format_status(daemon, status, sizeof status);
-    cst_notify_ready(status);
+    cst_notify_ready(&daemon->notify, status);
     return CST_OK;
 
 err_after_engines:
@@ -243,7 +243,7 @@ static void close_handle(uv_handle_t *handle)
 void cst_daemon_drain(struct cst_daemon *daemon)
 {
     daemon->draining = true;
-    cst_notify_stopping();
+    cst_notify_stopping(&daemon->notify);
     cst_server_stop(&daemon->server);
     remove_jobs(daemon);
     cst_later_run(&daemon->later);
@@ -258,6 +258,7 @@ void cst_daemon_close(struct cst_daemon *daemon)
     cst_later_run(&daemon->later);
     cst_engines_close(&daemon->engines);
     for_own_handles(daemon, close_handle);
+    cst_notify_close(&daemon->notify);
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
     (void)uv_loop_close(&daemon->loop);
     cst_pendings_close(&daemon->requests);

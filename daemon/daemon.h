@@ -8,6 +8,7 @@
 #include "daemon/engines.h"
 #include "daemon/job.h"
 #include "daemon/later.h"
+#include "daemon/notify.h"
 #include "daemon/pending.h"
 #include "daemon/server.h"
 #include "daemon/unpack.h"
@@ -36,7 +37,8 @@ struct cst_daemon {
     bool draining;                   /* going down */
     uv_prepare_t turn;               /* end of each turn of the loop */
     uv_signal_t terminate, interrupt, reload;
-    uv_timer_t watchdog; /* runs only if the service manager asked for it */
+    struct cst_notify notify; /* the service manager */
+    uv_timer_t watchdog;      /* runs only if the service manager asked for it */
 };
 
 /* Listen, start the engines, tell the service manager. CST_E...: with the words for one line;

@@ -1,6 +1,14 @@
 #include "daemon/notify.h"
 
+#include "daemon/log.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <systemd/sd-daemon.h>
+#include <unistd.h>
 
 uint64_t cst_notify_watchdog_ms(void)
 {
@@ -9,22 +17,161 @@ uint64_t cst_notify_watchdog_ms(void)
     return sd_watchdog_enabled(0, &us) > 0 ? us / 2000 : 0;
 }
 
-void cst_notify_ready(const char *status)
+/* -- the socket ----------------------------------------------------------------------------- */
+
+/* "/path", or "@name" of the abstract namespace. */
+static bool read_address(struct cst_notify *notify, const char *name)
 {
-    (void)sd_notifyf(0, "READY=1\nSTATUS=%s", status);
+    size_t n = strlen(name);
+
+    notify->address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    if ((name[0] != '/' && name[0] != '@') || n < 2 || n >= sizeof notify->address.sun_path) {
+        return false;
+    }
+    memcpy(notify->address.sun_path, name, n);
+    if (name[0] == '@') {
+        notify->address.sun_path[0] = '\0';
+    }
+    notify->address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n);
+    return true;
 }
 
-void cst_notify_status(const char *status)
+/* A connected socket polls writable when its peer's queue has room; to one that is not there yet it
+ * is connected with the first message. */
+static bool join(const struct cst_notify *notify)
 {
-    (void)sd_notifyf(0, "STATUS=%s", status);
+    return connect(notify->fd, (const struct sockaddr *)&notify->address, notify->address_bytes) ==
+           0;
 }
 
-void cst_notify_alive(void)
+/* 0, or an errno. A manager that was restarted has another socket under the same name. */
+static int send_text(const struct cst_notify *notify, const char *text)
 {
-    (void)sd_notify(0, "WATCHDOG=1");
+    size_t n = strlen(text);
+
+    if (send(notify->fd, text, n, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) {
+        return 0;
+    }
+    if (errno == EAGAIN || errno == ENOBUFS || !join(notify)) {
+        return errno;
+    }
+    return send(notify->fd, text, n, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 ? 0 : errno;
 }
 
-void cst_notify_stopping(void)
+/* -- states --------------------------------------------------------------------------------- */
+
+static void on_room(uv_poll_t *room, int status, int events);
+
+static void flush(struct cst_notify *notify)
 {
-    (void)sd_notify(0, "STOPPING=1\nSTATUS=going down");
+    char text[sizeof notify->status + 32];
+    int errnum;
+
+    if (notify->fd < 0 || !(notify->ready || notify->stopping || notify->changed)) {
+        return;
+    }
+    (void)snprintf(text, sizeof text, "%s%s%s",
+                   notify->stopping ? "STOPPING=1\n"
+                   : notify->ready  ? "READY=1\n"
+                                    : "",
+                   notify->changed ? "STATUS=" : "", notify->changed ? notify->status : "");
+    errnum = send_text(notify, text);
+    if (errnum == 0) {
+        notify->ready = notify->stopping = notify->changed = notify->full = false;
+        (void)uv_poll_stop(&notify->room);
+    } else if (errnum == EAGAIN) {
+        (void)uv_poll_start(&notify->room, UV_WRITABLE, on_room);
+        if (!notify->full) {
+            cst_log(CST_LOG_WARNING, "the service manager does not read its socket: '%.15s' waits",
+                    text);
+        }
+        notify->full = true;
+    } /* else nobody is there: the next message tries again */
+}
+
+static void on_room(uv_poll_t *room, int status, int events)
+{
+    (void)status;
+    (void)events;
+    (void)uv_poll_stop(room);
+    flush(room->data);
+}
+
+void cst_notify_init(struct cst_notify *notify, uv_loop_t *loop)
+{
+    const char *name = getenv("NOTIFY_SOCKET");
+
+    *notify = (struct cst_notify){.fd = -1};
+    if (name == NULL) {
+        return;
+    }
+    if (!read_address(notify, name)) {
+        cst_log(CST_LOG_WARNING, "NOTIFY_SOCKET '%.100s': neither a path nor '@' and a name", name);
+        return;
+    }
+    notify->fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (notify->fd < 0 || uv_poll_init(loop, &notify->room, notify->fd) != 0) {
+        cst_log(CST_LOG_WARNING, "NOTIFY_SOCKET '%.100s': no socket: %s", name, strerror(errno));
+        if (notify->fd >= 0) {
+            (void)close(notify->fd);
+        }
+        notify->fd = -1;
+        return;
+    }
+    notify->room.data = notify;
+    uv_unref((uv_handle_t *)&notify->room);
+    (void)join(notify);
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+    struct cst_notify *notify = handle->data;
+
+    (void)close(notify->fd);
+    notify->fd = -1;
+}
+
+void cst_notify_close(struct cst_notify *notify)
+{
+    if (notify->fd >= 0) {
+        flush(notify);
+        uv_close((uv_handle_t *)&notify->room, on_closed);
+    }
+}
+
+static void set_status(struct cst_notify *notify, const char *status)
+{
+    if (strcmp(notify->status, status) != 0) {
+        (void)snprintf(notify->status, sizeof notify->status, "%s", status);
+        notify->changed = true;
+    }
+}
+
+void cst_notify_ready(struct cst_notify *notify, const char *status)
+{
+    set_status(notify, status);
+    notify->ready = true;
+    flush(notify);
+}
+
+void cst_notify_status(struct cst_notify *notify, const char *status)
+{
+    set_status(notify, status);
+    flush(notify);
+}
+
+void cst_notify_alive(struct cst_notify *notify)
+{
+    flush(notify);
+    if (notify->fd >= 0 && send_text(notify, "WATCHDOG=1") != 0) {
+        notify->n_dropped++;
+    }
+}
+
+void cst_notify_stopping(struct cst_notify *notify)
+{
+    set_status(notify, "going down");
+    notify->ready = false;
+    notify->stopping = true;
+    flush(notify);
 }

@@ -57,16 +57,21 @@ static void run(const struct daemon_proc *proc, const char *notify, const char *
     _exit(126);
 }
 
-static void spawn(struct daemon_proc *proc, const char *const *args)
+static void fork_daemon(struct daemon_proc *proc, const char *name, const char *const *args)
 {
-    char name[64];
-
-    proc->notify = open_notify(name, sizeof name);
     proc->pid = fork();
     ck_assert_int_ge(proc->pid, 0);
     if (proc->pid == 0) {
         run(proc, name, args);
     }
+}
+
+static void spawn(struct daemon_proc *proc, const char *const *args)
+{
+    char name[64];
+
+    proc->notify = open_notify(name, sizeof name);
+    fork_daemon(proc, name, args);
 }
 
 static void show_log(const struct daemon_proc *proc)
@@ -120,6 +125,51 @@ void daemon_proc_start(struct daemon_proc *proc, const char *const *args)
 {
     make_folder(proc);
     daemon_proc_restart(proc, args);
+}
+
+/* Send datagrams to the abstract @name until its queue takes no more. */
+static void fill_queue(const char *name)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    socklen_t n = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(name));
+
+    ck_assert_int_ge(fd, 0);
+    memcpy(address.sun_path, name, strlen(name));
+    address.sun_path[0] = '\0';
+    while (sendto(fd, "X_FULL=1", 8, MSG_DONTWAIT, (struct sockaddr *)&address, n) == 8) {
+    }
+    ck_assert_int_eq(errno, EAGAIN);
+    (void)close(fd);
+}
+
+void daemon_proc_start_unheard(struct daemon_proc *proc)
+{
+    char name[64];
+
+    make_folder(proc);
+    proc->notify = open_notify(name, sizeof name);
+    fill_queue(name);
+    fork_daemon(proc, name, NULL);
+    for (unsigned ms = 0; !daemon_proc_logged(proc, "listening at"); ms++) {
+        ck_assert_uint_lt(ms, PATIENCE_MS);
+        (void)usleep(1000);
+    }
+}
+
+void daemon_proc_hear(struct daemon_proc *proc, const char *words)
+{
+    char text[512] = "";
+
+    while (strstr(text, words) == NULL) {
+        struct pollfd p = {.fd = proc->notify, .events = POLLIN};
+        ssize_t n;
+
+        ck_assert_msg(poll(&p, 1, PATIENCE_MS) == 1, "the daemon never says '%s'", words);
+        n = recv(proc->notify, text, sizeof text - 1, 0);
+        ck_assert_int_ge(n, 0);
+        text[n] = '\0';
+    }
 }
 
 /* Its end, as a shell tells it. */

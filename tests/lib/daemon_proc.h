@@ -21,7 +21,13 @@ struct daemon_proc {
  * "--name=value"; later ones win). Returns when it has said READY=1. */
 void daemon_proc_start(struct daemon_proc *proc, const char *const *args);
 
-/* The same in the folder that @proc has already. */
+/* The same with a service manager whose queue is full already. Returns when the daemon listens. */
+void daemon_proc_start_unheard(struct daemon_proc *proc);
+
+/* Read what the service manager is sent until a message has @words in it. */
+void daemon_proc_hear(struct daemon_proc *proc, const char *words);
+
+/* As daemon_proc_start, in the folder that @proc has already. */
 void daemon_proc_restart(struct daemon_proc *proc, const char *const *args);
 
 /* Start one that is expected to refuse: returns its exit status; its words are in proc->log. */
