@@ -13,8 +13,8 @@
 
 #include <stdatomic.h>
 
-#define CST_MAPPING_PIECE                                                                          \
-    (4u << 20) /* bytes populated at a time: what a demand copy may have to wait for */
+/* Bytes populated at a time: what a demand copy may have to wait for. */
+#define CST_MAPPING_PIECE (4u << 20)
 
 struct cst_mapping {
     struct cst_segment segment; /* first member: the set's view of it */
