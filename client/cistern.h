@@ -105,7 +105,9 @@ int cst_try_commit(struct cst_job *job, struct cst_plan *plan, struct cst_err *e
 /* True once a sync has completed in the life of the job: the weights are there and a worker that comes (back) must not write them. */
 bool cst_job_initialised(const struct cst_job *job);
 
-/* Steps committed, as last heard from the daemon. */
+/* Steps committed, as last heard from the daemon. After cst_commit it is exact for a worker that takes the place of a dead one: a step in
+ * which that one had asked for the commit is decided by then. A worker that finds all its steps done has nothing to sync for: its peers may
+ * have left with the last one. */
 uint64_t cst_job_steps(const struct cst_job *job);
 
 /* Wait until every rank is attached and has called cst_sync; *step (may be NULL) is the number of steps committed, the

@@ -95,6 +95,7 @@ static int take_plan(struct cst_job *job, struct cst_err *err)
         .arena_bytes = msg->arena_bytes,
     };
     job->n_slabs = msg->n_slabs;
+    job->steps = msg->has_step ? msg->step : job->steps;
     return make_room(job, err);
 }
 

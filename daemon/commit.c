@@ -39,6 +39,7 @@ void cst_commit_break(struct cst_job *job, const struct cst_err *why)
 static void fill_committed(const struct cst_job *job, uint32_t rank, Cistern__Committed *out)
 {
     const struct cst_core_pool *pool = &job->memory.pools[rank];
+    struct cst_core_stats stats;
 
     cistern__committed__init(out);
     out->chunk_elems = job->layout.capacity;
@@ -50,6 +51,9 @@ static void fill_committed(const struct cst_job *job, uint32_t rank, Cistern__Co
     out->n_params = job->model.n_params;
     out->arena_bytes = job->memory.arena_bytes;
     out->pool_bytes = pool->n_blocks * job->layout.capacity * 2;
+    cst_core_stats(job->core, &stats);
+    out->has_step = 1;
+    out->step = stats.step;
 }
 
 static void answer_all(struct cst_job *job)
@@ -230,6 +234,19 @@ void cst_commit_populated(struct cst_memory *memory)
     cst_daemon_status(job->daemon);
 }
 
+void cst_commit_settled(struct cst_job *job)
+{
+    struct cst_core_stats stats;
+
+    if (job->commits_held) {
+        cst_core_stats(job->core, &stats);
+        if (!stats.closing) {
+            job->commits_held = false;
+            answer_all(job);
+        }
+    }
+}
+
 void cst_commit_undone(struct cst_job *job)
 {
     cst_commit_drop_layout(job);
@@ -317,7 +334,8 @@ void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, ui
     request->waits_commit = true;
     worker->commit = request;
     if (job->state == CST_JOB_READY) {
-        answer_all(job);
+        job->commits_held = true;
+        cst_commit_settled(job);
     } else if (job->state == CST_JOB_DECLARING) {
         join_barrier(job);
     }

@@ -15,6 +15,11 @@ void cst_commit_break(struct cst_job *job, const struct cst_err *why);
 /* The engines are done with the job's memory, for better or worse. */
 void cst_commit_populated(struct cst_memory *memory);
 
+/* The core has moved on: answer Commits that came while a step closed. A worker that takes the
+ * place of one that died in the last step must know whether there is another, for its peers leave
+ * with the last one. */
+void cst_commit_settled(struct cst_job *job);
+
 /* The memory of a commit that failed is given back. */
 void cst_commit_undone(struct cst_job *job);
 

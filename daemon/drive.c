@@ -1,5 +1,6 @@
 #include "daemon/drive.h"
 
+#include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
@@ -171,6 +172,7 @@ void cst_job_feed(struct cst_job *job, struct cst_event *event)
     cst_core_step(job->core, event, &daemon->actions);
     carry_out(job, &daemon->actions);
     if (job->state == CST_JOB_READY) {
+        cst_commit_settled(job);
         arm(job, event->now);
     }
 }

@@ -63,6 +63,7 @@ struct cst_job {
         failure; /* POPULATING: why it goes back to DECLARING, once the memory is given back */
     struct cst_memory memory;         /* POPULATING, READY */
     struct cst_core *core;            /* READY */
+    bool commits_held;                /* READY: a Commit waits for a step that closes */
     struct cst_pending_list requests; /* that wait for this job */
     uint64_t remover;    /* tag of the JobRemove that is answered when all is given back; 0: none */
     uv_timer_t deadline; /* DECLARING: of the barrier; READY: the core's next TICK */

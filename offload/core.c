@@ -257,6 +257,7 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
     *out = (struct cst_core_stats){
         .phase = core->phase,
         .initialised = core->initialised,
+        .closing = core->closing,
         .attempt = core->attempt,
         .step = core->step,
         .n_skipped = core->n_skipped,

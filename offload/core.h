@@ -215,6 +215,7 @@ enum cst_core_phase { CST_PHASE_READY, CST_PHASE_RUNNING, CST_PHASE_IDLE, CST_PH
 struct cst_core_stats {
     enum cst_core_phase phase;
     bool initialised;        /* a SYNC has completed */
+    bool closing;            /* every rank asked for the step; it is committed as soon as engines are done */
     uint64_t attempt, step, n_skipped;
     uint64_t adam_step;      /* updates applied */
     uint32_t chunks_clean, chunks_updating, chunks_reducing;

@@ -1,5 +1,7 @@
 #include "client/gpt/dump.h"
 
+#include "client/gpt/output.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,11 +45,11 @@ static int dump_close(FILE *f, const char *path, int rc, struct cst_err *err)
 int gpt_dump_weights(const char *path, const struct gpt_model *model, struct gpt_store *store,
                      struct cst_err *err)
 {
-    FILE *f = fopen(path, "we");
-    int rc;
+    FILE *f;
+    int rc = gpt_output_open(&f, path, false, "dump", err);
 
-    if (f == NULL) {
-        return cst_err_errno(err, CST_EIO, errno, "'%s'", path);
+    if (rc != 0) {
+        return rc;
     }
     rc = dump_state(f, path, model, store, CST_STATE_MASTER, sizeof(float), err);
     if (rc == 0) {
@@ -59,11 +61,11 @@ int gpt_dump_weights(const char *path, const struct gpt_model *model, struct gpt
 int gpt_dump_grads(const char *path, const struct gpt_model *model, struct gpt_store *store,
                    struct cst_err *err)
 {
-    FILE *f = fopen(path, "we");
-    int rc;
+    FILE *f;
+    int rc = gpt_output_open(&f, path, false, "dump", err);
 
-    if (f == NULL) {
-        return cst_err_errno(err, CST_EIO, errno, "'%s'", path);
+    if (rc != 0) {
+        return rc;
     }
     rc = dump_state(f, path, model, store, CST_STATE_GRAD, sizeof(uint16_t), err);
     return dump_close(f, path, rc, err);

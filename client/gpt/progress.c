@@ -1,5 +1,7 @@
 #include "client/gpt/progress.h"
 
+#include "client/gpt/output.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -26,9 +28,10 @@ int gpt_progress_open(struct gpt_progress *progress, bool quiet, const char *jso
     struct gpt_progress p = {.quiet = quiet, .last_step = last_step, .step_tokens = step_tokens};
 
     if (json_path != NULL) {
-        p.json = fopen(json_path, append ? "ae" : "we");
-        if (p.json == NULL) {
-            return cst_err_errno(err, CST_EIO, errno, "--log-json '%s'", json_path);
+        int rc = gpt_output_open(&p.json, json_path, append, "--log-json", err);
+
+        if (rc != 0) {
+            return rc;
         }
     }
     p.terminal = isatty(STDOUT_FILENO) != 0;

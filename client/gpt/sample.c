@@ -48,14 +48,6 @@ int gpt_sample(struct gpt_pass *pass, struct gpt_store *store, const char *promp
         const double at = gpt_rng_unit(seed, STREAM_SAMPLE, i);
         int rc = gpt_pass_forward(pass, store, 1, NULL, err);
 
-        while (rc == CST_EPEERDIED || rc == CST_ESTALE) {
-            uint64_t step;
-
-            rc = store->ops->sync(store, &step, err);
-            if (rc == 0) {
-                rc = gpt_pass_forward(pass, store, 1, NULL, err);
-            }
-        }
         if (rc != 0) {
             return rc;
         }

@@ -1,7 +1,7 @@
-/* Where a rank's model states live: a table of operations with two rows, the daemon
- * (store_daemon.c) and this process (store_local.c). Semantics, types and statuses are those of
- * client/cistern.h; tensors and operators go by their number in the model. A handle is used by one
- * thread. */
+/* Where a rank's model states live: a table of operations with a row each for the daemon
+ * (store_daemon.c), this process (store_local.c), and a view of either (store_read.c). Semantics,
+ * types and statuses are those of client/cistern.h; tensors and operators go by their number in the
+ * model. A handle is used by one thread. */
 #ifndef GPT_STORE_H
 #define GPT_STORE_H
 
@@ -25,10 +25,6 @@ struct gpt_store_ops {
     int (*write)(struct gpt_store *store, uint32_t tensor, enum cst_state state, uint64_t first,
                  uint64_t n_elems, const void *data, struct cst_err *err);
     int (*stat)(struct gpt_store *store, struct cst_rank_stat *out, struct cst_err *err);
-    /* Stay until rank 0 goes, so that it can go on reading weights through operators: a rank that
-     * leaves interrupts the others. To be called by other ranks, after a sync and with no step
-     * under way. */
-    int (*linger)(struct gpt_store *store, struct cst_err *err);
     /* Free the handle. @good: in good order; else as if the worker had died, so that other ranks do
      * not wait for it. */
     void (*close)(struct gpt_store *store, bool good);
@@ -45,6 +41,12 @@ struct gpt_store {
  * the store's life. Statuses of cst_connect, cst_job_open, cst_commit. */
 int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *options,
                           const struct gpt_model *model, struct cst_err *err);
+
+/* A store for looking at the weights alone: forwards through the operators of @model, with the
+ * weights read out of @from's tensors. It takes part in no step and needs no other rank. Both are
+ * borrowed for its life. CST_ENOMEM. */
+int gpt_store_read_open(struct gpt_store **out, struct gpt_store *from,
+                        const struct gpt_model *model, struct cst_err *err);
 
 /* States of all ranks of one process. */
 struct gpt_local;

@@ -100,24 +100,6 @@ static int daemon_stat(struct gpt_store *store, struct cst_rank_stat *out, struc
     return cst_stat(self(store)->job, out, err);
 }
 
-/* Waits in a step that rank 0 will not take part in: when it goes, the step ends with
- * CST_EPEERDIED. Should that take longer than the job's timeout, rank 0's attempt is interrupted as
- * well; both sync, and it goes on. */
-static int daemon_linger(struct gpt_store *store, struct cst_err *err)
-{
-    struct daemon_store *s = self(store);
-    const struct cst_hyper_params nothing = {0};
-    int rc = cst_step(s->job, &nothing, NULL, err);
-
-    while (rc == CST_ETIMEDOUT) {
-        rc = cst_sync(s->job, NULL, err);
-        if (rc == 0) {
-            rc = cst_step(s->job, &nothing, NULL, err);
-        }
-    }
-    return rc == CST_EPEERDIED ? 0 : rc;
-}
-
 static void daemon_close(struct gpt_store *store, bool good)
 {
     struct daemon_store *s = self(store);
@@ -140,7 +122,6 @@ static const struct gpt_store_ops daemon_ops = {
     .read = daemon_read,
     .write = daemon_write,
     .stat = daemon_stat,
-    .linger = daemon_linger,
     .close = daemon_close,
 };
 

@@ -377,14 +377,6 @@ static int local_stat(struct gpt_store *store, struct cst_rank_stat *out, struct
     return 0;
 }
 
-/* Nothing is taken back when a rank of this store goes. */
-static int local_linger(struct gpt_store *store, struct cst_err *err)
-{
-    (void)store;
-    (void)err;
-    return 0;
-}
-
 static void local_close(struct gpt_store *store, bool good)
 {
     struct local_rank *rank = self(store);
@@ -409,7 +401,6 @@ static const struct gpt_store_ops local_ops = {
     .read = local_read,
     .write = local_write,
     .stat = local_stat,
-    .linger = local_linger,
     .close = local_close,
 };
 

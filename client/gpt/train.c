@@ -1,6 +1,7 @@
 #include "client/gpt/train.h"
 
 #include "client/gpt/dump.h"
+#include "client/gpt/output.h"
 #include "client/gpt/pass.h"
 #include "client/gpt/progress.h"
 #include "client/gpt/sample.h"
@@ -146,17 +147,24 @@ static int run_steps(struct train *t, uint64_t step, struct cst_err *err)
     return rc;
 }
 
+/* The other ranks may be gone: nothing here waits for them. */
 static int print_sample(struct train *t, struct cst_err *err)
 {
     const struct gpt_options *o = t->options;
     char *text = malloc(o->sample + 1);
+    struct gpt_store *weights;
     int rc;
 
     if (text == NULL) {
         return cst_err_set(err, CST_ENOMEM, "out of memory: a sample of %llu bytes",
                            (unsigned long long)o->sample);
     }
-    rc = gpt_sample(&t->pass, t->store, o->prompt, o->seed, o->temperature, o->sample, text, err);
+    rc = gpt_store_read_open(&weights, t->store, t->model, err);
+    if (rc == 0) {
+        rc =
+            gpt_sample(&t->pass, weights, o->prompt, o->seed, o->temperature, o->sample, text, err);
+        weights->ops->close(weights, rc == 0);
+    }
     if (rc == 0) {
         (void)printf("sample:\n%s", o->prompt);
         for (uint64_t i = 0; i < o->sample; i++) { /* no control codes: a terminal may obey them */
@@ -182,10 +190,7 @@ static int open_files(struct train *t, uint64_t step, struct cst_err *err)
                                err);
 
     if (rc == 0 && mine && o->loss_file != NULL) {
-        t->losses = fopen(o->loss_file, step > 0 ? "ae" : "we");
-        if (t->losses == NULL) {
-            rc = cst_err_errno(err, CST_EIO, errno, "--loss-file '%s'", o->loss_file);
-        }
+        rc = gpt_output_open(&t->losses, o->loss_file, step > 0, "--loss-file", err);
     }
     return rc;
 }
@@ -211,7 +216,6 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
 {
     struct train t = {.options = options, .model = model, .data = data, .store = store};
     uint64_t step;
-    bool synced = false;
     int rc;
 
     t.rank = rank;
@@ -225,7 +229,6 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     step = store->ops->steps(store);
     if (rc == 0 && step < options->steps) { /* else there is nothing to do together */
         rc = sync_all(&t, &step, err);
-        synced = true;
     }
     if (rc == 0) {
         rc = open_files(&t, step, err);
@@ -241,9 +244,6 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     }
     if (rc == 0 && rank == 0 && options->sample > 0) {
         rc = print_sample(&t, err);
-    }
-    if (rc == 0 && rank != 0 && synced) {
-        rc = store->ops->linger(store, err);
     }
     gpt_pass_close(&t.pass);
     return rc;

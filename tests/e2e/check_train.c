@@ -6,10 +6,10 @@
 
 #include <check.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 static struct daemon_proc proc;
@@ -414,6 +414,55 @@ START_TEST(test_declarations_differ)
 }
 END_TEST
 
+/* A rank whose connection is lost while its last step closes (the engine is stopped, so that it
+ * lasts) and that comes back at once is told that the step is committed, though its peer has left:
+ * it has nothing to wait for. */
+START_TEST(test_lost_in_the_last_step)
+{
+    struct cst_job_spec spec = {.name = "last",
+                                .rank = 1,
+                                .world = 2,
+                                .chunk_elems = TRAIN_CHUNK_ELEMS,
+                                .timeout_ms = 20000};
+    struct cst_hyper_params params = {.lr = 0.5f};
+    struct cst_err err[2] = {{0}, {0}};
+    void *none[2] = {NULL, NULL};
+    struct pair pair;
+    pid_t engine;
+    int rc[2];
+
+    engine = raw_stat(&witness)->engines[0]->pid;
+    declare_pair(&pair, "last");
+    declare_gain(pair.job[0], 100);
+    declare_gain(pair.job[1], 100);
+    drive_pair(&pair, call_commit, none, rc, err);
+    drive_pair(&pair, call_sync, none, rc, err);
+    ck_assert_msg(rc[0] == CST_OK && rc[1] == CST_OK, "%s / %s", err[0].text, err[1].text);
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
+    for (int r = 0; r < 2; r++) {
+        ck_assert_int_eq(cst_try_step(pair.job[r], &params, NULL, &err[r]), CST_EAGAIN);
+        (void)raw_stat(&witness); /* the daemon has read it by now */
+    }
+    cst_disconnect(pair.client[1]);
+    ck_assert_int_eq(cst_connect(&pair.client[1], proc.socket, &err[1]), CST_OK);
+    ck_assert_int_eq(cst_job_open(&pair.job[1], pair.client[1], &spec, &err[1]), CST_OK);
+    declare_gain(pair.job[1], 100);
+    ck_assert_uint_eq(cst_job_steps(pair.job[1]), 0);
+    for (int i = 0; i < 20; i++) {
+        ck_assert_int_eq(cst_try_commit(pair.job[1], NULL, &err[1]), CST_EAGAIN);
+        (void)raw_stat(&witness);
+    }
+    ck_assert_int_eq(kill(engine, SIGCONT), 0);
+    ck_assert_msg(cst_step(pair.job[0], &params, NULL, &err[0]) == CST_OK, "%s", err[0].text);
+    ck_assert_int_eq(cst_job_leave(pair.job[0], &err[0]), CST_OK);
+    ck_assert_msg(cst_commit(pair.job[1], NULL, &err[1]) == CST_OK, "%s", err[1].text);
+    ck_assert_uint_eq(cst_job_steps(pair.job[1]), 1);
+    ck_assert(cst_job_initialised(pair.job[1]));
+    cst_disconnect(pair.client[0]);
+    cst_disconnect(pair.client[1]);
+}
+END_TEST
+
 /* A rank that has a living worker is not given to a second one. */
 START_TEST(test_rank_taken)
 {
@@ -484,6 +533,7 @@ int main(void)
     tcase_add_test(faults, test_pool_too_small);
     tcase_add_test(faults, test_params_differ);
     tcase_add_loop_test(faults, test_declarations_differ, 0, 2);
+    tcase_add_test(faults, test_lost_in_the_last_step);
     tcase_add_test(faults, test_rank_taken);
     tcase_add_test(faults, test_write_in_step);
     suite_add_tcase(suite, bits);

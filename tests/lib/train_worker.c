@@ -258,21 +258,18 @@ static int sync_all(struct worker *w, uint64_t *number, struct cst_err *err)
     return rc;
 }
 
-/* The last sync is for ranks that died in the last step: they come back and learn that it is
- * committed. A rank that left at once would let them wait. */
+/* Who finds all steps done after its commit does not sync: its peers may have left with the last
+ * one. */
 static int train(struct worker *w, struct cst_err *err)
 {
-    uint64_t number = 0;
+    uint64_t number = cst_job_steps(w->job);
     int rc = CST_OK;
 
     if (!cst_job_initialised(w->job) && w->order->rank == 0) {
         rc = write_start(w, err);
     }
-    while (rc == CST_OK) {
+    while (rc == CST_OK && number < w->order->n_steps) {
         rc = sync_all(w, &number, err);
-        if (rc != CST_OK || number >= w->order->n_steps) {
-            break;
-        }
         while (rc == CST_OK && number < w->order->n_steps) {
             pass(w);
             rc = run_step(w, &number, err);
