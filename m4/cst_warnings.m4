@@ -11,6 +11,8 @@ AC_DEFUN([CST_WARNINGS], [
       [AC_MSG_RESULT([yes]); CST_WARN_CFLAGS="$CST_WARN_CFLAGS $cst_flag"], [AC_MSG_RESULT([no])])
   done
   CFLAGS=$cst_save_CFLAGS
-  AS_IF([test "x$enable_werror" = xyes], [CST_WARN_CFLAGS="$CST_WARN_CFLAGS -Werror"])
+  AS_IF([test "x$enable_werror" = xyes], [
+    CST_WARN_CFLAGS="$CST_WARN_CFLAGS -Werror"
+    CST_CXXFLAGS="$CST_CXXFLAGS -Werror"])
   AC_SUBST([CST_WARN_CFLAGS])
 ])

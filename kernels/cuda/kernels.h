@@ -11,23 +11,8 @@
 #define CST_CUDA_KERNELS_H
 
 #include "kernels/adamw.h"
+#include "kernels/cuda/args.h"
 #include "kernels/cuda/driver.h"
-#include "proto/table.h"
-
-#define CST_CUDA_MAX_SRC 64 /* contributions in a reduction */
-
-/* A tile: elements [start, start + n_elems) of a chunk's rows. One block of threads per tile. */
-struct cst_cuda_tile {
-    uint64_t start;   /* elements */
-    uint32_t n_elems; /* 1..CST_TILE_ELEMS */
-    uint32_t span;    /* index into the hypers of cst_cuda_adamw_tiles */
-};
-
-/* Arguments of "cst_reduce_kernel", by value. */
-struct cst_cuda_sources {
-    const uint16_t *v[CST_CUDA_MAX_SRC]; /* in rank order; each points to the row's first element */
-    uint32_t n;
-};
 
 struct cst_cuda_kernels {
     const struct cst_cuda_driver *driver; /* borrowed */
@@ -52,7 +37,8 @@ int cst_cuda_adamw_tiles(const struct cst_cuda_kernels *kernels, CUstream stream
                          CUdeviceptr exp_avg_sq, CUdeviceptr weight, struct cst_err *err);
 
 /* cst_reduce_fn on each of @n_tiles tiles: dst[..] := sum in rank order, sums[tile] := sum of squares (double). @dst may be one of the
- * sources. Kernel: "cst_reduce_kernel"(const struct cst_cuda_tile *, struct cst_cuda_sources, uint16_t *dst, double *sums). */
+ * sources. Kernel: "cst_reduce_kernel"(uint64_t n_tiles, const struct cst_cuda_tile *,
+ * struct cst_cuda_sources, uint16_t *dst, double *sums). */
 int cst_cuda_reduce(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles, CUdeviceptr tiles,
                     const struct cst_cuda_sources *sources, CUdeviceptr dst, CUdeviceptr sums, struct cst_err *err);
 

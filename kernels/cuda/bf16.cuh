@@ -1,0 +1,45 @@
+/* bf16 <-> fp32 with the bits of kernels/cast.h; 4 or 8 elements at a time in the widths that
+ * memory likes. */
+#ifndef CST_CUDA_BF16_CUH
+#define CST_CUDA_BF16_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+static __device__ __forceinline__ float cst_bf16_up(uint16_t h)
+{
+    return __uint_as_float(static_cast<uint32_t>(h) << 16);
+}
+
+/* Nearest even by integer arithmetic; NaN quieted, with its sign and upper payload. */
+static __device__ __forceinline__ uint16_t cst_bf16_down(float f)
+{
+    uint32_t u = __float_as_uint(f);
+    uint32_t nan = (u >> 16) | 0x0040u;
+    uint32_t number = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+
+    return static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? nan : number);
+}
+
+/* Two elements in a word, the first in its lower half. */
+static __device__ __forceinline__ uint32_t cst_bf16_pair(uint16_t first, uint16_t second)
+{
+    return first | static_cast<uint32_t>(second) << 16;
+}
+
+static __device__ __forceinline__ float cst_bf16_first(uint32_t pair)
+{
+    return __uint_as_float(pair << 16);
+}
+
+static __device__ __forceinline__ float cst_bf16_second(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
+/* Is @p a multiple of @bytes, a power of two? */
+static __device__ __forceinline__ bool cst_aligned(const void *p, unsigned bytes)
+{
+    return (reinterpret_cast<uintptr_t>(p) & (bytes - 1)) == 0;
+}
+
+#endif

@@ -1,0 +1,54 @@
+/* kernels/norm.h on a GPU: the sums, one after the other, in double. The additions are a chain that
+ * only one thread can do (about 8 cycles each); the others bring the next piece into shared memory
+ * meanwhile, so that the chain never waits for memory. */
+#include "kernels/cuda/args.h"
+#include "kernels/cuda/cuda.cuh"
+
+namespace
+{
+
+const uint32_t PIECE = 1024; /* sums; two pieces are 16 KiB of shared memory */
+
+/* Bring sums [at, at + PIECE) of @n; zeros behind the last change nothing: sums are not negative,
+ * so the total is never -0. */
+__device__ __forceinline__ void bring(double *piece, uint64_t n, const double *sums, uint64_t at)
+{
+    for (uint32_t i = threadIdx.x; i < PIECE; i += CST_CUDA_NORM_THREADS) {
+        piece[i] = at + i < n ? sums[at + i] : 0.0;
+    }
+}
+
+__device__ __forceinline__ double add_up(const double *piece, double total)
+{
+#pragma unroll 16
+    for (uint32_t i = 0; i < PIECE; i++) {
+        total = __dadd_rn(total, piece[i]);
+    }
+    return total;
+}
+
+} // namespace
+
+extern "C" __global__ void __launch_bounds__(CST_CUDA_NORM_THREADS)
+    cst_norm_kernel(uint64_t n, const double *sums, double *out)
+{
+    __shared__ double pieces[2][PIECE];
+    double total = 0.0;
+
+    bring(pieces[0], n, sums, 0);
+    __syncthreads();
+    for (uint64_t at = 0; at < n; at += PIECE) {
+        uint32_t turn = at / PIECE % 2;
+
+        /* The warp of the adding thread brings its share first: a warp does one thing at a time. */
+        bring(pieces[turn ^ 1], n, sums, at + PIECE);
+        if (threadIdx.x == 0) {
+            total = add_up(pieces[turn], total);
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        *out = total != total ? __longlong_as_double(0x7ff8000000000000ll) : total;
+    }
+}
+CST_KERNEL(cst_norm_kernel);

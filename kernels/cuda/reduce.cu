@@ -1,0 +1,210 @@
+/* kernels/reduce.h on a GPU, CST_CUDA_BLOCK_TILES tiles per block of threads.
+ *
+ *   1. CST_CUDA_TILE_THREADS threads per tile add the contributions up, 16 bytes of each at a time,
+ * write the result and leave a copy of it in shared memory.
+ *   2. One half-warp per tile sums the squares in the order that reduce.h prescribes: lane j takes
+ * elements j, j + 16, ... one after the other, 256 additions that wait for each other; then the
+ * tree, by shuffles.
+ *
+ * Memory is the bound as long as enough tiles are in flight: the chain of a tile takes about 256 x
+ * 10 cycles and moves 16 KiB or more, an SM's share of the memory's bandwidth is 16 KiB in 750
+ * (H200) to 1250 cycles (A100), and 5 or more blocks, 10 tiles, fit on an SM. Figures in README.md.
+ * Padding a tile with zeros is harmless: fma(0, 0, lane) is the lane, as none is ever -0. */
+#include "kernels/cuda/args.h"
+#include "kernels/cuda/bf16.cuh"
+#include "kernels/reduce.h"
+
+namespace
+{
+
+const uint32_t LANES = 16; /* of the sum of squares */
+const uint32_t GROUP = 8;  /* elements that a thread does at once: 16 bytes of bf16 */
+const uint32_t GROUPS =
+    2; /* groups of a thread whose loads are under way together, STRIDE elements apart */
+const uint32_t UNROLL = 8; /* elements of a lane whose loads are issued together */
+const uint32_t STRIDE = CST_CUDA_TILE_THREADS * GROUP;
+const uint32_t BLOCKS_PER_SM = 5;
+const uint32_t BLOCK_THREADS = CST_CUDA_TILE_THREADS * CST_CUDA_BLOCK_TILES;
+
+/* The copies of the two tiles, 32 bytes out of step so that the half-warps read from different
+ * banks. */
+const uint32_t COPY_ELEMS = CST_CUDA_TILE_ELEMS + LANES;
+
+__device__ __forceinline__ bool whole(const uint16_t *row, uint32_t i, uint32_t n)
+{
+    return i + (GROUPS - 1) * STRIDE + GROUP <= n && cst_aligned(row, 16);
+}
+
+/* Elements [i, i + GROUP) of @row as pairs, one by one; those from @n on are zero. */
+__device__ __forceinline__ uint4 load_group(const uint16_t *row, uint32_t i, uint32_t n)
+{
+    uint16_t e[GROUP];
+
+#pragma unroll
+    for (uint32_t k = 0; k < GROUP; k++) {
+        e[k] = i + k < n ? row[i + k] : static_cast<uint16_t>(0);
+    }
+    return make_uint4(cst_bf16_pair(e[0], e[1]), cst_bf16_pair(e[2], e[3]),
+                      cst_bf16_pair(e[4], e[5]), cst_bf16_pair(e[6], e[7]));
+}
+
+__device__ __forceinline__ void store_group(uint16_t *row, uint32_t i, uint32_t n, uint4 group)
+{
+    const uint32_t pairs[GROUP / 2] = {group.x, group.y, group.z, group.w};
+
+#pragma unroll
+    for (uint32_t k = 0; k < GROUP; k++) {
+        if (i + k < n) {
+            row[i + k] = static_cast<uint16_t>(pairs[k / 2] >> (16 * (k % 2)));
+        }
+    }
+}
+
+/* A thread's groups of one row: at i, i + STRIDE, ... */
+__device__ __forceinline__ void load_groups(uint4 *groups, const uint16_t *row, uint32_t i,
+                                            uint32_t n)
+{
+    const bool fast = whole(row, i, n);
+
+#pragma unroll
+    for (uint32_t g = 0; g < GROUPS; g++) {
+        groups[g] = fast ? __ldcs(reinterpret_cast<const uint4 *>(row + i + g * STRIDE))
+                         : load_group(row, i + g * STRIDE, n);
+    }
+}
+
+__device__ __forceinline__ void store_groups(uint16_t *row, uint32_t i, uint32_t n,
+                                             const uint4 *groups)
+{
+    const bool fast = whole(row, i, n);
+
+#pragma unroll
+    for (uint32_t g = 0; g < GROUPS; g++) {
+        if (fast) {
+            *reinterpret_cast<uint4 *>(row + i + g * STRIDE) = groups[g];
+        } else {
+            store_group(row, i + g * STRIDE, n, groups[g]);
+        }
+    }
+}
+
+__device__ __forceinline__ void add_pair(float *sum, uint32_t pair)
+{
+    sum[0] = __fadd_rn(sum[0], cst_bf16_first(pair));
+    sum[1] = __fadd_rn(sum[1], cst_bf16_second(pair));
+}
+
+__device__ __forceinline__ void set_pair(float *sum, uint32_t pair)
+{
+    sum[0] = cst_bf16_first(pair);
+    sum[1] = cst_bf16_second(pair);
+}
+
+/* What is stored for @sum; @added: it came out of an addition. */
+__device__ __forceinline__ uint16_t down(float sum, bool added)
+{
+    return added && sum != sum ? static_cast<uint16_t>(CST_REDUCE_NAN) : cst_bf16_down(sum);
+}
+
+__device__ __forceinline__ uint4 down_group(const float *sum, bool added)
+{
+    return make_uint4(cst_bf16_pair(down(sum[0], added), down(sum[1], added)),
+                      cst_bf16_pair(down(sum[2], added), down(sum[3], added)),
+                      cst_bf16_pair(down(sum[4], added), down(sum[5], added)),
+                      cst_bf16_pair(down(sum[6], added), down(sum[7], added)));
+}
+
+/* A thread's groups of the sum over all sources, in rank order. */
+__device__ __forceinline__ void sum_groups(uint4 *out, const cst_cuda_sources &sources,
+                                           uint64_t start, uint32_t i, uint32_t n)
+{
+    float sum[GROUPS][GROUP] = {};
+    uint4 groups[GROUPS];
+
+    for (uint32_t r = 0; r < sources.n; r++) {
+        load_groups(groups, sources.v[r] + start, i, n);
+#pragma unroll
+        for (uint32_t g = 0; g < GROUPS; g++) {
+            const uint32_t pairs[GROUP / 2] = {groups[g].x, groups[g].y, groups[g].z, groups[g].w};
+
+#pragma unroll
+            for (uint32_t k = 0; k < GROUP / 2; k++) {
+                r == 0 ? set_pair(&sum[g][2 * k], pairs[k]) : add_pair(&sum[g][2 * k], pairs[k]);
+            }
+        }
+    }
+#pragma unroll
+    for (uint32_t g = 0; g < GROUPS; g++) {
+        out[g] = down_group(sum[g], sources.n > 1);
+    }
+}
+
+/* Step 1 for a tile: the result into @dst and @copy, where zeros follow up to a multiple of what a
+ * half-warp reads at once. */
+__device__ __forceinline__ void add_up(const cst_cuda_sources &sources, uint64_t start, uint32_t n,
+                                       uint16_t *dst, uint16_t *copy)
+{
+    uint32_t i = threadIdx.x % CST_CUDA_TILE_THREADS * GROUP;
+
+    for (; i < n + LANES * UNROLL && i < CST_CUDA_TILE_ELEMS; i += GROUPS * STRIDE) {
+        uint4 groups[GROUPS];
+
+        sum_groups(groups, sources, start, i, n);
+        store_groups(dst, i, n, groups);
+#pragma unroll
+        for (uint32_t g = 0; g < GROUPS; g++) {
+            *reinterpret_cast<uint4 *>(copy + i + g * STRIDE) = groups[g];
+        }
+    }
+}
+
+/* The sum of squares of the elements of @copy that are this half-warp's: @n of them, then zeros up
+ * to a multiple of LANES x UNROLL. The first lane of each half has it. The whole warp calls it,
+ * each half with a tile of its own. */
+__device__ __forceinline__ double sum_squares(const uint16_t *copy, uint32_t n)
+{
+    double lane = 0.0;
+
+    for (uint32_t i = threadIdx.x % LANES; i < n; i += LANES * UNROLL) {
+#pragma unroll
+        for (uint32_t k = 0; k < UNROLL; k++) {
+            double x = static_cast<double>(cst_bf16_up(copy[i + LANES * k]));
+
+            lane = __fma_rn(x, x, lane);
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (uint32_t half = LANES / 2; half > 0; half /= 2) {
+        lane = __dadd_rn(lane, __shfl_down_sync(0xffffffffu, lane, half, LANES));
+    }
+    return lane != lane ? __longlong_as_double(0x7ff8000000000000ll) : lane;
+}
+
+} // namespace
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS_PER_SM)
+    cst_reduce_kernel(uint64_t n_tiles, const cst_cuda_tile *tiles, const cst_cuda_sources sources,
+                      uint16_t *dst, double *sums)
+{
+    __shared__ __align__(16) uint16_t copies[CST_CUDA_BLOCK_TILES][COPY_ELEMS];
+    const uint64_t first = static_cast<uint64_t>(blockIdx.x) * CST_CUDA_BLOCK_TILES;
+    const uint32_t mine = threadIdx.x / CST_CUDA_TILE_THREADS;
+
+    if (first + mine < n_tiles) {
+        const cst_cuda_tile tile = tiles[first + mine];
+
+        add_up(sources, tile.start, tile.n_elems, dst + tile.start, copies[mine]);
+    }
+    __syncthreads();
+    if (threadIdx.x < 2 * LANES) {
+        const uint64_t tile = first + threadIdx.x / LANES;
+        const uint32_t n = tile < n_tiles ? tiles[tile].n_elems : 0;
+        const double sum = sum_squares(copies[threadIdx.x / LANES], n);
+
+        if (threadIdx.x % LANES == 0 && tile < n_tiles) {
+            sums[tile] = sum;
+        }
+    }
+}
+CST_KERNEL(cst_reduce_kernel);

@@ -1,0 +1,2 @@
+/* The engine's kernels, for the processor. */
+#include "kernels/cuda/kernels.cu"
