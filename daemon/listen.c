@@ -12,7 +12,21 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
+
 enum { BACKLOG = 128 };
+
+/* No request takes descriptors, and to close one that a stranger has chosen (a socket that lingers,
+ * a file on his own file system) can block for as long as he likes. Connections inherit this.
+ * Kernels before 6.16 cannot: there they are closed as they come. */
+static void refuse_descriptors(int fd)
+{
+    int off = 0;
+
+    (void)setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof off);
+}
 
 static void lock_path(const struct cst_listen *listener, char out[128])
 {
@@ -146,6 +160,7 @@ int cst_listen_open(struct cst_listen *listener, const char *path, mode_t mode, 
         rc = cst_err_errno(err, CST_EIO, errno, "%s", path);
         goto err_after_socket;
     }
+    refuse_descriptors(listener->fd);
     if (listen(listener->fd, BACKLOG) != 0) {
         rc = cst_err_errno(err, CST_EIO, errno, "%s: listen", path);
         (void)unlink(path);
@@ -176,6 +191,7 @@ static int adopt(struct cst_listen *listener, int fd, const char *name, struct c
         getsockname(fd, (struct sockaddr *)&address, &n) != 0) {
         return cst_err_errno(err, CST_EIO, errno, "the socket '%s' from systemd", name);
     }
+    refuse_descriptors(fd);
     listener->fd = fd;
     (void)snprintf(listener->path, sizeof listener->path, "%.*s", (int)sizeof listener->path - 1,
                    address.sun_path);
