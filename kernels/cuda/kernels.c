@@ -1,0 +1,139 @@
+#include "kernels/cuda/kernels.h"
+
+#include "proto/table.h"
+
+_Static_assert(CST_CUDA_TILE_ELEMS == CST_TILE_ELEMS, "kernels/cuda/args.h and proto/table.h");
+
+/* The device code: made by nvcc and build-aux/embed.sh. */
+extern const unsigned char cst_cuda_fatbin[];
+
+/* Blocks that a grid can have. */
+static const uint64_t MAX_BLOCKS = 0x7fffffff;
+
+struct entry {
+    const char *name;
+    CUfunction *function;
+};
+
+int cst_cuda_kernels_open(struct cst_cuda_kernels *kernels, const struct cst_cuda_driver *driver,
+                          struct cst_err *err)
+{
+    struct cst_cuda_kernels made = {.driver = driver};
+    const struct entry entries[] = {
+        {"cst_adamw_kernel", &made.adamw},   {"cst_adamw_tiles_kernel", &made.adamw_tiles},
+        {"cst_reduce_kernel", &made.reduce}, {"cst_norm_kernel", &made.norm},
+        {"cst_cast_kernel", &made.cast},     {"cst_upcast_kernel", &made.upcast},
+    };
+    int status = cst_cuda_check(driver, driver->cuModuleLoadData(&made.module, cst_cuda_fatbin),
+                                err, "loading the kernels (sm_80, sm_90, PTX)");
+
+    if (status != CST_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
+        CUresult result =
+            driver->cuModuleGetFunction(entries[i].function, made.module, entries[i].name);
+
+        status = cst_cuda_check(driver, result, err, "kernel %s", entries[i].name);
+        if (status != CST_OK) {
+            goto err_after_load;
+        }
+    }
+    *kernels = made;
+    return CST_OK;
+
+err_after_load:
+    driver->cuModuleUnload(made.module);
+    return status;
+}
+
+void cst_cuda_kernels_close(struct cst_cuda_kernels *kernels)
+{
+    kernels->driver->cuModuleUnload(kernels->module);
+}
+
+/* @n items, @per_block of them to a block of @threads. Nothing to do is no launch: a grid has a
+ * block at least. */
+static int launch(const struct cst_cuda_kernels *kernels, CUstream stream, CUfunction function,
+                  const char *name, uint64_t n, uint64_t per_block, unsigned threads, void **args,
+                  struct cst_err *err)
+{
+    uint64_t blocks = n / per_block + (n % per_block != 0);
+
+    if (n == 0) {
+        return CST_OK;
+    }
+    if (blocks > MAX_BLOCKS) {
+        return cst_err_set(err, CST_EINVAL, "%s: %llu elements or tiles are more than a launch has",
+                           name, (unsigned long long)n);
+    }
+    return cst_cuda_check(kernels->driver,
+                          kernels->driver->cuLaunchKernel(function, (unsigned)blocks, 1, 1, threads,
+                                                          1, 1, 0, stream, args, NULL),
+                          err, "launch of %s", name);
+}
+
+int cst_cuda_adamw(const struct cst_cuda_kernels *kernels, CUstream stream,
+                   const struct cst_adamw *hyper, uint64_t n, CUdeviceptr grad, CUdeviceptr master,
+                   CUdeviceptr exp_avg, CUdeviceptr exp_avg_sq, CUdeviceptr weight,
+                   struct cst_err *err)
+{
+    struct cst_adamw copy = *hyper;
+    void *args[] = {&copy, &n, &grad, &master, &exp_avg, &exp_avg_sq, &weight};
+
+    return launch(kernels, stream, kernels->adamw, "adamw", n, CST_CUDA_TILE_ELEMS,
+                  CST_CUDA_ADAMW_THREADS, args, err);
+}
+
+int cst_cuda_adamw_tiles(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
+                         CUdeviceptr tiles, CUdeviceptr hypers, CUdeviceptr grad,
+                         CUdeviceptr master, CUdeviceptr exp_avg, CUdeviceptr exp_avg_sq,
+                         CUdeviceptr weight, struct cst_err *err)
+{
+    void *args[] = {&tiles, &hypers, &grad, &master, &exp_avg, &exp_avg_sq, &weight};
+
+    return launch(kernels, stream, kernels->adamw_tiles, "adamw on tiles", n_tiles, 1,
+                  CST_CUDA_ADAMW_THREADS, args, err);
+}
+
+int cst_cuda_reduce(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
+                    CUdeviceptr tiles, const struct cst_cuda_sources *sources, CUdeviceptr dst,
+                    CUdeviceptr sums, struct cst_err *err)
+{
+    struct cst_cuda_sources copy = *sources;
+    void *args[] = {&n_tiles, &tiles, &copy, &dst, &sums};
+
+    if (sources->n > CST_CUDA_MAX_SRC) {
+        return cst_err_set(err, CST_EINVAL, "reduce: %u contributions, not 0 to %d", sources->n,
+                           CST_CUDA_MAX_SRC);
+    }
+    return launch(kernels, stream, kernels->reduce, "reduce", n_tiles, CST_CUDA_BLOCK_TILES,
+                  CST_CUDA_BLOCK_TILES * CST_CUDA_TILE_THREADS, args, err);
+}
+
+int cst_cuda_norm(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n,
+                  CUdeviceptr sums, CUdeviceptr out, struct cst_err *err)
+{
+    void *args[] = {&n, &sums, &out};
+
+    /* One block, whatever n: also none has a sum. */
+    return launch(kernels, stream, kernels->norm, "norm", 1, 1, CST_CUDA_NORM_THREADS, args, err);
+}
+
+int cst_cuda_cast(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n,
+                  CUdeviceptr src, CUdeviceptr dst, struct cst_err *err)
+{
+    void *args[] = {&n, &src, &dst};
+
+    return launch(kernels, stream, kernels->cast, "cast", n, CST_CUDA_CAST_ELEMS,
+                  CST_CUDA_CAST_THREADS, args, err);
+}
+
+int cst_cuda_upcast(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n,
+                    CUdeviceptr src, CUdeviceptr dst, struct cst_err *err)
+{
+    void *args[] = {&n, &src, &dst};
+
+    return launch(kernels, stream, kernels->upcast, "upcast", n, CST_CUDA_CAST_ELEMS,
+                  CST_CUDA_CAST_THREADS, args, err);
+}
