@@ -8,7 +8,7 @@ struct candidate {
     uint64_t waste;    /* elements: chunks x capacity - parameters */
 };
 
-/* What the best candidate would need, for the words of CST_EPOOL. */
+/* What the best capacity would need, for the words of CST_EPOOL. */
 struct shortfall {
     uint64_t capacity;    /* elements */
     uint64_t needed;      /* bytes */
@@ -143,6 +143,40 @@ static uint64_t pick(struct cst_packing *packing, uint64_t pool_bytes, const str
     return fallback;
 }
 
+/* The smallest demand among the candidates of a pool of @pool_bytes. */
+static struct shortfall least_demand(struct cst_packing *packing, uint64_t pool_bytes,
+                                     struct candidate *list)
+{
+    uint32_t n = list_candidates(packing, pool_bytes, list);
+    struct shortfall s = {0};
+    uint32_t need;
+
+    for (uint32_t i = 0; i < n; i++) {
+        (void)try_capacity(packing, pool_bytes, list[i].capacity, &need, &s);
+    }
+    return s;
+}
+
+/* The smallest pool that is accepted. A larger pool has more candidates, of which one may need less
+ * than the few of a pool that is too small; but what is promised must be a candidate of that very
+ * pool. The smallest capacity is one of every pool. */
+static struct shortfall least_pool(struct cst_packing *packing, struct candidate *list)
+{
+    struct shortfall best = least_demand(packing, 0, list);
+    struct shortfall next = least_demand(packing, best.needed, list);
+
+    while (next.needed < best.needed) {
+        struct shortfall after = least_demand(packing, next.needed, list);
+
+        if (after.needed > next.needed) {
+            break;
+        }
+        best = next;
+        next = after;
+    }
+    return best;
+}
+
 static int choose(struct cst_packing *packing, uint64_t pool_bytes, uint64_t *capacity_out,
                   struct cst_err *err)
 {
@@ -163,10 +197,13 @@ static int choose(struct cst_packing *packing, uint64_t pool_bytes, uint64_t *ca
     n = list_candidates(packing, pool_bytes, list);
     qsort(list, n, sizeof *list, by_waste);
     chosen = pick(packing, pool_bytes, list, n, &s);
-    free(list);
     if (chosen == 0 && any) {
         chosen = s.capacity;
     }
+    if (chosen == 0) {
+        s = least_pool(packing, list);
+    }
+    free(list);
     if (chosen == 0) {
         return too_small(packing, pool_bytes, &s, err);
     }

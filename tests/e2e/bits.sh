@@ -42,6 +42,25 @@ same() {
     printf '%s: same bits as %s\n' "$1" "$2"
 }
 
+# Both ranks of job $1 are refused a pool of $2 bytes, and rank 0 is told how many are short. Sets short.
+refused() {
+    workers "$1" --pool "$2"
+    for pid in "${pids[@]}"; do
+        wait "$pid" && fail "$1: accepted"
+    done
+    short=$(sed -n 's/.*needs [0-9]*: \([0-9]*\) bytes short$/\1/p' "$tmp/$1.0.log")
+    [ -n "$short" ] || fail "$1: cistern-gpt does not tell the bytes that are short"
+}
+
+# The smallest pool that is accepted: one byte less is one byte short. Sets least.
+smallest() {
+    refused "$1-1" 1
+    least=$((1 + short))
+    refused "$1-2" $((least - 1))
+    [ "$short" = 1 ] || fail "$((least - 1)) bytes are $short short"
+    [ "$((least * 4))" -lt "$(stat -c %s "$tmp/local.weights")" ] || fail "the smallest pool is none"
+}
+
 # True once job $1 has done $2 steps.
 has_done() {
     [ -e "$tmp/$1.losses" ] && [ "$(wc -l <"$tmp/$1.losses")" -ge "$2" ]
@@ -57,10 +76,8 @@ for threads in 1 2; do
         workers "threads$threads-pool$pool" --pool $pool%
         same "threads$threads-pool$pool" local
     done
-    # "... of 16384 B, pool of 9 blocks (at least 6): ..."
-    read -r block least < <(sed -n 's/.* of \([0-9]*\) B, pool of .*(at least \([0-9]*\)).*/\1 \2/p' "$tmp/threads$threads-pool100.0.log") ||
-        fail "cistern-gpt does not tell the smallest pool"
-    workers "threads$threads-smallest" --pool $((block * least))
+    smallest "threads$threads-small"
+    workers "threads$threads-smallest" --pool $least
     same "threads$threads-smallest" local
     stop_daemon "engine$threads"
 done

@@ -225,6 +225,40 @@ START_TEST(pool_too_small)
 }
 END_TEST
 
+/* The bytes that the last error says are short. */
+static uint64_t bytes_short(void)
+{
+    const char *colon = strrchr(err.text, ':');
+
+    ck_assert_msg(colon != NULL && strstr(colon, " bytes short") != NULL, "%s", err.text);
+    return strtoull(colon + 1, NULL, 10);
+}
+
+/* What is said to be short is what is short: with so many bytes more the pool is accepted, with one
+ * less it is not, however much too small the first pool was. _i: seed of a model of tensors and
+ * uses at random. */
+START_TEST(shortfall_is_exact)
+{
+    int64_t large, small;
+    uint64_t least;
+
+    srand((unsigned)_i);
+    large = 4097 + rand() % 8000;
+    small = 1 + rand() % large;
+    for (uint32_t i = 0; i < 40; i += 2) { /* a chunk for both may be better than one for each */
+        tensor(large);
+        tensor(small);
+        use(2, (uint32_t[]){i, i + 1});
+    }
+    ck_assert_int_eq(build(0, 1, 1), CST_EPOOL);
+    least = 1 + bytes_short();
+    ck_assert_int_eq(build(0, least - 1, 1), CST_EPOOL);
+    ck_assert_uint_eq(bytes_short(), 1);
+    ck_assert_int_eq(build(0, least, 1), CST_OK);
+    ck_assert_uint_le(2 * layout.capacity * layout.min_blocks, least);
+}
+END_TEST
+
 /* Capacity is chosen for least waste among those of which the pool holds 8 blocks, or else the
  * fewest that can run. */
 START_TEST(least_waste)
@@ -381,6 +415,7 @@ static Suite *suite(void)
     tcase_add_test(tc, need_with_tied_tensors);
     tcase_add_test(tc, need_with_shared_chunks);
     tcase_add_test(tc, pool_too_small);
+    tcase_add_loop_test(tc, shortfall_is_exact, 1, 51);
     tcase_add_test(tc, least_waste);
     tcase_add_test(tc, arena_bytes);
     tcase_add_test(tc, nodes);
