@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The texts are true: every option of the programs is in their man pages, every key of the example is one that the daemon takes.
+# The texts are true: every option of the programs is in their man pages, every key of the example is one that the daemon takes, every test
+# that is to prove a promise is there.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 
@@ -34,3 +35,13 @@ if ./cisternd --config "$tmp/wrong.conf" --socket "$CISTERN_SOCKET" >"$tmp/wrong
     fail "an unknown key is taken"
 fi
 grep -q 'wrong.conf:2:' "$tmp/wrong.log" || fail "an unknown key is refused without its line"
+
+# Every test that FAULTS.md names is in the file that it names.
+n=0
+while IFS='|' read -r _ _ file names _; do
+    for name in ${names//,/ }; do
+        grep -qw -- "$name" "$srcdir/${file// /}" || fail "FAULTS.md: no $name in ${file// /}"
+        n=$((n + 1))
+    done
+done < <(grep '^| .* | tests/' "$srcdir/tests/FAULTS.md")
+[ "$n" -ge 80 ] || fail "FAULTS.md has lost its tests: $n are left"
