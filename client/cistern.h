@@ -6,6 +6,7 @@
  * Threads: a client and its job are used by one thread at a time; different clients are independent. After fork() the child's
  * handles are dead: every call answers CST_EFORKED, and cst_disconnect only frees memory.
  * Errors: 0 or a negative status of proto/status.h, words in *err where given. Outputs are set on success alone.
+ * CST_EAGAIN is never final and comes from the cst_try_... forms alone; positive numbers are no statuses.
  * Waiting: calls block. The cst_try_... forms never do: they return CST_EAGAIN, and the same call with the same arguments is made
  * again when cst_client_fd() polls readable, until it returns something else. Meanwhile all other calls that would wait, of this
  * client and its job, return CST_EBUSY. */
@@ -64,7 +65,9 @@ struct cst_job_spec {
 int cst_job_open(struct cst_job **out, struct cst_client *client, const struct cst_job_spec *spec,
                  struct cst_err *err);
 
-/* Go in good order: leases are given back, the job and its states stay until `cistern rm` or the time to live. */
+/* Go in good order: leases are given back, the job and its states stay until `cistern rm` or the time to live. Other ranks that go on get
+ * CST_EPEERDIED, and their cst_sync waits for a worker that takes this one's place: so all leave with the same step. Reading states
+ * needs no other rank. A cst_commit that waits gets CST_EPEERDIED. CST_EBUSY: a cst_try_... call is pending. */
 int cst_job_leave(struct cst_job *job, struct cst_err *err);
 
 /* Declare a bf16 tensor of @shape; returns its number (>= 0) or a negative status. Errors of content (duplicate, zero-size, overflow, over
@@ -112,7 +115,10 @@ uint64_t cst_job_steps(const struct cst_job *job);
 
 /* Wait until every rank is attached and has called cst_sync; *step (may be NULL) is the number of steps committed, the
  * same for all ranks: the step to do now. To be called once before the first step, and after CST_EPEERDIED or CST_ESTALE, which mean: the
- * step that was under way is void for all ranks, nothing of it is kept; do it again. CST_ETIMEDOUT names the missing ranks. */
+ * step that was under way is void for all ranks, nothing of it is kept; do it again. CST_ETIMEDOUT names the missing ranks.
+ *
+ * A rank that calls cst_sync while a step runs gives that step up for all: the others get CST_EPEERDIED, from whatever they wait in or call
+ * next, and must sync too. If every rank has called cst_step already, the step is committed first. */
 int cst_sync(struct cst_job *job, uint64_t *step, struct cst_err *err);
 int cst_try_sync(struct cst_job *job, uint64_t *step, struct cst_err *err);
 

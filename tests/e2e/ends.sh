@@ -7,7 +7,7 @@
 need jq
 
 steps=6
-model=(--layers 2 --heads 2 --width 32 --context 32 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --steps $steps)
+model=(--layers 2 --heads 2 --width 32 --context 32 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --steps "$steps")
 for ((i = 0; i < 400; i++)); do
     printf 'and %d begat %d, and %d begat sons and daughters. ' $((i * i % 97)) $((i * 7 % 31)) $i
 done >"$tmp/text"
@@ -60,6 +60,7 @@ stop_daemon d
 
 # Objects and lines in one file, behind what was there.
 printf 'before\n' >"$tmp/out"
+# shellcheck disable=SC2094 # that it is the same file is what is tested
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --store local --log-json /dev/stdout --loss-file "$tmp/out" >>"$tmp/out" || fail "--log-json /dev/stdout"
 [ "$(head -n 1 "$tmp/out")" = before ] || fail "standard output was emptied: $(head -n 3 "$tmp/out")"
 printf 'before\n' >"$tmp/out2"
