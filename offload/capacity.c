@@ -3,6 +3,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+enum { MAX_WORK = 16 << 20 }; /* tensors and uses looked at, over all candidates */
+
 struct candidate {
     uint64_t capacity; /* elements */
     uint64_t waste;    /* elements: chunks x capacity - parameters */
@@ -91,6 +93,15 @@ static int check_given(struct cst_packing *packing, const struct cst_layout_conf
     return CST_OK;
 }
 
+/* Trying one takes time in proportion to tensors and uses, and the daemon waits for it: fewer for
+ * models of very many. */
+static uint32_t max_candidates(const struct cst_packing *packing)
+{
+    uint32_t n = MAX_WORK / (packing->model->n_tensors + packing->model->n_uses);
+
+    return n < CST_CAPACITY_MAX_CANDIDATES ? n : CST_CAPACITY_MAX_CANDIDATES;
+}
+
 /* Evenly spaced multiples of the step from the largest tensor to what the pool could hold. */
 static uint32_t list_candidates(const struct cst_packing *packing, uint64_t pool_bytes,
                                 struct candidate *list)
@@ -98,7 +109,7 @@ static uint32_t list_candidates(const struct cst_packing *packing, uint64_t pool
     uint64_t step = CST_LAYOUT_CAPACITY_STEP;
     uint64_t low = cst_align_up(packing->largest, step);
     uint64_t high = cst_align_up(packing->model->n_params, step);
-    uint32_t n = 0;
+    uint32_t n = 0, max = max_candidates(packing);
 
     if (high >
         pool_bytes / block_bytes(3)) { /* need is 3 blocks at least: weight, gradient, one ahead */
@@ -108,9 +119,9 @@ static uint32_t list_candidates(const struct cst_packing *packing, uint64_t pool
         high = CST_LAYOUT_MAX_CHUNK_ELEMS;
     }
     if (high > low) {
-        step = cst_align_up((high - low) / CST_CAPACITY_MAX_CANDIDATES + 1, step);
+        step = cst_align_up((high - low) / max + 1, step);
     }
-    for (uint64_t c = low; n == 0 || (c <= high && n < CST_CAPACITY_MAX_CANDIDATES); c += step) {
+    for (uint64_t c = low; n == 0 || (c <= high && n < max); c += step) {
         uint64_t held = cst_packing_count(packing, c) * c;
 
         list[n++] = (struct candidate){.capacity = c, .waste = held - packing->model->n_params};

@@ -130,9 +130,9 @@ int cst_model_same_operator(const struct cst_model *model, uint32_t i,
 
 /* Lay @model out; writes chunk, offset, first_tile of its tensors. With chunk_elems 0 the capacity is the one with the least waste
  * (n_chunks x C - n_params) among the multiples of CST_LAYOUT_CAPACITY_STEP from the largest tensor up, of which the smallest pool holds
- * at least max(min_blocks, 8) blocks where any does, else min_blocks; ties go to the smaller C. At most 200 multiples, evenly spaced, are
- * tried; a given capacity is rounded up to a multiple. Pool 0 counts as all weights and gradients, and is never too small. CST_EPOOL: "pool of P bytes: n blocks of
- * B bytes, operator 'x' needs m: k bytes short"; a pool of P + k bytes is accepted. CST_EINVAL: given capacity smaller than a tensor, or a tensor larger
+ * at least max(min_blocks, 8) blocks where any does, else min_blocks; ties go to the smaller C. At most 200 multiples (fewer for models of more than 80000
+ * tensors and uses), evenly spaced, are tried; a given capacity is rounded up to a multiple. Pool 0 counts as all weights and gradients, and is never too small.
+ * CST_EPOOL: "pool of P bytes: n blocks of B bytes, operator 'x' needs m: k bytes short"; a pool of P + k bytes is accepted. CST_EINVAL: given capacity smaller than a tensor, or a tensor larger
  * than a chunk may be. CST_ENOMEM. */
 int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                      const struct cst_layout_config *config, struct cst_err *err);
