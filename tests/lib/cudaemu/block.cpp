@@ -401,10 +401,12 @@ static void run_grid(unsigned shared)
     size_t n_blocks = static_cast<size_t>(grid_dim.x) * grid_dim.y * grid_dim.z;
     size_t turn = seed != 0 ? random_below(0x7fffffffu) % n_blocks : 0;
 
+    bool backwards = seed % 2 != 0;
+
     for (size_t i = 0; i < n_blocks; i++) {
         size_t at = (i + turn) % n_blocks;
 
-        run_block(seed % 2 != 0 ? n_blocks - 1 - at : at, shared);
+        run_block(backwards ? n_blocks - 1 - at : at, shared);
     }
 }
 

@@ -1,0 +1,233 @@
+/* The CUDA kernels' own source, run on the processor by cudaemu, against the C references. */
+#include "tests/lib/cuda_cases.h"
+#include "tests/lib/cudaemu/cudaemu.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { MAX_PLACED = 128, AROUND = 512, CANARY = 0xa5 };
+
+/* Memory that was placed: canaries, the bytes, canaries up to a multiple of 16, a page that nobody
+ * may touch. */
+struct placed {
+    unsigned char *base; /* of the mapping */
+    size_t map_bytes;    /* with the last page */
+    unsigned char *at;   /* what the kernel gets */
+    size_t bytes;        /* of those */
+    size_t usable_bytes; /* of the mapping */
+};
+
+struct emulator {
+    struct cases_device device;
+    struct placed placed[MAX_PLACED];
+    unsigned n_placed;
+};
+
+static void *place(struct cases_device *device, size_t bytes, size_t offset)
+{
+    struct emulator *e = (struct emulator *)device;
+    struct placed *p = &e->placed[e->n_placed++];
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    /* From the end: at the highest address that is offset above a multiple of 16. */
+    size_t tail = (16 - (offset + bytes) % 16) % 16;
+    size_t usable = (AROUND + bytes + tail + page - 1) / page * page;
+
+    ck_assert_uint_le(e->n_placed, MAX_PLACED);
+    p->base = mmap(NULL, usable + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ck_assert_ptr_ne(p->base, MAP_FAILED);
+    ck_assert_int_eq(mprotect(p->base + usable, page, PROT_NONE), 0);
+    memset(p->base, CANARY, usable);
+    p->map_bytes = usable + page;
+    p->usable_bytes = usable;
+    p->at = p->base + usable - tail - bytes;
+    p->bytes = bytes;
+    return p->at;
+}
+
+static bool is_canary(const unsigned char *from, const unsigned char *to)
+{
+    while (from < to && *from == CANARY) {
+        from++;
+    }
+    return from >= to;
+}
+
+static bool clear(struct cases_device *device)
+{
+    struct emulator *e = (struct emulator *)device;
+    bool whole = true;
+
+    for (unsigned i = 0; i < e->n_placed; i++) {
+        struct placed *p = &e->placed[i];
+
+        whole = whole && is_canary(p->base, p->at) &&
+                is_canary(p->at + p->bytes, p->base + p->usable_bytes);
+        munmap(p->base, p->map_bytes);
+    }
+    e->n_placed = 0;
+    return whole;
+}
+
+static void copy(struct cases_device *device, void *to, const void *from, size_t bytes)
+{
+    (void)device;
+    memcpy(to, from, bytes);
+}
+
+/* As kernels/cuda/kernels.c launches it. */
+static void launch(const char *name, uint64_t n, uint64_t per_block, unsigned threads,
+                   void **params)
+{
+    const unsigned grid[3] = {(unsigned)((n + per_block - 1) / per_block), 1, 1};
+    const unsigned block[3] = {threads, 1, 1};
+    const struct cst_emu_kernel *kernel = cst_emu_find(name);
+
+    ck_assert_msg(kernel != NULL, "no kernel %s", name);
+    kernel->run(grid, block, 0, params);
+}
+
+static void adamw(struct cases_device *device, const struct cst_adamw *hyper, uint64_t n,
+                  const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
+                  uint16_t *weight)
+{
+    struct cst_adamw by_value = *hyper;
+
+    (void)device;
+    launch("cst_adamw_kernel", n, CST_CUDA_TILE_ELEMS, CST_CUDA_ADAMW_THREADS,
+           (void *[]){&by_value, &n, &grad, &master, &exp_avg, &exp_avg_sq, &weight});
+}
+
+static void adamw_tiles(struct cases_device *device, uint64_t n_tiles,
+                        const struct cst_cuda_tile *tiles, const struct cst_adamw *hypers,
+                        const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
+                        uint16_t *weight)
+{
+    (void)device;
+    launch("cst_adamw_tiles_kernel", n_tiles, 1, CST_CUDA_ADAMW_THREADS,
+           (void *[]){&tiles, &hypers, &grad, &master, &exp_avg, &exp_avg_sq, &weight});
+}
+
+static void reduce(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
+                   const struct cst_cuda_sources *sources, uint16_t *dst, double *sums)
+{
+    struct cst_cuda_sources by_value = *sources;
+
+    (void)device;
+    launch("cst_reduce_kernel", n_tiles, CST_CUDA_BLOCK_TILES,
+           CST_CUDA_BLOCK_TILES * CST_CUDA_TILE_THREADS,
+           (void *[]){&n_tiles, &tiles, &by_value, &dst, &sums});
+}
+
+static void norm(struct cases_device *device, uint64_t n, const double *sums, double *out)
+{
+    (void)device;
+    launch("cst_norm_kernel", 1, 1, CST_CUDA_NORM_THREADS, (void *[]){&n, &sums, &out});
+}
+
+static void cast(struct cases_device *device, uint64_t n, const float *src, uint16_t *dst)
+{
+    (void)device;
+    launch("cst_cast_kernel", n, CST_CUDA_CAST_ELEMS, CST_CUDA_CAST_THREADS,
+           (void *[]){&n, &src, &dst});
+}
+
+static void upcast(struct cases_device *device, uint64_t n, const uint16_t *src, float *dst)
+{
+    (void)device;
+    launch("cst_upcast_kernel", n, CST_CUDA_CAST_ELEMS, CST_CUDA_CAST_THREADS,
+           (void *[]){&n, &src, &dst});
+}
+
+static uint64_t seed(void)
+{
+    const char *words = getenv("CST_SEED");
+
+    return words != NULL ? strtoull(words, NULL, 0) : 20;
+}
+
+static void run_op(int i, uint64_t order)
+{
+    static struct emulator e;
+    unsigned n;
+    const struct cases_op *op = &cases_all(&n)[i];
+    struct cases_result result;
+
+    e.device = (struct cases_device){.place = place,
+                                     .put = copy,
+                                     .get = copy,
+                                     .clear = clear,
+                                     .adamw = adamw,
+                                     .adamw_tiles = adamw_tiles,
+                                     .reduce = reduce,
+                                     .norm = norm,
+                                     .cast = cast,
+                                     .upcast = upcast};
+    cst_emu_shuffle(order);
+    op->run(&e.device, seed(), &result);
+    ck_assert_msg(result.ok, "order %llu: %s", (unsigned long long)order, result.why);
+    ck_assert_uint_gt(result.n_elems, 0);
+}
+
+/* Each kernel has the reference's bits and writes nothing else: any length and alignment, 0 to 64
+ * sources, in place, hostile values, hypers per span. */
+START_TEST(test_bits)
+{
+    run_op(_i, 0);
+}
+END_TEST
+
+/* It does not matter in which order threads run between barriers, and blocks at all. */
+START_TEST(test_any_order)
+{
+    run_op(_i, seed() * 2 + 1);
+    run_op(_i, seed() * 2 + 2);
+}
+END_TEST
+
+/* What nobody has linked is not found. */
+START_TEST(test_unknown_kernel)
+{
+    ck_assert_ptr_null(cst_emu_find("cst_adamw"));
+    ck_assert_ptr_nonnull(cst_emu_find("cst_adamw_kernel"));
+}
+END_TEST
+
+/* Launch parameters have the sizes that the kernels' signatures say. */
+START_TEST(test_parameter_sizes)
+{
+    const unsigned reduce_bytes[] = {8, 8, sizeof(struct cst_cuda_sources), 8, 8, 0};
+    const unsigned adamw_bytes[] = {sizeof(struct cst_adamw), 8, 8, 8, 8, 8, 8, 0};
+
+    ck_assert_mem_eq(cst_emu_find("cst_reduce_kernel")->param_bytes, reduce_bytes,
+                     sizeof reduce_bytes);
+    ck_assert_mem_eq(cst_emu_find("cst_adamw_kernel")->param_bytes, adamw_bytes,
+                     sizeof adamw_bytes);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("cuda_kernels");
+    TCase *kernels = tcase_create("kernels");
+    SRunner *runner;
+    unsigned n;
+    int failed;
+
+    (void)cases_all(&n);
+    printf("seed %llu (CST_SEED)\n", (unsigned long long)seed());
+    tcase_set_timeout(kernels, 60);
+    tcase_add_loop_test(kernels, test_bits, 0, (int)n);
+    tcase_add_loop_test(kernels, test_any_order, 0, (int)n);
+    tcase_add_test(kernels, test_unknown_kernel);
+    tcase_add_test(kernels, test_parameter_sizes);
+    suite_add_tcase(suite, kernels);
+    runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
