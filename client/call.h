@@ -2,8 +2,10 @@
  * and replies come in any order.
  *
  *   IDLE --start--> SENT --reply, or the connection's end--> DONE --reset--> IDLE
- *             \--> QUEUED --/   (no credit, or the socket is full: bytes are kept and sent by the
- * next pump or wait)
+ *             \--> QUEUED --/
+ *
+ * QUEUED: there is no credit, or the socket is full; its bytes are kept, and sent by the next pump
+ * or wait.
  *
  * A call in SENT or QUEUED must not be freed: it is linked into its client. */
 #ifndef CST_CALL_H

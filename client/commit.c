@@ -4,9 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SLABS                                                                                  \
-    (1u << 20) /* more than 2 per tensor cannot be of use: a bound on what a plan can make us      \
-                  allocate */
+/* A bound on what a plan can make us allocate: more than 2 per tensor cannot be of use. */
+#define MAX_SLABS (1u << 20)
 
 /* CST_OK: the declaration is with the daemon whole. One message at a time: a refused one must stop
  * those behind it. */

@@ -1,9 +1,11 @@
 /* The inside of a job: one rank's declarations, layout, mapped pool, leases, and the one call that
  * may be pending.
  *
- *   open -> declaring --commit--> committed --sync--> stepping --EPEERDIED, ESTALE--> void step
- * --sync--> stepping
- *                                                        \--leave--> left
+ *   open -> declaring --commit--> committed --sync--> stepping --leave--> left
+ *                                                     |      ^
+ *                                    EPEERDIED, ESTALE|      |sync
+ *                                                     v      |
+ *                                                     void step
  *
  * What blocks is written as an advance function that goes as far as it can and returns CST_EAGAIN
  * where a reply is missing. The try forms call it once, the blocking forms until it has ended. */

@@ -2,11 +2,12 @@
  * Pure: no sockets, no memory of tensors; it fills a list of items, the caller sends them and
  * reports each result back.
  *
- *   begin(op)   RELEASE what neither this operator nor the chunk asked ahead needs, FETCH what it
- * lacks: one batch, waited for ahead(op)   FETCH the first chunk on the expected way that this
- * operator does not use: not waited for end(op)     REDUCE_SCATTER of the chunks whose last use in
- * backward this was flush()     at the step: REDUCE_SCATTER of chunks begun and not complete,
- * RELEASE of all weights
+ *   begin(op)  RELEASE what neither this operator nor the chunk asked ahead needs,
+ *              FETCH what it lacks: one batch, waited for
+ *   ahead(op)  FETCH the first chunk on the expected way that this operator does not use:
+ *              not waited for
+ *   end(op)    REDUCE_SCATTER of the chunks whose last use in backward this was
+ *   flush()    at the step: REDUCE_SCATTER of chunks begun and not complete, RELEASE of all weights
  *
  * The expected way is forward in order of declaration, then backward in reverse. Leased at once are
  * the operator's weight chunks, the open gradient chunks and one chunk ahead: what cst_layout_need

@@ -78,8 +78,8 @@ static inline void ahead(const void *at, size_t bytes)
 }
 
 /* Up to 16 elements per turn, plain stores: what stands before and behind the whole lines of the
- * weights. @undo may be NULL;
- * @number: of the first element. Returns the next buffer of the undo. */
+ * weights. @undo may be NULL; @number: of the first element. Returns the next buffer of the undo.
+ */
 static inline uint32_t step_masked(const struct consts *c, size_t n, const uint16_t *grad,
                                    float *master, float *exp_avg, float *exp_avg_sq,
                                    uint16_t *weight, struct cst_adamw_undo *undo, uint32_t number,

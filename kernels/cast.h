@@ -4,6 +4,10 @@
 #ifndef CST_CAST_H
 #define CST_CAST_H
 
+#ifdef __FAST_MATH__
+#error "the kernels need IEEE arithmetic, the same bits everywhere: no -ffast-math and no -Ofast"
+#endif
+
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

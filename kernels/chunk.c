@@ -20,6 +20,9 @@ int cst_chunk_table(const struct cst_segments *segments, uint32_t id, struct cst
         return rc;
     }
     h = (*segment)->mem.base;
+    if (h == NULL) {
+        return cst_err_set(err, CST_EINVAL, "segment %u is memory of a GPU: no table is there", id);
+    }
     if (h->magic != CST_TABLE_MAGIC || h->total_bytes > (*segment)->mem.bytes) {
         return cst_err_set(err, CST_EINVAL,
                            "segment %u holds no table: magic 0x%" PRIx64 ", %" PRIu64 " bytes", id,
@@ -91,6 +94,10 @@ static int find_row(const struct cst_segments *segments, struct cst_chunk *chunk
 
     if (rc != CST_OK) {
         return rc;
+    }
+    if (segment->mem.base == NULL) {
+        return cst_err_set(err, CST_EINVAL, "%s: segment %u is memory of a GPU", names[row],
+                           segment->id);
     }
     *out = (char *)segment->mem.base + chunk->entry->rows[row].offset;
     chunk->segments[chunk->n_segments++] = segment;

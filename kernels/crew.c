@@ -6,7 +6,7 @@
 
 struct start {
     struct cst_crew *crew; /* whose thread this becomes */
-    unsigned thread;       /* its number */
+    unsigned thread;       /* its number, counted from the crew's first */
 };
 
 uint64_t cst_crew_now(void)
@@ -63,17 +63,18 @@ static void *thread_main(void *arg)
 {
     struct start start = *(struct start *)arg;
     struct cst_crew *crew = start.crew;
+    unsigned number = crew->config.first + start.thread;
     struct cst_job *job;
     uint64_t piece;
 
     free(arg);
     if (crew->config.start != NULL) {
-        crew->config.start(crew->config.arg, start.thread);
+        crew->config.start(crew->config.arg, number);
     }
     (void)pthread_mutex_lock(&crew->mutex);
     while ((job = take(crew, &piece)) != NULL) {
         (void)pthread_mutex_unlock(&crew->mutex);
-        job->piece(job, piece, start.thread);
+        job->piece(job, piece, number);
         (void)pthread_mutex_lock(&crew->mutex);
         if (--job->left == 0) {
             (void)pthread_mutex_unlock(&crew->mutex);

@@ -1,7 +1,7 @@
-/* A crew: threads that take pieces of jobs. The engine has two: the lanes (copies, populating) and
- * the team (arithmetic). There are no barriers: a thread that finds the first job's pieces all
- * taken goes on with the next job, so many small jobs cost no more than one large one. Knows
- * nothing of what a piece is, and nothing of processors.
+/* A crew: threads that take pieces of jobs. The engine has a team (arithmetic) and one or more
+ * crews of lanes (copies, populating). There are no barriers: a thread that finds the first job's
+ * pieces all taken goes on with the next job, so many small jobs cost no more than one large one.
+ * Knows nothing of what a piece is, and nothing of processors.
  *
  *   class 0  [job: piece piece piece]->[job]->[job: piece piece]
  *   class 1  [job: piece]
@@ -23,8 +23,7 @@
 
 struct cst_job;
 
-/* Do piece number @piece of @job on thread number @thread of the crew. Several pieces run at the
- * same time. */
+/* Do piece number @piece of @job on thread number @thread. Several pieces run at the same time. */
 typedef void (*cst_job_piece_fn)(struct cst_job *job, uint64_t piece, unsigned thread);
 
 /* All pieces have been done; everything that they wrote is visible here. On the thread that did the
@@ -46,6 +45,7 @@ struct cst_job {
 struct cst_crew_config {
     const char *name;   /* of the threads: "name-0", at most 9 characters */
     unsigned n_threads; /* 1..CST_CREW_MAX_THREADS */
+    unsigned first;     /* number of its first thread: the others follow */
     void (*start)(void *arg,
                   unsigned thread); /* first thing on each thread (pinning); may be NULL */
     void *arg;                      /* for start */

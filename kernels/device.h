@@ -1,7 +1,10 @@
 /* What an engine's device can do: one table of twelve operations, all required, called through the
- * functions below, which check bounds and alignment first. A row per kind of device (kernels/host/;
- * CUDA has an issue of its own). Nothing above this table knows which row it drives. Which thread
- * runs what, and when, is not decided here: a call returns when its work is done. */
+ * functions below, which check bounds and alignment first. A row per kind of device (kernels/host/,
+ * kernels/cuda/); a program is linked with one. Nothing above this table knows which row it drives.
+ * Which thread runs what, and when, is not decided here: a call returns when its work is done.
+ *
+ * A device works on host memory, which is mapped from a memfd, and may have memory of its own,
+ * which only its copies, fills and sums reach. */
 #ifndef CST_DEVICE_H
 #define CST_DEVICE_H
 
@@ -13,14 +16,16 @@ struct cst_device;
 
 /* A segment as a device sees it. */
 struct cst_mem {
-    void *base;     /* page-aligned; NULL: not mapped. The processor can read a table's */
-    uint64_t bytes; /* length */
+    void *base;      /* host memory: where it is, page-aligned; NULL: it is none, or not mapped */
+    uint64_t device; /* the device's own memory: its address there; 0: it is none, or not mapped */
+    uint64_t bytes;  /* length */
+    bool locked;     /* host memory: cst_device_lock succeeded */
 };
 
 /* A stretch of memory, within bounds only after a check. */
 struct cst_addr {
     const struct cst_mem *mem; /* borrowed */
-    uint64_t offset;           /* bytes from its base */
+    uint64_t offset;           /* bytes from its start */
 };
 
 /* CONVERT: where the fp32 values are and the rows that they become. Pointers to n_elems elements
@@ -33,93 +38,138 @@ struct cst_device_states {
     float *exp_avg_sq; /* := 0 */
 };
 
-/* Same as the wrappers below, with addresses in place of bounds. @state is what open made. */
+/* What opening one takes. Threads that call are numbered: the compute team first, then the lanes.
+ */
+struct cst_device_spec {
+    const struct cst_cpus *cpus; /* borrowed for the life of the device */
+    const char *id;              /* which device: a GPU's UUID; NULL: there is one only */
+    unsigned n_team;             /* threads [0, n_team): all operations */
+    unsigned n_threads;          /* threads [n_team, n_threads): not reduce and update */
+};
+
+/* What is known of an open one. For people; constant while it is open. */
+struct cst_device_about {
+    const char *isa;      /* of its kernels: "avx512", "sm_90" */
+    const char *name;     /* "NVIDIA H200"; NULL: the host */
+    uint64_t bytes;       /* memory of its own */
+    uint64_t granularity; /* of which pieces of that are multiples, bytes; 0: it has none */
+    uint32_t driver;      /* version, 12040 for 12.4; 0: none */
+};
+
+/* A crew of lanes for each kind of traffic that a device can have at the same time. */
+enum cst_device_lane {
+    CST_LANE_UP,   /* copies to it or within; fills */
+    CST_LANE_DOWN, /* copies from it to the host */
+    CST_LANE_MAP,  /* segments' ways in and out */
+    CST_LANES,
+};
+
+/* Same as the wrappers below, after their checks. @state is what open made. */
 struct cst_device_ops {
-    const char *name; /* "host" */
-    int (*open)(void **state, const struct cst_cpus *cpus, const char **isa, struct cst_err *err);
+    const char *name;     /* "host" */
+    bool one_crew;        /* the lanes are one crew, not one for each kind of traffic */
+    unsigned max_team;    /* threads of the compute team, at most */
+    unsigned max_lanes;   /* threads in a crew of lanes, chosen at most */
+    uint64_t piece_bytes; /* of a copy, that a thread does at a time */
+    uint64_t max_tiles;   /* of a chunk, same */
+    int (*open)(void **state, const struct cst_device_spec *spec, struct cst_device_about *about,
+                struct cst_err *err);
     void (*close)(void *state);
-    int (*map)(void *state, int fd, uint64_t bytes, int node, void **base, struct cst_err *note,
+    int (*map)(void *state, int fd, int node, struct cst_mem *mem, struct cst_err *note,
                struct cst_err *err);
-    void (*unmap)(void *state, void *base, uint64_t bytes);
+    int (*import)(void *state, unsigned thread, int *fd, struct cst_mem *mem, struct cst_err *err);
+    void (*unmap)(void *state, struct cst_mem *mem);
     int (*populate)(void *state, int fd, void *base, uint64_t offset, uint64_t bytes,
                     struct cst_err *err);
-    int (*lock)(void *state, void *base, uint64_t bytes, struct cst_err *err);
-    int (*copy)(void *state, void *dst, const void *src, uint64_t bytes, struct cst_err *err);
-    int (*fill)(void *state, void *dst, uint64_t bytes, struct cst_err *err);
+    int (*lock)(void *state, const struct cst_mem *mem, struct cst_err *err);
+    int (*copy)(void *state, unsigned thread, struct cst_addr dst, struct cst_addr src,
+                uint64_t bytes, struct cst_err *err);
+    int (*fill)(void *state, unsigned thread, struct cst_addr dst, uint64_t bytes,
+                struct cst_err *err);
     int (*convert)(void *state, const struct cst_device_states *states, uint64_t n_elems,
                    struct cst_err *err);
-    int (*reduce)(void *state, const struct cst_tile_work *work, uint32_t n_src,
-                  const uint16_t *const *src, uint64_t first, uint64_t count,
+    int (*reduce)(void *state, unsigned thread, const struct cst_tile_work *work, uint32_t n_src,
+                  const struct cst_addr *src, uint64_t first, uint64_t count,
                   struct cst_undo_slot *undo, struct cst_err *err);
     int (*update)(void *state, const struct cst_tile_work *work, const struct cst_tile_hyper *hyper,
                   uint64_t first, uint64_t count, struct cst_undo_slot *undo, struct cst_err *err);
-    int (*restore)(void *state, struct cst_undo_slot *undo, const struct cst_tile_work *work,
-                   uint64_t chunk_elems, struct cst_err *err);
 };
 
 struct cst_device {
     const struct cst_device_ops *ops; /* the row */
     void *state;                      /* the row's own */
-    const char *isa;                  /* of its kernels, for people; constant */
+    struct cst_device_about about;    /* what opening it told */
 };
 
-/* The row called @name, or NULL. */
-const struct cst_device_ops *cst_device_find(const char *name);
-
-/* Open a device of row @ops on the node that @cpus (borrowed) describes. CST_EUNSUPPORTED: not on
- * this machine; CST_ENOMEM. */
+/* Open a device of row @ops. CST_EUNSUPPORTED: not on this machine; CST_ENOTFOUND: no device has
+ * spec->id; CST_ENOMEM; CST_EGPU: see below. */
 int cst_device_open(struct cst_device *device, const struct cst_device_ops *ops,
-                    const struct cst_cpus *cpus, struct cst_err *err);
+                    const struct cst_device_spec *spec, struct cst_err *err);
 
 /* No call may be under way and nothing may be mapped. */
 void cst_device_close(struct cst_device *device);
 
-/* All that follows: any thread, several at a time, unless it says otherwise. */
+/* All that follows: any thread, several at a time, unless it says otherwise; where there is a
+ * @thread, it is the caller's number, and no two callers have the same. Beside what each of them
+ * says: CST_EGPU: the device has failed, nothing that it was doing can be trusted to be done, and
+ * only another process can go on; CST_EUNSUPPORTED: it is none of this device's operations. */
 
-/* Map @bytes of @fd (checked by cst_segments_check_fd), bound to NUMA node @node before the first
- * touch (-1: no matter where). @note is set where that could not be had (status 0: it could); it is
- * not fatal. CST_ENOMEM: no address space. */
-int cst_device_map(struct cst_device *device, int fd, uint64_t bytes, int node, struct cst_mem *mem,
+/* Map mem->bytes of the memfd @fd (checked by cst_segments_check_fd), bound to NUMA node @node
+ * before the first touch (-1: no matter where). @note is set where that could not be had (status 0:
+ * it could); it is not fatal. CST_ENOMEM: no address space. */
+int cst_device_map(struct cst_device *device, int fd, int node, struct cst_mem *mem,
                    struct cst_err *note, struct cst_err *err);
 
-/* Undo cst_device_map; a no-op on memory that is not mapped. Nobody uses @mem any more. */
+/* Map mem->bytes of a device's memory, to stay at one address until unmap. *fd: its handle, which
+ * stays the caller's; -1: make the memory, zeroed, on this device, and *fd is a new handle of it,
+ * which keeps it in being for as long as it is open anywhere. CST_ENOMEM: the device has no more,
+ * with the numbers; CST_EINVAL: no multiple of the granularity, or no such handle. May take long.
+ */
+int cst_device_import(struct cst_device *device, unsigned thread, int *fd, struct cst_mem *mem,
+                      struct cst_err *err);
+
+/* Undo cst_device_map (and lock) or cst_device_import; a no-op on memory that is not mapped. Nobody
+ * uses @mem any more. */
 void cst_device_unmap(struct cst_device *device, struct cst_mem *mem);
 
-/* Back and touch [@offset, @offset + @bytes) of @mem, which is mapped from @fd; what it holds
- * stays. CST_ENOMEM: the machine has no more, with the numbers; CST_EINVAL: bounds. */
+/* Back and touch [@offset, @offset + @bytes) of @mem, host memory that is mapped from @fd; what it
+ * holds stays. A device that leaves that to the host's does nothing. CST_ENOMEM: the machine has no
+ * more, with the numbers; CST_EINVAL: bounds. */
 int cst_device_populate(struct cst_device *device, int fd, const struct cst_mem *mem,
                         uint64_t offset, uint64_t bytes, struct cst_err *err);
 
-/* Keep @mem from being paged out. CST_EDENIED: not allowed to, or over the limit. */
-int cst_device_lock(struct cst_device *device, const struct cst_mem *mem, struct cst_err *err);
+/* Keep @mem, host memory, from being paged out, as the device needs it to copy at its full speed:
+ * all of it or nothing. CST_EDENIED, CST_ENOMEM: not allowed to, or over a limit; it can be used as
+ * it is. */
+int cst_device_lock(struct cst_device *device, struct cst_mem *mem, struct cst_err *err);
+
+/* Whose copy from @src to @dst is. */
+enum cst_device_lane cst_device_lane(const struct cst_mem *dst, const struct cst_mem *src);
 
 /* @dst := @src, @bytes of them, which do not overlap. CST_EINVAL: bounds. */
-int cst_device_copy(struct cst_device *device, struct cst_addr dst, struct cst_addr src,
-                    uint64_t bytes, struct cst_err *err);
+int cst_device_copy(struct cst_device *device, unsigned thread, struct cst_addr dst,
+                    struct cst_addr src, uint64_t bytes, struct cst_err *err);
 
 /* @dst := 0. CST_EINVAL: bounds. */
-int cst_device_fill(struct cst_device *device, struct cst_addr dst, uint64_t bytes,
+int cst_device_fill(struct cst_device *device, unsigned thread, struct cst_addr dst, uint64_t bytes,
                     struct cst_err *err);
 
 /* @n_elems fp32 values at @src become states: dst[0] master, dst[1] weight (bf16), dst[2] and
- * dst[3] moments of zero. Nothing overlaps. CST_EINVAL: bounds or alignment. */
+ * dst[3] moments of zero. All of it host memory; nothing overlaps. CST_EINVAL: bounds or alignment.
+ */
 int cst_device_convert(struct cst_device *device, struct cst_addr src, const struct cst_addr dst[4],
                        uint64_t n_elems, struct cst_err *err);
 
-/* Reduce or update tiles [@first, @first + @count) of a chunk that was checked (kernels/chunk.h);
- * as cst_tile_reduce_range and cst_tile_update_range. @undo is the calling thread's own slot.
- * work->kernels is the device's affair. CST_EINVAL: more than CST_TILE_MAX_SRC sources, mark 0, or
- * a row missing. */
-int cst_device_reduce(struct cst_device *device, const struct cst_tile_work *work, uint32_t n_src,
-                      const uint16_t *const *src, uint64_t first, uint64_t count,
+/* Reduce or update tiles [@first, @first + @count) of a chunk that was checked (kernels/chunk.h),
+ * whose rows are host memory; as cst_tile_reduce_range and cst_tile_update_range. Each of @src is
+ * where a source's row starts, in whichever memory. @undo is the calling thread's own slot.
+ * work->kernels is the device's affair. Tiles that were not done when it fails do not carry the
+ * mark. CST_EINVAL: more than CST_TILE_MAX_SRC sources, mark 0, or a row missing. */
+int cst_device_reduce(struct cst_device *device, unsigned thread, const struct cst_tile_work *work,
+                      uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
                       struct cst_undo_slot *undo, struct cst_err *err);
 int cst_device_update(struct cst_device *device, const struct cst_tile_work *work,
                       const struct cst_tile_hyper *hyper, uint64_t first, uint64_t count,
                       struct cst_undo_slot *undo, struct cst_err *err);
-
-/* Make whole the tile that @undo holds: cst_undo_restore. One thread, before any reduce or update.
- * CST_EINVAL: the slot cannot be right. */
-int cst_device_restore(struct cst_device *device, struct cst_undo_slot *undo,
-                       const struct cst_tile_work *work, uint64_t chunk_elems, struct cst_err *err);
 
 #endif

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #define MAX_MESSAGES 64 /* read in one turn of the loop, before anything is answered */
-#define MAX_LANES 4     /* chosen at most: more do not copy faster on one node's memory */
 
 void cst_engine_fail(struct cst_engine *engine, int rc, const struct cst_err *err)
 {
@@ -20,6 +19,11 @@ void cst_engine_fail(struct cst_engine *engine, int rc, const struct cst_err *er
 }
 
 /* -- SETUP ---------------------------------------------------------------------------------- */
+
+struct cst_crew *cst_engine_lanes(struct cst_engine *engine, enum cst_device_lane lane)
+{
+    return &engine->lanes[engine->config.ops->one_crew ? 0 : lane];
+}
 
 static void pin_team(void *arg, unsigned thread)
 {
@@ -36,22 +40,57 @@ static void place_lane(void *arg, unsigned thread)
     (void)cst_cpus_stay(&engine->cpus);
 }
 
+/* How many threads there will be. */
+struct sizes {
+    unsigned n_team;  /* each needs an undo slot */
+    unsigned n_lanes; /* in each crew of lanes but the one for mapping alone */
+    unsigned n_crews; /* of lanes */
+};
+
+static unsigned least(unsigned a, unsigned b)
+{
+    return a < b ? a : b;
+}
+
+static struct sizes choose_sizes(const struct cst_engine *engine, const Engine__Setup *setup)
+{
+    const struct cst_device_ops *ops = engine->config.ops;
+    unsigned cores = engine->cpus.n_cores;
+    uint64_t n_slots = setup->undo_bytes / sizeof(struct cst_undo_slot);
+    unsigned n_team = least(setup->threads > 0 ? setup->threads : cores, ops->max_team);
+
+    return (struct sizes){.n_team = n_team < n_slots ? n_team : (unsigned)n_slots,
+                          .n_lanes = setup->copy_threads > 0 ? setup->copy_threads
+                                                             : least(cores, ops->max_lanes),
+                          .n_crews = ops->one_crew ? 1 : CST_LANES};
+}
+
+static unsigned crew_size(const struct sizes *sizes, unsigned crew)
+{
+    return crew == CST_LANE_MAP ? 1 : sizes->n_lanes;
+}
+
+static int check_setup(const Engine__Setup *setup, struct cst_err *err)
+{
+    if (setup->undo_segment == 0 || setup->undo_bytes < sizeof(struct cst_undo_slot)) {
+        return cst_err_set(err, CST_EPROTO, "undo segment %u of %llu bytes, a slot has %zu",
+                           setup->undo_segment, (unsigned long long)setup->undo_bytes,
+                           sizeof(struct cst_undo_slot));
+    }
+    return CST_OK;
+}
+
 /* Map the undo segment. It is small, and nothing can wait for us yet, so it is touched right here.
  */
 static int open_undo(struct cst_engine *engine, const Engine__Setup *setup, int fd,
                      struct cst_err *err)
 {
     struct cst_err note;
-    int rc;
+    int rc = cst_segments_check_fd(fd, setup->undo_bytes, err);
 
-    if (setup->undo_segment == 0 || setup->undo_bytes < sizeof(struct cst_undo_slot)) {
-        return cst_err_set(err, CST_EPROTO, "undo segment %u of %llu bytes, a slot has %zu",
-                           setup->undo_segment, (unsigned long long)setup->undo_bytes,
-                           sizeof(struct cst_undo_slot));
-    }
-    rc = cst_segments_check_fd(fd, setup->undo_bytes, err);
+    engine->undo = (struct cst_mem){.bytes = setup->undo_bytes};
     if (rc == CST_OK) {
-        rc = cst_device_map(&engine->device, fd, setup->undo_bytes, -1, &engine->undo, &note, err);
+        rc = cst_device_map(&engine->device, fd, -1, &engine->undo, &note, err);
     }
     if (rc == CST_OK) {
         rc = cst_device_populate(&engine->device, fd, &engine->undo, 0, setup->undo_bytes, err);
@@ -66,47 +105,65 @@ static int open_undo(struct cst_engine *engine, const Engine__Setup *setup, int 
     return CST_OK;
 }
 
-/* Each thread of the team needs an undo slot. */
-static int open_crews(struct cst_engine *engine, const Engine__Setup *setup, struct cst_err *err)
+static int open_device(struct cst_engine *engine, const Engine__Setup *setup,
+                       const struct sizes *sizes, struct cst_err *err)
 {
-    unsigned cores = engine->cpus.n_cores;
-    struct cst_crew_config team = {.name = "cst-team",
-                                   .n_threads = setup->threads > 0 ? setup->threads : cores,
-                                   .start = pin_team,
-                                   .arg = engine};
-    struct cst_crew_config lanes = {.name = "cst-lane",
-                                    .n_threads = cores < MAX_LANES ? cores : MAX_LANES,
-                                    .start = place_lane,
-                                    .arg = engine};
-    int rc;
+    struct cst_device_spec spec = {
+        .cpus = &engine->cpus, .id = setup->device, .n_team = sizes->n_team};
 
-    if (setup->copy_threads > 0) {
-        lanes.n_threads = setup->copy_threads;
+    spec.n_threads = spec.n_team;
+    for (unsigned i = 0; i < sizes->n_crews; i++) {
+        spec.n_threads += crew_size(sizes, i);
     }
-    if (team.n_threads > engine->recovery.n_slots) {
-        team.n_threads = engine->recovery.n_slots;
+    return cst_device_open(&engine->device, engine->config.ops, &spec, err);
+}
+
+/* Threads are numbered through all crews, the team's first: undo slots and the device go by it. */
+static int open_crews(struct cst_engine *engine, const struct sizes *sizes, struct cst_err *err)
+{
+    struct cst_crew_config team = {
+        .name = "cst-team", .n_threads = sizes->n_team, .start = pin_team, .arg = engine};
+    struct cst_crew_config lanes = {
+        .name = "cst-lane", .first = sizes->n_team, .start = place_lane, .arg = engine};
+    int rc = cst_crew_open(&engine->team, &team, err);
+
+    for (unsigned i = 0; i < sizes->n_crews && rc == CST_OK; i++) {
+        lanes.n_threads = crew_size(sizes, i);
+        rc = cst_crew_open(&engine->lanes[i], &lanes, err);
+        lanes.first += lanes.n_threads;
     }
-    rc = cst_crew_open(&engine->team, &team, err);
-    return rc != CST_OK ? rc : cst_crew_open(&engine->lanes, &lanes, err);
+    return rc;
+}
+
+static int open_cpus(struct cst_engine *engine, unsigned node, struct cst_err *err)
+{
+    struct cst_err what;
+    int rc = cst_cpus_open(&engine->cpus, node, err);
+
+    if (rc == CST_OK && !engine->cpus.node_found) {
+        (void)cst_err_set(
+            &what, CST_ENOTFOUND,
+            "no processor of NUMA node %u may be used: running on %u cores of any node", node,
+            engine->cpus.n_cores);
+        engine->config.warn(&what);
+    }
+    return rc;
 }
 
 static int open_parts(struct cst_engine *engine, const Engine__Setup *setup, int undo_fd,
                       struct cst_err *err)
 {
-    struct cst_err what;
-    int rc = cst_cpus_open(&engine->cpus, setup->node, err);
+    struct sizes sizes;
+    int rc = check_setup(setup, err);
 
+    if (rc == CST_OK) {
+        rc = open_cpus(engine, setup->node, err);
+    }
     if (rc != CST_OK) {
         return rc;
     }
-    if (!engine->cpus.node_found) {
-        (void)cst_err_set(
-            &what, CST_ENOTFOUND,
-            "no processor of NUMA node %u may be used: running on %u cores of any node",
-            setup->node, engine->cpus.n_cores);
-        engine->config.warn(&what);
-    }
-    rc = cst_device_open(&engine->device, engine->config.ops, &engine->cpus, err);
+    sizes = choose_sizes(engine, setup);
+    rc = open_device(engine, setup, &sizes, err);
     if (rc == CST_OK) {
         rc = open_undo(engine, setup, undo_fd, err);
     }
@@ -114,7 +171,7 @@ static int open_parts(struct cst_engine *engine, const Engine__Setup *setup, int
         rc = cst_mailbox_open(&engine->box, err);
     }
     if (rc == CST_OK) {
-        rc = open_crews(engine, setup, err);
+        rc = open_crews(engine, &sizes, err);
     }
     if (rc == CST_OK) {
         engine->context.device = &engine->device;
@@ -127,10 +184,30 @@ static int open_parts(struct cst_engine *engine, const Engine__Setup *setup, int
     return rc;
 }
 
+static int say_ready(struct cst_engine *engine, uint64_t request, struct cst_err *err)
+{
+    const struct cst_device_about *about = &engine->device.about;
+    Engine__Ready ready = ENGINE__READY__INIT;
+
+    ready.threads = engine->team.n_started;
+    ready.copy_threads = engine->lanes[CST_LANE_UP].n_started;
+    ready.isa = (char *)(uintptr_t)about->isa;
+    if (about->granularity > 0) {
+        ready.device_name = (char *)(uintptr_t)about->name;
+        ready.has_device_bytes = 1;
+        ready.device_bytes = about->bytes;
+        ready.has_driver = 1;
+        ready.driver = about->driver;
+        ready.has_granularity = 1;
+        ready.granularity = about->granularity;
+    }
+    return cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_READY, CST_FRAME_REPLY, request,
+                          &ready.base, -1, err);
+}
+
 static int on_setup(struct cst_engine *engine, const struct cst_frame *frame, struct cst_err *err)
 {
     Engine__Setup *setup = engine__setup__unpack(NULL, frame->body_bytes, frame->body);
-    Engine__Ready ready = ENGINE__READY__INIT;
     int rc;
 
     if (setup == NULL || frame->n_fds != 1 || engine->set_up) {
@@ -140,14 +217,7 @@ static int on_setup(struct cst_engine *engine, const struct cst_frame *frame, st
         rc = open_parts(engine, setup, frame->fds[0], err);
     }
     engine__setup__free_unpacked(setup, NULL);
-    if (rc != CST_OK) {
-        return rc;
-    }
-    ready.threads = engine->team.n_started;
-    ready.copy_threads = engine->lanes.n_started;
-    ready.isa = (char *)(uintptr_t)engine->device.isa;
-    return cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_READY, CST_FRAME_REPLY,
-                          frame->request, &ready.base, err);
+    return rc != CST_OK ? rc : say_ready(engine, frame->request, err);
 }
 
 /* -- messages ------------------------------------------------------------------------------- */
@@ -166,8 +236,15 @@ static int on_ping(struct cst_engine *engine, const struct cst_frame *frame, str
     pong.reduce_elems = context->reduce_elems;
     pong.reduce_ns = context->reduce_ns;
     pong.progress = atomic_load(&context->progress);
+    if (engine->device.about.granularity > 0) {
+        pong.has_up_bytes = pong.has_up_ns = pong.has_down_bytes = pong.has_down_ns = 1;
+        pong.up_bytes = context->up_bytes;
+        pong.up_ns = context->up_ns;
+        pong.down_bytes = context->down_bytes;
+        pong.down_ns = context->down_ns;
+    }
     return cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_PONG, CST_FRAME_REPLY,
-                          frame->request, &pong.base, err);
+                          frame->request, &pong.base, -1, err);
 }
 
 static int on_message(struct cst_engine *engine, struct cst_frame *frame, struct cst_err *err)

@@ -17,8 +17,9 @@ struct cst_engine_config {
 
 /* Serve the daemon until it hangs up. CST_OK: it did; threads may still have pieces in hand, and
  * undo slots hold what they had, so the caller ends the process without waiting for anything.
- * CST_EPROTO: a message was malformed; CST_ENOMEM, CST_EUNSUPPORTED, CST_EINTERNAL: the engine
- * cannot go on. */
+ * CST_EPROTO: a message was malformed; CST_EGPU: the device has failed, commands that were under
+ * way are for another engine to do again; CST_ENOMEM, CST_ENOTFOUND, CST_EUNSUPPORTED,
+ * CST_EINTERNAL: the engine cannot go on. */
 int cst_engine_run(const struct cst_engine_config *config, struct cst_err *err);
 
 #endif

@@ -37,10 +37,16 @@ static void finish(struct cst_engine *engine, struct cst_work *work)
 {
     bool ok = work->status == CST_OK;
     const double *value = ok && work->kind == ENGINE__COMMAND_KIND__NORM ? &work->value : NULL;
-    bool oldest = detach(engine, work);
     struct cst_err err;
+    bool oldest;
     int rc;
 
+    if (work->status == CST_EGPU) {
+        /* Not completed: it is for the next engine to do. */
+        cst_engine_fail(engine, CST_EGPU, &work->err);
+        return;
+    }
+    oldest = detach(engine, work);
     cst_work_count(work);
     cst_tickets_done(&engine->tickets, &work->ticket, work->status);
     rc = cst_outbox_complete(&engine->outbox, work->ticket.number, work->status, value,
@@ -65,8 +71,7 @@ static bool recover(struct cst_engine *engine)
     if (engine->recovered) {
         return true;
     }
-    if (cst_recovery_try(&engine->recovery, &engine->device, &engine->segments,
-                         engine->config.warn) > 0) {
+    if (cst_recovery_try(&engine->recovery, &engine->segments, engine->config.warn) > 0) {
         if (engine->n_adding > 0) {
             return false;
         }
@@ -82,7 +87,9 @@ static void start(struct cst_engine *engine, struct cst_work *work)
         finish(engine, work);
         return;
     }
-    cst_crew_submit(cst_work_is_compute(work) ? &engine->team : &engine->lanes, &work->job);
+    cst_crew_submit(cst_work_is_compute(work) ? &engine->team
+                                              : cst_engine_lanes(engine, cst_work_lane(work)),
+                    &work->job);
 }
 
 static void start_or_hold(struct cst_engine *engine, struct cst_work *work)

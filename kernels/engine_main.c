@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include "kernels/engine.h"
+#include "kernels/host/host.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -104,7 +105,7 @@ int main(int argc, char **argv)
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)prctl(PR_SET_NAME, "cst-engine");
     (void)signal(SIGPIPE, SIG_IGN);
-    config.ops = cst_device_find("host");
+    config.ops = &cst_host_ops;
     rc = cst_engine_run(&config, &err);
     if (rc != CST_OK) {
         fprintf(stderr, PROGRAM ": %s: %s\n", cst_status_name(rc), err.text);

@@ -17,12 +17,13 @@
 
 struct cst_engine {
     struct cst_engine_config config;
-    bool set_up;                  /* SETUP came; until then only config, outbox and buf are valid */
-    struct cst_cpus cpus;         /* of the node */
-    struct cst_device device;     /* what moves and computes */
-    struct cst_mailbox box;       /* from the crews */
-    struct cst_crew lanes;        /* COPY, FILL, CONVERT; mapping */
-    struct cst_crew team;         /* REDUCE, UPDATE, NORM */
+    bool set_up;              /* SETUP came; until then only config, outbox and buf are valid */
+    struct cst_cpus cpus;     /* of the node */
+    struct cst_device device; /* what moves and computes */
+    struct cst_mailbox box;   /* from the crews */
+    struct cst_crew lanes[CST_LANES]; /* COPY, FILL, CONVERT; mapping. Only the first one where the
+                                         device wants no more */
+    struct cst_crew team;             /* REDUCE, UPDATE, NORM */
     struct cst_segments segments; /* what the daemon passed in; each is a cst_mapping's, owned */
     uint32_t n_adding;            /* of them, ADDING */
     uint32_t undo_id;             /* id of the undo segment, which is not in segments */
@@ -40,6 +41,9 @@ struct cst_engine {
     int status;         /* first failure of a mail's delivery: the loop ends with it */
     struct cst_err err; /* its words */
 };
+
+/* The crew of @lane. */
+struct cst_crew *cst_engine_lanes(struct cst_engine *engine, enum cst_device_lane lane);
 
 /* Remember the first failure that has nobody to be returned to. @rc 0: nothing. */
 void cst_engine_fail(struct cst_engine *engine, int rc, const struct cst_err *err);

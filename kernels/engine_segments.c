@@ -15,7 +15,7 @@ static struct cst_mapping *mapping_of(struct cst_segment *segment)
 /* Answer @request about segment @id. @what: words, where they have a status of their own or where
  * @status has. */
 static void answer(struct cst_engine *engine, uint64_t request, uint32_t id, int status,
-                   struct cst_err *what, const bool *locked)
+                   struct cst_err *what)
 {
     Engine__SegmentDone done = ENGINE__SEGMENT_DONE__INIT;
     struct cst_err err;
@@ -24,10 +24,27 @@ static void answer(struct cst_engine *engine, uint64_t request, uint32_t id, int
     done.id = id;
     done.status = status;
     done.text = what != NULL && what->status != CST_OK ? what->text : NULL;
-    done.has_locked = locked != NULL;
-    done.locked = locked != NULL && *locked;
     rc = cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DONE, CST_FRAME_REPLY,
-                        request, &done.base, &err);
+                        request, &done.base, -1, &err);
+    cst_engine_fail(engine, rc, &err);
+}
+
+/* Answer the SEGMENT_ADD of @mapping, which is mapped; the handle of what was made here goes along.
+ */
+static void answer_mapped(struct cst_engine *engine, struct cst_mapping *mapping)
+{
+    Engine__SegmentDone done = ENGINE__SEGMENT_DONE__INIT;
+    struct cst_err err;
+    int rc;
+
+    done.id = mapping->segment.id;
+    done.status = CST_OK;
+    done.text = mapping->note.status != CST_OK ? mapping->note.text : NULL;
+    done.has_locked = mapping->lock;
+    done.locked = mapping->segment.mem.locked;
+    rc = cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DONE, CST_FRAME_REPLY,
+                        mapping->request, &done.base, mapping->made ? mapping->fd : -1, &err);
+    mapping->fd = mapping->made ? -1 : mapping->fd;
     cst_engine_fail(engine, rc, &err);
 }
 
@@ -45,7 +62,7 @@ static void report(struct cst_engine *engine, struct cst_mapping *mapping)
     progress.id = mapping->segment.id;
     progress.bytes = bytes;
     rc = cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_PROGRESS, CST_FRAME_EVENT, 0,
-                        &progress.base, &err);
+                        &progress.base, -1, &err);
     cst_engine_fail(engine, rc, &err);
 }
 
@@ -71,7 +88,7 @@ static void unmapped(struct cst_mail *mail, void *arg)
 
     cst_segments_remove(&engine->segments, &mapping->segment);
     if (mapping->drop) {
-        answer(engine, mapping->drop_request, mapping->segment.id, CST_OK, NULL, NULL);
+        answer(engine, mapping->drop_request, mapping->segment.id, CST_OK, NULL);
     }
     free(mapping);
 }
@@ -82,7 +99,7 @@ static void unmap_if_idle(struct cst_engine *engine, struct cst_mapping *mapping
 {
     if (mapping->segment.state == CST_SEGMENT_DROPPING && mapping->segment.n_uses == 0) {
         mapping->mail.deliver = unmapped;
-        cst_mapping_unmap(mapping, &engine->lanes);
+        cst_mapping_unmap(mapping, cst_engine_lanes(engine, CST_LANE_MAP));
     }
 }
 
@@ -148,7 +165,7 @@ int cst_engine_drop_segment(struct cst_engine *engine, const struct cst_frame *f
     mapping = segment != NULL ? mapping_of(segment) : NULL;
     if (mapping == NULL || mapping->drop || segment->state == CST_SEGMENT_DROPPING) {
         (void)cst_err_set(&what, CST_ENOTFOUND, "no segment %u", drop->id);
-        answer(engine, frame->request, drop->id, CST_ENOTFOUND, &what, NULL);
+        answer(engine, frame->request, drop->id, CST_ENOTFOUND, &what);
     } else {
         mapping->drop = true;
         mapping->drop_request = frame->request;
@@ -172,15 +189,15 @@ static void added(struct cst_engine *engine, struct cst_mapping *mapping)
     bool failed = atomic_load(&mapping->failed);
 
     engine->n_adding--;
-    cst_mapping_close_fd(mapping);
     report(engine, mapping);
-    if (failed) {
-        answer(engine, mapping->request, mapping->segment.id, mapping->err.status, &mapping->err,
-               NULL);
+    if (failed && mapping->err.status == CST_EGPU) {
+        cst_engine_fail(engine, CST_EGPU, &mapping->err);
+    } else if (failed) {
+        answer(engine, mapping->request, mapping->segment.id, mapping->err.status, &mapping->err);
     } else {
-        answer(engine, mapping->request, mapping->segment.id, CST_OK, &mapping->note,
-               mapping->lock ? &mapping->locked : NULL);
+        answer_mapped(engine, mapping);
     }
+    cst_mapping_close_fd(mapping);
     if (mapping->drop) {
         start_drop(engine, mapping);
     } else if (failed) {
@@ -209,8 +226,9 @@ static struct cst_mapping *new_mapping(struct cst_engine *engine, const Engine__
         mapping->box = &engine->box;
         mapping->fd = fd;
         mapping->request = request;
-        mapping->populate = add->populate;
-        mapping->lock = add->lock;
+        mapping->import = add->device;
+        mapping->populate = add->populate && !add->device;
+        mapping->lock = add->lock && !add->device;
         mapping->progress = &engine->context.progress;
     }
     return mapping;
@@ -237,7 +255,7 @@ static int enter(struct cst_engine *engine, struct cst_mapping *mapping,
     return CST_OK;
 }
 
-/* @fd is taken over. CST_ENOMEM: nothing could even be answered. */
+/* @fd (-1: none) is taken over. CST_ENOMEM: nothing could even be answered. */
 static int add_segment(struct cst_engine *engine, const Engine__SegmentAdd *add, uint64_t request,
                        int fd, struct cst_err *err)
 {
@@ -250,14 +268,14 @@ static int add_segment(struct cst_engine *engine, const Engine__SegmentAdd *add,
     }
     rc = enter(engine, mapping, add, &what);
     if (rc != CST_OK) {
-        answer(engine, request, add->id, rc, &what, NULL);
+        answer(engine, request, add->id, rc, &what);
         cst_mapping_close_fd(mapping);
         free(mapping);
         return CST_OK;
     }
     engine->n_adding++;
     if (cst_mapping_has_work(mapping)) {
-        cst_mapping_populate(mapping, &engine->lanes);
+        cst_mapping_populate(mapping, cst_engine_lanes(engine, CST_LANE_MAP));
     } else {
         added(engine, mapping);
     }
@@ -267,14 +285,14 @@ static int add_segment(struct cst_engine *engine, const Engine__SegmentAdd *add,
 int cst_engine_add_segment(struct cst_engine *engine, struct cst_frame *frame, struct cst_err *err)
 {
     Engine__SegmentAdd *add = engine__segment_add__unpack(NULL, frame->body_bytes, frame->body);
+    bool create = add != NULL && add->device && add->create;
     int rc;
 
-    if (add == NULL || frame->n_fds != 1) {
-        rc = cst_err_set(err, CST_EPROTO, "malformed SEGMENT_ADD, or %u fds instead of 1",
-                         frame->n_fds);
+    if (add == NULL || frame->n_fds != (create ? 0 : 1)) {
+        rc = cst_err_set(err, CST_EPROTO, "malformed SEGMENT_ADD, or %u fds", frame->n_fds);
     } else {
         frame->n_fds = 0;
-        rc = add_segment(engine, add, frame->request, frame->fds[0], err);
+        rc = add_segment(engine, add, frame->request, create ? -1 : frame->fds[0], err);
     }
     engine__segment_add__free_unpacked(add, NULL);
     return rc;

@@ -41,19 +41,50 @@ static void populate_piece(struct cst_job *job, uint64_t piece, unsigned thread)
     cst_mailbox_knock(mapping->box);
 }
 
+/* That it cannot be had is noted, and is not fatal unless the device has failed. */
+static void lock(struct cst_mapping *mapping)
+{
+    struct cst_err err;
+    int rc = cst_device_lock(mapping->device, &mapping->segment.mem, &err);
+
+    if (rc == CST_EGPU) {
+        fail(mapping, &err);
+    } else if (rc != CST_OK && mapping->note.status == CST_OK) {
+        /* An earlier note is kept: that it is not locked is told by the flag. */
+        mapping->note = err;
+    }
+    (void)atomic_fetch_add(mapping->progress, 1);
+}
+
 static void populate_done(struct cst_job *job)
 {
     struct cst_mapping *mapping = mapping_of(job);
-    struct cst_err err;
 
     if (mapping->lock && !atomic_load(&mapping->failed)) {
-        mapping->locked = cst_device_lock(mapping->device, &mapping->segment.mem, &err) == CST_OK;
-        /* An earlier note is kept: that it is not locked is told by the flag. */
-        if (!mapping->locked && mapping->note.status == CST_OK) {
-            mapping->note = err;
-        }
+        lock(mapping);
     }
     cst_mailbox_post(mapping->box, &mapping->mail);
+}
+
+static void import_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+{
+    struct cst_mapping *mapping = mapping_of(job);
+    bool make = mapping->fd < 0;
+    struct cst_err err;
+
+    (void)piece;
+    if (atomic_load(&mapping->failed)) {
+        return;
+    }
+    if (cst_device_import(mapping->device, thread, &mapping->fd, &mapping->segment.mem, &err) !=
+        CST_OK) {
+        (void)cst_err_prefix(&err, "segment %u of %llu bytes", mapping->segment.id,
+                             (unsigned long long)mapping->segment.mem.bytes);
+        fail(mapping, &err);
+        return;
+    }
+    mapping->made = make;
+    (void)atomic_fetch_add(mapping->progress, 1);
 }
 
 static void unmap_piece(struct cst_job *job, uint64_t piece, unsigned thread)
@@ -74,23 +105,28 @@ static void unmap_done(struct cst_job *job)
 
 int cst_mapping_open(struct cst_mapping *mapping, uint64_t bytes, int node, struct cst_err *err)
 {
-    int rc = cst_segments_check_fd(mapping->fd, bytes, err);
+    int rc;
 
+    mapping->segment.mem = (struct cst_mem){.bytes = bytes};
+    if (mapping->import) {
+        return CST_OK;
+    }
+    rc = cst_segments_check_fd(mapping->fd, bytes, err);
     return rc != CST_OK ? rc
-                        : cst_device_map(mapping->device, mapping->fd, bytes, node,
-                                         &mapping->segment.mem, &mapping->note, err);
+                        : cst_device_map(mapping->device, mapping->fd, node, &mapping->segment.mem,
+                                         &mapping->note, err);
 }
 
 bool cst_mapping_has_work(const struct cst_mapping *mapping)
 {
-    return mapping->populate || mapping->lock;
+    return mapping->import || mapping->populate || mapping->lock;
 }
 
 void cst_mapping_populate(struct cst_mapping *mapping, struct cst_crew *lanes)
 {
     uint64_t bytes = mapping->populate ? mapping->segment.mem.bytes : 1;
 
-    mapping->job = (struct cst_job){.piece = populate_piece,
+    mapping->job = (struct cst_job){.piece = mapping->import ? import_piece : populate_piece,
                                     .done = populate_done,
                                     .n_pieces = (bytes - 1) / CST_MAPPING_PIECE + 1,
                                     .class = CLASS_BACKGROUND};

@@ -3,12 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define MAX_BATCH 2048 /* completions in a message: the least one takes is some 10 bytes */
 
 struct cst_outbox_message {
     struct cst_outbox_message *next; /* younger */
-    struct cst_frame frame;          /* body points to bytes */
+    struct cst_frame frame;          /* body points to bytes; its fds are owned */
     uint8_t bytes[];                 /* packed */
 };
 
@@ -39,6 +40,7 @@ static void free_message(struct cst_outbox *outbox)
     if (outbox->messages == NULL) {
         outbox->messages_tail = &outbox->messages;
     }
+    cst_frame_close_fds(&m->frame);
     free(m);
 }
 
@@ -53,7 +55,7 @@ void cst_outbox_close(struct cst_outbox *outbox)
 }
 
 static int queue(struct cst_outbox *outbox, Engine__MsgType type, uint16_t flags, uint64_t request,
-                 const ProtobufCMessage *message, struct cst_err *err)
+                 const ProtobufCMessage *message, int fd, struct cst_err *err)
 {
     size_t n = protobuf_c_message_get_packed_size(message);
     struct cst_outbox_message *m;
@@ -71,6 +73,9 @@ static int queue(struct cst_outbox *outbox, Engine__MsgType type, uint16_t flags
                                   .request = request,
                                   .body_bytes = (uint32_t)n,
                                   .body = m->bytes};
+    if (fd >= 0) {
+        m->frame.fds[m->frame.n_fds++] = fd;
+    }
     (void)protobuf_c_message_pack(message, m->bytes);
     *outbox->messages_tail = m;
     outbox->messages_tail = &m->next;
@@ -108,7 +113,7 @@ static int pack_batch(struct cst_outbox *outbox, struct cst_err *err)
     }
     done.n_completions = n;
     done.completions = pointers;
-    rc = queue(outbox, ENGINE__MSG_TYPE__ENGINE_DONE, CST_FRAME_EVENT, 0, &done.base, err);
+    rc = queue(outbox, ENGINE__MSG_TYPE__ENGINE_DONE, CST_FRAME_EVENT, 0, &done.base, -1, err);
     while (rc == CST_OK && n-- > 0) {
         free_completion(outbox);
     }
@@ -126,11 +131,17 @@ static int pack_all(struct cst_outbox *outbox, struct cst_err *err)
 }
 
 int cst_outbox_say(struct cst_outbox *outbox, Engine__MsgType type, uint16_t flags,
-                   uint64_t request, const ProtobufCMessage *message, struct cst_err *err)
+                   uint64_t request, const ProtobufCMessage *message, int fd, struct cst_err *err)
 {
     int rc = pack_all(outbox, err);
 
-    return rc != CST_OK ? rc : queue(outbox, type, flags, request, message, err);
+    if (rc == CST_OK) {
+        rc = queue(outbox, type, flags, request, message, fd, err);
+    }
+    if (rc != CST_OK && fd >= 0) {
+        (void)close(fd);
+    }
+    return rc;
 }
 
 int cst_outbox_complete(struct cst_outbox *outbox, uint64_t ticket, int status, const double *value,

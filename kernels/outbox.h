@@ -32,10 +32,11 @@ void cst_outbox_init(struct cst_outbox *outbox, int sock);
 /* Forget what is in it. */
 void cst_outbox_close(struct cst_outbox *outbox);
 
-/* Say @message of @type after everything said before. @flags and @request as in a frame.
- * CST_ENOMEM; CST_EINVAL: it is over the limit. */
+/* Say @message of @type after everything said before, with @fd (-1: none), which is taken over,
+ * also on failure. @flags and @request as in a frame. CST_ENOMEM; CST_EINVAL: it is over the limit.
+ */
 int cst_outbox_say(struct cst_outbox *outbox, Engine__MsgType type, uint16_t flags,
-                   uint64_t request, const ProtobufCMessage *message, struct cst_err *err);
+                   uint64_t request, const ProtobufCMessage *message, int fd, struct cst_err *err);
 
 /* Say that a command is over. @text is copied; NULL: none. CST_ENOMEM. */
 int cst_outbox_complete(struct cst_outbox *outbox, uint64_t ticket, int status, const double *value,

@@ -5,18 +5,24 @@
 #include <inttypes.h>
 
 /* CST_ENOTFOUND: not yet; any other status: the slot is wrong. */
-static int restore(struct cst_undo_slot *slot, struct cst_device *device,
-                   const struct cst_segments *segments, struct cst_err *err)
+static int restore(struct cst_undo_slot *slot, const struct cst_segments *segments,
+                   struct cst_err *err)
 {
     unsigned rows = slot->kind == CST_UNDO_UPDATE ? CST_CHUNK_ROWS_ALL : CST_CHUNK_ROWS_REDUCE;
     struct cst_chunk chunk;
     int rc = cst_chunk_find(segments, slot->table, slot->chunk, rows, &chunk, err);
 
-    return rc != CST_OK ? rc : cst_device_restore(device, slot, &chunk.work, chunk.n_elems, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    chunk.work.kernels = cst_kernels_get(NULL);
+    if (cst_undo_restore(slot, &chunk.work, chunk.n_elems) != CST_OK) {
+        return cst_err_set(err, CST_EINVAL, "tile %" PRIu64 " cannot be right", slot->tile);
+    }
+    return CST_OK;
 }
 
-uint32_t cst_recovery_try(struct cst_recovery *recovery, struct cst_device *device,
-                          const struct cst_segments *segments,
+uint32_t cst_recovery_try(struct cst_recovery *recovery, const struct cst_segments *segments,
                           void (*warn)(const struct cst_err *what))
 {
     uint32_t n_left = 0;
@@ -29,7 +35,7 @@ uint32_t cst_recovery_try(struct cst_recovery *recovery, struct cst_device *devi
         if (!cst_undo_holds(slot)) {
             continue;
         }
-        rc = restore(slot, device, segments, &err);
+        rc = restore(slot, segments, &err);
         if (rc == CST_ENOTFOUND) {
             n_left++;
         } else if (rc != CST_OK) {

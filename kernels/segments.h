@@ -1,7 +1,7 @@
-/* Segments: memory that the daemon passed in as sealed memfds, by id, and what a place (segment id,
- * offset) means. Every place that a command names goes through cst_segments_find before it is used.
- * One thread (the loop) owns the set; other threads read a segment's memory while a use of it is
- * held.
+/* Segments: memory that the daemon passed in, as sealed memfds or as handles of a GPU's, by id, and
+ * what a place (segment id, offset) means. Every place that a command names goes through
+ * cst_segments_find before it is used. One thread (the loop) owns the set; other threads read a
+ * segment's memory while a use of it is held.
  *
  *   ADDING --mapped, populated--> READY --SEGMENT_DROP, all commands before it are over--> DROPPING
  *          --last use given back--> unmapped, gone */
@@ -20,7 +20,7 @@ enum cst_segment_state {
 struct cst_segment {
     uint32_t id;                  /* never 0 */
     enum cst_segment_state state; /* see above */
-    struct cst_mem mem;           /* where it is mapped; base is NULL while it is not */
+    struct cst_mem mem;           /* where it is mapped; no address while it is not */
     uint32_t n_uses;              /* commands that hold it */
 };
 

@@ -5,10 +5,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#define LANE_PIECE_BYTES (4u << 20)
 #define LANE_PIECE_ELEMS (256u << 10) /* CONVERT: 14 bytes an element */
 #define TEAM_MIN_TILES 4              /* about as long as it takes to wake a thread */
-#define TEAM_MAX_TILES 64             /* under a millisecond */
 #define TEAM_PIECES 4                 /* per thread at least, for an even end */
 
 /* What a kind of command is; the table of them is at the end. */
@@ -158,17 +156,15 @@ static int copy_piece(struct cst_work *work, uint64_t piece, unsigned thread, st
 {
     uint64_t at, bytes = share(work, piece, work->bytes, &at);
 
-    (void)thread;
-    return cst_device_copy(work->context->device, ahead(work->dst[0], at), ahead(work->src, at),
-                           bytes, err);
+    return cst_device_copy(work->context->device, thread, ahead(work->dst[0], at),
+                           ahead(work->src, at), bytes, err);
 }
 
 static int fill_piece(struct cst_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
 {
     uint64_t at, bytes = share(work, piece, work->bytes, &at);
 
-    (void)thread;
-    return cst_device_fill(work->context->device, ahead(work->dst[0], at), bytes, err);
+    return cst_device_fill(work->context->device, thread, ahead(work->dst[0], at), bytes, err);
 }
 
 static int convert_piece(struct cst_work *work, uint64_t piece, unsigned thread,
@@ -186,7 +182,7 @@ static int reduce_piece(struct cst_work *work, uint64_t piece, unsigned thread, 
 {
     uint64_t first, n = share(work, piece, work->chunk.n_tiles, &first);
 
-    return cst_device_reduce(work->context->device, &work->chunk.work, work->n_src,
+    return cst_device_reduce(work->context->device, thread, &work->chunk.work, work->n_src,
                              work->contributions, first, n, &work->context->slots[thread], err);
 }
 
@@ -287,9 +283,10 @@ static uint64_t team_pieces(struct cst_work *work)
 {
     uint64_t n = work->chunk.n_tiles;
     uint64_t grain = n / (work->context->n_threads * TEAM_PIECES);
+    uint64_t most = work->context->device->ops->max_tiles;
 
     grain = grain < TEAM_MIN_TILES ? TEAM_MIN_TILES : grain;
-    work->grain = grain > TEAM_MAX_TILES ? TEAM_MAX_TILES : grain;
+    work->grain = grain > most ? most : grain;
     return n_pieces(n, work->grain);
 }
 
@@ -321,13 +318,13 @@ static int find_copy(struct cst_work *work, uint64_t *pieces)
     if (rc == CST_OK && overlap(work->src, work->bytes, work->dst[0], work->bytes)) {
         rc = cst_err_set(&work->err, CST_EINVAL, "source and destination of a COPY overlap");
     }
-    *pieces = lane_pieces(work, work->bytes, LANE_PIECE_BYTES);
+    *pieces = lane_pieces(work, work->bytes, work->context->device->ops->piece_bytes);
     return rc;
 }
 
 static int find_fill(struct cst_work *work, uint64_t *pieces)
 {
-    *pieces = lane_pieces(work, work->bytes, LANE_PIECE_BYTES);
+    *pieces = lane_pieces(work, work->bytes, work->context->device->ops->piece_bytes);
     return find(work, work->dst_places[0], work->bytes, 1, "destination", &work->dst[0]);
 }
 
@@ -398,8 +395,7 @@ static int find_reduce(struct cst_work *work, uint64_t *pieces)
                              work->chunk_index);
             break;
         }
-        work->contributions[i] =
-            (const uint16_t *)(const void *)((const char *)src.mem->base + src.offset);
+        work->contributions[i] = src;
     }
     *pieces = rc == CST_OK ? chunk_pieces(work) : 0;
     return rc;
@@ -464,6 +460,29 @@ bool cst_work_is_compute(const struct cst_work *work)
     return kind_of(work)->compute;
 }
 
+enum cst_device_lane cst_work_lane(const struct cst_work *work)
+{
+    return work->kind == ENGINE__COMMAND_KIND__COPY
+               ? cst_device_lane(work->dst[0].mem, work->src.mem)
+               : CST_LANE_UP;
+}
+
+static void count_copy(const struct cst_work *work, uint64_t ns)
+{
+    struct cst_work_context *context = work->context;
+    bool to = work->dst[0].mem->device != 0, from = work->src.mem->device != 0;
+
+    context->copy_bytes += work->bytes;
+    context->copy_ns += ns;
+    if (to && !from) {
+        context->up_bytes += work->bytes;
+        context->up_ns += ns;
+    } else if (from && !to) {
+        context->down_bytes += work->bytes;
+        context->down_ns += ns;
+    }
+}
+
 void cst_work_count(const struct cst_work *work)
 {
     struct cst_work_context *context = work->context;
@@ -474,8 +493,7 @@ void cst_work_count(const struct cst_work *work)
         return;
     }
     if (work->kind == ENGINE__COMMAND_KIND__COPY) {
-        context->copy_bytes += work->bytes;
-        context->copy_ns += ns;
+        count_copy(work, ns);
     } else if (work->kind == ENGINE__COMMAND_KIND__REDUCE) {
         context->reduce_elems += work->n_elems;
         context->reduce_ns += ns;

@@ -27,6 +27,8 @@ struct cst_work_context {
     atomic_ulong progress;            /* pieces done, ever */
     uint64_t commands;                /* completed, ever, whatever the status */
     uint64_t copy_bytes, copy_ns;     /* COPY: bytes; durations, first piece to last, summed */
+    uint64_t up_bytes, up_ns;         /* of them, from the host to the device */
+    uint64_t down_bytes, down_ns;     /* of them, from the device to the host */
     uint64_t update_elems, update_ns; /* UPDATE, same */
     uint64_t reduce_elems, reduce_ns; /* REDUCE, same */
 };
@@ -52,7 +54,7 @@ struct cst_work {
     struct cst_place dst_places[CST_WORK_MAX_DST];
     uint32_t n_dst;
     struct cst_addr src, dst[CST_WORK_MAX_DST];      /* resolved: COPY, FILL, CONVERT */
-    const uint16_t *contributions[CST_TILE_MAX_SRC]; /* resolved: REDUCE */
+    struct cst_addr contributions[CST_TILE_MAX_SRC]; /* resolved: REDUCE */
     struct cst_table_header *header;                 /* resolved: NORM */
     struct cst_chunk chunk;                          /* resolved: REDUCE, UPDATE */
     uint64_t grain;                                  /* bytes, elements or tiles of a piece */
@@ -79,6 +81,9 @@ int cst_work_prepare(struct cst_work *work);
 
 /* Does it run on the compute team (or on the lanes)? */
 bool cst_work_is_compute(const struct cst_work *work);
+
+/* The lane of one that is not. It is prepared. */
+enum cst_device_lane cst_work_lane(const struct cst_work *work);
 
 /* It ended: count it. */
 void cst_work_count(const struct cst_work *work);

@@ -13,16 +13,21 @@ _cistern() {
     COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
         word=${COMP_WORDS[i]}
+        # "--socket=PATH" comes in three words.
+        [[ ${COMP_WORDS[i + 1]} != = ]] || ((i++))
         case $word in
             -s | --socket)
                 common=(--socket "${COMP_WORDS[i + 1]}")
                 ((i++))
                 ;;
             --manager-socket | --uid | -c | --count) ((i++)) ;;
+            --watch) [[ ${COMP_WORDS[i]} != = ]] || ((i++)) ;;
             -*) ;;
             *) if [[ -z $command ]]; then command=$word; else ((n_args++)); fi ;;
         esac
     done
+    [[ $prev != = ]] || prev=${COMP_WORDS[COMP_CWORD - 2]}
+    [[ $cur != = ]] || cur=
     case $prev in
         -s | --socket | --manager-socket)
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")

@@ -5,11 +5,13 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
 #define DRAW_SECONDS 0.1 /* least time between two drawings */
 #define PLAIN_STEPS 10   /* between two plain lines */
+#define LINE_BYTES 512
 
 static double now(void)
 {
@@ -62,18 +64,33 @@ static void hit_rate(const struct cst_rank_stat *stat, char out[16])
     }
 }
 
+/* Characters that a line may have. In a terminal it is drawn over itself: one that wraps would
+ * leave its beginnings behind. */
+static int line_room(const struct gpt_progress *p)
+{
+    struct winsize size;
+
+    if (!p->terminal || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col < 2) {
+        return LINE_BYTES;
+    }
+    return size.ws_col - 1;
+}
+
 static void print_line(struct gpt_progress *p, const struct gpt_progress_step *s)
 {
     const struct cst_step_result *r = s->result;
     const uint64_t left = p->last_step > r->step ? p->last_step - r->step : 0;
-    char hits[16];
+    char hits[16], line[LINE_BYTES];
 
     hit_rate(s->stat, hits);
-    (void)printf("%sstep %" PRIu64 "/%" PRIu64 "  loss %.4f  norm %.2f  %.0f tokens/s  hits %s  "
-                 "eta %.0f s%s%s",
-                 p->terminal ? "\r" : "", r->step, p->last_step, r->loss, r->grad_norm,
-                 p->pace > 0 ? (double)p->step_tokens / p->pace : 0.0, hits, p->pace * (double)left,
-                 r->skipped ? "  SKIPPED" : "", p->terminal ? "\033[K" : "\n");
+    (void)snprintf(line, sizeof line,
+                   "step %" PRIu64 "/%" PRIu64 "  loss %.4f  norm %.2f  %.0f tokens/s  hits %s  "
+                   "eta %.0f s%s",
+                   r->step, p->last_step, r->loss, r->grad_norm,
+                   p->pace > 0 ? (double)p->step_tokens / p->pace : 0.0, hits,
+                   p->pace * (double)left, r->skipped ? "  SKIPPED" : "");
+    (void)printf("%s%.*s%s", p->terminal ? "\r" : "", line_room(p), line,
+                 p->terminal ? "\033[K" : "\n");
     (void)fflush(stdout);
     p->drawn = now();
 }

@@ -1,5 +1,7 @@
 #include "kernels/host/host.h"
 
+#include "kernels/crew.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,8 +20,8 @@ struct host {
     size_t page_bytes;                 /* of the system */
 };
 
-static int host_open(void **state, const struct cst_cpus *cpus, const char **isa,
-                     struct cst_err *err)
+static int host_open(void **state, const struct cst_device_spec *spec,
+                     struct cst_device_about *about, struct cst_err *err)
 {
     struct host *host = calloc(1, sizeof *host);
 
@@ -27,14 +29,14 @@ static int host_open(void **state, const struct cst_cpus *cpus, const char **isa
         return cst_err_set(err, CST_ENOMEM, "no memory for the host device");
     }
     *host = (struct host){.kernels = cst_kernels_get(NULL),
-                          .cpus = cpus,
+                          .cpus = spec->cpus,
                           .page_bytes = (size_t)sysconf(_SC_PAGESIZE)};
     if (host->kernels == NULL) {
         free(host);
         return cst_err_set(err, CST_EUNSUPPORTED, "no kernels for this processor");
     }
     *state = host;
-    *isa = host->kernels->isa;
+    *about = (struct cst_device_about){.isa = host->kernels->isa};
     return CST_OK;
 }
 
@@ -43,29 +45,39 @@ static void host_close(void *state)
     free(state);
 }
 
-static int host_map(void *state, int fd, uint64_t bytes, int node, void **base,
-                    struct cst_err *note, struct cst_err *err)
+static int host_map(void *state, int fd, int node, struct cst_mem *mem, struct cst_err *note,
+                    struct cst_err *err)
 {
     struct host *host = state;
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *at = mmap(NULL, mem->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
     if (at == MAP_FAILED) {
         return cst_err_errno(err, errno == ENOMEM ? CST_ENOMEM : CST_EINVAL, errno,
-                             "mapping %" PRIu64 " bytes", bytes);
+                             "mapping %" PRIu64 " bytes", mem->bytes);
     }
     /* Advice: it matters only where the system allows large pages in shared memory. */
-    (void)madvise(at, bytes, MADV_HUGEPAGE);
+    (void)madvise(at, mem->bytes, MADV_HUGEPAGE);
     if (node >= 0) {
-        (void)cst_cpus_bind(host->cpus, at, bytes, (unsigned)node, note);
+        (void)cst_cpus_bind(host->cpus, at, mem->bytes, (unsigned)node, note);
     }
-    *base = at;
+    mem->base = at;
     return CST_OK;
 }
 
-static void host_unmap(void *state, void *base, uint64_t bytes)
+static int host_import(void *state, unsigned thread, int *fd, struct cst_mem *mem,
+                       struct cst_err *err)
 {
     (void)state;
-    (void)munmap(base, bytes);
+    (void)thread;
+    (void)fd;
+    (void)mem;
+    return cst_err_set(err, CST_EUNSUPPORTED, "the host has no memory of a GPU");
+}
+
+static void host_unmap(void *state, struct cst_mem *mem)
+{
+    (void)state;
+    (void)munmap(mem->base, mem->bytes);
 }
 
 /* Write to each page without changing it, where the kernel cannot do it for us. */
@@ -100,28 +112,37 @@ static int host_populate(void *state, int fd, void *base, uint64_t offset, uint6
     return CST_OK;
 }
 
-static int host_lock(void *state, void *base, uint64_t bytes, struct cst_err *err)
+static int host_lock(void *state, const struct cst_mem *mem, struct cst_err *err)
 {
     (void)state;
-    if (mlock(base, bytes) != 0) {
-        return cst_err_errno(err, CST_EDENIED, errno, "locking %" PRIu64 " bytes", bytes);
+    if (mlock(mem->base, mem->bytes) != 0) {
+        return cst_err_errno(err, CST_EDENIED, errno, "locking %" PRIu64 " bytes", mem->bytes);
     }
     return CST_OK;
 }
 
-static int host_copy(void *state, void *dst, const void *src, uint64_t bytes, struct cst_err *err)
+static void *pointer(struct cst_addr addr)
+{
+    return (char *)addr.mem->base + addr.offset;
+}
+
+static int host_copy(void *state, unsigned thread, struct cst_addr dst, struct cst_addr src,
+                     uint64_t bytes, struct cst_err *err)
 {
     (void)state;
+    (void)thread;
     (void)err;
-    memcpy(dst, src, bytes);
+    memcpy(pointer(dst), pointer(src), bytes);
     return CST_OK;
 }
 
-static int host_fill(void *state, void *dst, uint64_t bytes, struct cst_err *err)
+static int host_fill(void *state, unsigned thread, struct cst_addr dst, uint64_t bytes,
+                     struct cst_err *err)
 {
     (void)state;
+    (void)thread;
     (void)err;
-    memset(dst, 0, bytes);
+    memset(pointer(dst), 0, bytes);
     return CST_OK;
 }
 
@@ -138,16 +159,21 @@ static int host_convert(void *state, const struct cst_device_states *states, uin
     return CST_OK;
 }
 
-static int host_reduce(void *state, const struct cst_tile_work *work, uint32_t n_src,
-                       const uint16_t *const *src, uint64_t first, uint64_t count,
+static int host_reduce(void *state, unsigned thread, const struct cst_tile_work *work,
+                       uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
                        struct cst_undo_slot *undo, struct cst_err *err)
 {
     const struct host *host = state;
+    const uint16_t *at[CST_TILE_MAX_SRC];
     struct cst_tile_work mine = *work;
 
+    (void)thread;
     (void)err;
+    for (uint32_t i = 0; i < n_src; i++) {
+        at[i] = pointer(src[i]);
+    }
     mine.kernels = host->kernels;
-    (void)cst_tile_reduce_range(&mine, n_src, src, first, count, undo);
+    (void)cst_tile_reduce_range(&mine, n_src, at, first, count, undo);
     return CST_OK;
 }
 
@@ -164,25 +190,17 @@ static int host_update(void *state, const struct cst_tile_work *work,
     return CST_OK;
 }
 
-static int host_restore(void *state, struct cst_undo_slot *undo, const struct cst_tile_work *work,
-                        uint64_t chunk_elems, struct cst_err *err)
-{
-    const struct host *host = state;
-    struct cst_tile_work mine = *work;
-    uint64_t tile = undo->tile;
-
-    mine.kernels = host->kernels;
-    if (cst_undo_restore(undo, &mine, chunk_elems) != CST_OK) {
-        return cst_err_set(err, CST_EINVAL, "undo slot of tile %" PRIu64 " cannot be right", tile);
-    }
-    return CST_OK;
-}
-
 const struct cst_device_ops cst_host_ops = {
     .name = "host",
+    .one_crew = true,
+    .max_team = CST_CREW_MAX_THREADS,
+    .max_lanes = 4, /* more do not copy faster on one node's memory */
+    .piece_bytes = 4u << 20,
+    .max_tiles = 64, /* under a millisecond */
     .open = host_open,
     .close = host_close,
     .map = host_map,
+    .import = host_import,
     .unmap = host_unmap,
     .populate = host_populate,
     .lock = host_lock,
@@ -191,5 +209,4 @@ const struct cst_device_ops cst_host_ops = {
     .convert = host_convert,
     .reduce = host_reduce,
     .update = host_update,
-    .restore = host_restore,
 };

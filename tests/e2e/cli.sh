@@ -109,6 +109,9 @@ complete_words() {
 [ "$(complete_words cistern ex)" = explain ] || fail "completion of 'ex': $(complete_words cistern ex)"
 ! grep -E "warning|interrupted" "$tmp/d.log" || fail "a job that ended well is warned of"
 [ "$(complete_words cistern job '')" = example ] || fail "completion of a job: $(complete_words cistern job '')"
+# Bash hands "--socket=PATH" over in three words.
+[ "$(complete_words cistern --socket = "$CISTERN_SOCKET" job '')" = example ] || fail "completion behind --socket=PATH"
+[ "$(complete_words cistern stat --watch = 5 --j)" = --json ] || fail "completion behind --watch=SECONDS"
 [ "$(complete_words cistern --manager)" = --manager-socket ] || fail "completion of an option"
 
 # A job of this uid by the manager's socket; then it is gone.

@@ -9,8 +9,6 @@
 #define TILE 1 /* of chunk 0: its second one */
 
 static struct tiny_job job;
-static struct cst_cpus cpus;
-static struct cst_device device;
 static struct cst_segments segments;
 static struct cst_segment arena, table;
 static struct cst_recovery recovery;
@@ -56,11 +54,8 @@ static void tear(void)
 static void set_up(void)
 {
     uint64_t n_elems = 20000;
-    struct cst_err err;
 
     tiny_job_open(&job, 1, &n_elems, 2, 3);
-    ck_assert_int_eq(cst_cpus_open(&cpus, 0, &err), CST_OK);
-    ck_assert_int_eq(cst_device_open(&device, cst_device_find("host"), &cpus, &err), CST_OK);
     cst_segments_init(&segments);
     slot = (struct cst_undo_slot *)job.base[TINY_UNDO] + 1;
     recovery = (struct cst_recovery){.slots = job.base[TINY_UNDO], .n_slots = 2};
@@ -72,14 +67,12 @@ static void set_up(void)
 static void tear_down(void)
 {
     cst_segments_close(&segments);
-    cst_device_close(&device);
-    cst_cpus_close(&cpus);
     tiny_job_close(&job);
 }
 
 static uint32_t try(void)
 {
-    return cst_recovery_try(&recovery, &device, &segments, warn);
+    return cst_recovery_try(&recovery, &segments, warn);
 }
 
 static bool torn(void)

@@ -1,0 +1,76 @@
+/* What a worker tells while it trains: the line in a terminal. */
+#include "client/gpt/progress.h"
+
+#include <check.h>
+#include <pty.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Draw one step in a terminal of @columns (0: it does not say) and return what came there. */
+static const char *draw(unsigned short columns)
+{
+    static char text[512];
+    const struct winsize size = {.ws_row = 24, .ws_col = columns};
+    const struct cst_rank_stat stat = {.hits = 7, .misses = 1};
+    const struct cst_step_result result = {
+        .step = 123456, .loss = 2.1234, .grad_norm = 12.34, .skipped = true};
+    const struct gpt_progress_step step = {.result = &result, .stat = &stat};
+    struct gpt_progress progress;
+    struct cst_err err = {0};
+    int master, slave;
+    ssize_t n;
+
+    ck_assert_int_eq(openpty(&master, &slave, NULL, NULL, &size), 0);
+    (void)fflush(stdout);
+    ck_assert_int_ge(dup2(slave, STDOUT_FILENO), 0);
+    ck_assert_int_eq(gpt_progress_open(&progress, false, NULL, false, 0, 1000000, 1 << 20, &err),
+                     0);
+    ck_assert_int_eq(gpt_progress_step(&progress, &step, &err), 0);
+    n = read(master, text, sizeof text - 1);
+    ck_assert_int_gt(n, 0);
+    text[n] = '\0';
+    return text;
+}
+
+/* The line is drawn over itself, so it must not be longer than a line of the terminal: the last
+ * column stays free, and what matters most comes first. */
+START_TEST(line_fits_the_terminal)
+{
+    static const unsigned short columns[] = {20, 40, 80};
+    const char *text = draw(columns[_i]), *end = strstr(text, "\033[K");
+
+    ck_assert_int_eq(text[0], '\r');
+    ck_assert_ptr_nonnull(end);
+    ck_assert_int_lt(end - (text + 1), columns[_i]);
+    ck_assert_int_eq(strncmp(text + 1, "step 123456/1000000", 19), 0);
+}
+END_TEST
+
+/* A terminal that does not tell its width, or a wide one, gets the whole line. */
+START_TEST(line_is_whole)
+{
+    const char *text = draw(_i == 0 ? 0 : 200);
+
+    ck_assert_ptr_nonnull(strstr(text, "hits 87.5 %"));
+    ck_assert_ptr_nonnull(strstr(text, "  SKIPPED\033[K"));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("progress");
+    TCase *tcase = tcase_create("progress");
+    SRunner *runner;
+    int failed;
+
+    tcase_add_loop_test(tcase, line_fits_the_terminal, 0, 3);
+    tcase_add_loop_test(tcase, line_is_whole, 0, 2);
+    suite_add_tcase(suite, tcase);
+    runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
