@@ -1,5 +1,6 @@
-/* cistern-engine-host: started by cisternd, with a socket to it as fd 3. */
 #include "config.h"
+
+#include "kernels/engine_main.h"
 
 #include "kernels/engine.h"
 #include "kernels/host/host.h"
@@ -14,22 +15,39 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define PROGRAM "cistern-engine-host"
+/* This process's. */
+static const struct cst_engine_program *program;
 
 static void usage(FILE *to)
 {
     fprintf(to,
-            "Usage: " PROGRAM " [--fd N]\n"
-            "Move and compute on memory for cisternd, which starts this program and talks to it\n"
+            "Usage: %s [--fd N]\n"
+            "%s for cisternd, which starts this program and talks to it\n"
             "on a SOCK_SEQPACKET socket. There is no reason to start it by hand.\n\n"
             "  --fd N      the socket (default 3)\n"
+            "%s"
             "  --help      print this and exit\n"
-            "  --version   print the version and exit\n");
+            "  --version   print the version and exit\n",
+            program->name, program->what,
+            program->probe != NULL
+                ? "  --probe     print what devices there are, as JSON, and exit\n"
+                : "");
 }
 
 static void warn(const struct cst_err *what)
 {
-    fprintf(stderr, PROGRAM ": %s\n", what->text);
+    fprintf(stderr, "%s: %s\n", program->name, what->text);
+}
+
+static int probe(void)
+{
+    struct cst_err err;
+    int rc = program->probe(stdout, &err);
+
+    if (rc != CST_OK) {
+        warn(&err);
+    }
+    return rc == CST_OK ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 /* The number behind --fd, or -1. */
@@ -57,6 +75,7 @@ static int read_options(int argc, char **argv, int *fd)
 {
     static const struct option options[] = {
         {"fd", required_argument, NULL, 'f'},
+        {"probe", no_argument, NULL, 'p'},
         {"help", no_argument, NULL, 'h'},
         {"version", no_argument, NULL, 'V'},
         {NULL, 0, NULL, 0},
@@ -64,38 +83,41 @@ static int read_options(int argc, char **argv, int *fd)
     int option;
 
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        switch (option) {
-        case 'f':
+        if (option == 'f') {
             *fd = parse_fd(optarg);
-            break;
-        case 'h':
+        } else if (option == 'h') {
             usage(stdout);
             return EXIT_SUCCESS;
-        case 'V':
-            puts(PROGRAM " (" PACKAGE_NAME ") " PACKAGE_VERSION);
+        } else if (option == 'V') {
+            printf("%s (%s) %s\n", program->name, PACKAGE_NAME, PACKAGE_VERSION);
             return EXIT_SUCCESS;
-        default:
+        } else if (option == 'p' && program->probe != NULL) {
+            return probe();
+        } else {
             usage(stderr);
             return EXIT_FAILURE;
         }
     }
     if (optind < argc) {
-        fprintf(stderr, PROGRAM ": '%s' is not an option\n", argv[optind]);
+        fprintf(stderr, "%s: '%s' is not an option\n", program->name, argv[optind]);
         return EXIT_FAILURE;
     }
     if (*fd < 0 || !is_seqpacket(*fd)) {
-        fprintf(stderr,
-                PROGRAM ": fd %d is no SOCK_SEQPACKET socket: cisternd starts this program\n", *fd);
+        fprintf(stderr, "%s: fd %d is no SOCK_SEQPACKET socket: cisternd starts this program\n",
+                program->name, *fd);
         return EXIT_FAILURE;
     }
     return -1;
 }
 
-int main(int argc, char **argv)
+int cst_engine_main(const struct cst_engine_program *which, int argc, char **argv)
 {
-    struct cst_engine_config config = {.sock = 3, .warn = warn};
+    struct cst_engine_config config = {.sock = 3, .warn = warn, .ops = which->ops};
     struct cst_err err;
-    int rc = read_options(argc, argv, &config.sock);
+    int rc;
+
+    program = which;
+    rc = read_options(argc, argv, &config.sock);
 
     if (rc >= 0) {
         return rc;
@@ -105,10 +127,9 @@ int main(int argc, char **argv)
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)prctl(PR_SET_NAME, "cst-engine");
     (void)signal(SIGPIPE, SIG_IGN);
-    config.ops = &cst_host_ops;
     rc = cst_engine_run(&config, &err);
     if (rc != CST_OK) {
-        fprintf(stderr, PROGRAM ": %s: %s\n", cst_status_name(rc), err.text);
+        fprintf(stderr, "%s: %s: %s\n", program->name, cst_status_name(rc), err.text);
     }
     /* Threads may be in the middle of a tile: leave at once, the undo slots hold what they had in
      * hand. */

@@ -3,26 +3,17 @@
 #include <assert.h>
 #include <stddef.h>
 
-/* Where a walk through the tiles of a chunk stands. */
-struct walk {
-    const struct cst_tile_work *work;
-    uint32_t span;      /* index in the table */
-    uint32_t end_span;  /* one past the chunk's last */
-    uint64_t span_tile; /* tiles of this span before the next one */
-    uint64_t left;      /* tiles to go */
-};
-
-static void walk_start(struct walk *walk, const struct cst_tile_work *work, uint64_t first,
-                       uint64_t count)
+void cst_tile_walk_start(struct cst_tile_walk *walk, const struct cst_tile_work *work,
+                         uint64_t first, uint64_t count)
 {
     const struct cst_table_chunk *chunk = &cst_table_chunks(work->table)[work->chunk];
     const struct cst_table_span *spans = cst_table_spans(work->table);
 
-    *walk = (struct walk){.work = work,
-                          .span = chunk->first_span,
-                          .end_span = chunk->first_span + chunk->n_spans,
-                          .span_tile = first,
-                          .left = count};
+    *walk = (struct cst_tile_walk){.work = work,
+                                   .span = chunk->first_span,
+                                   .end_span = chunk->first_span + chunk->n_spans,
+                                   .span_tile = first,
+                                   .left = count};
     while (walk->span < walk->end_span) {
         uint64_t n_tiles = cst_table_n_tiles(spans[walk->span].n_elems);
 
@@ -35,7 +26,7 @@ static void walk_start(struct walk *walk, const struct cst_tile_work *work, uint
 }
 
 /* The span of the next tile, NULL at the end. A tensor of no elements has no tiles. */
-static const struct cst_table_span *walk_span(struct walk *walk)
+static const struct cst_table_span *span_of(struct cst_tile_walk *walk)
 {
     const struct cst_table_span *spans = cst_table_spans(walk->work->table);
 
@@ -49,11 +40,10 @@ static const struct cst_table_span *walk_span(struct walk *walk)
     return NULL;
 }
 
-/* Fill in the next tile; returns its span, NULL at the end. */
-static const struct cst_table_span *walk_next(struct walk *walk, struct cst_tile *tile)
+const struct cst_table_span *cst_tile_walk_next(struct cst_tile_walk *walk, struct cst_tile *tile)
 {
     const struct cst_tile_work *work = walk->work;
-    const struct cst_table_span *span = walk_span(walk);
+    const struct cst_table_span *span = span_of(walk);
     uint64_t done = walk->span_tile * CST_TILE_ELEMS;
     uint64_t left;
 
@@ -146,11 +136,11 @@ uint64_t cst_tile_update_range(const struct cst_tile_work *work, const struct cs
     const struct cst_table_span *span;
     struct cst_adamw adamw;
     struct cst_tile tile;
-    struct walk walk;
+    struct cst_tile_walk walk;
     uint64_t n_elems = 0;
 
-    walk_start(&walk, work, first, count);
-    while ((span = walk_next(&walk, &tile)) != NULL) {
+    cst_tile_walk_start(&walk, work, first, count);
+    while ((span = cst_tile_walk_next(&walk, &tile)) != NULL) {
         if (span != prepared) {
             cst_adamw_prepare(
                 &adamw, hyper->lr * (double)span->lr_scale, hyper->beta1, hyper->beta2, hyper->eps,
@@ -169,11 +159,11 @@ uint64_t cst_tile_reduce_range(const struct cst_tile_work *work, uint32_t n_src,
                                struct cst_undo_slot *undo)
 {
     struct cst_tile tile;
-    struct walk walk;
+    struct cst_tile_walk walk;
     uint64_t n_elems = 0;
 
-    walk_start(&walk, work, first, count);
-    while (walk_next(&walk, &tile) != NULL) {
+    cst_tile_walk_start(&walk, work, first, count);
+    while (cst_tile_walk_next(&walk, &tile) != NULL) {
         if (cst_tile_reduce(work->kernels, n_src, src, &work->rows, &tile, undo)) {
             n_elems += tile.n_elems;
         }

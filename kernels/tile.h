@@ -68,6 +68,23 @@ bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const ui
 
 #define CST_TILE_MAX_SRC 64 /* contributions in a reduction: the most ranks of a job */
 
+/* Where a walk through the tiles of a chunk stands. May be copied, to come back to a place. */
+struct cst_tile_walk {
+    const struct cst_tile_work *work; /* borrowed */
+    uint32_t span;                    /* index in the table */
+    uint32_t end_span;                /* one past the chunk's last */
+    uint64_t span_tile;               /* tiles of this span before the next one */
+    uint64_t left;                    /* tiles to go */
+};
+
+/* Begin at tile @first of @count, counted from 0 through the chunk's spans. Any thread. */
+void cst_tile_walk_start(struct cst_tile_walk *walk, const struct cst_tile_work *work,
+                         uint64_t first, uint64_t count);
+
+/* Fill in the next tile, in order of the chunk's elements. Returns its span; NULL: there is none.
+ */
+const struct cst_table_span *cst_tile_walk_next(struct cst_tile_walk *walk, struct cst_tile *tile);
+
 /* Tiles of a chunk, all its spans together. Any thread. */
 uint64_t cst_tile_count(const struct cst_tile_work *work);
 

@@ -1,0 +1,124 @@
+#include "kernels/cuda/device.h"
+
+#include "kernels/cuda/memory.h"
+#include "kernels/cuda/reduction.h"
+
+static int cuda_open(void **state, const struct cst_device_spec *spec,
+                     struct cst_device_about *about, struct cst_err *err)
+{
+    struct cst_gpu *gpu;
+    int rc = cst_gpu_open(&gpu, spec, err);
+
+    if (rc == CST_OK) {
+        *state = gpu;
+        *about = (struct cst_device_about){.isa = gpu->isa,
+                                           .name = gpu->name,
+                                           .bytes = gpu->bytes,
+                                           .granularity = gpu->granularity,
+                                           .driver = (uint32_t)gpu->driver.version};
+    }
+    return rc;
+}
+
+static void cuda_close(void *state)
+{
+    cst_gpu_close(state);
+}
+
+static int cuda_map(void *state, int fd, int node, struct cst_mem *mem, struct cst_err *note,
+                    struct cst_err *err)
+{
+    (void)node;
+    (void)note;
+    return cst_gpu_map(state, fd, mem, err);
+}
+
+static int cuda_import(void *state, unsigned thread, int *fd, struct cst_mem *mem,
+                       struct cst_err *err)
+{
+    return cst_gpu_import(state, thread, fd, mem, err);
+}
+
+static void cuda_unmap(void *state, struct cst_mem *mem)
+{
+    cst_gpu_unmap(state, mem);
+}
+
+/* The host's engines do it, each on its node. */
+static int cuda_populate(void *state, int fd, void *base, uint64_t offset, uint64_t bytes,
+                         struct cst_err *err)
+{
+    (void)state;
+    (void)fd;
+    (void)base;
+    (void)offset;
+    (void)bytes;
+    (void)err;
+    return CST_OK;
+}
+
+static int cuda_lock(void *state, const struct cst_mem *mem, struct cst_err *err)
+{
+    return cst_gpu_register(state, mem, err);
+}
+
+static int cuda_copy(void *state, unsigned thread, struct cst_addr dst, struct cst_addr src,
+                     uint64_t bytes, struct cst_err *err)
+{
+    return cst_gpu_copy(state, thread, dst, src, bytes, err);
+}
+
+static int cuda_fill(void *state, unsigned thread, struct cst_addr dst, uint64_t bytes,
+                     struct cst_err *err)
+{
+    return cst_gpu_fill(state, thread, dst, bytes, err);
+}
+
+static int cuda_convert(void *state, const struct cst_device_states *states, uint64_t n_elems,
+                        struct cst_err *err)
+{
+    (void)state;
+    (void)states;
+    (void)n_elems;
+    return cst_err_set(err, CST_EUNSUPPORTED, "CONVERT is for a host engine");
+}
+
+static int cuda_reduce(void *state, unsigned thread, const struct cst_tile_work *work,
+                       uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
+                       struct cst_undo_slot *undo, struct cst_err *err)
+{
+    return cst_gpu_reduce(state, thread, work, n_src, src, first, count, undo, err);
+}
+
+static int cuda_update(void *state, const struct cst_tile_work *work,
+                       const struct cst_tile_hyper *hyper, uint64_t first, uint64_t count,
+                       struct cst_undo_slot *undo, struct cst_err *err)
+{
+    (void)state;
+    (void)work;
+    (void)hyper;
+    (void)first;
+    (void)count;
+    (void)undo;
+    return cst_err_set(err, CST_EUNSUPPORTED, "UPDATE is for a host engine");
+}
+
+const struct cst_device_ops cst_cuda_ops = {
+    .name = "cuda",
+    .max_team = 4,  /* each has a stage: one adds up while another's sums go down */
+    .max_lanes = 2, /* one piece is under way while the next is enqueued */
+    .piece_bytes = 16u << 20,
+    .max_tiles = CST_GPU_STAGE_TILES,
+    .open = cuda_open,
+    .close = cuda_close,
+    .map = cuda_map,
+    .import = cuda_import,
+    .unmap = cuda_unmap,
+    .populate = cuda_populate,
+    .lock = cuda_lock,
+    .copy = cuda_copy,
+    .fill = cuda_fill,
+    .convert = cuda_convert,
+    .reduce = cuda_reduce,
+    .update = cuda_update,
+};

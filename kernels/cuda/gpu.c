@@ -1,0 +1,277 @@
+#include "kernels/cuda/gpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* -- the device ----------------------------------------------------------------------------- */
+
+static int attribute(struct cst_gpu *gpu, CUdevice_attribute which, int *out, struct cst_err *err)
+{
+    return cst_cuda_check(&gpu->driver, gpu->driver.cuDeviceGetAttribute(out, which, gpu->device),
+                          err, "attribute %d of %s", (int)which, gpu->uuid);
+}
+
+/* What cistern cannot do without. */
+static int check_abilities(struct cst_gpu *gpu, struct cst_err *err)
+{
+    static const struct {
+        CUdevice_attribute which;
+        const char *what;
+    } needed[] = {
+        {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, "one address space with the host"},
+        {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management"},
+        {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+         "memory shared by file descriptor"},
+    };
+
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
+        int has = 0, rc = attribute(gpu, needed[i].which, &has, err);
+
+        if (rc != CST_OK) {
+            return rc;
+        }
+        if (!has) {
+            return cst_err_set(err, CST_EUNSUPPORTED, "%s (%s) has no %s", gpu->name, gpu->uuid,
+                               needed[i].what);
+        }
+    }
+    return CST_OK;
+}
+
+static int describe(struct cst_gpu *gpu, struct cst_err *err)
+{
+    const struct cst_cuda_driver *driver = &gpu->driver;
+    CUmemAllocationProp prop = cst_gpu_memory_prop(gpu);
+    size_t bytes = 0, granularity = 0;
+    int major = 0, minor = 0, rc = cst_cuda_uuid(driver, gpu->device, gpu->uuid, err);
+
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(driver,
+                            driver->cuDeviceGetName(gpu->name, sizeof gpu->name - 1, gpu->device),
+                            err, "name of %s", gpu->uuid);
+    }
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(driver, driver->cuDeviceTotalMem(&bytes, gpu->device), err,
+                            "memory of %s", gpu->uuid);
+    }
+    if (rc == CST_OK) {
+        rc = attribute(gpu, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major, err);
+    }
+    if (rc == CST_OK) {
+        rc = attribute(gpu, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor, err);
+    }
+    if (rc == CST_OK) {
+        rc = check_abilities(gpu, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(driver,
+                            driver->cuMemGetAllocationGranularity(
+                                &granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+                            err, "granularity of memory of %s", gpu->uuid);
+    }
+    (void)snprintf(gpu->isa, sizeof gpu->isa, "sm_%d%d", major, minor);
+    gpu->bytes = bytes;
+    gpu->granularity = granularity;
+    return rc;
+}
+
+/* A thread that waits for the GPU sleeps: the workers need the processors. */
+static int open_context(struct cst_gpu *gpu, struct cst_err *err)
+{
+    const struct cst_cuda_driver *driver = &gpu->driver;
+    int rc = cst_cuda_check(
+        driver, driver->cuDevicePrimaryCtxSetFlags(gpu->device, CU_CTX_SCHED_BLOCKING_SYNC), err,
+        "flags of the context of %s", gpu->uuid);
+    CUcontext context;
+
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(driver, driver->cuDevicePrimaryCtxRetain(&context, gpu->device), err,
+                            "context of %s", gpu->uuid);
+    }
+    if (rc == CST_OK) {
+        gpu->context = context;
+        rc = cst_gpu_enter(gpu, err);
+    }
+    return rc;
+}
+
+/* -- threads -------------------------------------------------------------------------------- */
+
+static int open_streams(struct cst_gpu *gpu, struct cst_err *err)
+{
+    const struct cst_cuda_driver *driver = &gpu->driver;
+    int least = 0, greatest = 0;
+    int rc = cst_cuda_check(driver, driver->cuCtxGetStreamPriorityRange(&least, &greatest), err,
+                            "priorities of streams");
+
+    gpu->streams = calloc(gpu->n_threads, sizeof *gpu->streams);
+    if (rc == CST_OK && gpu->streams == NULL) {
+        rc = cst_err_set(err, CST_ENOMEM, "no memory for %u streams", gpu->n_threads);
+    }
+    for (unsigned i = 0; i < gpu->n_threads && rc == CST_OK; i++) {
+        CUstream stream;
+
+        rc = cst_cuda_check(
+            driver, driver->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, greatest),
+            err, "stream %u of %u", i + 1, gpu->n_threads);
+        if (rc == CST_OK) {
+            gpu->streams[i] = stream;
+        }
+    }
+    return rc;
+}
+
+static int open_stage(struct cst_gpu *gpu, struct cst_gpu_stage *stage, struct cst_err *err)
+{
+    const struct cst_cuda_driver *driver = &gpu->driver;
+    CUdeviceptr device;
+    void *host;
+    int rc = cst_cuda_check(driver, driver->cuMemAlloc(&device, CST_GPU_STAGE_BYTES), err,
+                            "%zu bytes of %s for sums", (size_t)CST_GPU_STAGE_BYTES, gpu->uuid);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    stage->device = (struct cst_mem){.device = device, .bytes = CST_GPU_STAGE_BYTES};
+    rc = cst_cuda_check(
+        driver, driver->cuMemHostAlloc(&host, CST_GPU_STAGE_BYTES, CU_MEMHOSTALLOC_PORTABLE), err,
+        "%zu pinned bytes for sums", (size_t)CST_GPU_STAGE_BYTES);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    stage->host = (struct cst_mem){.base = host, .bytes = CST_GPU_STAGE_BYTES};
+    stage->batch = calloc(CST_GPU_STAGE_TILES, sizeof *stage->batch);
+    return stage->batch != NULL ? CST_OK
+                                : cst_err_set(err, CST_ENOMEM, "no memory for a list of tiles");
+}
+
+static int open_stages(struct cst_gpu *gpu, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    gpu->stages = calloc(gpu->n_team, sizeof *gpu->stages);
+    if (gpu->stages == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %u threads", gpu->n_team);
+    }
+    for (unsigned i = 0; i < gpu->n_team && rc == CST_OK; i++) {
+        rc = open_stage(gpu, &gpu->stages[i], err);
+    }
+    return rc;
+}
+
+static void close_stages(struct cst_gpu *gpu)
+{
+    for (unsigned i = gpu->stages != NULL ? gpu->n_team : 0; i-- > 0;) {
+        struct cst_gpu_stage *stage = &gpu->stages[i];
+
+        free(stage->batch);
+        if (stage->host.base != NULL) {
+            (void)gpu->driver.cuMemFreeHost(stage->host.base);
+        }
+        if (stage->device.device != 0) {
+            (void)gpu->driver.cuMemFree(stage->device.device);
+        }
+    }
+    free(gpu->stages);
+}
+
+static void close_streams(struct cst_gpu *gpu)
+{
+    for (unsigned i = gpu->streams != NULL ? gpu->n_threads : 0; i-- > 0;) {
+        if (gpu->streams[i] != NULL) {
+            (void)gpu->driver.cuStreamDestroy(gpu->streams[i]);
+        }
+    }
+    free(gpu->streams);
+}
+
+/* -- opening -------------------------------------------------------------------------------- */
+
+static int open_parts(struct cst_gpu *gpu, const char *uuid, struct cst_err *err)
+{
+    int rc = cst_cuda_find(&gpu->driver, uuid, &gpu->device, err);
+
+    if (rc == CST_OK) {
+        rc = describe(gpu, err);
+    }
+    if (rc == CST_OK) {
+        rc = open_context(gpu, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_cuda_kernels_open(&gpu->kernels, &gpu->driver, err);
+    }
+    if (rc == CST_OK) {
+        rc = open_streams(gpu, err);
+    }
+    return rc == CST_OK ? open_stages(gpu, err) : rc;
+}
+
+int cst_gpu_open(struct cst_gpu **out, const struct cst_device_spec *spec, struct cst_err *err)
+{
+    struct cst_gpu *gpu;
+    int rc;
+
+    if (spec->id == NULL || spec->id[0] == '\0') {
+        return cst_err_set(err, CST_EINVAL, "no GPU is named");
+    }
+    gpu = calloc(1, sizeof *gpu);
+    if (gpu == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a GPU");
+    }
+    gpu->n_threads = spec->n_threads;
+    gpu->n_team = spec->n_team;
+    gpu->processor = cst_kernels_get(NULL);
+    rc = cst_cuda_driver_open(&gpu->driver, err);
+    if (rc != CST_OK) {
+        free(gpu);
+        return rc;
+    }
+    rc = open_parts(gpu, spec->id, err);
+    if (rc != CST_OK) {
+        cst_gpu_close(gpu);
+        return rc;
+    }
+    *out = gpu;
+    return CST_OK;
+}
+
+void cst_gpu_close(struct cst_gpu *gpu)
+{
+    if (gpu->context != NULL) {
+        (void)gpu->driver.cuCtxSetCurrent(gpu->context);
+        close_stages(gpu);
+        close_streams(gpu);
+        if (gpu->kernels.driver != NULL) {
+            cst_cuda_kernels_close(&gpu->kernels);
+        }
+        (void)gpu->driver.cuDevicePrimaryCtxRelease(gpu->device);
+    }
+    cst_cuda_driver_close(&gpu->driver);
+    free(gpu);
+}
+
+/* -- in use --------------------------------------------------------------------------------- */
+
+int cst_gpu_enter(struct cst_gpu *gpu, struct cst_err *err)
+{
+    return cst_cuda_check(&gpu->driver, gpu->driver.cuCtxSetCurrent(gpu->context), err,
+                          "context of %s", gpu->uuid);
+}
+
+int cst_gpu_settle(struct cst_gpu *gpu, unsigned thread, int rc, struct cst_err *err)
+{
+    CUresult result = gpu->driver.cuStreamSynchronize(gpu->streams[thread]);
+
+    return rc != CST_OK ? rc
+                        : cst_cuda_check(&gpu->driver, result, err, "waiting for %s", gpu->uuid);
+}
+
+CUmemAllocationProp cst_gpu_memory_prop(const struct cst_gpu *gpu)
+{
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
+
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    prop.location.id = gpu->device;
+    return prop;
+}

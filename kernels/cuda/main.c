@@ -1,0 +1,15 @@
+/* cistern-engine-cuda: started by cisternd, one for each GPU that a job needs; and asked by it
+ * which there are. */
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/probe.h"
+#include "kernels/engine_main.h"
+
+int main(int argc, char **argv)
+{
+    static const struct cst_engine_program cuda = {.name = "cistern-engine-cuda",
+                                                   .what = "Move memory to and from a GPU",
+                                                   .ops = &cst_cuda_ops,
+                                                   .probe = cst_cuda_probe};
+
+    return cst_engine_main(&cuda, argc, argv);
+}

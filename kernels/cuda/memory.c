@@ -1,0 +1,300 @@
+#include "kernels/cuda/memory.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static void *pointer(struct cst_addr addr)
+{
+    return (char *)addr.mem->base + addr.offset;
+}
+
+static CUdeviceptr device_pointer(struct cst_addr addr)
+{
+    return addr.mem->device + addr.offset;
+}
+
+/* -- host memory ---------------------------------------------------------------------------- */
+
+/* Where it is, and that it is backed, is for the host's engines to say. */
+int cst_gpu_map(struct cst_gpu *gpu, int fd, struct cst_mem *mem, struct cst_err *err)
+{
+    void *at = mmap(NULL, mem->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+    (void)gpu;
+    if (at == MAP_FAILED) {
+        return cst_err_errno(err, errno == ENOMEM ? CST_ENOMEM : CST_EINVAL, errno,
+                             "mapping %" PRIu64 " bytes", mem->bytes);
+    }
+    mem->base = at;
+    return CST_OK;
+}
+
+static uint64_t n_registrations(const struct cst_mem *mem)
+{
+    return (mem->bytes + CST_GPU_REGISTRATION - 1) / CST_GPU_REGISTRATION;
+}
+
+static char *registration(const struct cst_mem *mem, uint64_t i)
+{
+    return (char *)mem->base + i * CST_GPU_REGISTRATION;
+}
+
+/* Undo the first @n registrations, last one first. */
+static void unregister(struct cst_gpu *gpu, const struct cst_mem *mem, uint64_t n)
+{
+    while (n-- > 0) {
+        (void)gpu->driver.cuMemHostUnregister(registration(mem, n));
+    }
+}
+
+int cst_gpu_register(struct cst_gpu *gpu, const struct cst_mem *mem, struct cst_err *err)
+{
+    int rc = cst_gpu_enter(gpu, err);
+
+    for (uint64_t i = 0; i < n_registrations(mem) && rc == CST_OK; i++) {
+        uint64_t at = i * CST_GPU_REGISTRATION, left = mem->bytes - at;
+        size_t bytes = left < CST_GPU_REGISTRATION ? left : CST_GPU_REGISTRATION;
+
+        rc = cst_cuda_check(
+            &gpu->driver,
+            gpu->driver.cuMemHostRegister(registration(mem, i), bytes, CU_MEMHOSTREGISTER_PORTABLE),
+            err, "registering %zu bytes at %" PRIu64 " of %" PRIu64, bytes, at, mem->bytes);
+        if (rc != CST_OK) {
+            unregister(gpu, mem, i);
+        }
+    }
+    return rc;
+}
+
+/* -- memory of a GPU ------------------------------------------------------------------------ */
+
+/* "…: x of y bytes are free" behind the words, where the driver can tell. */
+static int add_free_bytes(struct cst_gpu *gpu, struct cst_err *err)
+{
+    size_t n_free = 0, total = 0;
+    struct cst_err what = *err;
+
+    if (gpu->driver.cuMemGetInfo(&n_free, &total) == CUDA_SUCCESS) {
+        (void)cst_err_set(err, what.status, "%.256s: %zu of %zu bytes are free", what.text, n_free,
+                          total);
+    }
+    return what.status;
+}
+
+/* Memory of this GPU and a descriptor that stands for it. */
+static int make(struct cst_gpu *gpu, uint64_t bytes, CUmemGenericAllocationHandle *handle, int *fd,
+                struct cst_err *err)
+{
+    const struct cst_cuda_driver *driver = &gpu->driver;
+    CUmemAllocationProp prop = cst_gpu_memory_prop(gpu);
+    int out = -1, rc = cst_cuda_check(driver, driver->cuMemCreate(handle, bytes, &prop, 0), err,
+                                      "making %" PRIu64 " bytes of %s", bytes, gpu->uuid);
+
+    if (rc == CST_ENOMEM) {
+        return add_free_bytes(gpu, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cst_cuda_check(driver,
+                        driver->cuMemExportToShareableHandle(
+                            &out, *handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+                        err, "exporting %" PRIu64 " bytes of %s", bytes, gpu->uuid);
+    if (rc != CST_OK) {
+        (void)driver->cuMemRelease(*handle);
+        return rc;
+    }
+    *fd = out;
+    return CST_OK;
+}
+
+/* Map what @handle stands for, for this GPU to read and write. */
+static int map_handle(struct cst_gpu *gpu, CUmemGenericAllocationHandle handle, uint64_t bytes,
+                      CUdeviceptr *out, struct cst_err *err)
+{
+    const struct cst_cuda_driver *driver = &gpu->driver;
+    CUmemAccessDesc access = {.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUdeviceptr at;
+    int rc;
+
+    access.location = cst_gpu_memory_prop(gpu).location;
+    rc = cst_cuda_check(driver, driver->cuMemAddressReserve(&at, bytes, 0, 0, 0), err,
+                        "addresses for %" PRIu64 " bytes", bytes);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cst_cuda_check(driver, driver->cuMemMap(at, bytes, 0, handle, 0), err,
+                        "mapping %" PRIu64 " bytes", bytes);
+    if (rc != CST_OK) {
+        goto err_after_reserve;
+    }
+    rc = cst_cuda_check(driver, driver->cuMemSetAccess(at, bytes, &access, 1), err,
+                        "access of %s to %" PRIu64 " bytes that may be another GPU's", gpu->uuid,
+                        bytes);
+    if (rc != CST_OK) {
+        goto err_after_map;
+    }
+    *out = at;
+    return CST_OK;
+
+err_after_map:
+    (void)driver->cuMemUnmap(at, bytes);
+err_after_reserve:
+    (void)driver->cuMemAddressFree(at, bytes);
+    return rc;
+}
+
+/* The handle that @fd stands for. */
+static int import(struct cst_gpu *gpu, int fd, CUmemGenericAllocationHandle *handle,
+                  struct cst_err *err)
+{
+    int rc =
+        cst_cuda_check(&gpu->driver,
+                       gpu->driver.cuMemImportFromShareableHandle(
+                           handle, (void *)(uintptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+                       err, "importing the handle of a GPU's memory");
+
+    if (rc == CST_EINTERNAL) {
+        err->status = rc = CST_EINVAL; /* the descriptor came from outside */
+    }
+    return rc;
+}
+
+int cst_gpu_import(struct cst_gpu *gpu, unsigned thread, int *fd, struct cst_mem *mem,
+                   struct cst_err *err)
+{
+    CUmemGenericAllocationHandle handle;
+    struct cst_addr start = {.mem = mem};
+    CUdeviceptr at = 0;
+    int made = -1, rc = cst_gpu_enter(gpu, err);
+
+    if (rc == CST_OK) {
+        rc = *fd < 0 ? make(gpu, mem->bytes, &handle, &made, err) : import(gpu, *fd, &handle, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = map_handle(gpu, handle, mem->bytes, &at, err);
+    /* The mapping keeps the memory. */
+    (void)gpu->driver.cuMemRelease(handle);
+    if (rc != CST_OK) {
+        goto err_after_make;
+    }
+    mem->device = at;
+    if (made >= 0) {
+        rc = cst_gpu_fill(gpu, thread, start, mem->bytes, err);
+        if (rc != CST_OK) {
+            goto err_after_map;
+        }
+        *fd = made;
+    }
+    return CST_OK;
+
+err_after_map:
+    cst_gpu_unmap(gpu, mem);
+    mem->device = 0;
+err_after_make:
+    if (made >= 0) {
+        (void)close(made);
+    }
+    return rc;
+}
+
+void cst_gpu_unmap(struct cst_gpu *gpu, struct cst_mem *mem)
+{
+    (void)gpu->driver.cuCtxSetCurrent(gpu->context);
+    if (mem->device != 0) {
+        (void)gpu->driver.cuMemUnmap(mem->device, mem->bytes);
+        (void)gpu->driver.cuMemAddressFree(mem->device, mem->bytes);
+        return;
+    }
+    if (mem->locked) {
+        unregister(gpu, mem, n_registrations(mem));
+    }
+    (void)munmap(mem->base, mem->bytes);
+}
+
+/* -- bytes ---------------------------------------------------------------------------------- */
+
+/* Bytes from @addr to where the next registration begins. */
+static uint64_t to_border(struct cst_addr addr)
+{
+    return addr.mem->device != 0 ? UINT64_MAX
+                                 : CST_GPU_REGISTRATION - addr.offset % CST_GPU_REGISTRATION;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static CUresult enqueue_piece(struct cst_gpu *gpu, CUstream stream, struct cst_addr dst,
+                              struct cst_addr src, size_t bytes)
+{
+    const struct cst_cuda_driver *driver = &gpu->driver;
+
+    if (dst.mem->device == 0) {
+        return driver->cuMemcpyDtoHAsync(pointer(dst), device_pointer(src), bytes, stream);
+    }
+    if (src.mem->device == 0) {
+        return driver->cuMemcpyHtoDAsync(device_pointer(dst), pointer(src), bytes, stream);
+    }
+    return driver->cuMemcpyDtoDAsync(device_pointer(dst), device_pointer(src), bytes, stream);
+}
+
+int cst_gpu_enqueue_copy(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst,
+                         struct cst_addr src, uint64_t bytes, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    while (bytes > 0 && rc == CST_OK) {
+        uint64_t n = least(bytes, least(to_border(dst), to_border(src)));
+
+        rc = cst_cuda_check(&gpu->driver, enqueue_piece(gpu, gpu->streams[thread], dst, src, n),
+                            err, "copying %" PRIu64 " bytes", n);
+        dst.offset += n;
+        src.offset += n;
+        bytes -= n;
+    }
+    return rc;
+}
+
+int cst_gpu_copy(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, struct cst_addr src,
+                 uint64_t bytes, struct cst_err *err)
+{
+    int rc;
+
+    if (dst.mem->device == 0 && src.mem->device == 0) {
+        memcpy(pointer(dst), pointer(src), bytes);
+        return CST_OK;
+    }
+    rc = cst_gpu_enter(gpu, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cst_gpu_enqueue_copy(gpu, thread, dst, src, bytes, err);
+    return cst_gpu_settle(gpu, thread, rc, err);
+}
+
+int cst_gpu_fill(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, uint64_t bytes,
+                 struct cst_err *err)
+{
+    int rc;
+
+    if (dst.mem->device == 0) {
+        memset(pointer(dst), 0, bytes);
+        return CST_OK;
+    }
+    rc = cst_gpu_enter(gpu, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cst_cuda_check(
+        &gpu->driver,
+        gpu->driver.cuMemsetD8Async(device_pointer(dst), 0, bytes, gpu->streams[thread]), err,
+        "clearing %" PRIu64 " bytes", bytes);
+    return cst_gpu_settle(gpu, thread, rc, err);
+}

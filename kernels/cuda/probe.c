@@ -1,0 +1,72 @@
+#include "kernels/cuda/probe.h"
+
+#include "kernels/cuda/driver.h"
+
+#include <jansson.h>
+
+/* *out: what is to be known of device number @i; NULL: no memory for it. */
+static int describe(const struct cst_cuda_driver *driver, int i, json_t **out, struct cst_err *err)
+{
+    char uuid[CST_CUDA_UUID_BYTES], name[128] = "";
+    CUdevice device = 0;
+    size_t bytes = 0;
+    int rc = cst_cuda_check(driver, driver->cuDeviceGet(&device, i), err, "device %d", i);
+
+    if (rc == CST_OK) {
+        rc = cst_cuda_uuid(driver, device, uuid, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(driver, driver->cuDeviceGetName(name, sizeof name - 1, device), err,
+                            "name of %s", uuid);
+    }
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(driver, driver->cuDeviceTotalMem(&bytes, device), err, "memory of %s",
+                            uuid);
+    }
+    if (rc == CST_OK) {
+        *out = json_pack("{s:i, s:s, s:s, s:I}", "index", i, "uuid", uuid, "name", name,
+                         "memory_bytes", (json_int_t)bytes);
+    }
+    return rc;
+}
+
+static int list(const struct cst_cuda_driver *driver, json_t *gpus, struct cst_err *err)
+{
+    int n = 0, rc = cst_cuda_check(driver, driver->cuDeviceGetCount(&n), err, "counting devices");
+
+    for (int i = 0; i < n && rc == CST_OK; i++) {
+        json_t *gpu = NULL;
+
+        rc = describe(driver, i, &gpu, err);
+        if (rc == CST_OK && json_array_append_new(gpus, gpu) != 0) {
+            rc = cst_err_set(err, CST_ENOMEM, "no memory for the list of GPUs");
+        }
+    }
+    return rc;
+}
+
+int cst_cuda_probe(FILE *to, struct cst_err *err)
+{
+    struct cst_cuda_driver driver;
+    json_t *gpus = json_array(), *object = NULL;
+    int rc = cst_cuda_driver_open(&driver, err);
+
+    if (rc == CST_OK) {
+        rc = list(&driver, gpus, err);
+        if (rc == CST_OK) {
+            object = json_pack("{s:O, s:i}", "gpus", gpus, "driver", driver.version);
+        }
+        cst_cuda_driver_close(&driver);
+    }
+    if (rc != CST_OK) {
+        object = json_pack("{s:s}", "error", err->text);
+    }
+    rc = object == NULL ? cst_err_set(err, CST_ENOMEM, "no memory for the list of GPUs") : CST_OK;
+    if (rc == CST_OK &&
+        (json_dumpf(object, to, JSON_COMPACT) != 0 || fputc('\n', to) == EOF || fflush(to) != 0)) {
+        rc = cst_err_set(err, CST_EIO, "the list of GPUs could not be written");
+    }
+    json_decref(object);
+    json_decref(gpus);
+    return rc;
+}

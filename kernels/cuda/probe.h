@@ -1,0 +1,15 @@
+/* What GPUs there are, for cisternd, which must not ask the driver itself. */
+#ifndef CST_CUDA_PROBE_H
+#define CST_CUDA_PROBE_H
+
+#include "proto/status.h"
+
+#include <stdio.h>
+
+/* Write one JSON object and a newline to @to:
+ * {"gpus":[{"index","uuid","name","memory_bytes"}],"driver":12040}, or
+ * {"error":"sentence"} where there is none. Makes no context. CST_EIO: it could not be written;
+ * CST_ENOMEM. */
+int cst_cuda_probe(FILE *to, struct cst_err *err);
+
+#endif

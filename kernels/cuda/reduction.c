@@ -1,0 +1,235 @@
+#include "kernels/cuda/reduction.h"
+
+#include "kernels/cuda/memory.h"
+
+#define BASE_ALIGN 64 /* elements: what is staged is aligned as it is in its row */
+
+_Static_assert(CST_TILE_MAX_SRC <= CST_CUDA_MAX_SRC, "the kernel takes as many sources");
+_Static_assert(CST_GPU_STAGE_ELEMS / CST_TILE_MAX_SRC >= CST_TILE_ELEMS + BASE_ALIGN,
+               "a tile of each source fits in the stage");
+
+/* A reduction, on one thread. */
+struct reduction {
+    struct cst_gpu *gpu;
+    struct cst_gpu_stage *stage;
+    unsigned thread;
+    const struct cst_tile_work *work;
+    uint32_t n_src;
+    const struct cst_addr *src; /* rows' starts, in rank order */
+    struct cst_undo_slot *undo;
+    struct cst_mem row_mem; /* grad row's memory, up to the end of what is written */
+    uint64_t row_offset;    /* of the row in it, bytes */
+};
+
+/* The tiles that are staged together: elements [base, end) of the chunk's rows hold them all. */
+struct batch {
+    uint32_t n;    /* in the stage's list */
+    uint64_t base; /* multiple of BASE_ALIGN */
+    uint64_t end;
+};
+
+static struct cst_addr ahead(struct cst_addr addr, uint64_t elems)
+{
+    return (struct cst_addr){.mem = addr.mem, .offset = addr.offset + elems * sizeof(uint16_t)};
+}
+
+/* The next tiles of @walk that are not done, as many as fit into @max_elems. */
+static void take_batch(struct reduction *r, struct cst_tile_walk *walk, uint64_t max_elems,
+                       struct batch *batch)
+{
+    struct cst_tile_walk before = *walk;
+    struct cst_tile tile;
+
+    *batch = (struct batch){0};
+    while (batch->n < CST_GPU_STAGE_TILES && cst_tile_walk_next(walk, &tile) != NULL) {
+        if (tile.entry->reduce_mark == (uint32_t)tile.mark) {
+            before = *walk;
+            continue;
+        }
+        if (batch->n == 0) {
+            batch->base = tile.start / BASE_ALIGN * BASE_ALIGN;
+        } else if (tile.start + tile.n_elems - batch->base > max_elems) {
+            *walk = before;
+            break;
+        }
+        r->stage->batch[batch->n++] = tile;
+        batch->end = tile.start + tile.n_elems;
+        before = *walk;
+    }
+}
+
+/* -- on the GPU ----------------------------------------------------------------------------- */
+
+static struct cst_cuda_tile *staged_tiles(const struct cst_gpu_stage *stage)
+{
+    return (struct cst_cuda_tile *)(void *)((char *)stage->host.base + CST_GPU_STAGE_TILES_AT);
+}
+
+static const double *staged_sums(const struct cst_gpu_stage *stage)
+{
+    return (const double *)(const void *)((const char *)stage->host.base + CST_GPU_STAGE_SUMS_AT);
+}
+
+static int launch(struct reduction *r, const struct batch *batch, struct cst_err *err)
+{
+    struct cst_gpu_stage *stage = r->stage;
+    struct cst_addr to = {.mem = &stage->device, .offset = CST_GPU_STAGE_TILES_AT};
+    struct cst_addr from = {.mem = &stage->host, .offset = CST_GPU_STAGE_TILES_AT};
+    struct cst_cuda_sources sources = {.n = r->n_src};
+    CUdeviceptr at = stage->device.device;
+    int rc;
+
+    for (uint32_t i = 0; i < batch->n; i++) {
+        staged_tiles(stage)[i] = (struct cst_cuda_tile){
+            .start = stage->batch[i].start - batch->base, .n_elems = stage->batch[i].n_elems};
+    }
+    for (uint32_t i = 0; i < r->n_src; i++) {
+        struct cst_addr src = ahead(r->src[i], batch->base);
+
+        sources.v[i] = (const uint16_t *)(uintptr_t)(src.mem->device + src.offset);
+    }
+    rc = cst_gpu_enqueue_copy(r->gpu, r->thread, to, from, batch->n * sizeof(struct cst_cuda_tile),
+                              err);
+    return rc != CST_OK ? rc
+                        : cst_cuda_reduce(&r->gpu->kernels, r->gpu->streams[r->thread], batch->n,
+                                          at + CST_GPU_STAGE_TILES_AT, &sources, at,
+                                          at + CST_GPU_STAGE_SUMS_AT, err);
+}
+
+/* Tiles that follow one another go together; what lies between others is not touched. */
+static int copy_out(struct reduction *r, const struct batch *batch, struct cst_err *err)
+{
+    const struct cst_tile *tiles = r->stage->batch;
+    struct cst_addr to = {.mem = &r->row_mem, .offset = r->row_offset};
+    struct cst_addr from = {.mem = &r->stage->device};
+    int rc = CST_OK;
+
+    for (uint32_t i = 0, next; i < batch->n && rc == CST_OK; i = next) {
+        uint64_t start = tiles[i].start, end = start;
+
+        for (next = i; next < batch->n && tiles[next].start == end; next++) {
+            end += tiles[next].n_elems;
+        }
+        rc = cst_gpu_enqueue_copy(r->gpu, r->thread, ahead(to, start),
+                                  ahead(from, start - batch->base),
+                                  (end - start) * sizeof(uint16_t), err);
+    }
+    from.offset = CST_GPU_STAGE_SUMS_AT;
+    to = (struct cst_addr){.mem = &r->stage->host, .offset = CST_GPU_STAGE_SUMS_AT};
+    return rc != CST_OK
+               ? rc
+               : cst_gpu_enqueue_copy(r->gpu, r->thread, to, from, batch->n * sizeof(double), err);
+}
+
+static int add_up_on_gpu(struct reduction *r, const struct batch *batch, struct cst_err *err)
+{
+    int rc = launch(r, batch, err);
+
+    if (rc == CST_OK) {
+        rc = copy_out(r, batch, err);
+    }
+    rc = cst_gpu_settle(r->gpu, r->thread, rc, err);
+    for (uint32_t i = 0; i < batch->n && rc == CST_OK; i++) {
+        r->stage->batch[i].entry->sum_squares = staged_sums(r->stage)[i];
+        cst_undo_end(NULL, &r->stage->batch[i], CST_UNDO_REDUCE);
+    }
+    return rc;
+}
+
+/* -- on the processor ----------------------------------------------------------------------- */
+
+/* Where row @i of the batch would begin, had it been copied whole: only the batch's part of it is
+ * there. */
+static const uint16_t *row_of_staged(const void *staged, const struct batch *batch)
+{
+    return (const uint16_t *)((uintptr_t)staged - batch->base * sizeof(uint16_t));
+}
+
+/* Copy the sources that are on GPUs, @max_elems for each, and say where all are. */
+static int copy_in(struct reduction *r, const struct batch *batch, uint64_t max_elems,
+                   const uint16_t **at, struct cst_err *err)
+{
+    struct cst_addr to = {.mem = &r->stage->host};
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < r->n_src && rc == CST_OK; i++) {
+        const struct cst_mem *mem = r->src[i].mem;
+
+        if (mem->device == 0) {
+            at[i] = (const uint16_t *)(const void *)((const char *)mem->base + r->src[i].offset);
+            continue;
+        }
+        rc = cst_gpu_enqueue_copy(r->gpu, r->thread, to, ahead(r->src[i], batch->base),
+                                  (batch->end - batch->base) * sizeof(uint16_t), err);
+        at[i] = row_of_staged((const char *)r->stage->host.base + to.offset, batch);
+        to = ahead(to, max_elems);
+    }
+    return cst_gpu_settle(r->gpu, r->thread, rc, err);
+}
+
+static int add_up_here(struct reduction *r, const struct batch *batch, uint64_t max_elems,
+                       struct cst_err *err)
+{
+    const uint16_t *at[CST_TILE_MAX_SRC];
+    int rc = copy_in(r, batch, max_elems, at, err);
+
+    for (uint32_t i = 0; i < batch->n && rc == CST_OK; i++) {
+        (void)cst_tile_reduce(r->gpu->processor, r->n_src, at, &r->work->rows, &r->stage->batch[i],
+                              r->undo);
+    }
+    return rc;
+}
+
+/* -- both ----------------------------------------------------------------------------------- */
+
+/* Of one source's rows, that fit into the stage. */
+static uint64_t room(uint32_t n_on_gpu, bool on_gpu)
+{
+    return on_gpu || n_on_gpu == 0 ? CST_GPU_STAGE_ELEMS
+                                   : CST_GPU_STAGE_ELEMS / n_on_gpu / BASE_ALIGN * BASE_ALIGN;
+}
+
+/* Where the grad row is in its segment: its registrations are counted from there. */
+static void find_row(struct reduction *r)
+{
+    const struct cst_table_chunk *chunk = &cst_table_chunks(r->work->table)[r->work->chunk];
+
+    r->row_offset = chunk->rows[CST_ROW_GRAD].offset;
+    r->row_mem =
+        (struct cst_mem){.base = (char *)r->work->rows.grad - r->row_offset,
+                         .bytes = r->row_offset + chunk->n_elems * sizeof *r->work->rows.grad};
+}
+
+int cst_gpu_reduce(struct cst_gpu *gpu, unsigned thread, const struct cst_tile_work *work,
+                   uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
+                   struct cst_undo_slot *undo, struct cst_err *err)
+{
+    struct reduction r = {.gpu = gpu,
+                          .stage = &gpu->stages[thread],
+                          .thread = thread,
+                          .work = work,
+                          .n_src = n_src,
+                          .src = src,
+                          .undo = undo};
+    struct cst_tile_walk walk;
+    struct batch batch;
+    uint32_t n_on_gpu = 0;
+    uint64_t max_elems;
+    int rc = cst_gpu_enter(gpu, err);
+
+    for (uint32_t i = 0; i < n_src; i++) {
+        n_on_gpu += src[i].mem->device != 0;
+    }
+    max_elems = room(n_on_gpu, n_on_gpu == n_src);
+    find_row(&r);
+    cst_tile_walk_start(&walk, work, first, count);
+    while (rc == CST_OK) {
+        take_batch(&r, &walk, max_elems, &batch);
+        if (batch.n == 0) {
+            break;
+        }
+        rc = n_on_gpu == n_src ? add_up_on_gpu(&r, &batch, err)
+                               : add_up_here(&r, &batch, max_elems, err);
+    }
+    return rc;
+}

@@ -1,0 +1,21 @@
+/* What the engine programs have in common: options, signals, the end. A program is one device. */
+#ifndef CST_ENGINE_MAIN_H
+#define CST_ENGINE_MAIN_H
+
+#include "kernels/device.h"
+
+#include <stdio.h>
+
+struct cst_engine_program {
+    const char *name;                 /* "cistern-engine-host" */
+    const char *what;                 /* what it does, up to "for cisternd" */
+    const struct cst_device_ops *ops; /* its device */
+    int (*probe)(
+        FILE *to,
+        struct cst_err *err); /* --probe: write what devices there are; NULL: no such option */
+};
+
+/* Be that program: a socket to cisternd is fd 3. Returns the exit status, or ends the process. */
+int cst_engine_main(const struct cst_engine_program *which, int argc, char **argv);
+
+#endif

@@ -1,0 +1,11 @@
+/* cistern-engine-host: started by cisternd, one for each NUMA node. */
+#include "kernels/engine_main.h"
+#include "kernels/host/host.h"
+
+int main(int argc, char **argv)
+{
+    static const struct cst_engine_program host = {
+        .name = "cistern-engine-host", .what = "Move and compute on memory", .ops = &cst_host_ops};
+
+    return cst_engine_main(&host, argc, argv);
+}
