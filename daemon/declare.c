@@ -142,6 +142,10 @@ static int compare_operator(const struct cst_worker *worker, const Cistern__Oper
     struct cst_layout_operator other = {.tensors = decl->tensors,
                                         .n_tensors = (uint32_t)decl->n_tensors};
 
+    if (strlen(decl->name) >= sizeof other.name) { /* cut off it could be the same */
+        return cst_err_set(err, CST_EINVAL, "name of operator '%.20s...' is longer than %zu bytes",
+                           decl->name, sizeof other.name - 1);
+    }
     (void)snprintf(other.name, sizeof other.name, "%s", decl->name);
     return cst_model_same_operator(&worker->job->model, i, &other, name_me(worker, mine),
                                    name_others(worker, did_operator, i, theirs), err);

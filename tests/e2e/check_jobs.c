@@ -314,6 +314,38 @@ START_TEST(a_commit_without_the_others_times_out)
 }
 END_TEST
 
+static int declare_operator(struct raw_client *client, const char *name)
+{
+    Cistern__Declare message = CISTERN__DECLARE__INIT;
+    Cistern__OperatorDecl decl = CISTERN__OPERATOR_DECL__INIT, *pointer = &decl;
+    uint32_t tensor = 0;
+
+    decl.name = (char *)(uintptr_t)name;
+    decl.n_tensors = 1;
+    decl.tensors = &tensor;
+    message.n_operators = 1;
+    message.operators = &pointer;
+    return raw_call(client, CISTERN__MSG_TYPE__MSG_DECLARE, &message.base);
+}
+
+/* An operator's name of 64 bytes is not the one of 63 that another rank declared. */
+START_TEST(long_operator_names_differ)
+{
+    char name[65];
+    struct raw_client one, other;
+
+    memset(name, 'x', sizeof name);
+    name[63] = name[64] = '\0';
+    open_declared(&one, 0, 2, 1);
+    open_declared(&other, 1, 2, 1);
+    ck_assert_int_eq(declare_operator(&one, name), CST_OK);
+    name[63] = 'x';
+    ck_assert_int_eq(declare_operator(&other, name), CST_EINVAL);
+    raw_close(&one);
+    raw_close(&other);
+}
+END_TEST
+
 /* A commit that is cancelled gets its own reply, and the rank can commit again. */
 START_TEST(a_commit_can_be_cancelled)
 {
@@ -775,6 +807,7 @@ int main(void)
     tcase_add_test(tc, a_pool_too_small_is_refused);
     tcase_add_test(tc, a_job_over_budget_is_refused);
     tcase_add_test(tc, a_commit_without_the_others_times_out);
+    tcase_add_test(tc, long_operator_names_differ);
     tcase_add_test(tc, a_commit_can_be_cancelled);
     tcase_add_test(tc, a_worker_leaves_a_job_that_is_populated);
     tcase_add_test(tc, pool_slabs_are_sealed);
