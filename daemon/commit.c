@@ -9,7 +9,6 @@
 #include "proto/cistern.pb-c.h"
 
 #include <inttypes.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -203,8 +202,7 @@ static void attach_present(struct cst_job *job)
 
 void cst_commit_populated(struct cst_memory *memory)
 {
-    struct cst_job *job =
-        (struct cst_job *)(void *)((char *)memory - offsetof(struct cst_job, memory));
+    struct cst_job *job = cst_owner_of(memory, struct cst_job, memory);
     struct cst_err err = memory->err;
     char bytes[CST_SIZE_TEXT];
 

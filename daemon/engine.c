@@ -5,7 +5,6 @@
 #include "daemon/mounts.h"
 #include "proto/engine.pb-c.h"
 
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -287,8 +286,7 @@ static void give_up(struct cst_engine *engine)
 
 static void on_refuse(struct cst_later *later)
 {
-    struct cst_engine *engine =
-        (struct cst_engine *)(void *)((char *)later - offsetof(struct cst_engine, refuse));
+    struct cst_engine *engine = cst_owner_of(later, struct cst_engine, refuse);
 
     if (engine->state == CST_ENGINE_FAILED) {
         refuse_all(engine);

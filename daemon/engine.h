@@ -52,7 +52,7 @@ struct cst_engine {
     uint64_t first_death_ns;             /* of that row */
     struct cst_engine_counters base;     /* of processes that are gone */
     struct cst_engine_counters counters; /* of this one, at the last Pong */
-    uint64_t progress;                   /* at the last Pong, over all processes */
+    uint64_t progress;                   /* at the last Pong; differs where the engine has moved */
     uint64_t progress_seen;              /* when the watchdog last looked */
     unsigned n_unanswered;               /* seconds without a word, while it has something to do */
     uint32_t n_asked;        /* segments that it was asked to map or unmap, and has not yet */

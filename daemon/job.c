@@ -8,7 +8,6 @@
 #include "daemon/session.h"
 #include "proto/cistern.pb-c.h"
 
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -138,8 +137,7 @@ static void on_timer_closed(uv_handle_t *handle)
 /* The engines have let go of the last byte: now the remover can be told that it is back. */
 static void on_memory_gone(struct cst_memory *memory)
 {
-    struct cst_job *job =
-        (struct cst_job *)(void *)((char *)memory - offsetof(struct cst_job, memory));
+    struct cst_job *job = cst_owner_of(memory, struct cst_job, memory);
     struct cst_daemon *daemon = job->daemon;
     struct cst_pending *remover;
     uint32_t item;
@@ -175,8 +173,7 @@ static void detach_all(struct cst_job *job)
 
 static void on_close(struct cst_later *later)
 {
-    struct cst_job *job =
-        (struct cst_job *)(void *)((char *)later - offsetof(struct cst_job, close));
+    struct cst_job *job = cst_owner_of(later, struct cst_job, close);
     struct cst_daemon *daemon = job->daemon;
 
     detach_all(job);

@@ -8,6 +8,9 @@
 #include <stddef.h>
 #include <sys/queue.h>
 
+/* The object of @type in which @part is the member @member. */
+#define cst_owner_of(part, type, member) ((type *)(void *)((char *)(part)-offsetof(type, member)))
+
 struct cst_later;
 typedef void (*cst_later_fn)(struct cst_later *later);
 

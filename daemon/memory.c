@@ -5,7 +5,6 @@
 #include "daemon/size.h"
 
 #include <errno.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -15,16 +14,14 @@ static const uint64_t log_step_bytes = UINT64_C(1) << 30;
 
 static void on_ready_later(struct cst_later *later)
 {
-    struct cst_memory *memory =
-        (struct cst_memory *)(void *)((char *)later - offsetof(struct cst_memory, ready));
+    struct cst_memory *memory = cst_owner_of(later, struct cst_memory, ready);
 
     memory->on_ready(memory);
 }
 
 static void on_gone_later(struct cst_later *later)
 {
-    struct cst_memory *memory =
-        (struct cst_memory *)(void *)((char *)later - offsetof(struct cst_memory, gone));
+    struct cst_memory *memory = cst_owner_of(later, struct cst_memory, gone);
 
     memory->on_gone(memory);
 }

@@ -6,8 +6,6 @@
 #include "daemon/staging.h"
 #include "proto/cistern.pb-c.h"
 
-#include <math.h>
-
 /* Open a request of @n_items for the core of the session's job; NULL: it was answered with why not.
  */
 static struct cst_pending *defer(struct cst_session *session, uint64_t id, uint16_t type,
@@ -114,14 +112,6 @@ void cst_serve_batch(struct cst_session *session, uint64_t id, void *body)
 
 /* -- step ----------------------------------------------------------------------------------- */
 
-static bool is_sane(const Cistern__Hyper *h)
-{
-    return isfinite(h->lr) && isfinite(h->eps) && isfinite(h->weight_decay) &&
-           isfinite(h->clip_norm) && isfinite(h->grad_scale) && h->beta1 >= 0.0f &&
-           h->beta1 < 1.0f && h->beta2 >= 0.0f && h->beta2 < 1.0f && h->eps >= 0.0f &&
-           h->clip_norm >= 0.0f;
-}
-
 void cst_serve_step(struct cst_session *session, uint64_t id, void *body)
 {
     const Cistern__Step *step = body;
@@ -130,15 +120,6 @@ void cst_serve_step(struct cst_session *session, uint64_t id, void *body)
     struct cst_event event = {
         .kind = CST_EV_STEP, .rank = session->rank, .attempt = step->attempt, .loss = step->loss};
 
-    if (!is_sane(h)) {
-        cst_serve_error(session, id, CST_EINVAL,
-                        "lr %g, beta1 %g, beta2 %g, eps %g, weight_decay %g, clip_norm %g, "
-                        "grad_scale %g: all must be "
-                        "finite, betas in [0, 1), eps and clip_norm not negative",
-                        (double)h->lr, (double)h->beta1, (double)h->beta2, (double)h->eps,
-                        (double)h->weight_decay, (double)h->clip_norm, (double)h->grad_scale);
-        return;
-    }
     request = defer(session, id, CISTERN__MSG_TYPE__MSG_STEP, 1);
     if (request == NULL) {
         return;

@@ -9,7 +9,6 @@
 #include "proto/cistern.pb-c.h"
 
 #include <poll.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -329,8 +328,7 @@ static void orphan_requests(struct cst_session *session)
 
 static void on_end(struct cst_later *later)
 {
-    struct cst_session *session =
-        (struct cst_session *)(void *)((char *)later - offsetof(struct cst_session, end));
+    struct cst_session *session = cst_owner_of(later, struct cst_session, end);
     struct cst_daemon *daemon = session->daemon;
 
     if (session->staging != NULL) {

@@ -4,7 +4,6 @@
 #include "daemon/session.h"
 #include "proto/cistern.pb-c.h"
 
-#include <stddef.h>
 #include <stdlib.h>
 
 static void answer(struct cst_staging *staging)
@@ -20,8 +19,7 @@ static void answer(struct cst_staging *staging)
 
 static void on_mounted_later(struct cst_later *later)
 {
-    struct cst_staging *staging =
-        (struct cst_staging *)(void *)((char *)later - offsetof(struct cst_staging, mounted));
+    struct cst_staging *staging = cst_owner_of(later, struct cst_staging, mounted);
     struct cst_err err = staging->segment->err;
 
     if (err.status == 0) {
