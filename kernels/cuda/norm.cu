@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(CST_CUDA_NORM_THREADS)
         __syncthreads();
     }
     if (threadIdx.x == 0) {
-        *out = total != total ? __longlong_as_double(0x7ff8000000000000ll) : total;
+        *out = total != total ? __hiloint2double(0x7ff80000, 0) : total;
     }
 }
 CST_KERNEL(cst_norm_kernel);

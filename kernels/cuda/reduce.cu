@@ -1,15 +1,16 @@
 /* kernels/reduce.h on a GPU, CST_CUDA_BLOCK_TILES tiles per block of threads.
  *
  *   1. CST_CUDA_TILE_THREADS threads per tile add the contributions up, 16 bytes of each at a time,
- * write the result and leave a copy of it in shared memory.
+ *      write the result and leave its magnitude (bf16 without sign) in shared memory.
  *   2. One half-warp per tile sums the squares in the order that reduce.h prescribes: lane j takes
- * elements j, j + 16, ... one after the other, 256 additions that wait for each other; then the
- * tree, by shuffles.
+ *      elements j, j + 16, ... one after the other, 256 additions that wait for each other; then
+ *      the tree, by shuffles.
  *
- * Memory is the bound as long as enough tiles are in flight: the chain of a tile takes about 256 x
- * 10 cycles and moves 16 KiB or more, an SM's share of the memory's bandwidth is 16 KiB in 750
- * (H200) to 1250 cycles (A100), and 5 or more blocks, 10 tiles, fit on an SM. Figures in README.md.
- * Padding a tile with zeros is harmless: fma(0, 0, lane) is the lane, as none is ever -0. */
+ * Step 2 is made cheap, because one warp does it while seven wait: a bf16 becomes a double by a
+ * shift and an exact multiplication (conversions have an eighth of the rate), infinities and NaN
+ * are told by the largest magnitude afterwards, and blocks use different warps, so that the chains
+ * of an SM's blocks do not meet on one of its four schedulers. README.md has the figures. Padding a
+ * tile with zeros is harmless: fma(0, 0, lane) is the lane, as none is ever -0. */
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/bf16.cuh"
 #include "kernels/reduce.h"
@@ -17,13 +18,13 @@
 namespace
 {
 
+const uint32_t WARP = 32;
 const uint32_t LANES = 16; /* of the sum of squares */
 const uint32_t GROUP = 8;  /* elements that a thread does at once: 16 bytes of bf16 */
-const uint32_t GROUPS =
-    2; /* groups of a thread whose loads are under way together, STRIDE elements apart */
-const uint32_t UNROLL = 8; /* elements of a lane whose loads are issued together */
+const uint32_t GROUPS = 2; /* of a thread, loaded together, STRIDE elements apart */
+const uint32_t UNROLL = 16; /* elements of a lane whose loads are issued together */
 const uint32_t STRIDE = CST_CUDA_TILE_THREADS * GROUP;
-const uint32_t BLOCKS_PER_SM = 5;
+const uint32_t BLOCKS_PER_SM = 5; /* at 48 registers */
 const uint32_t BLOCK_THREADS = CST_CUDA_TILE_THREADS * CST_CUDA_BLOCK_TILES;
 
 /* The copies of the two tiles, 32 bytes out of step so that the half-warps read from different
@@ -139,6 +140,13 @@ __device__ __forceinline__ void sum_groups(uint4 *out, const cst_cuda_sources &s
     }
 }
 
+__device__ __forceinline__ uint4 magnitudes(uint4 group)
+{
+    const uint32_t no_sign = 0x7fff7fffu;
+
+    return make_uint4(group.x & no_sign, group.y & no_sign, group.z & no_sign, group.w & no_sign);
+}
+
 /* Step 1 for a tile: the result into @dst and @copy, where zeros follow up to a multiple of what a
  * half-warp reads at once. */
 __device__ __forceinline__ void add_up(const cst_cuda_sources &sources, uint64_t start, uint32_t n,
@@ -153,9 +161,28 @@ __device__ __forceinline__ void add_up(const cst_cuda_sources &sources, uint64_t
         store_groups(dst, i, n, groups);
 #pragma unroll
         for (uint32_t g = 0; g < GROUPS; g++) {
-            *reinterpret_cast<uint4 *>(copy + i + g * STRIDE) = groups[g];
+            *reinterpret_cast<uint4 *>(copy + i + g * STRIDE) = magnitudes(groups[g]);
         }
     }
+}
+
+/* A finite magnitude as a double. Where a double has its exponent, in steps of 2^-1022, a bf16's
+ * counts from 2^-126: subnormals, too, are off by 2^896 exactly. */
+__device__ __forceinline__ double exact(uint32_t magnitude)
+{
+    return __dmul_rn(__hiloint2double(static_cast<int>(magnitude << 13), 0), 0x1p896);
+}
+
+/* @sum of squares, of which @largest is the largest magnitude: neither finite nor needed if that is
+ * infinite or NaN. */
+__device__ __forceinline__ double or_not_finite(double sum, uint32_t largest)
+{
+    const uint32_t infinity = 0x7f80u;
+
+    if (largest >= infinity) {
+        return __hiloint2double(largest > infinity ? 0x7ff80000 : 0x7ff00000, 0);
+    }
+    return sum;
 }
 
 /* The sum of squares of the elements of @copy that are this half-warp's: @n of them, then zeros up
@@ -164,21 +191,31 @@ __device__ __forceinline__ void add_up(const cst_cuda_sources &sources, uint64_t
 __device__ __forceinline__ double sum_squares(const uint16_t *copy, uint32_t n)
 {
     double lane = 0.0;
+    uint32_t largest = 0;
 
     for (uint32_t i = threadIdx.x % LANES; i < n; i += LANES * UNROLL) {
 #pragma unroll
         for (uint32_t k = 0; k < UNROLL; k++) {
-            double x = static_cast<double>(cst_bf16_up(copy[i + LANES * k]));
+            const uint32_t magnitude = copy[i + LANES * k];
+            const double x = exact(magnitude);
 
+            largest = max(largest, magnitude);
             lane = __fma_rn(x, x, lane);
         }
     }
+    lane = or_not_finite(lane, largest);
     __syncwarp();
 #pragma unroll
     for (uint32_t half = LANES / 2; half > 0; half /= 2) {
         lane = __dadd_rn(lane, __shfl_down_sync(0xffffffffu, lane, half, LANES));
     }
-    return lane != lane ? __longlong_as_double(0x7ff8000000000000ll) : lane;
+    return lane != lane ? __hiloint2double(0x7ff80000, 0) : lane;
+}
+
+/* The warp of a block that sums the squares: one of four, as if by chance. */
+__device__ __forceinline__ uint32_t summing_warp()
+{
+    return blockIdx.x * 0x9e3779b1u >> 30;
 }
 
 } // namespace
@@ -197,13 +234,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS_PER_SM)
         add_up(sources, tile.start, tile.n_elems, dst + tile.start, copies[mine]);
     }
     __syncthreads();
-    if (threadIdx.x < 2 * LANES) {
-        const uint64_t tile = first + threadIdx.x / LANES;
-        const uint32_t n = tile < n_tiles ? tiles[tile].n_elems : 0;
-        const double sum = sum_squares(copies[threadIdx.x / LANES], n);
+    if (threadIdx.x / WARP == summing_warp()) {
+        const uint32_t half = threadIdx.x % WARP / LANES;
+        const bool there = first + half < n_tiles;
+        const double sum = sum_squares(copies[half], there ? tiles[first + half].n_elems : 0);
 
-        if (threadIdx.x % LANES == 0 && tile < n_tiles) {
-            sums[tile] = sum;
+        if (threadIdx.x % LANES == 0 && there) {
+            sums[first + half] = sum;
         }
     }
 }

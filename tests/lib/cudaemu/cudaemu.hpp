@@ -290,6 +290,14 @@ CST_EMU_BITS(__double_as_longlong, double, long long)
 CST_EMU_BITS(__longlong_as_double, long long, double)
 #undef CST_EMU_BITS
 
+static inline double __hiloint2double(int hi, int lo)
+{
+    uint64_t bits =
+        static_cast<uint64_t>(static_cast<uint32_t>(hi)) << 32 | static_cast<uint32_t>(lo);
+
+    return __longlong_as_double(static_cast<long long>(bits));
+}
+
 static inline int __popc(unsigned x)
 {
     return __builtin_popcount(x);
