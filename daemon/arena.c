@@ -66,35 +66,67 @@ static int make_sealed(uint32_t id, uint64_t bytes, int *out, struct cst_err *er
     return CST_OK;
 }
 
-int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
-                     struct cst_budget *budget, const char *what, struct cst_err *err)
+static int charge(uint64_t bytes, struct cst_budget *budget, const char *what, struct cst_err *err)
 {
-    struct cst_segment *segment;
-    int rc;
-
     if (bytes == 0 || bytes > INT64_MAX) {
         return cst_err_set(err, CST_EINVAL, "%s: a segment of %llu bytes", what,
                            (unsigned long long)bytes);
     }
-    segment = calloc(1, sizeof *segment);
+    return budget != NULL ? cst_budget_take(budget, bytes, what, err) : CST_OK;
+}
+
+int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t bytes,
+                            struct cst_budget *budget, unsigned engine, const char *what,
+                            struct cst_err *err)
+{
+    struct cst_segment *segment = calloc(1, sizeof *segment);
+    int rc;
+
     if (segment == NULL) {
         return cst_err_set(err, CST_ENOMEM, "%s: no memory for a segment", what);
     }
-    rc = budget != NULL ? cst_budget_take(budget, bytes, what, err) : CST_OK;
+    rc = charge(bytes, budget, what, err);
+    if (rc != CST_OK) {
+        free(segment);
+        return rc;
+    }
+    *segment = (struct cst_segment){.id = id,
+                                    .bytes = bytes,
+                                    .budget = budget,
+                                    .n_refs = 1,
+                                    .fd = -1,
+                                    .device = true,
+                                    .engines = UINT32_C(1) << engine,
+                                    .populate = (int)engine,
+                                    .bind = -1};
+    *out = segment;
+    return CST_OK;
+}
+
+int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
+                     struct cst_budget *budget, const char *what, struct cst_err *err)
+{
+    struct cst_segment *segment = calloc(1, sizeof *segment);
+    int fd = -1, rc;
+
+    if (segment == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "%s: no memory for a segment", what);
+    }
+    rc = charge(bytes, budget, what, err);
     if (rc != CST_OK) {
         goto err_after_alloc;
     }
-    rc = make_sealed(id, bytes, &segment->fd, err);
+    rc = make_sealed(id, bytes, &fd, err);
     if (rc != CST_OK) {
         goto err_after_budget;
     }
-    segment->id = id;
-    segment->bytes = bytes;
-    segment->budget = budget;
-    segment->n_refs = 1;
-    segment->node = -1;
-    segment->populate = -1;
-    segment->bind = -1;
+    *segment = (struct cst_segment){.id = id,
+                                    .bytes = bytes,
+                                    .budget = budget,
+                                    .n_refs = 1,
+                                    .fd = fd,
+                                    .populate = -1,
+                                    .bind = -1};
     *out = segment;
     return CST_OK;
 
@@ -117,7 +149,9 @@ void cst_segment_unref(struct cst_segment *segment)
     if (--segment->n_refs > 0) {
         return;
     }
-    (void)close(segment->fd);
+    if (segment->fd >= 0) {
+        (void)close(segment->fd);
+    }
     if (segment->budget != NULL) {
         cst_budget_give(segment->budget, segment->bytes);
     }

@@ -1,6 +1,7 @@
-/* Memory that is shared by descriptor: sealed memfds, and the budgets that they are charged to. The
- * daemon makes and holds them; engines populate, place and lock them (engines.h). Never maps them,
- * but for the job table.
+/* Memory that is shared by descriptor: sealed memfds and the memory of GPUs, and the budgets that
+ * they are charged to. The daemon makes the memfds; a GPU's memory its engine makes, and the daemon
+ * gets a descriptor for it. It holds them all; engines populate, place and lock them (engines.h).
+ * Never maps them, but for the job table.
  *
  * A segment starts with one reference, its owner's; each engine that maps it has another. It is
  * charged to its budget until the last reference goes: only then is the memory back. */
@@ -29,7 +30,9 @@ void cst_budget_give(struct cst_budget *budget, uint64_t bytes);
  *   NONE -> WANTED -> ADDING -> MOUNTED -> DROPPING -> NONE
  *                        |         | the engine dies
  *       unmounted early  |         v
- *   NONE <- UNWANTED <---+      REMOUNT -> REMOUNTING -> MOUNTED */
+ *   NONE <- UNWANTED <---+      REMOUNT -> REMOUNTING -> MOUNTED
+ *
+ * WANTED lasts until the engine is up and, in a GPU's engine, until the segment is made. */
 enum cst_mount_state {
     CST_MOUNT_NONE,       /* it does not map it and will not */
     CST_MOUNT_WANTED,     /* to be asked for, when the engine is up */
@@ -41,7 +44,7 @@ enum cst_mount_state {
     CST_MOUNT_DROPPING,   /* to be unmapped; no answer yet */
 };
 
-#define CST_ARENA_MAX_ENGINES 8
+#define CST_ARENA_MAX_ENGINES 24 /* 8 nodes and 16 GPUs */
 
 struct cst_segment;
 typedef void (*cst_segment_cb)(struct cst_segment *segment);
@@ -52,17 +55,20 @@ struct cst_segment {
     bool listed;                     /* private to engines.c */
     uint32_t id;                     /* on the wire; unique in the life of the daemon */
     uint32_t n_refs;                 /* owner, engines */
-    int fd;                          /* memfd, sealed SHRINK|GROW|SEAL, mode 0600 */
-    uint64_t bytes;                  /* length */
-    struct cst_budget *budget;       /* charged; NULL: none */
-    int node;                        /* index of the one engine that maps it; -1: all */
-    int populate;                    /* index of the engine that populates it; -1: nobody */
-    int bind;                        /* NUMA node (OS number) for its pages; -1: anywhere */
-    bool lock;                       /* mlock it */
-    bool lock_required;              /* ... and failing is an error */
-    bool locked;                     /* it is */
-    uint64_t populated;              /* bytes so far */
-    uint64_t counted;                /* of them, that the owner has seen */
+    int fd;      /* memfd, sealed SHRINK|GROW|SEAL, mode 0600; device: the driver's handle, -1: not
+                    made yet */
+    bool device; /* it is memory of a GPU, that of engine populate */
+    bool made;   /* it is there and populated: engines of GPUs may map it */
+    uint64_t bytes;            /* length */
+    struct cst_budget *budget; /* charged; NULL: none */
+    uint32_t engines;          /* that map it, a bit each; 0: all of the host's */
+    int populate;              /* index of the engine that populates it, or makes it; -1: nobody */
+    int bind;                  /* NUMA node (OS number) for its pages; -1: anywhere */
+    bool lock;                 /* mlock it */
+    bool lock_required;        /* ... and failing is an error */
+    bool locked;               /* it is */
+    uint64_t populated;        /* bytes so far */
+    uint64_t counted;          /* of them, that the owner has seen */
     uint8_t mounts[CST_ARENA_MAX_ENGINES]; /* enum cst_mount_state per engine */
     uint32_t n_waiting;                    /* engines that have not answered yet */
     struct cst_err err;                    /* the first engine's words that could not map it */
@@ -77,6 +83,11 @@ struct cst_segment {
  * zero bytes. */
 int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
                      struct cst_budget *budget, const char *what, struct cst_err *err);
+
+/* The same for memory of the GPU of engine @engine, which is to make it. */
+int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t bytes,
+                            struct cst_budget *budget, unsigned engine, const char *what,
+                            struct cst_err *err);
 
 void cst_segment_ref(struct cst_segment *segment);
 

@@ -154,13 +154,25 @@ int cst_commands_add(struct cst_commands *commands, const struct cst_command *co
     return CST_OK;
 }
 
-bool cst_commands_remove(struct cst_commands *commands, uint64_t ticket)
+static struct cst_commands_item *find(const struct cst_commands *commands, uint64_t ticket)
 {
     struct cst_commands_item *item = commands->buckets[bucket_of(ticket)];
 
     while (item != NULL && item->ticket != ticket) {
         item = item->same_bucket;
     }
+    return item;
+}
+
+bool cst_commands_has(const struct cst_commands *commands, uint64_t ticket)
+{
+    return find(commands, ticket) != NULL;
+}
+
+bool cst_commands_remove(struct cst_commands *commands, uint64_t ticket)
+{
+    struct cst_commands_item *item = find(commands, ticket);
+
     if (item == NULL) {
         return false;
     }

@@ -25,6 +25,9 @@ void cst_commands_close(struct cst_commands *commands);
 int cst_commands_add(struct cst_commands *commands, const struct cst_command *command,
                      struct cst_err *err);
 
+/* The command of @ticket is here. */
+bool cst_commands_has(const struct cst_commands *commands, uint64_t ticket);
+
 /* The command of @ticket has completed. False: there is none (its job is gone). */
 bool cst_commands_remove(struct cst_commands *commands, uint64_t ticket);
 

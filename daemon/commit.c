@@ -87,54 +87,91 @@ static uint64_t smallest_pool(const struct cst_job *job)
     return least;
 }
 
-/* Blocks of each rank: what was asked for, at most what can be of use. Who asked for nothing gets
- * that, as far as the budget goes, in equal parts. */
-static int divide_pools(const struct cst_job *job, uint32_t *n_blocks, struct cst_err *err)
+/* What is left of @gpu's budget (NULL: the host device's) for those who asked for nothing, and how
+ * many they are. */
+static uint64_t left_for_open(const struct cst_job *job, const struct cst_memory_pool *pools,
+                              struct cst_gpu *gpu, uint32_t *n_open)
+{
+    const struct cst_budget *budget = cst_memory_budget(job->daemon, gpu);
+    uint64_t left = budget->limit - budget->used;
+
+    *n_open = 0;
+    for (uint32_t r = 0; r < job->world; r++) {
+        uint64_t bytes;
+
+        if (pools[r].gpu != gpu) {
+            continue;
+        }
+        if (job->workers[r].pool_bytes == 0) {
+            ++*n_open;
+            continue;
+        }
+        bytes = cst_memory_pool_bytes(&job->layout, pools[r].n_blocks,
+                                      cst_memory_grain(job->daemon, gpu));
+        left -= bytes < left ? bytes : left;
+    }
+    return left;
+}
+
+static int give_share(const struct cst_job *job, struct cst_memory_pool *pools, uint32_t rank,
+                      struct cst_err *err)
 {
     const struct cst_layout *layout = &job->layout;
-    const struct cst_budget *budget = &job->daemon->pool;
-    uint64_t block_bytes = layout->capacity * 2, left = budget->limit - budget->used, share;
-    uint32_t n_open = 0;
+    struct cst_memory_pool *pool = &pools[rank];
+    const struct cst_budget *budget = cst_memory_budget(job->daemon, pool->gpu);
+    uint32_t n_open;
+    uint64_t left = left_for_open(job, pools, pool->gpu, &n_open);
 
-    for (uint32_t r = 0; r < job->world; r++) {
-        uint64_t n = job->workers[r].pool_bytes / block_bytes;
-
-        n_blocks[r] = n < layout->max_blocks ? (uint32_t)n : layout->max_blocks;
-        left -= n_blocks[r] * block_bytes < left ? n_blocks[r] * block_bytes : left;
-        n_open += job->workers[r].pool_bytes == 0;
-    }
-    share = n_open > 0 ? left / n_open / block_bytes : 0;
-    for (uint32_t r = 0; r < job->world; r++) {
-        if (job->workers[r].pool_bytes == 0) {
-            n_blocks[r] = share < layout->max_blocks ? (uint32_t)share : layout->max_blocks;
-        }
-        if (job->workers[r].pool_bytes == 0 && n_blocks[r] < layout->min_blocks) {
-            return cst_err_set(
-                err, CST_EBUDGET,
-                "%s: %" PRIu64 " of %" PRIu64 " bytes are in use; %u blocks of %" PRIu64
-                " bytes are left for rank %u, operator '%s' needs %u",
-                budget->name, budget->used, budget->limit, n_blocks[r], block_bytes, r,
-                job->model.operators[layout->min_operator].name, layout->min_blocks);
-        }
+    pool->n_blocks = cst_memory_pool_blocks(
+        layout, left / n_open, cst_memory_grain(job->daemon, pool->gpu), layout->max_blocks);
+    if (pool->n_blocks < layout->min_blocks) {
+        return cst_err_set(err, CST_EBUDGET,
+                           "%s: %" PRIu64 " of %" PRIu64 " bytes are in use; %u blocks of %" PRIu64
+                           " bytes are left for rank %u, operator '%s' needs %u",
+                           budget->name, budget->used, budget->limit, pool->n_blocks,
+                           layout->capacity * 2, rank,
+                           job->model.operators[layout->min_operator].name, layout->min_blocks);
     }
     return CST_OK;
+}
+
+/* Blocks of each rank: what was asked for, at most what can be of use. Who asked for nothing gets
+ * that, as far as the budget of its device goes, in equal parts. */
+static int divide_pools(const struct cst_job *job, struct cst_memory_pool *pools,
+                        struct cst_err *err)
+{
+    const struct cst_layout *layout = &job->layout;
+    int rc = CST_OK;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        uint64_t n = job->workers[r].pool_bytes / (layout->capacity * 2);
+
+        pools[r].gpu = job->workers[r].gpu;
+        pools[r].n_blocks = n < layout->max_blocks ? (uint32_t)n : layout->max_blocks;
+    }
+    for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
+        if (job->workers[r].pool_bytes == 0) {
+            rc = give_share(job, pools, r, err);
+        }
+    }
+    return rc;
 }
 
 static int populate(struct cst_job *job, struct cst_err *err)
 {
     struct cst_layout_config config = {.chunk_elems = job->chunk_elems,
                                        .pool_bytes = smallest_pool(job),
-                                       .n_nodes = job->daemon->engines.n};
-    uint32_t n_blocks[CST_CORE_MAX_WORLD];
+                                       .n_nodes = job->daemon->engines.n_nodes};
+    struct cst_memory_pool pools[CST_CORE_MAX_WORLD];
     int rc = cst_layout_build(&job->layout, &job->model, &config, err);
 
     if (rc != CST_OK) {
         return rc;
     }
     job->has_layout = true;
-    rc = divide_pools(job, n_blocks, err);
+    rc = divide_pools(job, pools, err);
     if (rc == CST_OK) {
-        rc = cst_memory_open(&job->memory, &job->layout, job->model.n_tensors, job->world, n_blocks,
+        rc = cst_memory_open(&job->memory, &job->layout, job->model.n_tensors, job->world, pools,
                              err);
     }
     if (rc != CST_OK) {
@@ -148,7 +185,6 @@ static void start_populating(struct cst_job *job)
     struct cst_err err = {0};
     char arenas[CST_SIZE_TEXT], pools[CST_SIZE_TEXT];
 
-    (void)uv_timer_stop(&job->deadline);
     if (populate(job, &err) != CST_OK) {
         cst_log(CST_LOG_WARNING, "job '%s': %s", job->name, err.text);
         cst_commit_break(job, &err);
@@ -274,17 +310,80 @@ static void on_deadline(uv_timer_t *timer)
     cst_commit_break(job, &why);
 }
 
-static void join_barrier(struct cst_job *job)
+static bool all_committed(const struct cst_job *job)
 {
     for (uint32_t r = 0; r < job->world; r++) {
         if (job->workers[r].commit == NULL) {
-            if (!uv_is_active((uv_handle_t *)&job->deadline)) {
-                (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
-            }
-            return;
+            return false;
         }
     }
-    start_populating(job);
+    return true;
+}
+
+/* The engines of the job's GPUs must have said what their memory is like. CST_EAGAIN: they will. */
+static int await_engines(const struct cst_job *job, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        const struct cst_gpu *gpu = job->workers[r].gpu;
+        const struct cst_engine *engine = gpu != NULL ? &job->daemon->engines.v[gpu->engine] : NULL;
+
+        if (engine != NULL && engine->state == CST_ENGINE_FAILED) {
+            return cst_err_set(err, CST_EENGINE, "%s", engine->why);
+        }
+        if (engine != NULL && engine->granularity == 0) {
+            rc = CST_EAGAIN;
+        }
+    }
+    return rc;
+}
+
+static void go_on(struct cst_job *job)
+{
+    struct cst_err err = {0};
+    int rc = await_engines(job, &err);
+
+    if (rc == CST_OK) {
+        start_populating(job);
+    } else if (rc != CST_EAGAIN) {
+        cst_log(CST_LOG_WARNING, "job '%s': %s", job->name, err.text);
+        cst_commit_break(job, &err);
+    }
+}
+
+void cst_commit_resume(void *arg)
+{
+    struct cst_daemon *daemon = arg;
+    struct cst_job *job;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        if (job->state == CST_JOB_DECLARING && all_committed(job)) {
+            go_on(job);
+        }
+    }
+}
+
+/* An engine that failed gets another chance. */
+static void need_engines(const struct cst_job *job)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (job->workers[r].gpu != NULL) {
+            cst_engine_need(&job->daemon->engines.v[job->workers[r].gpu->engine]);
+        }
+    }
+}
+
+static void join_barrier(struct cst_job *job)
+{
+    if (all_committed(job)) {
+        (void)uv_timer_stop(&job->deadline);
+        need_engines(job);
+        go_on(job);
+    } else if (!uv_is_active((uv_handle_t *)&job->deadline)) {
+        (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
+    }
 }
 
 /* The job is there: a worker that comes back must want the pool that its rank has. */

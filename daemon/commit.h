@@ -12,6 +12,9 @@ void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, ui
 /* All Commits that wait fail with @why; the ranks may commit again. */
 void cst_commit_break(struct cst_job *job, const struct cst_err *why);
 
+/* An engine of a GPU is up or has failed: commits that waited for it go on. @arg: the daemon. */
+void cst_commit_resume(void *arg);
+
 /* The engines are done with the job's memory, for better or worse. */
 void cst_commit_populated(struct cst_memory *memory);
 

@@ -1,5 +1,6 @@
 #include "daemon/config.h"
 
+#include "daemon/gpu_list.h"
 #include "daemon/log.h"
 #include "daemon/size.h"
 
@@ -166,6 +167,35 @@ static int set_nodes(struct cst_config *config, const char *value, void *field, 
     return CST_OK;
 }
 
+static int set_gpu_devices(struct cst_config *config, const char *value, void *field,
+                           struct cst_err *err)
+{
+    int rc = cst_gpu_list_check(value, err);
+
+    (void)field;
+    if (rc == CST_OK) {
+        (void)snprintf(config->gpu_devices, sizeof config->gpu_devices, "%s", value);
+    }
+    return rc;
+}
+
+/* Kept as it is: each card makes its own of a percentage. */
+static int set_gpu_pool(struct cst_config *config, const char *value, void *field,
+                        struct cst_err *err)
+{
+    uint64_t bytes = 0;
+    int rc = cst_size_parse(value, UINT64_C(1) << 40, &bytes, err);
+
+    (void)field;
+    if (rc == CST_OK && (bytes == 0 || strlen(value) >= sizeof config->gpu_pool)) {
+        rc = cst_err_set(err, CST_EINVAL, "'%.40s' is no room for a pool", value);
+    }
+    if (rc == CST_OK) {
+        (void)snprintf(config->gpu_pool, sizeof config->gpu_pool, "%s", value);
+    }
+    return rc;
+}
+
 static const struct row {
     const char *section;
     const char *key;
@@ -183,6 +213,10 @@ static const struct row {
     {"engine", "threads", set_threads, offsetof(struct cst_config, threads)},
     {"engine", "copy_threads", set_threads, offsetof(struct cst_config, copy_threads)},
     {"engine", "program", set_path, offsetof(struct cst_config, engine)},
+    {"gpu", "devices", set_gpu_devices, offsetof(struct cst_config, gpu_devices)},
+    {"gpu", "pool", set_gpu_pool, offsetof(struct cst_config, gpu_pool)},
+    {"gpu", "idle", set_wait, offsetof(struct cst_config, gpu_idle_s)},
+    {"gpu", "program", set_path, offsetof(struct cst_config, gpu_engine)},
     {"job", "ttl", set_life, offsetof(struct cst_config, ttl_s)},
     {"job", "timeout", set_wait, offsetof(struct cst_config, timeout_s)},
     {"job", "max_jobs", set_limit, offsetof(struct cst_config, max_jobs)},
@@ -214,6 +248,9 @@ void cst_config_init(struct cst_config *config, uint64_t memory_bytes)
         .host_bytes = memory_bytes / 100 * HOST_PERCENT,
         .lock = CST_LOCK_TRY,
         .pool_bytes = memory_bytes / 100 * POOL_PERCENT,
+        .gpu_devices = "all",
+        .gpu_pool = "90%",
+        .gpu_idle_s = 300,
         .ttl_s = 86400,
         .timeout_s = 300,
         .max_jobs = 64,
@@ -245,9 +282,9 @@ static int find_row(const char *section, const char *key, struct cst_err *err)
         (void)cst_err_set(err, CST_EINVAL, "unknown key '%s' in [%s] (known: %s)", key, section,
                           known);
     } else {
-        (void)cst_err_set(err, CST_EINVAL,
-                          "unknown section [%s] (known: daemon, host, device host, engine, job)",
-                          section);
+        (void)cst_err_set(
+            err, CST_EINVAL,
+            "unknown section [%s] (known: daemon, host, device host, gpu, engine, job)", section);
     }
     return -1;
 }

@@ -23,14 +23,18 @@ struct cst_config {
                                                      beside socket */
     int log_level;                                /* [daemon] log_level: enum cst_log_level */
     struct cst_access access;                     /* [daemon] access */
-    uint64_t host_bytes;                  /* [host] memory: budget for arenas, tables, staging */
-    enum cst_config_lock lock;            /* [host] lock: mlock of arenas */
-    unsigned nodes[CST_CONFIG_MAX_NODES]; /* [host] nodes: NUMA nodes to use (OS numbers) */
-    unsigned n_nodes;                     /* 0: all */
-    uint64_t pool_bytes;                  /* [device host] pool: budget for all pools together */
-    uint32_t threads;                     /* [engine] threads per engine; 0: all usable cores */
-    uint32_t copy_threads;                /* [engine] copy_threads; 0: chosen */
-    char engine[CST_CONFIG_PATH_BYTES];   /* [engine] program; empty: looked for */
+    uint64_t host_bytes;                    /* [host] memory: budget for arenas, tables, staging */
+    enum cst_config_lock lock;              /* [host] lock: mlock of arenas */
+    unsigned nodes[CST_CONFIG_MAX_NODES];   /* [host] nodes: NUMA nodes to use (OS numbers) */
+    unsigned n_nodes;                       /* 0: all */
+    uint64_t pool_bytes;                    /* [device host] pool: budget for all pools together */
+    uint32_t threads;                       /* [engine] threads per engine; 0: all usable cores */
+    uint32_t copy_threads;                  /* [engine] copy_threads; 0: chosen */
+    char engine[CST_CONFIG_PATH_BYTES];     /* [engine] program; empty: looked for */
+    char gpu_devices[512];                  /* [gpu] devices: "all", "none", or a list */
+    char gpu_pool[32];                      /* [gpu] pool: budget for pools on each, a size */
+    uint32_t gpu_idle_s;                    /* [gpu] idle: an engine without a job ends after it */
+    char gpu_engine[CST_CONFIG_PATH_BYTES]; /* [gpu] program; empty: looked for */
     uint32_t ttl_s;        /* [job] ttl: a job without worker is removed after it; s */
     uint32_t timeout_s;    /* [job] timeout: longest wait for other ranks; s */
     uint32_t max_jobs;     /* [job] max_jobs */

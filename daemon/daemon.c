@@ -1,5 +1,6 @@
 #include "daemon/daemon.h"
 
+#include "daemon/commit.h"
 #include "daemon/drive.h"
 #include "daemon/log.h"
 #include "daemon/size.h"
@@ -150,7 +151,7 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
         goto err_after_unpack;
     }
     rc = cst_engines_init(&daemon->engines, &daemon->loop, config, &daemon->later, cst_drive_done,
-                          daemon, err);
+                          cst_commit_resume, daemon, err);
     if (rc != CST_OK) {
         goto err_after_loop;
     }
@@ -170,6 +171,7 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
     }
     cst_log(CST_LOG_NOTICE, "listening at %s, managers at %s, engine %s", daemon->server.user.path,
             daemon->server.manager.path, daemon->engines.program);
+    cst_gpus_start(&daemon->gpus, daemon);
     format_status(daemon, status, sizeof status);
     cst_notify_ready(&daemon->notify, status);
     return CST_OK;
@@ -249,6 +251,7 @@ void cst_daemon_drain(struct cst_daemon *daemon)
     cst_later_run(&daemon->later);
     end_sessions(daemon);
     cst_later_run(&daemon->later);
+    cst_gpus_stop(&daemon->gpus);
     cst_engines_stop(&daemon->engines);
     for_own_handles(daemon, uv_unref);
 }

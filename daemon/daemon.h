@@ -6,6 +6,7 @@
 #include "daemon/arena.h"
 #include "daemon/config.h"
 #include "daemon/engines.h"
+#include "daemon/gpus.h"
 #include "daemon/job.h"
 #include "daemon/later.h"
 #include "daemon/notify.h"
@@ -23,6 +24,7 @@ struct cst_daemon {
     struct cst_budget host;          /* arenas, tables, staging */
     struct cst_budget pool;          /* pools of the host device */
     struct cst_engines engines;
+    struct cst_gpus gpus;
     struct cst_server server; /* listeners and sessions */
     struct cst_jobs jobs;
     struct cst_pendings requests;

@@ -22,17 +22,29 @@ static void on_refuse(struct cst_later *later);
 
 const char *cst_engine_state_name(enum cst_engine_state state)
 {
-    static const char *const names[] = {"off", "starting", "restarting", "ready", "failed"};
+    static const char *const names[] = {"off",   "starting", "restarting",
+                                        "ready", "failed",   "ending"};
 
     return names[state];
 }
 
 void cst_engine_init(struct cst_engine *engine, struct cst_engines *engines, unsigned index,
-                     unsigned os_node)
+                     unsigned os_node, const char *device)
 {
     *engine = (struct cst_engine){
         .engines = engines, .index = index, .os_node = os_node, .refuse.fn = on_refuse};
+    (void)snprintf(engine->device, sizeof engine->device, "%s", device);
     cst_commands_init(&engine->commands);
+    if (cst_engine_is_gpu(engine)) {
+        (void)uv_timer_init(engines->loop, &engine->idle);
+        engine->idle.data = engine;
+        uv_unref((uv_handle_t *)&engine->idle);
+    }
+}
+
+bool cst_engine_is_gpu(const struct cst_engine *engine)
+{
+    return engine->device[0] != '\0';
 }
 
 void cst_engine_close(struct cst_engine *engine)
@@ -41,6 +53,9 @@ void cst_engine_close(struct cst_engine *engine)
     if (engine->undo != NULL) {
         cst_segment_unref(engine->undo);
         engine->undo = NULL;
+    }
+    if (cst_engine_is_gpu(engine)) {
+        uv_close((uv_handle_t *)&engine->idle, NULL);
     }
 }
 
@@ -72,7 +87,11 @@ static void send_setup(struct cst_engine *engine)
 
     setup.node = engine->os_node;
     setup.threads = config->threads;
-    setup.copy_threads = config->copy_threads;
+    if (cst_engine_is_gpu(engine)) {
+        setup.device = engine->device;
+    } else {
+        setup.copy_threads = config->copy_threads;
+    }
     setup.undo_segment = engine->undo->id;
     setup.undo_bytes = engine->undo->bytes;
     (void)cst_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_SETUP, 1, &setup.base, engine->undo->fd);
@@ -89,6 +108,7 @@ static uint64_t undo_bytes(const struct cst_config *config)
 int cst_engine_start(struct cst_engine *engine, struct cst_err *err)
 {
     struct cst_engines *engines = engine->engines;
+    const char *program = cst_engine_is_gpu(engine) ? engines->gpu_program : engines->program;
     int rc = CST_OK;
 
     if (engine->undo == NULL) {
@@ -96,8 +116,7 @@ int cst_engine_start(struct cst_engine *engine, struct cst_err *err)
                               undo_bytes(engines->config), NULL, "undo slots", err);
     }
     if (rc == CST_OK) {
-        rc =
-            cst_process_start(&engine->process, engines->loop, engines->program, &ops, engine, err);
+        rc = cst_process_start(&engine->process, engines->loop, program, &ops, engine, err);
     }
     if (rc != CST_OK) {
         engine->state = CST_ENGINE_FAILED;
@@ -127,13 +146,18 @@ static void on_ready(struct cst_engine *engine, const struct cst_frame *frame)
     engine->threads = ready->threads;
     engine->copy_threads = ready->copy_threads;
     (void)snprintf(engine->isa, sizeof engine->isa, "%s", ready->isa);
+    engine->granularity = ready->granularity > 0 ? ready->granularity : 1;
     engine__ready__free_unpacked(ready, NULL);
-    cst_log(CST_LOG_INFO, "engine %u: ready on NUMA node %u, %u threads, %u copy threads, %s",
-            engine->index, engine->os_node, engine->threads, engine->copy_threads, engine->isa);
+    cst_log(CST_LOG_INFO, "engine %u: ready on %s%sNUMA node %u, %u threads, %u copy threads, %s",
+            engine->index, engine->device, cst_engine_is_gpu(engine) ? ", " : "", engine->os_node,
+            engine->threads, engine->copy_threads, engine->isa);
     engine->state = CST_ENGINE_MOUNTING;
     cst_mounts_renew(engine);
     if (engine->n_remounting == 0) {
         engine->state = CST_ENGINE_READY;
+    }
+    if (cst_engine_is_gpu(engine)) {
+        engine->engines->on_up(engine->engines->arg);
     }
 }
 
@@ -155,7 +179,7 @@ static void on_done(struct cst_engine *engine, const struct cst_frame *frame)
         if (cst_commands_remove(&engine->commands, c->ticket)) {
             engine->n_completed++;
             engine->n_deaths = 0;
-            engines->on_done(engines->arg, c->ticket, c->status, c->value, c->text);
+            cst_engines_complete(engines, c->ticket, c->status, c->value, c->text);
         }
     }
     engine__done__free_unpacked(done, NULL);
@@ -175,12 +199,16 @@ static void on_pong(struct cst_engine *engine, const struct cst_frame *frame)
         .update_ns = pong->update_ns,
         .reduce_elems = pong->reduce_elems,
         .reduce_ns = pong->reduce_ns,
+        .up_bytes = pong->up_bytes,
+        .up_ns = pong->up_ns,
+        .down_bytes = pong->down_bytes,
+        .down_ns = pong->down_ns,
     };
     engine->progress = pong->progress;
     engine__pong__free_unpacked(pong, NULL);
 }
 
-static void on_frame(void *arg, const struct cst_frame *frame)
+static void on_frame(void *arg, struct cst_frame *frame)
 {
     struct cst_engine *engine = arg;
 
@@ -261,6 +289,10 @@ static void fold_counters(struct cst_engine *engine)
     engine->base.update_ns += engine->counters.update_ns;
     engine->base.reduce_elems += engine->counters.reduce_elems;
     engine->base.reduce_ns += engine->counters.reduce_ns;
+    engine->base.up_bytes += engine->counters.up_bytes;
+    engine->base.up_ns += engine->counters.up_ns;
+    engine->base.down_bytes += engine->counters.down_bytes;
+    engine->base.down_ns += engine->counters.down_ns;
     engine->counters = (struct cst_engine_counters){0};
 }
 
@@ -273,7 +305,10 @@ static void refuse_all(struct cst_engine *engine)
     cst_mounts_fail(engine);
     while (cst_commands_first(&engine->commands, &ticket)) {
         (void)cst_commands_remove(&engine->commands, ticket);
-        engines->on_done(engines->arg, ticket, CST_EENGINE, 0, engine->why);
+        cst_engines_complete(engines, ticket, CST_EENGINE, 0, engine->why);
+    }
+    if (cst_engine_is_gpu(engine)) {
+        engines->on_up(engines->arg);
     }
 }
 
@@ -293,11 +328,16 @@ static void on_refuse(struct cst_later *later)
     }
 }
 
-void cst_engine_retry(struct cst_engine *engine)
+void cst_engine_need(struct cst_engine *engine)
 {
     struct cst_err err = {0};
 
-    cst_log(CST_LOG_NOTICE, "engine %u: tried again", engine->index);
+    if (engine->state != CST_ENGINE_FAILED && engine->state != CST_ENGINE_OFF) {
+        return; /* ENDING: on_exit looks again */
+    }
+    if (engine->state == CST_ENGINE_FAILED) {
+        cst_log(CST_LOG_NOTICE, "engine %u: tried again", engine->index);
+    }
     engine->n_deaths = 0;
     if (cst_engine_start(engine, &err) != CST_OK) {
         cst_log(CST_LOG_ERROR, "%s", engine->why);
@@ -328,6 +368,16 @@ static bool is_hopeless(struct cst_engine *engine)
     return engine->n_deaths > MAX_DEATHS;
 }
 
+/* It ended because nobody wanted it; perhaps somebody does now. */
+static void ended(struct cst_engine *engine)
+{
+    cst_log(CST_LOG_INFO, "engine %u: ended, no job uses %s", engine->index, engine->device);
+    engine->state = CST_ENGINE_OFF;
+    if (engine->n_users > 0) {
+        cst_engine_need(engine);
+    }
+}
+
 static void on_exit_of_process(void *arg, const char *how)
 {
     struct cst_engine *engine = arg;
@@ -339,6 +389,10 @@ static void on_exit_of_process(void *arg, const char *how)
     cst_commands_rewind(&engine->commands);
     if (engine->engines->stopping) {
         engine->state = CST_ENGINE_OFF;
+        return;
+    }
+    if (engine->state == CST_ENGINE_ENDING) {
+        ended(engine);
         return;
     }
     cst_log(CST_LOG_WARNING, "engine %u: %s with %llu commands in flight", engine->index, how,
@@ -353,6 +407,34 @@ static void on_exit_of_process(void *arg, const char *how)
     engine->n_restarts++;
     if (cst_engine_start(engine, &err) != CST_OK) {
         give_up(engine);
+    }
+}
+
+/* -- use ------------------------------------------------------------------------------------ */
+
+static void on_idle(uv_timer_t *timer)
+{
+    struct cst_engine *engine = timer->data;
+
+    if (engine->process != NULL && !engine->engines->stopping) {
+        engine->state = CST_ENGINE_ENDING;
+        cst_engines_watch(engine->engines);
+        cst_process_stop(engine->process);
+    }
+}
+
+void cst_engine_use(struct cst_engine *engine)
+{
+    engine->n_users++;
+    (void)uv_timer_stop(&engine->idle);
+    cst_engine_need(engine);
+}
+
+void cst_engine_unuse(struct cst_engine *engine)
+{
+    if (--engine->n_users == 0 && !engine->engines->stopping) {
+        (void)uv_timer_start(&engine->idle, on_idle,
+                             (uint64_t)engine->engines->config->gpu_idle_s * 1000, 0);
     }
 }
 

@@ -2,8 +2,8 @@
  * not done. A death is survived: another process is started, gets the same segments and every
  * command that had not completed.
  *
- *   OFF --start--> STARTING --Ready--> MOUNTING --all mapped again--> READY
- *    ^                 \-----------------/ dies: STARTING again -----/
+ *   OFF --start--> STARTING --Ready--> MOUNTING --all mapped again--> READY --no job--> ENDING, OFF
+ *    ^                 \-----------------/ dies: STARTING again -----/     (a GPU's alone)
  *    |                                   | more than 5 deaths in 10 s with nothing done in between
  *    +--- (daemon ends)                  +--> FAILED: all it had gets CST_EENGINE; the next mount
  * tries again
@@ -27,20 +27,27 @@ enum cst_engine_state {
     CST_ENGINE_MOUNTING,
     CST_ENGINE_READY,
     CST_ENGINE_FAILED,
+    CST_ENGINE_ENDING,
 };
 
 struct cst_engine_counters { /* as in engine.proto's Pong */
     uint64_t copy_bytes, copy_ns;
     uint64_t update_elems, update_ns;
     uint64_t reduce_elems, reduce_ns;
+    uint64_t up_bytes, up_ns;
+    uint64_t down_bytes, down_ns;
 };
 
 struct cst_engine {
     struct cst_engines *engines; /* its set */
     unsigned index;              /* in the set; the core's node number */
     unsigned os_node;            /* NUMA node */
+    char device[64];             /* UUID of its GPU; empty: it is a node's */
     enum cst_engine_state state;
     struct cst_process *process;    /* NULL: OFF or FAILED */
+    uint64_t granularity;           /* GPU: segments are multiples of it, bytes; 0: not up yet */
+    unsigned n_users;               /* GPU: ranks of jobs that want it */
+    uv_timer_t idle;                /* GPU: runs while there are none */
     struct cst_segment *undo;       /* old values of tiles being changed; survives the process */
     struct cst_commands commands;   /* not completed */
     uint32_t n_remounting;          /* segments that it must have again before commands go out */
@@ -61,9 +68,9 @@ struct cst_engine {
     struct cst_later refuse; /* FAILED: answers what comes in nevertheless */
 };
 
-/* Zeroed otherwise; OFF. */
+/* Zeroed otherwise; OFF. @device: UUID of its GPU, or empty. */
 void cst_engine_init(struct cst_engine *engine, struct cst_engines *engines, unsigned index,
-                     unsigned os_node);
+                     unsigned os_node, const char *device);
 
 /* Forget commands and undo. The process is gone by now. */
 void cst_engine_close(struct cst_engine *engine);
@@ -71,8 +78,16 @@ void cst_engine_close(struct cst_engine *engine);
 /* Start its process. CST_EENGINE with words; the state is FAILED then. */
 int cst_engine_start(struct cst_engine *engine, struct cst_err *err);
 
-/* Start it although it has FAILED before. Failing again is told to those who wait, later. */
-void cst_engine_retry(struct cst_engine *engine);
+/* Somebody needs it: start it if it is OFF or has FAILED before. Failing again is told to those who
+ * wait, later. */
+void cst_engine_need(struct cst_engine *engine);
+
+/* A GPU's engine: a rank wants it, and is done with it. It starts with the first one, and ends when
+ * there has been none for the configured time and nothing of it is mapped. */
+void cst_engine_use(struct cst_engine *engine);
+void cst_engine_unuse(struct cst_engine *engine);
+
+bool cst_engine_is_gpu(const struct cst_engine *engine);
 
 /* @command is to be done. In FAILED it completes with CST_EENGINE, later. CST_ENOMEM. */
 int cst_engine_submit(struct cst_engine *engine, const struct cst_command *command,

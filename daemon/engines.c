@@ -16,49 +16,80 @@ enum { PING_MS = 1000, STOP_MS = 2000 };
 
 /* -- start and end -------------------------------------------------------------------------- */
 
-static bool try_program(struct cst_engines *engines, const char *dir, const char *name)
-{
-    int n = snprintf(engines->program, sizeof engines->program, "%s%s", dir, name);
+/* A program that is looked for. */
+struct search {
+    const char *name;     /* "cistern-engine-host" */
+    const char *config;   /* what the configuration says; may be empty */
+    const char *variable; /* of the environment */
+    char *out;            /* CST_CONFIG_PATH_BYTES */
+};
 
-    return n > 0 && (size_t)n < sizeof engines->program && access(engines->program, X_OK) == 0;
+static bool try_program(const struct search *search, const char *dir, const char *name)
+{
+    int n = snprintf(search->out, CST_CONFIG_PATH_BYTES, "%s%s", dir, name);
+
+    return n > 0 && n < CST_CONFIG_PATH_BYTES && access(search->out, X_OK) == 0;
 }
 
-/* Configured, from the environment, installed, or in the build tree that this program lies in
- * (libtool's own place for it first: the file above it is a script). */
-static int find_program(struct cst_engines *engines, struct cst_err *err)
+/* In the build tree that this program lies in: libtool's own place for it first, the file above it
+ * is a script. */
+static bool try_beside(const struct search *search)
 {
-    const char *given = getenv("CISTERN_ENGINE_HOST");
-    char self[PATH_MAX];
+    char self[PATH_MAX], hidden[64];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     char *slash;
 
-    if (engines->config->engine[0] != '\0') {
-        given = engines->config->engine;
+    self[n > 0 ? n : 0] = '\0';
+    slash = strrchr(self, '/');
+    if (slash == NULL) {
+        return false;
     }
+    slash[1] = '\0';
+    if (strcmp(slash - (slash - self >= 6 ? 6 : 0), "/.libs/") == 0) {
+        slash[-5] = '\0';
+    }
+    (void)snprintf(hidden, sizeof hidden, ".libs/%s", search->name);
+    return try_program(search, self, hidden) || try_program(search, self, search->name);
+}
+
+/* Configured, from the environment, in the build tree, or installed. CST_ENOTFOUND: one that was
+ * named is not there; CST_EAGAIN: nowhere. */
+static int find_program(const struct search *search, struct cst_err *err)
+{
+    const char *given = search->config[0] != '\0' ? search->config : getenv(search->variable);
+
     if (given != NULL) {
-        return try_program(engines, given, "")
+        return try_program(search, given, "")
                    ? CST_OK
                    : cst_err_errno(err, CST_ENOTFOUND, errno, "engine program %s", given);
     }
-    self[n > 0 ? n : 0] = '\0';
-    slash = strrchr(self, '/');
-    if (slash != NULL) {
-        slash[1] = '\0';
-        if (strcmp(slash - (slash - self >= 6 ? 6 : 0), "/.libs/") == 0) {
-            slash[-5] = '\0';
-        }
-        if (try_program(engines, self, ".libs/cistern-engine-host") ||
-            try_program(engines, self, "cistern-engine-host")) {
-            return CST_OK;
-        }
-    }
-    if (try_program(engines, CST_LIBEXECDIR, "/cistern-engine-host")) {
+    if (try_beside(search) || try_program(search, CST_LIBEXECDIR "/", search->name)) {
         return CST_OK;
     }
-    return cst_err_set(
-        err, CST_ENOTFOUND,
-        "no engine program at %s/cistern-engine-host: use --engine or CISTERN_ENGINE_HOST",
-        CST_LIBEXECDIR);
+    search->out[0] = '\0';
+    return CST_EAGAIN;
+}
+
+static int find_programs(struct cst_engines *engines, struct cst_err *err)
+{
+    const struct cst_config *config = engines->config;
+    struct search host = {"cistern-engine-host", config->engine, "CISTERN_ENGINE_HOST",
+                          engines->program};
+    struct search gpu = {"cistern-engine-cuda", config->gpu_engine, "CISTERN_ENGINE_CUDA",
+                         engines->gpu_program};
+    int rc = find_program(&host, err);
+
+    if (rc == CST_EAGAIN) {
+        return cst_err_set(
+            err, CST_ENOTFOUND,
+            "no engine program at %s/cistern-engine-host: use --engine or CISTERN_ENGINE_HOST",
+            CST_LIBEXECDIR);
+    }
+    if (rc == CST_OK && strcmp(config->gpu_devices, "none") != 0) {
+        rc = find_program(&gpu, err);
+        rc = rc == CST_EAGAIN ? CST_OK : rc;
+    }
+    return rc;
 }
 
 static bool is_wanted(const struct cst_config *config, unsigned os_node)
@@ -85,8 +116,8 @@ static int find_nodes(struct cst_engines *engines, struct cst_err *err)
     if (hwloc_topology_load(topology) == 0) {
         while ((node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != NULL) {
             if (is_wanted(config, node->os_index) && !hwloc_bitmap_iszero(node->cpuset) &&
-                engines->n < CST_ARENA_MAX_ENGINES) {
-                cst_engine_init(&engines->v[engines->n], engines, engines->n, node->os_index);
+                engines->n < CST_CONFIG_MAX_NODES) {
+                cst_engine_init(&engines->v[engines->n], engines, engines->n, node->os_index, "");
                 engines->n++;
             }
         }
@@ -98,14 +129,15 @@ static int find_nodes(struct cst_engines *engines, struct cst_err *err)
                            config->n_nodes, engines->n);
     }
     if (engines->n == 0) {
-        cst_engine_init(&engines->v[engines->n++], engines, 0, 0);
+        cst_engine_init(&engines->v[engines->n++], engines, 0, 0, "");
     }
+    engines->n_nodes = engines->n;
     return CST_OK;
 }
 
 int cst_engines_init(struct cst_engines *engines, uv_loop_t *loop, const struct cst_config *config,
-                     struct cst_later_queue *later, cst_engines_done_fn on_done, void *arg,
-                     struct cst_err *err)
+                     struct cst_later_queue *later, cst_engines_done_fn on_done,
+                     cst_engines_up_fn on_up, void *arg, struct cst_err *err)
 {
     int rc;
 
@@ -114,10 +146,12 @@ int cst_engines_init(struct cst_engines *engines, uv_loop_t *loop, const struct 
     engines->config = config;
     engines->later = later;
     engines->on_done = on_done;
+    engines->on_up = on_up;
     engines->arg = arg;
     engines->next_segment = 1;
     TAILQ_INIT(&engines->segments);
-    rc = find_program(engines, err);
+    cst_waits_init(&engines->waits);
+    rc = find_programs(engines, err);
     if (rc == CST_OK) {
         rc = find_nodes(engines, err);
     }
@@ -128,11 +162,23 @@ int cst_engines_init(struct cst_engines *engines, uv_loop_t *loop, const struct 
     return rc;
 }
 
+int cst_engines_add_gpu(struct cst_engines *engines, const char *uuid, int os_node, unsigned *index,
+                        struct cst_err *err)
+{
+    if (engines->n == CST_ARENA_MAX_ENGINES) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "more than %d engines", CST_ARENA_MAX_ENGINES);
+    }
+    cst_engine_init(&engines->v[engines->n], engines, engines->n,
+                    os_node >= 0 ? (unsigned)os_node : engines->v[0].os_node, uuid);
+    *index = engines->n++;
+    return CST_OK;
+}
+
 int cst_engines_start(struct cst_engines *engines, struct cst_err *err)
 {
     int rc = CST_OK;
 
-    for (unsigned i = 0; i < engines->n && rc == CST_OK; i++) {
+    for (unsigned i = 0; i < engines->n_nodes && rc == CST_OK; i++) {
         rc = cst_engine_start(&engines->v[i], err);
     }
     return rc;
@@ -169,6 +215,7 @@ void cst_engines_close(struct cst_engines *engines)
     for (unsigned i = 0; i < engines->n; i++) {
         cst_engine_close(&engines->v[i]);
     }
+    cst_waits_close(&engines->waits);
 }
 
 /* -- segments ------------------------------------------------------------------------------- */
@@ -217,27 +264,26 @@ struct cst_segment *cst_engines_find(const struct cst_engines *engines, uint32_t
     return segment;
 }
 
-static bool maps(const struct cst_segment *segment, unsigned engine)
+static bool maps(const struct cst_engines *engines, const struct cst_segment *segment, unsigned i)
 {
-    return segment->node < 0 || segment->node == (int)engine;
+    return segment->engines == 0 ? i < engines->n_nodes : (segment->engines >> i & 1) != 0;
 }
 
 void cst_engines_mount(struct cst_engines *engines, struct cst_segment *segment)
 {
     list_segment(engines, segment);
     for (unsigned i = 0; i < engines->n; i++) {
-        struct cst_engine *engine = &engines->v[i];
-
-        if (!maps(segment, i)) {
-            continue;
+        if (maps(engines, segment, i)) {
+            segment->mounts[i] = CST_MOUNT_WANTED;
+            segment->n_waiting++;
+            cst_segment_ref(segment);
         }
-        segment->mounts[i] = CST_MOUNT_WANTED;
-        segment->n_waiting++;
-        cst_segment_ref(segment);
-        if (engine->state == CST_ENGINE_FAILED) {
-            cst_engine_retry(engine);
+    }
+    for (unsigned i = 0; i < engines->n; i++) {
+        if (segment->mounts[i] == CST_MOUNT_WANTED) {
+            cst_engine_need(&engines->v[i]);
+            cst_mounts_add(&engines->v[i], segment);
         }
-        cst_mounts_add(engine, segment);
     }
 }
 
@@ -289,22 +335,91 @@ void cst_engines_watch(struct cst_engines *engines)
     }
 }
 
-int cst_engines_submit(struct cst_engines *engines, const struct cst_command *command,
-                       struct cst_err *err)
+/* @ticket is under way at an engine other than @own, or waits itself. */
+static bool is_elsewhere(const struct cst_engines *engines, uint64_t ticket, uint32_t own)
 {
-    struct cst_engine *engine;
-    int rc;
+    bool found = cst_waits_holds(&engines->waits, ticket);
 
-    if (command->node >= engines->n) {
-        return cst_err_set(err, CST_EINTERNAL, "command for node %u of %u", command->node,
-                           engines->n);
+    for (unsigned i = 0; i < engines->n && !found; i++) {
+        found = i != own && cst_commands_has(&engines->v[i].commands, ticket);
     }
-    engine = &engines->v[command->node];
-    rc = cst_engine_submit(engine, command, err);
+    return found;
+}
+
+/* The tickets that @command has to wait for here. 0: its engine can see to them itself. */
+static uint32_t find_waits(const struct cst_engines *engines, const struct cst_command *command,
+                           uint64_t *tickets)
+{
+    const struct cst_commands *own = &engines->v[command->node].commands;
+    bool hold = false;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < command->n_after; i++) {
+        bool elsewhere = is_elsewhere(engines, command->after[i], command->node);
+
+        hold = hold || elsewhere;
+        if (elsewhere || cst_commands_has(own, command->after[i])) {
+            tickets[n++] = command->after[i];
+        }
+    }
+    return hold ? n : 0;
+}
+
+static int submit(struct cst_engines *engines, const struct cst_command *command,
+                  struct cst_err *err)
+{
+    struct cst_engine *engine = &engines->v[command->node];
+    int rc = cst_engine_submit(engine, command, err);
+
     if (rc == CST_OK) {
         cst_engines_watch(engines);
     }
     return rc;
+}
+
+int cst_engines_submit(struct cst_engines *engines, const struct cst_command *command,
+                       struct cst_err *err)
+{
+    uint64_t tickets[CST_COMMAND_MAX_AFTER];
+    uint32_t n = 0;
+
+    if (command->node >= engines->n) {
+        return cst_err_set(err, CST_EINTERNAL, "command for engine %u of %u", command->node,
+                           engines->n);
+    }
+    if (command->n_after > 0 && engines->n > 1) {
+        n = find_waits(engines, command, tickets);
+    }
+    return n > 0 ? cst_waits_add(&engines->waits, command, tickets, n, err)
+                 : submit(engines, command, err);
+}
+
+/* Give engines what waits no more. What cannot be given completes here, and what waits for that in
+ * turn. */
+static void release(struct cst_engines *engines)
+{
+    struct cst_command command;
+    struct cst_err err;
+
+    while (cst_waits_take(&engines->waits, &command, &err)) {
+        if (err.status == CST_OK) {
+            (void)submit(engines, &command, &err);
+        }
+        if (err.status != CST_OK) {
+            engines->on_done(engines->arg, command.ticket, err.status, 0, err.text);
+            cst_waits_done(&engines->waits, command.ticket, err.status, err.text);
+        }
+    }
+}
+
+void cst_engines_complete(struct cst_engines *engines, uint64_t ticket, int status, double value,
+                          const char *text)
+{
+    engines->on_done(engines->arg, ticket, status, value, text);
+    if (engines->waits.n > 0) {
+        cst_waits_done(&engines->waits, ticket, status, text);
+        release(engines);
+    }
 }
 
 void cst_engines_forget(struct cst_engines *engines, unsigned shift, uint64_t value)
@@ -312,6 +427,7 @@ void cst_engines_forget(struct cst_engines *engines, unsigned shift, uint64_t va
     for (unsigned i = 0; i < engines->n; i++) {
         cst_commands_forget(&engines->v[i].commands, shift, value);
     }
+    cst_waits_forget(&engines->waits, shift, value);
 }
 
 void cst_engines_flush(struct cst_engines *engines)

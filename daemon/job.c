@@ -56,6 +56,26 @@ const char *cst_job_state_name(const struct cst_job *job)
     return phases[stats.phase];
 }
 
+const char *cst_worker_device(const struct cst_worker *worker)
+{
+    return worker->gpu != NULL ? worker->gpu->uuid : "host";
+}
+
+/* Its engine starts, and the other one's may end. */
+static void set_device(struct cst_worker *worker, struct cst_gpu *gpu)
+{
+    struct cst_engines *engines = &worker->job->daemon->engines;
+    struct cst_gpu *was = worker->gpu;
+
+    worker->gpu = gpu;
+    if (gpu != NULL && gpu != was) {
+        cst_engine_use(&engines->v[gpu->engine]);
+    }
+    if (was != NULL && gpu != was) {
+        cst_engine_unuse(&engines->v[was->engine]);
+    }
+}
+
 /* -- life ----------------------------------------------------------------------------------- */
 
 static void on_ttl(uv_timer_t *timer)
@@ -122,6 +142,9 @@ static void release_hold(struct cst_job *job)
 
     if (--job->n_holds > 0) {
         return;
+    }
+    for (uint32_t r = 0; r < job->world; r++) {
+        set_device(&job->workers[r], NULL);
     }
     TAILQ_REMOVE(&daemon->jobs.closing, job, link);
     cst_model_close(&job->model);
@@ -363,6 +386,25 @@ static int claim_rank(struct cst_worker *worker, const struct cst_session *sessi
     return CST_OK;
 }
 
+/* Pools are there, or being made. */
+static bool is_decided(const struct cst_job *job)
+{
+    return job->state != CST_JOB_DECLARING;
+}
+
+static int check_device(const struct cst_job *job, const struct cst_job_wish *wish,
+                        struct cst_err *err)
+{
+    const struct cst_worker *worker = &job->workers[wish->rank];
+
+    if (!is_decided(job) || wish->any_device || wish->gpu == worker->gpu) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EMISMATCH, "the pool of rank %u of job '%s' is on %s, not on %s",
+                       wish->rank, job->name, cst_worker_device(worker),
+                       wish->gpu != NULL ? wish->gpu->uuid : "host");
+}
+
 static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish,
                       struct cst_err *err)
 {
@@ -377,7 +419,7 @@ static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish
                            job->name, (unsigned long long)job->chunk_elems,
                            (unsigned long long)wish->chunk_elems, wish->rank);
     }
-    return CST_OK;
+    return check_device(job, wish, err);
 }
 
 static void occupy(struct cst_worker *worker, struct cst_session *session,
@@ -393,6 +435,9 @@ static void occupy(struct cst_worker *worker, struct cst_session *session,
     worker->left = false;
     worker->n_tensors = worker->n_operators = 0;
     worker->pool_bytes = wish->pool_bytes;
+    if (!is_decided(job)) {
+        set_device(worker, wish->gpu);
+    }
     session->job = job;
     session->rank = worker->rank;
     session->job_removed = false;
@@ -455,8 +500,9 @@ int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish,
     memcpy(worker->token, token, sizeof token);
     worker->has_token = true;
     occupy(worker, session, wish);
-    cst_log(CST_LOG_INFO, "job '%s': rank %u of %u is pid %d%s", job->name, wish->rank, job->world,
-            (int)session->peer.pid, *created ? " (new job)" : "");
+    cst_log(CST_LOG_INFO, "job '%s': rank %u of %u is pid %d on %s%s", job->name, wish->rank,
+            job->world, (int)session->peer.pid, cst_worker_device(worker),
+            *created ? " (new job)" : "");
     cst_daemon_status(session->daemon);
     return CST_OK;
 }

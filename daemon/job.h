@@ -23,6 +23,7 @@
 #define CST_JOB_TICKET_SHIFT 40 /* tickets of a job start at serial << this */
 
 struct cst_daemon;
+struct cst_gpu;
 struct cst_session;
 
 enum cst_job_state { CST_JOB_DECLARING, CST_JOB_POPULATING, CST_JOB_READY, CST_JOB_CLOSING };
@@ -38,6 +39,7 @@ struct cst_worker {
     bool has_token;
     bool left;                       /* the last one went in good order */
     uint64_t pool_bytes;             /* asked for; 0: as much as is of use */
+    struct cst_gpu *gpu;             /* its device; NULL: the host. In use until the job is gone */
     uint32_t n_tensors, n_operators; /* declared by the present one */
     bool unheard;                    /* it is still to be told of job->disagreement */
     struct cst_pending *commit;      /* its Commit, waiting; NULL */
@@ -94,6 +96,8 @@ struct cst_job_wish { /* JobOpen, checked for form */
     const char *name;
     uint32_t rank, world;
     uint64_t pool_bytes, chunk_elems;
+    struct cst_gpu *gpu;  /* NULL: the host */
+    bool any_device;      /* "auto": what its rank has, if that is decided */
     const uint8_t *token; /* NULL: none */
     uint32_t timeout_ms, ttl_s;
 };
@@ -103,6 +107,9 @@ struct cst_job_wish { /* JobOpen, checked for form */
  * *created tells whether it was made. */
 int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
                    struct cst_err *err);
+
+/* "host", or the UUID of the rank's GPU. */
+const char *cst_worker_device(const struct cst_worker *worker);
 
 /* The session of @rank is gone. */
 void cst_job_hangup(struct cst_job *job, uint32_t rank);

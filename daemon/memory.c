@@ -93,8 +93,18 @@ static void on_segment_gone(struct cst_segment *segment)
 
 /* -- open ----------------------------------------------------------------------------------- */
 
+static void enter(struct cst_memory *memory, struct cst_segment *segment)
+{
+    segment->arg = memory;
+    segment->on_mounted = on_mounted;
+    segment->on_progress = on_progress;
+    memory->ids[memory->n_segments] = segment->id;
+    memory->segments[memory->n_segments++] = segment;
+}
+
+/* Host memory for @host_engines (a bit each) and the engines of the job's GPUs. */
 static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_budget *budget,
-                       int node, int populate, struct cst_err *err)
+                       uint32_t host_engines, int populate, struct cst_err *err)
 {
     struct cst_daemon *daemon = memory->daemon;
     struct cst_engines *engines = &daemon->engines;
@@ -105,17 +115,33 @@ static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_bud
     if (rc != CST_OK) {
         return rc;
     }
-    segment->node = node;
+    segment->engines = host_engines | memory->gpu_engines;
     segment->populate = populate;
-    segment->bind = engines->n > 1 ? (int)engines->v[populate].os_node : -1;
+    segment->bind = engines->n_nodes > 1 ? (int)engines->v[populate].os_node : -1;
     segment->lock = daemon->config->lock != CST_LOCK_NO;
     segment->lock_required = daemon->config->lock == CST_LOCK_YES;
-    segment->arg = memory;
-    segment->on_mounted = on_mounted;
-    segment->on_progress = on_progress;
-    memory->ids[memory->n_segments] = segment->id;
-    memory->segments[memory->n_segments++] = segment;
+    enter(memory, segment);
     return CST_OK;
+}
+
+/* Memory of @gpu, for the engines of all GPUs of the job: they read each other's gradients. */
+static int add_device_segment(struct cst_memory *memory, uint64_t bytes, struct cst_gpu *gpu,
+                              struct cst_err *err)
+{
+    struct cst_segment *segment;
+    int rc = cst_segment_open_device(&segment, cst_engines_segment_id(&memory->daemon->engines),
+                                     bytes, &gpu->pool, gpu->engine, memory->name, err);
+
+    if (rc == CST_OK) {
+        segment->engines = memory->gpu_engines;
+        enter(memory, segment);
+    }
+    return rc;
+}
+
+static uint32_t all_nodes(const struct cst_memory *memory)
+{
+    return (UINT32_C(1) << memory->daemon->engines.n_nodes) - 1;
 }
 
 static int add_arenas(struct cst_memory *memory, const struct cst_layout *layout,
@@ -124,9 +150,10 @@ static int add_arenas(struct cst_memory *memory, const struct cst_layout *layout
     int rc = CST_OK;
 
     for (uint32_t i = 0; i < layout->n_segments && rc == CST_OK; i++) {
-        int node = (int)layout->segments[i].node;
+        uint32_t node = layout->segments[i].node;
 
-        rc = add_segment(memory, layout->segments[i].bytes, &memory->daemon->host, node, node, err);
+        rc = add_segment(memory, layout->segments[i].bytes, &memory->daemon->host,
+                         UINT32_C(1) << node, (int)node, err);
     }
     memory->n_arenas = memory->n_segments;
     return rc;
@@ -140,7 +167,7 @@ static int add_table(struct cst_memory *memory, const struct cst_layout *layout,
     int rc;
 
     cst_table_size(&header, layout->n_chunks, n_tensors, layout->n_tiles);
-    rc = add_segment(memory, header.total_bytes, &memory->daemon->host, -1, 0, err);
+    rc = add_segment(memory, header.total_bytes, &memory->daemon->host, all_nodes(memory), 0, err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -155,6 +182,8 @@ static int add_table(struct cst_memory *memory, const struct cst_layout *layout,
     return CST_OK;
 }
 
+/* -- pools ---------------------------------------------------------------------------------- */
+
 static uint32_t blocks_per_slab(const struct cst_layout *layout)
 {
     return (uint32_t)(CST_LAYOUT_SEGMENT_BYTES / (layout->capacity * 2));
@@ -165,37 +194,106 @@ static uint32_t slabs_of(const struct cst_layout *layout, uint32_t n_blocks)
     return (n_blocks + blocks_per_slab(layout) - 1) / blocks_per_slab(layout);
 }
 
-static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
-                    uint32_t n_blocks, struct cst_err *err)
+/* Bytes of a slab of @n_blocks. */
+static uint64_t slab_bytes(const struct cst_layout *layout, uint32_t n_blocks, uint64_t grain)
 {
-    uint32_t per_slab = blocks_per_slab(layout), left = n_blocks;
-    int rc = CST_OK, node = (int)(rank % memory->daemon->engines.n);
+    return (n_blocks * layout->capacity * 2 + grain - 1) / grain * grain;
+}
 
-    memory->pools[rank] = (struct cst_core_pool){.n_blocks = n_blocks,
-                                                 .blocks_per_slab = per_slab,
-                                                 .segments = memory->ids + memory->n_segments};
+uint64_t cst_memory_pool_bytes(const struct cst_layout *layout, uint32_t n_blocks, uint64_t grain)
+{
+    uint32_t per_slab = blocks_per_slab(layout);
+
+    return n_blocks / per_slab * slab_bytes(layout, per_slab, grain) +
+           slab_bytes(layout, n_blocks % per_slab, grain);
+}
+
+uint32_t cst_memory_pool_blocks(const struct cst_layout *layout, uint64_t bytes, uint64_t grain,
+                                uint32_t max)
+{
+    uint32_t per_slab = blocks_per_slab(layout);
+    uint64_t slab = slab_bytes(layout, per_slab, grain);
+    uint64_t rest = bytes % slab / grain * grain / (layout->capacity * 2);
+    uint64_t n = bytes / slab * per_slab + (rest < per_slab ? rest : per_slab);
+
+    return n < max ? (uint32_t)n : max;
+}
+
+uint64_t cst_memory_grain(const struct cst_daemon *daemon, const struct cst_gpu *gpu)
+{
+    return gpu != NULL ? daemon->engines.v[gpu->engine].granularity : 1;
+}
+
+struct cst_budget *cst_memory_budget(struct cst_daemon *daemon, struct cst_gpu *gpu)
+{
+    return gpu != NULL ? &gpu->pool : &daemon->pool;
+}
+
+static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                    const struct cst_memory_pool *pool, struct cst_err *err)
+{
+    struct cst_daemon *daemon = memory->daemon;
+    uint32_t per_slab = blocks_per_slab(layout), left = pool->n_blocks;
+    uint64_t grain = cst_memory_grain(daemon, pool->gpu);
+    int rc = CST_OK, node = (int)(rank % daemon->engines.n_nodes);
+
+    memory->pools[rank] =
+        (struct cst_core_pool){.n_blocks = pool->n_blocks,
+                               .blocks_per_slab = per_slab,
+                               .segments = memory->ids + memory->n_segments,
+                               .engine = pool->gpu != NULL ? pool->gpu->engine : 0};
     while (left > 0 && rc == CST_OK) {
         uint32_t n = left < per_slab ? left : per_slab;
+        uint64_t bytes = slab_bytes(layout, n, grain);
 
-        rc = add_segment(memory, n * layout->capacity * 2, &memory->daemon->pool, -1, node, err);
+        rc = pool->gpu != NULL
+                 ? add_device_segment(memory, bytes, pool->gpu, err)
+                 : add_segment(memory, bytes, &daemon->pool, all_nodes(memory), node, err);
         left -= n;
     }
     return rc;
 }
 
-/* Before thousands of memfds are made: does all of it fit? */
-static int check_budgets(struct cst_memory *memory, struct cst_err *err)
+/* What all ranks with the budget of @rank's pool take of it; 0 if a rank before @rank has the same
+ * one. */
+static uint64_t sum_pools(const struct cst_memory *memory, const struct cst_layout *layout,
+                          uint32_t world, const struct cst_memory_pool *pools, uint32_t rank)
 {
-    struct cst_daemon *daemon = memory->daemon;
-    int rc = cst_budget_take(&daemon->host, memory->arena_bytes, memory->name, err);
+    uint64_t bytes = 0;
 
-    if (rc != CST_OK) {
-        return rc;
+    for (uint32_t r = 0; r < world; r++) {
+        if (pools[r].gpu != pools[rank].gpu) {
+            continue;
+        }
+        if (r < rank) {
+            return 0;
+        }
+        bytes += cst_memory_pool_bytes(layout, pools[r].n_blocks,
+                                       cst_memory_grain(memory->daemon, pools[r].gpu));
     }
-    cst_budget_give(&daemon->host, memory->arena_bytes);
-    rc = cst_budget_take(&daemon->pool, memory->pool_bytes, memory->name, err);
+    return bytes;
+}
+
+static int check_budget(struct cst_memory *memory, struct cst_budget *budget, uint64_t bytes,
+                        struct cst_err *err)
+{
+    int rc = cst_budget_take(budget, bytes, memory->name, err);
+
     if (rc == CST_OK) {
-        cst_budget_give(&daemon->pool, memory->pool_bytes);
+        cst_budget_give(budget, bytes);
+    }
+    return rc;
+}
+
+/* Before thousands of memfds are made: does all of it fit? */
+static int check_budgets(struct cst_memory *memory, const struct cst_layout *layout, uint32_t world,
+                         const struct cst_memory_pool *pools, struct cst_err *err)
+{
+    int rc = check_budget(memory, &memory->daemon->host, memory->arena_bytes, err);
+
+    for (uint32_t r = 0; r < world && rc == CST_OK; r++) {
+        rc = check_budget(memory, cst_memory_budget(memory->daemon, pools[r].gpu),
+                          sum_pools(memory, layout, world, pools, r), err);
     }
     return rc;
 }
@@ -209,12 +307,12 @@ static uint64_t table_bytes(const struct cst_layout *layout, uint32_t n_tensors)
 }
 
 static int make_lists(struct cst_memory *memory, const struct cst_layout *layout, uint32_t world,
-                      const uint32_t *n_blocks, struct cst_err *err)
+                      const struct cst_memory_pool *pools, struct cst_err *err)
 {
     uint32_t n = layout->n_segments + 1;
 
     for (uint32_t r = 0; r < world; r++) {
-        n += slabs_of(layout, n_blocks[r]);
+        n += slabs_of(layout, pools[r].n_blocks);
     }
     memory->segments = calloc(n, sizeof(struct cst_segment *));
     memory->ids = calloc(n, sizeof *memory->ids);
@@ -236,19 +334,22 @@ static void unmap_table(struct cst_memory *memory)
 }
 
 int cst_memory_open(struct cst_memory *memory, const struct cst_layout *layout, uint32_t n_tensors,
-                    uint32_t world, const uint32_t *n_blocks, struct cst_err *err)
+                    uint32_t world, const struct cst_memory_pool *pools, struct cst_err *err)
 {
     int rc;
 
     memory->arena_bytes = layout->arena_bytes + table_bytes(layout, n_tensors);
     memory->pool_bytes = memory->populated = memory->logged = 0;
     memory->err = (struct cst_err){0};
+    memory->gpu_engines = 0;
     for (uint32_t r = 0; r < world; r++) {
-        memory->pool_bytes += n_blocks[r] * layout->capacity * 2;
+        memory->pool_bytes += cst_memory_pool_bytes(layout, pools[r].n_blocks,
+                                                    cst_memory_grain(memory->daemon, pools[r].gpu));
+        memory->gpu_engines |= pools[r].gpu != NULL ? UINT32_C(1) << pools[r].gpu->engine : 0;
     }
-    rc = check_budgets(memory, err);
+    rc = check_budgets(memory, layout, world, pools, err);
     if (rc == CST_OK) {
-        rc = make_lists(memory, layout, world, n_blocks, err);
+        rc = make_lists(memory, layout, world, pools, err);
     }
     if (rc != CST_OK) {
         return rc;
@@ -258,7 +359,7 @@ int cst_memory_open(struct cst_memory *memory, const struct cst_layout *layout, 
         rc = add_table(memory, layout, n_tensors, err);
     }
     for (uint32_t r = 0; r < world && rc == CST_OK; r++) {
-        rc = add_pool(memory, layout, r, n_blocks[r], err);
+        rc = add_pool(memory, layout, r, &pools[r], err);
     }
     if (rc != CST_OK) {
         goto err_after_segments;

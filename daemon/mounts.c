@@ -35,10 +35,22 @@ static void answered(struct cst_segment *segment)
     }
 }
 
+static bool is_first(const struct cst_engine *engine, const struct cst_segment *segment)
+{
+    return segment->populate == (int)engine->index;
+}
+
+/* A GPU's engine pins what it maps, and imports what another one made: both only when it is there.
+ */
+static bool must_wait(const struct cst_engine *engine, const struct cst_segment *segment)
+{
+    return cst_engine_is_gpu(engine) && !segment->made && !is_first(engine, segment);
+}
+
 static void send_add(struct cst_engine *engine, struct cst_segment *segment)
 {
     Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
-    bool first = segment->populate == (int)engine->index;
+    bool first = is_first(engine, segment);
 
     engine->n_asked++;
     cst_engines_watch(engine->engines);
@@ -46,8 +58,10 @@ static void send_add(struct cst_engine *engine, struct cst_segment *segment)
     add.bytes = segment->bytes;
     add.has_node = add.has_populate = add.has_lock = 1;
     add.node = first ? segment->bind : -1;
-    add.populate = first && mount_of(engine, segment) != CST_MOUNT_REMOUNT;
+    add.populate = first && !segment->device && mount_of(engine, segment) != CST_MOUNT_REMOUNT;
     add.lock = first && segment->lock;
+    add.has_device = add.has_create = add.device = segment->device;
+    add.create = segment->device && segment->fd < 0;
     set_mount(engine, segment,
               mount_of(engine, segment) == CST_MOUNT_REMOUNT ? CST_MOUNT_REMOUNTING
                                                              : CST_MOUNT_ADDING);
@@ -69,9 +83,74 @@ static void send_drop(struct cst_engine *engine, struct cst_segment *segment)
 
 void cst_mounts_add(struct cst_engine *engine, struct cst_segment *segment)
 {
-    if (cst_engine_is_up(engine)) {
+    if (cst_engine_is_up(engine) && !must_wait(engine, segment)) {
         send_add(engine, segment);
     }
+}
+
+static bool is_wanted(const struct cst_engine *engine, const struct cst_segment *segment)
+{
+    return mount_of(engine, segment) == CST_MOUNT_WANTED;
+}
+
+/* The first engine has it: now the engines of GPUs that waited for that. */
+static void let_others(struct cst_engines *engines, struct cst_segment *segment)
+{
+    segment->made = true;
+    for (unsigned i = 0; i < engines->n; i++) {
+        struct cst_engine *engine = &engines->v[i];
+
+        if (cst_engine_is_gpu(engine) && is_wanted(engine, segment)) {
+            cst_mounts_add(engine, segment);
+        }
+    }
+}
+
+/* The first engine could not: nobody will. */
+static void refuse_others(struct cst_engines *engines, struct cst_segment *segment)
+{
+    for (unsigned i = 0; i < engines->n; i++) {
+        struct cst_engine *engine = &engines->v[i];
+
+        if (is_wanted(engine, segment) && must_wait(engine, segment)) {
+            let_go(engine, segment);
+            answered(segment);
+        }
+    }
+}
+
+/* What the owner is told about a segment that could not be mapped. */
+static void explain(const struct cst_engine *engine, struct cst_segment *segment, int status,
+                    const char *text)
+{
+    const struct cst_engine *first = &engine->engines->v[segment->populate];
+
+    text = text != NULL ? text : cst_status_words(status);
+    if (segment->err.status != 0) {
+        return;
+    }
+    if (!segment->device) {
+        (void)cst_err_set(&segment->err, status, "segment of %llu bytes: %s",
+                          (unsigned long long)segment->bytes, text);
+    } else if (first == engine) {
+        (void)cst_err_set(&segment->err, status, "pool slab of %llu bytes on %s: %s",
+                          (unsigned long long)segment->bytes, engine->device, text);
+    } else {
+        (void)cst_err_set(&segment->err, status,
+                          "%s cannot reach the pool slab of %llu bytes on %s: %s", engine->device,
+                          (unsigned long long)segment->bytes, first->device, text);
+    }
+}
+
+/* A descriptor came with the answer to create. */
+static int take_handle(struct cst_segment *segment, struct cst_frame *frame)
+{
+    if (frame->n_fds != 1) {
+        return CST_EPROTO;
+    }
+    segment->fd = frame->fds[0];
+    frame->n_fds = 0;
+    return CST_OK;
 }
 
 void cst_mounts_drop(struct cst_engine *engine, struct cst_segment *segment)
@@ -106,15 +185,24 @@ void cst_mounts_drop(struct cst_engine *engine, struct cst_segment *segment)
     }
 }
 
+/* What an engine of a GPU pinned it needs no lock for. */
+static void note_lock(struct cst_engine *engine, struct cst_segment *segment,
+                      const Engine__SegmentDone *done)
+{
+    if (is_first(engine, segment) && segment->lock) {
+        segment->locked = engine->locked = done->locked;
+    } else if (cst_engine_is_gpu(engine) && !segment->device) {
+        engine->locked = done->locked;
+    }
+}
+
 static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
-                        const Engine__SegmentDone *done)
+                        const Engine__SegmentDone *done, struct cst_frame *frame)
 {
     enum cst_mount_state was = mount_of(engine, segment);
     int status = done->status;
 
-    if (segment->populate == (int)engine->index && segment->lock) {
-        segment->locked = engine->locked = done->locked;
-    }
+    note_lock(engine, segment, done);
     if (was == CST_MOUNT_UNWANTED) {
         if (status == CST_OK) {
             send_drop(engine, segment);
@@ -129,10 +217,11 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
         cst_process_kill(engine->process); /* without it commands would fail that need not */
         return;
     }
-    if (status != CST_OK && segment->err.status == 0) {
-        (void)cst_err_set(&segment->err, status, "segment of %llu bytes: %s",
-                          (unsigned long long)segment->bytes,
-                          done->text != NULL ? done->text : cst_status_words(status));
+    if (status == CST_OK && segment->device && segment->fd < 0) {
+        status = take_handle(segment, frame);
+    }
+    if (status != CST_OK) {
+        explain(engine, segment, status, done->text);
     }
     set_mount(engine, segment, CST_MOUNT_MOUNTED);
     if (was == CST_MOUNT_REMOUNTING) {
@@ -140,6 +229,11 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
             engine->state = CST_ENGINE_READY;
         }
         return;
+    }
+    if (is_first(engine, segment) && status == CST_OK) {
+        let_others(engine->engines, segment);
+    } else if (is_first(engine, segment)) {
+        refuse_others(engine->engines, segment);
     }
     if (status != CST_OK) {
         let_go(engine, segment);
@@ -153,7 +247,7 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
     answered(segment);
 }
 
-void cst_mounts_done(struct cst_engine *engine, const struct cst_frame *frame)
+void cst_mounts_done(struct cst_engine *engine, struct cst_frame *frame)
 {
     Engine__SegmentDone *done = engine__segment_done__unpack(NULL, frame->body_bytes, frame->body);
     struct cst_segment *segment = done != NULL ? cst_engines_find(engine->engines, done->id) : NULL;
@@ -163,7 +257,7 @@ void cst_mounts_done(struct cst_engine *engine, const struct cst_frame *frame)
         let_go(engine, segment);
     } else if (segment != NULL && frame->request == segment->id * 4ull + ADD_REQUEST) {
         cst_segment_ref(segment); /* it must outlive a let_go in here */
-        on_add_done(engine, segment, done);
+        on_add_done(engine, segment, done, frame);
         cst_segment_unref(segment);
     } else {
         cst_log(CST_LOG_WARNING, "engine %u: answer for a segment that it was not asked for",
@@ -224,6 +318,9 @@ void cst_mounts_fail(struct cst_engine *engine)
         if (mount_of(engine, segment) == CST_MOUNT_WANTED) {
             cst_segment_ref(segment);
             (void)cst_err_set(&segment->err, CST_EENGINE, "%s", engine->why);
+            if (is_first(engine, segment)) {
+                refuse_others(engine->engines, segment);
+            }
             let_go(engine, segment);
             answered(segment);
             cst_segment_unref(segment);
@@ -240,9 +337,9 @@ void cst_mounts_renew(struct cst_engine *engine)
     {
         enum cst_mount_state state = mount_of(engine, segment);
 
-        if (state == CST_MOUNT_WANTED || state == CST_MOUNT_REMOUNT) {
+        if (state == CST_MOUNT_REMOUNT || state == CST_MOUNT_WANTED) {
             engine->n_remounting += state == CST_MOUNT_REMOUNT;
-            send_add(engine, segment);
+            cst_mounts_add(engine, segment);
         }
     }
 }

@@ -25,7 +25,7 @@ void cst_mounts_forget(struct cst_engine *engine);
 void cst_mounts_fail(struct cst_engine *engine);
 
 /* SEGMENT_DONE and PROGRESS came. */
-void cst_mounts_done(struct cst_engine *engine, const struct cst_frame *frame);
+void cst_mounts_done(struct cst_engine *engine, struct cst_frame *frame);
 void cst_mounts_progress(struct cst_engine *engine, const struct cst_frame *frame);
 
 #endif

@@ -19,7 +19,8 @@ static const struct setting {
     {"socket", "daemon", "socket"},          {"manager-socket", "daemon", "manager_socket"},
     {"host-memory", "host", "memory"},       {"pool-memory", "device host", "pool"},
     {"engine-threads", "engine", "threads"}, {"engine", "engine", "program"},
-    {"log-level", "daemon", "log_level"},
+    {"log-level", "daemon", "log_level"},    {"gpus", "gpu", "devices"},
+    {"gpu-memory", "gpu", "pool"},           {"engine-cuda", "gpu", "program"},
 };
 
 enum {
@@ -38,6 +39,9 @@ static const struct option long_options[] = {
     {"engine-threads", required_argument, NULL, 4},
     {"engine", required_argument, NULL, 5},
     {"log-level", required_argument, NULL, 6},
+    {"gpus", required_argument, NULL, 7},
+    {"gpu-memory", required_argument, NULL, 8},
+    {"engine-cuda", required_argument, NULL, 9},
     {"config", required_argument, NULL, CONFIG},
     {"foreground", no_argument, NULL, FOREGROUND},
     {"version", no_argument, NULL, VERSION_OPTION},
@@ -55,8 +59,11 @@ static const char help[] =
     "  --manager-socket PATH   listen there for managers (default: manager.sock beside the other)\n"
     "  --host-memory SIZE      budget for model states: 24G, 75% (default: 60%)\n"
     "  --pool-memory SIZE      budget for the pools of the host device (default: 25%)\n"
+    "  --gpus LIST             GPUs to use: all, none, or numbers and UUIDs (default: all)\n"
+    "  --gpu-memory SIZE       budget for pools on each GPU: 64G, 90% (default: 90%)\n"
     "  --engine-threads N      compute threads per engine (default: 0, all cores)\n"
     "  --engine PATH           the engine program\n"
+    "  --engine-cuda PATH      the engine program for GPUs\n"
     "  --log-level LEVEL       error, warning, notice, info or debug\n"
     "  --foreground            stay in the foreground (always so)\n"
     "  --version, --help\n";

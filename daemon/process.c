@@ -1,20 +1,17 @@
 #include "daemon/process.h"
 
 #include "daemon/outbox.h"
+#include "daemon/spawn.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/pidfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-extern char **environ;
 
 enum { ENGINE_FD = 3 };
 
@@ -63,8 +60,8 @@ static int read_one(struct cst_process *process)
     int rc = cst_frame_recv(process->sock, MSG_DONTWAIT, &process->in, &frame, NULL);
 
     if (rc == CST_OK) {
-        cst_frame_close_fds(&frame);
         process->ops->on_frame(process->arg, &frame);
+        cst_frame_close_fds(&frame);
     }
     return rc;
 }
@@ -151,61 +148,6 @@ static void on_pid(uv_poll_t *poll, int status, int events)
     process->ops->on_exit(process->arg, how);
 }
 
-/* The manager's variables are the daemon's alone: an engine that inherited them could speak for it.
- */
-static char **make_environment(void)
-{
-    static const char *const hidden[] = {"NOTIFY_SOCKET=", "WATCHDOG_", "LISTEN_"};
-    size_t n = 0, kept = 0;
-    char **out;
-
-    while (environ[n] != NULL) {
-        n++;
-    }
-    out = calloc(n + 1, sizeof *out);
-    for (size_t i = 0; out != NULL && i < n; i++) {
-        bool hide = false;
-
-        for (size_t h = 0; h < sizeof hidden / sizeof *hidden; h++) {
-            hide = hide || strncmp(environ[i], hidden[h], strlen(hidden[h])) == 0;
-        }
-        if (!hide) {
-            out[kept++] = environ[i];
-        }
-    }
-    return out;
-}
-
-static int spawn(const char *program, int sock, pid_t *pid, struct cst_err *err)
-{
-    char *argv[] = {(char *)(uintptr_t)program, NULL};
-    char **env = make_environment();
-    posix_spawn_file_actions_t actions;
-    posix_spawnattr_t attr;
-    sigset_t set;
-    int rc;
-
-    if (env == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for an environment");
-    }
-    (void)posix_spawn_file_actions_init(&actions);
-    (void)posix_spawn_file_actions_adddup2(&actions, sock, ENGINE_FD);
-    (void)posix_spawnattr_init(&attr);
-    (void)posix_spawnattr_setpgroup(
-        &attr, 0); /* ^C in a terminal is for the daemon, which ends its engines in order */
-    (void)sigfillset(&set);
-    (void)posix_spawnattr_setsigdefault(&attr, &set);
-    (void)sigemptyset(&set);
-    (void)posix_spawnattr_setsigmask(&attr, &set);
-    (void)posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF |
-                                              POSIX_SPAWN_SETSIGMASK);
-    rc = posix_spawn(pid, program, &actions, &attr, argv, env);
-    (void)posix_spawnattr_destroy(&attr);
-    (void)posix_spawn_file_actions_destroy(&actions);
-    free(env);
-    return rc == 0 ? CST_OK : cst_err_errno(err, CST_EENGINE, rc, "cannot start %s", program);
-}
-
 /* A socketpair of which no end is ENGINE_FD: dup2 onto itself would keep CLOEXEC. */
 static int make_sockets(int out[2], struct cst_err *err)
 {
@@ -241,6 +183,7 @@ int cst_process_start(struct cst_process **out, uv_loop_t *loop, const char *pro
                       const struct cst_process_ops *ops, void *arg, struct cst_err *err)
 {
     struct cst_process *process = calloc(1, sizeof *process);
+    char *argv[] = {(char *)(uintptr_t)program, NULL};
     int sockets[2], rc;
 
     if (process == NULL) {
@@ -251,16 +194,9 @@ int cst_process_start(struct cst_process **out, uv_loop_t *loop, const char *pro
         goto err_after_alloc;
     }
     make_blocking(sockets[1]);
-    rc = spawn(program, sockets[1], &process->pid, err);
+    rc = cst_spawn(argv, sockets[1], ENGINE_FD, &process->pid, &process->pidfd, err);
     (void)close(sockets[1]);
     if (rc != CST_OK) {
-        goto err_after_sockets;
-    }
-    process->pidfd = pidfd_open(process->pid, 0);
-    if (process->pidfd < 0) {
-        rc = cst_err_errno(err, CST_EENGINE, errno, "pidfd_open");
-        (void)kill(process->pid, SIGKILL);
-        (void)waitpid(process->pid, NULL, 0);
         goto err_after_sockets;
     }
     process->ops = ops;

@@ -17,10 +17,11 @@ struct cst_process; /* opaque; frees itself after on_exit */
 
 struct cst_process_ops {
     void (*on_frame)(void *arg,
-                     const struct cst_frame *frame); /* body is valid during the call; no fds */
-    void (*on_writable)(void *arg);                  /* after CST_EAGAIN of cst_process_try_send */
-    void (*on_exit)(void *arg, const char *how);     /* "killed by signal 9 (Killed)"; the process
-                                                        object is invalid afterwards */
+                     struct cst_frame *frame);   /* valid during the call; descriptors that it does
+                                                    not take out (n_fds := 0) are closed after it */
+    void (*on_writable)(void *arg);              /* after CST_EAGAIN of cst_process_try_send */
+    void (*on_exit)(void *arg, const char *how); /* "killed by signal 9 (Killed)"; the process
+                                                    object is invalid afterwards */
 };
 
 /* Start @program with its end of the socket as fd 3, in a process group of its own. CST_EENGINE

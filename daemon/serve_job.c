@@ -31,11 +31,6 @@ static int read_wish(const Cistern__JobOpen *message, struct cst_job_wish *out, 
         return cst_err_set(err, CST_EINVAL, "rank %u of %u: a job has 1 to %d ranks", message->rank,
                            message->world, CST_CORE_MAX_WORLD);
     }
-    if (message->device != NULL && strcmp(message->device, "auto") != 0 &&
-        strcmp(message->device, "host") != 0) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "device '%.63s': this daemon has 'host'",
-                           message->device);
-    }
     if (message->has_token && message->token.len != CST_JOB_TOKEN_BYTES) {
         return cst_err_set(err, CST_EINVAL, "token of %zu bytes, a token has %d",
                            message->token.len, CST_JOB_TOKEN_BYTES);
@@ -49,6 +44,7 @@ static int read_wish(const Cistern__JobOpen *message, struct cst_job_wish *out, 
         .token = message->has_token ? message->token.data : NULL,
         .timeout_ms = message->timeout_ms,
         .ttl_s = message->ttl_s,
+        .any_device = message->device == NULL || strcmp(message->device, "auto") == 0,
     };
     return CST_OK;
 }
@@ -68,14 +64,31 @@ static void reply_opened(struct cst_session *session, uint64_t id, bool created)
     opened.step = stats.step;
     opened.created = created;
     opened.initialised = stats.initialised;
-    opened.device = (char *)(uintptr_t) "host";
+    opened.device = (char *)(uintptr_t)cst_worker_device(&job->workers[session->rank]);
     opened.has_committed = 1;
     opened.committed = job->core != NULL;
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_OPENED, &opened.base, NULL, 0);
 }
 
+/* Until it is known which GPUs there are. */
+static void wait_for_gpus(struct cst_session *session, uint64_t id, const Cistern__JobOpen *message)
+{
+    struct cst_daemon *daemon = session->daemon;
+    size_t n = cistern__job_open__pack(message, daemon->out);
+    struct cst_pending *request;
+    struct cst_err err = {0};
+
+    if (cst_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_OPEN, 1, &request, &err) !=
+        CST_OK) {
+        cst_session_error(session, id, &err);
+    } else if (cst_gpus_wait(&daemon->gpus, request, daemon->out, n, &err) != CST_OK) {
+        cst_session_fail(daemon, request, &err);
+    }
+}
+
 void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body)
 {
+    const Cistern__JobOpen *message = body;
     struct cst_job_wish wish;
     struct cst_err err = {0};
     bool created = false;
@@ -87,6 +100,13 @@ void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body)
         return;
     }
     rc = read_wish(body, &wish, &err);
+    if (rc == CST_OK) {
+        rc = cst_gpus_choose(&session->daemon->gpus, message->device, wish.rank, &wish.gpu, &err);
+    }
+    if (rc == CST_EAGAIN) {
+        wait_for_gpus(session, id, message);
+        return;
+    }
     if (rc == CST_OK) {
         rc = cst_job_attach(session, &wish, &created, &err);
     }
@@ -186,6 +206,7 @@ void cst_serve_pool(struct cst_session *session, uint64_t id, void *body)
     part.first = get->first;
     part.n_bytes = n;
     part.bytes = bytes;
+    part.has_device = part.device = session->job->workers[session->rank].gpu != NULL;
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_POOL_PART, &part.base, fds, n);
 }
 

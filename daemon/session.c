@@ -248,6 +248,11 @@ void cst_session_answer_batch(struct cst_daemon *daemon, struct cst_pending *req
     close_request(daemon, request);
 }
 
+void cst_session_drop(struct cst_daemon *daemon, struct cst_pending *request)
+{
+    close_request(daemon, request);
+}
+
 void cst_session_fail(struct cst_daemon *daemon, struct cst_pending *request,
                       const struct cst_err *err)
 {

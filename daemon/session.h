@@ -78,6 +78,8 @@ void cst_session_answer(struct cst_daemon *daemon, struct cst_pending *request, 
                         const ProtobufCMessage *message, const int *fds, unsigned n_fds);
 void cst_session_answer_batch(struct cst_daemon *daemon,
                               struct cst_pending *request); /* from its items */
+/* Close it without a reply: somebody else gives that. */
+void cst_session_drop(struct cst_daemon *daemon, struct cst_pending *request);
 void cst_session_fail(struct cst_daemon *daemon, struct cst_pending *request,
                       const struct cst_err *err);
 

@@ -55,6 +55,7 @@ static void fill_rank(const struct cst_job *job, uint32_t rank, Cistern__RankInf
     out->state = (char *)(uintptr_t)worker_state(worker);
     out->has_pid = worker->present;
     out->pid = worker->pid;
+    out->device = (char *)(uintptr_t)cst_worker_device(worker);
     if (job->core == NULL) {
         return;
     }
@@ -96,6 +97,17 @@ static void fill_core(const struct cst_job *job, Cistern__JobInfo *out)
     out->attempt = stats.attempt;
 }
 
+/* Where all its ranks are, or that they differ. */
+static const char *job_device(const struct cst_job *job)
+{
+    for (uint32_t r = 1; r < job->world; r++) {
+        if (job->workers[r].gpu != job->workers[0].gpu) {
+            return "several devices";
+        }
+    }
+    return cst_worker_device(&job->workers[0]);
+}
+
 static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
 {
     cistern__job_info__init(out);
@@ -110,7 +122,7 @@ static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
     out->has_age_s = out->has_idle_s = 1;
     out->age_s = seconds_since(job->created_ns);
     out->idle_s = job->idle_since_ns != 0 ? seconds_since(job->idle_since_ns) : 0;
-    out->device = (char *)(uintptr_t) "host";
+    out->device = (char *)(uintptr_t)job_device(job);
     if (job->core != NULL) {
         fill_core(job, out);
     }
@@ -194,13 +206,25 @@ static uint32_t count_fds(void)
     return n;
 }
 
+static void fill_gpu_engine(const struct cst_engine *engine, Cistern__EngineInfo *out)
+{
+    const struct cst_engine_counters *now = &engine->counters, *base = &engine->base;
+
+    out->device = (char *)(uintptr_t)engine->device;
+    out->has_up_bytes = out->has_up_seconds = out->has_down_bytes = out->has_down_seconds = 1;
+    out->up_bytes = base->up_bytes + now->up_bytes;
+    out->up_seconds = (double)(base->up_ns + now->up_ns) * 1e-9;
+    out->down_bytes = base->down_bytes + now->down_bytes;
+    out->down_seconds = (double)(base->down_ns + now->down_ns) * 1e-9;
+}
+
 static void fill_engine(const struct cst_engine *engine, Cistern__EngineInfo *out)
 {
     const struct cst_engine_counters *now = &engine->counters, *base = &engine->base;
 
     cistern__engine_info__init(out);
     out->node = engine->os_node;
-    out->kind = (char *)(uintptr_t) "host";
+    out->kind = (char *)(uintptr_t)(cst_engine_is_gpu(engine) ? "cuda" : "host");
     out->state = (char *)(uintptr_t)cst_engine_state_name(engine->state);
     if (engine->state == CST_ENGINE_STARTING && engine->n_restarts > 0) {
         out->state = (char *)(uintptr_t) "restarting";
@@ -225,6 +249,9 @@ static void fill_engine(const struct cst_engine *engine, Cistern__EngineInfo *ou
     out->reduce_elems = base->reduce_elems + now->reduce_elems;
     out->reduce_seconds = (double)(base->reduce_ns + now->reduce_ns) * 1e-9;
     out->locked = engine->locked;
+    if (cst_engine_is_gpu(engine)) {
+        fill_gpu_engine(engine, out);
+    }
 }
 
 static void add_books(Cistern__Books *sum, const Cistern__Books *books)
@@ -256,11 +283,32 @@ static void sum_books(const struct cst_daemon *daemon, Cistern__Books *out)
     }
 }
 
+static size_t fill_gpus(const struct cst_gpus *gpus, Cistern__GpuInfo *out,
+                        Cistern__GpuInfo **pointers)
+{
+    for (unsigned i = 0; i < gpus->list.n; i++) {
+        const struct cst_gpu *gpu = &gpus->list.v[i];
+
+        cistern__gpu_info__init(&out[i]);
+        out[i].index = gpu->index;
+        out[i].uuid = (char *)(uintptr_t)gpu->uuid;
+        out[i].name = (char *)(uintptr_t)gpu->name;
+        out[i].memory_bytes = gpu->memory_bytes;
+        out[i].pool_budget = gpu->pool.limit;
+        out[i].pool_used = gpu->pool.used;
+        out[i].has_driver = gpus->list.driver != 0;
+        out[i].driver = gpus->list.driver;
+        pointers[i] = &out[i];
+    }
+    return gpus->list.n;
+}
+
 void cst_serve_stat(struct cst_session *session, uint64_t id, void *body)
 {
     struct cst_daemon *daemon = session->daemon;
     Cistern__StatReply reply = CISTERN__STAT_REPLY__INIT;
     Cistern__EngineInfo engines[CST_ARENA_MAX_ENGINES], *pointers[CST_ARENA_MAX_ENGINES];
+    Cistern__GpuInfo gpus[CST_GPU_MAX], *gpu_pointers[CST_GPU_MAX];
     Cistern__Books books;
     char host[256] = "";
 
@@ -287,16 +335,34 @@ void cst_serve_stat(struct cst_session *session, uint64_t id, void *body)
     reply.n_requests = daemon->n_requests;
     reply.n_fds = count_fds();
     reply.pool = &books;
-#ifdef HAVE_CUDA
-    reply.gpu = (char *)(uintptr_t) "no GPU engine in this version";
-#else
-    reply.gpu = (char *)(uintptr_t) "built without CUDA";
-#endif
+    reply.n_gpus = fill_gpus(&daemon->gpus, gpus, gpu_pointers);
+    reply.gpus = gpu_pointers;
+    if (daemon->gpus.state == CST_GPUS_LOOKING) {
+        reply.gpu = (char *)(uintptr_t) "looking";
+    } else if (daemon->gpus.why[0] != '\0') {
+        reply.gpu = daemon->gpus.why;
+    }
     reply.socket = daemon->server.user.path;
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_STAT_REPLY, &reply.base, NULL, 0);
 }
 
 /* -- explain -------------------------------------------------------------------------------- */
+
+/* The core knows engines by number: which is which GPU's. */
+static unsigned explain_devices(const struct cst_job *job, char lines[][192], unsigned max)
+{
+    unsigned n = 0;
+
+    for (uint32_t r = 0; r < job->world && n < max; r++) {
+        const struct cst_gpu *gpu = job->workers[r].gpu;
+
+        if (gpu != NULL) {
+            (void)snprintf(lines[n++], 192, "rank %u: its pool is on cuda:%u, %s, %s, engine %u", r,
+                           gpu->index, gpu->uuid, gpu->name, gpu->engine);
+        }
+    }
+    return n;
+}
 
 static void explain(struct cst_session *session, uint64_t id, const struct cst_job *job,
                     uint32_t tensor)
@@ -310,7 +376,8 @@ static void explain(struct cst_session *session, uint64_t id, const struct cst_j
                    "tensor '%s': %" PRIu64 " elements at element %" PRIu64
                    " of chunk %u of %u, used by %u operators",
                    t->name, t->n_elems, t->offset, t->chunk, job->layout.n_chunks, t->n_uses);
-    n += cst_core_explain(job->core, t->chunk, lines + 1, EXPLAIN_LINES - 1);
+    n += cst_core_explain(job->core, t->chunk, lines + n, EXPLAIN_LINES - n);
+    n += explain_devices(job, lines + n, EXPLAIN_LINES - n);
     for (unsigned i = 0; i < n; i++) {
         pointers[i] = lines[i];
     }

@@ -40,9 +40,10 @@ static void run(const struct daemon_proc *proc, const char *notify, const char *
 {
     static char options[4][128];
     const char *argv[MAX_ARGS] = {"./cisternd",         options[0],          options[1],
-                                  "--host-memory=256M", "--pool-memory=64M", "--config=/dev/null"};
+                                  "--host-memory=256M", "--pool-memory=64M", "--config=/dev/null",
+                                  "--gpus=none"};
     int log = open(proc->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    unsigned n = 6;
+    unsigned n = 7;
 
     (void)snprintf(options[0], sizeof options[0], "--socket=%s", proc->socket);
     (void)snprintf(options[1], sizeof options[1], "--manager-socket=%s", proc->manager);

@@ -16,8 +16,8 @@ struct daemon_proc {
     char log[96];     /* its stderr; not in dir */
 };
 
-/* Make the folder and start a daemon with small budgets (256 MiB arenas, 64 MiB pools) and the
- * options in @args (NULL: none; each
+/* Make the folder and start a daemon with small budgets (256 MiB arenas, 64 MiB pools), no GPUs and
+ * the options in @args (NULL: none; each
  * "--name=value"; later ones win). Returns when it has said READY=1. */
 void daemon_proc_start(struct daemon_proc *proc, const char *const *args);
 

@@ -91,6 +91,7 @@ START_TEST(every_key_is_read)
                   "debug\naccess = uid:7, gid:8\n"
                   "[host]\nmemory = 24G\nlock = yes\nnodes = 0, 2\n"
                   "[device host]\npool = 10%\n"
+                  "[gpu]\ndevices = 0, GPU-12ab\npool = 40G\nidle = 2m\nprogram = /x/cuda\n"
                   "[engine]\nthreads = 3\ncopy_threads = 2\nprogram = /x/engine\n"
                   "[job]\nttl = 2h\ntimeout = 90\nmax_jobs = 5\nmax_sessions = 6\ncredits = 7\n");
 
@@ -108,6 +109,10 @@ START_TEST(every_key_is_read)
     ck_assert_uint_eq(config.threads, 3);
     ck_assert_uint_eq(config.copy_threads, 2);
     ck_assert_str_eq(config.engine, "/x/engine");
+    ck_assert_str_eq(config.gpu_devices, "0, GPU-12ab");
+    ck_assert_str_eq(config.gpu_pool, "40G");
+    ck_assert_uint_eq(config.gpu_idle_s, 120);
+    ck_assert_str_eq(config.gpu_engine, "/x/cuda");
     ck_assert_uint_eq(config.ttl_s, 7200);
     ck_assert_uint_eq(config.timeout_s, 90);
     ck_assert_uint_eq(config.max_jobs, 5);
@@ -121,7 +126,8 @@ END_TEST
 START_TEST(unknown_and_repeated_keys_are_refused)
 {
     assert_refused("[host]\nmemory = 1G\nmemroy = 2G\n", 3, "known: memory, lock, nodes");
-    assert_refused("\n[hots]\nmemory = 1G\n", 3, "known: daemon, host, device host, engine, job");
+    assert_refused("\n[hots]\nmemory = 1G\n", 3,
+                   "known: daemon, host, device host, gpu, engine, job");
     assert_refused("[host]\nmemory = 1G\n[job]\nttl = 1h\n[host]\nmemory = 1G\n", 6, "set twice");
     assert_refused("[host]\nmemory\n", 2, "key = value");
     assert_refused("[host\nmemory = 1G\n", 1, "key = value");
@@ -152,6 +158,12 @@ START_TEST(nonsense_values_are_refused)
         {"daemon", "access = ,", "no rule"},
         {"engine", "threads = -3", "a number from 0"},
         {"engine", "threads = 2.5", "a number from 0"},
+        {"gpu", "devices = some", "list of at most 16"},
+        {"gpu", "devices = cuda:0", "list of at most 16"},
+        {"gpu", "pool = most", "is not a size"},
+        {"gpu", "pool = 0", "'0' is no room for a pool"},
+        {"gpu", "idle = 0", "at least 1 s"},
+        {"gpu", "program = engine", "absolute path"},
         {"job", "ttl = 0", "at least 1 s"},
         {"job", "ttl = 1y", "is not a time"},
         {"job", "ttl = 99999d", "is not a time"},

@@ -1,0 +1,223 @@
+#ifdef HAVE_CONFIG_H
+#include <config.h> /* the build's, not daemon/config.h */
+#endif
+#include "daemon/gpus.h"
+
+#include "daemon/daemon.h"
+#include "daemon/dispatch.h"
+#include "daemon/log.h"
+#include "daemon/probe.h"
+#include "daemon/size.h"
+#include "dirs.h"
+#include "proto/cistern.pb-c.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct cst_gpus_wish {
+    TAILQ_ENTRY(cst_gpus_wish) link;
+    uint64_t tag;   /* of its request; that may be gone */
+    size_t n;       /* bytes */
+    uint8_t body[]; /* JobOpen, packed */
+};
+
+/* -- who waits -------------------------------------------------------------------------------- */
+
+int cst_gpus_wait(struct cst_gpus *gpus, struct cst_pending *request, const void *body, size_t n,
+                  struct cst_err *err)
+{
+    struct cst_gpus_wish *wish = malloc(sizeof *wish + n);
+
+    if (wish == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a request that waits");
+    }
+    wish->tag = cst_pending_tag(request, 0);
+    wish->n = n;
+    memcpy(wish->body, body, n);
+    TAILQ_INSERT_TAIL(&gpus->wishes, wish, link);
+    return CST_OK;
+}
+
+/* Its connection may be gone, or going. */
+static void serve(struct cst_daemon *daemon, const struct cst_gpus_wish *wish)
+{
+    uint32_t item;
+    struct cst_pending *request = cst_pending_find(&daemon->requests, wish->tag, &item);
+    struct cst_session *session = request != NULL ? request->session : NULL;
+    struct cst_err err = {0};
+    uint64_t id;
+    void *body;
+
+    if (session == NULL) {
+        return;
+    }
+    id = request->id;
+    cst_session_drop(daemon, request);
+    if (session->state == CST_SESSION_DOOMED) {
+        return;
+    }
+    if (cst_unpack_message(&daemon->unpack, &cistern__job_open__descriptor, wish->body,
+                           (uint32_t)wish->n, &body, &err) == CST_OK) {
+        cst_serve_job_open(session, id, body);
+    } else {
+        cst_session_error(session, id, &err);
+    }
+}
+
+static void serve_wishes(struct cst_gpus *gpus)
+{
+    struct cst_gpus_wish *wish;
+
+    while ((wish = TAILQ_FIRST(&gpus->wishes)) != NULL) {
+        TAILQ_REMOVE(&gpus->wishes, wish, link);
+        serve(gpus->daemon, wish);
+        free(wish);
+    }
+}
+
+/* -- looking ---------------------------------------------------------------------------------- */
+
+static void end_without(struct cst_gpus *gpus, int level, const char *why)
+{
+    gpus->state = CST_GPUS_NONE;
+    gpus->list.n = 0;
+    (void)snprintf(gpus->why, sizeof gpus->why, "%s", why);
+    cst_log(level, "no GPU: %s", gpus->why);
+}
+
+static int add_engines(struct cst_gpus *gpus, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (unsigned i = 0; i < gpus->list.n && rc == CST_OK; i++) {
+        struct cst_gpu *gpu = &gpus->list.v[i];
+
+        rc =
+            cst_engines_add_gpu(&gpus->daemon->engines, gpu->uuid, gpu->os_node, &gpu->engine, err);
+    }
+    return rc;
+}
+
+static void log_list(const struct cst_gpus *gpus)
+{
+    char memory[CST_SIZE_TEXT], pool[CST_SIZE_TEXT];
+
+    for (unsigned i = 0; i < gpus->list.n; i++) {
+        const struct cst_gpu *gpu = &gpus->list.v[i];
+
+        cst_log(CST_LOG_NOTICE, "cuda:%u is %s, %s, %s, of which %s are for pools", gpu->index,
+                gpu->uuid, gpu->name, cst_size_text(gpu->memory_bytes, memory),
+                cst_size_text(gpu->pool.limit, pool));
+    }
+}
+
+static void take_list(struct cst_gpus *gpus, const char *text, size_t n)
+{
+    const struct cst_config *config = gpus->daemon->config;
+    struct cst_err err = {0};
+
+    if (cst_gpu_list_parse(text, n, &gpus->list, &err) != CST_OK) {
+        end_without(gpus, err.status == CST_EUNSUPPORTED ? CST_LOG_INFO : CST_LOG_WARNING,
+                    err.text);
+        return;
+    }
+    gpus->why[0] = '\0';
+    if (cst_gpu_list_select(&gpus->list, config->gpu_devices, config->gpu_pool, &err) != CST_OK) {
+        (void)snprintf(gpus->why, sizeof gpus->why, "devices in [gpu]: %.360s", err.text);
+        cst_log(CST_LOG_ERROR, "%s", gpus->why);
+    }
+    if (gpus->list.n == 0) {
+        char why[sizeof gpus->why];
+
+        (void)snprintf(why, sizeof why, "%s", gpus->why);
+        end_without(gpus, CST_LOG_WARNING, why);
+    } else if (add_engines(gpus, &err) != CST_OK) {
+        end_without(gpus, CST_LOG_ERROR, err.text);
+    } else {
+        gpus->state = CST_GPUS_FOUND;
+        log_list(gpus);
+    }
+}
+
+static void on_probe(void *arg, const char *text, size_t n, const struct cst_err *why)
+{
+    struct cst_gpus *gpus = arg;
+    char words[sizeof gpus->why];
+
+    gpus->probe = NULL;
+    if (why == NULL) {
+        take_list(gpus, text, n);
+    } else {
+        (void)snprintf(words, sizeof words, "%.200s --probe: %.150s",
+                       gpus->daemon->engines.gpu_program, why->text);
+        end_without(gpus, CST_LOG_WARNING, words);
+    }
+    serve_wishes(gpus);
+}
+
+void cst_gpus_start(struct cst_gpus *gpus, struct cst_daemon *daemon)
+{
+    struct cst_err err = {0};
+
+    *gpus = (struct cst_gpus){.daemon = daemon, .state = CST_GPUS_NONE};
+    TAILQ_INIT(&gpus->wishes);
+    if (strcmp(daemon->config->gpu_devices, "none") == 0) {
+        end_without(gpus, CST_LOG_DEBUG, "'devices = none' in [gpu]");
+    } else if (daemon->engines.gpu_program[0] == '\0') {
+#ifdef HAVE_CUDA
+        end_without(gpus, CST_LOG_INFO,
+                    "no engine program at " CST_LIBEXECDIR
+                    "/cistern-engine-cuda: use --engine-cuda or CISTERN_ENGINE_CUDA");
+#else
+        end_without(gpus, CST_LOG_DEBUG, "built without CUDA");
+#endif
+    } else if (cst_probe_start(&gpus->probe, &daemon->loop, daemon->engines.gpu_program, on_probe,
+                               gpus, &err) != CST_OK) {
+        end_without(gpus, CST_LOG_WARNING, err.text);
+    } else {
+        gpus->state = CST_GPUS_LOOKING;
+    }
+}
+
+void cst_gpus_stop(struct cst_gpus *gpus)
+{
+    struct cst_gpus_wish *wish;
+
+    if (gpus->probe != NULL) {
+        cst_probe_cancel(gpus->probe);
+        gpus->probe = NULL;
+        gpus->state = CST_GPUS_NONE;
+    }
+    while ((wish = TAILQ_FIRST(&gpus->wishes)) != NULL) {
+        TAILQ_REMOVE(&gpus->wishes, wish, link);
+        free(wish);
+    }
+}
+
+/* -- choosing --------------------------------------------------------------------------------- */
+
+int cst_gpus_choose(struct cst_gpus *gpus, const char *device, uint32_t rank, struct cst_gpu **out,
+                    struct cst_err *err)
+{
+    if (device == NULL || strcmp(device, "auto") == 0 || strcmp(device, "host") == 0) {
+        *out = NULL;
+        return CST_OK;
+    }
+    if (strncmp(device, "cuda", 4) != 0 && strncasecmp(device, "GPU-", 4) != 0 &&
+        strncasecmp(device, "MIG-", 4) != 0) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "device '%.63s' is none of auto, host, cuda, cuda:N, GPU-... and "
+                           "MIG-...",
+                           device);
+    }
+    if (gpus->state == CST_GPUS_LOOKING) {
+        return CST_EAGAIN;
+    }
+    if (gpus->state == CST_GPUS_NONE) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "device '%.63s': this daemon has 'host' alone, no GPU: %s", device,
+                           gpus->why);
+    }
+    return cst_gpu_list_find(&gpus->list, device, rank, out, err);
+}

@@ -1,0 +1,176 @@
+#include "daemon/waits.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* "item waits for ticket", embedded in the item. */
+struct cst_waits_edge {
+    uint64_t ticket;
+    struct cst_waits_item *item;
+    struct cst_waits_edge *next; /* same bucket */
+};
+
+struct cst_waits_item {
+    TAILQ_ENTRY(cst_waits_item) link;   /* in held or due */
+    struct cst_waits_item *same_bucket; /* of items */
+    struct cst_waits_edge edges[CST_COMMAND_MAX_AFTER];
+    uint32_t n_edges;   /* in use, whether or not in a bucket still */
+    uint32_t n_left;    /* of them, in a bucket */
+    bool due;           /* which list it is in */
+    struct cst_err err; /* the first ticket's that failed */
+    struct cst_command command;
+};
+
+static unsigned bucket_of(uint64_t ticket)
+{
+    return (unsigned)(ticket & (CST_WAITS_BUCKETS - 1));
+}
+
+void cst_waits_init(struct cst_waits *waits)
+{
+    *waits = (struct cst_waits){.n = 0};
+    TAILQ_INIT(&waits->held);
+    TAILQ_INIT(&waits->due);
+}
+
+/* -- in and out ----------------------------------------------------------------------------- */
+
+static void unlink_edge(struct cst_waits *waits, struct cst_waits_edge *edge)
+{
+    struct cst_waits_edge **p = &waits->buckets[bucket_of(edge->ticket)];
+
+    while (*p != NULL && *p != edge) {
+        p = &(*p)->next;
+    }
+    if (*p == edge) {
+        *p = edge->next;
+        edge->item->n_left--;
+    }
+}
+
+static void drop(struct cst_waits *waits, struct cst_waits_item *item)
+{
+    struct cst_waits_item **p = &waits->items[bucket_of(item->command.ticket)];
+
+    for (uint32_t i = 0; item->n_left > 0 && i < item->n_edges; i++) {
+        unlink_edge(waits, &item->edges[i]);
+    }
+    while (*p != item) {
+        p = &(*p)->same_bucket;
+    }
+    *p = item->same_bucket;
+    if (item->due) {
+        TAILQ_REMOVE(&waits->due, item, link);
+    } else {
+        TAILQ_REMOVE(&waits->held, item, link);
+    }
+    waits->n--;
+    free(item);
+}
+
+void cst_waits_close(struct cst_waits *waits)
+{
+    while (!TAILQ_EMPTY(&waits->held)) {
+        drop(waits, TAILQ_FIRST(&waits->held));
+    }
+    while (!TAILQ_EMPTY(&waits->due)) {
+        drop(waits, TAILQ_FIRST(&waits->due));
+    }
+}
+
+int cst_waits_add(struct cst_waits *waits, const struct cst_command *command,
+                  const uint64_t *tickets, uint32_t n, struct cst_err *err)
+{
+    struct cst_waits_item *item = calloc(1, sizeof *item);
+    struct cst_waits_item **bucket = &waits->items[bucket_of(command->ticket)];
+
+    if (item == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a command that waits");
+    }
+    item->command = *command;
+    item->command.n_after = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct cst_waits_edge **first = &waits->buckets[bucket_of(tickets[i])];
+
+        item->edges[i] =
+            (struct cst_waits_edge){.ticket = tickets[i], .item = item, .next = *first};
+        *first = &item->edges[i];
+    }
+    item->n_edges = item->n_left = n;
+    item->same_bucket = *bucket;
+    *bucket = item;
+    TAILQ_INSERT_TAIL(&waits->held, item, link);
+    waits->n++;
+    return CST_OK;
+}
+
+bool cst_waits_holds(const struct cst_waits *waits, uint64_t ticket)
+{
+    const struct cst_waits_item *item = waits->items[bucket_of(ticket)];
+
+    while (item != NULL && item->command.ticket != ticket) {
+        item = item->same_bucket;
+    }
+    return item != NULL;
+}
+
+/* -- completions ---------------------------------------------------------------------------- */
+
+static void make_due(struct cst_waits *waits, struct cst_waits_item *item)
+{
+    TAILQ_REMOVE(&waits->held, item, link);
+    TAILQ_INSERT_TAIL(&waits->due, item, link);
+    item->due = true;
+}
+
+void cst_waits_done(struct cst_waits *waits, uint64_t ticket, int status, const char *text)
+{
+    struct cst_waits_edge **p = &waits->buckets[bucket_of(ticket)];
+
+    while (*p != NULL) {
+        struct cst_waits_edge *edge = *p;
+        struct cst_waits_item *item = edge->item;
+
+        if (edge->ticket != ticket) {
+            p = &edge->next;
+            continue;
+        }
+        *p = edge->next;
+        if (status != CST_OK && item->err.status == 0) {
+            (void)cst_err_set(&item->err, CST_ECANCELLED, "what it was to come after failed: %s",
+                              text != NULL ? text : cst_status_words(status));
+        }
+        if (--item->n_left == 0) {
+            make_due(waits, item);
+        }
+    }
+}
+
+bool cst_waits_take(struct cst_waits *waits, struct cst_command *out, struct cst_err *err)
+{
+    struct cst_waits_item *item = TAILQ_FIRST(&waits->due);
+
+    if (item == NULL) {
+        return false;
+    }
+    *out = item->command;
+    *err = item->err;
+    drop(waits, item);
+    return true;
+}
+
+void cst_waits_forget(struct cst_waits *waits, unsigned shift, uint64_t value)
+{
+    for (int due = 0; due < 2; due++) {
+        struct cst_waits_item *item =
+            due != 0 ? TAILQ_FIRST(&waits->due) : TAILQ_FIRST(&waits->held);
+        struct cst_waits_item *next;
+
+        for (; item != NULL; item = next) {
+            next = TAILQ_NEXT(item, link);
+            if (item->command.ticket >> shift == value) {
+                drop(waits, item);
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+/* daemon/waits: commands that wait for tickets of other engines. */
+#include "daemon/waits.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct cst_waits waits;
+static struct cst_command out;
+static struct cst_err err;
+
+static void setup(void)
+{
+    cst_waits_init(&waits);
+    err = (struct cst_err){0};
+}
+
+static void teardown(void)
+{
+    cst_waits_close(&waits);
+}
+
+static void hold(uint64_t ticket, uint32_t n, const uint64_t *tickets)
+{
+    struct cst_command command = {
+        .kind = CST_COMMAND_COPY, .ticket = ticket, .node = 3, .bytes = 10 * ticket, .n_after = n};
+
+    memcpy(command.after, tickets, n * sizeof *tickets);
+    ck_assert_int_eq(cst_waits_add(&waits, &command, tickets, n, &err), CST_OK);
+}
+
+#define HOLD(ticket, ...)                                                                          \
+    hold(ticket, sizeof((uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t), (uint64_t[]){__VA_ARGS__})
+
+static void expect_none(void)
+{
+    ck_assert(!cst_waits_take(&waits, &out, &err));
+}
+
+static void expect(uint64_t ticket, int status)
+{
+    ck_assert(cst_waits_take(&waits, &out, &err));
+    ck_assert_uint_eq(out.ticket, ticket);
+    ck_assert_int_eq(err.status, status);
+}
+
+/* A command comes out whole, without `after`, when its one ticket is done, and not before. */
+START_TEST(one)
+{
+    HOLD(5, 2);
+    expect_none();
+    cst_waits_done(&waits, 3, CST_OK, NULL);
+    expect_none();
+    ck_assert(cst_waits_holds(&waits, 5));
+    cst_waits_done(&waits, 2, CST_OK, NULL);
+    expect(5, CST_OK);
+    ck_assert_uint_eq(out.n_after, 0);
+    ck_assert_uint_eq(out.node, 3);
+    ck_assert_uint_eq(out.bytes, 50);
+    ck_assert(!cst_waits_holds(&waits, 5));
+    ck_assert_uint_eq(waits.n, 0);
+    expect_none();
+}
+END_TEST
+
+/* It waits for the last of its tickets, in whatever order they end. */
+START_TEST(several)
+{
+    HOLD(9, 2, 258, 514); /* all in one bucket */
+    cst_waits_done(&waits, 258, CST_OK, NULL);
+    expect_none();
+    cst_waits_done(&waits, 514, CST_OK, NULL);
+    expect_none();
+    cst_waits_done(&waits, 2, CST_OK, NULL);
+    expect(9, CST_OK);
+}
+END_TEST
+
+/* One ticket frees many, in order of their submission; others stay. */
+START_TEST(many)
+{
+    for (uint64_t t = 300; t < 310; t++) {
+        HOLD(t, 7);
+    }
+    HOLD(310, 8);
+    cst_waits_done(&waits, 7, CST_OK, NULL);
+    for (unsigned i = 0; i < 10; i++) {
+        ck_assert(cst_waits_take(&waits, &out, &err));
+        ck_assert_uint_ge(out.ticket, 300);
+        ck_assert_uint_lt(out.ticket, 310);
+    }
+    expect_none();
+    ck_assert_uint_eq(waits.n, 1);
+}
+END_TEST
+
+/* A failure cancels, with the words, once nothing else is waited for; the first one's words stay.
+ */
+START_TEST(failure)
+{
+    HOLD(4, 1, 2, 3);
+    cst_waits_done(&waits, 1, CST_EENGINE, "engine 0: 6 deaths");
+    expect_none();
+    cst_waits_done(&waits, 2, CST_EIO, "another one");
+    cst_waits_done(&waits, 3, CST_OK, NULL);
+    expect(4, CST_ECANCELLED);
+    ck_assert_ptr_nonnull(strstr(err.text, "engine 0: 6 deaths"));
+    HOLD(5, 6);
+    cst_waits_done(&waits, 6, CST_EIO, NULL);
+    expect(5, CST_ECANCELLED);
+    ck_assert_ptr_nonnull(strstr(err.text, cst_status_words(CST_EIO)));
+}
+END_TEST
+
+/* What waits can be waited for: the caller passes on how it ended. */
+START_TEST(chain)
+{
+    HOLD(2, 1);
+    HOLD(3, 2);
+    HOLD(4, 3);
+    cst_waits_done(&waits, 1, CST_EIO, "gone");
+    for (uint64_t t = 2; t <= 4; t++) {
+        expect(t, CST_ECANCELLED);
+        expect_none();
+        cst_waits_done(&waits, t, err.status, err.text);
+    }
+    expect_none();
+    ck_assert_uint_eq(waits.n, 0);
+}
+END_TEST
+
+/* A job goes: its commands are forgotten, held or due, and nothing is left of what they waited for.
+ */
+START_TEST(forget)
+{
+    HOLD(1 << 8 | 1, 1 << 8 | 7, 1 << 8 | 8);
+    HOLD(1 << 8 | 2, 1 << 8 | 7);
+    HOLD(2 << 8 | 1, 2 << 8 | 7);
+    cst_waits_done(&waits, 1 << 8 | 7, CST_OK, NULL);
+    cst_waits_forget(&waits, 8, 1);
+    ck_assert_uint_eq(waits.n, 1);
+    cst_waits_done(&waits, 1 << 8 | 8, CST_OK, NULL);
+    expect_none();
+    cst_waits_done(&waits, 2 << 8 | 7, CST_OK, NULL);
+    expect(2 << 8 | 1, CST_OK);
+}
+END_TEST
+
+/* Closing frees what is held and what is due (a leak checker's business). */
+START_TEST(closed)
+{
+    HOLD(2, 1);
+    HOLD(3, 1, 7);
+    cst_waits_done(&waits, 1, CST_OK, NULL);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("waits");
+    TCase *tcase = tcase_create("waits");
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, one);
+    tcase_add_test(tcase, several);
+    tcase_add_test(tcase, many);
+    tcase_add_test(tcase, failure);
+    tcase_add_test(tcase, chain);
+    tcase_add_test(tcase, forget);
+    tcase_add_test(tcase, closed);
+    suite_add_tcase(suite, tcase);
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
