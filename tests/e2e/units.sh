@@ -10,6 +10,7 @@ max_exposure=35 # tenths
 for unit in cisternd.service cisternd.socket cisternd-manager.socket; do
     sed "s|^ExecStart=[^ ]*|ExecStart=$PWD/cisternd|" "systemd/$unit" >"$tmp/$unit"
 done
+source=$(realpath "$srcdir/systemd")
 cd "$tmp"
 systemd-analyze verify --man=no ./cisternd.service ./cisternd.socket ./cisternd-manager.socket >verify.log 2>&1 ||
     fail "systemd-analyze verify failed"
@@ -17,6 +18,13 @@ systemd-analyze verify --man=no ./cisternd.service ./cisternd.socket ./cisternd-
 systemd-analyze security --offline=yes --threshold=$max_exposure ./cisternd.service >security.log 2>&1 ||
     fail "exposure above $max_exposure tenths"
 tail -n 1 security.log
+
+# The same with the drop-in for GPUs: it may reach more, but only by what it says.
+mkdir cisternd.service.d
+cp "$source/gpu.conf" cisternd.service.d/
+systemd-analyze verify --man=no ./cisternd.service ./cisternd.socket ./cisternd-manager.socket >verify.log 2>&1 ||
+    fail "systemd-analyze verify failed with gpu.conf"
+[ ! -s verify.log ] || fail "systemd-analyze verify has something to say about gpu.conf"
 cd - >/dev/null
 
 # The user and the directory are made from the files that are installed.
