@@ -1,0 +1,13 @@
+/* Events: points in streams. */
+#ifndef CST_FAKE_EVENT_H
+#define CST_FAKE_EVENT_H
+
+#include <cuda.h>
+#include <stddef.h>
+
+/* @context ends: its events too; they are named on stderr. With the lock. */
+void cst_fake_events_end(CUcontext context);
+
+size_t cst_fake_n_events(void);
+
+#endif
