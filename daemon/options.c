@@ -3,12 +3,12 @@
 #endif
 #include "daemon/options.h"
 
+#include "daemon/machine.h"
 #include "dirs.h"
 
 #include <getopt.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 /* Options that set a key of the configuration. */
 static const struct setting {
@@ -109,11 +109,10 @@ int cst_options_read(struct cst_config *config, int argc, char **argv,
                      enum cst_options_result *result, struct cst_err *err)
 {
     const char *file = NULL;
-    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     int rc;
 
     *result = CST_OPTIONS_RUN;
-    cst_config_init(config, memory);
+    cst_config_init(config, cst_machine_memory(""));
     rc = scan(argc, argv, NULL, &file, result, err);
     if (rc != CST_OK || *result == CST_OPTIONS_EXIT) {
         return rc;

@@ -10,7 +10,7 @@ struct cst_clip {
     double grad_norm; /* L2 norm of grad_scale x gradient; NaN or infinite where a gradient is */
     float clip;       /* min(1, clip_norm / (grad_norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ */
     float factor;     /* grad_scale x clip: what UPDATE takes */
-    bool finite;      /* false: skip the step */
+    bool finite;      /* false: skip the step. A gradient is NaN or infinite, or scaled it could be */
 };
 
 /* @sum_squares: of the reduced bf16 gradients; @clip_norm 0: no clipping. */
@@ -19,11 +19,11 @@ static inline struct cst_clip cst_clip_factor(double sum_squares, float grad_sca
     struct cst_clip c = {.clip = 1.0f};
 
     c.grad_norm = fabs((double)grad_scale) * sqrt(sum_squares);
-    c.finite = isfinite(c.grad_norm) != 0;
-    if (c.finite && clip_norm > 0.0f && (double)clip_norm < c.grad_norm + 1e-6) {
+    if (isfinite(c.grad_norm) && clip_norm > 0.0f && (double)clip_norm < c.grad_norm + 1e-6) {
         c.clip = (float)((double)clip_norm / (c.grad_norm + 1e-6));
     }
     c.factor = grad_scale * c.clip;
+    c.finite = isfinite((float)(c.grad_norm * (double)c.clip)) != 0; /* no element exceeds the norm */
     return c;
 }
 
