@@ -26,6 +26,7 @@ void rig_find_library(char **argv)
     snprintf(both, sizeof both, "%s%s%s", CST_FAKECUDA_DIR, path != NULL ? ":" : "",
              path != NULL ? path : "");
     setenv("LD_LIBRARY_PATH", both, 1);
+    unsetenv("CUDA_VISIBLE_DEVICES");
     execv("/proc/self/exe", argv);
     perror("execv");
     exit(EXIT_FAILURE);
