@@ -262,8 +262,12 @@ int cst_gpu_settle(struct cst_gpu *gpu, unsigned thread, int rc, struct cst_err 
 {
     CUresult result = gpu->driver.cuStreamSynchronize(gpu->streams[thread]);
 
-    return rc != CST_OK ? rc
-                        : cst_cuda_check(&gpu->driver, result, err, "waiting for %s", gpu->uuid);
+    if (result == CUDA_SUCCESS) {
+        return rc;
+    }
+    (void)cst_cuda_check(&gpu->driver, result, err, "waiting for %s", gpu->uuid);
+    err->status = CST_EGPU;
+    return CST_EGPU;
 }
 
 CUmemAllocationProp cst_gpu_memory_prop(const struct cst_gpu *gpu)

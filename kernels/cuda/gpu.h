@@ -53,7 +53,9 @@ void cst_gpu_close(struct cst_gpu *gpu);
 int cst_gpu_enter(struct cst_gpu *gpu, struct cst_err *err);
 
 /* Wait for all that was enqueued on thread @thread's stream. @rc and @err are what enqueuing came
- * to: returned as they are if that failed, after the wait, so that nothing is under way. */
+ * to, returned as they are after the wait: nothing is under way then. CST_EGPU: it cannot be waited
+ * for, whatever the reason: the GPU may still be at work on memory that its owner would take back.
+ */
 int cst_gpu_settle(struct cst_gpu *gpu, unsigned thread, int rc, struct cst_err *err);
 
 /* How the properties of memory of this GPU that can be exported are written. */

@@ -186,6 +186,9 @@ int cst_gpu_import(struct cst_gpu *gpu, unsigned thread, int *fd, struct cst_mem
     mem->device = at;
     if (made >= 0) {
         rc = cst_gpu_fill(gpu, thread, start, mem->bytes, err);
+        if (rc == CST_EGPU) {
+            return rc; /* the memory may be in use: it goes with the process */
+        }
         if (rc != CST_OK) {
             goto err_after_map;
         }

@@ -91,7 +91,7 @@ static size_t n_done(const struct engine_proc *proc, bool *done)
     return proc->n_done;
 }
 
-static void run_to_end(const struct tiny_job *job, const struct engine_command *commands,
+static void run_to_end(struct tiny_job *job, const struct engine_command *commands,
                        bool *done, uint32_t threads)
 {
     struct engine_proc proc;
@@ -115,7 +115,7 @@ static void pause_us(uint64_t us)
 
 /* Start, issue, let some commands complete, wait a moment more, kill. How many undo slots the
  * engine left in use. */
-static unsigned run_and_kill(const struct tiny_job *job, const struct engine_command *commands,
+static unsigned run_and_kill(struct tiny_job *job, const struct engine_command *commands,
                              bool *done, uint64_t *random)
 {
     const struct cst_undo_slot *slots = job->base[TINY_UNDO];

@@ -23,9 +23,17 @@ static void must(bool ok, const char *what)
     }
 }
 
+static const char *used_program, *used_device;
+
+void engine_proc_use(const char *program, const char *device)
+{
+    used_program = program;
+    used_device = device;
+}
+
 const char *engine_proc_program(void)
 {
-    const char *program = getenv("CST_ENGINE");
+    const char *program = used_program != NULL ? used_program : getenv("CST_ENGINE");
 
     return program != NULL ? program : "./cistern-engine-host";
 }
@@ -168,6 +176,7 @@ void engine_proc_open(struct engine_proc *proc, uint32_t threads, uint32_t copy_
     setup.copy_threads = copy_threads;
     setup.undo_segment = undo_id;
     setup.undo_bytes = undo_bytes;
+    setup.device = (char *)(uintptr_t)used_device;
     must(engine_proc_reply(
              proc, engine_proc_send(proc, ENGINE__MSG_TYPE__ENGINE_SETUP, &setup.base, undo_fd),
              &frame) != NULL &&
@@ -178,12 +187,17 @@ void engine_proc_open(struct engine_proc *proc, uint32_t threads, uint32_t copy_
     proc->threads = ready->threads;
     proc->copy_threads = ready->copy_threads;
     (void)snprintf(proc->isa, sizeof proc->isa, "%s", ready->isa);
+    (void)snprintf(proc->device_name, sizeof proc->device_name, "%s",
+                   ready->device_name != NULL ? ready->device_name : "");
+    proc->device_bytes = ready->device_bytes;
+    proc->granularity = ready->granularity;
+    proc->driver = ready->driver;
     engine__ready__free_unpacked(ready, NULL);
 }
 
 struct engine_segment_done engine_proc_segment_done(struct engine_proc *proc, uint64_t request)
 {
-    struct engine_segment_done out = {.status = CST_ECONN};
+    struct engine_segment_done out = {.status = CST_ECONN, .fd = -1};
     struct cst_frame frame;
     Engine__SegmentDone *done;
 
@@ -194,6 +208,7 @@ struct engine_segment_done engine_proc_segment_done(struct engine_proc *proc, ui
     must(done != NULL && frame.type == ENGINE__MSG_TYPE__ENGINE_SEGMENT_DONE, "SEGMENT_DONE");
     out.status = done->status;
     out.locked = done->has_locked && done->locked;
+    out.fd = frame.n_fds > 0 ? frame.fds[0] : -1;
     (void)snprintf(out.text, sizeof out.text, "%s", done->text != NULL ? done->text : "");
     engine__segment_done__free_unpacked(done, NULL);
     return out;
@@ -212,6 +227,19 @@ struct engine_segment_done engine_proc_add(struct engine_proc *proc, uint32_t id
     add.populate = populate;
     add.has_lock = 1;
     add.lock = lock;
+    return engine_proc_segment_done(
+        proc, engine_proc_send(proc, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD, &add.base, fd));
+}
+
+struct engine_segment_done engine_proc_add_device(struct engine_proc *proc, uint32_t id, int fd,
+                                                  uint64_t bytes)
+{
+    Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
+
+    add.id = id;
+    add.bytes = bytes;
+    add.has_device = add.device = 1;
+    add.has_create = add.create = fd < 0;
     return engine_proc_segment_done(
         proc, engine_proc_send(proc, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD, &add.base, fd));
 }

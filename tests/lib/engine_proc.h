@@ -40,6 +40,7 @@ struct engine_completion {
 struct engine_segment_done {
     int status;
     bool locked;
+    int fd; /* that came with it, the caller's; -1: none */
     char text[384];
 };
 
@@ -52,12 +53,19 @@ struct engine_proc {
     size_t n_done, capacity;        /* in done; room */
     uint32_t threads, copy_threads; /* as READY said */
     char isa[16];                   /* same */
-    uint64_t progress_bytes;        /* of the last PROGRESS */
-    unsigned n_progress;            /* PROGRESS events that came */
+    char device_name[64];           /* same, and so on: an engine of a GPU */
+    uint64_t device_bytes, granularity;
+    uint32_t driver;
+    uint64_t progress_bytes; /* of the last PROGRESS */
+    unsigned n_progress;     /* PROGRESS events that came */
 };
 
-/* The program that tests start: $CST_ENGINE, else ./cistern-engine-host. */
+/* The program that tests start: what engine_proc_use says, else $CST_ENGINE, else
+ * ./cistern-engine-host. */
 const char *engine_proc_program(void);
+
+/* From now on start @program and name @device in SETUP (NULL: none). Both are borrowed. */
+void engine_proc_use(const char *program, const char *device);
 
 /* A sealed memfd of @bytes, zeroed; mapped to *@base if that is not NULL. */
 int engine_proc_memfd(uint64_t bytes, void **base);
@@ -82,6 +90,11 @@ const struct cst_frame *engine_proc_reply(struct engine_proc *proc, uint64_t req
 /* Send a SEGMENT_ADD and wait for its answer. */
 struct engine_segment_done engine_proc_add(struct engine_proc *proc, uint32_t id, int fd,
                                            uint64_t bytes, int node, bool populate, bool lock);
+
+/* Same for @bytes of a GPU's memory whose handle is @fd; -1: make it, and the answer has a handle.
+ */
+struct engine_segment_done engine_proc_add_device(struct engine_proc *proc, uint32_t id, int fd,
+                                                  uint64_t bytes);
 
 /* Send a SEGMENT_ADD that must succeed. */
 void engine_proc_must_add(struct engine_proc *proc, uint32_t id, int fd, uint64_t bytes);

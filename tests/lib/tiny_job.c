@@ -3,6 +3,7 @@
 #include "kernels/cast.h"
 #include "kernels/undo.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -94,7 +95,9 @@ void tiny_job_open(struct tiny_job *job, unsigned n_chunks, const uint64_t *n_el
 void tiny_job_close(struct tiny_job *job)
 {
     for (int i = 0; i < TINY_SEGMENTS; i++) {
-        (void)munmap(job->base[i], job->bytes[i]);
+        (void)munmap(job->base[i], i == TINY_POOL && job->on_gpu && job->gpu_bytes > 0
+                                       ? job->gpu_bytes
+                                       : job->bytes[i]);
         (void)close(job->fds[i]);
     }
 }
@@ -142,7 +145,52 @@ void tiny_job_fill(struct tiny_job *job, uint64_t seed)
     }
 }
 
-void tiny_job_start(const struct tiny_job *job, struct engine_proc *proc, uint32_t threads,
+void tiny_job_use_gpu(struct tiny_job *job)
+{
+    job->on_gpu = true;
+}
+
+/* The first engine makes the pool, here it is filled. */
+static void make_pool(struct tiny_job *job, struct engine_proc *proc)
+{
+    struct engine_segment_done done;
+    void *base;
+
+    job->gpu_bytes =
+        (job->bytes[TINY_POOL] + proc->granularity - 1) / proc->granularity * proc->granularity;
+    done = engine_proc_add_device(proc, job->ids[TINY_POOL], -1, job->gpu_bytes);
+    if (done.status != 0 || done.fd < 0) {
+        fprintf(stderr, "tiny_job: %s\n", done.text);
+        abort();
+    }
+    base = mmap(NULL, job->gpu_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, done.fd, 0);
+    if (base == MAP_FAILED) {
+        perror("tiny_job: mapping what a GPU's handle stands for");
+        abort();
+    }
+    memcpy(base, job->base[TINY_POOL], job->bytes[TINY_POOL]);
+    (void)munmap(job->base[TINY_POOL], job->bytes[TINY_POOL]);
+    (void)close(job->fds[TINY_POOL]);
+    job->base[TINY_POOL] = base;
+    job->fds[TINY_POOL] = done.fd;
+}
+
+static void add_pool(struct tiny_job *job, struct engine_proc *proc)
+{
+    struct engine_segment_done done;
+
+    if (job->gpu_bytes == 0) {
+        make_pool(job, proc);
+        return;
+    }
+    done = engine_proc_add_device(proc, job->ids[TINY_POOL], job->fds[TINY_POOL], job->gpu_bytes);
+    if (done.status != 0) {
+        fprintf(stderr, "tiny_job: %s\n", done.text);
+        abort();
+    }
+}
+
+void tiny_job_start(struct tiny_job *job, struct engine_proc *proc, uint32_t threads,
                     uint32_t copy_threads, unsigned order)
 {
     engine_proc_open(proc, threads, copy_threads, job->ids[TINY_UNDO], job->fds[TINY_UNDO],
@@ -150,6 +198,10 @@ void tiny_job_start(const struct tiny_job *job, struct engine_proc *proc, uint32
     for (unsigned i = 0; i < TINY_UNDO; i++) {
         unsigned s = (i + order) % TINY_UNDO;
 
+        if (s == TINY_POOL && job->on_gpu) {
+            add_pool(job, proc);
+            continue;
+        }
         engine_proc_must_add(proc, job->ids[s], job->fds[s], job->bytes[s]);
     }
 }

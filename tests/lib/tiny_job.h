@@ -22,6 +22,8 @@ struct tiny_job {
     void *base[TINY_SEGMENTS];         /* mapped */
     uint64_t bytes[TINY_SEGMENTS];     /* length */
     uint32_t ids[TINY_SEGMENTS];       /* segment ids */
+    bool on_gpu;                       /* the pool is a GPU's memory (tiny_job_use_gpu) */
+    uint64_t gpu_bytes;                /* of that, a multiple of its granularity */
     struct cst_table_header *table;    /* = base[TINY_TABLE] */
 };
 
@@ -31,11 +33,16 @@ void tiny_job_open(struct tiny_job *job, unsigned n_chunks, const uint64_t *n_el
                    unsigned n_slots, uint64_t seed);
 void tiny_job_close(struct tiny_job *job);
 
+/* From the next start on the pool is memory of the engine's GPU, which the first engine makes; it
+ * holds what the pool holds now. The GPU's memory must be the processor's too: tests/lib/fakecuda.
+ */
+void tiny_job_use_gpu(struct tiny_job *job);
+
 /* Fill arena and pool from @seed, clear marks, sums and undo slots. */
 void tiny_job_fill(struct tiny_job *job, uint64_t seed);
 
 /* Start an engine on it: SETUP, then all segments, in an order that depends on @order. */
-void tiny_job_start(const struct tiny_job *job, struct engine_proc *proc, uint32_t threads,
+void tiny_job_start(struct tiny_job *job, struct engine_proc *proc, uint32_t threads,
                     uint32_t copy_threads, unsigned order);
 
 struct cst_place tiny_job_row(const struct tiny_job *job, unsigned chunk, enum cst_row row);
