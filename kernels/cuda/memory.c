@@ -42,12 +42,15 @@ static char *registration(const struct cst_mem *mem, uint64_t i)
     return (char *)mem->base + i * CST_GPU_REGISTRATION;
 }
 
-/* Undo the first @n registrations, last one first. */
-static void unregister(struct cst_gpu *gpu, const struct cst_mem *mem, uint64_t n)
+/* Undo the first @n registrations, last one first. False: the driver did not let go of one. */
+static bool unregister(struct cst_gpu *gpu, const struct cst_mem *mem, uint64_t n)
 {
+    bool all = true;
+
     while (n-- > 0) {
-        (void)gpu->driver.cuMemHostUnregister(registration(mem, n));
+        all = gpu->driver.cuMemHostUnregister(registration(mem, n)) == CUDA_SUCCESS && all;
     }
+    return all;
 }
 
 int cst_gpu_register(struct cst_gpu *gpu, const struct cst_mem *mem, struct cst_err *err)
@@ -63,7 +66,7 @@ int cst_gpu_register(struct cst_gpu *gpu, const struct cst_mem *mem, struct cst_
             gpu->driver.cuMemHostRegister(registration(mem, i), bytes, CU_MEMHOSTREGISTER_PORTABLE),
             err, "registering %zu bytes at %" PRIu64 " of %" PRIu64, bytes, at, mem->bytes);
         if (rc != CST_OK) {
-            unregister(gpu, mem, i);
+            (void)unregister(gpu, mem, i);
         }
     }
     return rc;
@@ -141,7 +144,9 @@ static int map_handle(struct cst_gpu *gpu, CUmemGenericAllocationHandle handle, 
     return CST_OK;
 
 err_after_map:
-    (void)driver->cuMemUnmap(at, bytes);
+    if (driver->cuMemUnmap(at, bytes) != CUDA_SUCCESS) {
+        return rc;
+    }
 err_after_reserve:
     (void)driver->cuMemAddressFree(at, bytes);
     return rc;
@@ -206,18 +211,17 @@ err_after_make:
     return rc;
 }
 
+/* What the driver does not let go of stays mapped: it may be at work on it. */
 void cst_gpu_unmap(struct cst_gpu *gpu, struct cst_mem *mem)
 {
     (void)gpu->driver.cuCtxSetCurrent(gpu->context);
     if (mem->device != 0) {
-        (void)gpu->driver.cuMemUnmap(mem->device, mem->bytes);
-        (void)gpu->driver.cuMemAddressFree(mem->device, mem->bytes);
-        return;
+        if (gpu->driver.cuMemUnmap(mem->device, mem->bytes) == CUDA_SUCCESS) {
+            (void)gpu->driver.cuMemAddressFree(mem->device, mem->bytes);
+        }
+    } else if (!mem->locked || unregister(gpu, mem, n_registrations(mem))) {
+        (void)munmap(mem->base, mem->bytes);
     }
-    if (mem->locked) {
-        unregister(gpu, mem, n_registrations(mem));
-    }
-    (void)munmap(mem->base, mem->bytes);
 }
 
 /* -- bytes ---------------------------------------------------------------------------------- */
