@@ -68,6 +68,7 @@ enum cst_device_lane {
 struct cst_device_ops {
     const char *name;     /* "host" */
     bool one_crew;        /* the lanes are one crew, not one for each kind of traffic */
+    bool always_locks;    /* host memory is locked, whether the daemon asks for it or not */
     unsigned max_team;    /* threads of the compute team, at most */
     unsigned max_lanes;   /* threads in a crew of lanes, chosen at most */
     uint64_t piece_bytes; /* of a copy, that a thread does at a time */

@@ -87,6 +87,9 @@ static void unmapped(struct cst_mail *mail, void *arg)
     struct cst_engine *engine = arg;
 
     cst_segments_remove(&engine->segments, &mapping->segment);
+    if (atomic_load(&mapping->failed)) {
+        answer(engine, mapping->request, mapping->segment.id, mapping->err.status, &mapping->err);
+    }
     if (mapping->drop) {
         answer(engine, mapping->drop_request, mapping->segment.id, CST_OK, NULL);
     }
@@ -183,7 +186,7 @@ int cst_engine_drop_segment(struct cst_engine *engine, const struct cst_frame *f
 
 /* -- in ------------------------------------------------------------------------------------- */
 
-/* The adding is over, well or not. */
+/* The adding is over, well or not. That it failed is answered when nothing is left of it. */
 static void added(struct cst_engine *engine, struct cst_mapping *mapping)
 {
     bool failed = atomic_load(&mapping->failed);
@@ -192,9 +195,9 @@ static void added(struct cst_engine *engine, struct cst_mapping *mapping)
     report(engine, mapping);
     if (failed && mapping->err.status == CST_EGPU) {
         cst_engine_fail(engine, CST_EGPU, &mapping->err);
-    } else if (failed) {
-        answer(engine, mapping->request, mapping->segment.id, mapping->err.status, &mapping->err);
-    } else {
+        return;
+    }
+    if (!failed) {
         answer_mapped(engine, mapping);
     }
     cst_mapping_close_fd(mapping);
@@ -228,7 +231,7 @@ static struct cst_mapping *new_mapping(struct cst_engine *engine, const Engine__
         mapping->request = request;
         mapping->import = add->device;
         mapping->populate = add->populate && !add->device;
-        mapping->lock = add->lock && !add->device;
+        mapping->lock = (add->lock || engine->config.ops->always_locks) && !add->device;
         mapping->progress = &engine->context.progress;
     }
     return mapping;

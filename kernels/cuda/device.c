@@ -105,8 +105,9 @@ static int cuda_update(void *state, const struct cst_tile_work *work,
 
 const struct cst_device_ops cst_cuda_ops = {
     .name = "cuda",
-    .max_team = 4,  /* each has a stage: one adds up while another's sums go down */
-    .max_lanes = 2, /* one piece is under way while the next is enqueued */
+    .always_locks = true, /* copies of other memory are slow */
+    .max_team = 4,        /* each has a stage: one adds up while another's sums go down */
+    .max_lanes = 2,       /* one piece is under way while the next is enqueued */
     .piece_bytes = 16u << 20,
     .max_tiles = CST_GPU_STAGE_TILES,
     .open = cuda_open,
