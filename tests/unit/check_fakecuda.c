@@ -3,9 +3,11 @@
 #include "tests/unit/fakecuda_rig.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 static struct cst_err err;
@@ -266,23 +268,30 @@ START_TEST(test_sticky_call)
 }
 END_TEST
 
+static CUdeviceptr parents;
+
 static void call_in_child(int socket)
 {
+    unsigned char in_core;
     CUcontext context;
     int n;
 
     (void)socket;
     ck_assert_int_eq(cu.cuDeviceGetCount(&n), CUDA_ERROR_NOT_INITIALIZED);
     ck_assert_int_eq(cu.cuInit(0), CUDA_ERROR_NOT_INITIALIZED);
+    ck_assert_int_eq(mincore((void *)parents, 4096, &in_core), -1);
+    ck_assert_int_eq(errno, ENOMEM);
     ck_assert_int_eq(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_ERROR_NOT_INITIALIZED);
 }
 
-/* A forked child of a process that used CUDA can do nothing, and leaves its parent alone. */
+/* A forked child of a process that used CUDA can do nothing, has none of its device memory, and
+ * leaves it alone. */
 START_TEST(test_forked)
 {
     int socket, n;
 
     rig_open();
+    parents = rig_piece(SLAB).at;
     rig_join(rig_fork(call_in_child, &socket));
     ck_ok(cu.cuDeviceGetCount(&n));
 }
@@ -349,11 +358,11 @@ START_TEST(test_leaks)
     } cases[] = {
         {leave_things, "\"handles\":2,\"mappings\":2,\"reservations\":2,\"allocations\":1,"
                        "\"pinned\":0,\"registered\":1,\"streams\":1,\"events\":1,\"modules\":0,"
-                       "\"contexts\":1,\"leaks\":11,\"misuses\":0"},
-        {leave_nothing, "\"contexts\":0,\"leaks\":0,\"misuses\":0"},
+                       "\"contexts\":1,\"swept\":0,\"leaks\":11,\"misuses\":0"},
+        {leave_nothing, "\"contexts\":0,\"swept\":0,\"leaks\":0,\"misuses\":0"},
         {leave_to_context, "\"handles\":2,\"mappings\":2,\"reservations\":2,\"allocations\":0,"
                            "\"pinned\":0,\"registered\":0,\"streams\":0,\"events\":0,\"modules\":0,"
-                           "\"contexts\":0,\"leaks\":6,\"misuses\":0"},
+                           "\"contexts\":0,\"swept\":4,\"leaks\":10,\"misuses\":0"},
     };
     char line[1024];
     int socket;

@@ -11,6 +11,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* Under sanitizers: what faults is to end as it does without them, and at once. */
+const char *__asan_default_options(void);
+const char *__tsan_default_options(void);
+
+const char *__asan_default_options(void)
+{
+    return "handle_segv=0:handle_sigbus=0";
+}
+
+const char *__tsan_default_options(void)
+{
+    return "handle_segv=0:handle_sigbus=0:atexit_sleep_ms=0";
+}
+
 struct cst_cuda_driver cu;
 CUcontext rig_context;
 

@@ -1,5 +1,6 @@
 #include "tests/lib/fakecuda/address.h"
 #include "tests/lib/fakecuda/device.h"
+#include "tests/lib/fakecuda/fault.h"
 #include "tests/lib/fakecuda/ledger.h"
 
 #include <errno.h>
@@ -105,8 +106,8 @@ void cst_fake_range_sweep(enum cst_fake_kind kind, CUdevice device)
         if (r->kind != kind || r->device != device) {
             continue;
         }
-        fprintf(stderr, "fakecuda: leak: %s of device %d, %zu bytes at %#zx\n", kind_names[kind],
-                device, r->bytes, (size_t)r->addr);
+        cst_fake_leak("%s of device %d, %zu bytes at %#zx", kind_names[kind], device, r->bytes,
+                      (size_t)r->addr);
         if (kind == CST_FAKE_ALLOCATED) {
             cst_fake_hide(r->addr, r->bytes);
         } else if (kind == CST_FAKE_PINNED) {

@@ -69,7 +69,7 @@ static CUresult check_side(const char *name, enum side side, enum cst_fake_verdi
 static CUresult submit_copy(struct cst_fake_stream *stream, struct copy *copy, bool staged,
                             bool await)
 {
-    CUcontext context = cst_fake_stream_context(stream);
+    CUcontext context = stream->context;
     struct cst_fake_point point;
     CUresult result;
 
@@ -104,7 +104,11 @@ static CUresult start_copy(const char *name, uintptr_t dst, enum side dst_side, 
     if (result != CUDA_SUCCESS || bytes == 0) {
         return result;
     }
-    device = cst_fake_stream_context(stream)->device;
+    if (stream->context != cst_fake_context_current()) {
+        cst_fake_misuse("%s: the stream of another context", name);
+        return CUDA_ERROR_INVALID_VALUE; /* the driver looks with the current one's eyes */
+    }
+    device = stream->context->device;
     to = cst_fake_classify(dst, bytes, device, true);
     from = cst_fake_classify(src, bytes, device, false);
     result = check_side(name, dst_side, to);
@@ -196,7 +200,7 @@ static CUresult start_fill(const char *name, uintptr_t dst, uint32_t value, size
     if (dst % bytes != 0 || n > SIZE_MAX / bytes) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    verdict = cst_fake_classify(dst, n * bytes, cst_fake_stream_context(stream)->device, true);
+    verdict = cst_fake_classify(dst, n * bytes, stream->context->device, true);
     result = check_side(name, DEVICE, verdict);
     if (result != CUDA_SUCCESS) {
         return result;

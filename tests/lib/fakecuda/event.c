@@ -2,7 +2,6 @@
 #include "tests/lib/fakecuda/fault.h"
 #include "tests/lib/fakecuda/stream.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -71,7 +70,7 @@ void cst_fake_events_end(CUcontext context)
     for (struct CUevent_st *e = events; e != NULL; e = next) {
         next = e->next;
         if (e->context == context) {
-            fprintf(stderr, "fakecuda: leak: an event of device %d\n", context->device);
+            cst_fake_leak("an event of device %d", context->device);
             destroy(e);
         }
     }
@@ -186,7 +185,7 @@ CUresult cuEventRecord(CUevent hEvent, CUstream hStream)
         return result;
     }
     result = cst_fake_stream_find(hStream, &stream);
-    if (result == CUDA_SUCCESS && cst_fake_stream_context(stream) != hEvent->context) {
+    if (result == CUDA_SUCCESS && stream->context != hEvent->context) {
         result = CUDA_ERROR_INVALID_HANDLE;
     }
     return cst_fake_end(result == CUDA_SUCCESS ? submit_record(hEvent, stream) : result);

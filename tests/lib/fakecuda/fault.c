@@ -27,7 +27,7 @@ static size_t n_rules;
 static bool rules_read;
 static bool ready;
 static atomic_bool forked;
-static atomic_uint_fast64_t n_misuses, n_calls, n_faults;
+static atomic_uint_fast64_t n_misuses, n_leaks, n_calls, n_faults;
 static _Thread_local bool in_host_function;
 
 /* -- the lock ------------------------------------------------------------------------------- */
@@ -217,21 +217,43 @@ CUresult cst_fake_end(CUresult result)
 
 /* -- counts --------------------------------------------------------------------------------- */
 
-void cst_fake_misuse(const char *fmt, ...)
+__attribute__((format(printf, 2, 0))) static void say(const char *what, const char *fmt,
+                                                      va_list args)
 {
     char text[256];
+
+    vsnprintf(text, sizeof text, fmt, args);
+    fprintf(stderr, "fakecuda: %s: %s\n", what, text);
+}
+
+void cst_fake_misuse(const char *fmt, ...)
+{
     va_list args;
 
     va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
+    say("misuse", fmt, args);
     va_end(args);
-    fprintf(stderr, "fakecuda: misuse: %s\n", text);
     atomic_fetch_add(&n_misuses, 1);
+}
+
+void cst_fake_leak(const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    say("leak", fmt, args);
+    va_end(args);
+    atomic_fetch_add(&n_leaks, 1);
 }
 
 uint64_t cst_fake_misuses(void)
 {
     return atomic_load(&n_misuses);
+}
+
+uint64_t cst_fake_leaks(void)
+{
+    return atomic_load(&n_leaks);
 }
 
 uint64_t cst_fake_calls(void)

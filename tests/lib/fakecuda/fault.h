@@ -47,8 +47,12 @@ bool cst_fake_is_sticky(CUresult result);
 /* Say on stderr what the program does wrong, and count it. Any thread. */
 void cst_fake_misuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* Misuses, calls and faults so far. */
+/* Say on stderr what a context takes with it, and count it. */
+void cst_fake_leak(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* Misuses, leaks, calls and faults so far. */
 uint64_t cst_fake_misuses(void);
+uint64_t cst_fake_leaks(void);
 uint64_t cst_fake_calls(void);
 uint64_t cst_fake_faults(void);
 

@@ -1,8 +1,8 @@
-#include "tests/lib/fakecuda/leak.h"
-#include "tests/lib/fakecuda/address.h"
+/* What a process leaves behind, counted at its end. */
 #include "tests/lib/fakecuda/context.h"
 #include "tests/lib/fakecuda/event.h"
 #include "tests/lib/fakecuda/fault.h"
+#include "tests/lib/fakecuda/handle.h"
 #include "tests/lib/fakecuda/module.h"
 #include "tests/lib/fakecuda/stream.h"
 
@@ -28,6 +28,7 @@ static size_t write_line(char *line, size_t bytes)
         {"events", cst_fake_n_events()},
         {"modules", cst_fake_n_modules()},
         {"contexts", cst_fake_n_contexts()},
+        {"swept", cst_fake_leaks()},
     };
     size_t sum = 0;
     int at = snprintf(line, bytes, "{\"pid\":%d,\"name\":\"%s\"", (int)getpid(),

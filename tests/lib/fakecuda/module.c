@@ -3,7 +3,6 @@
 #include "tests/lib/fakecuda/fault.h"
 #include "tests/lib/fakecuda/stream.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,7 +85,7 @@ void cst_fake_modules_end(CUcontext context)
     for (struct CUmod_st *m = modules; m != NULL; m = next) {
         next = m->next;
         if (m->context == context) {
-            fprintf(stderr, "fakecuda: leak: a module of device %d\n", context->device);
+            cst_fake_leak("a module of device %d", context->device);
             unload(m);
         }
     }
@@ -263,7 +262,7 @@ static CUresult copy_params(struct launch *launch, void **params)
 /* A kernel that does not say how large its parameters are has them read while the caller waits. */
 static CUresult submit_launch(struct cst_fake_stream *stream, struct launch *launch, bool await)
 {
-    CUcontext context = cst_fake_stream_context(stream);
+    CUcontext context = stream->context;
     struct cst_fake_point point;
     CUresult result = cst_fake_stream_submit(stream, &launch->op);
 
@@ -281,7 +280,7 @@ static CUresult start_launch(CUfunction f, struct launch *launch, void **params,
     struct cst_fake_stream *stream;
     CUresult result = cst_fake_stream_find(handle, &stream);
 
-    if (result == CUDA_SUCCESS && cst_fake_stream_context(stream) != cst_fake_context_current()) {
+    if (result == CUDA_SUCCESS && stream->context != cst_fake_context_current()) {
         result = CUDA_ERROR_INVALID_HANDLE;
     }
     if (result == CUDA_SUCCESS && !can_launch(launch, f)) {

@@ -3,7 +3,7 @@
 #ifndef CST_FAKE_TRAP_H
 #define CST_FAKE_TRAP_H
 
-#include "tests/lib/fakecuda/stream.h"
+#include "tests/lib/fakecuda/op.h"
 
 /* Run @op. CUDA_ERROR_ILLEGAL_ADDRESS if it touched what is not there; else what it returned. By a
  * stream's thread, without the lock. */

@@ -68,7 +68,7 @@ static CUresult start_value(CUstream handle, CUdeviceptr addr, uint64_t value, u
     if (result != CUDA_SUCCESS) {
         return result;
     }
-    verdict = cst_fake_classify(addr, 8, cst_fake_stream_context(stream)->device, write);
+    verdict = cst_fake_classify(addr, 8, stream->context->device, write);
     if (addr % 8 != 0 || (verdict != CST_FAKE_IS_DEVICE && verdict != CST_FAKE_IS_PINNED)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
