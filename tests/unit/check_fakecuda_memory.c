@@ -212,7 +212,7 @@ static struct piece import_piece(int fd)
     return piece;
 }
 
-/* Two processes see the same bytes through an exported descriptor. */
+/* Two processes see the same bytes through an exported descriptor. Who imported does not export. */
 START_TEST(test_import)
 {
     int socket, fd;
@@ -222,6 +222,9 @@ START_TEST(test_import)
     rig_open();
     fd = rig_take_fd(socket);
     piece = import_piece(fd);
+    ck_assert_int_eq(cu.cuMemExportToShareableHandle(&fd, piece.handle,
+                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+                     CUDA_ERROR_INVALID_VALUE);
     ck_assert_uint_eq(*(unsigned char *)(piece.at + SLAB - 1), 42);
     *(unsigned char *)(piece.at + 1) = 43;
     rig_send_byte(socket);

@@ -95,6 +95,7 @@ START_TEST(test_event_orders)
     }
     ck_ok(cu.cuEventDestroy(event));
     ck_assert_int_eq(cu.cuEventRecord(event, first), CUDA_ERROR_INVALID_HANDLE);
+    ck_assert_int_eq(cu.cuEventQuery(event), CUDA_ERROR_INVALID_HANDLE);
 }
 END_TEST
 
@@ -202,6 +203,9 @@ START_TEST(test_value_cyclic)
     __atomic_store_n(gate, 2, __ATOMIC_RELEASE);
     ck_ok(cu.cuStreamSynchronize(first));
     ck_assert_uint_eq(*(uint64_t *)device, 5);
+    ck_ok(
+        cu.cuStreamWaitValue64(first, (CUdeviceptr)gate, UINT64_MAX - 1, CU_STREAM_WAIT_VALUE_GEQ));
+    ck_ok(cu.cuStreamSynchronize(first));
 }
 END_TEST
 
