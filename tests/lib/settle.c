@@ -10,6 +10,16 @@ void settle_balanced(struct raw_client *witness)
                       b->free + b->cached + b->leased + b->moving + b->pending + b->quarantined);
 }
 
+static uint64_t gpu_bytes(const Cistern__StatReply *stat)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < stat->n_gpus; i++) {
+        sum += stat->gpus[i]->pool_used;
+    }
+    return sum;
+}
+
 /* Connections are closed, and segments given back, at turns of the daemon to come; each Stat is
  * one. */
 void settle(struct raw_client *witness, const struct daemon_proc *proc, unsigned n_fds)
@@ -20,7 +30,7 @@ void settle(struct raw_client *witness, const struct daemon_proc *proc, unsigned
     for (unsigned i = 0; i < 10000; i++) {
         stat = raw_stat(witness);
         if (stat->n_sessions == 1 && stat->n_jobs == 0 && stat->host_used == 0 &&
-            stat->pool_used == 0 && daemon_proc_fds(proc->pid) == n_fds) {
+            stat->pool_used == 0 && gpu_bytes(stat) == 0 && daemon_proc_fds(proc->pid) == n_fds) {
             settle_balanced(witness);
             return;
         }

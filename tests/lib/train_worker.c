@@ -185,6 +185,7 @@ static int open_job(struct worker *w, struct cst_err *err)
         .name = w->order->name,
         .rank = w->order->rank,
         .world = w->order->world,
+        .device = w->order->device,
         .pool_bytes = w->order->pool_bytes,
         .chunk_elems = TRAIN_CHUNK_ELEMS,
         .timeout_ms = 20000,

@@ -14,6 +14,7 @@ struct train_order {
     const char *socket;   /* of the daemon */
     const char *name;     /* of the job */
     uint32_t rank, world; /* its place */
+    const char *device;   /* of this rank; NULL: auto */
     uint64_t n_steps;     /* to be committed in all */
     uint64_t pool_bytes;  /* of this rank; 0: all it can use */
     struct train_bad bad; /* a gradient that is no number */

@@ -1,0 +1,263 @@
+/* Training with ranks on GPUs through a real daemon gives the bits that a calculation in this
+ * process gives, wherever the ranks are and whoever dies when. The GPUs are
+ * tests/lib/engine_stub's: their memory is memfds, their engines are processes that do what a GPU's
+ * engine is given. */
+#include "tests/lib/settle.h"
+#include "tests/lib/train_worker.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#define STUB "./tests/lib/engine_stub"
+
+enum { N_STEPS = 3, HOST_ENGINE = 0 };
+
+static struct daemon_proc proc;
+static struct raw_client witness;
+static struct train_run *reference;
+static struct train_report *reports[TRAIN_MAX_WORLD];
+
+/* Where the ranks of a job are. */
+static const struct placement {
+    const char *name;
+    uint32_t world;
+    const char *devices[TRAIN_MAX_WORLD];
+} placements[] = {
+    {"one", 1, {"cuda:0"}},
+    {"same", 2, {"cuda:1", "cuda:1"}},
+    {"peers", 2, {"cuda", "cuda"}},
+    {"mixed", 2, {"host", "cuda"}},
+    {"four", 4, {"cuda:1", "host", "cuda:0", "cuda:1"}},
+};
+
+enum { N_PLACEMENTS = sizeof placements / sizeof *placements, PEERS = 2, MIXED = 3 };
+
+static void open_daemon(void)
+{
+    reference = malloc(sizeof *reference);
+    ck_assert_ptr_nonnull(reference);
+    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
+        reports[r] = train_report_new();
+    }
+    (void)setenv("CISTERN_ENGINE_CUDA", STUB, 1);
+    (void)setenv("CISTERN_ENGINE_HOST", STUB, 1);
+    daemon_proc_start(&proc, (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
+    ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
+    raw_open(&witness, proc.socket);
+}
+
+static void setup(void)
+{
+    (void)unsetenv("STUB_DELAY_US");
+    open_daemon();
+}
+
+/* Every engine dawdles: whoever does not wait for what it must come after sees it. */
+static void setup_slow(void)
+{
+    (void)setenv("STUB_DELAY_US", "3000", 1);
+    open_daemon();
+}
+
+static void teardown(void)
+{
+    settle_remove_jobs(&witness);
+    settle(&witness, &proc, daemon_proc_fds(proc.pid));
+    raw_close(&witness);
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
+        train_report_free(reports[r]);
+    }
+    free(reference);
+}
+
+/* -- jobs ---------------------------------------------------------------------------------------
+ */
+
+static struct train_order order_of(const struct placement *at, const char *name, uint32_t rank)
+{
+    return (struct train_order){.socket = proc.socket,
+                                .name = name,
+                                .rank = rank,
+                                .world = at->world,
+                                .device = at->devices[rank],
+                                .n_steps = N_STEPS,
+                                .bad = {.step = TRAIN_NEVER},
+                                .die_at = UINT32_MAX,
+                                .kill_at = UINT32_MAX};
+}
+
+static pid_t start(const struct train_order *order)
+{
+    memset(reports[order->rank], 0, sizeof *reports[order->rank]);
+    return train_worker_start(order, reports[order->rank]);
+}
+
+/* The states that rank 0 read, and all ranks' results, are those of the reference, to the bit. */
+static void compare(uint32_t world)
+{
+    const struct train_states *got = &reports[0]->run.states, *want = &reference->states;
+
+    train_reference(reference, world, N_STEPS, (struct train_bad){.step = TRAIN_NEVER});
+    ck_assert(reports[0]->has_states);
+    for (int t = 0; t < TRAIN_N_TENSORS; t++) {
+        uint64_t at = train_tensors[t].start, n = train_tensors[t].n_elems;
+
+        ck_assert_mem_eq(got->master + at, want->master + at, 4 * n);
+        ck_assert_mem_eq(got->exp_avg + at, want->exp_avg + at, 4 * n);
+        ck_assert_mem_eq(got->exp_avg_sq + at, want->exp_avg_sq + at, 4 * n);
+        ck_assert_mem_eq(got->weight + at, want->weight + at, 2 * n);
+    }
+}
+
+static void compare_results(uint32_t world)
+{
+    for (uint32_t r = 0; r < world; r++) {
+        for (int s = 0; s < N_STEPS; s++) {
+            const struct cst_step_result *got = &reports[r]->run.results[s],
+                                         *want = &reference->results[s];
+
+            ck_assert_uint_eq(got->step, want->step);
+            ck_assert_mem_eq(&got->grad_norm, &want->grad_norm, sizeof got->grad_norm);
+            ck_assert_mem_eq(&got->clip, &want->clip, sizeof got->clip);
+            ck_assert_mem_eq(&got->loss, &want->loss, sizeof got->loss);
+        }
+    }
+}
+
+static void run(const struct placement *at, const char *name, uint64_t pool_bytes)
+{
+    pid_t pids[TRAIN_MAX_WORLD];
+
+    for (uint32_t r = 0; r < at->world; r++) {
+        struct train_order order = order_of(at, name, r);
+
+        order.pool_bytes = pool_bytes;
+        pids[r] = start(&order);
+    }
+    for (uint32_t r = 0; r < at->world; r++) {
+        train_worker_join(pids[r], reports[r]);
+    }
+    compare(at->world);
+    compare_results(at->world);
+}
+
+/* Every placement, with the largest pools and with the smallest. */
+START_TEST(bits)
+{
+    const struct placement *at = &placements[_i];
+    const struct cst_plan *plan = &reports[0]->plan;
+
+    run(at, at->name, 0);
+    ck_assert_uint_gt(plan->n_blocks, plan->min_blocks);
+    run(at, "smallest", plan->min_blocks * plan->block_bytes);
+    ck_assert_uint_eq(plan->n_blocks, plan->min_blocks);
+}
+END_TEST
+
+/* -- deaths -------------------------------------------------------------------------------------
+ */
+
+static int engine_pid(unsigned engine)
+{
+    return raw_stat(&witness)->engines[engine]->pid;
+}
+
+/* Engine _i (0: the node's, 1 and 2: GPUs) is killed at every point of a worker's life: another one
+ * takes over with the memory that its daemon kept, and no step is given up. */
+START_TEST(engine_killed_anywhere)
+{
+    const struct placement *at = &placements[PEERS];
+    uint32_t n_points;
+
+    run(at, "dry", 0);
+    n_points = reports[0]->n_points;
+    for (uint32_t point = 4; point < n_points; point++) {
+        struct train_order orders[2];
+        pid_t pids[2];
+        char name[32];
+
+        (void)snprintf(name, sizeof name, "engine-%u", point);
+        for (uint32_t r = 0; r < 2; r++) {
+            orders[r] = order_of(at, name, r);
+            orders[r].pool_bytes = point % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
+        }
+        orders[0].kill_at = point;
+        orders[0].victim = engine_pid((unsigned)_i);
+        ck_assert_int_gt(orders[0].victim, 0);
+        for (uint32_t r = 0; r < 2; r++) {
+            pids[r] = start(&orders[r]);
+        }
+        for (uint32_t r = 0; r < 2; r++) {
+            train_worker_join(pids[r], reports[r]);
+            ck_assert_uint_eq(reports[r]->n_syncs, 0);
+        }
+        compare(2);
+        settle_remove_jobs(&witness);
+        ck_assert_uint_eq(raw_stat(&witness)->engines[_i]->restarts, point - 3);
+    }
+}
+END_TEST
+
+/* One rank of a host and a GPU is killed at every point; another process takes its place, and finds
+ * the pool as it was made. _i: the rank. */
+START_TEST(worker_killed_anywhere)
+{
+    const struct placement *at = &placements[MIXED];
+    uint32_t victim = (uint32_t)_i, n_points;
+
+    run(at, "dry", 0);
+    n_points = reports[victim]->n_points;
+    for (uint32_t point = 0; point < n_points; point++) {
+        struct train_order orders[2];
+        pid_t pids[2];
+        char name[32];
+
+        (void)snprintf(name, sizeof name, "killed-%u", point);
+        for (uint32_t r = 0; r < 2; r++) {
+            orders[r] = order_of(at, name, r);
+            orders[r].die_at = r == victim ? point : UINT32_MAX;
+            orders[r].pool_bytes = point % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
+            pids[r] = start(&orders[r]);
+        }
+        ck_assert_msg(train_worker_join_dying(pids[victim], reports[victim]), "point %u", point);
+        orders[victim].die_at = UINT32_MAX;
+        pids[victim] = train_worker_start(&orders[victim], reports[victim]);
+        train_worker_join(pids[victim], reports[victim]);
+        train_worker_join(pids[1 - victim], reports[1 - victim]);
+        compare(2);
+        settle_remove_jobs(&witness);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("gpu_train");
+    TCase *plain = tcase_create("bits"), *slow = tcase_create("slow"),
+          *deaths = tcase_create("deaths");
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    tcase_add_checked_fixture(plain, setup, teardown);
+    tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
+    tcase_set_timeout(plain, 60);
+    suite_add_tcase(suite, plain);
+    tcase_add_checked_fixture(slow, setup_slow, teardown);
+    tcase_add_loop_test(slow, bits, 0, N_PLACEMENTS);
+    tcase_set_timeout(slow, 120);
+    suite_add_tcase(suite, slow);
+    tcase_add_checked_fixture(deaths, setup, teardown);
+    tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 3);
+    tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 2);
+    tcase_set_timeout(deaths, 180);
+    suite_add_tcase(suite, deaths);
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
