@@ -183,23 +183,30 @@ Cistern__StatReply *raw_stat(struct raw_client *client)
                       &cistern__stat_reply__descriptor);
 }
 
-int raw_job_open(struct raw_client *client, struct raw_job *job)
+uint64_t raw_job_ask(struct raw_client *client, const struct raw_job *job)
 {
     Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
-    int rc;
 
     open.name = (char *)(uintptr_t)job->name;
     open.rank = job->rank;
     open.world = job->world;
+    open.device = (char *)(uintptr_t)job->device;
     open.has_pool_bytes = open.has_chunk_elems = open.has_timeout_ms = 1;
     open.pool_bytes = job->pool_bytes;
     open.chunk_elems = job->chunk_elems;
     open.timeout_ms = job->timeout_ms;
     if (job->send_token) {
         open.has_token = 1;
-        open.token = (ProtobufCBinaryData){.data = job->token, .len = sizeof job->token};
+        open.token = (ProtobufCBinaryData){.data = (uint8_t *)(uintptr_t)job->token,
+                                           .len = sizeof job->token};
     }
-    rc = raw_call(client, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base);
+    return raw_ask(client, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base);
+}
+
+int raw_job_open(struct raw_client *client, struct raw_job *job)
+{
+    int rc = raw_status(client, raw_job_ask(client, job));
+
     if (rc == CST_OK) {
         const Cistern__JobOpened *opened = keep(client, &cistern__job_opened__descriptor);
 
@@ -209,6 +216,7 @@ int raw_job_open(struct raw_client *client, struct raw_job *job)
         job->created = opened->created;
         job->initialised = opened->initialised;
         job->committed = opened->committed;
+        (void)snprintf(job->got, sizeof job->got, "%s", opened->device);
     }
     return rc;
 }

@@ -67,11 +67,16 @@ struct raw_job {
     uint64_t pool_bytes;
     uint64_t chunk_elems;
     uint32_t timeout_ms;
-    uint8_t token[16]; /* filled by raw_job_open */
-    bool send_token;   /* to take the rank over */
-    uint64_t step;     /* filled by raw_job_open, as are the following */
+    const char *device; /* NULL: not said */
+    uint8_t token[16];  /* filled by raw_job_open */
+    bool send_token;    /* to take the rank over */
+    uint64_t step;      /* filled by raw_job_open, as are the following */
     bool created, initialised, committed;
+    char got[64]; /* the device that it became */
 };
+
+/* Send JobOpen; the id. */
+uint64_t raw_job_ask(struct raw_client *client, const struct raw_job *job);
 
 /* JobOpen; status, and what job is to be filled with on success. */
 int raw_job_open(struct raw_client *client, struct raw_job *job);
