@@ -60,9 +60,9 @@ static void add_books(struct cli_table *table, const Cistern__Books *books)
 
 static bool print_pools(const Cistern__JobInfo *job)
 {
-    static const char *const titles[] = {"RANK",     "STATE",        ">PID",    ">POOL",
-                                         ">FREE",    ">CACHED",      ">LEASED", ">MOVING",
-                                         ">PENDING", ">QUARANTINED", NULL};
+    static const char *const titles[] = {"RANK",    "STATE",    "DEVICE",       ">PID",
+                                         ">POOL",   ">FREE",    ">CACHED",      ">LEASED",
+                                         ">MOVING", ">PENDING", ">QUARANTINED", NULL};
     struct cli_table table;
 
     cli_table_init(&table, titles);
@@ -71,6 +71,7 @@ static bool print_pools(const Cistern__JobInfo *job)
 
         cli_table_cell(&table, "%u", rank->rank);
         cli_table_cell(&table, "%s", rank->state);
+        cli_table_cell(&table, "%s", rank->device != NULL ? rank->device : "-");
         if (rank->has_pid && rank->pid > 0) {
             cli_table_cell(&table, "%d", rank->pid);
         } else {

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -13,6 +14,8 @@
 struct sample {
     uint64_t copy_bytes, update_elems, reduce_elems;     /* work done, bytes or elements */
     double copy_seconds, update_seconds, reduce_seconds; /* time at it */
+    uint64_t up_bytes, down_bytes;                       /* of copies, between host and GPU */
+    double up_seconds, down_seconds;                     /* time at them */
 };
 
 struct history {
@@ -29,6 +32,10 @@ static struct sample sample_of(const Cistern__EngineInfo *engine)
         .copy_seconds = engine->copy_seconds,
         .update_seconds = engine->update_seconds,
         .reduce_seconds = engine->reduce_seconds,
+        .up_bytes = engine->up_bytes,
+        .down_bytes = engine->down_bytes,
+        .up_seconds = engine->up_seconds,
+        .down_seconds = engine->down_seconds,
     };
 }
 
@@ -49,16 +56,37 @@ static void add_rate(struct cli_table *table, uint64_t now, uint64_t before, dou
                    bytes ? cli_bytes((uint64_t)rate, text) : cli_count((uint64_t)rate, text));
 }
 
-static void add_engine(struct cli_table *table, const Cistern__EngineInfo *engine,
-                       const struct sample *before)
+/* "host 0" by its node; "cuda:0" by its GPU. */
+static void add_name(struct cli_table *table, const Cistern__StatReply *stat,
+                     const Cistern__EngineInfo *engine)
+{
+    for (size_t i = 0; engine->device != NULL && i < stat->n_gpus; i++) {
+        if (strcmp(stat->gpus[i]->uuid, engine->device) == 0) {
+            cli_table_cell(table, "%s:%u", engine->kind, stat->gpus[i]->index);
+            return;
+        }
+    }
+    cli_table_cell(table, "%s %u", engine->kind, engine->node);
+}
+
+static void add_engine(struct cli_table *table, const Cistern__StatReply *stat,
+                       const Cistern__EngineInfo *engine, const struct sample *before)
 {
     struct sample now = sample_of(engine);
 
-    cli_table_cell(table, "%s %u", engine->kind, engine->node);
+    add_name(table, stat, engine);
     cli_table_cell(table, "%s", engine->state);
-    cli_table_cell(table, "%d", engine->pid);
+    if (engine->has_pid && engine->pid > 0) {
+        cli_table_cell(table, "%d", engine->pid);
+    } else {
+        cli_table_cell(table, "-");
+    }
     cli_table_cell(table, "%s", engine->isa != NULL ? engine->isa : "-");
-    cli_table_cell(table, "%u + %u", engine->threads, engine->copy_threads);
+    if (engine->has_threads) {
+        cli_table_cell(table, "%u + %u", engine->threads, engine->copy_threads);
+    } else {
+        cli_table_cell(table, "-");
+    }
     cli_table_cell(table, "%llu", (unsigned long long)engine->commands);
     cli_table_cell(table, "%llu", (unsigned long long)engine->in_flight);
     add_rate(table, now.copy_bytes, before->copy_bytes, now.copy_seconds, before->copy_seconds,
@@ -67,6 +95,11 @@ static void add_engine(struct cli_table *table, const Cistern__EngineInfo *engin
              before->reduce_seconds, false);
     add_rate(table, now.update_elems, before->update_elems, now.update_seconds,
              before->update_seconds, false);
+    if (stat->n_gpus > 0) {
+        add_rate(table, now.up_bytes, before->up_bytes, now.up_seconds, before->up_seconds, true);
+        add_rate(table, now.down_bytes, before->down_bytes, now.down_seconds, before->down_seconds,
+                 true);
+    }
     cli_table_cell(table, "%llu", (unsigned long long)engine->restarts);
     cli_table_cell(table, "%s", engine->locked ? "yes" : "no");
 }
@@ -76,12 +109,16 @@ static bool print_engines(const Cistern__StatReply *stat, const struct history *
     static const char *const titles[] = {"ENGINE",    "STATE",      ">PID",  "ISA",     "THREADS",
                                          ">COMMANDS", ">IN FLIGHT", ">COPY", ">REDUCE", ">UPDATE",
                                          ">RESTARTS", "LOCKED",     NULL};
+    static const char *const gpu_titles[] = {
+        "ENGINE",  "STATE",   ">PID", "ISA",   "THREADS",   ">COMMANDS", ">IN FLIGHT", ">COPY",
+        ">REDUCE", ">UPDATE", ">UP",  ">DOWN", ">RESTARTS", "LOCKED",    NULL};
     const struct sample none = {0};
     struct cli_table table;
 
-    cli_table_init(&table, titles);
+    cli_table_init(&table, stat->n_gpus > 0 ? gpu_titles : titles);
     for (size_t i = 0; i < stat->n_engines; i++) {
-        add_engine(&table, stat->engines[i], i < history->n_samples ? &history->samples[i] : &none);
+        add_engine(&table, stat, stat->engines[i],
+                   i < history->n_samples ? &history->samples[i] : &none);
     }
     return cli_table_print(&table, stdout, 0);
 }
@@ -95,6 +132,28 @@ static void print_books(const Cistern__Books *books)
                  cli_bytes(books->free, a), cli_bytes(books->cached, b),
                  cli_bytes(books->leased, c), cli_bytes(books->moving, d),
                  cli_bytes(books->pending, e), cli_bytes(books->quarantined, f));
+}
+
+static void print_gpus(const Cistern__StatReply *stat)
+{
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
+
+    for (size_t i = 0; i < stat->n_gpus; i++) {
+        const Cistern__GpuInfo *gpu = stat->gpus[i];
+
+        (void)printf("gpu       cuda:%u %s, %s: %s of %s for pools, card %s", gpu->index, gpu->name,
+                     gpu->uuid, cli_bytes(gpu->pool_used, a), cli_bytes(gpu->pool_budget, b),
+                     cli_bytes(gpu->memory_bytes, c));
+        if (gpu->has_driver) {
+            (void)printf(", driver %u.%u", gpu->driver / 1000, gpu->driver % 1000 / 10);
+        }
+        (void)printf("\n");
+    }
+    if (stat->gpu != NULL && (stat->n_gpus > 0 || strcmp(stat->gpu, "looking") == 0)) {
+        (void)printf("gpu       %s\n", stat->gpu);
+    } else if (stat->gpu != NULL) {
+        (void)printf("gpu       none: %s\n", stat->gpu);
+    }
 }
 
 static void print_node(const Cistern__StatReply *stat)
@@ -112,9 +171,7 @@ static void print_node(const Cistern__StatReply *stat)
     if (stat->pool != NULL) {
         print_books(stat->pool);
     }
-    if (stat->gpu != NULL) {
-        (void)printf("gpu       none: %s\n", stat->gpu);
-    }
+    print_gpus(stat);
 }
 
 static bool print_jobs(struct cli *cli)

@@ -121,3 +121,18 @@ expect 1 job example
 expect 1 rm example
 complains 'example'
 stop_daemon d
+
+# Two GPUs, which are found while the daemon runs; their engines are there, but nobody wants one.
+CISTERN_ENGINE_CUDA=./tests/lib/engine_stub start_daemon g --gpus all --gpu-memory 32M --manager-socket "$tmp/run/manager.sock"
+found() {
+    expect 0 stat --json
+    jq -e '.gpus | length == 2' <"$tmp/out" >/dev/null
+}
+poll found
+holds '.gpus[1].uuid == "GPU-00000000-stub-1" and .gpus[1].pool_budget == 33554432 and .gpus[1].pool_used == 0 and (has("gpu") | not)'
+holds '.engines[2].kind == "cuda" and .engines[2].device == .gpus[1].uuid and .engines[2].state == "off"'
+expect 0 stat
+says '^gpu       cuda:1 Stub, GPU-00000000-stub-1: 0 B of 32.0 MiB for pools, card 64.0 MiB, driver 13.0$'
+says '^ENGINE .* UP +DOWN '
+says '^cuda:1 +off +- '
+stop_daemon g

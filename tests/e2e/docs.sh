@@ -8,7 +8,7 @@
 undocumented() {
     local option
     "$1" --help | grep -oE -- '--[a-z][a-z-]+' | sort -u | while read -r option; do
-        sed 's/\\-/-/g' "$2" | grep -qF -- "$option" || printf '%s ' "$option"
+        grep -qF -- "$option" <(sed 's/\\-/-/g' "$2") || printf '%s ' "$option"
     done
 }
 

@@ -65,11 +65,11 @@ await() {
     fail "$1: no '$2' within $wait_s s"
 }
 
-# Start a daemon as $1 with the options that follow and wait until it is ready; sets daemon_pid.
+# Start a daemon as $1, without GPUs unless the options that follow say otherwise, and wait until it is ready; sets daemon_pid.
 start_daemon() {
     local name=$1
     shift
-    start "$name" ./cisternd --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET" "$@"
+    start "$name" ./cisternd --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET" --gpus none "$@"
     await "$name" 'PID=*'
     # shellcheck disable=SC2034 # for the caller
     daemon_pid=${line#PID=}
