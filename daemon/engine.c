@@ -179,8 +179,8 @@ static void on_done(struct cst_engine *engine, const struct cst_frame *frame)
         if (cst_commands_remove(&engine->commands, c->ticket)) {
             engine->n_completed++;
             engine->n_deaths = 0;
-            cst_engines_complete(engines, c->ticket, c->status > 0 ? CST_EPROTO : c->status, c->value,
-                                 c->text);
+            cst_engines_complete(engines, c->ticket, c->status > 0 ? CST_EPROTO : c->status,
+                                 c->value, c->text);
         }
     }
     engine__done__free_unpacked(done, NULL);
