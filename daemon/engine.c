@@ -374,6 +374,8 @@ static void ended(struct cst_engine *engine)
 {
     cst_log(CST_LOG_INFO, "engine %u: ended, no job uses %s", engine->index, engine->device);
     engine->state = CST_ENGINE_OFF;
+    cst_segment_unref(engine->undo); /* nothing is in hand */
+    engine->undo = NULL;
     if (engine->n_users > 0) {
         cst_engine_need(engine);
     }

@@ -21,7 +21,8 @@
 
 static struct daemon_proc proc;
 static struct raw_client witness; /* looks at the books and removes jobs */
-static char path[64];             /* of a file or FIFO of the test's; empty: none */
+static unsigned base_fds;
+static char path[64]; /* of a file or FIFO of the test's; empty: none */
 
 /* -- set-up and tear-down --------------------------------------------------------------------- */
 
@@ -38,13 +39,16 @@ static void open_daemon(const char *a, const char *b)
     daemon_proc_start(&proc, (const char *[]){"--gpus=all", "--engine-threads=2", a != NULL ? a : b,
                                               a != NULL ? b : NULL, NULL});
     raw_open(&witness, proc.socket);
+    if (getenv("STUB_GATE") == NULL) {
+        base_fds = settle_base_fds(&witness, &proc);
+    }
 }
 
 static void teardown(void)
 {
     if (proc.pid != 0) {
         settle_remove_jobs(&witness);
-        settle(&witness, &proc, daemon_proc_fds(proc.pid));
+        settle(&witness, &proc, settle_fds(&witness, base_fds));
         raw_close(&witness);
         ck_assert_int_eq(daemon_proc_stop(&proc), 0);
     }
@@ -211,6 +215,7 @@ START_TEST(no_program)
 {
     daemon_proc_start(&proc, NULL);
     raw_open(&witness, proc.socket);
+    base_fds = daemon_proc_fds(proc.pid);
     (void)setenv("CISTERN_ENGINE_CUDA", "/nowhere/engine", 1);
     {
         struct daemon_proc other = proc;
@@ -231,6 +236,7 @@ static void start_gated(void)
     (void)setenv("STUB_GATE", path, 1);
     open_daemon(NULL, NULL);
     ck_assert_str_eq(raw_stat(&witness)->gpu, "looking");
+    base_fds = daemon_proc_fds(proc.pid) - 2; /* of the probe: its pipe and its end */
 }
 
 static void open_gate(void)

@@ -18,6 +18,7 @@ enum { N_STEPS = 3, HOST_ENGINE = 0 };
 
 static struct daemon_proc proc;
 static struct raw_client witness;
+static unsigned base_fds;
 static struct train_run *reference;
 static struct train_report *reports[TRAIN_MAX_WORLD];
 
@@ -48,6 +49,7 @@ static void open_daemon(void)
     daemon_proc_start(&proc, (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
     ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
     raw_open(&witness, proc.socket);
+    base_fds = settle_base_fds(&witness, &proc);
 }
 
 static void setup(void)
@@ -66,7 +68,7 @@ static void setup_slow(void)
 static void teardown(void)
 {
     settle_remove_jobs(&witness);
-    settle(&witness, &proc, daemon_proc_fds(proc.pid));
+    settle(&witness, &proc, settle_fds(&witness, base_fds));
     raw_close(&witness);
     ck_assert_int_eq(daemon_proc_stop(&proc), 0);
     for (int r = 0; r < TRAIN_MAX_WORLD; r++) {

@@ -1,6 +1,8 @@
 #include "tests/lib/settle.h"
 
 #include <check.h>
+#include <poll.h>
+#include <string.h>
 
 void settle_balanced(struct raw_client *witness)
 {
@@ -38,6 +40,31 @@ void settle(struct raw_client *witness, const struct daemon_proc *proc, unsigned
     ck_abort_msg("%u sessions, %u jobs, %llu and %llu bytes, %u descriptors where there were %u",
                  stat->n_sessions, stat->n_jobs, (unsigned long long)stat->host_used,
                  (unsigned long long)stat->pool_used, daemon_proc_fds(proc->pid), n_fds);
+}
+
+unsigned settle_base_fds(struct raw_client *witness, const struct daemon_proc *proc)
+{
+    for (unsigned i = 0; i < 10000; i++) {
+        const char *gpu = raw_stat(witness)->gpu;
+
+        if (gpu == NULL || strcmp(gpu, "looking") != 0) {
+            return daemon_proc_fds(proc->pid);
+        }
+        (void)poll(NULL, 0, 1);
+    }
+    ck_abort_msg("GPUs are looked for without end");
+}
+
+unsigned settle_fds(struct raw_client *witness, unsigned base_fds)
+{
+    const Cistern__StatReply *stat = raw_stat(witness);
+
+    for (size_t i = 0; i < stat->n_engines; i++) {
+        bool up = stat->engines[i]->has_pid && strcmp(stat->engines[i]->kind, "cuda") == 0;
+
+        base_fds += up ? 3 : 0;
+    }
+    return base_fds;
 }
 
 /* The list changes while it is read: its first part, again and again. */

@@ -12,6 +12,13 @@ void settle_balanced(struct raw_client *witness);
  * @proc has @n_fds descriptors open; the books balance before and after. */
 void settle(struct raw_client *witness, const struct daemon_proc *proc, unsigned n_fds);
 
+/* Wait until @witness hears that the GPUs, if any, have been looked for; the descriptors that the
+ * daemon has then. */
+unsigned settle_base_fds(struct raw_client *witness, const struct daemon_proc *proc);
+
+/* Those and what engines of GPUs that run now have: two for the process, one for its undo slots. */
+unsigned settle_fds(struct raw_client *witness, unsigned base_fds);
+
 /* Remove every job that @witness may remove. */
 void settle_remove_jobs(struct raw_client *witness);
 
