@@ -1,0 +1,8 @@
+/* The worker's kernels as one unit: one fatbinary for the GPU, one object for the processor. */
+#include "client/gpt/cuda/attention_plain.cu"
+#include "client/gpt/cuda/embed.cu"
+#include "client/gpt/cuda/gelu.cu"
+#include "client/gpt/cuda/loss.cu"
+#include "client/gpt/cuda/matmul.cu"
+#include "client/gpt/cuda/norm.cu"
+#include "client/gpt/cuda/sums.cu"

@@ -1,0 +1,127 @@
+/* Layer norm with the residual before it, and the way back. A block of whole warps per row, a thread
+ * for every eight elements, which stay in its registers: every row is read once. */
+#include "client/gpt/cuda/args.h"
+#include "client/gpt/cuda/vector.cuh"
+
+using namespace gpt;
+
+/* sum := x + branch where there is a branch; y := (sum - mean) rstd w + b. 12 bytes per element with
+ * a branch, 6 without. */
+extern "C" __global__ void __launch_bounds__(GPT_CUDA_MAX_WIDTH / 8, 1)
+    gpt_norm_kernel(uint32_t width, const float *x, const uint16_t *branch, const uint16_t *w,
+                    const uint16_t *b, float *sum, uint16_t *y, float *mean, float *rstd)
+{
+    __shared__ float2 room[2][32];
+    const uint32_t column = 8 * threadIdx.x;
+    const uint64_t at = static_cast<uint64_t>(blockIdx.x) * width + column;
+    const bool inside = column < width;
+    vec8 row = {};
+    float total = 0.0f;
+    float squares = 0.0f;
+    float m;
+    float r;
+
+    if (inside) {
+        row = load8(x + at);
+    }
+    if (inside && branch != nullptr) {
+        vec8 add = load8(branch + at);
+
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            row.v[e] += add.v[e];
+        }
+        store8(sum + at, row);
+    }
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        total += row.v[e];
+    }
+    m = block_sum(total, 0.0f, room[0]).x / static_cast<float>(width);
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        squares += inside ? (row.v[e] - m) * (row.v[e] - m) : 0.0f;
+    }
+    r = rsqrtf(block_sum(squares, 0.0f, room[1]).x / static_cast<float>(width) + 1e-5f);
+    if (inside) {
+        vec8 scale = load8_shared(w + column);
+        vec8 shift = load8_shared(b + column);
+
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            row.v[e] = (row.v[e] - m) * r * scale.v[e] + shift.v[e];
+        }
+        store8(y + at, row);
+    }
+    if (threadIdx.x == 0) {
+        mean[blockIdx.x] = m;
+        rstd[blockIdx.x] = r;
+    }
+}
+CST_KERNEL(gpt_norm_kernel);
+
+/* dx := [dx +] gradient, operand := bf16(dx); sums of a strip of GPT_CUDA_NORM_ROWS rows for dw and
+ * db into parts[strip][2][width]. 16 bytes per element, 12 where dx is not read. */
+extern "C" __global__ void __launch_bounds__(GPT_CUDA_MAX_WIDTH / 8, 1)
+    gpt_norm_backward_kernel(uint32_t rows, uint32_t width, const uint16_t *dy, const float *x,
+                             const uint16_t *w, const float *mean, const float *rstd,
+                             uint32_t accumulate, float *dx, uint16_t *operand, float *parts)
+{
+    __shared__ float2 room[2][32];
+    const uint32_t column = 8 * threadIdx.x;
+    const uint32_t first = blockIdx.x * GPT_CUDA_NORM_ROWS;
+    const uint32_t end = min(first + GPT_CUDA_NORM_ROWS, rows);
+    const bool inside = column < width;
+    vec8 scale = {};
+    vec8 dw = {};
+    vec8 db = {};
+
+    if (inside) {
+        scale = load8_shared(w + column);
+    }
+    for (uint32_t i = first; i < end; i++) {
+        const uint64_t at = static_cast<uint64_t>(i) * width + column;
+        const float m = mean[i];
+        const float r = rstd[i];
+        vec8 hat = {};
+        vec8 gain = {};
+        vec8 out = {};
+        float sum = 0.0f;
+        float along = 0.0f;
+        float2 sums;
+
+        if (inside) {
+            gain = load8(dy + at);
+            hat = load8(x + at);
+            if (accumulate != 0) {
+                out = load8(dx + at);
+            }
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                hat.v[e] = (hat.v[e] - m) * r;
+                dw.v[e] += gain.v[e] * hat.v[e];
+                db.v[e] += gain.v[e];
+                gain.v[e] *= scale.v[e];
+                sum += gain.v[e];
+                along += gain.v[e] * hat.v[e];
+            }
+        }
+        sums = block_sum(sum, along, room[i % 2]);
+        sum = sums.x / static_cast<float>(width);
+        along = sums.y / static_cast<float>(width);
+        if (inside) {
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                out.v[e] += (gain.v[e] - sum - hat.v[e] * along) * r;
+            }
+            store8(dx + at, out);
+            store8(operand + at, out);
+        }
+    }
+    if (inside) {
+        parts += static_cast<uint64_t>(blockIdx.x) * 2 * width + column;
+        store8(parts, dw);
+        store8(parts + width, db);
+    }
+}
+CST_KERNEL(gpt_norm_backward_kernel);

@@ -1,0 +1,105 @@
+/* Eight elements at a time, in loads and stores of 16 bytes, and sums over the lanes of a warp and
+ * the threads of a block, in an order that the shape alone decides. */
+#ifndef GPT_CUDA_VECTOR_CUH
+#define GPT_CUDA_VECTOR_CUH
+
+#include "kernels/cuda/mma.cuh"
+
+namespace gpt
+{
+
+struct vec8 {
+    float v[8];
+};
+
+static __device__ __forceinline__ vec8 unpack(const uint4 &u)
+{
+    return {{cst_bf16_first(u.x), cst_bf16_second(u.x), cst_bf16_first(u.y), cst_bf16_second(u.y),
+             cst_bf16_first(u.z), cst_bf16_second(u.z), cst_bf16_first(u.w), cst_bf16_second(u.w)}};
+}
+
+static __device__ __forceinline__ uint4 pack(const vec8 &x)
+{
+    return make_uint4(cst_bf16_pair_fast(x.v[0], x.v[1]), cst_bf16_pair_fast(x.v[2], x.v[3]),
+                      cst_bf16_pair_fast(x.v[4], x.v[5]), cst_bf16_pair_fast(x.v[6], x.v[7]));
+}
+
+/* Of what is read once. */
+static __device__ __forceinline__ vec8 load8(const uint16_t *p)
+{
+    return unpack(__ldcs(reinterpret_cast<const uint4 *>(p)));
+}
+
+static __device__ __forceinline__ vec8 load8(const float *p)
+{
+    float4 a = __ldcs(reinterpret_cast<const float4 *>(p));
+    float4 b = __ldcs(reinterpret_cast<const float4 *>(p) + 1);
+
+    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+}
+
+/* Of what all blocks read: weights and biases. */
+static __device__ __forceinline__ vec8 load8_shared(const uint16_t *p)
+{
+    return unpack(__ldg(reinterpret_cast<const uint4 *>(p)));
+}
+
+static __device__ __forceinline__ void store8(uint16_t *p, const vec8 &x)
+{
+    *reinterpret_cast<uint4 *>(p) = pack(x);
+}
+
+static __device__ __forceinline__ void store8(float *p, const vec8 &x)
+{
+    float4 *q = reinterpret_cast<float4 *>(p);
+
+    q[0] = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+    q[1] = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
+}
+
+static __device__ __forceinline__ float warp_sum(float x)
+{
+#pragma unroll
+    for (int bits = 16; bits != 0; bits /= 2) {
+        x += __shfl_xor_sync(~0u, x, bits);
+    }
+    return x;
+}
+
+static __device__ __forceinline__ float warp_max(float x)
+{
+#pragma unroll
+    for (int bits = 16; bits != 0; bits /= 2) {
+        float y = __shfl_xor_sync(~0u, x, bits);
+
+        x = x > y ? x : y;
+    }
+    return x;
+}
+
+/* Of a block of whole warps, in all its threads. @room: 32 pairs of shared memory; two calls in a
+ * row need different ones. */
+static __device__ __forceinline__ float2 block_sum(float a, float b, float2 *room)
+{
+    uint32_t lane = threadIdx.x % 32;
+    float2 mine;
+
+    a = warp_sum(a);
+    b = warp_sum(b);
+    if (lane == 0) {
+        room[threadIdx.x / 32] = make_float2(a, b);
+    }
+    __syncthreads();
+    mine = lane < blockDim.x / 32 ? room[lane] : make_float2(0.0f, 0.0f);
+    return make_float2(warp_sum(mine.x), warp_sum(mine.y));
+}
+
+/* *p := x, or x added to it in fp32. */
+static __device__ __forceinline__ void put(uint16_t *p, float x, uint32_t accumulate)
+{
+    *p = cst_bf16_down(accumulate != 0 ? cst_bf16_up(*p) + x : x);
+}
+
+} // namespace gpt
+
+#endif
