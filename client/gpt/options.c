@@ -26,6 +26,11 @@ static const char help[] =
     "training:\n"
     "  --data FILE         text to learn, read as bytes\n"
     "  --batch N           sequences per rank and step (8)\n"
+    "  --micro-batches N   parts of the batch, one after the other within each operator (1; only "
+    "on "
+    "a GPU)\n"
+    "  --recompute         keep a block's input alone and compute the rest again on the way back "
+    "(GPU)\n"
     "  --steps N           steps in the life of the job (100)\n"
     "  --lr X              highest learning rate (0.001)\n"
     "  --min-lr X          learning rate at the end of the cosine (a tenth of --lr)\n"
@@ -39,6 +44,8 @@ static const char help[] =
     "  --world N           workers (1)\n"
     "  --store WHAT        daemon (default); local: all ranks as threads of this process, states "
     "in it\n"
+    "  --device WHAT       host (default), cuda, cuda:N or a GPU's UUID: where the model is "
+    "computed\n"
     "  --socket PATH       of the daemon ($CISTERN_SOCKET, /run/cistern/cistern.sock)\n"
     "  --job NAME          (gpt)\n"
     "  --pool SIZE|P%      memory of this rank for weights and gradients: bytes with K, M or G "
@@ -48,7 +55,11 @@ static const char help[] =
     "  --threads N         compute threads of this rank (cores / world, at least 1)\n"
     "  --engine-threads N  of the local store (all cores)\n"
     "  --matmul WHAT       bf16, fp32 or auto: bf16 where the CPU multiplies it in hardware "
-    "(auto)\n"
+    "(auto);\n"
+    "                      on a GPU auto is cuBLASLt, plain a slow product without it\n"
+    "  --measure-matmul    measure the GPU's bf16 matrix product first; tell the share of it that "
+    "is "
+    "used\n"
     "output:\n"
     "  --sample N          bytes that rank 0 generates at the end (0); the same for all ranks, "
     "which wait\n"
@@ -97,6 +108,10 @@ static const struct setting settings[] = {
     {"rank", K_U32, FIELD(rank), 0, 63},
     {"world", K_U32, FIELD(world), 1, 64},
     {"store", K_STORE, FIELD(store), 0, 0},
+    {"device", K_TEXT, FIELD(device), 0, 0},
+    {"micro-batches", K_U32, FIELD(micro_batches), 1, 65536},
+    {"recompute", K_FLAG, FIELD(recompute), 0, 0},
+    {"measure-matmul", K_FLAG, FIELD(measure_matmul), 0, 0},
     {"socket", K_TEXT, FIELD(socket), 0, 0},
     {"job", K_TEXT, FIELD(job), 0, 0},
     {"pool", K_POOL, FIELD(pool_bytes), 0, 0},
@@ -211,7 +226,7 @@ static int parse_setting(struct gpt_options *o, const struct setting *s, const c
                          struct cst_err *err)
 {
     static const char *const stores[] = {"daemon", "local"};
-    static const char *const matmuls[] = {"auto", "bf16", "fp32"};
+    static const char *const matmuls[] = {"auto", "bf16", "fp32", "plain"};
     void *field = (char *)o + s->field;
     uint64_t integer = 0;
     unsigned word = 0;
@@ -241,7 +256,7 @@ static int parse_setting(struct gpt_options *o, const struct setting *s, const c
         o->store = (enum gpt_store_choice)word;
         break;
     case K_MATMUL:
-        rc = parse_word(s->name, text, matmuls, 3, &word, err);
+        rc = parse_word(s->name, text, matmuls, 4, &word, err);
         o->matmul = (enum gpt_matmul_choice)word;
         break;
     case K_POOL:
@@ -263,6 +278,10 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
                            "--width %u / --heads %u = %u elements per head: a multiple of %d is "
                            "wanted",
                            o->width, o->heads, o->width / o->heads, GPT_SIMD_ELEMS);
+    }
+    if (o->batch % o->micro_batches != 0) {
+        return cst_err_set(err, CST_EINVAL, "--batch %u is not divisible by --micro-batches %u",
+                           o->batch, o->micro_batches);
     }
     if (o->rank >= o->world) {
         return cst_err_set(err, CST_EINVAL, "--rank %u with --world %u: ranks are 0..%u", o->rank,
@@ -310,6 +329,8 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
         .beta2 = 0.95,
         .seed = 1,
         .world = 1,
+        .device = "host",
+        .micro_batches = 1,
         .job = "gpt",
         .prompt = "\n",
         .temperature = 0.8,

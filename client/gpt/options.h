@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum gpt_matmul_choice { GPT_MATMUL_AUTO, GPT_MATMUL_BF16, GPT_MATMUL_FP32 };
+enum gpt_matmul_choice { GPT_MATMUL_AUTO, GPT_MATMUL_BF16, GPT_MATMUL_FP32, GPT_MATMUL_PLAIN };
 enum gpt_store_choice { GPT_STORE_DAEMON, GPT_STORE_LOCAL };
 
 struct gpt_options {
@@ -28,6 +28,10 @@ struct gpt_options {
     const char *data;              /* file to read bytes from */
     uint32_t rank, world;          /* this worker and how many there are */
     enum gpt_store_choice store;   /* where the states live */
+    const char *device;            /* "host", "cuda", "cuda:N" or a GPU's UUID */
+    uint32_t micro_batches;        /* parts of a step's sequences, computed one after the other */
+    bool recompute;                /* activations of a block on the way back */
+    bool measure_matmul;           /* before training, for the share of it that is used */
     const char *socket;            /* of the daemon; NULL: the library's default */
     const char *job;               /* name */
     uint64_t pool_bytes;           /* per rank; 0: see pool_percent */

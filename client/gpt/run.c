@@ -1,13 +1,12 @@
 #include "client/gpt/run.h"
 
 #include "client/gpt/data.h"
-#include "client/gpt/matmul.h"
+#include "client/gpt/device.h"
 #include "client/gpt/model.h"
 #include "client/gpt/store.h"
 #include "client/gpt/train.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -15,50 +14,26 @@ struct worker {
     const struct gpt_options *options; /* shared by all ranks, as are model and data */
     const struct gpt_model *model;
     const struct gpt_data *data;
-    struct gpt_local *local; /* the states; NULL: the daemon's */
-    uint32_t rank;           /* this one */
-    unsigned threads;        /* compute threads */
-    bool bf16;               /* operands of products */
-    pthread_t thread;        /* where local is used */
-    int rc;                  /* how it ended */
-    struct cst_err err;      /* words for rc */
+    struct gpt_device *device;
+    uint32_t rank;      /* this one */
+    pthread_t thread;   /* with the local store */
+    int rc;             /* how it ended */
+    struct cst_err err; /* words for rc */
 };
-
-static unsigned usable_cores(void)
-{
-    cpu_set_t set;
-
-    CPU_ZERO(&set);
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? (unsigned)CPU_COUNT(&set) : 1;
-}
-
-static unsigned compute_threads(const struct gpt_options *options)
-{
-    const unsigned share = usable_cores() / options->world;
-
-    if (options->threads > 0) {
-        return options->threads;
-    }
-    return share > 0 ? share : 1;
-}
-
-static bool bf16_operands(const struct gpt_options *options)
-{
-    return options->matmul == GPT_MATMUL_BF16 ||
-           (options->matmul == GPT_MATMUL_AUTO && gpt_matmul_fast_bf16());
-}
 
 static void announce(const struct worker *w, const struct gpt_store *store)
 {
     const struct gpt_options *o = w->options;
+    char words[GPT_DEVICE_WORDS];
 
     if (o->quiet || w->rank != 0) {
         return;
     }
+    w->device->ops->describe(w->device, words);
     (void)printf("cistern-gpt: %.2f M parameters in %u layers of width %u, %u heads; %u ranks x "
-                 "%u threads, matmul %s, store %s",
-                 (double)w->model->n_params / 1e6, o->layers, o->width, o->heads, o->world,
-                 w->threads, w->bf16 ? "bf16" : "fp32", store->ops->name);
+                 "%s, store %s",
+                 (double)w->model->n_params / 1e6, o->layers, o->width, o->heads, o->world, words,
+                 store->ops->name);
     if (store->plan.n_blocks > 0) {
         (void)printf("; %u chunks of %llu B, pool of %u blocks (at least %u): %.1f %% of weights",
                      store->plan.n_chunks, (unsigned long long)store->plan.block_bytes,
@@ -73,12 +48,12 @@ static void *worker_main(void *arg)
     struct worker *w = arg;
     struct gpt_store *store;
 
-    w->rc = w->local == NULL ? gpt_store_daemon_open(&store, w->options, w->model, &w->err)
-                             : gpt_store_local_open(&store, w->local, w->rank, &w->err);
+    w->rc = w->options->store == GPT_STORE_LOCAL
+                ? w->device->ops->open_store(w->device, w->rank, &store, &w->err)
+                : gpt_store_daemon_open(&store, w->options, w->model, w->device, &w->err);
     if (w->rc == 0) {
         announce(w, store);
-        w->rc =
-            gpt_train(w->options, w->model, w->data, store, w->rank, w->threads, w->bf16, &w->err);
+        w->rc = gpt_train(w->options, w->model, w->data, w->device, store, w->rank, &w->err);
         store->ops->close(store, w->rc == 0);
     }
     return NULL;
@@ -106,22 +81,20 @@ static int run_local(const struct worker *like, struct cst_err *err)
 {
     const uint32_t world = like->options->world;
     struct worker *workers = calloc(world, sizeof *workers);
-    struct gpt_local *local = NULL;
     uint32_t n_started = 0;
     int rc;
 
     if (workers == NULL) {
         return cst_err_set(err, CST_ENOMEM, "out of memory");
     }
-    rc = gpt_local_open(&local, like->model, world, like->options->engine_threads, err);
+    rc = like->device->ops->open_states(like->device, like->model, err);
     for (; rc == 0 && n_started < world; n_started++) {
         struct worker *w = &workers[n_started];
 
         *w = *like;
-        w->local = local;
         w->rank = n_started;
         if (pthread_create(&w->thread, NULL, worker_main, w) != 0) {
-            gpt_local_break(local);
+            w->device->ops->break_states(w->device);
             rc = cst_err_set(err, CST_ENOMEM, "cannot start the thread of rank %u", n_started);
             break;
         }
@@ -132,7 +105,6 @@ static int run_local(const struct worker *like, struct cst_err *err)
     if (rc == 0) {
         rc = worst(workers, world, err);
     }
-    gpt_local_close(local);
     free(workers);
     return rc;
 }
@@ -151,8 +123,10 @@ int gpt_run(const struct gpt_options *options, struct cst_err *err)
     if (rc != 0) {
         goto out_data;
     }
-    w.threads = compute_threads(options);
-    w.bf16 = bf16_operands(options);
+    rc = gpt_device_open(&w.device, options, err);
+    if (rc != 0) {
+        goto out_model;
+    }
     if (options->store == GPT_STORE_LOCAL) {
         rc = run_local(&w, err);
     } else {
@@ -160,6 +134,8 @@ int gpt_run(const struct gpt_options *options, struct cst_err *err)
         rc = w.rc;
         *err = w.err;
     }
+    w.device->ops->close(w.device);
+out_model:
     gpt_model_close(&model);
 out_data:
     gpt_data_close(&data);

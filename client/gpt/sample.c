@@ -46,12 +46,16 @@ int gpt_sample(struct gpt_pass *pass, struct gpt_store *store, const char *promp
     }
     for (uint64_t i = 0; i < n; i++) {
         const double at = gpt_rng_unit(seed, STREAM_SAMPLE, i);
-        int rc = gpt_pass_forward(pass, store, 1, NULL, err);
+        float logits[GPT_VOCAB];
+        int rc = pass->ops->forward(pass, store, 1, false, err);
 
+        if (rc == 0) {
+            rc = pass->ops->logits(pass, seen - 1, logits, err);
+        }
         if (rc != 0) {
             return rc;
         }
-        out[i] = (char)pick(pass->logits + (seen - 1) * GPT_VOCAB, temperature, at);
+        out[i] = (char)pick(logits, temperature, at);
         if (seen == context) {
             memmove(pass->tokens, pass->tokens + 1, --seen);
         }

@@ -37,16 +37,23 @@ struct gpt_store {
         plan; /* chunks and blocks; of the local store: n_params and arena_bytes alone */
 };
 
-/* Connect to the daemon, open the job as --rank, declare @model and commit. @model is borrowed for
- * the store's life. Statuses of cst_connect, cst_job_open, cst_commit. */
+struct gpt_device;
+
+/* Connect to the daemon, open the job as --rank on --device, have @device join it, declare @model
+ * and commit. @model and @device are borrowed for the store's life. Statuses of cst_connect,
+ * cst_job_open, the device's join, cst_commit. */
 int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *options,
-                          const struct gpt_model *model, struct cst_err *err);
+                          const struct gpt_model *model, struct gpt_device *device,
+                          struct cst_err *err);
 
 /* A store for looking at the weights alone: forwards through the operators of @model, with the
  * weights read out of @from's tensors. It takes part in no step and needs no other rank. Both are
  * borrowed for its life. CST_ENOMEM. */
 int gpt_store_read_open(struct gpt_store **out, struct gpt_store *from,
                         const struct gpt_model *model, struct cst_err *err);
+
+/* Bytes of its buffer: the weights of the largest operator, as they lie in it. */
+size_t gpt_store_read_bytes(const struct gpt_model *model);
 
 /* States of all ranks of one process. */
 struct gpt_local;

@@ -1,4 +1,4 @@
-#include "client/gpt/store.h"
+#include "client/gpt/device.h"
 
 #include <stdlib.h>
 
@@ -126,12 +126,14 @@ static const struct gpt_store_ops daemon_ops = {
 };
 
 int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *options,
-                          const struct gpt_model *model, struct cst_err *err)
+                          const struct gpt_model *model, struct gpt_device *device,
+                          struct cst_err *err)
 {
     const struct cst_job_spec spec = {
         .name = options->job,
         .rank = options->rank,
         .world = options->world,
+        .device = options->device,
         .pool_bytes = pool_bytes(options, model),
         .chunk_elems = options->chunk,
     };
@@ -151,7 +153,10 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
     if (rc != 0) {
         goto err_disconnect;
     }
-    rc = declare(s->job, model, err);
+    rc = device->ops->join(device, s->job, err);
+    if (rc == 0) {
+        rc = declare(s->job, model, err);
+    }
     if (rc == 0) {
         rc = cst_commit(s->job, &s->head.plan, err);
     }

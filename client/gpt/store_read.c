@@ -21,7 +21,7 @@ static uint64_t padded(const struct gpt_model *model, int tensor)
     return (model->tensors[tensor].n_elems + ALIGN_ELEMS - 1) / ALIGN_ELEMS * ALIGN_ELEMS;
 }
 
-static uint64_t largest_operator(const struct gpt_model *model)
+size_t gpt_store_read_bytes(const struct gpt_model *model)
 {
     uint64_t most = ALIGN_ELEMS;
 
@@ -34,7 +34,7 @@ static uint64_t largest_operator(const struct gpt_model *model)
         }
         most = n > most ? n : most;
     }
-    return most;
+    return most * sizeof(uint16_t);
 }
 
 static int read_op_begin(struct gpt_store *store, uint32_t op, enum cst_direction direction,
@@ -89,7 +89,7 @@ int gpt_store_read_open(struct gpt_store **out, struct gpt_store *from,
     struct read_store *s = calloc(1, sizeof *s);
 
     if (s != NULL) {
-        s->weights = aligned_alloc(2 * ALIGN_ELEMS, 2 * largest_operator(model));
+        s->weights = aligned_alloc(2 * ALIGN_ELEMS, gpt_store_read_bytes(model));
     }
     if (s == NULL || s->weights == NULL) {
         free(s);

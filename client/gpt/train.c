@@ -19,7 +19,8 @@ struct train {
     const struct gpt_data *data;
     struct gpt_store *store;
     uint32_t rank;                /* this one */
-    struct gpt_pass pass;         /* its activations */
+    struct gpt_device *device;    /* borrowed: what computes */
+    struct gpt_pass *pass;        /* its activations */
     struct gpt_progress progress; /* its words */
     FILE *losses;                 /* --loss-file of rank 0 or of a process; NULL: none */
 };
@@ -93,11 +94,14 @@ static int one_step(struct train *t, uint64_t step, struct cst_step_result *resu
     };
     int rc;
 
-    gpt_data_batch(t->data, o->seed, step, t->rank, o->batch, o->context, t->pass.tokens,
-                   t->pass.targets);
-    rc = gpt_pass_forward(&t->pass, t->store, o->batch, &params.loss, err);
+    gpt_data_batch(t->data, o->seed, step, t->rank, o->batch, o->context, t->pass->tokens,
+                   t->pass->targets);
+    rc = t->pass->ops->forward(t->pass, t->store, o->batch, true, err);
     if (rc == 0) {
-        rc = gpt_pass_backward(&t->pass, t->store, err);
+        rc = t->pass->ops->backward(t->pass, t->store, err);
+    }
+    if (rc == 0) {
+        rc = t->pass->ops->loss(t->pass, &params.loss, err);
     }
     if (rc == 0) {
         rc = t->store->ops->step(t->store, &params, result, err);
@@ -159,10 +163,9 @@ static int print_sample(struct train *t, struct cst_err *err)
         return cst_err_set(err, CST_ENOMEM, "out of memory: a sample of %llu bytes",
                            (unsigned long long)o->sample);
     }
-    rc = gpt_store_read_open(&weights, t->store, t->model, err);
+    rc = t->device->ops->open_view(t->device, t->store, t->model, &weights, err);
     if (rc == 0) {
-        rc =
-            gpt_sample(&t->pass, weights, o->prompt, o->seed, o->temperature, o->sample, text, err);
+        rc = gpt_sample(t->pass, weights, o->prompt, o->seed, o->temperature, o->sample, text, err);
         weights->ops->close(weights, rc == 0);
     }
     if (rc == 0) {
@@ -211,15 +214,16 @@ static int close_files(struct train *t, struct cst_err *err)
 }
 
 int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
-              const struct gpt_data *data, struct gpt_store *store, uint32_t rank, unsigned threads,
-              bool bf16, struct cst_err *err)
+              const struct gpt_data *data, struct gpt_device *device, struct gpt_store *store,
+              uint32_t rank, struct cst_err *err)
 {
     struct train t = {.options = options, .model = model, .data = data, .store = store};
     uint64_t step;
     int rc;
 
     t.rank = rank;
-    rc = gpt_pass_open(&t.pass, model, options->batch, bf16, threads, err);
+    t.device = device;
+    rc = device->ops->open_pass(device, model, options->batch, &t.pass, err);
     if (rc != 0) {
         return rc;
     }
@@ -245,6 +249,6 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     if (rc == 0 && rank == 0 && options->sample > 0) {
         rc = print_sample(&t, err);
     }
-    gpt_pass_close(&t.pass);
+    t.pass->ops->close(t.pass);
     return rc;
 }

@@ -4,16 +4,17 @@
 #define GPT_TRAIN_H
 
 #include "client/gpt/data.h"
+#include "client/gpt/device.h"
 #include "client/gpt/model.h"
 #include "client/gpt/options.h"
 #include "client/gpt/store.h"
 
-/* Train until --steps are committed, from wherever the job stands. @threads: compute threads;
- * @bf16: operands. The caller keeps everything, and closes @store. Rank 0 writes progress and the
- * sample to standard output. Statuses of the store, gpt_matmul, CST_EIO, CST_ENOMEM. */
+/* Train until --steps are committed, from wherever the job stands. The caller keeps everything, and
+ * closes @store. Rank 0 writes progress and the sample to standard output. Statuses of the store,
+ * the device, CST_EIO, CST_ENOMEM. */
 int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
-              const struct gpt_data *data, struct gpt_store *store, uint32_t rank, unsigned threads,
-              bool bf16, struct cst_err *err);
+              const struct gpt_data *data, struct gpt_device *device, struct gpt_store *store,
+              uint32_t rank, struct cst_err *err);
 
 /* Learning rate of step @step (from 0): linear warm-up, then half a cosine from --lr down to
  * --min-lr. */

@@ -248,19 +248,20 @@ static uint64_t train_dying(const struct gpt_options *o, uint64_t fail_at, int s
                             unsigned n_syncs)
 {
     struct dying d = {.head.ops = &dying_ops, .fail_at = fail_at, .status = status};
-    struct gpt_local *local;
+    struct gpt_device *device;
     struct gpt_model model;
     struct gpt_data data;
     struct cst_err err = {0};
 
     ck_assert_int_eq(gpt_model_init(&model, o, &err), 0);
     ck_assert_int_eq(gpt_data_open(&data, o->data, o->context, &err), 0);
-    ck_assert_int_eq(gpt_local_open(&local, &model, 1, 1, &err), 0);
-    ck_assert_int_eq(gpt_store_local_open(&d.inner, local, 0, &err), 0);
-    ck_assert_msg(gpt_train(o, &model, &data, &d.head, 0, 1, false, &err) == 0, "%s", err.text);
+    ck_assert_int_eq(gpt_device_open(&device, o, &err), 0);
+    ck_assert_int_eq(device->ops->open_states(device, &model, &err), 0);
+    ck_assert_int_eq(device->ops->open_store(device, 0, &d.inner, &err), 0);
+    ck_assert_msg(gpt_train(o, &model, &data, device, &d.head, 0, &err) == 0, "%s", err.text);
     ck_assert_uint_eq(d.n_syncs, n_syncs);
     d.inner->ops->close(d.inner, true);
-    gpt_local_close(local);
+    device->ops->close(device);
     gpt_data_close(&data);
     gpt_model_close(&model);
     return d.calls;

@@ -8,8 +8,8 @@
 
 #define GPT_CUDA_VOCAB 256 /* GPT_VOCAB */
 
-#define GPT_CUDA_THREADS 256 /* of a block of the elementwise kernels */
-#define GPT_CUDA_MAX_WIDTH 8192 /* elements of a row that a block takes, eight to a thread */
+#define GPT_CUDA_THREADS 256      /* of a block of the elementwise kernels */
+#define GPT_CUDA_MAX_WIDTH 8192   /* elements of a row that a block takes, eight to a thread */
 #define GPT_CUDA_NORM_ROWS 32     /* rows of a strip of the norm's way back */
 #define GPT_CUDA_BIAS_ROWS 128    /* rows of a strip of a bias's gradient */
 #define GPT_CUDA_BIAS_COLUMNS 256 /* that a block adds up: 32 threads of 8 */
@@ -18,11 +18,11 @@
 #define GPT_CUDA_SUM_LANES 16     /* threads per column there */
 #define GPT_CUDA_LOSS_ROWS 8      /* of a block: a warp each */
 #define GPT_CUDA_TOKEN_THREADS 64 /* of a block of the embedding's gradient, four columns each */
-#define GPT_CUDA_TILE 64          /* rows and columns of c that a block of the plain product makes */
-#define GPT_CUDA_TILE_DEPTH 16    /* of k at a time */
+#define GPT_CUDA_TILE 64       /* rows and columns of c that a block of the plain product makes */
+#define GPT_CUDA_TILE_DEPTH 16 /* of k at a time */
 
 /* c (m x n) = a b [+ bias] [+ c], row-major; sums in fp32 in the order of k. */
-struct gpt_cuda_matmul {
+struct gpt_cuda_product {
     const uint16_t *a;    /* m x k bf16, or k x m where turn_a */
     const uint16_t *b;    /* k x n bf16, or n x k where turn_b */
     const uint16_t *bias; /* n, added to each row; 0: none */

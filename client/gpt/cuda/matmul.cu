@@ -25,7 +25,7 @@ __device__ __forceinline__ void bring(float (*tile)[GPT_CUDA_TILE + 1], const ui
     }
 }
 
-__device__ __forceinline__ void finish(const gpt_cuda_matmul &p, uint32_t row, uint32_t column,
+__device__ __forceinline__ void finish(const gpt_cuda_product &p, uint32_t row, uint32_t column,
                                        float sum)
 {
     uint64_t at = static_cast<uint64_t>(row) * p.n + column;
@@ -48,7 +48,7 @@ __device__ __forceinline__ void finish(const gpt_cuda_matmul &p, uint32_t row, u
 } // namespace
 
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
-    gpt_matmul_kernel(const gpt_cuda_matmul p)
+    gpt_matmul_kernel(const gpt_cuda_product p)
 {
     __shared__ float a[GPT_CUDA_TILE_DEPTH][GPT_CUDA_TILE + 1];
     __shared__ float b[GPT_CUDA_TILE_DEPTH][GPT_CUDA_TILE + 1];

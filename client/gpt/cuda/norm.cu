@@ -1,12 +1,12 @@
-/* Layer norm with the residual before it, and the way back. A block of whole warps per row, a thread
- * for every eight elements, which stay in its registers: every row is read once. */
+/* Layer norm with the residual before it, and the way back. A block of whole warps per row, a
+ * thread for every eight elements, which stay in its registers: every row is read once. */
 #include "client/gpt/cuda/args.h"
 #include "client/gpt/cuda/vector.cuh"
 
 using namespace gpt;
 
-/* sum := x + branch where there is a branch; y := (sum - mean) rstd w + b. 12 bytes per element with
- * a branch, 6 without. */
+/* sum := x + branch where there is a branch; y := (sum - mean) rstd w + b. 12 bytes per element
+ * with a branch, 6 without. */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_MAX_WIDTH / 8, 1)
     gpt_norm_kernel(uint32_t width, const float *x, const uint16_t *branch, const uint16_t *w,
                     const uint16_t *b, float *sum, uint16_t *y, float *mean, float *rstd)

@@ -9,6 +9,20 @@
     K(cst_reduce_kernel)                                                                           \
     K(cst_norm_kernel)                                                                             \
     K(cst_cast_kernel)                                                                             \
-    K(cst_upcast_kernel)
+    K(cst_upcast_kernel)                                                                           \
+    K(gpt_attention_plain_kernel)                                                                  \
+    K(gpt_attention_plain_dq_kernel)                                                               \
+    K(gpt_attention_plain_dkv_kernel)                                                              \
+    K(gpt_columns_kernel)                                                                          \
+    K(gpt_embed_kernel)                                                                            \
+    K(gpt_gelu_backward_kernel)                                                                    \
+    K(gpt_gelu_kernel)                                                                             \
+    K(gpt_loss_kernel)                                                                             \
+    K(gpt_matmul_kernel)                                                                           \
+    K(gpt_norm_backward_kernel)                                                                    \
+    K(gpt_norm_kernel)                                                                             \
+    K(gpt_position_grad_kernel)                                                                    \
+    K(gpt_sums_kernel)                                                                             \
+    K(gpt_token_grad_kernel)
 
 #endif

@@ -1,10 +1,15 @@
-#include "client/gpt/pass.h"
+#include "client/gpt/pass_host.h"
 
 #include "client/gpt/memory.h"
 #include "client/gpt/parallel.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+static struct gpt_pass_host *self(struct gpt_pass *pass)
+{
+    return (struct gpt_pass_host *)(void *)pass;
+}
 
 /* -- memory --------------------------------------------------------------------------------- */
 
@@ -49,10 +54,10 @@ static void carve_block(struct gpt_block *b, struct carver *c, size_t rows, size
     b->act = carve(c, rows * 4 * width * operand);
 }
 
-static void carve_all(struct gpt_pass *p, struct carver *c)
+static void carve_all(struct gpt_pass_host *p, struct carver *c)
 {
-    const struct gpt_model *m = p->model;
-    const size_t rows = p->max_seqs * m->context, width = m->width;
+    const struct gpt_model *m = p->head.model;
+    const size_t rows = p->head.max_seqs * m->context, width = m->width;
     const size_t operand = p->bf16 ? sizeof(uint16_t) : sizeof(float);
     const size_t largest = largest_tensor(m);
 
@@ -71,73 +76,36 @@ static void carve_all(struct gpt_pass *p, struct carver *c)
     p->dy = carve(c, rows * 4 * width * operand);
     p->weight = carve(c, p->bf16 ? 0 : largest * sizeof(float));
     p->grad = carve(c, 2 * largest * sizeof(float));
-    p->tokens = carve(c, rows);
-    p->targets = carve(c, rows);
+    p->head.tokens = carve(c, rows);
+    p->head.targets = carve(c, rows);
 }
 
-static void set_shape(struct gpt_pass *p, size_t n_seqs)
+static void set_shape(struct gpt_pass_host *p, size_t n_seqs)
 {
     p->shape = (struct gpt_attention_shape){
         .n_seqs = n_seqs,
-        .context = p->model->context,
-        .n_heads = p->model->heads,
-        .head_dim = p->model->width / p->model->heads,
+        .context = p->head.model->context,
+        .n_heads = p->head.model->heads,
+        .head_dim = p->head.model->width / p->head.model->heads,
     };
-    p->rows = n_seqs * p->model->context;
+    p->rows = n_seqs * p->head.model->context;
 }
 
-int gpt_pass_open(struct gpt_pass *pass, const struct gpt_model *model, size_t max_seqs, bool bf16,
-                  unsigned n_threads, struct cst_err *err)
+static void host_close(struct gpt_pass *pass)
 {
-    struct gpt_pass p = {.model = model, .max_seqs = max_seqs, .bf16 = bf16};
-    struct carver c = {0};
-    const size_t widest = 4 * (size_t)model->width;
-    int rc;
+    struct gpt_pass_host *p = self(pass);
 
-    set_shape(&p, max_seqs);
-    p.blocks = calloc(model->layers, sizeof *p.blocks);
-    if (p.blocks == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "out of memory");
-    }
-    carve_all(&p, &c);
-    c.base = p.memory = gpt_memory_get(c.bytes);
-    if (p.memory == NULL) {
-        rc = cst_err_set(err, CST_ENOMEM, "out of memory: %zu bytes of activations", c.bytes);
-        goto err_close;
-    }
-    c.bytes = 0;
-    carve_all(&p, &c);
-    rc = gpt_layers_init(&p.layers, gpt_simd_get(NULL), bf16, n_threads,
-                         widest > GPT_VOCAB ? widest : GPT_VOCAB, &p.shape);
-    if (rc != 0) {
-        rc = cst_err_set(err, rc, "out of memory: scratch of %u threads", n_threads);
-        goto err_close;
-    }
-    gpt_parallel_limit(n_threads);
-    rc = gpt_matmul_open(&p.mm, bf16, err);
-    if (rc != 0) {
-        goto err_close;
-    }
-    *pass = p;
-    return 0;
-err_close:
-    gpt_pass_close(&p);
-    return rc;
-}
-
-void gpt_pass_close(struct gpt_pass *pass)
-{
-    gpt_matmul_close(pass->mm);
-    gpt_layers_close(&pass->layers);
-    gpt_memory_put(pass->memory);
-    free(pass->blocks);
-    *pass = (struct gpt_pass){0};
+    gpt_matmul_close(p->mm);
+    gpt_layers_close(&p->layers);
+    gpt_memory_put(p->memory);
+    free(p->blocks);
+    free(p);
 }
 
 /* -- helpers -------------------------------------------------------------------------------- */
 
 /* A weight matrix as an operand. */
-static const void *weight_operand(struct gpt_pass *p, const struct cst_io *io)
+static const void *weight_operand(struct gpt_pass_host *p, const struct cst_io *io)
 {
     if (p->bf16) {
         return io->weight;
@@ -147,14 +115,14 @@ static const void *weight_operand(struct gpt_pass *p, const struct cst_io *io)
 }
 
 /* y (M x n) = x (M x k) w (k x n) */
-static int linear(struct gpt_pass *p, const void *x, const struct cst_io *w, size_t k, size_t n,
-                  float *y, struct cst_err *err)
+static int linear(struct gpt_pass_host *p, const void *x, const struct cst_io *w, size_t k,
+                  size_t n, float *y, struct cst_err *err)
 {
     return gpt_matmul(p->mm, p->rows, n, k, x, false, weight_operand(p, w), false, y, err);
 }
 
 /* dw = x^T dy, into the store; db = @sums, likewise; dx (M x k) = dy w^T. */
-static int linear_backward(struct gpt_pass *p, const void *x, const void *dy,
+static int linear_backward(struct gpt_pass_host *p, const void *x, const void *dy,
                            const struct cst_io *w, const struct cst_io *b, const float *sums,
                            size_t k, size_t n, float *dx, struct cst_err *err)
 {
@@ -169,10 +137,11 @@ static int linear_backward(struct gpt_pass *p, const void *x, const void *dy,
 }
 
 /* Layer norm's way back: p->dx += gradient; the norm's own gradients into the store. */
-static void norm_backward(struct gpt_pass *p, const float *dy, const float *x, const float *mean,
-                          const float *rstd, const struct cst_io *w, const struct cst_io *b)
+static void norm_backward(struct gpt_pass_host *p, const float *dy, const float *x,
+                          const float *mean, const float *rstd, const struct cst_io *w,
+                          const struct cst_io *b)
 {
-    const size_t width = p->model->width;
+    const size_t width = p->head.model->width;
     float *dw = p->grad, *db = p->grad + width;
 
     gpt_layernorm_backward(&p->layers, p->rows, width, dy, x, w->weight, mean, rstd, p->dx, dw, db);
@@ -180,24 +149,24 @@ static void norm_backward(struct gpt_pass *p, const float *dy, const float *x, c
     gpt_put(&p->layers, width, db, b->grad, b->accumulate);
 }
 
-static float *block_out(const struct gpt_pass *p, uint32_t layer)
+static float *block_out(const struct gpt_pass_host *p, uint32_t layer)
 {
-    return layer + 1 < p->model->layers ? p->blocks[layer + 1].x : p->x;
+    return layer + 1 < p->head.model->layers ? p->blocks[layer + 1].x : p->x;
 }
 
 /* -- forward, one operator each -------------------------------------------------------------- */
 
-static int embed_forward(struct gpt_pass *p, const struct cst_io *io)
+static int embed_forward(struct gpt_pass_host *p, const struct cst_io *io)
 {
-    gpt_embed(&p->layers, p->rows, p->model->width, p->model->context, p->tokens, io[0].weight,
-              io[1].weight, p->blocks[0].x);
+    gpt_embed(&p->layers, p->rows, p->head.model->width, p->head.model->context, p->head.tokens,
+              io[0].weight, io[1].weight, p->blocks[0].x);
     return 0;
 }
 
-static int qkv_forward(struct gpt_pass *p, struct gpt_block *b, const struct cst_io *io,
+static int qkv_forward(struct gpt_pass_host *p, struct gpt_block *b, const struct cst_io *io,
                        struct cst_err *err)
 {
-    const size_t d = p->model->width;
+    const size_t d = p->head.model->width;
     int rc;
 
     gpt_layernorm(&p->layers, p->rows, d, b->x, io[0].weight, io[1].weight, b->ln1, b->mean1,
@@ -210,10 +179,10 @@ static int qkv_forward(struct gpt_pass *p, struct gpt_block *b, const struct cst
     return rc;
 }
 
-static int proj_forward(struct gpt_pass *p, struct gpt_block *b, const struct cst_io *io,
+static int proj_forward(struct gpt_pass_host *p, struct gpt_block *b, const struct cst_io *io,
                         struct cst_err *err)
 {
-    const size_t d = p->model->width;
+    const size_t d = p->head.model->width;
     int rc = linear(p, b->att, &io[0], d, d, p->wide, err);
 
     if (rc == 0) {
@@ -222,10 +191,10 @@ static int proj_forward(struct gpt_pass *p, struct gpt_block *b, const struct cs
     return rc;
 }
 
-static int fc_forward(struct gpt_pass *p, struct gpt_block *b, const struct cst_io *io,
+static int fc_forward(struct gpt_pass_host *p, struct gpt_block *b, const struct cst_io *io,
                       struct cst_err *err)
 {
-    const size_t d = p->model->width;
+    const size_t d = p->head.model->width;
     int rc;
 
     gpt_layernorm(&p->layers, p->rows, d, b->mid, io[0].weight, io[1].weight, b->ln2, b->mean2,
@@ -237,11 +206,11 @@ static int fc_forward(struct gpt_pass *p, struct gpt_block *b, const struct cst_
     return rc;
 }
 
-static int fcproj_forward(struct gpt_pass *p, uint32_t layer, const struct cst_io *io,
+static int fcproj_forward(struct gpt_pass_host *p, uint32_t layer, const struct cst_io *io,
                           struct cst_err *err)
 {
     const struct gpt_block *b = &p->blocks[layer];
-    const size_t d = p->model->width;
+    const size_t d = p->head.model->width;
     int rc = linear(p, b->act, &io[0], 4 * d, d, p->wide, err);
 
     if (rc == 0) {
@@ -251,32 +220,33 @@ static int fcproj_forward(struct gpt_pass *p, uint32_t layer, const struct cst_i
 }
 
 /* logits = lnf(x) wte^T */
-static int head_forward(struct gpt_pass *p, const struct cst_io *io, double *loss_out,
+static int head_forward(struct gpt_pass_host *p, const struct cst_io *io, bool train,
                         struct cst_err *err)
 {
-    const size_t d = p->model->width;
+    const size_t d = p->head.model->width;
     int rc;
 
     gpt_layernorm(&p->layers, p->rows, d, p->x, io[0].weight, io[1].weight, p->lnf, p->meanf,
                   p->rstdf);
     rc = gpt_matmul(p->mm, p->rows, GPT_VOCAB, d, p->lnf, false, weight_operand(p, &io[2]), true,
                     p->logits, err);
-    if (rc == 0 && loss_out != NULL) {
-        *loss_out = gpt_cross_entropy(&p->layers, p->rows, GPT_VOCAB, p->logits, p->targets,
-                                      p->losses, p->dlogits);
+    if (rc == 0 && train) {
+        p->loss = gpt_cross_entropy(&p->layers, p->rows, GPT_VOCAB, p->logits, p->head.targets,
+                                    p->losses, p->dlogits);
     }
     return rc;
 }
 
-int gpt_pass_forward(struct gpt_pass *p, struct gpt_store *store, size_t n_seqs, double *loss_out,
-                     struct cst_err *err)
+static int host_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n_seqs, bool train,
+                        struct cst_err *err)
 {
+    struct gpt_pass_host *p = self(pass);
     struct cst_io io[GPT_MAX_OP_TENSORS];
     int rc = 0;
 
     set_shape(p, n_seqs);
-    for (uint32_t i = 0; rc == 0 && i < p->model->n_operators; i++) {
-        const struct gpt_operator *op = &p->model->operators[i];
+    for (uint32_t i = 0; rc == 0 && i < p->head.model->n_operators; i++) {
+        const struct gpt_operator *op = &p->head.model->operators[i];
         struct gpt_block *b = &p->blocks[op->layer];
 
         rc = store->ops->op_begin(store, i, CST_FORWARD, io, op->n_tensors, err);
@@ -300,7 +270,7 @@ int gpt_pass_forward(struct gpt_pass *p, struct gpt_store *store, size_t n_seqs,
             rc = fcproj_forward(p, op->layer, io, err);
             break;
         case GPT_OP_HEAD:
-            rc = head_forward(p, io, loss_out, err);
+            rc = head_forward(p, io, train, err);
             break;
         }
         if (rc == 0) {
@@ -312,9 +282,9 @@ int gpt_pass_forward(struct gpt_pass *p, struct gpt_store *store, size_t n_seqs,
 
 /* -- backward ------------------------------------------------------------------------------- */
 
-static int head_backward(struct gpt_pass *p, const struct cst_io *io, struct cst_err *err)
+static int head_backward(struct gpt_pass_host *p, const struct cst_io *io, struct cst_err *err)
 {
-    const size_t d = p->model->width;
+    const size_t d = p->head.model->width;
     int rc =
         gpt_matmul(p->mm, GPT_VOCAB, d, p->rows, p->dlogits, true, p->lnf, false, p->grad, err);
 
@@ -331,10 +301,10 @@ static int head_backward(struct gpt_pass *p, const struct cst_io *io, struct cst
     return rc;
 }
 
-static int fcproj_backward(struct gpt_pass *p, const struct gpt_block *b, const struct cst_io *io,
-                           struct cst_err *err)
+static int fcproj_backward(struct gpt_pass_host *p, const struct gpt_block *b,
+                           const struct cst_io *io, struct cst_err *err)
 {
-    const size_t d = p->model->width;
+    const size_t d = p->head.model->width;
     float *sums = p->grad + 4 * d * d;
 
     gpt_operand(&p->layers, p->rows, d, p->dx, p->dy, sums);
@@ -342,10 +312,10 @@ static int fcproj_backward(struct gpt_pass *p, const struct gpt_block *b, const 
 }
 
 /* p->wide: gradient of act, and then of ln2. */
-static int fc_backward(struct gpt_pass *p, const struct gpt_block *b, const struct cst_io *io,
+static int fc_backward(struct gpt_pass_host *p, const struct gpt_block *b, const struct cst_io *io,
                        struct cst_err *err)
 {
-    const size_t d = p->model->width;
+    const size_t d = p->head.model->width;
     float *sums = p->grad + 4 * d * d;
     int rc;
 
@@ -357,10 +327,10 @@ static int fc_backward(struct gpt_pass *p, const struct gpt_block *b, const stru
     return rc;
 }
 
-static int proj_backward(struct gpt_pass *p, const struct gpt_block *b, const struct cst_io *io,
-                         struct cst_err *err)
+static int proj_backward(struct gpt_pass_host *p, const struct gpt_block *b,
+                         const struct cst_io *io, struct cst_err *err)
 {
-    const size_t d = p->model->width;
+    const size_t d = p->head.model->width;
     float *sums = p->grad + 4 * d * d;
 
     gpt_operand(&p->layers, p->rows, d, p->dx, p->dy, sums);
@@ -368,10 +338,10 @@ static int proj_backward(struct gpt_pass *p, const struct gpt_block *b, const st
 }
 
 /* p->wide: gradient of att in its first M x d, of qkv in the M x 3d behind. */
-static int qkv_backward(struct gpt_pass *p, const struct gpt_block *b, const struct cst_io *io,
+static int qkv_backward(struct gpt_pass_host *p, const struct gpt_block *b, const struct cst_io *io,
                         struct cst_err *err)
 {
-    const size_t d = p->model->width;
+    const size_t d = p->head.model->width;
     float *sums = p->grad + 4 * d * d, *dqkv = p->wide + p->rows * d;
     int rc;
 
@@ -384,25 +354,26 @@ static int qkv_backward(struct gpt_pass *p, const struct gpt_block *b, const str
     return rc;
 }
 
-static int embed_backward(struct gpt_pass *p, const struct cst_io *io)
+static int embed_backward(struct gpt_pass_host *p, const struct cst_io *io)
 {
-    const size_t d = p->model->width;
+    const size_t d = p->head.model->width;
     float *dwte = p->grad, *dwpe = p->grad + GPT_VOCAB * d;
 
-    gpt_embed_backward(&p->layers, p->rows, d, p->model->context, GPT_VOCAB, p->tokens, p->dx, dwte,
-                       dwpe);
+    gpt_embed_backward(&p->layers, p->rows, d, p->head.model->context, GPT_VOCAB, p->head.tokens,
+                       p->dx, dwte, dwpe);
     gpt_put(&p->layers, io[0].n_elems, dwte, io[0].grad, io[0].accumulate);
     gpt_put(&p->layers, io[1].n_elems, dwpe, io[1].grad, io[1].accumulate);
     return 0;
 }
 
-int gpt_pass_backward(struct gpt_pass *p, struct gpt_store *store, struct cst_err *err)
+static int host_backward(struct gpt_pass *pass, struct gpt_store *store, struct cst_err *err)
 {
+    struct gpt_pass_host *p = self(pass);
     struct cst_io io[GPT_MAX_OP_TENSORS];
     int rc = 0;
 
-    for (uint32_t i = p->model->n_operators; rc == 0 && i-- > 0;) {
-        const struct gpt_operator *op = &p->model->operators[i];
+    for (uint32_t i = p->head.model->n_operators; rc == 0 && i-- > 0;) {
+        const struct gpt_operator *op = &p->head.model->operators[i];
         const struct gpt_block *b = &p->blocks[op->layer];
 
         rc = store->ops->op_begin(store, i, CST_BACKWARD, io, op->n_tensors, err);
@@ -433,5 +404,75 @@ int gpt_pass_backward(struct gpt_pass *p, struct gpt_store *store, struct cst_er
             rc = store->ops->op_end(store, i, err);
         }
     }
+    return rc;
+}
+
+/* -- the row -------------------------------------------------------------------------------- */
+
+static int host_loss(struct gpt_pass *pass, double *out, struct cst_err *err)
+{
+    (void)err;
+    *out = self(pass)->loss;
+    return 0;
+}
+
+static int host_logits(struct gpt_pass *pass, size_t row, float out[GPT_VOCAB], struct cst_err *err)
+{
+    (void)err;
+    memcpy(out, self(pass)->logits + row * GPT_VOCAB, GPT_VOCAB * sizeof *out);
+    return 0;
+}
+
+static const struct gpt_pass_ops host_ops = {
+    .name = "host",
+    .forward = host_forward,
+    .backward = host_backward,
+    .loss = host_loss,
+    .logits = host_logits,
+    .close = host_close,
+};
+
+int gpt_pass_host_open(struct gpt_pass **out, const struct gpt_model *model, size_t max_seqs,
+                       bool bf16, unsigned n_threads, struct cst_err *err)
+{
+    const size_t widest = 4 * (size_t)model->width;
+    struct gpt_pass_host *p = calloc(1, sizeof *p);
+    struct carver c = {0};
+    int rc;
+
+    if (p == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory");
+    }
+    p->head = (struct gpt_pass){.ops = &host_ops, .model = model, .max_seqs = max_seqs};
+    p->bf16 = bf16;
+    set_shape(p, max_seqs);
+    p->blocks = calloc(model->layers, sizeof *p->blocks);
+    if (p->blocks == NULL) {
+        rc = cst_err_set(err, CST_ENOMEM, "out of memory");
+        goto err_close;
+    }
+    carve_all(p, &c);
+    c.base = p->memory = gpt_memory_get(c.bytes);
+    if (p->memory == NULL) {
+        rc = cst_err_set(err, CST_ENOMEM, "out of memory: %zu bytes of activations", c.bytes);
+        goto err_close;
+    }
+    c.bytes = 0;
+    carve_all(p, &c);
+    rc = gpt_layers_init(&p->layers, gpt_simd_get(NULL), bf16, n_threads,
+                         widest > GPT_VOCAB ? widest : GPT_VOCAB, &p->shape);
+    if (rc != 0) {
+        rc = cst_err_set(err, rc, "out of memory: scratch of %u threads", n_threads);
+        goto err_close;
+    }
+    gpt_parallel_limit(n_threads);
+    rc = gpt_matmul_open(&p->mm, bf16, err);
+    if (rc != 0) {
+        goto err_close;
+    }
+    *out = &p->head;
+    return 0;
+err_close:
+    host_close(&p->head);
     return rc;
 }

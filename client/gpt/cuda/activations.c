@@ -1,0 +1,105 @@
+#include "client/gpt/cuda/activations.h"
+
+#include <stdlib.h>
+
+#define ALIGN 256 /* bytes */
+
+struct carver {
+    CUdeviceptr base; /* 0: only count */
+    size_t bytes;     /* handed out */
+};
+
+static CUdeviceptr carve(struct carver *c, size_t bytes)
+{
+    const size_t at = c->bytes;
+
+    c->bytes += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    return c->base + at;
+}
+
+/* All but x. */
+static void carve_block(struct gpt_block_memory *b, struct carver *c, size_t rows, size_t d,
+                        size_t heads)
+{
+    b->ln1 = carve(c, rows * d * sizeof(uint16_t));
+    b->mean1 = carve(c, rows * sizeof(float));
+    b->rstd1 = carve(c, rows * sizeof(float));
+    b->qkv = carve(c, rows * 3 * d * sizeof(uint16_t));
+    b->att = carve(c, rows * d * sizeof(uint16_t));
+    b->lse = carve(c, rows * heads * sizeof(float));
+    b->mid = carve(c, rows * d * sizeof(float));
+    b->ln2 = carve(c, rows * d * sizeof(uint16_t));
+    b->mean2 = carve(c, rows * sizeof(float));
+    b->rstd2 = carve(c, rows * sizeof(float));
+    b->pre = carve(c, rows * 4 * d * sizeof(uint16_t));
+    b->act = carve(c, rows * 4 * d * sizeof(uint16_t));
+}
+
+static void carve_blocks(struct gpt_activations *a, struct carver *c, const struct gpt_model *m,
+                         size_t rows, bool shared)
+{
+    for (uint32_t i = 0; i < m->layers; i++) {
+        if (i == 0 || !shared) {
+            carve_block(&a->blocks[i], c, rows, m->width, m->heads);
+        } else {
+            a->blocks[i] = a->blocks[0];
+        }
+        a->blocks[i].x = carve(c, rows * m->width * sizeof(float));
+    }
+}
+
+static void carve_all(struct gpt_activations *a, struct carver *c, const struct gpt_model *m,
+                      size_t max_seqs, size_t part_seqs, bool shared)
+{
+    const size_t rows = max_seqs * m->context, d = m->width;
+    const struct gpt_attention_shape part = {part_seqs, m->context, m->heads, d / m->heads};
+
+    carve_blocks(a, c, m, rows, shared);
+    a->x = carve(c, rows * d * sizeof(float));
+    a->lnf = carve(c, rows * d * sizeof(uint16_t));
+    a->meanf = carve(c, rows * sizeof(float));
+    a->rstdf = carve(c, rows * sizeof(float));
+    a->logits = carve(c, rows * GPT_VOCAB * sizeof(float));
+    a->dlogits = carve(c, rows * GPT_VOCAB * sizeof(uint16_t));
+    a->losses = carve(c, rows * sizeof(float));
+    a->branch = carve(c, rows * d * sizeof(uint16_t));
+    a->dx = carve(c, rows * d * sizeof(float));
+    a->dxh = carve(c, rows * d * sizeof(uint16_t));
+    a->dh = carve(c, rows * d * sizeof(uint16_t));
+    a->wide = carve(c, rows * 4 * d * sizeof(uint16_t));
+    a->parts = carve(c, gpt_cuda_parts_bytes(part_seqs * m->context, d));
+    a->scratch = carve(c, gpt_cuda_attention_scratch(&part));
+    a->tokens = carve(c, rows);
+    a->targets = carve(c, rows);
+}
+
+int gpt_activations_open(struct gpt_activations *a, const struct gpt_gpu *gpu,
+                         const struct gpt_model *model, size_t max_seqs, size_t part_seqs,
+                         bool shared, struct cst_err *err)
+{
+    struct gpt_activations made = {.blocks = calloc(model->layers, sizeof *made.blocks)};
+    struct carver c = {0};
+    int rc;
+
+    if (made.blocks == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory");
+    }
+    carve_all(&made, &c, model, max_seqs, part_seqs, shared);
+    made.bytes = c.bytes;
+    rc = gpt_gpu_alloc(gpu, made.bytes, "activations", &made.memory, err);
+    if (rc != 0) {
+        free(made.blocks);
+        return rc;
+    }
+    c = (struct carver){.base = made.memory};
+    carve_all(&made, &c, model, max_seqs, part_seqs, shared);
+    *a = made;
+    return 0;
+}
+
+void gpt_activations_close(struct gpt_activations *a, const struct gpt_gpu *gpu)
+{
+    gpt_gpu_free(gpu, a->memory);
+    free(a->blocks);
+    *a = (struct gpt_activations){0};
+}

@@ -1,0 +1,396 @@
+#include "client/gpt/cuda/cublas.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#if __has_include(<cublasLt.h>)
+
+#include <cublasLt.h>
+
+#define WORKSPACE_BYTES (64u << 20) /* NVIDIA advises at least 32 MiB for Hopper */
+#define MAX_SHAPES 64               /* a model uses 13 for training and 5 for sampling */
+#define ALIGNMENT 16                /* bytes, of all operands: the least that the layout gives */
+
+/* CALL(name) */
+#define CUBLAS_CALLS(CALL)                                                                         \
+    CALL(cublasLtCreate)                                                                           \
+    CALL(cublasLtDestroy)                                                                          \
+    CALL(cublasLtGetVersion)                                                                       \
+    CALL(cublasLtGetStatusString)                                                                  \
+    CALL(cublasLtMatmul)                                                                           \
+    CALL(cublasLtMatmulAlgoGetHeuristic)                                                           \
+    CALL(cublasLtMatmulDescCreate)                                                                 \
+    CALL(cublasLtMatmulDescDestroy)                                                                \
+    CALL(cublasLtMatmulDescSetAttribute)                                                           \
+    CALL(cublasLtMatmulPreferenceCreate)                                                           \
+    CALL(cublasLtMatmulPreferenceDestroy)                                                          \
+    CALL(cublasLtMatmulPreferenceSetAttribute)                                                     \
+    CALL(cublasLtMatrixLayoutCreate)                                                               \
+    CALL(cublasLtMatrixLayoutDestroy)
+
+/* A shape that was asked for, with what the library chose. Its matrices are column-major, so it
+ * gets c^T (n x m) = b^T a^T: its A is our b, its B our a. */
+struct plan {
+    struct gpt_product like; /* shape, turns, fp32, epilogue */
+    bool supported;          /* else only the above is valid */
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c; /* the library's A, B, and C and D */
+    cublasLtMatmulAlgo_t algo;
+};
+
+struct gpt_cublas {
+    const struct cst_cuda_driver *driver; /* borrowed */
+    void *library;                        /* dlopen's */
+#define FIELD(name) __typeof__(&name) name;
+    CUBLAS_CALLS(FIELD)
+#undef FIELD
+    cublasLtHandle_t handle;
+    CUdeviceptr workspace; /* WORKSPACE_BYTES */
+    char words[32];        /* name and version */
+    size_t n_plans;        /* in plans */
+    struct plan plans[MAX_SHAPES];
+};
+
+static int cublas_fault(const struct gpt_cublas *b, cublasStatus_t status, const char *what,
+                        struct cst_err *err)
+{
+    int rc = CST_EINTERNAL;
+
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_NOT_INITIALIZED ||
+        status == CUBLAS_STATUS_ARCH_MISMATCH) {
+        rc = CST_EUNSUPPORTED;
+    } else if (status == CUBLAS_STATUS_ALLOC_FAILED) {
+        rc = CST_ENOMEM;
+    } else if (status == CUBLAS_STATUS_EXECUTION_FAILED) {
+        rc = CST_EGPU;
+    }
+    return cst_err_set(err, rc, "%s: %s", what, b->cublasLtGetStatusString(status));
+}
+
+/* -- opening ---------------------------------------------------------------------------------- */
+
+static int find_library(struct gpt_cublas *b, struct cst_err *err)
+{
+    static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
+
+    for (size_t i = 0; b->library == NULL && i < sizeof names / sizeof names[0]; i++) {
+        b->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    }
+    if (b->library == NULL) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "no cuBLASLt: %s", dlerror());
+    }
+#define FIND(name)                                                                                 \
+    *(void **)(void *)&b->name = dlsym(b->library, #name);                                         \
+    if (b->name == NULL) {                                                                         \
+        return cst_err_set(err, CST_EUNSUPPORTED, "cuBLASLt is too old: it has no %s", #name);     \
+    }
+    CUBLAS_CALLS(FIND)
+#undef FIND
+    return 0;
+}
+
+int gpt_cublas_open(struct gpt_cublas **out, const struct cst_cuda_driver *driver,
+                    struct cst_err *err)
+{
+    struct gpt_cublas *b = calloc(1, sizeof *b);
+    cublasStatus_t status;
+    size_t version;
+    int rc;
+
+    if (b == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory");
+    }
+    b->driver = driver;
+    rc = find_library(b, err);
+    if (rc != 0) {
+        goto err_close;
+    }
+    status = b->cublasLtCreate(&b->handle);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        b->handle = NULL;
+        rc = cublas_fault(b, status, "cublasLtCreate", err);
+        goto err_close;
+    }
+    rc = cst_cuda_check(driver, driver->cuMemAlloc(&b->workspace, WORKSPACE_BYTES), err,
+                        "a workspace of %u bytes for cuBLASLt", WORKSPACE_BYTES);
+    if (rc != 0) {
+        b->workspace = 0;
+        goto err_close;
+    }
+    version = b->cublasLtGetVersion();
+    (void)snprintf(b->words, sizeof b->words, "cuBLASLt %zu.%zu.%zu", version / 10000,
+                   version / 100 % 100, version % 100);
+    *out = b;
+    return 0;
+err_close:
+    gpt_cublas_close(b);
+    return rc;
+}
+
+static void plan_close(const struct gpt_cublas *b, const struct plan *plan)
+{
+    if (plan->a != NULL) {
+        (void)b->cublasLtMatrixLayoutDestroy(plan->a);
+    }
+    if (plan->b != NULL) {
+        (void)b->cublasLtMatrixLayoutDestroy(plan->b);
+    }
+    if (plan->c != NULL) {
+        (void)b->cublasLtMatrixLayoutDestroy(plan->c);
+    }
+    if (plan->desc != NULL) {
+        (void)b->cublasLtMatmulDescDestroy(plan->desc);
+    }
+}
+
+void gpt_cublas_close(struct gpt_cublas *cublas)
+{
+    if (cublas == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < cublas->n_plans; i++) {
+        plan_close(cublas, &cublas->plans[i]);
+    }
+    if (cublas->handle != NULL) {
+        (void)cublas->cublasLtDestroy(cublas->handle);
+    }
+    if (cublas->workspace != 0) {
+        (void)cublas->driver->cuMemFree(cublas->workspace);
+    }
+    free(cublas); /* the library stays loaded, as the driver does */
+}
+
+const char *gpt_cublas_name(const struct gpt_cublas *cublas)
+{
+    return cublas->words;
+}
+
+/* -- plans ------------------------------------------------------------------------------------ */
+
+static cublasLtEpilogue_t epilogue_of(const struct gpt_product *p)
+{
+    static const cublasLtEpilogue_t epilogues[] = {
+        [GPT_EPILOGUE_NONE] = CUBLASLT_EPILOGUE_DEFAULT,
+        [GPT_EPILOGUE_BIAS] = CUBLASLT_EPILOGUE_BIAS,
+        [GPT_EPILOGUE_BIAS_GELU] = CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+        [GPT_EPILOGUE_GELU_BACKWARD] = CUBLASLT_EPILOGUE_DGELU,
+    };
+
+    return epilogues[p->epilogue];
+}
+
+/* The pointers that the epilogue of @p reads or writes. */
+static cublasStatus_t set_pointers(const struct gpt_cublas *b, cublasLtMatmulDesc_t desc,
+                                   const struct gpt_product *p)
+{
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+
+    if (p->epilogue == GPT_EPILOGUE_BIAS || p->epilogue == GPT_EPILOGUE_BIAS_GELU) {
+        status = b->cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                   &p->bias, sizeof p->bias);
+    }
+    if (status == CUBLAS_STATUS_SUCCESS &&
+        (p->epilogue == GPT_EPILOGUE_BIAS_GELU || p->epilogue == GPT_EPILOGUE_GELU_BACKWARD)) {
+        status = b->cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                                                   &p->pre, sizeof p->pre);
+    }
+    return status;
+}
+
+static cublasStatus_t make_desc(const struct gpt_cublas *b, const struct gpt_product *p,
+                                cublasLtMatmulDesc_t *desc)
+{
+    const cublasOperation_t turn_a = p->turn_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t turn_b = p->turn_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasLtEpilogue_t epilogue = epilogue_of(p);
+    const int32_t bias_type = CUDA_R_16BF;
+    const int64_t pre_pitch = (int64_t)p->n;
+    const struct {
+        cublasLtMatmulDescAttributes_t name;
+        const void *value;
+        size_t bytes;
+        bool set;
+    } attributes[] = {
+        {CUBLASLT_MATMUL_DESC_TRANSA, &turn_a, sizeof turn_a, true},
+        {CUBLASLT_MATMUL_DESC_TRANSB, &turn_b, sizeof turn_b, true},
+        {CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, true},
+        {CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type,
+         p->epilogue == GPT_EPILOGUE_BIAS || p->epilogue == GPT_EPILOGUE_BIAS_GELU},
+        {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &pre_pitch, sizeof pre_pitch,
+         p->epilogue == GPT_EPILOGUE_BIAS_GELU || p->epilogue == GPT_EPILOGUE_GELU_BACKWARD},
+    };
+    cublasStatus_t status = b->cublasLtMatmulDescCreate(desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+
+    for (size_t i = 0;
+         status == CUBLAS_STATUS_SUCCESS && i < sizeof attributes / sizeof attributes[0]; i++) {
+        if (attributes[i].set) {
+            status = b->cublasLtMatmulDescSetAttribute(*desc, attributes[i].name,
+                                                       attributes[i].value, attributes[i].bytes);
+        }
+    }
+    return status == CUBLAS_STATUS_SUCCESS ? set_pointers(b, *desc, p) : status;
+}
+
+static cublasStatus_t make_layouts(const struct gpt_cublas *b, const struct gpt_product *p,
+                                   struct plan *plan)
+{
+    const uint64_t m = p->m, n = p->n, k = p->k;
+    cublasStatus_t status = b->cublasLtMatrixLayoutCreate(
+        &plan->a, CUDA_R_16BF, p->turn_b ? k : n, p->turn_b ? n : k, (int64_t)(p->turn_b ? k : n));
+
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        status = b->cublasLtMatrixLayoutCreate(&plan->b, CUDA_R_16BF, p->turn_a ? m : k,
+                                               p->turn_a ? k : m, (int64_t)(p->turn_a ? m : k));
+    }
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        status = b->cublasLtMatrixLayoutCreate(&plan->c, p->fp32 ? CUDA_R_32F : CUDA_R_16BF, n, m,
+                                               (int64_t)n);
+    }
+    return status;
+}
+
+/* The library's first choice, under the alignment and workspace that all products have. */
+static cublasStatus_t choose(const struct gpt_cublas *b, struct plan *plan)
+{
+    static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    const uint64_t workspace = WORKSPACE_BYTES;
+    const uint32_t alignment = ALIGNMENT;
+    cublasLtMatmulHeuristicResult_t best = {0};
+    cublasLtMatmulPreference_t wish;
+    int n = 0;
+    cublasStatus_t status = b->cublasLtMatmulPreferenceCreate(&wish);
+
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        return status;
+    }
+    status = b->cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                     &workspace, sizeof workspace);
+    for (size_t i = 0; status == CUBLAS_STATUS_SUCCESS && i < 4; i++) {
+        status = b->cublasLtMatmulPreferenceSetAttribute(wish, alignments[i], &alignment,
+                                                         sizeof alignment);
+    }
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        status = b->cublasLtMatmulAlgoGetHeuristic(b->handle, plan->desc, plan->a, plan->b, plan->c,
+                                                   plan->c, wish, 1, &best, &n);
+    }
+    (void)b->cublasLtMatmulPreferenceDestroy(wish);
+    if (status == CUBLAS_STATUS_SUCCESS && (n == 0 || best.state != CUBLAS_STATUS_SUCCESS)) {
+        status = CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    plan->algo = best.algo;
+    return status;
+}
+
+static bool same_shape(const struct gpt_product *p, const struct gpt_product *q)
+{
+    return p->m == q->m && p->n == q->n && p->k == q->k && p->turn_a == q->turn_a &&
+           p->turn_b == q->turn_b && p->fp32 == q->fp32 && p->epilogue == q->epilogue;
+}
+
+static int find_plan(struct gpt_cublas *b, const struct gpt_product *p, struct plan **out,
+                     struct cst_err *err)
+{
+    struct plan plan = {.like = *p};
+    cublasStatus_t status;
+
+    for (size_t i = 0; i < b->n_plans; i++) {
+        if (same_shape(&b->plans[i].like, p)) {
+            *out = &b->plans[i];
+            return 0;
+        }
+    }
+    if (b->n_plans == MAX_SHAPES) {
+        return cst_err_set(err, CST_EINTERNAL, "more than %d shapes of products", MAX_SHAPES);
+    }
+    status = make_desc(b, p, &plan.desc);
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        status = make_layouts(b, p, &plan);
+    }
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        status = choose(b, &plan);
+    }
+    plan.supported = status == CUBLAS_STATUS_SUCCESS;
+    if (!plan.supported) {
+        plan_close(b, &plan);
+        plan.desc = NULL;
+        plan.a = plan.b = plan.c = NULL;
+        if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) {
+            return cublas_fault(b, status, "cuBLASLt's choice", err);
+        }
+    }
+    b->plans[b->n_plans] = plan;
+    *out = &b->plans[b->n_plans++];
+    return 0;
+}
+
+/* -- products --------------------------------------------------------------------------------- */
+
+static void *address(CUdeviceptr p)
+{
+    return (void *)(uintptr_t)p;
+}
+
+int gpt_cublas_run(struct gpt_cublas *b, CUstream stream, const struct gpt_product *p,
+                   struct cst_err *err)
+{
+    const float one = 1.0f, beta = p->accumulate ? 1.0f : 0.0f;
+    struct plan *plan;
+    cublasStatus_t status;
+    int rc = find_plan(b, p, &plan, err);
+
+    if (rc != 0) {
+        return rc;
+    }
+    if (!plan->supported) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "%s has no product of %zu x %zu x %zu with epilogue %d", b->words, p->m,
+                           p->n, p->k, (int)epilogue_of(p));
+    }
+    status = set_pointers(b, plan->desc, p);
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        status =
+            b->cublasLtMatmul(b->handle, plan->desc, &one, address(p->b), plan->a, address(p->a),
+                              plan->b, &beta, address(p->c), plan->c, address(p->c), plan->c,
+                              &plan->algo, address(b->workspace), WORKSPACE_BYTES, stream);
+    }
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        rc = cublas_fault(b, status, "cublasLtMatmul", err);
+        return rc == CST_EUNSUPPORTED ? CST_EINTERNAL : rc; /* it had promised to */
+    }
+    return 0;
+}
+
+#else
+
+int gpt_cublas_open(struct gpt_cublas **out, const struct cst_cuda_driver *driver,
+                    struct cst_err *err)
+{
+    (void)out;
+    (void)driver;
+    return cst_err_set(err, CST_EUNSUPPORTED, "built without cuBLASLt's header");
+}
+
+void gpt_cublas_close(struct gpt_cublas *cublas)
+{
+    (void)cublas;
+}
+
+int gpt_cublas_run(struct gpt_cublas *cublas, CUstream stream, const struct gpt_product *p,
+                   struct cst_err *err)
+{
+    (void)cublas;
+    (void)stream;
+    (void)p;
+    return cst_err_set(err, CST_EUNSUPPORTED, "built without cuBLASLt's header");
+}
+
+const char *gpt_cublas_name(const struct gpt_cublas *cublas)
+{
+    (void)cublas;
+    return "none";
+}
+
+#endif

@@ -1,0 +1,143 @@
+#include "client/gpt/cuda/pass.h"
+#include "client/gpt/cuda/store.h"
+#include "client/gpt/device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+struct cuda_device {
+    struct gpt_device head;
+    const struct gpt_options *options; /* borrowed */
+    struct gpt_gpu gpu;                /* with the daemon: opened by join */
+    const struct gpt_model *model;     /* of the local store */
+};
+
+static struct cuda_device *self(struct gpt_device *device)
+{
+    return (struct cuda_device *)(void *)device;
+}
+
+static int open_gpu(struct cuda_device *d, const char *name, struct cst_err *err)
+{
+    return gpt_gpu_open(&d->gpu, name, d->options->matmul != GPT_MATMUL_PLAIN, err);
+}
+
+static int cuda_join(struct gpt_device *device, struct cst_job *job, struct cst_err *err)
+{
+    (void)device;
+    (void)job;
+    return cst_err_set(err, CST_EUNSUPPORTED, "--device cuda: only with --store=local");
+}
+
+static int cuda_open_states(struct gpt_device *device, const struct gpt_model *model,
+                            struct cst_err *err)
+{
+    (void)err;
+    self(device)->model = model;
+    return 0;
+}
+
+static int cuda_open_store(struct gpt_device *device, uint32_t rank, struct gpt_store **out,
+                           struct cst_err *err)
+{
+    struct cuda_device *d = self(device);
+
+    (void)rank; /* the only one */
+    return gpt_cuda_store_open(out, &d->gpu, d->model, err);
+}
+
+static void cuda_break_states(struct gpt_device *device)
+{
+    (void)device; /* nobody waits for the only rank */
+}
+
+static int cuda_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
+                          struct gpt_pass **out, struct cst_err *err)
+{
+    struct cuda_device *d = self(device);
+
+    return gpt_cuda_pass_open(out, &d->gpu, d->options, model, max_seqs, err);
+}
+
+static int cuda_open_view(struct gpt_device *device, struct gpt_store *from,
+                          const struct gpt_model *model, struct gpt_store **out,
+                          struct cst_err *err)
+{
+    return gpt_cuda_view_open(out, &self(device)->gpu, from, model, err);
+}
+
+static void cuda_describe(const struct gpt_device *device, char out[GPT_DEVICE_WORDS])
+{
+    const struct gpt_gpu *gpu = &((const struct cuda_device *)(const void *)device)->gpu;
+
+    (void)snprintf(out, GPT_DEVICE_WORDS, "%s, matmul %s%s%.60s", gpu->name,
+                   gpu->cublas != NULL ? gpt_cublas_name(gpu->cublas) : "plain and slow",
+                   gpu->no_cublas.text[0] != '\0' ? ": " : "", gpu->no_cublas.text);
+}
+
+static int cuda_measure(struct gpt_device *device, double *out, struct cst_err *err)
+{
+    return gpt_gpu_measure(&self(device)->gpu, out, err);
+}
+
+static void cuda_close(struct gpt_device *device)
+{
+    struct cuda_device *d = self(device);
+
+    gpt_gpu_close(&d->gpu);
+    free(d);
+}
+
+static const struct gpt_device_ops cuda_ops = {
+    .name = "cuda",
+    .join = cuda_join,
+    .open_states = cuda_open_states,
+    .open_store = cuda_open_store,
+    .break_states = cuda_break_states,
+    .open_pass = cuda_open_pass,
+    .open_view = cuda_open_view,
+    .describe = cuda_describe,
+    .measure = cuda_measure,
+    .close = cuda_close,
+};
+
+static int check(const struct gpt_options *o, struct cst_err *err)
+{
+    if (o->matmul == GPT_MATMUL_FP32) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "--matmul fp32 is for --device host: a GPU's "
+                           "operands are bf16");
+    }
+    if (o->store == GPT_STORE_LOCAL && o->world > 1) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "--world %u with --store=local: on a GPU the local store has one rank",
+                           o->world);
+    }
+    return 0;
+}
+
+int gpt_device_cuda_open(struct gpt_device **out, const struct gpt_options *options,
+                         struct cst_err *err)
+{
+    struct cuda_device *d;
+    int rc = check(options, err);
+
+    if (rc != 0) {
+        return rc;
+    }
+    d = calloc(1, sizeof *d);
+    if (d == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory");
+    }
+    d->head.ops = &cuda_ops;
+    d->options = options;
+    if (options->store == GPT_STORE_LOCAL) {
+        rc = open_gpu(d, options->device, err);
+    }
+    if (rc != 0) {
+        free(d);
+        return rc;
+    }
+    *out = &d->head;
+    return 0;
+}

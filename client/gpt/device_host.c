@@ -1,0 +1,153 @@
+#include "client/gpt/device.h"
+#include "client/gpt/matmul.h"
+#include "client/gpt/pass_host.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct host_device {
+    struct gpt_device head;
+    const struct gpt_options *options; /* borrowed */
+    unsigned threads;                  /* compute threads of a rank */
+    bool bf16;                         /* operands of products */
+    struct gpt_local *local;           /* NULL: the states are the daemon's */
+};
+
+static struct host_device *self(struct gpt_device *device)
+{
+    return (struct host_device *)(void *)device;
+}
+
+static unsigned usable_cores(void)
+{
+    cpu_set_t set;
+
+    CPU_ZERO(&set);
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? (unsigned)CPU_COUNT(&set) : 1;
+}
+
+static unsigned compute_threads(const struct gpt_options *options)
+{
+    const unsigned share = usable_cores() / options->world;
+
+    if (options->threads > 0) {
+        return options->threads;
+    }
+    return share > 0 ? share : 1;
+}
+
+static int host_join(struct gpt_device *device, struct cst_job *job, struct cst_err *err)
+{
+    (void)device;
+    (void)job;
+    (void)err;
+    return 0;
+}
+
+static int host_open_states(struct gpt_device *device, const struct gpt_model *model,
+                            struct cst_err *err)
+{
+    struct host_device *d = self(device);
+
+    return gpt_local_open(&d->local, model, d->options->world, d->options->engine_threads, err);
+}
+
+static int host_open_store(struct gpt_device *device, uint32_t rank, struct gpt_store **out,
+                           struct cst_err *err)
+{
+    return gpt_store_local_open(out, self(device)->local, rank, err);
+}
+
+static void host_break_states(struct gpt_device *device)
+{
+    gpt_local_break(self(device)->local);
+}
+
+static int host_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
+                          struct gpt_pass **out, struct cst_err *err)
+{
+    struct host_device *d = self(device);
+
+    return gpt_pass_host_open(out, model, max_seqs, d->bf16, d->threads, err);
+}
+
+static int host_open_view(struct gpt_device *device, struct gpt_store *from,
+                          const struct gpt_model *model, struct gpt_store **out,
+                          struct cst_err *err)
+{
+    (void)device;
+    return gpt_store_read_open(out, from, model, err);
+}
+
+static void host_describe(const struct gpt_device *device, char out[GPT_DEVICE_WORDS])
+{
+    const struct host_device *d = (const struct host_device *)(const void *)device;
+
+    (void)snprintf(out, GPT_DEVICE_WORDS, "%u threads, matmul %s", d->threads,
+                   d->bf16 ? "bf16" : "fp32");
+}
+
+static int host_measure(struct gpt_device *device, double *out, struct cst_err *err)
+{
+    (void)device;
+    (void)out;
+    return cst_err_set(err, CST_EUNSUPPORTED, "--measure-matmul is for --device cuda");
+}
+
+static void host_close(struct gpt_device *device)
+{
+    struct host_device *d = self(device);
+
+    gpt_local_close(d->local);
+    free(d);
+}
+
+static const struct gpt_device_ops host_ops = {
+    .name = "host",
+    .join = host_join,
+    .open_states = host_open_states,
+    .open_store = host_open_store,
+    .break_states = host_break_states,
+    .open_pass = host_open_pass,
+    .open_view = host_open_view,
+    .describe = host_describe,
+    .measure = host_measure,
+    .close = host_close,
+};
+
+static int check(const struct gpt_options *o, struct cst_err *err)
+{
+    if (o->micro_batches != 1 || o->recompute) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "%s is for --device cuda: the host computes a step's sequences at once "
+                           "and keeps its activations",
+                           o->recompute ? "--recompute" : "--micro-batches");
+    }
+    if (o->matmul == GPT_MATMUL_PLAIN) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "--matmul plain is for --device cuda");
+    }
+    return 0;
+}
+
+int gpt_device_host_open(struct gpt_device **out, const struct gpt_options *options,
+                         struct cst_err *err)
+{
+    struct host_device *d;
+    int rc = check(options, err);
+
+    if (rc != 0) {
+        return rc;
+    }
+    d = calloc(1, sizeof *d);
+    if (d == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory");
+    }
+    d->head.ops = &host_ops;
+    d->options = options;
+    d->threads = compute_threads(options);
+    d->bf16 = options->matmul == GPT_MATMUL_BF16 ||
+              (options->matmul == GPT_MATMUL_AUTO && gpt_matmul_fast_bf16());
+    *out = &d->head;
+    return 0;
+}
