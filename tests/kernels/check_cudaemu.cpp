@@ -1,5 +1,5 @@
 /* The emulator itself: what it promises to kernels, and that it tells a broken one. */
-#include "tests/gpu/probe.cu"
+#include "kernels/cuda/mma.cuh"
 
 #include <check.h>
 #include <signal.h>
@@ -259,7 +259,7 @@ START_TEST(test_mma)
     }
     for (unsigned long long order = 0; order < 4; order++) {
         cst_emu_shuffle(order);
-        run_with(cst_emu_cst_probe_mma, dim3(1), dim3(32), 0, &a[0][0], &a_trans[0][0],
+        run_with(*cst_emu_find("cst_probe_mma"), dim3(1), dim3(32), 0, &a[0][0], &a_trans[0][0],
                  &b_trans[0][0], &b[0][0], whole, &c[0][0][0]);
         for (unsigned m = 0; m < 16; m++) {
             for (unsigned n = 0; n < 8; n++) {

@@ -23,6 +23,7 @@
     K(gpt_norm_kernel)                                                                             \
     K(gpt_position_grad_kernel)                                                                    \
     K(gpt_sums_kernel)                                                                             \
-    K(gpt_token_grad_kernel)
+    K(gpt_token_grad_kernel)                                                                       \
+    K(cst_probe_mma)
 
 #endif

@@ -1,0 +1,2 @@
+/* Kernels of tests, for the processor. */
+#include "tests/gpu/probe.cu"
