@@ -96,7 +96,7 @@ static bool clear(struct cases_device *cases)
         size_t end = i < d->n_placed ? d->placed[i].at - d->arena : d->arena_used;
 
         while (at < end) {
-            whole = whole && all[at++] == CANARY;
+            whole = all[at++] == CANARY && whole;
         }
         at = i < d->n_placed ? end + d->placed[i].bytes : end;
     }

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# kernels/cuda/kernels.c loads and launches every kernel: tests/gpu/check_kernels on the driver without a GPU.
+set -euo pipefail
+export LD_LIBRARY_PATH=$PWD/tests/lib/fakecuda/.libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+out=$(mktemp)
+trap 'rm -f "$out"' EXIT
+tests/gpu/check_kernels --no-speed --json "$out"
+grep -q '"reduce bits": true.*"ok": true' "$out"
