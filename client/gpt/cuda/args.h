@@ -33,9 +33,4 @@ struct gpt_cuda_product {
     uint32_t accumulate;     /* add to what c holds */
 };
 
-/* Sizes of one attention: gpt_attention_shape on the device. */
-struct gpt_cuda_attention_shape {
-    uint32_t n_seqs, context, n_heads, head_dim;
-};
-
 #endif

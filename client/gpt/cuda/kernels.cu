@@ -1,5 +1,5 @@
 /* The worker's kernels as one unit: one fatbinary for the GPU, one object for the processor. */
-#include "client/gpt/cuda/attention_plain.cu"
+#include "client/gpt/cuda/attention.cu"
 #include "client/gpt/cuda/embed.cu"
 #include "client/gpt/cuda/gelu.cu"
 #include "client/gpt/cuda/loss.cu"

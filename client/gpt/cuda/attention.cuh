@@ -1,0 +1,290 @@
+/* What the attention kernels are made of: tiles in shared memory, a warp's products, what becomes
+ * of scores.
+ *
+ * A tile is rows of DIM bf16 in pieces of 16 bytes; piece c of row r lies at place c ^ (r mod 8) of
+ * the row (DIM 32, of which two rows are 128 bytes: c ^ (r / 2 mod 4)). So the 8 rows of one column
+ * of pieces, which is what ldmatrix reads, are in different banks, and so are the pieces of a row,
+ * which is what copies write. A lane knows its place for columns 0..15 of the tile; k x 16 columns
+ * further is the same place ^ (k x 32): one instruction, and rows are immediate offsets.
+ *
+ * Accumulators and fragments: kernels/cuda/mma.cuh. The accumulators of 16 x 16 scores, packed, are
+ * the fragment A of the next product: scores never leave the registers. */
+#ifndef GPT_CUDA_ATTENTION_CUH
+#define GPT_CUDA_ATTENTION_CUH
+
+#include "client/gpt/cuda/attention_args.h"
+#include "kernels/cuda/mma.cuh"
+
+#include <math.h>
+
+namespace attention
+{
+
+#if defined(__CUDACC__)
+
+/* One instruction each, 2 ulp; what is subnormal becomes 0. */
+static __device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float log2_fast(float x)
+{
+    float y;
+
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* blockIdx.x, read anew: what comes of it need not be kept in registers from one use to another. */
+static __device__ __forceinline__ uint32_t block_number()
+{
+    uint32_t number;
+
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(number));
+    return number;
+}
+
+#else
+
+static inline uint32_t block_number()
+{
+    return blockIdx.x;
+}
+
+static inline float exp2_fast(float x)
+{
+    return exp2f(x);
+}
+
+static inline float log2_fast(float x)
+{
+    return log2f(x);
+}
+
+#endif
+
+static constexpr float LN2 = 0.693147180559945309f;
+static constexpr float LOG2E = 1.44269504088896341f;
+
+/* Bytes of a row in a tile. */
+template <int DIM> struct pitch {
+    static constexpr uint32_t bytes = 2 * DIM;
+};
+
+/* Byte of piece @chunk of row @row in a tile. */
+template <int DIM> static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t chunk)
+{
+    uint32_t turn = DIM == 32 ? row / 2 % 4 : row % 8;
+
+    return row * pitch<DIM>::bytes + (chunk ^ turn) * 16;
+}
+
+/* This lane's place in a tile's first 16 columns: as A (rows x depth), and as B of which the tile
+ * has depth x columns, transposed on the way. */
+template <int DIM> static __device__ __forceinline__ uint32_t lane_of_a()
+{
+    const uint32_t l = threadIdx.x % 32;
+
+    return place<DIM>(l % 16, l / 16);
+}
+
+/* The same as B of which the tile has columns x depth. */
+template <int DIM> static __device__ __forceinline__ uint32_t lane_of_b()
+{
+    const uint32_t l = threadIdx.x % 32;
+
+    return place<DIM>(l % 8 + l / 16 * 8, l / 8 % 2);
+}
+
+/* Element of row @row. */
+static __device__ __forceinline__ uint64_t row_at(uint32_t row, uint32_t stride)
+{
+    return static_cast<uint64_t>(row) * stride;
+}
+
+/* Begin to copy ROWS rows, @stride elements apart from @from on, into a tile; zeros from row
+ * @whole and from element @dim on. All threads of the block, in step. */
+template <int DIM, int ROWS, int THREADS>
+static __device__ __forceinline__ void bring(unsigned char *tile, const uint16_t *from,
+                                             uint32_t stride, uint32_t whole, uint32_t dim)
+{
+    constexpr uint32_t CHUNKS = DIM / 8;
+    constexpr uint32_t STEP = THREADS / CHUNKS; /* rows */
+    const uint32_t chunk = threadIdx.x % CHUNKS;
+    const uint32_t first = threadIdx.x / CHUNKS;
+    const uint16_t *at =
+        from + row_at(first, stride) + chunk * 8; /* not read where there is nothing */
+
+    static_assert(THREADS % CHUNKS == 0 && (ROWS % STEP == 0 || STEP % ROWS == 0), "");
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS; i += STEP, at += STEP * stride) {
+        const uint32_t row = first + i;
+
+        if (STEP <= ROWS || row < ROWS) {
+            cst_copy_async(tile + place<DIM>(row, chunk), at,
+                           row < whole && chunk * 8 < dim ? 16 : 0);
+        }
+    }
+}
+
+template <int M, int N> static __device__ __forceinline__ void zero(float (&c)[M][N][4])
+{
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            c[m][n][0] = c[m][n][1] = c[m][n][2] = c[m][n][3] = 0;
+        }
+    }
+}
+
+/* c (16 M x 8 N) := a b^T, over DIM; a: 16 M rows of a tile from @a on, b: 8 N rows of another. */
+template <int DIM, int M, int N>
+static __device__ __forceinline__ void multiply_rows(float (&c)[M][N][4], const unsigned char *a,
+                                                     const unsigned char *b)
+{
+    const uint32_t lane_a = lane_of_a<DIM>();
+    const uint32_t lane_b = lane_of_b<DIM>();
+
+    zero(c);
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) {
+        uint32_t fa[M][4];
+        uint32_t fb[4];
+
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            cst_ldmatrix_x4(fa[m], a + (lane_a ^ (k * 32)) + m * 16 * pitch<DIM>::bytes);
+        }
+#pragma unroll
+        for (int n = 0; n < N / 2; n++) {
+            cst_ldmatrix_x4(fb, b + (lane_b ^ (k * 32)) + n * 16 * pitch<DIM>::bytes);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                cst_mma_bf16(c[m][2 * n], fa[m], fb);
+                cst_mma_bf16(c[m][2 * n + 1], fa[m], fb + 2);
+            }
+        }
+    }
+}
+
+/* c (16 M x DIM) += p b; p (16 M x 8 N), packed; b: 8 N rows of a tile. */
+template <int DIM, int M, int N>
+static __device__ __forceinline__ void multiply_columns(float (&c)[M][DIM / 8][4],
+                                                        const uint32_t (&p)[M][N / 2][4],
+                                                        const unsigned char *b)
+{
+    const uint32_t lane = lane_of_a<DIM>();
+
+#pragma unroll
+    for (int k = 0; k < N / 2; k++) {
+#pragma unroll
+        for (int n = 0; n < DIM / 16; n++) {
+            uint32_t fb[4];
+
+            cst_ldmatrix_x4_trans(fb, b + (lane ^ (n * 32)) + k * 16 * pitch<DIM>::bytes);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                cst_mma_bf16(c[m][2 * n], p[m][k], fb);
+                cst_mma_bf16(c[m][2 * n + 1], p[m][k], fb + 2);
+            }
+        }
+    }
+}
+
+/* Accumulators as fragments A. */
+template <int M, int N>
+static __device__ __forceinline__ void pack(uint32_t (&p)[M][N / 2][4], const float (&c)[M][N][4])
+{
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            p[m][n / 2][n % 2 * 2] = cst_bf16_pair_fast(c[m][n][0], c[m][n][1]);
+            p[m][n / 2][n % 2 * 2 + 1] = cst_bf16_pair_fast(c[m][n][2], c[m][n][3]);
+        }
+    }
+}
+
+/* Where elements m, n, e of a warp's accumulators are: row, column. */
+static __device__ __forceinline__ uint32_t row_of(int m, int e)
+{
+    return 16 * m + e / 2 * 8 + threadIdx.x % 32 / 4;
+}
+
+static __device__ __forceinline__ uint32_t column_of(int n, int e)
+{
+    return 8 * n + threadIdx.x % 4 * 2 + e % 2;
+}
+
+/* Warp: 16 M rows of accumulators, each element x @scale[m][half], as bf16 to rows of @to, @stride
+ * elements apart; the first @whole of them, @dim columns. @tile: shared memory for 16 M rows that
+ * no other warp reads any more: from there they go out in whole pieces. */
+template <int DIM, int M>
+static __device__ __forceinline__ void
+put(const float (&c)[M][DIM / 8][4], const float (&scale)[M][2], unsigned char *tile, uint16_t *to,
+    uint32_t stride, uint32_t whole, uint32_t dim)
+{
+    constexpr uint32_t CHUNKS = DIM / 8;
+
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                unsigned char *piece = tile + place<DIM>(row_of(m, 2 * h), n);
+
+                *reinterpret_cast<uint32_t *>(piece + threadIdx.x % 4 * 4) = cst_bf16_pair_fast(
+                    c[m][n][2 * h] * scale[m][h], c[m][n][2 * h + 1] * scale[m][h]);
+            }
+        }
+    }
+    __syncwarp();
+    for (uint32_t i = threadIdx.x % 32; i < 16 * M * CHUNKS; i += 32) {
+        const uint32_t row = i / CHUNKS;
+        const uint32_t chunk = i % CHUNKS;
+
+        if (row < whole && chunk * 8 < dim) {
+            *reinterpret_cast<uint4 *>(to + row_at(row, stride) + chunk * 8) =
+                *reinterpret_cast<const uint4 *>(tile + place<DIM>(row, chunk));
+        }
+    }
+}
+
+/* The sequence and head of this block, and where they are. Found again where it is needed late: few
+ * instructions, while what is kept through the loop costs registers. */
+struct corner {
+    uint64_t pair;   /* sequence x n_heads + head */
+    uint32_t tile;   /* of this block, among n_tiles */
+    uint32_t width;  /* elements of a row of out */
+    uint32_t stride; /* those of a row of qkv */
+    uint64_t qkv;    /* element of its first q */
+    uint64_t out;    /* that of out */
+};
+
+static __device__ __forceinline__ corner find_corner(const gpt_attention_sizes &s)
+{
+    const uint32_t number = block_number();
+    const uint32_t pair = number / s.n_tiles;
+    const uint64_t seq = pair / s.n_heads;
+    const uint64_t head = pair % s.n_heads;
+    corner c;
+
+    c.pair = pair;
+    c.tile = number % s.n_tiles;
+    c.width = s.n_heads * s.dim;
+    c.stride = 3 * c.width;
+    c.qkv = seq * s.context * c.stride + head * s.dim;
+    c.out = seq * s.context * c.width + head * s.dim;
+    return c;
+}
+
+} // namespace attention
+
+#endif
