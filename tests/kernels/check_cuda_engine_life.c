@@ -311,8 +311,9 @@ START_TEST(test_drop)
 }
 END_TEST
 
-/* Host memory is registered, whether that is asked for or not, and says so; where the driver's limit does not
- * allow it the segment is there all the same, with words. It is never populated here. */
+/* Host memory is registered, whether that is asked for or not, and says so; where the driver's
+ * limit does not allow it the segment is there all the same, with words. It is never populated
+ * here. */
 START_TEST(test_lock)
 {
     uint64_t bytes = 64 * MIB;

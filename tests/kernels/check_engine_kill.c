@@ -91,8 +91,8 @@ static size_t n_done(const struct engine_proc *proc, bool *done)
     return proc->n_done;
 }
 
-static void run_to_end(struct tiny_job *job, const struct engine_command *commands,
-                       bool *done, uint32_t threads)
+static void run_to_end(struct tiny_job *job, const struct engine_command *commands, bool *done,
+                       uint32_t threads)
 {
     struct engine_proc proc;
 
