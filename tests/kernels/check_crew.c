@@ -8,6 +8,7 @@
 
 #define N_JOBS 200
 #define MAX_PIECES 50
+#define FIRST 20 /* number of the crew's first thread */
 
 static struct cst_crew crew;
 static sem_t finished, gate, entered;
@@ -16,14 +17,17 @@ static atomic_uint n_started;
 static void start_thread(void *arg, unsigned thread)
 {
     ck_assert_ptr_eq(arg, &crew);
-    ck_assert_uint_lt(thread, 8);
+    ck_assert(thread >= FIRST && thread < FIRST + 8);
     (void)atomic_fetch_add(&n_started, 1);
 }
 
 static void open_crew(unsigned n_threads)
 {
-    struct cst_crew_config config = {
-        .name = "test", .n_threads = n_threads, .start = start_thread, .arg = &crew};
+    struct cst_crew_config config = {.name = "test",
+                                     .n_threads = n_threads,
+                                     .first = FIRST,
+                                     .start = start_thread,
+                                     .arg = &crew};
     struct cst_err err;
 
     (void)sem_init(&finished, 0, 0);
@@ -46,7 +50,7 @@ struct counted {
 
 static void count_piece(struct cst_job *job, uint64_t piece, unsigned thread)
 {
-    ck_assert_uint_lt(thread, 8);
+    ck_assert(thread >= FIRST && thread < FIRST + crew.config.n_threads);
     (void)atomic_fetch_add(&((struct counted *)job)->times[piece], 1);
 }
 
