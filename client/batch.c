@@ -231,27 +231,34 @@ static int send_some(struct cst_job *job, const struct cst_lease_item *items, ui
 
 /* What could not be sent: fetches are not held; and as parts may be on their way already, the step
  * is void. */
-static void give_up(struct cst_job *job, uint32_t from, const struct cst_err *why)
+static void give_up(struct cst_job *job, const struct cst_lease_item *items, uint32_t n,
+                    const struct cst_err *why)
 {
-    for (uint32_t i = from; i < job->leases.n_items; i++) {
-        if (is_fetch(&job->leases.items[i])) {
-            cst_lease_refuse(&job->leases, &job->leases.items[i]);
+    for (uint32_t i = 0; i < n; i++) {
+        if (is_fetch(&items[i])) {
+            cst_lease_refuse(&job->leases, &items[i]);
         }
     }
     cst_job_void(job, why);
 }
 
-int cst_batch_send(struct cst_job *job, bool awaited, struct cst_err *err)
+void cst_batch_give_up(struct cst_job *job, const struct cst_err *why)
+{
+    give_up(job, job->leases.items, job->leases.n_items, why);
+}
+
+static int send_all(struct cst_job *job, const struct cst_lease_item *items, uint32_t n_items,
+                    bool awaited, struct cst_err *err)
 {
     uint32_t max = job->client->max_batch < MAX_ITEMS ? job->client->max_batch : MAX_ITEMS;
     struct cst_err why = {0};
 
-    for (uint32_t at = 0; at < job->leases.n_items;) {
-        uint32_t n = job->leases.n_items - at < max ? job->leases.n_items - at : max;
-        int rc = send_some(job, job->leases.items + at, n, awaited, &why);
+    for (uint32_t at = 0; at < n_items;) {
+        uint32_t n = n_items - at < max ? n_items - at : max;
+        int rc = send_some(job, items + at, n, awaited, &why);
 
         if (rc != CST_OK) {
-            give_up(job, at, &why);
+            give_up(job, items + at, n_items - at, &why);
             if (err != NULL) {
                 *err = why;
             }
@@ -260,6 +267,16 @@ int cst_batch_send(struct cst_job *job, bool awaited, struct cst_err *err)
         at += n;
     }
     return CST_OK;
+}
+
+int cst_batch_send(struct cst_job *job, bool awaited, struct cst_err *err)
+{
+    return send_all(job, job->leases.items, job->leases.n_items, awaited, err);
+}
+
+int cst_batch_send_items(struct cst_job *job, const struct cst_lease_item *items, uint32_t n)
+{
+    return send_all(job, items, n, false, NULL);
 }
 
 void cst_batch_free_all(struct cst_job *job)

@@ -11,6 +11,12 @@
  * failure. CST_ENOMEM, or what ended the connection: the step is void. */
 int cst_batch_send(struct cst_job *job, bool awaited, struct cst_err *err);
 
+/* The same for @n @items that give back, in their order; nobody waits for them. */
+int cst_batch_send_items(struct cst_job *job, const struct cst_lease_item *items, uint32_t n);
+
+/* What job->leases has planned cannot be sent, because of @why: the step is void. */
+void cst_batch_give_up(struct cst_job *job, const struct cst_err *why);
+
 /* Free all batches. The connection is over. */
 void cst_batch_free_all(struct cst_job *job);
 

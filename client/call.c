@@ -272,22 +272,23 @@ int cst_call_pump(struct cst_client *client, struct cst_err *err)
 
 int cst_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err)
 {
-    struct pollfd pfd;
+    struct pollfd pfds[2];
     int rc = cst_client_check(client, err);
 
     if (rc != CST_OK) {
         return rc;
     }
     rc = drain(client, err);
-    if (rc == CST_OK && timeout_ms < 0) {
+    if (rc == CST_OK && timeout_ms < 0 && client->watch == NULL) {
         return receive(client, 0, err);
     }
     if (rc != CST_OK && rc != CST_EAGAIN) {
         return rc;
     }
-    pfd = (struct pollfd){.fd = client->sock,
-                          .events = (short)(POLLIN | (rc == CST_EAGAIN ? POLLOUT : 0))};
-    rc = poll(&pfd, 1, timeout_ms);
+    pfds[0] = (struct pollfd){.fd = client->sock,
+                              .events = (short)(POLLIN | (rc == CST_EAGAIN ? POLLOUT : 0))};
+    pfds[1] = (struct pollfd){.fd = client->watched, .events = POLLIN};
+    rc = poll(pfds, client->watch != NULL ? 2 : 1, timeout_ms);
     if (rc < 0 && errno != EINTR) {
         struct cst_err why;
 
@@ -297,6 +298,9 @@ int cst_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err
     if (rc == 0) {
         return cst_err_set(err, CST_ETIMEDOUT, "daemon at %s: no answer within %d ms", client->path,
                            timeout_ms);
+    }
+    if (pfds[1].revents != 0) {
+        client->watch(client);
     }
     return cst_call_pump(client, err);
 }

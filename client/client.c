@@ -135,6 +135,8 @@ int cst_connect(struct cst_client **out, const char *path, struct cst_err *err)
         return cst_err_set(err, CST_ENOMEM, "no memory for a connection");
     }
     client->sock = sock;
+    client->epoll = -1;
+    client->watched = -1;
     (void)snprintf(client->path, sizeof client->path, "%s", path);
     client->credits = 1;
     client->queue_end = &client->queue;
@@ -155,10 +157,17 @@ void cst_disconnect(struct cst_client *client)
     if (client == NULL) {
         return;
     }
+    if (client->job != NULL && !client->forked) {
+        /* Once the connection is gone somebody else may have the blocks. */
+        (void)cst_device_finish(client->job, NULL);
+    }
     cst_fork_forget(client);
     (void)cst_err_set(&cause, CST_ECONN, "disconnected");
     cst_client_die(client, &cause);
     cst_job_free(client->job);
+    if (client->epoll >= 0) {
+        (void)close(client->epoll);
+    }
     free(client);
 }
 
@@ -166,7 +175,10 @@ int cst_client_fd(const struct cst_client *client)
 {
     int rc = cst_client_check(client, NULL);
 
-    return rc == CST_OK ? client->sock : rc;
+    if (rc != CST_OK) {
+        return rc;
+    }
+    return client->epoll >= 0 ? client->epoll : client->sock;
 }
 
 int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err)

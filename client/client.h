@@ -13,7 +13,10 @@
 struct cst_call;
 
 struct cst_client {
-    int sock;                        /* -1 when dead or forked */
+    int sock;    /* -1 when dead or forked */
+    int epoll;   /* of the socket and of watched; -1: nothing is watched */
+    int watched; /* polled by whoever waits for a reply; -1: nothing is */
+    void (*watch)(struct cst_client *client); /* called when it is readable; it may send */
     bool forked;                     /* this process is a child of the one that connected */
     struct cst_err dead;             /* status != 0: the connection is over, and why */
     char path[108];                  /* of the socket, for words */

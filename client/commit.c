@@ -189,11 +189,19 @@ static int take_slabs(struct cst_job *job, struct cst_err *why)
                            "a pool page of %zu slabs from %u with %u fds, wanted from %u of %u",
                            part->n_bytes, part->first, job->call.n_fds, first, job->n_slabs);
     }
+    if ((part->has_device && part->device) != (job->device.calls != NULL)) {
+        return cst_err_set(why, CST_EPROTO, "slabs in memory of %s for a job on %s",
+                           job->device.calls != NULL ? "the host" : "a device", job->device_name);
+    }
     for (uint32_t i = 0; i < part->n_bytes; i++) {
-        int rc = cst_segment_map(&job->slabs[first + i], job->call.fds[i], part->bytes[i], why);
+        uint32_t slab = first + i;
+        int fd = job->call.fds[i];
+        int rc = job->device.calls != NULL
+                     ? cst_device_map(job, slab, fd, part->bytes[i], why)
+                     : cst_segment_map(&job->slabs[slab], fd, part->bytes[i], why);
 
         if (rc != CST_OK) {
-            (void)cst_err_prefix(why, "slab %u of the pool", first + i);
+            (void)cst_err_prefix(why, "slab %u of the pool", slab);
             return rc;
         }
         job->commit.n_mapped++;
@@ -243,6 +251,7 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
         .n_chunks = job->plan.n_chunks,
         .n_blocks = job->plan.n_blocks,
     };
+    int rc;
 
     free(job->operators);
     job->operators = calloc((size_t)n + 1, sizeof *job->operators);
@@ -255,7 +264,14 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
                                         .n_tensors = job->declare.operators[i].n_tensors};
     }
     model.operators = job->operators;
-    return cst_lease_init(&job->leases, &model, err);
+    rc = cst_lease_init(&job->leases, &model, err);
+    if (rc == CST_OK && job->device.calls != NULL) {
+        rc = cst_fence_init(&job->device.fences, model.n_chunks, err);
+        if (rc != CST_OK) {
+            cst_lease_close(&job->leases);
+        }
+    }
+    return rc;
 }
 
 /* The ranks disagree: what this one declared is forgotten over there. */
@@ -297,6 +313,9 @@ static int commit_job(struct cst_job *job, bool block, struct cst_plan *plan, st
     } else if (rc == CST_OK && (job->declare.n_tensors == 0 || job->declare.n_operators == 0)) {
         rc = cst_err_set(err, CST_EINVAL, "job '%s': %u tensors and %u operators declared",
                          job->name, job->declare.n_tensors, job->declare.n_operators);
+    }
+    if (rc == CST_OK) {
+        rc = cst_device_check(job, err);
     }
     if (rc == CST_OK) {
         rc = cst_job_pend(job, &want, err);

@@ -28,6 +28,10 @@ static void in_child(void)
             (void)close(client->sock);
             client->sock = -1;
         }
+        if (client->epoll >= 0) {
+            (void)close(client->epoll);
+            client->epoll = -1;
+        }
     }
     (void)pthread_mutex_unlock(&mutex);
 }

@@ -76,6 +76,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     opened = (const Cistern__JobOpened *)call.reply;
     job->client = client;
     (void)snprintf(job->name, sizeof job->name, "%s", spec->name);
+    (void)snprintf(job->device_name, sizeof job->device_name, "%s", opened->device);
     job->rank = spec->rank;
     job->world = spec->world;
     job->initialised = opened->initialised;
@@ -95,6 +96,9 @@ void cst_job_free(struct cst_job *job)
     }
     if (!job->client->forked) {
         /* A child never had the mappings; their addresses may be somebody else's by now. */
+        if (job->device.calls != NULL) {
+            cst_device_unmap(job);
+        }
         for (uint32_t i = 0; job->slabs != NULL && i < job->n_slabs; i++) {
             cst_segment_unmap(&job->slabs[i]);
         }
@@ -103,6 +107,7 @@ void cst_job_free(struct cst_job *job)
     cst_call_reset(&job->call);
     cst_batch_free_all(job);
     cst_lease_close(&job->leases);
+    cst_fence_close(&job->device.fences);
     cst_declare_close(&job->declare);
     free(job->slabs);
     free(job->tensor_chunk);
@@ -121,6 +126,10 @@ int cst_job_leave(struct cst_job *job, struct cst_err *err)
     }
     if (job->pending.kind != CST_PENDING_NONE) {
         return cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
+    }
+    rc = cst_device_finish(job, err);
+    if (rc != CST_OK) {
+        return rc;
     }
     rc = cst_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_LEAVE, NULL,
                        CISTERN__MSG_TYPE__MSG_OK, NULL, err);
@@ -265,6 +274,7 @@ int cst_job_pend(struct cst_job *job, const struct cst_pending *want, struct cst
 
     if (have->kind == CST_PENDING_NONE) {
         job->pending = *want;
+        job->pending.planned = false;
         job->pending.sent = false;
         job->client->pending = true;
         return CST_OK;
@@ -286,6 +296,9 @@ int cst_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, struc
     if (!block) {
         /* What ends the connection ends the calls too: advance reports it. */
         (void)cst_call_pump(job->client, err);
+    }
+    if (job->device.calls != NULL) {
+        cst_device_pump(job);
     }
     while ((rc = advance(job, err)) == CST_EAGAIN && block) {
         (void)cst_call_wait(job->client, -1, err);

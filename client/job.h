@@ -14,6 +14,7 @@
 
 #include "client/call.h"
 #include "client/declare.h"
+#include "client/device.h"
 #include "client/lease.h"
 #include "client/segment.h"
 
@@ -30,7 +31,8 @@ enum cst_pending_kind {
 /* The call that a try form has begun and not finished, with the arguments that must come again. */
 struct cst_pending {
     enum cst_pending_kind kind;     /* NONE: nothing is pending */
-    bool sent;                      /* BEGIN: the batch; STEP: the hand-ins */
+    bool planned;                   /* STEP: the hand-ins, which may wait for the device */
+    bool sent;                      /* BEGIN: the batch; STEP: the request */
     int op;                         /* BEGIN */
     bool backward;                  /* BEGIN */
     struct cst_hyper_params params; /* STEP */
@@ -59,6 +61,8 @@ struct cst_job {
     char name[CST_DECLARE_NAME_BYTES];    /* NUL-terminated */
     uint32_t rank;                        /* 0..world-1 */
     uint32_t world;                       /* ranks */
+    char device_name[64];                 /* "host" or a UUID; NUL-terminated */
+    struct cst_device device;             /* the calls that it takes, if it is not the host */
     bool left;                            /* cst_job_leave was called */
     bool initialised;                     /* a sync has completed in the job's life */
     bool synced;                          /* by this worker: attempt is valid */

@@ -28,21 +28,25 @@ static void fill_io(const struct cst_job *job, int op, bool backward, struct cst
     }
 }
 
-void cst_op_zero_unwritten(struct cst_job *job)
+int cst_op_zero_unwritten(struct cst_job *job, struct cst_err *err)
 {
-    for (uint32_t i = 0; i < job->leases.n_items; i++) {
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; rc == CST_OK && i < job->leases.n_items; i++) {
         const struct cst_lease_item *item = &job->leases.items[i];
         const struct cst_lease_chunk *chunk = &job->leases.chunks[item->chunk];
 
-        for (uint32_t j = 0; item->kind == CST_LEASE_REDUCE_SCATTER && j < chunk->n_tensors; j++) {
+        for (uint32_t j = 0;
+             rc == CST_OK && item->kind == CST_LEASE_REDUCE_SCATTER && j < chunk->n_tensors; j++) {
             uint32_t tensor = job->leases.by_chunk[chunk->first_tensor + j];
 
             if (!job->leases.written[tensor]) {
-                memset(address(job, &item->lease, tensor), 0,
-                       2 * job->declare.tensors[tensor].n_elems);
+                rc = cst_device_zero(job, address(job, &item->lease, tensor),
+                                     2 * job->declare.tensors[tensor].n_elems, err);
             }
         }
     }
+    return rc;
 }
 
 static int check_args(struct cst_job *job, int op, enum cst_direction direction,
@@ -92,7 +96,7 @@ static int ask(struct cst_job *job, uint32_t op, bool backward, struct cst_err *
         return rc;
     }
     job->awaited.status = CST_OK;
-    return cst_batch_send(job, true, err);
+    return cst_device_send(job, true, err);
 }
 
 static int advance(struct cst_job *job, struct cst_err *err)
@@ -116,7 +120,7 @@ static int advance(struct cst_job *job, struct cst_err *err)
                            job->declare.operators[op].name, job->awaited.text);
     }
     cst_lease_ahead(&job->leases, op, backward);
-    return cst_batch_send(job, false, err);
+    return cst_device_send(job, false, err);
 }
 
 static int begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
@@ -138,6 +142,7 @@ static int begin(struct cst_job *job, int op, enum cst_direction direction, stru
     if (rc == CST_OK) {
         fill_io(job, op, want.backward, io);
         job->begun = op;
+        cst_device_begun(&job->device);
         job->begun_backward = want.backward;
     }
     return rc;
@@ -174,6 +179,6 @@ int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
         return rc;
     }
     cst_lease_end(&job->leases, (uint32_t)op, job->begun_backward);
-    cst_op_zero_unwritten(job);
-    return cst_batch_send(job, false, err);
+    rc = cst_op_zero_unwritten(job, err);
+    return rc == CST_OK ? cst_device_send(job, false, err) : rc;
 }

@@ -32,8 +32,11 @@ static int advance_sync(struct cst_job *job, struct cst_err *err)
     const Cistern__Synced *msg;
     int rc = CST_OK;
 
+    /* Sync tells the daemon that this rank has done with its blocks. */
     if (job->call.state == CST_CALL_IDLE) {
-        rc = start_sync(job, err);
+        rc = cst_job_check(job, err);
+        rc = rc == CST_OK ? cst_device_drain(job, err) : rc;
+        rc = rc == CST_OK ? start_sync(job, err) : rc;
     }
     if (rc == CST_OK) {
         rc = cst_job_answer(job, err);
@@ -100,8 +103,7 @@ static int start_step(struct cst_job *job, struct cst_err *err)
                           CISTERN__MSG_TYPE__MSG_STEPPED, &cistern__stepped__descriptor, err);
 }
 
-/* Hand in and give back all that is left, and ask for the step right behind it: the daemon takes
- * requests in order. */
+/* Hand in and give back all that is left. */
 static int flush(struct cst_job *job, struct cst_err *err)
 {
     int rc;
@@ -110,8 +112,22 @@ static int flush(struct cst_job *job, struct cst_err *err)
         return CST_EAGAIN;
     }
     cst_lease_flush(&job->leases);
-    cst_op_zero_unwritten(job);
-    rc = cst_batch_send(job, false, err);
+    rc = cst_op_zero_unwritten(job, err);
+    return rc == CST_OK ? cst_device_send(job, false, err) : rc;
+}
+
+/* Ask for the step right behind the last hand-in: the daemon takes requests in order. */
+static int send_step(struct cst_job *job, struct cst_err *err)
+{
+    int rc = cst_job_check_step(job, err);
+
+    if (rc == CST_OK && !job->pending.planned) {
+        rc = flush(job, err);
+        job->pending.planned = rc == CST_OK;
+    }
+    if (rc == CST_OK) {
+        rc = cst_device_settled(job);
+    }
     return rc == CST_OK ? start_step(job, err) : rc;
 }
 
@@ -120,10 +136,7 @@ static int advance_step(struct cst_job *job, struct cst_err *err)
     int rc = CST_OK;
 
     if (!job->pending.sent) {
-        rc = cst_job_check_step(job, err);
-        if (rc == CST_OK) {
-            rc = flush(job, err);
-        }
+        rc = send_step(job, err);
         job->pending.sent = rc == CST_OK;
     }
     if (rc == CST_OK) {

@@ -56,10 +56,10 @@ if ./libtool --config | grep -q '^build_old_libs=yes'; then
         fail "the program in README.md does not link with libcistern.a"
 fi
 
-# The header serves C++ as well: every name that the library exports is found from there.
+# The headers serve C++ as well: every name that the library exports is found from there.
 if [ -z "$sanitize" ] && command -v "${CXX:-c++}" >/dev/null; then
     {
-        printf '#include <cistern.h>\nint main()\n{\n    void *volatile all[] = {\n'
+        printf '#include <cistern.h>\n#include <cistern_device.h>\nint main()\n{\n    void *volatile all[] = {\n'
         sed 's/.*/        reinterpret_cast<void *>(\&&),/' "$srcdir/client/libcistern.sym"
         printf '    };\n    return all[0] == nullptr;\n}\n'
     } >"$tmp/all.cc"

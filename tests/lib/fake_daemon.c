@@ -148,7 +148,7 @@ static void serve_open(struct fake_daemon *fake, const struct cst_frame *request
     msg.token.len = 16;
     msg.step = fake->step;
     msg.created = true;
-    msg.device = (char *)(uintptr_t) "host";
+    msg.device = (char *)(uintptr_t)(fake->device != NULL ? fake->device : "host");
     fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_JOB_OPENED, &msg.base, NULL, 0);
 }
 
@@ -213,6 +213,8 @@ static void serve_pool(struct fake_daemon *fake, const struct cst_frame *request
     ck_assert_ptr_nonnull(asked);
     msg.first = asked->first;
     msg.bytes = bytes;
+    msg.has_device = fake->device != NULL;
+    msg.device = fake->device != NULL;
     while (msg.n_bytes < 2 && msg.first + msg.n_bytes < fake->n_slabs) {
         bytes[msg.n_bytes++] = FAKE_BLOCKS_PER_SLAB * FAKE_BLOCK_BYTES;
     }

@@ -40,6 +40,7 @@ struct fake_daemon {
     uint32_t max_batch;     /* 0: 64 */
     uint32_t n_blocks;      /* 0: 6 */
     uint64_t staging_bytes; /* 0: 4096 */
+    const char *device;     /* of the job; NULL: the host */
     uint64_t corrupt;       /* not 0: random state; now and then a few bits of a reply are wrong */
 
     /* The daemon thread's; a test looks under the mutex. */

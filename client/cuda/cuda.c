@@ -1,0 +1,123 @@
+#include "client/cuda/cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int cst_cuda_available(struct cst_err *err)
+{
+    struct cst_cuda_driver driver;
+    int rc = cst_cuda_driver_open(&driver, err);
+
+    if (rc == CST_OK) {
+        cst_cuda_driver_close(&driver);
+    }
+    return rc;
+}
+
+int cst_cuda_device(const struct cst_cuda *cuda)
+{
+    return cuda->device;
+}
+
+int cst_cuda_enter(struct cst_cuda *cuda, struct cst_err *err)
+{
+    return cst_cuda_check(&cuda->driver, cuda->driver.cuCtxSetCurrent(cuda->context), err,
+                          "context of %s", cuda->uuid);
+}
+
+/* A process sees the GPUs that CUDA_VISIBLE_DEVICES names, the daemon sees all. */
+static int find_device(struct cst_cuda *cuda, struct cst_err *err)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    int rc = cst_cuda_find(&cuda->driver, cuda->uuid, &cuda->device, err);
+
+    if (rc == CST_ENOTFOUND && visible != NULL) {
+        (void)cst_err_prefix(err, "CUDA_VISIBLE_DEVICES is '%.64s'", visible);
+    }
+    return rc;
+}
+
+static int open_context(struct cst_cuda *cuda, struct cst_err *err)
+{
+    CUcontext context;
+    int rc =
+        cst_cuda_check(&cuda->driver, cuda->driver.cuDevicePrimaryCtxRetain(&context, cuda->device),
+                       err, "context of %s", cuda->uuid);
+
+    if (rc == CST_OK) {
+        cuda->context = context;
+        rc = cst_cuda_enter(cuda, err);
+    }
+    return rc;
+}
+
+static int open_parts(struct cst_cuda *cuda, struct cst_job *job, struct cst_err *err)
+{
+    int rc = find_device(cuda, err);
+
+    if (rc == CST_OK) {
+        rc = open_context(cuda, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_marks_open(cuda, err);
+    }
+    if (rc == CST_OK) {
+        cuda->calls = (struct cst_device_calls){
+            .map = cst_cuda_map,
+            .unmap = cst_cuda_unmap,
+            .zero = cst_cuda_zero,
+            .fence = cst_cuda_fence,
+            .done = cst_cuda_done,
+            .fd = cuda->fd,
+        };
+        rc = cst_job_use_device(job, &cuda->calls, cuda, err);
+    }
+    return rc;
+}
+
+int cst_cuda_open(struct cst_cuda **out, struct cst_job *job, void *stream, struct cst_err *err)
+{
+    struct cst_cuda *cuda;
+    int rc;
+
+    if (strcmp(cst_job_device(job), "host") == 0) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "the job is on the host device: no GPU is used");
+    }
+    cuda = calloc(1, sizeof *cuda);
+    if (cuda == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a GPU");
+    }
+    cuda->pid = getpid();
+    cuda->stream = stream;
+    cuda->fd = cuda->wake = cuda->timer = -1;
+    (void)snprintf(cuda->uuid, sizeof cuda->uuid, "%s", cst_job_device(job));
+    rc = cst_cuda_driver_open(&cuda->driver, err);
+    if (rc != CST_OK) {
+        free(cuda);
+        return rc;
+    }
+    rc = open_parts(cuda, job, err);
+    if (rc != CST_OK) {
+        cst_cuda_close(cuda);
+        return rc;
+    }
+    *out = cuda;
+    return CST_OK;
+}
+
+/* In a forked child no call of CUDA works: what is the driver's stays as it is. */
+void cst_cuda_close(struct cst_cuda *cuda)
+{
+    if (cuda == NULL) {
+        return;
+    }
+    if (cuda->pid == getpid() && cuda->context != NULL) {
+        (void)cst_cuda_enter(cuda, NULL);
+        cst_marks_close(cuda);
+        (void)cuda->driver.cuDevicePrimaryCtxRelease(cuda->device);
+    }
+    cst_cuda_driver_close(&cuda->driver);
+    free(cuda);
+}

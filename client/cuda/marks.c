@@ -1,0 +1,242 @@
+#include "client/cuda/cuda.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+/* -- the descriptor --------------------------------------------------------------------------- */
+
+static int add(int epoll, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+
+    return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
+}
+
+static int open_fds(struct cst_cuda *cuda, struct cst_err *err)
+{
+    cuda->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    cuda->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    cuda->fd = epoll_create1(EPOLL_CLOEXEC);
+    if (cuda->wake < 0 || cuda->timer < 0 || cuda->fd < 0 || add(cuda->fd, cuda->wake) != 0 ||
+        add(cuda->fd, cuda->timer) != 0) {
+        return cst_err_errno(err, CST_EIO, errno, "a descriptor for the marks of a stream");
+    }
+    return CST_OK;
+}
+
+static void close_fds(struct cst_cuda *cuda)
+{
+    int *const fds[] = {&cuda->fd, &cuda->timer, &cuda->wake};
+
+    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
+        if (*fds[i] >= 0) {
+            (void)close(*fds[i]);
+            *fds[i] = -1;
+        }
+    }
+}
+
+static void read_count(int fd)
+{
+    uint64_t count;
+    ssize_t n = read(fd, &count, sizeof count);
+
+    (void)n; /* nothing there is well, too */
+}
+
+/* The driver runs no host functions any more once the GPU has failed: somebody has to look. */
+static void run_timer(struct cst_cuda *cuda)
+{
+    struct itimerspec after = {.it_value = {.tv_nsec = CST_MARKS_LOOK_MS * 1000000l}};
+
+    if (cuda->n_open > 0 && !cuda->timer_runs) {
+        cuda->timer_runs = timerfd_settime(cuda->timer, 0, &after, NULL) == 0;
+    }
+}
+
+static void quiet(struct cst_cuda *cuda)
+{
+    uint64_t count;
+
+    read_count(cuda->wake);
+    if (cuda->timer_runs && read(cuda->timer, &count, sizeof count) == (ssize_t)sizeof count) {
+        cuda->timer_runs = false;
+    }
+}
+
+/* -- life ------------------------------------------------------------------------------------- */
+
+int cst_marks_open(struct cst_cuda *cuda, struct cst_err *err)
+{
+    const struct cst_cuda_driver *driver = &cuda->driver;
+    int least = 0, greatest = 0, rc = open_fds(cuda, err);
+    CUstream side;
+
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(driver, driver->cuCtxGetStreamPriorityRange(&least, &greatest), err,
+                            "priorities of streams");
+    }
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(
+            driver, driver->cuStreamCreateWithPriority(&side, CU_STREAM_NON_BLOCKING, greatest),
+            err, "a stream of %s", cuda->uuid);
+    }
+    if (rc == CST_OK) {
+        cuda->side = side;
+    }
+    return rc;
+}
+
+void cst_marks_close(struct cst_cuda *cuda)
+{
+    const struct cst_cuda_driver *driver = &cuda->driver;
+
+    if (cuda->side != NULL) {
+        (void)driver->cuStreamSynchronize(cuda->stream);
+        /* Host functions write to the descriptors. */
+        (void)driver->cuStreamSynchronize(cuda->side);
+        (void)driver->cuStreamDestroy(cuda->side);
+    }
+    for (uint32_t i = 0; i < cuda->n_open; i++) {
+        (void)driver->cuEventDestroy(cuda->open[(cuda->first + i) % cuda->capacity].event);
+    }
+    for (uint32_t i = 0; i < cuda->n_idle; i++) {
+        (void)driver->cuEventDestroy(cuda->idle[i]);
+    }
+    free(cuda->open);
+    free(cuda->idle);
+    close_fds(cuda);
+}
+
+/* -- marks ------------------------------------------------------------------------------------ */
+
+/* Room for one more mark: there are as many events as there were ever marks open at once. */
+static int grow(struct cst_cuda *cuda, struct cst_err *err)
+{
+    uint32_t capacity = cuda->capacity > 0 ? 2 * cuda->capacity : 16;
+    struct cst_mark *open;
+    CUevent *idle;
+
+    if (cuda->n_open < cuda->capacity) {
+        return CST_OK;
+    }
+    open = calloc(capacity, sizeof *open);
+    idle = calloc(capacity, sizeof *idle);
+    if (open == NULL || idle == NULL) {
+        free(open);
+        free(idle);
+        return cst_err_set(err, CST_ENOMEM, "no memory for %u marks", capacity);
+    }
+    for (uint32_t i = 0; i < cuda->n_open; i++) {
+        open[i] = cuda->open[(cuda->first + i) % cuda->capacity];
+    }
+    /* All events are open marks': none is idle. */
+    free(cuda->open);
+    free(cuda->idle);
+    cuda->open = open;
+    cuda->idle = idle;
+    cuda->first = 0;
+    cuda->capacity = capacity;
+    return CST_OK;
+}
+
+static int get_event(struct cst_cuda *cuda, CUevent *out, struct cst_err *err)
+{
+    if (cuda->n_idle > 0) {
+        *out = cuda->idle[--cuda->n_idle];
+        return CST_OK;
+    }
+    return cst_cuda_check(&cuda->driver, cuda->driver.cuEventCreate(out, CU_EVENT_DISABLE_TIMING),
+                          err, "an event of %s", cuda->uuid);
+}
+
+/* Runs in a thread of the driver, where no call of CUDA is allowed. */
+static void CUDA_CB wake(void *arg)
+{
+    const struct cst_cuda *cuda = arg;
+    uint64_t one = 1;
+    ssize_t n = write(cuda->wake, &one, sizeof one);
+
+    (void)n; /* full: it is readable */
+}
+
+static int record(struct cst_cuda *cuda, CUevent event, struct cst_err *err)
+{
+    const struct cst_cuda_driver *driver = &cuda->driver;
+    int rc = cst_cuda_check(driver, driver->cuEventRecord(event, cuda->stream), err,
+                            "a mark in the stream of %s", cuda->uuid);
+
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(driver, driver->cuStreamWaitEvent(cuda->side, event, 0), err,
+                            "a wait for the stream of %s", cuda->uuid);
+    }
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(driver, driver->cuLaunchHostFunc(cuda->side, wake, cuda), err,
+                            "a host function of %s", cuda->uuid);
+    }
+    return rc;
+}
+
+int cst_cuda_fence(void *arg, uint64_t *fence, struct cst_err *err)
+{
+    struct cst_cuda *cuda = arg;
+    CUevent event = NULL;
+    int rc = cst_cuda_enter(cuda, err);
+
+    if (rc == CST_OK) {
+        rc = grow(cuda, err);
+    }
+    if (rc == CST_OK) {
+        rc = get_event(cuda, &event, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = record(cuda, event, err);
+    if (rc != CST_OK) {
+        cuda->idle[cuda->n_idle++] = event;
+        return rc;
+    }
+    cuda->open[(cuda->first + cuda->n_open++) % cuda->capacity] =
+        (struct cst_mark){.event = event, .number = ++cuda->last};
+    run_timer(cuda);
+    *fence = cuda->last;
+    return CST_OK;
+}
+
+/* The descriptor is read before the events are asked: what comes in between makes it readable
+ * again.
+ */
+int cst_cuda_done(void *arg, uint64_t *passed, struct cst_err *err)
+{
+    struct cst_cuda *cuda = arg;
+    CUresult result = CUDA_SUCCESS;
+    int rc = cuda->n_open > 0 ? cst_cuda_enter(cuda, err) : CST_OK;
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    quiet(cuda);
+    while (cuda->n_open > 0 && result == CUDA_SUCCESS) {
+        const struct cst_mark *mark = &cuda->open[cuda->first];
+
+        result = cuda->driver.cuEventQuery(mark->event);
+        if (result == CUDA_SUCCESS) {
+            cuda->passed = mark->number;
+            cuda->idle[cuda->n_idle++] = mark->event;
+            cuda->first = (cuda->first + 1) % cuda->capacity;
+            cuda->n_open--;
+        }
+    }
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
+        rc = cst_cuda_check(&cuda->driver, result, err, "the stream of %s", cuda->uuid);
+        return rc != CST_OK ? rc : CST_EGPU;
+    }
+    run_timer(cuda);
+    *passed = cuda->passed;
+    return CST_OK;
+}

@@ -1,0 +1,246 @@
+#include "client/device.h"
+
+#include "client/batch.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+/* -- a job's device ------------------------------------------------------------------------- */
+
+static bool is_host(const struct cst_job *job)
+{
+    return strcmp(job->device_name, "host") == 0;
+}
+
+const char *cst_job_device(const struct cst_job *job)
+{
+    return job->device_name;
+}
+
+/* One descriptor that polls readable when either the daemon or the device has something to say. */
+static int open_epoll(const struct cst_client *client, int fd, int *out, struct cst_err *err)
+{
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    const int fds[] = {client->sock, fd};
+
+    if (epoll < 0) {
+        return cst_err_errno(err, CST_EIO, errno, "epoll_create1");
+    }
+    for (int i = 0; i < 2; i++) {
+        struct epoll_event event = {.events = EPOLLIN};
+
+        if (epoll_ctl(epoll, EPOLL_CTL_ADD, fds[i], &event) != 0) {
+            int errnum = errno;
+
+            (void)close(epoll);
+            return cst_err_errno(err, CST_EINVAL, errnum, "the device's descriptor %d", fd);
+        }
+    }
+    *out = epoll;
+    return CST_OK;
+}
+
+static void watch(struct cst_client *client)
+{
+    cst_device_pump(client->job);
+}
+
+int cst_job_use_device(struct cst_job *job, const struct cst_device_calls *calls, void *arg,
+                       struct cst_err *err)
+{
+    int epoll = -1, rc = cst_job_check(job, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (is_host(job)) {
+        return cst_err_set(err, CST_EINVAL, "job '%s' is on the host device", job->name);
+    }
+    if (job->device.calls != NULL) {
+        return cst_err_set(err, CST_EINVAL, "job '%s' has the calls of its device", job->name);
+    }
+    if (job->commit.phase != CST_COMMIT_DECLARE || job->pending.kind != CST_PENDING_NONE) {
+        return cst_err_set(err, CST_EINVAL,
+                           "job '%s' is committed: its device comes before cst_commit", job->name);
+    }
+    rc = open_epoll(job->client, calls->fd, &epoll, err);
+    if (rc == CST_OK) {
+        job->device.calls = calls;
+        job->device.arg = arg;
+        job->client->epoll = epoll;
+        job->client->watched = calls->fd;
+        job->client->watch = watch;
+    }
+    return rc;
+}
+
+int cst_device_check(const struct cst_job *job, struct cst_err *err)
+{
+    if (is_host(job) || job->device.calls != NULL) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EUNSUPPORTED,
+                       "job '%s' is on %s, whose memory the processor cannot touch: "
+                       "cst_cuda_open (libcistern-cuda) comes before cst_commit",
+                       job->name, job->device_name);
+}
+
+/* -- memory --------------------------------------------------------------------------------- */
+
+int cst_device_map(struct cst_job *job, uint32_t i, int fd, uint64_t bytes, struct cst_err *err)
+{
+    struct cst_segment *slab = &job->slabs[i];
+    int rc = job->device.calls->map(job->device.arg, fd, bytes, &slab->base, err);
+
+    if (rc == CST_OK) {
+        slab->bytes = bytes;
+    }
+    return rc;
+}
+
+void cst_device_unmap(struct cst_job *job)
+{
+    for (uint32_t i = 0; i < job->commit.n_mapped; i++) {
+        job->device.calls->unmap(job->device.arg, job->slabs[i].base, job->slabs[i].bytes);
+        job->slabs[i].base = NULL;
+    }
+    job->commit.n_mapped = 0;
+}
+
+/* -- giving back ---------------------------------------------------------------------------- */
+
+/* No cst_sync helps a process whose stream has failed. */
+static void void_failed(struct cst_job *job, const struct cst_err *why)
+{
+    if (job->void_step.status == CST_OK) {
+        (void)cst_err_set(&job->void_step, why->status,
+                          "job '%s': the step is void, and this process has lost %s: %.256s",
+                          job->name, job->device_name, why->text);
+    }
+}
+
+static int mark(struct cst_device *device, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    if (!device->marked) {
+        rc = device->calls->fence(device->arg, &device->mark, err);
+        device->marked = rc == CST_OK;
+    }
+    return rc;
+}
+
+int cst_device_zero(struct cst_job *job, void *at, uint64_t bytes, struct cst_err *err)
+{
+    struct cst_err why = {0};
+    int rc;
+
+    if (job->device.calls == NULL) {
+        memset(at, 0, bytes);
+        return CST_OK;
+    }
+    job->device.marked = false;
+    rc = job->device.calls->zero(job->device.arg, at, bytes, &why);
+    if (rc != CST_OK) {
+        void_failed(job, &why);
+        cst_batch_give_up(job, &why);
+        rc = cst_job_check_step(job, err);
+    }
+    return rc;
+}
+
+int cst_device_send(struct cst_job *job, bool awaited, struct cst_err *err)
+{
+    struct cst_device *device = &job->device;
+    struct cst_err why = {0};
+
+    if (device->calls == NULL) {
+        return cst_batch_send(job, awaited, err);
+    }
+    cst_fence_take_back(&device->fences, &job->leases);
+    if (cst_fence_is_needed(&job->leases)) {
+        int rc = mark(device, &why);
+
+        if (rc != CST_OK) {
+            void_failed(job, &why);
+            cst_batch_give_up(job, &why);
+            return cst_job_check_step(job, err);
+        }
+        cst_fence_hold(&device->fences, &job->leases, device->mark);
+    }
+    return cst_batch_send(job, awaited, err);
+}
+
+void cst_device_pump(struct cst_job *job)
+{
+    const struct cst_lease_item *items;
+    struct cst_err why = {0};
+    uint64_t passed = 0;
+    uint32_t n;
+    int rc = job->device.calls->done(job->device.arg, &passed, &why);
+
+    if (rc != CST_OK) {
+        void_failed(job, &why);
+    }
+    /* A void step gives everything back at once, at the next sync. */
+    if (job->void_step.status == CST_OK && job->device.fences.n > 0) {
+        items = cst_fence_pass(&job->device.fences, passed, &n);
+        (void)cst_batch_send_items(job, items, n);
+    }
+}
+
+int cst_device_settled(const struct cst_job *job)
+{
+    return job->device.fences.n > 0 ? CST_EAGAIN : CST_OK;
+}
+
+/* -- ends ----------------------------------------------------------------------------------- */
+
+static int drained(struct cst_device *device, struct cst_err *err)
+{
+    uint64_t passed = 0;
+    int rc = device->calls->done(device->arg, &passed, err);
+
+    if (rc == CST_OK && passed < device->mark) {
+        return CST_EAGAIN;
+    }
+    device->drained = false;
+    return rc;
+}
+
+int cst_device_drain(struct cst_job *job, struct cst_err *err)
+{
+    struct cst_device *device = &job->device;
+    int rc = CST_OK;
+
+    if (device->calls == NULL) {
+        return CST_OK;
+    }
+    if (!device->drained) {
+        cst_fence_drop(&device->fences);
+        device->marked = false;
+        rc = mark(device, err);
+        device->drained = rc == CST_OK;
+    }
+    return rc == CST_OK ? drained(device, err) : rc;
+}
+
+int cst_device_finish(struct cst_job *job, struct cst_err *err)
+{
+    struct cst_err why = {0};
+    int rc;
+
+    job->device.drained = false; /* more may have been enqueued since a try of a sync */
+    while ((rc = cst_device_drain(job, &why)) == CST_EAGAIN) {
+        struct pollfd pfd = {.fd = job->device.calls->fd, .events = POLLIN};
+
+        (void)poll(&pfd, 1, -1);
+    }
+    if (rc != CST_OK && err != NULL) {
+        *err = why;
+    }
+    return rc;
+}

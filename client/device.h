@@ -1,0 +1,55 @@
+/* A job whose memory is on a device that the processor cannot touch (cistern_device.h): its slabs
+ * are the device's, and what is given back waits for the device's stream. For a job on the host all
+ * of this is a pointer that is NULL. */
+#ifndef CST_CLIENT_DEVICE_H
+#define CST_CLIENT_DEVICE_H
+
+#include "client/cistern_device.h"
+#include "client/fence.h"
+
+struct cst_device {
+    const struct cst_device_calls *calls; /* borrowed; NULL: the host */
+    void *arg;                            /* theirs */
+    struct cst_fences fences;             /* what waits; valid once the job is committed */
+    bool marked;   /* mark is behind all work that a lease has been used for so far */
+    uint64_t mark; /* the newest fence */
+    bool drained;  /* a sync has begun: it waits for mark */
+};
+
+/* CST_OK if the job has the calls that its device takes. CST_EUNSUPPORTED: it lacks them. */
+int cst_device_check(const struct cst_job *job, struct cst_err *err);
+
+/* Map slab @i of the pool, whose handle is @fd; on failure it is not mapped. */
+int cst_device_map(struct cst_job *job, uint32_t i, int fd, uint64_t bytes, struct cst_err *err);
+
+/* Unmap all slabs. */
+void cst_device_unmap(struct cst_job *job);
+
+/* @bytes at @at := 0, in the order of the stream. If it fails what job->leases has planned is given
+ * up: the step is void. */
+int cst_device_zero(struct cst_job *job, void *at, uint64_t bytes, struct cst_err *err);
+
+/* An operator was begun: more work may come. */
+static inline void cst_device_begun(struct cst_device *device)
+{
+    device->marked = false;
+}
+
+/* Send what job->leases has planned, as cst_batch_send does; on a device what is given back waits
+ * for a fence behind all work enqueued so far. CST_EGPU: the stream failed; the step is void. */
+int cst_device_send(struct cst_job *job, bool awaited, struct cst_err *err);
+
+/* Send what the stream has passed. Never waits. What goes wrong makes the step void. */
+void cst_device_pump(struct cst_job *job);
+
+/* CST_OK: nothing waits; CST_EAGAIN: something does. */
+int cst_device_settled(const struct cst_job *job);
+
+/* What waits is dropped; CST_OK when the stream has passed all work enqueued before the first of
+ * these calls, CST_EAGAIN until then. CST_EGPU: it failed. */
+int cst_device_drain(struct cst_job *job, struct cst_err *err);
+
+/* The same, waited for. */
+int cst_device_finish(struct cst_job *job, struct cst_err *err);
+
+#endif

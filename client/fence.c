@@ -1,0 +1,111 @@
+#include "client/fence.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A chunk has at most one lease on its weights, which is taken back before it is asked for again,
+ * and one on its gradients, which is handed in once in a step. */
+int cst_fence_init(struct cst_fences *fences, uint32_t n_chunks, struct cst_err *err)
+{
+    uint32_t capacity = 2 * n_chunks;
+
+    *fences = (struct cst_fences){.capacity = capacity};
+    fences->waiting = calloc(capacity + 1ul, sizeof *fences->waiting);
+    fences->passed = calloc(capacity + 1ul, sizeof *fences->passed);
+    if (fences->waiting == NULL || fences->passed == NULL) {
+        cst_fence_close(fences);
+        return cst_err_set(err, CST_ENOMEM, "no memory for the fences of %u chunks", n_chunks);
+    }
+    return CST_OK;
+}
+
+void cst_fence_close(struct cst_fences *fences)
+{
+    free(fences->waiting);
+    free(fences->passed);
+    *fences = (struct cst_fences){0};
+}
+
+static bool is_given_back(const struct cst_lease_item *item)
+{
+    return item->kind == CST_LEASE_RELEASE || item->kind == CST_LEASE_REDUCE_SCATTER;
+}
+
+bool cst_fence_is_needed(const struct cst_leases *leases)
+{
+    for (uint32_t i = 0; i < leases->n_items; i++) {
+        if (is_given_back(&leases->items[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Take the first @n out of the list, or the one at @at. */
+static void cut(struct cst_fences *fences, uint32_t at, uint32_t n)
+{
+    fences->n -= n;
+    memmove(fences->waiting + at, fences->waiting + at + n,
+            (fences->n - at) * sizeof *fences->waiting);
+}
+
+static bool take_back(struct cst_fences *fences, struct cst_leases *leases,
+                      const struct cst_lease_item *fetch)
+{
+    for (uint32_t i = 0; fetch->kind == CST_LEASE_FETCH_WEIGHT && i < fences->n; i++) {
+        const struct cst_lease_item *item = &fences->waiting[i].item;
+
+        if (item->kind == CST_LEASE_RELEASE && item->chunk == fetch->chunk) {
+            cst_lease_grant(leases, fetch, &item->lease, true);
+            cut(fences, i, 1);
+            return true;
+        }
+    }
+    return false;
+}
+
+void cst_fence_take_back(struct cst_fences *fences, struct cst_leases *leases)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < leases->n_items; i++) {
+        if (!take_back(fences, leases, &leases->items[i])) {
+            leases->items[n++] = leases->items[i];
+        }
+    }
+    leases->n_items = n;
+}
+
+void cst_fence_hold(struct cst_fences *fences, struct cst_leases *leases, uint64_t fence)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < leases->n_items; i++) {
+        if (is_given_back(&leases->items[i])) {
+            fences->waiting[fences->n++] =
+                (struct cst_fence_item){.fence = fence, .item = leases->items[i]};
+        } else {
+            leases->items[n++] = leases->items[i];
+        }
+    }
+    leases->n_items = n;
+}
+
+const struct cst_lease_item *cst_fence_pass(struct cst_fences *fences, uint64_t passed,
+                                            uint32_t *n_out)
+{
+    uint32_t n = 0;
+
+    while (n < fences->n && fences->waiting[n].fence <= passed) {
+        fences->passed[n] = fences->waiting[n].item;
+        n++;
+    }
+    cut(fences, 0, n);
+    *n_out = n;
+    return fences->passed;
+}
+
+void cst_fence_drop(struct cst_fences *fences)
+{
+    fences->n = 0;
+}

@@ -1,0 +1,590 @@
+/* A job on a device that the processor cannot touch, against a daemon in a thread: what waits for
+ * the device's stream, what is said when, and what a failed stream does. The device is an array of
+ * the test's, its stream a number that the test moves. */
+#include "client/cistern_device.h"
+#include "tests/lib/fake_job.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct fake_job f;
+
+static struct {
+    struct cst_device_calls calls; /* what the job is given */
+    uint64_t mark;                 /* newest fence */
+    _Atomic uint64_t passed;       /* the stream is there */
+    _Atomic int failed;            /* status of done, fence and zero */
+    int map_fails;                 /* the n-th map fails, counted from 1; 0: none */
+    unsigned n_maps, n_unmaps, n_zeros, n_fences;
+} device;
+
+static int device_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err)
+{
+    ck_assert_ptr_eq(arg, &device);
+    if ((int)++device.n_maps == device.map_fails) {
+        return cst_err_set(err, CST_ENOMEM, "the device is full");
+    }
+    *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ck_assert_ptr_ne(*base, MAP_FAILED);
+    return CST_OK;
+}
+
+/* All work is over by then. */
+static void device_unmap(void *arg, void *base, uint64_t bytes)
+{
+    (void)arg;
+    ck_assert_uint_ge(device.passed, device.failed != 0 ? 0 : device.mark);
+    ck_assert_int_eq(munmap(base, bytes), 0);
+    device.n_unmaps++;
+}
+
+static int device_zero(void *arg, void *at, uint64_t bytes, struct cst_err *err)
+{
+    (void)arg;
+    if (device.failed != 0) {
+        return cst_err_set(err, device.failed, "the device failed");
+    }
+    memset(at, 0, bytes);
+    device.n_zeros++;
+    return CST_OK;
+}
+
+/* The stream comes as far as @mark. */
+static void move(uint64_t mark)
+{
+    uint64_t one = 1;
+
+    device.passed = mark;
+    ck_assert_int_eq(write(device.calls.fd, &one, sizeof one), sizeof one);
+}
+
+static int device_fence(void *arg, uint64_t *fence, struct cst_err *err)
+{
+    (void)arg;
+    if (device.failed != 0) {
+        return cst_err_set(err, device.failed, "the device failed");
+    }
+    *fence = ++device.mark;
+    if (device.passed >= device.mark) {
+        move(device.passed);
+    }
+    device.n_fences++;
+    return CST_OK;
+}
+
+static int device_done(void *arg, uint64_t *passed, struct cst_err *err)
+{
+    uint64_t count;
+
+    (void)arg;
+    if (read(device.calls.fd, &count, sizeof count) < 0) {
+        ck_assert_int_eq(errno, EAGAIN);
+    }
+    if (device.failed != 0) {
+        return cst_err_set(err, device.failed, "the device failed");
+    }
+    *passed = device.passed;
+    return CST_OK;
+}
+
+static void break_device(void)
+{
+    uint64_t one = 1;
+
+    device.failed = CST_EGPU;
+    ck_assert_int_eq(write(device.calls.fd, &one, sizeof one), sizeof one);
+}
+
+static void open_device(void)
+{
+    f.fake.device = "GPU-1";
+    device.calls = (struct cst_device_calls){
+        .map = device_map,
+        .unmap = device_unmap,
+        .zero = device_zero,
+        .fence = device_fence,
+        .done = device_done,
+        .fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
+    };
+    ck_assert_int_ge(device.calls.fd, 0);
+}
+
+static void *move_all(void *arg)
+{
+    (void)arg;
+    move(UINT64_MAX / 2);
+    return NULL;
+}
+
+/* A job of @n tensors that is synced. */
+static void start(int n)
+{
+    struct cst_err err = {0};
+
+    open_device();
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    CK_OK(cst_job_use_device(f.job, &device.calls, &device, &err));
+    fake_job_declare(&f, n);
+    CK_OK(cst_commit(f.job, NULL, &err));
+    device.passed = 1; /* where the sync waits for it */
+    CK_OK(cst_sync(f.job, NULL, &err));
+    ck_assert_uint_eq(device.n_fences, 1);
+}
+
+static void stop(void)
+{
+    device.passed = UINT64_MAX / 2;
+    fake_job_stop(&f);
+    ck_assert_uint_eq(device.n_unmaps, f.fake.n_slabs);
+}
+
+static void expect_log(const char *want)
+{
+    struct cst_err err = {0};
+    char *log;
+
+    CK_OK(cst_ping(f.client, NULL, &err));
+    log = fake_daemon_log(&f.fake);
+    ck_assert_str_eq(log, want);
+    free(log);
+}
+
+static int run(int op, enum cst_direction direction, uint16_t grad, struct cst_err *err)
+{
+    struct cst_io io;
+    int rc = cst_op_begin(f.job, op, direction, &io, 1, err);
+
+    for (uint64_t i = 0; rc == CST_OK && io.grad != NULL && i < io.n_elems; i++) {
+        ((uint16_t *)io.grad)[i] = grad;
+    }
+    return rc == CST_OK ? cst_op_end(f.job, op, err) : rc;
+}
+
+/* -- the device of a job ---------------------------------------------------------------------- */
+
+/* A job on a device is not committed without its calls, and says what brings them; they are taken
+ * once, before the commit, and not for the host. */
+START_TEST(test_use_device)
+{
+    struct cst_err err = {0};
+
+    open_device();
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    ck_assert_str_eq(cst_job_device(f.job), "GPU-1");
+    fake_job_declare(&f, 2);
+    ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EUNSUPPORTED);
+    ck_assert_msg(strstr(err.text, "GPU-1") != NULL && strstr(err.text, "libcistern-cuda") != NULL,
+                  "%s", err.text);
+    CK_OK(cst_job_use_device(f.job, &device.calls, &device, &err));
+    ck_assert_int_eq(cst_job_use_device(f.job, &device.calls, &device, &err), CST_EINVAL);
+    CK_OK(cst_commit(f.job, NULL, &err));
+    ck_assert_uint_eq(device.n_maps, f.fake.n_slabs);
+    device.passed = UINT64_MAX / 2;
+    CK_OK(cst_job_leave(f.job, &err));
+    ck_assert_int_eq(cst_job_use_device(f.job, &device.calls, &device, &err), CST_EINVAL);
+    stop();
+}
+END_TEST
+
+START_TEST(test_host)
+{
+    struct cst_err err = {0};
+
+    open_device();
+    f.fake.device = NULL;
+    fake_job_start(&f, 2);
+    ck_assert_str_eq(cst_job_device(f.job), "host");
+    ck_assert_int_eq(cst_job_use_device(f.job, &device.calls, &device, &err), CST_EINVAL);
+    fake_job_stop(&f);
+    ck_assert_uint_eq(device.n_maps, 0);
+}
+END_TEST
+
+/* A slab that the device does not map fails the commit with its words; what was mapped stays, and
+ * the commit goes on there. _i: which slab. */
+START_TEST(test_map_fails)
+{
+    struct cst_err err = {0};
+
+    open_device();
+    device.map_fails = _i + 1;
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    CK_OK(cst_job_use_device(f.job, &device.calls, &device, &err));
+    fake_job_declare(&f, 2);
+    ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_ENOMEM);
+    ck_assert_msg(strstr(err.text, "the device is full") != NULL, "%s", err.text);
+    if (_i % 2 == 0) {
+        CK_OK(cst_commit(f.job, NULL, &err));
+        ck_assert_uint_eq(device.n_maps, f.fake.n_slabs + 1);
+    }
+    device.passed = UINT64_MAX / 2;
+    fake_job_stop(&f);
+    ck_assert_uint_eq(device.n_unmaps, _i % 2 == 0 ? f.fake.n_slabs : (unsigned)_i);
+}
+END_TEST
+
+/* -- what waits ------------------------------------------------------------------------------- */
+
+/* Hand-ins and releases are sent when the stream has passed the operator that they belong to, in
+ * any call; the step waits for all of them. */
+START_TEST(test_step)
+{
+    struct cst_hyper_params params = {.lr = 0.5f};
+    struct cst_err err = {0};
+    pthread_t thread;
+
+    start(4); /* 2 chunks */
+    CK_OK(run(0, CST_FORWARD, 0, &err));
+    CK_OK(run(1, CST_FORWARD, 0, &err));
+    CK_OK(run(2, CST_FORWARD, 0, &err));
+    CK_OK(run(3, CST_FORWARD, 0, &err));
+    CK_OK(run(3, CST_BACKWARD, 0x3f83, &err));
+    CK_OK(run(2, CST_BACKWARD, 0x3f82, &err));
+    expect_log("W0 W1+ G1"); /* R1 waits */
+    CK_OK(run(1, CST_BACKWARD, 0x3f81, &err));
+    expect_log("W0 W1+ G1 G0"); /* r1, too */
+    ck_assert_ptr_null(f.fake.grads[1]);
+    move(2); /* fence 1 was the sync's, 2 is behind R1 */
+    CK_OK(run(0, CST_BACKWARD, 0x3f80, &err));
+    expect_log("W0 W1+ G1 G0 R1 r1");
+    ck_assert_uint_eq(f.fake.grads[1][0], 0x3f82);
+    ck_assert_int_eq(cst_try_step(f.job, &params, NULL, &err), CST_EAGAIN);
+    ck_assert_int_eq(cst_try_step(f.job, &params, NULL, &err), CST_EAGAIN);
+    ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_STEP], 0);
+    ck_assert_int_eq(pthread_create(&thread, NULL, move_all, NULL), 0);
+    CK_OK(cst_step(f.job, &params, NULL, &err));
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    expect_log("W0 W1+ G1 G0 R1 r1 R0 r0 S0");
+    ck_assert_uint_eq(f.fake.grads[0][0], 0x3f80);
+    ck_assert_uint_eq(device.n_fences, 3); /* one behind what one operator needs */
+    stop();
+}
+END_TEST
+
+/* A tensor without a gradient is zeroed by the device, in front of the fence. */
+START_TEST(test_zero)
+{
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+
+    start(4);
+    device.passed = UINT64_MAX / 2;
+    CK_OK(run(3, CST_BACKWARD, 0x3f80, &err));
+    CK_OK(cst_step(f.job, &params, NULL, &err));
+    CK_OK(cst_ping(f.client, NULL, &err));
+    ck_assert_uint_eq(device.n_zeros, 1);
+    ck_assert_uint_eq(f.fake.grads[1][0], 0);
+    ck_assert_uint_eq(f.fake.grads[1][FAKE_TENSOR_ELEMS], 0x3f80);
+    stop();
+}
+END_TEST
+
+/* A chunk that is wanted again before its release was sent costs no message. */
+START_TEST(test_taken_back)
+{
+    struct cst_err err = {0};
+    struct cst_io io;
+    void *weight;
+
+    start(8);
+    CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err));
+    weight = io.weight;
+    CK_OK(cst_op_end(f.job, 0, &err));
+    CK_OK(run(2, CST_FORWARD, 0, &err));
+    CK_OK(run(4, CST_FORWARD, 0, &err));
+    expect_log("W0 W1+ W2+ W3+");
+    CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err));
+    ck_assert_ptr_eq(io.weight, weight);
+    ck_assert_uint_eq(*(const uint16_t *)io.weight, 0x4000);
+    CK_OK(cst_op_end(f.job, 0, &err));
+    expect_log("W0 W1+ W2+ W3+");
+    move(UINT64_MAX / 2);
+    CK_OK(run(0, CST_FORWARD, 0, &err));
+    expect_log("W0 W1+ W2+ W3+ r2 r3");
+    stop();
+}
+END_TEST
+
+/* The hook holds fetches back for which there is no block, as the daemon does. */
+struct scarce {
+    uint32_t n_blocks;      /* of the pool; one is held at a time */
+    struct cst_frame asked; /* waits; without its body */
+    uint32_t chunk;         /* of it */
+    bool waits;             /* asked is valid */
+    atomic_bool waited;     /* ever */
+};
+
+static uint32_t n_used(const struct fake_daemon *fake)
+{
+    uint32_t n = 0;
+
+    for (uint32_t b = 0; b < FAKE_MAX_BLOCKS; b++) {
+        n += fake->blocks[b].used ? 1 : 0;
+    }
+    return n;
+}
+
+static void serve_late(struct fake_daemon *fake, struct scarce *scarce)
+{
+    Cistern__BatchItem item = CISTERN__BATCH_ITEM__INIT, *items = &item;
+    Cistern__Batch msg = CISTERN__BATCH__INIT;
+    uint8_t bytes[64];
+
+    item.kind = CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT;
+    item.chunk = scarce->chunk;
+    msg.attempt = fake->attempt;
+    msg.items = &items;
+    msg.n_items = 1;
+    scarce->asked.body = bytes;
+    scarce->asked.body_bytes = (uint32_t)cistern__batch__pack(&msg, bytes);
+    scarce->waits = false;
+    fake_daemon_serve(fake, &scarce->asked);
+}
+
+static bool hook_scarce(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    struct scarce *scarce = arg;
+    Cistern__Batch *asked;
+    bool wait;
+
+    if (request->type != CISTERN__MSG_TYPE__MSG_BATCH) {
+        return false;
+    }
+    asked = cistern__batch__unpack(NULL, request->body_bytes, request->body);
+    ck_assert_ptr_nonnull(asked);
+    wait = asked->items[0]->kind == CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT &&
+           n_used(fake) == scarce->n_blocks;
+    if (wait) {
+        ck_assert(!scarce->waits && asked->n_items == 1);
+        scarce->asked = *request;
+        scarce->chunk = asked->items[0]->chunk;
+        scarce->waits = scarce->waited = true;
+    } else {
+        fake_daemon_serve(fake, request);
+        if (scarce->waits && n_used(fake) < scarce->n_blocks) {
+            serve_late(fake, scarce);
+        }
+    }
+    cistern__batch__free_unpacked(asked, NULL);
+    return true;
+}
+
+static void *move_when_it_waits(void *arg)
+{
+    struct scarce *scarce = arg;
+
+    while (!scarce->waited) {
+        (void)poll(NULL, 0, 1);
+    }
+    move(UINT64_MAX / 2);
+    return NULL;
+}
+
+/* A begin that waits for a block gets the one that the stream frees meanwhile. _i: 1: the try
+ * form, whose descriptor tells of the stream, too. */
+START_TEST(test_scarce)
+{
+    struct scarce scarce = {.n_blocks = 3};
+    struct cst_err err = {0};
+    struct cst_io io;
+    pthread_t thread;
+    int rc;
+
+    f.fake.n_blocks = 3;
+    f.fake.hook = hook_scarce;
+    f.fake.hook_arg = &scarce;
+    start(10);
+    CK_OK(run(0, CST_FORWARD, 0, &err));
+    CK_OK(run(2, CST_FORWARD, 0, &err)); /* r0 waits, W2+ is there */
+    CK_OK(run(4, CST_FORWARD, 0, &err)); /* r1 waits, W3+ is held back */
+    ck_assert_int_eq(pthread_create(&thread, NULL, move_when_it_waits, &scarce), 0);
+    if (_i == 0) {
+        CK_OK(cst_op_begin(f.job, 6, CST_FORWARD, &io, 1, &err));
+    } else {
+        struct pollfd pfd = {.fd = cst_client_fd(f.client), .events = POLLIN};
+
+        while ((rc = cst_try_op_begin(f.job, 6, CST_FORWARD, &io, 1, &err)) == CST_EAGAIN) {
+            ck_assert_int_eq(poll(&pfd, 1, -1), 1);
+        }
+        CK_OK(rc);
+    }
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert(scarce.waited);
+    ck_assert_uint_eq(*(const uint16_t *)io.weight, 0x4003);
+    CK_OK(cst_op_end(f.job, 6, &err));
+    stop();
+}
+END_TEST
+
+/* -- ends ------------------------------------------------------------------------------------- */
+
+/* Sync, leave and the end of the connection say nothing before the stream has passed: a step that
+ * is given up may still run there. What waited is given back by them. _i: which of them. */
+START_TEST(test_ends)
+{
+    struct cst_err err = {0};
+    uint32_t type = _i == 0 ? CISTERN__MSG_TYPE__MSG_SYNC : CISTERN__MSG_TYPE__MSG_LEAVE;
+    pthread_t thread;
+
+    start(4);
+    CK_OK(run(0, CST_FORWARD, 0, &err));
+    CK_OK(run(2, CST_FORWARD, 0, &err));
+    if (_i == 0) {
+        uint32_t before = f.fake.n_requests[type];
+
+        ck_assert_int_eq(cst_try_sync(f.job, NULL, &err), CST_EAGAIN);
+        ck_assert_int_eq(cst_try_sync(f.job, NULL, &err), CST_EAGAIN);
+        (void)pthread_mutex_lock(&f.fake.mutex);
+        ck_assert_uint_eq(f.fake.n_requests[type], before);
+        (void)pthread_mutex_unlock(&f.fake.mutex);
+    }
+    ck_assert_int_eq(pthread_create(&thread, NULL, move_all, NULL), 0);
+    if (_i == 0) {
+        CK_OK(cst_sync(f.job, NULL, &err));
+        ck_assert_uint_ge(device.passed, device.mark);
+        CK_OK(run(0, CST_FORWARD, 0, &err));
+        expect_log("W0 W1+ W0 W1+");
+    } else if (_i == 1) {
+        CK_OK(cst_job_leave(f.job, &err));
+        ck_assert_uint_ge(device.passed, device.mark);
+        expect_log("W0 W1+");
+    }
+    fake_job_stop(&f); /* unmaps: device_unmap looks at the stream */
+    ck_assert_uint_eq(device.n_unmaps, f.fake.n_slabs);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+}
+END_TEST
+
+/* A daemon that dies while the stream runs is heard of; the memory stays until the stream has
+ * passed. */
+START_TEST(test_daemon_dies)
+{
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+    pthread_t thread;
+
+    start(4);
+    CK_OK(run(3, CST_BACKWARD, 1, &err));
+    fake_daemon_hang_up(&f.fake);
+    ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), CST_ECONN);
+    ck_assert_int_eq(cst_sync(f.job, NULL, &err), CST_ECONN);
+    ck_assert_int_eq(cst_client_fd(f.client), CST_ECONN);
+    ck_assert_int_eq(pthread_create(&thread, NULL, move_all, NULL), 0);
+    fake_job_stop(&f);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert_uint_eq(device.n_unmaps, f.fake.n_slabs);
+}
+END_TEST
+
+/* A stream that fails makes the step void, in whatever call that is seen, and no sync helps; the
+ * connection ends all the same. _i: where. */
+START_TEST(test_stream_fails)
+{
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+    struct cst_io io;
+
+    start(4);
+    if (_i == 0) {
+        CK_OK(run(0, CST_FORWARD, 0, &err));
+        break_device();
+        ck_assert_int_eq(run(2, CST_FORWARD, 0, &err), CST_EGPU);
+    } else if (_i == 1) { /* the fence */
+        CK_OK(run(3, CST_BACKWARD, 1, &err));
+        CK_OK(cst_op_begin(f.job, 2, CST_BACKWARD, &io, 1, &err));
+        break_device();
+        ck_assert_int_eq(cst_op_end(f.job, 2, &err), CST_EGPU);
+    } else if (_i == 2) { /* the zero, while a step gathers what is left */
+        CK_OK(run(3, CST_BACKWARD, 1, &err));
+        break_device();
+        ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), CST_EGPU);
+    } else { /* while the step waits */
+        CK_OK(run(3, CST_BACKWARD, 1, &err));
+        ck_assert_int_eq(cst_try_step(f.job, &params, NULL, &err), CST_EAGAIN);
+        break_device();
+        ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), CST_EGPU);
+    }
+    ck_assert_msg(strstr(err.text, "the device failed") != NULL &&
+                      strstr(err.text, "GPU-1") != NULL,
+                  "%s", err.text);
+    ck_assert_int_eq(cst_sync(f.job, NULL, &err), CST_EGPU);
+    ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_STEP], 0);
+    ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_SYNC], 1);
+    stop();
+}
+END_TEST
+
+/* A forked child has neither the connection nor the device. */
+START_TEST(test_fork)
+{
+    struct cst_err err = {0};
+    int status;
+    pid_t pid;
+
+    start(4);
+    CK_OK(run(0, CST_FORWARD, 0, &err));
+    pid = fork();
+    if (pid == 0) {
+        bool dead =
+            cst_client_fd(f.client) == CST_EFORKED && cst_sync(f.job, NULL, &err) == CST_EFORKED;
+        unsigned n_unmaps = device.n_unmaps, n_fences = device.n_fences;
+
+        cst_disconnect(f.client);
+        _exit(dead && n_unmaps == device.n_unmaps && n_fences == device.n_fences ? 0 : 1);
+    }
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_int_eq(status, 0);
+    device.passed = UINT64_MAX / 2;
+    CK_OK(cst_sync(f.job, NULL, &err));
+    stop();
+}
+END_TEST
+
+/* Nothing stays open. */
+START_TEST(test_descriptors)
+{
+    unsigned before = fake_job_count_fds();
+    struct cst_err err = {0};
+
+    start(4);
+    CK_OK(run(0, CST_FORWARD, 0, &err));
+    stop();
+    ck_assert_int_eq(close(device.calls.fd), 0);
+    ck_assert_uint_eq(fake_job_count_fds(), before);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("device_calls");
+    TCase *tcase = tcase_create("device_calls");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    tcase_add_test(tcase, test_use_device);
+    tcase_add_test(tcase, test_host);
+    tcase_add_loop_test(tcase, test_map_fails, 0, 3);
+    tcase_add_test(tcase, test_step);
+    tcase_add_test(tcase, test_zero);
+    tcase_add_test(tcase, test_taken_back);
+    tcase_add_loop_test(tcase, test_scarce, 0, 2);
+    tcase_add_loop_test(tcase, test_ends, 0, 3);
+    tcase_add_test(tcase, test_daemon_dies);
+    tcase_add_loop_test(tcase, test_stream_fails, 0, 4);
+    tcase_add_test(tcase, test_fork);
+    tcase_add_test(tcase, test_descriptors);
+    suite_add_tcase(suite, tcase);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? 0 : 1;
+}

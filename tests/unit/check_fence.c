@@ -1,0 +1,278 @@
+/* What is given back waits for its fence: the queue between the books of leases and a model of the
+ * daemon. */
+#include "client/fence.h"
+#include "tests/unit/lease_rig.h"
+
+#include <check.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define MAX_CHUNKS 16
+
+/* A worker, its stream, and what the daemon knows. */
+struct rig {
+    struct lease_rig *model;      /* its books are under test; its daemon is not used */
+    struct cst_fences fences;     /* under test */
+    uint64_t mark;                /* newest fence */
+    uint64_t passed;              /* the stream is there */
+    uint64_t weight[MAX_CHUNKS];  /* generation of the lease as the daemon has it; 0: none */
+    uint64_t grad[MAX_CHUNKS];    /* too */
+    uint64_t used_at[MAX_CHUNKS]; /* the fence behind the last work on the chunk */
+    uint64_t generation;          /* newest */
+    struct cst_lease_item ahead;  /* granted, not delivered */
+    bool has_ahead;               /* ahead is valid */
+    uint32_t n_taken_back;        /* fetches that did not travel */
+};
+
+static struct rig rig;
+
+/* @n operators, each with a tensor that fills a chunk; blocks for all of them. */
+static void open_rig(uint32_t n)
+{
+    struct cst_err err = {0};
+
+    memset(&rig, 0, sizeof rig);
+    rig.model = rig_new();
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t t = rig_add_tensor(rig.model, 4096);
+
+        rig_add_operator(rig.model, &t, 1);
+    }
+    rig_open(rig.model, 4096, 0);
+    ck_assert_int_eq(cst_fence_init(&rig.fences, rig.model->layout.n_chunks, &err), CST_OK);
+}
+
+static void close_rig(void)
+{
+    cst_fence_close(&rig.fences);
+    rig_close(rig.model);
+}
+
+static void give_back(const struct cst_lease_item *item)
+{
+    uint64_t *held =
+        item->kind == CST_LEASE_RELEASE ? &rig.weight[item->chunk] : &rig.grad[item->chunk];
+
+    ck_assert_uint_ne(*held, 0);
+    ck_assert_uint_eq(*held, item->lease.generation);
+    ck_assert_uint_le(rig.used_at[item->chunk], rig.passed);
+    *held = 0;
+}
+
+/* The stream comes so far; what that frees is sent. */
+static void pass(uint64_t passed)
+{
+    const struct cst_lease_item *items;
+    uint32_t n;
+
+    rig.passed = passed;
+    items = cst_fence_pass(&rig.fences, passed, &n);
+    for (uint32_t i = 0; i < n; i++) {
+        give_back(&items[i]);
+    }
+}
+
+static void grant(const struct cst_lease_item *item)
+{
+    uint64_t *held =
+        item->kind == CST_LEASE_FETCH_WEIGHT ? &rig.weight[item->chunk] : &rig.grad[item->chunk];
+    struct cst_lease lease = {.generation = ++rig.generation};
+
+    ck_assert_uint_eq(*held, 0);
+    *held = lease.generation;
+    if (item->ahead) {
+        rig.ahead = *item;
+        rig.ahead.lease = lease;
+        rig.has_ahead = true;
+    } else {
+        cst_lease_grant(&rig.model->leases, item, &lease, false);
+    }
+}
+
+static void deliver_ahead(void)
+{
+    if (rig.has_ahead) {
+        rig.has_ahead = false;
+        cst_lease_grant(&rig.model->leases, &rig.ahead, &rig.ahead.lease, false);
+    }
+}
+
+/* As client/device.c sends. */
+static void send_plan(void)
+{
+    struct cst_leases *leases = &rig.model->leases;
+    uint32_t n = leases->n_items;
+
+    cst_fence_take_back(&rig.fences, leases);
+    rig.n_taken_back += n - leases->n_items;
+    if (cst_fence_is_needed(leases)) {
+        cst_fence_hold(&rig.fences, leases, ++rig.mark);
+    }
+    ck_assert(!cst_fence_is_needed(leases));
+    for (uint32_t i = 0; i < leases->n_items; i++) {
+        grant(&leases->items[i]);
+    }
+}
+
+/* The chunk's work ends behind the next fence. */
+static void run(uint32_t op, bool backward)
+{
+    struct cst_leases *leases = &rig.model->leases;
+    struct cst_err err = {0};
+
+    if (cst_lease_must_settle(leases, op, backward)) {
+        deliver_ahead();
+    }
+    ck_assert_int_eq(cst_lease_begin(leases, op, backward, &err), CST_OK);
+    send_plan();
+    ck_assert_int_eq(leases->chunks[op].weight.state, CST_LEASE_HELD);
+    ck_assert(!backward || leases->chunks[op].grad.state == CST_LEASE_HELD);
+    cst_lease_ahead(leases, op, backward);
+    send_plan();
+    rig.used_at[op] = rig.mark + 1;
+    cst_lease_end(leases, op, backward);
+    send_plan();
+}
+
+/* What is given back travels when its fence has passed, not before, and in order. */
+START_TEST(test_waits)
+{
+    open_rig(4);
+    for (uint32_t op = 0; op < 4; op++) {
+        run(op, false);
+        deliver_ahead();
+    }
+    ck_assert_uint_eq(rig.fences.n, 2); /* 0 and 1; 2 is next on the way back */
+    ck_assert_uint_ne(rig.weight[0], 0);
+    pass(1);
+    ck_assert_uint_eq(rig.weight[0], 0);
+    ck_assert_uint_ne(rig.weight[1], 0);
+    pass(rig.mark);
+    ck_assert_uint_eq(rig.weight[1], 0);
+    ck_assert_uint_eq(rig.fences.n, 0);
+    close_rig();
+}
+END_TEST
+
+/* A chunk that is wanted again before its release was sent is held as it was, and nothing is said.
+ * A wish ahead is granted in the same way. */
+START_TEST(test_taken_back)
+{
+    uint64_t generation;
+
+    open_rig(4);
+    run(0, false);
+    deliver_ahead();
+    run(1, false);
+    deliver_ahead();
+    ck_assert_uint_eq(rig.fences.n, 1);
+    generation = rig.weight[0];
+    run(0, false);
+    ck_assert_uint_eq(rig.weight[0], generation);
+    ck_assert_uint_eq(rig.model->leases.chunks[0].weight.generation, generation);
+    ck_assert_uint_eq(rig.n_taken_back, 1);
+    deliver_ahead();
+    run(3, false); /* wants 2 ahead, which the last one gave back */
+    ck_assert_uint_eq(rig.n_taken_back, 2);
+    ck_assert_uint_eq(rig.model->leases.asked_ahead, CST_LEASE_NONE);
+    close_rig();
+}
+END_TEST
+
+/* A release that was sent is fetched anew. */
+START_TEST(test_too_late)
+{
+    uint64_t generation;
+
+    open_rig(4);
+    run(0, false);
+    deliver_ahead();
+    run(1, false);
+    deliver_ahead();
+    generation = rig.weight[0];
+    pass(rig.mark);
+    run(0, false);
+    ck_assert_uint_eq(rig.n_taken_back, 0);
+    ck_assert_uint_ne(rig.weight[0], generation);
+    close_rig();
+}
+END_TEST
+
+/* What is dropped never travels. */
+START_TEST(test_drop)
+{
+    open_rig(4);
+    run(0, false);
+    deliver_ahead();
+    run(1, false);
+    ck_assert_uint_eq(rig.fences.n, 1);
+    cst_fence_drop(&rig.fences);
+    pass(rig.mark);
+    ck_assert_uint_ne(rig.weight[0], 0);
+    close_rig();
+}
+END_TEST
+
+/* Operators in any order on a stream that comes along at any speed: nothing is asked for twice,
+ * nothing given back before its work is done or twice, and at the end of each step all is given
+ * back. */
+START_TEST(test_any_order)
+{
+    const char *given = getenv("CST_TEST_SEED");
+    uint64_t base = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
+    uint64_t seed = base + (uint64_t)_i;
+    uint32_t n = 3 + rig_draw(&seed, MAX_CHUNKS - 3);
+
+    printf("fence seed %" PRIu64 "\n", base);
+    open_rig(n);
+    for (uint32_t step = 0; step < 50; step++) {
+        for (uint32_t i = 0; i < 2 * n; i++) {
+            run(rig_draw(&seed, n), false);
+            if (rig_draw(&seed, 2) == 0) {
+                deliver_ahead();
+            }
+            pass(rig.passed + rig_draw(&seed, (uint32_t)(rig.mark - rig.passed) + 1));
+        }
+        for (uint32_t op = n; op-- > 0;) {
+            if (rig_draw(&seed, 4) != 0) {
+                run(op, true);
+            }
+            pass(rig.passed + rig_draw(&seed, (uint32_t)(rig.mark - rig.passed) + 1));
+        }
+        deliver_ahead();
+        cst_lease_flush(&rig.model->leases);
+        send_plan();
+        pass(rig.mark);
+        ck_assert_uint_eq(rig.fences.n, 0);
+        for (uint32_t c = 0; c < n; c++) {
+            ck_assert_uint_eq(rig.weight[c], 0);
+            ck_assert_uint_eq(rig.grad[c], 0);
+        }
+        cst_lease_reset_step(&rig.model->leases);
+    }
+    ck_assert_uint_gt(rig.n_taken_back, 0);
+    close_rig();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("fence");
+    TCase *tcase = tcase_create("fence");
+    SRunner *runner = srunner_create(suite);
+    int n_failed;
+
+    tcase_add_test(tcase, test_waits);
+    tcase_add_test(tcase, test_taken_back);
+    tcase_add_test(tcase, test_too_late);
+    tcase_add_test(tcase, test_drop);
+    tcase_add_loop_test(tcase, test_any_order, 0, 20);
+    suite_add_tcase(suite, tcase);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed == 0 ? 0 : 1;
+}
