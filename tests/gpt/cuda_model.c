@@ -1,0 +1,331 @@
+#include "tests/gpt/cuda_model.h"
+
+#include "client/gpt/data.h"
+#include "client/gpt/device.h"
+#include "client/gpt/rng.h"
+#include "kernels/cast.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STEPS 4
+
+/* What is left of a run. */
+struct run {
+    double losses[STEPS];
+    uint64_t n_params;
+    uint16_t *grads; /* of step 1, all tensors */
+    float *masters;  /* at the end */
+};
+
+static const struct gpt_options base = {
+    .layers = 3,
+    .heads = 2,
+    .width = 64,
+    .context = 24,
+    .batch = 4,
+    .steps = STEPS,
+    .beta1 = 0.9,
+    .beta2 = 0.95,
+    .seed = 5,
+    .world = 1,
+    .device = "cuda",
+    .micro_batches = 1,
+    .store = GPT_STORE_LOCAL,
+    .matmul = GPT_MATMUL_BF16,
+};
+
+static void fill_batch(struct gpt_pass *pass, uint64_t step, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        pass->tokens[i] = (uint8_t)("lease block trace "[gpt_rng_u64(7, step, i) % 18]);
+    }
+    memcpy(pass->targets, pass->tokens + 1, n - 1);
+    pass->targets[n - 1] = 'x';
+}
+
+/* One value of a tensor after the other. */
+static int read_state(struct gpt_store *store, const struct gpt_model *model, enum cst_state state,
+                      size_t elem, void *out, struct cst_err *err)
+{
+    char *at = out;
+    int rc = 0;
+
+    for (uint32_t i = 0; rc == 0 && i < model->n_tensors; i++) {
+        rc = store->ops->read(store, i, state, 0, model->tensors[i].n_elems, at, err);
+        at += model->tensors[i].n_elems * elem;
+    }
+    return rc;
+}
+
+static int write_initial(struct gpt_store *store, const struct gpt_model *model, uint64_t seed,
+                         struct cst_err *err)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0; rc == 0 && i < model->n_tensors; i++) {
+        const uint64_t n = model->tensors[i].n_elems;
+        float *values = malloc(n * sizeof *values);
+
+        if (values == NULL) {
+            return cst_err_set(err, CST_ENOMEM, "out of memory");
+        }
+        gpt_model_initial(model, seed, i, 0, n, values);
+        rc = store->ops->write(store, i, CST_STATE_MASTER, 0, n, values, err);
+        free(values);
+    }
+    return rc;
+}
+
+static int run_steps(const struct gpt_options *o, const struct gpt_model *model,
+                     struct gpt_pass *pass, struct gpt_store *store, struct run *run,
+                     struct cst_err *err)
+{
+    const size_t n = (size_t)o->batch * o->context;
+    uint64_t step;
+    int rc = write_initial(store, model, o->seed, err);
+
+    if (rc == 0) {
+        rc = store->ops->sync(store, &step, err);
+    }
+    for (int i = 0; rc == 0 && i < STEPS; i++) {
+        struct cst_hyper_params params = {
+            .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .clip_norm = 1.0f};
+
+        fill_batch(pass, (uint64_t)i, n);
+        rc = pass->ops->forward(pass, store, o->batch, true, err);
+        if (rc == 0) {
+            rc = pass->ops->backward(pass, store, err);
+        }
+        if (rc == 0) {
+            rc = pass->ops->loss(pass, &run->losses[i], err);
+        }
+        if (rc == 0) {
+            rc = store->ops->step(store, &params, NULL, err);
+        }
+        if (rc == 0 && i == 0) {
+            rc = read_state(store, model, CST_STATE_GRAD, sizeof *run->grads, run->grads, err);
+        }
+    }
+    return rc == 0
+               ? read_state(store, model, CST_STATE_MASTER, sizeof *run->masters, run->masters, err)
+               : rc;
+}
+
+static int run_on(struct gpt_device *device, const struct gpt_options *o,
+                  const struct gpt_model *model, struct run *run, struct cst_err *err)
+{
+    struct gpt_store *store;
+    struct gpt_pass *pass;
+    int rc = device->ops->open_states(device, model, err);
+
+    if (rc == 0) {
+        rc = device->ops->open_store(device, 0, &store, err);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    rc = device->ops->open_pass(device, model, o->batch, &pass, err);
+    if (rc == 0) {
+        rc = run_steps(o, model, pass, store, run, err);
+        pass->ops->close(pass);
+    }
+    store->ops->close(store, rc == 0);
+    return rc;
+}
+
+static void run_free(struct run *run)
+{
+    free(run->grads);
+    free(run->masters);
+}
+
+/* A run as @o says. False: it failed, and @why says why. */
+static bool train(const struct gpt_options *o, struct run *run, char *why, size_t why_bytes)
+{
+    struct cst_err err = {0};
+    struct gpt_device *device;
+    struct gpt_model model;
+    int rc;
+
+    *run = (struct run){0};
+    rc = gpt_model_init(&model, o, &err);
+    if (rc == 0) {
+        run->n_params = model.n_params;
+        run->grads = calloc(model.n_params, sizeof *run->grads);
+        run->masters = calloc(model.n_params, sizeof *run->masters);
+        rc = run->grads == NULL || run->masters == NULL ? CST_ENOMEM
+                                                        : gpt_device_open(&device, o, &err);
+        if (rc == 0) {
+            rc = run_on(device, o, &model, run, &err);
+            device->ops->close(device);
+        }
+        gpt_model_close(&model);
+    }
+    if (rc != 0) {
+        (void)snprintf(why, why_bytes, "%s", err.text);
+        run_free(run);
+    }
+    return rc == 0;
+}
+
+static struct gpt_options with(bool plain)
+{
+    struct gpt_options o = base;
+
+    o.matmul = plain ? GPT_MATMUL_PLAIN : GPT_MATMUL_AUTO;
+    return o;
+}
+
+/* sqrt(sum (a - b)^2 / sum b^2) */
+static double distance(const uint16_t *a, const uint16_t *b, uint64_t n)
+{
+    double off = 0, all = 1e-60;
+
+    for (uint64_t i = 0; i < n; i++) {
+        const double x = (double)cst_bf16_to_fp32(a[i]), y = (double)cst_bf16_to_fp32(b[i]);
+
+        off += (x - y) * (x - y);
+        all += y * y;
+    }
+    return sqrt(off / all);
+}
+
+/* Losses and gradients are those of the host, whose operands are bf16 too; what the GPU rounds on
+ * top (qkv, the branches, gradients of activations: eight roundings of 2^-8 at most on the way
+ * through a block) and the host does not, is 1 % of a tensor's gradient at most, and 2 % of a
+ * bias's, whose sum cancels. */
+static bool near_host(bool plain, char *why, size_t why_bytes)
+{
+    struct gpt_options o = with(plain);
+    struct run gpu, host;
+    struct gpt_model model;
+    struct cst_err err;
+    uint64_t at = 0;
+    bool ok = true;
+
+    if (!train(&o, &gpu, why, why_bytes)) {
+        return false;
+    }
+    o.device = "host";
+    o.matmul = GPT_MATMUL_BF16;
+    if (!train(&o, &host, why, why_bytes) || gpt_model_init(&model, &o, &err) != 0) {
+        run_free(&gpu);
+        return false;
+    }
+    for (int i = 0; ok && i < STEPS; i++) {
+        ok = fabs(gpu.losses[i] - host.losses[i]) <= 2e-3 * (i + 1);
+        if (!ok) {
+            (void)snprintf(why, why_bytes, "step %d: loss %.6f, on the host %.6f", i, gpu.losses[i],
+                           host.losses[i]);
+        }
+    }
+    for (uint32_t i = 0; ok && i < model.n_tensors; i++) {
+        const struct gpt_tensor *t = &model.tensors[i];
+        const double off = distance(gpu.grads + at, host.grads + at, t->n_elems);
+
+        ok = off <= (t->n_dims == 1 ? 0.02 : 0.01);
+        if (!ok) {
+            (void)snprintf(why, why_bytes, "gradient of %s: off by %.2e of its norm", t->name, off);
+        }
+        at += t->n_elems;
+    }
+    gpt_model_close(&model);
+    run_free(&gpu);
+    run_free(&host);
+    return ok;
+}
+
+/* Two runs give the same bits in every loss and every state. */
+static bool same(const struct gpt_options *a, const struct gpt_options *b, const char *what,
+                 char *why, size_t why_bytes)
+{
+    struct run x, y;
+    bool ok;
+
+    if (!train(a, &x, why, why_bytes)) {
+        return false;
+    }
+    if (!train(b, &y, why, why_bytes)) {
+        run_free(&x);
+        return false;
+    }
+    ok = memcmp(x.losses, y.losses, sizeof x.losses) == 0 &&
+         memcmp(x.masters, y.masters, x.n_params * sizeof *x.masters) == 0;
+    if (!ok) {
+        (void)snprintf(why, why_bytes, "%s: other bits", what);
+    }
+    run_free(&x);
+    run_free(&y);
+    return ok;
+}
+
+static bool repeats(bool plain, char *why, size_t why_bytes)
+{
+    const struct gpt_options o = with(plain);
+
+    return same(&o, &o, "the same run again", why, why_bytes);
+}
+
+/* What is computed again is what was there before. */
+static bool recomputes(bool plain, char *why, size_t why_bytes)
+{
+    const struct gpt_options kept = with(plain);
+    struct gpt_options again = kept;
+
+    again.recompute = true;
+    return same(&kept, &again, "--recompute", why, why_bytes);
+}
+
+/* Parts of a step add up to the whole, but for the rounding of gradients in between. */
+static bool parts_add_up(bool plain, char *why, size_t why_bytes)
+{
+    const struct gpt_options whole = with(plain);
+    struct gpt_options parts = whole;
+    struct run x, y;
+    double off;
+    bool ok;
+
+    parts.micro_batches = 4;
+    if (!train(&whole, &x, why, why_bytes)) {
+        return false;
+    }
+    if (!train(&parts, &y, why, why_bytes)) {
+        run_free(&x);
+        return false;
+    }
+    off = distance(y.grads, x.grads, x.n_params);
+    ok = off <= 0.01 && x.losses[0] == y.losses[0];
+    if (!ok) {
+        (void)snprintf(why, why_bytes, "--micro-batches 4: gradients off by %.2e, loss by %.2e",
+                       off, y.losses[0] - x.losses[0]);
+    }
+    run_free(&x);
+    run_free(&y);
+    return ok;
+}
+
+/* Parts and recomputation together: the same bits as parts alone. */
+static bool parts_recompute(bool plain, char *why, size_t why_bytes)
+{
+    struct gpt_options parts = with(plain), again;
+
+    parts.micro_batches = 2;
+    again = parts;
+    again.recompute = true;
+    return same(&parts, &again, "--micro-batches 2 --recompute", why, why_bytes);
+}
+
+const struct cuda_model_row *cuda_models_all(unsigned *n)
+{
+    static const struct cuda_model_row rows[] = {
+        {"as on the host", near_host},     {"twice the same", repeats},
+        {"recomputation", recomputes},     {"micro-batches", parts_add_up},
+        {"both of them", parts_recompute},
+    };
+
+    *n = sizeof rows / sizeof rows[0];
+    return rows;
+}

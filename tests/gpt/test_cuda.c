@@ -1,0 +1,102 @@
+/* The worker on a GPU, without one: its kernels on the processor, its driver calls on
+ * tests/lib/fakecuda. */
+#include "client/gpt/device.h"
+#include "tests/gpt/cuda_cases.h"
+#include "tests/gpt/cuda_model.h"
+
+#include <check.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* By its name alone the worker would get the machine's driver. */
+static void take_fake(void)
+{
+    ck_assert_msg(dlopen(CST_FAKECUDA_DIR "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL) != NULL, "%s",
+                  dlerror());
+}
+
+/* Each kernel against the host's layers; cuda_cases.c says how near. */
+START_TEST(kernels_are_near_the_host)
+{
+    unsigned n;
+    const struct cuda_case_row *row = &cuda_cases_all(&n)[_i];
+    struct cst_err err = {0};
+    struct gpt_gpu gpu;
+    struct cuda_case c = {.gpu = &gpu, .ok = true};
+
+    take_fake();
+    ck_assert_msg(gpt_gpu_open(&gpu, "cuda:0", false, &err) == 0, "%s", err.text);
+    row->run(&c);
+    ck_assert_msg(c.ok, "%s: %s", row->name, c.why);
+    ck_assert_uint_gt(c.n_compared, 0);
+    gpt_gpu_close(&gpu);
+}
+END_TEST
+
+/* Steps of a small model: cuda_model.c says what is compared. */
+START_TEST(models_are_as_they_should)
+{
+    unsigned n;
+    const struct cuda_model_row *row = &cuda_models_all(&n)[_i];
+    char why[384] = "";
+
+    take_fake();
+    ck_assert_msg(row->run(true, why, sizeof why), "%s: %s", row->name, why);
+}
+END_TEST
+
+/* A GPU that is not there, and what a GPU does not do, is said in words. */
+START_TEST(refusals_have_words)
+{
+    static const struct {
+        const char *device;
+        enum gpt_matmul_choice matmul;
+        uint32_t world, width;
+        int status;
+        const char *words;
+    } rows[] = {
+        {"cuda:7", GPT_MATMUL_PLAIN, 1, 64, CST_ENOTFOUND, "numbers 0 to 0"},
+        {"cuda", GPT_MATMUL_FP32, 1, 64, CST_EUNSUPPORTED, "bf16"},
+        {"cuda", GPT_MATMUL_PLAIN, 2, 64, CST_EUNSUPPORTED, "--world 2"},
+    };
+    const struct gpt_options o = {.device = rows[_i].device,
+                                  .matmul = rows[_i].matmul,
+                                  .world = rows[_i].world,
+                                  .width = rows[_i].width,
+                                  .micro_batches = 1,
+                                  .store = GPT_STORE_LOCAL};
+    struct gpt_device *device;
+    struct cst_err err = {0};
+
+    take_fake();
+    ck_assert_int_eq(gpt_device_open(&device, &o, &err), rows[_i].status);
+    ck_assert_msg(strstr(err.text, rows[_i].words) != NULL, "%s", err.text);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("cuda");
+    TCase *kernels = tcase_create("kernels"), *models = tcase_create("models");
+    TCase *refusals = tcase_create("refusals");
+    SRunner *runner;
+    unsigned n;
+    int failed;
+
+    (void)cuda_cases_all(&n);
+    tcase_add_loop_test(kernels, kernels_are_near_the_host, 0, (int)n);
+    tcase_set_timeout(kernels, 120);
+    (void)cuda_models_all(&n);
+    tcase_add_loop_test(models, models_are_as_they_should, 0, (int)n);
+    tcase_set_timeout(models, 120);
+    tcase_add_loop_test(refusals, refusals_have_words, 0, 3);
+    suite_add_tcase(suite, kernels);
+    suite_add_tcase(suite, models);
+    suite_add_tcase(suite, refusals);
+    runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? 0 : 1;
+}
