@@ -110,15 +110,15 @@ static double gb_s(const struct bench *b, double seconds)
 static void submit(struct bench *b, struct traffic *t)
 {
     uint64_t at = (t->first + t->sent++ % t->n) * b->chunk_bytes;
-    struct engine_command copy = {
-        .kind = ENGINE__COMMAND_KIND__COPY,
-        .ticket = ++b->last_ticket,
-        .priority = t->way == UP ? ENGINE__PRIORITY__DEMAND : ENGINE__PRIORITY__EVICTION,
-        .src = {{.segment = t->way == UP ? ARENA : POOL, .offset = at}},
-        .n_src = 1,
-        .dst = {{.segment = t->way == UP ? POOL : ARENA, .offset = at}},
-        .n_dst = 1,
-        .bytes = b->chunk_bytes};
+    struct engine_command copy = {.kind = ENGINE__COMMAND_KIND__COPY,
+                                  .ticket = ++b->last_ticket,
+                                  .priority = t->way == UP ? ENGINE__PRIORITY__DEMAND
+                                                           : ENGINE__PRIORITY__EVICTION,
+                                  .src = {{.segment = t->way == UP ? ARENA : POOL, .offset = at}},
+                                  .n_src = 1,
+                                  .dst = {{.segment = t->way == UP ? POOL : ARENA, .offset = at}},
+                                  .n_dst = 1,
+                                  .bytes = b->chunk_bytes};
 
     engine_proc_submit(&b->proc, &copy, 1);
 }
@@ -365,8 +365,7 @@ int main(int argc, char **argv)
             b.chunk_bytes = (size_t)4 << 20;
             b.runs = 3;
         } else {
-            (void)fprintf(stderr,
-                          "usage: bench_copy [--quick] [--json FILE] [--engine PROGRAM]\n");
+            (void)fprintf(stderr, "usage: bench_copy [--quick] [--json FILE] [--engine PROGRAM]\n");
             return 2;
         }
     }

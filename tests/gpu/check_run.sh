@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# The script tests/gpu/run itself, without a GPU: what it says where there is none, what it makes of stages that fail, hang or miss a goal,
+# and that every stage that makes sense on the stand-in driver passes there.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+unset OUT
+build=$PWD
+scripts=$(cd "$srcdir/tests/gpu" && pwd)
+fakecuda=$build/tests/lib/fakecuda/.libs
+[ -e "$fakecuda/libcuda.so.1" ] || skip "built without CUDA"
+
+# Usage: a list without a GPU, and wrong options.
+"$scripts/run" --list | grep -q '^kernels ' || fail "--list does not list"
+status=0
+"$scripts/run" --only kernels,nonsense >"$tmp/usage.log" 2>&1 || status=$?
+[ $status = 2 ] || fail "a stage that is none: status $status"
+grep -q "'nonsense'" "$tmp/usage.log" || fail "a stage that is none is not named"
+
+# Without a GPU: one line and status 77.
+if ! ldconfig -p | grep -q 'libcuda\.so\.1'; then
+    status=0
+    "$scripts/run" --out "$tmp/none" >"$tmp/none.log" 2>&1 || status=$?
+    [ $status = 77 ] || fail "without a GPU: status $status"
+    [ "$(wc -l <"$tmp/none.log")" = 1 ] || fail "without a GPU: not one line"
+    grep -q '^no GPU here: no NVIDIA driver' "$tmp/none.log" || fail "without a GPU: not said why"
+fi
+
+# A tree of programs that only say what they would have measured.
+# shellcheck disable=SC2016 # for them to expand
+tree=$tmp/tree
+mkdir -p "$tree/tests/gpu"
+cp "$scripts"/{run,*.sh,table.awk} "$tree/tests/gpu/"
+pretend() {
+    printf '#!/usr/bin/env bash\n%s\n' "$2" >"$tree/$1"
+    chmod +x "$tree/$1"
+}
+pretend cisternd 'exit 1'
+pretend cistern-engine-cuda \
+    'echo "{\"gpus\": [{\"index\": 0, \"uuid\": \"GPU-0\", \"name\": \"A Card\", \"memory_bytes\": 80000000000}], \"driver\": 13000}"'
+pretend tests/gpu/check_kernels 'while [ $# -gt 1 ]; do shift; done
+    echo "{\"copy on the card\": {\"ms\": 1, \"gb_per_s\": 4000.0}, \"adamw\": {\"ms\": 1, \"gb_per_s\": 3000.0}, \"ok\": true}" >"$1"'
+pretend tests/gpu/check_attention 'echo "the \"third\" number differs"; exit 3'
+pretend tests/gpu/check_worker 'sleep 100'
+pretend tests/gpu/bench_copy \
+    'echo "{\"name\": \"copy_up\", \"value\": 54, \"unit\": \"GB/s\", \"yardstick\": 55, \"ratio\": 0.98}" >"$2"'
+status=0
+"$tree/tests/gpu/run" --only kernels,attention,gpt,copy --budget 12 --out "$tmp/pretended" >"$tmp/pretended.log" 2>&1 || status=$?
+[ $status = 1 ] || fail "stages that fail: status $status"
+table=$tmp/pretended/table.txt
+says() {
+    grep -q "$1" "$table" || { cat "$table" "$tmp/pretended.log"; fail "the table does not say '$1'"; }
+}
+says '^A Card, driver 13000'
+says '^  kernels  *passed'
+says '^  attention  *FAILED .*the third number differs$'
+says '^  gpt  *FAILED .*not done in [0-9]* s$'
+says '^  copy  *skipped .*no time was left'
+says 'kernel_adamw .*3000 .*0\.750 .*MISSED'
+says '^1 stages passed, 2 failed, 1 skipped; 1 goals missed'
+grep -q '^{"name": "kernel_adamw", .*"goal": "ratio >= 0.90", "met": false}$' "$tmp/pretended/gpu.jsonl" || fail "gpu.jsonl: no goal"
+"$tree/tests/gpu/run" --only copy --out "$tmp/pretended" >"$tmp/pretended.log" 2>&1 || fail "a goal that is met: failed"
+says 'copy_up .*0\.980 .*: met$'
+
+# The stand-in driver: whatever is built has to pass.
+status=0
+LD_LIBRARY_PATH=$fakecuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$scripts/run" --quick --skip e2e --out "$tmp/quick" >"$tmp/quick.log" 2>&1 ||
+    status=$?
+cat "$tmp/quick.log"
+[ $status = 0 ] || { tail -n 60 "$tmp/quick/log.txt"; fail "on the stand-in driver: status $status"; }
+table=$tmp/quick/table.txt
+says '^  experiments  *passed'
+says '^  copy  *passed'
+if awk 'length > 100 || NR > 60 { exit 0 } END { exit 1 }' "$table"; then
+    fail "the table is too wide or too long"
+fi

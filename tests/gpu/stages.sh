@@ -1,0 +1,286 @@
+# shellcheck shell=bash
+# The stages of tests/gpu/run. Each is a function that is run by itself, in the tree's or the staged folder's root, with a time limit; what
+# it prints is its log. It ends with status 0, 77 (skipped: the last line says why) or another (failed), and writes figures with emit.
+
+# Name, seconds at most, what it does. Correctness comes first.
+stages=(
+    "kernels 45 the kernels' bits against the C references, and their bandwidth against a copy on the card"
+    "attention 30 attention against its reference"
+    "gpt 30 the worker's passes on the GPU against those on the processor"
+    "e2e 75 the end-to-end programs on this GPU: training, deaths, recovery"
+    "bits 45 cistern-gpt with pools of 100, 50, 25 % and the smallest, and with an engine killed: the same bits"
+    "sanitizer 40 compute-sanitizer on the kernels, if it is there"
+    "experiments 40 what the driver does where its manual is silent"
+    "copy 40 64 MiB chunks up, down and both at once, against cuMemcpyAsync"
+    "worker 60 a GPT of 1.3 B parameters, all states on the GPU, against the card's bf16 matrix products"
+    "whole 90 the same model through the daemon, pool of 25 %, and tokens per step against efficiency"
+    "size 120 the largest GPT that one step trains in 100 GiB of host and 16 GiB of GPU memory"
+    "peer 90 the same model in PyTorch with DeepSpeed ZeRO-3, states in host memory"
+)
+
+list_stages() {
+    local row name limit words
+    for row in "${stages[@]}"; do
+        read -r name limit words <<<"$row"
+        printf '%-12s %4d s  %s\n' "$name" "$limit" "$words"
+    done
+}
+
+is_stage() {
+    declare -F "stage_$1" >/dev/null
+}
+
+# -- for the parent ---------------------------------------------------------------------------
+
+# Libraries that a staged folder brings, and cuBLASLt, which lies in a toolkit or in Python's folders.
+prepare_libraries() {
+    local packed dir
+    GPU_LIBRARIES=${LD_LIBRARY_PATH-}
+    if [ -d lib ]; then
+        mkdir -p "$GPU_SCRATCH/lib"
+        for packed in lib/*.gz; do
+            [ ! -e "$packed" ] || gzip -dc "$packed" >"$GPU_SCRATCH/lib/$(basename "$packed" .gz)"
+        done
+        GPU_LIBRARIES=$GPU_LIBRARIES${GPU_LIBRARIES:+:}$PWD/lib:$GPU_SCRATCH/lib
+        export CISTERN_ENGINE_HOST=$PWD/cistern-engine-host CISTERN_ENGINE_CUDA=$PWD/cistern-engine-cuda
+    fi
+    if ! ldconfig -p 2>/dev/null | grep -q 'libcublasLt\.so\.1[23]'; then
+        for dir in /usr/local/cuda/lib64 /usr/local/cuda*/lib64 $(python3 -c '
+import glob, sys
+print(*{f.rsplit("/", 1)[0] for p in sys.path for f in glob.glob(p + "/nvidia/*/lib/libcublasLt.so.1[23]")})' 2>/dev/null); do
+            if compgen -G "$dir/libcublasLt.so.1[23]" >/dev/null; then
+                GPU_LIBRARIES=$GPU_LIBRARIES${GPU_LIBRARIES:+:}$dir
+                break
+            fi
+        done
+    fi
+    export GPU_LIBRARIES
+    # Pinned memory counts against this limit where the driver is asked for it.
+    ulimit -l unlimited 2>/dev/null || true
+    export HWLOC_HIDE_ERRORS=2
+}
+
+# Sets GPU_NAME, GPU_DRIVER, GPU_UUID, GPU_BYTES and GPU_FAKE; ends the run where there is no GPU.
+look_for_gpu() {
+    local said
+    [ -x ./cistern-engine-cuda ] || no_gpu "built without CUDA"
+    said=$(LD_LIBRARY_PATH=$GPU_LIBRARIES ./cistern-engine-cuda --probe 2>/dev/null) || true
+    GPU_NAME=$(text_of name <<<"$said")
+    [ -n "$GPU_NAME" ] || no_gpu "$(text_of error <<<"$said")"
+    GPU_DRIVER=$(number_of driver <<<"$said")
+    GPU_UUID=$(text_of uuid <<<"$said")
+    GPU_BYTES=$(number_of memory_bytes <<<"$said")
+    GPU_FAKE=
+    case $GPU_NAME in Fake*) GPU_FAKE=yes ;; esac
+    export GPU_NAME GPU_DRIVER GPU_UUID GPU_BYTES GPU_FAKE
+}
+
+no_gpu() {
+    GPU_NAME=
+    printf 'no GPU here: %s\n' "${1:-cistern-engine-cuda does not say why}"
+    exit 77
+}
+
+# What a stage whose log is $1 and whose status is $2 came to, $3 being its time limit.
+stage_words() {
+    case $2 in
+    0) printf 'passed' ;;
+    77) tail -n 1 "$1" | sed 's/^skipped: //' ;;
+    124 | 137) printf 'not done in %s s' "$3" ;;
+    *) grep -v '^fakecuda: at exit' "$1" | tail -n 1 ;;
+    esac
+}
+
+# A line for the table: stage, status, seconds, words.
+tell_stage() {
+    printf '{"stage": "%s", "status": %d, "seconds": %d, "words": "%s"}\n' "$1" "$2" "$3" \
+        "$(tr -d '"\\\000-\037' <<<"$4" | cut -c1-200)" >>"$GPU_RAW"
+}
+
+# -- for the stages -----------------------------------------------------------------------------
+
+begin_stage() {
+    set -euo pipefail
+    tmp=$GPU_SCRATCH/$1
+    mkdir -p "$tmp"
+    export CISTERN_SOCKET=$tmp/cistern.sock
+    daemon=
+    here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+    # Python brings libraries of its own.
+    [ "$1" = peer ] || export LD_LIBRARY_PATH=$GPU_LIBRARIES
+    trap end_stage EXIT
+}
+
+end_stage() {
+    local status=$?
+    trap - EXIT
+    stop_daemon
+    exit "$status"
+}
+
+skip() {
+    printf 'skipped: %s\n' "$1"
+    exit 77
+}
+
+fail() {
+    tail -n 20 "$tmp"/*.log 2>/dev/null || true
+    printf '%s\n' "$1"
+    exit 1
+}
+
+need() {
+    [ -x "./$1" ] || skip "$1 is not built"
+}
+
+need_real() {
+    [ -z "$GPU_FAKE" ] || skip "no figures from a driver without a GPU"
+}
+
+# The value of the first field $1 in the JSON on standard input: a text, a number.
+text_of() {
+    sed -n "s/.*\"$1\": *\"\\([^\"]*\\)\".*/\\1/p" | head -n 1
+}
+
+number_of() {
+    numbers_of "$1" | head -n 1
+}
+
+numbers_of() {
+    grep -o "\"$1\": *[-0-9.eE+]*" | sed 's/.*: *//' || true
+}
+
+median() {
+    sort -g | awk '{ x[NR] = $1 } END { if (NR > 0) print x[int((NR + 1) / 2)] }'
+}
+
+# A figure: name, value, unit, and what it is measured by, if anything.
+emit() {
+    awk -v name="$1" -v v="$2" -v unit="$3" -v y="${4-}" 'BEGIN {
+        printf "{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\"", name, v, unit
+        if (y != "") {
+            printf ", \"yardstick\": %.6g, \"ratio\": %.4f", y, v / y
+        }
+        print "}" }' | tee -a "$GPU_RAW"
+}
+
+start_daemon() {
+    ./cisternd --config /dev/null --socket "$CISTERN_SOCKET" --log-level info "$@" >"$tmp/cisternd.log" 2>&1 &
+    daemon=$!
+    local deadline=$((SECONDS + 20))
+    until ./cistern ping >/dev/null 2>&1; do
+        kill -0 "$daemon" 2>/dev/null || fail "the daemon ended at once: $(tail -n 1 "$tmp/cisternd.log")"
+        [ $SECONDS -lt $deadline ] || fail "the daemon does not answer"
+        sleep 0.1
+    done
+}
+
+stop_daemon() {
+    if [ -n "${daemon-}" ]; then
+        kill "$daemon" 2>/dev/null || true
+        wait "$daemon" 2>/dev/null || true
+        daemon=
+    fi
+}
+
+# A text of some size in $tmp/text.
+make_text() {
+    if [ -n "$GPU_TEXT" ]; then
+        cp "$GPU_TEXT" "$tmp/text"
+    elif [ -e text ]; then
+        cp text "$tmp/text"
+    else
+        find "$here/../.." -name '*.[ch]' -not -path '*/.git/*' -exec cat {} + >"$tmp/text"
+    fi
+    [ -s "$tmp/text" ] || fail "no text to train on: use --text"
+}
+
+need_gpt() {
+    need cistern-gpt
+    ./cistern-gpt --help | grep -q -e --device || skip "cistern-gpt is built without --device"
+}
+
+# -- correctness --------------------------------------------------------------------------------
+
+stage_kernels() {
+    need tests/gpu/check_kernels
+    local json=$tmp/kernels.json
+    if [ -n "$GPU_FAKE" ]; then
+        ./tests/gpu/check_kernels --no-speed --json "$json"
+        return
+    fi
+    ./tests/gpu/check_kernels --json "$json"
+    local copy adamw
+    copy=$(grep -o '"copy on the card": {[^}]*}' "$json" | number_of gb_per_s)
+    adamw=$(grep -o '"adamw": {[^}]*}' "$json" | number_of gb_per_s)
+    if [ -z "$copy" ] || [ -z "$adamw" ]; then
+        fail "check_kernels measured no bandwidth"
+    fi
+    emit kernel_adamw "$adamw" GB/s "$copy"
+}
+
+stage_attention() {
+    need tests/gpu/check_attention
+    ./tests/gpu/check_attention
+}
+
+stage_gpt() {
+    need tests/gpu/check_worker
+    ./tests/gpu/check_worker
+}
+
+# End-to-end programs that are of use on a GPU; in a build tree "make check" builds them.
+stage_e2e() {
+    local program ran=0 failed='' status
+    for program in tests/e2e/check_cuda* tests/e2e/cuda*.sh "$here"/../e2e/cuda*.sh; do
+        if [ ! -x "$program" ] || [ -d "$program" ]; then
+            continue
+        fi
+        printf -- '-- %s\n' "$program"
+        status=0
+        srcdir=$here/../.. CST_TEST_GPU=yes CK_FORK=yes timeout 60 "$(realpath "$program")" || status=$?
+        [ $status = 77 ] || ran=$((ran + 1))
+        [ $status = 0 ] || [ $status = 77 ] || failed="$failed ${program##*/} ($status)"
+    done
+    [ -z "$failed" ] || fail "failed:$failed"
+    [ $ran -gt 0 ] || skip "no end-to-end program is built"
+}
+
+stage_sanitizer() {
+    local sanitizer
+    need_real
+    need tests/gpu/check_kernels
+    sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null) || skip "no compute-sanitizer"
+    "$sanitizer" --tool memcheck --error-exitcode 9 ./tests/gpu/check_kernels --no-speed >"$tmp/sanitizer.log" 2>&1 || {
+        local status=$?
+        cat "$tmp/sanitizer.log"
+        ! grep -qi 'not supported' "$tmp/sanitizer.log" || skip "compute-sanitizer does not take this machine"
+        [ $status != 9 ] || fail "compute-sanitizer found errors"
+        fail "check_kernels under compute-sanitizer: status $status"
+    }
+    grep 'ERROR SUMMARY' "$tmp/sanitizer.log"
+}
+
+# shellcheck source=tests/gpu/train.sh
+. "$(dirname "${BASH_SOURCE[0]}")/train.sh"
+
+# -- the driver -----------------------------------------------------------------------------------
+
+stage_experiments() {
+    need tests/gpu/experiments
+    local name
+    if [ -n "$GPU_FAKE" ]; then # the rest is of the card or takes long
+        for name in survive timeline; do
+            ./tests/gpu/experiments --only "$name" --json "$tmp/answers.json"
+        done
+    else
+        ./tests/gpu/experiments --json "$tmp/answers.json" || printf 'some have no answer\n'
+    fi
+    cat "$tmp/answers.json" >>"$GPU_RAW"
+}
+
+stage_copy() {
+    need tests/gpu/bench_copy
+    ./tests/gpu/bench_copy ${GPU_QUICK:+--quick} --json "$tmp/copy.json"
+    [ -n "$GPU_FAKE" ] || cat "$tmp/copy.json" >>"$GPU_RAW"
+}

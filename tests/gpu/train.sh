@@ -1,0 +1,229 @@
+# shellcheck shell=bash disable=SC2154 # begin_stage sets tmp, here and daemon
+# The stages of tests/gpu/run that train: bits, worker, whole, size, peer. Sourced by stages.sh.
+
+# -- the same bits whatever the pool -----------------------------------------------------------
+
+# cistern-gpt on the GPU with a model of a moment, into $tmp/NAME.losses and .weights.
+small_gpt() {
+    local name=$1
+    shift
+    ./cistern-gpt --layers 6 --heads 2 --width 64 --context 32 --batch 4 --warmup 2 --lr 0.003 --quiet --data "$tmp/text" \
+        --device cuda ${GPU_FAKE:+--matmul plain} --steps "$steps" --loss-file "$tmp/$name.losses" --dump-weights "$tmp/$name.weights" \
+        "$@" >>"$tmp/$name.log" 2>&1
+}
+
+same_bits() {
+    cmp "$tmp/local.losses" "$tmp/$1.losses" || fail "$1: other losses than with all states on the GPU"
+    cmp "$tmp/local.weights" "$tmp/$1.weights" || fail "$1: other weights than with all states on the GPU"
+    ./cistern rm "$1" >/dev/null || fail "cistern rm $1"
+    printf '%s: same bits\n' "$1"
+}
+
+# The pid of the daemon's engine for the GPU.
+gpu_engine() {
+    local stat pid ppid
+    for stat in /proc/[0-9]*/stat; do
+        read -r pid _ _ ppid _ 2>/dev/null <"$stat" || continue
+        if [ "$ppid" = "$daemon" ] && tr '\0' ' ' <"/proc/$pid/cmdline" | grep -q engine-cuda; then
+            printf '%s\n' "$pid"
+            return
+        fi
+    done
+    fail "the daemon has no engine for the GPU"
+}
+
+# Job "killed", whose engine dies when it has done a third of its steps.
+killed_bits() {
+    local pid deadline=$((SECONDS + 20))
+    small_gpt killed --job killed --pool 50% &
+    pid=$!
+    until [ -s "$tmp/killed.losses" ] && [ "$(wc -l <"$tmp/killed.losses")" -ge $((steps / 3)) ]; do
+        kill -0 "$pid" 2>/dev/null || fail "killed: cistern-gpt ended early"
+        [ $SECONDS -lt $deadline ] || fail "killed: too slow"
+        sleep 0.02
+    done
+    kill -KILL "$(gpu_engine)"
+    wait "$pid" || fail "killed: cistern-gpt failed after its engine was killed"
+    same_bits killed
+}
+
+stage_bits() {
+    local pool least steps=30
+    [ -z "$GPU_FAKE" ] || steps=3
+    need_gpt
+    make_text
+    small_gpt local --store local || fail "--store local failed"
+    [ "$(sort -u "$tmp/local.losses" | wc -l)" = $steps ] || fail "losses that do not change prove nothing"
+    start_daemon
+    for pool in 100 50 25; do
+        small_gpt "pool$pool" --job "pool$pool" --pool "$pool%" || fail "pool of $pool %: cistern-gpt failed"
+        same_bits "pool$pool"
+    done
+    ! small_gpt none --job none --pool 1 || fail "a pool of a byte is taken"
+    least=$(sed -n 's/.*needs [0-9]*: \([0-9]*\) bytes short$/\1/p' "$tmp/none.log")
+    [ -n "$least" ] || fail "cistern-gpt does not tell the bytes that are short"
+    small_gpt smallest --job smallest --pool $((least + 1)) || fail "the smallest pool: cistern-gpt failed"
+    same_bits smallest
+    if [ -n "$GPU_FAKE" ]; then # on which check_cuda_train kills engines
+        return
+    fi
+    steps=300
+    small_gpt local --store local || fail "--store local failed"
+    killed_bits
+}
+
+# -- 1.3 billion parameters ------------------------------------------------------------------------
+
+# The model of worker, whole and peer: sets model, n_params, context, micro (sequences of a micro-batch).
+big_model() {
+    local layers=26 heads=16 width=2048
+    context=1024
+    micro=4
+    if [ -n "$GPU_QUICK" ]; then
+        layers=2 heads=2 width=64 context=32 micro=1
+    elif [ "$GPU_BYTES" -lt 60000000000 ]; then
+        layers=10 # what fits with its activations
+    fi
+    model=(--layers "$layers" --heads "$heads" --width "$width" --context "$context" --device cuda --warmup 2 --lr 0.0001
+        --quiet --data "$tmp/text")
+    [ -z "$GPU_FAKE" ] || model+=(--matmul plain)
+    n_params=$(parameters "$layers" "$width" "$context")
+}
+
+# Parameters of a GPT of bytes: layers, width, context.
+parameters() {
+    printf '%s\n' $(($1 * (12 * $2 * $2 + 13 * $2) + (256 + $3 + 2) * $2))
+}
+
+# Tokens per second over the steps in the log $1, but for its first $2, by the median time of a step.
+rate_of() {
+    local seconds
+    seconds=$(numbers_of seconds <"$1" | tail -n +"$(($2 + 1))" | median)
+    [ -n "$seconds" ] || fail "no step was logged"
+    awk -v s="$seconds" -v t="$3" 'BEGIN { printf "%.6g\n", t / s }'
+}
+
+# All states on the GPU, $1 micro-batches a step. Sets local_rate, tokens per second; kept for the stages that follow.
+run_local() {
+    local kept=$GPU_SCRATCH/local.$1.rate tokens=$(($1 * micro * context))
+    if [ ! -s "$kept" ]; then
+        ./cistern-gpt "${model[@]}" --store local --batch $(($1 * micro)) --micro-batches "$1" --steps 8 --log-json "$tmp/local.json" \
+            >"$tmp/local.log" 2>&1 || fail "cistern-gpt --store local: $(tail -n 1 "$tmp/local.log")"
+        rate_of "$tmp/local.json" 2 "$tokens" >"$kept"
+    fi
+    local_rate=$(cat "$kept")
+}
+
+stage_worker() {
+    local model n_params context micro local_rate matmul rate
+    need_gpt
+    make_text
+    big_model
+    run_local 4
+    rate=$(awk -v r="$local_rate" -v n="$n_params" 'BEGIN { printf "%.6g\n", 6 * n * r / 1e12 }')
+    emit worker_tokens_per_s "$local_rate" tokens/s
+    need_real
+    need tests/gpu/bench_matmul
+    ./tests/gpu/bench_matmul ${GPU_QUICK:+--quick} --json "$tmp/matmul.json"
+    matmul=$(number_of value <"$tmp/matmul.json")
+    emit worker_mfu "$rate" TFLOP/s "$matmul"
+}
+
+# Steps of the one job of stage whole, with $1 micro-batches each; sets rate. The job goes on where it was: its states are made once.
+run_whole() {
+    local tokens=$(($1 * micro * context)) log=$tmp/whole.$1.json
+    to_step=$((to_step + 6))
+    ./cistern-gpt "${model[@]}" --job whole --pool 25% --batch $(($1 * micro)) --micro-batches "$1" --steps "$to_step" \
+        --log-json "$log" >"$tmp/whole.$1.log" 2>&1 || fail "cistern-gpt, $1 micro-batches: $(tail -n 1 "$tmp/whole.$1.log")"
+    rate=$(rate_of "$log" 2 "$tokens")
+}
+
+stage_whole() {
+    local model n_params context micro local_rate rate n to_step=0
+    need_gpt
+    make_text
+    big_model
+    run_local 4
+    start_daemon --host-memory 90%
+    run_whole 4
+    emit whole "$rate" tokens/s "$local_rate"
+    awk -v t=$((4 * micro * context)) -v r="$rate" 'BEGIN { print t / r }' >"$GPU_SCRATCH/whole.seconds"
+    ./cistern job whole
+    ./cistern stat
+    for n in 1 2 8; do # the last one outlives its time limit on a slow link: what was measured is there
+        run_whole $n
+        emit "whole_$((n * micro * context))_tokens" "$rate" tokens/s "$local_rate"
+    done
+}
+
+# -- size ----------------------------------------------------------------------------------------
+
+# Bytes of memory that the machine and our control group have.
+host_bytes() {
+    local limit
+    limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || true)
+    awk -v limit="$limit" '/^MemTotal:/ { b = $2 * 1024; if (limit ~ /^[0-9]+$/ && limit + 0 < b) b = limit; printf "%.0f\n", b }' \
+        /proc/meminfo
+}
+
+# Models, the largest first: layers, width.
+sizes=("32 4096" "26 4096" "20 4096" "32 2048" "16 1024" "2 64")
+
+stage_size() {
+    local row layers width n_params most context=1024 heads status=1 options=(--pool 12G)
+    need_gpt
+    make_text
+    most=$(host_bytes)
+    most=$(awk -v b="$most" 'BEGIN { m = 100 * 2^30; b *= 0.82; printf "%.0f\n", b < m ? b : m }')
+    if [ -n "$GPU_QUICK" ]; then
+        most=2000000 context=32 options=()
+    fi
+    [ -z "$GPU_FAKE" ] || options+=(--matmul plain)
+    start_daemon --host-memory $((most > 1000000000 ? most : 1000000000)) --gpu-memory 16G
+    for row in "${sizes[@]}"; do
+        read -r layers width <<<"$row"
+        n_params=$(parameters "$layers" "$width" "$context")
+        [ "$(awk -v n="$n_params" -v m="$most" 'BEGIN { print 16.1 * n <= m }')" = 1 ] || continue
+        heads=$((width >= 1024 ? width / 128 : 2))
+        printf -- '-- %s parameters\n' "$n_params"
+        # Weights are 2 bytes a parameter: the pool and the activations together stay under 16 GiB.
+        if ./cistern-gpt --layers "$layers" --heads "$heads" --width "$width" --context "$context" --batch 2 --micro-batches 2 \
+            --recompute --device cuda --job "size$n_params" "${options[@]}" --steps 2 --data "$tmp/text" \
+            --log-json "$tmp/size.json" >"$tmp/size.log" 2>&1; then
+            status=0
+            break
+        fi
+        tail -n 3 "$tmp/size.log"
+        ./cistern rm "size$n_params" >/dev/null 2>&1 || true
+    done
+    [ $status = 0 ] || fail "no model trained: $(tail -n 1 "$tmp/size.log")"
+    ./cistern stat
+    emit size "$(awk -v n="$n_params" 'BEGIN { print n / 1e9 }')" "B params"
+    emit size_step "$(numbers_of seconds <"$tmp/size.json" | tail -n 1)" s
+}
+
+# -- the peer ------------------------------------------------------------------------------------
+
+stage_peer() {
+    local model n_params context micro ours theirs
+    need_real
+    command -v python3 >/dev/null || skip "no Python"
+    if [ -n "$GPU_WHEELS" ]; then
+        python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$tmp/site" "$GPU_WHEELS"/*.whl
+        export PYTHONPATH=$tmp/site${PYTHONPATH:+:$PYTHONPATH}
+    fi
+    make_text
+    big_model
+    python3 "$here/peer_deepspeed.py" "${model[@]:0:8}" --micro-batch "$micro" --micro-batches 4 --data "$tmp/text" \
+        --json "$tmp/peer.json" || {
+        local status=$?
+        [ $status != 77 ] || exit 77
+        fail "peer_deepspeed.py: status $status"
+    }
+    cat "$tmp/peer.json"
+    theirs=$(number_of seconds <"$tmp/peer.json")
+    emit peer_deepspeed "$theirs" s
+    if ours=$(cat "$GPU_SCRATCH/whole.seconds" 2>/dev/null); then
+        emit peer "$ours" s "$theirs"
+    fi
+}
