@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The script tests/gpu/run itself, without a GPU: what it says where there is none, what it makes of stages that fail, hang or miss a goal,
 # and that every stage that makes sense on the stand-in driver passes there.
-# shellcheck source=tests/e2e/lib.sh
+# shellcheck source=tests/e2e/lib.sh disable=SC2016 # what is pretended expands later
 . "${srcdir:-.}/tests/e2e/lib.sh"
 unset OUT
 build=$PWD
@@ -26,7 +26,6 @@ if ! ldconfig -p | grep -q 'libcuda\.so\.1'; then
 fi
 
 # A tree of programs that only say what they would have measured.
-# shellcheck disable=SC2016 # for them to expand
 tree=$tmp/tree
 mkdir -p "$tree/tests/gpu"
 cp "$scripts"/{run,*.sh,table.awk} "$tree/tests/gpu/"

@@ -200,6 +200,14 @@ need_gpt() {
     ./cistern-gpt --help | grep -q -e --device || skip "cistern-gpt is built without --device"
 }
 
+# The same with its states in the daemon.
+need_gpt_daemon() {
+    need_gpt
+    make_text
+    ! ./cistern-gpt --device cuda --data "$tmp/text" --socket "$tmp/none" 2>&1 | grep -q 'only with --store=local' ||
+        skip "cistern-gpt --device cuda takes no daemon yet"
+}
+
 # -- correctness --------------------------------------------------------------------------------
 
 stage_kernels() {

@@ -50,8 +50,7 @@ killed_bits() {
 stage_bits() {
     local pool least steps=30
     [ -z "$GPU_FAKE" ] || steps=3
-    need_gpt
-    make_text
+    need_gpt_daemon
     small_gpt local --store local || fail "--store local failed"
     [ "$(sort -u "$tmp/local.losses" | wc -l)" = $steps ] || fail "losses that do not change prove nothing"
     start_daemon
@@ -140,8 +139,7 @@ run_whole() {
 
 stage_whole() {
     local model n_params context micro local_rate rate n to_step=0
-    need_gpt
-    make_text
+    need_gpt_daemon
     big_model
     run_local 4
     start_daemon --host-memory 90%
@@ -171,8 +169,7 @@ sizes=("32 4096" "26 4096" "20 4096" "32 2048" "16 1024" "2 64")
 
 stage_size() {
     local row layers width n_params most context=1024 heads status=1 options=(--pool 12G)
-    need_gpt
-    make_text
+    need_gpt_daemon
     most=$(host_bytes)
     most=$(awk -v b="$most" 'BEGIN { m = 100 * 2^30; b *= 0.82; printf "%.0f\n", b < m ? b : m }')
     if [ -n "$GPU_QUICK" ]; then
