@@ -10,14 +10,15 @@ fakecuda=$build/tests/lib/fakecuda/.libs
 [ -e "$fakecuda/libcuda.so.1" ] || skip "built without CUDA"
 
 # Usage: a list without a GPU, and wrong options.
-"$scripts/run" --list | grep -q '^kernels ' || fail "--list does not list"
+"$scripts/run" --list >"$tmp/list"
+grep -q '^kernels ' "$tmp/list" || fail "--list does not list"
 status=0
 "$scripts/run" --only kernels,nonsense >"$tmp/usage.log" 2>&1 || status=$?
 [ $status = 2 ] || fail "a stage that is none: status $status"
 grep -q "'nonsense'" "$tmp/usage.log" || fail "a stage that is none is not named"
 
 # Without a GPU: one line and status 77.
-if ! ldconfig -p | grep -q 'libcuda\.so\.1'; then
+if ! ldconfig -p | grep 'libcuda\.so\.1' >"$tmp/driver"; then
     status=0
     "$scripts/run" --out "$tmp/none" >"$tmp/none.log" 2>&1 || status=$?
     [ $status = 77 ] || fail "without a GPU: status $status"

@@ -1,5 +1,6 @@
-/* What a GPU's driver does where its manual is silent and cistern's design depends on it. Each line of the table is a question; its answer
- * and its figures go into the JSON file as well. The parent has no CUDA: processes in the role "gpu" do as they are told.
+/* What a GPU's driver does where its manual is silent and cistern's design depends on it. Each line
+ * of the table is a question; its answer and its figures go into the JSON file as well. The parent
+ * has no CUDA: processes in the role "gpu" do as they are told.
  *
  * Usage: experiments [--json FILE] [--only NAME]. Exit status 77: no GPU here. */
 #include "tests/gpu/link.h"
@@ -59,7 +60,8 @@ static int host_memory(bool huge, int *out, struct cst_err *err)
     int fd = memfd_create("experiments", MFD_CLOEXEC | (huge ? MFD_HUGETLB : 0u));
 
     if (fd < 0 || ftruncate(fd, (off_t)HOST_BYTES) != 0) {
-        int rc = cst_err_errno(err, CST_ENOMEM, errno, "host memory of %" PRIu64 " bytes", HOST_BYTES);
+        int rc =
+            cst_err_errno(err, CST_ENOMEM, errno, "host memory of %" PRIu64 " bytes", HOST_BYTES);
 
         if (fd >= 0) {
             (void)close(fd);
@@ -144,9 +146,10 @@ static int survive(struct answer *answer, struct cst_err *err)
                    "\"words_lost\": %.0f, \"held_bytes\": %.0f, \"returned_bytes\": %.0f", others,
                    before - held, after - held);
     say(answer,
-        others == 0 ? (after - held >= (double)SLAB_BYTES ? "yes; given back when the fd is closed"
-                                                          : "yes, but closing the fd gives nothing back")
-                    : "NO",
+        others == 0
+            ? (after - held >= (double)SLAB_BYTES ? "yes; given back when the fd is closed"
+                                                  : "yes, but closing the fd gives nothing back")
+            : "NO",
         figures);
     return CST_OK;
 }
@@ -200,8 +203,7 @@ static int timeline_pair(struct gpu_link *echo, struct gpu_link *drive, int page
 static int timeline_free(struct gpu_link *echo, int page, struct cst_err *err)
 {
     struct gpu_message reply;
-    volatile uint64_t *words =
-        mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
+    volatile uint64_t *words = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
     int rc;
 
     if (words == MAP_FAILED) {
@@ -292,8 +294,9 @@ static int measure_beside(struct gpu_link *copier, struct gpu_link *busy, struct
     if (rc != CST_OK) {
         return rc;
     }
-    (void)snprintf(words, sizeof words, "up %.1f of %.1f, down %.1f of %.1f GB/s; kernels at %.0f %%",
-                   beside.values[0], alone.values[0], beside.values[1], alone.values[1],
+    (void)snprintf(words, sizeof words,
+                   "up %.1f of %.1f, down %.1f of %.1f GB/s; kernels at %.0f %%", beside.values[0],
+                   alone.values[0], beside.values[1], alone.values[1],
                    100 * kernels_beside.values[0] / kernels_alone.values[0]);
     (void)snprintf(figures, sizeof figures,
                    "\"up_alone\": %.2f, \"up_beside\": %.2f, \"down_alone\": %.2f, "
@@ -508,8 +511,8 @@ static int run_all(const char *only, FILE *json)
         } else {
             failed++;
         }
-        (void)printf("%-58s %s%s\n", experiments[i].question, err.status == 0 ? "" : "FAILED: ",
-                     err.status == 0 ? answer.words : err.text);
+        (void)printf("%-58s %s%s\n", experiments[i].question,
+                     err.status == 0 ? "" : "FAILED: ", err.status == 0 ? answer.words : err.text);
         (void)fflush(stdout);
         write_json(json, &experiments[i], &answer, &err);
     }

@@ -1,5 +1,6 @@
-/* A program's other halves: the same program started again in a role, at the end of a socket. CUDA forbids fork between its use and exec,
- * and the parent stays free of CUDA altogether, so that what it says about memory and processes is not its own context's doing. */
+/* A program's other halves: the same program started again in a role, at the end of a socket. CUDA
+ * forbids fork between its use and exec, and the parent stays free of CUDA altogether, so that what
+ * it says about memory and processes is not its own context's doing. */
 #ifndef GPU_LINK_H
 #define GPU_LINK_H
 
@@ -32,13 +33,15 @@ int gpu_link_start(struct gpu_link *link, const char *role, struct cst_err *err)
 /* Send @message, with @fd (-1: none). CST_ECONN: the other side is gone. */
 int gpu_link_send(int sock, const struct gpu_message *message, int fd, struct cst_err *err);
 
-/* Wait for a message, @timeout_ms at most; *fd (may be NULL) is the caller's, -1: none came. A message whose status is not 0 becomes the
- * return value, with its words. CST_ETIMEDOUT, CST_ECONN. */
-int gpu_link_recv(int sock, int timeout_ms, struct gpu_message *message, int *fd, struct cst_err *err);
+/* Wait for a message, @timeout_ms at most; *fd (may be NULL) is the caller's, -1: none came. A
+ * message whose status is not 0 becomes the return value, with its words. CST_ETIMEDOUT, CST_ECONN.
+ */
+int gpu_link_recv(int sock, int timeout_ms, struct gpu_message *message, int *fd,
+                  struct cst_err *err);
 
 /* Say @what with one value and wait for the answer. */
-int gpu_link_ask(struct gpu_link *link, uint32_t what, double value, int fd, struct gpu_message *answer, int *out_fd,
-                 struct cst_err *err);
+int gpu_link_ask(struct gpu_link *link, uint32_t what, double value, int fd,
+                 struct gpu_message *answer, int *out_fd, struct cst_err *err);
 
 /* End it: close the socket, wait. */
 void gpu_link_close(struct gpu_link *link);

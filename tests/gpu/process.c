@@ -444,9 +444,8 @@ static int obey(const struct gpu_message *asked, int fd, struct gpu_message *ans
         return rc != CST_OK ? rc : busy(v, &answer->values[0], err);
     case GPU_BANDWIDTH:
         rc = need_both(err);
-        return rc != CST_OK
-                   ? rc
-                   : bandwidth((unsigned)n, &answer->values[0], &answer->values[1], err);
+        return rc != CST_OK ? rc
+                            : bandwidth((unsigned)n, &answer->values[0], &answer->values[1], err);
     case GPU_COPY_FOR_EVER:
         return need_both(err);
     case GPU_TIMELINE_ECHO:

@@ -44,7 +44,7 @@ prepare_libraries() {
         GPU_LIBRARIES=$GPU_LIBRARIES${GPU_LIBRARIES:+:}$PWD/lib:$GPU_SCRATCH/lib
         export CISTERN_ENGINE_HOST=$PWD/cistern-engine-host CISTERN_ENGINE_CUDA=$PWD/cistern-engine-cuda
     fi
-    if ! ldconfig -p 2>/dev/null | grep -q 'libcublasLt\.so\.1[23]'; then
+    if ! ldconfig -p 2>/dev/null | grep 'libcublasLt\.so\.1[23]' >/dev/null; then
         for dir in /usr/local/cuda/lib64 /usr/local/cuda*/lib64 $(python3 -c '
 import glob, sys
 print(*{f.rsplit("/", 1)[0] for p in sys.path for f in glob.glob(p + "/nvidia/*/lib/libcublasLt.so.1[23]")})' 2>/dev/null); do
@@ -139,11 +139,11 @@ need_real() {
 
 # The value of the first field $1 in the JSON on standard input: a text, a number.
 text_of() {
-    sed -n "s/.*\"$1\": *\"\\([^\"]*\\)\".*/\\1/p" | head -n 1
+    grep -o "\"$1\": *\"[^\"]*\"" | sed '1!d; s/.*: *"//; s/"$//' || true
 }
 
 number_of() {
-    numbers_of "$1" | head -n 1
+    numbers_of "$1" | sed -n 1p
 }
 
 numbers_of() {
@@ -197,15 +197,13 @@ make_text() {
 
 need_gpt() {
     need cistern-gpt
-    ./cistern-gpt --help | grep -q -e --device || skip "cistern-gpt is built without --device"
+    ./cistern-gpt --help | grep -e --device >/dev/null || skip "cistern-gpt is built without --device"
 }
 
-# The same with its states in the daemon.
-need_gpt_daemon() {
-    need_gpt
-    make_text
-    ! ./cistern-gpt --device cuda --data "$tmp/text" --socket "$tmp/none" 2>&1 | grep -q 'only with --store=local' ||
-        skip "cistern-gpt --device cuda takes no daemon yet"
+# cistern-gpt, whose log is $1, failed in $2.
+gpt_failed() {
+    ! grep -q 'only with --store=local' "$1" || skip "cistern-gpt --device cuda takes no daemon yet"
+    fail "$2: $(tail -n 1 "$1")"
 }
 
 # -- correctness --------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ gpu_engine() {
     local stat pid ppid
     for stat in /proc/[0-9]*/stat; do
         read -r pid _ _ ppid _ 2>/dev/null <"$stat" || continue
-        if [ "$ppid" = "$daemon" ] && tr '\0' ' ' <"/proc/$pid/cmdline" | grep -q engine-cuda; then
+        if [ "$ppid" = "$daemon" ] && tr '\0' ' ' <"/proc/$pid/cmdline" | grep engine-cuda >/dev/null; then
             printf '%s\n' "$pid"
             return
         fi
@@ -50,24 +50,25 @@ killed_bits() {
 stage_bits() {
     local pool least steps=30
     [ -z "$GPU_FAKE" ] || steps=3
-    need_gpt_daemon
-    small_gpt local --store local || fail "--store local failed"
+    need_gpt
+    make_text
+    small_gpt local --store local || gpt_failed "$tmp/local.log" "--store local"
     [ "$(sort -u "$tmp/local.losses" | wc -l)" = $steps ] || fail "losses that do not change prove nothing"
     start_daemon
     for pool in 100 50 25; do
-        small_gpt "pool$pool" --job "pool$pool" --pool "$pool%" || fail "pool of $pool %: cistern-gpt failed"
+        small_gpt "pool$pool" --job "pool$pool" --pool "$pool%" || gpt_failed "$tmp/pool$pool.log" "pool of $pool %"
         same_bits "pool$pool"
     done
     ! small_gpt none --job none --pool 1 || fail "a pool of a byte is taken"
     least=$(sed -n 's/.*needs [0-9]*: \([0-9]*\) bytes short$/\1/p' "$tmp/none.log")
     [ -n "$least" ] || fail "cistern-gpt does not tell the bytes that are short"
-    small_gpt smallest --job smallest --pool $((least + 1)) || fail "the smallest pool: cistern-gpt failed"
+    small_gpt smallest --job smallest --pool $((least + 1)) || gpt_failed "$tmp/smallest.log" "the smallest pool"
     same_bits smallest
     if [ -n "$GPU_FAKE" ]; then # on which check_cuda_train kills engines
         return
     fi
     steps=300
-    small_gpt local --store local || fail "--store local failed"
+    small_gpt local --store local || gpt_failed "$tmp/local.log" "--store local"
     killed_bits
 }
 
@@ -107,7 +108,7 @@ run_local() {
     local kept=$GPU_SCRATCH/local.$1.rate tokens=$(($1 * micro * context))
     if [ ! -s "$kept" ]; then
         ./cistern-gpt "${model[@]}" --store local --batch $(($1 * micro)) --micro-batches "$1" --steps 8 --log-json "$tmp/local.json" \
-            >"$tmp/local.log" 2>&1 || fail "cistern-gpt --store local: $(tail -n 1 "$tmp/local.log")"
+            >"$tmp/local.log" 2>&1 || gpt_failed "$tmp/local.log" "cistern-gpt --store local"
         rate_of "$tmp/local.json" 2 "$tokens" >"$kept"
     fi
     local_rate=$(cat "$kept")
@@ -133,13 +134,15 @@ run_whole() {
     local tokens=$(($1 * micro * context)) log=$tmp/whole.$1.json
     to_step=$((to_step + 6))
     ./cistern-gpt "${model[@]}" --job whole --pool 25% --batch $(($1 * micro)) --micro-batches "$1" --steps "$to_step" \
-        --log-json "$log" >"$tmp/whole.$1.log" 2>&1 || fail "cistern-gpt, $1 micro-batches: $(tail -n 1 "$tmp/whole.$1.log")"
+        --log-json "$log" >"$tmp/whole.$1.log" 2>&1 ||
+        gpt_failed "$tmp/whole.$1.log" "$1 micro-batches"
     rate=$(rate_of "$log" 2 "$tokens")
 }
 
 stage_whole() {
     local model n_params context micro local_rate rate n to_step=0
-    need_gpt_daemon
+    need_gpt
+    make_text
     big_model
     run_local 4
     start_daemon --host-memory 90%
@@ -169,7 +172,8 @@ sizes=("32 4096" "26 4096" "20 4096" "32 2048" "16 1024" "2 64")
 
 stage_size() {
     local row layers width n_params most context=1024 heads status=1 options=(--pool 12G)
-    need_gpt_daemon
+    need_gpt
+    make_text
     most=$(host_bytes)
     most=$(awk -v b="$most" 'BEGIN { m = 100 * 2^30; b *= 0.82; printf "%.0f\n", b < m ? b : m }')
     if [ -n "$GPU_QUICK" ]; then
@@ -193,7 +197,7 @@ stage_size() {
         tail -n 3 "$tmp/size.log"
         ./cistern rm "size$n_params" >/dev/null 2>&1 || true
     done
-    [ $status = 0 ] || fail "no model trained: $(tail -n 1 "$tmp/size.log")"
+    [ $status = 0 ] || gpt_failed "$tmp/size.log" "no model trained"
     ./cistern stat
     emit size "$(awk -v n="$n_params" 'BEGIN { print n / 1e9 }')" "B params"
     emit size_step "$(numbers_of seconds <"$tmp/size.json" | tail -n 1)" s
