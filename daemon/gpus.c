@@ -78,7 +78,7 @@ static void serve_wishes(struct cst_gpus *gpus)
 
 /* -- looking ---------------------------------------------------------------------------------- */
 
-static void end_without(struct cst_gpus *gpus, int level, const char *why)
+static void end_without(struct cst_gpus *gpus, enum cst_log_level level, const char *why)
 {
     gpus->state = CST_GPUS_NONE;
     gpus->list.n = 0;

@@ -536,6 +536,55 @@ START_TEST(unreachable)
 }
 END_TEST
 
+/* Commit job @name of two ranks on @devices; both must get @status and @words. */
+static void expect_pair(const char *name, const char *const devices[2], int status,
+                        const char *words)
+{
+    struct raw_client clients[2];
+    uint64_t ids[2];
+
+    for (uint32_t r = 0; r < 2; r++) {
+        open_rank(&clients[r], name, r, 2, devices[r], 0);
+    }
+    for (uint32_t r = 0; r < 2; r++) {
+        ids[r] = raw_commit(&clients[r], 8, 8);
+    }
+    for (uint32_t r = 0; r < 2; r++) {
+        ck_assert_msg(raw_status(&clients[r], ids[r]) == status, "%s", clients[r].err.text);
+        if (status != CST_OK) {
+            says(&clients[r], words);
+        }
+    }
+    raw_close(&clients[0]);
+    raw_close(&clients[1]);
+    settle_remove_jobs(&witness);
+}
+
+/* A card that others have filled: the commit fails with its name, everything is given back, also
+ * what other GPUs waited for; a job without that card goes on. */
+START_TEST(full)
+{
+    (void)setenv("STUB_FULL", GPU1, 1);
+    open_daemon(NULL, NULL);
+    expect_pair("full", (const char *[]){"cuda:0", "cuda:1"}, CST_ENOMEM,
+                "pool slab of 16777216 bytes on " GPU1 ": the GPU is out of memory");
+    expect_pair("rest", (const char *[]){"cuda:0", "host"}, CST_OK, "");
+}
+END_TEST
+
+/* The engine dies whenever it is to make memory: the commit fails, those who waited for that memory
+ * wait no more, and when it can, it is made. */
+START_TEST(fatal)
+{
+    (void)setenv("STUB_FATAL", make_path("fatal"), 1);
+    (void)close(open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    open_daemon(NULL, NULL);
+    expect_pair("fatal", (const char *[]){"cuda:0", "cuda:1"}, CST_EENGINE, "engine 2: 6 deaths");
+    ck_assert_int_eq(unlink(path), 0);
+    expect_pair("again", (const char *[]){"cuda:0", "cuda:1"}, CST_OK, "");
+}
+END_TEST
+
 /* -- engines ---------------------------------------------------------------------------------- */
 
 static void write_config(const char *text)
@@ -628,6 +677,8 @@ int main(void)
     tcase_add_test(tcase, shared);
     tcase_add_test(tcase, no_room);
     tcase_add_test(tcase, unreachable);
+    tcase_add_test(tcase, full);
+    tcase_add_test(tcase, fatal);
     tcase_add_test(tcase, started_and_ended);
     tcase_add_test(tcase, broken);
     tcase_add_test(tcase, restarted);

@@ -11,7 +11,7 @@ env -u MAKEFLAGS -u MAKELEVEL make -s install DESTDIR="$root" >"$tmp/install.log
 # Each of these, wherever the prefix puts it.
 for file in sbin/cisternd bin/cistern libexec/cistern/cistern-engine-host include/cistern/cistern.h pkgconfig/cistern.pc \
     libcistern.so man8/cisternd.8 man5/cistern.conf.5 man1/cistern.1 system/cisternd.service system/cisternd.socket \
-    system/cisternd-manager.socket sysusers.d/cistern.conf tmpfiles.d/cistern.conf examples/cistern.conf completions/cistern.bash; do
+    system/cisternd-manager.socket sysusers.d/cistern.conf tmpfiles.d/cistern.conf examples/cistern.conf examples/gpu.conf completions/cistern.bash; do
     [ -n "$(find "$root" -path "*/$file")" ] || fail "not installed: $file"
 done
 

@@ -11,6 +11,8 @@
  *   STUB_ERROR       the sentence that --probe says instead
  *   STUB_GATE        a FIFO: --probe waits until somebody has opened it for writing
  *   STUB_BROKEN      while this file is there, an engine of a GPU exits at SETUP
+ *   STUB_FULL        a UUID: that GPU has no memory left
+ *   STUB_FATAL       while this file is there, GPU 1's engine exits when it is to make memory
  *   STUB_UNREACHABLE GPUs cannot map each other's memory
  *   STUB_DELAY_US    commands reach the engine up to so much later, at random */
 #include "kernels/engine.h"
@@ -159,7 +161,7 @@ static void create(struct stub *stub, struct cst_frame *frame, uint64_t bytes)
     give_up("too many segments at a time");
 }
 
-static void refuse_peer(const struct stub *stub, const struct cst_frame *frame, uint32_t id)
+static void refuse(struct cst_frame *frame, uint32_t id, int status, const char *why)
 {
     Engine__SegmentDone done = ENGINE__SEGMENT_DONE__INIT;
     struct cst_frame reply = {.type = ENGINE__MSG_TYPE__ENGINE_SEGMENT_DONE,
@@ -167,13 +169,13 @@ static void refuse_peer(const struct stub *stub, const struct cst_frame *frame, 
                               .request = frame->request};
     uint8_t body[256];
 
-    (void)stub;
     done.id = id;
-    done.status = CST_EUNSUPPORTED;
-    done.text = (char *)(uintptr_t) "no way from one GPU to the other";
+    done.status = status;
+    done.text = (char *)(uintptr_t)why;
     reply.body_bytes = (uint32_t)engine__segment_done__pack(&done, body);
     reply.body = body;
     pass_on(DAEMON_FD, &reply);
+    cst_frame_close_fds(frame);
 }
 
 /* False: it was answered here. */
@@ -190,10 +192,15 @@ static bool on_segment_add(struct stub *stub, struct cst_frame *frame)
     }
     if (add->device && !add->create && getenv("STUB_UNREACHABLE") != NULL &&
         !is_own(stub, frame->fds[0])) {
-        refuse_peer(stub, frame, add->id);
-        cst_frame_close_fds(frame);
+        refuse(frame, add->id, CST_EUNSUPPORTED, "no way from one GPU to the other");
+        good = false;
+    } else if (add->create && strcmp(setting("STUB_FULL", ""), stub->device) == 0) {
+        refuse(frame, add->id, CST_ENOMEM, "the GPU is out of memory");
         good = false;
     } else if (add->create) {
+        if (strchr(stub->device, '\0')[-1] == '1' && access(setting("STUB_FATAL", ""), F_OK) == 0) {
+            give_up("fatal, as it was told");
+        }
         create(stub, frame, add->bytes);
     }
     if (good) {
@@ -320,8 +327,7 @@ static void warn(const struct cst_err *what)
 
 static void *run_engine(void *arg)
 {
-    struct cst_engine_config config = {
-        .sock = *(int *)arg, .ops = &cst_host_ops, .warn = warn};
+    struct cst_engine_config config = {.sock = *(int *)arg, .ops = &cst_host_ops, .warn = warn};
     struct cst_err err;
 
     if (cst_engine_run(&config, &err) != CST_OK) {
