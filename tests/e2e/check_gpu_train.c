@@ -55,13 +55,16 @@ static void open_daemon(void)
 static void setup(void)
 {
     (void)unsetenv("STUB_DELAY_US");
+    (void)unsetenv("TRAIN_STREAM_DELAY_US");
     open_daemon();
 }
 
-/* Every engine dawdles: whoever does not wait for what it must come after sees it. */
+/* Every engine dawdles, and every worker's stream: whoever does not wait for what it must come
+ * after sees it. */
 static void setup_slow(void)
 {
     (void)setenv("STUB_DELAY_US", "3000", 1);
+    (void)setenv("TRAIN_STREAM_DELAY_US", "3000", 1);
     open_daemon();
 }
 
@@ -87,6 +90,7 @@ static struct train_order order_of(const struct placement *at, const char *name,
                                 .rank = rank,
                                 .world = at->world,
                                 .device = at->devices[rank],
+                                .streams = &train_thread,
                                 .n_steps = N_STEPS,
                                 .bad = {.step = TRAIN_NEVER},
                                 .die_at = UINT32_MAX,

@@ -1,8 +1,11 @@
 #include "tests/lib/train_worker.h"
 
+#include "client/cistern_device.h"
+
 #include <check.h>
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,7 +21,17 @@ struct worker {
     struct train_report *report;
     struct cst_client *client;
     struct cst_job *job;
+    struct train_stream *stream; /* NULL: the worker computes itself */
+    struct losses *losses;       /* of the step under way, with a stream */
     uint32_t point;
+};
+
+/* A step's losses come from the stream, in the order of its work; the step needs their sum. */
+struct losses {
+    pthread_mutex_t mutex;
+    pthread_cond_t one_more;
+    double sum; /* of n */
+    unsigned n; /* forwards done */
 };
 
 /* A point at which the worker, or another process by its hand, can be killed. */
@@ -103,6 +116,97 @@ static int step(struct worker *w, const struct cst_hyper_params *params,
     return rc;
 }
 
+/* -- compute: here, or behind our back -----------------------------------------------------------
+ */
+
+struct task {
+    struct losses *losses;
+    struct train_bad bad;
+    struct cst_io io[TRAIN_MAX_IO];
+    uint64_t number;
+    uint32_t rank;
+    int op;
+    bool backward;
+};
+
+static void do_task(void *arg)
+{
+    struct task *task = arg;
+    double loss;
+
+    if (task->backward) {
+        train_backward(task->op, task->rank, task->number, task->bad, task->io);
+    } else {
+        loss = train_forward(task->op, task->io);
+        (void)pthread_mutex_lock(&task->losses->mutex);
+        task->losses->sum += loss;
+        task->losses->n++;
+        (void)pthread_cond_signal(&task->losses->one_more);
+        (void)pthread_mutex_unlock(&task->losses->mutex);
+    }
+    free(task);
+}
+
+static int enqueue_op(struct worker *w, int op, bool backward, uint64_t number,
+                      const struct cst_io *io, struct cst_err *err)
+{
+    struct task *task = malloc(sizeof *task);
+
+    if (task == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a task");
+    }
+    *task = (struct task){.losses = w->losses,
+                          .bad = w->order->bad,
+                          .number = number,
+                          .rank = w->order->rank,
+                          .op = op,
+                          .backward = backward};
+    memcpy(task->io, io, train_operators[op].n_tensors * sizeof *io);
+    return w->order->streams->run(w->stream, do_task, task, err);
+}
+
+static int compute(struct worker *w, int op, bool backward, uint64_t number,
+                   const struct cst_io *io, double *loss, struct cst_err *err)
+{
+    if (w->stream != NULL) {
+        return enqueue_op(w, op, backward, number, io, err);
+    }
+    if (backward) {
+        train_backward(op, w->order->rank, number, w->order->bad, io);
+    } else {
+        *loss += train_forward(op, io);
+    }
+    return CST_OK;
+}
+
+/* A step that was given up may still add to the losses that it was given: each step has its own,
+ * and they stay. */
+static int begin_losses(struct worker *w, struct cst_err *err)
+{
+    w->losses = calloc(1, sizeof *w->losses);
+    if (w->losses == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for losses");
+    }
+    (void)pthread_mutex_init(&w->losses->mutex, NULL);
+    (void)pthread_cond_init(&w->losses->one_more, NULL);
+    return CST_OK;
+}
+
+/* Waits for the forwards alone: backwards may be under way when the step is asked for. */
+static double end_losses(struct worker *w)
+{
+    struct losses *losses = w->losses;
+    double sum;
+
+    (void)pthread_mutex_lock(&losses->mutex);
+    while (losses->n < TRAIN_N_OPERATORS) {
+        (void)pthread_cond_wait(&losses->one_more, &losses->mutex);
+    }
+    sum = losses->sum;
+    (void)pthread_mutex_unlock(&losses->mutex);
+    return sum;
+}
+
 /* -- a life ---------------------------------------------------------------------------------------
  */
 
@@ -141,10 +245,9 @@ static int run_op(struct worker *w, int op, enum cst_direction direction, uint64
             return rc;
         }
     }
-    if (direction == CST_FORWARD) {
-        *loss += train_forward(op, io);
-    } else {
-        train_backward(op, w->order->rank, number, w->order->bad, io);
+    rc = compute(w, op, direction == CST_BACKWARD, number, io, loss, err);
+    if (rc != CST_OK) {
+        return rc;
     }
     rc = cst_op_end(w->job, op, err);
     pass(w);
@@ -156,7 +259,7 @@ static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
     struct cst_step_result result;
     struct cst_hyper_params params;
     double loss = 0;
-    int rc = CST_OK;
+    int rc = w->stream != NULL ? begin_losses(w, err) : CST_OK;
 
     for (int op = 0; rc == CST_OK && op < TRAIN_N_OPERATORS; op++) {
         rc = run_op(w, op, CST_FORWARD, *number, &loss, err);
@@ -167,7 +270,7 @@ static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
         }
     }
     if (rc == CST_OK) {
-        params = train_params(*number, loss);
+        params = train_params(*number, w->stream != NULL ? end_losses(w) : loss);
         rc = step(w, &params, &result, err);
     }
     if (rc == CST_OK) {
@@ -197,6 +300,9 @@ static int open_job(struct worker *w, struct cst_err *err)
         if (rc == CST_EBUSY) {
             (void)poll(NULL, 0, 1);
         }
+    }
+    if (rc == CST_OK && w->order->streams != NULL && strcmp(cst_job_device(w->job), "host") != 0) {
+        rc = w->order->streams->open(&w->stream, w->job, err);
     }
     return rc;
 }
@@ -342,6 +448,9 @@ pid_t train_worker_start(const struct train_order *order, struct train_report *r
                            mine.rank, w.point, cst_status_name(rc), err.text);
         }
         cst_disconnect(w.client);
+        if (w.stream != NULL) {
+            mine.streams->close(w.stream);
+        }
         _exit(rc == CST_OK ? 0 : 1);
     }
     return pid;

@@ -4,6 +4,7 @@
 #define TRAIN_WORKER_H
 
 #include "tests/lib/train_model.h"
+#include "tests/lib/train_stream.h"
 
 #include <sys/types.h>
 
@@ -11,18 +12,19 @@
 
 /* What a worker is told. */
 struct train_order {
-    const char *socket;   /* of the daemon */
-    const char *name;     /* of the job */
-    uint32_t rank, world; /* its place */
-    const char *device;   /* of this rank; NULL: auto */
-    uint64_t n_steps;     /* to be committed in all */
-    uint64_t pool_bytes;  /* of this rank; 0: all it can use */
-    struct train_bad bad; /* a gradient that is no number */
-    uint32_t die_at;      /* kill -9 itself at this point, counted from 0; UINT32_MAX: never */
-    uint32_t kill_at;     /* kill -9 victim at this point; UINT32_MAX: never */
-    pid_t victim;         /* a process */
-    bool try_forms;       /* use the calls that do not wait, with poll */
-    bool forks;           /* forks in each operator; the child tries to use the job */
+    const char *socket;                      /* of the daemon */
+    const char *name;                        /* of the job */
+    uint32_t rank, world;                    /* its place */
+    const char *device;                      /* of this rank; NULL: auto */
+    const struct train_stream_kind *streams; /* where it computes if that is not the host */
+    uint64_t n_steps;                        /* to be committed in all */
+    uint64_t pool_bytes;                     /* of this rank; 0: all it can use */
+    struct train_bad bad;                    /* a gradient that is no number */
+    uint32_t die_at;  /* kill -9 itself at this point, counted from 0; UINT32_MAX: never */
+    uint32_t kill_at; /* kill -9 victim at this point; UINT32_MAX: never */
+    pid_t victim;     /* a process */
+    bool try_forms;   /* use the calls that do not wait, with poll */
+    bool forks;       /* forks in each operator; the child tries to use the job */
 };
 
 /* What it tells, in shared memory. */
