@@ -226,11 +226,13 @@ stage_kernels() {
 }
 
 stage_attention() {
+    [ -z "$GPU_FAKE" ] || skip "on the processor: tests/gpt/cuda_attention"
     need tests/gpu/check_attention
     ./tests/gpu/check_attention
 }
 
 stage_gpt() {
+    [ -z "$GPU_FAKE" ] || skip "on the processor: tests/gpt/cuda"
     need tests/gpu/check_worker
     ./tests/gpu/check_worker
 }
