@@ -63,8 +63,8 @@ says 'copy_up .*0\.980 .*: met$'
 
 # The stand-in driver: whatever is built has to pass.
 status=0
-LD_LIBRARY_PATH=$fakecuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$scripts/run" --quick --skip e2e --out "$tmp/quick" >"$tmp/quick.log" 2>&1 ||
-    status=$?
+LD_LIBRARY_PATH=$fakecuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$scripts/run" --quick --skip e2e --out "$tmp/quick" \
+    >"$tmp/quick.log" 2>&1 || status=$?
 cat "$tmp/quick.log"
 [ $status = 0 ] || { tail -n 60 "$tmp/quick/log.txt"; fail "on the stand-in driver: status $status"; }
 table=$tmp/quick/table.txt

@@ -14,7 +14,7 @@ stages=(
     "copy 40 64 MiB chunks up, down and both at once, against cuMemcpyAsync"
     "worker 60 a GPT of 1.3 B parameters, all states on the GPU, against the card's bf16 matrix products"
     "whole 90 the same model through the daemon, pool of 25 %, and tokens per step against efficiency"
-    "size 120 the largest GPT that one step trains in 100 GiB of host and 16 GiB of GPU memory"
+    "size 150 the largest GPT that one step trains in 100 GiB of host and 16 GiB of GPU memory"
     "peer 90 the same model in PyTorch with DeepSpeed ZeRO-3, states in host memory"
 )
 
@@ -73,6 +73,19 @@ look_for_gpu() {
     GPU_FAKE=
     case $GPU_NAME in Fake*) GPU_FAKE=yes ;; esac
     export GPU_NAME GPU_DRIVER GPU_UUID GPU_BYTES GPU_FAKE
+}
+
+# One line about the rest of the machine.
+look_at_machine() {
+    local link=
+    if command -v nvidia-smi >/dev/null; then
+        link=$(nvidia-smi --query-gpu=pcie.link.gen.max,pcie.link.width.max --format=csv,noheader 2>/dev/null) || link=
+        link=$(sed -n '1s/\(.*\), \(.*\)/, PCIe gen \1 x\2/p' <<<"$link")
+    fi
+    awk -F ': *' -v link="$link" -v cores="$(nproc)" '
+        FILENAME ~ /cpuinfo/ && /^model name/ { model = $2 }
+        /^MemTotal/ { split($2, kib, " "); gib = kib[1] / 2^20 }
+        END { printf "%d cores of %s, %.0f GiB%s\n", cores, model, gib, link }' /proc/cpuinfo /proc/meminfo
 }
 
 no_gpu() {

@@ -67,6 +67,7 @@ BEGIN {
 
 END {
     print title
+    print machine
     print ""
     for (i = 1; i <= n_stages; i++) {
         print stage_lines[i]
