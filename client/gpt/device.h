@@ -51,6 +51,9 @@ struct gpt_device {
 int gpt_device_open(struct gpt_device **out, const struct gpt_options *options,
                     struct cst_err *err);
 
+/* Threads of the processor that a rank may use: --threads, or its share of the cores. */
+unsigned gpt_device_threads(const struct gpt_options *options);
+
 /* The rows. */
 int gpt_device_host_open(struct gpt_device **out, const struct gpt_options *options,
                          struct cst_err *err);

@@ -2,7 +2,6 @@
 #include "client/gpt/matmul.h"
 #include "client/gpt/pass_host.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -17,24 +16,6 @@ struct host_device {
 static struct host_device *self(struct gpt_device *device)
 {
     return (struct host_device *)(void *)device;
-}
-
-static unsigned usable_cores(void)
-{
-    cpu_set_t set;
-
-    CPU_ZERO(&set);
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? (unsigned)CPU_COUNT(&set) : 1;
-}
-
-static unsigned compute_threads(const struct gpt_options *options)
-{
-    const unsigned share = usable_cores() / options->world;
-
-    if (options->threads > 0) {
-        return options->threads;
-    }
-    return share > 0 ? share : 1;
 }
 
 static int host_join(struct gpt_device *device, struct cst_job *job, struct cst_err *err)
@@ -145,7 +126,7 @@ int gpt_device_host_open(struct gpt_device **out, const struct gpt_options *opti
     }
     d->head.ops = &host_ops;
     d->options = options;
-    d->threads = compute_threads(options);
+    d->threads = gpt_device_threads(options);
     d->bf16 = options->matmul == GPT_MATMUL_BF16 ||
               (options->matmul == GPT_MATMUL_AUTO && gpt_matmul_fast_bf16());
     *out = &d->head;

@@ -1,5 +1,6 @@
 #include "client/gpt/model.h"
 
+#include "client/gpt/parallel.h"
 #include "client/gpt/rng.h"
 
 #include <math.h>
@@ -108,15 +109,36 @@ void gpt_model_close(struct gpt_model *model)
     *model = (struct gpt_model){0};
 }
 
-void gpt_model_initial(const struct gpt_model *model, uint64_t seed, uint32_t tensor,
-                       uint64_t first, uint64_t n, float *out)
-{
-    const struct gpt_tensor *t = &model->tensors[tensor];
+struct initial {
+    const struct gpt_tensor *tensor;
+    uint64_t seed, number, first; /* of the tensor; its first element that is wanted */
+    float *out;
+};
 
-    for (uint64_t i = 0; i < n; i++) {
-        out[i] = t->mean;
+static void initial_body(void *arg, unsigned thread, size_t first, size_t last)
+{
+    const struct initial *v = arg;
+    const struct gpt_tensor *t = v->tensor;
+
+    (void)thread;
+    for (size_t i = first; i < last; i++) {
+        v->out[i] = t->mean;
         if (t->deviation > 0.0f) {
-            out[i] += t->deviation * gpt_rng_normal(seed, tensor, first + i);
+            v->out[i] += t->deviation * gpt_rng_normal(v->seed, v->number, v->first + i);
         }
     }
+}
+
+void gpt_model_initial(const struct gpt_model *model, uint64_t seed, uint32_t tensor,
+                       uint64_t first, uint64_t n, unsigned n_threads, float *out)
+{
+    struct initial v = {
+        .tensor = &model->tensors[tensor],
+        .seed = seed,
+        .number = tensor,
+        .first = first,
+        .out = out,
+    };
+
+    gpt_parallel(n_threads, n, initial_body, &v);
 }

@@ -50,8 +50,8 @@ void gpt_model_close(struct gpt_model *model);
 
 /* Initial values of elements [first, first + n) of @tensor: GPT-2's deviations (0.02, projections
  * into the residual stream divided by sqrt(2 layers)), each element a function of (seed, tensor,
- * element) alone. */
+ * element) alone, whatever @n_threads make them. */
 void gpt_model_initial(const struct gpt_model *model, uint64_t seed, uint32_t tensor,
-                       uint64_t first, uint64_t n, float *out);
+                       uint64_t first, uint64_t n, unsigned n_threads, float *out);
 
 #endif

@@ -13,6 +13,8 @@ struct gpt_progress {
     FILE *json;           /* NULL: none */
     uint64_t last_step;   /* of the run: for the eta */
     uint64_t step_tokens; /* of all ranks in one step */
+    double step_flops;    /* operations of the model in a step; 0: not told */
+    double matmul_flops;  /* per second, of a matrix product that was measured; 0: was not */
     uint64_t first_done;  /* steps committed when this run began */
     double begun;         /* seconds, monotonic clock */
     double drawn;         /* when the line was drawn last */
@@ -30,7 +32,8 @@ struct gpt_progress_step {
     double lr;
 };
 
-/* @json_path NULL: no JSON; @append: keep what the file holds. CST_EIO. */
+/* @json_path NULL: no JSON; @append: keep what the file holds. step_flops and matmul_flops are the
+ * caller's to set afterwards. CST_EIO. */
 int gpt_progress_open(struct gpt_progress *progress, bool quiet, const char *json_path, bool append,
                       uint64_t first_step, uint64_t last_step, uint64_t step_tokens,
                       struct cst_err *err);

@@ -11,7 +11,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define WRITE_ELEMS 65536 /* of initial weights at a time */
+#define WRITE_ELEMS (1 << 20) /* of initial weights at a time */
 
 struct train {
     const struct gpt_options *options; /* borrowed, as all down to store */
@@ -22,6 +22,7 @@ struct train {
     struct gpt_device *device;    /* borrowed: what computes */
     struct gpt_pass *pass;        /* its activations */
     struct gpt_progress progress; /* its words */
+    double matmul_flops;          /* per second; 0: not measured */
     FILE *losses;                 /* --loss-file of rank 0 or of a process; NULL: none */
 };
 
@@ -53,7 +54,8 @@ static int write_initial(const struct train *t, struct cst_err *err)
         for (uint64_t at = 0; rc == 0 && at < n; at += WRITE_ELEMS) {
             const uint64_t now = n - at < WRITE_ELEMS ? n - at : WRITE_ELEMS;
 
-            gpt_model_initial(t->model, t->options->seed, i, at, now, slice);
+            gpt_model_initial(t->model, t->options->seed, i, at, now,
+                              gpt_device_threads(t->options), slice);
             rc = t->store->ops->write(t->store, i, CST_STATE_MASTER, at, now, slice, err);
         }
     }
@@ -192,6 +194,9 @@ static int open_files(struct train *t, uint64_t step, struct cst_err *err)
                                step > 0, step, o->steps, (uint64_t)o->batch * o->context * o->world,
                                err);
 
+    /* 6 N per token: Kaplan et al. 2020; attention is not counted. */
+    t->progress.step_flops = 6.0 * (double)t->model->n_params * (double)t->progress.step_tokens;
+    t->progress.matmul_flops = t->matmul_flops;
     if (rc == 0 && mine && o->loss_file != NULL) {
         rc = gpt_output_open(&t->losses, o->loss_file, step > 0, "--loss-file", err);
     }
@@ -223,6 +228,12 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
 
     t.rank = rank;
     t.device = device;
+    if (options->measure_matmul && rank == options->rank) {
+        rc = device->ops->measure(device, &t.matmul_flops, err);
+        if (rc != 0) {
+            return rc;
+        }
+    }
     rc = device->ops->open_pass(device, model, options->batch, &t.pass, err);
     if (rc != 0) {
         return rc;

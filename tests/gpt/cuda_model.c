@@ -72,7 +72,7 @@ static int write_initial(struct gpt_store *store, const struct gpt_model *model,
         if (values == NULL) {
             return cst_err_set(err, CST_ENOMEM, "out of memory");
         }
-        gpt_model_initial(model, seed, i, 0, n, values);
+        gpt_model_initial(model, seed, i, 0, n, 1, values);
         rc = store->ops->write(store, i, CST_STATE_MASTER, 0, n, values, err);
         free(values);
     }

@@ -1,5 +1,6 @@
 /* What comes from outside: the command line, the data file; and the numbers made from a seed. */
 #include "client/gpt/data.h"
+#include "client/gpt/device.h"
 #include "client/gpt/model.h"
 #include "client/gpt/options.h"
 #include "client/gpt/rng.h"
@@ -39,6 +40,8 @@ static const struct {
     {"--data f --store ram", {"'ram'", "daemon, local"}},
     {"--data f --store local --rank 1 --world 2", {"--rank 1", "local"}},
     {"--data f --matmul int8", {"'int8'", "bf16"}},
+    {"--data f --batch 6 --micro-batches 4", {"--batch 6", "--micro-batches 4"}},
+    {"--data f --micro-batches 0", {"--micro-batches", "'0'"}},
     {"--data f --pool 0", {"--pool", "'0'"}},
     {"--data f --quiet=1", {"--quiet", "takes no value"}},
     {"--data f -qx", {"-q", "no such option"}},
@@ -66,6 +69,23 @@ START_TEST(bad_options_are_told)
     }
     free(line);
     free(argv[0]);
+}
+END_TEST
+
+/* What the host does not do is refused in words, not left out. */
+START_TEST(host_refuses_what_it_cannot)
+{
+    static const char *const lines[][2] = {
+        {"--data f --batch 4 --micro-batches 2", "--micro-batches"},
+        {"--data f --recompute", "--recompute"},
+        {"--data f --matmul plain", "--matmul plain"},
+    };
+    const struct gpt_options o = test_options(lines[_i][0]);
+    struct gpt_device *device;
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(gpt_device_open(&device, &o, &err), CST_EUNSUPPORTED);
+    ck_assert_msg(strstr(err.text, lines[_i][1]) != NULL, "%s", err.text);
 }
 END_TEST
 
@@ -218,14 +238,14 @@ START_TEST(initial_weights_do_not_depend_on_order)
     struct cst_err err;
 
     ck_assert_int_eq(gpt_model_init(&model, &o, &err), 0);
-    gpt_model_initial(&model, 3, 0, 0, 64, whole);
-    gpt_model_initial(&model, 3, 0, 40, 24, piece + 40);
-    gpt_model_initial(&model, 3, 0, 0, 40, piece);
-    gpt_model_initial(&model, 4, 0, 0, 64, other);
+    gpt_model_initial(&model, 3, 0, 0, 64, 1, whole);
+    gpt_model_initial(&model, 3, 0, 40, 24, 1, piece + 40);
+    gpt_model_initial(&model, 3, 0, 0, 40, 3, piece);
+    gpt_model_initial(&model, 4, 0, 0, 64, 1, other);
     ck_assert_int_eq(memcmp(whole, piece, sizeof whole), 0);
     ck_assert_int_ne(memcmp(whole, other, sizeof whole), 0);
     ck_assert_str_eq(model.tensors[2].name, "h0.ln1.w");
-    gpt_model_initial(&model, 3, 2, 0, 16, whole);
+    gpt_model_initial(&model, 3, 2, 0, 16, 1, whole);
     ck_assert_float_eq(whole[15], 1.0f);
     ck_assert_float_eq(model.tensors[2].decay_scale, 0.0f);
     ck_assert_str_eq(model.tensors[4].name, "h0.qkv.w");
@@ -241,6 +261,7 @@ int main(void)
     SRunner *runner;
     int failed;
 
+    tcase_add_loop_test(tcase, host_refuses_what_it_cannot, 0, 3);
     tcase_add_loop_test(tcase, bad_options_are_told, 0,
                         (int)(sizeof bad_lines / sizeof bad_lines[0]));
     tcase_add_test(tcase, pools_have_units);

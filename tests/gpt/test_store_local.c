@@ -94,7 +94,7 @@ static void write_all(struct gpt_store *store)
         float *x = calloc(model.tensors[t].n_elems, sizeof *x);
 
         ck_assert_ptr_nonnull(x);
-        gpt_model_initial(&model, 5, t, 0, model.tensors[t].n_elems, x);
+        gpt_model_initial(&model, 5, t, 0, model.tensors[t].n_elems, 1, x);
         ck_assert_int_eq(
             store->ops->write(store, t, CST_STATE_MASTER, 0, model.tensors[t].n_elems, x, &err), 0);
         free(x);
@@ -245,7 +245,7 @@ START_TEST(step_is_reduce_clip_and_adamw)
         struct cst_adamw hyper;
 
         ck_assert(p != NULL && w != NULL);
-        gpt_model_initial(&model, 5, t, 0, n, p);
+        gpt_model_initial(&model, 5, t, 0, n, 1, p);
         cst_adamw_prepare(
             &hyper, (double)params.lr, (double)params.beta1, (double)params.beta2, (double)1e-8f,
             (double)params.weight_decay * (double)model.tensors[t].decay_scale, clip.factor, 1);
@@ -282,7 +282,7 @@ START_TEST(nan_skips_the_step)
     want = calloc(model.n_params, sizeof *want);
     ck_assert_ptr_nonnull(want);
     for (uint32_t t = 0, at = 0; t < model.n_tensors; t++) {
-        gpt_model_initial(&model, 5, t, 0, model.tensors[t].n_elems, want + at);
+        gpt_model_initial(&model, 5, t, 0, model.tensors[t].n_elems, 1, want + at);
         at += (uint32_t)model.tensors[t].n_elems;
     }
     ck_assert_int_eq(memcmp(master, want, model.n_params * sizeof *want), 0);

@@ -1,15 +1,19 @@
 #include "client/gpt/cuda/pass.h"
 #include "client/gpt/cuda/store.h"
+#include "client/cistern_cuda.h"
+#include "client/cistern_device.h"
 #include "client/gpt/device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct cuda_device {
     struct gpt_device head;
     const struct gpt_options *options; /* borrowed */
     struct gpt_gpu gpu;                /* with the daemon: opened by join */
     const struct gpt_model *model;     /* of the local store */
+    struct cst_cuda *cuda;             /* NULL: no job of the daemon */
 };
 
 static struct cuda_device *self(struct gpt_device *device)
@@ -22,11 +26,19 @@ static int open_gpu(struct cuda_device *d, const char *name, struct cst_err *err
     return gpt_gpu_open(&d->gpu, name, d->options->matmul != GPT_MATMUL_PLAIN, err);
 }
 
+/* The daemon has chosen the GPU. */
 static int cuda_join(struct gpt_device *device, struct cst_job *job, struct cst_err *err)
 {
-    (void)device;
-    (void)job;
-    return cst_err_set(err, CST_EUNSUPPORTED, "--device cuda: only with --store=local");
+    struct cuda_device *d = self(device);
+    const char *name = cst_job_device(job);
+    int rc;
+
+    if (strcmp(name, "host") == 0) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "--device %s: the job is on the host device",
+                           d->options->device);
+    }
+    rc = open_gpu(d, name, err);
+    return rc != 0 ? rc : cst_cuda_open(&d->cuda, job, d->gpu.stream, err);
 }
 
 static int cuda_open_states(struct gpt_device *device, const struct gpt_model *model,
@@ -84,6 +96,7 @@ static void cuda_close(struct gpt_device *device)
 {
     struct cuda_device *d = self(device);
 
+    cst_cuda_close(d->cuda); /* it waits for the stream */
     gpt_gpu_close(&d->gpu);
     free(d);
 }

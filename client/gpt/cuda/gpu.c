@@ -271,8 +271,17 @@ int gpt_gpu_measure(const struct gpt_gpu *gpu, double *out, struct cst_err *err)
     struct gpt_product p = {.m = n, .n = n, .k = n};
     CUevent from = NULL, to = NULL;
     CUdeviceptr memory;
-    int rc = gpt_gpu_alloc(gpu, 3 * bytes, "measuring", &memory, err);
+    int rc;
 
+    if (gpu->cublas == NULL) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "--measure-matmul: without cuBLASLt it says "
+                           "nothing about the GPU");
+    }
+    rc = gpt_gpu_enter(gpu, err);
+    if (rc == 0) {
+        rc = gpt_gpu_alloc(gpu, 3 * bytes, "measuring", &memory, err);
+    }
     if (rc != 0) {
         return rc;
     }

@@ -53,7 +53,8 @@ int gpt_gpu_wait(const struct gpt_gpu *gpu, struct cst_err *err);
  * kernel of our own; without cuBLASLt all by our own. */
 int gpt_gpu_product(const struct gpt_gpu *gpu, const struct gpt_product *p, struct cst_err *err);
 
-/* Operations per second of a bf16 product of 8192 x 8192 x 8192, the best of some; waits. */
+/* Operations per second of a bf16 product of 8192 x 8192 x 8192, the best of some; waits.
+ * CST_EUNSUPPORTED: without cuBLASLt. */
 int gpt_gpu_measure(const struct gpt_gpu *gpu, double *out, struct cst_err *err);
 
 #endif
