@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# cistern-gpt --device cuda without a GPU (tests/lib/fakecuda): losses and final weights are the same bits with all states in the GPU's
+# memory, and in the daemon with pools from all weights down to the smallest that is accepted; with activations computed again; in parts;
+# and near those of the host.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+fake=$PWD/tests/lib/fakecuda/.libs
+[ -e "$fake/libcuda.so.1" ] || skip "built without the driver that needs no GPU"
+export LD_LIBRARY_PATH=$fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+
+steps=3
+model=(--layers 6 --heads 2 --width 64 --context 24 --batch 4 --warmup 2 --lr 0.003 --quiet --steps "$steps")
+gpu=(--device cuda --matmul plain)
+for ((i = 0; i < 400; i++)); do
+    printf 'and %d begat %d, and %d begat sons and daughters. ' $((i * i % 97)) $((i * 7 % 31)) $i
+done >"$tmp/text"
+
+# cistern-gpt with the options behind $1; leaves $1's losses and weights.
+train() {
+    local name=$1
+    shift
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --loss-file "$tmp/$name.losses" --dump-weights "$tmp/$name.weights" "$@" \
+        >>"$tmp/$name.log" 2>&1
+}
+
+# $1 left what $2 did.
+same() {
+    cmp "$tmp/$2.losses" "$tmp/$1.losses" || fail "$1: other losses than $2"
+    cmp "$tmp/$2.weights" "$tmp/$1.weights" || fail "$1: other weights than $2"
+    printf '%s: same bits as %s\n' "$1" "$2"
+}
+
+# A job of the daemon called $1, as $2; the rest are options.
+job() {
+    local name=$1 like=$2
+    shift 2
+    train "$name" "${gpu[@]}" --job "$name" "$@" || fail "$name: cistern-gpt failed"
+    same "$name" "$like"
+    ./cistern rm "$name" >/dev/null || fail "cistern rm $name"
+}
+
+train local "${gpu[@]}" --store local || fail "--store local failed"
+[ "$(sort -u "$tmp/local.losses" | wc -l)" = $steps ] || fail "losses that do not change prove nothing"
+train again "${gpu[@]}" --store local --recompute || fail "--recompute failed"
+same again local
+train parts "${gpu[@]}" --store local --micro-batches 2 || fail "--micro-batches failed"
+
+# The host's rounding differs, not its learning.
+train host --store local --matmul bf16 || fail "the host failed"
+paste "$tmp/local.losses" "$tmp/host.losses" | while read -r a b; do
+    printf '%.6f %.6f\n' "$a" "$b"
+done | awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 0.005) { print "losses", $0; exit 1 } }' || fail "losses far from the host's"
+
+start_daemon daemon --gpus all
+for pool in 100 50; do
+    job "pool$pool" local --pool "$pool%"
+done
+job "recomputed" local --pool 50% --recompute
+job "parted" parts --pool 50% --micro-batches 2
+! train none "${gpu[@]}" --job none --pool 1 || fail "a pool of a byte is taken"
+least=$(sed -n 's/.*needs [0-9]*: \([0-9]*\) bytes short$/\1/p' "$tmp/none.log")
+[ -n "$least" ] || fail "cistern-gpt does not tell the bytes that are short"
+job smallest local --pool $((least + 1))
+
+# The sample is what the weights say, wherever they are.
+./cistern-gpt "${model[@]}" --data "$tmp/text" "${gpu[@]}" --store local --temperature 0 --sample 8 >"$tmp/sample1" || fail "--sample"
+./cistern-gpt "${model[@]}" --data "$tmp/text" "${gpu[@]}" --job sample --temperature 0 --sample 8 >"$tmp/sample2" || fail "--sample"
+[ -s "$tmp/sample1" ] || fail "no sample"
+cmp "$tmp/sample1" "$tmp/sample2" || fail "other samples"
+stop_daemon daemon
