@@ -106,18 +106,26 @@ static __device__ __forceinline__ uint64_t row_at(uint32_t row, uint32_t stride)
     return static_cast<uint64_t>(row) * stride;
 }
 
-/* Begin to copy ROWS rows, @stride elements apart from @from on, into a tile; zeros from row
- * @whole and from element @dim on. All threads of the block, in step. */
+/* The first piece that this thread copies of rows from @from on. */
+template <int DIM>
+static __device__ __forceinline__ const uint16_t *piece_of(const uint16_t *from, uint32_t stride)
+{
+    constexpr uint32_t CHUNKS = DIM / 8;
+
+    return from + row_at(threadIdx.x / CHUNKS, stride) + threadIdx.x % CHUNKS * 8;
+}
+
+/* Begin to copy ROWS rows, @stride elements apart, into a tile; zeros from row @whole and from
+ * element @dim on. @at: piece_of the first row; what is not there is not read. All threads of the
+ * block, in step. */
 template <int DIM, int ROWS, int THREADS>
-static __device__ __forceinline__ void bring(unsigned char *tile, const uint16_t *from,
+static __device__ __forceinline__ void bring(unsigned char *tile, const uint16_t *at,
                                              uint32_t stride, uint32_t whole, uint32_t dim)
 {
     constexpr uint32_t CHUNKS = DIM / 8;
     constexpr uint32_t STEP = THREADS / CHUNKS; /* rows */
     const uint32_t chunk = threadIdx.x % CHUNKS;
     const uint32_t first = threadIdx.x / CHUNKS;
-    const uint16_t *at =
-        from + row_at(first, stride) + chunk * 8; /* not read where there is nothing */
 
     static_assert(THREADS % CHUNKS == 0 && (ROWS % STEP == 0 || STEP % ROWS == 0), "");
 #pragma unroll
@@ -221,6 +229,27 @@ static __device__ __forceinline__ uint32_t column_of(int n, int e)
     return 8 * n + threadIdx.x % 4 * 2 + e % 2;
 }
 
+/* Row - column of them, of which the first are @row0 and @column0: one number per thread, to which
+ * a constant is added. */
+struct diagonal {
+    int32_t first;
+
+    __device__ __forceinline__ diagonal(uint32_t row0, uint32_t column0)
+        : first(static_cast<int32_t>(row0 + row_of(0, 0) - column0 - column_of(0, 0)))
+    {
+    }
+
+    __device__ __forceinline__ bool below(int m, int n, int e) const
+    {
+        return first > 8 * n + e % 2 - 16 * m - e / 2 * 8;
+    }
+
+    __device__ __forceinline__ bool above(int m, int n, int e) const
+    {
+        return first < 8 * n + e % 2 - 16 * m - e / 2 * 8;
+    }
+};
+
 /* Warp: 16 M rows of accumulators, each element x @scale[m][half], as bf16 to rows of @to, @stride
  * elements apart; the first @whole of them, @dim columns. @tile: shared memory for 16 M rows that
  * no other warp reads any more: from there they go out in whole pieces. */
@@ -257,7 +286,7 @@ put(const float (&c)[M][DIM / 8][4], const float (&scale)[M][2], unsigned char *
     }
 }
 
-/* The sequence and head of this block, and where they are. Found again where it is needed late: few
+/* The sequence and head of a block, and where they are. Found again where it is needed late: few
  * instructions, while what is kept through the loop costs registers. */
 struct corner {
     uint64_t pair;   /* sequence x n_heads + head */
@@ -268,9 +297,8 @@ struct corner {
     uint64_t out;    /* that of out */
 };
 
-static __device__ __forceinline__ corner find_corner(const gpt_attention_sizes &s)
+static __device__ __forceinline__ corner find_corner(const gpt_attention_sizes &s, uint32_t number)
 {
-    const uint32_t number = block_number();
     const uint32_t pair = number / s.n_tiles;
     const uint64_t seq = pair / s.n_heads;
     const uint64_t head = pair % s.n_heads;

@@ -18,7 +18,7 @@ static __device__ __forceinline__ void prepare(const gpt_attention_sizes &s, con
                                                const uint16_t *dout, const float *lse,
                                                float *scratch, uint64_t n_rows)
 {
-    const corner c = find_corner(s);
+    const corner c = find_corner(s, blockIdx.x);
     const uint32_t position =
         c.tile * GPT_ATTENTION_PREPARE + threadIdx.x / GPT_ATTENTION_PREPARE_LANES;
     const uint32_t lane = threadIdx.x % GPT_ATTENTION_PREPARE_LANES;
@@ -62,13 +62,13 @@ static __device__ __forceinline__ void dq(const gpt_attention_sizes &s, const ui
     unsigned char *const q = shared;
     unsigned char *const g = q + ROWS * pitch<DIM>::bytes; /* dout */
     unsigned char *const kv = g + ROWS * pitch<DIM>::bytes;
-    const corner c = find_corner(s);
+    const corner c = find_corner(s, blockIdx.x);
     const uint32_t i0 = (s.n_tiles - 1 - c.tile) * ROWS;
     const uint32_t in_block = threadIdx.x / 32 * (16 * M);
     const uint32_t row0 = i0 + in_block;
     const uint32_t end = min(s.context, i0 + ROWS);
     const bool works = row0 < s.context;
-    const uint16_t *from = qkv + c.qkv;
+    const uint16_t *from = piece_of<DIM>(qkv + c.qkv, c.stride);
     const float *rows = scratch + c.pair * s.padded + row0;
     float sum[M][DIM / 8][4];
     float lse[M][2], delta[M][2];
@@ -84,10 +84,11 @@ static __device__ __forceinline__ void dq(const gpt_attention_sizes &s, const ui
         }
     }
     bring<DIM, ROWS, THREADS>(q, from + row_at(i0, c.stride), c.stride, s.context - i0, s.dim);
-    bring<DIM, ROWS, THREADS>(g, dout + c.out + row_at(i0, c.width), c.width, s.context - i0,
-                              s.dim);
-    bring<DIM, KEYS, THREADS>(kv, from + c.width, c.stride, s.context, s.dim);
-    bring<DIM, KEYS, THREADS>(kv + STAGE / 2, from + 2 * c.width, c.stride, s.context, s.dim);
+    bring<DIM, ROWS, THREADS>(g, piece_of<DIM>(dout + c.out + row_at(i0, c.width), c.width),
+                              c.width, s.context - i0, s.dim);
+    from += c.width;
+    bring<DIM, KEYS, THREADS>(kv, from, c.stride, s.context, s.dim);
+    bring<DIM, KEYS, THREADS>(kv + STAGE / 2, from + c.width, c.stride, s.context, s.dim);
     cst_copy_commit();
     for (uint32_t j0 = 0; j0 < end; j0 += KEYS, stage = STAGE - stage) {
         const uint32_t next = j0 + KEYS;
@@ -98,15 +99,15 @@ static __device__ __forceinline__ void dq(const gpt_attention_sizes &s, const ui
         __syncthreads(); /* this stage is there, the other has been used */
         if (next < end) {
             unsigned char *to = kv + (STAGE - stage);
-            const uint16_t *rest = from + row_at(next, c.stride);
 
-            bring<DIM, KEYS, THREADS>(to, rest + c.width, c.stride, s.context - next, s.dim);
-            bring<DIM, KEYS, THREADS>(to + STAGE / 2, rest + 2 * c.width, c.stride,
-                                      s.context - next, s.dim);
+            from += row_at(KEYS, c.stride);
+            bring<DIM, KEYS, THREADS>(to, from, c.stride, s.context - next, s.dim);
+            bring<DIM, KEYS, THREADS>(to + STAGE / 2, from + c.width, c.stride, s.context - next,
+                                      s.dim);
             cst_copy_commit();
         }
         if (works && j0 < row0 + 16 * M) {
-            const bool cut = next > row0 + 1;
+            const diagonal d(row0, j0);
             float p[M][N][4], dp[M][N][4];
             uint32_t ds[M][N / 2][4];
 
@@ -120,9 +121,8 @@ static __device__ __forceinline__ void dq(const gpt_attention_sizes &s, const ui
                     for (int e = 0; e < 4; e++) {
                         const float x =
                             exp2_fast(__fmaf_rn(p[m][n][e], s.scale_log2, -lse[m][e / 2]));
-                        const bool hidden = cut && j0 + column_of(n, e) > row0 + row_of(m, e);
 
-                        dp[m][n][e] = hidden ? 0.0f : x * (dp[m][n][e] - delta[m][e / 2]);
+                        dp[m][n][e] = d.above(m, n, e) ? 0.0f : x * (dp[m][n][e] - delta[m][e / 2]);
                     }
                 }
             }
@@ -131,7 +131,7 @@ static __device__ __forceinline__ void dq(const gpt_attention_sizes &s, const ui
         }
     }
     if (works) {
-        const corner d = find_corner(s);
+        const corner d = find_corner(s, block_number());
         float scale[M][2];
 
 #pragma unroll
@@ -143,10 +143,10 @@ static __device__ __forceinline__ void dq(const gpt_attention_sizes &s, const ui
     }
 }
 
-/* What dkv reads of queries: where the next tile begins. */
+/* What dkv reads of queries: where this thread's pieces of the next tile begin. */
 struct queries {
     const uint16_t *q, *g;
-    const float *rows; /* of scratch; by thread: its piece of lse or delta */
+    const float *rows; /* lse or delta */
 };
 
 /* Begin one stage of it: q, dout, then lse and delta. Tiles of scratch are whole. */
@@ -182,12 +182,13 @@ static __device__ __forceinline__ void dkv(const gpt_attention_sizes &s, const u
     unsigned char *const v = k + ROWS * pitch<DIM>::bytes;
     unsigned char *const qg = v + ROWS * pitch<DIM>::bytes;
     float *const lse_delta = reinterpret_cast<float *>(qg + 2 * STAGE);
-    const corner c = find_corner(s);
+    const corner c = find_corner(s, blockIdx.x);
     const uint32_t j0 = c.tile * ROWS; /* the longest first */
     const uint32_t in_block = threadIdx.x / 32 * (16 * M);
     const uint32_t key0 = j0 + in_block;
     const bool works = key0 < s.context;
-    queries next = {qkv + c.qkv + row_at(j0, c.stride), dout + c.out + row_at(j0, c.width),
+    queries next = {piece_of<DIM>(qkv + c.qkv + row_at(j0, c.stride), c.stride),
+                    piece_of<DIM>(dout + c.out + row_at(j0, c.width), c.width),
                     scratch + (threadIdx.x / (QUERIES / 4) * n_rows + c.pair) * s.padded + j0 +
                         threadIdx.x % (QUERIES / 4) * 4};
     float dk[M][DIM / 8][4], dv[M][DIM / 8][4];
@@ -212,14 +213,16 @@ static __device__ __forceinline__ void dkv(const gpt_attention_sizes &s, const u
                                                  s.context - i0 - QUERIES);
         }
         if (works && key0 < i0 + QUERIES) {
-            const bool cut = i0 < key0 + 16 * M - 1;
+            const diagonal at(key0, i0);
             float p[M][N][4], dp[M][N][4];
             uint32_t packed[M][N / 2][4];
 
             multiply_rows<DIM>(p, k + in_block * pitch<DIM>::bytes, q);
+            multiply_rows<DIM>(dp, v + in_block * pitch<DIM>::bytes, g);
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 const float2 l = *reinterpret_cast<const float2 *>(lse + column_of(n, 0));
+                const float2 d = *reinterpret_cast<const float2 *>(lse + QUERIES + column_of(n, 0));
 
 #pragma unroll
                 for (int m = 0; m < M; m++) {
@@ -227,33 +230,20 @@ static __device__ __forceinline__ void dkv(const gpt_attention_sizes &s, const u
                     for (int e = 0; e < 4; e++) {
                         const float x = exp2_fast(
                             __fmaf_rn(p[m][n][e], s.scale_log2, e % 2 == 0 ? -l.x : -l.y));
-                        const bool hidden = cut && key0 + row_of(m, e) > i0 + column_of(n, e);
 
-                        p[m][n][e] = hidden ? 0.0f : x;
+                        p[m][n][e] = at.below(m, n, e) ? 0.0f : x;
+                        dp[m][n][e] = p[m][n][e] * (dp[m][n][e] - (e % 2 == 0 ? d.x : d.y));
                     }
                 }
             }
             pack<M, N>(packed, p);
             multiply_columns<DIM, M, N>(dv, packed, g);
-            multiply_rows<DIM>(dp, v + in_block * pitch<DIM>::bytes, g);
-#pragma unroll
-            for (int n = 0; n < N; n++) {
-                const float2 d = *reinterpret_cast<const float2 *>(lse + QUERIES + column_of(n, 0));
-
-#pragma unroll
-                for (int m = 0; m < M; m++) {
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        dp[m][n][e] = p[m][n][e] * (dp[m][n][e] - (e % 2 == 0 ? d.x : d.y));
-                    }
-                }
-            }
             pack<M, N>(packed, dp);
             multiply_columns<DIM, M, N>(dk, packed, q);
         }
     }
     if (works) {
-        const corner d = find_corner(s);
+        const corner d = find_corner(s, block_number());
         float scale[M][2], one[M][2];
         uint16_t *to = dqkv + d.qkv + row_at(key0, c.stride) + c.width;
 

@@ -19,13 +19,15 @@ template <int M> struct running {
 template <int M, int N>
 static __device__ __forceinline__ void mask(float (&s)[M][N][4], uint32_t row0, uint32_t key0)
 {
+    const diagonal d(row0, key0);
+
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
         for (int n = 0; n < N; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                if (key0 + column_of(n, e) > row0 + row_of(m, e)) {
+                if (d.above(m, n, e)) {
                     s[m][n][e] = -INFINITY;
                 }
             }
@@ -106,13 +108,13 @@ static __device__ __forceinline__ void forward(const gpt_attention_sizes &s, con
     unsigned char *const q = shared;
     unsigned char *const k = q + ROWS * pitch<DIM>::bytes;
     unsigned char *const v = k + KEYS * pitch<DIM>::bytes;
-    const corner c = find_corner(s);
+    const corner c = find_corner(s, blockIdx.x);
     const uint32_t i0 = (s.n_tiles - 1 - c.tile) * ROWS; /* the longest first */
     const uint32_t in_block = threadIdx.x / 32 * (16 * M);
     const uint32_t row0 = i0 + in_block; /* of this warp */
     const uint32_t end = min(s.context, i0 + ROWS);
     const bool works = row0 < s.context;
-    const uint16_t *from = qkv + c.qkv;
+    const uint16_t *from = piece_of<DIM>(qkv + c.qkv, c.stride);
     float o[M][DIM / 8][4];
     float scale[M][2];
     running<M> r;
@@ -158,7 +160,7 @@ static __device__ __forceinline__ void forward(const gpt_attention_sizes &s, con
         }
     }
     if (works) {
-        const corner d = find_corner(s);
+        const corner d = find_corner(s, block_number());
         finish(r, scale, lse + d.pair * s.context + row0, s.context - row0, s.scale_log2);
         put<DIM>(o, scale, q + in_block * pitch<DIM>::bytes, out + d.out + row_at(row0, c.width),
                  c.width, s.context - row0, s.dim);
