@@ -11,17 +11,18 @@ struct launch {
     uint32_t rows;    /* of a block's tile */
     uint32_t threads; /* per block */
     uint32_t shared;  /* bytes of dynamic shared memory */
+    uint32_t parts;   /* blocks per tile */
 };
 
-#define FORWARD(dim, tiles, warps, columns, blocks)                                                \
+#define FORWARD(dim, tiles, warps, columns, blocks, parts)                                         \
     {dim, 16 * (tiles) * (warps), 32 * (warps),                                                    \
-     GPT_ATTENTION_FORWARD_SHARED(dim, tiles, warps, columns)},
-#define DQ(dim, tiles, warps, columns, blocks)                                                     \
+     GPT_ATTENTION_FORWARD_SHARED(dim, tiles, warps, columns), parts},
+#define DQ(dim, tiles, warps, columns, blocks, parts)                                              \
     {dim, 16 * (tiles) * (warps), 32 * (warps),                                                    \
-     GPT_ATTENTION_DQ_SHARED(dim, tiles, warps, columns)},
-#define DKV(dim, tiles, warps, columns, blocks)                                                    \
+     GPT_ATTENTION_DQ_SHARED(dim, tiles, warps, columns), parts},
+#define DKV(dim, tiles, warps, columns, blocks, parts)                                             \
     {dim, 16 * (tiles) * (warps), 32 * (warps),                                                    \
-     GPT_ATTENTION_DKV_SHARED(dim, tiles, warps, columns)},
+     GPT_ATTENTION_DKV_SHARED(dim, tiles, warps, columns), parts},
 
 static const struct launch forwards[GPT_ATTENTION_INSTANCES] = {GPT_ATTENTION_FORWARD(FORWARD)};
 static const struct launch dqs[GPT_ATTENTION_INSTANCES] = {GPT_ATTENTION_DQ(DQ)};
@@ -148,11 +149,11 @@ static int run(const struct gpt_cuda_attention_kernels *kernels, CUstream stream
                            what, shape->n_seqs, shape->n_heads, sizes.n_tiles);
     }
     args[0] = &sizes;
-    return cst_cuda_check(
-        kernels->driver,
-        kernels->driver->cuLaunchKernel(function, (unsigned)(n_pairs * sizes.n_tiles), 1, 1,
-                                        launch->threads, 1, 1, launch->shared, stream, args, NULL),
-        err, "launch of attention (%s)", what);
+    return cst_cuda_check(kernels->driver,
+                          kernels->driver->cuLaunchKernel(
+                              function, (unsigned)(n_pairs * sizes.n_tiles), launch->parts, 1,
+                              launch->threads, 1, 1, launch->shared, stream, args, NULL),
+                          err, "launch of attention (%s)", what);
 }
 
 int gpt_cuda_attention(const struct gpt_cuda_attention_kernels *kernels, CUstream stream,
@@ -178,6 +179,7 @@ int gpt_cuda_attention_backward(const struct gpt_cuda_attention_kernels *kernels
     static const struct launch prepare = {
         .rows = GPT_ATTENTION_PREPARE,
         .threads = GPT_ATTENTION_PREPARE * GPT_ATTENTION_PREPARE_LANES,
+        .parts = 1,
     };
     uint64_t n_rows = (uint64_t)shape->n_seqs * shape->n_heads;
     void *prepare_args[] = {NULL, &out, &dout, &lse, &scratch, &n_rows};

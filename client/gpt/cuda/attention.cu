@@ -2,7 +2,7 @@
 #include "client/gpt/cuda/attention_backward.cuh"
 #include "client/gpt/cuda/attention_forward.cuh"
 
-#define FORWARD(dim, tiles, warps, columns, blocks)                                                \
+#define FORWARD(dim, tiles, warps, columns, blocks, parts)                                         \
     extern "C" __global__ void __launch_bounds__(32 * warps, blocks) gpt_attention_forward_##dim(  \
         struct gpt_attention_sizes sizes, const uint16_t *qkv, uint16_t *out, float *lse)          \
     {                                                                                              \
@@ -11,12 +11,13 @@
     CST_KERNEL(gpt_attention_forward_##dim);
 GPT_ATTENTION_FORWARD(FORWARD)
 
-#define BACKWARD(what, dim, tiles, warps, columns, blocks)                                         \
+#define BACKWARD(what, dim, tiles, warps, columns, blocks, parts)                                  \
     extern "C" __global__ void __launch_bounds__(32 * warps, blocks) gpt_attention_##what##_##dim( \
         struct gpt_attention_sizes sizes, const uint16_t *qkv, const uint16_t *dout,               \
         const float *scratch, uint64_t n_rows, uint16_t *dqkv)                                     \
     {                                                                                              \
-        attention::what<dim, tiles, warps, columns>(sizes, qkv, dout, scratch, n_rows, dqkv);      \
+        attention::what<dim, tiles, warps, columns, parts>(sizes, qkv, dout, scratch, n_rows,      \
+                                                           dqkv);                                  \
     }                                                                                              \
     CST_KERNEL(gpt_attention_##what##_##dim);
 #define DQ(...) BACKWARD(dq, __VA_ARGS__)

@@ -5,7 +5,7 @@
  * Shapes (bf16, row-major, 16-byte aligned): qkv, dqkv: n_seqs x context rows of 3 x width, q, k, v
  * side by side, a head's columns at head x head_dim; out, dout: rows of width. lse (fp32): per
  * (seq, head, position) the log of the sum of exponentials. head_dim: a multiple of 16, at most
- * 128; any context. Launches only: nothing here waits for the GPU. */
+ * 256; any context. Launches only: nothing here waits for the GPU. */
 #ifndef GPT_CUDA_ATTENTION_H
 #define GPT_CUDA_ATTENTION_H
 
@@ -13,7 +13,7 @@
 #include "client/gpt/layers.h"
 #include "kernels/cuda/driver.h"
 
-#define GPT_CUDA_MAX_HEAD_DIM 128
+#define GPT_CUDA_MAX_HEAD_DIM 256
 
 struct gpt_cuda_attention_kernels {
     const struct cst_cuda_driver *driver; /* borrowed */

@@ -7,22 +7,26 @@
 
 /* Instances, by the widest head that each takes; a narrower one is filled up with zeros in shared
  * memory. K(dim, tiles of 16 rows per warp, warps, columns per step, blocks per multiprocessor that
- * the registers must allow). Rows are queries in forward and dq, keys in dkv; columns the other.
+ * the registers must allow, parts). Rows are queries in forward and dq, keys in dkv; columns the
+ * other. Parts: 2 where dk and dv are made by a block each, as both do not fit in the registers.
  * Why these: ATTENTION.md. */
 #define GPT_ATTENTION_FORWARD(K)                                                                   \
-    K(32, 1, 4, 32, 4)                                                                             \
-    K(64, 2, 4, 64, 3)                                                                             \
-    K(128, 2, 4, 64, 2)
+    K(32, 1, 4, 32, 4, 1)                                                                          \
+    K(64, 2, 4, 64, 3, 1)                                                                          \
+    K(128, 2, 4, 64, 2, 1)                                                                         \
+    K(256, 1, 8, 32, 1, 1)
 #define GPT_ATTENTION_DQ(K)                                                                        \
-    K(32, 1, 4, 32, 4)                                                                             \
-    K(64, 2, 4, 64, 2)                                                                             \
-    K(128, 1, 8, 64, 1)
+    K(32, 1, 4, 32, 4, 1)                                                                          \
+    K(64, 2, 4, 64, 2, 1)                                                                          \
+    K(128, 1, 8, 64, 1, 1)                                                                         \
+    K(256, 1, 4, 32, 1, 1)
 #define GPT_ATTENTION_DKV(K)                                                                       \
-    K(32, 1, 4, 32, 4)                                                                             \
-    K(64, 2, 4, 32, 2)                                                                             \
-    K(128, 1, 8, 64, 1)
+    K(32, 1, 4, 32, 4, 1)                                                                          \
+    K(64, 2, 4, 32, 2, 1)                                                                          \
+    K(128, 1, 8, 64, 1, 1)                                                                         \
+    K(256, 1, 4, 32, 1, 2)
 
-#define GPT_ATTENTION_INSTANCES 3      /* K's in each of the lists */
+#define GPT_ATTENTION_INSTANCES 4      /* K's in each of the lists */
 #define GPT_ATTENTION_PAD 128          /* rows of scratch are a multiple: no tile reaches beyond */
 #define GPT_ATTENTION_PREPARE 16       /* positions per block of the prepare kernel */
 #define GPT_ATTENTION_PREPARE_LANES 16 /* threads for each of them */

@@ -13,6 +13,20 @@
 namespace attention
 {
 
+/* @sum + a . b, eight elements, one after the other. */
+static __device__ __forceinline__ float dot(uint4 a, uint4 b, float sum)
+{
+    const uint32_t x[4] = {a.x, a.y, a.z, a.w};
+    const uint32_t y[4] = {b.x, b.y, b.z, b.w};
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum = __fmaf_rn(cst_bf16_first(x[i]), cst_bf16_first(y[i]), sum);
+        sum = __fmaf_rn(cst_bf16_second(x[i]), cst_bf16_second(y[i]), sum);
+    }
+    return sum;
+}
+
 /* Scratch, for GPT_ATTENTION_PREPARE positions of a head. */
 static __device__ __forceinline__ void prepare(const gpt_attention_sizes &s, const uint16_t *out,
                                                const uint16_t *dout, const float *lse,
@@ -22,20 +36,15 @@ static __device__ __forceinline__ void prepare(const gpt_attention_sizes &s, con
     const uint32_t position =
         c.tile * GPT_ATTENTION_PREPARE + threadIdx.x / GPT_ATTENTION_PREPARE_LANES;
     const uint32_t lane = threadIdx.x % GPT_ATTENTION_PREPARE_LANES;
-    const uint64_t at = c.out + row_at(position, c.width) + lane * 8;
     const uint64_t row = c.pair * s.padded + position;
     float sum = 0;
 
-    if (position < s.context && lane * 8 < s.dim) {
-        const uint4 a = *reinterpret_cast<const uint4 *>(out + at);
-        const uint4 b = *reinterpret_cast<const uint4 *>(dout + at);
-        const uint32_t x[4] = {a.x, a.y, a.z, a.w};
-        const uint32_t y[4] = {b.x, b.y, b.z, b.w};
+    if (position < s.context) {
+        for (uint32_t i = lane * 8; i < s.dim; i += GPT_ATTENTION_PREPARE_LANES * 8) {
+            const uint64_t at = c.out + row_at(position, c.width) + i;
 
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sum = __fmaf_rn(cst_bf16_first(x[i]), cst_bf16_first(y[i]), sum);
-            sum = __fmaf_rn(cst_bf16_second(x[i]), cst_bf16_second(y[i]), sum);
+            sum = dot(*reinterpret_cast<const uint4 *>(out + at),
+                      *reinterpret_cast<const uint4 *>(dout + at), sum);
         }
     }
 #pragma unroll
@@ -49,7 +58,7 @@ static __device__ __forceinline__ void prepare(const gpt_attention_sizes &s, con
 }
 
 /* dq of 16 M WARPS queries. K and V have two buffers. */
-template <int DIM, int M, int WARPS, int KEYS>
+template <int DIM, int M, int WARPS, int KEYS, int PARTS>
 static __device__ __forceinline__ void dq(const gpt_attention_sizes &s, const uint16_t *qkv,
                                           const uint16_t *dout, const float *scratch,
                                           uint64_t n_rows, uint16_t *dqkv)
@@ -166,12 +175,12 @@ static __device__ __forceinline__ void bring_queries(const gpt_attention_sizes &
     from.rows += QUERIES;
 }
 
-/* dk and dv of 16 M WARPS keys. The scores are those of k q^T: keys are rows, and p and ds are what
- * dv and dk need as fragments. Q and dout have two buffers. */
-template <int DIM, int M, int WARPS, int QUERIES>
-static __device__ __forceinline__ void dkv(const gpt_attention_sizes &s, const uint16_t *qkv,
-                                           const uint16_t *dout, const float *scratch,
-                                           uint64_t n_rows, uint16_t *dqkv)
+/* dk, dv or both of 16 M WARPS keys. The scores are those of k q^T: keys are rows, and p and ds are
+ * what dv and dk need as fragments. Q and dout have two buffers. */
+template <int DIM, int M, int WARPS, int QUERIES, bool DK, bool DV>
+static __device__ __forceinline__ void dkv_of(const gpt_attention_sizes &s, const uint16_t *qkv,
+                                              const uint16_t *dout, const float *scratch,
+                                              uint64_t n_rows, uint16_t *dqkv)
 {
     constexpr int ROWS = 16 * M * WARPS;
     constexpr int THREADS = 32 * WARPS;
@@ -218,7 +227,9 @@ static __device__ __forceinline__ void dkv(const gpt_attention_sizes &s, const u
             uint32_t packed[M][N / 2][4];
 
             multiply_rows<DIM>(p, k + in_block * pitch<DIM>::bytes, q);
-            multiply_rows<DIM>(dp, v + in_block * pitch<DIM>::bytes, g);
+            if (DK) {
+                multiply_rows<DIM>(dp, v + in_block * pitch<DIM>::bytes, g);
+            }
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 const float2 l = *reinterpret_cast<const float2 *>(lse + column_of(n, 0));
@@ -232,14 +243,20 @@ static __device__ __forceinline__ void dkv(const gpt_attention_sizes &s, const u
                             __fmaf_rn(p[m][n][e], s.scale_log2, e % 2 == 0 ? -l.x : -l.y));
 
                         p[m][n][e] = at.below(m, n, e) ? 0.0f : x;
-                        dp[m][n][e] = p[m][n][e] * (dp[m][n][e] - (e % 2 == 0 ? d.x : d.y));
+                        if (DK) {
+                            dp[m][n][e] = p[m][n][e] * (dp[m][n][e] - (e % 2 == 0 ? d.x : d.y));
+                        }
                     }
                 }
             }
-            pack<M, N>(packed, p);
-            multiply_columns<DIM, M, N>(dv, packed, g);
-            pack<M, N>(packed, dp);
-            multiply_columns<DIM, M, N>(dk, packed, q);
+            if (DV) {
+                pack<M, N>(packed, p);
+                multiply_columns<DIM, M, N>(dv, packed, g);
+            }
+            if (DK) {
+                pack<M, N>(packed, dp);
+                multiply_columns<DIM, M, N>(dk, packed, q);
+            }
         }
     }
     if (works) {
@@ -252,10 +269,28 @@ static __device__ __forceinline__ void dkv(const gpt_attention_sizes &s, const u
             scale[m][0] = scale[m][1] = s.scale;
             one[m][0] = one[m][1] = 1.0f;
         }
-        put<DIM>(dk, scale, k + in_block * pitch<DIM>::bytes, to, c.stride, s.context - key0,
-                 s.dim);
-        put<DIM>(dv, one, v + in_block * pitch<DIM>::bytes, to + c.width, c.stride,
-                 s.context - key0, s.dim);
+        if (DK) {
+            put<DIM>(dk, scale, k + in_block * pitch<DIM>::bytes, to, c.stride, s.context - key0,
+                     s.dim);
+        }
+        if (DV) {
+            put<DIM>(dv, one, v + in_block * pitch<DIM>::bytes, to + c.width, c.stride,
+                     s.context - key0, s.dim);
+        }
+    }
+}
+
+/* Of two parts, block y = 0 makes dk and block y = 1 dv. */
+template <int DIM, int M, int WARPS, int QUERIES, int PARTS>
+static __device__ __forceinline__ void dkv(const gpt_attention_sizes &s, const uint16_t *qkv,
+                                           const uint16_t *dout, const float *scratch,
+                                           uint64_t n_rows, uint16_t *dqkv)
+{
+    static_assert(PARTS == 1 || PARTS == 2, "");
+    if (PARTS == 1 || blockIdx.y == 0) {
+        dkv_of<DIM, M, WARPS, QUERIES, true, PARTS == 1>(s, qkv, dout, scratch, n_rows, dqkv);
+    } else {
+        dkv_of<DIM, M, WARPS, QUERIES, false, true>(s, qkv, dout, scratch, n_rows, dqkv);
     }
 }
 

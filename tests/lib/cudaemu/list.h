@@ -13,13 +13,16 @@
     K(gpt_attention_forward_32)                                                                    \
     K(gpt_attention_forward_64)                                                                    \
     K(gpt_attention_forward_128)                                                                   \
+    K(gpt_attention_forward_256)                                                                   \
     K(gpt_attention_prepare)                                                                       \
     K(gpt_attention_dq_32)                                                                         \
     K(gpt_attention_dq_64)                                                                         \
     K(gpt_attention_dq_128)                                                                        \
+    K(gpt_attention_dq_256)                                                                        \
     K(gpt_attention_dkv_32)                                                                        \
     K(gpt_attention_dkv_64)                                                                        \
     K(gpt_attention_dkv_128)                                                                       \
+    K(gpt_attention_dkv_256)                                                                       \
     K(gpt_columns_kernel)                                                                          \
     K(gpt_embed_kernel)                                                                            \
     K(gpt_gelu_backward_kernel)                                                                    \
