@@ -12,6 +12,7 @@
 enum fill {
     ORDINARY, /* numbers around 1 */
     WIDE,     /* finite, 2^-20 to 2^20: every sum is rounded, so its order shows */
+    INFINITE, /* as WIDE, with an infinity here and there, no NaN */
     HOSTILE,  /* any bits, special values, subnormals */
     N_FILL,
 };
@@ -65,7 +66,10 @@ static float random_float(struct cases *c, enum fill fill)
     if (fill == ORDINARY) {
         return (float)((double)(r >> 11) * 0x1p-52 - 1.0);
     }
-    if (fill == WIDE) {
+    if (fill == INFINITE && r % 61 == 0) {
+        return from_bits(0x7f800000u);
+    }
+    if (fill == WIDE || fill == INFINITE) {
         return from_bits((high & 0x807fffffu) | (uint32_t)(127 - 20 + r % 40) << 23);
     }
     switch (r % 4) {
