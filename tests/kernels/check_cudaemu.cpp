@@ -339,6 +339,7 @@ int main(void)
     SRunner *runner;
     int failed;
 
+    tcase_set_timeout(right, 60);
     tcase_add_test(right, test_indices);
     tcase_add_test(right, test_barrier);
     tcase_add_test(right, test_missing_barrier_shows);
