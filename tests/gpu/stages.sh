@@ -137,8 +137,8 @@ skip() {
 }
 
 fail() {
-    tail -n 20 "$tmp"/*.log 2>/dev/null || true
-    printf '%s\n' "$1"
+    tail -n 20 "$tmp"/*.log >&2 2>/dev/null || true
+    printf '%s\n' "$1" >&2
     exit 1
 }
 
@@ -203,7 +203,7 @@ make_text() {
     elif [ -e text ]; then
         cp text "$tmp/text"
     else
-        find "$here/../.." -name '*.[ch]' -not -path '*/.git/*' -exec cat {} + >"$tmp/text"
+        find "$here"/../../{client,daemon,kernels,offload,proto,tests} -name '*.[ch]' -exec cat {} + >"$tmp/text"
     fi
     [ -s "$tmp/text" ] || fail "no text to train on: use --text"
 }

@@ -54,7 +54,7 @@ BEGIN {
 {
     name = field($0, "name")
     goal = met = ""
-    if (name in which) {
+    if (name in which && !quick) {
         goal = which[name] " >= " bound[name]
         met = field($0, which[name]) + 0 >= bound[name] ? "true" : "false"
         missed += met == "false"
