@@ -7,8 +7,8 @@ stages=(
     "kernels 45 the kernels' bits against the C references, and their bandwidth against a copy on the card"
     "attention 30 attention against its reference"
     "gpt 30 the worker's passes on the GPU against those on the processor"
-    "e2e 75 the end-to-end programs on this GPU: training, deaths, recovery"
-    "bits 45 cistern-gpt with pools of 100, 50, 25 % and the smallest, and with an engine killed: the same bits"
+    "bits 40 cistern-gpt through the daemon with pools of 100, 50, 25 % and the smallest: the same bits"
+    "e2e 75 two ranks on this GPU; a worker, an engine and the daemon killed: the same bits, and nothing is left"
     "sanitizer 40 compute-sanitizer on the kernels, if it is there"
     "experiments 40 what the driver does where its manual is silent"
     "copy 40 64 MiB chunks up, down and both at once, against cuMemcpyAsync"
@@ -239,32 +239,14 @@ stage_kernels() {
 }
 
 stage_attention() {
-    [ -z "$GPU_FAKE" ] || skip "on the processor: tests/gpt/cuda_attention"
     need tests/gpu/check_attention
-    ./tests/gpu/check_attention
+    ./tests/gpu/check_attention ${GPU_FAKE:+--small}
 }
 
 stage_gpt() {
     [ -z "$GPU_FAKE" ] || skip "on the processor: tests/gpt/cuda"
     need tests/gpu/check_worker
     ./tests/gpu/check_worker
-}
-
-# End-to-end programs that are of use on a GPU; in a build tree "make check" builds them.
-stage_e2e() {
-    local program ran=0 failed='' status
-    for program in tests/e2e/check_cuda* tests/e2e/cuda*.sh "$here"/../e2e/cuda*.sh; do
-        if [ ! -x "$program" ] || [ -d "$program" ]; then
-            continue
-        fi
-        printf -- '-- %s\n' "$program"
-        status=0
-        srcdir=$here/../.. CST_TEST_GPU=yes CK_FORK=yes timeout 60 "$(realpath "$program")" || status=$?
-        [ $status = 77 ] || ran=$((ran + 1))
-        [ $status = 0 ] || [ $status = 77 ] || failed="$failed ${program##*/} ($status)"
-    done
-    [ -z "$failed" ] || fail "failed:$failed"
-    [ $ran -gt 0 ] || skip "no end-to-end program is built"
 }
 
 stage_sanitizer() {

@@ -1,22 +1,45 @@
 # shellcheck shell=bash disable=SC2154 # begin_stage sets tmp, here and daemon
 # The stages of tests/gpu/run that train: bits, worker, whole, size, peer. Sourced by stages.sh.
 
-# -- the same bits whatever the pool -----------------------------------------------------------
+# -- the same bits, whatever happens -------------------------------------------------------------
 
-# cistern-gpt on the GPU with a model of a moment, into $tmp/NAME.losses and .weights.
+# cistern-gpt on the GPU with a model of a moment, as rank 0 of $world, into $tmp/NAME.losses and .weights; the options behind NAME go
+# over these.
 small_gpt() {
     local name=$1
     shift
-    ./cistern-gpt --layers 12 --heads 2 --width 64 --context 32 --batch 4 --warmup 2 --lr 0.003 --quiet --data "$tmp/text" \
-        --device cuda ${GPU_FAKE:+--matmul plain} --steps "$steps" --loss-file "$tmp/$name.losses" --dump-weights "$tmp/$name.weights" \
-        "$@" >>"$tmp/$name.log" 2>&1
+    ./cistern-gpt --layers "$layers" --heads 2 --width 64 --context 32 --batch 4 --warmup 2 --lr 0.003 --quiet --data "$tmp/text" \
+        --device cuda ${GPU_FAKE:+--matmul plain} --world "$world" --steps "$steps" --loss-file "$tmp/$name.losses" \
+        --dump-weights "$tmp/$name.weights" "$@" >>"$tmp/$name.log" 2>&1
 }
 
+# $1 left what $2 did; its job is removed.
 same_bits() {
-    cmp "$tmp/local.losses" "$tmp/$1.losses" || fail "$1: other losses than with all states on the GPU"
-    cmp "$tmp/local.weights" "$tmp/$1.weights" || fail "$1: other weights than with all states on the GPU"
+    [ "$(sort -u "$tmp/$2.losses" | wc -l)" = "$steps" ] || fail "losses that do not change prove nothing"
+    cmp "$tmp/$2.losses" "$tmp/$1.losses" || fail "$1: other losses than $2"
+    cmp "$tmp/$2.weights" "$tmp/$1.weights" || fail "$1: other weights than $2"
     ./cistern rm "$1" >/dev/null || fail "cistern rm $1"
-    printf '%s: same bits\n' "$1"
+    printf '%s: same bits as %s\n' "$1" "$2"
+}
+
+stage_bits() {
+    local pool pools=(100 50 25) least world=1 layers=12 steps=30
+    if [ -n "$GPU_FAKE" ]; then
+        pools=(50) layers=6 steps=2
+    fi
+    need_gpt
+    make_text
+    small_gpt local --store local || gpt_failed "$tmp/local.log" "--store local"
+    start_daemon
+    for pool in "${pools[@]}"; do
+        small_gpt "pool$pool" --job "pool$pool" --pool "$pool%" || gpt_failed "$tmp/pool$pool.log" "pool of $pool %"
+        same_bits "pool$pool" local
+    done
+    ! small_gpt none --job none --pool 1 || fail "a pool of a byte is taken"
+    least=$(sed -n 's/.*needs [0-9]*: \([0-9]*\) bytes short$/\1/p' "$tmp/none.log")
+    [ -n "$least" ] || fail "cistern-gpt does not tell the bytes that are short"
+    small_gpt smallest --job smallest --pool $((least + 1)) || gpt_failed "$tmp/smallest.log" "the smallest pool"
+    same_bits smallest local
 }
 
 # The pid of the daemon's engine for the GPU.
@@ -32,44 +55,93 @@ gpu_engine() {
     fail "the daemon has no engine for the GPU"
 }
 
-# Job "killed", whose engine dies when it has done a third of its steps.
-killed_bits() {
-    local pid deadline=$((SECONDS + 20))
-    small_gpt killed --job killed --pool 50% &
+# Start rank $2 of job $1; sets pid. Rank 0 leaves the job's losses and weights, the others nothing.
+start_rank() {
+    if [ "$2" = 0 ]; then
+        small_gpt "$1" --job "$1" --pool "$pool" &
+    else
+        small_gpt "$1" --job "$1" --pool "$pool" --rank "$2" --loss-file /dev/null --dump-weights /dev/null &
+    fi
     pid=$!
-    until [ -s "$tmp/killed.losses" ] && [ "$(wc -l <"$tmp/killed.losses")" -ge $((steps / 3)) ]; do
-        kill -0 "$pid" 2>/dev/null || fail "killed: cistern-gpt ended early"
-        [ $SECONDS -lt $deadline ] || fail "killed: too slow"
-        sleep 0.02
-    done
-    kill -KILL "$(gpu_engine)"
-    wait "$pid" || fail "killed: cistern-gpt failed after its engine was killed"
-    same_bits killed
 }
 
-stage_bits() {
-    local pool least steps=30
-    [ -z "$GPU_FAKE" ] || steps=2
+# Start both ranks of job $1; sets pids.
+start_ranks() {
+    start_rank "$1" 0
+    pids=("$pid")
+    start_rank "$1" 1
+    pids+=("$pid")
+}
+
+# Come back when job $1 has done a third of its steps.
+in_the_middle() {
+    local deadline=$((SECONDS + 30))
+    until [ -s "$tmp/$1.losses" ] && [ "$(wc -l <"$tmp/$1.losses")" -ge $((steps / 3)) ]; do
+        kill -0 "${pids[0]}" 2>/dev/null || gpt_failed "$tmp/$1.log" "$1: ended early"
+        [ $SECONDS -lt $deadline ] || fail "$1: too slow"
+        sleep 0.02
+    done
+}
+
+# Wait for job $1, and compare it with $2.
+end_ranks() {
+    for pid in "${pids[@]}"; do
+        wait "$pid" || gpt_failed "$tmp/$1.log" "$1"
+    done
+    same_bits "$1" "$2"
+}
+
+# The pid of process $1's child; of itself where it has none: a shell may have become what it ran.
+child_of() {
+    local stat pid ppid
+    for stat in /proc/[0-9]*/stat; do
+        read -r pid _ _ ppid _ 2>/dev/null <"$stat" || continue
+        if [ "$ppid" = "$1" ]; then
+            printf '%s\n' "$pid"
+            return
+        fi
+    done
+    printf '%s\n' "$1"
+}
+
+stage_e2e() {
+    local world=2 layers=6 steps=300 pool=100% pid pids engine deadline
+    [ -z "$GPU_FAKE" ] || steps=6
     need_gpt
     make_text
-    small_gpt local --store local || gpt_failed "$tmp/local.log" "--store local"
-    [ "$(sort -u "$tmp/local.losses" | wc -l)" = $steps ] || fail "losses that do not change prove nothing"
     start_daemon
-    for pool in 100 50 25; do
-        small_gpt "pool$pool" --job "pool$pool" --pool "$pool%" || gpt_failed "$tmp/pool$pool.log" "pool of $pool %"
-        same_bits "pool$pool"
+    start_ranks whole
+    end_ranks whole whole
+    pool=50%
+    start_ranks half
+    end_ranks half whole
+
+    start_ranks worker-killed
+    in_the_middle worker-killed
+    # small_gpt runs in a shell of ours, whose child the worker is.
+    kill -KILL "$(child_of "${pids[1]}")"
+    wait "${pids[1]}" && fail "worker-killed: it was over before the kill"
+    start_rank worker-killed 1
+    pids[1]=$pid
+    end_ranks worker-killed whole
+
+    start_ranks engine-killed
+    in_the_middle engine-killed
+    kill -KILL "$(gpu_engine)"
+    end_ranks engine-killed whole
+
+    ./cistern stat | tee "$tmp/stat"
+    grep -q '^gpu .*: 0 B of .* for pools' "$tmp/stat" || fail "all jobs are gone, their pools are not"
+    # An engine does not outlive its daemon, however that ends.
+    engine=$(gpu_engine)
+    kill -KILL "$daemon"
+    wait "$daemon" 2>/dev/null || true
+    daemon=
+    deadline=$((SECONDS + 10))
+    while kill -0 "$engine" 2>/dev/null; do
+        [ $SECONDS -lt $deadline ] || fail "the engine outlives its daemon"
+        sleep 0.05
     done
-    ! small_gpt none --job none --pool 1 || fail "a pool of a byte is taken"
-    least=$(sed -n 's/.*needs [0-9]*: \([0-9]*\) bytes short$/\1/p' "$tmp/none.log")
-    [ -n "$least" ] || fail "cistern-gpt does not tell the bytes that are short"
-    small_gpt smallest --job smallest --pool $((least + 1)) || gpt_failed "$tmp/smallest.log" "the smallest pool"
-    same_bits smallest
-    if [ -n "$GPU_FAKE" ]; then # there, tests/e2e kills engines
-        return
-    fi
-    steps=300
-    small_gpt local --store local || gpt_failed "$tmp/local.log" "--store local"
-    killed_bits
 }
 
 # -- 1.3 billion parameters ------------------------------------------------------------------------
