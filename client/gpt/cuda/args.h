@@ -10,8 +10,9 @@
 
 #define GPT_CUDA_THREADS 256      /* of a block of the elementwise kernels */
 #define GPT_CUDA_MAX_WIDTH 8192   /* elements of a row that a block takes, eight to a thread */
-#define GPT_CUDA_NORM_ROWS 32     /* rows of a strip of the norm's way back */
-#define GPT_CUDA_BIAS_ROWS 128    /* rows of a strip of a bias's gradient */
+#define GPT_CUDA_NORM_STRIPS 512  /* of the rows, at most, on a norm's way back: four per SM */
+#define GPT_CUDA_NORM_ROWS 4      /* of a strip there, at least */
+#define GPT_CUDA_BIAS_ROWS 64     /* rows of a strip of a bias's gradient */
 #define GPT_CUDA_BIAS_COLUMNS 256 /* that a block adds up: 32 threads of 8 */
 #define GPT_CUDA_BIAS_LANES 8     /* threads per column there */
 #define GPT_CUDA_SUM_COLUMNS 32   /* of a block that adds strips up */

@@ -73,9 +73,20 @@ static unsigned row_threads(size_t width)
     return 32 * parts(width, 8 * 32);
 }
 
+/* Rows of a strip of the norm's way back: as many strips as run at once, so that the second stage
+ * stays short. */
+static size_t norm_strip(size_t rows)
+{
+    const size_t n = parts(rows, GPT_CUDA_NORM_STRIPS);
+
+    return n > GPT_CUDA_NORM_ROWS ? n : GPT_CUDA_NORM_ROWS;
+}
+
 size_t gpt_cuda_parts_bytes(size_t rows, size_t width)
 {
-    const size_t norm = 2 * (size_t)parts(rows, GPT_CUDA_NORM_ROWS) * width;
+    /* No fewer than fewer rows would want. */
+    const size_t most = parts(rows, GPT_CUDA_NORM_ROWS);
+    const size_t norm = 2 * (most < GPT_CUDA_NORM_STRIPS ? most : GPT_CUDA_NORM_STRIPS) * width;
     const size_t bias = (size_t)parts(rows, GPT_CUDA_BIAS_ROWS) * 4 * width;
 
     return (norm > bias ? norm : bias) * sizeof(float);
@@ -91,7 +102,7 @@ int gpt_cuda_norm(const struct gpt_cuda_kernels *k, size_t rows, size_t width, C
     return launch(k, k->norm, "norm", (unsigned)rows, 1, row_threads(width), args, err);
 }
 
-/* The second stage of sums over rows. @n_b 1: two vectors per strip, the second for @b. */
+/* The second stage of sums over rows: of @n_vectors per strip, the second for @b. */
 static int sums(const struct gpt_cuda_kernels *k, uint32_t n_strips, size_t width, CUdeviceptr from,
                 unsigned n_vectors, struct gpt_cuda_grad a, struct gpt_cuda_grad b,
                 struct cst_err *err)
@@ -108,9 +119,10 @@ int gpt_cuda_norm_backward(const struct gpt_cuda_kernels *k, const struct gpt_cu
 {
     struct gpt_cuda_norm_back n = *norm;
     uint32_t rows = (uint32_t)n.rows, width = (uint32_t)n.width, accumulate = !n.first;
-    const unsigned strips = parts(n.rows, GPT_CUDA_NORM_ROWS);
-    void *args[] = {&rows,   &width,      &n.dy, &n.x,       &n.w,    &n.mean,
-                    &n.rstd, &accumulate, &n.dx, &n.operand, &n.parts};
+    uint32_t strip = (uint32_t)norm_strip(n.rows);
+    const unsigned strips = parts(n.rows, strip);
+    void *args[] = {&rows,   &strip,  &width,      &n.dy, &n.x,       &n.w,
+                    &n.mean, &n.rstd, &accumulate, &n.dx, &n.operand, &n.parts};
     int rc =
         launch(k, k->norm_backward, "norm_backward", strips, 1, row_threads(n.width), args, err);
 

@@ -12,26 +12,24 @@ extern "C" __global__ void __launch_bounds__(GPT_CUDA_MAX_WIDTH / 8, 1)
                     const uint16_t *b, float *sum, uint16_t *y, float *mean, float *rstd)
 {
     __shared__ float2 room[2][32];
-    const uint32_t column = 8 * threadIdx.x;
-    const uint64_t at = static_cast<uint64_t>(blockIdx.x) * width + column;
-    const bool inside = column < width;
-    vec8 row = {};
+    const uint64_t at = static_cast<uint64_t>(blockIdx.x) * width;
+    const share mine = my_share(width);
+    vec8 row = load_row(x + at, mine);
+    vec8 scale;
+    vec8 shift;
     float total = 0.0f;
     float squares = 0.0f;
     float m;
     float r;
 
-    if (inside) {
-        row = load8(x + at);
-    }
-    if (inside && branch != nullptr) {
-        vec8 add = load8(branch + at);
+    if (branch != nullptr) {
+        vec8 add = load_row(branch + at, mine);
 
 #pragma unroll
         for (int e = 0; e < 8; e++) {
             row.v[e] += add.v[e];
         }
-        store8(sum + at, row);
+        store_row(sum + at, mine, row);
     }
 #pragma unroll
     for (int e = 0; e < 8; e++) {
@@ -40,19 +38,18 @@ extern "C" __global__ void __launch_bounds__(GPT_CUDA_MAX_WIDTH / 8, 1)
     m = block_sum(total, 0.0f, room[0]).x / static_cast<float>(width);
 #pragma unroll
     for (int e = 0; e < 8; e++) {
-        squares += inside ? (row.v[e] - m) * (row.v[e] - m) : 0.0f;
+        float d = (e < 4 ? mine.has_first : mine.has_second) ? row.v[e] - m : 0.0f;
+
+        squares += d * d;
     }
     r = rsqrtf(block_sum(squares, 0.0f, room[1]).x / static_cast<float>(width) + 1e-5f);
-    if (inside) {
-        vec8 scale = load8_shared(w + column);
-        vec8 shift = load8_shared(b + column);
-
+    scale = load_row_shared(w, mine);
+    shift = load_row_shared(b, mine);
 #pragma unroll
-        for (int e = 0; e < 8; e++) {
-            row.v[e] = (row.v[e] - m) * r * scale.v[e] + shift.v[e];
-        }
-        store8(y + at, row);
+    for (int e = 0; e < 8; e++) {
+        row.v[e] = (row.v[e] - m) * r * scale.v[e] + shift.v[e];
     }
+    store_row(y + at, mine, row);
     if (threadIdx.x == 0) {
         mean[blockIdx.x] = m;
         rstd[blockIdx.x] = r;
@@ -60,68 +57,58 @@ extern "C" __global__ void __launch_bounds__(GPT_CUDA_MAX_WIDTH / 8, 1)
 }
 CST_KERNEL(gpt_norm_kernel);
 
-/* dx := [dx +] gradient, operand := bf16(dx); sums of a strip of GPT_CUDA_NORM_ROWS rows for dw and
- * db into parts[strip][2][width]. 16 bytes per element, 12 where dx is not read. */
+/* dx := [dx +] gradient, operand := bf16(dx); sums of a strip of strip_rows rows for dw and db into
+ * parts[strip][2][width]. 16 bytes per element, 12 where dx is not read. What is behind the row has
+ * gradient 0, and scale 0. */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_MAX_WIDTH / 8, 1)
-    gpt_norm_backward_kernel(uint32_t rows, uint32_t width, const uint16_t *dy, const float *x,
-                             const uint16_t *w, const float *mean, const float *rstd,
-                             uint32_t accumulate, float *dx, uint16_t *operand, float *parts)
+    gpt_norm_backward_kernel(uint32_t rows, uint32_t strip_rows, uint32_t width, const uint16_t *dy,
+                             const float *x, const uint16_t *w, const float *mean,
+                             const float *rstd, uint32_t accumulate, float *dx, uint16_t *operand,
+                             float *parts)
 {
     __shared__ float2 room[2][32];
-    const uint32_t column = 8 * threadIdx.x;
-    const uint32_t first = blockIdx.x * GPT_CUDA_NORM_ROWS;
-    const uint32_t end = min(first + GPT_CUDA_NORM_ROWS, rows);
-    const bool inside = column < width;
-    vec8 scale = {};
+    const uint32_t first = blockIdx.x * strip_rows;
+    const uint32_t end = min(first + strip_rows, rows);
+    const share mine = my_share(width);
     vec8 dw = {};
     vec8 db = {};
 
-    if (inside) {
-        scale = load8_shared(w + column);
-    }
     for (uint32_t i = first; i < end; i++) {
-        const uint64_t at = static_cast<uint64_t>(i) * width + column;
+        const uint64_t at = static_cast<uint64_t>(i) * width;
         const float m = mean[i];
         const float r = rstd[i];
-        vec8 hat = {};
-        vec8 gain = {};
+        const vec8 scale = load_row_shared(w, mine); /* near, and too much to keep */
+        vec8 gain = load_row(dy + at, mine);
+        vec8 hat = load_row(x + at, mine);
         vec8 out = {};
         float sum = 0.0f;
         float along = 0.0f;
         float2 sums;
 
-        if (inside) {
-            gain = load8(dy + at);
-            hat = load8(x + at);
-            if (accumulate != 0) {
-                out = load8(dx + at);
-            }
+        if (accumulate != 0) {
+            out = load_row(dx + at, mine);
+        }
 #pragma unroll
-            for (int e = 0; e < 8; e++) {
-                hat.v[e] = (hat.v[e] - m) * r;
-                dw.v[e] += gain.v[e] * hat.v[e];
-                db.v[e] += gain.v[e];
-                gain.v[e] *= scale.v[e];
-                sum += gain.v[e];
-                along += gain.v[e] * hat.v[e];
-            }
+        for (int e = 0; e < 8; e++) {
+            hat.v[e] = (hat.v[e] - m) * r;
+            dw.v[e] += gain.v[e] * hat.v[e];
+            db.v[e] += gain.v[e];
+            gain.v[e] *= scale.v[e];
+            sum += gain.v[e];
+            along += gain.v[e] * hat.v[e];
         }
         sums = block_sum(sum, along, room[i % 2]);
         sum = sums.x / static_cast<float>(width);
         along = sums.y / static_cast<float>(width);
-        if (inside) {
 #pragma unroll
-            for (int e = 0; e < 8; e++) {
-                out.v[e] += (gain.v[e] - sum - hat.v[e] * along) * r;
-            }
-            store8(dx + at, out);
-            store8(operand + at, out);
+        for (int e = 0; e < 8; e++) {
+            out.v[e] += (gain.v[e] - sum - hat.v[e] * along) * r;
         }
+        store_row(dx + at, mine, out);
+        store_row(operand + at, mine, out);
     }
-    if (inside) {
-        parts += static_cast<uint64_t>(blockIdx.x) * 2 * width + column;
-        store8(parts, dw);
-        store8(parts + width, db);
-    }
+    parts += static_cast<uint64_t>(blockIdx.x) * 2 * width;
+    store_row(parts, mine, dw);
+    store_row(parts + width, mine, db);
 }
 CST_KERNEL(gpt_norm_backward_kernel);
