@@ -105,7 +105,7 @@ child_of() {
 }
 
 stage_e2e() {
-    local world=2 layers=6 steps=300 pool=100% pid pids engine deadline
+    local world=2 layers=6 steps=120 pool=100% pid pids engine deadline
     [ -z "$GPU_FAKE" ] || steps=6
     need_gpt
     make_text
