@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # cistern-gpt --device cuda without a GPU (tests/lib/fakecuda): losses and final weights are the same bits with all states in the GPU's
 # memory, and in the daemon with pools from all weights down to the smallest that is accepted; with activations computed again; in parts;
-# and near those of the host.
+# and near those of the host. Calls of the driver that fail.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
@@ -51,6 +51,19 @@ train host --store local --matmul bf16 || fail "the host failed"
 paste "$tmp/local.losses" "$tmp/host.losses" | while read -r a b; do
     printf '%.6f %.6f\n' "$a" "$b"
 done | awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 0.005) { print "losses", $0; exit 1 } }' || fail "losses far from the host's"
+
+# Whatever call of the driver fails, the worker ends with a sentence and leaves nothing behind; or it was a call that gives back.
+for ((n = 4; n < 220; n += 9)); do
+    rm -f "$tmp/leaks"
+    status=0
+    CST_FAKECUDA_FAIL="*:$n=2" CST_FAKECUDA_LEAKS=$tmp/leaks ./cistern-gpt "${gpu[@]}" --store local --layers 1 --heads 1 --width 16 \
+        --context 8 --batch 1 --steps 1 --quiet --data "$tmp/text" >"$tmp/fault.log" 2>&1 || status=$?
+    [ $status -le 1 ] || fail "call $n failed: status $status"
+    if [ $status = 1 ]; then
+        grep -q '^cistern-gpt: .*OUT_OF_MEMORY' "$tmp/fault.log" || fail "call $n failed: no sentence"
+        grep -q '"leaks":0,' "$tmp/leaks" || fail "call $n failed: $(cat "$tmp/leaks")"
+    fi
+done
 
 start_daemon daemon --gpus all
 for pool in 100 50; do
