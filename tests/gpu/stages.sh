@@ -240,7 +240,14 @@ stage_kernels() {
 
 stage_attention() {
     need tests/gpu/check_attention
-    ./tests/gpu/check_attention ${GPU_FAKE:+--small}
+    if [ -n "$GPU_FAKE" ]; then
+        ./tests/gpu/check_attention --small
+        return
+    fi
+    ./tests/gpu/check_attention | tee "$tmp/attention.log"
+    # The last shape: heads of 128 elements.
+    emit attention_forward "$(numbers_of forward_tflops <"$tmp/attention.log" | tail -n 1)" TFLOP/s
+    emit attention_backward "$(numbers_of backward_tflops <"$tmp/attention.log" | tail -n 1)" TFLOP/s
 }
 
 stage_gpt() {

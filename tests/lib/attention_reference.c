@@ -8,45 +8,65 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void *need(size_t n, size_t size, int fill)
+/* Random numbers until they repeat themselves, at another place of a row. */
+static const size_t PERIOD = 1000003;
+
+static void *need(size_t n, size_t size)
 {
-    void *p = aligned_alloc(64, (n * size + 63) / 64 * 64);
+    void *p = calloc(n, size);
 
     if (p == NULL) {
         perror("memory of a test");
         exit(EXIT_FAILURE);
     }
-    memset(p, fill, n * size);
     return p;
 }
 
-static uint16_t number(uint64_t seed, uint64_t stream, size_t i, float deviation)
+/* Memory that says when it was not written. */
+static void *need_nans(size_t n, size_t size)
 {
-    return cst_fp32_to_bf16(deviation * gpt_rng_normal(seed, stream, i));
+    return memset(need(n, size), 0xff, n * size);
+}
+
+/* Numbers of deviation 1, @n or PERIOD. */
+static float *numbers(uint64_t seed, uint64_t stream, size_t n)
+{
+    const size_t there = n < PERIOD ? n : PERIOD;
+    float *unit = need(there, sizeof *unit);
+
+    for (size_t i = 0; i < there; i++) {
+        unit[i] = gpt_rng_normal(seed, stream, i);
+    }
+    return unit;
 }
 
 void attention_field_init(struct attention_field *f, struct gpt_attention_shape shape,
                           uint64_t seed, float deviation)
 {
     const size_t width = shape.n_heads * shape.head_dim;
+    float *unit;
 
     f->shape = shape;
     f->n_lse = shape.n_seqs * shape.n_heads * shape.context;
     f->n_out = f->n_lse * shape.head_dim;
-    f->qkv = need(3 * f->n_out, sizeof *f->qkv, 0);
-    f->dout = need(f->n_out, sizeof *f->dout, 0);
-    f->out = need(f->n_out, sizeof *f->out, 0xff);
-    f->dqkv = need(3 * f->n_out, sizeof *f->dqkv, 0xff);
-    f->lse = need(f->n_lse, sizeof *f->lse, 0xff);
-    f->OUT = need(f->n_out, sizeof *f->OUT, 0);
-    f->DQKV = need(3 * f->n_out, sizeof *f->DQKV, 0);
-    f->LSE = need(f->n_lse, sizeof *f->LSE, 0);
+    f->qkv = need(3 * f->n_out, sizeof *f->qkv);
+    f->dout = need(f->n_out, sizeof *f->dout);
+    f->out = need_nans(f->n_out, sizeof *f->out);
+    f->dqkv = need_nans(3 * f->n_out, sizeof *f->dqkv);
+    f->lse = need_nans(f->n_lse, sizeof *f->lse);
+    f->OUT = need(f->n_out, sizeof *f->OUT);
+    f->DQKV = need(3 * f->n_out, sizeof *f->DQKV);
+    f->LSE = need(f->n_lse, sizeof *f->LSE);
+    unit = numbers(seed, 0, 3 * f->n_out);
     for (size_t i = 0; i < 3 * f->n_out; i++) {
-        f->qkv[i] = number(seed, 0, i, i / width % 3 == 2 ? 1.0f : deviation);
+        f->qkv[i] = cst_fp32_to_bf16(unit[i % PERIOD] * (i / width % 3 == 2 ? 1.0f : deviation));
     }
+    free(unit);
+    unit = numbers(seed, 1, f->n_out);
     for (size_t i = 0; i < f->n_out; i++) {
-        f->dout[i] = number(seed, 1, i, 1.0f);
+        f->dout[i] = cst_fp32_to_bf16(unit[i % PERIOD]);
     }
+    free(unit);
 }
 
 void attention_field_close(struct attention_field *f)
@@ -119,7 +139,7 @@ void attention_reference(struct attention_field *f)
 {
     const struct gpt_attention_shape *s = &f->shape;
     const size_t width = s->n_heads * s->head_dim, row = 3 * width;
-    double *p = need(s->context, sizeof *p, 0);
+    double *p = need(s->context, sizeof *p);
 
     for (size_t pair = 0; pair < s->n_seqs * s->n_heads; pair++) {
         const size_t first = pair / s->n_heads * s->context;
