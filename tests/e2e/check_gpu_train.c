@@ -3,10 +3,9 @@
  * tests/lib/engine_stub's: their memory is memfds, their engines are processes that do what a GPU's
  * engine is given. */
 #include "tests/lib/settle.h"
-#include "tests/lib/train_worker.h"
+#include "tests/lib/train_check.h"
 
 #include <check.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +18,6 @@ enum { N_STEPS = 3, HOST_ENGINE = 0 };
 static struct daemon_proc proc;
 static struct raw_client witness;
 static unsigned base_fds;
-static struct train_run *reference;
 static struct train_report *reports[TRAIN_MAX_WORLD];
 
 /* Where the ranks of a job are. */
@@ -37,10 +35,10 @@ static const struct placement {
 
 enum { N_PLACEMENTS = sizeof placements / sizeof *placements, PEERS = 2, MIXED = 3 };
 
+static const struct train_bad none = {.step = TRAIN_NEVER};
+
 static void open_daemon(void)
 {
-    reference = malloc(sizeof *reference);
-    ck_assert_ptr_nonnull(reference);
     for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
         reports[r] = train_report_new();
     }
@@ -77,7 +75,6 @@ static void teardown(void)
     for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
         train_report_free(reports[r]);
     }
-    free(reference);
 }
 
 /* -- jobs ---------------------------------------------------------------------------------------
@@ -92,7 +89,7 @@ static struct train_order order_of(const struct placement *at, const char *name,
                                 .device = at->devices[rank],
                                 .streams = &train_thread,
                                 .n_steps = N_STEPS,
-                                .bad = {.step = TRAIN_NEVER},
+                                .bad = none,
                                 .die_at = UINT32_MAX,
                                 .kill_at = UINT32_MAX};
 }
@@ -101,38 +98,6 @@ static pid_t start(const struct train_order *order)
 {
     memset(reports[order->rank], 0, sizeof *reports[order->rank]);
     return train_worker_start(order, reports[order->rank]);
-}
-
-/* The states that rank 0 read, and all ranks' results, are those of the reference, to the bit. */
-static void compare(uint32_t world)
-{
-    const struct train_states *got = &reports[0]->run.states, *want = &reference->states;
-
-    train_reference(reference, world, N_STEPS, (struct train_bad){.step = TRAIN_NEVER});
-    ck_assert(reports[0]->has_states);
-    for (int t = 0; t < TRAIN_N_TENSORS; t++) {
-        uint64_t at = train_tensors[t].start, n = train_tensors[t].n_elems;
-
-        ck_assert_mem_eq(got->master + at, want->master + at, 4 * n);
-        ck_assert_mem_eq(got->exp_avg + at, want->exp_avg + at, 4 * n);
-        ck_assert_mem_eq(got->exp_avg_sq + at, want->exp_avg_sq + at, 4 * n);
-        ck_assert_mem_eq(got->weight + at, want->weight + at, 2 * n);
-    }
-}
-
-static void compare_results(uint32_t world)
-{
-    for (uint32_t r = 0; r < world; r++) {
-        for (int s = 0; s < N_STEPS; s++) {
-            const struct cst_step_result *got = &reports[r]->run.results[s],
-                                         *want = &reference->results[s];
-
-            ck_assert_uint_eq(got->step, want->step);
-            ck_assert_mem_eq(&got->grad_norm, &want->grad_norm, sizeof got->grad_norm);
-            ck_assert_mem_eq(&got->clip, &want->clip, sizeof got->clip);
-            ck_assert_mem_eq(&got->loss, &want->loss, sizeof got->loss);
-        }
-    }
 }
 
 static void run(const struct placement *at, const char *name, uint64_t pool_bytes)
@@ -148,8 +113,7 @@ static void run(const struct placement *at, const char *name, uint64_t pool_byte
     for (uint32_t r = 0; r < at->world; r++) {
         train_worker_join(pids[r], reports[r]);
     }
-    compare(at->world);
-    compare_results(at->world);
+    train_check(reports, at->world, 0, N_STEPS, none);
 }
 
 /* Every placement, with the largest pools and with the smallest. */
@@ -202,7 +166,7 @@ START_TEST(engine_killed_anywhere)
             train_worker_join(pids[r], reports[r]);
             ck_assert_uint_eq(reports[r]->n_syncs, 0);
         }
-        compare(2);
+        train_check_states(reports, 2, N_STEPS, none);
         settle_remove_jobs(&witness);
         ck_assert_uint_eq(raw_stat(&witness)->engines[_i]->restarts, point - 3);
     }
@@ -235,7 +199,7 @@ START_TEST(worker_killed_anywhere)
         pids[victim] = train_worker_start(&orders[victim], reports[victim]);
         train_worker_join(pids[victim], reports[victim]);
         train_worker_join(pids[1 - victim], reports[1 - victim]);
-        compare(2);
+        train_check_states(reports, 2, N_STEPS, none);
         settle_remove_jobs(&witness);
     }
 }

@@ -2,10 +2,9 @@
  * gives: for every world, every pool, every form of the calls, and whoever dies when. After every
  * test the daemon has as many descriptors, and as many bytes in its books, as before. */
 #include "tests/lib/settle.h"
-#include "tests/lib/train_worker.h"
+#include "tests/lib/train_check.h"
 
 #include <check.h>
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,13 +14,10 @@
 static struct daemon_proc proc;
 static struct raw_client witness; /* looks at the books and removes jobs */
 static unsigned base_fds;
-static struct train_run *reference;
 static struct train_report *reports[TRAIN_MAX_WORLD];
 
 static void setup(void)
 {
-    reference = malloc(sizeof *reference);
-    ck_assert_ptr_nonnull(reference);
     for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
         reports[r] = train_report_new();
     }
@@ -40,7 +36,6 @@ static void teardown(void)
     for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
         train_report_free(reports[r]);
     }
-    free(reference);
 }
 
 static struct train_order order_of(const char *name, uint32_t rank, uint32_t world,
@@ -54,38 +49,6 @@ static struct train_order order_of(const char *name, uint32_t rank, uint32_t wor
                                 .bad = {.step = TRAIN_NEVER},
                                 .die_at = UINT32_MAX,
                                 .kill_at = UINT32_MAX};
-}
-
-static void check_result(const struct cst_step_result *got, const struct cst_step_result *want)
-{
-    ck_assert_uint_eq(got->step, want->step);
-    ck_assert_int_eq(got->skipped, want->skipped);
-    ck_assert_uint_eq(got->n_skipped, want->n_skipped);
-    ck_assert(memcmp(&got->grad_norm, &want->grad_norm, sizeof got->grad_norm) == 0 ||
-              (isnan(got->grad_norm) && isnan(want->grad_norm)));
-    ck_assert_mem_eq(&got->clip, &want->clip, sizeof got->clip);
-    ck_assert_mem_eq(&got->loss, &want->loss, sizeof got->loss);
-}
-
-/* The states that rank 0 read are those of the reference, to the bit. */
-static void check_states(void)
-{
-    const struct train_states *got = &reports[0]->run.states, *want = &reference->states;
-
-    ck_assert(reports[0]->has_states);
-    for (int t = 0; t < TRAIN_N_TENSORS; t++) {
-        uint64_t at = train_tensors[t].start, n = train_tensors[t].n_elems;
-        const char *name = train_tensors[t].name;
-
-        ck_assert_msg(memcmp(got->master + at, want->master + at, 4 * n) == 0, "master of %s",
-                      name);
-        ck_assert_msg(memcmp(got->exp_avg + at, want->exp_avg + at, 4 * n) == 0, "exp_avg of %s",
-                      name);
-        ck_assert_msg(memcmp(got->exp_avg_sq + at, want->exp_avg_sq + at, 4 * n) == 0,
-                      "exp_avg_sq of %s", name);
-        ck_assert_msg(memcmp(got->weight + at, want->weight + at, 2 * n) == 0, "weight of %s",
-                      name);
-    }
 }
 
 /* Run a job to its end with all ranks like @like, from step @from on; then compare. */
@@ -103,13 +66,7 @@ static void run_from(const struct train_order *like, uint64_t from)
     for (uint32_t r = 0; r < like->world; r++) {
         train_worker_join(pids[r], reports[r]);
     }
-    train_reference(reference, like->world, like->n_steps, like->bad);
-    for (uint32_t r = 0; r < like->world; r++) {
-        for (uint64_t s = from; s < like->n_steps; s++) {
-            check_result(&reports[r]->run.results[s], &reference->results[s]);
-        }
-    }
-    check_states();
+    train_check(reports, like->world, from, like->n_steps, like->bad);
 }
 
 static void run_job(const struct train_order *like)
@@ -239,7 +196,7 @@ START_TEST(test_killed_anywhere)
         train_worker_join(pids[victim], reports[victim]);
         train_worker_join(pids[1 - victim], reports[1 - victim]);
         n_redone += reports[1 - victim]->n_syncs;
-        check_states();
+        train_check_states(reports, 2, 2, (struct train_bad){.step = TRAIN_NEVER});
         settle_remove_jobs(&witness);
     }
     ck_assert_uint_gt(n_redone, n_points / 2);
@@ -277,7 +234,7 @@ START_TEST(test_engine_killed_anywhere)
             train_worker_join(pids[r], reports[r]);
             ck_assert_uint_eq(reports[r]->n_syncs, 0);
         }
-        check_states();
+        train_check_states(reports, 2, 2, (struct train_bad){.step = TRAIN_NEVER});
         settle_remove_jobs(&witness);
         ck_assert_uint_eq(raw_stat(&witness)->engines[0]->restarts, point + 1);
     }

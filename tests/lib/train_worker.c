@@ -432,7 +432,10 @@ void train_report_free(struct train_report *report)
 
 pid_t train_worker_start(const struct train_order *order, struct train_report *report)
 {
-    pid_t pid = fork();
+    pid_t pid;
+
+    (void)fflush(NULL); /* the child's exit would write it again */
+    pid = fork();
 
     ck_assert_int_ge(pid, 0);
     if (pid == 0) {
@@ -442,6 +445,9 @@ pid_t train_worker_start(const struct train_order *order, struct train_report *r
         int rc;
 
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (order->setting != NULL) {
+            (void)putenv((char *)(uintptr_t)order->setting);
+        }
         rc = live(&w, &err);
         if (rc != CST_OK) {
             (void)snprintf(report->error, sizeof report->error, "rank %u, point %u: %s: %s",
@@ -450,13 +456,14 @@ pid_t train_worker_start(const struct train_order *order, struct train_report *r
         cst_disconnect(w.client);
         if (w.stream != NULL) {
             mine.streams->close(w.stream);
+            exit(rc == CST_OK ? 0 : 1); /* what a driver says last, it says at exit */
         }
         _exit(rc == CST_OK ? 0 : 1);
     }
     return pid;
 }
 
-bool train_worker_join_dying(pid_t pid, const struct train_report *report)
+static int join(pid_t pid)
 {
     int status;
     pid_t got;
@@ -465,12 +472,27 @@ bool train_worker_join_dying(pid_t pid, const struct train_report *report)
         got = waitpid(pid, &status, 0);
     } while (got < 0 && errno == EINTR);
     ck_assert_int_eq(got, pid);
+    return status;
+}
+
+bool train_worker_join_dying(pid_t pid, const struct train_report *report)
+{
+    int status = join(pid);
+
     if (WIFSIGNALED(status)) {
         ck_assert_int_eq(WTERMSIG(status), SIGKILL);
         return true;
     }
     ck_assert_msg(WEXITSTATUS(status) == 0, "%s", report->error);
     return false;
+}
+
+void train_worker_join_failing(pid_t pid)
+{
+    int status = join(pid);
+
+    ck_assert(WIFEXITED(status));
+    ck_assert_int_eq(WEXITSTATUS(status), 1);
 }
 
 void train_worker_join(pid_t pid, const struct train_report *report)

@@ -20,11 +20,12 @@ struct train_order {
     uint64_t n_steps;                        /* to be committed in all */
     uint64_t pool_bytes;                     /* of this rank; 0: all it can use */
     struct train_bad bad;                    /* a gradient that is no number */
-    uint32_t die_at;  /* kill -9 itself at this point, counted from 0; UINT32_MAX: never */
-    uint32_t kill_at; /* kill -9 victim at this point; UINT32_MAX: never */
-    pid_t victim;     /* a process */
-    bool try_forms;   /* use the calls that do not wait, with poll */
-    bool forks;       /* forks in each operator; the child tries to use the job */
+    uint32_t die_at;     /* kill -9 itself at this point, counted from 0; UINT32_MAX: never */
+    uint32_t kill_at;    /* kill -9 victim at this point; UINT32_MAX: never */
+    pid_t victim;        /* a process */
+    bool try_forms;      /* use the calls that do not wait, with poll */
+    bool forks;          /* forks in each operator; the child tries to use the job */
+    const char *setting; /* "NAME=value" of the environment, for it alone; NULL: none */
 };
 
 /* What it tells, in shared memory. */
@@ -49,5 +50,8 @@ void train_worker_join(pid_t pid, const struct train_report *report);
 
 /* Wait for it. True if it died by SIGKILL; false if it ended well; else the test fails. */
 bool train_worker_join_dying(pid_t pid, const struct train_report *report);
+
+/* Wait for it; the test fails unless it ends with words in its report. */
+void train_worker_join_failing(pid_t pid);
 
 #endif

@@ -1,0 +1,370 @@
+/* Training with ranks on GPUs, through a real daemon, the real engines and libcistern-cuda, gives
+ * the bits that a calculation in this process gives: wherever the ranks are, whatever the pools,
+ * however late the streams, whoever dies when. Afterwards no process has left memory, streams or
+ * events behind. The driver is tests/lib/fakecuda. */
+#include "tests/lib/fake_gpu.h"
+#include "tests/lib/settle.h"
+#include "tests/lib/train_check.h"
+#include "tests/lib/train_cuda.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { N_STEPS = 3 };
+
+static struct daemon_proc proc;
+static struct raw_client witness; /* looks at the books and removes jobs */
+static unsigned base_fds;
+static struct train_report *reports[TRAIN_MAX_WORLD];
+static char leaks[64]; /* what each process says of itself at its end */
+
+/* Where the ranks of a job are. */
+static const struct placement {
+    const char *name;
+    uint32_t world;
+    const char *devices[TRAIN_MAX_WORLD];
+} placements[] = {
+    {"one", 1, {"cuda:0"}},
+    {"same", 2, {"cuda:1", "cuda:1"}},
+    {"peers", 2, {"cuda", "cuda"}},
+    {"mixed", 2, {"host", "cuda"}},
+    {"four", 4, {"cuda:1", "host", "cuda:0", "cuda:1"}},
+};
+
+enum { N_PLACEMENTS = sizeof placements / sizeof *placements, ONE = 0, SAME = 1, PEERS = 2 };
+
+static const struct train_bad none = {.step = TRAIN_NEVER};
+
+/* -- the daemon ------------------------------------------------------------------------------- */
+
+static void open_daemon(void)
+{
+    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
+        reports[r] = train_report_new();
+    }
+    (void)snprintf(leaks, sizeof leaks, "/tmp/cst-leaks-%d", (int)getpid());
+    (void)setenv("CST_FAKECUDA_LEAKS", leaks, 1);
+    (void)setenv("CST_FAKECUDA_DEVICES", "2", 1);
+    (void)setenv("CST_FAKECUDA_MEMORY", "1GiB", 1);
+    (void)setenv("CISTERN_ENGINE_CUDA", FAKE_GPU_ENGINE, 1);
+    fake_gpu_open_ledger();
+    daemon_proc_start(&proc, (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
+    ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
+    raw_open(&witness, proc.socket);
+    base_fds = settle_base_fds(&witness, &proc);
+    ck_assert_uint_eq(raw_stat(&witness)->n_gpus, 2);
+}
+
+static void setup(void)
+{
+    (void)unsetenv("CST_FAKECUDA_DELAY_US");
+    open_daemon();
+}
+
+/* Every operation of every stream, in engines and workers, comes late: streams overtake each other,
+ * and whoever does not wait for what it must come after sees it. */
+static void setup_late(void)
+{
+    char seed[32];
+
+    (void)snprintf(seed, sizeof seed, "%lld", (long long)time(NULL));
+    (void)setenv("CST_FAKECUDA_SEED", seed, 0); /* is printed by the driver */
+    (void)setenv("CST_FAKECUDA_DELAY_US", "2000", 1);
+    open_daemon();
+}
+
+/* Nobody who ended by himself has left anything, unless the test broke its GPU, or done what a
+ * driver would not stand. */
+static void check_leaks(void)
+{
+    FILE *file = fopen(leaks, "r");
+    char line[1024];
+    int n = 0;
+
+    ck_assert_ptr_nonnull(file);
+    while (fgets(line, sizeof line, file) != NULL) {
+        ck_assert_msg(strstr(line, "\"misuses\":0,") != NULL, "%s", line);
+        ck_assert_msg(strstr(line, "\"leaks\":0,") != NULL || strstr(line, "\"faults\":1}") != NULL,
+                      "%s", line);
+        n++;
+    }
+    ck_assert_int_gt(n, 1); /* the probe, and the engines */
+    (void)fclose(file);
+    (void)unlink(leaks);
+}
+
+static void teardown(void)
+{
+    settle_balanced(&witness);
+    settle_remove_jobs(&witness);
+    settle(&witness, &proc, settle_fds(&witness, base_fds));
+    raw_close(&witness);
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+    check_leaks();
+    ck_assert_uint_eq(fake_gpu_used(), 0);
+    fake_gpu_close_ledger();
+    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
+        train_report_free(reports[r]);
+    }
+}
+
+/* -- jobs ------------------------------------------------------------------------------------- */
+
+static struct train_order order_of(const struct placement *at, const char *name, uint32_t rank)
+{
+    return (struct train_order){.socket = proc.socket,
+                                .name = name,
+                                .rank = rank,
+                                .world = at->world,
+                                .device = at->devices[rank],
+                                .streams = &train_cuda,
+                                .n_steps = N_STEPS,
+                                .bad = none,
+                                .die_at = UINT32_MAX,
+                                .kill_at = UINT32_MAX};
+}
+
+static pid_t start(const struct train_order *order)
+{
+    memset(reports[order->rank], 0, sizeof *reports[order->rank]);
+    return train_worker_start(order, reports[order->rank]);
+}
+
+/* All ranks to the end, each as @like is but for its place. */
+static void run_like(const struct placement *at, const struct train_order *like, uint64_t from)
+{
+    pid_t pids[TRAIN_MAX_WORLD];
+
+    for (uint32_t r = 0; r < at->world; r++) {
+        struct train_order order = *like;
+
+        order.rank = r;
+        order.device = at->devices[r];
+        pids[r] = start(&order);
+    }
+    for (uint32_t r = 0; r < at->world; r++) {
+        train_worker_join(pids[r], reports[r]);
+    }
+    train_check(reports, at->world, from, like->n_steps, like->bad);
+}
+
+static void run(const struct placement *at, const char *name, uint64_t pool_bytes)
+{
+    struct train_order order = order_of(at, name, 0);
+
+    order.pool_bytes = pool_bytes;
+    run_like(at, &order, 0);
+}
+
+/* Every placement, with the largest pools, the smallest, and one in between. */
+START_TEST(bits)
+{
+    const struct placement *at = &placements[_i];
+    struct cst_plan plan;
+
+    run(at, at->name, 0);
+    plan = reports[0]->plan;
+    ck_assert_uint_gt(plan.n_blocks, plan.min_blocks);
+    run(at, "smallest", plan.min_blocks * plan.block_bytes);
+    ck_assert_uint_eq(reports[0]->plan.n_blocks, plan.min_blocks);
+    run(at, "between", (plan.min_blocks + 1) * plan.block_bytes);
+}
+END_TEST
+
+/* The forms that do not wait: their descriptor tells of the stream, too. */
+START_TEST(try_forms)
+{
+    const struct placement *at = &placements[_i];
+    struct train_order order = order_of(at, "try", 0);
+
+    order.try_forms = true;
+    order.pool_bytes = 6ull * 2 * TRAIN_CHUNK_ELEMS;
+    run_like(at, &order, 0);
+}
+END_TEST
+
+/* A worker that forks in every operator trains on. */
+START_TEST(forks)
+{
+    struct train_order order = order_of(&placements[SAME], "forks", 0);
+
+    order.forks = true;
+    run_like(&placements[SAME], &order, 0);
+}
+END_TEST
+
+/* A gradient that is no number is found by the GPU's sums: the step is skipped. */
+START_TEST(bad_gradient)
+{
+    static const uint16_t values[] = {0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x7f81};
+    struct train_order order = order_of(&placements[PEERS], "bad", 0);
+
+    order.bad = (struct train_bad){.step = 1, .value = values[_i]};
+    run_like(&placements[PEERS], &order, 0);
+    ck_assert(reports[0]->run.results[1].skipped && !reports[0]->run.results[2].skipped);
+}
+END_TEST
+
+/* Workers leave and others come: the pool's memory is imported anew and the states are there. */
+START_TEST(come_back)
+{
+    const struct placement *at = &placements[PEERS];
+    struct train_order order = order_of(at, "back", 0);
+
+    order.n_steps = 2;
+    run_like(at, &order, 0);
+    order.n_steps = 5;
+    run_like(at, &order, 2);
+}
+END_TEST
+
+/* -- deaths ----------------------------------------------------------------------------------- */
+
+/* Engine _i (0: the node's, 1 and 2: GPUs) is killed at every point of a worker's life: another one
+ * takes over with the memory that the daemon kept, and no step is given up. */
+START_TEST(engine_killed_anywhere)
+{
+    const struct placement *at = &placements[PEERS];
+    uint32_t n_points;
+
+    run(at, "dry", 0);
+    n_points = reports[0]->n_points;
+    for (uint32_t point = 4; point < n_points; point++) {
+        struct train_order orders[2];
+        pid_t pids[2];
+        char name[32];
+
+        (void)snprintf(name, sizeof name, "engine-%u", point);
+        for (uint32_t r = 0; r < 2; r++) {
+            orders[r] = order_of(at, name, r);
+            orders[r].pool_bytes = point % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
+        }
+        orders[0].kill_at = point;
+        orders[0].victim = raw_stat(&witness)->engines[_i]->pid;
+        ck_assert_int_gt(orders[0].victim, 0);
+        for (uint32_t r = 0; r < 2; r++) {
+            pids[r] = start(&orders[r]);
+        }
+        for (uint32_t r = 0; r < 2; r++) {
+            train_worker_join(pids[r], reports[r]);
+            ck_assert_uint_eq(reports[r]->n_syncs, 0);
+        }
+        train_check(reports, 2, 0, N_STEPS, none);
+        settle_remove_jobs(&witness);
+        ck_assert_uint_eq(raw_stat(&witness)->engines[_i]->restarts, point - 3);
+    }
+}
+END_TEST
+
+/* @victim ends as it is told to; another process takes its place, and the bits are the same. */
+static void replace(struct train_order orders[2], uint32_t victim, bool killed)
+{
+    pid_t pids[2] = {start(&orders[0]), start(&orders[1])};
+
+    if (killed) {
+        ck_assert_msg(train_worker_join_dying(pids[victim], reports[victim]), "point %u",
+                      orders[victim].die_at);
+    } else {
+        train_worker_join_failing(pids[victim]);
+    }
+    orders[victim].die_at = UINT32_MAX;
+    orders[victim].setting = NULL;
+    pids[victim] = train_worker_start(&orders[victim], reports[victim]);
+    train_worker_join(pids[victim], reports[victim]);
+    train_worker_join(pids[1 - victim], reports[1 - victim]);
+    train_check_states(reports, 2, N_STEPS, none);
+    settle_remove_jobs(&witness);
+}
+
+static void kill_workers(const struct placement *at, uint32_t victim, uint32_t first, uint32_t step)
+{
+    uint32_t n_points;
+
+    run(at, "dry", 0);
+    n_points = reports[victim]->n_points;
+    for (uint32_t point = first; point < n_points; point += step) {
+        struct train_order orders[2];
+        char name[32];
+
+        (void)snprintf(name, sizeof name, "killed-%u", point);
+        for (uint32_t r = 0; r < 2; r++) {
+            orders[r] = order_of(at, name, r);
+            orders[r].die_at = r == victim ? point : UINT32_MAX;
+            orders[r].pool_bytes = point % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
+        }
+        replace(orders, victim, true);
+    }
+}
+
+/* One of two ranks is killed at every point, on one GPU or on two; another process takes its place,
+ * and imports the pool as it is. _i: both choices. */
+START_TEST(worker_killed_anywhere)
+{
+    kill_workers(&placements[_i / 2 == 0 ? PEERS : SAME], (uint32_t)_i % 2, 0, 1);
+}
+END_TEST
+
+/* The same where what the survivor had enqueued for the step that is given up still runs when it
+ * hears of the death. _i: at which points, and who. */
+START_TEST(worker_killed_late)
+{
+    kill_workers(&placements[PEERS], (uint32_t)_i % 2, (uint32_t)_i, 4);
+}
+END_TEST
+
+/* Work on a worker's stream fails for good: the worker is told so, and ends; its peer hears that it
+ * died, and a process that takes its place does the step again. _i: which piece of work. */
+START_TEST(stream_fails)
+{
+    struct train_order orders[2] = {order_of(&placements[PEERS], "sticky", 0),
+                                    order_of(&placements[PEERS], "sticky", 1)};
+    char setting[64];
+
+    (void)snprintf(setting, sizeof setting, "CST_FAKECUDA_FAIL=host:%d=719", 1 + 3 * _i);
+    orders[1].setting = setting;
+    replace(orders, 1, false);
+    ck_assert_msg(strstr(reports[1]->error, "CUDA_ERROR_LAUNCH_FAILED") != NULL, "%s",
+                  reports[1]->error);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    Suite *suite = suite_create("cuda_train");
+    TCase *plain = tcase_create("bits"), *late = tcase_create("late"),
+          *deaths = tcase_create("deaths");
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    (void)argc;
+    fake_gpu_use(argv);
+    tcase_add_checked_fixture(plain, setup, teardown);
+    tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
+    tcase_add_loop_test(plain, try_forms, 0, N_PLACEMENTS);
+    tcase_add_test(plain, forks);
+    tcase_add_loop_test(plain, bad_gradient, 0, 5);
+    tcase_add_test(plain, come_back);
+    tcase_set_timeout(plain, 60);
+    suite_add_tcase(suite, plain);
+    tcase_add_checked_fixture(late, setup_late, teardown);
+    tcase_add_loop_test(late, bits, 0, N_PLACEMENTS);
+    tcase_add_loop_test(late, try_forms, 0, N_PLACEMENTS);
+    tcase_add_loop_test(late, worker_killed_late, 0, 4);
+    tcase_set_timeout(late, 120);
+    suite_add_tcase(suite, late);
+    tcase_add_checked_fixture(deaths, setup, teardown);
+    tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 3);
+    tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 4);
+    tcase_add_loop_test(deaths, stream_fails, 0, 12);
+    tcase_set_timeout(deaths, 180);
+    suite_add_tcase(suite, deaths);
+    srunner_run_all(runner, CK_ENV);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
