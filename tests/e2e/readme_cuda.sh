@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# What README.md says of programs that use a GPU works: its second C program, built with pkg-config against an installed tree, with the
+# toolkit's header, trains through a daemon of that tree with the numbers of the first one. The driver is tests/lib/fakecuda.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+need pkg-config
+
+cuda=$(sed -n 's/^CUDA_DIR = //p' Makefile)
+fake=$PWD/tests/lib/fakecuda/.libs
+root=$tmp/root
+env -u MAKEFLAGS -u MAKELEVEL make -s install DESTDIR="$root" >"$tmp/install.log" 2>&1 || fail "make install failed"
+for file in include/cistern/cistern_cuda.h include/cistern/cistern_device.h pkgconfig/cistern-cuda.pc libcistern-cuda.so \
+    libexec/cistern/cistern-engine-cuda; do
+    [ -n "$(find "$root" -path "*/$file")" ] || fail "not installed: $file"
+done
+
+# The library shows what its header names, and wants no driver to start.
+library=$(find "$root" -name libcistern-cuda.so)
+[ "$(nm -D --defined-only "$library" | awk '$2 == "T" { print $3 }' | sort)" = "$(sort "$srcdir/client/libcistern-cuda.sym")" ] ||
+    fail "libcistern-cuda.so exports something else than libcistern-cuda.sym says"
+while read -r name; do
+    grep -q "\b$name(" "$srcdir/client/cistern_cuda.h" || fail "$name is not in cistern_cuda.h"
+done <"$srcdir/client/libcistern-cuda.sym"
+for file in "$library" "$(find "$root" -name cistern-engine-cuda)" "$(find "$root" -path '*/sbin/cisternd')"; do
+    ! readelf -d "$file" | grep -q 'NEEDED.*libcu' || fail "$file is linked with CUDA"
+done
+! readelf -d "$(find "$root" -path '*/sbin/cisternd')" | grep -q 'NEEDED.*cistern-cuda' || fail "the daemon is linked with libcistern-cuda"
+
+# Blocks of C in the README: the program for the host, and this one.
+block() {
+    awk -v want="$1" '/^```c$/ { n++; on = n == want; next } /^```$/ { on = 0 } on' "$srcdir/README.md"
+}
+block 1 >"$tmp/host.c"
+block 2 >"$tmp/worker.c"
+cmp "$tmp/worker.c" "$srcdir/client/example_cuda.c" || fail "README.md and client/example_cuda.c are not the same program"
+PKG_CONFIG_PATH=$(dirname "$(find "$root" -name cistern-cuda.pc)")
+export PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR=$root
+sanitize=$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)
+# $1: name of the program; $2...: more words for the compiler.
+build() {
+    local name=$1
+    shift
+    # shellcheck disable=SC2086 # words
+    ${CC:-cc} -std=c11 -Wall -Wextra -Werror $sanitize "$tmp/$name.c" -isystem "$cuda/include" "$@" >"$tmp/$name.compile.log" 2>&1 ||
+        fail "$name.c does not compile: $*"
+}
+read -r -a flags < <(pkg-config --cflags --libs cistern-cuda)
+build host "${flags[@]}" -o "$tmp/host"
+build worker "${flags[@]}" -L"$fake" -lcuda -o "$tmp/worker"
+if ./libtool --config | grep -q '^build_old_libs=yes'; then
+    read -r -a static < <(pkg-config --static --cflags --libs cistern-cuda)
+    static=("${static[@]/#-lcistern-cuda/-l:libcistern-cuda.a}")
+    static=("${static[@]/%-lcistern/-l:libcistern.a}")
+    build worker "${static[@]}" -L"$fake" -lcuda -o "$tmp/static"
+    ! readelf -d "$tmp/static" | grep -q 'NEEDED.*cistern' || fail "the static program needs a shared library of cistern"
+fi
+if [ -z "$sanitize" ] && command -v "${CXX:-c++}" >/dev/null; then
+    printf '#include <cistern_cuda.h>\nint main() { return cst_cuda_available(nullptr) == 1; }\n' >"$tmp/all.cc"
+    ${CXX:-c++} -Wall -Wextra -Werror "$tmp/all.cc" "${flags[@]}" -o "$tmp/all" >"$tmp/cxx.log" 2>&1 ||
+        fail "a C++ program does not compile and link"
+fi
+
+export LD_LIBRARY_PATH=$fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} CST_FAKECUDA_STATE=$tmp
+start installed "$(find "$root" -path '*/sbin/cisternd')" --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET" \
+    --engine "$(find "$root" -name cistern-engine-host)" --engine-cuda "$(find "$root" -name cistern-engine-cuda)"
+await installed READY=1
+export LD_LIBRARY_PATH=$LD_LIBRARY_PATH:${library%/*}
+"$tmp/host" >"$tmp/host.log" 2>&1 || fail "the first program in README.md fails"
+"$tmp/worker" >"$tmp/worker.log" 2>&1 || fail "the program in README.md fails"
+cmp "$tmp/host.log" "$tmp/worker.log" || fail "the GPU's numbers are not the host's"
+if [ -e "$tmp/static" ]; then
+    ./cistern rm example-cuda >"$tmp/rm.log" 2>&1 || fail "cistern rm fails"
+    "$tmp/static" >"$tmp/static.log" 2>&1 || fail "the static program fails"
+    cmp "$tmp/host.log" "$tmp/static.log" || fail "the static program's numbers are not the host's"
+fi
+cat "$tmp/worker.log"
+stop_daemon installed
