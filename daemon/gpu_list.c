@@ -157,11 +157,13 @@ int cst_gpu_list_find(struct cst_gpu_list *list, const char *device, uint32_t ra
 
 static int set_budget(struct cst_gpu *gpu, const char *pool, struct cst_err *err)
 {
+    char name[sizeof gpu->pool_name]; /* not in place: gcc warns of sources in the same struct */
     uint64_t bytes = 0;
     int rc = cst_size_parse(pool, gpu->memory_bytes, &bytes, err);
 
-    (void)snprintf(gpu->pool_name, sizeof gpu->pool_name, "pools of cuda:%u (%s, %s)", gpu->index,
-                   gpu->uuid, gpu->name);
+    (void)snprintf(name, sizeof name, "pools of cuda:%u (%s, %s)", gpu->index, gpu->uuid,
+                   gpu->name);
+    memcpy(gpu->pool_name, name, sizeof name);
     gpu->pool = (struct cst_budget){.name = gpu->pool_name,
                                     .limit = bytes < gpu->memory_bytes ? bytes : gpu->memory_bytes};
     return rc;

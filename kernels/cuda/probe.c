@@ -2,7 +2,34 @@
 
 #include "kernels/cuda/driver.h"
 
+#include <ctype.h>
 #include <jansson.h>
+#include <stdio.h>
+
+/* The NUMA node that @device is near to, as the kernel says of its PCI slot; -1: it does not say.
+ */
+static int node_of(const struct cst_cuda_driver *driver, CUdevice device)
+{
+    char slot[32], path[80];
+    FILE *file;
+    int node = -1;
+
+    if (driver->cuDeviceGetPCIBusId(slot, sizeof slot, device) != CUDA_SUCCESS) {
+        return -1;
+    }
+    for (char *p = slot; *p != '\0'; p++) { /* the driver writes capitals, the kernel does not */
+        *p = (char)tolower((unsigned char)*p);
+    }
+    (void)snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", slot);
+    file = fopen(path, "re");
+    if (file != NULL) {
+        if (fscanf(file, "%d", &node) != 1) {
+            node = -1;
+        }
+        (void)fclose(file);
+    }
+    return node;
+}
 
 /* *out: what is to be known of device number @i; NULL: no memory for it. */
 static int describe(const struct cst_cuda_driver *driver, int i, json_t **out, struct cst_err *err)
@@ -24,8 +51,8 @@ static int describe(const struct cst_cuda_driver *driver, int i, json_t **out, s
                             uuid);
     }
     if (rc == CST_OK) {
-        *out = json_pack("{s:i, s:s, s:s, s:I}", "index", i, "uuid", uuid, "name", name,
-                         "memory_bytes", (json_int_t)bytes);
+        *out = json_pack("{s:i, s:s, s:s, s:I, s:i}", "index", i, "uuid", uuid, "name", name,
+                         "memory_bytes", (json_int_t)bytes, "node", node_of(driver, device));
     }
     return rc;
 }

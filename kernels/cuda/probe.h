@@ -7,7 +7,8 @@
 #include <stdio.h>
 
 /* Write one JSON object and a newline to @to:
- * {"gpus":[{"index","uuid","name","memory_bytes"}],"driver":12040}, or
+ * {"gpus":[{"index","uuid","name","memory_bytes","node"}],"driver":12040}, node -1 where it is not
+ * known, or
  * {"error":"sentence"} where there is none. Makes no context. CST_EIO: it could not be written;
  * CST_ENOMEM. */
 int cst_cuda_probe(FILE *to, struct cst_err *err);

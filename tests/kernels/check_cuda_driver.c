@@ -144,7 +144,8 @@ START_TEST(test_find)
 }
 END_TEST
 
-/* --probe lists what is there, and what of it is hidden is not there. */
+/* --probe lists what is there, and what of it is hidden is not there. The kernel knows nothing of
+ * their slots, so they are near to no node. */
 START_TEST(test_probe)
 {
     char expected[512];
@@ -152,12 +153,12 @@ START_TEST(test_probe)
     (void)setenv("CST_FAKECUDA_DEVICES", "2", 1);
     (void)setenv("CST_FAKECUDA_MEMORY", "1GiB,2GiB", 1);
     (void)setenv("CST_FAKECUDA_DRIVER", "12080", 1);
-    (void)snprintf(
-        expected, sizeof expected,
-        "{\"gpus\":[{\"index\":0,\"uuid\":\"%s\",\"name\":\"Fake GPU\",\"memory_bytes\":"
-        "1073741824},{\"index\":1,\"uuid\":\"%s\",\"name\":\"Fake GPU\",\"memory_bytes\":"
-        "2147483648}],\"driver\":12080}\n",
-        fake_gpu_uuid(0), fake_gpu_uuid(1));
+    (void)snprintf(expected, sizeof expected,
+                   "{\"gpus\":[{\"index\":0,\"uuid\":\"%s\",\"name\":\"Fake GPU\",\"memory_bytes\":"
+                   "1073741824,\"node\":-1},{\"index\":1,\"uuid\":\"%s\",\"name\":\"Fake "
+                   "GPU\",\"memory_bytes\":"
+                   "2147483648,\"node\":-1}],\"driver\":12080}\n",
+                   fake_gpu_uuid(0), fake_gpu_uuid(1));
     ck_assert_str_eq(fake_gpu_probe(), expected);
     (void)setenv("CUDA_VISIBLE_DEVICES", "1", 1);
     ck_assert_ptr_null(strstr(fake_gpu_probe(), "\"index\":1"));

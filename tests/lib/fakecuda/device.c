@@ -219,7 +219,8 @@ CUresult cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev)
     if (len < 13) {
         return cst_fake_end(CUDA_ERROR_INVALID_VALUE);
     }
-    snprintf(pciBusId, (size_t)len, "0000:%02X:00.0", (unsigned)visible[dev] + 1);
+    /* a slot that no machine has */
+    snprintf(pciBusId, (size_t)len, "FFFF:%02X:00.0", (unsigned)visible[dev] + 1);
     return cst_fake_end(CUDA_SUCCESS);
 }
 
