@@ -2,9 +2,9 @@
  * or option it is, what differs and who says what; nobody waits any longer, nothing is kept, and
  * they can declare anew. */
 #include "tests/lib/settle.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 static struct daemon_proc proc;
@@ -208,8 +208,6 @@ int main(void)
 {
     Suite *suite = suite_create("agree");
     TCase *tc = tcase_create("agree");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_set_timeout(tc, 60);
@@ -218,8 +216,5 @@ int main(void)
     tcase_add_loop_test(tc, numbers_that_disagree_are_named, 0, 2);
     tcase_add_loop_test(tc, operators_that_disagree_are_named, 0, 2);
     tcase_add_loop_test(tc, options_that_disagree_are_named, 0, 2);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -2,6 +2,7 @@
  */
 #include "tests/lib/daemon_proc.h"
 #include "tests/lib/raw_client.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <errno.h>
@@ -546,9 +547,7 @@ static TCase *add_case(Suite *suite, const char *name)
 int main(void)
 {
     Suite *suite = suite_create("daemon");
-    SRunner *runner = srunner_create(suite);
     TCase *tc;
-    int n_failed;
 
     tc = add_case(suite, "start");
     tcase_add_test(tc, a_second_daemon_is_refused);
@@ -574,8 +573,5 @@ int main(void)
     tcase_add_test(tc, other_users_jobs_are_the_managers);
     tcase_add_test(tc, access_rules_hold);
     tcase_add_test(tc, sessions_are_limited);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -2,10 +2,10 @@
  * itself. Then its rank is free, a successor goes through the whole life in its place, and nothing
  * is left over. */
 #include "tests/lib/settle.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -331,8 +331,6 @@ int main(void)
 {
     Suite *suite = suite_create("death");
     TCase *tc = tcase_create("death");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     suite_add_tcase(suite, tc);
     tcase_add_checked_fixture(tc, setup, teardown);
@@ -340,8 +338,5 @@ int main(void)
     tcase_add_loop_test(tc, a_successor_lives_on, 0, N_LIFE);
     tcase_add_loop_test(tc, the_job_can_be_removed, 0, N_LIFE);
     tcase_add_test(tc, the_remover_may_go);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

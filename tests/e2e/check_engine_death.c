@@ -6,6 +6,7 @@
 #include "client/cistern.h"
 #include "kernels/cast.h"
 #include "tests/lib/settle.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <signal.h>
@@ -307,15 +308,10 @@ int main(void)
 {
     Suite *suite = suite_create("engine death");
     TCase *tc = tcase_create("killed in");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     suite_add_tcase(suite, tc);
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_set_timeout(tc, 120);
     tcase_add_loop_test(tc, the_bits_are_those_of_a_calm_run, 0, N_PHASES);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

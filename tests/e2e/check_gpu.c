@@ -2,6 +2,7 @@
  * where there are none. The engine program is tests/lib/engine_stub, whose GPUs have 64 MiB each.
  */
 #include "tests/lib/settle.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <errno.h>
@@ -657,8 +658,6 @@ int main(void)
 {
     Suite *suite = suite_create("gpu");
     TCase *tcase = tcase_create("gpu");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_set_timeout(tcase, 60);
@@ -683,8 +682,5 @@ int main(void)
     tcase_add_test(tcase, broken);
     tcase_add_test(tcase, restarted);
     suite_add_tcase(suite, tcase);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -2,6 +2,7 @@
  * what is left when a job goes. After every test the daemon has as many descriptors, and as many
  * bytes in its books, as before. */
 #include "tests/lib/settle.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <signal.h>
@@ -790,9 +791,7 @@ static TCase *add_case(Suite *suite, const char *name)
 int main(void)
 {
     Suite *suite = suite_create("jobs");
-    SRunner *runner = srunner_create(suite);
     TCase *tc;
-    int n_failed;
 
     tc = add_case(suite, "open");
     tcase_add_test(tc, nonsense_is_not_opened);
@@ -821,8 +820,5 @@ int main(void)
     tcase_add_test(tc, a_dead_worker_is_replaced);
     tcase_add_test(tc, a_dead_worker_with_a_living_child_is_replaced);
     tcase_add_test(tc, a_stopped_worker_holds_up_its_peers_alone);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -2,9 +2,9 @@
  * that still counts when it reads again. */
 #include "tests/lib/daemon_proc.h"
 #include "tests/lib/raw_client.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -92,8 +92,6 @@ int main(void)
 {
     Suite *suite = suite_create("notify");
     TCase *tc = tcase_create("notify");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_checked_fixture(tc, NULL, teardown);
     tcase_set_timeout(tc, 60);
@@ -101,8 +99,5 @@ int main(void)
     tcase_add_test(tc, a_deaf_manager_is_not_waited_for);
     tcase_add_test(tc, ready_is_not_lost);
     tcase_add_test(tc, a_deaf_manager_does_not_hear_the_end);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

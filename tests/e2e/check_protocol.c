@@ -2,6 +2,7 @@
  * much at once. After every test the daemon has as many descriptors, and as many bytes in its
  * books, as before. */
 #include "tests/lib/settle.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <errno.h>
@@ -646,9 +647,7 @@ static TCase *add_case(Suite *suite, const char *name)
 int main(void)
 {
     Suite *suite = suite_create("protocol");
-    SRunner *runner = srunner_create(suite);
     TCase *tc;
-    int n_failed;
 
     tc = add_case(suite, "frames");
     tcase_add_loop_test(tc, a_broken_frame_closes_its_connection, 0, N_BROKEN);
@@ -672,8 +671,5 @@ int main(void)
     tcase_add_test(tc, credits_bound_what_is_in_flight);
     tcase_add_test(tc, staging_places_are_checked);
     tcase_add_test(tc, batches_are_checked);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -2,6 +2,7 @@
  * gives: for every world, every pool, every form of the calls, and whoever dies when. After every
  * test the daemon has as many descriptors, and as many bytes in its books, as before. */
 #include "tests/lib/settle.h"
+#include "tests/lib/suite.h"
 #include "tests/lib/train_check.h"
 
 #include <check.h>
@@ -473,8 +474,6 @@ int main(void)
 {
     Suite *suite = suite_create("train");
     TCase *bits = tcase_create("bits"), *faults = tcase_create("faults");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_checked_fixture(bits, setup, teardown);
     tcase_set_timeout(bits, 60);
@@ -495,8 +494,5 @@ int main(void)
     tcase_add_test(faults, test_write_in_step);
     suite_add_tcase(suite, bits);
     suite_add_tcase(suite, faults);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

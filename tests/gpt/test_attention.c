@@ -3,6 +3,7 @@
 #include "client/gpt/layers.h"
 #include "kernels/cast.h"
 #include "tests/gpt/support.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <math.h>
@@ -231,8 +232,7 @@ int main(void)
 {
     Suite *suite = suite_create("attention");
     TCase *tcase = tcase_create("attention");
-    SRunner *runner;
-    int failed, n;
+    int n;
 
     n_isas = test_isas(isas);
     n = (int)n_isas;
@@ -243,9 +243,5 @@ int main(void)
     tcase_add_loop_test(tcase, gradients_agree_with_finite_differences, 0, n);
     tcase_add_loop_test(tcase, threads_do_not_change_bits, 0, n);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

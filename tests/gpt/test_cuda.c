@@ -3,10 +3,10 @@
 #include "client/gpt/device.h"
 #include "tests/gpt/cuda_cases.h"
 #include "tests/gpt/cuda_model.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <dlfcn.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* By its name alone the worker would get the machine's driver. */
@@ -80,9 +80,7 @@ int main(void)
     Suite *suite = suite_create("cuda");
     TCase *kernels = tcase_create("kernels"), *models = tcase_create("models");
     TCase *refusals = tcase_create("refusals");
-    SRunner *runner;
     unsigned n;
-    int failed;
 
     (void)cuda_cases_all(&n);
     tcase_add_loop_test(kernels, kernels_are_near_the_host, 0, (int)n);
@@ -94,9 +92,5 @@ int main(void)
     suite_add_tcase(suite, kernels);
     suite_add_tcase(suite, models);
     suite_add_tcase(suite, refusals);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -5,6 +5,7 @@
 #include "tests/gpt/support.h"
 #include "tests/lib/attention_reference.h"
 #include "tests/lib/cudaemu/cudaemu.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <math.h>
@@ -368,8 +369,6 @@ int main(void)
 {
     Suite *suite = suite_create("cuda_attention");
     TCase *tcase = tcase_create("cuda_attention");
-    SRunner *runner;
-    int failed;
 
     if (getenv("CST_SEED") != NULL) {
         seed = strtoull(getenv("CST_SEED"), NULL, 0);
@@ -386,9 +385,5 @@ int main(void)
     tcase_add_test(tcase, shapes_are_checked);
     tcase_add_test(tcase, kernels_are_looked_up);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

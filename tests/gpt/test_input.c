@@ -6,6 +6,7 @@
 #include "client/gpt/rng.h"
 #include "client/gpt/train.h"
 #include "tests/gpt/support.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <math.h>
@@ -258,8 +259,6 @@ int main(void)
 {
     Suite *suite = suite_create("input");
     TCase *tcase = tcase_create("input");
-    SRunner *runner;
-    int failed;
 
     tcase_add_loop_test(tcase, host_refuses_what_it_cannot, 0, 3);
     tcase_add_loop_test(tcase, bad_options_are_told, 0,
@@ -273,9 +272,5 @@ int main(void)
     tcase_add_test(tcase, normal_numbers_are_normal);
     tcase_add_test(tcase, initial_weights_do_not_depend_on_order);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

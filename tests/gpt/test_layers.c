@@ -6,6 +6,7 @@
 #include "client/gpt/layers.h"
 #include "kernels/cast.h"
 #include "tests/gpt/support.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <math.h>
@@ -430,8 +431,7 @@ int main(void)
 {
     Suite *suite = suite_create("layers");
     TCase *tcase = tcase_create("layers");
-    SRunner *runner;
-    int failed, n;
+    int n;
 
     find_isas();
     n = (int)n_isas;
@@ -447,9 +447,5 @@ int main(void)
     tcase_add_loop_test(tcase, embedding_and_its_gradient, 0, n);
     tcase_add_loop_test(tcase, threads_do_not_change_bits, 0, n);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -4,10 +4,10 @@
 #include "client/gpt/parallel.h"
 #include "kernels/cast.h"
 #include "tests/gpt/support.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 
 struct shape {
@@ -165,17 +165,11 @@ int main(void)
 {
     Suite *suite = suite_create("matmul");
     TCase *tcase = tcase_create("matmul");
-    SRunner *runner;
-    int failed;
 
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, fp32_products);
     tcase_add_test(tcase, bf16_products);
     tcase_add_test(tcase, threads_have_contexts_of_their_own);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

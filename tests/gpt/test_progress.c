@@ -1,10 +1,10 @@
 /* What a worker tells while it trains: the line in a terminal. */
 #include "client/gpt/progress.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <pty.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -62,15 +62,9 @@ int main(void)
 {
     Suite *suite = suite_create("progress");
     TCase *tcase = tcase_create("progress");
-    SRunner *runner;
-    int failed;
 
     tcase_add_loop_test(tcase, line_fits_the_terminal, 0, 3);
     tcase_add_loop_test(tcase, line_is_whole, 0, 2);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

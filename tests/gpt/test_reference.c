@@ -4,6 +4,7 @@
 #include "client/gpt/run.h"
 #include "kernels/cast.h"
 #include "tests/gpt/support.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <math.h>
@@ -141,16 +142,10 @@ int main(void)
 {
     Suite *suite = suite_create("reference");
     TCase *tcase = tcase_create("pytorch");
-    SRunner *runner;
-    int failed;
 
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, fp32_products_agree_with_pytorch);
     tcase_add_test(tcase, bf16_products_agree_with_pytorch);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

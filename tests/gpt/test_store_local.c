@@ -5,6 +5,7 @@
 #include "kernels/kernels.h"
 #include "offload/clip.h"
 #include "tests/gpt/support.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <math.h>
@@ -392,8 +393,6 @@ int main(void)
 {
     Suite *suite = suite_create("store_local");
     TCase *tcase = tcase_create("store_local");
-    SRunner *runner;
-    int failed;
 
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, setup, teardown);
@@ -405,9 +404,5 @@ int main(void)
     tcase_add_test(tcase, second_use_accumulates);
     tcase_add_test(tcase, states_are_read_and_written);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -3,6 +3,7 @@
 #include "client/gpt/run.h"
 #include "client/gpt/train.h"
 #include "tests/gpt/support.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <math.h>
@@ -288,8 +289,6 @@ int main(void)
 {
     Suite *suite = suite_create("training");
     TCase *tcase = tcase_create("training");
-    SRunner *runner;
-    int failed;
 
     tcase_set_timeout(tcase, 120);
     tcase_add_test(tcase, runs_are_equal_bit_for_bit);
@@ -298,9 +297,5 @@ int main(void)
     tcase_add_test(tcase, unwritable_files_are_told);
     tcase_add_test(tcase, void_steps_are_done_again);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

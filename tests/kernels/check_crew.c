@@ -1,10 +1,10 @@
 /* kernels/crew: threads that take pieces of jobs. */
 #include "kernels/crew.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <semaphore.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 
 #define N_JOBS 200
 #define MAX_PIECES 50
@@ -259,8 +259,6 @@ int main(void)
 {
     Suite *suite = suite_create("crew");
     TCase *tcase = tcase_create("crew");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_loop_test(tcase, test_all_pieces, 1, 6);
     tcase_add_test(tcase, test_classes);
@@ -269,9 +267,5 @@ int main(void)
     tcase_add_test(tcase, test_close);
     tcase_add_test(tcase, test_bad_number);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

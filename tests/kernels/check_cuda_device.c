@@ -5,6 +5,7 @@
 #include "kernels/cuda/device.h"
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/fake_gpu.h"
+#include "tests/lib/suite.h"
 #include "tests/lib/tiny_job.h"
 
 #include <check.h>
@@ -330,8 +331,6 @@ int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_device");
     TCase *faults = tcase_create("faults"), *memory = tcase_create("memory");
-    SRunner *runner;
-    int n_failed;
 
     (void)argc;
     fake_gpu_use(argv);
@@ -347,9 +346,5 @@ int main(int argc, char **argv)
     tcase_add_test(memory, test_unable);
     suite_add_tcase(suite, faults);
     suite_add_tcase(suite, memory);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -1,6 +1,7 @@
 /* kernels/cuda/driver and the engine's --probe: what they say of machines with and without GPUs. */
 #include "kernels/cuda/driver.h"
 #include "tests/lib/fake_gpu.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -210,8 +211,6 @@ int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_driver");
     TCase *tcase = tcase_create("driver");
-    SRunner *runner;
-    int n_failed;
 
     (void)argc;
     fake_gpu_use(argv);
@@ -227,9 +226,5 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, test_probe_fails);
     tcase_add_test(tcase, test_check);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

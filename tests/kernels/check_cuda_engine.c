@@ -6,6 +6,7 @@
 
 #include "kernels/reduce.h"
 #include "kernels/undo.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <inttypes.h>
@@ -503,8 +504,6 @@ int main(int argc, char **argv)
     const char *text = getenv("CST_FAKECUDA_SEED");
     Suite *suite = suite_create("cuda_engine");
     TCase *plain = tcase_create("plain"), *slow = tcase_create("slow");
-    SRunner *runner;
-    int n_failed;
 
     (void)argc;
     seed = text != NULL ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
@@ -527,9 +526,5 @@ int main(int argc, char **argv)
     tcase_add_loop_test(slow, test_reduce, 9, 10);
     suite_add_tcase(suite, plain);
     suite_add_tcase(suite, slow);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -7,6 +7,7 @@
 #include "tests/lib/tiny_job.h"
 
 #include "kernels/undo.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <inttypes.h>
@@ -202,17 +203,11 @@ int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_engine_kill");
     TCase *tcase = tcase_create("kill");
-    SRunner *runner;
-    int n_failed;
 
     (void)argc;
     fake_gpu_use(argv);
     tcase_set_timeout(tcase, 600);
     tcase_add_loop_test(tcase, test_kill, 0, 2);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -4,6 +4,7 @@
 #include "tests/lib/fake_gpu.h"
 
 #include "kernels/undo.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <dirent.h>
@@ -408,8 +409,6 @@ int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_engine_life");
     TCase *tcase = tcase_create("life");
-    SRunner *runner;
-    int n_failed;
 
     (void)argc;
     fake_gpu_use(argv);
@@ -426,9 +425,5 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, test_one_command);
     tcase_add_loop_test(tcase, test_sticky, 0, 3);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -1,6 +1,7 @@
 /* The CUDA kernels' own source, run on the processor by cudaemu, against the C references. */
 #include "tests/lib/cuda_cases.h"
 #include "tests/lib/cudaemu/cudaemu.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -213,9 +214,7 @@ int main(void)
 {
     Suite *suite = suite_create("cuda_kernels");
     TCase *kernels = tcase_create("kernels");
-    SRunner *runner;
     unsigned n;
-    int failed;
 
     (void)cases_all(&n);
     printf("seed %llu (CST_SEED)\n", (unsigned long long)seed());
@@ -225,9 +224,5 @@ int main(void)
     tcase_add_test(kernels, test_unknown_kernel);
     tcase_add_test(kernels, test_parameter_sizes);
     suite_add_tcase(suite, kernels);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -1,10 +1,10 @@
 /* The emulator itself: what it promises to kernels, and that it tells a broken one. */
 #include "kernels/cuda/mma.cuh"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 namespace
 {
@@ -336,8 +336,6 @@ int main(void)
     Suite *suite = suite_create("cudaemu");
     TCase *right = tcase_create("right");
     TCase *broken = tcase_create("broken");
-    SRunner *runner;
-    int failed;
 
     tcase_set_timeout(right, 60);
     tcase_add_test(right, test_indices);
@@ -355,9 +353,5 @@ int main(void)
     tcase_add_test_raise_signal(broken, test_block_too_large, SIGABRT);
     tcase_add_test_raise_signal(broken, test_empty_grid, SIGABRT);
     suite_add_tcase(suite, broken);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

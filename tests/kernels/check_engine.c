@@ -4,12 +4,12 @@
 
 #include "kernels/kernels.h"
 #include "kernels/undo.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define N_CHUNKS 3
@@ -522,8 +522,6 @@ int main(void)
 {
     Suite *suite = suite_create("engine");
     TCase *tcase = tcase_create("commands");
-    SRunner *runner;
-    int n_failed;
 
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, set_up, tear_down);
@@ -542,9 +540,5 @@ int main(void)
     tcase_add_test(tcase, test_no_reading);
     tcase_add_test(tcase, test_counters);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

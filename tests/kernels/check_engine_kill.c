@@ -4,6 +4,7 @@
 #include "tests/lib/tiny_job.h"
 
 #include "kernels/undo.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -181,15 +182,9 @@ int main(void)
 {
     Suite *suite = suite_create("engine_kill");
     TCase *tcase = tcase_create("kill");
-    SRunner *runner;
-    int n_failed;
 
     tcase_set_timeout(tcase, 600);
     tcase_add_test(tcase, test_kill);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

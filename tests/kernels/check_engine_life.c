@@ -3,6 +3,7 @@
 #include "tests/lib/tiny_job.h"
 
 #include "kernels/undo.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <dirent.h>
@@ -535,8 +536,6 @@ int main(void)
 {
     Suite *suite = suite_create("engine_life");
     TCase *segments = tcase_create("segments"), *life = tcase_create("life");
-    SRunner *runner;
-    int n_failed;
 
     tcase_set_timeout(segments, 60);
     tcase_add_test(segments, test_populate);
@@ -557,9 +556,5 @@ int main(void)
     tcase_add_test(life, test_no_socket);
     suite_add_tcase(suite, segments);
     suite_add_tcase(suite, life);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

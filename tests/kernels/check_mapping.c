@@ -3,11 +3,11 @@
 #include "kernels/host/host.h"
 #include "kernels/mapping.h"
 #include "tests/lib/engine_proc.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define N_PIECES 6
@@ -219,8 +219,6 @@ int main(void)
 {
     Suite *suite = suite_create("mapping");
     TCase *tcase = tcase_create("mapping"), *machines = tcase_create("machines");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_loop_test(tcase, test_fault, 1, N_PIECES + 1);
@@ -232,9 +230,5 @@ int main(void)
     tcase_add_test(machines, test_no_cores);
     suite_add_tcase(suite, tcase);
     suite_add_tcase(suite, machines);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

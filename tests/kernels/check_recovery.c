@@ -1,9 +1,9 @@
 /* kernels/recovery: undo slots that a dead engine left. */
 #include "kernels/recovery.h"
+#include "tests/lib/suite.h"
 #include "tests/lib/tiny_job.h"
 
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define TILE 1 /* of chunk 0: its second one */
@@ -158,8 +158,6 @@ int main(void)
 {
     Suite *suite = suite_create("recovery");
     TCase *tcase = tcase_create("recovery");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, test_waits);
@@ -167,9 +165,5 @@ int main(void)
     tcase_add_loop_test(tcase, test_wrong, 0, 5);
     tcase_add_test(tcase, test_forget);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -1,5 +1,6 @@
 /* kernels/segments and kernels/chunk: what a place means, and tables that lie. */
 #include "kernels/chunk.h"
+#include "tests/lib/suite.h"
 #include "tests/lib/tiny_job.h"
 
 #include <check.h>
@@ -298,8 +299,6 @@ int main(void)
 {
     Suite *suite = suite_create("segments");
     TCase *set = tcase_create("segments"), *chunks = tcase_create("chunks");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_test(set, test_set);
     tcase_add_test(set, test_bad_ids);
@@ -312,9 +311,5 @@ int main(void)
     tcase_add_test(chunks, test_fuzz);
     suite_add_tcase(suite, set);
     suite_add_tcase(suite, chunks);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -1,8 +1,8 @@
 /* kernels/tickets: dependencies between commands. */
 #include "kernels/tickets.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
-#include <stdlib.h>
 
 static struct cst_tickets tickets;
 static struct cst_ticket t[10];
@@ -178,8 +178,6 @@ int main(void)
 {
     Suite *suite = suite_create("tickets");
     TCase *tcase = tcase_create("tickets");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(tcase, set_up, NULL);
     tcase_add_test(tcase, test_order);
@@ -191,9 +189,5 @@ int main(void)
     tcase_add_test(tcase, test_same_number);
     tcase_add_test(tcase, test_buckets);
     suite_add_tcase(suite, tcase);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

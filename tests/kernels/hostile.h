@@ -4,6 +4,7 @@
 #define CST_TESTS_HOSTILE_H
 
 #include "kernels/kernels.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -126,15 +127,9 @@ static inline uint64_t hostile_hash(uint64_t hash, const void *data, size_t byte
 /* Run @suite; the exit status of main. */
 static inline int hostile_main(Suite *suite)
 {
-    SRunner *runner = srunner_create(suite);
-    int failed;
-
     printf("CST_SEED=%llu\n", (unsigned long long)hostile_seed());
     fflush(stdout);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }
 
 #endif

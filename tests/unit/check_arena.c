@@ -1,10 +1,10 @@
 /* daemon/arena: budgets and sealed segments. */
 #include "daemon/arena.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -127,8 +127,6 @@ int main(void)
 {
     Suite *suite = suite_create("arena");
     TCase *tc = tcase_create("arena");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     suite_add_tcase(suite, tc);
     tcase_add_checked_fixture(tc, setup, NULL);
@@ -137,8 +135,5 @@ int main(void)
     tcase_add_test(tc, a_segment_can_be_mapped_again);
     tcase_add_test(tc, a_segment_is_charged_to_the_last_reference);
     tcase_add_test(tc, failure_leaves_nothing);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

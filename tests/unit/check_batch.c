@@ -2,6 +2,7 @@
 #include "daemon/batch.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/frame.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -212,8 +213,6 @@ int main(void)
 {
     Suite *suite = suite_create("batch");
     TCase *tc = tcase_create("batch");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     suite_add_tcase(suite, tc);
     tcase_set_timeout(tc, 60);
@@ -222,8 +221,5 @@ int main(void)
     tcase_add_test(tc, unknown_fields_are_skipped);
     tcase_add_test(tc, too_many_items_are_refused);
     tcase_add_test(tc, what_is_written_is_unpacked);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -2,6 +2,7 @@
 #include "client/cli/json.h"
 #include "client/cli/table.h"
 #include "proto/cistern.pb-c.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <math.h>
@@ -111,16 +112,11 @@ int main(void)
 {
     Suite *suite = suite_create("cli");
     TCase *tcase = tcase_create("cli");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_test(tcase, test_numbers);
     tcase_add_test(tcase, test_table);
     tcase_add_test(tcase, test_json);
     tcase_add_test(tcase, test_json_large);
     suite_add_tcase(suite, tcase);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -1,6 +1,7 @@
 /* libcistern's connection against a daemon in a thread: what it says is believed only as far as it
  * can be checked. */
 #include "tests/lib/fake_job.h"
+#include "tests/lib/suite.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -467,8 +468,6 @@ int main(void)
 {
     Suite *suite = suite_create("client");
     TCase *tcase = tcase_create("client");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_test(tcase, test_no_daemon);
     tcase_add_test(tcase, test_long_path);
@@ -483,8 +482,5 @@ int main(void)
     tcase_add_test(tcase, test_corrupt);
     tcase_add_test(tcase, test_fork);
     suite_add_tcase(suite, tcase);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

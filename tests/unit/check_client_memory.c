@@ -1,5 +1,6 @@
 /* libcistern when memory runs out: the n-th allocation of a worker's life fails, for every n. */
 #include "tests/lib/fake_job.h"
+#include "tests/lib/suite.h"
 
 #include <stdlib.h>
 
@@ -75,13 +76,8 @@ int main(void)
 {
     Suite *suite = suite_create("client_memory");
     TCase *tcase = tcase_create("client_memory");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_test(tcase, test_every_allocation);
     suite_add_tcase(suite, tcase);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

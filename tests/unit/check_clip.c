@@ -1,9 +1,9 @@
 /* From the norm to the factor of the update: what is clipped, and which steps are skipped. */
 #include "offload/clip.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <float.h>
-#include <stdlib.h>
 
 /* As torch.nn.utils.clip_grad_norm_: below the limit nothing changes, above it the norm becomes the
  * limit. */
@@ -47,16 +47,10 @@ int main(void)
 {
     Suite *suite = suite_create("clip");
     TCase *tc = tcase_create("clip");
-    SRunner *runner;
-    int failed;
 
     tcase_add_test(tc, clips_to_the_limit);
     tcase_add_test(tc, what_is_not_finite_is_skipped);
     tcase_add_test(tc, what_scaling_makes_infinite_is_skipped);
     suite_add_tcase(suite, tc);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -3,9 +3,9 @@
 #include "daemon/commands.h"
 #include "proto/engine.pb-c.h"
 #include "proto/frame.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 static struct cst_commands commands;
@@ -213,8 +213,6 @@ int main(void)
 {
     Suite *suite = suite_create("commands");
     TCase *tc = tcase_create("commands");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     suite_add_tcase(suite, tc);
     tcase_add_checked_fixture(tc, setup, teardown);
@@ -224,8 +222,5 @@ int main(void)
     tcase_add_test(tc, what_is_left_goes_out_again);
     tcase_add_test(tc, buckets_hold_many);
     tcase_add_test(tc, a_job_is_forgotten);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -2,6 +2,7 @@
 #include "daemon/config.h"
 #include "daemon/log.h"
 #include "daemon/size.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -288,8 +289,6 @@ int main(void)
 {
     Suite *suite = suite_create("config");
     TCase *tc = tcase_create("config");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     suite_add_tcase(suite, tc);
     tcase_add_checked_fixture(tc, setup, teardown);
@@ -305,8 +304,5 @@ int main(void)
     tcase_add_test(tc, rules_let_in_whom_they_name);
     tcase_add_test(tc, sizes_are_read);
     tcase_add_test(tc, sizes_are_written);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

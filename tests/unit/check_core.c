@@ -1,10 +1,10 @@
 /* The core by hand, a rule at a time: weights, gradients, commit. What happens when everything
  * happens at once is tests/sim's. */
+#include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
 #include <check.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 static struct rig rig;
@@ -827,11 +827,5 @@ static Suite *suite(void)
 
 int main(void)
 {
-    SRunner *runner = srunner_create(suite());
-    int failed;
-
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite());
 }

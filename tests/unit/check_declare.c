@@ -1,5 +1,6 @@
 /* Declarations: what libcistern says of them without the daemon, and how they get there. */
 #include "tests/lib/fake_job.h"
+#include "tests/lib/suite.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -140,16 +141,11 @@ int main(void)
 {
     Suite *suite = suite_create("declare");
     TCase *tcase = tcase_create("declare");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_test(tcase, test_declarations);
     tcase_add_test(tcase, test_many_tensors);
     tcase_add_test(tcase, test_most_tensors);
     tcase_add_loop_test(tcase, test_declare_anew, 0, 2);
     suite_add_tcase(suite, tcase);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -3,6 +3,7 @@
  * the test's, its stream a number that the test moves. */
 #include "client/cistern_device.h"
 #include "tests/lib/fake_job.h"
+#include "tests/lib/suite.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -574,8 +575,6 @@ int main(void)
 {
     Suite *suite = suite_create("device_calls");
     TCase *tcase = tcase_create("device_calls");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_test(tcase, test_use_device);
     tcase_add_test(tcase, test_host);
@@ -590,8 +589,5 @@ int main(void)
     tcase_add_test(tcase, test_fork);
     tcase_add_test(tcase, test_descriptors);
     suite_add_tcase(suite, tcase);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -1,10 +1,10 @@
 /* daemon/declare: what ranks are told when they disagree, and that they can declare anew. */
 #include "daemon/commit.h"
 #include "daemon/declare.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { WORLD = 6 };
@@ -221,8 +221,6 @@ int main(void)
 {
     Suite *suite = suite_create("disagree");
     TCase *tcase = tcase_create("disagree");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_loop_test(tcase, all_are_told_and_begin_anew, 0, 3);
@@ -232,8 +230,5 @@ int main(void)
     tcase_add_test(tcase, the_dead_do_not_disagree);
     tcase_add_test(tcase, a_committed_model_stands);
     suite_add_tcase(suite, tcase);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -1,11 +1,11 @@
 /* fakecuda: the library as a whole: devices, entry points, faults by order, forks, what is left at
  * the end. */
+#include "tests/lib/suite.h"
 #include "tests/unit/fakecuda_rig.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -415,5 +415,5 @@ int main(int argc, char **argv)
     tcase_add_loop_test(end, test_leaks, 0, 3);
     tcase_add_test(end, test_released);
     suite_add_tcase(suite, end);
-    return rig_run(suite);
+    return suite_run(suite);
 }

@@ -1,10 +1,10 @@
 /* fakecuda: device memory, by handles and by address, over processes; pinned host memory. */
 #include "tests/lib/fakecuda/ledger.h"
+#include "tests/lib/suite.h"
 #include "tests/unit/fakecuda_rig.h"
 
 #include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -453,5 +453,5 @@ int main(int argc, char **argv)
     tcase_add_loop_test(pinned, test_pageable, 0, 2);
     tcase_add_test(pinned, test_out_of_bounds);
     suite_add_tcase(suite, pinned);
-    return rig_run(suite);
+    return suite_run(suite);
 }

@@ -1,8 +1,8 @@
 /* fakecuda: streams, events, words that streams write and wait for, host functions, kernels. */
+#include "tests/lib/suite.h"
 #include "tests/unit/fakecuda_rig.h"
 
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -484,5 +484,5 @@ int main(int argc, char **argv)
     tcase_add_test_raise_signal(kernels, test_own_fault, SIGSEGV);
     tcase_add_test(kernels, test_launch_refusals);
     suite_add_tcase(suite, kernels);
-    return rig_run(suite);
+    return suite_run(suite);
 }

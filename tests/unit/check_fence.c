@@ -1,6 +1,7 @@
 /* What is given back waits for its fence: the queue between the books of leases and a model of the
  * daemon. */
 #include "client/fence.h"
+#include "tests/lib/suite.h"
 #include "tests/unit/lease_rig.h"
 
 #include <check.h>
@@ -262,8 +263,6 @@ int main(void)
 {
     Suite *suite = suite_create("fence");
     TCase *tcase = tcase_create("fence");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_test(tcase, test_waits);
     tcase_add_test(tcase, test_taken_back);
@@ -271,8 +270,5 @@ int main(void)
     tcase_add_test(tcase, test_drop);
     tcase_add_loop_test(tcase, test_any_order, 0, 20);
     suite_add_tcase(suite, tcase);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

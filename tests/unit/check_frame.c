@@ -1,5 +1,6 @@
 /* proto/frame: one message on a SOCK_SEQPACKET socket, its header, its descriptors. */
 #include "proto/frame.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <dirent.h>
@@ -267,8 +268,6 @@ int main(void)
 {
     Suite *suite = suite_create("frame");
     TCase *tc = tcase_create("frame");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     suite_add_tcase(suite, tc);
     tcase_add_checked_fixture(tc, setup, teardown);
@@ -282,8 +281,5 @@ int main(void)
     tcase_add_test(tc, empty_full_and_closed_are_told_apart);
     tcase_add_loop_test(tc, descriptors_that_lie_are_closed, 0, 30);
     tcase_add_test(tc, a_message_too_long_is_refused);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -1,8 +1,8 @@
 /* daemon/gpu_list: what a probe says, what the configuration wants of it, what a worker means. */
 #include "daemon/gpu_list.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define A "GPU-aaaaaaaa-0000-0000-0000-000000000001"
@@ -175,8 +175,6 @@ int main(void)
 {
     Suite *suite = suite_create("gpu_list");
     TCase *tcase = tcase_create("gpu_list");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, a_list_is_read);
@@ -190,8 +188,5 @@ int main(void)
     tcase_add_test(tcase, not_found);
     tcase_add_test(tcase, checked);
     suite_add_tcase(suite, tcase);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

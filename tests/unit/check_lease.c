@@ -1,4 +1,5 @@
 /* The books of leases against a model of the daemon that grants everything and counts blocks. */
+#include "tests/lib/suite.h"
 #include "tests/unit/lease_rig.h"
 
 #include <check.h>
@@ -427,8 +428,6 @@ int main(void)
 {
     Suite *suite = suite_create("lease");
     TCase *exact = tcase_create("messages"), *random = tcase_create("random");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_test(exact, test_chain_messages);
     tcase_add_test(exact, test_shared_chunk);
@@ -446,8 +445,5 @@ int main(void)
     tcase_add_loop_test(random, test_random_any_order, 0, 40);
     suite_add_tcase(suite, exact);
     suite_add_tcase(suite, random);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

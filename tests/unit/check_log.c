@@ -1,9 +1,9 @@
 /* The log: a reader of stderr that is stuck must not stop the daemon. */
 #include "daemon/log.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -55,14 +55,9 @@ int main(void)
 {
     Suite *suite = suite_create("log");
     TCase *tc = tcase_create("lines");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_test(tc, a_line_is_clean);
     tcase_add_test(tc, a_full_pipe_loses_lines);
     suite_add_tcase(suite, tc);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -1,6 +1,7 @@
 /* Memory that may be used: the least of the machine's and of the limits of the control groups that
  * the process lies in. */
 #include "daemon/machine.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -82,16 +83,10 @@ int main(void)
 {
     Suite *suite = suite_create("machine");
     TCase *tc = tcase_create("memory");
-    SRunner *runner;
-    int failed;
 
     tcase_add_checked_fixture(tc, set_up, tear_down);
     tcase_add_test(tc, no_limit_is_the_machine);
     tcase_add_test(tc, the_least_limit_counts);
     suite_add_tcase(suite, tc);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -1,5 +1,6 @@
 /* Memory runs out: in loops, the n-th allocation fails; the status is clean, nothing is lost, and
  * what failed works when tried again. */
+#include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
 #include <check.h>
@@ -281,11 +282,5 @@ static Suite *suite(void)
 
 int main(void)
 {
-    SRunner *runner = srunner_create(suite());
-    int failed;
-
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite());
 }

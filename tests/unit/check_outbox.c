@@ -1,10 +1,10 @@
 /* daemon/outbox: what waits for a socket that is full. */
 #include "daemon/outbox.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <dirent.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -163,8 +163,6 @@ int main(void)
 {
     Suite *suite = suite_create("outbox");
     TCase *tc = tcase_create("outbox");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     suite_add_tcase(suite, tc);
     tcase_add_checked_fixture(tc, setup, teardown);
@@ -173,8 +171,5 @@ int main(void)
     tcase_add_test(tc, descriptors_wait_too);
     tcase_add_test(tc, closing_leaves_nothing);
     tcase_add_test(tc, what_cannot_go_does_not_wait);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

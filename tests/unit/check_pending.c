@@ -1,8 +1,8 @@
 /* daemon/pending: requests that wait, and the tags that find them. */
 #include "daemon/pending.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 static struct cst_pendings pendings;
@@ -103,8 +103,6 @@ int main(void)
 {
     Suite *suite = suite_create("pending");
     TCase *tc = tcase_create("pending");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     suite_add_tcase(suite, tc);
     tcase_add_checked_fixture(tc, setup, teardown);
@@ -112,8 +110,5 @@ int main(void)
     tcase_add_test(tc, old_tags_find_nothing);
     tcase_add_test(tc, an_object_begins_anew);
     tcase_add_test(tc, serials_wrap_around_zero);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -1,8 +1,8 @@
 /* The core by hand: who takes part, and what becomes of a step when somebody no longer does. */
+#include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 static struct rig rig;
@@ -550,11 +550,5 @@ static Suite *suite(void)
 
 int main(void)
 {
-    SRunner *runner = srunner_create(suite());
-    int failed;
-
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite());
 }

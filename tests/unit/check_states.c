@@ -1,4 +1,5 @@
 /* The core by hand: reading and writing states, what it tells of itself, and the job table. */
+#include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
 #include <check.h>
@@ -404,11 +405,5 @@ static Suite *suite(void)
 
 int main(void)
 {
-    SRunner *runner = srunner_create(suite());
-    int failed;
-
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite());
 }

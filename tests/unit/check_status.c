@@ -1,9 +1,9 @@
 /* proto/status: the list of errors and the words of a cause. */
 #include "proto/status.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Every status has its own number, name and words; the numbers are the wire's and count up from 0.
@@ -77,16 +77,11 @@ int main(void)
 {
     Suite *suite = suite_create("status");
     TCase *tc = tcase_create("status");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     suite_add_tcase(suite, tc);
     tcase_add_test(tc, the_list_is_dense);
     tcase_add_test(tc, unknown_numbers_have_words);
     tcase_add_test(tc, words_are_prefixed);
     tcase_add_test(tc, words_are_bounded);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -1,9 +1,9 @@
 /* The trace: what is expected before the first record, what a record predicts, and what an
  * unexpected use does. */
 #include "offload/trace.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 static uint32_t first[] = {0};
@@ -156,11 +156,5 @@ static Suite *suite(void)
 
 int main(void)
 {
-    SRunner *runner = srunner_create(suite());
-    int failed;
-
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite());
 }

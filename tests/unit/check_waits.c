@@ -1,8 +1,8 @@
 /* daemon/waits: commands that wait for tickets of other engines. */
 #include "daemon/waits.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 static struct cst_waits waits;
@@ -159,8 +159,6 @@ int main(void)
 {
     Suite *suite = suite_create("waits");
     TCase *tcase = tcase_create("waits");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, one);
@@ -171,8 +169,5 @@ int main(void)
     tcase_add_test(tcase, forget);
     tcase_add_test(tcase, closed);
     suite_add_tcase(suite, tcase);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

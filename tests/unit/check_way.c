@@ -1,10 +1,10 @@
 /* Which engine does what when ranks are on GPUs: the choice of a reduction's way, and the core's
  * commands. Engine 0 is the host's; 1 and 2 are GPUs. */
 #include "offload/way.h"
+#include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define NOTHING CST_WAY_NOTHING
@@ -213,8 +213,6 @@ int main(void)
 {
     Suite *suite = suite_create("way");
     TCase *choice = tcase_create("choice"), *core = tcase_create("core");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_test(choice, host_alone);
     tcase_add_test(choice, nothing_at_all);
@@ -228,8 +226,5 @@ int main(void)
     tcase_add_test(core, states);
     tcase_add_test(core, explained);
     suite_add_tcase(suite, core);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

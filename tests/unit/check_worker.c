@@ -1,6 +1,7 @@
 /* A worker's steps through libcistern against a daemon in a thread: what is sent, what the worker
  * sees, what is refused. */
 #include "tests/lib/fake_job.h"
+#include "tests/lib/suite.h"
 
 #include <poll.h>
 #include <math.h>
@@ -527,8 +528,6 @@ int main(void)
 {
     Suite *suite = suite_create("worker");
     TCase *steps = tcase_create("steps"), *faults = tcase_create("faults");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_test(steps, test_order);
     tcase_add_test(steps, test_step);
@@ -547,8 +546,5 @@ int main(void)
     tcase_add_test(faults, test_hand_in_failed);
     suite_add_tcase(suite, steps);
     suite_add_tcase(suite, faults);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

@@ -46,17 +46,6 @@ void rig_find_library(char **argv)
     exit(EXIT_FAILURE);
 }
 
-int rig_run(Suite *suite)
-{
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
-
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
-}
-
 void rig_use_device(CUdevice device)
 {
     CUcontext context;

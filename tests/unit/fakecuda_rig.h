@@ -27,9 +27,6 @@ extern CUcontext rig_context;     /* of device 0, current */
 /* Start again with fakecuda's folder first in LD_LIBRARY_PATH, unless it is there already. */
 void rig_find_library(char **argv);
 
-/* Run the tests of @suite; what main returns. */
-int rig_run(Suite *suite);
-
 /* Open the driver and make device 0's context current. */
 void rig_open(void);
 void rig_use_device(CUdevice device);

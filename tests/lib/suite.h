@@ -1,0 +1,18 @@
+/* How every Check program ends. */
+#ifndef CST_TESTS_SUITE_H
+#define CST_TESTS_SUITE_H
+
+#include <check.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Run the tests of @suite, which is freed, and print those that fail; what main returns. */
+int suite_run(Suite *suite);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
