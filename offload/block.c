@@ -31,6 +31,7 @@ int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config, uin
         .blocks_per_slab = config->blocks_per_slab,
         .segments = config->segments,
         .engine = config->engine,
+        .worker_copies = config->worker_copies,
         .free_head = CST_NONE,
         .blocks = calloc(config->n_blocks, sizeof *pool->blocks),
         .weight_of = malloc(n_chunks * sizeof *pool->weight_of),
@@ -98,6 +99,7 @@ void cst_block_move(struct cst_pool *pool, uint32_t b, enum cst_block_state stat
         block->ticket = 0;
         block->dropped = false;
     }
+    block->filling = block->filling && state == CST_BLOCK_STALE;
     if (state == CST_BLOCK_PENDING) {
         block->leases = 0;
         block->generation = 0;
@@ -207,6 +209,9 @@ static const char *check_block(const struct cst_pool *pool, uint32_t b, uint32_t
     }
     if ((block->leases != 0) != (block->generation != 0)) {
         return "a lease has a generation";
+    }
+    if (block->filling && (!pool->worker_copies || block->leases == 0)) {
+        return "who fills a block has a lease on it";
     }
     if (states[block->state].has_ticket != (block->ticket != 0)) {
         return "what moves has a ticket";

@@ -10,6 +10,9 @@
  *                             | block is wanted
  *                             +--------> STAGING ------> FREE   the grad row holds it now
  *
+ * Where the worker copies weights in (worker_copies), LOADING waits for the chunk's update instead
+ * of a copy, and RESIDENT is filling at first.
+ *
  *   RESIDENT, STALE, OPEN --hang-up while leased--> QUARANTINED --death or sync--> FREE */
 #ifndef CST_BLOCK_H
 #define CST_BLOCK_H
@@ -21,7 +24,7 @@
 
 enum cst_block_state {
     CST_BLOCK_FREE,
-    CST_BLOCK_LOADING,     /* a copy up is under way; requests may wait for it */
+    CST_BLOCK_LOADING,     /* a copy up is under way, or the update before it; requests may wait */
     CST_BLOCK_RESIDENT,    /* holds a chunk's current weights; leases >= 0 */
     CST_BLOCK_STALE,       /* leased weights of before the last commit or write; leases > 0 */
     CST_BLOCK_OPEN,        /* a leased gradient; leases = 1 */
@@ -38,8 +41,9 @@ struct cst_block {
     uint32_t leases;    /* fetches not released */
     uint32_t next_free; /* list of free blocks, CST_NONE: last */
     bool dropped; /* LOADING: what arrives is out of date; STAGING: nobody wants it any more */
+    bool filling; /* RESIDENT, STALE: leased, and the lessee has not said that the weights are in */
     uint64_t generation; /* of the lease; 0 while there was none */
-    uint64_t ticket;     /* of the command that moves it; 0: none */
+    uint64_t ticket;     /* of the command that moves it, or that it waits for; 0: none */
     uint64_t last_use;   /* the core's use counter when it was last granted, released or loaded */
     struct cst_queue waiters; /* LOADING: fetches that it will answer */
 };
@@ -50,6 +54,7 @@ struct cst_pool {
     uint32_t blocks_per_slab;
     const uint32_t *segments; /* segment id per slab; borrowed */
     uint32_t engine;          /* of the GPU whose memory it is; 0: host memory */
+    bool worker_copies;       /* no engine copies weights in */
     uint32_t *weight_of;      /* per chunk: its LOADING or RESIDENT block, or CST_NONE; owned */
     uint32_t *grad_of;        /* per chunk: block of its gradient in this collection; owned */
     uint32_t free_head;       /* CST_NONE: none is free */

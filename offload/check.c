@@ -107,7 +107,12 @@ static const char *check_block_tickets(const struct cst_core *core)
         for (uint32_t b = 0; b < pool->n_blocks; b++) {
             const struct cst_block *block = &pool->blocks[b];
 
-            if (block->ticket != 0 && !is_flying(core, block->ticket, moved_by[block->state])) {
+            enum cst_flight_kind kind = moved_by[block->state];
+
+            if (pool->worker_copies && block->state == CST_BLOCK_LOADING) {
+                kind = CST_FLIGHT_UPDATE;
+            }
+            if (block->ticket != 0 && !is_flying(core, block->ticket, kind)) {
                 return "a block moves by a command that is under way";
             }
         }

@@ -163,6 +163,7 @@ void cst_commit_updated(struct cst_core *core, const struct cst_flight *flight,
     if (event->status != CST_OK) {
         cst_ranks_fail_command(core, event, "update", flight->chunk);
     }
+    cst_residency_updated(core, flight, event);
 }
 
 /* -- hyper-parameters ---------------------------------------------------------------------------

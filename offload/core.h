@@ -21,6 +21,19 @@
  *        |                 | a rank leaves, and nobody has begun the next step
  *        +--- IDLE <-------+  nothing is lost; INTERRUPTED turns into it when all ranks left and no gradient was lost
  *
+ * Who copies weights up. An engine does, by a COPY command; or, in a pool with worker_copies, the rank's worker does itself. There a
+ * FETCH_WEIGHT is answered as soon as a block is free and the chunk's update and writes are done, and the reply says where the row is (home):
+ *
+ *   - The row is not written while the worker reads it. Updates are issued at a commit, a commit needs STEP of every rank, and a worker
+ *     sends STEP when all its copies are done. WRITEs are refused from the first fetch to the commit. A worker that breaks this, or an
+ *     attempt that is void, brings torn weights to that worker's own leased blocks, which then are STALE: nobody is granted those.
+ *   - Until it is released, the block is the worker's alone: it is leased, so it is no victim. Who fetches the chunk again meanwhile
+ *     (the same rank) gets home again, and no hit.
+ *   - RELEASE says that the weights are in the block: from then on it is cached as if an engine had filled it.
+ *   - A lease that ends otherwise (death, leave, sync) says nothing: its block is free, not cached. A worker that goes on syncs when
+ *     its copies have ended; one that hung up keeps its blocks in quarantine until it is dead.
+ *   - Nothing is loaded into such a pool but for a fetch: PREFETCH does nothing, nor is the trace followed. The worker fetches ahead.
+ *
  * In INTERRUPTED and IDLE (and before the first SYNC) requests of the old attempt get EPEERDIED (before the first: EINVAL, "sync first"). A surviving
  * rank's blocks stay leased until its SYNC: only then is it known that it no longer touches them. */
 #ifndef CST_CORE_H
@@ -40,6 +53,7 @@ struct cst_core_pool {
     uint32_t blocks_per_slab; /* block b lies in slab b / blocks_per_slab ... */
     const uint32_t *segments; /* ... whose segment id this is; borrowed for the core's life */
     uint32_t engine;          /* of the GPU whose memory it is; 0: host memory, which the engine of each chunk's node serves */
+    bool worker_copies;       /* the rank's worker copies weights in, no engine */
 };
 
 struct cst_core_config {
@@ -152,6 +166,8 @@ struct cst_reply {
     uint64_t offset;         /* FETCH: bytes in the slab */
     uint64_t generation;     /* FETCH */
     bool hit;                /* FETCH_WEIGHT: no copy was needed; FETCH_GRAD: the block holds gradients of an earlier lease */
+    struct cst_place home;   /* FETCH_WEIGHT with home_bytes: the row that the worker copies into the block */
+    uint64_t home_bytes;     /* of it; 0: the weights are there */
     uint64_t attempt, step;  /* SYNC; STEP: step */
     bool skipped;            /* STEP */
     double grad_norm, loss;  /* STEP */

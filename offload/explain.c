@@ -120,8 +120,9 @@ static void explain_weight(const struct cst_core *core, uint32_t c, uint32_t ran
         say(page, "rank %" PRIu32 ": weights are not in its pool%s", rank,
             next == CST_TRACE_NEVER ? "" : ", they are used again in this step");
     } else if (r->pool.blocks[b].leases > 0) {
-        say(page, "rank %" PRIu32 ": weights in block %" PRIu32 ", leased %" PRIu32 " times", rank,
-            b, r->pool.blocks[b].leases);
+        say(page, "rank %" PRIu32 ": weights in block %" PRIu32 ", leased %" PRIu32 " times%s",
+            rank, b, r->pool.blocks[b].leases,
+            r->pool.blocks[b].filling ? "; the worker copies them in" : "");
     } else if (next == CST_TRACE_NEVER) {
         say(page, "rank %" PRIu32 ": weights in block %" PRIu32 ", %s; not used again in this step",
             rank, b, cst_block_state_name(r->pool.blocks[b].state));
@@ -149,7 +150,9 @@ static void explain_rank(const struct cst_core *core, uint32_t c, uint32_t rank,
             (request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_JOINED)) {
             say(page, "rank %" PRIu32 ": a fetch of its %s waits for %s", rank,
                 request->kind == CST_EV_FETCH_GRAD ? "gradient" : "weights",
-                request->where == CST_REQUEST_QUEUED ? "a block" : "the copy");
+                request->where == CST_REQUEST_QUEUED ? "a block"
+                : r->pool.worker_copies              ? "its update"
+                                                     : "the copy");
         }
     }
 }

@@ -184,6 +184,9 @@ void cst_residency_unqueue(struct cst_core *core, uint32_t request);
 /* Completions. */
 void cst_residency_loaded(struct cst_core *core, const struct cst_flight *flight,
                           const struct cst_event *event);
+/* Of an update: workers that copy themselves may read the row now. */
+void cst_residency_updated(struct cst_core *core, const struct cst_flight *flight,
+                           const struct cst_event *event);
 
 /* The arena has, or will have, newer weights of @chunk: no block's copy is current any more. */
 void cst_residency_expire(struct cst_core *core, uint32_t chunk);

@@ -91,7 +91,12 @@ static void grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag
         reply->slab = cst_pool_slab(pool, b);
         reply->offset = cst_pool_offset(pool, b, core->layout->capacity);
         reply->generation = block->generation;
-        reply->hit = hit;
+        reply->hit = hit && !block->filling;
+    }
+    if (reply != NULL && block->filling) {
+        reply->home = cst_core_row_place(core, block->chunk, CST_ROW_WEIGHT, 0);
+        reply->home_bytes = 2 * core->layout->chunks[block->chunk].n_elems;
+        core->ranks[rank].bytes_up += reply->home_bytes;
     }
 }
 
@@ -115,6 +120,22 @@ static void load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t 
     r->pool.blocks[b].last_use = ++core->uses;
 }
 
+/* The worker is to copy the weights of @chunk into a block that was just taken for them: when the
+ * update is done. */
+static void await_update(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+
+    pool->weight_of[chunk] = b;
+    pool->blocks[b].last_use = ++core->uses;
+    if (core->chunks[chunk].update_ticket != 0) {
+        pool->blocks[b].ticket = core->chunks[chunk].update_ticket;
+    } else {
+        cst_block_move(pool, b, CST_BLOCK_RESIDENT);
+        pool->blocks[b].filling = true;
+    }
+}
+
 static void join(struct cst_core *core, uint32_t i, uint32_t rank, uint32_t b)
 {
     core->requests.v[i].where = CST_REQUEST_JOINED;
@@ -130,11 +151,6 @@ static bool place_weight(struct cst_core *core, uint32_t i)
     struct cst_pool *pool = &core->ranks[request->rank].pool;
     uint32_t b = pool->weight_of[request->chunk];
 
-    if (b != CST_NONE && pool->blocks[b].state == CST_BLOCK_RESIDENT) {
-        grant(core, request->rank, b, request->tag, false);
-        cst_requests_remove(&core->requests, i);
-        return true;
-    }
     if (b == CST_NONE && core->chunks[request->chunk].n_writes > 0) {
         return false;
     }
@@ -143,10 +159,19 @@ static bool place_weight(struct cst_core *core, uint32_t i)
         if (b == CST_NONE) {
             return false;
         }
-        load(core, request->rank, request->chunk, b,
-             request->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND);
+        if (pool->worker_copies) {
+            await_update(core, request->rank, request->chunk, b);
+        } else {
+            load(core, request->rank, request->chunk, b,
+                 request->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND);
+        }
     }
-    join(core, i, request->rank, b);
+    if (pool->blocks[b].state == CST_BLOCK_RESIDENT) {
+        grant(core, request->rank, b, request->tag, false);
+        cst_requests_remove(&core->requests, i);
+    } else {
+        join(core, i, request->rank, b);
+    }
     return true;
 }
 
@@ -321,7 +346,8 @@ static void look_ahead(struct cst_core *core, uint32_t rank)
     uint32_t n_grads = 0;
 
     r->wants_prefetch = false;
-    if (core->phase != CST_PHASE_RUNNING || !r->joined || r->stepped || anybody_waits(r)) {
+    if (core->phase != CST_PHASE_RUNNING || !r->joined || r->stepped || anybody_waits(r) ||
+        r->pool.worker_copies) {
         return;
     }
     for (uint32_t at = r->trace.position; at < r->trace.n_expected && depth > 0; at++) {
@@ -440,6 +466,7 @@ void cst_residency_release(struct cst_core *core, const struct cst_event *event)
     }
     if (w != CST_NONE) {
         pool->blocks[w].last_use = ++core->uses;
+        pool->blocks[w].filling = false;
         cst_block_unlease(pool, w);
         if (pool->blocks[w].state == CST_BLOCK_STALE && pool->blocks[w].leases == 0) {
             cst_block_move(pool, w, CST_BLOCK_FREE);
@@ -457,7 +484,7 @@ void cst_residency_prefetch(struct cst_core *core, const struct cst_event *event
 {
     struct cst_rank *rank = &core->ranks[event->rank];
 
-    if (!rank->stepped && !anybody_waits(rank)) {
+    if (!rank->stepped && !anybody_waits(rank) && !rank->pool.worker_copies) {
         (void)start_load(core, event->rank, event->chunk, rank->trace.position);
     }
     (void)cst_core_reply(core, event->tag);
@@ -477,35 +504,57 @@ void cst_residency_evict(struct cst_core *core, const struct cst_event *event)
 
 /* -- completions ------------------------------------------------------------------------------ */
 
-void cst_residency_loaded(struct cst_core *core, const struct cst_flight *flight,
-                          const struct cst_event *event)
+/* What block @b of @rank waited for has happened. */
+static void end_load(struct cst_core *core, uint32_t rank, uint32_t b,
+                     const struct cst_event *event)
 {
-    struct cst_pool *pool = &core->ranks[flight->rank].pool;
-    struct cst_block *block = &pool->blocks[flight->block];
-    bool good = event->status == CST_OK && !block->dropped;
+    struct cst_pool *pool = &core->ranks[rank].pool;
+    struct cst_block *block = &pool->blocks[b];
+    bool good = event->status == CST_OK && !block->dropped &&
+                !(pool->worker_copies && cst_queue_empty(&block->waiters));
     uint32_t i;
 
-    assert(block->state == CST_BLOCK_LOADING && block->ticket == flight->ticket);
     if (good) {
-        cst_block_move(pool, flight->block, CST_BLOCK_RESIDENT);
+        cst_block_move(pool, b, CST_BLOCK_RESIDENT);
+        block->filling = pool->worker_copies;
     } else {
-        pool->weight_of[flight->chunk] = CST_NONE;
+        pool->weight_of[block->chunk] = CST_NONE;
     }
     while ((i = cst_queue_pop(&core->requests, &block->waiters)) != CST_NO_REQUEST) {
         if (good) {
-            grant(core, flight->rank, flight->block, core->requests.v[i].tag, false);
+            grant(core, rank, b, core->requests.v[i].tag, false);
             cst_requests_remove(&core->requests, i);
         } else if (event->status == CST_OK) { /* overtaken by newer weights: once more */
             enqueue(core, i);
         } else {
             cst_core_refuse(core, core->requests.v[i].tag, event->status,
                             "chunk %" PRIu32 " could not be copied to rank %" PRIu32 "'s pool: %s",
-                            flight->chunk, flight->rank, cst_event_words(event));
+                            block->chunk, rank, cst_event_words(event));
             cst_requests_remove(&core->requests, i);
         }
     }
     if (!good) {
-        cst_block_move(pool, flight->block, CST_BLOCK_FREE);
+        cst_block_move(pool, b, CST_BLOCK_FREE);
+    }
+}
+
+void cst_residency_loaded(struct cst_core *core, const struct cst_flight *flight,
+                          const struct cst_event *event)
+{
+    assert(core->ranks[flight->rank].pool.blocks[flight->block].ticket == flight->ticket);
+    end_load(core, flight->rank, flight->block, event);
+}
+
+void cst_residency_updated(struct cst_core *core, const struct cst_flight *flight,
+                           const struct cst_event *event)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_pool *pool = &core->ranks[rank].pool;
+        uint32_t b = pool->weight_of[flight->chunk];
+
+        if (pool->worker_copies && b != CST_NONE && pool->blocks[b].ticket == flight->ticket) {
+            end_load(core, rank, b, event);
+        }
     }
 }
 
@@ -550,7 +599,13 @@ static void end_lease(struct cst_pool *pool, uint32_t b)
     struct cst_block *block = &pool->blocks[b];
 
     if (block->state == CST_BLOCK_RESIDENT) {
+        bool filling = block->filling;
+
         cst_block_unlease_all(pool, b);
+        if (filling) { /* nobody knows what is in it */
+            pool->weight_of[block->chunk] = CST_NONE;
+            cst_block_move(pool, b, CST_BLOCK_FREE);
+        }
     } else if (block->leases > 0) {
         if (block->state == CST_BLOCK_OPEN) {
             pool->grad_of[block->chunk] = CST_NONE;

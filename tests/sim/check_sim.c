@@ -42,7 +42,8 @@ int main(int argc, char **argv)
         options.seed++;
     }
     printf("sim: all well: %" PRIu64 " turns, %" PRIu64 " deaths, %" PRIu64
-           " runs with GPUs, %" PRIu64 " commands waited for another engine's\n",
-           totals.turns, totals.deaths, totals.gpu_runs, totals.crossing);
+           " runs with GPUs, %" PRIu64 " commands waited for another engine's, %" PRIu64
+           " copies by workers\n",
+           totals.turns, totals.deaths, totals.gpu_runs, totals.crossing, totals.fills);
     return EXIT_SUCCESS;
 }

@@ -28,6 +28,10 @@ static void check_engine(const struct sim *sim, const struct cst_command *comman
         if (spot.kind == PLACE_ROW && !gpu && command->node != home) {
             sim_fail(sim, "engine %u does not map the arenas of node %u", command->node, home);
         }
+        if (spot.kind == PLACE_BLOCK && i >= command->n_src &&
+            sim->memory.pools[spot.rank].worker_copies) {
+            sim_fail(sim, "a copy into the pool of rank %u, whose worker copies", spot.rank);
+        }
         if (spot.kind == PLACE_STAGING && gpu) {
             sim_fail(sim, "engine %u does not map staging segments", command->node);
         }

@@ -270,6 +270,7 @@ static void open_pools(struct sim *sim, struct cst_core_pool *pools)
 {
     enum devices devices = (enum devices)sim_below(sim, N_DEVICES);
 
+    sim->p_worker_copies = sim_chance(sim, 5000) ? 0 : sim_below(sim, 10001);
     sim->loose = sim_chance(sim, 3000);
     for (uint32_t rank = 0; rank < sim->world; rank++) {
         uint32_t least =
@@ -277,8 +278,11 @@ static void open_pools(struct sim *sim, struct cst_core_pool *pools)
         uint32_t n =
             least + (sim_chance(sim, 5000) ? 0 : sim_below(sim, sim->layout.max_blocks + 1));
 
-        pools[rank] = (struct cst_core_pool){
-            .n_blocks = n, .blocks_per_slab = n / 15 + 1, .engine = choose_engine(sim, devices)};
+        pools[rank] =
+            (struct cst_core_pool){.n_blocks = n,
+                                   .blocks_per_slab = n / 15 + 1,
+                                   .engine = choose_engine(sim, devices),
+                                   .worker_copies = sim_chance(sim, sim->p_worker_copies)};
     }
     /* With three ranks and more, a rank's gradient can wait for ranks that wait for others' in
      * turn, unless all open the same ones. */
@@ -489,4 +493,5 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     totals->deaths += sim.n_deaths;
     totals->crossing += sim.n_crossing;
     totals->gpu_runs += on_gpu;
+    totals->fills += sim.n_fills;
 }

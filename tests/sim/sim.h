@@ -42,8 +42,10 @@ struct lease {
     bool held; /* granted, not given back */
     uint32_t block;
     uint64_t generation;
-    uint64_t value; /* weights: what the block held when it was granted */
-    unsigned count; /* times that it was granted */
+    uint64_t value;   /* weights: what the block held when it was granted, or is to hold */
+    bool filling;     /* weights: the worker copies them in itself */
+    uint64_t changes; /* of their row when that began */
+    unsigned count;   /* times that it was granted */
 };
 
 struct worker {
@@ -88,6 +90,7 @@ struct sim_totals {
     uint64_t turns, deaths;
     uint64_t gpu_runs; /* with a rank on a GPU */
     uint64_t crossing; /* commands that waited for another engine's */
+    uint64_t fills;    /* copies by workers */
 };
 
 struct sim {
@@ -103,6 +106,7 @@ struct sim {
     uint32_t n_engines;  /* ... the others a GPU's each */
     uint32_t stopped;    /* engines that do nothing for now, a bit each */
     uint64_t n_crossing; /* commands that waited for another engine's */
+    uint64_t n_fills;    /* copies by workers */
     struct memory memory;
     struct job *jobs; /* SIM_MAX_JOBS */
     unsigned n_jobs;
@@ -115,7 +119,7 @@ struct sim {
     uint64_t timeout; /* CST_CORE_NEVER: waits do not end */
     /* what the run is made of, chosen by the seed; chances are in 1/10000 a turn */
     unsigned p_death, p_lie, p_cancel, p_copy_fail, p_engine_death, p_io, p_hint, p_skip, p_nan,
-        p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop;
+        p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop, p_worker_copies;
     bool loose;  /* pools hold everything: any order of operators may run */
     bool plain;  /* so may they, for another reason: each has a chunk of its own */
     bool ending; /* no new work */
@@ -167,6 +171,17 @@ void worker_hint(struct sim *sim, uint32_t rank);
 void worker_cancel(struct sim *sim, uint32_t rank);
 /* Who has a lease on the block; world: nobody. */
 bool workers_lease_block(const struct sim *sim, uint32_t rank, uint32_t block);
+
+/* fills.c */
+/* The worker begins to copy weights into the block that it was just granted. */
+void fill_begin(struct sim *sim, uint32_t rank, uint32_t chunk, struct lease *lease,
+                const struct cst_reply *reply);
+/* The copy ends, if one is under way. */
+void fill_end(struct sim *sim, uint32_t rank, uint32_t chunk, struct lease *lease);
+/* All copies of the worker end. */
+void fills_end(struct sim *sim, uint32_t rank);
+/* One of them ends. False: none is under way. */
+bool fills_turn(struct sim *sim, uint32_t rank);
 
 /* tool.c */
 void tool_turn(struct sim *sim);

@@ -20,8 +20,11 @@ bool workers_lease_block(const struct sim *sim, uint32_t rank, uint32_t block)
     return false;
 }
 
-static void forget_leases(struct worker *w)
+static void forget_leases(struct sim *sim, uint32_t rank)
 {
+    struct worker *w = &sim->workers[rank];
+
+    fills_end(sim, rank);
     memset(w->weights, 0, sizeof w->weights);
     memset(w->grads, 0, sizeof w->grads);
     memset(w->old, 0, sizeof w->old);
@@ -185,6 +188,7 @@ static void look_at(struct sim *sim, uint32_t rank, uint32_t chunk, const struct
 /* Give a lease back as often as it was granted. */
 static void give_back(struct sim *sim, uint32_t rank, uint32_t chunk, struct lease *lease)
 {
+    fill_end(sim, rank, chunk, lease);
     look_at(sim, rank, chunk, lease);
     while (lease->count > 0 && sim->workers[rank].state == WORKER_RUN) {
         if (--lease->count == 0) {
@@ -220,6 +224,9 @@ static void end_op(struct sim *sim, uint32_t rank)
     bool backward = is_backward(w);
     bool keep = sim_chance(sim, 5000);
 
+    for (uint32_t k = 0; k < use->n_chunks; k++) { /* it has computed with them */
+        fill_end(sim, rank, use->chunks[k], &w->weights[use->chunks[k]]);
+    }
     w->begun = false;
     w->at++;
     for (uint32_t k = 0; k < use->n_chunks && w->state == WORKER_RUN; k++) {
@@ -270,6 +277,7 @@ static void step(struct sim *sim, uint32_t rank)
     if (w->state != WORKER_RUN) {
         return;
     }
+    fills_end(sim, rank);
     w->state = WORKER_STEPPING;
     sim_ask(sim,
             (struct cst_event){.kind = CST_EV_STEP,
@@ -296,6 +304,9 @@ static bool run(struct sim *sim, uint32_t rank)
 {
     struct worker *w = &sim->workers[rank];
 
+    if (sim_chance(sim, 3000) && fills_turn(sim, rank)) {
+        return true;
+    }
     if (w->at == w->n_ops) {
         if (has_asked(sim, rank) && !sim_chance(sim, 500)) {
             return false;
@@ -337,7 +348,7 @@ static bool attach(struct sim *sim, uint32_t rank)
         return true;
     }
     if (w->state == WORKER_HUNG) { /* its process ends at last */
-        forget_leases(w);
+        forget_leases(sim, rank);
         w->state = WORKER_GONE;
         sim_event(sim, (struct cst_event){.kind = CST_EV_DEAD, .rank = rank});
         return true;
@@ -364,7 +375,7 @@ bool worker_turn(struct sim *sim, uint32_t rank)
         if (sim->ending) {
             return false;
         }
-        forget_leases(w);
+        forget_leases(sim, rank);
         w->state = WORKER_SYNCING;
         sim_ask(sim, (struct cst_event){.kind = CST_EV_SYNC, .rank = rank},
                 (struct pending){.rank = rank});
@@ -395,7 +406,7 @@ static void granted(struct sim *sim, uint32_t rank, bool grad, uint32_t chunk,
         w->old[chunk].held = false;
     }
     if (lease->held && lease->block == block && lease->generation == reply->generation) {
-        if (!reply->hit) {
+        if (reply->hit == (reply->home_bytes > 0)) {
             sim_fail(sim, "rank %u: chunk %u was leased and is no hit", rank, chunk);
         }
         lease->count++;
@@ -415,7 +426,11 @@ static void granted(struct sim *sim, uint32_t rank, bool grad, uint32_t chunk,
         memory_end(cell, lease->value);
         return;
     }
-    lease->value = memory_read(cell);
+    if (reply->home_bytes > 0) {
+        fill_begin(sim, rank, chunk, lease, reply);
+    } else {
+        lease->value = memory_read(cell);
+    }
     if (lease->value != memory_weights(&sim->memory, sim->expected[CST_ROW_WEIGHT], chunk)) {
         sim_fail(sim,
                  "rank %u: the weights of chunk %u it was granted are not those of step %" PRIu64,
@@ -536,12 +551,12 @@ void worker_die(struct sim *sim, uint32_t rank)
     }
     sim->n_deaths++;
     if (how == 0) {
-        forget_leases(w);
+        forget_leases(sim, rank);
         w->state = WORKER_GONE;
         sim_ask(sim, (struct cst_event){.kind = CST_EV_LEAVE, .rank = rank},
                 (struct pending){.rank = rank});
     } else if (how == 1) {
-        forget_leases(w);
+        forget_leases(sim, rank);
         w->state = WORKER_GONE;
         sim_event(sim, (struct cst_event){.kind = CST_EV_DEAD, .rank = rank});
     } else {
