@@ -198,9 +198,20 @@ static uint8_t *put_numbers(uint8_t *at, const struct cst_pending_item *item)
     return at;
 }
 
+/* At most 28 bytes. */
+static uint8_t *put_home(uint8_t *at, const struct cst_pending_item *item)
+{
+    if (item->home_bytes != 0) {
+        at = put_field(at, 7, item->home.segment);
+        at = put_field(at, 8, item->home.offset);
+        at = put_field(at, 9, item->home_bytes);
+    }
+    return at;
+}
+
 static uint8_t *put_item(uint8_t *at, const struct cst_pending_item *item)
 {
-    uint8_t body[64 + MAX_TEXT], *end = put_numbers(body, item);
+    uint8_t body[80 + MAX_TEXT], *end = put_numbers(body, item);
 
     if (item->text != NULL) {
         size_t n = strnlen(item->text, MAX_TEXT);
@@ -212,6 +223,7 @@ static uint8_t *put_item(uint8_t *at, const struct cst_pending_item *item)
     }
     if (item->status == CST_OK && item->generation != 0) {
         end = put_field(end, 6, item->hit);
+        end = put_home(end, item);
     }
     *at++ = 1 << 3 | BYTES;
     at = put_varint(at, (uint64_t)(end - body));

@@ -53,6 +53,8 @@ static void fill_committed(const struct cst_job *job, uint32_t rank, Cistern__Co
     cst_core_stats(job->core, &stats);
     out->has_step = 1;
     out->step = stats.step;
+    out->has_n_arenas = pool->worker_copies;
+    out->n_arenas = pool->worker_copies ? job->memory.n_arenas : 0;
 }
 
 static void answer_all(struct cst_job *job)
@@ -404,7 +406,20 @@ static int check_pool(const struct cst_worker *worker, struct cst_err *err)
     return CST_OK;
 }
 
-void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators)
+static int check_copies(const struct cst_worker *worker, bool copies, struct cst_err *err)
+{
+    if (copies || !cst_memory_worker_copies(worker->job->daemon, worker->gpu)) {
+        return CST_OK;
+    }
+    return cst_err_set(
+        err, CST_EUNSUPPORTED,
+        "the worker of rank %u cannot copy weights to %s itself, as this daemon wants "
+        "([gpu] copies = worker)",
+        worker->rank, cst_worker_device(worker));
+}
+
+void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators,
+                bool copies)
 {
     struct cst_job *job = session->job;
     struct cst_worker *worker = &job->workers[session->rank];
@@ -414,6 +429,9 @@ void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, ui
 
     if (rc == CST_OK && worker->commit != NULL) {
         rc = cst_err_set(&err, CST_EINVAL, "rank %u is committing already", worker->rank);
+    }
+    if (rc == CST_OK) {
+        rc = check_copies(worker, copies, &err);
     }
     if (rc == CST_OK && job->state == CST_JOB_READY) {
         rc = check_pool(worker, &err);

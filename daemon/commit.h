@@ -7,7 +7,8 @@
 /* Commit request @id of the worker at @session. Every outcome is an answer: MSG_COMMITTED when all
  * ranks have come and the memory is populated (at once, for a job that is committed already), or an
  * error. */
-void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators);
+void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators,
+                bool copies);
 
 /* All Commits that wait fail with @why; the ranks may commit again. */
 void cst_commit_break(struct cst_job *job, const struct cst_err *why);

@@ -179,6 +179,19 @@ static int set_gpu_devices(struct cst_config *config, const char *value, void *f
     return rc;
 }
 
+static int set_gpu_copies(struct cst_config *config, const char *value, void *field,
+                          struct cst_err *err)
+{
+    bool worker = strcmp(value, "worker") == 0;
+
+    (void)config;
+    if (!worker && strcmp(value, "engine") != 0) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is none of engine, worker", value);
+    }
+    *(enum cst_config_copies *)field = worker ? CST_COPIES_WORKER : CST_COPIES_ENGINE;
+    return CST_OK;
+}
+
 /* Kept as it is: each card makes its own of a percentage. */
 static int set_gpu_pool(struct cst_config *config, const char *value, void *field,
                         struct cst_err *err)
@@ -215,6 +228,7 @@ static const struct row {
     {"engine", "program", set_path, offsetof(struct cst_config, engine)},
     {"gpu", "devices", set_gpu_devices, offsetof(struct cst_config, gpu_devices)},
     {"gpu", "pool", set_gpu_pool, offsetof(struct cst_config, gpu_pool)},
+    {"gpu", "copies", set_gpu_copies, offsetof(struct cst_config, gpu_copies)},
     {"gpu", "idle", set_wait, offsetof(struct cst_config, gpu_idle_s)},
     {"gpu", "program", set_path, offsetof(struct cst_config, gpu_engine)},
     {"job", "ttl", set_life, offsetof(struct cst_config, ttl_s)},

@@ -15,6 +15,7 @@
 #define CST_CONFIG_MAX_NODES 8      /* NUMA nodes that get an engine */
 
 enum cst_config_lock { CST_LOCK_NO, CST_LOCK_TRY, CST_LOCK_YES };
+enum cst_config_copies { CST_COPIES_ENGINE, CST_COPIES_WORKER };
 
 struct cst_config {
     uint64_t memory_bytes;                        /* of the machine; not a setting */
@@ -34,6 +35,7 @@ struct cst_config {
     char gpu_devices[512];                  /* [gpu] devices: "all", "none", or a list */
     char gpu_pool[32];                      /* [gpu] pool: budget for pools on each, a size */
     uint32_t gpu_idle_s;                    /* [gpu] idle: an engine without a job ends after it */
+    enum cst_config_copies gpu_copies;      /* [gpu] copies: of weights into their pools */
     char gpu_engine[CST_CONFIG_PATH_BYTES]; /* [gpu] program; empty: looked for */
     uint32_t ttl_s;        /* [job] ttl: a job without worker is removed after it; s */
     uint32_t timeout_s;    /* [job] timeout: longest wait for other ranks; s */

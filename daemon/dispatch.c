@@ -107,6 +107,7 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_COMMIT] = {cst_serve_commit, &cistern__commit__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_LAYOUT] = {cst_serve_layout, &cistern__layout_get__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_POOL] = {cst_serve_pool, &cistern__pool_get__descriptor, JOB},
+    [CISTERN__MSG_TYPE__MSG_ARENA] = {cst_serve_arena, &cistern__arena_get__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_SYNC] = {cst_serve_sync, NULL, JOB},
     [CISTERN__MSG_TYPE__MSG_BATCH] = {cst_serve_batch, NULL, JOB},
     [CISTERN__MSG_TYPE__MSG_STEP] = {cst_serve_step, &cistern__step__descriptor, JOB},

@@ -20,6 +20,7 @@ void cst_serve_declare(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_commit(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_layout(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_pool(struct cst_session *session, uint64_t id, void *body);
+void cst_serve_arena(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_leave(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_job_remove(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_sync(struct cst_session *session, uint64_t id, void *body); /* serve_step.c */

@@ -19,6 +19,8 @@ static void put_item(struct cst_pending_item *item, const struct cst_reply *repl
     item->slab = reply->slab;
     item->offset = reply->offset;
     item->generation = reply->generation;
+    item->home = reply->home;
+    item->home_bytes = reply->home_bytes;
     if (reply->status != CST_OK) {
         item->text = strdup(reply->err.text); /* NULL: the status alone must do */
     }

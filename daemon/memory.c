@@ -224,6 +224,11 @@ uint64_t cst_memory_grain(const struct cst_daemon *daemon, const struct cst_gpu 
     return gpu != NULL ? daemon->engines.v[gpu->engine].granularity : 1;
 }
 
+bool cst_memory_worker_copies(const struct cst_daemon *daemon, const struct cst_gpu *gpu)
+{
+    return gpu != NULL && daemon->config->gpu_copies == CST_COPIES_WORKER;
+}
+
 struct cst_budget *cst_memory_budget(struct cst_daemon *daemon, struct cst_gpu *gpu)
 {
     return gpu != NULL ? &gpu->pool : &daemon->pool;
@@ -241,7 +246,8 @@ static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, 
         (struct cst_core_pool){.n_blocks = pool->n_blocks,
                                .blocks_per_slab = per_slab,
                                .segments = memory->ids + memory->n_segments,
-                               .engine = pool->gpu != NULL ? pool->gpu->engine : 0};
+                               .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
+                               .worker_copies = cst_memory_worker_copies(daemon, pool->gpu)};
     while (left > 0 && rc == CST_OK) {
         uint32_t n = left < per_slab ? left : per_slab;
         uint64_t bytes = slab_bytes(layout, n, grain);

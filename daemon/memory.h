@@ -66,6 +66,9 @@ uint32_t cst_memory_pool_blocks(const struct cst_layout *layout, uint64_t bytes,
 uint64_t cst_memory_grain(const struct cst_daemon *daemon, const struct cst_gpu *gpu);
 struct cst_budget *cst_memory_budget(struct cst_daemon *daemon, struct cst_gpu *gpu);
 
+/* The workers of ranks on @gpu (NULL: the host) copy weights into their pools themselves. */
+bool cst_memory_worker_copies(const struct cst_daemon *daemon, const struct cst_gpu *gpu);
+
 /* Give it all back. on_gone follows. */
 void cst_memory_close(struct cst_memory *memory);
 

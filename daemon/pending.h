@@ -20,13 +20,15 @@ struct cst_staging;
 struct cst_job;
 
 struct cst_pending_item {
-    int status;          /* 0 or negative */
-    bool done;           /* it has its result */
-    bool hit;            /* FETCH_WEIGHT */
-    uint32_t slab;       /* FETCH */
-    uint64_t offset;     /* FETCH, bytes */
-    uint64_t generation; /* FETCH */
-    char *text;          /* owned; words, with a status */
+    int status;            /* 0 or negative */
+    bool done;             /* it has its result */
+    bool hit;              /* FETCH_WEIGHT */
+    uint32_t slab;         /* FETCH */
+    uint64_t offset;       /* FETCH, bytes */
+    uint64_t generation;   /* FETCH */
+    struct cst_place home; /* FETCH_WEIGHT, with home_bytes: what the worker is to copy */
+    uint64_t home_bytes;   /* 0: nothing */
+    char *text;            /* owned; words, with a status */
 };
 
 struct cst_pending {

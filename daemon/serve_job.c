@@ -138,7 +138,8 @@ void cst_serve_commit(struct cst_session *session, uint64_t id, void *body)
 {
     const Cistern__Commit *commit = body;
 
-    cst_commit(session, id, commit->n_tensors, commit->n_operators);
+    cst_commit(session, id, commit->n_tensors, commit->n_operators,
+               commit->has_copies && commit->copies);
 }
 
 static bool check_committed(struct cst_session *session, uint64_t id)
@@ -208,6 +209,43 @@ void cst_serve_pool(struct cst_session *session, uint64_t id, void *body)
     part.bytes = bytes;
     part.has_device = part.device = session->job->workers[session->rank].gpu != NULL;
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_POOL_PART, &part.base, fds, n);
+}
+
+void cst_serve_arena(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__ArenaGet *get = body;
+    const struct cst_memory *memory = &session->job->memory;
+    Cistern__ArenaPart part = CISTERN__ARENA_PART__INIT;
+    uint32_t segment[CST_FRAME_MAX_FDS], n = 0;
+    uint64_t bytes[CST_FRAME_MAX_FDS];
+    int fds[CST_FRAME_MAX_FDS];
+
+    if (!check_committed(session, id)) {
+        return;
+    }
+    if (!memory->pools[session->rank].worker_copies) {
+        cst_serve_error(session, id, CST_EDENIED,
+                        "arenas are for workers that copy weights: an engine does that for rank %u",
+                        session->rank);
+        return;
+    }
+    if (get->first >= memory->n_arenas) {
+        cst_serve_error(session, id, CST_EINVAL, "arenas from %u of %u", get->first,
+                        memory->n_arenas);
+        return;
+    }
+    for (; n < CST_FRAME_MAX_FDS && get->first + n < memory->n_arenas; n++) {
+        const struct cst_segment *arena = memory->segments[get->first + n];
+
+        segment[n] = arena->id;
+        bytes[n] = arena->bytes;
+        fds[n] = arena->fd;
+    }
+    part.first = get->first;
+    part.n_segment = part.n_bytes = n;
+    part.segment = segment;
+    part.bytes = bytes;
+    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_ARENA_PART, &part.base, fds, n);
 }
 
 void cst_serve_leave(struct cst_session *session, uint64_t id, void *body)

@@ -108,6 +108,17 @@ static const char *job_device(const struct cst_job *job)
     return cst_worker_device(&job->workers[0]);
 }
 
+/* NULL: all ranks are on the host. */
+static const char *copies(const struct cst_job *job)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (job->workers[r].gpu != NULL) {
+            return cst_memory_worker_copies(job->daemon, job->workers[r].gpu) ? "worker" : "engine";
+        }
+    }
+    return NULL;
+}
+
 static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
 {
     cistern__job_info__init(out);
@@ -123,6 +134,7 @@ static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
     out->age_s = seconds_since(job->created_ns);
     out->idle_s = job->idle_since_ns != 0 ? seconds_since(job->idle_since_ns) : 0;
     out->device = (char *)(uintptr_t)job_device(job);
+    out->copies = (char *)(uintptr_t)copies(job);
     if (job->core != NULL) {
         fill_core(job, out);
     }

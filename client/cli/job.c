@@ -4,6 +4,7 @@
 #include "client/cli/table.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* -- job -------------------------------------------------------------------------------------- */
 
@@ -42,6 +43,10 @@ static void print_head(const Cistern__JobInfo *job)
         "chunks    %u of %s elements, home host: %llu current, %llu updating, %llu reducing\n",
         job->n_chunks, cli_count(job->chunk_elems, chunk), (unsigned long long)job->chunks_clean,
         (unsigned long long)job->chunks_updating, (unsigned long long)job->chunks_reducing);
+    if (job->copies != NULL) {
+        (void)printf("copies    of weights into pools on GPUs by the %s\n",
+                     strcmp(job->copies, "worker") == 0 ? "workers" : "GPUs' engines");
+    }
     print_progress(job);
 }
 

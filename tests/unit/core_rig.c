@@ -31,8 +31,8 @@ void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blo
     rig_open_on(rig, n_chunks, world, n_blocks, prefetch_depth, host);
 }
 
-void rig_open_on(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
-                 uint32_t prefetch_depth, const uint32_t *engines)
+static void open_pools(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
+                       uint32_t prefetch_depth, const uint32_t *engines, bool worker_copies)
 {
     struct cst_layout_config layout = {.chunk_elems = RIG_CHUNK_ELEMS, .n_nodes = 1};
     struct cst_core_config config;
@@ -47,7 +47,8 @@ void rig_open_on(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_
         rig->pools[rank] = (struct cst_core_pool){.n_blocks = n_blocks,
                                                   .blocks_per_slab = n_blocks,
                                                   .segments = &rig->pool_segments[rank],
-                                                  .engine = engines[rank]};
+                                                  .engine = engines[rank],
+                                                  .worker_copies = worker_copies};
     }
     config = (struct cst_core_config){.model = &rig->model,
                                       .layout = &rig->layout,
@@ -62,6 +63,23 @@ void rig_open_on(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_
     rig->now = 1;
     rig->norm = 1.0;
     ck_assert_msg(cst_core_open(&rig->core, &config, &err) == CST_OK, "%s", err.text);
+}
+
+void rig_open_on(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
+                 uint32_t prefetch_depth, const uint32_t *engines)
+{
+    open_pools(rig, n_chunks, world, n_blocks, prefetch_depth, engines, false);
+}
+
+void rig_open_worker_copies(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
+                            uint32_t prefetch_depth)
+{
+    uint32_t engines[CST_CORE_MAX_WORLD];
+
+    for (uint32_t rank = 0; rank < world; rank++) {
+        engines[rank] = 1;
+    }
+    open_pools(rig, n_chunks, world, n_blocks, prefetch_depth, engines, true);
 }
 
 void rig_close(struct rig *rig)

@@ -35,6 +35,9 @@ void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blo
 /* The same with rank r's pool in the memory of engine @engines[r]'s GPU (0: host memory). */
 void rig_open_on(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
                  uint32_t prefetch_depth, const uint32_t *engines);
+/* The same on the GPU of engine 1, whose ranks' workers copy weights in themselves. */
+void rig_open_worker_copies(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
+                            uint32_t prefetch_depth);
 void rig_close(struct rig *rig);
 
 /* Feed an event; returns its tag (a new one if it has none). */
