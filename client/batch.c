@@ -54,12 +54,37 @@ static int check_place(const struct cst_job *job, const Cistern__ItemResult *res
     return CST_OK;
 }
 
+/* What is granted may still have to be copied to its block. */
+static int take_lease(struct cst_batch *batch, const struct cst_lease_item *item,
+                      const Cistern__ItemResult *result, struct cst_err *why)
+{
+    struct cst_job *job = batch->job;
+    struct cst_lease lease = {
+        .slab = result->slab, .offset = result->offset, .generation = result->generation};
+    struct cst_load_home home = {.segment = result->home_segment,
+                                 .offset = result->home_offset,
+                                 .bytes = result->has_home_bytes ? result->home_bytes : 0};
+    const void *row = NULL;
+    int rc = check_place(job, result, why);
+
+    if (rc == CST_OK && home.bytes > 0) {
+        rc = cst_load_find(job, &home, &row, why);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (home.bytes > 0 && cst_load_start(job, item->chunk, row, home.bytes, &lease) != CST_OK) {
+        cst_lease_refuse(&job->leases, item);
+    } else {
+        cst_lease_grant(&job->leases, item, &lease, result->has_hit && result->hit);
+    }
+    return CST_OK;
+}
+
 static int take_result(struct cst_batch *batch, const struct cst_lease_item *item,
                        const Cistern__ItemResult *result, struct cst_err *why)
 {
     struct cst_leases *leases = &batch->job->leases;
-    struct cst_lease lease;
-    int rc = CST_OK;
 
     if (result->status > 0 || result->status == CST_EAGAIN) {
         return cst_err_set(why, CST_EPROTO, "an item with status %d, which is not final",
@@ -76,16 +101,7 @@ static int take_result(struct cst_batch *batch, const struct cst_lease_item *ite
         note_failure(batch, item, &failure);
         return CST_OK;
     }
-    if (!is_fetch(item)) {
-        return CST_OK;
-    }
-    rc = check_place(batch->job, result, why);
-    if (rc == CST_OK) {
-        lease = (struct cst_lease){
-            .slab = result->slab, .offset = result->offset, .generation = result->generation};
-        cst_lease_grant(leases, item, &lease, result->has_hit && result->hit);
-    }
-    return rc;
+    return is_fetch(item) ? take_lease(batch, item, result, why) : CST_OK;
 }
 
 static void fail_all(struct cst_batch *batch, const struct cst_err *why)

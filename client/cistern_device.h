@@ -10,7 +10,15 @@
  *   a call that  waits for the daemon also polls fd, so that a fetch that needs a block gets the one that a fence frees
  *   cst_step     waits until all fences have passed, sends the rest, then Step
  *
- * Fetches are sent at once, and are answered when the bytes are in the pool: work enqueued after cst_op_begin returns sees them. */
+ * Fetches are sent at once, and are answered when the bytes are in the pool: work enqueued after cst_op_begin returns sees them.
+ *
+ * The daemon may want the worker to copy weights into the pool itself ([gpu] copies = worker), with the last four functions:
+ *
+ *   cst_commit    map_host() for each arena of the job
+ *   any call      a fetch was answered with the place of a row in an arena: copy() of it to the block
+ *   cst_op_begin  await() what was copied for the operator: its work, enqueued afterwards, sees the weights
+ *   cst_op_end    a release of weights that were copied and not used: await(), then the fence: it is behind the copy, too
+ *   the end       unmap_host(), when all fences have passed */
 #ifndef CISTERN_DEVICE_H
 #define CISTERN_DEVICE_H
 
@@ -33,6 +41,17 @@ struct cst_device_calls {
     int (*done)(void *arg, uint64_t *passed, struct cst_err *err);
     /* Polls readable (POLLIN) when a mark may have been reached since done() was last called. */
     int fd;
+
+    /* All NULL: this device leaves copies to the daemon's engines. */
+
+    /* Up to 256 MiB of host memory that copies will come from, page-aligned, whole: no copy straddles two. It stays mapped until unmap_host. */
+    int (*map_host)(void *arg, void *base, uint64_t bytes, struct cst_err *err);
+    void (*unmap_host)(void *arg, void *base, uint64_t bytes);
+    /* Enqueue a copy of @bytes from @src, in what map_host was told of, to @dst in a slab; not in the stream, but in order with other
+     * copies. *number: its number, increasing. */
+    int (*copy)(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number, struct cst_err *err);
+    /* Enqueue: the stream waits for all copies up to @number. */
+    int (*await)(void *arg, uint64_t number, struct cst_err *err);
 };
 
 /* Use @calls for @job: after cst_job_open and before cst_commit, once. @calls and @arg are borrowed for the life of the job; all calls

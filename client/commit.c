@@ -56,6 +56,11 @@ static int check_committed(const struct cst_job *job, const Cistern__Committed *
                            msg->min_blocks, msg->n_slabs, msg->blocks_per_slab,
                            job->declare.n_tensors);
     }
+    if (msg->has_n_arenas && msg->n_arenas > 0 &&
+        (!cst_device_copies(&job->device) || msg->n_arenas > MAX_SLABS)) {
+        return cst_err_set(why, CST_EPROTO, "copies out of %u arenas are left to a worker on %s",
+                           msg->n_arenas, job->device_name);
+    }
     return CST_OK;
 }
 
@@ -80,6 +85,7 @@ static int take_plan(struct cst_job *job, struct cst_err *err)
 {
     const Cistern__Committed *msg = (const Cistern__Committed *)job->call.reply;
     struct cst_err why;
+    int rc;
 
     if (check_committed(job, msg, &why) != CST_OK) {
         return cst_job_distrust(job, &why, err);
@@ -96,7 +102,10 @@ static int take_plan(struct cst_job *job, struct cst_err *err)
     };
     job->n_slabs = msg->n_slabs;
     job->steps = msg->has_step ? msg->step : job->steps;
-    return make_room(job, err);
+    cst_load_unmap(job);
+    rc = cst_load_init(&job->device.loads, msg->has_n_arenas ? msg->n_arenas : 0, msg->n_chunks,
+                       err);
+    return rc == CST_OK ? make_room(job, err) : rc;
 }
 
 static int commit_declared(struct cst_job *job, struct cst_err *err)
@@ -108,6 +117,8 @@ static int commit_declared(struct cst_job *job, struct cst_err *err)
         cistern__commit__init(&msg);
         msg.n_tensors = job->declare.n_tensors;
         msg.n_operators = job->declare.n_operators;
+        msg.has_copies = true;
+        msg.copies = cst_device_copies(&job->device);
         rc = cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_COMMIT, &msg.base,
                             CISTERN__MSG_TYPE__MSG_COMMITTED, &cistern__committed__descriptor, err);
         if (rc != CST_OK) {
@@ -209,33 +220,98 @@ static int take_slabs(struct cst_job *job, struct cst_err *why)
     return CST_OK;
 }
 
-static int get_pool(struct cst_job *job, struct cst_err *err)
+static int ask_memory(struct cst_job *job, uint16_t type, const ProtobufCMessage *msg,
+                      uint16_t reply_type, const ProtobufCMessageDescriptor *reply,
+                      struct cst_err *err)
+{
+    job->call.max_fds = CST_FRAME_MAX_FDS;
+    return cst_call_start(job->client, &job->call, type, msg, reply_type, reply, err);
+}
+
+/* The answer's descriptors are for @take. */
+static int take_memory(struct cst_job *job, int (*take)(struct cst_job *job, struct cst_err *why),
+                       struct cst_err *err)
 {
     struct cst_err why;
+    int rc = cst_job_answer(job, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = take(job, &why);
+    cst_call_reset(&job->call);
+    if (rc == CST_EPROTO) {
+        rc = cst_job_distrust(job, &why, err);
+    } else if (rc != CST_OK) {
+        rc = cst_err_set(err, rc, "%s", why.text);
+    }
+    return rc;
+}
+
+static int ask_slabs(struct cst_job *job, struct cst_err *err)
+{
+    Cistern__PoolGet msg = CISTERN__POOL_GET__INIT;
+
+    msg.first = job->commit.n_mapped;
+    return ask_memory(job, CISTERN__MSG_TYPE__MSG_POOL, &msg.base, CISTERN__MSG_TYPE__MSG_POOL_PART,
+                      &cistern__pool_part__descriptor, err);
+}
+
+static int get_pool(struct cst_job *job, struct cst_err *err)
+{
     int rc = CST_OK;
 
     while (rc == CST_OK && job->commit.n_mapped < job->n_slabs) {
         if (job->call.state == CST_CALL_IDLE) {
-            Cistern__PoolGet msg = CISTERN__POOL_GET__INIT;
+            rc = ask_slabs(job, err);
+        }
+        rc = rc == CST_OK ? take_memory(job, take_slabs, err) : rc;
+    }
+    job->call.max_fds = job->call.state == CST_CALL_IDLE ? 0 : job->call.max_fds;
+    return rc;
+}
 
-            msg.first = job->commit.n_mapped;
-            job->call.max_fds = CST_FRAME_MAX_FDS;
-            rc = cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_POOL, &msg.base,
-                                CISTERN__MSG_TYPE__MSG_POOL_PART, &cistern__pool_part__descriptor,
-                                err);
+static int take_arenas(struct cst_job *job, struct cst_err *why)
+{
+    const Cistern__ArenaPart *part = (const Cistern__ArenaPart *)job->call.reply;
+    const struct cst_loads *loads = &job->device.loads;
+    uint32_t first = loads->n_mapped;
+
+    if (part->first != first || part->n_bytes == 0 || part->n_bytes > loads->n_arenas - first ||
+        part->n_bytes != part->n_segment || part->n_bytes != job->call.n_fds) {
+        return cst_err_set(why, CST_EPROTO,
+                           "a page of %zu arenas from %u with %u fds, wanted from %u of %u",
+                           part->n_bytes, part->first, job->call.n_fds, first, loads->n_arenas);
+    }
+    for (uint32_t i = 0; i < part->n_bytes; i++) {
+        int rc = cst_load_map(job, part->segment[i], job->call.fds[i], part->bytes[i], why);
+
+        if (rc != CST_OK) {
+            return cst_err_prefix(why, "arena %u", first + i);
         }
-        if (rc == CST_OK) {
-            rc = cst_job_answer(job, err);
+    }
+    return CST_OK;
+}
+
+static int ask_arenas(struct cst_job *job, struct cst_err *err)
+{
+    Cistern__ArenaGet msg = CISTERN__ARENA_GET__INIT;
+
+    msg.first = job->device.loads.n_mapped;
+    return ask_memory(job, CISTERN__MSG_TYPE__MSG_ARENA, &msg.base,
+                      CISTERN__MSG_TYPE__MSG_ARENA_PART, &cistern__arena_part__descriptor, err);
+}
+
+static int get_arenas(struct cst_job *job, struct cst_err *err)
+{
+    const struct cst_loads *loads = &job->device.loads;
+    int rc = CST_OK;
+
+    while (rc == CST_OK && loads->n_mapped < loads->n_arenas) {
+        if (job->call.state == CST_CALL_IDLE) {
+            rc = ask_arenas(job, err);
         }
-        if (rc == CST_OK) {
-            rc = take_slabs(job, &why);
-            cst_call_reset(&job->call);
-            if (rc == CST_EPROTO) {
-                rc = cst_job_distrust(job, &why, err);
-            } else if (rc != CST_OK) {
-                rc = cst_err_set(err, rc, "%s", why.text);
-            }
-        }
+        rc = rc == CST_OK ? take_memory(job, take_arenas, err) : rc;
     }
     job->call.max_fds = job->call.state == CST_CALL_IDLE ? 0 : job->call.max_fds;
     return rc;
@@ -287,7 +363,7 @@ static int advance(struct cst_job *job, struct cst_err *err)
     int (*const phases[])(struct cst_job *, struct cst_err *) = {
         [CST_COMMIT_DECLARE] = declare_some, [CST_COMMIT_COMMIT] = commit_declared,
         [CST_COMMIT_LAYOUT] = get_layout,    [CST_COMMIT_POOL] = get_pool,
-        [CST_COMMIT_LEASES] = make_leases,
+        [CST_COMMIT_ARENAS] = get_arenas,    [CST_COMMIT_LEASES] = make_leases,
     };
     int rc = CST_OK;
 

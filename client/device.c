@@ -108,12 +108,13 @@ void cst_device_unmap(struct cst_job *job)
         job->slabs[i].base = NULL;
     }
     job->commit.n_mapped = 0;
+    cst_load_unmap(job);
 }
 
 /* -- giving back ---------------------------------------------------------------------------- */
 
 /* No cst_sync helps a process whose stream has failed. */
-static void void_failed(struct cst_job *job, const struct cst_err *why)
+void cst_device_failed(struct cst_job *job, const struct cst_err *why)
 {
     if (job->void_step.status == CST_OK) {
         (void)cst_err_set(&job->void_step, why->status,
@@ -145,7 +146,7 @@ int cst_device_zero(struct cst_job *job, void *at, uint64_t bytes, struct cst_er
     job->device.marked = false;
     rc = job->device.calls->zero(job->device.arg, at, bytes, &why);
     if (rc != CST_OK) {
-        void_failed(job, &why);
+        cst_device_failed(job, &why);
         cst_batch_give_up(job, &why);
         rc = cst_job_check_step(job, err);
     }
@@ -162,10 +163,12 @@ int cst_device_send(struct cst_job *job, bool awaited, struct cst_err *err)
     }
     cst_fence_take_back(&device->fences, &job->leases);
     if (cst_fence_is_needed(&job->leases)) {
-        int rc = mark(device, &why);
+        int rc = cst_load_await_planned(job, &why);
+
+        rc = rc == CST_OK ? mark(device, &why) : rc;
 
         if (rc != CST_OK) {
-            void_failed(job, &why);
+            cst_device_failed(job, &why);
             cst_batch_give_up(job, &why);
             return cst_job_check_step(job, err);
         }
@@ -183,7 +186,7 @@ void cst_device_pump(struct cst_job *job)
     int rc = job->device.calls->done(job->device.arg, &passed, &why);
 
     if (rc != CST_OK) {
-        void_failed(job, &why);
+        cst_device_failed(job, &why);
     }
     /* A void step gives everything back at once, at the next sync. */
     if (job->void_step.status == CST_OK && job->device.fences.n > 0) {
@@ -221,8 +224,9 @@ int cst_device_drain(struct cst_job *job, struct cst_err *err)
     }
     if (!device->drained) {
         cst_fence_drop(&device->fences);
+        rc = cst_load_finish(job, err);
         device->marked = false;
-        rc = mark(device, err);
+        rc = rc == CST_OK ? mark(device, err) : rc;
         device->drained = rc == CST_OK;
     }
     return rc == CST_OK ? drained(device, err) : rc;

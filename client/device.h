@@ -6,11 +6,13 @@
 
 #include "client/cistern_device.h"
 #include "client/fence.h"
+#include "client/load.h"
 
 struct cst_device {
     const struct cst_device_calls *calls; /* borrowed; NULL: the host */
     void *arg;                            /* theirs */
     struct cst_fences fences;             /* what waits; valid once the job is committed */
+    struct cst_loads loads;               /* copies of weights that this worker makes */
     bool marked;   /* mark is behind all work that a lease has been used for so far */
     uint64_t mark; /* the newest fence */
     bool drained;  /* a sync has begun: it waits for mark */
@@ -19,10 +21,19 @@ struct cst_device {
 /* CST_OK if the job has the calls that its device takes. CST_EUNSUPPORTED: it lacks them. */
 int cst_device_check(const struct cst_job *job, struct cst_err *err);
 
+/* The device takes copies of weights from this worker. */
+static inline bool cst_device_copies(const struct cst_device *device)
+{
+    return device->calls != NULL && device->calls->copy != NULL;
+}
+
+/* The device failed, because of @why: the step is void, and no cst_sync helps. */
+void cst_device_failed(struct cst_job *job, const struct cst_err *why);
+
 /* Map slab @i of the pool, whose handle is @fd; on failure it is not mapped. */
 int cst_device_map(struct cst_job *job, uint32_t i, int fd, uint64_t bytes, struct cst_err *err);
 
-/* Unmap all slabs. */
+/* Unmap all slabs and arenas. */
 void cst_device_unmap(struct cst_job *job);
 
 /* @bytes at @at := 0, in the order of the stream. If it fails what job->leases has planned is given

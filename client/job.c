@@ -108,6 +108,7 @@ void cst_job_free(struct cst_job *job)
     cst_batch_free_all(job);
     cst_lease_close(&job->leases);
     cst_fence_close(&job->device.fences);
+    cst_load_close(&job->device.loads);
     cst_declare_close(&job->declare);
     free(job->slabs);
     free(job->tensor_chunk);

@@ -44,6 +44,7 @@ enum cst_commit_phase {
     CST_COMMIT_COMMIT,  /* waiting for the other ranks and the arenas */
     CST_COMMIT_LAYOUT,  /* fetching where each tensor lies */
     CST_COMMIT_POOL,    /* fetching and mapping slabs */
+    CST_COMMIT_ARENAS,  /* the same with arenas, where this worker copies weights itself */
     CST_COMMIT_LEASES,  /* making the books of leases */
     CST_COMMIT_DONE,
 };

@@ -119,6 +119,10 @@ static int advance(struct cst_job *job, struct cst_err *err)
         return cst_err_set(err, job->awaited.status, "operator '%s': %.256s",
                            job->declare.operators[op].name, job->awaited.text);
     }
+    rc = cst_load_await_op(job, op, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
     cst_lease_ahead(&job->leases, op, backward);
     return cst_device_send(job, false, err);
 }

@@ -48,6 +48,7 @@ static int advance_sync(struct cst_job *job, struct cst_err *err)
         job->initialised = true;
         job->synced = true;
         job->void_step.status = CST_OK;
+        cst_load_resume(&job->device.loads);
         cst_call_reset(&job->call);
     }
     return rc;

@@ -1,0 +1,175 @@
+#include "client/load.h"
+
+#include "client/job.h"
+
+#include <stdlib.h>
+
+/* -- arenas --------------------------------------------------------------------------------- */
+
+int cst_load_init(struct cst_loads *loads, uint32_t n_arenas, uint32_t n_chunks,
+                  struct cst_err *err)
+{
+    cst_load_close(loads);
+    if (n_arenas == 0) {
+        return CST_OK;
+    }
+    loads->segments = calloc(n_arenas, sizeof *loads->segments);
+    loads->arenas = calloc(n_arenas, sizeof *loads->arenas);
+    loads->copies = calloc(n_chunks, sizeof *loads->copies);
+    if (loads->segments == NULL || loads->arenas == NULL || loads->copies == NULL) {
+        cst_load_close(loads);
+        return cst_err_set(err, CST_ENOMEM, "no memory for %u arenas", n_arenas);
+    }
+    loads->n_arenas = n_arenas;
+    return CST_OK;
+}
+
+void cst_load_close(struct cst_loads *loads)
+{
+    free(loads->segments);
+    free(loads->arenas);
+    free(loads->copies);
+    *loads = (struct cst_loads){0};
+}
+
+int cst_load_map(struct cst_job *job, uint32_t segment, int fd, uint64_t bytes, struct cst_err *err)
+{
+    struct cst_loads *loads = &job->device.loads;
+    struct cst_segment *arena = &loads->arenas[loads->n_mapped];
+    int rc = cst_segment_map(arena, fd, bytes, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = job->device.calls->map_host(job->device.arg, arena->base, arena->bytes, err);
+    if (rc != CST_OK) {
+        cst_segment_unmap(arena);
+        return rc;
+    }
+    loads->segments[loads->n_mapped++] = segment;
+    return CST_OK;
+}
+
+void cst_load_unmap(struct cst_job *job)
+{
+    struct cst_loads *loads = &job->device.loads;
+
+    while (loads->n_mapped > 0) {
+        struct cst_segment *arena = &loads->arenas[--loads->n_mapped];
+
+        job->device.calls->unmap_host(job->device.arg, arena->base, arena->bytes);
+        cst_segment_unmap(arena);
+    }
+}
+
+static const struct cst_segment *find_arena(const struct cst_loads *loads, uint32_t segment)
+{
+    for (uint32_t i = 0; i < loads->n_mapped; i++) {
+        if (loads->segments[i] == segment) {
+            return &loads->arenas[i];
+        }
+    }
+    return NULL;
+}
+
+int cst_load_find(const struct cst_job *job, const struct cst_load_home *home, const void **row,
+                  struct cst_err *why)
+{
+    const struct cst_segment *arena = find_arena(&job->device.loads, home->segment);
+
+    if (arena == NULL || home->bytes > job->plan.block_bytes || home->bytes > arena->bytes ||
+        home->offset > arena->bytes - home->bytes) {
+        return cst_err_set(why, CST_EPROTO,
+                           "weights of %llu bytes at segment %u, offset %llu, which is in no arena",
+                           (unsigned long long)home->bytes, home->segment,
+                           (unsigned long long)home->offset);
+    }
+    *row = (const char *)arena->base + home->offset;
+    return CST_OK;
+}
+
+/* -- copies --------------------------------------------------------------------------------- */
+
+int cst_load_start(struct cst_job *job, uint32_t chunk, const void *row, uint64_t bytes,
+                   const struct cst_lease *lease)
+{
+    struct cst_loads *loads = &job->device.loads;
+    char *block = (char *)job->slabs[lease->slab].base + lease->offset;
+    uint64_t number = 0;
+    struct cst_err why = {0};
+    int rc;
+
+    if (loads->over) {
+        rc = cst_err_set(&why, CST_ESTALE, "the step was given up");
+        cst_job_void(job, &why);
+        return rc;
+    }
+    rc = job->device.calls->copy(job->device.arg, block, row, bytes, &number, &why);
+    if (rc != CST_OK) {
+        cst_device_failed(job, &why);
+        return rc;
+    }
+    loads->last = loads->copies[chunk] = number;
+    return CST_OK;
+}
+
+static int await(struct cst_job *job, uint64_t number, struct cst_err *err)
+{
+    struct cst_loads *loads = &job->device.loads;
+    struct cst_err why = {0};
+    int rc;
+
+    if (number <= loads->awaited) {
+        return CST_OK;
+    }
+    rc = job->device.calls->await(job->device.arg, number, &why);
+    if (rc != CST_OK) {
+        cst_device_failed(job, &why);
+        if (err != NULL) {
+            *err = job->void_step;
+        }
+        return rc;
+    }
+    loads->awaited = number;
+    job->device.marked = false;
+    return CST_OK;
+}
+
+int cst_load_await_op(struct cst_job *job, uint32_t op, struct cst_err *err)
+{
+    const struct cst_loads *loads = &job->device.loads;
+    uint64_t number = 0;
+    uint32_t n;
+    const uint32_t *chunks = cst_lease_op_chunks(&job->leases, op, &n);
+
+    for (uint32_t i = 0; loads->n_arenas > 0 && i < n; i++) {
+        number = loads->copies[chunks[i]] > number ? loads->copies[chunks[i]] : number;
+    }
+    return await(job, number, err);
+}
+
+int cst_load_await_planned(struct cst_job *job, struct cst_err *err)
+{
+    const struct cst_loads *loads = &job->device.loads;
+    uint64_t number = 0;
+
+    for (uint32_t i = 0; loads->n_arenas > 0 && i < job->leases.n_items; i++) {
+        const struct cst_lease_item *item = &job->leases.items[i];
+
+        if (item->kind == CST_LEASE_RELEASE && loads->copies[item->chunk] > number) {
+            number = loads->copies[item->chunk];
+        }
+    }
+    return await(job, number, err);
+}
+
+int cst_load_finish(struct cst_job *job, struct cst_err *err)
+{
+    job->device.loads.over = true;
+    return await(job, job->device.loads.last, err);
+}
+
+void cst_load_resume(struct cst_loads *loads)
+{
+    loads->over = false;
+}
