@@ -70,6 +70,10 @@ static int open_parts(struct cst_cuda *cuda, struct cst_job *job, struct cst_err
             .zero = cst_cuda_zero,
             .fence = cst_cuda_fence,
             .done = cst_cuda_done,
+            .map_host = cst_cuda_map_host,
+            .unmap_host = cst_cuda_unmap_host,
+            .copy = cst_cuda_copy,
+            .await = cst_cuda_await,
             .fd = cuda->fd,
         };
         rc = cst_job_use_device(job, &cuda->calls, cuda, err);
@@ -115,6 +119,7 @@ void cst_cuda_close(struct cst_cuda *cuda)
     }
     if (cuda->pid == getpid() && cuda->context != NULL) {
         (void)cst_cuda_enter(cuda, NULL);
+        cst_copies_close(cuda);
         cst_marks_close(cuda);
         (void)cuda->driver.cuDevicePrimaryCtxRelease(cuda->device);
     }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define STUB "./tests/lib/engine_stub"
 
@@ -37,14 +38,28 @@ enum { N_PLACEMENTS = sizeof placements / sizeof *placements, PEERS = 2, MIXED =
 
 static const struct train_bad none = {.step = TRAIN_NEVER};
 
-static void open_daemon(void)
+/* A daemon whose configuration says @text, besides that it has GPUs. */
+static void start_daemon(const char *text)
+{
+    char path[] = "/tmp/cistern-gpu-train-XXXXXX", option[64];
+    int fd = mkstemp(path);
+
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    (void)snprintf(option, sizeof option, "--config=%s", path);
+    daemon_proc_start(&proc, (const char *[]){option, "--gpus=all", "--engine-threads=2", NULL});
+    ck_assert_int_eq(close(fd), 0);
+    ck_assert_int_eq(unlink(path), 0);
+}
+
+static void open_daemon(const char *config)
 {
     for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
         reports[r] = train_report_new();
     }
     (void)setenv("CISTERN_ENGINE_CUDA", STUB, 0); /* or what the environment says */
     (void)setenv("CISTERN_ENGINE_HOST", STUB, 1);
-    daemon_proc_start(&proc, (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
+    start_daemon(config);
     ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
     raw_open(&witness, proc.socket);
     base_fds = settle_base_fds(&witness, &proc);
@@ -54,16 +69,35 @@ static void setup(void)
 {
     (void)unsetenv("STUB_DELAY_US");
     (void)unsetenv("TRAIN_STREAM_DELAY_US");
-    open_daemon();
+    open_daemon("");
+}
+
+/* Workers copy weights themselves. */
+static void setup_copies(void)
+{
+    (void)unsetenv("STUB_DELAY_US");
+    (void)unsetenv("TRAIN_STREAM_DELAY_US");
+    open_daemon("[gpu]\ncopies = worker\n");
 }
 
 /* Every engine dawdles, and every worker's stream: whoever does not wait for what it must come
  * after sees it. */
-static void setup_slow(void)
+static void dawdle(void)
 {
     (void)setenv("STUB_DELAY_US", "3000", 1);
     (void)setenv("TRAIN_STREAM_DELAY_US", "3000", 1);
-    open_daemon();
+}
+
+static void setup_slow(void)
+{
+    dawdle();
+    open_daemon("");
+}
+
+static void setup_slow_copies(void)
+{
+    dawdle();
+    open_daemon("[gpu]\ncopies = worker\n");
 }
 
 static void teardown(void)
@@ -205,11 +239,30 @@ START_TEST(worker_killed_anywhere)
 }
 END_TEST
 
+/* Where workers copy, the daemon loads nothing by itself, and `cistern job` says who does. */
+START_TEST(workers_copy)
+{
+    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
+    const Cistern__JobInfoReply *reply;
+
+    run(&placements[PEERS], "worker", 0);
+    name.name = (char *)(uintptr_t) "worker";
+    reply = raw_expect(&witness, raw_ask(&witness, CISTERN__MSG_TYPE__MSG_JOB_INFO, &name.base),
+                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor);
+    ck_assert_str_eq(reply->job->copies, "worker");
+    for (size_t r = 0; r < reply->job->n_ranks; r++) {
+        ck_assert_uint_gt(reply->job->ranks[r]->bytes_up, 0);
+        ck_assert_uint_eq(reply->job->ranks[r]->prefetches, 0);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("gpu_train");
     TCase *plain = tcase_create("bits"), *slow = tcase_create("slow"),
-          *deaths = tcase_create("deaths");
+          *deaths = tcase_create("deaths"), *copies = tcase_create("copies"),
+          *slow_copies = tcase_create("slow_copies");
     SRunner *runner = srunner_create(suite);
     int failed;
 
@@ -226,6 +279,17 @@ int main(void)
     tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 2);
     tcase_set_timeout(deaths, 180);
     suite_add_tcase(suite, deaths);
+    tcase_add_checked_fixture(copies, setup_copies, teardown);
+    tcase_add_loop_test(copies, bits, 0, N_PLACEMENTS);
+    tcase_add_test(copies, workers_copy);
+    tcase_add_loop_test(copies, engine_killed_anywhere, 0, 3);
+    tcase_add_loop_test(copies, worker_killed_anywhere, 0, 2);
+    tcase_set_timeout(copies, 180);
+    suite_add_tcase(suite, copies);
+    tcase_add_checked_fixture(slow_copies, setup_slow_copies, teardown);
+    tcase_add_loop_test(slow_copies, bits, 0, N_PLACEMENTS);
+    tcase_set_timeout(slow_copies, 120);
+    suite_add_tcase(suite, slow_copies);
     srunner_run_all(runner, CK_NORMAL);
     failed = srunner_ntests_failed(runner);
     srunner_free(runner);

@@ -3,65 +3,81 @@
 #include "client/cistern_device.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 struct work {
-    void (*fn)(void *arg); /* NULL: a fence */
-    void *arg;             /* of fn */
-    uint64_t fence;        /* its number */
-    struct work *next;     /* in the queue */
+    void (*fn)(struct train_stream *stream, void *arg);
+    void *arg;
+    uint64_t number;   /* of a fence or a copy, that is reached with it */
+    struct work *next; /* in the queue */
+};
+
+/* A thread that does one thing after the other. */
+struct queue {
+    struct train_stream *stream; /* it is part of */
+    pthread_t thread;
+    pthread_mutex_t mutex; /* of what follows */
+    pthread_cond_t more;   /* something was enqueued, or it ends; something was done */
+    struct work *first, **last;
+    bool ends;       /* once it is empty */
+    uint64_t passed; /* largest number of what was done */
+    uint64_t newest; /* last number given */
+    unsigned seed;   /* of the delays */
 };
 
 struct train_stream {
     struct cst_device_calls calls; /* what the job is given */
-    pthread_t thread;              /* runs the queue */
-    pthread_mutex_t mutex;         /* of what follows */
-    pthread_cond_t more;           /* something was enqueued, or it ends */
-    struct work *first, **last;    /* the queue */
-    bool ends;                     /* once the queue is empty */
-    uint64_t fences;               /* newest number */
-    _Atomic uint64_t passed;       /* the thread is there */
+    struct queue work;             /* the stream; numbers are fences */
+    struct queue copies;           /* of weights */
     unsigned delay_us;             /* the longest */
-    unsigned seed;                 /* of the delays */
 };
 
-/* -- the thread ------------------------------------------------------------------------------- */
+/* -- the threads ------------------------------------------------------------------------------ */
 
-static struct work *next_work(struct train_stream *stream)
+static struct work *next_work(struct queue *queue)
 {
     struct work *work;
 
-    (void)pthread_mutex_lock(&stream->mutex);
-    while (stream->first == NULL && !stream->ends) {
-        (void)pthread_cond_wait(&stream->more, &stream->mutex);
+    (void)pthread_mutex_lock(&queue->mutex);
+    while (queue->first == NULL && !queue->ends) {
+        (void)pthread_cond_wait(&queue->more, &queue->mutex);
     }
-    work = stream->first;
+    work = queue->first;
     if (work != NULL) {
-        stream->first = work->next;
-        stream->last = stream->first == NULL ? &stream->first : stream->last;
+        queue->first = work->next;
+        queue->last = queue->first == NULL ? &queue->first : queue->last;
     }
-    (void)pthread_mutex_unlock(&stream->mutex);
+    (void)pthread_mutex_unlock(&queue->mutex);
     return work;
+}
+
+static void pass(struct queue *queue, uint64_t number)
+{
+    (void)pthread_mutex_lock(&queue->mutex);
+    queue->passed = number > queue->passed ? number : queue->passed;
+    (void)pthread_cond_broadcast(&queue->more);
+    (void)pthread_mutex_unlock(&queue->mutex);
 }
 
 static void *run_thread(void *arg)
 {
-    struct train_stream *stream = arg;
-    uint64_t one = 1;
+    struct queue *queue = arg;
+    struct train_stream *stream = queue->stream;
     struct work *work;
 
-    while ((work = next_work(stream)) != NULL) {
+    while ((work = next_work(queue)) != NULL) {
         if (stream->delay_us > 0) {
-            (void)usleep((unsigned)rand_r(&stream->seed) % stream->delay_us);
+            (void)usleep((unsigned)rand_r(&queue->seed) % stream->delay_us);
         }
-        if (work->fn != NULL) {
-            work->fn(work->arg);
-        } else {
-            stream->passed = work->fence;
+        work->fn(stream, work->arg);
+        pass(queue, work->number);
+        if (queue == &stream->work && work->number > 0) {
+            uint64_t one = 1;
+
             if (write(stream->calls.fd, &one, sizeof one) != sizeof one) {
                 abort();
             }
@@ -71,7 +87,7 @@ static void *run_thread(void *arg)
     return NULL;
 }
 
-static int enqueue(struct train_stream *stream, struct work like, struct cst_err *err)
+static int enqueue(struct queue *queue, struct work like, struct cst_err *err)
 {
     struct work *work = malloc(sizeof *work);
 
@@ -80,12 +96,35 @@ static int enqueue(struct train_stream *stream, struct work like, struct cst_err
     }
     *work = like;
     work->next = NULL;
-    (void)pthread_mutex_lock(&stream->mutex);
-    *stream->last = work;
-    stream->last = &work->next;
-    (void)pthread_cond_signal(&stream->more);
-    (void)pthread_mutex_unlock(&stream->mutex);
+    (void)pthread_mutex_lock(&queue->mutex);
+    *queue->last = work;
+    queue->last = &work->next;
+    (void)pthread_cond_broadcast(&queue->more);
+    (void)pthread_mutex_unlock(&queue->mutex);
     return CST_OK;
+}
+
+static int open_queue(struct queue *queue, struct train_stream *stream, struct cst_err *err)
+{
+    queue->stream = stream;
+    queue->last = &queue->first;
+    queue->seed = (unsigned)getpid();
+    (void)pthread_mutex_init(&queue->mutex, NULL);
+    (void)pthread_cond_init(&queue->more, NULL);
+    if (pthread_create(&queue->thread, NULL, run_thread, queue) != 0) {
+        return cst_err_set(err, CST_ENOMEM, "no thread for a stream");
+    }
+    return CST_OK;
+}
+
+/* What is enqueued is done first. */
+static void close_queue(struct queue *queue)
+{
+    (void)pthread_mutex_lock(&queue->mutex);
+    queue->ends = true;
+    (void)pthread_cond_broadcast(&queue->more);
+    (void)pthread_mutex_unlock(&queue->mutex);
+    (void)pthread_join(queue->thread, NULL);
 }
 
 /* -- what libcistern calls ----------------------------------------------------------------------
@@ -114,10 +153,11 @@ struct stretch {
     uint64_t bytes;
 };
 
-static void clear(void *arg)
+static void clear(struct train_stream *stream, void *arg)
 {
     struct stretch *stretch = arg;
 
+    (void)stream;
     for (uint64_t i = 0; i < stretch->bytes; i++) {
         ((char *)stretch->at)[i] = 0;
     }
@@ -126,21 +166,28 @@ static void clear(void *arg)
 
 static int zero(void *arg, void *at, uint64_t bytes, struct cst_err *err)
 {
+    struct train_stream *stream = arg;
     struct stretch *stretch = malloc(sizeof *stretch);
 
     if (stretch == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for work");
     }
     *stretch = (struct stretch){.at = at, .bytes = bytes};
-    return enqueue(arg, (struct work){.fn = clear, .arg = stretch}, err);
+    return enqueue(&stream->work, (struct work){.fn = clear, .arg = stretch}, err);
+}
+
+static void do_nothing(struct train_stream *stream, void *arg)
+{
+    (void)stream;
+    (void)arg;
 }
 
 static int fence(void *arg, uint64_t *number, struct cst_err *err)
 {
     struct train_stream *stream = arg;
 
-    *number = ++stream->fences;
-    return enqueue(stream, (struct work){.fence = *number}, err);
+    *number = ++stream->work.newest;
+    return enqueue(&stream->work, (struct work){.fn = do_nothing, .number = *number}, err);
 }
 
 static int done(void *arg, uint64_t *passed, struct cst_err *err)
@@ -152,8 +199,81 @@ static int done(void *arg, uint64_t *passed, struct cst_err *err)
     if (read(stream->calls.fd, &count, sizeof count) < 0) {
         count = 0;
     }
-    *passed = stream->passed;
+    (void)pthread_mutex_lock(&stream->work.mutex);
+    *passed = stream->work.passed;
+    (void)pthread_mutex_unlock(&stream->work.mutex);
     return CST_OK;
+}
+
+/* -- copies of weights ------------------------------------------------------------------------ */
+
+static int map_host(void *arg, void *base, uint64_t bytes, struct cst_err *err)
+{
+    (void)arg;
+    (void)base;
+    (void)bytes;
+    (void)err;
+    return CST_OK;
+}
+
+static void unmap_host(void *arg, void *base, uint64_t bytes)
+{
+    (void)arg;
+    (void)base;
+    (void)bytes;
+}
+
+struct copy {
+    void *dst;
+    const void *src;
+    uint64_t bytes;
+};
+
+/* In two halves: whoever looks too early, or writes, is likelier to be seen. */
+static void do_copy(struct train_stream *stream, void *arg)
+{
+    struct copy *c = arg;
+    uint64_t half = c->bytes / 2;
+
+    memcpy(c->dst, c->src, half);
+    if (stream->delay_us > 0) {
+        (void)usleep((unsigned)rand_r(&stream->copies.seed) % stream->delay_us);
+    }
+    memcpy((char *)c->dst + half, (const char *)c->src + half, c->bytes - half);
+    free(c);
+}
+
+static int copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number,
+                struct cst_err *err)
+{
+    struct train_stream *stream = arg;
+    struct copy *c = malloc(sizeof *c);
+
+    if (c == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for work");
+    }
+    *c = (struct copy){.dst = dst, .src = src, .bytes = bytes};
+    *number = ++stream->copies.newest;
+    return enqueue(&stream->copies, (struct work){.fn = do_copy, .arg = c, .number = *number}, err);
+}
+
+static void await_copy(struct train_stream *stream, void *arg)
+{
+    struct queue *copies = &stream->copies;
+
+    (void)pthread_mutex_lock(&copies->mutex);
+    while (copies->passed < (uintptr_t)arg) {
+        (void)pthread_cond_wait(&copies->more, &copies->mutex);
+    }
+    (void)pthread_mutex_unlock(&copies->mutex);
+}
+
+static int await(void *arg, uint64_t number, struct cst_err *err)
+{
+    struct train_stream *stream = arg;
+
+    return enqueue(&stream->work, (struct work){.fn = await_copy, .arg = (void *)(uintptr_t)number},
+                   err);
 }
 
 /* -- life ------------------------------------------------------------------------------------- */
@@ -172,34 +292,53 @@ static int open_thread(struct train_stream **out, struct cst_job *job, struct cs
                                               .zero = zero,
                                               .fence = fence,
                                               .done = done,
-                                              .fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-    stream->last = &stream->first;
+                                              .fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
+                                              .map_host = map_host,
+                                              .unmap_host = unmap_host,
+                                              .copy = copy,
+                                              .await = await};
     stream->delay_us = delay != NULL ? (unsigned)atoi(delay) : 0;
-    stream->seed = (unsigned)getpid();
-    (void)pthread_mutex_init(&stream->mutex, NULL);
-    (void)pthread_cond_init(&stream->more, NULL);
-    if (pthread_create(&stream->thread, NULL, run_thread, stream) != 0) {
-        free(stream);
-        return cst_err_set(err, CST_ENOMEM, "no thread for a stream");
+    rc = open_queue(&stream->work, stream, err);
+    if (rc == CST_OK) {
+        rc = open_queue(&stream->copies, stream, err);
+    }
+    if (rc != CST_OK) {
+        return rc; /* the process ends */
     }
     *out = stream;
-    rc = cst_job_use_device(job, &stream->calls, stream, err);
-    return rc;
+    return cst_job_use_device(job, &stream->calls, stream, err);
+}
+
+struct task {
+    void (*fn)(void *arg);
+    void *arg;
+};
+
+static void run_task(struct train_stream *stream, void *arg)
+{
+    struct task *task = arg;
+
+    (void)stream;
+    task->fn(task->arg);
+    free(task);
 }
 
 static int run_on_thread(struct train_stream *stream, void (*fn)(void *arg), void *arg,
                          struct cst_err *err)
 {
-    return enqueue(stream, (struct work){.fn = fn, .arg = arg}, err);
+    struct task *task = malloc(sizeof *task);
+
+    if (task == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for work");
+    }
+    *task = (struct task){.fn = fn, .arg = arg};
+    return enqueue(&stream->work, (struct work){.fn = run_task, .arg = task}, err);
 }
 
 static void close_thread(struct train_stream *stream)
 {
-    (void)pthread_mutex_lock(&stream->mutex);
-    stream->ends = true;
-    (void)pthread_cond_signal(&stream->more);
-    (void)pthread_mutex_unlock(&stream->mutex);
-    (void)pthread_join(stream->thread, NULL);
+    close_queue(&stream->work);
+    close_queue(&stream->copies);
     (void)close(stream->calls.fd);
     free(stream);
 }

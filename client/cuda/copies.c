@@ -1,0 +1,159 @@
+#include "client/cuda/cuda.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+/* -- host memory ---------------------------------------------------------------------------- */
+
+int cst_cuda_map_host(void *arg, void *base, uint64_t bytes, struct cst_err *err)
+{
+    struct cst_cuda *cuda = arg;
+    uint32_t n = cuda->n_hosts;
+    struct cst_host *hosts;
+
+    if (n == cuda->hosts_capacity) {
+        uint32_t capacity = n > 0 ? 2 * n : 16;
+
+        hosts = realloc(cuda->hosts, capacity * sizeof *hosts);
+        if (hosts == NULL) {
+            return cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " arenas", capacity);
+        }
+        cuda->hosts = hosts;
+        cuda->hosts_capacity = capacity;
+    }
+    cuda->hosts[cuda->n_hosts++] = (struct cst_host){.base = base, .bytes = bytes};
+    return CST_OK;
+}
+
+void cst_cuda_unmap_host(void *arg, void *base, uint64_t bytes)
+{
+    struct cst_cuda *cuda = arg;
+    uint32_t i = 0;
+
+    (void)bytes;
+    while (i < cuda->n_hosts && cuda->hosts[i].base != base) {
+        i++;
+    }
+    if (i == cuda->n_hosts) {
+        return;
+    }
+    if (cuda->hosts[i].registered && cst_cuda_enter(cuda, NULL) == CST_OK) {
+        (void)cuda->driver.cuMemHostUnregister(base);
+    }
+    cuda->hosts[i] = cuda->hosts[--cuda->n_hosts];
+}
+
+/* The driver pins it: milliseconds, and of one arena at a time. Memory that no copy comes from is
+ * never pinned. */
+static int register_host(struct cst_cuda *cuda, const void *src, struct cst_err *err)
+{
+    struct cst_host *host = NULL;
+    int rc;
+
+    for (uint32_t i = 0; i < cuda->n_hosts && host == NULL; i++) {
+        uintptr_t base = (uintptr_t)cuda->hosts[i].base;
+
+        if ((uintptr_t)src >= base && (uintptr_t)src - base < cuda->hosts[i].bytes) {
+            host = &cuda->hosts[i];
+        }
+    }
+    if (host == NULL) {
+        return cst_err_set(err, CST_EINVAL, "a copy from memory that was not announced");
+    }
+    if (host->registered) {
+        return CST_OK;
+    }
+    rc = cst_cuda_check(
+        &cuda->driver,
+        cuda->driver.cuMemHostRegister(host->base, host->bytes, CU_MEMHOSTREGISTER_PORTABLE), err,
+        "registering %" PRIu64 " bytes of an arena", host->bytes);
+    host->registered = rc == CST_OK;
+    return rc;
+}
+
+/* -- copies --------------------------------------------------------------------------------- */
+
+static int make_stream(struct cst_cuda *cuda, struct cst_err *err)
+{
+    const struct cst_cuda_driver *driver = &cuda->driver;
+    CUstream stream;
+    int rc = CST_OK;
+
+    while (rc == CST_OK && cuda->n_copied < CST_CUDA_COPIED) {
+        rc = cst_cuda_check(
+            driver, driver->cuEventCreate(&cuda->copied[cuda->n_copied], CU_EVENT_DISABLE_TIMING),
+            err, "an event of %s", cuda->uuid);
+        cuda->n_copied += rc == CST_OK;
+    }
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(driver,
+                            driver->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0),
+                            err, "a stream of %s", cuda->uuid);
+    }
+    if (rc == CST_OK) {
+        cuda->copies = stream;
+    }
+    return rc;
+}
+
+int cst_cuda_copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number,
+                  struct cst_err *err)
+{
+    struct cst_cuda *cuda = arg;
+    const struct cst_cuda_driver *driver = &cuda->driver;
+    CUdeviceptr to = (CUdeviceptr)(uintptr_t)dst;
+    uint64_t next = cuda->last_copy + 1;
+    int rc = cst_cuda_enter(cuda, err);
+
+    if (rc == CST_OK && cuda->copies == NULL) {
+        rc = make_stream(cuda, err);
+    }
+    if (rc == CST_OK) {
+        rc = register_host(cuda, src, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(driver, driver->cuMemcpyHtoDAsync(to, src, bytes, cuda->copies), err,
+                            "copying %" PRIu64 " bytes of weights", bytes);
+    }
+    if (rc == CST_OK) {
+        rc = cst_cuda_check(
+            driver, driver->cuEventRecord(cuda->copied[next % CST_CUDA_COPIED], cuda->copies), err,
+            "a mark behind a copy");
+        if (rc != CST_OK) { /* a copy without a number */
+            (void)driver->cuStreamSynchronize(cuda->copies);
+        }
+    }
+    if (rc == CST_OK) {
+        cuda->last_copy = *number = next;
+    }
+    return rc;
+}
+
+/* The event of @number may have been recorded again since, behind a later copy: then that one is
+ * waited for. */
+int cst_cuda_await(void *arg, uint64_t number, struct cst_err *err)
+{
+    struct cst_cuda *cuda = arg;
+    int rc = cst_cuda_enter(cuda, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    return cst_cuda_check(
+        &cuda->driver,
+        cuda->driver.cuStreamWaitEvent(cuda->stream, cuda->copied[number % CST_CUDA_COPIED], 0),
+        err, "a wait for a copy of weights");
+}
+
+void cst_copies_close(struct cst_cuda *cuda)
+{
+    if (cuda->copies != NULL) {
+        (void)cuda->driver.cuStreamSynchronize(cuda->copies);
+        (void)cuda->driver.cuStreamDestroy(cuda->copies);
+    }
+    while (cuda->n_copied > 0) {
+        (void)cuda->driver.cuEventDestroy(cuda->copied[--cuda->n_copied]);
+    }
+    free(cuda->hosts);
+    cuda->hosts = NULL;
+}
