@@ -169,6 +169,8 @@ static void serve_commit(struct fake_daemon *fake, const struct cst_frame *reque
 
     ck_assert_ptr_nonnull(asked);
     (void)sane(fake, asked->n_tensors == fake->n_tensors, "commit of another number of tensors");
+    (void)sane(fake, fake->n_arenas == 0 || (asked->has_copies && asked->copies),
+               "commit of a worker that does not copy");
     cistern__commit__free_unpacked(asked, NULL);
     msg.chunk_elems = FAKE_CHUNK_ELEMS;
     msg.n_chunks = (fake->n_tensors + 1) / 2;
@@ -179,6 +181,8 @@ static void serve_commit(struct fake_daemon *fake, const struct cst_frame *reque
     msg.n_params = 1;
     msg.arena_bytes = 1;
     msg.pool_bytes = (uint64_t)fake->n_blocks * FAKE_BLOCK_BYTES;
+    msg.has_n_arenas = fake->n_arenas > 0;
+    msg.n_arenas = fake->n_arenas;
     fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_COMMITTED, &msg.base, NULL, 0);
 }
 
@@ -223,6 +227,28 @@ static void serve_pool(struct fake_daemon *fake, const struct cst_frame *request
                       fake->slab_fds + msg.first, (unsigned)msg.n_bytes);
 }
 
+/* One a page. */
+static void serve_arena(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__ArenaGet *asked = cistern__arena_get__unpack(NULL, request->body_bytes, request->body);
+    Cistern__ArenaPart msg = CISTERN__ARENA_PART__INIT;
+    uint64_t bytes = (uint64_t)FAKE_ARENA_ROWS * FAKE_BLOCK_BYTES;
+    uint32_t segment;
+
+    ck_assert_ptr_nonnull(asked);
+    msg.first = asked->first;
+    cistern__arena_get__free_unpacked(asked, NULL);
+    if (!sane(fake, msg.first < fake->n_arenas, "no such arena")) {
+        return;
+    }
+    segment = FAKE_ARENA_SEGMENT + msg.first;
+    msg.n_segment = msg.n_bytes = 1;
+    msg.segment = &segment;
+    msg.bytes = &bytes;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_ARENA_PART, &msg.base,
+                      &fake->arena_fds[msg.first], 1);
+}
+
 static void serve_sync(struct fake_daemon *fake, const struct cst_frame *request)
 {
     Cistern__Synced msg = CISTERN__SYNCED__INIT;
@@ -237,6 +263,12 @@ static char *block_at(struct fake_daemon *fake, uint32_t block)
 {
     return fake->slabs[block / FAKE_BLOCKS_PER_SLAB] +
            (size_t)(block % FAKE_BLOCKS_PER_SLAB) * FAKE_BLOCK_BYTES;
+}
+
+static char *row_at(struct fake_daemon *fake, uint32_t chunk)
+{
+    return fake->arenas[chunk % fake->n_arenas] +
+           (size_t)(chunk / fake->n_arenas) * FAKE_BLOCK_BYTES;
 }
 
 /* A new block for gradients is full of rubbish, as the protocol allows. */
@@ -258,7 +290,13 @@ static void serve_fetch(struct fake_daemon *fake, const Cistern__BatchItem *item
                                           .chunk = item->chunk,
                                           .generation = 100 * item->chunk + fake->attempt + b};
     memset(block_at(fake, b), is_grad ? 0xee : 0, FAKE_BLOCK_BYTES);
-    if (!is_grad) {
+    if (!is_grad && fake->n_arenas > 0) {
+        memset(block_at(fake, b), 0xdd, FAKE_BLOCK_BYTES);
+        result->has_home_segment = result->has_home_offset = result->has_home_bytes = true;
+        result->home_segment = FAKE_ARENA_SEGMENT + item->chunk % fake->n_arenas;
+        result->home_offset = (uint64_t)(item->chunk / fake->n_arenas) * FAKE_BLOCK_BYTES;
+        result->home_bytes = FAKE_BLOCK_BYTES;
+    } else if (!is_grad) {
         memcpy(block_at(fake, b), fake->weight[item->chunk], sizeof fake->weight[0]);
     }
     result->has_slab = true;
@@ -282,6 +320,11 @@ static void serve_give_back(struct fake_daemon *fake, const Cistern__BatchItem *
         b++;
     }
     if (!sane(fake, b < fake->n_blocks, "not leased")) {
+        return;
+    }
+    if (!is_grad && fake->n_arenas > 0 &&
+        !sane(fake, memcmp(block_at(fake, b), row_at(fake, item->chunk), FAKE_BLOCK_BYTES) == 0,
+              "released before it was copied")) {
         return;
     }
     if (is_grad) {
@@ -422,6 +465,9 @@ void fake_daemon_serve(struct fake_daemon *fake, const struct cst_frame *request
     case CISTERN__MSG_TYPE__MSG_POOL:
         serve_pool(fake, request);
         break;
+    case CISTERN__MSG_TYPE__MSG_ARENA:
+        serve_arena(fake, request);
+        break;
     case CISTERN__MSG_TYPE__MSG_SYNC:
         serve_sync(fake, request);
         break;
@@ -515,6 +561,13 @@ void fake_daemon_start(struct fake_daemon *fake)
     for (uint32_t c = 0; c < FAKE_MAX_CHUNKS; c++) {
         fake->weight[c][0] = (uint16_t)(0x4000 + c);
     }
+    for (uint32_t i = 0; i < fake->n_arenas; i++) {
+        fake->arena_fds[i] = fake_memfd((uint64_t)FAKE_ARENA_ROWS * FAKE_BLOCK_BYTES, true);
+        fake->arenas[i] = map(fake->arena_fds[i], (uint64_t)FAKE_ARENA_ROWS * FAKE_BLOCK_BYTES);
+    }
+    for (uint32_t c = 0; c < fake->n_arenas * FAKE_ARENA_ROWS; c++) {
+        memcpy(row_at(fake, c), fake->weight[c], sizeof fake->weight[0]);
+    }
     fake->sock = -1;
     ck_assert_int_eq(pthread_mutex_init(&fake->mutex, NULL), 0);
     listen_on(fake);
@@ -533,6 +586,10 @@ void fake_daemon_stop(struct fake_daemon *fake)
     for (uint32_t i = 0; i < fake->n_slabs; i++) {
         (void)munmap(fake->slabs[i], FAKE_BLOCKS_PER_SLAB * FAKE_BLOCK_BYTES);
         (void)close(fake->slab_fds[i]);
+    }
+    for (uint32_t i = 0; i < fake->n_arenas; i++) {
+        (void)munmap(fake->arenas[i], (uint64_t)FAKE_ARENA_ROWS * FAKE_BLOCK_BYTES);
+        (void)close(fake->arena_fds[i]);
     }
     (void)munmap(fake->staging, fake->staging_bytes);
     (void)close(fake->staging_fd);

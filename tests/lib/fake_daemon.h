@@ -19,6 +19,9 @@
 #define FAKE_MAX_CHUNKS 2048
 #define FAKE_MAX_BLOCKS 16
 #define FAKE_BLOCKS_PER_SLAB 2
+#define FAKE_MAX_ARENAS 4
+#define FAKE_ARENA_ROWS 8     /* weight rows in each */
+#define FAKE_ARENA_SEGMENT 70 /* id of the first */
 
 struct fake_daemon;
 
@@ -41,7 +44,9 @@ struct fake_daemon {
     uint32_t n_blocks;      /* 0: 6 */
     uint64_t staging_bytes; /* 0: 4096 */
     const char *device;     /* of the job; NULL: the host */
-    uint64_t corrupt;       /* not 0: random state; now and then a few bits of a reply are wrong */
+    uint32_t n_arenas; /* > 0: the worker copies weights itself. Chunk c's are row c / n_arenas of
+                          arena c % n_arenas; they are in the block when it is released */
+    uint64_t corrupt;  /* not 0: random state; now and then a few bits of a reply are wrong */
 
     /* The daemon thread's; a test looks under the mutex. */
     pthread_mutex_t mutex; /* held while a request is served */
@@ -58,16 +63,18 @@ struct fake_daemon {
     struct fake_block blocks[FAKE_MAX_BLOCKS]; /* of the pool */
 
     /* The thread's own. */
-    char directory[64];            /* temporary */
-    char path[80];                 /* of the socket */
-    pthread_t thread;              /* serves */
-    int listener;                  /* listening socket */
-    int sock;                      /* the connection, or -1 */
-    int slab_fds[FAKE_MAX_BLOCKS]; /* memfds of the pool */
-    char *slabs[FAKE_MAX_BLOCKS];  /* mapped */
-    uint32_t n_slabs;              /* entries in both */
-    int staging_fd;                /* memfd */
-    char *staging;                 /* mapped, staging_bytes */
+    char directory[64];             /* temporary */
+    char path[80];                  /* of the socket */
+    pthread_t thread;               /* serves */
+    int listener;                   /* listening socket */
+    int sock;                       /* the connection, or -1 */
+    int slab_fds[FAKE_MAX_BLOCKS];  /* memfds of the pool */
+    char *slabs[FAKE_MAX_BLOCKS];   /* mapped */
+    uint32_t n_slabs;               /* entries in both */
+    int arena_fds[FAKE_MAX_ARENAS]; /* memfds of weight rows */
+    char *arenas[FAKE_MAX_ARENAS];  /* mapped */
+    int staging_fd;                 /* memfd */
+    char *staging;                  /* mapped, staging_bytes */
     char *states; /* what reads and writes of tensors see: all rows of all tensors are this */
     struct cst_frame_buf in; /* request under way */
 };

@@ -179,13 +179,17 @@ START_TEST(what_is_written_is_unpacked)
 
         for (uint32_t k = 0; k < n; k++) {
             bool failed = i == 0 || rand() % 4 == 0, lease = !failed && rand() % 2 == 0;
+            bool home = lease && rand() % 2 == 0;
 
             items[k] = (struct cst_pending_item){.status = failed ? -(1 + rand() % 25) : 0,
                                                  .text = failed ? words : NULL,
                                                  .hit = lease && rand() % 2 == 0,
                                                  .slab = lease ? (uint32_t)any_number() : 0,
                                                  .offset = lease ? any_number() : 0,
-                                                 .generation = lease ? any_number() | 1 : 0};
+                                                 .generation = lease ? any_number() | 1 : 0,
+                                                 .home_bytes = home ? any_number() | 1 : 0};
+            items[k].home.segment = (uint32_t)any_number();
+            items[k].home.offset = any_number();
         }
         n_bytes = cst_batch_write(items, n, bytes);
         ck_assert_uint_le(n_bytes, sizeof bytes);
@@ -201,6 +205,10 @@ START_TEST(what_is_written_is_unpacked)
             ck_assert_uint_eq(r->slab, items[k].slab);
             ck_assert_uint_eq(r->offset, items[k].offset);
             ck_assert(r->hit == items[k].hit);
+            ck_assert(r->has_home_bytes == (items[k].home_bytes != 0));
+            ck_assert_uint_eq(r->home_bytes, items[k].home_bytes);
+            ck_assert(!r->has_home_bytes || (r->home_segment == items[k].home.segment &&
+                                             r->home_offset == items[k].home.offset));
             ck_assert((r->text != NULL) == (items[k].text != NULL));
             ck_assert(r->text == NULL || strcmp(r->text, words) == 0);
         }
