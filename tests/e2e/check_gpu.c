@@ -586,7 +586,7 @@ START_TEST(fatal)
 }
 END_TEST
 
-/* -- engines ---------------------------------------------------------------------------------- */
+/* -- copies ----------------------------------------------------------------------------------- */
 
 static void write_config(const char *text)
 {
@@ -596,6 +596,86 @@ static void write_config(const char *text)
     (void)fputs(text, file);
     (void)fclose(file);
 }
+
+static uint64_t commit_saying(struct raw_client *client, bool copies)
+{
+    Cistern__Commit message = CISTERN__COMMIT__INIT;
+
+    message.n_tensors = message.n_operators = 8;
+    message.has_copies = true;
+    message.copies = copies;
+    return raw_ask(client, CISTERN__MSG_TYPE__MSG_COMMIT, &message.base);
+}
+
+static uint64_t ask_arenas(struct raw_client *client, uint32_t first)
+{
+    Cistern__ArenaGet message = CISTERN__ARENA_GET__INIT;
+
+    message.first = first;
+    return raw_ask(client, CISTERN__MSG_TYPE__MSG_ARENA, &message.base);
+}
+
+/* Where workers copy weights, one that cannot is refused, one that can gets the arenas, sealed; a
+ * rank on the host has nothing to do with it. */
+START_TEST(workers_copy)
+{
+    const Cistern__Committed *committed;
+    const Cistern__ArenaPart *part;
+    struct raw_client client;
+    char option[80];
+    uint64_t id;
+
+    write_config("[gpu]\ncopies = worker\n");
+    (void)snprintf(option, sizeof option, "--config=%s", path);
+    open_daemon(option, NULL);
+    open_rank(&client, "w", 0, 1, "cuda:1", 0);
+    ck_assert_int_eq(commit(&client), CST_EUNSUPPORTED);
+    says(&client, "copies = worker");
+    ck_assert_int_eq(raw_status(&client, commit_saying(&client, false)), CST_EUNSUPPORTED);
+    ck_assert_int_eq(raw_status(&client, ask_arenas(&client, 0)), CST_EINVAL);
+    id = commit_saying(&client, true);
+    committed =
+        raw_expect(&client, id, CISTERN__MSG_TYPE__MSG_COMMITTED, &cistern__committed__descriptor);
+    ck_assert_uint_gt(committed->n_arenas, 0);
+    part = raw_expect(&client, ask_arenas(&client, 0), CISTERN__MSG_TYPE__MSG_ARENA_PART,
+                      &cistern__arena_part__descriptor);
+    ck_assert_uint_eq(part->n_segment, committed->n_arenas);
+    ck_assert_uint_eq(client.reply.n_fds, part->n_segment);
+    for (size_t i = 0; i < part->n_segment; i++) {
+        int seals = fcntl(client.reply.fds[i], F_GET_SEALS);
+
+        ck_assert_int_eq(seals & (F_SEAL_SHRINK | F_SEAL_GROW), F_SEAL_SHRINK | F_SEAL_GROW);
+    }
+    cst_frame_close_fds(&client.reply);
+    ck_assert_int_eq(raw_status(&client, ask_arenas(&client, committed->n_arenas)), CST_EINVAL);
+    ck_assert_str_eq(info_of("w")->copies, "worker");
+    raw_close(&client);
+    open_rank(&client, "h", 0, 1, "host", 0);
+    ck_assert_msg(commit(&client) == CST_OK, "%s", client.err.text);
+    ck_assert_int_eq(raw_status(&client, ask_arenas(&client, 0)), CST_EDENIED);
+    ck_assert_ptr_null(info_of("h")->copies);
+    raw_close(&client);
+}
+END_TEST
+
+/* Where engines copy, nobody gets arenas, whatever he can do. */
+START_TEST(engines_copy)
+{
+    const Cistern__Committed *committed;
+    struct raw_client client;
+
+    open_daemon(NULL, NULL);
+    open_rank(&client, "e", 0, 1, "cuda:1", 0);
+    committed = raw_expect(&client, commit_saying(&client, true), CISTERN__MSG_TYPE__MSG_COMMITTED,
+                           &cistern__committed__descriptor);
+    ck_assert(!committed->has_n_arenas);
+    ck_assert_int_eq(raw_status(&client, ask_arenas(&client, 0)), CST_EDENIED);
+    ck_assert_str_eq(info_of("e")->copies, "engine");
+    raw_close(&client);
+}
+END_TEST
+
+/* -- engines ---------------------------------------------------------------------------------- */
 
 /* An engine starts with the first job that wants its GPU, ends when none has for the configured
  * time, and starts again. */
@@ -678,6 +758,8 @@ int main(void)
     tcase_add_test(tcase, unreachable);
     tcase_add_test(tcase, full);
     tcase_add_test(tcase, fatal);
+    tcase_add_test(tcase, workers_copy);
+    tcase_add_test(tcase, engines_copy);
     tcase_add_test(tcase, started_and_ended);
     tcase_add_test(tcase, broken);
     tcase_add_test(tcase, restarted);

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #define STUB "./tests/lib/engine_stub"
 
@@ -38,20 +37,7 @@ enum { N_PLACEMENTS = sizeof placements / sizeof *placements, PEERS = 2, MIXED =
 
 static const struct train_bad none = {.step = TRAIN_NEVER};
 
-/* A daemon whose configuration says @text, besides that it has GPUs. */
-static void start_daemon(const char *text)
-{
-    char path[] = "/tmp/cistern-gpu-train-XXXXXX", option[64];
-    int fd = mkstemp(path);
-
-    ck_assert_int_ge(fd, 0);
-    ck_assert_int_eq(write(fd, text, strlen(text)), (ssize_t)strlen(text));
-    (void)snprintf(option, sizeof option, "--config=%s", path);
-    daemon_proc_start(&proc, (const char *[]){option, "--gpus=all", "--engine-threads=2", NULL});
-    ck_assert_int_eq(close(fd), 0);
-    ck_assert_int_eq(unlink(path), 0);
-}
-
+static void open_daemon(const char *config)
 static void open_daemon(const char *config)
 {
     for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
@@ -59,7 +45,8 @@ static void open_daemon(const char *config)
     }
     (void)setenv("CISTERN_ENGINE_CUDA", STUB, 0); /* or what the environment says */
     (void)setenv("CISTERN_ENGINE_HOST", STUB, 1);
-    start_daemon(config);
+    daemon_proc_start_with(&proc, config,
+                           (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
     ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
     raw_open(&witness, proc.socket);
     base_fds = settle_base_fds(&witness, &proc);

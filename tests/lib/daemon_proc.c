@@ -128,6 +128,24 @@ void daemon_proc_start(struct daemon_proc *proc, const char *const *args)
     daemon_proc_restart(proc, args);
 }
 
+void daemon_proc_start_with(struct daemon_proc *proc, const char *config, const char *const *args)
+{
+    char path[] = "/tmp/cistern-conf-XXXXXX", option[64];
+    const char *all[16] = {option};
+    int fd = mkstemp(path), n = 1;
+
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(write(fd, config, strlen(config)), (ssize_t)strlen(config));
+    (void)snprintf(option, sizeof option, "--config=%s", path);
+    while (args != NULL && *args != NULL) {
+        ck_assert_int_lt(n, 15);
+        all[n++] = *args++;
+    }
+    daemon_proc_start(proc, all);
+    (void)close(fd);
+    (void)unlink(path);
+}
+
 /* Send datagrams to the abstract @name until its queue takes no more. */
 static void fill_queue(const char *name)
 {

@@ -21,6 +21,9 @@ struct daemon_proc {
  * "--name=value"; later ones win). Returns when it has said READY=1. */
 void daemon_proc_start(struct daemon_proc *proc, const char *const *args);
 
+/* The same with a configuration file that says @config. */
+void daemon_proc_start_with(struct daemon_proc *proc, const char *config, const char *const *args);
+
 /* The same with a service manager whose queue is full already. Returns when the daemon listens. */
 void daemon_proc_start_unheard(struct daemon_proc *proc);
 
