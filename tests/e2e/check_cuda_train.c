@@ -42,7 +42,7 @@ static const struct train_bad none = {.step = TRAIN_NEVER};
 
 /* -- the daemon ------------------------------------------------------------------------------- */
 
-static void open_daemon(void)
+static void open_daemon(const char *config)
 {
     for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
         reports[r] = train_report_new();
@@ -53,29 +53,51 @@ static void open_daemon(void)
     (void)setenv("CST_FAKECUDA_MEMORY", "1GiB", 1);
     (void)setenv("CISTERN_ENGINE_CUDA", FAKE_GPU_ENGINE, 1);
     fake_gpu_open_ledger();
-    daemon_proc_start(&proc, (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
+    daemon_proc_start_with(&proc, config,
+                           (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
     ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
     raw_open(&witness, proc.socket);
     base_fds = settle_base_fds(&witness, &proc);
     ck_assert_uint_eq(raw_stat(&witness)->n_gpus, 2);
 }
 
+/* Who copies weights to the GPUs. */
+#define BY_ENGINES ""
+#define BY_WORKERS "[gpu]\ncopies = worker\n"
+
 static void setup(void)
 {
     (void)unsetenv("CST_FAKECUDA_DELAY_US");
-    open_daemon();
+    open_daemon(BY_ENGINES);
+}
+
+static void setup_copies(void)
+{
+    (void)unsetenv("CST_FAKECUDA_DELAY_US");
+    open_daemon(BY_WORKERS);
 }
 
 /* Every operation of every stream, in engines and workers, comes late: streams overtake each other,
  * and whoever does not wait for what it must come after sees it. */
-static void setup_late(void)
+static void dawdle(void)
 {
     char seed[32];
 
     (void)snprintf(seed, sizeof seed, "%lld", (long long)time(NULL));
     (void)setenv("CST_FAKECUDA_SEED", seed, 0); /* is printed by the driver */
     (void)setenv("CST_FAKECUDA_DELAY_US", "2000", 1);
-    open_daemon();
+}
+
+static void setup_late(void)
+{
+    dawdle();
+    open_daemon(BY_ENGINES);
+}
+
+static void setup_late_copies(void)
+{
+    dawdle();
+    open_daemon(BY_WORKERS);
 }
 
 /* Nobody who ended by himself has left anything, unless the test broke its GPU, or done what a
@@ -333,11 +355,49 @@ START_TEST(stream_fails)
 }
 END_TEST
 
+/* Where workers copy, no GPU's engine copies anything up, and `cistern job` says who does. */
+START_TEST(no_engine_copies_up)
+{
+    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
+    const Cistern__JobInfoReply *reply;
+    const Cistern__StatReply *stat;
+
+    run(&placements[PEERS], "copies", 0);
+    name.name = (char *)(uintptr_t) "copies";
+    reply = raw_expect(&witness, raw_ask(&witness, CISTERN__MSG_TYPE__MSG_JOB_INFO, &name.base),
+                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor);
+    ck_assert_str_eq(reply->job->copies, "worker");
+    for (size_t r = 0; r < reply->job->n_ranks; r++) {
+        ck_assert_uint_gt(reply->job->ranks[r]->bytes_up, 0);
+    }
+    stat = raw_stat(&witness);
+    for (size_t i = 1; i < stat->n_engines; i++) {
+        ck_assert_uint_eq(stat->engines[i]->up_bytes, 0);
+    }
+}
+END_TEST
+
+/* A worker's copy fails for good: the same. _i: which. */
+START_TEST(copy_fails)
+{
+    struct train_order orders[2] = {order_of(&placements[PEERS], "copy", 0),
+                                    order_of(&placements[PEERS], "copy", 1)};
+    char setting[64];
+
+    (void)snprintf(setting, sizeof setting, "CST_FAKECUDA_FAIL=copy:%d=719", 1 + 2 * _i);
+    orders[1].setting = setting;
+    replace(orders, 1, false);
+    ck_assert_msg(strstr(reports[1]->error, "CUDA_ERROR_LAUNCH_FAILED") != NULL, "%s",
+                  reports[1]->error);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_train");
     TCase *plain = tcase_create("bits"), *late = tcase_create("late"),
-          *deaths = tcase_create("deaths");
+          *deaths = tcase_create("deaths"), *copies = tcase_create("copies"),
+          *late_copies = tcase_create("late_copies");
     SRunner *runner = srunner_create(suite);
     int failed;
 
@@ -363,6 +423,24 @@ int main(int argc, char **argv)
     tcase_add_loop_test(deaths, stream_fails, 0, 12);
     tcase_set_timeout(deaths, 180);
     suite_add_tcase(suite, deaths);
+    tcase_add_checked_fixture(copies, setup_copies, teardown);
+    tcase_add_loop_test(copies, bits, 0, N_PLACEMENTS);
+    tcase_add_loop_test(copies, try_forms, 0, N_PLACEMENTS);
+    tcase_add_test(copies, no_engine_copies_up);
+    tcase_add_test(copies, forks);
+    tcase_add_test(copies, come_back);
+    tcase_add_loop_test(copies, engine_killed_anywhere, 1, 2);
+    tcase_add_loop_test(copies, worker_killed_anywhere, 0, 4);
+    tcase_add_loop_test(copies, stream_fails, 0, 12);
+    tcase_add_loop_test(copies, copy_fails, 0, 3);
+    tcase_set_timeout(copies, 180);
+    suite_add_tcase(suite, copies);
+    tcase_add_checked_fixture(late_copies, setup_late_copies, teardown);
+    tcase_add_loop_test(late_copies, bits, 0, N_PLACEMENTS);
+    tcase_add_loop_test(late_copies, try_forms, 0, N_PLACEMENTS);
+    tcase_add_loop_test(late_copies, worker_killed_late, 0, 4);
+    tcase_set_timeout(late_copies, 120);
+    suite_add_tcase(suite, late_copies);
     srunner_run_all(runner, CK_ENV);
     failed = srunner_ntests_failed(runner);
     srunner_free(runner);

@@ -38,7 +38,6 @@ enum { N_PLACEMENTS = sizeof placements / sizeof *placements, PEERS = 2, MIXED =
 static const struct train_bad none = {.step = TRAIN_NEVER};
 
 static void open_daemon(const char *config)
-static void open_daemon(const char *config)
 {
     for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
         reports[r] = train_report_new();
