@@ -397,7 +397,8 @@ int main(int argc, char **argv)
     Suite *suite = suite_create("cuda_train");
     TCase *plain = tcase_create("bits"), *late = tcase_create("late"),
           *deaths = tcase_create("deaths"), *copies = tcase_create("copies"),
-          *late_copies = tcase_create("late_copies");
+          *late_copies = tcase_create("late_copies"),
+          *deaths_copies = tcase_create("deaths_copies");
     SRunner *runner = srunner_create(suite);
     int failed;
 
@@ -429,12 +430,15 @@ int main(int argc, char **argv)
     tcase_add_test(copies, no_engine_copies_up);
     tcase_add_test(copies, forks);
     tcase_add_test(copies, come_back);
-    tcase_add_loop_test(copies, engine_killed_anywhere, 1, 2);
-    tcase_add_loop_test(copies, worker_killed_anywhere, 0, 4);
-    tcase_add_loop_test(copies, stream_fails, 0, 12);
     tcase_add_loop_test(copies, copy_fails, 0, 3);
-    tcase_set_timeout(copies, 180);
+    tcase_set_timeout(copies, 60);
     suite_add_tcase(suite, copies);
+    tcase_add_checked_fixture(deaths_copies, setup_copies, teardown);
+    tcase_add_loop_test(deaths_copies, engine_killed_anywhere, 1, 2);
+    tcase_add_loop_test(deaths_copies, worker_killed_anywhere, 0, 3);
+    tcase_add_loop_test(deaths_copies, stream_fails, 0, 6);
+    tcase_set_timeout(deaths_copies, 180);
+    suite_add_tcase(suite, deaths_copies);
     tcase_add_checked_fixture(late_copies, setup_late_copies, teardown);
     tcase_add_loop_test(late_copies, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(late_copies, try_forms, 0, N_PLACEMENTS);

@@ -62,6 +62,14 @@ static int run_on_stream(struct train_stream *s, void (*fn)(void *arg), void *ar
                           "enqueueing work");
 }
 
+static int check_stream(struct train_stream *s, struct cst_err *err)
+{
+    CUresult result = s->driver.cuStreamQuery(s->stream);
+
+    return result == CUDA_ERROR_NOT_READY ? CST_OK
+                                          : cst_cuda_check(&s->driver, result, err, "the stream");
+}
+
 static void close_cuda(struct train_stream *s)
 {
     cst_cuda_close(s->cuda);
@@ -72,4 +80,4 @@ static void close_cuda(struct train_stream *s)
 }
 
 const struct train_stream_kind train_cuda = {
-    .open = open_cuda, .run = run_on_stream, .close = close_cuda};
+    .open = open_cuda, .run = run_on_stream, .check = check_stream, .close = close_cuda};

@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 struct worker {
@@ -192,19 +193,27 @@ static int begin_losses(struct worker *w, struct cst_err *err)
     return CST_OK;
 }
 
-/* Waits for the forwards alone: backwards may be under way when the step is asked for. */
-static double end_losses(struct worker *w)
+/* Waits for the forwards alone: backwards may be under way when the step is asked for. Forwards of
+ * a stream that has failed never come. */
+static int end_losses(struct worker *w, double *sum, struct cst_err *err)
 {
     struct losses *losses = w->losses;
-    double sum;
+    int rc = CST_OK;
 
     (void)pthread_mutex_lock(&losses->mutex);
-    while (losses->n < TRAIN_N_OPERATORS) {
-        (void)pthread_cond_wait(&losses->one_more, &losses->mutex);
+    while (rc == CST_OK && losses->n < TRAIN_N_OPERATORS) {
+        struct timespec until;
+
+        (void)clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec++;
+        if (pthread_cond_timedwait(&losses->one_more, &losses->mutex, &until) != 0 &&
+            w->order->streams->check != NULL) {
+            rc = w->order->streams->check(w->stream, err);
+        }
     }
-    sum = losses->sum;
+    *sum = losses->sum;
     (void)pthread_mutex_unlock(&losses->mutex);
-    return sum;
+    return rc;
 }
 
 /* -- a life ---------------------------------------------------------------------------------------
@@ -269,8 +278,11 @@ static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
             rc = run_op(w, op, CST_BACKWARD, *number, &loss, err);
         }
     }
+    if (rc == CST_OK && w->stream != NULL) {
+        rc = end_losses(w, &loss, err);
+    }
     if (rc == CST_OK) {
-        params = train_params(*number, w->stream != NULL ? end_losses(w) : loss);
+        params = train_params(*number, loss);
         rc = step(w, &params, &result, err);
     }
     if (rc == CST_OK) {
