@@ -1,80 +1,18 @@
 /* Ranks that disagree before the job is committed: all of them hear at once which tensor, operator
  * or option it is, what differs and who says what; nobody waits any longer, nothing is kept, and
  * they can declare anew. */
-#include "tests/lib/settle.h"
+#include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
 #include <string.h>
-
-static struct daemon_proc proc;
-static struct raw_client witness; /* looks at the books and removes jobs */
-static unsigned base_fds;
-
-static void setup(void)
-{
-    daemon_proc_start(&proc, NULL);
-    raw_open(&witness, proc.socket);
-    base_fds = daemon_proc_fds(proc.pid);
-}
-
-static void teardown(void)
-{
-    settle(&witness, &proc, base_fds);
-    raw_close(&witness);
-    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
-}
-
-static int remove_job(const char *name)
-{
-    Cistern__JobName message = CISTERN__JOB_NAME__INIT;
-
-    message.name = (char *)(uintptr_t)name;
-    return raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &message.base);
-}
-
-/* Connect and open job "j" as @rank of @world. */
-static void open_rank(struct raw_client *client, uint32_t rank, uint32_t world)
-{
-    struct raw_job job = {.name = "j", .rank = rank, .world = world, .timeout_ms = 20000};
-
-    raw_open(client, proc.socket);
-    ck_assert_msg(raw_job_open(client, &job) == CST_OK, "%s", client->err.text);
-}
-
-/* The same, and declare @n tensors of 1000 elements with an operator each. */
-static void open_declared(struct raw_client *client, uint32_t rank, uint32_t world, uint32_t n)
-{
-    open_rank(client, rank, world);
-    ck_assert_msg(raw_declare_many(client, n, 1000) == CST_OK, "%s", client->err.text);
-}
-
-static void assert_says(const struct raw_client *client, const char *words)
-{
-    ck_assert_msg(strstr(client->err.text, words) != NULL, "'%s' does not say '%s'",
-                  client->err.text, words);
-}
-
-/* Declare an operator that uses @tensor; status. */
-static int declare_operator(struct raw_client *client, const char *name, uint32_t tensor)
-{
-    Cistern__OperatorDecl op = CISTERN__OPERATOR_DECL__INIT, *operators = &op;
-    Cistern__Declare declare = CISTERN__DECLARE__INIT;
-
-    op.name = (char *)(uintptr_t)name;
-    op.n_tensors = 1;
-    op.tensors = &tensor;
-    declare.n_operators = 1;
-    declare.operators = &operators;
-    return raw_call(client, CISTERN__MSG_TYPE__MSG_DECLARE, &declare.base);
-}
 
 /* Open three ranks that have no deadline to end their waits in time. Ranks 0 and 1 declare two
  * tensors and commit; the ids of their Commits. */
 static void open_two_of_three(struct raw_client client[3], uint64_t id[3])
 {
     for (uint32_t r = 0; r < 3; r++) {
-        open_rank(&client[r], r, 3);
+        job_rig_open(&client[r], r, 3);
     }
     for (uint32_t r = 0; r < 2; r++) {
         ck_assert_int_eq(raw_declare_many(&client[r], 2, 1000), CST_OK);
@@ -85,7 +23,7 @@ static void open_two_of_three(struct raw_client client[3], uint64_t id[3])
 /* The Commits of ranks 0 and 1 fail with the words that rank 2 has heard; then all three agree. */
 static void end_disagreement(struct raw_client client[3], uint64_t id[3], const char *words)
 {
-    assert_says(&client[2], words);
+    raw_says(&client[2], words);
     for (uint32_t r = 0; r < 2; r++) {
         ck_assert_int_eq(raw_status(&client[r], id[r]), CST_EMISMATCH);
         ck_assert_str_eq(client[r].err.text, client[2].err.text);
@@ -98,7 +36,7 @@ static void end_disagreement(struct raw_client client[3], uint64_t id[3], const 
         ck_assert_msg(raw_status(&client[r], id[r]) == CST_OK, "%s", client[r].err.text);
         raw_close(&client[r]);
     }
-    ck_assert_int_eq(remove_job("j"), CST_OK);
+    ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
 }
 
 /* A rank that declares a tensor differently ends the wait of all, at once: they hear which tensor,
@@ -129,7 +67,7 @@ START_TEST(numbers_that_disagree_are_named)
     ck_assert_int_eq(raw_declare(&client[2], "t0", 1, shape), CST_OK);
     if (_i == 0) {
         ck_assert_int_eq(raw_status(&client[2], raw_commit(&client[2], 2, 0)), CST_EINVAL);
-        ck_assert_int_eq(declare_operator(&client[2], "o0", 0), CST_OK);
+        ck_assert_int_eq(raw_declare_operator(&client[2], "o0", 0), CST_OK);
         ck_assert_int_eq(raw_status(&client[2], raw_commit(&client[2], 1, 1)), CST_EMISMATCH);
     } else {
         ck_assert_int_eq(raw_declare(&client[2], "t1", 1, shape), CST_OK);
@@ -151,7 +89,7 @@ START_TEST(operators_that_disagree_are_named)
     open_two_of_three(client, id);
     ck_assert_int_eq(raw_declare(&client[2], "t0", 1, shape), CST_OK);
     ck_assert_int_eq(raw_declare(&client[2], "t1", 1, shape), CST_OK);
-    ck_assert_int_eq(declare_operator(&client[2], _i == 0 ? "o1" : "o0", 1), CST_EMISMATCH);
+    ck_assert_int_eq(raw_declare_operator(&client[2], _i == 0 ? "o1" : "o0", 1), CST_EMISMATCH);
     end_disagreement(client, id,
                      _i == 0 ? "operator 0 is 'o1' in rank 2 and 'o0' in ranks 0, 1"
                              : "'o0': its tensor 0 is number 1 in rank 2 and 0 in ranks 0, 1");
@@ -167,7 +105,7 @@ START_TEST(options_that_disagree_are_named)
     uint64_t id[3];
 
     for (uint32_t r = 0; r < 2; r++) {
-        open_declared(&client[r], r, 3, 2);
+        job_rig_declare(&client[r], r, 3, 2);
         id[r] = raw_commit(&client[r], 2, 2);
     }
     raw_open(&client[2], proc.socket);
@@ -180,8 +118,8 @@ START_TEST(options_that_disagree_are_named)
         ck_assert_int_eq(raw_status(&client[r], id[r]), CST_EMISMATCH);
         ck_assert_str_eq(client[r].err.text, client[2].err.text);
     }
-    assert_says(&client[2], _i == 0 ? "has 3 ranks, not 4 as rank 2 wants"
-                                    : "chunk_elems 0, not 8192 as rank 2 wants");
+    raw_says(&client[2], _i == 0 ? "has 3 ranks, not 4 as rank 2 wants"
+                                 : "chunk_elems 0, not 8192 as rank 2 wants");
     ck_assert_int_eq(raw_job_open(&client[2], &other), CST_OK);
     for (uint32_t r = 0; r < 3; r++) {
         ck_assert_msg(raw_declare_many(&client[r], 2, 1000) == CST_OK, "%s", client[r].err.text);
@@ -200,18 +138,15 @@ START_TEST(options_that_disagree_are_named)
         ck_assert_int_eq(raw_call(&client[r], CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
         raw_close(&client[r]);
     }
-    ck_assert_int_eq(remove_job("j"), CST_OK);
+    ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
 }
 END_TEST
 
 int main(void)
 {
     Suite *suite = suite_create("agree");
-    TCase *tc = tcase_create("agree");
+    TCase *tc = suite_case(suite, "agree", job_rig_setup, job_rig_teardown);
 
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 60);
-    suite_add_tcase(suite, tc);
     tcase_add_loop_test(tc, declarations_that_disagree_are_named, 0, 2);
     tcase_add_loop_test(tc, numbers_that_disagree_are_named, 0, 2);
     tcase_add_loop_test(tc, operators_that_disagree_are_named, 0, 2);

@@ -534,33 +534,23 @@ END_TEST
 
 /* -- the suite ------------------------------------------------------------------------------ */
 
-static TCase *add_case(Suite *suite, const char *name)
-{
-    TCase *tc = tcase_create(name);
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 60);
-    suite_add_tcase(suite, tc);
-    return tc;
-}
-
 int main(void)
 {
     Suite *suite = suite_create("daemon");
     TCase *tc;
 
-    tc = add_case(suite, "start");
+    tc = suite_case(suite, "start", setup, teardown);
     tcase_add_test(tc, a_second_daemon_is_refused);
     tcase_add_test(tc, a_stale_socket_is_taken_over);
     tcase_add_test(tc, a_living_socket_is_left_alone);
     tcase_add_test(tc, nonsense_is_refused);
     tcase_add_test(tc, a_bad_file_is_refused);
-    tc = add_case(suite, "signals");
+    tc = suite_case(suite, "signals", setup, teardown);
     tcase_add_test(tc, sigterm_drains);
     tcase_add_test(tc, sigterm_drains_a_running_job);
     tcase_add_test(tc, a_second_signal_ends_at_once);
     tcase_add_test(tc, other_signals_do_not_end_it);
-    tc = add_case(suite, "engines");
+    tc = suite_case(suite, "engines", setup, teardown);
     tcase_add_test(tc, a_killed_engine_is_replaced);
     tcase_add_test(tc, an_engine_killed_while_populating_is_replaced);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they need addresses */
@@ -569,7 +559,7 @@ int main(void)
     (void)memory_that_is_not_there_is_refused;
 #endif
     tcase_add_test(tc, an_engine_that_never_comes_up_is_given_up);
-    tc = add_case(suite, "rights");
+    tc = suite_case(suite, "rights", setup, teardown);
     tcase_add_test(tc, other_users_jobs_are_the_managers);
     tcase_add_test(tc, access_rules_hold);
     tcase_add_test(tc, sessions_are_limited);

@@ -1,7 +1,7 @@
 /* A worker that dies at every message of its life: before the answer to message k has come it kills
  * itself. Then its rank is free, a successor goes through the whole life in its place, and nothing
  * is left over. */
-#include "tests/lib/settle.h"
+#include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -9,10 +9,6 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-static struct daemon_proc proc;
-static struct raw_client witness;
-static unsigned base_fds;
 
 /* -- a life --------------------------------------------------------------------------------- */
 
@@ -219,21 +215,6 @@ static void live(struct worker *w, unsigned last)
 
 /* -- set-up and tear-down --------------------------------------------------------------------- */
 
-static void setup(void)
-{
-    daemon_proc_start(&proc, NULL);
-    raw_open(&witness, proc.socket);
-    base_fds = daemon_proc_fds(proc.pid);
-}
-
-static void remove_job(void)
-{
-    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
-
-    name.name = (char *)(uintptr_t) "mortal";
-    ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base), CST_OK);
-}
-
 static void teardown(void)
 {
     raw_close(&witness);
@@ -280,7 +261,7 @@ START_TEST(a_successor_lives_on)
     }
     settle_balanced(&witness);
     raw_close(&w.client);
-    remove_job();
+    ck_assert_int_eq(raw_job_remove(&witness, "mortal"), CST_OK);
     settle(&witness, &proc, base_fds);
 }
 END_TEST
@@ -333,7 +314,7 @@ int main(void)
     TCase *tc = tcase_create("death");
 
     suite_add_tcase(suite, tc);
-    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_checked_fixture(tc, job_rig_setup, teardown);
     tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, a_successor_lives_on, 0, N_LIFE);
     tcase_add_loop_test(tc, the_job_can_be_removed, 0, N_LIFE);

@@ -1,7 +1,7 @@
 /* What a connection may send, and what it must not: broken frames, lying bodies, wrong order, too
  * much at once. After every test the daemon has as many descriptors, and as many bytes in its
  * books, as before. */
-#include "tests/lib/settle.h"
+#include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -14,25 +14,12 @@
 
 /* -- set-up and tear-down --------------------------------------------------------------------- */
 
-static struct daemon_proc proc;
-static struct raw_client
-    witness; /* a well-behaved client: looks at the books, and must not notice anything */
-static unsigned base_fds;
 static pid_t engine;
 
 static void setup(void)
 {
-    daemon_proc_start(&proc, NULL);
-    raw_open(&witness, proc.socket);
-    base_fds = daemon_proc_fds(proc.pid);
+    job_rig_setup();
     engine = raw_stat(&witness)->engines[0]->pid;
-}
-
-static void teardown(void)
-{
-    settle(&witness, &proc, base_fds);
-    raw_close(&witness);
-    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
 }
 
 /* -- frames --------------------------------------------------------------------------------- */
@@ -446,23 +433,6 @@ static void get_staging(struct raw_client *client)
     cst_frame_close_fds(&client->reply);
 }
 
-static void remove_job(void)
-{
-    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
-
-    name.name = (char *)(uintptr_t) "x";
-    ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base), CST_OK);
-}
-
-static uint64_t sync_attempt(struct raw_client *client)
-{
-    uint64_t id = raw_ask(client, CISTERN__MSG_TYPE__MSG_SYNC, NULL);
-    const Cistern__Synced *synced =
-        raw_expect(client, id, CISTERN__MSG_TYPE__MSG_SYNCED, &cistern__synced__descriptor);
-
-    return synced->attempt;
-}
-
 /* Lease the weights of chunk 0. */
 static void fetch(struct raw_client *client, uint64_t attempt)
 {
@@ -490,7 +460,7 @@ START_TEST(a_client_that_never_reads_is_disconnected)
     struct raw_job job = {.name = "x", .world = 1};
 
     commit_job(&client);
-    fetch(&client, sync_attempt(&client));
+    fetch(&client, raw_sync(&client));
     ck_assert_uint_gt(raw_stat(&witness)->pool->leased, 0);
     (void)stuff(&client);
     while (raw_stat(&witness)->n_sessions > 1) {
@@ -504,10 +474,10 @@ START_TEST(a_client_that_never_reads_is_disconnected)
     ck_assert(job.committed && job.initialised);
     ck_assert_int_eq(raw_declare_many(&successor, 1, 1000), CST_OK);
     ck_assert_int_eq(raw_status(&successor, raw_commit(&successor, 1, 1)), CST_OK);
-    fetch(&successor, sync_attempt(&successor));
+    fetch(&successor, raw_sync(&successor));
     raw_close(&client);
     raw_close(&successor);
-    remove_job();
+    ck_assert_int_eq(raw_job_remove(&witness, "x"), CST_OK);
 }
 END_TEST
 
@@ -540,7 +510,7 @@ START_TEST(descriptors_that_wait_are_bounded)
         cst_frame_close_fds(&client.reply);
     }
     raw_close(&client);
-    remove_job();
+    ck_assert_int_eq(raw_job_remove(&witness, "x"), CST_OK);
 }
 END_TEST
 
@@ -564,7 +534,7 @@ START_TEST(credits_bound_what_is_in_flight)
     }
     ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
     raw_close(&client);
-    remove_job();
+    ck_assert_int_eq(raw_job_remove(&witness, "x"), CST_OK);
 }
 END_TEST
 
@@ -600,7 +570,7 @@ START_TEST(staging_places_are_checked)
     io.first = 991; /* ten from there end at 1001 */
     ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_TENSOR_READ, &io.base), CST_EINVAL);
     raw_close(&client);
-    remove_job();
+    ck_assert_int_eq(raw_job_remove(&witness, "x"), CST_OK);
 }
 END_TEST
 
@@ -628,30 +598,20 @@ START_TEST(batches_are_checked)
     ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_BATCH, &batch.base),
                      CST_EUNSUPPORTED);
     raw_close(&client);
-    remove_job();
+    ck_assert_int_eq(raw_job_remove(&witness, "x"), CST_OK);
 }
 END_TEST
 
 /* -- the suite ------------------------------------------------------------------------------ */
-
-static TCase *add_case(Suite *suite, const char *name)
-{
-    TCase *tc = tcase_create(name);
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 60);
-    suite_add_tcase(suite, tc);
-    return tc;
-}
 
 int main(void)
 {
     Suite *suite = suite_create("protocol");
     TCase *tc;
 
-    tc = add_case(suite, "frames");
+    tc = suite_case(suite, "frames", setup, job_rig_teardown);
     tcase_add_loop_test(tc, a_broken_frame_closes_its_connection, 0, N_BROKEN);
-    tc = add_case(suite, "bodies");
+    tc = suite_case(suite, "bodies", setup, job_rig_teardown);
     tcase_add_loop_test(tc, a_broken_body_is_answered, 0,
                         (int)(sizeof with_body / sizeof *with_body));
     tcase_add_test(tc, an_inner_length_that_lies_is_answered);
@@ -659,12 +619,12 @@ int main(void)
     tcase_add_test(tc, an_unknown_type_is_unsupported);
     tcase_add_test(tc, a_reply_is_no_request);
     tcase_add_test(tc, unasked_descriptors_are_closed);
-    tc = add_case(suite, "greeting");
+    tc = suite_case(suite, "greeting", setup, job_rig_teardown);
     tcase_add_test(tc, hello_must_come_first);
     tcase_add_test(tc, a_wrong_version_is_refused);
     tcase_add_test(tc, hello_comes_once);
     tcase_add_test(tc, job_requests_need_a_job);
-    tc = add_case(suite, "too much");
+    tc = suite_case(suite, "too much", setup, job_rig_teardown);
     tcase_add_test(tc, a_slow_reader_gets_all_its_replies);
     tcase_add_test(tc, a_client_that_never_reads_is_disconnected);
     tcase_add_test(tc, descriptors_that_wait_are_bounded);

@@ -299,3 +299,52 @@ uint64_t raw_commit(struct raw_client *client, uint32_t n_tensors, uint32_t n_op
     commit.n_operators = n_operators;
     return raw_ask(client, CISTERN__MSG_TYPE__MSG_COMMIT, &commit.base);
 }
+
+void raw_says(const struct raw_client *client, const char *words)
+{
+    ck_assert_msg(strstr(client->err.text, words) != NULL, "'%s' does not say '%s'",
+                  client->err.text, words);
+}
+
+int raw_declare_operator(struct raw_client *client, const char *name, uint32_t tensor)
+{
+    Cistern__OperatorDecl op = CISTERN__OPERATOR_DECL__INIT, *operators = &op;
+    Cistern__Declare declare = CISTERN__DECLARE__INIT;
+
+    op.name = (char *)(uintptr_t)name;
+    op.n_tensors = 1;
+    op.tensors = &tensor;
+    declare.n_operators = 1;
+    declare.operators = &operators;
+    return raw_call(client, CISTERN__MSG_TYPE__MSG_DECLARE, &declare.base);
+}
+
+Cistern__JobInfo *raw_job_info(struct raw_client *client, const char *name)
+{
+    Cistern__JobName message = CISTERN__JOB_NAME__INIT;
+    Cistern__JobInfoReply *reply;
+    uint64_t id;
+
+    message.name = (char *)(uintptr_t)name;
+    id = raw_ask(client, CISTERN__MSG_TYPE__MSG_JOB_INFO, &message.base);
+    reply = raw_expect(client, id, CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY,
+                       &cistern__job_info_reply__descriptor);
+    return reply->job;
+}
+
+int raw_job_remove(struct raw_client *client, const char *name)
+{
+    Cistern__JobName message = CISTERN__JOB_NAME__INIT;
+
+    message.name = (char *)(uintptr_t)name;
+    return raw_call(client, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &message.base);
+}
+
+uint64_t raw_sync(struct raw_client *client)
+{
+    uint64_t id = raw_ask(client, CISTERN__MSG_TYPE__MSG_SYNC, NULL);
+    const Cistern__Synced *synced =
+        raw_expect(client, id, CISTERN__MSG_TYPE__MSG_SYNCED, &cistern__synced__descriptor);
+
+    return synced->attempt;
+}

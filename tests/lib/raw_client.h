@@ -57,9 +57,17 @@ int raw_call(struct raw_client *client, uint16_t type, const ProtobufCMessage *m
 /* Wait for the daemon to close the connection; frames that come before are dropped. */
 void raw_expect_closed(struct raw_client *client);
 
+/* The words of the last Error have @words in them. */
+void raw_says(const struct raw_client *client, const char *words);
+
 /* -- whole messages --------------------------------------------------------------------------- */
 
 Cistern__StatReply *raw_stat(struct raw_client *client);
+
+Cistern__JobInfo *raw_job_info(struct raw_client *client, const char *name);
+
+/* JobRemove; status. */
+int raw_job_remove(struct raw_client *client, const char *name);
 
 struct raw_job {
     const char *name;
@@ -90,5 +98,11 @@ int raw_declare_many(struct raw_client *client, uint32_t n, int64_t elems);
 
 /* Send Commit; the id. */
 uint64_t raw_commit(struct raw_client *client, uint32_t n_tensors, uint32_t n_operators);
+
+/* Declare an operator that uses @tensor; status. */
+int raw_declare_operator(struct raw_client *client, const char *name, uint32_t tensor);
+
+/* Sync; the attempt. */
+uint64_t raw_sync(struct raw_client *client);
 
 #endif

@@ -2,6 +2,16 @@
 
 #include <stdlib.h>
 
+TCase *suite_case(Suite *suite, const char *name, SFun setup, SFun teardown)
+{
+    TCase *tc = tcase_create(name);
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_set_timeout(tc, 60);
+    suite_add_tcase(suite, tc);
+    return tc;
+}
+
 int suite_run(Suite *suite)
 {
     SRunner *runner = srunner_create(suite);

@@ -8,6 +8,9 @@
 extern "C" {
 #endif
 
+/* A new case of @suite whose tests have a minute each; either function may be NULL. */
+TCase *suite_case(Suite *suite, const char *name, SFun setup, SFun teardown);
+
 /* Run the tests of @suite, which is freed, and print those that fail; what main returns. */
 int suite_run(Suite *suite);
 
