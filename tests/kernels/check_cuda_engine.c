@@ -1,8 +1,7 @@
 /* The engine process of a GPU: its commands. Driven over its socket as the daemon does it, on
  * tests/lib/fakecuda, whose memory the test can look into. */
-#include "tests/lib/engine_proc.h"
+#include "tests/lib/engine_rig.h"
 #include "tests/lib/fake_gpu.h"
-#include "tests/lib/tiny_job.h"
 
 #include "kernels/reduce.h"
 #include "kernels/undo.h"
@@ -18,26 +17,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#define N_CHUNKS 3
-#define BIG 1 /* the chunk that has several pieces per thread */
-#define BIG_ELEMS 600000
-#define N_SLOTS 3
 #define HOST 60 /* id of a segment of host memory beside the job's */
 #define BORDER (256u << 20)
 
-static struct tiny_job job;
-static struct engine_proc proc;
-static uint64_t ticket, seed, random_state;
+static uint64_t seed, random_state;
 
 static void set_up(void)
 {
-    uint64_t n_elems[N_CHUNKS] = {9000, BIG_ELEMS, 20000};
-
     random_state = seed * 2 + 1;
     engine_proc_use(FAKE_GPU_ENGINE, fake_gpu_uuid(0));
-    tiny_job_open(&job, N_CHUNKS, n_elems, N_SLOTS, 7);
-    tiny_job_use_gpu(&job);
-    tiny_job_start(&job, &proc, 3, 2, 0);
+    engine_rig_setup(true);
 }
 
 /* The same with operations that begin late, each by its own time. */
@@ -51,55 +40,6 @@ static void set_up_slow(void)
     set_up();
 }
 
-static void tear_down(void)
-{
-    ck_assert_int_eq(engine_proc_close(&proc), 0);
-    tiny_job_close(&job);
-}
-
-/* Submit @command alone and wait for it. */
-static struct engine_completion run(struct engine_command command)
-{
-    const struct engine_completion *c;
-
-    command.ticket = ++ticket;
-    engine_proc_submit(&proc, &command, 1);
-    c = engine_proc_wait(&proc, command.ticket);
-    ck_assert_ptr_nonnull(c);
-    return *c;
-}
-
-static void must(struct engine_command command)
-{
-    struct engine_completion c = run(command);
-
-    ck_assert_msg(c.status == CST_OK, "%s", c.text);
-}
-
-/* A place of the arena or of the pool, here. */
-static void *at(struct cst_place place)
-{
-    bool arena = place.segment == job.ids[TINY_ARENA];
-
-    return (char *)job.base[arena ? TINY_ARENA : TINY_POOL] + place.offset;
-}
-
-static struct engine_command copy(struct cst_place dst, struct cst_place src, uint64_t bytes)
-{
-    return (struct engine_command){.kind = ENGINE__COMMAND_KIND__COPY,
-                                   .src = {src},
-                                   .n_src = 1,
-                                   .dst = {dst},
-                                   .n_dst = 1,
-                                   .bytes = bytes};
-}
-
-static struct engine_command fill(struct cst_place dst, uint64_t bytes)
-{
-    return (struct engine_command){
-        .kind = ENGINE__COMMAND_KIND__FILL, .dst = {dst}, .n_dst = 1, .bytes = bytes};
-}
-
 static void randomise(void *to, uint64_t bytes)
 {
     uint8_t *b = to;
@@ -107,13 +47,6 @@ static void randomise(void *to, uint64_t bytes)
     for (uint64_t i = 0; i < bytes; i++) {
         b[i] = (uint8_t)(tiny_random(&random_state) >> 33);
     }
-}
-
-static bool all_zero(const void *bytes, uint64_t n)
-{
-    const uint8_t *b = bytes;
-
-    return b[0] == 0 && memcmp(b, b + 1, n - 1) == 0;
 }
 
 /* -- COPY, FILL ----------------------------------------------------------------------------- */
@@ -140,16 +73,17 @@ START_TEST(test_copy)
     struct cst_place src, dst;
 
     choose_places((enum way)(_i % N_WAYS), &dst, &src);
-    randomise(at(src), BIG_ELEMS * 2);
-    memcpy(before, at(dst), sizeof before);
-    memcpy(what, at(src), sizeof what);
+    randomise(engine_rig_at(src), BIG_ELEMS * 2);
+    memcpy(before, engine_rig_at(dst), sizeof before);
+    memcpy(what, engine_rig_at(src), sizeof what);
     src.offset += 1;
     dst.offset += 3;
-    must(copy(dst, src, bytes));
-    ck_assert_mem_eq(at(dst), what + 1, bytes);
+    engine_rig_must(engine_command_copy(dst, src, bytes));
+    ck_assert_mem_eq(engine_rig_at(dst), what + 1, bytes);
     dst.offset -= 3;
-    ck_assert_mem_eq(at(dst), before, 3);
-    ck_assert_mem_eq((uint8_t *)at(dst) + 3 + bytes, before + 3 + bytes, sizeof before - 3 - bytes);
+    ck_assert_mem_eq(engine_rig_at(dst), before, 3);
+    ck_assert_mem_eq((uint8_t *)engine_rig_at(dst) + 3 + bytes, before + 3 + bytes,
+                     sizeof before - 3 - bytes);
 }
 END_TEST
 
@@ -158,14 +92,14 @@ START_TEST(test_fill)
 {
     struct cst_place dst =
         _i == 0 ? tiny_job_block(&job, BIG, 0) : tiny_job_row(&job, BIG, CST_ROW_GRAD);
-    uint8_t *bytes = at(dst);
+    uint8_t *bytes = engine_rig_at(dst);
 
     memset(bytes, 0x5a, BIG_ELEMS);
     dst.offset += 5;
-    must(fill(dst, BIG_ELEMS - 10));
+    engine_rig_must(engine_command_fill(dst, BIG_ELEMS - 10));
     ck_assert_uint_eq(bytes[4], 0x5a);
     ck_assert_uint_eq(bytes[BIG_ELEMS - 5], 0x5a);
-    ck_assert(all_zero(bytes + 5, BIG_ELEMS - 10));
+    ck_assert(engine_rig_all_zero(bytes + 5, BIG_ELEMS - 10));
 }
 END_TEST
 
@@ -184,11 +118,11 @@ START_TEST(test_border)
     for (uint64_t border = BORDER; border < bytes; border += BORDER) {
         host.offset = border - n / 2 - 1;
         randomise(base + host.offset, n);
-        must(copy(block, host, n));
-        ck_assert_mem_eq(at(block), base + host.offset, n);
-        randomise(at(block), n);
-        must(copy(host, block, n));
-        ck_assert_mem_eq(at(block), base + host.offset, n);
+        engine_rig_must(engine_command_copy(block, host, n));
+        ck_assert_mem_eq(engine_rig_at(block), base + host.offset, n);
+        randomise(engine_rig_at(block), n);
+        engine_rig_must(engine_command_copy(host, block, n));
+        ck_assert_mem_eq(engine_rig_at(block), base + host.offset, n);
     }
     ck_assert_int_eq(engine_proc_segment_done(&proc, engine_proc_drop(&proc, HOST)).status, CST_OK);
     (void)munmap(base, bytes);
@@ -230,7 +164,8 @@ START_TEST(test_tour)
                                 .offset = to % N_SQUARES * SQUARE};
         bool clear = i % 10 == 9;
 
-        commands[i] = clear ? fill(dst, SQUARE) : copy(dst, src, SQUARE);
+        commands[i] =
+            clear ? engine_command_fill(dst, SQUARE) : engine_command_copy(dst, src, SQUARE);
         commands[i].ticket = ++ticket;
         commands[i].priority = (Engine__Priority)(i % 3);
         commands[i].after[commands[i].n_after++] = last[from];
@@ -265,9 +200,9 @@ START_TEST(test_counts)
     struct cst_place block = tiny_job_block(&job, 0, 0), next = tiny_job_block(&job, 0, 1);
     Engine__Pong pong;
 
-    must(copy(block, row, 1000));
-    must(copy(row, block, 300));
-    must(copy(next, block, 50));
+    engine_rig_must(engine_command_copy(block, row, 1000));
+    engine_rig_must(engine_command_copy(row, block, 300));
+    engine_rig_must(engine_command_copy(next, block, 50));
     engine_proc_ping(&proc, &pong);
     ck_assert(pong.has_up_bytes && pong.has_down_bytes);
     ck_assert_uint_eq(pong.up_bytes, 1000);
@@ -324,7 +259,7 @@ static void expect(unsigned chunk, unsigned mix, uint64_t mark, uint16_t *grad,
             const uint16_t *src[4];
 
             for (unsigned k = 0; k < mixes[mix].n; k++) {
-                src[k] = (uint16_t *)at(place_of_source(chunk, mix, k)) + first;
+                src[k] = (uint16_t *)engine_rig_at(place_of_source(chunk, mix, k)) + first;
             }
             n = n < CST_TILE_ELEMS ? n : CST_TILE_ELEMS;
             if (tile->reduce_mark != (uint32_t)mark) {
@@ -351,10 +286,10 @@ static void make_hostile(unsigned chunk)
 {
     uint64_t bytes = job.n_elems[chunk] * 2;
 
-    randomise(at(tiny_job_row(&job, chunk, CST_ROW_GRAD)), bytes);
-    randomise(at(tiny_job_row(&job, chunk, CST_ROW_MASTER)), bytes);
+    randomise(engine_rig_at(tiny_job_row(&job, chunk, CST_ROW_GRAD)), bytes);
+    randomise(engine_rig_at(tiny_job_row(&job, chunk, CST_ROW_MASTER)), bytes);
     for (unsigned b = 0; b < 4; b++) {
-        randomise(at(tiny_job_block(&job, chunk, b)), bytes);
+        randomise(engine_rig_at(tiny_job_block(&job, chunk, b)), bytes);
     }
 }
 
@@ -368,12 +303,12 @@ static void check_reduce(unsigned mix, uint64_t mark)
     expected = malloc(job.table->n_tiles * sizeof *expected);
     ck_assert_ptr_nonnull(expected);
     for (unsigned c = 0; c < N_CHUNKS; c++) {
-        uint16_t *row = at(tiny_job_row(&job, c, CST_ROW_GRAD));
+        uint16_t *row = engine_rig_at(tiny_job_row(&job, c, CST_ROW_GRAD));
 
         memcpy(grad, row, job.n_elems[c] * 2);
         memcpy(expected, tiles, job.table->n_tiles * sizeof *expected);
         expect(c, mix, mark, grad, expected);
-        must(reduce(c, mix, mark));
+        engine_rig_must(reduce(c, mix, mark));
         ck_assert_msg(memcmp(grad, row, job.n_elems[c] * 2) == 0, "mix %u, chunk %u, seed %" PRIu64,
                       mix, c, seed);
         ck_assert_int_eq(memcmp(expected, tiles, job.table->n_tiles * sizeof *expected), 0);
@@ -402,14 +337,14 @@ END_TEST
 START_TEST(test_marks)
 {
     const struct cst_table_span *span = cst_table_spans(job.table) + TINY_SPANS * BIG;
-    uint16_t *grad = at(tiny_job_row(&job, BIG, CST_ROW_GRAD));
+    uint16_t *grad = engine_rig_at(tiny_job_row(&job, BIG, CST_ROW_GRAD));
     unsigned mix = _i == 0 ? 2 : 6;
 
     cst_table_tiles(job.table)[span->first_tile + 1].reduce_mark = 3;
     cst_table_tiles(job.table)[span->first_tile + 20].reduce_mark = 3;
     check_reduce(mix, 3);
     memset(grad, 0x11, BIG_ELEMS * 2);
-    must(reduce(BIG, mix, 3));
+    engine_rig_must(reduce(BIG, mix, 3));
     for (uint64_t i = 0; i < BIG_ELEMS; i++) {
         ck_assert_uint_eq(grad[i], 0x1111);
     }
@@ -425,11 +360,13 @@ START_TEST(test_chain)
     struct cst_place row = tiny_job_row(&job, BIG, CST_ROW_WEIGHT);
     struct cst_place grad = tiny_job_row(&job, BIG, CST_ROW_GRAD);
     struct engine_command chain[5] = {
-        copy(tiny_job_block(&job, BIG, 0), row, BIG_ELEMS * 2),
-        copy(tiny_job_block(&job, BIG, 1), tiny_job_block(&job, BIG, 0), BIG_ELEMS * 2),
+        engine_command_copy(tiny_job_block(&job, BIG, 0), row, BIG_ELEMS * 2),
+        engine_command_copy(tiny_job_block(&job, BIG, 1), tiny_job_block(&job, BIG, 0),
+                            BIG_ELEMS * 2),
         reduce(BIG, 2, 1),
-        copy(tiny_job_block(&job, BIG, 3), grad, BIG_ELEMS * 2),
-        copy(tiny_job_row(&job, BIG, CST_ROW_MASTER), tiny_job_block(&job, BIG, 3), BIG_ELEMS * 2),
+        engine_command_copy(tiny_job_block(&job, BIG, 3), grad, BIG_ELEMS * 2),
+        engine_command_copy(tiny_job_row(&job, BIG, CST_ROW_MASTER), tiny_job_block(&job, BIG, 3),
+                            BIG_ELEMS * 2),
     };
     static uint16_t doubled[BIG_ELEMS];
     struct cst_table_tile *tiles = calloc(job.table->n_tiles, sizeof *tiles);
@@ -442,11 +379,13 @@ START_TEST(test_chain)
     }
     engine_proc_submit(&proc, chain, 5);
     ck_assert_int_eq(engine_proc_wait(&proc, ticket)->status, CST_OK);
-    memcpy(doubled, at(grad), sizeof doubled);
+    memcpy(doubled, engine_rig_at(grad), sizeof doubled);
     expect(BIG, 2, 1, doubled, tiles);
-    ck_assert_mem_eq(at(tiny_job_block(&job, BIG, 0)), at(row), BIG_ELEMS * 2);
-    ck_assert_mem_eq(at(grad), doubled, sizeof doubled);
-    ck_assert_mem_eq(at(tiny_job_row(&job, BIG, CST_ROW_MASTER)), doubled, sizeof doubled);
+    ck_assert_mem_eq(engine_rig_at(tiny_job_block(&job, BIG, 0)), engine_rig_at(row),
+                     BIG_ELEMS * 2);
+    ck_assert_mem_eq(engine_rig_at(grad), doubled, sizeof doubled);
+    ck_assert_mem_eq(engine_rig_at(tiny_job_row(&job, BIG, CST_ROW_MASTER)), doubled,
+                     sizeof doubled);
     for (size_t i = 0; i < 5; i++) {
         ck_assert_uint_eq(proc.done[i].ticket, chain[i].ticket);
     }
@@ -484,18 +423,18 @@ START_TEST(test_refused)
         {on_gpu, CST_EINVAL},
         {table, CST_EINVAL},
         {short_row, CST_EINVAL},
-        {copy(end, arena, 1), CST_EINVAL},
-        {copy(pool, pool, 8), CST_EINVAL},
-        {copy(pool, (struct cst_place){.segment = 77}, 8), CST_ENOTFOUND},
+        {engine_command_copy(end, arena, 1), CST_EINVAL},
+        {engine_command_copy(pool, pool, 8), CST_EINVAL},
+        {engine_command_copy(pool, (struct cst_place){.segment = 77}, 8), CST_ENOTFOUND},
     };
 
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        struct engine_completion c = run(refused[i].command);
+        struct engine_completion c = engine_rig_run(refused[i].command);
 
         ck_assert_msg(c.status == refused[i].status, "%zu: %d %s", i, c.status, c.text);
         ck_assert_uint_gt(strlen(c.text), 0);
     }
-    must(fill(pool, 8));
+    engine_rig_must(engine_command_fill(pool, 8));
 }
 END_TEST
 
@@ -510,7 +449,7 @@ int main(int argc, char **argv)
     fake_gpu_use(argv);
     printf("seed: CST_FAKECUDA_SEED=%" PRIu64 "\n", seed);
     tcase_set_timeout(plain, 60);
-    tcase_add_checked_fixture(plain, set_up, tear_down);
+    tcase_add_checked_fixture(plain, set_up, engine_rig_teardown);
     tcase_add_loop_test(plain, test_copy, 0, 5 * N_WAYS);
     tcase_add_loop_test(plain, test_fill, 0, 2);
     tcase_add_test(plain, test_border);
@@ -519,7 +458,7 @@ int main(int argc, char **argv)
     tcase_add_loop_test(plain, test_marks, 0, 2);
     tcase_add_test(plain, test_refused);
     tcase_set_timeout(slow, 60);
-    tcase_add_checked_fixture(slow, set_up_slow, tear_down);
+    tcase_add_checked_fixture(slow, set_up_slow, engine_rig_teardown);
     tcase_add_test(slow, test_tour);
     tcase_add_test(slow, test_chain);
     tcase_add_loop_test(slow, test_reduce, 3, 4);

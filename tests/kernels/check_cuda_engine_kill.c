@@ -2,11 +2,9 @@
  * sums on the GPU and in sums in place, and the commands that had not completed issued again, to
  * another engine that imports the same memory, give the bits of a host engine that nobody
  * disturbed. */
-#include "tests/lib/engine_proc.h"
 #include "tests/lib/fake_gpu.h"
-#include "tests/lib/tiny_job.h"
+#include "tests/lib/kill_run.h"
 
-#include "kernels/undo.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -24,16 +22,6 @@
 
 static const uint64_t chunk_elems[N_CHUNKS] = {9000, 20000, 900000, 2u << 20, 12345, 60000};
 
-static struct engine_command copy(struct cst_place dst, struct cst_place src, uint64_t bytes)
-{
-    return (struct engine_command){.kind = ENGINE__COMMAND_KIND__COPY,
-                                   .src = {src},
-                                   .n_src = 1,
-                                   .dst = {dst},
-                                   .n_dst = 1,
-                                   .bytes = bytes};
-}
-
 /* Three steps. Each chunk is reduced: in place where its number is odd or @in_place, of blocks of
  * the GPU alone elsewhere; the sums go up to one of those blocks, which the next step will add
  * again, from there to another, and down to the weights. Tickets from 1, in the order in which they
@@ -50,8 +38,9 @@ static void write_commands(const struct tiny_job *job, bool in_place,
             struct cst_place block = tiny_job_block(job, c, 1), other = tiny_job_block(job, c, 3);
             uint64_t bytes = job->n_elems[c] * 2;
             struct engine_command chain[PER_CHUNK] = {
-                tiny_job_reduce(job, c, step), copy(block, grad, bytes), copy(other, block, bytes),
-                copy(tiny_job_row(job, c, CST_ROW_WEIGHT), other, bytes)};
+                tiny_job_reduce(job, c, step), engine_command_copy(block, grad, bytes),
+                engine_command_copy(other, block, bytes),
+                engine_command_copy(tiny_job_row(job, c, CST_ROW_WEIGHT), other, bytes)};
 
             if (c % 2 == 0 && !in_place) {
                 chain[0].src[0] = tiny_job_block(job, c, 2);
@@ -68,89 +57,19 @@ static void write_commands(const struct tiny_job *job, bool in_place,
     ck_assert_uint_eq(ticket, N_COMMANDS);
 }
 
-/* Issue what is not marked done. */
-static void issue(struct engine_proc *proc, const struct engine_command *commands, const bool *done)
+/* Chunks of which some tiles carry a mark that the chunk does not. */
+static unsigned n_half_done(const struct tiny_job *job)
 {
-    static struct engine_command open[N_COMMANDS];
-    size_t n = 0;
+    unsigned n = 0;
 
-    for (size_t i = 0; i < N_COMMANDS; i++) {
-        if (!done[i]) {
-            open[n++] = commands[i];
-        }
-    }
-    engine_proc_submit(proc, open, n);
-}
-
-static void note_done(const struct engine_proc *proc, bool *done)
-{
-    for (size_t i = 0; i < proc->n_done; i++) {
-        ck_assert_msg(proc->done[i].status == 0, "ticket %llu: %s",
-                      (unsigned long long)proc->done[i].ticket, proc->done[i].text);
-        done[proc->done[i].ticket - 1] = true;
-    }
-}
-
-static void run_to_end(struct tiny_job *job, const struct engine_command *commands, bool *done)
-{
-    struct engine_proc proc;
-
-    tiny_job_start(job, &proc, 2, 2, 0);
-    issue(&proc, commands, done);
-    for (size_t i = 0; i < N_COMMANDS; i++) {
-        ck_assert(done[i] || engine_proc_wait(&proc, commands[i].ticket) != NULL);
-    }
-    note_done(&proc, done);
-    ck_assert_int_eq(engine_proc_close(&proc), 0);
-}
-
-/* Not synchronisation: this is the random moment. */
-static void pause_us(uint64_t us)
-{
-    struct timespec ts = {.tv_nsec = (long)us * 1000};
-
-    (void)nanosleep(&ts, NULL);
-}
-
-struct left {
-    unsigned n_held;       /* undo slots that hold a tile */
-    unsigned n_unfinished; /* chunks of which some tiles carry a mark that the chunk does not */
-};
-
-/* Start, issue, let some commands complete, wait a moment more, kill. What the engine left. */
-static struct left run_and_kill(struct tiny_job *job, const struct engine_command *commands,
-                                bool *done, uint64_t *random)
-{
-    const struct cst_undo_slot *slots = job->base[TINY_UNDO];
-    size_t n_open = 0, n_wanted;
-    struct left left = {0};
-    struct engine_proc proc;
-
-    for (size_t i = 0; i < N_COMMANDS; i++) {
-        n_open += !done[i];
-    }
-    tiny_job_start(job, &proc, 1 + (uint32_t)(tiny_random(random) % 3), 2,
-                   (unsigned)(tiny_random(random) % 3));
-    issue(&proc, commands, done);
-    n_wanted = tiny_random(random) % (n_open + 1) / 2;
-    while (proc.n_done < n_wanted) {
-        ck_assert(engine_proc_read(&proc, -1));
-    }
-    pause_us(tiny_random(random) % 3000);
-    engine_proc_kill(&proc);
-    note_done(&proc, done);
-    (void)engine_proc_close(&proc);
-    for (unsigned i = 0; i < N_SLOTS; i++) {
-        left.n_held += cst_undo_holds(&slots[i]);
-    }
     for (unsigned c = 0; c < N_CHUNKS; c++) {
         const struct cst_table_chunk *chunk = &cst_table_chunks(job->table)[c];
         const struct cst_table_span *span = cst_table_spans(job->table) + chunk->first_span;
         uint32_t mark = cst_table_tiles(job->table)[span->first_tile].reduce_mark;
 
-        left.n_unfinished += mark != (uint32_t)chunk->reduce_mark;
+        n += mark != (uint32_t)chunk->reduce_mark;
     }
-    return left;
+    return n;
 }
 
 /* Killed again and again at random moments, while streams run late or, where all is in place, at
@@ -173,20 +92,18 @@ START_TEST(test_kill)
     random = seed * 2 + 1;
     write_commands(&calm, _i == 1, commands);
     engine_proc_use("./cistern-engine-host", NULL);
-    run_to_end(&calm, commands, (bool[N_COMMANDS]){false});
+    kill_run_to_end(&calm, commands, N_COMMANDS, 2, (bool[N_COMMANDS]){false});
     engine_proc_use(FAKE_GPU_ENGINE, uuid);
     for (int round = 0; round < N_ROUNDS; round++) {
         bool done[N_COMMANDS] = {false};
 
         tiny_job_fill(&job, seed);
         for (uint64_t k = 1 + tiny_random(&random) % 3; k > 0; k--) {
-            struct left left = run_and_kill(&job, commands, done, &random);
-
-            n_held += left.n_held;
-            n_unfinished += left.n_unfinished;
+            n_held += kill_run(&job, commands, N_COMMANDS, N_SLOTS, done, &random);
+            n_unfinished += n_half_done(&job);
             n_kills++;
         }
-        run_to_end(&job, commands, done);
+        kill_run_to_end(&job, commands, N_COMMANDS, 2, done);
         ck_assert_msg(tiny_job_same(&calm, &job), "seed %" PRIu64 ", round %d: the bits differ",
                       seed, round);
     }

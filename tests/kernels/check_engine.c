@@ -1,6 +1,5 @@
 /* The engine process: commands. Driven over its socket as the daemon does it. */
-#include "tests/lib/engine_proc.h"
-#include "tests/lib/tiny_job.h"
+#include "tests/lib/engine_rig.h"
 
 #include "kernels/kernels.h"
 #include "kernels/undo.h"
@@ -12,82 +11,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#define N_CHUNKS 3
-#define BIG 1 /* the chunk that has several pieces per thread */
-#define BIG_ELEMS 600000
-#define N_SLOTS 3
-
-static struct tiny_job job;
-static struct engine_proc proc;
-static uint64_t ticket;
-
 static void set_up(void)
 {
-    uint64_t n_elems[N_CHUNKS] = {9000, BIG_ELEMS, 20000};
-
-    tiny_job_open(&job, N_CHUNKS, n_elems, N_SLOTS, 7);
-    tiny_job_start(&job, &proc, 3, 2, 0);
-}
-
-static void tear_down(void)
-{
-    ck_assert_int_eq(engine_proc_close(&proc), 0);
-    tiny_job_close(&job);
-}
-
-/* Submit @command alone and wait for it. */
-static struct engine_completion run(struct engine_command command)
-{
-    const struct engine_completion *c;
-
-    command.ticket = ++ticket;
-    engine_proc_submit(&proc, &command, 1);
-    c = engine_proc_wait(&proc, command.ticket);
-    ck_assert_ptr_nonnull(c);
-    return *c;
-}
-
-static void must(struct engine_command command)
-{
-    struct engine_completion c = run(command);
-
-    ck_assert_msg(c.status == CST_OK, "%s", c.text);
-}
-
-/* A place of the arena or of the pool, here. */
-static void *at(struct cst_place place)
-{
-    bool arena = place.segment == job.ids[TINY_ARENA];
-
-    return (char *)job.base[arena ? TINY_ARENA : TINY_POOL] + place.offset;
+    engine_rig_setup(false);
 }
 
 static void *row(unsigned chunk, enum cst_row which)
 {
-    return at(tiny_job_row(&job, chunk, which));
-}
-
-static bool all_zero(const void *bytes, uint64_t n)
-{
-    const uint8_t *b = bytes;
-
-    return b[0] == 0 && memcmp(b, b + 1, n - 1) == 0;
-}
-
-static struct engine_command copy(struct cst_place dst, struct cst_place src, uint64_t bytes)
-{
-    return (struct engine_command){.kind = ENGINE__COMMAND_KIND__COPY,
-                                   .src = {src},
-                                   .n_src = 1,
-                                   .dst = {dst},
-                                   .n_dst = 1,
-                                   .bytes = bytes};
-}
-
-static struct engine_command fill(struct cst_place dst, uint64_t bytes)
-{
-    return (struct engine_command){
-        .kind = ENGINE__COMMAND_KIND__FILL, .dst = {dst}, .n_dst = 1, .bytes = bytes};
+    return engine_rig_at(tiny_job_row(&job, chunk, which));
 }
 
 /* -- COPY, FILL, CONVERT -------------------------------------------------------------------- */
@@ -102,15 +33,16 @@ START_TEST(test_copy)
     struct cst_place dst = tiny_job_block(&job, BIG, 2);
     uint64_t bytes = sizes[_i];
 
-    memcpy(before, at(dst), sizeof before);
+    memcpy(before, engine_rig_at(dst), sizeof before);
     src.offset += 1;
     dst.offset += 3;
-    must(copy(dst, src, bytes - (bytes > 4096 ? 4096 : 0)));
+    engine_rig_must(engine_command_copy(dst, src, bytes - (bytes > 4096 ? 4096 : 0)));
     bytes -= bytes > 4096 ? 4096 : 0;
-    ck_assert_mem_eq(at(dst), at(src), bytes);
+    ck_assert_mem_eq(engine_rig_at(dst), engine_rig_at(src), bytes);
     dst.offset -= 3;
-    ck_assert_mem_eq(at(dst), before, 3);
-    ck_assert_mem_eq((uint8_t *)at(dst) + 3 + bytes, before + 3 + bytes, sizeof before - 3 - bytes);
+    ck_assert_mem_eq(engine_rig_at(dst), before, 3);
+    ck_assert_mem_eq((uint8_t *)engine_rig_at(dst) + 3 + bytes, before + 3 + bytes,
+                     sizeof before - 3 - bytes);
 }
 END_TEST
 
@@ -122,8 +54,8 @@ START_TEST(test_copy_large)
     int fd = engine_proc_memfd(bytes, &base);
 
     engine_proc_must_add(&proc, 50, fd, bytes);
-    must(copy((struct cst_place){.segment = 50}, (struct cst_place){.segment = job.ids[TINY_ARENA]},
-              bytes));
+    engine_rig_must(engine_command_copy((struct cst_place){.segment = 50},
+                                        (struct cst_place){.segment = job.ids[TINY_ARENA]}, bytes));
     ck_assert_int_eq(memcmp(base, job.base[TINY_ARENA], bytes), 0);
 }
 END_TEST
@@ -132,14 +64,14 @@ END_TEST
 START_TEST(test_fill)
 {
     struct cst_place dst = tiny_job_block(&job, BIG, 0);
-    uint8_t *bytes = at(dst);
+    uint8_t *bytes = engine_rig_at(dst);
 
     memset(bytes, 0x5a, BIG_ELEMS);
     dst.offset += 5;
-    must(fill(dst, BIG_ELEMS - 10));
+    engine_rig_must(engine_command_fill(dst, BIG_ELEMS - 10));
     ck_assert_uint_eq(bytes[4], 0x5a);
     ck_assert_uint_eq(bytes[BIG_ELEMS - 5], 0x5a);
-    ck_assert(all_zero(bytes + 5, BIG_ELEMS - 10));
+    ck_assert(engine_rig_all_zero(bytes + 5, BIG_ELEMS - 10));
 }
 END_TEST
 
@@ -164,14 +96,14 @@ START_TEST(test_convert)
         values[i] = (float)((int64_t)i - 200000) * 0.37f;
     }
     engine_proc_must_add(&proc, 50, fd, bytes);
-    must(convert);
+    engine_rig_must(convert);
     ck_assert_int_eq(memcmp(row(BIG, CST_ROW_MASTER), values, bytes), 0);
     for (uint64_t i = 0; i < n; i++) {
         n_wrong += weight[i] != cst_fp32_to_bf16(values[i]);
     }
     ck_assert_uint_eq(n_wrong, 0);
-    ck_assert(all_zero(row(BIG, CST_ROW_EXP_AVG), bytes));
-    ck_assert(all_zero(row(BIG, CST_ROW_EXP_AVG_SQ), bytes));
+    ck_assert(engine_rig_all_zero(row(BIG, CST_ROW_EXP_AVG), bytes));
+    ck_assert(engine_rig_all_zero(row(BIG, CST_ROW_EXP_AVG_SQ), bytes));
     ck_assert(((float *)row(BIG, CST_ROW_EXP_AVG))[n] == after);
 }
 END_TEST
@@ -246,16 +178,16 @@ START_TEST(test_step)
     tiny_job_open(&here, N_CHUNKS, n_elems, N_SLOTS, 7);
     for (uint64_t mark = 1; mark <= 2; mark++) {
         for (unsigned c = 0; c < N_CHUNKS; c++) {
-            must(tiny_job_reduce(&job, c, mark));
+            engine_rig_must(tiny_job_reduce(&job, c, mark));
             reduce_here(&here, c, mark);
         }
-        norm = run((struct engine_command){.kind = ENGINE__COMMAND_KIND__NORM,
-                                           .table = job.ids[TINY_TABLE]});
+        norm = engine_rig_run((struct engine_command){.kind = ENGINE__COMMAND_KIND__NORM,
+                                                      .table = job.ids[TINY_TABLE]});
         ck_assert_int_eq(norm.status, CST_OK);
         ck_assert(norm.value > 0.0);
         ck_assert(norm.value == cst_norm_sum(cst_table_tiles(here.table), here.table->n_tiles));
         for (unsigned c = 0; c < N_CHUNKS; c++) {
-            must(tiny_job_update(&job, c, mark));
+            engine_rig_must(tiny_job_update(&job, c, mark));
             update_here(&here, c, mark);
         }
         ck_assert(tiny_job_same(&job, &here));
@@ -274,7 +206,7 @@ START_TEST(test_reduce_nothing)
 
     memset(grad, 0x11, job.n_elems[BIG] * 2);
     reduce.n_src = 0;
-    must(reduce);
+    engine_rig_must(reduce);
     for (uint64_t i = 0; i < job.n_elems[BIG]; i++) {
         bool in_span = false;
 
@@ -294,13 +226,13 @@ START_TEST(test_marked)
 {
     static uint8_t before[BIG_ELEMS * 4];
 
-    must(tiny_job_reduce(&job, BIG, 4));
-    must(tiny_job_update(&job, BIG, 4));
+    engine_rig_must(tiny_job_reduce(&job, BIG, 4));
+    engine_rig_must(tiny_job_update(&job, BIG, 4));
     memcpy(before, row(BIG, CST_ROW_MASTER), sizeof before);
-    must(tiny_job_reduce(&job, BIG, 4));
-    must(tiny_job_update(&job, BIG, 4));
+    engine_rig_must(tiny_job_reduce(&job, BIG, 4));
+    engine_rig_must(tiny_job_update(&job, BIG, 4));
     ck_assert_mem_eq(row(BIG, CST_ROW_MASTER), before, sizeof before);
-    must(tiny_job_update(&job, BIG, 5));
+    engine_rig_must(tiny_job_update(&job, BIG, 5));
     ck_assert_mem_ne(row(BIG, CST_ROW_MASTER), before, sizeof before);
 }
 END_TEST
@@ -314,7 +246,7 @@ START_TEST(test_marked_tiles)
                        ((float *)row(BIG, CST_ROW_MASTER))[CST_TILE_ELEMS]};
 
     tile->update_mark = 6;
-    must(tiny_job_update(&job, BIG, 6));
+    engine_rig_must(tiny_job_update(&job, BIG, 6));
     ck_assert(((float *)row(BIG, CST_ROW_MASTER))[CST_TILE_ELEMS - 1] != before[0]);
     ck_assert(((float *)row(BIG, CST_ROW_MASTER))[CST_TILE_ELEMS] == before[1]);
     ck_assert_uint_eq(cst_table_chunks(job.table)[BIG].update_mark, 6);
@@ -327,11 +259,14 @@ END_TEST
 START_TEST(test_chain)
 {
     struct engine_command chain[4] = {
-        fill(tiny_job_block(&job, BIG, 0), BIG_ELEMS * 2),
-        copy(tiny_job_block(&job, BIG, 1), tiny_job_block(&job, BIG, 0), BIG_ELEMS * 2),
-        copy(tiny_job_block(&job, BIG, 2), tiny_job_block(&job, BIG, 1), BIG_ELEMS * 2),
-        copy(tiny_job_block(&job, BIG, 3), tiny_job_block(&job, BIG, 2), BIG_ELEMS * 2)};
-    const uint8_t *last = at(tiny_job_block(&job, BIG, 3));
+        engine_command_fill(tiny_job_block(&job, BIG, 0), BIG_ELEMS * 2),
+        engine_command_copy(tiny_job_block(&job, BIG, 1), tiny_job_block(&job, BIG, 0),
+                            BIG_ELEMS * 2),
+        engine_command_copy(tiny_job_block(&job, BIG, 2), tiny_job_block(&job, BIG, 1),
+                            BIG_ELEMS * 2),
+        engine_command_copy(tiny_job_block(&job, BIG, 3), tiny_job_block(&job, BIG, 2),
+                            BIG_ELEMS * 2)};
+    const uint8_t *last = engine_rig_at(tiny_job_block(&job, BIG, 3));
 
     for (int i = 0; i < 4; i++) {
         chain[i].ticket = ++ticket;
@@ -341,7 +276,7 @@ START_TEST(test_chain)
     }
     engine_proc_submit(&proc, chain, 4);
     ck_assert_int_eq(engine_proc_wait(&proc, ticket)->status, CST_OK);
-    ck_assert(all_zero(last, BIG_ELEMS * 2));
+    ck_assert(engine_rig_all_zero(last, BIG_ELEMS * 2));
     for (size_t i = 0; i < 4; i++) {
         ck_assert_uint_eq(proc.done[i].ticket, chain[i].ticket);
     }
@@ -353,9 +288,10 @@ END_TEST
 START_TEST(test_cancelled)
 {
     struct engine_command c[3] = {
-        copy(tiny_job_block(&job, 0, 0), (struct cst_place){.segment = 77}, 8),
-        fill(tiny_job_block(&job, 0, 1), 100), fill(tiny_job_block(&job, 0, 2), 100)};
-    const uint8_t *kept = at(tiny_job_block(&job, 0, 1));
+        engine_command_copy(tiny_job_block(&job, 0, 0), (struct cst_place){.segment = 77}, 8),
+        engine_command_fill(tiny_job_block(&job, 0, 1), 100),
+        engine_command_fill(tiny_job_block(&job, 0, 2), 100)};
+    const uint8_t *kept = engine_rig_at(tiny_job_block(&job, 0, 1));
     uint8_t before[100];
 
     memcpy(before, kept, sizeof before);
@@ -391,8 +327,9 @@ START_TEST(test_lies)
                                      .dst = {pool, pool, pool, pool},
                                      .n_dst = 4,
                                      .n_elems = 100};
-    struct engine_command huge = convert, two = copy(pool, arena, 1), none = fill(pool, 1);
-    struct engine_command kind = fill(pool, 1);
+    struct engine_command huge = convert, two = engine_command_copy(pool, arena, 1),
+                          none = engine_command_fill(pool, 1);
+    struct engine_command kind = engine_command_fill(pool, 1);
 
     across.src[1] = tiny_job_row(&job, BIG, CST_ROW_GRAD);
     across.src[1].offset += 2;
@@ -411,14 +348,14 @@ START_TEST(test_lies)
         struct engine_command command;
         int status;
     } lies[] = {
-        {copy(pool, arena, UINT64_MAX), CST_EINVAL},
-        {copy(end, arena, 1), CST_EINVAL},
-        {copy(far, arena, 4), CST_EINVAL},
-        {copy(arena, far, 8), CST_EINVAL},
-        {copy(pool, (struct cst_place){0}, 1), CST_ENOTFOUND},
-        {copy(pool, pool, 8), CST_EINVAL},
-        {fill(undo, 8), CST_ENOTFOUND},
-        {fill(pool, job.bytes[TINY_POOL] + 1), CST_EINVAL},
+        {engine_command_copy(pool, arena, UINT64_MAX), CST_EINVAL},
+        {engine_command_copy(end, arena, 1), CST_EINVAL},
+        {engine_command_copy(far, arena, 4), CST_EINVAL},
+        {engine_command_copy(arena, far, 8), CST_EINVAL},
+        {engine_command_copy(pool, (struct cst_place){0}, 1), CST_ENOTFOUND},
+        {engine_command_copy(pool, pool, 8), CST_EINVAL},
+        {engine_command_fill(undo, 8), CST_ENOTFOUND},
+        {engine_command_fill(pool, job.bytes[TINY_POOL] + 1), CST_EINVAL},
         {across, CST_EINVAL},
         {odd, CST_EINVAL},
         {short_row, CST_EINVAL},
@@ -435,7 +372,7 @@ START_TEST(test_lies)
     Engine__Pong pong;
 
     for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
-        struct engine_completion c = run(lies[i].command);
+        struct engine_completion c = engine_rig_run(lies[i].command);
 
         ck_assert_msg(c.status == lies[i].status, "lie %zu: %s: %s", i, cst_status_name(c.status),
                       c.text);
@@ -451,9 +388,9 @@ END_TEST
 START_TEST(test_wrong_table)
 {
     cst_table_spans(job.table)[0].n_elems = UINT64_MAX;
-    ck_assert_int_eq(run(tiny_job_update(&job, 0, 1)).status, CST_EINVAL);
+    ck_assert_int_eq(engine_rig_run(tiny_job_update(&job, 0, 1)).status, CST_EINVAL);
     job.table->magic = 0;
-    ck_assert_int_eq(run(tiny_job_update(&job, 1, 1)).status, CST_EINVAL);
+    ck_assert_int_eq(engine_rig_run(tiny_job_update(&job, 1, 1)).status, CST_EINVAL);
 }
 END_TEST
 
@@ -470,9 +407,9 @@ START_TEST(test_no_reading)
     Engine__Pong pong;
 
     for (uint64_t i = 0; i < N_MANY; i++) {
-        many[i] =
-            fill((struct cst_place){.segment = i % 3 == 0 ? 99 : job.ids[TINY_POOL], .offset = i},
-                 i % 2);
+        many[i] = engine_command_fill(
+            (struct cst_place){.segment = i % 3 == 0 ? 99 : job.ids[TINY_POOL], .offset = i},
+            i % 2);
         many[i].ticket = i + 1;
     }
     engine_proc_submit(&proc, many, N_MANY);
@@ -502,10 +439,10 @@ START_TEST(test_counters)
 {
     Engine__Pong pong;
 
-    must(
-        copy(tiny_job_block(&job, BIG, 2), tiny_job_row(&job, BIG, CST_ROW_WEIGHT), BIG_ELEMS * 2));
-    must(tiny_job_reduce(&job, BIG, 1));
-    must(tiny_job_update(&job, BIG, 1));
+    engine_rig_must(engine_command_copy(tiny_job_block(&job, BIG, 2),
+                                        tiny_job_row(&job, BIG, CST_ROW_WEIGHT), BIG_ELEMS * 2));
+    engine_rig_must(tiny_job_reduce(&job, BIG, 1));
+    engine_rig_must(tiny_job_update(&job, BIG, 1));
     engine_proc_ping(&proc, &pong);
     ck_assert_uint_eq(pong.commands, 3);
     ck_assert_uint_eq(pong.in_flight, 0);
@@ -524,7 +461,7 @@ int main(void)
     TCase *tcase = tcase_create("commands");
 
     tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_checked_fixture(tcase, set_up, engine_rig_teardown);
     tcase_add_loop_test(tcase, test_copy, 0, 5);
     tcase_add_test(tcase, test_copy_large);
     tcase_add_test(tcase, test_fill);

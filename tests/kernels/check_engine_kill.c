@@ -1,15 +1,12 @@
 /* Restart safety: kill -9 at any moment and the commands that had not completed issued again, to
  * another engine on the same memory, give the bits of an undisturbed run. */
-#include "tests/lib/engine_proc.h"
-#include "tests/lib/tiny_job.h"
+#include "tests/lib/kill_run.h"
 
-#include "kernels/undo.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <time.h>
 
 #define N_CHUNKS 6
@@ -68,82 +65,6 @@ static void write_commands(const struct tiny_job *job, struct engine_command *co
     ck_assert_uint_eq(ticket, N_COMMANDS);
 }
 
-/* Issue what is not marked done. */
-static void issue(struct engine_proc *proc, const struct engine_command *commands, const bool *done)
-{
-    static struct engine_command open[N_COMMANDS];
-    size_t n = 0;
-
-    for (size_t i = 0; i < N_COMMANDS; i++) {
-        if (!done[i]) {
-            open[n++] = commands[i];
-        }
-    }
-    engine_proc_submit(proc, open, n);
-}
-
-static size_t n_done(const struct engine_proc *proc, bool *done)
-{
-    for (size_t i = 0; i < proc->n_done; i++) {
-        ck_assert_msg(proc->done[i].status == 0, "ticket %llu: %s",
-                      (unsigned long long)proc->done[i].ticket, proc->done[i].text);
-        done[proc->done[i].ticket - 1] = true;
-    }
-    return proc->n_done;
-}
-
-static void run_to_end(struct tiny_job *job, const struct engine_command *commands, bool *done,
-                       uint32_t threads)
-{
-    struct engine_proc proc;
-
-    tiny_job_start(job, &proc, threads, 2, 0);
-    issue(&proc, commands, done);
-    for (size_t i = 0; i < N_COMMANDS; i++) {
-        ck_assert(done[i] || engine_proc_wait(&proc, commands[i].ticket) != NULL);
-    }
-    (void)n_done(&proc, done);
-    ck_assert_int_eq(engine_proc_close(&proc), 0);
-}
-
-/* Not synchronisation: this is the random moment. */
-static void pause_us(uint64_t us)
-{
-    struct timespec ts = {.tv_nsec = (long)us * 1000};
-
-    (void)nanosleep(&ts, NULL);
-}
-
-/* Start, issue, let some commands complete, wait a moment more, kill. How many undo slots the
- * engine left in use. */
-static unsigned run_and_kill(struct tiny_job *job, const struct engine_command *commands,
-                             bool *done, uint64_t *random)
-{
-    const struct cst_undo_slot *slots = job->base[TINY_UNDO];
-    size_t n_open = 0, n_wanted;
-    struct engine_proc proc;
-    unsigned n_held = 0;
-
-    for (size_t i = 0; i < N_COMMANDS; i++) {
-        n_open += !done[i];
-    }
-    tiny_job_start(job, &proc, 1 + (uint32_t)(tiny_random(random) % 3), 2,
-                   (unsigned)(tiny_random(random) % 3));
-    issue(&proc, commands, done);
-    n_wanted = tiny_random(random) % (n_open + 1) / 2;
-    while (proc.n_done < n_wanted) {
-        ck_assert(engine_proc_read(&proc, -1));
-    }
-    pause_us(tiny_random(random) % 3000);
-    engine_proc_kill(&proc);
-    (void)n_done(&proc, done);
-    (void)engine_proc_close(&proc);
-    for (unsigned i = 0; i < N_SLOTS; i++) {
-        n_held += cst_undo_holds(&slots[i]);
-    }
-    return n_held;
-}
-
 /* Killed again and again at random moments, the run ends with the same weights, states, gradients,
  * sums and marks. */
 START_TEST(test_kill)
@@ -159,16 +80,16 @@ START_TEST(test_kill)
     printf("seed: CST_SEED=%llu\n", (unsigned long long)seed);
     random = seed * 2 + 1;
     write_commands(&calm, commands);
-    run_to_end(&calm, commands, (bool[N_COMMANDS]){false}, 2);
+    kill_run_to_end(&calm, commands, N_COMMANDS, 2, (bool[N_COMMANDS]){false});
     for (int round = 0; round < N_ROUNDS; round++) {
         bool done[N_COMMANDS] = {false};
 
         tiny_job_fill(&job, seed);
         for (uint64_t k = 1 + tiny_random(&random) % 3; k > 0; k--) {
-            n_held += run_and_kill(&job, commands, done, &random);
+            n_held += kill_run(&job, commands, N_COMMANDS, N_SLOTS, done, &random);
             n_kills++;
         }
-        run_to_end(&job, commands, done, 1 + (uint32_t)(tiny_random(&random) % 3));
+        kill_run_to_end(&job, commands, N_COMMANDS, 1 + (uint32_t)(tiny_random(&random) % 3), done);
         ck_assert_msg(tiny_job_same(&calm, &job), "seed %llu, round %d: the bits differ",
                       (unsigned long long)seed, round);
     }

@@ -31,6 +31,23 @@ void engine_proc_use(const char *program, const char *device)
     used_device = device;
 }
 
+struct engine_command engine_command_copy(struct cst_place dst, struct cst_place src,
+                                          uint64_t bytes)
+{
+    return (struct engine_command){.kind = ENGINE__COMMAND_KIND__COPY,
+                                   .src = {src},
+                                   .n_src = 1,
+                                   .dst = {dst},
+                                   .n_dst = 1,
+                                   .bytes = bytes};
+}
+
+struct engine_command engine_command_fill(struct cst_place dst, uint64_t bytes)
+{
+    return (struct engine_command){
+        .kind = ENGINE__COMMAND_KIND__FILL, .dst = {dst}, .n_dst = 1, .bytes = bytes};
+}
+
 const char *engine_proc_program(void)
 {
     const char *program = used_program != NULL ? used_program : getenv("CST_ENGINE");

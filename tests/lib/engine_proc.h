@@ -30,6 +30,11 @@ struct engine_command {
     float lr, beta1, beta2, eps, weight_decay, grad_scale; /* UPDATE */
 };
 
+/* A COPY, a FILL with zeros. */
+struct engine_command engine_command_copy(struct cst_place dst, struct cst_place src,
+                                          uint64_t bytes);
+struct engine_command engine_command_fill(struct cst_place dst, uint64_t bytes);
+
 struct engine_completion {
     uint64_t ticket;
     int status;

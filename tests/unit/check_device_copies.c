@@ -4,6 +4,7 @@
  * waits for them: whoever does not wait for one sees it undone. */
 #include "client/cistern_device.h"
 #include "tests/lib/fake_job.h"
+#include "tests/lib/suite.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -575,8 +576,6 @@ int main(void)
 {
     Suite *suite = suite_create("device_copies");
     TCase *tcase = tcase_create("device_copies");
-    SRunner *runner = srunner_create(suite);
-    int n_failed;
 
     tcase_add_test(tcase, test_arenas);
     tcase_add_loop_test(tcase, test_arena_fails, 0, 3);
@@ -590,8 +589,5 @@ int main(void)
     tcase_add_loop_test(tcase, test_device_fails, 0, 3);
     tcase_add_loop_test(tcase, test_ends, 0, 3);
     suite_add_tcase(suite, tcase);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed == 0 ? 0 : 1;
+    return suite_run(suite);
 }

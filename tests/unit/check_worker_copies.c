@@ -1,5 +1,6 @@
 /* A pool whose worker copies weights in itself: when it may, and what is known of its blocks. */
 #include "tests/unit/core_rig.h"
+#include "tests/lib/suite.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -265,11 +266,5 @@ static Suite *suite(void)
 
 int main(void)
 {
-    SRunner *runner = srunner_create(suite());
-    int failed;
-
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite());
 }
