@@ -172,25 +172,38 @@ int cst_device_send(struct cst_job *job, bool awaited, struct cst_err *err)
             cst_batch_give_up(job, &why);
             return cst_job_check_step(job, err);
         }
-        cst_fence_hold(&device->fences, &job->leases, device->mark);
+        /* Of a mark that is known to be passed nobody tells again. */
+        if (device->mark > device->passed) {
+            cst_fence_hold(&device->fences, &job->leases, device->mark);
+        }
     }
     return cst_batch_send(job, awaited, err);
+}
+
+/* The one place where done() is asked: what it says is true of all that waits. */
+static int ask_done(struct cst_device *device, struct cst_err *err)
+{
+    uint64_t passed = device->passed;
+    int rc = device->calls->done(device->arg, &passed, err);
+
+    if (rc == CST_OK) {
+        device->passed = passed;
+    }
+    return rc;
 }
 
 void cst_device_pump(struct cst_job *job)
 {
     const struct cst_lease_item *items;
     struct cst_err why = {0};
-    uint64_t passed = 0;
     uint32_t n;
-    int rc = job->device.calls->done(job->device.arg, &passed, &why);
 
-    if (rc != CST_OK) {
+    if (ask_done(&job->device, &why) != CST_OK) {
         cst_device_failed(job, &why);
     }
     /* A void step gives everything back at once, at the next sync. */
     if (job->void_step.status == CST_OK && job->device.fences.n > 0) {
-        items = cst_fence_pass(&job->device.fences, passed, &n);
+        items = cst_fence_pass(&job->device.fences, job->device.passed, &n);
         (void)cst_batch_send_items(job, items, n);
     }
 }
@@ -204,10 +217,9 @@ int cst_device_settled(const struct cst_job *job)
 
 static int drained(struct cst_device *device, struct cst_err *err)
 {
-    uint64_t passed = 0;
-    int rc = device->calls->done(device->arg, &passed, err);
+    int rc = ask_done(device, err);
 
-    if (rc == CST_OK && passed < device->mark) {
+    if (rc == CST_OK && device->passed < device->mark) {
         return CST_EAGAIN;
     }
     device->drained = false;

@@ -13,9 +13,10 @@ struct cst_device {
     void *arg;                            /* theirs */
     struct cst_fences fences;             /* what waits; valid once the job is committed */
     struct cst_loads loads;               /* copies of weights that this worker makes */
-    bool marked;   /* mark is behind all work that a lease has been used for so far */
-    uint64_t mark; /* the newest fence */
-    bool drained;  /* a sync has begun: it waits for mark */
+    bool marked;     /* mark is behind all work that a lease has been used for so far */
+    uint64_t passed; /* as done() said last */
+    uint64_t mark;   /* the newest fence */
+    bool drained;    /* a sync has begun: it waits for mark */
 };
 
 /* CST_OK if the job has the calls that its device takes. CST_EUNSUPPORTED: it lacks them. */

@@ -3,7 +3,7 @@
 #ifndef FAKE_JOB_H
 #define FAKE_JOB_H
 
-#include "client/cistern.h"
+#include "client/cistern_device.h"
 #include "tests/lib/fake_daemon.h"
 
 #include <check.h>
@@ -18,9 +18,10 @@
     } while (0)
 
 struct fake_job {
-    struct fake_daemon fake;   /* set its options before fake_job_start */
-    struct cst_client *client; /* connected to it */
-    struct cst_job *job;       /* "run7" */
+    struct fake_daemon fake;               /* set its options before fake_job_start */
+    struct cst_client *client;             /* connected to it */
+    struct cst_job *job;                   /* "run7" */
+    const struct cst_device_calls *device; /* of fake_job_live's job; NULL: it is on the host */
 };
 
 /* Connect and open a job as rank 0 of 1. */
@@ -78,6 +79,7 @@ static inline int fake_job_live(struct fake_job *f, struct cst_err *err)
     int zero = 0, rc = cst_connect(&f->client, f->fake.path, err);
 
     rc = rc == CST_OK ? cst_job_open(&f->job, f->client, &spec, err) : rc;
+    rc = rc == CST_OK && f->device != NULL ? cst_job_use_device(f->job, f->device, NULL, err) : rc;
     rc = rc == CST_OK ? cst_tensor(f->job, "t", CST_BF16, 1, &shape, CST_GROUP_ALL) : rc;
     rc = rc == CST_OK ? cst_operator(f->job, "o", &zero, 1) : rc;
     rc = rc == CST_OK ? cst_commit(f->job, NULL, err) : rc;

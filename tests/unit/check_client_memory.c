@@ -2,7 +2,11 @@
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
+#include <errno.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static struct fake_job f;
 static __thread uint32_t n_left =
@@ -41,15 +45,87 @@ void *__wrap_realloc(void *old, size_t n)
     return fails() ? NULL : __real_realloc(old, n);
 }
 
+/* A device whose stream is always done. Check would allocate, too. */
+static void insist(bool good)
+{
+    if (!good) {
+        abort();
+    }
+}
+
+static int map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err)
+{
+    (void)arg;
+    (void)err;
+    *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    insist(*base != MAP_FAILED);
+    return CST_OK;
+}
+
+static void unmap(void *arg, void *base, uint64_t bytes)
+{
+    (void)arg;
+    insist(munmap(base, bytes) == 0);
+}
+
+static int zero(void *arg, void *at, uint64_t bytes, struct cst_err *err)
+{
+    (void)arg;
+    (void)err;
+    memset(at, 0, bytes);
+    return CST_OK;
+}
+
+static uint64_t mark;
+static struct cst_device_calls device;
+
+static int fence(void *arg, uint64_t *number, struct cst_err *err)
+{
+    uint64_t one = 1;
+
+    (void)arg;
+    (void)err;
+    *number = ++mark;
+    insist(write(device.fd, &one, sizeof one) == sizeof one);
+    return CST_OK;
+}
+
+static int done(void *arg, uint64_t *passed, struct cst_err *err)
+{
+    uint64_t count;
+
+    (void)arg;
+    (void)err;
+    insist(read(device.fd, &count, sizeof count) > 0 || errno == EAGAIN);
+    *passed = mark;
+    return CST_OK;
+}
+
+static void use_device(void)
+{
+    device = (struct cst_device_calls){.map = map,
+                                       .unmap = unmap,
+                                       .zero = zero,
+                                       .fence = fence,
+                                       .done = done,
+                                       .fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+    ck_assert_int_ge(device.fd, 0);
+    f.device = &device;
+    f.fake.device = "GPU-1";
+}
+
 /* Whichever allocation fails, the call that needed it says ENOMEM, and nothing is lost: no
  * descriptor, and no memory, which a build with sanitizers checks. One credit, so that requests are
- * queued, too. */
+ * queued, too. _i: on the host, on a device. */
 START_TEST(test_every_allocation)
 {
     struct cst_err err = {0};
     unsigned before;
     uint32_t n = 0;
 
+    if (_i == 1) {
+        use_device();
+    }
     f.fake.credits = 1;
     fake_daemon_start(&f.fake);
     before = fake_job_count_fds();
@@ -77,7 +153,7 @@ int main(void)
     Suite *suite = suite_create("client_memory");
     TCase *tcase = tcase_create("client_memory");
 
-    tcase_add_test(tcase, test_every_allocation);
+    tcase_add_loop_test(tcase, test_every_allocation, 0, 2);
     suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -276,6 +276,30 @@ START_TEST(test_step)
 }
 END_TEST
 
+/* A stream that is always ahead: what is behind a mark that has long been passed does not wait for
+ * anybody to tell of it again. */
+START_TEST(test_fast)
+{
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+
+    start(4);
+    device.passed = UINT64_MAX / 2;
+    for (int step = 0; step < 3; step++) {
+        for (int op = 0; op < 4; op++) {
+            CK_OK(run(op, CST_FORWARD, 0, &err));
+            CK_OK(cst_ping(f.client, NULL, &err));
+        }
+        for (int op = 4; op-- > 0;) {
+            CK_OK(run(op, CST_BACKWARD, 1, &err));
+            CK_OK(cst_ping(f.client, NULL, &err));
+        }
+        CK_OK(cst_step(f.job, &params, NULL, &err));
+    }
+    stop();
+}
+END_TEST
+
 /* A tensor without a gradient is zeroed by the device, in front of the fence. */
 START_TEST(test_zero)
 {
@@ -580,6 +604,7 @@ int main(void)
     tcase_add_test(tcase, test_host);
     tcase_add_loop_test(tcase, test_map_fails, 0, 3);
     tcase_add_test(tcase, test_step);
+    tcase_add_test(tcase, test_fast);
     tcase_add_test(tcase, test_zero);
     tcase_add_test(tcase, test_taken_back);
     tcase_add_loop_test(tcase, test_scarce, 0, 2);
