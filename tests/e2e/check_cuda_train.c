@@ -157,6 +157,24 @@ static pid_t start(const struct train_order *order)
     return train_worker_start(order, reports[order->rank]);
 }
 
+/* Did the driver of process @pid, which has ended, fail as it was told to? */
+static bool has_fault(pid_t pid)
+{
+    FILE *file = fopen(leaks, "r");
+    char line[1024], key[32];
+    bool has = true; /* a driver that never got ready says nothing */
+
+    ck_assert_ptr_nonnull(file);
+    (void)snprintf(key, sizeof key, "{\"pid\":%d,", (int)pid);
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (strncmp(line, key, strlen(key)) == 0) {
+            has = strstr(line, "\"faults\":0}") == NULL;
+        }
+    }
+    (void)fclose(file);
+    return has;
+}
+
 /* All ranks to the end, each as @like is but for its place. */
 static void run_like(const struct placement *at, const struct train_order *like, uint64_t from)
 {
@@ -339,6 +357,38 @@ START_TEST(worker_killed_late)
 }
 END_TEST
 
+/* The n-th call of the driver in a worker fails, for n until a worker's life has no more: it
+ * ends with words, or what failed did not matter and the bits are right; then another one takes its
+ * place. Only what the driver itself was told to break, or would not take back, stays behind. _i:
+ * out of memory; an error that sticks. */
+START_TEST(call_fails)
+{
+    static const int results[] = {2, 719};
+    struct train_order order = order_of(&placements[ONE], "calls", 0);
+    bool reached = true;
+    char setting[64];
+
+    for (unsigned n = 1; reached; n += n < 60 ? 1 : 4) {
+        pid_t pid;
+        int status;
+
+        (void)snprintf(setting, sizeof setting, "CST_FAKECUDA_FAIL=*:%u=%d", n, results[_i]);
+        order.setting = setting;
+        order.pool_bytes = n % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
+        pid = start(&order);
+        status = train_worker_join_any(pid);
+        reached = has_fault(pid);
+        ck_assert_msg(status == 0 || reports[0]->error[0] != '\0', "call %u", n);
+        ck_assert_msg(status == 0 || reached, "call %u: %s", n, reports[0]->error);
+        order.setting = NULL;
+        pid = train_worker_start(&order, reports[0]);
+        train_worker_join(pid, reports[0]);
+        train_check_states(reports, 1, N_STEPS, none);
+        settle_remove_jobs(&witness);
+    }
+}
+END_TEST
+
 /* Work on a worker's stream fails for good: the worker is told so, and ends; its peer hears that it
  * died, and a process that takes its place does the step again. _i: which piece of work. */
 START_TEST(stream_fails)
@@ -422,6 +472,7 @@ int main(int argc, char **argv)
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 3);
     tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 4);
     tcase_add_loop_test(deaths, stream_fails, 0, 12);
+    tcase_add_loop_test(deaths, call_fails, 0, 2);
     tcase_set_timeout(deaths, 180);
     suite_add_tcase(suite, deaths);
     tcase_add_checked_fixture(copies, setup_copies, teardown);

@@ -335,6 +335,13 @@ static int run_on_thread(struct train_stream *stream, void (*fn)(void *arg), voi
     return enqueue(&stream->work, (struct work){.fn = run_task, .arg = task}, err);
 }
 
+static int check_thread(struct train_stream *stream, struct cst_err *err)
+{
+    (void)stream;
+    (void)err;
+    return CST_OK;
+}
+
 static void close_thread(struct train_stream *stream)
 {
     close_queue(&stream->work);
@@ -344,4 +351,4 @@ static void close_thread(struct train_stream *stream)
 }
 
 const struct train_stream_kind train_thread = {
-    .open = open_thread, .run = run_on_thread, .close = close_thread};
+    .open = open_thread, .run = run_on_thread, .check = check_thread, .close = close_thread};

@@ -13,8 +13,7 @@ struct train_stream_kind {
     int (*open)(struct train_stream **out, struct cst_job *job, struct cst_err *err);
     /* Enqueue @fn(@arg). It may touch device memory and makes no call of the library. */
     int (*run)(struct train_stream *stream, void (*fn)(void *arg), void *arg, struct cst_err *err);
-    /* What a program asks that waits for its stream: a negative status if it has failed. NULL: it
-     * cannot. */
+    /* CST_OK while what is enqueued will run. */
     int (*check)(struct train_stream *stream, struct cst_err *err);
     /* After cst_disconnect. What is enqueued is waited for. */
     void (*close)(struct train_stream *stream);

@@ -24,6 +24,7 @@ struct worker {
     struct cst_job *job;
     struct train_stream *stream; /* NULL: the worker computes itself */
     struct losses *losses;       /* of the step under way, with a stream */
+    struct task *tasks;          /* all that were enqueued; done or not, they stay */
     uint32_t point;
 };
 
@@ -31,8 +32,9 @@ struct worker {
 struct losses {
     pthread_mutex_t mutex;
     pthread_cond_t one_more;
-    double sum; /* of n */
-    unsigned n; /* forwards done */
+    double sum;           /* of n */
+    unsigned n;           /* forwards done */
+    struct losses *older; /* of the steps before */
 };
 
 /* A point at which the worker, or another process by its hand, can be killed. */
@@ -98,11 +100,14 @@ static int begin(struct worker *w, int op, enum cst_direction direction, struct 
     return rc;
 }
 
-/* In the try form there is one more point to die at: the step is asked for and not answered. */
-static int step(struct worker *w, const struct cst_hyper_params *params,
+/* In the try form there is one more point to die at: the step is asked for and not answered. Every
+ * other step is asked for in the form that waits, at once. */
+static int step(struct worker *w, uint64_t number, const struct cst_hyper_params *params,
                 struct cst_step_result *result, struct cst_err *err)
 {
-    int rc = cst_try_step(w->job, params, result, err);
+    bool at_once = !w->order->try_forms && number % 2 == 1;
+    int rc =
+        at_once ? cst_step(w->job, params, result, err) : cst_try_step(w->job, params, result, err);
 
     pass(w);
     if (rc != CST_EAGAIN) {
@@ -121,6 +126,7 @@ static int step(struct worker *w, const struct cst_hyper_params *params,
  */
 
 struct task {
+    struct task *older;
     struct losses *losses;
     struct train_bad bad;
     struct cst_io io[TRAIN_MAX_IO];
@@ -145,7 +151,6 @@ static void do_task(void *arg)
         (void)pthread_cond_signal(&task->losses->one_more);
         (void)pthread_mutex_unlock(&task->losses->mutex);
     }
-    free(task);
 }
 
 static int enqueue_op(struct worker *w, int op, bool backward, uint64_t number,
@@ -156,12 +161,14 @@ static int enqueue_op(struct worker *w, int op, bool backward, uint64_t number,
     if (task == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a task");
     }
-    *task = (struct task){.losses = w->losses,
+    *task = (struct task){.older = w->tasks,
+                          .losses = w->losses,
                           .bad = w->order->bad,
                           .number = number,
                           .rank = w->order->rank,
                           .op = op,
                           .backward = backward};
+    w->tasks = task;
     memcpy(task->io, io, train_operators[op].n_tensors * sizeof *io);
     return w->order->streams->run(w->stream, do_task, task, err);
 }
@@ -181,21 +188,45 @@ static int compute(struct worker *w, int op, bool backward, uint64_t number,
 }
 
 /* A step that was given up may still add to the losses that it was given: each step has its own,
- * and they stay. */
+ * and they stay until the stream is closed. */
 static int begin_losses(struct worker *w, struct cst_err *err)
 {
-    w->losses = calloc(1, sizeof *w->losses);
-    if (w->losses == NULL) {
+    struct losses *losses = calloc(1, sizeof *losses);
+
+    if (losses == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for losses");
     }
-    (void)pthread_mutex_init(&w->losses->mutex, NULL);
-    (void)pthread_cond_init(&w->losses->one_more, NULL);
+    (void)pthread_mutex_init(&losses->mutex, NULL);
+    (void)pthread_cond_init(&losses->one_more, NULL);
+    losses->older = w->losses;
+    w->losses = losses;
     return CST_OK;
 }
 
-/* Waits for the forwards alone: backwards may be under way when the step is asked for. Forwards of
- * a stream that has failed never come. */
-static int end_losses(struct worker *w, double *sum, struct cst_err *err)
+/* The stream is closed. */
+static void free_work(struct worker *w)
+{
+    struct losses *losses = w->losses;
+
+    while (w->tasks != NULL) {
+        struct task *older = w->tasks->older;
+
+        free(w->tasks);
+        w->tasks = older;
+    }
+    while (losses != NULL) {
+        struct losses *older = losses->older;
+
+        (void)pthread_mutex_destroy(&losses->mutex);
+        (void)pthread_cond_destroy(&losses->one_more);
+        free(losses);
+        losses = older;
+    }
+}
+
+/* Waits for the forwards alone: backwards may be under way when the step is asked for. A stream
+ * that has failed does not come so far, and tells nobody. */
+static int end_losses(struct worker *w, double *loss, struct cst_err *err)
 {
     struct losses *losses = w->losses;
     int rc = CST_OK;
@@ -206,12 +237,11 @@ static int end_losses(struct worker *w, double *sum, struct cst_err *err)
 
         (void)clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec++;
-        if (pthread_cond_timedwait(&losses->one_more, &losses->mutex, &until) != 0 &&
-            w->order->streams->check != NULL) {
+        if (pthread_cond_timedwait(&losses->one_more, &losses->mutex, &until) != 0) {
             rc = w->order->streams->check(w->stream, err);
         }
     }
-    *sum = losses->sum;
+    *loss = losses->sum;
     (void)pthread_mutex_unlock(&losses->mutex);
     return rc;
 }
@@ -283,7 +313,7 @@ static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
     }
     if (rc == CST_OK) {
         params = train_params(*number, loss);
-        rc = step(w, &params, &result, err);
+        rc = step(w, *number, &params, &result, err);
     }
     if (rc == CST_OK) {
         w->report->run.results[*number] = result;
@@ -468,6 +498,7 @@ pid_t train_worker_start(const struct train_order *order, struct train_report *r
         cst_disconnect(w.client);
         if (w.stream != NULL) {
             mine.streams->close(w.stream);
+            free_work(&w);
             exit(rc == CST_OK ? 0 : 1); /* what a driver says last, it says at exit */
         }
         _exit(rc == CST_OK ? 0 : 1);
@@ -499,12 +530,17 @@ bool train_worker_join_dying(pid_t pid, const struct train_report *report)
     return false;
 }
 
-void train_worker_join_failing(pid_t pid)
+int train_worker_join_any(pid_t pid)
 {
     int status = join(pid);
 
     ck_assert(WIFEXITED(status));
-    ck_assert_int_eq(WEXITSTATUS(status), 1);
+    return WEXITSTATUS(status);
+}
+
+void train_worker_join_failing(pid_t pid)
+{
+    ck_assert_int_eq(train_worker_join_any(pid), 1);
 }
 
 void train_worker_join(pid_t pid, const struct train_report *report)

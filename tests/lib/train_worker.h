@@ -51,6 +51,9 @@ void train_worker_join(pid_t pid, const struct train_report *report);
 /* Wait for it. True if it died by SIGKILL; false if it ended well; else the test fails. */
 bool train_worker_join_dying(pid_t pid, const struct train_report *report);
 
+/* Wait for it; its exit status: the test fails if it was killed. */
+int train_worker_join_any(pid_t pid);
+
 /* Wait for it; the test fails unless it ends with words in its report. */
 void train_worker_join_failing(pid_t pid);
 
