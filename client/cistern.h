@@ -13,6 +13,7 @@
 #ifndef CISTERN_H
 #define CISTERN_H
 
+#include "proto/pattern.h"
 #include "proto/status.h"
 
 #include <stdbool.h>
@@ -47,7 +48,8 @@ int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err);
 /* -- job ------------------------------------------------------------------------------------ */
 
 enum cst_dtype { CST_BF16 = 1 };
-enum cst_group { CST_GROUP_ALL = 0 }; /* the ranks that hold the same tensor and whose gradients are summed: all of the job */
+enum cst_group { CST_GROUP_ALL = 0 }; /* the ranks that hold the same tensor and whose gradients are summed: all of the job, or see cst_group */
+
 
 struct cst_job_spec {
     const char *name;     /* 1..63 of [A-Za-z0-9._-], unique per user; the first rank to come creates the job */
@@ -58,6 +60,9 @@ struct cst_job_spec {
     uint64_t chunk_elems; /* chunk capacity in elements; 0: chosen; the same in every rank */
     uint32_t timeout_ms;  /* longest wait for other ranks; 0: the daemon's default */
     uint32_t ttl_s;       /* the daemon removes the job after so long without a worker; 0: the daemon's default */
+    uint32_t micro_batches; /* per step, see cst_accumulate; 0 and 1: one. The same in every rank */
+    const char *base;     /* name of another job of this user: frozen tensors that it has too (same name and shape) are its, and are not stored
+                           * again; it cannot be removed meanwhile, nor can those be written. NULL: none. The same in every rank */
 };
 
 /* Create or re-attach. *out belongs to @client and is freed with it. CST_EBUSY: the rank has a living worker (its pid is in the
@@ -80,8 +85,40 @@ int cst_tensor_scaled(struct cst_job *job, const char *name, enum cst_dtype dtyp
                       const int64_t *shape, enum cst_group group, float lr_scale,
                       float decay_scale);
 
-/* Declare an operator that uses @tensors (numbers), in the order of the forward pass; returns its number or a negative status. */
+/* A group of @n_ranks different ranks; returns its number (> 0) or a negative status. Before the tensors that name it. */
+int cst_group(struct cst_job *job, const uint32_t *ranks, uint32_t n_ranks);
+
+/* All that can be said of a tensor. Every rank declares every tensor and operator in the same words, held by it or not. */
+struct cst_tensor_spec {
+    const char *name;
+    enum cst_dtype dtype;
+    uint32_t n_dims;            /* 1..8 */
+    const int64_t *shape;       /* of what one rank holds */
+    int group;                  /* CST_GROUP_ALL, or of cst_group */
+    enum cst_pattern_kind pattern;
+    float lr_scale;             /* on the learning rate */
+    float decay_scale;          /* on the weight decay */
+    const int64_t *whole_shape; /* CST_PATTERN_TENSOR: of the tensor that this is a box of, n_dims; else NULL */
+    const int64_t *first;       /* where the box begins in it, n_dims; else NULL */
+};
+
+/* As cst_tensor. */
+int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec);
+
+/* Declare an operator that uses @tensors (numbers), in the order of the forward pass; returns its number or a negative status. Ranks that
+ * are in the groups of all its tensors run it; cst_op_begin of another rank's operator is CST_EINVAL. An operator may be left out of a step. */
 int cst_operator(struct cst_job *job, const char *name, const int *tensors, uint32_t n_tensors);
+
+/* Hints for the plan; 0: not known. They are not compared between ranks. */
+struct cst_operator_cost {
+    double flops;              /* of the forward pass, per micro-batch and rank */
+    uint64_t activation_bytes; /* kept from forward to backward, per micro-batch and rank */
+    float expected_uses;       /* forward passes per micro-batch; 0: 1. An expert: the share of micro-batches in which tokens come */
+};
+
+/* As cst_operator. */
+int cst_operator_as(struct cst_job *job, const char *name, const int *tensors, uint32_t n_tensors,
+                    const struct cst_operator_cost *cost);
 
 /* Words for the last negative number that cst_tensor or cst_operator returned. Borrowed, until the next call. */
 const struct cst_err *cst_job_error(const struct cst_job *job);
@@ -144,6 +181,11 @@ int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, 
 
 /* End @op. When the last use of a chunk's last tensor ends in CST_BACKWARD its gradients are handed in. Never waits. */
 int cst_op_end(struct cst_job *job, int op, struct cst_err *err);
+
+/* End a micro-batch that is not the step's last: its gradients are added, in fp32, to those of the micro-batches before it, and the next one's
+ * forward may begin. In a step of a job with micro_batches = M it is called M - 1 times, the last one ends with cst_step; a step with fewer
+ * is legal. The order of the sums is fixed: micro-batch by micro-batch, in each rank by rank. Never waits. CST_EINVAL: M times. */
+int cst_accumulate(struct cst_job *job, struct cst_err *err);
 
 struct cst_hyper_params {
     float lr;

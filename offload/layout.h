@@ -8,6 +8,7 @@
 #ifndef CST_LAYOUT_H
 #define CST_LAYOUT_H
 
+#include "offload/pattern.h"
 #include "proto/status.h"
 #include "proto/table.h"
 
@@ -23,7 +24,15 @@
 #define CST_LAYOUT_MAX_OPERATORS 65536
 #define CST_LAYOUT_MAX_USES 262144              /* tensors of all operators together */
 #define CST_LAYOUT_NAME_BYTES 64                /* with the NUL */
+#define CST_LAYOUT_MAX_CLASSES 4                /* size classes of chunks */
 #define CST_LAYOUT_MAX_DIMS 8
+#define CST_LAYOUT_MAX_GROUPS 256              /* the group of all ranks, number 0, included */
+
+/* A tensor of which this one is a box: what a rank of a tensor-parallel group holds. */
+struct cst_layout_box {
+    int64_t whole[CST_LAYOUT_MAX_DIMS]; /* shape of the whole tensor */
+    int64_t first[CST_LAYOUT_MAX_DIMS]; /* where the box begins in it; first + shape <= whole */
+};
 
 struct cst_layout_tensor {
     char name[CST_LAYOUT_NAME_BYTES];
@@ -32,6 +41,9 @@ struct cst_layout_tensor {
     uint64_t n_elems;    /* product of shape */
     float lr_scale;      /* multiplies lr */
     float decay_scale;   /* multiplies weight decay */
+    uint32_t group;      /* index into cst_model.groups: the ranks that hold it and whose gradients are summed */
+    enum cst_pattern_kind pattern;
+    struct cst_layout_box *box; /* CST_PATTERN_TENSOR: else NULL; owned by the model */
     uint32_t n_uses;     /* how many operators use it */
     uint32_t chunk;      /* out: its chunk */
     uint64_t offset;     /* out: elements from the start of the chunk */
@@ -42,6 +54,11 @@ struct cst_layout_operator {
     char name[CST_LAYOUT_NAME_BYTES];
     uint32_t *tensors;  /* numbers of its tensors; owned by the model */
     uint32_t n_tensors;
+    uint64_t ranks;     /* that run it: those in the groups of all its tensors, a bit each */
+    /* Hints of what it costs, for plans; 0: not told. Not compared between ranks: the first rank's count. */
+    double flops;              /* of its forward pass, per micro-batch and rank */
+    uint64_t activation_bytes; /* kept from its forward to its backward pass, per micro-batch and rank */
+    float expected_uses;       /* per step, forward; 1 unless told. An expert: the share of steps in which tokens come */
 };
 
 /* What the workers declared. Grows while declaring; then constant. */
@@ -50,6 +67,8 @@ struct cst_model {
     uint32_t n_tensors;
     struct cst_layout_operator *operators; /* in the order of the forward pass */
     uint32_t n_operators;
+    uint64_t groups[CST_LAYOUT_MAX_GROUPS]; /* ranks of each, a bit each; groups[0] is all bits: every rank of the job */
+    uint32_t n_groups;  /* at least 1 */
     uint32_t n_uses;    /* sum of n_tensors of the operators */
     uint64_t n_params;  /* sum of n_elems */
     void *index;        /* name lookup, private */

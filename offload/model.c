@@ -165,6 +165,8 @@ static struct index *get_index(struct cst_model *model)
 void cst_model_init(struct cst_model *model)
 {
     memset(model, 0, sizeof *model);
+    model->groups[0] = UINT64_MAX;
+    model->n_groups = 1;
 }
 
 void cst_model_close(struct cst_model *model)
