@@ -86,6 +86,18 @@ struct cst_layout_chunk {
     uint32_t node;         /* NUMA node (index 0..n_nodes-1) of its rows and of the engine that works on it */
     struct cst_layout_row rows[CST_ROW_COUNT];
     uint32_t n_uses;       /* operator uses of all its tensors: backward ends seen when its gradient is complete */
+    uint64_t ranks;        /* of its tensors' group, a bit each */
+    enum cst_pattern_kind pattern; /* of all its tensors */
+    uint32_t size_class;   /* index into cst_layout.classes: of the blocks that hold it */
+};
+
+/* Chunks of one size, and the blocks of a pool that hold them. A huge embedding has a class of its own and forces nobody. */
+struct cst_layout_class {
+    uint64_t capacity;     /* elements; a block has 2 x capacity bytes */
+    uint32_t n_chunks;
+    uint32_t min_blocks;   /* the smallest pool that can run has so many of this class, in the rank that needs most */
+    uint32_t min_operator; /* the operator that needs them */
+    uint32_t max_blocks;   /* more would never be used */
 };
 
 struct cst_layout_segment {
@@ -100,7 +112,9 @@ struct cst_layout_use {
 };
 
 struct cst_layout {
-    uint64_t capacity; /* C, elements */
+    uint64_t capacity; /* of classes[0] */
+    struct cst_layout_class classes[CST_LAYOUT_MAX_CLASSES];
+    uint32_t n_classes;
     struct cst_layout_chunk *chunks;
     uint32_t n_chunks;
     uint32_t *order;                 /* tensor numbers, chunk by chunk; n_tensors of them */
@@ -118,6 +132,9 @@ struct cst_layout_config {
     uint64_t chunk_elems;     /* capacity; 0: choose */
     uint64_t pool_bytes;      /* the smallest pool among the ranks; 0: any */
     uint32_t n_nodes;         /* NUMA nodes, at least 1 */
+    uint32_t world;           /* ranks; 0: 1 */
+    uint32_t grad_bytes;      /* of an element of the grad row: 2 (bf16; 0 too) or 4 (fp32, micro-batches) */
+    uint64_t class_elems[CST_LAYOUT_MAX_CLASSES]; /* capacities of further classes, ascending, ended by 0; all 0: chosen with chunk_elems */
 };
 
 void cst_model_init(struct cst_model *model);
