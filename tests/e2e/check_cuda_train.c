@@ -85,7 +85,7 @@ static void dawdle(void)
 
     (void)snprintf(seed, sizeof seed, "%lld", (long long)time(NULL));
     (void)setenv("CST_FAKECUDA_SEED", seed, 0); /* is printed by the driver */
-    (void)setenv("CST_FAKECUDA_DELAY_US", "2000", 1);
+    (void)setenv("CST_FAKECUDA_DELAY_US", "500", 1);
 }
 
 static void setup_late(void)
@@ -368,7 +368,7 @@ START_TEST(call_fails)
     bool reached = true;
     char setting[64];
 
-    for (unsigned n = 1; reached; n += n < 60 ? 1 : 4) {
+    for (unsigned n = 1; reached; n += n < 24 ? 1 : 7) {
         pid_t pid;
         int status;
 

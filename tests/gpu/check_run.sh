@@ -8,6 +8,7 @@ build=$PWD
 scripts=$(cd "$srcdir/tests/gpu" && pwd)
 fakecuda=$build/tests/lib/fakecuda/.libs
 [ -e "$fakecuda/libcuda.so.1" ] || skip "built without CUDA"
+[ -z "$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)" ] || skip "built with a sanitizer: the script is what is tested here"
 
 # Usage: a list without a GPU, and wrong options.
 "$scripts/run" --list >"$tmp/list"
