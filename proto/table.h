@@ -8,7 +8,9 @@
  *
  * A span is one tensor's stretch of a chunk; what lies between spans is padding that no kernel reads or writes.
  * A tile is up to CST_TILE_ELEMS elements of one tensor, numbered tensor by tensor in order of declaration: tile numbers,
- * and with them every sum, do not depend on chunk capacity. */
+ * and with them every sum, do not depend on chunk capacity.
+ *
+ * A frozen chunk has a weight row alone: its other places are CST_PLACE_NONE, it has no spans, its tensors no tiles. */
 #ifndef CST_TABLE_H
 #define CST_TABLE_H
 
@@ -20,15 +22,17 @@
 
 enum cst_row {
     CST_ROW_WEIGHT = 0,     /* bf16 */
-    CST_ROW_GRAD = 1,       /* bf16 */
+    CST_ROW_GRAD = 1,       /* bf16, or fp32 where the header says so */
     CST_ROW_MASTER = 2,     /* fp32 */
     CST_ROW_EXP_AVG = 3,    /* fp32 */
     CST_ROW_EXP_AVG_SQ = 4, /* fp32 */
     CST_ROW_COUNT = 5,
 };
 
+#define CST_PLACE_NONE 0 /* segment id of a row that a chunk does not have */
+
 struct cst_place {
-    uint32_t segment; /* id */
+    uint32_t segment; /* id, or CST_PLACE_NONE */
     uint32_t pad;     /* 0 */
     uint64_t offset;  /* bytes from the start of the segment */
 };
@@ -36,13 +40,14 @@ struct cst_place {
 struct cst_table_header {
     uint64_t magic;        /* CST_TABLE_MAGIC */
     uint32_t n_chunks;     /* entries in chunks */
-    uint32_t n_spans;      /* entries in spans; = number of tensors */
+    uint32_t n_spans;      /* entries in spans; = number of tensors that are not frozen */
     uint64_t n_tiles;      /* entries in tiles */
     uint64_t chunks_bytes; /* offset of chunks */
     uint64_t spans_bytes;  /* offset of spans */
     uint64_t tiles_bytes;  /* offset of tiles */
     uint64_t total_bytes;  /* of the table */
-    uint64_t pad;          /* 0 */
+    uint32_t grad_bytes;   /* of an element of every grad row: 2 (0 too): bf16; 4: fp32 */
+    uint32_t pad;          /* 0 */
 };
 
 struct cst_table_chunk {
@@ -51,7 +56,7 @@ struct cst_table_chunk {
     uint32_t first_span;                  /* its spans are adjacent, by start */
     uint32_t n_spans;
     uint64_t update_mark; /* last UPDATE that completed: its adam step; written by the engine last of all */
-    uint64_t reduce_mark; /* last REDUCE that completed */
+    uint64_t reduce_mark; /* last REDUCE that completed: each micro-batch's has a number of its own */
 };
 
 struct cst_table_span {
@@ -63,7 +68,7 @@ struct cst_table_span {
 };
 
 struct cst_table_tile {
-    double sum_squares;   /* of the reduced gradient, written by REDUCE */
+    double sum_squares;   /* of the grad row as REDUCE left it */
     uint32_t update_mark; /* low 32 bits of the mark of the last UPDATE that completed this tile */
     uint32_t reduce_mark; /* same for REDUCE */
 };
@@ -74,7 +79,8 @@ static inline uint64_t cst_table_n_tiles(uint64_t n_elems)
     return (n_elems + CST_TILE_ELEMS - 1) / CST_TILE_ELEMS;
 }
 
-/* Fill @header with counts and offsets for these numbers; total_bytes is what to allocate. */
+/* Fill @header with counts and offsets for these numbers; total_bytes is what to allocate. The grad rows are bf16: for
+ * fp32, set grad_bytes. */
 static inline void cst_table_size(struct cst_table_header *header, uint32_t n_chunks,
                                   uint32_t n_spans, uint64_t n_tiles)
 {
