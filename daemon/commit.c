@@ -163,7 +163,8 @@ static int populate(struct cst_job *job, struct cst_err *err)
 {
     struct cst_layout_config config = {.chunk_elems = job->chunk_elems,
                                        .pool_bytes = smallest_pool(job),
-                                       .n_nodes = job->daemon->engines.n_nodes};
+                                       .n_nodes = job->daemon->engines.n_nodes,
+                                       .world = job->world};
     struct cst_memory_pool pools[CST_CORE_MAX_WORLD];
     int rc = cst_layout_build(&job->layout, &job->model, &config, err);
 

@@ -100,6 +100,7 @@ static int compare_tensor(const struct cst_worker *worker, const Cistern__Tensor
     int rc;
 
     cst_model_init(&scratch);
+    cst_model_copy_groups(&scratch, &worker->job->model, worker->job->model.n_groups);
     rc = cst_model_tensor(&scratch, decl->name, decl->shape, (uint32_t)decl->n_shape,
                           decl->lr_scale, decl->decay_scale, err);
     if (rc == CST_OK) {
@@ -265,15 +266,19 @@ static int copy_model(struct cst_model *out, const struct cst_model *from, uint3
     int rc = CST_OK;
 
     cst_model_init(out);
+    cst_model_copy_groups(out, from, from->n_groups);
     for (uint32_t i = 0; i < n_tensors && rc == CST_OK; i++) {
-        const struct cst_layout_tensor *t = &from->tensors[i];
+        struct cst_tensor_words words = cst_model_words(from, i);
 
-        rc = cst_model_tensor(out, t->name, t->shape, t->n_dims, t->lr_scale, t->decay_scale, err);
+        rc = cst_model_tensor_as(out, &words, err);
     }
     for (uint32_t i = 0; i < n_operators && rc == CST_OK; i++) {
         const struct cst_layout_operator *op = &from->operators[i];
+        const struct cst_operator_hints hints = {.flops = op->flops,
+                                                 .activation_bytes = op->activation_bytes,
+                                                 .expected_uses = op->expected_uses};
 
-        rc = cst_model_operator(out, op->name, op->tensors, op->n_tensors, err);
+        rc = cst_model_operator_as(out, op->name, op->tensors, op->n_tensors, &hints, err);
     }
     if (rc != CST_OK) {
         cst_model_close(out);

@@ -123,8 +123,28 @@ static int list_uses(struct cst_layout *layout, const struct cst_model *model)
     return CST_OK;
 }
 
+static uint64_t all_ranks(uint32_t world)
+{
+    return world >= 64 ? UINT64_MAX : (UINT64_C(1) << (world == 0 ? 1 : world)) - 1;
+}
+
+/* One class, one kind. */
+static void fill_classes(struct cst_layout *layout, uint64_t ranks)
+{
+    layout->n_classes = 1;
+    layout->classes[0] = (struct cst_layout_class){.capacity = layout->capacity,
+                                                   .n_chunks = layout->n_chunks,
+                                                   .min_blocks = layout->min_blocks,
+                                                   .min_operator = layout->min_operator,
+                                                   .max_blocks = layout->max_blocks};
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        layout->chunks[c].ranks = ranks;
+        layout->chunks[c].pattern = CST_PATTERN_SHARD;
+    }
+}
+
 static int build(struct cst_layout *layout, struct cst_model *model, struct cst_packing *packing,
-                 uint32_t n_nodes)
+                 const struct cst_layout_config *config)
 {
     int status;
 
@@ -135,13 +155,14 @@ static int build(struct cst_layout *layout, struct cst_model *model, struct cst_
         return CST_ENOMEM;
     }
     place_tensors(layout, model, packing);
-    place_nodes(layout, n_nodes);
+    place_nodes(layout, config->n_nodes);
     status = place_rows(layout);
     if (status == CST_OK) {
         status = list_uses(layout, model);
     }
     layout->min_blocks = cst_packing_need(packing, &layout->min_operator);
     layout->max_blocks = 2 * layout->n_chunks;
+    fill_classes(layout, all_ranks(config->world));
     return status;
 }
 
@@ -166,7 +187,7 @@ int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
     if (status != CST_OK) {
         goto out_packing;
     }
-    status = build(&built, model, &packing, config->n_nodes);
+    status = build(&built, model, &packing, config);
     if (status != CST_OK) {
         cst_layout_close(&built);
         (void)cst_err_set(err, status, "no memory to lay the model out");

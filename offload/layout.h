@@ -54,7 +54,7 @@ struct cst_layout_operator {
     char name[CST_LAYOUT_NAME_BYTES];
     uint32_t *tensors;  /* numbers of its tensors; owned by the model */
     uint32_t n_tensors;
-    uint64_t ranks;     /* that run it: those in the groups of all its tensors, a bit each */
+    uint64_t ranks;     /* that run it: those in the groups of all its tensors, a bit each; not 0; cut to the world by nobody */
     /* Hints of what it costs, for plans; 0: not told. Not compared between ranks: the first rank's count. */
     double flops;              /* of its forward pass, per micro-batch and rank */
     uint64_t activation_bytes; /* kept from its forward to its backward pass, per micro-batch and rank */
@@ -74,8 +74,10 @@ struct cst_model {
     void *index;        /* name lookup, private */
 };
 
+#define CST_LAYOUT_NO_ROW UINT32_MAX
+
 struct cst_layout_row {
-    uint32_t segment; /* index into cst_layout.segments */
+    uint32_t segment; /* index into cst_layout.segments; CST_LAYOUT_NO_ROW: the chunk's pattern has no such row */
     uint64_t offset;  /* bytes, multiple of 4096 */
 };
 
@@ -85,8 +87,8 @@ struct cst_layout_chunk {
     uint32_t n_tensors;
     uint32_t node;         /* NUMA node (index 0..n_nodes-1) of its rows and of the engine that works on it */
     struct cst_layout_row rows[CST_ROW_COUNT];
-    uint32_t n_uses;       /* operator uses of all its tensors: backward ends seen when its gradient is complete */
-    uint64_t ranks;        /* of its tensors' group, a bit each */
+    uint32_t n_uses;       /* operator uses of all its tensors, by any rank */
+    uint64_t ranks;        /* of its tensors' group, a bit each; none beyond the job's world */
     enum cst_pattern_kind pattern; /* of all its tensors */
     uint32_t size_class;   /* index into cst_layout.classes: of the blocks that hold it */
 };
@@ -101,8 +103,10 @@ struct cst_layout_class {
 };
 
 struct cst_layout_segment {
-    uint64_t bytes; /* multiple of 4096, <= CST_LAYOUT_SEGMENT_BYTES */
+    uint64_t bytes;        /* multiple of 4096, <= CST_LAYOUT_SEGMENT_BYTES, or as long as its one row */
     uint32_t node;
+    bool is_base;          /* it is segment base_segment of the base job's layout: not this job's memory, read only */
+    uint32_t base_segment;
 };
 
 /* One operator's chunks, without repeats, in order of its tensors. */
@@ -121,7 +125,7 @@ struct cst_layout {
     struct cst_layout_use *uses;     /* per operator */
     struct cst_layout_segment *segments;
     uint32_t n_segments;
-    uint64_t arena_bytes;            /* sum of segments */
+    uint64_t arena_bytes;            /* sum of segments, the base's not counted */
     uint64_t n_tiles;
     uint32_t min_blocks;             /* the smallest pool that can run */
     uint32_t min_operator;           /* the operator that needs it */
@@ -135,34 +139,76 @@ struct cst_layout_config {
     uint32_t world;           /* ranks; 0: 1 */
     uint32_t grad_bytes;      /* of an element of the grad row: 2 (bf16; 0 too) or 4 (fp32, micro-batches) */
     uint64_t class_elems[CST_LAYOUT_MAX_CLASSES]; /* capacities of further classes, ascending, ended by 0; all 0: chosen with chunk_elems */
+    const struct cst_model *base_model;  /* with base: whose frozen tensors are shared; NULL: nobody's. Borrowed during the call */
+    const struct cst_layout *base;
 };
 
 void cst_model_init(struct cst_model *model);
 void cst_model_close(struct cst_model *model);
 
+/* Declare a group of ranks, a bit each; its number is n_groups before the call. CST_EINVAL: no ranks, too many groups. */
+int cst_model_group(struct cst_model *model, uint64_t ranks, struct cst_err *err);
+
+/* All that can be said of a tensor. */
+struct cst_tensor_words {
+    const char *name;
+    const int64_t *shape;  /* n_dims */
+    uint32_t n_dims;
+    float lr_scale;
+    float decay_scale;
+    uint32_t group;        /* number of a group declared before; 0: all ranks */
+    uint32_t pattern;      /* enum cst_pattern_kind */
+    const int64_t *whole;  /* n_dims, where the pattern wants a box; else NULL */
+    const int64_t *first;  /* same */
+};
+
 /* Declare a tensor; its number is n_tensors before the call. CST_EINVAL: a name that is empty, too long or not printable; no
- * dimensions or more than 8, a dimension < 1, a product over 2^40; too many tensors. CST_EEXIST: the name is taken. The model is
+ * dimensions or more than 8, a dimension < 1, a product over 2^40; a factor that is not finite; a group or pattern that there is not; a
+ * box that is missing, not wanted, or not within the whole; too many tensors. CST_EEXIST: the name is taken. The model is
  * unchanged on failure. */
+int cst_model_tensor_as(struct cst_model *model, const struct cst_tensor_words *words,
+                        struct cst_err *err);
+
+/* The same, of all ranks, sharded. */
 int cst_model_tensor(struct cst_model *model, const char *name, const int64_t *shape,
                      uint32_t n_dims, float lr_scale, float decay_scale, struct cst_err *err);
 
+/* What is known of an operator's cost: cst_layout_operator's hints. */
+struct cst_operator_hints {
+    double flops;
+    uint64_t activation_bytes;
+    float expected_uses; /* 0: 1 */
+};
+
 /* Declare an operator over tensors declared before. CST_EINVAL: unknown number, the same tensor twice, no tensors, bad
- * name, too many operators or uses. CST_EEXIST: the name is taken. */
+ * name, no rank that holds them all, hints that are negative or not finite, too many operators or uses. CST_EEXIST: the name is taken.
+ * @hints may be NULL. */
+int cst_model_operator_as(struct cst_model *model, const char *name, const uint32_t *tensors,
+                          uint32_t n_tensors, const struct cst_operator_hints *hints,
+                          struct cst_err *err);
 int cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
                        uint32_t n_tensors, struct cst_err *err);
+
+/* Tensor @i in the words that declare it again; they point into @model. */
+struct cst_tensor_words cst_model_words(const struct cst_model *model, uint32_t i);
 
 /* Number of the tensor called @name, or UINT32_MAX. O(1). */
 uint32_t cst_model_find(const struct cst_model *model, const char *name);
 
 /* CST_OK if tensor @i is declared as @other is; else CST_EMISMATCH, naming the tensor, what differs and both values. @other is one
  * freshly declared into another model; @mine and @theirs say in whose name @other and the model speak ("rank 1", "ranks 0, 2"). Same for
- * operators. */
+ * operators, whose hints are not compared, and for the ranks of group @i. */
 int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
                           const struct cst_layout_tensor *other, const char *mine,
                           const char *theirs, struct cst_err *err);
 int cst_model_same_operator(const struct cst_model *model, uint32_t i,
                             const struct cst_layout_operator *other, const char *mine,
                             const char *theirs, struct cst_err *err);
+int cst_model_same_group(const struct cst_model *model, uint32_t i, uint64_t other,
+                         const char *mine, const char *theirs, struct cst_err *err);
+
+/* The first @n groups of @from, group 0 included, are @model's, which has none but group 0. */
+void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from, uint32_t n);
 
 /* Lay @model out; writes chunk, offset, first_tile of its tensors. With chunk_elems 0 the capacity is the one with the least waste
  * (n_chunks x C - n_params) among the multiples of CST_LAYOUT_CAPACITY_STEP from the largest tensor up, of which the smallest pool holds

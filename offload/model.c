@@ -1,5 +1,6 @@
 /* Declarations: tensors, operators, and the index from names to numbers. */
 #include "offload/layout.h"
+#include "offload/names.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -7,25 +8,14 @@
 #include <string.h>
 
 #define MAX_ELEMS (1ull << 40)
-#define NO_NUMBER UINT32_MAX
-
-/* Open addressing over the numbers of what is named; at most half full. */
-struct names {
-    uint32_t *slots;    /* number of the entry, NO_NUMBER: empty; owned */
-    uint32_t n_slots;   /* power of two, 0 before the first name */
-    uint32_t n_entries; /* names in it */
-};
 
 struct index {
-    struct names tensors;
-    struct names operators;
+    struct cst_names tensors;
+    struct cst_names operators;
     uint32_t tensors_capacity;   /* entries that model->tensors has room for */
     uint32_t operators_capacity; /* same, model->operators */
     uint32_t *seen;              /* per tensor: 1 + the last operator that named it; owned */
 };
-
-/* The name of entry @i, of either kind. */
-typedef const char *(*name_fn)(const struct cst_model *model, uint32_t i);
 
 static const char *tensor_name(const struct cst_model *model, uint32_t i)
 {
@@ -35,60 +25,6 @@ static const char *tensor_name(const struct cst_model *model, uint32_t i)
 static const char *operator_name(const struct cst_model *model, uint32_t i)
 {
     return model->operators[i].name;
-}
-
-/* FNV-1a. */
-static uint32_t hash_name(const char *name)
-{
-    uint32_t h = 2166136261u;
-
-    for (; *name != '\0'; name++) {
-        h = (h ^ (uint8_t)*name) * 16777619u;
-    }
-    return h;
-}
-
-/* The slot that holds @name, or the empty one where it would go. */
-static uint32_t find_slot(const struct names *names, const struct cst_model *model, name_fn name_of,
-                          const char *name)
-{
-    uint32_t mask = names->n_slots - 1;
-    uint32_t at = hash_name(name) & mask;
-
-    while (names->slots[at] != NO_NUMBER && strcmp(name_of(model, names->slots[at]), name) != 0) {
-        at = (at + 1) & mask;
-    }
-    return at;
-}
-
-static uint32_t find_name(const struct names *names, const struct cst_model *model, name_fn name_of,
-                          const char *name)
-{
-    if (names->n_slots == 0) {
-        return NO_NUMBER;
-    }
-    return names->slots[find_slot(names, model, name_of, name)];
-}
-
-static int reserve_name(struct names *names, const struct cst_model *model, name_fn name_of)
-{
-    struct names grown = {.n_slots = names->n_slots == 0 ? 64 : 2 * names->n_slots,
-                          .n_entries = names->n_entries};
-
-    if (2 * (names->n_entries + 1) <= names->n_slots) {
-        return CST_OK;
-    }
-    grown.slots = malloc(grown.n_slots * sizeof *grown.slots);
-    if (grown.slots == NULL) {
-        return CST_ENOMEM;
-    }
-    memset(grown.slots, 0xff, grown.n_slots * sizeof *grown.slots);
-    for (uint32_t i = 0; i < names->n_entries; i++) {
-        grown.slots[find_slot(&grown, model, name_of, name_of(model, i))] = i;
-    }
-    free(names->slots);
-    *names = grown;
-    return CST_OK;
 }
 
 /* Room for one more entry of @size bytes behind the @n in @v: where the array is now, or NULL and
@@ -154,6 +90,75 @@ static int check_shape(const char *name, const int64_t *shape, uint32_t n_dims,
     return CST_OK;
 }
 
+static int check_box(const struct cst_tensor_words *words, struct cst_err *err)
+{
+    uint64_t whole = 1;
+    int status;
+
+    status = check_shape(words->name, words->whole, words->n_dims, &whole, err);
+    if (status != CST_OK) {
+        (void)cst_err_prefix(err, "the whole of which it is a box");
+        return status;
+    }
+    for (uint32_t d = 0; d < words->n_dims; d++) {
+        int64_t room = words->whole[d] - words->shape[d];
+
+        if (words->first[d] < 0 || words->first[d] > room) {
+            return cst_err_set(err, CST_EINVAL,
+                               "tensor '%s': dimension %" PRIu32 " has %" PRId64
+                               " elements from %" PRId64 ", the whole has %" PRId64,
+                               words->name, d, words->shape[d], words->first[d], words->whole[d]);
+        }
+    }
+    return CST_OK;
+}
+
+static int check_pattern(const struct cst_model *model, const struct cst_tensor_words *words,
+                         struct cst_err *err)
+{
+    const struct cst_pattern *pattern = cst_pattern(words->pattern);
+
+    if (pattern == NULL) {
+        return cst_err_set(err, CST_EINVAL, "tensor '%s': pattern %" PRIu32 ", there are 0..%d",
+                           words->name, words->pattern, CST_PATTERN_COUNT - 1);
+    }
+    if (words->group >= model->n_groups) {
+        return cst_err_set(err, CST_EINVAL,
+                           "tensor '%s' is of group %" PRIu32 ", only 0..%" PRIu32 " are declared",
+                           words->name, words->group, model->n_groups - 1);
+    }
+    if (pattern->wants_box != (words->whole != NULL) ||
+        pattern->wants_box != (words->first != NULL)) {
+        return cst_err_set(
+            err, CST_EINVAL, "tensor '%s': pattern %s %s", words->name, pattern->name,
+            pattern->wants_box ? "needs the shape of the whole tensor and where the box begins"
+                               : "has no box");
+    }
+    return pattern->wants_box ? check_box(words, err) : CST_OK;
+}
+
+static int check_words(const struct cst_model *model, const struct cst_tensor_words *words,
+                       uint64_t *n_elems_out, struct cst_err *err)
+{
+    int status = check_name("a tensor", words->name, err);
+
+    if (status == CST_OK) {
+        status = check_shape(words->name, words->shape, words->n_dims, n_elems_out, err);
+    }
+    if (status == CST_OK && (!isfinite(words->lr_scale) || !isfinite(words->decay_scale))) {
+        status = cst_err_set(err, CST_EINVAL,
+                             "tensor '%s': lr_scale and decay_scale must be finite", words->name);
+    }
+    if (status == CST_OK) {
+        status = check_pattern(model, words, err);
+    }
+    if (status == CST_OK && model->n_tensors == CST_LAYOUT_MAX_TENSORS) {
+        status = cst_err_set(err, CST_EINVAL, "tensor '%s': more than %d tensors", words->name,
+                             CST_LAYOUT_MAX_TENSORS);
+    }
+    return status;
+}
+
 static struct index *get_index(struct cst_model *model)
 {
     if (model->index == NULL) {
@@ -177,11 +182,14 @@ void cst_model_close(struct cst_model *model)
         free(model->operators[i].tensors);
     }
     if (index != NULL) {
-        free(index->tensors.slots);
-        free(index->operators.slots);
+        cst_names_close(&index->tensors);
+        cst_names_close(&index->operators);
         free(index->seen);
     }
     free(index);
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        free(model->tensors[i].box);
+    }
     free(model->operators);
     free(model->tensors);
     memset(model, 0, sizeof *model);
@@ -194,7 +202,7 @@ static int reserve_tensor(struct cst_model *model, struct index *index)
     struct cst_layout_tensor *tensors;
     uint32_t *seen;
 
-    if (reserve_name(&index->tensors, model, tensor_name) != CST_OK) {
+    if (cst_names_reserve(&index->tensors, model, tensor_name) != CST_OK) {
         return CST_ENOMEM;
     }
     if (model->n_tensors == before) {
@@ -220,7 +228,7 @@ static int reserve_operator(struct cst_model *model, struct index *index)
 {
     struct cst_layout_operator *operators;
 
-    if (reserve_name(&index->operators, model, operator_name) != CST_OK) {
+    if (cst_names_reserve(&index->operators, model, operator_name) != CST_OK) {
         return CST_ENOMEM;
     }
     operators = reserve_entry(model->operators, &index->operators_capacity, model->n_operators,
@@ -232,47 +240,111 @@ static int reserve_operator(struct cst_model *model, struct index *index)
     return CST_OK;
 }
 
-int cst_model_tensor(struct cst_model *model, const char *name, const int64_t *shape,
-                     uint32_t n_dims, float lr_scale, float decay_scale, struct cst_err *err)
+int cst_model_group(struct cst_model *model, uint64_t ranks, struct cst_err *err)
+{
+    if (ranks == 0) {
+        return cst_err_set(err, CST_EINVAL, "group %" PRIu32 " has no ranks", model->n_groups);
+    }
+    if (model->n_groups == CST_LAYOUT_MAX_GROUPS) {
+        return cst_err_set(err, CST_EINVAL, "more than %d groups", CST_LAYOUT_MAX_GROUPS - 1);
+    }
+    model->groups[model->n_groups++] = ranks;
+    return CST_OK;
+}
+
+void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from, uint32_t n)
+{
+    memcpy(model->groups, from->groups, n * sizeof *from->groups);
+    model->n_groups = n;
+}
+
+/* NULL: no memory. */
+static struct cst_layout_box *copy_box(const struct cst_tensor_words *words)
+{
+    struct cst_layout_box *box = calloc(1, sizeof *box);
+
+    if (box != NULL) {
+        memcpy(box->whole, words->whole, words->n_dims * sizeof *words->whole);
+        memcpy(box->first, words->first, words->n_dims * sizeof *words->first);
+    }
+    return box;
+}
+
+static void add_tensor(struct cst_model *model, const struct cst_tensor_words *words,
+                       uint64_t n_elems, struct cst_layout_box *box)
+{
+    struct index *index = model->index;
+    struct cst_layout_tensor *t = &model->tensors[model->n_tensors];
+
+    memset(t, 0, sizeof *t);
+    memcpy(t->name, words->name, strlen(words->name));
+    memcpy(t->shape, words->shape, words->n_dims * sizeof *words->shape);
+    t->n_dims = words->n_dims;
+    t->n_elems = n_elems;
+    t->lr_scale = words->lr_scale;
+    t->decay_scale = words->decay_scale;
+    t->group = words->group;
+    t->pattern = (enum cst_pattern_kind)words->pattern;
+    t->box = box;
+    cst_names_add(&index->tensors, model, tensor_name, t->name);
+    model->n_params += n_elems;
+    model->n_tensors++;
+}
+
+int cst_model_tensor_as(struct cst_model *model, const struct cst_tensor_words *words,
+                        struct cst_err *err)
 {
     struct index *index = get_index(model);
-    struct cst_layout_tensor *t;
+    struct cst_layout_box *box = NULL;
     uint64_t n_elems = 0;
-    int status = check_name("a tensor", name, err);
+    int status = check_words(model, words, &n_elems, err);
 
-    if (status == CST_OK) {
-        status = check_shape(name, shape, n_dims, &n_elems, err);
-    }
     if (status != CST_OK) {
         return status;
     }
-    if (!isfinite(lr_scale) || !isfinite(decay_scale)) {
-        return cst_err_set(err, CST_EINVAL, "tensor '%s': lr_scale and decay_scale must be finite",
-                           name);
-    }
-    if (model->n_tensors == CST_LAYOUT_MAX_TENSORS) {
-        return cst_err_set(err, CST_EINVAL, "tensor '%s': more than %d tensors", name,
-                           CST_LAYOUT_MAX_TENSORS);
-    }
     if (index == NULL || reserve_tensor(model, index) != CST_OK) {
-        return cst_err_set(err, CST_ENOMEM, "tensor '%s': no memory for its declaration", name);
+        return cst_err_set(err, CST_ENOMEM, "tensor '%s': no memory for its declaration",
+                           words->name);
     }
-    if (find_name(&index->tensors, model, tensor_name, name) != NO_NUMBER) {
-        return cst_err_set(err, CST_EEXIST, "tensor '%s' is declared already", name);
+    if (cst_names_find(&index->tensors, model, tensor_name, words->name) != CST_NO_NAME) {
+        return cst_err_set(err, CST_EEXIST, "tensor '%s' is declared already", words->name);
     }
-    t = &model->tensors[model->n_tensors];
-    memset(t, 0, sizeof *t);
-    memcpy(t->name, name, strlen(name));
-    memcpy(t->shape, shape, n_dims * sizeof *shape);
-    t->n_dims = n_dims;
-    t->n_elems = n_elems;
-    t->lr_scale = lr_scale;
-    t->decay_scale = decay_scale;
-    index->tensors.slots[find_slot(&index->tensors, model, tensor_name, name)] = model->n_tensors;
-    index->tensors.n_entries++;
-    model->n_params += n_elems;
-    model->n_tensors++;
+    if (words->whole != NULL) {
+        box = copy_box(words);
+        if (box == NULL) {
+            return cst_err_set(err, CST_ENOMEM, "tensor '%s': no memory for its declaration",
+                               words->name);
+        }
+    }
+    add_tensor(model, words, n_elems, box);
     return CST_OK;
+}
+
+int cst_model_tensor(struct cst_model *model, const char *name, const int64_t *shape,
+                     uint32_t n_dims, float lr_scale, float decay_scale, struct cst_err *err)
+{
+    return cst_model_tensor_as(model,
+                               &(struct cst_tensor_words){.name = name,
+                                                          .shape = shape,
+                                                          .n_dims = n_dims,
+                                                          .lr_scale = lr_scale,
+                                                          .decay_scale = decay_scale},
+                               err);
+}
+
+struct cst_tensor_words cst_model_words(const struct cst_model *model, uint32_t i)
+{
+    const struct cst_layout_tensor *t = &model->tensors[i];
+
+    return (struct cst_tensor_words){.name = t->name,
+                                     .shape = t->shape,
+                                     .n_dims = t->n_dims,
+                                     .lr_scale = t->lr_scale,
+                                     .decay_scale = t->decay_scale,
+                                     .group = t->group,
+                                     .pattern = t->pattern,
+                                     .whole = t->box != NULL ? t->box->whole : NULL,
+                                     .first = t->box != NULL ? t->box->first : NULL};
 }
 
 /* Every number known and none twice. `seen` keeps this linear; what a refused operator left in it
@@ -307,12 +379,21 @@ static int check_tensors(const struct cst_model *model, struct index *index, con
     return status;
 }
 
-int cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
-                       uint32_t n_tensors, struct cst_err *err)
+static int check_hints(const char *name, const struct cst_operator_hints *hints,
+                       struct cst_err *err)
 {
-    struct index *index = get_index(model);
-    struct cst_layout_operator *op;
-    uint32_t *copy;
+    if (hints != NULL && !(hints->flops >= 0 && isfinite(hints->flops) &&
+                           hints->expected_uses >= 0 && isfinite(hints->expected_uses))) {
+        return cst_err_set(err, CST_EINVAL,
+                           "operator '%s': flops and expected uses must be finite and not negative",
+                           name);
+    }
+    return CST_OK;
+}
+
+static int check_operator(const struct cst_model *model, const char *name, uint32_t n_tensors,
+                          const struct cst_operator_hints *hints, struct cst_err *err)
+{
     int status = check_name("an operator", name, err);
 
     if (status != CST_OK) {
@@ -331,13 +412,74 @@ int cst_model_operator(struct cst_model *model, const char *name, const uint32_t
                            ": at most %d together",
                            name, n_tensors, model->n_uses, CST_LAYOUT_MAX_USES);
     }
+    return check_hints(name, hints, err);
+}
+
+/* The ranks that hold all of @tensors, which are known. */
+static int find_ranks(const struct cst_model *model, const char *name, const uint32_t *tensors,
+                      uint32_t n_tensors, uint64_t *ranks_out, struct cst_err *err)
+{
+    uint64_t ranks = UINT64_MAX;
+
+    for (uint32_t i = 0; i < n_tensors; i++) {
+        ranks &= model->groups[model->tensors[tensors[i]].group];
+        if (ranks == 0) {
+            return cst_err_set(err, CST_EINVAL,
+                               "operator '%s': no rank holds tensor '%s' and all those before it",
+                               name, model->tensors[tensors[i]].name);
+        }
+    }
+    *ranks_out = ranks;
+    return CST_OK;
+}
+
+static void add_operator(struct cst_model *model, const char *name, uint32_t *tensors,
+                         uint32_t n_tensors, uint64_t ranks, const struct cst_operator_hints *hints)
+{
+    struct index *index = model->index;
+    struct cst_layout_operator *op = &model->operators[model->n_operators];
+
+    memset(op, 0, sizeof *op);
+    memcpy(op->name, name, strlen(name));
+    op->tensors = tensors;
+    op->n_tensors = n_tensors;
+    op->ranks = ranks;
+    op->expected_uses = 1;
+    if (hints != NULL) {
+        op->flops = hints->flops;
+        op->activation_bytes = hints->activation_bytes;
+        op->expected_uses = hints->expected_uses > 0 ? hints->expected_uses : 1;
+    }
+    for (uint32_t i = 0; i < n_tensors; i++) {
+        model->tensors[tensors[i]].n_uses++;
+    }
+    cst_names_add(&index->operators, model, operator_name, op->name);
+    model->n_uses += n_tensors;
+    model->n_operators++;
+}
+
+int cst_model_operator_as(struct cst_model *model, const char *name, const uint32_t *tensors,
+                          uint32_t n_tensors, const struct cst_operator_hints *hints,
+                          struct cst_err *err)
+{
+    struct index *index = get_index(model);
+    uint64_t ranks = 0;
+    uint32_t *copy;
+    int status = check_operator(model, name, n_tensors, hints, err);
+
+    if (status != CST_OK) {
+        return status;
+    }
     if (index == NULL || reserve_operator(model, index) != CST_OK) {
         return cst_err_set(err, CST_ENOMEM, "operator '%s': no memory for its declaration", name);
     }
-    if (find_name(&index->operators, model, operator_name, name) != NO_NUMBER) {
+    if (cst_names_find(&index->operators, model, operator_name, name) != CST_NO_NAME) {
         return cst_err_set(err, CST_EEXIST, "operator '%s' is declared already", name);
     }
     status = check_tensors(model, index, name, tensors, n_tensors, err);
+    if (status == CST_OK) {
+        status = find_ranks(model, name, tensors, n_tensors, &ranks, err);
+    }
     if (status != CST_OK) {
         return status;
     }
@@ -346,20 +488,14 @@ int cst_model_operator(struct cst_model *model, const char *name, const uint32_t
         return cst_err_set(err, CST_ENOMEM, "operator '%s': no memory for its declaration", name);
     }
     memcpy(copy, tensors, n_tensors * sizeof *copy);
-    op = &model->operators[model->n_operators];
-    memset(op, 0, sizeof *op);
-    memcpy(op->name, name, strlen(name));
-    op->tensors = copy;
-    op->n_tensors = n_tensors;
-    for (uint32_t i = 0; i < n_tensors; i++) {
-        model->tensors[tensors[i]].n_uses++;
-    }
-    index->operators.slots[find_slot(&index->operators, model, operator_name, name)] =
-        model->n_operators;
-    index->operators.n_entries++;
-    model->n_uses += n_tensors;
-    model->n_operators++;
+    add_operator(model, name, copy, n_tensors, ranks, hints);
     return CST_OK;
+}
+
+int cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
+                       uint32_t n_tensors, struct cst_err *err)
+{
+    return cst_model_operator_as(model, name, tensors, n_tensors, NULL, err);
 }
 
 uint32_t cst_model_find(const struct cst_model *model, const char *name)
@@ -369,78 +505,5 @@ uint32_t cst_model_find(const struct cst_model *model, const char *name)
     if (index == NULL) {
         return UINT32_MAX;
     }
-    return find_name(&index->tensors, model, tensor_name, name);
-}
-
-int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
-                          const struct cst_layout_tensor *other, const char *mine,
-                          const char *theirs, struct cst_err *err)
-{
-    const struct cst_layout_tensor *t;
-
-    if (i >= model->n_tensors) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "tensor %" PRIu32 " '%s' of %s: %s declared only %" PRIu32, i,
-                           other->name, mine, theirs, model->n_tensors);
-    }
-    t = &model->tensors[i];
-    if (strcmp(t->name, other->name) != 0) {
-        return cst_err_set(err, CST_EMISMATCH, "tensor %" PRIu32 " is '%s' in %s and '%s' in %s", i,
-                           other->name, mine, t->name, theirs);
-    }
-    if (t->n_dims != other->n_dims) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "tensor '%s' has %" PRIu32 " dimensions in %s and %" PRIu32 " in %s",
-                           t->name, other->n_dims, mine, t->n_dims, theirs);
-    }
-    for (uint32_t d = 0; d < t->n_dims; d++) {
-        if (t->shape[d] != other->shape[d]) {
-            return cst_err_set(err, CST_EMISMATCH,
-                               "tensor '%s': dimension %" PRIu32 " is %" PRId64
-                               " in %s and %" PRId64 " in %s",
-                               t->name, d, other->shape[d], mine, t->shape[d], theirs);
-        }
-    }
-    if (memcmp(&t->lr_scale, &other->lr_scale, sizeof t->lr_scale) != 0) {
-        return cst_err_set(err, CST_EMISMATCH, "tensor '%s': lr_scale is %g in %s and %g in %s",
-                           t->name, (double)other->lr_scale, mine, (double)t->lr_scale, theirs);
-    }
-    if (memcmp(&t->decay_scale, &other->decay_scale, sizeof t->decay_scale) != 0) {
-        return cst_err_set(err, CST_EMISMATCH, "tensor '%s': decay_scale is %g in %s and %g in %s",
-                           t->name, (double)other->decay_scale, mine, (double)t->decay_scale,
-                           theirs);
-    }
-    return CST_OK;
-}
-
-int cst_model_same_operator(const struct cst_model *model, uint32_t i,
-                            const struct cst_layout_operator *other, const char *mine,
-                            const char *theirs, struct cst_err *err)
-{
-    const struct cst_layout_operator *op;
-
-    if (i >= model->n_operators) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "operator %" PRIu32 " '%s' of %s: %s declared only %" PRIu32, i,
-                           other->name, mine, theirs, model->n_operators);
-    }
-    op = &model->operators[i];
-    if (strcmp(op->name, other->name) != 0) {
-        return cst_err_set(err, CST_EMISMATCH, "operator %" PRIu32 " is '%s' in %s and '%s' in %s",
-                           i, other->name, mine, op->name, theirs);
-    }
-    if (op->n_tensors != other->n_tensors) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "operator '%s' uses %" PRIu32 " tensors in %s and %" PRIu32 " in %s",
-                           op->name, other->n_tensors, mine, op->n_tensors, theirs);
-    }
-    for (uint32_t k = 0; k < op->n_tensors; k++) {
-        if (op->tensors[k] != other->tensors[k]) {
-            return cst_err_set(err, CST_EMISMATCH,
-                               "operator '%s': its tensor %" PRIu32 " is number %" PRIu32
-                               " in %s and %" PRIu32 " in %s",
-                               op->name, k, other->tensors[k], mine, op->tensors[k], theirs);
-        }
-    }
-    return CST_OK;
+    return cst_names_find(&index->tensors, model, tensor_name, name);
 }

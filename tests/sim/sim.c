@@ -298,7 +298,7 @@ static void open_sim(struct sim *sim)
 
     sim->n_nodes = layout.n_nodes;
     sim->n_engines = sim->n_nodes + 2;
-    sim->world = 1 + sim_below(sim, 4);
+    layout.world = sim->world = 1 + sim_below(sim, 4);
     sim->plain = sim_chance(sim, 3000);
     cst_model_init(&sim->model);
     if (sim->plain) {

@@ -247,6 +247,177 @@ START_TEST(same_operator)
 }
 END_TEST
 
+static int tensor_as(const char *name, uint32_t group, uint32_t pattern, const int64_t *whole,
+                     const int64_t *first)
+{
+    int64_t shape[2] = {4, 6};
+
+    return cst_model_tensor_as(&model,
+                               &(struct cst_tensor_words){.name = name,
+                                                          .shape = shape,
+                                                          .n_dims = 2,
+                                                          .lr_scale = 1,
+                                                          .decay_scale = 1,
+                                                          .group = group,
+                                                          .pattern = pattern,
+                                                          .whole = whole,
+                                                          .first = first},
+                               &err);
+}
+
+/* Groups are numbered from 1 and have ranks; tensors name one that there is, and a pattern. */
+START_TEST(groups)
+{
+    ck_assert_uint_eq(model.n_groups, 1);
+    ck_assert_int_eq(cst_model_group(&model, 0, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "group 1 has no ranks"));
+    ck_assert_int_eq(cst_model_group(&model, 5, &err), CST_OK);
+    ck_assert_int_eq(tensor_as("a", 2, CST_PATTERN_SHARD, NULL, NULL), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "group 2, only 0..1"));
+    ck_assert_int_eq(tensor_as("a", 1, CST_PATTERN_COUNT, NULL, NULL), CST_EINVAL);
+    ck_assert_uint_eq(model.n_tensors, 0);
+    ck_assert_int_eq(tensor_as("a", 1, CST_PATTERN_FROZEN, NULL, NULL), CST_OK);
+    ck_assert_uint_eq(model.tensors[0].group, 1);
+    ck_assert_int_eq(model.tensors[0].pattern, CST_PATTERN_FROZEN);
+    for (uint32_t i = 2; i < CST_LAYOUT_MAX_GROUPS; i++) {
+        ck_assert_int_eq(cst_model_group(&model, i, &err), CST_OK);
+    }
+    ck_assert_int_eq(cst_model_group(&model, 1, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "more than 255 groups"));
+}
+END_TEST
+
+/* A box lies within the whole; a pattern that wants one gets one, and no other does. */
+START_TEST(boxes)
+{
+    int64_t whole[2] = {8, 6}, first[2] = {4, 0}, beyond[2] = {5, 0}, before[2] = {-1, 0};
+    int64_t small[2] = {3, 6}, empty[2] = {0, 6};
+
+    ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_TENSOR, NULL, NULL), CST_EINVAL);
+    ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_TENSOR, whole, NULL), CST_EINVAL);
+    ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_SHARD, whole, first), CST_EINVAL);
+    ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_SHARD, NULL, first), CST_EINVAL);
+    ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_TENSOR, whole, beyond), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "dimension 0 has 4 elements from 5, the whole has 8"));
+    ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_TENSOR, whole, before), CST_EINVAL);
+    ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_TENSOR, small, first), CST_EINVAL);
+    ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_TENSOR, empty, first), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "the whole of which it is a box: "));
+    ck_assert_uint_eq(model.n_tensors, 0);
+    ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_TENSOR, whole, first), CST_OK);
+    ck_assert_int_eq(model.tensors[0].box->whole[0], 8);
+    ck_assert_int_eq(model.tensors[0].box->first[0], 4);
+}
+END_TEST
+
+/* An operator is run by the ranks that hold all its tensors, and there must be one. */
+START_TEST(ranks_of_an_operator)
+{
+    ck_assert_int_eq(cst_model_group(&model, 0x3, &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, 0x6, &err), CST_OK);
+    ck_assert_int_eq(cst_model_group(&model, 0x8, &err), CST_OK);
+    ck_assert_int_eq(tensor_as("all", 0, CST_PATTERN_SHARD, NULL, NULL), CST_OK);
+    ck_assert_int_eq(tensor_as("01", 1, CST_PATTERN_EXPERT, NULL, NULL), CST_OK);
+    ck_assert_int_eq(tensor_as("12", 2, CST_PATTERN_EXPERT, NULL, NULL), CST_OK);
+    ck_assert_int_eq(tensor_as("3", 3, CST_PATTERN_EXPERT, NULL, NULL), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, "a", (uint32_t[]){0}, 1, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, "b", (uint32_t[]){0, 1, 2}, 3, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, "c", (uint32_t[]){0, 1, 3}, 3, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "no rank holds tensor '3' and all those before it"));
+    ck_assert_uint_eq(model.operators[0].ranks, UINT64_MAX);
+    ck_assert_uint_eq(model.operators[1].ranks, 0x2);
+    ck_assert_uint_eq(model.n_operators, 2);
+    ck_assert_uint_eq(model.tensors[0].n_uses, 2);
+}
+END_TEST
+
+/* Hints are kept; without any an operator is used once. */
+START_TEST(hints_are_kept)
+{
+    struct cst_operator_hints hints = {.flops = 1e12, .activation_bytes = 77};
+
+    declare(1);
+    ck_assert_int_eq(cst_model_operator_as(&model, "a", (uint32_t[]){0}, 1, &hints, &err), CST_OK);
+    ck_assert_double_eq(model.operators[0].flops, 1e12);
+    ck_assert_uint_eq(model.operators[0].activation_bytes, 77);
+    ck_assert_float_eq(model.operators[0].expected_uses, 1);
+    hints.expected_uses = 0.25f;
+    ck_assert_int_eq(cst_model_operator_as(&model, "b", (uint32_t[]){0}, 1, &hints, &err), CST_OK);
+    ck_assert_float_eq(model.operators[1].expected_uses, 0.25f);
+    ck_assert_int_eq(cst_model_operator(&model, "c", (uint32_t[]){0}, 1, &err), CST_OK);
+    ck_assert_float_eq(model.operators[2].expected_uses, 1);
+    hints.flops = NAN;
+    ck_assert_int_eq(cst_model_operator_as(&model, "d", (uint32_t[]){0}, 1, &hints, &err),
+                     CST_EINVAL);
+    hints = (struct cst_operator_hints){.expected_uses = -1};
+    ck_assert_int_eq(cst_model_operator_as(&model, "d", (uint32_t[]){0}, 1, &hints, &err),
+                     CST_EINVAL);
+}
+END_TEST
+
+/* Ranks must agree on groups, on the group and the pattern of a tensor, and on its box. */
+START_TEST(same_patterns)
+{
+    int64_t whole[2] = {8, 6}, first[2] = {4, 0};
+    struct cst_layout_tensor other;
+    struct cst_layout_box box;
+
+    ck_assert_int_eq(cst_model_group(&model, 0x6, &err), CST_OK);
+    ck_assert_int_eq(cst_model_same_group(&model, 1, 0x6, "rank 1", "rank 0", &err), CST_OK);
+    ck_assert_int_eq(cst_model_same_group(&model, 2, 0x6, "rank 1", "rank 0", &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_model_same_group(&model, 1, 0x5, "rank 1", "rank 0", &err), CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "group 1 has ranks 0x5 in rank 1 and 0x6 in rank 0"));
+    ck_assert_int_eq(tensor_as("a", 1, CST_PATTERN_TENSOR, whole, first), CST_OK);
+    other = model.tensors[0];
+    ck_assert_int_eq(cst_model_same_tensor(&model, 0, &other, "rank 1", "rank 0", &err), CST_OK);
+    other.group = 0;
+    ck_assert_int_eq(cst_model_same_tensor(&model, 0, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "of group 0 in rank 1 and of group 1 in rank 0"));
+    other = model.tensors[0];
+    other.pattern = CST_PATTERN_FROZEN;
+    other.box = NULL;
+    ck_assert_int_eq(cst_model_same_tensor(&model, 0, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "is frozen in rank 1 and tensor in rank 0"));
+    other = model.tensors[0];
+    box = *other.box;
+    other.box = &box;
+    ck_assert_int_eq(cst_model_same_tensor(&model, 0, &other, "rank 1", "rank 0", &err), CST_OK);
+    box.whole[1] = 7;
+    ck_assert_int_eq(cst_model_same_tensor(&model, 0, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "dimension 1 of the whole is 7 in rank 1 and 6"));
+    box = *model.tensors[0].box;
+    box.first[0] = 3;
+    ck_assert_int_eq(cst_model_same_tensor(&model, 0, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "begins at 3 of dimension 0 in rank 1 and at 4"));
+}
+END_TEST
+
+/* The words of a tensor declare the same one in another model with the same groups. */
+START_TEST(words_again)
+{
+    int64_t whole[2] = {8, 6}, first[2] = {4, 0};
+    struct cst_tensor_words words;
+    struct cst_model copy;
+
+    ck_assert_int_eq(cst_model_group(&model, 0x6, &err), CST_OK);
+    ck_assert_int_eq(tensor_as("a", 1, CST_PATTERN_TENSOR, whole, first), CST_OK);
+    ck_assert_int_eq(tensor_as("b", 1, CST_PATTERN_FROZEN, NULL, NULL), CST_OK);
+    cst_model_init(&copy);
+    cst_model_copy_groups(&copy, &model, model.n_groups);
+    for (uint32_t i = 0; i < 2; i++) {
+        words = cst_model_words(&model, i);
+        ck_assert_int_eq(cst_model_tensor_as(&copy, &words, &err), CST_OK);
+        ck_assert_int_eq(cst_model_same_tensor(&model, i, &copy.tensors[i], "x", "y", &err),
+                         CST_OK);
+    }
+    cst_model_close(&copy);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("model");
@@ -264,6 +435,12 @@ static Suite *suite(void)
     tcase_add_test(tc, uses_are_bounded);
     tcase_add_test(tc, same_tensor);
     tcase_add_test(tc, same_operator);
+    tcase_add_test(tc, groups);
+    tcase_add_test(tc, boxes);
+    tcase_add_test(tc, ranks_of_an_operator);
+    tcase_add_test(tc, hints_are_kept);
+    tcase_add_test(tc, same_patterns);
+    tcase_add_test(tc, words_again);
     suite_add_tcase(s, tc);
     return s;
 }

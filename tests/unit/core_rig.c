@@ -34,7 +34,8 @@ void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blo
 static void open_pools(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
                        uint32_t prefetch_depth, const uint32_t *engines, bool worker_copies)
 {
-    struct cst_layout_config layout = {.chunk_elems = RIG_CHUNK_ELEMS, .n_nodes = 1};
+    struct cst_layout_config layout = {
+        .chunk_elems = RIG_CHUNK_ELEMS, .n_nodes = 1, .world = world};
     struct cst_core_config config;
     struct cst_err err;
 
