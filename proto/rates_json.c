@@ -1,0 +1,308 @@
+#include "proto/rates_json.h"
+
+#include "proto/json_fields.h"
+
+#include <errno.h>
+#include <libgen.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* A number of an object and where it lies in the struct. */
+struct field {
+    const char *key; /* its name there, too */
+    size_t offset;   /* of a double */
+};
+
+static const struct field device_fields[] = {
+    {"up", offsetof(struct cst_rates_device, up)},
+    {"down", offsetof(struct cst_rates_device, down)},
+    {"up_both", offsetof(struct cst_rates_device, up_both)},
+    {"down_both", offsetof(struct cst_rates_device, down_both)},
+    {"peer", offsetof(struct cst_rates_device, peer)},
+    {"copy_latency_s", offsetof(struct cst_rates_device, copy_latency_s)},
+    {"flops", offsetof(struct cst_rates_device, flops)},
+    {"update", offsetof(struct cst_rates_device, update)},
+    {"memory", offsetof(struct cst_rates_device, memory)},
+    {NULL, 0},
+};
+static const char *const device_keys[] = {"name",    "memory_bytes", "up",     "down",
+                                          "up_both", "down_both",    "peer",   "copy_latency_s",
+                                          "flops",   "update",       "memory", NULL};
+
+static const struct field node_fields[] = {
+    {"pass", offsetof(struct cst_rates_node, pass)},
+    {"update", offsetof(struct cst_rates_node, update)},
+    {"reduce", offsetof(struct cst_rates_node, reduce)},
+    {"copy", offsetof(struct cst_rates_node, copy)},
+    {NULL, 0},
+};
+static const char *const node_keys[] = {"cores",  "memory_bytes", "pass", "update",
+                                        "reduce", "copy",         NULL};
+
+static const struct field root_fields[] = {
+    {"disk_read", offsetof(struct cst_rates, disk_read)},
+    {"disk_write", offsetof(struct cst_rates, disk_write)},
+    {"request_s", offsetof(struct cst_rates, request_s)},
+    {NULL, 0},
+};
+static const char *const root_keys[] = {"fingerprint", "devices",   "nodes", "disk_read",
+                                        "disk_write",  "request_s", "error", NULL};
+
+static int read_fields(const json_t *object, const char *place, const struct field *fields,
+                       void *base, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (; fields->key != NULL && rc == CST_OK; fields++) {
+        rc = cst_json_real(object, place, fields->key, CST_JSON_OPTIONAL,
+                           (double *)(void *)((char *)base + fields->offset), err);
+    }
+    return rc;
+}
+
+static int read_device(const json_t *object, const char *place, struct cst_rates_device *out,
+                       struct cst_err *err)
+{
+    int rc = cst_json_object(object, place, device_keys, err);
+
+    if (rc == CST_OK) {
+        rc = cst_json_text(object, place, "name", CST_JSON_REQUIRED, out->name, sizeof out->name,
+                           err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_json_u64(object, place, "memory_bytes", CST_JSON_OPTIONAL, INT64_MAX,
+                          &out->memory_bytes, err);
+    }
+    return rc == CST_OK ? read_fields(object, place, device_fields, out, err) : rc;
+}
+
+static int read_node(const json_t *object, const char *place, struct cst_rates_node *out,
+                     struct cst_err *err)
+{
+    uint64_t cores = 0;
+    int rc = cst_json_object(object, place, node_keys, err);
+
+    if (rc == CST_OK) {
+        rc = cst_json_u64(object, place, "cores", CST_JSON_OPTIONAL, UINT32_MAX, &cores, err);
+    }
+    if (rc == CST_OK) {
+        out->cores = (uint32_t)cores;
+        rc = cst_json_u64(object, place, "memory_bytes", CST_JSON_OPTIONAL, INT64_MAX,
+                          &out->memory_bytes, err);
+    }
+    return rc == CST_OK ? read_fields(object, place, node_fields, out, err) : rc;
+}
+
+static int add_devices(struct cst_rates *rates, const json_t *root, struct cst_err *err)
+{
+    const json_t *list = NULL;
+    char place[CST_JSON_PLACE_BYTES];
+    int rc = cst_json_array(root, "", "devices", CST_JSON_OPTIONAL, 0,
+                            CST_RATES_MAX_DEVICES - rates->n_devices, &list, err);
+
+    for (size_t i = 0; rc == CST_OK && list != NULL && i < json_array_size(list); i++) {
+        struct cst_rates_device device = {.name = ""};
+
+        rc = read_device(json_array_get(list, i), cst_json_place(place, "", "devices", (long)i),
+                         &device, err);
+        if (rc == CST_OK) {
+            rates->devices[rates->n_devices++] = device;
+        }
+    }
+    return rc;
+}
+
+static int add_nodes(struct cst_rates *rates, const json_t *root, struct cst_err *err)
+{
+    const json_t *list = NULL;
+    char place[CST_JSON_PLACE_BYTES];
+    int rc = cst_json_array(root, "", "nodes", CST_JSON_OPTIONAL, 0,
+                            CST_RATES_MAX_NODES - rates->n_nodes, &list, err);
+
+    for (size_t i = 0; rc == CST_OK && list != NULL && i < json_array_size(list); i++) {
+        struct cst_rates_node node = {0};
+
+        rc = read_node(json_array_get(list, i), cst_json_place(place, "", "nodes", (long)i), &node,
+                       err);
+        if (rc == CST_OK) {
+            rates->nodes[rates->n_nodes++] = node;
+        }
+    }
+    return rc;
+}
+
+/* @rates may be half filled on failure. */
+static int add(struct cst_rates *rates, const json_t *root, struct cst_err *err)
+{
+    const char *words = json_string_value(json_object_get(root, "error"));
+    int rc = cst_json_object(root, "", root_keys, err);
+
+    if (rc == CST_OK && words != NULL) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "%s", words);
+    }
+    if (rc == CST_OK) {
+        rc = cst_json_text(root, "", "fingerprint", CST_JSON_OPTIONAL, rates->fingerprint,
+                           sizeof rates->fingerprint, err);
+    }
+    if (rc == CST_OK) {
+        rc = read_fields(root, "", root_fields, rates, err);
+    }
+    if (rc == CST_OK) {
+        rc = add_devices(rates, root, err);
+    }
+    return rc == CST_OK ? add_nodes(rates, root, err) : rc;
+}
+
+int cst_rates_add_json(struct cst_rates *rates, const json_t *root, struct cst_err *err)
+{
+    struct cst_rates sum = *rates;
+    int rc = add(&sum, root, err);
+
+    if (rc == CST_OK) {
+        *rates = sum;
+    }
+    return rc;
+}
+
+int cst_rates_read(struct cst_rates *out, const char *path, struct cst_err *err)
+{
+    struct cst_rates rates = {.n_devices = 0};
+    json_t *root = NULL;
+    int rc = cst_json_load(&root, path, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cst_rates_add_json(&rates, root, err);
+    json_decref(root);
+    if (rc != CST_OK) {
+        return cst_err_prefix(err, "%s", path);
+    }
+    *out = rates;
+    return CST_OK;
+}
+
+/* -- writing ---------------------------------------------------------------------------------- */
+
+/* What is not known is left out. */
+static bool put_fields(json_t *object, const struct field *fields, const void *base)
+{
+    bool good = object != NULL;
+
+    for (; fields->key != NULL && good; fields++) {
+        double value = *(const double *)(const void *)((const char *)base + fields->offset);
+
+        good = value == 0 || json_object_set_new(object, fields->key, json_real(value)) == 0;
+    }
+    return good;
+}
+
+static bool put_u64(json_t *object, const char *key, uint64_t value)
+{
+    return value == 0 || json_object_set_new(object, key, json_integer((json_int_t)value)) == 0;
+}
+
+static bool put_devices(json_t *list, const struct cst_rates *rates)
+{
+    bool good = list != NULL;
+
+    for (uint32_t i = 0; i < rates->n_devices && good; i++) {
+        const struct cst_rates_device *device = &rates->devices[i];
+        json_t *object = json_pack("{s:s}", "name", device->name);
+
+        good = object != NULL && put_u64(object, "memory_bytes", device->memory_bytes) &&
+               put_fields(object, device_fields, device);
+        good = json_array_append_new(list, object) == 0 && good;
+    }
+    return good;
+}
+
+static bool put_nodes(json_t *list, const struct cst_rates *rates)
+{
+    bool good = list != NULL;
+
+    for (uint32_t i = 0; i < rates->n_nodes && good; i++) {
+        const struct cst_rates_node *node = &rates->nodes[i];
+        json_t *object = json_object();
+
+        good = object != NULL && put_u64(object, "cores", node->cores) &&
+               put_u64(object, "memory_bytes", node->memory_bytes) &&
+               put_fields(object, node_fields, node);
+        good = json_array_append_new(list, object) == 0 && good;
+    }
+    return good;
+}
+
+json_t *cst_rates_to_json(const struct cst_rates *rates)
+{
+    json_t *root = json_object(), *devices = json_array(), *nodes = json_array();
+    bool good = root != NULL && put_devices(devices, rates) && put_nodes(nodes, rates);
+
+    if (good && rates->fingerprint[0] != '\0') {
+        good = json_object_set_new(root, "fingerprint", json_string(rates->fingerprint)) == 0;
+    }
+    good = good && json_object_set(root, "devices", devices) == 0 &&
+           json_object_set(root, "nodes", nodes) == 0 && put_fields(root, root_fields, rates);
+    json_decref(devices);
+    json_decref(nodes);
+    if (!good) {
+        json_decref(root);
+        root = NULL;
+    }
+    return root;
+}
+
+/* The directory of @path, if it is not there. */
+static void make_directory(const char *path)
+{
+    char *copy = strdup(path);
+
+    if (copy != NULL) {
+        (void)mkdir(dirname(copy), 0755); /* what is wrong with it shows when the file is opened */
+    }
+    free(copy);
+}
+
+static int write_file(const json_t *root, const char *path, struct cst_err *err)
+{
+    FILE *file = fopen(path, "we");
+    bool good;
+
+    if (file == NULL) {
+        return cst_err_errno(err, CST_EIO, errno, "%s", path);
+    }
+    good = json_dumpf(root, file, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) == 0;
+    good = fputc('\n', file) != EOF && fflush(file) == 0 && fsync(fileno(file)) == 0 && good;
+    if (fclose(file) != 0 || !good) {
+        return cst_err_errno(err, CST_EIO, errno, "%s", path);
+    }
+    return CST_OK;
+}
+
+int cst_rates_write(const struct cst_rates *rates, const char *path, struct cst_err *err)
+{
+    json_t *root = cst_rates_to_json(rates);
+    char *beside = NULL;
+    int rc;
+
+    if (root == NULL || asprintf(&beside, "%s.new", path) < 0) {
+        beside = NULL;
+        rc = cst_err_set(err, CST_ENOMEM, "no memory for the rates");
+        goto out;
+    }
+    make_directory(path);
+    rc = write_file(root, beside, err);
+    if (rc == CST_OK && rename(beside, path) != 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "%s", path);
+    }
+    if (rc != CST_OK) {
+        (void)unlink(beside);
+    }
+out:
+    free(beside);
+    json_decref(root);
+    return rc;
+}

@@ -1,0 +1,167 @@
+/* Reading JSON strictly: what is taken, and in which words the rest is refused. */
+#include "proto/json_fields.h"
+#include "tests/lib/suite.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *const keys[] = {"n", "x", "list", "name", NULL};
+
+static json_t *parse(const char *text)
+{
+    json_t *value = json_loads(text, JSON_DECODE_ANY, NULL);
+
+    ck_assert_ptr_nonnull(value);
+    return value;
+}
+
+/* An unknown key and a value that is no object are refused by name. */
+START_TEST(test_object)
+{
+    struct cst_err err = {0};
+    json_t *good = parse("{\"n\": 1}"), *more = parse("{\"n\": 1, \"m\": 2}"), *list = parse("[]");
+
+    ck_assert_int_eq(cst_json_object(good, "a[1]", keys, &err), CST_OK);
+    ck_assert_int_eq(cst_json_object(more, "a[1]", keys, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "a[1]: unknown key 'm'");
+    ck_assert_int_eq(cst_json_object(list, "", keys, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "the file: wanted an object, not an array");
+    json_decref(good);
+    json_decref(more);
+    json_decref(list);
+}
+END_TEST
+
+/* Whole numbers: the limits, no fraction, no minus, missing as the caller says. */
+START_TEST(test_u64)
+{
+    struct cst_err err = {0};
+    json_t *object = parse("{\"n\": 8, \"x\": 1.5, \"list\": -1}");
+    uint64_t n = 77;
+
+    ck_assert_int_eq(cst_json_u64(object, "", "n", CST_JSON_REQUIRED, 8, &n, &err), CST_OK);
+    ck_assert_uint_eq(n, 8);
+    ck_assert_int_eq(cst_json_u64(object, "t", "n", CST_JSON_REQUIRED, 7, &n, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "t.n: 8 is not within 0 to 7");
+    ck_assert_int_eq(cst_json_u64(object, "", "x", CST_JSON_REQUIRED, 8, &n, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "x: wanted a whole number, not a fraction");
+    ck_assert_int_eq(cst_json_u64(object, "", "list", CST_JSON_REQUIRED, 8, &n, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "list: -1 is not within 0 to 8");
+    ck_assert_int_eq(cst_json_u64(object, "", "name", CST_JSON_REQUIRED, 8, &n, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "the file: no 'name'");
+    n = 77;
+    ck_assert_int_eq(cst_json_u64(object, "", "name", CST_JSON_OPTIONAL, 8, &n, &err), CST_OK);
+    ck_assert_uint_eq(n, 77);
+    json_decref(object);
+}
+END_TEST
+
+/* Numbers: whole ones, too; not negative; not text. */
+START_TEST(test_real)
+{
+    struct cst_err err = {0};
+    json_t *object = parse("{\"n\": 8, \"x\": -0.5, \"name\": \"1\"}");
+    double x = 0;
+
+    ck_assert_int_eq(cst_json_real(object, "", "n", CST_JSON_REQUIRED, &x, &err), CST_OK);
+    ck_assert_double_eq(x, 8);
+    ck_assert_int_eq(cst_json_real(object, "r", "x", CST_JSON_REQUIRED, &x, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "r.x: -0.5 is negative or not finite");
+    ck_assert_int_eq(cst_json_real(object, "", "name", CST_JSON_REQUIRED, &x, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "name: wanted a number, not text");
+    ck_assert_double_eq(x, 8);
+    json_decref(object);
+}
+END_TEST
+
+/* Text: as long as there is room for, without control characters. */
+START_TEST(test_text)
+{
+    struct cst_err err = {0};
+    json_t *object = parse("{\"name\": \"abc\", \"n\": \"a\\nb\", \"x\": \"\"}");
+    char out[4] = "";
+
+    ck_assert_int_eq(cst_json_text(object, "", "name", CST_JSON_REQUIRED, out, 4, &err), CST_OK);
+    ck_assert_str_eq(out, "abc");
+    ck_assert_int_eq(cst_json_text(object, "", "name", CST_JSON_REQUIRED, out, 3, &err),
+                     CST_EINVAL);
+    ck_assert_str_eq(err.text, "name: wanted 1 to 2 printable characters, not 3");
+    ck_assert_int_eq(cst_json_text(object, "", "n", CST_JSON_REQUIRED, out, 4, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_json_text(object, "", "x", CST_JSON_REQUIRED, out, 4, &err), CST_EINVAL);
+    json_decref(object);
+}
+END_TEST
+
+/* Arrays: how many values there may be. */
+START_TEST(test_array)
+{
+    struct cst_err err = {0};
+    json_t *object = parse("{\"list\": [1, 2], \"n\": 1}");
+    const json_t *list = NULL;
+
+    ck_assert_int_eq(cst_json_array(object, "", "list", CST_JSON_REQUIRED, 1, 2, &list, &err),
+                     CST_OK);
+    ck_assert_uint_eq(json_array_size(list), 2);
+    ck_assert_int_eq(cst_json_array(object, "p", "list", CST_JSON_REQUIRED, 3, 8, &list, &err),
+                     CST_EINVAL);
+    ck_assert_str_eq(err.text, "p.list: 2 values, allowed are 3 to 8");
+    ck_assert_int_eq(cst_json_array(object, "", "n", CST_JSON_REQUIRED, 0, 1, &list, &err),
+                     CST_EINVAL);
+    ck_assert_str_eq(err.text, "n: wanted an array, not a whole number");
+    ck_assert_int_eq(cst_json_array(object, "", "x", CST_JSON_OPTIONAL, 0, 1, &list, &err), CST_OK);
+    ck_assert_ptr_null(list);
+    json_decref(object);
+}
+END_TEST
+
+static void write_text(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_ge(fputs(text, file), 0);
+    ck_assert_int_eq(fclose(file), 0);
+}
+
+/* A file: what is not JSON is told with line and column; a repeated key is not JSON here. */
+START_TEST(test_load)
+{
+    struct cst_err err = {0};
+    char path[] = "/tmp/cistern-check.XXXXXX";
+    json_t *root = NULL;
+    int fd = mkstemp(path);
+
+    ck_assert_int_ge(fd, 0);
+    (void)close(fd);
+    write_text(path, "{\n  \"n\": 1,\n  oops\n}\n");
+    ck_assert_int_eq(cst_json_load(&root, path, &err), CST_EINVAL);
+    ck_assert_int_eq(strncmp(err.text, path, strlen(path)), 0);
+    ck_assert_int_eq(strncmp(err.text + strlen(path), ":3:", 3), 0);
+    write_text(path, "{\"n\": 1, \"n\": 2}");
+    ck_assert_int_eq(cst_json_load(&root, path, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "duplicate"));
+    ck_assert_ptr_null(root);
+    write_text(path, "{\"n\": 1}");
+    ck_assert_int_eq(cst_json_load(&root, path, &err), CST_OK);
+    json_decref(root);
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(cst_json_load(&root, path, &err), CST_ENOTFOUND);
+    ck_assert_int_eq(cst_json_load(&root, "/", &err), CST_EIO);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("json_fields");
+    TCase *tcase = tcase_create("json_fields");
+
+    tcase_add_test(tcase, test_object);
+    tcase_add_test(tcase, test_u64);
+    tcase_add_test(tcase, test_real);
+    tcase_add_test(tcase, test_text);
+    tcase_add_test(tcase, test_array);
+    tcase_add_test(tcase, test_load);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}

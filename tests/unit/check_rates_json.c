@@ -1,0 +1,118 @@
+/* Rates in files: what is written is read again, parts of several engines add up, what makes no
+ * sense is refused by its place. */
+#include "proto/rates_json.h"
+#include "tests/lib/suite.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int add(struct cst_rates *rates, const char *text, struct cst_err *err)
+{
+    json_t *root = json_loads(text, 0, NULL);
+    int rc;
+
+    ck_assert_ptr_nonnull(root);
+    rc = cst_rates_add_json(rates, root, err);
+    json_decref(root);
+    return rc;
+}
+
+/* Every field survives a file, in a directory that the writer makes. */
+START_TEST(test_round_trip)
+{
+    char directory[] = "/tmp/cistern-check.XXXXXX", inner[64], path[96];
+    struct cst_rates rates = {
+        .fingerprint = "0123abcd",
+        .n_devices = 1,
+        .devices = {{"NVIDIA H200", 1ull << 37, 1e9, 2e9, 3e9, 4e9, 5e-6, 6e9, 7e14, 8e10, 9e12}},
+        .n_nodes = 2,
+        .nodes = {{2, 1ull << 34, 1e10, 2e9, 3e9, 4e9}, {4, 1ull << 35, 5e10, 6e9, 7e9, 8e9}},
+        .disk_read = 2.5e9,
+        .disk_write = 1.5e9,
+        .request_s = 1.25e-5,
+    };
+    struct cst_rates again;
+    struct cst_err err = {0};
+
+    ck_assert_ptr_nonnull(mkdtemp(directory));
+    (void)snprintf(inner, sizeof inner, "%s/new", directory);
+    (void)snprintf(path, sizeof path, "%s/rates.json", inner);
+    ck_assert_int_eq(cst_rates_write(&rates, path, &err), CST_OK);
+    ck_assert_int_eq(cst_rates_read(&again, path, &err), CST_OK);
+    ck_assert_str_eq(again.fingerprint, rates.fingerprint);
+    ck_assert_uint_eq(again.n_devices, 1);
+    ck_assert_mem_eq(&again.devices[0], &rates.devices[0], sizeof rates.devices[0]);
+    ck_assert_uint_eq(again.n_nodes, 2);
+    for (uint32_t i = 0; i < 2; i++) {
+        ck_assert_uint_eq(again.nodes[i].cores, rates.nodes[i].cores);
+        ck_assert_uint_eq(again.nodes[i].memory_bytes, rates.nodes[i].memory_bytes);
+        ck_assert_double_eq(again.nodes[i].pass, rates.nodes[i].pass);
+        ck_assert_double_eq(again.nodes[i].update, rates.nodes[i].update);
+        ck_assert_double_eq(again.nodes[i].reduce, rates.nodes[i].reduce);
+        ck_assert_double_eq(again.nodes[i].copy, rates.nodes[i].copy);
+    }
+    ck_assert_double_eq(again.disk_read, 2.5e9);
+    ck_assert_double_eq(again.disk_write, 1.5e9);
+    ck_assert_double_eq(again.request_s, 1.25e-5);
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(rmdir(inner), 0); /* nothing is left beside it */
+    ck_assert_int_eq(rmdir(directory), 0);
+}
+END_TEST
+
+/* What engines say one after another is one set of rates; a failure changes nothing. */
+START_TEST(test_add)
+{
+    struct cst_rates rates = {.n_nodes = 0};
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(add(&rates, "{\"nodes\": [{\"cores\": 2, \"update\": 1e9}]}", &err), CST_OK);
+    ck_assert_int_eq(add(&rates, "{\"devices\": [{\"name\": \"a\"}, {\"name\": \"b\"}]}", &err),
+                     CST_OK);
+    ck_assert_int_eq(add(&rates, "{\"nodes\": [{\"cores\": 3}], \"request_s\": 1e-5}", &err),
+                     CST_OK);
+    ck_assert_int_eq(add(&rates, "{\"nodes\": [{\"cores\": 4}, {\"cores\": -1}]}", &err),
+                     CST_EINVAL);
+    ck_assert_str_eq(err.text, "nodes[1].cores: -1 is not within 0 to 4294967295");
+    ck_assert_uint_eq(rates.n_nodes, 2);
+    ck_assert_uint_eq(rates.nodes[1].cores, 3);
+    ck_assert_uint_eq(rates.n_devices, 2);
+    ck_assert_str_eq(rates.devices[1].name, "b");
+}
+END_TEST
+
+/* Unknown keys, wrong types and too many entries are refused; an engine's sentence is handed on. */
+START_TEST(test_refused)
+{
+    struct cst_rates rates = {.n_nodes = 0};
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(add(&rates, "{\"device\": []}", &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "the file: unknown key 'device'");
+    ck_assert_int_eq(add(&rates, "{\"devices\": [{\"name\": \"a\", \"upp\": 1}]}", &err),
+                     CST_EINVAL);
+    ck_assert_str_eq(err.text, "devices[0]: unknown key 'upp'");
+    ck_assert_int_eq(add(&rates, "{\"devices\": [{\"up\": 1}]}", &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "devices[0]: no 'name'");
+    ck_assert_int_eq(add(&rates, "{\"nodes\": [{}, {}, {}, {}, {}, {}, {}, {}, {}]}", &err),
+                     CST_EINVAL);
+    ck_assert_str_eq(err.text, "nodes: 9 values, allowed are 0 to 8");
+    ck_assert_int_eq(add(&rates, "{\"error\": \"no driver\"}", &err), CST_EUNSUPPORTED);
+    ck_assert_str_eq(err.text, "no driver");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("rates_json");
+    TCase *tcase = tcase_create("rates_json");
+
+    tcase_add_test(tcase, test_round_trip);
+    tcase_add_test(tcase, test_add);
+    tcase_add_test(tcase, test_refused);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
