@@ -211,7 +211,7 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
     actions->n = 0;
     core->actions = actions;
     core->now = event->now;
-    if ((size_t)event->kind >= N_KINDS) {
+    if ((size_t)event->kind >= N_KINDS || kinds[event->kind].digest == NULL) {
         cst_core_refuse(core, event->tag, CST_EUNSUPPORTED, "event %d", (int)event->kind);
         return;
     }

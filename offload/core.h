@@ -34,6 +34,18 @@
  *     its copies have ended; one that hung up keeps its blocks in quarantine until it is dead.
  *   - Nothing is loaded into such a pool but for a fetch: PREFETCH does nothing, nor is the trace followed. The worker fetches ahead.
  *
+ * Groups. A chunk's sum waits for the ranks in its group (layout's chunk.ranks) alone; nobody else fetches it or hands it in (CST_EINVAL).
+ * SYNC and STEP are everybody's. A frozen chunk has no gradient (CST_EINVAL), no sum, no update; its MASTER, moments and GRAD cannot be
+ * read (CST_EUNSUPPORTED), and a WRITE of its MASTER sets the weights. A chunk of a base job is not written (CST_EDENIED).
+ *
+ * Micro-batches. A rank counts its own: ACCUMULATE ends one, STEP the last. A chunk collects one at a time: what a rank hands in during its
+ * micro-batch m is added when all of the group's m - 1 is in the row. Who ended m without handing in contributed zero. Who is ahead and
+ * opens the gradient again waits until its block's contribution is in the row. An fp32 row takes contributions as they come, always in the
+ * order micro-batch by micro-batch, in each rank by rank, and each addition is rounded to fp32 whether it has a command of its own or not: so
+ * where a pool runs short, the contributions of the first ranks are added before the last have come, and the bits are the same. (They cannot
+ * be staged, as a bf16 row's one is: an fp32 row holds the sum so far.) No rank is stuck by that: of the ranks in the earliest
+ * micro-batch, the lowest can always empty its pool.
+ *
  * In INTERRUPTED and IDLE (and before the first SYNC) requests of the old attempt get EPEERDIED (before the first: EINVAL, "sync first"). A surviving
  * rank's blocks stay leased until its SYNC: only then is it known that it no longer touches them. */
 #ifndef CST_CORE_H
@@ -67,6 +79,7 @@ struct cst_core_config {
     uint64_t peer_timeout_ns;        /* how long SYNC and STEP wait for other ranks; CST_CORE_NEVER: for ever */
     uint64_t step;                   /* steps committed before (0 for a new job) */
     uint32_t prefetch_depth;         /* chunks ahead; 1 */
+    uint32_t micro_batches;          /* per step, at most; 0 and 1: one. With more, and where layout says so, grad rows are fp32 */
 };
 
 struct cst_hyper {
@@ -106,6 +119,7 @@ struct cst_command {
     uint32_t table;          /* REDUCE, NORM, UPDATE: segment id of the job table */
     uint32_t chunk;          /* REDUCE, UPDATE */
     uint64_t mark;           /* REDUCE: number of the reduction; UPDATE: adam step t, from 1 */
+    bool accumulate;         /* REDUCE into an fp32 row: begin with what is there, then add the sources in order */
     struct cst_hyper hyper;  /* UPDATE; grad_scale holds scale x clip */
 };
 
@@ -121,6 +135,7 @@ enum cst_event_kind {
     CST_EV_FETCH_GRAD,   /* rank, tag, attempt, chunk, ahead */
     CST_EV_RELEASE,      /* rank, tag, attempt, chunk, generation. Of a gradient: changes nothing, it is leased until it is handed in */
     CST_EV_HAND_IN,      /* rank, tag, attempt, chunk, generation: REDUCE_SCATTER */
+    CST_EV_ACCUMULATE,   /* rank, tag, attempt. Ends the rank's micro-batch: its waiting gradient fetches and open gradients; EINVAL: it is the step's last */
     CST_EV_PREFETCH,     /* rank, tag, attempt, chunk */
     CST_EV_EVICT,        /* rank, tag, attempt, chunk */
     CST_EV_STEP,         /* rank, tag, attempt, hyper, loss. Ends the rank's waiting fetches and open gradients; nothing more of the step is granted */
