@@ -14,6 +14,7 @@ stages=(
     "copy 40 64 MiB chunks up, down and both at once, against cuMemcpyAsync"
     "worker 60 a GPT of 1.3 B parameters, all states on the GPU, against the card's bf16 matrix products"
     "whole 90 the same model through the daemon, pool of 25 %, and tokens per step against efficiency"
+    "copies 60 the same, with weights copied by the worker itself instead of the engine"
     "size 150 the largest GPT that one step trains in 100 GiB of host and 16 GiB of GPU memory"
     "peer 90 the same model in PyTorch with DeepSpeed ZeRO-3, states in host memory"
 )

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # begin_stage sets tmp, here and daemon
-# The stages of tests/gpu/run that train: bits, worker, whole, size, peer. Sourced by stages.sh.
+# The stages of tests/gpu/run that train: bits, worker, whole, copies, size, peer. Sourced by stages.sh.
 
 # -- the same bits, whatever happens -------------------------------------------------------------
 
@@ -239,6 +239,7 @@ stage_whole() {
     run_local 4
     start_daemon --host-memory 90%
     run_whole 4
+    printf '%s\n' "$rate" >"$GPU_SCRATCH/whole.rate"
     emit whole "$rate" tokens/s "$local_rate"
     awk -v t=$((4 * micro * context)) -v r="$rate" 'BEGIN { print t / r }' >"$GPU_SCRATCH/whole.seconds"
     ./cistern job whole
@@ -248,6 +249,21 @@ stage_whole() {
         run_whole $n
         emit "whole_$((n * micro * context))_tokens" "$rate" tokens/s "$local_rate"
     done
+}
+
+# Which of the two makes the better default: [gpu] copies in cistern.conf(5).
+stage_copies() {
+    local model n_params context micro pool warm_steps n_steps rate to_step=0
+    need_gpt
+    [ -s "$GPU_SCRATCH/whole.rate" ] || skip "stage whole has no rate to compare with"
+    make_text
+    big_model
+    printf '[gpu]\ncopies = worker\n' >"$tmp/worker.conf"
+    start_daemon --host-memory 90% --config "$tmp/worker.conf"
+    run_whole 4
+    emit whole_worker_copies "$rate" tokens/s "$(cat "$GPU_SCRATCH/whole.rate")"
+    ./cistern job whole | tee "$tmp/job"
+    grep -q 'by the workers$' "$tmp/job" || fail "cistern job does not say that the worker copies"
 }
 
 # -- size ----------------------------------------------------------------------------------------
