@@ -8,9 +8,10 @@
 
 #define PAGE_BYTES 4096
 
-static uint64_t row_bytes(const struct cst_layout_chunk *chunk, enum cst_row row)
+static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
+                          enum cst_row row)
 {
-    uint64_t elem = row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4;
+    uint64_t elem = row == CST_ROW_WEIGHT ? 2 : row == CST_ROW_GRAD ? layout->grad_bytes : 4;
 
     return cst_align_up(chunk->n_elems * elem, PAGE_BYTES);
 }
@@ -75,7 +76,7 @@ static int place_rows(struct cst_layout *layout)
         struct cst_layout_chunk *chunk = &layout->chunks[c];
 
         for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
-            uint64_t bytes = row_bytes(chunk, (enum cst_row)r);
+            uint64_t bytes = row_bytes(layout, chunk, (enum cst_row)r);
 
             if (segment == NULL || segment->node != chunk->node ||
                 segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
@@ -183,6 +184,7 @@ int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
     if (status != CST_OK) {
         return cst_err_set(err, status, "no memory to lay the model out");
     }
+    built.grad_bytes = config->grad_bytes == 4 ? 4 : 2;
     status = cst_capacity_choose(&packing, config, &built.capacity, err);
     if (status != CST_OK) {
         goto out_packing;

@@ -127,6 +127,7 @@ struct cst_layout {
     uint32_t n_segments;
     uint64_t arena_bytes;            /* sum of segments, the base's not counted */
     uint64_t n_tiles;
+    uint32_t grad_bytes;             /* of an element of the grad rows: 2 (bf16) or 4 (fp32) */
     uint32_t min_blocks;             /* the smallest pool that can run */
     uint32_t min_operator;           /* the operator that needs it */
     uint32_t max_blocks;             /* more would never be used: all weights and all gradients */
