@@ -43,13 +43,13 @@ static void fill_committed(const struct cst_job *job, uint32_t rank, Cistern__Co
     cistern__committed__init(out);
     out->chunk_elems = job->layout.capacity;
     out->n_chunks = job->layout.n_chunks;
-    out->n_blocks = pool->n_blocks;
+    out->n_blocks = pool->parts[0].n_blocks;
     out->min_blocks = job->layout.min_blocks;
-    out->blocks_per_slab = pool->blocks_per_slab;
+    out->blocks_per_slab = pool->parts[0].blocks_per_slab;
     out->n_slabs = cst_memory_n_slabs(&job->memory, rank);
     out->n_params = job->model.n_params;
     out->arena_bytes = job->memory.arena_bytes;
-    out->pool_bytes = pool->n_blocks * job->layout.capacity * 2;
+    out->pool_bytes = pool->parts[0].n_blocks * job->layout.capacity * 2;
     cst_core_stats(job->core, &stats);
     out->has_step = 1;
     out->step = stats.step;
@@ -216,7 +216,7 @@ static int open_core(struct cst_job *job, struct cst_err *err)
         .pools = memory->pools,
         .first_ticket = (job->serial << CST_JOB_TICKET_SHIFT) + 1, /* a mark's low half is not 0 */
         .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
-        .prefetch_depth = 1,
+        .policy = {.prefetch_depth = 1},
     };
     int rc = cst_core_open(&job->core, &config, err);
 
@@ -393,16 +393,16 @@ static void join_barrier(struct cst_job *job)
 static int check_pool(const struct cst_worker *worker, struct cst_err *err)
 {
     const struct cst_job *job = worker->job;
-    const struct cst_core_pool *pool = &job->memory.pools[worker->rank];
+    uint32_t n_blocks = job->memory.pools[worker->rank].parts[0].n_blocks;
     uint64_t block_bytes = job->layout.capacity * 2, n = worker->pool_bytes / block_bytes;
 
     n = n < job->layout.max_blocks ? n : job->layout.max_blocks;
-    if (worker->pool_bytes != 0 && n != pool->n_blocks) {
+    if (worker->pool_bytes != 0 && n != n_blocks) {
         return cst_err_set(err, CST_EMISMATCH,
                            "pool of rank %u: %u blocks of %" PRIu64
                            " bytes since the job was committed; %" PRIu64
                            " bytes asked for now are %" PRIu64,
-                           worker->rank, pool->n_blocks, block_bytes, worker->pool_bytes, n);
+                           worker->rank, n_blocks, block_bytes, worker->pool_bytes, n);
     }
     return CST_OK;
 }

@@ -242,12 +242,11 @@ static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, 
     uint64_t grain = cst_memory_grain(daemon, pool->gpu);
     int rc = CST_OK, node = (int)(rank % daemon->engines.n_nodes);
 
-    memory->pools[rank] =
-        (struct cst_core_pool){.n_blocks = pool->n_blocks,
-                               .blocks_per_slab = per_slab,
-                               .segments = memory->ids + memory->n_segments,
-                               .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
-                               .worker_copies = cst_memory_worker_copies(daemon, pool->gpu)};
+    memory->pools[rank] = (struct cst_core_pool){
+        .parts[0] = {.n_blocks = pool->n_blocks, .blocks_per_slab = per_slab},
+        .segments = memory->ids + memory->n_segments,
+        .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
+        .worker_copies = cst_memory_worker_copies(daemon, pool->gpu)};
     while (left > 0 && rc == CST_OK) {
         uint32_t n = left < per_slab ? left : per_slab;
         uint64_t bytes = slab_bytes(layout, n, grain);
@@ -414,9 +413,9 @@ void cst_memory_close(struct cst_memory *memory)
 
 uint32_t cst_memory_n_slabs(const struct cst_memory *memory, uint32_t rank)
 {
-    const struct cst_core_pool *pool = &memory->pools[rank];
+    const struct cst_core_part *part = &memory->pools[rank].parts[0];
 
-    return (pool->n_blocks + pool->blocks_per_slab - 1) / pool->blocks_per_slab;
+    return (part->n_blocks + part->blocks_per_slab - 1) / part->blocks_per_slab;
 }
 
 struct cst_segment *cst_memory_slab(const struct cst_memory *memory, uint32_t rank, uint32_t i)

@@ -24,32 +24,93 @@ static const struct {
     [CST_BLOCK_QUARANTINED] = {"quarantined", TO(FREE), false, false, false},
 };
 
-int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config, uint32_t n_chunks)
+static void init_part(struct cst_pool *pool, uint32_t k, const struct cst_core_part *config,
+                      uint64_t block_bytes)
 {
+    struct cst_part *part = &pool->parts[k];
+
+    *part = (struct cst_part){.first_block = pool->n_blocks,
+                              .n_blocks = config->n_blocks,
+                              .blocks_per_slab = config->blocks_per_slab,
+                              .first_slab = config->first_slab,
+                              .block_bytes = block_bytes};
+    pool->n_blocks += config->n_blocks;
+    cst_queue_init(&part->demand);
+    cst_queue_init(&part->ahead);
+    for (int s = 0; s < CST_BLOCK_STATES; s++) {
+        part->head[s] = CST_NONE;
+    }
+}
+
+static void enlist(struct cst_pool *pool, uint32_t b)
+{
+    struct cst_block *block = &pool->blocks[b];
+    struct cst_part *part = &pool->parts[block->part];
+
+    block->prev = CST_NONE;
+    block->next = part->head[block->state];
+    if (block->next != CST_NONE) {
+        pool->blocks[block->next].prev = b;
+    }
+    part->head[block->state] = b;
+    part->count[block->state]++;
+}
+
+static void delist(struct cst_pool *pool, uint32_t b)
+{
+    struct cst_block *block = &pool->blocks[b];
+    struct cst_part *part = &pool->parts[block->part];
+
+    if (block->next != CST_NONE) {
+        pool->blocks[block->next].prev = block->prev;
+    }
+    if (block->prev != CST_NONE) {
+        pool->blocks[block->prev].next = block->next;
+    } else {
+        part->head[block->state] = block->next;
+    }
+    part->count[block->state]--;
+}
+
+static void init_blocks(struct cst_pool *pool)
+{
+    for (uint32_t k = pool->n_parts; k-- > 0;) {
+        const struct cst_part *part = &pool->parts[k];
+
+        for (uint32_t b = part->first_block + part->n_blocks; b-- > part->first_block;) {
+            pool->blocks[b].chunk = CST_NONE;
+            pool->blocks[b].part = k;
+            cst_queue_init(&pool->blocks[b].waiters);
+            enlist(pool, b);
+        }
+    }
+}
+
+int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config,
+                  const struct cst_layout *layout)
+{
+    size_t n = layout->n_chunks;
+
     *pool = (struct cst_pool){
-        .n_blocks = config->n_blocks,
-        .blocks_per_slab = config->blocks_per_slab,
+        .n_parts = layout->n_classes,
+        .chunks = layout->chunks,
         .segments = config->segments,
         .engine = config->engine,
         .worker_copies = config->worker_copies,
-        .free_head = CST_NONE,
-        .blocks = calloc(config->n_blocks, sizeof *pool->blocks),
-        .weight_of = malloc(n_chunks * sizeof *pool->weight_of),
-        .grad_of = malloc(n_chunks * sizeof *pool->grad_of),
+        .weight_of = malloc(n * sizeof *pool->weight_of),
+        .grad_of = malloc(n * sizeof *pool->grad_of),
     };
+    for (uint32_t k = 0; k < pool->n_parts; k++) {
+        init_part(pool, k, &config->parts[k], 2 * layout->classes[k].capacity);
+    }
+    pool->blocks = calloc(pool->n_blocks + 1u, sizeof *pool->blocks);
     if (pool->blocks == NULL || pool->weight_of == NULL || pool->grad_of == NULL) {
         cst_pool_close(pool);
         return CST_ENOMEM;
     }
-    memset(pool->weight_of, 0xff, n_chunks * sizeof *pool->weight_of);
-    memset(pool->grad_of, 0xff, n_chunks * sizeof *pool->grad_of);
-    pool->count[CST_BLOCK_FREE] = pool->n_blocks;
-    for (uint32_t b = pool->n_blocks; b-- > 0;) {
-        pool->blocks[b].chunk = CST_NONE;
-        pool->blocks[b].next_free = pool->free_head;
-        cst_queue_init(&pool->blocks[b].waiters);
-        pool->free_head = b;
-    }
+    memset(pool->weight_of, 0xff, n * sizeof *pool->weight_of);
+    memset(pool->grad_of, 0xff, n * sizeof *pool->grad_of);
+    init_blocks(pool);
     return CST_OK;
 }
 
@@ -61,28 +122,38 @@ void cst_pool_close(struct cst_pool *pool)
     memset(pool, 0, sizeof *pool);
 }
 
-static void set_state(struct cst_pool *pool, struct cst_block *block, enum cst_block_state state)
+struct cst_part *cst_pool_part(struct cst_pool *pool, uint32_t chunk)
 {
-    assert((states[block->state].next & (1u << state)) != 0);
-    pool->count[block->state]--;
-    pool->count[state]++;
-    block->state = state;
+    return &pool->parts[pool->chunks[chunk].size_class];
+}
+
+uint32_t cst_pool_count(const struct cst_pool *pool, enum cst_block_state state)
+{
+    uint32_t n = 0;
+
+    for (uint32_t k = 0; k < pool->n_parts; k++) {
+        n += pool->parts[k].count[state];
+    }
+    return n;
+}
+
+static void set_state(struct cst_pool *pool, uint32_t b, enum cst_block_state state)
+{
+    assert((states[pool->blocks[b].state].next & (1u << state)) != 0);
+    delist(pool, b);
+    pool->blocks[b].state = state;
+    enlist(pool, b);
     pool->changed = true;
 }
 
 uint32_t cst_pool_take(struct cst_pool *pool, enum cst_block_state state, uint32_t chunk)
 {
-    uint32_t b = pool->free_head;
-    struct cst_block *block;
+    uint32_t b = cst_pool_part(pool, chunk)->head[CST_BLOCK_FREE];
 
-    if (b == CST_NONE) {
-        return CST_NONE;
+    if (b != CST_NONE) {
+        pool->blocks[b].chunk = chunk;
+        set_state(pool, b, state);
     }
-    block = &pool->blocks[b];
-    pool->free_head = block->next_free;
-    block->next_free = CST_NONE;
-    block->chunk = chunk;
-    set_state(pool, block, state);
     return b;
 }
 
@@ -92,9 +163,9 @@ void cst_block_move(struct cst_pool *pool, uint32_t b, enum cst_block_state stat
 
     if (block->state == CST_BLOCK_RESIDENT && block->leases > 0) {
         assert(state != CST_BLOCK_FREE);
-        pool->n_leased_resident--;
+        pool->parts[block->part].n_leased_resident--;
     }
-    set_state(pool, block, state);
+    set_state(pool, b, state);
     if (!states[state].has_ticket) {
         block->ticket = 0;
         block->dropped = false;
@@ -109,8 +180,6 @@ void cst_block_move(struct cst_pool *pool, uint32_t b, enum cst_block_state stat
         block->chunk = CST_NONE;
         block->leases = 0;
         block->generation = 0;
-        block->next_free = pool->free_head;
-        pool->free_head = b;
     }
 }
 
@@ -119,7 +188,7 @@ void cst_block_lease(struct cst_pool *pool, uint32_t b)
     struct cst_block *block = &pool->blocks[b];
 
     if (block->leases++ == 0 && block->state == CST_BLOCK_RESIDENT) {
-        pool->n_leased_resident++;
+        pool->parts[block->part].n_leased_resident++;
     }
 }
 
@@ -130,7 +199,7 @@ void cst_block_unlease(struct cst_pool *pool, uint32_t b)
     assert(block->leases > 0);
     if (--block->leases == 0) {
         if (block->state == CST_BLOCK_RESIDENT) {
-            pool->n_leased_resident--;
+            pool->parts[block->part].n_leased_resident--;
         }
         block->generation = 0;
         pool->changed = true;
@@ -144,35 +213,69 @@ void cst_block_unlease_all(struct cst_pool *pool, uint32_t b)
     }
 }
 
-uint32_t cst_pool_slab(const struct cst_pool *pool, uint32_t block)
+void cst_block_await(struct cst_pool *pool, uint32_t b, struct cst_requests *requests,
+                     uint32_t request)
 {
-    return block / pool->blocks_per_slab;
+    struct cst_block *block = &pool->blocks[b];
+
+    assert(block->state == CST_BLOCK_LOADING);
+    pool->parts[block->part].n_awaited += cst_queue_empty(&block->waiters);
+    cst_queue_push(requests, &block->waiters, request);
 }
 
-uint64_t cst_pool_offset(const struct cst_pool *pool, uint32_t block, uint64_t capacity)
+void cst_block_forsake(struct cst_pool *pool, uint32_t b, struct cst_requests *requests,
+                       uint32_t request)
 {
-    return (uint64_t)(block % pool->blocks_per_slab) * 2 * capacity;
+    struct cst_block *block = &pool->blocks[b];
+
+    cst_queue_remove(requests, &block->waiters, request);
+    pool->parts[block->part].n_awaited -= cst_queue_empty(&block->waiters);
 }
 
-struct cst_place cst_pool_place(const struct cst_pool *pool, uint32_t block, uint64_t capacity)
+uint32_t cst_block_pop_waiter(struct cst_pool *pool, uint32_t b, struct cst_requests *requests)
 {
-    return (struct cst_place){.segment = pool->segments[cst_pool_slab(pool, block)],
-                              .offset = cst_pool_offset(pool, block, capacity)};
+    uint32_t first = pool->blocks[b].waiters.head;
+
+    if (first != CST_NO_REQUEST) {
+        cst_block_forsake(pool, b, requests, first);
+    }
+    return first;
+}
+
+uint32_t cst_pool_slab(const struct cst_pool *pool, uint32_t b)
+{
+    const struct cst_part *part = &pool->parts[pool->blocks[b].part];
+
+    return part->first_slab + (b - part->first_block) / part->blocks_per_slab;
+}
+
+uint64_t cst_pool_offset(const struct cst_pool *pool, uint32_t b)
+{
+    const struct cst_part *part = &pool->parts[pool->blocks[b].part];
+
+    return (b - part->first_block) % part->blocks_per_slab * part->block_bytes;
+}
+
+struct cst_place cst_pool_place(const struct cst_pool *pool, uint32_t b)
+{
+    return (struct cst_place){.segment = pool->segments[cst_pool_slab(pool, b)],
+                              .offset = cst_pool_offset(pool, b)};
 }
 
 void cst_pool_books(const struct cst_pool *pool, struct cst_books *out)
 {
-    const uint32_t *n = pool->count;
+    *out = (struct cst_books){.capacity = pool->n_blocks};
+    for (uint32_t k = 0; k < pool->n_parts; k++) {
+        const struct cst_part *part = &pool->parts[k];
+        const uint32_t *n = part->count;
 
-    *out = (struct cst_books){
-        .capacity = pool->n_blocks,
-        .free = n[CST_BLOCK_FREE],
-        .cached = n[CST_BLOCK_RESIDENT] - pool->n_leased_resident,
-        .leased = pool->n_leased_resident + n[CST_BLOCK_STALE] + n[CST_BLOCK_OPEN],
-        .moving = n[CST_BLOCK_LOADING] + n[CST_BLOCK_STAGING] + n[CST_BLOCK_REDUCING],
-        .pending = n[CST_BLOCK_PENDING],
-        .quarantined = n[CST_BLOCK_QUARANTINED],
-    };
+        out->free += n[CST_BLOCK_FREE];
+        out->cached += n[CST_BLOCK_RESIDENT] - part->n_leased_resident;
+        out->leased += part->n_leased_resident + n[CST_BLOCK_STALE] + n[CST_BLOCK_OPEN];
+        out->moving += n[CST_BLOCK_LOADING] + n[CST_BLOCK_STAGING] + n[CST_BLOCK_REDUCING];
+        out->pending += n[CST_BLOCK_PENDING];
+        out->quarantined += n[CST_BLOCK_QUARANTINED];
+    }
 }
 
 const char *cst_block_state_name(enum cst_block_state state)
@@ -190,6 +293,9 @@ static const char *check_block(const struct cst_pool *pool, uint32_t b, uint32_t
     }
     if (block->chunk >= n_chunks) {
         return "a block that is not free has a chunk";
+    }
+    if (block->part != pool->chunks[block->chunk].size_class) {
+        return "a block holds chunks of its size class";
     }
     if (weight != (pool->weight_of[block->chunk] == b)) {
         return "weight_of points at the block with the weights";
@@ -222,26 +328,44 @@ static const char *check_block(const struct cst_pool *pool, uint32_t b, uint32_t
     return NULL;
 }
 
-static const char *check_counts(const struct cst_pool *pool)
+/* The lists of a part have its blocks by state, each once, and its numbers are theirs. */
+static const char *check_part(const struct cst_pool *pool, uint32_t k)
 {
-    uint32_t count[CST_BLOCK_STATES] = {0};
+    const struct cst_part *part = &pool->parts[k];
     uint32_t leased = 0;
-    uint32_t n_free = 0;
+    uint32_t awaited = 0;
+    uint32_t n = 0;
+
+    for (int s = 0; s < CST_BLOCK_STATES; s++) {
+        uint32_t n_listed = 0;
+        uint32_t prev = CST_NONE;
+
+        for (uint32_t b = part->head[s]; b != CST_NONE; b = pool->blocks[b].next) {
+            const struct cst_block *block = &pool->blocks[b];
+
+            if ((int)block->state != s || block->part != k || block->prev != prev ||
+                ++n_listed > part->n_blocks) {
+                return "a list has a part's blocks of one state";
+            }
+            leased += block->state == CST_BLOCK_RESIDENT && block->leases > 0;
+            awaited += !cst_queue_empty(&block->waiters);
+            prev = b;
+        }
+        if (n_listed != part->count[s]) {
+            return "blocks are counted by state";
+        }
+        n += n_listed;
+    }
+    if (n != part->n_blocks || leased != part->n_leased_resident || awaited != part->n_awaited) {
+        return "a part's numbers are its blocks'";
+    }
+    return NULL;
+}
+
+static const char *check_books(const struct cst_pool *pool)
+{
     struct cst_books books;
 
-    for (uint32_t b = 0; b < pool->n_blocks; b++) {
-        count[pool->blocks[b].state]++;
-        leased += pool->blocks[b].state == CST_BLOCK_RESIDENT && pool->blocks[b].leases > 0;
-    }
-    for (uint32_t b = pool->free_head; b != CST_NONE; b = pool->blocks[b].next_free) {
-        if (pool->blocks[b].state != CST_BLOCK_FREE || ++n_free > pool->n_blocks) {
-            return "the free list has free blocks, each once";
-        }
-    }
-    if (memcmp(count, pool->count, sizeof count) != 0 || leased != pool->n_leased_resident ||
-        n_free != count[CST_BLOCK_FREE]) {
-        return "blocks are counted by state";
-    }
     cst_pool_books(pool, &books);
     if (books.free + books.cached + books.leased + books.moving + books.pending +
             books.quarantined !=
@@ -253,8 +377,11 @@ static const char *check_counts(const struct cst_pool *pool)
 
 const char *cst_pool_check(const struct cst_pool *pool, uint32_t n_chunks)
 {
-    const char *what = check_counts(pool);
+    const char *what = check_books(pool);
 
+    for (uint32_t k = 0; k < pool->n_parts && what == NULL; k++) {
+        what = check_part(pool, k);
+    }
     for (uint32_t b = 0; b < pool->n_blocks && what == NULL; b++) {
         what = check_block(pool, b, n_chunks);
     }

@@ -1,5 +1,5 @@
 /* A rank's pool: blocks, their states, which chunk is in which block. Keeps the books; decides
- * nothing.
+ * nothing. A block belongs to one size class, its part, for good; all books are kept by part.
  *
  *         load            copy done           evict
  *   FREE ------> LOADING ----------> RESIDENT ------> FREE   weights; RESIDENT may be leased
@@ -37,9 +37,10 @@ enum cst_block_state {
 
 struct cst_block {
     enum cst_block_state state;
-    uint32_t chunk;     /* CST_NONE while free */
-    uint32_t leases;    /* fetches not released */
-    uint32_t next_free; /* list of free blocks, CST_NONE: last */
+    uint32_t chunk;      /* CST_NONE while free */
+    uint32_t leases;     /* fetches not released */
+    uint32_t part;       /* its size class */
+    uint32_t prev, next; /* list of its part's blocks in its state, CST_NONE: the end */
     bool dropped; /* LOADING: what arrives is out of date; STAGING: nobody wants it any more */
     bool filling; /* RESIDENT, STALE: leased, and the lessee has not said that the weights are in */
     uint64_t generation; /* of the lease; 0 while there was none */
@@ -48,27 +49,49 @@ struct cst_block {
     struct cst_queue waiters; /* LOADING: fetches that it will answer */
 };
 
-struct cst_pool {
-    struct cst_block *blocks; /* n_blocks; owned */
-    uint32_t n_blocks;
+/* The blocks of one size class. */
+struct cst_part {
+    uint32_t first_block; /* index into the pool's blocks */
+    uint32_t n_blocks;    /* from there on */
     uint32_t blocks_per_slab;
-    const uint32_t *segments; /* segment id per slab; borrowed */
-    uint32_t engine;          /* of the GPU whose memory it is; 0: host memory */
-    bool worker_copies;       /* no engine copies weights in */
-    uint32_t *weight_of;      /* per chunk: its LOADING or RESIDENT block, or CST_NONE; owned */
-    uint32_t *grad_of;        /* per chunk: block of its gradient in this collection; owned */
-    uint32_t free_head;       /* CST_NONE: none is free */
+    uint32_t first_slab;
+    uint64_t block_bytes;
     uint32_t count[CST_BLOCK_STATES]; /* blocks by state */
+    uint32_t head[CST_BLOCK_STATES];  /* list of blocks by state, the newest in it first; CST_NONE:
+                                         empty */
     uint32_t n_leased_resident;       /* of the RESIDENT ones */
-    bool changed;                     /* a waiting fetch may have a chance now */
+    uint32_t n_awaited;               /* of the LOADING ones: that fetches wait for */
+    struct cst_queue demand;          /* fetches that wait for a block of it */
+    struct cst_queue ahead;           /* same, served after them */
+};
+
+struct cst_pool {
+    struct cst_block *blocks; /* n_blocks, part by part; owned */
+    uint32_t n_blocks;
+    struct cst_part parts[CST_LAYOUT_MAX_CLASSES];
+    uint32_t n_parts;
+    const struct cst_layout_chunk *chunks; /* of the layout; borrowed */
+    const uint32_t *segments;              /* segment id per slab; borrowed */
+    uint32_t engine;                       /* of the GPU whose memory it is; 0: host memory */
+    bool worker_copies;                    /* no engine copies weights in */
+    uint32_t *weight_of; /* per chunk: its LOADING or RESIDENT block, or CST_NONE; owned */
+    uint32_t *grad_of;   /* per chunk: block of its gradient in this collection; owned */
+    bool changed;        /* a waiting fetch may have a chance now */
 };
 
 /* CST_ENOMEM: nothing is owned. */
-int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config, uint32_t n_chunks);
+int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config,
+                  const struct cst_layout *layout);
 void cst_pool_close(struct cst_pool *pool);
 
-/* A free block in @state for @chunk, out of the free list; CST_NONE if none is free. weight_of and
- * grad_of are the caller's business. */
+/* The part whose blocks hold @chunk. */
+struct cst_part *cst_pool_part(struct cst_pool *pool, uint32_t chunk);
+
+/* How many blocks of the pool are in @state. */
+uint32_t cst_pool_count(const struct cst_pool *pool, enum cst_block_state state);
+
+/* A free block of its part in @state for @chunk; CST_NONE if none is free. weight_of and grad_of
+ * are the caller's business. */
 uint32_t cst_pool_take(struct cst_pool *pool, enum cst_block_state state, uint32_t chunk);
 
 /* Go to @state, which the table must allow. FREE: forgets everything and puts it on the free list.
@@ -82,10 +105,18 @@ void cst_block_unlease(struct cst_pool *pool, uint32_t block);
 /* End all leases of a RESIDENT block. */
 void cst_block_unlease_all(struct cst_pool *pool, uint32_t block);
 
-/* Where a block lies, on the wire. @capacity: elements of a chunk. */
-struct cst_place cst_pool_place(const struct cst_pool *pool, uint32_t block, uint64_t capacity);
+/* A fetch waits for the copy into a LOADING block; it does no more; the oldest that does, taken out
+ * (CST_NO_REQUEST: none). */
+void cst_block_await(struct cst_pool *pool, uint32_t block, struct cst_requests *requests,
+                     uint32_t request);
+void cst_block_forsake(struct cst_pool *pool, uint32_t block, struct cst_requests *requests,
+                       uint32_t request);
+uint32_t cst_block_pop_waiter(struct cst_pool *pool, uint32_t block, struct cst_requests *requests);
+
+/* Where a block lies, on the wire. */
+struct cst_place cst_pool_place(const struct cst_pool *pool, uint32_t block);
 uint32_t cst_pool_slab(const struct cst_pool *pool, uint32_t block);
-uint64_t cst_pool_offset(const struct cst_pool *pool, uint32_t block, uint64_t capacity);
+uint64_t cst_pool_offset(const struct cst_pool *pool, uint32_t block);
 
 void cst_pool_books(const struct cst_pool *pool, struct cst_books *out);
 

@@ -66,8 +66,12 @@ static const char *check_requests(const struct cst_core *core)
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_rank *r = &core->ranks[rank];
 
-        n += count_queue(core, &r->demand, CST_REQUEST_QUEUED, rank, &what);
-        n += count_queue(core, &r->ahead, CST_REQUEST_QUEUED, rank, &what);
+        for (uint32_t k = 0; k < r->pool.n_parts; k++) {
+            const struct cst_part *part = &r->pool.parts[k];
+
+            n += count_queue(core, &part->demand, CST_REQUEST_QUEUED, rank, &what);
+            n += count_queue(core, &part->ahead, CST_REQUEST_QUEUED, rank, &what);
+        }
         for (uint32_t b = 0; b < r->pool.n_blocks; b++) {
             n += count_queue(core, &r->pool.blocks[b].waiters, CST_REQUEST_JOINED, rank, &what);
         }
@@ -211,12 +215,11 @@ static const char *check_phase(const struct cst_core *core)
         if (core->closing && !r->stepped) {
             return "a step closes when all ranks have asked";
         }
-        if (core->phase != CST_PHASE_RUNNING &&
-            (r->stepped || !cst_queue_empty(&r->demand) || !cst_queue_empty(&r->ahead))) {
+        if (core->phase != CST_PHASE_RUNNING && (r->stepped || cst_residency_waits(r))) {
             return "nothing but sync waits between attempts";
         }
         if (r->state != CST_RANK_HUNG_UP && r->state != CST_RANK_ATTACHED &&
-            r->pool.count[CST_BLOCK_QUARANTINED] > 0) {
+            cst_pool_count(&r->pool, CST_BLOCK_QUARANTINED) > 0) {
             return "a quarantine ends with the process";
         }
     }

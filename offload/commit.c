@@ -229,8 +229,10 @@ static int compare_hypers(const struct cst_core *core, struct cst_err *err)
 /* Gradients that the rank opened and did not hand in do not count. */
 static void drop_open(struct cst_pool *pool)
 {
-    for (uint32_t b = 0; pool->count[CST_BLOCK_OPEN] > 0 && b < pool->n_blocks; b++) {
-        if (pool->blocks[b].state == CST_BLOCK_OPEN) {
+    for (uint32_t k = 0; k < pool->n_parts; k++) {
+        uint32_t b;
+
+        while ((b = pool->parts[k].head[CST_BLOCK_OPEN]) != CST_NONE) {
             pool->grad_of[pool->blocks[b].chunk] = CST_NONE;
             cst_block_move(pool, b, CST_BLOCK_FREE);
         }

@@ -59,20 +59,25 @@ static int open_rank(struct cst_core *core, const struct cst_core_config *config
 
     r->sync = CST_NO_REQUEST;
     r->step = CST_NO_REQUEST;
-    cst_queue_init(&r->demand);
-    cst_queue_init(&r->ahead);
-    if (pool->n_blocks < core->layout->min_blocks || pool->blocks_per_slab == 0) {
-        return cst_err_set(err, CST_EINVAL,
-                           "pool of rank %" PRIu32 ": %" PRIu32 " blocks in slabs of %" PRIu32
-                           ", the model needs %" PRIu32 " blocks",
-                           rank, pool->n_blocks, pool->blocks_per_slab, core->layout->min_blocks);
+    for (uint32_t k = 0; k < core->layout->n_classes; k++) {
+        const struct cst_core_part *part = &pool->parts[k];
+        const struct cst_layout_class *class = &core->layout->classes[k];
+
+        if (part->n_blocks < class->min_blocks ||
+            (part->n_blocks > 0 && part->blocks_per_slab == 0)) {
+            return cst_err_set(err, CST_EINVAL,
+                               "pool of rank %" PRIu32 ": %" PRIu32 " blocks of %" PRIu64
+                               " bytes in slabs of %" PRIu32 ", the model needs %" PRIu32,
+                               rank, part->n_blocks, 2 * class->capacity, part->blocks_per_slab,
+                               class->min_blocks);
+        }
     }
-    if (cst_pool_init(&r->pool, pool, core->n_chunks) != CST_OK ||
+    if (cst_pool_init(&r->pool, pool, core->layout) != CST_OK ||
         cst_trace_init(&r->trace, core->layout, core->model->n_operators) != CST_OK) {
         return cst_err_set(err, CST_ENOMEM, "no memory for the books of rank %" PRIu32, rank);
     }
     core->everybody |= 1ull << rank;
-    core->n_blocks += pool->n_blocks;
+    core->n_blocks += r->pool.n_blocks;
     return CST_OK;
 }
 
@@ -104,7 +109,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     core->world = config->world;
     core->n_chunks = config->layout->n_chunks;
     core->peer_timeout_ns = config->peer_timeout_ns;
-    core->prefetch_depth = config->prefetch_depth;
+    core->policy = config->policy;
     core->step = config->step;
     core->adam_step = config->step;
     core->last_ticket = config->first_ticket == 0 ? 0 : config->first_ticket - 1;

@@ -60,12 +60,29 @@
 
 struct cst_core; /* opaque */
 
+/* Blocks of one size class in a rank's pool. Slabs are numbered through all classes; each has blocks of one class. */
+struct cst_core_part {
+    uint32_t n_blocks;        /* 0: the layout has no such class */
+    uint32_t blocks_per_slab; /* the class's block i lies in slab first_slab + i / blocks_per_slab */
+    uint32_t first_slab;
+};
+
 struct cst_core_pool {
-    uint32_t n_blocks;        /* of this rank */
-    uint32_t blocks_per_slab; /* block b lies in slab b / blocks_per_slab ... */
-    const uint32_t *segments; /* ... whose segment id this is; borrowed for the core's life */
+    struct cst_core_part parts[CST_LAYOUT_MAX_CLASSES]; /* per size class of the layout */
+    const uint32_t *segments; /* segment id of each slab; borrowed for the core's life */
     uint32_t engine;          /* of the GPU whose memory it is; 0: host memory, which the engine of each chunk's node serves */
     bool worker_copies;       /* the rank's worker copies weights in, no engine */
+};
+
+enum cst_core_eviction {
+    CST_EVICT_NEXT_USE, /* what is wanted again last and is cheap to bring back */
+    CST_EVICT_LRU,      /* what was used longest ago; for comparisons */
+};
+
+/* How weights come and go in a rank's pool. */
+struct cst_core_policy {
+    uint32_t prefetch_depth; /* weights asked for next that are loaded before they are; 0: as many as blocks allow */
+    enum cst_core_eviction eviction;
 };
 
 struct cst_core_config {
@@ -78,7 +95,7 @@ struct cst_core_config {
     uint64_t first_ticket;           /* tickets count up from here */
     uint64_t peer_timeout_ns;        /* how long SYNC and STEP wait for other ranks; CST_CORE_NEVER: for ever */
     uint64_t step;                   /* steps committed before (0 for a new job) */
-    uint32_t prefetch_depth;         /* chunks ahead; 1 */
+    struct cst_core_policy policy;
     uint32_t micro_batches;          /* per step, at most; 0 and 1: one. With more, and where layout says so, grad rows are fp32 */
 };
 
@@ -209,7 +226,7 @@ void cst_actions_close(struct cst_actions *actions);
 
 /* -- the core ------------------------------------------------------------------------------- */
 
-/* CST_EINVAL: a pool smaller than layout->min_blocks; CST_ENOMEM. */
+/* CST_EINVAL: a pool smaller than its class's min_blocks; CST_ENOMEM. */
 int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err);
 void cst_core_close(struct cst_core *core);
 

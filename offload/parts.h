@@ -31,8 +31,6 @@ struct cst_rank {
     bool wants_prefetch; /* look for something to load at the end of this event */
     struct cst_hyper hyper;  /* of its STEP */
     double loss;             /* of its STEP */
-    struct cst_queue demand; /* fetches that wait for a block */
-    struct cst_queue ahead;  /* same, served after them */
     struct cst_pool pool;
     struct cst_trace trace;
     uint64_t hits, misses, prefetches, evictions, waits; /* fetches; loads; blocks; fetches */
@@ -66,7 +64,7 @@ struct cst_core {
     uint32_t n_chunks;
     uint64_t everybody; /* a bit per rank */
     uint64_t peer_timeout_ns;
-    uint32_t prefetch_depth;
+    struct cst_core_policy policy;
     enum cst_core_phase phase;
     bool initialised;     /* a SYNC has completed */
     bool closing;         /* every rank asked for the step; only engines are waited for */
@@ -178,6 +176,9 @@ void cst_residency_release(struct cst_core *core, const struct cst_event *event)
 void cst_residency_prefetch(struct cst_core *core, const struct cst_event *event);
 void cst_residency_evict(struct cst_core *core, const struct cst_event *event);
 
+/* A fetch of the rank waits for a block. */
+bool cst_residency_waits(const struct cst_rank *rank);
+
 /* Take a waiting fetch out of its queue. */
 void cst_residency_unqueue(struct cst_core *core, uint32_t request);
 
@@ -208,9 +209,9 @@ void cst_schedule_hand_in(struct cst_core *core, const struct cst_event *event);
 /* Issue the reduction of @chunk if every rank has handed in or asked for the step and nothing is in
  * its way. */
 void cst_schedule_reduce(struct cst_core *core, uint32_t chunk);
-/* A pending gradient of @rank starts to move to its chunk's grad row; false: there is none that
- * may. */
-bool cst_schedule_stage(struct cst_core *core, uint32_t rank);
+/* A pending gradient of @rank in a block of @part starts to move to its chunk's grad row; false:
+ * there is none that may. */
+bool cst_schedule_stage(struct cst_core *core, uint32_t rank, uint32_t part);
 /* Contributions of this collection are void: their blocks are free, or will be when their command
  * is done. */
 void cst_schedule_drop(struct cst_core *core);

@@ -13,17 +13,18 @@
 
 /* A cached block whose weights are wanted behind position @limit of the trace, the best to lose;
  * CST_NONE. */
-static uint32_t find_victim(const struct cst_rank *rank, uint32_t limit)
+static uint32_t find_victim(const struct cst_rank *rank, uint32_t part, uint32_t limit)
 {
     const struct cst_pool *pool = &rank->pool;
     uint32_t best = CST_NONE;
     uint32_t best_next = 0;
 
-    for (uint32_t b = 0; b < pool->n_blocks; b++) {
+    for (uint32_t b = pool->parts[part].head[CST_BLOCK_RESIDENT]; b != CST_NONE;
+         b = pool->blocks[b].next) {
         const struct cst_block *block = &pool->blocks[b];
         uint32_t next;
 
-        if (block->state != CST_BLOCK_RESIDENT || block->leases > 0) {
+        if (block->leases > 0) {
             continue;
         }
         next = rank->trace.known || limit > 0 ? cst_trace_next_use(&rank->trace, block->chunk) : 0;
@@ -61,8 +62,9 @@ static uint32_t take_block(struct cst_core *core, uint32_t rank, enum cst_block_
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
 
-    if (pool->free_head == CST_NONE) {
-        uint32_t victim = find_victim(&core->ranks[rank], limit);
+    if (cst_pool_part(pool, chunk)->head[CST_BLOCK_FREE] == CST_NONE) {
+        uint32_t part = pool->chunks[chunk].size_class;
+        uint32_t victim = find_victim(&core->ranks[rank], part, limit);
 
         if (victim == CST_NONE) {
             return CST_NONE;
@@ -89,7 +91,7 @@ static void grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag
     block->last_use = ++core->uses;
     if (reply != NULL) {
         reply->slab = cst_pool_slab(pool, b);
-        reply->offset = cst_pool_offset(pool, b, core->layout->capacity);
+        reply->offset = cst_pool_offset(pool, b);
         reply->generation = block->generation;
         reply->hit = hit && !block->filling;
     }
@@ -111,7 +113,7 @@ static void load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t 
 
     copy->priority = priority;
     copy->src[copy->n_src++] = cst_core_row_place(core, chunk, CST_ROW_WEIGHT, 0);
-    copy->dst[copy->n_dst++] = cst_pool_place(&r->pool, b, core->layout->capacity);
+    copy->dst[copy->n_dst++] = cst_pool_place(&r->pool, b);
     copy->bytes = 2 * core->layout->chunks[chunk].n_elems;
     cst_command_after(copy, core->chunks[chunk].update_ticket);
     r->bytes_up += copy->bytes;
@@ -140,7 +142,7 @@ static void join(struct cst_core *core, uint32_t i, uint32_t rank, uint32_t b)
 {
     core->requests.v[i].where = CST_REQUEST_JOINED;
     core->requests.v[i].block = b;
-    cst_queue_push(&core->requests, &core->ranks[rank].pool.blocks[b].waiters, i);
+    cst_block_await(&core->ranks[rank].pool, b, &core->requests, i);
 }
 
 /* Request @i, which is in no queue, is answered or waits for a copy now; false: it needs a block
@@ -204,17 +206,20 @@ static bool place(struct cst_core *core, uint32_t i)
 
 static struct cst_queue *queue_of(struct cst_core *core, const struct cst_request *request)
 {
-    struct cst_rank *rank = &core->ranks[request->rank];
+    struct cst_part *part = cst_pool_part(&core->ranks[request->rank].pool, request->chunk);
 
-    if (request->where == CST_REQUEST_JOINED) {
-        return &rank->pool.blocks[request->block].waiters;
-    }
-    return request->ahead ? &rank->ahead : &rank->demand;
+    return request->ahead ? &part->ahead : &part->demand;
 }
 
 void cst_residency_unqueue(struct cst_core *core, uint32_t i)
 {
-    cst_queue_remove(&core->requests, queue_of(core, &core->requests.v[i]), i);
+    const struct cst_request *request = &core->requests.v[i];
+
+    if (request->where == CST_REQUEST_JOINED) {
+        cst_block_forsake(&core->ranks[request->rank].pool, request->block, &core->requests, i);
+    } else {
+        cst_queue_remove(&core->requests, queue_of(core, request), i);
+    }
 }
 
 static void enqueue(struct cst_core *core, uint32_t i)
@@ -228,17 +233,28 @@ static void enqueue(struct cst_core *core, uint32_t i)
     cst_queue_push(&core->requests, queue_of(core, request), i);
 }
 
-static bool anybody_waits(const struct cst_rank *rank)
+static bool part_waits(const struct cst_part *part)
 {
-    return !cst_queue_empty(&rank->demand) || !cst_queue_empty(&rank->ahead);
+    return !cst_queue_empty(&part->demand) || !cst_queue_empty(&part->ahead);
+}
+
+bool cst_residency_waits(const struct cst_rank *rank)
+{
+    for (uint32_t k = 0; k < rank->pool.n_parts; k++) {
+        if (part_waits(&rank->pool.parts[k])) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* A fetch that is no hit: at once where nobody waits longer, else behind them. */
 static void begin(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *rank = &core->ranks[event->rank];
+    const struct cst_part *part = cst_pool_part(&rank->pool, event->chunk);
     uint32_t i = cst_requests_add(&core->requests, event, CST_REQUEST_QUEUED);
-    bool first = cst_queue_empty(&rank->demand) && (!event->ahead || cst_queue_empty(&rank->ahead));
+    bool first = cst_queue_empty(&part->demand) && (!event->ahead || cst_queue_empty(&part->ahead));
 
     if (first && place(core, i)) {
         return;
@@ -270,35 +286,36 @@ static uint32_t serve(struct cst_core *core, struct cst_queue *queue, uint32_t n
 }
 
 /* Blocks that will be free or cached without anybody's doing. */
-static uint32_t count_coming(const struct cst_pool *pool)
+static uint32_t count_coming(const struct cst_part *part)
 {
-    uint32_t n = pool->count[CST_BLOCK_STAGING] + pool->count[CST_BLOCK_REDUCING];
+    return part->count[CST_BLOCK_STAGING] + part->count[CST_BLOCK_REDUCING] +
+           part->count[CST_BLOCK_LOADING] - part->n_awaited;
+}
 
-    for (uint32_t b = 0; b < pool->n_blocks; b++) {
-        n +=
-            pool->blocks[b].state == CST_BLOCK_LOADING && cst_queue_empty(&pool->blocks[b].waiters);
+static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)
+{
+    struct cst_part *part = &core->ranks[rank].pool.parts[k];
+    uint32_t n_short;
+    uint32_t coming;
+
+    if (!part_waits(part)) {
+        return;
     }
-    return n;
+    n_short = serve(core, &part->demand, 0);
+    n_short = serve(core, &part->ahead, n_short);
+    coming = count_coming(part);
+    while (coming < n_short && cst_schedule_stage(core, rank, k)) {
+        coming++;
+    }
 }
 
 static void pump_rank(struct cst_core *core, uint32_t rank)
 {
-    struct cst_rank *r = &core->ranks[rank];
-    uint32_t n_short;
-    uint32_t coming;
+    struct cst_pool *pool = &core->ranks[rank].pool;
 
-    r->pool.changed = false;
-    if (!anybody_waits(r)) {
-        return;
-    }
-    n_short = serve(core, &r->demand, 0);
-    n_short = serve(core, &r->ahead, n_short);
-    if (n_short == 0 || r->pool.count[CST_BLOCK_PENDING] == 0) {
-        return;
-    }
-    coming = count_coming(&r->pool);
-    while (coming < n_short && cst_schedule_stage(core, rank)) {
-        coming++;
+    pool->changed = false;
+    for (uint32_t k = 0; k < pool->n_parts; k++) {
+        pump_part(core, rank, k);
     }
 }
 
@@ -306,16 +323,16 @@ static void pump_rank(struct cst_core *core, uint32_t rank)
 
 /* True if more than @n blocks are free or can be had from weights that are wanted behind position
  * @limit. */
-static bool has_more(const struct cst_rank *rank, uint32_t n, uint32_t limit)
+static bool has_more(const struct cst_rank *rank, uint32_t part, uint32_t n, uint32_t limit)
 {
     const struct cst_pool *pool = &rank->pool;
-    uint32_t available = pool->count[CST_BLOCK_FREE];
+    uint32_t available = pool->parts[part].count[CST_BLOCK_FREE];
 
-    for (uint32_t b = 0; b < pool->n_blocks && available <= n; b++) {
+    for (uint32_t b = pool->parts[part].head[CST_BLOCK_RESIDENT]; b != CST_NONE && available <= n;
+         b = pool->blocks[b].next) {
         const struct cst_block *block = &pool->blocks[b];
 
-        available += block->state == CST_BLOCK_RESIDENT && block->leases == 0 &&
-                     cst_trace_next_use(&rank->trace, block->chunk) > limit;
+        available += block->leases == 0 && cst_trace_next_use(&rank->trace, block->chunk) > limit;
     }
     return available > n;
 }
@@ -342,24 +359,25 @@ static bool start_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uin
 static void look_ahead(struct cst_core *core, uint32_t rank)
 {
     struct cst_rank *r = &core->ranks[rank];
-    uint32_t depth = core->prefetch_depth;
-    uint32_t n_grads = 0;
+    uint32_t depth = core->policy.prefetch_depth;
+    uint32_t n_grads[CST_LAYOUT_MAX_CLASSES] = {0};
 
     r->wants_prefetch = false;
-    if (core->phase != CST_PHASE_RUNNING || !r->joined || r->stepped || anybody_waits(r) ||
+    if (core->phase != CST_PHASE_RUNNING || !r->joined || r->stepped || cst_residency_waits(r) ||
         r->pool.worker_copies) {
         return;
     }
     for (uint32_t at = r->trace.position; at < r->trace.n_expected && depth > 0; at++) {
         uint32_t chunk = r->trace.expected[at] >> 1;
+        uint32_t part = r->pool.chunks[chunk].size_class;
 
         if ((r->trace.expected[at] & 1) != 0) {
-            n_grads += r->pool.grad_of[chunk] == CST_NONE;
+            n_grads[part] += r->pool.grad_of[chunk] == CST_NONE;
             continue;
         }
         depth--;
         if (r->pool.weight_of[chunk] == CST_NONE &&
-            (!has_more(r, n_grads, at) || !start_load(core, rank, chunk, at))) {
+            (!has_more(r, part, n_grads[part], at) || !start_load(core, rank, chunk, at))) {
             return;
         }
     }
@@ -438,17 +456,15 @@ void cst_residency_fetch_grad(struct cst_core *core, const struct cst_event *eve
 }
 
 /* The stale block that @event's lease is on, or CST_NONE. */
-static uint32_t find_stale(const struct cst_pool *pool, const struct cst_event *event)
+static uint32_t find_stale(struct cst_pool *pool, const struct cst_event *event)
 {
-    for (uint32_t b = 0; pool->count[CST_BLOCK_STALE] > 0 && b < pool->n_blocks; b++) {
-        const struct cst_block *block = &pool->blocks[b];
+    uint32_t b = cst_pool_part(pool, event->chunk)->head[CST_BLOCK_STALE];
 
-        if (block->state == CST_BLOCK_STALE && block->chunk == event->chunk &&
-            block->generation == event->generation) {
-            return b;
-        }
+    while (b != CST_NONE && (pool->blocks[b].chunk != event->chunk ||
+                             pool->blocks[b].generation != event->generation)) {
+        b = pool->blocks[b].next;
     }
-    return CST_NONE;
+    return b;
 }
 
 /* A gradient's lease lasts until it is handed in: its release changes nothing. */
@@ -484,7 +500,7 @@ void cst_residency_prefetch(struct cst_core *core, const struct cst_event *event
 {
     struct cst_rank *rank = &core->ranks[event->rank];
 
-    if (!rank->stepped && !anybody_waits(rank) && !rank->pool.worker_copies) {
+    if (!rank->stepped && !cst_residency_waits(rank) && !rank->pool.worker_copies) {
         (void)start_load(core, event->rank, event->chunk, rank->trace.position);
     }
     (void)cst_core_reply(core, event->tag);
@@ -520,7 +536,7 @@ static void end_load(struct cst_core *core, uint32_t rank, uint32_t b,
     } else {
         pool->weight_of[block->chunk] = CST_NONE;
     }
-    while ((i = cst_queue_pop(&core->requests, &block->waiters)) != CST_NO_REQUEST) {
+    while ((i = cst_block_pop_waiter(pool, b, &core->requests)) != CST_NO_REQUEST) {
         if (good) {
             grant(core, rank, b, core->requests.v[i].tag, false);
             cst_requests_remove(&core->requests, i);

@@ -23,7 +23,7 @@ static void add_sources(struct cst_core *core, uint32_t c, struct cst_command *r
         if (core->chunks[c].staged_rank == rank) {
             reduce->src[reduce->n_src++] = cst_core_row_place(core, c, CST_ROW_GRAD, 0);
         } else if (b != CST_NONE && r->pool.blocks[b].state == CST_BLOCK_PENDING) {
-            reduce->src[reduce->n_src++] = cst_pool_place(&r->pool, b, core->layout->capacity);
+            reduce->src[reduce->n_src++] = cst_pool_place(&r->pool, b);
             cst_block_move(&r->pool, b, CST_BLOCK_REDUCING);
             r->pool.blocks[b].ticket = reduce->ticket;
             r->bytes_down += bytes;
@@ -88,17 +88,18 @@ static void free_sources(struct cst_core *core, const struct cst_flight *flight)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
         struct cst_pool *pool = &core->ranks[rank].pool;
+        uint32_t b = cst_pool_part(pool, flight->chunk)->head[CST_BLOCK_REDUCING];
 
-        for (uint32_t b = 0; pool->count[CST_BLOCK_REDUCING] > 0 && b < pool->n_blocks; b++) {
-            if (pool->blocks[b].state == CST_BLOCK_REDUCING &&
-                pool->blocks[b].ticket == flight->ticket) {
-                if (pool->grad_of[flight->chunk] == b) {
-                    pool->grad_of[flight->chunk] = CST_NONE;
-                }
-                cst_block_move(pool, b, CST_BLOCK_FREE);
-                break;
-            }
+        while (b != CST_NONE && pool->blocks[b].ticket != flight->ticket) {
+            b = pool->blocks[b].next;
         }
+        if (b == CST_NONE) {
+            continue;
+        }
+        if (pool->grad_of[flight->chunk] == b) {
+            pool->grad_of[flight->chunk] = CST_NONE;
+        }
+        cst_block_move(pool, b, CST_BLOCK_FREE);
     }
 }
 
@@ -129,34 +130,28 @@ void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight
 
 /* -- staging ---------------------------------------------------------------------------------- */
 
-/* The gradient handed in last: those before it are likelier to be reduced soon by themselves. */
-static uint32_t find_pending(const struct cst_core *core, const struct cst_pool *pool)
+/* The gradient of @part handed in last: those before it are likelier to be reduced soon by
+ * themselves. */
+static uint32_t find_pending(const struct cst_core *core, const struct cst_pool *pool,
+                             uint32_t part)
 {
-    uint32_t best = CST_NONE;
+    uint32_t b = pool->parts[part].head[CST_BLOCK_PENDING];
 
-    for (uint32_t b = 0; b < pool->n_blocks; b++) {
-        const struct cst_block *block = &pool->blocks[b];
-        const struct cst_chunk *chunk;
+    for (; b != CST_NONE; b = pool->blocks[b].next) {
+        const struct cst_chunk *chunk = &core->chunks[pool->blocks[b].chunk];
 
-        if (block->state != CST_BLOCK_PENDING) {
-            continue;
-        }
-        chunk = &core->chunks[block->chunk];
-        if (chunk->staged_rank != CST_NONE || chunk->stage_ticket != 0 ||
-            chunk->reduce_ticket != 0) {
-            continue;
-        }
-        if (best == CST_NONE || block->last_use > pool->blocks[best].last_use) {
-            best = b;
+        if (chunk->staged_rank == CST_NONE && chunk->stage_ticket == 0 &&
+            chunk->reduce_ticket == 0) {
+            break;
         }
     }
-    return best;
+    return b;
 }
 
-bool cst_schedule_stage(struct cst_core *core, uint32_t rank)
+bool cst_schedule_stage(struct cst_core *core, uint32_t rank, uint32_t part)
 {
     struct cst_rank *r = &core->ranks[rank];
-    uint32_t b = find_pending(core, &r->pool);
+    uint32_t b = find_pending(core, &r->pool, part);
     struct cst_flight flight = {
         .kind = CST_FLIGHT_STAGE, .rank = rank, .block = b, .collection = core->collection};
     struct cst_command *copy;
@@ -170,7 +165,7 @@ bool cst_schedule_stage(struct cst_core *core, uint32_t rank)
     copy = cst_core_command(core, CST_COMMAND_COPY, cst_core_copier(core, rank, flight.chunk),
                             &flight);
     copy->priority = CST_PRIORITY_EVICTION;
-    copy->src[copy->n_src++] = cst_pool_place(&r->pool, b, core->layout->capacity);
+    copy->src[copy->n_src++] = cst_pool_place(&r->pool, b);
     copy->dst[copy->n_dst++] = cst_core_row_place(core, flight.chunk, CST_ROW_GRAD, 0);
     copy->bytes = 2 * core->layout->chunks[flight.chunk].n_elems;
     cst_command_after(copy, chunk->update_ticket);
@@ -191,7 +186,8 @@ static void stage_failed(struct cst_core *core, const struct cst_flight *flight,
                          const struct cst_event *event)
 {
     struct cst_rank *r = &core->ranks[flight->rank];
-    struct cst_queue *queue = cst_queue_empty(&r->demand) ? &r->ahead : &r->demand;
+    struct cst_part *part = cst_pool_part(&r->pool, flight->chunk);
+    struct cst_queue *queue = cst_queue_empty(&part->demand) ? &part->ahead : &part->demand;
     uint32_t i;
 
     cst_block_move(&r->pool, flight->block, CST_BLOCK_PENDING);
@@ -227,26 +223,35 @@ void cst_schedule_staged(struct cst_core *core, const struct cst_flight *flight,
     cst_schedule_reduce(core, flight->chunk);
 }
 
+static void drop_moving(struct cst_pool *pool, uint32_t head)
+{
+    for (uint32_t b = head; b != CST_NONE; b = pool->blocks[b].next) {
+        if (pool->grad_of[pool->blocks[b].chunk] == b) {
+            pool->grad_of[pool->blocks[b].chunk] = CST_NONE;
+        }
+        pool->blocks[b].dropped = true;
+    }
+}
+
+static void drop_part(struct cst_pool *pool, const struct cst_part *part)
+{
+    uint32_t b;
+
+    while ((b = part->head[CST_BLOCK_PENDING]) != CST_NONE) {
+        pool->grad_of[pool->blocks[b].chunk] = CST_NONE;
+        cst_block_move(pool, b, CST_BLOCK_FREE);
+    }
+    drop_moving(pool, part->head[CST_BLOCK_STAGING]);
+    drop_moving(pool, part->head[CST_BLOCK_REDUCING]);
+}
+
 void cst_schedule_drop(struct cst_core *core)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
         struct cst_pool *pool = &core->ranks[rank].pool;
 
-        for (uint32_t b = 0; b < pool->n_blocks; b++) {
-            struct cst_block *block = &pool->blocks[b];
-
-            if (block->state != CST_BLOCK_PENDING && block->state != CST_BLOCK_STAGING &&
-                block->state != CST_BLOCK_REDUCING) {
-                continue;
-            }
-            if (pool->grad_of[block->chunk] == b) {
-                pool->grad_of[block->chunk] = CST_NONE;
-            }
-            if (block->state == CST_BLOCK_PENDING) {
-                cst_block_move(pool, b, CST_BLOCK_FREE);
-            } else {
-                block->dropped = true;
-            }
+        for (uint32_t k = 0; k < pool->n_parts; k++) {
+            drop_part(pool, &pool->parts[k]);
         }
     }
     for (uint32_t c = 0; c < core->n_chunks; c++) {

@@ -17,6 +17,16 @@ static struct cell *new_cells(size_t n, uint64_t value)
     return cells;
 }
 
+static uint32_t count_blocks(const struct cst_core_pool *pool)
+{
+    uint32_t n = 0;
+
+    for (uint32_t k = 0; k < CST_LAYOUT_MAX_CLASSES; k++) {
+        n += pool->parts[k].n_blocks;
+    }
+    return n;
+}
+
 void memory_open(struct memory *memory, const struct cst_model *model,
                  const struct cst_layout *layout, uint32_t world, const struct cst_core_pool *pools)
 {
@@ -30,7 +40,7 @@ void memory_open(struct memory *memory, const struct cst_model *model,
     }
     for (uint32_t rank = 0; rank < world; rank++) {
         memory->pools[rank] = pools[rank];
-        memory->blocks[rank] = new_cells(pools[rank].n_blocks, MEMORY_GARBAGE);
+        memory->blocks[rank] = new_cells(count_blocks(&pools[rank]), MEMORY_GARBAGE);
         for (uint32_t i = 0; i < 16; i++) {
             memory->segments[rank][i] = MEMORY_POOL_SEGMENT + 16 * rank + i;
         }
@@ -77,19 +87,35 @@ static struct spot find_row(const struct memory *memory, uint32_t segment, uint6
     return (struct spot){.kind = PLACE_NOWHERE};
 }
 
+uint32_t memory_block(const struct memory *memory, uint32_t rank, uint32_t slab, uint64_t offset)
+{
+    uint32_t first = 0;
+
+    for (uint32_t k = 0; k < memory->layout->n_classes; k++) {
+        const struct cst_core_part *part = &memory->pools[rank].parts[k];
+        uint64_t bytes = 2 * memory->layout->classes[k].capacity;
+        uint64_t i = (uint64_t)(slab - part->first_slab) * part->blocks_per_slab + offset / bytes;
+
+        if (slab >= part->first_slab && i < part->n_blocks && offset % bytes == 0 &&
+            offset / bytes < part->blocks_per_slab) {
+            return first + (uint32_t)i;
+        }
+        first += part->n_blocks;
+    }
+    return UINT32_MAX;
+}
+
 static struct spot find_block(const struct memory *memory, uint32_t segment, uint64_t offset)
 {
     uint32_t rank = (segment - MEMORY_POOL_SEGMENT) / 16;
     uint32_t slab = (segment - MEMORY_POOL_SEGMENT) % 16;
-    uint64_t bytes = 2 * memory->layout->capacity;
     struct spot spot = {.kind = PLACE_BLOCK, .rank = rank};
 
-    if (rank >= memory->world || offset % bytes != 0 ||
-        offset / bytes >= memory->pools[rank].blocks_per_slab) {
+    if (rank >= memory->world) {
         return (struct spot){.kind = PLACE_NOWHERE};
     }
-    spot.block = slab * memory->pools[rank].blocks_per_slab + (uint32_t)(offset / bytes);
-    if (spot.block >= memory->pools[rank].n_blocks) {
+    spot.block = memory_block(memory, rank, slab, offset);
+    if (spot.block == UINT32_MAX) {
         spot.kind = PLACE_NOWHERE;
     }
     return spot;

@@ -48,13 +48,17 @@ struct spot {
     uint32_t slot;    /* STAGING */
 };
 
-/* @pools: n_blocks and blocks_per_slab are set, segments are filled in. */
+/* @pools: parts are set, segments are filled in: 16 slabs a rank at most. */
 void memory_open(struct memory *memory, const struct cst_model *model,
                  const struct cst_layout *layout, uint32_t world,
                  const struct cst_core_pool *pools);
 void memory_close(struct memory *memory);
 
 struct spot memory_find(const struct memory *memory, struct cst_place place);
+
+/* The block of @rank's pool at an offset of a slab, counted through all size classes; UINT32_MAX:
+ * there is none. */
+uint32_t memory_block(const struct memory *memory, uint32_t rank, uint32_t slab, uint64_t offset);
 
 /* A number for the weights of @chunk, out of the numbers of its tensors in @cells; GARBAGE if one
  * is being written. */

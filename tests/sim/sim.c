@@ -266,6 +266,20 @@ static uint32_t choose_engine(struct sim *sim, enum devices devices)
     return 0;
 }
 
+/* Slabs of a part, at most; a rank's segments are 16. */
+#define SLABS_PER_PART (16 / CST_LAYOUT_MAX_CLASSES)
+
+static struct cst_core_part choose_part(struct sim *sim, const struct cst_layout_class *class,
+                                        uint32_t first_slab)
+{
+    uint32_t least = sim->loose ? class->max_blocks + class->n_chunks + 2 : class->min_blocks;
+    uint32_t n = least + (sim_chance(sim, 5000) ? 0 : sim_below(sim, class->max_blocks + 1));
+
+    return (struct cst_core_part){.n_blocks = n,
+                                  .blocks_per_slab = (n + SLABS_PER_PART - 1) / SLABS_PER_PART + 1,
+                                  .first_slab = first_slab};
+}
+
 static void open_pools(struct sim *sim, struct cst_core_pool *pools)
 {
     enum devices devices = (enum devices)sim_below(sim, N_DEVICES);
@@ -273,16 +287,15 @@ static void open_pools(struct sim *sim, struct cst_core_pool *pools)
     sim->p_worker_copies = sim_chance(sim, 5000) ? 0 : sim_below(sim, 10001);
     sim->loose = sim_chance(sim, 3000);
     for (uint32_t rank = 0; rank < sim->world; rank++) {
-        uint32_t least =
-            sim->loose ? sim->layout.max_blocks + sim->layout.n_chunks + 2 : sim->layout.min_blocks;
-        uint32_t n =
-            least + (sim_chance(sim, 5000) ? 0 : sim_below(sim, sim->layout.max_blocks + 1));
+        uint32_t first_slab = 0;
 
         pools[rank] =
-            (struct cst_core_pool){.n_blocks = n,
-                                   .blocks_per_slab = n / 15 + 1,
-                                   .engine = choose_engine(sim, devices),
+            (struct cst_core_pool){.engine = choose_engine(sim, devices),
                                    .worker_copies = sim_chance(sim, sim->p_worker_copies)};
+        for (uint32_t k = 0; k < sim->layout.n_classes; k++) {
+            pools[rank].parts[k] = choose_part(sim, &sim->layout.classes[k], first_slab);
+            first_slab += SLABS_PER_PART;
+        }
     }
     /* With three ranks and more, a rank's gradient can wait for ranks that wait for others' in
      * turn, unless all open the same ones. */
@@ -328,7 +341,7 @@ static void open_sim(struct sim *sim)
                                       .pools = sim->memory.pools,
                                       .first_ticket = 1 + sim_below(sim, 1000),
                                       .peer_timeout_ns = sim->timeout,
-                                      .prefetch_depth = sim_below(sim, 3)};
+                                      .policy = {.prefetch_depth = sim_below(sim, 3)}};
     if (cst_core_open(&sim->core, &config, &err) != CST_OK) {
         sim_fail(sim, "open: %s", err.text);
     }

@@ -396,8 +396,7 @@ static void granted(struct sim *sim, uint32_t rank, bool grad, uint32_t chunk,
 {
     struct worker *w = &sim->workers[rank];
     struct lease *lease = grad ? &w->grads[chunk] : &w->weights[chunk];
-    uint32_t block = reply->slab * sim->memory.pools[rank].blocks_per_slab +
-                     (uint32_t)(reply->offset / (2 * sim->layout.capacity));
+    uint32_t block = memory_block(&sim->memory, rank, reply->slab, reply->offset);
     struct cell *cell = &sim->memory.blocks[rank][block];
 
     if (!grad && !lease->held && w->old[chunk].held &&

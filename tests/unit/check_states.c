@@ -318,8 +318,8 @@ END_TEST
 /* A core does not open over a pool that cannot run the model, nor with no ranks or too many. */
 START_TEST(open_refuses)
 {
-    struct cst_core_pool pool = {
-        .n_blocks = 2, .blocks_per_slab = 2, .segments = rig.pool_segments};
+    struct cst_core_pool pool = {.parts[0] = {.n_blocks = 2, .blocks_per_slab = 2},
+                                 .segments = rig.pool_segments};
     struct cst_core_config config;
     struct cst_core *core = NULL;
     struct cst_err err;

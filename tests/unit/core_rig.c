@@ -45,11 +45,11 @@ static void open_pools(struct rig *rig, uint32_t n_chunks, uint32_t world, uint3
     ck_assert_uint_eq(rig->layout.n_chunks, n_chunks);
     for (uint32_t rank = 0; rank < world; rank++) {
         rig->pool_segments[rank] = RIG_POOL_SEGMENT + rank;
-        rig->pools[rank] = (struct cst_core_pool){.n_blocks = n_blocks,
-                                                  .blocks_per_slab = n_blocks,
-                                                  .segments = &rig->pool_segments[rank],
-                                                  .engine = engines[rank],
-                                                  .worker_copies = worker_copies};
+        rig->pools[rank] =
+            (struct cst_core_pool){.parts[0] = {.n_blocks = n_blocks, .blocks_per_slab = n_blocks},
+                                   .segments = &rig->pool_segments[rank],
+                                   .engine = engines[rank],
+                                   .worker_copies = worker_copies};
     }
     config = (struct cst_core_config){.model = &rig->model,
                                       .layout = &rig->layout,
@@ -59,7 +59,7 @@ static void open_pools(struct rig *rig, uint32_t n_chunks, uint32_t world, uint3
                                       .pools = rig->pools,
                                       .first_ticket = 1,
                                       .peer_timeout_ns = 1000000000,
-                                      .prefetch_depth = prefetch_depth};
+                                      .policy = {.prefetch_depth = prefetch_depth}};
     cst_actions_init(&rig->actions);
     rig->now = 1;
     rig->norm = 1.0;
