@@ -50,6 +50,9 @@ int cli_model_from_json(struct cli_model *out, const json_t *root, struct cst_er
 /* A new object, what is default left out; NULL: out of memory. */
 json_t *cli_model_to_json(const struct cli_model *model);
 
+/* The job has @world ranks instead. CST_EINVAL: not 1..64, or a group names a rank beyond. */
+int cli_model_set_world(struct cli_model *model, uint64_t world, struct cst_err *err);
+
 void cli_model_close(struct cli_model *model);
 
 #endif
