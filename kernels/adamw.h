@@ -1,7 +1,7 @@
-/* Fused AdamW: one pass over bf16 gradient, fp32 master, exp_avg, exp_avg_sq and bf16 weight.
- * PyTorch's definition (torch.optim.AdamW: decoupled decay, eps added to the bias-corrected root),
- * written so that reference, AVX2, AVX-512 and CUDA give the same bits. Per element, every line
- * rounded once, fma(a,b,c) = a*b + c in one rounding:
+/* Fused AdamW: one pass over bf16 (or fp32) gradient, fp32 master, exp_avg, exp_avg_sq and bf16
+ * weight. PyTorch's definition (torch.optim.AdamW: decoupled decay, eps added to the bias-corrected
+ * root), written so that reference, AVX2, AVX-512 and CUDA give the same bits. Per element, every
+ * line rounded once, fma(a,b,c) = a*b + c in one rounding:
  *
  *   g = bf16_to_fp32(grad) * grad_scale
  *   m = fma(1 - beta1, g - m, m)                    (torch's lerp)
@@ -54,6 +54,15 @@ typedef void (*cst_adamw_undo_fn)(const struct cst_adamw *hyper, size_t n, const
                                   float *master, float *exp_avg, float *exp_avg_sq,
                                   uint16_t *weight, struct cst_adamw_undo *undo);
 
+/* The same with an fp32 gradient (kernels/accumulate.h): g = grad * grad_scale, 30 bytes per
+ * element. */
+typedef void (*cst_adamw_f32_fn)(const struct cst_adamw *hyper, size_t n, const float *grad,
+                                 float *master, float *exp_avg, float *exp_avg_sq,
+                                 uint16_t *weight);
+typedef void (*cst_adamw_undo_f32_fn)(const struct cst_adamw *hyper, size_t n, const float *grad,
+                                      float *master, float *exp_avg, float *exp_avg_sq,
+                                      uint16_t *weight, struct cst_adamw_undo *undo);
+
 void cst_adamw_ref(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master,
                    float *exp_avg, float *exp_avg_sq, uint16_t *weight);
 void cst_adamw_avx2(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master,
@@ -70,5 +79,22 @@ void cst_adamw_undo_avx2(const struct cst_adamw *hyper, size_t n, const uint16_t
 void cst_adamw_undo_avx512(const struct cst_adamw *hyper, size_t n, const uint16_t *grad,
                            float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight,
                            struct cst_adamw_undo *undo);
+
+void cst_adamw_f32_ref(const struct cst_adamw *hyper, size_t n, const float *grad, float *master,
+                       float *exp_avg, float *exp_avg_sq, uint16_t *weight);
+void cst_adamw_f32_avx2(const struct cst_adamw *hyper, size_t n, const float *grad, float *master,
+                        float *exp_avg, float *exp_avg_sq, uint16_t *weight);
+void cst_adamw_f32_avx512(const struct cst_adamw *hyper, size_t n, const float *grad, float *master,
+                          float *exp_avg, float *exp_avg_sq, uint16_t *weight);
+
+void cst_adamw_undo_f32_ref(const struct cst_adamw *hyper, size_t n, const float *grad,
+                            float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight,
+                            struct cst_adamw_undo *undo);
+void cst_adamw_undo_f32_avx2(const struct cst_adamw *hyper, size_t n, const float *grad,
+                             float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight,
+                             struct cst_adamw_undo *undo);
+void cst_adamw_undo_f32_avx512(const struct cst_adamw *hyper, size_t n, const float *grad,
+                               float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight,
+                               struct cst_adamw_undo *undo);
 
 #endif

@@ -17,6 +17,27 @@ struct consts {
     __m256 nan;
 };
 
+/* The gradients: one of the two. Known where it is compiled, so the other costs nothing. */
+struct grads {
+    const uint16_t *bf16; /* NULL: fp32 has them */
+    const float *fp32;
+};
+
+static inline struct grads grads_from(struct grads g, size_t i)
+{
+    return g.bf16 != NULL ? (struct grads){.bf16 = g.bf16 + i} : (struct grads){.fp32 = g.fp32 + i};
+}
+
+static inline __m256 load_grads(struct grads g)
+{
+    return g.bf16 != NULL ? cst_avx2_load_bf16(g.bf16) : _mm256_loadu_ps(g.fp32);
+}
+
+static inline float load_grad(struct grads g, size_t i)
+{
+    return g.bf16 != NULL ? cst_bf16_to_fp32(g.bf16[i]) : g.fp32[i];
+}
+
 static inline struct consts broadcast(const struct cst_adamw *hyper)
 {
     return (struct consts){
@@ -38,10 +59,10 @@ static inline __m256 canonical(const struct consts *c, __m256 x)
 }
 
 /* Eight elements; returns the weights as bf16 in the low halves of 32-bit lanes. */
-static inline __m256i step8(const struct consts *c, const uint16_t *grad, float *master,
+static inline __m256i step8(const struct consts *c, struct grads grad, float *master,
                             float *exp_avg, float *exp_avg_sq)
 {
-    __m256 g = cst_avx2_load_bf16(grad);
+    __m256 g = load_grads(grad);
     __m256 m = _mm256_loadu_ps(exp_avg);
     __m256 v = _mm256_loadu_ps(exp_avg_sq);
     __m256 p = _mm256_loadu_ps(master);
@@ -76,9 +97,18 @@ static inline void ahead(const void *at, size_t bytes)
     _mm_prefetch((const char *)((uintptr_t)at + bytes), _MM_HINT_T0);
 }
 
+static inline void ahead_grads(struct grads g)
+{
+    if (g.bf16 != NULL) {
+        ahead(g.bf16, AHEAD_BYTES / 2);
+    } else {
+        ahead(g.fp32, AHEAD_BYTES);
+    }
+}
+
 /* Element by element: what stands before and behind the aligned part of the weights. @undo may be
  * NULL; @number: of the first element. Returns the next buffer of the undo. */
-static inline uint32_t step_scalar(const struct cst_adamw *hyper, size_t n, const uint16_t *grad,
+static inline uint32_t step_scalar(const struct cst_adamw *hyper, size_t n, struct grads grad,
                                    float *master, float *exp_avg, float *exp_avg_sq,
                                    uint16_t *weight, struct cst_adamw_undo *undo, uint32_t number,
                                    uint32_t buffer)
@@ -90,14 +120,15 @@ static inline uint32_t step_scalar(const struct cst_adamw *hyper, size_t n, cons
             undo->old[buffer][2][0] = exp_avg_sq[i];
             cst_adamw_undo_hold(undo, cst_adamw_undo_word(number + (uint32_t)i, 1, buffer));
         }
-        cst_adamw_one(hyper, grad[i], &master[i], &exp_avg[i], &exp_avg_sq[i], &weight[i]);
+        cst_adamw_one(hyper, load_grad(grad, i), &master[i], &exp_avg[i], &exp_avg_sq[i],
+                      &weight[i]);
     }
     return buffer;
 }
 
-/* Both entries; without undo, the compiler drops all of it. */
+/* All entries; without undo, the compiler drops all of it. */
 __attribute__((always_inline)) static inline void
-update(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master, float *exp_avg,
+update(const struct cst_adamw *hyper, size_t n, struct grads grad, float *master, float *exp_avg,
        float *exp_avg_sq, uint16_t *weight, struct cst_adamw_undo *undo, uint32_t base)
 {
     const struct consts c = broadcast(hyper);
@@ -117,29 +148,44 @@ update(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *mas
             ahead(p, AHEAD_BYTES);
             ahead(m, AHEAD_BYTES);
             ahead(v, AHEAD_BYTES);
-            ahead(grad + i, AHEAD_BYTES / 2);
+            ahead_grads(grads_from(grad, i));
             save8(undo->old[buffer], 0, p, m, v);
             save8(undo->old[buffer], 8, p + 8, m + 8, v + 8);
             cst_adamw_undo_hold(undo, cst_adamw_undo_word(base + (uint32_t)i, 16, buffer));
         }
-        lo = step8(&c, grad + i, p, m, v);
-        hi = step8(&c, grad + i + 8, p + 8, m + 8, v + 8);
+        lo = step8(&c, grads_from(grad, i), p, m, v);
+        hi = step8(&c, grads_from(grad, i + 8), p + 8, m + 8, v + 8);
         _mm256_stream_si256((__m256i *)(void *)(weight + i), cst_avx2_pack(lo, hi));
     }
-    (void)step_scalar(hyper, n - i, grad + i, master + i, exp_avg + i, exp_avg_sq + i, weight + i,
-                      undo, base + (uint32_t)i, buffer);
+    (void)step_scalar(hyper, n - i, grads_from(grad, i), master + i, exp_avg + i, exp_avg_sq + i,
+                      weight + i, undo, base + (uint32_t)i, buffer);
     _mm_sfence();
 }
 
 void cst_adamw_avx2(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master,
                     float *exp_avg, float *exp_avg_sq, uint16_t *weight)
 {
-    update(hyper, n, grad, master, exp_avg, exp_avg_sq, weight, NULL, 0);
+    update(hyper, n, (struct grads){.bf16 = grad}, master, exp_avg, exp_avg_sq, weight, NULL, 0);
 }
 
 void cst_adamw_undo_avx2(const struct cst_adamw *hyper, size_t n, const uint16_t *grad,
                          float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight,
                          struct cst_adamw_undo *undo)
 {
-    update(hyper, n, grad, master, exp_avg, exp_avg_sq, weight, undo, undo->base);
+    update(hyper, n, (struct grads){.bf16 = grad}, master, exp_avg, exp_avg_sq, weight, undo,
+           undo->base);
+}
+
+void cst_adamw_f32_avx2(const struct cst_adamw *hyper, size_t n, const float *grad, float *master,
+                        float *exp_avg, float *exp_avg_sq, uint16_t *weight)
+{
+    update(hyper, n, (struct grads){.fp32 = grad}, master, exp_avg, exp_avg_sq, weight, NULL, 0);
+}
+
+void cst_adamw_undo_f32_avx2(const struct cst_adamw *hyper, size_t n, const float *grad,
+                             float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight,
+                             struct cst_adamw_undo *undo)
+{
+    update(hyper, n, (struct grads){.fp32 = grad}, master, exp_avg, exp_avg_sq, weight, undo,
+           undo->base);
 }

@@ -18,6 +18,22 @@ struct consts {
     __m512 nan;
 };
 
+/* The gradients: one of the two. Known where it is compiled, so the other costs nothing. */
+struct grads {
+    const uint16_t *bf16; /* NULL: fp32 has them */
+    const float *fp32;
+};
+
+static inline struct grads grads_from(struct grads g, size_t i)
+{
+    return g.bf16 != NULL ? (struct grads){.bf16 = g.bf16 + i} : (struct grads){.fp32 = g.fp32 + i};
+}
+
+static inline __m512 load_grads(__mmask16 k, struct grads g)
+{
+    return g.bf16 != NULL ? cst_avx512_load_bf16(k, g.bf16) : _mm512_maskz_loadu_ps(k, g.fp32);
+}
+
 static inline struct consts broadcast(const struct cst_adamw *hyper)
 {
     return (struct consts){
@@ -39,10 +55,10 @@ static inline __m512 canonical(const struct consts *c, __m512 x)
 }
 
 /* The elements of @k out of sixteen; returns their weights as bf16. */
-static inline __m256i step16(const struct consts *c, __mmask16 k, const uint16_t *grad,
-                             float *master, float *exp_avg, float *exp_avg_sq)
+static inline __m256i step16(const struct consts *c, __mmask16 k, struct grads grad, float *master,
+                             float *exp_avg, float *exp_avg_sq)
 {
-    __m512 g = cst_avx512_load_bf16(k, grad);
+    __m512 g = load_grads(k, grad);
     __m512 m = _mm512_maskz_loadu_ps(k, exp_avg);
     __m512 v = _mm512_maskz_loadu_ps(k, exp_avg_sq);
     __m512 p = _mm512_maskz_loadu_ps(k, master);
@@ -77,10 +93,20 @@ static inline void ahead(const void *at, size_t bytes)
     _mm_prefetch((const char *)((uintptr_t)at + bytes), _MM_HINT_T0);
 }
 
+static inline void ahead_grads(struct grads g)
+{
+    if (g.bf16 != NULL) {
+        ahead(g.bf16, AHEAD_BYTES / 2);
+    } else {
+        ahead(g.fp32, AHEAD_BYTES);
+        ahead(g.fp32 + 16, AHEAD_BYTES);
+    }
+}
+
 /* Up to 16 elements per turn, plain stores: what stands before and behind the whole lines of the
  * weights. @undo may be NULL; @number: of the first element. Returns the next buffer of the undo.
  */
-static inline uint32_t step_masked(const struct consts *c, size_t n, const uint16_t *grad,
+static inline uint32_t step_masked(const struct consts *c, size_t n, struct grads grad,
                                    float *master, float *exp_avg, float *exp_avg_sq,
                                    uint16_t *weight, struct cst_adamw_undo *undo, uint32_t number,
                                    uint32_t buffer)
@@ -94,15 +120,15 @@ static inline uint32_t step_masked(const struct consts *c, size_t n, const uint1
             save16(undo->old[buffer], 0, k, master + i, exp_avg + i, exp_avg_sq + i);
             cst_adamw_undo_hold(undo, cst_adamw_undo_word(number + (uint32_t)i, group, buffer));
         }
-        w = step16(c, k, grad + i, master + i, exp_avg + i, exp_avg_sq + i);
+        w = step16(c, k, grads_from(grad, i), master + i, exp_avg + i, exp_avg_sq + i);
         _mm256_mask_storeu_epi16(weight + i, k, w);
     }
     return buffer;
 }
 
-/* Both entries; without undo, the compiler drops all of it. */
+/* All entries; without undo, the compiler drops all of it. */
 __attribute__((always_inline)) static inline void
-update(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master, float *exp_avg,
+update(const struct cst_adamw *hyper, size_t n, struct grads grad, float *master, float *exp_avg,
        float *exp_avg_sq, uint16_t *weight, struct cst_adamw_undo *undo, uint32_t base)
 {
     const struct consts c = broadcast(hyper);
@@ -125,30 +151,45 @@ update(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *mas
             ahead(m + 16, AHEAD_BYTES);
             ahead(v, AHEAD_BYTES);
             ahead(v + 16, AHEAD_BYTES);
-            ahead(grad + i, AHEAD_BYTES / 2);
+            ahead_grads(grads_from(grad, i));
             save16(undo->old[buffer], 0, 0xffff, p, m, v);
             save16(undo->old[buffer], 16, 0xffff, p + 16, m + 16, v + 16);
             cst_adamw_undo_hold(undo, cst_adamw_undo_word(base + (uint32_t)i, 32, buffer));
         }
-        lo = step16(&c, 0xffff, grad + i, p, m, v);
-        hi = step16(&c, 0xffff, grad + i + 16, p + 16, m + 16, v + 16);
+        lo = step16(&c, 0xffff, grads_from(grad, i), p, m, v);
+        hi = step16(&c, 0xffff, grads_from(grad, i + 16), p + 16, m + 16, v + 16);
         _mm512_stream_si512((__m512i *)(void *)(weight + i),
                             _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1));
     }
-    (void)step_masked(&c, n - i, grad + i, master + i, exp_avg + i, exp_avg_sq + i, weight + i,
-                      undo, base + (uint32_t)i, buffer);
+    (void)step_masked(&c, n - i, grads_from(grad, i), master + i, exp_avg + i, exp_avg_sq + i,
+                      weight + i, undo, base + (uint32_t)i, buffer);
     _mm_sfence();
 }
 
 void cst_adamw_avx512(const struct cst_adamw *hyper, size_t n, const uint16_t *grad, float *master,
                       float *exp_avg, float *exp_avg_sq, uint16_t *weight)
 {
-    update(hyper, n, grad, master, exp_avg, exp_avg_sq, weight, NULL, 0);
+    update(hyper, n, (struct grads){.bf16 = grad}, master, exp_avg, exp_avg_sq, weight, NULL, 0);
 }
 
 void cst_adamw_undo_avx512(const struct cst_adamw *hyper, size_t n, const uint16_t *grad,
                            float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight,
                            struct cst_adamw_undo *undo)
 {
-    update(hyper, n, grad, master, exp_avg, exp_avg_sq, weight, undo, undo->base);
+    update(hyper, n, (struct grads){.bf16 = grad}, master, exp_avg, exp_avg_sq, weight, undo,
+           undo->base);
+}
+
+void cst_adamw_f32_avx512(const struct cst_adamw *hyper, size_t n, const float *grad, float *master,
+                          float *exp_avg, float *exp_avg_sq, uint16_t *weight)
+{
+    update(hyper, n, (struct grads){.fp32 = grad}, master, exp_avg, exp_avg_sq, weight, NULL, 0);
+}
+
+void cst_adamw_undo_f32_avx512(const struct cst_adamw *hyper, size_t n, const float *grad,
+                               float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight,
+                               struct cst_adamw_undo *undo)
+{
+    update(hyper, n, (struct grads){.fp32 = grad}, master, exp_avg, exp_avg_sq, weight, undo,
+           undo->base);
 }

@@ -22,11 +22,11 @@ static inline float cst_adamw_canonical(float x)
     return x != x ? nan : x;
 }
 
-/* The lines of kernels/adamw.h, in their order. */
-static inline void cst_adamw_one(const struct cst_adamw *hyper, uint16_t grad, float *master,
+/* The lines of kernels/adamw.h, in their order; @grad as fp32. */
+static inline void cst_adamw_one(const struct cst_adamw *hyper, float grad, float *master,
                                  float *exp_avg, float *exp_avg_sq, uint16_t *weight)
 {
-    float g = cst_bf16_to_fp32(grad) * hyper->grad_scale;
+    float g = grad * hyper->grad_scale;
     float m = fmaf(hyper->one_minus_beta1, g - *exp_avg, *exp_avg);
     float v = fmaf(hyper->one_minus_beta2, g * g, hyper->beta2 * *exp_avg_sq);
     float d = fmaf(sqrtf(v), hyper->inv_sqrt_bias2, hyper->eps);

@@ -40,6 +40,9 @@ int cst_chunk_table(const struct cst_segments *segments, uint32_t id, struct cst
                            id, h->n_chunks, h->chunks_bytes, h->n_spans, h->spans_bytes, h->n_tiles,
                            h->tiles_bytes, h->total_bytes);
     }
+    if (h->grad_bytes != 0 && h->grad_bytes != 2 && h->grad_bytes != 4) {
+        return cst_err_set(err, CST_EINVAL, "table %u: gradients of %u bytes", id, h->grad_bytes);
+    }
     *out = h;
     return CST_OK;
 }
@@ -89,9 +92,14 @@ static int find_row(const struct cst_segments *segments, struct cst_chunk *chunk
     static const char *const names[CST_ROW_COUNT] = {"weight row", "grad row", "master row",
                                                      "exp_avg row", "exp_avg_sq row"};
     struct cst_segment *segment;
-    int rc = cst_segments_find(segments, chunk->entry->rows[row], chunk->n_elems * elem_bytes,
-                               elem_bytes, names[row], &segment, err);
+    int rc;
 
+    if (chunk->entry->rows[row].segment == CST_PLACE_NONE) {
+        return cst_err_set(err, CST_EINVAL, "chunk %u is frozen: it has no %s", chunk->work.chunk,
+                           names[row]);
+    }
+    rc = cst_segments_find(segments, chunk->entry->rows[row], chunk->n_elems * elem_bytes,
+                           elem_bytes, names[row], &segment, err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -104,25 +112,34 @@ static int find_row(const struct cst_segments *segments, struct cst_chunk *chunk
     return CST_OK;
 }
 
+static uint64_t elem_bytes(const struct cst_chunk *chunk, int row)
+{
+    bool narrow = row == CST_ROW_WEIGHT ||
+                  (row == CST_ROW_GRAD && chunk->work.table->grad_bytes != sizeof(float));
+
+    return narrow ? sizeof(uint16_t) : sizeof(float);
+}
+
 static int find_rows(const struct cst_segments *segments, struct cst_chunk *chunk, unsigned rows,
                      struct cst_err *err)
 {
+    bool wide = chunk->work.table->grad_bytes == sizeof(float);
     void *at[CST_ROW_COUNT] = {NULL};
 
     for (int row = 0; row < CST_ROW_COUNT; row++) {
-        uint64_t elem_bytes = row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4;
         int rc;
 
         if ((rows & CST_CHUNK_ROW(row)) == 0) {
             continue;
         }
-        rc = find_row(segments, chunk, (enum cst_row)row, elem_bytes, &at[row], err);
+        rc = find_row(segments, chunk, (enum cst_row)row, elem_bytes(chunk, row), &at[row], err);
         if (rc != CST_OK) {
             return rc;
         }
     }
     chunk->work.rows = (struct cst_rows){.weight = at[CST_ROW_WEIGHT],
-                                         .grad = at[CST_ROW_GRAD],
+                                         .grad = wide ? NULL : at[CST_ROW_GRAD],
+                                         .grad_f32 = wide ? at[CST_ROW_GRAD] : NULL,
                                          .master = at[CST_ROW_MASTER],
                                          .exp_avg = at[CST_ROW_EXP_AVG],
                                          .exp_avg_sq = at[CST_ROW_EXP_AVG_SQ]};

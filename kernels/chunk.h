@@ -35,7 +35,8 @@ int cst_chunk_table(const struct cst_segments *segments, uint32_t id, struct cst
 
 /* Chunk @index of the table in segment @table, with the rows whose bits are in @rows. The pointers
  * are good while the segments are held. CST_ENOTFOUND: a segment is missing (or not READY);
- * CST_EINVAL: index, or the table contradicts itself or the segments. */
+ * CST_EINVAL: index, a row that a frozen chunk does not have, or the table contradicts itself or
+ * the segments. */
 int cst_chunk_find(const struct cst_segments *segments, uint32_t table, uint32_t index,
                    unsigned rows, struct cst_chunk *out, struct cst_err *err);
 

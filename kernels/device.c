@@ -138,6 +138,22 @@ int cst_device_fill(struct cst_device *device, unsigned thread, struct cst_addr 
     return rc != CST_OK ? rc : device->ops->fill(device->state, thread, dst, bytes, err);
 }
 
+int cst_device_cast(struct cst_device *device, struct cst_addr src, struct cst_addr dst,
+                    uint64_t n_elems, struct cst_err *err)
+{
+    void *from = NULL, *to = NULL;
+    int rc = resolve(src, n_elems, sizeof(float), &from, err);
+
+    if (rc == CST_OK) {
+        rc = resolve(dst, n_elems, sizeof(uint16_t), &to, err);
+    }
+    return rc != CST_OK
+               ? rc
+               : device->ops->convert(device->state,
+                                      &(struct cst_device_states){.src = from, .weight = to},
+                                      n_elems, err);
+}
+
 int cst_device_convert(struct cst_device *device, struct cst_addr src, const struct cst_addr dst[4],
                        uint64_t n_elems, struct cst_err *err)
 {
@@ -163,7 +179,10 @@ int cst_device_reduce(struct cst_device *device, unsigned thread, const struct c
                       uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
                       struct cst_undo_slot *undo, struct cst_err *err)
 {
-    if (n_src > CST_TILE_MAX_SRC || work->mark == 0 || work->rows.grad == NULL) {
+    const struct cst_rows *r = &work->rows;
+
+    if (n_src > CST_TILE_MAX_SRC || work->mark == 0 || (r->grad == NULL) == (r->grad_f32 == NULL) ||
+        (work->accumulate && r->grad_f32 == NULL)) {
         return cst_err_set(err, CST_EINVAL, "reduce of %u sources, mark %" PRIu64, n_src,
                            work->mark);
     }
@@ -176,8 +195,8 @@ int cst_device_update(struct cst_device *device, const struct cst_tile_work *wor
 {
     const struct cst_rows *r = &work->rows;
 
-    if (work->mark == 0 || r->weight == NULL || r->grad == NULL || r->master == NULL ||
-        r->exp_avg == NULL || r->exp_avg_sq == NULL) {
+    if (work->mark == 0 || r->weight == NULL || (r->grad == NULL) == (r->grad_f32 == NULL) ||
+        r->master == NULL || r->exp_avg == NULL || r->exp_avg_sq == NULL) {
         return cst_err_set(err, CST_EINVAL, "update with mark %" PRIu64 " or without a row",
                            work->mark);
     }

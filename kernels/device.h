@@ -29,7 +29,7 @@ struct cst_addr {
 };
 
 /* CONVERT: where the fp32 values are and the rows that they become. Pointers to n_elems elements
- * each. */
+ * each; all of them, or src and weight alone. */
 struct cst_device_states {
     const float *src;  /* values */
     float *master;     /* := src */
@@ -161,11 +161,16 @@ int cst_device_fill(struct cst_device *device, unsigned thread, struct cst_addr 
 int cst_device_convert(struct cst_device *device, struct cst_addr src, const struct cst_addr dst[4],
                        uint64_t n_elems, struct cst_err *err);
 
+/* @n_elems fp32 values at @src become bf16 at @dst, and nothing else. As above. */
+int cst_device_cast(struct cst_device *device, struct cst_addr src, struct cst_addr dst,
+                    uint64_t n_elems, struct cst_err *err);
+
 /* Reduce or update tiles [@first, @first + @count) of a chunk that was checked (kernels/chunk.h),
  * whose rows are host memory; as cst_tile_reduce_range and cst_tile_update_range. Each of @src is
  * where a source's row starts, in whichever memory. @undo is the calling thread's own slot.
  * work->kernels is the device's affair. Tiles that were not done when it fails do not carry the
- * mark. CST_EINVAL: more than CST_TILE_MAX_SRC sources, mark 0, or a row missing. */
+ * mark. CST_EINVAL: more than CST_TILE_MAX_SRC sources, mark 0, a row missing, or an addition to a
+ * bf16 row. */
 int cst_device_reduce(struct cst_device *device, unsigned thread, const struct cst_tile_work *work,
                       uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
                       struct cst_undo_slot *undo, struct cst_err *err);

@@ -26,14 +26,20 @@ static bool has_avx512(void)
 }
 #endif
 
+#define ROW(name, has)                                                                             \
+    {                                                                                              \
+        .isa = #name, .usable = (has), .adamw = cst_adamw_##name,                                  \
+        .adamw_undo = cst_adamw_undo_##name, .adamw_f32 = cst_adamw_f32_##name,                    \
+        .adamw_undo_f32 = cst_adamw_undo_f32_##name, .reduce = cst_reduce_##name,                  \
+        .accumulate = cst_accumulate_##name, .accumulate_sum = cst_accumulate_sum_##name,          \
+        .cast = cst_cast_##name, .upcast = cst_upcast_##name,                                      \
+    }
+
 static const struct cst_kernels rows[] = {
-    {"ref", always, cst_adamw_ref, cst_adamw_undo_ref, cst_reduce_ref, cst_cast_ref,
-     cst_upcast_ref},
+    ROW(ref, always),
 #ifdef HAVE_X86_SIMD
-    {"avx2", has_avx2, cst_adamw_avx2, cst_adamw_undo_avx2, cst_reduce_avx2, cst_cast_avx2,
-     cst_upcast_avx2},
-    {"avx512", has_avx512, cst_adamw_avx512, cst_adamw_undo_avx512, cst_reduce_avx512,
-     cst_cast_avx512, cst_upcast_avx512},
+    ROW(avx2, has_avx2),
+    ROW(avx512, has_avx512),
 #endif
 };
 

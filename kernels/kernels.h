@@ -3,6 +3,7 @@
 #ifndef CST_KERNELS_H
 #define CST_KERNELS_H
 
+#include "kernels/accumulate.h"
 #include "kernels/adamw.h"
 #include "kernels/cast.h"
 #include "kernels/norm.h"
@@ -15,7 +16,11 @@ struct cst_kernels {
     bool (*usable)(void); /* does this CPU (and OS) have it */
     cst_adamw_fn adamw;
     cst_adamw_undo_fn adamw_undo;
+    cst_adamw_f32_fn adamw_f32;
+    cst_adamw_undo_f32_fn adamw_undo_f32;
     cst_reduce_fn reduce;
+    cst_accumulate_fn accumulate;
+    cst_accumulate_sum_fn accumulate_sum;
     cst_cast_fn cast;
     cst_upcast_fn upcast;
 };

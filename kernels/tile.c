@@ -58,6 +58,7 @@ const struct cst_table_span *cst_tile_walk_next(struct cst_tile_walk *walk, stru
         .n_elems = (uint32_t)(left < CST_TILE_ELEMS ? left : CST_TILE_ELEMS),
         .table = work->table_id,
         .chunk = work->chunk,
+        .accumulate = work->accumulate,
     };
     assert(tile->number < work->table->n_tiles);
     tile->entry = &cst_table_tiles(work->table)[tile->number];
@@ -70,40 +71,62 @@ bool cst_tile_update(const struct cst_kernels *kernels, const struct cst_adamw *
                      const struct cst_rows *rows, const struct cst_tile *tile,
                      struct cst_undo_slot *undo)
 {
-    uint16_t *weight = rows->weight + tile->start;
-    const uint16_t *grad = rows->grad + tile->start;
-    float *master = rows->master + tile->start;
-    float *exp_avg = rows->exp_avg + tile->start;
-    float *exp_avg_sq = rows->exp_avg_sq + tile->start;
+    uint64_t at = tile->start;
+    float *master = rows->master + at;
+    float *exp_avg = rows->exp_avg + at;
+    float *exp_avg_sq = rows->exp_avg_sq + at;
+    uint16_t *weight = rows->weight + at;
 
     if (tile->entry->update_mark == (uint32_t)tile->mark) {
         return false;
     }
-    if (undo == NULL) {
-        kernels->adamw(hyper, tile->n_elems, grad, master, exp_avg, exp_avg_sq, weight);
-    } else {
+    if (undo != NULL) {
         cst_undo_begin_update(undo, tile, hyper);
-        kernels->adamw_undo(hyper, tile->n_elems, grad, master, exp_avg, exp_avg_sq, weight,
-                            &undo->states);
+    }
+    if (rows->grad_f32 != NULL && undo != NULL) {
+        kernels->adamw_undo_f32(hyper, tile->n_elems, rows->grad_f32 + at, master, exp_avg,
+                                exp_avg_sq, weight, &undo->states);
+    } else if (rows->grad_f32 != NULL) {
+        kernels->adamw_f32(hyper, tile->n_elems, rows->grad_f32 + at, master, exp_avg, exp_avg_sq,
+                           weight);
+    } else if (undo != NULL) {
+        kernels->adamw_undo(hyper, tile->n_elems, rows->grad + at, master, exp_avg, exp_avg_sq,
+                            weight, &undo->states);
+    } else {
+        kernels->adamw(hyper, tile->n_elems, rows->grad + at, master, exp_avg, exp_avg_sq, weight);
     }
     cst_undo_end(undo, tile, CST_UNDO_UPDATE);
     return true;
 }
 
-bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const uint16_t *const *src,
-                     const struct cst_rows *rows, const struct cst_tile *tile,
-                     struct cst_undo_slot *undo)
+/* The slot that an addition to the fp32 row needs, holding its old gradients; NULL: none, as it is
+ * only written. */
+static struct cst_undo_slot *begin_accumulate(struct cst_undo_slot *undo,
+                                              const struct cst_tile *tile, const float *grad)
 {
-    const uint16_t *at[CST_TILE_MAX_SRC];
-    uint16_t *grad = rows->grad + tile->start;
+    if (undo == NULL || !tile->accumulate) {
+        return NULL;
+    }
+    cst_undo_begin_accumulate(undo, tile, grad);
+    return undo;
+}
+
+static void reduce_f32(const struct cst_kernels *kernels, uint32_t n_src, const uint16_t *const *at,
+                       float *grad, const struct cst_tile *tile, struct cst_undo_slot *undo)
+{
+    undo = begin_accumulate(undo, tile, grad);
+    tile->entry->sum_squares =
+        kernels->accumulate(tile->n_elems, n_src, at, tile->accumulate, grad);
+    cst_undo_end(undo, tile, CST_UNDO_ACCUMULATE);
+}
+
+static void reduce_bf16(const struct cst_kernels *kernels, uint32_t n_src,
+                        const uint16_t *const *at, uint16_t *grad, const struct cst_tile *tile,
+                        struct cst_undo_slot *undo)
+{
     bool in_place = false;
 
-    assert(n_src <= CST_TILE_MAX_SRC);
-    if (tile->entry->reduce_mark == (uint32_t)tile->mark) {
-        return false;
-    }
     for (uint32_t r = 0; r < n_src; r++) {
-        at[r] = src[r] + tile->start;
         in_place = in_place || at[r] == grad;
     }
     if (!in_place) {
@@ -114,6 +137,41 @@ bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const ui
     }
     tile->entry->sum_squares = kernels->reduce(tile->n_elems, n_src, at, grad);
     cst_undo_end(undo, tile, CST_UNDO_REDUCE);
+}
+
+bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const uint16_t *const *src,
+                     const struct cst_rows *rows, const struct cst_tile *tile,
+                     struct cst_undo_slot *undo)
+{
+    const uint16_t *at[CST_TILE_MAX_SRC];
+
+    assert(n_src <= CST_TILE_MAX_SRC);
+    if (tile->entry->reduce_mark == (uint32_t)tile->mark) {
+        return false;
+    }
+    for (uint32_t r = 0; r < n_src; r++) {
+        at[r] = src[r] + tile->start;
+    }
+    if (rows->grad_f32 != NULL) {
+        reduce_f32(kernels, n_src, at, rows->grad_f32 + tile->start, tile, undo);
+    } else {
+        reduce_bf16(kernels, n_src, at, rows->grad + tile->start, tile, undo);
+    }
+    return true;
+}
+
+bool cst_tile_reduce_sum(const struct cst_kernels *kernels, const float *sum,
+                         const struct cst_rows *rows, const struct cst_tile *tile,
+                         struct cst_undo_slot *undo)
+{
+    float *grad = rows->grad_f32 + tile->start;
+
+    if (tile->entry->reduce_mark == (uint32_t)tile->mark) {
+        return false;
+    }
+    undo = begin_accumulate(undo, tile, grad);
+    tile->entry->sum_squares = kernels->accumulate_sum(tile->n_elems, sum, tile->accumulate, grad);
+    cst_undo_end(undo, tile, CST_UNDO_ACCUMULATE);
     return true;
 }
 

@@ -15,7 +15,8 @@
  * may be NULL. */
 struct cst_rows {
     uint16_t *weight;  /* bf16 */
-    uint16_t *grad;    /* bf16 */
+    uint16_t *grad;    /* bf16; NULL: grad_f32 has it */
+    float *grad_f32;   /* fp32, of a job with micro-batches; NULL: grad has it */
     float *master;     /* fp32 */
     float *exp_avg;    /* fp32 */
     float *exp_avg_sq; /* fp32 */
@@ -30,6 +31,7 @@ struct cst_tile {
     uint32_t n_elems;             /* 1..CST_TILE_ELEMS */
     uint32_t table;               /* segment id of the table */
     uint32_t chunk;               /* index in the table */
+    bool accumulate;              /* REDUCE: add to the grad row, which is fp32 */
 };
 
 /* A command on a chunk, as its threads share it. */
@@ -39,6 +41,7 @@ struct cst_tile_work {
     uint32_t table_id;              /* its segment id: undo slots name it */
     uint32_t chunk;                 /* index in the table */
     uint64_t mark;                  /* UPDATE: adam step t, from 1; REDUCE: reduction number */
+    bool accumulate;                /* REDUCE into an fp32 grad row: add to what is there */
     struct cst_rows rows;           /* of the chunk */
 };
 
@@ -60,11 +63,18 @@ bool cst_tile_update(const struct cst_kernels *kernels, const struct cst_adamw *
                      struct cst_undo_slot *undo);
 
 /* Sum the @n_src bf16 rows @src (each pointing to its row's first element, in rank order) into
- * rows->grad; store the sum of squares, then the mark. rows->grad may itself be one of @src: then
- * @undo protects it. Otherwise as cst_tile_update. */
+ * rows->grad, or into or onto rows->grad_f32; store the sum of squares, then the mark. rows->grad
+ * may itself be one of @src: then @undo protects it, as it does an fp32 row that is added to.
+ * Otherwise as cst_tile_update. */
 bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const uint16_t *const *src,
                      const struct cst_rows *rows, const struct cst_tile *tile,
                      struct cst_undo_slot *undo);
+
+/* The same into or onto rows->grad_f32 where the contributions were summed already: @sum points to
+ * that of the tile's first element. */
+bool cst_tile_reduce_sum(const struct cst_kernels *kernels, const float *sum,
+                         const struct cst_rows *rows, const struct cst_tile *tile,
+                         struct cst_undo_slot *undo);
 
 #define CST_TILE_MAX_SRC 64 /* contributions in a reduction: the most ranks of a job */
 

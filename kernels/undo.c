@@ -39,7 +39,15 @@ void cst_undo_begin_reduce(struct cst_undo_slot *slot, const struct cst_tile *ti
                            const uint16_t *grad)
 {
     write_names(slot, CST_UNDO_REDUCE, tile);
-    memcpy(slot->grad, grad, tile->n_elems * sizeof *grad);
+    memcpy(slot->old.bf16, grad, tile->n_elems * sizeof *grad);
+    store_word(&slot->grad_held, tile->n_elems);
+}
+
+void cst_undo_begin_accumulate(struct cst_undo_slot *slot, const struct cst_tile *tile,
+                               const float *grad)
+{
+    write_names(slot, CST_UNDO_ACCUMULATE, tile);
+    memcpy(slot->old.fp32, grad, tile->n_elems * sizeof *grad);
     store_word(&slot->grad_held, tile->n_elems);
 }
 
@@ -78,11 +86,24 @@ static bool plausible(const struct cst_undo_slot *slot, const struct cst_tile_wo
         slot->start > chunk_elems - slot->n_elems || slot->tile >= work->table->n_tiles) {
         return false;
     }
-    if (slot->kind == CST_UNDO_REDUCE) {
-        return word == 0 && slot->grad_held == slot->n_elems;
+    if (slot->kind == CST_UNDO_REDUCE || slot->kind == CST_UNDO_ACCUMULATE) {
+        const void *row = slot->kind == CST_UNDO_REDUCE ? (const void *)work->rows.grad
+                                                        : (const void *)work->rows.grad_f32;
+
+        return word == 0 && slot->grad_held == slot->n_elems && row != NULL;
     }
     return slot->kind == CST_UNDO_UPDATE && slot->grad_held == 0 && n > 0 && n <= CST_ADAMW_GROUP &&
            cst_adamw_undo_first(word) + n <= slot->n_elems && cst_adamw_undo_buffer(word) < 2;
+}
+
+static void put_back_grad(const struct cst_undo_slot *slot, const struct cst_rows *rows)
+{
+    if (slot->kind == CST_UNDO_REDUCE) {
+        memcpy(rows->grad + slot->start, slot->old.bf16, slot->n_elems * sizeof *rows->grad);
+    } else {
+        memcpy(rows->grad_f32 + slot->start, slot->old.fp32,
+               slot->n_elems * sizeof *rows->grad_f32);
+    }
 }
 
 static void put_back_group(struct cst_undo_slot *slot, const struct cst_rows *rows)
@@ -105,6 +126,12 @@ static void finish_update(struct cst_undo_slot *slot, const struct cst_tile_work
     uint64_t at = slot->start + first;
 
     slot->states.base = first;
+    if (rows->grad_f32 != NULL) {
+        work->kernels->adamw_undo_f32(&slot->hyper, slot->n_elems - first, rows->grad_f32 + at,
+                                      rows->master + at, rows->exp_avg + at, rows->exp_avg_sq + at,
+                                      rows->weight + at, &slot->states);
+        return;
+    }
     work->kernels->adamw_undo(&slot->hyper, slot->n_elems - first, rows->grad + at,
                               rows->master + at, rows->exp_avg + at, rows->exp_avg_sq + at,
                               rows->weight + at, &slot->states);
@@ -122,9 +149,9 @@ int cst_undo_restore(struct cst_undo_slot *slot, const struct cst_tile_work *wor
         return CST_EINVAL;
     }
     tile.entry = &cst_table_tiles(work->table)[slot->tile];
-    if (slot->kind == CST_UNDO_REDUCE) {
+    if (slot->kind != CST_UNDO_UPDATE) {
         if (tile.entry->reduce_mark != (uint32_t)slot->mark) {
-            memcpy(work->rows.grad + slot->start, slot->grad, slot->n_elems * sizeof *slot->grad);
+            put_back_grad(slot, &work->rows);
         }
         cst_undo_drop(slot);
         return CST_OK;

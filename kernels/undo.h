@@ -9,6 +9,7 @@
  *    |  EMPTY  | -------------------------------------------------> |   HOLDS   |
  *    | no held |   UPDATE: the first group saved, states.held set   | one held  |
  *    |  word   |   REDUCE: the whole tile saved, grad_held set      | word set  |
+ *    |         |   ACCUMULATE: same of an fp32 row                 |           |
  *    |         | <------------------------------------------------- |           |
  *    +---------+   end: the tile's mark stored, the word cleared    +-----------+
  *         ^                                                               |
@@ -19,6 +20,7 @@
  *                  the slot, holding again as it goes; then `end`. The tile is new.
  *   REDUCE HOLDS   the old gradients are here while sums are written over them.
  *                  restore: they are put back. The tile is old: the command is to be issued again.
+ *   ACCUMULATE HOLDS  same, while a sum is added to them.
  *   mark = the slot's: the kill fell into `end`, the tile is whole; restore clears the word alone.
  *
  * Killed while EMPTY: every tile is old or new (names may be half written; nobody reads them).
@@ -37,23 +39,27 @@ struct cst_tile;      /* kernels/tile.h */
 struct cst_tile_work; /* kernels/tile.h */
 
 enum cst_undo_kind {
-    CST_UNDO_UPDATE = 1, /* of master, exp_avg, exp_avg_sq; the weights are only written */
-    CST_UNDO_REDUCE = 2, /* of grad, where it is one of the reduction's sources */
+    CST_UNDO_UPDATE = 1,     /* of master, exp_avg, exp_avg_sq; the weights are only written */
+    CST_UNDO_REDUCE = 2,     /* of a bf16 grad row, where it is one of the reduction's sources */
+    CST_UNDO_ACCUMULATE = 3, /* of an fp32 grad row that a reduction adds to */
 };
 
 struct cst_undo_slot {
-    struct cst_adamw_undo states;              /* UPDATE: the group in hand */
-    _Atomic uint32_t grad_held;                /* REDUCE: elements in `grad`; 0: none */
-    uint32_t kind;                             /* enum cst_undo_kind */
-    uint32_t table;                            /* segment id of the job table */
-    uint32_t chunk;                            /* index in the table */
-    uint64_t tile;                             /* number in the table */
-    uint64_t start;                            /* elements, from the start of the chunk's rows */
-    uint64_t mark;                             /* of the command: adam step or reduction number */
-    uint32_t n_elems;                          /* of the tile */
-    uint32_t pad;                              /* 0 */
-    struct cst_adamw hyper;                    /* UPDATE: to finish the tile with */
-    alignas(64) uint16_t grad[CST_TILE_ELEMS]; /* REDUCE: old gradients of the tile */
+    struct cst_adamw_undo states; /* UPDATE: the group in hand */
+    _Atomic uint32_t grad_held;   /* REDUCE, ACCUMULATE: elements in `old`; 0: none */
+    uint32_t kind;                /* enum cst_undo_kind */
+    uint32_t table;               /* segment id of the job table */
+    uint32_t chunk;               /* index in the table */
+    uint64_t tile;                /* number in the table */
+    uint64_t start;               /* elements, from the start of the chunk's rows */
+    uint64_t mark;                /* of the command: adam step or reduction number */
+    uint32_t n_elems;             /* of the tile */
+    uint32_t pad;                 /* 0 */
+    struct cst_adamw hyper;       /* UPDATE: to finish the tile with */
+    union {
+        alignas(64) uint16_t bf16[CST_TILE_ELEMS]; /* REDUCE */
+        float fp32[CST_TILE_ELEMS];                /* ACCUMULATE */
+    } old;                                         /* gradients of the tile */
 };
 
 /* Name the tile of an UPDATE, for kernels->adamw_undo with @slot's states. The slot must be EMPTY
@@ -66,11 +72,15 @@ void cst_undo_begin_update(struct cst_undo_slot *slot, const struct cst_tile *ti
 void cst_undo_begin_reduce(struct cst_undo_slot *slot, const struct cst_tile *tile,
                            const uint16_t *grad);
 
+/* The same for an addition to an fp32 row. */
+void cst_undo_begin_accumulate(struct cst_undo_slot *slot, const struct cst_tile *tile,
+                               const float *grad);
+
 /* The tile is done: store its mark, then make @slot EMPTY. NULL: no slot. Its owner. */
 void cst_undo_end(struct cst_undo_slot *slot, const struct cst_tile *tile, enum cst_undo_kind kind);
 
 /* Does the slot hold a tile? If so table, chunk and kind say whose rows cst_undo_restore needs: all
- * of them for UPDATE, grad for REDUCE. Any thread. */
+ * of them for UPDATE, grad for the others. Any thread. */
 bool cst_undo_holds(const struct cst_undo_slot *slot);
 
 /* Make @slot EMPTY without a look at its tile, which then stays torn: for a job that is gone. */

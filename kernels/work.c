@@ -13,7 +13,7 @@
 struct kind {
     const char *name;          /* in words */
     uint32_t min_src, max_src; /* sources that it takes */
-    uint32_t n_dst;            /* destinations */
+    uint32_t n_dst, or_dst;    /* destinations: one of the two numbers */
     bool compute;              /* on the team, not on the lanes */
     bool marks;                /* has a mark, which the chunk gets when it is done */
     int (*find)(struct cst_work *work,
@@ -75,7 +75,8 @@ static int check(struct cst_work *work)
     if (kind->name == NULL) {
         return cst_err_set(&work->err, CST_EUNSUPPORTED, "command kind %d", (int)work->kind);
     }
-    if (work->n_src < kind->min_src || work->n_src > kind->max_src || work->n_dst != kind->n_dst) {
+    if (work->n_src < kind->min_src || work->n_src > kind->max_src ||
+        (work->n_dst != kind->n_dst && work->n_dst != kind->or_dst)) {
         return cst_err_set(&work->err, CST_EINVAL, "%s with %u sources and %u destinations",
                            kind->name, work->n_src, work->n_dst);
     }
@@ -98,6 +99,7 @@ static int read_command(struct cst_work *work, const Engine__Command *command)
     work->table = command->table;
     work->chunk_index = command->chunk;
     work->mark = command->mark;
+    work->accumulate = command->has_accumulate && command->accumulate;
     if (rc == CST_OK) {
         rc = check(work);
     }
@@ -171,10 +173,14 @@ static int convert_piece(struct cst_work *work, uint64_t piece, unsigned thread,
                          struct cst_err *err)
 {
     uint64_t at, n = share(work, piece, work->n_elems, &at);
-    struct cst_addr dst[4] = {ahead(work->dst[0], at * 4), ahead(work->dst[1], at * 2),
-                              ahead(work->dst[2], at * 4), ahead(work->dst[3], at * 4)};
+    const struct cst_addr dst[4] = {ahead(work->dst[0], at * 4), ahead(work->dst[1], at * 2),
+                                    ahead(work->dst[2], at * 4), ahead(work->dst[3], at * 4)};
 
     (void)thread;
+    if (work->n_dst == 1) {
+        return cst_device_cast(work->context->device, ahead(work->src, at * 4),
+                               ahead(work->dst[0], at * 2), n, err);
+    }
     return cst_device_convert(work->context->device, ahead(work->src, at * 4), dst, n, err);
 }
 
@@ -330,8 +336,9 @@ static int find_fill(struct cst_work *work, uint64_t *pieces)
 
 static int find_convert(struct cst_work *work, uint64_t *pieces)
 {
-    static const uint64_t sizes[4] = {4, 2, 4, 4};
+    static const uint64_t states[4] = {4, 2, 4, 4}, half[1] = {2};
     static const char *const names[4] = {"master", "weight", "exp_avg", "exp_avg_sq"};
+    const uint64_t *sizes = work->n_dst == 1 ? half : states;
     uint64_t n = work->n_elems;
     int rc;
 
@@ -339,13 +346,14 @@ static int find_convert(struct cst_work *work, uint64_t *pieces)
         return cst_err_set(&work->err, CST_EINVAL, "CONVERT of %" PRIu64 " elements", n);
     }
     rc = find(work, work->src_places[0], n * 4, 4, "source", &work->src);
-    for (int i = 0; i < 4 && rc == CST_OK; i++) {
-        rc = find(work, work->dst_places[i], n * sizes[i], sizes[i], names[i], &work->dst[i]);
+    for (uint32_t i = 0; i < work->n_dst && rc == CST_OK; i++) {
+        const char *name = work->n_dst == 1 ? "destination" : names[i];
+
+        rc = find(work, work->dst_places[i], n * sizes[i], sizes[i], name, &work->dst[i]);
         if (rc == CST_OK && overlap(work->src, n * 4, work->dst[i], n * sizes[i])) {
-            rc =
-                cst_err_set(&work->err, CST_EINVAL, "source and %s of a CONVERT overlap", names[i]);
+            rc = cst_err_set(&work->err, CST_EINVAL, "source and %s of a CONVERT overlap", name);
         }
-        for (int k = 0; k < i && rc == CST_OK; k++) {
+        for (uint32_t k = 0; k < i && rc == CST_OK; k++) {
             if (overlap(work->dst[k], n * sizes[k], work->dst[i], n * sizes[i])) {
                 rc = cst_err_set(&work->err, CST_EINVAL, "%s and %s of a CONVERT overlap", names[k],
                                  names[i]);
@@ -369,15 +377,31 @@ static int find_chunk(struct cst_work *work, unsigned rows)
     }
     work->n_elems = work->chunk.n_elems;
     work->chunk.work.mark = work->mark;
+    work->chunk.work.accumulate = work->accumulate;
     return CST_OK;
+}
+
+/* Does @src, of @bytes, lie across the grad row? It may be that row, if both are bf16. */
+static bool across(const struct cst_work *work, struct cst_place src, uint64_t bytes)
+{
+    bool wide = work->chunk.work.rows.grad_f32 != NULL;
+    struct cst_place grad = work->chunk.entry->rows[CST_ROW_GRAD];
+
+    return src.segment == grad.segment && (wide || src.offset != grad.offset) &&
+           src.offset < grad.offset + bytes * (wide ? 2 : 1) && grad.offset < src.offset + bytes;
 }
 
 /* A source is the grad row itself, or has nothing in common with it: else a thread would read what
  * another has written. */
 static int find_reduce(struct cst_work *work, uint64_t *pieces)
 {
-    struct cst_place grad;
     int rc = find_chunk(work, CST_CHUNK_ROWS_REDUCE);
+
+    if (rc == CST_OK && work->accumulate && work->chunk.work.rows.grad_f32 == NULL) {
+        rc = cst_err_set(&work->err, CST_EINVAL,
+                         "REDUCE is to add to the grad row of chunk %u, which is bf16",
+                         work->chunk_index);
+    }
 
     for (uint32_t i = 0; i < work->n_src && rc == CST_OK; i++) {
         uint64_t bytes = work->n_elems * 2;
@@ -387,9 +411,7 @@ static int find_reduce(struct cst_work *work, uint64_t *pieces)
         if (rc != CST_OK) {
             break;
         }
-        grad = work->chunk.entry->rows[CST_ROW_GRAD];
-        if (work->src_places[i].segment == grad.segment && src.offset != grad.offset &&
-            src.offset < grad.offset + bytes && grad.offset < src.offset + bytes) {
+        if (across(work, work->src_places[i], bytes)) {
             rc = cst_err_set(&work->err, CST_EINVAL,
                              "contribution %u lies across the grad row of chunk %u", i,
                              work->chunk_index);
@@ -423,13 +445,13 @@ static int find_norm(struct cst_work *work, uint64_t *pieces)
 }
 
 static const struct kind kinds[] = {
-    [ENGINE__COMMAND_KIND__COPY] = {"COPY", 1, 1, 1, false, false, find_copy, copy_piece},
-    [ENGINE__COMMAND_KIND__REDUCE] = {"REDUCE", 0, CST_TILE_MAX_SRC, 0, true, true, find_reduce,
+    [ENGINE__COMMAND_KIND__COPY] = {"COPY", 1, 1, 1, 1, false, false, find_copy, copy_piece},
+    [ENGINE__COMMAND_KIND__REDUCE] = {"REDUCE", 0, CST_TILE_MAX_SRC, 0, 0, true, true, find_reduce,
                                       reduce_piece},
-    [ENGINE__COMMAND_KIND__NORM] = {"NORM", 0, 0, 0, true, false, find_norm, norm_piece},
-    [ENGINE__COMMAND_KIND__UPDATE] = {"UPDATE", 0, 0, 0, true, true, find_update, update_piece},
-    [ENGINE__COMMAND_KIND__FILL] = {"FILL", 0, 0, 1, false, false, find_fill, fill_piece},
-    [ENGINE__COMMAND_KIND__CONVERT] = {"CONVERT", 1, 1, 4, false, false, find_convert,
+    [ENGINE__COMMAND_KIND__NORM] = {"NORM", 0, 0, 0, 0, true, false, find_norm, norm_piece},
+    [ENGINE__COMMAND_KIND__UPDATE] = {"UPDATE", 0, 0, 0, 0, true, true, find_update, update_piece},
+    [ENGINE__COMMAND_KIND__FILL] = {"FILL", 0, 0, 1, 1, false, false, find_fill, fill_piece},
+    [ENGINE__COMMAND_KIND__CONVERT] = {"CONVERT", 1, 1, 4, 1, false, false, find_convert,
                                        convert_piece},
 };
 

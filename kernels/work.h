@@ -48,6 +48,7 @@ struct cst_work {
     uint32_t table;              /* REDUCE, NORM, UPDATE: segment id */
     uint32_t chunk_index;        /* REDUCE, UPDATE */
     uint64_t mark;               /* REDUCE, UPDATE */
+    bool accumulate;             /* REDUCE */
     struct cst_tile_hyper hyper; /* UPDATE */
     struct cst_place src_places[CST_TILE_MAX_SRC];
     uint32_t n_src;

@@ -23,6 +23,7 @@ int cst_cuda_kernels_open(struct cst_cuda_kernels *kernels, const struct cst_cud
         {"cst_adamw_kernel", &made.adamw},   {"cst_adamw_tiles_kernel", &made.adamw_tiles},
         {"cst_reduce_kernel", &made.reduce}, {"cst_norm_kernel", &made.norm},
         {"cst_cast_kernel", &made.cast},     {"cst_upcast_kernel", &made.upcast},
+        {"cst_sum_kernel", &made.sum},
     };
     int status = cst_cuda_check(driver, driver->cuModuleLoadData(&made.module, cst_cuda_fatbin),
                                 err, "loading the kernels (sm_80, sm_90, PTX)");
@@ -108,6 +109,21 @@ int cst_cuda_reduce(const struct cst_cuda_kernels *kernels, CUstream stream, uin
                            CST_CUDA_MAX_SRC);
     }
     return launch(kernels, stream, kernels->reduce, "reduce", n_tiles, CST_CUDA_BLOCK_TILES,
+                  CST_CUDA_BLOCK_TILES * CST_CUDA_TILE_THREADS, args, err);
+}
+
+int cst_cuda_sum(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
+                 CUdeviceptr tiles, const struct cst_cuda_sources *sources, CUdeviceptr dst,
+                 struct cst_err *err)
+{
+    struct cst_cuda_sources copy = *sources;
+    void *args[] = {&n_tiles, &tiles, &copy, &dst};
+
+    if (sources->n > CST_CUDA_MAX_SRC) {
+        return cst_err_set(err, CST_EINVAL, "sum: %u contributions, not 0 to %d", sources->n,
+                           CST_CUDA_MAX_SRC);
+    }
+    return launch(kernels, stream, kernels->sum, "sum", n_tiles, CST_CUDA_BLOCK_TILES,
                   CST_CUDA_BLOCK_TILES * CST_CUDA_TILE_THREADS, args, err);
 }
 

@@ -21,7 +21,7 @@
 struct cst_cuda_kernels {
     const struct cst_cuda_driver *driver; /* borrowed */
     CUmodule module;                      /* the fatbinary, in the context of _open */
-    CUfunction adamw, adamw_tiles, reduce, norm, cast,
+    CUfunction adamw, adamw_tiles, reduce, sum, norm, cast,
         upcast; /* its kernels, named cst_..._kernel */
 };
 
@@ -51,6 +51,13 @@ int cst_cuda_adamw_tiles(const struct cst_cuda_kernels *kernels, CUstream stream
 int cst_cuda_reduce(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
                     CUdeviceptr tiles, const struct cst_cuda_sources *sources, CUdeviceptr dst,
                     CUdeviceptr sums, struct cst_err *err);
+
+/* The s of kernels/accumulate.h for each of @n_tiles tiles: dst[..], fp32, := sum in rank order,
+ * any NaN as the additions leave it. Kernel: "cst_sum_kernel"(uint64_t n_tiles, const struct
+ * cst_cuda_tile *, struct cst_cuda_sources, float *dst). */
+int cst_cuda_sum(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
+                 CUdeviceptr tiles, const struct cst_cuda_sources *sources, CUdeviceptr dst,
+                 struct cst_err *err);
 
 /* cst_norm_sum: *out (device, double) := sum of @n sums, one after the other. Kernel:
  * "cst_norm_kernel"(uint64_t n, const double *sums, double *out). */

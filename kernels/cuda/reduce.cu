@@ -1,4 +1,6 @@
-/* kernels/reduce.h on a GPU, CST_CUDA_BLOCK_TILES tiles per block of threads.
+/* kernels/reduce.h on a GPU, CST_CUDA_BLOCK_TILES tiles per block of threads; and the sum alone, in
+ * fp32, that kernels/accumulate.h adds to a row.
+ *
  *
  *   1. CST_CUDA_TILE_THREADS threads per tile add the contributions up, 16 bytes of each at a time,
  *      write the result and leave its magnitude (bf16 without sign) in shared memory.
@@ -19,9 +21,9 @@ namespace
 {
 
 const uint32_t WARP = 32;
-const uint32_t LANES = 16; /* of the sum of squares */
-const uint32_t GROUP = 8;  /* elements that a thread does at once: 16 bytes of bf16 */
-const uint32_t GROUPS = 2; /* of a thread, loaded together, STRIDE elements apart */
+const uint32_t LANES = 16;  /* of the sum of squares */
+const uint32_t GROUP = 8;   /* elements that a thread does at once: 16 bytes of bf16 */
+const uint32_t GROUPS = 2;  /* of a thread, loaded together, STRIDE elements apart */
 const uint32_t UNROLL = 16; /* elements of a lane whose loads are issued together */
 const uint32_t STRIDE = CST_CUDA_TILE_THREADS * GROUP;
 const uint32_t BLOCKS_PER_SM = 5; /* at 48 registers */
@@ -115,11 +117,10 @@ __device__ __forceinline__ uint4 down_group(const float *sum, bool added)
                       cst_bf16_pair(down(sum[6], added), down(sum[7], added)));
 }
 
-/* A thread's groups of the sum over all sources, in rank order. */
-__device__ __forceinline__ void sum_groups(uint4 *out, const cst_cuda_sources &sources,
+/* A thread's groups of the sum over all sources, in rank order; @sum is zero. */
+__device__ __forceinline__ void add_groups(float (*sum)[GROUP], const cst_cuda_sources &sources,
                                            uint64_t start, uint32_t i, uint32_t n)
 {
-    float sum[GROUPS][GROUP] = {};
     uint4 groups[GROUPS];
 
     for (uint32_t r = 0; r < sources.n; r++) {
@@ -134,6 +135,15 @@ __device__ __forceinline__ void sum_groups(uint4 *out, const cst_cuda_sources &s
             }
         }
     }
+}
+
+/* The same as it is stored in bf16. */
+__device__ __forceinline__ void sum_groups(uint4 *out, const cst_cuda_sources &sources,
+                                           uint64_t start, uint32_t i, uint32_t n)
+{
+    float sum[GROUPS][GROUP] = {};
+
+    add_groups(sum, sources, start, i, n);
 #pragma unroll
     for (uint32_t g = 0; g < GROUPS; g++) {
         out[g] = down_group(sum[g], sources.n > 1);
@@ -245,3 +255,51 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS_PER_SM)
     }
 }
 CST_KERNEL(cst_reduce_kernel);
+
+namespace
+{
+
+/* A group of fp32 sums to elements [i, i + GROUP) of @row, as far as there are @n. */
+__device__ __forceinline__ void store_sums(float *row, uint32_t i, uint32_t n, const float *sum)
+{
+    if (i + GROUP <= n && cst_aligned(row, 16)) {
+        float4 *to = reinterpret_cast<float4 *>(row + i);
+
+        to[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        to[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+        return;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < GROUP; k++) {
+        if (i + k < n) {
+            row[i + k] = sum[k];
+        }
+    }
+}
+
+} // namespace
+
+/* Nothing but loads and stores: at the memory roof without more. */
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+    cst_sum_kernel(uint64_t n_tiles, const cst_cuda_tile *tiles, const cst_cuda_sources sources,
+                   float *dst)
+{
+    const uint64_t t = static_cast<uint64_t>(blockIdx.x) * CST_CUDA_BLOCK_TILES +
+                       threadIdx.x / CST_CUDA_TILE_THREADS;
+
+    if (t < n_tiles) {
+        const cst_cuda_tile tile = tiles[t];
+        uint32_t i = threadIdx.x % CST_CUDA_TILE_THREADS * GROUP;
+
+        for (; i < tile.n_elems; i += GROUPS * STRIDE) {
+            float sum[GROUPS][GROUP] = {};
+
+            add_groups(sum, sources, tile.start, i, tile.n_elems);
+#pragma unroll
+            for (uint32_t g = 0; g < GROUPS; g++) {
+                store_sums(dst + tile.start, i + g * STRIDE, tile.n_elems, sum[g]);
+            }
+        }
+    }
+}
+CST_KERNEL(cst_sum_kernel);

@@ -70,15 +70,15 @@ static const double *staged_sums(const struct cst_gpu_stage *stage)
     return (const double *)(const void *)((const char *)stage->host.base + CST_GPU_STAGE_SUMS_AT);
 }
 
-static int launch(struct reduction *r, const struct batch *batch, struct cst_err *err)
+/* Copy the batch's tiles to the GPU and say where the batch's part of each source begins. */
+static int stage_tiles(struct reduction *r, const struct batch *batch,
+                       struct cst_cuda_sources *sources, struct cst_err *err)
 {
     struct cst_gpu_stage *stage = r->stage;
     struct cst_addr to = {.mem = &stage->device, .offset = CST_GPU_STAGE_TILES_AT};
     struct cst_addr from = {.mem = &stage->host, .offset = CST_GPU_STAGE_TILES_AT};
-    struct cst_cuda_sources sources = {.n = r->n_src};
-    CUdeviceptr at = stage->device.device;
-    int rc;
 
+    *sources = (struct cst_cuda_sources){.n = r->n_src};
     for (uint32_t i = 0; i < batch->n; i++) {
         staged_tiles(stage)[i] = (struct cst_cuda_tile){
             .start = stage->batch[i].start - batch->base, .n_elems = stage->batch[i].n_elems};
@@ -86,10 +86,18 @@ static int launch(struct reduction *r, const struct batch *batch, struct cst_err
     for (uint32_t i = 0; i < r->n_src; i++) {
         struct cst_addr src = ahead(r->src[i], batch->base);
 
-        sources.v[i] = (const uint16_t *)(uintptr_t)(src.mem->device + src.offset);
+        sources->v[i] = (const uint16_t *)(uintptr_t)(src.mem->device + src.offset);
     }
-    rc = cst_gpu_enqueue_copy(r->gpu, r->thread, to, from, batch->n * sizeof(struct cst_cuda_tile),
-                              err);
+    return cst_gpu_enqueue_copy(r->gpu, r->thread, to, from,
+                                batch->n * sizeof(struct cst_cuda_tile), err);
+}
+
+static int launch(struct reduction *r, const struct batch *batch, struct cst_err *err)
+{
+    struct cst_cuda_sources sources;
+    CUdeviceptr at = r->stage->device.device;
+    int rc = stage_tiles(r, batch, &sources, err);
+
     return rc != CST_OK ? rc
                         : cst_cuda_reduce(&r->gpu->kernels, r->gpu->streams[r->thread], batch->n,
                                           at + CST_GPU_STAGE_TILES_AT, &sources, at,
@@ -132,6 +140,33 @@ static int add_up_on_gpu(struct reduction *r, const struct batch *batch, struct 
     for (uint32_t i = 0; i < batch->n && rc == CST_OK; i++) {
         r->stage->batch[i].entry->sum_squares = staged_sums(r->stage)[i];
         cst_undo_end(NULL, &r->stage->batch[i], CST_UNDO_REDUCE);
+    }
+    return rc;
+}
+
+/* The sums, fp32, through the stage to the processor, which adds them to the row. */
+static int sum_on_gpu(struct reduction *r, const struct batch *batch, struct cst_err *err)
+{
+    struct cst_addr to = {.mem = &r->stage->host}, from = {.mem = &r->stage->device};
+    const float *sums = r->stage->host.base;
+    struct cst_cuda_sources sources;
+    int rc = stage_tiles(r, batch, &sources, err);
+
+    if (rc == CST_OK) {
+        rc = cst_cuda_sum(&r->gpu->kernels, r->gpu->streams[r->thread], batch->n,
+                          from.mem->device + CST_GPU_STAGE_TILES_AT, &sources, from.mem->device,
+                          err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_gpu_enqueue_copy(r->gpu, r->thread, to, from,
+                                  (batch->end - batch->base) * sizeof(float), err);
+    }
+    rc = cst_gpu_settle(r->gpu, r->thread, rc, err);
+    for (uint32_t i = 0; i < batch->n && rc == CST_OK; i++) {
+        const struct cst_tile *tile = &r->stage->batch[i];
+
+        (void)cst_tile_reduce_sum(r->gpu->processor, sums + (tile->start - batch->base),
+                                  &r->work->rows, tile, r->undo);
     }
     return rc;
 }
@@ -200,6 +235,22 @@ static void find_row(struct reduction *r)
                          .bytes = r->row_offset + chunk->n_elems * sizeof *r->work->rows.grad};
 }
 
+/* How the sums are made, and of how many elements at a time. */
+struct way {
+    bool on_gpu;        /* all of it, or with an fp32 row the contributions' sum */
+    uint64_t max_elems; /* of the rows, in a batch */
+};
+
+static struct way choose_way(const struct cst_tile_work *work, uint32_t n_src, uint32_t n_on_gpu)
+{
+    bool wide = work->rows.grad_f32 != NULL;
+    bool on_gpu = n_on_gpu == n_src && (!wide || n_src * sizeof(uint16_t) > sizeof(float));
+
+    return (struct way){.on_gpu = on_gpu,
+                        .max_elems =
+                            on_gpu && wide ? CST_GPU_STAGE_ELEMS / 2 : room(n_on_gpu, on_gpu)};
+}
+
 int cst_gpu_reduce(struct cst_gpu *gpu, unsigned thread, const struct cst_tile_work *work,
                    uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
                    struct cst_undo_slot *undo, struct cst_err *err)
@@ -214,22 +265,29 @@ int cst_gpu_reduce(struct cst_gpu *gpu, unsigned thread, const struct cst_tile_w
     struct cst_tile_walk walk;
     struct batch batch;
     uint32_t n_on_gpu = 0;
-    uint64_t max_elems;
+    struct way way;
     int rc = cst_gpu_enter(gpu, err);
 
     for (uint32_t i = 0; i < n_src; i++) {
         n_on_gpu += src[i].mem->device != 0;
     }
-    max_elems = room(n_on_gpu, n_on_gpu == n_src);
-    find_row(&r);
+    way = choose_way(work, n_src, n_on_gpu);
+    if (work->rows.grad != NULL) {
+        find_row(&r);
+    }
     cst_tile_walk_start(&walk, work, first, count);
     while (rc == CST_OK) {
-        take_batch(&r, &walk, max_elems, &batch);
+        take_batch(&r, &walk, way.max_elems, &batch);
         if (batch.n == 0) {
             break;
         }
-        rc = n_on_gpu == n_src ? add_up_on_gpu(&r, &batch, err)
-                               : add_up_here(&r, &batch, max_elems, err);
+        if (!way.on_gpu) {
+            rc = add_up_here(&r, &batch, way.max_elems, err);
+        } else if (work->rows.grad_f32 != NULL) {
+            rc = sum_on_gpu(&r, &batch, err);
+        } else {
+            rc = add_up_on_gpu(&r, &batch, err);
+        }
     }
     return rc;
 }

@@ -5,7 +5,11 @@
  *                         Killed on the way: the sources are as they were, the tiles have no mark.
  *   some on the host      the others are copied to the pinned stage and the processor adds up, tile
  *                         by tile, with its undo slot: a source may be the grad row itself, which a
- *                         kill must not lose. */
+ *                         kill must not lose.
+ *   an fp32 grad row      it is added to in place, which needs the undo slot: always the
+ *                         processor's. Up to two sources on GPUs go down as they are (2 bytes an
+ *                         element each); more are summed there first and the fp32 sum goes down
+ *                         through the stage (4 bytes): the way with the fewer bytes on the link. */
 #ifndef CST_CUDA_REDUCTION_H
 #define CST_CUDA_REDUCTION_H
 

@@ -152,8 +152,11 @@ static int host_convert(void *state, const struct cst_device_states *states, uin
     const struct host *host = state;
 
     (void)err;
-    memcpy(states->master, states->src, n_elems * sizeof(float));
     host->kernels->cast(n_elems, states->src, states->weight);
+    if (states->master == NULL) {
+        return CST_OK;
+    }
+    memcpy(states->master, states->src, n_elems * sizeof(float));
     memset(states->exp_avg, 0, n_elems * sizeof(float));
     memset(states->exp_avg_sq, 0, n_elems * sizeof(float));
     return CST_OK;

@@ -151,6 +151,18 @@ static void reduce(struct cases_device *cases, uint64_t n_tiles, const struct cs
            &err);
 }
 
+static void sum(struct cases_device *cases, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
+                const struct cst_cuda_sources *sources, float *dst)
+{
+    struct kernels_device *d = of(cases);
+    struct cst_err err;
+
+    finish(
+        d,
+        cst_cuda_sum(&d->kernels, d->stream, n_tiles, address(tiles), sources, address(dst), &err),
+        &err);
+}
+
 static void norm(struct cases_device *cases, uint64_t n, const double *sums, double *out)
 {
     struct kernels_device *d = of(cases);
@@ -312,6 +324,7 @@ int kernels_device_open(struct kernels_device *d, struct cst_err *err)
                                            .adamw = adamw,
                                            .adamw_tiles = adamw_tiles,
                                            .reduce = reduce,
+                                           .sum = sum,
                                            .norm = norm,
                                            .cast = cast,
                                            .upcast = upcast}};

@@ -262,6 +262,60 @@ START_TEST(test_undo_has_the_same_bits)
 }
 END_TEST
 
+/* Gradients in fp32: those that bf16 has give the bits of the bf16 kernel; of any, every variant
+ * has the reference's, with an undo too, which holds what it should. */
+START_TEST(test_fp32_gradients)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    uint64_t state = hostile_seed();
+    const size_t total = 300;
+    float *grad = hostile_buffer(total * sizeof *grad);
+    struct rows start, got, want;
+
+    if (kernels == NULL) {
+        return;
+    }
+    allocate(&start, total);
+    allocate(&got, total);
+    allocate(&want, total);
+    for (int round = 0; round < 3000; round++) {
+        struct cst_adamw hyper = round % 4 == 0 ? hostile_hyper(&state) : ordinary_hyper();
+        size_t n = hostile_next(&state) % 160;
+        size_t at = round % 2 == 0 ? total - n : hostile_next(&state) % 80;
+        struct cst_adamw_undo undo = {.base = 7};
+        bool narrow = round % 3 == 0;
+
+        fill_hostile(&start, total, &state);
+        for (size_t i = 0; i < total; i++) {
+            grad[i] = narrow ? cst_bf16_to_fp32(start.grad[i]) : hostile_fp32(&state);
+        }
+        copy(&want, &start, total);
+        copy(&got, &start, total);
+        if (narrow) {
+            update(cst_adamw_ref, &hyper, &want, at, n);
+        } else {
+            cst_adamw_f32_ref(&hyper, n, grad + at, want.master + at, want.exp_avg + at,
+                              want.exp_avg_sq + at, want.weight + at);
+        }
+        kernels->adamw_f32(&hyper, n, grad + at, got.master + at, got.exp_avg + at,
+                           got.exp_avg_sq + at, got.weight + at);
+        assert_same(&got, &want, total);
+        copy(&got, &start, total);
+        kernels->adamw_undo_f32(&hyper, n, grad + at, got.master + at, got.exp_avg + at,
+                                got.exp_avg_sq + at, got.weight + at, &undo);
+        assert_same(&got, &want, total);
+        if (n > 0) {
+            uint32_t first = cst_adamw_undo_first(undo.held) - 7;
+            uint32_t k = cst_adamw_undo_n(undo.held);
+
+            ck_assert_uint_eq(first + k, n);
+            ck_assert_mem_eq(undo.old[cst_adamw_undo_buffer(undo.held)][2],
+                             start.exp_avg_sq + at + first, k * sizeof(float));
+        }
+    }
+}
+END_TEST
+
 /* AdamW as torch.optim.AdamW has it, for one element, in double. */
 struct exact {
     double p;
@@ -406,6 +460,7 @@ int main(void)
     tcase_add_loop_test(adamw, test_pieces_give_the_same_bits, 0, hostile_n_rows());
     tcase_add_loop_test(adamw, test_nan_is_canonical, 0, hostile_n_rows());
     tcase_add_loop_test(adamw, test_undo_has_the_same_bits, 0, hostile_n_rows());
+    tcase_add_loop_test(adamw, test_fp32_gradients, 0, hostile_n_rows());
     tcase_add_loop_test(adamw, test_against_double_precision, 0, hostile_n_rows());
     tcase_add_loop_test(adamw, test_golden_bits, 0, hostile_n_rows());
     tcase_add_test(prepare, test_prepare);

@@ -123,6 +123,17 @@ static void reduce(struct cases_device *device, uint64_t n_tiles, const struct c
            (void *[]){&n_tiles, &tiles, &by_value, &dst, &sums});
 }
 
+static void sum(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
+                const struct cst_cuda_sources *sources, float *dst)
+{
+    struct cst_cuda_sources by_value = *sources;
+
+    (void)device;
+    launch("cst_sum_kernel", n_tiles, CST_CUDA_BLOCK_TILES,
+           CST_CUDA_BLOCK_TILES * CST_CUDA_TILE_THREADS,
+           (void *[]){&n_tiles, &tiles, &by_value, &dst});
+}
+
 static void norm(struct cases_device *device, uint64_t n, const double *sums, double *out)
 {
     (void)device;
@@ -164,6 +175,7 @@ static void run_op(int i, uint64_t order)
                                      .adamw = adamw,
                                      .adamw_tiles = adamw_tiles,
                                      .reduce = reduce,
+                                     .sum = sum,
                                      .norm = norm,
                                      .cast = cast,
                                      .upcast = upcast};

@@ -70,6 +70,83 @@ START_TEST(test_reduce_fills_tiles)
 }
 END_TEST
 
+/* Micro-batches into an fp32 row: the first sum is stored, the next ones are added, each with a
+ * mark of its own; tiles have the sum of squares of the whole; the update reads it. */
+START_TEST(test_micro_batches)
+{
+    struct job got;
+    struct job want;
+
+    job_open_wide(&got, NULL);
+    job_open_wide(&want, "ref");
+    for (uint64_t m = 1; m <= 3; m++) {
+        got.work.mark = m;
+        got.work.accumulate = m > 1;
+        ck_assert_uint_eq(reduce_all(&got, m % 2 == 0 ? &got.undo[0] : NULL), n_elems_all());
+        ck_assert_uint_eq(reduce_all(&got, &got.undo[0]), 0);
+    }
+    got.work.mark = 1;
+    ck_assert_uint_eq(cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX, NULL), n_elems_all());
+    for (int i = 0; i < N_SPANS; i++) {
+        const struct cst_table_span *span = &cst_table_spans(want.work.table)[i];
+        const struct cst_rows *rows = &want.work.rows;
+        struct cst_adamw adamw;
+
+        for (uint64_t k = 0; k < cst_table_n_tiles(span->n_elems); k++) {
+            uint64_t at = span->start + k * CST_TILE_ELEMS;
+            uint64_t n = span->n_elems - k * CST_TILE_ELEMS;
+            struct cst_table_tile *tile = &cst_table_tiles(want.work.table)[span->first_tile + k];
+            const uint16_t *src[N_SRC] = {want.src[0] + at, want.src[1] + at, want.src[2] + at};
+
+            n = n < CST_TILE_ELEMS ? n : CST_TILE_ELEMS;
+            for (int m = 0; m < 3; m++) {
+                tile->sum_squares = cst_accumulate_ref(n, N_SRC, src, m > 0, rows->grad_f32 + at);
+            }
+            tile->reduce_mark = 3;
+            tile->update_mark = 1;
+        }
+        cst_adamw_prepare(&adamw, hyper.lr * (double)span->lr_scale, hyper.beta1, hyper.beta2,
+                          hyper.eps, hyper.weight_decay * (double)span->decay_scale,
+                          hyper.grad_scale, 1);
+        cst_adamw_f32_ref(&adamw, span->n_elems, rows->grad_f32 + span->start,
+                          rows->master + span->start, rows->exp_avg + span->start,
+                          rows->exp_avg_sq + span->start, rows->weight + span->start);
+    }
+    assert_same(&got, &want);
+    job_close(&got);
+    job_close(&want);
+}
+END_TEST
+
+/* A tile whose contributions were summed elsewhere ends as if they had been summed here. */
+START_TEST(test_sum_made_elsewhere)
+{
+    struct cst_tile_walk walk;
+    struct cst_tile tile;
+    struct job got;
+    struct job want;
+
+    job_open_wide(&got, NULL);
+    job_open_wide(&want, NULL);
+    got.work.accumulate = want.work.accumulate = _i == 1;
+    ck_assert_uint_eq(reduce_all(&want, NULL), n_elems_all());
+    cst_tile_walk_start(&walk, &got.work, 0, UINT64_MAX);
+    while (cst_tile_walk_next(&walk, &tile) != NULL) {
+        const uint16_t *src[N_SRC] = {got.src[0] + tile.start, got.src[1] + tile.start,
+                                      got.src[2] + tile.start};
+        float sum[CST_TILE_ELEMS];
+
+        (void)cst_accumulate_ref(tile.n_elems, N_SRC, src, false, sum);
+        ck_assert(cst_tile_reduce_sum(got.work.kernels, sum, &got.work.rows, &tile, &got.undo[0]));
+        ck_assert(!cst_tile_reduce_sum(got.work.kernels, sum, &got.work.rows, &tile, NULL));
+        ck_assert(!cst_undo_holds(&got.undo[0]));
+    }
+    assert_same(&got, &want);
+    job_close(&got);
+    job_close(&want);
+}
+END_TEST
+
 /* A command issued again changes nothing; the next one does. */
 START_TEST(test_marks_skip_what_is_done)
 {
@@ -148,6 +225,8 @@ int main(void)
 
     tcase_add_test(tile, test_update_is_adamw_over_spans);
     tcase_add_test(tile, test_reduce_fills_tiles);
+    tcase_add_test(tile, test_micro_batches);
+    tcase_add_loop_test(tile, test_sum_made_elsewhere, 0, 2);
     tcase_add_test(tile, test_marks_skip_what_is_done);
     tcase_add_loop_test(tile, test_ranges_and_threads_give_the_same_bits, 0, hostile_n_rows());
     suite_add_tcase(suite, tile);

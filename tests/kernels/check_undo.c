@@ -114,6 +114,38 @@ START_TEST(test_restore_puts_a_torn_reduction_back)
 }
 END_TEST
 
+/* The same of an addition to an fp32 row. */
+START_TEST(test_restore_puts_a_torn_addition_back)
+{
+    struct job got;
+    struct job want;
+    struct cst_tile tile;
+    struct cst_undo_slot killed;
+
+    job_open_wide(&got, NULL);
+    job_open_wide(&want, NULL);
+    tile = some_tile(&got);
+    cst_undo_begin_accumulate(&got.undo[0], &tile, got.work.rows.grad_f32 + tile.start);
+    ck_assert(cst_undo_holds(&got.undo[0]));
+    for (uint32_t i = 0; i < tile.n_elems; i++) {
+        got.work.rows.grad_f32[tile.start + i] += 1.0f;
+    }
+    killed = got.undo[0];
+    ck_assert_int_eq(restore(&got, &killed), CST_OK);
+    assert_same(&got, &want);
+    got.work.rows.grad_f32[tile.start] = 17.0f;
+    killed = got.undo[0];
+    killed.kind = CST_UNDO_REDUCE; /* of a job whose row is bf16 */
+    ck_assert_int_eq(restore(&got, &killed), CST_EINVAL);
+    ck_assert(got.work.rows.grad_f32[tile.start] == 17.0f);
+    ck_assert_int_eq(restore(&got, &got.undo[0]), CST_OK);
+    ck_assert(!cst_undo_holds(&got.undo[0]));
+    assert_same(&got, &want);
+    job_close(&got);
+    job_close(&want);
+}
+END_TEST
+
 /* A tile whose mark was stored before the kill is whole: its values stay. The other kind's mark
  * does not count. */
 START_TEST(test_restore_keeps_a_marked_tile)
@@ -165,7 +197,7 @@ START_TEST(test_restore_refuses_nonsense)
     struct cst_adamw adamw;
     struct job got;
     struct job want;
-    struct cst_undo_slot bad[12];
+    struct cst_undo_slot bad[13];
     const int n_bad = sizeof bad / sizeof bad[0];
 
     cst_adamw_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
@@ -177,7 +209,7 @@ START_TEST(test_restore_refuses_nonsense)
         bad[i] = got.undo[0];
     }
     bad[0].kind = 0;
-    bad[1].kind = 3;
+    bad[1].kind = 4;
     bad[2].n_elems = 95;
     bad[3].n_elems = CST_TILE_ELEMS + 1;
     bad[4].start = CHUNK_ELEMS - CST_TILE_ELEMS + 1;
@@ -188,6 +220,7 @@ START_TEST(test_restore_refuses_nonsense)
     bad[9].states.held = cst_adamw_undo_word(64, 32, 2);
     bad[10].grad_held = CST_TILE_ELEMS;
     bad[11].kind = CST_UNDO_REDUCE;
+    bad[12].kind = CST_UNDO_ACCUMULATE;
     for (int i = 0; i < n_bad; i++) {
         ck_assert_msg(restore(&got, &bad[i]) == CST_EINVAL, "bad[%d] was taken", i);
         ck_assert(cst_undo_holds(&bad[i]));
@@ -201,14 +234,35 @@ START_TEST(test_restore_refuses_nonsense)
 }
 END_TEST
 
-/* Reduce in place, update, next step, from wherever the job stands up to the end of @n_steps. */
+#define MICRO_BATCHES 3
+
+/* Reduce in place, or once for each micro-batch into an fp32 row, with @step's marks. */
+static void reduce_step(struct job *job, uint64_t step)
+{
+    uint64_t n = job->work.rows.grad_f32 != NULL ? MICRO_BATCHES : 1;
+    /* Marks tell which was the last one that a tile has; none before that one may be done again. */
+    uint64_t done = cst_table_chunks(job->work.table)->reduce_mark;
+
+    for (uint64_t mark = (step - 1) * n + 1; mark <= step * n; mark++) {
+        if (mark <= done) {
+            continue;
+        }
+        job->work.mark = mark;
+        job->work.accumulate = n > 1 && mark % n != 1;
+        reduce_all(job, &job->undo[0]);
+        atomic_signal_fence(memory_order_seq_cst);
+        *(volatile uint64_t *)&cst_table_chunks(job->work.table)->reduce_mark = mark;
+    }
+}
+
+/* Reduce, update, next step, from wherever the job stands up to the end of @n_steps. */
 static void run_steps(struct job *job, uint64_t n_steps)
 {
     uint64_t step;
 
     while ((step = atomic_load(job->step)) <= n_steps) {
+        reduce_step(job, step);
         job->work.mark = step;
-        reduce_all(job, &job->undo[0]);
         cst_tile_update_range(&job->work, &hyper, 0, UINT64_MAX, &job->undo[0]);
         atomic_store(job->step, step + 1);
     }
@@ -244,14 +298,15 @@ static void run_and_kill(struct job *job, long ns)
     close(ready[1]);
 }
 
-/* kill -9 at 300 random moments in a run of reductions in place and updates: after each the slot is
- * restored and the step under way is issued again; in the end all bits are those of an undisturbed
- * run. */
+/* kill -9 at 300 random moments in a run of reductions, in place or of micro-batches, and updates:
+ * after each the slot is restored and the step under way is issued again; in the end all bits are
+ * those of an undisturbed run. */
 START_TEST(test_killed_at_any_moment)
 {
-    const struct cst_kernels *kernels = hostile_row(_i);
+    const struct cst_kernels *kernels = hostile_row(_i / 2);
+    void (*open)(struct job *, const char *) = _i % 2 == 0 ? job_open : job_open_wide;
     uint64_t state = hostile_seed() + 1;
-    unsigned held[3] = {0};
+    unsigned held[4] = {0};
     struct job got;
     struct job want;
     uint64_t n_steps;
@@ -259,17 +314,18 @@ START_TEST(test_killed_at_any_moment)
     if (kernels == NULL) {
         return;
     }
-    job_open(&got, kernels->isa);
-    job_open(&want, kernels->isa);
+    open(&got, kernels->isa);
+    open(&want, kernels->isa);
     for (int k = 0; k < 300; k++) {
         run_and_kill(&got, (long)(hostile_next(&state) % 1000000));
         held[cst_undo_holds(&got.undo[0]) ? got.undo[0].kind : 0]++;
         ck_assert_int_eq(restore(&got, &got.undo[0]), CST_OK);
     }
     n_steps = atomic_load(got.step) + 1;
-    printf("%s: 300 kills in %llu steps: %u in an update, %u in a reduction, %u between\n",
+    printf("%s: 300 kills in %llu steps: %u in an update, %u in a reduction, %u in an addition, %u "
+           "between\n",
            kernels->isa, (unsigned long long)n_steps, held[CST_UNDO_UPDATE], held[CST_UNDO_REDUCE],
-           held[0]);
+           held[CST_UNDO_ACCUMULATE], held[0]);
     ck_assert_uint_gt(held[CST_UNDO_UPDATE], 0);
     run_steps(&got, n_steps);
     run_steps(&want, n_steps);
@@ -288,10 +344,11 @@ static struct cst_tile stepped_tile(const struct job *job)
                              .start = 128 + 5,
                              .mark = 1,
                              .n_elems = 109,
-                             .table = 7};
+                             .table = 7,
+                             .accumulate = job->work.rows.grad_f32 != NULL};
 }
 
-/* Reduce in place, then update, one tile. */
+/* Reduce in place, or add to an fp32 row, then update, one tile. */
 static void step_tile(struct job *job, const struct cst_adamw *adamw)
 {
     const struct cst_tile tile = stepped_tile(job);
@@ -311,7 +368,10 @@ static void copy_stepped(struct job *to, const struct job *from)
     memcpy(to->work.table, from->work.table, from->work.table->total_bytes);
     to->undo[0] = from->undo[0];
     memcpy(to->work.rows.weight, rows->weight, STEPPED_ELEMS * sizeof *rows->weight);
-    memcpy(to->work.rows.grad, rows->grad, STEPPED_ELEMS * sizeof *rows->grad);
+    memcpy(to->src[0], from->src[0], STEPPED_ELEMS * sizeof *from->src[0]);
+    if (rows->grad_f32 != NULL) {
+        memcpy(to->work.rows.grad_f32, rows->grad_f32, STEPPED_ELEMS * sizeof *rows->grad_f32);
+    }
     memcpy(to->work.rows.master, rows->master, STEPPED_ELEMS * sizeof *rows->master);
     memcpy(to->work.rows.exp_avg, rows->exp_avg, STEPPED_ELEMS * sizeof *rows->exp_avg);
     memcpy(to->work.rows.exp_avg_sq, rows->exp_avg_sq, STEPPED_ELEMS * sizeof *rows->exp_avg_sq);
@@ -329,7 +389,9 @@ static void check_image(const struct job *stepped, struct job *image, const stru
     ck_assert_int_eq(restore(image, &image->undo[0]), CST_OK);
     step_tile(image, adamw);
     if (memcmp(a->weight, b->weight, STEPPED_ELEMS * sizeof *a->weight) != 0 ||
-        memcmp(a->grad, b->grad, STEPPED_ELEMS * sizeof *a->grad) != 0 ||
+        memcmp(image->src[0], want->src[0], STEPPED_ELEMS * sizeof *want->src[0]) != 0 ||
+        (a->grad_f32 != NULL &&
+         memcmp(a->grad_f32, b->grad_f32, STEPPED_ELEMS * sizeof *a->grad_f32) != 0) ||
         memcmp(a->master, b->master, STEPPED_ELEMS * sizeof *a->master) != 0 ||
         memcmp(a->exp_avg, b->exp_avg, STEPPED_ELEMS * sizeof *a->exp_avg) != 0 ||
         memcmp(a->exp_avg_sq, b->exp_avg_sq, STEPPED_ELEMS * sizeof *a->exp_avg_sq) != 0 ||
@@ -343,6 +405,7 @@ enum stepped {
     STEP_WORK,
     STEP_RESTORE_0, /* its group in hand is in buffer 0 */
     STEP_RESTORE_1,
+    STEP_WIDE, /* the work on an fp32 row, to which it adds */
     N_STEPPED,
 };
 
@@ -351,7 +414,7 @@ static void prepare_stepped(struct job *job, enum stepped what, const struct cst
 {
     const struct cst_tile tile = stepped_tile(job);
 
-    if (what != STEP_WORK) {
+    if (what == STEP_RESTORE_0 || what == STEP_RESTORE_1) {
         cst_tile_reduce(job->work.kernels, N_SRC, (const uint16_t *const *)(const void *)job->src,
                         &job->work.rows, &tile, NULL);
         tear(job, tile, adamw, 41, 16, what == STEP_RESTORE_0 ? 0 : 1);
@@ -365,7 +428,7 @@ static void run_stepped(struct job *job, enum stepped what, const struct cst_ada
         _exit(77);
     }
     raise(SIGSTOP);
-    if (what == STEP_WORK) {
+    if (what == STEP_WORK || what == STEP_WIDE) {
         step_tile(job, adamw);
     } else {
         (void)restore(job, &job->undo[0]);
@@ -380,6 +443,7 @@ START_TEST(test_killed_at_every_instruction)
 {
     const struct cst_kernels *kernels = hostile_row(_i / N_STEPPED);
     const enum stepped what = (enum stepped)(_i % N_STEPPED);
+    void (*open)(struct job *, const char *) = what == STEP_WIDE ? job_open_wide : job_open;
     uint64_t n_steps = 0;
     unsigned n_held = 0;
     struct cst_adamw adamw;
@@ -393,9 +457,9 @@ START_TEST(test_killed_at_every_instruction)
         return;
     }
     cst_adamw_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
-    job_open(&stepped, kernels->isa);
-    job_open(&image, kernels->isa);
-    job_open(&want, kernels->isa);
+    open(&stepped, kernels->isa);
+    open(&image, kernels->isa);
+    open(&want, kernels->isa);
     step_tile(&want, &adamw); /* also binds what the child calls in libm and libc */
     prepare_stepped(&stepped, what, &adamw);
     pid = fork();
@@ -419,7 +483,10 @@ START_TEST(test_killed_at_every_instruction)
     ck_assert_int_eq(kill(pid, SIGKILL), 0);
     ck_assert_int_eq(waitpid(pid, &status, 0), pid);
     printf("%s, %s: %llu instructions, the slot holds after %u\n", kernels->isa,
-           what == STEP_WORK ? "work" : "restore", (unsigned long long)n_steps, n_held);
+           what == STEP_WORK   ? "work"
+           : what == STEP_WIDE ? "work on fp32"
+                               : "restore",
+           (unsigned long long)n_steps, n_held);
     ck_assert_uint_gt(n_held, 100);
     job_close(&stepped);
     job_close(&image);
@@ -435,11 +502,12 @@ int main(void)
 
     tcase_add_loop_test(restore_case, test_restore_finishes_a_torn_update, 0, hostile_n_rows());
     tcase_add_test(restore_case, test_restore_puts_a_torn_reduction_back);
+    tcase_add_test(restore_case, test_restore_puts_a_torn_addition_back);
     tcase_add_loop_test(restore_case, test_restore_keeps_a_marked_tile, 0, 2);
     tcase_add_test(restore_case, test_restore_refuses_nonsense);
     tcase_add_loop_test(kill_case, test_killed_at_every_instruction, 0,
                         N_STEPPED * hostile_n_rows());
-    tcase_add_loop_test(kill_case, test_killed_at_any_moment, 0, hostile_n_rows());
+    tcase_add_loop_test(kill_case, test_killed_at_any_moment, 0, 2 * hostile_n_rows());
     tcase_set_timeout(kill_case, 120);
     suite_add_tcase(suite, restore_case);
     suite_add_tcase(suite, kill_case);

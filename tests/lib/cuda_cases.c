@@ -1,5 +1,6 @@
 #include "tests/lib/cuda_cases.h"
 
+#include "kernels/accumulate.h"
 #include "kernels/cast.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
@@ -385,6 +386,63 @@ static void reduce_cases(struct cases *c)
     }
 }
 
+/* ---- sum ---- */
+
+/* One sum: what accumulate.h stores of it must be what it stores of the sources. Other bits may
+ * differ in a NaN alone. */
+static void sum_case(struct cases *c, uint64_t n_tiles, uint32_t n_src, uint32_t shift,
+                     enum fill fill)
+{
+    struct cst_cuda_tile tiles[MAX_TILES];
+    uint64_t n_elems = make_tiles(c, tiles, n_tiles, next(c) % 4 != 0);
+    struct row src[CST_CUDA_MAX_SRC];
+    struct row dst = make_row(c, "dst", n_elems, 4, shift & 7u, WIDE);
+    float *want = (float *)(void *)dst.want, *got = need(malloc(dst.bytes));
+    struct cst_cuda_sources sources = {.n = n_src};
+
+    for (uint32_t r = 0; r < n_src; r++) {
+        src[r] = make_row(c, "source", n_elems, 2, shift >> 3 * (r % 4) & 7u, fill);
+        sources.v[r] = src[r].at;
+    }
+    snprintf(c->what, sizeof c->what, "%llu tiles, %u sources, shift %04o, fill %d",
+             (unsigned long long)n_tiles, n_src, shift, (int)fill);
+    c->device->sum(c->device, n_tiles, place_copy(c, tiles, n_tiles * sizeof tiles[0]), &sources,
+                   dst.at);
+    c->device->get(c->device, got, dst.at, dst.bytes);
+    for (uint64_t t = 0; t < n_tiles; t++) {
+        const uint16_t *in[CST_CUDA_MAX_SRC];
+        uint64_t at = tiles[t].start;
+
+        for (uint32_t r = 0; r < n_src; r++) {
+            in[r] = (const uint16_t *)(void *)src[r].want + at;
+        }
+        (void)cst_accumulate_ref(tiles[t].n_elems, n_src, in, false, want + at);
+        (void)cst_accumulate_sum_ref(tiles[t].n_elems, got + at, false, got + at);
+    }
+    c->device->put(c->device, dst.at, got, dst.bytes);
+    for (uint32_t r = 0; r < n_src; r++) {
+        compare_row(c, &src[r]);
+    }
+    compare_row(c, &dst);
+    end_case(c);
+    free(got);
+}
+
+static void sum_cases(struct cases *c)
+{
+    static const uint32_t n_srcs[] = {0, 1, 2, 3, 5, 8, 64};
+
+    for (unsigned s = 0; s < sizeof n_srcs / sizeof n_srcs[0]; s++) {
+        for (int fill = 0; fill < N_FILL; fill++) {
+            uint64_t n_tiles = 1 + next(c) % (n_srcs[s] < 10 ? 9 : 3);
+
+            sum_case(c, n_tiles, n_srcs[s], 0, (enum fill)fill);
+            sum_case(c, n_tiles, n_srcs[s], (uint32_t)(next(c) & 07777u), (enum fill)fill);
+        }
+    }
+    sum_case(c, MAX_TILES, 3, 0, WIDE);
+}
+
 /* ---- norm ---- */
 
 static void norm_case(struct cases *c, uint64_t n, double put)
@@ -493,6 +551,7 @@ static void run(const char *op, void (*cases)(struct cases *), struct cases_devi
 CST_CASES_OP(adamw)
 CST_CASES_OP(adamw_tiles)
 CST_CASES_OP(reduce)
+CST_CASES_OP(sum)
 CST_CASES_OP(norm)
 CST_CASES_OP(cast)
 CST_CASES_OP(upcast)
@@ -501,8 +560,9 @@ const struct cases_op *cases_all(unsigned *n)
 {
     static const struct cases_op all[] = {
         {"adamw", run_adamw},   {"adamw_tiles", run_adamw_tiles},
-        {"reduce", run_reduce}, {"norm", run_norm},
-        {"cast", run_cast},     {"upcast", run_upcast},
+        {"reduce", run_reduce}, {"sum", run_sum},
+        {"norm", run_norm},     {"cast", run_cast},
+        {"upcast", run_upcast},
     };
 
     *n = sizeof all / sizeof all[0];

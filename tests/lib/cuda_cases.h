@@ -31,6 +31,8 @@ struct cases_device {
                         uint16_t *weight);
     void (*reduce)(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
                    const struct cst_cuda_sources *sources, uint16_t *dst, double *sums);
+    void (*sum)(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
+                const struct cst_cuda_sources *sources, float *dst);
     void (*norm)(struct cases_device *device, uint64_t n, const double *sums, double *out);
     void (*cast)(struct cases_device *device, uint64_t n, const float *src, uint16_t *dst);
     void (*upcast)(struct cases_device *device, uint64_t n, const uint16_t *src, float *dst);

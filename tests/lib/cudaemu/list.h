@@ -6,6 +6,7 @@
 #define CST_EMU_KERNELS(K)                                                                         \
     K(cst_adamw_kernel)                                                                            \
     K(cst_adamw_tiles_kernel)                                                                      \
+    K(cst_sum_kernel)                                                                              \
     K(cst_reduce_kernel)                                                                           \
     K(cst_norm_kernel)                                                                             \
     K(cst_cast_kernel)                                                                             \

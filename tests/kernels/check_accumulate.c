@@ -1,0 +1,254 @@
+/* Sums into an fp32 gradient: kernels/accumulate.h. */
+#include "tests/kernels/hostile.h"
+
+#include "proto/table.h"
+
+#include <math.h>
+
+#define MAX_SRC 9
+
+enum fill {
+    ORDINARY, /* gradients of one magnitude */
+    WIDE,     /* finite, 2^-20 to 2^20: every sum is rounded, so its order shows */
+    HOSTILE,  /* anything */
+    N_FILL,
+};
+
+static uint16_t fill_one(enum fill fill, uint64_t *state)
+{
+    uint64_t r = hostile_next(state);
+
+    switch (fill) {
+    case ORDINARY:
+        return cst_fp32_to_bf16(hostile_unit(state));
+    case WIDE:
+        return (uint16_t)((r & 0x807fu) | (127 - 20 + (r >> 32) % 40) << 7);
+    case HOSTILE:
+    case N_FILL:
+    default:
+        return hostile_bf16(state);
+    }
+}
+
+static float fill_fp32(enum fill fill, uint64_t *state)
+{
+    uint64_t r = hostile_next(state);
+
+    return fill == ORDINARY ? hostile_unit(state)
+           : fill == WIDE   ? hostile_from_bits(
+                                  (uint32_t)((r & 0x807fffffu) | (127 - 20 + (r >> 32) % 40) << 23))
+                          : hostile_fp32(state);
+}
+
+/* Sources that end at unmapped pages, @n elements each, or begin a random number of elements
+ * before. */
+static void fill_sources(uint16_t *src[MAX_SRC], size_t n, enum fill fill, uint64_t *state)
+{
+    for (int r = 0; r < MAX_SRC; r++) {
+        src[r] = (uint16_t *)hostile_buffer((n + 40) * sizeof *src[r]) + 40;
+        if (hostile_next(state) % 2 == 0) {
+            src[r] -= hostile_next(state) % 40;
+        }
+        for (size_t i = 0; i < n; i++) {
+            src[r][i] = fill_one(fill, state);
+        }
+    }
+}
+
+static float *fill_row(size_t n, enum fill fill, uint64_t *state)
+{
+    float *row = hostile_buffer((n + 1) * sizeof *row);
+
+    row += hostile_next(state) % 2;
+    for (size_t i = 0; i < n; i++) {
+        row[i] = fill_fp32(fill, state);
+    }
+    return row;
+}
+
+static const uint16_t *const *in(uint16_t *const src[MAX_SRC])
+{
+    return (const uint16_t *const *)(const void *)src;
+}
+
+/* The formula of the header, one element after the other; the sum of squares through long lanes of
+ * its own. */
+static double formula(size_t n, uint32_t n_src, uint16_t *const src[MAX_SRC], bool accumulate,
+                      float *dst)
+{
+    const uint32_t nan = CST_ACCUMULATE_NAN;
+    double l[16] = {0};
+
+    for (size_t i = 0; i < n; i++) {
+        float s = 0.0f;
+
+        for (uint32_t r = 0; r < n_src; r++) {
+            s = r == 0 ? cst_bf16_to_fp32(src[0][i]) : s + cst_bf16_to_fp32(src[r][i]);
+        }
+        dst[i] = accumulate ? dst[i] + s : s;
+        if (isnan(dst[i])) {
+            memcpy(&dst[i], &nan, sizeof nan);
+        }
+        l[i % 16] = fma((double)dst[i], (double)dst[i], l[i % 16]);
+    }
+    for (int half = 8; half > 0; half /= 2) {
+        for (int j = 0; j < half; j++) {
+            l[j] += l[j + half];
+        }
+    }
+    return isnan(l[0]) ? (double)NAN : l[0];
+}
+
+/* One reduction with @kernels against the formula; and the same from a sum that was made before. */
+static void compare(const struct cst_kernels *kernels, size_t n, uint32_t n_src,
+                    uint16_t *const src[MAX_SRC], bool accumulate, const float *row)
+{
+    float *got = hostile_buffer(n * sizeof *got), *sum = hostile_buffer(n * sizeof *sum);
+    float *want = calloc(n + 1, sizeof *want);
+    double squares[2], want_squares;
+
+    memcpy(want, row, n * sizeof *want);
+    want_squares = formula(n, n_src, src, accumulate, want);
+    for (int summed = 0; summed < 2; summed++) {
+        memcpy(got, row, n * sizeof *got);
+        if (summed) {
+            (void)formula(n, n_src, src, false, sum);
+            squares[1] = kernels->accumulate_sum(n, sum, accumulate, got);
+        } else {
+            squares[0] = kernels->accumulate(n, n_src, in(src), accumulate, got);
+        }
+        ck_assert_mem_eq(got, want, n * sizeof *got);
+        ck_assert_msg(memcmp(&squares[summed], &want_squares, sizeof want_squares) == 0,
+                      "%s: n %zu, n_src %u, %d: %a, not %a", kernels->isa, n, n_src, summed,
+                      squares[summed], want_squares);
+    }
+    free(want);
+}
+
+/* Every variant has the formula's bits, sums of squares included, and so has the sum that was made
+ * elsewhere: any length, number of sources, alignment, hostile values, stored or added. */
+START_TEST(test_variants_agree)
+{
+    static const size_t lengths[] = {0,  1,  2,  7,   8,   15,  16,   17,   31,
+                                     32, 33, 63, 100, 255, 511, 4095, 4096, 1000};
+    const struct cst_kernels *kernels = hostile_row(_i);
+    uint64_t state = hostile_seed();
+    uint16_t *src[MAX_SRC];
+
+    if (kernels == NULL) {
+        return;
+    }
+    for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
+        for (int fill = 0; fill < N_FILL; fill++) {
+            float *row = fill_row(lengths[l], (enum fill)fill, &state);
+
+            fill_sources(src, lengths[l], (enum fill)fill, &state);
+            for (uint32_t k = 0; k < 2 * (MAX_SRC + 1); k++) {
+                compare(kernels, lengths[l], k / 2, src, k % 2 == 1, row);
+            }
+        }
+    }
+}
+END_TEST
+
+/* The contributions are summed before the row is added: 2^24 + (1 + 1) is 2^24 + 2, where (2^24 +
+ * 1)
+ * + 1 would be 2^24. */
+START_TEST(test_order)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    const uint16_t one[17] = {[0 ... 16] = 0x3f80};
+    float row[17] = {[0 ... 16] = 0x1p24f};
+
+    if (kernels == NULL) {
+        return;
+    }
+    (void)kernels->accumulate(17, 2, (const uint16_t *const[]){one, one}, true, row);
+    ck_assert(row[0] == 0x1p24f + 2.0f);
+    ck_assert(row[16] == 0x1p24f + 2.0f);
+}
+END_TEST
+
+/* What is stored does not depend on what was there; NaN, of one source too, is canonical; the sum
+ * of squares of the largest and of the smallest numbers is finite and not zero. */
+START_TEST(test_special_values)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    const uint16_t a[4] = {0x8000, 0x7f80, 0xff81, 0x7f7f};
+    const uint32_t want[4] = {0x80000000u, 0x7f800000u, CST_ACCUMULATE_NAN, 0x7f7f0000u};
+    const uint16_t tiny[2] = {0x0001, 0x8001};
+    float row[4] = {NAN, NAN, NAN, NAN};
+    double sum;
+
+    if (kernels == NULL) {
+        return;
+    }
+    ck_assert(isnan(kernels->accumulate(4, 1, (const uint16_t *const[]){a}, false, row)));
+    ck_assert_mem_eq(row, want, sizeof row);
+    ck_assert(isinf(kernels->accumulate(2, 1, (const uint16_t *const[]){a}, false, row)));
+    sum = kernels->accumulate(1, 1, (const uint16_t *const[]){a + 3}, false, row);
+    ck_assert(isfinite(sum) && sum > 1e76);
+    sum = kernels->accumulate(2, 1, (const uint16_t *const[]){tiny}, false, row);
+    ck_assert(sum > 0.0);
+    ck_assert(kernels->accumulate(4, 0, NULL, false, row) == 0.0);
+    ck_assert_mem_eq(row, ((float[]){0.0f, 0.0f, 0.0f, 0.0f}), sizeof row);
+}
+END_TEST
+
+/* Micro-batches in fp32 keep what bf16 would lose: 64 sums of 1/512 beside 1 are 1.125. */
+START_TEST(test_micro_batches)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    const uint16_t one[1] = {0x3f80}, small[1] = {0x3b00};
+    float row[1];
+
+    if (kernels == NULL) {
+        return;
+    }
+    (void)kernels->accumulate(1, 1, (const uint16_t *const[]){one}, false, row);
+    for (int m = 0; m < 64; m++) {
+        (void)kernels->accumulate(1, 1, (const uint16_t *const[]){small}, true, row);
+    }
+    ck_assert(row[0] == 1.125f);
+}
+END_TEST
+
+/* The bits themselves are part of the format. */
+START_TEST(test_golden_bits)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    uint64_t hash = HOSTILE_HASH_START;
+    uint64_t state = 1;
+    uint16_t *src[MAX_SRC];
+
+    if (kernels == NULL) {
+        return;
+    }
+    for (int fill = 0; fill < N_FILL; fill++) {
+        float *row = fill_row(1003, (enum fill)fill, &state);
+        double sum;
+
+        fill_sources(src, 1003, (enum fill)fill, &state);
+        for (int m = 0; m < 3; m++) {
+            sum = kernels->accumulate(1003, 3, in(src + 3 * m), m > 0, row);
+            hash = hostile_hash(hash, row, 1003 * sizeof *row);
+            hash = hostile_hash(hash, &sum, sizeof sum);
+        }
+    }
+    ck_assert_msg(hash == 0xdd5cc21289677d77ull, "%s: %#llx", kernels->isa, (unsigned long long)hash);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("accumulate");
+    TCase *accumulate = tcase_create("accumulate");
+
+    tcase_add_loop_test(accumulate, test_variants_agree, 0, hostile_n_rows());
+    tcase_add_loop_test(accumulate, test_order, 0, hostile_n_rows());
+    tcase_add_loop_test(accumulate, test_special_values, 0, hostile_n_rows());
+    tcase_add_loop_test(accumulate, test_micro_batches, 0, hostile_n_rows());
+    tcase_add_loop_test(accumulate, test_golden_bits, 0, hostile_n_rows());
+    suite_add_tcase(suite, accumulate);
+    return hostile_main(suite);
+}
