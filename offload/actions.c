@@ -143,7 +143,9 @@ struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk,
                                     uint64_t elem)
 {
     const struct cst_layout_row *r = &core->layout->chunks[chunk].rows[row];
-    uint64_t elem_bytes = row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4;
+    uint64_t elem_bytes = row == CST_ROW_WEIGHT ? 2
+                          : row == CST_ROW_GRAD ? core->layout->grad_bytes
+                                                : 4;
 
     return (struct cst_place){.segment = core->arena_segments[r->segment],
                               .offset = r->offset + elem * elem_bytes};

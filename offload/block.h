@@ -40,6 +40,7 @@ struct cst_block {
     uint32_t chunk;      /* CST_NONE while free */
     uint32_t leases;     /* fetches not released */
     uint32_t part;       /* its size class */
+    uint32_t micro;      /* a gradient that was handed in: micro-batch that it is of */
     uint32_t prev, next; /* list of its part's blocks in its state, CST_NONE: the end */
     bool dropped; /* LOADING: what arrives is out of date; STAGING: nobody wants it any more */
     bool filling; /* RESIDENT, STALE: leased, and the lessee has not said that the weights are in */

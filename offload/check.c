@@ -152,23 +152,31 @@ static const char *check_flights(const struct cst_core *core)
     return NULL;
 }
 
-/* A contribution that was handed in and not reduced is in a block or in the grad row, in one of
- * them. */
+/* A contribution that was handed in for the micro-batch that the chunk collects, and not added yet,
+ * is in a block or in the grad row, in one of them. */
 static const char *check_contribution(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
     const struct cst_pool *pool = &core->ranks[rank].pool;
     uint32_t b = pool->grad_of[c];
     enum cst_block_state state = b == CST_NONE ? CST_BLOCK_FREE : pool->blocks[b].state;
-    bool handed = (chunk->handed & 1ull << rank) != 0;
+    uint64_t bit = 1ull << rank;
+    bool pending = cst_schedule_holds(core, c, rank);
 
-    if (!handed && (state == CST_BLOCK_PENDING || state == CST_BLOCK_STAGING ||
-                    state == CST_BLOCK_REDUCING || chunk->staged_rank == rank)) {
+    if ((pending || state == CST_BLOCK_STAGING || state == CST_BLOCK_REDUCING ||
+         chunk->staged_rank == rank) &&
+        (chunk->handed & bit) == 0) {
         return "a contribution was handed in";
     }
-    if (handed && !chunk->reduced && chunk->reduce_ticket == 0 &&
-        (state == CST_BLOCK_PENDING) + (chunk->staged_rank == rank) != 1) {
+    if ((chunk->handed & ~chunk->added & bit) != 0 && pending + (chunk->staged_rank == rank) != 1) {
         return "a contribution is in one place";
+    }
+    if ((chunk->added & bit) != 0 && pending) {
+        return "a contribution is added once";
+    }
+    if (state == CST_BLOCK_PENDING &&
+        (pool->blocks[b].micro < chunk->micro || pool->blocks[b].micro > core->ranks[rank].micro)) {
+        return "a contribution is of a micro-batch that is not summed, nor still to come";
     }
     if (chunk->reduced && state != CST_BLOCK_FREE) {
         return "a reduced chunk has no contributions left";
@@ -176,11 +184,65 @@ static const char *check_contribution(const struct cst_core *core, uint32_t c, u
     return NULL;
 }
 
+/* Who is not in the group has nothing of the chunk, and nobody a gradient of a frozen one. */
+static const char *check_group(const struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_pool *pool = &core->ranks[rank].pool;
+        bool member = (chunk->ranks & 1ull << rank) != 0;
+
+        if ((pool->weight_of[c] != CST_NONE && !member) ||
+            (pool->grad_of[c] != CST_NONE && (!member || !chunk->has_states))) {
+            return "only its group has blocks of a chunk";
+        }
+    }
+    if (((chunk->handed | chunk->added) & ~chunk->ranks) != 0) {
+        return "only its group contributes to a chunk";
+    }
+    if (!chunk->has_states && (chunk->update_ticket != 0 || chunk->reduce_ticket != 0 ||
+                               chunk->stage_ticket != 0 || chunk->reduced || chunk->handed != 0)) {
+        return "a frozen chunk has no gradient and no update";
+    }
+    return NULL;
+}
+
+/* The sum goes micro-batch by micro-batch, in each rank by rank. */
+static const char *check_sum(const struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    uint64_t last = chunk->added;
+
+    while ((last & (last - 1)) != 0) {
+        last &= last - 1;
+    }
+    if ((chunk->added & ~chunk->handed) != 0 ||
+        (last != 0 && (chunk->ranks & (last - 1)) != (chunk->added & (last - 1)))) {
+        return "contributions are added in rank order";
+    }
+    if (chunk->added != 0 && chunk->added != chunk->ranks && !core->grad_fp32) {
+        return "a bf16 row takes a sum whole";
+    }
+    if (chunk->staged_rank != CST_NONE && (core->grad_fp32 || chunk->added != 0) &&
+        chunk->reduce_ticket == 0) {
+        return "a staged contribution is overwritten by its sum alone";
+    }
+    if (chunk->micro > core->micro_batches ||
+        (chunk->reduced && (chunk->micro < core->micro_batches || !chunk->summed))) {
+        return "a sum is complete after the last micro-batch";
+    }
+    return NULL;
+}
+
 static const char *check_chunk(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    const char *what = NULL;
+    const char *what = check_group(core, c);
 
+    if (what == NULL) {
+        what = check_sum(core, c);
+    }
     if (chunk->update_ticket != 0 && !is_flying(core, chunk->update_ticket, CST_FLIGHT_UPDATE)) {
         return "an update is under way";
     }
@@ -211,6 +273,10 @@ static const char *check_phase(const struct cst_core *core)
         }
         if (r->joined && (core->phase != CST_PHASE_RUNNING || r->state != CST_RANK_ATTACHED)) {
             return "who takes part is attached";
+        }
+        if (r->micro >= core->micro_batches ||
+            (core->phase != CST_PHASE_RUNNING && r->micro != 0)) {
+            return "a rank is in a micro-batch of the step that runs";
         }
         if (core->closing && !r->stepped) {
             return "a step closes when all ranks have asked";

@@ -1,6 +1,6 @@
 /* The commit point: every rank has asked, all chunks are reduced -> NORM -> commit -> UPDATE of
- * each chunk, in the order of the next forward. Before it a step can be lost; after it nothing but
- * the engine can stop it. */
+ * each chunk that is not frozen, in the order of the next forward. Before it a step can be lost;
+ * after it nothing but the engine can stop it. */
 #include "offload/clip.h"
 #include "offload/parts.h"
 
@@ -10,35 +10,55 @@
 
 /* -- commit ----------------------------------------------------------------------------------- */
 
-/* Chunks in the order in which the first rank's last step fetched their weights, then the others.
- */
+/* A bit for the first rank of each chunk's group: together they fetch everything. */
+static uint64_t find_leaders(const struct cst_core *core)
+{
+    uint64_t leaders = 0;
+
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        leaders |= core->chunks[c].ranks & (0 - core->chunks[c].ranks);
+    }
+    return leaders;
+}
+
+static void put_in_order(struct cst_core *core, uint32_t c, uint32_t *n)
+{
+    if (!core->chunks[c].ordered) {
+        core->chunks[c].ordered = true;
+        core->order[(*n)++] = c;
+    }
+}
+
+/* Chunks in the order in which the groups' first ranks fetched their weights in the last step, a
+ * fetch of each rank in turn; then the others. */
 static void order_updates(struct cst_core *core)
 {
-    const struct cst_trace *trace = &core->ranks[0].trace;
+    uint64_t leaders = find_leaders(core);
     uint32_t n = 0;
 
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        core->chunks[c].ordered = false;
+        core->chunks[c].ordered = !core->chunks[c].has_states;
     }
-    for (uint32_t i = 0; i < trace->n_expected; i++) {
-        uint32_t c = trace->expected[i] >> 1;
+    for (uint32_t i = 0; leaders != 0; i++) {
+        for (uint64_t rest = leaders; rest != 0; rest &= rest - 1) {
+            const struct cst_trace *trace = &core->ranks[__builtin_ctzll(rest)].trace;
 
-        if (!core->chunks[c].ordered && (trace->expected[i] & 1) == 0) {
-            core->chunks[c].ordered = true;
-            core->order[n++] = c;
+            if (i >= trace->n_expected) {
+                leaders &= ~(rest & (0 - rest));
+            } else if ((trace->expected[i] & 1) == 0) {
+                put_in_order(core, trace->expected[i] >> 1, &n);
+            }
         }
     }
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        if (!core->chunks[c].ordered) {
-            core->order[n++] = c;
-        }
+        put_in_order(core, c, &n);
     }
 }
 
 static void issue_updates(struct cst_core *core, float factor)
 {
     order_updates(core);
-    for (uint32_t i = 0; i < core->n_chunks; i++) {
+    for (uint32_t i = 0; i < core->n_trained; i++) {
         uint32_t c = core->order[i];
         struct cst_flight flight = {.kind = CST_FLIGHT_UPDATE, .chunk = c};
         struct cst_command *update =
@@ -131,7 +151,7 @@ void cst_commit_close(struct cst_core *core)
 {
     struct cst_flight flight = {.kind = CST_FLIGHT_NORM, .collection = core->collection};
 
-    if (!core->closing || core->norm_issued || core->n_reduced < core->n_chunks ||
+    if (!core->closing || core->norm_issued || core->n_reduced < core->n_trained ||
         core->n_writes > 0) {
         return;
     }
@@ -226,19 +246,6 @@ static int compare_hypers(const struct cst_core *core, struct cst_err *err)
 
 /* -- step ------------------------------------------------------------------------------------ */
 
-/* Gradients that the rank opened and did not hand in do not count. */
-static void drop_open(struct cst_pool *pool)
-{
-    for (uint32_t k = 0; k < pool->n_parts; k++) {
-        uint32_t b;
-
-        while ((b = pool->parts[k].head[CST_BLOCK_OPEN]) != CST_NONE) {
-            pool->grad_of[pool->blocks[b].chunk] = CST_NONE;
-            cst_block_move(pool, b, CST_BLOCK_FREE);
-        }
-    }
-}
-
 static bool all_stepped(const struct cst_core *core)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
@@ -273,7 +280,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
     r->loss = event->loss;
     cst_ranks_begin(core, event->rank, CST_BEGUN_WRITING);
     cst_ranks_cancel_fetches(core, event->rank);
-    drop_open(&r->pool);
+    cst_schedule_drop_open(core, event->rank);
     if (all_stepped(core)) {
         if (compare_hypers(core, &err) != CST_OK) {
             cst_ranks_interrupt(core, &err);
@@ -283,6 +290,9 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
     }
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         cst_schedule_reduce(core, c);
+    }
+    if (core->grad_fp32) {
+        cst_schedule_wake(core); /* those behind it in rank order may be added now */
     }
     cst_commit_close(core);
 }

@@ -13,6 +13,8 @@ enum needs {
     NEEDS_ATTEMPT = 2, /* the rank takes part in the attempt that runs */
     NEEDS_CHUNK = 4,   /* chunk < n_chunks */
     NEEDS_REQUEST = 8, /* room for a request: it may have to wait */
+    NEEDS_GROUP = 16,  /* the rank is in the chunk's group */
+    NEEDS_GRAD = 32,   /* and the chunk is not frozen */
 };
 
 #define IN_STEP (NEEDS_RANK | NEEDS_ATTEMPT | NEEDS_REQUEST)
@@ -34,11 +36,13 @@ static const struct {
     [CST_EV_DEAD] = {NEEDS_RANK, cst_ranks_dead},
     [CST_EV_LEAVE] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_leave},
     [CST_EV_SYNC] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_sync},
-    [CST_EV_FETCH_WEIGHT] = {IN_STEP | NEEDS_CHUNK, cst_residency_fetch_weight},
-    [CST_EV_FETCH_GRAD] = {IN_STEP | NEEDS_CHUNK, cst_residency_fetch_grad},
+    [CST_EV_FETCH_WEIGHT] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP, cst_residency_fetch_weight},
+    [CST_EV_FETCH_GRAD] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP | NEEDS_GRAD,
+                           cst_residency_fetch_grad},
     [CST_EV_RELEASE] = {IN_STEP | NEEDS_CHUNK, cst_residency_release},
-    [CST_EV_HAND_IN] = {IN_STEP | NEEDS_CHUNK, cst_schedule_hand_in},
-    [CST_EV_PREFETCH] = {IN_STEP | NEEDS_CHUNK, cst_residency_prefetch},
+    [CST_EV_HAND_IN] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP | NEEDS_GRAD, cst_schedule_hand_in},
+    [CST_EV_ACCUMULATE] = {IN_STEP, cst_schedule_accumulate},
+    [CST_EV_PREFETCH] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP, cst_residency_prefetch},
     [CST_EV_EVICT] = {IN_STEP | NEEDS_CHUNK, cst_residency_evict},
     [CST_EV_STEP] = {IN_STEP, cst_commit_step},
     [CST_EV_READ] = {NEEDS_REQUEST, cst_states_read},
@@ -84,8 +88,13 @@ static int open_rank(struct cst_core *core, const struct cst_core_config *config
 static void open_chunks(struct cst_core *core)
 {
     for (uint32_t c = 0; c < core->n_chunks; c++) {
+        const struct cst_layout_chunk *at = &core->layout->chunks[c];
+
+        core->chunks[c].ranks = at->ranks & core->everybody;
+        core->chunks[c].has_states = cst_pattern(at->pattern)->has_states;
         core->chunks[c].staged_rank = CST_NONE;
         core->chunks[c].evicted_rank = CST_NONE;
+        core->n_trained += core->chunks[c].has_states;
     }
 }
 
@@ -97,6 +106,11 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     if (config->world == 0 || config->world > CST_CORE_MAX_WORLD) {
         return cst_err_set(err, CST_EINVAL, "%" PRIu32 " ranks: 1..%d are allowed", config->world,
                            CST_CORE_MAX_WORLD);
+    }
+    if (config->micro_batches > 1 && config->layout->grad_bytes != 4) {
+        return cst_err_set(err, CST_EINVAL,
+                           "%" PRIu32 " micro-batches a step need grad rows of fp32",
+                           config->micro_batches);
     }
     core = calloc(1, sizeof *core);
     if (core == NULL) {
@@ -110,6 +124,8 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     core->n_chunks = config->layout->n_chunks;
     core->peer_timeout_ns = config->peer_timeout_ns;
     core->policy = config->policy;
+    core->micro_batches = config->micro_batches == 0 ? 1 : config->micro_batches;
+    core->grad_fp32 = config->layout->grad_bytes == 4;
     core->step = config->step;
     core->adam_step = config->step;
     core->last_ticket = config->first_ticket == 0 ? 0 : config->first_ticket - 1;
@@ -167,7 +183,7 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
         cst_residency_loaded(core, &flight, event);
         break;
     case CST_FLIGHT_STAGE:
-        cst_schedule_staged(core, &flight, event);
+        cst_staging_done(core, &flight, event);
         break;
     case CST_FLIGHT_REDUCE:
         cst_schedule_reduced(core, &flight, event);
@@ -207,7 +223,7 @@ static bool admit(struct cst_core *core, const struct cst_event *event)
                         core->n_chunks);
         return false;
     }
-    return true;
+    return (needs & NEEDS_GROUP) == 0 || cst_group_admit(core, event, (needs & NEEDS_GRAD) != 0);
 }
 
 void cst_core_step(struct cst_core *core, const struct cst_event *event,
@@ -216,7 +232,7 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
     actions->n = 0;
     core->actions = actions;
     core->now = event->now;
-    if ((size_t)event->kind >= N_KINDS || kinds[event->kind].digest == NULL) {
+    if ((size_t)event->kind >= N_KINDS) {
         cst_core_refuse(core, event->tag, CST_EUNSUPPORTED, "event %d", (int)event->kind);
         return;
     }
@@ -251,6 +267,7 @@ void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_
         .evictions = r->evictions,
         .surprises = r->trace.surprises,
         .waits = r->waits,
+        .micro = r->micro,
         .bytes_up = r->bytes_up,
         .bytes_down = r->bytes_down,
     };
@@ -281,29 +298,47 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
     }
 }
 
+static void write_chunk(const struct cst_core_config *config, uint32_t c,
+                        struct cst_table_chunk *to)
+{
+    const struct cst_layout_chunk *from = &config->layout->chunks[c];
+
+    to->n_elems = from->n_elems;
+    for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+        const struct cst_layout_row *row = &from->rows[r];
+
+        if (row->segment != CST_LAYOUT_NO_ROW) {
+            to->rows[r].segment = config->arena_segments[row->segment];
+            to->rows[r].offset = row->offset;
+        }
+    }
+}
+
 void cst_core_write_table(const struct cst_core_config *config, struct cst_table_header *table)
 {
     const struct cst_layout *layout = config->layout;
     struct cst_table_chunk *chunks = cst_table_chunks(table);
     struct cst_table_span *spans = cst_table_spans(table);
+    uint32_t n_spans = 0;
 
+    table->grad_bytes = layout->grad_bytes;
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *from = &layout->chunks[c];
 
-        chunks[c] = (struct cst_table_chunk){
-            .n_elems = from->n_elems, .first_span = from->first_tensor, .n_spans = from->n_tensors};
-        for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
-            chunks[c].rows[r].segment = config->arena_segments[from->rows[r].segment];
-            chunks[c].rows[r].offset = from->rows[r].offset;
+        chunks[c] = (struct cst_table_chunk){.first_span = n_spans};
+        write_chunk(config, c, &chunks[c]);
+        if (!cst_pattern(from->pattern)->has_states) {
+            continue;
         }
-    }
-    for (uint32_t i = 0; i < config->model->n_tensors; i++) {
-        const struct cst_layout_tensor *t = &config->model->tensors[layout->order[i]];
+        chunks[c].n_spans = from->n_tensors;
+        for (uint32_t i = from->first_tensor; i < from->first_tensor + from->n_tensors; i++) {
+            const struct cst_layout_tensor *t = &config->model->tensors[layout->order[i]];
 
-        spans[i] = (struct cst_table_span){.start = t->offset,
-                                           .n_elems = t->n_elems,
-                                           .first_tile = t->first_tile,
-                                           .lr_scale = t->lr_scale,
-                                           .decay_scale = t->decay_scale};
+            spans[n_spans++] = (struct cst_table_span){.start = t->offset,
+                                                       .n_elems = t->n_elems,
+                                                       .first_tile = t->first_tile,
+                                                       .lr_scale = t->lr_scale,
+                                                       .decay_scale = t->decay_scale};
+        }
     }
 }

@@ -96,7 +96,7 @@ struct cst_core_config {
     uint64_t peer_timeout_ns;        /* how long SYNC and STEP wait for other ranks; CST_CORE_NEVER: for ever */
     uint64_t step;                   /* steps committed before (0 for a new job) */
     struct cst_core_policy policy;
-    uint32_t micro_batches;          /* per step, at most; 0 and 1: one. With more, and where layout says so, grad rows are fp32 */
+    uint32_t micro_batches;          /* per step, at most; 0 and 1: one. With more, layout->grad_bytes must be 4 */
 };
 
 struct cst_hyper {
@@ -226,7 +226,7 @@ void cst_actions_close(struct cst_actions *actions);
 
 /* -- the core ------------------------------------------------------------------------------- */
 
-/* CST_EINVAL: a pool smaller than its class's min_blocks; CST_ENOMEM. */
+/* CST_EINVAL: micro-batches without fp32 grad rows; a pool smaller than its class's min_blocks; CST_ENOMEM. */
 int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err);
 void cst_core_close(struct cst_core *core);
 
@@ -256,6 +256,7 @@ struct cst_rank_stats {
     struct cst_books books;
     uint64_t hits, misses, prefetches, evictions, surprises, waits;
     uint64_t bytes_up, bytes_down;
+    uint32_t micro; /* micro-batch of the step that it is in, from 0 */
 };
 
 enum cst_core_phase { CST_PHASE_READY, CST_PHASE_RUNNING, CST_PHASE_IDLE, CST_PHASE_INTERRUPTED, CST_PHASE_FAILED };
@@ -280,7 +281,8 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out);
 unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char lines[][192],
                           unsigned max);
 
-/* Fill the job table's chunks and spans (header counts set by cst_table_size) from the layout. @table has header->total_bytes. */
+/* Fill the job table's chunks and spans (header counts set by cst_table_size; spans: tensors that are not frozen) and grad_bytes from the
+ * layout. @table has header->total_bytes. */
 void cst_core_write_table(const struct cst_core_config *config, struct cst_table_header *table);
 
 #endif

@@ -34,6 +34,9 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
         "chunk %" PRIu32 " of %" PRIu32 ": %" PRIu32 " tensors, %" PRIu64 " of %" PRIu64
         " elements used; home: host memory of node %" PRIu32,
         c, core->n_chunks, at->n_tensors, at->n_elems, core->layout->capacity, at->node);
+    if (!chunk->has_states && chunk->n_writes == 0) {
+        return;
+    }
     if (chunk->update_ticket != 0) {
         say(page, "its update of step %" PRIu64 " is under way; fetches wait for that alone",
             core->step);
@@ -43,6 +46,20 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
         say(page,
             "its states are current: %" PRIu64 " steps committed, %" PRIu64 " of them skipped",
             core->step, core->n_skipped);
+    }
+}
+
+static void explain_group(const struct cst_core *core, uint32_t c, struct page *page)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    const struct cst_pattern *pattern = cst_pattern(core->layout->chunks[c].pattern);
+    char text[CST_GROUP_TEXT];
+
+    say(page, "pattern %s; group %" PRIu32 ": %s", pattern->name, cst_group_number(core, c),
+        cst_group_words(chunk->ranks, text));
+    if (!chunk->has_states) {
+        say(page, "frozen: weights alone, no gradient, no states, no update%s",
+            cst_states_is_base(core, c) ? "; they are the base job's" : "");
     }
 }
 
@@ -82,26 +99,40 @@ static void explain_way(const struct cst_core *core, uint32_t c, struct page *pa
 static void explain_gradient(const struct cst_core *core, uint32_t c, struct page *page)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
+    uint32_t all = (uint32_t)__builtin_popcountll(chunk->ranks);
     uint32_t n = 0;
     uint32_t missing = CST_NONE;
 
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        bool came = (chunk->handed & 1ull << rank) != 0 || core->ranks[rank].stepped;
+    for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
+        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
+        bool came = cst_schedule_has_come(core, c, rank);
 
         n += came;
         missing = came || missing != CST_NONE ? missing : rank;
     }
     if (chunk->reduced) {
         say(page, "its gradient of this step is summed");
-    } else if (chunk->reduce_ticket != 0) {
+        return;
+    }
+    if (core->micro_batches > 1 && (chunk->micro > 0 || n > 0)) {
+        say(page,
+            "its gradient of micro-batch %" PRIu32 " of at most %" PRIu32
+            " is collected; those before it are in the grad row",
+            chunk->micro + 1, core->micro_batches);
+    }
+    if (chunk->reduce_ticket != 0) {
         say(page, "its gradient is being summed");
-    } else if (n == core->world) {
+    } else if (n == all) {
         say(page, "its gradient has come from all %" PRIu32 " ranks and is being moved", n);
     } else if (n > 0) {
         say(page,
             "its gradient has come from %" PRIu32 " of %" PRIu32 " ranks; rank %" PRIu32
             " is missing",
-            n, core->world, missing);
+            n, all, missing);
+    }
+    if (chunk->added != 0 && chunk->reduce_ticket == 0) {
+        say(page, "%d of its ranks' contributions were added early to free their blocks",
+            __builtin_popcountll(chunk->added));
     }
     if (chunk->staged_rank != CST_NONE) {
         say(page, "rank %" PRIu32 "'s contribution was moved to the grad row to free its block",
@@ -133,6 +164,11 @@ static void explain_weight(const struct cst_core *core, uint32_t c, uint32_t ran
     }
 }
 
+static bool waits_for_itself(const struct cst_rank *r, const struct cst_request *request)
+{
+    return request->kind == CST_EV_FETCH_GRAD && r->pool.grad_of[request->chunk] != CST_NONE;
+}
+
 static void explain_rank(const struct cst_core *core, uint32_t c, uint32_t rank, struct page *page)
 {
     const struct cst_rank *r = &core->ranks[rank];
@@ -150,9 +186,10 @@ static void explain_rank(const struct cst_core *core, uint32_t c, uint32_t rank,
             (request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_JOINED)) {
             say(page, "rank %" PRIu32 ": a fetch of its %s waits for %s", rank,
                 request->kind == CST_EV_FETCH_GRAD ? "gradient" : "weights",
-                request->where == CST_REQUEST_QUEUED ? "a block"
-                : r->pool.worker_copies              ? "its update"
-                                                     : "the copy");
+                waits_for_itself(r, request)           ? "the sum of the micro-batch before"
+                : request->where == CST_REQUEST_QUEUED ? "a block"
+                : r->pool.worker_copies                ? "its update"
+                                                       : "the copy");
         }
     }
 }
@@ -166,12 +203,15 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
         return 0;
     }
     explain_home(core, chunk, &page);
-    explain_gradient(core, chunk, &page);
-    if (has_gpu(core) && !core->chunks[chunk].reduced) {
+    explain_group(core, chunk, &page);
+    if (core->chunks[chunk].has_states) {
+        explain_gradient(core, chunk, &page);
+    }
+    if (has_gpu(core) && core->chunks[chunk].has_states && !core->chunks[chunk].reduced) {
         explain_way(core, chunk, &page);
     }
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        explain_rank(core, chunk, rank, &page);
+    for (uint64_t rest = core->chunks[chunk].ranks; rest != 0; rest &= rest - 1) {
+        explain_rank(core, chunk, (uint32_t)__builtin_ctzll(rest), &page);
     }
     if (core->chunks[chunk].evicted_rank != CST_NONE) {
         const struct cst_chunk *c = &core->chunks[chunk];

@@ -3,7 +3,9 @@
  *   core.c       takes an event apart and hands it to the part that knows
  *   ranks.c      who is attached, synced, late, dead; attempts
  *   residency.c  weights and gradients in blocks: fetch, release, evict, prefetch
- *   schedule.c   contributions, staging, reductions
+ *   group.c      whose a chunk is, in words
+ *   schedule.c   contributions, micro-batches, reductions
+ *   staging.c    gradients that leave a pool that is short before their sum can be made
  *   commit.c     norm, commit, updates
  *   states.c     READ and WRITE of a tensor's rows */
 #ifndef CST_PARTS_H
@@ -27,10 +29,11 @@ struct cst_rank {
     uint32_t step;       /* its waiting STEP, CST_NO_REQUEST: none */
     enum cst_rank_begun
         begun;           /* it fetched; it opened or handed in a gradient, or asked for the step */
+    uint32_t micro;      /* micro-batch of the step that it is in, from 0 */
     bool stepped;        /* it asked for the step, whether or not it still waits for the reply */
     bool wants_prefetch; /* look for something to load at the end of this event */
-    struct cst_hyper hyper;  /* of its STEP */
-    double loss;             /* of its STEP */
+    struct cst_hyper hyper; /* of its STEP */
+    double loss;            /* of its STEP */
     struct cst_pool pool;
     struct cst_trace trace;
     uint64_t hits, misses, prefetches, evictions, waits; /* fetches; loads; blocks; fetches */
@@ -38,21 +41,26 @@ struct cst_rank {
 };
 
 struct cst_chunk {
+    uint64_t ranks;         /* its group: who fetches it and contributes, a bit each */
+    bool has_states;        /* else it is frozen: no gradient, no sum, no update */
     uint64_t update_ticket; /* last UPDATE, while not done; else 0 */
     uint64_t reduce_ticket; /* REDUCE under way, of this or an earlier collection; else 0 */
     uint64_t stage_ticket;  /* COPY into the grad row under way, of this or an earlier collection */
     uint64_t write_ticket;  /* last WRITE, while not done; else 0 */
     uint32_t n_writes;      /* WRITEs not done */
-    bool torn;              /* the grad row holds no sum since a contribution was staged to it */
-    uint32_t staged_rank;   /* whose contribution is in the grad row, CST_NONE: nobody's */
-    uint64_t handed;        /* ranks that handed in, a bit each */
-    bool reduced;           /* in this collection */
-    bool ordered;           /* scratch of the order of updates */
-    uint64_t version;       /* grows when a write to the weights or states is issued */
-    uint64_t grad_version;  /* same, the grad row */
-    uint64_t evicted_step;  /* step in which a rank last evicted it, for explain */
-    uint32_t evicted_rank;  /* which, CST_NONE: never */
-    uint32_t evicted_for;   /* chunk that wanted the block */
+    bool torn;            /* the grad row holds one rank's contribution, or not all micro-batches */
+    uint32_t staged_rank; /* whose contribution is in the grad row, CST_NONE: nobody's */
+    uint32_t micro;       /* micro-batch that it collects; all before it are in the grad row */
+    uint64_t handed;      /* ranks that handed in for it, or cannot any more, a bit each */
+    uint64_t added;       /* of them: those that a REDUCE of it has taken or passed over */
+    bool summed;          /* a REDUCE of this collection was issued: the next one adds */
+    bool reduced;         /* all of this collection is in the grad row */
+    bool ordered;         /* scratch of the order of updates */
+    uint64_t version;     /* grows when a write to the weights or states is issued */
+    uint64_t grad_version; /* same, the grad row */
+    uint64_t evicted_step; /* step in which a rank last evicted it, for explain */
+    uint32_t evicted_rank; /* which, CST_NONE: never */
+    uint32_t evicted_for;  /* chunk that wanted the block */
 };
 
 struct cst_core {
@@ -62,7 +70,10 @@ struct cst_core {
     uint32_t table_segment;
     uint32_t world;
     uint32_t n_chunks;
-    uint64_t everybody; /* a bit per rank */
+    uint64_t everybody;     /* a bit per rank */
+    uint32_t n_trained;     /* chunks that are not frozen */
+    uint32_t micro_batches; /* per step at most; at least 1 */
+    bool grad_fp32;         /* grad rows are, and can be added to */
     uint64_t peer_timeout_ns;
     struct cst_core_policy policy;
     enum cst_core_phase phase;
@@ -77,7 +88,7 @@ struct cst_core {
     uint64_t n_skipped;
     uint64_t adam_step;
     uint64_t collection; /* counts collections of gradients: one per step and attempt */
-    uint32_t n_reduced;  /* chunks, in this collection */
+    uint32_t n_reduced;  /* chunks whose gradient of this collection is complete */
     uint32_t n_writes;   /* WRITEs not done, of all chunks */
     uint64_t last_ticket;
     uint64_t generation; /* last lease given */
@@ -167,6 +178,21 @@ void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event);
 
 /* The rank asked for the step: its waiting fetches are answered CST_ECANCELLED. */
 void cst_ranks_cancel_fetches(struct cst_core *core, uint32_t rank);
+/* The rank ended its micro-batch: same, those of gradients. */
+void cst_ranks_cancel_grads(struct cst_core *core, uint32_t rank);
+
+/* -- group.c: who and what -------------------------------------------------------------------- */
+
+/* @event's rank may fetch @event's chunk and, where @grad, has a gradient of it; else it is refused
+ * with the group, or the pattern, in the words. */
+bool cst_group_admit(struct cst_core *core, const struct cst_event *event, bool grad);
+
+/* "rank 3", "ranks 0, 2", "ranks 0, 1, 2, 3 and 60 more": the bits of @ranks. */
+#define CST_GROUP_TEXT 80
+const char *cst_group_words(uint64_t ranks, char out[CST_GROUP_TEXT]);
+
+/* Number of the group of @chunk's tensors in the model. */
+uint32_t cst_group_number(const struct cst_core *core, uint32_t chunk);
 
 /* -- residency.c: blocks -------------------------------------------------------------------- */
 
@@ -205,13 +231,27 @@ void cst_residency_pump(struct cst_core *core);
 /* -- schedule.c: gradients -------------------------------------------------------------------- */
 
 void cst_schedule_hand_in(struct cst_core *core, const struct cst_event *event);
+void cst_schedule_accumulate(struct cst_core *core, const struct cst_event *event);
 
-/* Issue the reduction of @chunk if every rank has handed in or asked for the step and nothing is in
- * its way. */
+/* Issue the next reduction of @chunk if all of its group have handed in or gone on and nothing is
+ * in its way; go on to the next micro-batch, and to the end, where nothing is left to add. */
 void cst_schedule_reduce(struct cst_core *core, uint32_t chunk);
-/* A pending gradient of @rank in a block of @part starts to move to its chunk's grad row; false:
- * there is none that may. */
-bool cst_schedule_stage(struct cst_core *core, uint32_t rank, uint32_t part);
+/* Issue a reduction of the contributions that are next in rank order, up to a rank whose own is not
+ * known yet. fp32 rows, or all have come. */
+void cst_schedule_add(struct cst_core *core, uint32_t chunk);
+/* What @rank contributes to the micro-batch that @chunk collects is known: it handed in, or it went
+ * on. */
+bool cst_schedule_has_come(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+/* @rank's gradient of the micro-batch that it is in was handed in, or is not waited for any more.
+ */
+bool cst_schedule_handed(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+/* @rank's contribution to the micro-batch that @chunk collects lies in a block of its pool and
+ * nothing moves it. */
+bool cst_schedule_holds(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+/* Gradients that the rank opened and did not hand in do not count. */
+void cst_schedule_drop_open(struct cst_core *core, uint32_t rank);
+/* Who waits for a block is to look again: somebody's contribution may leave its pool now. */
+void cst_schedule_wake(struct cst_core *core);
 /* Contributions of this collection are void: their blocks are free, or will be when their command
  * is done. */
 void cst_schedule_drop(struct cst_core *core);
@@ -220,11 +260,19 @@ void cst_schedule_drop(struct cst_core *core);
  * rank in its pool. */
 struct cst_way cst_schedule_way(const struct cst_core *core, uint32_t chunk, bool all);
 
-/* Completions. */
-void cst_schedule_staged(struct cst_core *core, const struct cst_flight *flight,
-                         const struct cst_event *event);
+/* Completion. */
 void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight,
                           const struct cst_event *event);
+
+/* -- staging.c: pools that are short ---------------------------------------------------------- */
+
+/* A pending gradient of @rank in a block of @part starts to leave it: to a bf16 grad row, as the
+ * one that is kept there, or into the sum in an fp32 one. False: there is none that may. */
+bool cst_staging_begin(struct cst_core *core, uint32_t rank, uint32_t part);
+
+/* Completion. */
+void cst_staging_done(struct cst_core *core, const struct cst_flight *flight,
+                      const struct cst_event *event);
 
 /* -- commit.c: the step ----------------------------------------------------------------------- */
 
@@ -240,6 +288,9 @@ void cst_commit_updated(struct cst_core *core, const struct cst_flight *flight,
                         const struct cst_event *event);
 
 /* -- states.c: rows --------------------------------------------------------------------------- */
+
+/* The rows of @chunk are another job's memory. */
+bool cst_states_is_base(const struct cst_core *core, uint32_t chunk);
 
 void cst_states_read(struct cst_core *core, const struct cst_event *event);
 void cst_states_write(struct cst_core *core, const struct cst_event *event);

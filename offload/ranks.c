@@ -39,13 +39,22 @@ static bool is_waiting(const struct cst_request *request)
     return request->where != CST_REQUEST_UNUSED && request->where != CST_REQUEST_IO;
 }
 
-static void refuse_rank(struct cst_core *core, uint32_t rank, bool fetches_only,
+/* Which of a rank's requests. */
+enum which { ALL_THAT_WAIT, FETCHES, GRAD_FETCHES };
+
+static bool is_one_of(const struct cst_request *request, enum which which)
+{
+    return which == ALL_THAT_WAIT ||
+           (is_fetch(request) && (which == FETCHES || request->kind == CST_EV_FETCH_GRAD));
+}
+
+static void refuse_rank(struct cst_core *core, uint32_t rank, enum which which,
                         const struct cst_err *err)
 {
     for (uint32_t i = 0; i < core->requests.capacity; i++) {
         const struct cst_request *request = &core->requests.v[i];
 
-        if (is_waiting(request) && request->rank == rank && (!fetches_only || is_fetch(request))) {
+        if (is_waiting(request) && request->rank == rank && is_one_of(request, which)) {
             refuse_waiting(core, i, err);
         }
     }
@@ -57,7 +66,18 @@ void cst_ranks_cancel_fetches(struct cst_core *core, uint32_t rank)
 
     (void)cst_err_set(&err, CST_ECANCELLED, "rank %" PRIu32 " asked for step %" PRIu64 " meanwhile",
                       rank, core->step);
-    refuse_rank(core, rank, true, &err);
+    refuse_rank(core, rank, FETCHES, &err);
+}
+
+void cst_ranks_cancel_grads(struct cst_core *core, uint32_t rank)
+{
+    struct cst_err err;
+
+    (void)cst_err_set(&err, CST_ECANCELLED,
+                      "rank %" PRIu32 " ended micro-batch %" PRIu32 " of step %" PRIu64
+                      " meanwhile",
+                      rank, core->ranks[rank].micro + 1, core->step);
+    refuse_rank(core, rank, GRAD_FETCHES, &err);
 }
 
 /* -- attempts --------------------------------------------------------------------------------- */
@@ -248,7 +268,7 @@ static void lose(struct cst_core *core, uint32_t rank, const char *how, enum cst
     struct cst_err why;
 
     (void)cst_err_set(&why, CST_ECANCELLED, "rank %" PRIu32 " %s %" PRIu64, rank, how, core->step);
-    refuse_rank(core, rank, false, &why);
+    refuse_rank(core, rank, ALL_THAT_WAIT, &why);
     if (core->phase == CST_PHASE_RUNNING) {
         why.status = CST_EPEERDIED;
         if (phase == CST_PHASE_IDLE) {
@@ -413,10 +433,22 @@ static void expire_sync(struct cst_core *core, uint32_t i)
 static void expire_fetch(struct cst_core *core, uint32_t i)
 {
     const struct cst_request *request = &core->requests.v[i];
+    const struct cst_rank *rank = &core->ranks[request->rank];
     struct cst_books books;
     struct cst_err why;
 
-    cst_pool_books(&core->ranks[request->rank].pool, &books);
+    if (request->kind == CST_EV_FETCH_GRAD && rank->pool.grad_of[request->chunk] != CST_NONE) {
+        (void)cst_err_set(&why, CST_ETIMEDOUT,
+                          "the gradient of chunk %" PRIu32 " waited %" PRIu64
+                          " ms: what rank %" PRIu32 " handed in before, in micro-batch %" PRIu32
+                          ", is not summed yet: its group is in micro-batch %" PRIu32,
+                          request->chunk, core->peer_timeout_ns / 1000000, request->rank,
+                          rank->pool.blocks[rank->pool.grad_of[request->chunk]].micro + 1,
+                          core->chunks[request->chunk].micro + 1);
+        refuse_waiting(core, i, &why);
+        return;
+    }
+    cst_pool_books(&rank->pool, &books);
     (void)cst_err_set(&why, CST_ETIMEDOUT,
                       "chunk %" PRIu32 " waited %" PRIu64 " ms for a block of rank %" PRIu32
                       ": of %" PRIu32 " are %" PRIu32 " leased, %" PRIu32 " moving, %" PRIu32

@@ -184,6 +184,9 @@ static bool place_grad(struct cst_core *core, uint32_t i)
     uint32_t b = pool->grad_of[request->chunk];
     bool again = b != CST_NONE;
 
+    if (again && pool->blocks[b].state != CST_BLOCK_OPEN) { /* of a micro-batch before this one */
+        return false;
+    }
     if (!again) {
         b = take_block(core, request->rank, CST_BLOCK_OPEN, request->chunk, 0);
         if (b == CST_NONE) {
@@ -264,6 +267,17 @@ static void begin(struct cst_core *core, const struct cst_event *event)
     rank->pool.changed = true; /* it may join a copy, or a gradient may be moved out of its way */
 }
 
+/* The gradient that the rank handed in last is not summed yet: it is not for want of a block that
+ * its fetch waits. */
+static bool waits_for_itself(const struct cst_core *core, const struct cst_request *request)
+{
+    const struct cst_pool *pool = &core->ranks[request->rank].pool;
+    uint32_t b = pool->grad_of[request->chunk];
+
+    return request->kind == CST_EV_FETCH_GRAD && b != CST_NONE &&
+           pool->blocks[b].state != CST_BLOCK_OPEN;
+}
+
 /* Place what can be placed, in order. How many still lack a block: behind the first of them only
  * those go on that need none. */
 static uint32_t serve(struct cst_core *core, struct cst_queue *queue, uint32_t n_short)
@@ -277,7 +291,9 @@ static uint32_t serve(struct cst_core *core, struct cst_queue *queue, uint32_t n
         const struct cst_pool *pool = &core->ranks[request->rank].pool;
         const uint32_t *of = request->kind == CST_EV_FETCH_GRAD ? pool->grad_of : pool->weight_of;
 
-        if ((n_short > 0 && of[request->chunk] == CST_NONE) || !place(core, i)) {
+        if (waits_for_itself(core, request)) {
+            cst_queue_push(&core->requests, queue, i);
+        } else if ((n_short > 0 && of[request->chunk] == CST_NONE) || !place(core, i)) {
             cst_queue_push(&core->requests, queue, i);
             n_short++;
         }
@@ -304,7 +320,7 @@ static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)
     n_short = serve(core, &part->demand, 0);
     n_short = serve(core, &part->ahead, n_short);
     coming = count_coming(part);
-    while (coming < n_short && cst_schedule_stage(core, rank, k)) {
+    while (coming < n_short && cst_staging_begin(core, rank, k)) {
         coming++;
     }
 }
@@ -438,7 +454,7 @@ void cst_residency_fetch_grad(struct cst_core *core, const struct cst_event *eve
     struct cst_rank *rank = &core->ranks[event->rank];
     uint32_t b = rank->pool.grad_of[event->chunk];
 
-    if ((core->chunks[event->chunk].handed & 1ull << event->rank) != 0) {
+    if (cst_schedule_handed(core, event->chunk, event->rank)) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "gradient of chunk %" PRIu32 " was handed in already in step %" PRIu64,
                         event->chunk, core->step);
@@ -447,7 +463,7 @@ void cst_residency_fetch_grad(struct cst_core *core, const struct cst_event *eve
     if (!admit_fetch(core, event, CST_BEGUN_WRITING)) {
         return;
     }
-    if (b != CST_NONE) {
+    if (b != CST_NONE && rank->pool.blocks[b].state == CST_BLOCK_OPEN) {
         grant(core, event->rank, b, event->tag, true);
         return;
     }

@@ -1,33 +1,119 @@
-/* What becomes of gradients until they are summed: contributions, reductions.
+/* What becomes of gradients until they are summed: contributions, micro-batches, reductions.
  *
- *   handed in by a rank -> PENDING in its pool --(block is wanted)--> copied to the grad row
- *   by every rank -> REDUCE into the grad row, which is then commit.c's
+ *   handed in by a rank -> PENDING in its pool --(the pool is short)--> staging.c
+ *   by all of its group -> REDUCE into the grad row --the last micro-batch's--> commit.c
  *
- * The grad row belongs to the last UPDATE until that is done: what writes to it names its ticket.
- */
+ * A chunk collects one micro-batch at a time. What a rank that is ahead hands in for a later one
+ * stays PENDING until its turn comes. The grad row belongs to the last UPDATE until that is done:
+ * what writes to it names its ticket. */
 #include "offload/parts.h"
 
 #include <inttypes.h>
 
+/* -- who has come ----------------------------------------------------------------------------- */
+
+bool cst_schedule_has_come(const struct cst_core *core, uint32_t c, uint32_t rank)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    const struct cst_rank *r = &core->ranks[rank];
+
+    return (chunk->handed & 1ull << rank) != 0 || r->stepped || r->micro > chunk->micro;
+}
+
+static bool all_came(const struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+
+    for (uint64_t rest = chunk->ranks & ~chunk->handed; rest != 0; rest &= rest - 1) {
+        if (!cst_schedule_has_come(core, c, (uint32_t)__builtin_ctzll(rest))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool cst_schedule_holds(const struct cst_core *core, uint32_t c, uint32_t rank)
+{
+    const struct cst_pool *pool = &core->ranks[rank].pool;
+    uint32_t b = pool->grad_of[c];
+
+    return b != CST_NONE && pool->blocks[b].state == CST_BLOCK_PENDING &&
+           pool->blocks[b].micro == core->chunks[c].micro;
+}
+
+bool cst_schedule_handed(const struct cst_core *core, uint32_t c, uint32_t rank)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    const struct cst_rank *r = &core->ranks[rank];
+    uint32_t b = r->pool.grad_of[c];
+
+    if (r->micro <= chunk->micro) {
+        return r->micro < chunk->micro || (chunk->handed & 1ull << rank) != 0;
+    }
+    return b != CST_NONE && r->pool.blocks[b].state == CST_BLOCK_PENDING &&
+           r->pool.blocks[b].micro == r->micro;
+}
+
+/* Some rank's contribution to a micro-batch that is still to come waits for this one to end. */
+static bool later_ones_wait(const struct cst_core *core, uint32_t c)
+{
+    for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
+        const struct cst_pool *pool = &core->ranks[__builtin_ctzll(rest)].pool;
+        uint32_t b = pool->grad_of[c];
+
+        if (b != CST_NONE && pool->blocks[b].state == CST_BLOCK_PENDING) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Everybody handed in or is in a later micro-batch. */
+static bool all_went_on(const struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+
+    for (uint64_t rest = chunk->ranks & ~chunk->handed; rest != 0; rest &= rest - 1) {
+        if (core->ranks[__builtin_ctzll(rest)].micro <= chunk->micro) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void cst_schedule_wake(struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        core->ranks[rank].pool.changed = true;
+    }
+}
+
 /* -- reduction -------------------------------------------------------------------------------- */
 
-/* The contributions, in rank order, as sources of @reduce; their blocks go with it. */
+/* The contributions that are next in rank order, as sources of @reduce; their blocks go with it. */
 static void add_sources(struct cst_core *core, uint32_t c, struct cst_command *reduce)
 {
-    uint64_t bytes = 2 * core->layout->chunks[c].n_elems;
+    struct cst_chunk *chunk = &core->chunks[c];
 
-    for (uint32_t rank = 0; rank < core->world; rank++) {
+    for (uint64_t rest = chunk->ranks & ~chunk->added; rest != 0; rest &= rest - 1) {
+        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
         struct cst_rank *r = &core->ranks[rank];
         uint32_t b = r->pool.grad_of[c];
 
-        if (core->chunks[c].staged_rank == rank) {
+        if (!cst_schedule_has_come(core, c, rank)) {
+            return;
+        }
+        if (chunk->staged_rank == rank) {
             reduce->src[reduce->n_src++] = cst_core_row_place(core, c, CST_ROW_GRAD, 0);
-        } else if (b != CST_NONE && r->pool.blocks[b].state == CST_BLOCK_PENDING) {
+        } else if (cst_schedule_holds(core, c, rank)) {
             reduce->src[reduce->n_src++] = cst_pool_place(&r->pool, b);
             cst_block_move(&r->pool, b, CST_BLOCK_REDUCING);
             r->pool.blocks[b].ticket = reduce->ticket;
-            r->bytes_down += bytes;
+            r->bytes_down += 2 * core->layout->chunks[c].n_elems;
         }
+        chunk->handed |=
+            1ull << rank; /* who went on without a gradient cannot bring one any more */
+        chunk->added |= 1ull << rank;
     }
 }
 
@@ -39,11 +125,10 @@ struct cst_way cst_schedule_way(const struct cst_core *core, uint32_t c, bool al
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_pool *pool = &core->ranks[rank].pool;
         uint32_t b = pool->grad_of[c];
-        bool in_pool = b != CST_NONE && (pool->blocks[b].state == CST_BLOCK_PENDING ||
-                                         pool->blocks[b].state == CST_BLOCK_REDUCING);
+        bool member = (core->chunks[c].ranks & 1ull << rank) != 0;
 
         engines[rank] = CST_WAY_NOTHING;
-        if (all || in_pool) {
+        if (all ? member : b != CST_NONE && pool->blocks[b].state == CST_BLOCK_REDUCING) {
             engines[rank] = pool->engine;
         }
         if (!all && core->chunks[c].staged_rank == rank) {
@@ -53,34 +138,84 @@ struct cst_way cst_schedule_way(const struct cst_core *core, uint32_t c, bool al
     return cst_way_choose(core->layout->chunks[c].node, c, core->world, engines);
 }
 
-void cst_schedule_reduce(struct cst_core *core, uint32_t c)
+void cst_schedule_add(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
     struct cst_flight flight = {
         .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection};
-    uint64_t came = chunk->handed;
-    struct cst_command *reduce;
+    struct cst_command *reduce = cst_core_command(core, CST_COMMAND_REDUCE, 0, &flight);
 
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        came |= (uint64_t)core->ranks[rank].stepped << rank;
-    }
-    if (core->phase != CST_PHASE_RUNNING || came != core->everybody || chunk->reduced ||
-        chunk->reduce_ticket != 0 || chunk->stage_ticket != 0) {
-        return;
-    }
-    if (chunk->handed == 0 && !core->closing) {
-        return;
-    }
-    reduce = cst_core_command(core, CST_COMMAND_REDUCE, cst_schedule_way(core, c, false).engine,
-                              &flight);
     reduce->table = core->table_segment;
     reduce->chunk = c;
     reduce->mark = reduce->ticket;
+    reduce->accumulate = chunk->summed;
     add_sources(core, c, reduce);
+    reduce->node = cst_schedule_way(core, c, false).engine;
     cst_command_after(reduce, chunk->update_ticket);
     chunk->reduce_ticket = reduce->ticket;
-    chunk->handed = core->everybody; /* who stepped without a gradient cannot bring one any more */
+    chunk->summed = true;
+    chunk->torn = chunk->torn || core->grad_fp32;
     chunk->grad_version++;
+}
+
+/* All of the micro-batch is in the row, and what was handed in for the next one is at its turn. */
+static void turn_to_next(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+
+    chunk->micro++;
+    chunk->handed = 0;
+    chunk->added = 0;
+    for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
+        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
+
+        chunk->handed |= (uint64_t)cst_schedule_holds(core, c, rank) << rank;
+    }
+}
+
+/* Nothing is left to add to the step's sum. */
+static void complete(struct cst_core *core, struct cst_chunk *chunk)
+{
+    chunk->reduced = true;
+    chunk->torn = false;
+    core->n_reduced++;
+    cst_commit_close(core);
+}
+
+/* Nobody brings anything more for the micro-batch, of which nothing is left to add. A rank that
+ * asked for the step may still take that back, so where nobody needs the next one it waits for the
+ * step to close. */
+static bool is_over(const struct cst_core *core, uint32_t c)
+{
+    return core->closing || all_went_on(core, c) || later_ones_wait(core, c);
+}
+
+void cst_schedule_reduce(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+
+    if (core->phase != CST_PHASE_RUNNING || !chunk->has_states || chunk->reduced ||
+        chunk->reduce_ticket != 0 || chunk->stage_ticket != 0) {
+        return;
+    }
+    while (chunk->micro < core->micro_batches) {
+        if (!all_came(core, c)) {
+            return;
+        }
+        if ((chunk->handed & ~chunk->added) != 0) {
+            cst_schedule_add(core, c);
+            return;
+        }
+        if (!is_over(core, c)) {
+            return;
+        }
+        turn_to_next(core, c);
+    }
+    if (chunk->summed) {
+        complete(core, chunk);
+    } else {
+        cst_schedule_add(core, c); /* of nothing: zeros */
+    }
 }
 
 /* Blocks that the reduction read are free. */
@@ -114,114 +249,16 @@ void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight
         cst_ranks_fail_command(core, event, "reduction", flight->chunk);
         return;
     }
-    chunk->torn = false;
-    if (flight->collection != core->collection) { /* of an attempt that is over */
-        for (uint32_t rank = 0; rank < core->world; rank++) {
-            core->ranks[rank].pool.changed = true; /* the row may be staged to again */
-        }
-        cst_schedule_reduce(core, flight->chunk);
-        return;
+    chunk->torn = core->grad_fp32;
+    if (flight->collection == core->collection) {
+        chunk->staged_rank = CST_NONE;
     }
-    chunk->reduced = true;
-    chunk->staged_rank = CST_NONE;
-    core->n_reduced++;
-    cst_commit_close(core);
-}
-
-/* -- staging ---------------------------------------------------------------------------------- */
-
-/* The gradient of @part handed in last: those before it are likelier to be reduced soon by
- * themselves. */
-static uint32_t find_pending(const struct cst_core *core, const struct cst_pool *pool,
-                             uint32_t part)
-{
-    uint32_t b = pool->parts[part].head[CST_BLOCK_PENDING];
-
-    for (; b != CST_NONE; b = pool->blocks[b].next) {
-        const struct cst_chunk *chunk = &core->chunks[pool->blocks[b].chunk];
-
-        if (chunk->staged_rank == CST_NONE && chunk->stage_ticket == 0 &&
-            chunk->reduce_ticket == 0) {
-            break;
-        }
-    }
-    return b;
-}
-
-bool cst_schedule_stage(struct cst_core *core, uint32_t rank, uint32_t part)
-{
-    struct cst_rank *r = &core->ranks[rank];
-    uint32_t b = find_pending(core, &r->pool, part);
-    struct cst_flight flight = {
-        .kind = CST_FLIGHT_STAGE, .rank = rank, .block = b, .collection = core->collection};
-    struct cst_command *copy;
-    struct cst_chunk *chunk;
-
-    if (b == CST_NONE) {
-        return false;
-    }
-    flight.chunk = r->pool.blocks[b].chunk;
-    chunk = &core->chunks[flight.chunk];
-    copy = cst_core_command(core, CST_COMMAND_COPY, cst_core_copier(core, rank, flight.chunk),
-                            &flight);
-    copy->priority = CST_PRIORITY_EVICTION;
-    copy->src[copy->n_src++] = cst_pool_place(&r->pool, b);
-    copy->dst[copy->n_dst++] = cst_core_row_place(core, flight.chunk, CST_ROW_GRAD, 0);
-    copy->bytes = 2 * core->layout->chunks[flight.chunk].n_elems;
-    cst_command_after(copy, chunk->update_ticket);
-    cst_block_move(&r->pool, b, CST_BLOCK_STAGING);
-    r->pool.blocks[b].ticket = copy->ticket;
-    r->bytes_down += copy->bytes;
-    r->evictions++;
-    chunk->stage_ticket = copy->ticket;
-    chunk->staged_rank = rank;
-    chunk->torn = true;
-    chunk->grad_version++;
-    return true;
-}
-
-/* The copy failed but the gradient is still in its block. One fetch that waited for that block gets
- * the error, so that trying again comes to an end. */
-static void stage_failed(struct cst_core *core, const struct cst_flight *flight,
-                         const struct cst_event *event)
-{
-    struct cst_rank *r = &core->ranks[flight->rank];
-    struct cst_part *part = cst_pool_part(&r->pool, flight->chunk);
-    struct cst_queue *queue = cst_queue_empty(&part->demand) ? &part->ahead : &part->demand;
-    uint32_t i;
-
-    cst_block_move(&r->pool, flight->block, CST_BLOCK_PENDING);
-    core->chunks[flight->chunk].staged_rank = CST_NONE;
-    i = cst_queue_pop(&core->requests, queue);
-    if (i != CST_NO_REQUEST) {
-        cst_core_refuse(core, core->requests.v[i].tag, event->status,
-                        "no block for chunk %" PRIu32 ": the gradient of chunk %" PRIu32
-                        " could not be moved out of the pool: %s",
-                        core->requests.v[i].chunk, flight->chunk, cst_event_words(event));
-        cst_requests_remove(&core->requests, i);
-    }
-}
-
-void cst_schedule_staged(struct cst_core *core, const struct cst_flight *flight,
-                         const struct cst_event *event)
-{
-    struct cst_pool *pool = &core->ranks[flight->rank].pool;
-    bool current = !pool->blocks[flight->block].dropped;
-
-    core->chunks[flight->chunk].stage_ticket = 0;
-    if (current && event->status != CST_OK) {
-        stage_failed(core, flight, event);
-    } else {
-        if (current) {
-            pool->grad_of[flight->chunk] = CST_NONE;
-        }
-        cst_block_move(pool, flight->block, CST_BLOCK_FREE);
-    }
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        core->ranks[rank].pool.changed = true; /* the row may be staged to again */
-    }
+    cst_schedule_wake(core); /* the row may be staged or added to again */
     cst_schedule_reduce(core, flight->chunk);
 }
+
+/* -- the end of a collection --------------------------------------------------------------------
+ */
 
 static void drop_moving(struct cst_pool *pool, uint32_t head)
 {
@@ -253,21 +290,43 @@ void cst_schedule_drop(struct cst_core *core)
         for (uint32_t k = 0; k < pool->n_parts; k++) {
             drop_part(pool, &pool->parts[k]);
         }
+        core->ranks[rank].micro = 0;
     }
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        core->chunks[c].handed = 0;
-        core->chunks[c].reduced = false;
-        core->chunks[c].staged_rank = CST_NONE;
+        struct cst_chunk *chunk = &core->chunks[c];
+
+        chunk->micro = 0;
+        chunk->handed = 0;
+        chunk->added = 0;
+        chunk->summed = false;
+        chunk->reduced = false;
+        chunk->staged_rank = CST_NONE;
     }
     core->n_reduced = 0;
     core->collection++;
 }
 
-/* -- hand in --------------------------------------------------------------------------------- */
+void cst_schedule_drop_open(struct cst_core *core, uint32_t rank)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+
+    for (uint32_t k = 0; k < pool->n_parts; k++) {
+        uint32_t b;
+
+        while ((b = pool->parts[k].head[CST_BLOCK_OPEN]) != CST_NONE) {
+            pool->grad_of[pool->blocks[b].chunk] = CST_NONE;
+            cst_block_move(pool, b, CST_BLOCK_FREE);
+        }
+    }
+}
+
+/* -- what ranks do ------------------------------------------------------------------------------
+ */
 
 void cst_schedule_hand_in(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *r = &core->ranks[event->rank];
+    struct cst_chunk *chunk = &core->chunks[event->chunk];
     uint32_t b = r->pool.grad_of[event->chunk];
 
     if (b == CST_NONE || r->pool.blocks[b].state != CST_BLOCK_OPEN ||
@@ -279,8 +338,43 @@ void cst_schedule_hand_in(struct cst_core *core, const struct cst_event *event)
     }
     cst_ranks_begin(core, event->rank, CST_BEGUN_WRITING);
     r->pool.blocks[b].last_use = ++core->uses;
+    r->pool.blocks[b].micro = r->micro;
     cst_block_move(&r->pool, b, CST_BLOCK_PENDING);
-    core->chunks[event->chunk].handed |= 1ull << event->rank;
+    if (chunk->micro == r->micro) {
+        chunk->handed |= 1ull << event->rank;
+    }
     (void)cst_core_reply(core, event->tag);
     cst_schedule_reduce(core, event->chunk);
+    if (core->grad_fp32) {
+        cst_schedule_wake(core); /* those behind it in rank order may be added now */
+    }
+}
+
+void cst_schedule_accumulate(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *r = &core->ranks[event->rank];
+
+    if (r->stepped) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " has asked for step %" PRIu64 " already", event->rank,
+                        core->step);
+        return;
+    }
+    if (r->micro + 1 >= core->micro_batches) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " is in micro-batch %" PRIu32 " of %" PRIu32
+                        " of step %" PRIu64 ": the step ends it",
+                        event->rank, r->micro + 1, core->micro_batches, core->step);
+        return;
+    }
+    cst_ranks_begin(core, event->rank, CST_BEGUN_WRITING);
+    cst_ranks_cancel_grads(core, event->rank);
+    cst_schedule_drop_open(core, event->rank);
+    r->micro++;
+    r->wants_prefetch = true;
+    (void)cst_core_reply(core, event->tag);
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        cst_schedule_reduce(core, c);
+    }
+    cst_schedule_wake(core);
 }

@@ -7,9 +7,25 @@
 
 #include <inttypes.h>
 
+/* In a staging segment. A grad row of fp32 is given as bf16. */
 static uint64_t elem_bytes(enum cst_row row)
 {
     return row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4;
+}
+
+/* A frozen tensor has its weights alone; what is written as its master weights sets those. */
+static int check_frozen(const struct cst_core *core, const struct cst_event *event,
+                        struct cst_err *err)
+{
+    const struct cst_layout_tensor *tensor = &core->model->tensors[event->tensor];
+
+    if (core->chunks[tensor->chunk].has_states || event->row == CST_ROW_WEIGHT ||
+        (event->row == CST_ROW_MASTER && event->kind == CST_EV_WRITE)) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EUNSUPPORTED,
+                       "tensor '%s' is frozen: it has weights alone, no row %u", tensor->name,
+                       (unsigned)event->row);
 }
 
 /* Range and row are sound, and the job is. */
@@ -35,7 +51,7 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
                            " following: tensor '%s' has %" PRIu64,
                            event->first, event->n_elems, tensor->name, tensor->n_elems);
     }
-    return CST_OK;
+    return check_frozen(core, event, err);
 }
 
 /* True where the grad row holds, or will hold, one rank's contribution and not a sum. */
@@ -61,12 +77,18 @@ static void issue_read(struct cst_core *core, uint32_t i)
     struct cst_request *request = &core->requests.v[i];
     struct cst_chunk *chunk = &core->chunks[request->chunk];
     struct cst_flight flight = {.kind = CST_FLIGHT_READ, .chunk = request->chunk, .request = i};
-    struct cst_command *copy = cst_core_command(core, CST_COMMAND_COPY,
-                                                core->layout->chunks[request->chunk].node, &flight);
+    bool convert = request->row == CST_ROW_GRAD && core->grad_fp32;
+    struct cst_command *copy =
+        cst_core_command(core, convert ? CST_COMMAND_CONVERT : CST_COMMAND_COPY,
+                         core->layout->chunks[request->chunk].node, &flight);
 
     copy->src[copy->n_src++] = request->src;
     copy->dst[copy->n_dst++] = request->dst;
-    copy->bytes = request->bytes;
+    if (convert) {
+        copy->n_elems = request->bytes / elem_bytes(request->row);
+    } else {
+        copy->bytes = request->bytes;
+    }
     cst_command_after(copy, chunk->update_ticket);
     cst_command_after(copy, chunk->write_ticket);
     if (request->row == CST_ROW_GRAD) {
@@ -122,6 +144,21 @@ void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight
     cst_requests_remove(&core->requests, flight->request);
 }
 
+/* Where a write of master weights goes: to all rows but the gradient's, or to the weights of a
+ * frozen chunk. */
+static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at,
+                     struct cst_command *command)
+{
+    static const enum cst_row rows[] = {CST_ROW_MASTER, CST_ROW_WEIGHT, CST_ROW_EXP_AVG,
+                                        CST_ROW_EXP_AVG_SQ};
+
+    for (int k = 0; k < 4; k++) {
+        if (core->chunks[chunk].has_states || rows[k] == CST_ROW_WEIGHT) {
+            command->dst[command->n_dst++] = cst_core_row_place(core, chunk, rows[k], at);
+        }
+    }
+}
+
 static void issue_write(struct cst_core *core, const struct cst_event *event, uint32_t i)
 {
     const struct cst_layout_tensor *tensor = &core->model->tensors[event->tensor];
@@ -134,15 +171,11 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
                          core->layout->chunks[tensor->chunk].node, &flight);
 
     command->src[command->n_src++] = event->place;
-    command->dst[command->n_dst++] = cst_core_row_place(core, tensor->chunk, event->row, at);
     if (master) {
-        static const enum cst_row with[] = {CST_ROW_WEIGHT, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
-
-        for (int k = 0; k < 3; k++) {
-            command->dst[command->n_dst++] = cst_core_row_place(core, tensor->chunk, with[k], at);
-        }
+        add_rows(core, tensor->chunk, at, command);
         command->n_elems = event->n_elems;
     } else {
+        command->dst[command->n_dst++] = cst_core_row_place(core, tensor->chunk, event->row, at);
         command->bytes = event->n_elems * elem_bytes(event->row);
     }
     cst_command_after(command, chunk->update_ticket);
@@ -156,8 +189,16 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     }
 }
 
+bool cst_states_is_base(const struct cst_core *core, uint32_t chunk)
+{
+    uint32_t segment = core->layout->chunks[chunk].rows[CST_ROW_WEIGHT].segment;
+
+    return core->layout->segments[segment].is_base;
+}
+
 void cst_states_write(struct cst_core *core, const struct cst_event *event)
 {
+    const struct cst_layout_tensor *tensor;
     struct cst_err err;
     uint32_t i;
 
@@ -165,8 +206,15 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
         cst_core_refuse_err(core, event->tag, &err);
         return;
     }
+    tensor = &core->model->tensors[event->tensor];
     if (event->row == CST_ROW_GRAD) {
         cst_core_refuse(core, event->tag, CST_EINVAL, "gradients can be read, not written");
+        return;
+    }
+    if (cst_states_is_base(core, tensor->chunk)) {
+        cst_core_refuse(core, event->tag, CST_EDENIED,
+                        "tensor '%s' is the base job's: it is read here, and written there alone",
+                        tensor->name);
         return;
     }
     if (core->phase == CST_PHASE_RUNNING && cst_ranks_begun(core) != CST_BEGUN_NOTHING) {
@@ -176,7 +224,7 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
         return;
     }
     i = cst_requests_add(&core->requests, event, CST_REQUEST_IO);
-    core->requests.v[i].chunk = core->model->tensors[event->tensor].chunk;
+    core->requests.v[i].chunk = tensor->chunk;
     issue_write(core, event, i);
 }
 
