@@ -5,11 +5,16 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { DTYPE_BF16 = 1, GROUP_ALL = 0, NAMED_RANKS = 4, RANKS_TEXT = 64 };
+enum { DTYPE_BF16 = 1, NAMED_RANKS = 4, RANKS_TEXT = 64 };
 
 /* -- who says so ---------------------------------------------------------------------------- */
 
 typedef bool (*did_fn)(const struct cst_worker *worker, uint32_t i);
+
+static bool did_group(const struct cst_worker *worker, uint32_t i)
+{
+    return worker->n_groups >= i;
+}
 
 static bool did_tensor(const struct cst_worker *worker, uint32_t i)
 {
@@ -74,24 +79,87 @@ static bool is_closed(const struct cst_job *job)
 
 /* -- declaring ------------------------------------------------------------------------------ */
 
-static int check_kind(const Cistern__TensorDecl *decl, struct cst_err *err)
+static int read_group(const struct cst_job *job, const Cistern__GroupDecl *decl, uint64_t *out,
+                      struct cst_err *err)
+{
+    uint64_t ranks = 0;
+
+    for (size_t i = 0; i < decl->n_ranks; i++) {
+        uint32_t rank = decl->ranks[i];
+
+        if (rank >= job->world) {
+            return cst_err_set(err, CST_EINVAL, "a group of rank %u, the job has %u ranks", rank,
+                               job->world);
+        }
+        if ((ranks >> rank & 1) != 0) {
+            return cst_err_set(err, CST_EINVAL, "a group that names rank %u twice", rank);
+        }
+        ranks |= UINT64_C(1) << rank;
+    }
+    *out = ranks;
+    return CST_OK;
+}
+
+static int declare_group(struct cst_worker *worker, const Cistern__GroupDecl *decl,
+                         struct cst_err *err)
+{
+    struct cst_model *model = &worker->job->model;
+    uint32_t i = worker->n_groups + 1;
+    char mine[RANKS_TEXT], theirs[RANKS_TEXT];
+    uint64_t ranks = 0;
+    int rc = read_group(worker->job, decl, &ranks, err);
+
+    if (rc == CST_OK && i < model->n_groups) {
+        rc = cst_model_same_group(model, i, ranks, name_me(worker, mine),
+                                  name_others(worker, did_group, i, theirs), err);
+    } else if (rc == CST_OK && is_closed(worker->job)) {
+        rc = cst_err_set(err, CST_EMISMATCH, "rank %u declares group %u, %s committed %u groups",
+                         worker->rank, i, name_others(worker, did_commit, 0, theirs),
+                         model->n_groups - 1);
+    } else if (rc == CST_OK) {
+        rc = cst_model_group(model, ranks, err);
+    }
+    worker->n_groups += rc == CST_OK;
+    return rc;
+}
+
+/* What @decl says, in the model's words; they borrow from it. That there are so many dimensions of
+ * a box is for us to see: the model reads n_dims of them. */
+static int read_tensor(const struct cst_worker *worker, const Cistern__TensorDecl *decl,
+                       struct cst_tensor_words *out, struct cst_err *err)
 {
     if (decl->dtype != DTYPE_BF16) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "tensor '%.63s': dtype %u, this version has 1 (bf16)", decl->name,
                            decl->dtype);
     }
-    if (decl->has_group && decl->group != GROUP_ALL) {
-        return cst_err_set(err, CST_EUNSUPPORTED,
-                           "tensor '%.63s': group %u, this version has 0 (all ranks)", decl->name,
-                           decl->group);
+    if ((decl->n_whole_shape != 0 && decl->n_whole_shape != decl->n_shape) ||
+        (decl->n_box_first != 0 && decl->n_box_first != decl->n_shape)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "tensor '%.63s' of %zu dimensions: a box of %zu that begins in %zu",
+                           decl->name, decl->n_shape, decl->n_whole_shape, decl->n_box_first);
     }
+    if (decl->group > worker->n_groups) {
+        return cst_err_set(err, CST_EINVAL, "tensor '%.63s': group %u, rank %u has declared %u",
+                           decl->name, decl->group, worker->rank, worker->n_groups);
+    }
+    *out = (struct cst_tensor_words){
+        .name = decl->name,
+        .shape = decl->shape,
+        .n_dims = (uint32_t)decl->n_shape,
+        .lr_scale = decl->lr_scale,
+        .decay_scale = decl->decay_scale,
+        .group = decl->group,
+        .pattern = decl->pattern,
+        .whole = decl->n_whole_shape > 0 ? decl->whole_shape : NULL,
+        .first = decl->n_box_first > 0 ? decl->box_first : NULL,
+    };
     return CST_OK;
 }
 
 /* Declared into a model of its own, it is checked as the first one was and has its numbers to
  * compare. */
-static int compare_tensor(const struct cst_worker *worker, const Cistern__TensorDecl *decl,
+static int compare_tensor(const struct cst_worker *worker, const struct cst_tensor_words *words,
                           struct cst_err *err)
 {
     char mine[RANKS_TEXT], theirs[RANKS_TEXT];
@@ -101,8 +169,7 @@ static int compare_tensor(const struct cst_worker *worker, const Cistern__Tensor
 
     cst_model_init(&scratch);
     cst_model_copy_groups(&scratch, &worker->job->model, worker->job->model.n_groups);
-    rc = cst_model_tensor(&scratch, decl->name, decl->shape, (uint32_t)decl->n_shape,
-                          decl->lr_scale, decl->decay_scale, err);
+    rc = cst_model_tensor_as(&scratch, words, err);
     if (rc == CST_OK) {
         rc = cst_model_same_tensor(&worker->job->model, i, &scratch.tensors[0],
                                    name_me(worker, mine),
@@ -118,18 +185,18 @@ static int declare_tensor(struct cst_worker *worker, const Cistern__TensorDecl *
     struct cst_model *model = &worker->job->model;
     uint32_t i = worker->n_tensors;
     char theirs[RANKS_TEXT];
-    int rc = check_kind(decl, err);
+    struct cst_tensor_words words;
+    int rc = read_tensor(worker, decl, &words, err);
 
     if (rc == CST_OK && i < model->n_tensors) {
-        rc = compare_tensor(worker, decl, err);
+        rc = compare_tensor(worker, &words, err);
     } else if (rc == CST_OK && is_closed(worker->job)) {
         rc = cst_err_set(err, CST_EMISMATCH,
                          "rank %u declares tensor '%.63s' as number %u, %s committed %u tensors",
                          worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
                          model->n_tensors);
     } else if (rc == CST_OK) {
-        rc = cst_model_tensor(model, decl->name, decl->shape, (uint32_t)decl->n_shape,
-                              decl->lr_scale, decl->decay_scale, err);
+        rc = cst_model_tensor_as(model, &words, err);
     }
     worker->n_tensors += rc == CST_OK;
     return rc;
@@ -156,6 +223,9 @@ static int declare_operator(struct cst_worker *worker, const Cistern__OperatorDe
                             struct cst_err *err)
 {
     struct cst_model *model = &worker->job->model;
+    const struct cst_operator_hints hints = {.flops = decl->flops,
+                                             .activation_bytes = decl->activation_bytes,
+                                             .expected_uses = decl->expected_uses};
     uint32_t i = worker->n_operators;
     char theirs[RANKS_TEXT];
     int rc;
@@ -169,7 +239,8 @@ static int declare_operator(struct cst_worker *worker, const Cistern__OperatorDe
                         worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
                         model->n_operators);
     } else {
-        rc = cst_model_operator(model, decl->name, decl->tensors, (uint32_t)decl->n_tensors, err);
+        rc = cst_model_operator_as(model, decl->name, decl->tensors, (uint32_t)decl->n_tensors,
+                                   &hints, err);
     }
     worker->n_operators += rc == CST_OK;
     return rc;
@@ -187,6 +258,9 @@ int cst_declare(struct cst_worker *worker, const Cistern__Declare *message, stru
 {
     int rc = check_heard(worker, err);
 
+    for (size_t i = 0; i < message->n_groups && rc == CST_OK; i++) {
+        rc = declare_group(worker, message->groups[i], err);
+    }
     for (size_t i = 0; i < message->n_tensors && rc == CST_OK; i++) {
         rc = declare_tensor(worker, message->tensors[i], err);
     }
@@ -215,6 +289,11 @@ int cst_declare_check(const struct cst_worker *worker, uint32_t n_tensors, uint3
         return cst_err_set(err, CST_EINVAL, "a model of %u tensors and %u operators", n_tensors,
                            n_operators);
     }
+    if (worker->n_groups + 1 < model->n_groups) {
+        return cst_err_set(
+            err, CST_EMISMATCH, "rank %u declared %u groups, %s %u", worker->rank, worker->n_groups,
+            name_others(worker, did_group, worker->n_groups + 1, theirs), model->n_groups - 1);
+    }
     if (n_tensors < model->n_tensors) {
         return cst_err_set(
             err, CST_EMISMATCH, "rank %u declared %u tensors, %s %u: '%s' is missing in rank %u",
@@ -232,6 +311,32 @@ int cst_declare_check(const struct cst_worker *worker, uint32_t n_tensors, uint3
 
 /* -- disagreeing ---------------------------------------------------------------------------- */
 
+/* How much of a model. */
+struct extent {
+    uint32_t n_groups, n_tensors, n_operators;
+};
+
+/* What ranks that are there have declared. */
+static struct extent declared(const struct cst_job *job)
+{
+    struct extent most = {0};
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        const struct cst_worker *w = &job->workers[r];
+
+        most.n_groups = w->n_groups > most.n_groups ? w->n_groups : most.n_groups;
+        most.n_tensors = w->n_tensors > most.n_tensors ? w->n_tensors : most.n_tensors;
+        most.n_operators = w->n_operators > most.n_operators ? w->n_operators : most.n_operators;
+    }
+    return most;
+}
+
+static void forget(struct cst_worker *worker)
+{
+    worker->unheard = false;
+    worker->n_groups = worker->n_tensors = worker->n_operators = 0;
+}
+
 static void drop_model(struct cst_job *job, const struct cst_err *why)
 {
     job->disagreement = *why;
@@ -239,7 +344,7 @@ static void drop_model(struct cst_job *job, const struct cst_err *why)
         struct cst_worker *worker = &job->workers[r];
 
         worker->unheard = worker->unheard || (worker->present && worker->commit == NULL);
-        worker->n_tensors = worker->n_operators = 0;
+        worker->n_groups = worker->n_tensors = worker->n_operators = 0;
     }
     cst_model_close(&job->model);
     cst_model_init(&job->model);
@@ -254,25 +359,24 @@ void cst_declare_disagree(struct cst_job *job, struct cst_worker *worker, const 
         drop_model(job, why);
     }
     if (worker != NULL) {
-        worker->unheard = false;
-        worker->n_tensors = worker->n_operators = 0;
+        forget(worker);
     }
 }
 
-/* The first declarations of @from, as many as that, in *out. */
-static int copy_model(struct cst_model *out, const struct cst_model *from, uint32_t n_tensors,
-                      uint32_t n_operators, struct cst_err *err)
+/* The first declarations of @from, as many as @much says, in *out. */
+static int copy_model(struct cst_model *out, const struct cst_model *from,
+                      const struct extent *much, struct cst_err *err)
 {
     int rc = CST_OK;
 
     cst_model_init(out);
-    cst_model_copy_groups(out, from, from->n_groups);
-    for (uint32_t i = 0; i < n_tensors && rc == CST_OK; i++) {
+    cst_model_copy_groups(out, from, much->n_groups + 1);
+    for (uint32_t i = 0; i < much->n_tensors && rc == CST_OK; i++) {
         struct cst_tensor_words words = cst_model_words(from, i);
 
         rc = cst_model_tensor_as(out, &words, err);
     }
-    for (uint32_t i = 0; i < n_operators && rc == CST_OK; i++) {
+    for (uint32_t i = 0; i < much->n_operators && rc == CST_OK; i++) {
         const struct cst_layout_operator *op = &from->operators[i];
         const struct cst_operator_hints hints = {.flops = op->flops,
                                                  .activation_bytes = op->activation_bytes,
@@ -289,23 +393,18 @@ static int copy_model(struct cst_model *out, const struct cst_model *from, uint3
 void cst_declare_forget(struct cst_worker *worker)
 {
     struct cst_job *job = worker->job;
-    uint32_t n_tensors = 0, n_operators = 0;
+    struct extent much;
     struct cst_model rest;
     struct cst_err err = {0};
 
-    worker->unheard = false;
-    worker->n_tensors = worker->n_operators = 0;
-    for (uint32_t r = 0; r < job->world; r++) {
-        const struct cst_worker *w = &job->workers[r];
-
-        n_tensors = w->n_tensors > n_tensors ? w->n_tensors : n_tensors;
-        n_operators = w->n_operators > n_operators ? w->n_operators : n_operators;
-    }
+    forget(worker);
+    much = declared(job);
     if (job->state != CST_JOB_DECLARING ||
-        (n_tensors == job->model.n_tensors && n_operators == job->model.n_operators)) {
+        (much.n_groups + 1 == job->model.n_groups && much.n_tensors == job->model.n_tensors &&
+         much.n_operators == job->model.n_operators)) {
         return;
     }
-    if (copy_model(&rest, &job->model, n_tensors, n_operators, &err) != CST_OK) {
+    if (copy_model(&rest, &job->model, &much, &err) != CST_OK) {
         (void)cst_err_prefix(&err, "the model without what rank %u declared", worker->rank);
         err.status = CST_EMISMATCH;
         drop_model(job, &err);

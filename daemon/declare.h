@@ -1,5 +1,6 @@
-/* Declarations of tensors and operators: the first rank to declare number i fixes it, the others
- * are compared with it.
+/* Declarations of groups, tensors and operators: the first rank to declare number i fixes it, the
+ * others are compared with it. What an operator costs is no word of the model: the first rank's
+ * hints count.
  *
  * Nobody knows which of two ranks that disagree is right. So all of them hear of it, the model is
  * dropped, and each declares anew from its first tensor on. Once the job is committed its model
@@ -10,11 +11,11 @@
 #include "daemon/job.h"
 #include "proto/cistern.pb-c.h"
 
-/* Take @message of @worker. CST_EMISMATCH: names the tensor or operator, what differs from what
- * other ranks declared, both values and the ranks; it is for the caller to reply, and then to call
- * cst_declare_disagree; CST_EINVAL, CST_EEXIST: as cst_model_tensor and cst_model_operator;
- * CST_EUNSUPPORTED: a dtype or group that this version lacks. What came before the culprit stays
- * declared. */
+/* Take @message of @worker. CST_EMISMATCH: names the group, tensor or operator, what differs from
+ * what other ranks declared, both values and the ranks; it is for the caller to reply, and then to
+ * call cst_declare_disagree; CST_EINVAL, CST_EEXIST: as cst_model_group, cst_model_tensor_as and
+ * cst_model_operator_as; a group with ranks that the job lacks; CST_EUNSUPPORTED: a dtype that this
+ * version lacks. What came before the culprit stays declared. */
 int cst_declare(struct cst_worker *worker, const Cistern__Declare *message, struct cst_err *err);
 
 /* @worker has declared @n_tensors and @n_operators, and so has every other rank. CST_EINVAL: the

@@ -433,7 +433,7 @@ static void occupy(struct cst_worker *worker, struct cst_session *session,
     worker->watch =
         cst_watch_open(&job->daemon->loop, session->peer.pidfd, on_process_gone, worker);
     worker->left = false;
-    worker->n_tensors = worker->n_operators = 0;
+    worker->n_groups = worker->n_tensors = worker->n_operators = 0;
     worker->pool_bytes = wish->pool_bytes;
     if (!is_decided(job)) {
         set_device(worker, wish->gpu);

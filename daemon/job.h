@@ -40,7 +40,8 @@ struct cst_worker {
     bool left;                       /* the last one went in good order */
     uint64_t pool_bytes;             /* asked for; 0: as much as is of use */
     struct cst_gpu *gpu;             /* its device; NULL: the host. In use until the job is gone */
-    uint32_t n_tensors, n_operators; /* declared by the present one */
+    uint32_t n_groups;               /* declared by the present one, number 0 not counted; as are */
+    uint32_t n_tensors, n_operators; /* ... these */
     bool unheard;                    /* it is still to be told of job->disagreement */
     struct cst_pending *commit;      /* its Commit, waiting; NULL */
 };

@@ -217,6 +217,127 @@ START_TEST(a_committed_model_stands)
 }
 END_TEST
 
+static int declare_group(uint32_t rank, uint32_t *ranks, size_t n)
+{
+    Cistern__GroupDecl g = CISTERN__GROUP_DECL__INIT, *gs = &g;
+    Cistern__Declare message = CISTERN__DECLARE__INIT;
+    int rc;
+
+    g.ranks = ranks;
+    g.n_ranks = n;
+    message.n_groups = 1;
+    message.groups = &gs;
+    rc = cst_declare(&workers[rank], &message, &err);
+    if (rc == CST_EMISMATCH) {
+        cst_declare_disagree(&job, &workers[rank], &err);
+    }
+    return rc;
+}
+
+static int declare_kind(uint32_t rank, uint32_t group, uint32_t pattern, int64_t whole,
+                        int64_t first, size_t n_box)
+{
+    int64_t shape = 4, wholes[2] = {whole, whole}, firsts[2] = {first, first};
+    Cistern__TensorDecl t = CISTERN__TENSOR_DECL__INIT, *ts = &t;
+    Cistern__Declare message = CISTERN__DECLARE__INIT;
+    int rc;
+
+    t.name = (char *)(uintptr_t) "k";
+    t.dtype = 1;
+    t.shape = &shape;
+    t.n_shape = 1;
+    t.group = group;
+    t.pattern = pattern;
+    t.whole_shape = wholes;
+    t.box_first = firsts;
+    t.n_whole_shape = t.n_box_first = n_box;
+    message.n_tensors = 1;
+    message.tensors = &ts;
+    rc = cst_declare(&workers[rank], &message, &err);
+    if (rc == CST_EMISMATCH) {
+        cst_declare_disagree(&job, &workers[rank], &err);
+    }
+    return rc;
+}
+
+/* Groups, patterns and boxes that differ: what, with both sides and the ranks. */
+START_TEST(kinds_that_differ_are_named)
+{
+    uint32_t ranks[] = {0, 1, 2};
+
+    ck_assert_int_eq(declare_group(0, ranks, 2), CST_OK);
+    ck_assert_int_eq(declare_group(1, ranks, 3), CST_EMISMATCH);
+    assert_says("group 1 has ranks 0x7 in rank 1 and 0x3 in rank 0 (a bit each)");
+
+    ck_assert_int_eq(declare(0, "a", 10, 0), CST_EMISMATCH); /* it hears of it */
+    ck_assert_int_eq(declare_group(0, ranks, 2), CST_OK);
+    ck_assert_int_eq(declare_kind(0, 1, CST_PATTERN_SHARD, 0, 0, 0), CST_OK);
+    ck_assert_int_eq(declare_group(1, ranks, 2), CST_OK);
+    ck_assert_int_eq(declare_kind(1, 0, CST_PATTERN_SHARD, 0, 0, 0), CST_EMISMATCH);
+    assert_says("tensor 'k' is of group 0 in rank 1 and of group 1 in rank 0");
+
+    ck_assert_int_eq(declare(0, "a", 10, 0), CST_EMISMATCH);
+    ck_assert_int_eq(declare_kind(0, 0, CST_PATTERN_EXPERT, 0, 0, 0), CST_OK);
+    ck_assert_int_eq(declare_kind(1, 0, CST_PATTERN_FROZEN, 0, 0, 0), CST_EMISMATCH);
+    assert_says("tensor 'k' is frozen in rank 1 and expert in rank 0");
+
+    ck_assert_int_eq(declare(0, "a", 10, 0), CST_EMISMATCH);
+    ck_assert_int_eq(declare_kind(0, 0, CST_PATTERN_TENSOR, 8, 0, 1), CST_OK);
+    ck_assert_int_eq(declare_kind(1, 0, CST_PATTERN_TENSOR, 8, 4, 1), CST_EMISMATCH);
+    assert_says("tensor 'k': its box begins at 4 of dimension 0 in rank 1 and at 0 in rank 0");
+}
+END_TEST
+
+/* A rank that declares fewer groups, or more than were committed, is told so; one that goes takes
+ * its own with it. */
+START_TEST(groups_are_counted)
+{
+    uint32_t ranks[] = {0, 1, 2};
+
+    ck_assert_int_eq(declare_group(0, ranks, 2), CST_OK);
+    ck_assert_int_eq(declare_all(0, 20), CST_OK);
+    ck_assert_int_eq(declare_all(1, 20), CST_EMISMATCH);
+    assert_says("rank 1 declared 0 groups, rank 0 1");
+
+    ck_assert_int_eq(declare_all(0, 20), CST_OK);
+    ck_assert_int_eq(declare_group(1, ranks, 2), CST_EMISMATCH);
+    assert_says("rank 1 declares group 1, rank 0 committed 0 groups");
+
+    ck_assert_int_eq(declare(2, "a", 10, 0), CST_EMISMATCH); /* it hears of it */
+    ck_assert_int_eq(declare_group(2, ranks, 1), CST_OK);
+    ck_assert_int_eq(declare_group(0, ranks, 1), CST_OK);
+    ck_assert_int_eq(declare_group(0, ranks, 3), CST_OK);
+    cst_declare_forget(&workers[0]);
+    ck_assert_uint_eq(job.model.n_groups, 2);
+    cst_declare_forget(&workers[2]);
+    ck_assert_uint_eq(job.model.n_groups, 1);
+}
+END_TEST
+
+/* Bad words of groups and boxes, whoever says them: refused, and nothing is declared. */
+START_TEST(bad_kinds_are_refused)
+{
+    uint32_t twice[] = {1, 1}, unknown = WORLD;
+
+    ck_assert_int_eq(declare_group(0, twice, 2), CST_EINVAL);
+    assert_says("a group that names rank 1 twice");
+    ck_assert_int_eq(declare_group(0, &unknown, 1), CST_EINVAL);
+    assert_says("a group of rank 6, the job has 6 ranks");
+    ck_assert_int_eq(declare_group(0, twice, 0), CST_EINVAL);
+    ck_assert_int_eq(declare_kind(0, 1, CST_PATTERN_SHARD, 0, 0, 0), CST_EINVAL);
+    assert_says("tensor 'k': group 1, rank 0 has declared 0");
+    ck_assert_int_eq(declare_kind(0, 0, CST_PATTERN_COUNT, 0, 0, 0), CST_EINVAL);
+    ck_assert_int_eq(declare_kind(0, 0, CST_PATTERN_TENSOR, 8, 0, 2), CST_EINVAL);
+    assert_says("tensor 'k' of 1 dimensions: a box of 2 that begins in 2");
+    ck_assert_int_eq(declare_kind(0, 0, CST_PATTERN_TENSOR, 8, 5, 1), CST_EINVAL);
+    ck_assert_int_eq(declare_kind(0, 0, CST_PATTERN_TENSOR, 8, 0, 0), CST_EINVAL);
+    ck_assert_int_eq(declare_kind(0, 0, CST_PATTERN_SHARD, 8, 0, 1), CST_EINVAL);
+    ck_assert_uint_eq(job.model.n_tensors, 0);
+    ck_assert_uint_eq(job.model.n_groups, 1);
+    ck_assert_uint_eq(workers[0].n_groups, 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("disagree");
@@ -229,6 +350,9 @@ int main(void)
     tcase_add_test(tcase, many_ranks_are_counted);
     tcase_add_test(tcase, the_dead_do_not_disagree);
     tcase_add_test(tcase, a_committed_model_stands);
+    tcase_add_test(tcase, kinds_that_differ_are_named);
+    tcase_add_test(tcase, groups_are_counted);
+    tcase_add_test(tcase, bad_kinds_are_refused);
     suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }
