@@ -39,15 +39,20 @@ static void note_failure(struct cst_batch *batch, const struct cst_lease_item *i
     }
 }
 
-static int check_place(const struct cst_job *job, const Cistern__ItemResult *result,
+/* Within the slabs of the size class of @chunk. */
+static int check_place(const struct cst_job *job, uint32_t chunk, const Cistern__ItemResult *result,
                        struct cst_err *why)
 {
+    const struct cst_plan_class *class = &job->plan.classes[job->traits[chunk].size_class];
+    const struct cst_slabs *slabs = &job->class_slabs[job->traits[chunk].size_class];
+    uint64_t block_bytes = 2 * class->chunk_elems;
+
     if (!result->has_slab || !result->has_offset || !result->has_generation) {
         return cst_err_set(why, CST_EPROTO, "a lease without a place");
     }
-    if (result->slab >= job->n_slabs || result->offset % 128 != 0 ||
-        job->slabs[result->slab].bytes < job->plan.block_bytes ||
-        result->offset > job->slabs[result->slab].bytes - job->plan.block_bytes) {
+    if (result->slab < slabs->first || result->slab - slabs->first >= slabs->n ||
+        result->offset % 128 != 0 || job->slabs[result->slab].bytes < block_bytes ||
+        result->offset > job->slabs[result->slab].bytes - block_bytes) {
         return cst_err_set(why, CST_EPROTO, "a lease at slab %u, offset %llu, outside of the pool",
                            result->slab, (unsigned long long)result->offset);
     }
@@ -65,10 +70,10 @@ static int take_lease(struct cst_batch *batch, const struct cst_lease_item *item
                                  .offset = result->home_offset,
                                  .bytes = result->has_home_bytes ? result->home_bytes : 0};
     const void *row = NULL;
-    int rc = check_place(job, result, why);
+    int rc = check_place(job, item->chunk, result, why);
 
     if (rc == CST_OK && home.bytes > 0) {
-        rc = cst_load_find(job, &home, &row, why);
+        rc = cst_load_find(job, item->chunk, &home, &row, why);
     }
     if (rc != CST_OK) {
         return rc;
@@ -151,6 +156,18 @@ static void batch_done(struct cst_call *call)
     cst_call_reset(call);
 }
 
+/* A micro-batch whose end is not known would be mixed with the next. */
+static void accumulate_done(struct cst_call *call)
+{
+    struct cst_batch *batch = (struct cst_batch *)(void *)call;
+
+    if (batch->lease_epoch == batch->job->lease_epoch && call->status != CST_OK) {
+        cst_job_void(batch->job, &call->err);
+    }
+    batch->in_flight = false;
+    cst_call_reset(call);
+}
+
 /* A batch that is not in flight, with room for @n items. */
 static struct cst_batch *get_batch(struct cst_job *job, uint32_t n)
 {
@@ -189,6 +206,16 @@ static void fill_item(const struct cst_lease_item *item, Cistern__BatchItem *msg
     msg->generation = item->lease.generation;
     msg->has_ahead = item->ahead;
     msg->ahead = item->ahead;
+}
+
+static int start_accumulate(struct cst_job *job, struct cst_batch *batch, struct cst_err *err)
+{
+    Cistern__Accumulate msg = CISTERN__ACCUMULATE__INIT;
+
+    msg.attempt = job->attempt;
+    batch->call.done = accumulate_done;
+    return cst_call_start(job->client, &batch->call, CISTERN__MSG_TYPE__MSG_ACCUMULATE, &msg.base,
+                          CISTERN__MSG_TYPE__MSG_OK, NULL, err);
 }
 
 static int start(struct cst_job *job, struct cst_batch *batch, struct cst_err *err)
@@ -237,7 +264,8 @@ static int send_some(struct cst_job *job, const struct cst_lease_item *items, ui
     batch->n_items = n;
     batch->awaited = awaited;
     batch->lease_epoch = job->lease_epoch;
-    rc = start(job, batch, err);
+    rc = items[0].kind == CST_LEASE_ACCUMULATE ? start_accumulate(job, batch, err)
+                                               : start(job, batch, err);
     if (rc == CST_OK) {
         batch->in_flight = true;
         job->n_awaited += awaited ? 1 : 0;
@@ -263,6 +291,18 @@ void cst_batch_give_up(struct cst_job *job, const struct cst_err *why)
     give_up(job, job->leases.items, job->leases.n_items, why);
 }
 
+/* How many of the @n items at @items go with the first of them: one ACCUMULATE, or up to @max that
+ * are none. */
+static uint32_t take_run(const struct cst_lease_item *items, uint32_t n, uint32_t max)
+{
+    uint32_t run = 0;
+
+    while (run < n && run < max && items[run].kind != CST_LEASE_ACCUMULATE) {
+        run++;
+    }
+    return run > 0 ? run : 1;
+}
+
 static int send_all(struct cst_job *job, const struct cst_lease_item *items, uint32_t n_items,
                     bool awaited, struct cst_err *err)
 {
@@ -270,7 +310,7 @@ static int send_all(struct cst_job *job, const struct cst_lease_item *items, uin
     struct cst_err why = {0};
 
     for (uint32_t at = 0; at < n_items;) {
-        uint32_t n = n_items - at < max ? n_items - at : max;
+        uint32_t n = take_run(items + at, n_items - at, max);
         int rc = send_some(job, items + at, n, awaited, &why);
 
         if (rc != CST_OK) {

@@ -6,7 +6,8 @@
 
 #include "client/job.h"
 
-/* Send what job->leases has planned, in as many batches as the daemon's limit asks for, in order.
+/* Send what job->leases has planned, in as many batches as the daemon's limit asks for, in order;
+ * an ACCUMULATE goes as a message of its own.
  * @awaited: job->n_awaited counts them until they are answered, and job->awaited takes the first
  * failure. CST_ENOMEM, or what ended the connection: the step is void. */
 int cst_batch_send(struct cst_job *job, bool awaited, struct cst_err *err);

@@ -24,6 +24,8 @@
 extern "C" {
 #endif
 
+#define CST_MAX_MICRO_BATCHES 65536
+
 #define CST_DEFAULT_SOCKET "/run/cistern/cistern.sock"
 
 struct cst_client; /* a connection */
@@ -123,15 +125,26 @@ int cst_operator_as(struct cst_job *job, const char *name, const int *tensors, u
 /* Words for the last negative number that cst_tensor or cst_operator returned. Borrowed, until the next call. */
 const struct cst_err *cst_job_error(const struct cst_job *job);
 
-struct cst_plan {
-    uint64_t n_params;    /* elements in all tensors */
-    uint64_t chunk_elems; /* capacity */
-    uint32_t n_chunks;
+#define CST_PLAN_MAX_CLASSES 4
+
+/* Chunks of one size: a huge embedding has one of its own and does not force the others'. */
+struct cst_plan_class {
+    uint64_t chunk_elems; /* capacity; a block has 2 x chunk_elems bytes */
     uint32_t n_blocks;    /* in this rank's pool */
     uint32_t min_blocks;  /* the least that can run */
-    uint64_t block_bytes; /* of one block: 2 x chunk_elems */
-    uint64_t pool_bytes;  /* n_blocks x block_bytes */
-    uint64_t arena_bytes; /* host memory of the job, for all ranks together */
+};
+
+struct cst_plan {
+    uint64_t n_params;    /* elements in all tensors */
+    uint64_t chunk_elems; /* capacity of size class 0 */
+    uint32_t n_chunks;    /* of all classes */
+    uint32_t n_blocks;    /* of class 0 in this rank's pool */
+    uint32_t min_blocks;  /* of class 0, the least that can run */
+    uint64_t block_bytes; /* of one block of class 0: 2 x chunk_elems */
+    uint64_t pool_bytes;  /* of all classes' blocks */
+    uint64_t arena_bytes; /* host memory of the job, for all ranks together; what its base has is not counted */
+    uint32_t n_classes;   /* entries in classes, at least 1 */
+    struct cst_plan_class classes[CST_PLAN_MAX_CLASSES];
 };
 
 /* Commit the declarations: waits until every rank has done so and the memory is populated; maps the pool. CST_EPOOL: pool too small,

@@ -38,23 +38,68 @@ static int declare_some(struct cst_job *job, struct cst_err *err)
     }
 }
 
+/* Size class @i of the plan. A daemon that says nothing of classes has one. */
+static Cistern__PoolClass class_at(const Cistern__Committed *msg, uint32_t i)
+{
+    Cistern__PoolClass only = CISTERN__POOL_CLASS__INIT;
+
+    only.chunk_elems = msg->chunk_elems;
+    only.n_blocks = msg->n_blocks;
+    only.min_blocks = msg->min_blocks;
+    only.blocks_per_slab = msg->blocks_per_slab;
+    return msg->n_classes > 0 ? *msg->classes[i] : only;
+}
+
+static uint32_t count_classes(const Cistern__Committed *msg)
+{
+    return msg->n_classes > 0 ? (uint32_t)msg->n_classes : 1;
+}
+
+static uint32_t slabs_of(const Cistern__PoolClass *class)
+{
+    return class->n_blocks / class->blocks_per_slab +
+           (class->n_blocks % class->blocks_per_slab > 0 ? 1 : 0);
+}
+
+/* Slabs of the classes follow each other; a class that this rank never uses has none. */
+static int check_classes(const Cistern__Committed *msg, struct cst_err *why)
+{
+    uint64_t n_slabs = 0, least = 0;
+
+    if (msg->n_classes > CST_PLAN_MAX_CLASSES) {
+        return cst_err_set(why, CST_EPROTO, "a plan of %zu size classes", msg->n_classes);
+    }
+    for (uint32_t i = 0; i < count_classes(msg); i++) {
+        Cistern__PoolClass class = class_at(msg, i);
+
+        if (class.chunk_elems <= least || class.chunk_elems > UINT64_MAX / 2 ||
+            class.n_blocks < class.min_blocks || class.blocks_per_slab == 0 ||
+            class.first_slab != n_slabs) {
+            return cst_err_set(why, CST_EPROTO,
+                               "size class %u: chunks of %llu elements, %u blocks (at least %u) in "
+                               "slabs of %u from %u on",
+                               i, (unsigned long long)class.chunk_elems, class.n_blocks,
+                               class.min_blocks, class.blocks_per_slab, class.first_slab);
+        }
+        least = class.chunk_elems;
+        n_slabs += slabs_of(&class);
+    }
+    return n_slabs == msg->n_slabs
+               ? CST_OK
+               : cst_err_set(why, CST_EPROTO, "a plan of %u slabs for blocks in %llu", msg->n_slabs,
+                             (unsigned long long)n_slabs);
+}
+
 static int check_committed(const struct cst_job *job, const Cistern__Committed *msg,
                            struct cst_err *why)
 {
-    uint64_t slabs = 0;
-
-    if (msg->blocks_per_slab > 0) {
-        slabs = ((uint64_t)msg->n_blocks + msg->blocks_per_slab - 1) / msg->blocks_per_slab;
+    if (check_classes(msg, why) != CST_OK) {
+        return why->status;
     }
-    if (msg->chunk_elems == 0 || msg->chunk_elems > UINT64_MAX / 2 || msg->n_chunks == 0 ||
-        msg->n_chunks > job->declare.n_tensors || msg->n_blocks < msg->min_blocks ||
-        msg->n_slabs == 0 || msg->n_slabs > MAX_SLABS || msg->n_slabs != slabs) {
-        return cst_err_set(why, CST_EPROTO,
-                           "a plan of %u chunks of %llu elements, %u blocks (at least %u) in %u "
-                           "slabs of %u for %u tensors",
-                           msg->n_chunks, (unsigned long long)msg->chunk_elems, msg->n_blocks,
-                           msg->min_blocks, msg->n_slabs, msg->blocks_per_slab,
-                           job->declare.n_tensors);
+    if (msg->n_chunks == 0 || msg->n_chunks > job->declare.n_tensors || msg->n_slabs == 0 ||
+        msg->n_slabs > MAX_SLABS) {
+        return cst_err_set(why, CST_EPROTO, "a plan of %u chunks for %u tensors, %u slabs",
+                           msg->n_chunks, job->declare.n_tensors, msg->n_slabs);
     }
     if (msg->has_n_arenas && msg->n_arenas > 0 &&
         (!cst_device_copies(&job->device) || msg->n_arenas > MAX_SLABS)) {
@@ -71,14 +116,30 @@ static int make_room(struct cst_job *job, struct cst_err *err)
 
     free(job->tensor_chunk);
     free(job->tensor_offset);
+    free(job->traits);
     free(job->slabs);
+    job->traits = calloc(job->plan.n_chunks, sizeof *job->traits);
     job->tensor_chunk = calloc(n, sizeof *job->tensor_chunk);
     job->tensor_offset = calloc(n, sizeof *job->tensor_offset);
     job->slabs = calloc(job->n_slabs, sizeof *job->slabs);
-    if (job->tensor_chunk == NULL || job->tensor_offset == NULL || job->slabs == NULL) {
+    if (job->traits == NULL || job->tensor_chunk == NULL || job->tensor_offset == NULL ||
+        job->slabs == NULL) {
         return cst_err_set(err, CST_ENOMEM, "job '%s': no memory for the layout", job->name);
     }
     return CST_OK;
+}
+
+static void take_classes(struct cst_job *job, const Cistern__Committed *msg)
+{
+    job->plan.n_classes = count_classes(msg);
+    for (uint32_t i = 0; i < job->plan.n_classes; i++) {
+        Cistern__PoolClass class = class_at(msg, i);
+
+        job->plan.classes[i] = (struct cst_plan_class){.chunk_elems = class.chunk_elems,
+                                                       .n_blocks = class.n_blocks,
+                                                       .min_blocks = class.min_blocks};
+        job->class_slabs[i] = (struct cst_slabs){.first = class.first_slab, .n = slabs_of(&class)};
+    }
 }
 
 static int take_plan(struct cst_job *job, struct cst_err *err)
@@ -100,6 +161,7 @@ static int take_plan(struct cst_job *job, struct cst_err *err)
         .pool_bytes = msg->pool_bytes,
         .arena_bytes = msg->arena_bytes,
     };
+    take_classes(job, msg);
     job->n_slabs = msg->n_slabs;
     job->steps = msg->has_step ? msg->step : job->steps;
     cst_load_unmap(job);
@@ -133,31 +195,45 @@ static int commit_declared(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
+/* Tensor @number of @chunk, of size class @class, at element @offset. All tensors of a chunk are of
+ * one kind. */
+static int take_place(struct cst_job *job, uint32_t number, uint32_t chunk, uint32_t class,
+                      uint64_t offset, struct cst_err *why)
+{
+    const struct cst_declare_tensor *tensor = &job->declare.tensors[number];
+    uint64_t capacity = class < job->plan.n_classes ? job->plan.classes[class].chunk_elems : 0;
+
+    if (chunk >= job->plan.n_chunks || offset % 64 != 0 || tensor->n_elems > capacity ||
+        offset > capacity - tensor->n_elems) {
+        return cst_err_set(
+            why, CST_EPROTO, "tensor '%s' at chunk %u, element %llu of %llu (size class %u)",
+            tensor->name, chunk, (unsigned long long)offset, (unsigned long long)capacity, class);
+    }
+    job->tensor_chunk[number] = chunk;
+    job->tensor_offset[number] = offset;
+    job->traits[chunk] = (struct cst_lease_trait){.size_class = (uint8_t) class,
+                                                  .trains = cst_declare_trains(tensor->pattern)};
+    return CST_OK;
+}
+
 static int take_places(struct cst_job *job, struct cst_err *why)
 {
     const Cistern__LayoutPart *part = (const Cistern__LayoutPart *)job->call.reply;
     uint32_t n = job->declare.n_tensors, first = job->commit.n_placed;
+    int rc = CST_OK;
 
     if (part->first != first || part->n_chunk != part->n_offset || part->n_chunk == 0 ||
-        part->n_chunk > n - first) {
+        part->n_chunk > n - first ||
+        (part->n_size_class != 0 && part->n_size_class != part->n_chunk)) {
         return cst_err_set(why, CST_EPROTO, "a layout page of %zu tensors from %u, wanted from %u",
                            part->n_chunk, part->first, first);
     }
-    for (uint32_t i = 0; i < part->n_chunk; i++) {
-        const struct cst_declare_tensor *tensor = &job->declare.tensors[first + i];
-
-        if (part->chunk[i] >= job->plan.n_chunks || part->offset[i] % 64 != 0 ||
-            tensor->n_elems > job->plan.chunk_elems ||
-            part->offset[i] > job->plan.chunk_elems - tensor->n_elems) {
-            return cst_err_set(why, CST_EPROTO, "tensor '%s' at chunk %u, element %llu of %llu",
-                               tensor->name, part->chunk[i], (unsigned long long)part->offset[i],
-                               (unsigned long long)job->plan.chunk_elems);
-        }
-        job->tensor_chunk[first + i] = part->chunk[i];
-        job->tensor_offset[first + i] = part->offset[i];
+    for (uint32_t i = 0; i < part->n_chunk && rc == CST_OK; i++) {
+        rc = take_place(job, first + i, part->chunk[i],
+                        part->n_size_class > 0 ? part->size_class[i] : 0, part->offset[i], why);
     }
-    job->commit.n_placed += (uint32_t)part->n_chunk;
-    return CST_OK;
+    job->commit.n_placed += rc == CST_OK ? (uint32_t)part->n_chunk : 0;
+    return rc;
 }
 
 static int get_layout(struct cst_job *job, struct cst_err *err)
@@ -325,7 +401,7 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
         .n_operators = n,
         .n_tensors = job->declare.n_tensors,
         .n_chunks = job->plan.n_chunks,
-        .n_blocks = job->plan.n_blocks,
+        .traits = job->traits,
     };
     int rc;
 
@@ -337,12 +413,16 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
     for (uint32_t i = 0; i < n; i++) {
         job->operators[i] =
             (struct cst_lease_operator){.tensors = job->declare.operators[i].tensors,
-                                        .n_tensors = job->declare.operators[i].n_tensors};
+                                        .n_tensors = job->declare.operators[i].n_tensors,
+                                        .runs = job->declare.operators[i].runs};
+    }
+    for (uint32_t i = 0; i < job->plan.n_classes; i++) {
+        model.blocks[i] = job->plan.classes[i].n_blocks;
     }
     model.operators = job->operators;
     rc = cst_lease_init(&job->leases, &model, err);
     if (rc == CST_OK && job->device.calls != NULL) {
-        rc = cst_fence_init(&job->device.fences, model.n_chunks, err);
+        rc = cst_fence_init(&job->device.fences, model.n_chunks, job->micro_batches, err);
         if (rc != CST_OK) {
             cst_lease_close(&job->leases);
         }

@@ -1,7 +1,5 @@
 #include "client/declare.h"
 
-#include "proto/frame.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,11 +95,12 @@ static int check_name(const char *what, const char *name, struct cst_err *err)
     return CST_OK;
 }
 
-/* -- tensors and operators -------------------------------------------------------------------- */
+/* -- life ------------------------------------------------------------------------------------- */
 
-void cst_declare_init(struct cst_declare *declare)
+void cst_declare_init(struct cst_declare *declare, uint32_t rank, uint32_t world)
 {
-    *declare = (struct cst_declare){0};
+    *declare = (struct cst_declare){.rank = rank, .world = world, .n_groups = 1};
+    declare->groups[0] = UINT64_MAX >> (64 - world);
 }
 
 void cst_declare_close(struct cst_declare *declare)
@@ -109,12 +108,15 @@ void cst_declare_close(struct cst_declare *declare)
     for (uint32_t i = 0; i < declare->n_operators; i++) {
         free(declare->operators[i].tensors);
     }
+    for (uint32_t i = 0; i < declare->n_tensors; i++) {
+        free(declare->tensors[i].box);
+    }
     free(declare->tensors);
     free(declare->operators);
     free(declare->tensor_names.slots);
     free(declare->operator_names.slots);
     free(declare->stamp);
-    cst_declare_init(declare);
+    cst_declare_init(declare, declare->rank, declare->world);
 }
 
 /* Double @*array when @n fills @*capacity. */
@@ -134,6 +136,36 @@ static int grow(void **array, uint32_t n, uint32_t *capacity, size_t size)
     *capacity = bigger;
     return CST_OK;
 }
+
+/* -- groups ----------------------------------------------------------------------------------- */
+
+int cst_declare_add_group(struct cst_declare *declare, const uint32_t *ranks, uint32_t n_ranks,
+                          struct cst_err *err)
+{
+    uint64_t group = 0;
+
+    if (declare->n_groups == CST_DECLARE_MAX_GROUPS) {
+        return cst_err_set(err, CST_EINVAL, "over %d groups", CST_DECLARE_MAX_GROUPS);
+    }
+    if (ranks == NULL || n_ranks == 0) {
+        return cst_err_set(err, CST_EINVAL, "group %u without ranks", declare->n_groups);
+    }
+    for (uint32_t i = 0; i < n_ranks; i++) {
+        if (ranks[i] >= declare->world) {
+            return cst_err_set(err, CST_EINVAL, "group %u: rank %u, the job has %u ranks",
+                               declare->n_groups, ranks[i], declare->world);
+        }
+        if ((group >> ranks[i] & 1) != 0) {
+            return cst_err_set(err, CST_EINVAL, "group %u names rank %u twice", declare->n_groups,
+                               ranks[i]);
+        }
+        group |= UINT64_C(1) << ranks[i];
+    }
+    declare->groups[declare->n_groups++] = group;
+    return CST_OK;
+}
+
+/* -- tensors ---------------------------------------------------------------------------------- */
 
 static int count_elems(const char *name, uint32_t n_dims, const int64_t *shape, uint64_t *out,
                        struct cst_err *err)
@@ -177,34 +209,125 @@ static int append_tensor(struct cst_declare *declare, const struct cst_declare_t
     return CST_OK;
 }
 
-int cst_declare_add_tensor(struct cst_declare *declare, const char *name, uint32_t dtype,
-                           uint32_t n_dims, const int64_t *shape, float lr_scale, float decay_scale,
-                           struct cst_err *err)
+bool cst_declare_trains(enum cst_pattern_kind pattern)
 {
-    struct cst_declare_tensor tensor = {
-        .n_dims = n_dims, .dtype = dtype, .lr_scale = lr_scale, .decay_scale = decay_scale};
-    int rc = check_name("tensor", name, err);
+    return pattern != CST_PATTERN_FROZEN;
+}
+
+static int check_kind(const struct cst_declare *declare, const struct cst_tensor_spec *spec,
+                      struct cst_err *err)
+{
+    if (spec->dtype != CST_BF16) {
+        return cst_err_set(err, CST_EINVAL, "tensor '%s': dtype %d; only CST_BF16 exists",
+                           spec->name, (int)spec->dtype);
+    }
+    if (spec->group < 0 || (uint32_t)spec->group >= declare->n_groups) {
+        return cst_err_set(err, CST_EINVAL, "tensor '%s': group %d, %u are declared", spec->name,
+                           spec->group, declare->n_groups);
+    }
+    if ((unsigned)spec->pattern >= CST_PATTERN_COUNT) {
+        return cst_err_set(err, CST_EINVAL, "tensor '%s': pattern %u, there are %d", spec->name,
+                           (unsigned)spec->pattern, CST_PATTERN_COUNT);
+    }
+    if (!isfinite(spec->lr_scale) || !isfinite(spec->decay_scale)) {
+        return cst_err_set(err, CST_EINVAL, "tensor '%s': a scale that is not finite", spec->name);
+    }
+    return CST_OK;
+}
+
+/* The shape has been checked. */
+static int check_box(const struct cst_tensor_spec *spec, struct cst_err *err)
+{
+    bool wanted = spec->pattern == CST_PATTERN_TENSOR;
+
+    if ((spec->whole_shape != NULL) != wanted || (spec->first != NULL) != wanted) {
+        return cst_err_set(err, CST_EINVAL,
+                           wanted ? "tensor '%s': CST_PATTERN_TENSOR takes whole_shape and first"
+                                  : "tensor '%s': whole_shape and first are for "
+                                    "CST_PATTERN_TENSOR alone",
+                           spec->name);
+    }
+    for (uint32_t i = 0; wanted && i < spec->n_dims; i++) {
+        if (spec->first[i] < 0 || spec->whole_shape[i] < 1 ||
+            spec->whole_shape[i] > CST_DECLARE_MAX_ELEMS ||
+            spec->first[i] > spec->whole_shape[i] - spec->shape[i]) {
+            return cst_err_set(err, CST_EINVAL,
+                               "tensor '%s': dimension %u of its box is %lld from %lld on, the "
+                               "whole tensor has %lld",
+                               spec->name, i, (long long)spec->shape[i], (long long)spec->first[i],
+                               (long long)spec->whole_shape[i]);
+        }
+    }
+    return CST_OK;
+}
+
+static int copy_box(const struct cst_tensor_spec *spec, struct cst_declare_tensor *tensor,
+                    struct cst_err *err)
+{
+    if (spec->whole_shape == NULL) {
+        return CST_OK;
+    }
+    tensor->box = calloc(1, sizeof *tensor->box);
+    if (tensor->box == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "tensor '%s': no memory to declare it", spec->name);
+    }
+    memcpy(tensor->box->whole, spec->whole_shape, spec->n_dims * sizeof *spec->whole_shape);
+    memcpy(tensor->box->first, spec->first, spec->n_dims * sizeof *spec->first);
+    return CST_OK;
+}
+
+static int check_tensor(const struct cst_declare *declare, const struct cst_tensor_spec *spec,
+                        uint64_t *n_elems, struct cst_err *err)
+{
+    int rc = check_name("tensor", spec->name, err);
 
     if (rc == CST_OK) {
-        rc = count_elems(name, n_dims, shape, &tensor.n_elems, err);
+        rc = count_elems(spec->name, spec->n_dims, spec->shape, n_elems, err);
+    }
+    if (rc == CST_OK) {
+        rc = check_kind(declare, spec, err);
+    }
+    if (rc == CST_OK) {
+        rc = check_box(spec, err);
+    }
+    if (rc == CST_OK &&
+        has_name(&declare->tensor_names, spec->name, declare->tensors, sizeof *declare->tensors)) {
+        rc = cst_err_set(err, CST_EEXIST, "tensor '%s' is declared already", spec->name);
+    }
+    if (rc == CST_OK && declare->n_tensors == CST_DECLARE_MAX_TENSORS) {
+        rc = cst_err_set(err, CST_EINVAL, "tensor '%s': over %d tensors", spec->name,
+                         CST_DECLARE_MAX_TENSORS);
+    }
+    return rc;
+}
+
+int cst_declare_add_tensor(struct cst_declare *declare, const struct cst_tensor_spec *spec,
+                           struct cst_err *err)
+{
+    struct cst_declare_tensor tensor = {.n_dims = spec->n_dims,
+                                        .dtype = spec->dtype,
+                                        .lr_scale = spec->lr_scale,
+                                        .decay_scale = spec->decay_scale,
+                                        .group = (uint32_t)spec->group,
+                                        .pattern = spec->pattern};
+    int rc = check_tensor(declare, spec, &tensor.n_elems, err);
+
+    if (rc == CST_OK) {
+        rc = copy_box(spec, &tensor, err);
     }
     if (rc != CST_OK) {
         return rc;
     }
-    if (!isfinite(lr_scale) || !isfinite(decay_scale)) {
-        return cst_err_set(err, CST_EINVAL, "tensor '%s': a scale that is not finite", name);
+    (void)snprintf(tensor.name, sizeof tensor.name, "%s", spec->name);
+    memcpy(tensor.shape, spec->shape, spec->n_dims * sizeof *spec->shape);
+    rc = append_tensor(declare, &tensor, err);
+    if (rc != CST_OK) {
+        free(tensor.box);
     }
-    if (has_name(&declare->tensor_names, name, declare->tensors, sizeof tensor)) {
-        return cst_err_set(err, CST_EEXIST, "tensor '%s' is declared already", name);
-    }
-    if (declare->n_tensors == CST_DECLARE_MAX_TENSORS) {
-        return cst_err_set(err, CST_EINVAL, "tensor '%s': over %d tensors", name,
-                           CST_DECLARE_MAX_TENSORS);
-    }
-    (void)snprintf(tensor.name, sizeof tensor.name, "%s", name);
-    memcpy(tensor.shape, shape, n_dims * sizeof *shape);
-    return append_tensor(declare, &tensor, err);
+    return rc;
 }
+
+/* -- operators -------------------------------------------------------------------------------- */
 
 /* Stamps tell a repeat in O(1): an operator may name 65536 tensors. */
 static int copy_tensors(struct cst_declare *declare, const char *name, const int *tensors,
@@ -255,6 +378,35 @@ static void wipe_stamps(struct cst_declare *declare, const int *tensors, uint32_
     }
 }
 
+/* The ranks that are in the groups of all its tensors. */
+static uint64_t ranks_of(const struct cst_declare *declare, const struct cst_declare_operator *op)
+{
+    uint64_t ranks = declare->groups[0];
+
+    for (uint32_t i = 0; i < op->n_tensors; i++) {
+        ranks &= declare->groups[declare->tensors[op->tensors[i]].group];
+    }
+    return ranks;
+}
+
+/* @op gets its list, and who runs it. */
+static int fill_operator(struct cst_declare *declare, struct cst_declare_operator *op,
+                         const int *tensors, struct cst_err *err)
+{
+    uint64_t ranks;
+    int rc = copy_tensors(declare, op->name, tensors, op->n_tensors, op->tensors, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    ranks = ranks_of(declare, op);
+    op->runs = (ranks >> declare->rank & 1) != 0;
+    return ranks != 0 ? CST_OK
+                      : cst_err_set(err, CST_EINVAL,
+                                    "operator '%s': no rank is in the groups of all its tensors",
+                                    op->name);
+}
+
 static int append_operator(struct cst_declare *declare, struct cst_declare_operator *op,
                            const int *tensors, struct cst_err *err)
 {
@@ -272,7 +424,7 @@ static int append_operator(struct cst_declare *declare, struct cst_declare_opera
     if (op->tensors == NULL) {
         return cst_err_set(err, CST_ENOMEM, "operator '%s': no memory to declare it", op->name);
     }
-    rc = copy_tensors(declare, op->name, tensors, op->n_tensors, op->tensors, err);
+    rc = fill_operator(declare, op, tensors, err);
     if (rc != CST_OK) {
         wipe_stamps(declare, tensors, op->n_tensors);
         free(op->tensors);
@@ -283,11 +435,28 @@ static int append_operator(struct cst_declare *declare, struct cst_declare_opera
     return CST_OK;
 }
 
+static int check_cost(const char *name, const struct cst_operator_cost *cost, struct cst_err *err)
+{
+    if (isfinite(cost->flops) && cost->flops >= 0 && isfinite(cost->expected_uses) &&
+        cost->expected_uses >= 0) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EINVAL,
+                       "operator '%s': %g flops, %g expected uses: hints are 0 or more", name,
+                       cost->flops, (double)cost->expected_uses);
+}
+
 int cst_declare_add_operator(struct cst_declare *declare, const char *name, const int *tensors,
-                             uint32_t n_tensors, struct cst_err *err)
+                             uint32_t n_tensors, const struct cst_operator_cost *cost,
+                             struct cst_err *err)
 {
     struct cst_declare_operator op = {.n_tensors = n_tensors};
     int rc = check_name("operator", name, err);
+
+    if (rc == CST_OK && cost != NULL) {
+        op.cost = *cost;
+        rc = check_cost(name, cost, err);
+    }
 
     if (rc != CST_OK) {
         return rc;
@@ -308,146 +477,4 @@ int cst_declare_add_operator(struct cst_declare *declare, const char *name, cons
     }
     (void)snprintf(op.name, sizeof op.name, "%s", name);
     return append_operator(declare, &op, tensors, err);
-}
-
-/* -- messages --------------------------------------------------------------------------------- */
-
-/* Bytes that a declaration takes in a message at most: tags and lengths of at most 5 bytes each,
- * varints of at most 10 or 3. */
-static size_t tensor_bytes(const struct cst_declare_tensor *tensor)
-{
-    return 64 + strlen(tensor->name) + 10 * (size_t)tensor->n_dims;
-}
-
-static size_t operator_bytes(const struct cst_declare_operator *op)
-{
-    return 32 + strlen(op->name) + 3 * (size_t)op->n_tensors;
-}
-
-/* Messages borrow names, shapes and lists from the declaration; they own only themselves. */
-static Cistern__TensorDecl *make_tensor(const struct cst_declare_tensor *tensor)
-{
-    Cistern__TensorDecl *msg = malloc(sizeof *msg);
-
-    if (msg != NULL) {
-        cistern__tensor_decl__init(msg);
-        msg->name = (char *)(uintptr_t)tensor->name;
-        msg->dtype = tensor->dtype;
-        msg->n_shape = tensor->n_dims;
-        msg->shape = (int64_t *)(uintptr_t)tensor->shape;
-        msg->has_lr_scale = true;
-        msg->lr_scale = tensor->lr_scale;
-        msg->has_decay_scale = true;
-        msg->decay_scale = tensor->decay_scale;
-    }
-    return msg;
-}
-
-static Cistern__OperatorDecl *make_operator(const struct cst_declare_operator *op)
-{
-    Cistern__OperatorDecl *msg = malloc(sizeof *msg);
-
-    if (msg != NULL) {
-        cistern__operator_decl__init(msg);
-        msg->name = (char *)(uintptr_t)op->name;
-        msg->n_tensors = op->n_tensors;
-        msg->tensors = op->tensors;
-    }
-    return msg;
-}
-
-/* How many from @first on fit into @room bytes; what is used is taken off @room. */
-static uint32_t fit_tensors(const struct cst_declare *declare, uint32_t first, size_t *room)
-{
-    uint32_t n = 0;
-
-    while (first + n < declare->n_tensors && tensor_bytes(&declare->tensors[first + n]) <= *room) {
-        *room -= tensor_bytes(&declare->tensors[first + n++]);
-    }
-    return n;
-}
-
-static uint32_t fit_operators(const struct cst_declare *declare, uint32_t first, size_t *room)
-{
-    uint32_t n = 0;
-
-    while (first + n < declare->n_operators &&
-           operator_bytes(&declare->operators[first + n]) <= *room) {
-        *room -= operator_bytes(&declare->operators[first + n++]);
-    }
-    return n;
-}
-
-static int fill_message(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
-                        uint32_t n_tensors, uint32_t n_operators, Cistern__Declare *msg)
-{
-    msg->tensors = calloc((size_t)n_tensors + 1, sizeof *msg->tensors);
-    msg->operators = calloc((size_t)n_operators + 1, sizeof *msg->operators);
-    if (msg->tensors == NULL || msg->operators == NULL) {
-        return CST_ENOMEM;
-    }
-    for (; msg->n_tensors < n_tensors; msg->n_tensors++) {
-        msg->tensors[msg->n_tensors] = make_tensor(&declare->tensors[cursor->tensor]);
-        if (msg->tensors[msg->n_tensors] == NULL) {
-            return CST_ENOMEM;
-        }
-        cursor->tensor++;
-    }
-    for (; msg->n_operators < n_operators; msg->n_operators++) {
-        msg->operators[msg->n_operators] = make_operator(&declare->operators[cursor->op]);
-        if (msg->operators[msg->n_operators] == NULL) {
-            return CST_ENOMEM;
-        }
-        cursor->op++;
-    }
-    return CST_OK;
-}
-
-int cst_declare_message(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
-                        Cistern__Declare **out, struct cst_err *err)
-{
-    size_t room = CST_FRAME_MAX_BODY;
-    uint32_t n_tensors = fit_tensors(declare, cursor->tensor, &room), n_operators = 0;
-    Cistern__Declare *msg;
-
-    if (cursor->tensor + n_tensors == declare->n_tensors) {
-        n_operators = fit_operators(declare, cursor->op, &room);
-    }
-    if (n_tensors == 0 && n_operators == 0) {
-        if (cursor->op < declare->n_operators) {
-            const struct cst_declare_operator *op = &declare->operators[cursor->op];
-
-            return cst_err_set(err, CST_EINVAL, "operator '%s': %u tensors do not fit a message",
-                               op->name, op->n_tensors);
-        }
-        *out = NULL;
-        return CST_OK;
-    }
-    msg = malloc(sizeof *msg);
-    if (msg == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a declaration");
-    }
-    cistern__declare__init(msg);
-    if (fill_message(declare, cursor, n_tensors, n_operators, msg) != CST_OK) {
-        cst_declare_free_message(msg);
-        return cst_err_set(err, CST_ENOMEM, "no memory for a declaration");
-    }
-    *out = msg;
-    return CST_OK;
-}
-
-void cst_declare_free_message(Cistern__Declare *msg)
-{
-    if (msg == NULL) {
-        return;
-    }
-    for (size_t i = 0; i < msg->n_tensors; i++) {
-        free(msg->tensors[i]);
-    }
-    for (size_t i = 0; i < msg->n_operators; i++) {
-        free(msg->operators[i]);
-    }
-    free(msg->tensors);
-    free(msg->operators);
-    free(msg);
 }

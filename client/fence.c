@@ -4,10 +4,12 @@
 #include <string.h>
 
 /* A chunk has at most one lease on its weights, which is taken back before it is asked for again,
- * and one on its gradients, which is handed in once in a step. */
-int cst_fence_init(struct cst_fences *fences, uint32_t n_chunks, struct cst_err *err)
+ * and one on its gradients, which is handed in once in a micro-batch; no gradient is fetched while
+ * an ACCUMULATE waits. */
+int cst_fence_init(struct cst_fences *fences, uint32_t n_chunks, uint32_t micro_batches,
+                   struct cst_err *err)
 {
-    uint32_t capacity = 2 * n_chunks;
+    uint32_t capacity = 2 * n_chunks + micro_batches;
 
     *fences = (struct cst_fences){.capacity = capacity};
     fences->waiting = calloc(capacity + 1ul, sizeof *fences->waiting);
@@ -28,7 +30,8 @@ void cst_fence_close(struct cst_fences *fences)
 
 static bool is_given_back(const struct cst_lease_item *item)
 {
-    return item->kind == CST_LEASE_RELEASE || item->kind == CST_LEASE_REDUCE_SCATTER;
+    return item->kind == CST_LEASE_RELEASE || item->kind == CST_LEASE_REDUCE_SCATTER ||
+           item->kind == CST_LEASE_ACCUMULATE;
 }
 
 bool cst_fence_is_needed(const struct cst_leases *leases)
@@ -84,6 +87,7 @@ void cst_fence_hold(struct cst_fences *fences, struct cst_leases *leases, uint64
         if (is_given_back(&leases->items[i])) {
             fences->waiting[fences->n++] =
                 (struct cst_fence_item){.fence = fence, .item = leases->items[i]};
+            fences->n_turns += leases->items[i].kind == CST_LEASE_ACCUMULATE;
         } else {
             leases->items[n++] = leases->items[i];
         }
@@ -98,6 +102,7 @@ const struct cst_lease_item *cst_fence_pass(struct cst_fences *fences, uint64_t 
 
     while (n < fences->n && fences->waiting[n].fence <= passed) {
         fences->passed[n] = fences->waiting[n].item;
+        fences->n_turns -= fences->passed[n].kind == CST_LEASE_ACCUMULATE;
         n++;
     }
     cut(fences, 0, n);
@@ -107,5 +112,5 @@ const struct cst_lease_item *cst_fence_pass(struct cst_fences *fences, uint64_t 
 
 void cst_fence_drop(struct cst_fences *fences)
 {
-    fences->n = 0;
+    fences->n = fences->n_turns = 0;
 }

@@ -1,6 +1,6 @@
 /* Leases that are given back later: while a device's stream is still at work on a block, the
  * RELEASE or REDUCE_SCATTER that client/lease.c has planned for it waits here for its fence, a mark
- * in the stream.
+ * in the stream; so does the ACCUMULATE behind them.
  *
  *   planned --hold--> waiting --its fence has passed--> passed --sent, drop--> gone
  *                        |
@@ -16,18 +16,20 @@
 
 struct cst_fence_item {
     uint64_t fence;             /* it waits for */
-    struct cst_lease_item item; /* RELEASE or REDUCE_SCATTER */
+    struct cst_lease_item item; /* RELEASE, REDUCE_SCATTER or ACCUMULATE */
 };
 
 struct cst_fences {
     struct cst_fence_item *waiting; /* oldest first; n of them */
     uint32_t n;                     /* entries in waiting */
     uint32_t capacity;              /* of waiting */
+    uint32_t n_turns;               /* of n, that are ACCUMULATE */
     struct cst_lease_item *passed;  /* capacity of them: what cst_fence_pass gives */
 };
 
-/* For the leases on @n_chunks chunks. CST_ENOMEM: nothing is held. */
-int cst_fence_init(struct cst_fences *fences, uint32_t n_chunks, struct cst_err *err);
+/* For the leases on @n_chunks chunks in a job of @micro_batches. CST_ENOMEM: nothing is held. */
+int cst_fence_init(struct cst_fences *fences, uint32_t n_chunks, uint32_t micro_batches,
+                   struct cst_err *err);
 void cst_fence_close(struct cst_fences *fences);
 
 /* True if something is given back in what @leases has planned. */

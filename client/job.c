@@ -8,24 +8,36 @@
 
 /* -- life ------------------------------------------------------------------------------------- */
 
+static bool is_name(const char *name)
+{
+    size_t n = strlen(name);
+
+    return n > 0 && n < CST_DECLARE_NAME_BYTES &&
+           strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
+}
+
 static int check_spec(const struct cst_client *client, const struct cst_job_spec *spec,
                       struct cst_err *err)
 {
-    size_t n = spec->name == NULL ? 0 : strlen(spec->name);
-
     if (client->job != NULL) {
         return cst_err_set(err, CST_EINVAL, "this connection has job '%s' open: one job per client",
                            client->job->name);
     }
-    if (n == 0 || n >= CST_DECLARE_NAME_BYTES ||
-        strspn(spec->name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") !=
-            n) {
+    if (spec->name == NULL || !is_name(spec->name)) {
         return cst_err_set(err, CST_EINVAL, "job name: 1 to 63 of A-Z a-z 0-9 . _ -, got %zu bytes",
-                           n);
+                           spec->name == NULL ? 0 : strlen(spec->name));
     }
     if (spec->world < 1 || spec->world > 64 || spec->rank >= spec->world) {
         return cst_err_set(err, CST_EINVAL, "job '%s': rank %u of %u, at most 64 ranks from 0",
                            spec->name, spec->rank, spec->world);
+    }
+    if (spec->micro_batches > CST_MAX_MICRO_BATCHES) {
+        return cst_err_set(err, CST_EINVAL, "job '%s': %u micro-batches, at most %d", spec->name,
+                           spec->micro_batches, CST_MAX_MICRO_BATCHES);
+    }
+    if (spec->base != NULL && !is_name(spec->base)) {
+        return cst_err_set(err, CST_EINVAL, "job '%s': the name of its base is no job's: '%.64s'",
+                           spec->name, spec->base);
     }
     return CST_OK;
 }
@@ -45,6 +57,9 @@ static void fill_open(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
     msg->timeout_ms = spec->timeout_ms;
     msg->has_ttl_s = true;
     msg->ttl_s = spec->ttl_s;
+    msg->has_micro_batches = spec->micro_batches > 1;
+    msg->micro_batches = spec->micro_batches;
+    msg->base_job = (char *)(uintptr_t)spec->base;
 }
 
 int cst_job_open(struct cst_job **out, struct cst_client *client, const struct cst_job_spec *spec,
@@ -79,10 +94,11 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     (void)snprintf(job->device_name, sizeof job->device_name, "%s", opened->device);
     job->rank = spec->rank;
     job->world = spec->world;
+    job->micro_batches = spec->micro_batches > 1 ? spec->micro_batches : 1;
     job->initialised = opened->initialised;
     job->steps = opened->step;
     job->begun = -1;
-    cst_declare_init(&job->declare);
+    cst_declare_init(&job->declare, spec->rank, spec->world);
     cst_call_reset(&call);
     client->job = job;
     *out = job;
@@ -113,6 +129,7 @@ void cst_job_free(struct cst_job *job)
     free(job->slabs);
     free(job->tensor_chunk);
     free(job->tensor_offset);
+    free(job->traits);
     free(job->operators);
     free(job);
 }
@@ -139,60 +156,6 @@ int cst_job_leave(struct cst_job *job, struct cst_err *err)
         cst_call_reset(&call);
     }
     return rc;
-}
-
-/* -- declarations ----------------------------------------------------------------------------- */
-
-static int check_declaring(struct cst_job *job)
-{
-    int rc = cst_job_check(job, &job->declare_err);
-
-    if (rc == CST_OK && job->commit.phase != CST_COMMIT_DECLARE) {
-        rc = cst_err_set(&job->declare_err, CST_EINVAL, "job '%s' is committed", job->name);
-    }
-    if (rc == CST_OK && job->pending.kind == CST_PENDING_COMMIT) {
-        rc = cst_err_set(&job->declare_err, CST_EBUSY, "job '%s': a commit is pending", job->name);
-    }
-    return rc;
-}
-
-int cst_tensor_scaled(struct cst_job *job, const char *name, enum cst_dtype dtype, uint32_t n_dims,
-                      const int64_t *shape, enum cst_group group, float lr_scale, float decay_scale)
-{
-    int rc = check_declaring(job);
-
-    if (rc != CST_OK) {
-        return rc;
-    }
-    if (dtype != CST_BF16 || group != CST_GROUP_ALL) {
-        return cst_err_set(&job->declare_err, CST_EINVAL,
-                           "tensor '%s': dtype %d, group %d; only CST_BF16 and CST_GROUP_ALL exist",
-                           name != NULL ? name : "", (int)dtype, (int)group);
-    }
-    rc = cst_declare_add_tensor(&job->declare, name, dtype, n_dims, shape, lr_scale, decay_scale,
-                                &job->declare_err);
-    return rc == CST_OK ? (int)job->declare.n_tensors - 1 : rc;
-}
-
-int cst_tensor(struct cst_job *job, const char *name, enum cst_dtype dtype, uint32_t n_dims,
-               const int64_t *shape, enum cst_group group)
-{
-    return cst_tensor_scaled(job, name, dtype, n_dims, shape, group, 1.0f, 1.0f);
-}
-
-int cst_operator(struct cst_job *job, const char *name, const int *tensors, uint32_t n_tensors)
-{
-    int rc = check_declaring(job);
-
-    if (rc == CST_OK) {
-        rc = cst_declare_add_operator(&job->declare, name, tensors, n_tensors, &job->declare_err);
-    }
-    return rc == CST_OK ? (int)job->declare.n_operators - 1 : rc;
-}
-
-const struct cst_err *cst_job_error(const struct cst_job *job)
-{
-    return &job->declare_err;
 }
 
 /* -- state ------------------------------------------------------------------------------------ */

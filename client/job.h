@@ -57,27 +57,37 @@ struct cst_commit {
     uint32_t n_mapped;                /* POOL: slabs */
 };
 
+/* Slabs of the pool that hold the blocks of one size class. */
+struct cst_slabs {
+    uint32_t first; /* index into cst_job.slabs */
+    uint32_t n;     /* how many */
+};
+
 struct cst_job {
-    struct cst_client *client;            /* owns this job */
-    char name[CST_DECLARE_NAME_BYTES];    /* NUL-terminated */
-    uint32_t rank;                        /* 0..world-1 */
-    uint32_t world;                       /* ranks */
-    char device_name[64];                 /* "host" or a UUID; NUL-terminated */
-    struct cst_device device;             /* the calls that it takes, if it is not the host */
-    bool left;                            /* cst_job_leave was called */
-    bool initialised;                     /* a sync has completed in the job's life */
-    bool synced;                          /* by this worker: attempt is valid */
-    uint64_t steps;                       /* committed, as last heard */
-    uint64_t attempt;                     /* goes into Batch and Step */
-    struct cst_declare declare;           /* tensors and operators */
-    struct cst_err declare_err;           /* of the last cst_tensor or cst_operator that failed */
-    struct cst_commit commit;             /* how far it has come */
-    struct cst_plan plan;                 /* from COMMIT_LAYOUT on */
-    uint32_t n_slabs;                     /* of the pool */
-    struct cst_segment *slabs;            /* n_slabs */
-    struct cst_segment staging;           /* mapped at the first read or write */
-    uint32_t *tensor_chunk;               /* per tensor */
+    struct cst_client *client;         /* owns this job */
+    char name[CST_DECLARE_NAME_BYTES]; /* NUL-terminated */
+    uint32_t rank;                     /* 0..world-1 */
+    uint32_t world;                    /* ranks */
+    char device_name[64];              /* "host" or a UUID; NUL-terminated */
+    struct cst_device device;          /* the calls that it takes, if it is not the host */
+    bool left;                         /* cst_job_leave was called */
+    bool initialised;                  /* a sync has completed in the job's life */
+    bool synced;                       /* by this worker: attempt is valid */
+    uint64_t steps;                    /* committed, as last heard */
+    uint64_t attempt;                  /* goes into Batch and Step */
+    uint32_t micro_batches;            /* per step, at least 1 */
+    uint32_t micro_batch;              /* of the step under way, the one under way, from 0 */
+    struct cst_declare declare;        /* groups, tensors and operators */
+    struct cst_err declare_err;        /* of the last cst_tensor or cst_operator that failed */
+    struct cst_commit commit;          /* how far it has come */
+    struct cst_plan plan;              /* from COMMIT_LAYOUT on */
+    struct cst_slabs class_slabs[CST_PLAN_MAX_CLASSES]; /* by size class */
+    uint32_t n_slabs;                                   /* of the pool */
+    struct cst_segment *slabs;                          /* n_slabs */
+    struct cst_segment staging;                         /* mapped at the first read or write */
+    uint32_t *tensor_chunk;                             /* per tensor */
     uint64_t *tensor_offset;              /* per tensor: elements from its chunk's start */
+    struct cst_lease_trait *traits;       /* per chunk */
     struct cst_lease_operator *operators; /* borrow the declaration's lists */
     struct cst_leases leases;             /* valid from COMMIT_DONE on */
     struct cst_err void_step;  /* status != 0: the step under way is void until cst_sync, and why */

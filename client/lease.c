@@ -14,14 +14,14 @@ const uint32_t *cst_lease_op_chunks(const struct cst_leases *leases, uint32_t op
 /* The operator at a place of the expected way: forward 0..n-1, backward n..2n-1. */
 static uint32_t op_at(const struct cst_leases *leases, uint32_t place)
 {
-    uint32_t n = leases->model.n_operators;
+    uint32_t n = leases->n_way;
 
-    return place < n ? place : 2 * n - 1 - place;
+    return leases->way[place < n ? place : 2 * n - 1 - place];
 }
 
 static uint32_t place_of(const struct cst_leases *leases, uint32_t op, bool backward)
 {
-    return backward ? 2 * leases->model.n_operators - 1 - op : op;
+    return backward ? 2 * leases->n_way - 1 - leases->place[op] : leases->place[op];
 }
 
 static void mark_op(struct cst_leases *leases, uint32_t op)
@@ -52,7 +52,7 @@ static void list_op_chunks(struct cst_leases *leases)
         for (uint32_t i = 0; i < o->n_tensors; i++) {
             uint32_t chunk = leases->model.tensor_chunk[o->tensors[i]];
 
-            leases->chunks[chunk].n_uses++;
+            leases->chunks[chunk].n_uses += o->runs ? 1 : 0;
             if (!is_marked(leases, chunk)) {
                 leases->chunks[chunk].mark = leases->mark;
                 leases->op_chunks[at++] = chunk;
@@ -60,6 +60,16 @@ static void list_op_chunks(struct cst_leases *leases)
         }
     }
     leases->op_first[leases->model.n_operators] = at;
+}
+
+static void list_way(struct cst_leases *leases)
+{
+    for (uint32_t op = 0; op < leases->model.n_operators; op++) {
+        if (leases->model.operators[op].runs) {
+            leases->place[op] = leases->n_way;
+            leases->way[leases->n_way++] = op;
+        }
+    }
 }
 
 static void list_by_chunk(struct cst_leases *leases)
@@ -86,7 +96,7 @@ static void list_by_chunk(struct cst_leases *leases)
  * with many operators in a chunk. */
 static void look_ahead(struct cst_leases *leases, uint32_t place)
 {
-    uint32_t end = 2 * leases->model.n_operators, at = place + 1;
+    uint32_t end = 2 * leases->n_way, at = place + 1;
 
     mark_op(leases, op_at(leases, place));
     leases->ahead[place] = CST_LEASE_NONE;
@@ -132,24 +142,28 @@ int cst_lease_init(struct cst_leases *leases, const struct cst_lease_model *mode
     leases->by_chunk = zeros(model->n_tensors, sizeof *leases->by_chunk);
     leases->op_first = zeros((uint64_t)n_ops + 1, sizeof *leases->op_first);
     leases->op_chunks = zeros(count_uses(model), sizeof *leases->op_chunks);
+    leases->way = zeros(n_ops, sizeof *leases->way);
+    leases->place = zeros(n_ops, sizeof *leases->place);
     leases->ahead = zeros(2ull * n_ops, sizeof *leases->ahead);
     leases->ahead_at = zeros(2ull * n_ops, sizeof *leases->ahead_at);
     leases->written = zeros(model->n_tensors, sizeof *leases->written);
     leases->op_done = zeros(n_ops, sizeof *leases->op_done);
     leases->held = zeros(model->n_chunks, sizeof *leases->held);
     leases->open = zeros(model->n_chunks, sizeof *leases->open);
-    leases->items = zeros(3ull * model->n_chunks + 1, sizeof *leases->items);
+    leases->items = zeros(3ull * model->n_chunks + 2, sizeof *leases->items);
     if (leases->chunks == NULL || leases->by_chunk == NULL || leases->op_first == NULL ||
-        leases->op_chunks == NULL || leases->ahead == NULL || leases->ahead_at == NULL ||
-        leases->written == NULL || leases->op_done == NULL || leases->held == NULL ||
-        leases->open == NULL || leases->items == NULL) {
+        leases->op_chunks == NULL || leases->way == NULL || leases->place == NULL ||
+        leases->ahead == NULL || leases->ahead_at == NULL || leases->written == NULL ||
+        leases->op_done == NULL || leases->held == NULL || leases->open == NULL ||
+        leases->items == NULL) {
         cst_lease_close(leases);
         return cst_err_set(err, CST_ENOMEM, "no memory for the books of %u chunks",
                            model->n_chunks);
     }
     list_op_chunks(leases);
     list_by_chunk(leases);
-    for (uint32_t place = 2 * n_ops; place-- > 0;) {
+    list_way(leases);
+    for (uint32_t place = 2 * leases->n_way; place-- > 0;) {
         look_ahead(leases, place);
     }
     cst_lease_reset_step(leases);
@@ -162,6 +176,8 @@ void cst_lease_close(struct cst_leases *leases)
     free(leases->by_chunk);
     free(leases->op_first);
     free(leases->op_chunks);
+    free(leases->way);
+    free(leases->place);
     free(leases->ahead);
     free(leases->ahead_at);
     free(leases->written);
@@ -190,6 +206,7 @@ void cst_lease_forget(struct cst_leases *leases)
     }
     leases->n_held = 0;
     leases->n_open = 0;
+    memset(leases->n_open_in, 0, sizeof leases->n_open_in);
     leases->n_items = 0;
     leases->asked_ahead = CST_LEASE_NONE;
     cst_lease_reset_step(leases);
@@ -221,10 +238,22 @@ static void fetch_weight(struct cst_leases *leases, uint32_t chunk, bool ahead)
     push(leases, CST_LEASE_FETCH_WEIGHT, chunk, ahead, (struct cst_lease){0});
 }
 
+static uint32_t class_of(const struct cst_leases *leases, uint32_t chunk)
+{
+    return leases->model.traits[chunk].size_class;
+}
+
+/* Its gradient is not leased, and a backward needs it. */
+static bool lacks_grad(const struct cst_leases *leases, uint32_t chunk)
+{
+    return leases->model.traits[chunk].trains && leases->chunks[chunk].grad.state == CST_LEASE_FREE;
+}
+
 static void fetch_grad(struct cst_leases *leases, uint32_t chunk)
 {
     leases->chunks[chunk].grad.state = CST_LEASE_ASKED;
     leases->open[leases->n_open++] = chunk;
+    leases->n_open_in[class_of(leases, chunk)]++;
     push(leases, CST_LEASE_FETCH_GRAD, chunk, false, (struct cst_lease){0});
 }
 
@@ -245,36 +274,52 @@ static void release_others(struct cst_leases *leases, uint32_t keep)
     }
 }
 
+/* Its gradient is open no more. */
+static void close_grad(struct cst_leases *leases, uint32_t chunk)
+{
+    leases->chunks[chunk].grad.state = CST_LEASE_FREE;
+    drop_from(leases->open, &leases->n_open, chunk);
+    leases->n_open_in[class_of(leases, chunk)]--;
+}
+
 static void hand_in(struct cst_leases *leases, uint32_t chunk)
 {
     struct cst_lease_chunk *c = &leases->chunks[chunk];
 
     push(leases, CST_LEASE_REDUCE_SCATTER, chunk, false, c->grad);
-    c->grad.state = CST_LEASE_FREE;
     c->handed_in = true;
-    drop_from(leases->open, &leases->n_open, chunk);
+    close_grad(leases, chunk);
 }
 
-/* Blocks that @op takes with all gradients that are or come open. */
-static uint32_t blocks_for(const struct cst_leases *leases, uint32_t op, bool backward)
+/* Chunks of @op of size class @class; *blocks: what it takes with all gradients that are or come
+ * open. */
+static uint32_t count_blocks(const struct cst_leases *leases, uint32_t op, bool backward,
+                             uint32_t class, uint32_t *blocks)
 {
-    uint32_t n, blocks;
+    uint32_t n, n_weights = 0;
     const uint32_t *chunks = cst_lease_op_chunks(leases, op, &n);
 
-    blocks = n + leases->n_open;
-    for (uint32_t i = 0; backward && i < n; i++) {
-        blocks += leases->chunks[chunks[i]].grad.state == CST_LEASE_FREE ? 1 : 0;
+    *blocks = leases->n_open_in[class];
+    for (uint32_t i = 0; i < n; i++) {
+        if (class_of(leases, chunks[i]) == class) {
+            n_weights++;
+            *blocks += backward && lacks_grad(leases, chunks[i]) ? 2 : 1;
+        }
     }
-    return blocks;
+    return n_weights;
 }
 
 /* The chunk to have ready behind @op, or NONE: the way ends, or the pool has no block to spare. */
 static uint32_t wanted_ahead(const struct cst_leases *leases, uint32_t op, bool backward)
 {
-    if (blocks_for(leases, op, backward) >= leases->model.n_blocks) {
+    uint32_t chunk = leases->ahead[place_of(leases, op, backward)], class, blocks;
+
+    if (chunk == CST_LEASE_NONE) {
         return CST_LEASE_NONE;
     }
-    return leases->ahead[place_of(leases, op, backward)];
+    class = class_of(leases, chunk);
+    (void)count_blocks(leases, op, backward, class, &blocks);
+    return blocks < leases->model.blocks[class] ? chunk : CST_LEASE_NONE;
 }
 
 static bool lacks_something(const struct cst_leases *leases, uint32_t op, bool backward)
@@ -285,7 +330,9 @@ static bool lacks_something(const struct cst_leases *leases, uint32_t op, bool b
     for (uint32_t i = 0; i < n; i++) {
         const struct cst_lease_chunk *c = &leases->chunks[chunks[i]];
 
-        if (c->weight.state != CST_LEASE_HELD || (backward && c->grad.state != CST_LEASE_HELD)) {
+        if (c->weight.state != CST_LEASE_HELD ||
+            (backward && leases->model.traits[chunks[i]].trains &&
+             c->grad.state != CST_LEASE_HELD)) {
             return true;
         }
     }
@@ -316,18 +363,32 @@ uint32_t cst_lease_handed_in(const struct cst_leases *leases, uint32_t op)
     return CST_LEASE_NONE;
 }
 
+static int check_blocks(const struct cst_leases *leases, uint32_t op, bool backward,
+                        struct cst_err *err)
+{
+    for (uint32_t class = 0; class < CST_LEASE_MAX_CLASSES; class ++) {
+        uint32_t blocks, n = count_blocks(leases, op, backward, class, &blocks);
+
+        if (n > 0 && blocks > leases->model.blocks[class]) {
+            return cst_err_set(err, CST_EPOOL,
+                               "%u chunks of weights and %u chunks of gradients of size class %u "
+                               "are needed at once, the pool has %u blocks: operators come in "
+                               "another order than declared",
+                               n, blocks - n, class, leases->model.blocks[class]);
+        }
+    }
+    return CST_OK;
+}
+
 int cst_lease_begin(struct cst_leases *leases, uint32_t op, bool backward, struct cst_err *err)
 {
-    uint32_t n, blocks = blocks_for(leases, op, backward);
+    uint32_t n;
     const uint32_t *chunks = cst_lease_op_chunks(leases, op, &n);
+    int rc = check_blocks(leases, op, backward, err);
 
     leases->n_items = 0;
-    if (blocks > leases->model.n_blocks) {
-        return cst_err_set(
-            err, CST_EPOOL,
-            "%u chunks of weights and %u chunks of gradients are needed at once, the "
-            "pool has %u blocks: operators come in another order than declared",
-            n, blocks - n, leases->model.n_blocks);
+    if (rc != CST_OK) {
+        return rc;
     }
     if (!lacks_something(leases, op, backward)) {
         return CST_OK;
@@ -340,7 +401,7 @@ int cst_lease_begin(struct cst_leases *leases, uint32_t op, bool backward, struc
         }
     }
     for (uint32_t i = 0; backward && i < n; i++) {
-        if (leases->chunks[chunks[i]].grad.state == CST_LEASE_FREE) {
+        if (lacks_grad(leases, chunks[i])) {
             fetch_grad(leases, chunks[i]);
         }
     }
@@ -381,19 +442,30 @@ void cst_lease_end(struct cst_leases *leases, uint32_t op, bool backward)
     for (uint32_t i = 0; !leases->op_done[op] && i < o->n_tensors; i++) {
         uint32_t c = leases->model.tensor_chunk[o->tensors[i]];
 
-        if (--leases->chunks[c].uses_left == 0) {
+        if (--leases->chunks[c].uses_left == 0 && leases->model.traits[c].trains) {
             hand_in(leases, c);
         }
     }
     leases->op_done[op] = true;
 }
 
-void cst_lease_flush(struct cst_leases *leases)
+static void hand_in_all(struct cst_leases *leases)
 {
     leases->n_items = 0;
     while (leases->n_open > 0) {
         hand_in(leases, leases->open[leases->n_open - 1]);
     }
+}
+
+void cst_lease_turn(struct cst_leases *leases)
+{
+    hand_in_all(leases);
+    push(leases, CST_LEASE_ACCUMULATE, CST_LEASE_NONE, false, (struct cst_lease){0});
+}
+
+void cst_lease_flush(struct cst_leases *leases)
+{
+    hand_in_all(leases);
     leases->mark++; /* no chunk is in use */
     release_others(leases, CST_LEASE_NONE);
 }
@@ -423,8 +495,7 @@ void cst_lease_refuse(struct cst_leases *leases, const struct cst_lease_item *it
     struct cst_lease_chunk *c = &leases->chunks[item->chunk];
 
     if (item->kind == CST_LEASE_FETCH_GRAD) {
-        c->grad.state = CST_LEASE_FREE;
-        drop_from(leases->open, &leases->n_open, item->chunk);
+        close_grad(leases, item->chunk);
     } else {
         c->weight.state = CST_LEASE_FREE;
         drop_from(leases->held, &leases->n_held, item->chunk);

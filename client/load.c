@@ -72,12 +72,13 @@ static const struct cst_segment *find_arena(const struct cst_loads *loads, uint3
     return NULL;
 }
 
-int cst_load_find(const struct cst_job *job, const struct cst_load_home *home, const void **row,
-                  struct cst_err *why)
+int cst_load_find(const struct cst_job *job, uint32_t chunk, const struct cst_load_home *home,
+                  const void **row, struct cst_err *why)
 {
     const struct cst_segment *arena = find_arena(&job->device.loads, home->segment);
+    uint64_t block_bytes = 2 * job->plan.classes[job->traits[chunk].size_class].chunk_elems;
 
-    if (arena == NULL || home->bytes > job->plan.block_bytes || home->bytes > arena->bytes ||
+    if (arena == NULL || home->bytes > block_bytes || home->bytes > arena->bytes ||
         home->offset > arena->bytes - home->bytes) {
         return cst_err_set(why, CST_EPROTO,
                            "weights of %llu bytes at segment %u, offset %llu, which is in no arena",

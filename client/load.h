@@ -47,10 +47,11 @@ int cst_load_map(struct cst_job *job, uint32_t segment, int fd, uint64_t bytes,
 /* Unmap all arenas. No copy is under way. */
 void cst_load_unmap(struct cst_job *job);
 
-/* *row: where @home is in this process. CST_EPROTO: it is in no arena, or does not fit in a block.
+/* *row: where @home of @chunk is in this process. CST_EPROTO: it is in no arena, or does not fit in
+ * a block.
  */
-int cst_load_find(const struct cst_job *job, const struct cst_load_home *home, const void **row,
-                  struct cst_err *why);
+int cst_load_find(const struct cst_job *job, uint32_t chunk, const struct cst_load_home *home,
+                  const void **row, struct cst_err *why);
 
 /* Enqueue the copy of @bytes from @row to the block of @lease, on the weights of @chunk. If it
  * fails, or comes too late, the step is void. */

@@ -18,14 +18,32 @@ static void fill_io(const struct cst_job *job, int op, bool backward, struct cst
     for (uint32_t i = 0; i < o->n_tensors; i++) {
         uint32_t tensor = o->tensors[i];
         const struct cst_lease_chunk *chunk = &job->leases.chunks[job->tensor_chunk[tensor]];
+        bool has_grad = backward && job->traits[job->tensor_chunk[tensor]].trains;
 
         io[i] = (struct cst_io){
             .weight = address(job, &chunk->weight, tensor),
-            .grad = backward ? address(job, &chunk->grad, tensor) : NULL,
-            .accumulate = backward && job->leases.written[tensor],
+            .grad = has_grad ? address(job, &chunk->grad, tensor) : NULL,
+            .accumulate = has_grad && job->leases.written[tensor],
             .n_elems = job->declare.tensors[tensor].n_elems,
         };
     }
+}
+
+static int zero_unwritten_of(struct cst_job *job, const struct cst_lease_item *item,
+                             struct cst_err *err)
+{
+    const struct cst_lease_chunk *chunk = &job->leases.chunks[item->chunk];
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; rc == CST_OK && i < chunk->n_tensors; i++) {
+        uint32_t tensor = job->leases.by_chunk[chunk->first_tensor + i];
+
+        if (!job->leases.written[tensor]) {
+            rc = cst_device_zero(job, address(job, &item->lease, tensor),
+                                 2 * job->declare.tensors[tensor].n_elems, err);
+        }
+    }
+    return rc;
 }
 
 int cst_op_zero_unwritten(struct cst_job *job, struct cst_err *err)
@@ -33,17 +51,8 @@ int cst_op_zero_unwritten(struct cst_job *job, struct cst_err *err)
     int rc = CST_OK;
 
     for (uint32_t i = 0; rc == CST_OK && i < job->leases.n_items; i++) {
-        const struct cst_lease_item *item = &job->leases.items[i];
-        const struct cst_lease_chunk *chunk = &job->leases.chunks[item->chunk];
-
-        for (uint32_t j = 0;
-             rc == CST_OK && item->kind == CST_LEASE_REDUCE_SCATTER && j < chunk->n_tensors; j++) {
-            uint32_t tensor = job->leases.by_chunk[chunk->first_tensor + j];
-
-            if (!job->leases.written[tensor]) {
-                rc = cst_device_zero(job, address(job, &item->lease, tensor),
-                                     2 * job->declare.tensors[tensor].n_elems, err);
-            }
+        if (job->leases.items[i].kind == CST_LEASE_REDUCE_SCATTER) {
+            rc = zero_unwritten_of(job, &job->leases.items[i], err);
         }
     }
     return rc;
@@ -63,6 +72,12 @@ static int check_args(struct cst_job *job, int op, enum cst_direction direction,
     if (direction != CST_FORWARD && direction != CST_BACKWARD) {
         return cst_err_set(err, CST_EINVAL, "operator '%s': direction %d", o->name, (int)direction);
     }
+    if (!o->runs) {
+        return cst_err_set(err, CST_EINVAL,
+                           "operator '%s' is not rank %u's: it is not in the groups of all its "
+                           "tensors",
+                           o->name, job->rank);
+    }
     if (io == NULL || n_io != o->n_tensors) {
         return cst_err_set(err, CST_EINVAL, "operator '%s': room for %u tensors, it uses %u",
                            o->name, io == NULL ? 0 : n_io, o->n_tensors);
@@ -76,18 +91,21 @@ static int check_args(struct cst_job *job, int op, enum cst_direction direction,
     if (tensor != CST_LEASE_NONE) {
         return cst_err_set(err, CST_EINVAL,
                            "operator '%s': the gradient of tensor '%s' was handed in already in "
-                           "this step",
-                           o->name, job->declare.tensors[tensor].name);
+                           "this %s",
+                           o->name, job->declare.tensors[tensor].name,
+                           job->micro_batches > 1 ? "micro-batch" : "step");
     }
     return CST_OK;
 }
 
-/* Ask for what is missing; CST_OK: it was sent or nothing is. */
+/* Ask for what is missing; CST_OK: it was sent or nothing is. No gradient of a micro-batch is asked
+ * for while the end of the one before it waits for the device. */
 static int ask(struct cst_job *job, uint32_t op, bool backward, struct cst_err *err)
 {
     int rc;
 
-    if (cst_lease_must_settle(&job->leases, op, backward)) {
+    if (cst_lease_must_settle(&job->leases, op, backward) ||
+        (backward && job->device.fences.n_turns > 0)) {
         return CST_EAGAIN;
     }
     rc = cst_lease_begin(&job->leases, op, backward, err);

@@ -1,4 +1,5 @@
-/* cst_sync, where a step begins for all ranks, and cst_step, where it ends. */
+/* cst_sync, where a step begins for all ranks, cst_accumulate, between two micro-batches of it, and
+ * cst_step, where it ends. */
 #include "client/batch.h"
 #include "client/op.h"
 
@@ -23,6 +24,7 @@ static int start_sync(struct cst_job *job, struct cst_err *err)
     job->lease_epoch++;
     job->n_awaited = 0;
     job->begun = -1;
+    job->micro_batch = 0;
     cst_lease_forget(&job->leases);
     return CST_OK;
 }
@@ -79,6 +81,45 @@ int cst_sync(struct cst_job *job, uint64_t *step, struct cst_err *err)
 int cst_try_sync(struct cst_job *job, uint64_t *step, struct cst_err *err)
 {
     return sync_job(job, false, step, err);
+}
+
+/* -- micro-batches ---------------------------------------------------------------------------- */
+
+static int check_accumulate(const struct cst_job *job, struct cst_err *err)
+{
+    int rc = cst_job_check_step(job, err);
+
+    if (rc == CST_OK && job->pending.kind != CST_PENDING_NONE) {
+        rc = cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
+    }
+    if (rc == CST_OK && job->begun >= 0) {
+        rc = cst_err_set(err, CST_EINVAL, "the end of a micro-batch inside of operator '%s'",
+                         job->declare.operators[job->begun].name);
+    }
+    if (rc == CST_OK && job->micro_batch + 1 >= job->micro_batches) {
+        rc = cst_err_set(err, CST_EINVAL,
+                         "job '%s': micro-batch %u of %u is the step's last, which ends with "
+                         "cst_step",
+                         job->name, job->micro_batch + 1, job->micro_batches);
+    }
+    return rc;
+}
+
+int cst_accumulate(struct cst_job *job, struct cst_err *err)
+{
+    int rc = check_accumulate(job, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    cst_lease_turn(&job->leases);
+    rc = cst_op_zero_unwritten(job, err);
+    rc = rc == CST_OK ? cst_device_send(job, false, err) : rc;
+    if (rc == CST_OK) {
+        cst_lease_reset_step(&job->leases);
+        job->micro_batch++;
+    }
+    return rc;
 }
 
 /* -- step ------------------------------------------------------------------------------------- */
@@ -164,6 +205,7 @@ static void take_step(struct cst_job *job, struct cst_step_result *result)
             .n_skipped = msg->n_skipped,
         };
     }
+    job->micro_batch = 0;
     cst_call_reset(&job->call);
     cst_lease_reset_step(&job->leases);
 }

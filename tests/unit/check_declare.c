@@ -46,6 +46,213 @@ START_TEST(test_declarations)
 }
 END_TEST
 
+static int declare_as(const char *name, struct cst_tensor_spec spec)
+{
+    static const int64_t shape[2] = {2, 4};
+
+    spec.name = name;
+    spec.dtype = CST_BF16;
+    spec.n_dims = 2;
+    spec.shape = shape;
+    spec.lr_scale = spec.decay_scale = 1.0f;
+    return cst_tensor_as(f.job, &spec);
+}
+
+static void assert_says(const char *words)
+{
+    ck_assert_str_eq(cst_job_error(f.job)->text, words);
+}
+
+/* Groups: ranks of this job, each once; tensors name them, and an operator needs a rank that holds
+ * all of its tensors. */
+START_TEST(test_groups)
+{
+    struct cst_job_spec spec = {.name = "run7", .rank = 1, .world = 3};
+    struct cst_err err = {0};
+    uint32_t ranks[] = {2, 0, 2, 3};
+
+    fake_daemon_start(&f.fake);
+    CK_OK(cst_connect(&f.client, f.fake.path, &err));
+    CK_OK(cst_job_open(&f.job, f.client, &spec, &err));
+    ck_assert_int_eq(cst_group(f.job, ranks, 0), CST_EINVAL);
+    ck_assert_int_eq(cst_group(f.job, NULL, 1), CST_EINVAL);
+    ck_assert_int_eq(cst_group(f.job, ranks, 3), CST_EINVAL);
+    assert_says("group 1 names rank 2 twice");
+    ck_assert_int_eq(cst_group(f.job, ranks + 3, 1), CST_EINVAL);
+    assert_says("group 1: rank 3, the job has 3 ranks");
+    ck_assert_int_eq(cst_group(f.job, ranks, 2), 1);
+    ck_assert_int_eq(cst_group(f.job, (uint32_t[]){1}, 1), 2);
+    ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.group = 3}), CST_EINVAL);
+    assert_says("tensor 'a': group 3, 3 are declared");
+    ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.group = -1}), CST_EINVAL);
+    ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.group = 1}), 0);
+    ck_assert_int_eq(declare_as("b", (struct cst_tensor_spec){.group = 2}), 1);
+    ck_assert_int_eq(cst_operator(f.job, "p", (int[]){0, 1}, 2), CST_EINVAL);
+    assert_says("operator 'p': no rank is in the groups of all its tensors");
+    ck_assert_int_eq(cst_operator(f.job, "p", (int[]){0}, 1), 0);
+    for (int i = 3; i < 256; i++) {
+        ck_assert_int_eq(cst_group(f.job, ranks, 1), i);
+    }
+    ck_assert_int_eq(cst_group(f.job, ranks, 1), CST_EINVAL);
+    assert_says("over 256 groups");
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* Patterns and boxes: a box is for CST_PATTERN_TENSOR, and lies within the whole. */
+START_TEST(test_patterns)
+{
+    const int64_t whole[2] = {2, 8}, first[2] = {0, 4}, beyond[2] = {0, 5}, before[2] = {-1, 0};
+
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    ck_assert_int_eq(cst_tensor_as(f.job, NULL), CST_EINVAL);
+    ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.pattern = CST_PATTERN_COUNT}),
+                     CST_EINVAL);
+    assert_says("tensor 'a': pattern 5, there are 5");
+    ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.pattern = CST_PATTERN_TENSOR}),
+                     CST_EINVAL);
+    assert_says("tensor 'a': CST_PATTERN_TENSOR takes whole_shape and first");
+    ck_assert_int_eq(
+        declare_as("a", (struct cst_tensor_spec){.whole_shape = whole, .first = first}),
+        CST_EINVAL);
+    assert_says("tensor 'a': whole_shape and first are for CST_PATTERN_TENSOR alone");
+    ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.pattern = CST_PATTERN_TENSOR,
+                                                              .whole_shape = whole,
+                                                              .first = beyond}),
+                     CST_EINVAL);
+    assert_says("tensor 'a': dimension 1 of its box is 4 from 5 on, the whole tensor has 8");
+    ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.pattern = CST_PATTERN_TENSOR,
+                                                              .whole_shape = whole,
+                                                              .first = before}),
+                     CST_EINVAL);
+    ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.pattern = CST_PATTERN_TENSOR,
+                                                              .whole_shape = whole,
+                                                              .first = first}),
+                     0);
+    ck_assert_int_eq(declare_as("b", (struct cst_tensor_spec){.pattern = CST_PATTERN_FROZEN}), 1);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* Hints are numbers that can be. */
+START_TEST(test_hints)
+{
+    int zero = 0;
+
+    fake_daemon_start(&f.fake);
+    fake_job_open(&f);
+    ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){0}), 0);
+    ck_assert_int_eq(
+        cst_operator_as(f.job, "o", &zero, 1, &(struct cst_operator_cost){.flops = NAN}),
+        CST_EINVAL);
+    ck_assert_int_eq(
+        cst_operator_as(f.job, "o", &zero, 1, &(struct cst_operator_cost){.expected_uses = -1}),
+        CST_EINVAL);
+    assert_says("operator 'o': 0 flops, -1 expected uses: hints are 0 or more");
+    ck_assert_int_eq(
+        cst_operator_as(f.job, "o", &zero, 1, &(struct cst_operator_cost){.flops = 1e9}), 0);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* What a job can be opened with. */
+START_TEST(test_specs)
+{
+    struct cst_job_spec spec = {.name = "run7", .world = 1, .micro_batches = 65537};
+    struct cst_err err = {0};
+
+    fake_daemon_start(&f.fake);
+    CK_OK(cst_connect(&f.client, f.fake.path, &err));
+    ck_assert_int_eq(cst_job_open(&f.job, f.client, &spec, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "job 'run7': 65537 micro-batches, at most 65536");
+    spec.micro_batches = 0;
+    spec.base = "a b";
+    ck_assert_int_eq(cst_job_open(&f.job, f.client, &spec, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "job 'run7': the name of its base is no job's: 'a b'");
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* What went up, as the daemon reads it. */
+struct heard {
+    uint64_t groups[4]; /* of the first Declare, a bit for each rank */
+    uint32_t n_groups;
+    uint32_t pattern, group; /* of its last tensor */
+    int64_t whole, first;    /* of dimension 1 of its box */
+    double flops;            /* of its last operator */
+};
+
+static bool hear(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    struct heard *heard = arg;
+    Cistern__Declare *msg;
+
+    (void)fake;
+    if (request->type != CISTERN__MSG_TYPE__MSG_DECLARE) {
+        return false;
+    }
+    msg = cistern__declare__unpack(NULL, request->body_bytes, request->body);
+    ck_assert_ptr_nonnull(msg);
+    for (size_t i = 0; i < msg->n_groups; i++) {
+        for (size_t r = 0; r < msg->groups[i]->n_ranks; r++) {
+            heard->groups[heard->n_groups] |= UINT64_C(1) << msg->groups[i]->ranks[r];
+        }
+        heard->n_groups++;
+    }
+    for (size_t i = 0; i < msg->n_tensors; i++) {
+        heard->pattern = msg->tensors[i]->pattern;
+        heard->group = msg->tensors[i]->group;
+        heard->whole = msg->tensors[i]->n_whole_shape == 2 ? msg->tensors[i]->whole_shape[1] : 0;
+        heard->first = msg->tensors[i]->n_box_first == 2 ? msg->tensors[i]->box_first[1] : 0;
+    }
+    for (size_t i = 0; i < msg->n_operators; i++) {
+        heard->flops = msg->operators[i]->flops;
+    }
+    cistern__declare__free_unpacked(msg, NULL);
+    return false;
+}
+
+/* Groups come before the tensors that name them; box and hints arrive as they were given. */
+START_TEST(test_words_arrive)
+{
+    struct cst_job_spec spec = {.name = "run7", .world = 64};
+    const int64_t whole[2] = {2, 8}, first[2] = {0, 4};
+    uint32_t ranks[64];
+    struct heard heard = {0};
+    struct cst_err err = {0};
+    int zero = 0;
+
+    for (uint32_t i = 0; i < 64; i++) {
+        ranks[i] = i;
+    }
+    f.fake.hook = hear;
+    f.fake.hook_arg = &heard;
+    fake_daemon_start(&f.fake);
+    CK_OK(cst_connect(&f.client, f.fake.path, &err));
+    CK_OK(cst_job_open(&f.job, f.client, &spec, &err));
+    ck_assert_int_eq(cst_group(f.job, ranks, 64), 1);
+    ck_assert_int_eq(cst_group(f.job, (uint32_t[]){63, 0}, 2), 2);
+    ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.group = 2,
+                                                              .pattern = CST_PATTERN_TENSOR,
+                                                              .whole_shape = whole,
+                                                              .first = first}),
+                     0);
+    ck_assert_int_eq(
+        cst_operator_as(f.job, "o", &zero, 1, &(struct cst_operator_cost){.flops = 1e9}), 0);
+    CK_OK(cst_commit(f.job, NULL, &err));
+    ck_assert_uint_eq(heard.n_groups, 2);
+    ck_assert_uint_eq(heard.groups[0], UINT64_MAX);
+    ck_assert_uint_eq(heard.groups[1], UINT64_C(1) << 63 | 1);
+    ck_assert_uint_eq(heard.group, 2);
+    ck_assert_uint_eq(heard.pattern, CST_PATTERN_TENSOR);
+    ck_assert_int_eq(heard.whole, 8);
+    ck_assert_int_eq(heard.first, 4);
+    ck_assert_double_eq(heard.flops, 1e9);
+    fake_job_stop(&f);
+}
+END_TEST
+
 /* Thousands of tensors go up in several messages, and the layout comes down in several pages. */
 START_TEST(test_many_tensors)
 {
@@ -143,6 +350,11 @@ int main(void)
     TCase *tcase = tcase_create("declare");
 
     tcase_add_test(tcase, test_declarations);
+    tcase_add_test(tcase, test_groups);
+    tcase_add_test(tcase, test_patterns);
+    tcase_add_test(tcase, test_hints);
+    tcase_add_test(tcase, test_specs);
+    tcase_add_test(tcase, test_words_arrive);
     tcase_add_test(tcase, test_many_tensors);
     tcase_add_test(tcase, test_most_tensors);
     tcase_add_loop_test(tcase, test_declare_anew, 0, 2);

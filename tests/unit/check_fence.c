@@ -43,7 +43,7 @@ static void open_rig(uint32_t n)
         rig_add_operator(rig.model, &t, 1);
     }
     rig_open(rig.model, 4096, 0);
-    ck_assert_int_eq(cst_fence_init(&rig.fences, rig.model->layout.n_chunks, &err), CST_OK);
+    ck_assert_int_eq(cst_fence_init(&rig.fences, rig.model->layout.n_chunks, 1, &err), CST_OK);
 }
 
 static void close_rig(void)

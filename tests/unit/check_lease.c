@@ -379,7 +379,7 @@ START_TEST(test_random_any_order)
 
     printf("any_order: seed %" PRIu64 "\n", seed);
     rig_open(w, 0, 0);
-    n_blocks = w->leases.model.n_blocks;
+    n_blocks = w->leases.model.blocks[0];
     for (uint32_t i = 0; i < 200; i++) {
         uint32_t op = rig_draw(&rng, w->model.n_operators);
         bool backward = rig_draw(&rng, 2) == 0;

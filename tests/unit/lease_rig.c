@@ -16,6 +16,10 @@ static void say(struct lease_rig *w, const struct cst_lease_item *item)
     static const char *const kinds[] = {"", "W", "G", "r", "R"};
     size_t n = strlen(w->said);
 
+    if (item->kind == CST_LEASE_ACCUMULATE) {
+        (void)snprintf(w->said + n, sizeof w->said - n, "%sA", n > 0 ? " " : "");
+        return;
+    }
     (void)snprintf(w->said + n, sizeof w->said - n, "%s%s%u%s", n > 0 ? " " : "", kinds[item->kind],
                    item->chunk, item->ahead ? "+" : "");
 }
@@ -23,11 +27,15 @@ static void say(struct lease_rig *w, const struct cst_lease_item *item)
 /* Books of the daemon for one item; each rule of the protocol is asserted here. */
 static void serve(struct lease_rig *w, const struct cst_lease_item *item)
 {
-    uint64_t *slot = item->kind == CST_LEASE_FETCH_WEIGHT || item->kind == CST_LEASE_RELEASE
-                         ? &w->weight[item->chunk]
-                         : &w->grad[item->chunk];
+    uint64_t *slot;
 
     say(w, item);
+    if (item->kind == CST_LEASE_ACCUMULATE) {
+        return;
+    }
+    slot = item->kind == CST_LEASE_FETCH_WEIGHT || item->kind == CST_LEASE_RELEASE
+               ? &w->weight[item->chunk]
+               : &w->grad[item->chunk];
     switch (item->kind) {
     case CST_LEASE_FETCH_WEIGHT:
     case CST_LEASE_FETCH_GRAD:
@@ -44,6 +52,8 @@ static void serve(struct lease_rig *w, const struct cst_lease_item *item)
         *slot = 0;
         w->n_leased--;
         break;
+    case CST_LEASE_ACCUMULATE:
+        break;
     }
     if (w->n_leased > w->most_leased) {
         w->most_leased = w->n_leased;
@@ -52,11 +62,11 @@ static void serve(struct lease_rig *w, const struct cst_lease_item *item)
 
 static void deliver(struct lease_rig *w, const struct cst_lease_item *item)
 {
-    struct cst_lease lease = {.generation = item->kind == CST_LEASE_FETCH_WEIGHT
-                                                ? w->weight[item->chunk]
-                                                : w->grad[item->chunk]};
-
     if (item->kind == CST_LEASE_FETCH_WEIGHT || item->kind == CST_LEASE_FETCH_GRAD) {
+        struct cst_lease lease = {.generation = item->kind == CST_LEASE_FETCH_WEIGHT
+                                                    ? w->weight[item->chunk]
+                                                    : w->grad[item->chunk]};
+
         cst_lease_grant(&w->leases, item, &lease, false);
     }
 }
@@ -111,7 +121,8 @@ int rig_begin(struct lease_rig *w, uint32_t op, bool backward)
     chunks = cst_lease_op_chunks(&w->leases, op, &n);
     for (uint32_t i = 0; i < n; i++) {
         ck_assert_uint_ne(w->weight[chunks[i]], 0);
-        ck_assert(!backward || w->grad[chunks[i]] != 0);
+        ck_assert((backward && w->traits[chunks[i]].trains) == (w->grad[chunks[i]] != 0) ||
+                  !backward);
     }
     return CST_OK;
 }
@@ -151,7 +162,7 @@ void rig_step(struct lease_rig *w)
 /* Lay the model out with @n_blocks per pool (0: the fewest that can run) and open the books. */
 void rig_open(struct lease_rig *w, uint64_t chunk_elems, uint32_t n_blocks)
 {
-    struct cst_layout_config config = {.chunk_elems = chunk_elems, .n_nodes = 1};
+    struct cst_layout_config config = {.chunk_elems = chunk_elems, .n_nodes = 1, .world = 2};
     struct cst_lease_model model = {.n_operators = w->model.n_operators,
                                     .n_tensors = w->model.n_tensors};
     struct cst_err err = {0};
@@ -163,6 +174,7 @@ void rig_open(struct lease_rig *w, uint64_t chunk_elems, uint32_t n_blocks)
     for (uint32_t i = 0; i < w->model.n_operators; i++) {
         w->operators[i].tensors = w->model.operators[i].tensors;
         w->operators[i].n_tensors = w->model.operators[i].n_tensors;
+        w->operators[i].runs = (w->model.operators[i].ranks >> w->rank & 1) != 0;
     }
     for (uint32_t i = 0; i < w->model.n_tensors; i++) {
         w->tensor_chunk[i] = w->model.tensors[i].chunk;
@@ -170,7 +182,17 @@ void rig_open(struct lease_rig *w, uint64_t chunk_elems, uint32_t n_blocks)
     model.operators = w->operators;
     model.tensor_chunk = w->tensor_chunk;
     model.n_chunks = w->layout.n_chunks;
-    model.n_blocks = n_blocks > 0 ? n_blocks : w->layout.min_blocks;
+    w->traits = calloc(w->layout.n_chunks, sizeof *w->traits);
+    for (uint32_t i = 0; i < w->model.n_tensors; i++) {
+        const struct cst_layout_tensor *t = &w->model.tensors[i];
+
+        w->traits[t->chunk].size_class = (uint8_t)w->layout.chunks[t->chunk].size_class;
+        w->traits[t->chunk].trains = cst_pattern(t->pattern)->has_states;
+    }
+    for (uint32_t c = 0; c < w->layout.n_classes; c++) {
+        model.blocks[c] = c == 0 && n_blocks > 0 ? n_blocks : w->layout.classes[c].min_blocks;
+    }
+    model.traits = w->traits;
     ck_assert_int_eq(cst_lease_init(&w->leases, &model, &err), CST_OK);
 }
 
@@ -179,6 +201,7 @@ void rig_close(struct lease_rig *w)
     cst_lease_close(&w->leases);
     free(w->operators);
     free(w->tensor_chunk);
+    free(w->traits);
     cst_layout_close(&w->layout);
     cst_model_close(&w->model);
     free(w);
@@ -193,13 +216,26 @@ struct lease_rig *rig_new(void)
     return w;
 }
 
-uint32_t rig_add_tensor(struct lease_rig *w, int64_t n_elems)
+uint32_t rig_add_tensor_as(struct lease_rig *w, int64_t n_elems, uint32_t group,
+                           enum cst_pattern_kind pattern)
 {
     char name[16];
+    const struct cst_tensor_words words = {.name = name,
+                                           .shape = &n_elems,
+                                           .n_dims = 1,
+                                           .lr_scale = 1.0f,
+                                           .decay_scale = 1.0f,
+                                           .group = group,
+                                           .pattern = pattern};
 
     (void)snprintf(name, sizeof name, "t%u", w->model.n_tensors);
-    ck_assert_int_eq(cst_model_tensor(&w->model, name, &n_elems, 1, 1.0f, 1.0f, NULL), CST_OK);
+    ck_assert_int_eq(cst_model_tensor_as(&w->model, &words, NULL), CST_OK);
     return w->model.n_tensors - 1;
+}
+
+uint32_t rig_add_tensor(struct lease_rig *w, int64_t n_elems)
+{
+    return rig_add_tensor_as(w, n_elems, 0, CST_PATTERN_SHARD);
 }
 
 void rig_add_operator(struct lease_rig *w, const uint32_t *tensors, uint32_t n)

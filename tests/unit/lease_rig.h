@@ -15,6 +15,8 @@ struct lease_rig {
     struct cst_layout layout;             /* of the model */
     struct cst_lease_operator *operators; /* what leases borrows */
     uint32_t *tensor_chunk;               /* too */
+    struct cst_lease_trait *traits;       /* too */
+    uint32_t rank;                        /* whose books these are */
     struct cst_leases leases;             /* under test */
     uint64_t weight[RIG_MAX_CHUNKS];      /* generation of the lease, 0: none */
     uint64_t grad[RIG_MAX_CHUNKS];
@@ -33,6 +35,8 @@ struct lease_rig *rig_new(void);
 
 /* Declare; returns the tensor's number. */
 uint32_t rig_add_tensor(struct lease_rig *w, int64_t n_elems);
+uint32_t rig_add_tensor_as(struct lease_rig *w, int64_t n_elems, uint32_t group,
+                           enum cst_pattern_kind pattern);
 void rig_add_operator(struct lease_rig *w, const uint32_t *tensors, uint32_t n);
 
 /* Lay the model out in chunks of @chunk_elems (0: chosen) with @n_blocks in the pool (0: the fewest

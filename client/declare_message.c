@@ -1,0 +1,234 @@
+/* Declarations in Declare messages: groups, then tensors, then operators, as many as fit. */
+#include "client/declare.h"
+
+#include "proto/frame.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes that a declaration takes in a message at most: tags and lengths of at most 5 bytes each,
+ * varints of at most 10 or 3. */
+static size_t tensor_bytes(const struct cst_declare_tensor *tensor)
+{
+    return 96 + strlen(tensor->name) + (tensor->box != NULL ? 30 : 10) * (size_t)tensor->n_dims;
+}
+
+static size_t operator_bytes(const struct cst_declare_operator *op)
+{
+    return 64 + strlen(op->name) + 3 * (size_t)op->n_tensors;
+}
+
+enum { GROUP_BYTES = 16 + 64 }; /* a group: a byte for each rank */
+
+/* A group's list is its message's, behind it. */
+static Cistern__GroupDecl *make_group(uint64_t group)
+{
+    Cistern__GroupDecl *msg = malloc(sizeof *msg + 64 * sizeof *msg->ranks);
+
+    if (msg != NULL) {
+        cistern__group_decl__init(msg);
+        msg->ranks = (uint32_t *)(void *)(msg + 1);
+        for (uint32_t r = 0; r < 64; r++) {
+            if ((group >> r & 1) != 0) {
+                msg->ranks[msg->n_ranks++] = r;
+            }
+        }
+    }
+    return msg;
+}
+
+/* Messages borrow names, shapes and lists from the declaration; they own only themselves. */
+static Cistern__TensorDecl *make_tensor(const struct cst_declare_tensor *tensor)
+{
+    Cistern__TensorDecl *msg = malloc(sizeof *msg);
+
+    if (msg != NULL) {
+        cistern__tensor_decl__init(msg);
+        msg->name = (char *)(uintptr_t)tensor->name;
+        msg->dtype = tensor->dtype;
+        msg->n_shape = tensor->n_dims;
+        msg->shape = (int64_t *)(uintptr_t)tensor->shape;
+        msg->has_lr_scale = true;
+        msg->lr_scale = tensor->lr_scale;
+        msg->has_decay_scale = true;
+        msg->decay_scale = tensor->decay_scale;
+        msg->has_group = tensor->group != 0;
+        msg->group = tensor->group;
+        msg->has_pattern = tensor->pattern != CST_PATTERN_SHARD;
+        msg->pattern = tensor->pattern;
+        msg->n_whole_shape = msg->n_box_first = tensor->box != NULL ? tensor->n_dims : 0;
+        msg->whole_shape = tensor->box != NULL ? tensor->box->whole : NULL;
+        msg->box_first = tensor->box != NULL ? tensor->box->first : NULL;
+    }
+    return msg;
+}
+
+static Cistern__OperatorDecl *make_operator(const struct cst_declare_operator *op)
+{
+    Cistern__OperatorDecl *msg = malloc(sizeof *msg);
+
+    if (msg != NULL) {
+        cistern__operator_decl__init(msg);
+        msg->name = (char *)(uintptr_t)op->name;
+        msg->n_tensors = op->n_tensors;
+        msg->tensors = op->tensors;
+        msg->has_flops = op->cost.flops > 0;
+        msg->flops = op->cost.flops;
+        msg->has_activation_bytes = op->cost.activation_bytes > 0;
+        msg->activation_bytes = op->cost.activation_bytes;
+        msg->has_expected_uses = op->cost.expected_uses > 0;
+        msg->expected_uses = op->cost.expected_uses;
+    }
+    return msg;
+}
+
+/* How many behind the first @done fit into @room bytes; what is used is taken off @room. */
+static uint32_t fit_groups(const struct cst_declare *declare, uint32_t done, size_t *room)
+{
+    uint32_t n = declare->n_groups - 1 - done;
+
+    n = n < *room / GROUP_BYTES ? n : (uint32_t)(*room / GROUP_BYTES);
+    *room -= (size_t)n * GROUP_BYTES;
+    return n;
+}
+
+/* The same from number @first on. */
+static uint32_t fit_tensors(const struct cst_declare *declare, uint32_t first, size_t *room)
+{
+    uint32_t n = 0;
+
+    while (first + n < declare->n_tensors && tensor_bytes(&declare->tensors[first + n]) <= *room) {
+        *room -= tensor_bytes(&declare->tensors[first + n++]);
+    }
+    return n;
+}
+
+static uint32_t fit_operators(const struct cst_declare *declare, uint32_t first, size_t *room)
+{
+    uint32_t n = 0;
+
+    while (first + n < declare->n_operators &&
+           operator_bytes(&declare->operators[first + n]) <= *room) {
+        *room -= operator_bytes(&declare->operators[first + n++]);
+    }
+    return n;
+}
+
+/* What one message takes. */
+struct load {
+    uint32_t n_groups, n_tensors, n_operators;
+};
+
+static struct load fit(const struct cst_declare *declare, const struct cst_declare_cursor *cursor)
+{
+    size_t room = CST_FRAME_MAX_BODY;
+    struct load load = {.n_groups = fit_groups(declare, cursor->group, &room)};
+
+    if (cursor->group + load.n_groups + 1 == declare->n_groups) {
+        load.n_tensors = fit_tensors(declare, cursor->tensor, &room);
+        if (cursor->tensor + load.n_tensors == declare->n_tensors) {
+            load.n_operators = fit_operators(declare, cursor->op, &room);
+        }
+    }
+    return load;
+}
+
+static int fill_groups(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
+                       uint32_t n, Cistern__Declare *msg)
+{
+    msg->groups = calloc((size_t)n + 1, sizeof *msg->groups);
+    for (; msg->groups != NULL && msg->n_groups < n; msg->n_groups++) {
+        msg->groups[msg->n_groups] = make_group(declare->groups[cursor->group + 1]);
+        if (msg->groups[msg->n_groups] == NULL) {
+            return CST_ENOMEM;
+        }
+        cursor->group++;
+    }
+    return msg->groups != NULL ? CST_OK : CST_ENOMEM;
+}
+
+static int fill_tensors(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
+                        uint32_t n, Cistern__Declare *msg)
+{
+    msg->tensors = calloc((size_t)n + 1, sizeof *msg->tensors);
+    for (; msg->tensors != NULL && msg->n_tensors < n; msg->n_tensors++) {
+        msg->tensors[msg->n_tensors] = make_tensor(&declare->tensors[cursor->tensor]);
+        if (msg->tensors[msg->n_tensors] == NULL) {
+            return CST_ENOMEM;
+        }
+        cursor->tensor++;
+    }
+    return msg->tensors != NULL ? CST_OK : CST_ENOMEM;
+}
+
+static int fill_operators(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
+                          uint32_t n, Cistern__Declare *msg)
+{
+    msg->operators = calloc((size_t)n + 1, sizeof *msg->operators);
+    for (; msg->operators != NULL && msg->n_operators < n; msg->n_operators++) {
+        msg->operators[msg->n_operators] = make_operator(&declare->operators[cursor->op]);
+        if (msg->operators[msg->n_operators] == NULL) {
+            return CST_ENOMEM;
+        }
+        cursor->op++;
+    }
+    return msg->operators != NULL ? CST_OK : CST_ENOMEM;
+}
+
+static int fill_message(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
+                        const struct load *load, Cistern__Declare *msg)
+{
+    int rc = fill_groups(declare, cursor, load->n_groups, msg);
+
+    rc = rc == CST_OK ? fill_tensors(declare, cursor, load->n_tensors, msg) : rc;
+    return rc == CST_OK ? fill_operators(declare, cursor, load->n_operators, msg) : rc;
+}
+
+int cst_declare_message(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
+                        Cistern__Declare **out, struct cst_err *err)
+{
+    struct load load = fit(declare, cursor);
+    Cistern__Declare *msg;
+
+    if (load.n_groups == 0 && load.n_tensors == 0 && load.n_operators == 0) {
+        if (cursor->op < declare->n_operators) {
+            const struct cst_declare_operator *op = &declare->operators[cursor->op];
+
+            return cst_err_set(err, CST_EINVAL, "operator '%s': %u tensors do not fit a message",
+                               op->name, op->n_tensors);
+        }
+        *out = NULL;
+        return CST_OK;
+    }
+    msg = malloc(sizeof *msg);
+    if (msg == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a declaration");
+    }
+    cistern__declare__init(msg);
+    if (fill_message(declare, cursor, &load, msg) != CST_OK) {
+        cst_declare_free_message(msg);
+        return cst_err_set(err, CST_ENOMEM, "no memory for a declaration");
+    }
+    *out = msg;
+    return CST_OK;
+}
+
+void cst_declare_free_message(Cistern__Declare *msg)
+{
+    if (msg == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < msg->n_groups; i++) {
+        free(msg->groups[i]);
+    }
+    for (size_t i = 0; i < msg->n_tensors; i++) {
+        free(msg->tensors[i]);
+    }
+    for (size_t i = 0; i < msg->n_operators; i++) {
+        free(msg->operators[i]);
+    }
+    free(msg->groups);
+    free(msg->tensors);
+    free(msg->operators);
+    free(msg);
+}
