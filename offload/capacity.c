@@ -1,21 +1,182 @@
 #include "offload/capacity.h"
 
+#include "offload/need.h"
+#include "offload/outliers.h"
+
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
-enum { MAX_WORK = 16 << 20 }; /* tensors and uses looked at, over all candidates */
+enum { MAX_WORK = 16 << 20 }; /* items and uses looked at, over all candidates */
 
 struct candidate {
-    uint64_t capacity; /* elements */
-    uint64_t waste;    /* elements: chunks x capacity - parameters */
+    struct cst_sizes sizes;
+    uint64_t waste; /* elements: what chunks do not fill, and the price of further classes */
 };
 
-/* What the best capacity would need, for the words of CST_EPOOL. */
+/* What the sizes that need least would need, for the words of CST_EPOOL. */
 struct shortfall {
-    uint64_t capacity;    /* elements */
-    uint64_t needed;      /* bytes */
-    uint32_t need_blocks; /* of 2 x capacity bytes */
-    uint32_t op;          /* operator that needs them */
+    struct cst_sizes sizes;
+    struct cst_layout_need need;
+    uint64_t bytes; /* of all blocks needed; 0: nothing was tried */
+};
+
+static uint64_t block_bytes(uint64_t capacity)
+{
+    return 2 * capacity;
+}
+
+static const char *op_name(const struct cst_packing *packing, uint32_t op)
+{
+    return packing->model->n_operators == 0 ? "" : packing->model->operators[op].name;
+}
+
+static int too_small(const struct cst_packing *packing, uint64_t pool_bytes,
+                     const struct shortfall *s, struct cst_err *err)
+{
+    char further[120] = "";
+    size_t used = 0;
+
+    for (uint32_t k = 1; k < s->sizes.n && used < sizeof further; k++) {
+        used += (size_t)snprintf(further + used, sizeof further - used,
+                                 ", and %" PRIu32 " of %" PRIu64 " bytes", s->need.min_blocks[k],
+                                 block_bytes(s->sizes.v[k]));
+    }
+    return cst_err_set(err, CST_EPOOL,
+                       "pool of %" PRIu64 " bytes: %" PRIu64 " blocks of %" PRIu64
+                       " bytes, operator '%s' needs %" PRIu32 "%s: %" PRIu64 " bytes short",
+                       pool_bytes, pool_bytes / block_bytes(s->sizes.v[0]),
+                       block_bytes(s->sizes.v[0]), op_name(packing, s->need.min_operator[0]),
+                       s->need.min_blocks[0], further, s->bytes - pool_bytes);
+}
+
+/* Bytes that @sizes need; *further_out (may be NULL): of them, for classes behind the first. Keeps
+ * the smallest demand in @s. */
+static uint64_t try_sizes(struct cst_packing *packing, const struct cst_sizes *sizes,
+                          struct shortfall *s, uint64_t *further_out)
+{
+    struct cst_layout_need need;
+    uint64_t further = 0, bytes;
+
+    cst_packing_pack(packing, sizes);
+    need = cst_need_of_all(packing);
+    for (uint32_t k = 1; k < sizes->n; k++) {
+        further += need.min_blocks[k] * block_bytes(sizes->v[k]);
+    }
+    bytes = further + need.min_blocks[0] * block_bytes(sizes->v[0]);
+    if (s->bytes == 0 || bytes < s->bytes) {
+        *s = (struct shortfall){.sizes = *sizes, .need = need, .bytes = bytes};
+    }
+    if (further_out != NULL) {
+        *further_out = further;
+    }
+    return bytes;
+}
+
+/* -- given ---------------------------------------------------------------------------------- */
+
+static int check_limit(uint64_t elems, struct cst_err *err)
+{
+    if (elems > CST_LAYOUT_MAX_CHUNK_ELEMS) {
+        return cst_err_set(err, CST_EINVAL,
+                           "chunks of %" PRIu64 " elements: at most %u are allowed", elems,
+                           CST_LAYOUT_MAX_CHUNK_ELEMS);
+    }
+    return CST_OK;
+}
+
+/* The further classes that @config gives. */
+static int take_given(const struct cst_layout_config *config, struct cst_sizes *sizes,
+                      struct cst_err *err)
+{
+    const uint64_t *given = config->class_elems;
+    int status = CST_OK;
+
+    for (uint32_t i = 0; i < CST_LAYOUT_MAX_CLASSES && given[i] != 0 && status == CST_OK; i++) {
+        uint64_t before = sizes->v[sizes->n - 1];
+
+        status = check_limit(given[i], err);
+        if (status == CST_OK && sizes->n == CST_LAYOUT_MAX_CLASSES) {
+            status = cst_err_set(err, CST_EINVAL, "more than %d classes of chunks",
+                                 CST_LAYOUT_MAX_CLASSES);
+        } else if (status == CST_OK && given[i] <= before) {
+            status =
+                cst_err_set(err, CST_EINVAL,
+                            "classes of chunks must grow: %" PRIu64 " elements behind %" PRIu64,
+                            given[i], before);
+        } else if (status == CST_OK) {
+            sizes->v[sizes->n++] = cst_align_up(given[i], CST_LAYOUT_CAPACITY_STEP);
+        }
+    }
+    return status;
+}
+
+static int check_holds(const struct cst_packing *packing, const struct cst_sizes *sizes,
+                       struct cst_err *err)
+{
+    uint64_t last = sizes->v[sizes->n - 1];
+
+    if (last < packing->largest) {
+        return cst_err_set(err, CST_EINVAL,
+                           "chunks of %" PRIu64
+                           " elements are smaller than the largest tensor, %" PRIu64,
+                           last, packing->largest);
+    }
+    if (sizes->v[0] < packing->smallest) {
+        return cst_err_set(err, CST_EINVAL,
+                           "chunks of %" PRIu64
+                           " elements are smaller than the smallest tensor, %" PRIu64,
+                           sizes->v[0], packing->smallest);
+    }
+    return CST_OK;
+}
+
+static void fit_given(const struct cst_packing *packing, uint32_t max_classes,
+                      struct cst_sizes *sizes)
+{
+    struct cst_outliers outliers;
+
+    cst_outliers_find(&outliers, packing, sizes->v[0]);
+    cst_outliers_fit(&outliers, sizes->v[0], max_classes, 0, sizes);
+}
+
+static int check_given(struct cst_packing *packing, const struct cst_layout_config *config,
+                       struct cst_sizes *sizes_out, struct cst_err *err)
+{
+    struct cst_sizes sizes = {.v = {cst_align_up(config->chunk_elems, CST_LAYOUT_CAPACITY_STEP)},
+                              .n = 1};
+    struct shortfall s = {0};
+    int status = check_limit(config->chunk_elems, err);
+
+    if (status == CST_OK && config->class_elems[0] != 0) {
+        status = take_given(config, &sizes, err);
+    } else if (status == CST_OK && config->max_classes > 1) {
+        fit_given(packing, config->max_classes, &sizes);
+    }
+    if (status == CST_OK) {
+        status = check_holds(packing, &sizes, err);
+    }
+    if (status != CST_OK) {
+        return status;
+    }
+    if (try_sizes(packing, &sizes, &s, NULL) > config->pool_bytes && config->pool_bytes != 0) {
+        return too_small(packing, config->pool_bytes, &s, err);
+    }
+    *sizes_out = sizes;
+    return CST_OK;
+}
+
+/* -- chosen --------------------------------------------------------------------------------- */
+
+/* What is being chosen from. */
+struct choice {
+    struct cst_packing *packing;
+    struct cst_outliers outliers; /* sizes above `low` */
+    struct candidate *list;       /* owned */
+    uint32_t n;
+    uint32_t max_classes;
+    uint64_t low, high; /* capacities of the first class */
+    uint64_t price;     /* of a further class, elements */
 };
 
 static int by_waste(const void *a, const void *b)
@@ -26,204 +187,141 @@ static int by_waste(const void *a, const void *b)
     if (x->waste != y->waste) {
         return x->waste < y->waste ? -1 : 1;
     }
-    return (x->capacity > y->capacity) - (x->capacity < y->capacity);
+    return (x->sizes.v[0] > y->sizes.v[0]) - (x->sizes.v[0] < y->sizes.v[0]);
 }
 
-static uint64_t block_bytes(uint64_t capacity)
-{
-    return 2 * capacity;
-}
-
-static int too_small(const struct cst_packing *packing, uint64_t pool_bytes,
-                     const struct shortfall *s, struct cst_err *err)
-{
-    const struct cst_model *model = packing->model;
-
-    return cst_err_set(err, CST_EPOOL,
-                       "pool of %" PRIu64 " bytes: %" PRIu64 " blocks of %" PRIu64
-                       " bytes, operator '%s' needs %" PRIu32 ": %" PRIu64 " bytes short",
-                       pool_bytes, pool_bytes / block_bytes(s->capacity), block_bytes(s->capacity),
-                       model->n_operators == 0 ? "" : model->operators[s->op].name, s->need_blocks,
-                       s->needed - pool_bytes);
-}
-
-/* Blocks that this capacity needs; true if the pool holds them. Keeps the smallest demand in @s. */
-static bool try_capacity(struct cst_packing *packing, uint64_t pool_bytes, uint64_t capacity,
-                         uint32_t *need_out, struct shortfall *s)
-{
-    uint32_t op = 0;
-    uint32_t need;
-    uint64_t bytes;
-
-    (void)cst_packing_pack(packing, capacity);
-    need = cst_packing_need(packing, &op);
-    bytes = need * block_bytes(capacity);
-    if (s->needed == 0 || bytes < s->needed) {
-        *s = (struct shortfall){
-            .capacity = capacity, .needed = bytes, .need_blocks = need, .op = op};
-    }
-    *need_out = need;
-    return bytes <= pool_bytes;
-}
-
-static int check_given(struct cst_packing *packing, const struct cst_layout_config *config,
-                       uint64_t *capacity_out, struct cst_err *err)
-{
-    struct shortfall s = {0};
-    uint32_t need;
-    uint64_t capacity;
-
-    if (config->chunk_elems > CST_LAYOUT_MAX_CHUNK_ELEMS) {
-        return cst_err_set(err, CST_EINVAL,
-                           "chunks of %" PRIu64 " elements: at most %u are allowed",
-                           config->chunk_elems, CST_LAYOUT_MAX_CHUNK_ELEMS);
-    }
-    capacity = cst_align_up(config->chunk_elems, CST_LAYOUT_CAPACITY_STEP);
-    if (capacity < packing->largest) {
-        return cst_err_set(err, CST_EINVAL,
-                           "chunks of %" PRIu64
-                           " elements are smaller than the largest tensor, %" PRIu64,
-                           config->chunk_elems, packing->largest);
-    }
-    if (!try_capacity(packing, config->pool_bytes == 0 ? UINT64_MAX : config->pool_bytes, capacity,
-                      &need, &s)) {
-        return too_small(packing, config->pool_bytes, &s, err);
-    }
-    *capacity_out = capacity;
-    return CST_OK;
-}
-
-/* Trying one takes time in proportion to tensors and uses, and the daemon waits for it: fewer for
- * models of very many. */
+/* Trying one takes time in proportion to items and each rank's uses, and the daemon waits for it:
+ * fewer for models of very many. */
 static uint32_t max_candidates(const struct cst_packing *packing)
 {
-    uint32_t n = MAX_WORK / (packing->model->n_tensors + packing->model->n_uses);
+    uint32_t n_leaders = (uint32_t)__builtin_popcountll(packing->leaders);
+    uint64_t each = packing->n_items + (uint64_t)packing->model->n_uses * n_leaders;
+    uint64_t n = MAX_WORK / each;
 
-    return n < CST_CAPACITY_MAX_CANDIDATES ? n : CST_CAPACITY_MAX_CANDIDATES;
+    n = n < 16 ? 16 : n;
+    return n < CST_CAPACITY_MAX_CANDIDATES ? (uint32_t)n : CST_CAPACITY_MAX_CANDIDATES;
 }
 
-/* Evenly spaced multiples of the step from the largest tensor to what the pool could hold. */
-static uint32_t list_candidates(const struct cst_packing *packing, uint64_t pool_bytes,
-                                struct candidate *list)
+/* The candidate of capacity @first: its classes cut down to what the chunks fill, which changes no
+ * chunk. */
+static void add_candidate(struct choice *choice, uint64_t first)
 {
-    uint64_t step = CST_LAYOUT_CAPACITY_STEP;
-    uint64_t low = cst_align_up(packing->largest, step);
-    uint64_t high = cst_align_up(packing->model->n_params, step);
-    uint32_t n = 0, max = max_candidates(packing);
+    struct cst_packing *p = choice->packing;
+    struct candidate *c = &choice->list[choice->n++];
 
-    if (high >
-        pool_bytes / block_bytes(3)) { /* need is 3 blocks at least: weight, gradient, one ahead */
-        high = pool_bytes / block_bytes(3) / step * step;
+    cst_outliers_fit(&choice->outliers, first, choice->max_classes, choice->price, &c->sizes);
+    cst_packing_pack(p, &c->sizes);
+    c->waste = (c->sizes.n - 1) * choice->price;
+    for (uint32_t k = 0; k < c->sizes.n; k++) {
+        c->sizes.v[k] = cst_align_up(p->class_elems[k], CST_LAYOUT_CAPACITY_STEP);
+        c->waste += p->class_chunks[k] * c->sizes.v[k];
     }
-    if (high > CST_LAYOUT_MAX_CHUNK_ELEMS) {
-        high = CST_LAYOUT_MAX_CHUNK_ELEMS;
-    }
-    if (high > low) {
-        step = cst_align_up((high - low) / max + 1, step);
-    }
-    for (uint64_t c = low; n == 0 || (c <= high && n < max); c += step) {
-        uint64_t held = cst_packing_count(packing, c) * c;
+    c->waste -= p->n_elems;
+}
 
-        list[n++] = (struct candidate){.capacity = c, .waste = held - packing->model->n_params};
+/* Each by the same factor larger than the one before, and by a step at least: (1 + 1/d)^d >= 2, so
+ * d of them for each doubling are enough. */
+static void list_candidates(struct choice *choice)
+{
+    uint32_t max = max_candidates(choice->packing), n_doublings = 1;
+    uint64_t d;
+
+    while (choice->low << n_doublings < choice->high) {
+        n_doublings++;
     }
-    return n;
+    d = max > n_doublings ? max / n_doublings : 1;
+    for (uint64_t c = choice->low; choice->n < max && c <= choice->high;
+         c = cst_align_up(c + c / d + 1, CST_LAYOUT_CAPACITY_STEP)) {
+        add_candidate(choice, c);
+    }
 }
 
 /* The candidates by waste: the first whose pool has blocks to spare, else the first that can run,
- * else 0. */
-static uint64_t pick(struct cst_packing *packing, uint64_t pool_bytes, const struct candidate *list,
-                     uint32_t n, struct shortfall *s)
+ * else NULL. */
+static const struct candidate *pick(const struct choice *choice, uint64_t pool_bytes,
+                                    struct shortfall *s)
 {
-    uint64_t fallback = 0;
+    const struct candidate *fallback = NULL;
 
-    for (uint32_t i = 0; i < n; i++) {
-        bool roomy = pool_bytes / block_bytes(list[i].capacity) >= CST_CAPACITY_GOOD_BLOCKS;
-        uint32_t need;
+    for (uint32_t i = 0; i < choice->n; i++) {
+        const struct candidate *c = &choice->list[i];
+        uint64_t good = CST_CAPACITY_GOOD_BLOCKS * block_bytes(c->sizes.v[0]);
+        uint64_t further;
 
-        if (!roomy && fallback != 0) {
+        if (fallback != NULL && good > pool_bytes) {
             continue;
         }
-        if (!try_capacity(packing, pool_bytes, list[i].capacity, &need, s)) {
+        if (try_sizes(choice->packing, &c->sizes, s, &further) > pool_bytes) {
             continue;
         }
-        if (roomy) {
-            return list[i].capacity;
+        if (further + good <= pool_bytes) {
+            return c;
         }
-        fallback = list[i].capacity;
+        fallback = fallback != NULL ? fallback : c;
     }
     return fallback;
 }
 
-/* The smallest demand among the candidates of a pool of @pool_bytes. */
-static struct shortfall least_demand(struct cst_packing *packing, uint64_t pool_bytes,
-                                     struct candidate *list)
+static int open_choice(struct choice *choice, struct cst_packing *packing, uint32_t max_classes)
 {
-    uint32_t n = list_candidates(packing, pool_bytes, list);
-    struct shortfall s = {0};
-    uint32_t need;
+    uint64_t largest = cst_align_up(packing->largest, CST_LAYOUT_CAPACITY_STEP);
+    uint64_t all = cst_align_up(packing->n_elems, CST_LAYOUT_CAPACITY_STEP), good;
+    int status = CST_OK;
 
-    for (uint32_t i = 0; i < n; i++) {
-        (void)try_capacity(packing, pool_bytes, list[i].capacity, &need, &s);
+    choice->packing = packing;
+    choice->n = 0;
+    choice->max_classes = max_classes;
+    choice->price = packing->n_elems / CST_CAPACITY_CLASS_PRICE;
+    choice->list = malloc(CST_CAPACITY_MAX_CANDIDATES * sizeof *choice->list);
+    if (choice->list == NULL) {
+        return CST_ENOMEM;
     }
-    return s;
-}
-
-/* The smallest pool that is accepted. A larger pool has more candidates, of which one may need less
- * than the few of a pool that is too small; but what is promised must be a candidate of that very
- * pool. The smallest capacity is one of every pool. */
-static struct shortfall least_pool(struct cst_packing *packing, struct candidate *list)
-{
-    struct shortfall best = least_demand(packing, 0, list);
-    struct shortfall next = least_demand(packing, best.needed, list);
-
-    while (next.needed < best.needed) {
-        struct shortfall after = least_demand(packing, next.needed, list);
-
-        if (after.needed > next.needed) {
-            break;
-        }
-        best = next;
-        next = after;
+    choice->low = largest;
+    if (max_classes > 1) {
+        status = cst_outliers_least(packing, &choice->low);
     }
-    return best;
-}
-
-static int choose(struct cst_packing *packing, uint64_t pool_bytes, uint64_t *capacity_out,
-                  struct cst_err *err)
-{
-    struct candidate *list = malloc(CST_CAPACITY_MAX_CANDIDATES * sizeof *list);
-    bool any =
-        pool_bytes ==
-        0; /* then as if the pool held all weights and gradients, but it is never too small */
-    struct shortfall s = {0};
-    uint64_t chosen;
-    uint32_t n;
-
-    if (list == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory to choose a chunk capacity");
+    if (status != CST_OK) {
+        free(choice->list);
+        return status;
     }
-    if (any) {
-        pool_bytes = 2 * block_bytes(packing->model->n_params);
+    cst_outliers_find(&choice->outliers, packing, choice->low);
+    good = 2 * largest > CST_CAPACITY_GOOD_ELEMS ? 2 * largest : CST_CAPACITY_GOOD_ELEMS;
+    choice->high = all < good ? all : good;
+    if (choice->high > CST_LAYOUT_MAX_CHUNK_ELEMS) {
+        choice->high = CST_LAYOUT_MAX_CHUNK_ELEMS;
     }
-    n = list_candidates(packing, pool_bytes, list);
-    qsort(list, n, sizeof *list, by_waste);
-    chosen = pick(packing, pool_bytes, list, n, &s);
-    if (chosen == 0 && any) {
-        chosen = s.capacity;
-    }
-    if (chosen == 0) {
-        s = least_pool(packing, list);
-    }
-    free(list);
-    if (chosen == 0) {
-        return too_small(packing, pool_bytes, &s, err);
-    }
-    *capacity_out = chosen;
+    list_candidates(choice);
+    qsort(choice->list, choice->n, sizeof *choice->list, by_waste);
     return CST_OK;
 }
 
+/* No pool is given: as if it held all weights and gradients, but it is never too small. */
+static int choose(struct cst_packing *packing, const struct cst_layout_config *config,
+                  struct cst_sizes *sizes_out, struct cst_err *err)
+{
+    uint64_t pool_bytes = config->pool_bytes;
+    struct shortfall s = {0};
+    const struct candidate *chosen;
+    struct choice choice;
+    int status = open_choice(&choice, packing, config->max_classes);
+
+    if (status != CST_OK) {
+        return cst_err_set(err, status, "no memory to choose a chunk capacity");
+    }
+    chosen = pick(&choice, pool_bytes != 0 ? pool_bytes : 2 * block_bytes(packing->n_elems), &s);
+    if (chosen != NULL) {
+        *sizes_out = chosen->sizes;
+    } else if (pool_bytes == 0) {
+        *sizes_out = s.sizes;
+    } else {
+        status = too_small(packing, pool_bytes, &s, err);
+    }
+    free(choice.list);
+    return status;
+}
+
 int cst_capacity_choose(struct cst_packing *packing, const struct cst_layout_config *config,
-                        uint64_t *capacity_out, struct cst_err *err)
+                        struct cst_sizes *sizes_out, struct cst_err *err)
 {
     int status;
 
@@ -232,10 +330,10 @@ int cst_capacity_choose(struct cst_packing *packing, const struct cst_layout_con
                            "the largest tensor has %" PRIu64 " elements, a chunk can have %u",
                            packing->largest, CST_LAYOUT_MAX_CHUNK_ELEMS);
     }
-    status = config->chunk_elems != 0 ? check_given(packing, config, capacity_out, err)
-                                      : choose(packing, config->pool_bytes, capacity_out, err);
+    status = config->chunk_elems != 0 ? check_given(packing, config, sizes_out, err)
+                                      : choose(packing, config, sizes_out, err);
     if (status == CST_OK) {
-        (void)cst_packing_pack(packing, *capacity_out);
+        cst_packing_pack(packing, sizes_out);
     }
     return status;
 }

@@ -1,87 +1,225 @@
 /* From a packing to a layout: chunks with their tensors and uses, rows in segments, NUMA nodes. */
 #include "offload/capacity.h"
 #include "offload/layout.h"
+#include "offload/need.h"
 #include "offload/packing.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define PAGE_BYTES 4096
 
+static bool has_states(const struct cst_layout_chunk *chunk)
+{
+    return cst_pattern(chunk->pattern)->has_states;
+}
+
+static bool is_own(const struct cst_layout_chunk *chunk)
+{
+    return chunk->base_chunk == CST_LAYOUT_OWN;
+}
+
+/* -- chunks and their tensors --------------------------------------------------------------- */
+
+static void fill_chunks(struct cst_layout *layout, const struct cst_packing *packing)
+{
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_packed *from = &packing->chunks[c];
+        const struct cst_kind *kind = &packing->kinds[from->kind];
+
+        layout->chunks[c] = (struct cst_layout_chunk){.n_elems = from->n_elems,
+                                                      .ranks = kind->ranks,
+                                                      .pattern = kind->pattern,
+                                                      .size_class = from->size_class,
+                                                      .base_chunk = from->base_chunk};
+    }
+}
+
+static void place_tensor(struct cst_layout *layout, const struct cst_packing *packing, uint32_t t,
+                         struct cst_layout_tensor *tensor)
+{
+    uint32_t item = packing->item_of[t];
+    struct cst_layout_chunk *chunk;
+
+    tensor->chunk = packing->chunk_of[item];
+    tensor->offset = packing->offset[item];
+    chunk = &layout->chunks[tensor->chunk];
+    if (!is_own(chunk)) {
+        uint32_t i = cst_model_find(packing->base_model, tensor->name);
+
+        tensor->offset = packing->base_model->tensors[i].offset;
+    }
+    chunk->n_tensors++;
+    chunk->n_uses += tensor->n_uses;
+}
+
+/* Chunk by chunk, in each by offset: own chunks were filled in that order. */
+static void order_tensors(struct cst_layout *layout, const struct cst_model *model,
+                          const struct cst_packing *packing)
+{
+    uint32_t at = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        layout->chunks[c].first_tensor = at;
+        layout->chunks[c].first_span = layout->n_spans;
+        at += layout->chunks[c].n_tensors;
+        layout->n_spans += has_states(&layout->chunks[c]) ? layout->chunks[c].n_tensors : 0;
+        layout->chunks[c].n_tensors = 0;
+    }
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        uint32_t t = packing->order[i];
+        struct cst_layout_chunk *chunk = &layout->chunks[model->tensors[t].chunk];
+
+        layout->order[chunk->first_tensor + chunk->n_tensors++] = t;
+    }
+}
+
+struct placed {
+    uint64_t offset;
+    uint32_t tensor;
+};
+
+static int by_offset(const void *a, const void *b)
+{
+    const struct placed *x = a;
+    const struct placed *y = b;
+
+    return (x->offset > y->offset) - (x->offset < y->offset);
+}
+
+/* The base's order of first use may be another one. */
+static int order_shared(struct cst_layout *layout, const struct cst_model *model)
+{
+    struct placed *list = calloc(model->n_tensors, sizeof *list);
+
+    if (list == NULL) {
+        return CST_ENOMEM;
+    }
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+        uint32_t *order = layout->order + chunk->first_tensor;
+
+        if (is_own(chunk)) {
+            continue;
+        }
+        for (uint32_t i = 0; i < chunk->n_tensors; i++) {
+            list[i] =
+                (struct placed){.offset = model->tensors[order[i]].offset, .tensor = order[i]};
+        }
+        qsort(list, chunk->n_tensors, sizeof *list, by_offset);
+        for (uint32_t i = 0; i < chunk->n_tensors; i++) {
+            order[i] = list[i].tensor;
+        }
+    }
+    free(list);
+    return CST_OK;
+}
+
+static void number_tiles(struct cst_layout *layout, struct cst_model *model)
+{
+    for (uint32_t t = 0; t < model->n_tensors; t++) {
+        struct cst_layout_tensor *tensor = &model->tensors[t];
+
+        tensor->first_tile = layout->n_tiles;
+        if (cst_pattern(tensor->pattern)->has_states) {
+            layout->n_tiles += cst_table_n_tiles(tensor->n_elems);
+        }
+    }
+}
+
+static int place_tensors(struct cst_layout *layout, struct cst_model *model,
+                         const struct cst_packing *packing)
+{
+    fill_chunks(layout, packing);
+    for (uint32_t t = 0; t < model->n_tensors; t++) {
+        place_tensor(layout, packing, t, &model->tensors[t]);
+    }
+    order_tensors(layout, model, packing);
+    number_tiles(layout, model);
+    return packing->base != NULL ? order_shared(layout, model) : CST_OK;
+}
+
+/* -- rows ----------------------------------------------------------------------------------- */
+
+/* 0: the chunk has no such row. */
 static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
                           enum cst_row row)
 {
     uint64_t elem = row == CST_ROW_WEIGHT ? 2 : row == CST_ROW_GRAD ? layout->grad_bytes : 4;
 
+    if (row != CST_ROW_WEIGHT && !has_states(chunk)) {
+        return 0;
+    }
     return cst_align_up(chunk->n_elems * elem, PAGE_BYTES);
 }
 
-/* The packing's order and places, copied to where the layout and the model show them. */
-static void place_tensors(struct cst_layout *layout, struct cst_model *model,
-                          const struct cst_packing *packing)
+static uint64_t chunk_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
 {
-    uint64_t tile = 0;
+    uint64_t bytes = 0;
 
-    for (uint32_t i = 0; i < model->n_tensors; i++) {
-        uint32_t t = packing->order[i];
-        struct cst_layout_tensor *tensor = &model->tensors[t];
-        struct cst_layout_chunk *chunk = &layout->chunks[packing->chunk_of[t]];
-
-        layout->order[i] = t;
-        tensor->chunk = packing->chunk_of[t];
-        tensor->offset = packing->offset[t];
-        if (chunk->n_tensors++ == 0) {
-            chunk->first_tensor = i;
-        }
-        chunk->n_elems = cst_align_up(tensor->offset + tensor->n_elems, CST_LAYOUT_ALIGN_ELEMS);
-        chunk->n_uses += tensor->n_uses;
+    for (uint32_t r = 0; r < CST_ROW_COUNT && is_own(chunk); r++) {
+        bytes += row_bytes(layout, chunk, (enum cst_row)r);
     }
-    for (uint32_t t = 0; t < model->n_tensors; t++) {
-        model->tensors[t].first_tile = tile;
-        tile += cst_table_n_tiles(model->tensors[t].n_elems);
-    }
-    layout->n_tiles = tile;
+    return bytes;
 }
 
-/* Contiguous ranges of chunks, balanced by elements: a chunk goes to the node that its middle falls
- * on. */
-static void place_nodes(struct cst_layout *layout, uint32_t n_nodes)
+/* Contiguous ranges of chunks, balanced by bytes: a chunk goes to the node that its middle falls
+ * on; one of the base is where it is. */
+static int place_nodes(struct cst_layout *layout, const struct cst_layout_config *config,
+                       struct cst_err *err)
 {
-    uint64_t total = 0;
-    uint64_t before = 0;
+    uint64_t total = 0, before = 0;
 
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        total += layout->chunks[c].n_elems;
+        total += chunk_bytes(layout, &layout->chunks[c]);
     }
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         struct cst_layout_chunk *chunk = &layout->chunks[c];
+        uint64_t bytes = chunk_bytes(layout, chunk);
 
-        chunk->node = (uint32_t)((2 * before + chunk->n_elems) * n_nodes / (2 * total));
-        before += chunk->n_elems;
+        if (is_own(chunk)) {
+            chunk->node = (uint32_t)((2 * before + bytes) * config->n_nodes / (2 * total));
+        } else {
+            chunk->node = config->base->chunks[chunk->base_chunk].node;
+        }
+        if (chunk->node >= config->n_nodes) {
+            return cst_err_set(err, CST_EINVAL,
+                               "a chunk of the base is on node %" PRIu32 " of %" PRIu32,
+                               chunk->node, config->n_nodes);
+        }
+        before += bytes;
     }
+    return CST_OK;
+}
+
+static struct cst_layout_segment *add_segment(struct cst_layout *layout, uint32_t node)
+{
+    struct cst_layout_segment *segment = &layout->segments[layout->n_segments++];
+
+    segment->node = node;
+    return segment;
 }
 
 /* Rows one behind the other; a segment ends where the next row would not fit or the node changes.
  */
-static int place_rows(struct cst_layout *layout)
+static void place_own_rows(struct cst_layout *layout)
 {
     struct cst_layout_segment *segment = NULL;
-    uint32_t most = layout->n_chunks * CST_ROW_COUNT;
 
-    layout->segments = calloc(most, sizeof *layout->segments);
-    if (layout->segments == NULL) {
-        return CST_ENOMEM;
-    }
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+        for (uint32_t r = 0; r < CST_ROW_COUNT && is_own(chunk); r++) {
             uint64_t bytes = row_bytes(layout, chunk, (enum cst_row)r);
 
+            if (bytes == 0) {
+                chunk->rows[r].segment = CST_LAYOUT_NO_ROW;
+                continue;
+            }
             if (segment == NULL || segment->node != chunk->node ||
                 segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
-                segment = &layout->segments[layout->n_segments++];
-                segment->node = chunk->node;
+                segment = add_segment(layout, chunk->node);
             }
             chunk->rows[r] = (struct cst_layout_row){.segment = layout->n_segments - 1,
                                                      .offset = segment->bytes};
@@ -89,8 +227,55 @@ static int place_rows(struct cst_layout *layout)
             layout->arena_bytes += bytes;
         }
     }
+}
+
+/* The base's segments that hold its chunks which are used here, behind this job's own. @known: per
+ * segment of the base, its number here. */
+static void place_base_rows(struct cst_layout *layout, const struct cst_layout *base,
+                            uint32_t *known)
+{
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+        const struct cst_layout_row *row;
+
+        if (is_own(chunk)) {
+            continue;
+        }
+        row = &base->chunks[chunk->base_chunk].rows[CST_ROW_WEIGHT];
+        if (known[row->segment] == UINT32_MAX) {
+            struct cst_layout_segment *segment = add_segment(layout, chunk->node);
+
+            segment->bytes = base->segments[row->segment].bytes;
+            segment->is_base = true;
+            segment->base_segment = row->segment;
+            known[row->segment] = layout->n_segments - 1;
+        }
+        for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+            chunk->rows[r].segment = CST_LAYOUT_NO_ROW;
+        }
+        chunk->rows[CST_ROW_WEIGHT] =
+            (struct cst_layout_row){.segment = known[row->segment], .offset = row->offset};
+    }
+}
+
+static int place_rows(struct cst_layout *layout, const struct cst_layout *base)
+{
+    size_t n_base = base != NULL ? base->n_segments : 0;
+    uint32_t *known = malloc((n_base + 1) * sizeof *known);
+
+    layout->segments = calloc((size_t)layout->n_chunks * CST_ROW_COUNT, sizeof *layout->segments);
+    if (known == NULL || layout->segments == NULL) {
+        free(known);
+        return CST_ENOMEM;
+    }
+    memset(known, 0xff, n_base * sizeof *known);
+    place_own_rows(layout);
+    place_base_rows(layout, base, known);
+    free(known);
     return CST_OK;
 }
+
+/* -- uses ----------------------------------------------------------------------------------- */
 
 /* All lists lie in one array, which uses[0] starts. */
 static int list_uses(struct cst_layout *layout, const struct cst_model *model)
@@ -124,47 +309,77 @@ static int list_uses(struct cst_layout *layout, const struct cst_model *model)
     return CST_OK;
 }
 
-static uint64_t all_ranks(uint32_t world)
+static void fill_classes(struct cst_layout *layout, const struct cst_sizes *sizes,
+                         struct cst_packing *packing)
 {
-    return world >= 64 ? UINT64_MAX : (UINT64_C(1) << (world == 0 ? 1 : world)) - 1;
-}
+    struct cst_layout_need most = cst_need_of_all(packing);
 
-/* One class, one kind. */
-static void fill_classes(struct cst_layout *layout, uint64_t ranks)
-{
-    layout->n_classes = 1;
-    layout->classes[0] = (struct cst_layout_class){.capacity = layout->capacity,
-                                                   .n_chunks = layout->n_chunks,
-                                                   .min_blocks = layout->min_blocks,
-                                                   .min_operator = layout->min_operator,
-                                                   .max_blocks = layout->max_blocks};
-    for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        layout->chunks[c].ranks = ranks;
-        layout->chunks[c].pattern = CST_PATTERN_SHARD;
+    layout->n_classes = sizes->n;
+    for (uint32_t k = 0; k < sizes->n; k++) {
+        layout->classes[k] = (struct cst_layout_class){.capacity = sizes->v[k],
+                                                       .n_chunks = packing->class_chunks[k],
+                                                       .min_blocks = most.min_blocks[k],
+                                                       .min_operator = most.min_operator[k],
+                                                       .max_blocks = most.max_blocks[k]};
+    }
+    layout->capacity = layout->classes[0].capacity;
+    layout->min_blocks = layout->classes[0].min_blocks;
+    layout->min_operator = layout->classes[0].min_operator;
+    layout->max_blocks = layout->classes[0].max_blocks;
+    for (uint32_t r = 0; r < CST_LAYOUT_MAX_WORLD && (packing->world >> r & 1) != 0; r++) {
+        layout->needs[r] = packing->leader_of[r] == r ? cst_need_of_rank(packing, r)
+                                                      : layout->needs[packing->leader_of[r]];
     }
 }
 
 static int build(struct cst_layout *layout, struct cst_model *model, struct cst_packing *packing,
-                 const struct cst_layout_config *config)
+                 const struct cst_layout_config *config, struct cst_err *err)
 {
     int status;
 
+    layout->grad_bytes = config->grad_bytes == 4 ? 4 : 2;
     layout->n_chunks = packing->n_chunks;
     layout->chunks = calloc(layout->n_chunks, sizeof *layout->chunks);
     layout->order = calloc(model->n_tensors, sizeof *layout->order);
-    if (layout->chunks == NULL || layout->order == NULL) {
-        return CST_ENOMEM;
+    status = layout->chunks != NULL && layout->order != NULL ? place_tensors(layout, model, packing)
+                                                             : CST_ENOMEM;
+    if (status == CST_OK) {
+        status = place_nodes(layout, config, err);
     }
-    place_tensors(layout, model, packing);
-    place_nodes(layout, config->n_nodes);
-    status = place_rows(layout);
+    if (status == CST_OK) {
+        status = place_rows(layout, config->base);
+    }
     if (status == CST_OK) {
         status = list_uses(layout, model);
     }
-    layout->min_blocks = cst_packing_need(packing, &layout->min_operator);
-    layout->max_blocks = 2 * layout->n_chunks;
-    fill_classes(layout, all_ranks(config->world));
+    if (status == CST_ENOMEM) {
+        (void)cst_err_set(err, status, "no memory to lay the model out");
+    }
     return status;
+}
+
+static int check_config(const struct cst_model *model, const struct cst_layout_config *config,
+                        struct cst_err *err)
+{
+    if (model->n_tensors == 0) {
+        return cst_err_set(err, CST_EINVAL, "the model has no tensors");
+    }
+    if (config->n_nodes == 0) {
+        return cst_err_set(err, CST_EINVAL, "a layout needs at least one node");
+    }
+    if (config->world > CST_LAYOUT_MAX_WORLD) {
+        return cst_err_set(err, CST_EINVAL, "%" PRIu32 " ranks: at most %d are allowed",
+                           config->world, CST_LAYOUT_MAX_WORLD);
+    }
+    if (config->grad_bytes != 0 && config->grad_bytes != 2 && config->grad_bytes != 4) {
+        return cst_err_set(err, CST_EINVAL, "gradients of %" PRIu32 " bytes: 2 or 4 are allowed",
+                           config->grad_bytes);
+    }
+    if (config->max_classes > CST_LAYOUT_MAX_CLASSES) {
+        return cst_err_set(err, CST_EINVAL, "%" PRIu32 " classes of chunks: at most %d are allowed",
+                           config->max_classes, CST_LAYOUT_MAX_CLASSES);
+    }
+    return CST_OK;
 }
 
 int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
@@ -172,29 +387,26 @@ int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
 {
     struct cst_layout built = {0};
     struct cst_packing packing;
-    int status;
+    struct cst_sizes sizes;
+    int status = check_config(model, config, err);
 
-    if (model->n_tensors == 0) {
-        return cst_err_set(err, CST_EINVAL, "the model has no tensors");
-    }
-    if (config->n_nodes == 0) {
-        return cst_err_set(err, CST_EINVAL, "a layout needs at least one node");
-    }
-    status = cst_packing_init(&packing, model);
     if (status != CST_OK) {
-        return cst_err_set(err, status, "no memory to lay the model out");
+        return status;
     }
-    built.grad_bytes = config->grad_bytes == 4 ? 4 : 2;
-    status = cst_capacity_choose(&packing, config, &built.capacity, err);
+    status = cst_packing_init(&packing, model, config, err);
+    if (status != CST_OK) {
+        return status;
+    }
+    status = cst_capacity_choose(&packing, config, &sizes, err);
     if (status != CST_OK) {
         goto out_packing;
     }
-    status = build(&built, model, &packing, config);
+    status = build(&built, model, &packing, config, err);
     if (status != CST_OK) {
         cst_layout_close(&built);
-        (void)cst_err_set(err, status, "no memory to lay the model out");
         goto out_packing;
     }
+    fill_classes(&built, &sizes, &packing);
     *layout = built;
 out_packing:
     cst_packing_close(&packing);
@@ -211,14 +423,4 @@ void cst_layout_close(struct cst_layout *layout)
     free(layout->order);
     free(layout->chunks);
     memset(layout, 0, sizeof *layout);
-}
-
-uint32_t cst_layout_need(const struct cst_layout *layout, const struct cst_model *model,
-                         uint32_t *op_out)
-{
-    (void)model; /* constant since the layout was built from it, and so is the answer */
-    if (op_out != NULL) {
-        *op_out = layout->min_operator;
-    }
-    return layout->min_blocks;
 }

@@ -18,14 +18,15 @@
 
 #define CST_LAYOUT_ALIGN_ELEMS 64               /* a tensor starts at a multiple of it: 128 bytes of bf16 */
 #define CST_LAYOUT_CAPACITY_STEP 4096           /* C is a multiple of it, so rows are pages */
-#define CST_LAYOUT_SEGMENT_BYTES (256u << 20)   /* most that an arena segment has; no row straddles two */
-#define CST_LAYOUT_MAX_CHUNK_ELEMS (64u << 20)  /* an fp32 row is one segment */
+#define CST_LAYOUT_SEGMENT_BYTES (256u << 20)   /* most that an arena segment has, but for one with a single row; no row straddles two */
+#define CST_LAYOUT_MAX_CHUNK_ELEMS (1u << 30)
 #define CST_LAYOUT_MAX_TENSORS 65536
 #define CST_LAYOUT_MAX_OPERATORS 65536
 #define CST_LAYOUT_MAX_USES 262144              /* tensors of all operators together */
 #define CST_LAYOUT_NAME_BYTES 64                /* with the NUL */
 #define CST_LAYOUT_MAX_CLASSES 4                /* size classes of chunks */
 #define CST_LAYOUT_MAX_DIMS 8
+#define CST_LAYOUT_MAX_WORLD 64
 #define CST_LAYOUT_MAX_GROUPS 256              /* the group of all ranks, number 0, included */
 
 /* A tensor of which this one is a box: what a rank of a tensor-parallel group holds. */
@@ -47,7 +48,7 @@ struct cst_layout_tensor {
     uint32_t n_uses;     /* how many operators use it */
     uint32_t chunk;      /* out: its chunk */
     uint64_t offset;     /* out: elements from the start of the chunk */
-    uint64_t first_tile; /* out: sum of tiles of all tensors declared before it */
+    uint64_t first_tile; /* out: sum of tiles of all tensors with states declared before it */
 };
 
 struct cst_layout_operator {
@@ -81,16 +82,20 @@ struct cst_layout_row {
     uint64_t offset;  /* bytes, multiple of 4096 */
 };
 
+#define CST_LAYOUT_OWN UINT32_MAX
+
 struct cst_layout_chunk {
     uint64_t n_elems;      /* used, a multiple of CST_LAYOUT_ALIGN_ELEMS; <= capacity */
     uint32_t first_tensor; /* index into cst_layout.order */
     uint32_t n_tensors;
+    uint32_t first_span;   /* its first tensor among those that have states, in this order: the job table's spans */
     uint32_t node;         /* NUMA node (index 0..n_nodes-1) of its rows and of the engine that works on it */
     struct cst_layout_row rows[CST_ROW_COUNT];
     uint32_t n_uses;       /* operator uses of all its tensors, by any rank */
     uint64_t ranks;        /* of its tensors' group, a bit each; none beyond the job's world */
     enum cst_pattern_kind pattern; /* of all its tensors */
     uint32_t size_class;   /* index into cst_layout.classes: of the blocks that hold it */
+    uint32_t base_chunk;   /* chunk of the base's layout that it is: rows are the base's; CST_LAYOUT_OWN: it is this job's own */
 };
 
 /* Chunks of one size, and the blocks of a pool that hold them. A huge embedding has a class of its own and forces nobody. */
@@ -99,7 +104,14 @@ struct cst_layout_class {
     uint32_t n_chunks;
     uint32_t min_blocks;   /* the smallest pool that can run has so many of this class, in the rank that needs most */
     uint32_t min_operator; /* the operator that needs them */
-    uint32_t max_blocks;   /* more would never be used */
+    uint32_t max_blocks;   /* more would never be used: weights and gradients of all that a rank holds */
+};
+
+/* Blocks of each class in the pool of one rank. The classes' are the most of all ranks. */
+struct cst_layout_need {
+    uint32_t min_blocks[CST_LAYOUT_MAX_CLASSES];
+    uint32_t min_operator[CST_LAYOUT_MAX_CLASSES];
+    uint32_t max_blocks[CST_LAYOUT_MAX_CLASSES];
 };
 
 struct cst_layout_segment {
@@ -119,6 +131,7 @@ struct cst_layout {
     uint64_t capacity; /* of classes[0] */
     struct cst_layout_class classes[CST_LAYOUT_MAX_CLASSES];
     uint32_t n_classes;
+    struct cst_layout_need needs[CST_LAYOUT_MAX_WORLD]; /* per rank */
     struct cst_layout_chunk *chunks;
     uint32_t n_chunks;
     uint32_t *order;                 /* tensor numbers, chunk by chunk; n_tensors of them */
@@ -126,11 +139,12 @@ struct cst_layout {
     struct cst_layout_segment *segments;
     uint32_t n_segments;
     uint64_t arena_bytes;            /* sum of segments, the base's not counted */
-    uint64_t n_tiles;
-    uint32_t grad_bytes;             /* of an element of the grad rows: 2 (bf16) or 4 (fp32) */
-    uint32_t min_blocks;             /* the smallest pool that can run */
-    uint32_t min_operator;           /* the operator that needs it */
-    uint32_t max_blocks;             /* more would never be used: all weights and all gradients */
+    uint64_t n_tiles;                /* of tensors that have states */
+    uint32_t n_spans;                /* tensors that have states */
+    uint32_t grad_bytes;             /* of an element of the grad rows: 2 or 4 */
+    uint32_t min_blocks;             /* of classes[0], as are the next two */
+    uint32_t min_operator;
+    uint32_t max_blocks;
 };
 
 struct cst_layout_config {
@@ -139,7 +153,8 @@ struct cst_layout_config {
     uint32_t n_nodes;         /* NUMA nodes, at least 1 */
     uint32_t world;           /* ranks; 0: 1 */
     uint32_t grad_bytes;      /* of an element of the grad row: 2 (bf16; 0 too) or 4 (fp32, micro-batches) */
-    uint64_t class_elems[CST_LAYOUT_MAX_CLASSES]; /* capacities of further classes, ascending, ended by 0; all 0: chosen with chunk_elems */
+    uint64_t class_elems[CST_LAYOUT_MAX_CLASSES]; /* with chunk_elems: capacities of further classes, ascending, ended by 0; all 0: chosen */
+    uint32_t max_classes;     /* to choose: 0 and 1: one class, which holds all */
     const struct cst_model *base_model;  /* with base: whose frozen tensors are shared; NULL: nobody's. Borrowed during the call */
     const struct cst_layout *base;
 };
@@ -211,20 +226,30 @@ int cst_model_same_group(const struct cst_model *model, uint32_t i, uint64_t oth
 /* The first @n groups of @from, group 0 included, are @model's, which has none but group 0. */
 void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from, uint32_t n);
 
-/* Lay @model out; writes chunk, offset, first_tile of its tensors. With chunk_elems 0 the capacity is the one with the least waste
- * (n_chunks x C - n_params) among the multiples of CST_LAYOUT_CAPACITY_STEP from the largest tensor up, of which the smallest pool holds
- * at least max(min_blocks, 8) blocks where any does, else min_blocks; ties go to the smaller C. At most 200 multiples (fewer for models of more than 80000
- * tensors and uses), evenly spaced, are tried; a given capacity is rounded up to a multiple. Pool 0 counts as all weights and gradients, and is never too small.
- * CST_EPOOL: "pool of P bytes: n blocks of B bytes, operator 'x' needs m: k bytes short"; a pool of P + k bytes is accepted. CST_EINVAL: given capacity smaller than a tensor, or a tensor larger
- * than a chunk may be. CST_ENOMEM. */
+/* Lay @model out; writes chunk, offset, first_tile of its tensors.
+ *
+ * A chunk's tensors are of one kind: the same ranks, the same pattern, the same size class; and where the pattern is sparse, first used by
+ * the same operator. Each kind is packed next-fit in order of first use.
+ *
+ * With chunk_elems 0 the capacities are those with the least waste (elements of full chunks less parameters) of which the smallest pool
+ * holds what further classes need and max(min_blocks, 8) blocks of the first where any does, else all min_blocks; ties go to the smaller
+ * first class. Up to 200 are tried (fewer for models of more than 80000 tensors and uses), from the largest tensor up, and cut down to what
+ * their fullest chunk needs. With max_classes > 1 they begin below outliers: the largest two tensors, or one in 16; those that do not fit get
+ * classes of their own size, each as long as it saves half a percent of the parameters. Given capacities are rounded up to
+ * CST_LAYOUT_CAPACITY_STEP. Pool 0 counts as all weights and gradients, and is never too small.
+ *
+ * Frozen tensors that @config's base has too, frozen, with the same name and shape, are where they are there, chunk by chunk.
+ *
+ * min_blocks: the most blocks that any moment of forward and backward in declared order holds at once: the operator's weights, the
+ * gradients that are open (begun and not complete, the operator's own included), and one chunk of weights ahead, of any class, where there is
+ * another one; at least 1 of the first class. Operators of sparse tensors may be left out, any of them: a gradient that one of them shares
+ * with another operator is taken to be open until the step.
+ *
+ * CST_EPOOL: "pool of P bytes: n blocks of B bytes, operator 'x' needs m, and i of J bytes: k bytes short"; a pool of P + k bytes is
+ * accepted. CST_EINVAL: given capacities smaller than a tensor, the first one smaller than all, too large, or not growing; a tensor larger
+ * than a chunk may be; a group with ranks beyond the world. CST_ENOMEM. */
 int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                      const struct cst_layout_config *config, struct cst_err *err);
 void cst_layout_close(struct cst_layout *layout);
-
-/* The most blocks that any moment of forward and backward in declared order holds leased at once: the operator's weight chunks,
- * the gradient chunks that are open (begun and not complete, the operator's own included), and one chunk asked ahead.
- * *op_out (may be NULL) names the operator. */
-uint32_t cst_layout_need(const struct cst_layout *layout, const struct cst_model *model,
-                         uint32_t *op_out);
 
 #endif

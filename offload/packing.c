@@ -1,170 +1,338 @@
 #include "offload/packing.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define NO_CHUNK UINT32_MAX
+#define NO_ITEM UINT32_MAX
+#define NO_KIND UINT32_MAX
+
+/* -- groups and kinds ----------------------------------------------------------------------- */
+
+static uint64_t world_ranks(uint32_t world)
+{
+    return world >= 64 ? UINT64_MAX : (UINT64_C(1) << (world == 0 ? 1 : world)) - 1;
+}
+
+static int check_groups(const struct cst_packing *p, struct cst_err *err)
+{
+    const struct cst_model *model = p->model;
+
+    for (uint32_t g = 1; g < model->n_groups; g++) {
+        if ((model->groups[g] & ~p->world) != 0) {
+            return cst_err_set(
+                err, CST_EINVAL, "group %" PRIu32 " has rank %d, the job has ranks 0..%d", g,
+                63 - __builtin_clzll(model->groups[g]), 63 - __builtin_clzll(p->world));
+        }
+    }
+    return CST_OK;
+}
+
+/* Ranks that are in the same groups run the same operators. */
+static bool same_groups(const struct cst_model *model, uint32_t a, uint32_t b)
+{
+    for (uint32_t g = 0; g < model->n_groups; g++) {
+        if ((model->groups[g] >> a & 1) != (model->groups[g] >> b & 1)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void find_leaders(struct cst_packing *p)
+{
+    for (uint8_t r = 0; r < CST_LAYOUT_MAX_WORLD && (p->world >> r & 1) != 0; r++) {
+        p->leader_of[r] = r;
+        for (uint8_t q = 0; q < r && p->leader_of[r] == r; q++) {
+            if ((p->leaders >> q & 1) != 0 && same_groups(p->model, q, r)) {
+                p->leader_of[r] = q;
+            }
+        }
+        p->leaders |= (uint64_t)(p->leader_of[r] == r) << r;
+    }
+}
+
+/* The kind of tensor @t. @known: per group and pattern, what was found before. */
+static uint32_t find_kind(struct cst_packing *p, uint32_t *known, uint32_t t)
+{
+    const struct cst_layout_tensor *tensor = &p->model->tensors[t];
+    uint32_t *at = &known[tensor->group * CST_PATTERN_COUNT + tensor->pattern];
+    const struct cst_pattern *pattern = cst_pattern(tensor->pattern);
+    struct cst_kind kind = {.ranks = p->model->groups[tensor->group] & p->world,
+                            .pattern = tensor->pattern,
+                            .has_states = pattern->has_states,
+                            .sparse = pattern->sparse};
+
+    if (*at != NO_KIND) {
+        return *at;
+    }
+    for (*at = 0; *at < p->n_kinds; ++*at) { /* another group of the same ranks is no other kind */
+        if (p->kinds[*at].ranks == kind.ranks && p->kinds[*at].pattern == kind.pattern) {
+            return *at;
+        }
+    }
+    p->kinds[p->n_kinds++] = kind;
+    return *at;
+}
+
+/* -- items ---------------------------------------------------------------------------------- */
 
 static void order_by_first_use(struct cst_packing *p)
 {
     const struct cst_model *model = p->model;
     uint32_t n = 0;
 
-    memset(p->seen, 0, model->n_tensors * sizeof *p->seen);
+    memset(p->item_of, 0, model->n_tensors * sizeof *p->item_of);
     for (uint32_t i = 0; i < model->n_operators; i++) {
         for (uint32_t k = 0; k < model->operators[i].n_tensors; k++) {
             uint32_t t = model->operators[i].tensors[k];
 
-            if (p->seen[t] == 0) {
-                p->seen[t] = 1;
+            if (p->item_of[t] == 0) {
+                p->item_of[t] = i + 1; /* for the moment: 1 + its first operator */
                 p->order[n++] = t;
             }
         }
     }
     for (uint32_t t = 0; t < model->n_tensors; t++) {
-        if (p->seen[t] == 0) {
+        if (p->item_of[t] == 0) {
+            p->item_of[t] = model->n_operators + 1;
             p->order[n++] = t;
         }
     }
 }
 
-int cst_packing_init(struct cst_packing *packing, const struct cst_model *model)
+/* The base's chunk that has tensor @t, frozen here and there; CST_PACKING_OWN: none. */
+static uint32_t find_in_base(const struct cst_packing *p, uint32_t t)
 {
-    size_t n =
-        model->n_tensors == 0 ? 1 : model->n_tensors; /* there are never more chunks than tensors */
+    const struct cst_layout_tensor *mine = &p->model->tensors[t];
+    const struct cst_layout_tensor *theirs;
+    uint32_t i;
 
-    *packing = (struct cst_packing){
-        .model = model,
-        .order = calloc(n, sizeof *packing->order),
-        .chunk_of = calloc(n, sizeof *packing->chunk_of),
-        .offset = calloc(n, sizeof *packing->offset),
-        .open_uses = calloc(n, sizeof *packing->open_uses),
-        .seen = calloc(n, sizeof *packing->seen),
-        .open = calloc(n, sizeof *packing->open),
-    };
-    if (packing->order == NULL || packing->chunk_of == NULL || packing->offset == NULL ||
-        packing->open_uses == NULL || packing->seen == NULL || packing->open == NULL) {
-        cst_packing_close(packing);
+    if (p->base == NULL || cst_pattern(mine->pattern)->has_states) {
+        return CST_PACKING_OWN;
+    }
+    i = cst_model_find(p->base_model, mine->name);
+    if (i == UINT32_MAX) {
+        return CST_PACKING_OWN;
+    }
+    theirs = &p->base_model->tensors[i];
+    if (cst_pattern(theirs->pattern)->has_states || theirs->n_dims != mine->n_dims ||
+        memcmp(theirs->shape, mine->shape, mine->n_dims * sizeof *mine->shape) != 0) {
+        return CST_PACKING_OWN;
+    }
+    return theirs->chunk;
+}
+
+/* The item of this kind that is chunk @base_chunk of the base. @last: per chunk of the base, the
+ * item that was made for it last. */
+static uint32_t find_item(const struct cst_packing *p, const uint32_t *last, uint32_t base_chunk,
+                          uint32_t kind)
+{
+    if (base_chunk == CST_PACKING_OWN || last[base_chunk] == NO_ITEM ||
+        p->items[last[base_chunk]].kind != kind) {
+        return NO_ITEM;
+    }
+    return last[base_chunk];
+}
+
+static void add_item(struct cst_packing *p, const struct cst_item *item)
+{
+    uint64_t elems = cst_align_up(item->n_elems, CST_LAYOUT_ALIGN_ELEMS);
+
+    p->items[p->n_items++] = *item;
+    p->n_elems += item->n_elems;
+    p->largest = elems > p->largest ? elems : p->largest;
+    p->smallest = elems < p->smallest ? elems : p->smallest;
+}
+
+static void list_items(struct cst_packing *p, uint32_t *known, uint32_t *last)
+{
+    p->smallest = UINT64_MAX;
+    for (uint32_t i = 0; i < p->model->n_tensors; i++) {
+        uint32_t t = p->order[i];
+        uint32_t base_chunk = find_in_base(p, t);
+        struct cst_item item = {.n_elems = p->model->tensors[t].n_elems,
+                                .kind = find_kind(p, known, t),
+                                .op = p->item_of[t] - 1,
+                                .base_chunk = base_chunk};
+        uint32_t found = find_item(p, last, base_chunk, item.kind);
+
+        if (found != NO_ITEM) {
+            p->item_of[t] = found;
+            continue;
+        }
+        p->item_of[t] = p->n_items;
+        if (base_chunk != CST_PACKING_OWN) {
+            item.n_elems = p->base->chunks[base_chunk].n_elems;
+            last[base_chunk] = p->n_items;
+        }
+        add_item(p, &item);
+    }
+}
+
+static int find_items(struct cst_packing *p)
+{
+    size_t n_known = (size_t)p->model->n_groups * CST_PATTERN_COUNT;
+    size_t n_last = p->base != NULL ? p->base->n_chunks : 0;
+    uint32_t *known = malloc((n_known + n_last) * sizeof *known);
+
+    if (known == NULL) {
         return CST_ENOMEM;
     }
-    order_by_first_use(packing);
-    for (uint32_t t = 0; t < model->n_tensors; t++) {
-        uint64_t elems = cst_align_up(model->tensors[t].n_elems, CST_LAYOUT_ALIGN_ELEMS);
+    memset(known, 0xff, (n_known + n_last) * sizeof *known);
+    order_by_first_use(p);
+    list_items(p, known, known + n_known);
+    free(known);
+    return CST_OK;
+}
 
-        packing->largest = elems > packing->largest ? elems : packing->largest;
+static void list_op_items(struct cst_packing *p)
+{
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < p->model->n_operators; i++) {
+        const struct cst_layout_operator *op = &p->model->operators[i];
+
+        p->op_first[i] = at;
+        for (uint32_t k = 0; k < op->n_tensors; k++) {
+            uint32_t item = p->item_of[op->tensors[k]];
+
+            p->op_items[at++] = item;
+            p->op_sparse[i] = p->op_sparse[i] || p->kinds[p->items[item].kind].sparse;
+        }
     }
+    p->op_first[p->model->n_operators] = at;
+}
+
+/* -- life ----------------------------------------------------------------------------------- */
+
+static int allocate(struct cst_packing *p)
+{
+    size_t n =
+        p->model->n_tensors; /* there are never more items than tensors, nor chunks than items */
+    size_t n_ops = p->model->n_operators;
+    size_t n_kinds = (size_t)p->model->n_groups * CST_PATTERN_COUNT;
+
+    p->order = calloc(n, sizeof *p->order);
+    p->item_of = calloc(n, sizeof *p->item_of);
+    p->items = calloc(n, sizeof *p->items);
+    p->chunk_of = calloc(n, sizeof *p->chunk_of);
+    p->offset = calloc(n, sizeof *p->offset);
+    p->chunks = calloc(n, sizeof *p->chunks);
+    p->swept = calloc(n, sizeof *p->swept);
+    p->op_first = calloc(n_ops + 1, sizeof *p->op_first);
+    p->op_items = calloc(p->model->n_uses + 1u, sizeof *p->op_items);
+    p->op_sparse = calloc(n_ops + 1, sizeof *p->op_sparse);
+    p->kinds = calloc(n_kinds, sizeof *p->kinds);
+    p->slots = calloc(n_kinds * CST_LAYOUT_MAX_CLASSES, sizeof *p->slots);
+    return p->order != NULL && p->item_of != NULL && p->items != NULL && p->chunk_of != NULL &&
+                   p->offset != NULL && p->chunks != NULL && p->swept != NULL &&
+                   p->op_first != NULL && p->op_items != NULL && p->op_sparse != NULL &&
+                   p->kinds != NULL && p->slots != NULL
+               ? CST_OK
+               : CST_ENOMEM;
+}
+
+int cst_packing_init(struct cst_packing *packing, const struct cst_model *model,
+                     const struct cst_layout_config *config, struct cst_err *err)
+{
+    int status;
+
+    *packing = (struct cst_packing){.model = model,
+                                    .base_model = config->base_model,
+                                    .base = config->base,
+                                    .world = world_ranks(config->world)};
+    status = check_groups(packing, err);
+    if (status != CST_OK) {
+        return status;
+    }
+    find_leaders(packing);
+    status = allocate(packing);
+    if (status == CST_OK) {
+        status = find_items(packing);
+    }
+    if (status != CST_OK) {
+        cst_packing_close(packing);
+        return cst_err_set(err, status, "no memory to lay the model out");
+    }
+    list_op_items(packing);
     return CST_OK;
 }
 
 void cst_packing_close(struct cst_packing *packing)
 {
     free(packing->order);
+    free(packing->item_of);
+    free(packing->items);
     free(packing->chunk_of);
     free(packing->offset);
-    free(packing->open_uses);
-    free(packing->seen);
-    free(packing->open);
+    free(packing->chunks);
+    free(packing->swept);
+    free(packing->op_first);
+    free(packing->op_items);
+    free(packing->op_sparse);
+    free(packing->kinds);
+    free(packing->slots);
     memset(packing, 0, sizeof *packing);
 }
 
-uint32_t cst_packing_pack(struct cst_packing *packing, uint64_t capacity)
+/* -- packing -------------------------------------------------------------------------------- */
+
+static uint32_t class_of(const struct cst_sizes *sizes, uint64_t n_elems)
 {
-    const struct cst_model *model = packing->model;
-    uint32_t chunk = 0;
-    uint64_t fill = 0;
+    uint32_t c = 0;
 
-    for (uint32_t i = 0; i < model->n_tensors; i++) {
-        uint32_t t = packing->order[i];
-
-        if (fill + model->tensors[t].n_elems > capacity) {
-            chunk++;
-            fill = 0;
-        }
-        packing->chunk_of[t] = chunk;
-        packing->offset[t] = fill;
-        fill = cst_align_up(fill + model->tensors[t].n_elems, CST_LAYOUT_ALIGN_ELEMS);
+    while (c + 1 < sizes->n && n_elems > sizes->v[c]) {
+        c++;
     }
-    packing->n_chunks = model->n_tensors == 0 ? 0 : chunk + 1;
-    return packing->n_chunks;
+    return c;
 }
 
-uint32_t cst_packing_count(const struct cst_packing *packing, uint64_t capacity)
+static uint32_t open_chunk(struct cst_packing *p, const struct cst_item *item, uint32_t size_class)
 {
-    const struct cst_model *model = packing->model;
-    uint32_t n = 1;
-    uint64_t fill = 0;
-
-    for (uint32_t i = 0; i < model->n_tensors; i++) {
-        uint64_t elems = model->tensors[packing->order[i]].n_elems;
-
-        if (fill + elems > capacity) {
-            n++;
-            fill = 0;
-        }
-        fill = cst_align_up(fill + elems, CST_LAYOUT_ALIGN_ELEMS);
-    }
-    return model->n_tensors == 0 ? 0 : n;
+    p->chunks[p->n_chunks] = (struct cst_packed){
+        .kind = item->kind, .size_class = size_class, .base_chunk = item->base_chunk};
+    p->class_chunks[size_class]++;
+    return p->n_chunks++;
 }
 
-/* The backward of @op begins: how many chunks it uses; those not open yet are opened. */
-static uint32_t sweep_begin(struct cst_packing *p, const struct cst_layout_operator *op,
-                            uint32_t visit, uint32_t *n_open)
+/* The chunk where @item goes. */
+static uint32_t find_chunk(struct cst_packing *p, const struct cst_item *item, uint32_t size_class,
+                           uint64_t capacity)
 {
-    uint32_t n = 0;
+    struct cst_slot *slot = &p->slots[item->kind * CST_LAYOUT_MAX_CLASSES + size_class];
 
-    for (uint32_t k = 0; k < op->n_tensors; k++) {
-        uint32_t chunk = p->chunk_of[op->tensors[k]];
-
-        if (p->seen[chunk] != visit) {
-            p->seen[chunk] = visit;
-            n++;
-        }
-        if (!p->open[chunk]) {
-            p->open[chunk] = true;
-            ++*n_open;
-        }
+    if (item->base_chunk != CST_PACKING_OWN) {
+        return open_chunk(p, item, size_class);
     }
-    return n;
+    if (slot->chunk == NO_CHUNK || p->chunks[slot->chunk].n_elems + item->n_elems > capacity ||
+        (p->kinds[item->kind].sparse && slot->op != item->op)) {
+        slot->chunk = open_chunk(p, item, size_class);
+        slot->op = item->op;
+    }
+    return slot->chunk;
 }
 
-/* The backward of @op ends: gradients whose last use this was are handed in. */
-static void sweep_end(struct cst_packing *p, const struct cst_layout_operator *op, uint32_t *n_open)
+void cst_packing_pack(struct cst_packing *packing, const struct cst_sizes *sizes)
 {
-    for (uint32_t k = 0; k < op->n_tensors; k++) {
-        uint32_t chunk = p->chunk_of[op->tensors[k]];
+    struct cst_packing *p = packing;
 
-        if (--p->open_uses[chunk] == 0) {
-            p->open[chunk] = false;
-            --*n_open;
+    p->n_chunks = 0;
+    memset(p->slots, 0xff, (size_t)p->n_kinds * CST_LAYOUT_MAX_CLASSES * sizeof *p->slots);
+    memset(p->class_chunks, 0, sizeof p->class_chunks);
+    memset(p->class_elems, 0, sizeof p->class_elems);
+    for (uint32_t i = 0; i < p->n_items; i++) {
+        const struct cst_item *item = &p->items[i];
+        uint32_t k = class_of(sizes, item->n_elems);
+        uint32_t c = find_chunk(p, item, k, sizes->v[k]);
+        struct cst_packed *chunk = &p->chunks[c];
+
+        p->chunk_of[i] = c;
+        p->offset[i] = chunk->n_elems;
+        chunk->n_elems = cst_align_up(chunk->n_elems + item->n_elems, CST_LAYOUT_ALIGN_ELEMS);
+        if (chunk->n_elems > p->class_elems[k]) {
+            p->class_elems[k] = chunk->n_elems;
         }
     }
-}
-
-/* Only the backward pass is swept: an operator holds there what it holds in the forward pass, and
- * gradients besides. */
-uint32_t cst_packing_need(struct cst_packing *packing, uint32_t *op_out)
-{
-    const struct cst_model *model = packing->model;
-    uint32_t n_open = 0;
-    uint32_t need = 1;
-    uint32_t need_op = 0;
-
-    memset(packing->open_uses, 0, packing->n_chunks * sizeof *packing->open_uses);
-    memset(packing->seen, 0, packing->n_chunks * sizeof *packing->seen);
-    memset(packing->open, 0, packing->n_chunks * sizeof *packing->open);
-    for (uint32_t t = 0; t < model->n_tensors; t++) {
-        packing->open_uses[packing->chunk_of[t]] += model->tensors[t].n_uses;
-    }
-    for (uint32_t i = model->n_operators; i-- > 0;) {
-        uint32_t weights = sweep_begin(packing, &model->operators[i], i + 1, &n_open);
-
-        if (weights + n_open + 1 > need) {
-            need = weights + n_open + 1;
-            need_op = i;
-        }
-        sweep_end(packing, &model->operators[i], &n_open);
-    }
-    if (need > 2 * packing->n_chunks) {
-        need = 2 * packing->n_chunks;
-    }
-    *op_out = need_op;
-    return need;
 }

@@ -162,8 +162,6 @@ END_TEST
  * backward pass. */
 START_TEST(need_with_tied_tensors)
 {
-    uint32_t op = 99;
-
     for (uint32_t i = 0; i < 6; i++) {
         tensor(4096);
     }
@@ -174,8 +172,8 @@ START_TEST(need_with_tied_tensors)
     use(2, (uint32_t[]){5, 0});
     ck_assert_int_eq(build(4096, 0, 1), CST_OK);
     /* op1 in backward: weights 1 and 2, gradients 1, 2 and 0, one ahead */
-    ck_assert_uint_eq(cst_layout_need(&layout, &model, &op), 6);
-    ck_assert_uint_eq(op, 1);
+    ck_assert_uint_eq(layout.min_blocks, 6);
+    ck_assert_uint_eq(layout.min_operator, 1);
 }
 END_TEST
 
@@ -183,8 +181,6 @@ END_TEST
  * in backward, ends. */
 START_TEST(need_with_shared_chunks)
 {
-    uint32_t op;
-
     tensor(2000);
     tensor(6000);
     tensor(8000);
@@ -195,13 +191,13 @@ START_TEST(need_with_shared_chunks)
     use(1, (uint32_t[]){1});
     ck_assert_int_eq(build(8192, 0, 1), CST_OK); /* 0 | 2 | 3 | 1 */
     ck_assert_uint_eq(layout.n_chunks, 4);
-    ck_assert_uint_eq(cst_layout_need(&layout, &model, &op), 3);
+    ck_assert_uint_eq(layout.min_blocks, 3);
     cst_layout_close(&layout);
     use(2, (uint32_t[]){0, 1}); /* one more use of both, at the end: they stay open throughout */
     ck_assert_int_eq(build(8192, 0, 1), CST_OK);
-    ck_assert_uint_eq(cst_layout_need(&layout, &model, &op),
+    ck_assert_uint_eq(layout.min_blocks,
                       5); /* its weights, 0 and 1, their gradients, one ahead */
-    ck_assert_uint_eq(op, 4);
+    ck_assert_uint_eq(layout.min_operator, 4);
 }
 END_TEST
 

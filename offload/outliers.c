@@ -1,0 +1,164 @@
+#include "offload/outliers.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_FURTHER (CST_LAYOUT_MAX_CLASSES - 1)
+
+static int descending(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a;
+    uint64_t y = *(const uint64_t *)b;
+
+    return (x < y) - (x > y);
+}
+
+int cst_outliers_least(const struct cst_packing *packing, uint64_t *out)
+{
+    uint32_t n = packing->n_items, few = n / 16 > 2 ? n / 16 : 2, last = 0, n_sizes = 1;
+    uint64_t *sizes = malloc(n * sizeof *sizes);
+
+    if (sizes == NULL) {
+        return CST_ENOMEM;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        sizes[i] = cst_align_up(packing->items[i].n_elems, CST_LAYOUT_CAPACITY_STEP);
+    }
+    qsort(sizes, n, sizeof *sizes, descending);
+    for (uint32_t i = 1; i < n && i <= few && n_sizes <= CST_OUTLIERS_MAX; i++) {
+        if (sizes[i] != sizes[i - 1]) { /* the i items before it are larger */
+            last = i;
+            n_sizes++;
+        }
+    }
+    *out = sizes[last];
+    free(sizes);
+    return CST_OK;
+}
+
+/* False: there are too many sizes; *out holds the first ones met. */
+static bool add_size(struct cst_outliers *out, uint64_t size)
+{
+    uint32_t low = 0, high = out->n;
+
+    while (low < high) { /* the first that is not larger */
+        uint32_t middle = (low + high) / 2;
+
+        if (out->size[middle] > size) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    if (low < out->n && out->size[low] == size) {
+        out->count[low]++;
+        return true;
+    }
+    if (out->n == CST_OUTLIERS_MAX) {
+        return false;
+    }
+    memmove(out->size + low + 1, out->size + low, (out->n - low) * sizeof *out->size);
+    memmove(out->count + low + 1, out->count + low, (out->n - low) * sizeof *out->count);
+    out->size[low] = size;
+    out->count[low] = 1;
+    out->n++;
+    return true;
+}
+
+static bool find_rounded(struct cst_outliers *out, const struct cst_packing *packing,
+                         uint64_t above, uint64_t step)
+{
+    bool few = true;
+
+    out->n = 0;
+    for (uint32_t i = 0; i < packing->n_items && few; i++) {
+        uint64_t size = cst_align_up(packing->items[i].n_elems, step);
+
+        if (packing->items[i].n_elems > above) {
+            few = add_size(out,
+                           size < CST_LAYOUT_MAX_CHUNK_ELEMS ? size : CST_LAYOUT_MAX_CHUNK_ELEMS);
+        }
+    }
+    return few;
+}
+
+void cst_outliers_find(struct cst_outliers *out, const struct cst_packing *packing, uint64_t above)
+{
+    uint64_t step = CST_LAYOUT_CAPACITY_STEP;
+
+    while (!find_rounded(out, packing, above, step)) {
+        step *= 2;
+    }
+}
+
+/* best[k][j]: the least waste of k + 1 classes for the first j sizes; from[k][j]: where its last
+ * class begins. */
+struct fits {
+    uint64_t best[MAX_FURTHER][CST_OUTLIERS_MAX + 1];
+    uint32_t from[MAX_FURTHER][CST_OUTLIERS_MAX + 1];
+};
+
+static void fit_first(const struct cst_outliers *o, uint32_t m, struct fits *fits)
+{
+    uint64_t waste = 0;
+
+    for (uint32_t j = 1; j <= m; j++) {
+        waste += o->count[j - 1] * (o->size[0] - o->size[j - 1]);
+        fits->best[0][j] = waste;
+        fits->from[0][j] = 0;
+    }
+}
+
+/* With k + 1 classes the first j sizes: the last class has those from i on. */
+static void fit_further(const struct cst_outliers *o, uint32_t m, uint32_t k, struct fits *fits)
+{
+    for (uint32_t j = 1; j <= m; j++) {
+        fits->best[k][j] = fits->best[k - 1][j];
+        fits->from[k][j] = UINT32_MAX; /* no better than one class less */
+    }
+    for (uint32_t i = 1; i < m; i++) {
+        uint64_t waste = fits->best[k - 1][i];
+
+        for (uint32_t j = i + 1; j <= m; j++) {
+            waste += o->count[j - 1] * (o->size[i] - o->size[j - 1]);
+            if (waste < fits->best[k][j]) {
+                fits->best[k][j] = waste;
+                fits->from[k][j] = i;
+            }
+        }
+    }
+}
+
+void cst_outliers_fit(const struct cst_outliers *outliers, uint64_t first, uint32_t max_classes,
+                      uint64_t price, struct cst_sizes *sizes_out)
+{
+    uint32_t m = 0, n = 0, k = 0;
+    struct fits fits;
+
+    *sizes_out = (struct cst_sizes){.v = {first}, .n = 1};
+    while (m < outliers->n && outliers->size[m] > first) {
+        m++;
+    }
+    if (m == 0) {
+        return;
+    }
+    fit_first(outliers, m, &fits);
+    for (uint32_t i = 1; i + 1 < max_classes && i < m; i++) {
+        fit_further(outliers, m, i, &fits);
+        if (fits.best[i][m] + i * price < fits.best[k][m] + k * price) {
+            k = i;
+        }
+    }
+    for (uint32_t j = m;; k--) { /* the smallest class comes first */
+        uint32_t i = fits.from[k][j];
+
+        if (i != UINT32_MAX) {
+            sizes_out->v[++n] = outliers->size[i];
+            j = i;
+        }
+        if (k == 0) {
+            break;
+        }
+    }
+    sizes_out->n = n + 1;
+}
