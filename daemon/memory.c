@@ -186,7 +186,9 @@ static int add_table(struct cst_memory *memory, const struct cst_layout *layout,
 
 static uint32_t blocks_per_slab(const struct cst_layout *layout)
 {
-    return (uint32_t)(CST_LAYOUT_SEGMENT_BYTES / (layout->capacity * 2));
+    uint64_t n = CST_LAYOUT_SEGMENT_BYTES / (layout->capacity * 2);
+
+    return n > 0 ? (uint32_t)n : 1;
 }
 
 static uint32_t slabs_of(const struct cst_layout *layout, uint32_t n_blocks)
