@@ -1,11 +1,17 @@
-/* A step, played through the very core that runs in production, under a virtual clock: what a plan promises and what the daemon does cannot
- * drift apart. Workers run the operators in their order, fetch as libcistern does (one operator ahead), compute for as long as flops / rate,
- * hand in, accumulate, step. Engines take commands in the order of priority and tickets and finish them after latency + bytes / rate; lanes,
- * directions and memory are shared as rates say. Pure, deterministic, no threads.
+/* A step, played through the very code that runs in production, under a virtual clock: what a plan promises and what the daemon does
+ * cannot drift apart. The core (offload/core.h) decides; workers keep their books with client/lease.h and client/fence.h, run the operators
+ * in their order, compute for as long as flops / rate, hand in, accumulate, step. Engines take commands in the order of priority and
+ * tickets and finish them after latency + bytes / rate; lanes, directions, cores and memory are shared as rates say. Pure,
+ * deterministic, no threads.
  *
  *   model, layout, pools, rates --> cst_replay_run --> step time, bytes, peaks, and each interval of each lane (for timelines)
  *
- * Ranks that differ only in number are played once where that gives the same result (representatives); bytes are exact either way. */
+ * A rank may stand for several that do the same (representatives): each has a device of its own, the host's work is done for all of them.
+ * Bytes are exact either way.
+ *
+ * What a time is made of. A message takes half of rates' request_s each way, between a worker and the daemon and between the daemon and an
+ * engine. A GPU's operators are enqueued without waiting, the processor's are computed between begin and end. Backward costs twice the
+ * forward's flops, three times with recompute. */
 #ifndef CST_REPLAY_H
 #define CST_REPLAY_H
 
@@ -17,38 +23,59 @@ enum cst_lane_kind { CST_LANE_COMPUTE, CST_LANE_UP, CST_LANE_DOWN, CST_LANE_PEER
 /* Something that took time. */
 struct cst_interval {
     enum cst_lane_kind lane;
-    uint32_t number;      /* of the rank (COMPUTE, WAIT), device (UP, DOWN, PEER) or node (REDUCE, UPDATE) */
+    uint32_t number;      /* of the rank (COMPUTE, WAIT), device, or node where the host copies (UP, DOWN, PEER), or engine (REDUCE, UPDATE) */
     uint32_t what;        /* operator (COMPUTE, WAIT) or chunk */
-    bool backward;        /* COMPUTE */
-    uint32_t step;
+    bool backward;        /* COMPUTE, WAIT */
+    uint32_t step;        /* steps committed when it ended */
     uint64_t begin, end;  /* ns */
 };
 
 struct cst_replay_config {
-    const struct cst_core_config *core; /* with its model, layout and pools; borrowed */
+    const struct cst_core_config *core; /* with its model, layout, pools and policy; borrowed. Segments, tickets and time-outs are the replay's */
     const struct cst_rates *rates;
     uint32_t n_steps;       /* played; the last one is reported. 3: trace learned, steady */
     uint32_t micro_batches; /* >= 1 */
     double flops_share;     /* of rates' flops that this model reaches, 0..1; 0: 1 */
     bool recompute;         /* each operator's forward again before its backward */
+    const uint32_t *stands_for; /* per rank: ranks, itself included; NULL: 1 each */
+    const uint8_t *device_rows; /* per chunk: 1 << cst_row of those whose home is a device, where it is updated then; NULL: none. Devices take
+                                 * turns by chunk; only GPUs. Other ranks' copies of them are peer copies. */
+    const uint8_t *disk_rows;   /* per chunk: same, those that are on disk and come and go for each update; NULL: none */
     uint64_t deadline_events; /* give up (CST_ETIMEDOUT) after so many; 0: none */
     void (*interval)(void *arg, const struct cst_interval *interval); /* NULL: nobody wants them */
     void *arg;
 };
 
-/* Of the last step. */
+/* Counters as the core keeps them (cst_rank_stats), of all ranks. */
+struct cst_replay_counts {
+    uint64_t bytes_up, bytes_down;
+    uint64_t hits, misses, evictions, prefetches, surprises;
+};
+
 struct cst_replay_result {
+    /* of the last step */
     uint64_t step_ns;           /* commit to commit */
     uint64_t compute_ns;        /* busiest rank's compute */
     uint64_t wait_ns;           /* that rank's waits for weights or blocks */
     uint64_t update_exposed_ns; /* ... of them, for updates */
     uint64_t tail_ns;           /* from that rank's last backward to the commit */
-    uint64_t bytes_up, bytes_down, bytes_peer; /* of all ranks */
+    uint64_t bytes_up, bytes_down; /* of all ranks */
+    uint64_t bytes_peer;        /* between devices, not counted by the core */
     uint64_t hits, misses, evictions, prefetches;
-    uint32_t peak_blocks[CST_CORE_MAX_WORLD];  /* in use at once, per rank */
+    uint32_t peak_blocks[CST_CORE_MAX_WORLD];  /* not free at once, per rank */
+    /* of the whole run */
+    struct cst_replay_counts total;  /* when all is quiet behind the last step: what a job says that has done n_steps */
+    uint64_t moved_up, moved_down;   /* added up from commands and copies; total's bytes, unless somebody miscounts */
+    uint64_t n_events;               /* that the core digested */
 };
 
 /* CST_EPOOL, CST_EINVAL (a rate that is needed is 0), CST_ETIMEDOUT, CST_ENOMEM. */
 int cst_replay_run(const struct cst_replay_config *config, struct cst_replay_result *out, struct cst_err *err);
+
+/* How the bytes that a real job counted (the sums of its ranks' cst_rank_stats, after n_steps and when nothing is under way) differ from the
+ * total that was predicted: how many of up and down differ by more than @tolerance of the prediction (0: at all), with both values in @words;
+ * 0: none. Other counters depend on who was faster. */
+unsigned cst_replay_differs(const struct cst_replay_counts *predicted, const struct cst_replay_counts *counted, double tolerance,
+                            char words[160]);
 
 #endif

@@ -1,0 +1,485 @@
+#include "offload/plan/play.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NO_BATCH UINT16_MAX /* in a tag: not of a batch */
+
+enum single { TAG_ACCUMULATE, TAG_STEP, TAG_SYNC };
+
+/* -- what the parts share ------------------------------------------------------------------- */
+
+void cst_play_fail(struct cst_play *play, const struct cst_err *err)
+{
+    if (play->status == CST_OK) {
+        play->status = err->status;
+        play->err = *err;
+    }
+}
+
+static void out_of_memory(struct cst_play *play)
+{
+    struct cst_err err;
+
+    (void)cst_err_set(&err, CST_ENOMEM, "no memory for a replay");
+    cst_play_fail(play, &err);
+}
+
+void cst_play_timer(struct cst_play *play, uint64_t delay, enum cst_play_timer kind, uint64_t arg)
+{
+    if (cst_timers_set(&play->timers, play->now + delay, kind, arg) != CST_OK) {
+        out_of_memory(play);
+    }
+}
+
+void cst_play_start(struct cst_play *play, struct cst_effort *effort)
+{
+    if (cst_machine_start(&play->machine, effort) != CST_OK) {
+        out_of_memory(play);
+    }
+}
+
+void cst_play_interval(struct cst_play *play, enum cst_lane_kind lane, uint32_t number,
+                       uint32_t what, bool backward, uint64_t begin)
+{
+    const struct cst_interval interval = {.lane = lane,
+                                          .number = number,
+                                          .what = what,
+                                          .backward = backward,
+                                          .step = (uint32_t)play->n_commits,
+                                          .begin = begin,
+                                          .end = play->now};
+
+    if (play->config->interval != NULL) {
+        play->config->interval(play->config->arg, &interval);
+    }
+}
+
+uint32_t cst_play_owner(const struct cst_play *play, uint32_t chunk)
+{
+    uint32_t rank = chunk % play->world;
+    const uint8_t *rows = play->config->device_rows;
+    bool stays = rows != NULL && (rows[chunk] & 1u << CST_ROW_MASTER) != 0;
+
+    return stays && play->workers[rank].device != CST_NONE ? rank : CST_NONE;
+}
+
+static bool is_host(const struct cst_rates_device *device)
+{
+    return strcmp(device->name, "host") == 0;
+}
+
+/* GPUs are the devices that are not called "host"; the last one stands for those behind it. */
+static uint32_t find_device(const struct cst_rates *rates, uint32_t device)
+{
+    uint32_t found = 0, n = 0;
+
+    for (uint32_t i = 0; i < rates->n_devices; i++) {
+        bool host = is_host(&rates->devices[i]);
+
+        if (device == CST_NONE && host) {
+            return i;
+        }
+        if (device != CST_NONE && !host && n++ <= device) {
+            found = i;
+        }
+    }
+    return found;
+}
+
+const struct cst_rates_device *cst_play_device(const struct cst_play *play, uint32_t device)
+{
+    return &play->config->rates->devices[find_device(play->config->rates, device)];
+}
+
+/* -- commits -------------------------------------------------------------------------------- */
+
+static struct cst_replay_counts count(const struct cst_play *play)
+{
+    struct cst_replay_counts sum = {0};
+
+    for (uint32_t rank = 0; rank < play->world; rank++) {
+        uint64_t n = (uint64_t)play->workers[rank].stands_for;
+        struct cst_rank_stats stats;
+
+        cst_core_rank_stats(play->core, rank, &stats);
+        sum.bytes_up += n * stats.bytes_up;
+        sum.bytes_down += n * stats.bytes_down;
+        sum.hits += n * stats.hits;
+        sum.misses += n * stats.misses;
+        sum.evictions += n * stats.evictions;
+        sum.prefetches += n * stats.prefetches;
+        sum.surprises += n * stats.surprises;
+    }
+    return sum;
+}
+
+static void report_worker(struct cst_play *play)
+{
+    const struct cst_play_worker *busiest = &play->workers[0];
+    struct cst_replay_result *r = &play->result;
+
+    for (uint32_t rank = 1; rank < play->world; rank++) {
+        const struct cst_play_worker *w = &play->workers[rank];
+
+        busiest = w->compute_ns > busiest->compute_ns ? w : busiest;
+    }
+    r->compute_ns = busiest->compute_ns;
+    r->wait_ns = busiest->wait_ns;
+    r->update_exposed_ns = busiest->exposed_ns;
+    r->tail_ns = play->now > busiest->last_backward ? play->now - busiest->last_backward : 0;
+}
+
+static void committed(struct cst_play *play)
+{
+    struct cst_replay_counts now = count(play);
+    struct cst_replay_result *r = &play->result;
+
+    play->n_commits++;
+    r->step_ns = play->now - play->commit_at;
+    r->bytes_up = now.bytes_up - play->before.bytes_up;
+    r->bytes_down = now.bytes_down - play->before.bytes_down;
+    r->bytes_peer = play->peer_bytes - play->peer_before;
+    r->hits = now.hits - play->before.hits;
+    r->misses = now.misses - play->before.misses;
+    r->evictions = now.evictions - play->before.evictions;
+    r->prefetches = now.prefetches - play->before.prefetches;
+    report_worker(play);
+    memcpy(r->peak_blocks, play->peak_blocks, sizeof r->peak_blocks);
+    memset(play->peak_blocks, 0, sizeof play->peak_blocks);
+    play->before = now;
+    play->peer_before = play->peer_bytes;
+    play->commit_at = play->now;
+}
+
+static void note_blocks(struct cst_play *play)
+{
+    for (uint32_t rank = 0; rank < play->world; rank++) {
+        struct cst_rank_stats stats;
+        uint32_t used;
+
+        cst_core_rank_stats(play->core, rank, &stats);
+        used = stats.books.capacity - stats.books.free;
+        if (used > play->peak_blocks[rank]) {
+            play->peak_blocks[rank] = used;
+        }
+    }
+}
+
+/* -- the core ------------------------------------------------------------------------------- */
+
+static void take_reply(struct cst_play *play, const struct cst_reply *reply)
+{
+    uint32_t rank = (uint32_t)(reply->tag >> 56) - 1;
+    uint32_t batch = (uint32_t)(reply->tag >> 32) & 0xffffff;
+    uint32_t item = (uint32_t)reply->tag;
+
+    if (batch != NO_BATCH) {
+        cst_play_worker_reply(&play->workers[rank], batch, item, reply);
+    } else if (reply->status != CST_OK) {
+        cst_play_fail(play, &reply->err);
+    } else if (item == TAG_STEP) {
+        cst_play_timer(play, play->hop_ns, CST_PLAY_STEP_END, (uint64_t)rank << 32);
+    } else if (item == TAG_SYNC) {
+        play->attempt = reply->attempt;
+    }
+}
+
+void cst_play_event(struct cst_play *play, struct cst_event *event)
+{
+    uint64_t step = play->core->step;
+
+    if (play->status != CST_OK) {
+        return;
+    }
+    if (++play->n_events > play->config->deadline_events && play->config->deadline_events > 0) {
+        play->status = cst_err_set(&play->err, CST_ETIMEDOUT,
+                                   "a replay of more than %" PRIu64 " events: given up",
+                                   play->config->deadline_events);
+        return;
+    }
+    event->now = play->now;
+    cst_core_step(play->core, event, &play->actions);
+    for (size_t i = 0; i < play->actions.n && play->status == CST_OK; i++) {
+        const struct cst_action *a = &play->actions.v[i];
+
+        if (a->kind == CST_ACT_COMMAND) {
+            cst_play_submit(play, &a->command);
+        } else if (a->kind == CST_ACT_REPLY) {
+            take_reply(play, &a->reply);
+        }
+    }
+    note_blocks(play);
+    if (play->core->step != step) {
+        committed(play);
+    }
+}
+
+/* -- the clock ------------------------------------------------------------------------------ */
+
+static void on_timer(struct cst_play *play, const struct cst_timer *timer)
+{
+    switch ((enum cst_play_timer)timer->kind) {
+    case CST_PLAY_COMMAND:
+        cst_play_arrived(play, timer->arg);
+        break;
+    case CST_PLAY_DONE:
+        cst_play_done(play, timer->arg);
+        break;
+    case CST_PLAY_BATCH:
+    case CST_PLAY_BATCH_END:
+    case CST_PLAY_STEP:
+    case CST_PLAY_STEP_END:
+    case CST_PLAY_ACCUMULATE:
+        cst_play_worker_timer(&play->workers[timer->arg >> 32], (enum cst_play_timer)timer->kind,
+                              (uint32_t)timer->arg);
+        break;
+    }
+}
+
+static bool is_workers(const struct cst_play *play, const struct cst_effort *effort)
+{
+    const char *owner = effort->owner, *first = (const char *)play->workers;
+
+    return owner >= first && owner < first + play->world * sizeof *play->workers;
+}
+
+static void on_end(struct cst_play *play, struct cst_effort *effort)
+{
+    cst_machine_stop(&play->machine, effort);
+    if (is_workers(play, effort)) {
+        cst_play_worker_ended(effort->owner, effort);
+    } else {
+        cst_play_ended(play, effort->owner);
+    }
+}
+
+/* One thing happens. False: nothing ever will. */
+static bool turn(struct cst_play *play)
+{
+    uint64_t at = UINT64_MAX, timer_at = cst_timers_next(&play->timers);
+    struct cst_effort *effort = cst_machine_next(&play->machine, &at);
+
+    if (effort == NULL && timer_at == UINT64_MAX) {
+        return false;
+    }
+    play->now = timer_at <= at ? timer_at : at;
+    cst_machine_advance(&play->machine, play->now);
+    if (timer_at <= at) {
+        struct cst_timer timer = cst_timers_take(&play->timers);
+
+        on_timer(play, &timer);
+    } else {
+        on_end(play, effort);
+    }
+    return true;
+}
+
+static void sync_all(struct cst_play *play)
+{
+    for (uint32_t rank = 0; rank < play->world; rank++) {
+        struct cst_event attach = {.kind = CST_EV_ATTACH, .rank = rank};
+
+        cst_play_event(play, &attach);
+    }
+    for (uint32_t rank = 0; rank < play->world; rank++) {
+        struct cst_event sync = {.kind = CST_EV_SYNC,
+                                 .rank = rank,
+                                 .tag = ((uint64_t)rank + 1) << 56 | (uint64_t)NO_BATCH << 32 |
+                                        TAG_SYNC};
+
+        cst_play_event(play, &sync);
+    }
+    for (uint32_t rank = 0; rank < play->world && play->status == CST_OK; rank++) {
+        cst_play_worker_run(&play->workers[rank], play->attempt);
+    }
+}
+
+static void play_all(struct cst_play *play)
+{
+    sync_all(play);
+    while (play->status == CST_OK && turn(play)) {
+    }
+    if (play->status == CST_OK && play->n_commits < play->config->n_steps) {
+        play->status =
+            cst_err_set(&play->err, CST_EINTERNAL,
+                        "the replay stands still in step %" PRIu64 ": every rank waits for a block",
+                        play->n_commits);
+    }
+    play->result.total = count(play);
+    play->result.moved_up = play->moved_up;
+    play->result.moved_down = play->moved_down;
+    play->result.n_events = play->n_events;
+}
+
+/* -- open ----------------------------------------------------------------------------------- */
+
+static int open_core(struct cst_play *play, struct cst_err *err)
+{
+    struct cst_core_config core = *play->config->core;
+    struct cst_core_pool *pools = calloc(core.world, sizeof *pools);
+    int rc = CST_ENOMEM;
+
+    play->arena_segments = calloc(core.layout->n_segments + 1ul, sizeof *play->arena_segments);
+    play->slabs = calloc((size_t)core.world * CST_PLAY_POOL_STRIDE, sizeof *play->slabs);
+    if (pools == NULL || play->arena_segments == NULL || play->slabs == NULL) {
+        (void)cst_err_set(err, rc, "no memory for a replay");
+        goto out;
+    }
+    for (uint32_t i = 0; i < core.layout->n_segments; i++) {
+        play->arena_segments[i] = i + 1;
+    }
+    for (uint32_t rank = 0; rank < core.world; rank++) {
+        uint32_t *slabs = play->slabs + (size_t)rank * CST_PLAY_POOL_STRIDE;
+
+        for (uint32_t i = 0; i < CST_LAYOUT_MAX_CLASSES; i++) {
+            slabs[i] = CST_PLAY_POOL_SEGMENT + rank * CST_PLAY_POOL_STRIDE + i;
+        }
+        pools[rank] = core.pools[rank];
+        pools[rank].segments = slabs;
+        for (uint32_t class = 0; class < CST_LAYOUT_MAX_CLASSES; class ++) { /* a slab each */
+            pools[rank].parts[class].first_slab = class;
+            pools[rank].parts[class].blocks_per_slab = pools[rank].parts[class].n_blocks;
+        }
+    }
+    core.arena_segments = play->arena_segments;
+    core.pools = pools;
+    core.table_segment = 0;
+    core.first_ticket = 1;
+    core.peer_timeout_ns = CST_CORE_NEVER;
+    core.step = 0;
+    rc = cst_core_open(&play->core, &core, err);
+out:
+    free(pools);
+    return rc;
+}
+
+static int open_machine(struct cst_play *play)
+{
+    uint32_t n_links = play->n_engines - play->n_nodes;
+    uint32_t *kinds = calloc(n_links + 1ul, sizeof *kinds);
+    int rc = CST_ENOMEM;
+
+    if (kinds != NULL) {
+        for (uint32_t i = 0; i < n_links; i++) {
+            kinds[i] = find_device(play->config->rates, i);
+        }
+        rc = cst_machine_init(&play->machine, play->config->rates, kinds, n_links);
+    }
+    free(kinds);
+    return rc;
+}
+
+static void count_engines(struct cst_play *play)
+{
+    const struct cst_core_config *core = play->config->core;
+
+    play->n_nodes = 1;
+    for (uint32_t c = 0; c < core->layout->n_chunks; c++) {
+        if (core->layout->chunks[c].node >= play->n_nodes) {
+            play->n_nodes = core->layout->chunks[c].node + 1;
+        }
+    }
+    play->n_engines = play->n_nodes;
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->pools[rank].engine >= play->n_engines) {
+            play->n_engines = core->pools[rank].engine + 1;
+        }
+    }
+}
+
+static int open_play(struct cst_play *play, struct cst_err *err)
+{
+    int rc;
+
+    count_engines(play);
+    play->world = play->config->core->world;
+    play->hop_ns = (uint64_t)(play->config->rates->request_s * 1e9 / 2);
+    play->updated_at = calloc(play->config->core->layout->n_chunks, sizeof *play->updated_at);
+    play->workers = calloc(play->world, sizeof *play->workers);
+    if (play->updated_at == NULL || play->workers == NULL ||
+        cst_play_engines_open(play) != CST_OK || open_machine(play) != CST_OK) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a replay");
+    }
+    rc = open_core(play, err);
+    for (uint32_t rank = 0; rank < play->world && rc == CST_OK; rank++) {
+        rc = cst_play_worker_open(play, rank, err);
+    }
+    return rc;
+}
+
+static void close_play(struct cst_play *play)
+{
+    for (uint32_t rank = 0; play->workers != NULL && rank < play->world; rank++) {
+        cst_play_worker_close(&play->workers[rank]);
+    }
+    cst_play_engines_close(play);
+    cst_core_close(play->core);
+    cst_actions_close(&play->actions);
+    cst_machine_close(&play->machine);
+    cst_timers_close(&play->timers);
+    free(play->arena_segments);
+    free(play->slabs);
+    free(play->workers);
+    free(play->updated_at);
+}
+
+int cst_replay_run(const struct cst_replay_config *config, struct cst_replay_result *out,
+                   struct cst_err *err)
+{
+    struct cst_play play = {.config = config};
+    int rc = cst_rates_check(config->rates, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (config->n_steps == 0 || config->micro_batches == 0) {
+        return cst_err_set(err, CST_EINVAL, "a replay of %u steps of %u micro-batches",
+                           config->n_steps, config->micro_batches);
+    }
+    cst_timers_init(&play.timers);
+    cst_actions_init(&play.actions);
+    rc = open_play(&play, err);
+    if (rc == CST_OK) {
+        play_all(&play);
+        rc = play.status;
+        if (rc == CST_OK) {
+            *out = play.result;
+        } else if (err != NULL) {
+            *err = play.err;
+        }
+    }
+    close_play(&play);
+    return rc;
+}
+
+/* -- comparing ------------------------------------------------------------------------------ */
+
+unsigned cst_replay_differs(const struct cst_replay_counts *predicted,
+                            const struct cst_replay_counts *counted, double tolerance,
+                            char words[160])
+{
+    const struct {
+        const char *name;
+        uint64_t predicted, counted;
+    } pairs[] = {{"up", predicted->bytes_up, counted->bytes_up},
+                 {"down", predicted->bytes_down, counted->bytes_down}};
+    unsigned n = 0;
+    size_t at = 0;
+
+    words[0] = '\0';
+    for (unsigned i = 0; i < 2; i++) {
+        double p = (double)pairs[i].predicted, c = (double)pairs[i].counted;
+
+        if (fabs(p - c) > tolerance * p) {
+            n++;
+            at += (size_t)snprintf(
+                words + at, 160 - at, "%s%s: %" PRIu64 " bytes predicted, %" PRIu64 " counted",
+                at > 0 ? "; " : "", pairs[i].name, pairs[i].predicted, pairs[i].counted);
+        }
+    }
+    return n;
+}

@@ -1,0 +1,697 @@
+/* A rank: client/op.c, step.c and device.c under the virtual clock. Where the device is the
+ * processor the worker computes between begin and end; else it enqueues and goes on, and what it
+ * gives back waits for the stream. */
+#include "offload/plan/play.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void advance(struct cst_play_worker *w);
+
+static void out_of_memory(struct cst_play_worker *w)
+{
+    struct cst_err err;
+
+    (void)cst_err_set(&err, CST_ENOMEM, "no memory to replay rank %u", w->rank);
+    cst_play_fail(w->play, &err);
+}
+
+static const struct cst_model *model_of(const struct cst_play_worker *w)
+{
+    return w->play->config->core->model;
+}
+
+/* -- batches -------------------------------------------------------------------------------- */
+
+static uint64_t tag_of(const struct cst_play_worker *w, uint32_t batch, uint32_t item)
+{
+    return ((uint64_t)w->rank + 1) << 56 | (uint64_t)batch << 32 | item;
+}
+
+static struct cst_play_batch *get_batch(struct cst_play_worker *w, uint32_t n)
+{
+    struct cst_play_batch *batch, *grown;
+    uint32_t i = 0;
+
+    while (i < w->n_batches && w->batches[i].used) {
+        i++;
+    }
+    if (i == w->n_batches) {
+        grown = realloc(w->batches, (w->n_batches + 1ul) * sizeof *grown);
+        if (grown == NULL) {
+            return NULL;
+        }
+        w->batches = grown;
+        w->batches[w->n_batches++] = (struct cst_play_batch){.used = false};
+    }
+    batch = &w->batches[i];
+    if (batch->capacity < n) {
+        free(batch->items);
+        free(batch->replies);
+        batch->capacity = n;
+        batch->items = malloc(n * sizeof *batch->items);
+        batch->replies = malloc(n * sizeof *batch->replies);
+    }
+    return batch->items == NULL || batch->replies == NULL ? NULL : batch;
+}
+
+static void send_items(struct cst_play_worker *w, const struct cst_lease_item *items, uint32_t n,
+                       bool awaited)
+{
+    struct cst_play_batch *batch = n == 0 ? NULL : get_batch(w, n);
+
+    if (n == 0) {
+        return;
+    }
+    if (batch == NULL) {
+        out_of_memory(w);
+        return;
+    }
+    memcpy(batch->items, items, n * sizeof *items);
+    batch->n_items = batch->n_left = n;
+    batch->awaited = awaited;
+    batch->used = true;
+    w->n_awaited += awaited;
+    cst_play_timer(w->play, w->play->hop_ns, CST_PLAY_BATCH,
+                   (uint64_t)w->rank << 32 | (uint64_t)(batch - w->batches));
+}
+
+/* The daemon takes a batch apart. */
+static void digest_batch(struct cst_play_worker *w, uint32_t b)
+{
+    static const enum cst_event_kind kinds[] = {
+        [CST_LEASE_FETCH_WEIGHT] = CST_EV_FETCH_WEIGHT,
+        [CST_LEASE_FETCH_GRAD] = CST_EV_FETCH_GRAD,
+        [CST_LEASE_RELEASE] = CST_EV_RELEASE,
+        [CST_LEASE_REDUCE_SCATTER] = CST_EV_HAND_IN,
+    };
+
+    for (uint32_t i = 0; i < w->batches[b].n_items && w->play->status == CST_OK; i++) {
+        const struct cst_lease_item *item = &w->batches[b].items[i];
+        struct cst_event event = {.kind = kinds[item->kind],
+                                  .tag = tag_of(w, b, i),
+                                  .rank = w->rank,
+                                  .attempt = w->attempt,
+                                  .chunk = item->chunk,
+                                  .generation = item->lease.generation,
+                                  .ahead = item->ahead};
+
+        cst_play_event(w->play, &event);
+    }
+}
+
+void cst_play_worker_reply(struct cst_play_worker *w, uint32_t b, uint32_t item,
+                           const struct cst_reply *reply)
+{
+    struct cst_play_batch *batch = &w->batches[b];
+
+    if (reply->status != CST_OK) {
+        cst_play_fail(w->play, &reply->err);
+        return;
+    }
+    batch->replies[item] = *reply;
+    if (--batch->n_left == 0) {
+        cst_play_timer(w->play, w->play->hop_ns, CST_PLAY_BATCH_END, (uint64_t)w->rank << 32 | b);
+    }
+}
+
+/* -- copies by the worker ------------------------------------------------------------------- */
+
+static void run_copy(struct cst_play_worker *w)
+{
+    if (w->n_copies == 0 || w->copying.active) {
+        return;
+    }
+    w->copying.left = w->copies[w->first_copy].work;
+    w->copying.bytes = 0;
+    w->copy_begin = w->play->now;
+    cst_play_start(w->play, &w->copying);
+}
+
+static void copy_weights(struct cst_play_worker *w, uint32_t chunk, uint64_t bytes)
+{
+    struct cst_play_copy copy = {.number = ++w->last_copy, .chunk = chunk};
+
+    if (w->n_copies == w->copies_capacity) {
+        uint32_t grown = w->copies_capacity == 0 ? 16 : 2 * w->copies_capacity;
+        struct cst_play_copy *ring = malloc(grown * sizeof *ring);
+
+        if (ring == NULL) {
+            out_of_memory(w);
+            return;
+        }
+        for (uint32_t i = 0; i < w->n_copies; i++) {
+            ring[i] = w->copies[(w->first_copy + i) % w->copies_capacity];
+        }
+        free(w->copies);
+        w->copies = ring;
+        w->first_copy = 0;
+        w->copies_capacity = grown;
+    }
+    copy.work = (double)bytes / w->rates->up * 1e9 + w->rates->copy_latency_s * 1e9;
+    w->copies[(w->first_copy + w->n_copies++) % w->copies_capacity] = copy;
+    w->copy_of[chunk] = copy.number;
+    w->play->moved_up += bytes * (uint64_t)w->stands_for;
+    run_copy(w);
+}
+
+static void take_results(struct cst_play_worker *w, uint32_t b)
+{
+    struct cst_play_batch *batch = &w->batches[b];
+
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        const struct cst_lease_item *item = &batch->items[i];
+        const struct cst_reply *reply = &batch->replies[i];
+        struct cst_lease lease = {
+            .slab = reply->slab, .offset = reply->offset, .generation = reply->generation};
+
+        if (item->kind != CST_LEASE_FETCH_WEIGHT && item->kind != CST_LEASE_FETCH_GRAD) {
+            continue;
+        }
+        if (reply->home_bytes > 0) {
+            copy_weights(w, item->chunk, reply->home_bytes);
+        }
+        cst_lease_grant(&w->leases, item, &lease, reply->hit);
+    }
+    w->n_awaited -= batch->awaited;
+    batch->used = false;
+}
+
+/* -- the stream ----------------------------------------------------------------------------- */
+
+static void enqueue(struct cst_play_worker *w, const struct cst_play_entry *entry)
+{
+    if (w->n_entries == w->entries_capacity) {
+        uint32_t grown = w->entries_capacity == 0 ? 64 : 2 * w->entries_capacity;
+        struct cst_play_entry *ring = malloc(grown * sizeof *ring);
+
+        if (ring == NULL) {
+            out_of_memory(w);
+            return;
+        }
+        for (uint32_t i = 0; i < w->n_entries; i++) {
+            ring[i] = w->entries[(w->first + i) % w->entries_capacity];
+        }
+        free(w->entries);
+        w->entries = ring;
+        w->first = 0;
+        w->entries_capacity = grown;
+    }
+    w->entries[(w->first + w->n_entries++) % w->entries_capacity] = *entry;
+}
+
+/* When the operator's weights were updated, at the latest. */
+static uint64_t updated_at(const struct cst_play_worker *w, uint32_t op)
+{
+    uint32_t n;
+    const uint32_t *chunks = cst_lease_op_chunks(&w->leases, op, &n);
+    uint64_t at = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t t = w->play->updated_at[chunks[i]];
+
+        at = t > at ? t : at;
+    }
+    return at;
+}
+
+static void begin_compute(struct cst_play_worker *w, const struct cst_play_entry *entry)
+{
+    uint64_t now = w->play->now;
+
+    w->computing = *entry;
+    w->compute_begin = now;
+    if (now > w->idle_since) {
+        uint64_t updated = updated_at(w, entry->at.op);
+
+        w->wait_ns += now - w->idle_since;
+        if (updated > w->idle_since) {
+            w->exposed_ns += (updated < now ? updated : now) - w->idle_since;
+        }
+        cst_play_interval(w->play, CST_LANE_WAIT, w->rank, entry->at.op, entry->at.backward,
+                          w->idle_since);
+    }
+    w->compute.left = entry->work;
+    w->compute.cores = w->cores;
+    cst_play_start(w->play, &w->compute);
+}
+
+/* Go on with the stream. True: marks were passed. */
+static bool run_stream(struct cst_play_worker *w)
+{
+    bool passed = false;
+
+    while (w->n_entries > 0 && !w->compute.active) {
+        struct cst_play_entry entry = w->entries[w->first];
+
+        if (!entry.is_mark && entry.number > w->copied) {
+            break;
+        }
+        w->first = (w->first + 1) % w->entries_capacity;
+        w->n_entries--;
+        if (entry.is_mark) {
+            w->passed = entry.number;
+            passed = true;
+        } else {
+            begin_compute(w, &entry);
+        }
+    }
+    return passed;
+}
+
+static void give_back_passed(struct cst_play_worker *w)
+{
+    uint32_t n;
+    const struct cst_lease_item *items;
+
+    if (w->fences.n > 0) {
+        items = cst_fence_pass(&w->fences, w->passed, &n);
+        send_items(w, items, n, false);
+    }
+}
+
+static void mark(struct cst_play_worker *w)
+{
+    struct cst_play_entry entry = {.is_mark = true, .number = w->mark + 1};
+
+    if (w->marked) {
+        return;
+    }
+    w->marked = true;
+    w->mark++;
+    enqueue(w, &entry);
+    (void)run_stream(w); /* what waits for it comes only now: nothing else can have passed */
+}
+
+/* The stream goes on behind copies of what is given back. */
+static void await_planned(struct cst_play_worker *w)
+{
+    for (uint32_t i = 0; i < w->leases.n_items; i++) {
+        const struct cst_lease_item *item = &w->leases.items[i];
+
+        if (item->kind == CST_LEASE_RELEASE && w->copy_of[item->chunk] > w->waited_copy) {
+            w->waited_copy = w->copy_of[item->chunk];
+            w->marked = false;
+        }
+    }
+}
+
+/* What the books have planned, as client/device.c sends it. */
+static void send_plan(struct cst_play_worker *w, bool awaited)
+{
+    if (w->stream) {
+        cst_fence_take_back(&w->fences, &w->leases);
+        if (cst_fence_is_needed(&w->leases)) {
+            await_planned(w);
+            mark(w);
+            if (w->mark > w->passed) {
+                cst_fence_hold(&w->fences, &w->leases, w->mark);
+            }
+        }
+    }
+    send_items(w, w->leases.items, w->leases.n_items, awaited);
+}
+
+/* -- operators ------------------------------------------------------------------------------ */
+
+static double work_of(const struct cst_play_worker *w, const struct cst_play_op *at)
+{
+    double flops = model_of(w)->operators[at->op].flops;
+    double passes = !at->backward ? 1 : w->play->config->recompute ? 3 : 2;
+
+    return w->flops > 0 ? passes * flops / w->flops : 0;
+}
+
+static uint64_t copies_of(const struct cst_play_worker *w, uint32_t op)
+{
+    uint32_t n;
+    const uint32_t *chunks = cst_lease_op_chunks(&w->leases, op, &n);
+    uint64_t number = w->waited_copy;
+
+    for (uint32_t i = 0; i < n; i++) {
+        number = w->copy_of[chunks[i]] > number ? w->copy_of[chunks[i]] : number;
+    }
+    return number;
+}
+
+static void end_op(struct cst_play_worker *w)
+{
+    const struct cst_play_op *at = &w->ops[w->at];
+
+    cst_lease_end(&w->leases, at->op, at->backward);
+    send_plan(w, false);
+    w->at++;
+    w->state = w->at < w->n_ops ? CST_PLAY_BEGIN : CST_PLAY_FLUSH;
+}
+
+static void compute(struct cst_play_worker *w)
+{
+    struct cst_play_entry entry = {.at = w->ops[w->at], .step = w->step};
+
+    entry.work = work_of(w, &entry.at);
+    entry.number = w->waited_copy = copies_of(w, entry.at.op);
+    w->marked = false;
+    if (w->stream) {
+        enqueue(w, &entry);
+        (void)run_stream(w);
+        end_op(w);
+    } else {
+        w->state = CST_PLAY_COMPUTE;
+        begin_compute(w, &entry);
+    }
+}
+
+static void begin_op(struct cst_play_worker *w)
+{
+    const struct cst_play_op *at = &w->ops[w->at];
+    struct cst_err err;
+
+    if (cst_lease_must_settle(&w->leases, at->op, at->backward)) {
+        return;
+    }
+    if (cst_lease_begin(&w->leases, at->op, at->backward, &err) != CST_OK) {
+        (void)cst_err_prefix(&err, "operator '%s'", model_of(w)->operators[at->op].name);
+        cst_play_fail(w->play, &err);
+        return;
+    }
+    w->state = CST_PLAY_AWAIT;
+    send_plan(w, true);
+}
+
+static void begun(struct cst_play_worker *w)
+{
+    const struct cst_play_op *at = &w->ops[w->at];
+
+    cst_lease_ahead(&w->leases, at->op, at->backward);
+    send_plan(w, false);
+    compute(w);
+}
+
+/* -- micro-batches and steps ---------------------------------------------------------------- */
+
+/* An operator that is used in a share of the micro-batches is used in those at which the share's
+ * multiples pass an integer, each operator from another place on: the same in each replay. */
+static bool is_used(const struct cst_play_worker *w, uint32_t op)
+{
+    const struct cst_layout_operator *o = &model_of(w)->operators[op];
+    double share = o->expected_uses > 0 ? (double)o->expected_uses : 1;
+    uint64_t k = (uint64_t)w->step * w->play->config->micro_batches + w->micro;
+    double from = fmod(op * 0.6180339887498949, 1);
+
+    if (o->ranks != 0 && (o->ranks >> w->rank & 1) == 0) {
+        return false;
+    }
+    return share >= 1 || floor(from + (double)(k + 1) * share) > floor(from + (double)k * share);
+}
+
+static void plan_micro_batch(struct cst_play_worker *w)
+{
+    uint32_t n = 0;
+
+    for (uint32_t op = 0; op < model_of(w)->n_operators; op++) {
+        if (is_used(w, op)) {
+            w->ops[n++] = (struct cst_play_op){.op = op};
+        }
+    }
+    for (uint32_t i = n; i-- > 0;) {
+        w->ops[n + (n - 1 - i)] = (struct cst_play_op){.op = w->ops[i].op, .backward = true};
+    }
+    w->n_ops = 2 * n;
+    w->at = 0;
+    w->state = n > 0 ? CST_PLAY_BEGIN : CST_PLAY_FLUSH;
+}
+
+static bool is_last_micro(const struct cst_play_worker *w)
+{
+    return w->micro + 1 >= w->play->config->micro_batches;
+}
+
+/* Hand in and give back all that is left. */
+static void flush(struct cst_play_worker *w)
+{
+    if (w->leases.asked_ahead != CST_LEASE_NONE) {
+        return;
+    }
+    cst_lease_flush(&w->leases);
+    send_plan(w, false);
+    w->state = CST_PLAY_SETTLE;
+}
+
+static void settle(struct cst_play_worker *w)
+{
+    if (w->fences.n > 0) {
+        return;
+    }
+    w->state = CST_PLAY_STEPPING;
+    cst_play_timer(w->play, w->play->hop_ns, is_last_micro(w) ? CST_PLAY_STEP : CST_PLAY_ACCUMULATE,
+                   (uint64_t)w->rank << 32);
+    if (!is_last_micro(w)) {
+        w->micro++;
+        cst_lease_reset_step(&w->leases);
+        plan_micro_batch(w);
+    }
+}
+
+static void begin_step(struct cst_play_worker *w)
+{
+    w->idle_since = w->play->now;
+    w->compute_ns = w->wait_ns = w->exposed_ns = 0;
+    w->micro = 0;
+    if (w->step < w->play->config->n_steps) {
+        plan_micro_batch(w);
+    } else {
+        w->state = CST_PLAY_OVER;
+    }
+}
+
+/* As far as it goes without waiting. */
+static void advance(struct cst_play_worker *w)
+{
+    enum cst_play_state before;
+    uint32_t at;
+
+    do {
+        before = w->state;
+        at = w->at;
+        switch (w->state) {
+        case CST_PLAY_BEGIN:
+            begin_op(w);
+            break;
+        case CST_PLAY_AWAIT:
+            if (w->n_awaited == 0) {
+                begun(w);
+            }
+            break;
+        case CST_PLAY_FLUSH:
+            flush(w);
+            break;
+        case CST_PLAY_SETTLE:
+            settle(w);
+            break;
+        case CST_PLAY_SYNCING:
+        case CST_PLAY_COMPUTE:
+        case CST_PLAY_STEPPING:
+        case CST_PLAY_OVER:
+            break;
+        }
+    } while (w->play->status == CST_OK && (w->state != before || w->at != at));
+}
+
+/* -- what comes ----------------------------------------------------------------------------- */
+
+void cst_play_worker_run(struct cst_play_worker *w, uint64_t attempt)
+{
+    w->attempt = attempt;
+    begin_step(w);
+    advance(w);
+}
+
+static void ask_step(struct cst_play_worker *w, enum cst_event_kind kind)
+{
+    struct cst_event event = {
+        .kind = kind,
+        .tag = tag_of(w, UINT16_MAX, kind == CST_EV_STEP),
+        .rank = w->rank,
+        .attempt = w->attempt,
+        .hyper = {.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .grad_scale = 1.0f}};
+
+    cst_play_event(w->play, &event);
+}
+
+void cst_play_worker_timer(struct cst_play_worker *w, enum cst_play_timer kind, uint32_t batch)
+{
+    switch (kind) {
+    case CST_PLAY_BATCH:
+        digest_batch(w, batch);
+        break;
+    case CST_PLAY_BATCH_END:
+        take_results(w, batch);
+        advance(w);
+        break;
+    case CST_PLAY_STEP:
+        ask_step(w, CST_EV_STEP);
+        break;
+    case CST_PLAY_ACCUMULATE:
+        ask_step(w, CST_EV_ACCUMULATE);
+        break;
+    case CST_PLAY_STEP_END:
+        w->step++;
+        cst_lease_reset_step(&w->leases);
+        begin_step(w);
+        advance(w);
+        break;
+    case CST_PLAY_COMMAND:
+    case CST_PLAY_DONE:
+        break;
+    }
+}
+
+static void computed(struct cst_play_worker *w)
+{
+    uint64_t now = w->play->now;
+
+    w->compute_ns += now - w->compute_begin;
+    w->idle_since = w->last_backward = now;
+    cst_play_interval(w->play, CST_LANE_COMPUTE, w->rank, w->computing.at.op,
+                      w->computing.at.backward, w->compute_begin);
+    if (!w->stream) {
+        end_op(w);
+    }
+}
+
+static void copied(struct cst_play_worker *w)
+{
+    const struct cst_play_copy *copy = &w->copies[w->first_copy];
+
+    w->copied = copy->number;
+    cst_play_interval(w->play, CST_LANE_UP, w->device, copy->chunk, false, w->copy_begin);
+    w->first_copy = (w->first_copy + 1) % w->copies_capacity;
+    w->n_copies--;
+    run_copy(w);
+}
+
+void cst_play_worker_ended(struct cst_play_worker *w, struct cst_effort *effort)
+{
+    if (effort == &w->compute) {
+        computed(w);
+    } else {
+        copied(w);
+    }
+    if (w->stream && run_stream(w)) {
+        give_back_passed(w);
+    }
+    advance(w);
+}
+
+/* -- open ----------------------------------------------------------------------------------- */
+
+/* Its own books have no use for others' operators. */
+static int open_books(struct cst_play_worker *w, struct cst_err *err)
+{
+    const struct cst_model *model = model_of(w);
+    const struct cst_core_config *core = w->play->config->core;
+    struct cst_lease_model books = {.n_operators = model->n_operators,
+                                    .n_tensors = model->n_tensors,
+                                    .n_chunks = core->layout->n_chunks};
+    uint32_t *tensor_chunk = malloc(model->n_tensors * sizeof *tensor_chunk);
+    int rc;
+
+    if (tensor_chunk == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to replay rank %u", w->rank);
+    }
+    for (uint32_t class = 0; class < CST_LAYOUT_MAX_CLASSES; class ++) {
+        books.n_blocks += core->pools[w->rank].parts[class].n_blocks;
+    }
+    for (uint32_t t = 0; t < model->n_tensors; t++) {
+        tensor_chunk[t] = model->tensors[t].chunk;
+    }
+    for (uint32_t op = 0; op < model->n_operators; op++) {
+        const struct cst_layout_operator *o = &model->operators[op];
+        bool own = o->ranks == 0 || (o->ranks >> w->rank & 1) != 0;
+
+        w->operators[op] =
+            (struct cst_lease_operator){.tensors = o->tensors, .n_tensors = own ? o->n_tensors : 0};
+    }
+    books.operators = w->operators;
+    books.tensor_chunk = tensor_chunk;
+    rc = cst_lease_init(&w->leases, &books, err);
+    if (rc != CST_OK) {
+        free(tensor_chunk);
+        return rc;
+    }
+    return cst_fence_init(&w->fences, books.n_chunks, err);
+}
+
+static void set_speed(struct cst_play_worker *w)
+{
+    const struct cst_rates *rates = w->play->config->rates;
+    double share = w->play->config->flops_share > 0 ? w->play->config->flops_share : 1;
+    uint32_t n_here = 0; /* ranks that compute on the processors */
+
+    w->flops = w->rates->flops * share / 1e9;
+    for (uint32_t rank = 0; !w->stream && rank < w->play->world; rank++) {
+        double ranks = w->play->config->stands_for == NULL ? 1 : w->play->config->stands_for[rank];
+
+        n_here += w->play->config->core->pools[rank].engine == 0 ? (uint32_t)ranks : 0;
+    }
+    if (n_here > 0) { /* each has its part of the cores, whether the others use theirs or not */
+        uint32_t cores = 0;
+
+        for (uint32_t i = 0; i < rates->n_nodes; i++) {
+            cores += rates->nodes[i].cores;
+        }
+        w->flops /= n_here;
+        w->cores = (cores == 0 ? 1 : cores) * w->stands_for / n_here;
+    }
+}
+
+int cst_play_worker_open(struct cst_play *play, uint32_t rank, struct cst_err *err)
+{
+    struct cst_play_worker *w = &play->workers[rank];
+    const struct cst_core_config *core = play->config->core;
+    uint32_t engine = core->pools[rank].engine;
+
+    *w = (struct cst_play_worker){
+        .play = play,
+        .rank = rank,
+        .stands_for = play->config->stands_for == NULL ? 1 : play->config->stands_for[rank],
+        .device = engine == 0 ? CST_NONE : engine - play->n_nodes,
+        .stream = engine != 0,
+    };
+    w->rates = cst_play_device(play, w->device);
+    w->node = engine == 0 ? rank % play->n_nodes : play->engines[engine].node;
+    w->compute.node = w->copying.node = w->node;
+    w->compute.owner = w->copying.owner = w;
+    w->copying.link = CST_LINK_UP;
+    w->copying.device = w->device;
+    set_speed(w);
+    w->ops = malloc((2ul * core->model->n_operators + 1) * sizeof *w->ops);
+    w->operators = calloc(core->model->n_operators + 1ul, sizeof *w->operators);
+    w->copy_of = calloc(core->layout->n_chunks, sizeof *w->copy_of);
+    if (w->ops == NULL || w->operators == NULL || w->copy_of == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to replay rank %u", rank);
+    }
+    if (w->rates->flops <= 0) {
+        return cst_err_set(err, CST_EINVAL, "rates: device '%s': flops is not known",
+                           w->rates->name);
+    }
+    return open_books(w, err);
+}
+
+void cst_play_worker_close(struct cst_play_worker *w)
+{
+    for (uint32_t i = 0; i < w->n_batches; i++) {
+        free(w->batches[i].items);
+        free(w->batches[i].replies);
+    }
+    free(w->batches);
+    free(w->entries);
+    free(w->copies);
+    free(w->copy_of);
+    free(w->ops);
+    free(w->operators);
+    free((void *)(uintptr_t)w->leases.model.tensor_chunk);
+    cst_lease_close(&w->leases);
+    cst_fence_close(&w->fences);
+}

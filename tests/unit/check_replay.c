@@ -1,0 +1,330 @@
+/* A step under the virtual clock: bytes are the core's, times are what rates say, the same twice.
+ */
+#include "tests/lib/suite.h"
+#include "tests/unit/plan_rig.h"
+
+#include <check.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct plan_rig rig;
+
+static void teardown(void)
+{
+    plan_rig_close(&rig);
+}
+
+static uint64_t weight_bytes(void)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t c = 0; c < rig.layout.n_chunks; c++) {
+        bytes += 2 * rig.layout.chunks[c].n_elems;
+    }
+    return bytes;
+}
+
+/* -- bytes ---------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    uint32_t world;
+    bool gpu, worker_copies;
+    double share;
+    uint32_t micro_batches;
+} cases[] = {
+    {"cistern-gpt", 1, false, false, 0, 1},   {"cistern-gpt", 2, false, false, 0.3, 1},
+    {"cistern-gpt", 3, false, false, 1, 1},   {"cistern-gpt", 1, true, false, 0, 1},
+    {"cistern-gpt", 4, true, false, 0.4, 1},  {"cistern-gpt", 2, true, true, 0.2, 1},
+    {"gpt2-124m", 1, true, true, 0, 1},       {"gpt2-355m", 8, true, false, 0.25, 1},
+    {"cistern-gpt", 1, false, false, 0.3, 4}, {"cistern-gpt", 2, true, false, 0.3, 3},
+};
+
+/* Whatever the device, the pool and the number of ranks: what commands and copies move is what the
+ * core has counted. */
+START_TEST(bytes_are_the_cores)
+{
+    struct cst_replay_result r;
+
+    plan_rig_open(&rig, cases[_i].name, cases[_i].world,
+                  _i % 2 == 1 && cases[_i].name[0] == 'c' ? 128 << 10 : 0, cases[_i].gpu,
+                  cases[_i].share);
+    if (cases[_i].micro_batches > 1) {
+        plan_rig_micro_batches(&rig, cases[_i].micro_batches);
+    }
+    for (uint32_t rank = 0; rank < cases[_i].world; rank++) {
+        rig.pools[rank].worker_copies = cases[_i].worker_copies;
+    }
+    r = plan_rig_run(&rig);
+    ck_assert_uint_eq(r.moved_up, r.total.bytes_up);
+    ck_assert_uint_eq(r.moved_down, r.total.bytes_down);
+    /* Gradients come down once for each micro-batch and rank. */
+    ck_assert_uint_eq(r.bytes_down, weight_bytes() * cases[_i].world * cases[_i].micro_batches);
+    ck_assert_uint_ge(r.bytes_up, weight_bytes() * cases[_i].world);
+}
+END_TEST
+
+/* With room for all, weights come up once a step, because the update made them new. */
+START_TEST(room_for_all)
+{
+    struct cst_replay_result r;
+
+    plan_rig_open(&rig, "cistern-gpt", 2, 256 << 10, _i == 1, 1);
+    r = plan_rig_run(&rig);
+    ck_assert_uint_eq(r.bytes_up, 2 * weight_bytes());
+    ck_assert_uint_eq(r.evictions, 0);
+    ck_assert_uint_le(r.peak_blocks[0], rig.layout.max_blocks);
+}
+END_TEST
+
+/* Blocks in use at once: never more than there are, and all of them where the pool is small. */
+START_TEST(peaks)
+{
+    struct cst_replay_result r;
+
+    plan_rig_open(&rig, "cistern-gpt", 1, 128 << 10, false, 0);
+    r = plan_rig_run(&rig);
+    ck_assert_uint_eq(r.peak_blocks[0], rig.layout.min_blocks);
+}
+END_TEST
+
+/* -- times ---------------------------------------------------------------------------------- */
+
+/* The same replay gives the same numbers to the last nanosecond. */
+START_TEST(deterministic)
+{
+    struct cst_replay_result a, b;
+
+    plan_rig_open(&rig, "gpt2-124m", 4, 0, _i == 1, 0.3);
+    a = plan_rig_run(&rig);
+    b = plan_rig_run(&rig);
+    ck_assert_mem_eq(&a, &b, sizeof a);
+}
+END_TEST
+
+/* A step is compute, waits and a tail, and the reply on its way. */
+START_TEST(parts_add_up)
+{
+    struct cst_replay_result r;
+    uint64_t hop;
+
+    plan_rig_open(&rig, "gpt2-124m", 1, 0, _i == 1, 0.3);
+    hop = (uint64_t)(rig.rates.request_s * 1e9 / 2);
+    r = plan_rig_run(&rig);
+    ck_assert_uint_eq(r.step_ns, r.compute_ns + r.wait_ns + r.tail_ns + hop);
+    ck_assert_uint_le(r.update_exposed_ns, r.wait_ns);
+}
+END_TEST
+
+/* Where computing takes long, a GPU waits for the first weights, the last gradient and little else.
+ */
+START_TEST(slow_compute_hides_copies)
+{
+    struct cst_replay_result r;
+
+    plan_rig_open(&rig, "cistern-gpt", 1, 128 << 10, true, 0.5);
+    rig.replay.flops_share = 0.001;
+    r = plan_rig_run(&rig);
+    ck_assert_uint_le(r.step_ns, r.compute_ns + r.compute_ns / 20);
+}
+END_TEST
+
+/* Where it takes no time, the step is what the processor's update takes, or longer. */
+START_TEST(fast_compute_shows_updates)
+{
+    struct cst_replay_result r;
+    double update_ns;
+
+    plan_rig_open(&rig, "gpt2-124m", 1, 0, true, 0.5);
+    rig.rates.devices[0].flops = 1e18;
+    r = plan_rig_run(&rig);
+    update_ns = (double)rig.model.n_params / rig.rates.nodes[0].update * 1e9;
+    ck_assert_double_ge((double)r.step_ns, update_ns);
+    ck_assert_uint_lt(r.compute_ns, r.step_ns / 10);
+}
+END_TEST
+
+/* Recomputing makes three passes of flops into four. */
+START_TEST(recompute_costs_a_pass)
+{
+    struct cst_replay_result a, b;
+
+    plan_rig_open(&rig, "cistern-gpt", 1, 0, true, 1);
+    a = plan_rig_run(&rig);
+    rig.replay.recompute = true;
+    b = plan_rig_run(&rig);
+    ck_assert_double_eq_tol((double)b.compute_ns / (double)a.compute_ns, 4.0 / 3, 0.001);
+}
+END_TEST
+
+/* One rank that stands for four moves the bytes of four and takes about as long. */
+START_TEST(representatives)
+{
+    const uint32_t four = 4;
+    struct cst_replay_result all, one;
+
+    plan_rig_open(&rig, "gpt2-124m", 4, 0, _i == 1, 0.3);
+    all = plan_rig_run(&rig);
+    rig.core.world = 1;
+    rig.replay.stands_for = &four;
+    one = plan_rig_run(&rig);
+    ck_assert_uint_eq(one.bytes_up, all.bytes_up);
+    ck_assert_uint_eq(one.bytes_down, all.bytes_down);
+    ck_assert_double_eq_tol((double)one.step_ns / (double)all.step_ns, 1, 0.1);
+}
+END_TEST
+
+/* States on the device: nothing of them crosses its link, and the processor updates nothing. */
+START_TEST(states_on_the_device)
+{
+    struct cst_replay_result host, device;
+    uint8_t *rows;
+
+    plan_rig_open(&rig, "gpt2-124m", 1, 0, true, 0.5);
+    rows = malloc(rig.layout.n_chunks);
+    memset(rows, 0xff, rig.layout.n_chunks);
+    host = plan_rig_run(&rig);
+    rig.replay.device_rows = rows;
+    device = plan_rig_run(&rig);
+    free(rows);
+    ck_assert_uint_lt(device.step_ns, host.step_ns);
+    ck_assert_uint_eq(device.bytes_peer, 0);
+}
+END_TEST
+
+/* States on disk make updates as slow as the disk. */
+START_TEST(states_on_disk)
+{
+    struct cst_replay_result r;
+    uint8_t *rows;
+    double io_s;
+
+    plan_rig_open(&rig, "gpt2-124m", 1, 0, true, 0.5);
+    rows = malloc(rig.layout.n_chunks);
+    memset(rows, 1 << CST_ROW_EXP_AVG | 1 << CST_ROW_EXP_AVG_SQ, rig.layout.n_chunks);
+    rig.rates.disk_read = 2e9;
+    rig.rates.disk_write = 1e9;
+    rig.replay.disk_rows = rows;
+    r = plan_rig_run(&rig);
+    free(rows);
+    io_s = 8 * (double)rig.model.n_params * (1 / 2e9 + 1 / 1e9);
+    ck_assert_double_ge((double)r.step_ns / 1e9, io_s);
+    ck_assert_double_le((double)r.step_ns / 1e9, 1.2 * io_s);
+}
+END_TEST
+
+/* -- intervals ------------------------------------------------------------------------------ */
+
+struct seen {
+    uint64_t busy[CST_LANE_WAIT + 1]; /* ns, of the last step */
+    uint64_t last_end[CST_LANE_WAIT + 1];
+    uint32_t n[CST_LANE_WAIT + 1];
+};
+
+/* Lanes of one rank that do one thing after the other. */
+static void note(void *arg, const struct cst_interval *interval)
+{
+    struct seen *seen = arg;
+
+    ck_assert_uint_ge(interval->end, interval->begin);
+    if (interval->lane == CST_LANE_COMPUTE || interval->lane == CST_LANE_WAIT) {
+        ck_assert_uint_ge(interval->begin, seen->last_end[interval->lane]);
+    }
+    seen->last_end[interval->lane] = interval->end;
+    seen->n[interval->lane]++;
+    if (interval->step == 2) {
+        seen->busy[interval->lane] += interval->end - interval->begin;
+    }
+}
+
+/* The intervals tell the same story as the numbers. */
+START_TEST(intervals)
+{
+    struct seen seen = {0};
+    struct cst_replay_result r;
+
+    plan_rig_open(&rig, "gpt2-124m", 1, 0, _i == 1, 0.3);
+    rig.replay.interval = note;
+    rig.replay.arg = &seen;
+    r = plan_rig_run(&rig);
+    ck_assert_uint_eq(seen.busy[CST_LANE_COMPUTE], r.compute_ns);
+    ck_assert_uint_eq(seen.busy[CST_LANE_WAIT], r.wait_ns);
+    ck_assert_uint_eq(seen.n[CST_LANE_COMPUTE], 3 * 2 * rig.model.n_operators);
+    ck_assert_uint_eq(seen.n[CST_LANE_UPDATE], 3 * rig.layout.n_chunks);
+    ck_assert_uint_eq(seen.n[CST_LANE_REDUCE], 3 * rig.layout.n_chunks);
+    ck_assert_uint_gt(seen.n[CST_LANE_UP], 0);
+}
+END_TEST
+
+/* -- ends ----------------------------------------------------------------------------------- */
+
+/* A replay of too many events is given up. */
+START_TEST(gives_up)
+{
+    struct cst_replay_result r;
+    struct cst_err err;
+
+    plan_rig_open(&rig, "gpt2-124m", 2, 0, false, 0.3);
+    rig.replay.deadline_events = 20;
+    ck_assert_int_eq(cst_replay_run(&rig.replay, &r, &err), CST_ETIMEDOUT);
+}
+END_TEST
+
+/* A rate that is not known is named. */
+START_TEST(names_the_rate)
+{
+    struct cst_replay_result r;
+    struct cst_err err;
+
+    plan_rig_open(&rig, "gpt2-124m", 1, 0, false, 0.3);
+    rig.rates.devices[0].flops = 0;
+    ck_assert_int_eq(cst_replay_run(&rig.replay, &r, &err), CST_EINVAL);
+    ck_assert_msg(strstr(err.text, "'host': flops") != NULL, "%s", err.text);
+    rig.rates.nodes[0].update = 0;
+    ck_assert_int_eq(cst_replay_run(&rig.replay, &r, &err), CST_EINVAL);
+    ck_assert_msg(strstr(err.text, "nodes[0].update") != NULL, "%s", err.text);
+}
+END_TEST
+
+/* What differs from a real run is said with both numbers. */
+START_TEST(differs)
+{
+    struct cst_replay_counts a = {.bytes_up = 1000, .bytes_down = 500}, b = a;
+    char words[160];
+
+    plan_rig_open(&rig, "cistern-gpt", 1, 0, false, 1);
+    ck_assert_uint_eq(cst_replay_differs(&a, &b, 0, words), 0);
+    b.bytes_up = 1001;
+    ck_assert_uint_eq(cst_replay_differs(&a, &b, 0.01, words), 0);
+    ck_assert_uint_eq(cst_replay_differs(&a, &b, 0, words), 1);
+    ck_assert_str_eq(words, "up: 1000 bytes predicted, 1001 counted");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("replay");
+    TCase *tc = suite_case(suite, "bytes", NULL, teardown);
+
+    tcase_add_loop_test(tc, bytes_are_the_cores, 0, sizeof cases / sizeof cases[0]);
+    tcase_add_loop_test(tc, room_for_all, 0, 2);
+    tcase_add_test(tc, peaks);
+    tc = suite_case(suite, "times", NULL, teardown);
+    tcase_add_loop_test(tc, deterministic, 0, 2);
+    tcase_add_loop_test(tc, parts_add_up, 0, 2);
+    tcase_add_test(tc, slow_compute_hides_copies);
+    tcase_add_test(tc, fast_compute_shows_updates);
+    tcase_add_test(tc, recompute_costs_a_pass);
+    tcase_add_loop_test(tc, representatives, 0, 2);
+    tcase_add_test(tc, states_on_the_device);
+    tcase_add_test(tc, states_on_disk);
+    tc = suite_case(suite, "intervals", NULL, teardown);
+    tcase_add_loop_test(tc, intervals, 0, 2);
+    tc = suite_case(suite, "ends", NULL, teardown);
+    tcase_add_test(tc, gives_up);
+    tcase_add_test(tc, names_the_rate);
+    tcase_add_test(tc, differs);
+    return suite_run(suite);
+}
