@@ -1,13 +1,16 @@
-/* Reduction into an fp32 gradient, for jobs with micro-batches: the bf16 contributions of one
- * micro-batch are summed and that sum is stored (the first of a step) or added to the row (those
- * that follow). Shapes: n elements, n_src contributions.
+/* Reduction into an fp32 gradient, for jobs with micro-batches: bf16 contributions are summed into
+ * the row (the first of a step) or added to what is there (those that follow). Shapes: n elements,
+ * n_src contributions.
  *
- *   s = fp32(src[0]); s = s + fp32(src[1]); ...   (each sum rounded to fp32; no src: 0)
- *   x = accumulate ? dst + s : s                  (rounded to fp32)
+ *   x = accumulate ? dst + fp32(src[0]) : fp32(src[0])
+ *   x = x + fp32(src[1]); ...                     (each sum rounded to fp32; no src: dst, or 0)
  *   dst = x, a NaN as CST_ACCUMULATE_NAN          (as in kernels/adamw.h and for the same reason)
  *
- * The contributions are summed before the row is added, so that the sum can be made elsewhere: a
- * GPU makes s, the processor adds it to the row (the second function), and the bits are the same.
+ * The row comes first, so that it does not matter which sources are added by one call and which by
+ * the next: where a pool is short of blocks the first ranks' contributions go in before the last
+ * ones have come (offload/staging.c), and the bits are the same.
+ *
+ * The first sum of a step may be made elsewhere, by a GPU: the second function stores x = sum.
  *
  * Sum of squares over x = dst as in kernels/reduce.h: in double, 16 lanes, lane[i mod 16] = fma(x,
  * x, lane), then the tree. The square of an fp32 is exact in a double and neither overflows nor
@@ -26,8 +29,8 @@
 typedef double (*cst_accumulate_fn)(size_t n, uint32_t n_src, const uint16_t *const *src,
                                     bool accumulate, float *dst);
 
-/* The same where the contributions were summed already: s = sum[i]. */
-typedef double (*cst_accumulate_sum_fn)(size_t n, const float *sum, bool accumulate, float *dst);
+/* The same where the contributions were summed already: x = sum[i]. */
+typedef double (*cst_accumulate_sum_fn)(size_t n, const float *sum, float *dst);
 
 double cst_accumulate_ref(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulate,
                           float *dst);
@@ -36,8 +39,8 @@ double cst_accumulate_avx2(size_t n, uint32_t n_src, const uint16_t *const *src,
 double cst_accumulate_avx512(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulate,
                              float *dst);
 
-double cst_accumulate_sum_ref(size_t n, const float *sum, bool accumulate, float *dst);
-double cst_accumulate_sum_avx2(size_t n, const float *sum, bool accumulate, float *dst);
-double cst_accumulate_sum_avx512(size_t n, const float *sum, bool accumulate, float *dst);
+double cst_accumulate_sum_ref(size_t n, const float *sum, float *dst);
+double cst_accumulate_sum_avx2(size_t n, const float *sum, float *dst);
+double cst_accumulate_sum_avx512(size_t n, const float *sum, float *dst);
 
 #endif

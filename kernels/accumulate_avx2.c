@@ -1,39 +1,32 @@
 #include "kernels/accumulate_one.h"
 #include "kernels/bf16_avx2.h"
 
-/* What is stored or added: the sources' sum, or one that was made before. */
+/* What is summed: the sources, or what was before. */
 struct input {
     uint32_t n_src;
     const uint16_t *const *src;
-    const float *sum; /* NULL: src has it */
+    const float *sum; /* comes first: the row, or a sum that was made before; NULL: nothing */
 };
 
 static inline __m256 total8(struct input in, size_t i)
 {
-    __m256 s;
+    uint32_t r = in.sum == NULL;
+    __m256 x = r == 0 ? _mm256_loadu_ps(in.sum + i) : cst_avx2_load_bf16(in.src[0] + i);
 
-    if (in.sum != NULL) {
-        return _mm256_loadu_ps(in.sum + i);
+    for (; r < in.n_src; r++) {
+        x = _mm256_add_ps(x, cst_avx2_load_bf16(in.src[r] + i));
     }
-    s = cst_avx2_load_bf16(in.src[0] + i);
-    for (uint32_t r = 1; r < in.n_src; r++) {
-        s = _mm256_add_ps(s, cst_avx2_load_bf16(in.src[r] + i));
-    }
-    return s;
+    return x;
 }
 
 /* Eight elements from @i, whose squares go to two vectors of four lanes. */
-static inline void accumulate8(struct input in, size_t i, bool accumulate, float *dst, __m256d *lo,
-                               __m256d *hi)
+static inline void accumulate8(struct input in, size_t i, float *dst, __m256d *lo, __m256d *hi)
 {
     const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32((int)CST_ACCUMULATE_NAN));
     __m256 x = total8(in, i);
     __m256d a;
     __m256d b;
 
-    if (accumulate) {
-        x = _mm256_add_ps(_mm256_loadu_ps(dst + i), x);
-    }
     x = _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
     _mm256_storeu_ps(dst + i, x);
     a = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
@@ -43,8 +36,7 @@ static inline void accumulate8(struct input in, size_t i, bool accumulate, float
 }
 
 /* Both entries. */
-__attribute__((always_inline)) static inline double run(struct input in, size_t n, bool accumulate,
-                                                        float *dst)
+__attribute__((always_inline)) static inline double run(struct input in, size_t n, float *dst)
 {
     __m256d acc[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(),
                       _mm256_setzero_pd()};
@@ -52,16 +44,16 @@ __attribute__((always_inline)) static inline double run(struct input in, size_t 
     size_t i = 0;
 
     for (; (in.sum != NULL || in.n_src > 0) && i + 16 <= n; i += 16) {
-        accumulate8(in, i, accumulate, dst, &acc[0], &acc[1]);
-        accumulate8(in, i + 8, accumulate, dst, &acc[2], &acc[3]);
+        accumulate8(in, i, dst, &acc[0], &acc[1]);
+        accumulate8(in, i + 8, dst, &acc[2], &acc[3]);
     }
     for (size_t j = 0; j < 4; j++) {
         _mm256_storeu_pd(lanes + 4 * j, acc[j]);
     }
     for (; i < n; i++) {
-        float s = in.sum != NULL ? in.sum[i] : cst_accumulate_total(i, in.n_src, in.src);
+        float x = cst_accumulate_total(i, in.n_src, in.src, in.sum == NULL ? NULL : in.sum + i);
 
-        cst_accumulate_one(s, accumulate, &dst[i], &lanes[i % CST_REDUCE_LANES]);
+        cst_accumulate_one(x, &dst[i], &lanes[i % CST_REDUCE_LANES]);
     }
     return cst_reduce_tree(lanes);
 }
@@ -69,10 +61,10 @@ __attribute__((always_inline)) static inline double run(struct input in, size_t 
 double cst_accumulate_avx2(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulate,
                            float *dst)
 {
-    return run((struct input){.n_src = n_src, .src = src}, n, accumulate, dst);
+    return run((struct input){.n_src = n_src, .src = src, .sum = accumulate ? dst : NULL}, n, dst);
 }
 
-double cst_accumulate_sum_avx2(size_t n, const float *sum, bool accumulate, float *dst)
+double cst_accumulate_sum_avx2(size_t n, const float *sum, float *dst)
 {
-    return run((struct input){.sum = sum}, n, accumulate, dst);
+    return run((struct input){.sum = sum}, n, dst);
 }

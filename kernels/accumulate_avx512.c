@@ -2,11 +2,11 @@
 #include "kernels/bf16_avx512.h"
 #include "kernels/reduce_lanes.h"
 
-/* What is stored or added: the sources' sum, or one that was made before. */
+/* What is summed: the sources, or what was before. */
 struct input {
     uint32_t n_src;
     const uint16_t *const *src;
-    const float *sum; /* NULL: src has it */
+    const float *sum; /* comes first: the row, or a sum that was made before; NULL: nothing */
 };
 
 /* The two halves of the sixteen lanes of the sum of squares. */
@@ -17,23 +17,23 @@ struct lanes {
 
 static inline __m512 total16(struct input in, __mmask16 k, size_t i)
 {
-    __m512 s = _mm512_setzero_ps();
+    uint32_t r = in.sum == NULL;
+    __m512 x = _mm512_setzero_ps();
 
     if (in.sum != NULL) {
-        return _mm512_maskz_loadu_ps(k, in.sum + i);
+        x = _mm512_maskz_loadu_ps(k, in.sum + i);
+    } else if (in.n_src > 0) {
+        x = cst_avx512_load_bf16(k, in.src[0] + i);
     }
-    if (in.n_src > 0) {
-        s = cst_avx512_load_bf16(k, in.src[0] + i);
+    for (; r < in.n_src; r++) {
+        x = _mm512_add_ps(x, cst_avx512_load_bf16(k, in.src[r] + i));
     }
-    for (uint32_t r = 1; r < in.n_src; r++) {
-        s = _mm512_add_ps(s, cst_avx512_load_bf16(k, in.src[r] + i));
-    }
-    return s;
+    return x;
 }
 
 /* The elements of @k out of sixteen. Lanes outside of it hold zero: fma(0, 0, lane) leaves theirs
  * as it was. */
-static inline void accumulate16(struct input in, __mmask16 k, size_t i, bool accumulate, float *dst,
+static inline void accumulate16(struct input in, __mmask16 k, size_t i, float *dst,
                                 struct lanes *lanes)
 {
     const __m512 nan = _mm512_castsi512_ps(_mm512_set1_epi32((int)CST_ACCUMULATE_NAN));
@@ -41,9 +41,6 @@ static inline void accumulate16(struct input in, __mmask16 k, size_t i, bool acc
     __m512d a;
     __m512d b;
 
-    if (accumulate) {
-        x = _mm512_add_ps(_mm512_maskz_loadu_ps(k, dst + i), x);
-    }
     x = _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
     _mm512_mask_storeu_ps(dst + i, k, x);
     a = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
@@ -53,18 +50,17 @@ static inline void accumulate16(struct input in, __mmask16 k, size_t i, bool acc
 }
 
 /* Both entries. As in cast_avx512.c, a mask only in the tail. */
-__attribute__((always_inline)) static inline double run(struct input in, size_t n, bool accumulate,
-                                                        float *dst)
+__attribute__((always_inline)) static inline double run(struct input in, size_t n, float *dst)
 {
     struct lanes lanes = {_mm512_setzero_pd(), _mm512_setzero_pd()};
     double stored[CST_REDUCE_LANES];
     size_t i = 0;
 
     for (; i + 16 <= n; i += 16) {
-        accumulate16(in, 0xffff, i, accumulate, dst, &lanes);
+        accumulate16(in, 0xffff, i, dst, &lanes);
     }
     if (i < n) {
-        accumulate16(in, cst_avx512_first(n - i), i, accumulate, dst, &lanes);
+        accumulate16(in, cst_avx512_first(n - i), i, dst, &lanes);
     }
     _mm512_storeu_pd(stored, lanes.lo);
     _mm512_storeu_pd(stored + 8, lanes.hi);
@@ -74,10 +70,10 @@ __attribute__((always_inline)) static inline double run(struct input in, size_t 
 double cst_accumulate_avx512(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulate,
                              float *dst)
 {
-    return run((struct input){.n_src = n_src, .src = src}, n, accumulate, dst);
+    return run((struct input){.n_src = n_src, .src = src, .sum = accumulate ? dst : NULL}, n, dst);
 }
 
-double cst_accumulate_sum_avx512(size_t n, const float *sum, bool accumulate, float *dst)
+double cst_accumulate_sum_avx512(size_t n, const float *sum, float *dst)
 {
-    return run((struct input){.sum = sum}, n, accumulate, dst);
+    return run((struct input){.sum = sum}, n, dst);
 }

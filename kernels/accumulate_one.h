@@ -6,22 +6,22 @@
 #include "kernels/accumulate.h"
 #include "kernels/reduce_lanes.h"
 
-/* s of element @i: the sum over the sources, in rank order. */
-static inline float cst_accumulate_total(size_t i, uint32_t n_src, const uint16_t *const *src)
+/* x of element @i: the sources, in rank order, behind *row; NULL: by themselves. */
+static inline float cst_accumulate_total(size_t i, uint32_t n_src, const uint16_t *const *src,
+                                         const float *row)
 {
-    float s = n_src == 0 ? 0.0f : cst_bf16_to_fp32(src[0][i]);
+    float x = row != NULL ? *row : n_src == 0 ? 0.0f : cst_bf16_to_fp32(src[0][i]);
 
-    for (uint32_t r = 1; r < n_src; r++) {
-        s += cst_bf16_to_fp32(src[r][i]);
+    for (uint32_t r = row == NULL; r < n_src; r++) {
+        x += cst_bf16_to_fp32(src[r][i]);
     }
-    return s;
+    return x;
 }
 
-/* Store or add @s, and square the result into @lane. */
-static inline void cst_accumulate_one(float s, bool accumulate, float *dst, double *lane)
+/* Store @x and add its square to @lane. */
+static inline void cst_accumulate_one(float x, float *dst, double *lane)
 {
     const uint32_t bits = CST_ACCUMULATE_NAN;
-    float x = accumulate ? *dst + s : s;
 
     if (x != x) {
         memcpy(&x, &bits, sizeof x);

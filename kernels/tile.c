@@ -161,17 +161,15 @@ bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const ui
 }
 
 bool cst_tile_reduce_sum(const struct cst_kernels *kernels, const float *sum,
-                         const struct cst_rows *rows, const struct cst_tile *tile,
-                         struct cst_undo_slot *undo)
+                         const struct cst_rows *rows, const struct cst_tile *tile)
 {
-    float *grad = rows->grad_f32 + tile->start;
-
+    assert(!tile->accumulate);
     if (tile->entry->reduce_mark == (uint32_t)tile->mark) {
         return false;
     }
-    undo = begin_accumulate(undo, tile, grad);
-    tile->entry->sum_squares = kernels->accumulate_sum(tile->n_elems, sum, tile->accumulate, grad);
-    cst_undo_end(undo, tile, CST_UNDO_ACCUMULATE);
+    tile->entry->sum_squares =
+        kernels->accumulate_sum(tile->n_elems, sum, rows->grad_f32 + tile->start);
+    cst_undo_end(NULL, tile, CST_UNDO_ACCUMULATE);
     return true;
 }
 

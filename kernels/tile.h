@@ -70,11 +70,10 @@ bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const ui
                      const struct cst_rows *rows, const struct cst_tile *tile,
                      struct cst_undo_slot *undo);
 
-/* The same into or onto rows->grad_f32 where the contributions were summed already: @sum points to
- * that of the tile's first element. */
+/* The same into rows->grad_f32 where the contributions of a step's first sum were summed already:
+ * @sum points to that of the tile's first element. */
 bool cst_tile_reduce_sum(const struct cst_kernels *kernels, const float *sum,
-                         const struct cst_rows *rows, const struct cst_tile *tile,
-                         struct cst_undo_slot *undo);
+                         const struct cst_rows *rows, const struct cst_tile *tile);
 
 #define CST_TILE_MAX_SRC 64 /* contributions in a reduction: the most ranks of a job */
 

@@ -52,7 +52,7 @@ int cst_cuda_reduce(const struct cst_cuda_kernels *kernels, CUstream stream, uin
                     CUdeviceptr tiles, const struct cst_cuda_sources *sources, CUdeviceptr dst,
                     CUdeviceptr sums, struct cst_err *err);
 
-/* The s of kernels/accumulate.h for each of @n_tiles tiles: dst[..], fp32, := sum in rank order,
+/* The first sum of kernels/accumulate.h for each of @n_tiles tiles: dst[..], fp32, := sum in rank order,
  * any NaN as the additions leave it. Kernel: "cst_sum_kernel"(uint64_t n_tiles, const struct
  * cst_cuda_tile *, struct cst_cuda_sources, float *dst). */
 int cst_cuda_sum(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,

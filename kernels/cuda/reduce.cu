@@ -1,6 +1,5 @@
 /* kernels/reduce.h on a GPU, CST_CUDA_BLOCK_TILES tiles per block of threads; and the sum alone, in
- * fp32, that kernels/accumulate.h adds to a row.
- *
+ * fp32, that kernels/accumulate.h stores in a row.
  *
  *   1. CST_CUDA_TILE_THREADS threads per tile add the contributions up, 16 bytes of each at a time,
  *      write the result and leave its magnitude (bf16 without sign) in shared memory.

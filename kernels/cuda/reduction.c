@@ -144,7 +144,7 @@ static int add_up_on_gpu(struct reduction *r, const struct batch *batch, struct 
     return rc;
 }
 
-/* The sums, fp32, through the stage to the processor, which adds them to the row. */
+/* The sums, fp32, through the stage to the processor, which stores them in the row. */
 static int sum_on_gpu(struct reduction *r, const struct batch *batch, struct cst_err *err)
 {
     struct cst_addr to = {.mem = &r->stage->host}, from = {.mem = &r->stage->device};
@@ -166,7 +166,7 @@ static int sum_on_gpu(struct reduction *r, const struct batch *batch, struct cst
         const struct cst_tile *tile = &r->stage->batch[i];
 
         (void)cst_tile_reduce_sum(r->gpu->processor, sums + (tile->start - batch->base),
-                                  &r->work->rows, tile, r->undo);
+                                  &r->work->rows, tile);
     }
     return rc;
 }
@@ -244,7 +244,8 @@ struct way {
 static struct way choose_way(const struct cst_tile_work *work, uint32_t n_src, uint32_t n_on_gpu)
 {
     bool wide = work->rows.grad_f32 != NULL;
-    bool on_gpu = n_on_gpu == n_src && (!wide || n_src * sizeof(uint16_t) > sizeof(float));
+    bool fewer_bytes = !wide || (!work->accumulate && n_src * sizeof(uint16_t) > sizeof(float));
+    bool on_gpu = n_on_gpu == n_src && fewer_bytes;
 
     return (struct way){.on_gpu = on_gpu,
                         .max_elems =

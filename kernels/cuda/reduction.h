@@ -6,10 +6,11 @@
  *   some on the host      the others are copied to the pinned stage and the processor adds up, tile
  *                         by tile, with its undo slot: a source may be the grad row itself, which a
  *                         kill must not lose.
- *   an fp32 grad row      it is added to in place, which needs the undo slot: always the
- *                         processor's. Up to two sources on GPUs go down as they are (2 bytes an
- *                         element each); more are summed there first and the fp32 sum goes down
- *                         through the stage (4 bytes): the way with the fewer bytes on the link. */
+ *   an fp32 grad row      it is the processor's. Sources on GPUs go down as they are (2 bytes an
+ *                         element each) and are added to it in place, with the undo slot: sums go
+ *                         from the row on, in rank order. But the first sum of a step begins with
+ *                         nothing: there more than two sources are summed on the GPU, and the fp32
+ *                         sum goes down through the stage (4 bytes an element). */
 #ifndef CST_CUDA_REDUCTION_H
 #define CST_CUDA_REDUCTION_H
 
