@@ -27,7 +27,6 @@ enum cst_play_timer {
     CST_PLAY_BATCH_END, /* its reply reaches the worker */
     CST_PLAY_STEP,      /* STEP reaches the daemon: rank */
     CST_PLAY_STEP_END,
-    CST_PLAY_ACCUMULATE,
     CST_PLAY_COMMAND, /* a command reaches its engine, its dependencies with other engines done:
                          ticket */
     CST_PLAY_DONE,    /* its end reaches the daemon */
@@ -126,6 +125,8 @@ struct cst_play_worker {
     struct cst_play_op *ops; /* of this micro-batch; owned */
     uint32_t n_ops, at;
     struct cst_lease_operator *operators; /* owned */
+    uint32_t *tensor_chunk;               /* owned */
+    struct cst_lease_trait *traits;       /* owned */
     struct cst_leases leases;
     struct cst_fences fences;
     struct cst_play_batch *batches; /* owned */

@@ -8,7 +8,7 @@
 
 #define NO_BATCH UINT16_MAX /* in a tag: not of a batch */
 
-enum single { TAG_ACCUMULATE, TAG_STEP, TAG_SYNC };
+enum single { TAG_STEP = 1, TAG_SYNC };
 
 /* -- what the parts share ------------------------------------------------------------------- */
 
@@ -233,7 +233,6 @@ static void on_timer(struct cst_play *play, const struct cst_timer *timer)
     case CST_PLAY_BATCH_END:
     case CST_PLAY_STEP:
     case CST_PLAY_STEP_END:
-    case CST_PLAY_ACCUMULATE:
         cst_play_worker_timer(&play->workers[timer->arg >> 32], (enum cst_play_timer)timer->kind,
                               (uint32_t)timer->arg);
         break;

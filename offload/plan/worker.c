@@ -81,10 +81,9 @@ static void send_items(struct cst_play_worker *w, const struct cst_lease_item *i
 static void digest_batch(struct cst_play_worker *w, uint32_t b)
 {
     static const enum cst_event_kind kinds[] = {
-        [CST_LEASE_FETCH_WEIGHT] = CST_EV_FETCH_WEIGHT,
-        [CST_LEASE_FETCH_GRAD] = CST_EV_FETCH_GRAD,
-        [CST_LEASE_RELEASE] = CST_EV_RELEASE,
-        [CST_LEASE_REDUCE_SCATTER] = CST_EV_HAND_IN,
+        [CST_LEASE_FETCH_WEIGHT] = CST_EV_FETCH_WEIGHT, [CST_LEASE_FETCH_GRAD] = CST_EV_FETCH_GRAD,
+        [CST_LEASE_RELEASE] = CST_EV_RELEASE,           [CST_LEASE_REDUCE_SCATTER] = CST_EV_HAND_IN,
+        [CST_LEASE_ACCUMULATE] = CST_EV_ACCUMULATE,
     };
 
     for (uint32_t i = 0; i < w->batches[b].n_items && w->play->status == CST_OK; i++) {
@@ -367,7 +366,8 @@ static void begin_op(struct cst_play_worker *w)
     const struct cst_play_op *at = &w->ops[w->at];
     struct cst_err err;
 
-    if (cst_lease_must_settle(&w->leases, at->op, at->backward)) {
+    if (cst_lease_must_settle(&w->leases, at->op, at->backward) ||
+        (at->backward && w->fences.n_turns > 0)) {
         return;
     }
     if (cst_lease_begin(&w->leases, at->op, at->backward, &err) != CST_OK) {
@@ -399,7 +399,7 @@ static bool is_used(const struct cst_play_worker *w, uint32_t op)
     uint64_t k = (uint64_t)w->step * w->play->config->micro_batches + w->micro;
     double from = fmod(op * 0.6180339887498949, 1);
 
-    if (o->ranks != 0 && (o->ranks >> w->rank & 1) == 0) {
+    if ((o->ranks >> w->rank & 1) == 0) {
         return false;
     }
     return share >= 1 || floor(from + (double)(k + 1) * share) > floor(from + (double)k * share);
@@ -422,14 +422,23 @@ static void plan_micro_batch(struct cst_play_worker *w)
     w->state = n > 0 ? CST_PLAY_BEGIN : CST_PLAY_FLUSH;
 }
 
-static bool is_last_micro(const struct cst_play_worker *w)
+/* The end of a micro-batch behind which another one comes. */
+static void turn(struct cst_play_worker *w)
 {
-    return w->micro + 1 >= w->play->config->micro_batches;
+    cst_lease_turn(&w->leases);
+    send_plan(w, false);
+    cst_lease_reset_step(&w->leases);
+    w->micro++;
+    plan_micro_batch(w);
 }
 
 /* Hand in and give back all that is left. */
 static void flush(struct cst_play_worker *w)
 {
+    if (w->micro + 1 < w->play->config->micro_batches) {
+        turn(w);
+        return;
+    }
     if (w->leases.asked_ahead != CST_LEASE_NONE) {
         return;
     }
@@ -444,13 +453,7 @@ static void settle(struct cst_play_worker *w)
         return;
     }
     w->state = CST_PLAY_STEPPING;
-    cst_play_timer(w->play, w->play->hop_ns, is_last_micro(w) ? CST_PLAY_STEP : CST_PLAY_ACCUMULATE,
-                   (uint64_t)w->rank << 32);
-    if (!is_last_micro(w)) {
-        w->micro++;
-        cst_lease_reset_step(&w->leases);
-        plan_micro_batch(w);
-    }
+    cst_play_timer(w->play, w->play->hop_ns, CST_PLAY_STEP, (uint64_t)w->rank << 32);
 }
 
 static void begin_step(struct cst_play_worker *w)
@@ -469,11 +472,12 @@ static void begin_step(struct cst_play_worker *w)
 static void advance(struct cst_play_worker *w)
 {
     enum cst_play_state before;
-    uint32_t at;
+    uint32_t at, micro;
 
     do {
         before = w->state;
         at = w->at;
+        micro = w->micro;
         switch (w->state) {
         case CST_PLAY_BEGIN:
             begin_op(w);
@@ -495,7 +499,7 @@ static void advance(struct cst_play_worker *w)
         case CST_PLAY_OVER:
             break;
         }
-    } while (w->play->status == CST_OK && (w->state != before || w->at != at));
+    } while (w->play->status == CST_OK && (w->state != before || w->at != at || w->micro != micro));
 }
 
 /* -- what comes ----------------------------------------------------------------------------- */
@@ -507,11 +511,11 @@ void cst_play_worker_run(struct cst_play_worker *w, uint64_t attempt)
     advance(w);
 }
 
-static void ask_step(struct cst_play_worker *w, enum cst_event_kind kind)
+static void ask_step(struct cst_play_worker *w)
 {
     struct cst_event event = {
-        .kind = kind,
-        .tag = tag_of(w, UINT16_MAX, kind == CST_EV_STEP),
+        .kind = CST_EV_STEP,
+        .tag = tag_of(w, UINT16_MAX, 1),
         .rank = w->rank,
         .attempt = w->attempt,
         .hyper = {.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .grad_scale = 1.0f}};
@@ -530,10 +534,7 @@ void cst_play_worker_timer(struct cst_play_worker *w, enum cst_play_timer kind, 
         advance(w);
         break;
     case CST_PLAY_STEP:
-        ask_step(w, CST_EV_STEP);
-        break;
-    case CST_PLAY_ACCUMULATE:
-        ask_step(w, CST_EV_ACCUMULATE);
+        ask_step(w);
         break;
     case CST_PLAY_STEP_END:
         w->step++;
@@ -586,41 +587,58 @@ void cst_play_worker_ended(struct cst_play_worker *w, struct cst_effort *effort)
 
 /* -- open ----------------------------------------------------------------------------------- */
 
-/* Its own books have no use for others' operators. */
-static int open_books(struct cst_play_worker *w, struct cst_err *err)
+/* Arrays that the books borrow. */
+static int describe(struct cst_play_worker *w, struct cst_lease_model *books)
 {
     const struct cst_model *model = model_of(w);
-    const struct cst_core_config *core = w->play->config->core;
-    struct cst_lease_model books = {.n_operators = model->n_operators,
-                                    .n_tensors = model->n_tensors,
-                                    .n_chunks = core->layout->n_chunks};
-    uint32_t *tensor_chunk = malloc(model->n_tensors * sizeof *tensor_chunk);
-    int rc;
+    const struct cst_layout *layout = w->play->config->core->layout;
 
-    if (tensor_chunk == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory to replay rank %u", w->rank);
-    }
-    for (uint32_t class = 0; class < CST_LAYOUT_MAX_CLASSES; class ++) {
-        books.n_blocks += core->pools[w->rank].parts[class].n_blocks;
+    w->operators = calloc(model->n_operators + 1ul, sizeof *w->operators);
+    w->tensor_chunk = calloc(model->n_tensors + 1ul, sizeof *w->tensor_chunk);
+    w->traits = calloc(layout->n_chunks + 1ul, sizeof *w->traits);
+    if (w->operators == NULL || w->tensor_chunk == NULL || w->traits == NULL) {
+        return CST_ENOMEM;
     }
     for (uint32_t t = 0; t < model->n_tensors; t++) {
-        tensor_chunk[t] = model->tensors[t].chunk;
+        w->tensor_chunk[t] = model->tensors[t].chunk;
+    }
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        w->traits[c] =
+            (struct cst_lease_trait){.size_class = (uint8_t)layout->chunks[c].size_class,
+                                     .trains = cst_pattern(layout->chunks[c].pattern)->has_states};
     }
     for (uint32_t op = 0; op < model->n_operators; op++) {
         const struct cst_layout_operator *o = &model->operators[op];
-        bool own = o->ranks == 0 || (o->ranks >> w->rank & 1) != 0;
 
-        w->operators[op] =
-            (struct cst_lease_operator){.tensors = o->tensors, .n_tensors = own ? o->n_tensors : 0};
+        w->operators[op] = (struct cst_lease_operator){.tensors = o->tensors,
+                                                       .n_tensors = o->n_tensors,
+                                                       .runs = (o->ranks >> w->rank & 1) != 0};
     }
-    books.operators = w->operators;
-    books.tensor_chunk = tensor_chunk;
-    rc = cst_lease_init(&w->leases, &books, err);
+    *books = (struct cst_lease_model){.operators = w->operators,
+                                      .tensor_chunk = w->tensor_chunk,
+                                      .traits = w->traits,
+                                      .n_operators = model->n_operators,
+                                      .n_tensors = model->n_tensors,
+                                      .n_chunks = layout->n_chunks};
+    return CST_OK;
+}
+
+static int open_books(struct cst_play_worker *w, struct cst_err *err)
+{
+    const struct cst_core_pool *pool = &w->play->config->core->pools[w->rank];
+    struct cst_lease_model books;
+    int rc = describe(w, &books);
+
     if (rc != CST_OK) {
-        free(tensor_chunk);
-        return rc;
+        return cst_err_set(err, rc, "no memory to replay rank %u", w->rank);
     }
-    return cst_fence_init(&w->fences, books.n_chunks, err);
+    for (uint32_t class = 0; class < CST_LAYOUT_MAX_CLASSES; class ++) {
+        books.blocks[class] = pool->parts[class].n_blocks;
+    }
+    rc = cst_lease_init(&w->leases, &books, err);
+    return rc == CST_OK
+               ? cst_fence_init(&w->fences, books.n_chunks, w->play->config->micro_batches, err)
+               : rc;
 }
 
 static void set_speed(struct cst_play_worker *w)
@@ -667,9 +685,8 @@ int cst_play_worker_open(struct cst_play *play, uint32_t rank, struct cst_err *e
     w->copying.device = w->device;
     set_speed(w);
     w->ops = malloc((2ul * core->model->n_operators + 1) * sizeof *w->ops);
-    w->operators = calloc(core->model->n_operators + 1ul, sizeof *w->operators);
     w->copy_of = calloc(core->layout->n_chunks, sizeof *w->copy_of);
-    if (w->ops == NULL || w->operators == NULL || w->copy_of == NULL) {
+    if (w->ops == NULL || w->copy_of == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory to replay rank %u", rank);
     }
     if (w->rates->flops <= 0) {
@@ -691,7 +708,8 @@ void cst_play_worker_close(struct cst_play_worker *w)
     free(w->copy_of);
     free(w->ops);
     free(w->operators);
-    free((void *)(uintptr_t)w->leases.model.tensor_chunk);
+    free(w->tensor_chunk);
+    free(w->traits);
     cst_lease_close(&w->leases);
     cst_fence_close(&w->fences);
 }
