@@ -1,0 +1,456 @@
+#include "tests/unit/layout_rig.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint32_t rig_below(uint32_t n)
+{
+    return (uint32_t)rand() % n;
+}
+
+static uint64_t world_ranks(uint32_t world)
+{
+    return world >= 64 ? UINT64_MAX : (UINT64_C(1) << (world == 0 ? 1 : world)) - 1;
+}
+
+static bool trained(enum cst_pattern_kind pattern)
+{
+    return pattern != CST_PATTERN_FROZEN;
+}
+
+/* -- chunks --------------------------------------------------------------------------------- */
+
+static uint32_t first_op(const struct cst_model *model, uint32_t tensor)
+{
+    for (uint32_t i = 0; i < model->n_operators; i++) {
+        for (uint32_t k = 0; k < model->operators[i].n_tensors; k++) {
+            if (model->operators[i].tensors[k] == tensor) {
+                return i;
+            }
+        }
+    }
+    return model->n_operators;
+}
+
+static void check_kind(const struct cst_layout *layout, const struct cst_model *model,
+                       const struct cst_layout_chunk *chunk, uint32_t world)
+{
+    uint32_t first = layout->order[chunk->first_tensor];
+
+    ck_assert_uint_ne(chunk->ranks, 0);
+    for (uint32_t k = 0; k < chunk->n_tensors; k++) {
+        uint32_t number = layout->order[chunk->first_tensor + k];
+        const struct cst_layout_tensor *t = &model->tensors[number];
+
+        ck_assert_int_eq(t->pattern, chunk->pattern);
+        ck_assert_uint_eq(model->groups[t->group] & world_ranks(world), chunk->ranks);
+        if (chunk->base_chunk == CST_LAYOUT_OWN) {
+            uint32_t k_class = chunk->size_class;
+
+            ck_assert(k_class == 0 || t->n_elems > layout->classes[k_class - 1].capacity);
+        }
+        if (t->pattern == CST_PATTERN_EXPERT) {
+            ck_assert_uint_eq(first_op(model, number), first_op(model, first));
+        }
+    }
+}
+
+/* No tensor of the next chunk of the same kind could have gone here. */
+static void check_next_fit(const struct cst_layout *layout, const struct cst_model *model,
+                           uint32_t c)
+{
+    const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+    for (uint32_t d = c + 1; d < layout->n_chunks; d++) {
+        const struct cst_layout_chunk *next = &layout->chunks[d];
+
+        if (next->ranks == chunk->ranks && next->pattern == chunk->pattern &&
+            next->size_class == chunk->size_class && next->base_chunk == CST_LAYOUT_OWN) {
+            uint32_t mine = layout->order[chunk->first_tensor];
+            uint32_t theirs = layout->order[next->first_tensor];
+
+            ck_assert(chunk->n_elems + model->tensors[theirs].n_elems >
+                          layout->classes[chunk->size_class].capacity ||
+                      (chunk->pattern == CST_PATTERN_EXPERT &&
+                       first_op(model, mine) != first_op(model, theirs)));
+            return;
+        }
+    }
+}
+
+static uint32_t check_chunk(const struct cst_layout *layout, const struct cst_model *model,
+                            uint32_t c, uint32_t world)
+{
+    const struct cst_layout_chunk *chunk = &layout->chunks[c];
+    uint64_t fill = 0;
+
+    ck_assert_uint_gt(chunk->n_tensors, 0);
+    ck_assert_uint_lt(chunk->size_class, layout->n_classes);
+    ck_assert_uint_le(chunk->n_elems, layout->classes[chunk->size_class].capacity);
+    for (uint32_t k = 0; k < chunk->n_tensors; k++) {
+        const struct cst_layout_tensor *t = &model->tensors[layout->order[chunk->first_tensor + k]];
+
+        ck_assert_uint_eq(t->chunk, c);
+        ck_assert_uint_eq(t->offset % CST_LAYOUT_ALIGN_ELEMS, 0);
+        ck_assert_uint_ge(t->offset, fill);
+        fill = t->offset + t->n_elems;
+    }
+    ck_assert_uint_le(fill, chunk->n_elems);
+    check_kind(layout, model, chunk, world);
+    if (chunk->base_chunk == CST_LAYOUT_OWN) {
+        ck_assert_uint_lt(chunk->n_elems - fill, CST_LAYOUT_ALIGN_ELEMS);
+        check_next_fit(layout, model, c);
+    }
+    return chunk->n_tensors;
+}
+
+static void check_chunks(const struct cst_layout *layout, const struct cst_model *model,
+                         uint32_t world)
+{
+    bool *seen = calloc(model->n_tensors, sizeof *seen);
+    uint32_t at = 0, spans = 0;
+    uint64_t tiles = 0;
+
+    ck_assert_ptr_nonnull(seen);
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        ck_assert_uint_eq(layout->chunks[c].first_tensor, at);
+        ck_assert_uint_eq(layout->chunks[c].first_span, spans);
+        at += check_chunk(layout, model, c, world);
+        spans += trained(layout->chunks[c].pattern) ? layout->chunks[c].n_tensors : 0;
+    }
+    ck_assert_uint_eq(at, model->n_tensors);
+    ck_assert_uint_eq(spans, layout->n_spans);
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        ck_assert(!seen[layout->order[i]]);
+        seen[layout->order[i]] = true;
+    }
+    for (uint32_t t = 0; t < model->n_tensors; t++) {
+        ck_assert_uint_eq(model->tensors[t].first_tile, tiles);
+        tiles +=
+            trained(model->tensors[t].pattern) ? cst_table_n_tiles(model->tensors[t].n_elems) : 0;
+    }
+    ck_assert_uint_eq(tiles, layout->n_tiles);
+    free(seen);
+}
+
+/* -- rows ----------------------------------------------------------------------------------- */
+
+static void check_row(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
+                      uint32_t r, uint64_t *end, uint32_t *n_rows)
+{
+    const struct cst_layout_row *row = &chunk->rows[r];
+    uint64_t bytes = chunk->n_elems * (r == CST_ROW_WEIGHT ? 2
+                                       : r == CST_ROW_GRAD ? layout->grad_bytes
+                                                           : 4);
+
+    if (r != CST_ROW_WEIGHT && !trained(chunk->pattern)) {
+        ck_assert_uint_eq(row->segment, CST_LAYOUT_NO_ROW);
+        return;
+    }
+    ck_assert_uint_lt(row->segment, layout->n_segments);
+    ck_assert_uint_eq(layout->segments[row->segment].node, chunk->node);
+    ck_assert_uint_eq(row->offset % 4096, 0);
+    ck_assert_uint_le(row->offset + bytes, layout->segments[row->segment].bytes);
+    ck_assert(layout->segments[row->segment].is_base == (chunk->base_chunk != CST_LAYOUT_OWN));
+    if (chunk->base_chunk == CST_LAYOUT_OWN) { /* the base's come in another order */
+        ck_assert_uint_ge(row->offset, end[row->segment]);
+        end[row->segment] = row->offset + bytes;
+        n_rows[row->segment]++;
+    }
+}
+
+static void check_rows(const struct cst_layout *layout)
+{
+    uint64_t *end = calloc(layout->n_segments, sizeof *end);
+    uint32_t *n_rows = calloc(layout->n_segments, sizeof *n_rows);
+    uint64_t bytes = 0;
+
+    ck_assert_ptr_nonnull(end);
+    ck_assert_ptr_nonnull(n_rows);
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+            check_row(layout, &layout->chunks[c], r, end, n_rows);
+        }
+    }
+    for (uint32_t s = 0; s < layout->n_segments; s++) {
+        const struct cst_layout_segment *segment = &layout->segments[s];
+
+        ck_assert(segment->is_base || segment->bytes <= CST_LAYOUT_SEGMENT_BYTES || n_rows[s] == 1);
+        ck_assert(segment->is_base || n_rows[s] > 0);
+        ck_assert_uint_eq(segment->bytes % 4096, 0);
+        bytes += segment->is_base ? 0 : segment->bytes;
+    }
+    ck_assert_uint_eq(bytes, layout->arena_bytes);
+    free(end);
+    free(n_rows);
+}
+
+/* -- classes -------------------------------------------------------------------------------- */
+
+static void check_classes(const struct cst_layout *layout, uint32_t world)
+{
+    uint32_t n[CST_LAYOUT_MAX_CLASSES] = {0};
+
+    ck_assert_uint_ge(layout->n_classes, 1);
+    ck_assert_uint_le(layout->n_classes, CST_LAYOUT_MAX_CLASSES);
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        n[layout->chunks[c].size_class]++;
+    }
+    for (uint32_t k = 0; k < layout->n_classes; k++) {
+        const struct cst_layout_class *class = &layout->classes[k];
+        uint32_t min = 0, max = 0;
+
+        ck_assert_uint_eq(class->n_chunks, n[k]);
+        ck_assert_uint_eq(class->capacity % CST_LAYOUT_CAPACITY_STEP, 0);
+        ck_assert(k == 0 || class->capacity > layout->classes[k - 1].capacity);
+        for (uint32_t r = 0; r < (world == 0 ? 1 : world); r++) {
+            const struct cst_layout_need *need = &layout->needs[r];
+
+            min = need->min_blocks[k] > min ? need->min_blocks[k] : min;
+            max = need->max_blocks[k] > max ? need->max_blocks[k] : max;
+        }
+        ck_assert_uint_eq(class->min_blocks, min);
+        ck_assert_uint_eq(class->max_blocks, max);
+    }
+    ck_assert_uint_eq(layout->capacity, layout->classes[0].capacity);
+    ck_assert_uint_eq(layout->min_blocks, layout->classes[0].min_blocks);
+    ck_assert_uint_eq(layout->max_blocks, layout->classes[0].max_blocks);
+}
+
+static void check_uses(const struct cst_layout *layout, const struct cst_model *model)
+{
+    for (uint32_t i = 0; i < model->n_operators; i++) {
+        const struct cst_layout_operator *op = &model->operators[i];
+        const struct cst_layout_use *use = &layout->uses[i];
+        uint32_t n = 0;
+
+        for (uint32_t k = 0; k < op->n_tensors; k++) {
+            uint32_t chunk = model->tensors[op->tensors[k]].chunk;
+            bool repeated = false;
+
+            for (uint32_t j = 0; j < n && !repeated; j++) {
+                repeated = use->chunks[j] == chunk;
+            }
+            if (!repeated) {
+                ck_assert_uint_lt(n, use->n_chunks);
+                ck_assert_uint_eq(use->chunks[n++], chunk);
+            }
+        }
+        ck_assert_uint_eq(use->n_chunks, n);
+    }
+}
+
+void rig_check_layout(const struct cst_layout *layout, const struct cst_model *model,
+                      const struct cst_layout_config *config)
+{
+    check_chunks(layout, model, config->world);
+    check_rows(layout);
+    check_classes(layout, config->world);
+    check_uses(layout, model);
+    ck_assert_uint_eq(layout->grad_bytes, config->grad_bytes == 4 ? 4 : 2);
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        ck_assert_uint_lt(layout->chunks[c].node, config->n_nodes);
+    }
+}
+
+/* -- needs ---------------------------------------------------------------------------------- */
+
+/* A worker's books of a step. */
+struct worker {
+    const struct cst_layout *layout;
+    const struct cst_model *model;
+    uint32_t rank;
+    uint32_t *uses_left;                   /* per chunk: of its operators, backward */
+    bool *open;                            /* per chunk: its gradient */
+    bool *mine;                            /* per chunk: some operator of this rank uses it */
+    uint32_t most[CST_LAYOUT_MAX_CLASSES]; /* blocks held at once */
+};
+
+static bool runs(const struct worker *w, uint32_t op)
+{
+    return (w->model->operators[op].ranks >> w->rank & 1) != 0;
+}
+
+static bool is_sparse(const struct cst_model *model, uint32_t op)
+{
+    for (uint32_t k = 0; k < model->operators[op].n_tensors; k++) {
+        if (model->tensors[model->operators[op].tensors[k]].pattern == CST_PATTERN_EXPERT) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool uses(const struct cst_layout_use *use, uint32_t chunk)
+{
+    for (uint32_t k = 0; k < use->n_chunks; k++) {
+        if (use->chunks[k] == chunk) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* While @op is begun: its weights, open gradients, and one that is not its own ahead. */
+static void count_blocks(struct worker *w, uint32_t op)
+{
+    const struct cst_layout_use *use = &w->layout->uses[op];
+    uint32_t held[CST_LAYOUT_MAX_CLASSES] = {0};
+    bool other[CST_LAYOUT_MAX_CLASSES] = {false};
+
+    for (uint32_t c = 0; c < w->layout->n_chunks; c++) {
+        uint32_t k = w->layout->chunks[c].size_class;
+
+        held[k] += uses(use, c) + w->open[c];
+        other[k] = other[k] || (w->mine[c] && !uses(use, c));
+    }
+    for (uint32_t k = 0; k < CST_LAYOUT_MAX_CLASSES; k++) {
+        w->most[k] = held[k] + other[k] > w->most[k] ? held[k] + other[k] : w->most[k];
+    }
+}
+
+static void backward(struct worker *w, uint32_t op)
+{
+    const struct cst_layout_use *use = &w->layout->uses[op];
+
+    for (uint32_t k = 0; k < use->n_chunks; k++) {
+        if (trained(w->layout->chunks[use->chunks[k]].pattern)) {
+            w->open[use->chunks[k]] = true;
+        }
+    }
+    count_blocks(w, op);
+    for (uint32_t k = 0; k < use->n_chunks; k++) {
+        if (--w->uses_left[use->chunks[k]] == 0) {
+            w->open[use->chunks[k]] = false; /* handed in */
+        }
+    }
+}
+
+static void walk(struct worker *w, bool leave_out)
+{
+    uint32_t n = w->model->n_operators;
+
+    for (uint32_t i = 0; i < n; i++) {
+        for (uint32_t k = 0; runs(w, i) && k < w->layout->uses[i].n_chunks; k++) {
+            w->uses_left[w->layout->uses[i].chunks[k]]++;
+            w->mine[w->layout->uses[i].chunks[k]] = true;
+        }
+    }
+    for (uint32_t i = 0; i < 2 * n; i++) {
+        uint32_t op = i < n ? i : 2 * n - 1 - i;
+
+        if (!runs(w, op) || (leave_out && is_sparse(w->model, op) && rand() % 2 == 0)) {
+            continue;
+        }
+        if (i < n) {
+            count_blocks(w, op);
+        } else {
+            backward(w, op);
+        }
+    }
+}
+
+static void check_rank(const struct cst_layout *layout, const struct cst_model *model,
+                       uint32_t rank, bool leave_out)
+{
+    struct worker w = {.layout = layout,
+                       .model = model,
+                       .rank = rank,
+                       .uses_left = calloc(layout->n_chunks, sizeof *w.uses_left),
+                       .open = calloc(layout->n_chunks, sizeof *w.open),
+                       .mine = calloc(layout->n_chunks, sizeof *w.mine),
+                       .most = {1}};
+    const struct cst_layout_need *need = &layout->needs[rank];
+    bool exact = !leave_out;
+
+    ck_assert(w.uses_left != NULL && w.open != NULL && w.mine != NULL);
+    walk(&w, leave_out);
+    for (uint32_t i = 0; i < model->n_operators; i++) {
+        exact = exact && !is_sparse(model, i);
+    }
+    for (uint32_t k = 0; k < layout->n_classes; k++) {
+        ck_assert_uint_le(w.most[k], need->min_blocks[k]);
+        ck_assert(!exact || w.most[k] == need->min_blocks[k]);
+        ck_assert_uint_le(need->min_blocks[k], need->max_blocks[k] > 0 ? need->max_blocks[k] : 1);
+    }
+    free(w.uses_left);
+    free(w.open);
+    free(w.mine);
+}
+
+void rig_check_needs(const struct cst_layout *layout, const struct cst_model *model, uint32_t world,
+                     unsigned seed)
+{
+    srand(seed);
+    for (uint32_t r = 0; r < world; r++) {
+        check_rank(layout, model, r, false);
+        for (int i = 0; i < 4; i++) {
+            check_rank(layout, model, r, true);
+        }
+    }
+}
+
+/* -- models --------------------------------------------------------------------------------- */
+
+static void random_tensor(struct cst_model *model, uint32_t i, bool sparse)
+{
+    static const uint32_t patterns[] = {CST_PATTERN_SHARD,  CST_PATTERN_SHARD,
+                                        CST_PATTERN_FROZEN, CST_PATTERN_REPLICATE,
+                                        CST_PATTERN_TENSOR, CST_PATTERN_EXPERT};
+    int64_t shape[2] = {1 + rig_below(100), 1 + rig_below(100)}, whole[2], first[2] = {0, 3};
+    struct cst_tensor_words words = {.n_dims = 2, .shape = shape, .lr_scale = 1, .decay_scale = 1};
+    struct cst_err err;
+    char name[32];
+
+    (void)snprintf(name, sizeof name, "t%u", i);
+    if (rig_below(20) == 0) {
+        shape[0] *= 1 + rig_below(30);
+    }
+    words.name = name;
+    words.group = rig_below(model->n_groups);
+    words.pattern = patterns[rig_below(sparse ? 6 : 5)];
+    if (words.pattern == CST_PATTERN_TENSOR) {
+        whole[0] = shape[0];
+        whole[1] = shape[1] + 3;
+        words.whole = whole;
+        words.first = first;
+    }
+    ck_assert_msg(cst_model_tensor_as(model, &words, &err) == CST_OK, "%s", err.text);
+}
+
+void rig_random_model(struct cst_model *model, uint32_t world)
+{
+    uint32_t n_tensors = 1 + rig_below(60), n_ops = rig_below(80);
+    bool sparse = rig_below(2) == 0;
+    struct cst_err err;
+
+    for (uint32_t g = rig_below(5); g > 0; g--) {
+        uint64_t ranks = ((uint64_t)rand() << 20 ^ (uint64_t)rand()) & world_ranks(world);
+
+        ck_assert_int_eq(cst_model_group(model, ranks != 0 ? ranks : 1, &err), CST_OK);
+    }
+    for (uint32_t i = 0; i < n_tensors; i++) {
+        random_tensor(model, i, sparse);
+    }
+    for (uint32_t i = 0; i < n_ops;
+         i++) { /* near each other, mostly; some have no rank that holds all */
+        uint32_t tensors[4], n = 0, at = i * n_tensors / n_ops;
+        char name[32];
+
+        for (uint32_t k = 1 + rig_below(4); k > 0; k--) {
+            uint32_t t = rig_below(6) == 0 ? rig_below(n_tensors) : (at + k) % n_tensors;
+            bool twice = false;
+
+            for (uint32_t j = 0; j < n; j++) {
+                twice = twice || tensors[j] == t;
+            }
+            if (!twice) {
+                tensors[n++] = t;
+            }
+        }
+        (void)snprintf(name, sizeof name, "op%u", i);
+        (void)cst_model_operator(model, name, tensors, n, &err);
+    }
+}
