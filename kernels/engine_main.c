@@ -2,6 +2,7 @@
 
 #include "kernels/engine_main.h"
 
+#include "kernels/crew.h"
 #include "kernels/engine.h"
 #include "kernels/host/host.h"
 
@@ -20,18 +21,26 @@ static const struct cst_engine_program *program;
 
 static void usage(FILE *to)
 {
-    fprintf(to,
-            "Usage: %s [--fd N]\n"
-            "%s for cisternd, which starts this program and talks to it\n"
-            "on a SOCK_SEQPACKET socket. There is no reason to start it by hand.\n\n"
-            "  --fd N      the socket (default 3)\n"
-            "%s"
-            "  --help      print this and exit\n"
-            "  --version   print the version and exit\n",
-            program->name, program->what,
-            program->probe != NULL
-                ? "  --probe     print what devices there are, as JSON, and exit\n"
-                : "");
+    fprintf(
+        to,
+        "Usage: %s [--fd N]\n"
+        "       %s --rates [OPTIONS]\n"
+        "%s for cisternd, which starts this program and talks to it\n"
+        "on a SOCK_SEQPACKET socket. There is no reason to start it by hand, but for --rates.\n\n"
+        "  --fd N            the socket (default 3)\n"
+        "%s"
+        "  --rates           measure what this machine can do, print it as JSON and exit\n"
+        "  --node N          with --rates: NUMA node whose memory is used\n"
+        "%s"
+        "  --copy-threads N  with --rates: threads that copy, in each direction\n"
+        "  --help            print this and exit\n"
+        "  --version         print the version and exit\n",
+        program->name, program->name, program->what,
+        program->probe != NULL
+            ? "  --probe           print what devices there are, as JSON, and exit\n"
+            : "",
+        program->probe != NULL ? "  --device UUID     with --rates: the GPU\n"
+                               : "  --threads N       with --rates: threads that compute\n");
 }
 
 static void warn(const struct cst_err *what)
@@ -39,19 +48,33 @@ static void warn(const struct cst_err *what)
     fprintf(stderr, "%s: %s\n", program->name, what->text);
 }
 
+/* The exit status after @rc. */
+static int tell(int rc, const struct cst_err *err)
+{
+    if (rc != CST_OK) {
+        warn(err);
+    }
+    return rc == CST_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
 static int probe(void)
 {
     struct cst_err err;
     int rc = program->probe(stdout, &err);
 
-    if (rc != CST_OK) {
-        warn(&err);
-    }
-    return rc == CST_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+    return tell(rc, &err);
 }
 
-/* The number behind --fd, or -1. */
-static int parse_fd(const char *text)
+static int rates(const struct cst_engine_rates_options *options)
+{
+    struct cst_err err;
+    int rc = program->rates(options, stdout, &err);
+
+    return tell(rc, &err);
+}
+
+/* The number behind an option, or -1. */
+static int parse_number(const char *text)
 {
     char *end;
     long n;
@@ -70,43 +93,99 @@ static bool is_seqpacket(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET;
 }
 
+/* What the command line says. */
+struct options {
+    int fd;       /* -1: no number */
+    bool measure; /* --rates */
+    bool wrong;   /* a number that is none */
+    struct cst_engine_rates_options rates;
+};
+
+/* A number from @least up to @most, or *wrong. */
+static int parse_within(const char *text, int least, int most, bool *wrong)
+{
+    int n = parse_number(text);
+
+    *wrong = *wrong || n < least || n > most;
+    return n;
+}
+
+/* One option. Exit status, or -1: go on. */
+static int read_option(int option, struct options *out)
+{
+    bool *wrong = &out->wrong;
+
+    switch (option) {
+    case 'f':
+        out->fd = parse_number(optarg);
+        return -1;
+    case 'r':
+        out->measure = true;
+        return -1;
+    case 'n':
+        out->rates.node = parse_within(optarg, 0, 1023, wrong);
+        return -1;
+    case 't':
+        out->rates.threads = (unsigned)parse_within(optarg, 1, CST_CREW_MAX_THREADS, wrong);
+        return -1;
+    case 'c':
+        out->rates.copy_threads = (unsigned)parse_within(optarg, 1, CST_CREW_MAX_THREADS, wrong);
+        return -1;
+    case 'd':
+        out->rates.device = optarg;
+        return -1;
+    case 'h':
+        usage(stdout);
+        return EXIT_SUCCESS;
+    case 'V':
+        printf("%s (%s) %s\n", program->name, PACKAGE_NAME, PACKAGE_VERSION);
+        return EXIT_SUCCESS;
+    default:
+        if (option == 'p' && program->probe != NULL) {
+            return probe();
+        }
+        usage(stderr);
+        return EXIT_FAILURE;
+    }
+}
+
 /* Exit status, or -1: go on, *fd is the socket. */
 static int read_options(int argc, char **argv, int *fd)
 {
-    static const struct option options[] = {
-        {"fd", required_argument, NULL, 'f'},
-        {"probe", no_argument, NULL, 'p'},
-        {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'},
-        {NULL, 0, NULL, 0},
+    static const struct option names[] = {
+        {"fd", required_argument, NULL, 'f'},      {"probe", no_argument, NULL, 'p'},
+        {"rates", no_argument, NULL, 'r'},         {"node", required_argument, NULL, 'n'},
+        {"threads", required_argument, NULL, 't'}, {"copy-threads", required_argument, NULL, 'c'},
+        {"device", required_argument, NULL, 'd'},  {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},       {NULL, 0, NULL, 0},
     };
-    int option;
+    struct options options = {.fd = *fd, .rates.node = -1};
+    int option, rc;
 
-    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (option == 'f') {
-            *fd = parse_fd(optarg);
-        } else if (option == 'h') {
-            usage(stdout);
-            return EXIT_SUCCESS;
-        } else if (option == 'V') {
-            printf("%s (%s) %s\n", program->name, PACKAGE_NAME, PACKAGE_VERSION);
-            return EXIT_SUCCESS;
-        } else if (option == 'p' && program->probe != NULL) {
-            return probe();
-        } else {
-            usage(stderr);
-            return EXIT_FAILURE;
+    while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
+        rc = read_option(option, &options);
+        if (rc >= 0) {
+            return rc;
         }
     }
     if (optind < argc) {
         fprintf(stderr, "%s: '%s' is not an option\n", program->name, argv[optind]);
         return EXIT_FAILURE;
     }
-    if (*fd < 0 || !is_seqpacket(*fd)) {
-        fprintf(stderr, "%s: fd %d is no SOCK_SEQPACKET socket: cisternd starts this program\n",
-                program->name, *fd);
+    if (options.wrong) {
+        fprintf(stderr, "%s: a node is a number from 0, threads are 1 to %d\n", program->name,
+                CST_CREW_MAX_THREADS);
         return EXIT_FAILURE;
     }
+    if (options.measure) {
+        return rates(&options.rates);
+    }
+    if (options.fd < 0 || !is_seqpacket(options.fd)) {
+        fprintf(stderr, "%s: fd %d is no SOCK_SEQPACKET socket: cisternd starts this program\n",
+                program->name, options.fd);
+        return EXIT_FAILURE;
+    }
+    *fd = options.fd;
     return -1;
 }
 

@@ -3,6 +3,7 @@
 #define CST_ENGINE_MAIN_H
 
 #include "kernels/device.h"
+#include "kernels/rates.h"
 
 #include <stdio.h>
 
@@ -13,6 +14,8 @@ struct cst_engine_program {
     int (*probe)(
         FILE *to,
         struct cst_err *err); /* --probe: write what devices there are; NULL: no such option */
+    int (*rates)(const struct cst_engine_rates_options *options, FILE *to,
+                 struct cst_err *err); /* --rates: measure and write what it can do */
 };
 
 /* Be that program: a socket to cisternd is fd 3. Returns the exit status, or ends the process. */

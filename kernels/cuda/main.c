@@ -9,7 +9,8 @@ int main(int argc, char **argv)
     static const struct cst_engine_program cuda = {.name = "cistern-engine-cuda",
                                                    .what = "Move memory to and from a GPU",
                                                    .ops = &cst_cuda_ops,
-                                                   .probe = cst_cuda_probe};
+                                                   .probe = cst_cuda_probe,
+                                                   .rates = cst_cuda_rates};
 
     return cst_engine_main(&cuda, argc, argv);
 }

@@ -1,14 +1,10 @@
 #include "kernels/cuda/probe.h"
 
-#include "kernels/cuda/driver.h"
-
 #include <ctype.h>
 #include <jansson.h>
 #include <stdio.h>
 
-/* The NUMA node that @device is near to, as the kernel says of its PCI slot; -1: it does not say.
- */
-static int node_of(const struct cst_cuda_driver *driver, CUdevice device)
+int cst_cuda_node(const struct cst_cuda_driver *driver, CUdevice device)
 {
     char slot[32], path[80];
     FILE *file;
@@ -52,7 +48,7 @@ static int describe(const struct cst_cuda_driver *driver, int i, json_t **out, s
     }
     if (rc == CST_OK) {
         *out = json_pack("{s:i, s:s, s:s, s:I, s:i}", "index", i, "uuid", uuid, "name", name,
-                         "memory_bytes", (json_int_t)bytes, "node", node_of(driver, device));
+                         "memory_bytes", (json_int_t)bytes, "node", cst_cuda_node(driver, device));
     }
     return rc;
 }

@@ -2,7 +2,7 @@
 #ifndef CST_CUDA_PROBE_H
 #define CST_CUDA_PROBE_H
 
-#include "proto/status.h"
+#include "kernels/cuda/driver.h"
 
 #include <stdio.h>
 
@@ -12,5 +12,9 @@
  * {"error":"sentence"} where there is none. Makes no context. CST_EIO: it could not be written;
  * CST_ENOMEM. */
 int cst_cuda_probe(FILE *to, struct cst_err *err);
+
+/* The NUMA node that @device is near to, as the kernel says of its PCI slot; -1: it does not say.
+ */
+int cst_cuda_node(const struct cst_cuda_driver *driver, CUdevice device);
 
 #endif

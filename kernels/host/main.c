@@ -4,8 +4,10 @@
 
 int main(int argc, char **argv)
 {
-    static const struct cst_engine_program host = {
-        .name = "cistern-engine-host", .what = "Move and compute on memory", .ops = &cst_host_ops};
+    static const struct cst_engine_program host = {.name = "cistern-engine-host",
+                                                   .what = "Move and compute on memory",
+                                                   .ops = &cst_host_ops,
+                                                   .rates = cst_host_rates};
 
     return cst_engine_main(&host, argc, argv);
 }

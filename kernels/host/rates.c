@@ -1,0 +1,364 @@
+/* cistern-engine-host --rates: one chunk of a job in memory of the node, worked on by the team and
+ * the lanes as the engine does it: the same pieces, tile loops, undo slots, crews. */
+#include "kernels/rates.h"
+
+#include "kernels/host/host.h"
+#include "kernels/trial.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#define BUDGET_S 0.35              /* of a figure */
+#define MIN_BYTES (256u << 20)     /* measured on at least */
+#define MAX_BYTES (2ull << 30)     /* at most */
+#define BYTES_PER_CORE (64u << 20) /* several times what a core has of any cache */
+#define MEMORY_SHARE 8             /* and no more than this part of the node's memory */
+#define ELEM_BYTES 20              /* of the chunk: five rows and two contributions */
+#define PIECE_BYTES (4u << 20)     /* of a plain pass */
+#define N_SRC 2
+
+struct host_rates {
+    struct cst_cpus cpus;
+    struct cst_device device;
+    struct cst_crew team, lanes;
+    struct cst_trial_memory arena;
+    struct cst_table_header *table;
+    struct cst_undo_slot *slots; /* one per thread of the team */
+    struct cst_addr src[N_SRC];  /* the contributions' rows, in the arena */
+    struct cst_tile_work work;
+    uint64_t n_elems; /* of the chunk, whole pieces */
+    uint64_t marks;   /* commands so far */
+    struct cst_job job;
+    uint64_t memory_bytes;             /* of the node */
+    double pass, update, reduce, copy; /* the figures */
+};
+
+static struct host_rates *rates_of(struct cst_job *job)
+{
+    return (struct host_rates *)(void *)((char *)job - offsetof(struct host_rates, job));
+}
+
+static double run(struct host_rates *r, struct cst_crew *crew, cst_job_piece_fn piece,
+                  uint64_t n_pieces)
+{
+    r->job = (struct cst_job){.piece = piece, .n_pieces = n_pieces};
+    return cst_trial_run(crew, &r->job);
+}
+
+/* -- passes over memory --------------------------------------------------------------------- */
+
+/* As wide as the compiler makes it: memory is the bound. */
+typedef float vector __attribute__((vector_size(64)));
+
+static void scale_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+{
+    struct host_rates *r = rates_of(job);
+    vector *v = (vector *)(void *)((char *)r->arena.mem.base + piece * PIECE_BYTES);
+
+    (void)thread;
+    for (size_t i = 0; i < PIECE_BYTES / sizeof *v; i++) {
+        v[i] = v[i] * 0.999f;
+    }
+}
+
+static double scale(void *arg)
+{
+    struct host_rates *r = arg;
+
+    return run(r, &r->team, scale_piece, r->arena.mem.bytes / PIECE_BYTES);
+}
+
+/* Past the cache, from the arena's first half to its second. */
+static void stream_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+{
+    struct host_rates *r = rates_of(job);
+    const char *from = (const char *)r->arena.mem.base + piece * PIECE_BYTES;
+    char *to = (char *)r->arena.mem.base + (r->job.n_pieces + piece) * PIECE_BYTES;
+
+    (void)thread;
+#if defined(__SSE2__)
+    for (size_t i = 0; i < PIECE_BYTES; i += sizeof(__m128i)) {
+        _mm_stream_si128((__m128i *)(void *)(to + i),
+                         _mm_load_si128((const __m128i *)(const void *)(from + i)));
+    }
+    _mm_sfence();
+#else
+    memcpy(to, from, PIECE_BYTES);
+#endif
+}
+
+static double stream(void *arg)
+{
+    struct host_rates *r = arg;
+
+    return run(r, &r->team, stream_piece, r->arena.mem.bytes / PIECE_BYTES / 2);
+}
+
+/* -- the engine's work ---------------------------------------------------------------------- */
+
+static void update_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+{
+    static const struct cst_tile_hyper hyper = {.lr = 1e-5,
+                                                .beta1 = 0.9,
+                                                .beta2 = 0.999,
+                                                .eps = 1e-8,
+                                                .weight_decay = 0.01,
+                                                .grad_scale = 1.0f};
+    struct host_rates *r = rates_of(job);
+    uint64_t n = cst_host_ops.max_tiles;
+    struct cst_err err;
+
+    (void)cst_device_update(&r->device, &r->work, &hyper, piece * n, n, &r->slots[thread], &err);
+}
+
+static void reduce_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+{
+    struct host_rates *r = rates_of(job);
+    uint64_t n = cst_host_ops.max_tiles;
+    struct cst_err err;
+
+    (void)cst_device_reduce(&r->device, thread, &r->work, N_SRC, r->src, piece * n, n,
+                            &r->slots[thread], &err);
+}
+
+static double command(struct host_rates *r, cst_job_piece_fn piece)
+{
+    r->work.mark = ++r->marks;
+    return run(r, &r->team, piece,
+               r->n_elems / (cst_host_ops.max_tiles * (uint64_t)CST_TILE_ELEMS));
+}
+
+static double update(void *arg)
+{
+    return command(arg, update_piece);
+}
+
+static double reduce(void *arg)
+{
+    return command(arg, reduce_piece);
+}
+
+/* A lane's: from the arena's first half to its second. */
+static void copy_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+{
+    struct host_rates *r = rates_of(job);
+    struct cst_addr from = {.mem = &r->arena.mem, .offset = piece * cst_host_ops.piece_bytes};
+    struct cst_addr to = from;
+    struct cst_err err;
+
+    to.offset += r->job.n_pieces * cst_host_ops.piece_bytes;
+    (void)cst_device_copy(&r->device, thread, to, from, cst_host_ops.piece_bytes, &err);
+}
+
+static double copy(void *arg)
+{
+    struct host_rates *r = arg;
+
+    return run(r, &r->lanes, copy_piece, r->arena.mem.bytes / cst_host_ops.piece_bytes / 2);
+}
+
+static void measure(struct host_rates *r)
+{
+    double bytes = (double)(r->arena.mem.bytes / PIECE_BYTES * PIECE_BYTES);
+    double halves = (double)(r->arena.mem.bytes / PIECE_BYTES / 2 * 2 * PIECE_BYTES);
+    double in_place = 2.0 * bytes / cst_trial_median(scale, r, BUDGET_S / 2);
+    double streamed = halves / cst_trial_median(stream, r, BUDGET_S / 2);
+
+    r->pass = in_place > streamed ? in_place : streamed;
+    r->copy = halves / 2.0 / cst_trial_median(copy, r, BUDGET_S);
+    r->reduce = (double)r->n_elems / cst_trial_median(reduce, r, BUDGET_S);
+    r->update = (double)r->n_elems / cst_trial_median(update, r, BUDGET_S);
+}
+
+/* -- what it is measured on ----------------------------------------------------------------- */
+
+static void pin_team(void *arg, unsigned thread)
+{
+    struct host_rates *r = arg;
+
+    (void)cst_cpus_pin(&r->cpus, thread);
+}
+
+static void place_lane(void *arg, unsigned thread)
+{
+    struct host_rates *r = arg;
+
+    (void)thread;
+    (void)cst_cpus_stay(&r->cpus);
+}
+
+static int open_crews(struct host_rates *r, const struct cst_engine_rates_options *options,
+                      struct cst_err *err)
+{
+    unsigned cores = r->cpus.n_cores;
+    unsigned n_lanes = cores < cst_host_ops.max_lanes ? cores : cst_host_ops.max_lanes;
+    struct cst_crew_config team = {.name = "cst-team",
+                                   .n_threads = options->threads > 0 ? options->threads : cores,
+                                   .start = pin_team,
+                                   .arg = r};
+    struct cst_crew_config lanes = {.name = "cst-lane",
+                                    .n_threads =
+                                        options->copy_threads > 0 ? options->copy_threads : n_lanes,
+                                    .first = team.n_threads,
+                                    .start = place_lane,
+                                    .arg = r};
+    struct cst_device_spec spec = {
+        .cpus = &r->cpus, .n_team = team.n_threads, .n_threads = team.n_threads + lanes.n_threads};
+    int rc = cst_device_open(&r->device, &cst_host_ops, &spec, err);
+
+    if (rc != CST_OK) {
+        r->device = (struct cst_device){0};
+        return rc;
+    }
+    rc = cst_crew_open(&r->team, &team, err);
+    return rc == CST_OK ? cst_crew_open(&r->lanes, &lanes, err) : rc;
+}
+
+/* Of node @node; of the machine where that is its only one or none. */
+static uint64_t memory_of(const struct cst_cpus *cpus, unsigned node)
+{
+    hwloc_obj_t obj = hwloc_get_numanode_obj_by_os_index(cpus->topology, node);
+
+    if (obj != NULL && obj->attr->numanode.local_memory > 0 &&
+        hwloc_get_nbobjs_by_type(cpus->topology, HWLOC_OBJ_NUMANODE) > 1) {
+        return obj->attr->numanode.local_memory;
+    }
+    return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static uint64_t choose_elems(const struct host_rates *r)
+{
+    const uint64_t piece = cst_host_ops.max_tiles * (uint64_t)CST_TILE_ELEMS;
+    uint64_t bytes = (uint64_t)r->cpus.n_cores * BYTES_PER_CORE;
+
+    bytes = bytes < MIN_BYTES ? MIN_BYTES : bytes;
+    bytes = bytes > MAX_BYTES ? MAX_BYTES : bytes;
+    bytes = bytes > r->memory_bytes / MEMORY_SHARE ? r->memory_bytes / MEMORY_SHARE : bytes;
+    return bytes / ELEM_BYTES / piece * piece + piece;
+}
+
+static int open_table(struct host_rates *r, struct cst_err *err)
+{
+    struct cst_table_header header;
+
+    cst_table_size(&header, 1, 1, cst_table_n_tiles(r->n_elems));
+    r->table = calloc(1, header.total_bytes);
+    /* As in production, not on a line that another thread writes to. */
+    r->slots = aligned_alloc(_Alignof(struct cst_undo_slot), r->team.n_started * sizeof *r->slots);
+    if (r->table == NULL || r->slots == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a table of %" PRIu64 " tiles",
+                           header.n_tiles);
+    }
+    memset(r->slots, 0, r->team.n_started * sizeof *r->slots);
+    *r->table = header;
+    cst_table_chunks(r->table)[0] = (struct cst_table_chunk){.n_elems = r->n_elems, .n_spans = 1};
+    cst_table_spans(r->table)[0] =
+        (struct cst_table_span){.n_elems = r->n_elems, .lr_scale = 1.0f, .decay_scale = 1.0f};
+    return CST_OK;
+}
+
+/* Where the rows begin; each by a byte that makes it numbers of the size that training has. */
+static void place_rows(struct host_rates *r)
+{
+    const uint64_t n = r->n_elems;
+    char *at = r->arena.mem.base;
+    struct cst_rows *rows = &r->work.rows;
+
+    rows->master = (float *)(void *)at;
+    rows->exp_avg = rows->master + n;
+    rows->exp_avg_sq = rows->exp_avg + n;
+    rows->weight = (uint16_t *)(void *)(rows->exp_avg_sq + n);
+    rows->grad = rows->weight + n;
+    memset(rows->master, 0x3d, n * sizeof(float));                /* 0.046 */
+    memset(rows->exp_avg, 0x3b, n * sizeof(float));               /* 0.0029 */
+    memset(rows->exp_avg_sq, 0x37, n * sizeof(float));            /* 1.1e-5 */
+    memset(rows->grad, 0x3c, n * (1 + N_SRC) * sizeof(uint16_t)); /* 0.011 */
+    for (unsigned i = 0; i < N_SRC; i++) {
+        r->src[i] = (struct cst_addr){
+            .mem = &r->arena.mem, .offset = (uint64_t)((char *)(rows->grad + (1 + i) * n) - at)};
+    }
+    r->work.table = r->table;
+}
+
+static int open_all(struct host_rates *r, const struct cst_engine_rates_options *options,
+                    struct cst_err *err)
+{
+    unsigned node = options->node < 0 ? 0 : (unsigned)options->node;
+    int rc = cst_cpus_open(&r->cpus, node, err);
+
+    if (rc != CST_OK) {
+        r->cpus = (struct cst_cpus){0};
+        return rc;
+    }
+    if (options->node > 0 && !r->cpus.node_found) {
+        return cst_err_set(err, CST_ENOTFOUND, "no processor of NUMA node %u may be used", node);
+    }
+    rc = open_crews(r, options, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    r->memory_bytes = memory_of(&r->cpus, node);
+    r->n_elems = choose_elems(r);
+    rc = open_table(r, err);
+    if (rc == CST_OK) {
+        rc = cst_trial_memory_open(&r->arena, &r->device, &r->cpus,
+                                   r->cpus.node_found ? (int)node : -1, r->n_elems * ELEM_BYTES,
+                                   &r->team, err);
+    }
+    if (rc == CST_OK) {
+        place_rows(r);
+    }
+    return rc;
+}
+
+static void close_all(struct host_rates *r)
+{
+    cst_trial_memory_close(&r->arena);
+    if (r->lanes.n_started > 0) {
+        cst_crew_close(&r->lanes);
+    }
+    if (r->team.n_started > 0) {
+        cst_crew_close(&r->team);
+    }
+    if (r->device.ops != NULL) {
+        cst_device_close(&r->device);
+    }
+    free(r->slots);
+    free(r->table);
+    if (r->cpus.topology != NULL) {
+        cst_cpus_close(&r->cpus);
+    }
+}
+
+int cst_host_rates(const struct cst_engine_rates_options *options, FILE *to, struct cst_err *err)
+{
+    struct host_rates *r = calloc(1, sizeof *r);
+    int rc;
+
+    if (r == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to measure with");
+    }
+    rc = open_all(r, options, err);
+    if (rc == CST_OK) {
+        measure(r);
+        if (fprintf(to,
+                    "{\"node\":%d,\"isa\":\"%s\",\"threads\":%u,\"copy_threads\":%u,\"cores\":%u,"
+                    "\"memory_bytes\":%" PRIu64
+                    ",\"pass\":%.6e,\"update\":%.6e,\"reduce\":%.6e,\"copy\":%.6e}\n",
+                    options->node < 0 ? 0 : options->node, r->device.about.isa, r->team.n_started,
+                    r->lanes.n_started, r->cpus.n_cores, r->memory_bytes, r->pass, r->update,
+                    r->reduce, r->copy) < 0 ||
+            fflush(to) != 0) {
+            rc = cst_err_set(err, CST_EIO, "the rates could not be written");
+        }
+    }
+    close_all(r);
+    free(r);
+    return rc;
+}

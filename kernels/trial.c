@@ -1,0 +1,163 @@
+#include "kernels/trial.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define TOUCH_BYTES (4u << 20)
+
+/* -- a job ---------------------------------------------------------------------------------- */
+
+/* What stands between the crew and the job that is timed: a crew tells a job's end on its own
+ * thread. */
+struct timed {
+    struct cst_job job;
+    struct cst_job *what;
+    sem_t done;
+};
+
+static struct timed *timed_of(struct cst_job *job)
+{
+    return (struct timed *)(void *)((char *)job - offsetof(struct timed, job));
+}
+
+static void timed_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+{
+    struct timed *timed = timed_of(job);
+
+    timed->what->piece(timed->what, piece, thread);
+}
+
+static void timed_done(struct cst_job *job)
+{
+    (void)sem_post(&timed_of(job)->done);
+}
+
+double cst_trial_run(struct cst_crew *crew, struct cst_job *job)
+{
+    struct timed timed = {.what = job};
+    uint64_t start;
+
+    timed.job = (struct cst_job){
+        .piece = timed_piece, .done = timed_done, .n_pieces = job->n_pieces, .class = job->class};
+    (void)sem_init(&timed.done, 0, 0);
+    start = cst_crew_now();
+    cst_crew_submit(crew, &timed.job);
+    while (sem_wait(&timed.done) != 0 && errno == EINTR) {
+    }
+    start = cst_crew_now() - start;
+    (void)sem_destroy(&timed.done);
+    return (double)start * 1e-9;
+}
+
+/* -- the median ----------------------------------------------------------------------------- */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+double cst_trial_median(double (*run)(void *arg), void *arg, double budget_s)
+{
+    double seconds[CST_TRIAL_MAX_RUNS], spent = run(arg);
+    unsigned n = 0;
+
+    while (n < CST_TRIAL_MAX_RUNS && (n < 3 || spent < budget_s)) {
+        seconds[n] = run(arg);
+        spent += seconds[n++];
+    }
+    qsort(seconds, n, sizeof *seconds, by_value);
+    return n % 2 == 1 ? seconds[n / 2] : (seconds[n / 2 - 1] + seconds[n / 2]) / 2.0;
+}
+
+/* -- memory --------------------------------------------------------------------------------- */
+
+/* Pages are touched by writing to them: the device may leave that to another engine. Room is made
+ * first, since a page that cannot be had would be a signal. */
+struct touch {
+    struct cst_job job;
+    struct cst_trial_memory *memory;
+    atomic_int failed; /* errno of a piece that has no room; 0: none */
+};
+
+static void touch_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+{
+    struct touch *touch = (struct touch *)(void *)((char *)job - offsetof(struct touch, job));
+    struct cst_mem *mem = &touch->memory->mem;
+    uint64_t at = piece * TOUCH_BYTES, left = mem->bytes - at;
+    uint64_t bytes = left < TOUCH_BYTES ? left : TOUCH_BYTES;
+
+    (void)thread;
+    if (fallocate(touch->memory->fd, 0, (off_t)at, (off_t)bytes) != 0) {
+        atomic_store(&touch->failed, errno);
+    } else {
+        memset((char *)mem->base + at, 0, bytes);
+    }
+}
+
+static int open_file(uint64_t bytes, int *out, struct cst_err *err)
+{
+    int fd = memfd_create("cistern-rates", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    if (fd < 0) {
+        return cst_err_errno(err, CST_ENOMEM, errno, "memfd_create");
+    }
+    if (ftruncate(fd, (off_t)bytes) != 0) {
+        (void)cst_err_errno(err, CST_ENOMEM, errno, "a file of %" PRIu64 " bytes", bytes);
+        (void)close(fd);
+        return CST_ENOMEM;
+    }
+    *out = fd;
+    return CST_OK;
+}
+
+int cst_trial_memory_open(struct cst_trial_memory *memory, struct cst_device *device,
+                          const struct cst_cpus *cpus, int node, uint64_t bytes,
+                          struct cst_crew *crew, struct cst_err *err)
+{
+    struct cst_trial_memory made = {.device = device, .mem = {.bytes = bytes}};
+    struct touch touch = {.memory = &made};
+    struct cst_err note;
+    int rc = open_file(bytes, &made.fd, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cst_device_map(device, made.fd, -1, &made.mem, &note, err);
+    if (rc != CST_OK) {
+        (void)close(made.fd);
+        return rc;
+    }
+    /* Before the first touch. */
+    if (node >= 0) {
+        (void)cst_cpus_bind(cpus, made.mem.base, bytes, (unsigned)node, &note);
+    }
+    touch.job =
+        (struct cst_job){.piece = touch_piece, .n_pieces = (bytes + TOUCH_BYTES - 1) / TOUCH_BYTES};
+    (void)cst_trial_run(crew, &touch.job);
+    if (atomic_load(&touch.failed) != 0) {
+        rc = cst_err_errno(err, CST_ENOMEM, atomic_load(&touch.failed),
+                           "%" PRIu64 " bytes to measure on", bytes);
+        cst_trial_memory_close(&made);
+        return rc;
+    }
+    *memory = made;
+    return CST_OK;
+}
+
+void cst_trial_memory_close(struct cst_trial_memory *memory)
+{
+    if (memory->mem.base != NULL) {
+        cst_device_unmap(memory->device, &memory->mem);
+        (void)close(memory->fd);
+    }
+    *memory = (struct cst_trial_memory){0};
+}

@@ -1,0 +1,51 @@
+/* --rates of the engines: what they print can be read, is plausible, and what they cannot do is
+ * said. */
+#include "tests/kernels/rates_json.h"
+
+/* The host's engine: every figure is there; none is beyond what memory does: an update moves 28
+ * bytes an element, a sum of two 6. */
+START_TEST(test_host)
+{
+    json_t *rates = rates_run("./cistern-engine-host --rates --threads 2 --copy-threads 1");
+    static const char *const names[] = {"cores",  "memory_bytes", "pass",
+                                        "update", "reduce",       "copy"};
+
+    ck_assert_ptr_nonnull(rates);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        ck_assert_msg(rates_number(rates, names[i]) > 0.0, "%s", names[i]);
+    }
+    ck_assert(rates_number(rates, "threads") == 2.0);
+    ck_assert(rates_number(rates, "copy_threads") == 1.0);
+    ck_assert(rates_number(rates, "node") == 0.0);
+    ck_assert(json_is_string(json_object_get(rates, "isa")));
+    ck_assert(rates_number(rates, "memory_bytes") > 1e8);
+    json_decref(rates);
+}
+END_TEST
+
+/* A node that is not there, threads that are none, words that are no options. */
+START_TEST(test_host_refuses)
+{
+    static const char *const wrong[] = {"--rates --node 900",        "--rates --node x",
+                                        "--rates --threads 0",       "--rates --threads 1001",
+                                        "--rates --copy-threads -1", "--rates more"};
+    char command[128];
+
+    (void)snprintf(command, sizeof command, "./cistern-engine-host %s 2>&1 >&2", wrong[_i]);
+    ck_assert_int_ne(system(command), 0); /* words on stderr, which is this test's log */
+    (void)snprintf(command, sizeof command, "./cistern-engine-host %s 2>/dev/null", wrong[_i]);
+    ck_assert_ptr_null(rates_run(command));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("rates");
+    TCase *host = tcase_create("host");
+
+    tcase_set_timeout(host, 120);
+    tcase_add_test(host, test_host);
+    tcase_add_loop_test(host, test_host_refuses, 0, 6);
+    suite_add_tcase(suite, host);
+    return suite_run(suite);
+}
