@@ -155,6 +155,7 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
     if (rc != CST_OK) {
         goto err_after_loop;
     }
+    daemon->engines.on_timed = cst_drive_timed;
     rc = cst_server_open(&daemon->server, daemon, err);
     if (rc != CST_OK) {
         goto err_after_engines;

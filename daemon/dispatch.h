@@ -23,6 +23,7 @@ void cst_serve_pool(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_arena(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_leave(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_job_remove(struct cst_session *session, uint64_t id, void *body);
+void cst_serve_trace(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_sync(struct cst_session *session, uint64_t id, void *body); /* serve_step.c */
 void cst_serve_batch(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_step(struct cst_session *session, uint64_t id, void *body);

@@ -26,11 +26,23 @@ static void put_item(struct cst_pending_item *item, const struct cst_reply *repl
     }
 }
 
+/* Made when first wanted; NULL: no memory, it goes without. */
+static struct cst_record *record_of(struct cst_job *job)
+{
+    if (job->record == NULL) {
+        job->record = cst_record_open();
+    }
+    return job->record;
+}
+
 static void answer_sync(struct cst_daemon *daemon, struct cst_pending *request,
                         const struct cst_reply *reply)
 {
     Cistern__Synced synced = CISTERN__SYNCED__INIT;
 
+    if (request->job != NULL) {
+        cst_record_begin(record_of(request->job), reply->step, uv_hrtime());
+    }
     synced.attempt = reply->attempt;
     synced.step = reply->step;
     cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_SYNCED, &synced.base, NULL, 0);
@@ -41,6 +53,9 @@ static void answer_step(struct cst_daemon *daemon, struct cst_pending *request,
 {
     Cistern__Stepped stepped = CISTERN__STEPPED__INIT;
 
+    if (request->job != NULL) {
+        cst_record_commit(request->job->record, reply->step, uv_hrtime(), NULL);
+    }
     stepped.step = reply->step;
     stepped.skipped = reply->skipped;
     stepped.grad_norm = reply->grad_norm;
@@ -84,6 +99,15 @@ static void answer_single(struct cst_daemon *daemon, struct cst_pending *request
     }
 }
 
+/* A fetch that had to wait has its result. */
+static void record_wait(const struct cst_pending *request, const struct cst_pending_item *item)
+{
+    if (item->asked_ns != 0 && request->job != NULL) {
+        cst_record_wait(request->job->record, item->rank, item->chunk, item->grad, item->ahead,
+                        item->asked_ns, uv_hrtime());
+    }
+}
+
 static void on_reply(struct cst_daemon *daemon, const struct cst_reply *reply)
 {
     uint32_t i;
@@ -94,6 +118,7 @@ static void on_reply(struct cst_daemon *daemon, const struct cst_reply *reply)
     }
     if (request->type == CISTERN__MSG_TYPE__MSG_BATCH) {
         put_item(&request->items[i], reply);
+        record_wait(request, &request->items[i]);
         if (--request->n_left == 0) {
             cst_session_answer_batch(daemon, request);
         }
@@ -113,8 +138,12 @@ static void on_reply(struct cst_daemon *daemon, const struct cst_reply *reply)
  * hanging one. */
 static void submit(struct cst_job *job, const struct cst_command *command)
 {
+    const struct cst_memory *memory = &job->memory;
     struct cst_err err = {0};
 
+    cst_record_issue(record_of(job),
+                     cst_record_kind_of(command, memory->ids, memory->n_segments, memory->n_arenas),
+                     command, uv_hrtime());
     if (cst_engines_submit(&job->daemon->engines, command, &err) != CST_OK) {
         cst_log(CST_LOG_ERROR, "job '%s': removed: %s", job->name, err.text);
         cst_job_remove(job, 0, &err);
@@ -166,6 +195,25 @@ static void arm(struct cst_job *job, uint64_t now)
     }
 }
 
+/* A fetch of a batch that has no result yet: since when, for the record. */
+static void note_wait(struct cst_daemon *daemon, const struct cst_event *event)
+{
+    struct cst_pending *request;
+    uint32_t i;
+
+    if (event->kind != CST_EV_FETCH_WEIGHT && event->kind != CST_EV_FETCH_GRAD) {
+        return;
+    }
+    request = cst_pending_find(&daemon->requests, event->tag, &i);
+    if (request != NULL && !request->items[i].done) {
+        request->items[i].asked_ns = event->now;
+        request->items[i].rank = event->rank;
+        request->items[i].chunk = event->chunk;
+        request->items[i].grad = event->kind == CST_EV_FETCH_GRAD;
+        request->items[i].ahead = event->ahead;
+    }
+}
+
 void cst_job_feed(struct cst_job *job, struct cst_event *event)
 {
     struct cst_daemon *daemon = job->daemon;
@@ -173,6 +221,7 @@ void cst_job_feed(struct cst_job *job, struct cst_event *event)
     event->now = uv_hrtime();
     cst_core_step(job->core, event, &daemon->actions);
     carry_out(job, &daemon->actions);
+    note_wait(daemon, event);
     if (job->state == CST_JOB_READY) {
         cst_commit_settled(job);
         arm(job, event->now);
@@ -200,6 +249,17 @@ void cst_drive_done(void *arg, uint64_t ticket, int status, double value, const 
         .kind = CST_EV_DONE, .ticket = ticket, .status = status, .value = value, .text = text};
 
     if (job != NULL) {
+        cst_record_over(job->record, ticket, uv_hrtime());
         cst_job_feed(job, &event);
+    }
+}
+
+void cst_drive_timed(void *arg, uint64_t ticket, unsigned engine, uint64_t began_ns,
+                     uint64_t ended_ns)
+{
+    struct cst_job *job = find_by_serial(arg, ticket >> CST_JOB_TICKET_SHIFT);
+
+    if (job != NULL) {
+        cst_record_done(job->record, ticket, engine, began_ns, ended_ns);
     }
 }

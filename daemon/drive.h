@@ -12,4 +12,8 @@ void cst_job_feed(struct cst_job *job, struct cst_event *event);
 /* An engine has completed @ticket: find its job and feed it. cst_engines_done_fn of the daemon. */
 void cst_drive_done(void *daemon, uint64_t ticket, int status, double value, const char *text);
 
+/* An engine says when it worked on @ticket: for the job's record. cst_engines_timed_fn. */
+void cst_drive_timed(void *daemon, uint64_t ticket, unsigned engine, uint64_t began_ns,
+                     uint64_t ended_ns);
+
 #endif

@@ -179,6 +179,9 @@ static void on_done(struct cst_engine *engine, const struct cst_frame *frame)
         if (cst_commands_remove(&engine->commands, c->ticket)) {
             engine->n_completed++;
             engine->n_deaths = 0;
+            if (c->has_ended_ns && engines->on_timed != NULL) {
+                engines->on_timed(engines->arg, c->ticket, engine->index, c->began_ns, c->ended_ns);
+            }
             cst_engines_complete(engines, c->ticket, c->status > 0 ? CST_EPROTO : c->status,
                                  c->value, c->text);
         }

@@ -16,6 +16,11 @@
 typedef void (*cst_engines_done_fn)(void *arg, uint64_t ticket, int status, double value,
                                     const char *text);
 
+/* ... and engine number @engine worked on it between two monotonic times, where it said so; called
+ * before cst_engines_done_fn. */
+typedef void (*cst_engines_timed_fn)(void *arg, uint64_t ticket, unsigned engine, uint64_t began_ns,
+                                     uint64_t ended_ns);
+
 /* An engine of a GPU is up, or has failed: who waits for one may look again. */
 typedef void (*cst_engines_up_fn)(void *arg);
 
@@ -34,7 +39,8 @@ struct cst_engines {
     uint32_t next_segment;                            /* id */
     cst_engines_done_fn on_done;
     cst_engines_up_fn on_up;
-    void *arg;                        /* of both */
+    cst_engines_timed_fn on_timed;    /* NULL: nobody wants to know */
+    void *arg;                        /* of all three */
     uv_timer_t ping;                  /* runs while an engine is busy */
     bool pinging;                     /* it runs */
     bool stopping;                    /* a death is no longer survived */

@@ -207,6 +207,8 @@ static void on_close(struct cst_later *later)
         cst_core_close(job->core);
         job->core = NULL;
     }
+    cst_record_close(job->record);
+    job->record = NULL;
     cst_commit_drop_layout(job);
     cst_engines_forget(&daemon->engines, CST_JOB_TICKET_SHIFT, job->serial);
     cst_memory_close(&job->memory);

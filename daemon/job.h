@@ -15,6 +15,7 @@
 #include "daemon/memory.h"
 #include "daemon/peer.h"
 #include "daemon/pending.h"
+#include "daemon/record.h"
 #include "offload/core.h"
 
 #include <uv.h>
@@ -66,6 +67,7 @@ struct cst_job {
         failure; /* POPULATING: why it goes back to DECLARING, once the memory is given back */
     struct cst_memory memory;         /* POPULATING, READY */
     struct cst_core *core;            /* READY */
+    struct cst_record *record;          /* what it did; NULL before the first command */
     bool commits_held;                /* READY: a Commit waits for a step that closes */
     struct cst_pending_list requests; /* that wait for this job */
     uint64_t remover;    /* tag of the JobRemove that is answered when all is given back; 0: none */

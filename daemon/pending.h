@@ -23,6 +23,9 @@ struct cst_pending_item {
     int status;            /* 0 or negative */
     bool done;             /* it has its result */
     bool hit;              /* FETCH_WEIGHT */
+    bool grad, ahead;      /* with asked_ns */
+    uint32_t rank, chunk;  /* with asked_ns */
+    uint64_t asked_ns;     /* of a FETCH that was not granted at once; 0: it is none */
     uint32_t slab;         /* FETCH */
     uint64_t offset;       /* FETCH, bytes */
     uint64_t generation;   /* FETCH */

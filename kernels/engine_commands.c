@@ -50,7 +50,7 @@ static void finish(struct cst_engine *engine, struct cst_work *work)
     cst_work_count(work);
     cst_tickets_done(&engine->tickets, &work->ticket, work->status);
     rc = cst_outbox_complete(&engine->outbox, work->ticket.number, work->status, value,
-                             ok ? NULL : work->err.text, &err);
+                             ok ? NULL : work->err.text, work->job.began_ns, work->ended_ns, &err);
     cst_engine_fail(engine, rc, &err);
     cst_engine_close_work(engine, work);
     if (oldest && engine->n_drops > 0) {

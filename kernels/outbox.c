@@ -104,6 +104,9 @@ static int pack_batch(struct cst_outbox *outbox, struct cst_err *err)
         batch[n].has_value = c->has_value;
         batch[n].value = c->value;
         batch[n].text = c->text;
+        batch[n].has_began_ns = batch[n].has_ended_ns = c->ended_ns != 0;
+        batch[n].began_ns = c->began_ns;
+        batch[n].ended_ns = c->ended_ns;
         pointers[n] = &batch[n];
         bytes += packed_bytes(&batch[n]);
         if (bytes > CST_FRAME_MAX_BODY) {
@@ -145,7 +148,7 @@ int cst_outbox_say(struct cst_outbox *outbox, Engine__MsgType type, uint16_t fla
 }
 
 int cst_outbox_complete(struct cst_outbox *outbox, uint64_t ticket, int status, const double *value,
-                        const char *text, struct cst_err *err)
+                        const char *text, uint64_t began_ns, uint64_t ended_ns, struct cst_err *err)
 {
     struct cst_completion *c = calloc(1, sizeof *c);
 
@@ -157,6 +160,8 @@ int cst_outbox_complete(struct cst_outbox *outbox, uint64_t ticket, int status, 
     c->status = status;
     c->has_value = value != NULL;
     c->value = value != NULL ? *value : 0.0;
+    c->began_ns = began_ns;
+    c->ended_ns = ended_ns;
     *outbox->completions_tail = c;
     outbox->completions_tail = &c->next;
     return CST_OK;

@@ -16,6 +16,7 @@ struct cst_completion {
     bool has_value;              /* NORM */
     double value;                /* NORM */
     char *text;                  /* owned; NULL where status is 0 */
+    uint64_t began_ns, ended_ns; /* monotonic; 0: there was nothing to do */
     struct cst_completion *next; /* younger */
 };
 
@@ -38,9 +39,11 @@ void cst_outbox_close(struct cst_outbox *outbox);
 int cst_outbox_say(struct cst_outbox *outbox, Engine__MsgType type, uint16_t flags,
                    uint64_t request, const ProtobufCMessage *message, int fd, struct cst_err *err);
 
-/* Say that a command is over. @text is copied; NULL: none. CST_ENOMEM. */
+/* Say that a command is over. @text is copied; NULL: none. @began_ns, @ended_ns: monotonic times of
+ * its work; 0: there was none. CST_ENOMEM. */
 int cst_outbox_complete(struct cst_outbox *outbox, uint64_t ticket, int status, const double *value,
-                        const char *text, struct cst_err *err);
+                        const char *text, uint64_t began_ns, uint64_t ended_ns,
+                        struct cst_err *err);
 
 /* Send what the socket takes; outbox->full tells whether something is left. CST_ECONN: the peer is
  * gone; CST_ENOMEM. */

@@ -73,6 +73,7 @@ struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kin
     command->kind = kind;
     command->node = node;
     command->ticket = ++core->last_ticket;
+    command->chunk = flight->chunk;
     flight->ticket = command->ticket;
     cst_flights_add(&core->flights, flight);
     return command;

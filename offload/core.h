@@ -134,7 +134,7 @@ struct cst_command {
     uint64_t bytes;          /* COPY, FILL */
     uint64_t n_elems;        /* CONVERT */
     uint32_t table;          /* REDUCE, NORM, UPDATE: segment id of the job table */
-    uint32_t chunk;          /* REDUCE, UPDATE */
+    uint32_t chunk;          /* all but NORM; engines are told it with REDUCE and UPDATE */
     uint64_t mark;           /* REDUCE: number of the reduction; UPDATE: adam step t, from 1 */
     bool accumulate;         /* REDUCE into an fp32 row: begin with what is there, then add the sources in order */
     struct cst_hyper hyper;  /* UPDATE; grad_scale holds scale x clip */

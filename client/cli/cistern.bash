@@ -6,8 +6,8 @@ _cistern_jobs() {
 
 _cistern() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
-    local commands='stat jobs job explain rm ping version'
-    local options='--socket --manager-socket --json --watch --uid --count --help --version'
+    local commands='stat jobs job explain trace rm ping version'
+    local options='--socket --manager-socket --json --watch --uid --count --output --help --version'
     local i word command='' n_args=0 common=()
 
     COMPREPLY=()
@@ -20,7 +20,7 @@ _cistern() {
                 common=(--socket "${COMP_WORDS[i + 1]}")
                 ((i++))
                 ;;
-            --manager-socket | --uid | -c | --count) ((i++)) ;;
+            --manager-socket | --uid | -c | --count | -o | --output) ((i++)) ;;
             --watch) [[ ${COMP_WORDS[i]} != = ]] || ((i++)) ;;
             -*) ;;
             *) if [[ -z $command ]]; then command=$word; else ((n_args++)); fi ;;
@@ -29,7 +29,7 @@ _cistern() {
     [[ $prev != = ]] || prev=${COMP_WORDS[COMP_CWORD - 2]}
     [[ $cur != = ]] || cur=
     case $prev in
-        -s | --socket | --manager-socket)
+        -s | --socket | --manager-socket | -o | --output)
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;
@@ -39,7 +39,7 @@ _cistern() {
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
     elif [[ -z $command ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$cur")
-    elif [[ $n_args -eq 0 && ($command == job || $command == explain || $command == rm) ]]; then
+    elif [[ $n_args -eq 0 && ($command == job || $command == explain || $command == rm || $command == trace) ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_cistern_jobs "${common[@]}")" -- "$cur")
     fi
 }

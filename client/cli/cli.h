@@ -11,6 +11,19 @@
 
 enum cli_exit { CLI_EXIT_OK = 0, CLI_EXIT_FAILURE = 1, CLI_EXIT_USAGE = 2 };
 
+/* What `cistern plan` was asked for; 0 and NULL: not given. */
+struct cli_plan_wish {
+    uint64_t device_bytes;  /* --device, of one rank */
+    uint64_t host_bytes;    /* --host, of the node */
+    uint64_t ranks;         /* --ranks */
+    uint64_t micro_batches; /* --micro-batches, per step */
+    double share;           /* --share, of the device's flops */
+    const char *rates;      /* --rates: a file, or "a100" */
+    const char *timeline;   /* --timeline: a file */
+    bool recompute;         /* --recompute */
+    bool simulate;          /* --simulate */
+};
+
 struct cli {
     const char *socket;         /* NULL: $CISTERN_SOCKET or the default */
     const char *manager_socket; /* NULL: manager.sock beside the socket */
@@ -20,8 +33,12 @@ struct cli {
     bool has_uid;               /* --uid: a job of another owner */
     uint32_t uid;               /* valid with has_uid */
     uint64_t count;             /* --count: pings */
+    const char *output;         /* -o */
+    const char *disk;           /* --disk: a directory or a size */
+    struct cli_plan_wish plan;  /* of plan alone */
     char **args;                /* behind the command's name */
-    struct cst_client *client;  /* connected before a command runs */
+    struct cst_client *client;  /* connected before a command runs; NULL: it needs none, or wants
+                                   one only if it is there */
 };
 
 /* Say "cistern: words" on stderr; returns CLI_EXIT_FAILURE, so that a command can end with it. */
@@ -50,5 +67,6 @@ int cli_job(struct cli *cli);
 int cli_explain(struct cli *cli);
 int cli_remove(struct cli *cli);
 int cli_ping(struct cli *cli);
+int cli_trace(struct cli *cli);
 
 #endif

@@ -28,7 +28,7 @@ holds() {
 }
 
 # No daemon: one line that names the socket.
-for command in stat jobs "job x" "explain x y" "rm x" ping; do
+for command in stat jobs "job x" "explain x y" "rm x" "trace x" ping; do
     # shellcheck disable=SC2086 # words
     expect 1 $command
     complains "^cistern: .*$CISTERN_SOCKET"
@@ -41,7 +41,7 @@ says '^cistern [0-9]'
 
 # A wrong command line.
 for line in "" "frobnicate" "stat x" "job" "job a b" "explain a" "jobs --watch" "stat --uid 0" "ping --count 0" "ping -c x" \
-    "stat --watch=-1" "stat --frob" "rm x --uid -1" "rm x --uid 4294967296"; do
+    "stat --watch=-1" "stat --frob" "stat -o x" "trace" "rm x --uid -1" "rm x --uid 4294967296"; do
     # shellcheck disable=SC2086 # words
     expect 2 $line
     complains "Try 'cistern --help'"
@@ -90,6 +90,21 @@ expect 1 explain example nothing
 complains 'nothing'
 expect 1 job nothing
 complains 'nothing'
+# Every event has what the Trace Event Format asks for; the last step has what it did.
+trace_is_valid='(.traceEvents | length > 0) and (.traceEvents | all((.ph == "X" and (.ts >= 0) and (.dur >= 0) and (.name | length > 0)
+    and (.pid > 0) and (.tid > 0)) or (.ph == "M" and (.args | length == 1))))'
+expect 0 trace example -o "$tmp/trace.json"
+[ ! -s "$tmp/out" ] || fail "trace -o prints: $(cat "$tmp/out")"
+cp "$tmp/trace.json" "$tmp/out"
+holds "$trace_is_valid"
+holds '[.traceEvents[] | select(.ph == "X") | .name] | contains(["step 3", "load 0", "reduce 0", "norm", "update 0"])'
+holds '[.traceEvents[] | select(.cat == "load") | .args.bytes] | all(. == 2048)'
+expect 0 trace example
+holds "$trace_is_valid"
+expect 1 trace nothing
+complains 'nothing'
+expect 1 trace example -o "$tmp/no/where"
+complains 'no/where'
 expect 0 ping --count 10
 says '^10 round trips: p50 .* us, p99 '
 expect 0 ping -c 10 --json

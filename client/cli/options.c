@@ -1,0 +1,255 @@
+#include "client/cli/options.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+enum {
+    OPT_MANAGER = 256,
+    OPT_UID,
+    OPT_WATCH,
+    OPT_JSON,
+    OPT_DISK,
+    OPT_DEVICE,
+    OPT_HOST,
+    OPT_RANKS,
+    OPT_MICRO_BATCHES,
+    OPT_RATES,
+    OPT_TIMELINE,
+    OPT_SHARE,
+    OPT_RECOMPUTE,
+    OPT_SIMULATE,
+};
+
+static const struct option options[] = {
+    {"socket", required_argument, NULL, 's'},
+    {"manager-socket", required_argument, NULL, OPT_MANAGER},
+    {"json", no_argument, NULL, OPT_JSON},
+    {"watch", optional_argument, NULL, OPT_WATCH},
+    {"uid", required_argument, NULL, OPT_UID},
+    {"count", required_argument, NULL, 'c'},
+    {"output", required_argument, NULL, 'o'},
+    {"disk", required_argument, NULL, OPT_DISK},
+    {"device", required_argument, NULL, OPT_DEVICE},
+    {"host", required_argument, NULL, OPT_HOST},
+    {"ranks", required_argument, NULL, OPT_RANKS},
+    {"micro-batches", required_argument, NULL, OPT_MICRO_BATCHES},
+    {"rates", required_argument, NULL, OPT_RATES},
+    {"timeline", required_argument, NULL, OPT_TIMELINE},
+    {"share", required_argument, NULL, OPT_SHARE},
+    {"recompute", no_argument, NULL, OPT_RECOMPUTE},
+    {"simulate", no_argument, NULL, OPT_SIMULATE},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'V'},
+    {NULL, 0, NULL, 0},
+};
+
+void cli_options_help(FILE *out)
+{
+    (void)fprintf(
+        out, "\nOptions:\n"
+             "  -s, --socket PATH          the daemon's socket (default: $CISTERN_SOCKET or\n"
+             "                             " CST_DEFAULT_SOCKET ")\n"
+             "      --manager-socket PATH  socket for other people's jobs (default: manager.sock\n"
+             "                             in the same directory)\n"
+             "      --json                 stat, jobs, job, explain, ping: print JSON\n"
+             "      --watch[=SECONDS]      stat: draw again every 2 or so many seconds\n"
+             "      --uid UID              job, explain, rm, trace: a job of this owner\n"
+             "  -c, --count N              ping: round trips (default: 1000)\n"
+             "  -o, --output FILE          trace: write there\n"
+             "  -h, --help                 this text\n"
+             "  -V, --version              version of this program\n");
+}
+
+int cli_usage(const char *what, const char *which)
+{
+    (void)fprintf(stderr, "cistern: %s%s%s\nTry 'cistern --help'.\n", what, which[0] ? ": " : "",
+                  which);
+    return CLI_EXIT_USAGE;
+}
+
+static bool parse_number(const char *text, uint64_t most, uint64_t *out)
+{
+    char *end;
+    unsigned long long value;
+
+    if (text[0] < '0' || text[0] > '9') {
+        return false;
+    }
+    errno = 0;
+    value = strtoull(text, &end, 10);
+    if (errno != 0 || *end != '\0' || value > most) {
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+bool cli_parse_size(const char *text, uint64_t *out)
+{
+    static const char units[] = "KMGT";
+    const char *unit;
+    char *end;
+    unsigned shift = 0;
+    unsigned long long value;
+
+    if (text[0] < '0' || text[0] > '9') {
+        return false;
+    }
+    errno = 0;
+    value = strtoull(text, &end, 10);
+    if (*end != '\0') {
+        unit = strchr(units, toupper((unsigned char)*end));
+        if (unit == NULL || *unit == '\0' ||
+            (end[1] != '\0' && strcasecmp(end + 1, "B") != 0 && strcasecmp(end + 1, "iB") != 0)) {
+            return false;
+        }
+        shift = 10 * (unsigned)(unit - units + 1);
+    }
+    if (errno != 0 || value > (UINT64_C(1) << (63 - shift))) {
+        return false;
+    }
+    *out = (uint64_t)value << shift;
+    return true;
+}
+
+static bool parse_real(const char *text, double least, double most, double *out)
+{
+    char *end;
+    double value = strtod(text, &end);
+
+    if (end == text || *end != '\0' || !isfinite(value) || value < least || value > most) {
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+/* The optional argument of --watch may also stand behind a blank, as people type it. */
+static int parse_watch(struct cli *cli, int argc, char **argv)
+{
+    cli->watch = true;
+    cli->watch_seconds = 2;
+    if (optarg == NULL && optind < argc && strspn(argv[optind], "0123456789.") > 0) {
+        optarg = argv[optind++];
+    }
+    if (optarg != NULL && !parse_real(optarg, 0.01, 86400, &cli->watch_seconds)) {
+        return cli_usage("--watch takes 0.01 to 86400 seconds", optarg);
+    }
+    return CLI_EXIT_OK;
+}
+
+/* What `cistern plan` alone takes. */
+static int parse_plan_option(struct cli_plan_wish *plan, int c)
+{
+    switch (c) {
+    case OPT_DEVICE:
+    case OPT_HOST:
+        return cli_parse_size(optarg, c == OPT_DEVICE ? &plan->device_bytes : &plan->host_bytes)
+                   ? CLI_EXIT_OK
+                   : cli_usage("not a size (a number with K, M, G or T)", optarg);
+    case OPT_RANKS:
+        return parse_number(optarg, 64, &plan->ranks) && plan->ranks > 0
+                   ? CLI_EXIT_OK
+                   : cli_usage("--ranks takes 1 to 64", optarg);
+    case OPT_MICRO_BATCHES:
+        return parse_number(optarg, 1024, &plan->micro_batches) && plan->micro_batches > 0
+                   ? CLI_EXIT_OK
+                   : cli_usage("--micro-batches takes 1 to 1024", optarg);
+    case OPT_SHARE:
+        return parse_real(optarg, 0.001, 1, &plan->share)
+                   ? CLI_EXIT_OK
+                   : cli_usage("--share takes 0.001 to 1", optarg);
+    case OPT_RATES:
+        plan->rates = optarg;
+        break;
+    case OPT_TIMELINE:
+        plan->timeline = optarg;
+        break;
+    case OPT_RECOMPUTE:
+        plan->recompute = true;
+        break;
+    default:
+        plan->simulate = true;
+        break;
+    }
+    return CLI_EXIT_OK;
+}
+
+/* What several commands take, and what only one does, but plan. */
+static int parse_common_option(struct cli *cli, int c, int argc, char **argv, unsigned *uses)
+{
+    uint64_t number;
+
+    switch (c) {
+    case 's':
+        cli->socket = optarg;
+        return CLI_EXIT_OK;
+    case OPT_MANAGER:
+        cli->manager_socket = optarg;
+        return CLI_EXIT_OK;
+    case OPT_JSON:
+        cli->json = true;
+        *uses |= CLI_USES_JSON;
+        return CLI_EXIT_OK;
+    case OPT_WATCH:
+        *uses |= CLI_USES_WATCH;
+        return parse_watch(cli, argc, argv);
+    case OPT_UID:
+        if (!parse_number(optarg, UINT32_MAX - 1, &number)) {
+            return cli_usage("--uid takes a number", optarg);
+        }
+        cli->has_uid = true;
+        cli->uid = (uint32_t)number;
+        *uses |= CLI_USES_UID;
+        return CLI_EXIT_OK;
+    case 'c':
+        if (!parse_number(optarg, 10000000, &number) || number == 0) {
+            return cli_usage("--count takes 1 to 10000000", optarg);
+        }
+        cli->count = number;
+        *uses |= CLI_USES_COUNT;
+        return CLI_EXIT_OK;
+    case 'o':
+        cli->output = optarg;
+        *uses |= CLI_USES_OUTPUT;
+        return CLI_EXIT_OK;
+    default:
+        cli->disk = optarg;
+        *uses |= CLI_USES_DISK;
+        return CLI_EXIT_OK;
+    }
+}
+
+int cli_options_parse(struct cli *cli, int argc, char **argv, unsigned *uses, int *first,
+                      void (*print_help)(FILE *out))
+{
+    int c, rc = CLI_EXIT_OK;
+
+    while (rc == CLI_EXIT_OK && (c = getopt_long(argc, argv, "s:c:o:hV", options, NULL)) != -1) {
+        if (c == 'h') {
+            print_help(stdout);
+            return -1;
+        }
+        if (c == 'V') {
+            (void)printf("cistern %s\n", cst_version());
+            return -1;
+        }
+        if (c == '?') {
+            (void)fprintf(stderr, "Try 'cistern --help'.\n");
+            return CLI_EXIT_USAGE;
+        }
+        if (c >= OPT_DEVICE) {
+            *uses |= CLI_USES_PLAN;
+            rc = parse_plan_option(&cli->plan, c);
+        } else {
+            rc = parse_common_option(cli, c, argc, argv, uses);
+        }
+    }
+    *first = optind;
+    return rc;
+}

@@ -1,0 +1,184 @@
+#include "daemon/record.h"
+
+#include <stdlib.h>
+
+enum { IN_FLIGHT = 4096 }; /* commands of a job that are kept track of; a power of two */
+
+struct issued {
+    uint64_t ticket; /* 0: none */
+    uint64_t asked;  /* ns */
+    uint64_t bytes;
+    uint32_t chunk;
+    uint32_t kind;
+};
+
+struct cst_record {
+    uint64_t n;                         /* intervals, ever */
+    uint64_t step;                      /* committed */
+    uint64_t began;                     /* ns: that step's commit, or the sync; 0: neither yet */
+    struct issued in_flight[IN_FLIGHT]; /* by ticket */
+    struct cst_record_interval ring[CST_RECORD_INTERVALS];
+};
+
+struct cst_record *cst_record_open(void)
+{
+    return calloc(1, sizeof(struct cst_record));
+}
+
+void cst_record_close(struct cst_record *record)
+{
+    free(record);
+}
+
+static void add(struct cst_record *record, const struct cst_record_interval *interval)
+{
+    record->ring[record->n++ % CST_RECORD_INTERVALS] = *interval;
+}
+
+void cst_record_issue(struct cst_record *record, enum cst_record_kind kind,
+                      const struct cst_command *command, uint64_t now)
+{
+    if (record != NULL) {
+        record->in_flight[command->ticket % IN_FLIGHT] =
+            (struct issued){.ticket = command->ticket,
+                            .asked = now,
+                            .bytes = command->bytes,
+                            .chunk = kind == CST_RECORD_NORM ? UINT32_MAX : command->chunk,
+                            .kind = kind};
+    }
+}
+
+void cst_record_done(struct cst_record *record, uint64_t ticket, uint32_t engine, uint64_t began,
+                     uint64_t ended)
+{
+    struct issued *issued = record != NULL ? &record->in_flight[ticket % IN_FLIGHT] : NULL;
+
+    if (issued == NULL || issued->ticket != ticket) {
+        return;
+    }
+    add(record, &(struct cst_record_interval){.kind = issued->kind,
+                                              .number = engine,
+                                              .chunk = issued->chunk,
+                                              .bytes = issued->bytes,
+                                              .step = record->step,
+                                              .asked = issued->asked,
+                                              .began = began,
+                                              .ended = ended > began ? ended : began});
+    issued->ticket = 0;
+}
+
+void cst_record_over(struct cst_record *record, uint64_t ticket, uint64_t now)
+{
+    if (record != NULL && record->in_flight[ticket % IN_FLIGHT].ticket == ticket) {
+        cst_record_done(record, ticket, 0, record->in_flight[ticket % IN_FLIGHT].asked, now);
+    }
+}
+
+void cst_record_wait(struct cst_record *record, uint32_t rank, uint32_t chunk, bool grad,
+                     bool ahead, uint64_t asked, uint64_t now)
+{
+    if (record != NULL) {
+        add(record, &(struct cst_record_interval){.kind = CST_RECORD_WAIT,
+                                                  .number = rank,
+                                                  .chunk = chunk,
+                                                  .ahead = ahead,
+                                                  .grad = grad,
+                                                  .step = record->step,
+                                                  .asked = asked,
+                                                  .began = asked,
+                                                  .ended = now});
+    }
+}
+
+void cst_record_begin(struct cst_record *record, uint64_t step, uint64_t now)
+{
+    if (record != NULL) {
+        record->step = step;
+        record->began = now;
+    }
+}
+
+void cst_record_commit(struct cst_record *record, uint64_t step, uint64_t now, uint64_t *ns)
+{
+    uint64_t took = 0;
+
+    if (record != NULL && step > record->step) {
+        took = record->began != 0 ? now - record->began : 0;
+        if (took != 0) {
+            add(record, &(struct cst_record_interval){.kind = CST_RECORD_STEP,
+                                                      .chunk = UINT32_MAX,
+                                                      .step = step,
+                                                      .asked = record->began,
+                                                      .began = record->began,
+                                                      .ended = now});
+        }
+        record->step = step;
+        record->began = now;
+    }
+    if (ns != NULL) {
+        *ns = took;
+    }
+}
+
+void cst_record_range(const struct cst_record *record, uint64_t *first, uint64_t *end)
+{
+    *end = record != NULL ? record->n : 0;
+    *first = *end > CST_RECORD_INTERVALS ? *end - CST_RECORD_INTERVALS : 0;
+}
+
+const struct cst_record_interval *cst_record_get(const struct cst_record *record, uint64_t i)
+{
+    return &record->ring[i % CST_RECORD_INTERVALS];
+}
+
+/* Its index in @ids, or @n. */
+static uint32_t find(const uint32_t *ids, uint32_t n, uint32_t id)
+{
+    uint32_t low = 0, high = n;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+
+        if (ids[middle] < id) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < n && ids[low] == id ? low : n;
+}
+
+static enum cst_record_kind copy_kind(const struct cst_command *command, const uint32_t *ids,
+                                      uint32_t n, uint32_t n_arenas)
+{
+    uint32_t dst = find(ids, n, command->dst[0].segment);
+    uint32_t src = find(ids, n, command->src[0].segment);
+
+    if (dst < n && dst > n_arenas) {
+        return CST_RECORD_LOAD;
+    }
+    if (src < n && src > n_arenas) {
+        return CST_RECORD_STAGE;
+    }
+    return dst < n_arenas ? CST_RECORD_WRITE : CST_RECORD_READ;
+}
+
+enum cst_record_kind cst_record_kind_of(const struct cst_command *command, const uint32_t *ids,
+                                        uint32_t n, uint32_t n_arenas)
+{
+    switch (command->kind) {
+    case CST_COMMAND_COPY:
+        return copy_kind(command, ids, n, n_arenas);
+    case CST_COMMAND_REDUCE:
+        return CST_RECORD_REDUCE;
+    case CST_COMMAND_NORM:
+        return CST_RECORD_NORM;
+    case CST_COMMAND_UPDATE:
+        return CST_RECORD_UPDATE;
+    case CST_COMMAND_FILL:
+        return CST_RECORD_FILL;
+    case CST_COMMAND_CONVERT:
+        return CST_RECORD_CONVERT;
+    }
+    return CST_RECORD_FILL;
+}

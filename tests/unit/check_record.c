@@ -1,0 +1,154 @@
+/* The record of what a job did: commands by their tickets, steps, a ring that forgets the oldest.
+ */
+#include "daemon/record.h"
+#include "tests/lib/suite.h"
+
+static void issue(struct cst_record *record, uint64_t ticket, uint64_t now)
+{
+    const struct cst_command command = {.ticket = ticket, .chunk = 7, .bytes = 100};
+
+    cst_record_issue(record, CST_RECORD_LOAD, &command, now);
+}
+
+static uint64_t count(const struct cst_record *record)
+{
+    uint64_t first, end;
+
+    cst_record_range(record, &first, &end);
+    return end - first;
+}
+
+/* A command is one interval, with the engine's times and what it waited before. */
+START_TEST(test_command)
+{
+    struct cst_record *record = cst_record_open();
+    const struct cst_record_interval *i;
+
+    issue(record, 5, 10);
+    ck_assert_uint_eq(count(record), 0);
+    cst_record_done(record, 5, 2, 30, 40);
+    cst_record_over(record, 5, 99); /* told already */
+    ck_assert_uint_eq(count(record), 1);
+    i = cst_record_get(record, 0);
+    ck_assert_uint_eq(i->kind, CST_RECORD_LOAD);
+    ck_assert_uint_eq(i->number, 2);
+    ck_assert_uint_eq(i->chunk, 7);
+    ck_assert_uint_eq(i->bytes, 100);
+    ck_assert_uint_eq(i->asked, 10);
+    ck_assert_uint_eq(i->began, 30);
+    ck_assert_uint_eq(i->ended, 40);
+    cst_record_close(record);
+}
+END_TEST
+
+/* Of an engine that does not say when it worked, a command took from its issue to its end. */
+START_TEST(test_untimed)
+{
+    struct cst_record *record = cst_record_open();
+
+    issue(record, 5, 10);
+    cst_record_over(record, 5, 99);
+    cst_record_over(record, 6, 99); /* never heard of */
+    ck_assert_uint_eq(count(record), 1);
+    ck_assert_uint_eq(cst_record_get(record, 0)->began, 10);
+    ck_assert_uint_eq(cst_record_get(record, 0)->ended, 99);
+    cst_record_close(record);
+}
+END_TEST
+
+/* A step lasts from the sync, or the commit before, to its commit; all ranks tell of it once. */
+START_TEST(test_steps)
+{
+    struct cst_record *record = cst_record_open();
+    uint64_t ns;
+
+    cst_record_commit(record, 1, 50, &ns); /* no sync was seen: how long is not known */
+    ck_assert_uint_eq(ns, 0);
+    cst_record_begin(record, 1, 100);
+    cst_record_commit(record, 2, 130, &ns);
+    ck_assert_uint_eq(ns, 30);
+    cst_record_commit(record, 2, 131, &ns);
+    ck_assert_uint_eq(ns, 0);
+    cst_record_commit(record, 3, 180, &ns);
+    ck_assert_uint_eq(ns, 50);
+    ck_assert_uint_eq(count(record), 2);
+    ck_assert_uint_eq(cst_record_get(record, 1)->kind, CST_RECORD_STEP);
+    ck_assert_uint_eq(cst_record_get(record, 1)->step, 3);
+    ck_assert_uint_eq(cst_record_get(record, 1)->began, 130);
+    cst_record_close(record);
+}
+END_TEST
+
+/* The last ones are kept, and numbers go on. */
+START_TEST(test_ring)
+{
+    struct cst_record *record = cst_record_open();
+    uint64_t first, end;
+
+    for (uint64_t i = 0; i < CST_RECORD_INTERVALS + 10; i++) {
+        cst_record_wait(record, 1, (uint32_t)i, true, false, i, i + 5);
+    }
+    cst_record_range(record, &first, &end);
+    ck_assert_uint_eq(first, 10);
+    ck_assert_uint_eq(end, CST_RECORD_INTERVALS + 10);
+    ck_assert_uint_eq(cst_record_get(record, first)->chunk, 10);
+    ck_assert_uint_eq(cst_record_get(record, end - 1)->chunk, CST_RECORD_INTERVALS + 9);
+    ck_assert(cst_record_get(record, first)->grad);
+    cst_record_close(record);
+}
+END_TEST
+
+/* A copy is told by where it goes: arenas are 10 to 12, the table 13, slabs 14 and 15. */
+START_TEST(test_kinds)
+{
+    static const uint32_t ids[] = {10, 11, 12, 13, 14, 15};
+    struct cst_command copy = {.kind = CST_COMMAND_COPY};
+    const struct cst_command update = {.kind = CST_COMMAND_UPDATE};
+
+    copy.src[0].segment = 11;
+    copy.dst[0].segment = 15;
+    ck_assert_int_eq(cst_record_kind_of(&copy, ids, 6, 3), CST_RECORD_LOAD);
+    copy.src[0].segment = 14;
+    copy.dst[0].segment = 10;
+    ck_assert_int_eq(cst_record_kind_of(&copy, ids, 6, 3), CST_RECORD_STAGE);
+    copy.src[0].segment = 99; /* a staging segment */
+    ck_assert_int_eq(cst_record_kind_of(&copy, ids, 6, 3), CST_RECORD_WRITE);
+    copy.src[0].segment = 12;
+    copy.dst[0].segment = 99;
+    ck_assert_int_eq(cst_record_kind_of(&copy, ids, 6, 3), CST_RECORD_READ);
+    ck_assert_int_eq(cst_record_kind_of(&update, ids, 6, 3), CST_RECORD_UPDATE);
+}
+END_TEST
+
+/* Without memory for it, nothing is recorded and nothing breaks. */
+START_TEST(test_none)
+{
+    uint64_t first, end, ns = 1;
+
+    issue(NULL, 1, 1);
+    cst_record_done(NULL, 1, 0, 1, 2);
+    cst_record_over(NULL, 1, 2);
+    cst_record_wait(NULL, 0, 0, false, false, 1, 2);
+    cst_record_begin(NULL, 1, 1);
+    cst_record_commit(NULL, 2, 2, &ns);
+    ck_assert_uint_eq(ns, 0);
+    cst_record_range(NULL, &first, &end);
+    ck_assert_uint_eq(end, 0);
+    cst_record_close(NULL);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("record");
+    TCase *tcase = tcase_create("record");
+
+    tcase_add_test(tcase, test_command);
+    tcase_add_test(tcase, test_untimed);
+    tcase_add_test(tcase, test_steps);
+    tcase_add_test(tcase, test_ring);
+    tcase_add_test(tcase, test_kinds);
+    tcase_add_test(tcase, test_none);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}

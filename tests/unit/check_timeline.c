@@ -1,0 +1,163 @@
+/* Trace files: valid JSON in the form that Perfetto takes, whatever the names; exact times; nothing
+ * overlaps on a lane. */
+#include "client/cli/timeline.h"
+#include "tests/lib/suite.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void add(struct cli_timeline *timeline, uint32_t lane, const char *name, uint64_t begin,
+                uint64_t end)
+{
+    struct cli_span span = {.lane = lane,
+                            .begin = begin,
+                            .end = end,
+                            .step = 1,
+                            .chunk = CLI_TIMELINE_NONE,
+                            .bytes = 4096,
+                            .queued_ns = CLI_TIMELINE_NONE};
+
+    (void)snprintf(span.name, sizeof span.name, "%s", name);
+    cli_timeline_add(timeline, &span);
+}
+
+/* The array of events that is written. */
+static json_t *written(struct cli_timeline *timeline)
+{
+    struct cst_err err = {0};
+    char *text = NULL;
+    size_t n = 0;
+    FILE *to = open_memstream(&text, &n);
+    json_t *root, *events;
+
+    ck_assert_ptr_nonnull(to);
+    ck_assert_int_eq(cli_timeline_write(timeline, to, &err), CST_OK);
+    ck_assert_int_eq(fclose(to), 0);
+    root = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    ck_assert_ptr_nonnull(root);
+    events = json_object_get(root, "traceEvents");
+    ck_assert(json_is_array(events));
+    json_incref(events);
+    json_decref(root);
+    free(text);
+    return events;
+}
+
+static const char *text_of(const json_t *event, const char *key)
+{
+    return json_string_value(json_object_get(event, key));
+}
+
+static double number_of(const json_t *event, const char *key)
+{
+    return json_number_value(json_object_get(event, key));
+}
+
+/* Nothing at all is valid, too. */
+START_TEST(test_empty)
+{
+    struct cli_timeline timeline;
+    json_t *events;
+
+    cli_timeline_init(&timeline);
+    events = written(&timeline);
+    ck_assert_uint_eq(json_array_size(events), 0);
+    json_decref(events);
+    cli_timeline_close(&timeline);
+}
+END_TEST
+
+/* Names with quotes and control characters, times to the nanosecond from the first begin, arguments
+ * where there are some, in order of begin. */
+START_TEST(test_events)
+{
+    struct cli_timeline timeline;
+    json_t *events;
+    const json_t *event;
+
+    cli_timeline_init(&timeline);
+    add(&timeline, cli_timeline_lane(&timeline, "rank 0", "compute"), "b", 5000000001, 5000001502);
+    add(&timeline, cli_timeline_lane(&timeline, "rank \"0\"\n\\", "up"), "a\t\"\\", 5000000000,
+        5000000001);
+    events = written(&timeline);
+    event = json_array_get(events, 0);
+    ck_assert_str_eq(text_of(event, "ph"), "X");
+    ck_assert_str_eq(text_of(event, "name"), "a\t\"\\");
+    ck_assert_str_eq(text_of(event, "cat"), "up");
+    ck_assert_double_eq(number_of(event, "ts"), 0);
+    ck_assert_double_eq_tol(number_of(event, "dur"), 0.001, 1e-9);
+    ck_assert_double_eq(number_of(event, "pid"), 2);
+    event = json_array_get(events, 1);
+    ck_assert_double_eq_tol(number_of(event, "ts"), 0.001, 1e-9);
+    ck_assert_double_eq_tol(number_of(event, "dur"), 1.501, 1e-9);
+    event = json_object_get(event, "args");
+    ck_assert_uint_eq(json_object_size(event), 2);
+    ck_assert_double_eq(number_of(event, "bytes"), 4096);
+    json_decref(events);
+    cli_timeline_close(&timeline);
+}
+END_TEST
+
+/* Intervals of one lane that overlap get lanes of their own; those that follow share one. Each is
+ * named. */
+START_TEST(test_overlap)
+{
+    struct cli_timeline timeline;
+    double tids[4];
+    unsigned n_named = 0;
+    json_t *events, *event;
+    size_t i;
+    uint32_t lane;
+
+    cli_timeline_init(&timeline);
+    lane = cli_timeline_lane(&timeline, "p", "copies");
+    ck_assert_uint_eq(cli_timeline_lane(&timeline, "p", "copies"), lane);
+    ck_assert_uint_ne(cli_timeline_lane(&timeline, "q", "copies"), lane);
+    add(&timeline, lane, "a", 0, 10);
+    add(&timeline, lane, "b", 5, 20);
+    add(&timeline, lane, "c", 10, 15);
+    add(&timeline, lane, "d", 20, 30);
+    events = written(&timeline);
+    for (i = 0; i < 4; i++) {
+        tids[i] = number_of(json_array_get(events, i), "tid");
+    }
+    ck_assert_double_ne(tids[0], tids[1]);
+    ck_assert_double_eq(tids[0], tids[2]);
+    ck_assert_double_eq(tids[0], tids[3]);
+    json_array_foreach(events, i, event)
+    {
+        n_named += strcmp(text_of(event, "name"), "thread_name") == 0;
+    }
+    ck_assert_uint_eq(n_named, 2);
+    json_decref(events);
+    cli_timeline_close(&timeline);
+}
+END_TEST
+
+/* What cannot be written is told. */
+START_TEST(test_full)
+{
+    struct cli_timeline timeline;
+    struct cst_err err = {0};
+
+    cli_timeline_init(&timeline);
+    ck_assert_int_eq(cli_timeline_save(&timeline, "/dev/full", &err), CST_EIO);
+    ck_assert_int_eq(cli_timeline_save(&timeline, "/nowhere/file", &err), CST_EIO);
+    ck_assert_ptr_nonnull(strstr(err.text, "/nowhere/file"));
+    cli_timeline_close(&timeline);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("timeline");
+    TCase *tcase = tcase_create("timeline");
+
+    tcase_add_test(tcase, test_empty);
+    tcase_add_test(tcase, test_events);
+    tcase_add_test(tcase, test_overlap);
+    tcase_add_test(tcase, test_full);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
