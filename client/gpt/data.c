@@ -56,13 +56,13 @@ void gpt_data_close(struct gpt_data *data)
     *data = (struct gpt_data){0};
 }
 
-void gpt_data_batch(const struct gpt_data *data, uint64_t seed, uint64_t step, uint32_t rank,
-                    size_t n_seqs, size_t context, uint8_t *tokens, uint8_t *targets)
+void gpt_data_batch(const struct gpt_data *data, uint64_t seed, uint64_t first, size_t n_seqs,
+                    size_t context, uint8_t *tokens, uint8_t *targets)
 {
     const uint64_t places = data->n_bytes - context;
 
     for (size_t i = 0; i < n_seqs; i++) {
-        const uint64_t at = gpt_rng_u64(seed, STREAM_DATA + rank, step * n_seqs + i) % places;
+        const uint64_t at = gpt_rng_u64(seed, STREAM_DATA, first + i) % places;
 
         memcpy(tokens + i * context, data->bytes + at, context);
         memcpy(targets + i * context, data->bytes + at + 1, context);

@@ -1,5 +1,7 @@
 #include "client/gpt/device.h"
 
+#include "client/gpt/matmul.h"
+
 #ifdef HAVE_CONFIG_H
 #include "config.h"
 #endif
@@ -44,4 +46,10 @@ unsigned gpt_device_threads(const struct gpt_options *options)
         return options->threads;
     }
     return share > 0 ? share : 1;
+}
+
+bool gpt_device_bf16(const struct gpt_options *options)
+{
+    return strcmp(options->device, "host") != 0 || options->matmul == GPT_MATMUL_BF16 ||
+           (options->matmul == GPT_MATMUL_AUTO && gpt_matmul_fast_bf16());
 }

@@ -26,6 +26,9 @@ struct gpt_device_ops {
                       struct cst_err *err);
     /* A rank will not come: no other waits for it any more. Any thread. */
     void (*break_states)(struct gpt_device *device);
+    /* Passes per step that the store's accumulate is called between; each is over its part of
+     * --batch. */
+    uint32_t (*passes)(const struct gpt_device *device);
     /* Activations for @max_seqs sequences. Called by the thread that will use them. */
     int (*open_pass)(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
                      struct gpt_pass **out, struct cst_err *err);
@@ -53,6 +56,10 @@ int gpt_device_open(struct gpt_device **out, const struct gpt_options *options,
 
 /* Threads of the processor that a rank may use: --threads, or its share of the cores. */
 unsigned gpt_device_threads(const struct gpt_options *options);
+
+/* True where operands of products are bf16: on a GPU, by --matmul, or where the processor has them
+ * in hardware. */
+bool gpt_device_bf16(const struct gpt_options *options);
 
 /* The rows. */
 int gpt_device_host_open(struct gpt_device **out, const struct gpt_options *options,

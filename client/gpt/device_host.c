@@ -1,5 +1,4 @@
 #include "client/gpt/device.h"
-#include "client/gpt/matmul.h"
 #include "client/gpt/pass_host.h"
 
 #include <stdio.h>
@@ -31,7 +30,8 @@ static int host_open_states(struct gpt_device *device, const struct gpt_model *m
 {
     struct host_device *d = self(device);
 
-    return gpt_local_open(&d->local, model, d->options->world, d->options->engine_threads, err);
+    return gpt_local_open(&d->local, model, d->options->world, d->options->micro_batches,
+                          d->options->engine_threads, err);
 }
 
 static int host_open_store(struct gpt_device *device, uint32_t rank, struct gpt_store **out,
@@ -43,6 +43,11 @@ static int host_open_store(struct gpt_device *device, uint32_t rank, struct gpt_
 static void host_break_states(struct gpt_device *device)
 {
     gpt_local_break(self(device)->local);
+}
+
+static uint32_t host_passes(const struct gpt_device *device)
+{
+    return ((const struct host_device *)(const void *)device)->options->micro_batches;
 }
 
 static int host_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
@@ -90,6 +95,7 @@ static const struct gpt_device_ops host_ops = {
     .open_states = host_open_states,
     .open_store = host_open_store,
     .break_states = host_break_states,
+    .passes = host_passes,
     .open_pass = host_open_pass,
     .open_view = host_open_view,
     .describe = host_describe,
@@ -99,11 +105,9 @@ static const struct gpt_device_ops host_ops = {
 
 static int check(const struct gpt_options *o, struct cst_err *err)
 {
-    if (o->micro_batches != 1 || o->recompute) {
+    if (o->recompute) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "%s is for --device cuda: the host computes a step's sequences at once "
-                           "and keeps its activations",
-                           o->recompute ? "--recompute" : "--micro-batches");
+                           "--recompute is for --device cuda: the host keeps its activations");
     }
     if (o->matmul == GPT_MATMUL_PLAIN) {
         return cst_err_set(err, CST_EUNSUPPORTED, "--matmul plain is for --device cuda");
@@ -127,8 +131,7 @@ int gpt_device_host_open(struct gpt_device **out, const struct gpt_options *opti
     d->head.ops = &host_ops;
     d->options = options;
     d->threads = gpt_device_threads(options);
-    d->bf16 = options->matmul == GPT_MATMUL_BF16 ||
-              (options->matmul == GPT_MATMUL_AUTO && gpt_matmul_fast_bf16());
+    d->bf16 = gpt_device_bf16(options);
     *out = &d->head;
     return 0;
 }

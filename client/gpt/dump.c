@@ -1,12 +1,37 @@
 #include "client/gpt/dump.h"
 
 #include "client/gpt/output.h"
+#include "kernels/cast.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define SLICE_ELEMS 65536
+
+/* One slice of a state; of a frozen tensor, which has weights alone, those as masters and no
+ * gradient as zero, so that all tensors have their places in the file. */
+static int read_slice(const struct gpt_model *model, struct gpt_store *store, uint32_t tensor,
+                      enum cst_state state, uint64_t at, uint64_t n, void *out, struct cst_err *err)
+{
+    const bool frozen = model->tensors[tensor].pattern == CST_PATTERN_FROZEN;
+    uint16_t *weights = (uint16_t *)out + n; /* the upper half of the masters' place */
+    int rc;
+
+    if (frozen && state == CST_STATE_GRAD) {
+        memset(out, 0, n * sizeof(uint16_t));
+        return 0;
+    }
+    if (!frozen || state != CST_STATE_MASTER) {
+        return store->ops->read(store, tensor, state, at, n, out, err);
+    }
+    rc = store->ops->read(store, tensor, CST_STATE_WEIGHT, at, n, weights, err);
+    for (uint64_t i = 0; rc == 0 && i < n; i++) {
+        ((float *)out)[i] = cst_bf16_to_fp32(weights[i]); /* never past weights[i] */
+    }
+    return rc;
+}
 
 static int dump_state(FILE *f, const char *path, const struct gpt_model *model,
                       struct gpt_store *store, enum cst_state state, size_t elem,
@@ -24,7 +49,7 @@ static int dump_state(FILE *f, const char *path, const struct gpt_model *model,
         for (uint64_t at = 0; rc == 0 && at < n; at += SLICE_ELEMS) {
             const uint64_t now = n - at < SLICE_ELEMS ? n - at : SLICE_ELEMS;
 
-            rc = store->ops->read(store, i, state, at, now, slice, err);
+            rc = read_slice(model, store, i, state, at, now, slice, err);
             if (rc == 0 && fwrite(slice, elem, now, f) != now) {
                 rc = cst_err_errno(err, CST_EIO, errno, "'%s'", path);
             }

@@ -1,4 +1,5 @@
 /* cistern-gpt: the reference worker. */
+#include "client/gpt/describe.h"
 #include "client/gpt/options.h"
 #include "client/gpt/run.h"
 
@@ -24,7 +25,9 @@ int main(int argc, char *argv[])
         (void)puts("cistern-gpt " PACKAGE_VERSION);
         return 0;
     }
-    if (rc == 0) {
+    if (rc == 0 && options.describe != NULL) {
+        rc = gpt_describe(&options, &err);
+    } else if (rc == 0) {
         rc = gpt_run(&options, &err);
     }
     if (rc != 0) {

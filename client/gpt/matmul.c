@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SHAPES 64 /* a model uses 13 for training and 5 for sampling */
+#define MAX_SHAPES 512 /* a dense model uses 13 for training and 5 for sampling; experts any */
 
 struct product {
     size_t m, n, k;        /* shape of the product */
@@ -15,6 +15,7 @@ struct product {
     dnnl_primitive_t run;  /* the compiled product */
     dnnl_memory_t a, b, c; /* descriptors with a pointer set before each run */
     dnnl_memory_t scratch; /* likewise */
+    uint64_t used;         /* when last: the use_count of then */
 };
 
 struct gpt_matmul {
@@ -23,6 +24,7 @@ struct gpt_matmul {
     bool bf16;            /* operands */
     void *scratch;        /* scratchpad of all products */
     size_t scratch_bytes; /* its size */
+    uint64_t use_count;   /* products computed */
     size_t n_products;    /* entries in products */
     struct product products[MAX_SHAPES];
 };
@@ -157,6 +159,21 @@ static dnnl_status_t product_build(struct gpt_matmul *mm, struct product *p, siz
     return status;
 }
 
+/* A free entry; when all are taken, that of the shape not used for the longest time. */
+static struct product *entry_get(struct gpt_matmul *mm)
+{
+    struct product *oldest = &mm->products[0];
+
+    if (mm->n_products < MAX_SHAPES) {
+        return &mm->products[mm->n_products++];
+    }
+    for (size_t i = 1; i < MAX_SHAPES; i++) {
+        oldest = mm->products[i].used < oldest->used ? &mm->products[i] : oldest;
+    }
+    product_close(oldest);
+    return oldest;
+}
+
 /* Find or make the product of this shape. */
 static int product_get(struct gpt_matmul *mm, const struct product *key, struct product **out,
                        struct cst_err *err)
@@ -174,9 +191,6 @@ static int product_get(struct gpt_matmul *mm, const struct product *key, struct 
             return 0;
         }
     }
-    if (mm->n_products == MAX_SHAPES) {
-        return cst_err_set(err, CST_EINTERNAL, "more than %d shapes of products", MAX_SHAPES);
-    }
     status = product_build(mm, &fresh, &bytes);
     if (status == dnnl_success && bytes > mm->scratch_bytes) {
         void *scratch = gpt_memory_get(bytes);
@@ -192,8 +206,8 @@ static int product_get(struct gpt_matmul *mm, const struct product *key, struct 
         product_close(&fresh);
         return dnnl_fault(status, mm->bf16 ? "matmul in bf16" : "matmul in fp32", err);
     }
-    mm->products[mm->n_products] = fresh;
-    *out = &mm->products[mm->n_products++];
+    *out = entry_get(mm);
+    **out = fresh;
     return 0;
 }
 
@@ -213,6 +227,7 @@ int gpt_matmul(struct gpt_matmul *mm, size_t m, size_t n, size_t k, const void *
     if (rc != 0) {
         return rc;
     }
+    p->used = ++mm->use_count;
     dnnl_memory_set_data_handle(p->a, unconst(a));
     dnnl_memory_set_data_handle(p->b, unconst(b));
     dnnl_memory_set_data_handle(p->c, c);

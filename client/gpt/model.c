@@ -7,9 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define TENSORS_PER_BLOCK 12
-#define OPERATORS_PER_BLOCK 4
-
 /* Append a tensor; columns 0: a vector. Returns its number. */
 static int add_tensor(struct gpt_model *m, const char *prefix, const char *name, uint32_t rows,
                       uint32_t columns, float mean, float deviation)
@@ -44,10 +41,64 @@ static void use(struct gpt_operator *op, int tensor)
     op->tensors[op->n_tensors++] = tensor;
 }
 
+static float residual_deviation(const struct gpt_model *m)
+{
+    return (float)(0.02 / sqrt(2.0 * m->layers));
+}
+
+static void add_mlp(struct gpt_model *m, const char *prefix, uint32_t layer)
+{
+    const uint32_t d = m->width;
+    struct gpt_operator *op = add_operator(m, prefix, "fc", GPT_OP_FC, layer);
+
+    use(op, add_tensor(m, prefix, "ln2.w", d, 0, 1, 0));
+    use(op, add_tensor(m, prefix, "ln2.b", d, 0, 0, 0));
+    use(op, add_tensor(m, prefix, "fc.w", d, 4 * d, 0, 0.02f));
+    use(op, add_tensor(m, prefix, "fc.b", 4 * d, 0, 0, 0));
+    op = add_operator(m, prefix, "fcproj", GPT_OP_FCPROJ, layer);
+    use(op, add_tensor(m, prefix, "fcproj.w", 4 * d, d, 0, residual_deviation(m)));
+    use(op, add_tensor(m, prefix, "fcproj.b", d, 0, 0, 0));
+}
+
+/* Expert @e: of one rank alone, if there are several. */
+static void add_expert(struct gpt_model *m, const char *block, uint32_t layer, uint32_t e)
+{
+    const uint32_t d = m->width;
+    struct gpt_operator *op;
+    char prefix[32];
+
+    (void)snprintf(prefix, sizeof prefix, "%se%u", block, e);
+    op = add_operator(m, prefix, "", GPT_OP_EXPERT, layer);
+    op->expert = e;
+    (void)snprintf(prefix, sizeof prefix, "%se%u.", block, e);
+    use(op, add_tensor(m, prefix, "fc.w", d, 4 * d, 0, 0.02f));
+    use(op, add_tensor(m, prefix, "fc.b", 4 * d, 0, 0, 0));
+    use(op, add_tensor(m, prefix, "fcproj.w", 4 * d, d, 0, residual_deviation(m)));
+    use(op, add_tensor(m, prefix, "fcproj.b", d, 0, 0, 0));
+    for (uint32_t i = 0; i < op->n_tensors; i++) {
+        struct gpt_tensor *t = &m->tensors[op->tensors[i]];
+
+        t->pattern = CST_PATTERN_EXPERT;
+        t->group = m->world == 1 ? 0 : 1 + gpt_model_expert_rank(e, m->world);
+    }
+}
+
+static void add_mixture(struct gpt_model *m, const char *prefix, uint32_t layer)
+{
+    const uint32_t d = m->width;
+    struct gpt_operator *op = add_operator(m, prefix, "router", GPT_OP_ROUTER, layer);
+
+    use(op, add_tensor(m, prefix, "ln2.w", d, 0, 1, 0));
+    use(op, add_tensor(m, prefix, "ln2.b", d, 0, 0, 0));
+    use(op, add_tensor(m, prefix, "router.w", d, m->experts, 0, 0.02f));
+    for (uint32_t e = 0; e < m->experts; e++) {
+        add_expert(m, prefix, layer, e);
+    }
+}
+
 static void add_block(struct gpt_model *m, uint32_t layer)
 {
     const uint32_t d = m->width;
-    const float residual = (float)(0.02 / sqrt(2.0 * m->layers));
     struct gpt_operator *op;
     char prefix[16];
 
@@ -58,32 +109,73 @@ static void add_block(struct gpt_model *m, uint32_t layer)
     use(op, add_tensor(m, prefix, "qkv.w", d, 3 * d, 0, 0.02f));
     use(op, add_tensor(m, prefix, "qkv.b", 3 * d, 0, 0, 0));
     op = add_operator(m, prefix, "proj", GPT_OP_PROJ, layer);
-    use(op, add_tensor(m, prefix, "proj.w", d, d, 0, residual));
+    use(op, add_tensor(m, prefix, "proj.w", d, d, 0, residual_deviation(m)));
     use(op, add_tensor(m, prefix, "proj.b", d, 0, 0, 0));
-    op = add_operator(m, prefix, "fc", GPT_OP_FC, layer);
-    use(op, add_tensor(m, prefix, "ln2.w", d, 0, 1, 0));
-    use(op, add_tensor(m, prefix, "ln2.b", d, 0, 0, 0));
-    use(op, add_tensor(m, prefix, "fc.w", d, 4 * d, 0, 0.02f));
-    use(op, add_tensor(m, prefix, "fc.b", 4 * d, 0, 0, 0));
-    op = add_operator(m, prefix, "fcproj", GPT_OP_FCPROJ, layer);
-    use(op, add_tensor(m, prefix, "fcproj.w", 4 * d, d, 0, residual));
-    use(op, add_tensor(m, prefix, "fcproj.b", d, 0, 0, 0));
+    if (m->experts > 0) {
+        add_mixture(m, prefix, layer);
+    } else {
+        add_mlp(m, prefix, layer);
+    }
+}
+
+/* Freeze all that is there; beside each block's products an adapter, which begins as zero: lora_a
+ * is random, lora_b is not (Hu et al. 2021). */
+static void add_adapters(struct gpt_model *m)
+{
+    for (uint32_t i = 0; i < m->n_tensors; i++) {
+        m->tensors[i].pattern = CST_PATTERN_FROZEN;
+    }
+    for (uint32_t i = 0; i < m->n_operators; i++) {
+        struct gpt_operator *op = &m->operators[i];
+        char prefix[40];
+        uint32_t in, out;
+
+        if (op->kind != GPT_OP_EMBED && op->kind != GPT_OP_HEAD) {
+            const struct gpt_tensor *w = &m->tensors[op->tensors[op->n_tensors - 2]];
+
+            in = (uint32_t)w->shape[0];
+            out = (uint32_t)w->shape[1];
+            (void)snprintf(prefix, sizeof prefix, "%s.", op->name);
+            use(op, add_tensor(m, prefix, "lora_a", in, m->lora, 0, (float)(1 / sqrt(in))));
+            use(op, add_tensor(m, prefix, "lora_b", m->lora, out, 0, 0));
+        }
+    }
+}
+
+static int alloc(struct gpt_model *m, struct cst_err *err)
+{
+    const size_t tensors = 12 + 8 + 4 * (size_t)m->experts, operators = 4 + (size_t)m->experts;
+
+    m->tensors = calloc(4 + tensors * m->layers, sizeof *m->tensors);
+    m->operators = calloc(2 + operators * m->layers, sizeof *m->operators);
+    if (m->tensors == NULL || m->operators == NULL) {
+        gpt_model_close(m);
+        return cst_err_set(err, CST_ENOMEM, "out of memory for a model of %u layers", m->layers);
+    }
+    return 0;
 }
 
 int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, struct cst_err *err)
 {
-    struct gpt_model m = {.layers = options->layers, .heads = options->heads};
+    struct gpt_model m = {
+        .layers = options->layers,
+        .heads = options->heads,
+        .width = options->width,
+        .context = options->context,
+        .experts = options->experts,
+        .top_k = options->top_k,
+        .world = options->world,
+        .balance = (float)options->balance,
+        .lora = options->lora,
+    };
     struct gpt_operator *op;
-    int wte, wpe;
+    int wte, wpe, rc = alloc(&m, err);
 
-    m.width = options->width;
-    m.context = options->context;
-    m.tensors = calloc(4 + (size_t)TENSORS_PER_BLOCK * m.layers, sizeof *m.tensors);
-    m.operators = calloc(2 + (size_t)OPERATORS_PER_BLOCK * m.layers, sizeof *m.operators);
-    if (m.tensors == NULL || m.operators == NULL) {
-        gpt_model_close(&m);
-        return cst_err_set(err, CST_ENOMEM, "out of memory for a model of %u layers", m.layers);
+    if (rc != 0) {
+        return rc;
     }
+    m.lora_scale = m.lora > 0 ? (float)(options->lora_alpha / m.lora) : 0.0f;
+    m.n_groups = m.world == 1 ? 0 : m.experts < m.world ? m.experts : m.world;
     wte = add_tensor(&m, "", "wte", GPT_VOCAB, m.width, 0, 0.02f);
     wpe = add_tensor(&m, "", "wpe", m.context, m.width, 0, 0.01f);
     m.tensors[wte].decay_scale = 0.0f;
@@ -98,8 +190,24 @@ int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, s
     use(op, add_tensor(&m, "", "lnf.w", m.width, 0, 1, 0));
     use(op, add_tensor(&m, "", "lnf.b", m.width, 0, 0, 0));
     use(op, wte);
+    if (m.lora > 0) {
+        add_adapters(&m);
+    }
     *model = m;
     return 0;
+}
+
+double gpt_model_token_flops(const struct gpt_model *m)
+{
+    double sum = 0;
+
+    for (uint32_t i = 0; i < m->n_tensors; i++) {
+        const struct gpt_tensor *t = &m->tensors[i];
+        const double met = t->pattern == CST_PATTERN_EXPERT ? (double)m->top_k / m->experts : 1.0;
+
+        sum += met * (t->pattern == CST_PATTERN_FROZEN ? 4.0 : 6.0) * (double)t->n_elems;
+    }
+    return sum;
 }
 
 void gpt_model_close(struct gpt_model *model)

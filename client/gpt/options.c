@@ -1,6 +1,7 @@
 #include "client/gpt/options.h"
 
 #include "client/gpt/layers.h"
+#include "client/gpt/model.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -10,73 +11,6 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const char help[] =
-    "usage: cistern-gpt --data FILE [options]\n"
-    "\n"
-    "Trains a GPT-2 style decoder on the bytes of FILE; its weights, gradients and optimizer "
-    "states live in\n"
-    "the memory daemon, cisternd. Start one worker per rank.\n"
-    "\n"
-    "model:\n"
-    "  --layers N          blocks (default 4)\n"
-    "  --heads N           attention heads per block (4); width / heads must be a multiple of 16\n"
-    "  --width N           elements of the residual stream (128), a multiple of 16\n"
-    "  --context N         bytes of a sequence (128)\n"
-    "training:\n"
-    "  --data FILE         text to learn, read as bytes\n"
-    "  --batch N           sequences per rank and step (8)\n"
-    "  --micro-batches N   parts of the batch, one after the other within each operator (1; only "
-    "on "
-    "a GPU)\n"
-    "  --recompute         keep a block's input alone and compute the rest again on the way back "
-    "(GPU)\n"
-    "  --steps N           steps in the life of the job (100)\n"
-    "  --lr X              highest learning rate (0.001)\n"
-    "  --min-lr X          learning rate at the end of the cosine (a tenth of --lr)\n"
-    "  --warmup N          steps of linear rise (10)\n"
-    "  --weight-decay X    of matrices; biases, norms and embeddings have none (0.1)\n"
-    "  --clip X            global gradient norm; 0: no clipping (1)\n"
-    "  --beta1 X, --beta2 X  of AdamW (0.9, 0.95)\n"
-    "  --seed N            of weights, data order and sample (1)\n"
-    "ranks and states:\n"
-    "  --rank N            this worker, 0..world-1 (0)\n"
-    "  --world N           workers (1)\n"
-    "  --store WHAT        daemon (default); local: all ranks as threads of this process, states "
-    "in it\n"
-    "  --device WHAT       host (default), cuda, cuda:N or a GPU's UUID: where the model is "
-    "computed\n"
-    "  --socket PATH       of the daemon ($CISTERN_SOCKET, /run/cistern/cistern.sock)\n"
-    "  --job NAME          (gpt)\n"
-    "  --pool SIZE|P%      memory of this rank for weights and gradients: bytes with K, M or G "
-    "behind,\n"
-    "                      or a part of the bf16 weights (what can be used)\n"
-    "  --chunk N           chunk capacity in elements (the daemon chooses)\n"
-    "  --threads N         compute threads of this rank (cores / world, at least 1)\n"
-    "  --engine-threads N  of the local store (all cores)\n"
-    "  --matmul WHAT       bf16, fp32 or auto: bf16 where the CPU multiplies it in hardware "
-    "(auto);\n"
-    "                      on a GPU auto is cuBLASLt, plain a slow product without it\n"
-    "  --measure-matmul    measure the GPU's bf16 matrix product first; tell the share of it that "
-    "is "
-    "used\n"
-    "output:\n"
-    "  --sample N          bytes that rank 0 generates at the end (0); the same for all ranks, "
-    "which wait\n"
-    "                      for it\n"
-    "  --prompt TEXT       to start the sample with (a new line)\n"
-    "  --temperature X     of the sample; 0: always the likeliest byte (0.8)\n"
-    "  --log-json FILE     one object per step\n"
-    "  --loss-file FILE    one line per step, the loss in hexadecimal\n"
-    "  --dump-weights FILE master weights in fp32, then weights in bf16, in order of declaration\n"
-    "  --dump-grads FILE   the reduced gradients of step 1 in bf16, in order of declaration\n"
-    "  --quiet             errors only\n"
-    "  --help, --version\n";
-
-const char *gpt_options_help(void)
-{
-    return help;
-}
 
 enum kind { K_U32, K_U64, K_DOUBLE, K_TEXT, K_FLAG, K_STORE, K_MATMUL, K_POOL };
 
@@ -94,6 +28,13 @@ static const struct setting settings[] = {
     {"heads", K_U32, FIELD(heads), 1, 4096},
     {"width", K_U32, FIELD(width), GPT_SIMD_ELEMS, 65536},
     {"context", K_U32, FIELD(context), 1, 65536},
+    {"experts", K_U32, FIELD(experts), 0, GPT_MAX_EXPERTS},
+    {"top-k", K_U32, FIELD(top_k), 1, GPT_MAX_EXPERTS},
+    {"balance", K_DOUBLE, FIELD(balance), 0, 1e3},
+    {"lora", K_U32, FIELD(lora), 0, 65536},
+    {"lora-alpha", K_DOUBLE, FIELD(lora_alpha), 0, 1e6},
+    {"base", K_TEXT, FIELD(base), 0, 0},
+    {"describe", K_TEXT, FIELD(describe), 0, 0},
     {"batch", K_U32, FIELD(batch), 1, 65536},
     {"steps", K_U64, FIELD(steps), 0, 1e15},
     {"lr", K_DOUBLE, FIELD(lr), 0, 1e3},
@@ -266,6 +207,28 @@ static int parse_setting(struct gpt_options *o, const struct setting *s, const c
     return rc;
 }
 
+/* Mixtures and adapters. */
+static int check_kinds(const struct gpt_options *o, struct cst_err *err)
+{
+    if (o->experts > 0 && o->top_k > o->experts) {
+        return cst_err_set(err, CST_EINVAL, "--top-k %u of --experts %u", o->top_k, o->experts);
+    }
+    if (o->experts > 0 && o->lora > 0) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--lora %u with --experts %u: adapters are of a dense model's products",
+                           o->lora, o->experts);
+    }
+    if (o->base != NULL && o->lora == 0) {
+        return cst_err_set(err, CST_EINVAL, "--base '%s' without --lora: nothing is frozen",
+                           o->base);
+    }
+    if (o->base != NULL && o->store == GPT_STORE_LOCAL) {
+        return cst_err_set(err, CST_EINVAL, "--base '%s' with --store=local: jobs are the daemon's",
+                           o->base);
+    }
+    return 0;
+}
+
 /* What no value alone can tell. */
 static int check_together(const struct gpt_options *o, struct cst_err *err)
 {
@@ -292,10 +255,10 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
                            "--rank %u with --store=local: that process is all %u ranks", o->rank,
                            o->world);
     }
-    if (o->data == NULL) {
+    if (o->data == NULL && o->describe == NULL) {
         return cst_err_set(err, CST_EINVAL, "--data FILE is missing");
     }
-    return 0;
+    return check_kinds(o, err);
 }
 
 /* What getopt_long does not know: its '?'. */
@@ -319,6 +282,8 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
         .width = 128,
         .context = 128,
         .batch = 8,
+        .balance = 0.01,
+        .lora_alpha = -1,
         .steps = 100,
         .lr = 1e-3,
         .min_lr = -1,
@@ -360,8 +325,12 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
         return cst_err_set(err, CST_EINVAL, "'%s': options only, please (see --help)",
                            argv[optind]);
     }
+    if (o.top_k == 0) { /* not given */
+        o.top_k = o.experts == 1 ? 1 : 2;
+    }
     rc = o.help || o.version ? 0 : check_together(&o, err);
     if (rc == 0) {
+        o.lora_alpha = o.lora_alpha < 0 ? o.lora : o.lora_alpha;
         if (o.min_lr < 0) {
             o.min_lr = o.lr / 10;
         }

@@ -16,7 +16,14 @@ struct gpt_options {
     uint32_t heads;                /* per block */
     uint32_t width;                /* of the residual stream, elements */
     uint32_t context;              /* bytes of a sequence */
-    uint32_t batch;                /* sequences per rank and step */
+    uint32_t batch;                /* sequences per rank and step, all micro-batches together */
+    uint32_t experts;              /* of the mixture in place of each block's MLP; 0: dense */
+    uint32_t top_k;                /* experts that a byte goes to */
+    double balance;                /* weight of the load-balancing loss */
+    uint32_t lora;                 /* rank of the adapters beside a frozen base; 0: none */
+    double lora_alpha;             /* adapters count alpha / rank; negative: as much as the rank */
+    const char *base;              /* job whose frozen tensors are used; NULL: this job's own */
+    const char *describe;          /* write the model as JSON there and end; "-": standard output */
     uint64_t steps;                /* in the life of the job */
     double lr;                     /* at its highest */
     double min_lr;                 /* at the end; negative: a tenth of lr */
@@ -29,7 +36,7 @@ struct gpt_options {
     uint32_t rank, world;          /* this worker and how many there are */
     enum gpt_store_choice store;   /* where the states live */
     const char *device;            /* "host", "cuda", "cuda:N" or a GPU's UUID */
-    uint32_t micro_batches;        /* parts of a step's sequences, computed one after the other */
+    uint32_t micro_batches;        /* parts of the batch, computed one after the other */
     bool recompute;                /* activations of a block on the way back */
     bool measure_matmul;           /* before training, for the share of it that is used */
     const char *socket;            /* of the daemon; NULL: the library's default */

@@ -5,6 +5,7 @@
 #ifndef GPT_PASS_H
 #define GPT_PASS_H
 
+#include "client/gpt/exchange.h"
 #include "client/gpt/model.h"
 #include "client/gpt/store.h"
 
@@ -32,6 +33,8 @@ struct gpt_pass {
     const struct gpt_model *model; /* borrowed */
     size_t max_seqs;               /* sequences that fit */
     uint8_t *tokens, *targets;     /* max_seqs x context; the caller fills them before a forward */
+    struct gpt_exchange *exchange; /* of a mixture on several ranks, borrowed: where those of a pass
+                                      with @train meet; NULL: there are no others */
 };
 
 #endif

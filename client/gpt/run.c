@@ -2,6 +2,8 @@
 
 #include "client/gpt/data.h"
 #include "client/gpt/device.h"
+#include "client/gpt/exchange.h"
+#include "client/gpt/host_moe.h"
 #include "client/gpt/model.h"
 #include "client/gpt/store.h"
 #include "client/gpt/train.h"
@@ -9,16 +11,18 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 struct worker {
     const struct gpt_options *options; /* shared by all ranks, as are model and data */
     const struct gpt_model *model;
     const struct gpt_data *data;
     struct gpt_device *device;
-    uint32_t rank;      /* this one */
-    pthread_t thread;   /* with the local store */
-    int rc;             /* how it ended */
-    struct cst_err err; /* words for rc */
+    struct gpt_exchange_hub *hub; /* with the local store, of a mixture; else NULL */
+    uint32_t rank;                /* this one */
+    pthread_t thread;             /* with the local store */
+    int rc;                       /* how it ended */
+    struct cst_err err;           /* words for rc */
 };
 
 static void announce(const struct worker *w, const struct gpt_store *store)
@@ -43,9 +47,53 @@ static void announce(const struct worker *w, const struct gpt_store *store)
     (void)printf("\n");
 }
 
+/* Where the tokens of a mixture go between ranks. */
+static bool needs_exchange(const struct worker *w)
+{
+    return w->model->experts > 0 && w->options->world > 1;
+}
+
+static size_t region_bytes(const struct worker *w)
+{
+    return gpt_moe_region_bytes(w->model, (size_t)w->options->batch / w->options->micro_batches *
+                                              w->options->context);
+}
+
+/* A name that the processes of the job have alone: user, daemon, job. */
+static void exchange_name(const struct gpt_options *o, char *out, size_t size)
+{
+    const char *given = o->socket != NULL ? o->socket : getenv("CISTERN_SOCKET");
+    const char *path = given != NULL ? given : CST_DEFAULT_SOCKET;
+    char *real = realpath(path, NULL);
+    uint64_t hash = 0xcbf29ce484222325ull; /* FNV-1a */
+
+    for (const char *p = real != NULL ? real : path; *p != '\0'; p++) {
+        hash = (hash ^ (unsigned char)*p) * 0x100000001b3ull;
+    }
+    (void)snprintf(out, size, "cistern-gpt/%u/%016llx/%s", (unsigned)geteuid(),
+                   (unsigned long long)hash, o->job);
+    free(real);
+}
+
+static int open_exchange(const struct worker *w, struct gpt_exchange **out, struct cst_err *err)
+{
+    char name[128];
+
+    *out = NULL;
+    if (!needs_exchange(w)) {
+        return 0;
+    }
+    if (w->hub != NULL) {
+        return gpt_exchange_open_thread(out, w->hub, w->rank, err);
+    }
+    exchange_name(w->options, name, sizeof name);
+    return gpt_exchange_open_process(out, name, w->rank, w->options->world, region_bytes(w), err);
+}
+
 static void *worker_main(void *arg)
 {
     struct worker *w = arg;
+    struct gpt_exchange *exchange = NULL;
     struct gpt_store *store;
 
     w->rc = w->options->store == GPT_STORE_LOCAL
@@ -53,7 +101,12 @@ static void *worker_main(void *arg)
                 : gpt_store_daemon_open(&store, w->options, w->model, w->device, &w->err);
     if (w->rc == 0) {
         announce(w, store);
-        w->rc = gpt_train(w->options, w->model, w->data, w->device, store, w->rank, &w->err);
+        w->rc = open_exchange(w, &exchange, &w->err);
+        if (w->rc == 0) {
+            w->rc = gpt_train(w->options, w->model, w->data, w->device, store, exchange, w->rank,
+                              &w->err);
+        }
+        gpt_exchange_close(exchange);
         store->ops->close(store, w->rc == 0);
     }
     return NULL;
@@ -76,25 +129,28 @@ static int worst(const struct worker *workers, uint32_t n, struct cst_err *err)
     return rc;
 }
 
-/* All ranks as threads of this process. */
-static int run_local(const struct worker *like, struct cst_err *err)
+/* A rank of this process will not come. */
+static void give_up(const struct worker *like)
+{
+    like->device->ops->break_states(like->device);
+    if (like->hub != NULL) {
+        gpt_exchange_hub_break(like->hub);
+    }
+}
+
+static int run_threads(struct worker *workers, const struct worker *like, struct cst_err *err)
 {
     const uint32_t world = like->options->world;
-    struct worker *workers = calloc(world, sizeof *workers);
     uint32_t n_started = 0;
-    int rc;
+    int rc = 0;
 
-    if (workers == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "out of memory");
-    }
-    rc = like->device->ops->open_states(like->device, like->model, err);
-    for (; rc == 0 && n_started < world; n_started++) {
+    for (; n_started < world; n_started++) {
         struct worker *w = &workers[n_started];
 
         *w = *like;
         w->rank = n_started;
         if (pthread_create(&w->thread, NULL, worker_main, w) != 0) {
-            w->device->ops->break_states(w->device);
+            give_up(like);
             rc = cst_err_set(err, CST_ENOMEM, "cannot start the thread of rank %u", n_started);
             break;
         }
@@ -102,9 +158,27 @@ static int run_local(const struct worker *like, struct cst_err *err)
     for (uint32_t i = 0; i < n_started; i++) {
         pthread_join(workers[i].thread, NULL);
     }
-    if (rc == 0) {
-        rc = worst(workers, world, err);
+    return rc == 0 ? worst(workers, world, err) : rc;
+}
+
+/* All ranks as threads of this process. */
+static int run_local(struct worker *like, struct cst_err *err)
+{
+    const uint32_t world = like->options->world;
+    struct worker *workers = calloc(world, sizeof *workers);
+    int rc;
+
+    if (workers == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory");
     }
+    rc = like->device->ops->open_states(like->device, like->model, err);
+    if (rc == 0 && needs_exchange(like)) {
+        rc = gpt_exchange_hub_open(&like->hub, world, region_bytes(like), err);
+    }
+    if (rc == 0) {
+        rc = run_threads(workers, like, err);
+    }
+    gpt_exchange_hub_close(like->hub);
     free(workers);
     return rc;
 }

@@ -18,6 +18,7 @@ struct gpt_store_ops {
     int (*op_begin)(struct gpt_store *store, uint32_t op, enum cst_direction direction,
                     struct cst_io *io, uint32_t n_io, struct cst_err *err);
     int (*op_end)(struct gpt_store *store, uint32_t op, struct cst_err *err);
+    int (*accumulate)(struct gpt_store *store, struct cst_err *err);
     int (*step)(struct gpt_store *store, const struct cst_hyper_params *params,
                 struct cst_step_result *result, struct cst_err *err);
     int (*read)(struct gpt_store *store, uint32_t tensor, enum cst_state state, uint64_t first,
@@ -58,10 +59,10 @@ size_t gpt_store_read_bytes(const struct gpt_model *model);
 /* States of all ranks of one process. */
 struct gpt_local;
 
-/* @engine_threads: team for reduce and update, 0: one per usable core. @model is borrowed.
- * CST_ENOMEM. Close when all ranks' stores are closed. */
+/* @micro_batches: per step, at least 1. @engine_threads: team for reduce and update, 0: one per
+ * usable core. @model is borrowed. CST_ENOMEM. Close when all ranks' stores are closed. */
 int gpt_local_open(struct gpt_local **out, const struct gpt_model *model, uint32_t world,
-                   uint32_t engine_threads, struct cst_err *err);
+                   uint32_t micro_batches, uint32_t engine_threads, struct cst_err *err);
 void gpt_local_close(struct gpt_local *local);
 
 /* End all waits of its ranks, now and later, with CST_ECANCELLED: a rank will not come. Any thread.

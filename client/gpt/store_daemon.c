@@ -1,3 +1,4 @@
+#include "client/gpt/describe.h"
 #include "client/gpt/device.h"
 
 #include <stdlib.h>
@@ -9,30 +10,70 @@ struct daemon_store {
     struct cst_job *job; /* freed with client */
 };
 
-/* Numbers of tensors and operators in the job are those in the model: both count up from 0 in order
+/* Numbers of groups, tensors and operators in the job are those in the model: all count up in order
  * of declaration. */
-static int declare(struct cst_job *job, const struct gpt_model *model, struct cst_err *err)
+static int declare_groups(struct cst_job *job, const struct gpt_model *model)
 {
-    for (uint32_t i = 0; i < model->n_tensors; i++) {
+    int number = 0;
+
+    for (uint32_t rank = 0; rank < model->n_groups && number >= 0; rank++) {
+        number = cst_group(job, &rank, 1);
+    }
+    return number < 0 ? number : 0;
+}
+
+static int declare_tensors(struct cst_job *job, const struct gpt_model *model)
+{
+    int number = 0;
+
+    for (uint32_t i = 0; i < model->n_tensors && number >= 0; i++) {
         const struct gpt_tensor *t = &model->tensors[i];
-        const int number = cst_tensor_scaled(job, t->name, CST_BF16, t->n_dims, t->shape,
-                                             CST_GROUP_ALL, 1.0f, t->decay_scale);
+        const struct cst_tensor_spec spec = {
+            .name = t->name,
+            .dtype = CST_BF16,
+            .n_dims = t->n_dims,
+            .shape = t->shape,
+            .group = (int)t->group,
+            .pattern = t->pattern,
+            .lr_scale = 1.0f,
+            .decay_scale = t->decay_scale,
+        };
 
-        if (number < 0) {
-            *err = *cst_job_error(job);
-            return number;
-        }
+        number = cst_tensor_as(job, &spec);
     }
-    for (uint32_t i = 0; i < model->n_operators; i++) {
+    return number < 0 ? number : 0;
+}
+
+static int declare_operators(struct cst_job *job, const struct gpt_options *options,
+                             const struct gpt_model *model)
+{
+    int number = 0;
+
+    for (uint32_t i = 0; i < model->n_operators && number >= 0; i++) {
         const struct gpt_operator *op = &model->operators[i];
-        const int number = cst_operator(job, op->name, op->tensors, op->n_tensors);
+        const struct cst_operator_cost cost = gpt_describe_cost(
+            model, op, options->batch / options->micro_batches, gpt_device_bf16(options));
 
-        if (number < 0) {
-            *err = *cst_job_error(job);
-            return number;
-        }
+        number = cst_operator_as(job, op->name, op->tensors, op->n_tensors, &cost);
     }
-    return 0;
+    return number < 0 ? number : 0;
+}
+
+static int declare(struct cst_job *job, const struct gpt_options *options,
+                   const struct gpt_model *model, struct cst_err *err)
+{
+    int rc = declare_groups(job, model);
+
+    if (rc == 0) {
+        rc = declare_tensors(job, model);
+    }
+    if (rc == 0) {
+        rc = declare_operators(job, options, model);
+    }
+    if (rc != 0) {
+        *err = *cst_job_error(job);
+    }
+    return rc;
 }
 
 /* 0 would mean all that can be used. */
@@ -77,6 +118,11 @@ static int daemon_op_end(struct gpt_store *store, uint32_t op, struct cst_err *e
     return cst_op_end(self(store)->job, (int)op, err);
 }
 
+static int daemon_accumulate(struct gpt_store *store, struct cst_err *err)
+{
+    return cst_accumulate(self(store)->job, err);
+}
+
 static int daemon_step(struct gpt_store *store, const struct cst_hyper_params *params,
                        struct cst_step_result *result, struct cst_err *err)
 {
@@ -118,6 +164,7 @@ static const struct gpt_store_ops daemon_ops = {
     .sync = daemon_sync,
     .op_begin = daemon_op_begin,
     .op_end = daemon_op_end,
+    .accumulate = daemon_accumulate,
     .step = daemon_step,
     .read = daemon_read,
     .write = daemon_write,
@@ -136,6 +183,8 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
         .device = options->device,
         .pool_bytes = pool_bytes(options, model),
         .chunk_elems = options->chunk,
+        .micro_batches = device->ops->passes(device),
+        .base = options->base,
     };
     struct daemon_store *s = calloc(1, sizeof *s);
     int rc;
@@ -155,7 +204,7 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
     }
     rc = device->ops->join(device, s->job, err);
     if (rc == 0) {
-        rc = declare(s->job, model, err);
+        rc = declare(s->job, options, model, err);
     }
     if (rc == 0) {
         rc = cst_commit(s->job, &s->head.plan, err);

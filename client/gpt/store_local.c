@@ -1,54 +1,13 @@
 /* All ranks of one process over one set of states: the daemon's arithmetic (kernels/tile.h,
- * offload/clip.h) without daemon, pools or copies. The states are one chunk of a job table, its
- * spans the tensors in order of declaration, so tiles and sums are those of the daemon. */
-#include "client/gpt/store.h"
+ * offload/clip.h) without daemon, pools or copies. */
+#include "client/gpt/local.h"
 
-#include "client/gpt/memory.h"
-#include "client/gpt/team.h"
-#include "kernels/tile.h"
-#include "offload/clip.h"
-#include "offload/layout.h"
-
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct local_rank {
-    struct gpt_store head;
-    struct gpt_local *local;
-    uint32_t rank;
-    bool open;                      /* its handle exists */
-    uint16_t *grads;                /* n_elems bf16 */
-    bool *written;                  /* per tensor: its gradient of this step is there */
-    struct cst_hyper_params params; /* of the step that it waits for */
-};
-
-struct gpt_local {
-    const struct gpt_model *model; /* borrowed */
-    const struct cst_kernels *kernels;
-    struct gpt_team *team;
-    struct cst_table_header *table; /* one chunk */
-    uint64_t n_elems;               /* of the chunk, padding included */
-    uint64_t n_tiles;
-    struct cst_rows rows; /* grad: that of rank 0, which the sum replaces */
-    uint32_t world;
-    struct local_rank *ranks;
-
-    pthread_mutex_t lock;          /* of all below */
-    pthread_cond_t met;            /* the meeting is over or a rank is gone */
-    uint32_t n_here;               /* ranks at the meeting */
-    uint64_t meetings;             /* held */
-    bool broken;                   /* a rank left in bad order: nobody waits any more */
-    bool initialised;              /* a sync has completed */
-    uint64_t step;                 /* committed */
-    uint64_t adam_step;            /* applied: step less the skipped */
-    int status;                    /* of the last step */
-    struct cst_step_result result; /* of the last step */
-};
-
-static struct local_rank *self(struct gpt_store *store)
+static struct gpt_local_rank *self(struct gpt_store *store)
 {
-    return (struct local_rank *)(void *)store;
+    return (struct gpt_local_rank *)(void *)store;
 }
 
 /* Wait for all ranks; the last to come runs @fn, alone. CST_EPEERDIED would promise that a sync can
@@ -84,7 +43,7 @@ void gpt_local_break(struct gpt_local *local)
 
 static bool local_initialised(const struct gpt_store *store)
 {
-    struct gpt_local *local = ((const struct local_rank *)(const void *)store)->local;
+    struct gpt_local *local = ((const struct gpt_local_rank *)(const void *)store)->local;
     bool initialised;
 
     pthread_mutex_lock(&local->lock);
@@ -95,7 +54,7 @@ static bool local_initialised(const struct gpt_store *store)
 
 static uint64_t local_steps(const struct gpt_store *store)
 {
-    struct gpt_local *local = ((const struct local_rank *)(const void *)store)->local;
+    struct gpt_local *local = ((const struct gpt_local_rank *)(const void *)store)->local;
     uint64_t step;
 
     pthread_mutex_lock(&local->lock);
@@ -104,18 +63,10 @@ static uint64_t local_steps(const struct gpt_store *store)
     return step;
 }
 
-static void sync_all(struct gpt_local *local)
-{
-    local->initialised = true;
-    for (uint32_t r = 0; r < local->world; r++) {
-        memset(local->ranks[r].written, 0, local->model->n_tensors * sizeof(bool));
-    }
-}
-
 static int local_sync(struct gpt_store *store, uint64_t *step, struct cst_err *err)
 {
     struct gpt_local *local = self(store)->local;
-    int rc = meet(local, sync_all, err);
+    int rc = meet(local, gpt_local_sync_all, err);
 
     if (rc == 0) {
         *step = local->step; /* changed in meetings alone */
@@ -123,15 +74,10 @@ static int local_sync(struct gpt_store *store, uint64_t *step, struct cst_err *e
     return rc;
 }
 
-static uint64_t tensor_start(const struct gpt_local *local, uint32_t tensor)
-{
-    return cst_table_spans(local->table)[tensor].start;
-}
-
 static int local_op_begin(struct gpt_store *store, uint32_t op, enum cst_direction direction,
                           struct cst_io *io, uint32_t n_io, struct cst_err *err)
 {
-    struct local_rank *rank = self(store);
+    struct gpt_local_rank *rank = self(store);
     const struct gpt_operator *o = &rank->local->model->operators[op];
 
     if (n_io != o->n_tensors) {
@@ -140,14 +86,19 @@ static int local_op_begin(struct gpt_store *store, uint32_t op, enum cst_directi
     }
     for (uint32_t i = 0; i < n_io; i++) {
         const uint32_t tensor = (uint32_t)o->tensors[i];
-        const uint64_t start = tensor_start(rank->local, tensor);
+        const struct gpt_local_place *place = &rank->local->places[tensor];
+        const struct gpt_local_chunk *chunk = &rank->local->chunks[place->chunk];
 
+        if (!gpt_local_in_group(chunk->group, rank->rank)) {
+            return cst_err_set(err, CST_EINVAL, "operator '%s' is not of rank %u", o->name,
+                               rank->rank);
+        }
         io[i] = (struct cst_io){
-            .weight = rank->local->rows.weight + start,
+            .weight = chunk->rows.weight + place->start,
             .n_elems = rank->local->model->tensors[tensor].n_elems,
         };
-        if (direction == CST_BACKWARD) {
-            io[i].grad = rank->grads + start;
+        if (direction == CST_BACKWARD && chunk->has_states) {
+            io[i].grad = rank->grads[place->chunk] + place->start;
             io[i].accumulate = rank->written[tensor];
             rank->written[tensor] = true;
         }
@@ -163,136 +114,25 @@ static int local_op_end(struct gpt_store *store, uint32_t op, struct cst_err *er
     return 0;
 }
 
-/* -- the step ------------------------------------------------------------------------------- */
-
-struct pass {
-    struct gpt_local *local;
-    struct cst_tile_hyper hyper;
-    uint64_t mark;
-};
-
-static void tile_share(uint64_t n_tiles, unsigned member, unsigned n_members, uint64_t *first,
-                       uint64_t *count)
+static int local_accumulate(struct gpt_store *store, struct cst_err *err)
 {
-    *first = n_tiles * member / n_members;
-    *count = n_tiles * (member + 1) / n_members - *first;
-}
+    struct gpt_local *local = self(store)->local;
 
-static struct cst_tile_work tile_work(const struct pass *pass)
-{
-    return (struct cst_tile_work){
-        .kernels = pass->local->kernels,
-        .table = pass->local->table,
-        .mark = pass->mark,
-        .rows = pass->local->rows,
-    };
-}
-
-static void reduce_share(void *arg, unsigned member, unsigned n_members)
-{
-    const struct pass *pass = arg;
-    const struct cst_tile_work work = tile_work(pass);
-    const uint16_t *src[CST_TILE_MAX_SRC];
-    uint64_t first, count;
-
-    for (uint32_t r = 0; r < pass->local->world; r++) {
-        src[r] = pass->local->ranks[r].grads;
+    if (local->n_accumulated + 1 >= local->micro_batches) { /* changed in meetings alone */
+        return cst_err_set(err, CST_EINVAL, "micro-batch %u of %u ends with the step",
+                           local->n_accumulated + 1, local->micro_batches);
     }
-    tile_share(pass->local->n_tiles, member, n_members, &first, &count);
-    (void)cst_tile_reduce_range(&work, pass->local->world, src, first, count, NULL);
-}
-
-static void update_share(void *arg, unsigned member, unsigned n_members)
-{
-    const struct pass *pass = arg;
-    const struct cst_tile_work work = tile_work(pass);
-    uint64_t first, count;
-
-    tile_share(pass->local->n_tiles, member, n_members, &first, &count);
-    (void)cst_tile_update_range(&work, &pass->hyper, first, count, NULL);
-}
-
-static bool same_params(const struct cst_hyper_params *a, const struct cst_hyper_params *b)
-{
-    const float x[] = {a->lr,           a->beta1,     a->beta2,     a->eps,
-                       a->weight_decay, a->clip_norm, a->grad_scale};
-    const float y[] = {b->lr,           b->beta1,     b->beta2,     b->eps,
-                       b->weight_decay, b->clip_norm, b->grad_scale};
-
-    return memcmp(x, y, sizeof x) == 0;
-}
-
-static double or_default(float value, float fallback)
-{
-    return (double)(value == 0.0f ? fallback : value);
-}
-
-/* A gradient that no operator wrote counts as zero. */
-static void clear_unwritten(struct gpt_local *local)
-{
-    for (uint32_t r = 0; r < local->world; r++) {
-        for (uint32_t t = 0; t < local->model->n_tensors; t++) {
-            if (!local->ranks[r].written[t]) {
-                memset(local->ranks[r].grads + tensor_start(local, t), 0,
-                       local->model->tensors[t].n_elems * sizeof(uint16_t));
-            }
-            local->ranks[r].written[t] = false;
-        }
-    }
-}
-
-/* By the last rank to come, with the lock held. */
-static void step_all(struct gpt_local *local)
-{
-    const struct cst_hyper_params *params = &local->ranks[0].params;
-    const float scale = params->grad_scale == 0.0f ? 1.0f : params->grad_scale;
-    struct pass pass = {.local = local, .mark = local->step + 1};
-    struct cst_clip clip;
-    double loss = 0.0;
-
-    local->status = 0;
-    for (uint32_t r = 0; r < local->world; r++) {
-        loss += local->ranks[r].params.loss;
-        if (!same_params(params, &local->ranks[r].params)) {
-            local->status = CST_EMISMATCH;
-            return;
-        }
-    }
-    clear_unwritten(local);
-    gpt_team_run(local->team, reduce_share, &pass);
-    clip = cst_clip_factor(cst_norm_sum(cst_table_tiles(local->table), local->n_tiles), scale,
-                           params->clip_norm);
-    local->step++;
-    if (clip.finite) {
-        pass.mark = ++local->adam_step;
-        pass.hyper = (struct cst_tile_hyper){
-            .lr = (double)params->lr,
-            .beta1 = or_default(params->beta1, 0.9f),
-            .beta2 = or_default(params->beta2, 0.999f),
-            .eps = or_default(params->eps, 1e-8f),
-            .weight_decay = (double)params->weight_decay,
-            .grad_scale = clip.factor,
-        };
-        gpt_team_run(local->team, update_share, &pass);
-    }
-    local->result = (struct cst_step_result){
-        .step = local->step,
-        .skipped = !clip.finite,
-        .grad_norm = clip.grad_norm,
-        .clip = clip.clip,
-        .loss = loss / local->world,
-        .n_skipped = local->step - local->adam_step,
-    };
+    return meet(local, gpt_local_accumulate_all, err);
 }
 
 static int local_step(struct gpt_store *store, const struct cst_hyper_params *params,
                       struct cst_step_result *result, struct cst_err *err)
 {
-    struct local_rank *rank = self(store);
+    struct gpt_local_rank *rank = self(store);
     int rc;
 
     rank->params = *params;
-    rc = meet(rank->local, step_all, err);
+    rc = meet(rank->local, gpt_local_step_all, err);
     if (rc == 0 && rank->local->status != 0) {
         rc = cst_err_set(err, rank->local->status, "ranks gave different parameters to the step");
     }
@@ -304,39 +144,84 @@ static int local_step(struct gpt_store *store, const struct cst_hyper_params *pa
 
 /* -- states --------------------------------------------------------------------------------- */
 
-/* First byte of the state's row and the bytes of an element. */
-static char *state_row(const struct gpt_local *local, enum cst_state state, size_t *elem_out)
-{
-    const struct cst_rows *rows = &local->rows;
-    void *const row[] = {rows->weight, rows->grad, rows->master, rows->exp_avg, rows->exp_avg_sq};
-
-    *elem_out = state <= CST_STATE_GRAD ? sizeof(uint16_t) : sizeof(float);
-    return row[state];
-}
-
-static int check_range(const struct gpt_local *local, uint32_t tensor, uint64_t first, uint64_t n,
-                       struct cst_err *err)
+/* The first of elements [first, first + n) of a tensor's state and the bytes of each.
+ * CST_EUNSUPPORTED: frozen tensors have no such state. */
+static int state_at(const struct gpt_local *local, uint32_t tensor, enum cst_state state,
+                    uint64_t first, uint64_t n, char **at_out, size_t *elem_out,
+                    struct cst_err *err)
 {
     const struct gpt_tensor *t = &local->model->tensors[tensor];
+    const struct gpt_local_place *place = &local->places[tensor];
+    const struct cst_rows *rows = &local->chunks[place->chunk].rows;
+    void *const grad = rows->grad_f32 != NULL ? (void *)rows->grad_f32 : rows->grad;
+    void *const row[] = {rows->weight, grad, rows->master, rows->exp_avg, rows->exp_avg_sq};
 
     if (first > t->n_elems || n > t->n_elems - first) {
         return cst_err_set(err, CST_EINVAL, "elements %llu..%llu of '%s', which has %llu",
                            (unsigned long long)first, (unsigned long long)(first + n), t->name,
                            (unsigned long long)t->n_elems);
     }
+    if (row[state] == NULL) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "'%s' is frozen: it has weights alone", t->name);
+    }
+    *elem_out = state <= CST_STATE_GRAD ? sizeof(uint16_t) : sizeof(float);
+    *at_out = (char *)row[state] + (place->start + first) * *elem_out;
     return 0;
+}
+
+/* The sum as bf16, where it is fp32. */
+static int read_grad(const struct gpt_local *local, uint32_t tensor, uint64_t first, uint64_t n,
+                     uint16_t *out, struct cst_err *err)
+{
+    const struct gpt_local_place *place = &local->places[tensor];
+    const float *sums = local->chunks[place->chunk].rows.grad_f32;
+    size_t elem;
+    char *at;
+    int rc = state_at(local, tensor, CST_STATE_GRAD, first, n, &at, &elem, err);
+
+    if (rc == 0 && sums != NULL) {
+        local->kernels->cast(n, sums + place->start + first, out);
+    } else if (rc == 0) {
+        memcpy(out, at, n * elem);
+    }
+    return rc;
 }
 
 static int local_read(struct gpt_store *store, uint32_t tensor, enum cst_state state,
                       uint64_t first, uint64_t n_elems, void *data, struct cst_err *err)
 {
-    const struct gpt_local *local = self(store)->local;
     size_t elem;
-    const char *row = state_row(local, state, &elem);
-    int rc = check_range(local, tensor, first, n_elems, err);
+    char *at;
+    int rc;
+
+    if (state == CST_STATE_GRAD) {
+        return read_grad(self(store)->local, tensor, first, n_elems, data, err);
+    }
+    rc = state_at(self(store)->local, tensor, state, first, n_elems, &at, &elem, err);
+    if (rc == 0) {
+        memcpy(data, at, n_elems * elem);
+    }
+    return rc;
+}
+
+/* Masters set the weights, which of a frozen tensor are all there is. */
+static int write_master(const struct gpt_local *local, uint32_t tensor, uint64_t first, uint64_t n,
+                        const void *data, struct cst_err *err)
+{
+    const struct gpt_local_place *place = &local->places[tensor];
+    const struct cst_rows *rows = &local->chunks[place->chunk].rows;
+    const uint64_t at = place->start + first;
+    size_t elem;
+    char *weight;
+    int rc = state_at(local, tensor, CST_STATE_WEIGHT, first, n, &weight, &elem, err);
 
     if (rc == 0) {
-        memcpy(data, row + (tensor_start(local, tensor) + first) * elem, n_elems * elem);
+        local->kernels->cast(n, data, rows->weight + at);
+    }
+    if (rc == 0 && rows->master != NULL) {
+        memcpy(rows->master + at, data, n * sizeof(float));
+        memset(rows->exp_avg + at, 0, n * sizeof(float));
+        memset(rows->exp_avg_sq + at, 0, n * sizeof(float));
     }
     return rc;
 }
@@ -345,25 +230,21 @@ static int local_write(struct gpt_store *store, uint32_t tensor, enum cst_state 
                        uint64_t first, uint64_t n_elems, const void *data, struct cst_err *err)
 {
     const struct gpt_local *local = self(store)->local;
-    const struct cst_rows *rows = &local->rows;
-    const uint64_t at = tensor_start(local, tensor) + first;
     size_t elem;
-    char *row = state_row(local, state, &elem);
-    int rc = check_range(local, tensor, first, n_elems, err);
+    char *at;
+    int rc;
 
-    if (rc != 0) {
-        return rc;
-    }
-    if (state == CST_STATE_GRAD) {
-        return cst_err_set(err, CST_EINVAL, "gradients are read only");
-    }
-    memcpy(row + at * elem, data, n_elems * elem);
     if (state == CST_STATE_MASTER) {
-        local->kernels->cast(n_elems, rows->master + at, rows->weight + at);
-        memset(rows->exp_avg + at, 0, n_elems * sizeof(float));
-        memset(rows->exp_avg_sq + at, 0, n_elems * sizeof(float));
+        return write_master(local, tensor, first, n_elems, data, err);
     }
-    return 0;
+    rc = state_at(local, tensor, state, first, n_elems, &at, &elem, err);
+    if (rc == 0 && state == CST_STATE_GRAD) {
+        rc = cst_err_set(err, CST_EINVAL, "gradients are read only");
+    }
+    if (rc == 0) {
+        memcpy(at, data, n_elems * elem);
+    }
+    return rc;
 }
 
 static int local_stat(struct gpt_store *store, struct cst_rank_stat *out, struct cst_err *err)
@@ -379,7 +260,7 @@ static int local_stat(struct gpt_store *store, struct cst_rank_stat *out, struct
 
 static void local_close(struct gpt_store *store, bool good)
 {
-    struct local_rank *rank = self(store);
+    struct gpt_local_rank *rank = self(store);
     struct gpt_local *local = rank->local;
 
     if (!good) {
@@ -397,6 +278,7 @@ static const struct gpt_store_ops local_ops = {
     .sync = local_sync,
     .op_begin = local_op_begin,
     .op_end = local_op_end,
+    .accumulate = local_accumulate,
     .step = local_step,
     .read = local_read,
     .write = local_write,
@@ -407,7 +289,7 @@ static const struct gpt_store_ops local_ops = {
 int gpt_store_local_open(struct gpt_store **out, struct gpt_local *local, uint32_t rank,
                          struct cst_err *err)
 {
-    struct local_rank *r = &local->ranks[rank];
+    struct gpt_local_rank *r = &local->ranks[rank];
     int rc = 0;
 
     pthread_mutex_lock(&local->lock);
@@ -421,89 +303,8 @@ int gpt_store_local_open(struct gpt_store **out, struct gpt_local *local, uint32
     return rc;
 }
 
-/* -- memory --------------------------------------------------------------------------------- */
-
-/* The job table: one chunk, one span per tensor. */
-static int table_open(struct gpt_local *local, struct cst_err *err)
-{
-    const struct gpt_model *model = local->model;
-    struct cst_table_header header;
-    struct cst_table_span *spans;
-    uint64_t at = 0, tile = 0;
-
-    for (uint32_t i = 0; i < model->n_tensors; i++) {
-        tile += cst_table_n_tiles(model->tensors[i].n_elems);
-    }
-    local->n_tiles = tile;
-    cst_table_size(&header, 1, model->n_tensors, tile);
-    local->table = gpt_memory_get(header.total_bytes);
-    if (local->table == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "out of memory: %llu bytes for the table of tiles",
-                           (unsigned long long)header.total_bytes);
-    }
-    *local->table = header;
-    spans = cst_table_spans(local->table);
-    tile = 0;
-    for (uint32_t i = 0; i < model->n_tensors; i++) {
-        const struct gpt_tensor *t = &model->tensors[i];
-
-        spans[i] = (struct cst_table_span){
-            .start = at,
-            .n_elems = t->n_elems,
-            .first_tile = tile,
-            .lr_scale = 1.0f,
-            .decay_scale = t->decay_scale,
-        };
-        tile += cst_table_n_tiles(t->n_elems);
-        at += (t->n_elems + CST_LAYOUT_ALIGN_ELEMS - 1) / CST_LAYOUT_ALIGN_ELEMS *
-              CST_LAYOUT_ALIGN_ELEMS;
-    }
-    local->n_elems = at;
-    *cst_table_chunks(local->table) =
-        (struct cst_table_chunk){.n_elems = at, .n_spans = model->n_tensors};
-    return 0;
-}
-
-static int rank_open(struct gpt_local *local, uint32_t rank)
-{
-    struct local_rank *r = &local->ranks[rank];
-
-    *r = (struct local_rank){.local = local, .rank = rank, .head.ops = &local_ops};
-    r->head.plan.n_params = local->model->n_params;
-    r->head.plan.arena_bytes = local->n_elems * (2 * (1 + (uint64_t)local->world) + 3 * 4);
-    r->grads = gpt_memory_get(local->n_elems * sizeof(uint16_t));
-    r->written = calloc(local->model->n_tensors, sizeof(bool));
-    return r->grads == NULL || r->written == NULL ? CST_ENOMEM : 0;
-}
-
-static int states_open(struct gpt_local *local, struct cst_err *err)
-{
-    const size_t n = local->n_elems;
-    struct cst_rows *rows = &local->rows;
-
-    rows->weight = gpt_memory_get(n * sizeof(uint16_t));
-    rows->master = gpt_memory_get(n * sizeof(float));
-    rows->exp_avg = gpt_memory_get(n * sizeof(float));
-    rows->exp_avg_sq = gpt_memory_get(n * sizeof(float));
-    local->ranks = calloc(local->world, sizeof *local->ranks);
-    if (rows->weight == NULL || rows->master == NULL || rows->exp_avg == NULL ||
-        rows->exp_avg_sq == NULL || local->ranks == NULL) {
-        goto fail;
-    }
-    for (uint32_t r = 0; r < local->world; r++) {
-        if (rank_open(local, r) != 0) {
-            goto fail;
-        }
-    }
-    rows->grad = local->ranks[0].grads;
-    return 0;
-fail:
-    return cst_err_set(err, CST_ENOMEM, "out of memory: states of %llu parameters, %u ranks",
-                       (unsigned long long)local->model->n_params, local->world);
-}
-
 int gpt_local_open(struct gpt_local **out, const struct gpt_model *model, uint32_t world,
-                   uint32_t engine_threads, struct cst_err *err)
+                   uint32_t micro_batches, uint32_t engine_threads, struct cst_err *err)
 {
     struct gpt_local *local = calloc(1, sizeof *local);
     int rc;
@@ -513,19 +314,24 @@ int gpt_local_open(struct gpt_local **out, const struct gpt_model *model, uint32
     }
     local->model = model;
     local->world = world;
+    local->micro_batches = micro_batches;
     local->kernels = cst_kernels_get(NULL);
     pthread_mutex_init(&local->lock, NULL);
     pthread_cond_init(&local->met, NULL);
-    rc = table_open(local, err);
-    if (rc == 0) {
-        rc = states_open(local, err);
-    }
+    rc = gpt_local_states_open(local, err);
     if (rc == 0) {
         rc = gpt_team_open(&local->team, engine_threads, err);
     }
     if (rc != 0) {
         gpt_local_close(local);
         return rc;
+    }
+    for (uint32_t r = 0; r < world; r++) {
+        local->ranks[r].local = local;
+        local->ranks[r].rank = r;
+        local->ranks[r].head.ops = &local_ops;
+        local->ranks[r].head.plan.n_params = model->n_params;
+        local->ranks[r].head.plan.arena_bytes = local->bytes;
     }
     *out = local;
     return 0;
@@ -537,16 +343,7 @@ void gpt_local_close(struct gpt_local *local)
         return;
     }
     gpt_team_close(local->team);
-    for (uint32_t r = 0; local->ranks != NULL && r < local->world; r++) {
-        gpt_memory_put(local->ranks[r].grads);
-        free(local->ranks[r].written);
-    }
-    free(local->ranks);
-    gpt_memory_put(local->rows.weight);
-    gpt_memory_put(local->rows.master);
-    gpt_memory_put(local->rows.exp_avg);
-    gpt_memory_put(local->rows.exp_avg_sq);
-    gpt_memory_put(local->table);
+    gpt_local_states_close(local);
     pthread_cond_destroy(&local->met);
     pthread_mutex_destroy(&local->lock);
     free(local);

@@ -18,12 +18,14 @@ struct train {
     const struct gpt_model *model;
     const struct gpt_data *data;
     struct gpt_store *store;
-    uint32_t rank;                /* this one */
-    struct gpt_device *device;    /* borrowed: what computes */
-    struct gpt_pass *pass;        /* its activations */
-    struct gpt_progress progress; /* its words */
-    double matmul_flops;          /* per second; 0: not measured */
-    FILE *losses;                 /* --loss-file of rank 0 or of a process; NULL: none */
+    uint32_t rank;                 /* this one */
+    struct gpt_device *device;     /* borrowed: what computes */
+    struct gpt_pass *pass;         /* its activations */
+    uint32_t n_passes;             /* per step */
+    struct gpt_exchange *exchange; /* borrowed; NULL: none is needed */
+    struct gpt_progress progress;  /* its words */
+    double matmul_flops;           /* per second; 0: not measured */
+    FILE *losses;                  /* --loss-file of rank 0 or of a process; NULL: none */
 };
 
 double gpt_train_lr(const struct gpt_options *o, uint64_t step)
@@ -49,7 +51,9 @@ static int write_initial(const struct train *t, struct cst_err *err)
         return cst_err_set(err, CST_ENOMEM, "out of memory");
     }
     for (uint32_t i = 0; rc == 0 && i < t->model->n_tensors; i++) {
-        const uint64_t n = t->model->tensors[i].n_elems;
+        const bool based =
+            t->options->base != NULL && t->model->tensors[i].pattern == CST_PATTERN_FROZEN;
+        const uint64_t n = based ? 0 : t->model->tensors[i].n_elems; /* the other job's are there */
 
         for (uint64_t at = 0; rc == 0 && at < n; at += WRITE_ELEMS) {
             const uint64_t now = n - at < WRITE_ELEMS ? n - at : WRITE_ELEMS;
@@ -75,12 +79,37 @@ static int sync_all(struct train *t, uint64_t *step, struct cst_err *err)
     int rc;
 
     do {
+        if (t->exchange != NULL) {
+            gpt_exchange_leave(t->exchange);
+        }
         rc = t->store->ops->sync(t->store, step, err);
+        if (rc == 0 && t->exchange != NULL) {
+            rc = gpt_exchange_join(t->exchange, err);
+        }
     } while (is_void(rc));
     return rc;
 }
 
-/* Forward, backward, commit. */
+/* Forward and backward over part @number of the step's sequences, those of all ranks one behind the
+ * other; *loss its mean loss. */
+static int one_pass(struct train *t, uint64_t step, uint32_t number, double *loss,
+                    struct cst_err *err)
+{
+    const struct gpt_options *o = t->options;
+    const size_t n_seqs = o->batch / t->n_passes;
+    int rc;
+
+    gpt_data_batch(t->data, o->seed, (step * o->world + t->rank) * o->batch + number * n_seqs,
+                   n_seqs, o->context, t->pass->tokens, t->pass->targets);
+    rc = t->pass->ops->forward(t->pass, t->store, n_seqs, true, err);
+    if (rc == 0) {
+        rc = t->pass->ops->backward(t->pass, t->store, err);
+    }
+    return rc == 0 ? t->pass->ops->loss(t->pass, loss, err) : rc;
+}
+
+/* All passes, then the commit. A pass's gradients are those of its mean loss: the step's is the
+ * mean over passes and ranks. */
 static int one_step(struct train *t, uint64_t step, struct cst_step_result *result,
                     struct cst_err *err)
 {
@@ -92,23 +121,21 @@ static int one_step(struct train *t, uint64_t step, struct cst_step_result *resu
         .eps = 1e-8f,
         .weight_decay = (float)o->weight_decay,
         .clip_norm = (float)o->clip,
-        .grad_scale = 1.0f / (float)o->world,
+        .grad_scale = 1.0f / (float)(o->world * t->n_passes),
     };
-    int rc;
+    double loss;
+    int rc = 0;
 
-    gpt_data_batch(t->data, o->seed, step, t->rank, o->batch, o->context, t->pass->tokens,
-                   t->pass->targets);
-    rc = t->pass->ops->forward(t->pass, t->store, o->batch, true, err);
-    if (rc == 0) {
-        rc = t->pass->ops->backward(t->pass, t->store, err);
+    for (uint32_t i = 0; rc == 0 && i < t->n_passes; i++) {
+        rc = one_pass(t, step, i, &loss, err);
+        if (rc == 0) {
+            params.loss += loss / t->n_passes;
+        }
+        if (rc == 0 && i + 1 < t->n_passes) {
+            rc = t->store->ops->accumulate(t->store, err);
+        }
     }
-    if (rc == 0) {
-        rc = t->pass->ops->loss(t->pass, &params.loss, err);
-    }
-    if (rc == 0) {
-        rc = t->store->ops->step(t->store, &params, result, err);
-    }
-    return rc;
+    return rc == 0 ? t->store->ops->step(t->store, &params, result, err) : rc;
 }
 
 /* Everything that follows a commit: it is never done twice. */
@@ -194,8 +221,7 @@ static int open_files(struct train *t, uint64_t step, struct cst_err *err)
                                step > 0, step, o->steps, (uint64_t)o->batch * o->context * o->world,
                                err);
 
-    /* 6 N per token: Kaplan et al. 2020; attention is not counted. */
-    t->progress.step_flops = 6.0 * (double)t->model->n_params * (double)t->progress.step_tokens;
+    t->progress.step_flops = gpt_model_token_flops(t->model) * (double)t->progress.step_tokens;
     t->progress.matmul_flops = t->matmul_flops;
     if (rc == 0 && mine && o->loss_file != NULL) {
         rc = gpt_output_open(&t->losses, o->loss_file, step > 0, "--loss-file", err);
@@ -220,7 +246,7 @@ static int close_files(struct train *t, struct cst_err *err)
 
 int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
               const struct gpt_data *data, struct gpt_device *device, struct gpt_store *store,
-              uint32_t rank, struct cst_err *err)
+              struct gpt_exchange *exchange, uint32_t rank, struct cst_err *err)
 {
     struct train t = {.options = options, .model = model, .data = data, .store = store};
     uint64_t step;
@@ -228,16 +254,19 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
 
     t.rank = rank;
     t.device = device;
+    t.n_passes = device->ops->passes(device);
+    t.exchange = exchange;
     if (options->measure_matmul && rank == options->rank) {
         rc = device->ops->measure(device, &t.matmul_flops, err);
         if (rc != 0) {
             return rc;
         }
     }
-    rc = device->ops->open_pass(device, model, options->batch, &t.pass, err);
+    rc = device->ops->open_pass(device, model, options->batch / t.n_passes, &t.pass, err);
     if (rc != 0) {
         return rc;
     }
+    t.pass->exchange = exchange;
     if (rank == 0 && !store->ops->initialised(store)) {
         rc = write_initial(&t, err);
     }

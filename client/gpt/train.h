@@ -10,11 +10,11 @@
 #include "client/gpt/store.h"
 
 /* Train until --steps are committed, from wherever the job stands. The caller keeps everything, and
- * closes @store. Rank 0 writes progress and the sample to standard output. Statuses of the store,
- * the device, CST_EIO, CST_ENOMEM. */
+ * closes @store. @exchange: of a mixture on several ranks, else NULL. Rank 0 writes progress and
+ * the sample to standard output. Statuses of the store, the device, CST_EIO, CST_ENOMEM. */
 int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
               const struct gpt_data *data, struct gpt_device *device, struct gpt_store *store,
-              uint32_t rank, struct cst_err *err);
+              struct gpt_exchange *exchange, uint32_t rank, struct cst_err *err);
 
 /* Learning rate of step @step (from 0): linear warm-up, then half a cosine from --lr down to
  * --min-lr. */

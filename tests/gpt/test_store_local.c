@@ -132,7 +132,8 @@ static struct gpt_local *open_local(uint32_t world, uint32_t engine_threads)
     struct gpt_local *local;
     struct cst_err err = {0};
 
-    ck_assert_msg(gpt_local_open(&local, &model, world, engine_threads, &err) == 0, "%s", err.text);
+    ck_assert_msg(gpt_local_open(&local, &model, world, 1, engine_threads, &err) == 0, "%s",
+                  err.text);
     return local;
 }
 

@@ -259,7 +259,7 @@ static uint64_t train_dying(const struct gpt_options *o, uint64_t fail_at, int s
     ck_assert_int_eq(gpt_device_open(&device, o, &err), 0);
     ck_assert_int_eq(device->ops->open_states(device, &model, &err), 0);
     ck_assert_int_eq(device->ops->open_store(device, 0, &d.inner, &err), 0);
-    ck_assert_msg(gpt_train(o, &model, &data, device, &d.head, 0, &err) == 0, "%s", err.text);
+    ck_assert_msg(gpt_train(o, &model, &data, device, &d.head, NULL, 0, &err) == 0, "%s", err.text);
     ck_assert_uint_eq(d.n_syncs, n_syncs);
     d.inner->ops->close(d.inner, true);
     device->ops->close(device);

@@ -63,6 +63,13 @@ static void cuda_break_states(struct gpt_device *device)
     (void)device; /* nobody waits for the only rank */
 }
 
+/* The parts of a batch are one after the other within each operator: for the store they are one. */
+static uint32_t cuda_passes(const struct gpt_device *device)
+{
+    (void)device;
+    return 1;
+}
+
 static int cuda_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
                           struct gpt_pass **out, struct cst_err *err)
 {
@@ -107,6 +114,7 @@ static const struct gpt_device_ops cuda_ops = {
     .open_states = cuda_open_states,
     .open_store = cuda_open_store,
     .break_states = cuda_break_states,
+    .passes = cuda_passes,
     .open_pass = cuda_open_pass,
     .open_view = cuda_open_view,
     .describe = cuda_describe,
@@ -120,6 +128,16 @@ static int check(const struct gpt_options *o, struct cst_err *err)
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "--matmul fp32 is for --device host: a GPU's "
                            "operands are bf16");
+    }
+    if (o->experts > 0) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "--experts %u is for --device host: tokens are exchanged in its memory",
+                           o->experts);
+    }
+    if (o->lora > 0) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "--lora %u is for --device host: a GPU's operators have no adapters",
+                           o->lora);
     }
     if (o->store == GPT_STORE_LOCAL && o->world > 1) {
         return cst_err_set(err, CST_EUNSUPPORTED,

@@ -1,0 +1,148 @@
+#include "client/gpt/describe.h"
+
+#include "client/gpt/device.h"
+#include "client/gpt/output.h"
+#include "client/gpt/pass_host.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Elements of the matrices that a row of the operator's input is multiplied with. */
+static double matrix_elems(const struct gpt_model *m, const struct gpt_operator *op)
+{
+    double sum = 0;
+
+    for (uint32_t i = 0; op->kind != GPT_OP_EMBED && i < op->n_tensors; i++) {
+        const struct gpt_tensor *t = &m->tensors[op->tensors[i]];
+
+        sum += t->n_dims == 2 ? (double)t->n_elems : 0.0;
+    }
+    return sum;
+}
+
+struct cst_operator_cost gpt_describe_cost(const struct gpt_model *m, const struct gpt_operator *op,
+                                           size_t n_seqs, bool bf16)
+{
+    double rows = (double)n_seqs * m->context;
+    struct cst_operator_cost cost = {
+        .activation_bytes = gpt_host_kept_bytes(m, op, n_seqs, bf16),
+        .expected_uses = 1.0f,
+    };
+
+    if (op->kind == GPT_OP_EXPERT) {
+        const double part = (double)m->top_k / m->experts;
+
+        cost.expected_uses = (float)(1.0 - pow(1.0 - part, rows * m->world));
+        rows *= m->world * part;
+    }
+    cost.flops = 2.0 * rows * matrix_elems(m, op);
+    if (op->kind == GPT_OP_QKV) {
+        cost.flops += 2.0 * rows * (m->context + 1.0) * m->width;
+    }
+    return cost;
+}
+
+static const char *pattern_name(enum cst_pattern_kind pattern)
+{
+    return pattern == CST_PATTERN_EXPERT   ? "expert"
+           : pattern == CST_PATTERN_FROZEN ? "frozen"
+                                           : "shard";
+}
+
+static void write_groups(FILE *f, const struct gpt_model *m)
+{
+    if (m->n_groups > 0) {
+        (void)fprintf(f, " \"groups\": [");
+        for (uint32_t g = 0; g < m->n_groups; g++) {
+            (void)fprintf(f, "%s[%u]", g == 0 ? "" : ", ", g);
+        }
+        (void)fprintf(f, "],\n");
+    }
+}
+
+static void write_tensor(FILE *f, const struct gpt_tensor *t, bool last)
+{
+    (void)fprintf(f, "  {\"name\": \"%s\", \"shape\": [%" PRId64, t->name, t->shape[0]);
+    if (t->n_dims == 2) {
+        (void)fprintf(f, ", %" PRId64, t->shape[1]);
+    }
+    (void)fprintf(f, "]");
+    if (t->group != 0) {
+        (void)fprintf(f, ", \"group\": %u", t->group);
+    }
+    if (t->pattern != CST_PATTERN_SHARD) {
+        (void)fprintf(f, ", \"pattern\": \"%s\"", pattern_name(t->pattern));
+    }
+    if (t->decay_scale != 1.0f) {
+        (void)fprintf(f, ", \"decay_scale\": %g", (double)t->decay_scale);
+    }
+    (void)fprintf(f, "}%s\n", last ? "" : ",");
+}
+
+static void write_operator(FILE *f, const struct gpt_model *m, const struct gpt_operator *op,
+                           const struct cst_operator_cost *cost, bool last)
+{
+    (void)fprintf(f, "  {\"name\": \"%s\", \"tensors\": [", op->name);
+    for (uint32_t i = 0; i < op->n_tensors; i++) {
+        (void)fprintf(f, "%s\"%s\"", i == 0 ? "" : ", ", m->tensors[op->tensors[i]].name);
+    }
+    (void)fprintf(f, "], \"flops\": %.17g, \"activation_bytes\": %" PRIu64, cost->flops,
+                  cost->activation_bytes);
+    if (cost->expected_uses != 1.0f) {
+        (void)fprintf(f, ", \"expected_uses\": %.9g", (double)cost->expected_uses);
+    }
+    (void)fprintf(f, "}%s\n", last ? "" : ",");
+}
+
+static void write_model(FILE *f, const struct gpt_options *o, const struct gpt_model *m)
+{
+    const size_t n_seqs = o->batch / o->micro_batches;
+
+    (void)fprintf(f, "{\"name\": \"gpt-%ux%u", m->layers, m->width);
+    if (m->experts > 0) {
+        (void)fprintf(f, "-%u-experts", m->experts);
+    }
+    if (m->lora > 0) {
+        (void)fprintf(f, "-lora-%u", m->lora);
+    }
+    (void)fprintf(f, "\", \"world\": %u,\n", m->world);
+    write_groups(f, m);
+    (void)fprintf(f, " \"tensors\": [\n");
+    for (uint32_t i = 0; i < m->n_tensors; i++) {
+        write_tensor(f, &m->tensors[i], i + 1 == m->n_tensors);
+    }
+    (void)fprintf(f, " ],\n \"operators\": [\n");
+    for (uint32_t i = 0; i < m->n_operators; i++) {
+        const struct cst_operator_cost cost =
+            gpt_describe_cost(m, &m->operators[i], n_seqs, gpt_device_bf16(o));
+
+        write_operator(f, m, &m->operators[i], &cost, i + 1 == m->n_operators);
+    }
+    (void)fprintf(f, " ]}\n");
+}
+
+int gpt_describe(const struct gpt_options *options, struct cst_err *err)
+{
+    const bool here = strcmp(options->describe, "-") == 0;
+    struct gpt_model model;
+    FILE *f = stdout;
+    int rc = gpt_model_init(&model, options, err);
+
+    if (rc != 0) {
+        return rc;
+    }
+    if (!here) {
+        rc = gpt_output_open(&f, options->describe, false, "--describe", err);
+    }
+    if (rc == 0) {
+        write_model(f, options, &model);
+        if ((here ? fflush(f) : fclose(f)) != 0) { /* an error before is still known to either */
+            rc = cst_err_errno(err, CST_EIO, errno, "--describe '%s'", options->describe);
+        }
+    }
+    gpt_model_close(&model);
+    return rc;
+}

@@ -1,0 +1,195 @@
+#include "client/gpt/local.h"
+
+#include "client/gpt/memory.h"
+#include "offload/layout.h"
+
+#include <stdlib.h>
+
+/* The chunk of tensors like @t, made if there is none. */
+static uint32_t chunk_of(struct gpt_local *local, const struct gpt_tensor *t)
+{
+    uint32_t c = 0;
+
+    while (c < local->n_chunks &&
+           (local->chunks[c].group != t->group || local->chunks[c].pattern != t->pattern)) {
+        c++;
+    }
+    if (c == local->n_chunks) {
+        local->chunks[local->n_chunks++] = (struct gpt_local_chunk){
+            .group = t->group,
+            .pattern = t->pattern,
+            .has_states = t->pattern != CST_PATTERN_FROZEN,
+        };
+    }
+    return c;
+}
+
+/* A place for every tensor. */
+static int lay_out(struct gpt_local *local, struct cst_err *err)
+{
+    const struct gpt_model *model = local->model;
+
+    local->chunks = calloc(model->n_tensors, sizeof *local->chunks);
+    local->places = calloc(model->n_tensors, sizeof *local->places);
+    if (local->chunks == NULL || local->places == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory: %u tensors", model->n_tensors);
+    }
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        const struct gpt_tensor *t = &model->tensors[i];
+        const uint32_t c = chunk_of(local, t);
+        struct gpt_local_chunk *chunk = &local->chunks[c];
+
+        local->places[i] = (struct gpt_local_place){.chunk = c, .start = chunk->n_elems};
+        chunk->n_tiles += cst_table_n_tiles(t->n_elems);
+        chunk->n_elems += (t->n_elems + CST_LAYOUT_ALIGN_ELEMS - 1) / CST_LAYOUT_ALIGN_ELEMS *
+                          CST_LAYOUT_ALIGN_ELEMS;
+    }
+    return 0;
+}
+
+/* The job table: spans chunk by chunk, none of a frozen one. */
+static int table_open(struct gpt_local *local, struct cst_err *err)
+{
+    const struct gpt_model *model = local->model;
+    struct cst_table_header header;
+    struct cst_table_span *spans;
+    uint64_t *first_tile = calloc(model->n_tensors, sizeof *first_tile);
+    uint64_t n_tiles = 0;
+    uint32_t n_spans = 0;
+
+    if (first_tile == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory: %u tensors", model->n_tensors);
+    }
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        first_tile[i] = n_tiles;
+        n_tiles += cst_table_n_tiles(model->tensors[i].n_elems);
+    }
+    cst_table_size(&header, local->n_chunks, model->n_tensors, n_tiles);
+    local->table = gpt_memory_get(header.total_bytes);
+    if (local->table == NULL) {
+        free(first_tile);
+        return cst_err_set(err, CST_ENOMEM, "out of memory: %llu bytes for the table of tiles",
+                           (unsigned long long)header.total_bytes);
+    }
+    *local->table = header;
+    spans = cst_table_spans(local->table);
+    for (uint32_t c = 0; c < local->n_chunks; c++) {
+        struct cst_table_chunk *chunk = &cst_table_chunks(local->table)[c];
+
+        chunk->n_elems = local->chunks[c].n_elems;
+        chunk->first_span = n_spans;
+        for (uint32_t i = 0; i < model->n_tensors && local->chunks[c].has_states; i++) {
+            const struct gpt_tensor *t = &model->tensors[i];
+
+            if (local->places[i].chunk == c) {
+                spans[n_spans++] = (struct cst_table_span){
+                    .start = local->places[i].start,
+                    .n_elems = t->n_elems,
+                    .first_tile = first_tile[i],
+                    .lr_scale = 1.0f,
+                    .decay_scale = t->decay_scale,
+                };
+            }
+        }
+        chunk->n_spans = n_spans - chunk->first_span;
+    }
+    free(first_tile);
+    return 0;
+}
+
+/* A row of the states, counted; NULL: out of memory. */
+static void *row_get(struct gpt_local *local, uint64_t n_elems, size_t elem)
+{
+    local->bytes += n_elems * elem;
+    return gpt_memory_get(n_elems * elem);
+}
+
+static bool chunk_open(struct gpt_local *local, struct gpt_local_chunk *chunk)
+{
+    struct cst_rows *rows = &chunk->rows;
+
+    rows->weight = row_get(local, chunk->n_elems, sizeof(uint16_t));
+    if (!chunk->has_states) {
+        return rows->weight != NULL;
+    }
+    rows->master = row_get(local, chunk->n_elems, sizeof(float));
+    rows->exp_avg = row_get(local, chunk->n_elems, sizeof(float));
+    rows->exp_avg_sq = row_get(local, chunk->n_elems, sizeof(float));
+    if (local->micro_batches > 1) {
+        rows->grad_f32 = row_get(local, chunk->n_elems, sizeof(float));
+    }
+    return rows->weight != NULL && rows->master != NULL && rows->exp_avg != NULL &&
+           rows->exp_avg_sq != NULL && (local->micro_batches == 1 || rows->grad_f32 != NULL);
+}
+
+/* Gradients of @rank, after those of all ranks before it. */
+static bool rank_open(struct gpt_local *local, uint32_t rank)
+{
+    struct gpt_local_rank *r = &local->ranks[rank];
+
+    r->grads = calloc(local->n_chunks, sizeof *r->grads);
+    r->written = calloc(local->model->n_tensors, sizeof *r->written);
+    if (r->grads == NULL || r->written == NULL) {
+        return false;
+    }
+    for (uint32_t c = 0; c < local->n_chunks; c++) {
+        struct gpt_local_chunk *chunk = &local->chunks[c];
+
+        if (chunk->has_states && gpt_local_in_group(chunk->group, rank)) {
+            r->grads[c] = row_get(local, chunk->n_elems, sizeof(uint16_t));
+            if (r->grads[c] == NULL) {
+                return false;
+            }
+            if (chunk->rows.grad == NULL && local->micro_batches == 1) {
+                chunk->rows.grad = r->grads[c];
+            }
+        }
+    }
+    return true;
+}
+
+int gpt_local_states_open(struct gpt_local *local, struct cst_err *err)
+{
+    int rc = lay_out(local, err);
+    bool ok;
+
+    if (rc == 0) {
+        rc = table_open(local, err);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    local->ranks = calloc(local->world, sizeof *local->ranks);
+    ok = local->ranks != NULL;
+    for (uint32_t c = 0; ok && c < local->n_chunks; c++) {
+        ok = chunk_open(local, &local->chunks[c]);
+    }
+    for (uint32_t r = 0; ok && r < local->world; r++) {
+        ok = rank_open(local, r);
+    }
+    return ok ? 0
+              : cst_err_set(err, CST_ENOMEM, "out of memory: states of %llu parameters, %u ranks",
+                            (unsigned long long)local->model->n_params, local->world);
+}
+
+void gpt_local_states_close(struct gpt_local *local)
+{
+    for (uint32_t r = 0; local->ranks != NULL && r < local->world; r++) {
+        for (uint32_t c = 0; local->ranks[r].grads != NULL && c < local->n_chunks; c++) {
+            gpt_memory_put(local->ranks[r].grads[c]);
+        }
+        free(local->ranks[r].grads);
+        free(local->ranks[r].written);
+    }
+    free(local->ranks);
+    for (uint32_t c = 0; c < local->n_chunks; c++) {
+        gpt_memory_put(local->chunks[c].rows.weight);
+        gpt_memory_put(local->chunks[c].rows.master);
+        gpt_memory_put(local->chunks[c].rows.exp_avg);
+        gpt_memory_put(local->chunks[c].rows.exp_avg_sq);
+        gpt_memory_put(local->chunks[c].rows.grad_f32);
+    }
+    free(local->chunks);
+    free(local->places);
+    gpt_memory_put(local->table);
+}

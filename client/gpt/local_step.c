@@ -1,0 +1,190 @@
+#include "client/gpt/local.h"
+
+#include "offload/clip.h"
+
+#include <string.h>
+
+struct pass {
+    struct gpt_local *local;
+    struct cst_tile_hyper hyper; /* of an update */
+};
+
+static void tile_share(uint64_t n_tiles, unsigned member, unsigned n_members, uint64_t *first,
+                       uint64_t *count)
+{
+    *first = n_tiles * member / n_members;
+    *count = n_tiles * (member + 1) / n_members - *first;
+}
+
+static struct cst_tile_work tile_work(const struct pass *pass, uint32_t chunk, uint64_t mark)
+{
+    return (struct cst_tile_work){
+        .kernels = pass->local->kernels,
+        .table = pass->local->table,
+        .chunk = chunk,
+        .mark = mark,
+        .accumulate = pass->local->n_accumulated > 0,
+        .rows = pass->local->chunks[chunk].rows,
+    };
+}
+
+/* Gradients of @chunk, those of its group's ranks in their order; returns how many. */
+static uint32_t sources(const struct gpt_local *local, uint32_t chunk,
+                        const uint16_t *src[CST_TILE_MAX_SRC])
+{
+    uint32_t n = 0;
+
+    for (uint32_t r = 0; r < local->world; r++) {
+        if (local->ranks[r].grads[chunk] != NULL) {
+            src[n++] = local->ranks[r].grads[chunk];
+        }
+    }
+    return n;
+}
+
+static void reduce_share(void *arg, unsigned member, unsigned n_members)
+{
+    const struct pass *pass = arg;
+    const struct gpt_local *local = pass->local;
+    const uint16_t *src[CST_TILE_MAX_SRC];
+    uint64_t first, count;
+
+    for (uint32_t c = 0; c < local->n_chunks; c++) {
+        const struct gpt_local_chunk *chunk = &local->chunks[c];
+
+        if (chunk->has_states) {
+            const struct cst_tile_work work = tile_work(pass, c, chunk->n_reduced);
+            const uint32_t n_src = sources(local, c, src);
+
+            tile_share(chunk->n_tiles, member, n_members, &first, &count);
+            (void)cst_tile_reduce_range(&work, n_src, src, first, count, NULL);
+        }
+    }
+}
+
+static void update_share(void *arg, unsigned member, unsigned n_members)
+{
+    const struct pass *pass = arg;
+    const struct gpt_local *local = pass->local;
+    uint64_t first, count;
+
+    for (uint32_t c = 0; c < local->n_chunks; c++) {
+        if (local->chunks[c].has_states) {
+            const struct cst_tile_work work = tile_work(pass, c, local->adam_step);
+
+            tile_share(local->chunks[c].n_tiles, member, n_members, &first, &count);
+            (void)cst_tile_update_range(&work, &pass->hyper, first, count, NULL);
+        }
+    }
+}
+
+static bool same_params(const struct cst_hyper_params *a, const struct cst_hyper_params *b)
+{
+    const float x[] = {a->lr,           a->beta1,     a->beta2,     a->eps,
+                       a->weight_decay, a->clip_norm, a->grad_scale};
+    const float y[] = {b->lr,           b->beta1,     b->beta2,     b->eps,
+                       b->weight_decay, b->clip_norm, b->grad_scale};
+
+    return memcmp(x, y, sizeof x) == 0;
+}
+
+static double or_default(float value, float fallback)
+{
+    return (double)(value == 0.0f ? fallback : value);
+}
+
+/* A gradient that no operator wrote counts as zero. */
+static void clear_unwritten(struct gpt_local *local)
+{
+    for (uint32_t r = 0; r < local->world; r++) {
+        struct gpt_local_rank *rank = &local->ranks[r];
+
+        for (uint32_t t = 0; t < local->model->n_tensors; t++) {
+            uint16_t *grads = rank->grads[local->places[t].chunk];
+
+            if (!rank->written[t] && grads != NULL) {
+                memset(grads + local->places[t].start, 0,
+                       local->model->tensors[t].n_elems * sizeof(uint16_t));
+            }
+            rank->written[t] = false;
+        }
+    }
+}
+
+static void reduce_all(struct gpt_local *local)
+{
+    struct pass pass = {.local = local};
+
+    clear_unwritten(local);
+    for (uint32_t c = 0; c < local->n_chunks; c++) {
+        local->chunks[c].n_reduced++;
+    }
+    gpt_team_run(local->team, reduce_share, &pass);
+}
+
+void gpt_local_accumulate_all(struct gpt_local *local)
+{
+    reduce_all(local);
+    local->n_accumulated++;
+}
+
+static void update_all(struct gpt_local *local, const struct cst_hyper_params *params, float factor)
+{
+    struct pass pass = {
+        .local = local,
+        .hyper =
+            {
+                .lr = (double)params->lr,
+                .beta1 = or_default(params->beta1, 0.9f),
+                .beta2 = or_default(params->beta2, 0.999f),
+                .eps = or_default(params->eps, 1e-8f),
+                .weight_decay = (double)params->weight_decay,
+                .grad_scale = factor,
+            },
+    };
+
+    local->adam_step++;
+    gpt_team_run(local->team, update_share, &pass);
+}
+
+void gpt_local_sync_all(struct gpt_local *local)
+{
+    local->initialised = true;
+    local->n_accumulated = 0;
+    for (uint32_t r = 0; r < local->world; r++) {
+        memset(local->ranks[r].written, 0, local->model->n_tensors * sizeof(bool));
+    }
+}
+
+void gpt_local_step_all(struct gpt_local *local)
+{
+    const struct cst_hyper_params *params = &local->ranks[0].params;
+    const float scale = params->grad_scale == 0.0f ? 1.0f : params->grad_scale;
+    struct cst_clip clip;
+    double loss = 0.0;
+
+    local->status = 0;
+    for (uint32_t r = 0; r < local->world; r++) {
+        loss += local->ranks[r].params.loss;
+        if (!same_params(params, &local->ranks[r].params)) {
+            local->status = CST_EMISMATCH;
+            return;
+        }
+    }
+    reduce_all(local);
+    local->n_accumulated = 0;
+    clip = cst_clip_factor(cst_norm_sum(cst_table_tiles(local->table), local->table->n_tiles),
+                           scale, params->clip_norm);
+    local->step++;
+    if (clip.finite) {
+        update_all(local, params, clip.factor);
+    }
+    local->result = (struct cst_step_result){
+        .step = local->step,
+        .skipped = !clip.finite,
+        .grad_norm = clip.grad_norm,
+        .clip = clip.clip,
+        .loss = loss / local->world,
+        .n_skipped = local->step - local->adam_step,
+    };
+}
