@@ -49,7 +49,7 @@ static const struct field root_fields[] = {
     {NULL, 0},
 };
 static const char *const root_keys[] = {"fingerprint", "devices",   "nodes", "disk_read",
-                                        "disk_write",  "request_s", "error", NULL};
+                                        "disk_write",  "request_s", NULL};
 
 static int read_fields(const json_t *object, const char *place, const struct field *fields,
                        void *base, struct cst_err *err)
@@ -66,12 +66,8 @@ static int read_fields(const json_t *object, const char *place, const struct fie
 static int read_device(const json_t *object, const char *place, struct cst_rates_device *out,
                        struct cst_err *err)
 {
-    int rc = cst_json_object(object, place, device_keys, err);
-
-    if (rc == CST_OK) {
-        rc = cst_json_text(object, place, "name", CST_JSON_REQUIRED, out->name, sizeof out->name,
-                           err);
-    }
+    int rc =
+        cst_json_text(object, place, "name", CST_JSON_REQUIRED, out->name, sizeof out->name, err);
     if (rc == CST_OK) {
         rc = cst_json_u64(object, place, "memory_bytes", CST_JSON_OPTIONAL, INT64_MAX,
                           &out->memory_bytes, err);
@@ -83,11 +79,8 @@ static int read_node(const json_t *object, const char *place, struct cst_rates_n
                      struct cst_err *err)
 {
     uint64_t cores = 0;
-    int rc = cst_json_object(object, place, node_keys, err);
+    int rc = cst_json_u64(object, place, "cores", CST_JSON_OPTIONAL, UINT32_MAX, &cores, err);
 
-    if (rc == CST_OK) {
-        rc = cst_json_u64(object, place, "cores", CST_JSON_OPTIONAL, UINT32_MAX, &cores, err);
-    }
     if (rc == CST_OK) {
         out->cores = (uint32_t)cores;
         rc = cst_json_u64(object, place, "memory_bytes", CST_JSON_OPTIONAL, INT64_MAX,
@@ -106,8 +99,11 @@ static int add_devices(struct cst_rates *rates, const json_t *root, struct cst_e
     for (size_t i = 0; rc == CST_OK && list != NULL && i < json_array_size(list); i++) {
         struct cst_rates_device device = {.name = ""};
 
-        rc = read_device(json_array_get(list, i), cst_json_place(place, "", "devices", (long)i),
-                         &device, err);
+        (void)cst_json_place(place, "", "devices", (long)i);
+        rc = cst_json_object(json_array_get(list, i), place, device_keys, err);
+        if (rc == CST_OK) {
+            rc = read_device(json_array_get(list, i), place, &device, err);
+        }
         if (rc == CST_OK) {
             rates->devices[rates->n_devices++] = device;
         }
@@ -125,8 +121,11 @@ static int add_nodes(struct cst_rates *rates, const json_t *root, struct cst_err
     for (size_t i = 0; rc == CST_OK && list != NULL && i < json_array_size(list); i++) {
         struct cst_rates_node node = {0};
 
-        rc = read_node(json_array_get(list, i), cst_json_place(place, "", "nodes", (long)i), &node,
-                       err);
+        (void)cst_json_place(place, "", "nodes", (long)i);
+        rc = cst_json_object(json_array_get(list, i), place, node_keys, err);
+        if (rc == CST_OK) {
+            rc = read_node(json_array_get(list, i), place, &node, err);
+        }
         if (rc == CST_OK) {
             rates->nodes[rates->n_nodes++] = node;
         }
@@ -137,12 +136,8 @@ static int add_nodes(struct cst_rates *rates, const json_t *root, struct cst_err
 /* @rates may be half filled on failure. */
 static int add(struct cst_rates *rates, const json_t *root, struct cst_err *err)
 {
-    const char *words = json_string_value(json_object_get(root, "error"));
     int rc = cst_json_object(root, "", root_keys, err);
 
-    if (rc == CST_OK && words != NULL) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "%s", words);
-    }
     if (rc == CST_OK) {
         rc = cst_json_text(root, "", "fingerprint", CST_JSON_OPTIONAL, rates->fingerprint,
                            sizeof rates->fingerprint, err);
@@ -163,6 +158,32 @@ int cst_rates_add_json(struct cst_rates *rates, const json_t *root, struct cst_e
 
     if (rc == CST_OK) {
         *rates = sum;
+    }
+    return rc;
+}
+
+int cst_rates_add_node(struct cst_rates *rates, const json_t *engine, struct cst_err *err)
+{
+    struct cst_rates_node node = {0};
+    int rc = rates->n_nodes < CST_RATES_MAX_NODES
+                 ? read_node(engine, "node", &node, err)
+                 : cst_err_set(err, CST_EINVAL, "more than %d NUMA nodes", CST_RATES_MAX_NODES);
+
+    if (rc == CST_OK) {
+        rates->nodes[rates->n_nodes++] = node;
+    }
+    return rc;
+}
+
+int cst_rates_add_device(struct cst_rates *rates, const json_t *engine, struct cst_err *err)
+{
+    struct cst_rates_device device = {.name = ""};
+    int rc = rates->n_devices < CST_RATES_MAX_DEVICES
+                 ? read_device(engine, "device", &device, err)
+                 : cst_err_set(err, CST_EINVAL, "more than %d devices", CST_RATES_MAX_DEVICES);
+
+    if (rc == CST_OK) {
+        rates->devices[rates->n_devices++] = device;
     }
     return rc;
 }

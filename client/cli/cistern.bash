@@ -6,8 +6,8 @@ _cistern_jobs() {
 
 _cistern() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
-    local commands='stat jobs job explain trace rm ping version'
-    local options='--socket --manager-socket --json --watch --uid --count --output --help --version'
+    local commands='stat jobs job explain trace rm ping probe version'
+    local options='--socket --manager-socket --json --watch --uid --count --output --disk --help --version'
     local i word command='' n_args=0 common=()
 
     COMPREPLY=()
@@ -20,7 +20,7 @@ _cistern() {
                 common=(--socket "${COMP_WORDS[i + 1]}")
                 ((i++))
                 ;;
-            --manager-socket | --uid | -c | --count | -o | --output) ((i++)) ;;
+            --manager-socket | --uid | -c | --count | -o | --output | --disk) ((i++)) ;;
             --watch) [[ ${COMP_WORDS[i]} != = ]] || ((i++)) ;;
             -*) ;;
             *) if [[ -z $command ]]; then command=$word; else ((n_args++)); fi ;;
@@ -29,7 +29,7 @@ _cistern() {
     [[ $prev != = ]] || prev=${COMP_WORDS[COMP_CWORD - 2]}
     [[ $cur != = ]] || cur=
     case $prev in
-        -s | --socket | --manager-socket | -o | --output)
+        -s | --socket | --manager-socket | -o | --output | --disk)
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;

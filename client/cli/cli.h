@@ -68,5 +68,6 @@ int cli_explain(struct cli *cli);
 int cli_remove(struct cli *cli);
 int cli_ping(struct cli *cli);
 int cli_trace(struct cli *cli);
+int cli_probe(struct cli *cli);
 
 #endif

@@ -56,11 +56,12 @@ void cli_options_help(FILE *out)
              "                             " CST_DEFAULT_SOCKET ")\n"
              "      --manager-socket PATH  socket for other people's jobs (default: manager.sock\n"
              "                             in the same directory)\n"
-             "      --json                 stat, jobs, job, explain, ping: print JSON\n"
+             "      --json                 stat, jobs, job, explain, ping, probe: print JSON\n"
              "      --watch[=SECONDS]      stat: draw again every 2 or so many seconds\n"
              "      --uid UID              job, explain, rm, trace: a job of this owner\n"
              "  -c, --count N              ping: round trips (default: 1000)\n"
-             "  -o, --output FILE          trace: write there\n"
+             "  -o, --output FILE          probe, trace: write there\n"
+        "      --disk DIR             probe: measure a disk, too\n"
              "  -h, --help                 this text\n"
              "  -V, --version              version of this program\n");
 }

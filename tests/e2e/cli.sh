@@ -41,7 +41,7 @@ says '^cistern [0-9]'
 
 # A wrong command line.
 for line in "" "frobnicate" "stat x" "job" "job a b" "explain a" "jobs --watch" "stat --uid 0" "ping --count 0" "ping -c x" \
-    "stat --watch=-1" "stat --frob" "stat -o x" "trace" "rm x --uid -1" "rm x --uid 4294967296"; do
+    "stat --watch=-1" "stat --frob" "stat -o x" "trace" "probe x" "stat --disk x" "rm x --uid -1" "rm x --uid 4294967296"; do
     # shellcheck disable=SC2086 # words
     expect 2 $line
     complains "Try 'cistern --help'"
@@ -111,6 +111,28 @@ expect 0 ping -c 10 --json
 holds '.count == 10 and .p50_us > 0 and .p50_us <= .p99_us'
 expect 0 version
 says "^daemon at $CISTERN_SOCKET: "
+
+# Rates of this machine, by its engine, with a daemon that answers and without; no GPUs here.
+export CISTERN_ENGINE_CUDA=$tmp/none
+expect 0 probe -o "$tmp/rates/rates.json" --disk "$tmp"
+says '^NODE .*UPDATE$'
+says '^disk +read '
+says '^request '
+says '^note +no GPUs: '
+cp "$tmp/rates/rates.json" "$tmp/out"
+holds '.nodes[0] | .cores > 0 and .update > 0 and .pass > 0 and .copy > 0 and .reduce > 0'
+holds '.devices[-1].name == "host" and .devices[-1].up > 0 and .disk_write > 0 and .request_s > 0 and (.fingerprint | length == 32)'
+expect 0 probe -o "$tmp/rates.json" --json -s "$tmp/other.sock"
+holds '.nodes[0].update > 0 and (has("request_s") | not)'
+CISTERN_ENGINE_HOST=$tmp/none expect 1 probe -o "$tmp/rates.json"
+complains 'no engine program'
+CISTERN_ENGINE_HOST=/bin/false expect 1 probe -o "$tmp/rates.json"
+complains '/bin/false: no answer'
+expect 1 probe -o "$tmp/no/such/rates.json"
+complains 'no/such/rates.json'
+expect 1 probe -o "$tmp/rates.json" --disk "$tmp/nowhere"
+complains 'nowhere'
+unset CISTERN_ENGINE_CUDA
 
 # --watch draws again and ends with the daemon's end or the reader's.
 { ./cistern stat --watch=0.05 2>/dev/null || true; } | head -n 40 >"$tmp/out"

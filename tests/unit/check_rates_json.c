@@ -1,5 +1,6 @@
 /* Rates in files: what is written is read again, parts of several engines add up, what makes no
  * sense is refused by its place. */
+#include "proto/fingerprint.h"
 #include "proto/rates_json.h"
 #include "tests/lib/suite.h"
 
@@ -84,7 +85,7 @@ START_TEST(test_add)
 }
 END_TEST
 
-/* Unknown keys, wrong types and too many entries are refused; an engine's sentence is handed on. */
+/* Unknown keys, wrong types and too many entries are refused. */
 START_TEST(test_refused)
 {
     struct cst_rates rates = {.n_nodes = 0};
@@ -100,8 +101,54 @@ START_TEST(test_refused)
     ck_assert_int_eq(add(&rates, "{\"nodes\": [{}, {}, {}, {}, {}, {}, {}, {}, {}]}", &err),
                      CST_EINVAL);
     ck_assert_str_eq(err.text, "nodes: 9 values, allowed are 0 to 8");
-    ck_assert_int_eq(add(&rates, "{\"error\": \"no driver\"}", &err), CST_EUNSUPPORTED);
-    ck_assert_str_eq(err.text, "no driver");
+}
+END_TEST
+
+/* What an engine prints is one more node or device, whatever else it says. */
+START_TEST(test_engine)
+{
+    static const char node[] = "{\"node\": 0, \"isa\": \"avx2\", \"cores\": 2, \"update\": 3}",
+                      gpu[] = "{\"uuid\": \"GPU-1\", \"name\": \"x\", \"up\": 4}",
+                      bad[] = "{\"update\": -3, \"up\": true, \"name\": \"x\"}";
+    json_t *a = json_loads(node, 0, NULL), *b = json_loads(gpu, 0, NULL),
+           *c = json_loads(bad, 0, NULL);
+    struct cst_rates rates = {.n_nodes = 0};
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(cst_rates_add_device(&rates, b, &err), CST_OK);
+    ck_assert_double_eq(rates.devices[0].up, 4);
+    ck_assert_int_eq(cst_rates_add_node(&rates, c, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "node.update: -3 is negative or not finite");
+    ck_assert_int_eq(cst_rates_add_device(&rates, c, &err), CST_EINVAL);
+    for (int i = 0; i < CST_RATES_MAX_NODES; i++) {
+        ck_assert_int_eq(cst_rates_add_node(&rates, a, &err), CST_OK);
+    }
+    ck_assert_int_eq(cst_rates_add_node(&rates, a, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "more than 8 NUMA nodes");
+    ck_assert_double_eq(rates.nodes[7].update, 3);
+    ck_assert_uint_eq(rates.n_devices, 1);
+    json_decref(a);
+    json_decref(b);
+    json_decref(c);
+}
+END_TEST
+
+/* A machine's print is the same each time, and its GPUs are in it, in whatever order. */
+START_TEST(test_fingerprint)
+{
+    static const char *const gpus[] = {"GPU-1", "GPU-2"}, *const turned[] = {"GPU-2", "GPU-1"};
+    char none[CST_FINGERPRINT_BYTES], two[CST_FINGERPRINT_BYTES], again[CST_FINGERPRINT_BYTES];
+
+    cst_fingerprint(NULL, 0, none);
+    cst_fingerprint(gpus, 2, two);
+    cst_fingerprint(turned, 2, again);
+    ck_assert_uint_eq(strlen(none), 2 * CST_FINGERPRINT_HALF);
+    ck_assert_str_ne(none, two);
+    ck_assert_str_eq(two, again);
+    ck_assert(cst_fingerprint_same_host(none, two));
+    two[3] = two[3] == 'x' ? 'y' : 'x';
+    ck_assert(!cst_fingerprint_same_host(none, two));
+    ck_assert(!cst_fingerprint_same_host("", ""));
 }
 END_TEST
 
@@ -113,6 +160,8 @@ int main(void)
     tcase_add_test(tcase, test_round_trip);
     tcase_add_test(tcase, test_add);
     tcase_add_test(tcase, test_refused);
+    tcase_add_test(tcase, test_engine);
+    tcase_add_test(tcase, test_fingerprint);
     suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

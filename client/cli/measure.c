@@ -1,0 +1,388 @@
+#include "client/cli/measure.h"
+
+#include "client/cistern.h"
+#include "dirs.h"
+#include "proto/fingerprint.h"
+#include "proto/rates_json.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+extern char **environ;
+
+enum { MAX_ANSWER = 16 << 10, N_PINGS = 501 };
+
+#define DISK_BYTES (UINT64_C(256) << 20)
+#define DISK_PIECE (UINT64_C(4) << 20)
+
+static void note(struct cli_measured *out, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static void note(struct cli_measured *out, const char *fmt, ...)
+{
+    va_list ap;
+
+    if (out->n_notes < CLI_MEASURE_MAX_NOTES) {
+        va_start(ap, fmt);
+        (void)vsnprintf(out->notes[out->n_notes], sizeof out->notes[0], fmt, ap);
+        va_end(ap);
+        out->n_notes++;
+    }
+}
+
+/* -- programs --------------------------------------------------------------------------------- */
+
+/* As the daemon looks for its engines: @variable of the environment, beside this program (libtool
+ * hides it in .libs), installed. */
+static bool find_program(const char *name, const char *variable, char out[PATH_MAX])
+{
+    const char *given = getenv(variable);
+    char self[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    char *slash;
+
+    if (given != NULL) {
+        return snprintf(out, PATH_MAX, "%s", given) < PATH_MAX && access(out, X_OK) == 0;
+    }
+    self[n > 0 ? n : 0] = '\0';
+    slash = strrchr(self, '/');
+    if (slash != NULL) {
+        slash[1] = '\0';
+        if (snprintf(out, PATH_MAX, "%s%s", self, name) < PATH_MAX && access(out, X_OK) == 0) {
+            return true;
+        }
+        if (snprintf(out, PATH_MAX, "%s../%s", self, name) < PATH_MAX && access(out, X_OK) == 0) {
+            return true;
+        }
+    }
+    return snprintf(out, PATH_MAX, "%s/%s", CST_LIBEXECDIR, name) < PATH_MAX &&
+           access(out, X_OK) == 0;
+}
+
+/* Start @argv with its standard output and error going to *fd. */
+static int spawn(char *const *argv, pid_t *pid, int *fd, struct cst_err *err)
+{
+    posix_spawn_file_actions_t actions;
+    int ends[2], rc;
+
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+        return cst_err_errno(err, CST_EENGINE, errno, "pipe");
+    }
+    (void)posix_spawn_file_actions_init(&actions);
+    (void)posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+    (void)posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
+    rc = posix_spawn(pid, argv[0], &actions, NULL, argv, environ);
+    (void)posix_spawn_file_actions_destroy(&actions);
+    (void)close(ends[1]);
+    if (rc != 0) {
+        (void)close(ends[0]);
+        return cst_err_errno(err, CST_EENGINE, rc, "%s", argv[0]);
+    }
+    *fd = ends[0];
+    return CST_OK;
+}
+
+/* All that it says up to its end, as text; what is beyond MAX_ANSWER is lost. */
+static void read_answer(int fd, char text[MAX_ANSWER + 1])
+{
+    size_t used = 0;
+    char more[512];
+    ssize_t n;
+
+    while ((n = read(fd, more, sizeof more)) > 0 || (n < 0 && errno == EINTR)) {
+        size_t keep = n > 0 ? (size_t)n : 0;
+
+        keep = keep < MAX_ANSWER - used ? keep : MAX_ANSWER - used;
+        memcpy(text + used, more, keep);
+        used += keep;
+    }
+    text[used] = '\0';
+}
+
+/* Its JSON; or the first line of what it says instead. */
+static int judge(const char *program, const char *text, int status, json_t **out,
+                 struct cst_err *err)
+{
+    json_t *root = json_loads(text, 0, NULL);
+    const char *words = json_string_value(json_object_get(root, "error"));
+    int rc = CST_OK;
+
+    if (root != NULL && words != NULL) {
+        rc = cst_err_set(err, CST_EENGINE, "%s", words);
+    } else if (root == NULL || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+        rc = cst_err_set(err, CST_EENGINE, "%s: %.*s", program,
+                         (int)(text[0] != '\0' ? strcspn(text, "\n") : strlen("no answer")),
+                         text[0] != '\0' ? text : "no answer");
+    }
+    if (rc != CST_OK) {
+        json_decref(root);
+        return rc;
+    }
+    *out = root;
+    return CST_OK;
+}
+
+/* Ask @program and wait for its answer. */
+static int ask(char *const *argv, json_t **out, struct cst_err *err)
+{
+    char *text = malloc(MAX_ANSWER + 1);
+    pid_t pid;
+    int fd = -1, status = 0, rc;
+
+    if (text == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for an answer");
+    }
+    rc = spawn(argv, &pid, &fd, err);
+    if (rc == CST_OK) {
+        read_answer(fd, text);
+        (void)close(fd);
+        while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+        }
+        rc = judge(argv[0], text, status, out, err);
+    }
+    free(text);
+    return rc;
+}
+
+/* -- engines ---------------------------------------------------------------------------------- */
+
+/* Memory without cores has no engine; a machine whose kernel does not say has node 0. */
+static bool has_engine(unsigned node)
+{
+    char path[64], line[64] = "";
+    FILE *file;
+
+    (void)snprintf(path, sizeof path, "/sys/devices/system/node/node%u/cpulist", node);
+    file = fopen(path, "re");
+    if (file == NULL) {
+        return node == 0;
+    }
+    if (fgets(line, sizeof line, file) == NULL) {
+        line[0] = '\0';
+    }
+    (void)fclose(file);
+    return line[0] != '\0' && line[0] != '\n';
+}
+
+static int measure_node(struct cst_rates *rates, char *program, unsigned node, struct cst_err *err)
+{
+    char number[16];
+    char *argv[] = {program, (char *)(uintptr_t) "--rates", (char *)(uintptr_t) "--node", number,
+                    NULL};
+    json_t *answer = NULL;
+    int rc;
+
+    (void)snprintf(number, sizeof number, "%u", node);
+    rc = ask(argv, &answer, err);
+    if (rc == CST_OK) {
+        rc = cst_rates_add_node(rates, answer, err);
+        json_decref(answer);
+    }
+    return rc;
+}
+
+/* A rank that computes on the host has its pool in the same memory: its link is a copy. */
+static void add_host_device(struct cst_rates *rates)
+{
+    struct cst_rates_device *device = &rates->devices[rates->n_devices++];
+    const struct cst_rates_node *node = &rates->nodes[0];
+
+    *device = (struct cst_rates_device){.name = "host",
+                                        .up = node->copy,
+                                        .down = node->copy,
+                                        .up_both = node->copy / 2,
+                                        .down_both = node->copy / 2,
+                                        .update = node->update,
+                                        .memory = node->pass};
+    for (uint32_t i = 0; i < rates->n_nodes; i++) {
+        device->memory_bytes += rates->nodes[i].memory_bytes;
+    }
+}
+
+static int measure_gpu(struct cst_rates *rates, char *program, const char *uuid,
+                       struct cst_err *err)
+{
+    char *argv[] = {program, (char *)(uintptr_t) "--rates", (char *)(uintptr_t) "--device",
+                    (char *)(uintptr_t)uuid, NULL};
+    json_t *answer = NULL;
+    int rc = ask(argv, &answer, err);
+
+    if (rc == CST_OK) {
+        rc = cst_rates_add_device(rates, answer, err);
+        json_decref(answer);
+    }
+    return rc;
+}
+
+/* What goes wrong with GPUs is a note: the host's rates are good without. *uuids: borrowed from
+ * *list, which is the caller's. */
+static size_t measure_gpus(struct cli_measured *out, json_t **list,
+                           const char *uuids[CST_RATES_MAX_DEVICES])
+{
+    char program[PATH_MAX];
+    char *argv[] = {program, (char *)(uintptr_t) "--probe", NULL};
+    struct cst_err err = {0};
+    size_t n = 0;
+
+    if (!find_program("cistern-engine-cuda", "CISTERN_ENGINE_CUDA", program)) {
+        note(out, "no GPUs: there is no cistern-engine-cuda");
+        return 0;
+    }
+    if (ask(argv, list, &err) != CST_OK) {
+        note(out, "no GPUs: %.160s", err.text);
+        return 0;
+    }
+    for (size_t i = 0; i < json_array_size(json_object_get(*list, "gpus")); i++) {
+        const json_t *gpu = json_array_get(json_object_get(*list, "gpus"), i);
+        const char *uuid = json_string_value(json_object_get(gpu, "uuid"));
+
+        if (uuid == NULL || n == CST_RATES_MAX_DEVICES - 1) {
+            continue;
+        }
+        uuids[n++] = uuid;
+        if (measure_gpu(&out->rates, program, uuid, &err) != CST_OK) {
+            note(out, "cuda:%zu: %.160s", i, err.text);
+        }
+    }
+    return n;
+}
+
+int cli_measure_engines(struct cli_measured *out, struct cst_err *err)
+{
+    const char *uuids[CST_RATES_MAX_DEVICES];
+    char program[PATH_MAX];
+    json_t *list = NULL;
+    size_t n_gpus;
+    int rc = CST_OK;
+
+    if (!find_program("cistern-engine-host", "CISTERN_ENGINE_HOST", program)) {
+        return cst_err_set(err, CST_ENOTFOUND,
+                           "no engine program at %s/cistern-engine-host: use CISTERN_ENGINE_HOST",
+                           CST_LIBEXECDIR);
+    }
+    for (unsigned node = 0; node < 1024 && out->rates.n_nodes < CST_RATES_MAX_NODES && rc == CST_OK;
+         node++) {
+        rc = has_engine(node) ? measure_node(&out->rates, program, node, err) : CST_OK;
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    n_gpus = measure_gpus(out, &list, uuids);
+    add_host_device(&out->rates);
+    cst_fingerprint(uuids, n_gpus, out->rates.fingerprint);
+    json_decref(list);
+    return CST_OK;
+}
+
+/* -- disk ------------------------------------------------------------------------------------- */
+
+static double now(void)
+{
+    struct timespec ts;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
+}
+
+/* Write, or read, all pieces; bytes/s, 0: it failed and errno says why. */
+static double pass_over(int fd, void *piece, bool write_it)
+{
+    double began = now();
+
+    for (uint64_t at = 0; at < DISK_BYTES; at += DISK_PIECE) {
+        ssize_t n = write_it ? pwrite(fd, piece, DISK_PIECE, (off_t)at)
+                             : pread(fd, piece, DISK_PIECE, (off_t)at);
+
+        if (n != (ssize_t)DISK_PIECE) {
+            errno = n >= 0 ? ENOSPC : errno;
+            return 0;
+        }
+    }
+    if (write_it && fdatasync(fd) != 0) {
+        return 0;
+    }
+    return (double)DISK_BYTES / (now() - began);
+}
+
+/* A file in @directory that nobody else sees; *direct: without the page cache. */
+static int open_file(const char *directory, bool *direct)
+{
+    char path[PATH_MAX];
+    int fd;
+
+    if (snprintf(path, sizeof path, "%s/cistern-probe.XXXXXX", directory) >= (int)sizeof path) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    fd = mkostemp(path, O_CLOEXEC);
+    if (fd >= 0) {
+        (void)unlink(path);
+        *direct = fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_DIRECT) == 0;
+    }
+    return fd;
+}
+
+int cli_measure_disk(struct cli_measured *out, const char *directory, struct cst_err *err)
+{
+    bool direct = false;
+    int fd = open_file(directory, &direct), rc = CST_OK;
+    void *piece = NULL;
+
+    if (fd < 0) {
+        return cst_err_errno(err, CST_EIO, errno, "%s", directory);
+    }
+    if (posix_memalign(&piece, 4096, DISK_PIECE) != 0) {
+        rc = cst_err_set(err, CST_ENOMEM, "no memory for a piece of the disk");
+        goto err_after_open;
+    }
+    memset(piece, 0x5a, DISK_PIECE);
+    out->rates.disk_write = pass_over(fd, piece, true);
+    if (out->rates.disk_write > 0) {
+        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* where it is not direct */
+        out->rates.disk_read = pass_over(fd, piece, false);
+    }
+    if (out->rates.disk_write == 0 || out->rates.disk_read == 0) {
+        out->rates.disk_write = out->rates.disk_read = 0;
+        rc = cst_err_errno(err, CST_EIO, errno, "%s", directory);
+    } else if (!direct) {
+        note(out, "%.100s: no direct I/O: reads may be the page cache's", directory);
+    }
+    free(piece);
+err_after_open:
+    (void)close(fd);
+    return rc;
+}
+
+/* -- requests --------------------------------------------------------------------------------- */
+
+static int compare(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+int cli_measure_request(struct cli_measured *out, struct cst_client *client, struct cst_err *err)
+{
+    uint64_t ns[N_PINGS];
+    int rc = CST_OK;
+
+    for (unsigned i = 0; i < N_PINGS && rc == CST_OK; i++) {
+        rc = cst_ping(client, &ns[i], err);
+    }
+    if (rc == CST_OK) {
+        qsort(ns, N_PINGS, sizeof *ns, compare);
+        out->rates.request_s = (double)ns[N_PINGS / 2] * 1e-9;
+    }
+    return rc;
+}
