@@ -6,19 +6,20 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { MAX_WORK = 16 << 20 }; /* items and uses looked at, over all candidates */
-
-struct candidate {
-    struct cst_sizes sizes;
-    uint64_t waste; /* elements: what chunks do not fill, and the price of further classes */
+enum {
+    MAX_WORK = 16 << 20, /* items and uses looked at, over all candidates */
+    MIN_CANDIDATES = 16,
 };
 
-/* What the sizes that need least would need, for the words of CST_EPOOL. */
-struct shortfall {
+/* Sizes, and what they cost. */
+struct candidate {
     struct cst_sizes sizes;
     struct cst_layout_need need;
-    uint64_t bytes; /* of all blocks needed; 0: nothing was tried */
+    uint64_t waste;   /* elements that chunks do not fill */
+    uint64_t further; /* bytes of the blocks needed, of classes behind the first */
+    uint64_t bytes;   /* of all blocks needed */
 };
 
 static uint64_t block_bytes(uint64_t capacity)
@@ -32,7 +33,7 @@ static const char *op_name(const struct cst_packing *packing, uint32_t op)
 }
 
 static int too_small(const struct cst_packing *packing, uint64_t pool_bytes,
-                     const struct shortfall *s, struct cst_err *err)
+                     const struct candidate *s, struct cst_err *err)
 {
     char further[120] = "";
     size_t used = 0;
@@ -50,27 +51,24 @@ static int too_small(const struct cst_packing *packing, uint64_t pool_bytes,
                        s->need.min_blocks[0], further, s->bytes - pool_bytes);
 }
 
-/* Bytes that @sizes need; *further_out (may be NULL): of them, for classes behind the first. Keeps
- * the smallest demand in @s. */
-static uint64_t try_sizes(struct cst_packing *packing, const struct cst_sizes *sizes,
-                          struct shortfall *s, uint64_t *further_out)
+/* What @c's sizes cost; with @cut they are first cut down to what chunks fill, which changes no
+ * chunk. */
+static void cost(struct cst_packing *packing, bool cut, struct candidate *c)
 {
-    struct cst_layout_need need;
-    uint64_t further = 0, bytes;
+    struct cst_sizes *sizes = &c->sizes;
 
     cst_packing_pack(packing, sizes);
-    need = cst_need_of_all(packing);
-    for (uint32_t k = 1; k < sizes->n; k++) {
-        further += need.min_blocks[k] * block_bytes(sizes->v[k]);
+    c->need = cst_need_of_all(packing);
+    c->waste = c->further = 0;
+    for (uint32_t k = 0; k < sizes->n; k++) {
+        if (cut) {
+            sizes->v[k] = cst_align_up(packing->class_elems[k], CST_LAYOUT_CAPACITY_STEP);
+        }
+        c->waste += packing->class_chunks[k] * sizes->v[k];
+        c->further += k > 0 ? c->need.min_blocks[k] * block_bytes(sizes->v[k]) : 0;
     }
-    bytes = further + need.min_blocks[0] * block_bytes(sizes->v[0]);
-    if (s->bytes == 0 || bytes < s->bytes) {
-        *s = (struct shortfall){.sizes = *sizes, .need = need, .bytes = bytes};
-    }
-    if (further_out != NULL) {
-        *further_out = further;
-    }
-    return bytes;
+    c->waste -= packing->n_elems;
+    c->bytes = c->further + c->need.min_blocks[0] * block_bytes(sizes->v[0]);
 }
 
 /* -- given ---------------------------------------------------------------------------------- */
@@ -145,7 +143,7 @@ static int check_given(struct cst_packing *packing, const struct cst_layout_conf
 {
     struct cst_sizes sizes = {.v = {cst_align_up(config->chunk_elems, CST_LAYOUT_CAPACITY_STEP)},
                               .n = 1};
-    struct shortfall s = {0};
+    struct candidate c;
     int status = check_limit(config->chunk_elems, err);
 
     if (status == CST_OK && config->class_elems[0] != 0) {
@@ -159,8 +157,10 @@ static int check_given(struct cst_packing *packing, const struct cst_layout_conf
     if (status != CST_OK) {
         return status;
     }
-    if (try_sizes(packing, &sizes, &s, NULL) > config->pool_bytes && config->pool_bytes != 0) {
-        return too_small(packing, config->pool_bytes, &s, err);
+    c.sizes = sizes;
+    cost(packing, false, &c);
+    if (c.bytes > config->pool_bytes && config->pool_bytes != 0) {
+        return too_small(packing, config->pool_bytes, &c, err);
     }
     *sizes_out = sizes;
     return CST_OK;
@@ -172,23 +172,12 @@ static int check_given(struct cst_packing *packing, const struct cst_layout_conf
 struct choice {
     struct cst_packing *packing;
     struct cst_outliers outliers; /* sizes above `low` */
-    struct candidate *list;       /* owned */
+    struct candidate *list;       /* owned; by capacity of the first class */
     uint32_t n;
     uint32_t max_classes;
     uint64_t low, high; /* capacities of the first class */
     uint64_t price;     /* of a further class, elements */
 };
-
-static int by_waste(const void *a, const void *b)
-{
-    const struct candidate *x = a;
-    const struct candidate *y = b;
-
-    if (x->waste != y->waste) {
-        return x->waste < y->waste ? -1 : 1;
-    }
-    return (x->sizes.v[0] > y->sizes.v[0]) - (x->sizes.v[0] < y->sizes.v[0]);
-}
 
 /* Trying one takes time in proportion to items and each rank's uses, and the daemon waits for it:
  * fewer for models of very many. */
@@ -198,91 +187,57 @@ static uint32_t max_candidates(const struct cst_packing *packing)
     uint64_t each = packing->n_items + (uint64_t)packing->model->n_uses * n_leaders;
     uint64_t n = MAX_WORK / each;
 
-    n = n < 16 ? 16 : n;
+    n = n < MIN_CANDIDATES ? MIN_CANDIDATES : n;
     return n < CST_CAPACITY_MAX_CANDIDATES ? (uint32_t)n : CST_CAPACITY_MAX_CANDIDATES;
 }
 
-/* The candidate of capacity @first: its classes cut down to what the chunks fill, which changes no
- * chunk. */
+static bool same_sizes(const struct cst_sizes *a, const struct cst_sizes *b)
+{
+    return a->n == b->n && memcmp(a->v, b->v, a->n * sizeof *a->v) == 0;
+}
+
+/* The candidate of capacity @first, unless it comes to the same as the one before. */
 static void add_candidate(struct choice *choice, uint64_t first)
 {
-    struct cst_packing *p = choice->packing;
-    struct candidate *c = &choice->list[choice->n++];
+    struct candidate *c = &choice->list[choice->n];
 
     cst_outliers_fit(&choice->outliers, first, choice->max_classes, choice->price, &c->sizes);
-    cst_packing_pack(p, &c->sizes);
-    c->waste = (c->sizes.n - 1) * choice->price;
-    for (uint32_t k = 0; k < c->sizes.n; k++) {
-        c->sizes.v[k] = cst_align_up(p->class_elems[k], CST_LAYOUT_CAPACITY_STEP);
-        c->waste += p->class_chunks[k] * c->sizes.v[k];
-    }
-    c->waste -= p->n_elems;
+    cost(choice->packing, true, c);
+    choice->n += choice->n == 0 || !same_sizes(&c->sizes, &c[-1].sizes);
 }
 
 /* Each by the same factor larger than the one before, and by a step at least: (1 + 1/d)^d >= 2, so
  * d of them for each doubling are enough. */
 static void list_candidates(struct choice *choice)
 {
-    uint32_t max = max_candidates(choice->packing), n_doublings = 1;
+    uint32_t max = max_candidates(choice->packing), n_doublings = 1, n_tried = 0;
     uint64_t d;
 
     while (choice->low << n_doublings < choice->high) {
         n_doublings++;
     }
     d = max > n_doublings ? max / n_doublings : 1;
-    for (uint64_t c = choice->low; choice->n < max && c <= choice->high;
-         c = cst_align_up(c + c / d + 1, CST_LAYOUT_CAPACITY_STEP)) {
+    for (uint64_t c = choice->low; n_tried < max && c <= choice->high; n_tried++) {
         add_candidate(choice, c);
+        c = cst_align_up(c + c / d + 1, CST_LAYOUT_CAPACITY_STEP);
     }
-}
-
-/* The candidates by waste: the first whose pool has blocks to spare, else the first that can run,
- * else NULL. */
-static const struct candidate *pick(const struct choice *choice, uint64_t pool_bytes,
-                                    struct shortfall *s)
-{
-    const struct candidate *fallback = NULL;
-
-    for (uint32_t i = 0; i < choice->n; i++) {
-        const struct candidate *c = &choice->list[i];
-        uint64_t good = CST_CAPACITY_GOOD_BLOCKS * block_bytes(c->sizes.v[0]);
-        uint64_t further;
-
-        if (fallback != NULL && good > pool_bytes) {
-            continue;
-        }
-        if (try_sizes(choice->packing, &c->sizes, s, &further) > pool_bytes) {
-            continue;
-        }
-        if (further + good <= pool_bytes) {
-            return c;
-        }
-        fallback = fallback != NULL ? fallback : c;
-    }
-    return fallback;
 }
 
 static int open_choice(struct choice *choice, struct cst_packing *packing, uint32_t max_classes)
 {
     uint64_t largest = cst_align_up(packing->largest, CST_LAYOUT_CAPACITY_STEP);
     uint64_t all = cst_align_up(packing->n_elems, CST_LAYOUT_CAPACITY_STEP), good;
-    int status = CST_OK;
 
-    choice->packing = packing;
-    choice->n = 0;
-    choice->max_classes = max_classes;
-    choice->price = packing->n_elems / CST_CAPACITY_CLASS_PRICE;
+    *choice = (struct choice){.packing = packing,
+                              .max_classes = max_classes,
+                              .low = largest,
+                              .price = packing->n_elems / CST_CAPACITY_CLASS_PRICE};
+    if (max_classes > 1 && cst_outliers_least(packing, &choice->low) != CST_OK) {
+        return CST_ENOMEM;
+    }
     choice->list = malloc(CST_CAPACITY_MAX_CANDIDATES * sizeof *choice->list);
     if (choice->list == NULL) {
         return CST_ENOMEM;
-    }
-    choice->low = largest;
-    if (max_classes > 1) {
-        status = cst_outliers_least(packing, &choice->low);
-    }
-    if (status != CST_OK) {
-        free(choice->list);
-        return status;
     }
     cst_outliers_find(&choice->outliers, packing, choice->low);
     good = 2 * largest > CST_CAPACITY_GOOD_ELEMS ? 2 * largest : CST_CAPACITY_GOOD_ELEMS;
@@ -291,8 +246,64 @@ static int open_choice(struct choice *choice, struct cst_packing *packing, uint3
         choice->high = CST_LAYOUT_MAX_CHUNK_ELEMS;
     }
     list_candidates(choice);
-    qsort(choice->list, choice->n, sizeof *choice->list, by_waste);
     return CST_OK;
+}
+
+/* What is lost, the price of further classes included; little is as good as nothing. */
+static uint64_t loss(const struct choice *choice, const struct candidate *c)
+{
+    uint64_t lost = c->waste + (c->sizes.n - 1) * choice->price;
+
+    return lost > CST_CAPACITY_LITTLE * choice->price ? lost : 0;
+}
+
+/* @a, or NULL, is before @b. */
+static bool is_better(const struct choice *choice, const struct candidate *a,
+                      const struct candidate *b, uint64_t pool_bytes)
+{
+    const uint64_t good = CST_CAPACITY_GOOD_BLOCKS, least = CST_CAPACITY_LEAST_ELEMS;
+    bool a_roomy, b_roomy;
+
+    if (a == NULL) {
+        return true;
+    }
+    a_roomy = a->further + good * block_bytes(a->sizes.v[0]) <= pool_bytes;
+    b_roomy = b->further + good * block_bytes(b->sizes.v[0]) <= pool_bytes;
+    if (a_roomy != b_roomy) {
+        return b_roomy;
+    }
+    if (loss(choice, a) != loss(choice, b)) {
+        return loss(choice, b) < loss(choice, a);
+    }
+    if (loss(choice, a) > 0) {
+        return b->sizes.v[0] < a->sizes.v[0];
+    }
+    return b->sizes.v[0] < least ? b->sizes.v[0] > a->sizes.v[0]
+                                 : a->sizes.v[0] < least || b->sizes.v[0] < a->sizes.v[0];
+}
+
+static const struct candidate *pick(const struct choice *choice, uint64_t pool_bytes)
+{
+    const struct candidate *best = NULL;
+
+    for (uint32_t i = 0; i < choice->n; i++) {
+        const struct candidate *c = &choice->list[i];
+
+        if (c->bytes <= pool_bytes && is_better(choice, best, c, pool_bytes)) {
+            best = c;
+        }
+    }
+    return best;
+}
+
+static const struct candidate *find_least(const struct choice *choice)
+{
+    const struct candidate *least = &choice->list[0];
+
+    for (uint32_t i = 1; i < choice->n; i++) {
+        least = choice->list[i].bytes < least->bytes ? &choice->list[i] : least;
+    }
+    return least;
 }
 
 /* No pool is given: as if it held all weights and gradients, but it is never too small. */
@@ -300,7 +311,6 @@ static int choose(struct cst_packing *packing, const struct cst_layout_config *c
                   struct cst_sizes *sizes_out, struct cst_err *err)
 {
     uint64_t pool_bytes = config->pool_bytes;
-    struct shortfall s = {0};
     const struct candidate *chosen;
     struct choice choice;
     int status = open_choice(&choice, packing, config->max_classes);
@@ -308,27 +318,62 @@ static int choose(struct cst_packing *packing, const struct cst_layout_config *c
     if (status != CST_OK) {
         return cst_err_set(err, status, "no memory to choose a chunk capacity");
     }
-    chosen = pick(&choice, pool_bytes != 0 ? pool_bytes : 2 * block_bytes(packing->n_elems), &s);
+    chosen = pick(&choice, pool_bytes != 0 ? pool_bytes : 2 * block_bytes(packing->n_elems));
+    if (chosen == NULL && pool_bytes == 0) {
+        chosen = find_least(&choice);
+    }
     if (chosen != NULL) {
         *sizes_out = chosen->sizes;
-    } else if (pool_bytes == 0) {
-        *sizes_out = s.sizes;
     } else {
-        status = too_small(packing, pool_bytes, &s, err);
+        status = too_small(packing, pool_bytes, find_least(&choice), err);
     }
     free(choice.list);
     return status;
 }
 
-int cst_capacity_choose(struct cst_packing *packing, const struct cst_layout_config *config,
-                        struct cst_sizes *sizes_out, struct cst_err *err)
+static int check_largest(const struct cst_packing *packing, struct cst_err *err)
 {
-    int status;
-
     if (packing->largest > CST_LAYOUT_MAX_CHUNK_ELEMS) {
         return cst_err_set(err, CST_EINVAL,
                            "the largest tensor has %" PRIu64 " elements, a chunk can have %u",
                            packing->largest, CST_LAYOUT_MAX_CHUNK_ELEMS);
+    }
+    return CST_OK;
+}
+
+int cst_capacity_list(struct cst_packing *packing, const struct cst_layout_config *config,
+                      struct cst_layout_candidate *list, uint32_t max, uint32_t *n_out,
+                      struct cst_err *err)
+{
+    struct choice choice;
+    int status = check_largest(packing, err);
+
+    if (status != CST_OK) {
+        return status;
+    }
+    status = open_choice(&choice, packing, config->max_classes);
+    if (status != CST_OK) {
+        return cst_err_set(err, status, "no memory for candidates of chunk capacities");
+    }
+    for (uint32_t i = 0; i < choice.n && i < max; i++) {
+        const struct candidate *c = &choice.list[i];
+
+        list[i] = (struct cst_layout_candidate){
+            .n_classes = c->sizes.n, .waste = c->waste, .min_bytes = c->bytes};
+        memcpy(list[i].capacity, c->sizes.v, c->sizes.n * sizeof *c->sizes.v);
+    }
+    *n_out = choice.n < max ? choice.n : max;
+    free(choice.list);
+    return CST_OK;
+}
+
+int cst_capacity_choose(struct cst_packing *packing, const struct cst_layout_config *config,
+                        struct cst_sizes *sizes_out, struct cst_err *err)
+{
+    int status = check_largest(packing, err);
+
+    if (status != CST_OK) {
+        return status;
     }
     status = config->chunk_elems != 0 ? check_given(packing, config, sizes_out, err)
                                       : choose(packing, config, sizes_out, err);

@@ -413,6 +413,24 @@ out_packing:
     return status;
 }
 
+int cst_layout_candidates(const struct cst_model *model, const struct cst_layout_config *config,
+                          struct cst_layout_candidate list[CST_LAYOUT_MAX_CANDIDATES],
+                          uint32_t *n_out, struct cst_err *err)
+{
+    struct cst_packing packing;
+    int status = check_config(model, config, err);
+
+    if (status == CST_OK) {
+        status = cst_packing_init(&packing, model, config, err);
+    }
+    if (status != CST_OK) {
+        return status;
+    }
+    status = cst_capacity_list(&packing, config, list, CST_LAYOUT_MAX_CANDIDATES, n_out, err);
+    cst_packing_close(&packing);
+    return status;
+}
+
 void cst_layout_close(struct cst_layout *layout)
 {
     if (layout->uses != NULL) {

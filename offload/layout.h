@@ -231,12 +231,12 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
  * A chunk's tensors are of one kind: the same ranks, the same pattern, the same size class; and where the pattern is sparse, first used by
  * the same operator. Each kind is packed next-fit in order of first use.
  *
- * With chunk_elems 0 the capacities are those with the least waste (elements of full chunks less parameters) of which the smallest pool
- * holds what further classes need and max(min_blocks, 8) blocks of the first where any does, else all min_blocks; ties go to the smaller
- * first class. Up to 200 are tried (fewer for models of more than 80000 tensors and uses), from the largest tensor up, and cut down to what
- * their fullest chunk needs. With max_classes > 1 they begin below outliers: the largest two tensors, or one in 16; those that do not fit get
- * classes of their own size, each as long as it saves half a percent of the parameters. Given capacities are rounded up to
- * CST_LAYOUT_CAPACITY_STEP. Pool 0 counts as all weights and gradients, and is never too small.
+ * With chunk_elems 0 the capacities are chosen among cst_layout_candidates: of those of which the smallest pool holds what further classes need
+ * and max(min_blocks, 8) blocks of the first, if there are any, else of those of which it holds all min_blocks: if any loses at most 1.5 % of
+ * the parameters (a further class counting as half a percent), the smallest of 8 Mi elements or more, else the largest below; if
+ * none does, the one that loses least, then the smaller. Given capacities are rounded up to
+ * CST_LAYOUT_CAPACITY_STEP; without class_elems, but max_classes > 1, tensors that are too large get classes with the least waste. Pool 0 counts as
+ * all weights and gradients, and is never too small.
  *
  * Frozen tensors that @config's base has too, frozen, with the same name and shape, are where they are there, chunk by chunk.
  *
@@ -251,5 +251,23 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
 int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                      const struct cst_layout_config *config, struct cst_err *err);
 void cst_layout_close(struct cst_layout *layout);
+
+#define CST_LAYOUT_MAX_CANDIDATES 200
+
+/* Capacities to choose from. */
+struct cst_layout_candidate {
+    uint64_t capacity[CST_LAYOUT_MAX_CLASSES]; /* per class; to be given as chunk_elems and class_elems */
+    uint32_t n_classes;
+    uint64_t waste;     /* elements of full chunks less those of tensors */
+    uint64_t min_bytes; /* of a pool with min_blocks of each class */
+};
+
+/* Capacities that may be good for @model, whatever the pool: at most CST_LAYOUT_MAX_CANDIDATES (fewer for models of more than 80000 tensors and
+ * uses), of growing first class, from the largest tensor up to 64 Mi elements or twice that tensor, cut down to what their fullest
+ * chunks need. With @config's max_classes > 1 they begin below outliers: where the tensors that fit the first class have a tenth of all elements; those that do
+ * not fit get further classes, as many as save half a percent of the parameters each. CST_EINVAL, CST_ENOMEM as cst_layout_build. */
+int cst_layout_candidates(const struct cst_model *model, const struct cst_layout_config *config,
+                          struct cst_layout_candidate list[CST_LAYOUT_MAX_CANDIDATES],
+                          uint32_t *n_out, struct cst_err *err);
 
 #endif

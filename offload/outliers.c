@@ -3,6 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The first class is for so much of the elements at least: one part in COMMON_SHARE. */
+#define COMMON_SHARE 10
+
 #define MAX_FURTHER (CST_LAYOUT_MAX_CLASSES - 1)
 
 static int descending(const void *a, const void *b)
@@ -15,17 +18,22 @@ static int descending(const void *a, const void *b)
 
 int cst_outliers_least(const struct cst_packing *packing, uint64_t *out)
 {
-    uint32_t n = packing->n_items, few = n / 16 > 2 ? n / 16 : 2, last = 0, n_sizes = 1;
-    uint64_t *sizes = malloc(n * sizeof *sizes);
+    uint32_t n = packing->n_items, last = 0, n_sizes = 1;
+    uint64_t *sizes = malloc(n * sizeof *sizes), left = 0;
 
     if (sizes == NULL) {
         return CST_ENOMEM;
     }
     for (uint32_t i = 0; i < n; i++) {
         sizes[i] = cst_align_up(packing->items[i].n_elems, CST_LAYOUT_CAPACITY_STEP);
+        left += sizes[i];
     }
     qsort(sizes, n, sizeof *sizes, descending);
-    for (uint32_t i = 1; i < n && i <= few && n_sizes <= CST_OUTLIERS_MAX; i++) {
+    for (uint32_t i = 1; i < n && n_sizes <= CST_OUTLIERS_MAX; i++) {
+        left -= sizes[i - 1];
+        if (left < packing->n_elems / COMMON_SHARE) {
+            break;
+        }
         if (sizes[i] != sizes[i - 1]) { /* the i items before it are larger */
             last = i;
             n_sizes++;

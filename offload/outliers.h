@@ -13,7 +13,7 @@ struct cst_outliers {
     uint32_t n;                       /* sizes */
 };
 
-/* Elements of the largest item of @packing that is no outlier: larger are at most two items or one in sixteen, and not all.
+/* The smallest size of which an item is no outlier: those up to it have a tenth of the elements, and not too many sizes are larger.
  * CST_ENOMEM. */
 int cst_outliers_least(const struct cst_packing *packing, uint64_t *out);
 
