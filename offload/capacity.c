@@ -240,7 +240,7 @@ static int open_choice(struct choice *choice, struct cst_packing *packing, uint3
         return CST_ENOMEM;
     }
     cst_outliers_find(&choice->outliers, packing, choice->low);
-    good = 2 * largest > CST_CAPACITY_GOOD_ELEMS ? 2 * largest : CST_CAPACITY_GOOD_ELEMS;
+    good = 2 * largest > CST_CAPACITY_MOST_ELEMS ? 2 * largest : CST_CAPACITY_MOST_ELEMS;
     choice->high = all < good ? all : good;
     if (choice->high > CST_LAYOUT_MAX_CHUNK_ELEMS) {
         choice->high = CST_LAYOUT_MAX_CHUNK_ELEMS;
@@ -257,11 +257,19 @@ static uint64_t loss(const struct choice *choice, const struct candidate *c)
     return lost > CST_CAPACITY_LITTLE * choice->price ? lost : 0;
 }
 
-/* @a, or NULL, is before @b. */
+/* How far a capacity is from the one that is neither too small nor too large, as a factor. */
+static double distance(const struct candidate *c)
+{
+    double factor = (double)c->sizes.v[0] / (double)CST_CAPACITY_GOOD_ELEMS;
+
+    return factor < 1 ? 1 / factor : factor;
+}
+
+/* @b is better than @a, or @a is NULL. */
 static bool is_better(const struct choice *choice, const struct candidate *a,
                       const struct candidate *b, uint64_t pool_bytes)
 {
-    const uint64_t good = CST_CAPACITY_GOOD_BLOCKS, least = CST_CAPACITY_LEAST_ELEMS;
+    const uint64_t good = CST_CAPACITY_GOOD_BLOCKS;
     bool a_roomy, b_roomy;
 
     if (a == NULL) {
@@ -275,11 +283,7 @@ static bool is_better(const struct choice *choice, const struct candidate *a,
     if (loss(choice, a) != loss(choice, b)) {
         return loss(choice, b) < loss(choice, a);
     }
-    if (loss(choice, a) > 0) {
-        return b->sizes.v[0] < a->sizes.v[0];
-    }
-    return b->sizes.v[0] < least ? b->sizes.v[0] > a->sizes.v[0]
-                                 : a->sizes.v[0] < least || b->sizes.v[0] < a->sizes.v[0];
+    return loss(choice, a) > 0 ? b->sizes.v[0] < a->sizes.v[0] : distance(b) < distance(a);
 }
 
 static const struct candidate *pick(const struct choice *choice, uint64_t pool_bytes)

@@ -10,9 +10,9 @@
 /* Blocks that a pool should have where it can: room for eviction to choose and for prefetch. */
 #define CST_CAPACITY_GOOD_BLOCKS 8
 
-/* A chosen capacity is no larger unless the tensors are (128 MiB), and no smaller where it can: 16 MiB keep every link busy. */
-#define CST_CAPACITY_GOOD_ELEMS (64u << 20)
-#define CST_CAPACITY_LEAST_ELEMS (8u << 20)
+/* Most and best elements of a chunk, unless tensors are larger: 128 MiB, and 16, which keep every link busy. */
+#define CST_CAPACITY_MOST_ELEMS (64u << 20)
+#define CST_CAPACITY_GOOD_ELEMS (8u << 20)
 
 /* What a further class must save to be worth its blocks: one part in so many of the parameters. */
 #define CST_CAPACITY_CLASS_PRICE 200

@@ -233,7 +233,7 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
  *
  * With chunk_elems 0 the capacities are chosen among cst_layout_candidates: of those of which the smallest pool holds what further classes need
  * and max(min_blocks, 8) blocks of the first, if there are any, else of those of which it holds all min_blocks: if any loses at most 1.5 % of
- * the parameters (a further class counting as half a percent), the smallest of 8 Mi elements or more, else the largest below; if
+ * the parameters (a further class counting as half a percent), the nearest to 8 Mi elements, as a factor; if
  * none does, the one that loses least, then the smaller. Given capacities are rounded up to
  * CST_LAYOUT_CAPACITY_STEP; without class_elems, but max_classes > 1, tensors that are too large get classes with the least waste. Pool 0 counts as
  * all weights and gradients, and is never too small.

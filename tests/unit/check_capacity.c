@@ -227,6 +227,239 @@ START_TEST(presets_waste_little)
 }
 END_TEST
 
+/* 20 tensors of 5000 elements with an operator each, and one of 200000 that the first and the last
+ * use. */
+static void declare_outlier(void)
+{
+    uint32_t tied = tensor(200000);
+
+    use(1, &tied);
+    for (uint32_t i = 0; i < 20; i++) {
+        use(1, (uint32_t[]){tensor(5000)});
+    }
+    use(1, &tied);
+}
+
+/* An outlier has a class to itself where that saves enough, and does not force everybody's
+ * capacity; with one class it does. */
+START_TEST(an_outlier_has_its_class)
+{
+    declare_outlier();
+    build();
+    ck_assert_uint_eq(layout.n_classes, 2);
+    ck_assert_uint_eq(layout.classes[1].capacity, 200704);
+    ck_assert_uint_eq(layout.classes[1].n_chunks, 1);
+    ck_assert_uint_eq(layout.classes[1].min_blocks, 2);
+    ck_assert_uint_eq(layout.classes[1].min_operator, 21);
+    ck_assert_uint_eq(layout.classes[1].max_blocks, 2);
+    ck_assert_uint_lt(layout.capacity, 110000);
+    cst_layout_close(&layout);
+    config.max_classes = 1;
+    build();
+    ck_assert_uint_eq(layout.n_classes, 1);
+    ck_assert_uint_ge(layout.capacity, 200000);
+}
+END_TEST
+
+/* Around a given capacity, tensors that are too large get classes, three at most, of the least
+ * waste. */
+START_TEST(classes_for_a_given_capacity)
+{
+    static const int64_t sizes[] = {4000, 10000, 11000, 40000, 90000, 91000, 92000};
+    static const uint64_t two[] = {4096, 12288, 94208}, three[] = {4096, 12288, 40960, 94208};
+
+    for (uint32_t i = 0; i < 7; i++) {
+        use(1, (uint32_t[]){tensor(sizes[i])});
+    }
+    config.chunk_elems = 4000;
+    build();
+    ck_assert_uint_eq(layout.n_classes, 4);
+    for (uint32_t k = 0; k < 4; k++) {
+        ck_assert_uint_eq(layout.classes[k].capacity, three[k]);
+    }
+    ck_assert_uint_eq(layout.classes[1].n_chunks, 2);
+    ck_assert_uint_eq(layout.classes[3].n_chunks, 3);
+    cst_layout_close(&layout);
+    config.max_classes = 3;
+    build();
+    ck_assert_uint_eq(layout.n_classes, 3);
+    for (uint32_t k = 0; k < 3; k++) {
+        ck_assert_uint_eq(layout.classes[k].capacity, two[k]);
+    }
+}
+END_TEST
+
+/* More sizes than are told apart are rounded up together, and every tensor has a class that holds
+ * it. */
+START_TEST(many_sizes_above_a_given_capacity)
+{
+    for (uint32_t i = 0; i < 500; i++) {
+        use(1, (uint32_t[]){tensor(4000 + 5000 * i)});
+    }
+    config.chunk_elems = 4096;
+    build();
+    ck_assert_uint_eq(layout.n_classes, 4);
+    ck_assert_uint_le(layout.classes[3].capacity, 4000 + 5000 * 499 + 4096 * 64);
+}
+END_TEST
+
+static void refuse(uint64_t first, uint64_t second, uint64_t third, const char *words)
+{
+    config.chunk_elems = first;
+    config.class_elems[0] = second;
+    config.class_elems[1] = third;
+    ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_EINVAL);
+    ck_assert_msg(strstr(err.text, words) != NULL, "%s", err.text);
+}
+
+/* Classes can be given, growing, large enough and not too large; what a first class could never
+ * hold is refused too. */
+START_TEST(given_classes)
+{
+    declare_outlier();
+    refuse(8192, 8192, 0, "must grow: 8192 elements behind 8192");
+    refuse(8192, 65536, 10000, "must grow: 10000 elements behind 65536");
+    refuse(8192, 65536, 0, "of 65536 elements are smaller than the largest tensor, 200000");
+    refuse(8192, UINT64_C(1) << 31, 0, "2147483648 elements: at most 1073741824");
+    refuse(4096, 204800, 0, "of 4096 elements are smaller than the smallest tensor, 5056");
+    config.class_elems[3] = 1 << 20;
+    config.class_elems[2] = 1 << 19;
+    refuse(8192, 65536, 1 << 18, "more than 4 classes");
+    config.class_elems[3] = 0;
+    config.max_classes = 0; /* is for choosing */
+    config.class_elems[2] = 0;
+    config.class_elems[1] = 200001;
+    config.class_elems[0] = 65536;
+    config.chunk_elems = 8192;
+    build();
+    ck_assert_uint_eq(layout.n_classes, 3);
+    ck_assert_uint_eq(layout.classes[1].n_chunks, 0);
+    ck_assert_uint_eq(layout.classes[1].min_blocks, 0);
+    ck_assert_uint_eq(layout.classes[2].capacity, 200704);
+    cst_layout_close(&layout);
+    config.max_classes = 5;
+    ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_EINVAL);
+}
+END_TEST
+
+/* What is short is told of all classes, and is exact: so many bytes more are accepted, one less is
+ * not. _i: seed. */
+START_TEST(shortfall_is_exact)
+{
+    uint64_t least;
+
+    srand((unsigned)_i);
+    config.world = 1 + rig_below(4);
+    rig_random_model(&model, config.world);
+    config.pool_bytes = 1;
+    ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_EPOOL);
+    least = 1 + bytes_short();
+    config.pool_bytes = least - 1;
+    ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_EPOOL);
+    ck_assert_uint_eq(bytes_short(), 1);
+    config.pool_bytes = least;
+    build();
+    ck_assert_uint_le(need_bytes(), least);
+}
+END_TEST
+
+/* The words for classes that do not fit. */
+START_TEST(shortfall_of_classes)
+{
+    declare_outlier();
+    config.chunk_elems = 8192;
+    config.pool_bytes = 800000;
+    ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_EPOOL);
+    ck_assert_msg(strstr(err.text,
+                         "pool of 800000 bytes: 48 blocks of 16384 bytes, operator "
+                         "'op20' needs 3, and 2 of 401408 bytes: 51968 bytes short") != NULL,
+                  "%s", err.text);
+}
+END_TEST
+
+/* Candidates grow, and are what comes of them when they are given. _i: seed. */
+START_TEST(candidates)
+{
+    static struct cst_layout_candidate list[CST_LAYOUT_MAX_CANDIDATES];
+    uint32_t n;
+
+    srand((unsigned)_i);
+    config.world = 1 + rig_below(4);
+    rig_random_model(&model, config.world);
+    ck_assert_int_eq(cst_layout_candidates(&model, &config, list, &n, &err), CST_OK);
+    ck_assert_uint_gt(n, 0);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t elems = 0;
+
+        ck_assert(i == 0 || list[i].capacity[0] >= list[i - 1].capacity[0]);
+        config.chunk_elems = list[i].capacity[0];
+        for (uint32_t k = 1; k <= list[i].n_classes; k++) {
+            config.class_elems[k - 1] = k < list[i].n_classes ? list[i].capacity[k] : 0;
+        }
+        config.max_classes = 0;
+        build();
+        for (uint32_t k = 0; k < layout.n_classes; k++) {
+            elems += layout.classes[k].n_chunks * layout.classes[k].capacity;
+        }
+        ck_assert_uint_eq(layout.n_classes, list[i].n_classes);
+        ck_assert_uint_eq(elems - model.n_params, list[i].waste);
+        ck_assert_uint_eq(need_bytes(), list[i].min_bytes);
+        cst_layout_close(&layout);
+    }
+}
+END_TEST
+
+/* A tensor of 2^30 elements, in a chunk of its own whose fp32 rows are segments of 4 GiB; one more
+ * is too many. */
+START_TEST(the_largest_tensor)
+{
+    use(1, (uint32_t[]){tensor(CST_LAYOUT_MAX_CHUNK_ELEMS)});
+    for (uint32_t i = 0; i < 40; i++) {
+        use(1, (uint32_t[]){tensor(40 << 20)});
+    }
+    build();
+    ck_assert_uint_eq(layout.n_classes, 2);
+    ck_assert_uint_eq(layout.classes[1].capacity, CST_LAYOUT_MAX_CHUNK_ELEMS);
+    ck_assert_uint_le(layout.capacity, 1u << 28);
+    cst_layout_close(&layout);
+    use(1, (uint32_t[]){tensor(CST_LAYOUT_MAX_CHUNK_ELEMS + 1ll)});
+    ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "1073741888 elements, a chunk can have 1073741824"));
+}
+END_TEST
+
+/* 64 ranks with 1000 experts each: every rank's needs, in a search that ends. */
+START_TEST(many_experts)
+{
+    int64_t n_elems = 3000;
+    char name[32];
+
+    config.world = 64;
+    for (uint32_t r = 0; r < 64; r++) {
+        ck_assert_int_eq(cst_model_group(&model, UINT64_C(1) << r, &err), CST_OK);
+    }
+    for (uint32_t i = 0; i < 64000; i++) {
+        (void)snprintf(name, sizeof name, "expert%u", i);
+        ck_assert_int_eq(
+            cst_model_tensor_as(&model,
+                                &(struct cst_tensor_words){.name = name,
+                                                           .shape = &n_elems,
+                                                           .n_dims = 1,
+                                                           .lr_scale = 1,
+                                                           .decay_scale = 1,
+                                                           .group = 1 + i % 64,
+                                                           .pattern = CST_PATTERN_EXPERT},
+                                &err),
+            CST_OK);
+        use(1, &i);
+    }
+    ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_OK);
+    ck_assert_uint_eq(layout.n_chunks, 64000);
+    ck_assert_uint_eq(layout.needs[63].min_blocks[0], 3);
+    ck_assert_uint_eq(layout.needs[63].max_blocks[0], 2000);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("capacity");
@@ -234,6 +467,15 @@ static Suite *suite(void)
 
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_loop_test(tc, presets_waste_little, 0, N_PRESETS);
+    tcase_add_test(tc, an_outlier_has_its_class);
+    tcase_add_test(tc, classes_for_a_given_capacity);
+    tcase_add_test(tc, many_sizes_above_a_given_capacity);
+    tcase_add_test(tc, given_classes);
+    tcase_add_loop_test(tc, shortfall_is_exact, 1, 51);
+    tcase_add_test(tc, shortfall_of_classes);
+    tcase_add_loop_test(tc, candidates, 1, 21);
+    tcase_add_test(tc, the_largest_tensor);
+    tcase_add_test(tc, many_experts);
     suite_add_tcase(s, tc);
     return s;
 }
