@@ -139,6 +139,35 @@ err_after_alloc:
     return rc;
 }
 
+int cst_segment_open_shared(struct cst_segment **out, uint32_t id, const struct cst_segment *of,
+                            const char *what, struct cst_err *err)
+{
+    struct cst_segment *segment = calloc(1, sizeof *segment);
+    int fd, saved;
+
+    if (segment == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "%s: no memory for a segment", what);
+    }
+    fd = fcntl(of->fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) {
+        saved = errno;
+        free(segment);
+        return cst_err_errno(err, CST_ENOMEM, saved, "%s: a segment of its base", what);
+    }
+    *segment = (struct cst_segment){.id = id,
+                                    .bytes = of->bytes,
+                                    .n_refs = 1,
+                                    .fd = fd,
+                                    .made = true,
+                                    .populate = -1,
+                                    .bind = -1,
+                                    .locked = of->locked,
+                                    .populated = of->bytes,
+                                    .counted = of->bytes};
+    *out = segment;
+    return CST_OK;
+}
+
 void cst_segment_ref(struct cst_segment *segment)
 {
     segment->n_refs++;

@@ -89,6 +89,11 @@ int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t byte
                             struct cst_budget *budget, unsigned engine, const char *what,
                             struct cst_err *err);
 
+/* The memory of @of, a memfd, by another segment: charged to nobody, populated by nobody. Each
+ * lives as long as it is referenced. CST_ENOMEM: too many open files. */
+int cst_segment_open_shared(struct cst_segment **out, uint32_t id, const struct cst_segment *of,
+                            const char *what, struct cst_err *err);
+
 void cst_segment_ref(struct cst_segment *segment);
 
 /* Give a reference back; the last one closes the memfd, gives the budget back, calls on_gone and

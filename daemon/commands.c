@@ -106,6 +106,8 @@ static void fill_message(struct message *m, const struct cst_command *c)
         c->kind == CST_COMMAND_REDUCE || c->kind == CST_COMMAND_UPDATE;
     m->command.chunk = c->chunk;
     m->command.mark = c->mark;
+    m->command.has_accumulate = c->kind == CST_COMMAND_REDUCE && c->accumulate;
+    m->command.accumulate = c->accumulate;
     if (c->kind == CST_COMMAND_UPDATE) {
         fill_hyper(&m->hyper, &c->hyper);
         m->command.hyper = &m->hyper;

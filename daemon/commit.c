@@ -1,10 +1,12 @@
 #include "daemon/commit.h"
 
+#include "daemon/base.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
 #include "daemon/drive.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
+#include "daemon/share.h"
 #include "daemon/size.h"
 #include "proto/cistern.pb-c.h"
 
@@ -35,31 +37,59 @@ void cst_commit_break(struct cst_job *job, const struct cst_err *why)
 
 /* -- answers -------------------------------------------------------------------------------- */
 
-static void fill_committed(const struct cst_job *job, uint32_t rank, Cistern__Committed *out)
+/* A Committed whose parts lie beside it. */
+struct committed {
+    Cistern__Committed message;
+    Cistern__PoolClass classes[CST_LAYOUT_MAX_CLASSES], *pointers[CST_LAYOUT_MAX_CLASSES];
+};
+
+/* The pool of @rank, by size class. */
+static void fill_classes(const struct cst_job *job, uint32_t rank, struct committed *out)
 {
     const struct cst_core_pool *pool = &job->memory.pools[rank];
+
+    for (uint32_t c = 0; c < job->layout.n_classes; c++) {
+        Cistern__PoolClass *class = &out->classes[c];
+
+        cistern__pool_class__init(class);
+        class->chunk_elems = job->layout.classes[c].capacity;
+        class->n_blocks = pool->parts[c].n_blocks;
+        class->min_blocks = job->layout.classes[c].min_blocks;
+        class->blocks_per_slab = pool->parts[c].blocks_per_slab;
+        class->first_slab = pool->parts[c].first_slab;
+        out->pointers[c] = class;
+        out->message.pool_bytes += class->n_blocks * class->chunk_elems * 2;
+    }
+    out->message.n_classes = job->layout.n_classes;
+    out->message.classes = out->pointers;
+    out->message.chunk_elems = out->classes[0].chunk_elems;
+    out->message.n_blocks = out->classes[0].n_blocks;
+    out->message.min_blocks = out->classes[0].min_blocks;
+    out->message.blocks_per_slab = out->classes[0].blocks_per_slab;
+}
+
+static void fill_committed(const struct cst_job *job, uint32_t rank, struct committed *out)
+{
+    const struct cst_core_pool *pool = &job->memory.pools[rank];
+    Cistern__Committed *message = &out->message;
     struct cst_core_stats stats;
 
-    cistern__committed__init(out);
-    out->chunk_elems = job->layout.capacity;
-    out->n_chunks = job->layout.n_chunks;
-    out->n_blocks = pool->parts[0].n_blocks;
-    out->min_blocks = job->layout.min_blocks;
-    out->blocks_per_slab = pool->parts[0].blocks_per_slab;
-    out->n_slabs = cst_memory_n_slabs(&job->memory, rank);
-    out->n_params = job->model.n_params;
-    out->arena_bytes = job->memory.arena_bytes;
-    out->pool_bytes = pool->parts[0].n_blocks * job->layout.capacity * 2;
+    cistern__committed__init(message);
+    fill_classes(job, rank, out);
+    message->n_chunks = job->layout.n_chunks;
+    message->n_slabs = cst_memory_n_slabs(&job->memory, rank);
+    message->n_params = job->model.n_params;
+    message->arena_bytes = job->memory.arena_bytes;
     cst_core_stats(job->core, &stats);
-    out->has_step = 1;
-    out->step = stats.step;
-    out->has_n_arenas = pool->worker_copies;
-    out->n_arenas = pool->worker_copies ? job->memory.n_arenas : 0;
+    message->has_step = 1;
+    message->step = stats.step;
+    message->has_n_arenas = pool->worker_copies;
+    message->n_arenas = pool->worker_copies ? job->memory.n_arenas : 0;
 }
 
 static void answer_all(struct cst_job *job)
 {
-    Cistern__Committed committed;
+    struct committed committed;
 
     for (uint32_t r = 0; r < job->world; r++) {
         struct cst_pending *commit = job->workers[r].commit;
@@ -68,114 +98,46 @@ static void answer_all(struct cst_job *job)
         if (commit != NULL) {
             fill_committed(job, r, &committed);
             cst_session_answer(job->daemon, commit, CISTERN__MSG_TYPE__MSG_COMMITTED,
-                               &committed.base, NULL, 0);
+                               &committed.message.base, NULL, 0);
         }
     }
 }
 
 /* -- from all ranks' Commit to memory --------------------------------------------------------- */
 
-static uint64_t smallest_pool(const struct cst_job *job)
+static int lay_out(struct cst_job *job, struct cst_err *err)
 {
-    uint64_t least = 0;
+    struct cst_layout_config config = {.chunk_elems = job->chunk_elems,
+                                       .pool_bytes = cst_share_smallest(job),
+                                       .n_nodes = job->daemon->engines.n_nodes,
+                                       .world = job->world,
+                                       .grad_bytes = job->micro_batches > 1 ? 4 : 2,
+                                       .max_classes = CST_LAYOUT_MAX_CLASSES};
+    int rc = cst_base_check(job, err);
 
-    for (uint32_t r = 0; r < job->world; r++) {
-        uint64_t bytes = job->workers[r].pool_bytes;
-
-        if (bytes != 0 && (least == 0 || bytes < least)) {
-            least = bytes;
-        }
+    if (rc == CST_OK && job->base != NULL) {
+        config.base_model = &job->base->model;
+        config.base = &job->base->layout;
     }
-    return least;
-}
-
-/* What is left of @gpu's budget (NULL: the host device's) for those who asked for nothing, and how
- * many they are. */
-static uint64_t left_for_open(const struct cst_job *job, const struct cst_memory_pool *pools,
-                              struct cst_gpu *gpu, uint32_t *n_open)
-{
-    const struct cst_budget *budget = cst_memory_budget(job->daemon, gpu);
-    uint64_t left = budget->limit - budget->used;
-
-    *n_open = 0;
-    for (uint32_t r = 0; r < job->world; r++) {
-        uint64_t bytes;
-
-        if (pools[r].gpu != gpu) {
-            continue;
-        }
-        if (job->workers[r].pool_bytes == 0) {
-            ++*n_open;
-            continue;
-        }
-        bytes = cst_memory_pool_bytes(&job->layout, pools[r].n_blocks,
-                                      cst_memory_grain(job->daemon, gpu));
-        left -= bytes < left ? bytes : left;
-    }
-    return left;
-}
-
-static int give_share(const struct cst_job *job, struct cst_memory_pool *pools, uint32_t rank,
-                      struct cst_err *err)
-{
-    const struct cst_layout *layout = &job->layout;
-    struct cst_memory_pool *pool = &pools[rank];
-    const struct cst_budget *budget = cst_memory_budget(job->daemon, pool->gpu);
-    uint32_t n_open;
-    uint64_t left = left_for_open(job, pools, pool->gpu, &n_open);
-
-    pool->n_blocks = cst_memory_pool_blocks(
-        layout, left / n_open, cst_memory_grain(job->daemon, pool->gpu), layout->max_blocks);
-    if (pool->n_blocks < layout->min_blocks) {
-        return cst_err_set(err, CST_EBUDGET,
-                           "%s: %" PRIu64 " of %" PRIu64 " bytes are in use; %u blocks of %" PRIu64
-                           " bytes are left for rank %u, operator '%s' needs %u",
-                           budget->name, budget->used, budget->limit, pool->n_blocks,
-                           layout->capacity * 2, rank,
-                           job->model.operators[layout->min_operator].name, layout->min_blocks);
-    }
-    return CST_OK;
-}
-
-/* Blocks of each rank: what was asked for, at most what can be of use. Who asked for nothing gets
- * that, as far as the budget of its device goes, in equal parts. */
-static int divide_pools(const struct cst_job *job, struct cst_memory_pool *pools,
-                        struct cst_err *err)
-{
-    const struct cst_layout *layout = &job->layout;
-    int rc = CST_OK;
-
-    for (uint32_t r = 0; r < job->world; r++) {
-        uint64_t n = job->workers[r].pool_bytes / (layout->capacity * 2);
-
-        pools[r].gpu = job->workers[r].gpu;
-        pools[r].n_blocks = n < layout->max_blocks ? (uint32_t)n : layout->max_blocks;
-    }
-    for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
-        if (job->workers[r].pool_bytes == 0) {
-            rc = give_share(job, pools, r, err);
-        }
-    }
-    return rc;
+    return rc == CST_OK ? cst_layout_build(&job->layout, &job->model, &config, err) : rc;
 }
 
 static int populate(struct cst_job *job, struct cst_err *err)
 {
-    struct cst_layout_config config = {.chunk_elems = job->chunk_elems,
-                                       .pool_bytes = smallest_pool(job),
-                                       .n_nodes = job->daemon->engines.n_nodes,
-                                       .world = job->world};
     struct cst_memory_pool pools[CST_CORE_MAX_WORLD];
-    int rc = cst_layout_build(&job->layout, &job->model, &config, err);
+    struct cst_memory_wish wish = {.layout = &job->layout,
+                                   .world = job->world,
+                                   .pools = pools,
+                                   .base = job->base != NULL ? &job->base->memory : NULL};
+    int rc = lay_out(job, err);
 
     if (rc != CST_OK) {
         return rc;
     }
     job->has_layout = true;
-    rc = divide_pools(job, pools, err);
+    rc = cst_share_divide(job, pools, err);
     if (rc == CST_OK) {
-        rc = cst_memory_open(&job->memory, &job->layout, job->model.n_tensors, job->world, pools,
-                             err);
+        rc = cst_memory_open(&job->memory, &wish, err);
     }
     if (rc != CST_OK) {
         cst_commit_drop_layout(job);
@@ -206,7 +168,6 @@ static void start_populating(struct cst_job *job)
 static int open_core(struct cst_job *job, struct cst_err *err)
 {
     const struct cst_memory *memory = &job->memory;
-    struct cst_table_header header;
     struct cst_core_config config = {
         .model = &job->model,
         .layout = &job->layout,
@@ -217,12 +178,12 @@ static int open_core(struct cst_job *job, struct cst_err *err)
         .first_ticket = (job->serial << CST_JOB_TICKET_SHIFT) + 1, /* a mark's low half is not 0 */
         .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
         .policy = {.prefetch_depth = 1},
+        .micro_batches = job->micro_batches,
     };
     int rc = cst_core_open(&job->core, &config, err);
 
     if (rc == CST_OK) {
-        cst_table_size(&header, job->layout.n_chunks, job->model.n_tensors, job->layout.n_tiles);
-        *memory->table = header;
+        cst_memory_size_table(&job->layout, memory->table);
         cst_core_write_table(&config, memory->table);
     }
     return rc;
@@ -389,24 +350,6 @@ static void join_barrier(struct cst_job *job)
     }
 }
 
-/* The job is there: a worker that comes back must want the pool that its rank has. */
-static int check_pool(const struct cst_worker *worker, struct cst_err *err)
-{
-    const struct cst_job *job = worker->job;
-    uint32_t n_blocks = job->memory.pools[worker->rank].parts[0].n_blocks;
-    uint64_t block_bytes = job->layout.capacity * 2, n = worker->pool_bytes / block_bytes;
-
-    n = n < job->layout.max_blocks ? n : job->layout.max_blocks;
-    if (worker->pool_bytes != 0 && n != n_blocks) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "pool of rank %u: %u blocks of %" PRIu64
-                           " bytes since the job was committed; %" PRIu64
-                           " bytes asked for now are %" PRIu64,
-                           worker->rank, n_blocks, block_bytes, worker->pool_bytes, n);
-    }
-    return CST_OK;
-}
-
 static int check_copies(const struct cst_worker *worker, bool copies, struct cst_err *err)
 {
     if (copies || !cst_memory_worker_copies(worker->job->daemon, worker->gpu)) {
@@ -435,7 +378,7 @@ void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, ui
         rc = check_copies(worker, copies, &err);
     }
     if (rc == CST_OK && job->state == CST_JOB_READY) {
-        rc = check_pool(worker, &err);
+        rc = cst_share_check(worker, &err);
     }
     if (rc == CST_OK) {
         rc = cst_session_defer(session, job, id, CISTERN__MSG_TYPE__MSG_COMMIT, 1, &request, &err);

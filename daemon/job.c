@@ -1,5 +1,6 @@
 #include "daemon/job.h"
 
+#include "daemon/base.h"
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
@@ -83,6 +84,10 @@ static void on_ttl(uv_timer_t *timer)
     struct cst_job *job = timer->data;
     struct cst_err why = {0};
 
+    if (cst_base_user(job, NULL) != NULL) { /* it lives on for them */
+        (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
+        return;
+    }
     cst_log(CST_LOG_NOTICE, "job '%s': removed, no worker for %u s", job->name, job->ttl_s);
     (void)cst_err_set(&why, CST_ENOTFOUND, "job '%s': its time to live is over", job->name);
     cst_job_remove(job, 0, &why);
@@ -92,8 +97,13 @@ static int make(struct cst_daemon *daemon, uid_t uid, const struct cst_job_wish 
                 struct cst_job **out, struct cst_err *err)
 {
     const struct cst_config *config = daemon->config;
-    struct cst_job *job;
+    struct cst_job *job, *base = NULL;
+    int rc = wish->base != NULL ? cst_base_find(daemon, uid, wish->name, wish->base, &base, err)
+                                : CST_OK;
 
+    if (rc != CST_OK) {
+        return rc;
+    }
     if (daemon->jobs.n >= config->max_jobs) {
         return cst_err_set(err, CST_EBUDGET, "%u jobs, the limit is %u (max_jobs in [job])",
                            daemon->jobs.n, config->max_jobs);
@@ -112,6 +122,8 @@ static int make(struct cst_daemon *daemon, uid_t uid, const struct cst_job_wish 
     job->uid = uid;
     job->world = wish->world;
     job->chunk_elems = wish->chunk_elems;
+    job->micro_batches = wish->micro_batches;
+    job->base = base;
     job->timeout_ms = wish->timeout_ms > 0 ? wish->timeout_ms : config->timeout_s * 1000;
     job->ttl_s = wish->ttl_s > 0 ? wish->ttl_s : config->ttl_s;
     for (uint32_t r = 0; r < job->world; r++) {
@@ -169,6 +181,7 @@ static void on_memory_gone(struct cst_memory *memory)
         cst_commit_undone(job);
         return;
     }
+    job->base = NULL; /* it may be removed before anybody hears of this */
     remover = cst_pending_find(&daemon->requests, job->remover, &item);
     if (remover != NULL) { /* else its connection is gone */
         cst_session_answer(daemon, remover, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
@@ -216,10 +229,25 @@ static void on_close(struct cst_later *later)
     uv_close((uv_handle_t *)&job->ttl, on_timer_closed);
 }
 
+static struct cst_job *next_living_user(const struct cst_job *job)
+{
+    struct cst_job *user = cst_base_user(job, NULL);
+
+    while (user != NULL && user->state == CST_JOB_CLOSING) {
+        user = cst_base_user(job, user);
+    }
+    return user;
+}
+
 void cst_job_remove(struct cst_job *job, uint64_t remover, const struct cst_err *why)
 {
+    struct cst_job *user;
+
     if (job->state == CST_JOB_CLOSING) {
         return;
+    }
+    while ((user = next_living_user(job)) != NULL) {
+        cst_job_remove(user, 0, why);
     }
     job->state = CST_JOB_CLOSING;
     job->closing = *why;
@@ -420,6 +448,18 @@ static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish
                            "job '%s' was opened with chunk_elems %llu, not %llu as rank %u wants",
                            job->name, (unsigned long long)job->chunk_elems,
                            (unsigned long long)wish->chunk_elems, wish->rank);
+    }
+    if (wish->micro_batches != job->micro_batches) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' was opened with micro_batches %u, not %u as rank %u wants",
+                           job->name, job->micro_batches, wish->micro_batches, wish->rank);
+    }
+    if ((wish->base != NULL) != (job->base != NULL) ||
+        (wish->base != NULL && strcmp(wish->base, job->base->name) != 0)) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' was opened with base '%s', not '%s' as rank %u wants",
+                           job->name, job->base != NULL ? job->base->name : "",
+                           wish->base != NULL ? wish->base : "", wish->rank);
     }
     return check_device(job, wish, err);
 }

@@ -54,10 +54,12 @@ struct cst_job {
     char name[64];
     uid_t uid; /* owner */
     enum cst_job_state state;
-    uint32_t world;             /* ranks */
-    uint64_t chunk_elems;       /* asked for; 0: chosen */
-    uint32_t timeout_ms;        /* longest wait for other ranks */
-    uint32_t ttl_s;             /* life without a worker */
+    uint32_t world;         /* ranks */
+    uint64_t chunk_elems;   /* asked for; 0: chosen */
+    uint32_t micro_batches; /* per step, at least 1 */
+    struct cst_job *base;   /* whose frozen tensors it uses; it stays as long as this; NULL: none */
+    uint32_t timeout_ms;    /* longest wait for other ranks */
+    uint32_t ttl_s;         /* life without a worker */
     struct cst_worker *workers; /* world of them */
     struct cst_model model;
     struct cst_err disagreement; /* DECLARING: why the model was dropped last */
@@ -99,15 +101,17 @@ struct cst_job_wish { /* JobOpen, checked for form */
     const char *name;
     uint32_t rank, world;
     uint64_t pool_bytes, chunk_elems;
-    struct cst_gpu *gpu;  /* NULL: the host */
-    bool any_device;      /* "auto": what its rank has, if that is decided */
-    const uint8_t *token; /* NULL: none */
+    uint32_t micro_batches; /* at least 1 */
+    const char *base;       /* name of a job; NULL: none */
+    struct cst_gpu *gpu;    /* NULL: the host */
+    bool any_device;        /* "auto": what its rank has, if that is decided */
+    const uint8_t *token;   /* NULL: none */
     uint32_t timeout_ms, ttl_s;
 };
 
 /* Attach @session as a rank of the job of that name, made if it is not there. CST_EINVAL,
- * CST_EMISMATCH, CST_EBUSY (with the holder's pid), CST_EBUDGET (too many jobs), CST_ENOMEM.
- * *created tells whether it was made. */
+ * CST_EMISMATCH, CST_ENOTFOUND (its base), CST_EBUSY (with the holder's pid), CST_EBUDGET (too many
+ * jobs), CST_ENOMEM. *created tells whether it was made. */
 int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
                    struct cst_err *err);
 
@@ -124,8 +128,9 @@ void cst_job_left(struct cst_job *job, uint32_t rank);
  * another lives on for its time. */
 void cst_job_check_idle(struct cst_job *job);
 
-/* Take @job apart at the end of the turn; what waits for it fails with @why. The request of tag
- * @remover (0: none) is answered with OK when its memory is back. */
+/* Take @job apart at the end of the turn, with the jobs whose base it is; what waits for them fails
+ * with
+ * @why. The request of tag @remover (0: none) is answered with OK when its memory is back. */
 void cst_job_remove(struct cst_job *job, uint64_t remover, const struct cst_err *why);
 
 /* "declaring", "populating", "ready", "training", "idle" (the workers left between

@@ -144,29 +144,59 @@ static uint32_t all_nodes(const struct cst_memory *memory)
     return (UINT32_C(1) << memory->daemon->engines.n_nodes) - 1;
 }
 
-static int add_arenas(struct cst_memory *memory, const struct cst_layout *layout,
+/* The memory of @segment of the base, mapped in this job's engines as well. */
+static int add_shared(struct cst_memory *memory, const struct cst_segment *of, uint32_t node,
                       struct cst_err *err)
 {
+    struct cst_segment *segment;
+    int rc = cst_segment_open_shared(&segment, cst_engines_segment_id(&memory->daemon->engines), of,
+                                     memory->name, err);
+
+    if (rc == CST_OK) {
+        segment->engines = UINT32_C(1) << node | memory->gpu_engines;
+        memory->base_bytes += segment->bytes;
+        enter(memory, segment);
+    }
+    return rc;
+}
+
+static int add_arenas(struct cst_memory *memory, const struct cst_memory_wish *wish,
+                      struct cst_err *err)
+{
+    const struct cst_layout *layout = wish->layout;
     int rc = CST_OK;
 
     for (uint32_t i = 0; i < layout->n_segments && rc == CST_OK; i++) {
-        uint32_t node = layout->segments[i].node;
+        const struct cst_layout_segment *s = &layout->segments[i];
 
-        rc = add_segment(memory, layout->segments[i].bytes, &memory->daemon->host,
-                         UINT32_C(1) << node, (int)node, err);
+        rc = s->is_base ? add_shared(memory, wish->base->segments[s->base_segment], s->node, err)
+                        : add_segment(memory, s->bytes, &memory->daemon->host,
+                                      UINT32_C(1) << s->node, (int)s->node, err);
     }
     memory->n_arenas = memory->n_segments;
     return rc;
 }
 
-static int add_table(struct cst_memory *memory, const struct cst_layout *layout, uint32_t n_tensors,
+void cst_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header)
+{
+    uint32_t n_spans = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        if (cst_pattern(layout->chunks[c].pattern)->has_states) {
+            n_spans += layout->chunks[c].n_tensors;
+        }
+    }
+    cst_table_size(header, layout->n_chunks, n_spans, layout->n_tiles);
+}
+
+static int add_table(struct cst_memory *memory, const struct cst_layout *layout,
                      struct cst_err *err)
 {
     struct cst_table_header header;
     struct cst_segment *segment;
     int rc;
 
-    cst_table_size(&header, layout->n_chunks, n_tensors, layout->n_tiles);
+    cst_memory_size_table(layout, &header);
     rc = add_segment(memory, header.total_bytes, &memory->daemon->host, all_nodes(memory), 0, err);
     if (rc != CST_OK) {
         return rc;
@@ -184,43 +214,6 @@ static int add_table(struct cst_memory *memory, const struct cst_layout *layout,
 
 /* -- pools ---------------------------------------------------------------------------------- */
 
-static uint32_t blocks_per_slab(const struct cst_layout *layout)
-{
-    uint64_t n = CST_LAYOUT_SEGMENT_BYTES / (layout->capacity * 2);
-
-    return n > 0 ? (uint32_t)n : 1;
-}
-
-static uint32_t slabs_of(const struct cst_layout *layout, uint32_t n_blocks)
-{
-    return (n_blocks + blocks_per_slab(layout) - 1) / blocks_per_slab(layout);
-}
-
-/* Bytes of a slab of @n_blocks. */
-static uint64_t slab_bytes(const struct cst_layout *layout, uint32_t n_blocks, uint64_t grain)
-{
-    return (n_blocks * layout->capacity * 2 + grain - 1) / grain * grain;
-}
-
-uint64_t cst_memory_pool_bytes(const struct cst_layout *layout, uint32_t n_blocks, uint64_t grain)
-{
-    uint32_t per_slab = blocks_per_slab(layout);
-
-    return n_blocks / per_slab * slab_bytes(layout, per_slab, grain) +
-           slab_bytes(layout, n_blocks % per_slab, grain);
-}
-
-uint32_t cst_memory_pool_blocks(const struct cst_layout *layout, uint64_t bytes, uint64_t grain,
-                                uint32_t max)
-{
-    uint32_t per_slab = blocks_per_slab(layout);
-    uint64_t slab = slab_bytes(layout, per_slab, grain);
-    uint64_t rest = bytes % slab / grain * grain / (layout->capacity * 2);
-    uint64_t n = bytes / slab * per_slab + (rest < per_slab ? rest : per_slab);
-
-    return n < max ? (uint32_t)n : max;
-}
-
 uint64_t cst_memory_grain(const struct cst_daemon *daemon, const struct cst_gpu *gpu)
 {
     return gpu != NULL ? daemon->engines.v[gpu->engine].granularity : 1;
@@ -236,22 +229,18 @@ struct cst_budget *cst_memory_budget(struct cst_daemon *daemon, struct cst_gpu *
     return gpu != NULL ? &gpu->pool : &daemon->pool;
 }
 
-static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
-                    const struct cst_memory_pool *pool, struct cst_err *err)
+/* Slabs of one size class. */
+static int add_part(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                    const struct cst_memory_pool *pool, uint32_t class, struct cst_err *err)
 {
     struct cst_daemon *daemon = memory->daemon;
-    uint32_t per_slab = blocks_per_slab(layout), left = pool->n_blocks;
+    uint32_t per_slab = cst_pools_per_slab(layout, class), left = pool->blocks.n[class];
     uint64_t grain = cst_memory_grain(daemon, pool->gpu);
     int rc = CST_OK, node = (int)(rank % daemon->engines.n_nodes);
 
-    memory->pools[rank] = (struct cst_core_pool){
-        .parts[0] = {.n_blocks = pool->n_blocks, .blocks_per_slab = per_slab},
-        .segments = memory->ids + memory->n_segments,
-        .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
-        .worker_copies = cst_memory_worker_copies(daemon, pool->gpu)};
     while (left > 0 && rc == CST_OK) {
         uint32_t n = left < per_slab ? left : per_slab;
-        uint64_t bytes = slab_bytes(layout, n, grain);
+        uint64_t bytes = cst_pools_slab_bytes(layout, class, n, grain);
 
         rc = pool->gpu != NULL
                  ? add_device_segment(memory, bytes, pool->gpu, err)
@@ -261,22 +250,48 @@ static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, 
     return rc;
 }
 
+static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                    const struct cst_memory_pool *pool, struct cst_err *err)
+{
+    struct cst_core_pool *to = &memory->pools[rank];
+    uint32_t first = memory->n_segments;
+    int rc = CST_OK;
+
+    *to = (struct cst_core_pool){.segments = memory->ids + first,
+                                 .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
+                                 .worker_copies =
+                                     cst_memory_worker_copies(memory->daemon, pool->gpu)};
+    for (uint32_t c = 0; c < layout->n_classes && rc == CST_OK; c++) {
+        to->parts[c] = (struct cst_core_part){.n_blocks = pool->blocks.n[c],
+                                              .blocks_per_slab = cst_pools_per_slab(layout, c),
+                                              .first_slab = memory->n_segments - first};
+        rc = add_part(memory, layout, rank, pool, c, err);
+    }
+    return rc;
+}
+
+static uint64_t pool_bytes(const struct cst_memory *memory, const struct cst_layout *layout,
+                           const struct cst_memory_pool *pool)
+{
+    return cst_pools_bytes(layout, &pool->blocks, cst_memory_grain(memory->daemon, pool->gpu));
+}
+
 /* What all ranks with the budget of @rank's pool take of it; 0 if a rank before @rank has the same
  * one. */
-static uint64_t sum_pools(const struct cst_memory *memory, const struct cst_layout *layout,
-                          uint32_t world, const struct cst_memory_pool *pools, uint32_t rank)
+static uint64_t sum_pools(const struct cst_memory *memory, const struct cst_memory_wish *wish,
+                          uint32_t rank)
 {
+    const struct cst_memory_pool *pools = wish->pools;
     uint64_t bytes = 0;
 
-    for (uint32_t r = 0; r < world; r++) {
+    for (uint32_t r = 0; r < wish->world; r++) {
         if (pools[r].gpu != pools[rank].gpu) {
             continue;
         }
         if (r < rank) {
             return 0;
         }
-        bytes += cst_memory_pool_bytes(layout, pools[r].n_blocks,
-                                       cst_memory_grain(memory->daemon, pools[r].gpu));
+        bytes += pool_bytes(memory, wish->layout, &pools[r]);
     }
     return bytes;
 }
@@ -293,43 +308,70 @@ static int check_budget(struct cst_memory *memory, struct cst_budget *budget, ui
 }
 
 /* Before thousands of memfds are made: does all of it fit? */
-static int check_budgets(struct cst_memory *memory, const struct cst_layout *layout, uint32_t world,
-                         const struct cst_memory_pool *pools, struct cst_err *err)
+static int check_budgets(struct cst_memory *memory, const struct cst_memory_wish *wish,
+                         struct cst_err *err)
 {
     int rc = check_budget(memory, &memory->daemon->host, memory->arena_bytes, err);
 
-    for (uint32_t r = 0; r < world && rc == CST_OK; r++) {
-        rc = check_budget(memory, cst_memory_budget(memory->daemon, pools[r].gpu),
-                          sum_pools(memory, layout, world, pools, r), err);
+    for (uint32_t r = 0; r < wish->world && rc == CST_OK; r++) {
+        rc = check_budget(memory, cst_memory_budget(memory->daemon, wish->pools[r].gpu),
+                          sum_pools(memory, wish, r), err);
     }
     return rc;
 }
 
-static uint64_t table_bytes(const struct cst_layout *layout, uint32_t n_tensors)
+static int make_lists(struct cst_memory *memory, const struct cst_memory_wish *wish,
+                      struct cst_err *err)
 {
-    struct cst_table_header header;
+    uint32_t n = wish->layout->n_segments + 1;
 
-    cst_table_size(&header, layout->n_chunks, n_tensors, layout->n_tiles);
-    return header.total_bytes;
-}
-
-static int make_lists(struct cst_memory *memory, const struct cst_layout *layout, uint32_t world,
-                      const struct cst_memory_pool *pools, struct cst_err *err)
-{
-    uint32_t n = layout->n_segments + 1;
-
-    for (uint32_t r = 0; r < world; r++) {
-        n += slabs_of(layout, pools[r].n_blocks);
+    for (uint32_t r = 0; r < wish->world; r++) {
+        for (uint32_t c = 0; c < wish->layout->n_classes; c++) {
+            n += cst_pools_slabs(wish->layout, c, wish->pools[r].blocks.n[c]);
+        }
     }
     memory->segments = calloc(n, sizeof(struct cst_segment *));
     memory->ids = calloc(n, sizeof *memory->ids);
-    memory->pools = calloc(world, sizeof *memory->pools);
-    memory->world = world;
+    memory->pools = calloc(wish->world, sizeof *memory->pools);
+    memory->world = wish->world;
     if (memory->segments == NULL || memory->ids == NULL || memory->pools == NULL) {
         free_lists(memory);
         return cst_err_set(err, CST_ENOMEM, "no memory for %u segments", n);
     }
     return CST_OK;
+}
+
+/* The numbers of what is to be made. */
+static void count_wish(struct cst_memory *memory, const struct cst_memory_wish *wish)
+{
+    struct cst_table_header header;
+
+    cst_memory_size_table(wish->layout, &header);
+    memory->arena_bytes = wish->layout->arena_bytes + header.total_bytes;
+    memory->base_bytes = memory->pool_bytes = memory->populated = memory->logged = 0;
+    memory->err = (struct cst_err){0};
+    memory->gpu_engines = 0;
+    for (uint32_t r = 0; r < wish->world; r++) {
+        const struct cst_memory_pool *pool = &wish->pools[r];
+
+        memory->pool_bytes += pool_bytes(memory, wish->layout, pool);
+        memory->gpu_engines |= pool->gpu != NULL ? UINT32_C(1) << pool->gpu->engine : 0;
+    }
+}
+
+/* Make all segments. Those made before a failure stay. */
+static int add_all(struct cst_memory *memory, const struct cst_memory_wish *wish,
+                   struct cst_err *err)
+{
+    int rc = add_arenas(memory, wish, err);
+
+    if (rc == CST_OK) {
+        rc = add_table(memory, wish->layout, err);
+    }
+    for (uint32_t r = 0; r < wish->world && rc == CST_OK; r++) {
+        rc = add_pool(memory, wish->layout, r, &wish->pools[r], err);
+    }
+    return rc;
 }
 
 static void unmap_table(struct cst_memory *memory)
@@ -340,34 +382,20 @@ static void unmap_table(struct cst_memory *memory)
     }
 }
 
-int cst_memory_open(struct cst_memory *memory, const struct cst_layout *layout, uint32_t n_tensors,
-                    uint32_t world, const struct cst_memory_pool *pools, struct cst_err *err)
+int cst_memory_open(struct cst_memory *memory, const struct cst_memory_wish *wish,
+                    struct cst_err *err)
 {
     int rc;
 
-    memory->arena_bytes = layout->arena_bytes + table_bytes(layout, n_tensors);
-    memory->pool_bytes = memory->populated = memory->logged = 0;
-    memory->err = (struct cst_err){0};
-    memory->gpu_engines = 0;
-    for (uint32_t r = 0; r < world; r++) {
-        memory->pool_bytes += cst_memory_pool_bytes(layout, pools[r].n_blocks,
-                                                    cst_memory_grain(memory->daemon, pools[r].gpu));
-        memory->gpu_engines |= pools[r].gpu != NULL ? UINT32_C(1) << pools[r].gpu->engine : 0;
-    }
-    rc = check_budgets(memory, layout, world, pools, err);
+    count_wish(memory, wish);
+    rc = check_budgets(memory, wish, err);
     if (rc == CST_OK) {
-        rc = make_lists(memory, layout, world, pools, err);
+        rc = make_lists(memory, wish, err);
     }
     if (rc != CST_OK) {
         return rc;
     }
-    rc = add_arenas(memory, layout, err);
-    if (rc == CST_OK) {
-        rc = add_table(memory, layout, n_tensors, err);
-    }
-    for (uint32_t r = 0; r < world && rc == CST_OK; r++) {
-        rc = add_pool(memory, layout, r, &pools[r], err);
-    }
+    rc = add_all(memory, wish, err);
     if (rc != CST_OK) {
         goto err_after_segments;
     }
@@ -415,9 +443,15 @@ void cst_memory_close(struct cst_memory *memory)
 
 uint32_t cst_memory_n_slabs(const struct cst_memory *memory, uint32_t rank)
 {
-    const struct cst_core_part *part = &memory->pools[rank].parts[0];
+    const struct cst_core_pool *pool = &memory->pools[rank];
+    uint32_t n = 0;
 
-    return (part->n_blocks + part->blocks_per_slab - 1) / part->blocks_per_slab;
+    for (uint32_t c = 0; c < CST_LAYOUT_MAX_CLASSES && pool->parts[c].blocks_per_slab > 0; c++) {
+        const struct cst_core_part *part = &pool->parts[c];
+
+        n += (part->n_blocks + part->blocks_per_slab - 1) / part->blocks_per_slab;
+    }
+    return n;
 }
 
 struct cst_segment *cst_memory_slab(const struct cst_memory *memory, uint32_t rank, uint32_t i)

@@ -1,5 +1,6 @@
 /* The memory of one job: arena segments, job table, pool slabs of each rank. Made at once,
- * populated by the engines, given back at once.
+ * populated by the engines, given back at once. Arenas of a base job are mapped for this one too,
+ * under ids of their own: they are the base's memory, and stay when this is given back.
  *
  *   closed --open--> populating --on_ready--> ready --close--> leaving --on_gone--> closed
  *                        \------------ close ------------------/ */
@@ -8,6 +9,7 @@
 
 #include "daemon/arena.h"
 #include "daemon/later.h"
+#include "daemon/pools.h"
 #include "offload/core.h"
 
 struct cst_daemon;
@@ -24,13 +26,14 @@ struct cst_memory {
     uint32_t n_open;    /* of them, that exist still: in the books until the last engine lets go */
     uint32_t n_waiting; /* of them, that the engines have not answered for */
     uint32_t *ids;      /* segment ids, in the same order: what the core is given */
-    uint32_t n_arenas;  /* the first of segments */
+    uint32_t n_arenas;  /* the first of segments; the base's among them */
     uint32_t gpu_engines;           /* of ranks' GPUs, a bit each */
     struct cst_core_pool *pools;    /* one per rank; its segments point into ids */
     uint32_t world;                 /* of pools */
     struct cst_table_header *table; /* mapped */
     uint64_t table_bytes;           /* of it */
-    uint64_t arena_bytes;           /* arenas and table */
+    uint64_t arena_bytes;           /* arenas and table, the base's not counted */
+    uint64_t base_bytes;            /* arenas of the base that are mapped here */
     uint64_t pool_bytes;            /* all slabs, as they are charged */
     uint64_t populated;             /* bytes, of arena_bytes + pool_bytes */
     uint64_t logged;                /* value of populated at the last line in the log */
@@ -46,21 +49,25 @@ void cst_memory_init(struct cst_memory *memory, struct cst_daemon *daemon, const
 /* The pool that a rank is to have. */
 struct cst_memory_pool {
     struct cst_gpu *gpu; /* whose memory; NULL: the host's */
-    uint32_t n_blocks;
+    struct cst_pools_blocks blocks;
 };
 
-/* Make the memory that @layout wants, for a model of @n_tensors, with a pool as in @pools for each
- * of @world ranks, and have it populated. Engines of their GPUs are up. CST_EBUDGET: with all
- * numbers; CST_ENOMEM. On failure there is nothing to close. */
-int cst_memory_open(struct cst_memory *memory, const struct cst_layout *layout, uint32_t n_tensors,
-                    uint32_t world, const struct cst_memory_pool *pools, struct cst_err *err);
+/* What a job's memory is to be. */
+struct cst_memory_wish {
+    const struct cst_layout *layout;
+    uint32_t world;                      /* ranks */
+    const struct cst_memory_pool *pools; /* one per rank */
+    const struct cst_memory
+        *base; /* ready; has the layout's segments that are a base's; NULL: there are none */
+};
 
-/* Bytes that a pool of @n_blocks takes where slabs are multiples of @grain bytes. */
-uint64_t cst_memory_pool_bytes(const struct cst_layout *layout, uint32_t n_blocks, uint64_t grain);
+/* Make the memory that @wish describes and have it populated. Engines of the pools' GPUs are up.
+ * CST_EBUDGET: with all numbers; CST_ENOMEM. On failure there is nothing to close. */
+int cst_memory_open(struct cst_memory *memory, const struct cst_memory_wish *wish,
+                    struct cst_err *err);
 
-/* The most blocks, up to @max, that a pool can have within @bytes. */
-uint32_t cst_memory_pool_blocks(const struct cst_layout *layout, uint64_t bytes, uint64_t grain,
-                                uint32_t max);
+/* Fill @header with what the job table of @layout has; total_bytes is what it takes. */
+void cst_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header);
 
 /* Of what slabs on @gpu (NULL: the host) are multiples, bytes, and what they are charged to. */
 uint64_t cst_memory_grain(const struct cst_daemon *daemon, const struct cst_gpu *gpu);

@@ -123,7 +123,7 @@ static void refuse_others(struct cst_engines *engines, struct cst_segment *segme
 static void explain(const struct cst_engine *engine, struct cst_segment *segment, int status,
                     const char *text)
 {
-    const struct cst_engine *first = &engine->engines->v[segment->populate];
+    const struct cst_engine *first;
 
     text = text != NULL ? text : cst_status_words(status);
     if (segment->err.status != 0) {
@@ -132,7 +132,10 @@ static void explain(const struct cst_engine *engine, struct cst_segment *segment
     if (!segment->device) {
         (void)cst_err_set(&segment->err, status, "segment of %llu bytes: %s",
                           (unsigned long long)segment->bytes, text);
-    } else if (first == engine) {
+        return;
+    }
+    first = &engine->engines->v[segment->populate];
+    if (first == engine) {
         (void)cst_err_set(&segment->err, status, "pool slab of %llu bytes on %s: %s",
                           (unsigned long long)segment->bytes, engine->device, text);
     } else {

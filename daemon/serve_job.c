@@ -1,4 +1,5 @@
 /* Requests about a job as a whole: open, declare, commit, layout, pool, leave, remove. */
+#include "daemon/base.h"
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
@@ -7,9 +8,13 @@
 #include "daemon/log.h"
 #include "proto/cistern.pb-c.h"
 
+#include <stdio.h>
 #include <string.h>
 
-enum { LAYOUT_PAGE = 4096 }; /* tensors in a LayoutPart: at most 11 bytes each */
+enum {
+    LAYOUT_PAGE = 4096, /* tensors in a LayoutPart: at most 12 bytes each */
+    MAX_MICRO_BATCHES = 65536,
+};
 
 static bool is_name(const char *name)
 {
@@ -31,6 +36,15 @@ static int read_wish(const Cistern__JobOpen *message, struct cst_job_wish *out, 
         return cst_err_set(err, CST_EINVAL, "rank %u of %u: a job has 1 to %d ranks", message->rank,
                            message->world, CST_CORE_MAX_WORLD);
     }
+    if (message->micro_batches > MAX_MICRO_BATCHES) {
+        return cst_err_set(err, CST_EINVAL, "%u micro-batches in a step, at most %d",
+                           message->micro_batches, MAX_MICRO_BATCHES);
+    }
+    if (message->base_job != NULL && !is_name(message->base_job)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "name of a base job '%.64s': 1 to 63 of A-Z, a-z, 0-9, '.', '_', '-'",
+                           message->base_job);
+    }
     if (message->has_token && message->token.len != CST_JOB_TOKEN_BYTES) {
         return cst_err_set(err, CST_EINVAL, "token of %zu bytes, a token has %d",
                            message->token.len, CST_JOB_TOKEN_BYTES);
@@ -41,6 +55,8 @@ static int read_wish(const Cistern__JobOpen *message, struct cst_job_wish *out, 
         .world = message->world,
         .pool_bytes = message->pool_bytes,
         .chunk_elems = message->chunk_elems,
+        .micro_batches = message->micro_batches > 1 ? message->micro_batches : 1,
+        .base = message->base_job,
         .token = message->has_token ? message->token.data : NULL,
         .timeout_ms = message->timeout_ms,
         .ttl_s = message->ttl_s,
@@ -157,7 +173,7 @@ void cst_serve_layout(struct cst_session *session, uint64_t id, void *body)
     const Cistern__LayoutGet *get = body;
     const struct cst_model *model = &session->job->model;
     Cistern__LayoutPart part = CISTERN__LAYOUT_PART__INIT;
-    uint32_t chunk[LAYOUT_PAGE], n;
+    uint32_t chunk[LAYOUT_PAGE], size_class[LAYOUT_PAGE], n;
     uint64_t offset[LAYOUT_PAGE];
 
     if (!check_committed(session, id)) {
@@ -173,9 +189,12 @@ void cst_serve_layout(struct cst_session *session, uint64_t id, void *body)
     for (uint32_t i = 0; i < n; i++) {
         chunk[i] = model->tensors[get->first + i].chunk;
         offset[i] = model->tensors[get->first + i].offset;
+        size_class[i] = session->job->layout.chunks[chunk[i]].size_class;
     }
     part.first = get->first;
     part.n_chunk = part.n_offset = n;
+    part.n_size_class = session->job->layout.n_classes > 1 ? n : 0;
+    part.size_class = size_class;
     part.chunk = chunk;
     part.offset = offset;
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_LAYOUT_PART, &part.base, NULL, 0);
@@ -277,6 +296,12 @@ void cst_serve_job_remove(struct cst_session *session, uint64_t id, void *body)
     struct cst_err err = {0}, why = {0};
     int rc = cst_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err);
 
+    if (rc == CST_OK) {
+        char what[96];
+
+        (void)snprintf(what, sizeof what, "job '%s' cannot be removed", job->name);
+        rc = cst_base_check_unused(job, what, &err);
+    }
     if (rc == CST_OK) {
         rc = cst_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, 1, &request,
                                &err);

@@ -1,10 +1,13 @@
 /* Requests of the training step and of tensor access: what becomes events of the core. */
+#include "daemon/base.h"
 #include "daemon/batch.h"
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "daemon/drive.h"
 #include "daemon/staging.h"
 #include "proto/cistern.pb-c.h"
+
+#include <stdio.h>
 
 /* Open a request of @n_items for the core of the session's job; NULL: it was answered with why not.
  */
@@ -135,6 +138,21 @@ void cst_serve_step(struct cst_session *session, uint64_t id, void *body)
     cst_job_feed(session->job, &event);
 }
 
+void cst_serve_accumulate(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__Accumulate *accumulate = body;
+    struct cst_pending *request = defer(session, id, CISTERN__MSG_TYPE__MSG_ACCUMULATE, 1);
+
+    if (request != NULL) {
+        struct cst_event event = {.kind = CST_EV_ACCUMULATE,
+                                  .rank = session->rank,
+                                  .tag = cst_pending_tag(request, 0),
+                                  .attempt = accumulate->attempt};
+
+        cst_job_feed(session->job, &event);
+    }
+}
+
 /* -- cancel --------------------------------------------------------------------------------- */
 
 static struct cst_pending *find_request(const struct cst_session *session, uint64_t id)
@@ -237,6 +255,20 @@ static int check_place(const struct cst_session *session, const Cistern__TensorI
     return CST_OK;
 }
 
+/* Others read them while it is their base. */
+static int check_shared(const struct cst_job *job, uint32_t tensor, struct cst_err *err)
+{
+    char what[192];
+
+    if (tensor >= job->model.n_tensors ||
+        cst_pattern(job->model.tensors[tensor].pattern)->has_states) {
+        return CST_OK;
+    }
+    (void)snprintf(what, sizeof what, "frozen tensor '%s' of job '%s' is not written",
+                   job->model.tensors[tensor].name, job->name);
+    return cst_base_check_unused(job, what, err);
+}
+
 static void serve_tensor(struct cst_session *session, uint64_t id, const Cistern__TensorIo *io,
                          uint16_t type, enum cst_event_kind kind)
 {
@@ -244,7 +276,9 @@ static void serve_tensor(struct cst_session *session, uint64_t id, const Cistern
     struct cst_event event = {.kind = kind, .rank = session->rank};
     struct cst_err err = {0};
 
-    if (check_place(session, io, &err) != CST_OK) {
+    if (check_place(session, io, &err) != CST_OK ||
+        (kind == CST_EV_WRITE && session->job != NULL &&
+         check_shared(session->job, io->tensor, &err) != CST_OK)) {
         cst_session_error(session, id, &err);
         return;
     }

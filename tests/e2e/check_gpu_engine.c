@@ -104,7 +104,7 @@ START_TEST(no_room)
     gpu_rig_declare(&client, "n", 0, 1, "cuda:1", 0);
     ck_assert_int_eq(gpu_rig_commit(&client), CST_EBUDGET);
     raw_says(&client, "pools of cuda:1");
-    raw_says(&client, "2 blocks of 1048576 bytes are left for rank 0");
+    raw_says(&client, "the share that is left for rank 0 is too small: pool of 2097152 bytes");
     raw_close(&client);
 }
 END_TEST

@@ -1,0 +1,107 @@
+#include "daemon/pools.h"
+
+#include <inttypes.h>
+
+static uint64_t block_bytes(const struct cst_layout *layout, uint32_t class)
+{
+    return layout->classes[class].capacity * 2;
+}
+
+uint32_t cst_pools_per_slab(const struct cst_layout *layout, uint32_t class)
+{
+    uint64_t n = CST_LAYOUT_SEGMENT_BYTES / block_bytes(layout, class);
+
+    return n > 0 ? (uint32_t)n : 1;
+}
+
+uint32_t cst_pools_slabs(const struct cst_layout *layout, uint32_t class, uint32_t n_blocks)
+{
+    uint32_t per_slab = cst_pools_per_slab(layout, class);
+
+    return n_blocks / per_slab + (n_blocks % per_slab > 0 ? 1 : 0);
+}
+
+uint64_t cst_pools_slab_bytes(const struct cst_layout *layout, uint32_t class, uint32_t n_blocks,
+                              uint64_t grain)
+{
+    return (n_blocks * block_bytes(layout, class) + grain - 1) / grain * grain;
+}
+
+static uint64_t class_bytes(const struct cst_layout *layout, uint32_t class, uint32_t n_blocks,
+                            uint64_t grain)
+{
+    uint32_t per_slab = cst_pools_per_slab(layout, class);
+
+    return n_blocks / per_slab * cst_pools_slab_bytes(layout, class, per_slab, grain) +
+           cst_pools_slab_bytes(layout, class, n_blocks % per_slab, grain);
+}
+
+uint64_t cst_pools_bytes(const struct cst_layout *layout, const struct cst_pools_blocks *blocks,
+                         uint64_t grain)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t c = 0; c < layout->n_classes; c++) {
+        bytes += class_bytes(layout, c, blocks->n[c], grain);
+    }
+    return bytes;
+}
+
+/* The most blocks of @class that can be had within @bytes and are of use. */
+static uint32_t most_blocks(const struct cst_layout *layout, uint32_t class, uint64_t bytes,
+                            uint64_t grain)
+{
+    uint32_t per_slab = cst_pools_per_slab(layout, class), max = layout->classes[class].max_blocks;
+    uint64_t slab = cst_pools_slab_bytes(layout, class, per_slab, grain);
+    uint64_t rest = bytes % slab / grain * grain / block_bytes(layout, class);
+    uint64_t n = bytes / slab * per_slab + (rest < per_slab ? rest : per_slab);
+
+    return n < max ? (uint32_t)n : max;
+}
+
+/* The first class whose least blocks, with those of the classes before it, are more than @bytes. */
+static int too_small(const struct cst_layout *layout, const struct cst_model *model, uint64_t bytes,
+                     uint64_t grain, struct cst_err *err)
+{
+    uint64_t need = 0, all = 0;
+    uint32_t c = 0;
+
+    for (uint32_t i = 0; i < layout->n_classes; i++) {
+        all += class_bytes(layout, i, layout->classes[i].min_blocks, grain);
+    }
+    for (; c < layout->n_classes; c++) {
+        need += class_bytes(layout, c, layout->classes[c].min_blocks, grain);
+        if (need > bytes) {
+            break;
+        }
+    }
+    return cst_err_set(
+        err, CST_EPOOL,
+        "pool of %" PRIu64 " bytes: operator '%s' needs %" PRIu32 " blocks of %" PRIu64
+        " bytes (size class %" PRIu32 " of %" PRIu32 "): %" PRIu64 " bytes short",
+        bytes, model->operators[layout->classes[c].min_operator].name,
+        layout->classes[c].min_blocks, block_bytes(layout, c), c, layout->n_classes, all - bytes);
+}
+
+int cst_pools_divide(const struct cst_layout *layout, const struct cst_model *model, uint64_t bytes,
+                     uint64_t grain, struct cst_pools_blocks *out, struct cst_err *err)
+{
+    struct cst_pools_blocks blocks = {{0}};
+    uint64_t least, left;
+
+    for (uint32_t c = 0; c < layout->n_classes; c++) {
+        blocks.n[c] = layout->classes[c].min_blocks;
+    }
+    least = cst_pools_bytes(layout, &blocks, grain);
+    if (least > bytes) {
+        return too_small(layout, model, bytes, grain, err);
+    }
+    left = bytes - least;
+    for (uint32_t c = 0; c < layout->n_classes; c++) {
+        left += class_bytes(layout, c, blocks.n[c], grain);
+        blocks.n[c] = most_blocks(layout, c, left, grain);
+        left -= class_bytes(layout, c, blocks.n[c], grain);
+    }
+    *out = blocks;
+    return CST_OK;
+}

@@ -1,0 +1,115 @@
+#include "daemon/share.h"
+
+#include "daemon/daemon.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+uint64_t cst_share_smallest(const struct cst_job *job)
+{
+    uint64_t least = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        uint64_t bytes = job->workers[r].pool_bytes;
+
+        if (bytes != 0 && (least == 0 || bytes < least)) {
+            least = bytes;
+        }
+    }
+    return least;
+}
+
+/* What is left of @gpu's budget (NULL: the host device's) for those who asked for nothing, and how
+ * many they are. */
+static uint64_t left_for_open(const struct cst_job *job, const struct cst_memory_pool *pools,
+                              struct cst_gpu *gpu, uint32_t *n_open)
+{
+    const struct cst_budget *budget = cst_memory_budget(job->daemon, gpu);
+    uint64_t left = budget->limit - budget->used;
+
+    *n_open = 0;
+    for (uint32_t r = 0; r < job->world; r++) {
+        uint64_t bytes;
+
+        if (pools[r].gpu != gpu) {
+            continue;
+        }
+        if (job->workers[r].pool_bytes == 0) {
+            ++*n_open;
+            continue;
+        }
+        bytes = cst_pools_bytes(&job->layout, &pools[r].blocks, cst_memory_grain(job->daemon, gpu));
+        left -= bytes < left ? bytes : left;
+    }
+    return left;
+}
+
+/* All shares are reckoned before any is given. */
+static int give_share(const struct cst_job *job, const struct cst_memory_pool *pools, uint32_t rank,
+                      struct cst_pools_blocks *out, struct cst_err *err)
+{
+    struct cst_gpu *gpu = pools[rank].gpu;
+    const struct cst_budget *budget = cst_memory_budget(job->daemon, gpu);
+    struct cst_err why = {0};
+    uint32_t n_open;
+    uint64_t left = left_for_open(job, pools, gpu, &n_open);
+    int rc = cst_pools_divide(&job->layout, &job->model, left / n_open,
+                              cst_memory_grain(job->daemon, gpu), out, &why);
+
+    return rc == CST_OK
+               ? rc
+               : cst_err_set(err, CST_EBUDGET,
+                             "%s: %" PRIu64 " of %" PRIu64
+                             " bytes are in use; the share that is left for rank %u is too small: "
+                             "%.200s",
+                             budget->name, budget->used, budget->limit, rank, why.text);
+}
+
+int cst_share_divide(const struct cst_job *job, struct cst_memory_pool *pools, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
+        pools[r] = (struct cst_memory_pool){.gpu = job->workers[r].gpu};
+        if (job->workers[r].pool_bytes != 0) {
+            rc = cst_pools_divide(&job->layout, &job->model, job->workers[r].pool_bytes, 1,
+                                  &pools[r].blocks, err);
+        }
+    }
+    for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
+        if (job->workers[r].pool_bytes == 0) {
+            rc = give_share(job, pools, r, &pools[r].blocks, err);
+        }
+    }
+    return rc;
+}
+
+int cst_share_check(const struct cst_worker *worker, struct cst_err *err)
+{
+    const struct cst_job *job = worker->job;
+    const struct cst_core_pool *pool = &job->memory.pools[worker->rank];
+    struct cst_pools_blocks now;
+    struct cst_err why = {0};
+    int rc;
+
+    if (worker->pool_bytes == 0) {
+        return CST_OK;
+    }
+    rc = cst_pools_divide(&job->layout, &job->model, worker->pool_bytes, 1, &now, &why);
+    if (rc != CST_OK) {
+        rc = cst_err_set(err, CST_EMISMATCH,
+                         "pool of rank %u: it is larger since the job was committed: %.250s",
+                         worker->rank, why.text);
+    }
+    for (uint32_t c = 0; c < job->layout.n_classes && rc == CST_OK; c++) {
+        if (now.n[c] != pool->parts[c].n_blocks) {
+            rc = cst_err_set(err, CST_EMISMATCH,
+                             "pool of rank %u: %u blocks of %" PRIu64
+                             " bytes since the job was committed; %" PRIu64
+                             " bytes asked for now are %u",
+                             worker->rank, pool->parts[c].n_blocks,
+                             job->layout.classes[c].capacity * 2, worker->pool_bytes, now.n[c]);
+        }
+    }
+    return rc;
+}
