@@ -17,6 +17,8 @@
 #define N_STEPS 3
 #define PER_CHUNK 4 /* commands a step: reduce, copy up, copy on, copy down */
 #define N_COMMANDS (N_STEPS * N_CHUNKS * PER_CHUNK)
+
+enum way { ON_GPU, IN_PLACE, WIDE, N_WAYS }; /* of sums */
 #define N_ROUNDS 16
 #define N_SLOTS 4
 
@@ -27,7 +29,7 @@ static const uint64_t chunk_elems[N_CHUNKS] = {9000, 20000, 900000, 2u << 20, 12
  * again, from there to another, and down to the weights. Tickets from 1, in the order in which they
  * are issued.
  */
-static void write_commands(const struct tiny_job *job, bool in_place,
+static void write_commands(const struct tiny_job *job, enum way way,
                            struct engine_command *commands)
 {
     uint64_t ticket = 0, last[N_CHUNKS] = {0};
@@ -42,10 +44,18 @@ static void write_commands(const struct tiny_job *job, bool in_place,
                 engine_command_copy(other, block, bytes),
                 engine_command_copy(tiny_job_row(job, c, CST_ROW_WEIGHT), other, bytes)};
 
-            if (c % 2 == 0 && !in_place) {
+            if (c % 2 == 0 && way == ON_GPU) {
                 chain[0].src[0] = tiny_job_block(job, c, 2);
             }
             chain[3].priority = ENGINE__PRIORITY__EVICTION;
+            if (way == WIDE) {
+                chain[0] = tiny_job_reduce(job, c, 2 * step - 1);
+                chain[0].src[chain[0].n_src++] = tiny_job_block(job, c, 2);
+                chain[0].accumulate = step > 1;
+                chain[1].src[0] = tiny_job_row(job, c, CST_ROW_WEIGHT);
+                chain[3] = tiny_job_reduce(job, c, 2 * step);
+                chain[3].accumulate = true;
+            }
             for (int i = 0; i < PER_CHUNK; i++) {
                 chain[i].ticket = ++ticket;
                 chain[i].after[chain[i].n_after++] = last[c];
@@ -78,6 +88,8 @@ static unsigned n_half_done(const struct tiny_job *job)
 START_TEST(test_kill)
 {
     static struct engine_command commands[N_COMMANDS];
+    void (*open)(struct tiny_job *, unsigned, const uint64_t *, unsigned, uint64_t) =
+        _i == WIDE ? tiny_job_open_wide : tiny_job_open;
     const char *env = getenv("CST_FAKECUDA_SEED"), *uuid = fake_gpu_uuid(0);
     uint64_t seed = env != NULL ? strtoull(env, NULL, 0) : (uint64_t)time(NULL), random;
     unsigned n_kills = 0, n_held = 0, n_unfinished = 0;
@@ -85,12 +97,12 @@ START_TEST(test_kill)
 
     printf("seed: CST_FAKECUDA_SEED=%" PRIu64 "\n", seed);
     fake_gpu_open_ledger();
-    (void)setenv("CST_FAKECUDA_DELAY_US", _i == 0 ? "300" : "0", 1);
-    tiny_job_open(&calm, N_CHUNKS, chunk_elems, N_SLOTS, seed);
-    tiny_job_open(&job, N_CHUNKS, chunk_elems, N_SLOTS, seed);
+    (void)setenv("CST_FAKECUDA_DELAY_US", _i == ON_GPU ? "300" : "0", 1);
+    open(&calm, N_CHUNKS, chunk_elems, N_SLOTS, seed);
+    open(&job, N_CHUNKS, chunk_elems, N_SLOTS, seed);
     tiny_job_use_gpu(&job);
     random = seed * 2 + 1;
-    write_commands(&calm, _i == 1, commands);
+    write_commands(&calm, (enum way)_i, commands);
     engine_proc_use("./cistern-engine-host", NULL);
     kill_run_to_end(&calm, commands, N_COMMANDS, 2, (bool[N_COMMANDS]){false});
     engine_proc_use(FAKE_GPU_ENGINE, uuid);
@@ -124,7 +136,7 @@ int main(int argc, char **argv)
     (void)argc;
     fake_gpu_use(argv);
     tcase_set_timeout(tcase, 600);
-    tcase_add_loop_test(tcase, test_kill, 0, 2);
+    tcase_add_loop_test(tcase, test_kill, 0, N_WAYS);
     suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

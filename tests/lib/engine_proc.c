@@ -318,6 +318,8 @@ static void fill_message(struct message *m, const struct engine_command *from)
     c->table = from->table;
     c->chunk = from->chunk;
     c->mark = from->mark;
+    c->has_accumulate = from->accumulate;
+    c->accumulate = from->accumulate;
     if (from->kind == ENGINE__COMMAND_KIND__UPDATE) {
         m->hyper = (Engine__Hyper)ENGINE__HYPER__INIT;
         m->hyper.lr = from->lr;

@@ -27,6 +27,7 @@ struct engine_command {
     uint64_t bytes, n_elems;
     uint32_t table, chunk;
     uint64_t mark;
+    bool accumulate;                                       /* REDUCE */
     float lr, beta1, beta2, eps, weight_decay, grad_scale; /* UPDATE */
 };
 

@@ -7,15 +7,26 @@ struct tiny_job job;
 struct engine_proc proc;
 uint64_t ticket;
 
-void engine_rig_setup(bool on_gpu)
-{
-    uint64_t n_elems[N_CHUNKS] = {9000, BIG_ELEMS, 20000};
+static const uint64_t n_elems[N_CHUNKS] = {9000, BIG_ELEMS, 20000};
 
-    tiny_job_open(&job, N_CHUNKS, n_elems, N_SLOTS, 7);
+static void start(bool on_gpu)
+{
     if (on_gpu) {
         tiny_job_use_gpu(&job);
     }
     tiny_job_start(&job, &proc, 3, 2, 0);
+}
+
+void engine_rig_setup(bool on_gpu)
+{
+    tiny_job_open(&job, N_CHUNKS, n_elems, N_SLOTS, 7);
+    start(on_gpu);
+}
+
+void engine_rig_setup_wide(bool on_gpu)
+{
+    tiny_job_open_wide(&job, N_CHUNKS, n_elems, N_SLOTS, 7);
+    start(on_gpu);
 }
 
 void engine_rig_teardown(void)

@@ -18,6 +18,9 @@ extern uint64_t ticket; /* the last one submitted */
 /* Open the job and start the engine; @on_gpu: its pool is memory of the engine's GPU. */
 void engine_rig_setup(bool on_gpu);
 
+/* The same with fp32 grad rows. */
+void engine_rig_setup_wide(bool on_gpu);
+
 /* The engine must end well. */
 void engine_rig_teardown(void);
 

@@ -25,9 +25,9 @@ static uint64_t row_bytes(uint64_t n_elems, unsigned elem_bytes)
     return (n_elems * elem_bytes + ROW_ALIGN - 1) / ROW_ALIGN * ROW_ALIGN;
 }
 
-static unsigned elem_bytes(int row)
+static unsigned elem_bytes(const struct tiny_job *job, int row)
 {
-    return row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4;
+    return row == CST_ROW_WEIGHT ? 2 : row == CST_ROW_GRAD ? job->grad_bytes : 4;
 }
 
 /* Three tensors, the last one 5 elements, with 64 elements of padding before each but the first. */
@@ -57,26 +57,27 @@ static void write_chunks(struct tiny_job *job)
             .n_elems = job->n_elems[c], .first_span = c * TINY_SPANS, .n_spans = TINY_SPANS};
         for (int row = 0; row < CST_ROW_COUNT; row++) {
             chunks[c].rows[row] = (struct cst_place){.segment = job->ids[TINY_ARENA], .offset = at};
-            at += row_bytes(job->n_elems[c], elem_bytes(row));
+            at += row_bytes(job->n_elems[c], elem_bytes(job, row));
         }
         write_spans(cst_table_spans(job->table) + c * TINY_SPANS, job->n_elems[c], &n_tiles);
     }
 }
 
-void tiny_job_open(struct tiny_job *job, unsigned n_chunks, const uint64_t *n_elems,
-                   unsigned n_slots, uint64_t seed)
+static void open_job(struct tiny_job *job, unsigned grad_bytes, unsigned n_chunks,
+                     const uint64_t *n_elems, unsigned n_slots, uint64_t seed)
 {
     struct cst_table_header header;
     uint64_t n_tiles = 0;
 
-    *job = (struct tiny_job){.n_chunks = n_chunks, .ids = {11, 12, 13, 14}};
+    *job =
+        (struct tiny_job){.n_chunks = n_chunks, .grad_bytes = grad_bytes, .ids = {11, 12, 13, 14}};
     for (unsigned c = 0; c < n_chunks; c++) {
         struct cst_table_span spans[TINY_SPANS];
 
         job->n_elems[c] = n_elems[c];
         job->block[c] = job->bytes[TINY_POOL];
         for (int row = 0; row < CST_ROW_COUNT; row++) {
-            job->bytes[TINY_ARENA] += row_bytes(n_elems[c], elem_bytes(row));
+            job->bytes[TINY_ARENA] += row_bytes(n_elems[c], elem_bytes(job, row));
         }
         job->bytes[TINY_POOL] += N_BLOCKS * row_bytes(n_elems[c], 2);
         write_spans(spans, n_elems[c], &n_tiles);
@@ -89,7 +90,20 @@ void tiny_job_open(struct tiny_job *job, unsigned n_chunks, const uint64_t *n_el
     }
     job->table = job->base[TINY_TABLE];
     *job->table = header;
+    job->table->grad_bytes = grad_bytes;
     tiny_job_fill(job, seed);
+}
+
+void tiny_job_open(struct tiny_job *job, unsigned n_chunks, const uint64_t *n_elems,
+                   unsigned n_slots, uint64_t seed)
+{
+    open_job(job, 2, n_chunks, n_elems, n_slots, seed);
+}
+
+void tiny_job_open_wide(struct tiny_job *job, unsigned n_chunks, const uint64_t *n_elems,
+                        unsigned n_slots, uint64_t seed)
+{
+    open_job(job, 4, n_chunks, n_elems, n_slots, seed);
 }
 
 void tiny_job_close(struct tiny_job *job)
@@ -134,7 +148,7 @@ void tiny_job_fill(struct tiny_job *job, uint64_t seed)
 
         for (int row = 0; row < CST_ROW_COUNT; row++) {
             fill_row(address(job, TINY_ARENA, tiny_job_row(job, c, (enum cst_row)row).offset), n,
-                     elem_bytes(row) == 2, &state);
+                     elem_bytes(job, row) == 2, &state);
         }
         for (uint64_t i = 0; i < n; i++) {
             squares[i] *= squares[i];
@@ -220,14 +234,17 @@ struct cst_place tiny_job_block(const struct tiny_job *job, unsigned chunk, unsi
 
 struct engine_command tiny_job_reduce(const struct tiny_job *job, unsigned chunk, uint64_t mark)
 {
-    return (struct engine_command){.kind = ENGINE__COMMAND_KIND__REDUCE,
-                                   .table = job->ids[TINY_TABLE],
-                                   .chunk = chunk,
-                                   .mark = mark,
-                                   .src = {tiny_job_row(job, chunk, CST_ROW_GRAD),
-                                           tiny_job_block(job, chunk, 0),
-                                           tiny_job_block(job, chunk, 1)},
-                                   .n_src = 3};
+    struct engine_command command = {.kind = ENGINE__COMMAND_KIND__REDUCE,
+                                     .table = job->ids[TINY_TABLE],
+                                     .chunk = chunk,
+                                     .mark = mark};
+
+    if (job->grad_bytes == 2) {
+        command.src[command.n_src++] = tiny_job_row(job, chunk, CST_ROW_GRAD);
+    }
+    command.src[command.n_src++] = tiny_job_block(job, chunk, 0);
+    command.src[command.n_src++] = tiny_job_block(job, chunk, 1);
+    return command;
 }
 
 struct engine_command tiny_job_update(const struct tiny_job *job, unsigned chunk, uint64_t mark)

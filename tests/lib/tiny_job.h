@@ -24,6 +24,7 @@ struct tiny_job {
     uint32_t ids[TINY_SEGMENTS];       /* segment ids */
     bool on_gpu;                       /* the pool is a GPU's memory (tiny_job_use_gpu) */
     uint64_t gpu_bytes;                /* of that, a multiple of its granularity */
+    unsigned grad_bytes;               /* of an element of the grad rows: 2 or 4 */
     struct cst_table_header *table;    /* = base[TINY_TABLE] */
 };
 
@@ -31,6 +32,10 @@ struct tiny_job {
  * slots; contents from @seed. */
 void tiny_job_open(struct tiny_job *job, unsigned n_chunks, const uint64_t *n_elems,
                    unsigned n_slots, uint64_t seed);
+
+/* The same with fp32 grad rows: one that has micro-batches. */
+void tiny_job_open_wide(struct tiny_job *job, unsigned n_chunks, const uint64_t *n_elems,
+                        unsigned n_slots, uint64_t seed);
 void tiny_job_close(struct tiny_job *job);
 
 /* From the next start on the pool is memory of the engine's GPU, which the first engine makes; it
@@ -48,7 +53,8 @@ void tiny_job_start(struct tiny_job *job, struct engine_proc *proc, uint32_t thr
 struct cst_place tiny_job_row(const struct tiny_job *job, unsigned chunk, enum cst_row row);
 struct cst_place tiny_job_block(const struct tiny_job *job, unsigned chunk, unsigned block);
 
-/* REDUCE of @chunk: its grad row and blocks 0 and 1. */
+/* REDUCE of @chunk: its grad row and blocks 0 and 1; if the row is fp32, those blocks alone,
+ * stored. */
 struct engine_command tiny_job_reduce(const struct tiny_job *job, unsigned chunk, uint64_t mark);
 struct engine_command tiny_job_update(const struct tiny_job *job, unsigned chunk, uint64_t mark);
 
