@@ -20,7 +20,7 @@
 #define CST_LAYOUT_CAPACITY_STEP 4096           /* C is a multiple of it, so rows are pages */
 #define CST_LAYOUT_SEGMENT_BYTES (256u << 20)   /* most that an arena segment has, but for one with a single row; no row straddles two */
 #define CST_LAYOUT_MAX_CHUNK_ELEMS (1u << 30)
-#define CST_LAYOUT_MAX_TENSORS 65536
+#define CST_LAYOUT_MAX_TENSORS 65536            /* of a job */
 #define CST_LAYOUT_MAX_OPERATORS 65536
 #define CST_LAYOUT_MAX_USES 262144              /* tensors of all operators together */
 #define CST_LAYOUT_NAME_BYTES 64                /* with the NUL */
@@ -70,6 +70,7 @@ struct cst_model {
     uint32_t n_operators;
     uint64_t groups[CST_LAYOUT_MAX_GROUPS]; /* ranks of each, a bit each; groups[0] is all bits: every rank of the job */
     uint32_t n_groups;  /* at least 1 */
+    uint32_t max_entries; /* tensors, and operators: CST_LAYOUT_MAX_TENSORS, unless who keeps the model sets more; uses are four times as many */
     uint32_t n_uses;    /* sum of n_tensors of the operators */
     uint64_t n_params;  /* sum of n_elems */
     void *index;        /* name lookup, private */

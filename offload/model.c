@@ -152,9 +152,9 @@ static int check_words(const struct cst_model *model, const struct cst_tensor_wo
     if (status == CST_OK) {
         status = check_pattern(model, words, err);
     }
-    if (status == CST_OK && model->n_tensors == CST_LAYOUT_MAX_TENSORS) {
-        status = cst_err_set(err, CST_EINVAL, "tensor '%s': more than %d tensors", words->name,
-                             CST_LAYOUT_MAX_TENSORS);
+    if (status == CST_OK && model->n_tensors == model->max_entries) {
+        status = cst_err_set(err, CST_EINVAL, "tensor '%s': more than %" PRIu32 " tensors",
+                             words->name, model->max_entries);
     }
     return status;
 }
@@ -172,6 +172,7 @@ void cst_model_init(struct cst_model *model)
     memset(model, 0, sizeof *model);
     model->groups[0] = UINT64_MAX;
     model->n_groups = 1;
+    model->max_entries = CST_LAYOUT_MAX_TENSORS;
 }
 
 void cst_model_close(struct cst_model *model)
@@ -394,6 +395,7 @@ static int check_hints(const char *name, const struct cst_operator_hints *hints,
 static int check_operator(const struct cst_model *model, const char *name, uint32_t n_tensors,
                           const struct cst_operator_hints *hints, struct cst_err *err)
 {
+    uint32_t max_uses = model->max_entries * (CST_LAYOUT_MAX_USES / CST_LAYOUT_MAX_TENSORS);
     int status = check_name("an operator", name, err);
 
     if (status != CST_OK) {
@@ -402,15 +404,15 @@ static int check_operator(const struct cst_model *model, const char *name, uint3
     if (n_tensors == 0) {
         return cst_err_set(err, CST_EINVAL, "operator '%s' uses no tensor", name);
     }
-    if (model->n_operators == CST_LAYOUT_MAX_OPERATORS) {
-        return cst_err_set(err, CST_EINVAL, "operator '%s': more than %d operators", name,
-                           CST_LAYOUT_MAX_OPERATORS);
+    if (model->n_operators == model->max_entries) {
+        return cst_err_set(err, CST_EINVAL, "operator '%s': more than %" PRIu32 " operators", name,
+                           model->max_entries);
     }
-    if (n_tensors > CST_LAYOUT_MAX_USES - model->n_uses) {
+    if (n_tensors > max_uses - model->n_uses) {
         return cst_err_set(err, CST_EINVAL,
                            "operator '%s' uses %" PRIu32 " tensors and those before it %" PRIu32
-                           ": at most %d together",
-                           name, n_tensors, model->n_uses, CST_LAYOUT_MAX_USES);
+                           ": at most %" PRIu32 " together",
+                           name, n_tensors, model->n_uses, max_uses);
     }
     return check_hints(name, hints, err);
 }

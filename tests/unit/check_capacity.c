@@ -460,6 +460,23 @@ START_TEST(many_experts)
 }
 END_TEST
 
+/* 100000 chunks, of a model that may have more entries than a job. */
+START_TEST(many_chunks)
+{
+    model.max_entries = 100000;
+    for (uint32_t i = 0; i < 100000; i++) {
+        use(1, (uint32_t[]){tensor(4000)});
+    }
+    config.chunk_elems = 4096;
+    ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_OK);
+    ck_assert_uint_eq(layout.n_chunks, 100000);
+    ck_assert_uint_eq(layout.min_blocks, 3);
+    ck_assert_uint_eq(layout.arena_bytes, 16ull * 4096 * 100000);
+    ck_assert_int_eq(cst_model_operator(&model, "more", (uint32_t[]){0}, 1, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "more than 100000 operators"));
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("capacity");
@@ -476,6 +493,7 @@ static Suite *suite(void)
     tcase_add_loop_test(tc, candidates, 1, 21);
     tcase_add_test(tc, the_largest_tensor);
     tcase_add_test(tc, many_experts);
+    tcase_add_test(tc, many_chunks);
     suite_add_tcase(s, tc);
     return s;
 }
