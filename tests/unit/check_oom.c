@@ -16,6 +16,8 @@ void *__real_realloc(void *p, size_t size);
 int __real_cst_model_tensor(struct cst_model *model, const char *name, const int64_t *shape,
                             uint32_t n_dims, float lr_scale, float decay_scale,
                             struct cst_err *err);
+int __real_cst_model_tensor_as(struct cst_model *model, const struct cst_tensor_words *words,
+                               struct cst_err *err);
 int __real_cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
                               uint32_t n_tensors, struct cst_err *err);
 int __real_cst_layout_build(struct cst_layout *layout, struct cst_model *model,
@@ -30,6 +32,8 @@ void *__wrap_realloc(void *p, size_t size);
 int __wrap_cst_model_tensor(struct cst_model *model, const char *name, const int64_t *shape,
                             uint32_t n_dims, float lr_scale, float decay_scale,
                             struct cst_err *err);
+int __wrap_cst_model_tensor_as(struct cst_model *model, const struct cst_tensor_words *words,
+                               struct cst_err *err);
 int __wrap_cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
                               uint32_t n_tensors, struct cst_err *err);
 int __wrap_cst_layout_build(struct cst_layout *layout, struct cst_model *model,
@@ -69,6 +73,17 @@ int __wrap_cst_model_tensor(struct cst_model *model, const char *name, const int
 
     inside = true;
     status = __real_cst_model_tensor(model, name, shape, n_dims, lr_scale, decay_scale, err);
+    inside = false;
+    return status;
+}
+
+int __wrap_cst_model_tensor_as(struct cst_model *model, const struct cst_tensor_words *words,
+                               struct cst_err *err)
+{
+    int status;
+
+    inside = true;
+    status = __real_cst_model_tensor_as(model, words, err);
     inside = false;
     return status;
 }
@@ -153,15 +168,47 @@ START_TEST(declare)
 }
 END_TEST
 
-/* A layout that finds no memory says so, and leaves nothing behind. */
+/* A tensor that is a box of another one, declared until there is memory for it; without it nothing
+ * is left behind. */
+START_TEST(declare_boxes)
+{
+    struct cst_tensor_words words = {.name = "box",
+                                     .n_dims = 1,
+                                     .shape = (int64_t[]){4},
+                                     .whole = (int64_t[]){8},
+                                     .first = (int64_t[]){4},
+                                     .pattern = CST_PATTERN_TENSOR};
+    int status = CST_ENOMEM, n = 0;
+    struct cst_model model;
+
+    while (status == CST_ENOMEM) {
+        cst_model_init(&model);
+        fail_in = n++;
+        status = cst_model_tensor_as(&model, &words, &last_err);
+        ck_assert_uint_eq(model.n_tensors, status == CST_OK ? 1 : 0);
+        cst_model_close(&model);
+    }
+    fail_in = -1;
+    ck_assert_int_eq(status, CST_OK);
+    ck_assert_int_eq(n, 6); /* index, names, marks, tensors, box */
+}
+END_TEST
+
+/* A layout that finds no memory says so, and leaves nothing behind. _i: further classes, and a
+ * base. */
 START_TEST(lay_out)
 {
-    struct cst_layout_config config = {.n_nodes = 1};
-    struct cst_layout layout;
+    struct cst_layout_config config = {.n_nodes = 1, .max_classes = _i == 0 ? 1 : 4};
+    struct cst_layout layout, base;
     int status = CST_ENOMEM;
     int n = 0;
 
     rig_open(&rig, 10, 1, 20, 1);
+    if (_i == 1) {
+        ck_assert_int_eq(cst_layout_build(&base, &rig.model, &config, &last_err), CST_OK);
+        config.base_model = &rig.model;
+        config.base = &base;
+    }
     while (status == CST_ENOMEM) {
         fail_in = n++;
         status = cst_layout_build(&layout, &rig.model, &config, &last_err);
@@ -171,6 +218,9 @@ START_TEST(lay_out)
     ck_assert_int_eq(status, CST_OK);
     ck_assert_int_gt(n, 8);
     cst_layout_close(&layout);
+    if (_i == 1) {
+        cst_layout_close(&base);
+    }
     rig_close(&rig);
 }
 END_TEST
@@ -272,7 +322,8 @@ static Suite *suite(void)
     TCase *tc = tcase_create("offload");
 
     tcase_add_loop_test(tc, declare, 0, 20);
-    tcase_add_test(tc, lay_out);
+    tcase_add_test(tc, declare_boxes);
+    tcase_add_loop_test(tc, lay_out, 0, 2);
     tcase_add_test(tc, open_core);
     tcase_add_test(tc, requests);
     tcase_add_loop_test(tc, traces, 0, 4);
