@@ -177,7 +177,7 @@ static int open_core(struct cst_job *job, struct cst_err *err)
         .pools = memory->pools,
         .first_ticket = (job->serial << CST_JOB_TICKET_SHIFT) + 1, /* a mark's low half is not 0 */
         .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
-        .policy = {.prefetch_depth = 1},
+        .policy = {.prefetch_depth = 0},
         .micro_batches = job->micro_batches,
     };
     int rc = cst_core_open(&job->core, &config, err);

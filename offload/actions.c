@@ -38,8 +38,8 @@ int cst_core_reserve(struct cst_core *core, struct cst_actions *actions)
 {
     /* Each waiting request can cause a reply, a load and a staging copy; each chunk a reduction or
      * an update; each rank a prefetch, a reply and a log line. */
-    size_t fixed =
-        2 * (size_t)core->n_chunks + (size_t)core->world * (core->policy.prefetch_depth + 2) + 16;
+    size_t fixed = 2 * (size_t)core->n_chunks +
+                   (size_t)core->world * (CST_LAYOUT_MAX_CLASSES * CST_PREFETCH_IN_FLIGHT + 2) + 16;
     size_t in_flight = 4 * (size_t)core->n_chunks + core->n_blocks + 64;
     int status = cst_requests_reserve(&core->requests);
 

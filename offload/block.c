@@ -1,5 +1,7 @@
 #include "offload/block.h"
 
+#include "offload/pattern.h"
+
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,8 +26,8 @@ static const struct {
     [CST_BLOCK_QUARANTINED] = {"quarantined", TO(FREE), false, false, false},
 };
 
-static void init_part(struct cst_pool *pool, uint32_t k, const struct cst_core_part *config,
-                      uint64_t block_bytes)
+static int init_part(struct cst_pool *pool, uint32_t k, const struct cst_core_part *config,
+                     uint64_t block_bytes, enum cst_core_eviction eviction)
 {
     struct cst_part *part = &pool->parts[k];
 
@@ -40,6 +42,7 @@ static void init_part(struct cst_pool *pool, uint32_t k, const struct cst_core_p
     for (int s = 0; s < CST_BLOCK_STATES; s++) {
         part->head[s] = CST_NONE;
     }
+    return cst_victims_init(&part->victims, part->n_blocks, eviction);
 }
 
 static void enlist(struct cst_pool *pool, uint32_t b)
@@ -87,24 +90,31 @@ static void init_blocks(struct cst_pool *pool)
 }
 
 int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config,
-                  const struct cst_layout *layout)
+                  const struct cst_layout *layout, const struct cst_trace *trace,
+                  enum cst_core_eviction eviction)
 {
     size_t n = layout->n_chunks;
+    int status = CST_OK;
 
     *pool = (struct cst_pool){
         .n_parts = layout->n_classes,
+        .n_chunks = layout->n_chunks,
         .chunks = layout->chunks,
         .segments = config->segments,
         .engine = config->engine,
         .worker_copies = config->worker_copies,
+        .trace = trace,
+        .serial = 1,
+        .claimed = calloc(n, sizeof *pool->claimed),
         .weight_of = malloc(n * sizeof *pool->weight_of),
         .grad_of = malloc(n * sizeof *pool->grad_of),
     };
-    for (uint32_t k = 0; k < pool->n_parts; k++) {
-        init_part(pool, k, &config->parts[k], 2 * layout->classes[k].capacity);
+    for (uint32_t k = 0; k < pool->n_parts && status == CST_OK; k++) {
+        status = init_part(pool, k, &config->parts[k], 2 * layout->classes[k].capacity, eviction);
     }
     pool->blocks = calloc(pool->n_blocks + 1u, sizeof *pool->blocks);
-    if (pool->blocks == NULL || pool->weight_of == NULL || pool->grad_of == NULL) {
+    if (status != CST_OK || pool->blocks == NULL || pool->claimed == NULL ||
+        pool->weight_of == NULL || pool->grad_of == NULL) {
         cst_pool_close(pool);
         return CST_ENOMEM;
     }
@@ -116,7 +126,11 @@ int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config,
 
 void cst_pool_close(struct cst_pool *pool)
 {
+    for (uint32_t k = 0; k < pool->n_parts; k++) {
+        cst_victims_close(&pool->parts[k].victims);
+    }
     free(pool->blocks);
+    free(pool->claimed);
     free(pool->weight_of);
     free(pool->grad_of);
     memset(pool, 0, sizeof *pool);
@@ -137,12 +151,47 @@ uint32_t cst_pool_count(const struct cst_pool *pool, enum cst_block_state state)
     return n;
 }
 
+/* What bringing the weights of @chunk back into a block costs. */
+static enum cst_victim_cost cost_of(const struct cst_pool *pool, uint32_t chunk)
+{
+    const struct cst_layout_chunk *c = &pool->chunks[chunk];
+
+    if (cst_pattern(c->pattern)->stays) {
+        return CST_VICTIM_STAYS;
+    }
+    return 2 * (2 * c->n_elems) <= pool->parts[c->size_class].block_bytes ? CST_VICTIM_CHEAP
+                                                                          : CST_VICTIM_DEAR;
+}
+
+void cst_block_review(struct cst_pool *pool, uint32_t b)
+{
+    const struct cst_block *block = &pool->blocks[b];
+    struct cst_part *part = &pool->parts[block->part];
+    struct cst_victim victim;
+
+    if (block->state != CST_BLOCK_RESIDENT || block->leases > 0) {
+        cst_victims_remove(&part->victims, b - part->first_block);
+        return;
+    }
+    victim = (struct cst_victim){.cost = cost_of(pool, block->chunk),
+                                 .next = cst_trace_next_use(pool->trace, block->chunk),
+                                 .last_use = block->last_use};
+    cst_victims_put(&part->victims, b - part->first_block, &victim);
+}
+
 static void set_state(struct cst_pool *pool, uint32_t b, enum cst_block_state state)
 {
-    assert((states[pool->blocks[b].state].next & (1u << state)) != 0);
+    struct cst_block *block = &pool->blocks[b];
+
+    assert((states[block->state].next & (1u << state)) != 0);
     delist(pool, b);
-    pool->blocks[b].state = state;
+    if (block->foreseen) {
+        pool->parts[block->part].n_foreseen--;
+        block->foreseen = false;
+    }
+    block->state = state;
     enlist(pool, b);
+    cst_block_review(pool, b);
     pool->changed = true;
 }
 
@@ -189,6 +238,7 @@ void cst_block_lease(struct cst_pool *pool, uint32_t b)
 
     if (block->leases++ == 0 && block->state == CST_BLOCK_RESIDENT) {
         pool->parts[block->part].n_leased_resident++;
+        cst_block_review(pool, b);
     }
 }
 
@@ -203,7 +253,14 @@ void cst_block_unlease(struct cst_pool *pool, uint32_t b)
         }
         block->generation = 0;
         pool->changed = true;
+        cst_block_review(pool, b);
     }
+}
+
+void cst_block_foresee(struct cst_pool *pool, uint32_t b)
+{
+    pool->blocks[b].foreseen = true;
+    pool->parts[pool->blocks[b].part].n_foreseen++;
 }
 
 void cst_block_unlease_all(struct cst_pool *pool, uint32_t b)
@@ -334,6 +391,7 @@ static const char *check_part(const struct cst_pool *pool, uint32_t k)
     const struct cst_part *part = &pool->parts[k];
     uint32_t leased = 0;
     uint32_t awaited = 0;
+    uint32_t foreseen = 0;
     uint32_t n = 0;
 
     for (int s = 0; s < CST_BLOCK_STATES; s++) {
@@ -348,6 +406,7 @@ static const char *check_part(const struct cst_pool *pool, uint32_t k)
                 return "a list has a part's blocks of one state";
             }
             leased += block->state == CST_BLOCK_RESIDENT && block->leases > 0;
+            foreseen += block->foreseen;
             awaited += !cst_queue_empty(&block->waiters);
             prev = b;
         }
@@ -356,7 +415,12 @@ static const char *check_part(const struct cst_pool *pool, uint32_t k)
         }
         n += n_listed;
     }
-    if (n != part->n_blocks || leased != part->n_leased_resident || awaited != part->n_awaited) {
+    if (part->victims.n + part->victims.heaps[CST_VICTIM_STAYS].n + leased !=
+        part->count[CST_BLOCK_RESIDENT]) {
+        return "weights that nobody leases may be given up";
+    }
+    if (n != part->n_blocks || foreseen != part->n_foreseen || leased != part->n_leased_resident ||
+        awaited != part->n_awaited) {
         return "a part's numbers are its blocks'";
     }
     return NULL;
@@ -381,6 +445,9 @@ const char *cst_pool_check(const struct cst_pool *pool, uint32_t n_chunks)
 
     for (uint32_t k = 0; k < pool->n_parts && what == NULL; k++) {
         what = check_part(pool, k);
+        if (what == NULL) {
+            what = cst_victims_check(&pool->parts[k].victims, pool->parts[k].n_blocks);
+        }
     }
     for (uint32_t b = 0; b < pool->n_blocks && what == NULL; b++) {
         what = check_block(pool, b, n_chunks);

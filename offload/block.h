@@ -19,6 +19,8 @@
 
 #include "offload/core.h"
 #include "offload/request.h"
+#include "offload/trace.h"
+#include "offload/victim.h"
 
 #define CST_NONE UINT32_MAX
 
@@ -42,7 +44,8 @@ struct cst_block {
     uint32_t part;       /* its size class */
     uint32_t micro;      /* a gradient that was handed in: micro-batch that it is of */
     uint32_t prev, next; /* list of its part's blocks in its state, CST_NONE: the end */
-    bool dropped; /* LOADING: what arrives is out of date; STAGING: nobody wants it any more */
+    bool dropped;  /* LOADING: what arrives is out of date; STAGING: nobody wants it any more */
+    bool foreseen; /* LOADING: nobody had asked for it when the copy began */
     bool filling; /* RESIDENT, STALE: leased, and the lessee has not said that the weights are in */
     uint64_t generation; /* of the lease; 0 while there was none */
     uint64_t ticket;     /* of the command that moves it, or that it waits for; 0: none */
@@ -62,6 +65,10 @@ struct cst_part {
                                          empty */
     uint32_t n_leased_resident;       /* of the RESIDENT ones */
     uint32_t n_awaited;               /* of the LOADING ones: that fetches wait for */
+    uint32_t n_foreseen;              /* of the LOADING ones: foreseen */
+    struct cst_victims victims;       /* RESIDENT ones without leases, by number in the part */
+    uint32_t n_ahead;                 /* weights that the trace expects before the victims' edge */
+    uint32_t n_claimed;               /* blocks that gradients which it expects there will take */
     struct cst_queue demand;          /* fetches that wait for a block of it */
     struct cst_queue ahead;           /* same, served after them */
 };
@@ -71,10 +78,16 @@ struct cst_pool {
     uint32_t n_blocks;
     struct cst_part parts[CST_LAYOUT_MAX_CLASSES];
     uint32_t n_parts;
+    uint32_t n_chunks;
     const struct cst_layout_chunk *chunks; /* of the layout; borrowed */
     const uint32_t *segments;              /* segment id per slab; borrowed */
     uint32_t engine;                       /* of the GPU whose memory it is; 0: host memory */
     bool worker_copies;                    /* no engine copies weights in */
+    const struct cst_trace *trace;         /* of the rank: says when weights are wanted; borrowed */
+    uint64_t epoch;                        /* of the trace, to which the victims' times belong */
+    uint64_t credit;   /* grows with each request: pays for looking at all victims again */
+    uint64_t serial;   /* see claimed */
+    uint64_t *claimed; /* per chunk: equals serial where its gradient counts in n_claimed; owned */
     uint32_t *weight_of; /* per chunk: its LOADING or RESIDENT block, or CST_NONE; owned */
     uint32_t *grad_of;   /* per chunk: block of its gradient in this collection; owned */
     bool changed;        /* a waiting fetch may have a chance now */
@@ -82,7 +95,8 @@ struct cst_pool {
 
 /* CST_ENOMEM: nothing is owned. */
 int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config,
-                  const struct cst_layout *layout);
+                  const struct cst_layout *layout, const struct cst_trace *trace,
+                  enum cst_core_eviction eviction);
 void cst_pool_close(struct cst_pool *pool);
 
 /* The part whose blocks hold @chunk. */
@@ -102,6 +116,12 @@ void cst_block_move(struct cst_pool *pool, uint32_t block, enum cst_block_state 
 /* One lease more or less on a RESIDENT or STALE block. */
 void cst_block_lease(struct cst_pool *pool, uint32_t block);
 void cst_block_unlease(struct cst_pool *pool, uint32_t block);
+
+/* Nobody has asked for what comes into a LOADING block. */
+void cst_block_foresee(struct cst_pool *pool, uint32_t block);
+
+/* When a block's weights are wanted has changed: its place among the victims does too. */
+void cst_block_review(struct cst_pool *pool, uint32_t block);
 
 /* End all leases of a RESIDENT block. */
 void cst_block_unlease_all(struct cst_pool *pool, uint32_t block);

@@ -281,7 +281,7 @@ static const char *check_phase(const struct cst_core *core)
         if (core->closing && !r->stepped) {
             return "a step closes when all ranks have asked";
         }
-        if (core->phase != CST_PHASE_RUNNING && (r->stepped || cst_residency_waits(r))) {
+        if (core->phase != CST_PHASE_RUNNING && (r->stepped || cst_fetch_waits(r))) {
             return "nothing but sync waits between attempts";
         }
         if (r->state != CST_RANK_HUNG_UP && r->state != CST_RANK_ATTACHED &&
@@ -307,6 +307,9 @@ const char *cst_core_check(const struct cst_core *core)
 
     for (uint32_t rank = 0; rank < core->world && what == NULL; rank++) {
         what = cst_pool_check(&core->ranks[rank].pool, core->n_chunks);
+        if (what == NULL) {
+            what = cst_prefetch_check(&core->ranks[rank]);
+        }
     }
     for (uint32_t c = 0; c < core->n_chunks && what == NULL; c++) {
         what = check_chunk(core, c);

@@ -42,11 +42,13 @@ static void order_updates(struct cst_core *core)
     for (uint32_t i = 0; leaders != 0; i++) {
         for (uint64_t rest = leaders; rest != 0; rest &= rest - 1) {
             const struct cst_trace *trace = &core->ranks[__builtin_ctzll(rest)].trace;
+            uint32_t n_expected;
+            const uint32_t *expected = cst_trace_expected(trace, &n_expected);
 
-            if (i >= trace->n_expected) {
+            if (i >= n_expected) {
                 leaders &= ~(rest & (0 - rest));
-            } else if ((trace->expected[i] & 1) == 0) {
-                put_in_order(core, trace->expected[i] >> 1, &n);
+            } else if ((expected[i] & 1) == 0) {
+                put_in_order(core, expected[i] >> 1, &n);
             }
         }
     }

@@ -36,9 +36,8 @@ static const struct {
     [CST_EV_DEAD] = {NEEDS_RANK, cst_ranks_dead},
     [CST_EV_LEAVE] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_leave},
     [CST_EV_SYNC] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_sync},
-    [CST_EV_FETCH_WEIGHT] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP, cst_residency_fetch_weight},
-    [CST_EV_FETCH_GRAD] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP | NEEDS_GRAD,
-                           cst_residency_fetch_grad},
+    [CST_EV_FETCH_WEIGHT] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP, cst_fetch_weight},
+    [CST_EV_FETCH_GRAD] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP | NEEDS_GRAD, cst_fetch_grad},
     [CST_EV_RELEASE] = {IN_STEP | NEEDS_CHUNK, cst_residency_release},
     [CST_EV_HAND_IN] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP | NEEDS_GRAD, cst_schedule_hand_in},
     [CST_EV_ACCUMULATE] = {IN_STEP, cst_schedule_accumulate},
@@ -76,8 +75,8 @@ static int open_rank(struct cst_core *core, const struct cst_core_config *config
                                class->min_blocks);
         }
     }
-    if (cst_pool_init(&r->pool, pool, core->layout) != CST_OK ||
-        cst_trace_init(&r->trace, core->layout, core->model->n_operators) != CST_OK) {
+    if (cst_trace_init(&r->trace, core->layout, core->model, rank) != CST_OK ||
+        cst_pool_init(&r->pool, pool, core->layout, &r->trace, core->policy.eviction) != CST_OK) {
         return cst_err_set(err, CST_ENOMEM, "no memory for the books of rank %" PRIu32, rank);
     }
     core->everybody |= 1ull << rank;
@@ -248,7 +247,7 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
     if (admit(core, event)) {
         kinds[event->kind].digest(core, event);
         cst_ranks_start(core);
-        cst_residency_pump(core);
+        cst_fetch_pump(core);
     }
     core->actions = NULL;
 }
@@ -263,6 +262,7 @@ void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_
         .state = r->state,
         .hits = r->hits,
         .misses = r->misses,
+        .late = r->late,
         .prefetches = r->prefetches,
         .evictions = r->evictions,
         .surprises = r->trace.surprises,

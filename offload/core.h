@@ -57,6 +57,7 @@
 
 #define CST_CORE_MAX_WORLD 64
 #define CST_CORE_NEVER UINT64_MAX
+#define CST_CORE_NO_PREFETCH UINT32_MAX /* as prefetch_depth: none */
 
 struct cst_core; /* opaque */
 
@@ -81,7 +82,7 @@ enum cst_core_eviction {
 
 /* How weights come and go in a rank's pool. */
 struct cst_core_policy {
-    uint32_t prefetch_depth; /* weights asked for next that are loaded before they are; 0: as many as blocks allow */
+    uint32_t prefetch_depth; /* weights expected next that are loaded before they are asked for; 0: as many as blocks allow */
     enum cst_core_eviction eviction;
 };
 
@@ -254,7 +255,9 @@ enum cst_rank_state { CST_RANK_ABSENT, CST_RANK_ATTACHED, CST_RANK_LEFT, CST_RAN
 struct cst_rank_stats {
     enum cst_rank_state state;
     struct cst_books books;
-    uint64_t hits, misses, prefetches, evictions, surprises, waits;
+    uint64_t hits, misses; /* fetches of weights that were in a block or on their way there, or were not */
+    uint64_t late;         /* of the hits: those that were on their way */
+    uint64_t prefetches, evictions, surprises, waits;
     uint64_t bytes_up, bytes_down;
     uint32_t micro; /* micro-batch of the step that it is in, from 0 */
 };

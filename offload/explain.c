@@ -145,7 +145,7 @@ static void explain_weight(const struct cst_core *core, uint32_t c, uint32_t ran
 {
     const struct cst_rank *r = &core->ranks[rank];
     uint32_t b = r->pool.weight_of[c];
-    uint32_t next = cst_trace_next_use(&r->trace, c);
+    uint64_t next = cst_trace_next_use(&r->trace, c);
 
     if (b == CST_NONE) {
         say(page, "rank %" PRIu32 ": weights are not in its pool%s", rank,
@@ -159,8 +159,9 @@ static void explain_weight(const struct cst_core *core, uint32_t c, uint32_t ran
             rank, b, cst_block_state_name(r->pool.blocks[b].state));
     } else {
         say(page,
-            "rank %" PRIu32 ": weights in block %" PRIu32 ", %s; next use in %" PRIu32 " fetches",
-            rank, b, cst_block_state_name(r->pool.blocks[b].state), next - r->trace.position);
+            "rank %" PRIu32 ": weights in block %" PRIu32 ", %s; next use in %" PRIu64 " fetches",
+            rank, b, cst_block_state_name(r->pool.blocks[b].state),
+            next - cst_trace_now(&r->trace));
     }
 }
 

@@ -2,7 +2,9 @@
  *
  *   core.c       takes an event apart and hands it to the part that knows
  *   ranks.c      who is attached, synced, late, dead; attempts
- *   residency.c  weights and gradients in blocks: fetch, release, evict, prefetch
+ *   fetch.c      requests for weights and gradients: granted, or waiting
+ *   residency.c  weights and gradients in blocks: load, release, evict, expire
+ *   prefetch.c   loads that nobody has asked for yet
  *   group.c      whose a chunk is, in words
  *   schedule.c   contributions, micro-batches, reductions
  *   staging.c    gradients that leave a pool that is short before their sum can be made
@@ -36,7 +38,7 @@ struct cst_rank {
     double loss;            /* of its STEP */
     struct cst_pool pool;
     struct cst_trace trace;
-    uint64_t hits, misses, prefetches, evictions, waits; /* fetches; loads; blocks; fetches */
+    uint64_t hits, misses, late, prefetches, evictions, waits; /* fetches; loads; blocks; fetches */
     uint64_t bytes_up, bytes_down;
 };
 
@@ -194,19 +196,42 @@ const char *cst_group_words(uint64_t ranks, char out[CST_GROUP_TEXT]);
 /* Number of the group of @chunk's tensors in the model. */
 uint32_t cst_group_number(const struct cst_core *core, uint32_t chunk);
 
-/* -- residency.c: blocks -------------------------------------------------------------------- */
+/* -- fetch.c: requests for blocks ------------------------------------------------------------- */
 
-void cst_residency_fetch_weight(struct cst_core *core, const struct cst_event *event);
-void cst_residency_fetch_grad(struct cst_core *core, const struct cst_event *event);
+void cst_fetch_weight(struct cst_core *core, const struct cst_event *event);
+void cst_fetch_grad(struct cst_core *core, const struct cst_event *event);
+
+/* A lease on block @b of @rank; the answer to @tag. */
+void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit);
+
+/* A fetch of the rank waits for a block. */
+bool cst_fetch_waits(const struct cst_rank *rank);
+
+/* A fetch that is in no queue waits for a block. */
+void cst_fetch_enqueue(struct cst_core *core, uint32_t request);
+/* Take a waiting fetch out of its queue. */
+void cst_fetch_unqueue(struct cst_core *core, uint32_t request);
+
+/* Serve waiting fetches and look for prefetches. At the end of each event. */
+void cst_fetch_pump(struct cst_core *core);
+
+/* -- residency.c: what is in the blocks ------------------------------------------------------- */
+
 void cst_residency_release(struct cst_core *core, const struct cst_event *event);
 void cst_residency_prefetch(struct cst_core *core, const struct cst_event *event);
 void cst_residency_evict(struct cst_core *core, const struct cst_event *event);
 
-/* A fetch of the rank waits for a block. */
-bool cst_residency_waits(const struct cst_rank *rank);
+/* A block for @chunk in @state: a free one, else a victim's that is wanted behind @limit
+ * (CST_VICTIM_ANY: any). CST_NONE: neither. */
+uint32_t cst_residency_take(struct cst_core *core, uint32_t rank, enum cst_block_state state,
+                            uint32_t chunk, uint64_t limit);
 
-/* Take a waiting fetch out of its queue. */
-void cst_residency_unqueue(struct cst_core *core, uint32_t request);
+/* The weights of @chunk come into block @b, which was just taken for them. */
+void cst_residency_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
+                        enum cst_priority priority);
+/* Load weights that nobody has asked for, but for which something wanted behind @time is given up
+ * at most. False: there is no block. */
+bool cst_residency_load_ahead(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64_t time);
 
 /* Completions. */
 void cst_residency_loaded(struct cst_core *core, const struct cst_flight *flight,
@@ -225,8 +250,22 @@ void cst_residency_end_leases(struct cst_core *core, uint32_t rank, bool quarant
  * copied. */
 void cst_residency_reclaim(struct cst_core *core, uint32_t rank);
 
-/* Serve waiting fetches and look for prefetches. At the end of each event. */
-void cst_residency_pump(struct cst_core *core);
+/* -- prefetch.c: what the trace expects ---------------------------------------------------------
+ */
+
+#define CST_PREFETCH_IN_FLIGHT 16 /* loads of a part that nobody asked for, at most */
+
+/* The rank asked for weights, or opened a gradient, that it had not: the trace goes on. */
+void cst_prefetch_follow(struct cst_rank *rank, uint32_t chunk, bool grad);
+/* The gradient of @chunk has its block now, or will not want it. */
+void cst_prefetch_opened(struct cst_pool *pool, uint32_t chunk);
+/* Weights that are wanted at @next are not in a block of @part any more. */
+void cst_prefetch_evicted(struct cst_pool *pool, uint32_t part, uint64_t next);
+/* Begin what can be begun. */
+void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank);
+
+/* NULL, or the name of an invariant that does not hold. For tests. */
+const char *cst_prefetch_check(const struct cst_rank *rank);
 
 /* -- schedule.c: gradients -------------------------------------------------------------------- */
 

@@ -19,7 +19,7 @@ static void refuse_waiting(struct cst_core *core, uint32_t i, const struct cst_e
     struct cst_rank *rank = &core->ranks[request->rank];
 
     if (request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_JOINED) {
-        cst_residency_unqueue(core, i);
+        cst_fetch_unqueue(core, i);
     } else if (request->where == CST_REQUEST_SYNC) {
         rank->sync = CST_NO_REQUEST;
     } else if (request->where == CST_REQUEST_STEP) {

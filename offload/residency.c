@@ -1,70 +1,62 @@
-/* Which weights and gradients are in which blocks: fetch, release, evict, prefetch.
+/* Which weights and gradients are in which blocks: how they come in, and how they go.
  *
- * A victim is taken in this order: a free block; a clean weight nobody leases, the one that was
- * used longest ago while no trace is known, else the one whose next use is farthest; a gradient
- * handed in, once it is copied to the chunk's grad row. If there is none the fetch waits in its
- * rank's queue, demands before what is asked ahead. A rank waits for its own blocks only. */
+ * A block is taken in this order: a free one; the clean weight that is best to lose (victim.h); a
+ * gradient handed in, once it is in the chunk's grad row. Gradients that are open, or that wait
+ * for other ranks where the row is taken, are never given up. */
 #include "offload/parts.h"
 
 #include <assert.h>
 #include <inttypes.h>
 
-/* -- victims -------------------------------------------------------------------------------- */
+#define MAX_REVIEWS 4 /* of victims whose next use turns out to be another */
 
-/* A cached block whose weights are wanted behind position @limit of the trace, the best to lose;
- * CST_NONE. */
-static uint32_t find_victim(const struct cst_rank *rank, uint32_t part, uint32_t limit)
-{
-    const struct cst_pool *pool = &rank->pool;
-    uint32_t best = CST_NONE;
-    uint32_t best_next = 0;
-
-    for (uint32_t b = pool->parts[part].head[CST_BLOCK_RESIDENT]; b != CST_NONE;
-         b = pool->blocks[b].next) {
-        const struct cst_block *block = &pool->blocks[b];
-        uint32_t next;
-
-        if (block->leases > 0) {
-            continue;
-        }
-        next = rank->trace.known || limit > 0 ? cst_trace_next_use(&rank->trace, block->chunk) : 0;
-        if (limit > 0 && next <= limit) {
-            continue;
-        }
-        if (!rank->trace.known) {
-            next = 0;
-        }
-        if (best == CST_NONE || next > best_next ||
-            (next == best_next && block->last_use < pool->blocks[best].last_use)) {
-            best = b;
-            best_next = next;
-        }
-    }
-    return best;
-}
+/* -- blocks --------------------------------------------------------------------------------- */
 
 static void evict(struct cst_core *core, uint32_t rank, uint32_t b, uint32_t wanted_by)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
-    struct cst_chunk *chunk = &core->chunks[pool->blocks[b].chunk];
+    struct cst_block *block = &pool->blocks[b];
+    struct cst_chunk *chunk = &core->chunks[block->chunk];
+    uint64_t next = cst_trace_next_use(pool->trace, block->chunk);
 
     chunk->evicted_rank = rank;
     chunk->evicted_step = core->step;
     chunk->evicted_for = wanted_by;
     core->ranks[rank].evictions++;
-    pool->weight_of[pool->blocks[b].chunk] = CST_NONE;
+    pool->weight_of[block->chunk] = CST_NONE;
     cst_block_move(pool, b, CST_BLOCK_FREE);
+    cst_prefetch_evicted(pool, block->part, next);
 }
 
-/* A block for @chunk in @state: a free one, else a victim's. CST_NONE: neither. */
-static uint32_t take_block(struct cst_core *core, uint32_t rank, enum cst_block_state state,
-                           uint32_t chunk, uint32_t limit)
+/* The best block of @part to lose, CST_NONE: none. What is known of it may be out of date. */
+static uint32_t find_victim(struct cst_pool *pool, struct cst_part *part, uint64_t limit)
+{
+    uint32_t id = CST_NONE;
+
+    for (int i = 0; i < MAX_REVIEWS; i++) {
+        uint64_t next;
+
+        id = cst_victims_choose(&part->victims, cst_trace_now(pool->trace), limit);
+        if (id == CST_NONE) {
+            return CST_NONE;
+        }
+        next = part->victims.v[id].next;
+        cst_block_review(pool, part->first_block + id);
+        if (part->victims.v[id].next == next) {
+            break;
+        }
+    }
+    return part->first_block + id;
+}
+
+uint32_t cst_residency_take(struct cst_core *core, uint32_t rank, enum cst_block_state state,
+                            uint32_t chunk, uint64_t limit)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
+    struct cst_part *part = cst_pool_part(pool, chunk);
 
-    if (cst_pool_part(pool, chunk)->head[CST_BLOCK_FREE] == CST_NONE) {
-        uint32_t part = pool->chunks[chunk].size_class;
-        uint32_t victim = find_victim(&core->ranks[rank], part, limit);
+    if (part->count[CST_BLOCK_FREE] == 0) {
+        uint32_t victim = find_victim(pool, part, limit);
 
         if (victim == CST_NONE) {
             return CST_NONE;
@@ -74,37 +66,11 @@ static uint32_t take_block(struct cst_core *core, uint32_t rank, enum cst_block_
     return cst_pool_take(pool, state, chunk);
 }
 
-/* -- grants --------------------------------------------------------------------------------- */
-
-static void grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit)
-{
-    struct cst_pool *pool = &core->ranks[rank].pool;
-    struct cst_block *block = &pool->blocks[b];
-    struct cst_reply *reply = cst_core_reply(core, tag);
-
-    if (block->leases == 0) {
-        block->generation = ++core->generation;
-    }
-    if (block->state == CST_BLOCK_RESIDENT || block->leases == 0) { /* a gradient is leased once */
-        cst_block_lease(pool, b);
-    }
-    block->last_use = ++core->uses;
-    if (reply != NULL) {
-        reply->slab = cst_pool_slab(pool, b);
-        reply->offset = cst_pool_offset(pool, b);
-        reply->generation = block->generation;
-        reply->hit = hit && !block->filling;
-    }
-    if (reply != NULL && block->filling) {
-        reply->home = cst_core_row_place(core, block->chunk, CST_ROW_WEIGHT, 0);
-        reply->home_bytes = 2 * core->layout->chunks[block->chunk].n_elems;
-        core->ranks[rank].bytes_up += reply->home_bytes;
-    }
-}
+/* -- loads ---------------------------------------------------------------------------------- */
 
 /* Copy the weights of @chunk up into a block that was just taken for them. */
-static void load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
-                 enum cst_priority priority)
+static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
+                    enum cst_priority priority)
 {
     struct cst_rank *r = &core->ranks[rank];
     struct cst_flight flight = {.kind = CST_FLIGHT_LOAD, .rank = rank, .block = b, .chunk = chunk};
@@ -138,222 +104,17 @@ static void await_update(struct cst_core *core, uint32_t rank, uint32_t chunk, u
     }
 }
 
-static void join(struct cst_core *core, uint32_t i, uint32_t rank, uint32_t b)
+void cst_residency_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
+                        enum cst_priority priority)
 {
-    core->requests.v[i].where = CST_REQUEST_JOINED;
-    core->requests.v[i].block = b;
-    cst_block_await(&core->ranks[rank].pool, b, &core->requests, i);
-}
-
-/* Request @i, which is in no queue, is answered or waits for a copy now; false: it needs a block
- * and there is none. */
-static bool place_weight(struct cst_core *core, uint32_t i)
-{
-    struct cst_request *request = &core->requests.v[i];
-    struct cst_pool *pool = &core->ranks[request->rank].pool;
-    uint32_t b = pool->weight_of[request->chunk];
-
-    if (b == CST_NONE && core->chunks[request->chunk].n_writes > 0) {
-        return false;
-    }
-    if (b == CST_NONE) {
-        b = take_block(core, request->rank, CST_BLOCK_LOADING, request->chunk, 0);
-        if (b == CST_NONE) {
-            return false;
-        }
-        if (pool->worker_copies) {
-            await_update(core, request->rank, request->chunk, b);
-        } else {
-            load(core, request->rank, request->chunk, b,
-                 request->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND);
-        }
-    }
-    if (pool->blocks[b].state == CST_BLOCK_RESIDENT) {
-        grant(core, request->rank, b, request->tag, false);
-        cst_requests_remove(&core->requests, i);
+    if (core->ranks[rank].pool.worker_copies) {
+        await_update(core, rank, chunk, b);
     } else {
-        join(core, i, request->rank, b);
-    }
-    return true;
-}
-
-static bool place_grad(struct cst_core *core, uint32_t i)
-{
-    struct cst_request *request = &core->requests.v[i];
-    struct cst_pool *pool = &core->ranks[request->rank].pool;
-    uint32_t b = pool->grad_of[request->chunk];
-    bool again = b != CST_NONE;
-
-    if (again && pool->blocks[b].state != CST_BLOCK_OPEN) { /* of a micro-batch before this one */
-        return false;
-    }
-    if (!again) {
-        b = take_block(core, request->rank, CST_BLOCK_OPEN, request->chunk, 0);
-        if (b == CST_NONE) {
-            return false;
-        }
-        pool->grad_of[request->chunk] = b;
-    }
-    grant(core, request->rank, b, request->tag, again);
-    cst_requests_remove(&core->requests, i);
-    return true;
-}
-
-static bool place(struct cst_core *core, uint32_t i)
-{
-    return core->requests.v[i].kind == CST_EV_FETCH_GRAD ? place_grad(core, i)
-                                                         : place_weight(core, i);
-}
-
-/* -- queues --------------------------------------------------------------------------------- */
-
-static struct cst_queue *queue_of(struct cst_core *core, const struct cst_request *request)
-{
-    struct cst_part *part = cst_pool_part(&core->ranks[request->rank].pool, request->chunk);
-
-    return request->ahead ? &part->ahead : &part->demand;
-}
-
-void cst_residency_unqueue(struct cst_core *core, uint32_t i)
-{
-    const struct cst_request *request = &core->requests.v[i];
-
-    if (request->where == CST_REQUEST_JOINED) {
-        cst_block_forsake(&core->ranks[request->rank].pool, request->block, &core->requests, i);
-    } else {
-        cst_queue_remove(&core->requests, queue_of(core, request), i);
+        copy_up(core, rank, chunk, b, priority);
     }
 }
 
-static void enqueue(struct cst_core *core, uint32_t i)
-{
-    struct cst_request *request = &core->requests.v[i];
-
-    request->where = CST_REQUEST_QUEUED;
-    if (request->deadline == CST_CORE_NEVER && core->peer_timeout_ns != CST_CORE_NEVER) {
-        request->deadline = core->now + core->peer_timeout_ns;
-    }
-    cst_queue_push(&core->requests, queue_of(core, request), i);
-}
-
-static bool part_waits(const struct cst_part *part)
-{
-    return !cst_queue_empty(&part->demand) || !cst_queue_empty(&part->ahead);
-}
-
-bool cst_residency_waits(const struct cst_rank *rank)
-{
-    for (uint32_t k = 0; k < rank->pool.n_parts; k++) {
-        if (part_waits(&rank->pool.parts[k])) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* A fetch that is no hit: at once where nobody waits longer, else behind them. */
-static void begin(struct cst_core *core, const struct cst_event *event)
-{
-    struct cst_rank *rank = &core->ranks[event->rank];
-    const struct cst_part *part = cst_pool_part(&rank->pool, event->chunk);
-    uint32_t i = cst_requests_add(&core->requests, event, CST_REQUEST_QUEUED);
-    bool first = cst_queue_empty(&part->demand) && (!event->ahead || cst_queue_empty(&part->ahead));
-
-    if (first && place(core, i)) {
-        return;
-    }
-    rank->waits++;
-    enqueue(core, i);
-    rank->pool.changed = true; /* it may join a copy, or a gradient may be moved out of its way */
-}
-
-/* The gradient that the rank handed in last is not summed yet: it is not for want of a block that
- * its fetch waits. */
-static bool waits_for_itself(const struct cst_core *core, const struct cst_request *request)
-{
-    const struct cst_pool *pool = &core->ranks[request->rank].pool;
-    uint32_t b = pool->grad_of[request->chunk];
-
-    return request->kind == CST_EV_FETCH_GRAD && b != CST_NONE &&
-           pool->blocks[b].state != CST_BLOCK_OPEN;
-}
-
-/* Place what can be placed, in order. How many still lack a block: behind the first of them only
- * those go on that need none. */
-static uint32_t serve(struct cst_core *core, struct cst_queue *queue, uint32_t n_short)
-{
-    struct cst_queue waiting = *queue;
-    uint32_t i;
-
-    cst_queue_init(queue);
-    while ((i = cst_queue_pop(&core->requests, &waiting)) != CST_NO_REQUEST) {
-        const struct cst_request *request = &core->requests.v[i];
-        const struct cst_pool *pool = &core->ranks[request->rank].pool;
-        const uint32_t *of = request->kind == CST_EV_FETCH_GRAD ? pool->grad_of : pool->weight_of;
-
-        if (waits_for_itself(core, request)) {
-            cst_queue_push(&core->requests, queue, i);
-        } else if ((n_short > 0 && of[request->chunk] == CST_NONE) || !place(core, i)) {
-            cst_queue_push(&core->requests, queue, i);
-            n_short++;
-        }
-    }
-    return n_short;
-}
-
-/* Blocks that will be free or cached without anybody's doing. */
-static uint32_t count_coming(const struct cst_part *part)
-{
-    return part->count[CST_BLOCK_STAGING] + part->count[CST_BLOCK_REDUCING] +
-           part->count[CST_BLOCK_LOADING] - part->n_awaited;
-}
-
-static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)
-{
-    struct cst_part *part = &core->ranks[rank].pool.parts[k];
-    uint32_t n_short;
-    uint32_t coming;
-
-    if (!part_waits(part)) {
-        return;
-    }
-    n_short = serve(core, &part->demand, 0);
-    n_short = serve(core, &part->ahead, n_short);
-    coming = count_coming(part);
-    while (coming < n_short && cst_staging_begin(core, rank, k)) {
-        coming++;
-    }
-}
-
-static void pump_rank(struct cst_core *core, uint32_t rank)
-{
-    struct cst_pool *pool = &core->ranks[rank].pool;
-
-    pool->changed = false;
-    for (uint32_t k = 0; k < pool->n_parts; k++) {
-        pump_part(core, rank, k);
-    }
-}
-
-/* -- prefetch ------------------------------------------------------------------------------- */
-
-/* True if more than @n blocks are free or can be had from weights that are wanted behind position
- * @limit. */
-static bool has_more(const struct cst_rank *rank, uint32_t part, uint32_t n, uint32_t limit)
-{
-    const struct cst_pool *pool = &rank->pool;
-    uint32_t available = pool->parts[part].count[CST_BLOCK_FREE];
-
-    for (uint32_t b = pool->parts[part].head[CST_BLOCK_RESIDENT]; b != CST_NONE && available <= n;
-         b = pool->blocks[b].next) {
-        const struct cst_block *block = &pool->blocks[b];
-
-        available += block->leases == 0 && cst_trace_next_use(&rank->trace, block->chunk) > limit;
-    }
-    return available > n;
-}
-
-static bool start_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t limit)
+bool cst_residency_load_ahead(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64_t time)
 {
     struct cst_rank *r = &core->ranks[rank];
     uint32_t b;
@@ -361,115 +122,17 @@ static bool start_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uin
     if (r->pool.weight_of[chunk] != CST_NONE || core->chunks[chunk].n_writes > 0) {
         return true;
     }
-    b = take_block(core, rank, CST_BLOCK_LOADING, chunk, limit);
+    b = cst_residency_take(core, rank, CST_BLOCK_LOADING, chunk, time);
     if (b == CST_NONE) {
         return false;
     }
-    load(core, rank, chunk, b, CST_PRIORITY_PREFETCH);
+    copy_up(core, rank, chunk, b, CST_PRIORITY_PREFETCH);
+    cst_block_foresee(&r->pool, b);
     r->prefetches++;
     return true;
 }
 
-/* Load the next weights of the trace, but leave a block for each gradient that is opened before
- * them: it could only evict them again. */
-static void look_ahead(struct cst_core *core, uint32_t rank)
-{
-    struct cst_rank *r = &core->ranks[rank];
-    uint32_t depth = core->policy.prefetch_depth;
-    uint32_t n_grads[CST_LAYOUT_MAX_CLASSES] = {0};
-
-    r->wants_prefetch = false;
-    if (core->phase != CST_PHASE_RUNNING || !r->joined || r->stepped || cst_residency_waits(r) ||
-        r->pool.worker_copies) {
-        return;
-    }
-    for (uint32_t at = r->trace.position; at < r->trace.n_expected && depth > 0; at++) {
-        uint32_t chunk = r->trace.expected[at] >> 1;
-        uint32_t part = r->pool.chunks[chunk].size_class;
-
-        if ((r->trace.expected[at] & 1) != 0) {
-            n_grads[part] += r->pool.grad_of[chunk] == CST_NONE;
-            continue;
-        }
-        depth--;
-        if (r->pool.weight_of[chunk] == CST_NONE &&
-            (!has_more(r, part, n_grads[part], at) || !start_load(core, rank, chunk, at))) {
-            return;
-        }
-    }
-}
-
-void cst_residency_pump(struct cst_core *core)
-{
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        if (core->ranks[rank].pool.changed) {
-            pump_rank(core, rank);
-        }
-        if (core->ranks[rank].wants_prefetch) {
-            look_ahead(core, rank);
-        }
-    }
-}
-
 /* -- requests ------------------------------------------------------------------------------- */
-
-/* Common to both fetches; false: refused. */
-static bool admit_fetch(struct cst_core *core, const struct cst_event *event,
-                        enum cst_rank_begun begun)
-{
-    struct cst_rank *rank = &core->ranks[event->rank];
-
-    if (rank->stepped) {
-        cst_core_refuse(core, event->tag, CST_EBUSY,
-                        "rank %" PRIu32 " has asked for step %" PRIu64
-                        ": nothing more of it is fetched",
-                        event->rank, core->step);
-        return false;
-    }
-    cst_ranks_begin(core, event->rank, begun);
-    rank->wants_prefetch = true;
-    return true;
-}
-
-void cst_residency_fetch_weight(struct cst_core *core, const struct cst_event *event)
-{
-    struct cst_rank *rank = &core->ranks[event->rank];
-    uint32_t b = rank->pool.weight_of[event->chunk];
-
-    if (!admit_fetch(core, event, CST_BEGUN_READING)) {
-        return;
-    }
-    cst_trace_use(&rank->trace, event->chunk, false);
-    if (b != CST_NONE && rank->pool.blocks[b].state == CST_BLOCK_RESIDENT) {
-        rank->hits++;
-        grant(core, event->rank, b, event->tag, true);
-        return;
-    }
-    rank->misses++;
-    begin(core, event);
-}
-
-void cst_residency_fetch_grad(struct cst_core *core, const struct cst_event *event)
-{
-    struct cst_rank *rank = &core->ranks[event->rank];
-    uint32_t b = rank->pool.grad_of[event->chunk];
-
-    if (cst_schedule_handed(core, event->chunk, event->rank)) {
-        cst_core_refuse(core, event->tag, CST_EINVAL,
-                        "gradient of chunk %" PRIu32 " was handed in already in step %" PRIu64,
-                        event->chunk, core->step);
-        return;
-    }
-    if (!admit_fetch(core, event, CST_BEGUN_WRITING)) {
-        return;
-    }
-    if (b != CST_NONE && rank->pool.blocks[b].state == CST_BLOCK_OPEN) {
-        grant(core, event->rank, b, event->tag, true);
-        return;
-    }
-    cst_trace_use(&rank->trace, event->chunk, true);
-    begin(core, event);
-}
 
 /* The stale block that @event's lease is on, or CST_NONE. */
 static uint32_t find_stale(struct cst_pool *pool, const struct cst_event *event)
@@ -516,8 +179,9 @@ void cst_residency_prefetch(struct cst_core *core, const struct cst_event *event
 {
     struct cst_rank *rank = &core->ranks[event->rank];
 
-    if (!rank->stepped && !cst_residency_waits(rank) && !rank->pool.worker_copies) {
-        (void)start_load(core, event->rank, event->chunk, rank->trace.position);
+    if (!rank->stepped && !cst_fetch_waits(rank) && !rank->pool.worker_copies) {
+        (void)cst_residency_load_ahead(core, event->rank, event->chunk,
+                                       cst_trace_now(&rank->trace));
     }
     (void)cst_core_reply(core, event->tag);
 }
@@ -554,10 +218,10 @@ static void end_load(struct cst_core *core, uint32_t rank, uint32_t b,
     }
     while ((i = cst_block_pop_waiter(pool, b, &core->requests)) != CST_NO_REQUEST) {
         if (good) {
-            grant(core, rank, b, core->requests.v[i].tag, false);
+            cst_fetch_grant(core, rank, b, core->requests.v[i].tag, false);
             cst_requests_remove(&core->requests, i);
         } else if (event->status == CST_OK) { /* overtaken by newer weights: once more */
-            enqueue(core, i);
+            cst_fetch_enqueue(core, i);
         } else {
             cst_core_refuse(core, core->requests.v[i].tag, event->status,
                             "chunk %" PRIu32 " could not be copied to rank %" PRIu32 "'s pool: %s",

@@ -1,126 +1,45 @@
+/* Where a rank is in what it does: the phase that predicts, and the place in it. */
 #include "offload/trace.h"
+
+#include "offload/pattern.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static int append(struct cst_trace *trace, uint32_t entry)
-{
-    if (trace->n_record == trace->record_capacity) {
-        uint32_t grown = trace->record_capacity == 0 ? 64 : 2 * trace->record_capacity;
-        uint32_t *record =
-            grown <= CST_TRACE_MAX_RECORD ? realloc(trace->record, grown * sizeof *record) : NULL;
+#define CONTEXT 4    /* entries before one that tell where it belongs */
+#define CERTAIN 4    /* entries after which a phase that seems to have begun has */
+#define NEAR 8       /* so far ahead something is rather early than the beginning of a phase */
+#define MAX_PLACES 8 /* of an entry in a phase that are compared */
+#define BEGIN_OF_TIME (1ull << 32) /* base may lie before the time at which its phase was entered  \
+                                    */
 
-        if (record == NULL) {
-            return CST_ENOMEM;
-        }
-        trace->record = record;
-        trace->record_capacity = grown;
-    }
-    trace->record[trace->n_record++] = entry;
-    return CST_OK;
+static const struct cst_phase *current(const struct cst_trace *trace)
+{
+    return &trace->phases[trace->current];
 }
 
-/* Counting sort of positions by entry. */
-static void sort_places(struct cst_trace *trace)
+static const struct cst_pattern *pattern_of(const struct cst_trace *trace, uint32_t chunk)
 {
-    uint32_t n = 2 * trace->n_chunks;
-
-    memset(trace->first, 0, (n + 1) * sizeof *trace->first);
-    for (uint32_t i = 0; i < trace->n_expected; i++) {
-        trace->first[trace->expected[i] + 1]++;
-    }
-    for (uint32_t e = 0; e < n; e++) {
-        trace->first[e + 1] += trace->first[e];
-    }
-    for (uint32_t i = 0; i < trace->n_expected; i++) {
-        trace->places[trace->first[trace->expected[i]]++] = i;
-    }
-    memmove(trace->first + 1, trace->first, n * sizeof *trace->first);
-    trace->first[0] = 0;
+    return cst_pattern(trace->chunks[chunk].pattern);
 }
 
-/* The record becomes what is expected. */
-static int adopt(struct cst_trace *trace)
+bool cst_trace_is_sparse(const struct cst_trace *trace, uint32_t chunk)
 {
-    if (trace->n_record > trace->capacity) {
-        uint32_t *expected = malloc(trace->record_capacity * sizeof *expected);
-        uint32_t *places = malloc(trace->record_capacity * sizeof *places);
-
-        if (expected == NULL || places == NULL) {
-            free(expected);
-            free(places);
-            return CST_ENOMEM;
-        }
-        free(trace->expected);
-        free(trace->places);
-        trace->expected = expected;
-        trace->places = places;
-        trace->capacity = trace->record_capacity;
-    }
-    if (trace->n_record > 0) {
-        memcpy(trace->expected, trace->record, trace->n_record * sizeof *trace->record);
-    }
-    trace->n_expected = trace->n_record;
-    sort_places(trace);
-    return CST_OK;
+    return trace->sparse && pattern_of(trace, chunk)->sparse;
 }
 
-/* @seen: per chunk, 1 + the last visit that used it. What the visit before used is still there. */
-static int declare_visit(struct cst_trace *trace, const struct cst_layout_use *use, uint32_t visit,
-                         uint32_t *seen, bool *opened)
-{
-    int status = CST_OK;
-
-    for (uint32_t k = 0; k < use->n_chunks && status == CST_OK; k++) {
-        uint32_t chunk = use->chunks[k];
-
-        if (seen[chunk] == 0 || seen[chunk] + 1 < visit) {
-            status = append(trace, CST_TRACE_ENTRY(chunk, false));
-        }
-        seen[chunk] = visit;
-    }
-    for (uint32_t k = 0; opened != NULL && k < use->n_chunks && status == CST_OK; k++) {
-        uint32_t chunk = use->chunks[k];
-
-        if (!opened[chunk]) {
-            opened[chunk] = true;
-            status = append(trace, CST_TRACE_ENTRY(chunk, true));
-        }
-    }
-    return status;
-}
-
-static int declare(struct cst_trace *trace, const struct cst_layout *layout, uint32_t n_operators)
-{
-    uint32_t *seen = calloc(layout->n_chunks, sizeof *seen);
-    bool *opened = calloc(layout->n_chunks, sizeof *opened);
-    uint32_t visit = 0;
-    int status = seen == NULL || opened == NULL ? CST_ENOMEM : CST_OK;
-
-    for (uint32_t i = 0; i < n_operators && status == CST_OK; i++) {
-        status = declare_visit(trace, &layout->uses[i], ++visit, seen, NULL);
-    }
-    for (uint32_t i = n_operators; i-- > 0 && status == CST_OK;) {
-        status = declare_visit(trace, &layout->uses[i], ++visit, seen, opened);
-    }
-    if (status == CST_OK) {
-        status = adopt(trace);
-    }
-    free(seen);
-    free(opened);
-    trace->n_record = 0;
-    return status;
-}
-
-int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout, uint32_t n_operators)
+int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout,
+                   const struct cst_model *model, uint32_t rank)
 {
     int status;
 
     *trace = (struct cst_trace){
-        .n_chunks = layout->n_chunks,
-        .first = calloc(2 * (size_t)layout->n_chunks + 1, sizeof *trace->first),
-    };
-    status = trace->first == NULL ? CST_ENOMEM : declare(trace, layout, n_operators);
+        .n_chunks = layout->n_chunks, .chunks = layout->chunks, .base = BEGIN_OF_TIME};
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        trace->sparse = trace->sparse || cst_pattern(layout->chunks[c].pattern)->sparse;
+        trace->frozen = trace->frozen || !cst_pattern(layout->chunks[c].pattern)->has_states;
+    }
+    status = cst_trace_declare(trace, layout, model, rank);
     if (status != CST_OK) {
         cst_trace_close(trace);
     }
@@ -129,68 +48,324 @@ int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout, uin
 
 void cst_trace_close(struct cst_trace *trace)
 {
-    free(trace->expected);
-    free(trace->places);
-    free(trace->first);
+    for (uint32_t i = 0; i < CST_TRACE_PHASES; i++) {
+        cst_phase_close(&trace->phases[i]);
+    }
     free(trace->record);
     memset(trace, 0, sizeof *trace);
 }
 
-/* First place of @entry at @from or behind it, or CST_TRACE_NEVER. */
-static uint32_t find_place(const struct cst_trace *trace, uint32_t entry, uint32_t from)
+/* -- what comes next -------------------------------------------------------------------------- */
+
+uint64_t cst_trace_now(const struct cst_trace *trace)
 {
-    uint32_t low = trace->first[entry];
-    uint32_t high = trace->first[entry + 1];
-    uint32_t end = high;
+    return trace->base + trace->position;
+}
 
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
+/* Prediction goes on at @position of phase @number, now. */
+static void jump(struct cst_trace *trace, uint32_t number, uint32_t position)
+{
+    uint64_t now = cst_trace_now(trace);
 
-        if (trace->places[middle] < from) {
-            low = middle + 1;
-        } else {
-            high = middle;
+    trace->current = number;
+    trace->position = position;
+    trace->base = now - position;
+    trace->epoch++;
+}
+
+bool cst_trace_at(const struct cst_trace *trace, uint64_t time, struct cst_trace_entry *out)
+{
+    const struct cst_phase *phase = current(trace);
+    uint64_t place = time - trace->base;
+    bool later = place >= phase->n;
+
+    if (later) {
+        place -= phase->n;
+        later = phase->commits;
+        phase = &trace->phases[phase->follows];
+        if (later && !trace->frozen) {
+            return false;
         }
     }
-    return low == end ? CST_TRACE_NEVER : trace->places[low];
+    if (place >= phase->n) {
+        return false;
+    }
+    *out = (struct cst_trace_entry){.chunk = phase->entries[place] >> 1,
+                                    .grad = (phase->entries[place] & 1) != 0,
+                                    .likely = phase->chances[place] >= CST_PHASE_LIKELY,
+                                    .later = later};
+    return true;
 }
+
+uint64_t cst_trace_next_use(const struct cst_trace *trace, uint32_t chunk)
+{
+    const struct cst_phase *phase = current(trace);
+    uint32_t entry = CST_TRACE_ENTRY(chunk, false);
+    uint32_t place = cst_phase_find_likely(phase, entry, trace->position);
+
+    if (place != CST_PHASE_NOWHERE) {
+        return trace->base + place;
+    }
+    if (phase->commits && (!trace->frozen || pattern_of(trace, chunk)->has_states)) {
+        return CST_TRACE_NEVER;
+    }
+    place = cst_phase_find_likely(&trace->phases[phase->follows], entry, 0);
+    return place == CST_PHASE_NOWHERE ? CST_TRACE_NEVER : trace->base + phase->n + place;
+}
+
+const uint32_t *cst_trace_expected(const struct cst_trace *trace, uint32_t *n_out)
+{
+    *n_out = current(trace)->n;
+    return current(trace)->entries;
+}
+
+/* -- phases that begin ------------------------------------------------------------------------ */
+
+/* The record's first @n entries are a phase of their own. */
+static void cut_record(struct cst_trace *trace, uint32_t n, uint32_t by)
+{
+    cst_trace_learn(trace, n, by, false);
+    memmove(trace->record, trace->record + n, (trace->n_record - n) * sizeof *trace->record);
+    trace->n_record -= n;
+    trace->n_wrong = 0;
+}
+
+/* A phase that begins with @entry: @first if it does, else the one that was right last;
+ * CST_TRACE_PHASES: none. */
+static uint32_t find_beginning(const struct cst_trace *trace, uint32_t entry, uint32_t first)
+{
+    uint32_t best = CST_TRACE_PHASES;
+
+    for (uint32_t i = 0; i < CST_TRACE_PHASES; i++) {
+        const struct cst_phase *phase = &trace->phases[i];
+
+        if (phase->n == 0 || phase->entries[0] != entry) {
+            continue;
+        }
+        if (i == first) {
+            return i;
+        }
+        if (best == CST_TRACE_PHASES || phase->used > trace->phases[best].used) {
+            best = i;
+        }
+    }
+    return best;
+}
+
+/* The phase that the record is, whole, before its last entry; CST_TRACE_PHASES: none. */
+static uint32_t find_whole(const struct cst_trace *trace)
+{
+    for (uint32_t i = 0; i < CST_TRACE_PHASES; i++) {
+        if (cst_phase_equals(&trace->phases[i], trace->record, trace->n_record - 1)) {
+            return i;
+        }
+    }
+    return CST_TRACE_PHASES;
+}
+
+/* The phase has come to its end, and what follows it begins with @entry. */
+static bool goes_over(struct cst_trace *trace, uint32_t entry)
+{
+    uint32_t by = trace->current;
+    uint32_t next = current(trace)->follows;
+    const struct cst_phase *phase = &trace->phases[next];
+
+    if (trace->position < current(trace)->n || current(trace)->commits || trace->guessed ||
+        phase->n == 0 || phase->entries[0] != entry || trace->n_record < 2) {
+        return false;
+    }
+    trace->base += current(trace)->n;
+    trace->current = next;
+    trace->position = 1;
+    cut_record(trace, trace->n_record - 1, by);
+    return true;
+}
+
+/* What was recorded is a phase that is known to end here, and @entry begins another. */
+static bool ends_early(struct cst_trace *trace, uint32_t entry)
+{
+    uint32_t whole = trace->n_record > 1 && !trace->guessed ? find_whole(trace) : CST_TRACE_PHASES;
+    uint32_t next;
+
+    if (whole == CST_TRACE_PHASES) {
+        return false;
+    }
+    next = find_beginning(trace, entry, trace->phases[whole].follows);
+    if (next == CST_TRACE_PHASES) {
+        return false;
+    }
+    jump(trace, next, 1);
+    cut_record(trace, trace->n_record - 1, whole);
+    return true;
+}
+
+/* @entry, which is not near, begins a phase: perhaps one has begun. */
+static bool seems_to_begin(struct cst_trace *trace, uint32_t entry, uint32_t ahead)
+{
+    uint32_t next;
+
+    if (trace->guessed || trace->n_record < 2 ||
+        (ahead != CST_PHASE_NOWHERE && ahead - trace->position <= NEAR)) {
+        return false;
+    }
+    next = find_beginning(trace, entry, current(trace)->follows);
+    if (next == CST_TRACE_PHASES || !trace->phases[next].known) {
+        return false;
+    }
+    trace->guessed = true;
+    trace->cut = trace->n_record - 1;
+    trace->before = trace->current;
+    jump(trace, next, 1);
+    return true;
+}
+
+/* A phase that seemed to begin goes on as it should. */
+static void confirm(struct cst_trace *trace)
+{
+    if (trace->guessed && trace->n_record - trace->cut >= CERTAIN) {
+        trace->guessed = false;
+        cut_record(trace, trace->cut, trace->before);
+    }
+}
+
+/* -- where something belongs --------------------------------------------------------------------
+ */
+
+/* How many entries before the record's last are those before @place. */
+static uint32_t count_context(const struct cst_trace *trace, const struct cst_phase *phase,
+                              uint32_t place)
+{
+    uint32_t n = 0;
+
+    while (n < CONTEXT && n < place && n + 1 < trace->n_record &&
+           phase->entries[place - 1 - n] == trace->record[trace->n_record - 2 - n]) {
+        n++;
+    }
+    return n;
+}
+
+struct found {
+    uint32_t phase; /* CST_TRACE_PHASES: nothing is */
+    uint32_t place;
+    uint32_t score;
+};
+
+/* Look at some places of @entry from @from on. What is found first stays where the rest is no
+ * better. */
+static void compare_places(const struct cst_trace *trace, uint32_t number, uint32_t entry,
+                           uint32_t from, struct found *best)
+{
+    const struct cst_phase *phase = &trace->phases[number];
+    uint32_t place = cst_phase_find(phase, entry, from);
+
+    for (int i = 0; i < MAX_PLACES && place != CST_PHASE_NOWHERE; i++) {
+        uint32_t score = count_context(trace, phase, place);
+
+        if (best->phase == CST_TRACE_PHASES || score > best->score) {
+            *best = (struct found){.phase = number, .place = place, .score = score};
+        }
+        place = cst_phase_find(phase, entry, place + 1);
+    }
+}
+
+/* The place of @entry, which is the record's last, by what came before it: rather further on in
+ * this phase, else further back, else in another. */
+static void find_place(struct cst_trace *trace, uint32_t entry)
+{
+    struct found best = {.phase = CST_TRACE_PHASES};
+
+    compare_places(trace, trace->current, entry, trace->position, &best);
+    compare_places(trace, trace->current, entry, 0, &best);
+    for (uint32_t i = 0; i < CST_TRACE_PHASES; i++) {
+        if (i != trace->current) {
+            compare_places(trace, i, entry, 0, &best);
+        }
+    }
+    if (best.phase == trace->current && best.place >= trace->position) {
+        trace->position = best.place + 1;
+    } else if (best.phase != CST_TRACE_PHASES) {
+        jump(trace, best.phase, best.place + 1);
+    }
+}
+
+/* Nothing but what may be left out lies between here and @place. */
+static bool skips_sparse(const struct cst_trace *trace, uint32_t place)
+{
+    if (!trace->sparse || place == CST_PHASE_NOWHERE) {
+        return false;
+    }
+    for (uint32_t i = trace->position; i < place; i++) {
+        if (!cst_trace_is_sparse(trace, current(trace)->entries[i] >> 1)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* @entry is not what should come next. */
+static void follow(struct cst_trace *trace, uint32_t entry)
+{
+    uint32_t ahead = cst_phase_find(current(trace), entry, trace->position);
+    bool known = current(trace)->known;
+
+    if (skips_sparse(trace, ahead)) {
+        trace->position = ahead + 1;
+        return;
+    }
+    if (goes_over(trace, entry)) {
+        return;
+    }
+    if (cst_trace_is_sparse(trace, entry >> 1)) {
+        return; /* it came behind others of its kind, or for the first time */
+    }
+    trace->n_wrong++;
+    trace->surprises += known;
+    if (ends_early(trace, entry) || seems_to_begin(trace, entry, ahead)) {
+        return;
+    }
+    trace->guessed = false;
+    find_place(trace, entry);
+}
+
+/* -- events -------------------------------------------------------------------------------------
+ */
 
 void cst_trace_use(struct cst_trace *trace, uint32_t chunk, bool grad)
 {
     uint32_t entry = CST_TRACE_ENTRY(chunk, grad);
-    uint32_t place;
+    const struct cst_phase *phase = current(trace);
 
-    if (append(trace, entry) != CST_OK) {
+    if (cst_trace_append(trace, entry) != CST_OK) {
         trace->broken = true;
     }
-    place = find_place(trace, entry, trace->position);
-    if (trace->known && place != trace->position) {
-        trace->surprises++;
-    }
-    if (place == CST_TRACE_NEVER) { /* not in what is left of the step: perhaps it went back */
-        place = find_place(trace, entry, 0);
-    }
-    if (place != CST_TRACE_NEVER) {
-        trace->position = place + 1;
+    if (trace->position < phase->n && phase->entries[trace->position] == entry) {
+        trace->position++;
+        confirm(trace);
+    } else if (!trace->broken) {
+        follow(trace, entry);
     }
 }
 
 void cst_trace_end_step(struct cst_trace *trace)
 {
-    if (!trace->broken && adopt(trace) == CST_OK) {
-        trace->known = true;
+    uint32_t n = current(trace)->n;
+
+    if (!trace->broken && trace->n_record > 0) {
+        cst_trace_learn(trace, trace->n_record, trace->guessed ? trace->before : trace->current,
+                        true);
     }
+    if (trace->position < n) {
+        trace->base += n - trace->position;
+    }
+    jump(trace, trace->phases[trace->last].follows, 0);
     cst_trace_restart(trace);
 }
 
 void cst_trace_restart(struct cst_trace *trace)
 {
+    jump(trace, trace->current, 0);
     trace->n_record = 0;
-    trace->position = 0;
+    trace->n_wrong = 0;
+    trace->guessed = false;
     trace->broken = false;
-}
-
-uint32_t cst_trace_next_use(const struct cst_trace *trace, uint32_t chunk)
-{
-    return find_place(trace, CST_TRACE_ENTRY(chunk, false), trace->position);
 }

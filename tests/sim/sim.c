@@ -302,6 +302,15 @@ static void open_pools(struct sim *sim, struct cst_core_pool *pools)
     sim->p_skip = sim->world <= 2 || sim->loose ? sim_below(sim, 1000) : 0;
 }
 
+static struct cst_core_policy choose_policy(struct sim *sim)
+{
+    static const uint32_t depths[] = {0, 0, 1, 2, CST_CORE_NO_PREFETCH};
+
+    return (struct cst_core_policy){
+        .prefetch_depth = depths[sim_below(sim, sizeof depths / sizeof depths[0])],
+        .eviction = sim_chance(sim, 1000) ? CST_EVICT_LRU : CST_EVICT_NEXT_USE};
+}
+
 static void open_sim(struct sim *sim)
 {
     struct cst_core_pool pools[CST_CORE_MAX_WORLD];
@@ -341,7 +350,7 @@ static void open_sim(struct sim *sim)
                                       .pools = sim->memory.pools,
                                       .first_ticket = 1 + sim_below(sim, 1000),
                                       .peer_timeout_ns = sim->timeout,
-                                      .policy = {.prefetch_depth = sim_below(sim, 3)}};
+                                      .policy = choose_policy(sim)};
     if (cst_core_open(&sim->core, &config, &err) != CST_OK) {
         sim_fail(sim, "open: %s", err.text);
     }

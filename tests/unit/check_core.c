@@ -120,10 +120,13 @@ START_TEST(wrong_generation_is_stale)
 }
 END_TEST
 
-/* In the first step the victim is the block that was used longest ago. */
-START_TEST(first_step_evicts_lru)
+/* Where a pool is told to, the victim is the block that was used longest ago. */
+START_TEST(evicts_lru)
 {
-    rig_open(&rig, 6, 1, 3, 0);
+    const struct cst_core_policy policy = {.prefetch_depth = CST_CORE_NO_PREFETCH,
+                                           .eviction = CST_EVICT_LRU};
+
+    rig_open_policy(&rig, 6, 1, 3, &policy);
     rig_start(&rig, 1);
     for (uint32_t c = 0; c < 3; c++) {
         (void)rig_release(&rig, 0, c, rig_get(&rig, 0, c));
@@ -137,13 +140,16 @@ START_TEST(first_step_evicts_lru)
 }
 END_TEST
 
-/* From the second step on the victim is the block whose next use is farthest: at the turn from
- * forward to backward the chunks used last stay, where LRU would keep missing. */
-START_TEST(second_step_evicts_farthest)
+/* The victim is the block whose next use is farthest, in the first step (_i = 0) by the declared
+ * order: at the turn from forward to backward the chunks used last stay, where LRU would keep
+ * missing. */
+START_TEST(evicts_farthest)
 {
     rig_open(&rig, 6, 1, 4, 0);
     rig_start(&rig, 1);
-    rig_whole_step(&rig, 6, 1);
+    for (int i = 0; i < _i; i++) {
+        rig_whole_step(&rig, 6, 1);
+    }
     for (uint32_t c = 0; c < 4; c++) {
         (void)rig_release(&rig, 0, c, rig_get(&rig, 0, c));
     }
@@ -244,8 +250,9 @@ START_TEST(prefetch_by_declaration)
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
     ck_assert(!rig_answer(&rig, tag)->hit);
-    ck_assert_uint_eq(stats_of(0).hits, 1);
-    ck_assert_uint_eq(stats_of(0).misses, 1);
+    ck_assert_uint_eq(stats_of(0).hits, 2);
+    ck_assert_uint_eq(stats_of(0).late, 1);
+    ck_assert_uint_eq(stats_of(0).misses, 0);
     ck_assert_uint_eq(stats_of(0).prefetches, 3);
 }
 END_TEST
@@ -787,8 +794,8 @@ static Suite *suite(void)
     tcase_add_test(weights, miss_is_copied);
     tcase_add_test(weights, hit_is_a_lease_more);
     tcase_add_test(weights, wrong_generation_is_stale);
-    tcase_add_test(weights, first_step_evicts_lru);
-    tcase_add_test(weights, second_step_evicts_farthest);
+    tcase_add_test(weights, evicts_lru);
+    tcase_add_loop_test(weights, evicts_farthest, 0, 2);
     tcase_add_test(weights, waits_for_a_block);
     tcase_add_test(weights, a_hit_waits_for_nobody);
     tcase_add_test(weights, copy_fails);

@@ -1,21 +1,37 @@
-/* The trace: what is expected before the first record, what a record predicts, and what an
- * unexpected use does. */
+/* The trace: what is expected before the first record, what a record predicts, what an unexpected
+ * use does, and what becomes of what was learned when a rank does something else meanwhile. */
 #include "offload/trace.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
 #include <string.h>
 
-static uint32_t first[] = {0};
-static uint32_t second[] = {1};
-static uint32_t third[] = {1, 2};
-static struct cst_layout_use uses[] = {{first, 1}, {second, 1}, {third, 2}};
-static struct cst_layout layout = {.n_chunks = 3, .uses = uses};
+#define N 12 /* chunks, of one operator each but the last operator, which has two */
+
+static struct cst_model model;
+static struct cst_layout layout;
+static struct cst_layout_chunk chunks[N];
+static uint32_t used[N];
+static struct cst_layout_use uses[N];
+static struct cst_layout_operator operators[N];
 static struct cst_trace trace;
+
+static void open_trace(uint32_t n_chunks)
+{
+    for (uint32_t i = 0; i < N; i++) {
+        used[i] = i;
+        uses[i] = (struct cst_layout_use){&used[i], 1};
+        operators[i].ranks = 1;
+    }
+    layout = (struct cst_layout){.n_chunks = n_chunks, .uses = uses, .chunks = chunks};
+    model = (struct cst_model){.operators = operators, .n_operators = n_chunks};
+    ck_assert_int_eq(cst_trace_init(&trace, &layout, &model, 0), CST_OK);
+}
 
 static void setup(void)
 {
-    ck_assert_int_eq(cst_trace_init(&trace, &layout, 3), CST_OK);
+    memset(chunks, 0, sizeof chunks);
+    memset(operators, 0, sizeof operators);
 }
 
 static void teardown(void)
@@ -30,111 +46,331 @@ static void use_all(uint32_t n, const uint32_t *v)
     }
 }
 
+/* Weights of all chunks, first to last, but for those in the bits of @without. */
+static void go_forward(uint32_t without)
+{
+    for (uint32_t c = 0; c < trace.n_chunks; c++) {
+        if ((without & 1u << c) == 0) {
+            cst_trace_use(&trace, c, false);
+        }
+    }
+}
+
+/* Last to first, with their gradients. */
+static void go_backward(uint32_t without)
+{
+    for (uint32_t c = trace.n_chunks; c-- > 0;) {
+        if ((without & 1u << c) == 0) {
+            cst_trace_use(&trace, c, false);
+            cst_trace_use(&trace, c, true);
+        }
+    }
+}
+
+static void train(uint32_t without)
+{
+    go_forward(without);
+    go_backward(without);
+    cst_trace_end_step(&trace);
+}
+
+/* How far off @chunk's next use is, in requests. */
+static uint64_t wait_for(uint32_t chunk)
+{
+    uint64_t next = cst_trace_next_use(&trace, chunk);
+
+    return next == CST_TRACE_NEVER ? next : next - cst_trace_now(&trace);
+}
+
 /* Before the first step: forward over the operators, then backward, where gradients are opened too;
- * what the operator before still has is not fetched again. */
+ * what the operator before still has is not fetched again. Other ranks' operators are not expected,
+ * nor gradients of what is frozen. */
 START_TEST(declared_order)
 {
-    static const uint32_t expected[] = {CST_TRACE_ENTRY(0, false), CST_TRACE_ENTRY(1, false),
-                                        CST_TRACE_ENTRY(2, false), CST_TRACE_ENTRY(1, true),
-                                        CST_TRACE_ENTRY(2, true),  CST_TRACE_ENTRY(0, false),
+    static const uint32_t expected[] = {CST_TRACE_ENTRY(0, false), CST_TRACE_ENTRY(2, false),
+                                        CST_TRACE_ENTRY(3, false), CST_TRACE_ENTRY(3, true),
+                                        CST_TRACE_ENTRY(2, false), CST_TRACE_ENTRY(0, false),
                                         CST_TRACE_ENTRY(0, true)};
+    uint32_t n;
 
-    ck_assert_uint_eq(trace.n_expected, 7);
-    ck_assert_mem_eq(trace.expected, expected, sizeof expected);
-    ck_assert(!trace.known);
-    cst_trace_use(&trace, 2, false);
+    chunks[2].pattern = CST_PATTERN_FROZEN;
+    open_trace(4);
+    cst_trace_close(&trace);
+    operators[1].ranks = 2;
+    ck_assert_int_eq(cst_trace_init(&trace, &layout, &model, 0), CST_OK);
+    ck_assert_mem_eq(cst_trace_expected(&trace, &n), expected, sizeof expected);
+    ck_assert_uint_eq(n, 7);
+    cst_trace_use(&trace, 3, false);
     ck_assert_uint_eq(trace.surprises, 0); /* nothing is known: nothing is a surprise */
 }
 END_TEST
 
-/* A worker that fetches for ever without a step (it evaluates, say) costs no more memory for it:
- * such a record is given up, and the one before predicts on. */
+/* A worker that fetches for ever without a step, and never the same twice, costs no more memory for
+ * it: such a record is given up, and the one before predicts on. */
 START_TEST(record_is_bounded)
 {
+    uint64_t random = 1;
+    uint32_t n;
+
+    open_trace(3);
     use_all(3, (uint32_t[]){2, 1, 0});
     cst_trace_end_step(&trace);
     for (uint32_t i = 0; i < 3 * CST_TRACE_MAX_RECORD; i++) {
-        cst_trace_use(&trace, i % 3, false);
+        random = random * 6364136223846793005ull + 1442695040888963407ull;
+        cst_trace_use(&trace, (uint32_t)(random >> 33) % 3, (random >> 60 & 1) != 0);
     }
     ck_assert_uint_le(trace.record_capacity, CST_TRACE_MAX_RECORD);
     cst_trace_end_step(&trace);
-    ck_assert_uint_eq(trace.n_expected, 3);
-    ck_assert(trace.known);
+    ck_assert_ptr_nonnull(cst_trace_expected(&trace, &n));
+    ck_assert_uint_le(n, CST_TRACE_MAX_RECORD);
 }
 END_TEST
 
 /* A complete step's record predicts the next; a step begun anew forgets what it recorded. */
 START_TEST(record_predicts)
 {
+    uint32_t n;
+
+    open_trace(3);
     use_all(3, (uint32_t[]){2, 1, 0});
     cst_trace_restart(&trace);
     use_all(4, (uint32_t[]){1, 2, 1, 0});
     cst_trace_use(&trace, 0, true);
     cst_trace_end_step(&trace);
-    ck_assert(trace.known);
-    ck_assert_uint_eq(trace.n_expected, 5);
-    ck_assert_uint_eq(trace.position, 0);
-    ck_assert_uint_eq(cst_trace_next_use(&trace, 1), 0);
-    ck_assert_uint_eq(cst_trace_next_use(&trace, 0), 3);
+    (void)cst_trace_expected(&trace, &n);
+    ck_assert_uint_eq(n, 5);
+    ck_assert_uint_eq(wait_for(1), 0);
+    ck_assert_uint_eq(wait_for(0), 3);
     cst_trace_use(&trace, 1, false);
-    ck_assert_uint_eq(cst_trace_next_use(&trace, 1), 2);
+    ck_assert_uint_eq(wait_for(1), 1);
     use_all(2, (uint32_t[]){2, 1});
-    ck_assert_uint_eq(cst_trace_next_use(&trace, 1), CST_TRACE_NEVER);
-    ck_assert_uint_eq(cst_trace_next_use(&trace, 0), 3);
+    ck_assert_uint_eq(wait_for(1), CST_TRACE_NEVER); /* before the commit */
+    ck_assert_uint_eq(wait_for(0), 0);
     cst_trace_use(&trace, 0, false);
-    ck_assert_uint_eq(cst_trace_next_use(&trace, 0),
-                      CST_TRACE_NEVER); /* its gradient is not its weights */
+    ck_assert_uint_eq(wait_for(0), CST_TRACE_NEVER); /* its gradient is not its weights */
     ck_assert_uint_eq(trace.surprises, 0);
 }
 END_TEST
 
-/* An unexpected use is counted, and what follows is expected again: from its next place on, or, if
- * it went back, from its first. */
+/* An unexpected use is counted, and what follows is expected again: from its next place on. */
 START_TEST(resynchronises)
 {
+    open_trace(3);
     use_all(6, (uint32_t[]){0, 1, 2, 1, 0, 2});
     cst_trace_end_step(&trace);
     cst_trace_use(&trace, 2, false);
     ck_assert_uint_eq(trace.surprises, 1);
-    ck_assert_uint_eq(trace.position, 3);
+    ck_assert_uint_eq(wait_for(1), 0);
     use_all(3, (uint32_t[]){1, 0, 2});
     ck_assert_uint_eq(trace.surprises, 1);
-    cst_trace_use(&trace, 1, false);
-    ck_assert_uint_eq(trace.surprises, 2);
-    ck_assert_uint_eq(trace.position, 2);
-    cst_trace_use(&trace, 2, false);
-    ck_assert_uint_eq(trace.surprises, 2);
+}
+END_TEST
+
+/* Where something comes at several places, what came before it says which is meant. */
+START_TEST(context_decides)
+{
+    open_trace(9);
+    use_all(9, (uint32_t[]){0, 1, 2, 3, 4, 1, 2, 5, 6});
+    cst_trace_end_step(&trace);
+    use_all(2, (uint32_t[]){0, 4}); /* out of order */
+    ck_assert_uint_eq(wait_for(1), 0);
+    use_all(3, (uint32_t[]){1, 2, 5});
+    ck_assert_uint_eq(trace.surprises, 1);
+    ck_assert_uint_eq(wait_for(6), 0);
 }
 END_TEST
 
 /* What the record does not have at all changes nothing but the count. */
 START_TEST(never_seen)
 {
+    open_trace(3);
     use_all(2, (uint32_t[]){0, 1});
     cst_trace_end_step(&trace);
     cst_trace_use(&trace, 0, false);
     cst_trace_use(&trace, 2, false);
     ck_assert_uint_eq(trace.surprises, 1);
-    ck_assert_uint_eq(trace.position, 1);
+    ck_assert_uint_eq(wait_for(1), 0);
     cst_trace_use(&trace, 1, false);
     ck_assert_uint_eq(trace.surprises, 1);
 }
 END_TEST
 
-/* A record longer than any before it, and an empty one. */
+/* A record longer than any before it; a step in which nothing was asked for teaches nothing. */
 START_TEST(any_length)
 {
+    uint32_t n;
+
+    open_trace(3);
     for (uint32_t i = 0; i < 10000; i++) {
         cst_trace_use(&trace, i % 3, i % 2 == 0);
     }
     cst_trace_end_step(&trace);
-    ck_assert_uint_eq(trace.n_expected, 10000);
-    ck_assert_uint_eq(cst_trace_next_use(&trace, 0), 3);
+    (void)cst_trace_expected(&trace, &n);
+    ck_assert_uint_eq(n, 10000);
+    ck_assert_uint_eq(wait_for(0), 3);
     cst_trace_end_step(&trace);
-    ck_assert_uint_eq(trace.n_expected, 0);
-    ck_assert_uint_eq(cst_trace_next_use(&trace, 0), CST_TRACE_NEVER);
-    cst_trace_use(&trace, 0, false);
-    ck_assert_uint_eq(trace.surprises, 1);
+    (void)cst_trace_expected(&trace, &n);
+    ck_assert_uint_eq(n, 10000);
+}
+END_TEST
+
+/* An evaluation goes forward only, as often as it likes, and then training goes on: it is cut off
+ * from the step that follows, is expected to go on until it does not, and training is expected as
+ * before. Each turn costs one surprise. */
+START_TEST(evaluation_destroys_nothing)
+{
+    uint64_t before;
+
+    open_trace(N);
+    for (int i = 0; i < 3; i++) {
+        train(0);
+    }
+    ck_assert_uint_eq(trace.surprises, 0);
+    go_forward(0);
+    go_forward(0);
+    go_forward(0);
+    train(0);
+    before = trace.surprises;
+    ck_assert_uint_le(before, 4); /* the first time it is learned */
+    train(0);
+    train(0);
+    ck_assert_uint_le(trace.surprises, before + 1);
+    before = trace.surprises;
+    go_forward(0);
+    go_forward(0);
+    go_forward(0);
+    ck_assert_uint_eq(wait_for(0), 0); /* and again, it seems */
+    train(0);
+    ck_assert_uint_le(trace.surprises, before + 2);
+    before = trace.surprises;
+    train(0);
+    train(0);
+    ck_assert_uint_le(trace.surprises, before + 1);
+    go_forward(0);
+    ck_assert_uint_eq(wait_for(N - 1), 0);
+    ck_assert_uint_eq(wait_for(N - 3), 4);
+}
+END_TEST
+
+/* Two sequences of operators in turn are both known: each step predicts the one that followed it
+ * the last time. */
+START_TEST(sequences_take_turns)
+{
+    static const uint32_t a[] = {0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0};
+    static const uint32_t b[] = {6, 7, 8, 2, 9, 10, 10, 9, 2, 8, 7, 6};
+    uint64_t before = 0;
+
+    open_trace(N);
+    for (int i = 0; i < 6; i++) {
+        if (i == 4) {
+            before = trace.surprises;
+        }
+        use_all(12, a);
+        cst_trace_end_step(&trace);
+        use_all(12, b);
+        cst_trace_end_step(&trace);
+    }
+    ck_assert_uint_eq(trace.surprises, before);
+    ck_assert_uint_eq(wait_for(0), 0);
+}
+END_TEST
+
+/* A step that runs each operator's forward again before its backward is a record like any other,
+ * after one step. */
+START_TEST(recomputation)
+{
+    open_trace(N);
+    train(0);
+    for (int i = 0; i < 3; i++) {
+        uint64_t before = trace.surprises;
+
+        go_forward(0);
+        for (uint32_t c = N; c-- > 0;) {
+            cst_trace_use(&trace, c, false);
+            cst_trace_use(&trace, c, false);
+            cst_trace_use(&trace, c, true);
+        }
+        cst_trace_end_step(&trace);
+        ck_assert(i == 0 || trace.surprises == before);
+    }
+}
+END_TEST
+
+/* An expert that is left out is no surprise, nor is one that comes back. One that comes more often
+ * than not is expected, one that hardly ever comes is not. */
+START_TEST(experts_come_and_go)
+{
+    for (uint32_t c = 2; c < 6; c++) {
+        chunks[c].pattern = CST_PATTERN_EXPERT;
+    }
+    open_trace(8);
+    for (uint32_t i = 0; i < 40; i++) {
+        uint32_t without = (i % 8 == 0 ? 0u : 1u << 3) | (i % 3 == 0 ? 1u << 2 : 0);
+
+        if (i > 30) {
+            ck_assert_uint_ne(wait_for(2), CST_TRACE_NEVER);
+            ck_assert_uint_ne(wait_for(4), CST_TRACE_NEVER);
+            ck_assert_uint_eq(wait_for(3), CST_TRACE_NEVER);
+        }
+        train(without);
+    }
+    ck_assert_uint_eq(trace.surprises, 0);
+}
+END_TEST
+
+/* Frozen weights outlive the commit, so their next use may lie in the next step. */
+START_TEST(frozen_weights_are_wanted_again)
+{
+    chunks[0].pattern = CST_PATTERN_FROZEN;
+    open_trace(3);
+    for (int i = 0; i < 2; i++) {
+        use_all(3, (uint32_t[]){0, 1, 2});
+        cst_trace_end_step(&trace);
+    }
+    use_all(2, (uint32_t[]){0, 1});
+    ck_assert_uint_eq(wait_for(0), 1);
+    ck_assert_uint_eq(wait_for(1), CST_TRACE_NEVER);
+    cst_trace_use(&trace, 2, false);
+    ck_assert_uint_eq(wait_for(0), 0);
+    cst_trace_end_step(&trace);
+    ck_assert_uint_eq(wait_for(0), 0);
+}
+END_TEST
+
+/* Time never goes back, whatever is asked for (seeded), and what is expected has its chunk. */
+START_TEST(time_goes_on)
+{
+    uint64_t random = (uint64_t)_i + 1;
+    uint64_t last = 0;
+
+    for (uint32_t c = 0; c < N; c++) {
+        chunks[c].pattern = (enum cst_pattern_kind)((c * 7 + (uint32_t)_i) % CST_PATTERN_COUNT);
+    }
+    open_trace(N);
+    for (uint32_t i = 0; i < 20000; i++) {
+        struct cst_trace_entry entry;
+        uint64_t now;
+
+        random = random * 6364136223846793005ull + 1442695040888963407ull;
+        if ((random >> 40) % 200 == 0) {
+            cst_trace_end_step(&trace);
+        } else if ((random >> 40) % 2000 == 1) {
+            cst_trace_restart(&trace);
+        } else if ((random >> 40) % 50 == 2) {
+            cst_trace_use(&trace, (uint32_t)(random >> 33) % N, (random >> 60 & 1) != 0);
+        } else if (cst_trace_at(&trace, cst_trace_now(&trace), &entry)) {
+            cst_trace_use(&trace, entry.chunk, entry.grad);
+        } else {
+            cst_trace_use(&trace, 0, false);
+        }
+        now = cst_trace_now(&trace);
+        ck_assert_uint_ge(now, last);
+        last = now;
+        for (uint64_t t = now; cst_trace_at(&trace, t, &entry) && t < now + 5; t++) {
+            ck_assert_uint_lt(entry.chunk, N);
+        }
+        ck_assert_uint_ge(cst_trace_next_use(&trace, i % N), now);
+    }
 }
 END_TEST
 
@@ -148,8 +384,15 @@ static Suite *suite(void)
     tcase_add_test(tc, record_is_bounded);
     tcase_add_test(tc, record_predicts);
     tcase_add_test(tc, resynchronises);
+    tcase_add_test(tc, context_decides);
     tcase_add_test(tc, never_seen);
     tcase_add_test(tc, any_length);
+    tcase_add_test(tc, evaluation_destroys_nothing);
+    tcase_add_test(tc, sequences_take_turns);
+    tcase_add_test(tc, recomputation);
+    tcase_add_test(tc, experts_come_and_go);
+    tcase_add_test(tc, frozen_weights_are_wanted_again);
+    tcase_add_loop_test(tc, time_goes_on, 0, 20);
     suite_add_tcase(s, tc);
     return s;
 }

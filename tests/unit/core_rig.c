@@ -32,7 +32,7 @@ void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blo
 }
 
 static void open_pools(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
-                       uint32_t prefetch_depth, const uint32_t *engines, bool worker_copies)
+                       struct cst_core_policy policy, const uint32_t *engines, bool worker_copies)
 {
     struct cst_layout_config layout = {
         .chunk_elems = RIG_CHUNK_ELEMS, .n_nodes = 1, .world = world};
@@ -59,17 +59,30 @@ static void open_pools(struct rig *rig, uint32_t n_chunks, uint32_t world, uint3
                                       .pools = rig->pools,
                                       .first_ticket = 1,
                                       .peer_timeout_ns = 1000000000,
-                                      .policy = {.prefetch_depth = prefetch_depth}};
+                                      .policy = policy};
     cst_actions_init(&rig->actions);
     rig->now = 1;
     rig->norm = 1.0;
     ck_assert_msg(cst_core_open(&rig->core, &config, &err) == CST_OK, "%s", err.text);
 }
 
+static struct cst_core_policy depth_policy(uint32_t depth)
+{
+    return (struct cst_core_policy){.prefetch_depth = depth == 0 ? CST_CORE_NO_PREFETCH : depth};
+}
+
+void rig_open_policy(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
+                     const struct cst_core_policy *policy)
+{
+    static const uint32_t host[CST_CORE_MAX_WORLD];
+
+    open_pools(rig, n_chunks, world, n_blocks, *policy, host, false);
+}
+
 void rig_open_on(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
                  uint32_t prefetch_depth, const uint32_t *engines)
 {
-    open_pools(rig, n_chunks, world, n_blocks, prefetch_depth, engines, false);
+    open_pools(rig, n_chunks, world, n_blocks, depth_policy(prefetch_depth), engines, false);
 }
 
 void rig_open_worker_copies(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
@@ -80,7 +93,7 @@ void rig_open_worker_copies(struct rig *rig, uint32_t n_chunks, uint32_t world, 
     for (uint32_t rank = 0; rank < world; rank++) {
         engines[rank] = 1;
     }
-    open_pools(rig, n_chunks, world, n_blocks, prefetch_depth, engines, true);
+    open_pools(rig, n_chunks, world, n_blocks, depth_policy(prefetch_depth), engines, true);
 }
 
 void rig_close(struct rig *rig)

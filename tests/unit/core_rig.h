@@ -29,9 +29,11 @@ struct rig {
     double norm;      /* what NORM answers: sum of squares */
 };
 
-/* @n_blocks in each rank's pool. */
+/* @n_blocks in each rank's pool; @prefetch_depth 0: none. */
 void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
               uint32_t prefetch_depth);
+void rig_open_policy(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
+                     const struct cst_core_policy *policy);
 /* The same with rank r's pool in the memory of engine @engines[r]'s GPU (0: host memory). */
 void rig_open_on(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
                  uint32_t prefetch_depth, const uint32_t *engines);

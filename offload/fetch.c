@@ -1,0 +1,310 @@
+/* Fetches: granted, waiting for a copy, or waiting for a block, in their order.
+ *
+ * A fetch that finds no block waits in the queue of its rank and size class, demands before what is
+ * asked ahead. A rank waits for its own blocks only. */
+#include "offload/parts.h"
+
+#include <inttypes.h>
+
+/* -- grants --------------------------------------------------------------------------------- */
+
+void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+    struct cst_block *block = &pool->blocks[b];
+    struct cst_reply *reply = cst_core_reply(core, tag);
+
+    if (block->leases == 0) {
+        block->generation = ++core->generation;
+    }
+    if (block->state == CST_BLOCK_RESIDENT || block->leases == 0) { /* a gradient is leased once */
+        cst_block_lease(pool, b);
+    }
+    block->last_use = ++core->uses;
+    if (reply != NULL) {
+        reply->slab = cst_pool_slab(pool, b);
+        reply->offset = cst_pool_offset(pool, b);
+        reply->generation = block->generation;
+        reply->hit = hit && !block->filling;
+    }
+    if (reply != NULL && block->filling) {
+        reply->home = cst_core_row_place(core, block->chunk, CST_ROW_WEIGHT, 0);
+        reply->home_bytes = 2 * core->layout->chunks[block->chunk].n_elems;
+        core->ranks[rank].bytes_up += reply->home_bytes;
+    }
+}
+
+static void join(struct cst_core *core, uint32_t i, uint32_t rank, uint32_t b)
+{
+    core->requests.v[i].where = CST_REQUEST_JOINED;
+    core->requests.v[i].block = b;
+    cst_block_await(&core->ranks[rank].pool, b, &core->requests, i);
+}
+
+/* Request @i, which is in no queue, is answered or waits for a copy now; false: it needs a block
+ * and there is none. */
+static bool place_weight(struct cst_core *core, uint32_t i)
+{
+    struct cst_request *request = &core->requests.v[i];
+    struct cst_pool *pool = &core->ranks[request->rank].pool;
+    uint32_t b = pool->weight_of[request->chunk];
+
+    if (b == CST_NONE && core->chunks[request->chunk].n_writes > 0) {
+        return false;
+    }
+    if (b == CST_NONE) {
+        b = cst_residency_take(core, request->rank, CST_BLOCK_LOADING, request->chunk,
+                               CST_VICTIM_ANY);
+        if (b == CST_NONE) {
+            return false;
+        }
+        cst_residency_load(core, request->rank, request->chunk, b,
+                           request->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND);
+    }
+    if (pool->blocks[b].state == CST_BLOCK_RESIDENT) {
+        cst_fetch_grant(core, request->rank, b, request->tag, false);
+        cst_requests_remove(&core->requests, i);
+    } else {
+        join(core, i, request->rank, b);
+    }
+    return true;
+}
+
+static bool place_grad(struct cst_core *core, uint32_t i)
+{
+    struct cst_request *request = &core->requests.v[i];
+    struct cst_pool *pool = &core->ranks[request->rank].pool;
+    uint32_t b = pool->grad_of[request->chunk];
+    bool again = b != CST_NONE;
+
+    if (again && pool->blocks[b].state != CST_BLOCK_OPEN) { /* of a micro-batch before this one */
+        return false;
+    }
+    if (!again) {
+        b = cst_residency_take(core, request->rank, CST_BLOCK_OPEN, request->chunk, CST_VICTIM_ANY);
+        if (b == CST_NONE) {
+            return false;
+        }
+        pool->grad_of[request->chunk] = b;
+        cst_prefetch_opened(pool, request->chunk);
+    }
+    cst_fetch_grant(core, request->rank, b, request->tag, again);
+    cst_requests_remove(&core->requests, i);
+    return true;
+}
+
+static bool place(struct cst_core *core, uint32_t i)
+{
+    return core->requests.v[i].kind == CST_EV_FETCH_GRAD ? place_grad(core, i)
+                                                         : place_weight(core, i);
+}
+
+/* -- queues --------------------------------------------------------------------------------- */
+
+static struct cst_queue *queue_of(struct cst_core *core, const struct cst_request *request)
+{
+    struct cst_part *part = cst_pool_part(&core->ranks[request->rank].pool, request->chunk);
+
+    return request->ahead ? &part->ahead : &part->demand;
+}
+
+void cst_fetch_unqueue(struct cst_core *core, uint32_t i)
+{
+    const struct cst_request *request = &core->requests.v[i];
+
+    if (request->where == CST_REQUEST_JOINED) {
+        cst_block_forsake(&core->ranks[request->rank].pool, request->block, &core->requests, i);
+    } else {
+        cst_queue_remove(&core->requests, queue_of(core, request), i);
+    }
+}
+
+void cst_fetch_enqueue(struct cst_core *core, uint32_t i)
+{
+    struct cst_request *request = &core->requests.v[i];
+
+    request->where = CST_REQUEST_QUEUED;
+    if (request->deadline == CST_CORE_NEVER && core->peer_timeout_ns != CST_CORE_NEVER) {
+        request->deadline = core->now + core->peer_timeout_ns;
+    }
+    cst_queue_push(&core->requests, queue_of(core, request), i);
+}
+
+static bool part_waits(const struct cst_part *part)
+{
+    return !cst_queue_empty(&part->demand) || !cst_queue_empty(&part->ahead);
+}
+
+bool cst_fetch_waits(const struct cst_rank *rank)
+{
+    for (uint32_t k = 0; k < rank->pool.n_parts; k++) {
+        if (part_waits(&rank->pool.parts[k])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A fetch that is no hit: at once where nobody waits longer, else behind them. */
+static void begin(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *rank = &core->ranks[event->rank];
+    const struct cst_part *part = cst_pool_part(&rank->pool, event->chunk);
+    uint32_t i = cst_requests_add(&core->requests, event, CST_REQUEST_QUEUED);
+    bool first = cst_queue_empty(&part->demand) && (!event->ahead || cst_queue_empty(&part->ahead));
+
+    if (first && place(core, i)) {
+        return;
+    }
+    rank->waits++;
+    cst_fetch_enqueue(core, i);
+    rank->pool.changed = true; /* it may join a copy, or a gradient may be moved out of its way */
+}
+
+/* The gradient that the rank handed in last is not summed yet: it is not for want of a block that
+ * its fetch waits. */
+static bool waits_for_itself(const struct cst_core *core, const struct cst_request *request)
+{
+    const struct cst_pool *pool = &core->ranks[request->rank].pool;
+    uint32_t b = pool->grad_of[request->chunk];
+
+    return request->kind == CST_EV_FETCH_GRAD && b != CST_NONE &&
+           pool->blocks[b].state != CST_BLOCK_OPEN;
+}
+
+/* Place what can be placed, in order. How many still lack a block: behind the first of them only
+ * those go on that need none. */
+static uint32_t serve(struct cst_core *core, struct cst_queue *queue, uint32_t n_short)
+{
+    struct cst_queue waiting = *queue;
+    uint32_t i;
+
+    cst_queue_init(queue);
+    while ((i = cst_queue_pop(&core->requests, &waiting)) != CST_NO_REQUEST) {
+        const struct cst_request *request = &core->requests.v[i];
+        const struct cst_pool *pool = &core->ranks[request->rank].pool;
+        const uint32_t *of = request->kind == CST_EV_FETCH_GRAD ? pool->grad_of : pool->weight_of;
+
+        if (waits_for_itself(core, request)) {
+            cst_queue_push(&core->requests, queue, i);
+        } else if ((n_short > 0 && of[request->chunk] == CST_NONE) || !place(core, i)) {
+            cst_queue_push(&core->requests, queue, i);
+            n_short++;
+        }
+    }
+    return n_short;
+}
+
+/* Blocks that will be free or cached without anybody's doing. */
+static uint32_t count_coming(const struct cst_part *part)
+{
+    return part->count[CST_BLOCK_STAGING] + part->count[CST_BLOCK_REDUCING] +
+           part->count[CST_BLOCK_LOADING] - part->n_awaited;
+}
+
+static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)
+{
+    struct cst_part *part = &core->ranks[rank].pool.parts[k];
+    uint32_t n_short;
+    uint32_t coming;
+
+    if (!part_waits(part)) {
+        return;
+    }
+    n_short = serve(core, &part->demand, 0);
+    n_short = serve(core, &part->ahead, n_short);
+    coming = count_coming(part);
+    while (coming < n_short && cst_staging_begin(core, rank, k)) {
+        coming++;
+    }
+}
+
+static void pump_rank(struct cst_core *core, uint32_t rank)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+
+    pool->changed = false;
+    for (uint32_t k = 0; k < pool->n_parts; k++) {
+        pump_part(core, rank, k);
+    }
+}
+
+/* -- requests ------------------------------------------------------------------------------- */
+
+/* Common to both fetches; false: refused. */
+static bool admit_fetch(struct cst_core *core, const struct cst_event *event,
+                        enum cst_rank_begun begun)
+{
+    struct cst_rank *rank = &core->ranks[event->rank];
+
+    if (rank->stepped) {
+        cst_core_refuse(core, event->tag, CST_EBUSY,
+                        "rank %" PRIu32 " has asked for step %" PRIu64
+                        ": nothing more of it is fetched",
+                        event->rank, core->step);
+        return false;
+    }
+    cst_ranks_begin(core, event->rank, begun);
+    rank->wants_prefetch = true;
+    return true;
+}
+
+void cst_fetch_weight(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *rank = &core->ranks[event->rank];
+    uint32_t b = rank->pool.weight_of[event->chunk];
+
+    if (!admit_fetch(core, event, CST_BEGUN_READING)) {
+        return;
+    }
+    cst_prefetch_follow(rank, event->chunk, false);
+    if (b != CST_NONE && rank->pool.blocks[b].state == CST_BLOCK_RESIDENT) {
+        rank->hits++;
+        cst_fetch_grant(core, event->rank, b, event->tag, true);
+        return;
+    }
+    if (b != CST_NONE && rank->pool.blocks[b].foreseen && !rank->pool.blocks[b].dropped) {
+        rank->hits++;
+        rank->late++;
+    } else {
+        rank->misses++;
+    }
+    begin(core, event);
+}
+
+void cst_fetch_grad(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *rank = &core->ranks[event->rank];
+    uint32_t b = rank->pool.grad_of[event->chunk];
+
+    if (cst_schedule_handed(core, event->chunk, event->rank)) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "gradient of chunk %" PRIu32 " was handed in already in step %" PRIu64,
+                        event->chunk, core->step);
+        return;
+    }
+    if (!admit_fetch(core, event, CST_BEGUN_WRITING)) {
+        return;
+    }
+    if (b != CST_NONE && rank->pool.blocks[b].state == CST_BLOCK_OPEN) {
+        cst_fetch_grant(core, event->rank, b, event->tag, true);
+        return;
+    }
+    cst_prefetch_follow(rank, event->chunk, true);
+    begin(core, event);
+}
+
+void cst_fetch_pump(struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        struct cst_rank *r = &core->ranks[rank];
+        bool look = r->wants_prefetch || r->pool.changed;
+
+        if (r->pool.changed) {
+            pump_rank(core, rank);
+        }
+        if (look) {
+            cst_prefetch_look_ahead(core, rank);
+        }
+    }
+}

@@ -1,0 +1,261 @@
+/* Prefetch: weights that the trace expects are loaded before anybody asks, as far ahead as blocks
+ * allow.
+ *
+ * Each part of a pool has an edge, a time up to which all that is expected has been looked at: its
+ * weights are in blocks or on their way, and the gradients that will be opened have claims. The
+ * edge moves on as long as a block is to be had that is wanted behind it, and no claim needs it:
+ *
+ *   now ---- inside: n_ahead weights, n_claimed gradients ---- edge ---- what may be given up
+ *
+ * Only a few loads are under way at once: what is not begun needs no cancelling when a fetch wants
+ * the block, and while fetches wait nothing is begun. */
+#include "offload/parts.h"
+#include "offload/pattern.h"
+
+#define IN_FLIGHT_BYTES (16u << 20) /* of loads that nobody asked for, and at least ... */
+#define IN_FLIGHT_LEAST 4           /* ... so many */
+#define FOLLOWED_MOST                                                                              \
+    256 /* expected requests left out at once, beyond which prediction is anew                     \
+         */
+
+/* -- claims of gradients -------------------------------------------------------------------- */
+
+static void claim(struct cst_pool *pool, uint32_t chunk)
+{
+    if (pool->grad_of[chunk] == CST_NONE && pool->claimed[chunk] != pool->serial) {
+        pool->claimed[chunk] = pool->serial;
+        cst_pool_part(pool, chunk)->n_claimed++;
+    }
+}
+
+void cst_prefetch_opened(struct cst_pool *pool, uint32_t chunk)
+{
+    if (pool->claimed[chunk] == pool->serial) {
+        pool->claimed[chunk] = 0;
+        cst_pool_part(pool, chunk)->n_claimed--;
+    }
+}
+
+/* -- the trace goes on ------------------------------------------------------------------------ */
+
+/* The pool's times are the trace's again, if requests have paid for it. */
+static bool catch_up(struct cst_pool *pool)
+{
+    if (pool->epoch == pool->trace->epoch) {
+        return true;
+    }
+    if (pool->credit < cst_pool_count(pool, CST_BLOCK_RESIDENT)) {
+        return false;
+    }
+    pool->credit = 0;
+    pool->epoch = pool->trace->epoch;
+    pool->serial++;
+    for (uint32_t k = 0; k < pool->n_parts; k++) {
+        struct cst_part *part = &pool->parts[k];
+
+        part->n_ahead = 0;
+        part->n_claimed = 0;
+        cst_victims_reset_edge(&part->victims, cst_trace_now(pool->trace));
+        for (uint32_t b = part->head[CST_BLOCK_RESIDENT]; b != CST_NONE; b = pool->blocks[b].next) {
+            cst_block_review(pool, b);
+        }
+    }
+    return true;
+}
+
+/* What was expected at @time was asked for, or left out. */
+static void pass(struct cst_pool *pool, uint64_t time)
+{
+    struct cst_trace_entry entry;
+    struct cst_part *part;
+
+    if (!cst_trace_at(pool->trace, time, &entry)) {
+        return;
+    }
+    part = cst_pool_part(pool, entry.chunk);
+    if (entry.grad) {
+        cst_prefetch_opened(pool, entry.chunk);
+        return;
+    }
+    part->n_ahead -= time < part->victims.edge;
+    if (pool->weight_of[entry.chunk] != CST_NONE) {
+        cst_block_review(pool, pool->weight_of[entry.chunk]);
+    }
+}
+
+void cst_prefetch_follow(struct cst_rank *rank, uint32_t chunk, bool grad)
+{
+    struct cst_pool *pool = &rank->pool;
+    bool current = catch_up(pool);
+    uint64_t from = cst_trace_now(&rank->trace);
+    uint64_t now;
+
+    cst_trace_use(&rank->trace, chunk, grad);
+    now = cst_trace_now(&rank->trace);
+    pool->credit += 4;
+    if (current && now - from > FOLLOWED_MOST) {
+        pool->epoch--; /* it is not the trace's */
+    }
+    if (pool->epoch != rank->trace.epoch) {
+        (void)catch_up(pool);
+        return;
+    }
+    for (uint64_t time = from; time < now; time++) {
+        pass(pool, time);
+    }
+    for (uint32_t k = 0; k < pool->n_parts; k++) {
+        if (pool->parts[k].victims.edge < now) {
+            cst_victims_reset_edge(&pool->parts[k].victims, now);
+        }
+    }
+}
+
+/* The edge goes back to @time: a block that was wanted then is given up. */
+static void retreat(struct cst_pool *pool, struct cst_part *part, uint64_t time)
+{
+    uint64_t edge = part->victims.edge;
+
+    if (pool->epoch != pool->trace->epoch || time >= edge || time < cst_trace_now(pool->trace) ||
+        !cst_victims_retreat(&part->victims, time)) {
+        return;
+    }
+    while (edge-- > time) {
+        struct cst_trace_entry entry;
+
+        if (!cst_trace_at(pool->trace, edge, &entry) || cst_pool_part(pool, entry.chunk) != part) {
+            continue;
+        }
+        if (entry.grad) {
+            cst_prefetch_opened(pool, entry.chunk);
+        } else {
+            part->n_ahead--;
+        }
+    }
+}
+
+void cst_prefetch_evicted(struct cst_pool *pool, uint32_t part, uint64_t next)
+{
+    retreat(pool, &pool->parts[part], next);
+}
+
+/* -- looking ahead ------------------------------------------------------------------------------
+ */
+
+static uint32_t most_in_flight(const struct cst_part *part)
+{
+    uint64_t n = IN_FLIGHT_BYTES / part->block_bytes;
+
+    return n < IN_FLIGHT_LEAST          ? IN_FLIGHT_LEAST
+           : n > CST_PREFETCH_IN_FLIGHT ? CST_PREFETCH_IN_FLIGHT
+                                        : (uint32_t)n;
+}
+
+/* The weights of @chunk, which are expected at @time, are there, on their way, or begin to be;
+ * false: they have to wait. */
+static bool provide(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64_t time)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+    const struct cst_part *part = cst_pool_part(pool, chunk);
+    uint32_t b = pool->weight_of[chunk];
+    uint32_t available = part->count[CST_BLOCK_FREE] + part->victims.n - part->victims.n_inside;
+
+    if (b != CST_NONE) {
+        return !pool->blocks[b].dropped;
+    }
+    if (core->chunks[chunk].n_writes > 0) {
+        return true;
+    }
+    return part->n_foreseen < most_in_flight(part) && available > part->n_claimed &&
+           cst_residency_load_ahead(core, rank, chunk, time);
+}
+
+/* One entry further; false: it has to wait. */
+static bool advance(struct cst_core *core, uint32_t rank, struct cst_part *part)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+    uint64_t time = part->victims.edge;
+    struct cst_trace_entry entry;
+    bool of_use;
+
+    if (!cst_trace_at(pool->trace, time, &entry)) {
+        return false;
+    }
+    if (cst_pool_part(pool, entry.chunk) != part) {
+        cst_victims_pass(&part->victims, CST_NONE);
+        return true;
+    }
+    of_use = entry.likely &&
+             (!entry.later || !cst_pattern(pool->chunks[entry.chunk].pattern)->has_states);
+    if (entry.grad) {
+        cst_victims_pass(&part->victims, CST_NONE);
+        if (of_use) {
+            claim(pool, entry.chunk);
+        }
+        return true;
+    }
+    if (of_use && !provide(core, rank, entry.chunk, time)) {
+        return false;
+    }
+    part->n_ahead++;
+    cst_victims_pass(&part->victims, pool->weight_of[entry.chunk] == CST_NONE
+                                         ? CST_NONE
+                                         : pool->weight_of[entry.chunk] - part->first_block);
+    return true;
+}
+
+void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank)
+{
+    struct cst_rank *r = &core->ranks[rank];
+    uint32_t depth = core->policy.prefetch_depth;
+
+    r->wants_prefetch = false;
+    if (core->phase != CST_PHASE_RUNNING || !r->joined || r->stepped || cst_fetch_waits(r) ||
+        r->pool.worker_copies || depth == CST_CORE_NO_PREFETCH || !catch_up(&r->pool)) {
+        return;
+    }
+    for (uint32_t k = 0; k < r->pool.n_parts; k++) {
+        struct cst_part *part = &r->pool.parts[k];
+
+        while ((depth == 0 || part->n_ahead < depth) && advance(core, rank, part)) {
+        }
+    }
+}
+
+/* -- for tests ----------------------------------------------------------------------------------
+ */
+
+static const char *check_part(const struct cst_pool *pool, uint32_t k)
+{
+    const struct cst_part *part = &pool->parts[k];
+    uint32_t n_ahead = 0;
+    uint32_t n_claimed = 0;
+
+    for (uint64_t time = cst_trace_now(pool->trace); time < part->victims.edge; time++) {
+        struct cst_trace_entry entry;
+
+        if (!cst_trace_at(pool->trace, time, &entry)) {
+            return "the edge is in what is expected";
+        }
+        n_ahead += !entry.grad && pool->chunks[entry.chunk].size_class == k;
+    }
+    for (uint32_t c = 0; c < pool->n_chunks; c++) {
+        n_claimed += pool->chunks[c].size_class == k && pool->claimed[c] == pool->serial;
+        if (pool->claimed[c] == pool->serial && pool->grad_of[c] != CST_NONE) {
+            return "a gradient that has a block claims none";
+        }
+    }
+    return n_ahead != part->n_ahead       ? "weights before the edge are counted"
+           : n_claimed != part->n_claimed ? "claims are counted"
+                                          : NULL;
+}
+
+const char *cst_prefetch_check(const struct cst_rank *rank)
+{
+    const char *what = NULL;
+
+    for (uint32_t k = 0;
+         k < rank->pool.n_parts && rank->pool.epoch == rank->trace.epoch && what == NULL; k++) {
+        what = check_part(&rank->pool, k);
+    }
+    return what;
+}
