@@ -332,6 +332,28 @@ START_TEST(test_reduce)
 }
 END_TEST
 
+/* A grad row that lies across the border between two registrations gets its sums all the same. */
+START_TEST(test_row_across_border)
+{
+    struct cst_place *place = &cst_table_chunks(job.table)[BIG].rows[CST_ROW_GRAD];
+    uint64_t bytes = 2 * (uint64_t)BORDER, at = BORDER - BIG_ELEMS - 2;
+    struct cst_table_tile *tiles = calloc(job.table->n_tiles, sizeof *tiles);
+    static uint16_t grad[BIG_ELEMS];
+    uint8_t *base;
+    int fd = engine_proc_memfd(bytes, (void **)&base);
+
+    ck_assert_ptr_nonnull(tiles);
+    ck_assert_int_eq(engine_proc_add(&proc, HOST, fd, bytes, -1, false, true).status, CST_OK);
+    make_hostile(BIG);
+    memcpy(grad, base + at, sizeof grad);
+    *place = (struct cst_place){.segment = HOST, .offset = at};
+    expect(BIG, 2, 1, grad, tiles);
+    engine_rig_must(reduce(BIG, 2, 1));
+    ck_assert_int_eq(memcmp(base + at, grad, sizeof grad), 0);
+    free(tiles);
+}
+END_TEST
+
 /* A chunk that carries the mark is complete at once; of one of which some tiles carry it, only the
  * others are done. */
 START_TEST(test_marks)
@@ -455,6 +477,7 @@ int main(int argc, char **argv)
     tcase_add_test(plain, test_border);
     tcase_add_test(plain, test_counts);
     tcase_add_loop_test(plain, test_reduce, 0, N_MIXES);
+    tcase_add_test(plain, test_row_across_border);
     tcase_add_loop_test(plain, test_marks, 0, 2);
     tcase_add_test(plain, test_refused);
     tcase_set_timeout(slow, 60);

@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void set_up(void)
@@ -105,6 +106,35 @@ START_TEST(test_convert)
     ck_assert(engine_rig_all_zero(row(BIG, CST_ROW_EXP_AVG), bytes));
     ck_assert(engine_rig_all_zero(row(BIG, CST_ROW_EXP_AVG_SQ), bytes));
     ck_assert(((float *)row(BIG, CST_ROW_EXP_AVG))[n] == after);
+}
+END_TEST
+
+/* With one destination the values become bf16 there, and nothing else happens: how fp32 gradients
+ * are read. */
+START_TEST(test_convert_to_bf16)
+{
+    uint64_t n = BIG_ELEMS - 3, n_wrong = 0;
+    const float *values = row(BIG, CST_ROW_EXP_AVG);
+    const uint16_t *got = engine_rig_at(tiny_job_block(&job, BIG, 0));
+    uint16_t after = got[n];
+    struct engine_command convert = {.kind = ENGINE__COMMAND_KIND__CONVERT,
+                                     .src = {tiny_job_row(&job, BIG, CST_ROW_EXP_AVG)},
+                                     .n_src = 1,
+                                     .dst = {tiny_job_block(&job, BIG, 0)},
+                                     .n_dst = 1,
+                                     .n_elems = n};
+    float *before = malloc(BIG_ELEMS * sizeof *before);
+
+    ck_assert_ptr_nonnull(before);
+    memcpy(before, values, BIG_ELEMS * sizeof *before);
+    engine_rig_must(convert);
+    for (uint64_t i = 0; i < n; i++) {
+        n_wrong += got[i] != cst_fp32_to_bf16(values[i]);
+    }
+    ck_assert_uint_eq(n_wrong, 0);
+    ck_assert_uint_eq(got[n], after);
+    ck_assert_int_eq(memcmp(before, values, BIG_ELEMS * sizeof *before), 0);
+    free(before);
 }
 END_TEST
 
@@ -250,6 +280,30 @@ START_TEST(test_marked_tiles)
     ck_assert(((float *)row(BIG, CST_ROW_MASTER))[CST_TILE_ELEMS - 1] != before[0]);
     ck_assert(((float *)row(BIG, CST_ROW_MASTER))[CST_TILE_ELEMS] == before[1]);
     ck_assert_uint_eq(cst_table_chunks(job.table)[BIG].update_mark, 6);
+}
+END_TEST
+
+/* Sums are not added to bf16 rows, and a frozen chunk is neither reduced nor updated; the engine
+ * goes on. */
+START_TEST(test_accumulate_refused)
+{
+    struct engine_command reduce = tiny_job_reduce(&job, 0, 1);
+    struct cst_table_chunk *chunk = &cst_table_chunks(job.table)[0];
+
+    reduce.accumulate = true;
+    ck_assert_int_eq(engine_rig_run(reduce).status, CST_EINVAL);
+    reduce.accumulate = false;
+    reduce.src[0] = tiny_job_block(&job, 0, 2);
+    chunk->n_spans = 0;
+    for (int r = CST_ROW_GRAD; r < CST_ROW_COUNT; r++) {
+        chunk->rows[r] = (struct cst_place){.segment = CST_PLACE_NONE};
+    }
+    ck_assert_int_eq(engine_rig_run(reduce).status, CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(engine_rig_run(reduce).text, "frozen"));
+    ck_assert_int_eq(engine_rig_run(tiny_job_update(&job, 0, 1)).status, CST_EINVAL);
+    engine_rig_must(engine_command_copy(tiny_job_block(&job, 0, 0),
+                                        tiny_job_row(&job, 0, CST_ROW_WEIGHT), 1000));
+    engine_rig_must(tiny_job_reduce(&job, 1, 1));
 }
 END_TEST
 
@@ -466,7 +520,9 @@ int main(void)
     tcase_add_test(tcase, test_copy_large);
     tcase_add_test(tcase, test_fill);
     tcase_add_test(tcase, test_convert);
+    tcase_add_test(tcase, test_convert_to_bf16);
     tcase_add_test(tcase, test_step);
+    tcase_add_test(tcase, test_accumulate_refused);
     tcase_add_test(tcase, test_reduce_nothing);
     tcase_add_test(tcase, test_marked);
     tcase_add_test(tcase, test_marked_tiles);

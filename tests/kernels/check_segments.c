@@ -190,6 +190,50 @@ START_TEST(test_chunk)
 }
 END_TEST
 
+/* fp32 gradients are what the header says they are, and twice as long. */
+START_TEST(test_wide)
+{
+    struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
+    struct cst_chunk chunk;
+
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
+    ck_assert_ptr_nonnull(chunk.work.rows.grad);
+    ck_assert_ptr_null(chunk.work.rows.grad_f32);
+    lying->grad_bytes = 4;
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
+    ck_assert_ptr_null(chunk.work.rows.grad);
+    ck_assert_ptr_eq(chunk.work.rows.grad_f32,
+                     (char *)job.base[TINY_ARENA] + c->rows[CST_ROW_GRAD].offset);
+    c->rows[CST_ROW_GRAD].offset = job.bytes[TINY_ARENA] - c->n_elems * 4;
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
+    c->rows[CST_ROW_GRAD].offset += 4;
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_EINVAL);
+}
+END_TEST
+
+/* A frozen chunk has its weights and nothing else; who asks for more is told. */
+START_TEST(test_frozen)
+{
+    struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
+    struct cst_chunk chunk;
+    struct cst_err err;
+
+    c->n_spans = 0;
+    for (int row = CST_ROW_GRAD; row < CST_ROW_COUNT; row++) {
+        c->rows[row] = (struct cst_place){.segment = CST_PLACE_NONE};
+    }
+    ck_assert_int_eq(cst_chunk_find(&segments, job.ids[TINY_TABLE], 1,
+                                    CST_CHUNK_ROW(CST_ROW_WEIGHT), &chunk, &err),
+                     CST_OK);
+    ck_assert_uint_eq(chunk.n_tiles, 0);
+    ck_assert_int_eq(
+        cst_chunk_find(&segments, job.ids[TINY_TABLE], 1, CST_CHUNK_ROWS_REDUCE, &chunk, &err),
+        CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "chunk 1 is frozen: it has no grad row"));
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_EINVAL);
+}
+END_TEST
+
 /* No such chunk, no such table, no table at all. */
 START_TEST(test_no_chunk)
 {
@@ -225,6 +269,7 @@ START_TEST(test_lies)
         {&lying->spans_bytes, 8, UINT64_MAX - 63},
         {&lying->tiles_bytes, 8, lying->total_bytes},
         {&lying->total_bytes, 8, lying->total_bytes + 64},
+        {&lying->grad_bytes, 4, 3},
         {&c->n_elems, 8, UINT64_MAX},
         {&c->n_elems, 8, CST_CHUNK_MAX_ELEMS},
         {&c->first_span, 4, UINT32_MAX},
@@ -275,7 +320,10 @@ START_TEST(test_fuzz)
         if (find_chunk((uint32_t)round % N_CHUNKS, &chunk) == CST_OK) {
             const volatile struct cst_table_tile *tiles = cst_table_tiles(lying);
             const struct cst_table_span *spans = cst_table_spans(lying) + chunk.entry->first_span;
-            const volatile uint16_t *grad = chunk.work.rows.grad;
+            const volatile char *grad = chunk.work.rows.grad != NULL
+                                            ? (const volatile char *)chunk.work.rows.grad
+                                            : (const volatile char *)chunk.work.rows.grad_f32;
+            size_t elem_bytes = chunk.work.rows.grad != NULL ? 2 : 4;
 
             for (uint32_t i = 0; i < chunk.entry->n_spans; i++) {
                 uint64_t n = cst_table_n_tiles(spans[i].n_elems);
@@ -283,7 +331,7 @@ START_TEST(test_fuzz)
                 if (n > 0) {
                     (void)tiles[spans[i].first_tile].update_mark;
                     (void)tiles[spans[i].first_tile + n - 1].update_mark;
-                    (void)grad[spans[i].start + spans[i].n_elems - 1];
+                    (void)grad[(spans[i].start + spans[i].n_elems) * elem_bytes - 1];
                 }
             }
             n_ok++;
@@ -306,6 +354,8 @@ int main(void)
     tcase_add_test(set, test_check_fd);
     tcase_add_checked_fixture(chunks, set_up_chunks, tear_down_chunks);
     tcase_add_test(chunks, test_chunk);
+    tcase_add_test(chunks, test_wide);
+    tcase_add_test(chunks, test_frozen);
     tcase_add_test(chunks, test_no_chunk);
     tcase_add_test(chunks, test_lies);
     tcase_add_test(chunks, test_fuzz);
