@@ -65,14 +65,14 @@ static int open_rank(struct cst_core *core, const struct cst_core_config *config
     for (uint32_t k = 0; k < core->layout->n_classes; k++) {
         const struct cst_core_part *part = &pool->parts[k];
         const struct cst_layout_class *class = &core->layout->classes[k];
+        uint32_t least = core->layout->needs[rank].min_blocks[k];
 
-        if (part->n_blocks < class->min_blocks ||
-            (part->n_blocks > 0 && part->blocks_per_slab == 0)) {
+        if (part->n_blocks < least || (part->n_blocks > 0 && part->blocks_per_slab == 0)) {
             return cst_err_set(err, CST_EINVAL,
                                "pool of rank %" PRIu32 ": %" PRIu32 " blocks of %" PRIu64
                                " bytes in slabs of %" PRIu32 ", the model needs %" PRIu32,
                                rank, part->n_blocks, 2 * class->capacity, part->blocks_per_slab,
-                               class->min_blocks);
+                               least);
         }
     }
     if (cst_trace_init(&r->trace, core->layout, core->model, rank) != CST_OK ||

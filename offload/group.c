@@ -42,6 +42,13 @@ bool cst_group_admit(struct cst_core *core, const struct cst_event *event, bool 
                         cst_group_words(chunk->ranks, text), event->rank);
         return false;
     }
+    if (cst_pool_part(&core->ranks[event->rank].pool, event->chunk)->n_blocks == 0) {
+        cst_core_refuse(core, event->tag, CST_EPOOL,
+                        "pool of rank %" PRIu32 " has no blocks for chunks like %" PRIu32
+                        ": none of its operators uses one",
+                        event->rank, event->chunk);
+        return false;
+    }
     if (grad && !chunk->has_states) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "chunk %" PRIu32 " is frozen: it has no gradient", event->chunk);

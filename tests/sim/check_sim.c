@@ -45,5 +45,10 @@ int main(int argc, char **argv)
            " runs with GPUs, %" PRIu64 " commands waited for another engine's, %" PRIu64
            " copies by workers\n",
            totals.turns, totals.deaths, totals.gpu_runs, totals.crossing, totals.fills);
+    printf("sim: runs with groups %" PRIu64 ", frozen chunks %" PRIu64 ", a base %" PRIu64
+           ", size classes %" PRIu64 ", micro-batches %" PRIu64 "; %" PRIu64
+           " contributions added early\n",
+           totals.group_runs, totals.frozen_runs, totals.base_runs, totals.class_runs,
+           totals.micro_runs, totals.early);
     return EXIT_SUCCESS;
 }

@@ -6,6 +6,30 @@
 #include <math.h>
 #include <string.h>
 
+/* A sum is of a chunk that is trained, of contributions of its group in rank order, and adds to a
+ * row of fp32 alone. */
+static void check_reduce(const struct sim *sim, const struct cst_command *command)
+{
+    uint32_t last = 0;
+
+    if (!model_is_trained(sim, command->chunk) || (command->accumulate && !sim->grad_fp32) ||
+        (command->accumulate && command->n_src == 0)) {
+        sim_fail(sim, "a reduction of chunk %u that cannot be", command->chunk);
+    }
+    for (uint32_t i = 0; i < command->n_src; i++) {
+        struct spot spot = memory_find(&sim->memory, command->src[i]);
+
+        if (spot.kind == PLACE_BLOCK &&
+            (spot.rank < last || !model_holds(sim, command->chunk, spot.rank))) {
+            sim_fail(sim,
+                     "chunk %u: a contribution of rank %u that is not its group's, or not in "
+                     "rank order",
+                     command->chunk, spot.rank);
+        }
+        last = spot.kind == PLACE_BLOCK ? spot.rank + 1 : last;
+    }
+}
+
 /* A command names memory: can the engine that it goes to reach it? A host's engine maps the arenas
  * of its node, a GPU's all arenas and all pools; nobody but that GPU's own engine copies to and
  * from its memory. */
@@ -15,6 +39,12 @@ static void check_engine(const struct sim *sim, const struct cst_command *comman
 
     if (command->node >= sim->n_engines) {
         sim_fail(sim, "a command for engine %u of %u", command->node, sim->n_engines);
+    }
+    if (command->kind == CST_COMMAND_REDUCE) {
+        check_reduce(sim, command);
+    }
+    if (command->kind == CST_COMMAND_UPDATE && !model_is_trained(sim, command->chunk)) {
+        sim_fail(sim, "an update of chunk %u, which is frozen", command->chunk);
     }
     if (gpu && command->kind != CST_COMMAND_COPY && command->kind != CST_COMMAND_REDUCE) {
         sim_fail(sim, "a command of kind %d for a GPU", (int)command->kind);
@@ -65,6 +95,38 @@ static bool crosses(const struct sim *sim, const struct cst_command *command)
     return false;
 }
 
+/* Micro-batch that the contribution of @rank's block is of. */
+static uint32_t micro_of(const struct sim *sim, uint32_t chunk, uint32_t rank, uint32_t block)
+{
+    uint64_t value = memory_read(&sim->memory.blocks[rank][block]);
+    uint32_t m = 0;
+
+    while (m + 1 < sim->micro_batches && sim->handed[chunk][rank][m] != value) {
+        m++;
+    }
+    return m;
+}
+
+/* Somebody of the group may still hand in what the last of the sources was handed in for. */
+static bool is_early(const struct sim *sim, const struct cst_command *command)
+{
+    struct spot last;
+    uint32_t m;
+
+    if (command->kind != CST_COMMAND_REDUCE || command->n_src == 0) {
+        return false;
+    }
+    last = memory_find(&sim->memory, command->src[command->n_src - 1]);
+    m = last.kind == PLACE_BLOCK ? micro_of(sim, command->chunk, last.rank, last.block) : 0;
+    for (uint32_t rank = 0; rank < sim->world; rank++) {
+        if (model_holds(sim, command->chunk, rank) && sim->handed[command->chunk][rank][m] == 0 &&
+            sim->workers[rank].state == WORKER_RUN && sim->workers[rank].micro <= m) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void engines_submit(struct sim *sim, const struct cst_command *command)
 {
     check_engine(sim, command);
@@ -72,6 +134,7 @@ void engines_submit(struct sim *sim, const struct cst_command *command)
         sim_fail(sim, "more than %d commands under way", SIM_MAX_JOBS);
     }
     sim->n_crossing += crosses(sim, command);
+    sim->n_early += is_early(sim, command);
     sim->jobs[sim->n_jobs++] = (struct job){.command = *command};
 }
 
@@ -166,6 +229,13 @@ static uint64_t source_changes(struct sim *sim, const struct job *job)
     return n;
 }
 
+/* A conversion with one destination is a copy to or from a bf16 row. */
+static bool is_copy(const struct job *job)
+{
+    return job->command.kind == CST_COMMAND_COPY ||
+           (job->command.kind == CST_COMMAND_CONVERT && job->command.n_dst == 1);
+}
+
 /* -- the kinds ------------------------------------------------------------------------------- */
 
 static void begin_copy(struct sim *sim, struct job *job)
@@ -196,7 +266,8 @@ static void begin_reduce(struct sim *sim, struct job *job)
     struct cst_command *command = &job->command;
     struct spot dst = {.kind = PLACE_ROW, .row = CST_ROW_GRAD, .chunk = command->chunk};
 
-    job->value = MEMORY_ZERO_SUM;
+    job->value =
+        command->accumulate ? memory_read(&sim->memory.grads[command->chunk]) : MEMORY_ZERO_SUM;
     for (uint32_t i = 0; i < command->n_src; i++) {
         struct spot src = find(sim, job, command->src[i]);
 
@@ -208,22 +279,10 @@ static void begin_reduce(struct sim *sim, struct job *job)
     begin_write(sim, job, &dst);
 }
 
-static uint64_t expected_sum(const struct sim *sim, uint32_t chunk)
-{
-    uint64_t sum = MEMORY_ZERO_SUM;
-
-    for (uint32_t rank = 0; rank < sim->world; rank++) {
-        if (sim->handed[chunk][rank] != 0) {
-            sum = memory_mix(sum, sim->handed[chunk][rank]);
-        }
-    }
-    return sum;
-}
-
 static void begin_norm(struct sim *sim)
 {
     for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
-        if (memory_read(&sim->memory.grads[c]) != expected_sum(sim, c)) {
+        if (model_is_trained(sim, c) && memory_read(&sim->memory.grads[c]) != model_sum(sim, c)) {
             sim_fail(sim, "norm: the gradient of chunk %u is not the sum of what was handed in", c);
         }
     }
@@ -270,7 +329,7 @@ static bool will_fail(struct sim *sim, const struct job *job)
 {
     struct spot dst;
 
-    if (job->command.kind != CST_COMMAND_COPY) {
+    if (!is_copy(job)) {
         return sim_chance(sim, sim->p_fatal);
     }
     dst = find(sim, job, job->command.dst[0]);
@@ -282,10 +341,11 @@ static void begin(struct sim *sim, struct job *job)
     job->state = JOB_RUNNING;
     job->changes = source_changes(sim, job);
     job->doomed = will_fail(sim, job);
-    switch (job->command.kind) {
-    case CST_COMMAND_COPY:
+    if (is_copy(job)) {
         begin_copy(sim, job);
-        break;
+        return;
+    }
+    switch (job->command.kind) {
     case CST_COMMAND_REDUCE:
         begin_reduce(sim, job);
         break;
@@ -298,6 +358,7 @@ static void begin(struct sim *sim, struct job *job)
     case CST_COMMAND_CONVERT:
         begin_convert(sim, job);
         break;
+    case CST_COMMAND_COPY:
     case CST_COMMAND_FILL:
         sim_fail(sim, "a command that the core does not use");
     }
@@ -345,10 +406,11 @@ static void end(struct sim *sim, struct job *job)
 
     job->state = JOB_FINISHED;
     job->status = job->doomed ? CST_EIO : CST_OK;
-    switch (job->command.kind) {
-    case CST_COMMAND_COPY:
+    if (is_copy(job)) {
         end_copy(sim, job, job->doomed ? MEMORY_GARBAGE : value);
-        break;
+        return;
+    }
+    switch (job->command.kind) {
     case CST_COMMAND_REDUCE:
         memory_end(&sim->memory.grads[job->command.chunk], value);
         break;
@@ -362,6 +424,7 @@ static void end(struct sim *sim, struct job *job)
     case CST_COMMAND_CONVERT:
         end_rows(sim, job, 1);
         break;
+    case CST_COMMAND_COPY:
     case CST_COMMAND_NORM:
     case CST_COMMAND_FILL:
         break;
@@ -447,7 +510,7 @@ void engines_restart(struct sim *sim)
             struct cell *cell = &sim->memory.grads[job->command.chunk];
 
             memory_end(cell, cell->value); /* tiles are put back: a contribution may be in it */
-        } else if (job->command.kind == CST_COMMAND_COPY) {
+        } else if (is_copy(job)) {
             struct spot dst = find(sim, job, job->command.dst[0]);
             struct cell *cell = cell_of(sim, &dst);
 

@@ -40,7 +40,7 @@ void memory_open(struct memory *memory, const struct cst_model *model,
     }
     for (uint32_t rank = 0; rank < world; rank++) {
         memory->pools[rank] = pools[rank];
-        memory->blocks[rank] = new_cells(count_blocks(&pools[rank]), MEMORY_GARBAGE);
+        memory->blocks[rank] = new_cells(count_blocks(&pools[rank]) + 1, MEMORY_GARBAGE);
         for (uint32_t i = 0; i < 16; i++) {
             memory->segments[rank][i] = MEMORY_POOL_SEGMENT + 16 * rank + i;
         }
@@ -65,7 +65,9 @@ static struct spot find_row(const struct memory *memory, uint32_t segment, uint6
         const struct cst_layout_chunk *chunk = &memory->layout->chunks[c];
 
         for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
-            uint64_t elem = r <= CST_ROW_GRAD ? 2 : 4;
+            uint64_t elem = r == CST_ROW_WEIGHT ? 2
+                            : r == CST_ROW_GRAD ? memory->layout->grad_bytes
+                                                : 4;
             uint64_t from = chunk->rows[r].offset;
             struct spot spot = {.kind = PLACE_ROW, .row = (enum cst_row)r, .chunk = c};
 

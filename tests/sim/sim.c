@@ -64,16 +64,11 @@ static void follow(struct sim *sim)
         sim->step = stats.step;
         sim->last_progress = sim->n_turns;
         for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
-            sim->sums[c] = MEMORY_ZERO_SUM;
-            for (uint32_t rank = 0; rank < sim->world; rank++) {
-                if (sim->handed[c][rank] != 0) {
-                    sim->sums[c] = memory_mix(sim->sums[c], sim->handed[c][rank]);
-                }
-            }
+            sim->sums[c] = model_sum(sim, c);
         }
         for (uint32_t r = 0; stats.n_skipped == sim->n_skipped && r < CST_ROW_COUNT; r++) {
             for (uint32_t t = 0; t < sim->model.n_tensors; t++) {
-                sim->expected[r][t].value++;
+                sim->expected[r][t].value += model_is_trained(sim, sim->model.tensors[t].chunk);
             }
         }
         sim->n_skipped = stats.n_skipped;
@@ -177,56 +172,6 @@ void sim_ask(struct sim *sim, struct cst_event event, struct pending pending)
 
 /* -- a job ------------------------------------------------------------------------------------- */
 
-/* A chunk and an operator per tensor: any order of operators needs the same blocks. */
-static void declare_plain(struct sim *sim)
-{
-    uint32_t n = 3 + sim_below(sim, 8);
-    char name[32];
-
-    for (uint32_t i = 0; i < n; i++) {
-        int64_t shape = 2100 + sim_below(sim, 1900);
-
-        (void)snprintf(name, sizeof name, "t%u", i);
-        if (cst_model_tensor(&sim->model, name, &shape, 1, 1, 1, NULL) != CST_OK ||
-            cst_model_operator(&sim->model, name, &i, 1, NULL) != CST_OK) {
-            sim_fail(sim, "a tensor was refused");
-        }
-    }
-}
-
-static void declare(struct sim *sim)
-{
-    uint32_t n_tensors = 3 + sim_below(sim, 10);
-    uint32_t n_ops = 2 + sim_below(sim, SIM_MAX_OPS - 2);
-    char name[32];
-
-    for (uint32_t i = 0; i < n_tensors; i++) {
-        int64_t shape[2] = {1 + sim_below(sim, 64), 1 + sim_below(sim, 64)};
-
-        (void)snprintf(name, sizeof name, "tensor%u", i);
-        if (cst_model_tensor(&sim->model, name, shape, 2, 1, 1, NULL) != CST_OK) {
-            sim_fail(sim, "a tensor was refused");
-        }
-    }
-    for (uint32_t i = 0; i < n_ops; i++) {
-        uint32_t first = i * n_tensors / n_ops;
-        uint32_t tensors[3] = {first, first + 1, sim_chance(sim, 2000) ? 0 : first + 2};
-        uint32_t n = 1 + sim_below(sim, 3);
-
-        if (n == 3 && tensors[2] == 0 && first == 0) {
-            n = 2; /* tied tensors, but none twice */
-        }
-        while (n > 1 && tensors[n - 1] >= n_tensors) {
-            n--;
-        }
-        (void)snprintf(name, sizeof name, "op%u", i);
-        if (cst_model_operator(&sim->model, name, tensors, n > 2 && tensors[1] >= n_tensors ? 1 : n,
-                               NULL) != CST_OK) {
-            sim_fail(sim, "an operator was refused");
-        }
-    }
-}
-
 static void choose_chances(struct sim *sim)
 {
     sim->p_death = sim_chance(sim, 5000) ? 1 + sim_below(sim, 60) : 0;
@@ -243,6 +188,8 @@ static void choose_chances(struct sim *sim)
     sim->p_io = sim_chance(sim, 5000) ? sim_below(sim, 500) : 0;
     sim->p_hint = sim_below(sim, 300);
     sim->p_nan = sim_below(sim, 2000);
+    sim->p_idle = sim_below(sim, 8000);
+    sim->p_skip = sim_below(sim, 1000);
     sim->timeout =
         sim_chance(sim, 3000) ? 1000000 * (1 + (uint64_t)sim_below(sim, 20)) : CST_CORE_NEVER;
 }
@@ -269,11 +216,13 @@ static uint32_t choose_engine(struct sim *sim, enum devices devices)
 /* Slabs of a part, at most; a rank's segments are 16. */
 #define SLABS_PER_PART (16 / CST_LAYOUT_MAX_CLASSES)
 
-static struct cst_core_part choose_part(struct sim *sim, const struct cst_layout_class *class,
+static struct cst_core_part choose_part(struct sim *sim, uint32_t rank, uint32_t k,
                                         uint32_t first_slab)
 {
-    uint32_t least = sim->loose ? class->max_blocks + class->n_chunks + 2 : class->min_blocks;
-    uint32_t n = least + (sim_chance(sim, 5000) ? 0 : sim_below(sim, class->max_blocks + 1));
+    const struct cst_layout_need *need = &sim->layout.needs[rank];
+    uint32_t least = sim->loose ? need->max_blocks[k] + sim->layout.classes[k].n_chunks + 2
+                                : need->min_blocks[k];
+    uint32_t n = least + (sim_chance(sim, 5000) ? 0 : sim_below(sim, need->max_blocks[k] + 1));
 
     return (struct cst_core_part){.n_blocks = n,
                                   .blocks_per_slab = (n + SLABS_PER_PART - 1) / SLABS_PER_PART + 1,
@@ -285,7 +234,6 @@ static void open_pools(struct sim *sim, struct cst_core_pool *pools)
     enum devices devices = (enum devices)sim_below(sim, N_DEVICES);
 
     sim->p_worker_copies = sim_chance(sim, 5000) ? 0 : sim_below(sim, 10001);
-    sim->loose = sim_chance(sim, 3000);
     for (uint32_t rank = 0; rank < sim->world; rank++) {
         uint32_t first_slab = 0;
 
@@ -293,13 +241,10 @@ static void open_pools(struct sim *sim, struct cst_core_pool *pools)
             (struct cst_core_pool){.engine = choose_engine(sim, devices),
                                    .worker_copies = sim_chance(sim, sim->p_worker_copies)};
         for (uint32_t k = 0; k < sim->layout.n_classes; k++) {
-            pools[rank].parts[k] = choose_part(sim, &sim->layout.classes[k], first_slab);
+            pools[rank].parts[k] = choose_part(sim, rank, k, first_slab);
             first_slab += SLABS_PER_PART;
         }
     }
-    /* With three ranks and more, a rank's gradient can wait for ranks that wait for others' in
-     * turn, unless all open the same ones. */
-    sim->p_skip = sim->world <= 2 || sim->loose ? sim_below(sim, 1000) : 0;
 }
 
 static struct cst_core_policy choose_policy(struct sim *sim)
@@ -314,27 +259,21 @@ static struct cst_core_policy choose_policy(struct sim *sim)
 static void open_sim(struct sim *sim)
 {
     struct cst_core_pool pools[CST_CORE_MAX_WORLD];
-    struct cst_layout_config layout = {.chunk_elems = 4096, .n_nodes = 1 + sim_below(sim, 2)};
     struct cst_core_config config;
     struct cst_err err;
 
-    sim->n_nodes = layout.n_nodes;
+    sim->n_nodes = 1 + sim_below(sim, 2);
     sim->n_engines = sim->n_nodes + 2;
-    layout.world = sim->world = 1 + sim_below(sim, 4);
+    sim->world = 1 + sim_below(sim, SIM_MAX_RANKS);
     sim->plain = sim_chance(sim, 3000);
-    cst_model_init(&sim->model);
-    if (sim->plain) {
-        declare_plain(sim);
-    } else {
-        declare(sim);
-    }
+    sim->loose = sim_chance(sim, 3000);
+    sim->micro_batches = sim_chance(sim, 5000) ? 1 : 1 + sim_below(sim, SIM_MAX_MICRO);
+    sim->grad_fp32 = sim->micro_batches > 1 || sim_chance(sim, 1500);
     choose_chances(sim);
-    if (cst_layout_build(&sim->layout, &sim->model, &layout, &err) != CST_OK) {
-        sim_fail(sim, "layout: %s", err.text);
-    }
+    model_open(sim);
     open_pools(sim, pools);
     memory_open(&sim->memory, &sim->model, &sim->layout, sim->world, pools);
-    for (uint32_t i = 0; i < 64; i++) {
+    for (uint32_t i = 0; i < SIM_MAX_SEGMENTS; i++) {
         sim->arena_segments[i] = MEMORY_ARENA_SEGMENT + i;
     }
     for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
@@ -350,6 +289,7 @@ static void open_sim(struct sim *sim)
                                       .pools = sim->memory.pools,
                                       .first_ticket = 1 + sim_below(sim, 1000),
                                       .peer_timeout_ns = sim->timeout,
+                                      .micro_batches = sim->micro_batches,
                                       .policy = choose_policy(sim)};
     if (cst_core_open(&sim->core, &config, &err) != CST_OK) {
         sim_fail(sim, "open: %s", err.text);
@@ -365,8 +305,7 @@ static void close_sim(struct sim *sim)
         free(sim->expected[r]);
     }
     free(sim->jobs);
-    cst_layout_close(&sim->layout);
-    cst_model_close(&sim->model);
+    model_close(sim);
 }
 
 /* -- turns ------------------------------------------------------------------------------------- */
@@ -493,16 +432,32 @@ static bool has_gpu(const struct sim *sim)
     return false;
 }
 
+static void add_kinds(const struct sim *sim, struct sim_totals *totals)
+{
+    bool frozen = false;
+    bool base = false;
+
+    for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
+        frozen = frozen || !model_is_trained(sim, c);
+        base = base || model_is_base(sim, c);
+    }
+    totals->gpu_runs += has_gpu(sim);
+    totals->group_runs += sim->model.n_groups > 1;
+    totals->frozen_runs += frozen;
+    totals->base_runs += base;
+    totals->class_runs += sim->layout.n_classes > 1;
+    totals->micro_runs += sim->micro_batches > 1;
+}
+
 void sim_run(const struct sim_options *options, struct sim_totals *totals)
 {
     static struct sim sim;
-    bool on_gpu;
 
     memset(&sim, 0, sizeof sim);
     sim.options = *options;
     sim.rng = options->seed;
     open_sim(&sim);
-    on_gpu = has_gpu(&sim);
+    add_kinds(&sim, totals);
     while (sim.step < options->n_steps && !sim.failed) {
         turn(&sim);
         if (sim.n_turns - sim.last_progress > STALL_TURNS) {
@@ -514,6 +469,6 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     totals->turns += sim.n_turns;
     totals->deaths += sim.n_deaths;
     totals->crossing += sim.n_crossing;
-    totals->gpu_runs += on_gpu;
     totals->fills += sim.n_fills;
+    totals->early += sim.n_early;
 }

@@ -10,6 +10,9 @@
 #define SIM_MAX_JOBS 1024
 #define SIM_MAX_TAGS 512
 #define SIM_MAX_OPS 24
+#define SIM_MAX_RANKS 4
+#define SIM_MAX_MICRO 4
+#define SIM_MAX_SEGMENTS 64
 
 /* -- engines -------------------------------------------------------------------------------- */
 
@@ -52,7 +55,8 @@ struct worker {
     enum worker_state state;
     uint64_t attempt;
     uint64_t step;                 /* committed, as told */
-    uint32_t ops[2 * SIM_MAX_OPS]; /* operators of this step: forward, then backward */
+    uint32_t micro;                /* micro-batch that it is in */
+    uint32_t ops[2 * SIM_MAX_OPS]; /* operators of this micro-batch: forward, then backward */
     uint32_t n_ops;
     uint32_t n_forward;
     uint32_t at; /* index into ops */
@@ -91,6 +95,8 @@ struct sim_totals {
     uint64_t gpu_runs; /* with a rank on a GPU */
     uint64_t crossing; /* commands that waited for another engine's */
     uint64_t fills;    /* copies by workers */
+    uint64_t group_runs, frozen_runs, base_runs, class_runs, micro_runs; /* with such a thing */
+    uint64_t early; /* reductions of the first ranks' contributions alone */
 };
 
 struct sim {
@@ -98,15 +104,21 @@ struct sim {
     uint64_t rng;
     struct cst_model model;
     struct cst_layout layout;
+    struct cst_model base_model; /* of the base job; no tensors: there is none */
+    struct cst_layout base_layout;
     struct cst_core *core;
     struct cst_actions actions;
-    uint32_t arena_segments[64];
+    uint32_t arena_segments[SIM_MAX_SEGMENTS];
+    uint32_t micro_batches;
+    bool grad_fp32;
+    bool has_base;
     uint32_t world;
     uint32_t n_nodes;    /* engines 0 to n_nodes - 1 are the host's ... */
     uint32_t n_engines;  /* ... the others a GPU's each */
     uint32_t stopped;    /* engines that do nothing for now, a bit each */
     uint64_t n_crossing; /* commands that waited for another engine's */
     uint64_t n_fills;    /* copies by workers */
+    uint64_t n_early;    /* reductions of some contributions */
     struct memory memory;
     struct job *jobs; /* SIM_MAX_JOBS */
     unsigned n_jobs;
@@ -119,7 +131,8 @@ struct sim {
     uint64_t timeout; /* CST_CORE_NEVER: waits do not end */
     /* what the run is made of, chosen by the seed; chances are in 1/10000 a turn */
     unsigned p_death, p_lie, p_cancel, p_copy_fail, p_engine_death, p_io, p_hint, p_skip, p_nan,
-        p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop, p_worker_copies;
+        p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop, p_worker_copies, p_patterns, p_big,
+        p_idle;
     bool loose;  /* pools hold everything: any order of operators may run */
     bool plain;  /* so may they, for another reason: each has a chunk of its own */
     bool ending; /* no new work */
@@ -127,11 +140,11 @@ struct sim {
     /* what should be */
     struct cell
         *expected[CST_ROW_COUNT]; /* per tensor: number after all that is committed and accepted */
-    uint64_t handed[SIM_MAX_CHUNKS]
-                   [CST_CORE_MAX_WORLD]; /* contributions of this collection, 0: none */
-    uint64_t sums[SIM_MAX_CHUNKS];       /* of the last commit */
-    uint64_t attempt;                    /* seen */
-    uint64_t step, n_skipped;            /* seen committed */
+    uint64_t handed[SIM_MAX_CHUNKS][SIM_MAX_RANKS]
+                   [SIM_MAX_MICRO]; /* contributions of this collection, 0: none */
+    uint64_t sums[SIM_MAX_CHUNKS];  /* of the last commit */
+    uint64_t attempt;               /* seen */
+    uint64_t step, n_skipped;       /* seen committed */
     uint64_t n_deaths, n_turns;
     uint64_t last_progress; /* turn of the last commit */
 };
@@ -152,6 +165,21 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals);
 void sim_event(struct sim *sim, struct cst_event event);
 /* With a new tag that is remembered as @pending (tag and kind are filled in). */
 void sim_ask(struct sim *sim, struct cst_event event, struct pending pending);
+
+/* models.c */
+/* Declare and lay out; what the rest of @sim decides is decided. */
+void model_open(struct sim *sim);
+void model_close(struct sim *sim);
+/* A rank may leave the operator out. */
+bool model_may_skip(const struct sim *sim, uint32_t op);
+bool model_is_sparse(const struct sim *sim, uint32_t op);
+/* The chunk is not frozen; it is the base's; the rank is in its group: as declared, not as laid
+ * out. */
+bool model_is_trained(const struct sim *sim, uint32_t chunk);
+bool model_is_base(const struct sim *sim, uint32_t chunk);
+bool model_holds(const struct sim *sim, uint32_t chunk, uint32_t rank);
+/* Of all that was handed in: micro-batch by micro-batch, in each rank by rank. */
+uint64_t model_sum(const struct sim *sim, uint32_t chunk);
 
 /* engines.c */
 void engines_submit(struct sim *sim, const struct cst_command *command);

@@ -20,9 +20,25 @@ static uint32_t free_slot(const struct sim *sim)
 }
 
 /* Rows whose number a write to @row changes. */
-static bool writes_row(enum cst_row row, enum cst_row other)
+static bool writes_row(const struct sim *sim, uint32_t chunk, enum cst_row row, enum cst_row other)
 {
+    if (!model_is_trained(sim, chunk)) {
+        return other == CST_ROW_WEIGHT;
+    }
     return other != CST_ROW_GRAD && (row == CST_ROW_MASTER || row == other);
+}
+
+/* Gradients are not written, nor is a base's memory; a frozen tensor has its weights alone. */
+static bool must_be_refused(const struct sim *sim, const struct cst_event *event)
+{
+    uint32_t chunk = sim->model.tensors[event->tensor].chunk;
+    bool write = event->kind == CST_EV_WRITE;
+
+    if (!model_is_trained(sim, chunk) && event->row != CST_ROW_WEIGHT &&
+        !(write && event->row == CST_ROW_MASTER)) {
+        return true;
+    }
+    return write && (event->row == CST_ROW_GRAD || model_is_base(sim, chunk));
 }
 
 void tool_turn(struct sim *sim)
@@ -51,26 +67,33 @@ void tool_turn(struct sim *sim)
                              .slot = slot,
                              .tensor = tensor,
                              .row = row,
-                             .lie = event.kind == CST_EV_WRITE && row == CST_ROW_GRAD,
+                             .lie = must_be_refused(sim, &event),
                              .at_least = sim->expected[row][tensor].value});
-    if (event.kind == CST_EV_WRITE && row != CST_ROW_GRAD && sim->n_jobs > before) { /* accepted */
+    if (event.kind == CST_EV_WRITE && sim->n_jobs > before) { /* accepted */
         for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
-            sim->expected[r][tensor].value += writes_row(row, (enum cst_row)r);
+            sim->expected[r][tensor].value +=
+                writes_row(sim, sim->model.tensors[tensor].chunk, row, (enum cst_row)r);
         }
     }
 }
 
-/* One rank's gradient: no sum has such a number. */
-static bool is_contribution(const struct sim *sim, uint64_t value)
+/* One rank's gradient, or the sum of some: no sum of all has such a number. */
+static bool is_part(const struct sim *sim, uint32_t c, uint64_t value)
 {
-    for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
+    uint64_t sum = MEMORY_ZERO_SUM;
+    bool part = false;
+
+    for (uint32_t m = 0; m < sim->micro_batches; m++) {
         for (uint32_t rank = 0; rank < sim->world; rank++) {
-            if (sim->handed[c][rank] != 0 && sim->handed[c][rank] == value) {
-                return true;
+            uint64_t handed = sim->handed[c][rank][m];
+
+            if (handed != 0) {
+                part = part || handed == value || (sum != MEMORY_ZERO_SUM && sum == value);
+                sum = memory_mix(sum, handed);
             }
         }
     }
-    return false;
+    return part;
 }
 
 void tool_reply(struct sim *sim, const struct pending *asked, const struct cst_reply *reply)
@@ -78,7 +101,7 @@ void tool_reply(struct sim *sim, const struct pending *asked, const struct cst_r
     uint64_t value = memory_read(&sim->memory.staging[asked->slot]);
 
     if (asked->lie && reply->status == CST_OK) {
-        sim_fail(sim, "tool: gradients were written");
+        sim_fail(sim, "tool: tensor %u: what must be refused was done", asked->tensor);
     }
     if (asked->lie || (reply->status == CST_EBUSY &&
                        (asked->kind == CST_EV_WRITE || asked->row == CST_ROW_GRAD))) {
@@ -91,7 +114,8 @@ void tool_reply(struct sim *sim, const struct pending *asked, const struct cst_r
         return;
     }
     if (asked->kind == CST_EV_READ && asked->row == CST_ROW_GRAD) {
-        if (value == MEMORY_GARBAGE || is_contribution(sim, value)) {
+        if (value == MEMORY_GARBAGE ||
+            is_part(sim, sim->model.tensors[asked->tensor].chunk, value)) {
             sim_fail(sim, "tool: the gradient of tensor %u is no sum", asked->tensor);
         }
     } else if (asked->kind == CST_EV_READ &&

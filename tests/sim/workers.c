@@ -56,10 +56,21 @@ static void shuffle(struct sim *sim, uint32_t *v, uint32_t n)
     }
 }
 
-/* Forward over the operators, backward the other way round; sometimes one is left out (an idle
- * expert), and where pools hold everything sometimes in any order. */
-static void write_script(struct sim *sim, struct worker *w)
+/* Not this rank's, or left out: an idle expert often, any other one sometimes. */
+static bool skips(struct sim *sim, uint32_t rank, uint32_t op)
 {
+    if ((sim->model.operators[op].ranks >> rank & 1) == 0) {
+        return true;
+    }
+    return model_may_skip(sim, op) &&
+           sim_chance(sim, model_is_sparse(sim, op) ? sim->p_idle : sim->p_skip);
+}
+
+/* A micro-batch: forward over the operators, backward the other way round; and where pools hold
+ * everything sometimes in any order. */
+static void write_script(struct sim *sim, uint32_t rank)
+{
+    struct worker *w = &sim->workers[rank];
     bool skipped[SIM_MAX_OPS] = {false};
     bool idle = sim_chance(sim, 400); /* nothing at all */
 
@@ -69,7 +80,7 @@ static void write_script(struct sim *sim, struct worker *w)
     w->begun = false;
     w->surprise = NO_CHUNK;
     for (uint32_t i = 0; i < sim->model.n_operators; i++) {
-        skipped[i] = idle || sim_chance(sim, sim->p_skip);
+        skipped[i] = skips(sim, rank, i) || idle;
         if (!skipped[i]) {
             w->ops[w->n_ops++] = i;
         }
@@ -83,7 +94,8 @@ static void write_script(struct sim *sim, struct worker *w)
             }
         }
     }
-    if ((sim->loose || (sim->plain && sim->world <= 2)) && sim_chance(sim, 4000)) {
+    if ((sim->loose || (sim->plain && (sim->world <= 2 || sim->grad_fp32))) &&
+        sim_chance(sim, 4000)) {
         shuffle(sim, w->ops, w->n_forward);
         shuffle(sim, w->ops + w->n_forward, w->n_ops - w->n_forward);
     }
@@ -122,6 +134,12 @@ static void fetch(struct sim *sim, uint32_t rank, uint32_t chunk, bool ahead)
     }
 }
 
+/* The pool has some for chunks of that size: it need not where no operator uses them. */
+static bool has_blocks(const struct sim *sim, uint32_t rank, uint32_t chunk)
+{
+    return sim->memory.pools[rank].parts[sim->layout.chunks[chunk].size_class].n_blocks > 0;
+}
+
 static void begin_op(struct sim *sim, uint32_t rank)
 {
     struct worker *w = &sim->workers[rank];
@@ -135,13 +153,17 @@ static void begin_op(struct sim *sim, uint32_t rank)
     for (uint32_t k = 0; k < use->n_chunks && is_backward(w) && w->state == WORKER_RUN; k++) {
         uint32_t c = use->chunks[k];
 
-        if ((!w->grads[c].held || sim_chance(sim, 500)) && !w->grad_asked[c]) {
+        if ((!w->grads[c].held || sim_chance(sim, 500)) && !w->grad_asked[c] &&
+            model_is_trained(sim, c)) {
             w->grad_asked[c] = true;
             ask(sim, rank, CST_EV_FETCH_GRAD, c, 0, false);
         }
     }
     if (!is_backward(w) && w->surprise == NO_CHUNK && sim_chance(sim, 300)) {
         w->surprise = sim_below(sim, sim->layout.n_chunks); /* instead of one ahead */
+        if (!model_holds(sim, w->surprise, rank) || !has_blocks(sim, rank, w->surprise)) {
+            w->surprise = NO_CHUNK;
+        }
     }
     if (w->surprise != NO_CHUNK) {
         if (w->state == WORKER_RUN) {
@@ -169,7 +191,8 @@ static bool op_is_ready(const struct sim *sim, const struct worker *w)
         uint32_t c = use->chunks[k];
 
         if (!w->weights[c].held || w->weight_asked[c] ||
-            (is_backward(w) && (!w->grads[c].held || w->grad_asked[c]))) {
+            (is_backward(w) && model_is_trained(sim, c) &&
+             (!w->grads[c].held || w->grad_asked[c]))) {
             return false;
         }
     }
@@ -212,7 +235,7 @@ static void hand_in(struct sim *sim, uint32_t rank, uint32_t chunk)
         sim_fail(sim, "rank %u: its gradient of chunk %u changed under its lease", rank, chunk);
     }
     lease->held = false;
-    sim->handed[chunk][rank] = lease->value;
+    sim->handed[chunk][rank][sim->workers[rank].micro] = lease->value;
     ask(sim, rank, CST_EV_HAND_IN, chunk, lease->generation, false);
 }
 
@@ -232,7 +255,8 @@ static void end_op(struct sim *sim, uint32_t rank)
     for (uint32_t k = 0; k < use->n_chunks && w->state == WORKER_RUN; k++) {
         uint32_t c = use->chunks[k];
 
-        if (backward && --w->uses_left[c] == 0 && !(sim->loose && sim_chance(sim, 300))) {
+        if (backward && --w->uses_left[c] == 0 && model_is_trained(sim, c) &&
+            !(sim->loose && sim_chance(sim, 300))) {
             hand_in(sim, rank, c);
         }
         if (w->state == WORKER_RUN && !(keep && next != NULL && uses_chunk(next, c)) &&
@@ -288,6 +312,19 @@ static void step(struct sim *sim, uint32_t rank)
             (struct pending){.rank = rank});
 }
 
+/* The micro-batch ends, and it is not the last. */
+static void accumulate(struct sim *sim, uint32_t rank)
+{
+    struct worker *w = &sim->workers[rank];
+
+    for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
+        w->grads[c].held = false; /* what was not handed in is given up */
+    }
+    w->micro++;
+    write_script(sim, rank);
+    ask(sim, rank, CST_EV_ACCUMULATE, 0, 0, false);
+}
+
 static bool has_asked(const struct sim *sim, uint32_t rank)
 {
     const struct worker *w = &sim->workers[rank];
@@ -308,8 +345,14 @@ static bool run(struct sim *sim, uint32_t rank)
         return true;
     }
     if (w->at == w->n_ops) {
-        if (has_asked(sim, rank) && !sim_chance(sim, 500)) {
+        bool last = w->micro + 1 == sim->micro_batches || sim_chance(sim, 300);
+
+        if (has_asked(sim, rank) && !((last || sim->loose) && sim_chance(sim, 500))) {
             return false;
+        }
+        if (!last) {
+            accumulate(sim, rank);
+            return true;
         }
         step(sim, rank);
         return true;
@@ -479,6 +522,7 @@ static void stepped(struct sim *sim, const struct pending *asked, const struct c
                  w->step);
     }
     w->step = reply->step;
+    w->micro = 0;
     w->state = WORKER_RUN;
     for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
         if (w->weights[c].held) {
@@ -486,7 +530,7 @@ static void stepped(struct sim *sim, const struct pending *asked, const struct c
             w->weights[c].held = false;
         }
     }
-    write_script(sim, w);
+    write_script(sim, asked->rank);
 }
 
 static void synced(struct sim *sim, const struct pending *asked, const struct cst_reply *reply)
@@ -503,8 +547,9 @@ static void synced(struct sim *sim, const struct pending *asked, const struct cs
     }
     w->attempt = reply->attempt;
     w->step = reply->step;
+    w->micro = 0;
     w->state = WORKER_RUN;
-    write_script(sim, w);
+    write_script(sim, asked->rank);
 }
 
 void worker_reply(struct sim *sim, const struct pending *asked, const struct cst_reply *reply)
@@ -527,7 +572,8 @@ void worker_reply(struct sim *sim, const struct pending *asked, const struct cst
         stepped(sim, asked, reply);
     } else if (asked->kind == CST_EV_SYNC) {
         synced(sim, asked, reply);
-    } else if (asked->kind == CST_EV_RELEASE || asked->kind == CST_EV_HAND_IN) {
+    } else if (asked->kind == CST_EV_RELEASE || asked->kind == CST_EV_HAND_IN ||
+               asked->kind == CST_EV_ACCUMULATE) {
         if (reply->status != CST_OK && reply->status != CST_EPEERDIED && !sim->failed) {
             sim_fail(sim, "rank %u: event %d on chunk %u: %s", asked->rank, (int)asked->kind,
                      asked->chunk, reply->err.text);
@@ -576,7 +622,7 @@ void worker_lie(struct sim *sim, uint32_t rank)
                               .chunk = sim_below(sim, sim->layout.n_chunks),
                               .hyper = hyper_of(sim)};
 
-    switch (sim_below(sim, 6)) {
+    switch (sim_below(sim, 7)) {
     case 0:
         event.chunk = sim->layout.n_chunks + sim_below(sim, 5);
         event.hyper.beta1 = 1.0f;
@@ -595,8 +641,19 @@ void worker_lie(struct sim *sim, uint32_t rank)
             event.kind = CST_EV_SYNC;
         } else if (w->state == WORKER_STEPPING) {
             event.kind = sim_chance(sim, 5000) ? CST_EV_STEP : CST_EV_FETCH_WEIGHT;
-        } else if (sim->handed[event.chunk][rank] != 0) {
+        } else if (sim->handed[event.chunk][rank][w->micro] != 0) {
             event.kind = CST_EV_FETCH_GRAD;
+        } else {
+            return;
+        }
+        break;
+    case 5: /* what is not its own, or not at all */
+        if (!model_holds(sim, event.chunk, rank) || !has_blocks(sim, rank, event.chunk)) {
+            event.kind = kinds[sim_below(sim, 2)];
+        } else if (!model_is_trained(sim, event.chunk)) {
+            event.kind = CST_EV_FETCH_GRAD;
+        } else if (w->micro + 1 == sim->micro_batches) {
+            event.kind = CST_EV_ACCUMULATE;
         } else {
             return;
         }
