@@ -60,6 +60,7 @@ struct worker {
     uint32_t n_ops;
     uint32_t n_forward;
     uint32_t at; /* index into ops */
+    bool last;   /* micro-batch of the step: it will not be another one's turn */
     bool begun;  /* the fetches of ops[at] were sent */
     struct lease weights[SIM_MAX_CHUNKS];
     struct lease grads[SIM_MAX_CHUNKS];

@@ -75,6 +75,7 @@ static void write_script(struct sim *sim, uint32_t rank)
     bool idle = sim_chance(sim, 400); /* nothing at all */
 
     memset(w->uses_left, 0, sizeof w->uses_left);
+    w->last = false;
     w->n_ops = 0;
     w->at = 0;
     w->begun = false;
@@ -345,12 +346,11 @@ static bool run(struct sim *sim, uint32_t rank)
         return true;
     }
     if (w->at == w->n_ops) {
-        bool last = w->micro + 1 == sim->micro_batches || sim_chance(sim, 300);
-
-        if (has_asked(sim, rank) && !((last || sim->loose) && sim_chance(sim, 500))) {
+        w->last = w->last || w->micro + 1 == sim->micro_batches || sim_chance(sim, 300);
+        if (has_asked(sim, rank) && !((w->last || sim->loose) && sim_chance(sim, 500))) {
             return false;
         }
-        if (!last) {
+        if (!w->last) {
             accumulate(sim, rank);
             return true;
         }

@@ -9,15 +9,45 @@ static const uint32_t arena_segments[] = {
     RIG_ARENA_SEGMENT + 4, RIG_ARENA_SEGMENT + 5, RIG_ARENA_SEGMENT + 6, RIG_ARENA_SEGMENT + 7,
 };
 
-static void declare(struct rig *rig, uint32_t n_chunks)
+/* Number of the group of @ranks, declared if it is new. */
+static uint32_t group_of(struct cst_model *model, uint64_t ranks)
+{
+    for (uint32_t g = 1; g < model->n_groups; g++) {
+        if (model->groups[g] == ranks) {
+            return g;
+        }
+    }
+    ck_assert_int_eq(cst_model_group(model, ranks, NULL), CST_OK);
+    return model->n_groups - 1;
+}
+
+static void declare_tensor(struct rig *rig, const struct rig_job *job, uint32_t i)
 {
     int64_t shape = RIG_CHUNK_ELEMS;
     char name[32];
+    struct cst_tensor_words words = {
+        .name = name, .shape = &shape, .n_dims = 1, .lr_scale = 1.0f, .decay_scale = 1.0f};
+
+    (void)snprintf(name, sizeof name, "t%u", i);
+    if (job->ranks != NULL && job->ranks[i] != 0) {
+        words.group = group_of(&rig->model, job->ranks[i]);
+    }
+    words.pattern = job->patterns != NULL ? job->patterns[i] : CST_PATTERN_SHARD;
+    ck_assert_int_eq(cst_model_tensor_as(&rig->model, &words, NULL), CST_OK);
+    words.group = 0;
+    if (words.pattern == CST_PATTERN_FROZEN) {
+        ck_assert_int_eq(cst_model_tensor_as(&rig->base_model, &words, NULL), CST_OK);
+    }
+}
+
+static void declare(struct rig *rig, const struct rig_job *job)
+{
+    char name[32];
 
     cst_model_init(&rig->model);
-    for (uint32_t i = 0; i < n_chunks; i++) {
-        (void)snprintf(name, sizeof name, "t%u", i);
-        ck_assert_int_eq(cst_model_tensor(&rig->model, name, &shape, 1, 1.0f, 1.0f, NULL), CST_OK);
+    cst_model_init(&rig->base_model);
+    for (uint32_t i = 0; i < job->n_chunks; i++) {
+        declare_tensor(rig, job, i);
         (void)snprintf(name, sizeof name, "op%u", i);
         ck_assert_int_eq(cst_model_operator(&rig->model, name, &i, 1, NULL), CST_OK);
     }
@@ -31,18 +61,40 @@ void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blo
     rig_open_on(rig, n_chunks, world, n_blocks, prefetch_depth, host);
 }
 
-static void open_pools(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
-                       struct cst_core_policy policy, const uint32_t *engines, bool worker_copies)
+static void lay_out(struct rig *rig, const struct rig_job *job)
 {
-    struct cst_layout_config layout = {
-        .chunk_elems = RIG_CHUNK_ELEMS, .n_nodes = 1, .world = world};
+    struct cst_layout_config layout = {.chunk_elems = RIG_CHUNK_ELEMS,
+                                       .n_nodes = 1,
+                                       .world = job->world,
+                                       .grad_bytes =
+                                           job->micro_batches > 1 || job->grad_fp32 ? 4 : 2};
+    struct cst_err err;
+
+    if (job->with_base) {
+        ck_assert_int_eq(cst_layout_build(&rig->base_layout, &rig->base_model, &layout, &err),
+                         CST_OK);
+        layout.base_model = &rig->base_model;
+        layout.base = &rig->base_layout;
+    }
+    ck_assert_msg(cst_layout_build(&rig->layout, &rig->model, &layout, &err) == CST_OK, "%s",
+                  err.text);
+    ck_assert_uint_eq(rig->layout.n_chunks, job->n_chunks);
+    for (uint32_t i = 0; i < job->n_chunks; i++) {
+        ck_assert_uint_eq(rig->model.tensors[i].chunk, i);
+    }
+}
+
+static void open_pools(struct rig *rig, const struct rig_job *job, struct cst_core_policy policy,
+                       const uint32_t *engines, bool worker_copies)
+{
+    uint32_t n_blocks = job->n_blocks;
+    uint32_t world = job->world;
     struct cst_core_config config;
     struct cst_err err;
 
     memset(rig, 0, sizeof *rig);
-    declare(rig, n_chunks);
-    ck_assert_int_eq(cst_layout_build(&rig->layout, &rig->model, &layout, &err), CST_OK);
-    ck_assert_uint_eq(rig->layout.n_chunks, n_chunks);
+    declare(rig, job);
+    lay_out(rig, job);
     for (uint32_t rank = 0; rank < world; rank++) {
         rig->pool_segments[rank] = RIG_POOL_SEGMENT + rank;
         rig->pools[rank] =
@@ -59,6 +111,7 @@ static void open_pools(struct rig *rig, uint32_t n_chunks, uint32_t world, uint3
                                       .pools = rig->pools,
                                       .first_ticket = 1,
                                       .peer_timeout_ns = 1000000000,
+                                      .micro_batches = job->micro_batches,
                                       .policy = policy};
     cst_actions_init(&rig->actions);
     rig->now = 1;
@@ -76,13 +129,15 @@ void rig_open_policy(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_
 {
     static const uint32_t host[CST_CORE_MAX_WORLD];
 
-    open_pools(rig, n_chunks, world, n_blocks, *policy, host, false);
+    open_pools(rig, &(struct rig_job){.n_chunks = n_chunks, .world = world, .n_blocks = n_blocks},
+               *policy, host, false);
 }
 
 void rig_open_on(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
                  uint32_t prefetch_depth, const uint32_t *engines)
 {
-    open_pools(rig, n_chunks, world, n_blocks, depth_policy(prefetch_depth), engines, false);
+    open_pools(rig, &(struct rig_job){.n_chunks = n_chunks, .world = world, .n_blocks = n_blocks},
+               depth_policy(prefetch_depth), engines, false);
 }
 
 void rig_open_worker_copies(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
@@ -93,7 +148,15 @@ void rig_open_worker_copies(struct rig *rig, uint32_t n_chunks, uint32_t world, 
     for (uint32_t rank = 0; rank < world; rank++) {
         engines[rank] = 1;
     }
-    open_pools(rig, n_chunks, world, n_blocks, depth_policy(prefetch_depth), engines, true);
+    open_pools(rig, &(struct rig_job){.n_chunks = n_chunks, .world = world, .n_blocks = n_blocks},
+               depth_policy(prefetch_depth), engines, true);
+}
+
+void rig_open_job(struct rig *rig, const struct rig_job *job)
+{
+    static const uint32_t host[CST_CORE_MAX_WORLD];
+
+    open_pools(rig, job, depth_policy(0), host, false);
 }
 
 void rig_close(struct rig *rig)
@@ -101,7 +164,9 @@ void rig_close(struct rig *rig)
     cst_core_close(rig->core);
     cst_actions_close(&rig->actions);
     cst_layout_close(&rig->layout);
+    cst_layout_close(&rig->base_layout);
     cst_model_close(&rig->model);
+    cst_model_close(&rig->base_model);
 }
 
 static void keep_actions(struct rig *rig)

@@ -11,9 +11,21 @@
 #define RIG_POOL_SEGMENT 200  /* + rank */
 #define RIG_TABLE_SEGMENT 300
 
+/* What rig_open_job can say of a job; what is 0 or NULL is as in rig_open. */
+struct rig_job {
+    uint32_t n_chunks, world, n_blocks;
+    const uint64_t *ranks;    /* per chunk: its group, a bit each; 0: all */
+    const uint32_t *patterns; /* per chunk */
+    bool with_base;           /* a base job has all frozen chunks */
+    uint32_t micro_batches;   /* more than one: grad rows are fp32 */
+    bool grad_fp32;
+};
+
 struct rig {
     struct cst_model model;
     struct cst_layout layout;
+    struct cst_model base_model; /* with_base */
+    struct cst_layout base_layout;
     struct cst_core *core;
     struct cst_actions actions;
     struct cst_core_pool pools[CST_CORE_MAX_WORLD];
@@ -40,6 +52,8 @@ void rig_open_on(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_
 /* The same on the GPU of engine 1, whose ranks' workers copy weights in themselves. */
 void rig_open_worker_copies(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blocks,
                             uint32_t prefetch_depth);
+/* All on the host, nothing asked ahead; chunk i has tensor i alone. */
+void rig_open_job(struct rig *rig, const struct rig_job *job);
 void rig_close(struct rig *rig);
 
 /* Feed an event; returns its tag (a new one if it has none). */

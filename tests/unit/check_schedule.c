@@ -1,0 +1,419 @@
+/* Groups, frozen chunks and what is left out, by hand, a rule at a time. Micro-batches are
+ * check_micro's. */
+#include "tests/lib/suite.h"
+#include "tests/unit/core_rig.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct rig rig;
+
+static void teardown(void)
+{
+    rig_close(&rig);
+}
+
+static uint64_t io(enum cst_event_kind kind, uint32_t tensor, enum cst_row row)
+{
+    return rig_event(
+        &rig,
+        (struct cst_event){
+            .kind = kind, .tensor = tensor, .row = row, .n_elems = 10, .place = {.segment = 7}});
+}
+
+/* A request of chunk @chunk that is refused with @status, in words that have @word in them. */
+static void refused(enum cst_event_kind kind, uint32_t rank, uint32_t chunk, int status,
+                    const char *word)
+{
+    uint64_t tag = rig_event(
+        &rig,
+        (struct cst_event){.kind = kind, .rank = rank, .attempt = rig.attempt, .chunk = chunk});
+
+    ck_assert_int_eq(rig_status(&rig, tag), status);
+    ck_assert_msg(strstr(rig_answer(&rig, tag)->err.text, word) != NULL, "'%s' is not in: %s", word,
+                  rig_answer(&rig, tag)->err.text);
+}
+
+static void hand_in(uint32_t rank, uint32_t chunk)
+{
+    uint64_t lease = rig_get_grad(&rig, rank, chunk);
+
+    ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, rank, chunk, lease)), CST_OK);
+}
+
+/* -- groups ----------------------------------------------------------------------------------- */
+
+/* Chunk 0 is everybody's, 1 of ranks 0 and 1, 2 of rank 2 alone, 3 of ranks 1 and 2. */
+static void open_groups(void)
+{
+    static const uint64_t ranks[] = {0, 0x3, 0x4, 0x6};
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = 4, .world = 3, .n_blocks = 6, .ranks = ranks});
+    rig_start(&rig, 3);
+}
+
+/* A sum waits for its group, in which each rank counts, and for nobody else. */
+START_TEST(sum_waits_for_its_group)
+{
+    const struct cst_command *reduce;
+
+    open_groups();
+    hand_in(1, 1);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 0);
+    hand_in(0, 1);
+    reduce = rig_command(&rig, CST_COMMAND_REDUCE, 0);
+    ck_assert(reduce != NULL && reduce->chunk == 1);
+    ck_assert_uint_eq(reduce->n_src, 2);
+    ck_assert_uint_eq(reduce->src[0].segment, RIG_POOL_SEGMENT);
+    ck_assert_uint_eq(reduce->src[1].segment, RIG_POOL_SEGMENT + 1);
+    ck_assert(!reduce->accumulate);
+    hand_in(2, 2); /* alone */
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 2);
+    rig_drain(&rig);
+    hand_in(0, 0);
+    hand_in(1, 0);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 0);
+    hand_in(2, 0);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_REDUCE, 0)->n_src, 3);
+}
+END_TEST
+
+/* Who is not in a chunk's group neither fetches nor hands it in, and hears whose it is. */
+START_TEST(others_are_refused)
+{
+    static const enum cst_event_kind kinds[] = {CST_EV_FETCH_WEIGHT, CST_EV_FETCH_GRAD,
+                                                CST_EV_HAND_IN, CST_EV_PREFETCH};
+
+    open_groups();
+    for (unsigned i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        refused(kinds[i], 2, 1, CST_EINVAL, "group 1 (ranks 0, 1): rank 2");
+        refused(kinds[i], 0, 2, CST_EINVAL, "group 2 (rank 2): rank 0");
+    }
+    ck_assert_uint_eq(rig.n_commands, 0);
+    hand_in(0, 1); /* the group goes on */
+}
+END_TEST
+
+/* The step is everybody's: it waits for ranks that have nothing to do with what was handed in. The
+ * norm is over all chunks, and each is updated. */
+START_TEST(step_is_everybodys)
+{
+    uint64_t tag[3];
+
+    open_groups();
+    hand_in(0, 1);
+    hand_in(1, 1);
+    rig_drain(&rig);
+    tag[0] = rig_step(&rig, 0);
+    tag[1] = rig_step(&rig, 1);
+    rig_drain(&rig);
+    ck_assert(rig_waits(&rig, tag[0]) && rig_waits(&rig, tag[1]));
+    tag[2] = rig_step(&rig, 2);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 3); /* zeros for what nobody handed in */
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_REDUCE, 0)->n_src, 0);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_NORM), 0);
+    while (rig_count(&rig, CST_COMMAND_REDUCE) > 0) {
+        rig_done(&rig, rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket, CST_OK, NULL);
+    }
+    rig_done(&rig, rig_command(&rig, CST_COMMAND_NORM, 0)->ticket, CST_OK, NULL);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 4);
+    for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(rig_status(&rig, tag[i]), CST_OK);
+    }
+    rig_drain(&rig);
+}
+END_TEST
+
+/* A death ends the step for ranks outside of the dead one's groups too. */
+START_TEST(death_is_everybodys)
+{
+    uint64_t tag;
+
+    open_groups();
+    tag = rig_step(&rig, 0);
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 2);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_EPEERDIED);
+}
+END_TEST
+
+/* Where a pool is short, what a group of two waits for is moved out and added by the sum. */
+START_TEST(group_is_staged)
+{
+    static const uint64_t ranks[] = {0x6, 0x6, 0x6, 0};
+    const struct cst_command *reduce;
+    uint64_t tag;
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = 4, .world = 3, .n_blocks = 3, .ranks = ranks});
+    rig_start(&rig, 3);
+    for (uint32_t c = 0; c < 3; c++) {
+        hand_in(2, c);
+    }
+    tag = rig_fetch_grad(&rig, 2, 3);
+    ck_assert(rig_waits(&rig, tag));
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 1);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    hand_in(1, 2); /* of which rank 2's was moved, the last one that it handed in */
+    reduce = rig_command(&rig, CST_COMMAND_REDUCE, 0);
+    ck_assert(reduce != NULL && reduce->chunk == 2 && reduce->n_src == 2);
+    ck_assert_uint_eq(reduce->src[0].segment, RIG_POOL_SEGMENT + 1);
+    ck_assert_uint_lt(reduce->src[1].segment, RIG_POOL_SEGMENT);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* An expert for which no tokens came: nothing of it is fetched or handed in, by some ranks or by
+ * all, and the step is whole; it is no surprise in the next one. */
+START_TEST(idle_expert_is_zero)
+{
+    static const uint32_t patterns[] = {CST_PATTERN_SHARD, CST_PATTERN_EXPERT, CST_PATTERN_EXPERT};
+    const struct cst_command *reduce;
+    uint64_t tag = 0;
+
+    rig_open_job(&rig,
+                 &(struct rig_job){.n_chunks = 3, .world = 3, .n_blocks = 6, .patterns = patterns});
+    rig_start(&rig, 3);
+    hand_in(1, 1);
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        hand_in(rank, 0);
+        tag = rig_step(&rig, rank);
+    }
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 3);
+    for (unsigned i = 0; (reduce = rig_command(&rig, CST_COMMAND_REDUCE, i)) != NULL; i++) {
+        ck_assert_uint_eq(reduce->n_src, reduce->chunk == 0 ? 3 : reduce->chunk == 1 ? 1 : 0);
+    }
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    rig_whole_step(&rig, 3, 3);
+}
+END_TEST
+
+/* -- frozen ------------------------------------------------------------------------------------ */
+
+/* Chunk 1 is frozen. */
+static void open_frozen(bool with_base)
+{
+    static const uint32_t patterns[] = {CST_PATTERN_SHARD, CST_PATTERN_FROZEN, CST_PATTERN_SHARD};
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = 3,
+                                         .world = 2,
+                                         .n_blocks = 6,
+                                         .patterns = patterns,
+                                         .with_base = with_base});
+    rig_start(&rig, 2);
+}
+
+/* A frozen chunk has no gradient to fetch or hand in, no sum, no update; the norm does not wait for
+ * it; its weights stay where they are when others' are updated. */
+START_TEST(frozen_is_not_trained)
+{
+    uint64_t tag;
+
+    open_frozen(false);
+    refused(CST_EV_FETCH_GRAD, 0, 1, CST_EINVAL, "frozen");
+    refused(CST_EV_HAND_IN, 0, 1, CST_EINVAL, "frozen");
+    (void)rig_release(&rig, 0, 1, rig_get(&rig, 0, 1));
+    (void)rig_release(&rig, 0, 0, rig_get(&rig, 0, 0));
+    (void)rig_step(&rig, 0);
+    tag = rig_step(&rig, 1);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 2);
+    while (rig_count(&rig, CST_COMMAND_REDUCE) > 0) {
+        ck_assert_uint_ne(rig_command(&rig, CST_COMMAND_REDUCE, 0)->chunk, 1);
+        rig_done(&rig, rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket, CST_OK, NULL);
+    }
+    rig_done(&rig, rig_command(&rig, CST_COMMAND_NORM, 0)->ticket, CST_OK, NULL);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 2);
+    ck_assert_uint_ne(rig_command(&rig, CST_COMMAND_UPDATE, 0)->chunk, 1);
+    ck_assert_uint_ne(rig_command(&rig, CST_COMMAND_UPDATE, 1)->chunk, 1);
+    tag = rig_fetch(&rig, 0, 1);
+    ck_assert(rig_answer(&rig, tag)->hit);
+    ck_assert(rig_waits(&rig, rig_fetch(&rig, 0, 0)));
+    rig_drain(&rig);
+}
+END_TEST
+
+/* A job of frozen chunks alone steps: no sums, a norm of nothing. */
+START_TEST(all_frozen)
+{
+    static const uint32_t patterns[] = {CST_PATTERN_FROZEN};
+    uint64_t tag;
+
+    rig_open_job(&rig,
+                 &(struct rig_job){.n_chunks = 1, .world = 1, .n_blocks = 2, .patterns = patterns});
+    rig_start(&rig, 1);
+    tag = rig_step(&rig, 0);
+    ck_assert_uint_eq(rig.n_commands, 1);
+    rig_done(&rig, rig_command(&rig, CST_COMMAND_NORM, 0)->ticket, CST_OK, NULL);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    ck_assert_uint_eq(rig.n_commands, 0);
+}
+END_TEST
+
+/* Its weights are read; states and gradients, which it has not, are not. */
+START_TEST(frozen_rows_are_read)
+{
+    uint64_t tag;
+
+    open_frozen(false);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 1, CST_ROW_MASTER)), CST_EUNSUPPORTED);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 1, CST_ROW_GRAD)), CST_EUNSUPPORTED);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 1, CST_ROW_EXP_AVG)), CST_EUNSUPPORTED);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_WRITE, 1, CST_ROW_EXP_AVG_SQ)), CST_EUNSUPPORTED);
+    tag = io(CST_EV_READ, 1, CST_ROW_WEIGHT);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 1);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    ck_assert(rig_waits(&rig, io(CST_EV_READ, 0, CST_ROW_MASTER))); /* a trained one's */
+    rig_drain(&rig);
+}
+END_TEST
+
+/* Master weights that are written to a frozen tensor become its weights, and nothing else. */
+START_TEST(frozen_master_sets_weights)
+{
+    const struct cst_layout_row *row;
+    const struct cst_command *convert;
+    uint64_t tag;
+
+    open_frozen(false);
+    tag = io(CST_EV_WRITE, 1, CST_ROW_MASTER);
+    row = &rig.layout.chunks[1].rows[CST_ROW_WEIGHT];
+    convert = rig_command(&rig, CST_COMMAND_CONVERT, 0);
+    ck_assert(convert != NULL);
+    ck_assert_uint_eq(convert->n_dst, 1);
+    ck_assert_uint_eq(convert->dst[0].segment, RIG_ARENA_SEGMENT + row->segment);
+    ck_assert_uint_eq(convert->dst[0].offset, row->offset);
+    ck_assert_uint_eq(convert->n_elems, 10);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    (void)io(CST_EV_WRITE, 0, CST_ROW_MASTER);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_CONVERT, 0)->n_dst, 4);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* What is the base job's is read like one's own and never written. */
+START_TEST(base_is_not_written)
+{
+    uint64_t tag;
+
+    open_frozen(true);
+    ck_assert_int_eq(rig_status(&rig, io(CST_EV_WRITE, 1, CST_ROW_MASTER)), CST_EDENIED);
+    tag = io(CST_EV_WRITE, 1, CST_ROW_WEIGHT);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_EDENIED);
+    ck_assert(strstr(rig_answer(&rig, tag)->err.text, "'t1'") != NULL);
+    ck_assert_uint_eq(rig.n_commands, 0);
+    ck_assert(rig_waits(&rig, io(CST_EV_READ, 1, CST_ROW_WEIGHT)));
+    (void)rig_get(&rig, 0, 1);
+    ck_assert(rig_waits(&rig, rig_fetch(&rig, 0, 0)));
+    rig_drain(&rig);
+}
+END_TEST
+
+/* The job table: a frozen chunk has the place of its weights alone and no spans; the others' spans
+ * follow one another. */
+START_TEST(table_of_frozen)
+{
+    struct cst_table_header size;
+    struct cst_table_header *table;
+    const uint32_t segments[8] = {11, 12, 13, 14, 15, 16, 17, 18};
+    struct cst_core_config config = {
+        .model = &rig.model, .layout = &rig.layout, .arena_segments = segments};
+
+    open_frozen(false);
+    cst_table_size(&size, 3, 2, rig.layout.n_tiles);
+    table = calloc(1, size.total_bytes);
+    ck_assert_ptr_nonnull(table);
+    *table = size;
+    cst_core_write_table(&config, table);
+    ck_assert_uint_eq(table->grad_bytes, 2);
+    ck_assert_uint_eq(cst_table_chunks(table)[1].n_spans, 0);
+    ck_assert_uint_ne(cst_table_chunks(table)[1].rows[CST_ROW_WEIGHT].segment, CST_PLACE_NONE);
+    for (int r = CST_ROW_GRAD; r < CST_ROW_COUNT; r++) {
+        ck_assert_uint_eq(cst_table_chunks(table)[1].rows[r].segment, CST_PLACE_NONE);
+        ck_assert_uint_ne(cst_table_chunks(table)[2].rows[r].segment, CST_PLACE_NONE);
+    }
+    ck_assert_uint_eq(cst_table_chunks(table)[0].first_span, 0);
+    ck_assert_uint_eq(cst_table_chunks(table)[2].first_span, 1);
+    ck_assert_uint_eq(cst_table_spans(table)[1].n_elems, rig.model.tensors[2].n_elems);
+    ck_assert_uint_eq(cst_table_spans(table)[1].first_tile, rig.model.tensors[2].first_tile);
+    free(table);
+}
+END_TEST
+
+/* -- explain ----------------------------------------------------------------------------------- */
+
+static bool says(uint32_t chunk, const char *words)
+{
+    char lines[24][192];
+    unsigned n = cst_core_explain(rig.core, chunk, lines, 24);
+
+    for (unsigned i = 0; i < n; i++) {
+        if (strstr(lines[i], words) != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Explain says whose a chunk is, how it is held, and who is waited for; not a word of others. */
+START_TEST(explain_says_whose)
+{
+    open_groups();
+    hand_in(2, 3);
+    ck_assert(says(3, "pattern shard"));
+    ck_assert(says(3, "group 3: ranks 1, 2"));
+    ck_assert(says(3, "come from 1 of 2 ranks; rank 1 is missing"));
+    ck_assert(says(3, "rank 2: gradient in block"));
+    ck_assert(!says(3, "rank 0:"));
+    ck_assert(says(2, "group 2: rank 2"));
+}
+END_TEST
+
+START_TEST(explain_says_frozen)
+{
+    open_frozen(true);
+    ck_assert(says(1, "pattern frozen"));
+    ck_assert(says(1, "frozen: weights alone"));
+    ck_assert(says(1, "the base job's"));
+    ck_assert(!says(1, "its states are current"));
+    ck_assert(!says(0, "frozen"));
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("schedule");
+    TCase *groups = tcase_create("groups");
+    TCase *frozen = tcase_create("frozen");
+    TCase *explain = tcase_create("explain");
+
+    tcase_add_checked_fixture(groups, NULL, teardown);
+    tcase_add_test(groups, sum_waits_for_its_group);
+    tcase_add_test(groups, others_are_refused);
+    tcase_add_test(groups, step_is_everybodys);
+    tcase_add_test(groups, death_is_everybodys);
+    tcase_add_test(groups, group_is_staged);
+    tcase_add_test(groups, idle_expert_is_zero);
+    tcase_add_checked_fixture(frozen, NULL, teardown);
+    tcase_add_test(frozen, frozen_is_not_trained);
+    tcase_add_test(frozen, all_frozen);
+    tcase_add_test(frozen, frozen_rows_are_read);
+    tcase_add_test(frozen, frozen_master_sets_weights);
+    tcase_add_test(frozen, base_is_not_written);
+    tcase_add_test(frozen, table_of_frozen);
+    tcase_add_checked_fixture(explain, NULL, teardown);
+    tcase_add_test(explain, explain_says_whose);
+    tcase_add_test(explain, explain_says_frozen);
+    suite_add_tcase(s, groups);
+    suite_add_tcase(s, frozen);
+    suite_add_tcase(s, explain);
+    return s;
+}
+
+int main(void)
+{
+    return suite_run(suite());
+}
