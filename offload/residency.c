@@ -119,8 +119,7 @@ bool cst_residency_load_ahead(struct cst_core *core, uint32_t rank, uint32_t chu
     struct cst_rank *r = &core->ranks[rank];
     uint32_t b;
 
-    if (r->pool.weight_of[chunk] != CST_NONE || core->chunks[chunk].n_writes > 0 ||
-        (core->chunks[chunk].ranks & 1ull << rank) == 0) {
+    if (r->pool.weight_of[chunk] != CST_NONE || core->chunks[chunk].n_writes > 0) {
         return true;
     }
     b = cst_residency_take(core, rank, CST_BLOCK_LOADING, chunk, time);
