@@ -1,0 +1,576 @@
+/* Mixtures and adapters as whole models on the local store: the same however many ranks there are,
+ * gradients that are slopes of the loss, and what a frozen base costs. */
+#include "client/gpt/device.h"
+#include "client/gpt/host_moe_inside.h"
+#include "client/gpt/model.h"
+#include "client/gpt/pass.h"
+#include "client/gpt/run.h"
+#include "client/gpt/train.h"
+#include "kernels/cast.h"
+#include "tests/gpt/support.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BASE                                                                                       \
+    "--store local --layers 2 --heads 2 --width 32 --context 24 --warmup 3 --quiet --data x "      \
+    "--threads 1 "
+
+#define STEP 0.0005 /* length of a move of a weight tensor */
+
+/* Options with the test's text; losses, gradients and weights go to files named after @slot. */
+static struct gpt_options options_of(const char *more, unsigned slot)
+{
+    uint8_t text[TEST_TEXT_BYTES];
+    char line[512], file[32];
+    struct gpt_options o;
+
+    (void)snprintf(line, sizeof line, BASE "%s", more);
+    o = test_options(line);
+    test_text(text);
+    o.data = test_file(0, "text", text, sizeof text);
+    (void)snprintf(file, sizeof file, "grads%u", slot);
+    o.dump_grads = test_path(2 * slot + 1, file);
+    (void)snprintf(file, sizeof file, "losses%u", slot);
+    o.loss_file = test_path(2 * slot + 2, file);
+    return o;
+}
+
+static void run(const struct gpt_options *o)
+{
+    struct cst_err err = {0};
+
+    ck_assert_msg(gpt_run(o, &err) == 0, "%s", err.text);
+}
+
+/* Distance of the gradients of step 1 of each tensor, those of @b times @scale, in L2 relative to
+ * its norm. */
+static void compare_grads(const struct gpt_options *a, const struct gpt_options *b, double scale,
+                          double limit)
+{
+    struct gpt_model model;
+    struct cst_err err;
+    size_t n, m, at = 0;
+    uint16_t *x = test_read(a->dump_grads, &n), *y = test_read(b->dump_grads, &m);
+
+    ck_assert_int_eq(gpt_model_init(&model, a, &err), 0);
+    ck_assert_uint_eq(n, m);
+    ck_assert_uint_eq(n, model.n_params * sizeof *x);
+    for (uint32_t t = 0; t < model.n_tensors; t++) {
+        double off = 0, all = 0;
+
+        for (uint64_t i = 0; i < model.tensors[t].n_elems; i++, at++) {
+            const double g = (double)cst_bf16_to_fp32(x[at]);
+            const double h = scale * (double)cst_bf16_to_fp32(y[at]);
+
+            off += (g - h) * (g - h);
+            all += g * g;
+        }
+        ck_assert_msg(off <= limit * limit * all, "%s: gradient off by %.2e of its norm",
+                      model.tensors[t].name, sqrt(off / all));
+    }
+    gpt_model_close(&model);
+    free(x);
+    free(y);
+}
+
+static void compare_losses(const struct gpt_options *a, const struct gpt_options *b, double limit)
+{
+    FILE *f = fopen(a->loss_file, "r"), *g = fopen(b->loss_file, "r");
+    double x, y;
+
+    ck_assert(f != NULL && g != NULL);
+    for (uint64_t step = 0; step < a->steps; step++) {
+        ck_assert_int_eq(fscanf(f, "%la", &x), 1);
+        ck_assert_int_eq(fscanf(g, "%la", &y), 1);
+        ck_assert_msg(fabs(x - y) <= limit, "step %llu: losses %.6f and %.6f",
+                      (unsigned long long)step, x, y);
+    }
+    (void)fclose(f);
+    (void)fclose(g);
+}
+
+/* -- a mixture on several ranks ------------------------------------------------------------------
+ */
+
+static const struct {
+    const char *serial, *spread; /* options */
+    double scale;                /* what one's summed gradients are to the other's */
+    double grads, losses;        /* limits */
+} spreads[] = {
+    /* 8 experts on 1, 2 and 4 ranks. Gradients are rounded to bf16, and those of the dense part
+     * once in every rank: 2^-9 of each. */
+    {"--experts 8 --batch 4 --matmul fp32", "--experts 8 --batch 2 --world 2 --matmul fp32", 0.5,
+     5e-3, 2e-3},
+    {"--experts 8 --batch 4 --matmul fp32", "--experts 8 --batch 1 --world 4 --matmul fp32", 0.25,
+     5e-3, 2e-3},
+    /* Of more ranks than experts one has none; 3 choices of 5 on 2 ranks are uneven. */
+    {"--experts 3 --batch 4 --matmul fp32", "--experts 3 --batch 1 --world 4 --matmul fp32", 0.25,
+     5e-3, 2e-3},
+    {"--experts 5 --top-k 3 --batch 4 --matmul fp32",
+     "--experts 5 --top-k 3 --batch 2 --world 2 --matmul fp32", 0.5, 5e-3, 2e-3},
+    {"--experts 8 --top-k 1 --batch 4 --matmul fp32",
+     "--experts 8 --top-k 1 --batch 2 --world 2 --matmul fp32", 0.5, 5e-3, 2e-3},
+    /* The balance loss is of all ranks' tokens together: a large one would show. */
+    {"--experts 4 --balance 5 --batch 4 --matmul fp32",
+     "--experts 4 --balance 5 --batch 2 --world 2 --matmul fp32", 0.5, 5e-3, 2e-3},
+    /* Micro-batches within the ranks. */
+    {"--experts 8 --balance 0 --batch 4 --matmul fp32",
+     "--experts 8 --balance 0 --batch 2 --world 2 --micro-batches 2 --matmul fp32", 0.25, 5e-3,
+     2e-3},
+};
+
+/* The loss, and the gradient of every tensor, of a mixture do not depend on how its experts and its
+ * batch are spread over ranks. */
+START_TEST(ranks_do_not_change_a_mixture)
+{
+    char line[256];
+    struct gpt_options serial, spread;
+
+    (void)snprintf(line, sizeof line, "%s --steps 6", spreads[_i].serial);
+    serial = options_of(line, 0);
+    (void)snprintf(line, sizeof line, "%s --steps 6", spreads[_i].spread);
+    spread = options_of(line, 1);
+    run(&serial);
+    run(&spread);
+    compare_losses(&serial, &spread, spreads[_i].losses);
+    compare_grads(&serial, &spread, spreads[_i].scale, spreads[_i].grads);
+}
+END_TEST
+
+/* Likewise with bf16 products, whose operands are rounded to 2^-9 of themselves. */
+START_TEST(ranks_do_not_change_a_mixture_in_bf16)
+{
+    struct gpt_options serial, spread;
+
+    if (gpt_device_bf16(&(struct gpt_options){.device = "host"})) {
+        serial = options_of("--experts 8 --batch 4 --matmul bf16 --steps 6", 0);
+        spread = options_of("--experts 8 --batch 1 --world 4 --matmul bf16 --steps 6", 1);
+        run(&serial);
+        run(&spread);
+        compare_losses(&serial, &spread, 5e-3);
+        compare_grads(&serial, &spread, 0.25, 1.5e-2);
+    }
+}
+END_TEST
+
+/* A mixture trains: from the loss of guessing, ln 256, far down; and a sample needs no other rank.
+ */
+START_TEST(mixtures_learn)
+{
+    struct gpt_options o = options_of("--experts 4 --batch 4 --world 2 --steps 40 --lr 5e-3 "
+                                      "--matmul fp32 --sample 20",
+                                      0);
+    double loss = 0;
+    FILE *f;
+
+    run(&o);
+    f = fopen(o.loss_file, "r");
+    ck_assert_ptr_nonnull(f);
+    for (int i = 0; i < 40; i++) {
+        ck_assert_int_eq(fscanf(f, "%la", &loss), 1);
+    }
+    (void)fclose(f);
+    ck_assert_double_lt(loss, 2.8);
+}
+END_TEST
+
+/* -- a model in pieces ---------------------------------------------------------------------------
+ */
+
+/* One rank that the test drives itself. */
+struct rig {
+    struct gpt_options options;
+    struct gpt_model model;
+    struct gpt_device *device;
+    struct gpt_store *store;
+    struct gpt_pass *pass;
+};
+
+static void rig_open(struct rig *r, const char *more)
+{
+    struct cst_err err = {0};
+    uint8_t text[TEST_TEXT_BYTES];
+    uint64_t step;
+    size_t n;
+
+    r->options = options_of(more, 0);
+    ck_assert_int_eq(gpt_model_init(&r->model, &r->options, &err), 0);
+    ck_assert_int_eq(gpt_device_open(&r->device, &r->options, &err), 0);
+    ck_assert_int_eq(r->device->ops->open_states(r->device, &r->model, &err), 0);
+    ck_assert_int_eq(r->device->ops->open_store(r->device, 0, &r->store, &err), 0);
+    ck_assert_int_eq(
+        r->device->ops->open_pass(r->device, &r->model, r->options.batch, &r->pass, &err), 0);
+    for (uint32_t t = 0; t < r->model.n_tensors; t++) {
+        float *x = malloc(r->model.tensors[t].n_elems * sizeof *x);
+
+        ck_assert_ptr_nonnull(x);
+        gpt_model_initial(&r->model, 3, t, 0, r->model.tensors[t].n_elems, 1, x);
+        if (strstr(r->model.tensors[t].name, "router.w") != NULL ||
+            r->model.tensors[t].pattern == CST_PATTERN_EXPERT) {
+            for (uint64_t i = 0; i < r->model.tensors[t].n_elems; i++) {
+                x[i] *=
+                    10.0f; /* clear choices that matter, and that a small move does not change */
+            }
+        }
+        ck_assert_int_eq(r->store->ops->write(r->store, t, CST_STATE_MASTER, 0,
+                                              r->model.tensors[t].n_elems, x, &err),
+                         0);
+        free(x);
+    }
+    ck_assert_int_eq(r->store->ops->sync(r->store, &step, &err), 0);
+    test_text(text);
+    n = (size_t)r->options.batch * r->options.context;
+    memcpy(r->pass->tokens, text, n);
+    memcpy(r->pass->targets, text + 1, n);
+}
+
+static void rig_close(struct rig *r)
+{
+    r->pass->ops->close(r->pass);
+    r->store->ops->close(r->store, true);
+    r->device->ops->close(r->device);
+    gpt_model_close(&r->model);
+}
+
+static double rig_loss(struct rig *r)
+{
+    struct cst_err err = {0};
+    double loss;
+
+    ck_assert_msg(r->pass->ops->forward(r->pass, r->store, r->options.batch, true, &err) == 0, "%s",
+                  err.text);
+    ck_assert_int_eq(r->pass->ops->loss(r->pass, &loss, &err), 0);
+    return loss;
+}
+
+/* A step with this learning rate; leaves the gradients. */
+static void rig_step(struct rig *r, float lr)
+{
+    const struct cst_hyper_params params = {.lr = lr};
+    struct cst_step_result result;
+    struct cst_err err = {0};
+
+    (void)rig_loss(r);
+    ck_assert_msg(r->pass->ops->backward(r->pass, r->store, &err) == 0, "%s", err.text);
+    ck_assert_int_eq(r->store->ops->step(r->store, &params, &result, &err), 0);
+    ck_assert(!result.skipped);
+}
+
+static void *rig_read(struct rig *r, uint32_t t, enum cst_state state)
+{
+    const uint64_t n = r->model.tensors[t].n_elems;
+    struct cst_err err = {0};
+    uint16_t *x = malloc(n * sizeof *x);
+
+    ck_assert_ptr_nonnull(x);
+    ck_assert_msg(r->store->ops->read(r->store, t, state, 0, n, x, &err) == 0, "%s", err.text);
+    return x;
+}
+
+/* A number of what all routers chose in the last forward: where it changes the loss has a step. */
+static uint64_t choices(const struct rig *r)
+{
+    const struct gpt_moe *moe = ((const struct gpt_pass_host *)(const void *)r->pass)->moe;
+    const size_t n = (size_t)r->options.batch * r->options.context * r->model.top_k;
+    uint64_t hash = 0xcbf29ce484222325ull; /* FNV-1a */
+
+    for (uint32_t l = 0; moe != NULL && l < r->model.layers; l++) {
+        for (size_t i = 0; i < n; i++) {
+            hash = (hash ^ moe->layers[l].choice.chosen[i]) * 0x100000001b3ull;
+        }
+    }
+    return hash;
+}
+
+/* Loss with the weights of tensor @t moved by @sign x step along its gradient @g of norm @norm;
+ * *along: what the gradient says the move is worth, with the weights as they are then in bf16. */
+static double moved_loss(struct rig *r, uint32_t t, const uint16_t *w, const uint16_t *g,
+                         double norm, double sign, double *along)
+{
+    const uint64_t n = r->model.tensors[t].n_elems;
+    uint16_t *moved = malloc(n * sizeof *moved);
+    struct cst_err err = {0};
+    double loss;
+
+    ck_assert_ptr_nonnull(moved);
+    *along = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        const double slope = (double)cst_bf16_to_fp32(g[i]);
+        const double from = (double)cst_bf16_to_fp32(w[i]);
+
+        moved[i] = cst_fp32_to_bf16((float)(from + sign * STEP * slope / norm));
+        *along += slope * ((double)cst_bf16_to_fp32(moved[i]) - from);
+    }
+    ck_assert_int_eq(r->store->ops->write(r->store, t, CST_STATE_WEIGHT, 0, n, moved, &err), 0);
+    loss = rig_loss(r);
+    ck_assert_int_eq(r->store->ops->write(r->store, t, CST_STATE_WEIGHT, 0, n, w, &err), 0);
+    free(moved);
+    return loss;
+}
+
+/* Every tensor of the model @more, after @n_steps: moving it up and down its gradient changes the
+ * loss by as much as the gradient says. */
+static void expect_slopes(const char *more, int n_steps)
+{
+    struct rig r;
+    uint32_t n_checked = 0, n_routers = 0;
+
+    rig_open(&r, more);
+    for (int i = 0; i < n_steps; i++) {
+        rig_step(&r, 0.02f);
+    }
+    rig_step(&r, 0.0f);
+    for (uint32_t t = 0; t < r.model.n_tensors; t++) {
+        uint16_t *g, *w;
+        double norm = 0, up, down, gain, loss, want;
+        bool same;
+
+        if (r.model.tensors[t].pattern == CST_PATTERN_FROZEN) {
+            continue;
+        }
+        g = rig_read(&r, t, CST_STATE_GRAD);
+        w = rig_read(&r, t, CST_STATE_WEIGHT);
+        for (uint64_t i = 0; i < r.model.tensors[t].n_elems; i++) {
+            norm += (double)cst_bf16_to_fp32(g[i]) * (double)cst_bf16_to_fp32(g[i]);
+        }
+        norm = sqrt(norm);
+        (void)rig_loss(&r);
+        if (norm > 2e-3) { /* where the loss, a float, changes enough to be seen */
+            const uint64_t chosen = choices(&r);
+
+            gain = moved_loss(&r, t, w, g, norm, 1, &up);
+            same = choices(&r) == chosen;
+            loss = moved_loss(&r, t, w, g, norm, -1, &down);
+            same = same && choices(&r) == chosen;
+            want = up - down;
+            ck_assert_msg(!same || fabs(gain - loss - want) <= 0.03 * want + 3e-7,
+                          "%s: the loss changes by %.4e, not %.4e", r.model.tensors[t].name,
+                          gain - loss, want);
+            n_checked += same ? 1 : 0;
+            n_routers += same && strstr(r.model.tensors[t].name, "router.w") != NULL ? 1 : 0;
+        }
+        free(g);
+        free(w);
+    }
+    ck_assert_uint_ge(n_checked, 12);
+    ck_assert(r.model.experts == 0 || n_routers > 0);
+    rig_close(&r);
+}
+
+/* Gradients through router, gates and experts are slopes of the loss. */
+START_TEST(gradients_of_a_mixture_are_slopes)
+{
+    expect_slopes(_i == 0   ? "--experts 4 --batch 2 --balance 0 --matmul fp32"
+                  : _i == 1 ? "--experts 3 --top-k 1 --batch 2 --balance 0 --matmul fp32"
+                            : "--experts 5 --top-k 5 --batch 2 --balance 0 --matmul fp32",
+                  0);
+}
+END_TEST
+
+/* An expert that no token chooses is not begun at all, in either direction, gets a zero gradient,
+ * and trains on. @starved writes the weights so. */
+struct starving {
+    struct gpt_store head;
+    struct gpt_store *inner;
+    unsigned n_begun[4]; /* per expert */
+};
+
+static struct starving *starving(struct gpt_store *store)
+{
+    return (struct starving *)(void *)store;
+}
+
+static int count_begin(struct gpt_store *store, uint32_t op, enum cst_direction direction,
+                       struct cst_io *io, uint32_t n_io, struct cst_err *err)
+{
+    struct starving *s = starving(store);
+
+    (void)op;
+    return s->inner->ops->op_begin(s->inner, op, direction, io, n_io, err);
+}
+
+static int pass_end(struct gpt_store *store, uint32_t op, struct cst_err *err)
+{
+    struct starving *s = starving(store);
+
+    return s->inner->ops->op_end(s->inner, op, err);
+}
+
+static const struct gpt_model *counted;
+
+static int count_expert(struct gpt_store *store, uint32_t op, enum cst_direction direction,
+                        struct cst_io *io, uint32_t n_io, struct cst_err *err)
+{
+    if (counted->operators[op].kind == GPT_OP_EXPERT) {
+        starving(store)->n_begun[counted->operators[op].expert]++;
+    }
+    return count_begin(store, op, direction, io, n_io, err);
+}
+
+static const struct gpt_store_ops starving_ops = {
+    .name = "starving", .op_begin = count_expert, .op_end = pass_end};
+
+/* A router that never chooses expert 2: its ln2 is constant, and the expert's column negative. */
+static void starve(struct rig *r)
+{
+    struct cst_err err = {0};
+
+    for (uint32_t t = 0; t < r->model.n_tensors; t++) {
+        const struct gpt_tensor *tensor = &r->model.tensors[t];
+        const bool bias = strstr(tensor->name, "ln2.b") != NULL;
+        const bool router = strstr(tensor->name, "router.w") != NULL;
+        float *x = calloc(tensor->n_elems, sizeof *x);
+
+        ck_assert_ptr_nonnull(x);
+        gpt_model_initial(&r->model, 3, t, 0, tensor->n_elems, 1, x);
+        for (uint64_t i = 0; (bias || router) && i < tensor->n_elems; i++) {
+            x[i] = bias ? 5.0f : i % 4 == 2 ? -1.0f : x[i];
+        }
+        ck_assert_int_eq(
+            r->store->ops->write(r->store, t, CST_STATE_MASTER, 0, tensor->n_elems, x, &err), 0);
+        free(x);
+    }
+}
+
+START_TEST(starved_experts_are_left_out)
+{
+    struct starving s = {.head.ops = &starving_ops};
+    const struct cst_hyper_params params = {.lr = 1e-3f};
+    struct cst_step_result result;
+    struct cst_err err = {0};
+    struct rig r;
+
+    rig_open(&r, "--experts 4 --batch 2 --matmul fp32");
+    starve(&r);
+    s.inner = r.store;
+    counted = &r.model;
+    for (uint64_t step = 1; step <= 3; step++) {
+        ck_assert_int_eq(r.pass->ops->forward(r.pass, &s.head, 2, true, &err), 0);
+        ck_assert_int_eq(r.pass->ops->backward(r.pass, &s.head, &err), 0);
+        ck_assert_int_eq(r.store->ops->step(r.store, &params, &result, &err), 0);
+        ck_assert_uint_eq(result.step, step);
+        ck_assert(!result.skipped);
+    }
+    ck_assert_uint_eq(s.n_begun[2], 0);
+    ck_assert_uint_ge(s.n_begun[0] + s.n_begun[1] + s.n_begun[3], 3 * 2 * 2 * 2);
+    for (uint32_t t = 0; t < r.model.n_tensors; t++) {
+        if (strstr(r.model.tensors[t].name, ".e2.") != NULL) {
+            uint16_t *g = rig_read(&r, t, CST_STATE_GRAD);
+
+            for (uint64_t i = 0; i < r.model.tensors[t].n_elems; i++) {
+                ck_assert_uint_eq(g[i], 0);
+            }
+            free(g);
+        }
+    }
+    rig_close(&r);
+}
+END_TEST
+
+/* Of so many experts that most stay without tokens, on ranks some of which have none to compute:
+ * nobody waits for them. */
+START_TEST(idle_ranks_do_not_hang)
+{
+    struct gpt_options o = options_of("--experts 64 --top-k 1 --batch 1 --context 4 --world 4 "
+                                      "--steps 5 --matmul fp32",
+                                      0);
+
+    run(&o);
+}
+END_TEST
+
+/* -- adapters ------------------------------------------------------------------------------------
+ */
+
+/* Gradients of adapters are slopes. lora_b begins as zero, so lora_a's first gradient is too: some
+ * steps are done before. */
+START_TEST(gradients_of_adapters_are_slopes)
+{
+    expect_slopes("--lora 3 --lora-alpha 6 --batch 2 --matmul fp32", 3);
+}
+END_TEST
+
+/* An adapter that has learned nothing adds nothing: the loss is that of the model without. */
+START_TEST(fresh_adapters_change_nothing)
+{
+    struct rig with, without;
+    double x, y;
+
+    rig_open(&with, "--lora 4 --batch 2 --matmul fp32");
+    rig_open(&without, "--batch 2 --matmul fp32");
+    x = rig_loss(&with);
+    y = rig_loss(&without);
+    ck_assert_double_eq(x, y);
+    rig_close(&with);
+    rig_close(&without);
+}
+END_TEST
+
+static uint64_t padded(uint64_t n)
+{
+    return (n + 63) / 64 * 64;
+}
+
+/* The base costs its weights, 2 bytes each, and nothing else; what trains costs 16. Its states
+ * cannot be read, and after steps its weights are what they were. */
+START_TEST(frozen_base_has_no_states)
+{
+    struct cst_err err = {0};
+    uint64_t bytes = 0;
+    uint16_t *before[2], *after[2];
+    uint32_t trained = 0;
+    struct rig r;
+    float x;
+
+    rig_open(&r, "--lora 4 --batch 2 --matmul fp32");
+    for (uint32_t t = 0; t < r.model.n_tensors; t++) {
+        const bool frozen = r.model.tensors[t].pattern == CST_PATTERN_FROZEN;
+
+        bytes += padded(r.model.tensors[t].n_elems) * (frozen ? 2 : 16);
+        trained = frozen ? trained : t;
+    }
+    ck_assert_uint_eq(r.store->plan.arena_bytes, bytes);
+    ck_assert_int_eq(r.store->ops->read(r.store, 4, CST_STATE_MASTER, 0, 1, &x, &err),
+                     CST_EUNSUPPORTED);
+    ck_assert_int_eq(r.store->ops->read(r.store, 4, CST_STATE_GRAD, 0, 1, &x, &err),
+                     CST_EUNSUPPORTED);
+    before[0] = rig_read(&r, 4, CST_STATE_WEIGHT);
+    before[1] = rig_read(&r, trained, CST_STATE_WEIGHT);
+    rig_step(&r, 0.1f);
+    rig_step(&r, 0.1f);
+    after[0] = rig_read(&r, 4, CST_STATE_WEIGHT);
+    after[1] = rig_read(&r, trained, CST_STATE_WEIGHT);
+    ck_assert_int_eq(memcmp(before[0], after[0], 2 * r.model.tensors[4].n_elems), 0);
+    ck_assert_int_ne(memcmp(before[1], after[1], 2 * r.model.tensors[trained].n_elems), 0);
+    for (int i = 0; i < 2; i++) {
+        free(before[i]);
+        free(after[i]);
+    }
+    rig_close(&r);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("kinds");
+    TCase *tcase = tcase_create("kinds");
+
+    tcase_set_timeout(tcase, 120);
+    tcase_add_loop_test(tcase, ranks_do_not_change_a_mixture, 0,
+                        sizeof spreads / sizeof spreads[0]);
+    tcase_add_test(tcase, ranks_do_not_change_a_mixture_in_bf16);
+    tcase_add_test(tcase, mixtures_learn);
+    tcase_add_loop_test(tcase, gradients_of_a_mixture_are_slopes, 0, 3);
+    tcase_add_test(tcase, starved_experts_are_left_out);
+    tcase_add_test(tcase, idle_ranks_do_not_hang);
+    tcase_add_test(tcase, gradients_of_adapters_are_slopes);
+    tcase_add_test(tcase, fresh_adapters_change_nothing);
+    tcase_add_test(tcase, frozen_base_has_no_states);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
