@@ -48,13 +48,35 @@ static void answer_sync(struct cst_daemon *daemon, struct cst_pending *request,
     cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_SYNCED, &synced.base, NULL, 0);
 }
 
+/* Told by every rank's reply; the first one counts. */
+static void on_commit(struct cst_job *job, uint64_t step)
+{
+    struct cst_drift *drift = &job->drift;
+    double mean_s = 0;
+    enum cst_drift_news news;
+    uint64_t ns;
+
+    cst_record_commit(job->record, step, uv_hrtime(), &ns);
+    if (ns == 0) {
+        return;
+    }
+    news = cst_drift_step(drift, (double)ns * 1e-9, &mean_s);
+    if (news != CST_DRIFT_NONE) {
+        cst_log(CST_LOG_NOTICE,
+                "job '%s': %s: the last %d steps took %.4g s each, %s %.4g s (%+.0f %%)", job->name,
+                news == CST_DRIFT_OFF ? "its steps have drifted" : "its steps are back",
+                CST_DRIFT_STEPS, mean_s, drift->learned ? "the first ones took" : "the plan says",
+                drift->predicted_s, 100 * (mean_s / drift->predicted_s - 1));
+    }
+}
+
 static void answer_step(struct cst_daemon *daemon, struct cst_pending *request,
                         const struct cst_reply *reply)
 {
     Cistern__Stepped stepped = CISTERN__STEPPED__INIT;
 
     if (request->job != NULL) {
-        cst_record_commit(request->job->record, reply->step, uv_hrtime(), NULL);
+        on_commit(request->job, reply->step);
     }
     stepped.step = reply->step;
     stepped.skipped = reply->skipped;

@@ -192,11 +192,12 @@ static void on_done(struct cst_engine *engine, const struct cst_frame *frame)
 static void on_pong(struct cst_engine *engine, const struct cst_frame *frame)
 {
     Engine__Pong *pong = engine__pong__unpack(NULL, frame->body_bytes, frame->body);
+    struct cst_engine_counters now;
 
     if (pong == NULL) {
         return;
     }
-    engine->counters = (struct cst_engine_counters){
+    now = (struct cst_engine_counters){
         .copy_bytes = pong->copy_bytes,
         .copy_ns = pong->copy_ns,
         .update_elems = pong->update_elems,
@@ -208,6 +209,8 @@ static void on_pong(struct cst_engine *engine, const struct cst_frame *frame)
         .down_bytes = pong->down_bytes,
         .down_ns = pong->down_ns,
     };
+    cst_rates_see(&engine->seen, &engine->counters, &now);
+    engine->counters = now;
     engine->progress = pong->progress;
     engine__pong__free_unpacked(pong, NULL);
 }

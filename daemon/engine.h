@@ -16,6 +16,7 @@
 #include "daemon/commands.h"
 #include "daemon/later.h"
 #include "daemon/process.h"
+#include "daemon/rates.h"
 
 #include <protobuf-c/protobuf-c.h>
 
@@ -59,6 +60,7 @@ struct cst_engine {
     uint64_t first_death_ns;             /* of that row */
     struct cst_engine_counters base;     /* of processes that are gone */
     struct cst_engine_counters counters; /* of this one, at the last Pong */
+    struct cst_rates_seen seen;          /* rates, from Pong to Pong */
     uint64_t progress;                   /* at the last Pong; differs where the engine has moved */
     uint64_t progress_seen;              /* when the watchdog last looked */
     unsigned n_unanswered;               /* seconds without a word, while it has something to do */

@@ -131,8 +131,8 @@ const struct cst_record_interval *cst_record_get(const struct cst_record *record
     return &record->ring[i % CST_RECORD_INTERVALS];
 }
 
-/* Its index in @ids, or @n. */
-static uint32_t find(const uint32_t *ids, uint32_t n, uint32_t id)
+/* @id is one of @ids, ascending, @n of them. */
+static bool has(const uint32_t *ids, uint32_t n, uint32_t id)
 {
     uint32_t low = 0, high = n;
 
@@ -145,22 +145,33 @@ static uint32_t find(const uint32_t *ids, uint32_t n, uint32_t id)
             high = middle;
         }
     }
-    return low < n && ids[low] == id ? low : n;
+    return low < n && ids[low] == id;
+}
+
+/* States' reads and writes are rare; arenas of a base job are not in order. */
+static bool is_arena(const uint32_t *ids, uint32_t n_arenas, uint32_t id)
+{
+    uint32_t i = 0;
+
+    while (i < n_arenas && ids[i] != id) {
+        i++;
+    }
+    return i < n_arenas;
 }
 
 static enum cst_record_kind copy_kind(const struct cst_command *command, const uint32_t *ids,
                                       uint32_t n, uint32_t n_arenas)
 {
-    uint32_t dst = find(ids, n, command->dst[0].segment);
-    uint32_t src = find(ids, n, command->src[0].segment);
+    const uint32_t *slabs = ids + n_arenas + 1;
+    uint32_t n_slabs = n > n_arenas ? n - n_arenas - 1 : 0;
 
-    if (dst < n && dst > n_arenas) {
+    if (has(slabs, n_slabs, command->dst[0].segment)) {
         return CST_RECORD_LOAD;
     }
-    if (src < n && src > n_arenas) {
+    if (has(slabs, n_slabs, command->src[0].segment)) {
         return CST_RECORD_STAGE;
     }
-    return dst < n_arenas ? CST_RECORD_WRITE : CST_RECORD_READ;
+    return is_arena(ids, n_arenas, command->dst[0].segment) ? CST_RECORD_WRITE : CST_RECORD_READ;
 }
 
 enum cst_record_kind cst_record_kind_of(const struct cst_command *command, const uint32_t *ids,

@@ -71,7 +71,7 @@ void cst_record_range(const struct cst_record *record, uint64_t *first, uint64_t
 const struct cst_record_interval *cst_record_get(const struct cst_record *record, uint64_t i);
 
 /* What @command is: a COPY by its destination and source. @ids: segments of the job's memory,
- * ascending, @n of them, the first @n_arenas arenas, then the table, then slabs. */
+ * @n of them, the first @n_arenas arenas, then the table, then slabs, which ascend. */
 enum cst_record_kind cst_record_kind_of(const struct cst_command *command, const uint32_t *ids,
                                         uint32_t n, uint32_t n_arenas);
 

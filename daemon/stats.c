@@ -119,6 +119,17 @@ static const char *copies(const struct cst_job *job)
     return NULL;
 }
 
+static void fill_drift(const struct cst_drift *drift, Cistern__JobInfo *out)
+{
+    if (drift->predicted_s > 0) {
+        out->has_expected_step_seconds = 1;
+        out->expected_step_seconds = drift->predicted_s;
+        out->expected_by = (char *)(uintptr_t)(drift->learned ? "first steps" : "plan");
+        out->has_drifted = drift->off;
+        out->drifted = drift->off;
+    }
+}
+
 static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
 {
     cistern__job_info__init(out);
@@ -135,6 +146,7 @@ static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
     out->idle_s = job->idle_since_ns != 0 ? seconds_since(job->idle_since_ns) : 0;
     out->device = (char *)(uintptr_t)job_device(job);
     out->copies = (char *)(uintptr_t)copies(job);
+    fill_drift(&job->drift, out);
     if (job->core != NULL) {
         fill_core(job, out);
     }
@@ -230,6 +242,21 @@ static void fill_gpu_engine(const struct cst_engine *engine, Cistern__EngineInfo
     out->down_seconds = (double)(base->down_ns + now->down_ns) * 1e-9;
 }
 
+static void fill_rate(double rate, protobuf_c_boolean *has, double *out)
+{
+    *has = rate > 0;
+    *out = rate;
+}
+
+static void fill_seen(const struct cst_rates_seen *seen, Cistern__EngineInfo *out)
+{
+    fill_rate(cst_rates_median_get(&seen->copy), &out->has_copy_rate, &out->copy_rate);
+    fill_rate(cst_rates_median_get(&seen->update), &out->has_update_rate, &out->update_rate);
+    fill_rate(cst_rates_median_get(&seen->reduce), &out->has_reduce_rate, &out->reduce_rate);
+    fill_rate(cst_rates_median_get(&seen->up), &out->has_up_rate, &out->up_rate);
+    fill_rate(cst_rates_median_get(&seen->down), &out->has_down_rate, &out->down_rate);
+}
+
 static void fill_engine(const struct cst_engine *engine, Cistern__EngineInfo *out)
 {
     const struct cst_engine_counters *now = &engine->counters, *base = &engine->base;
@@ -261,6 +288,7 @@ static void fill_engine(const struct cst_engine *engine, Cistern__EngineInfo *ou
     out->reduce_elems = base->reduce_elems + now->reduce_elems;
     out->reduce_seconds = (double)(base->reduce_ns + now->reduce_ns) * 1e-9;
     out->locked = engine->locked;
+    fill_seen(&engine->seen, out);
     if (cst_engine_is_gpu(engine)) {
         fill_gpu_engine(engine, out);
     }

@@ -21,6 +21,11 @@ static void print_progress(const Cistern__JobInfo *job)
                      job->last_grad_norm, cli_seconds(job->step_seconds, text),
                      (unsigned long long)job->n_skipped);
     }
+    if (job->has_expected_step_seconds) {
+        (void)printf("expected  %s a step, by the %s%s\n",
+                     cli_seconds(job->expected_step_seconds, text), job->expected_by,
+                     job->drifted ? "; it has drifted from that" : "");
+    }
     (void)printf("age       %s", cli_seconds(job->age_s, text));
     if (job->has_idle_s && job->idle_s > 0) {
         (void)printf(", without a worker for %s", cli_seconds(job->idle_s, text));

@@ -39,19 +39,23 @@ static struct sample sample_of(const Cistern__EngineInfo *engine)
     };
 }
 
-/* @amount per second of work, or "-" where there was none since (an engine that was restarted
- * counts from 0). */
+/* Amounts per second of work since @before; where nothing was seen before, what the daemon saw
+ * @lately (0: nothing), else since the engine's start; "-" where there was none (an engine that was
+ * restarted counts from 0). */
 static void add_rate(struct cli_table *table, uint64_t now, uint64_t before, double now_s,
-                     double before_s, bool bytes)
+                     double before_s, double lately, bool bytes)
 {
     char text[CLI_HUMAN_BYTES];
     double seconds = now_s - before_s, rate;
 
-    if (now <= before || seconds <= 0) {
+    if (before_s == 0 && lately > 0) {
+        rate = lately;
+    } else if (now <= before || seconds <= 0) {
         cli_table_cell(table, "-");
         return;
+    } else {
+        rate = (double)(now - before) / seconds;
     }
-    rate = (double)(now - before) / seconds;
     cli_table_cell(table, "%s/s",
                    bytes ? cli_bytes((uint64_t)rate, text) : cli_count((uint64_t)rate, text));
 }
@@ -90,15 +94,16 @@ static void add_engine(struct cli_table *table, const Cistern__StatReply *stat,
     cli_table_cell(table, "%llu", (unsigned long long)engine->commands);
     cli_table_cell(table, "%llu", (unsigned long long)engine->in_flight);
     add_rate(table, now.copy_bytes, before->copy_bytes, now.copy_seconds, before->copy_seconds,
-             true);
+             engine->copy_rate, true);
     add_rate(table, now.reduce_elems, before->reduce_elems, now.reduce_seconds,
-             before->reduce_seconds, false);
+             before->reduce_seconds, engine->reduce_rate, false);
     add_rate(table, now.update_elems, before->update_elems, now.update_seconds,
-             before->update_seconds, false);
+             before->update_seconds, engine->update_rate, false);
     if (stat->n_gpus > 0) {
-        add_rate(table, now.up_bytes, before->up_bytes, now.up_seconds, before->up_seconds, true);
+        add_rate(table, now.up_bytes, before->up_bytes, now.up_seconds, before->up_seconds,
+                 engine->up_rate, true);
         add_rate(table, now.down_bytes, before->down_bytes, now.down_seconds, before->down_seconds,
-                 true);
+                 engine->down_rate, true);
     }
     cli_table_cell(table, "%llu", (unsigned long long)engine->restarts);
     cli_table_cell(table, "%s", engine->locked ? "yes" : "no");

@@ -98,10 +98,11 @@ START_TEST(test_ring)
 }
 END_TEST
 
-/* A copy is told by where it goes: arenas are 10 to 12, the table 13, slabs 14 and 15. */
+/* A copy is told by where it goes: arenas are 12, 10 and 11, the table
+ * 13, slabs 14 and 15. */
 START_TEST(test_kinds)
 {
-    static const uint32_t ids[] = {10, 11, 12, 13, 14, 15};
+    static const uint32_t ids[] = {12, 10, 11, 13, 14, 15};
     struct cst_command copy = {.kind = CST_COMMAND_COPY};
     const struct cst_command update = {.kind = CST_COMMAND_UPDATE};
 

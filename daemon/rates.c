@@ -1,0 +1,127 @@
+#include "daemon/rates.h"
+
+#include "daemon/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MIN_WINDOW_NS = 1000000 };
+
+/* -- medians ---------------------------------------------------------------------------------- */
+
+void cst_rates_median_add(struct cst_rates_median *median, uint64_t amount, uint64_t ns)
+{
+    if (ns >= MIN_WINDOW_NS && amount > 0) {
+        median->samples[median->n++ % CST_RATES_SAMPLES] = (double)amount / ((double)ns * 1e-9);
+    }
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+/* Sorts @values. */
+static double median_of(double *values, uint32_t n)
+{
+    qsort(values, n, sizeof *values, compare);
+    return values[n / 2];
+}
+
+double cst_rates_median_get(const struct cst_rates_median *median)
+{
+    double sorted[CST_RATES_SAMPLES];
+    uint32_t n = median->n < CST_RATES_SAMPLES ? median->n : CST_RATES_SAMPLES;
+
+    memcpy(sorted, median->samples, sizeof sorted);
+    return n > 0 ? median_of(sorted, n) : 0;
+}
+
+static void see(struct cst_rates_median *median, uint64_t before, uint64_t after,
+                uint64_t before_ns, uint64_t after_ns)
+{
+    if (after >= before && after_ns >= before_ns) {
+        cst_rates_median_add(median, after - before, after_ns - before_ns);
+    }
+}
+
+void cst_rates_see(struct cst_rates_seen *seen, const struct cst_engine_counters *before,
+                   const struct cst_engine_counters *after)
+{
+    see(&seen->copy, before->copy_bytes, after->copy_bytes, before->copy_ns, after->copy_ns);
+    see(&seen->update, before->update_elems, after->update_elems, before->update_ns,
+        after->update_ns);
+    see(&seen->reduce, before->reduce_elems, after->reduce_elems, before->reduce_ns,
+        after->reduce_ns);
+    see(&seen->up, before->up_bytes, after->up_bytes, before->up_ns, after->up_ns);
+    see(&seen->down, before->down_bytes, after->down_bytes, before->down_ns, after->down_ns);
+}
+
+/* -- drift ------------------------------------------------------------------------------------ */
+
+void cst_drift_init(struct cst_drift *drift, double predicted_s)
+{
+    *drift = (struct cst_drift){.predicted_s = predicted_s};
+}
+
+/* The first steps learn the order of things; those after them are what to expect. */
+static void learn(struct cst_drift *drift, double seconds)
+{
+    uint32_t i = drift->n_seen - CST_DRIFT_SKIP - 1;
+
+    if (drift->n_seen > CST_DRIFT_SKIP) {
+        drift->first[i] = seconds;
+        if (i + 1 == CST_DRIFT_LEARN) {
+            drift->predicted_s = median_of(drift->first, CST_DRIFT_LEARN);
+            drift->learned = true;
+        }
+    }
+}
+
+/* 1: slower than the prediction allows; -1: faster; 0: neither. */
+static int side_of(const struct cst_drift *drift, double seconds)
+{
+    if (seconds > drift->predicted_s * (1 + CST_DRIFT_SHARE)) {
+        return 1;
+    }
+    return seconds < drift->predicted_s * (1 - CST_DRIFT_SHARE) ? -1 : 0;
+}
+
+/* Once it was told, the same side again is no news. */
+static void count(struct cst_drift *drift, int side, double seconds)
+{
+    bool wanted = drift->off ? side == 0 : side != 0;
+
+    if (!wanted || (side != drift->side && drift->n_off > 0)) {
+        drift->n_off = 0;
+        drift->sum_s = 0;
+    }
+    if (wanted) {
+        drift->n_off++;
+        drift->side = side;
+        drift->sum_s += seconds;
+    }
+}
+
+enum cst_drift_news cst_drift_step(struct cst_drift *drift, double seconds, double *mean_s)
+{
+    drift->n_seen++;
+    if (drift->predicted_s == 0) {
+        learn(drift, seconds);
+        return CST_DRIFT_NONE;
+    }
+    if (!drift->learned && drift->n_seen <= CST_DRIFT_SKIP) {
+        return CST_DRIFT_NONE;
+    }
+    count(drift, side_of(drift, seconds), seconds);
+    if (drift->n_off < CST_DRIFT_STEPS) {
+        return CST_DRIFT_NONE;
+    }
+    *mean_s = drift->sum_s / drift->n_off;
+    drift->off = !drift->off;
+    drift->n_off = 0;
+    drift->sum_s = 0;
+    return drift->off ? CST_DRIFT_OFF : CST_DRIFT_BACK;
+}

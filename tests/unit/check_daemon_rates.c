@@ -1,0 +1,124 @@
+/* What the daemon sees of rates, and when a job's steps have drifted from what was predicted. */
+#include "daemon/engine.h"
+#include "daemon/rates.h"
+#include "tests/lib/suite.h"
+
+/* The median of the last samples: neither one outlier nor what was long ago moves it. */
+START_TEST(test_median)
+{
+    struct cst_rates_median median = {.n = 0};
+
+    ck_assert_double_eq(cst_rates_median_get(&median), 0);
+    cst_rates_median_add(&median, 1000, 999999); /* too short a window */
+    cst_rates_median_add(&median, 0, 1000000000);
+    ck_assert_double_eq(cst_rates_median_get(&median), 0);
+    cst_rates_median_add(&median, 100, 1000000000);
+    ck_assert_double_eq_tol(cst_rates_median_get(&median), 100, 1e-9);
+    cst_rates_median_add(&median, 110, 1000000000);
+    cst_rates_median_add(&median, 100000, 1000000000);
+    ck_assert_double_eq_tol(cst_rates_median_get(&median), 110, 1e-9);
+    for (int i = 0; i < CST_RATES_SAMPLES; i++) {
+        cst_rates_median_add(&median, 50, 500000000);
+    }
+    ck_assert_double_eq_tol(cst_rates_median_get(&median), 100, 1e-9);
+    cst_rates_median_add(&median, 7, 1000000000);
+    ck_assert_double_eq_tol(cst_rates_median_get(&median), 100, 1e-9);
+}
+END_TEST
+
+/* Counters are looked at as they grow; an engine that was restarted counts from 0. */
+START_TEST(test_see)
+{
+    struct cst_rates_seen seen = {.copy = {.n = 0}};
+    struct cst_engine_counters none = {0}, some = {.copy_bytes = 4000,
+                                                   .copy_ns = 2000000000,
+                                                   .update_elems = 30,
+                                                   .update_ns = 1000000000};
+    struct cst_engine_counters more = some;
+
+    more.copy_bytes += 1000;
+    more.copy_ns += 1000000000;
+    cst_rates_see(&seen, &none, &some);
+    ck_assert_double_eq_tol(cst_rates_median_get(&seen.copy), 2000, 1e-6);
+    ck_assert_double_eq_tol(cst_rates_median_get(&seen.update), 30, 1e-6);
+    ck_assert_double_eq(cst_rates_median_get(&seen.reduce), 0);
+    cst_rates_see(&seen, &some, &more);
+    ck_assert_uint_eq(seen.copy.n, 2);
+    ck_assert_uint_eq(seen.update.n, 1); /* no work since */
+    cst_rates_see(&seen, &more, &none);
+    ck_assert_uint_eq(seen.copy.n, 2);
+}
+END_TEST
+
+static enum cst_drift_news steps(struct cst_drift *drift, unsigned n, double seconds)
+{
+    enum cst_drift_news news = CST_DRIFT_NONE;
+    double mean;
+
+    for (unsigned i = 0; i < n; i++) {
+        ck_assert_int_eq(news, CST_DRIFT_NONE); /* no sooner than the last one */
+        news = cst_drift_step(drift, seconds, &mean);
+    }
+    if (news != CST_DRIFT_NONE) {
+        ck_assert_double_eq_tol(mean, seconds, 1e-9);
+    }
+    return news;
+}
+
+/* Eight steps in a row that are 20 % off are news, once; so is their end. */
+START_TEST(test_drift)
+{
+    struct cst_drift drift;
+
+    cst_drift_init(&drift, 1.0);
+    ck_assert_int_eq(steps(&drift, CST_DRIFT_SKIP, 9), CST_DRIFT_NONE); /* the first ones learn */
+    ck_assert_int_eq(steps(&drift, 20, 1.15), CST_DRIFT_NONE);
+    ck_assert_int_eq(steps(&drift, 7, 1.3), CST_DRIFT_NONE);
+    ck_assert_int_eq(steps(&drift, 1, 1.0), CST_DRIFT_NONE);
+    ck_assert_int_eq(steps(&drift, 8, 1.3), CST_DRIFT_OFF);
+    ck_assert_int_eq(steps(&drift, 30, 1.3), CST_DRIFT_NONE);
+    ck_assert_int_eq(steps(&drift, 8, 0.9), CST_DRIFT_BACK);
+    ck_assert_int_eq(steps(&drift, 8, 0.5), CST_DRIFT_OFF);
+}
+END_TEST
+
+/* Slow and fast steps in turn are no drift to one side. */
+START_TEST(test_sides)
+{
+    struct cst_drift drift;
+
+    cst_drift_init(&drift, 1.0);
+    ck_assert_int_eq(steps(&drift, CST_DRIFT_SKIP, 1), CST_DRIFT_NONE);
+    for (int i = 0; i < 20; i++) {
+        ck_assert_int_eq(steps(&drift, 1, i % 2 == 0 ? 2 : 0.5), CST_DRIFT_NONE);
+    }
+}
+END_TEST
+
+/* Where nobody has predicted anything, the steps after the first are what is expected. */
+START_TEST(test_learn)
+{
+    struct cst_drift drift;
+
+    cst_drift_init(&drift, 0);
+    ck_assert_int_eq(steps(&drift, CST_DRIFT_SKIP, 50), CST_DRIFT_NONE);
+    ck_assert_int_eq(steps(&drift, CST_DRIFT_LEARN, 2), CST_DRIFT_NONE);
+    ck_assert(drift.learned);
+    ck_assert_double_eq(drift.predicted_s, 2);
+    ck_assert_int_eq(steps(&drift, 8, 3), CST_DRIFT_OFF);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("daemon_rates");
+    TCase *tcase = tcase_create("daemon_rates");
+
+    tcase_add_test(tcase, test_median);
+    tcase_add_test(tcase, test_see);
+    tcase_add_test(tcase, test_drift);
+    tcase_add_test(tcase, test_sides);
+    tcase_add_test(tcase, test_learn);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
