@@ -205,8 +205,9 @@ START_TEST(test_pool_too_small)
     run_from(&order, 0);
     open_solo(&solo, "small", 1, mix_smallest_pool(&reports[0]->plan) - 1);
     ck_assert_int_eq(cst_commit(solo.job, NULL, &err), CST_EPOOL);
-    ck_assert_msg(strstr(err.text, "'big'") != NULL, "%s", err.text);
-    ck_assert_msg(strstr(err.text, ": 1 bytes short") != NULL, "%s", err.text);
+    ck_assert_msg(strstr(err.text, "operator 'layer' needs ") != NULL &&
+                      strstr(err.text, ", and 2 of 40960 bytes: 1 bytes short") != NULL,
+                  "%s", err.text);
     cst_disconnect(solo.client);
 }
 END_TEST

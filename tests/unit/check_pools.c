@@ -1,0 +1,102 @@
+/* daemon/pools: how a pool's bytes are divided between size classes. */
+#include "daemon/pools.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <string.h>
+
+enum { KB = 1024, MB = 1024 * 1024 };
+
+static struct cst_layout_operator operators[] = {{.name = "small"}, {.name = "large"}};
+static const struct cst_model model = {.operators = operators, .n_operators = 2};
+
+/* Blocks of 16 KiB and of 1 MiB. */
+static const struct cst_layout layout = {
+    .n_classes = 2,
+    .classes = {{.capacity = 8 * KB, .min_blocks = 3, .min_operator = 0, .max_blocks = 10},
+                {.capacity = 512 * KB, .min_blocks = 2, .min_operator = 1, .max_blocks = 4}}};
+
+static const uint64_t least = 3 * 16 * KB + 2 * MB;
+
+static void assert_blocks(uint64_t bytes, uint64_t grain, uint32_t first, uint32_t second)
+{
+    struct cst_pools_blocks blocks;
+    struct cst_err err = {0};
+
+    ck_assert_msg(cst_pools_divide(&layout, &model, bytes, grain, &blocks, &err) == CST_OK, "%s",
+                  err.text);
+    ck_assert_uint_eq(blocks.n[0], first);
+    ck_assert_uint_eq(blocks.n[1], second);
+    ck_assert_uint_le(cst_pools_bytes(&layout, &blocks, grain), bytes);
+}
+
+/* Every class has its least, then the first what it can use, then the next. */
+START_TEST(the_first_class_comes_first)
+{
+    assert_blocks(least, 1, 3, 2);
+    assert_blocks(least + 16 * KB - 1, 1, 3, 2);
+    assert_blocks(least + 16 * KB, 1, 4, 2);
+    assert_blocks(least + 7 * 16 * KB, 1, 10, 2);
+    assert_blocks(least + 7 * 16 * KB + MB - 1, 1, 10, 2);
+    assert_blocks(least + 7 * 16 * KB + MB, 1, 10, 3);
+    assert_blocks(UINT64_MAX / 4, 1, 10, 4);
+}
+END_TEST
+
+/* A byte less than the least: the class that does not fit any more, its operator, what is short. */
+START_TEST(too_small_is_named)
+{
+    struct cst_pools_blocks blocks = {{7}};
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(cst_pools_divide(&layout, &model, least - 1, 1, &blocks, &err), CST_EPOOL);
+    ck_assert_str_eq(err.text, "pool of 2146303 bytes: operator 'large' needs 2 blocks of 1048576 "
+                               "bytes (size class 1 of 2): 1 bytes short");
+    ck_assert_int_eq(cst_pools_divide(&layout, &model, 16 * KB, 1, &blocks, &err), CST_EPOOL);
+    ck_assert_str_eq(err.text,
+                     "pool of 16384 bytes: operator 'small' needs 3 blocks of 16384 bytes "
+                     "(size class 0 of 2): 2129920 bytes short");
+    ck_assert_uint_eq(blocks.n[0], 7);
+}
+END_TEST
+
+/* Where slabs are multiples of 2 MiB, what a slab is rounded up by counts, and blocks fill it. */
+START_TEST(slabs_are_rounded_up)
+{
+    struct cst_pools_blocks blocks;
+
+    ck_assert_int_eq(cst_pools_divide(&layout, &model, 4 * MB - 1, 2 * MB, &blocks, NULL),
+                     CST_EPOOL);
+    assert_blocks(4 * MB, 2 * MB, 10, 2);
+    assert_blocks(6 * MB, 2 * MB, 10, 4);
+}
+END_TEST
+
+/* A slab has what an arena segment would hold; a block that is larger has a slab of its own. */
+START_TEST(slabs_hold_blocks_of_one_class)
+{
+    const struct cst_layout wide = {
+        .n_classes = 2, .classes = {{.capacity = 48ull * MB}, {.capacity = 256ull * MB}}};
+
+    ck_assert_uint_eq(cst_pools_per_slab(&layout, 0), 256 * MB / (16 * KB));
+    ck_assert_uint_eq(cst_pools_per_slab(&wide, 0), 2);
+    ck_assert_uint_eq(cst_pools_per_slab(&wide, 1), 1);
+    ck_assert_uint_eq(cst_pools_slabs(&wide, 0, 5), 3);
+    ck_assert_uint_eq(cst_pools_slabs(&wide, 1, 5), 5);
+    ck_assert_uint_eq(cst_pools_slabs(&wide, 1, 0), 0);
+    ck_assert_uint_eq(cst_pools_slab_bytes(&wide, 0, 1, 64 * MB), 128ull * MB);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("pools");
+    TCase *tcase = tcase_create("pools");
+
+    tcase_add_test(tcase, the_first_class_comes_first);
+    tcase_add_test(tcase, too_small_is_named);
+    tcase_add_test(tcase, slabs_are_rounded_up);
+    tcase_add_test(tcase, slabs_hold_blocks_of_one_class);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
