@@ -58,6 +58,14 @@ static const char *check_tags(const struct cst_core *core)
     return what;
 }
 
+/* A STEP that only engines keep waiting is not late, nor is a fetch whose copy is under way. */
+static bool can_be_late(const struct cst_core *core, const struct cst_request *request)
+{
+    return request->deadline != CST_CORE_NEVER &&
+           (request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_SYNC ||
+            (request->where == CST_REQUEST_STEP && !core->closing));
+}
+
 static const char *check_requests(const struct cst_core *core)
 {
     const char *what = NULL;
@@ -83,9 +91,16 @@ static const char *check_requests(const struct cst_core *core)
     }
     for (uint32_t i = 0; i < core->requests.capacity; i++) {
         n += core->requests.v[i].where == CST_REQUEST_IO;
+        if (can_be_late(core, &core->requests.v[i]) !=
+            (core->requests.late_at[i] != CST_HEAP_OUT)) {
+            what = "what can be late has a time";
+        }
     }
     if (what == NULL && n != core->requests.n) {
         what = "a request is in one place";
+    }
+    if (what == NULL && !cst_heap_check(&core->requests.late)) {
+        what = "deadlines are in order";
     }
     return what != NULL ? what : check_tags(core);
 }

@@ -258,6 +258,17 @@ static bool all_stepped(const struct cst_core *core)
     return true;
 }
 
+/* From now on only engines keep the ranks waiting: nobody is late. */
+static void begin_closing(struct cst_core *core)
+{
+    core->closing = true;
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].step != CST_NO_REQUEST) {
+            cst_requests_untime(&core->requests, core->ranks[rank].step);
+        }
+    }
+}
+
 void cst_commit_step(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *r = &core->ranks[event->rank];
@@ -276,6 +287,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
     r->step = cst_requests_add(&core->requests, event, CST_REQUEST_STEP);
     if (core->peer_timeout_ns != CST_CORE_NEVER) {
         core->requests.v[r->step].deadline = core->now + core->peer_timeout_ns;
+        cst_requests_time(&core->requests, r->step);
     }
     r->stepped = true;
     r->hyper = event->hyper;
@@ -288,7 +300,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
             cst_ranks_interrupt(core, &err);
             return;
         }
-        core->closing = true;
+        begin_closing(core);
     }
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         cst_schedule_reduce(core, c);

@@ -36,6 +36,7 @@ void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t 
 
 static void join(struct cst_core *core, uint32_t i, uint32_t rank, uint32_t b)
 {
+    cst_requests_untime(&core->requests, i); /* it waits for an engine alone */
     core->requests.v[i].where = CST_REQUEST_JOINED;
     core->requests.v[i].block = b;
     cst_block_await(&core->ranks[rank].pool, b, &core->requests, i);
@@ -127,6 +128,7 @@ void cst_fetch_enqueue(struct cst_core *core, uint32_t i)
     if (request->deadline == CST_CORE_NEVER && core->peer_timeout_ns != CST_CORE_NEVER) {
         request->deadline = core->now + core->peer_timeout_ns;
     }
+    cst_requests_time(&core->requests, i);
     cst_queue_push(&core->requests, queue_of(core, request), i);
 }
 

@@ -17,16 +17,45 @@ void cst_flights_close(struct cst_flights *flights)
     cst_flights_init(flights);
 }
 
-/* Tickets count up, so their low bits spread well. */
+/* Tickets count up, so that most are where their low bits say. The others are behind, those that
+ * are farther from their place first (Robin Hood), so that no search goes past one that is nearer.
+ */
+static uint32_t distance(const struct cst_flights *flights, uint32_t at)
+{
+    return (at - (uint32_t)flights->slots[at].ticket) & (flights->n_slots - 1);
+}
+
+/* The slot of @ticket; n_slots: it is not there. */
 static uint32_t find_slot(const struct cst_flights *flights, uint64_t ticket)
 {
     uint32_t mask = flights->n_slots - 1;
     uint32_t at = (uint32_t)ticket & mask;
 
-    while (flights->slots[at].ticket != 0 && flights->slots[at].ticket != ticket) {
+    for (uint32_t d = 0; flights->slots[at].ticket != 0 && distance(flights, at) >= d; d++) {
+        if (flights->slots[at].ticket == ticket) {
+            return at;
+        }
         at = (at + 1) & mask;
     }
-    return at;
+    return flights->n_slots;
+}
+
+static void insert(struct cst_flights *flights, struct cst_flight flight)
+{
+    uint32_t mask = flights->n_slots - 1;
+    uint32_t at = (uint32_t)flight.ticket & mask;
+
+    for (uint32_t d = 0; flights->slots[at].ticket != 0; d++) {
+        if (distance(flights, at) < d) {
+            struct cst_flight nearer = flights->slots[at];
+
+            d = distance(flights, at);
+            flights->slots[at] = flight;
+            flight = nearer;
+        }
+        at = (at + 1) & mask;
+    }
+    flights->slots[at] = flight;
 }
 
 int cst_flights_reserve(struct cst_flights *flights, uint32_t n)
@@ -45,7 +74,7 @@ int cst_flights_reserve(struct cst_flights *flights, uint32_t n)
     }
     for (uint32_t i = 0; i < flights->n_slots; i++) {
         if (flights->slots[i].ticket != 0) {
-            grown.slots[find_slot(&grown, flights->slots[i].ticket)] = flights->slots[i];
+            insert(&grown, flights->slots[i]);
         }
     }
     free(flights->slots);
@@ -55,26 +84,21 @@ int cst_flights_reserve(struct cst_flights *flights, uint32_t n)
 
 void cst_flights_add(struct cst_flights *flights, const struct cst_flight *flight)
 {
-    uint32_t at = find_slot(flights, flight->ticket);
-
-    assert(flights->slots[at].ticket == 0 && flights->n + 1 < flights->n_slots);
-    flights->slots[at] = *flight;
+    assert(flight->ticket != 0 && flights->n + 1 < flights->n_slots);
+    insert(flights, *flight);
     flights->n++;
 }
 
-/* Move back what a lookup would no longer find behind the hole at @hole. */
+/* Those behind the hole at @hole that are not in their place move up. */
 static void close_hole(struct cst_flights *flights, uint32_t hole)
 {
     uint32_t mask = flights->n_slots - 1;
+    uint32_t at = (hole + 1) & mask;
 
-    for (uint32_t at = (hole + 1) & mask; flights->slots[at].ticket != 0; at = (at + 1) & mask) {
-        uint32_t home = (uint32_t)flights->slots[at].ticket & mask;
-
-        if (((at - home) & mask) >= ((at - hole) & mask)) {
-            flights->slots[hole] = flights->slots[at];
-            flights->slots[at].ticket = 0;
-            hole = at;
-        }
+    while (flights->slots[at].ticket != 0 && distance(flights, at) > 0) {
+        flights->slots[(at - 1) & mask] = flights->slots[at];
+        flights->slots[at].ticket = 0;
+        at = (at + 1) & mask;
     }
 }
 
@@ -86,7 +110,7 @@ bool cst_flights_take(struct cst_flights *flights, uint64_t ticket, struct cst_f
         return false;
     }
     at = find_slot(flights, ticket);
-    if (flights->slots[at].ticket == 0) {
+    if (at == flights->n_slots) {
         return false;
     }
     *out = flights->slots[at];
@@ -98,11 +122,11 @@ bool cst_flights_take(struct cst_flights *flights, uint64_t ticket, struct cst_f
 
 const struct cst_flight *cst_flights_find(const struct cst_flights *flights, uint64_t ticket)
 {
-    const struct cst_flight *f;
+    uint32_t at;
 
     if (flights->n_slots == 0 || ticket == 0) {
         return NULL;
     }
-    f = &flights->slots[find_slot(flights, ticket)];
-    return f->ticket == 0 ? NULL : f;
+    at = find_slot(flights, ticket);
+    return at == flights->n_slots ? NULL : &flights->slots[at];
 }

@@ -19,6 +19,19 @@ void cst_heap_close(struct cst_heap *heap)
     memset(heap, 0, sizeof *heap);
 }
 
+int cst_heap_grow(struct cst_heap *heap, uint32_t capacity, uint32_t *at)
+{
+    struct cst_heap_item *v = realloc(heap->v, (capacity + 1ul) * sizeof *v);
+
+    if (v == NULL) {
+        return CST_ENOMEM;
+    }
+    heap->v = v;
+    heap->capacity = capacity;
+    heap->at = at;
+    return CST_OK;
+}
+
 static bool is_above(const struct cst_heap_key *a, const struct cst_heap_key *b)
 {
     return a->major != b->major ? a->major > b->major : a->minor > b->minor;

@@ -28,6 +28,10 @@ struct cst_heap {
 int cst_heap_init(struct cst_heap *heap, uint32_t capacity, uint32_t *at);
 void cst_heap_close(struct cst_heap *heap);
 
+/* Room for more: @capacity things, whose places are in @at from now on, which has the old ones'.
+ * CST_ENOMEM: it is as it was. */
+int cst_heap_grow(struct cst_heap *heap, uint32_t capacity, uint32_t *at);
+
 /* Put @id in with @key, or change its key if it is in. */
 void cst_heap_put(struct cst_heap *heap, uint32_t id, struct cst_heap_key key);
 

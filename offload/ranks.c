@@ -363,6 +363,7 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
     cst_residency_end_leases(core, event->rank, false);
     rank->sync = cst_requests_add(&core->requests, event, CST_REQUEST_SYNC);
     core->requests.v[rank->sync].deadline = deadline_from(core);
+    cst_requests_time(&core->requests, rank->sync);
 }
 
 /* -- lateness --------------------------------------------------------------------------------- */
@@ -458,24 +459,15 @@ static void expire_fetch(struct cst_core *core, uint32_t i)
     refuse_waiting(core, i, &why);
 }
 
-/* A STEP that only engines keep waiting is not late, nor is a fetch whose copy is under way. */
-static bool can_be_late(const struct cst_core *core, const struct cst_request *request)
-{
-    return request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_SYNC ||
-           (request->where == CST_REQUEST_STEP && !core->closing);
-}
-
 void cst_ranks_expire(struct cst_core *core)
 {
-    for (uint32_t i = 0; i < core->requests.capacity; i++) {
-        const struct cst_request *request = &core->requests.v[i];
+    uint32_t i;
 
-        if (!can_be_late(core, request) || request->deadline > core->now) {
-            continue;
-        }
-        if (request->where == CST_REQUEST_STEP) {
+    while ((i = cst_requests_next_late(&core->requests)) != CST_NO_REQUEST &&
+           core->requests.v[i].deadline <= core->now) {
+        if (core->requests.v[i].where == CST_REQUEST_STEP) {
             expire_step(core);
-        } else if (request->where == CST_REQUEST_SYNC) {
+        } else if (core->requests.v[i].where == CST_REQUEST_SYNC) {
             expire_sync(core, i);
         } else {
             expire_fetch(core, i);
@@ -485,16 +477,9 @@ void cst_ranks_expire(struct cst_core *core)
 
 uint64_t cst_core_deadline(const struct cst_core *core)
 {
-    uint64_t deadline = CST_CORE_NEVER;
+    uint32_t i = cst_requests_next_late(&core->requests);
 
-    for (uint32_t i = 0; core->requests.n > 0 && i < core->requests.capacity; i++) {
-        const struct cst_request *request = &core->requests.v[i];
-
-        if (can_be_late(core, request) && request->deadline < deadline) {
-            deadline = request->deadline;
-        }
-    }
-    return deadline;
+    return i == CST_NO_REQUEST ? CST_CORE_NEVER : core->requests.v[i].deadline;
 }
 
 /* -- cancel ----------------------------------------------------------------------------------- */

@@ -12,6 +12,8 @@ void cst_requests_init(struct cst_requests *requests)
 void cst_requests_close(struct cst_requests *requests)
 {
     free(requests->v);
+    free(requests->late_at);
+    cst_heap_close(&requests->late);
     cst_requests_init(requests);
 }
 
@@ -19,6 +21,7 @@ int cst_requests_reserve(struct cst_requests *requests)
 {
     uint32_t grown = requests->capacity == 0 ? 64 : 2 * requests->capacity;
     struct cst_request *v;
+    uint32_t *at;
 
     if (requests->unused != CST_NO_REQUEST) {
         return CST_OK;
@@ -27,11 +30,21 @@ int cst_requests_reserve(struct cst_requests *requests)
     if (v == NULL) {
         return CST_ENOMEM;
     }
+    requests->v = v;
+    at = realloc(requests->late_at, grown * sizeof *at);
+    if (at == NULL) {
+        return CST_ENOMEM;
+    }
+    requests->late_at = at;
+    requests->late.at = at;
+    if (cst_heap_grow(&requests->late, grown, at) != CST_OK) {
+        return CST_ENOMEM;
+    }
     for (uint32_t i = grown; i-- > requests->capacity;) {
         v[i] = (struct cst_request){.where = CST_REQUEST_UNUSED, .next = requests->unused};
+        at[i] = CST_HEAP_OUT;
         requests->unused = i;
     }
-    requests->v = v;
     requests->capacity = grown;
     return CST_OK;
 }
@@ -60,8 +73,32 @@ uint32_t cst_requests_add(struct cst_requests *requests, const struct cst_event 
     return i;
 }
 
+void cst_requests_time(struct cst_requests *requests, uint32_t request)
+{
+    uint64_t deadline = requests->v[request].deadline;
+
+    if (deadline != CST_CORE_NEVER) {
+        cst_heap_put(&requests->late, request, (struct cst_heap_key){.major = ~deadline});
+    }
+}
+
+void cst_requests_untime(struct cst_requests *requests, uint32_t request)
+{
+    if (requests->late_at[request] != CST_HEAP_OUT) {
+        cst_heap_remove(&requests->late, request);
+    }
+}
+
+uint32_t cst_requests_next_late(const struct cst_requests *requests)
+{
+    const struct cst_heap_item *item = cst_heap_top(&requests->late);
+
+    return item == NULL ? CST_NO_REQUEST : item->id;
+}
+
 void cst_requests_remove(struct cst_requests *requests, uint32_t request)
 {
+    cst_requests_untime(requests, request);
     requests->v[request] =
         (struct cst_request){.where = CST_REQUEST_UNUSED, .next = requests->unused};
     requests->unused = request;

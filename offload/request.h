@@ -4,6 +4,7 @@
 #define CST_REQUEST_H
 
 #include "offload/core.h"
+#include "offload/heap.h"
 
 #define CST_NO_REQUEST UINT32_MAX
 
@@ -39,8 +40,10 @@ struct cst_queue {
 struct cst_requests {
     struct cst_request *v; /* owned */
     uint32_t capacity;
-    uint32_t unused; /* list */
-    uint32_t n;      /* in use */
+    uint32_t unused;      /* list */
+    uint32_t n;           /* in use */
+    struct cst_heap late; /* those that can be late, the earliest deadline on top */
+    uint32_t *late_at;    /* per request: its place in late; owned */
 };
 
 void cst_requests_init(struct cst_requests *requests);
@@ -54,6 +57,12 @@ uint32_t cst_requests_add(struct cst_requests *requests, const struct cst_event 
                           enum cst_request_where where);
 /* It is answered and in no queue. */
 void cst_requests_remove(struct cst_requests *requests, uint32_t request);
+
+/* From now on it is late when its deadline has come; it is not, whatever the time. */
+void cst_requests_time(struct cst_requests *requests, uint32_t request);
+void cst_requests_untime(struct cst_requests *requests, uint32_t request);
+/* The one that will be late first, or CST_NO_REQUEST. */
+uint32_t cst_requests_next_late(const struct cst_requests *requests);
 
 /* The one with @tag, or CST_NO_REQUEST. */
 uint32_t cst_requests_find(const struct cst_requests *requests, uint64_t tag);

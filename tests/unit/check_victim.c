@@ -1,0 +1,140 @@
+/* Which block is given up, and the books of what is wanted before an edge. */
+#include "offload/trace.h"
+#include "offload/victim.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+
+#define IDS 40
+#define NONE UINT32_MAX
+
+static struct cst_victims victims;
+
+static void setup(void)
+{
+    ck_assert_int_eq(cst_victims_init(&victims, IDS, CST_EVICT_NEXT_USE), CST_OK);
+}
+
+static void teardown(void)
+{
+    cst_victims_close(&victims);
+}
+
+static void put(uint32_t id, enum cst_victim_cost cost, uint64_t next, uint64_t last_use)
+{
+    struct cst_victim victim = {.cost = cost, .next = next, .last_use = last_use};
+
+    cst_victims_put(&victims, id, &victim);
+    ck_assert_ptr_null(cst_victims_check(&victims, IDS));
+}
+
+static uint32_t choose(uint64_t limit)
+{
+    return cst_victims_choose(&victims, 100, limit);
+}
+
+/* The one that is wanted last; of those not wanted again the one that was used longest ago. */
+START_TEST(farthest_goes_first)
+{
+    ck_assert_uint_eq(choose(CST_VICTIM_ANY), NONE);
+    put(0, CST_VICTIM_DEAR, 110, 1);
+    put(1, CST_VICTIM_DEAR, 130, 2);
+    put(2, CST_VICTIM_DEAR, 120, 3);
+    ck_assert_uint_eq(choose(CST_VICTIM_ANY), 1);
+    put(3, CST_VICTIM_DEAR, CST_TRACE_NEVER, 9);
+    put(4, CST_VICTIM_DEAR, CST_TRACE_NEVER, 8);
+    ck_assert_uint_eq(choose(CST_VICTIM_ANY), 4);
+    cst_victims_remove(&victims, 4);
+    cst_victims_remove(&victims, 4);
+    ck_assert_uint_eq(choose(CST_VICTIM_ANY), 3);
+    put(3, CST_VICTIM_DEAR, 101, 9);
+    ck_assert_uint_eq(choose(CST_VICTIM_ANY), 1);
+}
+END_TEST
+
+/* Half the bytes to bring back weigh as much as being wanted twice as late. */
+START_TEST(bytes_weigh)
+{
+    put(0, CST_VICTIM_DEAR, 100 + 50, 1);
+    put(1, CST_VICTIM_CHEAP, 100 + 24, 1);
+    ck_assert_uint_eq(choose(CST_VICTIM_ANY), 0);
+    put(1, CST_VICTIM_CHEAP, 100 + 26, 1);
+    ck_assert_uint_eq(choose(CST_VICTIM_ANY), 1);
+}
+END_TEST
+
+/* What stays goes last, and never for what nobody has asked for yet, nor does what is wanted before
+ * that. */
+START_TEST(limits)
+{
+    put(0, CST_VICTIM_STAYS, CST_TRACE_NEVER, 1);
+    ck_assert_uint_eq(choose(0), NONE);
+    ck_assert_uint_eq(choose(CST_VICTIM_ANY), 0);
+    put(1, CST_VICTIM_DEAR, 120, 1);
+    ck_assert_uint_eq(choose(CST_VICTIM_ANY), 1);
+    ck_assert_uint_eq(choose(119), 1);
+    ck_assert_uint_eq(choose(120), NONE);
+}
+END_TEST
+
+/* LRU looks at nothing but the last use. */
+START_TEST(lru)
+{
+    victims.eviction = CST_EVICT_LRU;
+    put(0, CST_VICTIM_DEAR, CST_TRACE_NEVER, 5);
+    put(1, CST_VICTIM_CHEAP, 110, 3);
+    put(2, CST_VICTIM_DEAR, 105, 4);
+    ck_assert_uint_eq(choose(CST_VICTIM_ANY), 1);
+    cst_victims_remove(&victims, 1);
+    ck_assert_uint_eq(choose(CST_VICTIM_ANY), 2);
+}
+END_TEST
+
+/* Blocks that are wanted before the edge are inside, whether they came before it did or after; it
+ * goes back where none of them is left behind it. */
+START_TEST(edge)
+{
+    cst_victims_reset_edge(&victims, 100);
+    put(0, CST_VICTIM_DEAR, 100, 1);
+    put(1, CST_VICTIM_DEAR, 102, 1);
+    put(2, CST_VICTIM_STAYS, 101, 1);
+    ck_assert_uint_eq(victims.n_inside, 0);
+    cst_victims_pass(&victims, 0);
+    cst_victims_pass(&victims, 2);
+    cst_victims_pass(&victims, 1);
+    ck_assert_uint_eq(victims.edge, 103);
+    ck_assert_uint_eq(victims.n_inside, 2);
+    ck_assert_uint_eq(victims.n, 2);
+    put(3, CST_VICTIM_CHEAP, 101, 1);
+    ck_assert_uint_eq(victims.n_inside, 3);
+    ck_assert(!cst_victims_retreat(&victims, 102));
+    cst_victims_remove(&victims, 1);
+    ck_assert(cst_victims_retreat(&victims, 102));
+    ck_assert_uint_eq(victims.n_inside, 2);
+    put(0, CST_VICTIM_DEAR, 110, 1); /* it was used */
+    ck_assert_uint_eq(victims.n_inside, 1);
+    cst_victims_reset_edge(&victims, 102);
+    ck_assert_uint_eq(victims.n_inside, 0);
+    ck_assert_ptr_null(cst_victims_check(&victims, IDS));
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("victim");
+    TCase *tc = tcase_create("victim");
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, farthest_goes_first);
+    tcase_add_test(tc, bytes_weigh);
+    tcase_add_test(tc, limits);
+    tcase_add_test(tc, lru);
+    tcase_add_test(tc, edge);
+    suite_add_tcase(s, tc);
+    return s;
+}
+
+int main(void)
+{
+    return suite_run(suite());
+}
