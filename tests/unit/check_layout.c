@@ -1,6 +1,7 @@
 /* Layout: tensors into chunks, capacity, the smallest pool, rows in segments. */
 #include "offload/layout.h"
 #include "tests/lib/suite.h"
+#include "tests/unit/layout_rig.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 
 static struct cst_model model;
 static struct cst_layout layout;
+static struct cst_layout_config config;
 static struct cst_err err;
 
 static void setup(void)
@@ -42,68 +44,14 @@ static void use(uint32_t n, const uint32_t *tensors)
 
 static int build(uint64_t chunk_elems, uint64_t pool_bytes, uint32_t n_nodes)
 {
-    return cst_layout_build(&layout, &model,
-                            &(struct cst_layout_config){.chunk_elems = chunk_elems,
-                                                        .pool_bytes = pool_bytes,
-                                                        .n_nodes = n_nodes},
-                            &err);
+    config = (struct cst_layout_config){
+        .chunk_elems = chunk_elems, .pool_bytes = pool_bytes, .n_nodes = n_nodes, .world = 1};
+    return cst_layout_build(&layout, &model, &config, &err);
 }
 
-/* What must hold of every layout: tensors whole, aligned, apart, in their chunk; rows whole pages,
- * apart, in one segment of the chunk's node; sums right. */
 static void check_layout(void)
 {
-    uint64_t bytes = 0;
-    uint64_t tiles = 0;
-    uint64_t *end = calloc(layout.n_segments, sizeof *end);
-    uint32_t *n_rows = calloc(layout.n_segments, sizeof *n_rows);
-    uint32_t at = 0;
-
-    ck_assert_ptr_nonnull(end);
-    ck_assert_ptr_nonnull(n_rows);
-    for (uint32_t c = 0; c < layout.n_chunks; c++) {
-        const struct cst_layout_chunk *chunk = &layout.chunks[c];
-        uint64_t fill = 0;
-
-        ck_assert_uint_eq(chunk->first_tensor, at);
-        ck_assert_uint_gt(chunk->n_tensors, 0);
-        for (uint32_t k = 0; k < chunk->n_tensors; k++) {
-            const struct cst_layout_tensor *t = &model.tensors[layout.order[at++]];
-
-            ck_assert_uint_eq(t->chunk, c);
-            ck_assert_uint_eq(t->offset % CST_LAYOUT_ALIGN_ELEMS, 0);
-            ck_assert_uint_ge(t->offset, fill);
-            fill = t->offset + t->n_elems;
-        }
-        ck_assert_uint_le(fill, chunk->n_elems);
-        ck_assert_uint_le(chunk->n_elems, layout.capacity);
-        for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
-            const struct cst_layout_row *row = &chunk->rows[r];
-            uint64_t row_bytes = chunk->n_elems * (r <= CST_ROW_GRAD ? 2 : 4);
-
-            ck_assert_uint_lt(row->segment, layout.n_segments);
-            ck_assert_uint_eq(layout.segments[row->segment].node, chunk->node);
-            ck_assert_uint_eq(row->offset % 4096, 0);
-            ck_assert_uint_ge(row->offset, end[row->segment]);
-            end[row->segment] = row->offset + row_bytes;
-            n_rows[row->segment]++;
-            ck_assert_uint_le(end[row->segment], layout.segments[row->segment].bytes);
-        }
-    }
-    ck_assert_uint_eq(at, model.n_tensors);
-    for (uint32_t s = 0; s < layout.n_segments; s++) {
-        ck_assert(layout.segments[s].bytes <= CST_LAYOUT_SEGMENT_BYTES || n_rows[s] == 1);
-        ck_assert_uint_eq(layout.segments[s].bytes % 4096, 0);
-        bytes += layout.segments[s].bytes;
-    }
-    ck_assert_uint_eq(bytes, layout.arena_bytes);
-    for (uint32_t t = 0; t < model.n_tensors; t++) {
-        ck_assert_uint_eq(model.tensors[t].first_tile, tiles);
-        tiles += cst_table_n_tiles(model.tensors[t].n_elems);
-    }
-    ck_assert_uint_eq(tiles, layout.n_tiles);
-    free(end);
-    free(n_rows);
+    rig_check_layout(&layout, &model, &config);
 }
 
 /* Tensors lie in order of first use, next-fit, aligned; those that nothing uses come last. */
