@@ -1,5 +1,7 @@
 #include "client/declare.h"
 
+#include "proto/patterns.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -211,7 +213,7 @@ static int append_tensor(struct cst_declare *declare, const struct cst_declare_t
 
 bool cst_declare_trains(enum cst_pattern_kind pattern)
 {
-    return pattern != CST_PATTERN_FROZEN;
+    return cst_pattern(pattern)->has_states;
 }
 
 static int check_kind(const struct cst_declare *declare, const struct cst_tensor_spec *spec,
@@ -238,14 +240,14 @@ static int check_kind(const struct cst_declare *declare, const struct cst_tensor
 /* The shape has been checked. */
 static int check_box(const struct cst_tensor_spec *spec, struct cst_err *err)
 {
-    bool wanted = spec->pattern == CST_PATTERN_TENSOR;
+    const char *name = cst_pattern(spec->pattern)->name;
+    bool wanted = cst_pattern(spec->pattern)->wants_box;
 
     if ((spec->whole_shape != NULL) != wanted || (spec->first != NULL) != wanted) {
         return cst_err_set(err, CST_EINVAL,
-                           wanted ? "tensor '%s': CST_PATTERN_TENSOR takes whole_shape and first"
-                                  : "tensor '%s': whole_shape and first are for "
-                                    "CST_PATTERN_TENSOR alone",
-                           spec->name);
+                           wanted ? "tensor '%s': pattern %s takes whole_shape and first"
+                                  : "tensor '%s': pattern %s takes no whole_shape and first",
+                           spec->name, name);
     }
     for (uint32_t i = 0; wanted && i < spec->n_dims; i++) {
         if (spec->first[i] < 0 || spec->whole_shape[i] < 1 ||

@@ -1,6 +1,6 @@
 #include "offload/block.h"
 
-#include "offload/pattern.h"
+#include "proto/patterns.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
 #ifndef CST_LAYOUT_H
 #define CST_LAYOUT_H
 
-#include "offload/pattern.h"
+#include "proto/patterns.h"
 #include "proto/status.h"
 #include "proto/table.h"
 

@@ -1,5 +1,5 @@
 /* From what was recorded to what is expected: the declared order, and what each phase teaches. */
-#include "offload/pattern.h"
+#include "proto/patterns.h"
 #include "offload/trace.h"
 
 #include <stdlib.h>

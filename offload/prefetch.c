@@ -10,7 +10,7 @@
  * Only a few loads are under way at once: what is not begun needs no cancelling when a fetch wants
  * the block, and while fetches wait nothing is begun. */
 #include "offload/parts.h"
-#include "offload/pattern.h"
+#include "proto/patterns.h"
 
 #define IN_FLIGHT_BYTES (16u << 20) /* of loads that nobody asked for, and at least ... */
 #define IN_FLIGHT_LEAST 4           /* ... so many */

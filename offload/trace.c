@@ -1,7 +1,7 @@
 /* Where a rank is in what it does: the phase that predicts, and the place in it. */
 #include "offload/trace.h"
 
-#include "offload/pattern.h"
+#include "proto/patterns.h"
 
 #include <stdlib.h>
 #include <string.h>

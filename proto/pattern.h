@@ -1,4 +1,4 @@
-/* How the ranks of a job hold a tensor. Client and daemon; the daemon's table with what follows from each is offload/pattern.h. */
+/* How the ranks of a job hold a tensor. Installed; what follows from each is in proto/patterns.h. */
 #ifndef CST_PROTO_PATTERN_H
 #define CST_PROTO_PATTERN_H
 

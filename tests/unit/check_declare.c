@@ -112,11 +112,11 @@ START_TEST(test_patterns)
     assert_says("tensor 'a': pattern 5, there are 5");
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.pattern = CST_PATTERN_TENSOR}),
                      CST_EINVAL);
-    assert_says("tensor 'a': CST_PATTERN_TENSOR takes whole_shape and first");
+    assert_says("tensor 'a': pattern tensor takes whole_shape and first");
     ck_assert_int_eq(
         declare_as("a", (struct cst_tensor_spec){.whole_shape = whole, .first = first}),
         CST_EINVAL);
-    assert_says("tensor 'a': whole_shape and first are for CST_PATTERN_TENSOR alone");
+    assert_says("tensor 'a': pattern shard takes no whole_shape and first");
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.pattern = CST_PATTERN_TENSOR,
                                                               .whole_shape = whole,
                                                               .first = beyond}),

@@ -1,11 +1,10 @@
 /* How the ranks of a job hold a tensor: one row per pattern. Whatever differs between patterns is a column here; code asks for the
- * column, never for the name. To add a pattern: a row in pattern.c, a value in proto/pattern.h, and, where the sum or the update
- * is another one, a kernel (README.md).
+ * column, never for the name. To add one: offload/README.md.
  *
  * Every rank declares every group, tensor and operator, whether or not it holds them, in the same words. A rank holds a tensor if it is in
  * the tensor's group, and runs an operator if it holds all of the operator's tensors. */
-#ifndef CST_PATTERN_H
-#define CST_PATTERN_H
+#ifndef CST_PATTERNS_H
+#define CST_PATTERNS_H
 
 #include "proto/pattern.h"
 

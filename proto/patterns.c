@@ -1,4 +1,4 @@
-#include "offload/pattern.h"
+#include "proto/patterns.h"
 
 #include <stddef.h>
 #include <string.h>
