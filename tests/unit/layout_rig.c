@@ -5,6 +5,28 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Check tells the test's parent of every assertion, which is slow for hundreds of thousands: it is
+ * told of those that fail. */
+#define must(what)                                                                                 \
+    do {                                                                                           \
+        if (!(what)) {                                                                             \
+            ck_abort_msg("%s", #what);                                                             \
+        }                                                                                          \
+    } while (0)
+#define must_op(a, op, b)                                                                          \
+    do {                                                                                           \
+        if (!((uint64_t)(a)op(uint64_t)(b))) {                                                     \
+            ck_abort_msg("%s " #op " %s: %llu, %llu", #a, #b, (unsigned long long)(a),             \
+                         (unsigned long long)(b));                                                 \
+        }                                                                                          \
+    } while (0)
+#define must_eq(a, b) must_op(a, ==, b)
+#define must_ne(a, b) must_op(a, !=, b)
+#define must_lt(a, b) must_op(a, <, b)
+#define must_le(a, b) must_op(a, <=, b)
+#define must_gt(a, b) must_op(a, >, b)
+#define must_ge(a, b) must_op(a, >=, b)
+
 uint32_t rig_below(uint32_t n)
 {
     return (uint32_t)rand() % n;
@@ -39,20 +61,20 @@ static void check_kind(const struct cst_layout *layout, const struct cst_model *
 {
     uint32_t first = layout->order[chunk->first_tensor];
 
-    ck_assert_uint_ne(chunk->ranks, 0);
+    must_ne(chunk->ranks, 0);
     for (uint32_t k = 0; k < chunk->n_tensors; k++) {
         uint32_t number = layout->order[chunk->first_tensor + k];
         const struct cst_layout_tensor *t = &model->tensors[number];
 
-        ck_assert_int_eq(t->pattern, chunk->pattern);
-        ck_assert_uint_eq(model->groups[t->group] & world_ranks(world), chunk->ranks);
+        must_eq(t->pattern, chunk->pattern);
+        must_eq(model->groups[t->group] & world_ranks(world), chunk->ranks);
         if (chunk->base_chunk == CST_LAYOUT_OWN) {
             uint32_t k_class = chunk->size_class;
 
-            ck_assert(k_class == 0 || t->n_elems > layout->classes[k_class - 1].capacity);
+            must(k_class == 0 || t->n_elems > layout->classes[k_class - 1].capacity);
         }
         if (t->pattern == CST_PATTERN_EXPERT) {
-            ck_assert_uint_eq(first_op(model, number), first_op(model, first));
+            must_eq(first_op(model, number), first_op(model, first));
         }
     }
 }
@@ -71,10 +93,10 @@ static void check_next_fit(const struct cst_layout *layout, const struct cst_mod
             uint32_t mine = layout->order[chunk->first_tensor];
             uint32_t theirs = layout->order[next->first_tensor];
 
-            ck_assert(chunk->n_elems + model->tensors[theirs].n_elems >
-                          layout->classes[chunk->size_class].capacity ||
-                      (chunk->pattern == CST_PATTERN_EXPERT &&
-                       first_op(model, mine) != first_op(model, theirs)));
+            must(chunk->n_elems + model->tensors[theirs].n_elems >
+                     layout->classes[chunk->size_class].capacity ||
+                 (chunk->pattern == CST_PATTERN_EXPERT &&
+                  first_op(model, mine) != first_op(model, theirs)));
             return;
         }
     }
@@ -86,21 +108,21 @@ static uint32_t check_chunk(const struct cst_layout *layout, const struct cst_mo
     const struct cst_layout_chunk *chunk = &layout->chunks[c];
     uint64_t fill = 0;
 
-    ck_assert_uint_gt(chunk->n_tensors, 0);
-    ck_assert_uint_lt(chunk->size_class, layout->n_classes);
-    ck_assert_uint_le(chunk->n_elems, layout->classes[chunk->size_class].capacity);
+    must_gt(chunk->n_tensors, 0);
+    must_lt(chunk->size_class, layout->n_classes);
+    must_le(chunk->n_elems, layout->classes[chunk->size_class].capacity);
     for (uint32_t k = 0; k < chunk->n_tensors; k++) {
         const struct cst_layout_tensor *t = &model->tensors[layout->order[chunk->first_tensor + k]];
 
-        ck_assert_uint_eq(t->chunk, c);
-        ck_assert_uint_eq(t->offset % CST_LAYOUT_ALIGN_ELEMS, 0);
-        ck_assert_uint_ge(t->offset, fill);
+        must_eq(t->chunk, c);
+        must_eq(t->offset % CST_LAYOUT_ALIGN_ELEMS, 0);
+        must_ge(t->offset, fill);
         fill = t->offset + t->n_elems;
     }
-    ck_assert_uint_le(fill, chunk->n_elems);
+    must_le(fill, chunk->n_elems);
     check_kind(layout, model, chunk, world);
     if (chunk->base_chunk == CST_LAYOUT_OWN) {
-        ck_assert_uint_lt(chunk->n_elems - fill, CST_LAYOUT_ALIGN_ELEMS);
+        must_lt(chunk->n_elems - fill, CST_LAYOUT_ALIGN_ELEMS);
         check_next_fit(layout, model, c);
     }
     return chunk->n_tensors;
@@ -115,23 +137,23 @@ static void check_chunks(const struct cst_layout *layout, const struct cst_model
 
     ck_assert_ptr_nonnull(seen);
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        ck_assert_uint_eq(layout->chunks[c].first_tensor, at);
-        ck_assert_uint_eq(layout->chunks[c].first_span, spans);
+        must_eq(layout->chunks[c].first_tensor, at);
+        must_eq(layout->chunks[c].first_span, spans);
         at += check_chunk(layout, model, c, world);
         spans += trained(layout->chunks[c].pattern) ? layout->chunks[c].n_tensors : 0;
     }
-    ck_assert_uint_eq(at, model->n_tensors);
-    ck_assert_uint_eq(spans, layout->n_spans);
+    must_eq(at, model->n_tensors);
+    must_eq(spans, layout->n_spans);
     for (uint32_t i = 0; i < model->n_tensors; i++) {
-        ck_assert(!seen[layout->order[i]]);
+        must(!seen[layout->order[i]]);
         seen[layout->order[i]] = true;
     }
     for (uint32_t t = 0; t < model->n_tensors; t++) {
-        ck_assert_uint_eq(model->tensors[t].first_tile, tiles);
+        must_eq(model->tensors[t].first_tile, tiles);
         tiles +=
             trained(model->tensors[t].pattern) ? cst_table_n_tiles(model->tensors[t].n_elems) : 0;
     }
-    ck_assert_uint_eq(tiles, layout->n_tiles);
+    must_eq(tiles, layout->n_tiles);
     free(seen);
 }
 
@@ -146,16 +168,16 @@ static void check_row(const struct cst_layout *layout, const struct cst_layout_c
                                                            : 4);
 
     if (r != CST_ROW_WEIGHT && !trained(chunk->pattern)) {
-        ck_assert_uint_eq(row->segment, CST_LAYOUT_NO_ROW);
+        must_eq(row->segment, CST_LAYOUT_NO_ROW);
         return;
     }
-    ck_assert_uint_lt(row->segment, layout->n_segments);
-    ck_assert_uint_eq(layout->segments[row->segment].node, chunk->node);
-    ck_assert_uint_eq(row->offset % 4096, 0);
-    ck_assert_uint_le(row->offset + bytes, layout->segments[row->segment].bytes);
-    ck_assert(layout->segments[row->segment].is_base == (chunk->base_chunk != CST_LAYOUT_OWN));
+    must_lt(row->segment, layout->n_segments);
+    must_eq(layout->segments[row->segment].node, chunk->node);
+    must_eq(row->offset % 4096, 0);
+    must_le(row->offset + bytes, layout->segments[row->segment].bytes);
+    must(layout->segments[row->segment].is_base == (chunk->base_chunk != CST_LAYOUT_OWN));
     if (chunk->base_chunk == CST_LAYOUT_OWN) { /* the base's come in another order */
-        ck_assert_uint_ge(row->offset, end[row->segment]);
+        must_ge(row->offset, end[row->segment]);
         end[row->segment] = row->offset + bytes;
         n_rows[row->segment]++;
     }
@@ -177,12 +199,12 @@ static void check_rows(const struct cst_layout *layout)
     for (uint32_t s = 0; s < layout->n_segments; s++) {
         const struct cst_layout_segment *segment = &layout->segments[s];
 
-        ck_assert(segment->is_base || segment->bytes <= CST_LAYOUT_SEGMENT_BYTES || n_rows[s] == 1);
-        ck_assert(segment->is_base || n_rows[s] > 0);
-        ck_assert_uint_eq(segment->bytes % 4096, 0);
+        must(segment->is_base || segment->bytes <= CST_LAYOUT_SEGMENT_BYTES || n_rows[s] == 1);
+        must(segment->is_base || n_rows[s] > 0);
+        must_eq(segment->bytes % 4096, 0);
         bytes += segment->is_base ? 0 : segment->bytes;
     }
-    ck_assert_uint_eq(bytes, layout->arena_bytes);
+    must_eq(bytes, layout->arena_bytes);
     free(end);
     free(n_rows);
 }
@@ -193,8 +215,8 @@ static void check_classes(const struct cst_layout *layout, uint32_t world)
 {
     uint32_t n[CST_LAYOUT_MAX_CLASSES] = {0};
 
-    ck_assert_uint_ge(layout->n_classes, 1);
-    ck_assert_uint_le(layout->n_classes, CST_LAYOUT_MAX_CLASSES);
+    must_ge(layout->n_classes, 1);
+    must_le(layout->n_classes, CST_LAYOUT_MAX_CLASSES);
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         n[layout->chunks[c].size_class]++;
     }
@@ -202,21 +224,21 @@ static void check_classes(const struct cst_layout *layout, uint32_t world)
         const struct cst_layout_class *class = &layout->classes[k];
         uint32_t min = 0, max = 0;
 
-        ck_assert_uint_eq(class->n_chunks, n[k]);
-        ck_assert_uint_eq(class->capacity % CST_LAYOUT_CAPACITY_STEP, 0);
-        ck_assert(k == 0 || class->capacity > layout->classes[k - 1].capacity);
+        must_eq(class->n_chunks, n[k]);
+        must_eq(class->capacity % CST_LAYOUT_CAPACITY_STEP, 0);
+        must(k == 0 || class->capacity > layout->classes[k - 1].capacity);
         for (uint32_t r = 0; r < (world == 0 ? 1 : world); r++) {
             const struct cst_layout_need *need = &layout->needs[r];
 
             min = need->min_blocks[k] > min ? need->min_blocks[k] : min;
             max = need->max_blocks[k] > max ? need->max_blocks[k] : max;
         }
-        ck_assert_uint_eq(class->min_blocks, min);
-        ck_assert_uint_eq(class->max_blocks, max);
+        must_eq(class->min_blocks, min);
+        must_eq(class->max_blocks, max);
     }
-    ck_assert_uint_eq(layout->capacity, layout->classes[0].capacity);
-    ck_assert_uint_eq(layout->min_blocks, layout->classes[0].min_blocks);
-    ck_assert_uint_eq(layout->max_blocks, layout->classes[0].max_blocks);
+    must_eq(layout->capacity, layout->classes[0].capacity);
+    must_eq(layout->min_blocks, layout->classes[0].min_blocks);
+    must_eq(layout->max_blocks, layout->classes[0].max_blocks);
 }
 
 static void check_uses(const struct cst_layout *layout, const struct cst_model *model)
@@ -234,11 +256,11 @@ static void check_uses(const struct cst_layout *layout, const struct cst_model *
                 repeated = use->chunks[j] == chunk;
             }
             if (!repeated) {
-                ck_assert_uint_lt(n, use->n_chunks);
-                ck_assert_uint_eq(use->chunks[n++], chunk);
+                must_lt(n, use->n_chunks);
+                must_eq(use->chunks[n++], chunk);
             }
         }
-        ck_assert_uint_eq(use->n_chunks, n);
+        must_eq(use->n_chunks, n);
     }
 }
 
@@ -249,9 +271,9 @@ void rig_check_layout(const struct cst_layout *layout, const struct cst_model *m
     check_rows(layout);
     check_classes(layout, config->world);
     check_uses(layout, model);
-    ck_assert_uint_eq(layout->grad_bytes, config->grad_bytes == 4 ? 4 : 2);
+    must_eq(layout->grad_bytes, config->grad_bytes == 4 ? 4 : 2);
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        ck_assert_uint_lt(layout->chunks[c].node, config->n_nodes);
+        must_lt(layout->chunks[c].node, config->n_nodes);
     }
 }
 
@@ -365,15 +387,15 @@ static void check_rank(const struct cst_layout *layout, const struct cst_model *
     const struct cst_layout_need *need = &layout->needs[rank];
     bool exact = !leave_out;
 
-    ck_assert(w.uses_left != NULL && w.open != NULL && w.mine != NULL);
+    must(w.uses_left != NULL && w.open != NULL && w.mine != NULL);
     walk(&w, leave_out);
     for (uint32_t i = 0; i < model->n_operators; i++) {
         exact = exact && !is_sparse(model, i);
     }
     for (uint32_t k = 0; k < layout->n_classes; k++) {
-        ck_assert_uint_le(w.most[k], need->min_blocks[k]);
-        ck_assert(!exact || w.most[k] == need->min_blocks[k]);
-        ck_assert_uint_le(need->min_blocks[k], need->max_blocks[k] > 0 ? need->max_blocks[k] : 1);
+        must_le(w.most[k], need->min_blocks[k]);
+        must(!exact || w.most[k] == need->min_blocks[k]);
+        must_le(need->min_blocks[k], need->max_blocks[k] > 0 ? need->max_blocks[k] : 1);
     }
     free(w.uses_left);
     free(w.open);
