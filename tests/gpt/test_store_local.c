@@ -326,6 +326,132 @@ START_TEST(nobody_waits_for_a_failed_rank)
 }
 END_TEST
 
+/* Both micro-batches of a step of two, and one too many before it. */
+static void micro_steps(struct gpt_store *store, struct rank *r)
+{
+    uint64_t step;
+
+    r->rc = store->ops->sync(store, &step, &r->err);
+    if (r->rc == 0) {
+        r->rc = backward_all(store, r, 1, &r->err);
+    }
+    if (r->rc == 0) {
+        r->rc = store->ops->accumulate(store, &r->err);
+    }
+    if (r->rc == 0) {
+        r->rc = backward_all(store, r, 2, &r->err);
+    }
+    if (r->rc == 0) {
+        r->rc = store->ops->accumulate(store, &r->err) == CST_EINVAL ? 0 : 1;
+    }
+    if (r->rc == 0) {
+        r->rc = store->ops->step(store, &params, &r->result, &r->err);
+    }
+}
+
+struct micro_thread {
+    struct gpt_store *store;
+    struct rank *rank;
+    pthread_t thread;
+};
+
+static void *micro_main(void *arg)
+{
+    struct micro_thread *t = arg;
+
+    micro_steps(t->store, t->rank);
+    return NULL;
+}
+
+/* What the gradients of tensor @t add up to. */
+static float *micro_sum(uint32_t t)
+{
+    const uint64_t n = model.tensors[t].n_elems;
+    uint16_t *g = calloc(n, sizeof *g);
+    float *sum = calloc(n, sizeof *sum);
+
+    ck_assert(g != NULL && sum != NULL);
+    for (uint32_t micro = 1; micro <= 2; micro++) {
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            fill_gradient(g, t, rank, micro);
+            for (uint64_t i = 0; i < n; i++) {
+                const float x = cst_bf16_to_fp32(g[i]);
+
+                sum[i] = micro == 1 && rank == 0 ? x : sum[i] + x;
+            }
+        }
+    }
+    free(g);
+    return sum;
+}
+
+/* Two micro-batches of two ranks, against the formula: sums in fp32, micro-batch by micro-batch and
+ * in each rank by rank, nothing rounded in between; the gradient that is read is their bf16, and
+ * AdamW takes the fp32. A third micro-batch is refused. */
+START_TEST(micro_batches_are_summed_in_fp32)
+{
+    struct gpt_store *stores[2];
+    struct rank ranks[2] = {{.number = 0}, {.number = 1}};
+    struct micro_thread other = {.rank = &ranks[1]};
+    struct gpt_local *local;
+    uint16_t *grads, *at_grad;
+    float *master, *at_master;
+    double squares = 0;
+    struct cst_clip clip;
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(gpt_local_open(&local, &model, 2, 2, 2, &err), 0);
+    for (uint32_t r = 0; r < 2; r++) {
+        ck_assert_int_eq(gpt_store_local_open(&stores[r], local, r, &err), 0);
+    }
+    write_all(stores[0]);
+    other.store = stores[1];
+    ck_assert_int_eq(pthread_create(&other.thread, NULL, micro_main, &other), 0);
+    micro_steps(stores[0], &ranks[0]);
+    ck_assert_int_eq(pthread_join(other.thread, NULL), 0);
+    ck_assert_int_eq(ranks[0].rc, 0);
+    ck_assert_int_eq(ranks[1].rc, 0);
+    stores[0]->ops->close(stores[0], true);
+    at_grad = grads = read_state(local, CST_STATE_GRAD);
+    at_master = master = read_state(local, CST_STATE_MASTER);
+    for (uint32_t t = 0; t < model.n_tensors; t++) {
+        const uint64_t n = model.tensors[t].n_elems;
+        float *sum = micro_sum(t);
+
+        for (uint64_t i = 0; i < n; i++) {
+            ck_assert_uint_eq(at_grad[i], cst_fp32_to_bf16(sum[i]));
+            squares += (double)sum[i] * (double)sum[i];
+        }
+        at_grad += n;
+        free(sum);
+    }
+    clip = cst_clip_factor(squares, 0.5f, 1.0f);
+    ck_assert_double_eq_tol(ranks[0].result.grad_norm / clip.grad_norm, 1.0, 1e-12);
+    for (uint32_t t = 0; t < model.n_tensors; t++) {
+        const uint64_t n = model.tensors[t].n_elems;
+        float *sum = micro_sum(t), *p = calloc(3 * n, sizeof *p);
+        uint16_t *w = calloc(n, sizeof *w);
+        struct cst_adamw hyper;
+
+        ck_assert(p != NULL && w != NULL);
+        gpt_model_initial(&model, 5, t, 0, n, 1, p);
+        cst_adamw_prepare(
+            &hyper, (double)params.lr, (double)params.beta1, (double)params.beta2, (double)1e-8f,
+            (double)params.weight_decay * (double)model.tensors[t].decay_scale, clip.factor, 1);
+        cst_adamw_f32_ref(&hyper, n, sum, p, p + n, p + 2 * n, w);
+        ck_assert_int_eq(memcmp(p, at_master, n * sizeof *p), 0);
+        at_master += n;
+        free(sum);
+        free(p);
+        free(w);
+    }
+    free(grads);
+    free(master);
+    stores[1]->ops->close(stores[1], true);
+    gpt_local_close(local);
+}
+END_TEST
+
 /* The tied embedding is written by the head and added to by the embedding, in every step anew. */
 START_TEST(second_use_accumulates)
 {
@@ -402,6 +528,7 @@ int main(void)
     tcase_add_test(tcase, nan_skips_the_step);
     tcase_add_test(tcase, different_parameters_are_refused);
     tcase_add_test(tcase, nobody_waits_for_a_failed_rank);
+    tcase_add_test(tcase, micro_batches_are_summed_in_fp32);
     tcase_add_test(tcase, second_use_accumulates);
     tcase_add_test(tcase, states_are_read_and_written);
     suite_add_tcase(suite, tcase);

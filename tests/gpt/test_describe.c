@@ -1,0 +1,145 @@
+/* The model as JSON: what is written is what the worker declares, `cistern plan` reads it, and its
+ * costs follow their formulas. */
+#include "client/cli/model_json.h"
+#include "client/gpt/describe.h"
+#include "client/gpt/host_moe.h"
+#include "client/gpt/memory.h"
+#include "client/gpt/pass_host.h"
+#include "tests/gpt/support.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const lines[] = {
+    "--layers 3 --heads 2 --width 64 --context 32 --batch 4 --describe x",
+    "--layers 2 --heads 2 --width 64 --context 32 --batch 4 --micro-batches 2 --describe x",
+    "--layers 2 --heads 2 --width 64 --context 32 --batch 4 --experts 6 --world 4 --describe x",
+    "--layers 2 --heads 2 --width 64 --context 32 --batch 4 --lora 4 --world 2 --describe x",
+};
+
+#define N_LINES (int)(sizeof lines / sizeof lines[0])
+
+/* Every group, tensor and operator comes back as it is in the model. */
+START_TEST(what_is_written_is_the_model)
+{
+    struct gpt_options o = test_options(lines[_i]);
+    struct cli_model read;
+    struct gpt_model model;
+    struct cst_err err = {0};
+
+    o.describe = test_path(0, "model.json");
+    ck_assert_msg(gpt_describe(&o, &err) == 0, "%s", err.text);
+    ck_assert_msg(cli_model_read(&read, o.describe, &err) == 0, "%s", err.text);
+    ck_assert_int_eq(gpt_model_init(&model, &o, &err), 0);
+    ck_assert_uint_eq(read.world, o.world);
+    ck_assert_uint_eq(read.model.n_groups, 1 + model.n_groups);
+    ck_assert_uint_eq(read.model.n_tensors, model.n_tensors);
+    ck_assert_uint_eq(read.model.n_operators, model.n_operators);
+    ck_assert_uint_eq(read.model.n_params, model.n_params);
+    for (uint32_t g = 1; g <= model.n_groups; g++) {
+        ck_assert_uint_eq(read.model.groups[g], 1ull << (g - 1));
+    }
+    for (uint32_t t = 0; t < model.n_tensors; t++) {
+        ck_assert_str_eq(read.model.tensors[t].name, model.tensors[t].name);
+        ck_assert_uint_eq(read.model.tensors[t].n_elems, model.tensors[t].n_elems);
+        ck_assert_uint_eq(read.model.tensors[t].group, model.tensors[t].group);
+        ck_assert_int_eq(read.model.tensors[t].pattern, model.tensors[t].pattern);
+        ck_assert_float_eq(read.model.tensors[t].decay_scale, model.tensors[t].decay_scale);
+    }
+    for (uint32_t i = 0; i < model.n_operators; i++) {
+        const struct cst_layout_operator *op = &read.model.operators[i];
+        const struct cst_operator_cost cost = gpt_describe_cost(
+            &model, &model.operators[i], o.batch / o.micro_batches, o.matmul == GPT_MATMUL_BF16);
+
+        ck_assert_str_eq(op->name, model.operators[i].name);
+        ck_assert_uint_eq(op->n_tensors, model.operators[i].n_tensors);
+        ck_assert_double_eq(op->flops, cost.flops);
+        ck_assert_float_eq(op->expected_uses, cost.expected_uses);
+        for (uint32_t k = 0; k < op->n_tensors; k++) {
+            ck_assert_uint_eq(op->tensors[k], (uint32_t)model.operators[i].tensors[k]);
+        }
+    }
+    cli_model_close(&read);
+    gpt_model_close(&model);
+}
+END_TEST
+
+/* Forward operations are 2 per matrix element and token, and attention's; an expert's, of its even
+ * share of all ranks' tokens. */
+START_TEST(operations_follow_the_formula)
+{
+    const struct gpt_options o = test_options(lines[_i]);
+    const double rows = (double)(o.batch / o.micro_batches) * o.context;
+    struct gpt_model m;
+    struct cst_err err = {0};
+    double sum = 0, want = 0;
+
+    ck_assert_int_eq(gpt_model_init(&m, &o, &err), 0);
+    for (uint32_t i = 0; i < m.n_operators; i++) {
+        const struct cst_operator_cost cost =
+            gpt_describe_cost(&m, &m.operators[i], o.batch / o.micro_batches, false);
+
+        sum += cost.flops;
+        ck_assert(cost.expected_uses > 0.0f && cost.expected_uses <= 1.0f);
+    }
+    want = 2 * rows * m.layers * (4.0 * 64 * 64 + (m.context + 1.0) * 64) + 2 * rows * 256 * 64;
+    want += m.experts == 0 ? 2 * rows * m.layers * 8 * 64 * 64
+                           : 2 * rows * m.layers * (2.0 * m.world * 8 * 64 * 64 + 6 * 64);
+    want += 2 * rows * m.layers * m.lora * (64 + 192 + 64 + 64 + 64 + 256 + 256 + 64);
+    ck_assert_double_eq_tol(sum / want, 1.0, 1e-12);
+    gpt_model_close(&m);
+}
+END_TEST
+
+/* What the operators keep is all that a pass keeps: in a dense model, the activations' memory less
+ * what is not kept (gradients on their way, scratch). */
+START_TEST(bytes_kept_are_those_of_the_pass)
+{
+    const struct gpt_options o = test_options(lines[0]);
+    struct gpt_pass_host p = {.bf16 = false};
+    struct gpt_model m;
+    struct cst_err err = {0};
+    uint64_t sum = 0;
+
+    ck_assert_int_eq(gpt_model_init(&m, &o, &err), 0);
+    for (uint32_t i = 0; i < m.n_operators; i++) {
+        sum += gpt_describe_cost(&m, &m.operators[i], o.batch, false).activation_bytes;
+    }
+    p.head.model = &m;
+    p.head.max_seqs = o.batch;
+    ck_assert_int_eq(gpt_host_memory_open(&p, &err), 0);
+    ck_assert_uint_eq(sum, (uint64_t)((char *)p.dx - (char *)p.memory) + 4 * 32);
+    gpt_memory_put(p.memory);
+    free(p.blocks);
+    gpt_model_close(&m);
+}
+END_TEST
+
+/* A file that cannot be written is told. */
+START_TEST(unwritable_files_are_told)
+{
+    struct gpt_options o = test_options(lines[0]);
+    struct cst_err err = {0};
+
+    o.describe = "/nonexistent/model.json";
+    ck_assert_int_eq(gpt_describe(&o, &err), CST_EIO);
+    ck_assert_msg(strstr(err.text, "/nonexistent/model.json") != NULL, "%s", err.text);
+    o.describe = "/dev/full";
+    ck_assert_int_eq(gpt_describe(&o, &err), CST_EIO);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("describe");
+    TCase *tcase = tcase_create("describe");
+
+    tcase_add_loop_test(tcase, what_is_written_is_the_model, 0, N_LINES);
+    tcase_add_loop_test(tcase, operations_follow_the_formula, 0, N_LINES);
+    tcase_add_test(tcase, bytes_kept_are_those_of_the_pass);
+    tcase_add_test(tcase, unwritable_files_are_told);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
