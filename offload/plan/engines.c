@@ -10,7 +10,8 @@
 
 #define UPDATE_BYTES                                                                               \
     28 /* of memory traffic per element: AdamW with a bf16 gradient, every row once */
-#define REDUCE_BYTES 6 /* same: two contributions and their sum, which the rate is measured with   \
+#define REDUCE_BYTES                                                                               \
+    6                  /* same: two contributions and their sum, which the rate is measured with   \
                         */
 #define TILE_BYTES 16  /* of the table that a norm reads */
 #define COPY_THREADS 4 /* of a node's crew, at most */
@@ -125,7 +126,7 @@ static void cost_peer_copy(struct cst_play *play, struct cst_play_command *c, do
     double remote = owner == c->rank ? 1 - 1 / worker->stands_for : 1;
     const struct cst_rates_device *d = engine->rates;
 
-    c->copied_to = (uint64_t)(remote * bytes);
+    c->copied_to = (uint64_t)(remote * bytes * worker->stands_for);
     c->effort.left = ns((1 - remote) * 2 * bytes, d->memory) + d->copy_latency_s * 1e9;
     if (d->peer > 0) {
         c->effort.left += ns(remote * bytes, d->peer);
@@ -162,7 +163,7 @@ static void cost_copy(struct cst_play *play, struct cst_play_command *c,
     c->effort.link = up ? CST_LINK_UP : CST_LINK_DOWN;
     c->effort.left = ns(bytes, up ? engine->rates->up : engine->rates->down) +
                      engine->rates->copy_latency_s * 1e9;
-    use_memory(play, &c->effort, bytes);
+    c->effort.bytes = bytes * play->workers[c->rank].stands_for / c->effort.left;
 }
 
 /* Contributions, and how many of them are not in the memory of the GPU of @engine. */
@@ -194,10 +195,11 @@ static void cost_reduce(struct cst_play *play, struct cst_play_command *c,
 {
     const struct cst_play_engine *engine = &play->engines[c->engine];
     double elems = (double)play->config->core->layout->chunks[c->chunk].n_elems;
-    double sum = play->config->core->layout->grad_bytes * (command->accumulate ? 2.0 : 1.0);
+    double grad = play->config->core->layout->grad_bytes;
+    double sum = grad * (command->accumulate ? 2 : 1); /* read, too */
     double peers, host, n = count_sources(play, engine, command, &peers, &host);
     const struct cst_rates_node *node = node_rates(play, engine->node);
-    double bytes = elems * (2 * n + sum);
+    double bytes = elems * (2 * n + sum), up, down;
 
     c->lane = CST_PLAY_TEAM;
     if (engine->rates == NULL) {
@@ -207,18 +209,23 @@ static void cost_reduce(struct cst_play *play, struct cst_play_command *c,
         use_memory(play, &c->effort, bytes);
         return;
     }
+    /* What is read comes while what is written goes. */
+    down = ns(elems * grad, engine->rates->down);
+    up = ns(elems * (sum - grad + 2 * host), engine->rates->up) +
+         ns(2 * elems * peers, engine->rates->peer > 0 ? engine->rates->peer : engine->rates->up);
     c->effort.device = engine->device;
     c->effort.link = CST_LINK_DOWN;
-    c->effort.left = ns(elems * sum, engine->rates->down);
+    c->effort.left = (up > down ? up : down) + engine->rates->copy_latency_s * 1e9;
     if (cst_play_owner(play, c->chunk) != CST_NONE) {
         c->effort.link = CST_LINK_NONE;
-        c->effort.left = ns(bytes, engine->rates->memory);
+        c->effort.left = up + ns(bytes, engine->rates->memory);
     }
     c->copied_to = (uint64_t)(2 * elems * peers);
-    c->effort.left +=
-        ns(2 * elems * peers, engine->rates->peer > 0 ? engine->rates->peer : engine->rates->up) +
-        ns(2 * elems * host, engine->rates->up) + engine->rates->copy_latency_s * 1e9;
     use_memory(play, &c->effort, elems * (sum + 2 * host));
+    if (engine->lanes[CST_PLAY_TEAM].width >
+        1) { /* ranks that are stood for have links of their own */
+        c->effort.link = CST_LINK_NONE;
+    }
 }
 
 /* Of an element, on disk. */
@@ -246,7 +253,7 @@ static void cost_update(struct cst_play *play, struct cst_play_command *c)
         const struct cst_play_worker *w = &play->workers[owner];
 
         c->engine = play->n_nodes + w->device;
-        c->effort.left = ns(elems / w->stands_for, w->rates->update);
+        c->effort.left = ns(elems, w->rates->update);
         return;
     }
     c->effort.left = ns(elems, node_rates(play, c->effort.node)->update);
@@ -293,6 +300,7 @@ static void count_bytes(struct cst_play *play, const struct cst_play_command *c,
                         const struct cst_command *command)
 {
     uint64_t row = 2 * play->config->core->layout->chunks[c->chunk].n_elems;
+    uint64_t up = play->moved_up, down = play->moved_down;
 
     if (c->kind == CST_FLIGHT_LOAD) {
         play->moved_up += command->bytes * (uint64_t)play->workers[c->rank].stands_for;
@@ -303,6 +311,10 @@ static void count_bytes(struct cst_play *play, const struct cst_play_command *c,
         uint32_t rank = slab_rank(&command->src[i]);
 
         play->moved_down += rank == CST_NONE ? 0 : row * (uint64_t)play->workers[rank].stands_for;
+    }
+    if (c->kind != CST_FLIGHT_NORM && cst_play_owner(play, c->chunk) == CST_NONE) {
+        play->host_up += play->moved_up - up;
+        play->host_down += play->moved_down - down;
     }
 }
 
@@ -336,14 +348,10 @@ static struct cst_play_command *pop(struct cst_play_lane *lane)
     return NULL;
 }
 
-static void run_next(struct cst_play *play, struct cst_play_lane *lane)
+static void run(struct cst_play *play, struct cst_play_lane *lane, struct cst_play_command *c)
 {
-    struct cst_play_command *c = pop(lane);
-
     lane->running = c;
-    if (c == NULL) {
-        return;
-    }
+    lane->n_running++;
     if (!c->begun) {
         c->begun = true;
         c->begin = play->now;
@@ -351,18 +359,27 @@ static void run_next(struct cst_play *play, struct cst_play_lane *lane)
     cst_play_start(play, &c->effort);
 }
 
+static void run_next(struct cst_play *play, struct cst_play_lane *lane)
+{
+    struct cst_play_command *c = lane->n_running < lane->width ? pop(lane) : NULL;
+
+    if (c != NULL) {
+        run(play, lane, c);
+    }
+}
+
 static void enqueue(struct cst_play *play, struct cst_play_command *c)
 {
     struct cst_play_lane *lane = &play->engines[c->engine].lanes[c->lane];
+    bool interrupts = lane->width == 1 && lane->n_running == 1 && lane->running->class > c->class;
 
     push(lane, c, false);
-    if (lane->running == NULL) {
-        run_next(play, lane);
-    } else if (lane->running->class > c->class) {
+    if (interrupts) {
         cst_machine_stop(&play->machine, &lane->running->effort);
+        lane->n_running--;
         push(lane, lane->running, true);
-        run_next(play, lane);
     }
+    run_next(play, lane);
 }
 
 /* -- life ----------------------------------------------------------------------------------- */
@@ -450,6 +467,7 @@ void cst_play_ended(struct cst_play *play, struct cst_play_command *c)
     struct cst_play_lane *lane = &play->engines[c->engine].lanes[c->lane];
 
     c->ended = true;
+    lane->n_running--;
     note_interval(play, c);
     play->peer_bytes += c->copied_to;
     if (c->kind == CST_FLIGHT_UPDATE) {
@@ -486,6 +504,16 @@ int cst_play_engines_open(struct cst_play *play)
             e->device = i - play->n_nodes;
             e->rates = cst_play_device(play, e->device);
             e->node = e->device * play->n_nodes / (play->n_engines - play->n_nodes);
+        }
+        for (unsigned lane = 0; lane < CST_PLAY_LANES; lane++) {
+            e->lanes[lane].width = 1;
+        }
+    }
+    for (uint32_t rank = 0; play->config->stands_for != NULL && rank < play->world; rank++) {
+        uint32_t engine = play->config->core->pools[rank].engine;
+
+        if (engine != 0) {
+            play->engines[engine].lanes[CST_PLAY_TEAM].width = play->config->stands_for[rank];
         }
     }
     return CST_OK;

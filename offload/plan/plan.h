@@ -1,8 +1,17 @@
 /* The planner: from a model, budgets and rates to everything that the user need not choose. Pure; bounded by candidates and by a count of
  * replayed events, so it always ends; never asks the clock.
  *
- *   candidates (capacities per size class x blocks x rows on the device x prefetch depth x gradient storage)
- *     --lower bound by arithmetic, pruned--> best few --cst_replay_run--> the fastest that fits, and three runners-up with the reason
+ *   candidates (capacities per size class x blocks x states on the device x prefetch depth x gradient storage x reductions)
+ *     --lower bound by arithmetic, pruned--> the promising ones --cst_replay_run--> neighbours of the best, replayed too
+ *     --> the fastest that fits, and three runners-up with the reason
+ *
+ * What the runtime cannot do yet is modelled, and chosen only without `runtime_only`:
+ *   states on a device   a chunk's rows are all at home on a rank's device (ranks take turns), which updates them: neither weights nor
+ *                        gradients cross the link. Rows go together: a weight row alone on the device is what a block is already, a gradient
+ *                        alone there saves nothing where the host updates
+ *   gradient over weight 14 bytes per parameter and not 16; taken where 16 do not fit. One micro-batch only
+ *   one reduction        of several micro-batches: workers add up in their gradient blocks, which all stay open: as many blocks as chunks
+ *   disk                 moments, then master weights, of the chunks that are used last in a forward pass
  *
  * Used by the daemon at commit, by `cistern plan`, and by tests. */
 #ifndef CST_PLAN_H
@@ -11,10 +20,11 @@
 #include "offload/plan/replay.h"
 
 #define CST_PLAN_RUNNERS_UP 3
+#define CST_PLAN_WORDS 192
 
 struct cst_plan_budget {
-    uint64_t device_bytes;      /* of one rank's device: weights' and gradients' blocks and rows kept there. 0: as much as can be used */
-    uint64_t activation_bytes;  /* of it, what the worker keeps for itself; what operators declare, if 0 */
+    uint64_t device_bytes;      /* of one rank's device: blocks, rows kept there, activations. 0: as much as can be used */
+    uint64_t activation_bytes;  /* of it, what the worker keeps for itself; what operators declare, if 0. Not counted on the host as device */
     uint64_t host_bytes;        /* of the node, all ranks; 0: no limit */
     uint64_t disk_bytes;        /* 0: no disk tier */
 };
@@ -24,11 +34,16 @@ struct cst_plan_config {
     uint32_t world;             /* ranks on this node */
     const struct cst_plan_budget *budget;
     const struct cst_rates *rates;
+    uint32_t device;            /* which of rates' devices a rank computes on (each has one of its own); "host": the processor */
+    uint32_t n_nodes;           /* NUMA nodes with arenas; 0: 1 */
     uint32_t micro_batches;     /* per step, >= 1 */
     double flops_share;         /* as cst_replay_config */
     bool recompute;
+    bool worker_copies;         /* workers copy weights in themselves; GPUs only */
+    bool runtime_only;          /* nothing that cannot be run today */
     uint64_t chunk_elems;       /* given capacity of the first class; 0: to be chosen */
-    uint64_t max_events;        /* to replay in all; 0: 4 million */
+    double max_padding;         /* of weights, as a share: a plan that wastes no more is taken before one that is faster by up to 0.25 %. 0: 0.02 */
+    uint64_t max_events;        /* to replay in all; 0: 600 000 */
 };
 
 enum cst_plan_grad { CST_PLAN_GRAD_BESIDE, /* 16 B per parameter */ CST_PLAN_GRAD_OVER /* in the weight's place: 14 B */ };
@@ -36,32 +51,43 @@ enum cst_plan_grad { CST_PLAN_GRAD_BESIDE, /* 16 B per parameter */ CST_PLAN_GRA
 struct cst_plan_choice {
     struct cst_layout_config layout;     /* to build the same layout again: capacities per class, ... */
     uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES]; /* of each rank's pool */
-    uint32_t prefetch_depth;
+    uint32_t n_classes;
+    uint32_t prefetch_depth;             /* as cst_core_policy */
     enum cst_plan_grad grad;
     bool reduce_each;                    /* micro-batches: a reduction each, into an fp32 row; else one per chunk and step */
-    uint8_t *device_rows;                /* per chunk: 1 << cst_row of those that stay on the device; owned */
+    uint8_t *device_rows;                /* per chunk: 1 << cst_row of those that stay on a device; owned */
+    uint8_t *disk_rows;                  /* same, on disk; owned */
     uint32_t n_chunks;
     uint64_t pool_bytes, state_bytes;    /* on each rank's device */
+    uint64_t activation_bytes;           /* same, counted */
     uint64_t host_bytes, disk_bytes;     /* of the node */
-    uint64_t padding_bytes;              /* weights that chunks' ends waste */
+    uint64_t padding_bytes;              /* of weights' blocks, were each chunk in one: what their ends waste */
+    uint64_t bound_ns;                   /* no step of this candidate is shorter */
     struct cst_replay_result predicted;
-    const char *binds;                   /* what a faster plan would need more of: "device memory", "link up", "update", "compute", ... */
+    const char *binds;                   /* what a faster plan would need more of: "device memory", "link up", "update", "compute", ...: of a quarter more of each in turn, what shortens
+                                          * the step most. Empty: a runner-up's */
 };
 
 struct cst_plan_loser {
     struct cst_plan_choice plan;
-    char why[160];                       /* a sentence with numbers */
+    char why[CST_PLAN_WORDS];            /* a sentence with numbers */
 };
 
 struct cst_plans {
     struct cst_plan_choice best;
     struct cst_plan_loser runners_up[CST_PLAN_RUNNERS_UP];
     uint32_t n_runners_up;
-    uint64_t n_candidates, n_replayed;
+    uint64_t n_candidates, n_replayed, n_events;
 };
 
-/* CST_EPOOL / CST_EBUDGET: cannot fit: the limit that binds and the bytes that are short. CST_EINVAL, CST_ENOMEM. */
+/* CST_EPOOL / CST_EBUDGET: cannot fit: the limit that binds and the bytes that are short. CST_EINVAL, CST_ENOMEM. The model's layout fields are the
+ * best plan's. */
 int cst_plan_search(struct cst_plans *out, const struct cst_plan_config *config, struct cst_err *err);
 void cst_plans_close(struct cst_plans *plans);
+
+/* Play @choice once more, for its timeline, a run of another length, another policy: what the search has played. @n_steps as there: 3 if 0. */
+int cst_plan_replay(const struct cst_plan_config *config, const struct cst_plan_choice *choice, uint32_t n_steps,
+                    enum cst_core_eviction eviction, void (*interval)(void *arg, const struct cst_interval *interval), void *arg,
+                    struct cst_replay_result *out, struct cst_err *err);
 
 #endif

@@ -56,7 +56,8 @@ struct cst_play_command {
 };
 
 struct cst_play_lane {
-    struct cst_play_command *running;
+    struct cst_play_command *running; /* the last one begun of n_running */
+    uint32_t n_running, width;        /* commands at a time: now, at most */
     struct cst_play_command *head[CST_PRIORITY_EVICTION + 1], *tail[CST_PRIORITY_EVICTION + 1];
 };
 
@@ -182,9 +183,11 @@ struct cst_play {
     uint64_t commit_at;            /* of the last commit */
     uint64_t n_commits;
     uint64_t attempt;
-    struct cst_replay_counts before;          /* at the last commit */
-    uint64_t peer_before;                     /* same */
-    uint32_t peak_blocks[CST_CORE_MAX_WORLD]; /* since then */
+    struct cst_replay_counts before;           /* at the last commit */
+    uint64_t host_up, host_down;               /* so far, of moved: to and from host memory */
+    uint64_t host_up_before, host_down_before; /* at the last commit */
+    uint64_t peer_before;                      /* same */
+    uint32_t peak_blocks[CST_CORE_MAX_WORLD];  /* since then */
     struct cst_replay_result result;
 };
 

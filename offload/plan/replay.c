@@ -62,7 +62,7 @@ uint32_t cst_play_owner(const struct cst_play *play, uint32_t chunk)
 {
     uint32_t rank = chunk % play->world;
     const uint8_t *rows = play->config->device_rows;
-    bool stays = rows != NULL && (rows[chunk] & 1u << CST_ROW_MASTER) != 0;
+    bool stays = rows != NULL && (rows[chunk] & 1u << CST_ROW_WEIGHT) != 0;
 
     return stays && play->workers[rank].device != CST_NONE ? rank : CST_NONE;
 }
@@ -140,8 +140,8 @@ static void committed(struct cst_play *play)
 
     play->n_commits++;
     r->step_ns = play->now - play->commit_at;
-    r->bytes_up = now.bytes_up - play->before.bytes_up;
-    r->bytes_down = now.bytes_down - play->before.bytes_down;
+    r->bytes_up = play->host_up - play->host_up_before;
+    r->bytes_down = play->host_down - play->host_down_before;
     r->bytes_peer = play->peer_bytes - play->peer_before;
     r->hits = now.hits - play->before.hits;
     r->misses = now.misses - play->before.misses;
@@ -151,6 +151,8 @@ static void committed(struct cst_play *play)
     memcpy(r->peak_blocks, play->peak_blocks, sizeof r->peak_blocks);
     memset(play->peak_blocks, 0, sizeof play->peak_blocks);
     play->before = now;
+    play->host_up_before = play->host_up;
+    play->host_down_before = play->host_down;
     play->peer_before = play->peer_bytes;
     play->commit_at = play->now;
 }

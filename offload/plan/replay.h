@@ -35,6 +35,7 @@ struct cst_replay_config {
     const struct cst_rates *rates;
     uint32_t n_steps;       /* played; the last one is reported. 3: trace learned, steady */
     uint32_t micro_batches; /* >= 1 */
+    bool reduce_once;       /* workers add their micro-batches up in gradient blocks that stay open, and hand in at the step (the core knows of one) */
     double flops_share;     /* of rates' flops that this model reaches, 0..1; 0: 1 */
     bool recompute;         /* each operator's forward again before its backward */
     const uint32_t *stands_for; /* per rank: ranks, itself included; NULL: 1 each */
@@ -59,7 +60,7 @@ struct cst_replay_result {
     uint64_t wait_ns;           /* that rank's waits for weights or blocks */
     uint64_t update_exposed_ns; /* ... of them, for updates */
     uint64_t tail_ns;           /* from that rank's last backward to the commit */
-    uint64_t bytes_up, bytes_down; /* of all ranks */
+    uint64_t bytes_up, bytes_down; /* of all ranks, out of host memory and towards it: as the core counts, but for chunks at home on a device */
     uint64_t bytes_peer;        /* between devices, not counted by the core */
     uint64_t hits, misses, evictions, prefetches;
     uint32_t peak_blocks[CST_CORE_MAX_WORLD];  /* not free at once, per rank */

@@ -123,7 +123,6 @@ static void run_copy(struct cst_play_worker *w)
         return;
     }
     w->copying.left = w->copies[w->first_copy].work;
-    w->copying.bytes = 0;
     w->copy_begin = w->play->now;
     cst_play_start(w->play, &w->copying);
 }
@@ -152,6 +151,7 @@ static void copy_weights(struct cst_play_worker *w, uint32_t chunk, uint64_t byt
     w->copies[(w->first_copy + w->n_copies++) % w->copies_capacity] = copy;
     w->copy_of[chunk] = copy.number;
     w->play->moved_up += bytes * (uint64_t)w->stands_for;
+    w->play->host_up += bytes * (uint64_t)w->stands_for;
     run_copy(w);
 }
 
@@ -334,12 +334,20 @@ static uint64_t copies_of(const struct cst_play_worker *w, uint32_t op)
     return number;
 }
 
+/* Micro-batch of its step. */
+static bool is_last(const struct cst_play_worker *w)
+{
+    return w->micro + 1 >= w->play->config->micro_batches;
+}
+
 static void end_op(struct cst_play_worker *w)
 {
     const struct cst_play_op *at = &w->ops[w->at];
 
-    cst_lease_end(&w->leases, at->op, at->backward);
-    send_plan(w, false);
+    if (!w->play->config->reduce_once || is_last(w)) {
+        cst_lease_end(&w->leases, at->op, at->backward);
+        send_plan(w, false);
+    }
     w->at++;
     w->state = w->at < w->n_ops ? CST_PLAY_BEGIN : CST_PLAY_FLUSH;
 }
@@ -425,9 +433,11 @@ static void plan_micro_batch(struct cst_play_worker *w)
 /* The end of a micro-batch behind which another one comes. */
 static void turn(struct cst_play_worker *w)
 {
-    cst_lease_turn(&w->leases);
-    send_plan(w, false);
-    cst_lease_reset_step(&w->leases);
+    if (!w->play->config->reduce_once) {
+        cst_lease_turn(&w->leases);
+        send_plan(w, false);
+        cst_lease_reset_step(&w->leases);
+    }
     w->micro++;
     plan_micro_batch(w);
 }
@@ -435,7 +445,7 @@ static void turn(struct cst_play_worker *w)
 /* Hand in and give back all that is left. */
 static void flush(struct cst_play_worker *w)
 {
-    if (w->micro + 1 < w->play->config->micro_batches) {
+    if (!is_last(w)) {
         turn(w);
         return;
     }

@@ -1,0 +1,140 @@
+/* How long a step takes at least. Each thing that works has so much to do, and can be no faster
+ * than its rate; the longest of them is the bound. What stands at the ends of a step and overlaps
+ * with nothing makes the estimate. */
+#include "offload/plan/search.h"
+
+/* Seconds, of one rank, or of the node. */
+struct work {
+    double up, down, peer; /* of one device */
+    double update, device_update, disk;
+    double reduce, copy; /* of a node's cores */
+    double first, last;  /* before the first operator, and behind the last */
+};
+
+static double over(double amount, double rate)
+{
+    return rate > 0 ? amount / rate : 0;
+}
+
+static double sum_update(const struct cst_rates *rates)
+{
+    double sum = 0;
+
+    for (uint32_t i = 0; i < rates->n_nodes; i++) {
+        sum += rates->nodes[i].update;
+    }
+    return sum;
+}
+
+/* How often a weight comes up in a step: once because it is new, and in each further pass unless it
+ * is still in a block. */
+static double loads(const struct cst_search *s, const struct cst_plan_try *try, double host_bytes)
+{
+    double cached = host_bytes > 0 ? (double)try->pool_bytes / host_bytes : 1;
+
+    cached = cached < 1 ? cached : 1;
+    return 1 + (2.0 * s->config->micro_batches - 1) * (1 - cached);
+}
+
+static void add_up(const struct cst_search *s, const struct cst_plan_try *try,
+                   const struct cst_layout *layout, struct work *w)
+{
+    const struct cst_rates_device *d = &s->rates.devices[0];
+    const struct cst_rates_node *n = &s->rates.nodes[0];
+    double host = 0, trained = 0, on_device = 0, updated = 0, frozen = 0, n_down;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        double elems = (double)layout->chunks[c].n_elems;
+
+        bool trains = cst_pattern(layout->chunks[c].pattern)->has_states;
+
+        if (c < try->n_device) {
+            on_device += elems;
+            updated += trains ? elems : 0;
+        } else if (!trains) {
+            frozen += elems;
+        } else {
+            trained += elems;
+        }
+    }
+    host = trained + frozen;
+    n_down = try->once ? 1 : s->config->micro_batches;
+    if (s->stands_for == 1 && s->world > 1) { /* what a rank holds of it is not known here */
+        host = 0;
+        n_down = 0;
+    }
+    w->up = over(2 * host * loads(s, try, 2 * host), d->up);
+    w->down = over(layout->grad_bytes * trained * n_down / s->world, d->down); /* the sum */
+    w->peer = over(2 * on_device * (1 - 1.0 / s->world), d->peer > 0 ? d->peer : d->up);
+    w->update = over(trained, sum_update(&s->rates));
+    w->device_update = over(updated / s->world, d->update);
+    if (s->host) {
+        double ranks = s->world;
+
+        w->copy = over(2 * host * loads(s, try, 2 * host) * ranks, n->copy);
+        w->reduce = over(trained * n_down * (2 * ranks + layout->grad_bytes) / 6, n->reduce);
+        w->up = w->down = 0;
+    }
+    w->disk = over((double)try->disk_bytes, s->rates.disk_read) +
+              over((double)try->disk_bytes, s->rates.disk_write);
+}
+
+/* The last weights of the first forward pass can be used when all that it uses are updated: what
+ * stands behind that pass is still to be computed then. */
+static double behind_updates(const struct cst_search *s, const struct cst_plan_try *try,
+                             const struct cst_layout *layout)
+{
+    double passes = s->config->recompute ? 4 : 3, used = 0;
+
+    for (uint32_t c = try->n_device; c < layout->n_chunks; c++) {
+        const struct cst_pattern *pattern = cst_pattern(layout->chunks[c].pattern);
+
+        used += layout->chunks[c].n_uses > 0 && pattern->has_states && !pattern->sparse
+                    ? (double)layout->chunks[c].n_elems
+                    : 0;
+    }
+    return over(used, sum_update(&s->rates)) +
+           s->compute_ns / 1e9 * (1 - 1 / (passes * s->config->micro_batches));
+}
+
+static double most(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static void add_ends(const struct cst_search *s, const struct cst_plan_try *try,
+                     const struct cst_layout *layout, struct work *w)
+{
+    const struct cst_rates_device *d = &s->rates.devices[0];
+    double first = (double)layout->chunks[0].n_elems;
+    double last = first; /* its gradient is the last that is complete, too */
+
+    w->first = try->n_device > 0 ? over(first, d->update)
+                                 : over(first, s->rates.nodes[0].update) + over(2 * first, d->up);
+    w->last = over(2 * last, d->down);
+    w->first += 4 * s->rates.request_s;
+    w->last += 4 * s->rates.request_s +
+               over((double)layout->n_tiles * 16, most(s->rates.nodes[0].pass / 8, 1e9));
+}
+
+void cst_search_bound(const struct cst_search *s, struct cst_plan_try *try,
+                      const struct cst_layout *layout)
+{
+    struct work w = {0};
+    double compute = s->compute_ns / 1e9, bound, others;
+
+    add_up(s, try, layout, &w);
+    add_ends(s, try, layout, &w);
+    if (s->host) { /* all on the same cores; copies do not take them all */
+        bound = most(compute + w.update + w.reduce, w.copy);
+        others = 0.5 * w.copy;
+    } else {
+        bound = most(most(compute, w.update), most(most(w.up, w.down), w.device_update));
+        bound = most(bound, behind_updates(s, try, layout));
+        others = 0.2 * (w.up + w.down + w.update + w.peer);
+    }
+    bound = most(bound, w.disk);
+    try->bound_ns = (uint64_t)(bound * 1e9);
+    try->estimate_ns = (uint64_t)((bound + others + w.first + w.last) * 1e9) +
+                       (uint64_t)(try->n_chunks * s->rates.request_s * 0.1e9);
+}

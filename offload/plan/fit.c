@@ -1,0 +1,231 @@
+/* From knobs to blocks and bytes. */
+#include "offload/plan/search.h"
+
+#include <inttypes.h>
+
+static bool trains(const struct cst_layout_chunk *chunk)
+{
+    return cst_pattern(chunk->pattern)->has_states;
+}
+
+uint8_t cst_search_device_rows(const struct cst_plan_try *try, const struct cst_layout *layout,
+                               uint32_t chunk)
+{
+    uint8_t all = 1u << CST_ROW_WEIGHT | 1u << CST_ROW_GRAD | 1u << CST_ROW_MASTER |
+                  1u << CST_ROW_EXP_AVG | 1u << CST_ROW_EXP_AVG_SQ;
+
+    if (chunk >= try->n_device) {
+        return 0;
+    }
+    return trains(&layout->chunks[chunk]) ? all : 1u << CST_ROW_WEIGHT;
+}
+
+uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_layout *layout,
+                             uint32_t chunk)
+{
+    uint32_t from_end = layout->n_chunks - chunk;
+    uint8_t rows = 0;
+
+    if (!trains(&layout->chunks[chunk]) || chunk < try->n_device) {
+        return 0;
+    }
+    if (from_end <= try->n_moments) {
+        rows |= 1u << CST_ROW_EXP_AVG | 1u << CST_ROW_EXP_AVG_SQ;
+    }
+    if (from_end <= try->n_masters) {
+        rows |= 1u << CST_ROW_MASTER;
+    }
+    return rows;
+}
+
+/* -- what is short -------------------------------------------------------------------------- */
+
+static void lack_device(struct cst_search *s, const struct cst_layout *layout,
+                        const struct cst_plan_try *try, uint64_t needed)
+{
+    uint64_t room = try->block_room < s->room ? try->block_room : s->room;
+    uint64_t bytes = needed - room;
+    uint64_t limit = s->config->budget->device_bytes;
+
+    if (try->block_room < s->room || try->state_room > 0 ||
+        (s->lack.bytes != 0 && s->lack.bytes <= bytes)) {
+        return; /* of its own making, or not the smallest */
+    }
+    s->lack.bytes = bytes;
+    (void)cst_err_set(
+        &s->lack.err, CST_EPOOL,
+        "device memory of %" PRIu64 " bytes: activations take %" PRIu64
+        ", the smallest pool %" PRIu64 " (operator '%s', %" PRIu32 " blocks of %" PRIu64
+        " bytes): %" PRIu64 " bytes short",
+        limit, s->activation_bytes, needed,
+        s->config->model->n_operators == 0 ? ""
+                                           : s->config->model->operators[layout->min_operator].name,
+        layout->min_blocks, 2 * layout->capacity,
+        bytes + (s->activation_bytes > limit && !s->host ? s->activation_bytes - limit : 0));
+}
+
+static void lack_host(struct cst_search *s, const struct cst_plan_try *try, uint64_t needed,
+                      bool disk)
+{
+    uint64_t limit = s->config->budget->host_bytes, bytes = needed - limit;
+
+    if (s->lack.bytes != 0 && s->lack.bytes <= bytes) {
+        return;
+    }
+    s->lack.bytes = bytes;
+    (void)cst_err_set(&s->lack.err, CST_EBUDGET,
+                      "host memory of %" PRIu64 " bytes: states and pools take %" PRIu64
+                      "%s: %" PRIu64 " bytes short",
+                      limit, needed,
+                      try->over ? ", gradients over weights"
+                      : disk    ? ", the disk being full"
+                                : "",
+                      bytes);
+}
+
+/* -- the device ----------------------------------------------------------------------------- */
+
+static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
+{
+    return trains(chunk) ? chunk->n_elems * (14 + layout->grad_bytes) : 2 * chunk->n_elems;
+}
+
+/* States of the first chunks, as many as the room holds; a device has its part of them. */
+static void fit_states(const struct cst_search *s, struct cst_plan_try *try,
+                       const struct cst_layout *layout)
+{
+    uint64_t total = 0;
+
+    try->n_device = 0;
+    while (try->state_room > 0 && try->n_device < layout->n_chunks) {
+        uint64_t more = row_bytes(layout, &layout->chunks[try->n_device]);
+
+        if ((total + more) / s->world > try->state_room) {
+            break;
+        }
+        total += more;
+        try->n_device++;
+    }
+    try->state_bytes = (total + s->world - 1) / s->world;
+}
+
+static uint32_t least_blocks(const struct cst_plan_try *try, const struct cst_layout_class *class)
+{
+    uint32_t n = class->min_blocks + (try->once ? class->n_chunks : 0);
+
+    return n < class->max_blocks ? n : class->max_blocks;
+}
+
+static void add_blocks(struct cst_plan_try *try, const struct cst_layout *layout, uint32_t i,
+                       uint64_t *room)
+{
+    uint64_t bytes = 2 * layout->classes[i].capacity;
+    uint64_t n = layout->classes[i].max_blocks - try->n_blocks[i];
+
+    n = n < *room / bytes ? n : *room / bytes;
+    try->n_blocks[i] += (uint32_t)n;
+    *room -= n * bytes;
+}
+
+static bool fit_blocks(struct cst_search *s, struct cst_plan_try *try,
+                       const struct cst_layout *layout)
+{
+    uint64_t room = s->room - try->state_bytes, needed = 0;
+
+    room = room < try->block_room ? room : try->block_room;
+    for (uint32_t i = 0; i < layout->n_classes; i++) {
+        try->n_blocks[i] = least_blocks(try, &layout->classes[i]);
+        needed += try->n_blocks[i] * 2 * layout->classes[i].capacity;
+    }
+    if (needed > room) {
+        lack_device(s, layout, try, needed);
+        return false;
+    }
+    room -= needed;
+    for (uint32_t i = 1; try->wide && i < layout->n_classes; i++) {
+        add_blocks(try, layout, i, &room);
+    }
+    for (uint32_t i = 0; i < layout->n_classes; i++) {
+        add_blocks(try, layout, i, &room);
+    }
+    try->pool_bytes = 0;
+    for (uint32_t i = 0; i < layout->n_classes; i++) {
+        try->pool_bytes += try->n_blocks[i] * 2 * layout->classes[i].capacity;
+    }
+    return true;
+}
+
+/* -- the host ------------------------------------------------------------------------------- */
+
+/* Move a row of so many bytes an element to disk, from the last chunk on, until the host's memory
+ * suffices. */
+static uint32_t move_rows(struct cst_plan_try *try, const struct cst_layout *layout,
+                          uint64_t elem_bytes, uint64_t host_limit, uint64_t disk_limit)
+{
+    uint32_t n = 0;
+
+    while (try->host_bytes > host_limit && n < layout->n_chunks - try->n_device) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[layout->n_chunks - 1 - n];
+        uint64_t bytes = trains(chunk) ? chunk->n_elems * elem_bytes : 0;
+
+        if (try->disk_bytes + bytes > disk_limit) {
+            break;
+        }
+        try->host_bytes -= bytes;
+        try->disk_bytes += bytes;
+        n++;
+    }
+    return n;
+}
+
+static void put_over(struct cst_plan_try *try, const struct cst_layout *layout)
+{
+    try->over = true;
+    for (uint32_t c = try->n_device; c < layout->n_chunks; c++) {
+        try->host_bytes -= trains(&layout->chunks[c]) ? 2 * layout->chunks[c].n_elems : 0;
+    }
+}
+
+static bool fit_host(struct cst_search *s, struct cst_plan_try *try,
+                     const struct cst_layout *layout)
+{
+    const struct cst_plan_budget *budget = s->config->budget;
+    uint64_t limit = budget->host_bytes == 0 ? UINT64_MAX : budget->host_bytes;
+    bool disk = !s->config->runtime_only && budget->disk_bytes > 0 && s->rates.disk_read > 0 &&
+                s->rates.disk_write > 0;
+
+    try->over = false;
+    try->disk_bytes = 0;
+    try->n_moments = try->n_masters = 0;
+    try->host_bytes = layout->arena_bytes + (s->host ? s->world * try->pool_bytes : 0);
+    for (uint32_t c = 0; c < try->n_device; c++) {
+        uint64_t bytes = row_bytes(layout, &layout->chunks[c]);
+
+        try->host_bytes -= bytes < try->host_bytes ? bytes : try->host_bytes;
+    }
+    if (try->host_bytes > limit && !s->config->runtime_only && layout->grad_bytes == 2) {
+        put_over(try, layout);
+    }
+    if (disk) {
+        try->n_moments = move_rows(try, layout, 8, limit, budget->disk_bytes);
+        try->n_masters = move_rows(try, layout, 4, limit, budget->disk_bytes);
+    }
+    if (try->host_bytes > limit) {
+        lack_host(s, try, try->host_bytes, disk);
+        return false;
+    }
+    return true;
+}
+
+bool cst_search_fit(struct cst_search *s, struct cst_plan_try *try, const struct cst_layout *layout)
+{
+    try->n_chunks = layout->n_chunks;
+    try->padding_bytes = 0;
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        try->padding_bytes += 2 * (layout->classes[chunk->size_class].capacity - chunk->n_elems);
+    }
+    fit_states(s, try, layout);
+    return fit_blocks(s, try, layout) && fit_host(s, try, layout);
+}

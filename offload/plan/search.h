@@ -1,0 +1,96 @@
+/* What the search is made of, and what its parts share. Private to offload/plan/.
+ *
+ *   plan.c     the order of things: capacities, tries, replays, neighbours, the answer
+ *   fit.c      from knobs to blocks and bytes: what fits, what is short
+ *   bound.c    arithmetic: how long a step takes at least, and about
+ *   play_try.c a try through the replay
+ *   words.c    what binds, why the others lost */
+#ifndef CST_PLAN_SEARCH_H
+#define CST_PLAN_SEARCH_H
+
+#include "offload/plan/plan.h"
+
+#define CST_PLAN_STATE_BYTES 16 /* of a trained element with all rows, bf16 gradient */
+
+/* A point of the search: knobs, then what follows from them. */
+struct cst_plan_try {
+    /* knobs */
+    uint64_t sizes[CST_LAYOUT_MAX_CLASSES]; /* capacities */
+    uint32_t n_sizes;
+    uint64_t state_room; /* bytes of a device that states may take */
+    uint64_t block_room; /* bytes of a device that blocks may take; UINT64_MAX: what is left */
+    bool wide;           /* further classes get blocks before the first one */
+    bool once;           /* one reduction of all micro-batches */
+    bool known;          /* of a capacity that people take without thinking: 16, 32 or 64 MiB */
+    uint32_t depth;      /* of prefetch, 0: as deep as blocks allow */
+    /* what fits */
+    uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES];
+    uint32_t n_chunks;
+    uint32_t n_device;             /* first chunks whose states are on a device */
+    uint32_t n_moments, n_masters; /* last chunks of which these rows are on disk */
+    bool over;                     /* gradients in the weights' places */
+    uint64_t pool_bytes, state_bytes, host_bytes, disk_bytes, padding_bytes;
+    uint64_t bound_ns, estimate_ns;
+    bool replayed;
+    struct cst_replay_result result;
+};
+
+/* Why nothing fits: the smallest shortfall met. */
+struct cst_plan_short {
+    uint64_t bytes; /* 0: none was met */
+    struct cst_err err;
+};
+
+struct cst_search {
+    const struct cst_plan_config *config;
+    struct cst_rates rates; /* with one kind of device */
+    bool host;              /* which is the processor */
+    uint32_t world;
+    uint32_t stands_for; /* ranks, of the one that is played; 1: all are played */
+    uint64_t activation_bytes;
+    uint64_t room;              /* of a device, for blocks and states */
+    double compute_ns;          /* of a step, at least */
+    struct cst_plan_try *tries; /* owned */
+    uint32_t n_tries, capacity;
+    uint32_t best; /* index; UINT32_MAX: none was replayed */
+    uint64_t events_left;
+    uint64_t n_events, n_replayed;
+    struct cst_plan_short lack;
+};
+
+/* Check @config; no tries yet. */
+int cst_search_open(struct cst_search *search, const struct cst_plan_config *config,
+                    struct cst_err *err);
+
+/* Lay the model out for the try; *out to be closed. As cst_layout_build. */
+int cst_search_layout(const struct cst_search *search, const struct cst_plan_try *try,
+                      struct cst_layout *out, struct cst_err *err);
+struct cst_layout_config cst_search_layout_config(const struct cst_search *search,
+                                                  const struct cst_plan_try *try);
+
+/* fit.c: fill in what follows from the knobs. False: it does not fit, search->lack knows. */
+bool cst_search_fit(struct cst_search *search, struct cst_plan_try *try,
+                    const struct cst_layout *layout);
+/* Rows of the try, per chunk: 1 << cst_row. */
+uint8_t cst_search_device_rows(const struct cst_plan_try *try, const struct cst_layout *layout,
+                               uint32_t chunk);
+uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_layout *layout,
+                             uint32_t chunk);
+
+/* bound.c: bound_ns and estimate_ns of a try that fits. */
+void cst_search_bound(const struct cst_search *search, struct cst_plan_try *try,
+                      const struct cst_layout *layout);
+
+/* play_try.c: replay @try as @replay says (core, rates and rows are filled in). */
+int cst_search_play(const struct cst_search *search, const struct cst_plan_try *try,
+                    const struct cst_layout *layout, struct cst_core_policy policy,
+                    struct cst_replay_config *replay, struct cst_replay_result *out,
+                    struct cst_err *err);
+
+/* words.c */
+const char *cst_search_binds(const struct cst_search *search, const struct cst_plan_try *try,
+                             const struct cst_layout *layout);
+void cst_search_why(const struct cst_plan_try *loser, const struct cst_plan_try *best,
+                    char words[CST_PLAN_WORDS]);
+
+#endif

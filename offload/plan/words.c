@@ -1,0 +1,196 @@
+/* What binds a plan, and why the others lost, in words. */
+#include "offload/plan/search.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+/* -- what binds ----------------------------------------------------------------------------- */
+
+#define FASTER 1.25
+
+/* What the nodes' processors do for the job, and what their memory lets through. */
+static void speed_up_nodes(struct cst_search *s, bool memory)
+{
+    for (uint32_t i = 0; i < s->rates.n_nodes; i++) {
+        struct cst_rates_node *node = &s->rates.nodes[i];
+
+        node->update *= memory ? 1 : FASTER;
+        node->reduce *= memory ? 1 : FASTER;
+        node->pass *= memory ? FASTER : 1;
+    }
+}
+
+enum cause {
+    COMPUTE,
+    UP,
+    DOWN,
+    PEER,
+    UPDATE,
+    PASS,
+    COPIES,
+    DEVICE_UPDATE,
+    DISK,
+    REQUESTS,
+    MEMORY,
+    N_CAUSES
+};
+
+static const char *const names[N_CAUSES] = {
+    [COMPUTE] = "compute",
+    [UP] = "link up",
+    [DOWN] = "link down",
+    [PEER] = "link between devices",
+    [UPDATE] = "update",
+    [PASS] = "host memory's bandwidth",
+    [COPIES] = "host copies",
+    [DEVICE_UPDATE] = "update on the device",
+    [DISK] = "disk",
+    [REQUESTS] = "round trips",
+    [MEMORY] = "device memory",
+};
+
+/* @s with more of one thing. False: that would change nothing. */
+static bool give_more(struct cst_search *s, struct cst_plan_try *try,
+                      const struct cst_layout *layout, enum cause cause)
+{
+    struct cst_rates_device *d = &s->rates.devices[0];
+
+    switch (cause) {
+    case COMPUTE:
+        d->flops *= FASTER;
+        return true;
+    case UP:
+        d->up *= FASTER;
+        d->up_both *= FASTER;
+        return !s->host;
+    case DOWN:
+        d->down *= FASTER;
+        d->down_both *= FASTER;
+        return !s->host;
+    case PEER:
+        d->peer *= FASTER;
+        return try->result.bytes_peer > 0;
+    case UPDATE:
+        speed_up_nodes(s, false);
+        return true;
+    case PASS:
+        speed_up_nodes(s, true);
+        return true;
+    case COPIES:
+        s->rates.nodes[0].copy *= FASTER;
+        return s->host;
+    case DEVICE_UPDATE:
+        d->update *= FASTER;
+        return try->n_device > 0;
+    case DISK:
+        s->rates.disk_read *= FASTER;
+        s->rates.disk_write *= FASTER;
+        return try->disk_bytes > 0;
+    case REQUESTS:
+        s->rates.request_s /= FASTER;
+        return s->rates.request_s > 0;
+    case MEMORY:
+    case N_CAUSES:
+        break;
+    }
+    if (s->config->budget->device_bytes == 0) {
+        return false;
+    }
+    s->room = (uint64_t)((double)s->room * FASTER);
+    try->block_room = UINT64_MAX;
+    return cst_search_fit(s, try, layout);
+}
+
+/* A quarter more of each thing in turn, played: what makes the step shortest. A tie goes to what
+ * comes first. */
+const char *cst_search_binds(const struct cst_search *search, const struct cst_plan_try *try,
+                             const struct cst_layout *layout)
+{
+    uint64_t shortest = UINT64_MAX;
+    enum cause most = COMPUTE;
+
+    for (enum cause cause = COMPUTE; cause < N_CAUSES; cause++) {
+        struct cst_search s = *search; /* its lists are not touched */
+        struct cst_plan_try more = *try;
+        struct cst_replay_config replay = {.n_steps = 3};
+        struct cst_core_policy policy = {.prefetch_depth = try->depth};
+        struct cst_replay_result result;
+
+        if (give_more(&s, &more, layout, cause) &&
+            cst_search_play(&s, &more, layout, policy, &replay, &result, NULL) == CST_OK &&
+            result.step_ns < shortest) {
+            shortest = result.step_ns;
+            most = cause;
+        }
+    }
+    return names[most];
+}
+
+/* -- why the others lost -------------------------------------------------------------------- */
+
+struct part {
+    const char *what;
+    double ms;
+};
+
+static double ms(uint64_t ns)
+{
+    return (double)ns / 1e6;
+}
+
+static uint64_t waits(const struct cst_replay_result *r)
+{
+    return r->wait_ns - r->update_exposed_ns;
+}
+
+/* Of what is no slower: what it costs. */
+static void even(const struct cst_plan_try *loser, const struct cst_plan_try *best,
+                 char words[CST_PLAN_WORDS])
+{
+    int64_t more = (int64_t)(loser->pool_bytes + loser->state_bytes) -
+                   (int64_t)(best->pool_bytes + best->state_bytes);
+
+    if (more > 0) {
+        (void)snprintf(words, CST_PLAN_WORDS,
+                       "as fast, but it takes %.1f MB more of the device's memory",
+                       (double)more / 1e6);
+    } else {
+        (void)snprintf(words, CST_PLAN_WORDS,
+                       "%.3f %% slower, which is %.3f ms in a step of %.3f ms",
+                       100.0 * ((double)loser->result.step_ns / (double)best->result.step_ns - 1),
+                       ms(loser->result.step_ns - best->result.step_ns), ms(best->result.step_ns));
+    }
+}
+
+void cst_search_why(const struct cst_plan_try *loser, const struct cst_plan_try *best,
+                    char words[CST_PLAN_WORDS])
+{
+    const struct cst_replay_result *l = &loser->result, *b = &best->result;
+    const struct part parts[] = {
+        {"for weights and blocks", ms(waits(l)) - ms(waits(b))},
+        {"for updates", ms(l->update_exposed_ns) - ms(b->update_exposed_ns)},
+        {"for the last gradients", ms(l->tail_ns) - ms(b->tail_ns)},
+        {"in compute that others slow down", ms(l->compute_ns) - ms(b->compute_ns)},
+    };
+    const struct part *most = &parts[0];
+    double slower = ms(l->step_ns) - ms(b->step_ns);
+    double more_up = ((double)l->bytes_up - (double)b->bytes_up) / 1e6;
+
+    if (l->step_ns <= b->step_ns + b->step_ns / 2000) {
+        even(loser, best, words);
+        return;
+    }
+    for (unsigned i = 1; i < sizeof parts / sizeof parts[0]; i++) {
+        most = parts[i].ms > most->ms ? &parts[i] : most;
+    }
+    (void)snprintf(words, CST_PLAN_WORDS, "%.1f %% (%.3f ms) slower: it spends %.3f ms more %s",
+                   100.0 * slower / ms(b->step_ns), slower, most->ms, most->what);
+    if (more_up >= 0.1) {
+        size_t n = 0;
+
+        while (words[n] != '\0') {
+            n++;
+        }
+        (void)snprintf(words + n, CST_PLAN_WORDS - n, "; %.1f MB more come up", more_up);
+    }
+}
