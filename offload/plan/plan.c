@@ -123,7 +123,7 @@ int cst_search_open(struct cst_search *s, const struct cst_plan_config *config, 
 static bool same_knobs(const struct cst_plan_try *a, const struct cst_plan_try *b)
 {
     return memcmp(a->sizes, b->sizes, sizeof a->sizes) == 0 && a->wide == b->wide &&
-           a->once == b->once && a->depth == b->depth &&
+           a->once == b->once && a->depth == b->depth && a->eviction == b->eviction &&
            memcmp(a->n_blocks, b->n_blocks, sizeof a->n_blocks) == 0 && a->n_device == b->n_device;
 }
 
@@ -319,7 +319,6 @@ static int replay(struct cst_search *s, uint32_t i, bool any_price)
     struct cst_plan_try *try = &s->tries[i];
     struct cst_replay_config config = {.n_steps = 3,
                                        .deadline_events = any_price ? 0 : s->events_left};
-    struct cst_core_policy policy = {.prefetch_depth = try->depth};
     struct cst_layout layout;
     struct cst_err err;
     int rc;
@@ -333,7 +332,7 @@ static int replay(struct cst_search *s, uint32_t i, bool any_price)
     if (rc != CST_OK) {
         return rc == CST_ENOMEM ? rc : CST_OK;
     }
-    rc = cst_search_play(s, try, &layout, policy, &config, &try->result, &err);
+    rc = cst_search_play(s, try, &layout, &config, &try->result, &err);
     cst_layout_close(&layout);
     if (rc == CST_ETIMEDOUT) {
         s->events_left = 0;
@@ -434,7 +433,7 @@ static int visit(struct cst_search *s, const struct cst_plan_try *try,
                : rc;
 }
 
-/* Same layout, other depths, other shares of states, fewer blocks. */
+/* Same layout, the other order of eviction, other depths, other shares of states, fewer blocks. */
 static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
 {
     static const uint32_t depths[] = {0, 1, 2, 3, 4, 8};
@@ -445,6 +444,13 @@ static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
 
     if (rc != CST_OK) {
         return rc;
+    }
+    for (uint32_t i = 0; i < 2 && rc == CST_OK; i++) {
+        struct cst_plan_try try = *from;
+
+        try.replayed = false;
+        try.eviction = i == 0 ? CST_EVICT_LRU : CST_EVICT_NEXT_USE;
+        rc = visit(s, &try, &layout);
     }
     for (uint32_t i = 0; i < 6 && rc == CST_OK; i++) {
         struct cst_plan_try try = *from;
@@ -489,6 +495,7 @@ static int climb_capacity(struct cst_search *s, const struct cst_plan_try *from)
         try.wide = from->wide;
         try.once = from->once;
         try.depth = from->depth;
+        try.eviction = from->eviction;
         rc = visit(s, &try, &layout);
         cst_layout_close(&layout);
     }
@@ -530,6 +537,7 @@ static int make_choice(struct cst_search *s, const struct cst_plan_try *try,
         .layout = cst_search_layout_config(s, try),
         .n_classes = try->n_sizes,
         .prefetch_depth = try->depth,
+        .eviction = try->eviction,
         .grad = try->over ? CST_PLAN_GRAD_OVER : CST_PLAN_GRAD_BESIDE,
         .reduce_each = s->config->micro_batches > 1 && !try->once,
         .n_chunks = try->n_chunks,

@@ -53,6 +53,7 @@ struct cst_plan_choice {
     uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES]; /* of each rank's pool */
     uint32_t n_classes;
     uint32_t prefetch_depth;             /* as cst_core_policy */
+    enum cst_core_eviction eviction;     /* same: next use, but where the other happens to be faster */
     enum cst_plan_grad grad;
     bool reduce_each;                    /* micro-batches: a reduction each, into an fp32 row; else one per chunk and step */
     uint8_t *device_rows;                /* per chunk: 1 << cst_row of those that stay on a device; owned */
@@ -85,9 +86,8 @@ struct cst_plans {
 int cst_plan_search(struct cst_plans *out, const struct cst_plan_config *config, struct cst_err *err);
 void cst_plans_close(struct cst_plans *plans);
 
-/* Play @choice once more, for its timeline, a run of another length, another policy: what the search has played. @n_steps as there: 3 if 0. */
-int cst_plan_replay(const struct cst_plan_config *config, const struct cst_plan_choice *choice, uint32_t n_steps,
-                    enum cst_core_eviction eviction, void (*interval)(void *arg, const struct cst_interval *interval), void *arg,
+/* Play @choice once more, for its timeline or a run of another length: what the search has played. @n_steps as there: 3 if 0. */
+int cst_plan_replay(const struct cst_plan_config *config, const struct cst_plan_choice *choice, uint32_t n_steps, void (*interval)(void *arg, const struct cst_interval *interval), void *arg,
                     struct cst_replay_result *out, struct cst_err *err);
 
 #endif

@@ -56,19 +56,19 @@ static void fill_pools(const struct cst_search *s, const struct cst_plan_try *tr
 }
 
 int cst_search_play(const struct cst_search *s, const struct cst_plan_try *try,
-                    const struct cst_layout *layout, struct cst_core_policy policy,
-                    struct cst_replay_config *replay, struct cst_replay_result *out,
-                    struct cst_err *err)
+                    const struct cst_layout *layout, struct cst_replay_config *replay,
+                    struct cst_replay_result *out, struct cst_err *err)
 {
     uint32_t world = s->stands_for > 1 ? 1 : s->world;
     struct cst_core_pool *pools = calloc(world, sizeof *pools);
     uint8_t *device = calloc(layout->n_chunks, 1), *disk = calloc(layout->n_chunks, 1);
-    struct cst_core_config core = {.model = s->config->model,
-                                   .layout = layout,
-                                   .world = world,
-                                   .pools = pools,
-                                   .policy = policy,
-                                   .micro_batches = try->once ? 1 : s->config->micro_batches};
+    struct cst_core_config core = {
+        .model = s->config->model,
+        .layout = layout,
+        .world = world,
+        .pools = pools,
+        .policy = {.prefetch_depth = try->depth, .eviction = try->eviction},
+        .micro_batches = try->once ? 1 : s->config->micro_batches};
     int rc = pools == NULL ? CST_ENOMEM : fill_rows(try, layout, device, disk);
 
     if (rc != CST_OK) {
@@ -124,6 +124,7 @@ static struct cst_plan_try try_of(const struct cst_plan_choice *choice)
         .n_sizes = choice->n_classes,
         .once = choice->layout.grad_bytes == 2 && !choice->reduce_each,
         .depth = choice->prefetch_depth,
+        .eviction = choice->eviction,
         .n_device = count_first(choice->device_rows, choice->n_chunks, CST_ROW_WEIGHT),
         .n_moments = count_last(choice->disk_rows, choice->n_chunks, CST_ROW_EXP_AVG),
         .n_masters = count_last(choice->disk_rows, choice->n_chunks, CST_ROW_MASTER),
@@ -139,12 +140,11 @@ static struct cst_plan_try try_of(const struct cst_plan_choice *choice)
 }
 
 int cst_plan_replay(const struct cst_plan_config *config, const struct cst_plan_choice *choice,
-                    uint32_t n_steps, enum cst_core_eviction eviction,
+                    uint32_t n_steps,
                     void (*interval)(void *arg, const struct cst_interval *interval), void *arg,
                     struct cst_replay_result *out, struct cst_err *err)
 {
     struct cst_plan_try try = try_of(choice);
-    struct cst_core_policy policy = {.prefetch_depth = try.depth, .eviction = eviction};
     struct cst_replay_config replay = {
         .n_steps = n_steps == 0 ? 3 : n_steps, .interval = interval, .arg = arg};
     struct cst_layout layout;
@@ -157,7 +157,7 @@ int cst_plan_replay(const struct cst_plan_config *config, const struct cst_plan_
     try.once = try.once && config->micro_batches > 1;
     rc = cst_search_layout(&s, &try, &layout, err);
     if (rc == CST_OK) {
-        rc = cst_search_play(&s, &try, &layout, policy, &replay, out, err);
+        rc = cst_search_play(&s, &try, &layout, &replay, out, err);
         cst_layout_close(&layout);
     }
     return rc;

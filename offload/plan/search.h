@@ -23,6 +23,7 @@ struct cst_plan_try {
     bool once;           /* one reduction of all micro-batches */
     bool known;          /* of a capacity that people take without thinking: 16, 32 or 64 MiB */
     uint32_t depth;      /* of prefetch, 0: as deep as blocks allow */
+    enum cst_core_eviction eviction;
     /* what fits */
     uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES];
     uint32_t n_chunks;
@@ -83,8 +84,7 @@ void cst_search_bound(const struct cst_search *search, struct cst_plan_try *try,
 
 /* play_try.c: replay @try as @replay says (core, rates and rows are filled in). */
 int cst_search_play(const struct cst_search *search, const struct cst_plan_try *try,
-                    const struct cst_layout *layout, struct cst_core_policy policy,
-                    struct cst_replay_config *replay, struct cst_replay_result *out,
+                    const struct cst_layout *layout, struct cst_replay_config *replay, struct cst_replay_result *out,
                     struct cst_err *err);
 
 /* words.c */

@@ -113,11 +113,10 @@ const char *cst_search_binds(const struct cst_search *search, const struct cst_p
         struct cst_search s = *search; /* its lists are not touched */
         struct cst_plan_try more = *try;
         struct cst_replay_config replay = {.n_steps = 3};
-        struct cst_core_policy policy = {.prefetch_depth = try->depth};
         struct cst_replay_result result;
 
         if (give_more(&s, &more, layout, cause) &&
-            cst_search_play(&s, &more, layout, policy, &replay, &result, NULL) == CST_OK &&
+            cst_search_play(&s, &more, layout, &replay, &result, NULL) == CST_OK &&
             result.step_ns < shortest) {
             shortest = result.step_ns;
             most = cause;

@@ -1,23 +1,28 @@
-/* How others choose, to compare plans with: fixed capacities, and Elixir's threshold rule as its code has it. Each fills in what a plan
- * would say, so that cst_plan_replay can play it. */
+/* How others choose, to compare plans with: fixed capacities, and Elixir's threshold rule as its
+ * code has it. Each fills in what a plan would say, so that cst_plan_replay can play it. */
 #ifndef PLAN_RULES_H
 #define PLAN_RULES_H
 
 #include "offload/plan/plan.h"
 
-/* Chunks of @mib MiB of weights (larger tensors in classes of their own), the whole device for blocks. CST_EPOOL and others where that
- * cannot be. */
-int rule_fixed(const struct cst_plan_config *config, uint32_t mib, struct cst_plan_choice *out, struct cst_err *err);
+/* Chunks of @mib MiB of weights (larger tensors in classes of their own), the whole device for
+ * blocks. CST_EPOOL and others where that cannot be. */
+int rule_fixed(const struct cst_plan_config *config, uint32_t mib, struct cst_plan_choice *out,
+               struct cst_err *err);
 
-/* Elixir (hpcaitech/Elixir, 2023): one capacity C for all, from 32 MiB, doubled until the largest parameter fits, up to three times that:
- * the one with the least C x moves(C, B), moves being Belady's loads of one step with B blocks; B = what the device holds, less two for
- * overlap. Then a byte of memory saves I seconds as a block, J as optimizer states:
+/* Elixir (hpcaitech/Elixir, 2023): one capacity C for all, from 32 MiB, doubled until the largest
+ * parameter fits, up to three times that: the one with the least C x moves(C, B), moves being
+ * Belady's loads of one step with B blocks; B = what the device holds, less two for overlap. Then a
+ * byte of memory saves I seconds as a block, J as optimizer states:
  *
- *   I = e_p / up + e_p / down      J = n / r x (e_o / up + I + e_p / down + 1 / v_cpu - 1 / v_gpu)     e_p = 2, e_o = 4, r = 7
+ *   I = e_p / up + e_p / down      J = n / r x (e_o / up + I + e_p / down + 1 / v_cpu - 1 / v_gpu)
+ * e_p = 2, e_o = 4, r = 7
  *
- * I > J: B blocks first, then states of chunks in the order of first use. Else: max(4, region) + 2 blocks, states, and what is left for
- * blocks, up to B. Rates are those of all n devices together. */
-int rule_elixir(const struct cst_plan_config *config, struct cst_plan_choice *out, struct cst_err *err);
+ * I > J: B blocks first, then states of chunks in the order of first use. Else: max(4, region) + 2
+ * blocks, states, and what is left for blocks, up to B. Rates are those of all n devices together.
+ */
+int rule_elixir(const struct cst_plan_config *config, struct cst_plan_choice *out,
+                struct cst_err *err);
 
 /* I and J of the rule, ns. */
 void rule_elixir_worth(const struct cst_plan_config *config, double *block_ns, double *state_ns);
