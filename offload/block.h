@@ -67,10 +67,11 @@ struct cst_part {
     uint32_t n_awaited;               /* of the LOADING ones: that fetches wait for */
     uint32_t n_foreseen;              /* of the LOADING ones: foreseen */
     struct cst_victims victims;       /* RESIDENT ones without leases, by number in the part */
-    uint32_t n_ahead;                 /* weights that the trace expects before the victims' edge */
-    uint32_t n_claimed;               /* blocks that gradients which it expects there will take */
-    struct cst_queue demand;          /* fetches that wait for a block of it */
-    struct cst_queue ahead;           /* same, served after them */
+    bool staging_failed; /* in this collection: it is done for a fetch alone, which hears of it */
+    uint32_t n_ahead;    /* weights that the trace expects before the victims' edge */
+    uint32_t n_claimed;  /* blocks that gradients which it expects there will take */
+    struct cst_queue demand; /* fetches that wait for a block of it */
+    struct cst_queue ahead;  /* same, served after them */
 };
 
 struct cst_pool {

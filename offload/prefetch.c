@@ -7,6 +7,9 @@
  *
  *   now ---- inside: n_ahead weights, n_claimed gradients ---- edge ---- what may be given up
  *
+ * Where blocks are full of gradients that wait for other ranks and nothing inside is loaded, one of
+ * them leaves (staging.c), as it would for a fetch.
+ *
  * Only a few loads are under way at once: what is not begun needs no cancelling when a fetch wants
  * the block, and while fetches wait nothing is begun. */
 #include "offload/parts.h"
@@ -14,6 +17,7 @@
 
 #define IN_FLIGHT_BYTES (16u << 20) /* of loads that nobody asked for, and at least ... */
 #define IN_FLIGHT_LEAST 4           /* ... so many */
+#define SOON 2                      /* weights that come next */
 #define FOLLOWED_MOST                                                                              \
     256 /* expected requests left out at once, beyond which prediction is anew                     \
          */
@@ -203,6 +207,22 @@ static bool advance(struct cst_core *core, uint32_t rank, struct cst_part *part)
     return true;
 }
 
+/* Weights that are wanted soon have no block, and a fetch of them would find none: a gradient that
+ * waits for other ranks leaves now rather than then. */
+static void make_room(struct cst_core *core, uint32_t rank, uint32_t k)
+{
+    const struct cst_pool *pool = &core->ranks[rank].pool;
+    const struct cst_part *part = &pool->parts[k];
+    struct cst_trace_entry entry;
+
+    if (part->count[CST_BLOCK_PENDING] > 0 && !part->staging_failed &&
+        part->count[CST_BLOCK_STAGING] + part->count[CST_BLOCK_REDUCING] == 0 &&
+        part->n_foreseen < most_in_flight(part) &&
+        cst_trace_at(pool->trace, part->victims.edge, &entry)) {
+        (void)cst_staging_begin(core, rank, k);
+    }
+}
+
 void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank)
 {
     struct cst_rank *r = &core->ranks[rank];
@@ -217,6 +237,9 @@ void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank)
         struct cst_part *part = &r->pool.parts[k];
 
         while ((depth == 0 || part->n_ahead < depth) && advance(core, rank, part)) {
+        }
+        if (part->n_ahead < SOON && (depth == 0 || part->n_ahead < depth)) {
+            make_room(core, rank, k);
         }
     }
 }

@@ -270,10 +270,11 @@ static void drop_moving(struct cst_pool *pool, uint32_t head)
     }
 }
 
-static void drop_part(struct cst_pool *pool, const struct cst_part *part)
+static void drop_part(struct cst_pool *pool, struct cst_part *part)
 {
     uint32_t b;
 
+    part->staging_failed = false;
     while ((b = part->head[CST_BLOCK_PENDING]) != CST_NONE) {
         pool->grad_of[pool->blocks[b].chunk] = CST_NONE;
         cst_block_move(pool, b, CST_BLOCK_FREE);

@@ -107,6 +107,7 @@ static void failed(struct cst_core *core, const struct cst_flight *flight,
 
     cst_block_move(&r->pool, flight->block, CST_BLOCK_PENDING);
     core->chunks[flight->chunk].staged_rank = CST_NONE;
+    part->staging_failed = true;
     i = cst_queue_pop(&core->requests, queue);
     if (i != CST_NO_REQUEST) {
         cst_core_refuse(core, core->requests.v[i].tag, event->status,

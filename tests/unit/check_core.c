@@ -346,6 +346,31 @@ START_TEST(prefetch_leaves_room_for_gradients)
 }
 END_TEST
 
+/* A rank that is ahead of the others: gradients that wait for them leave its pool before the
+ * weights that come next are asked for, so that no fetch waits for a block. */
+START_TEST(gradients_make_room_for_what_comes)
+{
+    rig_open(&rig, 8, 2, 4, 3);
+    rig_start(&rig, 2);
+    rig_drain(&rig);
+    for (uint32_t c = 0; c < 8; c++) {
+        (void)rig_release(&rig, 0, c, rig_get(&rig, 0, c));
+        rig_drain(&rig);
+    }
+    for (uint32_t c = 8; c-- > 0;) {
+        uint64_t weight = rig_get(&rig, 0, c);
+        uint64_t grad = rig_get_grad(&rig, 0, c);
+
+        ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, c, grad)), CST_OK);
+        (void)rig_release(&rig, 0, c, weight);
+        rig_drain(&rig);
+    }
+    ck_assert_uint_eq(stats_of(0).waits, 0);
+    ck_assert_uint_eq(stats_of(0).misses, 0);
+    ck_assert_uint_gt(stats_of(0).bytes_down, 0);
+}
+END_TEST
+
 /* What comes out of order is counted and served, and prediction goes on behind it. */
 START_TEST(surprises_are_counted)
 {
@@ -805,6 +830,7 @@ static Suite *suite(void)
     tcase_add_test(prefetch, prefetch_by_trace);
     tcase_add_test(prefetch, no_prefetch_past_the_commit);
     tcase_add_test(prefetch, prefetch_leaves_room_for_gradients);
+    tcase_add_test(prefetch, gradients_make_room_for_what_comes);
     tcase_add_test(prefetch, surprises_are_counted);
     tcase_add_test(prefetch, hints);
     tcase_add_checked_fixture(gradients, NULL, teardown);
