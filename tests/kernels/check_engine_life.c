@@ -206,11 +206,11 @@ START_TEST(test_drop_early)
 }
 END_TEST
 
-/* PING is answered while a segment is being populated. */
+/* PING is answered while a segment is being populated; one of more than 256 MiB is, to its end. */
 START_TEST(test_ping_while_populating)
 {
     Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
-    uint64_t bytes = 256u << 20, request;
+    uint64_t bytes = (256u << 20) + 3 * 4096, request;
     struct cst_frame frame;
 
     open_engine();
