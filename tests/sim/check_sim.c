@@ -1,5 +1,7 @@
 /* The simulator's main: --seed=N the first seed, --runs=N how many, --steps=N to commit in each,
- * --verbose every event. */
+ * --verbose every event. Then many nodes, and one with many chunks, briefly; or, with --nodes=N
+ * --ranks=N --chunks=N --micro-batches=N --deaths=N (a step), such a cluster alone. */
+#include "tests/sim/cluster.h"
 #include "tests/sim/sim.h"
 
 #include <getopt.h>
@@ -7,34 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-int main(int argc, char **argv)
+static void seeds(struct sim_options options, uint64_t runs)
 {
-    static const struct option long_options[] = {
-        {"seed", required_argument, NULL, 's'},
-        {"runs", required_argument, NULL, 'r'},
-        {"steps", required_argument, NULL, 'n'},
-        {"verbose", no_argument, NULL, 'v'},
-        {NULL, 0, NULL, 0},
-    };
-    struct sim_options options = {.seed = 1, .n_steps = 8};
-    uint64_t runs = 200;
     struct sim_totals totals = {0};
-    int c;
 
-    while ((c = getopt_long(argc, argv, "s:r:n:v", long_options, NULL)) != -1) {
-        if (c == 's') {
-            options.seed = strtoull(optarg, NULL, 0);
-        } else if (c == 'r') {
-            runs = strtoull(optarg, NULL, 0);
-        } else if (c == 'n') {
-            options.n_steps = strtoull(optarg, NULL, 0);
-        } else if (c == 'v') {
-            options.verbose = true;
-        } else {
-            fprintf(stderr, "usage: check_sim [--seed=N] [--runs=N] [--steps=N] [--verbose]\n");
-            return EXIT_FAILURE;
-        }
-    }
     printf("sim: seeds %" PRIu64 "..%" PRIu64 ", %" PRIu64 " steps each\n", options.seed,
            options.seed + runs - 1, options.n_steps);
     for (uint64_t i = 0; i < runs; i++) {
@@ -50,5 +28,96 @@ int main(int argc, char **argv)
            " contributions added early\n",
            totals.group_runs, totals.frozen_runs, totals.base_runs, totals.class_runs,
            totals.micro_runs, totals.early);
+}
+
+static void cluster(struct cluster_options options)
+{
+    struct cluster_totals totals;
+
+    printf("cluster: seed %" PRIu64 ": %u nodes of %u ranks, %u chunks, %" PRIu64 " steps of %u\n",
+           options.seed, options.n_nodes, options.n_ranks, options.n_chunks, options.n_steps,
+           options.micro_batches);
+    cluster_run(&options, &totals);
+    printf("cluster: all well: %" PRIu64 " events, %" PRIu64 " commands, %" PRIu64
+           " deaths, %.3f s of virtual time\n",
+           totals.n_events, totals.n_commands, totals.n_deaths, (double)totals.ns / 1e9);
+}
+
+static bool number(const char *name, uint64_t least, uint64_t most, uint64_t *out)
+{
+    char *end;
+
+    *out = strtoull(optarg, &end, 0);
+    if (end == optarg || *end != '\0' || *out < least || *out > most) {
+        fprintf(stderr, "check_sim: --%s is %" PRIu64 " to %" PRIu64 "\n", name, least, most);
+        return false;
+    }
+    return true;
+}
+
+enum { SEED, RUNS, STEPS, NODES, RANKS, CHUNKS, MICRO, DEATHS, N_NUMBERS };
+
+static const struct {
+    uint64_t least, most;
+} limits[N_NUMBERS] = {
+    [SEED] = {0, UINT64_MAX}, [RUNS] = {0, UINT64_MAX},   [STEPS] = {1, 1u << 20},
+    [NODES] = {1, 1u << 16},  [RANKS] = {1, 64},          [CHUNKS] = {1, 1u << 20},
+    [MICRO] = {1, 16},        [DEATHS] = {0, UINT32_MAX},
+};
+
+int main(int argc, char **argv)
+{
+    static const struct option long_options[] = {
+        {"seed", required_argument, NULL, SEED},
+        {"runs", required_argument, NULL, RUNS},
+        {"steps", required_argument, NULL, STEPS},
+        {"nodes", required_argument, NULL, NODES},
+        {"ranks", required_argument, NULL, RANKS},
+        {"chunks", required_argument, NULL, CHUNKS},
+        {"micro-batches", required_argument, NULL, MICRO},
+        {"deaths", required_argument, NULL, DEATHS},
+        {"verbose", no_argument, NULL, 'v'},
+        {NULL, 0, NULL, 0},
+    };
+    uint64_t v[N_NUMBERS] = {
+        [SEED] = 1, [RUNS] = 200, [STEPS] = 8, [RANKS] = 8, [CHUNKS] = 16, [MICRO] = 2};
+    struct cluster_options big;
+    bool verbose = false;
+    int i;
+    int c;
+
+    while ((c = getopt_long(argc, argv, "v", long_options, &i)) != -1) {
+        if (c == 'v') {
+            verbose = true;
+        } else if (c >= N_NUMBERS ||
+                   !number(long_options[c].name, limits[c].least, limits[c].most, &v[c])) {
+            return EXIT_FAILURE;
+        }
+    }
+    big = (struct cluster_options){.seed = v[SEED],
+                                   .n_nodes = (uint32_t)v[NODES],
+                                   .n_ranks = (uint32_t)v[RANKS],
+                                   .n_chunks = (uint32_t)v[CHUNKS],
+                                   .micro_batches = (uint32_t)v[MICRO],
+                                   .n_deaths = (uint32_t)v[DEATHS],
+                                   .n_steps = v[STEPS]};
+    if (big.n_nodes > 0) {
+        cluster(big);
+        return EXIT_SUCCESS;
+    }
+    seeds((struct sim_options){.seed = v[SEED], .n_steps = v[STEPS], .verbose = verbose}, v[RUNS]);
+    cluster((struct cluster_options){.seed = v[SEED],
+                                     .n_nodes = 32,
+                                     .n_ranks = 64,
+                                     .n_chunks = 8,
+                                     .micro_batches = 2,
+                                     .n_deaths = 8,
+                                     .n_steps = 2});
+    cluster((struct cluster_options){.seed = v[SEED],
+                                     .n_nodes = 1,
+                                     .n_ranks = 1,
+                                     .n_chunks = 100000,
+                                     .micro_batches = 1,
+                                     .n_steps = 1});
     return EXIT_SUCCESS;
 }

@@ -1,0 +1,654 @@
+#include "tests/sim/cluster.h"
+
+#include "offload/core.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHUNK_ELEMS 4096
+#define COMPUTE_NS 50000
+#define RETURN_NS 5000000 /* until a worker that died has been started again */
+#define AGREE_NS 200000   /* until all nodes know that all have committed */
+#define CHECK_EVERY 4096  /* events: the cores' invariants are looked at */
+
+enum moment_kind { MOMENT_DONE, MOMENT_GO, MOMENT_COMPUTED, MOMENT_DEATH, MOMENT_RETURN };
+
+struct moment {
+    uint64_t at;    /* ns */
+    uint64_t order; /* of those at the same time */
+    enum moment_kind kind;
+    uint32_t node, rank;
+    uint64_t what; /* DONE: the ticket; GO, COMPUTED: the rank's turn */
+};
+
+enum rank_state { RANK_GONE, RANK_IDLE, RANK_SYNCING, RANK_RUNS, RANK_STEPS, RANK_RESTS };
+enum asked {
+    ASKED_WEIGHT,
+    ASKED_GRAD,
+    ASKED_RELEASE,
+    ASKED_HAND_IN,
+    ASKED_END,
+    ASKED_STEP,
+    ASKED_SYNC
+};
+
+struct crank {
+    enum rank_state state;
+    uint64_t turn;      /* counts what was begun: moments of earlier ones are void */
+    uint64_t first_tag; /* answers to what was asked before are void */
+    uint64_t attempt, step;
+    uint32_t micro;
+    uint32_t at;           /* operators of the micro-batch done, forward and backward */
+    uint32_t waiting;      /* fetches */
+    uint64_t weight, grad; /* generations */
+};
+
+/* When a command ends. */
+struct ending {
+    uint64_t ticket, at;
+};
+
+struct node {
+    struct cst_core *core;
+    struct cst_actions actions;
+    struct crank *ranks;
+    uint64_t step, attempt;
+    uint64_t lanes[2];        /* free from then on: copies, the others */
+    struct ending *endings;   /* ring */
+    uint32_t *handed, *added; /* per chunk: contributions of this step */
+};
+
+struct cluster {
+    struct cluster_options options;
+    struct cluster_totals totals;
+    uint64_t rng, now, order, tag;
+    struct cst_model model;
+    struct cst_layout layout;
+    uint32_t *segments;
+    uint32_t n_endings; /* power of two */
+    struct node *nodes;
+    uint64_t step; /* committed by all nodes */
+    struct moment *heap;
+    size_t n_heap, heap_capacity;
+};
+
+static void fail(const struct cluster *cl, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3), noreturn));
+
+static void fail(const struct cluster *cl, const char *fmt, ...)
+{
+    va_list ap;
+
+    fprintf(stderr, "cluster: seed %" PRIu64 ", %" PRIu64 " ns, step %" PRIu64 ": ",
+            cl->options.seed, cl->now, cl->step);
+    va_start(ap, fmt);
+    vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "\n");
+    exit(EXIT_FAILURE);
+}
+
+static void *must(void *p)
+{
+    if (p == NULL) {
+        abort();
+    }
+    return p;
+}
+
+static uint64_t mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+static uint32_t below(struct cluster *cl, uint32_t n)
+{
+    return (uint32_t)(mix(cl->rng++) % n);
+}
+
+/* -- moments ----------------------------------------------------------------------------------- */
+
+static bool before(const struct moment *a, const struct moment *b)
+{
+    return a->at != b->at ? a->at < b->at : a->order < b->order;
+}
+
+static void push(struct cluster *cl, struct moment m)
+{
+    size_t i = cl->n_heap++;
+
+    if (cl->n_heap > cl->heap_capacity) {
+        cl->heap_capacity = cl->heap_capacity == 0 ? 1024 : 2 * cl->heap_capacity;
+        cl->heap = must(realloc(cl->heap, cl->heap_capacity * sizeof *cl->heap));
+    }
+    m.order = cl->order++;
+    for (; i > 0 && before(&m, &cl->heap[(i - 1) / 2]); i = (i - 1) / 2) {
+        cl->heap[i] = cl->heap[(i - 1) / 2];
+    }
+    cl->heap[i] = m;
+}
+
+static struct moment pop(struct cluster *cl)
+{
+    struct moment first = cl->heap[0];
+    struct moment last = cl->heap[--cl->n_heap];
+    size_t i = 0;
+
+    for (size_t child; (child = 2 * i + 1) < cl->n_heap; i = child) {
+        if (child + 1 < cl->n_heap && before(&cl->heap[child + 1], &cl->heap[child])) {
+            child++;
+        }
+        if (!before(&cl->heap[child], &last)) {
+            break;
+        }
+        cl->heap[i] = cl->heap[child];
+    }
+    cl->heap[i] = last;
+    return first;
+}
+
+/* The rank does something else from now on: at @at, if nothing comes in between. */
+static void turn(struct cluster *cl, uint32_t n, uint32_t rank, enum moment_kind kind, uint64_t at)
+{
+    push(cl, (struct moment){.at = at,
+                             .kind = kind,
+                             .node = n,
+                             .rank = rank,
+                             .what = ++cl->nodes[n].ranks[rank].turn});
+}
+
+/* -- engines ----------------------------------------------------------------------------------- */
+
+static uint64_t cost_of(const struct cluster *cl, const struct cst_command *command)
+{
+    switch (command->kind) {
+    case CST_COMMAND_COPY:
+        return 10000 + command->bytes / 20;
+    case CST_COMMAND_REDUCE:
+        return 5000 + (uint64_t)CHUNK_ELEMS * (2 * command->n_src + 4) / 40;
+    case CST_COMMAND_NORM:
+        return 20000 + cl->layout.n_tiles / 10;
+    case CST_COMMAND_UPDATE:
+        return 5000 + (uint64_t)CHUNK_ELEMS * 28 / 40;
+    case CST_COMMAND_FILL:
+    case CST_COMMAND_CONVERT:
+        break;
+    }
+    fail(cl, "a command of kind %d, which nobody asked for", (int)command->kind);
+}
+
+/* Each sum of a step has what was handed in, once. */
+static void count(const struct cluster *cl, uint32_t n, const struct cst_command *command)
+{
+    struct node *node = &cl->nodes[n];
+    uint32_t c = command->chunk;
+
+    if (command->kind == CST_COMMAND_REDUCE) {
+        node->added[c] = command->n_src + (command->accumulate ? node->added[c] : 0);
+    } else if (command->kind == CST_COMMAND_UPDATE) {
+        if (node->added[c] != node->handed[c]) {
+            fail(cl, "node %u, chunk %u: %u contributions in the sum, %u were handed in", n, c,
+                 node->added[c], node->handed[c]);
+        }
+        node->handed[c] = 0;
+    }
+}
+
+/* A lane takes commands in the order of their tickets. */
+static void submit(struct cluster *cl, uint32_t n, const struct cst_command *command)
+{
+    struct node *node = &cl->nodes[n];
+    uint64_t *lane = &node->lanes[command->kind == CST_COMMAND_COPY ? 0 : 1];
+    uint64_t at = *lane > cl->now ? *lane : cl->now;
+
+    count(cl, n, command);
+    for (uint32_t i = 0; i < command->n_after; i++) {
+        const struct ending *e = &node->endings[command->after[i] % cl->n_endings];
+
+        at = e->ticket == command->after[i] && e->at > at ? e->at : at;
+    }
+    at += cost_of(cl, command);
+    *lane = at;
+    node->endings[command->ticket % cl->n_endings] =
+        (struct ending){.ticket = command->ticket, .at = at};
+    push(cl, (struct moment){.at = at, .kind = MOMENT_DONE, .node = n, .what = command->ticket});
+    cl->totals.n_commands++;
+}
+
+/* -- answers ----------------------------------------------------------------------------------- */
+
+static void go(struct cluster *cl, uint32_t n, uint32_t rank, uint64_t delay)
+{
+    turn(cl, n, rank, MOMENT_GO, cl->now + delay);
+}
+
+/* At a step: it goes on as soon as all nodes have committed the one before. */
+static void start(struct cluster *cl, uint32_t n, uint32_t rank, uint64_t step)
+{
+    struct crank *r = &cl->nodes[n].ranks[rank];
+
+    r->step = step;
+    r->micro = 0;
+    r->at = 0;
+    r->state = step > cl->step ? RANK_RESTS : RANK_RUNS;
+    if (r->state == RANK_RUNS) {
+        go(cl, n, rank, 0);
+    }
+}
+
+/* Some die in each step. */
+static void choose_deaths(struct cluster *cl)
+{
+    for (uint32_t i = 0; i < cl->options.n_deaths; i++) {
+        push(cl, (struct moment){.at = cl->now + 1 + below(cl, 8 * COMPUTE_NS),
+                                 .kind = MOMENT_DEATH,
+                                 .node = below(cl, cl->options.n_nodes),
+                                 .rank = below(cl, cl->options.n_ranks)});
+    }
+}
+
+static void node_committed(struct cluster *cl, uint32_t n, uint64_t step)
+{
+    uint64_t least = UINT64_MAX;
+
+    if (step <= cl->nodes[n].step) {
+        return;
+    }
+    cl->nodes[n].step = step;
+    for (uint32_t i = 0; i < cl->options.n_nodes; i++) {
+        least = cl->nodes[i].step < least ? cl->nodes[i].step : least;
+    }
+    if (least == cl->step) {
+        return;
+    }
+    cl->step = least;
+    for (uint32_t i = 0; i < cl->options.n_nodes; i++) {
+        for (uint32_t rank = 0; rank < cl->options.n_ranks; rank++) {
+            struct crank *r = &cl->nodes[i].ranks[rank];
+
+            if (r->state == RANK_RESTS && r->step <= least) {
+                r->state = RANK_RUNS;
+                go(cl, i, rank, AGREE_NS + below(cl, COMPUTE_NS));
+            }
+        }
+    }
+    choose_deaths(cl);
+}
+
+static void give_up(struct cluster *cl, uint32_t n, uint32_t rank)
+{
+    struct crank *r = &cl->nodes[n].ranks[rank];
+
+    r->state = RANK_IDLE;
+    r->first_tag = cl->tag + 1;
+    go(cl, n, rank, 1000);
+}
+
+static void synced(struct cluster *cl, uint32_t n, uint32_t rank, const struct cst_reply *reply)
+{
+    struct node *node = &cl->nodes[n];
+
+    if (reply->attempt != node->attempt) {
+        node->attempt = reply->attempt;
+        memset(node->handed, 0, cl->options.n_chunks * sizeof *node->handed);
+    }
+    node->ranks[rank].attempt = reply->attempt;
+    node_committed(cl, n, reply->step); /* by one that died, perhaps */
+    start(cl, n, rank, reply->step);
+}
+
+static void fetched(struct cluster *cl, uint32_t n, uint32_t rank)
+{
+    if (--cl->nodes[n].ranks[rank].waiting == 0) {
+        turn(cl, n, rank, MOMENT_COMPUTED, cl->now + COMPUTE_NS + below(cl, COMPUTE_NS));
+    }
+}
+
+static void answer(struct cluster *cl, uint32_t n, const struct cst_reply *reply)
+{
+    uint32_t rank = (uint32_t)(reply->tag >> 4) & 63;
+    enum asked asked = (enum asked)(reply->tag & 15);
+    struct crank *r = &cl->nodes[n].ranks[rank];
+
+    if (reply->tag >> 10 < r->first_tag) {
+        return;
+    }
+    if (reply->status == CST_EPEERDIED) {
+        give_up(cl, n, rank);
+        return;
+    }
+    if (reply->status != CST_OK) {
+        fail(cl, "node %u, rank %u, request %d: %s", n, rank, (int)asked, reply->err.text);
+    }
+    switch (asked) {
+    case ASKED_WEIGHT:
+        r->weight = reply->generation;
+        fetched(cl, n, rank);
+        break;
+    case ASKED_GRAD:
+        r->grad = reply->generation;
+        fetched(cl, n, rank);
+        break;
+    case ASKED_STEP:
+        node_committed(cl, n, reply->step);
+        start(cl, n, rank, reply->step);
+        break;
+    case ASKED_SYNC:
+        synced(cl, n, rank, reply);
+        break;
+    case ASKED_RELEASE:
+    case ASKED_HAND_IN:
+    case ASKED_END:
+        break;
+    }
+}
+
+static void feed(struct cluster *cl, uint32_t n, struct cst_event event)
+{
+    struct node *node = &cl->nodes[n];
+
+    event.now = cl->now;
+    cst_core_step(node->core, &event, &node->actions);
+    for (size_t i = 0; i < node->actions.n; i++) {
+        const struct cst_action *a = &node->actions.v[i];
+
+        if (a->kind == CST_ACT_COMMAND) {
+            submit(cl, n, &a->command);
+        } else if (a->kind == CST_ACT_REPLY) {
+            answer(cl, n, &a->reply);
+        }
+    }
+    if (++cl->totals.n_events % CHECK_EVERY == 0 && cl->options.n_chunks < CHECK_EVERY) {
+        const char *broken = cst_core_check(node->core);
+
+        if (broken != NULL) {
+            fail(cl, "node %u: not true that %s", n, broken);
+        }
+    }
+}
+
+/* False: the attempt is over. */
+static bool ask(struct cluster *cl, uint32_t n, uint32_t rank, enum cst_event_kind kind,
+                enum asked asked, uint32_t chunk, uint64_t generation)
+{
+    struct crank *r = &cl->nodes[n].ranks[rank];
+    enum rank_state state = r->state;
+
+    feed(cl, n,
+         (struct cst_event){.kind = kind,
+                            .tag = ++cl->tag << 10 | (uint64_t)rank << 4 | (uint64_t)asked,
+                            .rank = rank,
+                            .attempt = r->attempt,
+                            .chunk = chunk,
+                            .generation = generation,
+                            .hyper = {.lr = 0.1f, .beta2 = 0.9f, .eps = 1e-8f, .grad_scale = 1}});
+    return r->state == state;
+}
+
+/* -- workers ----------------------------------------------------------------------------------- */
+
+/* Operator i has tensor i alone, which is chunk_of(i). */
+static uint32_t operator_at(const struct cluster *cl, uint32_t at)
+{
+    uint32_t n = cl->options.n_chunks;
+
+    return at < n ? at : 2 * n - 1 - at;
+}
+
+static bool runs(const struct cluster *cl, uint32_t n, uint32_t rank, uint32_t op)
+{
+    const struct crank *r = &cl->nodes[n].ranks[rank];
+    uint64_t salt = ((cl->options.seed << 20 | op) * 64 + rank) * 4096 + n;
+
+    return (cl->model.operators[op].ranks >> rank & 1) != 0 &&
+           (cl->model.tensors[op].pattern != CST_PATTERN_EXPERT ||
+            mix(salt + mix(r->step * 16 + r->micro)) % 3 != 0); /* no tokens for the expert */
+}
+
+static bool has_grad(const struct cluster *cl, const struct crank *r, uint32_t op)
+{
+    return r->at >= cl->options.n_chunks && cl->model.tensors[op].pattern != CST_PATTERN_FROZEN;
+}
+
+static void begin_operator(struct cluster *cl, uint32_t n, uint32_t rank, uint32_t op)
+{
+    struct crank *r = &cl->nodes[n].ranks[rank];
+    uint32_t chunk = cl->model.tensors[op].chunk;
+    bool grad = has_grad(cl, r, op);
+
+    r->waiting = 1 + (uint32_t)grad;
+    if (ask(cl, n, rank, CST_EV_FETCH_WEIGHT, ASKED_WEIGHT, chunk, 0) && grad) {
+        (void)ask(cl, n, rank, CST_EV_FETCH_GRAD, ASKED_GRAD, chunk, 0);
+    }
+}
+
+static void end_micro_batch(struct cluster *cl, uint32_t n, uint32_t rank)
+{
+    struct crank *r = &cl->nodes[n].ranks[rank];
+
+    if (r->micro + 1 == cl->options.micro_batches) {
+        r->state = RANK_STEPS;
+        (void)ask(cl, n, rank, CST_EV_STEP, ASKED_STEP, 0, 0);
+    } else if (ask(cl, n, rank, CST_EV_ACCUMULATE, ASKED_END, 0, 0)) {
+        r->micro++;
+        r->at = 0;
+        go(cl, n, rank, 0);
+    }
+}
+
+static void run(struct cluster *cl, uint32_t n, uint32_t rank)
+{
+    struct crank *r = &cl->nodes[n].ranks[rank];
+
+    if (r->state == RANK_IDLE) {
+        r->state = RANK_SYNCING;
+        (void)ask(cl, n, rank, CST_EV_SYNC, ASKED_SYNC, 0, 0);
+        return;
+    }
+    while (r->at < 2 * cl->options.n_chunks && !runs(cl, n, rank, operator_at(cl, r->at))) {
+        r->at++;
+    }
+    if (r->at < 2 * cl->options.n_chunks) {
+        begin_operator(cl, n, rank, operator_at(cl, r->at));
+    } else {
+        end_micro_batch(cl, n, rank);
+    }
+}
+
+static void computed(struct cluster *cl, uint32_t n, uint32_t rank)
+{
+    struct crank *r = &cl->nodes[n].ranks[rank];
+    uint32_t op = operator_at(cl, r->at);
+    uint32_t chunk = cl->model.tensors[op].chunk;
+
+    if (has_grad(cl, r, op)) {
+        cl->nodes[n].handed[chunk]++;
+        if (!ask(cl, n, rank, CST_EV_HAND_IN, ASKED_HAND_IN, chunk, r->grad)) {
+            cl->nodes[n].handed[chunk]--;
+            return;
+        }
+    }
+    if (ask(cl, n, rank, CST_EV_RELEASE, ASKED_RELEASE, chunk, r->weight)) {
+        r->at++;
+        go(cl, n, rank, 0);
+    }
+}
+
+static void die(struct cluster *cl, uint32_t n, uint32_t rank)
+{
+    struct crank *r = &cl->nodes[n].ranks[rank];
+
+    if (r->state == RANK_GONE) {
+        return;
+    }
+    cl->totals.n_deaths++;
+    r->state = RANK_GONE;
+    r->first_tag = cl->tag + 1;
+    feed(cl, n, (struct cst_event){.kind = CST_EV_DEAD, .rank = rank});
+    turn(cl, n, rank, MOMENT_RETURN, cl->now + RETURN_NS);
+}
+
+static void come(struct cluster *cl, uint32_t n, uint32_t rank)
+{
+    cl->nodes[n].ranks[rank].state = RANK_IDLE;
+    feed(cl, n, (struct cst_event){.kind = CST_EV_ATTACH, .rank = rank});
+    go(cl, n, rank, 0);
+}
+
+/* -- the whole --------------------------------------------------------------------------------- */
+
+/* Of eight chunks five are everybody's, one is of the even ranks, one an expert of the odd ones,
+ * one frozen. */
+static void declare(struct cluster *cl)
+{
+    uint64_t all = ~0ull >> (64 - cl->options.n_ranks);
+    uint64_t even = 0x5555555555555555ull;
+    int64_t shape = CHUNK_ELEMS;
+    char name[32];
+
+    cst_model_init(&cl->model);
+    cl->model.max_entries = cl->options.n_chunks;
+    if (cl->options.n_ranks > 1 && (cst_model_group(&cl->model, even & all, NULL) != CST_OK ||
+                                    cst_model_group(&cl->model, even << 1 & all, NULL) != CST_OK)) {
+        fail(cl, "a group was refused");
+    }
+    for (uint32_t i = 0; i < cl->options.n_chunks; i++) {
+        struct cst_tensor_words words = {
+            .name = name, .shape = &shape, .n_dims = 1, .lr_scale = 1, .decay_scale = 1};
+
+        (void)snprintf(name, sizeof name, "t%u", i);
+        words.group = cl->options.n_ranks > 1 && i % 8 == 5   ? 1
+                      : cl->options.n_ranks > 1 && i % 8 == 6 ? 2
+                                                              : 0;
+        words.pattern = i % 8 == 6   ? CST_PATTERN_EXPERT
+                        : i % 8 == 7 ? CST_PATTERN_FROZEN
+                                     : CST_PATTERN_SHARD;
+        if (cst_model_tensor_as(&cl->model, &words, NULL) != CST_OK ||
+            cst_model_operator(&cl->model, name, &i, 1, NULL) != CST_OK) {
+            fail(cl, "a tensor was refused");
+        }
+    }
+}
+
+static void open_node(struct cluster *cl, uint32_t n)
+{
+    struct node *node = &cl->nodes[n];
+    struct cst_core_pool pools[CST_CORE_MAX_WORLD] = {0};
+    struct cst_core_config config = {.model = &cl->model,
+                                     .layout = &cl->layout,
+                                     .world = cl->options.n_ranks,
+                                     .arena_segments = cl->segments,
+                                     .pools = pools,
+                                     .first_ticket = 1,
+                                     .peer_timeout_ns = CST_CORE_NEVER,
+                                     .micro_batches = cl->options.micro_batches};
+    struct cst_err err;
+
+    for (uint32_t rank = 0; rank < cl->options.n_ranks; rank++) {
+        uint32_t blocks = cl->layout.needs[rank].min_blocks[0] + cl->options.n_chunks / 4;
+
+        pools[rank].parts[0] =
+            (struct cst_core_part){.n_blocks = blocks, .blocks_per_slab = blocks};
+        pools[rank].segments = cl->segments;
+    }
+    if (cst_core_open(&node->core, &config, &err) != CST_OK) {
+        fail(cl, "open: %s", err.text);
+    }
+    cst_actions_init(&node->actions);
+    node->ranks = must(calloc(cl->options.n_ranks, sizeof *node->ranks));
+    node->endings = must(calloc(cl->n_endings, sizeof *node->endings));
+    node->handed = must(calloc(cl->options.n_chunks, sizeof *node->handed));
+    node->added = must(calloc(cl->options.n_chunks, sizeof *node->added));
+    for (uint32_t rank = 0; rank < cl->options.n_ranks; rank++) {
+        turn(cl, n, rank, MOMENT_RETURN, below(cl, 1000000));
+    }
+}
+
+static void close_node(struct cluster *cl, uint32_t n)
+{
+    struct node *node = &cl->nodes[n];
+    const char *broken = cst_core_check(node->core);
+
+    if (broken != NULL) {
+        fail(cl, "node %u: at the end it is not true that %s", n, broken);
+    }
+    cst_core_close(node->core);
+    cst_actions_close(&node->actions);
+    free(node->ranks);
+    free(node->endings);
+    free(node->handed);
+    free(node->added);
+}
+
+static void open_cluster(struct cluster *cl)
+{
+    struct cst_layout_config config = {
+        .chunk_elems = CHUNK_ELEMS, .n_nodes = 1, .world = cl->options.n_ranks, .grad_bytes = 4};
+    struct cst_err err;
+
+    declare(cl);
+    if (cst_layout_build(&cl->layout, &cl->model, &config, &err) != CST_OK) {
+        fail(cl, "layout: %s", err.text);
+    }
+    cl->segments = must(calloc(cl->layout.n_segments + 1, sizeof *cl->segments));
+    for (cl->n_endings = 1024; cl->n_endings < 8 * cl->options.n_chunks; cl->n_endings *= 2) {
+    }
+    cl->nodes = must(calloc(cl->options.n_nodes, sizeof *cl->nodes));
+    for (uint32_t n = 0; n < cl->options.n_nodes; n++) {
+        open_node(cl, n);
+    }
+    choose_deaths(cl);
+}
+
+static void close_cluster(struct cluster *cl)
+{
+    for (uint32_t n = 0; n < cl->options.n_nodes; n++) {
+        close_node(cl, n);
+    }
+    free(cl->nodes);
+    free(cl->segments);
+    free(cl->heap);
+    cst_layout_close(&cl->layout);
+    cst_model_close(&cl->model);
+}
+
+static void play(struct cluster *cl, const struct moment *m)
+{
+    const struct crank *r = &cl->nodes[m->node].ranks[m->rank];
+
+    cl->now = m->at;
+    if (m->kind == MOMENT_DONE) {
+        feed(cl, m->node, (struct cst_event){.kind = CST_EV_DONE, .ticket = m->what, .value = 1.0});
+    } else if (m->kind == MOMENT_DEATH) {
+        die(cl, m->node, m->rank);
+    } else if (m->what == r->turn) {
+        (m->kind == MOMENT_GO         ? run
+         : m->kind == MOMENT_COMPUTED ? computed
+                                      : come)(cl, m->node, m->rank);
+    }
+}
+
+void cluster_run(const struct cluster_options *options, struct cluster_totals *out)
+{
+    struct cluster cl = {.options = *options, .rng = options->seed << 32};
+
+    open_cluster(&cl);
+    while (cl.step < options->n_steps) {
+        struct moment m;
+
+        if (cl.n_heap == 0) {
+            fail(&cl, "nobody can do anything");
+        }
+        m = pop(&cl);
+        play(&cl, &m);
+    }
+    cl.totals.ns = cl.now;
+    close_cluster(&cl);
+    *out = cl.totals;
+}
