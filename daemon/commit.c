@@ -54,7 +54,7 @@ static void fill_classes(const struct cst_job *job, uint32_t rank, struct commit
         cistern__pool_class__init(class);
         class->chunk_elems = job->layout.classes[c].capacity;
         class->n_blocks = pool->parts[c].n_blocks;
-        class->min_blocks = job->layout.classes[c].min_blocks;
+        class->min_blocks = job->layout.needs[rank].min_blocks[c];
         class->blocks_per_slab = pool->parts[c].blocks_per_slab;
         class->first_slab = pool->parts[c].first_slab;
         out->pointers[c] = class;

@@ -179,14 +179,7 @@ static int add_arenas(struct cst_memory *memory, const struct cst_memory_wish *w
 
 void cst_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header)
 {
-    uint32_t n_spans = 0;
-
-    for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        if (cst_pattern(layout->chunks[c].pattern)->has_states) {
-            n_spans += layout->chunks[c].n_tensors;
-        }
-    }
-    cst_table_size(header, layout->n_chunks, n_spans, layout->n_tiles);
+    cst_table_size(header, layout->n_chunks, layout->n_spans, layout->n_tiles);
 }
 
 static int add_table(struct cst_memory *memory, const struct cst_layout *layout,

@@ -47,11 +47,12 @@ uint64_t cst_pools_bytes(const struct cst_layout *layout, const struct cst_pools
     return bytes;
 }
 
-/* The most blocks of @class that can be had within @bytes and are of use. */
-static uint32_t most_blocks(const struct cst_layout *layout, uint32_t class, uint64_t bytes,
-                            uint64_t grain)
+/* The most blocks of @class that can be had within @bytes and are of use to @rank. */
+static uint32_t most_blocks(const struct cst_layout *layout, uint32_t rank, uint32_t class,
+                            uint64_t bytes, uint64_t grain)
 {
-    uint32_t per_slab = cst_pools_per_slab(layout, class), max = layout->classes[class].max_blocks;
+    uint32_t per_slab = cst_pools_per_slab(layout, class);
+    uint32_t max = layout->needs[rank].max_blocks[class];
     uint64_t slab = cst_pools_slab_bytes(layout, class, per_slab, grain);
     uint64_t rest = bytes % slab / grain * grain / block_bytes(layout, class);
     uint64_t n = bytes / slab * per_slab + (rest < per_slab ? rest : per_slab);
@@ -60,46 +61,48 @@ static uint32_t most_blocks(const struct cst_layout *layout, uint32_t class, uin
 }
 
 /* The first class whose least blocks, with those of the classes before it, are more than @bytes. */
-static int too_small(const struct cst_layout *layout, const struct cst_model *model, uint64_t bytes,
-                     uint64_t grain, struct cst_err *err)
+static int too_small(const struct cst_layout *layout, const struct cst_model *model, uint32_t rank,
+                     uint64_t bytes, uint64_t grain, struct cst_err *err)
 {
-    uint64_t need = 0, all = 0;
+    const struct cst_layout_need *need = &layout->needs[rank];
+    uint64_t sum = 0, all = 0;
     uint32_t c = 0;
 
     for (uint32_t i = 0; i < layout->n_classes; i++) {
-        all += class_bytes(layout, i, layout->classes[i].min_blocks, grain);
+        all += class_bytes(layout, i, need->min_blocks[i], grain);
     }
-    for (; c < layout->n_classes; c++) {
-        need += class_bytes(layout, c, layout->classes[c].min_blocks, grain);
-        if (need > bytes) {
+    for (; c + 1 < layout->n_classes; c++) {
+        sum += class_bytes(layout, c, need->min_blocks[c], grain);
+        if (sum > bytes) {
             break;
         }
     }
-    return cst_err_set(
-        err, CST_EPOOL,
-        "pool of %" PRIu64 " bytes: operator '%s' needs %" PRIu32 " blocks of %" PRIu64
-        " bytes (size class %" PRIu32 " of %" PRIu32 "): %" PRIu64 " bytes short",
-        bytes, model->operators[layout->classes[c].min_operator].name,
-        layout->classes[c].min_blocks, block_bytes(layout, c), c, layout->n_classes, all - bytes);
+    return cst_err_set(err, CST_EPOOL,
+                       "pool of %" PRIu64 " bytes: operator '%s' needs %" PRIu32
+                       " blocks of %" PRIu64 " bytes (size class %" PRIu32 " of %" PRIu32
+                       "): %" PRIu64 " bytes short",
+                       bytes, model->operators[need->min_operator[c]].name, need->min_blocks[c],
+                       block_bytes(layout, c), c, layout->n_classes, all - bytes);
 }
 
-int cst_pools_divide(const struct cst_layout *layout, const struct cst_model *model, uint64_t bytes,
-                     uint64_t grain, struct cst_pools_blocks *out, struct cst_err *err)
+int cst_pools_divide(const struct cst_layout *layout, const struct cst_model *model, uint32_t rank,
+                     uint64_t bytes, uint64_t grain, struct cst_pools_blocks *out,
+                     struct cst_err *err)
 {
     struct cst_pools_blocks blocks = {{0}};
     uint64_t least, left;
 
     for (uint32_t c = 0; c < layout->n_classes; c++) {
-        blocks.n[c] = layout->classes[c].min_blocks;
+        blocks.n[c] = layout->needs[rank].min_blocks[c];
     }
     least = cst_pools_bytes(layout, &blocks, grain);
     if (least > bytes) {
-        return too_small(layout, model, bytes, grain, err);
+        return too_small(layout, model, rank, bytes, grain, err);
     }
     left = bytes - least;
     for (uint32_t c = 0; c < layout->n_classes; c++) {
         left += class_bytes(layout, c, blocks.n[c], grain);
-        blocks.n[c] = most_blocks(layout, c, left, grain);
+        blocks.n[c] = most_blocks(layout, rank, c, left, grain);
         left -= class_bytes(layout, c, blocks.n[c], grain);
     }
     *out = blocks;

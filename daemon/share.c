@@ -53,7 +53,7 @@ static int give_share(const struct cst_job *job, const struct cst_memory_pool *p
     struct cst_err why = {0};
     uint32_t n_open;
     uint64_t left = left_for_open(job, pools, gpu, &n_open);
-    int rc = cst_pools_divide(&job->layout, &job->model, left / n_open,
+    int rc = cst_pools_divide(&job->layout, &job->model, rank, left / n_open,
                               cst_memory_grain(job->daemon, gpu), out, &why);
 
     return rc == CST_OK
@@ -72,7 +72,7 @@ int cst_share_divide(const struct cst_job *job, struct cst_memory_pool *pools, s
     for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
         pools[r] = (struct cst_memory_pool){.gpu = job->workers[r].gpu};
         if (job->workers[r].pool_bytes != 0) {
-            rc = cst_pools_divide(&job->layout, &job->model, job->workers[r].pool_bytes, 1,
+            rc = cst_pools_divide(&job->layout, &job->model, r, job->workers[r].pool_bytes, 1,
                                   &pools[r].blocks, err);
         }
     }
@@ -95,7 +95,8 @@ int cst_share_check(const struct cst_worker *worker, struct cst_err *err)
     if (worker->pool_bytes == 0) {
         return CST_OK;
     }
-    rc = cst_pools_divide(&job->layout, &job->model, worker->pool_bytes, 1, &now, &why);
+    rc = cst_pools_divide(&job->layout, &job->model, worker->rank, worker->pool_bytes, 1, &now,
+                          &why);
     if (rc != CST_OK) {
         rc = cst_err_set(err, CST_EMISMATCH,
                          "pool of rank %u: it is larger since the job was committed: %.250s",

@@ -10,11 +10,12 @@ enum { KB = 1024, MB = 1024 * 1024 };
 static struct cst_layout_operator operators[] = {{.name = "small"}, {.name = "large"}};
 static const struct cst_model model = {.operators = operators, .n_operators = 2};
 
-/* Blocks of 16 KiB and of 1 MiB. */
+/* Blocks of 16 KiB and of 1 MiB; rank 1 uses none of the latter. */
 static const struct cst_layout layout = {
     .n_classes = 2,
-    .classes = {{.capacity = 8 * KB, .min_blocks = 3, .min_operator = 0, .max_blocks = 10},
-                {.capacity = 512 * KB, .min_blocks = 2, .min_operator = 1, .max_blocks = 4}}};
+    .classes = {{.capacity = 8 * KB}, {.capacity = 512 * KB}},
+    .needs = {{.min_blocks = {3, 2}, .min_operator = {0, 1}, .max_blocks = {10, 4}},
+              {.min_blocks = {2, 0}, .max_blocks = {6, 0}}}};
 
 static const uint64_t least = 3 * 16 * KB + 2 * MB;
 
@@ -23,7 +24,7 @@ static void assert_blocks(uint64_t bytes, uint64_t grain, uint32_t first, uint32
     struct cst_pools_blocks blocks;
     struct cst_err err = {0};
 
-    ck_assert_msg(cst_pools_divide(&layout, &model, bytes, grain, &blocks, &err) == CST_OK, "%s",
+    ck_assert_msg(cst_pools_divide(&layout, &model, 0, bytes, grain, &blocks, &err) == CST_OK, "%s",
                   err.text);
     ck_assert_uint_eq(blocks.n[0], first);
     ck_assert_uint_eq(blocks.n[1], second);
@@ -49,14 +50,27 @@ START_TEST(too_small_is_named)
     struct cst_pools_blocks blocks = {{7}};
     struct cst_err err = {0};
 
-    ck_assert_int_eq(cst_pools_divide(&layout, &model, least - 1, 1, &blocks, &err), CST_EPOOL);
+    ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, least - 1, 1, &blocks, &err), CST_EPOOL);
     ck_assert_str_eq(err.text, "pool of 2146303 bytes: operator 'large' needs 2 blocks of 1048576 "
                                "bytes (size class 1 of 2): 1 bytes short");
-    ck_assert_int_eq(cst_pools_divide(&layout, &model, 16 * KB, 1, &blocks, &err), CST_EPOOL);
+    ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, 16 * KB, 1, &blocks, &err), CST_EPOOL);
     ck_assert_str_eq(err.text,
                      "pool of 16384 bytes: operator 'small' needs 3 blocks of 16384 bytes "
                      "(size class 0 of 2): 2129920 bytes short");
     ck_assert_uint_eq(blocks.n[0], 7);
+}
+END_TEST
+
+/* Each rank has what it needs. */
+START_TEST(ranks_differ)
+{
+    struct cst_pools_blocks blocks;
+
+    ck_assert_int_eq(cst_pools_divide(&layout, &model, 1, 4 * 16 * KB, 1, &blocks, NULL), CST_OK);
+    ck_assert_uint_eq(blocks.n[0], 4);
+    ck_assert_int_eq(cst_pools_divide(&layout, &model, 1, 100 * MB, 1, &blocks, NULL), CST_OK);
+    ck_assert_uint_eq(blocks.n[0], 6);
+    ck_assert_uint_eq(blocks.n[1], 0);
 }
 END_TEST
 
@@ -65,7 +79,7 @@ START_TEST(slabs_are_rounded_up)
 {
     struct cst_pools_blocks blocks;
 
-    ck_assert_int_eq(cst_pools_divide(&layout, &model, 4 * MB - 1, 2 * MB, &blocks, NULL),
+    ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, 4 * MB - 1, 2 * MB, &blocks, NULL),
                      CST_EPOOL);
     assert_blocks(4 * MB, 2 * MB, 10, 2);
     assert_blocks(6 * MB, 2 * MB, 10, 4);
@@ -95,6 +109,7 @@ int main(void)
 
     tcase_add_test(tcase, the_first_class_comes_first);
     tcase_add_test(tcase, too_small_is_named);
+    tcase_add_test(tcase, ranks_differ);
     tcase_add_test(tcase, slabs_are_rounded_up);
     tcase_add_test(tcase, slabs_hold_blocks_of_one_class);
     suite_add_tcase(suite, tcase);
