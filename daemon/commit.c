@@ -4,6 +4,7 @@
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
 #include "daemon/drive.h"
+#include "daemon/job_info.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
 #include "daemon/share.h"
@@ -40,32 +41,25 @@ void cst_commit_break(struct cst_job *job, const struct cst_err *why)
 /* A Committed whose parts lie beside it. */
 struct committed {
     Cistern__Committed message;
-    Cistern__PoolClass classes[CST_LAYOUT_MAX_CLASSES], *pointers[CST_LAYOUT_MAX_CLASSES];
+    struct cst_job_info_pool pool;
 };
 
 /* The pool of @rank, by size class. */
-static void fill_classes(const struct cst_job *job, uint32_t rank, struct committed *out)
+static void fill_pool(const struct cst_job *job, uint32_t rank, struct committed *out)
 {
-    const struct cst_core_pool *pool = &job->memory.pools[rank];
+    const Cistern__PoolClass *first = &out->pool.classes[0];
 
-    for (uint32_t c = 0; c < job->layout.n_classes; c++) {
-        Cistern__PoolClass *class = &out->classes[c];
-
-        cistern__pool_class__init(class);
-        class->chunk_elems = job->layout.classes[c].capacity;
-        class->n_blocks = pool->parts[c].n_blocks;
-        class->min_blocks = job->layout.needs[rank].min_blocks[c];
-        class->blocks_per_slab = pool->parts[c].blocks_per_slab;
-        class->first_slab = pool->parts[c].first_slab;
-        out->pointers[c] = class;
-        out->message.pool_bytes += class->n_blocks * class->chunk_elems * 2;
-    }
+    cst_job_info_pool(job, rank, &out->pool);
     out->message.n_classes = job->layout.n_classes;
-    out->message.classes = out->pointers;
-    out->message.chunk_elems = out->classes[0].chunk_elems;
-    out->message.n_blocks = out->classes[0].n_blocks;
-    out->message.min_blocks = out->classes[0].min_blocks;
-    out->message.blocks_per_slab = out->classes[0].blocks_per_slab;
+    out->message.classes = out->pool.pointers;
+    for (uint32_t c = 0; c < job->layout.n_classes; c++) {
+        out->message.pool_bytes +=
+            out->pool.classes[c].n_blocks * out->pool.classes[c].chunk_elems * 2;
+    }
+    out->message.chunk_elems = first->chunk_elems;
+    out->message.n_blocks = first->n_blocks;
+    out->message.min_blocks = first->min_blocks;
+    out->message.blocks_per_slab = first->blocks_per_slab;
 }
 
 static void fill_committed(const struct cst_job *job, uint32_t rank, struct committed *out)
@@ -75,7 +69,7 @@ static void fill_committed(const struct cst_job *job, uint32_t rank, struct comm
     struct cst_core_stats stats;
 
     cistern__committed__init(message);
-    fill_classes(job, rank, out);
+    fill_pool(job, rank, out);
     message->n_chunks = job->layout.n_chunks;
     message->n_slabs = cst_memory_n_slabs(&job->memory, rank);
     message->n_params = job->model.n_params;

@@ -319,19 +319,35 @@ struct cst_place cst_pool_place(const struct cst_pool *pool, uint32_t b)
                               .offset = cst_pool_offset(pool, b)};
 }
 
+void cst_pool_part_books(const struct cst_pool *pool, uint32_t k, struct cst_books *out)
+{
+    const struct cst_part *part = &pool->parts[k];
+    const uint32_t *n = part->count;
+
+    *out = (struct cst_books){
+        .capacity = part->n_blocks,
+        .free = n[CST_BLOCK_FREE],
+        .cached = n[CST_BLOCK_RESIDENT] - part->n_leased_resident,
+        .leased = part->n_leased_resident + n[CST_BLOCK_STALE] + n[CST_BLOCK_OPEN],
+        .moving = n[CST_BLOCK_LOADING] + n[CST_BLOCK_STAGING] + n[CST_BLOCK_REDUCING],
+        .pending = n[CST_BLOCK_PENDING],
+        .quarantined = n[CST_BLOCK_QUARANTINED]};
+}
+
 void cst_pool_books(const struct cst_pool *pool, struct cst_books *out)
 {
-    *out = (struct cst_books){.capacity = pool->n_blocks};
+    *out = (struct cst_books){0};
     for (uint32_t k = 0; k < pool->n_parts; k++) {
-        const struct cst_part *part = &pool->parts[k];
-        const uint32_t *n = part->count;
+        struct cst_books part;
 
-        out->free += n[CST_BLOCK_FREE];
-        out->cached += n[CST_BLOCK_RESIDENT] - part->n_leased_resident;
-        out->leased += part->n_leased_resident + n[CST_BLOCK_STALE] + n[CST_BLOCK_OPEN];
-        out->moving += n[CST_BLOCK_LOADING] + n[CST_BLOCK_STAGING] + n[CST_BLOCK_REDUCING];
-        out->pending += n[CST_BLOCK_PENDING];
-        out->quarantined += n[CST_BLOCK_QUARANTINED];
+        cst_pool_part_books(pool, k, &part);
+        out->capacity += part.capacity;
+        out->free += part.free;
+        out->cached += part.cached;
+        out->leased += part.leased;
+        out->moving += part.moving;
+        out->pending += part.pending;
+        out->quarantined += part.quarantined;
     }
 }
 

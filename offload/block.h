@@ -142,6 +142,9 @@ uint64_t cst_pool_offset(const struct cst_pool *pool, uint32_t block);
 
 void cst_pool_books(const struct cst_pool *pool, struct cst_books *out);
 
+/* The same of size class @k alone. */
+void cst_pool_part_books(const struct cst_pool *pool, uint32_t k, struct cst_books *out);
+
 /* "loading" and so on. */
 const char *cst_block_state_name(enum cst_block_state state);
 

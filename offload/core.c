@@ -272,6 +272,9 @@ void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_
         .bytes_down = r->bytes_down,
     };
     cst_pool_books(&r->pool, &out->books);
+    for (uint32_t k = 0; k < r->pool.n_parts; k++) {
+        cst_pool_part_books(&r->pool, k, &out->class_books[k]);
+    }
 }
 
 void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)

@@ -254,7 +254,8 @@ enum cst_rank_state { CST_RANK_ABSENT, CST_RANK_ATTACHED, CST_RANK_LEFT, CST_RAN
 
 struct cst_rank_stats {
     enum cst_rank_state state;
-    struct cst_books books;
+    struct cst_books books;                              /* of all size classes together */
+    struct cst_books class_books[CST_LAYOUT_MAX_CLASSES]; /* of each */
     uint64_t hits, misses; /* fetches of weights that were in a block or on their way there, or were not */
     uint64_t late;         /* of the hits: those that were on their way */
     uint64_t prefetches, evictions, surprises, waits;

@@ -33,6 +33,42 @@ static void print_progress(const Cistern__JobInfo *job)
     (void)printf("\n");
 }
 
+/* Size classes and patterns, where there is more than the plain one. */
+static void print_kinds(const Cistern__JobInfo *job)
+{
+    char text[CLI_HUMAN_BYTES];
+
+    for (size_t i = 0; job->n_classes > 1 && i < job->n_classes; i++) {
+        (void)printf("%s%u of %s", i == 0 ? "sizes     " : ", ", job->classes[i]->n_chunks,
+                     cli_count(job->classes[i]->chunk_elems, text));
+    }
+    (void)printf("%s", job->n_classes > 1 ? " elements\n" : "");
+    if (job->n_patterns > 1 ||
+        (job->n_patterns == 1 && strcmp(job->patterns[0]->name, "shard") != 0)) {
+        for (size_t i = 0; i < job->n_patterns; i++) {
+            const Cistern__PatternInfo *pattern = job->patterns[i];
+
+            (void)printf("%s%u %s (%s)", i == 0 ? "tensors   " : ", ", pattern->n_tensors,
+                         pattern->name, cli_count(pattern->n_params, text));
+        }
+        (void)printf("; %u group%s of ranks\n", job->n_groups, job->n_groups == 1 ? "" : "s");
+    }
+}
+
+static void print_base(const Cistern__JobInfo *job)
+{
+    char text[CLI_HUMAN_BYTES];
+
+    if (job->base_job != NULL) {
+        (void)printf("base      %s: %s of its memory are used here\n", job->base_job,
+                     cli_bytes(job->base_bytes, text));
+    }
+    for (size_t i = 0; i < job->n_users; i++) {
+        (void)printf("%s%s%s", i == 0 ? "base of   " : ", ", job->users[i],
+                     i + 1 == job->n_users ? "\n" : "");
+    }
+}
+
 static void print_head(const Cistern__JobInfo *job)
 {
     char params[CLI_HUMAN_BYTES], arena[CLI_HUMAN_BYTES], chunk[CLI_HUMAN_BYTES];
@@ -48,6 +84,11 @@ static void print_head(const Cistern__JobInfo *job)
         "chunks    %u of %s elements, home host: %llu current, %llu updating, %llu reducing\n",
         job->n_chunks, cli_count(job->chunk_elems, chunk), (unsigned long long)job->chunks_clean,
         (unsigned long long)job->chunks_updating, (unsigned long long)job->chunks_reducing);
+    print_kinds(job);
+    if (job->has_micro_batches) {
+        (void)printf("step      of %u micro-batches, gradients in fp32\n", job->micro_batches);
+    }
+    print_base(job);
     if (job->copies != NULL) {
         (void)printf("copies    of weights into pools on GPUs by the %s\n",
                      strcmp(job->copies, "worker") == 0 ? "workers" : "GPUs' engines");

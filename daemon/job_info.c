@@ -1,0 +1,381 @@
+/* What the daemon knows of jobs, for people and programs: JobList, JobInfo, Explain. */
+#include "daemon/job_info.h"
+
+#include "daemon/base.h"
+#include "daemon/daemon.h"
+#include "daemon/dispatch.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+enum { JOB_PAGE = 64, EXPLAIN_LINES = 64, NAMED_USERS = 16 };
+
+static double seconds_since(uint64_t then)
+{
+    return (double)(uv_hrtime() - then) * 1e-9;
+}
+
+/* -- jobs ----------------------------------------------------------------------------------- */
+
+static void add_books(Cistern__Books *out, const struct cst_books *books, uint64_t block_bytes)
+{
+    out->capacity += books->capacity * block_bytes;
+    out->free += books->free * block_bytes;
+    out->cached += books->cached * block_bytes;
+    out->leased += books->leased * block_bytes;
+    out->moving += books->moving * block_bytes;
+    out->pending += books->pending * block_bytes;
+    out->quarantined += books->quarantined * block_bytes;
+}
+
+static void add_rank_books(const struct cst_job *job, const struct cst_rank_stats *stats,
+                           Cistern__Books *out)
+{
+    for (uint32_t c = 0; c < job->layout.n_classes; c++) {
+        add_books(out, &stats->class_books[c], job->layout.classes[c].capacity * 2);
+    }
+}
+
+void cst_job_info_add_books(const struct cst_job *job, uint32_t rank, Cistern__Books *out)
+{
+    struct cst_rank_stats stats;
+
+    cst_core_rank_stats(job->core, rank, &stats);
+    add_rank_books(job, &stats, out);
+}
+
+/* A RankInfo whose parts lie beside it. */
+struct rank_info {
+    Cistern__RankInfo message;
+    Cistern__Books books;
+    struct cst_job_info_pool pool;
+};
+
+static const char *worker_state(const struct cst_worker *worker)
+{
+    if (worker->session != NULL) {
+        return "attached";
+    }
+    if (worker->present || (worker->pid != 0 && !worker->left)) {
+        return "dead";
+    }
+    return worker->left ? "left" : "absent";
+}
+
+static void fill_rank(const struct cst_job *job, uint32_t rank, struct rank_info *info)
+{
+    const struct cst_worker *worker = &job->workers[rank];
+    Cistern__RankInfo *out = &info->message;
+    struct cst_rank_stats stats;
+
+    cistern__rank_info__init(out);
+    out->rank = rank;
+    out->state = (char *)(uintptr_t)worker_state(worker);
+    out->has_pid = worker->present;
+    out->pid = worker->pid;
+    out->device = (char *)(uintptr_t)cst_worker_device(worker);
+    if (job->core == NULL) {
+        return;
+    }
+    cst_core_rank_stats(job->core, rank, &stats);
+    cistern__books__init(&info->books);
+    add_rank_books(job, &stats, &info->books);
+    out->pool = &info->books;
+    cst_job_info_pool(job, rank, &info->pool);
+    out->n_classes = job->layout.n_classes;
+    out->classes = info->pool.pointers;
+    out->has_micro_batch = job->micro_batches > 1;
+    out->micro_batch = stats.micro;
+    out->has_hits = out->has_misses = out->has_prefetches = out->has_evictions =
+        out->has_surprises = 1;
+    out->has_bytes_up = out->has_bytes_down = out->has_waits = 1;
+    out->hits = stats.hits;
+    out->misses = stats.misses;
+    out->prefetches = stats.prefetches;
+    out->evictions = stats.evictions;
+    out->surprises = stats.surprises;
+    out->bytes_up = stats.bytes_up;
+    out->bytes_down = stats.bytes_down;
+    out->waits = stats.waits;
+}
+
+static void fill_core(const struct cst_job *job, Cistern__JobInfo *out)
+{
+    struct cst_core_stats stats;
+
+    cst_core_stats(job->core, &stats);
+    out->step = stats.step;
+    out->n_skipped = stats.n_skipped;
+    out->n_chunks = job->layout.n_chunks;
+    out->chunk_elems = job->layout.capacity;
+    out->has_chunks_clean = out->has_chunks_updating = out->has_chunks_reducing = 1;
+    out->chunks_clean = stats.chunks_clean;
+    out->chunks_updating = stats.chunks_updating;
+    out->chunks_reducing = stats.chunks_reducing;
+    out->has_last_loss = out->has_last_grad_norm = stats.step > 0;
+    out->last_loss = stats.last_loss;
+    out->last_grad_norm = stats.last_grad_norm;
+    out->has_step_seconds = stats.last_step_ns > 0;
+    out->step_seconds = (double)stats.last_step_ns * 1e-9;
+    out->has_attempt = 1;
+    out->attempt = stats.attempt;
+}
+
+/* Where all its ranks are, or that they differ. */
+static const char *job_device(const struct cst_job *job)
+{
+    for (uint32_t r = 1; r < job->world; r++) {
+        if (job->workers[r].gpu != job->workers[0].gpu) {
+            return "several devices";
+        }
+    }
+    return cst_worker_device(&job->workers[0]);
+}
+
+/* NULL: all ranks are on the host. */
+static const char *copies(const struct cst_job *job)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (job->workers[r].gpu != NULL) {
+            return cst_memory_worker_copies(job->daemon, job->workers[r].gpu) ? "worker" : "engine";
+        }
+    }
+    return NULL;
+}
+
+static void fill_drift(const struct cst_drift *drift, Cistern__JobInfo *out)
+{
+    if (drift->predicted_s > 0) {
+        out->has_expected_step_seconds = 1;
+        out->expected_step_seconds = drift->predicted_s;
+        out->expected_by = (char *)(uintptr_t)(drift->learned ? "first steps" : "plan");
+        out->has_drifted = drift->off;
+        out->drifted = drift->off;
+    }
+}
+
+static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
+{
+    cistern__job_info__init(out);
+    out->name = (char *)(uintptr_t)job->name;
+    out->uid = job->uid;
+    out->world = job->world;
+    out->state = (char *)(uintptr_t)cst_job_state_name(job);
+    out->n_params = job->model.n_params;
+    out->arena_bytes = job->memory.n_segments > 0 ? job->memory.arena_bytes : 0;
+    out->has_populated_bytes = 1;
+    out->populated_bytes = job->memory.n_segments > 0 ? job->memory.populated : 0;
+    out->has_age_s = out->has_idle_s = 1;
+    out->age_s = seconds_since(job->created_ns);
+    out->idle_s = job->idle_since_ns != 0 ? seconds_since(job->idle_since_ns) : 0;
+    out->device = (char *)(uintptr_t)job_device(job);
+    out->copies = (char *)(uintptr_t)copies(job);
+    out->has_micro_batches = job->micro_batches > 1;
+    out->micro_batches = job->micro_batches;
+    out->base_job = job->base != NULL ? job->base->name : NULL;
+    out->has_base_bytes = job->base != NULL;
+    out->base_bytes = job->memory.n_segments > 0 ? job->memory.base_bytes : 0;
+    fill_drift(&job->drift, out);
+    if (job->core != NULL) {
+        fill_core(job, out);
+    }
+}
+
+/* Jobs of others are a manager's business. */
+static bool may_see(const struct cst_session *session, const struct cst_job *job)
+{
+    return session->manager || session->peer.uid == job->uid || session->peer.uid == 0;
+}
+
+void cst_serve_job_list(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__JobListGet *get = body;
+    Cistern__JobListPart part = CISTERN__JOB_LIST_PART__INIT;
+    Cistern__JobInfo infos[JOB_PAGE], *pointers[JOB_PAGE];
+    const struct cst_job *job;
+    uint32_t i = 0, n = 0;
+
+    TAILQ_FOREACH(job, &session->daemon->jobs.living, link)
+    {
+        if (!may_see(session, job)) {
+            continue;
+        }
+        if (i++ < get->first) {
+            continue;
+        }
+        if (n == JOB_PAGE) {
+            part.more = 1;
+            break;
+        }
+        fill_job(job, &infos[n]);
+        pointers[n] = &infos[n];
+        n++;
+    }
+    part.n_jobs = n;
+    part.jobs = pointers;
+    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_LIST_PART, &part.base, NULL, 0);
+}
+
+/* What JobInfo says of one job and JobList does not, and its parts. */
+struct details {
+    Cistern__ClassInfo classes[CST_LAYOUT_MAX_CLASSES], *class_pointers[CST_LAYOUT_MAX_CLASSES];
+    Cistern__PatternInfo patterns[CST_PATTERN_COUNT], *pattern_pointers[CST_PATTERN_COUNT];
+    char *users[NAMED_USERS];
+};
+
+static void fill_classes(const struct cst_job *job, struct details *details, Cistern__JobInfo *out)
+{
+    out->n_classes = job->has_layout ? job->layout.n_classes : 0;
+    out->classes = details->class_pointers;
+    for (uint32_t c = 0; c < out->n_classes; c++) {
+        cistern__class_info__init(&details->classes[c]);
+        details->classes[c].chunk_elems = job->layout.classes[c].capacity;
+        details->classes[c].n_chunks = job->layout.classes[c].n_chunks;
+        details->class_pointers[c] = &details->classes[c];
+    }
+}
+
+static void fill_patterns(const struct cst_job *job, struct details *details, Cistern__JobInfo *out)
+{
+    for (uint32_t k = 0; k < CST_PATTERN_COUNT; k++) {
+        cistern__pattern_info__init(&details->patterns[k]);
+        details->patterns[k].name = (char *)(uintptr_t)cst_pattern(k)->name;
+    }
+    for (uint32_t i = 0; i < job->model.n_tensors; i++) {
+        Cistern__PatternInfo *pattern = &details->patterns[job->model.tensors[i].pattern];
+
+        pattern->n_tensors++;
+        pattern->n_params += job->model.tensors[i].n_elems;
+    }
+    out->patterns = details->pattern_pointers;
+    for (uint32_t k = 0; k < CST_PATTERN_COUNT; k++) {
+        if (details->patterns[k].n_tensors > 0) {
+            out->patterns[out->n_patterns++] = &details->patterns[k];
+        }
+    }
+}
+
+static void fill_users(const struct cst_job *job, struct details *details, Cistern__JobInfo *out)
+{
+    struct cst_job *user = NULL;
+
+    out->users = details->users;
+    while (out->n_users < NAMED_USERS && (user = cst_base_user(job, user)) != NULL) {
+        out->users[out->n_users++] = user->name;
+    }
+}
+
+void cst_serve_job_info(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__JobName *name = body;
+    Cistern__JobInfoReply reply = CISTERN__JOB_INFO_REPLY__INIT;
+    Cistern__JobInfo info;
+    struct rank_info ranks[CST_CORE_MAX_WORLD];
+    Cistern__RankInfo *pointers[CST_CORE_MAX_WORLD];
+    struct details details;
+    struct cst_job *job;
+    struct cst_err err = {0};
+
+    if (cst_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err) != CST_OK) {
+        cst_session_error(session, id, &err);
+        return;
+    }
+    fill_job(job, &info);
+    fill_classes(job, &details, &info);
+    fill_patterns(job, &details, &info);
+    fill_users(job, &details, &info);
+    info.has_n_groups = job->model.n_groups > 1;
+    info.n_groups = job->model.n_groups - 1;
+    for (uint32_t r = 0; r < job->world; r++) {
+        fill_rank(job, r, &ranks[r]);
+        pointers[r] = &ranks[r].message;
+    }
+    info.n_ranks = job->world;
+    info.ranks = pointers;
+    reply.job = &info;
+    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &reply.base, NULL, 0);
+}
+
+void cst_job_info_pool(const struct cst_job *job, uint32_t rank, struct cst_job_info_pool *out)
+{
+    const struct cst_core_pool *pool = &job->memory.pools[rank];
+
+    for (uint32_t c = 0; c < job->layout.n_classes; c++) {
+        Cistern__PoolClass *class = &out->classes[c];
+
+        cistern__pool_class__init(class);
+        class->chunk_elems = job->layout.classes[c].capacity;
+        class->n_blocks = pool->parts[c].n_blocks;
+        class->min_blocks = job->layout.needs[rank].min_blocks[c];
+        class->blocks_per_slab = pool->parts[c].blocks_per_slab;
+        class->first_slab = pool->parts[c].first_slab;
+        out->pointers[c] = class;
+    }
+}
+
+/* -- explain -------------------------------------------------------------------------------- */
+
+/* The core knows engines by number: which is which GPU's. */
+static unsigned explain_devices(const struct cst_job *job, char lines[][192], unsigned max)
+{
+    unsigned n = 0;
+
+    for (uint32_t r = 0; r < job->world && n < max; r++) {
+        const struct cst_gpu *gpu = job->workers[r].gpu;
+
+        if (gpu != NULL) {
+            (void)snprintf(lines[n++], 192, "rank %u: its pool is on cuda:%u, %s, %s, engine %u", r,
+                           gpu->index, gpu->uuid, gpu->name, gpu->engine);
+        }
+    }
+    return n;
+}
+
+static void explain(struct cst_session *session, uint64_t id, const struct cst_job *job,
+                    uint32_t tensor)
+{
+    const struct cst_layout_tensor *t = &job->model.tensors[tensor];
+    Cistern__ExplainReply reply = CISTERN__EXPLAIN_REPLY__INIT;
+    char lines[EXPLAIN_LINES][192], *pointers[EXPLAIN_LINES];
+    unsigned n = 1;
+
+    (void)snprintf(lines[0], sizeof lines[0],
+                   "tensor '%s': %" PRIu64 " elements at element %" PRIu64
+                   " of chunk %u of %u (size class %u), used by %u operators",
+                   t->name, t->n_elems, t->offset, t->chunk, job->layout.n_chunks,
+                   job->layout.chunks[t->chunk].size_class, t->n_uses);
+    n += cst_core_explain(job->core, t->chunk, lines + n, EXPLAIN_LINES - n);
+    n += explain_devices(job, lines + n, EXPLAIN_LINES - n);
+    for (unsigned i = 0; i < n; i++) {
+        pointers[i] = lines[i];
+    }
+    reply.n_lines = n;
+    reply.lines = pointers;
+    reply.chunk = t->chunk;
+    reply.offset = t->offset;
+    reply.n_elems = t->n_elems;
+    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_EXPLAIN_REPLY, &reply.base, NULL, 0);
+}
+
+void cst_serve_explain(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__Explain *message = body;
+    struct cst_job *job;
+    struct cst_err err = {0};
+    uint32_t tensor;
+
+    if (cst_serve_find_job(session, message->job, message->has_uid, message->uid, &job, &err) !=
+        CST_OK) {
+        cst_session_error(session, id, &err);
+        return;
+    }
+    tensor = cst_model_find(&job->model, message->tensor);
+    if (tensor == UINT32_MAX) {
+        cst_serve_error(session, id, CST_ENOTFOUND, "job '%s' has no tensor '%.63s'", job->name,
+                        message->tensor);
+    } else if (job->core == NULL) {
+        cst_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet", job->name);
+    } else {
+        explain(session, id, job, tensor);
+    }
+}
