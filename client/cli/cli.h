@@ -22,6 +22,11 @@ struct cli_plan_wish {
     const char *timeline;   /* --timeline: a file */
     bool recompute;         /* --recompute */
     bool simulate;          /* --simulate */
+    bool today;             /* --runtime */
+    uint64_t batch;         /* --batch: of a preset, sequences */
+    uint64_t context;       /* --context: of a preset, tokens */
+    double flops;           /* --flops, of the device */
+    const char *on;         /* --on: a device of the rates */
 };
 
 struct cli {
@@ -69,5 +74,6 @@ int cli_remove(struct cli *cli);
 int cli_ping(struct cli *cli);
 int cli_trace(struct cli *cli);
 int cli_probe(struct cli *cli);
+int cli_plan(struct cli *cli);
 
 #endif

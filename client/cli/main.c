@@ -35,6 +35,8 @@ static const struct command commands[] = {
     {"rm", "NAME", "remove a job and its memory", 1, CLI_USES_UID, DAEMON, cli_remove},
     {"ping", "", "round trips to the daemon: p50 and p99", 0, CLI_USES_JSON | CLI_USES_COUNT,
      DAEMON, cli_ping},
+    {"plan", "MODEL", "plan a model's steps: a JSON file, or preset:NAME", 1,
+     CLI_USES_JSON | CLI_USES_DISK | CLI_USES_PLAN, NO_DAEMON, cli_plan},
     {"probe", "", "measure this machine, for plans", 0,
      CLI_USES_JSON | CLI_USES_OUTPUT | CLI_USES_DISK, DAEMON_IF_THERE, cli_probe},
     {"version", "", "versions of this program and of the daemon", 0, 0, DAEMON_IF_THERE, version},

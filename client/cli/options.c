@@ -23,6 +23,11 @@ enum {
     OPT_SHARE,
     OPT_RECOMPUTE,
     OPT_SIMULATE,
+    OPT_RUNTIME,
+    OPT_BATCH,
+    OPT_CONTEXT,
+    OPT_FLOPS,
+    OPT_ON,
 };
 
 static const struct option options[] = {
@@ -43,6 +48,11 @@ static const struct option options[] = {
     {"share", required_argument, NULL, OPT_SHARE},
     {"recompute", no_argument, NULL, OPT_RECOMPUTE},
     {"simulate", no_argument, NULL, OPT_SIMULATE},
+    {"runtime", no_argument, NULL, OPT_RUNTIME},
+    {"batch", required_argument, NULL, OPT_BATCH},
+    {"context", required_argument, NULL, OPT_CONTEXT},
+    {"flops", required_argument, NULL, OPT_FLOPS},
+    {"on", required_argument, NULL, OPT_ON},
     {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'V'},
     {NULL, 0, NULL, 0},
@@ -56,12 +66,26 @@ void cli_options_help(FILE *out)
              "                             " CST_DEFAULT_SOCKET ")\n"
              "      --manager-socket PATH  socket for other people's jobs (default: manager.sock\n"
              "                             in the same directory)\n"
-             "      --json                 stat, jobs, job, explain, ping, probe: print JSON\n"
+             "      --json                 stat, jobs, job, explain, ping, probe, plan: JSON\n"
              "      --watch[=SECONDS]      stat: draw again every 2 or so many seconds\n"
              "      --uid UID              job, explain, rm, trace: a job of this owner\n"
              "  -c, --count N              ping: round trips (default: 1000)\n"
              "  -o, --output FILE          probe, trace: write there\n"
-        "      --disk DIR             probe: measure a disk, too\n"
+             "      --disk DIR | SIZE      probe: measure a disk here; plan: how much of it\n"
+             "      --device SIZE          plan: of each rank's device\n"
+             "      --host SIZE            plan: of the node's memory\n"
+             "      --ranks N              plan: on this node (default: as the model says)\n"
+             "      --micro-batches N      plan: per step (default: 1)\n"
+             "      --batch N              plan: sequences of a preset's micro-batch (default: 1)\n"
+             "      --context N            plan: tokens of them (default: the preset's)\n"
+             "      --rates FILE           plan: of a machine; a100: of one that was published\n"
+             "      --on DEVICE            plan: which of the rates' devices (default: the first)\n"
+             "      --flops F              plan: flop/s of it, where the rates do not say\n"
+             "      --share F              plan: of them that the model reaches (default: 1)\n"
+             "      --recompute            plan: each forward again before its backward\n"
+             "      --runtime              plan: only what the daemon can do today\n"
+             "      --simulate             plan: play it step by step, with other policies\n"
+             "      --timeline FILE        plan: the steps as a trace that Perfetto opens\n"
              "  -h, --help                 this text\n"
              "  -V, --version              version of this program\n");
 }
@@ -165,6 +189,22 @@ static int parse_plan_option(struct cli_plan_wish *plan, int c)
         return parse_real(optarg, 0.001, 1, &plan->share)
                    ? CLI_EXIT_OK
                    : cli_usage("--share takes 0.001 to 1", optarg);
+    case OPT_BATCH:
+    case OPT_CONTEXT:
+        return parse_number(optarg, 1 << 20, c == OPT_BATCH ? &plan->batch : &plan->context) &&
+                       strcmp(optarg, "0") != 0
+                   ? CLI_EXIT_OK
+                   : cli_usage("not a number from 1 to 1048576", optarg);
+    case OPT_FLOPS:
+        return parse_real(optarg, 1, 1e18, &plan->flops)
+                   ? CLI_EXIT_OK
+                   : cli_usage("--flops takes flop/s, as 150e12", optarg);
+    case OPT_ON:
+        plan->on = optarg;
+        break;
+    case OPT_RUNTIME:
+        plan->today = true;
+        break;
     case OPT_RATES:
         plan->rates = optarg;
         break;

@@ -1,0 +1,170 @@
+/* cistern plan: what a step will take and where everything goes, before anything runs. */
+#include "client/cli/cli.h"
+#include "client/cli/json.h"
+#include "client/cli/plan_report.h"
+#include "client/cli/table.h"
+#include "client/cli/timeline.h"
+
+#include <stdio.h>
+
+enum { SIMULATED_STEPS = 6 };
+
+/* -- timeline --------------------------------------------------------------------------------- */
+
+struct drawing {
+    struct cli_timeline timeline;
+    const struct cst_model *model;
+};
+
+static uint32_t lane_of(struct cli_timeline *timeline, const struct cst_interval *interval)
+{
+    static const char *const names[] = {
+        [CST_LANE_COMPUTE] = "compute", [CST_LANE_UP] = "up",
+        [CST_LANE_DOWN] = "down",       [CST_LANE_PEER] = "between devices",
+        [CST_LANE_REDUCE] = "reduce",   [CST_LANE_UPDATE] = "update",
+        [CST_LANE_WAIT] = "wait",
+    };
+    static const char *const processes[] = {
+        [CST_LANE_COMPUTE] = "rank", [CST_LANE_UP] = "link",     [CST_LANE_DOWN] = "link",
+        [CST_LANE_PEER] = "link",    [CST_LANE_REDUCE] = "host", [CST_LANE_UPDATE] = "host",
+        [CST_LANE_WAIT] = "rank",
+    };
+    char process[CLI_TIMELINE_NAME_BYTES];
+
+    (void)snprintf(process, sizeof process, "%s %u", processes[interval->lane], interval->number);
+    return cli_timeline_lane(timeline, process, names[interval->lane]);
+}
+
+static void on_interval(void *arg, const struct cst_interval *interval)
+{
+    struct drawing *drawing = arg;
+    bool is_operator = interval->lane == CST_LANE_COMPUTE || interval->lane == CST_LANE_WAIT;
+    struct cli_span span = {
+        .lane = lane_of(&drawing->timeline, interval),
+        .begin = interval->begin,
+        .end = interval->end,
+        .step = interval->step,
+        .chunk = is_operator ? CLI_TIMELINE_NONE : interval->what,
+        .bytes = CLI_TIMELINE_NONE,
+        .queued_ns = CLI_TIMELINE_NONE,
+    };
+
+    if (is_operator && interval->what < drawing->model->n_operators) {
+        (void)snprintf(span.name, sizeof span.name, "%.50s, %s",
+                       drawing->model->operators[interval->what].name,
+                       interval->backward ? "backward" : "forward");
+    } else {
+        (void)snprintf(span.name, sizeof span.name, "chunk %u", interval->what);
+    }
+    cli_timeline_add(&drawing->timeline, &span);
+}
+
+static int draw(const struct cli_plan_input *input, const struct cst_plan_choice *choice,
+                const char *path, struct cst_err *err)
+{
+    struct drawing drawing = {.model = input->config.model};
+    struct cst_replay_result unused;
+    int rc;
+
+    cli_timeline_init(&drawing.timeline);
+    (void)cli_timeline_lane(&drawing.timeline, "rank 0", "compute"); /* comes first */
+    rc = cst_plan_replay(&input->config, choice, 0, CST_EVICT_NEXT_USE, on_interval, &drawing,
+                         &unused, err);
+    if (rc == CST_OK) {
+        rc = cli_timeline_save(&drawing.timeline, path, err);
+    }
+    cli_timeline_close(&drawing.timeline);
+    return rc;
+}
+
+/* -- simulation ------------------------------------------------------------------------------- */
+
+static void add_step(struct cli_table *table, uint32_t step, const char *policy,
+                     const struct cst_replay_result *result)
+{
+    char text[CLI_HUMAN_BYTES];
+
+    cli_table_cell(table, "%u", step);
+    cli_table_cell(table, "%s", policy);
+    cli_table_cell(table, "%s", cli_seconds((double)result->step_ns * 1e-9, text));
+    cli_table_cell(table, "%s", cli_seconds((double)result->wait_ns * 1e-9, text));
+    cli_table_cell(table, "%s", cli_percent(result->hits, result->hits + result->misses, text));
+    cli_table_cell(table, "%llu", (unsigned long long)result->prefetches);
+    cli_table_cell(table, "%llu", (unsigned long long)result->evictions);
+    cli_table_cell(table, "%s", cli_bytes(result->bytes_up, text));
+    cli_table_cell(table, "%s", cli_bytes(result->bytes_down, text));
+    cli_table_cell(table, "%s", cli_count(result->n_events, text));
+}
+
+/* The best plan, step by step: how the core learns the order of a step, and what plain LRU would
+ * do. */
+static int simulate(const struct cli_plan_input *input, const struct cst_plan_choice *choice,
+                    struct cst_err *err)
+{
+    static const char *const titles[] = {"STEP",  "EVICTS",      ">TIME",      ">WAITS",
+                                         ">HITS", ">PREFETCHES", ">EVICTIONS", ">UP",
+                                         ">DOWN", ">EVENTS",     NULL};
+    static const struct {
+        const char *name;
+        enum cst_core_eviction eviction;
+    } policies[] = {{"next use", CST_EVICT_NEXT_USE}, {"oldest", CST_EVICT_LRU}};
+    struct cst_replay_result result;
+    struct cli_table table;
+    int rc = CST_OK;
+
+    cli_table_init(&table, titles);
+    for (size_t p = 0; p < 2; p++) {
+        for (uint32_t n = 1; n <= SIMULATED_STEPS && rc == CST_OK; n++) {
+            rc = cst_plan_replay(&input->config, choice, n, policies[p].eviction, NULL, NULL,
+                                 &result, err);
+            if (rc == CST_OK) {
+                add_step(&table, n, policies[p].name, &result);
+            }
+        }
+    }
+    (void)printf("\n");
+    if (!cli_table_print(&table, stdout, 0) && rc == CST_OK) {
+        rc = cst_err_set(err, CST_ENOMEM, "no memory for a table");
+    }
+    return rc;
+}
+
+/* -- the command ------------------------------------------------------------------------------ */
+
+static int report(const struct cli *cli, const struct cli_plan_input *input,
+                  const struct cst_plans *plans, struct cst_err *err)
+{
+    struct cli_plan_rows rows;
+    int rc = cli_plan_rows(&rows, input, &plans->best, err);
+
+    if (rc == CST_OK && cli->plan.timeline != NULL) {
+        rc = draw(input, &plans->best, cli->plan.timeline, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (cli->json ? !cli_json_print(cli_plan_json(input, plans, &rows))
+                  : !cli_plan_print(input, plans, &rows)) {
+        return cst_err_set(err, CST_ENOMEM, "the plan could not be printed");
+    }
+    return cli->plan.simulate && !cli->json ? simulate(input, &plans->best, err) : CST_OK;
+}
+
+int cli_plan(struct cli *cli)
+{
+    struct cli_plan_input input;
+    struct cst_plans plans;
+    struct cst_err err = {0};
+    int rc = cli_plan_input_open(&input, cli, &err);
+
+    if (rc != CST_OK) {
+        return cli_fail(&err);
+    }
+    rc = cst_plan_search(&plans, &input.config, &err);
+    if (rc == CST_OK) {
+        rc = report(cli, &input, &plans, &err);
+        cst_plans_close(&plans);
+    }
+    cli_plan_input_close(&input);
+    return rc == CST_OK ? CLI_EXIT_OK : cli_fail(&err);
+}

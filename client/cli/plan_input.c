@@ -1,0 +1,220 @@
+#include "client/cli/plan_input.h"
+
+#include "client/cli/options.h"
+#include "client/cli/rates.h"
+#include "offload/plan/preset.h"
+#include "proto/rates_json.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char preset_prefix[] = "preset:";
+
+/* -- model ------------------------------------------------------------------------------------ */
+
+static int no_preset(const char *name, struct cst_err *err)
+{
+    char known[320] = "";
+
+    for (uint32_t i = 0; cst_preset(i) != NULL; i++) {
+        size_t used = strlen(known);
+
+        (void)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "",
+                       cst_preset(i)->name);
+    }
+    return cst_err_set(err, CST_ENOTFOUND, "no preset '%.63s'; there are %s", name, known);
+}
+
+static int open_preset(struct cli_model *out, const char *name, const struct cli_plan_wish *wish,
+                       struct cst_err *err)
+{
+    const struct cst_preset *preset = cst_preset_find(name);
+    struct cst_preset_options options = {.world = (uint32_t)wish->ranks,
+                                         .batch = (uint32_t)wish->batch,
+                                         .context = (uint32_t)wish->context,
+                                         .recompute = wish->recompute};
+    int rc;
+
+    if (preset == NULL) {
+        return no_preset(name, err);
+    }
+    *out = (struct cli_model){.world = wish->ranks > 0 ? (uint32_t)wish->ranks : 1};
+    (void)snprintf(out->name, sizeof out->name, "%s", name);
+    cst_model_init(&out->model);
+    rc = cst_preset_declare(&out->model, preset, &options, err);
+    if (rc != CST_OK) {
+        cst_model_close(&out->model);
+    }
+    return rc;
+}
+
+static int open_model(struct cli_model *out, const char *from, const struct cli_plan_wish *wish,
+                      struct cst_err *err)
+{
+    int rc;
+
+    if (strncmp(from, preset_prefix, strlen(preset_prefix)) == 0) {
+        return open_preset(out, from + strlen(preset_prefix), wish, err);
+    }
+    if (wish->batch != 0 || wish->context != 0) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--batch and --context are for presets: "
+                           "a model in a file says itself what it computes");
+    }
+    rc = cli_model_read(out, from, err);
+    if (rc == CST_OK && wish->ranks > 0) {
+        rc = cli_model_set_world(out, wish->ranks, err);
+        if (rc != CST_OK) {
+            cli_model_close(out);
+        }
+    }
+    return rc;
+}
+
+/* -- rates ------------------------------------------------------------------------------------ */
+
+/* Named, or the file that `cistern probe` writes: one's own, then the daemon's. */
+static int open_rates(struct cli_plan_input *input, const char *named, struct cst_err *err)
+{
+    static const char daemons[] = "/var/lib/cistern/rates.json";
+
+    if (named != NULL && strcmp(named, "a100") == 0) {
+        cst_rates_a100(&input->rates, input->model.world < CST_RATES_MAX_DEVICES
+                                          ? input->model.world
+                                          : CST_RATES_MAX_DEVICES);
+        (void)snprintf(input->rates_from, sizeof input->rates_from,
+                       "an A100 box as Elixir's authors fitted it");
+        return CST_OK;
+    }
+    if (named != NULL) {
+        (void)snprintf(input->rates_from, sizeof input->rates_from, "%s", named);
+        return cst_rates_read(&input->rates, named, err);
+    }
+    if (!cli_rates_path(input->rates_from, sizeof input->rates_from) ||
+        access(input->rates_from, R_OK) != 0) {
+        (void)snprintf(input->rates_from, sizeof input->rates_from, "%s", daemons);
+    }
+    if (access(input->rates_from, R_OK) != 0) {
+        return cst_err_set(err, CST_ENOTFOUND,
+                           "no rates: run 'cistern probe', or use --rates FILE or --rates a100");
+    }
+    return cst_rates_read(&input->rates, input->rates_from, err);
+}
+
+static int no_device(const struct cst_rates *rates, const char *name, struct cst_err *err)
+{
+    char known[256] = "";
+
+    for (uint32_t i = 0; i < rates->n_devices; i++) {
+        size_t used = strlen(known);
+
+        (void)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "",
+                       rates->devices[i].name);
+    }
+    return cst_err_set(err, CST_ENOTFOUND, "the rates have no device '%.63s'; they have %s", name,
+                       known);
+}
+
+/* The device that is named, else the first; and its flops, which nobody measures. */
+static int choose_device(struct cli_plan_input *input, const struct cli_plan_wish *wish,
+                         struct cst_err *err)
+{
+    struct cst_rates *rates = &input->rates;
+    uint32_t i = 0;
+
+    while (wish->on != NULL && i < rates->n_devices &&
+           strcmp(rates->devices[i].name, wish->on) != 0) {
+        i++;
+    }
+    if (i == rates->n_devices) {
+        return wish->on != NULL ? no_device(rates, wish->on, err)
+                                : cst_err_set(err, CST_EINVAL, "rates without a device");
+    }
+    if (wish->flops > 0) {
+        rates->devices[i].flops = wish->flops;
+    }
+    if (rates->devices[i].flops == 0) {
+        return cst_err_set(err, CST_EINVAL,
+                           "how many flop/s does a step reach on '%s'? The rates do not say: use "
+                           "--flops, or write it into %.128s",
+                           rates->devices[i].name, input->rates_from);
+    }
+    input->config.device = i;
+    return CST_OK;
+}
+
+/* -- the whole -------------------------------------------------------------------------------- */
+
+static int fill_budget(struct cst_plan_budget *budget, const struct cli *cli, struct cst_err *err)
+{
+    budget->device_bytes = cli->plan.device_bytes;
+    budget->host_bytes = cli->plan.host_bytes;
+    if (cli->disk != NULL && !cli_parse_size(cli->disk, &budget->disk_bytes)) {
+        return cst_err_set(err, CST_EINVAL, "--disk takes a size here, not '%.63s'", cli->disk);
+    }
+    return CST_OK;
+}
+
+int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, struct cst_err *err)
+{
+    const struct cli_plan_wish *wish = &cli->plan;
+    int rc;
+
+    *input = (struct cli_plan_input){.rates_from = ""};
+    rc = fill_budget(&input->budget, cli, err);
+    if (rc == CST_OK) {
+        rc = open_model(&input->model, cli->args[0], wish, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = open_rates(input, wish->rates, err);
+    if (rc == CST_OK) {
+        rc = choose_device(input, wish, err);
+    }
+    if (rc != CST_OK) {
+        cli_model_close(&input->model);
+        return rc;
+    }
+    input->config.model = &input->model.model;
+    input->config.world = input->model.world;
+    input->config.budget = &input->budget;
+    input->config.rates = &input->rates;
+    input->config.n_nodes = input->rates.n_nodes;
+    input->config.micro_batches = wish->micro_batches > 0 ? (uint32_t)wish->micro_batches : 1;
+    input->config.flops_share = wish->share;
+    input->config.recompute = wish->recompute;
+    input->config.runtime_only = wish->today;
+    return CST_OK;
+}
+
+void cli_plan_input_close(struct cli_plan_input *input)
+{
+    cli_model_close(&input->model);
+}
+
+unsigned cli_plan_input_warn(const struct cli_plan_input *input, char words[][192], unsigned max)
+{
+    const struct cst_model *model = &input->model.model;
+    uint32_t n[CST_PATTERN_COUNT] = {0}, example[CST_PATTERN_COUNT] = {0};
+    unsigned n_words = 0;
+
+    for (uint32_t i = 0; i < model->n_tensors && input->model.world > 1; i++) {
+        const struct cst_layout_tensor *tensor = &model->tensors[i];
+
+        if (cst_pattern(tensor->pattern)->wants_subset && tensor->group == 0 &&
+            n[tensor->pattern]++ == 0) {
+            example[tensor->pattern] = i;
+        }
+    }
+    for (uint32_t kind = 0; kind < CST_PATTERN_COUNT && n_words < max; kind++) {
+        if (n[kind] > 0) {
+            (void)snprintf(words[n_words++], 192,
+                           "%u tensors of pattern %s are held by all ranks ('%s', ...): they are "
+                           "of use in groups alone",
+                           n[kind], cst_pattern(kind)->name, model->tensors[example[kind]].name);
+        }
+    }
+    return n_words;
+}

@@ -1,0 +1,29 @@
+/* A plan for people and for programs. */
+#ifndef CLI_PLAN_REPORT_H
+#define CLI_PLAN_REPORT_H
+
+#include "client/cli/plan_input.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+
+/* Bytes of each row of all chunks, by where they are. */
+struct cli_plan_rows {
+    uint64_t device[CST_ROW_COUNT]; /* of all ranks' devices */
+    uint64_t host[CST_ROW_COUNT];
+    uint64_t disk[CST_ROW_COUNT];
+};
+
+/* Rows of @choice for the model of @input. CST_ENOMEM and what cst_layout_build returns. */
+int cli_plan_rows(struct cli_plan_rows *out, const struct cli_plan_input *input,
+                  const struct cst_plan_choice *choice, struct cst_err *err);
+
+/* The tables, to stdout. False: out of memory, said. */
+bool cli_plan_print(const struct cli_plan_input *input, const struct cst_plans *plans,
+                    const struct cli_plan_rows *rows);
+
+/* A new object; NULL: out of memory. */
+json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans *plans,
+                      const struct cli_plan_rows *rows);
+
+#endif
