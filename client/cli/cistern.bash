@@ -6,8 +6,9 @@ _cistern_jobs() {
 
 _cistern() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
-    local commands='stat jobs job explain trace rm ping probe version'
-    local options='--socket --manager-socket --json --watch --uid --count --output --disk --help --version'
+    local commands='stat jobs job explain trace rm ping plan probe version'
+    local options='--socket --manager-socket --json --watch --uid --count --output --disk --device --host --ranks --micro-batches'
+    options+=' --batch --context --rates --on --flops --share --recompute --runtime --simulate --timeline --help --version'
     local i word command='' n_args=0 common=()
 
     COMPREPLY=()
@@ -21,6 +22,7 @@ _cistern() {
                 ((i++))
                 ;;
             --manager-socket | --uid | -c | --count | -o | --output | --disk) ((i++)) ;;
+            --device | --host | --ranks | --micro-batches | --batch | --context | --rates | --on | --flops | --share | --timeline) ((i++)) ;;
             --watch) [[ ${COMP_WORDS[i]} != = ]] || ((i++)) ;;
             -*) ;;
             *) if [[ -z $command ]]; then command=$word; else ((n_args++)); fi ;;
@@ -29,16 +31,18 @@ _cistern() {
     [[ $prev != = ]] || prev=${COMP_WORDS[COMP_CWORD - 2]}
     [[ $cur != = ]] || cur=
     case $prev in
-        -s | --socket | --manager-socket | -o | --output | --disk)
+        -s | --socket | --manager-socket | -o | --output | --disk | --rates | --timeline)
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;
-        --uid | -c | --count) return ;;
+        --uid | -c | --count | --device | --host | --ranks | --micro-batches | --batch | --context | --on | --flops | --share) return ;;
     esac
     if [[ $cur == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
     elif [[ -z $command ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$cur")
+    elif [[ $n_args -eq 0 && $command == plan ]]; then
+        mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     elif [[ $n_args -eq 0 && ($command == job || $command == explain || $command == rm || $command == trace) ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_cistern_jobs "${common[@]}")" -- "$cur")
     fi

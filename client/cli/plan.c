@@ -25,8 +25,8 @@ static uint32_t lane_of(struct cli_timeline *timeline, const struct cst_interval
         [CST_LANE_WAIT] = "wait",
     };
     static const char *const processes[] = {
-        [CST_LANE_COMPUTE] = "rank", [CST_LANE_UP] = "link",     [CST_LANE_DOWN] = "link",
-        [CST_LANE_PEER] = "link",    [CST_LANE_REDUCE] = "host", [CST_LANE_UPDATE] = "host",
+        [CST_LANE_COMPUTE] = "rank", [CST_LANE_UP] = "link",       [CST_LANE_DOWN] = "link",
+        [CST_LANE_PEER] = "link",    [CST_LANE_REDUCE] = "engine", [CST_LANE_UPDATE] = "engine",
         [CST_LANE_WAIT] = "rank",
     };
     char process[CLI_TIMELINE_NAME_BYTES];

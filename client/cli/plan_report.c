@@ -87,11 +87,13 @@ static bool print_memory(const struct cli_plan_input *input, const struct cst_pl
                          const struct cli_plan_rows *rows)
 {
     static const char *const titles[] = {"MEMORY", ">EACH DEVICE", ">HOST", ">DISK", NULL};
-    uint64_t host = sum(rows->host);
+    bool on_host = strcmp(input->rates.devices[input->config.device].name, "host") == 0;
+    uint64_t blocks = on_host ? best->pool_bytes * input->config.world : 0;
+    uint64_t host = sum(rows->host) + blocks;
     struct cli_table table;
 
     cli_table_init(&table, titles);
-    memory_line(&table, "blocks", best->pool_bytes, 0, 0);
+    memory_line(&table, "blocks", best->pool_bytes, blocks, 0);
     for (unsigned row = 0; row < CST_ROW_COUNT; row++) {
         memory_line(&table, row_names[row], each(input, rows->device[row]), rows->host[row],
                     rows->disk[row]);

@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# cistern plan: presets and files, rates by name and from files, tables, JSON and timelines, and what is wrong with any of them. No daemon.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+need jq
+export HOME=$tmp XDG_STATE_HOME=$tmp/state
+
+expect() {
+    local want=$1 got=0
+    shift
+    ./cistern plan "$@" >"$tmp/out" 2>"$tmp/err" || got=$?
+    [ $got = "$want" ] || fail "cistern plan $*: exit status $got, expected $want: $(cat "$tmp/err")"
+}
+
+says() {
+    grep -qE -- "$1" "$tmp/out" || fail "no '$1' in: $(cat "$tmp/out")"
+}
+
+complains() {
+    grep -qE -- "$1" "$tmp/err" || fail "no '$1' in: $(cat "$tmp/err")"
+    [ "$(wc -l <"$tmp/err")" -le 2 ] || fail "more than two lines: $(cat "$tmp/err")"
+}
+
+holds() {
+    jq -e "$1" <"$tmp/out" >/dev/null || fail "not '$1': $(cat "$tmp/out")"
+}
+
+# A model that is known by name, on a machine that was published.
+expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --batch 4 --ranks 2 --timeline "$tmp/timeline.json" --simulate
+says '^model +gpt2-124m: 124 M parameters'
+says '^machine +2 ranks on A100'
+says '^MEMORY +EACH DEVICE +HOST +DISK$'
+says '^together .* 100\.0 %$'
+says '^binds +[a-z]'
+says '^RUNNER-UP '
+says '^6 +oldest '
+cp "$tmp/timeline.json" "$tmp/out"
+holds '.traceEvents | all((.ph == "X" and .ts >= 0 and .dur >= 0 and (.name | length > 0) and .pid > 0 and .tid > 0) or .ph == "M")'
+holds '[.traceEvents[] | select(.ph == "X") | .cat] | unique | contains(["compute", "up", "update"])'
+# Nothing overlaps on a lane.
+holds '[.traceEvents[] | select(.ph == "X")] | group_by(.tid) | all(sort_by(.ts) | [., .[1:]] | transpose
+    | all(.[1] == null or .[0].ts + .[0].dur <= .[1].ts + 0.0011))'
+
+# The same as JSON: memory and time add up.
+expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --json
+holds '.model.n_params > 124000000 and .plan.predicted.step_s >= .plan.predicted.compute_s and .plan.predicted.compute_s > 0'
+holds '.plan.pool_bytes + .plan.state_bytes + .plan.activation_bytes <= .budget.device_bytes and .plan.host_bytes <= .budget.host_bytes'
+holds '(.rows.host | add) <= .plan.host_bytes and ((.runners_up | length) <= 3)'
+holds '([.plan.predicted.step_s] + [.runners_up[].plan.predicted.step_s]) | .[0] == min'
+jq '.plan' "$tmp/out" >"$tmp/first"
+expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --json
+jq '.plan' "$tmp/out" | cmp -s - "$tmp/first" || fail "another plan the second time"
+expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --runtime --json
+holds '.plan.state_bytes == 0 and .plan.disk_bytes == 0 and .plan.gradient == "beside"'
+
+# What cannot fit is told with the limit and the bytes.
+expect 1 preset:opt-30b --rates a100 --device 4G --host 512G
+complains 'device memory .* bytes short'
+expect 1 preset:opt-30b --rates a100 --device 40G --host 100G
+complains 'host memory .* bytes short'
+
+# A model from a file, or from standard input; rates from a file, found where cistern probe leaves them.
+cat >"$tmp/model.json" <<'MODEL'
+{"name": "two", "world": 2, "groups": [[0], [1]],
+ "tensors": [{"name": "a", "shape": [512, 512]}, {"name": "base", "shape": [512, 512], "pattern": "frozen"},
+  {"name": "e0", "shape": [512, 512], "group": 1, "pattern": "expert"}, {"name": "e1", "shape": [512, 512], "group": 2, "pattern": "expert"}],
+ "operators": [{"name": "x", "tensors": ["a", "base"], "flops": 1e9, "activation_bytes": 4096},
+  {"name": "y0", "tensors": ["e0"], "flops": 1e9, "expected_uses": 0.5}, {"name": "y1", "tensors": ["e1"], "flops": 1e9, "expected_uses": 0.5}]}
+MODEL
+expect 1 "$tmp/model.json"
+complains 'no rates: run .cistern probe.'
+mkdir -p "$tmp/state/cistern"
+cat >"$tmp/rates.json" <<'RATES'
+{"devices": [{"name": "host", "memory_bytes": 8589934592, "up": 8e9, "down": 8e9, "memory": 2e10}],
+ "nodes": [{"cores": 2, "memory_bytes": 8589934592, "pass": 2e10, "update": 5e8, "reduce": 3e9, "copy": 8e9}]}
+RATES
+expect 1 "$tmp/model.json" --rates "$tmp/rates.json"
+complains 'use --flops'
+expect 0 "$tmp/model.json" --rates "$tmp/rates.json" --flops 4e10
+says '^machine +2 ranks on host'
+if [ "$(id -u)" != 0 ]; then
+    cp "$tmp/rates.json" "$tmp/state/cistern/rates.json"
+    expect 0 "$tmp/model.json" --flops 4e10
+fi
+expect 0 - --rates "$tmp/rates.json" --flops 4e10 --on host --json <"$tmp/model.json"
+holds '.model.name == "two" and .rates.device == "host"'
+# Frozen weights have no states: 2 bytes of master, gradient and moments for each trained one.
+holds '.rows.host | .weight == 2 * 4 * 512 * 512 and .master == 4 * 3 * 512 * 512'
+expect 0 "$tmp/model.json" --rates "$tmp/rates.json" --flops 4e10 --ranks 3 --micro-batches 4
+jq '.tensors[2].group = 0' "$tmp/model.json" >"$tmp/warned.json"
+expect 0 "$tmp/warned.json" --rates "$tmp/rates.json" --flops 4e10
+says '^warning +1 tensors of pattern expert'
+
+# What is wrong is told with its place.
+printf '{"name": "x",\n "tensors": [}' >"$tmp/broken.json"
+expect 1 "$tmp/broken.json" --rates a100
+complains 'broken\.json:2:1[0-9]: '
+jq '.tensors[1].shapes = 1' "$tmp/model.json" >"$tmp/broken.json"
+expect 1 "$tmp/broken.json" --rates a100
+complains "broken\\.json: tensors\\[1\\]: unknown key 'shapes'"
+jq '.operators[0].tensors[1] = "b"' "$tmp/model.json" >"$tmp/broken.json"
+expect 1 "$tmp/broken.json" --rates a100
+complains "operators\\[0\\]\\.tensors\\[1\\]: no tensor 'b'"
+expect 1 "$tmp/model.json" --rates a100 --ranks 1
+complains '1 ranks: group 2 of the model has more'
+expect 1 "$tmp/none.json" --rates a100
+complains 'none\.json'
+expect 1 "$tmp/model.json" --rates a100 --batch 4
+complains 'for presets'
+expect 1 "$tmp/model.json" --rates a100 --on H200
+complains "no device 'H200'; they have A100"
+expect 1 preset:gpt2 --rates a100
+complains "no preset 'gpt2'; there are gpt2-124m, "
+jq '.nodes[0].update = -1' "$tmp/rates.json" >"$tmp/broken.json"
+expect 1 "$tmp/model.json" --rates "$tmp/broken.json"
+complains 'nodes\[0\]\.update: -1 is negative'
+expect 1 preset:gpt2-124m --rates a100 --timeline "$tmp/no/where"
+complains 'no/where'
+for line in "" "a b" "x --device 40X" "x --device -1" "x --ranks 0" "x --ranks 65" "x --share 0" "x --share 2" "x --flops x" \
+    "x --micro-batches 0" "x --batch 0" "x -o file" "x --uid 0"; do
+    # shellcheck disable=SC2086 # words
+    expect 2 $line
+done
+expect 1 preset:gpt2-124m --rates a100 --disk /tmp
+complains '--disk takes a size'
