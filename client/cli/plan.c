@@ -68,8 +68,7 @@ static int draw(const struct cli_plan_input *input, const struct cst_plan_choice
 
     cli_timeline_init(&drawing.timeline);
     (void)cli_timeline_lane(&drawing.timeline, "rank 0", "compute"); /* comes first */
-    rc = cst_plan_replay(&input->config, choice, 0, CST_EVICT_NEXT_USE, on_interval, &drawing,
-                         &unused, err);
+    rc = cst_plan_replay(&input->config, choice, 0, on_interval, &drawing, &unused, err);
     if (rc == CST_OK) {
         rc = cli_timeline_save(&drawing.timeline, path, err);
     }
@@ -108,6 +107,7 @@ static int simulate(const struct cli_plan_input *input, const struct cst_plan_ch
         const char *name;
         enum cst_core_eviction eviction;
     } policies[] = {{"next use", CST_EVICT_NEXT_USE}, {"oldest", CST_EVICT_LRU}};
+    struct cst_plan_choice other = *choice;
     struct cst_replay_result result;
     struct cli_table table;
     int rc = CST_OK;
@@ -115,8 +115,8 @@ static int simulate(const struct cli_plan_input *input, const struct cst_plan_ch
     cli_table_init(&table, titles);
     for (size_t p = 0; p < 2; p++) {
         for (uint32_t n = 1; n <= SIMULATED_STEPS && rc == CST_OK; n++) {
-            rc = cst_plan_replay(&input->config, choice, n, policies[p].eviction, NULL, NULL,
-                                 &result, err);
+            other.eviction = policies[p].eviction;
+            rc = cst_plan_replay(&input->config, &other, n, NULL, NULL, &result, err);
             if (rc == CST_OK) {
                 add_step(&table, n, policies[p].name, &result);
             }

@@ -149,9 +149,19 @@ static void describe_blocks(const struct cst_plan_choice *choice, char *out, siz
 
 static const char *describe_depth(const struct cst_plan_choice *choice, char out[16])
 {
-    (void)snprintf(out, 16, choice->prefetch_depth > 0 ? "%u" : "as it fits",
-                   choice->prefetch_depth);
+    if (choice->prefetch_depth == CST_CORE_NO_PREFETCH) {
+        (void)snprintf(out, 16, "none");
+    } else {
+        (void)snprintf(out, 16, choice->prefetch_depth > 0 ? "%u" : "as it fits",
+                       choice->prefetch_depth);
+    }
     return out;
+}
+
+static const char *eviction_name(const struct cst_plan_choice *choice)
+{
+    return choice->eviction == CST_EVICT_LRU ? "what was used longest ago"
+                                             : "what is wanted again last";
 }
 
 static void print_choice(const struct cli_plan_input *input, const struct cst_plan_choice *best)
@@ -163,8 +173,8 @@ static void print_choice(const struct cli_plan_input *input, const struct cst_pl
     (void)printf("chunks    %u of up to %s elements, %s wasted\n", best->n_chunks,
                  cli_count(best->layout.chunk_elems, a),
                  cli_percent(best->padding_bytes, weights, b));
-    (void)printf("pool      %s on each device, prefetch depth %s\n", blocks,
-                 describe_depth(best, depth));
+    (void)printf("pool      %s on each device, prefetch depth %s, evicts %s\n", blocks,
+                 describe_depth(best, depth), eviction_name(best));
     (void)printf("gradient  %s%s\n",
                  best->grad == CST_PLAN_GRAD_OVER ? "in the weight's place" : "beside the weight",
                  input->config.micro_batches == 1 ? ""
@@ -292,16 +302,17 @@ static json_t *predicted_json(const struct cst_replay_result *p)
 
 static json_t *choice_json(const struct cst_plan_choice *choice)
 {
-    return json_pack("{s:i, s:o, s:i, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:o}",
-                     "n_chunks", (int)choice->n_chunks, "classes", classes_json(choice),
-                     "prefetch_depth", (int)choice->prefetch_depth, "gradient",
-                     choice->grad == CST_PLAN_GRAD_OVER ? "over" : "beside", "reduce_each",
-                     (int)choice->reduce_each, "pool_bytes", (json_int_t)choice->pool_bytes,
-                     "state_bytes", (json_int_t)choice->state_bytes, "activation_bytes",
-                     (json_int_t)choice->activation_bytes, "host_bytes",
-                     (json_int_t)choice->host_bytes, "disk_bytes", (json_int_t)choice->disk_bytes,
-                     "padding_bytes", (json_int_t)choice->padding_bytes, "binds", choice->binds,
-                     "predicted", predicted_json(&choice->predicted));
+    return json_pack(
+        "{s:i, s:o, s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:o}", "n_chunks",
+        (int)choice->n_chunks, "classes", classes_json(choice), "prefetch_depth",
+        choice->prefetch_depth == CST_CORE_NO_PREFETCH ? -1 : (int)choice->prefetch_depth,
+        "eviction", choice->eviction == CST_EVICT_LRU ? "oldest" : "next use", "gradient",
+        choice->grad == CST_PLAN_GRAD_OVER ? "over" : "beside", "reduce_each",
+        (int)choice->reduce_each, "pool_bytes", (json_int_t)choice->pool_bytes, "state_bytes",
+        (json_int_t)choice->state_bytes, "activation_bytes", (json_int_t)choice->activation_bytes,
+        "host_bytes", (json_int_t)choice->host_bytes, "disk_bytes", (json_int_t)choice->disk_bytes,
+        "padding_bytes", (json_int_t)choice->padding_bytes, "binds", choice->binds, "predicted",
+        predicted_json(&choice->predicted));
 }
 
 static json_t *losers_json(const struct cst_plans *plans)
