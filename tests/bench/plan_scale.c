@@ -1,0 +1,95 @@
+/* plan_scale: how long planning OPT-175B on 64 ranks takes, all searches, and how much memory.
+ * Medians.
+ *
+ * Usage: bench_plan_scale [--json FILE] */
+#include "offload/plan/plan.h"
+#include "offload/plan/preset.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+enum { RUNS = 7 };
+
+static void die(const char *what)
+{
+    (void)fprintf(stderr, "bench_plan_scale: %s\n", what);
+    exit(1);
+}
+
+static double now_s(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static double plan(bool runtime_only)
+{
+    const struct cst_plan_budget budget = {.device_bytes = 80000000000};
+    const struct cst_preset_options options = {.world = 64, .batch = 1, .recompute = true};
+    double before = now_s();
+    struct cst_plans plans;
+    struct cst_rates rates;
+    struct cst_model model;
+    struct cst_err err;
+    const struct cst_plan_config config = {.model = &model,
+                                           .world = 64,
+                                           .budget = &budget,
+                                           .rates = &rates,
+                                           .micro_batches = 1,
+                                           .recompute = true,
+                                           .runtime_only = runtime_only};
+
+    cst_rates_a100(&rates, 64);
+    cst_model_init(&model);
+    if (cst_preset_declare(&model, cst_preset_find("opt-175b"), &options, &err) != CST_OK ||
+        cst_plan_search(&plans, &config, &err) != CST_OK) {
+        die(err.text);
+    }
+    cst_plans_close(&plans);
+    cst_model_close(&model);
+    return now_s() - before;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static void tell(FILE *file, const char *name, double value, const char *unit, double goal)
+{
+    printf("%s: %.3f %s\n", name, value, unit);
+    if (file != NULL) {
+        (void)fprintf(file,
+                      "{\"name\": \"%s\", \"value\": %.3f, \"unit\": \"%s\", \"yardstick\": %.0f, "
+                      "\"ratio\": %.3f, \"runs\": %d}\n",
+                      name, value, unit, goal, value / goal, RUNS);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const char *json = argc == 3 && strcmp(argv[1], "--json") == 0 ? argv[2] : NULL;
+    FILE *file = json == NULL ? NULL : fopen(json, "ae");
+    double seconds[2 * RUNS];
+    struct rusage usage;
+
+    if ((argc != 1 && json == NULL) || (json != NULL && file == NULL)) {
+        die("usage: bench_plan_scale [--json FILE]");
+    }
+    for (unsigned i = 0; i < 2 * RUNS; i++) {
+        seconds[i] = plan(i % 2 == 0);
+    }
+    qsort(seconds, 2 * RUNS, sizeof seconds[0], by_value);
+    (void)getrusage(RUSAGE_SELF, &usage);
+    tell(file, "plan_opt175b_s", seconds[RUNS], "s", 2);
+    tell(file, "plan_opt175b_mb", (double)usage.ru_maxrss / 1024, "MiB", 200);
+    return file == NULL || fclose(file) == 0 ? 0 : 1;
+}
