@@ -63,12 +63,14 @@ struct cst_job_spec {
     uint32_t timeout_ms;  /* longest wait for other ranks; 0: the daemon's default */
     uint32_t ttl_s;       /* the daemon removes the job after so long without a worker; 0: the daemon's default */
     uint32_t micro_batches; /* per step, see cst_accumulate; 0 and 1: one. The same in every rank */
-    const char *base;     /* name of another job of this user: frozen tensors that it has too (same name and shape) are its, and are not stored
-                           * again; it cannot be removed meanwhile, nor can those be written. NULL: none. The same in every rank */
+    const char *base;     /* name of another job of this user, which is initialised and has no base itself: all frozen tensors of this one are
+                           * its (same name and shape, frozen there too) and are not stored again. While this job is there the base cannot be
+                           * removed, and no frozen tensor of it can be written. NULL: none. The same in every rank */
 };
 
 /* Create or re-attach. *out belongs to @client and is freed with it. CST_EBUSY: the rank has a living worker (its pid is in the
- * words); CST_EMISMATCH: world or chunk_elems are not those of the job; CST_EINVAL; CST_EDRAINING. One job per client. */
+ * words); CST_EMISMATCH: world, chunk_elems, micro_batches or base are not those of the job; CST_ENOTFOUND: there is no such base;
+ * CST_EINVAL: also a base that is not initialised or has a base; CST_EDRAINING. One job per client. */
 int cst_job_open(struct cst_job **out, struct cst_client *client, const struct cst_job_spec *spec,
                  struct cst_err *err);
 
@@ -148,7 +150,8 @@ struct cst_plan {
 };
 
 /* Commit the declarations: waits until every rank has done so and the memory is populated; maps the pool. CST_EPOOL: pool too small,
- * with the operator and the bytes that are short; CST_EBUDGET; CST_EMISMATCH: ranks disagree, with the tensor, operator or option, both
+ * with the operator, what it needs of which size and the bytes that are short; CST_EBUDGET; CST_ENOTFOUND, CST_EINVAL, CST_EMISMATCH: a
+ * frozen tensor that the base lacks, trains, or has in another shape; CST_EMISMATCH: ranks disagree, with the tensor, operator or option, both
  * values and the ranks: all ranks get it, with the same words, as soon as the first difference is known; CST_EPEERDIED: a rank died or
  * left before all had committed; CST_ETIMEDOUT. After any of them the same declarations can be committed again; to declare otherwise,
  * connect and open the job anew. @plan may be NULL. */
@@ -179,14 +182,14 @@ enum cst_direction { CST_FORWARD, CST_BACKWARD };
 /* One tensor of an operator, while it is begun. Pointers are valid from begin to end of this operator, no longer. */
 struct cst_io {
     void *weight;      /* bf16, n_elems, row-major in the declared shape, 128-byte aligned; read only */
-    void *grad;        /* bf16, same shape; NULL in CST_FORWARD */
-    bool accumulate;   /* grad: false: holds nothing yet, write it whole; true: an earlier use of this tensor in this step wrote it: add */
+    void *grad;        /* bf16, same shape; NULL in CST_FORWARD, and of frozen tensors */
+    bool accumulate;   /* grad: false: holds nothing yet, write it whole; true: an earlier use of this tensor in this micro-batch wrote it: add */
     uint64_t n_elems;
 };
 
 /* Begin @op: all its tensors in memory, io[i] for its i-th tensor as declared; @io has @n_io = n_tensors entries. In
- * CST_BACKWARD every io[i].grad must be written before cst_op_end. One operator is begun at a time. CST_EPEERDIED, CST_ESTALE: call
- * cst_sync; CST_EINVAL: a gradient of this tensor was handed in already in this step; CST_ECONN; CST_EENGINE. */
+ * CST_BACKWARD every io[i].grad that is not NULL must be written before cst_op_end. One operator is begun at a time. CST_EPEERDIED, CST_ESTALE: call
+ * cst_sync; CST_EINVAL: a gradient of this tensor was handed in already in this micro-batch, or the operator is not this rank's; CST_ECONN; CST_EENGINE. */
 int cst_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
                  uint32_t n_io, struct cst_err *err);
 int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
@@ -232,14 +235,16 @@ int cst_try_step(struct cst_job *job, const struct cst_hyper_params *params,
 
 enum cst_state {
     CST_STATE_WEIGHT = 0,     /* bf16 */
-    CST_STATE_GRAD = 1,       /* bf16: the last reduced gradient; read only */
+    CST_STATE_GRAD = 1,       /* bf16: the last reduced gradient; read only. With micro-batches: the sum in fp32, rounded */
     CST_STATE_MASTER = 2,     /* fp32; writing it sets the weight too and clears both moments */
     CST_STATE_EXP_AVG = 3,    /* fp32 */
     CST_STATE_EXP_AVG_SQ = 4, /* fp32 */
 };
 
 /* Copy elements [first, first + n_elems) of a tensor's state out of, or into, the job's memory; @data has n_elems of the state's type. After
- * commit, at any time for reads; writes between steps only (CST_EBUSY). Reads see all committed steps. */
+ * commit, at any time for reads; writes between steps only (CST_EBUSY). Reads see all committed steps. A frozen tensor has a weight alone: other
+ * states of it cannot be read (CST_EUNSUPPORTED), and writing its master weights sets the weight. What a base has cannot be written by who uses
+ * it (CST_EDENIED), nor in the base while somebody does (CST_EBUSY). */
 int cst_tensor_read(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
                     uint64_t n_elems, void *data, struct cst_err *err);
 int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,

@@ -145,19 +145,21 @@ static void take_classes(struct cst_job *job, const Cistern__Committed *msg)
 static int take_plan(struct cst_job *job, struct cst_err *err)
 {
     const Cistern__Committed *msg = (const Cistern__Committed *)job->call.reply;
+    Cistern__PoolClass first;
     struct cst_err why;
     int rc;
 
     if (check_committed(job, msg, &why) != CST_OK) {
         return cst_job_distrust(job, &why, err);
     }
+    first = class_at(msg, 0);
     job->plan = (struct cst_plan){
         .n_params = msg->n_params,
-        .chunk_elems = msg->chunk_elems,
+        .chunk_elems = first.chunk_elems,
         .n_chunks = msg->n_chunks,
-        .n_blocks = msg->n_blocks,
-        .min_blocks = msg->min_blocks,
-        .block_bytes = 2 * msg->chunk_elems,
+        .n_blocks = first.n_blocks,
+        .min_blocks = first.min_blocks,
+        .block_bytes = 2 * first.chunk_elems,
         .pool_bytes = msg->pool_bytes,
         .arena_bytes = msg->arena_bytes,
     };

@@ -392,6 +392,19 @@ static void serve_step(struct fake_daemon *fake, const struct cst_frame *request
     fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_STEPPED, &msg.base, NULL, 0);
 }
 
+static void serve_accumulate(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__Accumulate *asked =
+        cistern__accumulate__unpack(NULL, request->body_bytes, request->body);
+    size_t n = strlen(fake->log);
+
+    ck_assert_ptr_nonnull(asked);
+    (void)sane(fake, asked->attempt == fake->attempt, "a micro-batch of another attempt");
+    cistern__accumulate__free_unpacked(asked, NULL);
+    (void)snprintf(fake->log + n, sizeof fake->log - n, "%sA", n > 0 ? " " : "");
+    reply_ok(fake, request);
+}
+
 static void serve_staging(struct fake_daemon *fake, const struct cst_frame *request)
 {
     Cistern__StagingPart msg = CISTERN__STAGING_PART__INIT;
@@ -476,6 +489,9 @@ void fake_daemon_serve(struct fake_daemon *fake, const struct cst_frame *request
         break;
     case CISTERN__MSG_TYPE__MSG_STEP:
         serve_step(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_ACCUMULATE:
+        serve_accumulate(fake, request);
         break;
     case CISTERN__MSG_TYPE__MSG_STAGING:
         serve_staging(fake, request);

@@ -51,7 +51,7 @@ struct fake_daemon {
     /* The daemon thread's; a test looks under the mutex. */
     pthread_mutex_t mutex; /* held while a request is served */
     char log[4096]; /* items in order: W1 fetch weight, W1+ ahead, G1 fetch grad, r1 release, R1
-                       hand in, S step */
+                       hand in, A end of a micro-batch, S step */
     uint32_t n_requests[64]; /* by type */
     uint32_t n_connections;  /* accepted */
     uint32_t n_tensors;      /* declared */

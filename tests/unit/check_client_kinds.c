@@ -1,0 +1,432 @@
+/* libcistern against a daemon in a thread: micro-batches, on the host and behind a device's stream,
+ * and what a daemon may say of size classes. */
+#include "client/cistern_device.h"
+#include "tests/lib/fake_job.h"
+#include "tests/lib/suite.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static struct fake_job f;
+
+static void expect_log(const char *want)
+{
+    struct cst_err err = {0};
+    char *log;
+
+    CK_OK(cst_ping(f.client, NULL, &err));
+    log = fake_daemon_log(&f.fake);
+    ck_assert_str_eq(log, want);
+    free(log);
+}
+
+static void open_job(uint32_t micro_batches)
+{
+    const struct cst_job_spec spec = {.name = "run7", .world = 1, .micro_batches = micro_batches};
+    struct cst_err err = {0};
+
+    fake_daemon_start(&f.fake);
+    CK_OK(cst_connect(&f.client, f.fake.path, &err));
+    CK_OK(cst_job_open(&f.job, f.client, &spec, &err));
+}
+
+static void commit(int n_tensors)
+{
+    struct cst_err err = {0};
+
+    fake_job_declare(&f, n_tensors);
+    CK_OK(cst_commit(f.job, NULL, &err));
+    CK_OK(cst_sync(f.job, NULL, &err));
+}
+
+static void backward(int op, uint16_t grad)
+{
+    struct cst_err err = {0};
+    struct cst_io io;
+
+    CK_OK(cst_op_begin(f.job, op, CST_BACKWARD, &io, 1, &err));
+    ck_assert(!io.accumulate);
+    ((uint16_t *)io.grad)[0] = grad;
+    CK_OK(cst_op_end(f.job, op, &err));
+}
+
+/* -- micro-batches ---------------------------------------------------------------------------- */
+
+/* What is left is handed in, what is not written zeroed, then the word for it; weights stay, and
+ * the next micro-batch's gradients are new ones. */
+START_TEST(test_order)
+{
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+
+    open_job(3);
+    commit(2); /* one chunk */
+    backward(1, 0x3f81);
+    CK_OK(cst_accumulate(f.job, &err));
+    expect_log("W0 G0 R0 A");
+    ck_assert_uint_eq(f.fake.grads[0][0], 0);
+    ck_assert_uint_eq(f.fake.grads[0][FAKE_TENSOR_ELEMS], 0x3f81);
+    backward(1, 0x3f82);
+    backward(0, 0x3f83);
+    expect_log("W0 G0 R0 A G0 R0");
+    CK_OK(cst_accumulate(f.job, &err));
+    ck_assert_int_eq(cst_accumulate(f.job, &err), CST_EINVAL);
+    CK_OK(cst_step(f.job, &params, NULL, &err));
+    expect_log("W0 G0 R0 A G0 R0 A r0 S0");
+    CK_OK(cst_accumulate(f.job, &err)); /* a step counts anew */
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* A sync begins the step anew, and with it the count. */
+START_TEST(test_sync_counts_anew)
+{
+    struct cst_err err = {0};
+
+    open_job(2);
+    commit(2);
+    CK_OK(cst_accumulate(f.job, &err));
+    ck_assert_int_eq(cst_accumulate(f.job, &err), CST_EINVAL);
+    CK_OK(cst_sync(f.job, NULL, &err));
+    CK_OK(cst_accumulate(f.job, &err));
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* Of one micro-batch there is no end but the step's. */
+START_TEST(test_one)
+{
+    struct cst_err err = {0};
+
+    open_job((uint32_t)_i);
+    commit(2);
+    ck_assert_int_eq(cst_accumulate(f.job, &err), CST_EINVAL);
+    ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_ACCUMULATE], 0);
+    fake_job_stop(&f);
+}
+END_TEST
+
+static bool refuse(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    const int *status = arg;
+
+    if (request->type != CISTERN__MSG_TYPE__MSG_ACCUMULATE) {
+        return false;
+    }
+    fake_daemon_error(fake, request, *status, "rank 3 died");
+    return true;
+}
+
+/* The end of a micro-batch that fails is nobody's answer: the step is void, with the daemon's
+ * words. */
+START_TEST(test_refused)
+{
+    static int statuses[] = {CST_EPEERDIED, CST_ENOMEM};
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+
+    f.fake.hook = refuse;
+    f.fake.hook_arg = &statuses[_i];
+    open_job(2);
+    commit(2);
+    CK_OK(cst_accumulate(f.job, &err));
+    CK_OK(cst_ping(f.client, NULL, &err));
+    ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), statuses[_i]);
+    ck_assert_ptr_nonnull(strstr(err.text, "rank 3 died"));
+    CK_OK(cst_sync(f.job, NULL, &err));
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* -- behind a stream -------------------------------------------------------------------------- */
+
+static struct {
+    struct cst_device_calls calls;
+    _Atomic uint64_t mark, passed; /* newest fence; the stream is there */
+} device;
+
+static int device_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err)
+{
+    (void)arg;
+    (void)err;
+    *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ck_assert_ptr_ne(*base, MAP_FAILED);
+    return CST_OK;
+}
+
+static void device_unmap(void *arg, void *base, uint64_t bytes)
+{
+    (void)arg;
+    ck_assert_int_eq(munmap(base, bytes), 0);
+}
+
+static int device_zero(void *arg, void *at, uint64_t bytes, struct cst_err *err)
+{
+    (void)arg;
+    (void)err;
+    memset(at, 0, bytes);
+    return CST_OK;
+}
+
+static int device_fence(void *arg, uint64_t *fence, struct cst_err *err)
+{
+    (void)arg;
+    (void)err;
+    *fence = ++device.mark;
+    return CST_OK;
+}
+
+static int device_done(void *arg, uint64_t *passed, struct cst_err *err)
+{
+    uint64_t count;
+
+    (void)arg;
+    (void)err;
+    if (read(device.calls.fd, &count, sizeof count) < 0) {
+        ck_assert_int_eq(errno, EAGAIN);
+    }
+    *passed = device.passed;
+    return CST_OK;
+}
+
+/* The stream comes as far as @mark. */
+static void move(uint64_t mark)
+{
+    uint64_t one = 1;
+
+    device.passed = mark;
+    ck_assert_int_eq(write(device.calls.fd, &one, sizeof one), sizeof one);
+}
+
+static void start_on_device(uint32_t micro_batches, int n_tensors)
+{
+    struct cst_err err = {0};
+
+    f.fake.device = "GPU-1";
+    device.calls = (struct cst_device_calls){.map = device_map,
+                                             .unmap = device_unmap,
+                                             .zero = device_zero,
+                                             .fence = device_fence,
+                                             .done = device_done,
+                                             .fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+    ck_assert_int_ge(device.calls.fd, 0);
+    open_job(micro_batches);
+    CK_OK(cst_job_use_device(f.job, &device.calls, NULL, &err));
+    device.passed = 1; /* the sync's own */
+    commit(n_tensors);
+}
+
+static void stop_device(void)
+{
+    move(UINT64_MAX / 2);
+    fake_job_stop(&f);
+    (void)close(device.calls.fd);
+}
+
+/* The end of a micro-batch waits behind its gradients for the stream, and cst_accumulate does not;
+ * no gradient of the next one is asked for before, or the daemon would take it for one of this. */
+START_TEST(test_stream)
+{
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+    struct cst_io io;
+
+    start_on_device(2, 4); /* 2 chunks */
+    backward(3, 1);
+    backward(2, 1);
+    backward(1, 1);
+    CK_OK(cst_accumulate(f.job, &err));
+    expect_log("W1 G1 W0+ G0");                               /* R1, R0 and A wait */
+    CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err)); /* weights do not matter */
+    CK_OK(cst_op_end(f.job, 0, &err));
+    ck_assert_int_eq(cst_try_op_begin(f.job, 1, CST_BACKWARD, &io, 1, &err), CST_EAGAIN);
+    ck_assert_int_eq(cst_try_op_begin(f.job, 1, CST_BACKWARD, &io, 1, &err), CST_EAGAIN);
+    ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_ACCUMULATE], 0);
+    move(device.mark);
+    CK_OK(cst_op_begin(f.job, 1, CST_BACKWARD, &io, 1, &err));
+    CK_OK(cst_op_end(f.job, 1, &err));
+    ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_ACCUMULATE], 1);
+    move(UINT64_MAX / 2);
+    CK_OK(cst_step(f.job, &params, NULL, &err));
+    expect_log("W1 G1 W0+ G0 R1 R0 A G0 r1 R0 r0 S0");
+    stop_device();
+}
+END_TEST
+
+/* Micro-batches without gradients may all wait at once. */
+START_TEST(test_many_wait)
+{
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+
+    start_on_device(100, 2);
+    backward(1, 1);
+    for (int m = 0; m < 99; m++) {
+        CK_OK(cst_accumulate(f.job, &err));
+    }
+    ck_assert_int_eq(cst_accumulate(f.job, &err), CST_EINVAL);
+    ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_ACCUMULATE], 0);
+    move(UINT64_MAX / 2);
+    CK_OK(cst_step(f.job, &params, NULL, &err));
+    ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_ACCUMULATE], 99);
+    stop_device();
+}
+END_TEST
+
+/* -- size classes ----------------------------------------------------------------------------- */
+
+struct lie {
+    const char *words;                                            /* of the error */
+    uint64_t elems[2];                                            /* of the classes */
+    uint32_t n_blocks, min_blocks, per_slab, first_slab, n_slabs; /* the second's, and of all */
+    size_t n_classes;
+    uint32_t size_class; /* of tensor 1 */
+};
+
+static const struct lie good = {.elems = {FAKE_CHUNK_ELEMS, 2 * FAKE_CHUNK_ELEMS},
+                                .n_blocks = 2,
+                                .min_blocks = 1,
+                                .per_slab = 1,
+                                .first_slab = 1,
+                                .n_slabs = 3,
+                                .n_classes = 2,
+                                .size_class = 1};
+
+/* Two blocks of the first class in slab 0, two of the second in slabs 1 and 2, which are as large.
+ */
+static void reply_plan(struct fake_daemon *fake, const struct cst_frame *request,
+                       const struct lie *lie)
+{
+    Cistern__Committed msg = CISTERN__COMMITTED__INIT;
+    Cistern__PoolClass classes[5], *pointers[5];
+
+    for (size_t i = 0; i < 5; i++) {
+        cistern__pool_class__init(&classes[i]);
+        classes[i].chunk_elems = i < 2 ? lie->elems[i] : lie->elems[1] << i;
+        classes[i].n_blocks = i == 0 ? 2 : lie->n_blocks;
+        classes[i].min_blocks = i == 0 ? 1 : lie->min_blocks;
+        classes[i].blocks_per_slab = i == 0 ? 2 : lie->per_slab;
+        classes[i].first_slab = i == 0 ? 0 : lie->first_slab;
+        pointers[i] = &classes[i];
+    }
+    msg.chunk_elems = lie->elems[0];
+    msg.n_chunks = 2;
+    msg.n_slabs = lie->n_slabs;
+    msg.n_params = 1;
+    msg.classes = pointers;
+    msg.n_classes = lie->n_classes;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_COMMITTED, &msg.base, NULL, 0);
+}
+
+static void reply_layout(struct fake_daemon *fake, const struct cst_frame *request,
+                         const struct lie *lie)
+{
+    Cistern__LayoutPart msg = CISTERN__LAYOUT_PART__INIT;
+    uint32_t chunk[2] = {0, 1}, size_class[2] = {0, lie->size_class};
+    uint64_t offset[2] = {0, lie->size_class == 1 ? FAKE_CHUNK_ELEMS : 0};
+
+    msg.chunk = chunk;
+    msg.offset = offset;
+    msg.size_class = size_class;
+    msg.n_chunk = msg.n_offset = 2;
+    msg.n_size_class = lie->size_class == 7 ? 1 : 2;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_LAYOUT_PART, &msg.base, NULL, 0);
+}
+
+static bool lie_of_classes(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    if (request->type == CISTERN__MSG_TYPE__MSG_COMMIT) {
+        reply_plan(fake, request, arg);
+    } else if (request->type == CISTERN__MSG_TYPE__MSG_LAYOUT) {
+        reply_layout(fake, request, arg);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* Two classes are taken as they are said; each has its blocks in its own slabs, so that a lease of
+ * the second in a slab of the first ends the connection. */
+START_TEST(test_classes)
+{
+    struct cst_err err = {0};
+    struct cst_plan plan;
+    struct cst_io io;
+    struct lie lie = good;
+
+    f.fake.hook = lie_of_classes;
+    f.fake.hook_arg = &lie;
+    f.fake.n_blocks = 6; /* three slabs of two */
+    open_job(1);
+    fake_job_declare(&f, 2);
+    CK_OK(cst_commit(f.job, &plan, &err));
+    ck_assert_uint_eq(plan.n_classes, 2);
+    ck_assert_uint_eq(plan.classes[1].chunk_elems, 2 * FAKE_CHUNK_ELEMS);
+    ck_assert_uint_eq(plan.classes[1].n_blocks, 2);
+    ck_assert_uint_eq(plan.n_blocks, 2);
+    CK_OK(cst_sync(f.job, NULL, &err));
+    CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err)); /* block 0 of slab 0 */
+    CK_OK(cst_op_end(f.job, 0, &err));
+    ck_assert_int_eq(cst_op_begin(f.job, 1, CST_FORWARD, &io, 1, &err), CST_EPROTO);
+    ck_assert_ptr_nonnull(strstr(err.text, "outside of the pool"));
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* Classes that cannot be, and tensors in them that cannot be. */
+START_TEST(test_bad_classes)
+{
+    struct lie lies[] = {good, good, good, good, good, good, good, good, good, good};
+    struct cst_err err = {0};
+
+    lies[0].n_classes = 5;
+    lies[0].words = "5 size classes";
+    lies[1].elems[1] = FAKE_CHUNK_ELEMS;
+    lies[1].words = "size class 1";
+    lies[2].elems[0] = 0;
+    lies[2].words = "size class 0";
+    lies[3].n_blocks = 0;
+    lies[3].words = "size class 1";
+    lies[4].per_slab = 0;
+    lies[4].words = "size class 1";
+    lies[5].first_slab = 2;
+    lies[5].words = "size class 1";
+    lies[6].n_slabs = 2;
+    lies[6].words = "a plan of 2 slabs for blocks in 3";
+    lies[7].size_class = 0;
+    lies[7].elems[0] = FAKE_TENSOR_ELEMS / 2;
+    lies[7].words = "tensor 't0'";
+    lies[8].size_class = 2;
+    lies[8].words = "tensor 't1'";
+    lies[9].size_class = 7;
+    lies[9].words = "a layout page";
+    f.fake.hook = lie_of_classes;
+    f.fake.hook_arg = &lies[_i];
+    open_job(1);
+    fake_job_declare(&f, 2);
+    ck_assert_int_eq(cst_commit(f.job, NULL, &err), CST_EPROTO);
+    ck_assert_msg(strstr(err.text, lies[_i].words) != NULL, "%s", err.text);
+    fake_job_stop(&f);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("client_kinds");
+    TCase *tcase = tcase_create("client_kinds");
+
+    tcase_add_test(tcase, test_order);
+    tcase_add_test(tcase, test_sync_counts_anew);
+    tcase_add_loop_test(tcase, test_one, 0, 2);
+    tcase_add_loop_test(tcase, test_refused, 0, 2);
+    tcase_add_test(tcase, test_stream);
+    tcase_add_test(tcase, test_many_wait);
+    tcase_add_test(tcase, test_classes);
+    tcase_add_loop_test(tcase, test_bad_classes, 0, 10);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
