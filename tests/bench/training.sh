@@ -1,0 +1,84 @@
+# shellcheck shell=bash
+# What the benchmarks that train share: a daemon of their own, a text, workers, medians. Sourced with the arguments of the script; the
+# current directory is the build tree. Sets out and tmp; the script sets model, the options of all workers.
+set -euo pipefail
+
+if [ $# -ne 2 ] || [ "$1" != --json ]; then
+    printf 'usage: %s --json FILE\n' "$0" >&2
+    exit 2
+fi
+out=$2
+tmp=$(mktemp -d "${TMPDIR:-/tmp}/bench-${0##*/}.XXXXXX")
+daemon=
+export CISTERN_SOCKET=$tmp/cistern.sock
+
+finish() {
+    local status=$?
+    if [ -n "$daemon" ]; then
+        kill "$daemon" 2>/dev/null || true
+        wait "$daemon" 2>/dev/null || true
+    fi
+    rm -rf "$tmp"
+    exit "$status"
+}
+trap finish EXIT
+
+fail() {
+    printf '%s: %s\n' "${0##*/}" "$1" >&2
+    tail -n 5 "$tmp"/*.log >&2
+    exit 1
+}
+
+median() {
+    sort -g | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }'
+}
+
+# The number of the field $1 in the JSON on standard input, from each line that has it.
+numbers() {
+    sed -n "s/.*\"$1\": *\\([0-9.eE+-]*\\).*/\\1/p"
+}
+
+# Train as job $1 with $2 ranks; the rest goes to every worker. The step times of rank 0 go to $tmp/$1.json.
+train() {
+    local job=$1 world=$2 rank pids=()
+    shift 2
+    for ((rank = 0; rank < world; rank++)); do
+        # shellcheck disable=SC2154 # the script's
+        ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$job" --rank "$rank" --world "$world" \
+            --log-json "$tmp/$job.$rank.json" "$@" >"$tmp/worker$rank.log" 2>&1 &
+        pids+=($!)
+    done
+    for rank in "${!pids[@]}"; do
+        wait "${pids[$rank]}" || fail "rank $rank of $job failed"
+    done
+}
+
+# One line of output: name, value, unit, yardstick, runs.
+emit() {
+    awk -v name="$1" -v v="$2" -v unit="$3" -v y="$4" -v n="$5" 'BEGIN {
+        printf "{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", \"yardstick\": %.6g, \"ratio\": %.4f, \"runs\": %d}\n",
+            name, v, unit, y, v / y, n }' >>"$out"
+}
+
+# Text that is there wherever this runs: the sources of this tree, a few MB of them.
+while [ "$(stat -c %s "$tmp/text" 2>/dev/null || echo 0)" -lt 1000000 ]; do
+    find "${srcdir:-.}" -name '*.[ch]' -exec cat {} + >>"$tmp/text"
+done
+
+./cisternd --config /dev/null --socket "$CISTERN_SOCKET" --log-level warning >"$tmp/cisternd.log" 2>&1 &
+daemon=$!
+for ((i = 0; ; i++)); do
+    ./cistern ping >/dev/null 2>&1 && break
+    if [ $i -ge 200 ] || ! kill -0 "$daemon" 2>/dev/null; then
+        fail "the daemon does not answer"
+    fi
+    sleep 0.05
+done
+
+# Step times of all runs of $1, without each one's first step.
+times() {
+    local file
+    for file in "$tmp/$1".*.json; do
+        numbers seconds <"$file" | tail -n +2
+    done
+}
