@@ -36,9 +36,11 @@ static const struct placement {
 enum { N_PLACEMENTS = sizeof placements / sizeof *placements, PEERS = 2, MIXED = 3 };
 
 static const struct train_bad none = {.step = TRAIN_NEVER};
+static uint32_t micro_batches; /* of the jobs to come */
 
 static void open_daemon(const char *config)
 {
+    micro_batches = 1;
     for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
         reports[r] = train_report_new();
     }
@@ -109,6 +111,7 @@ static struct train_order order_of(const struct placement *at, const char *name,
                                 .device = at->devices[rank],
                                 .streams = &train_thread,
                                 .n_steps = N_STEPS,
+                                .micro_batches = micro_batches,
                                 .bad = none,
                                 .die_at = UINT32_MAX,
                                 .kill_at = UINT32_MAX};
@@ -146,6 +149,19 @@ START_TEST(bits)
     ck_assert_uint_gt(plan->n_blocks, plan->min_blocks);
     run(at, "smallest", plan->min_blocks * plan->block_bytes);
     ck_assert_uint_eq(plan->n_blocks, plan->min_blocks);
+}
+END_TEST
+
+/* The same with steps of three micro-batches: what ends one waits for the stream, and what the next
+ * one hands in for that. */
+START_TEST(micro_batch_bits)
+{
+    const struct placement *at = &placements[_i];
+    const struct cst_plan *plan = &reports[0]->plan;
+
+    micro_batches = 3;
+    run(at, at->name, 0);
+    run(at, "smallest", plan->min_blocks * plan->block_bytes);
 }
 END_TEST
 
@@ -243,6 +259,95 @@ START_TEST(workers_copy)
 }
 END_TEST
 
+enum { N_SHARED = 3000 };
+
+struct user {
+    struct cst_client *client;
+    struct cst_job *job;
+    struct train_stream *stream; /* NULL: on the host */
+};
+
+/* Job @name on @device with a frozen tensor, and where it has a base another one. */
+static void open_user(struct user *user, const char *name, const char *device, const char *base)
+{
+    const struct cst_job_spec spec = {.name = name, .world = 1, .device = device, .base = base};
+    const int64_t n = N_SHARED;
+    const struct cst_tensor_spec frozen = {.name = "frozen",
+                                           .dtype = CST_BF16,
+                                           .n_dims = 1,
+                                           .shape = &n,
+                                           .pattern = CST_PATTERN_FROZEN};
+    struct cst_err err = {0};
+    int tensor;
+
+    *user = (struct user){0};
+    ck_assert_int_eq(cst_connect(&user->client, proc.socket, &err), CST_OK);
+    ck_assert_int_eq(cst_job_open(&user->job, user->client, &spec, &err), CST_OK);
+    if (strcmp(device, "host") != 0) {
+        ck_assert_int_eq(train_thread.open(&user->stream, user->job, &err), CST_OK);
+    }
+    tensor = cst_tensor_as(user->job, &frozen);
+    ck_assert_int_eq(cst_operator(user->job, "frozen", &tensor, 1), 0);
+    if (base != NULL) {
+        tensor = cst_tensor(user->job, "adapter", CST_BF16, 1, &n, CST_GROUP_ALL);
+        ck_assert_int_eq(cst_operator(user->job, "adapter", &tensor, 1), 1);
+    }
+    ck_assert_msg(cst_commit(user->job, NULL, &err) == CST_OK, "%s", err.text);
+}
+
+static void close_user(struct user *user)
+{
+    struct cst_err err = {0};
+
+    ck_assert_msg(cst_job_leave(user->job, &err) == CST_OK, "%s", err.text);
+    cst_disconnect(user->client);
+    if (user->stream != NULL) {
+        train_thread.close(user->stream);
+    }
+}
+
+struct look {
+    const uint16_t *weight; /* in the pool */
+    uint16_t seen[N_SHARED];
+};
+
+static void look_at(void *arg)
+{
+    struct look *look = arg;
+
+    memcpy(look->seen, look->weight, sizeof look->seen);
+}
+
+/* A job on a GPU uses the weights of a base on the host: the GPU's engine, or the worker, maps
+ * them, too.
+ */
+START_TEST(a_base_elsewhere)
+{
+    static struct look look;
+    uint16_t weight[N_SHARED];
+    struct user base, user;
+    struct cst_err err = {0};
+    struct cst_io io;
+
+    for (int i = 0; i < N_SHARED; i++) {
+        weight[i] = (uint16_t)(7 * i);
+    }
+    open_user(&base, "base", "host", NULL);
+    ck_assert_int_eq(cst_tensor_write(base.job, 0, CST_STATE_WEIGHT, 0, N_SHARED, weight, &err),
+                     CST_OK);
+    ck_assert_int_eq(cst_sync(base.job, NULL, &err), CST_OK);
+    close_user(&base);
+    open_user(&user, "user", "cuda:0", "base");
+    ck_assert_int_eq(cst_sync(user.job, NULL, &err), CST_OK);
+    ck_assert_int_eq(cst_op_begin(user.job, 0, CST_FORWARD, &io, 1, &err), CST_OK);
+    look.weight = io.weight;
+    ck_assert_int_eq(train_thread.run(user.stream, look_at, &look, &err), CST_OK);
+    ck_assert_int_eq(cst_op_end(user.job, 0, &err), CST_OK);
+    close_user(&user); /* and all that it enqueued is done */
+    ck_assert_mem_eq(look.seen, weight, sizeof weight);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("gpu_train");
@@ -254,10 +359,13 @@ int main(void)
 
     tcase_add_checked_fixture(plain, setup, teardown);
     tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
+    tcase_add_loop_test(plain, micro_batch_bits, 0, N_PLACEMENTS);
+    tcase_add_test(plain, a_base_elsewhere);
     tcase_set_timeout(plain, 60);
     suite_add_tcase(suite, plain);
     tcase_add_checked_fixture(slow, setup_slow, teardown);
     tcase_add_loop_test(slow, bits, 0, N_PLACEMENTS);
+    tcase_add_loop_test(slow, micro_batch_bits, 0, N_PLACEMENTS);
     tcase_set_timeout(slow, 120);
     suite_add_tcase(suite, slow);
     tcase_add_checked_fixture(deaths, setup, teardown);
@@ -267,6 +375,7 @@ int main(void)
     suite_add_tcase(suite, deaths);
     tcase_add_checked_fixture(copies, setup_copies, teardown);
     tcase_add_loop_test(copies, bits, 0, N_PLACEMENTS);
+    tcase_add_test(copies, a_base_elsewhere);
     tcase_add_test(copies, workers_copy);
     tcase_add_loop_test(copies, engine_killed_anywhere, 0, 3);
     tcase_add_loop_test(copies, worker_killed_anywhere, 0, 2);
@@ -274,6 +383,7 @@ int main(void)
     suite_add_tcase(suite, copies);
     tcase_add_checked_fixture(slow_copies, setup_slow_copies, teardown);
     tcase_add_loop_test(slow_copies, bits, 0, N_PLACEMENTS);
+    tcase_add_loop_test(slow_copies, micro_batch_bits, 0, N_PLACEMENTS);
     tcase_set_timeout(slow_copies, 120);
     suite_add_tcase(suite, slow_copies);
     srunner_run_all(runner, CK_NORMAL);

@@ -82,16 +82,16 @@ double train_forward(int op, const struct cst_io *io)
     return sum;
 }
 
-bool train_idle(int op, uint32_t rank, uint64_t step)
+bool train_idle(int op, uint32_t rank, uint64_t moment)
 {
-    return op == 2 && (rank + step) % 2 == 0;
+    return op == 2 && (rank + moment + (moment >> 8)) % 2 == 0;
 }
 
-void train_backward(int op, uint32_t rank, uint64_t step, struct train_bad bad,
+void train_backward(int op, uint32_t rank, uint64_t moment, struct train_bad bad,
                     const struct cst_io *io)
 {
     for (uint32_t k = 0; k < train_operators[op].n_tensors; k++) {
-        uint64_t key = (uint64_t)op << 56 | (uint64_t)k << 48 | (uint64_t)rank << 40 | step << 24;
+        uint64_t key = (uint64_t)op << 56 | (uint64_t)k << 48 | (uint64_t)rank << 40 | moment << 24;
         const uint16_t *weight = io[k].weight;
         uint16_t *grad = io[k].grad;
 
@@ -100,7 +100,7 @@ void train_backward(int op, uint32_t rank, uint64_t step, struct train_bad bad,
 
             grad[i] = cst_fp32_to_bf16(io[k].accumulate ? cst_bf16_to_fp32(grad[i]) + g : g);
         }
-        if (step == bad.step && rank == 0 && op == 3 && k == 0) {
+        if (moment == bad.step && rank == 0 && op == 3 && k == 0) {
             grad[4097] = bad.value; /* in the second tile */
         }
     }
@@ -112,11 +112,13 @@ struct reference {
     struct train_run *run;
     const struct cst_kernels *kernels;
     uint32_t world;
+    uint32_t micro_batches;
     struct train_bad bad;
     uint64_t adam_step; /* updates applied */
     uint64_t n_skipped;
     uint16_t *grads;   /* per rank: TRAIN_N_ELEMS */
     uint16_t *reduced; /* TRAIN_N_ELEMS */
+    float *sums;       /* the same with micro-batches */
     struct cst_table_tile tiles[64];
     uint64_t n_tiles;
 };
@@ -137,7 +139,7 @@ static void fill_io(const struct reference *ref, int op, uint16_t *grads, const 
 }
 
 /* One rank's forward and backward; returns its loss. */
-static double compute(struct reference *ref, uint32_t rank, uint64_t step)
+static double compute(struct reference *ref, uint32_t rank, uint64_t moment)
 {
     uint16_t *grads = ref->grads + (size_t)rank * TRAIN_N_ELEMS;
     bool written[TRAIN_N_TENSORS] = {false};
@@ -150,11 +152,11 @@ static double compute(struct reference *ref, uint32_t rank, uint64_t step)
         loss += train_forward(op, io);
     }
     for (int op = TRAIN_N_OPERATORS; op-- > 0;) {
-        if (train_idle(op, rank, step)) {
+        if (train_idle(op, rank, moment)) {
             continue;
         }
         fill_io(ref, op, grads, written, io);
-        train_backward(op, rank, step, ref->bad, io);
+        train_backward(op, rank, moment, ref->bad, io);
         for (uint32_t k = 0; k < train_operators[op].n_tensors; k++) {
             written[train_operators[op].tensors[k]] = true;
         }
@@ -162,7 +164,7 @@ static double compute(struct reference *ref, uint32_t rank, uint64_t step)
     return loss;
 }
 
-static void reduce(struct reference *ref)
+static void reduce(struct reference *ref, uint32_t micro)
 {
     ref->n_tiles = 0;
     for (int t = 0; t < TRAIN_N_TENSORS; t++) {
@@ -175,7 +177,9 @@ static void reduce(struct reference *ref)
                 src[r] = ref->grads + (size_t)r * TRAIN_N_ELEMS + start;
             }
             ref->tiles[ref->n_tiles++].sum_squares =
-                ref->kernels->reduce(n, ref->world, src, ref->reduced + start);
+                ref->micro_batches > 1
+                    ? ref->kernels->accumulate(n, ref->world, src, micro > 0, ref->sums + start)
+                    : ref->kernels->reduce(n, ref->world, src, ref->reduced + start);
         }
     }
 }
@@ -194,21 +198,39 @@ static void update(struct reference *ref, const struct cst_hyper_params *p, floa
                           (double)0.999f, (double)1e-8f,
                           (double)p->weight_decay * (double)tensor->decay_scale, factor,
                           ref->adam_step);
-        ref->kernels->adamw(&hyper, tensor->n_elems, ref->reduced + at, s->master + at,
-                            s->exp_avg + at, s->exp_avg_sq + at, s->weight + at);
+        if (ref->micro_batches > 1) {
+            ref->kernels->adamw_f32(&hyper, tensor->n_elems, ref->sums + at, s->master + at,
+                                    s->exp_avg + at, s->exp_avg_sq + at, s->weight + at);
+        } else {
+            ref->kernels->adamw(&hyper, tensor->n_elems, ref->reduced + at, s->master + at,
+                                s->exp_avg + at, s->exp_avg_sq + at, s->weight + at);
+        }
     }
+}
+
+/* All micro-batches; the mean loss of the ranks, summed as they and the daemon do. */
+static double collect(struct reference *ref, uint64_t step)
+{
+    double losses[4] = {0}, sum = 0;
+
+    for (uint32_t m = 0; m < ref->micro_batches; m++) {
+        for (uint32_t r = 0; r < ref->world; r++) {
+            losses[r] += compute(ref, r, train_moment(step, m));
+        }
+        reduce(ref, m);
+    }
+    for (uint32_t r = 0; r < ref->world; r++) {
+        sum += losses[r];
+    }
+    return sum / ref->world;
 }
 
 static void step_once(struct reference *ref, uint64_t step)
 {
     struct cst_hyper_params params;
     struct cst_clip clip;
-    double loss = 0;
+    double loss = collect(ref, step);
 
-    for (uint32_t r = 0; r < ref->world; r++) {
-        loss += compute(ref, r, step);
-    }
-    reduce(ref);
     params = train_params(step, 0);
     clip = cst_clip_factor(cst_norm_sum(ref->tiles, ref->n_tiles), params.grad_scale,
                            params.clip_norm);
@@ -222,20 +244,25 @@ static void step_once(struct reference *ref, uint64_t step)
         .skipped = !clip.finite,
         .grad_norm = clip.grad_norm,
         .clip = clip.clip,
-        .loss = loss / ref->world,
+        .loss = loss,
         .n_skipped = ref->n_skipped,
     };
 }
 
-void train_reference(struct train_run *run, uint32_t world, uint64_t n_steps, struct train_bad bad)
+void train_reference(struct train_run *run, uint32_t world, uint32_t micro_batches,
+                     uint64_t n_steps, struct train_bad bad)
 {
-    struct reference ref = {
-        .run = run, .kernels = cst_kernels_get(NULL), .world = world, .bad = bad};
+    struct reference ref = {.run = run,
+                            .kernels = cst_kernels_get(NULL),
+                            .world = world,
+                            .micro_batches = micro_batches,
+                            .bad = bad};
 
     memset(run, 0, sizeof *run);
     ref.grads = calloc((size_t)world * TRAIN_N_ELEMS, sizeof *ref.grads);
     ref.reduced = calloc(TRAIN_N_ELEMS, sizeof *ref.reduced);
-    ck_assert(ref.grads != NULL && ref.reduced != NULL && ref.kernels != NULL);
+    ref.sums = calloc(TRAIN_N_ELEMS, sizeof *ref.sums);
+    ck_assert(ref.grads != NULL && ref.reduced != NULL && ref.sums != NULL && ref.kernels != NULL);
     for (uint64_t i = 0; i < TRAIN_N_ELEMS; i++) {
         run->states.master[i] = train_start(i);
         run->states.weight[i] = cst_fp32_to_bf16(run->states.master[i]);
@@ -245,4 +272,5 @@ void train_reference(struct train_run *run, uint32_t world, uint64_t n_steps, st
     }
     free(ref.grads);
     free(ref.reduced);
+    free(ref.sums);
 }

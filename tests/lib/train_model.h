@@ -53,11 +53,17 @@ int train_declare(struct cst_job *job);
 /* Master weight of element @i of all, before the first step. */
 float train_start(uint64_t i);
 
+/* What stands for the step in the following two: step @step, micro-batch @micro of it. */
+static inline uint64_t train_moment(uint64_t step, uint32_t micro)
+{
+    return step | (uint64_t)micro << 8;
+}
+
 /* What the forward of @op adds to the loss, given its weights. */
 double train_forward(int op, const struct cst_io *io);
 
-/* True if @rank leaves @op out of the backward of @step. */
-bool train_idle(int op, uint32_t rank, uint64_t step);
+/* True if @rank leaves @op out of the backward of @moment. */
+bool train_idle(int op, uint32_t rank, uint64_t moment);
 
 /* A gradient that is no number: one element of rank 0's in one step. */
 struct train_bad {
@@ -66,10 +72,12 @@ struct train_bad {
 };
 
 /* Write, or add, the gradients of @op, @bad among them. */
-void train_backward(int op, uint32_t rank, uint64_t step, struct train_bad bad,
+void train_backward(int op, uint32_t rank, uint64_t moment, struct train_bad bad,
                     const struct cst_io *io);
 
-/* Train for @n_steps with @world ranks, in this process and without the library. */
-void train_reference(struct train_run *run, uint32_t world, uint64_t n_steps, struct train_bad bad);
+/* Train for @n_steps of @micro_batches with @world ranks, in this process and without the library.
+ */
+void train_reference(struct train_run *run, uint32_t world, uint32_t micro_batches,
+                     uint64_t n_steps, struct train_bad bad);
 
 #endif

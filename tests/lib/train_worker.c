@@ -228,11 +228,12 @@ static void free_work(struct worker *w)
  * that has failed does not come so far, and tells nobody. */
 static int end_losses(struct worker *w, double *loss, struct cst_err *err)
 {
+    unsigned n_forwards = TRAIN_N_OPERATORS * w->report->micro_batches;
     struct losses *losses = w->losses;
     int rc = CST_OK;
 
     (void)pthread_mutex_lock(&losses->mutex);
-    while (rc == CST_OK && losses->n < TRAIN_N_OPERATORS) {
+    while (rc == CST_OK && losses->n < n_forwards) {
         struct timespec until;
 
         (void)clock_gettime(CLOCK_REALTIME, &until);
@@ -293,6 +294,21 @@ static int run_op(struct worker *w, int op, enum cst_direction direction, uint64
     return rc;
 }
 
+static int run_micro_batch(struct worker *w, uint64_t moment, double *loss, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (int op = 0; rc == CST_OK && op < TRAIN_N_OPERATORS; op++) {
+        rc = run_op(w, op, CST_FORWARD, moment, loss, err);
+    }
+    for (int op = TRAIN_N_OPERATORS; rc == CST_OK && op-- > 0;) {
+        if (!train_idle(op, w->order->rank, moment)) {
+            rc = run_op(w, op, CST_BACKWARD, moment, loss, err);
+        }
+    }
+    return rc;
+}
+
 static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
 {
     struct cst_step_result result;
@@ -300,13 +316,9 @@ static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
     double loss = 0;
     int rc = w->stream != NULL ? begin_losses(w, err) : CST_OK;
 
-    for (int op = 0; rc == CST_OK && op < TRAIN_N_OPERATORS; op++) {
-        rc = run_op(w, op, CST_FORWARD, *number, &loss, err);
-    }
-    for (int op = TRAIN_N_OPERATORS; rc == CST_OK && op-- > 0;) {
-        if (!train_idle(op, w->order->rank, *number)) {
-            rc = run_op(w, op, CST_BACKWARD, *number, &loss, err);
-        }
+    for (uint32_t m = 0; rc == CST_OK && m < w->report->micro_batches; m++) {
+        rc = m > 0 ? cst_accumulate(w->job, err) : CST_OK;
+        rc = rc == CST_OK ? run_micro_batch(w, train_moment(*number, m), &loss, err) : rc;
     }
     if (rc == CST_OK && w->stream != NULL) {
         rc = end_losses(w, &loss, err);
@@ -333,6 +345,7 @@ static int open_job(struct worker *w, struct cst_err *err)
         .device = w->order->device,
         .pool_bytes = w->order->pool_bytes,
         .chunk_elems = TRAIN_CHUNK_ELEMS,
+        .micro_batches = w->order->micro_batches,
         .timeout_ms = 20000,
     };
     int rc = CST_EBUSY;
@@ -487,6 +500,7 @@ pid_t train_worker_start(const struct train_order *order, struct train_report *r
         int rc;
 
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        report->micro_batches = mine.micro_batches > 1 ? mine.micro_batches : 1;
         if (order->setting != NULL) {
             (void)putenv((char *)(uintptr_t)order->setting);
         }

@@ -18,6 +18,7 @@ struct train_order {
     const char *device;                      /* of this rank; NULL: auto */
     const struct train_stream_kind *streams; /* where it computes if that is not the host */
     uint64_t n_steps;                        /* to be committed in all */
+    uint32_t micro_batches;                  /* per step; 0: 1 */
     uint64_t pool_bytes;                     /* of this rank; 0: all it can use */
     struct train_bad bad;                    /* a gradient that is no number */
     uint32_t die_at;     /* kill -9 itself at this point, counted from 0; UINT32_MAX: never */
@@ -30,12 +31,13 @@ struct train_order {
 
 /* What it tells, in shared memory. */
 struct train_report {
-    struct train_run run; /* results as this rank saw them; states if it read them */
-    struct cst_plan plan; /* from its commit */
-    bool has_states;      /* run.states is filled */
-    uint32_t n_points;    /* points passed */
-    uint32_t n_syncs;     /* after which steps were done again */
-    char error[512];      /* why its exit status is not 0 */
+    struct train_run run;   /* results as this rank saw them; states if it read them */
+    struct cst_plan plan;   /* from its commit */
+    uint32_t micro_batches; /* per step, as it was told */
+    bool has_states;        /* run.states is filled */
+    uint32_t n_points;      /* points passed */
+    uint32_t n_syncs;       /* after which steps were done again */
+    char error[512];        /* why its exit status is not 0 */
 };
 
 /* Memory for a report that children share. */
