@@ -109,6 +109,10 @@ static int lay_out(struct cst_job *job, struct cst_err *err)
                                        .max_classes = CST_LAYOUT_MAX_CLASSES};
     int rc = cst_base_check(job, err);
 
+    if (job->plan.valid) {
+        config.chunk_elems = job->plan.choice.layout.chunk_elems;
+        memcpy(config.class_elems, job->plan.choice.layout.class_elems, sizeof config.class_elems);
+    }
     if (rc == CST_OK && job->base != NULL) {
         config.base_model = &job->base->model;
         config.base = &job->base->layout;
@@ -139,12 +143,25 @@ static int populate(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
+/* A pool that is a slab more than the plan reckoned with does not fail a job: then the layout
+ * chooses. */
+static int populate_as_planned(struct cst_job *job, struct cst_err *err)
+{
+    int rc = populate(job, err);
+
+    if (rc != CST_OK && job->plan.valid) {
+        job->plan.valid = false;
+        rc = populate(job, err);
+    }
+    return rc;
+}
+
 static void start_populating(struct cst_job *job)
 {
     struct cst_err err = {0};
     char arenas[CST_SIZE_TEXT], pools[CST_SIZE_TEXT];
 
-    if (populate(job, &err) != CST_OK) {
+    if (populate_as_planned(job, &err) != CST_OK) {
         cst_log(CST_LOG_WARNING, "job '%s': %s", job->name, err.text);
         cst_commit_break(job, &err);
         return;
@@ -171,12 +188,16 @@ static int open_core(struct cst_job *job, struct cst_err *err)
         .pools = memory->pools,
         .first_ticket = (job->serial << CST_JOB_TICKET_SHIFT) + 1, /* a mark's low half is not 0 */
         .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
-        .policy = {.prefetch_depth = 0},
+        .policy = job->plan.valid
+                      ? (struct cst_core_policy){.prefetch_depth = job->plan.choice.prefetch_depth,
+                                                 .eviction = job->plan.choice.eviction}
+                      : (struct cst_core_policy){.prefetch_depth = 0},
         .micro_batches = job->micro_batches,
     };
     int rc = cst_core_open(&job->core, &config, err);
 
     if (rc == CST_OK) {
+        cst_drift_init(&job->drift, job->plan.valid ? job->plan.step_s : 0);
         cst_memory_size_table(&job->layout, memory->table);
         cst_core_write_table(&config, memory->table);
     }
@@ -297,14 +318,22 @@ static int await_engines(const struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
+/* Ranks may have gone while it was searched for. */
+static void on_planned(struct cst_job *job)
+{
+    if (job->state == CST_JOB_DECLARING && all_committed(job)) {
+        start_populating(job);
+    }
+}
+
 static void go_on(struct cst_job *job)
 {
     struct cst_err err = {0};
     int rc = await_engines(job, &err);
 
-    if (rc == CST_OK) {
+    if (rc == CST_OK && !cst_planner_start(job, on_planned)) {
         start_populating(job);
-    } else if (rc != CST_EAGAIN) {
+    } else if (rc != CST_OK && rc != CST_EAGAIN) {
         cst_log(CST_LOG_WARNING, "job '%s': %s", job->name, err.text);
         cst_commit_break(job, &err);
     }

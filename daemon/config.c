@@ -121,6 +121,18 @@ static int set_access(struct cst_config *config, const char *value, void *field,
     return cst_access_parse(field, value, err);
 }
 
+static int set_yes(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    bool yes = strcmp(value, "yes") == 0;
+
+    (void)config;
+    if (!yes && strcmp(value, "no") != 0) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is none of yes, no", value);
+    }
+    *(bool *)field = yes;
+    return CST_OK;
+}
+
 static int set_lock(struct cst_config *config, const char *value, void *field, struct cst_err *err)
 {
     static const char *const names[] = {
@@ -231,6 +243,8 @@ static const struct row {
     {"gpu", "copies", set_gpu_copies, offsetof(struct cst_config, gpu_copies)},
     {"gpu", "idle", set_wait, offsetof(struct cst_config, gpu_idle_s)},
     {"gpu", "program", set_path, offsetof(struct cst_config, gpu_engine)},
+    {"plan", "rates", set_path, offsetof(struct cst_config, rates)},
+    {"plan", "search", set_yes, offsetof(struct cst_config, plan_search)},
     {"job", "ttl", set_life, offsetof(struct cst_config, ttl_s)},
     {"job", "timeout", set_wait, offsetof(struct cst_config, timeout_s)},
     {"job", "max_jobs", set_limit, offsetof(struct cst_config, max_jobs)},
@@ -267,6 +281,7 @@ void cst_config_init(struct cst_config *config, uint64_t memory_bytes)
         .gpu_idle_s = 300,
         .ttl_s = 86400,
         .timeout_s = 300,
+        .plan_search = true,
         .max_jobs = 64,
         .max_sessions = 256,
         .credits = 64,

@@ -37,12 +37,14 @@ struct cst_config {
     uint32_t gpu_idle_s;                    /* [gpu] idle: an engine without a job ends after it */
     enum cst_config_copies gpu_copies;      /* [gpu] copies: of weights into their pools */
     char gpu_engine[CST_CONFIG_PATH_BYTES]; /* [gpu] program; empty: looked for */
-    uint32_t ttl_s;        /* [job] ttl: a job without worker is removed after it; s */
-    uint32_t timeout_s;    /* [job] timeout: longest wait for other ranks; s */
-    uint32_t max_jobs;     /* [job] max_jobs */
-    uint32_t max_sessions; /* [job] max_sessions */
-    uint32_t credits;      /* [job] credits: requests in flight per connection */
-    uint64_t given;        /* keys that were set, bit by row of the table in config.c */
+    char rates[CST_CONFIG_PATH_BYTES]; /* [plan] rates; empty: the usual file, if it is there */
+    bool plan_search;                  /* [plan] search: for jobs that leave the choice */
+    uint32_t ttl_s;                    /* [job] ttl: a job without worker is removed after it; s */
+    uint32_t timeout_s;                /* [job] timeout: longest wait for other ranks; s */
+    uint32_t max_jobs;                 /* [job] max_jobs */
+    uint32_t max_sessions;             /* [job] max_sessions */
+    uint32_t credits;                  /* [job] credits: requests in flight per connection */
+    uint64_t given;                    /* keys that were set, bit by row of the table in config.c */
 };
 
 /* Defaults for a machine of @memory_bytes. */

@@ -150,6 +150,10 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
         rc = cst_err_set(err, CST_EINTERNAL, "uv_loop_init");
         goto err_after_unpack;
     }
+    rc = cst_planner_init(&daemon->planner, daemon, err);
+    if (rc != CST_OK) {
+        goto err_after_loop;
+    }
     rc = cst_engines_init(&daemon->engines, &daemon->loop, config, &daemon->later, cst_drive_done,
                           cst_commit_resume, daemon, err);
     if (rc != CST_OK) {

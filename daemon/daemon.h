@@ -11,6 +11,7 @@
 #include "daemon/later.h"
 #include "daemon/notify.h"
 #include "daemon/pending.h"
+#include "daemon/planner.h"
 #include "daemon/server.h"
 #include "daemon/unpack.h"
 #include "offload/core.h"
@@ -25,6 +26,7 @@ struct cst_daemon {
     struct cst_budget pool;          /* pools of the host device */
     struct cst_engines engines;
     struct cst_gpus gpus;
+    struct cst_planner planner;
     struct cst_server server; /* listeners and sessions */
     struct cst_jobs jobs;
     struct cst_pendings requests;

@@ -67,6 +67,7 @@ static void on_commit(struct cst_job *job, uint64_t step)
                 news == CST_DRIFT_OFF ? "its steps have drifted" : "its steps are back",
                 CST_DRIFT_STEPS, mean_s, drift->learned ? "the first ones took" : "the plan says",
                 drift->predicted_s, 100 * (mean_s / drift->predicted_s - 1));
+        cst_planner_drifted(job);
     }
 }
 

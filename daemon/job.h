@@ -15,6 +15,7 @@
 #include "daemon/memory.h"
 #include "daemon/peer.h"
 #include "daemon/pending.h"
+#include "daemon/planner.h"
 #include "daemon/rates.h"
 #include "daemon/record.h"
 #include "offload/core.h"
@@ -70,6 +71,7 @@ struct cst_job {
         failure; /* POPULATING: why it goes back to DECLARING, once the memory is given back */
     struct cst_memory memory;         /* POPULATING, READY */
     struct cst_core *core;            /* READY */
+    struct cst_job_plan plan;         /* capacities, prefetch: see planner.h */
     struct cst_drift drift;           /* of its steps from what is expected */
     struct cst_record *record;        /* what it did; NULL before the first command */
     bool commits_held;                /* READY: a Commit waits for a step that closes */

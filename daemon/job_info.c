@@ -176,6 +176,7 @@ static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
     out->has_base_bytes = job->base != NULL;
     out->base_bytes = job->memory.n_segments > 0 ? job->memory.base_bytes : 0;
     fill_drift(&job->drift, out);
+    out->plan = job->plan.valid ? (char *)(uintptr_t)job->plan.words : NULL;
     if (job->core != NULL) {
         fill_core(job, out);
     }
@@ -345,6 +346,8 @@ static void explain(struct cst_session *session, uint64_t id, const struct cst_j
                    t->name, t->n_elems, t->offset, t->chunk, job->layout.n_chunks,
                    job->layout.chunks[t->chunk].size_class, t->n_uses);
     n += cst_core_explain(job->core, t->chunk, lines + n, EXPLAIN_LINES - n);
+    n += cst_planner_explain(job, job->layout.chunks[t->chunk].size_class, lines + n,
+                             EXPLAIN_LINES - n);
     n += explain_devices(job, lines + n, EXPLAIN_LINES - n);
     for (unsigned i = 0; i < n; i++) {
         pointers[i] = lines[i];

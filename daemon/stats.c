@@ -173,5 +173,6 @@ void cst_serve_stat(struct cst_session *session, uint64_t id, void *body)
         reply.gpu = daemon->gpus.why;
     }
     reply.socket = daemon->server.user.path;
+    reply.rates = daemon->planner.from;
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_STAT_REPLY, &reply.base, NULL, 0);
 }

@@ -345,3 +345,8 @@ void cst_core_write_table(const struct cst_core_config *config, struct cst_table
         }
     }
 }
+
+void cst_core_set_prefetch(struct cst_core *core, uint32_t depth)
+{
+    core->policy.prefetch_depth = depth;
+}

@@ -239,6 +239,9 @@ void cst_core_close(struct cst_core *core);
  * gradients, that last deadline can be what ends the step: a gradient handed in leaves a pool only for its chunk's one grad row. */
 void cst_core_step(struct cst_core *core, const struct cst_event *event, struct cst_actions *actions);
 
+/* Prefetch as deep as @depth, as in cst_core_policy, from the next look ahead on. */
+void cst_core_set_prefetch(struct cst_core *core, uint32_t depth);
+
 /* When the core next wants a TICK at the latest (ns), or CST_CORE_NEVER. */
 uint64_t cst_core_deadline(const struct cst_core *core);
 

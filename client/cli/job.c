@@ -21,6 +21,9 @@ static void print_progress(const Cistern__JobInfo *job)
                      job->last_grad_norm, cli_seconds(job->step_seconds, text),
                      (unsigned long long)job->n_skipped);
     }
+    if (job->plan != NULL) {
+        (void)printf("plan      %s\n", job->plan);
+    }
     if (job->has_expected_step_seconds) {
         (void)printf("expected  %s a step, by the %s%s\n",
                      cli_seconds(job->expected_step_seconds, text), job->expected_by,

@@ -291,6 +291,8 @@ START_TEST(a_worker_leaves_a_job_that_is_populated)
     job_rig_declare(&client, 0, 1, 1);
     ck_assert_int_eq(kill(engine, SIGSTOP), 0);
     cancel.request = raw_commit(&client, 1, 1);
+    while (strcmp(raw_job_info(&witness, "j")->state, "populating") != 0) {
+    }
     leave = raw_ask(&client, CISTERN__MSG_TYPE__MSG_LEAVE, NULL);
     (void)raw_ask(&client, CISTERN__MSG_TYPE__MSG_CANCEL, &cancel.base);
     ck_assert_int_eq(raw_status(&client, cancel.request), CST_ECANCELLED);

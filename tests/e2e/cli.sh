@@ -75,6 +75,7 @@ expect 0 jobs --json
 holds '.[0].name == "example" and .[0].step == 3 and .[0].n_params == 1000'
 expect 0 stat --json
 holds '.jobs[0].name == "example" and .n_jobs == 1 and .engines[0].kind == "host" and .pool_used <= .pool_budget'
+holds '.rates | length > 0'
 holds '.pool | .free + .cached + .leased + .moving + .pending + .quarantined == .capacity'
 expect 0 job example
 says '^job       example of uid .*: idle, step 3,'
@@ -84,6 +85,8 @@ holds '.step == 3 and (.ranks | length) == 1 and .ranks[0].hits + .ranks[0].miss
 holds '.ranks[0].pool | .free + .cached + .leased + .moving + .pending + .quarantined == .capacity'
 expect 0 explain example w
 says '^w: 1000 elements in chunk 0'
+says 'its size class, .* was searched for'
+says '^planned with the rates '
 expect 0 explain example w --json
 holds '.chunk == 0 and .n_elems == 1000 and (.lines | length) > 0'
 expect 1 explain example nothing

@@ -1,0 +1,478 @@
+#include "daemon/planner.h"
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "daemon/share.h"
+#include "proto/fingerprint.h"
+#include "proto/rates_json.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MAX_EVENTS = 200000 }; /* of the core, in one search: less than a second */
+
+#define HOST_FLOPS_PER_CORE 16e9 /* where nobody says: what a plain bf16 product reaches */
+#define GPU_FLOPS 100e12
+
+/* A search under way; it refers to the job by number, since that may go meanwhile. */
+struct search {
+    uv_work_t work;
+    struct cst_daemon *daemon;
+    uint64_t job;    /* serial */
+    uint64_t ticket; /* of the job's plan */
+    cst_planner_fn done;
+    struct cst_model model; /* a copy */
+    struct cst_rates rates;
+    struct cst_plan_budget budget;
+    struct cst_plan_config config;
+    bool flops_known;
+    bool depth_only;               /* after drift: the rest of choice is given */
+    struct cst_plan_choice choice; /* result */
+    struct cst_replay_result predicted;
+    uint64_t n_candidates;
+    uint64_t started_ns;
+    int rc;
+    struct cst_err err;
+};
+
+/* -- rates ------------------------------------------------------------------------------------ */
+
+int cst_planner_init(struct cst_planner *planner, const struct cst_daemon *daemon,
+                     struct cst_err *err)
+{
+    static const char standard[] = "/var/lib/cistern/rates.json";
+    const char *path = daemon->config->rates[0] != '\0' ? daemon->config->rates : standard;
+    char own[CST_FINGERPRINT_BYTES];
+    int rc;
+
+    *planner = (struct cst_planner){.from = "built in"};
+    if (strcmp(path, standard) == 0 && access(path, R_OK) != 0) {
+        return CST_OK;
+    }
+    rc = cst_rates_read(&planner->rates, path, err);
+    if (rc == CST_OK) {
+        rc = cst_rates_check(&planner->rates, err);
+    }
+    if (rc != CST_OK) {
+        return cst_err_prefix(err, "[plan] rates");
+    }
+    planner->has_file = true;
+    (void)snprintf(planner->from, sizeof planner->from, "%s", path);
+    cst_fingerprint(NULL, 0, own);
+    if (planner->rates.fingerprint[0] != '\0' &&
+        !cst_fingerprint_same_host(planner->rates.fingerprint, own)) {
+        cst_log(CST_LOG_WARNING, "%s: measured on another machine", path);
+    }
+    return CST_OK;
+}
+
+static double seen_or(const struct cst_rates_median *median, double otherwise)
+{
+    double seen = cst_rates_median_get(median);
+
+    return seen > 0 ? seen : otherwise;
+}
+
+/* Conservative numbers, or what was seen of each engine. */
+static void build_nodes(const struct cst_daemon *daemon, struct cst_rates *out)
+{
+    const struct cst_engines *engines = &daemon->engines;
+
+    out->n_nodes = engines->n_nodes < CST_RATES_MAX_NODES ? engines->n_nodes : CST_RATES_MAX_NODES;
+    for (uint32_t i = 0; i < out->n_nodes; i++) {
+        const struct cst_engine *engine = &engines->v[i];
+        uint32_t cores = engine->threads > 0 ? engine->threads : 1;
+
+        out->nodes[i] = (struct cst_rates_node){
+            .cores = cores,
+            .memory_bytes = daemon->config->memory_bytes / out->n_nodes,
+            .pass = 5e9 * cores < 50e9 ? 5e9 * cores : 50e9,
+            .update = seen_or(&engine->seen.update, 150e6 * cores),
+            .reduce = seen_or(&engine->seen.reduce, 500e6 * cores),
+            .copy = seen_or(&engine->seen.copy, 4e9),
+        };
+    }
+}
+
+/* What engines were seen to do, into rates of a file. */
+static void overlay(const struct cst_daemon *daemon, struct cst_rates *rates)
+{
+    for (uint32_t i = 0; i < rates->n_nodes && i < daemon->engines.n_nodes; i++) {
+        const struct cst_rates_seen *seen = &daemon->engines.v[i].seen;
+
+        rates->nodes[i].update = seen_or(&seen->update, rates->nodes[i].update);
+        rates->nodes[i].reduce = seen_or(&seen->reduce, rates->nodes[i].reduce);
+    }
+}
+
+static uint32_t find_device(const struct cst_rates *rates, const char *name)
+{
+    uint32_t i = 0;
+
+    while (i < rates->n_devices && strcmp(rates->devices[i].name, name) != 0) {
+        i++;
+    }
+    return i;
+}
+
+/* The host as a device, or a GPU on a slow link. */
+static struct cst_rates_device guess_device(const struct cst_job *job,
+                                            const struct cst_rates_node *node)
+{
+    const struct cst_gpu *gpu = job->workers[0].gpu;
+    const struct cst_rates_seen *seen =
+        gpu != NULL ? &job->daemon->engines.v[gpu->engine].seen : NULL;
+    struct cst_rates_device out = {.name = "host",
+                                   .memory_bytes = job->daemon->config->memory_bytes,
+                                   .up = node->copy,
+                                   .down = node->copy,
+                                   .update = node->update,
+                                   .memory = node->pass};
+
+    if (gpu != NULL) {
+        out = (struct cst_rates_device){.memory_bytes = gpu->memory_bytes,
+                                        .up = seen_or(&seen->up, 10e9),
+                                        .down = seen_or(&seen->down, 10e9),
+                                        .copy_latency_s = 20e-6,
+                                        .memory = 500e9};
+        (void)snprintf(out.name, sizeof out.name, "%s", gpu->name);
+    }
+    return out;
+}
+
+/* The device of rank 0 stands for all. */
+static void choose_device(const struct cst_job *job, struct search *s)
+{
+    const struct cst_gpu *gpu = job->workers[0].gpu;
+    struct cst_rates *rates = &s->rates;
+    uint32_t i = find_device(rates, gpu != NULL ? gpu->name : "host");
+
+    if (i == rates->n_devices) {
+        i = i < CST_RATES_MAX_DEVICES ? i : CST_RATES_MAX_DEVICES - 1;
+        rates->devices[i] = guess_device(job, &rates->nodes[0]);
+        rates->n_devices = i + 1;
+    }
+    s->flops_known = rates->devices[i].flops > 0;
+    if (!s->flops_known) {
+        rates->devices[i].flops =
+            gpu != NULL ? GPU_FLOPS : HOST_FLOPS_PER_CORE * (rates->nodes[0].cores + 1);
+    }
+    s->config.device = i;
+}
+
+/* -- a search --------------------------------------------------------------------------------- */
+
+static int copy_model(struct cst_model *out, const struct cst_model *from, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    cst_model_copy_groups(out, from, from->n_groups);
+    for (uint32_t i = 0; i < from->n_tensors && rc == CST_OK; i++) {
+        struct cst_tensor_words words = cst_model_words(from, i);
+
+        rc = cst_model_tensor_as(out, &words, err);
+    }
+    for (uint32_t i = 0; i < from->n_operators && rc == CST_OK; i++) {
+        const struct cst_layout_operator *op = &from->operators[i];
+        const struct cst_operator_hints hints = {.flops = op->flops,
+                                                 .activation_bytes = op->activation_bytes,
+                                                 .expected_uses = op->expected_uses};
+
+        rc = cst_model_operator_as(out, op->name, op->tensors, op->n_tensors, &hints, err);
+    }
+    return rc;
+}
+
+static bool has_flops(const struct cst_model *model)
+{
+    bool any = false;
+
+    for (uint32_t i = 0; i < model->n_operators; i++) {
+        any = any || model->operators[i].flops > 0;
+    }
+    return any;
+}
+
+/* A pool's bytes are for blocks alone: a worker's activations lie elsewhere. */
+static void fill_budget(const struct cst_job *job, struct cst_plan_budget *out)
+{
+    const struct cst_daemon *daemon = job->daemon;
+    const struct cst_budget *pool = cst_memory_budget(job->daemon, job->workers[0].gpu);
+    uint64_t asked = cst_share_smallest(job), left = pool->limit - pool->used;
+
+    out->device_bytes = asked != 0 ? asked : left / job->world;
+    out->activation_bytes = 1;
+    out->host_bytes = daemon->host.limit - daemon->host.used;
+    if (job->workers[0].gpu == NULL) { /* the plan counts pools as the host's, too */
+        out->host_bytes += out->device_bytes * job->world;
+    }
+}
+
+static int open_search(struct search **out, struct cst_job *job, struct cst_err *err)
+{
+    struct cst_daemon *daemon = job->daemon;
+    struct search *s = calloc(1, sizeof *s);
+    int rc;
+
+    if (s == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a plan");
+    }
+    cst_model_init(&s->model);
+    rc = copy_model(&s->model, &job->model, err);
+    if (rc != CST_OK) {
+        cst_model_close(&s->model);
+        free(s);
+        return rc;
+    }
+    if (daemon->planner.has_file) {
+        s->rates = daemon->planner.rates;
+    } else {
+        build_nodes(daemon, &s->rates);
+    }
+    choose_device(job, s);
+    fill_budget(job, &s->budget);
+    s->config.model = &s->model;
+    s->config.world = job->world;
+    s->config.budget = &s->budget;
+    s->config.rates = &s->rates;
+    s->config.n_nodes = s->rates.n_nodes;
+    s->config.micro_batches = job->micro_batches > 0 ? job->micro_batches : 1;
+    s->config.worker_copies = cst_memory_worker_copies(daemon, job->workers[0].gpu);
+    s->config.runtime_only = true;
+    s->config.max_events = MAX_EVENTS;
+    s->daemon = daemon;
+    s->job = job->serial;
+    s->work.data = s;
+    *out = s;
+    return CST_OK;
+}
+
+static void close_search(struct search *s)
+{
+    cst_model_close(&s->model);
+    free(s);
+}
+
+static void search_all(struct search *s)
+{
+    struct cst_plans plans;
+
+    s->rc = cst_plan_search(&plans, &s->config, &s->err);
+    if (s->rc == CST_OK) {
+        s->choice = plans.best;
+        s->choice.device_rows = s->choice.disk_rows = NULL;
+        s->predicted = plans.best.predicted;
+        s->n_candidates = plans.n_candidates;
+        cst_plans_close(&plans);
+    }
+}
+
+/* The first of the depths is kept unless another one is faster. */
+static void search_depth(struct search *s)
+{
+    const uint32_t depths[] = {s->choice.prefetch_depth, 0, 1, 2, 4, 8, CST_CORE_NO_PREFETCH};
+    struct cst_plan_choice choice = s->choice;
+    struct cst_replay_result result;
+
+    for (size_t i = 0; i < sizeof depths / sizeof *depths && s->rc == CST_OK; i++) {
+        choice.prefetch_depth = depths[i];
+        s->rc = cst_plan_replay(&s->config, &choice, 0, NULL, NULL, &result, &s->err);
+        if (s->rc == CST_OK && (i == 0 || result.step_ns < s->predicted.step_ns)) {
+            s->choice.prefetch_depth = depths[i];
+            s->predicted = result;
+        }
+    }
+}
+
+/* In a thread of libuv's: touches nothing but the search. */
+static void on_work(uv_work_t *work)
+{
+    struct search *s = work->data;
+
+    if (s->depth_only) {
+        search_depth(s);
+    } else {
+        search_all(s);
+    }
+}
+
+/* -- what comes of it ------------------------------------------------------------------------- */
+
+static struct cst_job *find_job(struct cst_daemon *daemon, const struct search *s)
+{
+    struct cst_job *job;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        if (job->serial == s->job && job->plan.ticket == s->ticket) {
+            return job;
+        }
+    }
+    return NULL;
+}
+
+static void take_plan(struct cst_job *job, const struct search *s)
+{
+    struct cst_job_plan *plan = &job->plan;
+    double ms = (double)(uv_hrtime() - s->started_ns) * 1e-6;
+
+    if (s->rc != CST_OK) {
+        cst_log(CST_LOG_INFO, "job '%s': no plan: %s", job->name, s->err.text);
+        return;
+    }
+    plan->valid = true;
+    plan->choice = s->choice;
+    plan->step_s = s->flops_known && job->daemon->planner.has_file && has_flops(&s->model)
+                       ? (double)s->predicted.step_ns * 1e-9
+                       : 0;
+    (void)snprintf(plan->words, sizeof plan->words,
+                   "planned with the rates %s%.90s: the fastest of %" PRIu64
+                   " plans within %" PRIu64 " MiB a rank",
+                   job->daemon->planner.has_file ? "of " : "", job->daemon->planner.from,
+                   s->n_candidates, s->budget.device_bytes >> 20);
+    cst_log(CST_LOG_INFO, "job '%s': %s, %.0f ms; predicted step %.4g s%s", job->name, plan->words,
+            ms, (double)s->predicted.step_ns * 1e-9,
+            plan->step_s > 0 ? "" : " (the workers' speed is not known)");
+}
+
+static void take_depth(struct cst_job *job, const struct search *s)
+{
+    uint32_t before = job->plan.choice.prefetch_depth;
+
+    if (s->rc != CST_OK || job->core == NULL) {
+        return;
+    }
+    if (s->choice.prefetch_depth == before) {
+        cst_log(CST_LOG_INFO, "job '%s': planned again: its depth of prefetch stays", job->name);
+        return;
+    }
+    job->plan.choice.prefetch_depth = s->choice.prefetch_depth;
+    cst_core_set_prefetch(job->core, s->choice.prefetch_depth);
+    cst_log(CST_LOG_NOTICE, "job '%s': planned again: depth of prefetch %d, was %d", job->name,
+            (int)s->choice.prefetch_depth, (int)before);
+}
+
+static void on_worked(uv_work_t *work, int status)
+{
+    struct search *s = work->data;
+    struct cst_job *job = find_job(s->daemon, s);
+
+    if (status != 0 && s->rc == CST_OK) {
+        s->rc = cst_err_set(&s->err, CST_ECANCELLED, "cancelled");
+    }
+    if (job != NULL) {
+        job->plan.searching = false;
+        if (s->depth_only) {
+            take_depth(job, s);
+        } else {
+            take_plan(job, s);
+            s->done(job);
+        }
+    }
+    close_search(s);
+}
+
+static bool queue(struct cst_job *job, struct search *s)
+{
+    s->ticket = ++job->plan.ticket;
+    s->started_ns = uv_hrtime();
+    if (uv_queue_work(&job->daemon->loop, &s->work, on_work, on_worked) != 0) {
+        close_search(s);
+        return false;
+    }
+    job->plan.searching = true;
+    return true;
+}
+
+/* -- asked for -------------------------------------------------------------------------------- */
+
+/* A base's chunks are as they are; ranks on several kinds of devices have no one plan. */
+static bool can_plan(const struct cst_job *job)
+{
+    const struct cst_gpu *gpu = job->workers[0].gpu;
+
+    for (uint32_t r = 1; r < job->world; r++) {
+        const struct cst_gpu *other = job->workers[r].gpu;
+
+        if ((gpu == NULL) != (other == NULL) ||
+            (gpu != NULL && strcmp(gpu->name, other->name) != 0)) {
+            return false;
+        }
+    }
+    return job->daemon->config->plan_search && job->chunk_elems == 0 && job->base == NULL &&
+           job->model.n_operators > 0;
+}
+
+bool cst_planner_start(struct cst_job *job, cst_planner_fn done)
+{
+    struct cst_err err = {0};
+    struct search *s;
+
+    job->plan.valid = false;
+    job->plan.searching = false;
+    job->plan.ticket++;
+    if (!can_plan(job)) {
+        return false;
+    }
+    if (open_search(&s, job, &err) != CST_OK) {
+        cst_log(CST_LOG_INFO, "job '%s': no plan: %s", job->name, err.text);
+        return false;
+    }
+    s->done = done;
+    return queue(job, s);
+}
+
+void cst_planner_drifted(struct cst_job *job)
+{
+    struct cst_err err = {0};
+    struct search *s;
+
+    if (!job->plan.valid || job->plan.searching || open_search(&s, job, &err) != CST_OK) {
+        return;
+    }
+    overlay(job->daemon, &s->rates);
+    s->depth_only = true;
+    s->choice = job->plan.choice;
+    (void)queue(job, s);
+}
+
+/* -- explained -------------------------------------------------------------------------------- */
+
+static const char *depth_words(uint32_t depth, char out[24])
+{
+    if (depth == 0 || depth == CST_CORE_NO_PREFETCH) {
+        return depth == 0 ? "as many chunks as blocks allow" : "nothing";
+    }
+    (void)snprintf(out, 24, "%" PRIu32 " chunk%s", depth, depth == 1 ? "" : "s");
+    return out;
+}
+
+unsigned cst_planner_explain(const struct cst_job *job, uint32_t size_class, char lines[][192],
+                             unsigned max)
+{
+    const struct cst_plan_choice *choice = &job->plan.choice;
+    char depth[24];
+
+    if (max < 3) {
+        return 0;
+    }
+    (void)snprintf(lines[0], 192,
+                   "its size class, of chunks up to %" PRIu64 " elements, %" PRIu32 " of %" PRIu32
+                   ", was %s",
+                   job->layout.classes[size_class].capacity, size_class + 1, job->layout.n_classes,
+                   job->plan.valid         ? "searched for"
+                   : job->chunk_elems != 0 ? "asked for"
+                                           : "chosen for the least waste");
+    if (!job->plan.valid) {
+        return 1;
+    }
+    (void)snprintf(lines[1], 192, "%.191s", job->plan.words);
+    (void)snprintf(lines[2], 192, "pools evict %s and fetch %s ahead; what binds is %s",
+                   choice->eviction == CST_EVICT_LRU ? "what was used longest ago"
+                                                     : "what is wanted again last",
+                   depth_words(choice->prefetch_depth, depth), choice->binds);
+    return 3;
+}
