@@ -162,6 +162,28 @@ expect 1 rm example
 complains 'example'
 stop_daemon d
 
+# Plans with measured rates; without a search; a file that makes no sense is told with its place.
+printf '[plan]\nrates = %s\n' "$tmp/rates/rates.json" >"$tmp/rates.conf"
+start_daemon r --config "$tmp/rates.conf"
+expect 0 stat --json
+holds ".rates == \"$tmp/rates/rates.json\""
+./tests/lib/example >"$tmp/example.out" || fail "the example: $?"
+expect 0 explain example w
+says "^planned with the rates of $tmp/rates/rates.json: the fastest of [0-9]+ plans"
+expect 0 job example --json
+holds '.plan | startswith("planned with the rates of ")'
+stop_daemon r
+printf '[plan]\nsearch = no\n' >"$tmp/rates.conf"
+start_daemon n --config "$tmp/rates.conf"
+./tests/lib/example >"$tmp/example.out" || fail "the example: $?"
+expect 0 explain example w
+says 'was chosen for the least waste$'
+stop_daemon n
+printf '{"nodes": [{"update": "fast"}]}' >"$tmp/broken.json"
+printf '[plan]\nrates = %s\n' "$tmp/broken.json" >"$tmp/rates.conf"
+! ./cisternd --config "$tmp/rates.conf" --socket "$CISTERN_SOCKET" 2>"$tmp/err" || fail "broken rates are taken"
+grep -q 'broken.json: nodes\[0\]\.update: wanted a number, not text$' "$tmp/err" || fail "said: $(cat "$tmp/err")"
+
 # Two GPUs, which are found while the daemon runs; their engines are there, but nobody wants one.
 CISTERN_ENGINE_CUDA=./tests/lib/engine_stub start_daemon g --gpus all --gpu-memory 32M --manager-socket "$tmp/run/manager.sock"
 found() {
