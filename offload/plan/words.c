@@ -149,7 +149,12 @@ static void even(const struct cst_plan_try *loser, const struct cst_plan_try *be
     int64_t more = (int64_t)(loser->pool_bytes + loser->state_bytes) -
                    (int64_t)(best->pool_bytes + best->state_bytes);
 
-    if (more > 0) {
+    if (loser->result.step_ns < best->result.step_ns) {
+        (void)snprintf(words, CST_PLAN_WORDS,
+                       "%.3f %% faster, but it wastes %.1f MB of blocks, not %.1f MB",
+                       100.0 * (1 - (double)loser->result.step_ns / (double)best->result.step_ns),
+                       (double)loser->padding_bytes / 1e6, (double)best->padding_bytes / 1e6);
+    } else if (more > 0) {
         (void)snprintf(words, CST_PLAN_WORDS,
                        "as fast, but it takes %.1f MB more of the device's memory",
                        (double)more / 1e6);
