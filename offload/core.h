@@ -235,8 +235,9 @@ void cst_core_close(struct cst_core *core);
  * same @actions each time: room in it is kept for what is under way, so that only a new request can be short of memory (CST_ENOMEM).
  *
  * Ends of waits: DONE of every command; else peer_timeout_ns, at which a SYNC names the missing ranks, a STEP does and ends the attempt, and a
- * fetch that waits for a block says where the blocks are. With three ranks and more, a pool near min_blocks and ranks that open different
- * gradients, that last deadline can be what ends the step: a gradient handed in leaves a pool only for its chunk's one grad row. */
+ * fetch that waits for a block says where the blocks are. With bf16 grad rows, three ranks and more in a group, pools near min_blocks
+ * and ranks that open different gradients (an expert without tokens in some of them), that last deadline can be what ends the step: a bf16 row
+ * takes one contribution before its sum. Groups of one or two are safe, as is everybody with fp32 rows. */
 void cst_core_step(struct cst_core *core, const struct cst_event *event, struct cst_actions *actions);
 
 /* Prefetch as deep as @depth, as in cst_core_policy, from the next look ahead on. */
