@@ -333,7 +333,8 @@ static bool will_fail(struct sim *sim, const struct job *job)
         return sim_chance(sim, sim->p_fatal);
     }
     dst = find(sim, job, job->command.dst[0]);
-    return (dst.kind != PLACE_ROW || dst.row == CST_ROW_GRAD) && sim_chance(sim, sim->p_copy_fail);
+    return (dst.kind != PLACE_ROW || dst.row == CST_ROW_GRAD) && !sim_is_calm(sim) &&
+           sim_chance(sim, sim->p_copy_fail);
 }
 
 static void begin(struct sim *sim, struct job *job)

@@ -360,13 +360,18 @@ static bool everybody_is_there(const struct sim *sim)
     return true;
 }
 
+bool sim_is_calm(const struct sim *sim)
+{
+    return sim->n_turns - sim->last_progress >= CALM_TURNS;
+}
+
 static void turn(struct sim *sim)
 {
     bool engines_first = sim_chance(sim, 6000);
 
     sim->n_turns++;
     sim->now += sim_below(sim, 10000);
-    if (!sim->ending && sim->n_turns - sim->last_progress < CALM_TURNS) {
+    if (!sim->ending && !sim_is_calm(sim)) {
         mischief(sim);
     }
     if (cst_core_deadline(sim->core) <= sim->now) {

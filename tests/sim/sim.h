@@ -155,6 +155,9 @@ uint64_t sim_random(struct sim *sim);
 uint32_t sim_below(struct sim *sim, uint32_t n);
 bool sim_chance(struct sim *sim, unsigned per_10000);
 
+/* No step was committed for long: no more mischief, nothing fails any more. */
+bool sim_is_calm(const struct sim *sim);
+
 /* Something is wrong: print the seed and what, and end the program. */
 void sim_fail(const struct sim *sim, const char *fmt, ...)
     __attribute__((format(printf, 2, 3), noreturn));

@@ -280,13 +280,14 @@ static void end_op(struct sim *sim, uint32_t rank)
 
 static struct cst_hyper hyper_of(struct sim *sim)
 {
-    return (struct cst_hyper){
-        .lr = sim_chance(sim, sim->p_mismatch) ? 0.3f : 0.1f / (float)(sim->step + 1),
-        .beta1 = 0.9f,
-        .beta2 = 0.99f,
-        .eps = 1e-8f,
-        .clip_norm = 1.0f,
-        .grad_scale = 0.5f};
+    return (struct cst_hyper){.lr = !sim_is_calm(sim) && sim_chance(sim, sim->p_mismatch)
+                                        ? 0.3f
+                                        : 0.1f / (float)(sim->step + 1),
+                              .beta1 = 0.9f,
+                              .beta2 = 0.99f,
+                              .eps = 1e-8f,
+                              .clip_norm = 1.0f,
+                              .grad_scale = 0.5f};
 }
 
 static void step(struct sim *sim, uint32_t rank)
