@@ -397,10 +397,7 @@ void cst_play_submit(struct cst_play *play, const struct cst_command *command)
     struct cst_play_command *c = add(play, command->ticket);
 
     if (c == NULL) {
-        struct cst_err err;
-
-        (void)cst_err_set(&err, CST_ENOMEM, "no memory to replay a command");
-        cst_play_fail(play, &err);
+        cst_play_out_of_memory(play);
         return;
     }
     c->kind = flight->kind;

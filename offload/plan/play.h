@@ -193,6 +193,7 @@ struct cst_play {
 
 /* The first failure ends the replay. */
 void cst_play_fail(struct cst_play *play, const struct cst_err *err);
+void cst_play_out_of_memory(struct cst_play *play);
 void cst_play_timer(struct cst_play *play, uint64_t delay, enum cst_play_timer kind, uint64_t arg);
 void cst_play_start(struct cst_play *play, struct cst_effort *effort);
 /* Hand an event to the core and carry its actions out. */
@@ -211,6 +212,16 @@ void cst_play_submit(struct cst_play *play, const struct cst_command *command);
 void cst_play_arrived(struct cst_play *play, uint64_t ticket);
 void cst_play_ended(struct cst_play *play, struct cst_play_command *command);
 void cst_play_done(struct cst_play *play, uint64_t ticket);
+
+/* stream.c */
+/* The worker copies the weights of @chunk into the block that it was granted. */
+void cst_play_copy_weights(struct cst_play_worker *worker, uint32_t chunk, uint64_t bytes);
+void cst_play_copied(struct cst_play_worker *worker);
+void cst_play_enqueue(struct cst_play_worker *worker, const struct cst_play_entry *entry);
+/* Begin to compute now. */
+void cst_play_compute(struct cst_play_worker *worker, const struct cst_play_entry *entry);
+/* Go on with the stream. True: marks were passed. */
+bool cst_play_run_stream(struct cst_play_worker *worker);
 
 /* worker.c */
 int cst_play_worker_open(struct cst_play *play, uint32_t rank, struct cst_err *err);

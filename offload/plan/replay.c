@@ -20,7 +20,7 @@ void cst_play_fail(struct cst_play *play, const struct cst_err *err)
     }
 }
 
-static void out_of_memory(struct cst_play *play)
+void cst_play_out_of_memory(struct cst_play *play)
 {
     struct cst_err err;
 
@@ -31,14 +31,14 @@ static void out_of_memory(struct cst_play *play)
 void cst_play_timer(struct cst_play *play, uint64_t delay, enum cst_play_timer kind, uint64_t arg)
 {
     if (cst_timers_set(&play->timers, play->now + delay, kind, arg) != CST_OK) {
-        out_of_memory(play);
+        cst_play_out_of_memory(play);
     }
 }
 
 void cst_play_start(struct cst_play *play, struct cst_effort *effort)
 {
     if (cst_machine_start(&play->machine, effort) != CST_OK) {
-        out_of_memory(play);
+        cst_play_out_of_memory(play);
     }
 }
 

@@ -1,6 +1,8 @@
 /* What the search is made of, and what its parts share. Private to offload/plan/.
  *
- *   plan.c     the order of things: capacities, tries, replays, neighbours, the answer
+ *   plan.c     the order of things: the question, tries, replays, the answer
+ *   tries.c    the points of the search: capacities, and what can be tried with each
+ *   climb.c    replays of the promising ones, then of the neighbours of the best
  *   fit.c      from knobs to blocks and bytes: what fits, what is short
  *   bound.c    arithmetic: how long a step takes at least, and about
  *   play_try.c a try through the replay
@@ -69,6 +71,25 @@ int cst_search_layout(const struct cst_search *search, const struct cst_plan_try
 struct cst_layout_config cst_search_layout_config(const struct cst_search *search,
                                                   const struct cst_plan_try *try);
 
+/* tries.c. Add @try, which @layout belongs to, if it fits and is new. *number: its own, or that of
+ * the same one; UINT32_MAX: it does not fit. */
+int cst_search_add(struct cst_search *search, struct cst_plan_try try,
+                   const struct cst_layout *layout, uint32_t *number);
+/* A layout of first-class chunks of about @elems (0: its own choice), to be closed if *found; else
+ * there is none of that size. */
+int cst_search_find(struct cst_search *search, uint64_t elems, struct cst_plan_try *try,
+                    struct cst_layout *layout, bool *found);
+/* Add all that is tried at first. */
+int cst_search_list(struct cst_search *search);
+
+/* climb.c. Set search->best, unless nothing runs. */
+int cst_search_replay(struct cst_search *search);
+/* Try neighbours of the best as long as one is better. */
+int cst_search_climb(struct cst_search *search);
+bool cst_search_is_better(const struct cst_plan_try *a, const struct cst_plan_try *b);
+/* The best, or one as good that wastes little. */
+uint32_t cst_search_thriftiest(const struct cst_search *search);
+
 /* fit.c: fill in what follows from the knobs. False: it does not fit, search->lack knows. */
 bool cst_search_fit(struct cst_search *search, struct cst_plan_try *try,
                     const struct cst_layout *layout);
@@ -84,8 +105,8 @@ void cst_search_bound(const struct cst_search *search, struct cst_plan_try *try,
 
 /* play_try.c: replay @try as @replay says (core, rates and rows are filled in). */
 int cst_search_play(const struct cst_search *search, const struct cst_plan_try *try,
-                    const struct cst_layout *layout, struct cst_replay_config *replay, struct cst_replay_result *out,
-                    struct cst_err *err);
+                    const struct cst_layout *layout, struct cst_replay_config *replay,
+                    struct cst_replay_result *out, struct cst_err *err);
 
 /* words.c */
 const char *cst_search_binds(const struct cst_search *search, const struct cst_plan_try *try,

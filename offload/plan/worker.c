@@ -9,14 +9,6 @@
 
 static void advance(struct cst_play_worker *w);
 
-static void out_of_memory(struct cst_play_worker *w)
-{
-    struct cst_err err;
-
-    (void)cst_err_set(&err, CST_ENOMEM, "no memory to replay rank %u", w->rank);
-    cst_play_fail(w->play, &err);
-}
-
 static const struct cst_model *model_of(const struct cst_play_worker *w)
 {
     return w->play->config->core->model;
@@ -65,7 +57,7 @@ static void send_items(struct cst_play_worker *w, const struct cst_lease_item *i
         return;
     }
     if (batch == NULL) {
-        out_of_memory(w);
+        cst_play_out_of_memory(w->play);
         return;
     }
     memcpy(batch->items, items, n * sizeof *items);
@@ -115,46 +107,6 @@ void cst_play_worker_reply(struct cst_play_worker *w, uint32_t b, uint32_t item,
     }
 }
 
-/* -- copies by the worker ------------------------------------------------------------------- */
-
-static void run_copy(struct cst_play_worker *w)
-{
-    if (w->n_copies == 0 || w->copying.active) {
-        return;
-    }
-    w->copying.left = w->copies[w->first_copy].work;
-    w->copy_begin = w->play->now;
-    cst_play_start(w->play, &w->copying);
-}
-
-static void copy_weights(struct cst_play_worker *w, uint32_t chunk, uint64_t bytes)
-{
-    struct cst_play_copy copy = {.number = ++w->last_copy, .chunk = chunk};
-
-    if (w->n_copies == w->copies_capacity) {
-        uint32_t grown = w->copies_capacity == 0 ? 16 : 2 * w->copies_capacity;
-        struct cst_play_copy *ring = malloc(grown * sizeof *ring);
-
-        if (ring == NULL) {
-            out_of_memory(w);
-            return;
-        }
-        for (uint32_t i = 0; i < w->n_copies; i++) {
-            ring[i] = w->copies[(w->first_copy + i) % w->copies_capacity];
-        }
-        free(w->copies);
-        w->copies = ring;
-        w->first_copy = 0;
-        w->copies_capacity = grown;
-    }
-    copy.work = (double)bytes / w->rates->up * 1e9 + w->rates->copy_latency_s * 1e9;
-    w->copies[(w->first_copy + w->n_copies++) % w->copies_capacity] = copy;
-    w->copy_of[chunk] = copy.number;
-    w->play->moved_up += bytes * (uint64_t)w->stands_for;
-    w->play->host_up += bytes * (uint64_t)w->stands_for;
-    run_copy(w);
-}
-
 static void take_results(struct cst_play_worker *w, uint32_t b)
 {
     struct cst_play_batch *batch = &w->batches[b];
@@ -169,94 +121,12 @@ static void take_results(struct cst_play_worker *w, uint32_t b)
             continue;
         }
         if (reply->home_bytes > 0) {
-            copy_weights(w, item->chunk, reply->home_bytes);
+            cst_play_copy_weights(w, item->chunk, reply->home_bytes);
         }
         cst_lease_grant(&w->leases, item, &lease, reply->hit);
     }
     w->n_awaited -= batch->awaited;
     batch->used = false;
-}
-
-/* -- the stream ----------------------------------------------------------------------------- */
-
-static void enqueue(struct cst_play_worker *w, const struct cst_play_entry *entry)
-{
-    if (w->n_entries == w->entries_capacity) {
-        uint32_t grown = w->entries_capacity == 0 ? 64 : 2 * w->entries_capacity;
-        struct cst_play_entry *ring = malloc(grown * sizeof *ring);
-
-        if (ring == NULL) {
-            out_of_memory(w);
-            return;
-        }
-        for (uint32_t i = 0; i < w->n_entries; i++) {
-            ring[i] = w->entries[(w->first + i) % w->entries_capacity];
-        }
-        free(w->entries);
-        w->entries = ring;
-        w->first = 0;
-        w->entries_capacity = grown;
-    }
-    w->entries[(w->first + w->n_entries++) % w->entries_capacity] = *entry;
-}
-
-/* When the operator's weights were updated, at the latest. */
-static uint64_t updated_at(const struct cst_play_worker *w, uint32_t op)
-{
-    uint32_t n;
-    const uint32_t *chunks = cst_lease_op_chunks(&w->leases, op, &n);
-    uint64_t at = 0;
-
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t t = w->play->updated_at[chunks[i]];
-
-        at = t > at ? t : at;
-    }
-    return at;
-}
-
-static void begin_compute(struct cst_play_worker *w, const struct cst_play_entry *entry)
-{
-    uint64_t now = w->play->now;
-
-    w->computing = *entry;
-    w->compute_begin = now;
-    if (now > w->idle_since) {
-        uint64_t updated = updated_at(w, entry->at.op);
-
-        w->wait_ns += now - w->idle_since;
-        if (updated > w->idle_since) {
-            w->exposed_ns += (updated < now ? updated : now) - w->idle_since;
-        }
-        cst_play_interval(w->play, CST_LANE_WAIT, w->rank, entry->at.op, entry->at.backward,
-                          w->idle_since);
-    }
-    w->compute.left = entry->work;
-    w->compute.cores = w->cores;
-    cst_play_start(w->play, &w->compute);
-}
-
-/* Go on with the stream. True: marks were passed. */
-static bool run_stream(struct cst_play_worker *w)
-{
-    bool passed = false;
-
-    while (w->n_entries > 0 && !w->compute.active) {
-        struct cst_play_entry entry = w->entries[w->first];
-
-        if (!entry.is_mark && entry.number > w->copied) {
-            break;
-        }
-        w->first = (w->first + 1) % w->entries_capacity;
-        w->n_entries--;
-        if (entry.is_mark) {
-            w->passed = entry.number;
-            passed = true;
-        } else {
-            begin_compute(w, &entry);
-        }
-    }
-    return passed;
 }
 
 static void give_back_passed(struct cst_play_worker *w)
@@ -279,8 +149,9 @@ static void mark(struct cst_play_worker *w)
     }
     w->marked = true;
     w->mark++;
-    enqueue(w, &entry);
-    (void)run_stream(w); /* what waits for it comes only now: nothing else can have passed */
+    cst_play_enqueue(w, &entry);
+    (void)cst_play_run_stream(
+        w); /* what waits for it comes only now: nothing else can have passed */
 }
 
 /* The stream goes on behind copies of what is given back. */
@@ -360,12 +231,12 @@ static void compute(struct cst_play_worker *w)
     entry.number = w->waited_copy = copies_of(w, entry.at.op);
     w->marked = false;
     if (w->stream) {
-        enqueue(w, &entry);
-        (void)run_stream(w);
+        cst_play_enqueue(w, &entry);
+        (void)cst_play_run_stream(w);
         end_op(w);
     } else {
         w->state = CST_PLAY_COMPUTE;
-        begin_compute(w, &entry);
+        cst_play_compute(w, &entry);
     }
 }
 
@@ -571,25 +442,14 @@ static void computed(struct cst_play_worker *w)
     }
 }
 
-static void copied(struct cst_play_worker *w)
-{
-    const struct cst_play_copy *copy = &w->copies[w->first_copy];
-
-    w->copied = copy->number;
-    cst_play_interval(w->play, CST_LANE_UP, w->device, copy->chunk, false, w->copy_begin);
-    w->first_copy = (w->first_copy + 1) % w->copies_capacity;
-    w->n_copies--;
-    run_copy(w);
-}
-
 void cst_play_worker_ended(struct cst_play_worker *w, struct cst_effort *effort)
 {
     if (effort == &w->compute) {
         computed(w);
     } else {
-        copied(w);
+        cst_play_copied(w);
     }
-    if (w->stream && run_stream(w)) {
+    if (w->stream && cst_play_run_stream(w)) {
         give_back_passed(w);
     }
     advance(w);

@@ -1,0 +1,245 @@
+/* Replays of the promising tries, then of the neighbours of the best. */
+#include "offload/plan/search.h"
+
+#include "offload/packing.h"
+
+#include <stdlib.h>
+
+#define NONE UINT32_MAX
+#define MAX_CLIMBS 24    /* rounds of neighbours */
+#define MAX_PADDING 0.02 /* of the weights */
+#define HAIR 400         /* a step that is longer by one part in so many is as good */
+#define LOCK 50          /* same, as a place to look for better ones */
+
+/* -- replays -------------------------------------------------------------------------------- */
+
+bool cst_search_is_better(const struct cst_plan_try *a, const struct cst_plan_try *b)
+{
+    uint64_t memory_a = a->pool_bytes + a->state_bytes, memory_b = b->pool_bytes + b->state_bytes;
+
+    if (a->result.step_ns != b->result.step_ns) {
+        return a->result.step_ns < b->result.step_ns;
+    }
+    return memory_a != memory_b ? memory_a < memory_b : a->n_chunks < b->n_chunks;
+}
+
+/* Replay try @i if there are events left, or at any price. CST_OK also where the try turns out not
+ * to run. */
+static int replay(struct cst_search *s, uint32_t i, bool any_price)
+{
+    struct cst_plan_try *try = &s->tries[i];
+    struct cst_replay_config config = {.n_steps = 3,
+                                       .deadline_events = any_price ? 0 : s->events_left};
+    struct cst_layout layout;
+    struct cst_err err;
+    int rc;
+
+    if (try->replayed || (s->events_left == 0 && !any_price)) {
+        return CST_OK;
+    }
+    try->replayed = true;
+    try->result.step_ns = UINT64_MAX;
+    rc = cst_search_layout(s, try, &layout, &err);
+    if (rc != CST_OK) {
+        return rc == CST_ENOMEM ? rc : CST_OK;
+    }
+    rc = cst_search_play(s, try, &layout, &config, &try->result, &err);
+    cst_layout_close(&layout);
+    if (rc == CST_ETIMEDOUT) {
+        s->events_left = 0;
+        return CST_OK;
+    }
+    if (rc != CST_OK) {
+        s->lack.err = s->lack.bytes == 0 ? err : s->lack.err;
+        try->result.step_ns = UINT64_MAX;
+        return rc == CST_ENOMEM ? rc : CST_OK;
+    }
+    s->n_replayed++;
+    s->n_events += try->result.n_events;
+    s->events_left -= try->result.n_events < s->events_left ? try->result.n_events : s->events_left;
+    if (s->best == NONE || cst_search_is_better(try, &s->tries[s->best])) {
+        s->best = i;
+    }
+    return CST_OK;
+}
+
+static int by_estimate(const void *a, const void *b)
+{
+    const struct cst_plan_try *x = a, *y = b;
+
+    if (x->estimate_ns != y->estimate_ns) {
+        return x->estimate_ns < y->estimate_ns ? -1 : 1;
+    }
+    return (x->n_chunks > y->n_chunks) - (x->n_chunks < y->n_chunks);
+}
+
+static bool can_win(const struct cst_search *s, const struct cst_plan_try *try)
+{
+    return s->best == NONE || try->bound_ns < s->tries[s->best].result.step_ns;
+}
+
+/* The promising ones, until half of the events are used up; those of well-known capacities at any
+ * price. */
+int cst_search_replay(struct cst_search *s)
+{
+    uint64_t keep = s->events_left / 2;
+    int rc = CST_OK;
+
+    if (s->n_tries > 0) {
+        qsort(s->tries, s->n_tries, sizeof *s->tries, by_estimate);
+    }
+    for (uint32_t i = 0; i < s->n_tries && rc == CST_OK; i++) {
+        rc = s->tries[i].known && s->tries[i].state_room == 0 ? replay(s, i, false) : CST_OK;
+    }
+    for (uint32_t i = 0; i < s->n_tries && rc == CST_OK; i++) {
+        if (s->best != NONE && s->events_left < keep) {
+            break;
+        }
+        if (can_win(s, &s->tries[i])) {
+            rc = replay(s, i, false);
+        }
+    }
+    for (uint32_t i = 0; i < s->n_tries && rc == CST_OK && s->best == NONE; i++) {
+        s->tries[i].replayed = false;
+        rc = replay(s, i, true);
+    }
+    return rc;
+}
+
+static bool is_thrifty(const struct cst_search *s, const struct cst_plan_try *try)
+{
+    double most = s->config->max_padding > 0 ? s->config->max_padding : MAX_PADDING;
+
+    return (double)try->padding_bytes <= most * 2 * (double)s->config->model->n_params;
+}
+
+/* A plan that wastes little is taken before one that is a hair faster. */
+static uint32_t thriftiest(const struct cst_search *s, uint64_t hair)
+{
+    const struct cst_plan_try *best = &s->tries[s->best];
+    uint64_t limit = best->result.step_ns + best->result.step_ns / hair;
+    uint32_t found = NONE;
+
+    for (uint32_t i = 0; i < s->n_tries; i++) {
+        const struct cst_plan_try *try = &s->tries[i];
+
+        if (try->replayed && try->result.step_ns <= limit && is_thrifty(s, try) &&
+            (found == NONE || cst_search_is_better(try, &s->tries[found]))) {
+            found = i;
+        }
+    }
+    return found == NONE ? s->best : found;
+}
+
+/* -- neighbours ----------------------------------------------------------------------------- */
+
+static int visit(struct cst_search *s, const struct cst_plan_try *try,
+                 const struct cst_layout *layout)
+{
+    uint32_t number;
+    int rc = cst_search_add(s, *try, layout, &number);
+
+    return rc == CST_OK && number != NONE && can_win(s, &s->tries[number])
+               ? replay(s, number, false)
+               : rc;
+}
+
+/* Same layout, the other order of eviction, other depths, other shares of states, fewer blocks. */
+static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
+{
+    static const uint32_t depths[] = {0, 1, 2, 3, 4, 8};
+    static const double shares[] = {0.5, 0.8, 0.95, 1.05, 1.25, 2};
+    struct cst_layout layout;
+    struct cst_err err;
+    int rc = cst_search_layout(s, from, &layout, &err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    for (uint32_t i = 0; i < 2 && rc == CST_OK; i++) {
+        struct cst_plan_try try = *from;
+
+        try.replayed = false;
+        try.eviction = i == 0 ? CST_EVICT_LRU : CST_EVICT_NEXT_USE;
+        rc = visit(s, &try, &layout);
+    }
+    for (uint32_t i = 0; i < 6 && rc == CST_OK; i++) {
+        struct cst_plan_try try = *from;
+
+        try.replayed = false;
+        try.depth = depths[i];
+        rc = visit(s, &try, &layout);
+        try.depth = from->depth;
+        if (rc == CST_OK && from->state_room > 0) {
+            try.state_room = (uint64_t)((double)from->state_room * shares[i]);
+            try.state_room = try.state_room < s->room ? try.state_room : s->room;
+            rc = visit(s, &try, &layout);
+            try.state_room = from->state_room;
+        }
+        if (rc == CST_OK && shares[i] < 1) {
+            try.block_room = (uint64_t)((double)from->pool_bytes * shares[i]);
+            rc = visit(s, &try, &layout);
+        }
+    }
+    cst_layout_close(&layout);
+    return rc;
+}
+
+/* Other capacities, the same shares. */
+static int climb_capacity(struct cst_search *s, const struct cst_plan_try *from)
+{
+    static const double factors[] = {0.5, 0.7, 0.85, 0.93, 1.08, 1.2, 1.5, 2};
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < 8 && rc == CST_OK && s->config->chunk_elems == 0; i++) {
+        uint64_t elems =
+            cst_align_up((uint64_t)((double)from->sizes[0] * factors[i]), CST_LAYOUT_CAPACITY_STEP);
+        struct cst_plan_try try;
+        struct cst_layout layout;
+        bool found;
+
+        rc = cst_search_find(s, elems, &try, &layout, &found);
+        if (rc != CST_OK || !found) {
+            continue;
+        }
+        try.state_room = from->state_room;
+        try.wide = from->wide;
+        try.once = from->once;
+        try.depth = from->depth;
+        try.eviction = from->eviction;
+        rc = visit(s, &try, &layout);
+        cst_layout_close(&layout);
+    }
+    return rc;
+}
+
+int cst_search_climb(struct cst_search *s)
+{
+    int rc = CST_OK;
+
+    for (uint32_t round = 0; round < MAX_CLIMBS && rc == CST_OK && s->best != NONE; round++) {
+        uint32_t before = s->best;
+        struct cst_plan_try from = s->tries[before]; /* tries may move */
+
+        rc = climb_knobs(s, &from);
+        if (rc == CST_OK) {
+            from = s->tries[s->best];
+            rc = climb_capacity(s, &from);
+        }
+        if (s->best == before || s->events_left == 0) {
+            break;
+        }
+    }
+    if (rc == CST_OK && s->best != NONE && s->events_left > 0) {
+        struct cst_plan_try from = s->tries[thriftiest(s, LOCK)];
+
+        rc = climb_knobs(s, &from);
+        rc = rc == CST_OK ? climb_capacity(s, &from) : rc;
+    }
+    return rc;
+}
+
+uint32_t cst_search_thriftiest(const struct cst_search *s)
+{
+    return thriftiest(s, HAIR);
+}

@@ -1,0 +1,195 @@
+/* The points of the search: capacities of the first class, and what can be tried with each. */
+#include "offload/plan/search.h"
+
+#include "offload/packing.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_SITES 40         /* capacities of the first class that are tried at first */
+#define MAX_WORK (16u << 20) /* tensors and uses looked at, over all of them */
+#define MIB_ELEMS (1u << 19) /* of weights */
+
+static const uint32_t known_mib[] = {16, 32, 64};
+#define N_KNOWN (sizeof known_mib / sizeof known_mib[0])
+
+static bool same_knobs(const struct cst_plan_try *a, const struct cst_plan_try *b)
+{
+    return memcmp(a->sizes, b->sizes, sizeof a->sizes) == 0 && a->wide == b->wide &&
+           a->once == b->once && a->depth == b->depth && a->eviction == b->eviction &&
+           memcmp(a->n_blocks, b->n_blocks, sizeof a->n_blocks) == 0 && a->n_device == b->n_device;
+}
+
+/* Add @try, which @layout belongs to, if it fits and is new. *number: its own, or that of the same
+ * one; UINT32_MAX: it does not fit. */
+int cst_search_add(struct cst_search *s, struct cst_plan_try try, const struct cst_layout *layout,
+                   uint32_t *number)
+{
+    *number = UINT32_MAX;
+    if (!cst_search_fit(s, &try, layout)) {
+        return CST_OK;
+    }
+    for (uint32_t i = 0; i < s->n_tries; i++) {
+        if (same_knobs(&s->tries[i], &try)) {
+            s->tries[i].known = s->tries[i].known || try.known;
+            *number = i;
+            return CST_OK;
+        }
+    }
+    if (s->n_tries == s->capacity) {
+        uint32_t grown = s->capacity == 0 ? 64 : 2 * s->capacity;
+        struct cst_plan_try *tries = realloc(s->tries, grown * sizeof *tries);
+
+        if (tries == NULL) {
+            return CST_ENOMEM;
+        }
+        s->tries = tries;
+        s->capacity = grown;
+    }
+    cst_search_bound(s, &try, layout);
+    *number = s->n_tries;
+    s->tries[s->n_tries++] = try;
+    return CST_OK;
+}
+
+/* The same packing in the smallest chunks: the fullest one says how large they must be. */
+static void tighten(const struct cst_layout *layout, struct cst_plan_try *try)
+{
+    uint64_t fullest = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        uint64_t n = layout->chunks[c].n_elems;
+
+        fullest = layout->chunks[c].size_class == 0 && n > fullest ? n : fullest;
+    }
+    memset(try->sizes, 0, sizeof try->sizes);
+    try->n_sizes = layout->n_classes;
+    for (uint32_t i = 0; i < layout->n_classes; i++) {
+        try->sizes[i] = layout->classes[i].capacity;
+    }
+    if (fullest > 0) {
+        try->sizes[0] = cst_align_up(fullest, CST_LAYOUT_CAPACITY_STEP);
+    }
+}
+
+/* A layout of first-class chunks of about @elems: CST_OK and *found, unless there is none of that
+ * size. */
+int cst_search_find(struct cst_search *s, uint64_t elems, struct cst_plan_try *try,
+                    struct cst_layout *layout, bool *found)
+{
+    struct cst_err err;
+    int rc;
+
+    *try = (struct cst_plan_try){.sizes = {elems}, .n_sizes = 1, .block_room = UINT64_MAX};
+    for (uint32_t i = 0; i < N_KNOWN; i++) {
+        try->known = try->known || elems == known_mib[i] * (uint64_t)MIB_ELEMS;
+    }
+    *found = false;
+    rc = cst_search_layout(s, try, layout, &err);
+    if (rc != CST_OK) {
+        return rc == CST_ENOMEM ? rc : CST_OK;
+    }
+    if (elems == 0 || s->config->chunk_elems == 0) {
+        tighten(layout, try);
+        cst_layout_close(layout);
+        rc = cst_search_layout(s, try, layout, &err);
+    } else {
+        try->n_sizes = layout->n_classes;
+        for (uint32_t i = 0; i < layout->n_classes; i++) {
+            try->sizes[i] = layout->classes[i].capacity;
+        }
+    }
+    *found = rc == CST_OK;
+    return rc == CST_ENOMEM ? rc : CST_OK;
+}
+
+/* How much of a device states may take: parts of what the smallest pool leaves. */
+static uint64_t part_for_states(const struct cst_search *s, const struct cst_layout *layout,
+                                uint32_t eighths)
+{
+    uint64_t least = 0;
+
+    for (uint32_t i = 0; i < layout->n_classes; i++) {
+        least += (uint64_t)layout->classes[i].min_blocks * 2 * layout->classes[i].capacity;
+    }
+    return least < s->room ? (s->room - least) / 8 * eighths : 0;
+}
+
+static bool states_may_stay(const struct cst_search *s)
+{
+    return !s->config->runtime_only && !s->host && s->rates.devices[0].update > 0 &&
+           s->config->budget->device_bytes > 0;
+}
+
+/* All tries of one layout. */
+static int add_site(struct cst_search *s, const struct cst_plan_try *site,
+                    const struct cst_layout *layout)
+{
+    static const uint32_t eighths[] = {0, 1, 2, 4, 6, 7, 8};
+    uint32_t n_states = states_may_stay(s) ? 7 : 1, number;
+    bool once = s->config->micro_batches > 1 && !s->config->runtime_only;
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < n_states * 4 && rc == CST_OK; i++) {
+        struct cst_plan_try try = *site;
+
+        try.state_room = part_for_states(s, layout, eighths[i / 4]);
+        try.wide = (i & 1) != 0;
+        try.once = (i & 2) != 0;
+        if ((try.wide && layout->n_classes == 1) || (try.once && !once)) {
+            continue;
+        }
+        rc = cst_search_add(s, try, layout, &number);
+    }
+    return rc;
+}
+
+static int try_capacity(struct cst_search *s, uint64_t elems)
+{
+    struct cst_plan_try try;
+    struct cst_layout layout;
+    bool found;
+    int rc = cst_search_find(s, elems, &try, &layout, &found);
+
+    if (rc == CST_OK && found) {
+        rc = add_site(s, &try, &layout);
+        cst_layout_close(&layout);
+    }
+    return rc;
+}
+
+static uint32_t count_sites(const struct cst_model *model)
+{
+    uint64_t n = MAX_WORK / (model->n_tensors + model->n_uses + 1ull);
+
+    return n < 6 ? 6 : n < MAX_SITES ? (uint32_t)n : MAX_SITES;
+}
+
+/* Geometric steps from the smallest chunks that make sense to one chunk for all, and well-known
+ * sizes. */
+int cst_search_list(struct cst_search *s)
+{
+    const struct cst_model *model = s->config->model;
+    uint32_t n = count_sites(model);
+    uint64_t low = cst_align_up(model->n_params / 2048 + 1, CST_LAYOUT_CAPACITY_STEP);
+    uint64_t high = cst_align_up(model->n_params, CST_LAYOUT_CAPACITY_STEP);
+    double ratio;
+    int rc;
+
+    if (s->config->chunk_elems != 0) {
+        return try_capacity(s, s->config->chunk_elems);
+    }
+    high = high < CST_LAYOUT_MAX_CHUNK_ELEMS ? high : CST_LAYOUT_MAX_CHUNK_ELEMS;
+    rc = try_capacity(s, 0);
+    for (uint32_t i = 0; i < N_KNOWN && rc == CST_OK; i++) {
+        rc = try_capacity(s, known_mib[i] * (uint64_t)MIB_ELEMS);
+    }
+    ratio = low < high ? pow((double)high / (double)low, 1.0 / n) : 1;
+    for (uint32_t i = 0; i <= n && rc == CST_OK; i++) {
+        double at = (double)low * pow(ratio, i);
+
+        rc = try_capacity(s, cst_align_up((uint64_t)at, CST_LAYOUT_CAPACITY_STEP));
+    }
+    return rc;
+}

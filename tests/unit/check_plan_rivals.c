@@ -1,0 +1,443 @@
+/* The planner against others: never worse than what they would choose, near the optimum where that
+ * can be known. */
+#include "tests/lib/plan_rules.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define N_RANDOM 40
+#else
+#define N_RANDOM 200
+#endif
+#define HAIR 1.0025 /* what a plan gives away for less padding: plan.c */
+
+struct fixture {
+    struct cst_model model;
+    struct cst_plan_budget budget;
+    struct cst_rates rates;
+    struct cst_plan_config config;
+    struct cst_plans plans;
+};
+
+static struct fixture f;
+
+static void setup(void)
+{
+    memset(&f, 0, sizeof f);
+    cst_model_init(&f.model);
+    cst_rates_a100(&f.rates, 1);
+    f.config = (struct cst_plan_config){
+        .model = &f.model, .world = 1, .budget = &f.budget, .rates = &f.rates, .micro_batches = 1};
+}
+
+static void teardown(void)
+{
+    cst_plans_close(&f.plans);
+    cst_model_close(&f.model);
+}
+
+static void search(void)
+{
+    struct cst_err err;
+
+    ck_assert_msg(cst_plan_search(&f.plans, &f.config, &err) == CST_OK, "%s", err.text);
+}
+
+/* -- random models -------------------------------------------------------------------------- */
+
+static uint64_t state;
+
+static double draw(void)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(state >> 11) / 9007199254740992.0;
+}
+
+static uint32_t below(uint32_t n)
+{
+    return (uint32_t)(draw() * n);
+}
+
+static double between(double low, double high)
+{
+    return low * pow(high / low, draw());
+}
+
+static uint32_t add_tensor(double elems, bool frozen)
+{
+    char name[32];
+    const int64_t shape = (int64_t)elems + 1;
+    const struct cst_tensor_words words = {.name = name,
+                                           .shape = &shape,
+                                           .n_dims = 1,
+                                           .lr_scale = 1,
+                                           .decay_scale = 1,
+                                           .pattern =
+                                               frozen ? CST_PATTERN_FROZEN : CST_PATTERN_SHARD};
+
+    (void)snprintf(name, sizeof name, "t%" PRIu32, f.model.n_tensors);
+    ck_assert_int_eq(cst_model_tensor_as(&f.model, &words, NULL), CST_OK);
+    return f.model.n_tensors - 1;
+}
+
+static void add_operator(const uint32_t *tensors, uint32_t n, double tokens)
+{
+    struct cst_operator_hints hints = {.activation_bytes = (uint64_t)(tokens * 100)};
+    char name[32];
+
+    for (uint32_t i = 0; i < n; i++) {
+        hints.flops += 2 * tokens * (double)f.model.tensors[tensors[i]].n_elems;
+    }
+    (void)snprintf(name, sizeof name, "op%" PRIu32, f.model.n_operators);
+    ck_assert_int_eq(cst_model_operator_as(&f.model, name, tensors, n, &hints, NULL), CST_OK);
+}
+
+/* Layers that are alike, or none; an embedding that is large, or not, and tied, or not. */
+static void random_model(void)
+{
+    uint32_t n_layers = 2 + below(12), n_ops = 1 + below(4), kinds[8][4], n_of[8];
+    double sizes[8][4], tokens = between(256, 32768), scale = between(2e5, 5e7);
+    bool alike = draw() < 0.7, frozen = draw() < 0.1;
+    uint32_t embedding = draw() < 0.6 ? add_tensor(scale * between(0.5, 8), frozen) : UINT32_MAX;
+
+    if (embedding != UINT32_MAX) {
+        add_operator(&embedding, 1, tokens / 1000);
+    }
+    for (uint32_t layer = 0; layer < n_layers; layer++) {
+        for (uint32_t op = 0; op < n_ops; op++) {
+            if (layer == 0 || !alike) {
+                n_of[op] = 1 + below(4);
+            }
+            for (uint32_t i = 0; i < n_of[op]; i++) {
+                if (layer == 0 || !alike) {
+                    sizes[op][i] = i % 2 == 1 ? between(64, 10000) : scale * between(0.2, 4);
+                }
+                kinds[op][i] = add_tensor(sizes[op][i], frozen && draw() < 0.8);
+            }
+            add_operator(kinds[op], n_of[op], tokens);
+        }
+    }
+    if (embedding != UINT32_MAX && draw() < 0.7) {
+        add_operator(&embedding, 1, tokens);
+    }
+}
+
+static void random_machine(void)
+{
+    static const uint32_t worlds[] = {1, 1, 2, 4, 8};
+    struct cst_rates_device *d;
+
+    f.config.world = worlds[below(5)];
+    cst_rates_a100(&f.rates, f.config.world);
+    d = &f.rates.devices[0];
+    if (draw() < 0.2) { /* a processor */
+        (void)snprintf(d->name, sizeof d->name, "host");
+        d->flops = between(2e11, 4e12);
+    } else {
+        d->flops *= between(0.2, 3);
+        d->up *= between(0.3, 3);
+        d->up_both = 0.85 * d->up;
+        d->down *= between(0.3, 3);
+        d->down_both = 0.85 * d->down;
+    }
+    f.rates.nodes[0].update *= between(0.2, 3);
+    f.config.micro_batches = draw() < 0.8 ? 1 : 2 + below(3);
+    f.config.runtime_only = draw() < 0.5;
+    f.budget.device_bytes =
+        (uint64_t)(between(0.15, 10) * 2 * (double)f.model.n_params) + (uint64_t)between(1e6, 1e8);
+    for (uint32_t i = 0; i < f.model.n_operators; i++) {
+        f.budget.device_bytes += f.model.operators[i].activation_bytes;
+    }
+}
+
+/* Step of a choice, UINT64_MAX: it does not fit or does not run. */
+static uint64_t play(struct cst_plan_choice *choice, int rc, enum cst_core_eviction eviction)
+{
+    struct cst_replay_result r = {.step_ns = UINT64_MAX};
+    struct cst_err err;
+
+    if (rc == CST_OK) {
+        choice->eviction = eviction;
+        rc = cst_plan_replay(&f.config, choice, 3, NULL, NULL, &r, &err);
+        rule_close(choice);
+    }
+    return rc == CST_OK ? r.step_ns : UINT64_MAX;
+}
+
+enum rival { FIXED_16, FIXED_32, FIXED_64, FIXED_32_LRU, OWN_LRU, ELIXIR, N_RIVALS };
+
+static const char *const rivals[N_RIVALS] = {"16 MiB",          "32 MiB", "64 MiB",
+                                             "32 MiB with LRU", "LRU",    "Elixir's rule"};
+
+static uint64_t rival_step(enum rival rival)
+{
+    struct cst_plan_choice choice = {0};
+    struct cst_replay_result r;
+    struct cst_err err;
+
+    switch (rival) {
+    case FIXED_16:
+    case FIXED_32:
+    case FIXED_64:
+    case FIXED_32_LRU:
+        return play(&choice,
+                    rule_fixed(&f.config, rival == FIXED_32_LRU ? 32 : 16u << rival, &choice, &err),
+                    rival == FIXED_32_LRU ? CST_EVICT_LRU : CST_EVICT_NEXT_USE);
+    case OWN_LRU:
+        if (f.plans.best.n_chunks > 0) {
+            choice = f.plans.best; /* borrowed */
+            choice.eviction = CST_EVICT_LRU;
+            return cst_plan_replay(&f.config, &choice, 3, NULL, NULL, &r, &err) == CST_OK
+                       ? r.step_ns
+                       : UINT64_MAX;
+        }
+        break;
+    case ELIXIR:
+        return play(&choice, rule_elixir(&f.config, &choice, &err), CST_EVICT_NEXT_USE);
+    case N_RIVALS:
+        break;
+    }
+    return UINT64_MAX;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Thrift costs a hair at most. */
+static void thrift(void)
+{
+    uint64_t step = f.plans.best.predicted.step_ns;
+
+    cst_plans_close(&f.plans);
+    f.config.max_padding = 0;
+    search();
+    ck_assert_double_le((double)f.plans.best.predicted.step_ns, HAIR * (double)step);
+}
+
+static double gains[N_RIVALS][N_RANDOM];
+static uint32_t n_gains[N_RIVALS];
+
+static void compare(unsigned seed)
+{
+    struct cst_err err;
+    int rc;
+
+    state = seed * 7919 + 1;
+    setup();
+    random_model();
+    random_machine();
+    f.config.max_events = 150000;
+    f.config.max_padding = 1e9; /* speed alone */
+    rc = cst_plan_search(&f.plans, &f.config, &err);
+    ck_assert_msg(rc == CST_OK || rc == CST_EPOOL || rc == CST_EBUDGET, "seed %u: %s", seed,
+                  err.text);
+    for (enum rival rival = 0; rival < N_RIVALS; rival++) {
+        uint64_t step = rival_step(rival), own = f.plans.best.predicted.step_ns;
+
+        if (step == UINT64_MAX) {
+            continue;
+        }
+        ck_assert_msg(rc == CST_OK, "seed %u: %s fits, the plan does not: %s", seed, rivals[rival],
+                      err.text);
+        ck_assert_msg(own <= step, "seed %u: %s takes %" PRIu64 " ns, the plan %" PRIu64, seed,
+                      rivals[rival], step, own);
+        gains[rival][n_gains[rival]++] = (double)step / (double)own;
+    }
+    if (rc == CST_OK && seed % 10 == 0) {
+        thrift();
+    }
+    teardown();
+}
+
+/* On 200 random models, machines and budgets no rival has a plan that is faster, or that fits where
+ * none was found. */
+START_TEST(never_worse)
+{
+    for (unsigned seed = 0; seed < N_RANDOM; seed++) {
+        compare(seed);
+    }
+    for (enum rival rival = 0; rival < N_RIVALS; rival++) {
+        uint32_t n = n_gains[rival];
+
+        ck_assert_uint_gt(n, N_RANDOM / 8);
+        qsort(gains[rival], n, sizeof gains[rival][0], by_value);
+        printf("against %-16s %3" PRIu32
+               " comparisons: median gain %.3f, 90 %% of them at most %.3f\n",
+               rivals[rival], n, gains[rival][n / 2], gains[rival][n * 9 / 10]);
+    }
+    setup();
+}
+END_TEST
+
+/* -- the optimum ---------------------------------------------------------------------------- */
+
+struct exhaustive {
+    struct cst_plan_choice choice;
+    struct cst_layout layout;
+    uint64_t room, best;
+    uint64_t n;
+};
+
+/* All numbers of blocks of class @i and those behind it, all depths. */
+static void try_blocks(struct exhaustive *e, uint32_t i, uint64_t room)
+{
+    const struct cst_layout_class *class = &e->layout.classes[i];
+    struct cst_replay_result r;
+
+    if (i == e->layout.n_classes) {
+        for (uint32_t depth = 0; depth < 4; depth++) {
+            e->choice.prefetch_depth = depth;
+            e->n++;
+            if (cst_plan_replay(&f.config, &e->choice, 3, NULL, NULL, &r, NULL) == CST_OK &&
+                r.step_ns < e->best) {
+                e->best = r.step_ns;
+            }
+        }
+        return;
+    }
+    for (uint32_t n = class->min_blocks; n <= class->max_blocks; n++) {
+        uint64_t bytes = n * 2 * class->capacity;
+
+        if (bytes <= room) {
+            e->choice.n_blocks[i] = n;
+            try_blocks(e, i + 1, room - bytes);
+        }
+    }
+}
+
+/* All chunks on the device from the first one on, as many as fit. */
+static void try_states(struct exhaustive *e)
+{
+    uint64_t states = 0;
+
+    for (uint32_t n = 0; n <= e->layout.n_chunks; n++) {
+        if (n > 0) {
+            states += 16 * e->layout.chunks[n - 1].n_elems;
+            e->choice.device_rows[n - 1] = 0x1f;
+        }
+        if (states <= e->room) {
+            try_blocks(e, 0, e->room - states);
+        }
+        if (f.config.runtime_only) {
+            break;
+        }
+    }
+    memset(e->choice.device_rows, 0, e->layout.n_chunks);
+}
+
+static void try_layout(struct exhaustive *e, uint64_t elems, uint32_t max_classes, uint64_t *seen,
+                       uint32_t *n_seen)
+{
+    const struct cst_layout_config config = {
+        .chunk_elems = elems, .n_nodes = 1, .world = 1, .max_classes = max_classes};
+    uint64_t fullest = 0;
+
+    if (cst_layout_build(&e->layout, &f.model, &config, NULL) != CST_OK) {
+        return;
+    }
+    for (uint32_t c = 0; c < e->layout.n_chunks; c++) {
+        uint64_t n = e->layout.chunks[c].n_elems;
+
+        fullest = e->layout.chunks[c].size_class == 0 && n > fullest ? n : fullest;
+    }
+    for (uint32_t i = 0; i < *n_seen; i++) {
+        if (seen[i] == fullest * 8 + max_classes) { /* the same packing */
+            cst_layout_close(&e->layout);
+            return;
+        }
+    }
+    seen[(*n_seen)++] = fullest * 8 + max_classes;
+    e->choice = (struct cst_plan_choice){.layout = config,
+                                         .n_classes = e->layout.n_classes,
+                                         .n_chunks = e->layout.n_chunks,
+                                         .device_rows = calloc(e->layout.n_chunks, 1)};
+    for (uint32_t i = 1; i < e->layout.n_classes; i++) {
+        e->choice.layout.class_elems[i - 1] = e->layout.classes[i].capacity;
+    }
+    try_states(e);
+    rule_close(&e->choice);
+    cst_layout_close(&e->layout);
+}
+
+static void small_model(unsigned seed)
+{
+    double tokens;
+    uint32_t n_ops;
+
+    state = seed * 104729 + 3;
+    tokens = between(100, 3000);
+    n_ops = 3 + below(4);
+    for (uint32_t i = 0; i < n_ops; i++) {
+        uint32_t tensors[2] = {add_tensor(between(3000, 120000), false), 0};
+        uint32_t n = 1;
+
+        if (draw() < 0.4) {
+            tensors[n++] = add_tensor(between(100, 20000), false);
+        }
+        add_operator(tensors, n, tokens);
+    }
+    f.rates.devices[0] = (struct cst_rates_device){.name = "small",
+                                                   .up = between(3e8, 3e9),
+                                                   .down = between(3e8, 3e9),
+                                                   .copy_latency_s = 1e-6,
+                                                   .flops = 1e11 * between(0.3, 3),
+                                                   .update = 1e9,
+                                                   .memory = 1e11};
+    f.rates.nodes[0].update = between(3e7, 1e9);
+    f.rates.request_s = 2e-6;
+    f.config.runtime_only = draw() < 0.6;
+    f.budget.activation_bytes = 1;
+    f.budget.device_bytes = (uint64_t)(between(1, 4) * 2 * (double)f.model.n_params) + 60000;
+}
+
+/* On instances small enough to try all of it (every packing, one class or several, every number of
+ * blocks, every depth, every number of chunks on the device) the plan is within 3 per cent of the
+ * best. */
+START_TEST(near_the_optimum)
+{
+    struct exhaustive e = {.best = UINT64_MAX};
+    uint64_t seen[1024];
+    uint32_t n_seen = 0;
+    struct cst_err err;
+    int rc;
+
+    small_model((unsigned)_i);
+    e.room = f.budget.device_bytes - 1;
+    for (uint64_t elems = 4096; elems <= f.model.n_params + 4096; elems += 4096) {
+        try_layout(&e, elems, 1, seen, &n_seen);
+        try_layout(&e, elems, 4, seen, &n_seen);
+    }
+    rc = cst_plan_search(&f.plans, &f.config, &err);
+    ck_assert_int_eq(rc == CST_OK, e.best != UINT64_MAX);
+    if (rc == CST_OK) {
+        double ratio = (double)f.plans.best.predicted.step_ns / (double)e.best;
+
+        if (ratio > 1.0001 || _i % 20 == 0) {
+            printf("seed %d: %" PRIu64 " plans played, the search %" PRIu64 ": %.4f of the best\n",
+                   _i, e.n, f.plans.n_replayed, ratio);
+        }
+        ck_assert_double_le(ratio, 1.03);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("plan_rivals");
+    TCase *tc = suite_case(suite, "rivals", NULL, teardown);
+
+    tcase_add_test(tc, never_worse);
+    tc = suite_case(suite, "optimum", setup, teardown);
+    tcase_add_loop_test(tc, near_the_optimum, 0, 60);
+    return suite_run(suite);
+}
