@@ -41,7 +41,12 @@ int cst_core_reserve(struct cst_core *core, struct cst_actions *actions)
     size_t fixed = 2 * (size_t)core->n_chunks +
                    (size_t)core->world * (CST_LAYOUT_MAX_CLASSES * CST_PREFETCH_IN_FLIGHT + 2) + 16;
     size_t in_flight = 4 * (size_t)core->n_chunks + core->n_blocks + 64;
+    uint32_t gpus = cst_gather_most(core);
     int status = cst_requests_reserve(&core->requests);
+
+    /* Gathered, a block takes a copy from each GPU; each group has all blocks but one foreseen. */
+    fixed += (size_t)core->world * CST_LAYOUT_MAX_CLASSES * CST_PREFETCH_IN_FLIGHT * 2 * gpus;
+    in_flight += core->n_blocks * gpus;
 
     if (status == CST_OK) {
         status = reserve_actions(actions, 3 * (size_t)core->requests.capacity + fixed);

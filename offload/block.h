@@ -44,6 +44,8 @@ struct cst_block {
     uint32_t part;       /* its size class */
     uint32_t micro;      /* a gradient that was handed in: micro-batch that it is of */
     uint32_t prev, next; /* list of its part's blocks in its state, CST_NONE: the end */
+    uint32_t
+        n_pieces;  /* LOADING, gathered: copies to and from it under way; 0: one copy fills it */
     bool dropped;  /* LOADING: what arrives is out of date; STAGING: nobody wants it any more */
     bool foreseen; /* LOADING: nobody had asked for it when the copy began */
     bool filling; /* RESIDENT, STALE: leased, and the lessee has not said that the weights are in */

@@ -131,6 +131,9 @@ static const char *check_block_tickets(const struct cst_core *core)
             if (pool->worker_copies && block->state == CST_BLOCK_LOADING) {
                 kind = CST_FLIGHT_UPDATE;
             }
+            if (block->n_pieces > 0) {
+                continue; /* its own piece may be there already */
+            }
             if (block->ticket != 0 && !is_flying(core, block->ticket, kind)) {
                 return "a block moves by a command that is under way";
             }

@@ -181,6 +181,10 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
     case CST_FLIGHT_LOAD:
         cst_residency_loaded(core, &flight, event);
         break;
+    case CST_FLIGHT_PIECE:
+        cst_gather_done(core, flight.peer, flight.peer_block, event);
+        cst_gather_done(core, flight.rank, flight.block, event);
+        break;
     case CST_FLIGHT_STAGE:
         cst_staging_done(core, &flight, event);
         break;
@@ -270,6 +274,7 @@ void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_
         .micro = r->micro,
         .bytes_up = r->bytes_up,
         .bytes_down = r->bytes_down,
+        .bytes_peer = r->bytes_peer,
     };
     cst_pool_books(&r->pool, &out->books);
     for (uint32_t k = 0; k < r->pool.n_parts; k++) {

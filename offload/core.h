@@ -84,6 +84,7 @@ enum cst_core_eviction {
 struct cst_core_policy {
     uint32_t prefetch_depth; /* weights expected next that are loaded before they are asked for; 0: as many as blocks allow */
     enum cst_core_eviction eviction;
+    uint64_t gather_bytes;   /* GPUs that want the same weights load pieces of at least so many bytes and exchange them; 0: each loads all */
 };
 
 struct cst_core_config {
@@ -264,6 +265,7 @@ struct cst_rank_stats {
     uint64_t late;         /* of the hits: those that were on their way */
     uint64_t prefetches, evictions, surprises, waits;
     uint64_t bytes_up, bytes_down;
+    uint64_t bytes_peer; /* out of peers' pools, beside bytes_up */
     uint32_t micro; /* micro-batch of the step that it is in, from 0 */
 };
 

@@ -7,7 +7,8 @@
 #include <stdint.h>
 
 enum cst_flight_kind {
-    CST_FLIGHT_LOAD,  /* weight row -> block */
+    CST_FLIGHT_LOAD,  /* weight row, or this rank's piece of it -> block */
+    CST_FLIGHT_PIECE, /* a peer's piece: peer's block -> block */
     CST_FLIGHT_STAGE, /* gradient block -> grad row */
     CST_FLIGHT_REDUCE,
     CST_FLIGHT_NORM,
@@ -19,8 +20,10 @@ enum cst_flight_kind {
 struct cst_flight {
     uint64_t ticket; /* 0: the slot is empty */
     enum cst_flight_kind kind;
-    uint32_t rank;       /* LOAD, STAGE */
-    uint32_t block;      /* LOAD, STAGE */
+    uint32_t rank;       /* LOAD, PIECE, STAGE */
+    uint32_t block;      /* LOAD, PIECE, STAGE */
+    uint32_t peer;       /* PIECE: rank whose block is read */
+    uint32_t peer_block; /* PIECE */
     uint32_t chunk;      /* all but NORM */
     uint32_t request;    /* READ, WRITE */
     uint64_t collection; /* STAGE, REDUCE, NORM: the collection of gradients that it belongs to */

@@ -39,7 +39,7 @@ struct cst_rank {
     struct cst_pool pool;
     struct cst_trace trace;
     uint64_t hits, misses, late, prefetches, evictions, waits; /* fetches; loads; blocks; fetches */
-    uint64_t bytes_up, bytes_down;
+    uint64_t bytes_up, bytes_down, bytes_peer;
 };
 
 struct cst_chunk {
@@ -250,6 +250,26 @@ void cst_residency_end_leases(struct cst_core *core, uint32_t rank, bool quarant
  * copied. */
 void cst_residency_reclaim(struct cst_core *core, uint32_t rank);
 
+/* What block @b of @rank waited for has happened. */
+void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
+                            const struct cst_event *event);
+
+/* -- gather.c: several GPUs load together ----------------------------------------------------- */
+
+#define CST_GATHER_MAX 8u /* GPUs */
+
+/* How many GPUs may take part; 0: none. */
+uint32_t cst_gather_most(const struct cst_core *core);
+
+/* The weights of @chunk come into block @b, which was just taken for them, and into those of other
+ * GPUs that expect them; false: nobody else does, and nothing is begun. */
+bool cst_gather_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
+                     enum cst_priority priority);
+
+/* Completion of a copy into, or out of, a gathered block. */
+void cst_gather_done(struct cst_core *core, uint32_t rank, uint32_t b,
+                     const struct cst_event *event);
+
 /* -- prefetch.c: what the trace expects ---------------------------------------------------------
  */
 
@@ -261,6 +281,9 @@ void cst_prefetch_follow(struct cst_rank *rank, uint32_t chunk, bool grad);
 void cst_prefetch_opened(struct cst_pool *pool, uint32_t chunk);
 /* Weights that are wanted at @next are not in a block of @part any more. */
 void cst_prefetch_evicted(struct cst_pool *pool, uint32_t part, uint64_t next);
+/* A block for weights of @chunk that @rank expects, for which nothing is given up that is wanted
+ * sooner; foreseen. CST_NONE: it does not expect them, or has no block to spare. */
+uint32_t cst_prefetch_take(struct cst_core *core, uint32_t rank, uint32_t chunk);
 /* Begin what can be begun. */
 void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank);
 

@@ -154,6 +154,31 @@ static uint32_t most_in_flight(const struct cst_part *part)
                                         : (uint32_t)n;
 }
 
+static bool has_room(const struct cst_part *part)
+{
+    uint32_t available = part->count[CST_BLOCK_FREE] + part->victims.n - part->victims.n_inside;
+
+    return part->n_foreseen < most_in_flight(part) && available > part->n_claimed;
+}
+
+uint32_t cst_prefetch_take(struct cst_core *core, uint32_t rank, uint32_t chunk)
+{
+    struct cst_rank *r = &core->ranks[rank];
+    uint64_t time = cst_trace_next_use(&r->trace, chunk);
+    uint32_t b;
+
+    if (time == CST_TRACE_NEVER || cst_fetch_waits(r) ||
+        !has_room(cst_pool_part(&r->pool, chunk))) {
+        return CST_NONE;
+    }
+    b = cst_residency_take(core, rank, CST_BLOCK_LOADING, chunk, time);
+    if (b != CST_NONE) {
+        cst_block_foresee(&r->pool, b);
+        r->prefetches++;
+    }
+    return b;
+}
+
 /* The weights of @chunk, which are expected at @time, are there, on their way, or begin to be;
  * false: they have to wait. */
 static bool provide(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64_t time)
@@ -161,7 +186,6 @@ static bool provide(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64
     struct cst_pool *pool = &core->ranks[rank].pool;
     const struct cst_part *part = cst_pool_part(pool, chunk);
     uint32_t b = pool->weight_of[chunk];
-    uint32_t available = part->count[CST_BLOCK_FREE] + part->victims.n - part->victims.n_inside;
 
     if (b != CST_NONE) {
         return !pool->blocks[b].dropped;
@@ -169,8 +193,7 @@ static bool provide(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64
     if (core->chunks[chunk].n_writes > 0) {
         return true;
     }
-    return part->n_foreseen < most_in_flight(part) && available > part->n_claimed &&
-           cst_residency_load_ahead(core, rank, chunk, time);
+    return has_room(part) && cst_residency_load_ahead(core, rank, chunk, time);
 }
 
 /* One entry further; false: it has to wait. */

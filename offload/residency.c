@@ -109,7 +109,7 @@ void cst_residency_load(struct cst_core *core, uint32_t rank, uint32_t chunk, ui
 {
     if (core->ranks[rank].pool.worker_copies) {
         await_update(core, rank, chunk, b);
-    } else {
+    } else if (!cst_gather_load(core, rank, chunk, b, priority)) {
         copy_up(core, rank, chunk, b, priority);
     }
 }
@@ -126,8 +126,8 @@ bool cst_residency_load_ahead(struct cst_core *core, uint32_t rank, uint32_t chu
     if (b == CST_NONE) {
         return false;
     }
-    copy_up(core, rank, chunk, b, CST_PRIORITY_PREFETCH);
     cst_block_foresee(&r->pool, b);
+    cst_residency_load(core, rank, chunk, b, CST_PRIORITY_PREFETCH);
     r->prefetches++;
     return true;
 }
@@ -200,9 +200,8 @@ void cst_residency_evict(struct cst_core *core, const struct cst_event *event)
 
 /* -- completions ------------------------------------------------------------------------------ */
 
-/* What block @b of @rank waited for has happened. */
-static void end_load(struct cst_core *core, uint32_t rank, uint32_t b,
-                     const struct cst_event *event)
+void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
+                            const struct cst_event *event)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
     struct cst_block *block = &pool->blocks[b];
@@ -237,8 +236,14 @@ static void end_load(struct cst_core *core, uint32_t rank, uint32_t b,
 void cst_residency_loaded(struct cst_core *core, const struct cst_flight *flight,
                           const struct cst_event *event)
 {
-    assert(core->ranks[flight->rank].pool.blocks[flight->block].ticket == flight->ticket);
-    end_load(core, flight->rank, flight->block, event);
+    const struct cst_block *block = &core->ranks[flight->rank].pool.blocks[flight->block];
+
+    assert(block->ticket == flight->ticket);
+    if (block->n_pieces > 0) {
+        cst_gather_done(core, flight->rank, flight->block, event);
+    } else {
+        cst_residency_end_load(core, flight->rank, flight->block, event);
+    }
 }
 
 void cst_residency_updated(struct cst_core *core, const struct cst_flight *flight,
@@ -249,7 +254,7 @@ void cst_residency_updated(struct cst_core *core, const struct cst_flight *fligh
         uint32_t b = pool->weight_of[flight->chunk];
 
         if (pool->worker_copies && b != CST_NONE && pool->blocks[b].ticket == flight->ticket) {
-            end_load(core, rank, b, event);
+            cst_residency_end_load(core, rank, b, event);
         }
     }
 }

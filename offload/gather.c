@@ -1,0 +1,201 @@
+/* Weights into the pools of several GPUs at once. Each GPU loads a piece over its own link to the
+ * host, and gets the others' pieces over the link between GPUs: n ranks in step ask the host's
+ * memory for a chunk once, not n times, and a chunk is there in 1/n of the time.
+ *
+ *   weight row  | piece 0 | piece 1 |      LOAD:  row -> own block, each over its own link
+ *                    |         |           PIECE: peer's block -> own block, behind the peer's LOAD
+ *   block of 0  [ piece 0 | piece 1 ] <--- from rank 1's block
+ *   block of 1  [ piece 0 | piece 1 ] <--- from rank 0's block
+ *
+ * A rank that wants a chunk brings in those that expect it too and have a block for it. Until all
+ * that goes in and out of a block is done it stays LOADING: nobody writes what a peer still reads.
+ * What fails is loaded once more, by each alone, and nothing is shared from then on. */
+#include "offload/parts.h"
+
+#include <inttypes.h>
+
+#define PIECE_ALIGN 4096u /* bytes */
+
+struct member {
+    uint32_t rank;
+    uint32_t block;
+    uint64_t first, bytes; /* its piece of the row */
+    uint64_t ticket;       /* of its LOAD */
+};
+
+struct group {
+    uint32_t chunk;
+    enum cst_priority priority;
+    struct member v[CST_GATHER_MAX];
+    uint32_t n;
+};
+
+uint32_t cst_gather_most(const struct cst_core *core)
+{
+    uint32_t n = 0;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        n += core->ranks[rank].pool.engine != 0;
+    }
+    return core->policy.gather_bytes == 0 || n < 2 ? 0 : n < CST_GATHER_MAX ? n : CST_GATHER_MAX;
+}
+
+/* -- who takes part -----------------------------------------------------------------------------
+ */
+
+static bool has_engine(const struct cst_core *core, const struct group *group, uint32_t engine)
+{
+    for (uint32_t i = 0; i < group->n; i++) {
+        if (core->ranks[group->v[i].rank].pool.engine == engine) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool can_join(const struct cst_core *core, const struct group *group, uint32_t rank)
+{
+    const struct cst_rank *r = &core->ranks[rank];
+
+    return r->pool.engine != 0 && !r->pool.worker_copies && r->joined && !r->stepped &&
+           (core->chunks[group->chunk].ranks & 1ull << rank) != 0 &&
+           r->pool.weight_of[group->chunk] == CST_NONE && !has_engine(core, group, r->pool.engine);
+}
+
+static void invite(struct cst_core *core, struct group *group, uint32_t most)
+{
+    for (uint32_t rank = 0; rank < core->world && group->n < most; rank++) {
+        uint32_t b =
+            can_join(core, group, rank) ? cst_prefetch_take(core, rank, group->chunk) : CST_NONE;
+
+        if (b != CST_NONE) {
+            group->v[group->n++] = (struct member){.rank = rank, .block = b};
+        }
+    }
+}
+
+/* -- commands ------------------------------------------------------------------------------- */
+
+static void cut(struct group *group, uint64_t bytes)
+{
+    uint64_t each = (bytes / group->n + PIECE_ALIGN - 1) / PIECE_ALIGN * PIECE_ALIGN;
+
+    for (uint32_t i = 0; i < group->n; i++) {
+        group->v[i].first = i * each;
+        group->v[i].bytes = i + 1 < group->n ? each : bytes - i * each;
+    }
+}
+
+static struct cst_place place_in(const struct cst_core *core, const struct member *member,
+                                 uint64_t first)
+{
+    struct cst_place place = cst_pool_place(&core->ranks[member->rank].pool, member->block);
+
+    place.offset += first;
+    return place;
+}
+
+static struct cst_command *copy_to(struct cst_core *core, const struct group *group,
+                                   const struct member *to, const struct member *piece,
+                                   struct cst_flight *flight)
+{
+    struct cst_command *copy =
+        cst_core_command(core, CST_COMMAND_COPY, core->ranks[to->rank].pool.engine, flight);
+
+    copy->priority = group->priority;
+    copy->dst[copy->n_dst++] = place_in(core, to, piece->first);
+    copy->bytes = piece->bytes;
+    core->ranks[to->rank].pool.blocks[to->block].n_pieces++;
+    return copy;
+}
+
+static void load_own(struct cst_core *core, const struct group *group, struct member *own)
+{
+    struct cst_rank *rank = &core->ranks[own->rank];
+    struct cst_flight flight = {
+        .kind = CST_FLIGHT_LOAD, .rank = own->rank, .block = own->block, .chunk = group->chunk};
+    struct cst_command *copy = copy_to(core, group, own, own, &flight);
+
+    copy->src[copy->n_src++] = cst_core_row_place(core, group->chunk, CST_ROW_WEIGHT, 0);
+    copy->src[0].offset += own->first;
+    cst_command_after(copy, core->chunks[group->chunk].update_ticket);
+    own->ticket = copy->ticket;
+    rank->bytes_up += copy->bytes;
+    rank->pool.weight_of[group->chunk] = own->block;
+    rank->pool.blocks[own->block].ticket = copy->ticket;
+    rank->pool.blocks[own->block].last_use = ++core->uses;
+}
+
+static void get_from(struct cst_core *core, const struct group *group, const struct member *to,
+                     const struct member *from)
+{
+    struct cst_flight flight = {.kind = CST_FLIGHT_PIECE,
+                                .rank = to->rank,
+                                .block = to->block,
+                                .peer = from->rank,
+                                .peer_block = from->block,
+                                .chunk = group->chunk};
+    struct cst_command *copy = copy_to(core, group, to, from, &flight);
+
+    copy->src[copy->n_src++] = place_in(core, from, from->first);
+    cst_command_after(copy, from->ticket);
+    core->ranks[to->rank].bytes_peer += copy->bytes;
+    core->ranks[from->rank].pool.blocks[from->block].n_pieces++;
+}
+
+bool cst_gather_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
+                     enum cst_priority priority)
+{
+    uint64_t bytes = 2 * core->layout->chunks[chunk].n_elems;
+    uint32_t most = cst_gather_most(core);
+    struct group group = {
+        .chunk = chunk, .priority = priority, .v = {{.rank = rank, .block = b}}, .n = 1};
+
+    if (most < 2 || core->ranks[rank].pool.engine == 0 || bytes < 2 * core->policy.gather_bytes) {
+        return false;
+    }
+    if (bytes / core->policy.gather_bytes < most) {
+        most = (uint32_t)(bytes / core->policy.gather_bytes);
+    }
+    invite(core, &group, most);
+    if (group.n == 1) {
+        return false;
+    }
+    cut(&group, bytes);
+    for (uint32_t i = 0; i < group.n; i++) {
+        load_own(core, &group, &group.v[i]);
+    }
+    for (uint32_t i = 0; i < group.n; i++) {
+        for (uint32_t j = 0; j < group.n; j++) {
+            if (j != i) {
+                get_from(core, &group, &group.v[i], &group.v[j]);
+            }
+        }
+    }
+    return true;
+}
+
+/* -- completions ------------------------------------------------------------------------------ */
+
+void cst_gather_done(struct cst_core *core, uint32_t rank, uint32_t b,
+                     const struct cst_event *event)
+{
+    struct cst_block *block = &core->ranks[rank].pool.blocks[b];
+
+    if (event->status != CST_OK) {
+        if (core->policy.gather_bytes != 0) {
+            cst_core_log(core, event->status,
+                         "chunk %" PRIu32 " could not be gathered by GPUs together: %s; each "
+                         "loads alone from now on",
+                         block->chunk, cst_event_words(event));
+        }
+        core->policy.gather_bytes = 0;
+        block->dropped = true; /* whoever waits for it loads it once more */
+    }
+    if (--block->n_pieces == 0) {
+        struct cst_event whole = *event;
+
+        whole.status = CST_OK;
+        cst_residency_end_load(core, rank, b, &whole);
+    }
+}
