@@ -78,7 +78,7 @@ static void invite(struct cst_core *core, struct group *group, uint32_t most)
 
 static void cut(struct group *group, uint64_t bytes)
 {
-    uint64_t each = (bytes / group->n + PIECE_ALIGN - 1) / PIECE_ALIGN * PIECE_ALIGN;
+    uint64_t each = bytes / group->n / PIECE_ALIGN * PIECE_ALIGN;
 
     for (uint32_t i = 0; i < group->n; i++) {
         group->v[i].first = i * each;
@@ -147,15 +147,17 @@ bool cst_gather_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint3
                      enum cst_priority priority)
 {
     uint64_t bytes = 2 * core->layout->chunks[chunk].n_elems;
+    uint64_t least =
+        core->policy.gather_bytes > PIECE_ALIGN ? core->policy.gather_bytes : PIECE_ALIGN;
     uint32_t most = cst_gather_most(core);
     struct group group = {
         .chunk = chunk, .priority = priority, .v = {{.rank = rank, .block = b}}, .n = 1};
 
-    if (most < 2 || core->ranks[rank].pool.engine == 0 || bytes < 2 * core->policy.gather_bytes) {
+    if (most < 2 || core->ranks[rank].pool.engine == 0 || bytes < 2 * least) {
         return false;
     }
-    if (bytes / core->policy.gather_bytes < most) {
-        most = (uint32_t)(bytes / core->policy.gather_bytes);
+    if (bytes / least < most) {
+        most = (uint32_t)(bytes / least);
     }
     invite(core, &group, most);
     if (group.n == 1) {

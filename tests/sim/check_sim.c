@@ -21,8 +21,9 @@ static void seeds(struct sim_options options, uint64_t runs)
     }
     printf("sim: all well: %" PRIu64 " turns, %" PRIu64 " deaths, %" PRIu64
            " runs with GPUs, %" PRIu64 " commands waited for another engine's, %" PRIu64
-           " copies by workers\n",
-           totals.turns, totals.deaths, totals.gpu_runs, totals.crossing, totals.fills);
+           " copies by workers, %" PRIu64 " of parts\n",
+           totals.turns, totals.deaths, totals.gpu_runs, totals.crossing, totals.fills,
+           totals.gathered);
     printf("sim: runs with groups %" PRIu64 ", frozen chunks %" PRIu64 ", a base %" PRIu64
            ", size classes %" PRIu64 ", micro-batches %" PRIu64 "; %" PRIu64
            " contributions added early\n",

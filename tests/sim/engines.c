@@ -31,8 +31,8 @@ static void check_reduce(const struct sim *sim, const struct cst_command *comman
 }
 
 /* A command names memory: can the engine that it goes to reach it? A host's engine maps the arenas
- * of its node, a GPU's all arenas and all pools; nobody but that GPU's own engine copies to and
- * from its memory. */
+ * of its node, a GPU's all arenas and all pools; nobody but that GPU's own engine copies to its
+ * memory. */
 static void check_engine(const struct sim *sim, const struct cst_command *command)
 {
     bool gpu = command->node >= sim->n_nodes;
@@ -65,7 +65,8 @@ static void check_engine(const struct sim *sim, const struct cst_command *comman
         if (spot.kind == PLACE_STAGING && gpu) {
             sim_fail(sim, "engine %u does not map staging segments", command->node);
         }
-        if (engine != 0 && command->node != engine && (!gpu || command->kind == CST_COMMAND_COPY)) {
+        if (engine != 0 && command->node != engine &&
+            (!gpu || (command->kind == CST_COMMAND_COPY && i >= command->n_src))) {
             sim_fail(sim, "engine %u is given memory of the GPU of engine %u", command->node,
                      engine);
         }
@@ -210,6 +211,14 @@ static void begin_write(struct sim *sim, const struct job *job, const struct spo
     memory_begin(cell);
 }
 
+/* A part of a chunk's weights, on its way into a gathered block. */
+static bool is_piece(const struct sim *sim, const struct job *job)
+{
+    return job->command.kind == CST_COMMAND_COPY &&
+           memory_find(&sim->memory, job->command.dst[0]).kind == PLACE_BLOCK &&
+           job->command.bytes < 2 * sim->layout.chunks[job->command.chunk].n_elems;
+}
+
 /* Sum of changes of all sources. */
 static uint64_t source_changes(struct sim *sim, const struct job *job)
 {
@@ -220,6 +229,9 @@ static uint64_t source_changes(struct sim *sim, const struct job *job)
         struct spot src = find(sim, job, command->src[i]);
         struct spot dst = command->n_dst > 0 ? find(sim, job, command->dst[0]) : src;
 
+        if (is_piece(sim, job) && src.kind == PLACE_BLOCK) {
+            continue; /* a part of it: what is there at the end tells */
+        }
         if (is_load(&src, &dst)) {
             n += memory_weight_changes(&sim->memory, src.chunk);
         } else if (command->kind != CST_COMMAND_REDUCE || src.kind != PLACE_ROW) {
@@ -238,12 +250,59 @@ static bool is_copy(const struct job *job)
 
 /* -- the kinds ------------------------------------------------------------------------------- */
 
+/* What the source of a part holds of its row. */
+static uint64_t read_piece(struct sim *sim, const struct job *job)
+{
+    struct spot src = find(sim, job, job->command.src[0]);
+    struct spot dst = find(sim, job, job->command.dst[0]);
+
+    if (src.kind == PLACE_ROW && src.row == CST_ROW_WEIGHT && src.chunk == job->command.chunk &&
+        src.at == dst.at) {
+        return memory_weights(&sim->memory, sim->memory.states[CST_ROW_WEIGHT], src.chunk);
+    }
+    if (src.kind != PLACE_BLOCK || src.at != dst.at) {
+        sim_fail(sim, "command %" PRIu64 " brings a part from somewhere else", job->command.ticket);
+    }
+    return memory_read_piece(cell_of(sim, &src), src.at, job->command.bytes);
+}
+
+static void begin_piece(struct sim *sim, struct job *job)
+{
+    struct spot dst = find(sim, job, job->command.dst[0]);
+
+    job->value = read_piece(sim, job);
+    if (workers_lease_block(sim, dst.rank, dst.block) ||
+        !memory_begin_piece(cell_of(sim, &dst), dst.at, job->command.bytes)) {
+        sim_fail(sim, "command %" PRIu64 " writes a part of block %u of rank %u, which is in use",
+                 job->command.ticket, dst.block, dst.rank);
+    }
+}
+
+static void end_piece(struct sim *sim, struct job *job, uint64_t value)
+{
+    struct spot dst = find(sim, job, job->command.dst[0]);
+
+    if (job->doomed || read_piece(sim, job) != value) {
+        value = MEMORY_GARBAGE;
+    }
+    if (workers_lease_block(sim, dst.rank, dst.block)) {
+        sim_fail(sim, "block %u of rank %u was leased while it was written", dst.block, dst.rank);
+    }
+    memory_end_piece(cell_of(sim, &dst), dst.at, value,
+                     2 * sim->layout.chunks[job->command.chunk].n_elems);
+    sim->n_gathered++;
+}
+
 static void begin_copy(struct sim *sim, struct job *job)
 {
     struct cst_command *command = &job->command;
     struct spot src = find(sim, job, command->src[0]);
     struct spot dst = find(sim, job, command->dst[0]);
 
+    if (is_piece(sim, job)) {
+        begin_piece(sim, job);
+        return;
+    }
     if (is_load(&src, &dst)) {
         if (!src.at_start || command->bytes != 2 * sim->layout.chunks[src.chunk].n_elems) {
             sim_fail(sim, "a load that is not a whole row");
@@ -407,6 +466,10 @@ static void end(struct sim *sim, struct job *job)
 
     job->state = JOB_FINISHED;
     job->status = job->doomed ? CST_EIO : CST_OK;
+    if (is_piece(sim, job)) {
+        end_piece(sim, job, value);
+        return;
+    }
     if (is_copy(job)) {
         end_copy(sim, job, job->doomed ? MEMORY_GARBAGE : value);
         return;
@@ -434,6 +497,21 @@ static void end(struct sim *sim, struct job *job)
 
 /* -- turns ----------------------------------------------------------------------------------- */
 
+/* What comes after a command that failed fails, however late its turn comes. */
+static void cancel_after(struct sim *sim, uint64_t ticket)
+{
+    for (unsigned i = 0; i < sim->n_jobs; i++) {
+        struct job *job = &sim->jobs[i];
+
+        for (uint32_t k = 0; k < job->command.n_after; k++) {
+            if (job->command.after[k] == ticket) {
+                job->state = JOB_FINISHED;
+                job->status = CST_ECANCELLED;
+            }
+        }
+    }
+}
+
 static void report(struct sim *sim, unsigned i)
 {
     struct cst_event event = {.kind = CST_EV_DONE,
@@ -445,6 +523,9 @@ static void report(struct sim *sim, unsigned i)
         event.value = NAN;
     }
     event.text = event.status == CST_OK ? NULL : "the fake engine failed it";
+    if (event.status != CST_OK) {
+        cancel_after(sim, event.ticket);
+    }
     sim->jobs[i] = sim->jobs[--sim->n_jobs];
     sim_event(sim, event);
 }
@@ -511,6 +592,8 @@ void engines_restart(struct sim *sim)
             struct cell *cell = &sim->memory.grads[job->command.chunk];
 
             memory_end(cell, cell->value); /* tiles are put back: a contribution may be in it */
+        } else if (is_piece(sim, job)) {
+            end_piece(sim, job, MEMORY_GARBAGE);
         } else if (is_copy(job)) {
             struct spot dst = find(sim, job, job->command.dst[0]);
             struct cell *cell = cell_of(sim, &dst);

@@ -76,6 +76,7 @@ static struct spot find_row(const struct memory *memory, uint32_t segment, uint6
                 continue;
             }
             spot.at_start = offset == from;
+            spot.at = offset - from;
             for (uint32_t k = 0; k < chunk->n_tensors; k++) {
                 uint32_t t = memory->layout->order[chunk->first_tensor + k];
 
@@ -89,7 +90,9 @@ static struct spot find_row(const struct memory *memory, uint32_t segment, uint6
     return (struct spot){.kind = PLACE_NOWHERE};
 }
 
-uint32_t memory_block(const struct memory *memory, uint32_t rank, uint32_t slab, uint64_t offset)
+/* The block that has byte @offset of the slab, and which of its bytes that is. */
+static uint32_t find_in_slab(const struct memory *memory, uint32_t rank, uint32_t slab,
+                             uint64_t offset, uint64_t *at_out)
 {
     uint32_t first = 0;
 
@@ -98,13 +101,22 @@ uint32_t memory_block(const struct memory *memory, uint32_t rank, uint32_t slab,
         uint64_t bytes = 2 * memory->layout->classes[k].capacity;
         uint64_t i = (uint64_t)(slab - part->first_slab) * part->blocks_per_slab + offset / bytes;
 
-        if (slab >= part->first_slab && i < part->n_blocks && offset % bytes == 0 &&
+        if (slab >= part->first_slab && i < part->n_blocks &&
             offset / bytes < part->blocks_per_slab) {
+            *at_out = offset % bytes;
             return first + (uint32_t)i;
         }
         first += part->n_blocks;
     }
     return UINT32_MAX;
+}
+
+uint32_t memory_block(const struct memory *memory, uint32_t rank, uint32_t slab, uint64_t offset)
+{
+    uint64_t at = 0;
+    uint32_t block = find_in_slab(memory, rank, slab, offset, &at);
+
+    return at == 0 ? block : UINT32_MAX;
 }
 
 static struct spot find_block(const struct memory *memory, uint32_t segment, uint64_t offset)
@@ -116,7 +128,7 @@ static struct spot find_block(const struct memory *memory, uint32_t segment, uin
     if (rank >= memory->world) {
         return (struct spot){.kind = PLACE_NOWHERE};
     }
-    spot.block = memory_block(memory, rank, slab, offset);
+    spot.block = find_in_slab(memory, rank, slab, offset, &spot.at);
     if (spot.block == UINT32_MAX) {
         spot.kind = PLACE_NOWHERE;
     }
@@ -183,6 +195,7 @@ void memory_begin(struct cell *cell)
 {
     cell->writers++;
     cell->changes++;
+    cell->n_pieces = 0;
 }
 
 void memory_end(struct cell *cell, uint64_t value)
@@ -191,4 +204,71 @@ void memory_end(struct cell *cell, uint64_t value)
     cell->writers--;
     cell->changes++;
     cell->value = value;
+}
+
+static struct piece *find_piece(const struct cell *cell, uint64_t first)
+{
+    for (unsigned i = 0; i < cell->n_pieces; i++) {
+        if (cell->pieces[i].first == first) {
+            return (struct piece *)&cell->pieces[i];
+        }
+    }
+    return NULL;
+}
+
+uint64_t memory_read_piece(const struct cell *cell, uint64_t first, uint64_t bytes)
+{
+    const struct piece *piece = find_piece(cell, first);
+
+    return piece == NULL || piece->bytes != bytes || piece->writers > 0 || cell->writers > 0
+               ? MEMORY_GARBAGE
+               : piece->value;
+}
+
+/* Parts of another division of the block are gone. */
+static void forget_others(struct cell *cell, uint64_t first, uint64_t bytes)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < cell->n_pieces; i++) {
+        const struct piece *p = &cell->pieces[i];
+
+        if (p->first + p->bytes <= first || first + bytes <= p->first) {
+            cell->pieces[n++] = *p;
+        }
+    }
+    cell->n_pieces = n;
+}
+
+bool memory_begin_piece(struct cell *cell, uint64_t first, uint64_t bytes)
+{
+    const struct piece *there = find_piece(cell, first);
+
+    if (cell->writers > 0 || (there != NULL && there->writers > 0)) {
+        return false;
+    }
+    forget_others(cell, first, bytes);
+    assert(cell->n_pieces < MEMORY_MAX_PIECES);
+    cell->pieces[cell->n_pieces++] =
+        (struct piece){.first = first, .bytes = bytes, .value = MEMORY_GARBAGE, .writers = 1};
+    cell->value = MEMORY_GARBAGE;
+    cell->changes++;
+    return true;
+}
+
+void memory_end_piece(struct cell *cell, uint64_t first, uint64_t value, uint64_t whole)
+{
+    struct piece *piece = find_piece(cell, first);
+    uint64_t bytes = 0;
+
+    assert(piece != NULL && piece->writers == 1);
+    piece->value = value;
+    piece->writers = 0;
+    cell->changes++;
+    for (unsigned i = 0; i < cell->n_pieces; i++) {
+        bytes += cell->pieces[i].value == value ? cell->pieces[i].bytes : 0;
+    }
+    if (bytes == whole) {
+        cell->value = value;
+    }
 }

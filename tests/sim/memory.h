@@ -16,10 +16,21 @@
 #define MEMORY_STAGING_SLOTS 64
 #define MEMORY_SLOT_BYTES (1u << 26)
 
+/* What a copy of a part of a row brought into a block. */
+struct piece {
+    uint64_t first, bytes; /* of the block */
+    uint64_t value;        /* of the whole row that it is a part of */
+    unsigned writers;      /* under way */
+};
+
+#define MEMORY_MAX_PIECES 8
+
 struct cell {
     uint64_t value;
     uint64_t changes; /* writes begun and ended */
     unsigned writers; /* under way */
+    struct piece pieces[MEMORY_MAX_PIECES];
+    unsigned n_pieces;
 };
 
 struct memory {
@@ -45,6 +56,7 @@ struct spot {
     bool at_start;    /* ROW: the offset is the row's first byte */
     uint32_t rank;    /* BLOCK */
     uint32_t block;   /* BLOCK */
+    uint64_t at;      /* ROW, BLOCK: bytes from its start */
     uint32_t slot;    /* STAGING */
 };
 
@@ -71,6 +83,12 @@ uint64_t memory_weight_changes(const struct memory *memory, uint32_t chunk);
 uint64_t memory_read(const struct cell *cell);
 void memory_begin(struct cell *cell);
 void memory_end(struct cell *cell, uint64_t value);
+
+/* The same for a part of a block. Parts with one value that have @whole bytes together are that
+ * value; begin answers false if that part is being written. */
+uint64_t memory_read_piece(const struct cell *cell, uint64_t first, uint64_t bytes);
+bool memory_begin_piece(struct cell *cell, uint64_t first, uint64_t bytes);
+void memory_end_piece(struct cell *cell, uint64_t first, uint64_t value, uint64_t whole);
 
 /* Mixes @next into @sum; order matters. */
 uint64_t memory_mix(uint64_t sum, uint64_t next);

@@ -253,6 +253,7 @@ static struct cst_core_policy choose_policy(struct sim *sim)
 
     return (struct cst_core_policy){
         .prefetch_depth = depths[sim_below(sim, sizeof depths / sizeof depths[0])],
+        .gather_bytes = sim_chance(sim, 3000) ? 0 : 1 + sim_below(sim, 20000),
         .eviction = sim_chance(sim, 1000) ? CST_EVICT_LRU : CST_EVICT_NEXT_USE};
 }
 
@@ -475,5 +476,6 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     totals->deaths += sim.n_deaths;
     totals->crossing += sim.n_crossing;
     totals->fills += sim.n_fills;
+    totals->gathered += sim.n_gathered;
     totals->early += sim.n_early;
 }

@@ -96,6 +96,7 @@ struct sim_totals {
     uint64_t gpu_runs; /* with a rank on a GPU */
     uint64_t crossing; /* commands that waited for another engine's */
     uint64_t fills;    /* copies by workers */
+    uint64_t gathered; /* parts of weights that went into pools */
     uint64_t group_runs, frozen_runs, base_runs, class_runs, micro_runs; /* with such a thing */
     uint64_t early; /* reductions of the first ranks' contributions alone */
 };
@@ -119,6 +120,7 @@ struct sim {
     uint32_t stopped;    /* engines that do nothing for now, a bit each */
     uint64_t n_crossing; /* commands that waited for another engine's */
     uint64_t n_fills;    /* copies by workers */
+    uint64_t n_gathered; /* parts of weights that went into pools */
     uint64_t n_early;    /* reductions of some contributions */
     struct memory memory;
     struct job *jobs; /* SIM_MAX_JOBS */
