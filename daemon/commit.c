@@ -176,6 +176,17 @@ static void start_populating(struct cst_job *job)
 
 /* -- from memory to core ---------------------------------------------------------------------- */
 
+static struct cst_core_policy policy_of(const struct cst_job *job)
+{
+    struct cst_core_policy policy = {.gather_bytes = job->daemon->config->gpu_gather};
+
+    if (job->plan.valid) {
+        policy.prefetch_depth = job->plan.choice.prefetch_depth;
+        policy.eviction = job->plan.choice.eviction;
+    }
+    return policy;
+}
+
 static int open_core(struct cst_job *job, struct cst_err *err)
 {
     const struct cst_memory *memory = &job->memory;
@@ -188,10 +199,7 @@ static int open_core(struct cst_job *job, struct cst_err *err)
         .pools = memory->pools,
         .first_ticket = (job->serial << CST_JOB_TICKET_SHIFT) + 1, /* a mark's low half is not 0 */
         .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
-        .policy = job->plan.valid
-                      ? (struct cst_core_policy){.prefetch_depth = job->plan.choice.prefetch_depth,
-                                                 .eviction = job->plan.choice.eviction}
-                      : (struct cst_core_policy){.prefetch_depth = 0},
+        .policy = policy_of(job),
         .micro_batches = job->micro_batches,
     };
     int rc = cst_core_open(&job->core, &config, err);

@@ -204,6 +204,23 @@ static int set_gpu_copies(struct cst_config *config, const char *value, void *fi
     return CST_OK;
 }
 
+/* Bytes of the smallest piece; "no": 0. */
+static int set_gpu_gather(struct cst_config *config, const char *value, void *field,
+                          struct cst_err *err)
+{
+    uint64_t bytes = 0;
+    bool no = strcmp(value, "no") == 0;
+
+    (void)config;
+    if (!no && (strchr(value, '%') != NULL || cst_size_parse(value, 0, &bytes, NULL) != CST_OK ||
+                bytes < 4096)) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is neither 'no' nor a size of at least 4096",
+                           value);
+    }
+    *(uint64_t *)field = bytes;
+    return CST_OK;
+}
+
 /* Kept as it is: each card makes its own of a percentage. */
 static int set_gpu_pool(struct cst_config *config, const char *value, void *field,
                         struct cst_err *err)
@@ -241,6 +258,7 @@ static const struct row {
     {"gpu", "devices", set_gpu_devices, offsetof(struct cst_config, gpu_devices)},
     {"gpu", "pool", set_gpu_pool, offsetof(struct cst_config, gpu_pool)},
     {"gpu", "copies", set_gpu_copies, offsetof(struct cst_config, gpu_copies)},
+    {"gpu", "gather", set_gpu_gather, offsetof(struct cst_config, gpu_gather)},
     {"gpu", "idle", set_wait, offsetof(struct cst_config, gpu_idle_s)},
     {"gpu", "program", set_path, offsetof(struct cst_config, gpu_engine)},
     {"plan", "rates", set_path, offsetof(struct cst_config, rates)},
@@ -279,6 +297,7 @@ void cst_config_init(struct cst_config *config, uint64_t memory_bytes)
         .gpu_devices = "all",
         .gpu_pool = "90%",
         .gpu_idle_s = 300,
+        .gpu_gather = 1u << 20,
         .ttl_s = 86400,
         .timeout_s = 300,
         .plan_search = true,

@@ -24,18 +24,19 @@ struct cst_config {
                                                      beside socket */
     int log_level;                                /* [daemon] log_level: enum cst_log_level */
     struct cst_access access;                     /* [daemon] access */
-    uint64_t host_bytes;                    /* [host] memory: budget for arenas, tables, staging */
-    enum cst_config_lock lock;              /* [host] lock: mlock of arenas */
-    unsigned nodes[CST_CONFIG_MAX_NODES];   /* [host] nodes: NUMA nodes to use (OS numbers) */
-    unsigned n_nodes;                       /* 0: all */
-    uint64_t pool_bytes;                    /* [device host] pool: budget for all pools together */
-    uint32_t threads;                       /* [engine] threads per engine; 0: all usable cores */
-    uint32_t copy_threads;                  /* [engine] copy_threads; 0: chosen */
-    char engine[CST_CONFIG_PATH_BYTES];     /* [engine] program; empty: looked for */
-    char gpu_devices[512];                  /* [gpu] devices: "all", "none", or a list */
-    char gpu_pool[32];                      /* [gpu] pool: budget for pools on each, a size */
-    uint32_t gpu_idle_s;                    /* [gpu] idle: an engine without a job ends after it */
-    enum cst_config_copies gpu_copies;      /* [gpu] copies: of weights into their pools */
+    uint64_t host_bytes;                  /* [host] memory: budget for arenas, tables, staging */
+    enum cst_config_lock lock;            /* [host] lock: mlock of arenas */
+    unsigned nodes[CST_CONFIG_MAX_NODES]; /* [host] nodes: NUMA nodes to use (OS numbers) */
+    unsigned n_nodes;                     /* 0: all */
+    uint64_t pool_bytes;                  /* [device host] pool: budget for all pools together */
+    uint32_t threads;                     /* [engine] threads per engine; 0: all usable cores */
+    uint32_t copy_threads;                /* [engine] copy_threads; 0: chosen */
+    char engine[CST_CONFIG_PATH_BYTES];   /* [engine] program; empty: looked for */
+    char gpu_devices[512];                /* [gpu] devices: "all", "none", or a list */
+    char gpu_pool[32];                    /* [gpu] pool: budget for pools on each, a size */
+    uint32_t gpu_idle_s;                  /* [gpu] idle: an engine without a job ends after it */
+    enum cst_config_copies gpu_copies;    /* [gpu] copies: of weights into their pools */
+    uint64_t gpu_gather; /* [gpu] gather: smallest piece that GPUs exchange, bytes; 0: none */
     char gpu_engine[CST_CONFIG_PATH_BYTES]; /* [gpu] program; empty: looked for */
     char rates[CST_CONFIG_PATH_BYTES]; /* [plan] rates; empty: the usual file, if it is there */
     bool plan_search;                  /* [plan] search: for jobs that leave the choice */

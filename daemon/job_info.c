@@ -96,6 +96,8 @@ static void fill_rank(const struct cst_job *job, uint32_t rank, struct rank_info
     out->surprises = stats.surprises;
     out->bytes_up = stats.bytes_up;
     out->bytes_down = stats.bytes_down;
+    out->has_bytes_peer = stats.bytes_peer > 0;
+    out->bytes_peer = stats.bytes_peer;
     out->waits = stats.waits;
 }
 

@@ -74,6 +74,18 @@ static bool has_gpu(const struct cst_core *core)
 }
 
 /* Now, or in general: while a sum is being made or nothing was handed in yet. */
+static void explain_loads(const struct cst_core *core, struct page *page)
+{
+    uint32_t most = cst_gather_most(core);
+
+    if (most > 0) {
+        say(page,
+            "up to %" PRIu32 " GPUs that expect its weights together load a piece each over their "
+            "own links, of at least %" PRIu64 " bytes, and exchange them",
+            most, core->policy.gather_bytes);
+    }
+}
+
 static void explain_way(const struct cst_core *core, uint32_t c, struct page *page)
 {
     bool now = core->chunks[c].reduce_ticket != 0;
@@ -211,6 +223,7 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
     if (has_gpu(core) && core->chunks[chunk].has_states && !core->chunks[chunk].reduced) {
         explain_way(core, chunk, &page);
     }
+    explain_loads(core, &page);
     for (uint64_t rest = core->chunks[chunk].ranks; rest != 0; rest &= rest - 1) {
         explain_rank(core, chunk, (uint32_t)__builtin_ctzll(rest), &page);
     }

@@ -140,7 +140,7 @@ static bool print_traffic(const Cistern__JobInfo *job)
 {
     static const char *const titles[] = {"RANK",        ">HITS",      ">MISSES",    ">HIT RATE",
                                          ">PREFETCHES", ">EVICTIONS", ">SURPRISES", ">WAITS",
-                                         ">UP",         ">DOWN",      NULL};
+                                         ">UP",         ">PEERS",     ">DOWN",      NULL};
     struct cli_table table;
     char text[CLI_HUMAN_BYTES];
 
@@ -157,6 +157,7 @@ static bool print_traffic(const Cistern__JobInfo *job)
         cli_table_cell(&table, "%llu", (unsigned long long)rank->surprises);
         cli_table_cell(&table, "%llu", (unsigned long long)rank->waits);
         cli_table_cell(&table, "%s", cli_bytes(rank->bytes_up, text));
+        cli_table_cell(&table, "%s", cli_bytes(rank->bytes_peer, text));
         cli_table_cell(&table, "%s", cli_bytes(rank->bytes_down, text));
     }
     return cli_table_print(&table, stdout, 0);

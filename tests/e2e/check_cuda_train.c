@@ -63,12 +63,20 @@ static void open_daemon(const char *config)
 
 /* Who copies weights to the GPUs. */
 #define BY_ENGINES ""
+#define GATHERED "[gpu]\ngather = 4096\n"
 #define BY_WORKERS "[gpu]\ncopies = worker\n"
 
 static void setup(void)
 {
     (void)unsetenv("CST_FAKECUDA_DELAY_US");
     open_daemon(BY_ENGINES);
+}
+
+/* GPUs exchange pieces of the weights that they load. */
+static void setup_gather(void)
+{
+    (void)unsetenv("CST_FAKECUDA_DELAY_US");
+    open_daemon(GATHERED);
 }
 
 static void setup_copies(void)
@@ -91,7 +99,7 @@ static void dawdle(void)
 static void setup_late(void)
 {
     dawdle();
-    open_daemon(BY_ENGINES);
+    open_daemon(GATHERED);
 }
 
 static void setup_late_copies(void)
@@ -405,6 +413,24 @@ START_TEST(stream_fails)
 }
 END_TEST
 
+/* Ranks on two GPUs that are in step get a part of their weights from each other, and `cistern
+ * explain` says how. */
+START_TEST(gpus_exchange)
+{
+    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
+    const Cistern__JobInfoReply *reply;
+
+    run(&placements[PEERS], "gather", 0);
+    name.name = (char *)(uintptr_t) "gather";
+    reply = raw_expect(&witness, raw_ask(&witness, CISTERN__MSG_TYPE__MSG_JOB_INFO, &name.base),
+                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor);
+    for (size_t r = 0; r < reply->job->n_ranks; r++) {
+        ck_assert_uint_gt(reply->job->ranks[r]->bytes_up, 0);
+        ck_assert_uint_gt(reply->job->ranks[r]->bytes_peer, 0);
+    }
+}
+END_TEST
+
 /* Where workers copy, no GPU's engine copies anything up, and `cistern job` says who does. */
 START_TEST(no_engine_copies_up)
 {
@@ -446,8 +472,8 @@ int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_train");
     TCase *plain = tcase_create("bits"), *late = tcase_create("late"),
-          *deaths = tcase_create("deaths"), *copies = tcase_create("copies"),
-          *late_copies = tcase_create("late_copies"),
+          *deaths = tcase_create("deaths"), *gather = tcase_create("gather"),
+          *copies = tcase_create("copies"), *late_copies = tcase_create("late_copies"),
           *deaths_copies = tcase_create("deaths_copies");
     SRunner *runner = srunner_create(suite);
     int failed;
@@ -468,7 +494,12 @@ int main(int argc, char **argv)
     tcase_add_loop_test(late, worker_killed_late, 0, 4);
     tcase_set_timeout(late, 120);
     suite_add_tcase(suite, late);
-    tcase_add_checked_fixture(deaths, setup, teardown);
+    tcase_add_checked_fixture(gather, setup_gather, teardown);
+    tcase_add_loop_test(gather, bits, 0, N_PLACEMENTS);
+    tcase_add_test(gather, gpus_exchange);
+    tcase_set_timeout(gather, 60);
+    suite_add_tcase(suite, gather);
+    tcase_add_checked_fixture(deaths, setup_gather, teardown);
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 3);
     tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 4);
     tcase_add_loop_test(deaths, stream_fails, 0, 12);

@@ -79,7 +79,7 @@ static void dawdle(void)
 static void setup_slow(void)
 {
     dawdle();
-    open_daemon("");
+    open_daemon("[gpu]\ngather = 4096\n");
 }
 
 static void setup_slow_copies(void)
