@@ -140,7 +140,7 @@ static void cost_copy(struct cst_play *play, struct cst_play_command *c,
                       const struct cst_command *command)
 {
     const struct cst_play_engine *engine = &play->engines[c->engine];
-    bool up = c->kind == CST_FLIGHT_LOAD;
+    bool up = c->kind != CST_FLIGHT_STAGE;
     double bytes = (double)command->bytes;
     uint32_t owner = cst_play_owner(play, c->chunk);
 
@@ -154,6 +154,9 @@ static void cost_copy(struct cst_play *play, struct cst_play_command *c,
         c->effort.cores = crew_cores(play, engine->node);
         use_memory(play, &c->effort, 2 * bytes);
         return;
+    }
+    if (c->kind == CST_FLIGHT_PIECE) {
+        owner = slab_rank(&command->src[0]);
     }
     if (owner != CST_NONE) {
         cost_peer_copy(play, c, bytes, owner);
@@ -433,10 +436,11 @@ static void note_interval(struct cst_play *play, const struct cst_play_command *
     if (update || reduce) {
         cst_play_interval(play, update ? CST_LANE_UPDATE : CST_LANE_REDUCE, c->engine, c->chunk,
                           false, c->begin);
-    } else if (c->kind == CST_FLIGHT_LOAD || c->kind == CST_FLIGHT_STAGE) {
-        enum cst_lane_kind lane = c->copied_to > 0             ? CST_LANE_PEER
-                                  : c->kind == CST_FLIGHT_LOAD ? CST_LANE_UP
-                                                               : CST_LANE_DOWN;
+    } else if (c->kind == CST_FLIGHT_LOAD || c->kind == CST_FLIGHT_PIECE ||
+               c->kind == CST_FLIGHT_STAGE) {
+        enum cst_lane_kind lane = c->copied_to > 0              ? CST_LANE_PEER
+                                  : c->kind != CST_FLIGHT_STAGE ? CST_LANE_UP
+                                                                : CST_LANE_DOWN;
 
         cst_play_interval(play, lane, engine->rates == NULL ? engine->node : engine->device,
                           c->chunk, false, c->begin);

@@ -215,6 +215,22 @@ START_TEST(states_on_disk)
 }
 END_TEST
 
+/* GPUs that exchange pieces of weights: less comes up each link, the rest from peers, and all is
+ * counted. */
+START_TEST(gathered)
+{
+    struct cst_replay_result alone, together;
+
+    plan_rig_open(&rig, "gpt2-124m", 4, 0, true, 1);
+    alone = plan_rig_run(&rig);
+    rig.core.policy.gather_bytes = 1 << 20;
+    together = plan_rig_run(&rig);
+    ck_assert_uint_lt(2 * together.bytes_up, alone.bytes_up);
+    ck_assert_uint_gt(together.bytes_peer, alone.bytes_peer);
+    ck_assert_uint_eq(together.moved_up, together.total.bytes_up);
+}
+END_TEST
+
 /* -- intervals ------------------------------------------------------------------------------ */
 
 struct seen {
@@ -320,6 +336,7 @@ int main(void)
     tcase_add_loop_test(tc, representatives, 0, 2);
     tcase_add_test(tc, states_on_the_device);
     tcase_add_test(tc, states_on_disk);
+    tcase_add_test(tc, gathered);
     tc = suite_case(suite, "intervals", NULL, teardown);
     tcase_add_loop_test(tc, intervals, 0, 2);
     tc = suite_case(suite, "ends", NULL, teardown);
