@@ -253,7 +253,7 @@ int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint
 /* -- numbers -------------------------------------------------------------------------------- */
 
 struct cst_rank_stat {
-    uint64_t hits, misses;     /* weight fetches, in this job and rank */
+    uint64_t hits, misses;     /* weight fetches, in this job and rank; a hit: in the pool, or on its way there */
     uint64_t evictions, prefetches, surprises;
     uint64_t bytes_up, bytes_down;
     uint64_t pool_bytes;
