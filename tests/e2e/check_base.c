@@ -341,6 +341,24 @@ START_TEST(tensors_that_the_base_lacks)
 }
 END_TEST
 
+/* A client that did not look: the daemon does. */
+START_TEST(specs_that_cannot_be)
+{
+    Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
+
+    open.name = (char *)(uintptr_t) "user";
+    open.world = 1;
+    open.has_micro_batches = 1;
+    open.micro_batches = 65537;
+    ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base), CST_EINVAL);
+    raw_says(&witness, "65537 micro-batches in a step, at most 65536");
+    open.micro_batches = 0; /* as good as 1 */
+    open.base_job = (char *)(uintptr_t) "a/b";
+    ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base), CST_EINVAL);
+    raw_says(&witness, "name of a base job 'a/b'");
+}
+END_TEST
+
 /* All ranks name the same base and as many micro-batches, when they come and when they come back.
  */
 START_TEST(ranks_that_disagree)
@@ -386,6 +404,7 @@ int main(void)
     tcase_add_test(tcase, shared_tensors_are_not_written);
     tcase_add_test(tcase, bases_that_cannot_be);
     tcase_add_test(tcase, tensors_that_the_base_lacks);
+    tcase_add_test(tcase, specs_that_cannot_be);
     tcase_add_test(tcase, ranks_that_disagree);
     suite_add_tcase(suite, tcase);
     return suite_run(suite);

@@ -224,6 +224,20 @@ START_TEST(bits)
 }
 END_TEST
 
+/* Steps of three micro-batches, whose sums are in fp32 wherever they are made. */
+START_TEST(micro_batches)
+{
+    const struct placement *at = &placements[_i];
+    struct train_order order = order_of(at, "micro", 0);
+
+    order.micro_batches = 3;
+    run_like(at, &order, 0);
+    order.name = "smallest";
+    order.pool_bytes = reports[0]->plan.min_blocks * reports[0]->plan.block_bytes;
+    run_like(at, &order, 0);
+}
+END_TEST
+
 /* The forms that do not wait: their descriptor tells of the stream, too. */
 START_TEST(try_forms)
 {
@@ -482,6 +496,7 @@ int main(int argc, char **argv)
     fake_gpu_use(argv);
     tcase_add_checked_fixture(plain, setup, teardown);
     tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
+    tcase_add_loop_test(plain, micro_batches, 0, N_PLACEMENTS);
     tcase_add_loop_test(plain, try_forms, 0, N_PLACEMENTS);
     tcase_add_test(plain, forks);
     tcase_add_loop_test(plain, bad_gradient, 0, 5);
@@ -523,6 +538,7 @@ int main(int argc, char **argv)
     suite_add_tcase(suite, deaths_copies);
     tcase_add_checked_fixture(late_copies, setup_late_copies, teardown);
     tcase_add_loop_test(late_copies, bits, 0, N_PLACEMENTS);
+    tcase_add_loop_test(late_copies, micro_batches, 0, N_PLACEMENTS);
     tcase_add_loop_test(late_copies, try_forms, 0, N_PLACEMENTS);
     tcase_add_loop_test(late_copies, worker_killed_late, 0, 4);
     tcase_set_timeout(late_copies, 120);

@@ -70,17 +70,29 @@ static inline void fake_job_stop(struct fake_job *f)
  * Returns the first failure. */
 static inline int fake_job_live(struct fake_job *f, struct cst_err *err)
 {
-    struct cst_job_spec spec = {.name = "run7", .world = 1};
+    struct cst_job_spec spec = {.name = "run7", .world = 1, .micro_batches = 2};
     struct cst_hyper_params params = {.lr = 1.0f};
     struct cst_rank_stat stat;
     struct cst_io io;
-    int64_t shape = 8;
+    const int64_t shape = 8, whole = 16;
+    const uint32_t rank = 0;
+    struct cst_tensor_spec tensor = {.name = "t",
+                                     .dtype = CST_BF16,
+                                     .n_dims = 1,
+                                     .shape = &shape,
+                                     .pattern = CST_PATTERN_TENSOR,
+                                     .lr_scale = 1.0f,
+                                     .decay_scale = 1.0f,
+                                     .whole_shape = &whole,
+                                     .first = &shape};
     uint16_t data[4] = {0};
     int zero = 0, rc = cst_connect(&f->client, f->fake.path, err);
 
     rc = rc == CST_OK ? cst_job_open(&f->job, f->client, &spec, err) : rc;
     rc = rc == CST_OK && f->device != NULL ? cst_job_use_device(f->job, f->device, NULL, err) : rc;
-    rc = rc == CST_OK ? cst_tensor(f->job, "t", CST_BF16, 1, &shape, CST_GROUP_ALL) : rc;
+    rc = rc == CST_OK ? cst_group(f->job, &rank, 1) : rc;
+    tensor.group = rc;
+    rc = rc >= 0 ? cst_tensor_as(f->job, &tensor) : rc;
     rc = rc == CST_OK ? cst_operator(f->job, "o", &zero, 1) : rc;
     rc = rc == CST_OK ? cst_commit(f->job, NULL, err) : rc;
     rc = rc == CST_OK ? cst_tensor_write(f->job, 0, CST_STATE_WEIGHT, 0, 4, data, err) : rc;
@@ -92,6 +104,7 @@ static inline int fake_job_live(struct fake_job *f, struct cst_err *err)
         }
         rc = rc == CST_OK ? cst_op_end(f->job, 0, err) : rc;
     }
+    rc = rc == CST_OK ? cst_accumulate(f->job, err) : rc;
     rc = rc == CST_OK ? cst_step(f->job, &params, NULL, err) : rc;
     rc = rc == CST_OK ? cst_stat(f->job, &stat, err) : rc;
     return rc == CST_OK ? cst_job_leave(f->job, err) : rc;
