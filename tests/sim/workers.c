@@ -141,6 +141,19 @@ static bool has_blocks(const struct sim *sim, uint32_t rank, uint32_t chunk)
     return sim->memory.pools[rank].parts[sim->layout.chunks[chunk].size_class].n_blocks > 0;
 }
 
+/* An operator of the rank uses @chunk: its pool has a block for it beside those of the operator
+ * that runs. It need not have one for other chunks. */
+static bool has_room(const struct sim *sim, uint32_t rank, uint32_t chunk)
+{
+    for (uint32_t i = 0; i < sim->model.n_operators; i++) {
+        if ((sim->model.operators[i].ranks >> rank & 1) != 0 &&
+            uses_chunk(&sim->layout.uses[i], chunk)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void begin_op(struct sim *sim, uint32_t rank)
 {
     struct worker *w = &sim->workers[rank];
@@ -162,7 +175,7 @@ static void begin_op(struct sim *sim, uint32_t rank)
     }
     if (!is_backward(w) && w->surprise == NO_CHUNK && sim_chance(sim, 300)) {
         w->surprise = sim_below(sim, sim->layout.n_chunks); /* instead of one ahead */
-        if (!model_holds(sim, w->surprise, rank) || !has_blocks(sim, rank, w->surprise)) {
+        if (!model_holds(sim, w->surprise, rank) || !has_room(sim, rank, w->surprise)) {
             w->surprise = NO_CHUNK;
         }
     }
