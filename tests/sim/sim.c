@@ -192,6 +192,9 @@ static void choose_chances(struct sim *sim)
     sim->p_skip = sim_below(sim, 1000);
     sim->timeout =
         sim_chance(sim, 3000) ? 1000000 * (1 + (uint64_t)sim_below(sim, 20)) : CST_CORE_NEVER;
+    if (sim->timeout != CST_CORE_NEVER) { /* who is ahead waits for others' micro-batches */
+        sim->timeout *= sim->micro_batches;
+    }
 }
 
 /* Where the ranks' pools are. */
