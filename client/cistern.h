@@ -117,7 +117,7 @@ int cst_operator(struct cst_job *job, const char *name, const int *tensors, uint
 struct cst_operator_cost {
     double flops;              /* of the forward pass, per micro-batch and rank */
     uint64_t activation_bytes; /* kept from forward to backward, per micro-batch and rank */
-    float expected_uses;       /* forward passes per micro-batch; 0: 1. An expert: the share of micro-batches in which tokens come */
+    float expected_uses;       /* forward passes per micro-batch; 0: 1. An expert: the share of micro-batches in which tokens come. More than 1 counts as 1: flops are of all of them */
 };
 
 /* As cst_operator. */

@@ -59,7 +59,7 @@ struct cst_layout_operator {
     /* Hints of what it costs, for plans; 0: not told. Not compared between ranks: the first rank's count. */
     double flops;              /* of its forward pass, per micro-batch and rank */
     uint64_t activation_bytes; /* kept from its forward to its backward pass, per micro-batch and rank */
-    float expected_uses;       /* per step, forward; 1 unless told. An expert: the share of steps in which tokens come */
+    float expected_uses;       /* forward passes per micro-batch; 1 unless told. An expert: the share of micro-batches in which tokens come. More than 1 counts as 1 */
 };
 
 /* What the workers declared. Grows while declaring; then constant. */

@@ -64,7 +64,7 @@ static int visit(struct declaring *d, uint32_t op, bool backward)
     return status;
 }
 
-/* An operator that is expected less than once a step comes with that chance. */
+/* An operator that is expected less than once a micro-batch comes with that chance. */
 static void expect(struct declaring *d, const struct cst_layout_operator *op, uint32_t i)
 {
     float uses = op->expected_uses > 0 && op->expected_uses < 1 ? op->expected_uses : 1;

@@ -20,7 +20,8 @@
  *       "tensors": ["wte"],
  *       "flops": 0,                    forward, per micro-batch and rank; default 0: not known
  *       "activation_bytes": 3145728,   kept from forward to backward, same; default 0
- *       "expected_uses": 1             forward passes per micro-batch; default 1
+ *       "expected_uses": 1             forward passes per micro-batch, the share of micro-batches
+ *                                      in which it comes; more counts as 1; default 1
  *     }]
  *   }
  *
