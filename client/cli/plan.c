@@ -78,6 +78,35 @@ static int draw(const struct cli_plan_input *input, const struct cst_plan_choice
 
 /* -- simulation ------------------------------------------------------------------------------- */
 
+static const struct {
+    const char *name; /* in a table */
+    enum cst_core_eviction eviction;
+} policies[] = {{"next use", CST_EVICT_NEXT_USE}, {"oldest", CST_EVICT_LRU}};
+
+enum { N_POLICIES = sizeof policies / sizeof *policies };
+
+/* Steps 1, 2, ... of a plan, by policy. */
+struct simulation {
+    struct cst_replay_result steps[N_POLICIES][SIMULATED_STEPS];
+};
+
+/* The best plan, step by step: how the core learns the order of a step, and what plain LRU would
+ * do. */
+static int simulate(struct simulation *out, const struct cli_plan_input *input,
+                    const struct cst_plan_choice *choice, struct cst_err *err)
+{
+    struct cst_plan_choice other = *choice;
+    int rc = CST_OK;
+
+    for (size_t p = 0; p < N_POLICIES; p++) {
+        other.eviction = policies[p].eviction;
+        for (uint32_t n = 0; n < SIMULATED_STEPS && rc == CST_OK; n++) {
+            rc = cst_plan_replay(&input->config, &other, n + 1, NULL, NULL, &out->steps[p][n], err);
+        }
+    }
+    return rc;
+}
+
 static void add_step(struct cli_table *table, uint32_t step, const char *policy,
                      const struct cst_replay_result *result)
 {
@@ -95,59 +124,81 @@ static void add_step(struct cli_table *table, uint32_t step, const char *policy,
     cli_table_cell(table, "%s", cli_count(result->n_events, text));
 }
 
-/* The best plan, step by step: how the core learns the order of a step, and what plain LRU would
- * do. */
-static int simulate(const struct cli_plan_input *input, const struct cst_plan_choice *choice,
-                    struct cst_err *err)
+static bool print_simulation(const struct simulation *simulation)
 {
     static const char *const titles[] = {"STEP",  "EVICTS",      ">TIME",      ">WAITS",
                                          ">HITS", ">PREFETCHES", ">EVICTIONS", ">UP",
                                          ">DOWN", ">EVENTS",     NULL};
-    static const struct {
-        const char *name;
-        enum cst_core_eviction eviction;
-    } policies[] = {{"next use", CST_EVICT_NEXT_USE}, {"oldest", CST_EVICT_LRU}};
-    struct cst_plan_choice other = *choice;
-    struct cst_replay_result result;
     struct cli_table table;
-    int rc = CST_OK;
 
     cli_table_init(&table, titles);
-    for (size_t p = 0; p < 2; p++) {
-        for (uint32_t n = 1; n <= SIMULATED_STEPS && rc == CST_OK; n++) {
-            other.eviction = policies[p].eviction;
-            rc = cst_plan_replay(&input->config, &other, n, NULL, NULL, &result, err);
-            if (rc == CST_OK) {
-                add_step(&table, n, policies[p].name, &result);
-            }
+    for (size_t p = 0; p < N_POLICIES; p++) {
+        for (uint32_t n = 0; n < SIMULATED_STEPS; n++) {
+            add_step(&table, n + 1, policies[p].name, &simulation->steps[p][n]);
         }
     }
     (void)printf("\n");
-    if (!cli_table_print(&table, stdout, 0) && rc == CST_OK) {
-        rc = cst_err_set(err, CST_ENOMEM, "no memory for a table");
+    return cli_table_print(&table, stdout, 0);
+}
+
+/* Steps as elements of an array; NULL: out of memory. */
+static json_t *simulation_json(const struct simulation *simulation)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; list != NULL && i < (size_t)N_POLICIES * SIMULATED_STEPS; i++) {
+        size_t p = i / SIMULATED_STEPS, n = i % SIMULATED_STEPS;
+        json_t *step =
+            json_pack("{s:i, s:s, s:o}", "step", (int)n + 1, "eviction", policies[p].name, "played",
+                      cli_plan_step_json(&simulation->steps[p][n]));
+
+        if (json_array_append_new(list, step) != 0) {
+            json_decref(list);
+            list = NULL;
+        }
     }
-    return rc;
+    return list;
 }
 
 /* -- the command ------------------------------------------------------------------------------ */
 
+/* @simulation may be NULL. */
+static bool print(const struct cli *cli, const struct cli_plan_input *input,
+                  const struct cst_plans *plans, const struct cli_plan_rows *rows,
+                  const struct simulation *simulation)
+{
+    json_t *root;
+
+    if (!cli->json) {
+        return cli_plan_print(input, plans, rows) &&
+               (simulation == NULL || print_simulation(simulation));
+    }
+    root = cli_plan_json(input, plans, rows);
+    if (root != NULL && simulation != NULL &&
+        json_object_set_new(root, "simulated", simulation_json(simulation)) != 0) {
+        json_decref(root);
+        root = NULL;
+    }
+    return cli_json_print(root);
+}
+
 static int report(const struct cli *cli, const struct cli_plan_input *input,
                   const struct cst_plans *plans, struct cst_err *err)
 {
+    struct simulation simulation;
     struct cli_plan_rows rows;
     int rc = cli_plan_rows(&rows, input, &plans->best, err);
 
     if (rc == CST_OK && cli->plan.timeline != NULL) {
         rc = draw(input, &plans->best, cli->plan.timeline, err);
     }
-    if (rc != CST_OK) {
-        return rc;
+    if (rc == CST_OK && cli->plan.simulate) {
+        rc = simulate(&simulation, input, &plans->best, err);
     }
-    if (cli->json ? !cli_json_print(cli_plan_json(input, plans, &rows))
-                  : !cli_plan_print(input, plans, &rows)) {
-        return cst_err_set(err, CST_ENOMEM, "the plan could not be printed");
+    if (rc == CST_OK && !print(cli, input, plans, &rows, cli->plan.simulate ? &simulation : NULL)) {
+        rc = cst_err_set(err, CST_ENOMEM, "the plan could not be printed");
     }
-    return cli->plan.simulate && !cli->json ? simulate(input, &plans->best, err) : CST_OK;
+    return rc;
 }
 
 int cli_plan(struct cli *cli)

@@ -288,7 +288,7 @@ static json_t *classes_json(const struct cst_plan_choice *choice)
     return list;
 }
 
-static json_t *predicted_json(const struct cst_replay_result *p)
+json_t *cli_plan_step_json(const struct cst_replay_result *p)
 {
     return json_pack("{s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "step_s",
                      (double)p->step_ns * 1e-9, "compute_s", (double)p->compute_ns * 1e-9, "wait_s",
@@ -312,7 +312,7 @@ static json_t *choice_json(const struct cst_plan_choice *choice)
         (json_int_t)choice->state_bytes, "activation_bytes", (json_int_t)choice->activation_bytes,
         "host_bytes", (json_int_t)choice->host_bytes, "disk_bytes", (json_int_t)choice->disk_bytes,
         "padding_bytes", (json_int_t)choice->padding_bytes, "binds", choice->binds, "predicted",
-        predicted_json(&choice->predicted));
+        cli_plan_step_json(&choice->predicted));
 }
 
 static json_t *losers_json(const struct cst_plans *plans)

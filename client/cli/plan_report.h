@@ -22,7 +22,8 @@ int cli_plan_rows(struct cli_plan_rows *out, const struct cli_plan_input *input,
 bool cli_plan_print(const struct cli_plan_input *input, const struct cst_plans *plans,
                     const struct cli_plan_rows *rows);
 
-/* A new object; NULL: out of memory. */
+/* New objects; NULL: out of memory. Times and traffic of a step that was played; a plan. */
+json_t *cli_plan_step_json(const struct cst_replay_result *step);
 json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans *plans,
                       const struct cli_plan_rows *rows);
 
