@@ -8,8 +8,7 @@
  *
  *   cistern-engine-cuda --rates --device UUID [--node N] [--copy-threads N]
  *     {"uuid":"GPU-...","node":0,"isa":"sm_90","copy_threads":2,
- *      "name":"NVIDIA
- * H200","memory_bytes":150000000000,"up":5.5e10,"down":5.5e10,"up_both":4.9e10,"down_both":4.9e10,
+ *      "name":"H200","memory_bytes":150000000000,"up":5.5e10,"down":5.5e10,"up_both":4.9e10,"down_both":4.9e10,
  *      "copy_latency_s":1.1e-05,"peer":0,"flops":0,"update":0,"memory":4.1e12}
  *
  * A machine on which it cannot be measured is told in a sentence on stderr and by a status that is
