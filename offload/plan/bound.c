@@ -117,6 +117,12 @@ static void add_ends(const struct cst_search *s, const struct cst_plan_try *try,
                over((double)layout->n_tiles * 16, most(s->rates.nodes[0].pass / 8, 1e9));
 }
 
+/* Nothing is beyond 2^62 ns, whatever the rates. */
+static uint64_t to_ns(double seconds)
+{
+    return seconds < 0x1p62 / 1e9 ? (uint64_t)(seconds * 1e9) : UINT64_C(1) << 62;
+}
+
 void cst_search_bound(const struct cst_search *s, struct cst_plan_try *try,
                       const struct cst_layout *layout)
 {
@@ -134,7 +140,7 @@ void cst_search_bound(const struct cst_search *s, struct cst_plan_try *try,
         others = 0.2 * (w.up + w.down + w.update + w.peer);
     }
     bound = most(bound, w.disk);
-    try->bound_ns = (uint64_t)(bound * 1e9);
-    try->estimate_ns = (uint64_t)((bound + others + w.first + w.last) * 1e9) +
-                       (uint64_t)(try->n_chunks * s->rates.request_s * 0.1e9);
+    try->bound_ns = to_ns(bound);
+    try->estimate_ns =
+        to_ns(bound + others + w.first + w.last + 0.1 * try->n_chunks * s->rates.request_s);
 }

@@ -9,7 +9,8 @@
 #define MAX_CLIMBS 24    /* rounds of neighbours */
 #define MAX_PADDING 0.02 /* of the weights */
 #define HAIR 400         /* a step that is longer by one part in so many is as good */
-#define LOCK 50          /* same, as a place to look for better ones */
+#define LOCK 50 /* same, as a place to look for better ones, or where chunks are half empty */
+#define MAX_LAVISH 0.5 /* of the weights: padding that is half of what there is */
 
 /* -- replays -------------------------------------------------------------------------------- */
 
@@ -106,18 +107,33 @@ int cst_search_replay(struct cst_search *s)
     return rc;
 }
 
+/* Padding, as a share of the weights. */
+static double padding_of(const struct cst_search *s, const struct cst_plan_try *try)
+{
+    return (double)try->padding_bytes / (2 * (double)s->config->model->n_params);
+}
+
+static double max_padding(const struct cst_search *s)
+{
+    return s->config->max_padding > 0 ? s->config->max_padding : MAX_PADDING;
+}
+
 static bool is_thrifty(const struct cst_search *s, const struct cst_plan_try *try)
 {
-    double most = s->config->max_padding > 0 ? s->config->max_padding : MAX_PADDING;
+    return padding_of(s, try) <= max_padding(s);
+}
 
-    return (double)try->padding_bytes <= most * 2 * (double)s->config->model->n_params;
+static uint64_t step_limit(const struct cst_search *s, uint64_t part)
+{
+    const struct cst_plan_try *best = &s->tries[s->best];
+
+    return best->result.step_ns + best->result.step_ns / part;
 }
 
 /* A plan that wastes little is taken before one that is a hair faster. */
 static uint32_t thriftiest(const struct cst_search *s, uint64_t hair)
 {
-    const struct cst_plan_try *best = &s->tries[s->best];
-    uint64_t limit = best->result.step_ns + best->result.step_ns / hair;
+    uint64_t limit = step_limit(s, hair);
     uint32_t found = NONE;
 
     for (uint32_t i = 0; i < s->n_tries; i++) {
@@ -129,6 +145,23 @@ static uint32_t thriftiest(const struct cst_search *s, uint64_t hair)
         }
     }
     return found == NONE ? s->best : found;
+}
+
+/* What wastes least of those that are not much slower than the best. */
+static uint32_t least_wasteful(const struct cst_search *s)
+{
+    uint64_t limit = step_limit(s, LOCK);
+    uint32_t found = s->best;
+
+    for (uint32_t i = 0; i < s->n_tries; i++) {
+        const struct cst_plan_try *try = &s->tries[i];
+
+        if (try->replayed && try->result.step_ns <= limit &&
+            try->padding_bytes < s->tries[found].padding_bytes) {
+            found = i;
+        }
+    }
+    return found;
 }
 
 /* -- neighbours ----------------------------------------------------------------------------- */
@@ -241,5 +274,12 @@ int cst_search_climb(struct cst_search *s)
 
 uint32_t cst_search_thriftiest(const struct cst_search *s)
 {
-    return thriftiest(s, HAIR);
+    uint32_t found = thriftiest(s, HAIR);
+    double padding = padding_of(s, &s->tries[found]);
+
+    if (padding <= MAX_LAVISH || padding <= max_padding(s)) {
+        return found;
+    }
+    found = thriftiest(s, LOCK);
+    return is_thrifty(s, &s->tries[found]) ? found : least_wasteful(s);
 }

@@ -100,7 +100,7 @@ static void fit_states(const struct cst_search *s, struct cst_plan_try *try,
     while (try->state_room > 0 && try->n_device < layout->n_chunks) {
         uint64_t more = row_bytes(layout, &layout->chunks[try->n_device]);
 
-        if ((total + more) / s->world > try->state_room) {
+        if ((total + more + s->world - 1) / s->world > try->state_room) {
             break;
         }
         total += more;

@@ -150,7 +150,9 @@ struct cst_effort *cst_machine_next(const struct cst_machine *machine, uint64_t 
         }
     }
     if (best != NULL) {
-        *at = machine->now + (uint64_t)ceil(soonest);
+        uint64_t left = CST_MACHINE_END > machine->now ? CST_MACHINE_END - machine->now : 0;
+
+        *at = machine->now + (soonest < (double)left ? (uint64_t)ceil(soonest) : left);
     }
     return best;
 }

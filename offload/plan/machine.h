@@ -11,6 +11,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* ns: the latest that anything ends. Who comes there has rates that cannot be right; time never
+ * wraps. */
+#define CST_MACHINE_END (UINT64_C(1) << 62)
+
 enum cst_link { CST_LINK_NONE, CST_LINK_UP, CST_LINK_DOWN };
 
 struct cst_effort {

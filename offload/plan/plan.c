@@ -8,15 +8,20 @@
 
 #define NONE UINT32_MAX
 #define DEFAULT_EVENTS 600000
+#define MOST_ACTIVATIONS (UINT64_MAX / 4)
+#define MOST_COMPUTE_NS 1e16 /* 116 days */
 
 /* -- opening -------------------------------------------------------------------------------- */
 
+/* Hints are anybody's: their sum does not wrap. */
 static uint64_t count_activations(const struct cst_plan_config *config)
 {
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < config->model->n_operators; i++) {
-        bytes += config->model->operators[i].activation_bytes;
+        uint64_t more = config->model->operators[i].activation_bytes;
+
+        bytes += more < MOST_ACTIVATIONS - bytes ? more : MOST_ACTIVATIONS - bytes;
     }
     return config->budget->activation_bytes > 0 ? config->budget->activation_bytes : bytes;
 }
@@ -101,6 +106,12 @@ int cst_search_open(struct cst_search *s, const struct cst_plan_config *config, 
         s->room = limit > s->activation_bytes ? limit - s->activation_bytes : 0;
     }
     s->compute_ns = count_compute(s);
+    if (!(s->compute_ns <= MOST_COMPUTE_NS)) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "a step of %g s: the operators' flops, or those of '%s', cannot be right",
+            s->compute_ns * 1e-9, s->rates.devices[0].name);
+    }
     s->events_left = config->max_events == 0 ? DEFAULT_EVENTS : config->max_events;
     return CST_OK;
 }

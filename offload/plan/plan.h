@@ -42,7 +42,8 @@ struct cst_plan_config {
     bool worker_copies;         /* workers copy weights in themselves; GPUs only */
     bool runtime_only;          /* nothing that cannot be run today */
     uint64_t chunk_elems;       /* given capacity of the first class; 0: to be chosen */
-    double max_padding;         /* of weights, as a share: a plan that wastes no more is taken before one that is faster by up to 0.25 %. 0: 0.02 */
+    double max_padding;         /* of weights, as a share: a plan that wastes no more is taken before one that is faster by up to 0.25 %, or by up to 2 %
+                                 * where that one wastes more than half of them (without such a plan: the one that wastes least). 0: 0.02 */
     uint64_t max_events;        /* to replay in all; 0: 600 000 */
 };
 

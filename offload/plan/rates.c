@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define MOST_SECONDS 60 /* of a message or the beginning of a copy */
+
 enum must { MAY_LACK, MUST_HAVE };
 
 static int check(const char *where, unsigned i, const char *field, double v, enum must must,
@@ -64,6 +66,12 @@ static int check_node(const struct cst_rates_node *n, unsigned i, struct cst_err
     return check_all("nodes", i, fields, sizeof fields / sizeof fields[0], err);
 }
 
+/* Clocks count nanoseconds. */
+static int check_seconds(const char *field, double v, struct cst_err *err)
+{
+    return v <= MOST_SECONDS ? CST_OK : cst_err_set(err, CST_EINVAL, "rates: %s is %g s", field, v);
+}
+
 int cst_rates_check(const struct cst_rates *rates, struct cst_err *err)
 {
     const struct field fields[] = {{"disk_read", rates->disk_read, MAY_LACK},
@@ -79,11 +87,17 @@ int cst_rates_check(const struct cst_rates *rates, struct cst_err *err)
     }
     for (unsigned i = 0; i < rates->n_devices && rc == CST_OK; i++) {
         rc = check_device(&rates->devices[i], i, err);
+        if (rc == CST_OK) {
+            rc = check_seconds("copy_latency_s", rates->devices[i].copy_latency_s, err);
+        }
     }
     for (unsigned i = 0; i < rates->n_nodes && rc == CST_OK; i++) {
         rc = check_node(&rates->nodes[i], i, err);
     }
-    return rc == CST_OK ? check_all("machine", 0, fields, 3, err) : rc;
+    if (rc == CST_OK) {
+        rc = check_all("machine", 0, fields, 3, err);
+    }
+    return rc == CST_OK ? check_seconds("request_s", rates->request_s, err) : rc;
 }
 
 /* Elixir fits GB/s and G elements/s of all n devices together: up 16.3 n + 8.7, down 15.8 n + 2.3,

@@ -268,6 +268,11 @@ static bool turn(struct cst_play *play)
         return false;
     }
     play->now = timer_at <= at ? timer_at : at;
+    if (play->now >= CST_MACHINE_END) {
+        play->status = cst_err_set(&play->err, CST_EINVAL,
+                                   "rates: with these a step takes more than a century");
+        return false;
+    }
     cst_machine_advance(&play->machine, play->now);
     if (timer_at <= at) {
         struct cst_timer timer = cst_timers_take(&play->timers);

@@ -287,6 +287,12 @@ START_TEST(nonsense)
     f.config.world = 1;
     f.config.chunk_elems = UINT64_C(1) << 40;
     refuse(CST_EINVAL, "chunks of");
+    f.config.chunk_elems = 0;
+    f.rates.request_s = 1e300;
+    refuse(CST_EINVAL, "request_s");
+    f.rates.request_s = 0;
+    f.model.operators[1].flops = 1e300;
+    refuse(CST_EINVAL, "flops");
 }
 END_TEST
 
@@ -316,6 +322,39 @@ START_TEST(experts)
 }
 END_TEST
 
+/* Hints and rates are read from files and messages: no number among them makes sums or clocks wrap.
+ */
+START_TEST(numbers_do_not_wrap)
+{
+    declare("gpt2-124m", 1, 1, false);
+    for (uint32_t i = 0; i < f.model.n_operators; i++) {
+        f.model.operators[i].activation_bytes = UINT64_MAX - 100;
+    }
+    f.budget.device_bytes = 8000000000;
+    refuse(CST_EPOOL, "device memory of");
+    f.budget.activation_bytes = 1;
+    f.config.runtime_only = true; /* weights cross the link */
+    f.rates.devices[0].up = f.rates.devices[0].down = 1e-12;
+    f.rates.devices[0].up_both = f.rates.devices[0].down_both = 0;
+    refuse(CST_EINVAL, "more than a century");
+}
+END_TEST
+
+/* Experts share no chunks: where memory is no object, large chunks would be a little faster and
+ * nine tenths empty. They are not taken. */
+START_TEST(experts_fill_chunks)
+{
+    declare("moe-8x124m", 2, 1, false);
+    f.config.runtime_only = true;
+    search();
+    ck_assert_double_le((double)f.plans.best.padding_bytes, 0.02 * 2 * (double)f.model.n_params);
+    cst_plans_close(&f.plans);
+    f.config.max_padding = 1e9; /* it was the choice: speed alone takes it */
+    search();
+    ck_assert_double_ge((double)f.plans.best.padding_bytes, 2 * (double)f.model.n_params);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("plan");
@@ -334,11 +373,13 @@ int main(void)
     tcase_add_loop_test(tc, binds, 0, 3);
     tcase_add_loop_test(tc, reductions, 0, 2);
     tcase_add_test(tc, experts);
+    tcase_add_test(tc, experts_fill_chunks);
     tc = suite_case(suite, "limits", setup, teardown);
     tcase_add_loop_test(tc, device_is_short, 0, 2);
     tcase_add_test(tc, host_is_short);
     tcase_add_test(tc, host_is_spared);
     tcase_add_loop_test(tc, always_ends, 0, 8);
     tcase_add_test(tc, nonsense);
+    tcase_add_test(tc, numbers_do_not_wrap);
     return suite_run(suite);
 }
