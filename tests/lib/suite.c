@@ -22,3 +22,8 @@ int suite_run(Suite *suite)
     srunner_free(runner);
     return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
+
+unsigned suite_stride(unsigned sparse)
+{
+    return getenv("CST_TEST_SPARSE") != NULL ? sparse : 1;
+}

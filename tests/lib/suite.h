@@ -11,6 +11,10 @@ extern "C" {
 /* A new case of @suite whose tests have a minute each; either function may be NULL. */
 TCase *suite_case(Suite *suite, const char *name, SFun setup, SFun teardown);
 
+/* How far apart the points are that a test of all points tries: 1, or @sparse where the environment
+ * has CST_TEST_SPARSE: trees that are built another way from what has been tried whole. */
+unsigned suite_stride(unsigned sparse);
+
 /* Run the tests of @suite, which is freed, and print those that fail; what main returns. */
 int suite_run(Suite *suite);
 
