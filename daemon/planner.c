@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_EVENTS = 200000 }; /* of the core, in one search: less than a second */
+enum { MAX_EVENTS = 200000 }; /* of the core, in one search: less than a second, seconds at worst */
 
 #define HOST_FLOPS_PER_CORE 16e9 /* where nobody says: what a plain bf16 product reaches */
 #define GPU_FLOPS 100e12
@@ -342,7 +342,11 @@ static void take_depth(struct cst_job *job, const struct search *s)
 {
     uint32_t before = job->plan.choice.prefetch_depth;
 
-    if (s->rc != CST_OK || job->core == NULL) {
+    if (s->rc != CST_OK) {
+        cst_log(CST_LOG_INFO, "job '%s': not planned again: %s", job->name, s->err.text);
+        return;
+    }
+    if (job->core == NULL) {
         return;
     }
     if (s->choice.prefetch_depth == before) {

@@ -24,13 +24,13 @@ bool cst_search_is_better(const struct cst_plan_try *a, const struct cst_plan_tr
     return memory_a != memory_b ? memory_a < memory_b : a->n_chunks < b->n_chunks;
 }
 
-/* Replay try @i if there are events left, or at any price. CST_OK also where the try turns out not
- * to run. */
+/* Replay try @i if there are events left, or at any price but a limit beyond which it is
+ * CST_ETIMEDOUT. CST_OK also where the try turns out not to run. */
 static int replay(struct cst_search *s, uint32_t i, bool any_price)
 {
     struct cst_plan_try *try = &s->tries[i];
-    struct cst_replay_config config = {.n_steps = 3,
-                                       .deadline_events = any_price ? 0 : s->events_left};
+    struct cst_replay_config config = {
+        .n_steps = 3, .deadline_events = any_price ? s->events_most : s->events_left};
     struct cst_layout layout;
     struct cst_err err;
     int rc;
@@ -48,7 +48,8 @@ static int replay(struct cst_search *s, uint32_t i, bool any_price)
     cst_layout_close(&layout);
     if (rc == CST_ETIMEDOUT) {
         s->events_left = 0;
-        return CST_OK;
+        s->lack.err = any_price ? err : s->lack.err;
+        return any_price ? rc : CST_OK;
     }
     if (rc != CST_OK) {
         s->lack.err = s->lack.bytes == 0 ? err : s->lack.err;

@@ -8,6 +8,8 @@
 
 #define NONE UINT32_MAX
 #define DEFAULT_EVENTS 600000
+#define ANY_PRICE                                                                                  \
+    16 /* times the events of the search: the most for a plan where there is no other */
 #define MOST_ACTIVATIONS (UINT64_MAX / 4)
 #define MOST_COMPUTE_NS 1e16 /* 116 days */
 
@@ -113,6 +115,7 @@ int cst_search_open(struct cst_search *s, const struct cst_plan_config *config, 
             s->compute_ns * 1e-9, s->rates.devices[0].name);
     }
     s->events_left = config->max_events == 0 ? DEFAULT_EVENTS : config->max_events;
+    s->events_most = ANY_PRICE * s->events_left;
     return CST_OK;
 }
 
@@ -265,8 +268,13 @@ int cst_plan_search(struct cst_plans *out, const struct cst_plan_config *config,
     rc = cst_search_list(&s);
     rc = rc == CST_OK ? cst_search_replay(&s) : rc;
     rc = rc == CST_OK ? cst_search_climb(&s) : rc;
-    rc = rc == CST_OK ? answer(&s, out, err)
-                      : cst_err_set(err, rc, "no memory to search for a plan");
+    if (rc == CST_OK) {
+        rc = answer(&s, out, err);
+    } else if (rc == CST_ETIMEDOUT) {
+        (void)cannot_fit(&s, err);
+    } else {
+        rc = cst_err_set(err, rc, "no memory to search for a plan");
+    }
     free(s.tries);
     return rc;
 }

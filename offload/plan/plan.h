@@ -44,7 +44,7 @@ struct cst_plan_config {
     uint64_t chunk_elems;       /* given capacity of the first class; 0: to be chosen */
     double max_padding;         /* of weights, as a share: a plan that wastes no more is taken before one that is faster by up to 0.25 %, or by up to 2 %
                                  * where that one wastes more than half of them (without such a plan: the one that wastes least). 0: 0.02 */
-    uint64_t max_events;        /* to replay in all; 0: 600 000 */
+    uint64_t max_events;        /* to replay in all; 0: 600 000. Where no plan could be played within them one is, with up to 16 times as many */
 };
 
 enum cst_plan_grad { CST_PLAN_GRAD_BESIDE, /* 16 B per parameter */ CST_PLAN_GRAD_OVER /* in the weight's place: 14 B */ };
@@ -82,12 +82,14 @@ struct cst_plans {
     uint64_t n_candidates, n_replayed, n_events;
 };
 
-/* CST_EPOOL / CST_EBUDGET: cannot fit: the limit that binds and the bytes that are short. CST_EINVAL, CST_ENOMEM. The model's layout fields are the
+/* CST_EPOOL / CST_EBUDGET: cannot fit: the limit that binds and the bytes that are short. CST_ETIMEDOUT: the steps of no plan could be played within
+ * 16 x max_events. CST_EINVAL, CST_ENOMEM. The model's layout fields are the
  * best plan's. */
 int cst_plan_search(struct cst_plans *out, const struct cst_plan_config *config, struct cst_err *err);
 void cst_plans_close(struct cst_plans *plans);
 
-/* Play @choice once more, for its timeline or a run of another length: what the search has played. @n_steps as there: 3 if 0. */
+/* Play @choice once more, for its timeline or a run of another length: what the search has played. @n_steps as there: 3 if 0. CST_ETIMEDOUT: more
+ * events than 16 x config's max_events, unless that is 0. */
 int cst_plan_replay(const struct cst_plan_config *config, const struct cst_plan_choice *choice, uint32_t n_steps, void (*interval)(void *arg, const struct cst_interval *interval), void *arg,
                     struct cst_replay_result *out, struct cst_err *err);
 

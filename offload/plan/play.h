@@ -169,7 +169,8 @@ struct cst_play {
     uint64_t hop_ns; /* of a message, one way */
     int status;
     struct cst_err err;
-    uint64_t n_events;
+    uint64_t n_events;               /* that the core digested */
+    uint64_t n_turns;                /* things that happened at all */
     struct cst_play_engine *engines; /* owned */
     uint32_t n_engines, n_nodes;
     struct cst_play_command **commands; /* a ring by ticket; owned, as are they */

@@ -154,6 +154,7 @@ int cst_plan_replay(const struct cst_plan_config *config, const struct cst_plan_
     if (rc != CST_OK) {
         return rc;
     }
+    replay.deadline_events = config->max_events > 0 ? s.events_most : 0;
     try.once = try.once && config->micro_batches > 1;
     rc = cst_search_layout(&s, &try, &layout, err);
     if (rc == CST_OK) {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define NO_BATCH UINT16_MAX /* in a tag: not of a batch */
+#define TURNS 16            /* of the clock, that cost as much as an event of the core */
 
 enum single { TAG_STEP = 1, TAG_SYNC };
 
@@ -190,6 +191,13 @@ static void take_reply(struct cst_play *play, const struct cst_reply *reply)
     }
 }
 
+static void give_up(struct cst_play *play)
+{
+    play->status =
+        cst_err_set(&play->err, CST_ETIMEDOUT, "a replay of more than %" PRIu64 " events: given up",
+                    play->config->deadline_events);
+}
+
 void cst_play_event(struct cst_play *play, struct cst_event *event)
 {
     uint64_t step = play->core->step;
@@ -198,9 +206,7 @@ void cst_play_event(struct cst_play *play, struct cst_event *event)
         return;
     }
     if (++play->n_events > play->config->deadline_events && play->config->deadline_events > 0) {
-        play->status = cst_err_set(&play->err, CST_ETIMEDOUT,
-                                   "a replay of more than %" PRIu64 " events: given up",
-                                   play->config->deadline_events);
+        give_up(play);
         return;
     }
     event->now = play->now;
@@ -265,6 +271,11 @@ static bool turn(struct cst_play *play)
     struct cst_effort *effort = cst_machine_next(&play->machine, &at);
 
     if (effort == NULL && timer_at == UINT64_MAX) {
+        return false;
+    }
+    if (++play->n_turns / TURNS > play->config->deadline_events &&
+        play->config->deadline_events > 0) {
+        give_up(play);
         return false;
     }
     play->now = timer_at <= at ? timer_at : at;

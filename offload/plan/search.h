@@ -57,6 +57,7 @@ struct cst_search {
     uint32_t n_tries, capacity;
     uint32_t best; /* index; UINT32_MAX: none was replayed */
     uint64_t events_left;
+    uint64_t events_most; /* of one replay at any price, and of all that tell what binds */
     uint64_t n_events, n_replayed;
     struct cst_plan_short lack;
 };

@@ -109,6 +109,9 @@ const char *cst_search_binds(const struct cst_search *search, const struct cst_p
     uint64_t shortest = UINT64_MAX;
     enum cause most = COMPUTE;
 
+    if (try->result.n_events > search->events_most / N_CAUSES) {
+        return "not looked for: a step takes too long to play";
+    }
     for (enum cause cause = COMPUTE; cause < N_CAUSES; cause++) {
         struct cst_search s = *search; /* its lists are not touched */
         struct cst_plan_try more = *try;

@@ -276,6 +276,32 @@ START_TEST(always_ends)
 END_TEST
 
 /* Questions that make no sense are refused with the reason. */
+/* A step of so many micro-batches that nobody could wait for its replay is given up, and so is what
+ * a choice is played for once more. */
+START_TEST(gives_up)
+{
+    struct cst_replay_result r;
+    struct cst_err err;
+
+    declare("opt-6.7b", 1, 1, true);
+    f.budget.device_bytes = 30000000000;
+    f.config.runtime_only = true;
+    f.config.max_events = 20000;
+    f.config.micro_batches = 2;
+    search();
+    f.config.micro_batches = 65536;
+    ck_assert_int_eq(cst_plan_replay(&f.config, &f.plans.best, 0, NULL, NULL, &r, &err),
+                     CST_ETIMEDOUT);
+    cst_plans_close(&f.plans);
+    ck_assert_int_eq(cst_plan_search(&f.plans, &f.config, &err), CST_ETIMEDOUT);
+    ck_assert_msg(strstr(err.text, "more than 320000 events") != NULL, "%s", err.text);
+    f.config.runtime_only = false; /* one reduction: the core has little to do, the workers have */
+    f.budget.device_bytes = 0;
+    (void)snprintf(f.rates.devices[0].name, sizeof f.rates.devices[0].name, "host");
+    ck_assert_int_eq(cst_plan_search(&f.plans, &f.config, &err), CST_ETIMEDOUT);
+}
+END_TEST
+
 START_TEST(nonsense)
 {
     declare("gpt2-124m", 1, 1, false);
@@ -379,6 +405,7 @@ int main(void)
     tcase_add_test(tc, host_is_short);
     tcase_add_test(tc, host_is_spared);
     tcase_add_loop_test(tc, always_ends, 0, 8);
+    tcase_add_test(tc, gives_up);
     tcase_add_test(tc, nonsense);
     tcase_add_test(tc, numbers_do_not_wrap);
     return suite_run(suite);
