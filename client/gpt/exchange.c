@@ -210,6 +210,9 @@ int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err)
     }
     while (__atomic_load_n(&s->generation, __ATOMIC_ACQUIRE) == generation) {
         if (__atomic_load_n(&s->broken, __ATOMIC_ACQUIRE) != 0) {
+            if (__atomic_load_n(&s->generation, __ATOMIC_ACQUIRE) != generation) {
+                break; /* it was held since the look above, and somebody has left behind it */
+            }
             return cst_err_set(err, CST_EPEERDIED, "another rank has left the exchange of tokens");
         }
         futex_wait(&s->generation, generation);

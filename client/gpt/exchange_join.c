@@ -232,7 +232,11 @@ static int gather(struct gpt_exchange *x, int listener, int64_t deadline, struct
         }
         if (poll(&p, 1, (int)left) > 0) {
             fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-            rc = fd >= 0 ? take(x, fd, err) : 0;
+            if (fd >= 0) {
+                rc = take(x, fd, err);
+            } else if (errno != ECONNABORTED && errno != EINTR) { /* it would be so again at once */
+                rc = cst_err_errno(err, CST_EIO, errno, "the exchange of tokens, '%s'", x->name);
+            }
         }
     }
     return rc;
