@@ -70,7 +70,7 @@ struct cst_job_spec {
 
 /* Create or re-attach. *out belongs to @client and is freed with it. CST_EBUSY: the rank has a living worker (its pid is in the
  * words); CST_EMISMATCH: world, chunk_elems, micro_batches or base are not those of the job; CST_ENOTFOUND: there is no such base;
- * CST_EINVAL: also a base that is not initialised or has a base; CST_EDRAINING. One job per client. */
+ * CST_EINVAL: also a base that is not initialised, has failed, or has a base; CST_EDRAINING. One job per client. */
 int cst_job_open(struct cst_job **out, struct cst_client *client, const struct cst_job_spec *spec,
                  struct cst_err *err);
 

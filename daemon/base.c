@@ -8,14 +8,27 @@
 
 enum { NAMED_USERS = 4, USERS_TEXT = 320 };
 
-static bool is_initialised(const struct cst_job *job)
+/* Its weights are there, and are what was written. */
+static int check_weights(const struct cst_job *job, const char *name, struct cst_err *err)
 {
     struct cst_core_stats stats = {0};
 
     if (job->core != NULL) {
         cst_core_stats(job->core, &stats);
     }
-    return stats.initialised;
+    if (!stats.initialised) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "base of job '%s': job '%s' is not initialised, no sync has completed in "
+            "it: its weights are not there",
+            name, job->name);
+    }
+    if (stats.phase == CST_PHASE_FAILED) {
+        return cst_err_set(err, CST_EINVAL,
+                           "base of job '%s': job '%s' has failed, its states cannot be trusted",
+                           name, job->name);
+    }
+    return CST_OK;
 }
 
 int cst_base_find(struct cst_daemon *daemon, uid_t uid, const char *name, const char *base,
@@ -35,12 +48,8 @@ int cst_base_find(struct cst_daemon *daemon, uid_t uid, const char *name, const 
                            "base of job '%s': job '%s' has a base itself, '%s': name that one",
                            name, base, job->base->name);
     }
-    if (!is_initialised(job)) {
-        return cst_err_set(
-            err, CST_EINVAL,
-            "base of job '%s': job '%s' is not initialised, no sync has completed in "
-            "it: its weights are not there",
-            name, base);
+    if (check_weights(job, name, err) != CST_OK) {
+        return err->status;
     }
     *out = job;
     return CST_OK;
