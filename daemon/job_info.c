@@ -8,7 +8,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-enum { JOB_PAGE = 64, EXPLAIN_LINES = 64, NAMED_USERS = 16 };
+enum { JOB_PAGE = 64, EXPLAIN_LINES = 224, NAMED_USERS = 16 };
 
 static double seconds_since(uint64_t then)
 {

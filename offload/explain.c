@@ -33,7 +33,8 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
     say(page,
         "chunk %" PRIu32 " of %" PRIu32 ": %" PRIu32 " tensors, %" PRIu64 " of %" PRIu64
         " elements used; home: host memory of node %" PRIu32,
-        c, core->n_chunks, at->n_tensors, at->n_elems, core->layout->capacity, at->node);
+        c, core->n_chunks, at->n_tensors, at->n_elems,
+        core->layout->classes[at->size_class].capacity, at->node);
     if (!chunk->has_states && chunk->n_writes == 0) {
         return;
     }

@@ -280,6 +280,11 @@ START_TEST(explain)
     ck_assert_uint_eq(cst_core_explain(rig.core, 6, lines, 1), 0);
     ck_assert_uint_eq(cst_core_explain(rig.core, 0, lines, 1), 1);
     ck_assert(explained(0, "chunk 0 of 6"));
+    ck_assert(explained(4, "of 4096 elements used"));
+    rig.layout.classes[1].capacity = 8192; /* of another size class, it is told that one's size */
+    rig.layout.chunks[4].size_class = 1;
+    ck_assert(explained(4, "of 8192 elements used"));
+    rig.layout.chunks[4].size_class = 0;
     ck_assert(explained(0, "rank 1: weights are not in its pool"));
     (void)rig_get(&rig, 0, 0);
     ck_assert(explained(0, "rank 0: weights in block"));
