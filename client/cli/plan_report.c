@@ -340,17 +340,34 @@ static json_t *model_summary(const struct cli_plan_input *input)
                      (int)input->config.micro_batches);
 }
 
+static json_t *warnings_json(const struct cli_plan_input *input)
+{
+    char words[CST_PATTERN_COUNT][192];
+    unsigned n = cli_plan_input_warn(input, words, CST_PATTERN_COUNT);
+    json_t *list = json_array();
+
+    for (unsigned i = 0; list != NULL && i < n; i++) {
+        if (json_array_append_new(list, json_string(words[i])) != 0) {
+            json_decref(list);
+            list = NULL;
+        }
+    }
+    return list;
+}
+
 json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans *plans,
                       const struct cli_plan_rows *rows)
 {
     return json_pack(
-        "{s:o, s:{s:s, s:s}, s:{s:I, s:I, s:I}, s:o, s:{s:o, s:o, s:o}, s:o, s:{s:I, s:I, s:I}}",
-        "model", model_summary(input), "rates", "from", input->rates_from, "device",
-        input->rates.devices[input->config.device].name, "budget", "device_bytes",
-        (json_int_t)input->budget.device_bytes, "host_bytes", (json_int_t)input->budget.host_bytes,
-        "disk_bytes", (json_int_t)input->budget.disk_bytes, "plan", choice_json(&plans->best),
-        "rows", "each_device", rows_json(rows->device, input->config.world), "host",
-        rows_json(rows->host, 1), "disk", rows_json(rows->disk, 1), "runners_up",
-        losers_json(plans), "searched", "candidates", (json_int_t)plans->n_candidates, "played",
-        (json_int_t)plans->n_replayed, "events", (json_int_t)plans->n_events);
+        "{s:o, s:o, s:{s:s, s:s}, s:{s:I, s:I, s:I}, s:o, s:{s:o, s:o, s:o}, s:o, s:{s:I, s:I, "
+        "s:I}}",
+        "model", model_summary(input), "warnings", warnings_json(input), "rates", "from",
+        input->rates_from, "device", input->rates.devices[input->config.device].name, "budget",
+        "device_bytes", (json_int_t)input->budget.device_bytes, "host_bytes",
+        (json_int_t)input->budget.host_bytes, "disk_bytes", (json_int_t)input->budget.disk_bytes,
+        "plan", choice_json(&plans->best), "rows", "each_device",
+        rows_json(rows->device, input->config.world), "host", rows_json(rows->host, 1), "disk",
+        rows_json(rows->disk, 1), "runners_up", losers_json(plans), "searched", "candidates",
+        (json_int_t)plans->n_candidates, "played", (json_int_t)plans->n_replayed, "events",
+        (json_int_t)plans->n_events);
 }

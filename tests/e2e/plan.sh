@@ -95,6 +95,8 @@ expect 0 "$tmp/model.json" --rates "$tmp/rates.json" --flops 4e10 --ranks 3 --mi
 jq '.tensors[2].group = 0' "$tmp/model.json" >"$tmp/warned.json"
 expect 0 "$tmp/warned.json" --rates "$tmp/rates.json" --flops 4e10
 says '^warning +1 tensors of pattern expert'
+expect 0 "$tmp/warned.json" --rates "$tmp/rates.json" --flops 4e10 --json
+holds '.warnings | length == 1 and (.[0] | startswith("1 tensors of pattern expert"))'
 
 # What is wrong is told with its place.
 printf '{"name": "x",\n "tensors": [}' >"$tmp/broken.json"
