@@ -397,8 +397,10 @@ START_TEST(test_corrupt)
     for (int i = 0; i < 400; i++) {
         int rc;
 
+        (void)pthread_mutex_lock(&f.fake.mutex); /* it may still see the last client go */
         f.fake.n_tensors = 0;
         f.fake.attempt = 0;
+        (void)pthread_mutex_unlock(&f.fake.mutex);
         f.client = NULL;
         rc = fake_job_live(&f, &err);
         ck_assert_int_le(rc, 0);
