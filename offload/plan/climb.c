@@ -80,6 +80,38 @@ static bool can_win(const struct cst_search *s, const struct cst_plan_try *try)
     return s->best == NONE || try->bound_ns < s->tries[s->best].result.step_ns;
 }
 
+/* Padding, as a share of the weights. */
+static double padding_of(const struct cst_search *s, const struct cst_plan_try *try)
+{
+    return (double)try->padding_bytes / (2 * (double)s->config->model->n_params);
+}
+
+static double max_padding(const struct cst_search *s)
+{
+    return s->config->max_padding > 0 ? s->config->max_padding : MAX_PADDING;
+}
+
+static bool is_thrifty(const struct cst_search *s, const struct cst_plan_try *try)
+{
+    return padding_of(s, try) <= max_padding(s);
+}
+
+/* The first try that runs at all, of those that waste little before the others. */
+static int replay_any(struct cst_search *s)
+{
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < 2 * s->n_tries && rc == CST_OK && s->best == NONE; i++) {
+        uint32_t number = i % s->n_tries;
+
+        if (is_thrifty(s, &s->tries[number]) == (i < s->n_tries)) {
+            s->tries[number].replayed = false;
+            rc = replay(s, number, true);
+        }
+    }
+    return rc;
+}
+
 /* The promising ones, until half of the events are used up; those of well-known capacities at any
  * price. */
 int cst_search_replay(struct cst_search *s)
@@ -101,27 +133,7 @@ int cst_search_replay(struct cst_search *s)
             rc = replay(s, i, false);
         }
     }
-    for (uint32_t i = 0; i < s->n_tries && rc == CST_OK && s->best == NONE; i++) {
-        s->tries[i].replayed = false;
-        rc = replay(s, i, true);
-    }
-    return rc;
-}
-
-/* Padding, as a share of the weights. */
-static double padding_of(const struct cst_search *s, const struct cst_plan_try *try)
-{
-    return (double)try->padding_bytes / (2 * (double)s->config->model->n_params);
-}
-
-static double max_padding(const struct cst_search *s)
-{
-    return s->config->max_padding > 0 ? s->config->max_padding : MAX_PADDING;
-}
-
-static bool is_thrifty(const struct cst_search *s, const struct cst_plan_try *try)
-{
-    return padding_of(s, try) <= max_padding(s);
+    return rc == CST_OK ? replay_any(s) : rc;
 }
 
 static uint64_t step_limit(const struct cst_search *s, uint64_t part)

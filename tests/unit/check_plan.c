@@ -375,6 +375,11 @@ START_TEST(experts_fill_chunks)
     search();
     ck_assert_double_le((double)f.plans.best.padding_bytes, 0.02 * 2 * (double)f.model.n_params);
     cst_plans_close(&f.plans);
+    f.config.max_events = 1000; /* nor where there is no time to compare */
+    search();
+    ck_assert_double_le((double)f.plans.best.padding_bytes, 0.02 * 2 * (double)f.model.n_params);
+    cst_plans_close(&f.plans);
+    f.config.max_events = 0;
     f.config.max_padding = 1e9; /* it was the choice: speed alone takes it */
     search();
     ck_assert_double_ge((double)f.plans.best.padding_bytes, 2 * (double)f.model.n_params);
