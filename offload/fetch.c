@@ -216,6 +216,9 @@ static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)
     n_short = serve(core, &part->demand, 0);
     n_short = serve(core, &part->ahead, n_short);
     coming = count_coming(part);
+    if (part->victims.n + part->victims.heaps[CST_VICTIM_STAYS].n > 0 && coming > 0) {
+        return; /* then there is something to give up */
+    }
     while (coming < n_short && cst_staging_begin(core, rank, k)) {
         coming++;
     }

@@ -1,8 +1,9 @@
 /* Which weights and gradients are in which blocks: how they come in, and how they go.
  *
- * A block is taken in this order: a free one; the clean weight that is best to lose (victim.h); a
- * gradient handed in, once it is in the chunk's grad row. Gradients that are open, or that wait
- * for other ranks where the row is taken, are never given up. */
+ * A block is taken in this order: a free one; a clean weight that is not expected any more; one
+ * that an engine is about to empty; the clean weight that is best to lose (victim.h); a gradient
+ * handed in, once it is in the chunk's grad row. Gradients that are open, or that wait for other
+ * ranks where the row is taken, are never given up. */
 #include "offload/parts.h"
 
 #include <assert.h>
@@ -49,6 +50,20 @@ static uint32_t find_victim(struct cst_pool *pool, struct cst_part *part, uint64
     return part->first_block + id;
 }
 
+/* An engine is about to empty a block: look-ahead waits for it, unless a weight is there that
+ * nobody expects any more. Bringing back one that is expected costs more than the wait, and what is
+ * loaded does not depend on how fast engines are: had the block been empty already, it would have
+ * been taken. A fetch waits for it, too, where a rank is alone. With others, whether a sum is under
+ * way or still waits for them is not this rank's doing, and whoever waited would be the slower for
+ * it. */
+static bool is_worth_waiting(const struct cst_core *core, const struct cst_part *part,
+                             uint32_t victim, bool ahead)
+{
+    return (ahead || core->world == 1) &&
+           part->count[CST_BLOCK_REDUCING] + part->count[CST_BLOCK_STAGING] > 0 &&
+           part->victims.v[victim - part->first_block].next != CST_TRACE_NEVER;
+}
+
 uint32_t cst_residency_take(struct cst_core *core, uint32_t rank, enum cst_block_state state,
                             uint32_t chunk, uint64_t limit)
 {
@@ -58,7 +73,7 @@ uint32_t cst_residency_take(struct cst_core *core, uint32_t rank, enum cst_block
     if (part->count[CST_BLOCK_FREE] == 0) {
         uint32_t victim = find_victim(pool, part, limit);
 
-        if (victim == CST_NONE) {
+        if (victim == CST_NONE || is_worth_waiting(core, part, victim, limit != CST_VICTIM_ANY)) {
             return CST_NONE;
         }
         evict(core, rank, victim, chunk);

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# What was planned is what happens: cistern-gpt on the host device moves exactly the bytes that a replay of its layout and pool says, and has exactly
+# the memory. The rates are anybody's: what is moved does not depend on them where a rank is alone and has one micro-batch, or where all have room.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+need jq
+
+steps=6
+cat >"$tmp/rates.json" <<'RATES'
+{"devices": [{"name": "host", "memory_bytes": 8589934592, "up": 8e9, "down": 8e9, "memory": 2e10, "flops": 3e10}],
+ "nodes": [{"cores": 2, "memory_bytes": 8589934592, "pass": 2e10, "update": 5e8, "reduce": 3e9, "copy": 8e9}], "request_s": 3e-5}
+RATES
+# More than a run reads, whatever the seed.
+seq 20000 >"$tmp/text"
+start_daemon d
+
+# One configuration: world, micro-batches, pool, capacity of chunks.
+holds() {
+    local world=$1 micro=$2 pool=$3 chunk=$4 rank pids=() bytes
+    local model=(--layers 6 --heads 4 --width 128 --context 32 --batch 4 --threads 1 --world "$world" --micro-batches "$micro")
+    local play=(./tests/lib/predict "$tmp/model.json" "$tmp/rates.json" --chunk "$chunk" --steps "$steps" --micro-batches "$micro")
+    ./cistern-gpt "${model[@]}" --describe "$tmp/model.json"
+    bytes=$("${play[@]}" --pool "$pool" | sed -n 's/^pool_bytes //p')
+    [ -n "$bytes" ] || fail "no prediction for $*"
+    for ((rank = 0; rank < world; rank++)); do
+        # Pools are small enough that all that is loaded for a step beyond the last is on its way when that ends.
+        ./cistern-gpt "${model[@]}" --data "$tmp/text" --job true --rank $rank --steps $steps --pool "$bytes" --chunk "$chunk" --quiet \
+            >"$tmp/gpt$rank.log" 2>&1 &
+        pids+=($!)
+    done
+    for rank in "${!pids[@]}"; do
+        wait "${pids[$rank]}" || fail "rank $rank failed"
+    done
+    ./cistern job true --json >"$tmp/job.json"
+    ./cistern rm true
+    "${play[@]}" --pool "$bytes" --job "$tmp/job.json" >"$tmp/both" || fail "$*: predicted and counted: $(cat "$tmp/both")"
+}
+
+holds 1 1 100% 208896
+holds 1 1 50% 69632
+holds 1 1 min 69632
+holds 1 2 250% 208896
+holds 2 1 250% 208896
+stop_daemon d

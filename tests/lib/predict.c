@@ -1,0 +1,290 @@
+/* What a job will do, said beforehand: the layout, pools and policy that the daemon chooses for a
+ * model, a capacity and a pool, and as many steps played as the job will do. Lines of a name and a
+ * number, for scripts that compare them with what the job says of itself afterwards.
+ *
+ *   predict MODEL.json RATES.json --pool BYTES|P%|min --chunk ELEMS --steps N
+ *           [--micro-batches N] [--flops F] [--job JOB.json]
+ *
+ * P%: of the weights, as cistern-gpt takes it; min: the smallest pool that can run. ELEMS 0: as a
+ * daemon chooses that does not search. Status 3: JOB.json, what `cistern job --json` says when all
+ * is quiet, has other numbers. */
+#include "client/cli/model_json.h"
+#include "daemon/pools.h"
+#include "offload/plan/replay.h"
+#include "proto/rates_json.h"
+
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct prediction {
+    struct cli_model model;
+    struct cst_rates rates;
+    struct cst_layout layout;
+    struct cst_core_pool pools[CST_CORE_MAX_WORLD];
+    struct cst_pools_blocks blocks[CST_CORE_MAX_WORLD];
+    const char *pool;     /* as given */
+    uint64_t pool_bytes;  /* what it comes to */
+    uint64_t chunk_elems; /* 0: to be chosen */
+    uint32_t n_steps, micro_batches;
+    double flops;         /* 0: what the rates say */
+    const char *job_path; /* what the job says of itself; NULL: it has not run */
+    json_t *job;
+    bool differs; /* and it is not what was predicted */
+};
+
+static uint64_t smallest_pool(const struct cst_layout *layout)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t c = 0; c < layout->n_classes; c++) {
+        bytes += 2 * layout->classes[c].capacity * layout->classes[c].min_blocks;
+    }
+    return bytes;
+}
+
+static void size_pool(struct prediction *p)
+{
+    char *end;
+    double value = strtod(p->pool, &end);
+
+    p->pool_bytes = strcmp(end, "%") == 0
+                        ? (uint64_t)(value / 100.0 * 2.0 * (double)p->model.model.n_params)
+                        : (uint64_t)value;
+}
+
+/* As daemon/commit.c lays it out, and daemon/share.c divides what each rank has asked for. */
+static int lay_out(struct prediction *p, struct cst_err *err)
+{
+    struct cst_layout_config config = {.chunk_elems = p->chunk_elems,
+                                       .n_nodes = p->rates.n_nodes,
+                                       .world = p->model.world,
+                                       .grad_bytes = p->micro_batches > 1 ? 4 : 2,
+                                       .max_classes = CST_LAYOUT_MAX_CLASSES};
+    bool smallest = strcmp(p->pool, "min") == 0;
+    int rc;
+
+    if (!smallest) {
+        size_pool(p);
+        config.pool_bytes = p->pool_bytes;
+    }
+    rc = cst_layout_build(&p->layout, &p->model.model, &config, err);
+    if (rc == CST_OK && smallest) {
+        p->pool_bytes = smallest_pool(&p->layout);
+    }
+    for (uint32_t rank = 0; rank < p->model.world && rc == CST_OK; rank++) {
+        rc = cst_pools_divide(&p->layout, &p->model.model, rank, p->pool_bytes, 1, &p->blocks[rank],
+                              err);
+        for (uint32_t c = 0; c < p->layout.n_classes; c++) {
+            p->pools[rank].parts[c].n_blocks = p->blocks[rank].n[c];
+        }
+    }
+    return rc;
+}
+
+static int play(const struct prediction *p, uint32_t n_steps, struct cst_replay_result *out,
+                struct cst_err *err)
+{
+    const struct cst_core_config core = {.model = &p->model.model,
+                                         .layout = &p->layout,
+                                         .world = p->model.world,
+                                         .pools = p->pools,
+                                         .micro_batches = p->micro_batches};
+    const struct cst_replay_config config = {
+        .core = &core, .rates = &p->rates, .n_steps = n_steps, .micro_batches = p->micro_batches};
+
+    return cst_replay_run(&config, out, err);
+}
+
+/* -- what is said --------------------------------------------------------------------------- */
+
+/* A line: the name, the prediction, and what the job @job says, if there is one. */
+static void say(struct prediction *p, const char *name, uint64_t predicted, const json_t *counted)
+{
+    printf("%s %" PRIu64, name, predicted);
+    if (p->job != NULL) {
+        uint64_t is = (uint64_t)json_integer_value(counted);
+
+        printf(" %" PRIu64, is);
+        p->differs = p->differs || counted == NULL || is != predicted;
+    }
+    printf("\n");
+}
+
+static json_t *rank_of(const struct prediction *p, uint32_t rank)
+{
+    return json_array_get(json_object_get(p->job, "ranks"), rank);
+}
+
+/* The field @name of all ranks, or of all classes of a rank's pool. */
+static json_t *sum(const json_t *list, const char *name)
+{
+    json_int_t all = 0;
+    const json_t *each;
+    size_t i;
+
+    json_array_foreach(list, i, each)
+    {
+        all += json_integer_value(json_object_get(each, name));
+    }
+    return json_integer(all);
+}
+
+static void say_sum(struct prediction *p, const char *name, uint64_t predicted, const json_t *list,
+                    const char *field)
+{
+    json_t *counted = sum(list, field);
+
+    say(p, name, predicted, counted);
+    json_decref(counted);
+}
+
+static void say_memory(struct prediction *p)
+{
+    struct cst_table_header header;
+
+    cst_table_size(&header, p->layout.n_chunks, p->layout.n_spans, p->layout.n_tiles);
+    say(p, "chunks", p->layout.n_chunks, json_object_get(p->job, "n_chunks"));
+    say(p, "arena_bytes", p->layout.arena_bytes + header.total_bytes,
+        json_object_get(p->job, "arena_bytes"));
+    for (uint32_t rank = 0; rank < p->model.world; rank++) {
+        uint64_t n = 0;
+
+        for (uint32_t c = 0; c < p->layout.n_classes; c++) {
+            n += p->blocks[rank].n[c];
+        }
+        say_sum(p, "blocks", n, json_object_get(rank_of(p, rank), "classes"), "n_blocks");
+    }
+}
+
+static void say_run(struct prediction *p, const struct cst_replay_result *r)
+{
+    const json_t *ranks = json_object_get(p->job, "ranks");
+
+    say_sum(p, "bytes_up", r->total.bytes_up, ranks, "bytes_up");
+    say_sum(p, "bytes_down", r->total.bytes_down, ranks, "bytes_down");
+}
+
+/* Of a rank, forward and backward. */
+static double flops_of_step(const struct prediction *p)
+{
+    double sum_flops = 0;
+
+    for (uint32_t op = 0; op < p->model.model.n_operators; op++) {
+        sum_flops += p->model.model.operators[op].flops;
+    }
+    return 3 * sum_flops * p->micro_batches;
+}
+
+static int predict(struct prediction *p, struct cst_err *err)
+{
+    struct cst_replay_result result;
+    int rc = lay_out(p, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = play(p, p->n_steps, &result, err);
+    if (rc == CST_OK) {
+        say_memory(p);
+        say_run(p, &result);
+        printf("pool_bytes %" PRIu64 "\n", p->pool_bytes);
+        printf("flops %.9g\n", flops_of_step(p));
+        printf("step_bytes_up %" PRIu64 "\n", result.bytes_up);
+        printf("step_bytes_down %" PRIu64 "\n", result.bytes_down);
+        printf("step_s %.9g\n", (double)result.step_ns * 1e-9);
+    }
+    cst_layout_close(&p->layout);
+    return rc;
+}
+
+static bool read_options(struct prediction *p, int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"pool", 1, NULL, 'p'},  {"chunk", 1, NULL, 'c'},
+        {"steps", 1, NULL, 's'}, {"micro-batches", 1, NULL, 'm'},
+        {"flops", 1, NULL, 'f'}, {"job", 1, NULL, 'j'},
+        {NULL, 0, NULL, 0}};
+    int option;
+
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        switch (option) {
+        case 'p':
+            p->pool = optarg;
+            break;
+        case 'c':
+            p->chunk_elems = strtoull(optarg, NULL, 10);
+            break;
+        case 's':
+            p->n_steps = (uint32_t)strtoul(optarg, NULL, 10);
+            break;
+        case 'm':
+            p->micro_batches = (uint32_t)strtoul(optarg, NULL, 10);
+            break;
+        case 'f':
+            p->flops = strtod(optarg, NULL);
+            break;
+        case 'j':
+            p->job_path = optarg;
+            break;
+        default:
+            return false;
+        }
+    }
+    return optind + 2 == argc && p->pool != NULL;
+}
+
+/* The workers compute on the processor. */
+static void set_flops(struct prediction *p)
+{
+    for (uint32_t i = 0; i < p->rates.n_devices && p->flops > 0; i++) {
+        if (strcmp(p->rates.devices[i].name, "host") == 0) {
+            p->rates.devices[i].flops = p->flops;
+        }
+    }
+}
+
+static int read_all(struct prediction *p, char **paths, struct cst_err *err)
+{
+    int rc = cli_model_read(&p->model, paths[0], err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cst_rates_read(&p->rates, paths[1], err);
+    if (rc == CST_OK && p->job_path != NULL) {
+        p->job = json_load_file(p->job_path, 0, NULL);
+        rc = p->job != NULL ? CST_OK : cst_err_set(err, CST_EINVAL, "%s is no JSON", p->job_path);
+    }
+    if (rc != CST_OK) {
+        cli_model_close(&p->model);
+    }
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    struct prediction p = {.n_steps = 3, .micro_batches = 1};
+    struct cst_err err = {0};
+    int rc;
+
+    if (!read_options(&p, argc, argv)) {
+        (void)fprintf(stderr,
+                      "usage: predict MODEL.json RATES.json --pool BYTES|P%%|min --chunk ELEMS "
+                      "--steps N [--micro-batches N] [--flops F] [--job JOB.json]\n");
+        return 2;
+    }
+    rc = read_all(&p, argv + optind, &err);
+    if (rc == CST_OK) {
+        set_flops(&p);
+        rc = predict(&p, &err);
+        json_decref(p.job);
+        cli_model_close(&p.model);
+    }
+    if (rc != CST_OK) {
+        (void)fprintf(stderr, "predict: %s\n", err.text);
+    }
+    return rc != CST_OK ? 1 : p.differs ? 3 : 0;
+}
