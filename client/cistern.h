@@ -13,6 +13,7 @@
 #ifndef CISTERN_H
 #define CISTERN_H
 
+#include "proto/optimizer.h"
 #include "proto/pattern.h"
 #include "proto/status.h"
 
@@ -66,6 +67,17 @@ struct cst_job_spec {
     const char *base;     /* name of another job of this user, which is initialised and has no base itself: all frozen tensors of this one are
                            * its (same name and shape, frozen there too) and are not stored again. While this job is there the base cannot be
                            * removed, and no frozen tensor of it can be written. NULL: none. The same in every rank */
+    enum cst_optimizer optimizer; /* this and what follows, up to grad_over_weight: the same in every rank */
+    enum cst_moments moments;     /* format of exp_avg and exp_avg_sq. fp32: 8 bytes per parameter of an optimizer with two; bf16: 4; mx8: 2.06 */
+    enum cst_rounding rounding;   /* of moments that are not fp32 */
+    uint64_t seed;                /* of stochastic rounding */
+    enum cst_overlap overlap;     /* when chunks are updated */
+    uint64_t delay_from;          /* CST_OVERLAP_DELAYED: steps before it are not delayed */
+    bool grad_over_weight;        /* gradients take the place of the weights that they belong to: 14 bytes per parameter instead of 16. The weights of a
+                                   * chunk that is fetched again after its gradient was handed in are made from its master weights. One micro-batch
+                                   * (CST_EINVAL), and not with EARLY or DELAYED */
+    uint64_t update_room;         /* bytes of this rank's device, beside the pool, which the worker leaves free for updates; 0: none */
+    uint64_t device_states;       /* bytes of this rank's device for states that stay there; 0: none */
 };
 
 /* Create or re-attach. *out belongs to @client and is freed with it. CST_EBUSY: the rank has a living worker (its pid is in the
@@ -205,14 +217,20 @@ int cst_accumulate(struct cst_job *job, struct cst_err *err);
 
 struct cst_hyper_params {
     float lr;
-    float beta1;        /* 0: 0.9 */
-    float beta2;        /* 0: 0.999 */
+    float beta1;        /* 0: 0.9. SGD: the momentum (negative: none) */
+    float beta2;        /* 0: 0.999; Lion: 0.99 */
     float eps;          /* 0: 1e-8 */
     float weight_decay;
     float clip_norm;    /* global L2 norm; 0: no clipping */
     float grad_scale;   /* gradients are summed over the ranks, then multiplied by it; 0: 1 */
     double loss;        /* of this rank; only carried */
 };
+
+/* Say, before the first backward, what this step's cst_step will say: with CST_OVERLAP_EARLY and without clipping, updates then begin as soon as a
+ * chunk's gradient is complete. A gradient that is not finite then spares 4096 elements at a time instead of the whole step. Never waits.
+ * Without effect where the job's overlap is another one. CST_EINVAL: as cst_step; called twice in a step with different parameters. */
+int cst_prepare_step(struct cst_job *job, const struct cst_hyper_params *params,
+                     struct cst_err *err);
 
 struct cst_step_result {
     uint64_t step;      /* steps committed, this one included */

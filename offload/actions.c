@@ -148,13 +148,16 @@ const char *cst_event_words(const struct cst_event *event)
 struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
                                     uint64_t elem)
 {
-    const struct cst_layout_row *r = &core->layout->chunks[chunk].rows[row];
-    uint64_t elem_bytes = row == CST_ROW_WEIGHT ? 2
-                          : row == CST_ROW_GRAD ? core->layout->grad_bytes
-                                                : 4;
+    const struct cst_layout *layout = core->layout;
+    const struct cst_layout_chunk *c = &layout->chunks[chunk];
+    const struct cst_layout_row *r =
+        row == CST_ROW_WEIGHT_OTHER ? &c->other_weight : &c->rows[row];
+    uint64_t before = row == CST_ROW_GRAD
+                          ? elem * layout->grad_bytes
+                          : cst_layout_row_bytes(&layout->states, 0, (int)row, elem);
 
     return (struct cst_place){.segment = core->arena_segments[r->segment],
-                              .offset = r->offset + elem * elem_bytes};
+                              .offset = r->offset + before};
 }
 
 uint32_t cst_core_copier(const struct cst_core *core, uint32_t rank, uint32_t chunk)

@@ -320,6 +320,10 @@ static void write_chunk(const struct cst_core_config *config, uint32_t c,
             to->rows[r].offset = row->offset;
         }
     }
+    if (from->other_weight.segment != CST_LAYOUT_NO_ROW) {
+        to->other_weight.segment = config->arena_segments[from->other_weight.segment];
+        to->other_weight.offset = from->other_weight.offset;
+    }
 }
 
 void cst_core_write_table(const struct cst_core_config *config, struct cst_table_header *table)
@@ -330,6 +334,10 @@ void cst_core_write_table(const struct cst_core_config *config, struct cst_table
     uint32_t n_spans = 0;
 
     table->grad_bytes = layout->grad_bytes;
+    table->optimizer = (uint32_t)layout->states.optimizer;
+    table->moments = (uint32_t)layout->states.moments;
+    table->rounding = (uint32_t)config->rounding;
+    table->seed = config->seed;
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *from = &layout->chunks[c];
 

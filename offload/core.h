@@ -84,7 +84,18 @@ enum cst_core_eviction {
 struct cst_core_policy {
     uint32_t prefetch_depth; /* weights expected next that are loaded before they are asked for; 0: as many as blocks allow */
     enum cst_core_eviction eviction;
+    enum cst_overlap overlap;      /* EARLY, DELAYED: layout->states.two_weights */
+    uint64_t delay_from;           /* DELAYED: the first step that is */
     uint64_t gather_bytes;   /* GPUs that want the same weights load pieces of at least so many bytes and exchange them; 0: each loads all */
+};
+
+#define CST_CORE_MAX_ROOMS 8
+
+/* Memory of an accelerator in which chunks can be updated: their states go up, are updated there, and come down. */
+struct cst_core_room {
+    uint32_t engine;  /* of the accelerator, as in cst_command.node */
+    uint32_t segment; /* id of its memory */
+    uint64_t bytes;   /* of it */
 };
 
 struct cst_core_config {
@@ -99,6 +110,11 @@ struct cst_core_config {
     uint64_t step;                   /* steps committed before (0 for a new job) */
     struct cst_core_policy policy;
     uint32_t micro_batches;          /* per step, at most; 0 and 1: one. With more, layout->grad_bytes must be 4 */
+    const struct cst_core_room *rooms; /* copied */
+    uint32_t n_rooms;                /* 0..CST_CORE_MAX_ROOMS */
+    uint32_t interleave;             /* k: of each k chunks in a row one is updated in a room; 0: none. See cst_core_set_interleave */
+    uint64_t seed;                   /* of stochastic rounding; for the table */
+    enum cst_rounding rounding;      /* same */
 };
 
 struct cst_hyper {
@@ -120,7 +136,13 @@ enum cst_command_kind {
 
 enum cst_priority { CST_PRIORITY_DEMAND = 0, CST_PRIORITY_PREFETCH = 1, CST_PRIORITY_EVICTION = 2 };
 
-#define CST_COMMAND_MAX_AFTER 4
+#define CST_COMMAND_MAX_AFTER 8
+#define CST_COMMAND_MAX_ROWS 4
+
+struct cst_command_row {
+    enum cst_row row;
+    struct cst_place place;
+};
 
 struct cst_command {
     enum cst_command_kind kind;
@@ -139,6 +161,13 @@ struct cst_command {
     uint32_t chunk;          /* all but NORM; engines are told it with REDUCE and UPDATE */
     uint64_t mark;           /* REDUCE: number of the reduction; UPDATE: adam step t, from 1 */
     bool accumulate;         /* REDUCE into an fp32 row: begin with what is there, then add the sources in order */
+    struct cst_command_row in[CST_COMMAND_MAX_ROWS];  /* UPDATE: rows that are not where the table says; as in engine.proto */
+    struct cst_command_row out[CST_COMMAND_MAX_ROWS];
+    uint32_t n_in, n_out;
+    bool guard;              /* UPDATE: as in engine.proto */
+    enum cst_row row;        /* CONVERT with encode or decode, as are first and row_elems */
+    bool encode, decode;     /* fp32 to a moments row of the job's format; back */
+    uint64_t first, row_elems;
     struct cst_hyper hyper;  /* UPDATE; grad_scale holds scale x clip */
 };
 
@@ -157,6 +186,7 @@ enum cst_event_kind {
     CST_EV_ACCUMULATE,   /* rank, tag, attempt. Ends the rank's micro-batch: its waiting gradient fetches and open gradients; EINVAL: it is the step's last */
     CST_EV_PREFETCH,     /* rank, tag, attempt, chunk */
     CST_EV_EVICT,        /* rank, tag, attempt, chunk */
+    CST_EV_PREPARE,      /* rank, tag, attempt, hyper: of the STEP to come */
     CST_EV_STEP,         /* rank, tag, attempt, hyper, loss. Ends the rank's waiting fetches and open gradients; nothing more of the step is granted */
     CST_EV_READ,         /* tag, tensor, row, first, n_elems, place (staging): any time; EBUSY: a grad row that holds a contribution, no sum */
     CST_EV_WRITE,        /* same; EBUSY once a rank has fetched, handed in or asked for the step, until the commit or the attempt's end */
@@ -244,6 +274,10 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event, struct 
 /* Prefetch as deep as @depth, as in cst_core_policy, from the next look ahead on. */
 void cst_core_set_prefetch(struct cst_core *core, uint32_t depth);
 
+/* From the next commit on, of each @k chunks in a row, in the order of the updates, the last one is updated in a room; 0: none (k = infinity), 1:
+ * all. No effect without rooms; a chunk that does not fit in any is updated by its node. The result does not depend on it. */
+void cst_core_set_interleave(struct cst_core *core, uint32_t k);
+
 /* When the core next wants a TICK at the latest (ns), or CST_CORE_NEVER. */
 uint64_t cst_core_deadline(const struct cst_core *core);
 
@@ -281,6 +315,12 @@ struct cst_core_stats {
     uint64_t commands_in_flight;
     double last_loss, last_grad_norm;
     uint64_t last_step_ns;   /* commit to commit */
+    uint32_t interleave;     /* k that is in force; 0: none */
+    uint64_t n_updates;      /* of chunks, completed */
+    uint64_t n_device_updates; /* of them, in rooms or on device states */
+    uint64_t last_update_ns; /* of the last step whose updates are all done: from the first one's issue to the last one's completion */
+    uint64_t last_exposed_ns;/* of it: in which a rank waited for an update and for nothing else; of the rank that waited longest */
+    uint64_t update_ns, exposed_ns; /* both, over all steps */
 };
 
 void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_rank_stats *out);

@@ -142,24 +142,54 @@ static int place_tensors(struct cst_layout *layout, struct cst_model *model,
 
 /* -- rows ----------------------------------------------------------------------------------- */
 
-/* 0: the chunk has no such row. */
-static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
-                          enum cst_row row)
-{
-    uint64_t elem = row == CST_ROW_WEIGHT ? 2 : row == CST_ROW_GRAD ? layout->grad_bytes : 4;
+#define N_ROWS (CST_ROW_COUNT + 1) /* the second weight row included */
 
+uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t grad_bytes, int row,
+                              uint64_t n_elems)
+{
+    switch (row) {
+    case CST_ROW_WEIGHT:
+        return 2 * n_elems;
+    case CST_ROW_GRAD:
+        return states->grad_over_weight ? 0 : grad_bytes * n_elems;
+    case CST_ROW_MASTER:
+        return 4 * n_elems;
+    case CST_ROW_EXP_AVG:
+        return cst_table_moment_bytes(states->moments, n_elems);
+    case CST_ROW_EXP_AVG_SQ:
+        return cst_table_has_second(states->optimizer)
+                   ? cst_table_moment_bytes(states->moments, n_elems)
+                   : 0;
+    case CST_ROW_WEIGHT_OTHER:
+        return states->two_weights ? 2 * n_elems : 0;
+    default:
+        return 0;
+    }
+}
+
+/* 0: the chunk has no such row of its own. */
+static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
+                          uint32_t row)
+{
     if (row != CST_ROW_WEIGHT && !has_states(chunk)) {
         return 0;
     }
-    return cst_align_up(chunk->n_elems * elem, PAGE_BYTES);
+    return cst_align_up(
+        cst_layout_row_bytes(&layout->states, layout->grad_bytes, (int)row, chunk->n_elems),
+        PAGE_BYTES);
+}
+
+static struct cst_layout_row *row_of(struct cst_layout_chunk *chunk, uint32_t row)
+{
+    return row == CST_ROW_WEIGHT_OTHER ? &chunk->other_weight : &chunk->rows[row];
 }
 
 static uint64_t chunk_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
 {
     uint64_t bytes = 0;
 
-    for (uint32_t r = 0; r < CST_ROW_COUNT && is_own(chunk); r++) {
-        bytes += row_bytes(layout, chunk, (enum cst_row)r);
+    for (uint32_t r = 0; r < N_ROWS && is_own(chunk); r++) {
+        bytes += row_bytes(layout, chunk, r);
     }
     return bytes;
 }
@@ -210,21 +240,24 @@ static void place_own_rows(struct cst_layout *layout)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        for (uint32_t r = 0; r < CST_ROW_COUNT && is_own(chunk); r++) {
-            uint64_t bytes = row_bytes(layout, chunk, (enum cst_row)r);
+        for (uint32_t r = 0; r < N_ROWS && is_own(chunk); r++) {
+            uint64_t bytes = row_bytes(layout, chunk, r);
 
             if (bytes == 0) {
-                chunk->rows[r].segment = CST_LAYOUT_NO_ROW;
+                row_of(chunk, r)->segment = CST_LAYOUT_NO_ROW;
                 continue;
             }
             if (segment == NULL || segment->node != chunk->node ||
                 segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
                 segment = add_segment(layout, chunk->node);
             }
-            chunk->rows[r] = (struct cst_layout_row){.segment = layout->n_segments - 1,
-                                                     .offset = segment->bytes};
+            *row_of(chunk, r) = (struct cst_layout_row){.segment = layout->n_segments - 1,
+                                                        .offset = segment->bytes};
             segment->bytes += bytes;
             layout->arena_bytes += bytes;
+        }
+        if (layout->states.grad_over_weight && is_own(chunk) && has_states(chunk)) {
+            chunk->rows[CST_ROW_GRAD] = chunk->rows[CST_ROW_WEIGHT];
         }
     }
 }
@@ -250,8 +283,8 @@ static void place_base_rows(struct cst_layout *layout, const struct cst_layout *
             segment->base_segment = row->segment;
             known[row->segment] = layout->n_segments - 1;
         }
-        for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
-            chunk->rows[r].segment = CST_LAYOUT_NO_ROW;
+        for (uint32_t r = 0; r < N_ROWS; r++) {
+            row_of(chunk, r)->segment = CST_LAYOUT_NO_ROW;
         }
         chunk->rows[CST_ROW_WEIGHT] =
             (struct cst_layout_row){.segment = known[row->segment], .offset = row->offset};
@@ -263,7 +296,7 @@ static int place_rows(struct cst_layout *layout, const struct cst_layout *base)
     size_t n_base = base != NULL ? base->n_segments : 0;
     uint32_t *known = malloc((n_base + 1) * sizeof *known);
 
-    layout->segments = calloc((size_t)layout->n_chunks * CST_ROW_COUNT, sizeof *layout->segments);
+    layout->segments = calloc((size_t)layout->n_chunks * N_ROWS, sizeof *layout->segments);
     if (known == NULL || layout->segments == NULL) {
         free(known);
         return CST_ENOMEM;
@@ -338,6 +371,7 @@ static int build(struct cst_layout *layout, struct cst_model *model, struct cst_
     int status;
 
     layout->grad_bytes = config->grad_bytes == 4 ? 4 : 2;
+    layout->states = config->states;
     layout->n_chunks = packing->n_chunks;
     layout->chunks = calloc(layout->n_chunks, sizeof *layout->chunks);
     layout->order = calloc(model->n_tensors, sizeof *layout->order);
@@ -374,6 +408,15 @@ static int check_config(const struct cst_model *model, const struct cst_layout_c
     if (config->grad_bytes != 0 && config->grad_bytes != 2 && config->grad_bytes != 4) {
         return cst_err_set(err, CST_EINVAL, "gradients of %" PRIu32 " bytes: 2 or 4 are allowed",
                            config->grad_bytes);
+    }
+    if (config->states.optimizer >= CST_OPTIMIZER_COUNT ||
+        config->states.moments >= CST_MOMENTS_COUNT) {
+        return cst_err_set(err, CST_EINVAL, "optimizer %d with moments %d: there is no such",
+                           (int)config->states.optimizer, (int)config->states.moments);
+    }
+    if (config->states.grad_over_weight && (config->states.two_weights || config->grad_bytes == 4)) {
+        return cst_err_set(err, CST_EINVAL, "gradients over the weights: not with %s",
+                           config->grad_bytes == 4 ? "micro-batches" : "early or delayed updates");
     }
     if (config->max_classes > CST_LAYOUT_MAX_CLASSES) {
         return cst_err_set(err, CST_EINVAL, "%" PRIu32 " classes of chunks: at most %d are allowed",

@@ -92,6 +92,7 @@ struct cst_layout_chunk {
     uint32_t first_span;   /* its first tensor among those that have states, in this order: the job table's spans */
     uint32_t node;         /* NUMA node (index 0..n_nodes-1) of its rows and of the engine that works on it */
     struct cst_layout_row rows[CST_ROW_COUNT];
+    struct cst_layout_row other_weight; /* second weight row; segment CST_LAYOUT_NO_ROW: none */
     uint32_t n_uses;       /* operator uses of all its tensors, by any rank */
     uint64_t ranks;        /* of its tensors' group, a bit each; none beyond the job's world */
     enum cst_pattern_kind pattern; /* of all its tensors */
@@ -128,6 +129,19 @@ struct cst_layout_use {
     uint32_t n_chunks;
 };
 
+/* Which rows a chunk with states has, and in which format. */
+struct cst_layout_states {
+    enum cst_optimizer optimizer; /* LION, SGD: no exp_avg_sq */
+    enum cst_moments moments;     /* of exp_avg and exp_avg_sq */
+    bool two_weights;             /* a second weight row: updates are early or delayed */
+    bool grad_over_weight;        /* the grad row is the weight row: 2 bytes less per parameter, see core.h. Not with two_weights, fp32 grad rows */
+};
+
+/* Bytes of row @row (CST_ROW_WEIGHT_OTHER too) of @n_elems elements; 0: there is no such row, or, the grad row, none of its own. MX8: of a multiple of
+ * CST_MX8_BLOCK elements, and not where element @n_elems is: its code is n_elems bytes into the row. */
+uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t grad_bytes, int row,
+                              uint64_t n_elems);
+
 struct cst_layout {
     uint64_t capacity; /* of classes[0] */
     struct cst_layout_class classes[CST_LAYOUT_MAX_CLASSES];
@@ -143,6 +157,7 @@ struct cst_layout {
     uint64_t n_tiles;                /* of tensors that have states */
     uint32_t n_spans;                /* tensors that have states */
     uint32_t grad_bytes;             /* of an element of the grad rows: 2 or 4 */
+    struct cst_layout_states states; /* as configured */
     uint32_t min_blocks;             /* of classes[0], as are the next two */
     uint32_t min_operator;
     uint32_t max_blocks;
@@ -154,6 +169,7 @@ struct cst_layout_config {
     uint32_t n_nodes;         /* NUMA nodes, at least 1 */
     uint32_t world;           /* ranks; 0: 1 */
     uint32_t grad_bytes;      /* of an element of the grad row: 2 (bf16; 0 too) or 4 (fp32, micro-batches) */
+    struct cst_layout_states states; /* zeroed: AdamW, fp32 moments, 16 bytes per parameter */
     uint64_t class_elems[CST_LAYOUT_MAX_CLASSES]; /* with chunk_elems: capacities of further classes, ascending, ended by 0; all 0: chosen */
     uint32_t max_classes;     /* to choose: 0 and 1: one class, which holds all */
     const struct cst_model *base_model;  /* with base: whose frozen tensors are shared; NULL: nobody's. Borrowed during the call */

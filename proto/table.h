@@ -14,6 +14,9 @@
 #ifndef CST_TABLE_H
 #define CST_TABLE_H
 
+#include "proto/optimizer.h"
+
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,7 +30,11 @@ enum cst_row {
     CST_ROW_EXP_AVG = 3,    /* fp32 */
     CST_ROW_EXP_AVG_SQ = 4, /* fp32 */
     CST_ROW_COUNT = 5,
+    CST_ROW_WEIGHT_OTHER = 5, /* bf16: the second weight row of jobs whose updates are early or delayed; the two take turns. Not in CST_ROW_COUNT: its
+                                 place is the chunk's other_weight */
 };
+
+#define CST_MX8_BLOCK 32 /* elements that share an exponent */
 
 #define CST_PLACE_NONE 0 /* segment id of a row that a chunk does not have */
 
@@ -47,11 +54,15 @@ struct cst_table_header {
     uint64_t tiles_bytes;  /* offset of tiles */
     uint64_t total_bytes;  /* of the table */
     uint32_t grad_bytes;   /* of an element of every grad row: 2 (0 too): bf16; 4: fp32 */
-    uint32_t pad;          /* 0 */
+    uint32_t optimizer;    /* enum cst_optimizer */
+    uint32_t moments;      /* enum cst_moments: format of the rows exp_avg and exp_avg_sq */
+    uint32_t rounding;     /* enum cst_rounding: of moments that are not fp32 */
+    uint64_t seed;         /* of the job's stochastic rounding */
 };
 
 struct cst_table_chunk {
-    struct cst_place rows[CST_ROW_COUNT]; /* arena places */
+    struct cst_place rows[CST_ROW_COUNT]; /* arena places; exp_avg_sq: CST_PLACE_NONE where the optimizer has one moment */
+    struct cst_place other_weight;        /* second weight row, or CST_PLACE_NONE */
     uint64_t n_elems;                     /* used, from the first span's start to the last one's end */
     uint32_t first_span;                  /* its spans are adjacent, by start */
     uint32_t n_spans;
@@ -72,6 +83,20 @@ struct cst_table_tile {
     uint32_t update_mark; /* low 32 bits of the mark of the last UPDATE that completed this tile */
     uint32_t reduce_mark; /* same for REDUCE */
 };
+
+/* Bytes of a moments row of @n_elems elements, a multiple of CST_MX8_BLOCK. MX8: n_elems codes, then n_elems / 32 exponents. */
+static inline uint64_t cst_table_moment_bytes(enum cst_moments moments, uint64_t n_elems)
+{
+    return moments == CST_MOMENTS_MX8    ? n_elems + n_elems / CST_MX8_BLOCK
+           : moments == CST_MOMENTS_BF16 ? 2 * n_elems
+                                         : 4 * n_elems;
+}
+
+/* Has @optimizer the row exp_avg_sq? */
+static inline bool cst_table_has_second(enum cst_optimizer optimizer)
+{
+    return optimizer == CST_OPTIMIZER_ADAMW || optimizer == CST_OPTIMIZER_ADAM;
+}
 
 /* Tiles of a tensor of @n_elems. */
 static inline uint64_t cst_table_n_tiles(uint64_t n_elems)
