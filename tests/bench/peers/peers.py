@@ -1,0 +1,108 @@
+"""AdamW on N parameters, bf16 gradient in, bf16 weight out, three ways, in turns.
+
+cistern    tests/bench/bench_update: one pass, 28 bytes per parameter (a process of its own, the same threads)
+torch      torch.optim.AdamW(fused=True) on fp32: the step alone, and with the upcast before and the downcast behind it
+deepspeed  DeepSpeedCPUAdam: upcast, step, downcast, as its offloaded optimizer does; and with the gradients scaled in place before the step, as it
+           does where clipping or a loss scale asks for it (cistern's one pass always does)
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--params", type=int, default=100_000_000)
+parser.add_argument("--rounds", type=int, default=5)
+parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+parser.add_argument("--json")
+options = parser.parse_args()
+os.environ["OMP_NUM_THREADS"] = str(options.threads)
+
+try:
+    import torch
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+except ImportError as why:
+    sys.exit(f"peers: {why}")
+
+torch.set_num_threads(options.threads)
+STEPS = 3  # of each in a round
+HYPER = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+
+
+class Peer:
+    """Flat fp32 states with a bf16 gradient in front and a bf16 weight behind."""
+
+    def __init__(self, make):
+        generator = torch.Generator().manual_seed(1)
+        self.grad = (torch.randn(options.params, generator=generator) * 0.02).bfloat16()
+        self.master = torch.nn.Parameter(torch.randn(options.params, generator=generator) * 0.02)
+        self.master.grad = torch.zeros(options.params)
+        self.weight = torch.zeros(options.params, dtype=torch.bfloat16)
+        self.optimizer = make([self.master])
+        self.pipeline()  # states are made, pages touched, kernels loaded
+
+    @torch.no_grad()
+    def pipeline(self):
+        self.master.grad.copy_(self.grad)
+        self.optimizer.step()
+        self.weight.copy_(self.master)
+
+    @torch.no_grad()
+    def scaled(self):
+        self.master.grad.copy_(self.grad)
+        self.master.grad.mul_(0.5)
+        self.optimizer.step()
+        self.weight.copy_(self.master)
+
+    def step(self):
+        self.optimizer.step()
+
+
+def ns_per_param(fn):
+    times = []
+    for _ in range(STEPS):
+        begin = time.perf_counter()
+        fn()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times) / options.params * 1e9
+
+
+def cistern():
+    with tempfile.NamedTemporaryFile(mode="r") as out:
+        subprocess.run(["tests/bench/bench_update", "--params", str(options.params), "--threads", str(options.threads), "--runs", str(STEPS),
+                        "--json", out.name], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for line in out:
+            row = json.loads(line)
+            if row["name"] == "update_vs_pass":
+                return row["value"]
+    sys.exit("peers: bench_update did not say update_vs_pass")
+
+
+figures = {"cistern": [], "torch step": [], "torch pipeline": [], "deepspeed pipeline": [], "deepspeed scaled": []}
+for _ in range(options.rounds):
+    figures["cistern"].append(cistern())
+    peer = Peer(lambda params: torch.optim.AdamW(params, fused=True, **HYPER))
+    figures["torch step"].append(ns_per_param(peer.step))
+    figures["torch pipeline"].append(ns_per_param(peer.pipeline))
+    del peer
+    peer = Peer(lambda params: DeepSpeedCPUAdam(params, adamw_mode=True, **HYPER))
+    figures["deepspeed pipeline"].append(ns_per_param(peer.pipeline))
+    figures["deepspeed scaled"].append(ns_per_param(peer.scaled))
+    del peer
+
+medians = {name: statistics.median(values) for name, values in figures.items()}
+ours = medians["cistern"]
+import deepspeed  # noqa: E402  (for its version alone)
+
+print(f"{options.params} parameters, {options.threads} threads, {options.rounds} rounds; torch {torch.__version__}, deepspeed {deepspeed.__version__}")
+for name, value in medians.items():
+    print(f"{name:20} {value:7.3f} ns per parameter   {value / ours:5.2f} x cistern   ({min(figures[name]):.3f} to {max(figures[name]):.3f})")
+if options.json:
+    with open(options.json, "a", encoding="utf-8") as out:
+        for row, peer in (("update_vs_deepspeed", "deepspeed pipeline"), ("update_vs_torch", "torch pipeline")):
+            out.write(json.dumps({"name": row, "value": round(medians[peer], 4), "unit": "ns", "yardstick": round(ours, 4),
+                                  "ratio": round(medians[peer] / ours, 4), "runs": options.rounds}) + "\n")
