@@ -151,9 +151,9 @@ struct cst_command {
     uint64_t after[CST_COMMAND_MAX_AFTER]; /* tickets, of any engine, that must complete first */
     uint32_t n_after;
     uint32_t node;                            /* which engine: a chunk's node's, or a pool's */
-    struct cst_place src[CST_CORE_MAX_WORLD]; /* COPY: 1; REDUCE: contributions in rank order; CONVERT: 1 */
+    struct cst_place src[CST_CORE_MAX_WORLD]; /* COPY: 1; REDUCE, fused UPDATE: contributions in rank order; CONVERT: 1 */
     uint32_t n_src;
-    struct cst_place dst[4]; /* COPY, FILL: 1; CONVERT: master, weight, exp_avg, exp_avg_sq */
+    struct cst_place dst[4]; /* COPY, FILL: 1; CONVERT: master, weight, exp_avg, exp_avg_sq (where the optimizer has it) */
     uint32_t n_dst;
     uint64_t bytes;          /* COPY, FILL */
     uint64_t n_elems;        /* CONVERT */
@@ -166,8 +166,9 @@ struct cst_command {
     uint32_t n_in, n_out;
     bool guard;              /* UPDATE: as in engine.proto */
     enum cst_row row;        /* CONVERT with encode or decode, as are first and row_elems */
-    bool encode, decode;     /* fp32 to a moments row of the job's format; back */
-    uint64_t first, row_elems;
+    bool encode, decode;     /* fp32 to a moments row of the format `moments`; back */
+    enum cst_moments moments; /* CONVERT: of moments that are encoded or decoded, or cleared where master and weight are written */
+    uint64_t first, row_elems; /* 0, 0: all n_elems of fp32 rows are cleared, which begin at dst[2] and dst[3] */
     struct cst_hyper hyper;  /* UPDATE; grad_scale holds scale x clip */
 };
 

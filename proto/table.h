@@ -84,7 +84,8 @@ struct cst_table_tile {
     uint32_t reduce_mark; /* same for REDUCE */
 };
 
-/* Bytes of a moments row of @n_elems elements, a multiple of CST_MX8_BLOCK. MX8: n_elems codes, then n_elems / 32 exponents. */
+/* Bytes of a moments row of @n_elems elements, a multiple of CST_MX8_BLOCK. MX8: n_elems codes, then n_elems / 32 exponents; n_elems is that of
+ * the chunk, and spans begin at multiples of CST_MX8_BLOCK. */
 static inline uint64_t cst_table_moment_bytes(enum cst_moments moments, uint64_t n_elems)
 {
     return moments == CST_MOMENTS_MX8    ? n_elems + n_elems / CST_MX8_BLOCK
