@@ -9,6 +9,7 @@
 #define CST_DEVICE_H
 
 #include "kernels/cpus.h"
+#include "kernels/pace.h"
 #include "kernels/tile.h"
 #include "proto/status.h"
 
@@ -45,6 +46,7 @@ struct cst_device_spec {
     const char *id;              /* which device: a GPU's UUID; NULL: there is one only */
     unsigned n_team;             /* threads [0, n_team): all operations */
     unsigned n_threads;          /* threads [n_team, n_threads): not reduce and update */
+    struct cst_pace_spec pace;   /* rates to keep */
 };
 
 /* What is known of an open one. For people; constant while it is open. */

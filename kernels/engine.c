@@ -108,8 +108,10 @@ static int open_undo(struct cst_engine *engine, const Engine__Setup *setup, int 
 static int open_device(struct cst_engine *engine, const Engine__Setup *setup,
                        const struct sizes *sizes, struct cst_err *err)
 {
-    struct cst_device_spec spec = {
-        .cpus = &engine->cpus, .id = setup->device, .n_team = sizes->n_team};
+    struct cst_device_spec spec = {.cpus = &engine->cpus,
+                                   .id = setup->device,
+                                   .n_team = sizes->n_team,
+                                   .pace = engine->config.pace};
 
     spec.n_threads = spec.n_team;
     for (unsigned i = 0; i < sizes->n_crews; i++) {

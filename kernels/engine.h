@@ -12,6 +12,7 @@
 struct cst_engine_config {
     int sock;                             /* to the daemon; borrowed */
     const struct cst_device_ops *ops;     /* the device */
+    struct cst_pace_spec pace;            /* rates that it keeps */
     void (*warn)(const struct cst_err *); /* one line for people; never NULL */
 };
 

@@ -28,7 +28,7 @@ static void usage(FILE *to)
         "%s for cisternd, which starts this program and talks to it\n"
         "on a SOCK_SEQPACKET socket. There is no reason to start it by hand, but for --rates.\n\n"
         "  --fd N            the socket (default 3)\n"
-        "%s"
+        "%s%s"
         "  --rates           measure what this machine can do, print it as JSON and exit\n"
         "  --node N          with --rates: NUMA node whose memory is used\n"
         "%s"
@@ -38,6 +38,11 @@ static void usage(FILE *to)
         program->name, program->name, program->what,
         program->probe != NULL
             ? "  --probe           print what devices there are, as JSON, and exit\n"
+            : "",
+        program->paced != NULL
+            ? "  --paced RATES     be an accelerator with memory of its own that keeps rates:\n"
+              "                    up=N,down=N (bytes per second), update=N (elements), memory=N\n"
+              "  --pace RATES      keep these rates: update=N\n"
             : "",
         program->probe != NULL ? "  --device UUID     with --rates: the GPU\n"
                                : "  --threads N       with --rates: threads that compute\n");
@@ -95,9 +100,11 @@ static bool is_seqpacket(int fd)
 
 /* What the command line says. */
 struct options {
-    int fd;       /* -1: no number */
-    bool measure; /* --rates */
-    bool wrong;   /* a number that is none */
+    int fd;                    /* -1: no number */
+    bool measure;              /* --rates */
+    bool wrong;                /* a number that is none */
+    bool paced;                /* --paced */
+    struct cst_pace_spec pace; /* of it, and --pace */
     struct cst_engine_rates_options rates;
 };
 
@@ -108,6 +115,21 @@ static int parse_within(const char *text, int least, int most, bool *wrong)
 
     *wrong = *wrong || n < least || n > most;
     return n;
+}
+
+/* What belongs to a program that has a paced device. Exit status, or -1: go on. */
+static int read_pace(const char *text, bool paced, struct options *out)
+{
+    struct cst_pace_spec pace;
+    struct cst_err err;
+    int rc = cst_pace_parse(text, &pace, &err);
+
+    if (rc != CST_OK) {
+        return tell(rc, &err);
+    }
+    out->pace = pace;
+    out->paced = paced;
+    return -1;
 }
 
 /* One option. Exit status, or -1: go on. */
@@ -144,22 +166,26 @@ static int read_option(int option, struct options *out)
         if (option == 'p' && program->probe != NULL) {
             return probe();
         }
+        if ((option == 'P' || option == 'u') && program->paced != NULL) {
+            return read_pace(optarg, option == 'P', out);
+        }
         usage(stderr);
         return EXIT_FAILURE;
     }
 }
 
-/* Exit status, or -1: go on, *fd is the socket. */
-static int read_options(int argc, char **argv, int *fd)
+/* Exit status, or -1: go on, *config has what was said. */
+static int read_options(int argc, char **argv, struct cst_engine_config *config)
 {
     static const struct option names[] = {
         {"fd", required_argument, NULL, 'f'},      {"probe", no_argument, NULL, 'p'},
         {"rates", no_argument, NULL, 'r'},         {"node", required_argument, NULL, 'n'},
         {"threads", required_argument, NULL, 't'}, {"copy-threads", required_argument, NULL, 'c'},
-        {"device", required_argument, NULL, 'd'},  {"help", no_argument, NULL, 'h'},
+        {"device", required_argument, NULL, 'd'},  {"paced", required_argument, NULL, 'P'},
+        {"pace", required_argument, NULL, 'u'},    {"help", no_argument, NULL, 'h'},
         {"version", no_argument, NULL, 'V'},       {NULL, 0, NULL, 0},
     };
-    struct options options = {.fd = *fd, .rates.node = -1};
+    struct options options = {.fd = config->sock, .rates.node = -1};
     int option, rc;
 
     while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
@@ -185,18 +211,20 @@ static int read_options(int argc, char **argv, int *fd)
                 program->name, options.fd);
         return EXIT_FAILURE;
     }
-    *fd = options.fd;
+    config->sock = options.fd;
+    config->ops = options.paced ? program->paced : program->ops;
+    config->pace = options.pace;
     return -1;
 }
 
 int cst_engine_main(const struct cst_engine_program *which, int argc, char **argv)
 {
-    struct cst_engine_config config = {.sock = 3, .warn = warn, .ops = which->ops};
+    struct cst_engine_config config = {.sock = 3, .warn = warn};
     struct cst_err err;
     int rc;
 
     program = which;
-    rc = read_options(argc, argv, &config.sock);
+    rc = read_options(argc, argv, &config);
 
     if (rc >= 0) {
         return rc;

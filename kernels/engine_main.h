@@ -8,9 +8,10 @@
 #include <stdio.h>
 
 struct cst_engine_program {
-    const char *name;                 /* "cistern-engine-host" */
-    const char *what;                 /* what it does, up to "for cisternd" */
-    const struct cst_device_ops *ops; /* its device */
+    const char *name;                   /* "cistern-engine-host" */
+    const char *what;                   /* what it does, up to "for cisternd" */
+    const struct cst_device_ops *ops;   /* its device */
+    const struct cst_device_ops *paced; /* its device with --paced; NULL: no such option */
     int (*probe)(
         FILE *to,
         struct cst_err *err); /* --probe: write what devices there are; NULL: no such option */

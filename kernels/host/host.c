@@ -18,6 +18,7 @@ struct host {
     const struct cst_kernels *kernels; /* the best that this processor has */
     const struct cst_cpus *cpus;       /* borrowed */
     size_t page_bytes;                 /* of the system */
+    struct cst_pace update;            /* of updates */
 };
 
 static int host_open(void **state, const struct cst_device_spec *spec,
@@ -35,6 +36,7 @@ static int host_open(void **state, const struct cst_device_spec *spec,
         free(host);
         return cst_err_set(err, CST_EUNSUPPORTED, "no kernels for this processor");
     }
+    cst_pace_init(&host->update, spec->pace.update);
     *state = host;
     *about = (struct cst_device_about){.isa = host->kernels->isa};
     return CST_OK;
@@ -42,7 +44,10 @@ static int host_open(void **state, const struct cst_device_spec *spec,
 
 static void host_close(void *state)
 {
-    free(state);
+    struct host *host = state;
+
+    cst_pace_close(&host->update);
+    free(host);
 }
 
 static int host_map(void *state, int fd, int node, struct cst_mem *mem, struct cst_err *note,
@@ -184,12 +189,14 @@ static int host_update(void *state, const struct cst_tile_work *work,
                        const struct cst_tile_hyper *hyper, uint64_t first, uint64_t count,
                        struct cst_undo_slot *undo, struct cst_err *err)
 {
-    const struct host *host = state;
+    struct host *host = state;
     struct cst_tile_work mine = *work;
+    uint64_t began = cst_crew_now(), n_elems;
 
     (void)err;
     mine.kernels = host->kernels;
-    (void)cst_tile_update_range(&mine, hyper, first, count, undo);
+    n_elems = cst_tile_update_range(&mine, hyper, first, count, undo);
+    cst_pace_wait(cst_pace_take(&host->update, n_elems, began));
     return CST_OK;
 }
 

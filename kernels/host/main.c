@@ -1,12 +1,15 @@
-/* cistern-engine-host: started by cisternd, one for each NUMA node. */
+/* cistern-engine-host: started by cisternd, one for each NUMA node, and one for each paced
+ * accelerator. */
 #include "kernels/engine_main.h"
 #include "kernels/host/host.h"
+#include "kernels/host/paced.h"
 
 int main(int argc, char **argv)
 {
     static const struct cst_engine_program host = {.name = "cistern-engine-host",
                                                    .what = "Move and compute on memory",
                                                    .ops = &cst_host_ops,
+                                                   .paced = &cst_paced_ops,
                                                    .rates = cst_host_rates};
 
     return cst_engine_main(&host, argc, argv);

@@ -1,0 +1,258 @@
+#include "kernels/host/paced.h"
+
+#include "kernels/crew.h"
+#include "kernels/host/host.h"
+#include "kernels/segments.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct paced {
+    void *host;           /* the host device: it computes, and keeps the rate of updates */
+    struct cst_pace up;   /* of copies to its memory */
+    struct cst_pace down; /* of copies and sums from there */
+};
+
+static int paced_open(void **state, const struct cst_device_spec *spec,
+                      struct cst_device_about *about, struct cst_err *err)
+{
+    struct paced *paced = calloc(1, sizeof *paced);
+    int rc;
+
+    if (paced == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a paced accelerator");
+    }
+    rc = cst_host_ops.open(&paced->host, spec, about, err);
+    if (rc != CST_OK) {
+        free(paced);
+        return rc;
+    }
+    cst_pace_init(&paced->up, spec->pace.up);
+    cst_pace_init(&paced->down, spec->pace.down);
+    about->name = "paced";
+    about->bytes = spec->pace.memory;
+    about->granularity = (uint64_t)sysconf(_SC_PAGESIZE);
+    *state = paced;
+    return CST_OK;
+}
+
+static void paced_close(void *state)
+{
+    struct paced *paced = state;
+
+    cst_host_ops.close(paced->host);
+    cst_pace_close(&paced->up);
+    cst_pace_close(&paced->down);
+    free(paced);
+}
+
+/* -- memory --------------------------------------------------------------------------------- */
+
+static int paced_map(void *state, int fd, int node, struct cst_mem *mem, struct cst_err *note,
+                     struct cst_err *err)
+{
+    return cst_host_ops.map(((struct paced *)state)->host, fd, node, mem, note, err);
+}
+
+static int paced_populate(void *state, int fd, void *base, uint64_t offset, uint64_t bytes,
+                          struct cst_err *err)
+{
+    return cst_host_ops.populate(((struct paced *)state)->host, fd, base, offset, bytes, err);
+}
+
+static int paced_lock(void *state, const struct cst_mem *mem, struct cst_err *err)
+{
+    return cst_host_ops.lock(((struct paced *)state)->host, mem, err);
+}
+
+/* Memory of its own as the host device sees it. */
+static struct cst_mem as_host(const struct cst_mem *mem)
+{
+    struct cst_mem view = *mem;
+
+    if (mem->device != 0) {
+        view.base = (void *)(uintptr_t)mem->device;
+        view.device = 0;
+    }
+    return view;
+}
+
+/* A worker maps it, too: nobody may make it shorter under us, nor use what is not backed. */
+static int make(uint64_t bytes, int *out, struct cst_err *err)
+{
+    int fd = memfd_create("cistern-paced", MFD_CLOEXEC | MFD_ALLOW_SEALING), saved;
+
+    if (fd < 0) {
+        return cst_err_errno(err, CST_ENOMEM, errno, "memfd_create");
+    }
+    if (ftruncate(fd, (off_t)bytes) != 0 || fchmod(fd, 0600) != 0 ||
+        fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) != 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        saved = errno;
+        (void)close(fd);
+        return cst_err_errno(err, CST_ENOMEM, saved, "making %" PRIu64 " bytes", bytes);
+    }
+    *out = fd;
+    return CST_OK;
+}
+
+static int paced_import(void *state, unsigned thread, int *fd, struct cst_mem *mem,
+                        struct cst_err *err)
+{
+    struct paced *paced = state;
+    struct cst_mem view = {.bytes = mem->bytes};
+    struct cst_err note;
+    int made = -1, rc;
+
+    (void)thread;
+    rc = *fd < 0 ? make(mem->bytes, &made, err) : cst_segments_check_fd(*fd, mem->bytes, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = paced_map(paced, made >= 0 ? made : *fd, -1, &view, &note, err);
+    if (rc != CST_OK) {
+        goto err_after_make;
+    }
+    if (made >= 0) {
+        rc = paced_populate(paced, made, view.base, 0, view.bytes, err);
+        if (rc != CST_OK) {
+            goto err_after_map;
+        }
+        *fd = made;
+    }
+    mem->device = (uint64_t)(uintptr_t)view.base;
+    return CST_OK;
+
+err_after_map:
+    cst_host_ops.unmap(paced->host, &view);
+err_after_make:
+    if (made >= 0) {
+        (void)close(made);
+    }
+    return rc;
+}
+
+static void paced_unmap(void *state, struct cst_mem *mem)
+{
+    struct cst_mem view = as_host(mem);
+
+    cst_host_ops.unmap(((struct paced *)state)->host, &view);
+}
+
+/* -- bytes ---------------------------------------------------------------------------------- */
+
+/* The way that bytes from @src to @dst take; NULL: they stay on one side. */
+static struct cst_pace *way(struct paced *paced, const struct cst_mem *dst,
+                            const struct cst_mem *src)
+{
+    if ((dst->device != 0) == (src->device != 0)) {
+        return NULL;
+    }
+    return dst->device != 0 ? &paced->up : &paced->down;
+}
+
+static int paced_copy(void *state, unsigned thread, struct cst_addr dst, struct cst_addr src,
+                      uint64_t bytes, struct cst_err *err)
+{
+    struct paced *paced = state;
+    struct cst_mem to = as_host(dst.mem), from = as_host(src.mem);
+    struct cst_pace *pace = way(paced, dst.mem, src.mem);
+    uint64_t end = pace != NULL ? cst_pace_take(pace, bytes, cst_crew_now()) : 0;
+    int rc = cst_host_ops.copy(paced->host, thread, (struct cst_addr){&to, dst.offset},
+                               (struct cst_addr){&from, src.offset}, bytes, err);
+
+    cst_pace_wait(end);
+    return rc;
+}
+
+static int paced_fill(void *state, unsigned thread, struct cst_addr dst, uint64_t bytes,
+                      struct cst_err *err)
+{
+    struct paced *paced = state;
+    struct cst_mem to = as_host(dst.mem);
+
+    return cst_host_ops.fill(paced->host, thread, (struct cst_addr){&to, dst.offset}, bytes, err);
+}
+
+/* -- arithmetic ----------------------------------------------------------------------------- */
+
+static int paced_convert(void *state, const struct cst_device_states *states, uint64_t n_elems,
+                         struct cst_err *err)
+{
+    (void)state;
+    (void)states;
+    (void)n_elems;
+    return cst_err_set(err, CST_EUNSUPPORTED, "CONVERT is for a host engine");
+}
+
+/* Bytes of the grad row in tiles [@first, @first + @count). */
+static uint64_t sum_bytes(const struct cst_tile_work *work, uint64_t first, uint64_t count)
+{
+    struct cst_tile_walk walk;
+    struct cst_tile tile;
+    uint64_t n_elems = 0;
+
+    cst_tile_walk_start(&walk, work, first, count);
+    while (cst_tile_walk_next(&walk, &tile) != NULL) {
+        n_elems += tile.n_elems;
+    }
+    return n_elems * (work->rows.grad_f32 != NULL ? sizeof(float) : sizeof(uint16_t));
+}
+
+/* Summed where the contributions are; the sums come down. */
+static int paced_reduce(void *state, unsigned thread, const struct cst_tile_work *work,
+                        uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
+                        struct cst_undo_slot *undo, struct cst_err *err)
+{
+    struct paced *paced = state;
+    struct cst_mem mems[CST_TILE_MAX_SRC];
+    struct cst_addr from[CST_TILE_MAX_SRC];
+    uint64_t end = cst_pace_take(&paced->down, sum_bytes(work, first, count), cst_crew_now());
+    int rc;
+
+    for (uint32_t i = 0; i < n_src; i++) {
+        mems[i] = as_host(src[i].mem);
+        from[i] = (struct cst_addr){&mems[i], src[i].offset};
+    }
+    rc = cst_host_ops.reduce(paced->host, thread, work, n_src, from, first, count, undo, err);
+    cst_pace_wait(end);
+    return rc;
+}
+
+static int paced_update(void *state, const struct cst_tile_work *work,
+                        const struct cst_tile_hyper *hyper, uint64_t first, uint64_t count,
+                        struct cst_undo_slot *undo, struct cst_err *err)
+{
+    (void)state;
+    (void)work;
+    (void)hyper;
+    (void)first;
+    (void)count;
+    (void)undo;
+    return cst_err_set(err, CST_EUNSUPPORTED, "UPDATE in place is for a host engine");
+}
+
+const struct cst_device_ops cst_paced_ops = {
+    .name = "paced",
+    .max_team = CST_CREW_MAX_THREADS,
+    .max_lanes = 2, /* one sleeps while the other's bytes move */
+    .piece_bytes = 1u << 20,
+    .max_tiles = 64, /* as the host's */
+    .open = paced_open,
+    .close = paced_close,
+    .map = paced_map,
+    .import = paced_import,
+    .unmap = paced_unmap,
+    .populate = paced_populate,
+    .lock = paced_lock,
+    .copy = paced_copy,
+    .fill = paced_fill,
+    .convert = paced_convert,
+    .reduce = paced_reduce,
+    .update = paced_update,
+};

@@ -1,0 +1,81 @@
+#include "kernels/pace.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static int parse_number(const char *text, uint64_t *out)
+{
+    char *end;
+
+    errno = 0;
+    *out = strtoull(text, &end, 10);
+    return errno == 0 && *text >= '0' && *text <= '9' && *end == '\0' ? CST_OK : CST_EINVAL;
+}
+
+int cst_pace_parse(const char *text, struct cst_pace_spec *out, struct cst_err *err)
+{
+    static char up[] = "up", down[] = "down", update[] = "update", memory[] = "memory";
+    char *const names[] = {up, down, update, memory, NULL};
+    struct cst_pace_spec spec = {0};
+    uint64_t *const fields[] = {&spec.up, &spec.down, &spec.update, &spec.memory};
+    char *copy = strdup(text), *rest = copy, *value;
+    int rc = copy != NULL ? CST_OK : CST_ENOMEM;
+
+    while (rc == CST_OK && *rest != '\0') {
+        int i = getsubopt(&rest, names, &value);
+
+        rc = i >= 0 && value != NULL ? parse_number(value, fields[i]) : CST_EINVAL;
+    }
+    free(copy);
+    if (rc == CST_OK) {
+        *out = spec;
+        return CST_OK;
+    }
+    return cst_err_set(err, rc, "'%s' is no list of up=N, down=N, update=N and memory=N", text);
+}
+
+void cst_pace_init(struct cst_pace *pace, uint64_t rate)
+{
+    *pace = (struct cst_pace){.rate = (double)rate};
+    (void)pthread_mutex_init(&pace->mutex, NULL);
+}
+
+void cst_pace_close(struct cst_pace *pace)
+{
+    (void)pthread_mutex_destroy(&pace->mutex);
+}
+
+/* Summed up in units, not in nanoseconds, so that many small pieces take what a large one does. */
+static uint64_t end_of(const struct cst_pace *pace)
+{
+    return pace->began_ns + (uint64_t)(pace->units * 1e9 / pace->rate);
+}
+
+uint64_t cst_pace_take(struct cst_pace *pace, uint64_t units, uint64_t now_ns)
+{
+    uint64_t end;
+
+    if (pace->rate <= 0) {
+        return 0;
+    }
+    (void)pthread_mutex_lock(&pace->mutex);
+    if (now_ns > end_of(pace) + CST_PACE_LATE_NS) {
+        pace->began_ns = now_ns;
+        pace->units = 0;
+    }
+    pace->units += (double)units;
+    end = end_of(pace);
+    (void)pthread_mutex_unlock(&pace->mutex);
+    return end;
+}
+
+void cst_pace_wait(uint64_t end_ns)
+{
+    const struct timespec end = {.tv_sec = (time_t)(end_ns / 1000000000),
+                                 .tv_nsec = (long)(end_ns % 1000000000)};
+
+    while (end_ns > 0 && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL) == EINTR) {
+    }
+}
