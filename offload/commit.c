@@ -76,7 +76,9 @@ static void issue_updates(struct cst_core *core, float factor)
         core->chunks[c].update_ticket = update->ticket;
         core->chunks[c].version++;
         cst_residency_expire(core, c);
+        cst_exposure_issued(core);
     }
+    cst_exposure_all_issued(core);
 }
 
 static double mean_loss(const struct cst_core *core)
@@ -182,6 +184,7 @@ void cst_commit_updated(struct cst_core *core, const struct cst_flight *flight,
     if (core->chunks[flight->chunk].update_ticket == flight->ticket) {
         core->chunks[flight->chunk].update_ticket = 0;
     }
+    cst_exposure_done(core, flight->chunk);
     if (event->status != CST_OK) {
         cst_ranks_fail_command(core, event, "update", flight->chunk);
     }

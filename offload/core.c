@@ -41,6 +41,7 @@ static const struct {
     [CST_EV_RELEASE] = {IN_STEP | NEEDS_CHUNK, cst_residency_release},
     [CST_EV_HAND_IN] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP | NEEDS_GRAD, cst_schedule_hand_in},
     [CST_EV_ACCUMULATE] = {IN_STEP, cst_schedule_accumulate},
+    [CST_EV_WANT] = {IN_STEP | NEEDS_CHUNK, cst_fetch_want},
     [CST_EV_PREFETCH] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP, cst_residency_prefetch},
     [CST_EV_EVICT] = {IN_STEP | NEEDS_CHUNK, cst_residency_evict},
     [CST_EV_STEP] = {IN_STEP, cst_commit_step},
@@ -297,6 +298,7 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         .last_grad_norm = core->last_grad_norm,
         .last_step_ns = core->last_step_ns,
     };
+    cst_exposure_stats(core, out);
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         const struct cst_chunk *chunk = &core->chunks[c];
 

@@ -185,6 +185,7 @@ enum cst_event_kind {
     CST_EV_RELEASE,      /* rank, tag, attempt, chunk, generation. Of a gradient: changes nothing, it is leased until it is handed in */
     CST_EV_HAND_IN,      /* rank, tag, attempt, chunk, generation: REDUCE_SCATTER */
     CST_EV_ACCUMULATE,   /* rank, tag, attempt. Ends the rank's micro-batch: its waiting gradient fetches and open gradients; EINVAL: it is the step's last */
+    CST_EV_WANT,         /* rank, tag, attempt, chunk: the worker waits now for the weights that it asked for ahead */
     CST_EV_PREFETCH,     /* rank, tag, attempt, chunk */
     CST_EV_EVICT,        /* rank, tag, attempt, chunk */
     CST_EV_PREPARE,      /* rank, tag, attempt, hyper: of the STEP to come */
@@ -319,8 +320,9 @@ struct cst_core_stats {
     uint32_t interleave;     /* k that is in force; 0: none */
     uint64_t n_updates;      /* of chunks, completed */
     uint64_t n_device_updates; /* of them, in rooms or on device states */
-    uint64_t last_update_ns; /* of the last step whose updates are all done: from the first one's issue to the last one's completion */
-    uint64_t last_exposed_ns;/* of it: in which a rank waited for an update and for nothing else; of the rank that waited longest */
+    uint64_t last_update_ns; /* of the last step whose updates are all done: in which at least one of them was under way, issued and not done */
+    uint64_t last_exposed_ns;/* of it: in which a rank waited for an update and for nothing else; of the rank that waited longest. A fetch that was
+                              * asked ahead counts from its WANT on */
     uint64_t update_ns, exposed_ns; /* both, over all steps */
 };
 

@@ -40,6 +40,7 @@ static void join(struct cst_core *core, uint32_t i, uint32_t rank, uint32_t b)
     core->requests.v[i].where = CST_REQUEST_JOINED;
     core->requests.v[i].block = b;
     cst_block_await(&core->ranks[rank].pool, b, &core->requests, i);
+    cst_exposure_begin(core, i);
 }
 
 /* Request @i, which is in no queue, is answered or waits for a copy now; false: it needs a block
@@ -114,6 +115,7 @@ void cst_fetch_unqueue(struct cst_core *core, uint32_t i)
     const struct cst_request *request = &core->requests.v[i];
 
     if (request->where == CST_REQUEST_JOINED) {
+        cst_exposure_end(core, i);
         cst_block_forsake(&core->ranks[request->rank].pool, request->block, &core->requests, i);
     } else {
         cst_queue_remove(&core->requests, queue_of(core, request), i);
@@ -297,6 +299,48 @@ void cst_fetch_grad(struct cst_core *core, const struct cst_event *event)
     }
     cst_prefetch_follow(rank, event->chunk, true);
     begin(core, event);
+}
+
+static uint32_t find_in(const struct cst_core *core, const struct cst_queue *queue, uint32_t chunk)
+{
+    uint32_t i = queue->head;
+
+    while (i != CST_NO_REQUEST &&
+           (core->requests.v[i].kind != CST_EV_FETCH_WEIGHT || core->requests.v[i].chunk != chunk ||
+            !core->requests.v[i].ahead)) {
+        i = core->requests.v[i].next;
+    }
+    return i;
+}
+
+/* The fetch of @rank that was asked ahead for the weights of @chunk, CST_NO_REQUEST: it has its
+ * answer. */
+static uint32_t find_ahead(struct cst_core *core, uint32_t rank, uint32_t chunk)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+    uint32_t b = pool->weight_of[chunk];
+    uint32_t i = b == CST_NONE ? CST_NO_REQUEST : find_in(core, &pool->blocks[b].waiters, chunk);
+
+    return i != CST_NO_REQUEST ? i : find_in(core, &cst_pool_part(pool, chunk)->ahead, chunk);
+}
+
+void cst_fetch_want(struct cst_core *core, const struct cst_event *event)
+{
+    uint32_t i = find_ahead(core, event->rank, event->chunk);
+
+    (void)cst_core_reply(core, event->tag);
+    if (i == CST_NO_REQUEST) {
+        return;
+    }
+    if (core->requests.v[i].where == CST_REQUEST_JOINED) {
+        core->requests.v[i].ahead = false;
+        cst_exposure_begin(core, i);
+    } else {
+        cst_fetch_unqueue(core, i);
+        core->requests.v[i].ahead = false;
+        cst_fetch_enqueue(core, i);
+        core->ranks[event->rank].pool.changed = true; /* demands go first */
+    }
 }
 
 void cst_fetch_pump(struct cst_core *core)

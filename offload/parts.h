@@ -9,6 +9,7 @@
  *   schedule.c   contributions, micro-batches, reductions
  *   staging.c    gradients that leave a pool that is short before their sum can be made
  *   commit.c     norm, commit, updates
+ *   exposure.c   how long updates take, and who stands still for them
  *   states.c     READ and WRITE of a tensor's rows */
 #ifndef CST_PARTS_H
 #define CST_PARTS_H
@@ -40,6 +41,23 @@ struct cst_rank {
     struct cst_trace trace;
     uint64_t hits, misses, late, prefetches, evictions, waits; /* fetches; loads; blocks; fetches */
     uint64_t bytes_up, bytes_down, bytes_peer;
+    uint32_t n_exposed;       /* fetches that its worker waits for and that wait for an update */
+    uint64_t exposed_since;   /* ns, n_exposed > 0: what comes before is in exposed_ns */
+    uint64_t exposed_ns;      /* in which it waited for updates */
+    uint64_t exposed_from_ns; /* exposed_ns when the round began */
+};
+
+/* Times of updates, see exposure.c. */
+struct cst_exposure {
+    uint32_t n_updates;     /* under way */
+    uint64_t since;         /* ns, n_updates > 0: what comes before is in update_ns */
+    uint64_t update_ns;     /* in which updates were under way */
+    uint64_t round_from_ns; /* update_ns when the round began */
+    bool open;              /* a round is */
+    bool all_issued;        /* its step is committed: no update of it is still to come */
+    uint64_t n_done;        /* updates */
+    uint64_t last_update_ns, last_exposed_ns;   /* of the last round that ended */
+    uint64_t total_update_ns, total_exposed_ns; /* of all of them */
 };
 
 struct cst_chunk {
@@ -99,6 +117,7 @@ struct cst_core {
     uint64_t commit_ns;  /* when the last step was committed; 0: none yet */
     uint64_t last_step_ns;
     double last_loss, last_grad_norm;
+    struct cst_exposure exposure;
     uint32_t *order;          /* scratch: chunks in the order of their updates; owned */
     uint64_t n_blocks;        /* of all pools */
     struct cst_rank *ranks;   /* owned */
@@ -200,6 +219,7 @@ uint32_t cst_group_number(const struct cst_core *core, uint32_t chunk);
 
 void cst_fetch_weight(struct cst_core *core, const struct cst_event *event);
 void cst_fetch_grad(struct cst_core *core, const struct cst_event *event);
+void cst_fetch_want(struct cst_core *core, const struct cst_event *event);
 
 /* A lease on block @b of @rank; the answer to @tag. */
 void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit);
@@ -348,6 +368,24 @@ void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
                        const struct cst_event *event);
 void cst_commit_updated(struct cst_core *core, const struct cst_flight *flight,
                         const struct cst_event *event);
+
+/* -- exposure.c: times of updates --------------------------------------------------------------- */
+
+/* An update was issued. */
+void cst_exposure_issued(struct cst_core *core);
+/* The step is committed, and all its updates are issued, if there are any. */
+void cst_exposure_all_issued(struct cst_core *core);
+/* An update of @chunk is done. */
+void cst_exposure_done(struct cst_core *core, uint32_t chunk);
+
+/* Request @i has joined a block and waits for the copy: if its worker stands still, and the update
+ * is not done, that counts from now on; it does no more. */
+void cst_exposure_begin(struct cst_core *core, uint32_t i);
+void cst_exposure_end(struct cst_core *core, uint32_t i);
+
+void cst_exposure_stats(const struct cst_core *core, struct cst_core_stats *out);
+/* NULL, or the name of an invariant that does not hold. For tests. */
+const char *cst_exposure_check(const struct cst_core *core);
 
 /* -- states.c: rows --------------------------------------------------------------------------- */
 

@@ -27,6 +27,7 @@ struct cst_request {
     uint32_t block;            /* JOINED: which */
     uint32_t next;             /* in its queue or in the list of unused ones */
     bool ahead;                /* a fetch that nobody waits for yet */
+    bool exposed;              /* its worker stands still for an update, see exposure.c */
     enum cst_row row;          /* READ */
     struct cst_place src, dst; /* READ, to do it again */
     uint64_t bytes;            /* READ */

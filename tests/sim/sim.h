@@ -62,6 +62,7 @@ struct worker {
     uint32_t at; /* index into ops */
     bool last;   /* micro-batch of the step: it will not be another one's turn */
     bool begun;  /* the fetches of ops[at] were sent */
+    bool wanted; /* and that they are waited for */
     struct lease weights[SIM_MAX_CHUNKS];
     struct lease grads[SIM_MAX_CHUNKS];
     struct lease old[SIM_MAX_CHUNKS];  /* weights of earlier steps, not yet given back */

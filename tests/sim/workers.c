@@ -161,6 +161,7 @@ static void begin_op(struct sim *sim, uint32_t rank)
     uint32_t at = w->at;
 
     w->begun = true;
+    w->wanted = false;
     for (uint32_t k = 0; k < use->n_chunks && w->state == WORKER_RUN; k++) {
         fetch(sim, rank, use->chunks[k], false);
     }
@@ -212,6 +213,21 @@ static bool op_is_ready(const struct sim *sim, const struct worker *w)
     }
     return w->surprise == NO_CHUNK ||
            (w->weights[w->surprise].held && !w->weight_asked[w->surprise]);
+}
+
+/* It says that it waits for what the operator lacks, asked ahead or not. */
+static bool want(struct sim *sim, uint32_t rank)
+{
+    struct worker *w = &sim->workers[rank];
+    const struct cst_layout_use *use = use_of(sim, w, w->at);
+    uint32_t c = use->chunks[sim_below(sim, use->n_chunks)];
+
+    if (w->wanted || !w->weight_asked[c]) {
+        return false;
+    }
+    w->wanted = true;
+    ask(sim, rank, CST_EV_WANT, c, 0, false);
+    return true;
 }
 
 /* The worker reads the weights of a lease: they are what they were when it was granted. */
@@ -376,7 +392,7 @@ static bool run(struct sim *sim, uint32_t rank)
         return true;
     }
     if (!op_is_ready(sim, w)) {
-        return false;
+        return sim_chance(sim, 1000) && want(sim, rank);
     }
     end_op(sim, rank);
     return true;

@@ -1,0 +1,240 @@
+/* Times of updates: what counts as standing still for one, and what does not. */
+#include "tests/unit/core_rig.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+
+#define N_CHUNKS 3
+
+static struct rig rig;
+
+static void teardown(void)
+{
+    rig_close(&rig);
+}
+
+static struct cst_core_stats stats(void)
+{
+    struct cst_core_stats out;
+
+    cst_core_stats(rig.core, &out);
+    return out;
+}
+
+/* Updates of all chunks are under way from time 1000 on, and nothing else is. */
+static void commit(uint32_t world)
+{
+    for (uint32_t c = 0; c < N_CHUNKS; c++) {
+        for (uint32_t rank = 0; rank < world; rank++) {
+            (void)rig_release(&rig, rank, c, rig_get(&rig, rank, c));
+            (void)rig_hand_in(&rig, rank, c, rig_get_grad(&rig, rank, c));
+        }
+    }
+    for (uint32_t rank = 0; rank < world; rank++) {
+        (void)rig_step(&rig, rank);
+    }
+    rig.now = 1000;
+    while (rig_count(&rig, CST_COMMAND_UPDATE) == 0) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), N_CHUNKS);
+}
+
+/* The update of @chunk ends at @now. */
+static void update_ends(uint32_t chunk, uint64_t now)
+{
+    unsigned n = 0;
+
+    rig.now = now;
+    while (rig_command(&rig, CST_COMMAND_UPDATE, n)->chunk != chunk) {
+        n++;
+    }
+    rig_done(&rig, rig_command(&rig, CST_COMMAND_UPDATE, n)->ticket, CST_OK, NULL);
+}
+
+static uint64_t fetch_at(uint64_t now, uint32_t rank, uint32_t chunk)
+{
+    rig.now = now;
+    return rig_fetch(&rig, rank, chunk);
+}
+
+/* Nobody asks: updates take from their issue to the last one's end, and nothing of it shows. */
+START_TEST(hidden)
+{
+    rig_open(&rig, N_CHUNKS, 1, 8, 0);
+    rig_start(&rig, 1);
+    commit(1);
+    update_ends(0, 1100);
+    update_ends(2, 1200);
+    ck_assert_uint_eq(stats().last_update_ns, 0); /* it is not over */
+    update_ends(1, 1450);
+    ck_assert_uint_eq(stats().last_update_ns, 450);
+    ck_assert_uint_eq(stats().last_exposed_ns, 0);
+    ck_assert_uint_eq(stats().update_ns, 450);
+    ck_assert_uint_eq(stats().n_updates, N_CHUNKS);
+}
+END_TEST
+
+/* A fetch counts from when it comes to its own update's end; the copy behind that does not. */
+START_TEST(a_demand_waits)
+{
+    uint64_t tag;
+
+    rig_open(&rig, N_CHUNKS, 1, 8, 0);
+    rig_start(&rig, 1);
+    commit(1);
+    tag = fetch_at(1010, 0, 0);
+    update_ends(0, 1100);
+    rig.now = 1190;
+    ck_assert(rig_waits(&rig, tag));
+    rig_done(&rig, rig_command(&rig, CST_COMMAND_COPY, 0)->ticket, CST_OK, NULL);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    update_ends(1, 1200);
+    update_ends(2, 1300);
+    ck_assert_uint_eq(stats().last_exposed_ns, 90);
+    ck_assert_uint_eq(stats().last_update_ns, 300);
+}
+END_TEST
+
+/* Fetches of one rank count once, whatever their number; those of several ranks do not add up: who
+ * waits longest counts. */
+START_TEST(waits_are_united)
+{
+    rig_open(&rig, N_CHUNKS, 2, 8, 0);
+    rig_start(&rig, 2);
+    commit(2);
+    (void)fetch_at(1010, 0, 0);
+    (void)fetch_at(1020, 0, 1);
+    (void)fetch_at(1030, 1, 2);
+    update_ends(0, 1100);
+    update_ends(1, 1150);
+    update_ends(2, 1160);
+    ck_assert_uint_eq(stats().last_exposed_ns, 140); /* rank 0: 1010 to 1150; rank 1: 130 */
+    ck_assert_uint_eq(stats().exposed_ns, 140);
+}
+END_TEST
+
+/* What is asked ahead hides behind compute until the worker says that it waits. */
+START_TEST(ahead_until_wanted)
+{
+    uint64_t tag;
+
+    rig_open(&rig, N_CHUNKS, 1, 8, 0);
+    rig_start(&rig, 1);
+    commit(1);
+    rig.now = 1010;
+    (void)rig_fetch_ahead(&rig, 0, 0);
+    rig.now = 1070;
+    tag = rig_event(&rig, (struct cst_event){
+                              .kind = CST_EV_WANT, .rank = 0, .attempt = rig.attempt, .chunk = 0});
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    update_ends(0, 1100);
+    update_ends(1, 1100);
+    update_ends(2, 1100);
+    ck_assert_uint_eq(stats().last_exposed_ns, 30);
+}
+END_TEST
+
+/* A WANT of a fetch that waits for a block puts it among the demands; one of nothing is answered
+ * all the same. */
+START_TEST(want_goes_before_what_is_ahead)
+{
+    uint64_t first, second, weight;
+
+    rig_open(&rig, N_CHUNKS, 1, 3, 0);
+    rig_start(&rig, 1);
+    weight = rig_get(&rig, 0, 0);
+    (void)rig_get_grad(&rig, 0, 0);
+    (void)rig_get_grad(&rig, 0, 1);
+    first = rig_fetch_ahead(&rig, 0, 1);
+    second = rig_fetch_ahead(&rig, 0, 2);
+    for (uint32_t c = 0; c < N_CHUNKS; c += 2) {
+        ck_assert_int_eq(rig_status(&rig, rig_event(&rig, (struct cst_event){.kind = CST_EV_WANT,
+                                                                             .attempt = rig.attempt,
+                                                                             .chunk = c})),
+                         CST_OK);
+    }
+    (void)rig_release(&rig, 0, 0, weight);
+    rig_drain(&rig);
+    ck_assert(rig_waits(&rig, first));
+    ck_assert_int_eq(rig_status(&rig, second), CST_OK);
+}
+END_TEST
+
+/* A fetch that waits for a block does not stand still for the update. */
+START_TEST(not_while_a_block_is_missing)
+{
+    rig_open(&rig, N_CHUNKS, 1, 3, 0);
+    rig_start(&rig, 1);
+    commit(1);
+    for (uint32_t c = 0; c < N_CHUNKS; c++) {
+        ck_assert_int_eq(rig_status(&rig, rig_fetch_grad(&rig, 0, c)), CST_OK);
+    }
+    (void)fetch_at(1020, 0, 1);
+    update_ends(0, 1050);
+    update_ends(2, 1100);
+    update_ends(1, 1200);
+    ck_assert_uint_eq(stats().last_exposed_ns, 0);
+}
+END_TEST
+
+/* A fetch that is cancelled waits no more; what it waited counts. A worker that copies itself waits
+ * for the update alone. */
+START_TEST(cancelled)
+{
+    uint64_t tag;
+
+    rig_open_worker_copies(&rig, N_CHUNKS, 1, 8, 0);
+    rig_start(&rig, 1);
+    commit(1);
+    tag = fetch_at(1010, 0, 0);
+    rig.now = 1030;
+    (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_CANCEL, .rank = 0, .cancel = tag});
+    ck_assert_int_eq(rig_status(&rig, tag), CST_ECANCELLED);
+    (void)fetch_at(1040, 0, 1);
+    update_ends(0, 1100);
+    update_ends(1, 1150);
+    update_ends(2, 1160);
+    ck_assert_uint_eq(stats().last_exposed_ns, 20 + 110);
+}
+END_TEST
+
+/* A step that is skipped has no updates: the numbers stay those of the last one that has. */
+START_TEST(skipped)
+{
+    rig_open(&rig, N_CHUNKS, 1, 8, 0);
+    rig_start(&rig, 1);
+    commit(1);
+    update_ends(0, 1100);
+    update_ends(1, 1100);
+    update_ends(2, 1100);
+    rig.norm = 0.0 / 0.0;
+    rig.now = 2000;
+    (void)rig_step(&rig, 0);
+    rig_drain(&rig);
+    ck_assert_uint_eq(stats().n_skipped, 1);
+    ck_assert_uint_eq(stats().last_update_ns, 100);
+    ck_assert_uint_eq(stats().update_ns, 100);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("exposure");
+    TCase *tc = suite_case(s, "exposure", NULL, teardown);
+
+    tcase_add_test(tc, hidden);
+    tcase_add_test(tc, a_demand_waits);
+    tcase_add_test(tc, waits_are_united);
+    tcase_add_test(tc, ahead_until_wanted);
+    tcase_add_test(tc, want_goes_before_what_is_ahead);
+    tcase_add_test(tc, not_while_a_block_is_missing);
+    tcase_add_test(tc, cancelled);
+    tcase_add_test(tc, skipped);
+    return s;
+}
+
+int main(void)
+{
+    return suite_run(suite());
+}
