@@ -156,8 +156,9 @@ static void batch_done(struct cst_call *call)
     cst_call_reset(call);
 }
 
-/* A micro-batch whose end is not known would be mixed with the next. */
-static void accumulate_done(struct cst_call *call)
+/* A micro-batch whose end is not known would be mixed with the next; a step that is prepared as
+ * nobody knows is no better. */
+static void plain_done(struct cst_call *call)
 {
     struct cst_batch *batch = (struct cst_batch *)(void *)call;
 
@@ -213,7 +214,7 @@ static int start_accumulate(struct cst_job *job, struct cst_batch *batch, struct
     Cistern__Accumulate msg = CISTERN__ACCUMULATE__INIT;
 
     msg.attempt = job->attempt;
-    batch->call.done = accumulate_done;
+    batch->call.done = plain_done;
     return cst_call_start(job->client, &batch->call, CISTERN__MSG_TYPE__MSG_ACCUMULATE, &msg.base,
                           CISTERN__MSG_TYPE__MSG_OK, NULL, err);
 }
@@ -270,6 +271,27 @@ static int send_some(struct cst_job *job, const struct cst_lease_item *items, ui
         batch->in_flight = true;
         job->n_awaited += awaited ? 1 : 0;
     }
+    return rc;
+}
+
+int cst_batch_prepare(struct cst_job *job, Cistern__Hyper *hyper, struct cst_err *err)
+{
+    struct cst_batch *batch = get_batch(job, 0);
+    Cistern__PrepareStep msg = CISTERN__PREPARE_STEP__INIT;
+    int rc;
+
+    if (batch == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to prepare a step");
+    }
+    msg.attempt = job->attempt;
+    msg.hyper = hyper;
+    batch->n_items = 0;
+    batch->awaited = false;
+    batch->lease_epoch = job->lease_epoch;
+    batch->call.done = plain_done;
+    rc = cst_call_start(job->client, &batch->call, CISTERN__MSG_TYPE__MSG_PREPARE_STEP, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+    batch->in_flight = rc == CST_OK;
     return rc;
 }
 

@@ -15,6 +15,9 @@ int cst_batch_send(struct cst_job *job, bool awaited, struct cst_err *err);
 /* The same for @n @items that give back, in their order; nobody waits for them. */
 int cst_batch_send_items(struct cst_job *job, const struct cst_lease_item *items, uint32_t n);
 
+/* Send what the step will be done with. Nobody waits for it; if it fails, the step is void. */
+int cst_batch_prepare(struct cst_job *job, Cistern__Hyper *hyper, struct cst_err *err);
+
 /* What job->leases has planned cannot be sent, because of @why: the step is void. */
 void cst_batch_give_up(struct cst_job *job, const struct cst_err *why);
 

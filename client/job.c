@@ -16,6 +16,23 @@ static bool is_name(const char *name)
            strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
 }
 
+/* What the daemon would refuse as well is refused here with the names of the spec. */
+static int check_options(const struct cst_job_spec *spec, struct cst_err *err)
+{
+    if ((unsigned)spec->optimizer >= CST_OPTIMIZER_COUNT ||
+        (unsigned)spec->moments >= CST_MOMENTS_COUNT ||
+        (unsigned)spec->rounding >= CST_ROUNDING_COUNT ||
+        (unsigned)spec->overlap >= CST_OVERLAP_COUNT) {
+        return cst_err_set(err, CST_EINVAL,
+                           "job '%s': optimizer %u, moments %u, rounding %u, overlap %u: there are "
+                           "%d, %d, %d and %d",
+                           spec->name, (unsigned)spec->optimizer, (unsigned)spec->moments,
+                           (unsigned)spec->rounding, (unsigned)spec->overlap, CST_OPTIMIZER_COUNT,
+                           CST_MOMENTS_COUNT, CST_ROUNDING_COUNT, CST_OVERLAP_COUNT);
+    }
+    return CST_OK;
+}
+
 static int check_spec(const struct cst_client *client, const struct cst_job_spec *spec,
                       struct cst_err *err)
 {
@@ -39,7 +56,23 @@ static int check_spec(const struct cst_client *client, const struct cst_job_spec
         return cst_err_set(err, CST_EINVAL, "job '%s': the name of its base is no job's: '%.64s'",
                            spec->name, spec->base);
     }
-    return CST_OK;
+    return check_options(spec, err);
+}
+
+static void fill_options(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
+{
+    msg->has_optimizer = msg->has_moments = msg->has_rounding = msg->has_seed = true;
+    msg->optimizer = (uint32_t)spec->optimizer;
+    msg->moments = (uint32_t)spec->moments;
+    msg->rounding = (uint32_t)spec->rounding;
+    msg->seed = spec->seed;
+    msg->has_overlap = msg->has_delay_from = msg->has_grad_over_weight = true;
+    msg->overlap = (uint32_t)spec->overlap;
+    msg->delay_from = spec->delay_from;
+    msg->grad_over_weight = spec->grad_over_weight;
+    msg->has_update_room = msg->has_device_states = true;
+    msg->update_room = spec->update_room;
+    msg->device_states = spec->device_states;
 }
 
 static void fill_open(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
@@ -60,6 +93,7 @@ static void fill_open(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
     msg->has_micro_batches = spec->micro_batches > 1;
     msg->micro_batches = spec->micro_batches;
     msg->base_job = (char *)(uintptr_t)spec->base;
+    fill_options(spec, msg);
 }
 
 int cst_job_open(struct cst_job **out, struct cst_client *client, const struct cst_job_spec *spec,
@@ -95,6 +129,8 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     job->rank = spec->rank;
     job->world = spec->world;
     job->micro_batches = spec->micro_batches > 1 ? spec->micro_batches : 1;
+    job->optimizer = spec->optimizer;
+    job->overlap = spec->overlap;
     job->initialised = opened->initialised;
     job->steps = opened->step;
     job->begun = -1;

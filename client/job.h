@@ -77,10 +77,14 @@ struct cst_job {
     uint64_t attempt;                  /* goes into Batch and Step */
     uint32_t micro_batches;            /* per step, at least 1 */
     uint32_t micro_batch;              /* of the step under way, the one under way, from 0 */
-    struct cst_declare declare;        /* groups, tensors and operators */
-    struct cst_err declare_err;        /* of the last cst_tensor or cst_operator that failed */
-    struct cst_commit commit;          /* how far it has come */
-    struct cst_plan plan;              /* from COMMIT_LAYOUT on */
+    enum cst_optimizer optimizer;      /* as opened, as is overlap */
+    enum cst_overlap overlap;
+    bool prepared;                 /* the step under way, with prepared_hyper */
+    Cistern__Hyper prepared_hyper; /* as sent */
+    struct cst_declare declare;    /* groups, tensors and operators */
+    struct cst_err declare_err;    /* of the last cst_tensor or cst_operator that failed */
+    struct cst_commit commit;      /* how far it has come */
+    struct cst_plan plan;          /* from COMMIT_LAYOUT on */
     struct cst_slabs class_slabs[CST_PLAN_MAX_CLASSES]; /* by size class */
     uint32_t n_slabs;                                   /* of the pool */
     struct cst_segment *slabs;                          /* n_slabs */

@@ -1,6 +1,7 @@
 /* cst_sync, where a step begins for all ranks, cst_accumulate, between two micro-batches of it, and
  * cst_step, where it ends. */
 #include "client/batch.h"
+#include "client/hyper.h"
 #include "client/op.h"
 
 #include <string.h>
@@ -25,6 +26,7 @@ static int start_sync(struct cst_job *job, struct cst_err *err)
     job->n_awaited = 0;
     job->begun = -1;
     job->micro_batch = 0;
+    job->prepared = false;
     cst_lease_forget(&job->leases);
     return CST_OK;
 }
@@ -126,21 +128,17 @@ int cst_accumulate(struct cst_job *job, struct cst_err *err)
 
 static int start_step(struct cst_job *job, struct cst_err *err)
 {
-    const struct cst_hyper_params *p = &job->pending.params;
-    Cistern__Hyper hyper = CISTERN__HYPER__INIT;
+    Cistern__Hyper hyper;
     Cistern__Step msg = CISTERN__STEP__INIT;
+    int rc = cst_hyper_fill(job, &job->pending.params, &hyper, err);
 
-    hyper.lr = p->lr;
-    hyper.beta1 = p->beta1 == 0.0f ? 0.9f : p->beta1;
-    hyper.beta2 = p->beta2 == 0.0f ? 0.999f : p->beta2;
-    hyper.eps = p->eps == 0.0f ? 1e-8f : p->eps;
-    hyper.weight_decay = p->weight_decay;
-    hyper.clip_norm = p->clip_norm;
-    hyper.grad_scale = p->grad_scale == 0.0f ? 1.0f : p->grad_scale;
+    if (rc != CST_OK) {
+        return rc;
+    }
     msg.attempt = job->attempt;
     msg.hyper = &hyper;
     msg.has_loss = true;
-    msg.loss = p->loss;
+    msg.loss = job->pending.params.loss;
     return cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_STEP, &msg.base,
                           CISTERN__MSG_TYPE__MSG_STEPPED, &cistern__stepped__descriptor, err);
 }
@@ -206,6 +204,7 @@ static void take_step(struct cst_job *job, struct cst_step_result *result)
         };
     }
     job->micro_batch = 0;
+    job->prepared = false;
     cst_call_reset(&job->call);
     cst_lease_reset_step(&job->leases);
 }
@@ -222,6 +221,9 @@ static int step_job(struct cst_job *job, bool block, const struct cst_hyper_para
     if (rc == CST_OK && job->begun >= 0) {
         rc = cst_err_set(err, CST_EINVAL, "a step inside of operator '%s'",
                          job->declare.operators[job->begun].name);
+    }
+    if (rc == CST_OK) {
+        rc = cst_hyper_fill(job, params, &(Cistern__Hyper){0}, err);
     }
     if (rc == CST_OK) {
         want.params = *params;

@@ -106,6 +106,7 @@ static int lay_out(struct cst_job *job, struct cst_err *err)
                                        .n_nodes = job->daemon->engines.n_nodes,
                                        .world = job->world,
                                        .grad_bytes = job->micro_batches > 1 ? 4 : 2,
+                                       .states = cst_job_options_states(&job->options),
                                        .max_classes = CST_LAYOUT_MAX_CLASSES};
     int rc = cst_base_check(job, err);
 
@@ -178,7 +179,9 @@ static void start_populating(struct cst_job *job)
 
 static struct cst_core_policy policy_of(const struct cst_job *job)
 {
-    struct cst_core_policy policy = {.gather_bytes = job->daemon->config->gpu_gather};
+    struct cst_core_policy policy = {.gather_bytes = job->daemon->config->gpu_gather,
+                                     .overlap = job->options.overlap,
+                                     .delay_from = job->options.delay_from};
 
     if (job->plan.valid) {
         policy.prefetch_depth = job->plan.choice.prefetch_depth;
@@ -201,6 +204,8 @@ static int open_core(struct cst_job *job, struct cst_err *err)
         .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
         .policy = policy_of(job),
         .micro_batches = job->micro_batches,
+        .seed = job->options.seed,
+        .rounding = job->options.rounding,
     };
     int rc = cst_core_open(&job->core, &config, err);
 

@@ -111,6 +111,8 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_SYNC] = {cst_serve_sync, NULL, JOB},
     [CISTERN__MSG_TYPE__MSG_BATCH] = {cst_serve_batch, NULL, JOB},
     [CISTERN__MSG_TYPE__MSG_STEP] = {cst_serve_step, &cistern__step__descriptor, JOB},
+    [CISTERN__MSG_TYPE__MSG_PREPARE_STEP] = {cst_serve_prepare_step,
+                                             &cistern__prepare_step__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_ACCUMULATE] = {cst_serve_accumulate, &cistern__accumulate__descriptor,
                                            JOB},
     [CISTERN__MSG_TYPE__MSG_CANCEL] = {cst_serve_cancel, &cistern__cancel__descriptor, NOTHING},

@@ -27,6 +27,7 @@ void cst_serve_trace(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_sync(struct cst_session *session, uint64_t id, void *body); /* serve_step.c */
 void cst_serve_batch(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_step(struct cst_session *session, uint64_t id, void *body);
+void cst_serve_prepare_step(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_accumulate(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_cancel(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_staging(struct cst_session *session, uint64_t id, void *body);

@@ -123,6 +123,7 @@ static int make(struct cst_daemon *daemon, uid_t uid, const struct cst_job_wish 
     job->world = wish->world;
     job->chunk_elems = wish->chunk_elems;
     job->micro_batches = wish->micro_batches;
+    job->options = wish->options;
     job->base = base;
     job->timeout_ms = wish->timeout_ms > 0 ? wish->timeout_ms : config->timeout_s * 1000;
     job->ttl_s = wish->ttl_s > 0 ? wish->ttl_s : config->ttl_s;
@@ -454,6 +455,9 @@ static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish
                            "job '%s' was opened with micro_batches %u, not %u as rank %u wants",
                            job->name, job->micro_batches, wish->micro_batches, wish->rank);
     }
+    if (cst_job_options_same(&job->options, &wish->options, job->name, wish->rank, err) != CST_OK) {
+        return CST_EMISMATCH;
+    }
     if ((wish->base != NULL) != (job->base != NULL) ||
         (wish->base != NULL && strcmp(wish->base, job->base->name) != 0)) {
         return cst_err_set(err, CST_EMISMATCH,
@@ -477,6 +481,8 @@ static void occupy(struct cst_worker *worker, struct cst_session *session,
     worker->left = false;
     worker->n_groups = worker->n_tensors = worker->n_operators = 0;
     worker->pool_bytes = wish->pool_bytes;
+    worker->update_room = wish->update_room;
+    worker->device_states = wish->device_states;
     if (!is_decided(job)) {
         set_device(worker, wish->gpu);
     }

@@ -12,6 +12,7 @@
 #ifndef CST_JOB_H
 #define CST_JOB_H
 
+#include "daemon/job_options.h"
 #include "daemon/memory.h"
 #include "daemon/peer.h"
 #include "daemon/pending.h"
@@ -42,6 +43,8 @@ struct cst_worker {
     bool has_token;
     bool left;                       /* the last one went in good order */
     uint64_t pool_bytes;             /* asked for; 0: as much as is of use */
+    uint64_t update_room;            /* bytes of its device in which updates may be done */
+    uint64_t device_states;          /* bytes of its device for states that stay there */
     struct cst_gpu *gpu;             /* its device; NULL: the host. In use until the job is gone */
     uint32_t n_groups;               /* declared by the present one, number 0 not counted; as are */
     uint32_t n_tensors, n_operators; /* ... these */
@@ -59,9 +62,10 @@ struct cst_job {
     uint32_t world;         /* ranks */
     uint64_t chunk_elems;   /* asked for; 0: chosen */
     uint32_t micro_batches; /* per step, at least 1 */
-    struct cst_job *base;   /* whose frozen tensors it uses; it stays as long as this; NULL: none */
-    uint32_t timeout_ms;    /* longest wait for other ranks */
-    uint32_t ttl_s;         /* life without a worker */
+    struct cst_job_options options;
+    struct cst_job *base; /* whose frozen tensors it uses; it stays as long as this; NULL: none */
+    uint32_t timeout_ms;  /* longest wait for other ranks */
+    uint32_t ttl_s;       /* life without a worker */
     struct cst_worker *workers; /* world of them */
     struct cst_model model;
     struct cst_err disagreement; /* DECLARING: why the model was dropped last */
@@ -105,11 +109,13 @@ struct cst_job_wish { /* JobOpen, checked for form */
     const char *name;
     uint32_t rank, world;
     uint64_t pool_bytes, chunk_elems;
-    uint32_t micro_batches; /* at least 1 */
-    const char *base;       /* name of a job; NULL: none */
-    struct cst_gpu *gpu;    /* NULL: the host */
-    bool any_device;        /* "auto": what its rank has, if that is decided */
-    const uint8_t *token;   /* NULL: none */
+    uint64_t update_room, device_states; /* bytes of this rank's device; 0: none */
+    uint32_t micro_batches;              /* at least 1 */
+    struct cst_job_options options;
+    const char *base;     /* name of a job; NULL: none */
+    struct cst_gpu *gpu;  /* NULL: the host */
+    bool any_device;      /* "auto": what its rank has, if that is decided */
+    const uint8_t *token; /* NULL: none */
     uint32_t timeout_ms, ttl_s;
 };
 

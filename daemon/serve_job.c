@@ -26,6 +26,8 @@ static bool is_name(const char *name)
 
 static int read_wish(const Cistern__JobOpen *message, struct cst_job_wish *out, struct cst_err *err)
 {
+    struct cst_job_options options;
+
     if (!is_name(message->name)) {
         return cst_err_set(err, CST_EINVAL,
                            "job name '%.64s': 1 to 63 of A-Z, a-z, 0-9, '.', '_', '-'",
@@ -49,13 +51,19 @@ static int read_wish(const Cistern__JobOpen *message, struct cst_job_wish *out, 
         return cst_err_set(err, CST_EINVAL, "token of %zu bytes, a token has %d",
                            message->token.len, CST_JOB_TOKEN_BYTES);
     }
+    if (cst_job_options_read(message, &options, err) != CST_OK) {
+        return CST_EINVAL;
+    }
     *out = (struct cst_job_wish){
         .name = message->name,
         .rank = message->rank,
         .world = message->world,
         .pool_bytes = message->pool_bytes,
         .chunk_elems = message->chunk_elems,
+        .update_room = message->update_room,
+        .device_states = message->device_states,
         .micro_batches = message->micro_batches > 1 ? message->micro_batches : 1,
+        .options = options,
         .base = message->base_job,
         .token = message->has_token ? message->token.data : NULL,
         .timeout_ms = message->timeout_ms,

@@ -115,10 +115,36 @@ void cst_serve_batch(struct cst_session *session, uint64_t id, void *body)
 
 /* -- step ----------------------------------------------------------------------------------- */
 
+static struct cst_hyper read_hyper(const Cistern__Hyper *h)
+{
+    return (struct cst_hyper){.lr = h->lr,
+                              .beta1 = h->beta1,
+                              .beta2 = h->beta2,
+                              .eps = h->eps,
+                              .weight_decay = h->weight_decay,
+                              .clip_norm = h->clip_norm,
+                              .grad_scale = h->grad_scale};
+}
+
+void cst_serve_prepare_step(struct cst_session *session, uint64_t id, void *body)
+{
+    const Cistern__PrepareStep *prepare = body;
+    struct cst_pending *request = defer(session, id, CISTERN__MSG_TYPE__MSG_PREPARE_STEP, 1);
+
+    if (request != NULL) {
+        struct cst_event event = {.kind = CST_EV_PREPARE,
+                                  .rank = session->rank,
+                                  .tag = cst_pending_tag(request, 0),
+                                  .attempt = prepare->attempt,
+                                  .hyper = read_hyper(prepare->hyper)};
+
+        cst_job_feed(session->job, &event);
+    }
+}
+
 void cst_serve_step(struct cst_session *session, uint64_t id, void *body)
 {
     const Cistern__Step *step = body;
-    const Cistern__Hyper *h = step->hyper;
     struct cst_pending *request;
     struct cst_event event = {
         .kind = CST_EV_STEP, .rank = session->rank, .attempt = step->attempt, .loss = step->loss};
@@ -128,13 +154,7 @@ void cst_serve_step(struct cst_session *session, uint64_t id, void *body)
         return;
     }
     event.tag = cst_pending_tag(request, 0);
-    event.hyper = (struct cst_hyper){.lr = h->lr,
-                                     .beta1 = h->beta1,
-                                     .beta2 = h->beta2,
-                                     .eps = h->eps,
-                                     .weight_decay = h->weight_decay,
-                                     .clip_norm = h->clip_norm,
-                                     .grad_scale = h->grad_scale};
+    event.hyper = read_hyper(step->hyper);
     cst_job_feed(session->job, &event);
 }
 

@@ -27,6 +27,12 @@ static void on_tick(struct cst_core *core, const struct cst_event *event)
     cst_ranks_expire(core);
 }
 
+/* Nothing is done early: STEP says it all. */
+static void on_prepare(struct cst_core *core, const struct cst_event *event)
+{
+    (void)cst_core_reply(core, event->tag);
+}
+
 static const struct {
     unsigned needs;
     void (*digest)(struct cst_core *core, const struct cst_event *event);
@@ -44,6 +50,7 @@ static const struct {
     [CST_EV_WANT] = {IN_STEP | NEEDS_CHUNK, cst_fetch_want},
     [CST_EV_PREFETCH] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP, cst_residency_prefetch},
     [CST_EV_EVICT] = {IN_STEP | NEEDS_CHUNK, cst_residency_evict},
+    [CST_EV_PREPARE] = {IN_STEP, on_prepare},
     [CST_EV_STEP] = {IN_STEP, cst_commit_step},
     [CST_EV_READ] = {NEEDS_REQUEST, cst_states_read},
     [CST_EV_WRITE] = {NEEDS_REQUEST, cst_states_write},

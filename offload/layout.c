@@ -167,6 +167,16 @@ uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t g
     }
 }
 
+double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t grad_bytes)
+{
+    uint64_t group = CST_MX8_BLOCK, bytes = (grad_bytes + 2) * group;
+
+    for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
+        bytes += 2 * cst_layout_row_bytes(states, grad_bytes, row, group);
+    }
+    return (double)bytes / (double)group;
+}
+
 /* 0: the chunk has no such row of its own. */
 static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
                           uint32_t row)
@@ -414,7 +424,8 @@ static int check_config(const struct cst_model *model, const struct cst_layout_c
         return cst_err_set(err, CST_EINVAL, "optimizer %d with moments %d: there is no such",
                            (int)config->states.optimizer, (int)config->states.moments);
     }
-    if (config->states.grad_over_weight && (config->states.two_weights || config->grad_bytes == 4)) {
+    if (config->states.grad_over_weight &&
+        (config->states.two_weights || config->grad_bytes == 4)) {
         return cst_err_set(err, CST_EINVAL, "gradients over the weights: not with %s",
                            config->grad_bytes == 4 ? "micro-batches" : "early or delayed updates");
     }

@@ -142,6 +142,9 @@ struct cst_layout_states {
 uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t grad_bytes, int row,
                               uint64_t n_elems);
 
+/* Bytes that the update of an element reads and writes: 28 with fp32 moments, two of them, and a bf16 gradient. */
+double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t grad_bytes);
+
 struct cst_layout {
     uint64_t capacity; /* of classes[0] */
     struct cst_layout_class classes[CST_LAYOUT_MAX_CLASSES];

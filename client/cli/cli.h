@@ -27,6 +27,10 @@ struct cli_plan_wish {
     uint64_t context;       /* --context: of a preset, tokens */
     double flops;           /* --flops, of the device */
     const char *on;         /* --on: a device of the rates */
+    uint32_t optimizer;     /* --optimizer, enum cst_optimizer */
+    uint32_t moments;       /* --moments, enum cst_moments */
+    uint32_t overlap;       /* --overlap, enum cst_overlap */
+    uint64_t update_room;   /* --update-room, of each rank's device */
 };
 
 struct cli {

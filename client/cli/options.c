@@ -1,5 +1,7 @@
 #include "client/cli/options.h"
 
+#include "proto/optimizers.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
@@ -28,6 +30,10 @@ enum {
     OPT_CONTEXT,
     OPT_FLOPS,
     OPT_ON,
+    OPT_OPTIMIZER,
+    OPT_MOMENTS,
+    OPT_OVERLAP,
+    OPT_UPDATE_ROOM,
 };
 
 static const struct option options[] = {
@@ -53,6 +59,10 @@ static const struct option options[] = {
     {"context", required_argument, NULL, OPT_CONTEXT},
     {"flops", required_argument, NULL, OPT_FLOPS},
     {"on", required_argument, NULL, OPT_ON},
+    {"optimizer", required_argument, NULL, OPT_OPTIMIZER},
+    {"moments", required_argument, NULL, OPT_MOMENTS},
+    {"overlap", required_argument, NULL, OPT_OVERLAP},
+    {"update-room", required_argument, NULL, OPT_UPDATE_ROOM},
     {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'V'},
     {NULL, 0, NULL, 0},
@@ -78,6 +88,10 @@ void cli_options_help(FILE *out)
              "      --micro-batches N      plan: per step (default: 1)\n"
              "      --batch N              plan: sequences of a preset's micro-batch (default: 1)\n"
              "      --context N            plan: tokens of them (default: the preset's)\n"
+             "      --optimizer NAME       plan: adamw (default), adam, lion, sgd\n"
+             "      --moments FORMAT       plan: fp32 (default), bf16, mx8\n"
+             "      --overlap WHEN         plan: commit (default), early, delayed\n"
+             "      --update-room SIZE     plan: of each rank's device, for updates alone\n"
              "      --rates FILE           plan: of a machine; a100: of one that was published\n"
              "      --on DEVICE            plan: which of the rates' devices (default: the first)\n"
              "      --flops F              plan: flop/s of it, where the rates do not say\n"
@@ -168,13 +182,22 @@ static int parse_watch(struct cli *cli, int argc, char **argv)
     return CLI_EXIT_OK;
 }
 
+static int parse_name(const char *const *names, const char *usage, uint32_t *out)
+{
+    *out = cst_name_find(names, optarg);
+    return names[*out] != NULL ? CLI_EXIT_OK : cli_usage(usage, optarg);
+}
+
 /* What `cistern plan` alone takes. */
 static int parse_plan_option(struct cli_plan_wish *plan, int c)
 {
     switch (c) {
     case OPT_DEVICE:
     case OPT_HOST:
-        return cli_parse_size(optarg, c == OPT_DEVICE ? &plan->device_bytes : &plan->host_bytes)
+    case OPT_UPDATE_ROOM:
+        return cli_parse_size(optarg, c == OPT_DEVICE ? &plan->device_bytes
+                                      : c == OPT_HOST ? &plan->host_bytes
+                                                      : &plan->update_room)
                    ? CLI_EXIT_OK
                    : cli_usage("not a size (a number with K, M, G or T)", optarg);
     case OPT_RANKS:
@@ -199,6 +222,14 @@ static int parse_plan_option(struct cli_plan_wish *plan, int c)
         return parse_real(optarg, 1, 1e18, &plan->flops)
                    ? CLI_EXIT_OK
                    : cli_usage("--flops takes flop/s, as 150e12", optarg);
+    case OPT_OPTIMIZER:
+        return parse_name(cst_optimizer_names, "--optimizer takes adamw, adam, lion or sgd",
+                          &plan->optimizer);
+    case OPT_MOMENTS:
+        return parse_name(cst_moments_names, "--moments takes fp32, bf16 or mx8", &plan->moments);
+    case OPT_OVERLAP:
+        return parse_name(cst_overlap_names, "--overlap takes commit, early or delayed",
+                          &plan->overlap);
     case OPT_ON:
         plan->on = optarg;
         break;

@@ -146,9 +146,18 @@ static int choose_device(struct cli_plan_input *input, const struct cli_plan_wis
 
 /* -- the whole -------------------------------------------------------------------------------- */
 
-static int fill_budget(struct cst_plan_budget *budget, const struct cli *cli, struct cst_err *err)
+static int fill_budget(struct cli_plan_input *input, const struct cli *cli, struct cst_err *err)
 {
-    budget->device_bytes = cli->plan.device_bytes;
+    struct cst_plan_budget *budget = &input->budget;
+    uint64_t device = cli->plan.device_bytes;
+
+    input->update_room = cli->plan.update_room;
+    if (device > 0 && device <= input->update_room) {
+        return cst_err_set(err, CST_EPOOL,
+                           "a device of %llu bytes: a room of %llu for updates leaves nothing",
+                           (unsigned long long)device, (unsigned long long)input->update_room);
+    }
+    budget->device_bytes = device > 0 ? device - input->update_room : 0;
     budget->host_bytes = cli->plan.host_bytes;
     if (cli->disk != NULL && !cli_parse_size(cli->disk, &budget->disk_bytes)) {
         return cst_err_set(err, CST_EINVAL, "--disk takes a size here, not '%.63s'", cli->disk);
@@ -162,7 +171,7 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     int rc;
 
     *input = (struct cli_plan_input){.rates_from = ""};
-    rc = fill_budget(&input->budget, cli, err);
+    rc = fill_budget(input, cli, err);
     if (rc == CST_OK) {
         rc = open_model(&input->model, cli->args[0], wish, err);
     }
@@ -186,6 +195,10 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     input->config.flops_share = wish->share;
     input->config.recompute = wish->recompute;
     input->config.runtime_only = wish->today;
+    input->config.states =
+        (struct cst_layout_states){.optimizer = (enum cst_optimizer)wish->optimizer,
+                                   .moments = (enum cst_moments)wish->moments,
+                                   .two_weights = wish->overlap != CST_OVERLAP_COMMIT};
     return CST_OK;
 }
 

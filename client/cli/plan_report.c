@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const row_names[CST_ROW_COUNT] = {"weight", "gradient", "master", "exp_avg",
-                                                     "exp_avg_sq"};
+static const char *const row_names[CLI_PLAN_ROWS] = {"weight",  "gradient",   "master",
+                                                     "exp_avg", "exp_avg_sq", "weight_other"};
 
 /* -- rows ------------------------------------------------------------------------------------- */
 
@@ -14,12 +14,14 @@ static void add_chunk(struct cli_plan_rows *out, const struct cst_plan_choice *c
                       const struct cst_layout *layout, uint32_t c)
 {
     const struct cst_layout_chunk *chunk = &layout->chunks[c];
-    uint64_t grad = choice->grad == CST_PLAN_GRAD_OVER ? 0 : choice->layout.grad_bytes == 4 ? 4 : 2;
-    const uint64_t bytes[CST_ROW_COUNT] = {2, grad, 4, 4, 4};
+    struct cst_layout_states states = layout->states;
     bool trained = cst_pattern(chunk->pattern)->has_states;
 
-    for (unsigned row = 0; row < CST_ROW_COUNT; row++) {
-        uint64_t more = row == CST_ROW_WEIGHT || trained ? bytes[row] * chunk->n_elems : 0;
+    states.grad_over_weight = states.grad_over_weight || choice->grad == CST_PLAN_GRAD_OVER;
+    for (int row = 0; row < CLI_PLAN_ROWS; row++) {
+        uint64_t more = row == CST_ROW_WEIGHT || trained
+                            ? cst_layout_row_bytes(&states, layout->grad_bytes, row, chunk->n_elems)
+                            : 0;
 
         if (choice->device_rows != NULL && (choice->device_rows[c] >> row & 1) != 0) {
             out->device[row] += more;
@@ -76,7 +78,7 @@ static uint64_t sum(const uint64_t *rows)
 {
     uint64_t all = 0;
 
-    for (unsigned row = 0; row < CST_ROW_COUNT; row++) {
+    for (unsigned row = 0; row < CLI_PLAN_ROWS; row++) {
         all += rows[row];
     }
     return all;
@@ -94,18 +96,26 @@ static bool print_memory(const struct cli_plan_input *input, const struct cst_pl
 
     cli_table_init(&table, titles);
     memory_line(&table, "blocks", best->pool_bytes, blocks, 0);
-    for (unsigned row = 0; row < CST_ROW_COUNT; row++) {
-        memory_line(&table, row_names[row], each(input, rows->device[row]), rows->host[row],
-                    rows->disk[row]);
+    for (unsigned row = 0; row < CLI_PLAN_ROWS; row++) {
+        if (row != CST_ROW_WEIGHT_OTHER || input->config.states.two_weights) {
+            memory_line(&table, row_names[row], each(input, rows->device[row]), rows->host[row],
+                        rows->disk[row]);
+        }
     }
     memory_line(&table, "activations", best->activation_bytes, 0, 0);
+    if (input->update_room > 0) {
+        memory_line(&table, "room for updates", input->update_room, 0, 0);
+    }
     if (best->host_bytes > host) {
         memory_line(&table, "table, rounding", 0, best->host_bytes - host, 0);
     }
-    memory_line(&table, "together", best->pool_bytes + best->state_bytes + best->activation_bytes,
+    memory_line(&table, "together",
+                best->pool_bytes + best->state_bytes + best->activation_bytes + input->update_room,
                 best->host_bytes, best->disk_bytes);
-    memory_line(&table, "of", input->budget.device_bytes, input->budget.host_bytes,
-                input->budget.disk_bytes);
+    memory_line(&table, "of",
+                input->budget.device_bytes > 0 ? input->budget.device_bytes + input->update_room
+                                               : 0,
+                input->budget.host_bytes, input->budget.disk_bytes);
     return cli_table_print(&table, stdout, 0);
 }
 
@@ -262,7 +272,7 @@ static json_t *rows_json(const uint64_t *rows, uint64_t divisor)
 {
     json_t *object = json_object();
 
-    for (unsigned row = 0; object != NULL && row < CST_ROW_COUNT; row++) {
+    for (unsigned row = 0; object != NULL && row < CLI_PLAN_ROWS; row++) {
         if (json_object_set_new(object, row_names[row],
                                 json_integer((json_int_t)(rows[row] / divisor))) != 0) {
             json_decref(object);

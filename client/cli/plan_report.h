@@ -7,11 +7,13 @@
 #include <jansson.h>
 #include <stdbool.h>
 
+enum { CLI_PLAN_ROWS = CST_ROW_COUNT + 1 }; /* the second weight row too */
+
 /* Bytes of each row of all chunks, by where they are. */
 struct cli_plan_rows {
-    uint64_t device[CST_ROW_COUNT]; /* of all ranks' devices */
-    uint64_t host[CST_ROW_COUNT];
-    uint64_t disk[CST_ROW_COUNT];
+    uint64_t device[CLI_PLAN_ROWS]; /* of all ranks' devices */
+    uint64_t host[CLI_PLAN_ROWS];
+    uint64_t disk[CLI_PLAN_ROWS];
 };
 
 /* Rows of @choice for the model of @input. CST_ENOMEM and what cst_layout_build returns. */

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define UPDATE_BYTES                                                                               \
-    28 /* of memory traffic per element: AdamW with a bf16 gradient, every row once */
 #define REDUCE_BYTES                                                                               \
     6                  /* same: two contributions and their sum, which the rate is measured with   \
                         */
@@ -234,12 +232,15 @@ static void cost_reduce(struct cst_play *play, struct cst_play_command *c,
 /* Of an element, on disk. */
 static double disk_bytes(const struct cst_play *play, uint32_t chunk)
 {
+    const struct cst_layout *layout = play->config->core->layout;
     double bytes = 0;
 
-    for (uint32_t row = 0; play->config->disk_rows != NULL && row < CST_ROW_COUNT; row++) {
+    for (int row = 0; play->config->disk_rows != NULL && row < CST_ROW_COUNT; row++) {
         bool there = (play->config->disk_rows[chunk] & 1u << row) != 0;
 
-        bytes += !there ? 0 : row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4;
+        bytes += !there ? 0
+                        : (double)cst_layout_row_bytes(&layout->states, 2, row, CST_MX8_BLOCK) /
+                              CST_MX8_BLOCK;
     }
     return bytes;
 }
@@ -247,8 +248,9 @@ static double disk_bytes(const struct cst_play *play, uint32_t chunk)
 static void cost_update(struct cst_play *play, struct cst_play_command *c)
 {
     const struct cst_rates *rates = play->config->rates;
+    const struct cst_layout *layout = play->config->core->layout;
     uint32_t owner = cst_play_owner(play, c->chunk);
-    double elems = (double)play->config->core->layout->chunks[c->chunk].n_elems;
+    double elems = (double)layout->chunks[c->chunk].n_elems;
     double disk = disk_bytes(play, c->chunk);
 
     c->lane = CST_PLAY_TEAM;
@@ -262,7 +264,7 @@ static void cost_update(struct cst_play *play, struct cst_play_command *c)
     c->effort.left = ns(elems, node_rates(play, c->effort.node)->update);
     c->effort.cores = node_rates(play, c->effort.node)->cores;
     use_memory(play, &c->effort,
-               elems * (UPDATE_BYTES + play->config->core->layout->grad_bytes - 2));
+               elems * cst_layout_update_bytes(&layout->states, layout->grad_bytes));
     if (disk > 0) { /* the rows come and go while others' are updated: what is slower counts */
         double io = ns(elems * disk, rates->disk_read) + ns(elems * disk, rates->disk_write);
 

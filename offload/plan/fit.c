@@ -14,6 +14,9 @@ uint8_t cst_search_device_rows(const struct cst_plan_try *try, const struct cst_
     uint8_t all = 1u << CST_ROW_WEIGHT | 1u << CST_ROW_GRAD | 1u << CST_ROW_MASTER |
                   1u << CST_ROW_EXP_AVG | 1u << CST_ROW_EXP_AVG_SQ;
 
+    if (layout->states.two_weights) {
+        all |= 1u << CST_ROW_WEIGHT_OTHER;
+    }
     if (chunk >= try->n_device) {
         return 0;
     }
@@ -85,9 +88,23 @@ static void lack_host(struct cst_search *s, const struct cst_plan_try *try, uint
 
 /* -- the device ----------------------------------------------------------------------------- */
 
-static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
+static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
+                          int row)
 {
-    return trains(chunk) ? chunk->n_elems * (14 + layout->grad_bytes) : 2 * chunk->n_elems;
+    return trains(chunk) || row == CST_ROW_WEIGHT
+               ? cst_layout_row_bytes(&layout->states, layout->grad_bytes, row, chunk->n_elems)
+               : 0;
+}
+
+/* Of all rows. */
+static uint64_t chunk_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
+{
+    uint64_t bytes = row_bytes(layout, chunk, CST_ROW_WEIGHT_OTHER);
+
+    for (int row = 0; row < CST_ROW_COUNT; row++) {
+        bytes += row_bytes(layout, chunk, row);
+    }
+    return bytes;
 }
 
 /* States of the first chunks, as many as the room holds; a device has its part of them. */
@@ -98,7 +115,7 @@ static void fit_states(const struct cst_search *s, struct cst_plan_try *try,
 
     try->n_device = 0;
     while (try->state_room > 0 && try->n_device < layout->n_chunks) {
-        uint64_t more = row_bytes(layout, &layout->chunks[try->n_device]);
+        uint64_t more = chunk_bytes(layout, &layout->chunks[try->n_device]);
 
         if ((total + more + s->world - 1) / s->world > try->state_room) {
             break;
@@ -157,17 +174,19 @@ static bool fit_blocks(struct cst_search *s, struct cst_plan_try *try,
 
 /* -- the host ------------------------------------------------------------------------------- */
 
-/* Move a row of so many bytes an element to disk, from the last chunk on, until the host's memory
- * suffices. */
-static uint32_t move_rows(struct cst_plan_try *try, const struct cst_layout *layout,
-                          uint64_t elem_bytes, uint64_t host_limit, uint64_t disk_limit)
+/* Move rows [first, last] to disk, from the last chunk on, until the host's memory suffices. */
+static uint32_t move_rows(struct cst_plan_try *try, const struct cst_layout *layout, int first,
+                          int last, uint64_t host_limit, uint64_t disk_limit)
 {
     uint32_t n = 0;
 
     while (try->host_bytes > host_limit && n < layout->n_chunks - try->n_device) {
         const struct cst_layout_chunk *chunk = &layout->chunks[layout->n_chunks - 1 - n];
-        uint64_t bytes = trains(chunk) ? chunk->n_elems * elem_bytes : 0;
+        uint64_t bytes = 0;
 
+        for (int row = first; row <= last; row++) {
+            bytes += row_bytes(layout, chunk, row);
+        }
         if (try->disk_bytes + bytes > disk_limit) {
             break;
         }
@@ -199,16 +218,19 @@ static bool fit_host(struct cst_search *s, struct cst_plan_try *try,
     try->n_moments = try->n_masters = 0;
     try->host_bytes = layout->arena_bytes + (s->host ? s->world * try->pool_bytes : 0);
     for (uint32_t c = 0; c < try->n_device; c++) {
-        uint64_t bytes = row_bytes(layout, &layout->chunks[c]);
+        uint64_t bytes = chunk_bytes(layout, &layout->chunks[c]);
 
         try->host_bytes -= bytes < try->host_bytes ? bytes : try->host_bytes;
     }
-    if (try->host_bytes > limit && !s->config->runtime_only && layout->grad_bytes == 2) {
+    if (try->host_bytes > limit && !s->config->runtime_only && layout->grad_bytes == 2 &&
+        !layout->states.grad_over_weight && !layout->states.two_weights) {
         put_over(try, layout);
     }
     if (disk) {
-        try->n_moments = move_rows(try, layout, 8, limit, budget->disk_bytes);
-        try->n_masters = move_rows(try, layout, 4, limit, budget->disk_bytes);
+        try->n_moments =
+            move_rows(try, layout, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ, limit, budget->disk_bytes);
+        try->n_masters =
+            move_rows(try, layout, CST_ROW_MASTER, CST_ROW_MASTER, limit, budget->disk_bytes);
     }
     if (try->host_bytes > limit) {
         lack_host(s, try, try->host_bytes, disk);

@@ -37,6 +37,7 @@ struct cst_plan_config {
     uint32_t device;            /* which of rates' devices a rank computes on (each has one of its own); "host": the processor */
     uint32_t n_nodes;           /* NUMA nodes with arenas; 0: 1 */
     uint32_t micro_batches;     /* per step, >= 1 */
+    struct cst_layout_states states; /* which rows chunks have, in which format. grad_over_weight: the plan need not choose it */
     double flops_share;         /* as cst_replay_config */
     bool recompute;
     bool worker_copies;         /* workers copy weights in themselves; GPUs only */

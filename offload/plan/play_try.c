@@ -11,6 +11,7 @@ struct cst_layout_config cst_search_layout_config(const struct cst_search *s,
         .n_nodes = s->config->n_nodes == 0 ? 1 : s->config->n_nodes,
         .world = s->world,
         .grad_bytes = s->config->micro_batches > 1 && !try->once ? 4 : 2,
+        .states = s->config->states,
         .max_classes = CST_LAYOUT_MAX_CLASSES,
     };
 

@@ -12,8 +12,6 @@
 
 #include "offload/plan/plan.h"
 
-#define CST_PLAN_STATE_BYTES 16 /* of a trained element with all rows, bf16 gradient */
-
 /* A point of the search: knobs, then what follows from them. */
 struct cst_plan_try {
     /* knobs */

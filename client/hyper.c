@@ -1,0 +1,96 @@
+/* Defaults and limits of hyper-parameters, and cst_prepare_step, which tells them ahead. */
+#include "client/hyper.h"
+
+#include "client/batch.h"
+#include "proto/optimizers.h"
+
+#include <math.h>
+
+static int check(const struct cst_job *job, const Cistern__Hyper *h, struct cst_err *err)
+{
+    const struct {
+        const char *name;
+        float value, low, high; /* low <= value < high */
+    } fields[] = {
+        {"lr", h->lr, -INFINITY, INFINITY},
+        {"beta1", h->beta1, 0.0f, 1.0f},
+        {"beta2", h->beta2, 0.0f, 1.0f},
+        {"eps", h->eps, 0.0f, INFINITY},
+        {"weight_decay", h->weight_decay, -INFINITY, INFINITY},
+        {"clip_norm", h->clip_norm, 0.0f, INFINITY},
+        {"grad_scale", h->grad_scale, -INFINITY, INFINITY},
+    };
+
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        float v = fields[i].value;
+
+        if (!isfinite(v) || v < fields[i].low || v >= fields[i].high) {
+            return cst_err_set(err, CST_EINVAL, "job '%s': %s = %g is not allowed with %s",
+                               job->name, fields[i].name, (double)v,
+                               cst_optimizer_names[job->optimizer]);
+        }
+    }
+    return CST_OK;
+}
+
+int cst_hyper_fill(const struct cst_job *job, const struct cst_hyper_params *params,
+                   Cistern__Hyper *out, struct cst_err *err)
+{
+    bool no_momentum = job->optimizer == CST_OPTIMIZER_SGD && params->beta1 < 0;
+    Cistern__Hyper hyper = CISTERN__HYPER__INIT;
+    int rc;
+
+    hyper.lr = params->lr;
+    hyper.beta1 = params->beta1 == 0.0f ? cst_optimizer_beta1() : params->beta1;
+    hyper.beta1 = no_momentum ? 0.0f : hyper.beta1;
+    hyper.beta2 = params->beta2 == 0.0f ? cst_optimizer_beta2(job->optimizer) : params->beta2;
+    hyper.eps = params->eps == 0.0f ? 1e-8f : params->eps;
+    hyper.weight_decay = params->weight_decay;
+    hyper.clip_norm = params->clip_norm;
+    hyper.grad_scale = params->grad_scale == 0.0f ? 1.0f : params->grad_scale;
+    rc = check(job, &hyper, err);
+    if (rc == CST_OK) {
+        *out = hyper;
+    }
+    return rc;
+}
+
+/* -- ahead ------------------------------------------------------------------------------------ */
+
+static bool same_hyper(const Cistern__Hyper *a, const Cistern__Hyper *b)
+{
+    return a->lr == b->lr && a->beta1 == b->beta1 && a->beta2 == b->beta2 && a->eps == b->eps &&
+           a->weight_decay == b->weight_decay && a->clip_norm == b->clip_norm &&
+           a->grad_scale == b->grad_scale;
+}
+
+int cst_prepare_step(struct cst_job *job, const struct cst_hyper_params *params,
+                     struct cst_err *err)
+{
+    Cistern__Hyper hyper;
+    int rc = cst_job_check_step(job, err);
+
+    if (rc == CST_OK && job->pending.kind != CST_PENDING_NONE) {
+        rc = cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
+    }
+    if (rc == CST_OK && params == NULL) {
+        rc = cst_err_set(err, CST_EINVAL, "job '%s': a step without parameters", job->name);
+    }
+    if (rc == CST_OK) {
+        rc = cst_hyper_fill(job, params, &hyper, err);
+    }
+    if (rc != CST_OK || job->overlap != CST_OVERLAP_EARLY) {
+        return rc;
+    }
+    if (job->prepared && !same_hyper(&job->prepared_hyper, &hyper)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "job '%s': step %llu was prepared with other parameters", job->name,
+                           (unsigned long long)job->steps);
+    }
+    if (!job->prepared) {
+        rc = cst_batch_prepare(job, &hyper, err);
+        job->prepared = rc == CST_OK;
+        job->prepared_hyper = hyper;
+    }
+    return rc;
+}

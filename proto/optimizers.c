@@ -1,0 +1,38 @@
+#include "proto/optimizers.h"
+
+#include <stddef.h>
+#include <string.h>
+
+const char *const cst_optimizer_names[CST_OPTIMIZER_COUNT + 1] = {
+    [CST_OPTIMIZER_ADAMW] = "adamw",
+    [CST_OPTIMIZER_ADAM] = "adam",
+    [CST_OPTIMIZER_LION] = "lion",
+    [CST_OPTIMIZER_SGD] = "sgd",
+};
+
+const char *const cst_moments_names[CST_MOMENTS_COUNT + 1] = {
+    [CST_MOMENTS_FP32] = "fp32",
+    [CST_MOMENTS_BF16] = "bf16",
+    [CST_MOMENTS_MX8] = "mx8",
+};
+
+const char *const cst_rounding_names[CST_ROUNDING_COUNT + 1] = {
+    [CST_ROUNDING_STOCHASTIC] = "stochastic",
+    [CST_ROUNDING_NEAREST] = "nearest",
+};
+
+const char *const cst_overlap_names[CST_OVERLAP_COUNT + 1] = {
+    [CST_OVERLAP_COMMIT] = "commit",
+    [CST_OVERLAP_EARLY] = "early",
+    [CST_OVERLAP_DELAYED] = "delayed",
+};
+
+uint32_t cst_name_find(const char *const *names, const char *name)
+{
+    uint32_t i = 0;
+
+    while (names[i] != NULL && strcmp(names[i], name) != 0) {
+        i++;
+    }
+    return i;
+}

@@ -1,0 +1,29 @@
+/* Names of what proto/optimizer.h numbers: on command lines, in replies, in words of errors. */
+#ifndef CST_OPTIMIZERS_H
+#define CST_OPTIMIZERS_H
+
+#include "proto/optimizer.h"
+
+#include <stdint.h>
+
+/* By number, NULL behind the last one. */
+extern const char *const cst_optimizer_names[CST_OPTIMIZER_COUNT + 1]; /* "adamw", ... */
+extern const char *const cst_moments_names[CST_MOMENTS_COUNT + 1];     /* "fp32", ... */
+extern const char *const cst_rounding_names[CST_ROUNDING_COUNT + 1];   /* "stochastic", ... */
+extern const char *const cst_overlap_names[CST_OVERLAP_COUNT + 1];     /* "commit", ... */
+
+/* Number of @name in @names; how many there are: it is none of them. */
+uint32_t cst_name_find(const char *const *names, const char *name);
+
+/* The betas that stand for 0 in hyper-parameters. */
+static inline float cst_optimizer_beta1(void)
+{
+    return 0.9f;
+}
+
+static inline float cst_optimizer_beta2(enum cst_optimizer optimizer)
+{
+    return optimizer == CST_OPTIMIZER_LION ? 0.99f : 0.999f;
+}
+
+#endif

@@ -1,0 +1,124 @@
+/* daemon/job_options: what a JobOpen may say of the optimizer, and what ranks are told that say it
+ * otherwise. */
+#include "daemon/job_options.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <string.h>
+
+static struct cst_err err;
+
+static Cistern__JobOpen open_as(uint32_t optimizer, uint32_t moments, uint32_t rounding,
+                                uint32_t overlap)
+{
+    Cistern__JobOpen message = CISTERN__JOB_OPEN__INIT;
+
+    message.has_optimizer = message.has_moments = message.has_rounding = message.has_overlap = 1;
+    message.optimizer = optimizer;
+    message.moments = moments;
+    message.rounding = rounding;
+    message.overlap = overlap;
+    return message;
+}
+
+/* A message of an older client means AdamW, 16 bytes per parameter, updates at the commit. */
+START_TEST(absent_is_adamw)
+{
+    Cistern__JobOpen message = CISTERN__JOB_OPEN__INIT;
+    struct cst_job_options options;
+    struct cst_layout_states states;
+
+    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_OK);
+    states = cst_job_options_states(&options);
+    ck_assert_int_eq(states.optimizer, CST_OPTIMIZER_ADAMW);
+    ck_assert_int_eq(states.moments, CST_MOMENTS_FP32);
+    ck_assert(!states.two_weights && !states.grad_over_weight);
+}
+END_TEST
+
+/* Numbers that mean nothing are refused by name; the last one of each is taken. */
+START_TEST(numbers_are_checked)
+{
+    const Cistern__JobOpen bad[] = {
+        open_as(CST_OPTIMIZER_COUNT, 0, 0, 0), open_as(0, CST_MOMENTS_COUNT, 0, 0),
+        open_as(0, 0, CST_ROUNDING_COUNT, 0), open_as(0, 0, 0, UINT32_MAX)};
+    static const char *const words[] = {
+        "optimizer 4: this version has 0 to 3", "moments 3: this version has 0 to 2",
+        "rounding 2: this version has 0 to 1", "overlap 4294967295: this version has 0 to 2"};
+    const Cistern__JobOpen good = open_as(CST_OPTIMIZER_COUNT - 1, CST_MOMENTS_COUNT - 1,
+                                          CST_ROUNDING_COUNT - 1, CST_OVERLAP_COUNT - 1);
+    struct cst_job_options options;
+
+    ck_assert_int_eq(cst_job_options_read(&bad[_i], &options, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, words[_i]);
+    ck_assert_int_eq(cst_job_options_read(&good, &options, &err), CST_OK);
+    ck_assert(cst_job_options_states(&options).two_weights);
+}
+END_TEST
+
+/* Gradients over weights have no place for a sum in fp32, nor with a second weight row; a step to
+ * delay from is of delayed updates alone. */
+START_TEST(what_cannot_go_together)
+{
+    Cistern__JobOpen message = open_as(0, 0, 0, CST_OVERLAP_COMMIT);
+    struct cst_job_options options;
+
+    message.grad_over_weight = 1;
+    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_OK);
+    ck_assert(cst_job_options_states(&options).grad_over_weight);
+    message.micro_batches = 2;
+    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_EINVAL);
+    message.micro_batches = 1;
+    message.overlap = CST_OVERLAP_EARLY;
+    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_EINVAL);
+    message.grad_over_weight = 0;
+    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_OK);
+    message.delay_from = 5;
+    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "delay_from 5 with overlap early");
+    message.overlap = CST_OVERLAP_DELAYED;
+    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_OK);
+    ck_assert_uint_eq(options.delay_from, 5);
+}
+END_TEST
+
+/* Each option that a rank wants otherwise is named with both values. */
+START_TEST(what_differs_is_named)
+{
+    const struct cst_job_options first = {.optimizer = CST_OPTIMIZER_ADAMW, .seed = 7};
+    struct cst_job_options wish = first;
+    static const char *const words[] = {
+        "job 'a' was opened with optimizer adamw, not lion as rank 3 wants",
+        "job 'a' was opened with moments fp32, not mx8 as rank 3 wants",
+        "job 'a' was opened with rounding stochastic, not nearest as rank 3 wants",
+        "job 'a' was opened with seed 7, not 8 as rank 3 wants",
+        "job 'a' was opened with overlap commit, not delayed as rank 3 wants",
+        "job 'a' was opened with delay_from 0, not 4 as rank 3 wants",
+        "job 'a' was opened with grad_over_weight 0, not 1 as rank 3 wants",
+    };
+
+    ck_assert_int_eq(cst_job_options_same(&first, &wish, "a", 3, &err), CST_OK);
+    wish.optimizer = _i == 0 ? CST_OPTIMIZER_LION : wish.optimizer;
+    wish.moments = _i == 1 ? CST_MOMENTS_MX8 : wish.moments;
+    wish.rounding = _i == 2 ? CST_ROUNDING_NEAREST : wish.rounding;
+    wish.seed += _i == 3;
+    wish.overlap = _i == 4 ? CST_OVERLAP_DELAYED : wish.overlap;
+    wish.delay_from = _i == 5 ? 4 : 0;
+    wish.grad_over_weight = _i == 6;
+    ck_assert_int_eq(cst_job_options_same(&first, &wish, "a", 3, &err), CST_EMISMATCH);
+    ck_assert_str_eq(err.text, words[_i]);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("job_options");
+    TCase *tcase = tcase_create("job_options");
+
+    tcase_add_test(tcase, absent_is_adamw);
+    tcase_add_loop_test(tcase, numbers_are_checked, 0, 4);
+    tcase_add_test(tcase, what_cannot_go_together);
+    tcase_add_loop_test(tcase, what_differs_is_named, 0, 7);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
