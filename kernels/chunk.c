@@ -137,12 +137,12 @@ static int find_rows(const struct cst_segments *segments, struct cst_chunk *chun
             return rc;
         }
     }
-    chunk->work.rows = (struct cst_rows){.weight = at[CST_ROW_WEIGHT],
-                                         .grad = wide ? NULL : at[CST_ROW_GRAD],
-                                         .grad_f32 = wide ? at[CST_ROW_GRAD] : NULL,
-                                         .master = at[CST_ROW_MASTER],
-                                         .exp_avg = at[CST_ROW_EXP_AVG],
-                                         .exp_avg_sq = at[CST_ROW_EXP_AVG_SQ]};
+    chunk->work.rows = (struct cst_rows){
+        .weight = at[CST_ROW_WEIGHT],
+        .grad = wide ? NULL : at[CST_ROW_GRAD],
+        .grad_f32 = wide ? at[CST_ROW_GRAD] : NULL,
+        .master = at[CST_ROW_MASTER],
+        .moments = {{.values = at[CST_ROW_EXP_AVG]}, {.values = at[CST_ROW_EXP_AVG_SQ]}}};
     return CST_OK;
 }
 

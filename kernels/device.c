@@ -196,7 +196,7 @@ int cst_device_update(struct cst_device *device, const struct cst_tile_work *wor
     const struct cst_rows *r = &work->rows;
 
     if (work->mark == 0 || r->weight == NULL || (r->grad == NULL) == (r->grad_f32 == NULL) ||
-        r->master == NULL || r->exp_avg == NULL || r->exp_avg_sq == NULL) {
+        r->master == NULL || r->moments[0].values == NULL || r->moments[1].values == NULL) {
         return cst_err_set(err, CST_EINVAL, "update with mark %" PRIu64 " or without a row",
                            work->mark);
     }

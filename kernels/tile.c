@@ -73,8 +73,8 @@ bool cst_tile_update(const struct cst_kernels *kernels, const struct cst_adamw *
 {
     uint64_t at = tile->start;
     float *master = rows->master + at;
-    float *exp_avg = rows->exp_avg + at;
-    float *exp_avg_sq = rows->exp_avg_sq + at;
+    float *exp_avg = (float *)rows->moments[0].values + at;
+    float *exp_avg_sq = (float *)rows->moments[1].values + at;
     uint16_t *weight = rows->weight + at;
 
     if (tile->entry->update_mark == (uint32_t)tile->mark) {

@@ -7,19 +7,19 @@
 
 #include "kernels/kernels.h"
 #include "kernels/undo.h"
+#include "kernels/update.h"
 #include "proto/table.h"
 
 #include <stdbool.h>
 
 /* Where a chunk's rows are mapped; each points to the row's first element. Rows a call does not use
- * may be NULL. */
+ * may be NULL. Moments are in the format that the table's header says. */
 struct cst_rows {
-    uint16_t *weight;  /* bf16 */
-    uint16_t *grad;    /* bf16; NULL: grad_f32 has it */
-    float *grad_f32;   /* fp32, of a job with micro-batches; NULL: grad has it */
-    float *master;     /* fp32 */
-    float *exp_avg;    /* fp32 */
-    float *exp_avg_sq; /* fp32 */
+    uint16_t *weight;                    /* bf16 */
+    uint16_t *grad;                      /* bf16; NULL: grad_f32 has it */
+    float *grad_f32;                     /* fp32, of a job with micro-batches; NULL: grad has it */
+    float *master;                       /* fp32 */
+    struct cst_update_moment moments[2]; /* exp_avg, exp_avg_sq */
 };
 
 /* One tile of a command. */
@@ -42,7 +42,15 @@ struct cst_tile_work {
     uint32_t chunk;                 /* index in the table */
     uint64_t mark;                  /* UPDATE: adam step t, from 1; REDUCE: reduction number */
     bool accumulate;                /* REDUCE into an fp32 grad row: add to what is there */
-    struct cst_rows rows;           /* of the chunk */
+    bool elsewhere;                 /* UPDATE: out of place, from `rows` to `out`; not marked */
+    bool other_weight;              /* UPDATE in place: rows.weight is the chunk's other weight */
+    bool guard;                     /* UPDATE: a tile whose sum of squares is not finite keeps its
+                                       states; its weight is bf16(master) */
+    struct cst_rows rows;           /* of the chunk; UPDATE: what is read and, in place, written */
+    struct cst_rows out;            /* UPDATE elsewhere: weight, master, moments as written */
+    const uint16_t *const *src;     /* UPDATE: contributions in rank order, each from its row's
+                                       first element, summed on the way; `rows` has no gradient */
+    uint32_t n_src;                 /* how many; 0: the gradient is a row */
 };
 
 /* What UPDATE takes, before a span's scales are applied. Doubles that hold the wire's floats. */

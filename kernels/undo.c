@@ -114,8 +114,8 @@ static void put_back_group(struct cst_undo_slot *slot, const struct cst_rows *ro
     float(*old)[CST_ADAMW_GROUP] = slot->states.old[cst_adamw_undo_buffer(word)];
 
     memcpy(rows->master + at, old[0], bytes);
-    memcpy(rows->exp_avg + at, old[1], bytes);
-    memcpy(rows->exp_avg_sq + at, old[2], bytes);
+    memcpy((float *)rows->moments[0].values + at, old[1], bytes);
+    memcpy((float *)rows->moments[1].values + at, old[2], bytes);
 }
 
 /* From the group in hand to the end of the tile. */
@@ -128,13 +128,15 @@ static void finish_update(struct cst_undo_slot *slot, const struct cst_tile_work
     slot->states.base = first;
     if (rows->grad_f32 != NULL) {
         work->kernels->adamw_undo_f32(&slot->hyper, slot->n_elems - first, rows->grad_f32 + at,
-                                      rows->master + at, rows->exp_avg + at, rows->exp_avg_sq + at,
-                                      rows->weight + at, &slot->states);
+                                      rows->master + at, (float *)rows->moments[0].values + at,
+                                      (float *)rows->moments[1].values + at, rows->weight + at,
+                                      &slot->states);
         return;
     }
     work->kernels->adamw_undo(&slot->hyper, slot->n_elems - first, rows->grad + at,
-                              rows->master + at, rows->exp_avg + at, rows->exp_avg_sq + at,
-                              rows->weight + at, &slot->states);
+                              rows->master + at, (float *)rows->moments[0].values + at,
+                              (float *)rows->moments[1].values + at, rows->weight + at,
+                              &slot->states);
 }
 
 int cst_undo_restore(struct cst_undo_slot *slot, const struct cst_tile_work *work,

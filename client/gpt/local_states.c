@@ -113,13 +113,13 @@ static bool chunk_open(struct gpt_local *local, struct gpt_local_chunk *chunk)
         return rows->weight != NULL;
     }
     rows->master = row_get(local, chunk->n_elems, sizeof(float));
-    rows->exp_avg = row_get(local, chunk->n_elems, sizeof(float));
-    rows->exp_avg_sq = row_get(local, chunk->n_elems, sizeof(float));
+    rows->moments[0].values = row_get(local, chunk->n_elems, sizeof(float));
+    rows->moments[1].values = row_get(local, chunk->n_elems, sizeof(float));
     if (local->micro_batches > 1) {
         rows->grad_f32 = row_get(local, chunk->n_elems, sizeof(float));
     }
-    return rows->weight != NULL && rows->master != NULL && rows->exp_avg != NULL &&
-           rows->exp_avg_sq != NULL && (local->micro_batches == 1 || rows->grad_f32 != NULL);
+    return rows->weight != NULL && rows->master != NULL && rows->moments[0].values != NULL &&
+           rows->moments[1].values != NULL && (local->micro_batches == 1 || rows->grad_f32 != NULL);
 }
 
 /* Gradients of @rank, after those of all ranks before it. */
@@ -185,8 +185,8 @@ void gpt_local_states_close(struct gpt_local *local)
     for (uint32_t c = 0; c < local->n_chunks; c++) {
         gpt_memory_put(local->chunks[c].rows.weight);
         gpt_memory_put(local->chunks[c].rows.master);
-        gpt_memory_put(local->chunks[c].rows.exp_avg);
-        gpt_memory_put(local->chunks[c].rows.exp_avg_sq);
+        gpt_memory_put(local->chunks[c].rows.moments[0].values);
+        gpt_memory_put(local->chunks[c].rows.moments[1].values);
         gpt_memory_put(local->chunks[c].rows.grad_f32);
     }
     free(local->chunks);

@@ -154,7 +154,8 @@ static int state_at(const struct gpt_local *local, uint32_t tensor, enum cst_sta
     const struct gpt_local_place *place = &local->places[tensor];
     const struct cst_rows *rows = &local->chunks[place->chunk].rows;
     void *const grad = rows->grad_f32 != NULL ? (void *)rows->grad_f32 : rows->grad;
-    void *const row[] = {rows->weight, grad, rows->master, rows->exp_avg, rows->exp_avg_sq};
+    void *const row[] = {rows->weight, grad, rows->master, rows->moments[0].values,
+                         rows->moments[1].values};
 
     if (first > t->n_elems || n > t->n_elems - first) {
         return cst_err_set(err, CST_EINVAL, "elements %llu..%llu of '%s', which has %llu",
@@ -220,8 +221,8 @@ static int write_master(const struct gpt_local *local, uint32_t tensor, uint64_t
     }
     if (rc == 0 && rows->master != NULL) {
         memcpy(rows->master + at, data, n * sizeof(float));
-        memset(rows->exp_avg + at, 0, n * sizeof(float));
-        memset(rows->exp_avg_sq + at, 0, n * sizeof(float));
+        memset((float *)rows->moments[0].values + at, 0, n * sizeof(float));
+        memset((float *)rows->moments[1].values + at, 0, n * sizeof(float));
     }
     return rc;
 }

@@ -271,13 +271,13 @@ static void place_rows(struct host_rates *r)
     struct cst_rows *rows = &r->work.rows;
 
     rows->master = (float *)(void *)at;
-    rows->exp_avg = rows->master + n;
-    rows->exp_avg_sq = rows->exp_avg + n;
-    rows->weight = (uint16_t *)(void *)(rows->exp_avg_sq + n);
+    rows->moments[0].values = rows->master + n;
+    rows->moments[1].values = rows->master + 2 * n;
+    rows->weight = (uint16_t *)(void *)(rows->master + 3 * n);
     rows->grad = rows->weight + n;
     memset(rows->master, 0x3d, n * sizeof(float));                /* 0.046 */
-    memset(rows->exp_avg, 0x3b, n * sizeof(float));               /* 0.0029 */
-    memset(rows->exp_avg_sq, 0x37, n * sizeof(float));            /* 1.1e-5 */
+    memset(rows->moments[0].values, 0x3b, n * sizeof(float));     /* 0.0029 */
+    memset(rows->moments[1].values, 0x37, n * sizeof(float));     /* 1.1e-5 */
     memset(rows->grad, 0x3c, n * (1 + N_SRC) * sizeof(uint16_t)); /* 0.011 */
     for (unsigned i = 0; i < N_SRC; i++) {
         r->src[i] = (struct cst_addr){

@@ -165,8 +165,8 @@ static void fill(void *arg, unsigned index)
         rows->grad[i] = cst_fp32_to_bf16(unit * 0.1f);
         rows->weight[i] = 0;
         rows->master[i] = unit;
-        rows->exp_avg[i] = unit * 0.01f;
-        rows->exp_avg_sq[i] = unit * unit * 0.001f;
+        ((float *)rows->moments[0].values)[i] = unit * 0.01f;
+        ((float *)rows->moments[1].values)[i] = unit * unit * 0.001f;
         bench->wide[i] = 0.0f;
     }
 }
@@ -192,8 +192,8 @@ static void open_job(struct bench *bench)
     rows->weight = map_shared(params * sizeof *rows->weight);
     rows->grad = map_shared(params * sizeof *rows->grad);
     rows->master = map_shared(params * sizeof *rows->master);
-    rows->exp_avg = map_shared(params * sizeof *rows->exp_avg);
-    rows->exp_avg_sq = map_shared(params * sizeof *rows->exp_avg_sq);
+    rows->moments[0].values = map_shared(params * sizeof(float));
+    rows->moments[1].values = map_shared(params * sizeof(float));
     bench->wide = map_shared(params * sizeof *bench->wide);
     bench->hyper = (struct cst_tile_hyper){.lr = 1e-5,
                                            .beta1 = 0.9,
@@ -212,12 +212,13 @@ static void pass_share(void *arg, unsigned index)
     size_t n;
 
     share(bench, index, &first, &n);
-    bench->pass->run(&(struct cst_pass_rows){.n = n,
-                                             .grad = rows->grad + first,
-                                             .weight = rows->weight + first,
-                                             .master = rows->master + first,
-                                             .exp_avg = rows->exp_avg + first,
-                                             .exp_avg_sq = rows->exp_avg_sq + first});
+    bench->pass->run(
+        &(struct cst_pass_rows){.n = n,
+                                .grad = rows->grad + first,
+                                .weight = rows->weight + first,
+                                .master = rows->master + first,
+                                .exp_avg = (float *)rows->moments[0].values + first,
+                                .exp_avg_sq = (float *)rows->moments[1].values + first});
 }
 
 static double measure_pass(struct bench *bench, struct cst_team *team)
@@ -273,8 +274,8 @@ static void step_share(void *arg, unsigned index)
     size_t n;
 
     share(bench, index, &first, &n);
-    bench->step(&bench->adamw, n, bench->wide + first, rows->master + first, rows->exp_avg + first,
-                rows->exp_avg_sq + first);
+    bench->step(&bench->adamw, n, bench->wide + first, rows->master + first,
+                (float *)rows->moments[0].values + first, (float *)rows->moments[1].values + first);
 }
 
 static void downcast_share(void *arg, unsigned index)

@@ -181,7 +181,7 @@ START_TEST(test_chunk)
 
     ck_assert_int_eq(find_chunk(2, &chunk), CST_OK);
     ck_assert_uint_eq(chunk.n_elems, 50000);
-    ck_assert_ptr_eq(chunk.work.rows.exp_avg,
+    ck_assert_ptr_eq(chunk.work.rows.moments[0].values,
                      (char *)job.base[TINY_ARENA] + tiny_job_row(&job, 2, CST_ROW_EXP_AVG).offset);
     ck_assert_uint_eq(chunk.n_tiles, cst_tile_count(&chunk.work));
     ck_assert_uint_eq(chunk.n_segments, 1 + CST_ROW_COUNT);

@@ -24,7 +24,7 @@ START_TEST(test_update_is_adamw_over_spans)
                           hyper.eps, hyper.weight_decay * (double)span->decay_scale,
                           hyper.grad_scale, 3);
         cst_adamw_ref(&adamw, span->n_elems, rows->grad + span->start, rows->master + span->start,
-                      rows->exp_avg + span->start, rows->exp_avg_sq + span->start,
+                      exp_avg(rows) + span->start, exp_avg_sq(rows) + span->start,
                       rows->weight + span->start);
         for (uint64_t k = 0; k < cst_table_n_tiles(span->n_elems); k++) {
             cst_table_tiles(want.work.table)[span->first_tile + k].update_mark = 3;
@@ -109,8 +109,8 @@ START_TEST(test_micro_batches)
                           hyper.eps, hyper.weight_decay * (double)span->decay_scale,
                           hyper.grad_scale, 1);
         cst_adamw_f32_ref(&adamw, span->n_elems, rows->grad_f32 + span->start,
-                          rows->master + span->start, rows->exp_avg + span->start,
-                          rows->exp_avg_sq + span->start, rows->weight + span->start);
+                          rows->master + span->start, exp_avg(rows) + span->start,
+                          exp_avg_sq(rows) + span->start, rows->weight + span->start);
     }
     assert_same(&got, &want);
     job_close(&got);

@@ -33,16 +33,16 @@ static void tear(struct job *job, struct cst_tile tile, const struct cst_adamw *
 
     cst_undo_begin_update(slot, &tile, adamw);
     cst_adamw_ref(adamw, first, rows->grad + tile.start, rows->master + tile.start,
-                  rows->exp_avg + tile.start, rows->exp_avg_sq + tile.start,
+                  exp_avg(rows) + tile.start, exp_avg_sq(rows) + tile.start,
                   rows->weight + tile.start);
     memcpy(slot->states.old[buffer][0], rows->master + at, n * sizeof(float));
-    memcpy(slot->states.old[buffer][1], rows->exp_avg + at, n * sizeof(float));
-    memcpy(slot->states.old[buffer][2], rows->exp_avg_sq + at, n * sizeof(float));
+    memcpy(slot->states.old[buffer][1], exp_avg(rows) + at, n * sizeof(float));
+    memcpy(slot->states.old[buffer][2], exp_avg_sq(rows) + at, n * sizeof(float));
     cst_adamw_undo_hold(&slot->states, cst_adamw_undo_word(first, n, buffer));
     for (uint32_t i = 0; i < n; i++) {
         rows->master[at + i] += 1.0f;
-        rows->exp_avg[at + i] += 1.0f;
-        rows->exp_avg_sq[at + i] += 1.0f;
+        exp_avg(rows)[at + i] += 1.0f;
+        exp_avg_sq(rows)[at + i] += 1.0f;
         rows->weight[at + i] = 1;
     }
 }
@@ -373,8 +373,8 @@ static void copy_stepped(struct job *to, const struct job *from)
         memcpy(to->work.rows.grad_f32, rows->grad_f32, STEPPED_ELEMS * sizeof *rows->grad_f32);
     }
     memcpy(to->work.rows.master, rows->master, STEPPED_ELEMS * sizeof *rows->master);
-    memcpy(to->work.rows.exp_avg, rows->exp_avg, STEPPED_ELEMS * sizeof *rows->exp_avg);
-    memcpy(to->work.rows.exp_avg_sq, rows->exp_avg_sq, STEPPED_ELEMS * sizeof *rows->exp_avg_sq);
+    memcpy(exp_avg(&to->work.rows), exp_avg(rows), STEPPED_ELEMS * sizeof(float));
+    memcpy(exp_avg_sq(&to->work.rows), exp_avg_sq(rows), STEPPED_ELEMS * sizeof(float));
 }
 
 /* What the process would leave behind if it died now: restored and issued again, it must be as if
@@ -393,8 +393,8 @@ static void check_image(const struct job *stepped, struct job *image, const stru
         (a->grad_f32 != NULL &&
          memcmp(a->grad_f32, b->grad_f32, STEPPED_ELEMS * sizeof *a->grad_f32) != 0) ||
         memcmp(a->master, b->master, STEPPED_ELEMS * sizeof *a->master) != 0 ||
-        memcmp(a->exp_avg, b->exp_avg, STEPPED_ELEMS * sizeof *a->exp_avg) != 0 ||
-        memcmp(a->exp_avg_sq, b->exp_avg_sq, STEPPED_ELEMS * sizeof *a->exp_avg_sq) != 0 ||
+        memcmp(exp_avg(a), exp_avg(b), STEPPED_ELEMS * sizeof(float)) != 0 ||
+        memcmp(exp_avg_sq(a), exp_avg_sq(b), STEPPED_ELEMS * sizeof(float)) != 0 ||
         memcmp(image->work.table, want->work.table, want->work.table->total_bytes) != 0) {
         ck_abort_msg("killed after %llu instructions: other bits", (unsigned long long)instruction);
     }

@@ -25,6 +25,17 @@ struct job {
     size_t bytes;               /* of it */
 };
 
+/* Moments in fp32. */
+static inline float *exp_avg(const struct cst_rows *rows)
+{
+    return rows->moments[0].values;
+}
+
+static inline float *exp_avg_sq(const struct cst_rows *rows)
+{
+    return rows->moments[1].values;
+}
+
 static inline void *take(char **at, size_t bytes)
 {
     char *p = *at;
@@ -79,8 +90,8 @@ static inline void job_open(struct job *job, const char *isa)
     rows->weight = take(&at, CHUNK_ELEMS * sizeof *rows->weight);
     rows->grad = take(&at, CHUNK_ELEMS * sizeof *rows->grad);
     rows->master = take(&at, CHUNK_ELEMS * sizeof *rows->master);
-    rows->exp_avg = take(&at, CHUNK_ELEMS * sizeof *rows->exp_avg);
-    rows->exp_avg_sq = take(&at, CHUNK_ELEMS * sizeof *rows->exp_avg_sq);
+    rows->moments[0].values = take(&at, CHUNK_ELEMS * sizeof(float));
+    rows->moments[1].values = take(&at, CHUNK_ELEMS * sizeof(float));
     job->src[0] = rows->grad;
     job->src[1] = take(&at, CHUNK_ELEMS * sizeof *job->src[1]);
     job->src[2] = take(&at, CHUNK_ELEMS * sizeof *job->src[2]);
@@ -89,7 +100,7 @@ static inline void job_open(struct job *job, const char *isa)
             job->src[r][i] = cst_fp32_to_bf16(hostile_unit(&state));
         }
         rows->master[i] = hostile_unit(&state);
-        rows->exp_avg[i] = rows->exp_avg_sq[i] = 0.0f;
+        exp_avg(rows)[i] = exp_avg_sq(rows)[i] = 0.0f;
         rows->weight[i] = (uint16_t)i;
     }
 }
@@ -147,8 +158,8 @@ static inline void assert_same(const struct job *got, const struct job *want)
     }
     ck_assert_mem_eq(a->weight, b->weight, CHUNK_ELEMS * sizeof *a->weight);
     ck_assert_mem_eq(a->master, b->master, CHUNK_ELEMS * sizeof *a->master);
-    ck_assert_mem_eq(a->exp_avg, b->exp_avg, CHUNK_ELEMS * sizeof *a->exp_avg);
-    ck_assert_mem_eq(a->exp_avg_sq, b->exp_avg_sq, CHUNK_ELEMS * sizeof *a->exp_avg_sq);
+    ck_assert_mem_eq(exp_avg(a), exp_avg(b), CHUNK_ELEMS * sizeof(float));
+    ck_assert_mem_eq(exp_avg_sq(a), exp_avg_sq(b), CHUNK_ELEMS * sizeof(float));
     ck_assert_mem_eq(got->work.table, want->work.table, got->work.table->total_bytes);
 }
 
