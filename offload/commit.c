@@ -75,6 +75,7 @@ static void issue_updates(struct cst_core *core, float factor)
                           core->chunks[c].update_ticket); /* done, but perhaps not yet told */
         core->chunks[c].update_ticket = update->ticket;
         core->chunks[c].version++;
+        cst_over_end(&core->chunks[c]);
         cst_residency_expire(core, c);
         cst_exposure_issued(core);
     }

@@ -119,6 +119,10 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
                            "%" PRIu32 " micro-batches a step need grad rows of fp32",
                            config->micro_batches);
     }
+    status = cst_over_admit(config, err);
+    if (status != CST_OK) {
+        return status;
+    }
     core = calloc(1, sizeof *core);
     if (core == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a job's books");

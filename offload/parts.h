@@ -8,6 +8,7 @@
  *   group.c      whose a chunk is, in words
  *   schedule.c   contributions, micro-batches, reductions
  *   staging.c    gradients that leave a pool that is short before their sum can be made
+ *   over.c       gradients that take the place of their weights
  *   commit.c     norm, commit, updates
  *   exposure.c   how long updates take, and who stands still for them
  *   states.c     READ and WRITE of a tensor's rows */
@@ -60,6 +61,9 @@ struct cst_exposure {
     uint64_t total_update_ns, total_exposed_ns; /* of all of them */
 };
 
+/* What the weight row of a chunk holds: something else where gradients take its place. */
+enum cst_over { CST_OVER_WEIGHTS, CST_OVER_GRADIENT, CST_OVER_DEBRIS };
+
 struct cst_chunk {
     uint64_t ranks;         /* its group: who fetches it and contributes, a bit each */
     bool has_states;        /* else it is frozen: no gradient, no sum, no update */
@@ -75,6 +79,7 @@ struct cst_chunk {
     uint64_t added;       /* of them: those that a REDUCE of it has taken or passed over */
     bool summed;          /* a REDUCE of this collection was issued: the next one adds */
     bool reduced;         /* all of this collection is in the grad row */
+    enum cst_over over;   /* once what was issued is done */
     bool ordered;         /* scratch of the order of updates */
     uint64_t version;     /* grows when a write to the weights or states is issued */
     uint64_t grad_version; /* same, the grad row */
@@ -355,6 +360,31 @@ bool cst_staging_begin(struct cst_core *core, uint32_t rank, uint32_t part);
 /* Completion. */
 void cst_staging_done(struct cst_core *core, const struct cst_flight *flight,
                       const struct cst_event *event);
+
+/* -- over.c: gradients in the weights' places ------------------------------------------------- */
+
+/* CST_EINVAL: they are not to be had with @config's pools. */
+int cst_over_admit(const struct cst_core_config *config, struct cst_err *err);
+
+/* @command, which was just issued, writes to the grad row of chunk @c. */
+void cst_over_begin(struct cst_core *core, uint32_t c, struct cst_command *command);
+/* An update was issued: behind it the weights are in their row. */
+void cst_over_end(struct cst_chunk *chunk);
+/* A write of some master weights was issued, which writes those weights too. */
+void cst_over_write_master(struct cst_chunk *chunk);
+
+/* @command brings weights [@first, @first + @n_elems) of chunk @c: its kind, source and length. */
+void cst_over_read_weights(const struct cst_core *core, uint32_t c, uint64_t first,
+                           uint64_t n_elems, struct cst_command *command);
+
+/* Changes when something that writes to @row, or to what it is read from, is issued. */
+uint64_t cst_over_row_version(const struct cst_core *core, uint32_t c, enum cst_row row);
+
+/* CST_EUNSUPPORTED: the row holds something else, or will. */
+int cst_over_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
+                        struct cst_err *err);
+int cst_over_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
+                         struct cst_err *err);
 
 /* -- commit.c: the step ----------------------------------------------------------------------- */
 

@@ -21,17 +21,17 @@ struct cst_request {
     enum cst_request_where where;
     enum cst_event_kind kind;
     uint64_t tag;
-    uint64_t deadline;         /* ns, CST_CORE_NEVER: none */
-    uint32_t rank;             /* of fetch, sync, step */
-    uint32_t chunk;            /* of fetch and IO */
-    uint32_t block;            /* JOINED: which */
-    uint32_t next;             /* in its queue or in the list of unused ones */
-    bool ahead;                /* a fetch that nobody waits for yet */
-    bool exposed;              /* its worker stands still for an update, see exposure.c */
-    enum cst_row row;          /* READ */
-    struct cst_place src, dst; /* READ, to do it again */
-    uint64_t bytes;            /* READ */
-    uint64_t version;          /* READ: of the row when its copy was issued */
+    uint64_t deadline;       /* ns, CST_CORE_NEVER: none */
+    uint32_t rank;           /* of fetch, sync, step */
+    uint32_t chunk;          /* of fetch and IO */
+    uint32_t block;          /* JOINED: which */
+    uint32_t next;           /* in its queue or in the list of unused ones */
+    bool ahead;              /* a fetch that nobody waits for yet */
+    bool exposed;            /* its worker stands still for an update, see exposure.c */
+    enum cst_row row;        /* READ */
+    struct cst_place dst;    /* READ, to do it again, as are the next two */
+    uint64_t first, n_elems; /* READ: elements of the chunk's row */
+    uint64_t version;        /* READ: of the row when its copy was issued */
 };
 
 struct cst_queue {

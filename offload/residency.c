@@ -89,15 +89,15 @@ static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32
 {
     struct cst_rank *r = &core->ranks[rank];
     struct cst_flight flight = {.kind = CST_FLIGHT_LOAD, .rank = rank, .block = b, .chunk = chunk};
+    uint64_t n_elems = core->layout->chunks[chunk].n_elems;
     struct cst_command *copy =
         cst_core_command(core, CST_COMMAND_COPY, cst_core_copier(core, rank, chunk), &flight);
 
     copy->priority = priority;
-    copy->src[copy->n_src++] = cst_core_row_place(core, chunk, CST_ROW_WEIGHT, 0);
+    cst_over_read_weights(core, chunk, 0, n_elems, copy);
     copy->dst[copy->n_dst++] = cst_pool_place(&r->pool, b);
-    copy->bytes = 2 * core->layout->chunks[chunk].n_elems;
     cst_command_after(copy, core->chunks[chunk].update_ticket);
-    r->bytes_up += copy->bytes;
+    r->bytes_up += 2 * n_elems;
     r->pool.weight_of[chunk] = b;
     r->pool.blocks[b].ticket = copy->ticket;
     r->pool.blocks[b].last_use = ++core->uses;

@@ -54,22 +54,30 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
     return check_frozen(core, event, err);
 }
 
-/* True where the grad row holds, or will hold, one rank's contribution and not a sum. */
-static bool row_is_torn(const struct cst_core *core, uint32_t chunk, enum cst_row row)
+/* Now or soon, @row holds what is to be read. Not: a grad row with one rank's contribution and no
+ * sum. */
+static int check_row(const struct cst_core *core, uint32_t chunk, enum cst_row row,
+                     struct cst_err *err)
 {
-    return row == CST_ROW_GRAD && core->chunks[chunk].torn;
+    if (row == CST_ROW_GRAD && core->chunks[chunk].torn) {
+        return cst_err_set(err, CST_EBUSY,
+                           "gradients of chunk %" PRIu32 " are being collected in step %" PRIu64,
+                           chunk, core->step);
+    }
+    return cst_over_check_read(core, chunk, row, err);
 }
 
-static uint64_t row_version(const struct cst_core *core, uint32_t chunk, enum cst_row row)
+static void read_row(const struct cst_core *core, const struct cst_request *request,
+                     struct cst_command *copy)
 {
-    return row == CST_ROW_GRAD ? core->chunks[chunk].grad_version : core->chunks[chunk].version;
-}
-
-static void refuse_torn(struct cst_core *core, uint64_t tag, uint32_t chunk)
-{
-    cst_core_refuse(core, tag, CST_EBUSY,
-                    "gradients of chunk %" PRIu32 " are being collected in step %" PRIu64, chunk,
-                    core->step);
+    copy->src[copy->n_src++] =
+        cst_core_row_place(core, request->chunk, request->row, request->first);
+    if (request->row == CST_ROW_GRAD && core->grad_fp32) {
+        copy->kind = CST_COMMAND_CONVERT;
+        copy->n_elems = request->n_elems;
+    } else {
+        copy->bytes = request->n_elems * elem_bytes(request->row);
+    }
 }
 
 static void issue_read(struct cst_core *core, uint32_t i)
@@ -77,24 +85,21 @@ static void issue_read(struct cst_core *core, uint32_t i)
     struct cst_request *request = &core->requests.v[i];
     struct cst_chunk *chunk = &core->chunks[request->chunk];
     struct cst_flight flight = {.kind = CST_FLIGHT_READ, .chunk = request->chunk, .request = i};
-    bool convert = request->row == CST_ROW_GRAD && core->grad_fp32;
-    struct cst_command *copy =
-        cst_core_command(core, convert ? CST_COMMAND_CONVERT : CST_COMMAND_COPY,
-                         core->layout->chunks[request->chunk].node, &flight);
+    struct cst_command *copy = cst_core_command(core, CST_COMMAND_COPY,
+                                                core->layout->chunks[request->chunk].node, &flight);
 
-    copy->src[copy->n_src++] = request->src;
-    copy->dst[copy->n_dst++] = request->dst;
-    if (convert) {
-        copy->n_elems = request->bytes / elem_bytes(request->row);
+    if (request->row == CST_ROW_WEIGHT) {
+        cst_over_read_weights(core, request->chunk, request->first, request->n_elems, copy);
     } else {
-        copy->bytes = request->bytes;
+        read_row(core, request, copy);
     }
+    copy->dst[copy->n_dst++] = request->dst;
     cst_command_after(copy, chunk->update_ticket);
     cst_command_after(copy, chunk->write_ticket);
     if (request->row == CST_ROW_GRAD) {
         cst_command_after(copy, chunk->reduce_ticket);
     }
-    request->version = row_version(core, request->chunk, request->row);
+    request->version = cst_over_row_version(core, request->chunk, request->row);
 }
 
 void cst_states_read(struct cst_core *core, const struct cst_event *event)
@@ -109,17 +114,16 @@ void cst_states_read(struct cst_core *core, const struct cst_event *event)
         return;
     }
     tensor = &core->model->tensors[event->tensor];
-    if (row_is_torn(core, tensor->chunk, event->row)) {
-        refuse_torn(core, event->tag, tensor->chunk);
+    if (check_row(core, tensor->chunk, event->row, &err) != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &err);
         return;
     }
     i = cst_requests_add(&core->requests, event, CST_REQUEST_IO);
     request = &core->requests.v[i];
     request->chunk = tensor->chunk;
-    request->src =
-        cst_core_row_place(core, tensor->chunk, event->row, tensor->offset + event->first);
     request->dst = event->place;
-    request->bytes = event->n_elems * elem_bytes(event->row);
+    request->first = tensor->offset + event->first;
+    request->n_elems = event->n_elems;
     issue_read(core, i);
 }
 
@@ -127,16 +131,17 @@ void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight
                           const struct cst_event *event)
 {
     const struct cst_request *request = &core->requests.v[flight->request];
+    struct cst_err err;
 
     if (core->phase == CST_PHASE_FAILED) {
         cst_core_refuse_err(core, request->tag, &core->why);
     } else if (event->status != CST_OK) {
         cst_core_refuse(core, request->tag, event->status, "read failed: %s",
                         cst_event_words(event));
-    } else if (request->version == row_version(core, request->chunk, request->row)) {
+    } else if (request->version == cst_over_row_version(core, request->chunk, request->row)) {
         (void)cst_core_reply(core, request->tag);
-    } else if (row_is_torn(core, request->chunk, request->row)) {
-        refuse_torn(core, request->tag, request->chunk);
+    } else if (check_row(core, request->chunk, request->row, &err) != CST_OK) {
+        cst_core_refuse_err(core, request->tag, &err);
     } else {
         issue_read(core, flight->request);
         return;
@@ -185,6 +190,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     chunk->version++;
     core->n_writes++;
     if (master || event->row == CST_ROW_WEIGHT) {
+        cst_over_write_master(chunk);
         cst_residency_expire(core, tensor->chunk);
     }
 }
@@ -209,6 +215,10 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
     tensor = &core->model->tensors[event->tensor];
     if (event->row == CST_ROW_GRAD) {
         cst_core_refuse(core, event->tag, CST_EINVAL, "gradients can be read, not written");
+        return;
+    }
+    if (cst_over_check_write(core, tensor->chunk, event->row, &err) != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &err);
         return;
     }
     if (cst_states_is_base(core, tensor->chunk)) {

@@ -26,9 +26,10 @@ static void seeds(struct sim_options options, uint64_t runs)
            totals.gathered);
     printf("sim: runs with groups %" PRIu64 ", frozen chunks %" PRIu64 ", a base %" PRIu64
            ", size classes %" PRIu64 ", micro-batches %" PRIu64 "; %" PRIu64
-           " contributions added early\n",
+           " contributions added early; gradients over weights %" PRIu64 ", %" PRIu64
+           " weights made from masters\n",
            totals.group_runs, totals.frozen_runs, totals.base_runs, totals.class_runs,
-           totals.micro_runs, totals.early);
+           totals.micro_runs, totals.early, totals.over_runs, totals.made);
 }
 
 static void cluster(struct cluster_options options)

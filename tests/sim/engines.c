@@ -172,7 +172,7 @@ static struct spot find(const struct sim *sim, const struct job *job, struct cst
         sim_fail(sim, "command %" PRIu64 " names a place that is not there: %u+%" PRIu64,
                  job->command.ticket, place.segment, place.offset);
     }
-    return spot;
+    return over_resolve(sim, &job->command, spot);
 }
 
 static struct cell *cell_of(struct sim *sim, const struct spot *spot)
@@ -193,7 +193,8 @@ static struct cell *cell_of(struct sim *sim, const struct spot *spot)
 
 static bool is_load(const struct spot *src, const struct spot *dst)
 {
-    return src->kind == PLACE_ROW && src->row == CST_ROW_WEIGHT && dst->kind == PLACE_BLOCK;
+    return src->kind == PLACE_ROW && dst->kind == PLACE_BLOCK &&
+           (src->row == CST_ROW_WEIGHT || src->row == CST_ROW_MASTER);
 }
 
 static void begin_write(struct sim *sim, const struct job *job, const struct spot *spot)
@@ -209,6 +210,7 @@ static void begin_write(struct sim *sim, const struct job *job, const struct spo
                  job->command.ticket, spot->block, spot->rank);
     }
     memory_begin(cell);
+    over_begin_write(sim, spot);
 }
 
 /* A part of a chunk's weights, on its way into a gathered block. */
@@ -233,7 +235,10 @@ static uint64_t source_changes(struct sim *sim, const struct job *job)
             continue; /* a part of it: what is there at the end tells */
         }
         if (is_load(&src, &dst)) {
-            n += memory_weight_changes(&sim->memory, src.chunk);
+            n += memory_changes(&sim->memory, sim->memory.states[src.row], src.chunk);
+        } else if (command->kind == CST_COMMAND_COPY && src.kind == PLACE_ROW &&
+                   src.row <= CST_ROW_GRAD && over_shares(sim, src.chunk)) {
+            n += over_changes(sim, src.chunk);
         } else if (command->kind != CST_COMMAND_REDUCE || src.kind != PLACE_ROW) {
             n += cell_of(sim, &src)->changes;
         }
@@ -304,10 +309,15 @@ static void begin_copy(struct sim *sim, struct job *job)
         return;
     }
     if (is_load(&src, &dst)) {
-        if (!src.at_start || command->bytes != 2 * sim->layout.chunks[src.chunk].n_elems) {
+        bool made = src.row == CST_ROW_MASTER;
+
+        if (!src.at_start || made != (command->kind == CST_COMMAND_CONVERT) ||
+            (made ? 2 * command->n_elems : command->bytes) !=
+                2 * sim->layout.chunks[src.chunk].n_elems) {
             sim_fail(sim, "a load that is not a whole row");
         }
-        job->value = memory_weights(&sim->memory, sim->memory.states[CST_ROW_WEIGHT], src.chunk);
+        job->value = memory_weights(&sim->memory, sim->memory.states[src.row], src.chunk);
+        sim->n_made += made;
     } else {
         job->value = memory_read(cell_of(sim, &src));
     }
@@ -367,6 +377,9 @@ static void begin_update(struct sim *sim, struct job *job)
             job->old[r][k] = cell_of(sim, &dst)->value;
             begin_write(sim, job, &dst);
         }
+    }
+    if (over_shares(sim, c)) { /* weights follow master weights, whatever is in their row */
+        memcpy(job->old[CST_ROW_WEIGHT], job->old[CST_ROW_MASTER], sizeof job->old[0]);
     }
 }
 
@@ -434,15 +447,21 @@ static void end_rows(struct sim *sim, struct job *job, uint64_t add)
             for (uint32_t k = 0; r != CST_ROW_GRAD && k < chunk->n_tensors; k++) {
                 uint32_t t = sim->layout.order[chunk->first_tensor + k];
 
-                memory_end(&sim->memory.states[r][t], job->old[r][k] + add);
+                memory_end(
+                    &sim->memory.states[r][t],
+                    over_weight(sim, job->command.chunk, (enum cst_row)r, job->old[r][k], add));
             }
         }
     } else if (job->command.kind == CST_COMMAND_CONVERT) {
         for (uint32_t i = 0; i < job->command.n_dst; i++) {
             struct spot dst = find(sim, job, job->command.dst[i]);
 
-            memory_end(cell_of(sim, &dst), job->old[dst.row][0] + add);
+            memory_end(cell_of(sim, &dst),
+                       over_weight(sim, dst.chunk, dst.row, job->old[dst.row][0], add));
         }
+    }
+    if (add > 0) {
+        over_end_weights(sim, job->command.chunk);
     }
 }
 

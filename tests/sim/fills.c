@@ -27,7 +27,7 @@ void fill_begin(struct sim *sim, uint32_t rank, uint32_t chunk, struct lease *le
         sim_fail(sim, "rank %u is to copy chunk %u from where it is not", rank, chunk);
     }
     lease->filling = true;
-    lease->changes = memory_weight_changes(&sim->memory, chunk);
+    lease->changes = memory_changes(&sim->memory, sim->memory.states[CST_ROW_WEIGHT], chunk);
     lease->value = memory_weights(&sim->memory, sim->memory.states[CST_ROW_WEIGHT], chunk);
     memory_begin(&sim->memory.blocks[rank][lease->block]);
     sim->n_fills++;
@@ -39,7 +39,7 @@ void fill_end(struct sim *sim, uint32_t rank, uint32_t chunk, struct lease *leas
         return;
     }
     lease->filling = false;
-    if (memory_weight_changes(&sim->memory, chunk) != lease->changes) {
+    if (memory_changes(&sim->memory, sim->memory.states[CST_ROW_WEIGHT], chunk) != lease->changes) {
         if (!is_void(sim, &sim->workers[rank])) {
             sim_fail(sim, "rank %u: weights of chunk %u were written while it copied them", rank,
                      chunk);

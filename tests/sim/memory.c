@@ -175,13 +175,13 @@ uint64_t memory_weights(const struct memory *memory, const struct cell *cells, u
     return value;
 }
 
-uint64_t memory_weight_changes(const struct memory *memory, uint32_t chunk)
+uint64_t memory_changes(const struct memory *memory, const struct cell *cells, uint32_t chunk)
 {
     const struct cst_layout_chunk *at = &memory->layout->chunks[chunk];
     uint64_t n = 0;
 
     for (uint32_t k = 0; k < at->n_tensors; k++) {
-        n += memory->states[CST_ROW_WEIGHT][memory->layout->order[at->first_tensor + k]].changes;
+        n += cells[memory->layout->order[at->first_tensor + k]].changes;
     }
     return n;
 }

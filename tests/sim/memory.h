@@ -76,8 +76,8 @@ uint32_t memory_block(const struct memory *memory, uint32_t rank, uint32_t slab,
  * is being written. */
 uint64_t memory_weights(const struct memory *memory, const struct cell *cells, uint32_t chunk);
 
-/* Sum of changes of the weights of @chunk. */
-uint64_t memory_weight_changes(const struct memory *memory, uint32_t chunk);
+/* Sum of changes of the tensors of @chunk in @cells. */
+uint64_t memory_changes(const struct memory *memory, const struct cell *cells, uint32_t chunk);
 
 /* The value, GARBAGE while it is being written. */
 uint64_t memory_read(const struct cell *cell);

@@ -164,6 +164,7 @@ void model_open(struct sim *sim)
                                        .grad_bytes = sim->grad_fp32 ? 4 : 2};
     struct cst_err err;
 
+    config.states.grad_over_weight = sim->grad_over;
     cst_model_init(&sim->model);
     cst_model_init(&sim->base_model);
     choose_groups(sim);

@@ -99,6 +99,7 @@ struct sim_totals {
     uint64_t fills;    /* copies by workers */
     uint64_t gathered; /* parts of weights that went into pools */
     uint64_t group_runs, frozen_runs, base_runs, class_runs, micro_runs; /* with such a thing */
+    uint64_t over_runs, made; /* runs with gradients over weights; weights that came from masters */
     uint64_t early; /* reductions of the first ranks' contributions alone */
 };
 
@@ -114,6 +115,8 @@ struct sim {
     uint32_t arena_segments[SIM_MAX_SEGMENTS];
     uint32_t micro_batches;
     bool grad_fp32;
+    bool grad_over;                  /* gradients take their weights' places */
+    bool holds_grad[SIM_MAX_CHUNKS]; /* such a row was last written to as the gradient's */
     bool has_base;
     uint32_t world;
     uint32_t n_nodes;    /* engines 0 to n_nodes - 1 are the host's ... */
@@ -123,6 +126,7 @@ struct sim {
     uint64_t n_fills;    /* copies by workers */
     uint64_t n_gathered; /* parts of weights that went into pools */
     uint64_t n_early;    /* reductions of some contributions */
+    uint64_t n_made;     /* loads of weights made from the master weights */
     struct memory memory;
     struct job *jobs; /* SIM_MAX_JOBS */
     unsigned n_jobs;
@@ -194,6 +198,22 @@ void engines_submit(struct sim *sim, const struct cst_command *command);
 bool engines_turn(struct sim *sim);
 /* An engine dies and comes back: what it had under way begins anew. */
 void engines_restart(struct sim *sim);
+
+/* over.c */
+/* The gradient of @chunk has no row but the weights'. */
+bool over_shares(const struct sim *sim, uint32_t chunk);
+/* @spot, with which of the two @command means. */
+struct spot over_resolve(const struct sim *sim, const struct cst_command *command,
+                         struct spot spot);
+/* Of the row, whatever it is. */
+uint64_t over_changes(const struct sim *sim, uint32_t chunk);
+/* @spot begins to be written: what it shares its memory with is lost. */
+void over_begin_write(struct sim *sim, const struct spot *spot);
+/* Weights of @chunk were written where its gradient was. */
+void over_end_weights(struct sim *sim, uint32_t chunk);
+/* What a write that adds @add (0: it is to begin anew) leaves in @row, which held @old. */
+uint64_t over_weight(const struct sim *sim, uint32_t chunk, enum cst_row row, uint64_t old,
+                     uint64_t add);
 
 /* workers.c */
 /* One thing that the worker does next. False: it waits. */

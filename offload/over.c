@@ -1,0 +1,120 @@
+/* Gradients in their weights' places: 14 bytes per parameter instead of 16. The sum of a chunk's
+ * gradients, and a contribution that leaves a pool which is short, is written where the weights
+ * are.
+ *
+ *            first REDUCE or staging copy is issued
+ *   WEIGHTS ---------------------------------------> GRADIENT --WRITE of master weights--> DEBRIS
+ *      ^                                                 |                                    |
+ *      +---------------------- UPDATE is issued ---------+------------------------------------+
+ *
+ * Until the UPDATE the weights of the chunk are made from its master weights, straight into the
+ * block or staging segment that they are wanted in: CONVERT rounds as UPDATE did, so they are the
+ * same bits. That serves whatever fetches a chunk once more behind its hand-in: recomputation, tied
+ * tensors, an evaluation pass, an attempt that is done again, the step after one that was skipped.
+ * Copies out of the row that were under way are out of date: their blocks are loaded once more.
+ *
+ * Only where pools are host memory: an engine of the host can convert into them. */
+#include "offload/parts.h"
+
+#include <inttypes.h>
+
+int cst_over_admit(const struct cst_core_config *config, struct cst_err *err)
+{
+    for (uint32_t rank = 0; rank < config->world && config->layout->states.grad_over_weight;
+         rank++) {
+        if (config->pools[rank].engine != 0 || config->pools[rank].worker_copies) {
+            return cst_err_set(err, CST_EINVAL,
+                               "gradients over the weights: the pool of rank %" PRIu32
+                               " is no host memory, in which weights could be made again",
+                               rank);
+        }
+    }
+    return CST_OK;
+}
+
+void cst_over_begin(struct cst_core *core, uint32_t c, struct cst_command *command)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+
+    if (!core->layout->states.grad_over_weight) {
+        return;
+    }
+    cst_command_after(command, chunk->write_ticket); /* it may end the weights' row, too */
+    if (chunk->over == CST_OVER_WEIGHTS) {
+        for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
+            struct cst_pool *pool = &core->ranks[__builtin_ctzll(rest)].pool;
+            uint32_t b = pool->weight_of[c];
+
+            if (b != CST_NONE && pool->blocks[b].state == CST_BLOCK_LOADING) {
+                pool->blocks[b].dropped = true;
+            }
+        }
+    }
+    chunk->over = CST_OVER_GRADIENT;
+}
+
+void cst_over_write_master(struct cst_chunk *chunk)
+{
+    if (chunk->over != CST_OVER_WEIGHTS) {
+        chunk->over = CST_OVER_DEBRIS;
+    }
+}
+
+void cst_over_end(struct cst_chunk *chunk)
+{
+    chunk->over = CST_OVER_WEIGHTS;
+}
+
+void cst_over_read_weights(const struct cst_core *core, uint32_t c, uint64_t first,
+                           uint64_t n_elems, struct cst_command *command)
+{
+    bool there = core->chunks[c].over == CST_OVER_WEIGHTS;
+    enum cst_row row = there ? CST_ROW_WEIGHT : CST_ROW_MASTER;
+
+    command->kind = there ? CST_COMMAND_COPY : CST_COMMAND_CONVERT;
+    command->src[command->n_src++] = cst_core_row_place(core, c, row, first);
+    if (there) {
+        command->bytes = 2 * n_elems;
+    } else {
+        command->n_elems = n_elems;
+    }
+}
+
+uint64_t cst_over_row_version(const struct cst_core *core, uint32_t c, enum cst_row row)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    bool shared =
+        core->layout->states.grad_over_weight && (row == CST_ROW_WEIGHT || row == CST_ROW_GRAD);
+
+    if (shared) { /* both only grow */
+        return chunk->version + chunk->grad_version;
+    }
+    return row == CST_ROW_GRAD ? chunk->grad_version : chunk->version;
+}
+
+int cst_over_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
+                        struct cst_err *err)
+{
+    if (row != CST_ROW_GRAD || !core->layout->states.grad_over_weight ||
+        core->chunks[c].over == CST_OVER_GRADIENT) {
+        return CST_OK;
+    }
+    return cst_err_set(
+        err, CST_EUNSUPPORTED,
+        "the gradient of chunk %" PRIu32 " is not kept: its place is the weights', which %s", c,
+        core->chunks[c].over == CST_OVER_WEIGHTS ? "are there" : "were written since");
+}
+
+int cst_over_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
+                         struct cst_err *err)
+{
+    if (row != CST_ROW_WEIGHT || !core->layout->states.grad_over_weight ||
+        !core->chunks[c].has_states) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EUNSUPPORTED,
+                       "weights of chunk %" PRIu32
+                       ": gradients take their place, after which they are made from the master "
+                       "weights: write those",
+                       c);
+}
