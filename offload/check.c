@@ -246,6 +246,15 @@ static const char *check_sum(const struct cst_core *core, uint32_t c)
         chunk->reduce_ticket == 0) {
         return "a staged contribution is overwritten by its sum alone";
     }
+    if (core->layout->states.grad_over_weight && chunk->over != CST_OVER_GRADIENT &&
+        (chunk->reduce_ticket != 0 || chunk->stage_ticket != 0 || chunk->staged_rank != CST_NONE ||
+         chunk->summed)) {
+        return "weights are not taken to be where a gradient is";
+    }
+    if (chunk->over != CST_OVER_WEIGHTS &&
+        (!core->layout->states.grad_over_weight || !chunk->has_states)) {
+        return "only gradients that have no row take another one";
+    }
     if (chunk->micro > core->micro_batches ||
         (chunk->reduced && (chunk->micro < core->micro_batches || !chunk->summed))) {
         return "a sum is complete after the last micro-batch";

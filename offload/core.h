@@ -46,6 +46,12 @@
  * be staged, as a bf16 row's one is: an fp32 row holds the sum so far.) No rank is stuck by that: of the ranks in the earliest
  * micro-batch, the lowest can always empty its pool.
  *
+ * Gradients over the weights (layout's states.grad_over_weight). A chunk's sum, or a contribution that leaves a pool, is written where its weights
+ * were; from then until its UPDATE is issued they are made from its master weights, of which they are the bf16: by a CONVERT into the block or
+ * staging segment where a COPY would have brought them. An attempt that is void and a step that is skipped leave it at that until the next
+ * update. READ of GRAD: CST_EUNSUPPORTED unless the gradient is there; WRITE of WEIGHT: CST_EUNSUPPORTED, master weights set them; WRITE of MASTER:
+ * CST_EBUSY while a gradient is being moved to the row.
+ *
  * In INTERRUPTED and IDLE (and before the first SYNC) requests of the old attempt get EPEERDIED (before the first: EINVAL, "sync first"). A surviving
  * rank's blocks stay leased until its SYNC: only then is it known that it no longer touches them. */
 #ifndef CST_CORE_H

@@ -64,6 +64,19 @@ static void explain_group(const struct cst_core *core, uint32_t c, struct page *
     }
 }
 
+static void explain_over(const struct cst_core *core, uint32_t c, struct page *page)
+{
+    if (core->chunks[c].over != CST_OVER_WEIGHTS) {
+        say(page,
+            "%s where its weights were; who fetches them gets them made from its master weights, "
+            "until its next update",
+            core->chunks[c].over == CST_OVER_GRADIENT ? "its gradient, or a part of one, is"
+                                                      : "a part of a gradient is");
+    } else if (core->layout->states.grad_over_weight) {
+        say(page, "its gradient takes the place of its weights, from its sum to its update");
+    }
+}
+
 static bool has_gpu(const struct cst_core *core)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
@@ -220,6 +233,7 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
     explain_group(core, chunk, &page);
     if (core->chunks[chunk].has_states) {
         explain_gradient(core, chunk, &page);
+        explain_over(core, chunk, &page);
     }
     if (has_gpu(core) && core->chunks[chunk].has_states && !core->chunks[chunk].reduced) {
         explain_way(core, chunk, &page);

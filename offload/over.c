@@ -108,8 +108,18 @@ int cst_over_check_read(const struct cst_core *core, uint32_t c, enum cst_row ro
 int cst_over_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
                          struct cst_err *err)
 {
-    if (row != CST_ROW_WEIGHT || !core->layout->states.grad_over_weight ||
-        !core->chunks[c].has_states) {
+    const struct cst_chunk *chunk = &core->chunks[c];
+
+    if (!core->layout->states.grad_over_weight || !chunk->has_states) {
+        return CST_OK;
+    }
+    if (row == CST_ROW_MASTER && (chunk->reduce_ticket != 0 || chunk->stage_ticket != 0)) {
+        return cst_err_set(err, CST_EBUSY,
+                           "a gradient of chunk %" PRIu32
+                           ", of an attempt that is over, is still being moved to the weights' row",
+                           c);
+    }
+    if (row != CST_ROW_WEIGHT) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EUNSUPPORTED,

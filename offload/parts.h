@@ -380,7 +380,7 @@ void cst_over_read_weights(const struct cst_core *core, uint32_t c, uint64_t fir
 /* Changes when something that writes to @row, or to what it is read from, is issued. */
 uint64_t cst_over_row_version(const struct cst_core *core, uint32_t c, enum cst_row row);
 
-/* CST_EUNSUPPORTED: the row holds something else, or will. */
+/* CST_EUNSUPPORTED: the row holds something else, or will; CST_EBUSY: it is being written. */
 int cst_over_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
                         struct cst_err *err);
 int cst_over_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,

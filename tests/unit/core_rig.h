@@ -19,6 +19,7 @@ struct rig_job {
     bool with_base;           /* a base job has all frozen chunks */
     uint32_t micro_batches;   /* more than one: grad rows are fp32 */
     bool grad_fp32;
+    bool grad_over;           /* gradients take their weights' places */
 };
 
 struct rig {
