@@ -161,12 +161,11 @@ static void on_reply(struct cst_daemon *daemon, const struct cst_reply *reply)
  * hanging one. */
 static void submit(struct cst_job *job, const struct cst_command *command)
 {
-    const struct cst_memory *memory = &job->memory;
+    const struct cst_record_ids ids = {
+        .v = job->memory.ids, .n = job->memory.n_segments, .n_arenas = job->memory.n_arenas};
     struct cst_err err = {0};
 
-    cst_record_issue(record_of(job),
-                     cst_record_kind_of(command, memory->ids, memory->n_segments, memory->n_arenas),
-                     command, uv_hrtime());
+    cst_record_issue(record_of(job), cst_record_kind_of(command, &ids), command, uv_hrtime());
     if (cst_engines_submit(&job->daemon->engines, command, &err) != CST_OK) {
         cst_log(CST_LOG_ERROR, "job '%s': removed: %s", job->name, err.text);
         cst_job_remove(job, 0, &err);

@@ -208,6 +208,9 @@ static void on_pong(struct cst_engine *engine, const struct cst_frame *frame)
         .up_ns = pong->up_ns,
         .down_bytes = pong->down_bytes,
         .down_ns = pong->down_ns,
+        .update_bytes = pong->update_bytes,
+        .reduce_bytes = pong->reduce_bytes,
+        .held_ns = pong->held_ns,
     };
     cst_rates_see(&engine->seen, &engine->counters, &now);
     engine->counters = now;
@@ -300,6 +303,9 @@ static void fold_counters(struct cst_engine *engine)
     engine->base.up_ns += engine->counters.up_ns;
     engine->base.down_bytes += engine->counters.down_bytes;
     engine->base.down_ns += engine->counters.down_ns;
+    engine->base.update_bytes += engine->counters.update_bytes;
+    engine->base.reduce_bytes += engine->counters.reduce_bytes;
+    engine->base.held_ns += engine->counters.held_ns;
     engine->counters = (struct cst_engine_counters){0};
 }
 

@@ -37,6 +37,8 @@ struct cst_engine_counters { /* as in engine.proto's Pong */
     uint64_t reduce_elems, reduce_ns;
     uint64_t up_bytes, up_ns;
     uint64_t down_bytes, down_ns;
+    uint64_t update_bytes, reduce_bytes;
+    uint64_t held_ns;
 };
 
 struct cst_engine {

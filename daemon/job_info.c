@@ -4,6 +4,7 @@
 #include "daemon/base.h"
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
+#include "proto/optimizers.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -101,6 +102,22 @@ static void fill_rank(const struct cst_job *job, uint32_t rank, struct rank_info
     out->waits = stats.waits;
 }
 
+/* How long updates take, and how much of that shows. */
+static void fill_updates(const struct cst_core_stats *stats, Cistern__JobInfo *out)
+{
+    out->has_interleave = stats->interleave > 0;
+    out->interleave = stats->interleave;
+    out->has_n_updates = out->has_n_device_updates = 1;
+    out->n_updates = stats->n_updates;
+    out->n_device_updates = stats->n_device_updates;
+    out->has_last_update_seconds = out->has_last_exposed_seconds = stats->last_update_ns > 0;
+    out->last_update_seconds = (double)stats->last_update_ns * 1e-9;
+    out->last_exposed_seconds = (double)stats->last_exposed_ns * 1e-9;
+    out->has_update_seconds = out->has_exposed_seconds = stats->update_ns > 0;
+    out->update_seconds = (double)stats->update_ns * 1e-9;
+    out->exposed_seconds = (double)stats->exposed_ns * 1e-9;
+}
+
 static void fill_core(const struct cst_job *job, Cistern__JobInfo *out)
 {
     struct cst_core_stats stats;
@@ -121,6 +138,7 @@ static void fill_core(const struct cst_job *job, Cistern__JobInfo *out)
     out->step_seconds = (double)stats.last_step_ns * 1e-9;
     out->has_attempt = 1;
     out->attempt = stats.attempt;
+    fill_updates(&stats, out);
 }
 
 /* Where all its ranks are, or that they differ. */
@@ -156,6 +174,42 @@ static void fill_drift(const struct cst_drift *drift, Cistern__JobInfo *out)
     }
 }
 
+static double state_bytes(const struct cst_job *job)
+{
+    struct cst_layout_states states = cst_job_options_states(&job->options);
+    uint64_t bytes = 0;
+
+    for (int row = 0; row <= CST_ROW_WEIGHT_OTHER; row++) {
+        bytes += cst_layout_row_bytes(&states, job->micro_batches > 1 ? 4 : 2, row, CST_MX8_BLOCK);
+    }
+    return (double)bytes / CST_MX8_BLOCK;
+}
+
+/* As it was opened. */
+static void fill_options(const struct cst_job *job, Cistern__JobInfo *out)
+{
+    const struct cst_job_options *options = &job->options;
+
+    out->optimizer = (char *)(uintptr_t)cst_optimizer_names[options->optimizer];
+    out->moments = (char *)(uintptr_t)cst_moments_names[options->moments];
+    if (options->moments != CST_MOMENTS_FP32) {
+        out->rounding = (char *)(uintptr_t)cst_rounding_names[options->rounding];
+    }
+    out->overlap = (char *)(uintptr_t)cst_overlap_names[options->overlap];
+    out->has_delay_from = options->overlap == CST_OVERLAP_DELAYED;
+    out->delay_from = options->delay_from;
+    out->has_grad_over_weight = options->grad_over_weight;
+    out->grad_over_weight = options->grad_over_weight;
+    out->has_state_bytes_per_param = 1;
+    out->state_bytes_per_param = state_bytes(job);
+    for (uint32_t r = 0; r < job->world; r++) {
+        out->update_room += job->workers[r].update_room;
+        out->device_states += job->workers[r].device_states;
+    }
+    out->has_update_room = out->update_room > 0;
+    out->has_device_states = out->device_states > 0;
+}
+
 static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
 {
     cistern__job_info__init(out);
@@ -177,6 +231,7 @@ static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
     out->base_job = job->base != NULL ? job->base->name : NULL;
     out->has_base_bytes = job->base != NULL;
     out->base_bytes = job->memory.n_segments > 0 ? job->memory.base_bytes : 0;
+    fill_options(job, out);
     fill_drift(&job->drift, out);
     out->plan = job->plan.valid ? (char *)(uintptr_t)job->plan.words : NULL;
     if (job->core != NULL) {

@@ -57,6 +57,10 @@ void cst_rates_see(struct cst_rates_seen *seen, const struct cst_engine_counters
         after->reduce_ns);
     see(&seen->up, before->up_bytes, after->up_bytes, before->up_ns, after->up_ns);
     see(&seen->down, before->down_bytes, after->down_bytes, before->down_ns, after->down_ns);
+    see(&seen->update_bytes, before->update_bytes, after->update_bytes, before->update_ns,
+        after->update_ns);
+    see(&seen->reduce_bytes, before->reduce_bytes, after->reduce_bytes, before->reduce_ns,
+        after->reduce_ns);
 }
 
 /* -- drift ------------------------------------------------------------------------------------ */

@@ -26,10 +26,11 @@ double cst_rates_median_get(const struct cst_rates_median *median);
 
 /* Of one engine: busy time only, one command's after the other. */
 struct cst_rates_seen {
-    struct cst_rates_median copy;     /* bytes/s of a copy */
-    struct cst_rates_median update;   /* elements/s */
-    struct cst_rates_median reduce;   /* elements/s */
-    struct cst_rates_median up, down; /* bytes/s of a copy to and from a GPU */
+    struct cst_rates_median copy;                       /* bytes/s of a copy */
+    struct cst_rates_median update;                     /* elements/s */
+    struct cst_rates_median reduce;                     /* elements/s */
+    struct cst_rates_median up, down;                   /* bytes/s of a copy to and from a GPU */
+    struct cst_rates_median update_bytes, reduce_bytes; /* bytes/s that these read and write */
 };
 
 struct cst_engine_counters;

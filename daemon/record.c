@@ -148,38 +148,45 @@ static bool has(const uint32_t *ids, uint32_t n, uint32_t id)
     return low < n && ids[low] == id;
 }
 
-/* States' reads and writes are rare; arenas of a base job are not in order. */
-static bool is_arena(const uint32_t *ids, uint32_t n_arenas, uint32_t id)
+/* States' reads and writes are rare, and rooms few; arenas of a base job are not in order. */
+static bool is_among(const uint32_t *ids, uint32_t n, uint32_t id)
 {
     uint32_t i = 0;
 
-    while (i < n_arenas && ids[i] != id) {
+    while (i < n && ids[i] != id) {
         i++;
     }
-    return i < n_arenas;
+    return i < n;
 }
 
-static enum cst_record_kind copy_kind(const struct cst_command *command, const uint32_t *ids,
-                                      uint32_t n, uint32_t n_arenas)
+static enum cst_record_kind copy_kind(const struct cst_command *command,
+                                      const struct cst_record_ids *ids)
 {
-    const uint32_t *slabs = ids + n_arenas + 1;
-    uint32_t n_slabs = n > n_arenas ? n - n_arenas - 1 : 0;
+    const uint32_t *slabs = ids->v + ids->n_arenas + 1, *rooms = ids->v + ids->n - ids->n_rooms;
+    uint32_t from = command->src[0].segment, to = command->dst[0].segment;
+    uint32_t n_slabs = rooms > slabs ? (uint32_t)(rooms - slabs) : 0;
 
-    if (has(slabs, n_slabs, command->dst[0].segment)) {
+    if (has(slabs, n_slabs, to)) {
         return CST_RECORD_LOAD;
     }
-    if (has(slabs, n_slabs, command->src[0].segment)) {
+    if (is_among(rooms, ids->n_rooms, to)) {
+        return CST_RECORD_STATES_UP;
+    }
+    if (has(slabs, n_slabs, from)) {
         return CST_RECORD_STAGE;
     }
-    return is_arena(ids, n_arenas, command->dst[0].segment) ? CST_RECORD_WRITE : CST_RECORD_READ;
+    if (is_among(rooms, ids->n_rooms, from)) {
+        return CST_RECORD_STATES_DOWN;
+    }
+    return is_among(ids->v, ids->n_arenas, to) ? CST_RECORD_WRITE : CST_RECORD_READ;
 }
 
-enum cst_record_kind cst_record_kind_of(const struct cst_command *command, const uint32_t *ids,
-                                        uint32_t n, uint32_t n_arenas)
+enum cst_record_kind cst_record_kind_of(const struct cst_command *command,
+                                        const struct cst_record_ids *ids)
 {
     switch (command->kind) {
     case CST_COMMAND_COPY:
-        return copy_kind(command, ids, n, n_arenas);
+        return copy_kind(command, ids);
     case CST_COMMAND_REDUCE:
         return CST_RECORD_REDUCE;
     case CST_COMMAND_NORM:

@@ -21,6 +21,8 @@ enum cst_record_kind {
     CST_RECORD_WRITE = 9,
     CST_RECORD_WAIT = 10,
     CST_RECORD_STEP = 11,
+    CST_RECORD_STATES_UP = 12,
+    CST_RECORD_STATES_DOWN = 13,
 };
 
 struct cst_record_interval {
@@ -29,7 +31,7 @@ struct cst_record_interval {
     uint32_t chunk;        /* UINT32_MAX: none */
     uint32_t ahead : 1;    /* WAIT: nobody stood still for it */
     uint32_t grad : 1;     /* WAIT: for a block for gradients */
-    uint64_t bytes;        /* LOAD, STAGE, READ, WRITE, FILL */
+    uint64_t bytes;        /* of copies and FILL */
     uint64_t step;         /* that was under way when it ended; STEP: its own number, from 1 */
     uint64_t asked;        /* ns, monotonic: when it was issued or asked for */
     uint64_t began, ended; /* ns, monotonic */
@@ -70,9 +72,16 @@ void cst_record_range(const struct cst_record *record, uint64_t *first, uint64_t
 /* Interval @i, which is kept. */
 const struct cst_record_interval *cst_record_get(const struct cst_record *record, uint64_t i);
 
-/* What @command is: a COPY by its destination and source. @ids: segments of the job's memory,
- * @n of them, the first @n_arenas arenas, then the table, then slabs, which ascend. */
-enum cst_record_kind cst_record_kind_of(const struct cst_command *command, const uint32_t *ids,
-                                        uint32_t n, uint32_t n_arenas);
+/* Segments of a job's memory: arenas, then the table, then slabs, which ascend, then rooms. */
+struct cst_record_ids {
+    const uint32_t *v;
+    uint32_t n;        /* of all */
+    uint32_t n_arenas; /* the first */
+    uint32_t n_rooms;  /* the last */
+};
+
+/* What @command is: a COPY by its destination and source. */
+enum cst_record_kind cst_record_kind_of(const struct cst_command *command,
+                                        const struct cst_record_ids *ids);
 
 #endif

@@ -61,6 +61,29 @@ static void fill_seen(const struct cst_rates_seen *seen, Cistern__EngineInfo *ou
     fill_rate(cst_rates_median_get(&seen->reduce), &out->has_reduce_rate, &out->reduce_rate);
     fill_rate(cst_rates_median_get(&seen->up), &out->has_up_rate, &out->up_rate);
     fill_rate(cst_rates_median_get(&seen->down), &out->has_down_rate, &out->down_rate);
+    fill_rate(cst_rates_median_get(&seen->update_bytes), &out->has_update_bandwidth,
+              &out->update_bandwidth);
+    fill_rate(cst_rates_median_get(&seen->reduce_bytes), &out->has_reduce_bandwidth,
+              &out->reduce_bandwidth);
+}
+
+/* What updates cost in memory and time, by the parameter. */
+static void fill_costs(const struct cst_engine *engine, Cistern__EngineInfo *out)
+{
+    const struct cst_engine_counters *now = &engine->counters, *base = &engine->base;
+
+    out->has_update_bytes = out->has_reduce_bytes = out->has_held_seconds = 1;
+    out->update_bytes = base->update_bytes + now->update_bytes;
+    out->reduce_bytes = base->reduce_bytes + now->reduce_bytes;
+    out->held_seconds = (double)(base->held_ns + now->held_ns) * 1e-9;
+    if (out->update_elems > 0) {
+        double params = (double)out->update_elems;
+
+        fill_rate((double)out->update_bytes / params, &out->has_update_bytes_per_param,
+                  &out->update_bytes_per_param);
+        fill_rate(out->update_seconds * 1e9 / params, &out->has_update_ns_per_param,
+                  &out->update_ns_per_param);
+    }
 }
 
 static void fill_engine(const struct cst_engine *engine, Cistern__EngineInfo *out)
@@ -94,6 +117,7 @@ static void fill_engine(const struct cst_engine *engine, Cistern__EngineInfo *ou
     out->reduce_elems = base->reduce_elems + now->reduce_elems;
     out->reduce_seconds = (double)(base->reduce_ns + now->reduce_ns) * 1e-9;
     out->locked = engine->locked;
+    fill_costs(engine, out);
     fill_seen(&engine->seen, out);
     if (cst_engine_is_gpu(engine)) {
         fill_gpu_engine(engine, out);

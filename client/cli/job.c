@@ -8,6 +8,56 @@
 
 /* -- job -------------------------------------------------------------------------------------- */
 
+/* How states are kept and what a parameter costs. */
+static void print_states(const Cistern__JobInfo *job)
+{
+    char text[CLI_HUMAN_BYTES];
+
+    if (job->optimizer == NULL) { /* an older daemon */
+        return;
+    }
+    (void)printf("states    %s, moments in %s%s%s, %.4g B/parameter%s", job->optimizer,
+                 job->moments, job->rounding != NULL ? ", rounded " : "",
+                 job->rounding != NULL ? job->rounding : "", job->state_bytes_per_param,
+                 job->grad_over_weight ? ", gradients over weights" : "");
+    if (job->has_device_states) {
+        (void)printf(", %s on devices", cli_bytes(job->device_states, text));
+    }
+    (void)printf("\n");
+}
+
+/* When chunks are updated, where, and how much of that shows. */
+static void print_updates(const Cistern__JobInfo *job)
+{
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
+
+    if (job->overlap == NULL) {
+        return;
+    }
+    (void)printf("updates   %s", job->overlap);
+    if (job->has_delay_from) {
+        (void)printf(" from step %llu", (unsigned long long)job->delay_from);
+    }
+    if (job->has_update_room) {
+        (void)printf("; %s of devices for them, ", cli_bytes(job->update_room, a));
+        (void)printf(job->has_interleave ? "one in %u" : "none yet", job->interleave);
+    }
+    if (job->n_device_updates > 0) {
+        (void)printf("; %s of chunks on devices",
+                     cli_percent(job->n_device_updates, job->n_updates, a));
+    }
+    if (job->has_last_update_seconds) {
+        (void)printf("; last step %s, %s exposed", cli_seconds(job->last_update_seconds, a),
+                     cli_seconds(job->last_exposed_seconds, b));
+    }
+    if (job->has_update_seconds) {
+        (void)printf("; %s hidden in all",
+                     cli_percent((uint64_t)((job->update_seconds - job->exposed_seconds) * 1e9),
+                                 (uint64_t)(job->update_seconds * 1e9), c));
+    }
+    (void)printf("\n");
+}
+
 static void print_progress(const Cistern__JobInfo *job)
 {
     char text[CLI_HUMAN_BYTES], more[CLI_HUMAN_BYTES];
@@ -21,6 +71,7 @@ static void print_progress(const Cistern__JobInfo *job)
                      job->last_grad_norm, cli_seconds(job->step_seconds, text),
                      (unsigned long long)job->n_skipped);
     }
+    print_updates(job);
     if (job->plan != NULL) {
         (void)printf("plan      %s\n", job->plan);
     }
@@ -88,6 +139,7 @@ static void print_head(const Cistern__JobInfo *job)
         job->n_chunks, cli_count(job->chunk_elems, chunk), (unsigned long long)job->chunks_clean,
         (unsigned long long)job->chunks_updating, (unsigned long long)job->chunks_reducing);
     print_kinds(job);
+    print_states(job);
     if (job->has_micro_batches) {
         (void)printf("step      of %u micro-batches, gradients in fp32\n", job->micro_batches);
     }

@@ -6,6 +6,7 @@
 #include "client/cli/timeline.h"
 
 #include <stdio.h>
+#include <string.h>
 
 enum { SIMULATED_STEPS = 6 };
 
@@ -14,25 +15,39 @@ enum { SIMULATED_STEPS = 6 };
 struct drawing {
     struct cli_timeline timeline;
     const struct cst_model *model;
+    uint32_t n_nodes; /* engines before the devices' */
+    bool on_host;     /* ranks compute on the processor: nodes copy */
 };
 
-static uint32_t lane_of(struct cli_timeline *timeline, const struct cst_interval *interval)
+/* Where it happens and on which lane; what is a node's and what a device's goes by its number. */
+static uint32_t lane_of(struct drawing *drawing, const struct cst_interval *interval)
 {
-    static const char *const names[] = {
-        [CST_LANE_COMPUTE] = "compute", [CST_LANE_UP] = "up",
-        [CST_LANE_DOWN] = "down",       [CST_LANE_PEER] = "between devices",
-        [CST_LANE_REDUCE] = "reduce",   [CST_LANE_UPDATE] = "update",
-        [CST_LANE_WAIT] = "wait",
-    };
-    static const char *const processes[] = {
-        [CST_LANE_COMPUTE] = "rank", [CST_LANE_UP] = "link",       [CST_LANE_DOWN] = "link",
-        [CST_LANE_PEER] = "link",    [CST_LANE_REDUCE] = "engine", [CST_LANE_UPDATE] = "engine",
-        [CST_LANE_WAIT] = "rank",
+    static const struct {
+        const char *lane;
+        bool of_rank, of_engine; /* its number is a rank's, an engine's; else a device's */
+    } lanes[] = {
+        [CST_LANE_COMPUTE] = {.lane = "compute", .of_rank = true},
+        [CST_LANE_UP] = {.lane = CLI_LANE_UP},
+        [CST_LANE_DOWN] = {.lane = CLI_LANE_DOWN},
+        [CST_LANE_PEER] = {.lane = "copies between devices"},
+        [CST_LANE_REDUCE] = {.lane = CLI_LANE_SUMS, .of_engine = true},
+        [CST_LANE_UPDATE] = {.lane = CLI_LANE_UPDATES, .of_engine = true},
+        [CST_LANE_WAIT] = {.lane = "wait", .of_rank = true},
     };
     char process[CLI_TIMELINE_NAME_BYTES];
+    uint32_t number = interval->number;
+    bool device = !drawing->on_host;
 
-    (void)snprintf(process, sizeof process, "%s %u", processes[interval->lane], interval->number);
-    return cli_timeline_lane(timeline, process, names[interval->lane]);
+    if (lanes[interval->lane].of_engine) {
+        device = number >= drawing->n_nodes;
+        number -= device ? drawing->n_nodes : 0;
+    }
+    (void)snprintf(process, sizeof process, "%s %u",
+                   lanes[interval->lane].of_rank ? "rank"
+                   : device                      ? "device"
+                                                 : "node",
+                   number);
+    return cli_timeline_lane(&drawing->timeline, process, lanes[interval->lane].lane);
 }
 
 static void on_interval(void *arg, const struct cst_interval *interval)
@@ -40,7 +55,7 @@ static void on_interval(void *arg, const struct cst_interval *interval)
     struct drawing *drawing = arg;
     bool is_operator = interval->lane == CST_LANE_COMPUTE || interval->lane == CST_LANE_WAIT;
     struct cli_span span = {
-        .lane = lane_of(&drawing->timeline, interval),
+        .lane = lane_of(drawing, interval),
         .begin = interval->begin,
         .end = interval->end,
         .step = interval->step,
@@ -62,7 +77,10 @@ static void on_interval(void *arg, const struct cst_interval *interval)
 static int draw(const struct cli_plan_input *input, const struct cst_plan_choice *choice,
                 const char *path, struct cst_err *err)
 {
-    struct drawing drawing = {.model = input->config.model};
+    const char *device = input->rates.devices[input->config.device].name;
+    struct drawing drawing = {.model = input->config.model,
+                              .n_nodes = input->config.n_nodes > 0 ? input->config.n_nodes : 1,
+                              .on_host = strcmp(device, "host") == 0};
     struct cst_replay_result unused;
     int rc;
 

@@ -16,6 +16,7 @@ struct sample {
     double copy_seconds, update_seconds, reduce_seconds; /* time at it */
     uint64_t up_bytes, down_bytes;                       /* of copies, between host and GPU */
     double up_seconds, down_seconds;                     /* time at them */
+    uint64_t update_bytes, reduce_bytes;                 /* that these read and wrote */
 };
 
 struct history {
@@ -36,6 +37,8 @@ static struct sample sample_of(const Cistern__EngineInfo *engine)
         .down_bytes = engine->down_bytes,
         .up_seconds = engine->up_seconds,
         .down_seconds = engine->down_seconds,
+        .update_bytes = engine->update_bytes,
+        .reduce_bytes = engine->reduce_bytes,
     };
 }
 
@@ -99,12 +102,6 @@ static void add_engine(struct cli_table *table, const Cistern__StatReply *stat,
              before->reduce_seconds, engine->reduce_rate, false);
     add_rate(table, now.update_elems, before->update_elems, now.update_seconds,
              before->update_seconds, engine->update_rate, false);
-    if (stat->n_gpus > 0) {
-        add_rate(table, now.up_bytes, before->up_bytes, now.up_seconds, before->up_seconds,
-                 engine->up_rate, true);
-        add_rate(table, now.down_bytes, before->down_bytes, now.down_seconds, before->down_seconds,
-                 engine->down_rate, true);
-    }
     cli_table_cell(table, "%llu", (unsigned long long)engine->restarts);
     cli_table_cell(table, "%s", engine->locked ? "yes" : "no");
 }
@@ -114,16 +111,58 @@ static bool print_engines(const Cistern__StatReply *stat, const struct history *
     static const char *const titles[] = {"ENGINE",    "STATE",      ">PID",  "ISA",     "THREADS",
                                          ">COMMANDS", ">IN FLIGHT", ">COPY", ">REDUCE", ">UPDATE",
                                          ">RESTARTS", "LOCKED",     NULL};
-    static const char *const gpu_titles[] = {
-        "ENGINE",  "STATE",   ">PID", "ISA",   "THREADS",   ">COMMANDS", ">IN FLIGHT", ">COPY",
-        ">REDUCE", ">UPDATE", ">UP",  ">DOWN", ">RESTARTS", "LOCKED",    NULL};
     const struct sample none = {0};
     struct cli_table table;
 
-    cli_table_init(&table, stat->n_gpus > 0 ? gpu_titles : titles);
+    cli_table_init(&table, titles);
     for (size_t i = 0; i < stat->n_engines; i++) {
         add_engine(&table, stat, stat->engines[i],
                    i < history->n_samples ? &history->samples[i] : &none);
+    }
+    return cli_table_print(&table, stdout, 0);
+}
+
+static void add_cost(struct cli_table *table, bool has, double value)
+{
+    if (has) {
+        cli_table_cell(table, "%.3g", value);
+    } else {
+        cli_table_cell(table, "-");
+    }
+}
+
+/* Bytes per second of each kind of work, while it was done, and what updates cost. */
+static void add_bandwidth(struct cli_table *table, const Cistern__StatReply *stat,
+                          const Cistern__EngineInfo *engine, const struct sample *before)
+{
+    struct sample now = sample_of(engine);
+    char text[CLI_HUMAN_BYTES];
+
+    add_name(table, stat, engine);
+    add_rate(table, now.up_bytes, before->up_bytes, now.up_seconds, before->up_seconds,
+             engine->up_rate, true);
+    add_rate(table, now.down_bytes, before->down_bytes, now.down_seconds, before->down_seconds,
+             engine->down_rate, true);
+    add_rate(table, now.reduce_bytes, before->reduce_bytes, now.reduce_seconds,
+             before->reduce_seconds, engine->reduce_bandwidth, true);
+    add_rate(table, now.update_bytes, before->update_bytes, now.update_seconds,
+             before->update_seconds, engine->update_bandwidth, true);
+    add_cost(table, engine->has_update_bytes_per_param, engine->update_bytes_per_param);
+    add_cost(table, engine->has_update_ns_per_param, engine->update_ns_per_param);
+    cli_table_cell(table, "%s", cli_seconds(engine->held_seconds, text));
+}
+
+static bool print_bandwidth(const Cistern__StatReply *stat, const struct history *history)
+{
+    static const char *const titles[] = {"BANDWIDTH", ">UP",       ">DOWN", ">REDUCE", ">UPDATE",
+                                         ">B/PARAM",  ">NS/PARAM", ">HELD", NULL};
+    const struct sample none = {0};
+    struct cli_table table;
+
+    cli_table_init(&table, titles);
+    for (size_t i = 0; i < stat->n_engines; i++) {
+        add_bandwidth(&table, stat, stat->engines[i],
+                      i < history->n_samples ? &history->samples[i] : &none);
     }
     return cli_table_print(&table, stdout, 0);
 }
@@ -200,6 +239,10 @@ static bool print_human(struct cli *cli, const Cistern__StatReply *stat,
     (void)printf("\n");
     if (stat->n_engines > 0) {
         if (!print_engines(stat, history)) {
+            return false;
+        }
+        (void)printf("\n");
+        if (!print_bandwidth(stat, history)) {
             return false;
         }
         (void)printf("\n");

@@ -165,7 +165,7 @@ static void write_span(struct out *out, struct cli_timeline *timeline, const str
     (void)fputs("{\"ph\":\"X\",\"name\":", to);
     write_text(to, span->name);
     (void)fputs(",\"cat\":", to);
-    write_text(to, lane->name);
+    write_text(to, span->kind != NULL ? span->kind : lane->name);
     (void)fprintf(to, ",\"pid\":%u,\"tid\":%u,", lane->pid, tid_of(span->lane, beside));
     write_us(to, "ts", span->begin - zero);
     (void)fputc(',', to);

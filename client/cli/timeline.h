@@ -12,9 +12,17 @@
 #define CLI_TIMELINE_NAME_BYTES 64
 #define CLI_TIMELINE_NONE UINT64_MAX
 
+/* Lanes of whoever moves and computes on bytes: a NUMA node, an accelerator. The same words in
+ * plans and in traces. */
+#define CLI_LANE_UP "copies up"     /* towards ranks' devices, and to where chunks are updated */
+#define CLI_LANE_DOWN "copies down" /* towards the host */
+#define CLI_LANE_SUMS "sums of gradients"
+#define CLI_LANE_UPDATES "updates"
+
 struct cli_span {
     uint32_t lane;                      /* of cli_timeline_lane */
     char name[CLI_TIMELINE_NAME_BYTES]; /* what is drawn */
+    const char *kind;                   /* static, to filter by; NULL: the lane's name */
     uint64_t begin, end;                /* ns */
     uint64_t step;                      /* so these are: shown with it; CLI_TIMELINE_NONE: not */
     uint64_t chunk;

@@ -5,16 +5,49 @@
 #include <stdio.h>
 #include <string.h>
 
-/* By number. */
-static const char *const kind_names[] = {"?",    "load",    "stage", "reduce", "norm", "update",
-                                         "fill", "convert", "read",  "write",  "wait", "step"};
+/* By number: what an interval is called, and on which of its engine's lanes it is drawn. */
+static const struct {
+    const char *name, *lane;
+} kinds[] = {
+    {"?", "other"},
+    {"load", CLI_LANE_UP},
+    {"stage", CLI_LANE_DOWN},
+    {"reduce", CLI_LANE_SUMS},
+    {"norm", CLI_LANE_SUMS},
+    {"update", CLI_LANE_UPDATES},
+    {"fill", CLI_LANE_UP},
+    {"convert", "reads and writes"},
+    {"read", "reads and writes"},
+    {"write", "reads and writes"},
+    {"wait", "wait"},
+    {"step", "step"},
+    {"states up", CLI_LANE_UP},
+    {"states down", CLI_LANE_DOWN},
+};
+
+#define N_KINDS (sizeof kinds / sizeof *kinds)
 
 struct engines {
-    char names[64][CLI_TIMELINE_NAME_BYTES]; /* "host 0", by number */
+    char names[64][CLI_TIMELINE_NAME_BYTES]; /* "node 0", "cuda:0", by number */
     size_t n;
 };
 
-/* Names of the engines, as `cistern stat` has them. */
+static void name_engine(const Cistern__StatReply *stat, const Cistern__EngineInfo *engine,
+                        char out[CLI_TIMELINE_NAME_BYTES])
+{
+    if (engine->device == NULL) {
+        (void)snprintf(out, CLI_TIMELINE_NAME_BYTES, "node %u", engine->node);
+        return;
+    }
+    (void)snprintf(out, CLI_TIMELINE_NAME_BYTES, "%s", engine->device);
+    for (size_t i = 0; i < stat->n_gpus; i++) {
+        if (strcmp(stat->gpus[i]->uuid, engine->device) == 0) {
+            (void)snprintf(out, CLI_TIMELINE_NAME_BYTES, "cuda:%u, %.40s", stat->gpus[i]->index,
+                           stat->gpus[i]->name);
+        }
+    }
+}
+
 static bool get_engines(struct cli *cli, struct engines *out)
 {
     const Cistern__StatReply *stat;
@@ -26,37 +59,49 @@ static bool get_engines(struct cli *cli, struct engines *out)
     }
     stat = (const Cistern__StatReply *)call.reply;
     for (out->n = 0; out->n < stat->n_engines && out->n < 64; out->n++) {
-        const Cistern__EngineInfo *engine = stat->engines[out->n];
-
-        (void)snprintf(out->names[out->n], sizeof out->names[0], "engine %zu, %s", out->n,
-                       engine->device != NULL ? engine->device : engine->kind);
+        name_engine(stat, stat->engines[out->n], out->names[out->n]);
     }
     cst_call_reset(&call);
     return true;
 }
 
-static const char *kind_name(const Cistern__TraceInterval *interval)
+static unsigned kind_of(const Cistern__TraceInterval *interval)
 {
     unsigned kind = (unsigned)interval->kind;
 
-    return kind < sizeof kind_names / sizeof *kind_names ? kind_names[kind] : kind_names[0];
+    return kind < N_KINDS ? kind : 0;
 }
 
-/* Steps and waits are ranks' and the job's; all else an engine's, a lane for each kind. */
+/* All of them when the first is met, so that they are drawn in the same order everywhere. */
+static void make_lanes(struct cli_timeline *timeline, const char *engine)
+{
+    static const char *const lanes[] = {CLI_LANE_UP, CLI_LANE_DOWN, CLI_LANE_SUMS,
+                                        CLI_LANE_UPDATES};
+
+    for (size_t i = 0; i < sizeof lanes / sizeof *lanes; i++) {
+        (void)cli_timeline_lane(timeline, engine, lanes[i]);
+    }
+}
+
+/* Steps are the job's, waits the ranks'; all else an engine's. */
 static uint32_t lane_of(struct cli_timeline *timeline, const struct engines *engines,
                         const Cistern__TraceInterval *interval)
 {
-    char process[CLI_TIMELINE_NAME_BYTES] = "job";
-    const char *lane = kind_name(interval);
+    const char *lane = kinds[kind_of(interval)].lane, *engine = "engine";
+    char rank[CLI_TIMELINE_NAME_BYTES];
 
     if (interval->kind == CISTERN__TRACE_INTERVAL__KIND__WAIT) {
-        (void)snprintf(process, sizeof process, "rank %u", interval->number);
-        lane = interval->ahead ? "fetch ahead" : "wait";
-    } else if (interval->kind != CISTERN__TRACE_INTERVAL__KIND__STEP) {
-        (void)snprintf(process, sizeof process, "%s",
-                       interval->number < engines->n ? engines->names[interval->number] : "engine");
+        (void)snprintf(rank, sizeof rank, "rank %u", interval->number);
+        return cli_timeline_lane(timeline, rank, interval->ahead ? "fetch ahead" : lane);
     }
-    return cli_timeline_lane(timeline, process, lane);
+    if (interval->kind == CISTERN__TRACE_INTERVAL__KIND__STEP) {
+        return cli_timeline_lane(timeline, "job", lane);
+    }
+    if (interval->number < engines->n) {
+        engine = engines->names[interval->number];
+    }
+    make_lanes(timeline, engine);
+    return cli_timeline_lane(timeline, engine, lane);
 }
 
 static void add(struct cli_timeline *timeline, const struct engines *engines,
@@ -64,6 +109,7 @@ static void add(struct cli_timeline *timeline, const struct engines *engines,
 {
     struct cli_span span = {
         .lane = lane_of(timeline, engines, interval),
+        .kind = kinds[kind_of(interval)].name,
         .begin = interval->began_ns,
         .end = interval->began_ns + interval->ns,
         .step = interval->step,
@@ -76,10 +122,10 @@ static void add(struct cli_timeline *timeline, const struct engines *engines,
         (void)snprintf(span.name, sizeof span.name, "step %llu",
                        (unsigned long long)interval->step);
     } else if (interval->has_chunk) {
-        (void)snprintf(span.name, sizeof span.name, "%s %u%s", kind_name(interval), interval->chunk,
-                       interval->grad ? " grad" : "");
+        (void)snprintf(span.name, sizeof span.name, "%s %u%s", kinds[kind_of(interval)].name,
+                       interval->chunk, interval->grad ? " grad" : "");
     } else {
-        (void)snprintf(span.name, sizeof span.name, "%s", kind_name(interval));
+        (void)snprintf(span.name, sizeof span.name, "%s", kinds[kind_of(interval)].name);
     }
     cli_timeline_add(timeline, &span);
 }

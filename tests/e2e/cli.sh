@@ -80,7 +80,12 @@ holds '.pool | .free + .cached + .leased + .moving + .pending + .quarantined == 
 expect 0 job example
 says '^job       example of uid .*: idle, step 3,'
 says '^RANK '
+says '^states    adamw, moments in fp32, 16 B/parameter$'
+says '^updates   commit; last step .* exposed; .* hidden in all$'
 expect 0 --json job example
+holds '.optimizer == "adamw" and .moments == "fp32" and .overlap == "commit" and .state_bytes_per_param == 16 and (has("rounding") | not)'
+holds '.n_updates > 0 and .n_device_updates == 0 and .last_exposed_seconds <= .last_update_seconds and .exposed_seconds <= .update_seconds'
+holds '(has("interleave") or has("update_room")) | not'
 holds '.step == 3 and (.ranks | length) == 1 and .ranks[0].hits + .ranks[0].misses > 0'
 holds '.ranks[0].pool | .free + .cached + .leased + .moving + .pending + .quarantined == .capacity'
 expect 0 explain example w
@@ -102,6 +107,9 @@ cp "$tmp/trace.json" "$tmp/out"
 holds "$trace_is_valid"
 holds '[.traceEvents[] | select(.ph == "X") | .name] | contains(["step 3", "load 0", "reduce 0", "norm", "update 0"])'
 holds '[.traceEvents[] | select(.cat == "load") | .args.bytes] | all(. == 2048)'
+holds '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["job", "node 0"])'
+holds '[.traceEvents[] | select(.name == "thread_name") | .args.name]
+    | contains(["step", "copies up", "sums of gradients", "updates"])'
 expect 0 trace example
 holds "$trace_is_valid"
 expect 1 trace nothing
@@ -195,6 +203,6 @@ holds '.gpus[1].uuid == "GPU-00000000-stub-1" and .gpus[1].pool_budget == 335544
 holds '.engines[2].kind == "cuda" and .engines[2].device == .gpus[1].uuid and .engines[2].state == "off"'
 expect 0 stat
 says '^gpu       cuda:1 Stub, GPU-00000000-stub-1: 0 B of 32.0 MiB for pools, card 64.0 MiB, driver 13.0$'
-says '^ENGINE .* UP +DOWN '
+says '^BANDWIDTH +UP +DOWN +REDUCE +UPDATE +B/PARAM +NS/PARAM +HELD$'
 says '^cuda:1 +off +- '
 stop_daemon g

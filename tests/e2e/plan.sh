@@ -36,7 +36,7 @@ says '^RUNNER-UP '
 says '^6 +oldest '
 cp "$tmp/timeline.json" "$tmp/out"
 holds '.traceEvents | all((.ph == "X" and .ts >= 0 and .dur >= 0 and (.name | length > 0) and .pid > 0 and .tid > 0) or .ph == "M")'
-holds '[.traceEvents[] | select(.ph == "X") | .cat] | unique | contains(["compute", "up", "update"])'
+holds '[.traceEvents[] | select(.ph == "X") | .cat] | unique | contains(["compute", "copies up", "updates"])'
 # Nothing overlaps on a lane.
 holds '[.traceEvents[] | select(.ph == "X")] | group_by(.tid) | all(sort_by(.ts) | [., .[1:]] | transpose
     | all(.[1] == null or .[0].ts + .[0].dur <= .[1].ts + 0.0011))'

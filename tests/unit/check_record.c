@@ -98,26 +98,35 @@ START_TEST(test_ring)
 }
 END_TEST
 
-/* A copy is told by where it goes: arenas are 12, 10 and 11, the table
- * 13, slabs 14 and 15. */
+/* A copy is told by where it goes: arenas are 12, 10 and 11, the table 13, slabs 14 and 15, a room
+ * 16. */
 START_TEST(test_kinds)
 {
-    static const uint32_t ids[] = {12, 10, 11, 13, 14, 15};
+    static const uint32_t list[] = {12, 10, 11, 13, 14, 15, 16};
+    const struct cst_record_ids ids = {.v = list, .n = 7, .n_arenas = 3, .n_rooms = 1};
     struct cst_command copy = {.kind = CST_COMMAND_COPY};
     const struct cst_command update = {.kind = CST_COMMAND_UPDATE};
 
     copy.src[0].segment = 11;
     copy.dst[0].segment = 15;
-    ck_assert_int_eq(cst_record_kind_of(&copy, ids, 6, 3), CST_RECORD_LOAD);
+    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_LOAD);
     copy.src[0].segment = 14;
     copy.dst[0].segment = 10;
-    ck_assert_int_eq(cst_record_kind_of(&copy, ids, 6, 3), CST_RECORD_STAGE);
+    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_STAGE);
     copy.src[0].segment = 99; /* a staging segment */
-    ck_assert_int_eq(cst_record_kind_of(&copy, ids, 6, 3), CST_RECORD_WRITE);
+    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_WRITE);
     copy.src[0].segment = 12;
     copy.dst[0].segment = 99;
-    ck_assert_int_eq(cst_record_kind_of(&copy, ids, 6, 3), CST_RECORD_READ);
-    ck_assert_int_eq(cst_record_kind_of(&update, ids, 6, 3), CST_RECORD_UPDATE);
+    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_READ);
+    copy.src[0].segment = 10; /* a chunk's row goes up to be updated */
+    copy.dst[0].segment = 16;
+    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_STATES_UP);
+    copy.src[0].segment = 15; /* so does a gradient that is up already */
+    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_STATES_UP);
+    copy.src[0].segment = 16;
+    copy.dst[0].segment = 12;
+    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_STATES_DOWN);
+    ck_assert_int_eq(cst_record_kind_of(&update, &ids), CST_RECORD_UPDATE);
 }
 END_TEST
 
