@@ -356,9 +356,10 @@ static uint32_t find_waits(const struct cst_engines *engines, const struct cst_c
 
     for (uint32_t i = 0; i < command->n_after; i++) {
         bool elsewhere = is_elsewhere(engines, command->after[i], command->node);
+        bool here = cst_commands_has(own, command->after[i]);
 
-        hold = hold || elsewhere;
-        if (elsewhere || cst_commands_has(own, command->after[i])) {
+        hold = hold || elsewhere || (here && command->told);
+        if (elsewhere || here) {
             tickets[n++] = command->after[i];
         }
     }

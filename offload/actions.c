@@ -44,6 +44,10 @@ int cst_core_reserve(struct cst_core *core, struct cst_actions *actions)
     uint32_t gpus = cst_gather_most(core);
     int status = cst_requests_reserve(&core->requests);
 
+    if (core->n_rooms > 0) {
+        fixed += CST_ROOM_COMMANDS * (size_t)core->n_chunks;
+        in_flight += CST_ROOM_COMMANDS * (size_t)core->n_chunks;
+    }
     /* Gathered, a block takes a copy from each GPU; each group has all blocks but one foreseen. */
     fixed += (size_t)core->world * CST_LAYOUT_MAX_CLASSES * CST_PREFETCH_IN_FLIGHT * 2 * gpus;
     in_flight += core->n_blocks * gpus;

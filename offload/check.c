@@ -219,7 +219,7 @@ static const char *check_group(const struct cst_core *core, uint32_t c)
     if (((chunk->handed | chunk->added) & ~chunk->ranks) != 0) {
         return "only its group contributes to a chunk";
     }
-    if (!chunk->has_states && (chunk->update_ticket != 0 || chunk->reduce_ticket != 0 ||
+    if (!chunk->has_states && (!cst_update_is_over(chunk) || chunk->reduce_ticket != 0 ||
                                chunk->stage_ticket != 0 || chunk->reduced || chunk->handed != 0)) {
         return "a frozen chunk has no gradient and no update";
     }
@@ -272,6 +272,12 @@ static const char *check_chunk(const struct cst_core *core, uint32_t c)
     }
     if (chunk->update_ticket != 0 && !is_flying(core, chunk->update_ticket, CST_FLIGHT_UPDATE)) {
         return "an update is under way";
+    }
+    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+        if (chunk->states_tickets[i] != 0 &&
+            !is_flying(core, chunk->states_tickets[i], CST_FLIGHT_STATES)) {
+            return "states come down from a room";
+        }
     }
     if (chunk->reduce_ticket != 0 && !is_flying(core, chunk->reduce_ticket, CST_FLIGHT_REDUCE)) {
         return "a reduction is under way";

@@ -59,25 +59,15 @@ static void order_updates(struct cst_core *core)
 
 static void issue_updates(struct cst_core *core, float factor)
 {
-    order_updates(core);
-    for (uint32_t i = 0; i < core->n_trained; i++) {
-        uint32_t c = core->order[i];
-        struct cst_flight flight = {.kind = CST_FLIGHT_UPDATE, .chunk = c};
-        struct cst_command *update =
-            cst_core_command(core, CST_COMMAND_UPDATE, core->layout->chunks[c].node, &flight);
+    struct cst_update update = {.mark = core->adam_step, .hyper = core->ranks[0].hyper};
 
-        update->table = core->table_segment;
-        update->chunk = c;
-        update->mark = core->adam_step;
-        update->hyper = core->ranks[0].hyper;
-        update->hyper.grad_scale = factor;
-        cst_command_after(update,
-                          core->chunks[c].update_ticket); /* done, but perhaps not yet told */
-        core->chunks[c].update_ticket = update->ticket;
-        core->chunks[c].version++;
-        cst_over_end(&core->chunks[c]);
-        cst_residency_expire(core, c);
-        cst_exposure_issued(core);
+    update.hyper.grad_scale = factor;
+    order_updates(core);
+    cst_rooms_begin(core);
+    for (uint32_t i = 0; i < core->n_trained; i++) {
+        update.chunk = core->order[i];
+        update.weight = cst_update_weight(core, update.chunk);
+        cst_update_issue(core, &update);
     }
     cst_exposure_all_issued(core);
 }
@@ -177,19 +167,6 @@ void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
     } else if (core->closing && flight->collection == core->collection) {
         commit(core, event->value);
     }
-}
-
-void cst_commit_updated(struct cst_core *core, const struct cst_flight *flight,
-                        const struct cst_event *event)
-{
-    if (core->chunks[flight->chunk].update_ticket == flight->ticket) {
-        core->chunks[flight->chunk].update_ticket = 0;
-    }
-    cst_exposure_done(core, flight->chunk);
-    if (event->status != CST_OK) {
-        cst_ranks_fail_command(core, event, "update", flight->chunk);
-    }
-    cst_residency_updated(core, flight, event);
 }
 
 /* -- hyper-parameters ---------------------------------------------------------------------------

@@ -100,6 +100,7 @@ static void open_chunks(struct cst_core *core)
         core->chunks[c].ranks = at->ranks & core->everybody;
         core->chunks[c].has_states = cst_pattern(at->pattern)->has_states;
         core->chunks[c].staged_rank = CST_NONE;
+        core->chunks[c].room = CST_NONE;
         core->chunks[c].evicted_rank = CST_NONE;
         core->n_trained += core->chunks[c].has_states;
     }
@@ -151,6 +152,9 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     }
     for (uint32_t rank = 0; rank < core->world && status == CST_OK; rank++) {
         status = open_rank(core, config, rank, err);
+    }
+    if (status == CST_OK) {
+        status = cst_rooms_open(core, config, err);
     }
     if (status != CST_OK) {
         cst_core_close(core);
@@ -207,7 +211,9 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
         cst_commit_normed(core, &flight, event);
         break;
     case CST_FLIGHT_UPDATE:
-        cst_commit_updated(core, &flight, event);
+    case CST_FLIGHT_STATES:
+    case CST_FLIGHT_ROOM:
+        cst_update_done(core, &flight, event);
         break;
     case CST_FLIGHT_READ:
         cst_states_read_done(core, &flight, event);
@@ -308,14 +314,17 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         .last_loss = core->last_loss,
         .last_grad_norm = core->last_grad_norm,
         .last_step_ns = core->last_step_ns,
+        .interleave = core->interleave_now,
+        .n_updates = core->n_updates,
+        .n_device_updates = core->n_device_updates,
     };
     cst_exposure_stats(core, out);
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         const struct cst_chunk *chunk = &core->chunks[c];
 
-        out->chunks_updating += chunk->update_ticket != 0;
+        out->chunks_updating += !cst_update_is_over(chunk);
         out->chunks_reducing += chunk->reduce_ticket != 0;
-        out->chunks_clean += chunk->update_ticket == 0 && chunk->n_writes == 0;
+        out->chunks_clean += cst_update_is_over(chunk) && chunk->n_writes == 0;
     }
 }
 

@@ -156,6 +156,8 @@ struct cst_command {
     uint64_t ticket;
     uint64_t after[CST_COMMAND_MAX_AFTER]; /* tickets, of any engine, that must complete first */
     uint32_t n_after;
+    bool told;                                /* those of its own engine, too, must have been told to be complete before the engine is given it: it
+                                               * overwrites what they would read if they were sent again, after a restart */
     uint32_t node;                            /* which engine: a chunk's node's, or a pool's */
     struct cst_place src[CST_CORE_MAX_WORLD]; /* COPY: 1; REDUCE, fused UPDATE: contributions in rank order; CONVERT: 1 */
     uint32_t n_src;

@@ -41,12 +41,42 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
     if (chunk->update_ticket != 0) {
         say(page, "its update of step %" PRIu64 " is under way; fetches wait for that alone",
             core->step);
+    } else if (!cst_update_is_over(chunk)) {
+        say(page, "its update of step %" PRIu64 ": weights are there, states come down still",
+            core->step);
     } else if (chunk->n_writes > 0) {
         say(page, "%" PRIu32 " writes to its states are under way", chunk->n_writes);
     } else {
         say(page,
             "its states are current: %" PRIu64 " steps committed, %" PRIu64 " of them skipped",
             core->step, core->n_skipped);
+    }
+}
+
+/* Where its last update was made, and why there. */
+static void explain_update(const struct cst_core *core, uint32_t c, struct page *page)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+
+    if (core->n_rooms == 0 || core->n_in_order == 0) {
+        return;
+    }
+    if (chunk->room != CST_NONE) {
+        say(page,
+            "updated on the accelerator of engine %" PRIu32 ": of each %" PRIu32
+            " chunks in the order of updates the last one goes up",
+            core->rooms[chunk->room].engine, core->interleave_now);
+    } else if (chunk->turn) {
+        say(page, "updated by engine %" PRIu32 ": it is larger than the buffers of all rooms",
+            core->layout->chunks[c].node);
+    } else if (core->interleave_now == 0) {
+        say(page, "updated by engine %" PRIu32 ": no chunk goes up, k is infinite",
+            core->layout->chunks[c].node);
+    } else {
+        say(page,
+            "updated by engine %" PRIu32 ": of each %" PRIu32
+            " chunks in the order of updates the last one alone goes up",
+            core->layout->chunks[c].node, core->interleave_now);
     }
 }
 
@@ -232,6 +262,7 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
     explain_home(core, chunk, &page);
     explain_group(core, chunk, &page);
     if (core->chunks[chunk].has_states) {
+        explain_update(core, chunk, &page);
         explain_gradient(core, chunk, &page);
         explain_over(core, chunk, &page);
     }

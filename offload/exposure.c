@@ -141,7 +141,6 @@ void cst_exposure_done(struct cst_core *core, uint32_t chunk)
     if (core->chunks[chunk].update_ticket == 0) {
         end_waits(core, chunk);
     }
-    e->n_done++;
     if (--e->n_updates == 0) {
         e->update_ns += core->now - e->since;
         if (e->open && e->all_issued) {
@@ -154,7 +153,6 @@ void cst_exposure_done(struct cst_core *core, uint32_t chunk)
 
 void cst_exposure_stats(const struct cst_core *core, struct cst_core_stats *out)
 {
-    out->n_updates = core->exposure.n_done;
     out->last_update_ns = core->exposure.last_update_ns;
     out->last_exposed_ns = core->exposure.last_exposed_ns;
     out->update_ns = core->exposure.total_update_ns;
@@ -184,8 +182,10 @@ const char *cst_exposure_check(const struct cst_core *core)
         }
     }
     for (uint32_t i = 0; i < core->flights.n_slots; i++) {
-        n_updates +=
-            core->flights.slots[i].ticket != 0 && core->flights.slots[i].kind == CST_FLIGHT_UPDATE;
+        const struct cst_flight *f = &core->flights.slots[i];
+
+        n_updates += f->ticket != 0 &&
+                     (f->kind == CST_FLIGHT_UPDATE || f->kind == CST_FLIGHT_STATES);
     }
     return n_updates != core->exposure.n_updates ? "updates under way are counted" : NULL;
 }

@@ -12,7 +12,9 @@ enum cst_flight_kind {
     CST_FLIGHT_STAGE, /* gradient block -> grad row */
     CST_FLIGHT_REDUCE,
     CST_FLIGHT_NORM,
-    CST_FLIGHT_UPDATE,
+    CST_FLIGHT_UPDATE, /* what brings the weights of an update */
+    CST_FLIGHT_STATES, /* what brings states of an update down from a room */
+    CST_FLIGHT_ROOM,   /* any other command of an update in a room */
     CST_FLIGHT_READ,  /* row -> staging segment */
     CST_FLIGHT_WRITE, /* staging segment -> rows */
 };

@@ -9,13 +9,16 @@
  *   schedule.c   contributions, micro-batches, reductions
  *   staging.c    gradients that leave a pool that is short before their sum can be made
  *   over.c       gradients that take the place of their weights
- *   commit.c     norm, commit, updates
  *   exposure.c   how long updates take, and who stands still for them
+ *   commit.c     norm, commit, the order of updates
+ *   update.c     one update of a chunk
+ *   room.c       updates on accelerators
  *   states.c     READ and WRITE of a tensor's rows */
 #ifndef CST_PARTS_H
 #define CST_PARTS_H
 
 #include "offload/block.h"
+#include "offload/buffers.h"
 #include "offload/core.h"
 #include "offload/flight.h"
 #include "offload/request.h"
@@ -50,24 +53,28 @@ struct cst_rank {
 
 /* Times of updates, see exposure.c. */
 struct cst_exposure {
-    uint32_t n_updates;     /* under way */
+    uint32_t n_updates;     /* under way: UPDATEs in place, and what comes down from rooms */
     uint64_t since;         /* ns, n_updates > 0: what comes before is in update_ns */
     uint64_t update_ns;     /* in which updates were under way */
     uint64_t round_from_ns; /* update_ns when the round began */
     bool open;              /* a round is */
     bool all_issued;        /* its step is committed: no update of it is still to come */
-    uint64_t n_done;        /* updates */
     uint64_t last_update_ns, last_exposed_ns;   /* of the last round that ended */
     uint64_t total_update_ns, total_exposed_ns; /* of all of them */
 };
 
 /* What the weight row of a chunk holds: something else where gradients take its place. */
 enum cst_over { CST_OVER_WEIGHTS, CST_OVER_GRADIENT, CST_OVER_DEBRIS };
+#define CST_UPDATE_STATES 3 /* rows that an update writes beside the weights */
 
 struct cst_chunk {
     uint64_t ranks;         /* its group: who fetches it and contributes, a bit each */
     bool has_states;        /* else it is frozen: no gradient, no sum, no update */
-    uint64_t update_ticket; /* last UPDATE, while not done; else 0 */
+    uint64_t update_ticket; /* what brings the weights of its last update, UPDATE or, from a room,
+                               COPY down, while not done; else 0 */
+    uint64_t states_tickets[CST_UPDATE_STATES]; /* from a room: same, its states */
+    uint32_t room;        /* of its last update, CST_NONE: its node's engine made it, in place */
+    bool turn;            /* the last update was one that should go through a room */
     uint64_t reduce_ticket; /* REDUCE under way, of this or an earlier collection; else 0 */
     uint64_t stage_ticket;  /* COPY into the grad row under way, of this or an earlier collection */
     uint64_t write_ticket;  /* last WRITE, while not done; else 0 */
@@ -86,6 +93,18 @@ struct cst_chunk {
     uint64_t evicted_step; /* step in which a rank last evicted it, for explain */
     uint32_t evicted_rank; /* which, CST_NONE: never */
     uint32_t evicted_for;  /* chunk that wanted the block */
+};
+
+#define CST_ROOM_COPIES_DOWN (1 + CST_UPDATE_STATES)
+#define CST_ROOM_COMMANDS (1 + CST_UPDATE_STATES + 1 + CST_ROOM_COPIES_DOWN) /* of an update: up, UPDATE, down */
+
+/* Memory of an accelerator for updates. Its buffers take turns. */
+struct cst_room {
+    uint32_t engine;
+    uint32_t segment;
+    struct cst_buffers buffers;
+    uint32_t next;                                        /* buffer */
+    uint64_t down[CST_BUFFERS_MAX][CST_ROOM_COPIES_DOWN]; /* last COPYs out of each; 0: none */
 };
 
 struct cst_core {
@@ -123,6 +142,13 @@ struct cst_core {
     uint64_t last_step_ns;
     double last_loss, last_grad_norm;
     struct cst_exposure exposure;
+    struct cst_room rooms[CST_CORE_MAX_ROOMS];
+    uint32_t n_rooms;
+    uint32_t next_room;
+    uint32_t interleave;      /* as set */
+    uint32_t interleave_now;  /* of the updates that were issued last; 0: none goes through a room */
+    uint32_t n_in_order;      /* updates issued since their order began */
+    uint64_t n_updates, n_device_updates; /* chunks, completed */
     uint32_t *order;          /* scratch: chunks in the order of their updates; owned */
     uint64_t n_blocks;        /* of all pools */
     struct cst_rank *ranks;   /* owned */
@@ -396,16 +422,54 @@ void cst_commit_close(struct cst_core *core);
 /* Completions. */
 void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
                        const struct cst_event *event);
-void cst_commit_updated(struct cst_core *core, const struct cst_flight *flight,
-                        const struct cst_event *event);
+
+/* -- update.c: one chunk ---------------------------------------------------------------------- */
+
+struct cst_update {
+    uint32_t chunk;
+    uint64_t mark;          /* adam step */
+    struct cst_hyper hyper; /* grad_scale: with the clip factor */
+    struct cst_place weight; /* where the weights go */
+};
+
+/* Where the next update of @chunk writes its weights. */
+struct cst_place cst_update_weight(const struct cst_core *core, uint32_t chunk);
+
+/* Issue it, in a room if it is that chunk's turn. */
+void cst_update_issue(struct cst_core *core, const struct cst_update *what);
+/* What the command says of @what wherever it is done. */
+void cst_update_fill(const struct cst_core *core, struct cst_command *command,
+                     const struct cst_update *what);
+
+/* @command waits until all that the chunk's update writes is there. (Who reads the weights alone
+ * waits for update_ticket.) */
+void cst_update_before(struct cst_command *command, const struct cst_chunk *chunk);
+/* No update of the chunk is under way. */
+bool cst_update_is_over(const struct cst_chunk *chunk);
+
+/* Completion of any of its commands. */
+void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
+                     const struct cst_event *event);
+
+/* -- room.c: updates on accelerators ---------------------------------------------------------- */
+
+/* CST_EINVAL: too many. */
+int cst_rooms_open(struct cst_core *core, const struct cst_core_config *config,
+                   struct cst_err *err);
+/* The updates of a step are about to be issued: the first of them is number 1. */
+void cst_rooms_begin(struct cst_core *core);
+/* The room that the next update, of @chunk, goes through; CST_NONE: none. */
+uint32_t cst_room_choose(struct cst_core *core, uint32_t chunk);
+/* Issue it there. */
+void cst_room_update(struct cst_core *core, uint32_t room, const struct cst_update *what);
 
 /* -- exposure.c: times of updates --------------------------------------------------------------- */
 
-/* An update was issued. */
+/* A command was issued that ends an update: UPDATE, or one of the COPYs down from a room. */
 void cst_exposure_issued(struct cst_core *core);
 /* The step is committed, and all its updates are issued, if there are any. */
 void cst_exposure_all_issued(struct cst_core *core);
-/* An update of @chunk is done. */
+/* One of those of @chunk is done. */
 void cst_exposure_done(struct cst_core *core, uint32_t chunk);
 
 /* Request @i has joined a block and waits for the copy: if its worker stands still, and the update

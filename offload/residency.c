@@ -96,7 +96,11 @@ static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32
     copy->priority = priority;
     cst_over_read_weights(core, chunk, 0, n_elems, copy);
     copy->dst[copy->n_dst++] = cst_pool_place(&r->pool, b);
-    cst_command_after(copy, core->chunks[chunk].update_ticket);
+    if (copy->kind == CST_COMMAND_COPY) {
+        cst_command_after(copy, core->chunks[chunk].update_ticket);
+    } else {
+        cst_update_before(copy, &core->chunks[chunk]); /* it reads the master weights */
+    }
     r->bytes_up += 2 * n_elems;
     r->pool.weight_of[chunk] = b;
     r->pool.blocks[b].ticket = copy->ticket;

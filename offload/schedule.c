@@ -151,7 +151,7 @@ void cst_schedule_add(struct cst_core *core, uint32_t c)
     reduce->accumulate = chunk->summed;
     add_sources(core, c, reduce);
     reduce->node = cst_schedule_way(core, c, false).engine;
-    cst_command_after(reduce, chunk->update_ticket);
+    cst_update_before(reduce, chunk);
     cst_over_begin(core, c, reduce);
     chunk->reduce_ticket = reduce->ticket;
     chunk->summed = true;

@@ -68,7 +68,7 @@ static void stage(struct cst_core *core, uint32_t rank, uint32_t b)
     copy->src[copy->n_src++] = cst_pool_place(&r->pool, b);
     copy->dst[copy->n_dst++] = cst_core_row_place(core, flight.chunk, CST_ROW_GRAD, 0);
     copy->bytes = 2 * core->layout->chunks[flight.chunk].n_elems;
-    cst_command_after(copy, chunk->update_ticket);
+    cst_update_before(copy, chunk);
     cst_over_begin(core, flight.chunk, copy);
     cst_block_move(&r->pool, b, CST_BLOCK_STAGING);
     r->pool.blocks[b].ticket = copy->ticket;

@@ -94,7 +94,7 @@ static void issue_read(struct cst_core *core, uint32_t i)
         read_row(core, request, copy);
     }
     copy->dst[copy->n_dst++] = request->dst;
-    cst_command_after(copy, chunk->update_ticket);
+    cst_update_before(copy, chunk);
     cst_command_after(copy, chunk->write_ticket);
     if (request->row == CST_ROW_GRAD) {
         cst_command_after(copy, chunk->reduce_ticket);
@@ -183,7 +183,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
         command->dst[command->n_dst++] = cst_core_row_place(core, tensor->chunk, event->row, at);
         command->bytes = event->n_elems * elem_bytes(event->row);
     }
-    cst_command_after(command, chunk->update_ticket);
+    cst_update_before(command, chunk);
     cst_command_after(command, chunk->write_ticket);
     chunk->write_ticket = command->ticket;
     chunk->n_writes++;

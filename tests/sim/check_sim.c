@@ -30,6 +30,8 @@ static void seeds(struct sim_options options, uint64_t runs)
            " weights made from masters\n",
            totals.group_runs, totals.frozen_runs, totals.base_runs, totals.class_runs,
            totals.micro_runs, totals.early, totals.over_runs, totals.made);
+    printf("sim: %" PRIu64 " copies to and from rooms, %" PRIu64 " commands done twice\n",
+           totals.through, totals.redone);
 }
 
 static void cluster(struct cluster_options options)

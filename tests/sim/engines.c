@@ -46,7 +46,9 @@ static void check_engine(const struct sim *sim, const struct cst_command *comman
     if (command->kind == CST_COMMAND_UPDATE && !model_is_trained(sim, command->chunk)) {
         sim_fail(sim, "an update of chunk %u, which is frozen", command->chunk);
     }
-    if (gpu && command->kind != CST_COMMAND_COPY && command->kind != CST_COMMAND_REDUCE) {
+    room_check(sim, command);
+    if (gpu && command->kind != CST_COMMAND_COPY && command->kind != CST_COMMAND_REDUCE &&
+        !room_has(sim, command)) {
         sim_fail(sim, "a command of kind %d for a GPU", (int)command->kind);
     }
     for (uint32_t i = 0; i < command->n_src + command->n_dst; i++) {
@@ -139,8 +141,8 @@ void engines_submit(struct sim *sim, const struct cst_command *command)
     sim->jobs[sim->n_jobs++] = (struct job){.command = *command};
 }
 
-/* 1: may begin; 0: must wait; negative: what it waited for failed. Whose engine the ticket is on
- * does not matter. */
+/* 1: may begin; 0: must wait; negative: what it waited for failed. An engine sees its own commands
+ * end, the driver gives it what waits for others' when it was told of their end. */
 static int is_ready(const struct sim *sim, const struct job *job)
 {
     for (uint32_t i = 0; i < job->command.n_after; i++) {
@@ -152,7 +154,8 @@ static int is_ready(const struct sim *sim, const struct job *job)
         if (first == NULL) {
             continue;
         }
-        if (first->state != JOB_FINISHED) {
+        if (first->state != JOB_FINISHED || first->command.node != job->command.node ||
+            job->command.told) {
             return 0;
         }
         if (first->status != CST_OK) {
@@ -185,6 +188,7 @@ static struct cell *cell_of(struct sim *sim, const struct spot *spot)
         return &sim->memory.blocks[spot->rank][spot->block];
     case PLACE_STAGING:
         return &sim->memory.staging[spot->slot];
+    case PLACE_ROOM:
     case PLACE_NOWHERE:
         break;
     }
@@ -401,7 +405,7 @@ static bool will_fail(struct sim *sim, const struct job *job)
 {
     struct spot dst;
 
-    if (!is_copy(job)) {
+    if (!is_copy(job) || room_has(sim, &job->command)) {
         return sim_chance(sim, sim->p_fatal);
     }
     dst = find(sim, job, job->command.dst[0]);
@@ -412,8 +416,12 @@ static bool will_fail(struct sim *sim, const struct job *job)
 static void begin(struct sim *sim, struct job *job)
 {
     job->state = JOB_RUNNING;
-    job->changes = source_changes(sim, job);
     job->doomed = will_fail(sim, job);
+    if (room_has(sim, &job->command)) {
+        room_begin(sim, job);
+        return;
+    }
+    job->changes = source_changes(sim, job);
     if (is_copy(job)) {
         begin_copy(sim, job);
         return;
@@ -479,12 +487,23 @@ static void end_copy(struct sim *sim, struct job *job, uint64_t value)
     memory_end(cell, value);
 }
 
+static void finish(struct sim *sim, struct job *job, int status)
+{
+    job->state = JOB_FINISHED;
+    job->status = status;
+    job->order = ++sim->n_finished;
+}
+
 static void end(struct sim *sim, struct job *job)
 {
-    uint64_t value = source_changes(sim, job) == job->changes ? job->value : MEMORY_GARBAGE;
+    uint64_t value;
 
-    job->state = JOB_FINISHED;
-    job->status = job->doomed ? CST_EIO : CST_OK;
+    finish(sim, job, job->doomed ? CST_EIO : CST_OK);
+    if (room_has(sim, &job->command)) {
+        room_end(sim, job, false);
+        return;
+    }
+    value = source_changes(sim, job) == job->changes ? job->value : MEMORY_GARBAGE;
     if (is_piece(sim, job)) {
         end_piece(sim, job, value);
         return;
@@ -524,8 +543,7 @@ static void cancel_after(struct sim *sim, uint64_t ticket)
 
         for (uint32_t k = 0; k < job->command.n_after; k++) {
             if (job->command.after[k] == ticket) {
-                job->state = JOB_FINISHED;
-                job->status = CST_ECANCELLED;
+                finish(sim, job, CST_ECANCELLED);
             }
         }
     }
@@ -545,6 +563,9 @@ static void report(struct sim *sim, unsigned i)
     if (event.status != CST_OK) {
         cancel_after(sim, event.ticket);
     }
+    if (sim->told[sim->jobs[i].command.node] < sim->jobs[i].order) {
+        sim->told[sim->jobs[i].command.node] = sim->jobs[i].order;
+    }
     sim->jobs[i] = sim->jobs[--sim->n_jobs];
     sim_event(sim, event);
 }
@@ -555,6 +576,9 @@ static bool job_turn(struct sim *sim, unsigned i)
     int ready;
 
     if (job->state == JOB_FINISHED) {
+        if (!sim_is_calm(sim) && sim_chance(sim, sim->p_quiet)) {
+            return false;
+        }
         report(sim, i);
         return true;
     }
@@ -564,8 +588,7 @@ static bool job_turn(struct sim *sim, unsigned i)
     }
     ready = is_ready(sim, job);
     if (ready < 0) {
-        job->state = JOB_FINISHED;
-        job->status = ready;
+        finish(sim, job, ready);
     } else if (ready > 0) {
         begin(sim, job);
     }
@@ -597,14 +620,37 @@ bool engines_turn(struct sim *sim)
     return false;
 }
 
+/* It had ended, but nobody was told, nor of anything that ended later: it is done again. (Of
+ * commands in place the marks would tell.) */
+static void redo(struct sim *sim, struct job *job)
+{
+    if (job->state == JOB_FINISHED && job->status == CST_OK &&
+        job->order > sim->told[job->command.node] && room_has(sim, &job->command)) {
+        job->state = JOB_WAITING;
+        sim->n_redone++;
+    }
+}
+
 void engines_restart(struct sim *sim)
 {
     uint32_t engine = sim_below(sim, sim->n_engines);
+    bool all = sim_chance(sim, 5000); /* else some had ended, though nobody was told yet */
 
     for (unsigned i = 0; i < sim->n_jobs; i++) {
         struct job *job = &sim->jobs[i];
 
-        if (job->command.node != engine || job->state != JOB_RUNNING || sim_chance(sim, 5000)) {
+        if (job->command.node != engine) {
+            continue;
+        }
+        if (all) {
+            redo(sim, job);
+        }
+        if (job->state != JOB_RUNNING || (!all && sim_chance(sim, 5000))) {
+            continue;
+        }
+        if (room_has(sim, &job->command)) {
+            room_end(sim, job, true);
+            job->state = JOB_WAITING;
             continue;
         }
         if (job->command.kind == CST_COMMAND_REDUCE) {

@@ -13,6 +13,7 @@
 #define MEMORY_POOL_SEGMENT 2000  /* + 16 x rank + slab */
 #define MEMORY_STAGING_SEGMENT 3000
 #define MEMORY_TABLE_SEGMENT 4000
+#define MEMORY_ROOM_SEGMENT 5000 /* + room */
 #define MEMORY_STAGING_SLOTS 64
 #define MEMORY_SLOT_BYTES (1u << 26)
 
@@ -45,7 +46,7 @@ struct memory {
     struct cell staging[MEMORY_STAGING_SLOTS];
 };
 
-enum place_kind { PLACE_NOWHERE, PLACE_ROW, PLACE_BLOCK, PLACE_STAGING };
+enum place_kind { PLACE_NOWHERE, PLACE_ROW, PLACE_BLOCK, PLACE_STAGING, PLACE_ROOM };
 
 /* What a place on the wire means. */
 struct spot {

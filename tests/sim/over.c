@@ -16,7 +16,8 @@ static bool means_gradient(const struct sim *sim, const struct cst_command *comm
     if (command->kind != CST_COMMAND_COPY) {
         return false;
     }
-    if (memory_find(&sim->memory, command->src[0]).kind == PLACE_BLOCK) {
+    if (memory_find(&sim->memory, command->src[0]).kind == PLACE_BLOCK ||
+        memory_find(&sim->memory, command->dst[0]).kind == PLACE_ROOM) {
         return true;
     }
     return memory_find(&sim->memory, command->dst[0]).kind == PLACE_STAGING &&

@@ -1,5 +1,7 @@
 #include "tests/sim/sim.h"
 
+#include "offload/buffers.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -183,7 +185,7 @@ static void choose_chances(struct sim *sim)
     sim->p_sleep = sim_chance(sim, 3000) ? sim_below(sim, 50) : 0;
     sim->p_hold = sim_below(sim, 3000);
     sim->p_return = sim_chance(sim, 5000) ? 10000 : 10 + sim_below(sim, 1000);
-    sim->p_engine_death = sim_below(sim, 50);
+    sim->p_engine_death = sim_below(sim, sim_chance(sim, 2000) ? 500 : 50);
     sim->p_stop = sim_chance(sim, 5000) ? sim_below(sim, 2000) : 0;
     sim->p_io = sim_chance(sim, 5000) ? sim_below(sim, 500) : 0;
     sim->p_hint = sim_below(sim, 300);
@@ -264,6 +266,23 @@ static struct cst_core_policy choose_policy(struct sim *sim)
         .eviction = sim_chance(sim, 1000) ? CST_EVICT_LRU : CST_EVICT_NEXT_USE};
 }
 
+/* From too small for any chunk to more than three buffers of the largest. */
+static void choose_rooms(struct sim *sim)
+{
+    uint64_t want = cst_buffers_want(&sim->layout);
+
+    sim->n_rooms = sim_chance(sim, 5000) ? 0 : 1 + sim_below(sim, SIM_MAX_ROOMS);
+    sim->p_interleave = sim_below(sim, 1000);
+    sim->p_quiet = sim_chance(sim, 5000) ? sim_below(sim, 7000) : 0;
+    for (uint32_t i = 0; i < sim->n_rooms; i++) {
+        uint32_t tenths = 1 + sim_below(sim, 15);
+
+        sim->rooms[i] = (struct cst_core_room){.engine = sim->n_nodes + sim_below(sim, 2),
+                                               .segment = MEMORY_ROOM_SEGMENT + i,
+                                               .bytes = want / 10 * tenths};
+    }
+}
+
 static void open_sim(struct sim *sim)
 {
     struct cst_core_pool pools[CST_CORE_MAX_WORLD];
@@ -281,6 +300,7 @@ static void open_sim(struct sim *sim)
     choose_chances(sim);
     model_open(sim);
     open_pools(sim, pools);
+    choose_rooms(sim);
     memory_open(&sim->memory, &sim->model, &sim->layout, sim->world, pools);
     for (uint32_t i = 0; i < SIM_MAX_SEGMENTS; i++) {
         sim->arena_segments[i] = MEMORY_ARENA_SEGMENT + i;
@@ -299,7 +319,10 @@ static void open_sim(struct sim *sim)
                                       .first_ticket = 1 + sim_below(sim, 1000),
                                       .peer_timeout_ns = sim->timeout,
                                       .micro_batches = sim->micro_batches,
-                                      .policy = choose_policy(sim)};
+                                      .policy = choose_policy(sim),
+                                      .rooms = sim->rooms,
+                                      .n_rooms = sim->n_rooms,
+                                      .interleave = sim_below(sim, 5)};
     if (cst_core_open(&sim->core, &config, &err) != CST_OK) {
         sim_fail(sim, "open: %s", err.text);
     }
@@ -343,6 +366,9 @@ static void mischief(struct sim *sim)
     }
     if (sim_chance(sim, sim->p_engine_death)) {
         engines_restart(sim);
+    }
+    if (sim_chance(sim, sim->p_interleave)) {
+        cst_core_set_interleave(sim->core, sim_below(sim, 6));
     }
 }
 
@@ -492,4 +518,6 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     totals->gathered += sim.n_gathered;
     totals->early += sim.n_early;
     totals->made += sim.n_made;
+    totals->through += sim.n_through;
+    totals->redone += sim.n_redone;
 }

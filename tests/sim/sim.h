@@ -26,8 +26,26 @@ struct job {
     bool doomed;                                 /* fails when it ends */
     uint64_t value;                              /* what it will write; UPDATE, CONVERT: nothing */
     uint64_t changes;                            /* of the sources when it began */
+    bool begun;                                  /* UPDATE in a room: at least once */
+    uint64_t order;                              /* FINISHED: of all that finished */
     uint64_t old[CST_ROW_COUNT][SIM_MAX_CHUNKS]; /* UPDATE, WRITE: tensors' numbers before, per row,
                                                     per tensor of the chunk */
+};
+
+/* -- rooms ---------------------------------------------------------------------------------- */
+
+#define SIM_MAX_ROOMS 3
+#define SIM_MAX_ROOM_ROWS 256
+
+/* What was copied to a place in a room, or updated there. */
+struct room_row {
+    uint32_t room;
+    uint64_t offset, bytes;
+    uint64_t changes; /* writes begun and ended */
+    unsigned writers; /* under way */
+    uint32_t chunk;   /* of which it is a row */
+    enum cst_row row;
+    uint64_t values[SIM_MAX_CHUNKS]; /* per tensor of the chunk */
 };
 
 /* -- workers -------------------------------------------------------------------------------- */
@@ -100,6 +118,8 @@ struct sim_totals {
     uint64_t gathered; /* parts of weights that went into pools */
     uint64_t group_runs, frozen_runs, base_runs, class_runs, micro_runs; /* with such a thing */
     uint64_t over_runs, made; /* runs with gradients over weights; weights that came from masters */
+    uint64_t through;  /* copies to and from rooms */
+    uint64_t redone;   /* commands that an engine had ended when it died, and did again */
     uint64_t early; /* reductions of the first ranks' contributions alone */
 };
 
@@ -127,6 +147,13 @@ struct sim {
     uint64_t n_gathered; /* parts of weights that went into pools */
     uint64_t n_early;    /* reductions of some contributions */
     uint64_t n_made;     /* loads of weights made from the master weights */
+    struct cst_core_room rooms[SIM_MAX_ROOMS];
+    uint32_t n_rooms;
+    struct room_row room_rows[SIM_MAX_ROOM_ROWS];
+    unsigned n_room_rows;
+    uint64_t n_through, n_redone;
+    uint64_t n_finished;   /* jobs */
+    uint64_t told[8];      /* per engine: order of the last job whose end was told */
     struct memory memory;
     struct job *jobs; /* SIM_MAX_JOBS */
     unsigned n_jobs;
@@ -140,7 +167,7 @@ struct sim {
     /* what the run is made of, chosen by the seed; chances are in 1/10000 a turn */
     unsigned p_death, p_lie, p_cancel, p_copy_fail, p_engine_death, p_io, p_hint, p_skip, p_nan,
         p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop, p_worker_copies, p_patterns, p_big,
-        p_idle;
+        p_idle, p_interleave, p_quiet;
     bool loose;  /* pools hold everything: any order of operators may run */
     bool plain;  /* so may they, for another reason: each has a chunk of its own */
     bool ending; /* no new work */
@@ -214,6 +241,13 @@ void over_end_weights(struct sim *sim, uint32_t chunk);
 /* What a write that adds @add (0: it is to begin anew) leaves in @row, which held @old. */
 uint64_t over_weight(const struct sim *sim, uint32_t chunk, enum cst_row row, uint64_t old,
                      uint64_t add);
+/* rooms.c */
+/* The command reads or writes memory of a room, which its engine must have. */
+bool room_has(const struct sim *sim, const struct cst_command *command);
+void room_check(const struct sim *sim, const struct cst_command *command);
+void room_begin(struct sim *sim, struct job *job);
+/* @torn: an engine's death ended it. */
+void room_end(struct sim *sim, struct job *job, bool torn);
 
 /* workers.c */
 /* One thing that the worker does next. False: it waits. */

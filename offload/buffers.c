@@ -1,0 +1,101 @@
+#include "offload/buffers.h"
+
+#include <string.h>
+
+#define PAGE_BYTES 4096
+
+/* The grad row of its own or, where it has none, what lies over the weights. */
+static uint64_t row_bytes(const struct cst_layout *layout, int row, uint64_t n_elems)
+{
+    uint64_t bytes = row == CST_ROW_GRAD
+                         ? layout->grad_bytes * n_elems
+                         : cst_layout_row_bytes(&layout->states, layout->grad_bytes, row, n_elems);
+
+    return (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+}
+
+static void lay_out(struct cst_buffers *b, const struct cst_layout *layout, uint64_t n_elems)
+{
+    *b = (struct cst_buffers){.max_elems = n_elems};
+    for (int row = 0; row < CST_ROW_COUNT; row++) {
+        b->in[row] = b->bytes;
+        b->bytes += row == CST_ROW_WEIGHT ? 0 : row_bytes(layout, row, n_elems);
+    }
+    for (int row = 0; row < CST_ROW_COUNT; row++) {
+        b->out[row] = b->bytes;
+        b->bytes += row == CST_ROW_GRAD ? 0 : row_bytes(layout, row, n_elems);
+    }
+}
+
+/* Elements of the largest chunk with states that is smaller than @limit; 0: there is none in that
+ * class or below. */
+static uint64_t largest_below(const struct cst_layout *layout, uint64_t limit)
+{
+    uint64_t most = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        if (cst_pattern(chunk->pattern)->has_states && chunk->n_elems > most &&
+            layout->classes[chunk->size_class].capacity < limit) {
+            most = chunk->n_elems;
+        }
+    }
+    return most;
+}
+
+static uint64_t capacity_of(const struct cst_layout *layout, uint64_t n_elems)
+{
+    for (uint32_t k = 0; k < layout->n_classes; k++) {
+        if (n_elems <= layout->classes[k].capacity) {
+            return layout->classes[k].capacity;
+        }
+    }
+    return n_elems;
+}
+
+/* The largest class of which @n buffers fit. */
+static bool fit(struct cst_buffers *b, const struct cst_layout *layout, uint64_t room_bytes,
+                uint32_t n)
+{
+    uint64_t elems = largest_below(layout, UINT64_MAX);
+
+    for (; elems > 0; elems = largest_below(layout, capacity_of(layout, elems))) {
+        lay_out(b, layout, elems);
+        if (b->bytes <= room_bytes / n) {
+            b->n = n;
+            return true;
+        }
+    }
+    return false;
+}
+
+void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *layout,
+                        uint64_t room_bytes)
+{
+    struct cst_buffers b = {0};
+    uint32_t n = CST_BUFFERS_MAX;
+
+    while (n > 0 && !fit(&b, layout, room_bytes, n)) {
+        n--;
+    }
+    if (n == 0) {
+        memset(buffers, 0, sizeof *buffers);
+        return;
+    }
+    b.held_first = n * b.bytes;
+    b.held_bytes = row_bytes(layout, CST_ROW_GRAD, b.max_elems);
+    b.n_held = (uint32_t)((room_bytes - b.held_first) / b.held_bytes);
+    if (b.n_held > layout->n_chunks) {
+        b.n_held = layout->n_chunks;
+    }
+    *buffers = b;
+}
+
+uint64_t cst_buffers_want(const struct cst_layout *layout)
+{
+    struct cst_buffers b;
+
+    lay_out(&b, layout, largest_below(layout, UINT64_MAX));
+    return CST_BUFFERS_MAX * b.bytes;
+}

@@ -1,0 +1,35 @@
+/* How a room, an accelerator's memory for updates, is divided. Pure.
+ *
+ *   buffer 0                                                  buffer 1    buffer 2    held gradients
+ *   | in: grad, master, exp_avg, exp_avg_sq                   | ...       | ...       | 0 | 1 | ...
+ *   | out: weight, master, exp_avg, exp_avg_sq                |
+ *
+ * A buffer takes one chunk through: its states come up into `in`, are updated from there into `out`, and go down. With three of them one comes
+ * up while another one is updated and a third goes down. What is left holds gradients that need not come up again. */
+#ifndef CST_BUFFERS_H
+#define CST_BUFFERS_H
+
+#include "offload/layout.h"
+
+#define CST_BUFFERS_MAX 3
+
+struct cst_buffers {
+    uint64_t in[CST_ROW_COUNT];  /* bytes from the start of a buffer to each row that is read; WEIGHT is not */
+    uint64_t out[CST_ROW_COUNT]; /* same, written; GRAD is not */
+    uint64_t bytes;              /* of a buffer */
+    uint32_t n;                  /* buffers, 0..CST_BUFFERS_MAX; 0: the room is too small for any chunk */
+    uint64_t max_elems;          /* of a chunk that goes through */
+    uint64_t held_first;         /* bytes from the start of the room to the first held gradient */
+    uint64_t held_bytes;         /* of one */
+    uint32_t n_held;
+};
+
+/* Divide @room_bytes for the chunks of @layout that have states. Three buffers for the largest of them; where there is no room for three, three for
+ * the largest of the next smaller size class, and so on down; where there is none for those, two, then one, of the largest class that fits. */
+void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *layout,
+                        uint64_t room_bytes);
+
+/* Bytes that three buffers for the largest chunk take. */
+uint64_t cst_buffers_want(const struct cst_layout *layout);
+
+#endif

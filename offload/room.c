@@ -1,0 +1,207 @@
+/* Updates on accelerators (Deep Optimizer States). Every k-th chunk, in the order of the updates,
+ * goes through a buffer of a room; the engines of the nodes update the others meanwhile.
+ *
+ *   COPY up x4 ----> UPDATE ----> COPY down: weight      (what fetches wait for)
+ *   grad, master,    in -> out    COPY down: master, exp_avg, exp_avg_sq
+ *   exp_avg(_sq)
+ *
+ * All is issued at once; `after` makes the order. An engine that dies does again what the daemon
+ * was not told the end of, so nothing may overwrite what such a command would read:
+ *
+ *   - COPY up into a buffer overwrites `in` of the UPDATE before, and lets UPDATE overwrite `out`
+ * of the COPYs down before: it waits until those were told to be complete.
+ *   - COPY down overwrites the rows that COPY up read: it waits until UPDATE was told to be
+ *     complete, and so the COPYs up before it.
+ *   - The gradient's row is free for the next sum after the last COPY down, by the same argument.
+ *
+ * UPDATE into `out` changes nothing that it reads. So until its COPYs down have begun a chunk's
+ * rows are as they were, and then its new ones are complete in `out`. */
+#include "offload/parts.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+#define N_STATES (sizeof states / sizeof states[0])
+
+int cst_rooms_open(struct cst_core *core, const struct cst_core_config *config, struct cst_err *err)
+{
+    if (config->n_rooms > CST_CORE_MAX_ROOMS) {
+        return cst_err_set(err, CST_EINVAL, "%" PRIu32 " rooms: at most %d are allowed",
+                           config->n_rooms, CST_CORE_MAX_ROOMS);
+    }
+    for (uint32_t i = 0; i < config->n_rooms; i++) {
+        struct cst_room *room = &core->rooms[core->n_rooms++];
+
+        room->engine = config->rooms[i].engine;
+        room->segment = config->rooms[i].segment;
+        cst_buffers_divide(&room->buffers, core->layout, config->rooms[i].bytes);
+    }
+    core->interleave = config->interleave;
+    return CST_OK;
+}
+
+void cst_core_set_interleave(struct cst_core *core, uint32_t k)
+{
+    core->interleave = k;
+}
+
+/* -- which ------------------------------------------------------------------------------------- */
+
+void cst_rooms_begin(struct cst_core *core)
+{
+    core->interleave_now = core->n_rooms > 0 ? core->interleave : 0;
+    core->n_in_order = 0;
+}
+
+/* The next room in turn whose buffers hold the chunk. */
+static uint32_t find_room(const struct cst_core *core, uint32_t c)
+{
+    for (uint32_t i = 0; i < core->n_rooms; i++) {
+        uint32_t r = (core->next_room + i) % core->n_rooms;
+        const struct cst_buffers *buffers = &core->rooms[r].buffers;
+
+        if (buffers->n > 0 && core->layout->chunks[c].n_elems <= buffers->max_elems) {
+            return r;
+        }
+    }
+    return CST_NONE;
+}
+
+uint32_t cst_room_choose(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+    uint32_t k = core->interleave_now;
+
+    core->n_in_order++;
+    chunk->turn = k > 0 && core->n_in_order % k == 0;
+    chunk->room = chunk->turn ? find_room(core, c) : CST_NONE;
+    if (chunk->room != CST_NONE) {
+        core->next_room = chunk->room + 1;
+    }
+    return chunk->room;
+}
+
+/* -- commands ---------------------------------------------------------------------------------- */
+
+static bool has_row(const struct cst_core *core, uint32_t c, enum cst_row row)
+{
+    return core->layout->chunks[c].rows[row].segment != CST_LAYOUT_NO_ROW;
+}
+
+static uint64_t row_bytes(const struct cst_core *core, uint32_t c, enum cst_row row)
+{
+    uint64_t n_elems = core->layout->chunks[c].n_elems;
+
+    return row == CST_ROW_GRAD ? core->layout->grad_bytes * n_elems
+                               : cst_layout_row_bytes(&core->layout->states, 0, (int)row, n_elems);
+}
+
+static struct cst_place place_in(const struct cst_room *room, enum cst_row row)
+{
+    return (struct cst_place){.segment = room->segment,
+                              .offset = room->next * room->buffers.bytes + room->buffers.in[row]};
+}
+
+static struct cst_place place_out(const struct cst_room *room, enum cst_row row)
+{
+    return (struct cst_place){.segment = room->segment,
+                              .offset = room->next * room->buffers.bytes + room->buffers.out[row]};
+}
+
+static struct cst_command *command_of(struct cst_core *core, const struct cst_room *room,
+                                      enum cst_command_kind kind, enum cst_flight_kind flight,
+                                      uint32_t c)
+{
+    struct cst_flight f = {.kind = flight, .chunk = c};
+
+    return cst_core_command(core, kind, room->engine, &f);
+}
+
+/* The row comes up into the buffer that is next, whose last chunk has left it; its ticket. */
+static uint64_t copy_up(struct cst_core *core, const struct cst_room *room, uint32_t c,
+                        enum cst_row row)
+{
+    struct cst_command *copy = command_of(core, room, CST_COMMAND_COPY, CST_FLIGHT_ROOM, c);
+
+    copy->priority = CST_PRIORITY_PREFETCH;
+    copy->src[copy->n_src++] = cst_core_row_place(core, c, row, 0);
+    copy->dst[copy->n_dst++] = place_in(room, row);
+    copy->bytes = row_bytes(core, c, row);
+    copy->told = true;
+    for (uint32_t i = 0; i < CST_ROOM_COPIES_DOWN; i++) {
+        cst_command_after(copy, room->down[room->next][i]);
+    }
+    cst_update_before(copy, &core->chunks[c]); /* done, but perhaps not yet told */
+    return copy->ticket;
+}
+
+static void name_row(struct cst_command_row *rows, uint32_t *n, enum cst_row row,
+                     struct cst_place place)
+{
+    rows[(*n)++] = (struct cst_command_row){.row = row, .place = place};
+}
+
+static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
+                             const struct cst_update *what)
+{
+    static const enum cst_row rows[] = {CST_ROW_GRAD, CST_ROW_MASTER, CST_ROW_EXP_AVG,
+                                        CST_ROW_EXP_AVG_SQ};
+    uint64_t up[sizeof rows / sizeof rows[0]] = {0};
+    struct cst_command *update;
+
+    for (uint32_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        up[i] = has_row(core, what->chunk, rows[i]) ? copy_up(core, room, what->chunk, rows[i]) : 0;
+    }
+    update = command_of(core, room, CST_COMMAND_UPDATE, CST_FLIGHT_ROOM, what->chunk);
+    cst_update_fill(core, update, what);
+    name_row(update->out, &update->n_out, CST_ROW_WEIGHT, place_out(room, CST_ROW_WEIGHT));
+    for (uint32_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (up[i] == 0) {
+            continue;
+        }
+        cst_command_after(update, up[i]);
+        name_row(update->in, &update->n_in, rows[i], place_in(room, rows[i]));
+        if (rows[i] != CST_ROW_GRAD) {
+            name_row(update->out, &update->n_out, rows[i], place_out(room, rows[i]));
+        }
+    }
+    return update->ticket;
+}
+
+static uint64_t copy_down(struct cst_core *core, const struct cst_room *room, uint32_t c,
+                          enum cst_row row, struct cst_place to, uint64_t update)
+{
+    bool weight = row == CST_ROW_WEIGHT;
+    struct cst_command *copy =
+        command_of(core, room, CST_COMMAND_COPY, weight ? CST_FLIGHT_UPDATE : CST_FLIGHT_STATES, c);
+
+    copy->priority = weight ? CST_PRIORITY_DEMAND : CST_PRIORITY_EVICTION;
+    copy->src[copy->n_src++] = place_out(room, row);
+    copy->dst[copy->n_dst++] = to;
+    copy->bytes = row_bytes(core, c, row);
+    copy->told = true;
+    cst_command_after(copy, update);
+    cst_exposure_issued(core);
+    return copy->ticket;
+}
+
+void cst_room_update(struct cst_core *core, uint32_t r, const struct cst_update *what)
+{
+    struct cst_room *room = &core->rooms[r];
+    struct cst_chunk *chunk = &core->chunks[what->chunk];
+    uint64_t update = update_there(core, room, what);
+    uint64_t *down = room->down[room->next];
+
+    chunk->update_ticket = copy_down(core, room, what->chunk, CST_ROW_WEIGHT, what->weight, update);
+    down[0] = chunk->update_ticket;
+    for (uint32_t i = 0; i < N_STATES; i++) {
+        down[i + 1] = 0;
+        if (has_row(core, what->chunk, states[i])) {
+            down[i + 1] = copy_down(core, room, what->chunk, states[i],
+                                    cst_core_row_place(core, what->chunk, states[i], 0), update);
+        }
+        chunk->states_tickets[i] = down[i + 1];
+    }
+    room->next = (room->next + 1) % room->buffers.n;
+}

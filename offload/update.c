@@ -1,0 +1,95 @@
+/* One update of one chunk: by its node's engine, in place, or in a room (room.c). What comes after
+ * it, and when it is over. */
+#include "offload/parts.h"
+
+struct cst_place cst_update_weight(const struct cst_core *core, uint32_t c)
+{
+    return cst_core_row_place(core, c, CST_ROW_WEIGHT, 0);
+}
+
+void cst_update_fill(const struct cst_core *core, struct cst_command *command,
+                     const struct cst_update *what)
+{
+    command->table = core->table_segment;
+    command->chunk = what->chunk;
+    command->mark = what->mark;
+    command->hyper = what->hyper;
+}
+
+static void update_at_home(struct cst_core *core, const struct cst_update *what)
+{
+    struct cst_chunk *chunk = &core->chunks[what->chunk];
+    struct cst_flight flight = {.kind = CST_FLIGHT_UPDATE, .chunk = what->chunk};
+    struct cst_command *update =
+        cst_core_command(core, CST_COMMAND_UPDATE, core->layout->chunks[what->chunk].node, &flight);
+
+    cst_update_fill(core, update, what);
+    cst_update_before(update, chunk); /* done, but perhaps not yet told */
+    chunk->update_ticket = update->ticket;
+    cst_exposure_issued(core);
+}
+
+void cst_update_issue(struct cst_core *core, const struct cst_update *what)
+{
+    uint32_t room = cst_room_choose(core, what->chunk);
+
+    if (room != CST_NONE) {
+        cst_room_update(core, room, what);
+    } else {
+        update_at_home(core, what);
+    }
+    core->chunks[what->chunk].version++;
+    cst_over_end(&core->chunks[what->chunk]);
+    cst_residency_expire(core, what->chunk);
+}
+
+/* -- what comes after it ----------------------------------------------------------------------- */
+
+void cst_update_before(struct cst_command *command, const struct cst_chunk *chunk)
+{
+    cst_command_after(command, chunk->update_ticket);
+    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+        cst_command_after(command, chunk->states_tickets[i]);
+    }
+}
+
+bool cst_update_is_over(const struct cst_chunk *chunk)
+{
+    uint64_t any = chunk->update_ticket;
+
+    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+        any |= chunk->states_tickets[i];
+    }
+    return any == 0;
+}
+
+void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
+                     const struct cst_event *event)
+{
+    struct cst_chunk *chunk = &core->chunks[flight->chunk];
+    bool ends = false;
+
+    if (chunk->update_ticket == flight->ticket) {
+        chunk->update_ticket = 0;
+        ends = true;
+    }
+    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+        ends = ends || chunk->states_tickets[i] == flight->ticket;
+        if (chunk->states_tickets[i] == flight->ticket) {
+            chunk->states_tickets[i] = 0;
+        }
+    }
+    if (ends && cst_update_is_over(chunk)) {
+        core->n_updates++;
+        core->n_device_updates += chunk->room != CST_NONE;
+    }
+    if (flight->kind != CST_FLIGHT_ROOM) {
+        cst_exposure_done(core, flight->chunk);
+    }
+    if (event->status != CST_OK) {
+        cst_ranks_fail_command(core, event, "update", flight->chunk);
+    }
+    if (flight->kind == CST_FLIGHT_UPDATE) {
+        cst_residency_updated(core, flight, event);
+    }
+}

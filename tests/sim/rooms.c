@@ -1,0 +1,328 @@
+/* Rooms of accelerators, and the commands of updates that go through them. A row of a buffer holds
+ * a number per tensor of the chunk that was copied there. */
+#include "tests/sim/sim.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* -- places ------------------------------------------------------------------------------------ */
+
+/* The row that begins at @place; a new one may not lie over another one. */
+static struct room_row *row_at(struct sim *sim, struct cst_place place, uint64_t bytes)
+{
+    uint32_t room = place.segment - MEMORY_ROOM_SEGMENT;
+    struct room_row *row = NULL;
+
+    if (room >= sim->n_rooms || place.offset > sim->rooms[room].bytes ||
+        bytes > sim->rooms[room].bytes - place.offset) {
+        sim_fail(sim, "%" PRIu64 " bytes at %" PRIu64 " of room %u, which ends before", bytes,
+                 place.offset, room);
+    }
+    for (unsigned i = 0; i < sim->n_room_rows; i++) {
+        struct room_row *r = &sim->room_rows[i];
+
+        if (r->room == room && r->offset == place.offset) {
+            row = r;
+        } else if (r->room == room && r->offset < place.offset + bytes &&
+                   place.offset < r->offset + r->bytes) {
+            sim_fail(sim, "rows of room %u overlap at %" PRIu64, room, place.offset);
+        }
+    }
+    if (row == NULL) {
+        if (sim->n_room_rows == SIM_MAX_ROOM_ROWS) {
+            sim_fail(sim, "more than %d rows in rooms", SIM_MAX_ROOM_ROWS);
+        }
+        row = &sim->room_rows[sim->n_room_rows++];
+        *row = (struct room_row){.room = room, .offset = place.offset};
+    }
+    row->bytes = row->bytes > bytes ? row->bytes : bytes;
+    return row;
+}
+
+static bool is_room(const struct sim *sim, struct cst_place place)
+{
+    return memory_find(&sim->memory, place).kind == PLACE_ROOM;
+}
+
+bool room_has(const struct sim *sim, const struct cst_command *command)
+{
+    if (command->kind == CST_COMMAND_UPDATE) {
+        return command->n_out > 0 && is_room(sim, command->out[0].place);
+    }
+    return command->kind == CST_COMMAND_COPY &&
+           (is_room(sim, command->src[0]) || is_room(sim, command->dst[0]));
+}
+
+static void check_place(const struct sim *sim, const struct cst_command *command,
+                        struct cst_place place)
+{
+    uint32_t room = place.segment - MEMORY_ROOM_SEGMENT;
+
+    if (is_room(sim, place) && command->node != sim->rooms[room].engine) {
+        sim_fail(sim, "engine %u is given memory of room %u, which is engine %u's", command->node,
+                 room, sim->rooms[room].engine);
+    }
+}
+
+void room_check(const struct sim *sim, const struct cst_command *command)
+{
+    for (uint32_t i = 0; i < command->n_src; i++) {
+        check_place(sim, command, command->src[i]);
+    }
+    for (uint32_t i = 0; i < command->n_dst; i++) {
+        check_place(sim, command, command->dst[i]);
+    }
+    for (uint32_t i = 0; i < command->n_in; i++) {
+        check_place(sim, command, command->in[i].place);
+    }
+    for (uint32_t i = 0; i < command->n_out; i++) {
+        check_place(sim, command, command->out[i].place);
+    }
+}
+
+/* -- rows -------------------------------------------------------------------------------------- */
+
+static uint32_t n_tensors_of(const struct sim *sim, uint32_t chunk)
+{
+    return sim->layout.chunks[chunk].n_tensors;
+}
+
+static uint64_t row_bytes(const struct sim *sim, uint32_t chunk, enum cst_row row)
+{
+    uint64_t n = sim->layout.chunks[chunk].n_elems;
+
+    return row == CST_ROW_GRAD ? n * sim->layout.grad_bytes
+                               : cst_layout_row_bytes(&sim->layout.states, 0, (int)row, n);
+}
+
+/* Where the number of tensor @k of the chunk is kept; a grad row has one for all. */
+static struct cell *arena_cell(struct sim *sim, const struct spot *spot, uint32_t k)
+{
+    uint32_t t = sim->layout.order[sim->layout.chunks[spot->chunk].first_tensor + k];
+
+    return spot->row == CST_ROW_GRAD ? &sim->memory.grads[spot->chunk]
+                                     : &sim->memory.states[spot->row][t];
+}
+
+static uint64_t arena_changes(struct sim *sim, const struct spot *spot)
+{
+    uint64_t n = 0;
+
+    if (spot->row == CST_ROW_GRAD && over_shares(sim, spot->chunk)) {
+        return over_changes(sim, spot->chunk);
+    }
+    for (uint32_t k = 0; k < n_tensors_of(sim, spot->chunk); k++) {
+        n += arena_cell(sim, spot, k)->changes;
+    }
+    return n;
+}
+
+static void begin_row(struct sim *sim, const struct job *job, struct room_row *row)
+{
+    if (row->writers > 0) {
+        sim_fail(sim, "command %" PRIu64 " writes to a room where another one is writing",
+                 job->command.ticket);
+    }
+    row->writers++;
+    row->changes++;
+}
+
+static void end_row(struct room_row *row, uint32_t chunk, enum cst_row what)
+{
+    row->writers--;
+    row->changes++;
+    row->chunk = chunk;
+    row->row = what;
+}
+
+static uint64_t read_row(const struct room_row *row, uint32_t k)
+{
+    return row->writers > 0 ? MEMORY_GARBAGE : row->values[k];
+}
+
+/* The one of a COPY's two ends that is in an arena. */
+static struct spot arena_spot(struct sim *sim, const struct job *job, bool up)
+{
+    const struct cst_command *c = &job->command;
+    struct spot spot =
+        over_resolve(sim, c, memory_find(&sim->memory, up ? c->src[0] : c->dst[0]));
+
+    if (spot.kind != PLACE_ROW || !spot.at_start || spot.chunk != c->chunk ||
+        c->bytes != row_bytes(sim, spot.chunk, spot.row)) {
+        sim_fail(sim, "command %" PRIu64 " copies what is not a row of chunk %u", c->ticket,
+                 c->chunk);
+    }
+    return spot;
+}
+
+/* -- copies ------------------------------------------------------------------------------------ */
+
+static bool goes_up(const struct sim *sim, const struct job *job)
+{
+    return is_room(sim, job->command.dst[0]);
+}
+
+static struct room_row *room_end_of(struct sim *sim, const struct job *job)
+{
+    const struct cst_command *c = &job->command;
+
+    return row_at(sim, goes_up(sim, job) ? c->dst[0] : c->src[0], c->bytes);
+}
+
+static void begin_copy(struct sim *sim, struct job *job)
+{
+    bool up = goes_up(sim, job);
+    struct spot spot = arena_spot(sim, job, up);
+    struct room_row *row = room_end_of(sim, job);
+
+    for (uint32_t k = 0; k < n_tensors_of(sim, spot.chunk); k++) {
+        struct cell *cell = arena_cell(sim, &spot, k);
+
+        job->old[0][k] = up ? memory_read(cell) : read_row(row, k);
+        if (up) {
+            continue;
+        }
+        if (spot.row == CST_ROW_GRAD || cell->writers > 0 || row->chunk != spot.chunk ||
+            row->row != spot.row) {
+            sim_fail(sim, "command %" PRIu64 " brings row %d of chunk %u down, which is not there",
+                     job->command.ticket, (int)spot.row, spot.chunk);
+        }
+        over_begin_write(sim, &spot);
+        memory_begin(cell);
+    }
+    job->changes = up ? arena_changes(sim, &spot) : row->changes;
+    if (up) {
+        begin_row(sim, job, row);
+    }
+}
+
+/* @torn: it did not come to its end. */
+static void end_copy(struct sim *sim, struct job *job, bool torn)
+{
+    bool up = goes_up(sim, job);
+    struct spot spot = arena_spot(sim, job, up);
+    struct room_row *row = room_end_of(sim, job);
+    bool changed = job->changes != (up ? arena_changes(sim, &spot) : row->changes);
+
+    for (uint32_t k = 0; k < n_tensors_of(sim, spot.chunk); k++) {
+        uint64_t value = torn || changed || job->doomed ? MEMORY_GARBAGE : job->old[0][k];
+
+        if (up) {
+            row->values[k] = value;
+        } else {
+            memory_end(arena_cell(sim, &spot, k), value);
+        }
+    }
+    if (up) {
+        end_row(row, spot.chunk, spot.row);
+    } else if (spot.row == CST_ROW_WEIGHT) {
+        over_end_weights(sim, spot.chunk);
+    }
+    sim->n_through += !torn;
+}
+
+/* -- updates ----------------------------------------------------------------------------------- */
+
+static struct room_row *named_row(struct sim *sim, const struct job *job,
+                                  const struct cst_command_row *at)
+{
+    return row_at(sim, at->place, row_bytes(sim, job->command.chunk, at->row));
+}
+
+static uint64_t in_changes(struct sim *sim, const struct job *job)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < job->command.n_in; i++) {
+        n += named_row(sim, job, &job->command.in[i])->changes;
+    }
+    return n;
+}
+
+static void read_in(struct sim *sim, struct job *job, const struct cst_command_row *at)
+{
+    const struct room_row *row = named_row(sim, job, at);
+    uint32_t c = job->command.chunk;
+
+    if (row->chunk != c || row->row != at->row) {
+        sim_fail(sim, "update %" PRIu64 " of chunk %u: row %d is not in the room",
+                 job->command.mark, c, (int)at->row);
+    }
+    for (uint32_t k = 0; k < n_tensors_of(sim, c); k++) {
+        job->old[at->row][k] = read_row(row, k);
+        if (read_row(row, k) == MEMORY_GARBAGE && !sim->failed) {
+            sim_fail(sim, "update %" PRIu64 " of chunk %u: row %d is torn in the room",
+                     job->command.mark, c, (int)at->row);
+        }
+    }
+}
+
+static void begin_update(struct sim *sim, struct job *job)
+{
+    uint32_t c = job->command.chunk;
+    unsigned rows = 0;
+
+    for (uint32_t i = 0; i < job->command.n_in; i++) {
+        read_in(sim, job, &job->command.in[i]);
+        rows |= 1u << job->command.in[i].row;
+    }
+    if (rows != (1u << CST_ROW_COUNT) - 1 - (1u << CST_ROW_WEIGHT) ||
+        job->command.n_out != CST_ROW_COUNT - 1) {
+        sim_fail(sim, "update %" PRIu64 " of chunk %u: some rows are not in the room",
+                 job->command.mark, c);
+    }
+    if (job->old[CST_ROW_GRAD][0] != sim->sums[c] && !sim->failed) {
+        sim_fail(sim, "update %" PRIu64 " of chunk %u: its gradient was overwritten",
+                 job->command.mark, c);
+    }
+    for (uint32_t k = 0; k < n_tensors_of(sim, c) && !job->begun; k++) {
+        uint32_t t = sim->layout.order[sim->layout.chunks[c].first_tensor + k];
+
+        job->old[CST_ROW_WEIGHT][k] = sim->memory.states[CST_ROW_WEIGHT][t].value;
+    }
+    job->begun = true;
+    if (over_shares(sim, c)) { /* weights follow master weights, whatever is in their row */
+        memcpy(job->old[CST_ROW_WEIGHT], job->old[CST_ROW_MASTER], sizeof job->old[0]);
+    }
+    job->changes = in_changes(sim, job);
+    for (uint32_t i = 0; i < job->command.n_out; i++) {
+        begin_row(sim, job, named_row(sim, job, &job->command.out[i]));
+    }
+}
+
+static void end_update(struct sim *sim, struct job *job, bool torn)
+{
+    uint32_t c = job->command.chunk;
+
+    if (!torn && in_changes(sim, job) != job->changes && !sim->failed) {
+        sim_fail(sim, "update %" PRIu64 " of chunk %u: what it reads was written",
+                 job->command.mark, c);
+    }
+    for (uint32_t i = 0; i < job->command.n_out; i++) {
+        const struct cst_command_row *at = &job->command.out[i];
+        struct room_row *row = named_row(sim, job, at);
+
+        for (uint32_t k = 0; k < n_tensors_of(sim, c); k++) {
+            row->values[k] = torn || job->doomed ? MEMORY_GARBAGE : job->old[at->row][k] + 1;
+        }
+        end_row(row, c, at->row);
+    }
+}
+
+void room_begin(struct sim *sim, struct job *job)
+{
+    if (job->command.kind == CST_COMMAND_UPDATE) {
+        begin_update(sim, job);
+    } else {
+        begin_copy(sim, job);
+    }
+}
+
+void room_end(struct sim *sim, struct job *job, bool torn)
+{
+    if (job->command.kind == CST_COMMAND_UPDATE) {
+        end_update(sim, job, torn);
+    } else {
+        end_copy(sim, job, torn);
+    }
+}
