@@ -144,8 +144,7 @@ static uint64_t read_row(const struct room_row *row, uint32_t k)
 static struct spot arena_spot(struct sim *sim, const struct job *job, bool up)
 {
     const struct cst_command *c = &job->command;
-    struct spot spot =
-        over_resolve(sim, c, memory_find(&sim->memory, up ? c->src[0] : c->dst[0]));
+    struct spot spot = over_resolve(sim, c, memory_find(&sim->memory, up ? c->src[0] : c->dst[0]));
 
     if (spot.kind != PLACE_ROW || !spot.at_start || spot.chunk != c->chunk ||
         c->bytes != row_bytes(sim, spot.chunk, spot.row)) {
