@@ -262,7 +262,8 @@ enum cst_state {
 /* Copy elements [first, first + n_elems) of a tensor's state out of, or into, the job's memory; @data has n_elems of the state's type. After
  * commit, at any time for reads; writes between steps only (CST_EBUSY). Reads see all committed steps. A frozen tensor has a weight alone: other
  * states of it cannot be read (CST_EUNSUPPORTED), and writing its master weights sets the weight. What a base has cannot be written by who uses
- * it (CST_EDENIED), nor in the base while somebody does (CST_EBUSY). */
+ * it (CST_EDENIED), nor in the base while somebody does (CST_EBUSY). With grad_over_weight a gradient can be read from its sum to its update, and
+ * weights are written by writing master weights alone (both CST_EUNSUPPORTED). */
 int cst_tensor_read(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
                     uint64_t n_elems, void *data, struct cst_err *err);
 int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,

@@ -16,6 +16,7 @@ static struct daemon_proc proc;
 static struct raw_client witness; /* looks at the books and removes jobs */
 static unsigned base_fds;
 static struct train_report *reports[TRAIN_MAX_WORLD];
+static bool grad_over; /* gradients take their weights' places */
 
 static void setup(void)
 {
@@ -25,6 +26,12 @@ static void setup(void)
     daemon_proc_start(&proc, NULL);
     raw_open(&witness, proc.socket);
     base_fds = daemon_proc_fds(proc.pid);
+}
+
+static void setup_over(void)
+{
+    grad_over = true;
+    setup();
 }
 
 static void teardown(void)
@@ -47,6 +54,7 @@ static struct train_order order_of(const char *name, uint32_t rank, uint32_t wor
                                 .rank = rank,
                                 .world = world,
                                 .n_steps = n_steps,
+                                .grad_over = grad_over,
                                 .bad = {.step = TRAIN_NEVER},
                                 .die_at = UINT32_MAX,
                                 .kill_at = UINT32_MAX};
@@ -474,7 +482,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("train");
-    TCase *bits = tcase_create("bits"), *faults = tcase_create("faults");
+    TCase *bits = tcase_create("bits"), *faults = tcase_create("faults"),
+          *over = tcase_create("over");
 
     tcase_add_checked_fixture(bits, setup, teardown);
     tcase_set_timeout(bits, 60);
@@ -485,6 +494,13 @@ int main(void)
     tcase_add_test(bits, test_come_back);
     tcase_add_loop_test(bits, test_killed_anywhere, 0, 2);
     tcase_add_test(bits, test_engine_killed_anywhere);
+    tcase_add_checked_fixture(over, setup_over, teardown);
+    tcase_set_timeout(over, 60);
+    tcase_add_loop_test(over, test_worlds_and_pools, 0, 3);
+    tcase_add_loop_test(over, test_bad_gradient, 0, 5);
+    tcase_add_test(over, test_come_back);
+    tcase_add_loop_test(over, test_killed_anywhere, 0, 2);
+    tcase_add_test(over, test_engine_killed_anywhere);
     tcase_add_checked_fixture(faults, setup, teardown);
     tcase_set_timeout(faults, 60);
     tcase_add_test(faults, test_pool_too_small);
@@ -494,6 +510,7 @@ int main(void)
     tcase_add_test(faults, test_rank_taken);
     tcase_add_test(faults, test_write_in_step);
     suite_add_tcase(suite, bits);
+    suite_add_tcase(suite, over);
     suite_add_tcase(suite, faults);
     return suite_run(suite);
 }

@@ -346,6 +346,7 @@ static int open_job(struct worker *w, struct cst_err *err)
         .pool_bytes = w->order->pool_bytes,
         .chunk_elems = TRAIN_CHUNK_ELEMS,
         .micro_batches = w->order->micro_batches,
+        .grad_over_weight = w->order->grad_over,
         .timeout_ms = 20000,
     };
     int rc = CST_EBUSY;

@@ -19,6 +19,7 @@ struct train_order {
     const struct train_stream_kind *streams; /* where it computes if that is not the host */
     uint64_t n_steps;                        /* to be committed in all */
     uint32_t micro_batches;                  /* per step; 0: 1 */
+    bool grad_over;                          /* gradients take their weights' places */
     uint64_t pool_bytes;                     /* of this rank; 0: all it can use */
     struct train_bad bad;                    /* a gradient that is no number */
     uint32_t die_at;     /* kill -9 itself at this point, counted from 0; UINT32_MAX: never */
