@@ -1,6 +1,8 @@
 /* Reading and writing states of tensors through the staging segment, a piece at a time. */
 #include "client/job.h"
 
+#include "proto/table.h"
+
 #include <string.h>
 
 #define STAGING_BYTES (8u << 20) /* asked for; the daemon may give less */
@@ -98,12 +100,15 @@ static int prepare(struct cst_job *job, int tensor, enum cst_state state, uint64
     return rc == CST_OK ? get_staging(job, err) : rc;
 }
 
-/* Elements of the next piece. */
-static uint64_t piece_of(const struct cst_job *job, enum cst_state state, uint64_t n_left)
+/* Elements of the next piece, which begins at @at. Pieces part where blocks of 8-bit moments do: a
+ * block that is written twice is rounded twice. */
+static uint64_t piece_of(const struct cst_job *job, enum cst_state state, uint64_t at,
+                         uint64_t n_left)
 {
     uint64_t most = job->staging.bytes / elem_bytes(state);
+    uint64_t beyond = (at + most) % CST_MX8_BLOCK;
 
-    return n_left < most ? n_left : most;
+    return n_left <= most ? n_left : most > beyond ? most - beyond : most;
 }
 
 int cst_tensor_read(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
@@ -112,7 +117,7 @@ int cst_tensor_read(struct cst_job *job, int tensor, enum cst_state state, uint6
     int rc = prepare(job, tensor, state, first, n_elems, data, err);
 
     for (uint64_t done = 0, n; rc == CST_OK && done < n_elems; done += n) {
-        n = piece_of(job, state, n_elems - done);
+        n = piece_of(job, state, first + done, n_elems - done);
         rc = transfer(job, CISTERN__MSG_TYPE__MSG_TENSOR_READ, tensor, state, first + done, n, err);
         if (rc == CST_OK) {
             memcpy((char *)data + done * elem_bytes(state), job->staging.base,
@@ -128,7 +133,7 @@ int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint
     int rc = prepare(job, tensor, state, first, n_elems, data, err);
 
     for (uint64_t done = 0, n; rc == CST_OK && done < n_elems; done += n) {
-        n = piece_of(job, state, n_elems - done);
+        n = piece_of(job, state, first + done, n_elems - done);
         memcpy(job->staging.base, (const char *)data + done * elem_bytes(state),
                n * elem_bytes(state));
         rc =

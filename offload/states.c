@@ -13,6 +13,31 @@ static uint64_t elem_bytes(enum cst_row row)
     return row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4;
 }
 
+static bool is_moment(enum cst_row row)
+{
+    return row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ;
+}
+
+/* In a staging segment moments are fp32, in the arena they are not. */
+static bool is_coded(const struct cst_core *core, enum cst_row row)
+{
+    return is_moment(row) && core->layout->states.moments != CST_MOMENTS_FP32;
+}
+
+/* Elements [@first, @first + @n_elems) of a moments row of chunk @c, which begins at the place that
+ * is returned, are what @command converts. */
+static struct cst_place code(const struct cst_core *core, uint32_t c, enum cst_row row,
+                             uint64_t first, uint64_t n_elems, struct cst_command *command)
+{
+    command->kind = CST_COMMAND_CONVERT;
+    command->row = row;
+    command->moments = core->layout->states.moments;
+    command->first = first;
+    command->n_elems = n_elems;
+    command->row_elems = core->layout->chunks[c].n_elems;
+    return cst_core_row_place(core, c, row, 0);
+}
+
 /* A frozen tensor has its weights alone; what is written as its master weights sets those. */
 static int check_frozen(const struct cst_core *core, const struct cst_event *event,
                         struct cst_err *err)
@@ -51,6 +76,11 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
                            " following: tensor '%s' has %" PRIu64,
                            event->first, event->n_elems, tensor->name, tensor->n_elems);
     }
+    if (event->row == CST_ROW_EXP_AVG_SQ && !cst_table_has_second(core->layout->states.optimizer)) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "tensor '%s': the job's optimizer has one moment, exp_avg",
+                           tensor->name);
+    }
     return check_frozen(core, event, err);
 }
 
@@ -70,6 +100,12 @@ static int check_row(const struct cst_core *core, uint32_t chunk, enum cst_row r
 static void read_row(const struct cst_core *core, const struct cst_request *request,
                      struct cst_command *copy)
 {
+    if (is_coded(core, request->row)) {
+        copy->decode = true;
+        copy->src[copy->n_src++] =
+            code(core, request->chunk, request->row, request->first, request->n_elems, copy);
+        return;
+    }
     copy->src[copy->n_src++] =
         cst_core_row_place(core, request->chunk, request->row, request->first);
     if (request->row == CST_ROW_GRAD && core->grad_fp32) {
@@ -151,16 +187,21 @@ void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight
 
 /* Where a write of master weights goes: to all rows but the gradient's, or to the weights of a
  * frozen chunk. */
-static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at,
+static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, uint64_t n_elems,
                      struct cst_command *command)
 {
     static const enum cst_row rows[] = {CST_ROW_MASTER, CST_ROW_WEIGHT, CST_ROW_EXP_AVG,
                                         CST_ROW_EXP_AVG_SQ};
+    const struct cst_layout_chunk *layout = &core->layout->chunks[chunk];
 
+    command->n_elems = n_elems;
     for (int k = 0; k < 4; k++) {
-        if (core->chunks[chunk].has_states || rows[k] == CST_ROW_WEIGHT) {
-            command->dst[command->n_dst++] = cst_core_row_place(core, chunk, rows[k], at);
+        if (layout->rows[rows[k]].segment == CST_LAYOUT_NO_ROW) {
+            continue;
         }
+        command->dst[command->n_dst++] = is_coded(core, rows[k])
+                                             ? code(core, chunk, rows[k], at, n_elems, command)
+                                             : cst_core_row_place(core, chunk, rows[k], at);
     }
 }
 
@@ -177,8 +218,11 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
 
     command->src[command->n_src++] = event->place;
     if (master) {
-        add_rows(core, tensor->chunk, at, command);
-        command->n_elems = event->n_elems;
+        add_rows(core, tensor->chunk, at, event->n_elems, command);
+    } else if (is_coded(core, event->row)) {
+        command->encode = true;
+        command->dst[command->n_dst++] =
+            code(core, tensor->chunk, event->row, at, event->n_elems, command);
     } else {
         command->dst[command->n_dst++] = cst_core_row_place(core, tensor->chunk, event->row, at);
         command->bytes = event->n_elems * elem_bytes(event->row);

@@ -66,7 +66,9 @@ static void lay_out(struct rig *rig, const struct rig_job *job)
     struct cst_layout_config layout = {.chunk_elems = RIG_CHUNK_ELEMS,
                                        .n_nodes = 1,
                                        .world = job->world,
-                                       .states.grad_over_weight = job->grad_over,
+                                       .states = {.optimizer = job->optimizer,
+                                                  .moments = job->moments,
+                                                  .grad_over_weight = job->grad_over},
                                        .grad_bytes =
                                            job->micro_batches > 1 || job->grad_fp32 ? 4 : 2};
     struct cst_err err;

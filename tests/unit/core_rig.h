@@ -20,6 +20,8 @@ struct rig_job {
     uint32_t micro_batches;   /* more than one: grad rows are fp32 */
     bool grad_fp32;
     bool grad_over;           /* gradients take their weights' places */
+    enum cst_optimizer optimizer;
+    enum cst_moments moments;
 };
 
 struct rig {
