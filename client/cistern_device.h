@@ -59,7 +59,7 @@ struct cst_device_calls {
  * whose memory is not the host's fails with CST_EUNSUPPORTED. */
 int cst_job_use_device(struct cst_job *job, const struct cst_device_calls *calls, void *arg, struct cst_err *err);
 
-/* The job's device as the daemon names it: "host" or a UUID. Borrowed from the job. */
+/* The job's device as the daemon names it: "host", "paced:N", whose memory is the host's, or a UUID. Borrowed from the job. */
 const char *cst_job_device(const struct cst_job *job);
 
 #ifdef __cplusplus

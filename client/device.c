@@ -12,7 +12,7 @@
 
 static bool is_host(const struct cst_job *job)
 {
-    return strcmp(job->device_name, "host") == 0;
+    return strcmp(job->device_name, "host") == 0 || strncmp(job->device_name, "paced:", 6) == 0;
 }
 
 const char *cst_job_device(const struct cst_job *job)

@@ -44,7 +44,7 @@ enum cst_mount_state {
     CST_MOUNT_DROPPING,   /* to be unmapped; no answer yet */
 };
 
-#define CST_ARENA_MAX_ENGINES 24 /* 8 nodes and 16 GPUs */
+#define CST_ARENA_MAX_ENGINES 32 /* 8 nodes, 8 paced accelerators and 16 GPUs; bits of a word */
 
 struct cst_segment;
 typedef void (*cst_segment_cb)(struct cst_segment *segment);

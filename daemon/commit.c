@@ -141,9 +141,12 @@ static int lay_out(struct cst_job *job, struct cst_err *err)
 static int populate(struct cst_job *job, struct cst_err *err)
 {
     struct cst_memory_pool pools[CST_CORE_MAX_WORLD];
+    struct cst_room rooms[CST_CORE_MAX_ROOMS];
     struct cst_memory_wish wish = {.layout = &job->layout,
                                    .world = job->world,
                                    .pools = pools,
+                                   .rooms = rooms,
+                                   .n_rooms = cst_room_list(job, rooms),
                                    .base = job->base != NULL ? &job->base->memory : NULL};
     int rc = lay_out(job, err);
 
@@ -223,6 +226,8 @@ static int open_core(struct cst_job *job, struct cst_err *err)
         .micro_batches = job->micro_batches,
         .seed = job->options.seed,
         .rounding = job->options.rounding,
+        .rooms = memory->rooms,
+        .n_rooms = memory->n_rooms,
     };
     int rc = cst_core_open(&job->core, &config, err);
 
@@ -329,14 +334,24 @@ static bool all_committed(const struct cst_job *job)
     return true;
 }
 
-/* The engines of the job's GPUs must have said what their memory is like. CST_EAGAIN: they will. */
+/* The engine of accelerator number @i of the job, of which each rank has two, the same one perhaps;
+ * NULL: that of a rank that has none. */
+static struct cst_engine *engine_of(const struct cst_job *job, uint32_t i)
+{
+    const struct cst_worker *worker = &job->workers[i / 2];
+    const struct cst_gpu *gpu = i % 2 == 0 ? worker->gpu : worker->accelerator;
+
+    return gpu != NULL ? &job->daemon->engines.v[gpu->engine] : NULL;
+}
+
+/* The engines of the job's accelerators must have said what their memory is like. CST_EAGAIN: they
+ * will. */
 static int await_engines(const struct cst_job *job, struct cst_err *err)
 {
     int rc = CST_OK;
 
-    for (uint32_t r = 0; r < job->world; r++) {
-        const struct cst_gpu *gpu = job->workers[r].gpu;
-        const struct cst_engine *engine = gpu != NULL ? &job->daemon->engines.v[gpu->engine] : NULL;
+    for (uint32_t i = 0; i < 2 * job->world; i++) {
+        const struct cst_engine *engine = engine_of(job, i);
 
         if (engine != NULL && engine->state == CST_ENGINE_FAILED) {
             return cst_err_set(err, CST_EENGINE, "%s", engine->why);
@@ -385,9 +400,11 @@ void cst_commit_resume(void *arg)
 /* An engine that failed gets another chance. */
 static void need_engines(const struct cst_job *job)
 {
-    for (uint32_t r = 0; r < job->world; r++) {
-        if (job->workers[r].gpu != NULL) {
-            cst_engine_need(&job->daemon->engines.v[job->workers[r].gpu->engine]);
+    for (uint32_t i = 0; i < 2 * job->world; i++) {
+        struct cst_engine *engine = engine_of(job, i);
+
+        if (engine != NULL) {
+            cst_engine_need(engine);
         }
     }
 }

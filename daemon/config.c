@@ -100,6 +100,23 @@ static int set_limit(struct cst_config *config, const char *value, void *field, 
     return set_count(value, 1, 1024, field, err);
 }
 
+static int set_paced(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    (void)config;
+    return set_count(value, 0, CST_CONFIG_MAX_PACED, field, err);
+}
+
+/* Units per second. */
+static int set_rate(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+{
+    (void)config;
+    if (strchr(value, '%') != NULL) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is not a rate (a number with K, M, G or T)",
+                           value);
+    }
+    return cst_size_parse(value, 0, field, err);
+}
+
 static int set_log_level(struct cst_config *config, const char *value, void *field,
                          struct cst_err *err)
 {
@@ -254,6 +271,7 @@ static const struct row {
     {"device host", "pool", set_bytes, offsetof(struct cst_config, pool_bytes)},
     {"engine", "threads", set_threads, offsetof(struct cst_config, threads)},
     {"engine", "copy_threads", set_threads, offsetof(struct cst_config, copy_threads)},
+    {"engine", "update_rate", set_rate, offsetof(struct cst_config, update_rate)},
     {"engine", "program", set_path, offsetof(struct cst_config, engine)},
     {"gpu", "devices", set_gpu_devices, offsetof(struct cst_config, gpu_devices)},
     {"gpu", "pool", set_gpu_pool, offsetof(struct cst_config, gpu_pool)},
@@ -261,6 +279,11 @@ static const struct row {
     {"gpu", "gather", set_gpu_gather, offsetof(struct cst_config, gpu_gather)},
     {"gpu", "idle", set_wait, offsetof(struct cst_config, gpu_idle_s)},
     {"gpu", "program", set_path, offsetof(struct cst_config, gpu_engine)},
+    {"paced", "devices", set_paced, offsetof(struct cst_config, n_paced)},
+    {"paced", "up", set_rate, offsetof(struct cst_config, paced_up)},
+    {"paced", "down", set_rate, offsetof(struct cst_config, paced_down)},
+    {"paced", "update", set_rate, offsetof(struct cst_config, paced_update)},
+    {"paced", "memory", set_bytes, offsetof(struct cst_config, paced_memory)},
     {"plan", "rates", set_path, offsetof(struct cst_config, rates)},
     {"plan", "search", set_yes, offsetof(struct cst_config, plan_search)},
     {"job", "ttl", set_life, offsetof(struct cst_config, ttl_s)},
@@ -298,6 +321,7 @@ void cst_config_init(struct cst_config *config, uint64_t memory_bytes)
         .gpu_pool = "90%",
         .gpu_idle_s = 300,
         .gpu_gather = 1u << 20,
+        .paced_memory = UINT64_C(1) << 30,
         .ttl_s = 86400,
         .timeout_s = 300,
         .plan_search = true,
@@ -330,9 +354,10 @@ static int find_row(const char *section, const char *key, struct cst_err *err)
         (void)cst_err_set(err, CST_EINVAL, "unknown key '%s' in [%s] (known: %s)", key, section,
                           known);
     } else {
-        (void)cst_err_set(
-            err, CST_EINVAL,
-            "unknown section [%s] (known: daemon, host, device host, gpu, engine, job)", section);
+        (void)cst_err_set(err, CST_EINVAL,
+                          "unknown section [%s] (known: daemon, host, device host, gpu, paced, "
+                          "engine, plan, job)",
+                          section);
     }
     return -1;
 }
@@ -451,6 +476,43 @@ static int finish_manager_socket(struct cst_config *config, struct cst_err *err)
     return CST_OK;
 }
 
+/* Budgets that were not given make way for those that were, and for paced accelerators. */
+static int finish_budgets(struct cst_config *config, struct cst_err *err)
+{
+    uint64_t paced = config->n_paced * config->paced_memory, left = config->memory_bytes;
+
+    if (config->n_paced > 0 && config->paced_memory > left / config->n_paced) {
+        return cst_err_set(
+            err, CST_EBUDGET,
+            "%u paced accelerators of %llu bytes are beyond the machine's %llu bytes",
+            config->n_paced, (unsigned long long)config->paced_memory, (unsigned long long)left);
+    }
+    left -= paced;
+    if (config->host_bytes > config->memory_bytes) {
+        return cst_err_set(
+            err, CST_EBUDGET, "host memory of %llu bytes is beyond the machine's %llu bytes",
+            (unsigned long long)config->host_bytes, (unsigned long long)config->memory_bytes);
+    }
+    if (!was_given(config, &config->pool_bytes) && config->host_bytes <= left &&
+        config->pool_bytes > left - config->host_bytes) {
+        config->pool_bytes = left - config->host_bytes;
+    }
+    if (!was_given(config, &config->host_bytes) && config->pool_bytes <= left &&
+        config->host_bytes > left - config->pool_bytes) {
+        config->host_bytes = left - config->pool_bytes;
+    }
+    if (config->host_bytes > left || config->pool_bytes > left - config->host_bytes) {
+        return cst_err_set(err, CST_EBUDGET,
+                           "host memory of %llu bytes and pools of %llu bytes are beyond the "
+                           "machine's %llu bytes, "
+                           "of which paced accelerators have %llu",
+                           (unsigned long long)config->host_bytes,
+                           (unsigned long long)config->pool_bytes,
+                           (unsigned long long)config->memory_bytes, (unsigned long long)paced);
+    }
+    return CST_OK;
+}
+
 int cst_config_finish(struct cst_config *config, struct cst_err *err)
 {
     int rc = finish_manager_socket(config, err);
@@ -462,25 +524,5 @@ int cst_config_finish(struct cst_config *config, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "socket and manager_socket are both '%s'",
                            config->socket);
     }
-    if (config->host_bytes > config->memory_bytes) {
-        return cst_err_set(
-            err, CST_EBUDGET, "host memory of %llu bytes is beyond the machine's %llu bytes",
-            (unsigned long long)config->host_bytes, (unsigned long long)config->memory_bytes);
-    }
-    if (!was_given(config, &config->pool_bytes) &&
-        config->pool_bytes > config->memory_bytes - config->host_bytes) {
-        config->pool_bytes = config->memory_bytes - config->host_bytes;
-    }
-    if (!was_given(config, &config->host_bytes) && config->pool_bytes <= config->memory_bytes &&
-        config->host_bytes > config->memory_bytes - config->pool_bytes) {
-        config->host_bytes = config->memory_bytes - config->pool_bytes;
-    }
-    if (config->pool_bytes > config->memory_bytes - config->host_bytes) {
-        return cst_err_set(
-            err, CST_EBUDGET,
-            "host memory of %llu bytes and pools of %llu bytes are beyond the machine's %llu bytes",
-            (unsigned long long)config->host_bytes, (unsigned long long)config->pool_bytes,
-            (unsigned long long)config->memory_bytes);
-    }
-    return CST_OK;
+    return finish_budgets(config, err);
 }

@@ -13,6 +13,7 @@
 #define CST_CONFIG_PATH_BYTES 256
 #define CST_CONFIG_SOCKET_BYTES 108 /* sun_path, with the NUL */
 #define CST_CONFIG_MAX_NODES 8      /* NUMA nodes that get an engine */
+#define CST_CONFIG_MAX_PACED 8      /* paced accelerators */
 
 enum cst_config_lock { CST_LOCK_NO, CST_LOCK_TRY, CST_LOCK_YES };
 enum cst_config_copies { CST_COPIES_ENGINE, CST_COPIES_WORKER };
@@ -31,11 +32,16 @@ struct cst_config {
     uint64_t pool_bytes;                  /* [device host] pool: budget for all pools together */
     uint32_t threads;                     /* [engine] threads per engine; 0: all usable cores */
     uint32_t copy_threads;                /* [engine] copy_threads; 0: chosen */
-    char engine[CST_CONFIG_PATH_BYTES];   /* [engine] program; empty: looked for */
-    char gpu_devices[512];                /* [gpu] devices: "all", "none", or a list */
-    char gpu_pool[32];                    /* [gpu] pool: budget for pools on each, a size */
-    uint32_t gpu_idle_s;                  /* [gpu] idle: an engine without a job ends after it */
-    enum cst_config_copies gpu_copies;    /* [gpu] copies: of weights into their pools */
+    uint64_t update_rate;               /* [engine] update_rate of a node's, elements/s; 0: none */
+    char engine[CST_CONFIG_PATH_BYTES]; /* [engine] program; empty: looked for */
+    uint32_t n_paced;                   /* [paced] devices */
+    uint64_t paced_up, paced_down;      /* [paced] up, down: bytes/s each; 0: no rate is kept */
+    uint64_t paced_update;              /* [paced] update: elements/s each; same */
+    uint64_t paced_memory;              /* [paced] memory: of each, bytes */
+    char gpu_devices[512];              /* [gpu] devices: "all", "none", or a list */
+    char gpu_pool[32];                  /* [gpu] pool: budget for pools on each, a size */
+    uint32_t gpu_idle_s;                /* [gpu] idle: an engine without a job ends after it */
+    enum cst_config_copies gpu_copies;  /* [gpu] copies: of weights into their pools */
     uint64_t gpu_gather; /* [gpu] gather: smallest piece that GPUs exchange, bytes; 0: none */
     char gpu_engine[CST_CONFIG_PATH_BYTES]; /* [gpu] program; empty: looked for */
     char rates[CST_CONFIG_PATH_BYTES]; /* [plan] rates; empty: the usual file, if it is there */

@@ -3,8 +3,10 @@
 #include "daemon/engines.h"
 #include "daemon/log.h"
 #include "daemon/mounts.h"
+#include "daemon/paced.h"
 #include "proto/engine.pb-c.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +47,14 @@ void cst_engine_init(struct cst_engine *engine, struct cst_engines *engines, uns
 bool cst_engine_is_gpu(const struct cst_engine *engine)
 {
     return engine->device[0] != '\0';
+}
+
+const char *cst_engine_kind(const struct cst_engine *engine)
+{
+    if (cst_paced_is(engine->device)) {
+        return "paced";
+    }
+    return cst_engine_is_gpu(engine) ? "cuda" : "host";
 }
 
 void cst_engine_close(struct cst_engine *engine)
@@ -105,10 +115,28 @@ static uint64_t undo_bytes(const struct cst_config *config)
     return UNDO_BYTES * (uint64_t)(config->threads > n_cores ? config->threads : n_cores);
 }
 
+/* Start its program with the rates that it is to keep. */
+static int start_process(struct cst_engine *engine, struct cst_err *err)
+{
+    struct cst_engines *engines = engine->engines;
+    const struct cst_config *config = engines->config;
+    bool paced = cst_paced_is(engine->device), gpu = cst_engine_is_gpu(engine) && !paced;
+    char rates[CST_PACED_ARGUMENT], *argv[4] = {gpu ? engines->gpu_program : engines->program};
+
+    if (paced) {
+        argv[1] = (char *)(uintptr_t) "--paced";
+        argv[2] = cst_paced_argument(config, rates);
+    } else if (!gpu && config->update_rate > 0) {
+        argv[1] = (char *)(uintptr_t) "--pace";
+        argv[2] = rates;
+        (void)snprintf(rates, sizeof rates, "update=%" PRIu64, config->update_rate);
+    }
+    return cst_process_start(&engine->process, engines->loop, argv, &ops, engine, err);
+}
+
 int cst_engine_start(struct cst_engine *engine, struct cst_err *err)
 {
     struct cst_engines *engines = engine->engines;
-    const char *program = cst_engine_is_gpu(engine) ? engines->gpu_program : engines->program;
     int rc = CST_OK;
 
     if (engine->undo == NULL) {
@@ -116,7 +144,7 @@ int cst_engine_start(struct cst_engine *engine, struct cst_err *err)
                               undo_bytes(engines->config), NULL, "undo slots", err);
     }
     if (rc == CST_OK) {
-        rc = cst_process_start(&engine->process, engines->loop, program, &ops, engine, err);
+        rc = start_process(engine, err);
     }
     if (rc != CST_OK) {
         engine->state = CST_ENGINE_FAILED;

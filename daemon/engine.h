@@ -45,7 +45,7 @@ struct cst_engine {
     struct cst_engines *engines; /* its set */
     unsigned index;              /* in the set; the core's node number */
     unsigned os_node;            /* NUMA node */
-    char device[64];             /* UUID of its GPU; empty: it is a node's */
+    char device[64];             /* UUID of its GPU, "paced:N"; empty: it is a node's */
     enum cst_engine_state state;
     struct cst_process *process;    /* NULL: OFF or FAILED */
     uint64_t granularity;           /* GPU: segments are multiples of it, bytes; 0: not up yet */
@@ -72,7 +72,7 @@ struct cst_engine {
     struct cst_later refuse; /* FAILED: answers what comes in nevertheless */
 };
 
-/* Zeroed otherwise; OFF. @device: UUID of its GPU, or empty. */
+/* Zeroed otherwise; OFF. @device: UUID of its accelerator, or empty. */
 void cst_engine_init(struct cst_engine *engine, struct cst_engines *engines, unsigned index,
                      unsigned os_node, const char *device);
 
@@ -91,7 +91,11 @@ void cst_engine_need(struct cst_engine *engine);
 void cst_engine_use(struct cst_engine *engine);
 void cst_engine_unuse(struct cst_engine *engine);
 
+/* It is no node's: a GPU's, or that of a paced accelerator. */
 bool cst_engine_is_gpu(const struct cst_engine *engine);
+
+/* "host", "cuda", "paced". */
+const char *cst_engine_kind(const struct cst_engine *engine);
 
 /* @command is to be done. In FAILED it completes with CST_EENGINE, later. CST_ENOMEM. */
 int cst_engine_submit(struct cst_engine *engine, const struct cst_command *command,

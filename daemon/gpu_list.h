@@ -12,6 +12,7 @@
 
 struct cst_gpu {
     unsigned index; /* N of "cuda:N": place in the list */
+    bool paced;     /* it is a paced accelerator (daemon/paced.h), no GPU: "paced:N" is its UUID */
     char uuid[CST_GPU_UUID_BYTES];
     char name[64];          /* "NVIDIA H200" */
     uint64_t memory_bytes;  /* of the card */

@@ -6,6 +6,7 @@
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "daemon/log.h"
+#include "daemon/paced.h"
 #include "daemon/probe.h"
 #include "daemon/size.h"
 #include "dirs.h"
@@ -162,6 +163,9 @@ void cst_gpus_start(struct cst_gpus *gpus, struct cst_daemon *daemon)
 
     *gpus = (struct cst_gpus){.daemon = daemon, .state = CST_GPUS_NONE};
     TAILQ_INIT(&gpus->wishes);
+    if (cst_paced_init(&gpus->paced, &daemon->engines, daemon->config, &err) != CST_OK) {
+        cst_log(CST_LOG_ERROR, "devices in [paced]: %s", err.text);
+    }
     if (strcmp(daemon->config->gpu_devices, "none") == 0) {
         end_without(gpus, CST_LOG_DEBUG, "'devices = none' in [gpu]");
     } else if (daemon->engines.gpu_program[0] == '\0') {
@@ -195,6 +199,20 @@ void cst_gpus_stop(struct cst_gpus *gpus)
     }
 }
 
+struct cst_gpu *cst_gpus_of_engine(struct cst_gpus *gpus, unsigned engine)
+{
+    struct cst_gpu_list *const lists[] = {&gpus->paced, &gpus->list};
+
+    for (unsigned k = 0; k < 2; k++) {
+        for (unsigned i = 0; i < lists[k]->n; i++) {
+            if (lists[k]->v[i].engine == engine) {
+                return &lists[k]->v[i];
+            }
+        }
+    }
+    return NULL;
+}
+
 /* -- choosing --------------------------------------------------------------------------------- */
 
 int cst_gpus_choose(struct cst_gpus *gpus, const char *device, uint32_t rank, struct cst_gpu **out,
@@ -204,11 +222,14 @@ int cst_gpus_choose(struct cst_gpus *gpus, const char *device, uint32_t rank, st
         *out = NULL;
         return CST_OK;
     }
+    if (cst_paced_is(device)) {
+        return cst_paced_find(&gpus->paced, device, rank, out, err);
+    }
     if (strncmp(device, "cuda", 4) != 0 && strncasecmp(device, "GPU-", 4) != 0 &&
         strncasecmp(device, "MIG-", 4) != 0) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "device '%.63s' is none of auto, host, cuda, cuda:N, GPU-... and "
-                           "MIG-...",
+                           "device '%.63s' is none of auto, host, cuda, cuda:N, GPU-..., "
+                           "MIG-..., paced and paced:N",
                            device);
     }
     if (gpus->state == CST_GPUS_LOOKING) {

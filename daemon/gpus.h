@@ -21,21 +21,27 @@ enum cst_gpus_state { CST_GPUS_NONE, CST_GPUS_LOOKING, CST_GPUS_FOUND };
 struct cst_gpus {
     struct cst_daemon *daemon;
     enum cst_gpus_state state;
-    char why[384];            /* NONE: the words; FOUND: what else was wanted and is not there, or
-                                 empty */
-    struct cst_gpu_list list; /* FOUND */
-    struct cst_probe *probe;  /* LOOKING */
+    char why[384];             /* NONE: the words; FOUND: what else was wanted and is not there, or
+                                  empty */
+    struct cst_gpu_list list;  /* FOUND */
+    struct cst_gpu_list paced; /* accelerators that are none, in any state */
+    struct cst_probe *probe;   /* LOOKING */
     TAILQ_HEAD(, cst_gpus_wish) wishes; /* JobOpens that wait for the list */
 };
 
-/* Begin. Never fails: what is wrong is why. */
+/* Begin; engines of the nodes are there, and those of paced accelerators are next. Never fails:
+ * what is wrong is why, or in the log. */
 void cst_gpus_start(struct cst_gpus *gpus, struct cst_daemon *daemon);
+
+/* The accelerator whose engine is number @engine; NULL: none. */
+struct cst_gpu *cst_gpus_of_engine(struct cst_gpus *gpus, unsigned engine);
 
 /* End the probe, if it runs; forget who waits. */
 void cst_gpus_stop(struct cst_gpus *gpus);
 
 /* What JobOpen.device @device (NULL: "auto") means for @rank: *out is NULL for the host.
- * CST_EAGAIN: still looking; CST_EUNSUPPORTED: no GPU, with why; CST_ENOTFOUND, CST_EINVAL. */
+ * CST_EAGAIN: still looking; CST_EUNSUPPORTED: no GPU, with why, or no paced accelerator;
+ * CST_ENOTFOUND, CST_EINVAL. */
 int cst_gpus_choose(struct cst_gpus *gpus, const char *device, uint32_t rank, struct cst_gpu **out,
                     struct cst_err *err);
 

@@ -62,19 +62,29 @@ const char *cst_worker_device(const struct cst_worker *worker)
     return worker->gpu != NULL ? worker->gpu->uuid : "host";
 }
 
-/* Its engine starts, and the other one's may end. */
-static void set_device(struct cst_worker *worker, struct cst_gpu *gpu)
+/* *@of is @gpu from now on: its engine starts, and that of the one before may end. */
+static void use(struct cst_worker *worker, struct cst_gpu **of, struct cst_gpu *gpu)
 {
     struct cst_engines *engines = &worker->job->daemon->engines;
-    struct cst_gpu *was = worker->gpu;
+    struct cst_gpu *was = *of;
 
-    worker->gpu = gpu;
+    *of = gpu;
     if (gpu != NULL && gpu != was) {
         cst_engine_use(&engines->v[gpu->engine]);
     }
     if (was != NULL && gpu != was) {
         cst_engine_unuse(&engines->v[was->engine]);
     }
+}
+
+/* Its pool is on @gpu (NULL: the host). */
+static void set_device(struct cst_worker *worker, struct cst_gpu *gpu)
+{
+    struct cst_gpu *other = cst_room_accelerator(worker->job->daemon, gpu, worker->rank);
+
+    use(worker, &worker->gpu, gpu);
+    use(worker, &worker->accelerator,
+        worker->update_room > 0 || worker->device_states > 0 ? other : NULL);
 }
 
 /* -- life ----------------------------------------------------------------------------------- */
@@ -157,7 +167,8 @@ static void release_hold(struct cst_job *job)
         return;
     }
     for (uint32_t r = 0; r < job->world; r++) {
-        set_device(&job->workers[r], NULL);
+        use(&job->workers[r], &job->workers[r].gpu, NULL);
+        use(&job->workers[r], &job->workers[r].accelerator, NULL);
     }
     TAILQ_REMOVE(&daemon->jobs.closing, job, link);
     cst_model_close(&job->model);

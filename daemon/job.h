@@ -43,9 +43,10 @@ struct cst_worker {
     bool has_token;
     bool left;                       /* the last one went in good order */
     uint64_t pool_bytes;             /* asked for; 0: as much as is of use */
-    uint64_t update_room;            /* bytes of its device in which updates may be done */
-    uint64_t device_states;          /* bytes of its device for states that stay there */
+    uint64_t update_room;            /* bytes of accelerator in which updates may be done */
+    uint64_t device_states;          /* bytes of accelerator for states that stay there */
     struct cst_gpu *gpu;             /* its device; NULL: the host. In use until the job is gone */
+    struct cst_gpu *accelerator;     /* whose memory those bytes are; NULL: nobody's. Same */
     uint32_t n_groups;               /* declared by the present one, number 0 not counted; as are */
     uint32_t n_tensors, n_operators; /* ... these */
     bool unheard;                    /* it is still to be told of job->disagreement */
@@ -125,7 +126,7 @@ struct cst_job_wish { /* JobOpen, checked for form */
 int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
                    struct cst_err *err);
 
-/* "host", or the UUID of the rank's GPU. */
+/* "host", or the UUID of the rank's GPU or paced accelerator. */
 const char *cst_worker_device(const struct cst_worker *worker);
 
 /* The session of @rank is gone. */

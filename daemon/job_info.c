@@ -382,8 +382,9 @@ static unsigned explain_devices(const struct cst_job *job, char lines[][192], un
         const struct cst_gpu *gpu = job->workers[r].gpu;
 
         if (gpu != NULL) {
-            (void)snprintf(lines[n++], 192, "rank %u: its pool is on cuda:%u, %s, %s, engine %u", r,
-                           gpu->index, gpu->uuid, gpu->name, gpu->engine);
+            (void)snprintf(lines[n++], 192, "rank %u: its pool is on %s:%u, %s, %s, engine %u", r,
+                           gpu->paced ? "paced" : "cuda", gpu->index, gpu->uuid, gpu->name,
+                           gpu->engine);
         }
     }
     return n;

@@ -124,16 +124,16 @@ static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_bud
     return CST_OK;
 }
 
-/* Memory of @gpu, for the engines of all GPUs of the job: they read each other's gradients. */
+/* Memory of @gpu, for its engine and @others (a bit each). */
 static int add_device_segment(struct cst_memory *memory, uint64_t bytes, struct cst_gpu *gpu,
-                              struct cst_err *err)
+                              uint32_t others, struct cst_err *err)
 {
     struct cst_segment *segment;
     int rc = cst_segment_open_device(&segment, cst_engines_segment_id(&memory->daemon->engines),
                                      bytes, &gpu->pool, gpu->engine, memory->name, err);
 
     if (rc == CST_OK) {
-        segment->engines = memory->gpu_engines;
+        segment->engines |= others;
         enter(memory, segment);
     }
     return rc;
@@ -169,6 +169,11 @@ static int add_arenas(struct cst_memory *memory, const struct cst_memory_wish *w
     for (uint32_t i = 0; i < layout->n_segments && rc == CST_OK; i++) {
         const struct cst_layout_segment *s = &layout->segments[i];
 
+        if (s->node >= memory->daemon->engines.n_nodes) {
+            rc = add_device_segment(memory, s->bytes,
+                                    cst_gpus_of_engine(&memory->daemon->gpus, s->node), 0, err);
+            continue;
+        }
         rc = s->is_base ? add_shared(memory, wish->base->segments[s->base_segment], s->node, err)
                         : add_segment(memory, s->bytes, &memory->daemon->host,
                                       UINT32_C(1) << s->node, (int)s->node, err);
@@ -214,7 +219,7 @@ uint64_t cst_memory_grain(const struct cst_daemon *daemon, const struct cst_gpu 
 
 bool cst_memory_worker_copies(const struct cst_daemon *daemon, const struct cst_gpu *gpu)
 {
-    return gpu != NULL && daemon->config->gpu_copies == CST_COPIES_WORKER;
+    return gpu != NULL && !gpu->paced && daemon->config->gpu_copies == CST_COPIES_WORKER;
 }
 
 struct cst_budget *cst_memory_budget(struct cst_daemon *daemon, struct cst_gpu *gpu)
@@ -236,7 +241,7 @@ static int add_part(struct cst_memory *memory, const struct cst_layout *layout, 
         uint64_t bytes = cst_pools_slab_bytes(layout, class, n, grain);
 
         rc = pool->gpu != NULL
-                 ? add_device_segment(memory, bytes, pool->gpu, err)
+                 ? add_device_segment(memory, bytes, pool->gpu, memory->pool_engines, err)
                  : add_segment(memory, bytes, &daemon->pool, all_nodes(memory), node, err);
         left -= n;
     }
@@ -263,19 +268,48 @@ static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, 
     return rc;
 }
 
+static int add_rooms(struct cst_memory *memory, const struct cst_memory_wish *wish,
+                     struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < wish->n_rooms && rc == CST_OK; i++) {
+        const struct cst_room *room = &wish->rooms[i];
+
+        rc = add_device_segment(memory, room->bytes, room->gpu, 0, err);
+        if (rc == CST_OK) {
+            memory->rooms[memory->n_rooms++] =
+                (struct cst_core_room){.engine = room->gpu->engine,
+                                       .segment = memory->ids[memory->n_segments - 1],
+                                       .bytes = room->bytes};
+        }
+    }
+    return rc;
+}
+
 static uint64_t pool_bytes(const struct cst_memory *memory, const struct cst_layout *layout,
                            const struct cst_memory_pool *pool)
 {
     return cst_pools_bytes(layout, &pool->blocks, cst_memory_grain(memory->daemon, pool->gpu));
 }
 
-/* What all ranks with the budget of @rank's pool take of it; 0 if a rank before @rank has the same
- * one. */
+static uint64_t room_bytes(const struct cst_memory_wish *wish, const struct cst_gpu *gpu)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < wish->n_rooms; i++) {
+        bytes += wish->rooms[i].gpu == gpu ? wish->rooms[i].bytes : 0;
+    }
+    return bytes;
+}
+
+/* What all ranks with the budget of @rank's pool take of it, rooms among it; 0 if a rank before
+ * @rank has the same one. */
 static uint64_t sum_pools(const struct cst_memory *memory, const struct cst_memory_wish *wish,
                           uint32_t rank)
 {
     const struct cst_memory_pool *pools = wish->pools;
-    uint64_t bytes = 0;
+    uint64_t bytes = room_bytes(wish, pools[rank].gpu);
 
     for (uint32_t r = 0; r < wish->world; r++) {
         if (pools[r].gpu != pools[rank].gpu) {
@@ -310,13 +344,16 @@ static int check_budgets(struct cst_memory *memory, const struct cst_memory_wish
         rc = check_budget(memory, cst_memory_budget(memory->daemon, wish->pools[r].gpu),
                           sum_pools(memory, wish, r), err);
     }
+    for (uint32_t i = 0; i < wish->n_rooms && rc == CST_OK; i++) {
+        rc = check_budget(memory, &wish->rooms[i].gpu->pool, wish->rooms[i].bytes, err);
+    }
     return rc;
 }
 
 static int make_lists(struct cst_memory *memory, const struct cst_memory_wish *wish,
                       struct cst_err *err)
 {
-    uint32_t n = wish->layout->n_segments + 1;
+    uint32_t n = wish->layout->n_segments + 1 + wish->n_rooms;
 
     for (uint32_t r = 0; r < wish->world; r++) {
         for (uint32_t c = 0; c < wish->layout->n_classes; c++) {
@@ -343,12 +380,17 @@ static void count_wish(struct cst_memory *memory, const struct cst_memory_wish *
     memory->arena_bytes = wish->layout->arena_bytes + header.total_bytes;
     memory->base_bytes = memory->pool_bytes = memory->populated = memory->logged = 0;
     memory->err = (struct cst_err){0};
-    memory->gpu_engines = 0;
+    memory->gpu_engines = memory->pool_engines = memory->n_rooms = 0;
     for (uint32_t r = 0; r < wish->world; r++) {
         const struct cst_memory_pool *pool = &wish->pools[r];
 
         memory->pool_bytes += pool_bytes(memory, wish->layout, pool);
-        memory->gpu_engines |= pool->gpu != NULL ? UINT32_C(1) << pool->gpu->engine : 0;
+        memory->pool_engines |= pool->gpu != NULL ? UINT32_C(1) << pool->gpu->engine : 0;
+    }
+    memory->gpu_engines = memory->pool_engines;
+    for (uint32_t i = 0; i < wish->n_rooms; i++) {
+        memory->pool_bytes += wish->rooms[i].bytes;
+        memory->gpu_engines |= UINT32_C(1) << wish->rooms[i].gpu->engine;
     }
 }
 
@@ -364,7 +406,7 @@ static int add_all(struct cst_memory *memory, const struct cst_memory_wish *wish
     for (uint32_t r = 0; r < wish->world && rc == CST_OK; r++) {
         rc = add_pool(memory, wish->layout, r, &wish->pools[r], err);
     }
-    return rc;
+    return rc == CST_OK ? add_rooms(memory, wish, err) : rc;
 }
 
 static void unmap_table(struct cst_memory *memory)

@@ -10,6 +10,7 @@
 #include "daemon/arena.h"
 #include "daemon/later.h"
 #include "daemon/pools.h"
+#include "daemon/room.h"
 #include "offload/core.h"
 
 struct cst_daemon;
@@ -19,26 +20,30 @@ typedef void (*cst_memory_cb)(struct cst_memory *memory);
 
 struct cst_memory {
     struct cst_daemon *daemon;
-    const char *name; /* of the job: for words */
-    struct cst_segment *
-        *segments; /* arenas by layout index, then the table, then slabs rank by rank */
+    const char *name;              /* of the job: for words */
+    struct cst_segment **segments; /* arenas by layout index, then the table, then slabs rank by
+                                      rank, then rooms */
     uint32_t n_segments;
     uint32_t n_open;    /* of them, that exist still: in the books until the last engine lets go */
     uint32_t n_waiting; /* of them, that the engines have not answered for */
     uint32_t *ids;      /* segment ids, in the same order: what the core is given */
     uint32_t n_arenas;  /* the first of segments; the base's among them */
-    uint32_t gpu_engines;           /* of ranks' GPUs, a bit each */
-    struct cst_core_pool *pools;    /* one per rank; its segments point into ids */
-    uint32_t world;                 /* of pools */
-    struct cst_table_header *table; /* mapped */
-    uint64_t table_bytes;           /* of it */
-    uint64_t arena_bytes;           /* arenas and table, the base's not counted */
-    uint64_t base_bytes;            /* arenas of the base that are mapped here */
-    uint64_t pool_bytes;            /* all slabs, as they are charged */
-    uint64_t populated;             /* bytes, of arena_bytes + pool_bytes */
-    uint64_t logged;                /* value of populated at the last line in the log */
-    uint64_t started_ns;            /* when it was opened */
-    struct cst_err err;             /* the first that went wrong while populating */
+    uint32_t pool_engines;       /* of accelerators with pools, a bit each: they read each
+                                    other's gradients */
+    uint32_t gpu_engines;        /* of all accelerators that are used, same */
+    struct cst_core_pool *pools; /* one per rank; its segments point into ids */
+    uint32_t world;              /* of pools */
+    struct cst_core_room rooms[CST_CORE_MAX_ROOMS]; /* as the core takes them */
+    uint32_t n_rooms;                               /* of them */
+    struct cst_table_header *table;                 /* mapped */
+    uint64_t table_bytes;                           /* of it */
+    uint64_t arena_bytes;                           /* arenas and table, the base's not counted */
+    uint64_t base_bytes;                            /* arenas of the base that are mapped here */
+    uint64_t pool_bytes;                            /* all slabs and rooms, as they are charged */
+    uint64_t populated;                             /* bytes, of arena_bytes + pool_bytes */
+    uint64_t logged;        /* value of populated at the last line in the log */
+    uint64_t started_ns;    /* when it was opened */
+    struct cst_err err;     /* the first that went wrong while populating */
     cst_memory_cb on_ready; /* all is populated, or err says why not; never from within a call */
     cst_memory_cb on_gone;  /* all is given back; never from within a call */
     struct cst_later ready, gone;
@@ -57,11 +62,13 @@ struct cst_memory_wish {
     const struct cst_layout *layout;
     uint32_t world;                      /* ranks */
     const struct cst_memory_pool *pools; /* one per rank */
+    const struct cst_room *rooms;        /* on different accelerators */
+    uint32_t n_rooms;                    /* at most CST_CORE_MAX_ROOMS */
     const struct cst_memory
         *base; /* ready; has the layout's segments that are a base's; NULL: there are none */
 };
 
-/* Make the memory that @wish describes and have it populated. Engines of the pools' GPUs are up.
+/* Make the memory that @wish describes and have it populated. Engines of its accelerators are up.
  * CST_EBUDGET: with all numbers; CST_ENOMEM. On failure there is nothing to close. */
 int cst_memory_open(struct cst_memory *memory, const struct cst_memory_wish *wish,
                     struct cst_err *err);

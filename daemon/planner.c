@@ -157,8 +157,9 @@ static void choose_device(const struct cst_job *job, struct search *s)
     }
     s->flops_known = rates->devices[i].flops > 0;
     if (!s->flops_known) {
-        rates->devices[i].flops =
-            gpu != NULL ? GPU_FLOPS : HOST_FLOPS_PER_CORE * (rates->nodes[0].cores + 1);
+        rates->devices[i].flops = gpu != NULL && !gpu->paced
+                                      ? GPU_FLOPS
+                                      : HOST_FLOPS_PER_CORE * (rates->nodes[0].cores + 1);
     }
     s->config.device = i;
 }
@@ -202,7 +203,9 @@ static void fill_budget(const struct cst_job *job, struct cst_plan_budget *out)
     const struct cst_daemon *daemon = job->daemon;
     const struct cst_budget *pool = cst_memory_budget(job->daemon, job->workers[0].gpu);
     uint64_t asked = cst_share_smallest(job), left = pool->limit - pool->used;
+    uint64_t rooms = cst_room_bytes(job, job->workers[0].gpu);
 
+    left -= rooms < left ? rooms : left;
     out->device_bytes = asked != 0 ? asked : left / job->world;
     out->activation_bytes = 1;
     out->host_bytes = daemon->host.limit - daemon->host.used;

@@ -179,11 +179,10 @@ static void make_blocking(int fd)
     (void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
 }
 
-int cst_process_start(struct cst_process **out, uv_loop_t *loop, const char *program,
+int cst_process_start(struct cst_process **out, uv_loop_t *loop, char *const *argv,
                       const struct cst_process_ops *ops, void *arg, struct cst_err *err)
 {
     struct cst_process *process = calloc(1, sizeof *process);
-    char *argv[] = {(char *)(uintptr_t)program, NULL};
     int sockets[2], rc;
 
     if (process == NULL) {

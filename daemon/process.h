@@ -24,9 +24,9 @@ struct cst_process_ops {
                                                     object is invalid afterwards */
 };
 
-/* Start @program with its end of the socket as fd 3, in a process group of its own. CST_EENGINE
- * with the system's words. */
-int cst_process_start(struct cst_process **out, uv_loop_t *loop, const char *program,
+/* Start the program and arguments @argv (NULL behind them) with its end of the socket as fd 3, in a
+ * process group of its own. CST_EENGINE with the system's words. */
+int cst_process_start(struct cst_process **out, uv_loop_t *loop, char *const *argv,
                       const struct cst_process_ops *ops, void *arg, struct cst_err *err);
 
 pid_t cst_process_pid(const struct cst_process *process);

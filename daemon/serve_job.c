@@ -212,6 +212,7 @@ void cst_serve_pool(struct cst_session *session, uint64_t id, void *body)
 {
     const Cistern__PoolGet *get = body;
     const struct cst_memory *memory = &session->job->memory;
+    const struct cst_gpu *gpu = session->job->workers[session->rank].gpu;
     Cistern__PoolPart part = CISTERN__POOL_PART__INIT;
     uint64_t bytes[CST_FRAME_MAX_FDS];
     int fds[CST_FRAME_MAX_FDS];
@@ -234,7 +235,7 @@ void cst_serve_pool(struct cst_session *session, uint64_t id, void *body)
     part.first = get->first;
     part.n_bytes = n;
     part.bytes = bytes;
-    part.has_device = part.device = session->job->workers[session->rank].gpu != NULL;
+    part.has_device = part.device = gpu != NULL && !gpu->paced;
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_POOL_PART, &part.base, fds, n);
 }
 

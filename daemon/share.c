@@ -25,8 +25,9 @@ static uint64_t left_for_open(const struct cst_job *job, const struct cst_memory
                               struct cst_gpu *gpu, uint32_t *n_open)
 {
     const struct cst_budget *budget = cst_memory_budget(job->daemon, gpu);
-    uint64_t left = budget->limit - budget->used;
+    uint64_t left = budget->limit - budget->used, rooms = cst_room_bytes(job, gpu);
 
+    left -= rooms < left ? rooms : left;
     *n_open = 0;
     for (uint32_t r = 0; r < job->world; r++) {
         uint64_t bytes;

@@ -92,7 +92,7 @@ static void fill_engine(const struct cst_engine *engine, Cistern__EngineInfo *ou
 
     cistern__engine_info__init(out);
     out->node = engine->os_node;
-    out->kind = (char *)(uintptr_t)(cst_engine_is_gpu(engine) ? "cuda" : "host");
+    out->kind = (char *)(uintptr_t)cst_engine_kind(engine);
     out->state = (char *)(uintptr_t)cst_engine_state_name(engine->state);
     if (engine->state == CST_ENGINE_STARTING && engine->n_restarts > 0) {
         out->state = (char *)(uintptr_t) "restarting";
@@ -137,11 +137,12 @@ static void sum_books(const struct cst_daemon *daemon, Cistern__Books *out)
     }
 }
 
-static size_t fill_gpus(const struct cst_gpus *gpus, Cistern__GpuInfo *out,
+/* Returns how many there are. */
+static size_t fill_gpus(const struct cst_gpu_list *list, Cistern__GpuInfo *out,
                         Cistern__GpuInfo **pointers)
 {
-    for (unsigned i = 0; i < gpus->list.n; i++) {
-        const struct cst_gpu *gpu = &gpus->list.v[i];
+    for (unsigned i = 0; i < list->n; i++) {
+        const struct cst_gpu *gpu = &list->v[i];
 
         cistern__gpu_info__init(&out[i]);
         out[i].index = gpu->index;
@@ -150,11 +151,11 @@ static size_t fill_gpus(const struct cst_gpus *gpus, Cistern__GpuInfo *out,
         out[i].memory_bytes = gpu->memory_bytes;
         out[i].pool_budget = gpu->pool.limit;
         out[i].pool_used = gpu->pool.used;
-        out[i].has_driver = gpus->list.driver != 0;
-        out[i].driver = gpus->list.driver;
+        out[i].has_driver = list->driver != 0;
+        out[i].driver = list->driver;
         pointers[i] = &out[i];
     }
-    return gpus->list.n;
+    return list->n;
 }
 
 void cst_serve_stat(struct cst_session *session, uint64_t id, void *body)
@@ -162,7 +163,7 @@ void cst_serve_stat(struct cst_session *session, uint64_t id, void *body)
     struct cst_daemon *daemon = session->daemon;
     Cistern__StatReply reply = CISTERN__STAT_REPLY__INIT;
     Cistern__EngineInfo engines[CST_ARENA_MAX_ENGINES], *pointers[CST_ARENA_MAX_ENGINES];
-    Cistern__GpuInfo gpus[CST_GPU_MAX], *gpu_pointers[CST_GPU_MAX];
+    Cistern__GpuInfo gpus[2 * CST_GPU_MAX], *gpu_pointers[2 * CST_GPU_MAX];
     Cistern__Books books;
     char host[256] = "";
 
@@ -189,7 +190,9 @@ void cst_serve_stat(struct cst_session *session, uint64_t id, void *body)
     reply.n_requests = daemon->n_requests;
     reply.n_fds = count_fds();
     reply.pool = &books;
-    reply.n_gpus = fill_gpus(&daemon->gpus, gpus, gpu_pointers);
+    reply.n_gpus = fill_gpus(&daemon->gpus.list, gpus, gpu_pointers);
+    reply.n_gpus +=
+        fill_gpus(&daemon->gpus.paced, gpus + reply.n_gpus, gpu_pointers + reply.n_gpus);
     reply.gpus = gpu_pointers;
     if (daemon->gpus.state == CST_GPUS_LOOKING) {
         reply.gpu = (char *)(uintptr_t) "looking";

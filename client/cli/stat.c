@@ -178,13 +178,26 @@ static void print_books(const Cistern__Books *books)
                  cli_bytes(books->pending, e), cli_bytes(books->quarantined, f));
 }
 
+/* A paced accelerator, which the daemon lists with the GPUs? */
+static bool is_paced(const Cistern__GpuInfo *gpu)
+{
+    return strncmp(gpu->uuid, "paced:", 6) == 0;
+}
+
 static void print_gpus(const Cistern__StatReply *stat)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
+    size_t n_gpus = 0;
 
     for (size_t i = 0; i < stat->n_gpus; i++) {
         const Cistern__GpuInfo *gpu = stat->gpus[i];
 
+        if (is_paced(gpu)) {
+            (void)printf("paced     %s: %s of %s for pools and rooms\n", gpu->uuid,
+                         cli_bytes(gpu->pool_used, a), cli_bytes(gpu->pool_budget, b));
+            continue;
+        }
+        n_gpus++;
         (void)printf("gpu       cuda:%u %s, %s: %s of %s for pools, card %s", gpu->index, gpu->name,
                      gpu->uuid, cli_bytes(gpu->pool_used, a), cli_bytes(gpu->pool_budget, b),
                      cli_bytes(gpu->memory_bytes, c));
@@ -193,7 +206,7 @@ static void print_gpus(const Cistern__StatReply *stat)
         }
         (void)printf("\n");
     }
-    if (stat->gpu != NULL && (stat->n_gpus > 0 || strcmp(stat->gpu, "looking") == 0)) {
+    if (stat->gpu != NULL && (n_gpus > 0 || strcmp(stat->gpu, "looking") == 0)) {
         (void)printf("gpu       %s\n", stat->gpu);
     } else if (stat->gpu != NULL) {
         (void)printf("gpu       none: %s\n", stat->gpu);

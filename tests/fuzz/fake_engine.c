@@ -24,13 +24,13 @@ struct cst_process {
 static TAILQ_HEAD(, cst_process) processes = TAILQ_HEAD_INITIALIZER(processes);
 static unsigned n_commands; /* ever */
 
-int cst_process_start(struct cst_process **out, uv_loop_t *loop, const char *program,
+int cst_process_start(struct cst_process **out, uv_loop_t *loop, char *const *argv,
                       const struct cst_process_ops *ops, void *arg, struct cst_err *err)
 {
     struct cst_process *process = calloc(1, sizeof *process);
 
     (void)loop;
-    (void)program;
+    (void)argv;
     if (process == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for an engine");
     }

@@ -60,7 +60,7 @@ unsigned settle_fds(struct raw_client *witness, unsigned base_fds)
     const Cistern__StatReply *stat = raw_stat(witness);
 
     for (size_t i = 0; i < stat->n_engines; i++) {
-        bool up = stat->engines[i]->has_pid && strcmp(stat->engines[i]->kind, "cuda") == 0;
+        bool up = stat->engines[i]->has_pid && strcmp(stat->engines[i]->kind, "host") != 0;
 
         base_fds += up ? 3 : 0;
     }

@@ -131,7 +131,7 @@ START_TEST(unknown_and_repeated_keys_are_refused)
 {
     assert_refused("[host]\nmemory = 1G\nmemroy = 2G\n", 3, "known: memory, lock, nodes");
     assert_refused("\n[hots]\nmemory = 1G\n", 3,
-                   "known: daemon, host, device host, gpu, engine, job");
+                   "known: daemon, host, device host, gpu, paced, engine, plan, job");
     assert_refused("[host]\nmemory = 1G\n[job]\nttl = 1h\n[host]\nmemory = 1G\n", 6, "set twice");
     assert_refused("[host]\nmemory\n", 2, "key = value");
     assert_refused("[host\nmemory = 1G\n", 1, "key = value");
@@ -228,6 +228,38 @@ START_TEST(a_default_makes_room)
 }
 END_TEST
 
+/* The memory of paced accelerators counts as much as the budgets: defaults make way for it, and what
+ * was given is refused where it is too much. */
+START_TEST(paced_accelerators_take_their_memory)
+{
+    ck_assert_int_eq(cst_config_set(&config, "paced", "devices", "2", &err), CST_OK);
+    ck_assert_int_eq(cst_config_set(&config, "paced", "memory", "10G", &err), CST_OK);
+    ck_assert_int_eq(cst_config_set(&config, "host", "memory", "70G", &err), CST_OK);
+    ck_assert_int_eq(cst_config_finish(&config, &err), CST_OK);
+    ck_assert_uint_eq(config.pool_bytes, 10 * GIB);
+    ck_assert_int_eq(cst_config_set(&config, "device host", "pool", "11G", &err), CST_OK);
+    ck_assert_int_eq(cst_config_finish(&config, &err), CST_EBUDGET);
+    ck_assert_ptr_nonnull(strstr(err.text, "21474836480"));
+    ck_assert_int_eq(cst_config_set(&config, "paced", "memory", "51G", &err), CST_OK);
+    ck_assert_int_eq(cst_config_finish(&config, &err), CST_EBUDGET);
+    ck_assert_int_eq(cst_config_set(&config, "paced", "devices", "9", &err), CST_EINVAL);
+}
+END_TEST
+
+/* A rate is a number of units, not a share of anything. */
+START_TEST(rates_are_numbers)
+{
+    ck_assert_int_eq(cst_config_set(&config, "paced", "up", "55G", &err), CST_OK);
+    ck_assert_int_eq(cst_config_set(&config, "paced", "down", "1024", &err), CST_OK);
+    ck_assert_int_eq(cst_config_set(&config, "engine", "update_rate", "2G", &err), CST_OK);
+    ck_assert_uint_eq(config.paced_up, 55 * GIB);
+    ck_assert_uint_eq(config.paced_down, 1024);
+    ck_assert_uint_eq(config.update_rate, 2 * GIB);
+    ck_assert_int_eq(cst_config_set(&config, "paced", "up", "50%", &err), CST_EINVAL);
+    ck_assert_int_eq(cst_config_set(&config, "paced", "update", "fast", &err), CST_EINVAL);
+}
+END_TEST
+
 /* Two sockets need two paths. */
 START_TEST(the_sockets_differ)
 {
@@ -304,6 +336,8 @@ int main(void)
     tcase_add_test(tc, the_command_line_beats_the_file);
     tcase_add_test(tc, budgets_beyond_the_machine_are_refused);
     tcase_add_test(tc, a_default_makes_room);
+    tcase_add_test(tc, paced_accelerators_take_their_memory);
+    tcase_add_test(tc, rates_are_numbers);
     tcase_add_test(tc, the_sockets_differ);
     tcase_add_test(tc, rules_let_in_whom_they_name);
     tcase_add_test(tc, sizes_are_read);

@@ -1,0 +1,32 @@
+/* Rooms: memory of accelerators, beside the pools of ranks, in which chunks can be updated
+ * (offload/core.h), and which of them a job wants. They are part of the job's memory: made with it
+ * (daemon/memory.h, where they are then found as the core takes them), charged to what their
+ * accelerator has for pools, given back with the job. */
+#ifndef CST_ROOM_H
+#define CST_ROOM_H
+
+#include "offload/core.h"
+
+struct cst_daemon;
+struct cst_gpu;
+struct cst_job;
+
+/* A room that is to be made. */
+struct cst_room {
+    struct cst_gpu *gpu; /* the accelerator: a GPU or a paced one */
+    uint64_t bytes;      /* of it, a multiple of the accelerator's granularity */
+};
+
+/* Where the updates of @rank may be done: on @gpu, its own device; where that is the host (NULL),
+ * on paced accelerator number @rank modulo their number. NULL: there is none. */
+struct cst_gpu *cst_room_accelerator(struct cst_daemon *daemon, struct cst_gpu *gpu, uint32_t rank);
+
+/* The rooms that @job's ranks ask for: one on each accelerator, as large as they want it together,
+ * rounded down to its granularity. Those of accelerators beyond CST_CORE_MAX_ROOMS are not made.
+ * Returns how many there are. */
+uint32_t cst_room_list(const struct cst_job *job, struct cst_room rooms[CST_CORE_MAX_ROOMS]);
+
+/* What they take of @gpu (NULL: the host, 0), bytes. */
+uint64_t cst_room_bytes(const struct cst_job *job, const struct cst_gpu *gpu);
+
+#endif

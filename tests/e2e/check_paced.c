@@ -1,0 +1,251 @@
+/* Training with pools in the memory of paced accelerators through a real daemon gives the bits that
+ * a calculation in this process gives, wherever the ranks are and whoever dies when; and what such
+ * an accelerator is to the daemon. */
+#include "tests/lib/settle.h"
+#include "tests/lib/suite.h"
+#include "tests/lib/train_check.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+enum { N_STEPS = 3, N_PACED = 2, FIRST = 1 /* engine of the first; the node's is 0 */ };
+
+/* Copies take some time, so that there is something to be in the middle of. */
+#define CONFIG                                                                                     \
+    "[host]\nnodes = 0\n[paced]\ndevices = 2\nup = 64M\ndown = 32M\nupdate = 32M\nmemory = 8M\n"
+
+static struct daemon_proc proc;
+static struct raw_client witness;
+static unsigned base_fds;
+static struct train_report *reports[TRAIN_MAX_WORLD];
+
+/* Where the ranks of a job are. */
+static const struct placement {
+    const char *name;
+    uint32_t world;
+    const char *devices[TRAIN_MAX_WORLD];
+} placements[] = {
+    {"one", 1, {"paced:0"}},
+    {"same", 2, {"paced:1", "paced:1"}},
+    {"peers", 2, {"paced", "paced"}},
+    {"mixed", 2, {"host", "paced"}},
+    {"four", 4, {"paced:1", "host", "paced:0", "paced:1"}},
+};
+
+enum { N_PLACEMENTS = sizeof placements / sizeof *placements, PEERS = 2, MIXED = 3 };
+
+static const struct train_bad none = {.step = TRAIN_NEVER};
+static uint32_t micro_batches; /* of the jobs to come */
+
+static void setup(void)
+{
+    micro_batches = 1;
+    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
+        reports[r] = train_report_new();
+    }
+    daemon_proc_start_with(&proc, CONFIG, (const char *[]){"--engine-threads=2", NULL});
+    ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
+    raw_open(&witness, proc.socket);
+    base_fds = settle_base_fds(&witness, &proc);
+}
+
+static void teardown(void)
+{
+    settle_remove_jobs(&witness);
+    settle(&witness, &proc, settle_fds(&witness, base_fds));
+    raw_close(&witness);
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
+        train_report_free(reports[r]);
+    }
+}
+
+/* -- jobs -----------------------------------------------------------------------------------------
+ */
+
+static struct train_order order_of(const struct placement *at, const char *name, uint32_t rank)
+{
+    return (struct train_order){.socket = proc.socket,
+                                .name = name,
+                                .rank = rank,
+                                .world = at->world,
+                                .device = at->devices[rank],
+                                .n_steps = N_STEPS,
+                                .micro_batches = micro_batches,
+                                .bad = none,
+                                .die_at = UINT32_MAX,
+                                .kill_at = UINT32_MAX};
+}
+
+static pid_t start(const struct train_order *order)
+{
+    memset(reports[order->rank], 0, sizeof *reports[order->rank]);
+    return train_worker_start(order, reports[order->rank]);
+}
+
+static void run(const struct placement *at, const char *name, uint64_t pool_bytes)
+{
+    pid_t pids[TRAIN_MAX_WORLD];
+
+    for (uint32_t r = 0; r < at->world; r++) {
+        struct train_order order = order_of(at, name, r);
+
+        order.pool_bytes = pool_bytes;
+        pids[r] = start(&order);
+    }
+    for (uint32_t r = 0; r < at->world; r++) {
+        train_worker_join(pids[r], reports[r]);
+    }
+    train_check(reports, at->world, 0, N_STEPS, none);
+}
+
+/* Every placement, with the largest pools and with the smallest. */
+START_TEST(bits)
+{
+    const struct placement *at = &placements[_i];
+    const struct cst_plan *plan = &reports[0]->plan;
+
+    run(at, at->name, 0);
+    ck_assert_uint_gt(plan->n_blocks, plan->min_blocks);
+    run(at, "smallest", plan->min_blocks * plan->block_bytes);
+    ck_assert_uint_eq(plan->n_blocks, plan->min_blocks);
+}
+END_TEST
+
+/* The same with steps of three micro-batches. */
+START_TEST(micro_batch_bits)
+{
+    const struct placement *at = &placements[_i];
+    const struct cst_plan *plan = &reports[0]->plan;
+
+    micro_batches = 3;
+    run(at, at->name, 0);
+    run(at, "smallest", plan->min_blocks * plan->block_bytes);
+}
+END_TEST
+
+/* Weights went up and gradients came down over the accelerator's own lanes; its memory is charged
+ * while the job is there. */
+START_TEST(its_engine_copies)
+{
+    const Cistern__StatReply *stat;
+
+    run(&placements[0], "one", 0);
+    stat = raw_stat(&witness);
+    ck_assert_uint_eq(stat->n_engines, 1 + N_PACED);
+    ck_assert_str_eq(stat->engines[FIRST]->kind, "paced");
+    ck_assert_str_eq(stat->engines[FIRST]->device, "paced:0");
+    ck_assert_str_eq(stat->engines[FIRST]->state, "ready");
+    ck_assert_str_eq(stat->engines[FIRST + 1]->state, "off");
+    ck_assert_uint_gt(stat->engines[FIRST]->commands, 0);
+    ck_assert_uint_eq(stat->n_gpus, N_PACED);
+    ck_assert_str_eq(stat->gpus[0]->uuid, "paced:0");
+    ck_assert_uint_eq(stat->gpus[0]->pool_budget, 8u << 20);
+    ck_assert_uint_gt(stat->gpus[0]->pool_used, 0);
+    ck_assert_uint_eq(stat->gpus[1]->pool_used, 0);
+}
+END_TEST
+
+/* -- deaths -------------------------------------------------------------------------------------
+ */
+
+static int engine_pid(unsigned engine)
+{
+    return raw_stat(&witness)->engines[engine]->pid;
+}
+
+/* Engine _i (0: the node's, 1 and 2: accelerators) is killed at every point of a worker's life:
+ * another one takes over with the memory that its daemon kept, and no step is given up. */
+START_TEST(engine_killed_anywhere)
+{
+    const struct placement *at = &placements[PEERS];
+    uint64_t n_kills = 0;
+    uint32_t n_points;
+
+    run(at, "dry", 0);
+    n_points = reports[0]->n_points;
+    for (uint32_t point = 4; point < n_points; point += suite_stride(5)) {
+        struct train_order orders[2];
+        pid_t pids[2];
+        char name[32];
+
+        (void)snprintf(name, sizeof name, "engine-%u", point);
+        for (uint32_t r = 0; r < 2; r++) {
+            orders[r] = order_of(at, name, r);
+            orders[r].pool_bytes = point % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
+        }
+        orders[0].kill_at = point;
+        orders[0].victim = engine_pid((unsigned)_i);
+        ck_assert_int_gt(orders[0].victim, 0);
+        for (uint32_t r = 0; r < 2; r++) {
+            pids[r] = start(&orders[r]);
+        }
+        for (uint32_t r = 0; r < 2; r++) {
+            train_worker_join(pids[r], reports[r]);
+            ck_assert_uint_eq(reports[r]->n_syncs, 0);
+        }
+        train_check_states(reports, 2, N_STEPS, none);
+        settle_remove_jobs(&witness);
+        ck_assert_uint_eq(raw_stat(&witness)->engines[_i]->restarts, ++n_kills);
+    }
+}
+END_TEST
+
+/* One rank of a host and an accelerator is killed at every point; another process takes its place,
+ * and finds the pool as it was made. _i: the rank. */
+START_TEST(worker_killed_anywhere)
+{
+    const struct placement *at = &placements[MIXED];
+    uint32_t victim = (uint32_t)_i, n_points;
+
+    run(at, "dry", 0);
+    n_points = reports[victim]->n_points;
+    for (uint32_t point = 0; point < n_points; point += suite_stride(5)) {
+        struct train_order orders[2];
+        pid_t pids[2];
+        char name[32];
+
+        (void)snprintf(name, sizeof name, "killed-%u", point);
+        for (uint32_t r = 0; r < 2; r++) {
+            orders[r] = order_of(at, name, r);
+            orders[r].die_at = r == victim ? point : UINT32_MAX;
+            orders[r].pool_bytes = point % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
+            pids[r] = start(&orders[r]);
+        }
+        ck_assert_msg(train_worker_join_dying(pids[victim], reports[victim]), "point %u", point);
+        orders[victim].die_at = UINT32_MAX;
+        pids[victim] = train_worker_start(&orders[victim], reports[victim]);
+        train_worker_join(pids[victim], reports[victim]);
+        train_worker_join(pids[1 - victim], reports[1 - victim]);
+        train_check_states(reports, 2, N_STEPS, none);
+        settle_remove_jobs(&witness);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("paced");
+    TCase *plain = tcase_create("bits"), *deaths = tcase_create("deaths");
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    tcase_add_checked_fixture(plain, setup, teardown);
+    tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
+    tcase_add_loop_test(plain, micro_batch_bits, 0, N_PLACEMENTS);
+    tcase_add_test(plain, its_engine_copies);
+    tcase_set_timeout(plain, 60);
+    suite_add_tcase(suite, plain);
+    tcase_add_checked_fixture(deaths, setup, teardown);
+    tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 1 + N_PACED);
+    tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 2);
+    tcase_set_timeout(deaths, 180);
+    suite_add_tcase(suite, deaths);
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
