@@ -131,6 +131,10 @@ static const char *check_block_tickets(const struct cst_core *core)
             if (pool->worker_copies && block->state == CST_BLOCK_LOADING) {
                 kind = CST_FLIGHT_UPDATE;
             }
+            if (block->state == CST_BLOCK_REDUCING &&
+                block->ticket == core->chunks[block->chunk].update_ticket) {
+                kind = CST_FLIGHT_UPDATE; /* which makes the sum, too */
+            }
             if (block->n_pieces > 0) {
                 continue; /* its own piece may be there already */
             }
@@ -185,6 +189,11 @@ static const char *check_contribution(const struct cst_core *core, uint32_t c, u
          chunk->staged_rank == rank) &&
         (chunk->handed & bit) == 0) {
         return "a contribution was handed in";
+    }
+    if (chunk->carried) {
+        return state == CST_BLOCK_FREE || state == CST_BLOCK_OPEN
+                   ? NULL
+                   : "nothing is kept of what is handed in again";
     }
     if ((chunk->handed & ~chunk->added & bit) != 0 && pending + (chunk->staged_rank == rank) != 1) {
         return "a contribution is in one place";
@@ -262,6 +271,31 @@ static const char *check_sum(const struct cst_core *core, uint32_t c)
     return NULL;
 }
 
+/* Which row is read, which was written, and what of it is committed. */
+static const char *check_rows(const struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+
+    if ((chunk->other_side || chunk->pending || chunk->ahead) &&
+        (!core->two_weights || !chunk->has_states)) {
+        return "one weight row is read and written";
+    }
+    if ((chunk->pending && core->policy.overlap != CST_OVERLAP_DELAYED) ||
+        (chunk->ahead && core->policy.overlap != CST_OVERLAP_EARLY)) {
+        return "updates are as early, or as late, as was asked";
+    }
+    if (chunk->carried && !chunk->ahead) {
+        return "what is carried on was begun before";
+    }
+    if (chunk->weight_ticket != 0 && !is_flying(core, chunk->weight_ticket, CST_FLIGHT_UPDATE)) {
+        return "fetches wait for an update that is under way";
+    }
+    if (chunk->weight_ticket > chunk->update_ticket && chunk->update_ticket != 0) {
+        return "no update overtakes one before it";
+    }
+    return NULL;
+}
+
 static const char *check_chunk(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
@@ -269,6 +303,9 @@ static const char *check_chunk(const struct cst_core *core, uint32_t c)
 
     if (what == NULL) {
         what = check_sum(core, c);
+    }
+    if (what == NULL) {
+        what = check_rows(core, c);
     }
     if (chunk->update_ticket != 0 && !is_flying(core, chunk->update_ticket, CST_FLIGHT_UPDATE)) {
         return "an update is under way";
@@ -279,7 +316,10 @@ static const char *check_chunk(const struct cst_core *core, uint32_t c)
             return "states come down from a room";
         }
     }
-    if (chunk->reduce_ticket != 0 && !is_flying(core, chunk->reduce_ticket, CST_FLIGHT_REDUCE)) {
+    if (chunk->reduce_ticket != 0 &&
+        !is_flying(core, chunk->reduce_ticket,
+                   chunk->reduce_ticket == chunk->update_ticket ? CST_FLIGHT_UPDATE
+                                                                : CST_FLIGHT_REDUCE)) {
         return "a reduction is under way";
     }
     if (chunk->stage_ticket != 0 && !is_flying(core, chunk->stage_ticket, CST_FLIGHT_STAGE)) {
@@ -297,6 +337,7 @@ static const char *check_chunk(const struct cst_core *core, uint32_t c)
 static const char *check_phase(const struct cst_core *core)
 {
     uint32_t n_reduced = 0;
+    uint32_t n_ahead = 0;
 
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_rank *r = &core->ranks[rank];
@@ -314,7 +355,7 @@ static const char *check_phase(const struct cst_core *core)
         if (core->closing && !r->stepped) {
             return "a step closes when all ranks have asked";
         }
-        if (core->phase != CST_PHASE_RUNNING && (r->stepped || cst_fetch_waits(r))) {
+        if (core->phase != CST_PHASE_RUNNING && (r->stepped || r->prepared || cst_fetch_waits(r))) {
             return "nothing but sync waits between attempts";
         }
         if (r->state != CST_RANK_HUNG_UP && r->state != CST_RANK_ATTACHED &&
@@ -324,6 +365,10 @@ static const char *check_phase(const struct cst_core *core)
     }
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         n_reduced += core->chunks[c].reduced;
+        n_ahead += core->chunks[c].ahead;
+    }
+    if (n_ahead != core->n_ahead) {
+        return "chunks that are ahead are counted";
     }
     if (n_reduced != core->n_reduced) {
         return "reduced chunks are counted";

@@ -1,12 +1,11 @@
 /* The commit point: every rank has asked, all chunks are reduced -> NORM -> commit -> UPDATE of
- * each chunk that is not frozen, in the order of the next forward. Before it a step can be lost;
- * after it nothing but the engine can stop it. */
+ * each chunk that is not frozen or has had its own, in the order of the next forward. Before it a
+ * step can be lost; after it nothing but the engine can stop it. */
 #include "offload/clip.h"
 #include "offload/parts.h"
 
 #include <inttypes.h>
-#include <math.h>
-#include <string.h>
+#include <stdio.h>
 
 /* -- commit ----------------------------------------------------------------------------------- */
 
@@ -57,17 +56,17 @@ static void order_updates(struct cst_core *core)
     }
 }
 
-static void issue_updates(struct cst_core *core, float factor)
+/* The updates of a step that is not skipped. */
+static void issue_updates(struct cst_core *core, float factor, bool guard)
 {
-    struct cst_update update = {.mark = core->adam_step, .hyper = core->ranks[0].hyper};
+    struct cst_update update = {
+        .mark = core->adam_step, .hyper = core->ranks[0].hyper, .guard = guard};
 
     update.hyper.grad_scale = factor;
     order_updates(core);
     cst_rooms_begin(core);
     for (uint32_t i = 0; i < core->n_trained; i++) {
-        update.chunk = core->order[i];
-        update.weight = cst_update_weight(core, update.chunk);
-        cst_update_issue(core, &update);
+        cst_overlap_committed(core, core->order[i], &update);
     }
     cst_exposure_all_issued(core);
 }
@@ -82,13 +81,15 @@ static double mean_loss(const struct cst_core *core)
     return sum / core->world;
 }
 
-static void answer_steps(struct cst_core *core, const struct cst_clip *clip, double loss)
+static void answer_steps(struct cst_core *core, const struct cst_clip *clip, bool skipped,
+                         double loss)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
         struct cst_rank *r = &core->ranks[rank];
         struct cst_reply *reply;
 
         r->stepped = false;
+        r->prepared = false;
         r->wants_prefetch = true;
         cst_trace_end_step(&r->trace);
         if (r->step == CST_NO_REQUEST) { /* its process is gone */
@@ -99,7 +100,7 @@ static void answer_steps(struct cst_core *core, const struct cst_clip *clip, dou
         r->step = CST_NO_REQUEST;
         if (reply != NULL) {
             reply->step = core->step;
-            reply->skipped = !clip->finite;
+            reply->skipped = skipped;
             reply->grad_norm = clip->grad_norm;
             reply->clip = clip->clip;
             reply->loss = loss;
@@ -108,10 +109,27 @@ static void answer_steps(struct cst_core *core, const struct cst_clip *clip, dou
     }
 }
 
+static void log_not_finite(struct cst_core *core, bool skipped)
+{
+    if (skipped) {
+        cst_core_log(core, CST_OK,
+                     "step %" PRIu64 " skipped: a gradient is NaN or infinite (%" PRIu64
+                     " skipped so far)",
+                     core->step, core->n_skipped);
+    } else {
+        cst_core_log(core, CST_OK,
+                     "step %" PRIu64 ": a gradient is NaN or infinite; its tiles of %d elements "
+                     "keep their states",
+                     core->step, CST_TILE_ELEMS);
+    }
+}
+
 static void commit(struct cst_core *core, double sum_squares)
 {
     const struct cst_hyper *hyper = &core->ranks[0].hyper;
     struct cst_clip clip = cst_clip_factor(sum_squares, hyper->grad_scale, hyper->clip_norm);
+    bool guard = cst_overlap_guards(core);
+    bool skipped = !clip.finite && !guard;
 
     core->step++;
     core->last_loss = mean_loss(core);
@@ -121,17 +139,18 @@ static void commit(struct cst_core *core, double sum_squares)
     core->closing = false;
     core->norm_issued = false;
     cst_ranks_reset_begun(core);
+    core->n_skipped += skipped;
     if (!clip.finite) {
-        core->n_skipped++;
-        cst_core_log(core, CST_OK,
-                     "step %" PRIu64 " skipped: a gradient is NaN or infinite (%" PRIu64
-                     " skipped so far)",
-                     core->step, core->n_skipped);
+        log_not_finite(core, skipped);
     }
-    answer_steps(core, &clip, core->last_loss);
-    if (clip.finite) {
+    answer_steps(core, &clip, skipped, core->last_loss);
+    if (skipped) {
+        for (uint32_t c = 0; c < core->n_chunks; c++) {
+            cst_overlap_committed(core, c, NULL);
+        }
+    } else {
         core->adam_step++;
-        issue_updates(core, clip.factor);
+        issue_updates(core, clip.factor, guard);
     }
     cst_schedule_drop(core); /* nothing is left in it: the next collection begins */
     if (core->interrupt_later) {
@@ -169,65 +188,22 @@ void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
     }
 }
 
-/* -- hyper-parameters ---------------------------------------------------------------------------
- */
-
-static const struct {
-    const char *name;
-    size_t at;       /* of the float in struct cst_hyper, bytes */
-    float low, high; /* low <= value < high */
-} hyper_fields[] = {
-    {"lr", offsetof(struct cst_hyper, lr), -INFINITY, INFINITY},
-    {"beta1", offsetof(struct cst_hyper, beta1), 0.0f, 1.0f},
-    {"beta2", offsetof(struct cst_hyper, beta2), 0.0f, 1.0f},
-    {"eps", offsetof(struct cst_hyper, eps), 0.0f, INFINITY},
-    {"weight_decay", offsetof(struct cst_hyper, weight_decay), -INFINITY, INFINITY},
-    {"clip_norm", offsetof(struct cst_hyper, clip_norm), 0.0f, INFINITY},
-    {"grad_scale", offsetof(struct cst_hyper, grad_scale), -INFINITY, INFINITY},
-};
-#define N_HYPER (sizeof hyper_fields / sizeof hyper_fields[0])
-
-static float hyper_value(const struct cst_hyper *hyper, size_t field)
-{
-    float value;
-
-    memcpy(&value, (const char *)hyper + hyper_fields[field].at, sizeof value);
-    return value;
-}
-
-static int check_hyper(const struct cst_hyper *hyper, struct cst_err *err)
-{
-    for (size_t i = 0; i < N_HYPER; i++) {
-        float v = hyper_value(hyper, i);
-
-        if (!isfinite(v) || v < hyper_fields[i].low || v >= hyper_fields[i].high) {
-            return cst_err_set(err, CST_EINVAL, "%s = %g is not allowed", hyper_fields[i].name,
-                               (double)v);
-        }
-    }
-    return CST_OK;
-}
+/* -- step ------------------------------------------------------------------------------------ */
 
 /* All ranks' hyper-parameters are the same to the bit. */
 static int compare_hypers(const struct cst_core *core, struct cst_err *err)
 {
-    for (uint32_t rank = 1; rank < core->world; rank++) {
-        for (size_t i = 0; i < N_HYPER; i++) {
-            float a = hyper_value(&core->ranks[0].hyper, i);
-            float b = hyper_value(&core->ranks[rank].hyper, i);
+    char name[32];
 
-            if (memcmp(&a, &b, sizeof a) != 0) {
-                return cst_err_set(err, CST_EMISMATCH,
-                                   "step %" PRIu64
-                                   ": %s is %.9g in rank 0 and %.9g in rank %" PRIu32,
-                                   core->step, hyper_fields[i].name, (double)a, (double)b, rank);
-            }
+    for (uint32_t rank = 1; rank < core->world; rank++) {
+        (void)snprintf(name, sizeof name, "rank %" PRIu32, rank);
+        if (cst_hyper_same(&core->ranks[0].hyper, &core->ranks[rank].hyper, "rank 0", name, err) !=
+            CST_OK) {
+            return cst_err_prefix(err, "step %" PRIu64, core->step);
         }
     }
     return CST_OK;
 }
-
-/* -- step ------------------------------------------------------------------------------------ */
 
 static bool all_stepped(const struct cst_core *core)
 {
@@ -261,7 +237,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
                         core->step);
         return;
     }
-    if (check_hyper(&event->hyper, &err) != CST_OK) {
+    if (cst_hyper_check(&event->hyper, &err) != CST_OK) {
         cst_core_refuse_err(core, event->tag, &err);
         return;
     }
@@ -273,6 +249,10 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
     r->stepped = true;
     r->hyper = event->hyper;
     r->loss = event->loss;
+    if (cst_overlap_check_step(core, event->rank, &err) != CST_OK) {
+        cst_ranks_interrupt(core, &err);
+        return;
+    }
     cst_ranks_begin(core, event->rank, CST_BEGUN_WRITING);
     cst_ranks_cancel_fetches(core, event->rank);
     cst_schedule_drop_open(core, event->rank);

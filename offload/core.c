@@ -27,12 +27,6 @@ static void on_tick(struct cst_core *core, const struct cst_event *event)
     cst_ranks_expire(core);
 }
 
-/* Nothing is done early: STEP says it all. */
-static void on_prepare(struct cst_core *core, const struct cst_event *event)
-{
-    (void)cst_core_reply(core, event->tag);
-}
-
 static const struct {
     unsigned needs;
     void (*digest)(struct cst_core *core, const struct cst_event *event);
@@ -50,7 +44,7 @@ static const struct {
     [CST_EV_WANT] = {IN_STEP | NEEDS_CHUNK, cst_fetch_want},
     [CST_EV_PREFETCH] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP, cst_residency_prefetch},
     [CST_EV_EVICT] = {IN_STEP | NEEDS_CHUNK, cst_residency_evict},
-    [CST_EV_PREPARE] = {IN_STEP, on_prepare},
+    [CST_EV_PREPARE] = {IN_STEP, cst_overlap_prepare},
     [CST_EV_STEP] = {IN_STEP, cst_commit_step},
     [CST_EV_READ] = {NEEDS_REQUEST, cst_states_read},
     [CST_EV_WRITE] = {NEEDS_REQUEST, cst_states_write},
@@ -120,6 +114,10 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
                            "%" PRIu32 " micro-batches a step need grad rows of fp32",
                            config->micro_batches);
     }
+    if (config->policy.overlap != CST_OVERLAP_COMMIT && !config->layout->states.two_weights) {
+        return cst_err_set(err, CST_EINVAL,
+                           "early and delayed updates need a second weight row in the layout");
+    }
     status = cst_over_admit(config, err);
     if (status != CST_OK) {
         return status;
@@ -138,6 +136,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     core->policy = config->policy;
     core->micro_batches = config->micro_batches == 0 ? 1 : config->micro_batches;
     core->grad_fp32 = config->layout->grad_bytes == 4;
+    core->two_weights = config->layout->states.two_weights;
     core->step = config->step;
     core->adam_step = config->step;
     core->last_ticket = config->first_ticket == 0 ? 0 : config->first_ticket - 1;
@@ -311,6 +310,7 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         .n_skipped = core->n_skipped,
         .adam_step = core->adam_step,
         .commands_in_flight = core->flights.n,
+        .n_dropped = core->n_dropped,
         .last_loss = core->last_loss,
         .last_grad_norm = core->last_grad_norm,
         .last_step_ns = core->last_step_ns,
@@ -323,6 +323,7 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         const struct cst_chunk *chunk = &core->chunks[c];
 
         out->chunks_updating += !cst_update_is_over(chunk);
+        out->chunks_ahead += chunk->ahead;
         out->chunks_reducing += chunk->reduce_ticket != 0;
         out->chunks_clean += cst_update_is_over(chunk) && chunk->n_writes == 0;
     }

@@ -323,6 +323,8 @@ struct cst_core_stats {
     uint64_t attempt, step, n_skipped;
     uint64_t adam_step;      /* updates applied */
     uint32_t chunks_clean, chunks_updating, chunks_reducing;
+    uint32_t chunks_ahead;   /* EARLY: whose update of the step that is not committed was issued */
+    uint64_t n_dropped;      /* EARLY: gradients handed in again for chunks that had their update before the step was interrupted */
     uint64_t commands_in_flight;
     double last_loss, last_grad_norm;
     uint64_t last_step_ns;   /* commit to commit */

@@ -97,7 +97,7 @@ void cst_exposure_begin(struct cst_core *core, uint32_t i)
     struct cst_request *request = &core->requests.v[i];
     struct cst_rank *rank = &core->ranks[request->rank];
 
-    if (request->ahead || request->exposed || core->chunks[request->chunk].update_ticket == 0) {
+    if (request->ahead || request->exposed || core->chunks[request->chunk].weight_ticket == 0) {
         return;
     }
     request->exposed = true;
@@ -138,7 +138,7 @@ void cst_exposure_done(struct cst_core *core, uint32_t chunk)
 {
     struct cst_exposure *e = &core->exposure;
 
-    if (core->chunks[chunk].update_ticket == 0) {
+    if (core->chunks[chunk].weight_ticket == 0) {
         end_waits(core, chunk);
     }
     if (--e->n_updates == 0) {
@@ -172,7 +172,7 @@ const char *cst_exposure_check(const struct cst_core *core)
         }
         n[request->rank]++;
         if (request->where != CST_REQUEST_JOINED || request->ahead ||
-            core->chunks[request->chunk].update_ticket == 0) {
+            core->chunks[request->chunk].weight_ticket == 0) {
             return "who stands still for an update waits for one";
         }
     }

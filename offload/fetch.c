@@ -28,7 +28,8 @@ void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t 
         reply->hit = hit && !block->filling;
     }
     if (reply != NULL && block->filling) {
-        reply->home = cst_core_row_place(core, block->chunk, CST_ROW_WEIGHT, 0);
+        reply->home =
+            cst_core_row_place(core, block->chunk, cst_overlap_side(core, block->chunk), 0);
         reply->home_bytes = 2 * core->layout->chunks[block->chunk].n_elems;
         core->ranks[rank].bytes_up += reply->home_bytes;
     }

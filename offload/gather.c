@@ -116,9 +116,10 @@ static void load_own(struct cst_core *core, const struct group *group, struct me
         .kind = CST_FLIGHT_LOAD, .rank = own->rank, .block = own->block, .chunk = group->chunk};
     struct cst_command *copy = copy_to(core, group, own, own, &flight);
 
-    copy->src[copy->n_src++] = cst_core_row_place(core, group->chunk, CST_ROW_WEIGHT, 0);
+    copy->src[copy->n_src++] =
+        cst_core_row_place(core, group->chunk, cst_overlap_side(core, group->chunk), 0);
     copy->src[0].offset += own->first;
-    cst_command_after(copy, core->chunks[group->chunk].update_ticket);
+    cst_command_after(copy, core->chunks[group->chunk].weight_ticket);
     own->ticket = copy->ticket;
     rank->bytes_up += copy->bytes;
     rank->pool.weight_of[group->chunk] = own->block;

@@ -65,12 +65,12 @@ void cst_over_end(struct cst_chunk *chunk)
     chunk->over = CST_OVER_WEIGHTS;
 }
 
-void cst_over_read_weights(const struct cst_core *core, uint32_t c, uint64_t first,
-                           uint64_t n_elems, struct cst_command *command)
+void cst_over_read_weights(const struct cst_core *core, uint32_t c, enum cst_row row,
+                           uint64_t first, uint64_t n_elems, struct cst_command *command)
 {
     bool there = core->chunks[c].over == CST_OVER_WEIGHTS;
-    enum cst_row row = there ? CST_ROW_WEIGHT : CST_ROW_MASTER;
 
+    row = there ? row : CST_ROW_MASTER;
     command->kind = there ? CST_COMMAND_COPY : CST_COMMAND_CONVERT;
     command->src[command->n_src++] = cst_core_row_place(core, c, row, first);
     if (there) {

@@ -9,6 +9,8 @@
  *   schedule.c   contributions, micro-batches, reductions
  *   staging.c    gradients that leave a pool that is short before their sum can be made
  *   over.c       gradients that take the place of their weights
+ *   overlap.c    which weight row is read and written; updates before the commit, and behind the next
+ *   hyper.c      hyper-parameters that are allowed, that are the same
  *   exposure.c   how long updates take, and who stands still for them
  *   commit.c     norm, commit, the order of updates
  *   update.c     one update of a chunk
@@ -39,7 +41,9 @@ struct cst_rank {
     uint32_t micro;      /* micro-batch of the step that it is in, from 0 */
     bool stepped;        /* it asked for the step, whether or not it still waits for the reply */
     bool wants_prefetch; /* look for something to load at the end of this event */
-    struct cst_hyper hyper; /* of its STEP */
+    bool prepared;             /* it said what its STEP will say; EARLY alone */
+    struct cst_hyper promised; /* that, where prepared */
+    struct cst_hyper hyper;    /* of its STEP */
     double loss;            /* of its STEP */
     struct cst_pool pool;
     struct cst_trace trace;
@@ -75,6 +79,12 @@ struct cst_chunk {
     uint64_t states_tickets[CST_UPDATE_STATES]; /* from a room: same, its states */
     uint32_t room;        /* of its last update, CST_NONE: its node's engine made it, in place */
     bool turn;            /* the last update was one that should go through a room */
+    uint64_t weight_ticket; /* what brings the weights that fetches read, while not done; else 0 */
+    bool other_side;        /* fetches read the second weight row */
+    bool pending;           /* the last update's weights are in the row that fetches do not read yet */
+    bool ahead;   /* its update of the step that is not committed was issued: see overlap.c */
+    bool carried; /* in an attempt before this one */
+    bool fused;   /* the last sum went into its update alone: the grad row does not have it */
     uint64_t reduce_ticket; /* REDUCE under way, of this or an earlier collection; else 0 */
     uint64_t stage_ticket;  /* COPY into the grad row under way, of this or an earlier collection */
     uint64_t write_ticket;  /* last WRITE, while not done; else 0 */
@@ -118,6 +128,7 @@ struct cst_core {
     uint32_t n_trained;     /* chunks that are not frozen */
     uint32_t micro_batches; /* per step at most; at least 1 */
     bool grad_fp32;         /* grad rows are, and can be added to */
+    bool two_weights;       /* chunks with states have a second weight row */
     uint64_t peer_timeout_ns;
     struct cst_core_policy policy;
     enum cst_core_phase phase;
@@ -132,6 +143,9 @@ struct cst_core {
     uint64_t n_skipped;
     uint64_t adam_step;
     uint64_t collection; /* counts collections of gradients: one per step and attempt */
+    uint32_t n_ahead;    /* chunks that are ahead */
+    struct cst_hyper early_hyper; /* n_ahead > 0: with which they were updated */
+    uint64_t n_dropped;  /* gradients handed in for chunks that were carried */
     uint32_t n_reduced;  /* chunks whose gradient of this collection is complete */
     uint32_t n_writes;   /* WRITEs not done, of all chunks */
     uint64_t last_ticket;
@@ -373,6 +387,12 @@ void cst_schedule_drop(struct cst_core *core);
  * rank in its pool. */
 struct cst_way cst_schedule_way(const struct cst_core *core, uint32_t chunk, bool all);
 
+/* The contributions that are next in rank order, as sources of @command; their blocks go with it. */
+void cst_schedule_add_sources(struct cst_core *core, uint32_t chunk, struct cst_command *command);
+
+/* Completion of an update that made the sum too. */
+void cst_schedule_fused(struct cst_core *core, const struct cst_flight *flight,
+                        const struct cst_event *event);
 /* Completion. */
 void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight,
                           const struct cst_event *event);
@@ -399,9 +419,10 @@ void cst_over_end(struct cst_chunk *chunk);
 /* A write of some master weights was issued, which writes those weights too. */
 void cst_over_write_master(struct cst_chunk *chunk);
 
-/* @command brings weights [@first, @first + @n_elems) of chunk @c: its kind, source and length. */
-void cst_over_read_weights(const struct cst_core *core, uint32_t c, uint64_t first,
-                           uint64_t n_elems, struct cst_command *command);
+/* @command brings weights [@first, @first + @n_elems) of chunk @c's weight row @row: its kind, source
+ * and length. */
+void cst_over_read_weights(const struct cst_core *core, uint32_t c, enum cst_row row,
+                           uint64_t first, uint64_t n_elems, struct cst_command *command);
 
 /* Changes when something that writes to @row, or to what it is read from, is issued. */
 uint64_t cst_over_row_version(const struct cst_core *core, uint32_t c, enum cst_row row);
@@ -430,6 +451,7 @@ struct cst_update {
     uint64_t mark;          /* adam step */
     struct cst_hyper hyper; /* grad_scale: with the clip factor */
     struct cst_place weight; /* where the weights go */
+    bool guard;              /* tiles that are not finite keep their states */
 };
 
 /* Where the next update of @chunk writes its weights. */
@@ -437,6 +459,8 @@ struct cst_place cst_update_weight(const struct cst_core *core, uint32_t chunk);
 
 /* Issue it, in a room if it is that chunk's turn. */
 void cst_update_issue(struct cst_core *core, const struct cst_update *what);
+/* Issue it to the node's engine. */
+struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_update *what);
 /* What the command says of @what wherever it is done. */
 void cst_update_fill(const struct cst_core *core, struct cst_command *command,
                      const struct cst_update *what);
@@ -462,6 +486,51 @@ void cst_rooms_begin(struct cst_core *core);
 uint32_t cst_room_choose(struct cst_core *core, uint32_t chunk);
 /* Issue it there. */
 void cst_room_update(struct cst_core *core, uint32_t room, const struct cst_update *what);
+
+/* -- overlap.c: rows and times of updates ---------------------------------------------------------
+ */
+
+/* The weight row that fetches of @chunk read; that which all committed updates are in; that which an
+ * update of it that is issued now writes. */
+enum cst_row cst_overlap_side(const struct cst_core *core, uint32_t chunk);
+enum cst_row cst_overlap_newest(const struct cst_core *core, uint32_t chunk);
+enum cst_row cst_overlap_target(const struct cst_core *core, uint32_t chunk);
+
+/* CST_EBUSY: @row of @chunk is of a step that is not committed. CST_EUNSUPPORTED: its gradient was
+ * never stored. */
+int cst_overlap_check_read(const struct cst_core *core, uint32_t chunk, enum cst_row row,
+                           struct cst_err *err);
+/* CST_EBUSY: a step that is not committed has updated chunks. */
+int cst_overlap_check_write(const struct cst_core *core, struct cst_err *err);
+
+/* The step is committed: @chunk is updated as @update says, if it is not yet, and fetches turn to the
+ * row that they are to read from now on. NULL: the step is skipped. */
+void cst_overlap_committed(struct cst_core *core, uint32_t chunk, const struct cst_update *update);
+/* Fetches turn to the last updates, which they else would read from the next commit on. */
+void cst_overlap_flush(struct cst_core *core);
+
+/* Updates of the step that is being done spare what is not finite, one tile at a time. */
+bool cst_overlap_guards(const struct cst_core *core);
+
+/* The gradient of @chunk is complete: it is updated now, if it may be. */
+void cst_overlap_complete(struct cst_core *core, uint32_t chunk);
+/* All that comes has come: sum and update in one, if that may be. False: nothing was done. */
+bool cst_overlap_fuse(struct cst_core *core, uint32_t chunk);
+/* A collection ends, and the next one begins, as schedule.c leaves it. */
+void cst_overlap_drop(struct cst_core *core, uint32_t chunk);
+
+void cst_overlap_prepare(struct cst_core *core, const struct cst_event *event);
+/* CST_EMISMATCH: what @rank's STEP says is not what was prepared, or what updates were begun with. */
+int cst_overlap_check_step(const struct cst_core *core, uint32_t rank, struct cst_err *err);
+
+/* -- hyper.c -------------------------------------------------------------------------------------
+ */
+
+/* CST_EINVAL with the name and the value of what is not allowed. */
+int cst_hyper_check(const struct cst_hyper *hyper, struct cst_err *err);
+/* CST_EMISMATCH, as "lr is 1 in rank 0 and 2 in rank 1", where they differ in a bit. */
+int cst_hyper_same(const struct cst_hyper *a, const struct cst_hyper *b, const char *in_a,
+                   const char *in_b, struct cst_err *err);
 
 /* -- exposure.c: times of updates --------------------------------------------------------------- */
 

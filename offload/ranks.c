@@ -167,6 +167,7 @@ static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const 
     }
     for (uint32_t rank = 0; rank < core->world; rank++) {
         core->ranks[rank].stepped = false;
+        core->ranks[rank].prepared = false;
         core->ranks[rank].joined = false;
     }
     cst_schedule_drop(core);
@@ -205,6 +206,7 @@ void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
     }
     for (uint32_t rank = 0; rank < core->world; rank++) {
         core->ranks[rank].stepped = false;
+        core->ranks[rank].prepared = false;
         core->ranks[rank].joined = false;
     }
     cst_schedule_drop(core);

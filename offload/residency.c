@@ -94,10 +94,10 @@ static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32
         cst_core_command(core, CST_COMMAND_COPY, cst_core_copier(core, rank, chunk), &flight);
 
     copy->priority = priority;
-    cst_over_read_weights(core, chunk, 0, n_elems, copy);
+    cst_over_read_weights(core, chunk, cst_overlap_side(core, chunk), 0, n_elems, copy);
     copy->dst[copy->n_dst++] = cst_pool_place(&r->pool, b);
     if (copy->kind == CST_COMMAND_COPY) {
-        cst_command_after(copy, core->chunks[chunk].update_ticket);
+        cst_command_after(copy, core->chunks[chunk].weight_ticket);
     } else {
         cst_update_before(copy, &core->chunks[chunk]); /* it reads the master weights */
     }
@@ -115,8 +115,8 @@ static void await_update(struct cst_core *core, uint32_t rank, uint32_t chunk, u
 
     pool->weight_of[chunk] = b;
     pool->blocks[b].last_use = ++core->uses;
-    if (core->chunks[chunk].update_ticket != 0) {
-        pool->blocks[b].ticket = core->chunks[chunk].update_ticket;
+    if (core->chunks[chunk].weight_ticket != 0) {
+        pool->blocks[b].ticket = core->chunks[chunk].weight_ticket;
     } else {
         cst_block_move(pool, b, CST_BLOCK_RESIDENT);
         pool->blocks[b].filling = true;

@@ -47,6 +47,9 @@ bool cst_schedule_handed(const struct cst_core *core, uint32_t c, uint32_t rank)
     const struct cst_rank *r = &core->ranks[rank];
     uint32_t b = r->pool.grad_of[c];
 
+    if (chunk->carried) {
+        return (chunk->handed & 1ull << rank) != 0;
+    }
     if (r->micro <= chunk->micro) {
         return r->micro < chunk->micro || (chunk->handed & 1ull << rank) != 0;
     }
@@ -90,8 +93,7 @@ void cst_schedule_wake(struct cst_core *core)
 
 /* -- reduction -------------------------------------------------------------------------------- */
 
-/* The contributions that are next in rank order, as sources of @reduce; their blocks go with it. */
-static void add_sources(struct cst_core *core, uint32_t c, struct cst_command *reduce)
+void cst_schedule_add_sources(struct cst_core *core, uint32_t c, struct cst_command *reduce)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
@@ -149,13 +151,14 @@ void cst_schedule_add(struct cst_core *core, uint32_t c)
     reduce->chunk = c;
     reduce->mark = reduce->ticket;
     reduce->accumulate = chunk->summed;
-    add_sources(core, c, reduce);
+    cst_schedule_add_sources(core, c, reduce);
     reduce->node = cst_schedule_way(core, c, false).engine;
     cst_update_before(reduce, chunk);
     cst_over_begin(core, c, reduce);
     chunk->reduce_ticket = reduce->ticket;
     chunk->summed = true;
     chunk->torn = chunk->torn || core->grad_fp32;
+    chunk->fused = false;
     chunk->grad_version++;
 }
 
@@ -175,11 +178,14 @@ static void turn_to_next(struct cst_core *core, uint32_t c)
 }
 
 /* Nothing is left to add to the step's sum. */
-static void complete(struct cst_core *core, struct cst_chunk *chunk)
+static void complete(struct cst_core *core, uint32_t c)
 {
+    struct cst_chunk *chunk = &core->chunks[c];
+
     chunk->reduced = true;
     chunk->torn = false;
     core->n_reduced++;
+    cst_overlap_complete(core, c);
     cst_commit_close(core);
 }
 
@@ -204,7 +210,9 @@ void cst_schedule_reduce(struct cst_core *core, uint32_t c)
             return;
         }
         if ((chunk->handed & ~chunk->added) != 0) {
-            cst_schedule_add(core, c);
+            if (!cst_overlap_fuse(core, c)) {
+                cst_schedule_add(core, c);
+            }
             return;
         }
         if (!is_over(core, c)) {
@@ -213,7 +221,7 @@ void cst_schedule_reduce(struct cst_core *core, uint32_t c)
         turn_to_next(core, c);
     }
     if (chunk->summed) {
-        complete(core, chunk);
+        complete(core, c);
     } else {
         cst_schedule_add(core, c); /* of nothing: zeros */
     }
@@ -258,6 +266,24 @@ void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight
     cst_schedule_reduce(core, flight->chunk);
 }
 
+void cst_schedule_fused(struct cst_core *core, const struct cst_flight *flight,
+                        const struct cst_event *event)
+{
+    struct cst_chunk *chunk = &core->chunks[flight->chunk];
+
+    free_sources(core, flight);
+    chunk->reduce_ticket = 0;
+    cst_schedule_wake(core);
+    if (event->status != CST_OK) {
+        return; /* of an update: the job fails */
+    }
+    if (chunk->carried) {
+        complete(core, flight->chunk);
+    } else {
+        cst_schedule_reduce(core, flight->chunk);
+    }
+}
+
 /* -- the end of a collection --------------------------------------------------------------------
  */
 
@@ -294,6 +320,7 @@ void cst_schedule_drop(struct cst_core *core)
         }
         core->ranks[rank].micro = 0;
     }
+    core->n_reduced = 0;
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         struct cst_chunk *chunk = &core->chunks[c];
 
@@ -303,8 +330,8 @@ void cst_schedule_drop(struct cst_core *core)
         chunk->summed = false;
         chunk->reduced = false;
         chunk->staged_rank = CST_NONE;
+        cst_overlap_drop(core, c);
     }
-    core->n_reduced = 0;
     core->collection++;
 }
 
@@ -325,6 +352,19 @@ void cst_schedule_drop_open(struct cst_core *core, uint32_t rank)
 /* -- what ranks do ------------------------------------------------------------------------------
  */
 
+/* The chunk has its update of this step. */
+static void drop_gradient(struct cst_core *core, const struct cst_event *event, uint32_t b)
+{
+    struct cst_rank *r = &core->ranks[event->rank];
+
+    r->pool.grad_of[event->chunk] = CST_NONE;
+    cst_block_move(&r->pool, b, CST_BLOCK_FREE);
+    r->pool.changed = true;
+    core->chunks[event->chunk].handed |= 1ull << event->rank;
+    core->n_dropped++;
+    (void)cst_core_reply(core, event->tag);
+}
+
 void cst_schedule_hand_in(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *r = &core->ranks[event->rank];
@@ -339,6 +379,10 @@ void cst_schedule_hand_in(struct cst_core *core, const struct cst_event *event)
         return;
     }
     cst_ranks_begin(core, event->rank, CST_BEGUN_WRITING);
+    if (chunk->carried) {
+        drop_gradient(core, event, b);
+        return;
+    }
     r->pool.blocks[b].last_use = ++core->uses;
     r->pool.blocks[b].micro = r->micro;
     cst_block_move(&r->pool, b, CST_BLOCK_PENDING);
@@ -376,6 +420,9 @@ void cst_schedule_accumulate(struct cst_core *core, const struct cst_event *even
     r->wants_prefetch = true;
     (void)cst_core_reply(core, event->tag);
     for (uint32_t c = 0; c < core->n_chunks; c++) {
+        if (core->chunks[c].carried) {
+            core->chunks[c].handed &= ~(1ull << event->rank);
+        }
         cst_schedule_reduce(core, c);
     }
     cst_schedule_wake(core);

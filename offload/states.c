@@ -94,6 +94,9 @@ static int check_row(const struct cst_core *core, uint32_t chunk, enum cst_row r
                            "gradients of chunk %" PRIu32 " are being collected in step %" PRIu64,
                            chunk, core->step);
     }
+    if (cst_overlap_check_read(core, chunk, row, err) != CST_OK) {
+        return err->status;
+    }
     return cst_over_check_read(core, chunk, row, err);
 }
 
@@ -125,7 +128,8 @@ static void issue_read(struct cst_core *core, uint32_t i)
                                                 core->layout->chunks[request->chunk].node, &flight);
 
     if (request->row == CST_ROW_WEIGHT) {
-        cst_over_read_weights(core, request->chunk, request->first, request->n_elems, copy);
+        cst_over_read_weights(core, request->chunk, cst_overlap_newest(core, request->chunk),
+                              request->first, request->n_elems, copy);
     } else {
         read_row(core, request, copy);
     }
@@ -185,6 +189,11 @@ void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight
     cst_requests_remove(&core->requests, flight->request);
 }
 
+static enum cst_row written_row(const struct cst_core *core, uint32_t chunk, enum cst_row row)
+{
+    return row == CST_ROW_WEIGHT ? cst_overlap_side(core, chunk) : row;
+}
+
 /* Where a write of master weights goes: to all rows but the gradient's, or to the weights of a
  * frozen chunk. */
 static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, uint64_t n_elems,
@@ -212,9 +221,13 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     struct cst_flight flight = {.kind = CST_FLIGHT_WRITE, .chunk = tensor->chunk, .request = i};
     bool master = event->row == CST_ROW_MASTER;
     uint64_t at = tensor->offset + event->first;
-    struct cst_command *command =
-        cst_core_command(core, master ? CST_COMMAND_CONVERT : CST_COMMAND_COPY,
-                         core->layout->chunks[tensor->chunk].node, &flight);
+    struct cst_command *command;
+
+    if (master || event->row == CST_ROW_WEIGHT) {
+        cst_overlap_flush(core); /* it is used from now on, and with it all that was updated */
+    }
+    command = cst_core_command(core, master ? CST_COMMAND_CONVERT : CST_COMMAND_COPY,
+                               core->layout->chunks[tensor->chunk].node, &flight);
 
     command->src[command->n_src++] = event->place;
     if (master) {
@@ -224,7 +237,8 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
         command->dst[command->n_dst++] =
             code(core, tensor->chunk, event->row, at, event->n_elems, command);
     } else {
-        command->dst[command->n_dst++] = cst_core_row_place(core, tensor->chunk, event->row, at);
+        command->dst[command->n_dst++] = cst_core_row_place(
+            core, tensor->chunk, written_row(core, tensor->chunk, event->row), at);
         command->bytes = event->n_elems * elem_bytes(event->row);
     }
     cst_update_before(command, chunk);
@@ -261,7 +275,8 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
         cst_core_refuse(core, event->tag, CST_EINVAL, "gradients can be read, not written");
         return;
     }
-    if (cst_over_check_write(core, tensor->chunk, event->row, &err) != CST_OK) {
+    if (cst_over_check_write(core, tensor->chunk, event->row, &err) != CST_OK ||
+        cst_overlap_check_write(core, &err) != CST_OK) {
         cst_core_refuse_err(core, event->tag, &err);
         return;
     }

@@ -4,7 +4,7 @@
 
 struct cst_place cst_update_weight(const struct cst_core *core, uint32_t c)
 {
-    return cst_core_row_place(core, c, CST_ROW_WEIGHT, 0);
+    return cst_core_row_place(core, c, cst_overlap_target(core, c), 0);
 }
 
 void cst_update_fill(const struct cst_core *core, struct cst_command *command,
@@ -14,9 +14,17 @@ void cst_update_fill(const struct cst_core *core, struct cst_command *command,
     command->chunk = what->chunk;
     command->mark = what->mark;
     command->hyper = what->hyper;
+    command->guard = what->guard;
 }
 
-static void update_at_home(struct cst_core *core, const struct cst_update *what)
+/* What is issued from now on is behind it. */
+static void overtake(struct cst_core *core, uint32_t c)
+{
+    core->chunks[c].version++;
+    cst_over_end(&core->chunks[c]);
+}
+
+struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_update *what)
 {
     struct cst_chunk *chunk = &core->chunks[what->chunk];
     struct cst_flight flight = {.kind = CST_FLIGHT_UPDATE, .chunk = what->chunk};
@@ -24,23 +32,28 @@ static void update_at_home(struct cst_core *core, const struct cst_update *what)
         cst_core_command(core, CST_COMMAND_UPDATE, core->layout->chunks[what->chunk].node, &flight);
 
     cst_update_fill(core, update, what);
+    if (cst_overlap_target(core, what->chunk) != CST_ROW_WEIGHT) {
+        update->out[update->n_out++] =
+            (struct cst_command_row){.row = CST_ROW_WEIGHT, .place = what->weight};
+    }
     cst_update_before(update, chunk); /* done, but perhaps not yet told */
     chunk->update_ticket = update->ticket;
+    chunk->room = CST_NONE;
     cst_exposure_issued(core);
+    overtake(core, what->chunk);
+    return update;
 }
 
 void cst_update_issue(struct cst_core *core, const struct cst_update *what)
 {
     uint32_t room = cst_room_choose(core, what->chunk);
 
-    if (room != CST_NONE) {
-        cst_room_update(core, room, what);
-    } else {
-        update_at_home(core, what);
+    if (room == CST_NONE) {
+        (void)cst_update_at_home(core, what);
+        return;
     }
-    core->chunks[what->chunk].version++;
-    cst_over_end(&core->chunks[what->chunk]);
-    cst_residency_expire(core, what->chunk);
+    cst_room_update(core, room, what);
+    overtake(core, what->chunk);
 }
 
 /* -- what comes after it ----------------------------------------------------------------------- */
@@ -69,6 +82,7 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
     bool ends = false;
 
+    chunk->weight_ticket = chunk->weight_ticket == flight->ticket ? 0 : chunk->weight_ticket;
     if (chunk->update_ticket == flight->ticket) {
         chunk->update_ticket = 0;
         ends = true;
@@ -85,6 +99,9 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
     }
     if (flight->kind != CST_FLIGHT_ROOM) {
         cst_exposure_done(core, flight->chunk);
+    }
+    if (chunk->reduce_ticket == flight->ticket) {
+        cst_schedule_fused(core, flight, event);
     }
     if (event->status != CST_OK) {
         cst_ranks_fail_command(core, event, "update", flight->chunk);

@@ -1,0 +1,299 @@
+/* Where a chunk's update writes its weights, and when it is issued.
+ *
+ * A job whose updates are early or delayed has two weight rows. Fetches read one of them, the
+ * chunk's side; an update always writes the other. A turn makes that one the side.
+ *
+ *   COMMIT, and EARLY where it may not be     commit i: UPDATE i, turn
+ *   EARLY      gradient complete: UPDATE i;   commit i: turn
+ *   DELAYED                                   commit i: turn to what UPDATE i - 1 wrote; UPDATE i
+ *
+ * With one row there is nothing to turn: the update writes what is read, and fetches wait for it.
+ *
+ * EARLY. An update may be issued before the commit where all ranks have said by PREPARE what their
+ * STEP will say, and nothing is clipped. Its chunk is `ahead` then: master and moments are of the
+ * step that is not committed yet, and the side is as it was. It is only ever finished, not undone:
+ * if the attempt ends before the commit, the next one computes the same step with the same side and
+ * the same hyper-parameters. What is handed in for such a chunk, which is `carried`, is dropped:
+ * all of its group had handed in before, and the sum and its squares are those of then. Hence a
+ * step has the same bits however often it was interrupted, if gradients have.
+ *
+ * A gradient that is not finite cannot spare the whole step any more. So in a step that all ranks
+ * prepared every update is guarded, the early and the others: tiles that are not finite keep their
+ * states, and the step is not skipped. Whether updates were early makes no difference to it.
+ *
+ * In the same pass the update can make the sum: of contributions in host memory, two at most. The
+ * grad row is not written then. */
+#include "offload/clip.h"
+#include "offload/parts.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#define FUSE_MAX 2 /* contributions */
+
+/* -- rows ------------------------------------------------------------------------------------- */
+
+static enum cst_row row_of_side(bool other)
+{
+    return other ? CST_ROW_WEIGHT_OTHER : CST_ROW_WEIGHT;
+}
+
+enum cst_row cst_overlap_side(const struct cst_core *core, uint32_t chunk)
+{
+    return row_of_side(core->chunks[chunk].other_side);
+}
+
+enum cst_row cst_overlap_newest(const struct cst_core *core, uint32_t chunk)
+{
+    return row_of_side(core->chunks[chunk].other_side != core->chunks[chunk].pending);
+}
+
+enum cst_row cst_overlap_target(const struct cst_core *core, uint32_t chunk)
+{
+    return row_of_side(core->two_weights && !core->chunks[chunk].other_side);
+}
+
+int cst_overlap_check_read(const struct cst_core *core, uint32_t chunk, enum cst_row row,
+                           struct cst_err *err)
+{
+    if (core->chunks[chunk].fused && row == CST_ROW_GRAD) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "the gradient of chunk %" PRIu32
+                           " was summed in its update: early updates do not store it",
+                           chunk);
+    }
+    if (core->chunks[chunk].ahead && row != CST_ROW_WEIGHT && row != CST_ROW_GRAD) {
+        return cst_err_set(err, CST_EBUSY,
+                           "states of chunk %" PRIu32 " are of step %" PRIu64
+                           " already, which is not committed yet",
+                           chunk, core->step);
+    }
+    return CST_OK;
+}
+
+int cst_overlap_check_write(const struct cst_core *core, struct cst_err *err)
+{
+    if (core->n_ahead == 0) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EBUSY,
+                       "%" PRIu32 " chunks are of step %" PRIu64
+                       " already: it is to be committed before states are written",
+                       core->n_ahead, core->step);
+}
+
+/* -- updates ---------------------------------------------------------------------------------- */
+
+/* Fetches read what the last update wrote, or will have. */
+static void turn(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+
+    chunk->other_side = core->two_weights && !chunk->other_side;
+    chunk->pending = false;
+    chunk->weight_ticket = chunk->update_ticket;
+    cst_residency_expire(core, c);
+}
+
+/* Of the step that is committed now. */
+static bool is_delayed(const struct cst_core *core)
+{
+    return core->policy.overlap == CST_OVERLAP_DELAYED && core->step > core->policy.delay_from;
+}
+
+void cst_overlap_committed(struct cst_core *core, uint32_t c, const struct cst_update *update)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+
+    if (chunk->pending) {
+        turn(core, c);
+    }
+    if (update == NULL) {
+        return;
+    }
+    if (!chunk->ahead) {
+        struct cst_update what = *update;
+
+        what.chunk = c;
+        what.weight = cst_update_weight(core, c);
+        cst_update_issue(core, &what);
+    }
+    core->n_ahead -= chunk->ahead;
+    chunk->ahead = false;
+    chunk->carried = false;
+    if (is_delayed(core)) {
+        chunk->pending = true;
+    } else {
+        turn(core, c);
+    }
+}
+
+void cst_overlap_flush(struct cst_core *core)
+{
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        if (core->chunks[c].pending) {
+            turn(core, c);
+        }
+    }
+}
+
+/* -- early ------------------------------------------------------------------------------------ */
+
+/* All ranks have said the same, and clip nothing. */
+static bool is_prepared(const struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (!core->ranks[rank].prepared) {
+            return false;
+        }
+    }
+    return core->ranks[0].promised.clip_norm == 0.0f;
+}
+
+bool cst_overlap_guards(const struct cst_core *core)
+{
+    return core->n_ahead > 0 || is_prepared(core);
+}
+
+/* A WRITE is under way whose failure must not be the update's. */
+static bool may_be_early(const struct cst_core *core, const struct cst_chunk *chunk)
+{
+    return core->phase == CST_PHASE_RUNNING && !chunk->ahead && chunk->n_writes == 0 &&
+           is_prepared(core);
+}
+
+static struct cst_command *begin_early(struct cst_core *core, uint32_t c)
+{
+    const struct cst_hyper *hyper = &core->ranks[0].promised;
+    struct cst_update update = {.chunk = c,
+                                .mark = core->adam_step + 1,
+                                .hyper = *hyper,
+                                .weight = cst_update_weight(core, c),
+                                .guard = true};
+
+    core->early_hyper = *hyper;
+    core->chunks[c].ahead = true;
+    core->n_ahead++;
+    return cst_update_at_home(core, &update);
+}
+
+void cst_overlap_complete(struct cst_core *core, uint32_t c)
+{
+    if (may_be_early(core, &core->chunks[c])) {
+        (void)begin_early(core, c);
+    }
+}
+
+/* Contributions that a sum of @c would take now, CST_CORE_MAX_WORLD: an update cannot. */
+static uint32_t count_sources(const struct cst_core *core, uint32_t c)
+{
+    uint32_t n = 0;
+
+    for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
+        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
+
+        if (cst_schedule_holds(core, c, rank)) {
+            n += core->ranks[rank].pool.engine == 0 ? 1 : CST_CORE_MAX_WORLD;
+        }
+    }
+    return n;
+}
+
+bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+    uint32_t n = count_sources(core, c);
+    struct cst_command *update;
+
+    if (core->grad_fp32 || core->micro_batches > 1 || chunk->staged_rank != CST_NONE || n == 0 ||
+        n > FUSE_MAX || !may_be_early(core, chunk)) {
+        return false;
+    }
+    update = begin_early(core, c);
+    cst_schedule_add_sources(core, c, update);
+    chunk->reduce_ticket = update->ticket;
+    chunk->summed = true;
+    chunk->torn = false;
+    chunk->fused = true;
+    return true;
+}
+
+void cst_overlap_drop(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+
+    chunk->carried = chunk->ahead;
+    if (!chunk->carried) {
+        return;
+    }
+    chunk->micro = core->micro_batches;
+    chunk->summed = true;
+    chunk->reduced = chunk->reduce_ticket == 0;
+    core->n_reduced += chunk->reduced;
+}
+
+/* -- prepare ---------------------------------------------------------------------------------- */
+
+/* What the step was begun with, and what others said, is what @hyper of @rank says. */
+static int check_promise(const struct cst_core *core, uint32_t rank, const struct cst_hyper *hyper,
+                         struct cst_err *err)
+{
+    char mine[32], theirs[48];
+
+    (void)snprintf(mine, sizeof mine, "rank %" PRIu32, rank);
+    for (uint32_t other = 0; other < core->world; other++) {
+        const struct cst_rank *r = &core->ranks[other];
+
+        (void)snprintf(theirs, sizeof theirs, "rank %" PRIu32, other);
+        if (other != rank && r->prepared &&
+            cst_hyper_same(&r->promised, hyper, theirs, mine, err) != CST_OK) {
+            return err->status;
+        }
+    }
+    if (core->n_ahead == 0) {
+        return CST_OK;
+    }
+    return cst_hyper_same(&core->early_hyper, hyper, "updates that were begun before", mine, err);
+}
+
+int cst_overlap_check_step(const struct cst_core *core, uint32_t rank, struct cst_err *err)
+{
+    const struct cst_rank *r = &core->ranks[rank];
+    int status = CST_OK;
+
+    if (r->prepared) {
+        status = cst_hyper_same(&r->promised, &r->hyper, "what was prepared", "what is asked", err);
+    } else if (core->n_ahead > 0) {
+        status = check_promise(core, rank, &r->hyper, err);
+    }
+    return status == CST_OK
+               ? CST_OK
+               : cst_err_prefix(err, "step %" PRIu64 " of rank %" PRIu32, core->step, rank);
+}
+
+void cst_overlap_prepare(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *r = &core->ranks[event->rank];
+    struct cst_err err;
+
+    if (r->stepped) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " has asked for step %" PRIu64 " already", event->rank,
+                        core->step);
+    } else if (cst_hyper_check(&event->hyper, &err) != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &err);
+    } else if (r->prepared && cst_hyper_same(&r->promised, &event->hyper, "what was prepared",
+                                             "what is prepared now", &err) != CST_OK) {
+        err.status = CST_EINVAL;
+        cst_core_refuse_err(core, event->tag, &err);
+    } else if (core->policy.overlap == CST_OVERLAP_EARLY &&
+               check_promise(core, event->rank, &event->hyper, &err) != CST_OK) {
+        (void)cst_err_prefix(&err, "step %" PRIu64, core->step);
+        cst_core_refuse_err(core, event->tag, &err);
+        cst_ranks_interrupt(core, &err);
+    } else {
+        r->prepared = core->policy.overlap == CST_OVERLAP_EARLY;
+        r->promised = event->hyper;
+        (void)cst_core_reply(core, event->tag);
+    }
+}
