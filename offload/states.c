@@ -208,9 +208,10 @@ static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, u
         if (layout->rows[rows[k]].segment == CST_LAYOUT_NO_ROW) {
             continue;
         }
-        command->dst[command->n_dst++] = is_coded(core, rows[k])
-                                             ? code(core, chunk, rows[k], at, n_elems, command)
-                                             : cst_core_row_place(core, chunk, rows[k], at);
+        command->dst[command->n_dst++] =
+            is_coded(core, rows[k])
+                ? code(core, chunk, rows[k], at, n_elems, command)
+                : cst_core_row_place(core, chunk, written_row(core, chunk, rows[k]), at);
     }
 }
 
