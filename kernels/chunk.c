@@ -9,6 +9,19 @@ static bool fits(uint64_t at, uint64_t n, uint64_t size, uint64_t low, uint64_t 
     return at % 64 == 0 && at >= low && at <= high && n <= (high - at) / size;
 }
 
+static int check_formats(uint32_t id, const struct cst_table_header *h, struct cst_err *err)
+{
+    if (h->grad_bytes != 0 && h->grad_bytes != 2 && h->grad_bytes != 4) {
+        return cst_err_set(err, CST_EINVAL, "table %u: gradients of %u bytes", id, h->grad_bytes);
+    }
+    if (h->optimizer >= CST_OPTIMIZER_COUNT || h->moments >= CST_MOMENTS_COUNT ||
+        h->rounding >= CST_ROUNDING_COUNT) {
+        return cst_err_set(err, CST_EINVAL, "table %u: optimizer %u, moments %u, rounding %u", id,
+                           h->optimizer, h->moments, h->rounding);
+    }
+    return CST_OK;
+}
+
 int cst_chunk_table(const struct cst_segments *segments, uint32_t id, struct cst_segment **segment,
                     struct cst_table_header **out, struct cst_err *err)
 {
@@ -40,11 +53,14 @@ int cst_chunk_table(const struct cst_segments *segments, uint32_t id, struct cst
                            id, h->n_chunks, h->chunks_bytes, h->n_spans, h->spans_bytes, h->n_tiles,
                            h->tiles_bytes, h->total_bytes);
     }
-    if (h->grad_bytes != 0 && h->grad_bytes != 2 && h->grad_bytes != 4) {
-        return cst_err_set(err, CST_EINVAL, "table %u: gradients of %u bytes", id, h->grad_bytes);
-    }
     *out = h;
-    return CST_OK;
+    return check_formats(id, h, err);
+}
+
+/* What spans begin at a multiple of, elements: an exponent belongs to one of them. */
+static uint64_t span_align(const struct cst_table_header *header)
+{
+    return header->moments == CST_MOMENTS_MX8 ? CST_MX8_BLOCK : 1;
 }
 
 /* Spans lie one behind the other within the chunk, their tiles within the table. Counts the tiles.
@@ -64,7 +80,8 @@ static int check_spans(struct cst_table_header *header, const struct cst_table_c
         const struct cst_table_span *s = &spans[i];
         uint64_t n;
 
-        if (s->start < end || s->start > entry->n_elems || s->n_elems > entry->n_elems - s->start) {
+        if (s->start < end || s->start % span_align(header) != 0 || s->start > entry->n_elems ||
+            s->n_elems > entry->n_elems - s->start) {
             return cst_err_set(err, CST_EINVAL,
                                "chunk %u, span %u: %" PRIu64 " elements at %" PRIu64
                                ", the one before ends at %" PRIu64 ", the chunk at %" PRIu64,
@@ -85,65 +102,85 @@ static int check_spans(struct cst_table_header *header, const struct cst_table_c
     return CST_OK;
 }
 
-/* Resolve one row of @chunk into *@out. */
-static int find_row(const struct cst_segments *segments, struct cst_chunk *chunk, enum cst_row row,
-                    uint64_t elem_bytes, void **out, struct cst_err *err)
+static const char *const row_names[CST_CHUNK_N_ROWS] = {
+    [CST_ROW_WEIGHT] = "weight row",         [CST_ROW_GRAD] = "grad row",
+    [CST_ROW_MASTER] = "master row",         [CST_ROW_EXP_AVG] = "exp_avg row",
+    [CST_ROW_EXP_AVG_SQ] = "exp_avg_sq row", [CST_ROW_WEIGHT_OTHER] = "second weight row"};
+
+/* Resolve one row of @chunk. */
+static int find_row(const struct cst_segments *segments, struct cst_chunk *chunk, int row,
+                    struct cst_err *err)
 {
-    static const char *const names[CST_ROW_COUNT] = {"weight row", "grad row", "master row",
-                                                     "exp_avg row", "exp_avg_sq row"};
+    const struct cst_table_header *header = chunk->work.table;
+    struct cst_place place =
+        row == CST_ROW_WEIGHT_OTHER ? chunk->entry->other_weight : chunk->entry->rows[row];
     struct cst_segment *segment;
     int rc;
 
-    if (chunk->entry->rows[row].segment == CST_PLACE_NONE) {
+    if (place.segment == CST_PLACE_NONE && row == CST_ROW_WEIGHT_OTHER) {
+        return CST_OK;
+    }
+    if (place.segment == CST_PLACE_NONE) {
         return cst_err_set(err, CST_EINVAL, "chunk %u is frozen: it has no %s", chunk->work.chunk,
-                           names[row]);
+                           row_names[row]);
     }
-    rc = cst_segments_find(segments, chunk->entry->rows[row], chunk->n_elems * elem_bytes,
-                           elem_bytes, names[row], &segment, err);
-    if (rc != CST_OK) {
-        return rc;
+    rc = cst_segments_find(segments, place, cst_table_row_bytes(header, row, chunk->n_elems),
+                           cst_table_row_align(header, row), row_names[row], &segment, err);
+    if (rc == CST_OK) {
+        chunk->rows[row] = (struct cst_addr){.mem = &segment->mem, .offset = place.offset};
+        chunk->on_device = chunk->on_device || segment->mem.base == NULL;
+        chunk->segments[chunk->n_segments++] = segment;
     }
-    if (segment->mem.base == NULL) {
-        return cst_err_set(err, CST_EINVAL, "%s: segment %u is memory of a GPU", names[row],
-                           segment->id);
-    }
-    *out = (char *)segment->mem.base + chunk->entry->rows[row].offset;
-    chunk->segments[chunk->n_segments++] = segment;
-    return CST_OK;
+    return rc;
 }
 
-static uint64_t elem_bytes(const struct cst_chunk *chunk, int row)
+/* May rows @a and @b be the same memory? */
+static bool may_be_one(const struct cst_chunk *chunk, int a, int b)
 {
-    bool narrow = row == CST_ROW_WEIGHT ||
-                  (row == CST_ROW_GRAD && chunk->work.table->grad_bytes != sizeof(float));
+    return a == CST_ROW_WEIGHT && b == CST_ROW_GRAD && chunk->work.table->grad_bytes != 4 &&
+           chunk->rows[a].offset == chunk->rows[b].offset;
+}
 
-    return narrow ? sizeof(uint16_t) : sizeof(float);
+static int check_overlap(const struct cst_chunk *chunk, struct cst_err *err)
+{
+    const struct cst_table_header *header = chunk->work.table;
+
+    for (int b = 1; b < CST_CHUNK_N_ROWS; b++) {
+        for (int a = 0; a < b; a++) {
+            struct cst_addr x = chunk->rows[a], y = chunk->rows[b];
+
+            if (x.mem != NULL && x.mem == y.mem && !may_be_one(chunk, a, b) &&
+                x.offset < y.offset + cst_table_row_bytes(header, b, chunk->n_elems) &&
+                y.offset < x.offset + cst_table_row_bytes(header, a, chunk->n_elems)) {
+                return cst_err_set(err, CST_EINVAL,
+                                   "chunk %u: %s at %" PRIu64 " and %s at %" PRIu64
+                                   " overlap, with %" PRIu64 " elements",
+                                   chunk->work.chunk, row_names[a], x.offset, row_names[b],
+                                   y.offset, chunk->n_elems);
+            }
+        }
+    }
+    return CST_OK;
 }
 
 static int find_rows(const struct cst_segments *segments, struct cst_chunk *chunk, unsigned rows,
                      struct cst_err *err)
 {
-    bool wide = chunk->work.table->grad_bytes == sizeof(float);
-    void *at[CST_ROW_COUNT] = {NULL};
+    int rc = CST_OK;
 
-    for (int row = 0; row < CST_ROW_COUNT; row++) {
-        int rc;
-
-        if ((rows & CST_CHUNK_ROW(row)) == 0) {
-            continue;
-        }
-        rc = find_row(segments, chunk, (enum cst_row)row, elem_bytes(chunk, row), &at[row], err);
-        if (rc != CST_OK) {
-            return rc;
+    if (!cst_table_has_second((enum cst_optimizer)chunk->work.table->optimizer)) {
+        rows &= ~CST_CHUNK_ROW(CST_ROW_EXP_AVG_SQ);
+    }
+    for (int row = 0; row < CST_CHUNK_N_ROWS && rc == CST_OK; row++) {
+        if ((rows & CST_CHUNK_ROW(row)) != 0) {
+            rc = find_row(segments, chunk, row, err);
         }
     }
-    chunk->work.rows = (struct cst_rows){
-        .weight = at[CST_ROW_WEIGHT],
-        .grad = wide ? NULL : at[CST_ROW_GRAD],
-        .grad_f32 = wide ? at[CST_ROW_GRAD] : NULL,
-        .master = at[CST_ROW_MASTER],
-        .moments = {{.values = at[CST_ROW_EXP_AVG]}, {.values = at[CST_ROW_EXP_AVG_SQ]}}};
-    return CST_OK;
+    if (rc == CST_OK) {
+        rc = check_overlap(chunk, err);
+    }
+    cst_device_rows(&chunk->work.rows, chunk->work.table, chunk->rows, chunk->n_elems);
+    return rc;
 }
 
 int cst_chunk_find(const struct cst_segments *segments, uint32_t table, uint32_t index,
@@ -163,9 +200,10 @@ int cst_chunk_find(const struct cst_segments *segments, uint32_t table, uint32_t
     chunk.entry = &cst_table_chunks(header)[index];
     chunk.n_elems = chunk.entry->n_elems;
     chunk.work = (struct cst_tile_work){.table = header, .table_id = table, .chunk = index};
-    if (chunk.n_elems > CST_CHUNK_MAX_ELEMS) {
-        return cst_err_set(err, CST_EINVAL, "chunk %u has %" PRIu64 " elements, at most %llu",
-                           index, chunk.n_elems, CST_CHUNK_MAX_ELEMS);
+    if (chunk.n_elems > CST_CHUNK_MAX_ELEMS || chunk.n_elems % span_align(header) != 0) {
+        return cst_err_set(err, CST_EINVAL,
+                           "chunk %u has %" PRIu64 " elements, at most %llu, multiples of %" PRIu64,
+                           index, chunk.n_elems, CST_CHUNK_MAX_ELEMS, span_align(header));
     }
     rc = check_spans(header, chunk.entry, index, &chunk.n_tiles, err);
     if (rc == CST_OK) {

@@ -45,22 +45,6 @@ static int check_host(struct cst_addr addr, uint64_t bytes, uint64_t align, stru
     return rc;
 }
 
-/* Checked address of @n_elems elements of @size bytes at @addr. */
-static int resolve(struct cst_addr addr, uint64_t n_elems, uint64_t size, void **out,
-                   struct cst_err *err)
-{
-    int rc;
-
-    if (n_elems > UINT64_MAX / size) {
-        return cst_err_set(err, CST_EINVAL, "%" PRIu64 " elements", n_elems);
-    }
-    rc = check_host(addr, n_elems * size, size, err);
-    if (rc == CST_OK) {
-        *out = (char *)addr.mem->base + addr.offset;
-    }
-    return rc;
-}
-
 int cst_device_map(struct cst_device *device, int fd, int node, struct cst_mem *mem,
                    struct cst_err *note, struct cst_err *err)
 {
@@ -138,67 +122,164 @@ int cst_device_fill(struct cst_device *device, unsigned thread, struct cst_addr 
     return rc != CST_OK ? rc : device->ops->fill(device->state, thread, dst, bytes, err);
 }
 
-int cst_device_cast(struct cst_device *device, struct cst_addr src, struct cst_addr dst,
-                    uint64_t n_elems, struct cst_err *err)
-{
-    void *from = NULL, *to = NULL;
-    int rc = resolve(src, n_elems, sizeof(float), &from, err);
+/* -- CONVERT -------------------------------------------------------------------------------- */
 
-    if (rc == CST_OK) {
-        rc = resolve(dst, n_elems, sizeof(uint16_t), &to, err);
-    }
-    return rc != CST_OK
-               ? rc
-               : device->ops->convert(device->state,
-                                      &(struct cst_device_states){.src = from, .weight = to},
-                                      n_elems, err);
+static int check_values(struct cst_addr addr, uint64_t n_elems, uint64_t size, struct cst_err *err)
+{
+    return check_host(addr, n_elems * size, size, err);
 }
 
-int cst_device_convert(struct cst_device *device, struct cst_addr src, const struct cst_addr dst[4],
-                       uint64_t n_elems, struct cst_err *err)
+/* The moments row at @addr, all of it. */
+static int check_moments(struct cst_addr addr, const struct cst_device_convert *c,
+                         struct cst_err *err)
 {
-    static const uint64_t sizes[4] = {sizeof(float), sizeof(uint16_t), sizeof(float),
-                                      sizeof(float)};
-    void *from = NULL, *to[4] = {NULL};
-    int rc = resolve(src, n_elems, sizeof(float), &from, err);
+    uint64_t align = c->moments == CST_MOMENTS_MX8 ? 1 : cst_table_moment_bytes(c->moments, 1);
 
-    for (int i = 0; i < 4 && rc == CST_OK; i++) {
-        rc = resolve(dst[i], n_elems, sizes[i], &to[i], err);
+    if (c->first > c->row_elems || c->n_elems > c->row_elems - c->first ||
+        (c->moments == CST_MOMENTS_MX8 && c->row_elems % CST_MX8_BLOCK != 0)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "elements %" PRIu64 " and %" PRIu64
+                           " following of a moments row of %" PRIu64,
+                           c->first, c->n_elems, c->row_elems);
     }
-    if (rc != CST_OK) {
-        return rc;
+    return check_host(addr, cst_table_moment_bytes(c->moments, c->row_elems), align, err);
+}
+
+static int check_states(const struct cst_device_convert *c, struct cst_err *err)
+{
+    int rc = check_values(c->src, c->n_elems, sizeof(float), err);
+
+    if (rc == CST_OK) {
+        rc = check_values(c->dst[0], c->n_elems, sizeof(float), err);
     }
-    return device->ops->convert(
-        device->state,
-        &(struct cst_device_states){
-            .src = from, .master = to[0], .weight = to[1], .exp_avg = to[2], .exp_avg_sq = to[3]},
-        n_elems, err);
+    if (rc == CST_OK) {
+        rc = check_values(c->dst[1], c->n_elems, sizeof(uint16_t), err);
+    }
+    for (uint32_t i = 2; i < c->n_dst && rc == CST_OK; i++) {
+        rc = check_moments(c->dst[i], c, err);
+    }
+    return rc;
+}
+
+static int check_convert(const struct cst_device_convert *c, struct cst_err *err)
+{
+    bool states = c->what == CST_CONVERT_STATES, encode = c->what == CST_CONVERT_ENCODE;
+    int rc;
+
+    if (c->n_elems > UINT64_MAX / sizeof(float) || c->row_elems > UINT64_MAX / sizeof(float) ||
+        c->moments >= CST_MOMENTS_COUNT || c->n_dst < (states ? 3 : 1) ||
+        c->n_dst > (states ? CST_CONVERT_MAX_DST : 1)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "CONVERT of %" PRIu64 " elements, moments' format %u, to %u rows",
+                           c->n_elems, (unsigned)c->moments, c->n_dst);
+    }
+    if (states) {
+        return check_states(c, err);
+    }
+    if (c->what == CST_CONVERT_WEIGHT) {
+        rc = check_values(c->src, c->n_elems, sizeof(float), err);
+        return rc != CST_OK ? rc : check_values(c->dst[0], c->n_elems, sizeof(uint16_t), err);
+    }
+    rc = check_values(encode ? c->src : c->dst[0], c->n_elems, sizeof(float), err);
+    return rc != CST_OK ? rc : check_moments(encode ? c->dst[0] : c->src, c, err);
+}
+
+int cst_device_convert(struct cst_device *device, const struct cst_device_convert *convert,
+                       struct cst_err *err)
+{
+    int rc = check_convert(convert, err);
+
+    return rc != CST_OK ? rc : device->ops->convert(device->state, convert, err);
+}
+
+/* -- REDUCE, UPDATE ------------------------------------------------------------------------- */
+
+static void *pointer(struct cst_addr at)
+{
+    return at.mem != NULL && at.mem->base != NULL ? (char *)at.mem->base + at.offset : NULL;
+}
+
+void cst_device_rows(struct cst_rows *out, const struct cst_table_header *header,
+                     const struct cst_addr rows[CST_ROW_COUNT], uint64_t n_elems)
+{
+    bool wide = header->grad_bytes == sizeof(float);
+
+    *out = (struct cst_rows){.weight = pointer(rows[CST_ROW_WEIGHT]),
+                             .grad = wide ? NULL : pointer(rows[CST_ROW_GRAD]),
+                             .grad_f32 = wide ? pointer(rows[CST_ROW_GRAD]) : NULL,
+                             .master = pointer(rows[CST_ROW_MASTER])};
+    for (int i = 0; i < 2; i++) {
+        uint8_t *values = pointer(rows[CST_ROW_EXP_AVG + i]);
+
+        out->moments[i].values = values;
+        if (values != NULL && header->moments == CST_MOMENTS_MX8) {
+            out->moments[i].exponents = values + n_elems;
+        }
+    }
 }
 
 int cst_device_reduce(struct cst_device *device, unsigned thread, const struct cst_tile_work *work,
                       uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                      struct cst_undo_slot *undo, struct cst_err *err)
+                      struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err)
 {
     const struct cst_rows *r = &work->rows;
 
+    *n_elems = 0;
     if (n_src > CST_TILE_MAX_SRC || work->mark == 0 || (r->grad == NULL) == (r->grad_f32 == NULL) ||
         (work->accumulate && r->grad_f32 == NULL)) {
         return cst_err_set(err, CST_EINVAL, "reduce of %u sources, mark %" PRIu64, n_src,
                            work->mark);
     }
-    return device->ops->reduce(device->state, thread, work, n_src, src, first, count, undo, err);
+    return device->ops->reduce(device->state, thread, work, n_src, src, first, count, undo, n_elems,
+                               err);
 }
 
-int cst_device_update(struct cst_device *device, const struct cst_tile_work *work,
-                      const struct cst_tile_hyper *hyper, uint64_t first, uint64_t count,
-                      struct cst_undo_slot *undo, struct cst_err *err)
+/* Are the rows of @at those that @rows names, each within its memory? */
+static int check_rows(const struct cst_device_update *update, const struct cst_addr *at,
+                      unsigned rows, struct cst_err *err)
 {
-    const struct cst_rows *r = &work->rows;
+    const struct cst_table_header *header = update->work->table;
+    int rc = CST_OK;
 
-    if (work->mark == 0 || r->weight == NULL || (r->grad == NULL) == (r->grad_f32 == NULL) ||
-        r->master == NULL || r->moments[0].values == NULL || r->moments[1].values == NULL) {
-        return cst_err_set(err, CST_EINVAL, "update with mark %" PRIu64 " or without a row",
-                           work->mark);
+    for (int row = 0; row < CST_ROW_COUNT && rc == CST_OK; row++) {
+        if ((at[row].mem != NULL) != ((rows >> row & 1) != 0)) {
+            return cst_err_set(err, CST_EINVAL, "UPDATE %s row %d",
+                               at[row].mem != NULL ? "of a" : "without", row);
+        }
+        if (at[row].mem != NULL) {
+            rc = check(at[row], cst_table_row_bytes(header, row, update->row_elems),
+                       cst_table_row_align(header, row), err);
+        }
     }
-    return device->ops->update(device->state, work, hyper, first, count, undo, err);
+    return rc;
+}
+
+int cst_device_update(struct cst_device *device, unsigned thread,
+                      const struct cst_device_update *update, uint64_t first, uint64_t count,
+                      struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err)
+{
+    const struct cst_table_header *header = update->work->table;
+    unsigned states = 1u << CST_ROW_MASTER | 1u << CST_ROW_EXP_AVG;
+    int rc;
+
+    *n_elems = 0;
+    if (update->work->mark == 0 || update->n_src > CST_TILE_MAX_SRC ||
+        update->row_elems > UINT64_MAX / sizeof(float) || header->moments >= CST_MOMENTS_COUNT ||
+        (header->moments == CST_MOMENTS_MX8 && update->row_elems % CST_MX8_BLOCK != 0)) {
+        return cst_err_set(err, CST_EINVAL, "update of %u sources, mark %" PRIu64, update->n_src,
+                           update->work->mark);
+    }
+    states |=
+        cst_table_has_second((enum cst_optimizer)header->optimizer) ? 1u << CST_ROW_EXP_AVG_SQ : 0;
+    rc =
+        check_rows(update, update->in, states | (update->n_src == 0 ? 1u << CST_ROW_GRAD : 0), err);
+    if (rc == CST_OK) {
+        rc = check_rows(update, update->out, states | 1u << CST_ROW_WEIGHT, err);
+    }
+    for (uint32_t i = 0; i < update->n_src && rc == CST_OK; i++) {
+        rc = check(update->src[i], update->row_elems * sizeof(uint16_t), sizeof(uint16_t), err);
+    }
+    return rc != CST_OK ? rc
+                        : device->ops->update(device->state, thread, update, first, count, undo,
+                                              n_elems, err);
 }

@@ -29,15 +29,49 @@ struct cst_addr {
     uint64_t offset;           /* bytes from its start */
 };
 
-/* CONVERT: where the fp32 values are and the rows that they become. Pointers to n_elems elements
- * each; all of them, or src and weight alone. */
-struct cst_device_states {
-    const float *src;  /* values */
-    float *master;     /* := src */
-    uint16_t *weight;  /* := bf16(src) */
-    float *exp_avg;    /* := 0 */
-    float *exp_avg_sq; /* := 0 */
+enum cst_device_conversion {
+    CST_CONVERT_STATES, /* fp32 values -> master, bf16 -> weight, zeros -> moments */
+    CST_CONVERT_WEIGHT, /* fp32 values -> bf16 */
+    CST_CONVERT_ENCODE, /* fp32 values -> elements of a moments row */
+    CST_CONVERT_DECODE, /* elements of a moments row -> fp32 values */
 };
+
+#define CST_CONVERT_MAX_DST 4
+
+/* CONVERT, or a part of it: all of it host memory. Places of values, master and weight are those of
+ * the first element that is converted; a moments row's is that of its first element, of which
+ * [first, first + n_elems) are. */
+struct cst_device_convert {
+    enum cst_device_conversion what;
+    struct cst_addr src;                      /* values; DECODE: the row */
+    struct cst_addr dst[CST_CONVERT_MAX_DST]; /* STATES: master, weight, moments' rows; WEIGHT:
+                                                 bf16; ENCODE: the row; DECODE: values */
+    uint32_t n_dst;                           /* how many of them: STATES 3 or 4, else 1 */
+    uint64_t n_elems;                         /* that are converted */
+    enum cst_moments moments;                 /* format of the moments' rows */
+    enum cst_row row;                         /* ENCODE, DECODE: which one it is */
+    uint64_t first, row_elems; /* elements of such a row; of MX8 both begin and end of the range may
+                                  lie within a block */
+};
+
+/* UPDATE: where each row begins, in whichever memory. A row that is not needed has no memory. */
+struct cst_device_update {
+    const struct cst_tile_work *work; /* the chunk; its kernels and rows are the device's affair */
+    const struct cst_tile_hyper *hyper; /* before a span's scales */
+    uint64_t row_elems;                 /* of each row */
+    struct cst_addr in[CST_ROW_COUNT]; /* read: GRAD, but with n_src; MASTER, EXP_AVG, EXP_AVG_SQ */
+    struct cst_addr out[CST_ROW_COUNT]; /* written: WEIGHT, MASTER, EXP_AVG, EXP_AVG_SQ */
+    const struct cst_addr *src;         /* contributions that are summed in the same pass */
+    uint32_t n_src;                     /* 0: the gradient is a row */
+    bool guard;                         /* a tile whose sum of squares is not finite stays */
+};
+
+/* Are states changed where they are? Then marks are kept, and undo slots are used. */
+static inline bool cst_device_is_in_place(const struct cst_device_update *update)
+{
+    return update->in[CST_ROW_MASTER].mem == update->out[CST_ROW_MASTER].mem &&
+           update->in[CST_ROW_MASTER].offset == update->out[CST_ROW_MASTER].offset;
+}
 
 /* What opening one takes. Threads that call are numbered: the compute team first, then the lanes.
  */
@@ -89,13 +123,13 @@ struct cst_device_ops {
                 uint64_t bytes, struct cst_err *err);
     int (*fill)(void *state, unsigned thread, struct cst_addr dst, uint64_t bytes,
                 struct cst_err *err);
-    int (*convert)(void *state, const struct cst_device_states *states, uint64_t n_elems,
-                   struct cst_err *err);
+    int (*convert)(void *state, const struct cst_device_convert *convert, struct cst_err *err);
     int (*reduce)(void *state, unsigned thread, const struct cst_tile_work *work, uint32_t n_src,
                   const struct cst_addr *src, uint64_t first, uint64_t count,
-                  struct cst_undo_slot *undo, struct cst_err *err);
-    int (*update)(void *state, const struct cst_tile_work *work, const struct cst_tile_hyper *hyper,
-                  uint64_t first, uint64_t count, struct cst_undo_slot *undo, struct cst_err *err);
+                  struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err);
+    int (*update)(void *state, unsigned thread, const struct cst_device_update *update,
+                  uint64_t first, uint64_t count, struct cst_undo_slot *undo, uint64_t *n_elems,
+                  struct cst_err *err);
 };
 
 struct cst_device {
@@ -157,27 +191,31 @@ int cst_device_copy(struct cst_device *device, unsigned thread, struct cst_addr 
 int cst_device_fill(struct cst_device *device, unsigned thread, struct cst_addr dst, uint64_t bytes,
                     struct cst_err *err);
 
-/* @n_elems fp32 values at @src become states: dst[0] master, dst[1] weight (bf16), dst[2] and
- * dst[3] moments of zero. All of it host memory; nothing overlaps. CST_EINVAL: bounds or alignment.
- */
-int cst_device_convert(struct cst_device *device, struct cst_addr src, const struct cst_addr dst[4],
-                       uint64_t n_elems, struct cst_err *err);
+/* Nothing that is written overlaps what is read. CST_EINVAL: bounds, alignment, a format that there
+ * is not, memory that is not the host's. */
+int cst_device_convert(struct cst_device *device, const struct cst_device_convert *convert,
+                       struct cst_err *err);
 
-/* @n_elems fp32 values at @src become bf16 at @dst, and nothing else. As above. */
-int cst_device_cast(struct cst_device *device, struct cst_addr src, struct cst_addr dst,
-                    uint64_t n_elems, struct cst_err *err);
+/* Where @rows (of @n_elems elements, in formats that @header says) are mapped; NULL where there is
+ * none, or it is no host memory. */
+void cst_device_rows(struct cst_rows *out, const struct cst_table_header *header,
+                     const struct cst_addr rows[CST_ROW_COUNT], uint64_t n_elems);
 
-/* Reduce or update tiles [@first, @first + @count) of a chunk that was checked (kernels/chunk.h),
- * whose rows are host memory; as cst_tile_reduce_range and cst_tile_update_range. Each of @src is
- * where a source's row starts, in whichever memory. @undo is the calling thread's own slot.
- * work->kernels is the device's affair. Tiles that were not done when it fails do not carry the
- * mark. CST_EINVAL: more than CST_TILE_MAX_SRC sources, mark 0, a row missing, or an addition to a
- * bf16 row. */
+/* Sum the gradients of tiles [@first, @first + @count) of a chunk that was checked
+ * (kernels/chunk.h), whose grad row is host memory; as cst_tile_reduce_range. Each of @src is where
+ * a source's row starts, in whichever memory. @undo is the calling thread's own slot; work->kernels
+ * is the device's affair. *n_elems: elements of the tiles that it did, also when it fails; those
+ * that it did not do do not carry the mark. CST_EINVAL: more than CST_TILE_MAX_SRC sources, mark 0,
+ * a row missing, or an addition to a bf16 row. */
 int cst_device_reduce(struct cst_device *device, unsigned thread, const struct cst_tile_work *work,
                       uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                      struct cst_undo_slot *undo, struct cst_err *err);
-int cst_device_update(struct cst_device *device, const struct cst_tile_work *work,
-                      const struct cst_tile_hyper *hyper, uint64_t first, uint64_t count,
-                      struct cst_undo_slot *undo, struct cst_err *err);
+                      struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err);
+
+/* Same for updates, as cst_tile_update_range. Tiles that were not done carry no mark, or, where
+ * states are not changed in place, are done again with all others. CST_EINVAL: too many sources,
+ * mark 0, bounds, alignment, a row missing, or memory in which this device does not update. */
+int cst_device_update(struct cst_device *device, unsigned thread,
+                      const struct cst_device_update *update, uint64_t first, uint64_t count,
+                      struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err);
 
 #endif

@@ -237,6 +237,9 @@ static int on_ping(struct cst_engine *engine, const struct cst_frame *frame, str
     pong.update_ns = context->update_ns;
     pong.reduce_elems = context->reduce_elems;
     pong.reduce_ns = context->reduce_ns;
+    pong.has_update_bytes = pong.has_reduce_bytes = 1;
+    pong.update_bytes = context->update_bytes;
+    pong.reduce_bytes = context->reduce_bytes;
     pong.progress = atomic_load(&context->progress);
     if (engine->device.about.granularity > 0) {
         pong.has_up_bytes = pong.has_up_ns = pong.has_down_bytes = pong.has_down_ns = 1;

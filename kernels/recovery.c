@@ -15,6 +15,9 @@ static int restore(struct cst_undo_slot *slot, const struct cst_segments *segmen
     if (rc != CST_OK) {
         return rc;
     }
+    if (chunk.on_device) {
+        return cst_err_set(err, CST_EINVAL, "chunk %u is memory of a device", slot->chunk);
+    }
     chunk.work.kernels = cst_kernels_get(NULL);
     if (cst_undo_restore(slot, &chunk.work, chunk.n_elems) != CST_OK) {
         return cst_err_set(err, CST_EINVAL, "tile %" PRIu64 " cannot be right", slot->tile);

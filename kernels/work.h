@@ -14,8 +14,10 @@
 
 #include <stdatomic.h>
 
-#define CST_WORK_MAX_DST 4
-#define CST_WORK_MAX_USES (CST_TILE_MAX_SRC + CST_WORK_MAX_DST + CST_ROW_COUNT + 1)
+#define CST_WORK_MAX_DST CST_CONVERT_MAX_DST
+#define CST_WORK_MAX_ROWS 4 /* in `in`, in `out` */
+#define CST_WORK_MAX_USES                                                                          \
+    (CST_TILE_MAX_SRC + CST_WORK_MAX_DST + 2 * CST_WORK_MAX_ROWS + CST_CHUNK_N_ROWS + 1)
 
 /* What all work shares. Loop thread but for progress. */
 struct cst_work_context {
@@ -29,8 +31,16 @@ struct cst_work_context {
     uint64_t copy_bytes, copy_ns;     /* COPY: bytes; durations, first piece to last, summed */
     uint64_t up_bytes, up_ns;         /* of them, from the host to the device */
     uint64_t down_bytes, down_ns;     /* of them, from the device to the host */
-    uint64_t update_elems, update_ns; /* UPDATE, same */
+    uint64_t update_elems, update_ns; /* UPDATE: elements of tiles that were done; as above */
     uint64_t reduce_elems, reduce_ns; /* REDUCE, same */
+    uint64_t update_bytes;            /* that UPDATEs read and wrote */
+    uint64_t reduce_bytes;            /* same, REDUCE */
+};
+
+/* A row that is not where the table says. */
+struct cst_work_row {
+    uint32_t row; /* enum cst_row */
+    struct cst_place place;
 };
 
 struct cst_work {
@@ -44,25 +54,30 @@ struct cst_work {
     Engine__CommandKind kind;
     unsigned class;              /* the priority */
     uint64_t bytes;              /* COPY, FILL */
-    uint64_t n_elems;            /* CONVERT; REDUCE and UPDATE: of the chunk */
     uint32_t table;              /* REDUCE, NORM, UPDATE: segment id */
     uint32_t chunk_index;        /* REDUCE, UPDATE */
     uint64_t mark;               /* REDUCE, UPDATE */
     bool accumulate;             /* REDUCE */
     struct cst_tile_hyper hyper; /* UPDATE */
+    struct cst_work_row in[CST_WORK_MAX_ROWS], out[CST_WORK_MAX_ROWS]; /* UPDATE */
+    uint32_t n_in, n_out;
     struct cst_place src_places[CST_TILE_MAX_SRC];
     uint32_t n_src;
     struct cst_place dst_places[CST_WORK_MAX_DST];
     uint32_t n_dst;
-    struct cst_addr src, dst[CST_WORK_MAX_DST];      /* resolved: COPY, FILL, CONVERT */
-    struct cst_addr contributions[CST_TILE_MAX_SRC]; /* resolved: REDUCE */
+    struct cst_addr src, dst;                        /* resolved: COPY, FILL */
+    struct cst_device_convert convert;               /* CONVERT, its places resolved */
+    struct cst_addr contributions[CST_TILE_MAX_SRC]; /* resolved: REDUCE, UPDATE */
     struct cst_table_header *header;                 /* resolved: NORM */
     struct cst_chunk chunk;                          /* resolved: REDUCE, UPDATE */
+    struct cst_device_update update;                 /* UPDATE, resolved but for guard */
+    bool marks;                                      /* resolved: the chunk gets the mark */
     uint64_t grain;                                  /* bytes, elements or tiles of a piece */
     struct cst_segment *uses[CST_WORK_MAX_USES];     /* segments held */
     uint32_t n_uses;
-    uint64_t ended_ns;  /* monotonic time after the last piece */
-    atomic_bool failed; /* pieces that follow do nothing */
+    _Atomic uint64_t done_elems; /* REDUCE, UPDATE: of tiles that were done */
+    uint64_t ended_ns;           /* monotonic time after the last piece */
+    atomic_bool failed;          /* pieces that follow do nothing */
     int status;         /* outcome; while failed is set for the first time, by the one who set it */
     double value;       /* NORM */
     struct cst_err err; /* words, where status is not 0 */

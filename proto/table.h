@@ -99,6 +99,31 @@ static inline bool cst_table_has_second(enum cst_optimizer optimizer)
     return optimizer == CST_OPTIMIZER_ADAMW || optimizer == CST_OPTIMIZER_ADAM;
 }
 
+/* Bytes of @n_elems elements of row @row (CST_ROW_WEIGHT_OTHER too), which begin at the row's start, in formats that the header says and that are
+ * sound. A row that the optimizer does not have has the bytes that it would have. */
+static inline uint64_t cst_table_row_bytes(const struct cst_table_header *header, int row, uint64_t n_elems)
+{
+    switch (row) {
+    case CST_ROW_MASTER:
+        return 4 * n_elems;
+    case CST_ROW_EXP_AVG:
+    case CST_ROW_EXP_AVG_SQ:
+        return cst_table_moment_bytes((enum cst_moments)header->moments, n_elems);
+    case CST_ROW_GRAD:
+        return header->grad_bytes == 4 ? 4 * n_elems : 2 * n_elems;
+    default:
+        return 2 * n_elems;
+    }
+}
+
+/* Row @row begins at a multiple of so many bytes, at least. */
+static inline uint64_t cst_table_row_align(const struct cst_table_header *header, int row)
+{
+    bool codes = header->moments == CST_MOMENTS_MX8 && (row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ);
+
+    return codes ? 1 : cst_table_row_bytes(header, row, 1);
+}
+
 /* Tiles of a tensor of @n_elems. */
 static inline uint64_t cst_table_n_tiles(uint64_t n_elems)
 {

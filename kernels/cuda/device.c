@@ -74,32 +74,31 @@ static int cuda_fill(void *state, unsigned thread, struct cst_addr dst, uint64_t
     return cst_gpu_fill(state, thread, dst, bytes, err);
 }
 
-static int cuda_convert(void *state, const struct cst_device_states *states, uint64_t n_elems,
-                        struct cst_err *err)
+static int cuda_convert(void *state, const struct cst_device_convert *convert, struct cst_err *err)
 {
     (void)state;
-    (void)states;
-    (void)n_elems;
+    (void)convert;
     return cst_err_set(err, CST_EUNSUPPORTED, "CONVERT is for a host engine");
 }
 
 static int cuda_reduce(void *state, unsigned thread, const struct cst_tile_work *work,
                        uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                       struct cst_undo_slot *undo, struct cst_err *err)
+                       struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err)
 {
-    return cst_gpu_reduce(state, thread, work, n_src, src, first, count, undo, err);
+    return cst_gpu_reduce(state, thread, work, n_src, src, first, count, undo, n_elems, err);
 }
 
-static int cuda_update(void *state, const struct cst_tile_work *work,
-                       const struct cst_tile_hyper *hyper, uint64_t first, uint64_t count,
-                       struct cst_undo_slot *undo, struct cst_err *err)
+static int cuda_update(void *state, unsigned thread, const struct cst_device_update *update,
+                       uint64_t first, uint64_t count, struct cst_undo_slot *undo,
+                       uint64_t *n_elems, struct cst_err *err)
 {
     (void)state;
-    (void)work;
-    (void)hyper;
+    (void)thread;
+    (void)update;
     (void)first;
     (void)count;
     (void)undo;
+    (void)n_elems;
     return cst_err_set(err, CST_EUNSUPPORTED, "UPDATE is for a host engine");
 }
 

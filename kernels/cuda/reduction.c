@@ -254,7 +254,7 @@ static struct way choose_way(const struct cst_tile_work *work, uint32_t n_src, u
 
 int cst_gpu_reduce(struct cst_gpu *gpu, unsigned thread, const struct cst_tile_work *work,
                    uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                   struct cst_undo_slot *undo, struct cst_err *err)
+                   struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err)
 {
     struct reduction r = {.gpu = gpu,
                           .stage = &gpu->stages[thread],
@@ -288,6 +288,9 @@ int cst_gpu_reduce(struct cst_gpu *gpu, unsigned thread, const struct cst_tile_w
             rc = sum_on_gpu(&r, &batch, err);
         } else {
             rc = add_up_on_gpu(&r, &batch, err);
+        }
+        for (uint32_t i = 0; i < batch.n && rc == CST_OK; i++) {
+            *n_elems += r.stage->batch[i].n_elems;
         }
     }
     return rc;

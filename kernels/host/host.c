@@ -1,6 +1,7 @@
 #include "kernels/host/host.h"
 
 #include "kernels/crew.h"
+#include "kernels/host/convert.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -151,25 +152,16 @@ static int host_fill(void *state, unsigned thread, struct cst_addr dst, uint64_t
     return CST_OK;
 }
 
-static int host_convert(void *state, const struct cst_device_states *states, uint64_t n_elems,
-                        struct cst_err *err)
+static int host_convert(void *state, const struct cst_device_convert *convert, struct cst_err *err)
 {
     const struct host *host = state;
 
-    (void)err;
-    host->kernels->cast(n_elems, states->src, states->weight);
-    if (states->master == NULL) {
-        return CST_OK;
-    }
-    memcpy(states->master, states->src, n_elems * sizeof(float));
-    memset(states->exp_avg, 0, n_elems * sizeof(float));
-    memset(states->exp_avg_sq, 0, n_elems * sizeof(float));
-    return CST_OK;
+    return cst_host_convert(host->kernels, convert, err);
 }
 
 static int host_reduce(void *state, unsigned thread, const struct cst_tile_work *work,
                        uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                       struct cst_undo_slot *undo, struct cst_err *err)
+                       struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err)
 {
     const struct host *host = state;
     const uint16_t *at[CST_TILE_MAX_SRC];
@@ -181,22 +173,66 @@ static int host_reduce(void *state, unsigned thread, const struct cst_tile_work 
         at[i] = pointer(src[i]);
     }
     mine.kernels = host->kernels;
-    (void)cst_tile_reduce_range(&mine, n_src, at, first, count, undo);
+    *n_elems = cst_tile_reduce_range(&mine, n_src, at, first, count, undo);
     return CST_OK;
 }
 
-static int host_update(void *state, const struct cst_tile_work *work,
-                       const struct cst_tile_hyper *hyper, uint64_t first, uint64_t count,
-                       struct cst_undo_slot *undo, struct cst_err *err)
+/* All rows and contributions must be the host's. */
+static int check_memory(const struct cst_device_update *update, struct cst_err *err)
+{
+    bool ours = true;
+
+    for (int row = 0; row < CST_ROW_COUNT; row++) {
+        const struct cst_mem *in = update->in[row].mem, *out = update->out[row].mem;
+
+        ours = ours && (in == NULL || in->base != NULL) && (out == NULL || out->base != NULL);
+    }
+    for (uint32_t i = 0; i < update->n_src; i++) {
+        ours = ours && update->src[i].mem->base != NULL;
+    }
+    return ours ? CST_OK
+                : cst_err_set(err, CST_EINVAL,
+                              "UPDATE of chunk %u with memory of a device, on the host",
+                              update->work->chunk);
+}
+
+static void place(struct cst_tile_work *work, const struct cst_device_update *update)
+{
+    cst_device_rows(&work->rows, work->table, update->in, update->row_elems);
+    cst_device_rows(&work->out, work->table, update->out, update->row_elems);
+    work->elsewhere = !cst_device_is_in_place(update);
+    work->rows.weight = work->out.weight;
+    work->guard = update->guard;
+    work->n_src = update->n_src;
+}
+
+static int host_update(void *state, unsigned thread, const struct cst_device_update *update,
+                       uint64_t first, uint64_t count, struct cst_undo_slot *undo,
+                       uint64_t *n_elems, struct cst_err *err)
 {
     struct host *host = state;
-    struct cst_tile_work mine = *work;
-    uint64_t began = cst_crew_now(), n_elems;
+    const uint16_t *src[CST_TILE_MAX_SRC];
+    struct cst_tile_work mine = *update->work;
+    uint64_t began = cst_crew_now();
+    int rc = check_memory(update, err);
 
-    (void)err;
+    (void)thread;
+    if (rc == CST_OK &&
+        (!cst_device_is_in_place(update) || update->n_src > 0 || update->guard ||
+         mine.table->optimizer != CST_OPTIMIZER_ADAMW || mine.table->moments != CST_MOMENTS_FP32)) {
+        rc = cst_err_set(err, CST_EUNSUPPORTED, "UPDATE of that kind");
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    for (uint32_t i = 0; i < update->n_src; i++) {
+        src[i] = pointer(update->src[i]);
+    }
+    place(&mine, update);
     mine.kernels = host->kernels;
-    n_elems = cst_tile_update_range(&mine, hyper, first, count, undo);
-    cst_pace_wait(cst_pace_take(&host->update, n_elems, began));
+    mine.src = src;
+    *n_elems = cst_tile_update_range(&mine, update->hyper, first, count, undo);
+    cst_pace_wait(cst_pace_take(&host->update, *n_elems, began));
     return CST_OK;
 }
 

@@ -181,12 +181,10 @@ static int paced_fill(void *state, unsigned thread, struct cst_addr dst, uint64_
 
 /* -- arithmetic ----------------------------------------------------------------------------- */
 
-static int paced_convert(void *state, const struct cst_device_states *states, uint64_t n_elems,
-                         struct cst_err *err)
+static int paced_convert(void *state, const struct cst_device_convert *convert, struct cst_err *err)
 {
     (void)state;
-    (void)states;
-    (void)n_elems;
+    (void)convert;
     return cst_err_set(err, CST_EUNSUPPORTED, "CONVERT is for a host engine");
 }
 
@@ -207,7 +205,7 @@ static uint64_t sum_bytes(const struct cst_tile_work *work, uint64_t first, uint
 /* Summed where the contributions are; the sums come down. */
 static int paced_reduce(void *state, unsigned thread, const struct cst_tile_work *work,
                         uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                        struct cst_undo_slot *undo, struct cst_err *err)
+                        struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err)
 {
     struct paced *paced = state;
     struct cst_mem mems[CST_TILE_MAX_SRC];
@@ -219,21 +217,23 @@ static int paced_reduce(void *state, unsigned thread, const struct cst_tile_work
         mems[i] = as_host(src[i].mem);
         from[i] = (struct cst_addr){&mems[i], src[i].offset};
     }
-    rc = cst_host_ops.reduce(paced->host, thread, work, n_src, from, first, count, undo, err);
+    rc = cst_host_ops.reduce(paced->host, thread, work, n_src, from, first, count, undo, n_elems,
+                             err);
     cst_pace_wait(end);
     return rc;
 }
 
-static int paced_update(void *state, const struct cst_tile_work *work,
-                        const struct cst_tile_hyper *hyper, uint64_t first, uint64_t count,
-                        struct cst_undo_slot *undo, struct cst_err *err)
+static int paced_update(void *state, unsigned thread, const struct cst_device_update *update,
+                        uint64_t first, uint64_t count, struct cst_undo_slot *undo,
+                        uint64_t *n_elems, struct cst_err *err)
 {
     (void)state;
-    (void)work;
-    (void)hyper;
+    (void)thread;
+    (void)update;
     (void)first;
     (void)count;
     (void)undo;
+    (void)n_elems;
     return cst_err_set(err, CST_EUNSUPPORTED, "UPDATE in place is for a host engine");
 }
 

@@ -29,8 +29,9 @@ struct host_rates {
     struct cst_crew team, lanes;
     struct cst_trial_memory arena;
     struct cst_table_header *table;
-    struct cst_undo_slot *slots; /* one per thread of the team */
-    struct cst_addr src[N_SRC];  /* the contributions' rows, in the arena */
+    struct cst_undo_slot *slots;         /* one per thread of the team */
+    struct cst_addr rows[CST_ROW_COUNT]; /* of the chunk, in the arena */
+    struct cst_addr src[N_SRC];          /* the contributions' rows, in the arena */
     struct cst_tile_work work;
     uint64_t n_elems; /* of the chunk, whole pieces */
     uint64_t marks;   /* commands so far */
@@ -111,20 +112,25 @@ static void update_piece(struct cst_job *job, uint64_t piece, unsigned thread)
                                                 .weight_decay = 0.01,
                                                 .grad_scale = 1.0f};
     struct host_rates *r = rates_of(job);
-    uint64_t n = cst_host_ops.max_tiles;
+    struct cst_device_update what = {.work = &r->work, .hyper = &hyper, .row_elems = r->n_elems};
+    uint64_t n = cst_host_ops.max_tiles, done;
     struct cst_err err;
 
-    (void)cst_device_update(&r->device, &r->work, &hyper, piece * n, n, &r->slots[thread], &err);
+    memcpy(what.in, r->rows, sizeof what.in);
+    memcpy(what.out, r->rows, sizeof what.out);
+    what.in[CST_ROW_WEIGHT] = what.out[CST_ROW_GRAD] = (struct cst_addr){0};
+    (void)cst_device_update(&r->device, thread, &what, piece * n, n, &r->slots[thread], &done,
+                            &err);
 }
 
 static void reduce_piece(struct cst_job *job, uint64_t piece, unsigned thread)
 {
     struct host_rates *r = rates_of(job);
-    uint64_t n = cst_host_ops.max_tiles;
+    uint64_t n = cst_host_ops.max_tiles, done;
     struct cst_err err;
 
     (void)cst_device_reduce(&r->device, thread, &r->work, N_SRC, r->src, piece * n, n,
-                            &r->slots[thread], &err);
+                            &r->slots[thread], &done, &err);
 }
 
 static double command(struct host_rates *r, cst_job_piece_fn piece)
@@ -267,22 +273,29 @@ static int open_table(struct host_rates *r, struct cst_err *err)
 static void place_rows(struct host_rates *r)
 {
     const uint64_t n = r->n_elems;
-    char *at = r->arena.mem.base;
-    struct cst_rows *rows = &r->work.rows;
+    const uint64_t bytes[CST_ROW_COUNT] = {[CST_ROW_WEIGHT] = 2,
+                                           [CST_ROW_GRAD] = 2,
+                                           [CST_ROW_MASTER] = 4,
+                                           [CST_ROW_EXP_AVG] = 4,
+                                           [CST_ROW_EXP_AVG_SQ] = 4};
+    const int values[CST_ROW_COUNT] = {[CST_ROW_GRAD] = 0x3c,        /* 0.011 */
+                                       [CST_ROW_MASTER] = 0x3d,      /* 0.046 */
+                                       [CST_ROW_EXP_AVG] = 0x3b,     /* 0.0029 */
+                                       [CST_ROW_EXP_AVG_SQ] = 0x37}; /* 1.1e-5 */
+    char *base = r->arena.mem.base;
+    uint64_t at = 0;
 
-    rows->master = (float *)(void *)at;
-    rows->moments[0].values = rows->master + n;
-    rows->moments[1].values = rows->master + 2 * n;
-    rows->weight = (uint16_t *)(void *)(rows->master + 3 * n);
-    rows->grad = rows->weight + n;
-    memset(rows->master, 0x3d, n * sizeof(float));                /* 0.046 */
-    memset(rows->moments[0].values, 0x3b, n * sizeof(float));     /* 0.0029 */
-    memset(rows->moments[1].values, 0x37, n * sizeof(float));     /* 1.1e-5 */
-    memset(rows->grad, 0x3c, n * (1 + N_SRC) * sizeof(uint16_t)); /* 0.011 */
-    for (unsigned i = 0; i < N_SRC; i++) {
-        r->src[i] = (struct cst_addr){
-            .mem = &r->arena.mem, .offset = (uint64_t)((char *)(rows->grad + (1 + i) * n) - at)};
+    for (int row = 0; row < CST_ROW_COUNT; row++) {
+        r->rows[row] = (struct cst_addr){.mem = &r->arena.mem, .offset = at};
+        memset(base + at, values[row], n * bytes[row]);
+        at += n * bytes[row];
     }
+    for (unsigned i = 0; i < N_SRC; i++) {
+        r->src[i] = (struct cst_addr){.mem = &r->arena.mem, .offset = at};
+        memset(base + at, values[CST_ROW_GRAD], n * sizeof(uint16_t));
+        at += n * sizeof(uint16_t);
+    }
+    r->work.rows.grad = (uint16_t *)(void *)(base + r->rows[CST_ROW_GRAD].offset);
     r->work.table = r->table;
 }
 

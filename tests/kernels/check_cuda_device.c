@@ -59,8 +59,9 @@ static int reduce(const struct tiny_job *job, const struct cst_mem *pool, struct
         .rows = {.grad = (uint16_t *)(void *)((char *)job->base[TINY_ARENA] + grad.offset)}};
     struct cst_addr src[2] = {{.mem = pool, .offset = tiny_job_block(job, 0, 0).offset},
                               {.mem = pool, .offset = tiny_job_block(job, 0, 1).offset}};
+    uint64_t n_elems;
 
-    return cst_device_reduce(&device, 0, &work, 2, src, 0, UINT64_MAX, NULL, err);
+    return cst_device_reduce(&device, 0, &work, 2, src, 0, UINT64_MAX, NULL, &n_elems, err);
 }
 
 /* What an engine does in its life, one of each. What failed is in @err. */

@@ -149,22 +149,38 @@ START_TEST(test_wrappers)
     const struct cst_mem *mem = &mapping.segment.mem, none = {.bytes = 100};
     struct cst_addr start = {.mem = mem}, end = {.mem = mem, .offset = BYTES};
     struct cst_addr odd = {.mem = mem, .offset = 2}, lost = {.mem = &none};
-    struct cst_addr dst[4] = {start, start, start, start};
-    struct cst_tile_work work = {.mark = 1};
+    struct cst_device_convert odd_src = {
+        .src = odd, .dst = {start, start, start, start}, .n_dst = 4, .n_elems = 1, .row_elems = 1};
+    struct cst_device_convert huge = odd_src, odd_dst = odd_src, beyond = odd_src, few = odd_src;
+    struct cst_device_convert format = odd_src;
+    struct cst_table_header table = {.magic = CST_TABLE_MAGIC};
+    struct cst_tile_work work = {.mark = 1, .table = &table};
+    struct cst_device_update update = {.work = &work};
     struct cst_err err;
+    uint64_t n;
+
+    huge.src = odd_dst.src = beyond.src = few.src = format.src = start;
+    huge.n_elems = huge.row_elems = UINT64_MAX / 2;
+    odd_dst.dst[3] = odd;
+    beyond.first = 1;
+    few.n_dst = 2;
+    format.moments = CST_MOMENTS_COUNT;
 
     ck_assert_int_eq(cst_device_copy(&device, 0, start, end, 0, &err), CST_OK);
     ck_assert_int_eq(cst_device_copy(&device, 0, start, end, 1, &err), CST_EINVAL);
     ck_assert_int_eq(cst_device_copy(&device, 0, end, start, 1, &err), CST_EINVAL);
     ck_assert_int_eq(cst_device_copy(&device, 0, start, lost, 1, &err), CST_EINVAL);
     ck_assert_int_eq(cst_device_fill(&device, 0, start, BYTES + 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, odd, dst, 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, start, dst, UINT64_MAX / 2, &err), CST_EINVAL);
-    dst[3] = odd;
-    ck_assert_int_eq(cst_device_convert(&device, start, dst, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, &odd_src, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, &huge, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, &odd_dst, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, &beyond, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, &few, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, &format, &err), CST_EINVAL);
     ck_assert_int_eq(cst_device_populate(&device, 0, mem, BYTES, 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_reduce(&device, 0, &work, 0, NULL, 0, 1, NULL, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_update(&device, &work, NULL, 0, 1, NULL, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_reduce(&device, 0, &work, 0, NULL, 0, 1, NULL, &n, &err),
+                     CST_EINVAL);
+    ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &n, &err), CST_EINVAL);
     ck_assert_uint_eq(atomic_load(&n_calls), 0);
 }
 END_TEST

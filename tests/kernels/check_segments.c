@@ -200,14 +200,102 @@ START_TEST(test_wide)
     ck_assert_ptr_nonnull(chunk.work.rows.grad);
     ck_assert_ptr_null(chunk.work.rows.grad_f32);
     lying->grad_bytes = 4;
+    c->rows[CST_ROW_GRAD].offset = job.bytes[TINY_ARENA] - c->n_elems * 4;
     ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
     ck_assert_ptr_null(chunk.work.rows.grad);
     ck_assert_ptr_eq(chunk.work.rows.grad_f32,
                      (char *)job.base[TINY_ARENA] + c->rows[CST_ROW_GRAD].offset);
-    c->rows[CST_ROW_GRAD].offset = job.bytes[TINY_ARENA] - c->n_elems * 4;
-    ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
     c->rows[CST_ROW_GRAD].offset += 4;
     ck_assert_int_eq(find_chunk(1, &chunk), CST_EINVAL);
+}
+END_TEST
+
+/* An optimizer of one moment has no exp_avg_sq row, and none is looked for. */
+START_TEST(test_one_moment)
+{
+    struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
+    struct cst_chunk chunk;
+
+    lying->optimizer = CST_OPTIMIZER_LION;
+    c->rows[CST_ROW_EXP_AVG_SQ] = (struct cst_place){.segment = CST_PLACE_NONE};
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
+    ck_assert_ptr_null(chunk.rows[CST_ROW_EXP_AVG_SQ].mem);
+    lying->optimizer = CST_OPTIMIZER_ADAM;
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_EINVAL);
+}
+END_TEST
+
+/* Rows of moments have the bytes of their format: of MX8 a code an element, and behind the chunk's
+ * codes an exponent a block; chunk and spans begin and end with blocks, or the table is refused. */
+START_TEST(test_moments)
+{
+    static const uint64_t bytes[CST_MOMENTS_COUNT] = {8192 * 4, 8192 * 2, 8192 + 8192 / 32};
+    struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
+    struct cst_table_span *spans = &cst_table_spans(lying)[c->first_span];
+    struct cst_chunk chunk;
+
+    for (uint32_t m = 0; m < CST_MOMENTS_COUNT; m++) {
+        lying->moments = m;
+        c->n_spans = m == CST_MOMENTS_MX8 ? 1 : TINY_SPANS;
+        c->rows[CST_ROW_EXP_AVG].offset = job.bytes[TINY_ARENA] - bytes[m];
+        ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
+        c->rows[CST_ROW_EXP_AVG].offset += 4;
+        ck_assert_int_eq(find_chunk(1, &chunk), CST_EINVAL);
+        c->rows[CST_ROW_EXP_AVG].offset = job.bytes[TINY_ARENA] - bytes[m];
+    }
+    spans[0].start = 16;
+    spans[0].n_elems = 32;
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_EINVAL);
+    spans[0].start = 32;
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
+    c->n_elems -= 16;
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_EINVAL);
+}
+END_TEST
+
+/* The second weight row is found where there is one; where there is none nothing is missing. */
+START_TEST(test_second_weight)
+{
+    const unsigned both = CST_CHUNK_ROW(CST_ROW_WEIGHT) | CST_CHUNK_ROW(CST_ROW_WEIGHT_OTHER);
+    struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
+    struct cst_chunk chunk;
+    struct cst_err err;
+
+    ck_assert_int_eq(cst_chunk_find(&segments, job.ids[TINY_TABLE], 1, both, &chunk, &err), CST_OK);
+    ck_assert_ptr_null(chunk.rows[CST_ROW_WEIGHT_OTHER].mem);
+    c->other_weight = (struct cst_place){.segment = job.ids[TINY_ARENA],
+                                         .offset = job.bytes[TINY_ARENA] - c->n_elems * 2};
+    ck_assert_int_eq(cst_chunk_find(&segments, job.ids[TINY_TABLE], 1, both, &chunk, &err), CST_OK);
+    ck_assert_ptr_eq(chunk.rows[CST_ROW_WEIGHT_OTHER].mem, &arena.mem);
+    ck_assert_uint_eq(chunk.rows[CST_ROW_WEIGHT_OTHER].offset, c->other_weight.offset);
+    c->other_weight.offset += 2;
+    ck_assert_int_eq(cst_chunk_find(&segments, job.ids[TINY_TABLE], 1, both, &chunk, &err),
+                     CST_EINVAL);
+}
+END_TEST
+
+/* Rows that overlap are refused, with their names; but a bf16 grad row may be the weight row. */
+START_TEST(test_overlap)
+{
+    struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
+    struct cst_chunk chunk;
+    struct cst_err err;
+
+    c->rows[CST_ROW_GRAD] = c->rows[CST_ROW_WEIGHT];
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
+    ck_assert_ptr_eq(chunk.work.rows.grad, chunk.work.rows.weight);
+    c->rows[CST_ROW_GRAD].offset += 2;
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_EINVAL);
+    c->rows[CST_ROW_GRAD].offset -= 2;
+    lying->grad_bytes = 4;
+    ck_assert_int_eq(find_chunk(1, &chunk), CST_EINVAL);
+    memcpy(lying, table_copy, job.bytes[TINY_TABLE]);
+    c->rows[CST_ROW_EXP_AVG].offset = c->rows[CST_ROW_MASTER].offset + c->n_elems * 4 - 4;
+    ck_assert_int_eq(
+        cst_chunk_find(&segments, job.ids[TINY_TABLE], 1, CST_CHUNK_ROWS_ALL, &chunk, &err),
+        CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "master row"));
+    ck_assert_ptr_nonnull(strstr(err.text, "exp_avg row"));
 }
 END_TEST
 
@@ -270,6 +358,10 @@ START_TEST(test_lies)
         {&lying->tiles_bytes, 8, lying->total_bytes},
         {&lying->total_bytes, 8, lying->total_bytes + 64},
         {&lying->grad_bytes, 4, 3},
+        {&lying->optimizer, 4, CST_OPTIMIZER_COUNT},
+        {&lying->moments, 4, CST_MOMENTS_COUNT},
+        {&lying->rounding, 4, CST_ROUNDING_COUNT},
+        {&c->rows[1].offset, 8, c->rows[0].offset + 2},
         {&c->n_elems, 8, UINT64_MAX},
         {&c->n_elems, 8, CST_CHUNK_MAX_ELEMS},
         {&c->first_span, 4, UINT32_MAX},
@@ -355,6 +447,10 @@ int main(void)
     tcase_add_checked_fixture(chunks, set_up_chunks, tear_down_chunks);
     tcase_add_test(chunks, test_chunk);
     tcase_add_test(chunks, test_wide);
+    tcase_add_test(chunks, test_one_moment);
+    tcase_add_test(chunks, test_moments);
+    tcase_add_test(chunks, test_second_weight);
+    tcase_add_test(chunks, test_overlap);
     tcase_add_test(chunks, test_frozen);
     tcase_add_test(chunks, test_no_chunk);
     tcase_add_test(chunks, test_lies);

@@ -1,0 +1,12 @@
+/* CONVERT on the host: fp32 values to the rows of a chunk, and between fp32 and rows of moments in
+ * whichever format. */
+#ifndef CST_HOST_CONVERT_H
+#define CST_HOST_CONVERT_H
+
+#include "kernels/device.h"
+
+/* cst_device_convert, where its contract is, after its checks. Any thread. */
+int cst_host_convert(const struct cst_kernels *kernels, const struct cst_device_convert *convert,
+                     struct cst_err *err);
+
+#endif
