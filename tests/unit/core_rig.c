@@ -115,6 +115,9 @@ static void open_pools(struct rig *rig, const struct rig_job *job, struct cst_co
                                       .first_ticket = 1,
                                       .peer_timeout_ns = 1000000000,
                                       .micro_batches = job->micro_batches,
+                                      .rooms = job->rooms,
+                                      .n_rooms = job->n_rooms,
+                                      .interleave = job->interleave,
                                       .policy = policy};
     cst_actions_init(&rig->actions);
     rig->now = 1;

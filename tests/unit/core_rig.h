@@ -19,6 +19,9 @@ struct rig_job {
     bool with_base;           /* a base job has all frozen chunks */
     uint32_t micro_batches;   /* more than one: grad rows are fp32 */
     bool grad_fp32;
+    const struct cst_core_room *rooms;
+    uint32_t n_rooms;
+    uint32_t interleave;
     bool grad_over;           /* gradients take their weights' places */
     enum cst_optimizer optimizer;
     enum cst_moments moments;

@@ -1,0 +1,128 @@
+#include "offload/interleave.h"
+
+#include <math.h>
+#include <string.h>
+
+#define MOST_CHUNKS 1024u /* that are played: after so many the pipeline has long been in step */
+#define MOST_BUFFERS 8u
+
+/* An accelerator and its link. Times in seconds. */
+struct link {
+    double up_free, down_free; /* when each direction is; one of them where they share */
+    double device_free;
+    double left[MOST_BUFFERS];   /* per buffer: when the chunk before has left it */
+    uint32_t next;               /* buffer */
+    double fetches[MOST_CHUNKS]; /* when weights want to go up, in this order */
+    uint32_t n_fetches, first_fetch;
+};
+
+static double later(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static double *down_lane(const struct cst_interleave *m, struct link *l)
+{
+    return m->shared ? &l->up_free : &l->down_free;
+}
+
+/* Weights that want to go up before anything else could begin at @at do so. */
+static void serve_fetches(const struct cst_interleave *m, struct link *l, double at)
+{
+    while (l->first_fetch < l->n_fetches && l->fetches[l->first_fetch] <= later(l->up_free, at)) {
+        l->up_free = later(l->up_free, l->fetches[l->first_fetch++]) +
+                     m->chunk_elems * m->fetch_bytes / m->up;
+    }
+}
+
+/* A chunk goes through; when all of it is home. */
+static double go_through(const struct cst_interleave *m, struct link *l)
+{
+    double *lane = down_lane(m, l);
+    double at;
+
+    serve_fetches(m, l, l->left[l->next]);
+    at = later(l->up_free, l->left[l->next]) + m->chunk_elems * m->up_bytes / m->up;
+    l->up_free = at;
+    at = later(at, l->device_free) + m->chunk_elems / m->device_elems;
+    l->device_free = at;
+    at = later(at, *lane) + m->chunk_elems * m->down_bytes / m->down;
+    *lane = at;
+    l->left[l->next] = at;
+    l->next = (l->next + 1) % m->buffers;
+    return at;
+}
+
+static bool has_rates(const struct cst_interleave *m)
+{
+    return m->n_links > 0 && m->buffers > 0 && m->node_elems > 0 && m->device_elems > 0 &&
+           m->up > 0 && m->down > 0;
+}
+
+double cst_interleave_seconds(const struct cst_interleave *machine, uint32_t k)
+{
+    struct cst_interleave m = *machine;
+    struct link links[CST_INTERLEAVE_MAX_LINKS];
+    uint32_t n = m.n_chunks < MOST_CHUNKS ? m.n_chunks : MOST_CHUNKS;
+    uint32_t turn = 0;
+    double node = 0;
+    double end = 0;
+
+    if (k == CST_INTERLEAVE_NEVER || !has_rates(&m)) {
+        return m.n_chunks * m.chunk_elems / m.node_elems;
+    }
+    m.n_links = m.n_links < CST_INTERLEAVE_MAX_LINKS ? m.n_links : CST_INTERLEAVE_MAX_LINKS;
+    m.buffers = m.buffers < MOST_BUFFERS ? m.buffers : MOST_BUFFERS;
+    for (uint32_t i = 0; i < m.n_links; i++) {
+        links[i].n_fetches = links[i].first_fetch = links[i].next = 0;
+        links[i].up_free = links[i].down_free = links[i].device_free = 0;
+        memset(links[i].left, 0, sizeof links[i].left);
+    }
+    for (uint32_t i = 1; i <= n; i++) {
+        struct link *l = &links[turn % m.n_links];
+
+        if (i % k != 0) {
+            node += m.chunk_elems / m.node_elems;
+            end = later(end, node);
+            l->fetches[l->n_fetches++] = node;
+        } else {
+            end = later(end, go_through(&m, l));
+            turn++;
+        }
+    }
+    return n == 0 ? 0 : end * m.n_chunks / n;
+}
+
+uint32_t cst_interleave_choose(const struct cst_interleave *machine)
+{
+    uint32_t most =
+        machine->n_chunks < CST_INTERLEAVE_MOST ? machine->n_chunks : CST_INTERLEAVE_MOST;
+    uint32_t best = CST_INTERLEAVE_NEVER;
+    double least;
+
+    if (!has_rates(machine)) {
+        return CST_INTERLEAVE_NEVER;
+    }
+    least = (1 - CST_INTERLEAVE_MARGIN) * cst_interleave_seconds(machine, CST_INTERLEAVE_NEVER);
+    for (uint32_t k = most; k > 0; k--) {
+        double seconds = cst_interleave_seconds(machine, k);
+
+        if (seconds < least * (1 - 1e-9)) {
+            least = seconds;
+            best = k;
+        }
+    }
+    return best;
+}
+
+uint32_t cst_interleave_formula(const struct cst_interleave *machine)
+{
+    double states = machine->shared ? 24 : 12;
+    double link = states / machine->up + 1 / machine->device_elems;
+    double gain = 1 / machine->node_elems - 2 / machine->up;
+
+    if (!(gain > 0) || link / gain > UINT32_MAX / 2) {
+        return CST_INTERLEAVE_NEVER;
+    }
+    return 1 + (uint32_t)ceil(link / gain);
+}

@@ -1,0 +1,428 @@
+/* Updates that go through a room: which, in which commands, and what waits for which of them. And
+ * how a room is divided. */
+#include "tests/lib/suite.h"
+#include "tests/unit/core_rig.h"
+
+#include "offload/buffers.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ENGINE 3
+#define ROOM 400
+
+static struct rig rig;
+
+static void teardown(void)
+{
+    rig_close(&rig);
+}
+
+/* Bytes of a buffer for a chunk of the rig: 14 an element up, 14 down. */
+#define BUFFER (28ull * RIG_CHUNK_ELEMS)
+
+static void open_room(uint32_t n_chunks, uint64_t bytes, uint32_t k)
+{
+    struct cst_core_room room = {.engine = ENGINE, .segment = ROOM, .bytes = bytes};
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = n_chunks,
+                                         .world = 1,
+                                         .n_blocks = 2 * n_chunks,
+                                         .rooms = &room,
+                                         .n_rooms = 1,
+                                         .interleave = k});
+    rig_start(&rig, 1);
+}
+
+/* A step up to its commit; the updates are issued, none is done. */
+static void commit(uint32_t n_chunks)
+{
+    for (uint32_t c = 0; c < n_chunks; c++) {
+        uint64_t lease = rig_get(&rig, 0, c);
+
+        ck_assert_int_eq(rig_status(&rig, rig_release(&rig, 0, c, lease)), CST_OK);
+    }
+    (void)rig_step(&rig, 0);
+    while (rig_command(&rig, CST_COMMAND_UPDATE, 0) == NULL) {
+        ck_assert_uint_gt(rig.n_commands, 0);
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+}
+
+static const struct cst_command *update_of(uint32_t chunk)
+{
+    for (unsigned i = 0; rig_command(&rig, CST_COMMAND_UPDATE, i) != NULL; i++) {
+        if (rig_command(&rig, CST_COMMAND_UPDATE, i)->chunk == chunk) {
+            return rig_command(&rig, CST_COMMAND_UPDATE, i);
+        }
+    }
+    ck_abort_msg("no update of chunk %u", chunk);
+    return NULL;
+}
+
+/* The @n-th copy of @chunk in that direction. */
+static const struct cst_command *copy_of(uint32_t chunk, bool up, unsigned n)
+{
+    for (unsigned i = 0; rig_command(&rig, CST_COMMAND_COPY, i) != NULL; i++) {
+        const struct cst_command *c = rig_command(&rig, CST_COMMAND_COPY, i);
+
+        if (c->chunk == chunk && (up ? c->dst : c->src)[0].segment == ROOM && n-- == 0) {
+            return c;
+        }
+    }
+    return NULL;
+}
+
+static bool waits_for(const struct cst_command *command, uint64_t ticket)
+{
+    for (uint32_t i = 0; i < command->n_after; i++) {
+        if (command->after[i] == ticket) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* -- which ------------------------------------------------------------------------------------ */
+
+/* Of each k chunks in the order of the updates the last one goes through the room. */
+START_TEST(every_kth)
+{
+    open_room(7, 3 * BUFFER, (uint32_t)_i);
+    commit(7);
+    for (uint32_t c = 0; c < 7; c++) {
+        bool there = _i > 0 && (c + 1) % (uint32_t)_i == 0;
+
+        ck_assert_uint_eq(update_of(c)->node, there ? ENGINE : 0);
+        ck_assert_uint_eq(update_of(c)->n_out, there ? 4 : 0);
+        ck_assert_uint_eq(update_of(c)->n_in, there ? 4 : 0);
+    }
+    rig_drain(&rig);
+}
+END_TEST
+
+/* k is set for the commits to come; what it is shows in the numbers, as does what was updated
+ * where.
+ */
+START_TEST(k_changes)
+{
+    struct cst_core_stats stats;
+
+    open_room(4, 3 * BUFFER, 2);
+    commit(4);
+    cst_core_set_interleave(rig.core, 4);
+    cst_core_stats(rig.core, &stats);
+    ck_assert_uint_eq(stats.interleave, 2);
+    ck_assert_uint_eq(stats.chunks_updating, 4);
+    rig_drain(&rig);
+    cst_core_stats(rig.core, &stats);
+    ck_assert_uint_eq(stats.chunks_updating, 0);
+    ck_assert_uint_eq(stats.n_updates, 4);
+    ck_assert_uint_eq(stats.n_device_updates, 2);
+    commit(4);
+    ck_assert_uint_eq(update_of(1)->node, 0);
+    ck_assert_uint_eq(update_of(3)->node, ENGINE);
+    rig_drain(&rig);
+    cst_core_stats(rig.core, &stats);
+    ck_assert_uint_eq(stats.interleave, 4);
+    ck_assert_uint_eq(stats.n_device_updates, 3);
+}
+END_TEST
+
+/* A room that is too small for a chunk is no room: the node updates it, and says why. */
+START_TEST(too_small)
+{
+    char lines[16][192];
+    unsigned n;
+    bool said = false;
+
+    open_room(2, BUFFER - 1, 1);
+    commit(2);
+    ck_assert_uint_eq(update_of(0)->node, 0);
+    rig_drain(&rig);
+    n = cst_core_explain(rig.core, 0, lines, 16);
+    for (unsigned i = 0; i < n; i++) {
+        said = said || strstr(lines[i], "larger than the buffers") != NULL;
+    }
+    ck_assert(said);
+}
+END_TEST
+
+/* Rooms take turns. */
+START_TEST(rooms_take_turns)
+{
+    struct cst_core_room rooms[] = {{.engine = ENGINE, .segment = ROOM, .bytes = BUFFER},
+                                    {.engine = ENGINE + 1, .segment = ROOM + 1, .bytes = BUFFER}};
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = 4,
+                                         .world = 1,
+                                         .n_blocks = 8,
+                                         .rooms = rooms,
+                                         .n_rooms = 2,
+                                         .interleave = 1});
+    rig_start(&rig, 1);
+    commit(4);
+    for (uint32_t c = 0; c < 4; c++) {
+        ck_assert_uint_eq(update_of(c)->node, ENGINE + c % 2);
+        ck_assert_uint_eq(update_of(c)->in[0].place.segment, ROOM + c % 2);
+    }
+    rig_drain(&rig);
+}
+END_TEST
+
+/* -- in which commands ------------------------------------------------------------------------ */
+
+/* Up, update, down: each row comes from where the table says it is and goes back there, the weights
+ * first; what overwrites waits until what it overwrites was told to be complete. */
+START_TEST(chain)
+{
+    static const enum cst_row down[] = {CST_ROW_WEIGHT, CST_ROW_MASTER, CST_ROW_EXP_AVG,
+                                        CST_ROW_EXP_AVG_SQ};
+    const struct cst_command *update;
+
+    open_room(1, 3 * BUFFER, 1);
+    commit(1);
+    update = update_of(0);
+    ck_assert(!update->told);
+    ck_assert_uint_eq(update->n_after, 4);
+    for (unsigned i = 0; i < 4; i++) {
+        const struct cst_command *up = copy_of(0, true, i);
+        const struct cst_layout_row *row = &rig.layout.chunks[0].rows[update->in[i].row];
+
+        ck_assert(up != NULL && waits_for(update, up->ticket));
+        ck_assert(up->told);
+        ck_assert_uint_eq(up->node, ENGINE);
+        ck_assert_uint_eq(up->src[0].segment, RIG_ARENA_SEGMENT + row->segment);
+        ck_assert_uint_eq(up->src[0].offset, row->offset);
+        ck_assert_uint_eq(up->dst[0].offset, update->in[i].place.offset);
+        ck_assert_uint_eq(up->bytes, (update->in[i].row == CST_ROW_GRAD ? 2 : 4) * RIG_CHUNK_ELEMS);
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        const struct cst_command *c = copy_of(0, false, i);
+        const struct cst_layout_row *row = &rig.layout.chunks[0].rows[down[i]];
+
+        ck_assert(c != NULL && waits_for(c, update->ticket));
+        ck_assert(c->told);
+        ck_assert_uint_eq(c->node, ENGINE);
+        ck_assert_uint_eq(c->dst[0].segment, RIG_ARENA_SEGMENT + row->segment);
+        ck_assert_uint_eq(c->dst[0].offset, row->offset);
+        ck_assert_int_eq(update->out[i].row, down[i]);
+        ck_assert_uint_eq(c->src[0].offset, update->out[i].place.offset);
+        ck_assert_int_eq(c->priority, i == 0 ? CST_PRIORITY_DEMAND : CST_PRIORITY_EVICTION);
+    }
+    rig_drain(&rig);
+}
+END_TEST
+
+/* With room for n buffers the chunk that is n behind waits for all copies out of the first's. */
+START_TEST(buffers_take_turns)
+{
+    uint32_t n = (uint32_t)_i;
+
+    open_room(4, n * BUFFER, 1);
+    commit(4);
+    for (uint32_t c = 1; c < 4; c++) {
+        for (unsigned up = 0; up < 4; up++) {
+            ck_assert_uint_eq(copy_of(c, true, up)->n_after, c < n ? 0 : 4);
+            for (unsigned down = 0; down < 4 && c >= n; down++) {
+                ck_assert(waits_for(copy_of(c, true, up), copy_of(c - n, false, down)->ticket));
+            }
+        }
+    }
+    rig_drain(&rig);
+}
+END_TEST
+
+/* -- what waits for what ---------------------------------------------------------------------- */
+
+/* A fetch waits for the weights alone, a read for all that comes down, and so does the next sum. */
+START_TEST(waiting)
+{
+    uint64_t weight, tag, lease;
+    const struct cst_command *load = NULL, *read = NULL;
+
+    open_room(1, 3 * BUFFER, 1);
+    commit(1);
+    weight = copy_of(0, false, 0)->ticket;
+    (void)rig_fetch(&rig, 0, 0);
+    tag = rig_event(&rig, (struct cst_event){.kind = CST_EV_READ,
+                                             .row = CST_ROW_MASTER,
+                                             .n_elems = 10,
+                                             .place = {.segment = 7}});
+    for (unsigned i = 0; i < rig.n_commands; i++) {
+        if (rig.commands[i].kind == CST_COMMAND_COPY && rig.commands[i].n_dst > 0) {
+            load = rig.commands[i].dst[0].segment == RIG_POOL_SEGMENT ? &rig.commands[i] : load;
+            read = rig.commands[i].dst[0].segment == 7 ? &rig.commands[i] : read;
+        }
+    }
+    ck_assert(load != NULL && read != NULL);
+    ck_assert_uint_eq(load->n_after, 1);
+    ck_assert_uint_eq(load->after[0], weight);
+    ck_assert_uint_eq(read->n_after, 4);
+    for (unsigned i = 0; i < 4; i++) {
+        ck_assert(waits_for(read, copy_of(0, false, i)->ticket));
+    }
+    while (rig.commands[0].ticket <= weight) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+    lease = rig_get_grad(&rig, 0, 0);
+    ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, lease)), CST_OK);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_REDUCE, 0)->n_after, 3);
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert(
+            waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), copy_of(0, false, i)->ticket));
+    }
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+}
+END_TEST
+
+/* Between the weights and the last of the states the chunk is being updated still. */
+START_TEST(states_are_behind)
+{
+    struct cst_core_stats stats;
+
+    open_room(1, 3 * BUFFER, 1);
+    commit(1);
+    for (unsigned left = 4; left > 0; left--) {
+        while (rig_count(&rig, CST_COMMAND_COPY) > left) {
+            rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+        }
+        cst_core_stats(rig.core, &stats);
+        ck_assert_uint_eq(stats.chunks_updating, 1);
+        ck_assert_uint_eq(stats.n_updates, 0);
+    }
+    rig_drain(&rig);
+    cst_core_stats(rig.core, &stats);
+    ck_assert_uint_eq(stats.chunks_updating, 0);
+    ck_assert_uint_eq(stats.n_device_updates, 1);
+}
+END_TEST
+
+/* A command of it that fails ends the job, as an update in place does. */
+START_TEST(failure)
+{
+    struct cst_core_stats stats;
+    unsigned i = 0;
+
+    open_room(1, 3 * BUFFER, 1);
+    commit(1);
+    for (; i < (unsigned)_i; i++) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+    rig_done(&rig, rig.commands[0].ticket, CST_EIO, "a fault");
+    cst_core_stats(rig.core, &stats);
+    ck_assert_int_eq(stats.phase, CST_PHASE_FAILED);
+    while (rig.n_commands > 0) {
+        rig_done(&rig, rig.commands[0].ticket, CST_ECANCELLED, NULL);
+    }
+}
+END_TEST
+
+/* -- buffers ---------------------------------------------------------------------------------- */
+
+static void divide(struct cst_buffers *b, struct cst_layout *layout,
+                   struct cst_layout_chunk *chunks, uint32_t n, uint64_t bytes)
+{
+    layout->chunks = chunks;
+    layout->n_chunks = n;
+    layout->grad_bytes = 2;
+    cst_buffers_divide(b, layout, bytes);
+}
+
+/* Three buffers, and gradients in what is left; where there is no room for three, two, then one. */
+START_TEST(depth)
+{
+    struct cst_layout layout = {.n_classes = 1, .classes = {{.capacity = 8192}}};
+    struct cst_layout_chunk chunks[] = {{.n_elems = 4096}, {.n_elems = 8192}};
+    struct cst_buffers b;
+    uint64_t one = 28ull * 8192;
+
+    divide(&b, &layout, chunks, 2, 3 * one + 5 * 16384 / 2);
+    ck_assert_uint_eq(b.n, 3);
+    ck_assert_uint_eq(b.bytes, one);
+    ck_assert_uint_eq(b.max_elems, 8192);
+    ck_assert_uint_eq(b.n_held, 2);
+    ck_assert_uint_eq(b.held_first, 3 * one);
+    divide(&b, &layout, chunks, 2, 3 * one - 1);
+    ck_assert_uint_eq(b.n, 2);
+    divide(&b, &layout, chunks, 2, 2 * one - 1);
+    ck_assert_uint_eq(b.n, 1);
+    divide(&b, &layout, chunks, 2, one - 1);
+    ck_assert_uint_eq(b.n, 0);
+    ck_assert_uint_eq(cst_buffers_want(&layout), 3 * one);
+}
+END_TEST
+
+/* Three buffers of a smaller class are better than one of the largest. */
+START_TEST(smaller_class)
+{
+    struct cst_layout layout = {.n_classes = 2,
+                                .classes = {{.capacity = 8192}, {.capacity = 1 << 20}}};
+    struct cst_layout_chunk chunks[] = {{.n_elems = 8000, .size_class = 0},
+                                        {.n_elems = 1 << 20, .size_class = 1}};
+    struct cst_buffers b;
+
+    divide(&b, &layout, chunks, 2, 28ull << 20);
+    ck_assert_uint_eq(b.n, 3);
+    ck_assert_uint_eq(b.max_elems, 8000);
+    divide(&b, &layout, chunks, 2, 84ull << 20);
+    ck_assert_uint_eq(b.max_elems, 1 << 20);
+    divide(&b, &layout, chunks, 2, 29 * 8192);
+    ck_assert_uint_eq(b.n, 1);
+    ck_assert_uint_eq(b.max_elems, 8000);
+}
+END_TEST
+
+/* Rows have their formats' bytes, begin at pages, and do not overlap. */
+START_TEST(formats)
+{
+    struct cst_layout layout = {.n_classes = 1, .classes = {{.capacity = 8192}}};
+    struct cst_layout_chunk chunks[] = {{.n_elems = 4160}};
+    struct cst_buffers b;
+
+    layout.states.moments = (enum cst_moments)_i;
+    divide(&b, &layout, chunks, 1, 1 << 20);
+    for (int r = 0; r < CST_ROW_COUNT; r++) {
+        uint64_t bytes =
+            r == CST_ROW_GRAD ? 2 * 4160 : cst_layout_row_bytes(&layout.states, 2, r, 4160);
+        uint64_t in_end = r + 1 < CST_ROW_COUNT ? b.in[r + 1] : b.out[0];
+        uint64_t out_end = r + 1 < CST_ROW_COUNT ? b.out[r + 1] : b.bytes;
+
+        ck_assert_uint_eq(b.in[r] % 4096 + b.out[r] % 4096, 0);
+        ck_assert(r == CST_ROW_WEIGHT || b.in[r] + bytes <= in_end);
+        ck_assert(r == CST_ROW_GRAD || b.out[r] + bytes <= out_end);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("room");
+    TCase *which = tcase_create("which");
+    TCase *commands = tcase_create("commands");
+    TCase *waits = tcase_create("waits");
+    TCase *buffers = tcase_create("buffers");
+
+    tcase_add_checked_fixture(which, NULL, teardown);
+    tcase_add_checked_fixture(commands, NULL, teardown);
+    tcase_add_checked_fixture(waits, NULL, teardown);
+    tcase_add_loop_test(which, every_kth, 0, 9);
+    tcase_add_test(which, k_changes);
+    tcase_add_test(which, too_small);
+    tcase_add_test(which, rooms_take_turns);
+    tcase_add_test(commands, chain);
+    tcase_add_loop_test(commands, buffers_take_turns, 1, 4);
+    tcase_add_test(waits, waiting);
+    tcase_add_test(waits, states_are_behind);
+    tcase_add_loop_test(waits, failure, 0, 9);
+    tcase_add_test(buffers, depth);
+    tcase_add_test(buffers, smaller_class);
+    tcase_add_loop_test(buffers, formats, 0, CST_MOMENTS_COUNT);
+    suite_add_tcase(s, which);
+    suite_add_tcase(s, commands);
+    suite_add_tcase(s, waits);
+    suite_add_tcase(s, buffers);
+    return suite_run(s);
+}
