@@ -12,11 +12,21 @@ static bool always(void)
 }
 
 #ifdef HAVE_X86_SIMD
+#include <cpuid.h>
+
+/* Not every compiler's builtin knows it. What it needs of the operating system, AVX2 does. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
 /* The builtin also asks the operating system (XGETBV) whether it saves the registers. */
 static bool has_avx2(void)
 {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 static bool has_avx512(void)
@@ -28,7 +38,7 @@ static bool has_avx512(void)
 
 #define ROW(name, has)                                                                             \
     {                                                                                              \
-        .isa = #name, .usable = (has), .adamw = cst_adamw_##name,                                  \
+        .isa = #name, .usable = (has), .update = &cst_update_##name, .adamw = cst_adamw_##name,    \
         .adamw_undo = cst_adamw_undo_##name, .adamw_f32 = cst_adamw_f32_##name,                    \
         .adamw_undo_f32 = cst_adamw_undo_f32_##name, .reduce = cst_reduce_##name,                  \
         .accumulate = cst_accumulate_##name, .accumulate_sum = cst_accumulate_sum_##name,          \

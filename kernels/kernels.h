@@ -8,12 +8,14 @@
 #include "kernels/cast.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
+#include "kernels/update.h"
 
 #include <stdbool.h>
 
 struct cst_kernels {
     const char *isa;      /* "ref", "avx2", "avx512" */
     bool (*usable)(void); /* does this CPU (and OS) have it */
+    const struct cst_update_table *update;
     cst_adamw_fn adamw;
     cst_adamw_undo_fn adamw_undo;
     cst_adamw_f32_fn adamw_f32;

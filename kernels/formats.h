@@ -1,0 +1,106 @@
+/* Groups of CST_UPDATE_GROUP moments in memory, in each format, over vectors. Included behind one
+ * of kernels/vec_*.h. Private to kernels/. Format, rounding and @which (0: exp_avg, 1: exp_avg_sq)
+ * are known where it is compiled.
+ */
+#ifndef CST_FORMATS_H
+#define CST_FORMATS_H
+
+#include "kernels/formulas.h"
+#include "kernels/mx8.h"
+#include "kernels/rounding.h"
+
+/* Bytes of a group, mx8's exponent aside. */
+CST_INLINE size_t cst_format_bytes(enum cst_moments moments)
+{
+    return CST_UPDATE_GROUP * (moments == CST_MOMENTS_FP32   ? sizeof(float)
+                               : moments == CST_MOMENTS_BF16 ? sizeof(uint16_t)
+                                                             : 1);
+}
+
+/* The group of @row that begins at element @i. */
+CST_INLINE struct cst_update_moment cst_format_at(enum cst_moments moments,
+                                                  const struct cst_update_moment *row, size_t i)
+{
+    struct cst_update_moment at;
+
+    at.values = (uint8_t *)row->values + i / CST_UPDATE_GROUP * cst_format_bytes(moments) +
+                i % CST_UPDATE_GROUP * (cst_format_bytes(moments) / CST_UPDATE_GROUP);
+    at.exponents = moments == CST_MOMENTS_MX8 ? row->exponents + i / CST_UPDATE_GROUP : NULL;
+    return at;
+}
+
+CST_INLINE void cst_format_load(enum cst_moments moments, unsigned which,
+                                const struct cst_update_moment *at,
+                                struct cst_vec out[CST_VEC_GROUP])
+{
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        if (moments == CST_MOMENTS_FP32) {
+            out[j] = cst_vec_load((const float *)at->values + j * CST_VEC_LANES);
+        } else if (moments == CST_MOMENTS_BF16) {
+            out[j] = cst_vec_load_bf16((const uint16_t *)at->values + j * CST_VEC_LANES);
+        } else {
+            const uint8_t *codes = (const uint8_t *)at->values + j * CST_VEC_LANES;
+
+            out[j] =
+                cst_vec_mul(which == 0 ? cst_vec_load_signed(codes) : cst_vec_load_unsigned(codes),
+                            cst_mx8_scale(which, *at->exponents));
+        }
+    }
+}
+
+CST_INLINE void cst_format_store_bf16(enum cst_rounding rounding, unsigned which,
+                                      const struct cst_update_moment *at,
+                                      const struct cst_vec in[CST_VEC_GROUP],
+                                      const struct cst_vec_bits random[CST_VEC_GROUP])
+{
+    struct cst_vec_bits upper[CST_VEC_GROUP];
+
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        upper[j] = cst_round_bf16(rounding, which, cst_formula_canonical(in[j]), random[j]);
+    }
+    cst_vec_store_upper((uint16_t *)at->values, upper, false);
+}
+
+CST_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned which,
+                                     const struct cst_update_moment *at,
+                                     const struct cst_vec in[CST_VEC_GROUP],
+                                     const struct cst_vec_bits random[CST_VEC_GROUP])
+{
+    struct cst_vec_bits codes[CST_VEC_GROUP];
+    struct cst_mx8_block block;
+    uint32_t exponent;
+
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        codes[j] = cst_mx8_magnitude(in[j]);
+    }
+    exponent = cst_mx8_exponent(which, cst_vec_largest(codes));
+    block = cst_mx8_block_of(which, exponent);
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        struct cst_vec_bits fixed = cst_mx8_fixed(&block, codes[j]);
+        struct cst_vec_bits add = cst_round_add(rounding, which, 20, fixed, random[j]);
+
+        codes[j] =
+            exponent == CST_MX8_NAN ? cst_vec_set_bits(0) : cst_mx8_code(which, fixed, add, in[j]);
+    }
+    cst_vec_store_codes((uint8_t *)at->values, codes);
+    *at->exponents = (uint8_t)exponent;
+}
+
+/* @random: the group's words; not read where moments are fp32 or rounded to nearest. */
+CST_INLINE void cst_format_store(enum cst_moments moments, enum cst_rounding rounding,
+                                 unsigned which, const struct cst_update_moment *at,
+                                 const struct cst_vec in[CST_VEC_GROUP],
+                                 const struct cst_vec_bits random[CST_VEC_GROUP])
+{
+    if (moments == CST_MOMENTS_BF16) {
+        cst_format_store_bf16(rounding, which, at, in, random);
+    } else if (moments == CST_MOMENTS_MX8) {
+        cst_format_store_mx8(rounding, which, at, in, random);
+    } else {
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            cst_vec_store((float *)at->values + j * CST_VEC_LANES, cst_formula_canonical(in[j]));
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,97 @@
+#include "kernels/vec_ref.h"
+
+#include "kernels/formats.h"
+#include "kernels/moments.h"
+
+/* The group of @row in which element @i lies. */
+static struct cst_update_moment group_at(enum cst_moments moments,
+                                         const struct cst_update_moment *row, uint64_t i)
+{
+    return cst_format_at(moments, row, (size_t)(i - i % CST_UPDATE_GROUP));
+}
+
+/* Elements of the group of element @i that are in [i, end). */
+static size_t share(uint64_t i, uint64_t end)
+{
+    uint64_t next = i - i % CST_UPDATE_GROUP + CST_UPDATE_GROUP;
+
+    return (size_t)((next < end ? next : end) - i);
+}
+
+static void decode_mx8(unsigned which, uint64_t first, uint64_t end,
+                       const struct cst_update_moment *row, float *out)
+{
+    for (uint64_t i = first; i < end;) {
+        struct cst_update_moment at = group_at(CST_MOMENTS_MX8, row, i);
+        struct cst_vec values[CST_UPDATE_GROUP];
+        size_t n = share(i, end);
+
+        cst_format_load(CST_MOMENTS_MX8, which, &at, values);
+        for (size_t j = 0; j < n; j++) {
+            out[i + j - first] = cst_formula_canonical(values[i % CST_UPDATE_GROUP + j]).x;
+        }
+        i += n;
+    }
+}
+
+void cst_moments_decode(enum cst_moments moments, unsigned which, uint64_t first, size_t n,
+                        const struct cst_update_moment *row, float *out)
+{
+    if (moments == CST_MOMENTS_MX8) {
+        decode_mx8(which, first, first + n, row, out);
+    } else if (moments == CST_MOMENTS_BF16) {
+        cst_upcast_ref(n, (const uint16_t *)row->values + first, out);
+    } else {
+        memcpy(out, (const float *)row->values + first, n * sizeof *out);
+    }
+}
+
+/* @in: NULL: zeros. */
+static void encode_mx8(unsigned which, uint64_t first, uint64_t end, const float *in,
+                       const struct cst_update_moment *row)
+{
+    struct cst_vec_bits none[CST_UPDATE_GROUP] = {{0}};
+
+    for (uint64_t i = first; i < end;) {
+        struct cst_update_moment at = group_at(CST_MOMENTS_MX8, row, i);
+        struct cst_vec values[CST_UPDATE_GROUP];
+        size_t n = share(i, end);
+
+        cst_format_load(CST_MOMENTS_MX8, which, &at, values);
+        for (size_t j = 0; j < n; j++) {
+            values[i % CST_UPDATE_GROUP + j].x = in == NULL ? 0.0f : in[i + j - first];
+        }
+        cst_format_store(CST_MOMENTS_MX8, CST_ROUNDING_NEAREST, which, &at, values, none);
+        i += n;
+    }
+}
+
+void cst_moments_encode(enum cst_moments moments, unsigned which, uint64_t first, size_t n,
+                        const float *in, const struct cst_update_moment *row)
+{
+    if (moments == CST_MOMENTS_MX8) {
+        encode_mx8(which, first, first + n, in, row);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        struct cst_vec x = cst_formula_canonical(cst_vec_set(in[i]));
+
+        if (moments == CST_MOMENTS_BF16) {
+            ((uint16_t *)row->values)[first + i] = cst_fp32_to_bf16(x.x);
+        } else {
+            ((float *)row->values)[first + i] = x.x;
+        }
+    }
+}
+
+void cst_moments_clear(enum cst_moments moments, unsigned which, uint64_t first, size_t n,
+                       const struct cst_update_moment *row)
+{
+    if (moments == CST_MOMENTS_MX8) {
+        encode_mx8(which, first, first + n, NULL, row);
+    } else {
+        size_t bytes = moments == CST_MOMENTS_BF16 ? sizeof(uint16_t) : sizeof(float);
+
+        memset((char *)row->values + first * bytes, 0, n * bytes);
+    }
+}

@@ -1,0 +1,4 @@
+#include "kernels/vec_avx2.h"
+
+#define UPDATE_TABLE cst_update_avx2
+#include "kernels/update_body.h"

@@ -1,0 +1,276 @@
+/* The update of rows, over vectors: what update_ref.c, update_avx2.c and update_avx512.c have in
+ * common, which is all but their vectors. Included once, behind one of kernels/vec_*.h;
+ * UPDATE_TABLE is what it makes. Private to kernels/.
+ *
+ * A group is loaded, computed and stored before the next one is begun. The weights, which are only
+ * written, go past the cache where whole lines can. What is left behind the last whole group is
+ * done in a group of its own, which is filled up with zeros and lies elsewhere. */
+#include "kernels/formats.h"
+#include "kernels/update_undo.h"
+
+#include <string.h>
+
+#define AHEAD_GROUPS 16 /* as far as rows are fetched before they are needed */
+
+#define ALWAYS_INLINE __attribute__((always_inline)) static inline
+
+/* What the compiler knows of an entry. */
+struct way {
+    enum cst_optimizer optimizer;
+    enum cst_moments moments;
+    enum cst_rounding rounding;
+};
+
+ALWAYS_INLINE unsigned n_moments(struct way way)
+{
+    return way.optimizer == CST_OPTIMIZER_ADAMW || way.optimizer == CST_OPTIMIZER_ADAM ? 2 : 1;
+}
+
+ALWAYS_INLINE bool takes_random(struct way way)
+{
+    return way.moments != CST_MOMENTS_FP32 && way.rounding == CST_ROUNDING_STOCHASTIC;
+}
+
+/* What all groups of a call share. */
+struct call {
+    struct cst_formula_scalars scalars;
+    struct cst_philox_keys keys;
+    uint64_t quad; /* of the first element: a quarter of its number */
+    uint64_t t;    /* step */
+    bool stream;   /* the weights */
+};
+
+ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_update_rows *r,
+                                             size_t i)
+{
+    struct cst_update_rows at = {.grad_bf16 = r->grad_bf16 == NULL ? NULL : r->grad_bf16 + i,
+                                 .grad_fp32 = r->grad_bf16 == NULL ? r->grad_fp32 + i : NULL,
+                                 .master_in = r->master_in + i,
+                                 .master = r->master + i,
+                                 .weight = r->weight + i};
+
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        at.moments_in[k] = cst_format_at(way.moments, &r->moments_in[k], i);
+        at.moments[k] = cst_format_at(way.moments, &r->moments[k], i);
+    }
+    return at;
+}
+
+/* One group, @index of the call, at the start of @rows. */
+ALWAYS_INLINE void do_group(struct way way, const struct call *call,
+                            const struct cst_update_rows *rows, size_t index)
+{
+    struct cst_vec_bits random[CST_VEC_GROUP], upper[CST_VEC_GROUP];
+    struct cst_vec moments[2][CST_VEC_GROUP];
+
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        cst_format_load(way.moments, k, &rows->moments_in[k], moments[k]);
+    }
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        int at = j * CST_VEC_LANES;
+        struct cst_formula_states x = {.p = cst_vec_load(rows->master_in + at),
+                                       .m = moments[0][j],
+                                       .v = n_moments(way) == 2 ? moments[1][j] : moments[0][j]};
+        struct cst_vec g = rows->grad_bf16 != NULL ? cst_vec_load_bf16(rows->grad_bf16 + at)
+                                                   : cst_vec_load(rows->grad_fp32 + at);
+
+        cst_formula_apply(way.optimizer, &call->scalars, g, &x);
+        cst_vec_store(rows->master + at, x.p);
+        upper[j] = cst_round_bf16(CST_ROUNDING_NEAREST, 0, x.p, cst_vec_to_bits(x.p));
+        moments[0][j] = x.m;
+        moments[1][j] = x.v;
+        random[j] = upper[j];
+    }
+    cst_vec_store_upper(rows->weight, upper, call->stream);
+    if (takes_random(way)) {
+        cst_vec_random(&call->keys, call->quad + index * (CST_UPDATE_GROUP / 4), call->t, random);
+    }
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        cst_format_store(way.moments, way.rounding, k, &rows->moments[k], moments[k], random);
+    }
+}
+
+/* The lines that the rows will need some groups from now; beyond their ends it is a hint without
+ * effect. With the extra stores of the undo, the processor alone does not look far enough ahead. */
+ALWAYS_INLINE void ahead(const void *at, size_t group_bytes)
+{
+    const size_t line = 64;
+    uintptr_t far = (uintptr_t)at + AHEAD_GROUPS * group_bytes;
+
+    for (size_t i = 0; i < group_bytes; i += line) {
+        cst_vec_ahead((const void *)(far + i));
+    }
+}
+
+ALWAYS_INLINE void rows_ahead(struct way way, const struct cst_update_rows *rows)
+{
+    ahead(rows->master_in, CST_UPDATE_GROUP * sizeof(float));
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        ahead(rows->moments_in[k].values, cst_format_bytes(way.moments));
+    }
+    if (rows->grad_bf16 != NULL) {
+        ahead(rows->grad_bf16, CST_UPDATE_GROUP * sizeof(uint16_t));
+    } else {
+        ahead(rows->grad_fp32, CST_UPDATE_GROUP * sizeof(float));
+    }
+}
+
+/* @bytes of a group, a multiple of 32. */
+ALWAYS_INLINE void copy(void *to, const void *from, size_t bytes)
+{
+    const size_t step = CST_VEC_LANES * sizeof(float);
+    size_t i = 0;
+
+    for (; step > sizeof(float) && i + step <= bytes; i += step) {
+        cst_vec_store((float *)((char *)to + i),
+                      cst_vec_load((const float *)((const char *)from + i)));
+    }
+    memcpy((char *)to + i, (const char *)from + i, bytes - i);
+}
+
+/* Keep the @n elements at the start of @rows, number @first of the update, in @buffer. The whole
+ * group is there to be read. */
+ALWAYS_INLINE void save(struct way way, struct cst_update_undo *undo, uint32_t buffer,
+                        const struct cst_update_rows *rows, size_t first, size_t n)
+{
+    struct cst_update_old *old = &undo->old[buffer];
+
+    copy(old->master, rows->master_in, sizeof old->master);
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        copy(old->moments[k], rows->moments_in[k].values, cst_format_bytes(way.moments));
+        if (way.moments == CST_MOMENTS_MX8) {
+            old->exponents[k] = *rows->moments_in[k].exponents;
+        }
+    }
+    cst_update_undo_hold(undo,
+                         cst_update_undo_word(undo->base + (uint32_t)first, (uint32_t)n, buffer));
+}
+
+/* A group in memory of its own. */
+struct padded {
+    alignas(64) uint16_t grad_bf16[CST_UPDATE_GROUP];
+    alignas(64) float grad_fp32[CST_UPDATE_GROUP];
+    alignas(64) float master[CST_UPDATE_GROUP];
+    alignas(64) uint8_t moments[2][CST_UPDATE_GROUP * sizeof(float)];
+    alignas(64) uint16_t weight[CST_UPDATE_GROUP];
+    uint8_t exponents[2];
+};
+
+/* @out: the rows of @padded, filled with the @n elements at the start of @rows. */
+ALWAYS_INLINE void pad(struct way way, struct padded *padded, const struct cst_update_rows *rows,
+                       size_t n, struct cst_update_rows *out)
+{
+    const size_t bytes = cst_format_bytes(way.moments) / CST_UPDATE_GROUP;
+
+    memset(padded, 0, sizeof *padded);
+    *out = (struct cst_update_rows){
+        .master_in = padded->master, .master = padded->master, .weight = padded->weight};
+    if (rows->grad_bf16 != NULL) {
+        memcpy(padded->grad_bf16, rows->grad_bf16, n * sizeof *rows->grad_bf16);
+        out->grad_bf16 = padded->grad_bf16;
+    } else {
+        memcpy(padded->grad_fp32, rows->grad_fp32, n * sizeof *rows->grad_fp32);
+        out->grad_fp32 = padded->grad_fp32;
+    }
+    memcpy(padded->master, rows->master_in, n * sizeof *rows->master_in);
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        memcpy(padded->moments[k], rows->moments_in[k].values, n * bytes);
+        if (way.moments == CST_MOMENTS_MX8) {
+            padded->exponents[k] = *rows->moments_in[k].exponents;
+        }
+        out->moments_in[k] = out->moments[k] = (struct cst_update_moment){
+            .values = padded->moments[k], .exponents = &padded->exponents[k]};
+    }
+}
+
+/* Back from there. */
+ALWAYS_INLINE void unpad(struct way way, const struct padded *padded,
+                         const struct cst_update_rows *rows, size_t n)
+{
+    const size_t bytes = cst_format_bytes(way.moments) / CST_UPDATE_GROUP;
+
+    memcpy(rows->master, padded->master, n * sizeof *rows->master);
+    memcpy(rows->weight, padded->weight, n * sizeof *rows->weight);
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        memcpy(rows->moments[k].values, padded->moments[k], n * bytes);
+        if (way.moments == CST_MOMENTS_MX8) {
+            *rows->moments[k].exponents = padded->exponents[k];
+        }
+    }
+}
+
+/* The @n elements from element @i of the call on, less than a group. */
+ALWAYS_INLINE void do_tail(struct way way, const struct call *call,
+                           const struct cst_update_rows *rows, size_t i, size_t n,
+                           struct cst_update_undo *undo, uint32_t buffer)
+{
+    struct cst_update_rows at = rows_at(way, rows, i), inside;
+    struct call plain = *call;
+    struct padded padded;
+
+    plain.stream = false;
+    pad(way, &padded, &at, n, &inside);
+    if (undo != NULL) {
+        save(way, undo, buffer, &inside, i, n);
+    }
+    do_group(way, &plain, &inside, i / CST_UPDATE_GROUP);
+    unpad(way, &padded, &at, n);
+}
+
+ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scalars,
+                          const struct cst_update_random *random, size_t n,
+                          const struct cst_update_rows *given, struct cst_update_undo *undo)
+{
+    const struct cst_update_rows rows = *given;
+    struct call call = {.stream = cst_vec_can_stream(rows.weight)};
+    uint32_t buffer = 0;
+    size_t i = 0;
+
+    cst_formula_broadcast(&call.scalars, scalars);
+    if (takes_random(way)) {
+        cst_philox_schedule(&call.keys, random->seed);
+        call.quad = random->element / 4;
+        call.t = random->t;
+    }
+    for (; i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP, buffer ^= 1) {
+        const struct cst_update_rows at = rows_at(way, &rows, i);
+
+        if (undo != NULL) {
+            rows_ahead(way, &at);
+            save(way, undo, buffer, &at, i, CST_UPDATE_GROUP);
+        }
+        do_group(way, &call, &at, i / CST_UPDATE_GROUP);
+    }
+    if (i < n) {
+        do_tail(way, &call, &rows, i, n - i, undo, buffer);
+    }
+    cst_vec_fence();
+}
+
+#define ENTRY(function, name, format, how, suffix)                                                 \
+    static void function##suffix(const struct cst_update_scalars *scalars,                         \
+                                 const struct cst_update_random *random, size_t n,                 \
+                                 const struct cst_update_rows *rows, struct cst_update_undo *undo) \
+    {                                                                                              \
+        update((struct way){CST_OPTIMIZER_##name, CST_MOMENTS_##format, CST_ROUNDING_##how},       \
+               scalars, random, n, rows, undo);                                                    \
+    }
+
+#define ENTRIES(name, function)                                                                    \
+    ENTRY(function, name, FP32, NEAREST, _fp32)                                                    \
+    ENTRY(function, name, BF16, STOCHASTIC, _bf16_stochastic)                                      \
+    ENTRY(function, name, BF16, NEAREST, _bf16_nearest)                                            \
+    ENTRY(function, name, MX8, STOCHASTIC, _mx8_stochastic)                                        \
+    ENTRY(function, name, MX8, NEAREST, _mx8_nearest)
+CST_FORMULAS(ENTRIES)
+
+#define ROWS(name, function)                                                                       \
+    [CST_OPTIMIZER_##                                                                              \
+        name] = {[CST_MOMENTS_FP32] = {[CST_ROUNDING_STOCHASTIC] = function##_fp32,                \
+                                       [CST_ROUNDING_NEAREST] = function##_fp32},                  \
+                 [CST_MOMENTS_BF16] = {[CST_ROUNDING_STOCHASTIC] = function##_bf16_stochastic,     \
+                                       [CST_ROUNDING_NEAREST] = function##_bf16_nearest},          \
+                 [CST_MOMENTS_MX8] = {[CST_ROUNDING_STOCHASTIC] = function##_mx8_stochastic,       \
+                                      [CST_ROUNDING_NEAREST] = function##_mx8_nearest}},
+
+const struct cst_update_table UPDATE_TABLE = {.v = {CST_FORMULAS(ROWS)}};

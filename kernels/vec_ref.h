@@ -1,0 +1,247 @@
+/* The vectors of kernels/formulas.h and kernels/formats.h in plain C: one lane. What each operation
+ * means is said here; vec_avx2.h and vec_avx512.h have the same, and CUDA's is as this one. Private
+ * to kernels/. The file that includes it takes no other. */
+#ifndef CST_VEC_REF_H
+#define CST_VEC_REF_H
+
+#include "kernels/cast.h"
+#include "kernels/philox.h"
+#include "kernels/update.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#define CST_VEC_LANES 1
+#define CST_VEC_GROUP CST_UPDATE_GROUP /* vectors in a group */
+
+/* fp32 lanes. */
+struct cst_vec {
+    float x;
+};
+
+/* The same as 32 bits each. */
+struct cst_vec_bits {
+    uint32_t x;
+};
+
+CST_INLINE struct cst_vec cst_vec_set(float x)
+{
+    struct cst_vec v = {x};
+
+    return v;
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_set_bits(uint32_t x)
+{
+    struct cst_vec_bits v = {x};
+
+    return v;
+}
+
+CST_INLINE struct cst_vec cst_vec_from_bits(struct cst_vec_bits b)
+{
+    struct cst_vec v;
+
+    memcpy(&v.x, &b.x, sizeof v.x);
+    return v;
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
+{
+    struct cst_vec_bits b;
+
+    memcpy(&b.x, &v.x, sizeof b.x);
+    return b;
+}
+
+/* -- arithmetic: each rounded once ---------------------------------------------------------- */
+
+CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_set(a.x + b.x);
+}
+
+CST_INLINE struct cst_vec cst_vec_sub(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_set(a.x - b.x);
+}
+
+CST_INLINE struct cst_vec cst_vec_mul(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_set(a.x * b.x);
+}
+
+CST_INLINE struct cst_vec cst_vec_div(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_set(a.x / b.x);
+}
+
+CST_INLINE struct cst_vec cst_vec_sqrt(struct cst_vec a)
+{
+    return cst_vec_set(sqrtf(a.x));
+}
+
+/* a * b + c */
+CST_INLINE struct cst_vec cst_vec_fma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
+{
+    return cst_vec_set(fmaf(a.x, b.x, c.x));
+}
+
+/* -a * b + c */
+CST_INLINE struct cst_vec cst_vec_fnma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
+{
+    return cst_vec_set(fmaf(-a.x, b.x, c.x));
+}
+
+/* -- bits ----------------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec_bits cst_vec_and(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_set_bits(a.x & b.x);
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_set_bits(a.x | b.x);
+}
+
+/* Modulo 2^32, as the next one. */
+CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_set_bits(a.x + b.x);
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_set_bits(a.x - b.x);
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
+{
+    return cst_vec_set_bits(a.x >> n);
+}
+
+/* -- choice by lane: the condition ? a : b -------------------------------------------------- */
+
+CST_INLINE struct cst_vec cst_vec_if_nan(struct cst_vec x, struct cst_vec a, struct cst_vec b)
+{
+    return x.x != x.x ? a : b;
+}
+
+CST_INLINE struct cst_vec cst_vec_if_zero(struct cst_vec x, struct cst_vec a, struct cst_vec b)
+{
+    return x.x == 0.0f ? a : b;
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_if_less(struct cst_vec x, struct cst_vec y,
+                                               struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return x.x < y.x ? a : b;
+}
+
+/* -- memory: any alignment of whole elements ------------------------------------------------ */
+
+CST_INLINE struct cst_vec cst_vec_load(const float *at)
+{
+    return cst_vec_set(*at);
+}
+
+CST_INLINE void cst_vec_store(float *at, struct cst_vec v)
+{
+    *at = v.x;
+}
+
+CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
+{
+    return cst_vec_set(cst_bf16_to_fp32(*at));
+}
+
+/* The IEEE halves with these bits as fp32, exactly. */
+CST_INLINE struct cst_vec cst_vec_from_half(uint32_t half)
+{
+    uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31u, fraction = half & 0x3ffu;
+
+    if (exponent == 0) {
+        float magnitude = (float)fraction * 0x1p-24f;
+
+        return cst_vec_set(sign != 0 ? -magnitude : magnitude);
+    }
+    exponent = exponent == 31 ? 255 : exponent + 112;
+    return cst_vec_from_bits(cst_vec_set_bits(sign | exponent << 23 | fraction << 13));
+}
+
+/* Codes of mx8 (kernels/mx8.h), without the block's exponent: of exp_avg, and of exp_avg_sq. */
+CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
+{
+    return cst_vec_from_half((*codes & 0x80u) << 8 | (*codes & 0x7fu) << 7);
+}
+
+CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
+{
+    return cst_vec_from_half((uint32_t)*codes << 7);
+}
+
+/* -- groups: CST_UPDATE_GROUP elements ------------------------------------------------------ */
+
+/* Upper halves of the lanes. @stream: past the cache; the fence is then needed. */
+CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    bool stream)
+{
+    (void)stream;
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        at[j] = (uint16_t)(v[j].x >> 16);
+    }
+}
+
+/* May rows at @at be streamed? */
+CST_INLINE bool cst_vec_can_stream(const void *at)
+{
+    (void)at;
+    return false;
+}
+
+CST_INLINE void cst_vec_fence(void)
+{
+}
+
+/* Lowest bytes of the lanes. */
+CST_INLINE void cst_vec_store_codes(uint8_t *at, const struct cst_vec_bits v[CST_VEC_GROUP])
+{
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        at[j] = (uint8_t)v[j].x;
+    }
+}
+
+/* The largest lane. No highest bit is set. */
+CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
+{
+    uint32_t largest = 0;
+
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        largest = v[j].x > largest ? v[j].x : largest;
+    }
+    return largest;
+}
+
+/* Random words of the group from element 4 x @quad on, a multiple of its size, in step @t. */
+CST_INLINE void cst_vec_random(const struct cst_philox_keys *keys, uint64_t quad, uint64_t t,
+                               struct cst_vec_bits out[CST_VEC_GROUP])
+{
+    for (int j = 0; j < CST_VEC_GROUP; j += 4) {
+        uint32_t words[4];
+
+        cst_philox_counter(words, quad + (uint64_t)j / 4, t);
+        cst_philox(keys, words);
+        for (int k = 0; k < 4; k++) {
+            out[j + k].x = words[k];
+        }
+    }
+}
+
+/* The line at @at will be needed. */
+CST_INLINE void cst_vec_ahead(const void *at)
+{
+    (void)at;
+}
+
+#endif

@@ -1,0 +1,245 @@
+/* Formats of moments and the random numbers of their rounding. */
+#include "kernels/moments.h"
+#include "tests/kernels/update_truth.h"
+
+#define N 64
+
+/* The published vectors of Philox4x32-10 (Random123, kat_vectors). */
+START_TEST(test_philox)
+{
+    static const struct {
+        uint32_t counter[4];
+        uint64_t seed;
+        uint32_t words[4];
+    } known[] = {
+        {{0, 0, 0, 0}, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
+         0xffffffffffffffffull,
+         {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+         0x299f31d0a4093822ull,
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+    };
+
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        struct cst_philox_keys keys;
+        uint32_t words[4];
+
+        memcpy(words, known[i].counter, sizeof words);
+        cst_philox_schedule(&keys, known[i].seed);
+        cst_philox(&keys, words);
+        ck_assert_mem_eq(words, known[i].words, sizeof words);
+    }
+}
+END_TEST
+
+/* A row of two mx8 blocks. */
+struct row {
+    uint8_t bytes[N + 2];
+    struct cst_update_moment moment;
+};
+
+static void open_row(struct row *row)
+{
+    memset(row, 0, sizeof *row);
+    row->moment = (struct cst_update_moment){.values = row->bytes, .exponents = row->bytes + N};
+}
+
+/* Every value that a block can have comes back from encoding as it was, whatever else is in the
+ * block: first all codes with every exponent, decoded as the definition says. */
+START_TEST(test_mx8_round_trip)
+{
+    const unsigned which = (unsigned)_i;
+    const int most = which == 0 ? 256 : 248;
+    struct row row, again;
+    float x[N], y[N];
+
+    open_row(&row);
+    open_row(&again);
+    for (int exponent = which == 0 ? 7 : 15; exponent <= (which == 0 ? 246 : 239); exponent++) {
+        for (int code = 0; code < most; code++) {
+            for (int i = 0; i < N; i++) {
+                row.bytes[i] = (uint8_t)((code + i * 7) % most);
+            }
+            row.bytes[0] = row.bytes[32] = (uint8_t)code;
+            row.bytes[N] = row.bytes[N + 1] = (uint8_t)exponent;
+            cst_moments_decode(CST_MOMENTS_MX8, which, 0, N, &row.moment, x);
+            ck_assert_uint_eq(truth_bits(x[0]), truth_bits(truth_mx8_decode(which, (uint8_t)code,
+                                                                            (uint8_t)exponent)));
+            cst_moments_encode(CST_MOMENTS_MX8, which, 0, N, x, &again.moment);
+            cst_moments_decode(CST_MOMENTS_MX8, which, 0, N, &again.moment, y);
+            ck_assert_mem_eq(x, y, sizeof x);
+        }
+    }
+}
+END_TEST
+
+/* Encoding is to the nearest value, even where two are, and the exponent the smallest that will do;
+ * what is below 2^-21 of a unit from the middle apart, it is the definition's in double. */
+START_TEST(test_mx8_nearest)
+{
+    const unsigned which = (unsigned)_i;
+    uint64_t state = hostile_seed();
+    struct row row;
+    float x[N], y[N];
+
+    open_row(&row);
+    for (int round = 0; round < 1000; round++) {
+        int range = (int)(hostile_next(&state) % 60);
+
+        for (int i = 0; i < N; i++) {
+            int e = (int)(hostile_next(&state) % (unsigned)(range + 1)) + round % 140 - 100;
+
+            x[i] = ldexpf(hostile_unit(&state), e);
+            x[i] = which == 0 ? x[i] : fabsf(x[i]);
+        }
+        cst_moments_encode(CST_MOMENTS_MX8, which, 0, N, x, &row.moment);
+        cst_moments_decode(CST_MOMENTS_MX8, which, 0, N, &row.moment, y);
+        for (int i = 0; i < N; i++) {
+            const float *block = x + i / 32 * 32;
+            uint8_t exponent = row.moment.exponents[i / 32];
+            double unit = ldexp(1.0, (which == 0 ? -9 : -17) + exponent - 127);
+            double off = fabs((double)x[i] - (double)y[i]);
+
+            ck_assert_uint_eq(exponent, truth_mx8_exponent(which, block, 32));
+            ck_assert_uint_eq(row.bytes[i], truth_mx8_encode(which, x[i], exponent, -1));
+            ck_assert(off <= fmax(unit / 2 * (1 + 0x1p-19), fabs((double)x[i]) / 16));
+        }
+    }
+}
+END_TEST
+
+/* A row of zero bytes is zeros, zeros become such a row, also where there was something; a block
+ * that holds a NaN, an infinity or too large a number is NaN as a whole, its neighbour is not. */
+START_TEST(test_mx8_special)
+{
+    const unsigned which = (unsigned)_i;
+    const float bad[] = {NAN, -NAN, INFINITY, -INFINITY, 0x1.fp127f, -0x1.fp127f};
+    struct row row, zero;
+    float x[N], y[N];
+
+    open_row(&row);
+    open_row(&zero);
+    cst_moments_decode(CST_MOMENTS_MX8, which, 0, N, &zero.moment, y);
+    for (int i = 0; i < N; i++) {
+        ck_assert_uint_eq(truth_bits(y[i]), 0);
+    }
+    for (size_t b = 0; b < sizeof bad / sizeof bad[0]; b++) {
+        for (int i = 0; i < N; i++) {
+            x[i] = 1.0f;
+        }
+        x[5] = b < 4 ? bad[b] : nextafterf(bad[b], bad[b] * INFINITY);
+        cst_moments_encode(CST_MOMENTS_MX8, which, 0, N, x, &row.moment);
+        cst_moments_decode(CST_MOMENTS_MX8, which, 0, N, &row.moment, y);
+        for (int i = 0; i < N; i++) {
+            ck_assert_uint_eq(truth_bits(y[i]), i < 32 ? CST_UPDATE_NAN : truth_bits(1.0f));
+        }
+    }
+    x[5] = 0x1.ep127f;
+    cst_moments_encode(CST_MOMENTS_MX8, which, 0, N, x, &row.moment);
+    cst_moments_decode(CST_MOMENTS_MX8, which, 0, N, &row.moment, y);
+    ck_assert(y[5] == 0x1.ep127f);
+    cst_moments_clear(CST_MOMENTS_MX8, which, 0, N, &row.moment);
+    ck_assert_mem_eq(row.bytes, zero.bytes, sizeof row.bytes);
+}
+END_TEST
+
+/* Writing part of a row leaves the rest as it was, in all formats; reading part reads that part. */
+START_TEST(test_parts)
+{
+    const enum cst_moments moments = (enum cst_moments)(_i / 2);
+    const unsigned which = (unsigned)_i % 2;
+    uint64_t state = hostile_seed();
+    float memory[N], x[N], want[N], got[N];
+    struct cst_update_moment row = {.values = memory, .exponents = (uint8_t *)memory + N};
+
+    memset(memory, 0, sizeof memory);
+    memset(want, 0, sizeof want);
+    for (int round = 0; round < 2000; round++) {
+        size_t first = hostile_next(&state) % N, n = hostile_next(&state) % (N - first + 1);
+
+        for (size_t i = 0; i < n; i++) {
+            /* Numbers that all formats have. */
+            x[i] = (float)(hostile_next(&state) % 9) * 0.125f;
+            want[first + i] = x[i];
+        }
+        if (round % 5 == 0) {
+            memset(want + first, 0, n * sizeof *want);
+            cst_moments_clear(moments, which, first, n, &row);
+        } else {
+            cst_moments_encode(moments, which, first, n, x, &row);
+        }
+        cst_moments_decode(moments, which, 0, N, &row, got);
+        ck_assert_mem_eq(got, want, sizeof got);
+        cst_moments_decode(moments, which, first, n, &row, got);
+        ck_assert_mem_eq(got, want + first, n * sizeof *got);
+    }
+}
+END_TEST
+
+/* Rounding at random keeps the mean: SGD with beta1 = 1 stores m + g, n times from the same m, with
+ * the numbers of n steps. Each result is one of the two neighbours, and their mean is within five
+ * standard deviations, each at most half the distance of the neighbours. */
+START_TEST(test_stochastic_mean)
+{
+    const struct cst_kernels *kernels = hostile_row(_i / 2);
+    const enum cst_moments moments = _i % 2 == 0 ? CST_MOMENTS_BF16 : CST_MOMENTS_MX8;
+    const int n = 4000;
+    struct cst_update_scalars scalars;
+    float grad[N] = {0}, master[N] = {0}, x[N];
+    uint16_t weight[N];
+    double sum[N] = {0}, low[N], high[N];
+    uint8_t in[2 * N + 2] = {0}, out[2 * N + 2];
+    struct cst_update_rows rows = {.grad_fp32 = grad,
+                                   .master_in = master,
+                                   .moments_in = {{.values = in, .exponents = in + N}},
+                                   .master = master,
+                                   .moments = {{.values = out, .exponents = out + N}},
+                                   .weight = weight};
+    uint64_t state = hostile_seed();
+
+    if (kernels == NULL) {
+        return;
+    }
+    cst_update_prepare(&scalars, 0.0, 1.0, 1.0, 1e-8, 0.0, 1.0f, 1);
+    for (int i = 0; i < N; i++) {
+        grad[i] = ldexpf(hostile_unit(&state), -(int)(hostile_next(&state) % 16));
+        low[i] = INFINITY;
+        high[i] = -INFINITY;
+    }
+    for (int t = 0; t < n; t++) {
+        const struct cst_update_random random = {.seed = 11, .t = (uint64_t)t, .element = 32};
+
+        kernels->update->v[CST_OPTIMIZER_SGD][moments][CST_ROUNDING_STOCHASTIC](&scalars, &random,
+                                                                                N, &rows, NULL);
+        cst_moments_decode(moments, 0, 0, N, &rows.moments[0], x);
+        for (int i = 0; i < N; i++) {
+            sum[i] += (double)x[i];
+            low[i] = fmin(low[i], (double)x[i]);
+            high[i] = fmax(high[i], (double)x[i]);
+        }
+    }
+    for (int i = 0; i < N; i++) {
+        double g = (double)grad[i];
+
+        ck_assert_msg(low[i] <= g && g <= high[i], "%g is not in %g to %g", g, low[i], high[i]);
+        ck_assert_msg(fabs(sum[i] / n - g) <= 5 * (high[i] - low[i]) / 2 / sqrt(n),
+                      "mean %g of %g, between %g and %g", sum[i] / n, g, low[i], high[i]);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("moments");
+    TCase *moments = tcase_create("moments");
+
+    tcase_add_test(moments, test_philox);
+    tcase_add_loop_test(moments, test_mx8_round_trip, 0, 2);
+    tcase_add_loop_test(moments, test_mx8_nearest, 0, 2);
+    tcase_add_loop_test(moments, test_mx8_special, 0, 2);
+    tcase_add_loop_test(moments, test_parts, 0, 2 * CST_MOMENTS_COUNT);
+    tcase_add_loop_test(moments, test_stochastic_mean, 0, 2 * hostile_n_rows());
+    suite_add_tcase(suite, moments);
+    return hostile_main(suite);
+}

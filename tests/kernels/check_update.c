@@ -1,0 +1,420 @@
+#include "kernels/update_undo.h"
+#include "tests/kernels/update_rows.h"
+
+/* Every variant has the truth's bits, and touches no element outside: each optimizer, format,
+ * rounding and kind of gradient, any length, in place. Formats other than fp32 begin at a block. */
+START_TEST(test_variants_agree)
+{
+    const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
+    const struct how how = how_of(_i % N_HOWS);
+    uint64_t state = hostile_seed() + (uint64_t)_i;
+    const size_t total = 320;
+    struct rows start, got, want;
+
+    if (kernels == NULL) {
+        return;
+    }
+    allocate(&start, how.moments, total);
+    allocate(&got, how.moments, total);
+    allocate(&want, how.moments, total);
+    for (int round = 0; round < 200; round++) {
+        struct cst_update_scalars scalars =
+            round % 4 == 0 ? hostile_scalars(&state) : ordinary_scalars(1 + (uint64_t)round);
+        struct cst_update_random random = {.seed = hostile_next(&state),
+                                           .t = hostile_next(&state) >> (round % 2 == 0 ? 60 : 0),
+                                           .element = hostile_next(&state) >> 12 << 5};
+        size_t first = hostile_next(&state) % 4 * 32;
+        size_t n = round % 3 == 0 ? total - first : hostile_next(&state) % (total - first);
+        struct cst_update_rows rows;
+
+        if (round % 3 == 1) {
+            fill_ordinary(&start, &state);
+        } else {
+            fill_hostile(&start, &state);
+        }
+        if (how.moments == CST_MOMENTS_FP32 && round % 5 == 0) {
+            first = total - n;
+        }
+        copy_rows(&got, &start);
+        copy_rows(&want, &start);
+        rows = rows_from(how, &got, &got, first);
+        fn_of(kernels, how)(&scalars, &random, n, &rows, NULL);
+        truth_update(how, &scalars, &random, &want, first, n);
+        assert_same(&got, &want);
+    }
+}
+END_TEST
+
+/* Rows that are misaligned by different numbers of elements, the weights' row at every place within
+ * a line. */
+START_TEST(test_rows_misaligned_apart)
+{
+    const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
+    const struct how how = how_of(_i % N_HOWS);
+    uint64_t state = hostile_seed();
+    const struct cst_update_scalars scalars = ordinary_scalars(3);
+    const struct cst_update_random random = {.seed = 5, .t = 3, .element = 4096};
+    const size_t total = 416;
+    struct rows start, got, want;
+
+    if (kernels == NULL) {
+        return;
+    }
+    allocate(&start, how.moments, total);
+    allocate(&got, how.moments, total);
+    allocate(&want, how.moments, total);
+    for (size_t shift = 0; shift < 40; shift++) {
+        size_t n = 300 - shift;
+        struct cst_update_rows rows;
+
+        fill_hostile(&start, &state);
+        copy_rows(&got, &start);
+        copy_rows(&want, &start);
+        memmove(got.grad + 3, got.grad, n * sizeof *got.grad);
+        memmove(got.grad_fp32 + 9, got.grad_fp32, n * sizeof *got.grad_fp32);
+        memmove(got.master + 7, got.master, n * sizeof *got.master);
+        rows = rows_from(how, &got, &got, 0);
+        rows.grad_bf16 += how.wide ? 0 : 3;
+        rows.grad_fp32 += how.wide ? 9 : 0;
+        rows.master_in += 7;
+        rows.master += 7;
+        rows.weight += shift;
+        fn_of(kernels, how)(&scalars, &random, n, &rows, NULL);
+        truth_update(how, &scalars, &random, &want, 0, n);
+        ck_assert_mem_eq(got.master + 7, want.master, n * sizeof *got.master);
+        ck_assert_mem_eq(got.weight + shift, want.weight, n * sizeof *got.weight);
+        for (int k = 0; k < 2; k++) {
+            ck_assert_mem_eq(got.moments[k].values, want.moments[k].values,
+                             moment_bytes(how.moments, total));
+        }
+    }
+}
+END_TEST
+
+/* Out of place, what is read stays as it was, and what is written is as in place. */
+START_TEST(test_elsewhere)
+{
+    const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
+    const struct how how = how_of(_i % N_HOWS);
+    uint64_t state = hostile_seed();
+    const size_t total = 256;
+    struct rows start, in, out, want;
+
+    if (kernels == NULL) {
+        return;
+    }
+    allocate(&start, how.moments, total);
+    allocate(&in, how.moments, total);
+    allocate(&out, how.moments, total);
+    allocate(&want, how.moments, total);
+    for (size_t n = total - 70; n <= total; n += 7) {
+        const struct cst_update_scalars scalars = ordinary_scalars(n);
+        const struct cst_update_random random = {.seed = n, .t = n, .element = 64};
+        struct cst_update_rows rows = rows_from(how, &in, &out, 0);
+
+        fill_hostile(&start, &state);
+        copy_rows(&in, &start);
+        copy_rows(&out, &start);
+        copy_rows(&want, &start);
+        fn_of(kernels, how)(&scalars, &random, n, &rows, NULL);
+        truth_update(how, &scalars, &random, &want, 0, n);
+        assert_same(&in, &start);
+        assert_same(&out, &want);
+    }
+}
+END_TEST
+
+/* Cutting an update into pieces at any blocks does not change it: tiles of a row give the bits of
+ * the whole row. */
+START_TEST(test_pieces_give_the_same_bits)
+{
+    const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
+    const struct how how = how_of(_i % N_HOWS);
+    uint64_t state = hostile_seed();
+    const struct cst_update_scalars scalars = ordinary_scalars(3);
+    const size_t total = 3 * 4096;
+    struct cst_update_random random = {.seed = 7, .t = 3, .element = 5 * 4096};
+    struct rows got, want;
+    struct cst_update_rows rows;
+
+    if (kernels == NULL) {
+        return;
+    }
+    allocate(&got, how.moments, total);
+    allocate(&want, how.moments, total);
+    fill_ordinary(&got, &state);
+    copy_rows(&want, &got);
+    rows = rows_from(how, &want, &want, 0);
+    fn_of(kernels, how)(&scalars, &random, total, &rows, NULL);
+    for (size_t i = 0; i < total;) {
+        size_t n = 32 + hostile_next(&state) % 100 * 32;
+
+        n = n < total - i ? n : total - i;
+        random.element = 5 * 4096 + i;
+        rows = rows_from(how, &got, &got, i);
+        fn_of(kernels, how)(&scalars, &random, n, &rows, NULL);
+        i += n;
+    }
+    assert_same(&got, &want);
+}
+END_TEST
+
+/* Any NaN that comes out is the canonical one, and the weight is the master rounded. */
+START_TEST(test_nan_is_canonical)
+{
+    const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
+    const struct how how = how_of(_i % N_HOWS);
+    uint64_t state = hostile_seed();
+    const struct cst_update_scalars scalars = ordinary_scalars(3);
+    const struct cst_update_random random = {.seed = 7, .t = 3};
+    const size_t total = 4096;
+    float moments[2][4096];
+    size_t n_nan = 0;
+    struct rows got;
+    struct cst_update_rows rows;
+
+    if (kernels == NULL) {
+        return;
+    }
+    allocate(&got, how.moments, total);
+    fill_hostile(&got, &state);
+    rows = rows_from(how, &got, &got, 0);
+    fn_of(kernels, how)(&scalars, &random, total, &rows, NULL);
+    for (unsigned k = 0; k < 2; k++) {
+        cst_moments_decode(how.moments, k, 0, total, &got.moments[k], moments[k]);
+    }
+    for (size_t i = 0; i < total; i++) {
+        ck_assert_uint_eq(got.weight[i], cst_fp32_to_bf16(got.master[i]));
+        if (isnan(got.master[i])) {
+            ck_assert_uint_eq(truth_bits(got.master[i]), CST_UPDATE_NAN);
+            n_nan++;
+        }
+        if (isnan(moments[0][i])) {
+            ck_assert_uint_eq(truth_bits(moments[0][i]), CST_UPDATE_NAN);
+        }
+    }
+    ck_assert_uint_gt(n_nan, 100);
+}
+END_TEST
+
+/* With an undo the bits are the same, and at the end it holds the last group: its old bytes,
+ * numbered from the base. */
+START_TEST(test_undo_has_the_same_bits)
+{
+    const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
+    const struct how how = how_of(_i % N_HOWS);
+    uint64_t state = hostile_seed();
+    const struct cst_update_scalars scalars = ordinary_scalars(3);
+    const struct cst_update_random random = {.seed = 7, .t = 3};
+    const size_t total = 224;
+    struct rows got, want;
+
+    if (kernels == NULL) {
+        return;
+    }
+    allocate(&got, how.moments, total);
+    allocate(&want, how.moments, total);
+    for (size_t n = 0; n <= total; n++) {
+        struct cst_update_undo undo = {.base = 1000};
+        struct cst_update_rows rows = rows_from(how, &got, &got, 0);
+        const struct cst_update_old *old;
+        uint32_t first, last;
+
+        fill_hostile(&got, &state);
+        copy_rows(&want, &got);
+        fn_of(kernels, how)(&scalars, &random, n, &rows, &undo);
+        if (n == 0) {
+            ck_assert_uint_eq(undo.held, 0);
+            continue;
+        }
+        first = cst_update_undo_first(undo.held) - 1000;
+        last = cst_update_undo_n(undo.held);
+        old = &undo.old[cst_update_undo_buffer(undo.held)];
+        ck_assert_uint_eq(first + last, n);
+        ck_assert_uint_eq(first, (n - 1) / 32 * 32);
+        ck_assert_mem_eq(old->master, want.master + first, last * sizeof(float));
+        for (int k = 0; k < (cst_table_has_second(how.optimizer) ? 2 : 1); k++) {
+            struct cst_update_moment at = moment_at(&want, k, first);
+
+            ck_assert_mem_eq(old->moments[k], at.values,
+                             how.moments == CST_MOMENTS_MX8 ? last
+                                                            : moment_bytes(how.moments, last));
+            if (how.moments == CST_MOMENTS_MX8) {
+                ck_assert_uint_eq(old->exponents[k], *at.exponents);
+            }
+        }
+        truth_update(how, &scalars, &random, &want, 0, n);
+        assert_same(&got, &want);
+    }
+}
+END_TEST
+
+/* AdamW as torch.optim.AdamW has it, for one element, in double. */
+struct exact {
+    double p;
+    double m;
+    double v;
+};
+
+static void exact_step(struct exact *x, double grad, double lr, double beta1, double beta2,
+                       double eps, double weight_decay, int t)
+{
+    double bias1 = 1.0 - pow(beta1, t);
+    double bias2 = 1.0 - pow(beta2, t);
+
+    x->p *= 1.0 - lr * weight_decay;
+    x->m += (1.0 - beta1) * (grad - x->m);
+    x->v = beta2 * x->v + (1.0 - beta2) * grad * grad;
+    x->p -= lr / bias1 * x->m / (sqrt(x->v) / sqrt(bias2) + eps);
+}
+
+/* 200 steps stay beside the double-precision definition. With u = 2^-24, the rounding of one
+ * operation, at worst: m is wrong by u x max|g| x (2 + 1 / (1 - beta1)) = 12 u max|g|, since old
+ * errors fade with beta1; v by 2 u of itself for each step, since they hardly fade with beta2, its
+ * root by u t. Here max|g| is below 8 sqrt(v) and |m| below 4 sqrt(v), both bias-corrected: a step
+ * moves p wrongly by lr x (8 x 12 + 4 x 200) u < 1200 u lr. Besides, p, below 1.2, is rounded
+ * twice: 2.4 u. */
+START_TEST(test_against_double_precision)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    const struct how how = {.optimizer = CST_OPTIMIZER_ADAMW};
+    const double lr = 1e-3, beta1 = (double)0.9f, beta2 = (double)0.999f, eps = (double)1e-3f;
+    const double weight_decay = (double)0.1f, u = 0x1p-24;
+    const size_t n = 96;
+    uint64_t state = hostile_seed();
+    struct exact exact[96];
+    struct rows got;
+    double worst = 0.0;
+
+    if (kernels == NULL) {
+        return;
+    }
+    allocate(&got, CST_MOMENTS_FP32, n);
+    for (size_t i = 0; i < n; i++) {
+        got.master[i] = hostile_unit(&state);
+        exact[i] = (struct exact){.p = (double)got.master[i]};
+    }
+    for (int t = 1; t <= 200; t++) {
+        struct cst_update_rows rows = rows_from(how, &got, &got, 0);
+        struct cst_update_scalars scalars;
+
+        for (size_t i = 0; i < n; i++) {
+            float g = (hostile_unit(&state) + 0.3f) * ldexpf(1.0f, (int)(i % 12) - 8);
+
+            got.grad[i] = cst_fp32_to_bf16(g);
+            exact_step(&exact[i], 0.25 * (double)cst_bf16_to_fp32(got.grad[i]), lr, beta1, beta2,
+                       eps, weight_decay, t);
+        }
+        cst_update_prepare(&scalars, lr, beta1, beta2, eps, weight_decay, 0.25f, (uint64_t)t);
+        fn_of(kernels, how)(&scalars, NULL, n, &rows, NULL);
+        for (size_t i = 0; i < n; i++) {
+            double off = fabs((double)got.master[i] - exact[i].p);
+
+            worst = off > worst ? off : worst;
+            ck_assert_msg(off <= t * (1200 * u * lr + 2.4 * u), "%s: step %d, element %zu: %g off",
+                          kernels->isa, t, i, off);
+        }
+    }
+    printf("%s: 200 steps, at most %g from double precision\n", kernels->isa, worst);
+}
+END_TEST
+
+/* The scalars are the definition's, rounded to float: at the first step, where the bias is largest,
+ * and after very many. */
+START_TEST(test_prepare)
+{
+    struct cst_update_scalars s;
+
+    cst_update_prepare(&s, 0.001, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
+    ck_assert(s.grad_scale == 0.5f);
+    ck_assert(s.beta1 == 0.9f && s.beta2 == 0.999f);
+    ck_assert(s.one_minus_beta1 == (float)(1.0 - 0.9));
+    ck_assert(s.one_minus_beta2 == (float)(1.0 - 0.999));
+    ck_assert(s.inv_sqrt_bias2 == (float)(1.0 / sqrt(1.0 - 0.999)));
+    ck_assert(s.eps == 1e-8f);
+    ck_assert(s.lr == 0.001f && s.weight_decay == 0.1f);
+    ck_assert(s.decay == 0.9999f);
+    ck_assert(s.step_size == (float)(0.001 / (1.0 - 0.9)));
+    for (uint64_t t = 1; t < 3000000; t = t * 3 / 2 + 1) {
+        s = ordinary_scalars(t);
+        ck_assert_float_eq_tol(s.step_size, (float)(0.001 / (1.0 - pow(0.9, (double)t))),
+                               0.001f * 0x1p-23f);
+        ck_assert_float_eq_tol(s.inv_sqrt_bias2, (float)(1.0 / sqrt(1.0 - pow(0.999, (double)t))),
+                               s.inv_sqrt_bias2 * 0x1p-23f);
+    }
+    ck_assert(s.step_size == 0.001f);
+    ck_assert(s.inv_sqrt_bias2 == 1.0f);
+}
+END_TEST
+
+/* The bits themselves are part of the format: a state updated by another compiler, machine or
+ * version is the same. */
+START_TEST(test_golden_bits)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    const size_t total = 1003;
+    uint64_t hash = HOSTILE_HASH_START;
+    uint64_t state = 1;
+    struct rows got;
+    float *m, *v;
+
+    if (kernels == NULL) {
+        return;
+    }
+    allocate(&got, CST_MOMENTS_FP32, 1024);
+    m = got.moments[0].values;
+    v = got.moments[1].values;
+    for (int k = 0; k < 2; k++) {
+        for (size_t i = 0; i < total; i++) {
+            if (k == 0) {
+                got.grad[i] = hostile_bf16(&state);
+                got.weight[i] = hostile_bf16(&state);
+                got.master[i] = hostile_fp32(&state);
+                m[i] = hostile_fp32(&state);
+                v[i] = hostile_fp32(&state);
+            } else {
+                m[i] = hostile_unit(&state) * 0.01f;
+                got.grad[i] = cst_fp32_to_bf16(hostile_unit(&state) * 0.1f);
+                got.weight[i] = 0;
+                got.master[i] = hostile_unit(&state);
+                v[i] = m[i] * m[i] * (1.0f + hostile_unit(&state));
+            }
+        }
+        for (uint64_t t = 1; t <= 5; t++) {
+            const struct how how = {.optimizer = CST_OPTIMIZER_ADAMW};
+            const struct cst_update_scalars scalars = ordinary_scalars(t);
+            struct cst_update_rows rows = rows_from(how, &got, &got, 0);
+
+            fn_of(kernels, how)(&scalars, NULL, total, &rows, NULL);
+        }
+        hash = hostile_hash(hash, got.weight, total * sizeof *got.weight);
+        hash = hostile_hash(hash, got.master, total * sizeof *got.master);
+        hash = hostile_hash(hash, m, total * sizeof *m);
+        hash = hostile_hash(hash, v, total * sizeof *v);
+    }
+    ck_assert_msg(hash == 0x16d244e8a7f2e3caull, "%s: %#llx", kernels->isa,
+                  (unsigned long long)hash);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("update");
+    TCase *update = tcase_create("update");
+    TCase *adamw = tcase_create("adamw");
+    int n_rows = hostile_n_rows(), n = n_rows * N_HOWS;
+
+    tcase_add_loop_test(update, test_variants_agree, 0, n);
+    tcase_add_loop_test(update, test_rows_misaligned_apart, 0, n);
+    tcase_add_loop_test(update, test_elsewhere, 0, n);
+    tcase_add_loop_test(update, test_pieces_give_the_same_bits, 0, n);
+    tcase_add_loop_test(update, test_nan_is_canonical, 0, n);
+    tcase_add_loop_test(update, test_undo_has_the_same_bits, 0, n);
+    tcase_add_loop_test(adamw, test_against_double_precision, 0, n_rows);
+    tcase_add_loop_test(adamw, test_golden_bits, 0, n_rows);
+    tcase_add_test(adamw, test_prepare);
+    tcase_set_timeout(update, 60);
+    suite_add_tcase(suite, update);
+    suite_add_tcase(suite, adamw);
+    return hostile_main(suite);
+}

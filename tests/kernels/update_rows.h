@@ -1,0 +1,253 @@
+/* Rows of one update in any format, each ending at an unmapped page, and the truth's update of
+ * them. */
+#ifndef CST_TESTS_UPDATE_ROWS_H
+#define CST_TESTS_UPDATE_ROWS_H
+
+#include "kernels/moments.h"
+#include "proto/table.h"
+#include "tests/kernels/update_truth.h"
+
+/* Of @n elements each; n a multiple of 32. */
+struct rows {
+    enum cst_moments format;
+    size_t n;
+    uint16_t *grad;
+    float *grad_fp32;
+    uint16_t *weight;
+    float *master;
+    struct cst_update_moment moments[2];
+};
+
+/* How an update is done. */
+struct how {
+    enum cst_optimizer optimizer;
+    enum cst_moments moments;
+    enum cst_rounding rounding;
+    bool wide; /* fp32 gradients */
+};
+
+#define N_HOWS (CST_OPTIMIZER_COUNT * 5 * 2)
+
+static inline struct how how_of(int i)
+{
+    static const int formats[5][2] = {{CST_MOMENTS_FP32, CST_ROUNDING_NEAREST},
+                                      {CST_MOMENTS_BF16, CST_ROUNDING_NEAREST},
+                                      {CST_MOMENTS_BF16, CST_ROUNDING_STOCHASTIC},
+                                      {CST_MOMENTS_MX8, CST_ROUNDING_NEAREST},
+                                      {CST_MOMENTS_MX8, CST_ROUNDING_STOCHASTIC}};
+    const int *format = formats[i / 2 % 5];
+
+    return (struct how){.optimizer = (enum cst_optimizer)(i / 10),
+                        .moments = (enum cst_moments)format[0],
+                        .rounding = (enum cst_rounding)format[1],
+                        .wide = i % 2 == 1};
+}
+
+static inline cst_update_fn fn_of(const struct cst_kernels *kernels, struct how how)
+{
+    return kernels->update->v[how.optimizer][how.moments][how.rounding];
+}
+
+static inline size_t moment_bytes(enum cst_moments format, size_t n)
+{
+    return (size_t)cst_table_moment_bytes(format, n);
+}
+
+static inline void allocate(struct rows *rows, enum cst_moments format, size_t n)
+{
+    *rows = (struct rows){.format = format, .n = n};
+    rows->grad = hostile_buffer(n * sizeof *rows->grad);
+    rows->grad_fp32 = hostile_buffer(n * sizeof *rows->grad_fp32);
+    rows->weight = hostile_buffer(n * sizeof *rows->weight);
+    rows->master = hostile_buffer(n * sizeof *rows->master);
+    for (int k = 0; k < 2; k++) {
+        rows->moments[k].values = hostile_buffer(moment_bytes(format, n));
+        if (format == CST_MOMENTS_MX8) {
+            rows->moments[k].exponents = (uint8_t *)rows->moments[k].values + n;
+        }
+    }
+}
+
+static inline void copy_rows(struct rows *to, const struct rows *from)
+{
+    memcpy(to->grad, from->grad, to->n * sizeof *to->grad);
+    memcpy(to->grad_fp32, from->grad_fp32, to->n * sizeof *to->grad_fp32);
+    memcpy(to->weight, from->weight, to->n * sizeof *to->weight);
+    memcpy(to->master, from->master, to->n * sizeof *to->master);
+    for (int k = 0; k < 2; k++) {
+        memcpy(to->moments[k].values, from->moments[k].values, moment_bytes(to->format, to->n));
+    }
+}
+
+static inline void assert_same(const struct rows *got, const struct rows *want)
+{
+    ck_assert_mem_eq(got->grad, want->grad, got->n * sizeof *got->grad);
+    ck_assert_mem_eq(got->grad_fp32, want->grad_fp32, got->n * sizeof *got->grad_fp32);
+    ck_assert_mem_eq(got->master, want->master, got->n * sizeof *got->master);
+    ck_assert_mem_eq(got->weight, want->weight, got->n * sizeof *got->weight);
+    for (int k = 0; k < 2; k++) {
+        ck_assert_mem_eq(got->moments[k].values, want->moments[k].values,
+                         moment_bytes(got->format, got->n));
+    }
+}
+
+/* Any bits in all rows; of mx8 exponents, those that numbers have, and now and then a NaN. */
+static inline void fill_hostile(struct rows *rows, uint64_t *state)
+{
+    for (size_t i = 0; i < rows->n; i++) {
+        rows->grad[i] = hostile_bf16(state);
+        rows->grad_fp32[i] = hostile_fp32(state);
+        rows->weight[i] = hostile_bf16(state);
+        rows->master[i] = hostile_fp32(state);
+        for (int k = 0; k < 2; k++) {
+            if (rows->format == CST_MOMENTS_FP32) {
+                ((float *)rows->moments[k].values)[i] = hostile_fp32(state);
+            } else if (rows->format == CST_MOMENTS_BF16) {
+                ((uint16_t *)rows->moments[k].values)[i] = hostile_bf16(state);
+            } else {
+                ((uint8_t *)rows->moments[k].values)[i] = (uint8_t)(hostile_next(state) % 248);
+                if (i % 32 == 0) {
+                    uint64_t r = hostile_next(state);
+
+                    rows->moments[k].exponents[i / 32] =
+                        (uint8_t)(r % 8 == 0   ? 255
+                                  : r % 8 == 1 ? 0
+                                               : 15 + (r >> 8) % 220);
+                }
+            }
+        }
+    }
+}
+
+/* What training looks like after some steps. */
+static inline void fill_ordinary(struct rows *rows, uint64_t *state)
+{
+    float *m = calloc(rows->n, sizeof *m), *v = calloc(rows->n, sizeof *v);
+
+    for (size_t i = 0; i < rows->n; i++) {
+        float scale = ldexpf(1.0f, -(int)(hostile_next(state) % 12));
+
+        m[i] = hostile_unit(state) * 0.01f * scale;
+        v[i] = m[i] * m[i] * (1.0f + hostile_unit(state));
+        rows->grad[i] = cst_fp32_to_bf16(hostile_unit(state) * 0.1f * scale);
+        rows->grad_fp32[i] = hostile_unit(state) * 0.1f;
+        rows->weight[i] = 0;
+        rows->master[i] = hostile_unit(state);
+    }
+    cst_moments_encode(rows->format, 0, 0, rows->n, m, &rows->moments[0]);
+    cst_moments_encode(rows->format, 1, 0, rows->n, v, &rows->moments[1]);
+    free(m);
+    free(v);
+}
+
+static inline struct cst_update_moment moment_at(const struct rows *rows, int k, size_t i)
+{
+    struct cst_update_moment at = {
+        .values = (char *)rows->moments[k].values +
+                  (rows->format == CST_MOMENTS_MX8 ? i : moment_bytes(rows->format, i))};
+
+    if (rows->format == CST_MOMENTS_MX8) {
+        at.exponents = rows->moments[k].exponents + i / 32;
+    }
+    return at;
+}
+
+/* @in and @out from element @first on, as the kernel takes them. */
+static inline struct cst_update_rows rows_from(struct how how, const struct rows *in,
+                                               const struct rows *out, size_t first)
+{
+    bool two = cst_table_has_second(how.optimizer);
+    struct cst_update_rows rows = {.grad_bf16 = how.wide ? NULL : in->grad + first,
+                                   .grad_fp32 = how.wide ? in->grad_fp32 + first : NULL,
+                                   .master_in = in->master + first,
+                                   .master = out->master + first,
+                                   .weight = out->weight + first};
+
+    for (int k = 0; k < (two ? 2 : 1); k++) {
+        rows.moments_in[k] = moment_at(in, k, first);
+        rows.moments[k] = moment_at(out, k, first);
+    }
+    return rows;
+}
+
+static inline float truth_load(const struct rows *rows, unsigned k, size_t i)
+{
+    const void *values = rows->moments[k].values;
+
+    return rows->format == CST_MOMENTS_FP32 ? ((const float *)values)[i]
+           : rows->format == CST_MOMENTS_BF16
+               ? cst_bf16_to_fp32(((const uint16_t *)values)[i])
+               : truth_mx8_decode(k, ((const uint8_t *)values)[i],
+                                  rows->moments[k].exponents[i / 32]);
+}
+
+/* Elements [i, i + n) of moment @k, at most a block; their random words. */
+static inline void truth_store(struct how how, struct rows *rows, unsigned k, size_t i, size_t n,
+                               const float *x, const uint32_t *random)
+{
+    void *values = rows->moments[k].values;
+    uint8_t exponent = how.moments == CST_MOMENTS_MX8 ? truth_mx8_exponent(k, x, n) : 0;
+
+    if (how.moments == CST_MOMENTS_MX8) {
+        rows->moments[k].exponents[i / 32] = exponent;
+    }
+    for (size_t j = 0; j < n; j++) {
+        if (how.moments == CST_MOMENTS_FP32) {
+            ((float *)values)[i + j] = truth_canonical(x[j]);
+        } else if (how.moments == CST_MOMENTS_BF16) {
+            ((uint16_t *)values)[i + j] = truth_bf16(how.rounding, k, x[j], random[j]);
+        } else {
+            int64_t add = k == 0 ? random[j] & 0xfffffu : random[j] >> 12;
+
+            ((uint8_t *)values)[i + j] = truth_mx8_encode(
+                k, x[j], exponent, how.rounding == CST_ROUNDING_NEAREST ? -1 : add);
+        }
+    }
+}
+
+/* Update elements [first, first + n), in place. */
+static inline void truth_update(struct how how, const struct cst_update_scalars *scalars,
+                                const struct cst_update_random *random, struct rows *rows,
+                                size_t first, size_t n)
+{
+    for (size_t i = first; i < first + n; i += 32) {
+        size_t block = first + n - i < 32 ? first + n - i : 32;
+        float moments[2][32];
+        uint32_t words[32];
+
+        for (size_t j = 0; j < block; j++) {
+            float g = how.wide ? rows->grad_fp32[i + j] : cst_bf16_to_fp32(rows->grad[i + j]);
+
+            moments[0][j] = truth_load(rows, 0, i + j);
+            moments[1][j] = truth_load(rows, 1, i + j);
+            words[j] = truth_random(random, random->element + i - first + j);
+            truth_one(how.optimizer, scalars, g, &rows->master[i + j], &moments[0][j],
+                      &moments[1][j]);
+            rows->weight[i + j] = cst_fp32_to_bf16(rows->master[i + j]);
+        }
+        for (unsigned k = 0; k < (cst_table_has_second(how.optimizer) ? 2u : 1u); k++) {
+            truth_store(how, rows, k, i, block, moments[k], words);
+        }
+    }
+}
+
+static inline struct cst_update_scalars ordinary_scalars(uint64_t t)
+{
+    struct cst_update_scalars scalars;
+
+    cst_update_prepare(&scalars, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, t);
+    return scalars;
+}
+
+static inline struct cst_update_scalars hostile_scalars(uint64_t *state)
+{
+    struct cst_update_scalars scalars;
+    float *x = (float *)(void *)&scalars;
+
+    for (size_t i = 0; i < sizeof scalars / sizeof *x; i++) {
+        x[i] = hostile_fp32(state);
+    }
+    return scalars;
+}
+
+#endif

@@ -1,0 +1,156 @@
+/* The update of kernels/update.h once more: each formula written out in plain C, moments' formats
+ * in double precision by their definition (kernels/mx8.h), nothing shared with the kernels but the
+ * generator of random numbers, which has vectors of its own. */
+#ifndef CST_TESTS_UPDATE_TRUTH_H
+#define CST_TESTS_UPDATE_TRUTH_H
+
+#include "kernels/philox.h"
+#include "tests/kernels/hostile.h"
+
+#include <math.h>
+
+static inline uint32_t truth_bits(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float truth_canonical(float x)
+{
+    return isnan(x) ? hostile_from_bits(CST_UPDATE_NAN) : x;
+}
+
+/* One element; @m and @v as they are in memory, decoded, and as they come out, not yet rounded. */
+static inline void truth_one(enum cst_optimizer optimizer, const struct cst_update_scalars *s,
+                             float g, float *p, float *m, float *v)
+{
+    float u, d;
+
+    g = g * s->grad_scale;
+    switch (optimizer) {
+    case CST_OPTIMIZER_ADAM:
+        g = fmaf(s->weight_decay, *p, g);
+        *m = fmaf(s->one_minus_beta1, g - *m, *m);
+        *v = fmaf(s->one_minus_beta2, g * g, s->beta2 * *v);
+        d = fmaf(sqrtf(*v), s->inv_sqrt_bias2, s->eps);
+        *p = fmaf(-s->step_size, *m / d, *p);
+        break;
+    case CST_OPTIMIZER_LION:
+        u = fmaf(s->one_minus_beta1, g - *m, *m);
+        u = u > 0.0f ? 1.0f : u < 0.0f ? -1.0f : u == 0.0f ? 0.0f : u;
+        *p = fmaf(-s->lr, u, *p * s->decay);
+        *m = fmaf(s->one_minus_beta2, g - *m, *m);
+        break;
+    case CST_OPTIMIZER_SGD:
+        g = fmaf(s->weight_decay, *p, g);
+        *m = fmaf(s->beta1, *m, g);
+        *p = fmaf(-s->lr, *m, *p);
+        break;
+    case CST_OPTIMIZER_ADAMW:
+    case CST_OPTIMIZER_COUNT:
+    default:
+        *m = fmaf(s->one_minus_beta1, g - *m, *m);
+        *v = fmaf(s->one_minus_beta2, g * g, s->beta2 * *v);
+        d = fmaf(sqrtf(*v), s->inv_sqrt_bias2, s->eps);
+        *p = fmaf(-s->step_size, *m / d, *p * s->decay);
+        break;
+    }
+    *p = truth_canonical(*p);
+}
+
+/* The random word of element @element. */
+static inline uint32_t truth_random(const struct cst_update_random *random, uint64_t element)
+{
+    struct cst_philox_keys keys;
+    uint32_t words[4] = {(uint32_t)(element / 4), (uint32_t)(element / 4 >> 32),
+                         (uint32_t)random->t, (uint32_t)(random->t >> 32)};
+
+    cst_philox_schedule(&keys, random->seed);
+    cst_philox(&keys, words);
+    return words[element % 4];
+}
+
+/* -- bf16 ----------------------------------------------------------------------------------- */
+
+static inline uint16_t truth_bf16(enum cst_rounding rounding, unsigned which, float x,
+                                  uint32_t random)
+{
+    uint32_t part = which == 0 ? random & 0xffffu : random >> 16;
+
+    x = truth_canonical(x);
+    return rounding == CST_ROUNDING_NEAREST ? cst_fp32_to_bf16(x)
+                                            : (uint16_t)((truth_bits(x) + part) >> 16);
+}
+
+/* -- mx8 ------------------------------------------------------------------------------------ */
+
+/* Bias of the code's exponent, and the largest exponent that is used. */
+static inline int truth_bias(unsigned which)
+{
+    return which == 0 ? 7 : 15;
+}
+
+static inline double truth_largest_value(unsigned which)
+{
+    return which == 0 ? 480.0 : 61440.0;
+}
+
+static inline float truth_mx8_decode(unsigned which, uint8_t code, uint8_t exponent)
+{
+    int e = code >> 3 & (which == 0 ? 15 : 31), f = code & 7;
+    double x =
+        e > 0 ? ldexp(1.0 + f / 8.0, e - truth_bias(which)) : ldexp(f / 8.0, 1 - truth_bias(which));
+
+    if (exponent > 246) {
+        return hostile_from_bits(CST_UPDATE_NAN);
+    }
+    if (which == 0 && (code & 0x80) != 0) {
+        x = -x;
+    }
+    return (float)(exponent == 0 ? copysign(0.0, x) : ldexp(x, exponent - 127));
+}
+
+/* The exponent of a block of @n elements. */
+static inline uint8_t truth_mx8_exponent(unsigned which, const float *x, size_t n)
+{
+    double largest = 0.0;
+    int exponent = truth_bias(which);
+
+    for (size_t i = 0; i < n; i++) {
+        if (!isfinite(x[i])) {
+            return 255;
+        }
+        largest = fmax(largest, fabs((double)x[i]));
+    }
+    if (largest > ldexp(1.875, 127)) {
+        return 255;
+    }
+    while (largest > ldexp(truth_largest_value(which), exponent - 127)) {
+        exponent++;
+    }
+    return largest == 0.0 ? 0 : (uint8_t)exponent;
+}
+
+/* @add: what is added to the 20 bits that are cut; negative: round to nearest. */
+static inline uint8_t truth_mx8_encode(unsigned which, float x, uint8_t exponent, int64_t add)
+{
+    double y = ldexp(fabs((double)x), 127 - exponent), smallest = ldexp(1.0, 1 - truth_bias(which));
+    int e = y < smallest ? 1 : ilogb(y) + truth_bias(which);
+    double unit = ldexp(0.125, e - truth_bias(which));
+    int64_t q = (int64_t)rint(y / unit * 1048576.0), code;
+
+    if (exponent == 255 || exponent == 0) {
+        q = 0;
+        e = 1;
+        add = 0;
+    }
+    add = add < 0 ? 0x7ffff + (q >> 20 & 1) : add;
+    code = (q + add) >> 20;
+    /* 8 to 15 are 1.0 to 1.875 of this exponent, 16 the next one's first, below 8 is e = 0. */
+    code = code + (e - 1) * 8;
+    return (uint8_t)(which == 0 && signbit(x) && exponent != 255 ? code | 0x80 : code);
+}
+
+#endif
