@@ -195,9 +195,13 @@ static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
 {
     static const uint32_t depths[] = {0, 1, 2, 3, 4, 8};
     static const double shares[] = {0.5, 0.8, 0.95, 1.05, 1.25, 2};
+    struct cst_plan_try plain = *from;
     struct cst_layout layout;
     struct cst_err err;
-    int rc = cst_search_layout(s, from, &layout, &err);
+    int rc;
+
+    plain.over = false; /* whether it must be is found out for each */
+    rc = cst_search_layout(s, &plain, &layout, &err);
 
     if (rc != CST_OK) {
         return rc;

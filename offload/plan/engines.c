@@ -91,6 +91,12 @@ static double ns(double amount, double per_s)
     return per_s > 0 ? amount / per_s * 1e9 : 0;
 }
 
+/* That a copy brings; weights that are made on the way are read as fp32. */
+static uint64_t copied_bytes(const struct cst_command *command)
+{
+    return command->kind == CST_COMMAND_CONVERT ? 2 * command->n_elems : command->bytes;
+}
+
 /* The memory traffic of @bytes in @effort->left; never more than the node can do. */
 static void use_memory(const struct cst_play *play, struct cst_effort *effort, double bytes)
 {
@@ -139,7 +145,7 @@ static void cost_copy(struct cst_play *play, struct cst_play_command *c,
 {
     const struct cst_play_engine *engine = &play->engines[c->engine];
     bool up = c->kind != CST_FLIGHT_STAGE;
-    double bytes = (double)command->bytes;
+    double bytes = (double)copied_bytes(command);
     uint32_t owner = cst_play_owner(play, c->chunk);
 
     c->lane = up ? CST_PLAY_UP : CST_PLAY_DOWN;
@@ -147,7 +153,8 @@ static void cost_copy(struct cst_play *play, struct cst_play_command *c,
         const struct cst_rates_node *n = node_rates(play, engine->node);
 
         c->lane = CST_PLAY_UP;
-        bytes *= play->workers[c->rank].stands_for;
+        bytes *=
+            play->workers[c->rank].stands_for * (command->kind == CST_COMMAND_CONVERT ? 1.5 : 1);
         c->effort.left = ns(bytes, n->copy > 0 ? n->copy : n->pass / 2);
         c->effort.cores = crew_cores(play, engine->node);
         use_memory(play, &c->effort, 2 * bytes);
@@ -279,6 +286,7 @@ static void cost(struct cst_play *play, struct cst_play_command *c,
     c->effort.owner = c;
     switch (command->kind) {
     case CST_COMMAND_COPY:
+    case CST_COMMAND_CONVERT: /* of weights, into a block */
         cost_copy(play, c, command);
         break;
     case CST_COMMAND_REDUCE:
@@ -295,7 +303,6 @@ static void cost(struct cst_play *play, struct cst_play_command *c,
                             node_rates(play, 0)->pass);
         break;
     case CST_COMMAND_FILL:
-    case CST_COMMAND_CONVERT:
         break;
     }
 }
@@ -308,7 +315,7 @@ static void count_bytes(struct cst_play *play, const struct cst_play_command *c,
     uint64_t up = play->moved_up, down = play->moved_down;
 
     if (c->kind == CST_FLIGHT_LOAD) {
-        play->moved_up += command->bytes * (uint64_t)play->workers[c->rank].stands_for;
+        play->moved_up += copied_bytes(command) * (uint64_t)play->workers[c->rank].stands_for;
     } else if (c->kind == CST_FLIGHT_STAGE) {
         play->moved_down += command->bytes * (uint64_t)play->workers[c->rank].stands_for;
     }

@@ -1,7 +1,12 @@
 /* From knobs to blocks and bytes. */
 #include "offload/plan/search.h"
 
+#include "offload/packing.h"
+
 #include <inttypes.h>
+#include <stdio.h>
+
+#define PAGE_BYTES 4096 /* rows are so many, or a multiple */
 
 static bool trains(const struct cst_layout_chunk *chunk)
 {
@@ -68,22 +73,26 @@ static void lack_device(struct cst_search *s, const struct cst_layout *layout,
 }
 
 static void lack_host(struct cst_search *s, const struct cst_plan_try *try, uint64_t needed,
-                      bool disk)
+                      bool disk, uint64_t spared)
 {
     uint64_t limit = s->config->budget->host_bytes, bytes = needed - limit;
+    char words[96] = "";
 
     if (s->lack.bytes != 0 && s->lack.bytes <= bytes) {
         return;
+    }
+    if (try->over || disk) {
+        (void)snprintf(words, sizeof words, ", %s",
+                       try->over ? "gradients over weights" : "the disk being full");
+    } else if (spared > 0) {
+        (void)snprintf(words, sizeof words,
+                       ", of which gradients over weights would spare %" PRIu64, spared);
     }
     s->lack.bytes = bytes;
     (void)cst_err_set(&s->lack.err, CST_EBUDGET,
                       "host memory of %" PRIu64 " bytes: states and pools take %" PRIu64
                       "%s: %" PRIu64 " bytes short",
-                      limit, needed,
-                      try->over ? ", gradients over weights"
-                      : disk    ? ", the disk being full"
-                                : "",
-                      bytes);
+                      limit, needed, words, bytes);
 }
 
 /* -- the device ----------------------------------------------------------------------------- */
@@ -197,12 +206,18 @@ static uint32_t move_rows(struct cst_plan_try *try, const struct cst_layout *lay
     return n;
 }
 
-static void put_over(struct cst_plan_try *try, const struct cst_layout *layout)
+/* What gradients over weights would spare the host; 0: they cannot be, or are. */
+static uint64_t spared_bytes(const struct cst_plan_try *try, const struct cst_layout *layout)
 {
-    try->over = true;
-    for (uint32_t c = try->n_device; c < layout->n_chunks; c++) {
-        try->host_bytes -= trains(&layout->chunks[c]) ? 2 * layout->chunks[c].n_elems : 0;
+    uint64_t bytes = 0;
+
+    if (layout->grad_bytes != 2 || layout->states.grad_over_weight || layout->states.two_weights) {
+        return 0;
     }
+    for (uint32_t c = try->n_device; c < layout->n_chunks; c++) {
+        bytes += cst_align_up(row_bytes(layout, &layout->chunks[c], CST_ROW_GRAD), PAGE_BYTES);
+    }
+    return bytes;
 }
 
 static bool fit_host(struct cst_search *s, struct cst_plan_try *try,
@@ -212,8 +227,9 @@ static bool fit_host(struct cst_search *s, struct cst_plan_try *try,
     uint64_t limit = budget->host_bytes == 0 ? UINT64_MAX : budget->host_bytes;
     bool disk = !s->config->runtime_only && budget->disk_bytes > 0 && s->rates.disk_read > 0 &&
                 s->rates.disk_write > 0;
+    uint64_t spared;
 
-    try->over = false;
+    try->over = layout->states.grad_over_weight && !s->config->states.grad_over_weight;
     try->disk_bytes = 0;
     try->n_moments = try->n_masters = 0;
     try->host_bytes = layout->arena_bytes + (s->host ? s->world * try->pool_bytes : 0);
@@ -222,9 +238,10 @@ static bool fit_host(struct cst_search *s, struct cst_plan_try *try,
 
         try->host_bytes -= bytes < try->host_bytes ? bytes : try->host_bytes;
     }
-    if (try->host_bytes > limit && !s->config->runtime_only && layout->grad_bytes == 2 &&
-        !layout->states.grad_over_weight && !layout->states.two_weights) {
-        put_over(try, layout);
+    spared = spared_bytes(try, layout);
+    if (try->host_bytes > limit && !s->config->runtime_only && spared > 0) {
+        try->over = true;
+        try->host_bytes -= spared;
     }
     if (disk) {
         try->n_moments =
@@ -233,7 +250,7 @@ static bool fit_host(struct cst_search *s, struct cst_plan_try *try,
             move_rows(try, layout, CST_ROW_MASTER, CST_ROW_MASTER, limit, budget->disk_bytes);
     }
     if (try->host_bytes > limit) {
-        lack_host(s, try, try->host_bytes, disk);
+        lack_host(s, try, try->host_bytes, disk, s->host ? spared : 0);
         return false;
     }
     return true;

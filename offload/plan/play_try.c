@@ -15,6 +15,9 @@ struct cst_layout_config cst_search_layout_config(const struct cst_search *s,
         .max_classes = CST_LAYOUT_MAX_CLASSES,
     };
 
+    if (try->over && s->host) { /* else it is modelled: their bytes are not counted */
+        config.states.grad_over_weight = true;
+    }
     for (uint32_t i = 1; i < try->n_sizes; i++) {
         config.class_elems[i - 1] = try->sizes[i];
     }
@@ -124,6 +127,7 @@ static struct cst_plan_try try_of(const struct cst_plan_choice *choice)
         .sizes = {choice->layout.chunk_elems},
         .n_sizes = choice->n_classes,
         .once = choice->layout.grad_bytes == 2 && !choice->reduce_each,
+        .over = choice->grad == CST_PLAN_GRAD_OVER,
         .depth = choice->prefetch_depth,
         .eviction = choice->eviction,
         .n_device = count_first(choice->device_rows, choice->n_chunks, CST_ROW_WEIGHT),

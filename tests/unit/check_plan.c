@@ -3,6 +3,7 @@
 #include "offload/plan/plan.h"
 #include "offload/plan/preset.h"
 #include "tests/lib/suite.h"
+#include "tests/unit/plan_rig.h"
 
 #include <check.h>
 #include <inttypes.h>
@@ -258,6 +259,55 @@ START_TEST(host_is_spared)
 }
 END_TEST
 
+static void declare_on_host(uint32_t world)
+{
+    declare("gpt2-124m", world, 1, false);
+    plan_rig_host_rates(&f.rates);
+    f.budget.device_bytes = 300000000;
+}
+
+/* On the host it is the layout that has them there, played as it runs: to the byte and nanosecond.
+ */
+START_TEST(host_is_spared_by_the_layout)
+{
+    struct cst_replay_result again;
+    struct cst_layout layout;
+    struct cst_err err;
+    uint32_t world = 1 + (uint32_t)_i;
+
+    declare_on_host(world);
+    f.budget.host_bytes = 15 * f.model.n_params + world * f.budget.device_bytes;
+    search();
+    ck_assert_int_eq(f.plans.best.grad, CST_PLAN_GRAD_OVER);
+    ck_assert(f.plans.best.layout.states.grad_over_weight);
+    ck_assert_int_eq(cst_layout_build(&layout, &f.model, &f.plans.best.layout, &err), CST_OK);
+    ck_assert_uint_eq(f.plans.best.host_bytes,
+                      layout.arena_bytes + world * f.plans.best.pool_bytes);
+    ck_assert_uint_le(layout.arena_bytes, 141 * f.model.n_params / 10);
+    cst_layout_close(&layout);
+    ck_assert_int_eq(cst_plan_replay(&f.config, &f.plans.best, 0, NULL, NULL, &again, &err),
+                     CST_OK);
+    ck_assert_uint_eq(again.step_ns, f.plans.best.predicted.step_ns);
+}
+END_TEST
+
+/* What runs today has them there if the job says so; if it does not, the words say what it could
+ * spare. */
+START_TEST(gradients_over_weights_are_the_users_choice)
+{
+    declare_on_host(2);
+    f.config.runtime_only = true;
+    f.config.chunk_elems = 40000000;
+    f.budget.device_bytes = 400000000;
+    f.budget.host_bytes = 15 * f.model.n_params + 2 * f.budget.device_bytes;
+    refuse(CST_EBUDGET, "which gradients over weights would spare");
+    f.config.states.grad_over_weight = true;
+    search();
+    ck_assert_int_eq(f.plans.best.grad, CST_PLAN_GRAD_BESIDE); /* the rest of the choice */
+    ck_assert(f.plans.best.layout.states.grad_over_weight);
+}
+END_TEST
+
 /* However little it may play, it ends. */
 START_TEST(always_ends)
 {
@@ -409,6 +459,8 @@ int main(void)
     tcase_add_loop_test(tc, device_is_short, 0, 2);
     tcase_add_test(tc, host_is_short);
     tcase_add_test(tc, host_is_spared);
+    tcase_add_loop_test(tc, host_is_spared_by_the_layout, 0, 2);
+    tcase_add_test(tc, gradients_over_weights_are_the_users_choice);
     tcase_add_loop_test(tc, always_ends, 0, 8);
     tcase_add_test(tc, gives_up);
     tcase_add_test(tc, nonsense);
