@@ -298,7 +298,7 @@ START_TEST(gradients_over_weights_are_the_users_choice)
     declare_on_host(2);
     f.config.runtime_only = true;
     f.config.chunk_elems = 40000000;
-    f.budget.device_bytes = 400000000;
+    f.budget.device_bytes = 500000000;
     f.budget.host_bytes = 15 * f.model.n_params + 2 * f.budget.device_bytes;
     refuse(CST_EBUDGET, "which gradients over weights would spare");
     f.config.states.grad_over_weight = true;
