@@ -229,23 +229,14 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("paced");
-    TCase *plain = tcase_create("bits"), *deaths = tcase_create("deaths");
-    SRunner *runner = srunner_create(suite);
-    int failed;
+    TCase *plain = suite_case(suite, "bits", setup, teardown);
+    TCase *deaths = suite_case(suite, "deaths", setup, teardown);
 
-    tcase_add_checked_fixture(plain, setup, teardown);
     tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(plain, micro_batch_bits, 0, N_PLACEMENTS);
     tcase_add_test(plain, its_engine_copies);
-    tcase_set_timeout(plain, 60);
-    suite_add_tcase(suite, plain);
-    tcase_add_checked_fixture(deaths, setup, teardown);
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 1 + N_PACED);
     tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 2);
     tcase_set_timeout(deaths, 180);
-    suite_add_tcase(suite, deaths);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

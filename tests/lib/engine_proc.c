@@ -23,12 +23,17 @@ static void must(bool ok, const char *what)
     }
 }
 
-static const char *used_program, *used_device;
+static const char *used_program, *used_device, *used_rates;
 
 void engine_proc_use(const char *program, const char *device)
 {
     used_program = program;
     used_device = device;
+}
+
+void engine_proc_use_paced(const char *rates)
+{
+    used_rates = rates;
 }
 
 struct engine_command engine_command_copy(struct cst_place dst, struct cst_place src,
@@ -83,7 +88,8 @@ static void become_engine(int sock, int stderr_fd)
     } else {
         must(dup2(sock, 3) == 3, "dup2");
     }
-    execl(program, program, "--fd", "3", (char *)NULL);
+    execl(program, program, "--fd", "3", used_rates != NULL ? "--paced" : (char *)NULL, used_rates,
+          (char *)NULL);
     must(false, program);
 }
 

@@ -73,6 +73,9 @@ const char *engine_proc_program(void);
 /* From now on start @program and name @device in SETUP (NULL: none). Both are borrowed. */
 void engine_proc_use(const char *program, const char *device);
 
+/* From now on the host's program is to be a paced accelerator of these @rates. Borrowed. */
+void engine_proc_use_paced(const char *rates);
+
 /* A sealed memfd of @bytes, zeroed; mapped to *@base if that is not NULL. */
 int engine_proc_memfd(uint64_t bytes, void **base);
 

@@ -1,0 +1,106 @@
+/* The engine process of a paced accelerator: its commands. Driven over its socket as the daemon
+ * does it; its memory is memfds, which the test can look into. */
+#include "tests/lib/device_cases.h"
+#include "tests/lib/engine_rig.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define OWN 70 /* id of a segment of the accelerator's */
+
+static uint64_t seed;
+
+static void set_up(void)
+{
+    device_cases_seed(seed);
+    engine_proc_use_paced("memory=67108864");
+    engine_rig_setup(true);
+}
+
+/* The same with copies that take some milliseconds. */
+static void set_up_slow(void)
+{
+    device_cases_seed(seed);
+    engine_proc_use_paced("up=100000000,down=50000000,update=100000000,memory=67108864");
+    engine_rig_setup(true);
+}
+
+/* It says what it is: like a GPU it has memory, of so much, in pieces. */
+START_TEST(test_ready)
+{
+    ck_assert_str_eq(proc.device_name, "paced");
+    ck_assert_uint_eq(proc.device_bytes, 67108864);
+    ck_assert_uint_gt(proc.granularity, 0);
+    ck_assert_uint_eq(proc.driver, 0);
+}
+END_TEST
+
+/* Memory that it makes is zero, whole, and nobody's to shrink or grow; and another engine finds in
+ * it what this one left. */
+START_TEST(test_memory_outlives_it)
+{
+    struct cst_place own = {.segment = OWN}, row = tiny_job_row(&job, BIG, CST_ROW_MASTER);
+    uint64_t bytes = 16 * proc.granularity;
+    struct engine_segment_done made = engine_proc_add_device(&proc, OWN, -1, bytes);
+    uint8_t *base;
+
+    ck_assert_msg(made.status == CST_OK && made.fd >= 0, "%s", made.text);
+    ck_assert_int_ne(ftruncate(made.fd, (off_t)bytes / 2), 0);
+    ck_assert_int_ne(ftruncate(made.fd, (off_t)bytes * 2), 0);
+    base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, made.fd, 0);
+    ck_assert_ptr_ne(base, MAP_FAILED);
+    ck_assert(engine_rig_all_zero(base, bytes));
+    engine_rig_must(engine_command_copy(own, row, bytes));
+    engine_proc_kill(&proc);
+    ck_assert_mem_eq(base, engine_rig_at(row), bytes);
+    tiny_job_start(&job, &proc, 3, 2, 1);
+    ck_assert_int_eq(engine_proc_add_device(&proc, OWN, made.fd, bytes).status, CST_OK);
+    memset(engine_rig_at(row), 0, bytes);
+    engine_rig_must(engine_command_copy(row, own, bytes));
+    ck_assert_mem_eq(base, engine_rig_at(row), bytes);
+    ck_assert(!engine_rig_all_zero(base, bytes));
+}
+END_TEST
+
+/* What is no multiple of its pieces, and handles that are not of its memory, are refused with
+ * words. */
+START_TEST(test_wrong_memory)
+{
+    int small = engine_proc_memfd(proc.granularity, NULL), open_end = memfd_create("test", 0);
+
+    ck_assert_int_eq(engine_proc_add_device(&proc, OWN, -1, proc.granularity + 1).status,
+                     CST_EINVAL);
+    ck_assert_int_eq(engine_proc_add_device(&proc, OWN, small, 2 * proc.granularity).status,
+                     CST_EINVAL);
+    ck_assert_int_eq(ftruncate(open_end, (off_t)proc.granularity), 0);
+    ck_assert_int_eq(engine_proc_add_device(&proc, OWN, open_end, proc.granularity).status,
+                     CST_EINVAL);
+    ck_assert_int_eq(engine_proc_add_device(&proc, OWN, small, proc.granularity).status, CST_OK);
+    (void)close(small);
+    (void)close(open_end);
+}
+END_TEST
+
+int main(void)
+{
+    const char *text = getenv("CST_SEED");
+    Suite *suite = suite_create("paced_engine");
+    TCase *plain = suite_case(suite, "plain", set_up, engine_rig_teardown);
+    TCase *slow = suite_case(suite, "slow", set_up_slow, engine_rig_teardown);
+
+    seed = text != NULL ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
+    printf("seed: CST_SEED=%" PRIu64 "\n", seed);
+    tcase_add_test(plain, test_ready);
+    tcase_add_test(plain, test_memory_outlives_it);
+    tcase_add_test(plain, test_wrong_memory);
+    device_cases_add(plain);
+    device_cases_add_slow(slow);
+    return suite_run(suite);
+}
