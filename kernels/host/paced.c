@@ -188,18 +188,17 @@ static int paced_convert(void *state, const struct cst_device_convert *convert, 
     return cst_err_set(err, CST_EUNSUPPORTED, "CONVERT is for a host engine");
 }
 
-/* Bytes of the grad row in tiles [@first, @first + @count). */
-static uint64_t sum_bytes(const struct cst_tile_work *work, uint64_t first, uint64_t count)
+/* Addresses as the host device sees them; @mems is where their memory is described. */
+static void all_as_host(const struct cst_addr *from, uint32_t n, struct cst_mem *mems,
+                        struct cst_addr *out)
 {
-    struct cst_tile_walk walk;
-    struct cst_tile tile;
-    uint64_t n_elems = 0;
-
-    cst_tile_walk_start(&walk, work, first, count);
-    while (cst_tile_walk_next(&walk, &tile) != NULL) {
-        n_elems += tile.n_elems;
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = from[i];
+        if (from[i].mem != NULL) {
+            mems[i] = as_host(from[i].mem);
+            out[i].mem = &mems[i];
+        }
     }
-    return n_elems * (work->rows.grad_f32 != NULL ? sizeof(float) : sizeof(uint16_t));
 }
 
 /* Summed where the contributions are; the sums come down. */
@@ -210,31 +209,61 @@ static int paced_reduce(void *state, unsigned thread, const struct cst_tile_work
     struct paced *paced = state;
     struct cst_mem mems[CST_TILE_MAX_SRC];
     struct cst_addr from[CST_TILE_MAX_SRC];
-    uint64_t end = cst_pace_take(&paced->down, sum_bytes(work, first, count), cst_crew_now());
+    uint64_t began = cst_crew_now(), size = work->rows.grad_f32 != NULL ? sizeof(float) : 2;
     int rc;
 
-    for (uint32_t i = 0; i < n_src; i++) {
-        mems[i] = as_host(src[i].mem);
-        from[i] = (struct cst_addr){&mems[i], src[i].offset};
-    }
+    all_as_host(src, n_src, mems, from);
     rc = cst_host_ops.reduce(paced->host, thread, work, n_src, from, first, count, undo, n_elems,
                              err);
-    cst_pace_wait(end);
+    cst_pace_wait(cst_pace_take(&paced->down, *n_elems * size, began));
     return rc;
 }
 
+static bool is_own(const struct cst_addr *addr, uint32_t n)
+{
+    bool own = true;
+
+    for (uint32_t i = 0; i < n; i++) {
+        own = own && (addr[i].mem == NULL || addr[i].mem->device != 0);
+    }
+    return own;
+}
+
+/* Out of place, all of it in the accelerator's memory: what is changed where it is would need undo
+ * slots there. */
+static int check_update(const struct cst_device_update *update, struct cst_err *err)
+{
+    if (cst_device_is_in_place(update)) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "UPDATE in place is for a host engine");
+    }
+    if (!is_own(update->in, CST_ROW_COUNT) || !is_own(update->out, CST_ROW_COUNT) ||
+        !is_own(update->src, update->n_src)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "UPDATE of chunk %u: a row or a contribution is in host memory",
+                           update->work->chunk);
+    }
+    return CST_OK;
+}
+
+/* The host device keeps the rate. */
 static int paced_update(void *state, unsigned thread, const struct cst_device_update *update,
                         uint64_t first, uint64_t count, struct cst_undo_slot *undo,
                         uint64_t *n_elems, struct cst_err *err)
 {
-    (void)state;
-    (void)thread;
-    (void)update;
-    (void)first;
-    (void)count;
-    (void)undo;
-    (void)n_elems;
-    return cst_err_set(err, CST_EUNSUPPORTED, "UPDATE in place is for a host engine");
+    struct paced *paced = state;
+    struct cst_mem in[CST_ROW_COUNT], out[CST_ROW_COUNT], mems[CST_TILE_MAX_SRC];
+    struct cst_addr src[CST_TILE_MAX_SRC];
+    struct cst_device_update mine = *update;
+    int rc = check_update(update, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    all_as_host(update->in, CST_ROW_COUNT, in, mine.in);
+    all_as_host(update->out, CST_ROW_COUNT, out, mine.out);
+    all_as_host(update->src, update->n_src, mems, src);
+    mine.src = src;
+    return cst_host_ops.update(paced->host, thread, &mine, first, count, undo, n_elems, err);
 }
 
 const struct cst_device_ops cst_paced_ops = {
