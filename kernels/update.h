@@ -67,8 +67,8 @@ struct cst_update_moment {
     uint8_t *exponents; /* mx8: of 32 elements each; else NULL */
 };
 
-/* Where n elements are read and written. In place where both are the same rows. mx8: element 0 is
- * the first of a block. */
+/* Where n elements are read and written. In place where both are the same rows; the weights may take
+ * the place of a bf16 gradient. mx8: element 0 is the first of a block. */
 struct cst_update_rows {
     const uint16_t *grad_bf16; /* one of the two; NULL: the other */
     const float *grad_fp32;

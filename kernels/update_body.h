@@ -2,9 +2,10 @@
  * common, which is all but their vectors. Included once, behind one of kernels/vec_*.h;
  * UPDATE_TABLE is what it makes. Private to kernels/.
  *
- * A group is loaded, computed and stored before the next one is begun. The weights, which are only
- * written, go past the cache where whole lines can. What is left behind the last whole group is
- * done in a group of its own, which is filled up with zeros and lies elsewhere. */
+ * A group is loaded, computed and stored before the next one is begun: the weights may be written
+ * where the gradient was. They are only written, and go past the cache where whole lines can. What
+ * is left behind the last whole group is done in a group of its own, which is filled up with zeros
+ * and lies elsewhere. */
 #include "kernels/formats.h"
 #include "kernels/update_undo.h"
 
@@ -38,6 +39,7 @@ struct call {
     uint64_t quad; /* of the first element: a quarter of its number */
     uint64_t t;    /* step */
     bool stream;   /* the weights */
+    bool over;     /* the weights are written where the gradient is */
 };
 
 ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_update_rows *r,
@@ -131,10 +133,13 @@ ALWAYS_INLINE void copy(void *to, const void *from, size_t bytes)
 /* Keep the @n elements at the start of @rows, number @first of the update, in @buffer. The whole
  * group is there to be read. */
 ALWAYS_INLINE void save(struct way way, struct cst_update_undo *undo, uint32_t buffer,
-                        const struct cst_update_rows *rows, size_t first, size_t n)
+                        const struct cst_update_rows *rows, size_t first, size_t n, bool over)
 {
     struct cst_update_old *old = &undo->old[buffer];
 
+    if (over) {
+        copy(old->grad, rows->grad_bf16, sizeof old->grad);
+    }
     copy(old->master, rows->master_in, sizeof old->master);
     for (unsigned k = 0; k < n_moments(way); k++) {
         copy(old->moments[k], rows->moments_in[k].values, cst_format_bytes(way.moments));
@@ -211,7 +216,7 @@ ALWAYS_INLINE void do_tail(struct way way, const struct call *call,
     plain.stream = false;
     pad(way, &padded, &at, n, &inside);
     if (undo != NULL) {
-        save(way, undo, buffer, &inside, i, n);
+        save(way, undo, buffer, &inside, i, n, call->over);
     }
     do_group(way, &plain, &inside, i / CST_UPDATE_GROUP);
     unpad(way, &padded, &at, n);
@@ -222,7 +227,8 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
                           const struct cst_update_rows *given, struct cst_update_undo *undo)
 {
     const struct cst_update_rows rows = *given;
-    struct call call = {.stream = cst_vec_can_stream(rows.weight)};
+    struct call call = {.stream = cst_vec_can_stream(rows.weight),
+                        .over = rows.weight == rows.grad_bf16};
     uint32_t buffer = 0;
     size_t i = 0;
 
@@ -237,7 +243,7 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
 
         if (undo != NULL) {
             rows_ahead(way, &at);
-            save(way, undo, buffer, &at, i, CST_UPDATE_GROUP);
+            save(way, undo, buffer, &at, i, CST_UPDATE_GROUP, call.over);
         }
         do_group(way, &call, &at, i / CST_UPDATE_GROUP);
     }

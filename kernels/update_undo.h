@@ -29,7 +29,8 @@
 struct cst_update_old {
     alignas(64) float master[CST_UPDATE_GROUP];
     alignas(64) uint8_t moments[2][CST_UPDATE_GROUP * sizeof(float)]; /* in the row's format */
-    uint8_t exponents[2];                                             /* mx8: of the block */
+    alignas(64) uint16_t grad[CST_UPDATE_GROUP]; /* bf16, if the weights are written over it */
+    uint8_t exponents[2];                        /* mx8: of the block */
 };
 
 struct cst_update_undo {

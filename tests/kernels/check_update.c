@@ -249,6 +249,47 @@ START_TEST(test_undo_has_the_same_bits)
 }
 END_TEST
 
+/* Weights that are written where the gradient is are those that are written beside it; the undo has
+ * the last group's gradient, which is lost. */
+START_TEST(test_weights_over_the_gradient)
+{
+    const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
+    const struct how how = how_of(_i % N_HOWS);
+    uint64_t state = hostile_seed();
+    const struct cst_update_scalars scalars = ordinary_scalars(3);
+    const struct cst_update_random random = {.seed = 7, .t = 3};
+    const size_t total = 224;
+    struct rows got, want;
+
+    if (kernels == NULL || how.wide) {
+        return;
+    }
+    allocate(&got, how.moments, total);
+    allocate(&want, how.moments, total);
+    for (size_t n = 1; n <= total; n++) {
+        struct cst_update_undo undo = {.base = 0};
+        struct cst_update_rows rows = rows_from(how, &got, &got, 0);
+        uint32_t first;
+
+        fill_hostile(&got, &state);
+        copy_rows(&want, &got);
+        rows.weight = got.grad;
+        fn_of(kernels, how)(&scalars, &random, n, &rows, n % 2 == 0 ? &undo : NULL);
+        truth_update(how, &scalars, &random, &want, 0, n);
+        ck_assert_mem_eq(got.grad, want.weight, n * sizeof *got.grad);
+        ck_assert_mem_eq(got.grad + n, want.grad + n, (total - n) * sizeof *got.grad);
+        if (n % 2 == 0) {
+            first = cst_update_undo_first(undo.held);
+            ck_assert_mem_eq(undo.old[cst_update_undo_buffer(undo.held)].grad, want.grad + first,
+                             cst_update_undo_n(undo.held) * sizeof *want.grad);
+        }
+        memcpy(got.grad, want.grad, n * sizeof *got.grad); /* all else is the same */
+        memcpy(got.weight, want.weight, n * sizeof *got.weight);
+        assert_same(&got, &want);
+    }
+}
+END_TEST
+
 /* AdamW as torch.optim.AdamW has it, for one element, in double. */
 struct exact {
     double p;
@@ -410,6 +451,7 @@ int main(void)
     tcase_add_loop_test(update, test_pieces_give_the_same_bits, 0, n);
     tcase_add_loop_test(update, test_nan_is_canonical, 0, n);
     tcase_add_loop_test(update, test_undo_has_the_same_bits, 0, n);
+    tcase_add_loop_test(update, test_weights_over_the_gradient, 0, n);
     tcase_add_loop_test(adamw, test_against_double_precision, 0, n_rows);
     tcase_add_loop_test(adamw, test_golden_bits, 0, n_rows);
     tcase_add_test(adamw, test_prepare);
