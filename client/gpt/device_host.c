@@ -29,9 +29,20 @@ static int host_open_states(struct gpt_device *device, const struct gpt_model *m
                             struct cst_err *err)
 {
     struct host_device *d = self(device);
+    const struct gpt_options *o = d->options;
+    const struct gpt_local_config config = {
+        .world = o->world,
+        .micro_batches = o->micro_batches,
+        .engine_threads = o->engine_threads,
+        .optimizer = o->optimizer,
+        .moments = o->moments,
+        .rounding = o->rounding,
+        .seed = o->seed,
+        .overlap = o->overlap,
+        .delay_from = o->delay_from,
+    };
 
-    return gpt_local_open(&d->local, model, d->options->world, d->options->micro_batches,
-                          d->options->engine_threads, err);
+    return gpt_local_open(&d->local, model, &config, err);
 }
 
 static int host_open_store(struct gpt_device *device, uint32_t rank, struct gpt_store **out,

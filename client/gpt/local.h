@@ -1,6 +1,13 @@
 /* Inside of the local store: the states of all ranks of one process. local_states.c has the memory,
  * local_step.c what is done when all ranks meet, store_local.c the ranks' handles.
  *
+
+ * Delayed updates, from step d = delay_from on. weights(i) are those that update i makes:
+ *
+ *   step              ...  d-1        d          d+1        d+2
+ *   operators use          w(d-2)     w(d-1)     w(d-1)     w(d)
+ *   update i writes        in place   the spare row, which the next step's end brings in
+ *
  * Tensors of one group and pattern lie together in a chunk, in order of declaration; the chunk's
  * gradients are those of the group's ranks. A frozen chunk has weights alone. Tiles are numbered
  * through the tensors in order of declaration, as the daemon does, so that sums are the same. */
@@ -22,12 +29,15 @@ struct gpt_local_place {
 struct gpt_local_chunk {
     uint32_t group; /* of its tensors, as in gpt_tensor */
     enum cst_pattern_kind pattern;
-    bool has_states;      /* not frozen: what follows but the weights */
-    uint64_t n_elems;     /* padding included */
-    uint64_t n_tiles;     /* of all its tensors */
-    uint64_t n_reduced;   /* reductions in the life of the store: their marks */
-    struct cst_rows rows; /* grad: that of the group's first rank, which the sum replaces;
-                             with micro-batches NULL, grad_f32 has the sum */
+    bool has_states;    /* not frozen: what follows but the weights */
+    uint64_t n_elems;   /* padding included */
+    uint64_t n_tiles;   /* of all its tensors */
+    uint64_t n_reduced; /* reductions in the life of the store: their marks */
+    struct cst_rows
+        rows;         /* weight: that operators use. grad: that of the group's first rank,
+                         which the sum replaces; with micro-batches NULL, grad_f32 has the sum */
+    uint16_t *newest; /* weights after all updates: those in rows, or the spare ones */
+    uint16_t *spare;  /* where a delayed update writes; NULL: none is */
 };
 
 struct gpt_local_rank {
@@ -50,7 +60,7 @@ struct gpt_local {
     struct gpt_local_place *places; /* per tensor */
     uint64_t bytes;                 /* of all rows and gradients */
     uint32_t world;
-    uint32_t micro_batches; /* per step: with more than one, chunks have fp32 gradients */
+    struct gpt_local_config config; /* with more than one micro-batch chunks have fp32 gradients */
     struct gpt_local_rank *ranks;
 
     pthread_mutex_t lock;          /* of all below */
@@ -82,5 +92,8 @@ static inline bool gpt_local_in_group(uint32_t group, uint32_t rank)
 void gpt_local_sync_all(struct gpt_local *local);
 void gpt_local_accumulate_all(struct gpt_local *local);
 void gpt_local_step_all(struct gpt_local *local);
+
+/* Operators use the weights of the last update from now on, delayed or not. */
+void gpt_local_turn(struct gpt_local *local);
 
 #endif

@@ -71,6 +71,11 @@ static int table_open(struct gpt_local *local, struct cst_err *err)
         return cst_err_set(err, CST_ENOMEM, "out of memory: %llu bytes for the table of tiles",
                            (unsigned long long)header.total_bytes);
     }
+    header.optimizer = (uint32_t)local->config.optimizer;
+    header.moments = (uint32_t)local->config.moments;
+    header.rounding = (uint32_t)local->config.rounding;
+    header.seed = local->config.seed;
+    header.grad_bytes = local->config.micro_batches > 1 ? 4 : 2;
     *local->table = header;
     spans = cst_table_spans(local->table);
     for (uint32_t c = 0; c < local->n_chunks; c++) {
@@ -104,22 +109,43 @@ static void *row_get(struct gpt_local *local, uint64_t n_elems, size_t elem)
     return gpt_memory_get(n_elems * elem);
 }
 
+/* Moment @which in its format. False: out of memory. */
+static bool moment_open(struct gpt_local *local, struct gpt_local_chunk *chunk, unsigned which)
+{
+    const enum cst_moments format = local->config.moments;
+    struct cst_update_moment *moment = &chunk->rows.moments[which];
+
+    moment->values = row_get(local, cst_table_moment_bytes(format, chunk->n_elems), 1);
+    if (moment->values != NULL && format == CST_MOMENTS_MX8) {
+        moment->exponents = (uint8_t *)moment->values + chunk->n_elems;
+    }
+    return moment->values != NULL;
+}
+
 static bool chunk_open(struct gpt_local *local, struct gpt_local_chunk *chunk)
 {
     struct cst_rows *rows = &chunk->rows;
+    bool ok;
 
-    rows->weight = row_get(local, chunk->n_elems, sizeof(uint16_t));
-    if (!chunk->has_states) {
-        return rows->weight != NULL;
+    rows->weight = chunk->newest = row_get(local, chunk->n_elems, sizeof(uint16_t));
+    ok = rows->weight != NULL;
+    if (!ok || !chunk->has_states) {
+        return ok;
     }
     rows->master = row_get(local, chunk->n_elems, sizeof(float));
-    rows->moments[0].values = row_get(local, chunk->n_elems, sizeof(float));
-    rows->moments[1].values = row_get(local, chunk->n_elems, sizeof(float));
-    if (local->micro_batches > 1) {
-        rows->grad_f32 = row_get(local, chunk->n_elems, sizeof(float));
+    ok = rows->master != NULL && moment_open(local, chunk, 0);
+    if (ok && cst_table_has_second(local->config.optimizer)) {
+        ok = moment_open(local, chunk, 1);
     }
-    return rows->weight != NULL && rows->master != NULL && rows->moments[0].values != NULL &&
-           rows->moments[1].values != NULL && (local->micro_batches == 1 || rows->grad_f32 != NULL);
+    if (ok && local->config.overlap == CST_OVERLAP_DELAYED) {
+        chunk->spare = row_get(local, chunk->n_elems, sizeof(uint16_t));
+        ok = chunk->spare != NULL;
+    }
+    if (ok && local->config.micro_batches > 1) {
+        rows->grad_f32 = row_get(local, chunk->n_elems, sizeof(float));
+        ok = rows->grad_f32 != NULL;
+    }
+    return ok;
 }
 
 /* Gradients of @rank, after those of all ranks before it. */
@@ -140,7 +166,7 @@ static bool rank_open(struct gpt_local *local, uint32_t rank)
             if (r->grads[c] == NULL) {
                 return false;
             }
-            if (chunk->rows.grad == NULL && local->micro_batches == 1) {
+            if (chunk->rows.grad == NULL && local->config.micro_batches == 1) {
                 chunk->rows.grad = r->grads[c];
             }
         }
@@ -184,6 +210,7 @@ void gpt_local_states_close(struct gpt_local *local)
     free(local->ranks);
     for (uint32_t c = 0; c < local->n_chunks; c++) {
         gpt_memory_put(local->chunks[c].rows.weight);
+        gpt_memory_put(local->chunks[c].spare);
         gpt_memory_put(local->chunks[c].rows.master);
         gpt_memory_put(local->chunks[c].rows.moments[0].values);
         gpt_memory_put(local->chunks[c].rows.moments[1].values);

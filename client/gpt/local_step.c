@@ -1,12 +1,14 @@
 #include "client/gpt/local.h"
 
 #include "offload/clip.h"
+#include "proto/optimizers.h"
 
 #include <string.h>
 
 struct pass {
     struct gpt_local *local;
     struct cst_tile_hyper hyper; /* of an update */
+    bool delayed;                /* the update is: it writes the spare weights */
 };
 
 static void tile_share(uint64_t n_tiles, unsigned member, unsigned n_members, uint64_t *first,
@@ -70,8 +72,11 @@ static void update_share(void *arg, unsigned member, unsigned n_members)
 
     for (uint32_t c = 0; c < local->n_chunks; c++) {
         if (local->chunks[c].has_states) {
-            const struct cst_tile_work work = tile_work(pass, c, local->adam_step);
+            struct cst_tile_work work = tile_work(pass, c, local->adam_step);
 
+            if (pass->delayed) {
+                work.rows.weight = local->chunks[c].spare;
+            }
             tile_share(local->chunks[c].n_tiles, member, n_members, &first, &count);
             (void)cst_tile_update_range(&work, &pass->hyper, first, count, NULL);
         }
@@ -128,23 +133,51 @@ void gpt_local_accumulate_all(struct gpt_local *local)
     local->n_accumulated++;
 }
 
-static void update_all(struct gpt_local *local, const struct cst_hyper_params *params, float factor)
+void gpt_local_turn(struct gpt_local *local)
+{
+    for (uint32_t c = 0; c < local->n_chunks; c++) {
+        struct gpt_local_chunk *chunk = &local->chunks[c];
+
+        if (chunk->newest != chunk->rows.weight) {
+            chunk->spare = chunk->rows.weight;
+            chunk->rows.weight = chunk->newest;
+        }
+    }
+}
+
+static struct cst_tile_hyper tile_hyper(const struct gpt_local *local,
+                                        const struct cst_hyper_params *params, float factor)
+{
+    const enum cst_optimizer optimizer = local->config.optimizer;
+    const bool no_momentum = optimizer == CST_OPTIMIZER_SGD && params->beta1 < 0;
+
+    return (struct cst_tile_hyper){
+        .lr = (double)params->lr,
+        .beta1 = no_momentum ? 0 : or_default(params->beta1, cst_optimizer_beta1()),
+        .beta2 = or_default(params->beta2, cst_optimizer_beta2(optimizer)),
+        .eps = or_default(params->eps, 1e-8f),
+        .weight_decay = (double)params->weight_decay,
+        .grad_scale = factor,
+    };
+}
+
+/* At the end of step @step, counted from 0. */
+static void update_all(struct gpt_local *local, const struct cst_hyper_params *params, float factor,
+                       uint64_t step)
 {
     struct pass pass = {
         .local = local,
-        .hyper =
-            {
-                .lr = (double)params->lr,
-                .beta1 = or_default(params->beta1, 0.9f),
-                .beta2 = or_default(params->beta2, 0.999f),
-                .eps = or_default(params->eps, 1e-8f),
-                .weight_decay = (double)params->weight_decay,
-                .grad_scale = factor,
-            },
+        .hyper = tile_hyper(local, params, factor),
+        .delayed = local->config.overlap == CST_OVERLAP_DELAYED && step >= local->config.delay_from,
     };
 
     local->adam_step++;
     gpt_team_run(local->team, update_share, &pass);
+    for (uint32_t c = 0; pass.delayed && c < local->n_chunks; c++) {
+        if (local->chunks[c].has_states) {
+            local->chunks[c].newest = local->chunks[c].spare;
+        }
+    }
 }
 
 void gpt_local_sync_all(struct gpt_local *local)
@@ -175,10 +208,11 @@ void gpt_local_step_all(struct gpt_local *local)
     local->n_accumulated = 0;
     clip = cst_clip_factor(cst_norm_sum(cst_table_tiles(local->table), local->table->n_tiles),
                            scale, params->clip_norm);
-    local->step++;
+    gpt_local_turn(local);
     if (clip.finite) {
-        update_all(local, params, clip.factor);
+        update_all(local, params, clip.factor, local->step);
     }
+    local->step++;
     local->result = (struct cst_step_result){
         .step = local->step,
         .skipped = !clip.finite,

@@ -2,6 +2,7 @@
 
 #include "client/gpt/layers.h"
 #include "client/gpt/model.h"
+#include "proto/optimizers.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -12,64 +13,76 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { K_U32, K_U64, K_DOUBLE, K_TEXT, K_FLAG, K_STORE, K_MATMUL, K_POOL };
+enum kind { K_U32, K_U64, K_DOUBLE, K_TEXT, K_FLAG, K_NAME, K_SIZE, K_POOL };
+
+static const char *const store_names[] = {"daemon", "local", NULL};
+static const char *const matmul_names[] = {"auto", "bf16", "fp32", "plain", NULL};
 
 struct setting {
-    const char *name;   /* without the dashes */
-    enum kind kind;     /* of the value */
-    size_t field;       /* offset in struct gpt_options */
-    double least, most; /* allowed numbers */
+    const char *name;         /* without the dashes */
+    enum kind kind;           /* of the value */
+    size_t field;             /* offset in struct gpt_options */
+    double least, most;       /* allowed numbers */
+    const char *const *names; /* K_NAME: of an enum's numbers, NULL at the end */
 };
 
 #define FIELD(f) offsetof(struct gpt_options, f)
 
 static const struct setting settings[] = {
-    {"layers", K_U32, FIELD(layers), 1, 4096},
-    {"heads", K_U32, FIELD(heads), 1, 4096},
-    {"width", K_U32, FIELD(width), GPT_SIMD_ELEMS, 65536},
-    {"context", K_U32, FIELD(context), 1, 65536},
-    {"experts", K_U32, FIELD(experts), 0, GPT_MAX_EXPERTS},
-    {"top-k", K_U32, FIELD(top_k), 1, GPT_MAX_EXPERTS},
-    {"balance", K_DOUBLE, FIELD(balance), 0, 1e3},
-    {"lora", K_U32, FIELD(lora), 0, 65536},
-    {"lora-alpha", K_DOUBLE, FIELD(lora_alpha), 0, 1e6},
-    {"base", K_TEXT, FIELD(base), 0, 0},
-    {"describe", K_TEXT, FIELD(describe), 0, 0},
-    {"batch", K_U32, FIELD(batch), 1, 65536},
-    {"steps", K_U64, FIELD(steps), 0, 1e15},
-    {"lr", K_DOUBLE, FIELD(lr), 0, 1e3},
-    {"min-lr", K_DOUBLE, FIELD(min_lr), 0, 1e3},
-    {"warmup", K_U64, FIELD(warmup), 0, 1e15},
-    {"weight-decay", K_DOUBLE, FIELD(weight_decay), 0, 1e3},
-    {"clip", K_DOUBLE, FIELD(clip), 0, 1e9},
-    {"beta1", K_DOUBLE, FIELD(beta1), 1e-6, 0.9999999},
-    {"beta2", K_DOUBLE, FIELD(beta2), 1e-6, 0.9999999},
-    {"seed", K_U64, FIELD(seed), 0, 1.8446744073709552e19},
-    {"data", K_TEXT, FIELD(data), 0, 0},
-    {"rank", K_U32, FIELD(rank), 0, 63},
-    {"world", K_U32, FIELD(world), 1, 64},
-    {"store", K_STORE, FIELD(store), 0, 0},
-    {"device", K_TEXT, FIELD(device), 0, 0},
-    {"micro-batches", K_U32, FIELD(micro_batches), 1, 65536},
-    {"recompute", K_FLAG, FIELD(recompute), 0, 0},
-    {"measure-matmul", K_FLAG, FIELD(measure_matmul), 0, 0},
-    {"socket", K_TEXT, FIELD(socket), 0, 0},
-    {"job", K_TEXT, FIELD(job), 0, 0},
-    {"pool", K_POOL, FIELD(pool_bytes), 0, 0},
-    {"chunk", K_U64, FIELD(chunk), 1, 1e15},
-    {"threads", K_U32, FIELD(threads), 1, 1024},
-    {"engine-threads", K_U32, FIELD(engine_threads), 1, 1024},
-    {"matmul", K_MATMUL, FIELD(matmul), 0, 0},
-    {"sample", K_U64, FIELD(sample), 0, 1e9},
-    {"prompt", K_TEXT, FIELD(prompt), 0, 0},
-    {"temperature", K_DOUBLE, FIELD(temperature), 0, 100},
-    {"log-json", K_TEXT, FIELD(log_json), 0, 0},
-    {"dump-weights", K_TEXT, FIELD(dump_weights), 0, 0},
-    {"dump-grads", K_TEXT, FIELD(dump_grads), 0, 0},
-    {"loss-file", K_TEXT, FIELD(loss_file), 0, 0},
-    {"quiet", K_FLAG, FIELD(quiet), 0, 0},
-    {"help", K_FLAG, FIELD(help), 0, 0},
-    {"version", K_FLAG, FIELD(version), 0, 0},
+    {"layers", K_U32, FIELD(layers), 1, 4096, NULL},
+    {"heads", K_U32, FIELD(heads), 1, 4096, NULL},
+    {"width", K_U32, FIELD(width), GPT_SIMD_ELEMS, 65536, NULL},
+    {"context", K_U32, FIELD(context), 1, 65536, NULL},
+    {"experts", K_U32, FIELD(experts), 0, GPT_MAX_EXPERTS, NULL},
+    {"top-k", K_U32, FIELD(top_k), 1, GPT_MAX_EXPERTS, NULL},
+    {"balance", K_DOUBLE, FIELD(balance), 0, 1e3, NULL},
+    {"lora", K_U32, FIELD(lora), 0, 65536, NULL},
+    {"lora-alpha", K_DOUBLE, FIELD(lora_alpha), 0, 1e6, NULL},
+    {"base", K_TEXT, FIELD(base), 0, 0, NULL},
+    {"describe", K_TEXT, FIELD(describe), 0, 0, NULL},
+    {"batch", K_U32, FIELD(batch), 1, 65536, NULL},
+    {"steps", K_U64, FIELD(steps), 0, 1e15, NULL},
+    {"lr", K_DOUBLE, FIELD(lr), 0, 1e3, NULL},
+    {"min-lr", K_DOUBLE, FIELD(min_lr), 0, 1e3, NULL},
+    {"warmup", K_U64, FIELD(warmup), 0, 1e15, NULL},
+    {"weight-decay", K_DOUBLE, FIELD(weight_decay), 0, 1e3, NULL},
+    {"clip", K_DOUBLE, FIELD(clip), 0, 1e9, NULL},
+    {"beta1", K_DOUBLE, FIELD(beta1), 0, 0.9999999, NULL},
+    {"beta2", K_DOUBLE, FIELD(beta2), 1e-6, 0.9999999, NULL},
+    {"optimizer", K_NAME, FIELD(optimizer), 0, 0, cst_optimizer_names},
+    {"moments", K_NAME, FIELD(moments), 0, 0, cst_moments_names},
+    {"rounding", K_NAME, FIELD(rounding), 0, 0, cst_rounding_names},
+    {"overlap", K_NAME, FIELD(overlap), 0, 0, cst_overlap_names},
+    {"delay-from", K_U64, FIELD(delay_from), 0, 1e15, NULL},
+    {"grad-over-weight", K_FLAG, FIELD(grad_over_weight), 0, 0, NULL},
+    {"update-room", K_SIZE, FIELD(update_room), 0, 0, NULL},
+    {"device-states", K_SIZE, FIELD(device_states), 0, 0, NULL},
+    {"seed", K_U64, FIELD(seed), 0, 1.8446744073709552e19, NULL},
+    {"data", K_TEXT, FIELD(data), 0, 0, NULL},
+    {"rank", K_U32, FIELD(rank), 0, 63, NULL},
+    {"world", K_U32, FIELD(world), 1, 64, NULL},
+    {"store", K_NAME, FIELD(store), 0, 0, store_names},
+    {"device", K_TEXT, FIELD(device), 0, 0, NULL},
+    {"micro-batches", K_U32, FIELD(micro_batches), 1, 65536, NULL},
+    {"recompute", K_FLAG, FIELD(recompute), 0, 0, NULL},
+    {"measure-matmul", K_FLAG, FIELD(measure_matmul), 0, 0, NULL},
+    {"socket", K_TEXT, FIELD(socket), 0, 0, NULL},
+    {"job", K_TEXT, FIELD(job), 0, 0, NULL},
+    {"pool", K_POOL, FIELD(pool_bytes), 0, 0, NULL},
+    {"chunk", K_U64, FIELD(chunk), 1, 1e15, NULL},
+    {"threads", K_U32, FIELD(threads), 1, 1024, NULL},
+    {"engine-threads", K_U32, FIELD(engine_threads), 1, 1024, NULL},
+    {"matmul", K_NAME, FIELD(matmul), 0, 0, matmul_names},
+    {"sample", K_U64, FIELD(sample), 0, 1e9, NULL},
+    {"prompt", K_TEXT, FIELD(prompt), 0, 0, NULL},
+    {"temperature", K_DOUBLE, FIELD(temperature), 0, 100, NULL},
+    {"log-json", K_TEXT, FIELD(log_json), 0, 0, NULL},
+    {"dump-weights", K_TEXT, FIELD(dump_weights), 0, 0, NULL},
+    {"dump-grads", K_TEXT, FIELD(dump_grads), 0, 0, NULL},
+    {"loss-file", K_TEXT, FIELD(loss_file), 0, 0, NULL},
+    {"quiet", K_FLAG, FIELD(quiet), 0, 0, NULL},
+    {"help", K_FLAG, FIELD(help), 0, 0, NULL},
+    {"version", K_FLAG, FIELD(version), 0, 0, NULL},
 };
 
 #define N_SETTINGS (sizeof settings / sizeof settings[0])
@@ -110,8 +123,8 @@ static int parse_double(const struct setting *s, const char *text, double *out, 
     return 0;
 }
 
-/* "25%", "4096", "10M". */
-static int parse_pool(struct gpt_options *o, const char *text, struct cst_err *err)
+/* "4096", "10M". False: it is none. */
+static bool read_size(const char *text, uint64_t *out)
 {
     static const char units[] = "KMG";
     const char *unit;
@@ -121,56 +134,72 @@ static int parse_pool(struct gpt_options *o, const char *text, struct cst_err *e
     errno = 0;
     value = strtod(text, &end);
     if (end == text || !(value > 0) || value > 1e15) {
-        goto bad;
-    }
-    if (strcmp(end, "%") == 0) {
-        o->pool_percent = value;
-        o->pool_bytes = 0;
-        return 0;
+        return false;
     }
     if (end[0] != '\0') {
         unit = strchr(units, toupper((unsigned char)end[0]));
         if (unit == NULL || end[1] != '\0') {
-            goto bad;
+            return false;
         }
         value *= (double)(1ull << (10 * (unit - units + 1)));
     }
     if (value < 1 || value > 1e18) {
-        goto bad;
+        return false;
     }
-    o->pool_bytes = (uint64_t)value;
-    o->pool_percent = 0;
-    return 0;
-bad:
+    *out = (uint64_t)value;
+    return true;
+}
+
+static int parse_size(const struct setting *s, const char *text, uint64_t *out, struct cst_err *err)
+{
+    if (read_size(text, out)) {
+        return 0;
+    }
+    return cst_err_set(err, CST_EINVAL, "--%s '%s': bytes (with K, M or G behind) are wanted",
+                       s->name, text);
+}
+
+/* "25%", or a size. */
+static int parse_pool(struct gpt_options *o, const char *text, struct cst_err *err)
+{
+    char *end;
+    double percent = strtod(text, &end);
+
+    if (end != text && percent > 0 && percent <= 1e15 && strcmp(end, "%") == 0) {
+        o->pool_percent = percent;
+        o->pool_bytes = 0;
+        return 0;
+    }
+    if (read_size(text, &o->pool_bytes)) {
+        o->pool_percent = 0;
+        return 0;
+    }
     return cst_err_set(err, CST_EINVAL,
                        "--pool '%s': bytes (with K, M or G behind) or a percentage such as 25%% "
                        "is wanted",
                        text);
 }
 
-static int parse_word(const char *name, const char *text, const char *const *words, size_t n,
-                      unsigned *out, struct cst_err *err)
+static int parse_name(const struct setting *s, const char *text, uint32_t *out, struct cst_err *err)
 {
+    uint32_t i = cst_name_find(s->names, text);
     char list[64] = "";
 
-    for (unsigned i = 0; i < n; i++) {
-        if (strcmp(text, words[i]) == 0) {
-            *out = i;
-            return 0;
-        }
-        strcat(strcat(list, i == 0 ? "" : ", "), words[i]);
+    if (s->names[i] != NULL) {
+        *out = i;
+        return 0;
     }
-    return cst_err_set(err, CST_EINVAL, "--%s '%s': one of %s is wanted", name, text, list);
+    for (i = 0; s->names[i] != NULL; i++) {
+        strcat(strcat(list, i == 0 ? "" : ", "), s->names[i]);
+    }
+    return cst_err_set(err, CST_EINVAL, "--%s '%s': one of %s is wanted", s->name, text, list);
 }
 
 static int parse_setting(struct gpt_options *o, const struct setting *s, const char *text,
                          struct cst_err *err)
 {
-    static const char *const stores[] = {"daemon", "local"};
-    static const char *const matmuls[] = {"auto", "bf16", "fp32", "plain"};
     void *field = (char *)o + s->field;
     uint64_t integer = 0;
-    unsigned word = 0;
     int rc = 0;
 
     switch (s->kind) {
@@ -192,13 +221,11 @@ static int parse_setting(struct gpt_options *o, const struct setting *s, const c
     case K_FLAG:
         *(bool *)field = true;
         break;
-    case K_STORE:
-        rc = parse_word(s->name, text, stores, 2, &word, err);
-        o->store = (enum gpt_store_choice)word;
+    case K_NAME:
+        rc = parse_name(s, text, field, err);
         break;
-    case K_MATMUL:
-        rc = parse_word(s->name, text, matmuls, 4, &word, err);
-        o->matmul = (enum gpt_matmul_choice)word;
+    case K_SIZE:
+        rc = parse_size(s, text, field, err);
         break;
     case K_POOL:
         rc = parse_pool(o, text, err);
@@ -225,6 +252,26 @@ static int check_kinds(const struct gpt_options *o, struct cst_err *err)
     if (o->base != NULL && o->store == GPT_STORE_LOCAL) {
         return cst_err_set(err, CST_EINVAL, "--base '%s' with --store=local: jobs are the daemon's",
                            o->base);
+    }
+    return 0;
+}
+
+/* The optimizer, and what the daemon alone has. */
+static int check_states(const struct gpt_options *o, struct cst_err *err)
+{
+    if (o->beta1 == 0 && o->optimizer != CST_OPTIMIZER_SGD) {
+        return cst_err_set(err, CST_EINVAL, "--beta1 0: sgd alone does without momentum, not %s",
+                           cst_optimizer_names[o->optimizer]);
+    }
+    if (o->delay_from > 0 && o->overlap != CST_OVERLAP_DELAYED) {
+        return cst_err_set(err, CST_EINVAL, "--delay-from %llu with --overlap %s",
+                           (unsigned long long)o->delay_from, cst_overlap_names[o->overlap]);
+    }
+    if (o->store == GPT_STORE_LOCAL &&
+        (o->grad_over_weight || o->update_room > 0 || o->device_states > 0)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--grad-over-weight, --update-room and --device-states say where the "
+                           "daemon keeps and updates states: not with --store=local");
     }
     return 0;
 }
@@ -257,6 +304,9 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
     }
     if (o->data == NULL && o->describe == NULL) {
         return cst_err_set(err, CST_EINVAL, "--data FILE is missing");
+    }
+    if (check_states(o, err) != 0) {
+        return CST_EINVAL;
     }
     return check_kinds(o, err);
 }
@@ -291,7 +341,7 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
         .weight_decay = 0.1,
         .clip = 1,
         .beta1 = 0.9,
-        .beta2 = 0.95,
+        .beta2 = -1,
         .seed = 1,
         .world = 1,
         .device = "host",
@@ -327,6 +377,9 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
     }
     if (o.top_k == 0) { /* not given */
         o.top_k = o.experts == 1 ? 1 : 2;
+    }
+    if (o.beta2 < 0) {
+        o.beta2 = o.optimizer == CST_OPTIMIZER_LION ? 0.99 : 0.95;
     }
     rc = o.help || o.version ? 0 : check_together(&o, err);
     if (rc == 0) {

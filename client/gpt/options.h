@@ -3,6 +3,7 @@
 #ifndef GPT_OPTIONS_H
 #define GPT_OPTIONS_H
 
+#include "proto/optimizer.h"
 #include "proto/status.h"
 
 #include <stdbool.h>
@@ -12,25 +13,33 @@ enum gpt_matmul_choice { GPT_MATMUL_AUTO, GPT_MATMUL_BF16, GPT_MATMUL_FP32, GPT_
 enum gpt_store_choice { GPT_STORE_DAEMON, GPT_STORE_LOCAL };
 
 struct gpt_options {
-    uint32_t layers;               /* blocks */
-    uint32_t heads;                /* per block */
-    uint32_t width;                /* of the residual stream, elements */
-    uint32_t context;              /* bytes of a sequence */
-    uint32_t batch;                /* sequences per rank and step, all micro-batches together */
-    uint32_t experts;              /* of the mixture in place of each block's MLP; 0: dense */
-    uint32_t top_k;                /* experts that a byte goes to */
-    double balance;                /* weight of the load-balancing loss */
-    uint32_t lora;                 /* rank of the adapters beside a frozen base; 0: none */
-    double lora_alpha;             /* adapters count alpha / rank; negative: as much as the rank */
-    const char *base;              /* job whose frozen tensors are used; NULL: this job's own */
-    const char *describe;          /* write the model as JSON there and end; "-": standard output */
-    uint64_t steps;                /* in the life of the job */
-    double lr;                     /* at its highest */
-    double min_lr;                 /* at the end; negative: a tenth of lr */
-    uint64_t warmup;               /* steps of linear rise */
-    double weight_decay;           /* of matrices */
-    double clip;                   /* global norm; 0: none */
-    double beta1, beta2;           /* AdamW */
+    uint32_t layers;      /* blocks */
+    uint32_t heads;       /* per block */
+    uint32_t width;       /* of the residual stream, elements */
+    uint32_t context;     /* bytes of a sequence */
+    uint32_t batch;       /* sequences per rank and step, all micro-batches together */
+    uint32_t experts;     /* of the mixture in place of each block's MLP; 0: dense */
+    uint32_t top_k;       /* experts that a byte goes to */
+    double balance;       /* weight of the load-balancing loss */
+    uint32_t lora;        /* rank of the adapters beside a frozen base; 0: none */
+    double lora_alpha;    /* adapters count alpha / rank; negative: as much as the rank */
+    const char *base;     /* job whose frozen tensors are used; NULL: this job's own */
+    const char *describe; /* write the model as JSON there and end; "-": standard output */
+    uint64_t steps;       /* in the life of the job */
+    double lr;            /* at its highest */
+    double min_lr;        /* at the end; negative: a tenth of lr */
+    uint64_t warmup;      /* steps of linear rise */
+    double weight_decay;  /* of matrices */
+    double clip;          /* global norm; 0: none */
+    double beta1, beta2;  /* of the optimizer; SGD: beta1 is the momentum */
+    enum cst_optimizer optimizer;
+    enum cst_moments moments;      /* their format */
+    enum cst_rounding rounding;    /* of moments that are not fp32; seeded as all else */
+    enum cst_overlap overlap;      /* when chunks are updated */
+    uint64_t delay_from;           /* step; with CST_OVERLAP_DELAYED */
+    bool grad_over_weight;         /* gradients take the weights' places */
+    uint64_t update_room;          /* bytes of the device for updates */
+    uint64_t device_states;        /* bytes of the device for states that stay there */
     uint64_t seed;                 /* of weights, data order and sample */
     const char *data;              /* file to read bytes from */
     uint32_t rank, world;          /* this worker and how many there are */

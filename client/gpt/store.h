@@ -19,6 +19,9 @@ struct gpt_store_ops {
                     struct cst_io *io, uint32_t n_io, struct cst_err *err);
     int (*op_end)(struct gpt_store *store, uint32_t op, struct cst_err *err);
     int (*accumulate)(struct gpt_store *store, struct cst_err *err);
+    /* NULL: nothing is done early. */
+    int (*prepare)(struct gpt_store *store, const struct cst_hyper_params *params,
+                   struct cst_err *err);
     int (*step)(struct gpt_store *store, const struct cst_hyper_params *params,
                 struct cst_step_result *result, struct cst_err *err);
     int (*read)(struct gpt_store *store, uint32_t tensor, enum cst_state state, uint64_t first,
@@ -59,10 +62,21 @@ size_t gpt_store_read_bytes(const struct gpt_model *model);
 /* States of all ranks of one process. */
 struct gpt_local;
 
-/* @micro_batches: per step, at least 1. @engine_threads: team for reduce and update, 0: one per
- * usable core. @model is borrowed. CST_ENOMEM. Close when all ranks' stores are closed. */
-int gpt_local_open(struct gpt_local **out, const struct gpt_model *model, uint32_t world,
-                   uint32_t micro_batches, uint32_t engine_threads, struct cst_err *err);
+struct gpt_local_config {
+    uint32_t world;          /* ranks */
+    uint32_t micro_batches;  /* per step, at least 1 */
+    uint32_t engine_threads; /* team for reduce and update; 0: one per usable core */
+    enum cst_optimizer optimizer;
+    enum cst_moments moments;
+    enum cst_rounding rounding; /* of moments that are not fp32 */
+    uint64_t seed;              /* of stochastic rounding */
+    enum cst_overlap overlap;   /* EARLY has the bits of COMMIT, and is the same here */
+    uint64_t delay_from;        /* DELAYED: the first step that is */
+};
+
+/* @model is borrowed. CST_ENOMEM. Close when all ranks' stores are closed. */
+int gpt_local_open(struct gpt_local **out, const struct gpt_model *model,
+                   const struct gpt_local_config *config, struct cst_err *err);
 void gpt_local_close(struct gpt_local *local);
 
 /* End all waits of its ranks, now and later, with CST_ECANCELLED: a rank will not come. Any thread.

@@ -123,6 +123,12 @@ static int daemon_accumulate(struct gpt_store *store, struct cst_err *err)
     return cst_accumulate(self(store)->job, err);
 }
 
+static int daemon_prepare(struct gpt_store *store, const struct cst_hyper_params *params,
+                          struct cst_err *err)
+{
+    return cst_prepare_step(self(store)->job, params, err);
+}
+
 static int daemon_step(struct gpt_store *store, const struct cst_hyper_params *params,
                        struct cst_step_result *result, struct cst_err *err)
 {
@@ -165,6 +171,7 @@ static const struct gpt_store_ops daemon_ops = {
     .op_begin = daemon_op_begin,
     .op_end = daemon_op_end,
     .accumulate = daemon_accumulate,
+    .prepare = daemon_prepare,
     .step = daemon_step,
     .read = daemon_read,
     .write = daemon_write,
@@ -185,6 +192,15 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
         .chunk_elems = options->chunk,
         .micro_batches = device->ops->passes(device),
         .base = options->base,
+        .optimizer = options->optimizer,
+        .moments = options->moments,
+        .rounding = options->rounding,
+        .seed = options->seed,
+        .overlap = options->overlap,
+        .delay_from = options->delay_from,
+        .grad_over_weight = options->grad_over_weight,
+        .update_room = options->update_room,
+        .device_states = options->device_states,
     };
     struct daemon_store *s = calloc(1, sizeof *s);
     int rc;

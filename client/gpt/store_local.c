@@ -2,6 +2,9 @@
  * offload/clip.h) without daemon, pools or copies. */
 #include "client/gpt/local.h"
 
+#include "kernels/moments.h"
+#include "proto/optimizers.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -118,9 +121,9 @@ static int local_accumulate(struct gpt_store *store, struct cst_err *err)
 {
     struct gpt_local *local = self(store)->local;
 
-    if (local->n_accumulated + 1 >= local->micro_batches) { /* changed in meetings alone */
+    if (local->n_accumulated + 1 >= local->config.micro_batches) { /* changed in meetings alone */
         return cst_err_set(err, CST_EINVAL, "micro-batch %u of %u ends with the step",
-                           local->n_accumulated + 1, local->micro_batches);
+                           local->n_accumulated + 1, local->config.micro_batches);
     }
     return meet(local, gpt_local_accumulate_all, err);
 }
@@ -144,106 +147,124 @@ static int local_step(struct gpt_store *store, const struct cst_hyper_params *pa
 
 /* -- states --------------------------------------------------------------------------------- */
 
-/* The first of elements [first, first + n) of a tensor's state and the bytes of each.
- * CST_EUNSUPPORTED: frozen tensors have no such state. */
-static int state_at(const struct gpt_local *local, uint32_t tensor, enum cst_state state,
-                    uint64_t first, uint64_t n, char **at_out, size_t *elem_out,
-                    struct cst_err *err)
+static int check_range(const struct gpt_tensor *t, uint64_t first, uint64_t n, struct cst_err *err)
 {
-    const struct gpt_tensor *t = &local->model->tensors[tensor];
-    const struct gpt_local_place *place = &local->places[tensor];
-    const struct cst_rows *rows = &local->chunks[place->chunk].rows;
-    void *const grad = rows->grad_f32 != NULL ? (void *)rows->grad_f32 : rows->grad;
-    void *const row[] = {rows->weight, grad, rows->master, rows->moments[0].values,
-                         rows->moments[1].values};
-
     if (first > t->n_elems || n > t->n_elems - first) {
         return cst_err_set(err, CST_EINVAL, "elements %llu..%llu of '%s', which has %llu",
                            (unsigned long long)first, (unsigned long long)(first + n), t->name,
                            (unsigned long long)t->n_elems);
     }
-    if (row[state] == NULL) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "'%s' is frozen: it has weights alone", t->name);
-    }
-    *elem_out = state <= CST_STATE_GRAD ? sizeof(uint16_t) : sizeof(float);
-    *at_out = (char *)row[state] + (place->start + first) * *elem_out;
     return 0;
 }
 
-/* The sum as bf16, where it is fp32. */
-static int read_grad(const struct gpt_local *local, uint32_t tensor, uint64_t first, uint64_t n,
-                     uint16_t *out, struct cst_err *err)
+/* The chunk of @tensor, which has @state, and the element of its rows that is the tensor's @first.
+ * CST_EUNSUPPORTED: frozen tensors have weights alone, optimizers of one moment no other. */
+static int state_at(const struct gpt_local *local, uint32_t tensor, enum cst_state state,
+                    uint64_t first, uint64_t n, struct gpt_local_chunk **chunk_out,
+                    uint64_t *at_out, struct cst_err *err)
 {
+    const struct gpt_tensor *t = &local->model->tensors[tensor];
     const struct gpt_local_place *place = &local->places[tensor];
-    const float *sums = local->chunks[place->chunk].rows.grad_f32;
-    size_t elem;
-    char *at;
-    int rc = state_at(local, tensor, CST_STATE_GRAD, first, n, &at, &elem, err);
+    struct gpt_local_chunk *chunk = &local->chunks[place->chunk];
+    int rc = check_range(t, first, n, err);
 
-    if (rc == 0 && sums != NULL) {
-        local->kernels->cast(n, sums + place->start + first, out);
-    } else if (rc == 0) {
-        memcpy(out, at, n * elem);
+    if (rc != 0) {
+        return rc;
     }
-    return rc;
+    if (!chunk->has_states && state != CST_STATE_WEIGHT) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "'%s' is frozen: it has weights alone", t->name);
+    }
+    if (state == CST_STATE_EXP_AVG_SQ && !cst_table_has_second(local->config.optimizer)) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "'%s': %s has one moment, exp_avg", t->name,
+                           cst_optimizer_names[local->config.optimizer]);
+    }
+    *chunk_out = chunk;
+    *at_out = place->start + first;
+    return 0;
 }
 
 static int local_read(struct gpt_store *store, uint32_t tensor, enum cst_state state,
                       uint64_t first, uint64_t n_elems, void *data, struct cst_err *err)
 {
-    size_t elem;
-    char *at;
-    int rc;
+    const struct gpt_local *local = self(store)->local;
+    const unsigned which = state == CST_STATE_EXP_AVG_SQ;
+    struct gpt_local_chunk *chunk;
+    uint64_t at;
+    int rc = state_at(local, tensor, state, first, n_elems, &chunk, &at, err);
 
-    if (state == CST_STATE_GRAD) {
-        return read_grad(self(store)->local, tensor, first, n_elems, data, err);
+    if (rc != 0) {
+        return rc;
     }
-    rc = state_at(self(store)->local, tensor, state, first, n_elems, &at, &elem, err);
-    if (rc == 0) {
-        memcpy(data, at, n_elems * elem);
+    switch (state) {
+    case CST_STATE_WEIGHT:
+        memcpy(data, chunk->newest + at, n_elems * sizeof(uint16_t));
+        break;
+    case CST_STATE_GRAD: /* the sum as bf16, where it is fp32 */
+        if (chunk->rows.grad_f32 != NULL) {
+            local->kernels->cast(n_elems, chunk->rows.grad_f32 + at, data);
+        } else {
+            memcpy(data, chunk->rows.grad + at, n_elems * sizeof(uint16_t));
+        }
+        break;
+    case CST_STATE_MASTER:
+        memcpy(data, chunk->rows.master + at, n_elems * sizeof(float));
+        break;
+    case CST_STATE_EXP_AVG:
+    case CST_STATE_EXP_AVG_SQ:
+        cst_moments_decode(local->config.moments, which, at, n_elems, &chunk->rows.moments[which],
+                           data);
+        break;
     }
-    return rc;
+    return 0;
 }
 
-/* Masters set the weights, which of a frozen tensor are all there is. */
-static int write_master(const struct gpt_local *local, uint32_t tensor, uint64_t first, uint64_t n,
-                        const void *data, struct cst_err *err)
+/* Masters set the weights, which of a frozen tensor are all there is, and clear the moments. */
+static void write_master(const struct gpt_local *local, struct gpt_local_chunk *chunk, uint64_t at,
+                         uint64_t n, const float *data)
 {
-    const struct gpt_local_place *place = &local->places[tensor];
-    const struct cst_rows *rows = &local->chunks[place->chunk].rows;
-    const uint64_t at = place->start + first;
-    size_t elem;
-    char *weight;
-    int rc = state_at(local, tensor, CST_STATE_WEIGHT, first, n, &weight, &elem, err);
-
-    if (rc == 0) {
-        local->kernels->cast(n, data, rows->weight + at);
+    local->kernels->cast(n, data, chunk->rows.weight + at);
+    if (!chunk->has_states) {
+        return;
     }
-    if (rc == 0 && rows->master != NULL) {
-        memcpy(rows->master + at, data, n * sizeof(float));
-        memset((float *)rows->moments[0].values + at, 0, n * sizeof(float));
-        memset((float *)rows->moments[1].values + at, 0, n * sizeof(float));
+    memcpy(chunk->rows.master + at, data, n * sizeof(float));
+    for (unsigned which = 0; which < 2; which++) {
+        if (chunk->rows.moments[which].values != NULL) {
+            cst_moments_clear(local->config.moments, which, at, n, &chunk->rows.moments[which]);
+        }
     }
-    return rc;
 }
 
 static int local_write(struct gpt_store *store, uint32_t tensor, enum cst_state state,
                        uint64_t first, uint64_t n_elems, const void *data, struct cst_err *err)
 {
-    const struct gpt_local *local = self(store)->local;
-    size_t elem;
-    char *at;
-    int rc;
+    struct gpt_local *local = self(store)->local;
+    const unsigned which = state == CST_STATE_EXP_AVG_SQ;
+    const bool master = state == CST_STATE_MASTER; /* of which frozen tensors have the weights */
+    struct gpt_local_chunk *chunk;
+    uint64_t at;
+    int rc = state_at(local, tensor, master ? CST_STATE_WEIGHT : state, first, n_elems, &chunk, &at,
+                      err);
 
-    if (state == CST_STATE_MASTER) {
-        return write_master(local, tensor, first, n_elems, data, err);
+    if (rc != 0) {
+        return rc;
     }
-    rc = state_at(local, tensor, state, first, n_elems, &at, &elem, err);
-    if (rc == 0 && state == CST_STATE_GRAD) {
+    switch (state) {
+    case CST_STATE_WEIGHT:
+        gpt_local_turn(local);
+        memcpy(chunk->rows.weight + at, data, n_elems * sizeof(uint16_t));
+        break;
+    case CST_STATE_GRAD:
         rc = cst_err_set(err, CST_EINVAL, "gradients are read only");
-    }
-    if (rc == 0) {
-        memcpy(at, data, n_elems * elem);
+        break;
+    case CST_STATE_MASTER:
+        gpt_local_turn(local);
+        write_master(local, chunk, at, n_elems, data);
+        break;
+    case CST_STATE_EXP_AVG:
+    case CST_STATE_EXP_AVG_SQ:
+        cst_moments_encode(local->config.moments, which, at, n_elems, data,
+                           &chunk->rows.moments[which]);
+        break;
     }
     return rc;
 }
@@ -304,8 +325,8 @@ int gpt_store_local_open(struct gpt_store **out, struct gpt_local *local, uint32
     return rc;
 }
 
-int gpt_local_open(struct gpt_local **out, const struct gpt_model *model, uint32_t world,
-                   uint32_t micro_batches, uint32_t engine_threads, struct cst_err *err)
+int gpt_local_open(struct gpt_local **out, const struct gpt_model *model,
+                   const struct gpt_local_config *config, struct cst_err *err)
 {
     struct gpt_local *local = calloc(1, sizeof *local);
     int rc;
@@ -314,20 +335,20 @@ int gpt_local_open(struct gpt_local **out, const struct gpt_model *model, uint32
         return cst_err_set(err, CST_ENOMEM, "out of memory");
     }
     local->model = model;
-    local->world = world;
-    local->micro_batches = micro_batches;
+    local->world = config->world;
+    local->config = *config;
     local->kernels = cst_kernels_get(NULL);
     pthread_mutex_init(&local->lock, NULL);
     pthread_cond_init(&local->met, NULL);
     rc = gpt_local_states_open(local, err);
     if (rc == 0) {
-        rc = gpt_team_open(&local->team, engine_threads, err);
+        rc = gpt_team_open(&local->team, config->engine_threads, err);
     }
     if (rc != 0) {
         gpt_local_close(local);
         return rc;
     }
-    for (uint32_t r = 0; r < world; r++) {
+    for (uint32_t r = 0; r < local->world; r++) {
         local->ranks[r].local = local;
         local->ranks[r].rank = r;
         local->ranks[r].head.ops = &local_ops;

@@ -116,15 +116,16 @@ static int one_step(struct train *t, uint64_t step, struct cst_step_result *resu
     const struct gpt_options *o = t->options;
     struct cst_hyper_params params = {
         .lr = (float)gpt_train_lr(o, step),
-        .beta1 = (float)o->beta1,
+        .beta1 = o->beta1 > 0 ? (float)o->beta1 : -1, /* none */
         .beta2 = (float)o->beta2,
         .eps = 1e-8f,
         .weight_decay = (float)o->weight_decay,
         .clip_norm = (float)o->clip,
         .grad_scale = 1.0f / (float)(o->world * t->n_passes),
     };
+    const struct gpt_store_ops *ops = t->store->ops;
     double loss;
-    int rc = 0;
+    int rc = ops->prepare != NULL ? ops->prepare(t->store, &params, err) : 0;
 
     for (uint32_t i = 0; rc == 0 && i < t->n_passes; i++) {
         rc = one_pass(t, step, i, &loss, err);
@@ -132,10 +133,10 @@ static int one_step(struct train *t, uint64_t step, struct cst_step_result *resu
             params.loss += loss / t->n_passes;
         }
         if (rc == 0 && i + 1 < t->n_passes) {
-            rc = t->store->ops->accumulate(t->store, err);
+            rc = ops->accumulate(t->store, err);
         }
     }
-    return rc == 0 ? t->store->ops->step(t->store, &params, result, err) : rc;
+    return rc == 0 ? ops->step(t->store, &params, result, err) : rc;
 }
 
 /* Everything that follows a commit: it is never done twice. */

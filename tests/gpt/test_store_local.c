@@ -129,11 +129,12 @@ static void *rank_main(void *arg)
 
 static struct gpt_local *open_local(uint32_t world, uint32_t engine_threads)
 {
+    const struct gpt_local_config config = {
+        .world = world, .micro_batches = 1, .engine_threads = engine_threads};
     struct gpt_local *local;
     struct cst_err err = {0};
 
-    ck_assert_msg(gpt_local_open(&local, &model, world, 1, engine_threads, &err) == 0, "%s",
-                  err.text);
+    ck_assert_msg(gpt_local_open(&local, &model, &config, &err) == 0, "%s", err.text);
     return local;
 }
 
@@ -390,6 +391,7 @@ static float *micro_sum(uint32_t t)
  * AdamW takes the fp32. A third micro-batch is refused. */
 START_TEST(micro_batches_are_summed_in_fp32)
 {
+    const struct gpt_local_config config = {.world = 2, .micro_batches = 2, .engine_threads = 2};
     struct gpt_store *stores[2];
     struct rank ranks[2] = {{.number = 0}, {.number = 1}};
     struct micro_thread other = {.rank = &ranks[1]};
@@ -400,7 +402,7 @@ START_TEST(micro_batches_are_summed_in_fp32)
     struct cst_clip clip;
     struct cst_err err = {0};
 
-    ck_assert_int_eq(gpt_local_open(&local, &model, 2, 2, 2, &err), 0);
+    ck_assert_int_eq(gpt_local_open(&local, &model, &config, &err), 0);
     for (uint32_t r = 0; r < 2; r++) {
         ck_assert_int_eq(gpt_store_local_open(&stores[r], local, r, &err), 0);
     }

@@ -392,6 +392,19 @@ static void serve_step(struct fake_daemon *fake, const struct cst_frame *request
     fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_STEPPED, &msg.base, NULL, 0);
 }
 
+static void serve_prepare(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__PrepareStep *asked =
+        cistern__prepare_step__unpack(NULL, request->body_bytes, request->body);
+
+    ck_assert_ptr_nonnull(asked);
+    (void)sane(fake, asked->attempt == fake->attempt, "a step of another attempt is prepared");
+    fake->hyper = *asked->hyper;
+    say(fake, "P", (uint32_t)fake->step, "");
+    cistern__prepare_step__free_unpacked(asked, NULL);
+    reply_ok(fake, request);
+}
+
 static void serve_accumulate(struct fake_daemon *fake, const struct cst_frame *request)
 {
     Cistern__Accumulate *asked =
@@ -489,6 +502,9 @@ void fake_daemon_serve(struct fake_daemon *fake, const struct cst_frame *request
         break;
     case CISTERN__MSG_TYPE__MSG_STEP:
         serve_step(fake, request);
+        break;
+    case CISTERN__MSG_TYPE__MSG_PREPARE_STEP:
+        serve_prepare(fake, request);
         break;
     case CISTERN__MSG_TYPE__MSG_ACCUMULATE:
         serve_accumulate(fake, request);

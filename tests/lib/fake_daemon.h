@@ -51,7 +51,7 @@ struct fake_daemon {
     /* The daemon thread's; a test looks under the mutex. */
     pthread_mutex_t mutex; /* held while a request is served */
     char log[4096]; /* items in order: W1 fetch weight, W1+ ahead, G1 fetch grad, r1 release, R1
-                       hand in, A end of a micro-batch, S step */
+                       hand in, A end of a micro-batch, P step prepared, S step */
     uint32_t n_requests[64]; /* by type */
     uint32_t n_connections;  /* accepted */
     uint32_t n_tensors;      /* declared */
@@ -59,7 +59,7 @@ struct fake_daemon {
     uint16_t weight[FAKE_MAX_CHUNKS]
                    [4]; /* first elements of each chunk's first tensor, copied into blocks */
     uint16_t *grads[FAKE_MAX_CHUNKS];          /* handed in: a chunk each */
-    Cistern__Hyper hyper;                      /* of the last step */
+    Cistern__Hyper hyper;                      /* of the last step, or prepared since */
     struct fake_block blocks[FAKE_MAX_BLOCKS]; /* of the pool */
 
     /* The thread's own. */

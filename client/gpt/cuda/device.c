@@ -44,7 +44,14 @@ static int cuda_join(struct gpt_device *device, struct cst_job *job, struct cst_
 static int cuda_open_states(struct gpt_device *device, const struct gpt_model *model,
                             struct cst_err *err)
 {
-    (void)err;
+    const struct gpt_options *o = self(device)->options;
+
+    if (o->optimizer != CST_OPTIMIZER_ADAMW || o->moments != CST_MOMENTS_FP32 ||
+        o->overlap == CST_OVERLAP_DELAYED) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "--store=local on a GPU: adamw with fp32 moments, not delayed; the rest "
+                           "is the daemon's");
+    }
     self(device)->model = model;
     return 0;
 }
