@@ -70,14 +70,68 @@ static void fill_hyper(Engine__Hyper *out, const struct cst_hyper *hyper)
     out->grad_scale = hyper->grad_scale;
 }
 
+/* Rows of an UPDATE that are elsewhere. */
+struct rows {
+    Engine__RowPlace v[CST_COMMAND_MAX_ROWS], *pointers[CST_COMMAND_MAX_ROWS];
+    Engine__Place places[CST_COMMAND_MAX_ROWS];
+};
+
 /* A Command whose parts lie beside it. */
 struct message {
     Engine__Command command;
     Engine__Hyper hyper;
     Engine__Place src[CST_CORE_MAX_WORLD], *src_pointers[CST_CORE_MAX_WORLD];
     Engine__Place dst[4], *dst_pointers[4];
+    struct rows in, out;
     uint64_t after[CST_COMMAND_MAX_AFTER];
 };
+
+static void fill_rows(struct rows *rows, const struct cst_command_row *from, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        engine__place__init(&rows->places[i]);
+        rows->places[i].segment = from[i].place.segment;
+        rows->places[i].offset = from[i].place.offset;
+        engine__row_place__init(&rows->v[i]);
+        rows->v[i].row = (uint32_t)from[i].row;
+        rows->v[i].place = &rows->places[i];
+        rows->pointers[i] = &rows->v[i];
+    }
+}
+
+static void fill_update(struct message *m, const struct cst_command *c)
+{
+    fill_hyper(&m->hyper, &c->hyper);
+    m->command.hyper = &m->hyper;
+    fill_rows(&m->in, c->in, c->n_in);
+    m->command.n_in = c->n_in;
+    m->command.in = m->in.pointers;
+    fill_rows(&m->out, c->out, c->n_out);
+    m->command.n_out = c->n_out;
+    m->command.out = m->out.pointers;
+    m->command.has_guard = c->guard;
+    m->command.guard = c->guard;
+}
+
+/* Rows of moments are told of where their elements are not simply fp32 at a place. */
+static void fill_convert(struct message *m, const struct cst_command *c)
+{
+    bool rows = c->encode || c->decode || c->row_elems > 0;
+
+    m->command.has_n_elems = 1;
+    m->command.n_elems = c->n_elems;
+    m->command.has_encode = c->encode;
+    m->command.encode = (uint32_t)c->moments;
+    m->command.has_decode = c->decode;
+    m->command.decode = (uint32_t)c->moments;
+    m->command.has_row = c->encode || c->decode;
+    m->command.row = (uint32_t)c->row;
+    m->command.has_moments = rows && !m->command.has_row;
+    m->command.moments = (uint32_t)c->moments;
+    m->command.has_first = m->command.has_row_elems = rows;
+    m->command.first = c->first;
+    m->command.row_elems = c->row_elems;
+}
 
 static void fill_message(struct message *m, const struct cst_command *c)
 {
@@ -97,8 +151,6 @@ static void fill_message(struct message *m, const struct cst_command *c)
     m->command.dst = m->dst_pointers;
     m->command.has_bytes = c->kind == CST_COMMAND_COPY || c->kind == CST_COMMAND_FILL;
     m->command.bytes = c->bytes;
-    m->command.has_n_elems = c->kind == CST_COMMAND_CONVERT;
-    m->command.n_elems = c->n_elems;
     m->command.has_table = c->kind == CST_COMMAND_REDUCE || c->kind == CST_COMMAND_NORM ||
                            c->kind == CST_COMMAND_UPDATE;
     m->command.table = c->table;
@@ -109,8 +161,9 @@ static void fill_message(struct message *m, const struct cst_command *c)
     m->command.has_accumulate = c->kind == CST_COMMAND_REDUCE && c->accumulate;
     m->command.accumulate = c->accumulate;
     if (c->kind == CST_COMMAND_UPDATE) {
-        fill_hyper(&m->hyper, &c->hyper);
-        m->command.hyper = &m->hyper;
+        fill_update(m, c);
+    } else if (c->kind == CST_COMMAND_CONVERT) {
+        fill_convert(m, c);
     }
 }
 

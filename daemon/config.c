@@ -117,6 +117,21 @@ static int set_rate(struct cst_config *config, const char *value, void *field, s
     return cst_size_parse(value, 0, field, err);
 }
 
+/* The most is the engine's: a team must get on. */
+static int set_copy_share(struct cst_config *config, const char *value, void *field,
+                          struct cst_err *err)
+{
+    char *end;
+    float share = strtof(value, &end);
+
+    (void)config;
+    if (*value < '0' || *value > '9' || *end != '\0' || !(share >= 0.0f && share <= 0.9f)) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is not a number from 0 to 0.9", value);
+    }
+    *(float *)field = share;
+    return CST_OK;
+}
+
 static int set_log_level(struct cst_config *config, const char *value, void *field,
                          struct cst_err *err)
 {
@@ -271,6 +286,7 @@ static const struct row {
     {"device host", "pool", set_bytes, offsetof(struct cst_config, pool_bytes)},
     {"engine", "threads", set_threads, offsetof(struct cst_config, threads)},
     {"engine", "copy_threads", set_threads, offsetof(struct cst_config, copy_threads)},
+    {"engine", "copy_share", set_copy_share, offsetof(struct cst_config, copy_share)},
     {"engine", "update_rate", set_rate, offsetof(struct cst_config, update_rate)},
     {"engine", "program", set_path, offsetof(struct cst_config, engine)},
     {"gpu", "devices", set_gpu_devices, offsetof(struct cst_config, gpu_devices)},
@@ -317,6 +333,7 @@ void cst_config_init(struct cst_config *config, uint64_t memory_bytes)
         .host_bytes = memory_bytes / 100 * HOST_PERCENT,
         .lock = CST_LOCK_TRY,
         .pool_bytes = memory_bytes / 100 * POOL_PERCENT,
+        .copy_share = 0.25f,
         .gpu_devices = "all",
         .gpu_pool = "90%",
         .gpu_idle_s = 300,

@@ -32,6 +32,7 @@ struct cst_config {
     uint64_t pool_bytes;                  /* [device host] pool: budget for all pools together */
     uint32_t threads;                     /* [engine] threads per engine; 0: all usable cores */
     uint32_t copy_threads;                /* [engine] copy_threads; 0: chosen */
+    float copy_share;                     /* [engine] copy_share: 0..0.9, see cistern.conf(5) */
     uint64_t update_rate;               /* [engine] update_rate of a node's, elements/s; 0: none */
     char engine[CST_CONFIG_PATH_BYTES]; /* [engine] program; empty: looked for */
     uint32_t n_paced;                   /* [paced] devices */

@@ -101,6 +101,8 @@ static void send_setup(struct cst_engine *engine)
         setup.device = engine->device;
     } else {
         setup.copy_threads = config->copy_threads;
+        setup.has_copy_share = 1;
+        setup.copy_share = config->copy_share;
     }
     setup.undo_segment = engine->undo->id;
     setup.undo_bytes = engine->undo->bytes;

@@ -173,6 +173,9 @@ static int open_parts(struct cst_engine *engine, const Engine__Setup *setup, int
         rc = cst_mailbox_open(&engine->box, err);
     }
     if (rc == CST_OK) {
+        rc = cst_budget_open(&engine->context.budget, (double)setup->copy_share, sizes.n_team, err);
+    }
+    if (rc == CST_OK) {
         rc = open_crews(engine, &sizes, err);
     }
     if (rc == CST_OK) {
@@ -226,7 +229,7 @@ static int on_setup(struct cst_engine *engine, const struct cst_frame *frame, st
 
 static int on_ping(struct cst_engine *engine, const struct cst_frame *frame, struct cst_err *err)
 {
-    const struct cst_work_context *context = &engine->context;
+    struct cst_work_context *context = &engine->context;
     Engine__Pong pong = ENGINE__PONG__INIT;
 
     pong.commands = context->commands;
@@ -237,7 +240,8 @@ static int on_ping(struct cst_engine *engine, const struct cst_frame *frame, str
     pong.update_ns = context->update_ns;
     pong.reduce_elems = context->reduce_elems;
     pong.reduce_ns = context->reduce_ns;
-    pong.has_update_bytes = pong.has_reduce_bytes = 1;
+    pong.has_update_bytes = pong.has_reduce_bytes = pong.has_held_ns = 1;
+    pong.held_ns = cst_budget_held_ns(&context->budget);
     pong.update_bytes = context->update_bytes;
     pong.reduce_bytes = context->reduce_bytes;
     pong.progress = atomic_load(&context->progress);

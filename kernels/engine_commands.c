@@ -87,9 +87,9 @@ static void start(struct cst_engine *engine, struct cst_work *work)
         finish(engine, work);
         return;
     }
-    cst_crew_submit(cst_work_is_compute(work) ? &engine->team
-                                              : cst_engine_lanes(engine, cst_work_lane(work)),
-                    &work->job);
+    cst_work_submit(work, cst_work_is_compute(work)
+                              ? &engine->team
+                              : cst_engine_lanes(engine, cst_work_lane(work)));
 }
 
 static void start_or_hold(struct cst_engine *engine, struct cst_work *work)

@@ -60,18 +60,34 @@ static void fail(struct cst_work *work, int status, const struct cst_err *err)
     }
 }
 
+static void do_piece(struct cst_work *work, uint64_t piece, unsigned thread)
+{
+    struct cst_err err;
+    int rc = cst_work_kind(work)->piece(work, piece, thread, &err);
+
+    if (rc != CST_OK) {
+        fail(work, rc, &err);
+    }
+}
+
+/* The team stands back for copies before a piece, and remembers what the piece took. */
 static void run_piece(struct cst_job *job, uint64_t piece, unsigned thread)
 {
     struct cst_work *work = work_of(job);
-    struct cst_err err;
-    int rc;
+    struct cst_budget *budget = &work->context->budget;
 
     if (atomic_load(&work->failed)) {
         return;
     }
-    rc = cst_work_kind(work)->piece(work, piece, thread, &err);
-    if (rc != CST_OK) {
-        fail(work, rc, &err);
+    if (cst_work_kind(work)->compute) {
+        uint64_t began;
+
+        cst_budget_hold(budget, thread);
+        began = cst_crew_now();
+        do_piece(work, piece, thread);
+        cst_budget_spend(budget, thread, began, cst_crew_now());
+    } else {
+        do_piece(work, piece, thread);
     }
     (void)atomic_fetch_add(&work->context->progress, 1);
 }
@@ -83,6 +99,9 @@ static void job_done(struct cst_job *job)
 
     if (kind->done != NULL && !atomic_load(&work->failed)) {
         kind->done(work);
+    }
+    if (!kind->compute) {
+        cst_budget_end(&work->context->budget);
     }
     work->ended_ns = cst_crew_now();
     cst_mailbox_post(work->context->box, &work->mail);
@@ -140,6 +159,14 @@ int cst_work_prepare(struct cst_work *work)
             .piece = run_piece, .done = job_done, .n_pieces = pieces, .class = work->class};
     }
     return work->status;
+}
+
+void cst_work_submit(struct cst_work *work, struct cst_crew *crew)
+{
+    if (!cst_work_kind(work)->compute) {
+        cst_budget_begin(&work->context->budget, cst_crew_now());
+    }
+    cst_crew_submit(crew, &work->job);
 }
 
 bool cst_work_is_compute(const struct cst_work *work)

@@ -6,6 +6,7 @@
 #ifndef CST_WORK_H
 #define CST_WORK_H
 
+#include "kernels/budget.h"
 #include "kernels/chunk.h"
 #include "kernels/crew.h"
 #include "kernels/mailbox.h"
@@ -26,6 +27,7 @@ struct cst_work_context {
     struct cst_undo_slot *slots;      /* borrowed; one per team thread */
     struct cst_mailbox *box;          /* borrowed; gets the mail of finished jobs */
     unsigned n_threads;               /* of the team */
+    struct cst_budget budget;         /* of memory bandwidth, between team and lanes */
     atomic_ulong progress;            /* pieces done, ever */
     uint64_t commands;                /* completed, ever, whatever the status */
     uint64_t copy_bytes, copy_ns;     /* COPY: bytes; durations, first piece to last, summed */
@@ -91,9 +93,12 @@ int cst_work_open(struct cst_work **out, struct cst_work_context *context,
 /* Give the segments back and free it. Its ticket is done and its job is over. */
 void cst_work_close(struct cst_work *work);
 
-/* Check it against segments and table, and hold them. CST_OK: submit its job, or, with n_pieces 0,
+/* Check it against segments and table, and hold them. CST_OK: submit it, or, with job.n_pieces 0,
  * it is complete as it is. Otherwise the status and words are in work->status and work->err. */
 int cst_work_prepare(struct cst_work *work);
+
+/* Give it to @crew, which is the team or its lane's. It is prepared; its mail comes. */
+void cst_work_submit(struct cst_work *work, struct cst_crew *crew);
 
 /* Does it run on the compute team (or on the lanes)? */
 bool cst_work_is_compute(const struct cst_work *work);

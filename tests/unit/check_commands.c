@@ -112,6 +112,97 @@ START_TEST(commands_are_packed_whole)
 }
 END_TEST
 
+/* Rows of an update that are elsewhere arrive with their places, and contributions, guard and eight
+ * tickets do. */
+START_TEST(updates_elsewhere_are_packed_whole)
+{
+    struct cst_command c = {
+        .kind = CST_COMMAND_UPDATE,
+        .ticket = 1,
+        .after = {1, 2, 3, 4, 5, 6, 7, 8},
+        .n_after = CST_COMMAND_MAX_AFTER,
+        .mark = 1,
+        .src = {{.segment = 5, .offset = 6}},
+        .n_src = 1,
+        .in = {{CST_ROW_MASTER, {.segment = 3, .offset = 64}}},
+        .n_in = 1,
+        .out = {{CST_ROW_WEIGHT, {.segment = 4, .offset = 0}},
+                {CST_ROW_EXP_AVG_SQ, {.segment = 4, .offset = UINT64_C(1) << 40}}},
+        .n_out = 2,
+        .guard = true,
+    };
+    struct cst_commands_item *upto;
+    const Engine__Command *got;
+    Engine__Submit *submit;
+
+    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
+    submit = pack(CST_FRAME_MAX_BODY, &upto);
+    got = submit->commands[0];
+    ck_assert_uint_eq(got->n_after, 8);
+    ck_assert_uint_eq(got->after[7], 8);
+    ck_assert_uint_eq(got->n_src, 1);
+    ck_assert_uint_eq(got->src[0]->segment, 5);
+    ck_assert_uint_eq(got->n_in, 1);
+    ck_assert_uint_eq(got->in[0]->row, CST_ROW_MASTER);
+    ck_assert_uint_eq(got->in[0]->place->segment, 3);
+    ck_assert_uint_eq(got->in[0]->place->offset, 64);
+    ck_assert_uint_eq(got->n_out, 2);
+    ck_assert_uint_eq(got->out[0]->row, CST_ROW_WEIGHT);
+    ck_assert_uint_eq(got->out[1]->row, CST_ROW_EXP_AVG_SQ);
+    ck_assert_uint_eq(got->out[1]->place->offset, UINT64_C(1) << 40);
+    ck_assert(got->guard);
+    engine__submit__free_unpacked(submit, NULL);
+}
+END_TEST
+
+/* A conversion says which rows of moments it is of; one of fp32 alone says nothing of them. */
+START_TEST(conversions_are_packed_whole)
+{
+    struct cst_command c = {.kind = CST_COMMAND_CONVERT,
+                            .ticket = 1,
+                            .n_src = 1,
+                            .n_dst = 1,
+                            .n_elems = 10,
+                            .row = CST_ROW_EXP_AVG_SQ,
+                            .encode = true,
+                            .moments = CST_MOMENTS_MX8,
+                            .first = 7,
+                            .row_elems = 64};
+    struct cst_commands_item *upto;
+    Engine__Submit *submit;
+    Engine__Command **got;
+
+    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
+    c.encode = false;
+    c.decode = true;
+    c.ticket = 2;
+    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
+    c.decode = false;
+    c.n_dst = 4;
+    c.ticket = 3;
+    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
+    c.row_elems = c.first = 0;
+    c.ticket = 4;
+    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
+    submit = pack(CST_FRAME_MAX_BODY, &upto);
+    got = submit->commands;
+    ck_assert_uint_eq(submit->n_commands, 4);
+    ck_assert(got[0]->has_encode && !got[0]->has_decode && !got[0]->has_moments);
+    ck_assert_uint_eq(got[0]->encode, CST_MOMENTS_MX8);
+    ck_assert_uint_eq(got[0]->row, CST_ROW_EXP_AVG_SQ);
+    ck_assert(got[1]->has_decode && !got[1]->has_encode);
+    ck_assert(got[2]->has_moments && !got[2]->has_encode && !got[2]->has_decode);
+    ck_assert_uint_eq(got[2]->moments, CST_MOMENTS_MX8);
+    for (int i = 0; i < 3; i++) {
+        ck_assert_uint_eq(got[i]->n_elems, 10);
+        ck_assert_uint_eq(got[i]->first, 7);
+        ck_assert_uint_eq(got[i]->row_elems, 64);
+    }
+    ck_assert(!got[3]->has_moments && !got[3]->has_first && !got[3]->has_row_elems);
+    engine__submit__free_unpacked(submit, NULL);
+}
+END_TEST
+
 /* What is unsent goes out once, in order of submission; what comes later, next. */
 START_TEST(commands_go_out_in_order)
 {
@@ -217,6 +308,8 @@ int main(void)
     suite_add_tcase(suite, tc);
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, commands_are_packed_whole);
+    tcase_add_test(tc, updates_elsewhere_are_packed_whole);
+    tcase_add_test(tc, conversions_are_packed_whole);
     tcase_add_test(tc, commands_go_out_in_order);
     tcase_add_test(tc, frames_are_filled);
     tcase_add_test(tc, what_is_left_goes_out_again);

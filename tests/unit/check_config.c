@@ -94,7 +94,7 @@ START_TEST(every_key_is_read)
                   "[device host]\npool = 10%\n"
                   "[gpu]\ndevices = 0, GPU-12ab\npool = 40G\ncopies = worker\ngather = 2M\nidle = "
                   "2m\nprogram = /x/cuda\n"
-                  "[engine]\nthreads = 3\ncopy_threads = 2\nprogram = /x/engine\n"
+                  "[engine]\nthreads = 3\ncopy_threads = 2\ncopy_share = 0.5\nprogram = /x/engine\n"
                   "[job]\nttl = 2h\ntimeout = 90\nmax_jobs = 5\nmax_sessions = 6\ncredits = 7\n");
 
     ck_assert_msg(rc == CST_OK, "%s", err.text);
@@ -110,6 +110,7 @@ START_TEST(every_key_is_read)
     ck_assert_uint_eq(config.pool_bytes, 10 * GIB);
     ck_assert_uint_eq(config.threads, 3);
     ck_assert_uint_eq(config.copy_threads, 2);
+    ck_assert(config.copy_share == 0.5f);
     ck_assert_str_eq(config.engine, "/x/engine");
     ck_assert_str_eq(config.gpu_devices, "0, GPU-12ab");
     ck_assert_str_eq(config.gpu_pool, "40G");
@@ -162,6 +163,9 @@ START_TEST(nonsense_values_are_refused)
         {"daemon", "access = ,", "no rule"},
         {"engine", "threads = -3", "a number from 0"},
         {"engine", "threads = 2.5", "a number from 0"},
+        {"engine", "copy_share = 0.95", "a number from 0 to 0.9"},
+        {"engine", "copy_share = 25%", "a number from 0 to 0.9"},
+        {"engine", "copy_share = -0.1", "a number from 0 to 0.9"},
         {"gpu", "devices = some", "list of at most 16"},
         {"gpu", "devices = cuda:0", "list of at most 16"},
         {"gpu", "pool = most", "is not a size"},
@@ -228,8 +232,8 @@ START_TEST(a_default_makes_room)
 }
 END_TEST
 
-/* The memory of paced accelerators counts as much as the budgets: defaults make way for it, and what
- * was given is refused where it is too much. */
+/* The memory of paced accelerators counts as much as the budgets: defaults make way for it, and
+ * what was given is refused where it is too much. */
 START_TEST(paced_accelerators_take_their_memory)
 {
     ck_assert_int_eq(cst_config_set(&config, "paced", "devices", "2", &err), CST_OK);

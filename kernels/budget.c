@@ -1,0 +1,114 @@
+#include "kernels/budget.h"
+
+#include "kernels/crew.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+int cst_budget_open(struct cst_budget *budget, double share, unsigned n_threads,
+                    struct cst_err *err)
+{
+    pthread_condattr_t monotonic;
+
+    if (!(share >= 0.0 && share <= CST_BUDGET_MAX_SHARE)) {
+        return cst_err_set(err, CST_EINVAL, "share of copies %g, allowed 0 to %g", share,
+                           CST_BUDGET_MAX_SHARE);
+    }
+    *budget =
+        (struct cst_budget){.share = share, .debts = calloc(n_threads, sizeof *budget->debts)};
+    if (budget->debts == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for the budget of %u threads", n_threads);
+    }
+    (void)pthread_mutex_init(&budget->mutex, NULL);
+    (void)pthread_condattr_init(&monotonic);
+    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&budget->quiet, &monotonic);
+    (void)pthread_condattr_destroy(&monotonic);
+    return CST_OK;
+}
+
+void cst_budget_close(struct cst_budget *budget)
+{
+    (void)pthread_cond_destroy(&budget->quiet);
+    (void)pthread_mutex_destroy(&budget->mutex);
+    free(budget->debts);
+}
+
+void cst_budget_begin(struct cst_budget *budget, uint64_t now_ns)
+{
+    (void)pthread_mutex_lock(&budget->mutex);
+    if (budget->n_copies++ == 0) {
+        budget->since_ns = now_ns;
+    }
+    (void)pthread_mutex_unlock(&budget->mutex);
+}
+
+void cst_budget_end(struct cst_budget *budget)
+{
+    (void)pthread_mutex_lock(&budget->mutex);
+    if (--budget->n_copies == 0) {
+        (void)pthread_cond_broadcast(&budget->quiet);
+    }
+    (void)pthread_mutex_unlock(&budget->mutex);
+}
+
+void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began_ns,
+                      uint64_t ended_ns)
+{
+    struct cst_budget_debt *debt = &budget->debts[thread];
+
+    *debt = (struct cst_budget_debt){.from_ns = ended_ns};
+    (void)pthread_mutex_lock(&budget->mutex);
+    if (budget->n_copies > 0 && budget->since_ns < ended_ns) {
+        uint64_t from = began_ns > budget->since_ns ? began_ns : budget->since_ns;
+
+        debt->owed_ns =
+            (uint64_t)((double)(ended_ns - from) * (budget->share / (1.0 - budget->share)));
+    }
+    (void)pthread_mutex_unlock(&budget->mutex);
+}
+
+/* With the mutex held. */
+static uint64_t due(const struct cst_budget *budget, unsigned thread, uint64_t now_ns)
+{
+    const struct cst_budget_debt *debt = &budget->debts[thread];
+    uint64_t until = debt->from_ns + debt->owed_ns;
+
+    return budget->n_copies > 0 && until > now_ns ? until : 0;
+}
+
+uint64_t cst_budget_due(struct cst_budget *budget, unsigned thread, uint64_t now_ns)
+{
+    uint64_t until;
+
+    (void)pthread_mutex_lock(&budget->mutex);
+    until = due(budget, thread, now_ns);
+    (void)pthread_mutex_unlock(&budget->mutex);
+    return until;
+}
+
+void cst_budget_hold(struct cst_budget *budget, unsigned thread)
+{
+    uint64_t began = cst_crew_now(), now = began, until;
+
+    (void)pthread_mutex_lock(&budget->mutex);
+    while ((until = due(budget, thread, now)) != 0) {
+        struct timespec ts = {.tv_sec = (time_t)(until / 1000000000u),
+                              .tv_nsec = (long)(until % 1000000000u)};
+
+        (void)pthread_cond_timedwait(&budget->quiet, &budget->mutex, &ts);
+        now = cst_crew_now();
+    }
+    budget->held_ns += now - began;
+    (void)pthread_mutex_unlock(&budget->mutex);
+}
+
+uint64_t cst_budget_held_ns(struct cst_budget *budget)
+{
+    uint64_t held;
+
+    (void)pthread_mutex_lock(&budget->mutex);
+    held = budget->held_ns;
+    (void)pthread_mutex_unlock(&budget->mutex);
+    return held;
+}

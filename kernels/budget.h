@@ -1,0 +1,62 @@
+/* A budget of memory bandwidth: while copies wait or are under way, threads that compute stand back
+ * from time to time, so that they are busy at most 1 - share of it. Each thread for itself, between
+ * its pieces: a piece that took t while there were copies is followed by a pause of
+ * t x share / (1 - share), less what the thread waited for work in any case.
+ *
+ *   copies    |     ______________|          begin: the first came    end: the last is done
+ *   a thread  |=piece=|..|=piece=|..|=piece=|=piece=|      share 1/4: a third of what counts, here
+ * .
+ *
+ * It knows the copies that its owner tells it of, no others. */
+#ifndef CST_BUDGET_H
+#define CST_BUDGET_H
+
+#include "proto/status.h"
+
+#include <pthread.h>
+#include <stdint.h>
+
+#define CST_BUDGET_MAX_SHARE 0.9
+
+/* What a thread owes. Its own. */
+struct cst_budget_debt {
+    uint64_t from_ns; /* when its last piece ended */
+    uint64_t owed_ns; /* how long it stands back from then on */
+};
+
+struct cst_budget {
+    double share;                  /* of the time, for copies: 0..CST_BUDGET_MAX_SHARE. Constant */
+    struct cst_budget_debt *debts; /* by number of thread. Constant */
+    pthread_mutex_t mutex;         /* guards what follows */
+    pthread_cond_t quiet;          /* n_copies is 0 */
+    uint64_t n_copies;             /* that wait or are under way */
+    uint64_t since_ns;             /* monotonic: since when there are some */
+    uint64_t held_ns;              /* that threads stood back, all together */
+};
+
+/* For threads [0, @n_threads). CST_EINVAL: @share; CST_ENOMEM. */
+int cst_budget_open(struct cst_budget *budget, double share, unsigned n_threads,
+                    struct cst_err *err);
+
+/* Nobody uses it any more. */
+void cst_budget_close(struct cst_budget *budget);
+
+/* A copy waits from now on; it is done. Any thread, in pairs. */
+void cst_budget_begin(struct cst_budget *budget, uint64_t now_ns);
+void cst_budget_end(struct cst_budget *budget);
+
+/* Thread @thread did a piece in [@began_ns, @ended_ns). The thread itself. */
+void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began_ns,
+                      uint64_t ended_ns);
+
+/* Until when @thread stands back, if copies last, at @now_ns; 0: not at all. The thread itself. */
+uint64_t cst_budget_due(struct cst_budget *budget, unsigned thread, uint64_t now_ns);
+
+/* Stand back as long as is due: before the thread's next piece. Ends early with the last copy. The
+ * thread itself. */
+void cst_budget_hold(struct cst_budget *budget, unsigned thread);
+
+/* How long threads stood back, all together. Any thread. */
+uint64_t cst_budget_held_ns(struct cst_budget *budget);
+
+#endif
