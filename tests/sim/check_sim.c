@@ -30,6 +30,10 @@ static void seeds(struct sim_options options, uint64_t runs)
            " weights made from masters\n",
            totals.group_runs, totals.frozen_runs, totals.base_runs, totals.class_runs,
            totals.micro_runs, totals.early, totals.over_runs, totals.made);
+    printf("sim: early runs %" PRIu64 ", delayed ones %" PRIu64 "; %" PRIu64
+           " updates before their commit, %" PRIu64 " of them with the sum, %" PRIu64
+           " gradients dropped\n",
+           totals.early_runs, totals.delayed_runs, totals.ahead, totals.fused, totals.dropped);
     printf("sim: %" PRIu64 " copies to and from rooms, %" PRIu64 " commands done twice\n",
            totals.through, totals.redone);
 }

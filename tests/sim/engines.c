@@ -138,7 +138,8 @@ void engines_submit(struct sim *sim, const struct cst_command *command)
     }
     sim->n_crossing += crosses(sim, command);
     sim->n_early += is_early(sim, command);
-    sim->jobs[sim->n_jobs++] = (struct job){.command = *command};
+    sim->jobs[sim->n_jobs] = (struct job){.command = *command};
+    update_submit(sim, &sim->jobs[sim->n_jobs++]);
 }
 
 /* 1: may begin; 0: must wait; negative: what it waited for failed. An engine sees its own commands
@@ -167,7 +168,7 @@ static int is_ready(const struct sim *sim, const struct job *job)
 
 /* -- what a command reads and writes --------------------------------------------------------- */
 
-static struct spot find(const struct sim *sim, const struct job *job, struct cst_place place)
+struct spot engines_find(const struct sim *sim, const struct job *job, struct cst_place place)
 {
     struct spot spot = memory_find(&sim->memory, place);
 
@@ -178,7 +179,7 @@ static struct spot find(const struct sim *sim, const struct job *job, struct cst
     return over_resolve(sim, &job->command, spot);
 }
 
-static struct cell *cell_of(struct sim *sim, const struct spot *spot)
+struct cell *engines_cell(struct sim *sim, const struct spot *spot)
 {
     switch (spot->kind) {
     case PLACE_ROW:
@@ -198,12 +199,13 @@ static struct cell *cell_of(struct sim *sim, const struct spot *spot)
 static bool is_load(const struct spot *src, const struct spot *dst)
 {
     return src->kind == PLACE_ROW && dst->kind == PLACE_BLOCK &&
-           (src->row == CST_ROW_WEIGHT || src->row == CST_ROW_MASTER);
+           (src->row == CST_ROW_WEIGHT || src->row == CST_ROW_WEIGHT_OTHER ||
+            src->row == CST_ROW_MASTER);
 }
 
-static void begin_write(struct sim *sim, const struct job *job, const struct spot *spot)
+void engines_begin_write(struct sim *sim, const struct job *job, const struct spot *spot)
 {
-    struct cell *cell = cell_of(sim, spot);
+    struct cell *cell = engines_cell(sim, spot);
 
     if (cell->writers > 0) {
         sim_fail(sim, "command %" PRIu64 " writes where another one is writing",
@@ -226,14 +228,14 @@ static bool is_piece(const struct sim *sim, const struct job *job)
 }
 
 /* Sum of changes of all sources. */
-static uint64_t source_changes(struct sim *sim, const struct job *job)
+uint64_t engines_source_changes(struct sim *sim, const struct job *job)
 {
     const struct cst_command *command = &job->command;
     uint64_t n = 0;
 
     for (uint32_t i = 0; i < command->n_src; i++) {
-        struct spot src = find(sim, job, command->src[i]);
-        struct spot dst = command->n_dst > 0 ? find(sim, job, command->dst[0]) : src;
+        struct spot src = engines_find(sim, job, command->src[i]);
+        struct spot dst = command->n_dst > 0 ? engines_find(sim, job, command->dst[0]) : src;
 
         if (is_piece(sim, job) && src.kind == PLACE_BLOCK) {
             continue; /* a part of it: what is there at the end tells */
@@ -244,7 +246,7 @@ static uint64_t source_changes(struct sim *sim, const struct job *job)
                    src.row <= CST_ROW_GRAD && over_shares(sim, src.chunk)) {
             n += over_changes(sim, src.chunk);
         } else if (command->kind != CST_COMMAND_REDUCE || src.kind != PLACE_ROW) {
-            n += cell_of(sim, &src)->changes;
+            n += engines_cell(sim, &src)->changes;
         }
     }
     return n;
@@ -262,26 +264,26 @@ static bool is_copy(const struct job *job)
 /* What the source of a part holds of its row. */
 static uint64_t read_piece(struct sim *sim, const struct job *job)
 {
-    struct spot src = find(sim, job, job->command.src[0]);
-    struct spot dst = find(sim, job, job->command.dst[0]);
+    struct spot src = engines_find(sim, job, job->command.src[0]);
+    struct spot dst = engines_find(sim, job, job->command.dst[0]);
 
-    if (src.kind == PLACE_ROW && src.row == CST_ROW_WEIGHT && src.chunk == job->command.chunk &&
-        src.at == dst.at) {
-        return memory_weights(&sim->memory, sim->memory.states[CST_ROW_WEIGHT], src.chunk);
+    if (src.kind == PLACE_ROW && (src.row == CST_ROW_WEIGHT || src.row == CST_ROW_WEIGHT_OTHER) &&
+        src.chunk == job->command.chunk && src.at == dst.at) {
+        return memory_weights(&sim->memory, sim->memory.states[src.row], src.chunk);
     }
     if (src.kind != PLACE_BLOCK || src.at != dst.at) {
         sim_fail(sim, "command %" PRIu64 " brings a part from somewhere else", job->command.ticket);
     }
-    return memory_read_piece(cell_of(sim, &src), src.at, job->command.bytes);
+    return memory_read_piece(engines_cell(sim, &src), src.at, job->command.bytes);
 }
 
 static void begin_piece(struct sim *sim, struct job *job)
 {
-    struct spot dst = find(sim, job, job->command.dst[0]);
+    struct spot dst = engines_find(sim, job, job->command.dst[0]);
 
     job->value = read_piece(sim, job);
     if (workers_lease_block(sim, dst.rank, dst.block) ||
-        !memory_begin_piece(cell_of(sim, &dst), dst.at, job->command.bytes)) {
+        !memory_begin_piece(engines_cell(sim, &dst), dst.at, job->command.bytes)) {
         sim_fail(sim, "command %" PRIu64 " writes a part of block %u of rank %u, which is in use",
                  job->command.ticket, dst.block, dst.rank);
     }
@@ -289,7 +291,7 @@ static void begin_piece(struct sim *sim, struct job *job)
 
 static void end_piece(struct sim *sim, struct job *job, uint64_t value)
 {
-    struct spot dst = find(sim, job, job->command.dst[0]);
+    struct spot dst = engines_find(sim, job, job->command.dst[0]);
 
     if (job->doomed || read_piece(sim, job) != value) {
         value = MEMORY_GARBAGE;
@@ -297,7 +299,7 @@ static void end_piece(struct sim *sim, struct job *job, uint64_t value)
     if (workers_lease_block(sim, dst.rank, dst.block)) {
         sim_fail(sim, "block %u of rank %u was leased while it was written", dst.block, dst.rank);
     }
-    memory_end_piece(cell_of(sim, &dst), dst.at, value,
+    memory_end_piece(engines_cell(sim, &dst), dst.at, value,
                      2 * sim->layout.chunks[job->command.chunk].n_elems);
     sim->n_gathered++;
 }
@@ -305,8 +307,8 @@ static void end_piece(struct sim *sim, struct job *job, uint64_t value)
 static void begin_copy(struct sim *sim, struct job *job)
 {
     struct cst_command *command = &job->command;
-    struct spot src = find(sim, job, command->src[0]);
-    struct spot dst = find(sim, job, command->dst[0]);
+    struct spot src = engines_find(sim, job, command->src[0]);
+    struct spot dst = engines_find(sim, job, command->dst[0]);
 
     if (is_piece(sim, job)) {
         begin_piece(sim, job);
@@ -323,15 +325,16 @@ static void begin_copy(struct sim *sim, struct job *job)
         job->value = memory_weights(&sim->memory, sim->memory.states[src.row], src.chunk);
         sim->n_made += made;
     } else {
-        job->value = memory_read(cell_of(sim, &src));
+        job->value = memory_read(engines_cell(sim, &src));
     }
     if (dst.kind == PLACE_ROW && dst.row != CST_ROW_GRAD) {
-        job->value = cell_of(sim, &dst)->value + 1; /* a write of the tool's: the next number */
+        job->value =
+            engines_cell(sim, &dst)->value + 1; /* a write of the tool's: the next number */
     }
     if (dst.kind == PLACE_ROW && dst.row == CST_ROW_GRAD && !dst.at_start) {
         sim_fail(sim, "a gradient staged into the middle of a row");
     }
-    begin_write(sim, job, &dst);
+    engines_begin_write(sim, job, &dst);
 }
 
 static void begin_reduce(struct sim *sim, struct job *job)
@@ -342,58 +345,33 @@ static void begin_reduce(struct sim *sim, struct job *job)
     job->value =
         command->accumulate ? memory_read(&sim->memory.grads[command->chunk]) : MEMORY_ZERO_SUM;
     for (uint32_t i = 0; i < command->n_src; i++) {
-        struct spot src = find(sim, job, command->src[i]);
+        struct spot src = engines_find(sim, job, command->src[i]);
 
         if (src.kind == PLACE_ROW && (src.row != CST_ROW_GRAD || src.chunk != command->chunk)) {
             sim_fail(sim, "a reduction out of another row");
         }
-        job->value = memory_mix(job->value, memory_read(cell_of(sim, &src)));
+        job->value = memory_mix(job->value, memory_read(engines_cell(sim, &src)));
     }
-    begin_write(sim, job, &dst);
+    sim->tiles[command->chunk] = MEMORY_GARBAGE;
+    engines_begin_write(sim, job, &dst);
 }
 
 static void begin_norm(struct sim *sim)
 {
     for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
-        if (model_is_trained(sim, c) && memory_read(&sim->memory.grads[c]) != model_sum(sim, c)) {
+        if (model_is_trained(sim, c) && sim->tiles[c] != model_sum(sim, c)) {
             sim_fail(sim, "norm: the gradient of chunk %u is not the sum of what was handed in", c);
         }
-    }
-}
-
-static void begin_update(struct sim *sim, struct job *job)
-{
-    uint32_t c = job->command.chunk;
-    const struct cst_layout_chunk *chunk = &sim->layout.chunks[c];
-
-    if (memory_read(&sim->memory.grads[c]) != sim->sums[c]) {
-        sim_fail(sim, "update %" PRIu64 " of chunk %u: its gradient was overwritten",
-                 job->command.mark, c);
-    }
-    job->changes = sim->memory.grads[c].changes;
-    for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
-        for (uint32_t k = 0; r != CST_ROW_GRAD && k < chunk->n_tensors; k++) {
-            struct spot dst = {.kind = PLACE_ROW,
-                               .row = (enum cst_row)r,
-                               .chunk = c,
-                               .tensor = sim->layout.order[chunk->first_tensor + k]};
-
-            job->old[r][k] = cell_of(sim, &dst)->value;
-            begin_write(sim, job, &dst);
-        }
-    }
-    if (over_shares(sim, c)) { /* weights follow master weights, whatever is in their row */
-        memcpy(job->old[CST_ROW_WEIGHT], job->old[CST_ROW_MASTER], sizeof job->old[0]);
     }
 }
 
 static void begin_convert(struct sim *sim, struct job *job)
 {
     for (uint32_t i = 0; i < job->command.n_dst; i++) {
-        struct spot dst = find(sim, job, job->command.dst[i]);
+        struct spot dst = engines_find(sim, job, job->command.dst[i]);
 
-        job->old[dst.row][0] = cell_of(sim, &dst)->value;
-        begin_write(sim, job, &dst);
+        job->old[dst.row][0] = engines_cell(sim, &dst)->value;
+        engines_begin_write(sim, job, &dst);
     }
     if (job->command.n_dst != 4) {
         sim_fail(sim, "a conversion with %u destinations", job->command.n_dst);
@@ -408,7 +386,7 @@ static bool will_fail(struct sim *sim, const struct job *job)
     if (!is_copy(job) || room_has(sim, &job->command)) {
         return sim_chance(sim, sim->p_fatal);
     }
-    dst = find(sim, job, job->command.dst[0]);
+    dst = engines_find(sim, job, job->command.dst[0]);
     return (dst.kind != PLACE_ROW || dst.row == CST_ROW_GRAD) && !sim_is_calm(sim) &&
            sim_chance(sim, sim->p_copy_fail);
 }
@@ -421,7 +399,7 @@ static void begin(struct sim *sim, struct job *job)
         room_begin(sim, job);
         return;
     }
-    job->changes = source_changes(sim, job);
+    job->changes = engines_source_changes(sim, job);
     if (is_copy(job)) {
         begin_copy(sim, job);
         return;
@@ -434,7 +412,7 @@ static void begin(struct sim *sim, struct job *job)
         begin_norm(sim);
         break;
     case CST_COMMAND_UPDATE:
-        begin_update(sim, job);
+        update_begin(sim, job);
         break;
     case CST_COMMAND_CONVERT:
         begin_convert(sim, job);
@@ -445,28 +423,14 @@ static void begin(struct sim *sim, struct job *job)
     }
 }
 
-/* What a command that runs has written so far is undone or torn; it may begin again. */
-static void end_rows(struct sim *sim, struct job *job, uint64_t add)
+/* What a conversion that runs has written so far is torn; it may begin again. */
+static void end_convert(struct sim *sim, struct job *job, uint64_t add)
 {
-    if (job->command.kind == CST_COMMAND_UPDATE) {
-        const struct cst_layout_chunk *chunk = &sim->layout.chunks[job->command.chunk];
+    for (uint32_t i = 0; i < job->command.n_dst; i++) {
+        struct spot dst = engines_find(sim, job, job->command.dst[i]);
 
-        for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
-            for (uint32_t k = 0; r != CST_ROW_GRAD && k < chunk->n_tensors; k++) {
-                uint32_t t = sim->layout.order[chunk->first_tensor + k];
-
-                memory_end(
-                    &sim->memory.states[r][t],
-                    over_weight(sim, job->command.chunk, (enum cst_row)r, job->old[r][k], add));
-            }
-        }
-    } else if (job->command.kind == CST_COMMAND_CONVERT) {
-        for (uint32_t i = 0; i < job->command.n_dst; i++) {
-            struct spot dst = find(sim, job, job->command.dst[i]);
-
-            memory_end(cell_of(sim, &dst),
-                       over_weight(sim, dst.chunk, dst.row, job->old[dst.row][0], add));
-        }
+        memory_end(engines_cell(sim, &dst),
+                   over_weight(sim, dst.chunk, dst.row, job->old[dst.row][0], add));
     }
     if (add > 0) {
         over_end_weights(sim, job->command.chunk);
@@ -475,8 +439,8 @@ static void end_rows(struct sim *sim, struct job *job, uint64_t add)
 
 static void end_copy(struct sim *sim, struct job *job, uint64_t value)
 {
-    struct spot dst = find(sim, job, job->command.dst[0]);
-    struct cell *cell = cell_of(sim, &dst);
+    struct spot dst = engines_find(sim, job, job->command.dst[0]);
+    struct cell *cell = engines_cell(sim, &dst);
 
     if (dst.kind == PLACE_BLOCK && workers_lease_block(sim, dst.rank, dst.block)) {
         sim_fail(sim, "block %u of rank %u was leased while it was written", dst.block, dst.rank);
@@ -503,7 +467,7 @@ static void end(struct sim *sim, struct job *job)
         room_end(sim, job, false);
         return;
     }
-    value = source_changes(sim, job) == job->changes ? job->value : MEMORY_GARBAGE;
+    value = engines_source_changes(sim, job) == job->changes ? job->value : MEMORY_GARBAGE;
     if (is_piece(sim, job)) {
         end_piece(sim, job, value);
         return;
@@ -515,16 +479,13 @@ static void end(struct sim *sim, struct job *job)
     switch (job->command.kind) {
     case CST_COMMAND_REDUCE:
         memory_end(&sim->memory.grads[job->command.chunk], value);
+        sim->tiles[job->command.chunk] = value;
         break;
     case CST_COMMAND_UPDATE:
-        if (sim->memory.grads[job->command.chunk].changes != job->changes) {
-            sim_fail(sim, "the gradient of chunk %u was written during its update",
-                     job->command.chunk);
-        }
-        end_rows(sim, job, 1);
+        update_end(sim, job, false);
         break;
     case CST_COMMAND_CONVERT:
-        end_rows(sim, job, 1);
+        end_convert(sim, job, 1);
         break;
     case CST_COMMAND_COPY:
     case CST_COMMAND_NORM:
@@ -660,13 +621,15 @@ void engines_restart(struct sim *sim)
         } else if (is_piece(sim, job)) {
             end_piece(sim, job, MEMORY_GARBAGE);
         } else if (is_copy(job)) {
-            struct spot dst = find(sim, job, job->command.dst[0]);
-            struct cell *cell = cell_of(sim, &dst);
+            struct spot dst = engines_find(sim, job, job->command.dst[0]);
+            struct cell *cell = engines_cell(sim, &dst);
 
             memory_end(cell, dst.kind == PLACE_ROW && dst.row != CST_ROW_GRAD ? cell->value
                                                                               : MEMORY_GARBAGE);
+        } else if (job->command.kind == CST_COMMAND_UPDATE) {
+            update_end(sim, job, true);
         } else {
-            end_rows(sim, job, 0);
+            end_convert(sim, job, 0);
         }
         job->state = JOB_WAITING;
     }

@@ -22,13 +22,15 @@ void fill_begin(struct sim *sim, uint32_t rank, uint32_t chunk, struct lease *le
     if (!sim->memory.pools[rank].worker_copies) {
         sim_fail(sim, "rank %u is to copy chunk %u, which an engine should", rank, chunk);
     }
-    if (home.kind != PLACE_ROW || home.row != CST_ROW_WEIGHT || home.chunk != chunk ||
+    if (home.kind != PLACE_ROW ||
+        (home.row != CST_ROW_WEIGHT && home.row != CST_ROW_WEIGHT_OTHER) || home.chunk != chunk ||
         !home.at_start || reply->home_bytes != 2 * sim->layout.chunks[chunk].n_elems) {
         sim_fail(sim, "rank %u is to copy chunk %u from where it is not", rank, chunk);
     }
     lease->filling = true;
-    lease->changes = memory_changes(&sim->memory, sim->memory.states[CST_ROW_WEIGHT], chunk);
-    lease->value = memory_weights(&sim->memory, sim->memory.states[CST_ROW_WEIGHT], chunk);
+    lease->row = home.row;
+    lease->changes = memory_changes(&sim->memory, sim->memory.states[lease->row], chunk);
+    lease->value = memory_weights(&sim->memory, sim->memory.states[lease->row], chunk);
     memory_begin(&sim->memory.blocks[rank][lease->block]);
     sim->n_fills++;
 }
@@ -39,7 +41,7 @@ void fill_end(struct sim *sim, uint32_t rank, uint32_t chunk, struct lease *leas
         return;
     }
     lease->filling = false;
-    if (memory_changes(&sim->memory, sim->memory.states[CST_ROW_WEIGHT], chunk) != lease->changes) {
+    if (memory_changes(&sim->memory, sim->memory.states[lease->row], chunk) != lease->changes) {
         if (!is_void(sim, &sim->workers[rank])) {
             sim_fail(sim, "rank %u: weights of chunk %u were written while it copied them", rank,
                      chunk);

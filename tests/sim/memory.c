@@ -35,7 +35,7 @@ void memory_open(struct memory *memory, const struct cst_model *model,
     memory->layout = layout;
     memory->world = world;
     memory->grads = new_cells(layout->n_chunks, MEMORY_ZERO_SUM);
-    for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+    for (uint32_t r = 0; r < MEMORY_ROWS; r++) {
         memory->states[r] = new_cells(model->n_tensors, 0);
     }
     for (uint32_t rank = 0; rank < world; rank++) {
@@ -51,7 +51,7 @@ void memory_open(struct memory *memory, const struct cst_model *model,
 void memory_close(struct memory *memory)
 {
     free(memory->grads);
-    for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+    for (uint32_t r = 0; r < MEMORY_ROWS; r++) {
         free(memory->states[r]);
     }
     for (uint32_t rank = 0; rank < memory->world; rank++) {
@@ -64,14 +64,16 @@ static struct spot find_row(const struct memory *memory, uint32_t segment, uint6
     for (uint32_t c = 0; c < memory->layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &memory->layout->chunks[c];
 
-        for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
-            uint64_t elem = r == CST_ROW_WEIGHT ? 2
+        for (uint32_t r = 0; r < MEMORY_ROWS; r++) {
+            const struct cst_layout_row *row =
+                r == CST_ROW_WEIGHT_OTHER ? &chunk->other_weight : &chunk->rows[r];
+            uint64_t elem = r == CST_ROW_WEIGHT || r == CST_ROW_WEIGHT_OTHER ? 2
                             : r == CST_ROW_GRAD ? memory->layout->grad_bytes
                                                 : 4;
-            uint64_t from = chunk->rows[r].offset;
+            uint64_t from = row->offset;
             struct spot spot = {.kind = PLACE_ROW, .row = (enum cst_row)r, .chunk = c};
 
-            if (chunk->rows[r].segment != segment || offset < from ||
+            if (row->segment != segment || offset < from ||
                 offset >= from + chunk->n_elems * elem) {
                 continue;
             }
@@ -176,6 +178,17 @@ uint64_t memory_weights(const struct memory *memory, const struct cell *cells, u
         value = memory_mix(value, cell->value);
     }
     return value;
+}
+
+uint64_t memory_newest(const struct memory *memory, uint32_t t)
+{
+    uint64_t one = memory->states[CST_ROW_WEIGHT][t].value;
+    uint64_t other = memory->states[CST_ROW_WEIGHT_OTHER][t].value;
+
+    if (!memory->layout->states.two_weights || other == MEMORY_GARBAGE) {
+        return one;
+    }
+    return one == MEMORY_GARBAGE || other > one ? other : one;
 }
 
 uint64_t memory_changes(const struct memory *memory, const struct cell *cells, uint32_t chunk)

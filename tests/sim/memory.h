@@ -17,6 +17,8 @@
 #define MEMORY_STAGING_SLOTS 64
 #define MEMORY_SLOT_BYTES (1u << 26)
 
+#define MEMORY_ROWS (CST_ROW_COUNT + 1) /* CST_ROW_WEIGHT_OTHER is the last */
+
 /* What a copy of a part of a row brought into a block. */
 struct piece {
     uint64_t first, bytes; /* of the block */
@@ -40,7 +42,7 @@ struct memory {
     uint32_t world;
     struct cst_core_pool pools[CST_CORE_MAX_WORLD];
     uint32_t segments[CST_CORE_MAX_WORLD][16];
-    struct cell *states[CST_ROW_COUNT]; /* per row but GRAD, per tensor */
+    struct cell *states[MEMORY_ROWS]; /* per row but GRAD, per tensor */
     struct cell *grads;                 /* per chunk */
     struct cell *blocks[CST_CORE_MAX_WORLD];
     struct cell staging[MEMORY_STAGING_SLOTS];
@@ -76,6 +78,9 @@ uint32_t memory_block(const struct memory *memory, uint32_t rank, uint32_t slab,
 /* A number for the weights of @chunk, out of the numbers of its tensors in @cells; GARBAGE if one
  * is being written. */
 uint64_t memory_weights(const struct memory *memory, const struct cell *cells, uint32_t chunk);
+
+/* The number of tensor @t's weights after its last update: where it has two rows, in one of them. */
+uint64_t memory_newest(const struct memory *memory, uint32_t t);
 
 /* Sum of changes of the tensors of @chunk in @cells. */
 uint64_t memory_changes(const struct memory *memory, const struct cell *cells, uint32_t chunk);

@@ -165,6 +165,7 @@ void model_open(struct sim *sim)
     struct cst_err err;
 
     config.states.grad_over_weight = sim->grad_over;
+    config.states.two_weights = sim->overlap != CST_OVERLAP_COMMIT;
     cst_model_init(&sim->model);
     cst_model_init(&sim->base_model);
     choose_groups(sim);

@@ -47,7 +47,7 @@ static bool is_room(const struct sim *sim, struct cst_place place)
 bool room_has(const struct sim *sim, const struct cst_command *command)
 {
     if (command->kind == CST_COMMAND_UPDATE) {
-        return command->n_out > 0 && is_room(sim, command->out[0].place);
+        return command->n_in > 0;
     }
     return command->kind == CST_COMMAND_COPY &&
            (is_room(sim, command->src[0]) || is_room(sim, command->dst[0]));
@@ -182,7 +182,7 @@ static void begin_copy(struct sim *sim, struct job *job)
             continue;
         }
         if (spot.row == CST_ROW_GRAD || cell->writers > 0 || row->chunk != spot.chunk ||
-            row->row != spot.row) {
+            row->row != (spot.row == CST_ROW_WEIGHT_OTHER ? CST_ROW_WEIGHT : spot.row)) {
             sim_fail(sim, "command %" PRIu64 " brings row %d of chunk %u down, which is not there",
                      job->command.ticket, (int)spot.row, spot.chunk);
         }
@@ -277,7 +277,7 @@ static void begin_update(struct sim *sim, struct job *job)
     for (uint32_t k = 0; k < n_tensors_of(sim, c) && !job->begun; k++) {
         uint32_t t = sim->layout.order[sim->layout.chunks[c].first_tensor + k];
 
-        job->old[CST_ROW_WEIGHT][k] = sim->memory.states[CST_ROW_WEIGHT][t].value;
+        job->old[CST_ROW_WEIGHT][k] = memory_newest(&sim->memory, t);
     }
     job->begun = true;
     if (over_shares(sim, c)) { /* weights follow master weights, whatever is in their row */

@@ -53,6 +53,28 @@ void sim_fail(const struct sim *sim, const char *fmt, ...)
 
 /* -- events and actions ------------------------------------------------------------------------ */
 
+/* What is committed, and what fetches read from now on: the same, or what was before. */
+static void follow_commit(struct sim *sim, bool skipped)
+{
+    bool delayed = sim->overlap == CST_OVERLAP_DELAYED && sim->step > sim->delay_from && !skipped;
+
+    for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
+        sim->sums[c] = model_sum(sim, c);
+        if (sim->ahead[c] && (skipped || sim->sums[c] != sim->ahead_sum[c])) {
+            sim_fail(sim, "chunk %u was updated early with another gradient, or for nothing", c);
+        }
+        sim->ahead[c] = false;
+    }
+    for (uint32_t t = 0; t < sim->model.n_tensors; t++) {
+        uint64_t before = sim->expected[CST_ROW_WEIGHT][t].value;
+
+        for (uint32_t r = 0; !skipped && r < CST_ROW_COUNT; r++) {
+            sim->expected[r][t].value += model_is_trained(sim, sim->model.tensors[t].chunk);
+        }
+        sim->reads[t].value = delayed ? before : sim->expected[CST_ROW_WEIGHT][t].value;
+    }
+}
+
 /* A commit or an interruption shows in the core's numbers before its actions are looked at. */
 static void follow(struct sim *sim)
 {
@@ -65,14 +87,7 @@ static void follow(struct sim *sim)
         }
         sim->step = stats.step;
         sim->last_progress = sim->n_turns;
-        for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
-            sim->sums[c] = model_sum(sim, c);
-        }
-        for (uint32_t r = 0; stats.n_skipped == sim->n_skipped && r < CST_ROW_COUNT; r++) {
-            for (uint32_t t = 0; t < sim->model.n_tensors; t++) {
-                sim->expected[r][t].value += model_is_trained(sim, sim->model.tensors[t].chunk);
-            }
-        }
+        follow_commit(sim, stats.n_skipped != sim->n_skipped);
         sim->n_skipped = stats.n_skipped;
         memset(sim->handed, 0, sizeof sim->handed);
     }
@@ -261,6 +276,8 @@ static struct cst_core_policy choose_policy(struct sim *sim)
     static const uint32_t depths[] = {0, 0, 1, 2, CST_CORE_NO_PREFETCH};
 
     return (struct cst_core_policy){
+        .overlap = sim->overlap,
+        .delay_from = sim->delay_from,
         .prefetch_depth = depths[sim_below(sim, sizeof depths / sizeof depths[0])],
         .gather_bytes = sim_chance(sim, 3000) ? 0 : 1 + sim_below(sim, 20000),
         .eviction = sim_chance(sim, 1000) ? CST_EVICT_LRU : CST_EVICT_NEXT_USE};
@@ -283,6 +300,19 @@ static void choose_rooms(struct sim *sim)
     }
 }
 
+static void choose_overlap(struct sim *sim)
+{
+    uint32_t which = sim_below(sim, 10);
+
+    sim->overlap = which < 4   ? CST_OVERLAP_COMMIT
+                   : which < 8 ? CST_OVERLAP_EARLY
+                               : CST_OVERLAP_DELAYED;
+    sim->delay_from = sim->overlap == CST_OVERLAP_DELAYED ? sim_below(sim, 6) : 0;
+    sim->steady = sim->overlap == CST_OVERLAP_EARLY || sim_chance(sim, 2000);
+    sim->clip_norm = sim_chance(sim, sim->overlap == CST_OVERLAP_EARLY ? 1500 : 8000) ? 1.0f : 0.0f;
+    sim->p_prepare = sim_chance(sim, 5000) ? 10000 : sim_below(sim, 10001);
+}
+
 static void open_sim(struct sim *sim)
 {
     struct cst_core_pool pools[CST_CORE_MAX_WORLD];
@@ -296,7 +326,8 @@ static void open_sim(struct sim *sim)
     sim->loose = sim_chance(sim, 3000);
     sim->micro_batches = sim_chance(sim, 5000) ? 1 : 1 + sim_below(sim, SIM_MAX_MICRO);
     sim->grad_fp32 = sim->micro_batches > 1 || sim_chance(sim, 1500);
-    sim->grad_over = !sim->grad_fp32 && sim_chance(sim, 5000);
+    choose_overlap(sim);
+    sim->grad_over = !sim->grad_fp32 && sim->overlap == CST_OVERLAP_COMMIT && sim_chance(sim, 5000);
     choose_chances(sim);
     model_open(sim);
     open_pools(sim, pools);
@@ -307,6 +338,10 @@ static void open_sim(struct sim *sim)
     }
     for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
         sim->expected[r] = calloc(sim->model.n_tensors, sizeof *sim->expected[r]);
+    }
+    sim->reads = calloc(sim->model.n_tensors, sizeof *sim->reads);
+    for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
+        sim->tiles[c] = MEMORY_ZERO_SUM;
     }
     sim->jobs = calloc(SIM_MAX_JOBS, sizeof *sim->jobs);
     cst_actions_init(&sim->actions);
@@ -336,6 +371,7 @@ static void close_sim(struct sim *sim)
     for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
         free(sim->expected[r]);
     }
+    free(sim->reads);
     free(sim->jobs);
     model_close(sim);
 }
@@ -455,10 +491,16 @@ static void wind_up(struct sim *sim)
     }
     for (uint32_t r = 0; !sim->failed && r < CST_ROW_COUNT; r++) {
         for (uint32_t t = 0; r != CST_ROW_GRAD && t < sim->model.n_tensors; t++) {
-            uint64_t value = memory_read(&sim->memory.states[r][t]);
+            uint64_t value = r == CST_ROW_WEIGHT ? memory_newest(&sim->memory, t)
+                                                 : memory_read(&sim->memory.states[r][t]);
             bool lost = r == CST_ROW_WEIGHT && value == MEMORY_GARBAGE &&
                         over_shares(sim, sim->model.tensors[t].chunk);
 
+            if (r != CST_ROW_WEIGHT && sim->ahead[sim->model.tensors[t].chunk]) {
+                value--; /* of a step that nobody did to its end */
+            } else if (sim->ahead[sim->model.tensors[t].chunk]) {
+                continue;
+            }
             if (value != sim->expected[r][t].value && !lost) {
                 sim_fail(sim, "row %u of tensor %u is not what was committed", r, t);
             }
@@ -490,6 +532,8 @@ static void add_kinds(const struct sim *sim, struct sim_totals *totals)
     totals->frozen_runs += frozen;
     totals->base_runs += base;
     totals->class_runs += sim->layout.n_classes > 1;
+    totals->early_runs += sim->overlap == CST_OVERLAP_EARLY;
+    totals->delayed_runs += sim->overlap == CST_OVERLAP_DELAYED;
     totals->over_runs += sim->grad_over;
     totals->micro_runs += sim->micro_batches > 1;
 }
@@ -497,6 +541,7 @@ static void add_kinds(const struct sim *sim, struct sim_totals *totals)
 void sim_run(const struct sim_options *options, struct sim_totals *totals)
 {
     static struct sim sim;
+    struct cst_core_stats stats;
 
     memset(&sim, 0, sizeof sim);
     sim.options = *options;
@@ -510,6 +555,7 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
         }
     }
     wind_up(&sim);
+    cst_core_stats(sim.core, &stats);
     close_sim(&sim);
     totals->turns += sim.n_turns;
     totals->deaths += sim.n_deaths;
@@ -517,6 +563,9 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     totals->fills += sim.n_fills;
     totals->gathered += sim.n_gathered;
     totals->early += sim.n_early;
+    totals->ahead += sim.n_ahead;
+    totals->fused += sim.n_fused;
+    totals->dropped += stats.n_dropped;
     totals->made += sim.n_made;
     totals->through += sim.n_through;
     totals->redone += sim.n_redone;

@@ -26,9 +26,11 @@ struct job {
     bool doomed;                                 /* fails when it ends */
     uint64_t value;                              /* what it will write; UPDATE, CONVERT: nothing */
     uint64_t changes;                            /* of the sources when it began */
-    bool begun;                                  /* UPDATE in a room: at least once */
+    bool begun;                                  /* UPDATE: at least once */
     uint64_t order;                              /* FINISHED: of all that finished */
-    uint64_t old[CST_ROW_COUNT][SIM_MAX_CHUNKS]; /* UPDATE, WRITE: tensors' numbers before, per row,
+    uint64_t sum;                                /* UPDATE: of the gradients that it takes */
+    uint64_t weights[SIM_MAX_CHUNKS];            /* UPDATE: tensors' newest weights before */
+    uint64_t old[MEMORY_ROWS][SIM_MAX_CHUNKS];   /* UPDATE, WRITE: tensors' numbers before, per row,
                                                     per tensor of the chunk */
 };
 
@@ -64,7 +66,8 @@ struct lease {
     uint32_t block;
     uint64_t generation;
     uint64_t value;   /* weights: what the block held when it was granted, or is to hold */
-    bool filling;     /* weights: the worker copies them in itself */
+    bool filling;     /* weights: the worker copies them in itself ... */
+    enum cst_row row; /* ... out of this row */
     uint64_t changes; /* of their row when that began */
     unsigned count;   /* times that it was granted */
 };
@@ -80,6 +83,9 @@ struct worker {
     uint32_t at; /* index into ops */
     bool last;   /* micro-batch of the step: it will not be another one's turn */
     bool begun;  /* the fetches of ops[at] were sent */
+    bool prepared;       /* it said what its step will say ... */
+    uint32_t prepare_at; /* ... before this one of the ops */
+    bool keeps[SIM_MAX_CHUNKS]; /* it does not hand the gradient in */
     bool wanted; /* and that they are waited for */
     struct lease weights[SIM_MAX_CHUNKS];
     struct lease grads[SIM_MAX_CHUNKS];
@@ -118,6 +124,8 @@ struct sim_totals {
     uint64_t gathered; /* parts of weights that went into pools */
     uint64_t group_runs, frozen_runs, base_runs, class_runs, micro_runs; /* with such a thing */
     uint64_t over_runs, made; /* runs with gradients over weights; weights that came from masters */
+    uint64_t early_runs, delayed_runs, ahead, fused, dropped; /* updates before their commit; of
+                                                                 them, with the sum; gradients */
     uint64_t through;  /* copies to and from rooms */
     uint64_t redone;   /* commands that an engine had ended when it died, and did again */
     uint64_t early; /* reductions of the first ranks' contributions alone */
@@ -167,7 +175,11 @@ struct sim {
     /* what the run is made of, chosen by the seed; chances are in 1/10000 a turn */
     unsigned p_death, p_lie, p_cancel, p_copy_fail, p_engine_death, p_io, p_hint, p_skip, p_nan,
         p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop, p_worker_copies, p_patterns, p_big,
-        p_idle, p_interleave, p_quiet;
+        p_idle, p_interleave, p_quiet, p_prepare;
+    enum cst_overlap overlap;
+    uint64_t delay_from;
+    float clip_norm;
+    bool steady; /* a step that is done again has the same gradients */
     bool loose;  /* pools hold everything: any order of operators may run */
     bool plain;  /* so may they, for another reason: each has a chunk of its own */
     bool ending; /* no new work */
@@ -178,6 +190,11 @@ struct sim {
     uint64_t handed[SIM_MAX_CHUNKS][SIM_MAX_RANKS]
                    [SIM_MAX_MICRO]; /* contributions of this collection, 0: none */
     uint64_t sums[SIM_MAX_CHUNKS];  /* of the last commit */
+    uint64_t tiles[SIM_MAX_CHUNKS]; /* of what sums the tiles' squares are */
+    struct cell *reads;             /* per tensor: number of the weights that fetches must bring */
+    bool ahead[SIM_MAX_CHUNKS];     /* updated before the commit ... */
+    uint64_t ahead_sum[SIM_MAX_CHUNKS]; /* ... with this */
+    uint64_t n_ahead, n_fused;
     uint64_t attempt;               /* seen */
     uint64_t step, n_skipped;       /* seen committed */
     uint64_t n_deaths, n_turns;
@@ -223,6 +240,12 @@ uint64_t model_sum(const struct sim *sim, uint32_t chunk);
 void engines_submit(struct sim *sim, const struct cst_command *command);
 /* Begin, end or report one command. False: nothing can be done. */
 bool engines_turn(struct sim *sim);
+/* Memory that a command names; where its number is kept. */
+struct spot engines_find(const struct sim *sim, const struct job *job, struct cst_place place);
+struct cell *engines_cell(struct sim *sim, const struct spot *spot);
+void engines_begin_write(struct sim *sim, const struct job *job, const struct spot *spot);
+/* Sum of changes of all its sources. */
+uint64_t engines_source_changes(struct sim *sim, const struct job *job);
 /* An engine dies and comes back: what it had under way begins anew. */
 void engines_restart(struct sim *sim);
 
@@ -249,7 +272,15 @@ void room_begin(struct sim *sim, struct job *job);
 /* @torn: an engine's death ended it. */
 void room_end(struct sim *sim, struct job *job, bool torn);
 
+/* updates.c */
+void update_submit(struct sim *sim, struct job *job);
+void update_begin(struct sim *sim, struct job *job);
+/* @torn: an engine's death ended it; it will begin again. */
+void update_end(struct sim *sim, struct job *job, bool torn);
+
 /* workers.c */
+/* What lr is in the step that is done. */
+float sim_lr(const struct sim *sim);
 /* One thing that the worker does next. False: it waits. */
 bool worker_turn(struct sim *sim, uint32_t rank);
 void worker_reply(struct sim *sim, const struct pending *asked, const struct cst_reply *reply);

@@ -75,6 +75,10 @@ void tool_turn(struct sim *sim)
             sim->expected[r][tensor].value +=
                 writes_row(sim, sim->model.tensors[tensor].chunk, row, (enum cst_row)r);
         }
+        for (uint32_t t = 0;
+             t < sim->model.n_tensors && (row == CST_ROW_MASTER || row == CST_ROW_WEIGHT); t++) {
+            sim->reads[t].value = sim->expected[CST_ROW_WEIGHT][t].value; /* no delay any more */
+        }
     }
 }
 
@@ -105,12 +109,13 @@ void tool_reply(struct sim *sim, const struct pending *asked, const struct cst_r
         sim_fail(sim, "tool: tensor %u: what must be refused was done", asked->tensor);
     }
     if (asked->lie || (reply->status == CST_EBUSY &&
-                       (asked->kind == CST_EV_WRITE || asked->row == CST_ROW_GRAD))) {
+                       (asked->kind == CST_EV_WRITE || asked->row == CST_ROW_GRAD ||
+                        (sim->overlap == CST_OVERLAP_EARLY && asked->row != CST_ROW_WEIGHT)))) {
         return;
     }
     if (reply->status == CST_EUNSUPPORTED && asked->kind == CST_EV_READ &&
-        asked->row == CST_ROW_GRAD && sim->grad_over) {
-        return; /* weights are there again */
+        asked->row == CST_ROW_GRAD && (sim->grad_over || sim->overlap == CST_OVERLAP_EARLY)) {
+        return; /* weights are there again, or it went into its update */
     }
     if (reply->status != CST_OK) {
         if (reply->status != CST_EIO && sim->p_fatal == 0) {

@@ -66,16 +66,32 @@ static bool skips(struct sim *sim, uint32_t rank, uint32_t op)
            sim_chance(sim, model_is_sparse(sim, op) ? sim->p_idle : sim->p_skip);
 }
 
+/* The same whenever the rank does that micro-batch of that step. */
+static uint64_t seed_of(const struct sim *sim, uint32_t rank)
+{
+    const struct worker *w = &sim->workers[rank];
+
+    return memory_mix(memory_mix(memory_mix(sim->options.seed, rank), w->step), w->micro);
+}
+
 /* A micro-batch: forward over the operators, backward the other way round; and where pools hold
  * everything sometimes in any order. */
 static void write_script(struct sim *sim, uint32_t rank)
 {
     struct worker *w = &sim->workers[rank];
     bool skipped[SIM_MAX_OPS] = {false};
-    bool idle = sim_chance(sim, 400); /* nothing at all */
+    uint64_t rng = sim->rng;
+    bool idle;
 
+    if (sim->steady) {
+        sim->rng = seed_of(sim, rank);
+    }
+    idle = sim_chance(sim, 400); /* nothing at all */
     memset(w->uses_left, 0, sizeof w->uses_left);
-    w->last = false;
+    w->last = w->micro + 1 == sim->micro_batches || sim_chance(sim, 300);
+    for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
+        w->keeps[c] = sim->loose && sim_chance(sim, 300);
+    }
     w->n_ops = 0;
     w->at = 0;
     w->begun = false;
@@ -100,6 +116,9 @@ static void write_script(struct sim *sim, uint32_t rank)
         shuffle(sim, w->ops, w->n_forward);
         shuffle(sim, w->ops + w->n_forward, w->n_ops - w->n_forward);
     }
+    sim->rng = sim->steady ? rng : sim->rng;
+    w->prepare_at = sim_chance(sim, 8000) ? 0 : sim_below(sim, w->n_ops + 1);
+    w->prepared = w->micro > 0 || !sim_chance(sim, sim->p_prepare);
 }
 
 static const struct cst_layout_use *use_of(const struct sim *sim, const struct worker *w,
@@ -285,8 +304,7 @@ static void end_op(struct sim *sim, uint32_t rank)
     for (uint32_t k = 0; k < use->n_chunks && w->state == WORKER_RUN; k++) {
         uint32_t c = use->chunks[k];
 
-        if (backward && --w->uses_left[c] == 0 && model_is_trained(sim, c) &&
-            !(sim->loose && sim_chance(sim, 300))) {
+        if (backward && --w->uses_left[c] == 0 && model_is_trained(sim, c) && !w->keeps[c]) {
             hand_in(sim, rank, c);
         }
         if (w->state == WORKER_RUN && !(keep && next != NULL && uses_chunk(next, c)) &&
@@ -307,16 +325,20 @@ static void end_op(struct sim *sim, uint32_t rank)
 
 /* -- a step ---------------------------------------------------------------------------------- */
 
+float sim_lr(const struct sim *sim)
+{
+    return 0.1f / (float)(sim->step + 1);
+}
+
 static struct cst_hyper hyper_of(struct sim *sim)
 {
-    return (struct cst_hyper){.lr = !sim_is_calm(sim) && sim_chance(sim, sim->p_mismatch)
-                                        ? 0.3f
-                                        : 0.1f / (float)(sim->step + 1),
-                              .beta1 = 0.9f,
-                              .beta2 = 0.99f,
-                              .eps = 1e-8f,
-                              .clip_norm = 1.0f,
-                              .grad_scale = 0.5f};
+    return (struct cst_hyper){
+        .lr = !sim_is_calm(sim) && sim_chance(sim, sim->p_mismatch) ? 0.3f : sim_lr(sim),
+        .beta1 = 0.9f,
+        .beta2 = 0.99f,
+        .eps = 1e-8f,
+        .clip_norm = sim->clip_norm,
+        .grad_scale = 0.5f};
 }
 
 static void step(struct sim *sim, uint32_t rank)
@@ -368,6 +390,23 @@ static bool has_asked(const struct sim *sim, uint32_t rank)
     return false;
 }
 
+/* Rank 0 is always right, so that what all say is. */
+static void prepare(struct sim *sim, uint32_t rank)
+{
+    struct cst_hyper hyper = hyper_of(sim);
+
+    sim->workers[rank].prepared = true;
+    if (rank == 0) {
+        hyper.lr = sim_lr(sim);
+    }
+    sim_ask(sim,
+            (struct cst_event){.kind = CST_EV_PREPARE,
+                               .rank = rank,
+                               .attempt = sim->workers[rank].attempt,
+                               .hyper = hyper},
+            (struct pending){.rank = rank});
+}
+
 static bool run(struct sim *sim, uint32_t rank)
 {
     struct worker *w = &sim->workers[rank];
@@ -375,8 +414,11 @@ static bool run(struct sim *sim, uint32_t rank)
     if (sim_chance(sim, 3000) && fills_turn(sim, rank)) {
         return true;
     }
+    if (!w->prepared && w->at >= w->prepare_at) {
+        prepare(sim, rank);
+        return true;
+    }
     if (w->at == w->n_ops) {
-        w->last = w->last || w->micro + 1 == sim->micro_batches || sim_chance(sim, 300);
         if (has_asked(sim, rank) && !((w->last || sim->loose) && sim_chance(sim, 500))) {
             return false;
         }
@@ -493,7 +535,7 @@ static void granted(struct sim *sim, uint32_t rank, bool grad, uint32_t chunk,
     *lease =
         (struct lease){.held = true, .block = block, .generation = reply->generation, .count = 1};
     if (grad) {
-        lease->value = sim_random(sim) | 1;
+        lease->value = (sim->steady ? memory_mix(seed_of(sim, rank), chunk) : sim_random(sim)) | 1;
         memory_begin(cell);
         memory_end(cell, lease->value);
         return;
@@ -503,7 +545,7 @@ static void granted(struct sim *sim, uint32_t rank, bool grad, uint32_t chunk,
     } else {
         lease->value = memory_read(cell);
     }
-    if (lease->value != memory_weights(&sim->memory, sim->expected[CST_ROW_WEIGHT], chunk)) {
+    if (lease->value != memory_weights(&sim->memory, sim->reads, chunk)) {
         sim_fail(sim,
                  "rank %u: the weights of chunk %u it was granted are not those of step %" PRIu64,
                  rank, chunk, sim->step);
@@ -603,8 +645,9 @@ void worker_reply(struct sim *sim, const struct pending *asked, const struct cst
     } else if (asked->kind == CST_EV_SYNC) {
         synced(sim, asked, reply);
     } else if (asked->kind == CST_EV_RELEASE || asked->kind == CST_EV_HAND_IN ||
-               asked->kind == CST_EV_ACCUMULATE) {
-        if (reply->status != CST_OK && reply->status != CST_EPEERDIED && !sim->failed) {
+               asked->kind == CST_EV_ACCUMULATE || asked->kind == CST_EV_PREPARE) {
+        if (reply->status != CST_OK && reply->status != CST_EPEERDIED && !sim->failed &&
+            (reply->status != CST_EMISMATCH || asked->kind != CST_EV_PREPARE)) {
             sim_fail(sim, "rank %u: event %d on chunk %u: %s", asked->rank, (int)asked->kind,
                      asked->chunk, reply->err.text);
         }
@@ -644,9 +687,11 @@ void worker_lie(struct sim *sim, uint32_t rank)
 {
     static const enum cst_event_kind kinds[] = {
         CST_EV_FETCH_WEIGHT, CST_EV_FETCH_GRAD, CST_EV_RELEASE, CST_EV_HAND_IN,
-        CST_EV_PREFETCH,     CST_EV_EVICT,      CST_EV_STEP};
+        CST_EV_PREFETCH,     CST_EV_EVICT,      CST_EV_STEP,    CST_EV_PREPARE};
+    static const enum cst_event_kind too_late[] = {CST_EV_STEP, CST_EV_FETCH_WEIGHT,
+                                                   CST_EV_PREPARE};
     const struct worker *w = &sim->workers[rank];
-    struct cst_event event = {.kind = kinds[sim_below(sim, 7)],
+    struct cst_event event = {.kind = kinds[sim_below(sim, 8)],
                               .rank = rank,
                               .attempt = w->attempt,
                               .chunk = sim_below(sim, sim->layout.n_chunks),
@@ -670,7 +715,7 @@ void worker_lie(struct sim *sim, uint32_t rank)
         if (w->state == WORKER_SYNCING) {
             event.kind = CST_EV_SYNC;
         } else if (w->state == WORKER_STEPPING) {
-            event.kind = sim_chance(sim, 5000) ? CST_EV_STEP : CST_EV_FETCH_WEIGHT;
+            event.kind = too_late[sim_below(sim, 3)];
         } else if (sim->handed[event.chunk][rank][w->micro] != 0) {
             event.kind = CST_EV_FETCH_GRAD;
         } else {
