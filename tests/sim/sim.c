@@ -211,6 +211,7 @@ static void choose_chances(struct sim *sim)
         sim_chance(sim, 3000) ? 1000000 * (1 + (uint64_t)sim_below(sim, 20)) : CST_CORE_NEVER;
     if (sim->timeout != CST_CORE_NEVER) { /* who is ahead waits for others' micro-batches */
         sim->timeout *= sim->micro_batches;
+        sim->timeout *= sim->steady ? 10 : 1; /* who was slow will be so again */
     }
 }
 
