@@ -38,11 +38,13 @@ static const struct placement {
 enum { N_PLACEMENTS = sizeof placements / sizeof *placements, PEERS = 2, MIXED = 3 };
 
 static const struct train_bad none = {.step = TRAIN_NEVER};
-static uint32_t micro_batches; /* of the jobs to come */
+static uint32_t micro_batches; /* of the jobs to come ... */
+static uint64_t update_room;   /* ... and of each of their ranks */
 
 static void setup(void)
 {
     micro_batches = 1;
+    update_room = 0;
     for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
         reports[r] = train_report_new();
     }
@@ -75,6 +77,7 @@ static struct train_order order_of(const struct placement *at, const char *name,
                                 .device = at->devices[rank],
                                 .n_steps = N_STEPS,
                                 .micro_batches = micro_batches,
+                                .update_room = update_room,
                                 .bad = none,
                                 .die_at = UINT32_MAX,
                                 .kill_at = UINT32_MAX};
@@ -146,6 +149,70 @@ START_TEST(its_engine_copies)
     ck_assert_uint_eq(stat->gpus[0]->pool_budget, 8u << 20);
     ck_assert_uint_gt(stat->gpus[0]->pool_used, 0);
     ck_assert_uint_eq(stat->gpus[1]->pool_used, 0);
+}
+END_TEST
+
+/* -- rooms ----------------------------------------------------------------------------------------
+ */
+
+static uint64_t used(unsigned paced)
+{
+    return raw_stat(&witness)->gpus[paced]->pool_used;
+}
+
+/* Whatever the ranks' rooms are, and where: the bits are the same. */
+START_TEST(room_bits)
+{
+    const struct placement *at = &placements[_i % N_PLACEMENTS];
+
+    update_room = _i < N_PLACEMENTS ? 1 << 20 : 4096;
+    run(at, at->name, 0);
+}
+END_TEST
+
+/* Ranks on the host device have their rooms on accelerators by their number, one room for all that
+ * are on the same one; the job's end gives them back. */
+START_TEST(rooms_of_host_ranks)
+{
+    static const struct placement at = {"host", 3, {"host", "host", "host"}};
+    const Cistern__StatReply *stat;
+
+    update_room = (1 << 20) + 5;
+    run(&at, at.name, 0);
+    stat = raw_stat(&witness);
+    ck_assert_str_eq(stat->engines[FIRST]->state, "ready");
+    ck_assert_str_eq(stat->engines[FIRST + 1]->state, "ready");
+    ck_assert_uint_eq(used(0), 2 << 20);
+    ck_assert_uint_eq(used(1), 1 << 20);
+    settle_remove_jobs(&witness);
+    settle(&witness, &proc, settle_fds(&witness, base_fds));
+    ck_assert_uint_eq(used(0), 0);
+}
+END_TEST
+
+/* A room has its own beside the pool of a rank that asks for all there is, and one that is larger
+ * than its accelerator is refused with the numbers. */
+START_TEST(rooms_are_charged)
+{
+    struct cst_job_spec spec = {
+        .name = "large", .world = 1, .device = "paced:0", .update_room = (8 << 20) + 4096};
+    const int64_t n = 1000;
+    struct cst_client *client;
+    struct cst_job *job;
+    struct cst_err err = {0};
+    int tensor;
+
+    update_room = 7 << 20;
+    run(&placements[0], "one", 0);
+    ck_assert_uint_gt(used(0), 7 << 20);
+    ck_assert_uint_le(used(0), 8 << 20);
+    ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
+    ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_OK);
+    tensor = cst_tensor(job, "t", CST_BF16, 1, &n, CST_GROUP_ALL);
+    ck_assert_int_eq(cst_operator(job, "o", &tensor, 1), 0);
+    ck_assert_int_eq(cst_commit(job, NULL, &err), CST_EBUDGET);
+    ck_assert_msg(strstr(err.text, "memory of paced:0") != NULL, "%s", err.text);
+    cst_disconnect(client);
 }
 END_TEST
 
@@ -230,11 +297,15 @@ int main(void)
 {
     Suite *suite = suite_create("paced");
     TCase *plain = suite_case(suite, "bits", setup, teardown);
+    TCase *rooms = suite_case(suite, "rooms", setup, teardown);
     TCase *deaths = suite_case(suite, "deaths", setup, teardown);
 
     tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(plain, micro_batch_bits, 0, N_PLACEMENTS);
     tcase_add_test(plain, its_engine_copies);
+    tcase_add_loop_test(rooms, room_bits, 0, 2 * N_PLACEMENTS);
+    tcase_add_test(rooms, rooms_of_host_ranks);
+    tcase_add_test(rooms, rooms_are_charged);
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 1 + N_PACED);
     tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 2);
     tcase_set_timeout(deaths, 180);

@@ -344,6 +344,7 @@ static int open_job(struct worker *w, struct cst_err *err)
         .world = w->order->world,
         .device = w->order->device,
         .pool_bytes = w->order->pool_bytes,
+        .update_room = w->order->update_room,
         .chunk_elems = TRAIN_CHUNK_ELEMS,
         .micro_batches = w->order->micro_batches,
         .grad_over_weight = w->order->grad_over,
