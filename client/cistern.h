@@ -58,7 +58,7 @@ struct cst_job_spec {
     const char *name;     /* 1..63 of [A-Za-z0-9._-], unique per user; the first rank to come creates the job */
     uint32_t rank;        /* 0..world-1, one process each */
     uint32_t world;       /* ranks, 1..64 */
-    const char *device;   /* "auto" (or NULL), "host" */
+    const char *device;   /* "auto" (or NULL), "host", "paced" or "paced:N" (a simulated accelerator); of libcistern-cuda: "cuda" ... */
     uint64_t pool_bytes;  /* memory for this rank's weights and gradients on the device; 0: all that it can use */
     uint64_t chunk_elems; /* chunk capacity in elements; 0: chosen; the same in every rank */
     uint32_t timeout_ms;  /* longest wait for other ranks; 0: the daemon's default */
@@ -76,7 +76,8 @@ struct cst_job_spec {
     bool grad_over_weight;        /* gradients take the place of the weights that they belong to: 14 bytes per parameter instead of 16. The weights of a
                                    * chunk that is fetched again after its gradient was handed in are made from its master weights. One micro-batch
                                    * (CST_EINVAL), and not with EARLY or DELAYED */
-    uint64_t update_room;         /* bytes of this rank's device, beside the pool, which the worker leaves free for updates; 0: none */
+    uint64_t update_room;         /* bytes of this rank's device, beside the pool, which the worker leaves free for updates; 0: none. On the
+                                   * host: of a paced accelerator, where the daemon has one */
     uint64_t device_states;       /* bytes of this rank's device for states that stay there; 0: none */
 };
 

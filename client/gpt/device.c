@@ -21,10 +21,17 @@ int gpt_device_cuda_open(struct gpt_device **out, const struct gpt_options *opti
 }
 #endif
 
-/* "cuda", "cuda:1", a UUID: everything but the host is a GPU's name. */
+/* On the host, or with pools in the memory of a paced accelerator, which the processor can touch.
+ */
+static bool is_host(const struct gpt_options *options)
+{
+    return strcmp(options->device, "host") == 0 || strncmp(options->device, "paced", 5) == 0;
+}
+
+/* "cuda", "cuda:1", a UUID: everything else is a GPU's name. */
 int gpt_device_open(struct gpt_device **out, const struct gpt_options *options, struct cst_err *err)
 {
-    if (strcmp(options->device, "host") == 0) {
+    if (is_host(options)) {
         return gpt_device_host_open(out, options, err);
     }
     return gpt_device_cuda_open(out, options, err);
@@ -50,6 +57,6 @@ unsigned gpt_device_threads(const struct gpt_options *options)
 
 bool gpt_device_bf16(const struct gpt_options *options)
 {
-    return strcmp(options->device, "host") != 0 || options->matmul == GPT_MATMUL_BF16 ||
+    return !is_host(options) || options->matmul == GPT_MATMUL_BF16 ||
            (options->matmul == GPT_MATMUL_AUTO && gpt_matmul_fast_bf16());
 }

@@ -44,7 +44,7 @@ struct gpt_options {
     const char *data;              /* file to read bytes from */
     uint32_t rank, world;          /* this worker and how many there are */
     enum gpt_store_choice store;   /* where the states live */
-    const char *device;            /* "host", "cuda", "cuda:N" or a GPU's UUID */
+    const char *device;            /* "host", "paced", "paced:N", "cuda", "cuda:N", a UUID */
     uint32_t micro_batches;        /* parts of the batch, computed one after the other */
     bool recompute;                /* activations of a block on the way back */
     bool measure_matmul;           /* before training, for the share of it that is used */
