@@ -325,7 +325,8 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         out->chunks_updating += !cst_update_is_over(chunk);
         out->chunks_ahead += chunk->ahead;
         out->chunks_reducing += chunk->reduce_ticket != 0;
-        out->chunks_clean += cst_update_is_over(chunk) && chunk->n_writes == 0;
+        out->chunks_clean += cst_update_is_over(chunk) && chunk->n_writes == 0 &&
+                             chunk->over == CST_OVER_WEIGHTS;
     }
 }
 

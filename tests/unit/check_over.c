@@ -71,6 +71,14 @@ static void expect_fetch(uint32_t rank, uint32_t chunk, bool made)
     forget_weights(rank, chunk);
 }
 
+static uint32_t clean_chunks(void)
+{
+    struct cst_core_stats stats;
+
+    cst_core_stats(rig.core, &stats);
+    return stats.chunks_clean;
+}
+
 static bool says(uint32_t chunk, const char *words)
 {
     char lines[24][192];
@@ -96,12 +104,14 @@ START_TEST(weights_are_made_from_sum_to_update)
     open_job(2, 1, 4);
     expect_fetch(0, 0, false);
     ck_assert(says(0, "takes the place"));
+    ck_assert_uint_eq(clean_chunks(), 2);
     hand_in(0, 0);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1); /* not done yet */
     expect_fetch(0, 0, true);
     expect_fetch(0, 0, true);
     expect_fetch(0, 1, false); /* another chunk */
     ck_assert(says(0, "made from its master weights"));
+    ck_assert_uint_eq(clean_chunks(), 1);
     hand_in(0, 1);
     rig_drain(&rig);
     tag = rig_step(&rig, 0);
@@ -116,6 +126,7 @@ START_TEST(weights_are_made_from_sum_to_update)
     ck_assert_uint_eq(load->n_after, 1);
     ck_assert_uint_eq(load->after[0], update->ticket);
     rig_drain(&rig);
+    ck_assert_uint_eq(clean_chunks(), 2);
 }
 END_TEST
 
