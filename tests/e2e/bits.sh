@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The same bits everywhere: losses and final weights of cistern-gpt with its states in the process, and in the daemon with pools from all
-# weights down to the smallest that is accepted, with one engine thread and with two, with an engine killed, and with a worker killed.
+# weights down to the smallest that is accepted, with one engine thread and with two, with an engine killed, and with a worker killed; and all
+# that with gradients that take their weights' places.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
@@ -77,8 +78,10 @@ for threads in 1 2; do
         same "threads$threads-pool$pool" local
     done
     smallest "threads$threads-small"
-    workers "threads$threads-smallest" --pool $least
-    same "threads$threads-smallest" local
+    for over in "" --grad-over-weight; do
+        workers "threads$threads-smallest$over" --pool $least $over
+        same "threads$threads-smallest$over" local
+    done
     stop_daemon "engine$threads"
 done
 
@@ -95,9 +98,14 @@ steps=300
     --dump-weights "$tmp/long.weights" >"$tmp/long.log" 2>&1 || fail "--store local failed"
 start_daemon disturbed
 
-# Start job $1 and come back in the middle of it. False: it was over before that, by bad luck.
+# The number of job $1 that its JSON calls $2.
+number_of() {
+    ./cistern job "$1" --json | tr ',{' '\n\n' | sed -n "s/.*\"$2\": *\([0-9]*\).*/\1/p" | head -n 1
+}
+
+# Start job $1 with option $2, or none, and come back in the middle of it. False: it was over before that, by bad luck.
 in_the_middle_of() {
-    workers "$1" --pool 50%
+    workers "$1" --pool 50% ${2:+"$2"}
     poll has_done "$1" 20
     if has_done "$1" $((steps - 20)); then
         same "$1" long
@@ -105,26 +113,33 @@ in_the_middle_of() {
     fi
 }
 
-# An engine that is killed is replaced, and nothing shows.
-for ((i = 0; i < 20; i++)); do
-    if in_the_middle_of "engine-killed$i"; then
-        break
-    fi
-done
-read -r -a engines < <(children "$daemon_pid") || true
-kill -KILL "${engines[0]}"
-same "engine-killed$i" long
-[ "$(./cistern stat --json | sed -n 's/.*"restarts": *\([0-9]*\).*/\1/p' | head -n 1)" = 1 ] || fail "no engine was restarted"
+n_killed=0
+for over in "" --grad-over-weight; do
+    # An engine that is killed is replaced, and nothing shows.
+    for ((i = 0; i < 20; i++)); do
+        if in_the_middle_of "engine-killed$i$over" $over; then
+            break
+        fi
+    done
+    read -r -a engines < <(children "$daemon_pid") || true
+    kill -KILL "${engines[0]}"
+    n_killed=$((n_killed + 1))
+    per_param=$(($(number_of "engine-killed$i$over" arena_bytes) * 100 / $(number_of "engine-killed$i$over" n_params)))
+    same "engine-killed$i$over" long
+    [ "$(./cistern stat --json | sed -n 's/.*"restarts": *\([0-9]*\).*/\1/p' | head -n 1)" = $n_killed ] || fail "no engine was restarted"
+    least=$([ -z "$over" ] && printf 1600 || printf 1400)
+    [ $per_param -ge "$least" ] && [ $per_param -le $((least + 100)) ] || fail "$per_param/100 bytes per parameter $over"
 
-# A worker that is killed and started again takes its place, and nothing shows.
-for ((i = 0; i < 20; i++)); do
-    if in_the_middle_of "worker-killed$i"; then
-        break
-    fi
+    # A worker that is killed and started again takes its place, and nothing shows.
+    for ((i = 0; i < 20; i++)); do
+        if in_the_middle_of "worker-killed$i$over" $over; then
+            break
+        fi
+    done
+    kill -KILL "${pids[1]}" || fail "the worker was gone already"
+    wait "${pids[1]}" 2>/dev/null || true
+    worker "worker-killed$i$over" 1 --pool 50% $over
+    pids[1]=$pid
+    same "worker-killed$i$over" long
 done
-kill -KILL "${pids[1]}" || fail "the worker was gone already"
-wait "${pids[1]}" 2>/dev/null || true
-worker "worker-killed$i" 1 --pool 50%
-pids[1]=$pid
-same "worker-killed$i" long
 stop_daemon disturbed
