@@ -1,5 +1,6 @@
 #include "daemon/commit.h"
 
+#include "daemon/balance.h"
 #include "daemon/base.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
@@ -228,6 +229,7 @@ static int open_core(struct cst_job *job, struct cst_err *err)
         .rounding = job->options.rounding,
         .rooms = memory->rooms,
         .n_rooms = memory->n_rooms,
+        .interleave = cst_balance_open(job),
     };
     int rc = cst_core_open(&job->core, &config, err);
 

@@ -12,6 +12,7 @@
 #ifndef CST_JOB_H
 #define CST_JOB_H
 
+#include "daemon/balance.h"
 #include "daemon/job_options.h"
 #include "daemon/memory.h"
 #include "daemon/peer.h"
@@ -78,6 +79,7 @@ struct cst_job {
     struct cst_core *core;            /* READY */
     struct cst_job_plan plan;         /* capacities, prefetch: see planner.h */
     struct cst_drift drift;           /* of its steps from what is expected */
+    struct cst_balance balance;       /* k of its updates in rooms */
     struct cst_record *record;        /* what it did; NULL before the first command */
     bool commits_held;                /* READY: a Commit waits for a step that closes */
     struct cst_pending_list requests; /* that wait for this job */

@@ -16,6 +16,7 @@ enum { MAX_EVENTS = 200000 }; /* of the core, in one search: less than a second,
 
 #define HOST_FLOPS_PER_CORE 16e9 /* where nobody says: what a plain bf16 product reaches */
 #define GPU_FLOPS 100e12
+#define GPU_UPDATE 20e9 /* elements/s of a GPU nobody has measured */
 
 /* A search under way; it refers to the job by number, since that may go meanwhile. */
 struct search {
@@ -118,29 +119,86 @@ static uint32_t find_device(const struct cst_rates *rates, const char *name)
     return i;
 }
 
-/* The host as a device, or a GPU on a slow link. */
-static struct cst_rates_device guess_device(const struct cst_job *job,
+/* The file's nodes, or those that are there. */
+static void fill_nodes(const struct cst_daemon *daemon, struct cst_rates *out)
+{
+    if (daemon->planner.has_file) {
+        *out = daemon->planner.rates;
+    } else {
+        build_nodes(daemon, out);
+    }
+}
+
+double cst_planner_node_update(const struct cst_daemon *daemon)
+{
+    uint64_t limit = daemon->config->update_rate;
+    struct cst_rates rates = {0};
+    double sum = 0;
+
+    fill_nodes(daemon, &rates);
+    for (uint32_t i = 0; i < rates.n_nodes; i++) {
+        double update = rates.nodes[i].update;
+
+        sum += limit > 0 && update > (double)limit ? (double)limit : update;
+    }
+    return sum;
+}
+
+static double limited(double rate, uint64_t limit)
+{
+    return limit > 0 ? (double)limit : rate;
+}
+
+/* It keeps the rates of the configuration. */
+static struct cst_rates_device paced_device(const struct cst_config *config,
                                             const struct cst_rates_node *node)
 {
-    const struct cst_gpu *gpu = job->workers[0].gpu;
-    const struct cst_rates_seen *seen =
-        gpu != NULL ? &job->daemon->engines.v[gpu->engine].seen : NULL;
+    return (struct cst_rates_device){.memory_bytes = config->paced_memory,
+                                     .up = limited(node->copy, config->paced_up),
+                                     .down = limited(node->copy, config->paced_down),
+                                     .update = limited(node->update, config->paced_update),
+                                     .memory = node->pass};
+}
+
+/* The host as a device, or a GPU on a slow link. */
+static struct cst_rates_device guess_device(const struct cst_daemon *daemon,
+                                            const struct cst_gpu *gpu,
+                                            const struct cst_rates_node *node)
+{
+    const struct cst_rates_seen *seen = gpu != NULL ? &daemon->engines.v[gpu->engine].seen : NULL;
     struct cst_rates_device out = {.name = "host",
-                                   .memory_bytes = job->daemon->config->memory_bytes,
+                                   .memory_bytes = daemon->config->memory_bytes,
                                    .up = node->copy,
                                    .down = node->copy,
                                    .update = node->update,
                                    .memory = node->pass};
 
-    if (gpu != NULL) {
+    if (gpu != NULL && gpu->paced) {
+        out = paced_device(daemon->config, node);
+        (void)snprintf(out.name, sizeof out.name, "%s", gpu->name);
+    } else if (gpu != NULL) {
         out = (struct cst_rates_device){.memory_bytes = gpu->memory_bytes,
                                         .up = seen_or(&seen->up, 10e9),
                                         .down = seen_or(&seen->down, 10e9),
                                         .copy_latency_s = 20e-6,
+                                        .update = seen_or(&seen->update, GPU_UPDATE),
                                         .memory = 500e9};
         (void)snprintf(out.name, sizeof out.name, "%s", gpu->name);
     }
     return out;
+}
+
+struct cst_rates_device cst_planner_device(const struct cst_daemon *daemon,
+                                           const struct cst_gpu *gpu)
+{
+    struct cst_rates rates = {0};
+    uint32_t i;
+
+    fill_nodes(daemon, &rates);
+    i = find_device(&rates, gpu != NULL ? gpu->name : "host");
+    return i < rates.n_devices && rates.devices[i].update > 0
+               ? rates.devices[i]
+               : guess_device(daemon, gpu, &rates.nodes[0]);
 }
 
 /* The device of rank 0 stands for all. */
@@ -152,7 +210,7 @@ static void choose_device(const struct cst_job *job, struct search *s)
 
     if (i == rates->n_devices) {
         i = i < CST_RATES_MAX_DEVICES ? i : CST_RATES_MAX_DEVICES - 1;
-        rates->devices[i] = guess_device(job, &rates->nodes[0]);
+        rates->devices[i] = guess_device(job->daemon, gpu, &rates->nodes[0]);
         rates->n_devices = i + 1;
     }
     s->flops_known = rates->devices[i].flops > 0;
@@ -230,11 +288,7 @@ static int open_search(struct search **out, struct cst_job *job, struct cst_err 
         free(s);
         return rc;
     }
-    if (daemon->planner.has_file) {
-        s->rates = daemon->planner.rates;
-    } else {
-        build_nodes(daemon, &s->rates);
-    }
+    fill_nodes(daemon, &s->rates);
     choose_device(job, s);
     fill_budget(job, &s->budget);
     s->config.model = &s->model;

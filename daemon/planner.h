@@ -11,6 +11,7 @@
 #include "offload/plan/plan.h"
 
 struct cst_daemon;
+struct cst_gpu;
 struct cst_job;
 
 /* The machine's rates, in the daemon. */
@@ -29,6 +30,12 @@ struct cst_job_plan {
     double step_s;                 /* predicted; 0: the rates do not say how fast the workers are */
     char words[192];               /* for people */
 };
+
+/* What is known of the machine, before a job has shown more: elements/s that the engines of all nodes
+ * update together; and of @gpu (NULL: the host), by the file where it is named there. */
+double cst_planner_node_update(const struct cst_daemon *daemon);
+struct cst_rates_device cst_planner_device(const struct cst_daemon *daemon,
+                                           const struct cst_gpu *gpu);
 
 typedef void (*cst_planner_fn)(struct cst_job *job);
 
