@@ -223,6 +223,11 @@ static bool is_disappointing(struct cst_job *job, const struct cst_interleave *m
     return b->phase.n >= MIN_PHASES && cst_rates_median_get(&b->phase) < m->node_elems;
 }
 
+static bool is_fixed(const struct cst_job *job)
+{
+    return job->daemon->config->interleave != CST_CONFIG_INTERLEAVE_AUTO;
+}
+
 uint32_t cst_balance_open(struct cst_job *job)
 {
     struct cst_interleave m;
@@ -233,7 +238,11 @@ uint32_t cst_balance_open(struct cst_job *job)
     }
     know(job);
     m = machine_of(job);
-    set(job, cst_interleave_choose(&m), "at first");
+    if (is_fixed(job)) {
+        set(job, job->daemon->config->interleave, "as configured");
+    } else {
+        set(job, cst_interleave_choose(&m), "at first");
+    }
     return job->balance.k;
 }
 
@@ -243,7 +252,7 @@ void cst_balance_step(struct cst_job *job)
     struct cst_interleave m;
     uint32_t k;
 
-    if (job->memory.n_rooms == 0) {
+    if (job->memory.n_rooms == 0 || is_fixed(job)) {
         return;
     }
     see(job);

@@ -165,6 +165,19 @@ static int set_yes(struct cst_config *config, const char *value, void *field, st
     return CST_OK;
 }
 
+static int set_interleave(struct cst_config *config, const char *value, void *field,
+                          struct cst_err *err)
+{
+    uint32_t k = strcmp(value, "auto") == 0 ? CST_CONFIG_INTERLEAVE_AUTO : 0;
+
+    (void)config;
+    if (k == 0 && strcmp(value, "none") != 0 && set_count(value, 1, 1 << 20, &k, err) != CST_OK) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is none of auto, none, 1 to %d", value, 1 << 20);
+    }
+    *(uint32_t *)field = k;
+    return CST_OK;
+}
+
 static int set_lock(struct cst_config *config, const char *value, void *field, struct cst_err *err)
 {
     static const char *const names[] = {
@@ -301,6 +314,7 @@ static const struct row {
     {"paced", "update", set_rate, offsetof(struct cst_config, paced_update)},
     {"paced", "memory", set_bytes, offsetof(struct cst_config, paced_memory)},
     {"plan", "rates", set_path, offsetof(struct cst_config, rates)},
+    {"plan", "interleave", set_interleave, offsetof(struct cst_config, interleave)},
     {"plan", "search", set_yes, offsetof(struct cst_config, plan_search)},
     {"job", "ttl", set_life, offsetof(struct cst_config, ttl_s)},
     {"job", "timeout", set_wait, offsetof(struct cst_config, timeout_s)},
@@ -341,6 +355,7 @@ void cst_config_init(struct cst_config *config, uint64_t memory_bytes)
         .paced_memory = UINT64_C(1) << 30,
         .ttl_s = 86400,
         .timeout_s = 300,
+        .interleave = CST_CONFIG_INTERLEAVE_AUTO,
         .plan_search = true,
         .max_jobs = 64,
         .max_sessions = 256,

@@ -14,6 +14,7 @@
 #define CST_CONFIG_SOCKET_BYTES 108 /* sun_path, with the NUL */
 #define CST_CONFIG_MAX_NODES 8      /* NUMA nodes that get an engine */
 #define CST_CONFIG_MAX_PACED 8      /* paced accelerators */
+#define CST_CONFIG_INTERLEAVE_AUTO UINT32_MAX
 
 enum cst_config_lock { CST_LOCK_NO, CST_LOCK_TRY, CST_LOCK_YES };
 enum cst_config_copies { CST_COPIES_ENGINE, CST_COPIES_WORKER };
@@ -46,6 +47,8 @@ struct cst_config {
     uint64_t gpu_gather; /* [gpu] gather: smallest piece that GPUs exchange, bytes; 0: none */
     char gpu_engine[CST_CONFIG_PATH_BYTES]; /* [gpu] program; empty: looked for */
     char rates[CST_CONFIG_PATH_BYTES]; /* [plan] rates; empty: the usual file, if it is there */
+    uint32_t interleave;               /* [plan] interleave: k of all jobs with rooms, 0: none;
+                                          CST_CONFIG_INTERLEAVE_AUTO: chosen */
     bool plan_search;                  /* [plan] search: for jobs that leave the choice */
     uint32_t ttl_s;                    /* [job] ttl: a job without worker is removed after it; s */
     uint32_t timeout_s;                /* [job] timeout: longest wait for other ranks; s */

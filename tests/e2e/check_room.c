@@ -1,0 +1,229 @@
+/* Updates in rooms of paced accelerators, through a real daemon: the bits are those of a
+ * calculation in this process for every k, every size of the rooms, wherever pools are and whoever
+ * dies when; and a daemon that chooses k by itself. */
+#include "tests/lib/settle.h"
+#include "tests/lib/suite.h"
+#include "tests/lib/train_check.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+enum { N_STEPS = 3, ACCELERATOR = 1 /* engine; the node's is 0 */ };
+
+#define CONFIG                                                                                     \
+    "[host]\nnodes = 0\n[paced]\ndevices = 1\nup = 256M\ndown = 256M\nupdate = 128M\n"             \
+    "memory = 16M\n"
+#define ROOM (4ull << 20) /* more than three buffers */
+
+static struct daemon_proc proc;
+static struct raw_client witness;
+static struct train_report *reports[TRAIN_MAX_WORLD];
+static const struct train_bad none = {.step = TRAIN_NEVER};
+
+static void start_daemon(const char *interleave)
+{
+    char config[512];
+
+    (void)snprintf(config, sizeof config, "%s[plan]\ninterleave = %s\n", CONFIG, interleave);
+    daemon_proc_start_with(&proc, config, (const char *[]){"--engine-threads=2", NULL});
+    ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
+    raw_open(&witness, proc.socket);
+}
+
+static void setup(void)
+{
+    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
+        reports[r] = train_report_new();
+    }
+}
+
+static void teardown(void)
+{
+    settle_remove_jobs(&witness);
+    raw_close(&witness);
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
+        train_report_free(reports[r]);
+    }
+}
+
+/* -- jobs ------------------------------------------------------------------------------------- */
+
+static struct train_order order_of(const char *name, uint32_t world, uint32_t rank,
+                                   const char *device)
+{
+    return (struct train_order){.socket = proc.socket,
+                                .name = name,
+                                .rank = rank,
+                                .world = world,
+                                .device = device,
+                                .n_steps = N_STEPS,
+                                .micro_batches = 1,
+                                .update_room = ROOM / world,
+                                .bad = none,
+                                .die_at = UINT32_MAX,
+                                .kill_at = UINT32_MAX};
+}
+
+static void run(struct train_order *orders, uint32_t world)
+{
+    pid_t pids[TRAIN_MAX_WORLD];
+
+    for (uint32_t r = 0; r < world; r++) {
+        memset(reports[r], 0, sizeof *reports[r]);
+        pids[r] = train_worker_start(&orders[r], reports[r]);
+    }
+    for (uint32_t r = 0; r < world; r++) {
+        train_worker_join(pids[r], reports[r]);
+    }
+    train_check(reports, world, 0, N_STEPS, none);
+}
+
+/* -- bits ------------------------------------------------------------------------------------- */
+
+static const char *const ks[] = {"none", "1", "2", "3", "5"};
+enum { N_KS = sizeof ks / sizeof *ks };
+
+/* Every k; ranks on the host and on the accelerator; with rooms for three buffers, for one, for
+ * none; with micro-batches. What was updated where is told. */
+START_TEST(bits)
+{
+    static const char *const devices[] = {"host", "paced:0"};
+    static const uint64_t rooms[] = {ROOM, 300 << 10, 4096};
+    unsigned k = (unsigned)_i == 0 ? 0 : (unsigned)atoi(ks[_i]);
+    char name[32];
+
+    start_daemon(ks[_i]);
+    for (unsigned i = 0; i < 12; i++) {
+        struct train_order orders[2];
+        uint32_t world = i % 2 + 1;
+        const Cistern__JobInfo *info;
+
+        (void)snprintf(name, sizeof name, "bits-%u", i);
+        for (uint32_t r = 0; r < world; r++) {
+            orders[r] = order_of(name, world, r, devices[(i / 2 + r) % 2]);
+            orders[r].update_room = rooms[i % 3] / world;
+            orders[r].micro_batches = i / 6 == 0 ? 1 : 2;
+        }
+        run(orders, world);
+        info = raw_job_info(&witness, name);
+        ck_assert_uint_gt(info->n_updates, 0);
+        if (k == 0 || i % 3 == 2) {
+            ck_assert_uint_eq(info->n_device_updates, 0);
+        } else if (i % 3 == 0) { /* in each step those of all chunks, one of k */
+            ck_assert_uint_eq(info->n_device_updates, N_STEPS * (info->n_updates / N_STEPS / k));
+            ck_assert_uint_eq(info->interleave, k);
+        }
+        ck_assert_int_eq(raw_job_remove(&witness, name), 0);
+    }
+}
+END_TEST
+
+/* -- deaths ----------------------------------------------------------------------------------- */
+
+/* The accelerator's engine (_i = 1) and the node's (0) are killed at every point of a worker's
+ * life: the steps complete, and the bits are the same. */
+START_TEST(engine_killed_anywhere)
+{
+    struct train_order orders[1];
+    uint32_t n_points;
+
+    start_daemon("2");
+    orders[0] = order_of("dry", 1, 0, "host");
+    run(orders, 1);
+    n_points = reports[0]->n_points;
+    for (uint32_t point = 3; point < n_points; point += suite_stride(5)) {
+        char name[32];
+
+        (void)snprintf(name, sizeof name, "killed-%u", point);
+        orders[0] = order_of(name, 1, 0, "host");
+        orders[0].kill_at = point;
+        orders[0].victim = raw_stat(&witness)->engines[_i]->pid;
+        orders[0].update_room = point % 2 == 0 ? ROOM : 300 << 10;
+        ck_assert_int_gt(orders[0].victim, 0);
+        run(orders, 1);
+        ck_assert_uint_eq(reports[0]->n_syncs, 0);
+        ck_assert_uint_gt(raw_job_info(&witness, name)->n_device_updates, 0);
+        ck_assert_int_eq(raw_job_remove(&witness, name), 0);
+    }
+}
+END_TEST
+
+/* A worker dies at every point, and another one takes its place, while updates go through a room.
+ */
+START_TEST(worker_killed_anywhere)
+{
+    struct train_order orders[1];
+    uint32_t n_points;
+
+    start_daemon("1");
+    orders[0] = order_of("dry", 1, 0, "paced:0");
+    run(orders, 1);
+    n_points = reports[0]->n_points;
+    for (uint32_t point = 0; point < n_points; point += suite_stride(5)) {
+        pid_t pid;
+        char name[32];
+
+        (void)snprintf(name, sizeof name, "killed-%u", point);
+        orders[0] = order_of(name, 1, 0, "paced:0");
+        orders[0].die_at = point;
+        memset(reports[0], 0, sizeof *reports[0]);
+        pid = train_worker_start(&orders[0], reports[0]);
+        ck_assert(train_worker_join_dying(pid, reports[0]));
+        orders[0].die_at = UINT32_MAX;
+        pid = train_worker_start(&orders[0], reports[0]);
+        train_worker_join(pid, reports[0]);
+        train_check_states(reports, 1, N_STEPS, none);
+        ck_assert_int_eq(raw_job_remove(&witness, name), 0);
+    }
+}
+END_TEST
+
+/* -- auto ------------------------------------------------------------------------------------- */
+
+/* With an accelerator as fast as the node over a fast link chunks go up; over one that is slower
+ * than the node, none. Both are told. */
+START_TEST(chosen)
+{
+    char config[512];
+    struct train_order orders[1];
+    const Cistern__JobInfo *info;
+
+    (void)snprintf(config, sizeof config,
+                   "[host]\nnodes = 0\n[engine]\nupdate_rate = 1M\n[paced]\ndevices = 1\nup = %s\n"
+                   "down = %s\nupdate = 100M\nmemory = 16M\n",
+                   _i == 0 ? "64M" : "1M", _i == 0 ? "64M" : "1M");
+    daemon_proc_start_with(&proc, config, (const char *[]){"--engine-threads=1", NULL});
+    ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
+    raw_open(&witness, proc.socket);
+    orders[0] = order_of("auto", 1, 0, "host");
+    run(orders, 1);
+    info = raw_job_info(&witness, "auto");
+    if (_i == 0) {
+        ck_assert_uint_gt(info->interleave, 0);
+        ck_assert_uint_gt(info->n_device_updates, 0);
+    } else {
+        ck_assert_uint_eq(info->interleave, 0);
+        ck_assert_uint_eq(info->n_device_updates, 0);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("room");
+    TCase *plain = suite_case(suite, "bits", setup, teardown);
+    TCase *deaths = suite_case(suite, "deaths", setup, teardown);
+    TCase *choice = suite_case(suite, "auto", setup, teardown);
+
+    tcase_add_loop_test(plain, bits, 0, N_KS);
+    tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 1 + ACCELERATOR);
+    tcase_add_test(deaths, worker_killed_anywhere);
+    tcase_add_loop_test(choice, chosen, 0, 2);
+    tcase_set_timeout(plain, 60);
+    tcase_set_timeout(deaths, 180);
+    return suite_run(suite);
+}
