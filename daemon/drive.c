@@ -162,8 +162,11 @@ static void on_reply(struct cst_daemon *daemon, const struct cst_reply *reply)
  * hanging one. */
 static void submit(struct cst_job *job, const struct cst_command *command)
 {
-    const struct cst_record_ids ids = {
-        .v = job->memory.ids, .n = job->memory.n_segments, .n_arenas = job->memory.n_arenas};
+    const struct cst_memory *memory = &job->memory;
+    const struct cst_record_ids ids = {.v = memory->ids,
+                                       .n = memory->n_segments,
+                                       .n_arenas = memory->n_arenas,
+                                       .n_rooms = memory->n_rooms};
     struct cst_err err = {0};
 
     cst_record_issue(record_of(job), cst_record_kind_of(command, &ids), command, uv_hrtime());

@@ -63,7 +63,7 @@ static void add_rate(struct cli_table *table, uint64_t now, uint64_t before, dou
                    bytes ? cli_bytes((uint64_t)rate, text) : cli_count((uint64_t)rate, text));
 }
 
-/* "host 0" by its node; "cuda:0" by its GPU. */
+/* "host 0" by its node; "cuda:0" by its GPU; others by what they are called. */
 static void add_name(struct cli_table *table, const Cistern__StatReply *stat,
                      const Cistern__EngineInfo *engine)
 {
@@ -73,7 +73,11 @@ static void add_name(struct cli_table *table, const Cistern__StatReply *stat,
             return;
         }
     }
-    cli_table_cell(table, "%s %u", engine->kind, engine->node);
+    if (engine->device != NULL && strcmp(engine->kind, "cuda") != 0) {
+        cli_table_cell(table, "%s", engine->device);
+    } else {
+        cli_table_cell(table, "%s %u", engine->kind, engine->node);
+    }
 }
 
 static void add_engine(struct cli_table *table, const Cistern__StatReply *stat,

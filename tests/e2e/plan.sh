@@ -98,6 +98,27 @@ says '^warning +1 tensors of pattern expert'
 expect 0 "$tmp/warned.json" --rates "$tmp/rates.json" --flops 4e10 --json
 holds '.warnings | length == 1 and (.[0] | startswith("1 tensors of pattern expert"))'
 
+# States in other formats take what they say, and updates of fewer bytes less time; a room for updates is not there for blocks.
+states() {
+    expect 0 preset:gpt2-124m --rates a100 --host 64G --runtime --json "$@"
+}
+states --device 2G
+holds '.rows.host | .exp_avg == .master and .exp_avg_sq == .master and .weight_other == 0'
+full=$(jq '.plan.host_bytes' "$tmp/out") all_updates=$(jq '.plan.predicted.step_s' "$tmp/out")
+states --device 2G --moments bf16
+holds '.rows.host | .exp_avg * 2 == .master and .exp_avg_sq * 2 == .master'
+jq -e ".plan.host_bytes < $full and .plan.predicted.step_s <= $all_updates" "$tmp/out" >/dev/null || fail "bf16 moments cost as much as fp32"
+states --device 2G --optimizer lion --moments mx8 --overlap early
+holds '.rows.host | .exp_avg_sq == 0 and .exp_avg * 128 == .master * 33 and .weight_other == .weight'
+states --device 2G --update-room 1G
+one=$(jq '.plan.pool_bytes' "$tmp/out")
+[ "$one" -le $((1 << 30)) ] || fail "blocks of $one bytes in 1 GiB"
+expect 0 preset:gpt2-124m --rates a100 --device 2G --update-room 1G --moments mx8 --overlap delayed
+says '^room for updates +1\.00 GiB '
+says '^weight_other '
+expect 1 preset:gpt2-124m --rates a100 --device 1G --update-room 1G
+complains 'a room of 1073741824 for updates leaves nothing'
+
 # What is wrong is told with its place.
 printf '{"name": "x",\n "tensors": [}' >"$tmp/broken.json"
 expect 1 "$tmp/broken.json" --rates a100
@@ -124,7 +145,8 @@ complains 'nodes\[0\]\.update: -1 is negative'
 expect 1 preset:gpt2-124m --rates a100 --timeline "$tmp/no/where"
 complains 'no/where'
 for line in "" "a b" "x --device 40X" "x --device -1" "x --ranks 0" "x --ranks 65" "x --share 0" "x --share 2" "x --flops x" \
-    "x --micro-batches 0" "x --batch 0" "x -o file" "x --uid 0"; do
+    "x --micro-batches 0" "x --batch 0" "x -o file" "x --uid 0" "x --moments int8" "x --optimizer adamax" "x --overlap late" \
+    "x --update-room 1Q"; do
     # shellcheck disable=SC2086 # words
     expect 2 $line
 done

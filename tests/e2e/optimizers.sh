@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Every optimizer, format of moments and time of update: cistern-gpt with its states in the daemon has the losses and final weights of its own store, bit for
+# bit, with pools that are too small to keep weights, with one engine thread and with two, and where accelerators update some of the chunks.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+need jq
+
+world=2
+model=(--layers 3 --heads 2 --width 64 --context 32 --batch 2 --steps 8 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --world "$world" --seed 7)
+for ((i = 0; i < 400; i++)); do
+    printf 'and %d begat %d, and %d begat sons and daughters. ' $((i * i % 97)) $((i * 7 % 31)) $i
+done >"$tmp/text"
+
+# Leave losses and weights of the local store with options $2... in $tmp/$1.{losses,weights}.
+local_run() {
+    local name=$1
+    shift
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --store local --loss-file "$tmp/$name.losses" --dump-weights "$tmp/$name.weights" "$@" \
+        >"$tmp/$name.log" 2>&1 || fail "$name: --store local $* failed"
+}
+
+# Train job $1 with options $2... in the daemon, which is to leave the same as the run that is called $reference. The job stays.
+reference=
+same() {
+    local job=$1 rank pids=() more
+    shift
+    for ((rank = 0; rank < world; rank++)); do
+        more=()
+        [ "$rank" != 0 ] || more=(--loss-file "$tmp/$job.losses" --dump-weights "$tmp/$job.weights")
+        ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$job" --rank "$rank" "${more[@]}" "$@" >"$tmp/$job.$rank.log" 2>&1 &
+        pids+=($!)
+        managers+=($!)
+    done
+    for pid in "${pids[@]}"; do
+        wait "$pid" || fail "$job: a worker failed with $*"
+    done
+    cmp "$tmp/$reference.losses" "$tmp/$job.losses" || fail "$job: other losses than $reference with $*"
+    cmp "$tmp/$reference.weights" "$tmp/$job.weights" || fail "$job: other weights than $reference with $*"
+    printf '%s: same bits as %s\n' "$job" "$reference"
+}
+
+# What `cistern job $1` says is true: jq's filter $2.
+holds() {
+    ./cistern job "$1" --json | jq -e "$2" >/dev/null || fail "$1: not '$2': $(./cistern job "$1" --json)"
+}
+
+# Each combination once, and that they differ from each other.
+start_daemon plain --engine-threads 2
+for optimizer in adamw adam lion sgd; do
+    for moments in fp32 bf16 mx8; do
+        reference=$optimizer-$moments
+        local_run "$reference" --optimizer $optimizer --moments $moments
+        same "job-$reference" --optimizer $optimizer --moments $moments --pool 90%
+        holds "job-$reference" ".optimizer == \"$optimizer\" and .moments == \"$moments\""
+        ./cistern rm "job-$reference"
+    done
+done
+[ "$(cat "$tmp"/*-*.weights | wc -c)" -gt 0 ] || fail "no weights were written"
+[ "$(sha256sum "$tmp"/{adamw,adam,lion,sgd}-{fp32,bf16,mx8}.weights | cut -d' ' -f1 | sort -u | wc -l)" = 12 ] || fail "two optimizers or formats do the same"
+
+# Rounding is what was asked for, and is seeded.
+local_run nearest --moments mx8 --rounding nearest
+reference=nearest
+same job-nearest --moments mx8 --rounding nearest
+cmp -s "$tmp/nearest.weights" "$tmp/adamw-mx8.weights" && fail "both ways to round do the same"
+local_run seeded --moments mx8 --seed 8
+cmp -s "$tmp/seeded.weights" "$tmp/adamw-mx8.weights" && fail "the seed has no effect"
+
+# Early updates: the bits of updates at the commit. With clipping they are made at the commit.
+local_run unclipped --clip 0
+reference=unclipped
+same early --overlap early --clip 0
+holds early '.overlap == "early" and .state_bytes_per_param == 18'
+same early-small --overlap early --clip 0 --pool 110%
+same commit --overlap commit --clip 0
+reference=adamw-fp32
+same early-clipped --overlap early
+local_run unclipped-mx8 --clip 0 --moments mx8
+reference=unclipped-mx8
+same early-mx8 --overlap early --clip 0 --moments mx8
+local_run unclipped-micro --clip 0 --micro-batches 2
+reference=unclipped-micro
+same early-micro --overlap early --clip 0 --micro-batches 2
+
+# Delayed updates: other training, the same in both stores.
+local_run delayed --overlap delayed
+reference=delayed
+same delayed --overlap delayed
+holds delayed '.overlap == "delayed" and .delay_from == 0 and .exposed_seconds <= .update_seconds'
+same delayed-small --overlap delayed --pool 110%
+cmp -s "$tmp/delayed.weights" "$tmp/adamw-fp32.weights" && fail "delayed updates are not"
+local_run delayed-from --overlap delayed --delay-from 3 --moments bf16
+reference=delayed-from
+same delayed-from --overlap delayed --delay-from 3 --moments bf16
+head -n 4 "$tmp/delayed-from.losses" | cmp - <(head -n 4 "$tmp/adamw-bf16.losses") || fail "delayed before its step"
+cmp -s "$tmp/delayed-from.losses" "$tmp/adamw-bf16.losses" && fail "never delayed"
+
+# Gradients over weights.
+reference=adamw-bf16
+same over --grad-over-weight --moments bf16
+holds over '.grad_over_weight and .state_bytes_per_param == 10'
+
+# A rank that wants something else than the first one hears what.
+./cistern-gpt "${model[@]}" --data "$tmp/text" --job over --rank 0 --moments bf16 --grad-over-weight --optimizer lion >"$tmp/other.log" 2>&1 && fail "lion is adamw"
+grep -q "job 'over' was opened with optimizer adamw, not lion as rank 0 wants" "$tmp/other.log" || fail "said: $(cat "$tmp/other.log")"
+stop_daemon plain
