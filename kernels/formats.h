@@ -33,6 +33,7 @@ CST_INLINE void cst_format_load(enum cst_moments moments, unsigned which,
                                 const struct cst_update_moment *at,
                                 struct cst_vec out[CST_VEC_GROUP])
 {
+    CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         if (moments == CST_MOMENTS_FP32) {
             out[j] = cst_vec_load((const float *)at->values + j * CST_VEC_LANES);
@@ -48,15 +49,19 @@ CST_INLINE void cst_format_load(enum cst_moments moments, unsigned which,
     }
 }
 
-CST_INLINE void cst_format_store_bf16(enum cst_rounding rounding, unsigned which,
+CST_INLINE void cst_format_store_bf16(enum cst_rounding rounding,
                                       const struct cst_update_moment *at,
                                       const struct cst_vec in[CST_VEC_GROUP],
-                                      const struct cst_vec_bits random[CST_VEC_GROUP])
+                                      const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
     struct cst_vec_bits upper[CST_VEC_GROUP];
 
+    CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        upper[j] = cst_round_bf16(rounding, which, cst_formula_canonical(in[j]), random[j]);
+        struct cst_vec_bits x = cst_vec_to_bits(cst_formula_canonical(in[j]));
+
+        upper[j] = cst_vec_plus(x, cst_round_add(rounding, 16, x, words[j % (CST_VEC_GROUP / 2)],
+                                                 j >= CST_VEC_GROUP / 2));
     }
     cst_vec_store_upper((uint16_t *)at->values, upper, false);
 }
@@ -64,20 +69,23 @@ CST_INLINE void cst_format_store_bf16(enum cst_rounding rounding, unsigned which
 CST_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned which,
                                      const struct cst_update_moment *at,
                                      const struct cst_vec in[CST_VEC_GROUP],
-                                     const struct cst_vec_bits random[CST_VEC_GROUP])
+                                     const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
     struct cst_vec_bits codes[CST_VEC_GROUP];
     struct cst_mx8_block block;
     uint32_t exponent;
 
+    CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         codes[j] = cst_mx8_magnitude(in[j]);
     }
     exponent = cst_mx8_exponent(which, cst_vec_largest(codes));
     block = cst_mx8_block_of(which, exponent);
+    CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         struct cst_vec_bits fixed = cst_mx8_fixed(&block, codes[j]);
-        struct cst_vec_bits add = cst_round_add(rounding, which, 20, fixed, random[j]);
+        struct cst_vec_bits add = cst_round_add(rounding, 20, fixed, words[j % (CST_VEC_GROUP / 2)],
+                                                j >= CST_VEC_GROUP / 2);
 
         codes[j] =
             exponent == CST_MX8_NAN ? cst_vec_set_bits(0) : cst_mx8_code(which, fixed, add, in[j]);
@@ -86,17 +94,19 @@ CST_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned which,
     *at->exponents = (uint8_t)exponent;
 }
 
-/* @random: the group's words; not read where moments are fp32 or rounded to nearest. */
+/* @words: random, of the group, for this moment; not read where moments are fp32 or rounded to
+ * nearest. */
 CST_INLINE void cst_format_store(enum cst_moments moments, enum cst_rounding rounding,
                                  unsigned which, const struct cst_update_moment *at,
                                  const struct cst_vec in[CST_VEC_GROUP],
-                                 const struct cst_vec_bits random[CST_VEC_GROUP])
+                                 const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
     if (moments == CST_MOMENTS_BF16) {
-        cst_format_store_bf16(rounding, which, at, in, random);
+        cst_format_store_bf16(rounding, at, in, words);
     } else if (moments == CST_MOMENTS_MX8) {
-        cst_format_store_mx8(rounding, which, at, in, random);
+        cst_format_store_mx8(rounding, which, at, in, words);
     } else {
+        CST_VEC_UNROLL
         for (int j = 0; j < CST_VEC_GROUP; j++) {
             cst_vec_store((float *)at->values + j * CST_VEC_LANES, cst_formula_canonical(in[j]));
         }

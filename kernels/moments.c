@@ -50,7 +50,7 @@ void cst_moments_decode(enum cst_moments moments, unsigned which, uint64_t first
 static void encode_mx8(unsigned which, uint64_t first, uint64_t end, const float *in,
                        const struct cst_update_moment *row)
 {
-    struct cst_vec_bits none[CST_UPDATE_GROUP] = {{0}};
+    struct cst_vec_bits none[CST_VEC_GROUP / 2] = {{0}};
 
     for (uint64_t i = first; i < end;) {
         struct cst_update_moment at = group_at(CST_MOMENTS_MX8, row, i);

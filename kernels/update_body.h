@@ -36,10 +36,10 @@ ALWAYS_INLINE bool takes_random(struct way way)
 struct call {
     struct cst_formula_scalars scalars;
     struct cst_philox_keys keys;
-    uint64_t quad; /* of the first element: a quarter of its number */
-    uint64_t t;    /* step */
-    bool stream;   /* the weights */
-    bool over;     /* the weights are written where the gradient is */
+    uint64_t first; /* number of the first group */
+    uint64_t t;     /* step */
+    bool stream;    /* the weights */
+    bool over;      /* the weights are written where the gradient is */
 };
 
 ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_update_rows *r,
@@ -51,6 +51,7 @@ ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_up
                                  .master = r->master + i,
                                  .weight = r->weight + i};
 
+    CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         at.moments_in[k] = cst_format_at(way.moments, &r->moments_in[k], i);
         at.moments[k] = cst_format_at(way.moments, &r->moments[k], i);
@@ -58,16 +59,34 @@ ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_up
     return at;
 }
 
-/* One group, @index of the call, at the start of @rows. */
-ALWAYS_INLINE void do_group(struct way way, const struct call *call,
-                            const struct cst_update_rows *rows, size_t index)
+/* Random words of two groups, the first of which has an even number. */
+struct words {
+    struct cst_vec_bits v[2][CST_VEC_GROUP / 2];
+};
+
+/* Those of group @index of the call, and of the next one, where they are not there already. */
+ALWAYS_INLINE void draw(struct way way, const struct call *call, size_t index, struct words *words)
 {
-    struct cst_vec_bits random[CST_VEC_GROUP], upper[CST_VEC_GROUP];
+    uint64_t group = call->first + index;
+
+    if (takes_random(way) && (index == 0 || group % 2 == 0)) {
+        cst_vec_random(&call->keys, group / 2, call->t, words->v);
+    }
+}
+
+/* One group, at the start of @rows. @words: random; not read where none are taken. */
+ALWAYS_INLINE void do_group(struct way way, const struct call *call,
+                            const struct cst_update_rows *rows,
+                            const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+{
+    struct cst_vec_bits upper[CST_VEC_GROUP], own[CST_VEC_GROUP / 2];
     struct cst_vec moments[2][CST_VEC_GROUP];
 
+    CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         cst_format_load(way.moments, k, &rows->moments_in[k], moments[k]);
     }
+    CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         int at = j * CST_VEC_LANES;
         struct cst_formula_states x = {.p = cst_vec_load(rows->master_in + at),
@@ -78,17 +97,20 @@ ALWAYS_INLINE void do_group(struct way way, const struct call *call,
 
         cst_formula_apply(way.optimizer, &call->scalars, g, &x);
         cst_vec_store(rows->master + at, x.p);
-        upper[j] = cst_round_bf16(CST_ROUNDING_NEAREST, 0, x.p, cst_vec_to_bits(x.p));
+        upper[j] = cst_round_bf16(x.p);
         moments[0][j] = x.m;
         moments[1][j] = x.v;
-        random[j] = upper[j];
     }
     cst_vec_store_upper(rows->weight, upper, call->stream);
-    if (takes_random(way)) {
-        cst_vec_random(&call->keys, call->quad + index * (CST_UPDATE_GROUP / 4), call->t, random);
-    }
+    CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
-        cst_format_store(way.moments, way.rounding, k, &rows->moments[k], moments[k], random);
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP / 2; j++) {
+            own[j] = !takes_random(way) ? cst_vec_set_bits(0)
+                     : k == 0           ? words[j]
+                                        : cst_vec_other(words[j]);
+        }
+        cst_format_store(way.moments, way.rounding, k, &rows->moments[k], moments[k], own);
     }
 }
 
@@ -96,17 +118,18 @@ ALWAYS_INLINE void do_group(struct way way, const struct call *call,
  * effect. With the extra stores of the undo, the processor alone does not look far enough ahead. */
 ALWAYS_INLINE void ahead(const void *at, size_t group_bytes)
 {
-    const size_t line = 64;
-    uintptr_t far = (uintptr_t)at + AHEAD_GROUPS * group_bytes;
+    const char *far = (const char *)((uintptr_t)at + AHEAD_GROUPS * group_bytes);
 
-    for (size_t i = 0; i < group_bytes; i += line) {
-        cst_vec_ahead((const void *)(far + i));
+    cst_vec_ahead(far);
+    if (group_bytes > 64) {
+        cst_vec_ahead(far + 64);
     }
 }
 
 ALWAYS_INLINE void rows_ahead(struct way way, const struct cst_update_rows *rows)
 {
     ahead(rows->master_in, CST_UPDATE_GROUP * sizeof(float));
+    CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         ahead(rows->moments_in[k].values, cst_format_bytes(way.moments));
     }
@@ -141,6 +164,7 @@ ALWAYS_INLINE void save(struct way way, struct cst_update_undo *undo, uint32_t b
         copy(old->grad, rows->grad_bf16, sizeof old->grad);
     }
     copy(old->master, rows->master_in, sizeof old->master);
+    CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         copy(old->moments[k], rows->moments_in[k].values, cst_format_bytes(way.moments));
         if (way.moments == CST_MOMENTS_MX8) {
@@ -178,6 +202,7 @@ ALWAYS_INLINE void pad(struct way way, struct padded *padded, const struct cst_u
         out->grad_fp32 = padded->grad_fp32;
     }
     memcpy(padded->master, rows->master_in, n * sizeof *rows->master_in);
+    CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         memcpy(padded->moments[k], rows->moments_in[k].values, n * bytes);
         if (way.moments == CST_MOMENTS_MX8) {
@@ -196,6 +221,7 @@ ALWAYS_INLINE void unpad(struct way way, const struct padded *padded,
 
     memcpy(rows->master, padded->master, n * sizeof *rows->master);
     memcpy(rows->weight, padded->weight, n * sizeof *rows->weight);
+    CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         memcpy(rows->moments[k].values, padded->moments[k], n * bytes);
         if (way.moments == CST_MOMENTS_MX8) {
@@ -207,10 +233,11 @@ ALWAYS_INLINE void unpad(struct way way, const struct padded *padded,
 /* The @n elements from element @i of the call on, less than a group. */
 ALWAYS_INLINE void do_tail(struct way way, const struct call *call,
                            const struct cst_update_rows *rows, size_t i, size_t n,
-                           struct cst_update_undo *undo, uint32_t buffer)
+                           struct words *words, struct cst_update_undo *undo, uint32_t buffer)
 {
     struct cst_update_rows at = rows_at(way, rows, i), inside;
     struct call plain = *call;
+    size_t index = i / CST_UPDATE_GROUP;
     struct padded padded;
 
     plain.stream = false;
@@ -218,7 +245,8 @@ ALWAYS_INLINE void do_tail(struct way way, const struct call *call,
     if (undo != NULL) {
         save(way, undo, buffer, &inside, i, n, call->over);
     }
-    do_group(way, &plain, &inside, i / CST_UPDATE_GROUP);
+    draw(way, call, index, words);
+    do_group(way, &plain, &inside, words->v[(call->first + index) % 2]);
     unpad(way, &padded, &at, n);
 }
 
@@ -229,13 +257,14 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
     const struct cst_update_rows rows = *given;
     struct call call = {.stream = cst_vec_can_stream(rows.weight),
                         .over = rows.weight == rows.grad_bf16};
+    struct words words;
     uint32_t buffer = 0;
     size_t i = 0;
 
     cst_formula_broadcast(&call.scalars, scalars);
     if (takes_random(way)) {
         cst_philox_schedule(&call.keys, random->seed);
-        call.quad = random->element / 4;
+        call.first = random->element / CST_UPDATE_GROUP;
         call.t = random->t;
     }
     for (; i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP, buffer ^= 1) {
@@ -245,10 +274,11 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
             rows_ahead(way, &at);
             save(way, undo, buffer, &at, i, CST_UPDATE_GROUP, call.over);
         }
-        do_group(way, &call, &at, i / CST_UPDATE_GROUP);
+        draw(way, &call, i / CST_UPDATE_GROUP, &words);
+        do_group(way, &call, &at, words.v[(call.first + i / CST_UPDATE_GROUP) % 2]);
     }
     if (i < n) {
-        do_tail(way, &call, &rows, i, n - i, undo, buffer);
+        do_tail(way, &call, &rows, i, n - i, &words, undo, buffer);
     }
     cst_vec_fence();
 }

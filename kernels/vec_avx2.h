@@ -11,6 +11,7 @@
 
 #define CST_VEC_LANES 8
 #define CST_VEC_GROUP 4
+#define CST_VEC_UNROLL _Pragma("GCC unroll 4")
 
 struct cst_vec {
     __m256 x;
@@ -20,116 +21,116 @@ struct cst_vec_bits {
     __m256i x;
 };
 
-static inline struct cst_vec cst_vec_of(__m256 x)
+CST_INLINE struct cst_vec cst_vec_of(__m256 x)
 {
     return (struct cst_vec){x};
 }
 
-static inline struct cst_vec_bits cst_vec_bits_of(__m256i x)
+CST_INLINE struct cst_vec_bits cst_vec_bits_of(__m256i x)
 {
     return (struct cst_vec_bits){x};
 }
 
-static inline struct cst_vec cst_vec_set(float x)
+CST_INLINE struct cst_vec cst_vec_set(float x)
 {
     return cst_vec_of(_mm256_set1_ps(x));
 }
 
-static inline struct cst_vec_bits cst_vec_set_bits(uint32_t x)
+CST_INLINE struct cst_vec_bits cst_vec_set_bits(uint32_t x)
 {
     return cst_vec_bits_of(_mm256_set1_epi32((int)x));
 }
 
-static inline struct cst_vec cst_vec_from_bits(struct cst_vec_bits b)
+CST_INLINE struct cst_vec cst_vec_from_bits(struct cst_vec_bits b)
 {
     return cst_vec_of(_mm256_castsi256_ps(b.x));
 }
 
-static inline struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
+CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
 {
     return cst_vec_bits_of(_mm256_castps_si256(v.x));
 }
 
 /* -- arithmetic ----------------------------------------------------------------------------- */
 
-static inline struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
+CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
 {
     return cst_vec_of(_mm256_add_ps(a.x, b.x));
 }
 
-static inline struct cst_vec cst_vec_sub(struct cst_vec a, struct cst_vec b)
+CST_INLINE struct cst_vec cst_vec_sub(struct cst_vec a, struct cst_vec b)
 {
     return cst_vec_of(_mm256_sub_ps(a.x, b.x));
 }
 
-static inline struct cst_vec cst_vec_mul(struct cst_vec a, struct cst_vec b)
+CST_INLINE struct cst_vec cst_vec_mul(struct cst_vec a, struct cst_vec b)
 {
     return cst_vec_of(_mm256_mul_ps(a.x, b.x));
 }
 
-static inline struct cst_vec cst_vec_div(struct cst_vec a, struct cst_vec b)
+CST_INLINE struct cst_vec cst_vec_div(struct cst_vec a, struct cst_vec b)
 {
     return cst_vec_of(_mm256_div_ps(a.x, b.x));
 }
 
-static inline struct cst_vec cst_vec_sqrt(struct cst_vec a)
+CST_INLINE struct cst_vec cst_vec_sqrt(struct cst_vec a)
 {
     return cst_vec_of(_mm256_sqrt_ps(a.x));
 }
 
-static inline struct cst_vec cst_vec_fma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
+CST_INLINE struct cst_vec cst_vec_fma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
 {
     return cst_vec_of(_mm256_fmadd_ps(a.x, b.x, c.x));
 }
 
-static inline struct cst_vec cst_vec_fnma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
+CST_INLINE struct cst_vec cst_vec_fnma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
 {
     return cst_vec_of(_mm256_fnmadd_ps(a.x, b.x, c.x));
 }
 
 /* -- bits ----------------------------------------------------------------------------------- */
 
-static inline struct cst_vec_bits cst_vec_and(struct cst_vec_bits a, struct cst_vec_bits b)
+CST_INLINE struct cst_vec_bits cst_vec_and(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(_mm256_and_si256(a.x, b.x));
 }
 
-static inline struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_bits b)
+CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(_mm256_or_si256(a.x, b.x));
 }
 
-static inline struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
+CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(_mm256_add_epi32(a.x, b.x));
 }
 
-static inline struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
+CST_INLINE struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(_mm256_sub_epi32(a.x, b.x));
 }
 
-static inline struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
+CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
 {
     return cst_vec_bits_of(_mm256_srli_epi32(a.x, n));
 }
 
 /* -- choice by lane ------------------------------------------------------------------------- */
 
-static inline struct cst_vec cst_vec_if_nan(struct cst_vec x, struct cst_vec a, struct cst_vec b)
+CST_INLINE struct cst_vec cst_vec_if_nan(struct cst_vec x, struct cst_vec a, struct cst_vec b)
 {
     return cst_vec_of(_mm256_blendv_ps(b.x, a.x, _mm256_cmp_ps(x.x, x.x, _CMP_UNORD_Q)));
 }
 
-static inline struct cst_vec cst_vec_if_zero(struct cst_vec x, struct cst_vec a, struct cst_vec b)
+CST_INLINE struct cst_vec cst_vec_if_zero(struct cst_vec x, struct cst_vec a, struct cst_vec b)
 {
     __m256 k = _mm256_cmp_ps(x.x, _mm256_setzero_ps(), _CMP_EQ_OQ);
 
     return cst_vec_of(_mm256_blendv_ps(b.x, a.x, k));
 }
 
-static inline struct cst_vec_bits cst_vec_if_less(struct cst_vec x, struct cst_vec y,
-                                                  struct cst_vec_bits a, struct cst_vec_bits b)
+CST_INLINE struct cst_vec_bits cst_vec_if_less(struct cst_vec x, struct cst_vec y,
+                                               struct cst_vec_bits a, struct cst_vec_bits b)
 {
     __m256i k = _mm256_castps_si256(_mm256_cmp_ps(x.x, y.x, _CMP_LT_OQ));
 
@@ -138,22 +139,22 @@ static inline struct cst_vec_bits cst_vec_if_less(struct cst_vec x, struct cst_v
 
 /* -- memory --------------------------------------------------------------------------------- */
 
-static inline struct cst_vec cst_vec_load(const float *at)
+CST_INLINE struct cst_vec cst_vec_load(const float *at)
 {
     return cst_vec_of(_mm256_loadu_ps(at));
 }
 
-static inline void cst_vec_store(float *at, struct cst_vec v)
+CST_INLINE void cst_vec_store(float *at, struct cst_vec v)
 {
     _mm256_storeu_ps(at, v.x);
 }
 
-static inline struct cst_vec cst_vec_load_bf16(const uint16_t *at)
+CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
 {
     return cst_vec_of(cst_avx2_load_bf16(at));
 }
 
-static inline struct cst_vec cst_vec_load_signed(const uint8_t *codes)
+CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
 {
     __m128i c = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)codes));
 
@@ -162,7 +163,7 @@ static inline struct cst_vec cst_vec_load_signed(const uint8_t *codes)
     return cst_vec_of(_mm256_cvtph_ps(c));
 }
 
-static inline struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
+CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 {
     __m128i c = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)codes));
 
@@ -171,8 +172,8 @@ static inline struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 
 /* -- groups --------------------------------------------------------------------------------- */
 
-static inline void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
-                                       bool stream)
+CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    bool stream)
 {
     for (int j = 0; j < CST_VEC_GROUP; j += 2) {
         __m256i h = cst_avx2_pack(_mm256_srli_epi32(v[j].x, 16), _mm256_srli_epi32(v[j + 1].x, 16));
@@ -185,17 +186,17 @@ static inline void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v
     }
 }
 
-static inline bool cst_vec_can_stream(const void *at)
+CST_INLINE bool cst_vec_can_stream(const void *at)
 {
     return ((uintptr_t)at & 31) == 0;
 }
 
-static inline void cst_vec_fence(void)
+CST_INLINE void cst_vec_fence(void)
 {
     _mm_sfence();
 }
 
-static inline void cst_vec_store_codes(uint8_t *at, const struct cst_vec_bits v[CST_VEC_GROUP])
+CST_INLINE void cst_vec_store_codes(uint8_t *at, const struct cst_vec_bits v[CST_VEC_GROUP])
 {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     __m256i low = _mm256_packus_epi32(v[0].x, v[1].x);
@@ -205,7 +206,7 @@ static inline void cst_vec_store_codes(uint8_t *at, const struct cst_vec_bits v[
     _mm256_storeu_si256((__m256i *)(void *)at, c);
 }
 
-static inline uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
+CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
 {
     __m256i a =
         _mm256_max_epi32(_mm256_max_epi32(v[0].x, v[1].x), _mm256_max_epi32(v[2].x, v[3].x));
@@ -219,14 +220,13 @@ static inline uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP
 /* Four counters, each in a 64-bit lane: the products' halves are where the next round wants them.
  * What is in the upper halves besides does not matter to the multiplication. Lanes have the
  * counters in the order that the last step unpacks. */
-static inline void cst_vec_random_half(const struct cst_philox_keys *keys, uint64_t quad,
-                                       uint64_t t, struct cst_vec_bits out[CST_VEC_GROUP / 2])
+CST_INLINE void cst_vec_random_one(const struct cst_philox_keys *keys, uint64_t n, uint64_t t,
+                                   struct cst_vec_bits out[CST_VEC_GROUP / 2])
 {
     const __m256i m0 = _mm256_set1_epi64x(CST_PHILOX_M0);
     const __m256i m1 = _mm256_set1_epi64x(CST_PHILOX_M1);
-    __m256i c0 =
-        _mm256_add_epi64(_mm256_set1_epi64x((long long)quad), _mm256_setr_epi64x(0, 2, 1, 3));
-    __m256i c1 = _mm256_set1_epi64x((long long)(quad >> 32));
+    __m256i c0 = _mm256_add_epi64(_mm256_set1_epi64x((long long)n), _mm256_setr_epi64x(0, 2, 1, 3));
+    __m256i c1 = _mm256_set1_epi64x((long long)(n >> 32));
     __m256i c2 = _mm256_set1_epi64x((long long)t);
     __m256i c3 = _mm256_set1_epi64x((long long)(t >> 32));
 
@@ -248,14 +248,19 @@ static inline void cst_vec_random_half(const struct cst_philox_keys *keys, uint6
     out[1] = cst_vec_bits_of(_mm256_unpackhi_epi64(c0, c2));
 }
 
-static inline void cst_vec_random(const struct cst_philox_keys *keys, uint64_t quad, uint64_t t,
-                                  struct cst_vec_bits out[CST_VEC_GROUP])
+CST_INLINE void cst_vec_random(const struct cst_philox_keys *keys, uint64_t pair, uint64_t t,
+                               struct cst_vec_bits out[2][CST_VEC_GROUP / 2])
 {
-    cst_vec_random_half(keys, quad, t, out);
-    cst_vec_random_half(keys, quad + 4, t, out + 2);
+    cst_vec_random_one(keys, pair * 8, t, out[0]);
+    cst_vec_random_one(keys, pair * 8 + 4, t, out[1]);
 }
 
-static inline void cst_vec_ahead(const void *at)
+CST_INLINE struct cst_vec_bits cst_vec_other(struct cst_vec_bits words)
+{
+    return cst_vec_bits_of(_mm256_mullo_epi16(words.x, _mm256_set1_epi16((short)CST_PHILOX_OTHER)));
+}
+
+CST_INLINE void cst_vec_ahead(const void *at)
 {
     _mm_prefetch((const char *)at, _MM_HINT_T0);
 }

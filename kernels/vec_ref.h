@@ -13,6 +13,7 @@
 
 #define CST_VEC_LANES 1
 #define CST_VEC_GROUP CST_UPDATE_GROUP /* vectors in a group */
+#define CST_VEC_UNROLL                 /* before a loop over a group's few vectors, or moments */
 
 /* fp32 lanes. */
 struct cst_vec {
@@ -223,19 +224,25 @@ CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
     return largest;
 }
 
-/* Random words of the group from element 4 x @quad on, a multiple of its size, in step @t. */
-CST_INLINE void cst_vec_random(const struct cst_philox_keys *keys, uint64_t quad, uint64_t t,
-                               struct cst_vec_bits out[CST_VEC_GROUP])
+/* Random words of groups 2 x @pair and 2 x @pair + 1 in step @t. */
+CST_INLINE void cst_vec_random(const struct cst_philox_keys *keys, uint64_t pair, uint64_t t,
+                               struct cst_vec_bits out[2][CST_VEC_GROUP / 2])
 {
-    for (int j = 0; j < CST_VEC_GROUP; j += 4) {
+    for (unsigned i = 0; i < 8; i++) {
         uint32_t words[4];
 
-        cst_philox_counter(words, quad + (uint64_t)j / 4, t);
+        cst_philox_counter(words, pair * 2 + i / 4, i % 4, t);
         cst_philox(keys, words);
-        for (int k = 0; k < 4; k++) {
-            out[j + k].x = words[k];
+        for (unsigned k = 0; k < 4; k++) {
+            out[i / 4][i % 4 * 4 + k].x = words[k];
         }
     }
+}
+
+/* cst_philox_other */
+CST_INLINE struct cst_vec_bits cst_vec_other(struct cst_vec_bits words)
+{
+    return cst_vec_set_bits(cst_philox_other(words.x));
 }
 
 /* The line at @at will be needed. */

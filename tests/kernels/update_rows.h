@@ -181,10 +181,11 @@ static inline float truth_load(const struct rows *rows, unsigned k, size_t i)
                                   rows->moments[k].exponents[i / 32]);
 }
 
-/* Elements [i, i + n) of moment @k, at most a block; their random words. */
+/* Elements [i, i + n) of moment @k, at most a block, the first of which has random->element. */
 static inline void truth_store(struct how how, struct rows *rows, unsigned k, size_t i, size_t n,
-                               const float *x, const uint32_t *random)
+                               const float *x, const struct cst_update_random *random)
 {
+    const bool near = how.rounding == CST_ROUNDING_NEAREST;
     void *values = rows->moments[k].values;
     uint8_t exponent = how.moments == CST_MOMENTS_MX8 ? truth_mx8_exponent(k, x, n) : 0;
 
@@ -192,15 +193,16 @@ static inline void truth_store(struct how how, struct rows *rows, unsigned k, si
         rows->moments[k].exponents[i / 32] = exponent;
     }
     for (size_t j = 0; j < n; j++) {
+        uint64_t element = random->element + j;
+
         if (how.moments == CST_MOMENTS_FP32) {
             ((float *)values)[i + j] = truth_canonical(x[j]);
         } else if (how.moments == CST_MOMENTS_BF16) {
-            ((uint16_t *)values)[i + j] = truth_bf16(how.rounding, k, x[j], random[j]);
+            ((uint16_t *)values)[i + j] =
+                truth_bf16(how.rounding, x[j], near ? 0 : truth_random(random, element, k, 16));
         } else {
-            int64_t add = k == 0 ? random[j] & 0xfffffu : random[j] >> 12;
-
             ((uint8_t *)values)[i + j] = truth_mx8_encode(
-                k, x[j], exponent, how.rounding == CST_ROUNDING_NEAREST ? -1 : add);
+                k, x[j], exponent, near ? -1 : (int64_t)truth_random(random, element, k, 20));
         }
     }
 }
@@ -212,21 +214,21 @@ static inline void truth_update(struct how how, const struct cst_update_scalars 
 {
     for (size_t i = first; i < first + n; i += 32) {
         size_t block = first + n - i < 32 ? first + n - i : 32;
+        struct cst_update_random here = *random;
         float moments[2][32];
-        uint32_t words[32];
 
         for (size_t j = 0; j < block; j++) {
             float g = how.wide ? rows->grad_fp32[i + j] : cst_bf16_to_fp32(rows->grad[i + j]);
 
             moments[0][j] = truth_load(rows, 0, i + j);
             moments[1][j] = truth_load(rows, 1, i + j);
-            words[j] = truth_random(random, random->element + i - first + j);
             truth_one(how.optimizer, scalars, g, &rows->master[i + j], &moments[0][j],
                       &moments[1][j]);
             rows->weight[i + j] = cst_fp32_to_bf16(rows->master[i + j]);
         }
+        here.element += i - first;
         for (unsigned k = 0; k < (cst_table_has_second(how.optimizer) ? 2u : 1u); k++) {
-            truth_store(how, rows, k, i, block, moments[k], words);
+            truth_store(how, rows, k, i, block, moments[k], &here);
         }
     }
 }

@@ -60,28 +60,32 @@ static inline void truth_one(enum cst_optimizer optimizer, const struct cst_upda
     *p = truth_canonical(*p);
 }
 
-/* The random word of element @element. */
-static inline uint32_t truth_random(const struct cst_update_random *random, uint64_t element)
+/* The random bits of element @element: @n of them, for exp_avg or exp_avg_sq. */
+static inline uint32_t truth_random(const struct cst_update_random *random, uint64_t element,
+                                    unsigned which, int n)
 {
+    uint64_t place = element % 16, block = element / 32 * 4 + place / 4;
     struct cst_philox_keys keys;
-    uint32_t words[4] = {(uint32_t)(element / 4), (uint32_t)(element / 4 >> 32),
-                         (uint32_t)random->t, (uint32_t)(random->t >> 32)};
+    uint32_t words[4] = {(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)random->t,
+                         (uint32_t)(random->t >> 32)};
+    uint32_t word;
 
     cst_philox_schedule(&keys, random->seed);
     cst_philox(&keys, words);
-    return words[element % 4];
+    word = words[place % 4];
+    if (which == 1) {
+        word = (word >> 16) * 0x9e37u << 16 | ((word & 0xffffu) * 0x9e37u & 0xffffu);
+    }
+    return element % 32 >= 16 ? word >> (32 - n) : word & ((1u << n) - 1);
 }
 
 /* -- bf16 ----------------------------------------------------------------------------------- */
 
-static inline uint16_t truth_bf16(enum cst_rounding rounding, unsigned which, float x,
-                                  uint32_t random)
+static inline uint16_t truth_bf16(enum cst_rounding rounding, float x, uint32_t add)
 {
-    uint32_t part = which == 0 ? random & 0xffffu : random >> 16;
-
     x = truth_canonical(x);
     return rounding == CST_ROUNDING_NEAREST ? cst_fp32_to_bf16(x)
-                                            : (uint16_t)((truth_bits(x) + part) >> 16);
+                                            : (uint16_t)((truth_bits(x) + add) >> 16);
 }
 
 /* -- mx8 ------------------------------------------------------------------------------------ */
