@@ -53,7 +53,31 @@ static uint64_t end_of(const struct cst_pace *pace)
     return pace->began_ns + (uint64_t)(pace->units * 1e9 / pace->rate);
 }
 
-uint64_t cst_pace_take(struct cst_pace *pace, uint64_t units, uint64_t now_ns)
+static void begin(struct cst_pace *pace, uint64_t at_ns)
+{
+    pace->began_ns = at_ns;
+    pace->units = 0;
+}
+
+void cst_pace_enter(struct cst_pace *pace, uint64_t now_ns)
+{
+    uint64_t end;
+
+    if (pace->rate <= 0) {
+        return;
+    }
+    (void)pthread_mutex_lock(&pace->mutex);
+    end = end_of(pace);
+    if (pace->n_inside == 0 && now_ns > end + CST_PACE_LATE_NS) {
+        begin(pace, now_ns);
+    } else if (now_ns > end + CST_PACE_LAG_NS) {
+        begin(pace, now_ns - CST_PACE_LAG_NS);
+    }
+    pace->n_inside++;
+    (void)pthread_mutex_unlock(&pace->mutex);
+}
+
+uint64_t cst_pace_take(struct cst_pace *pace, uint64_t units)
 {
     uint64_t end;
 
@@ -61,21 +85,28 @@ uint64_t cst_pace_take(struct cst_pace *pace, uint64_t units, uint64_t now_ns)
         return 0;
     }
     (void)pthread_mutex_lock(&pace->mutex);
-    if (now_ns > end_of(pace) + CST_PACE_LATE_NS) {
-        pace->began_ns = now_ns;
-        pace->units = 0;
-    }
     pace->units += (double)units;
     end = end_of(pace);
     (void)pthread_mutex_unlock(&pace->mutex);
     return end;
 }
 
-void cst_pace_wait(uint64_t end_ns)
+void cst_pace_leave(struct cst_pace *pace)
 {
-    const struct timespec end = {.tv_sec = (time_t)(end_ns / 1000000000),
-                                 .tv_nsec = (long)(end_ns % 1000000000)};
-
-    while (end_ns > 0 && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL) == EINTR) {
+    if (pace->rate > 0) {
+        (void)pthread_mutex_lock(&pace->mutex);
+        pace->n_inside--;
+        (void)pthread_mutex_unlock(&pace->mutex);
     }
+}
+
+void cst_pace_wait(struct cst_pace *pace, uint64_t units)
+{
+    uint64_t end = cst_pace_take(pace, units);
+    const struct timespec until = {.tv_sec = (time_t)(end / 1000000000),
+                                   .tv_nsec = (long)(end % 1000000000)};
+
+    while (end > 0 && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR) {
+    }
+    cst_pace_leave(pace);
 }

@@ -213,7 +213,6 @@ static int host_update(void *state, unsigned thread, const struct cst_device_upd
     struct host *host = state;
     const uint16_t *src[CST_TILE_MAX_SRC];
     struct cst_tile_work mine = *update->work;
-    uint64_t began = cst_crew_now();
     int rc = check_memory(update, err);
 
     (void)thread;
@@ -225,6 +224,7 @@ static int host_update(void *state, unsigned thread, const struct cst_device_upd
     if (rc != CST_OK) {
         return rc;
     }
+    cst_pace_enter(&host->update, cst_crew_now());
     for (uint32_t i = 0; i < update->n_src; i++) {
         src[i] = pointer(update->src[i]);
     }
@@ -232,7 +232,7 @@ static int host_update(void *state, unsigned thread, const struct cst_device_upd
     mine.kernels = host->kernels;
     mine.src = src;
     *n_elems = cst_tile_update_range(&mine, update->hyper, first, count, undo);
-    cst_pace_wait(cst_pace_take(&host->update, *n_elems, began));
+    cst_pace_wait(&host->update, *n_elems);
     return CST_OK;
 }
 

@@ -13,9 +13,10 @@
 #include <unistd.h>
 
 struct paced {
-    void *host;           /* the host device: it computes, and keeps the rate of updates */
-    struct cst_pace up;   /* of copies to its memory */
-    struct cst_pace down; /* of copies and sums from there */
+    void *host;             /* the host device: it computes, and keeps the rate of updates */
+    struct cst_pace up;     /* of copies to its memory */
+    struct cst_pace down;   /* of copies and sums from there */
+    struct cst_pace within; /* of copies that stay on one side: none is kept */
 };
 
 static int paced_open(void **state, const struct cst_device_spec *spec,
@@ -34,6 +35,7 @@ static int paced_open(void **state, const struct cst_device_spec *spec,
     }
     cst_pace_init(&paced->up, spec->pace.up);
     cst_pace_init(&paced->down, spec->pace.down);
+    cst_pace_init(&paced->within, 0);
     about->name = "paced";
     about->bytes = spec->pace.memory;
     about->granularity = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -48,6 +50,7 @@ static void paced_close(void *state)
     cst_host_ops.close(paced->host);
     cst_pace_close(&paced->up);
     cst_pace_close(&paced->down);
+    cst_pace_close(&paced->within);
     free(paced);
 }
 
@@ -146,12 +149,12 @@ static void paced_unmap(void *state, struct cst_mem *mem)
 
 /* -- bytes ---------------------------------------------------------------------------------- */
 
-/* The way that bytes from @src to @dst take; NULL: they stay on one side. */
+/* The way that bytes from @src to @dst take. */
 static struct cst_pace *way(struct paced *paced, const struct cst_mem *dst,
                             const struct cst_mem *src)
 {
     if ((dst->device != 0) == (src->device != 0)) {
-        return NULL;
+        return &paced->within;
     }
     return dst->device != 0 ? &paced->up : &paced->down;
 }
@@ -162,11 +165,13 @@ static int paced_copy(void *state, unsigned thread, struct cst_addr dst, struct 
     struct paced *paced = state;
     struct cst_mem to = as_host(dst.mem), from = as_host(src.mem);
     struct cst_pace *pace = way(paced, dst.mem, src.mem);
-    uint64_t end = pace != NULL ? cst_pace_take(pace, bytes, cst_crew_now()) : 0;
-    int rc = cst_host_ops.copy(paced->host, thread, (struct cst_addr){&to, dst.offset},
-                               (struct cst_addr){&from, src.offset}, bytes, err);
+    int rc;
 
-    cst_pace_wait(end);
+    cst_pace_enter(pace, cst_crew_now());
+    rc = cst_host_ops.copy(paced->host, thread, (struct cst_addr){&to, dst.offset},
+                           (struct cst_addr){&from, src.offset}, bytes, err);
+
+    cst_pace_wait(pace, bytes);
     return rc;
 }
 
@@ -209,13 +214,14 @@ static int paced_reduce(void *state, unsigned thread, const struct cst_tile_work
     struct paced *paced = state;
     struct cst_mem mems[CST_TILE_MAX_SRC];
     struct cst_addr from[CST_TILE_MAX_SRC];
-    uint64_t began = cst_crew_now(), size = work->rows.grad_f32 != NULL ? sizeof(float) : 2;
+    uint64_t size = work->rows.grad_f32 != NULL ? sizeof(float) : sizeof(uint16_t);
     int rc;
 
+    cst_pace_enter(&paced->down, cst_crew_now());
     all_as_host(src, n_src, mems, from);
     rc = cst_host_ops.reduce(paced->host, thread, work, n_src, from, first, count, undo, n_elems,
                              err);
-    cst_pace_wait(cst_pace_take(&paced->down, *n_elems * size, began));
+    cst_pace_wait(&paced->down, *n_elems * size);
     return rc;
 }
 
@@ -269,9 +275,9 @@ static int paced_update(void *state, unsigned thread, const struct cst_device_up
 const struct cst_device_ops cst_paced_ops = {
     .name = "paced",
     .max_team = CST_CREW_MAX_THREADS,
-    .max_lanes = 2, /* one sleeps while the other's bytes move */
-    .piece_bytes = 1u << 20,
-    .max_tiles = 64, /* as the host's */
+    .max_lanes = 2,            /* one sleeps while the other's bytes move */
+    .piece_bytes = 256u << 10, /* a copy begins while the one before it ends, by so much */
+    .max_tiles = 64,           /* as the host's */
     .open = paced_open,
     .close = paced_close,
     .map = paced_map,

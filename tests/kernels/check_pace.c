@@ -25,37 +25,77 @@ static void teardown(void)
     cst_pace_close(&pace);
 }
 
-/* What is taken when nothing is under way takes units / rate from now on, however long there was
- * rest before: none of that is saved up. */
+/* A piece of work of @units that begins at @now and is the only one. Returns its end. */
+static uint64_t alone(uint64_t units, uint64_t now)
+{
+    uint64_t end;
+
+    cst_pace_enter(&pace, now);
+    end = cst_pace_take(&pace, units);
+    cst_pace_leave(&pace);
+    return end;
+}
+
+/* What comes when nothing is under way takes units / rate from now on, however long there was rest
+ * before: none of that is saved up. */
 START_TEST(rest_is_not_saved_up)
 {
-    ck_assert_uint_eq(cst_pace_take(&pace, 500000, t0), t0 + SECOND / 2);
-    ck_assert_uint_eq(cst_pace_take(&pace, 1000, t0 + 90 * SECOND),
-                      t0 + 90 * SECOND + SECOND / 1000);
+    ck_assert_uint_eq(alone(500000, t0), t0 + SECOND / 2);
+    ck_assert_uint_eq(alone(1000, t0 + 90 * SECOND), t0 + 90 * SECOND + SECOND / 1000);
+    ck_assert_uint_eq(alone(0, t0 + 91 * SECOND), t0 + 91 * SECOND);
 }
 END_TEST
 
-/* Several threads share the rate: what comes while something is under way takes its time after it,
- * in the order in which it came. */
-START_TEST(takers_queue)
+/* Several threads share the rate: what comes while something is under way takes its time after it.
+ */
+START_TEST(threads_share_the_rate)
 {
-    ck_assert_uint_eq(cst_pace_take(&pace, 1000, t0), t0 + 1000000);
-    ck_assert_uint_eq(cst_pace_take(&pace, 2000, t0 + 10), t0 + 3000000);
-    ck_assert_uint_eq(cst_pace_take(&pace, 500, t0 + 5), t0 + 3500000);
-    ck_assert_uint_eq(cst_pace_take(&pace, 500, t0 + 3400000), t0 + 4000000);
+    cst_pace_enter(&pace, t0);
+    cst_pace_enter(&pace, t0 + 10);
+    ck_assert_uint_eq(cst_pace_take(&pace, 1000), t0 + 1000000);
+    cst_pace_enter(&pace, t0 + 5);
+    ck_assert_uint_eq(cst_pace_take(&pace, 2000), t0 + 3000000);
+    ck_assert_uint_eq(cst_pace_take(&pace, 500), t0 + 3500000);
+    cst_pace_leave(&pace);
+    cst_pace_leave(&pace);
+    cst_pace_leave(&pace);
+    ck_assert_uint_eq(alone(500, t0 + 3400000), t0 + 4000000);
 }
 END_TEST
 
-/* A thread that wakes up somewhat late and goes on at once loses nothing by it; one that comes
- * later than that begins anew. */
+/* A thread that is alone, wakes up somewhat late and goes on at once loses nothing by it; one that
+ * comes later than that begins anew. */
 START_TEST(late_is_not_idle)
 {
-    uint64_t end = cst_pace_take(&pace, 1000, t0);
-    uint64_t next = cst_pace_take(&pace, 1000, end + CST_PACE_LATE_NS);
+    uint64_t end = alone(1000, t0);
+    uint64_t next = alone(1000, end + CST_PACE_LATE_NS);
 
     ck_assert_uint_eq(next, end + 1000000);
-    ck_assert_uint_eq(cst_pace_take(&pace, 1000, next + CST_PACE_LATE_NS + 1),
+    ck_assert_uint_eq(alone(1000, next + CST_PACE_LATE_NS + 1),
                       next + CST_PACE_LATE_NS + 1 + 1000000);
+}
+END_TEST
+
+/* While another one is inside, being late by much is made up for, as far as that goes; but a link
+ * that everybody left was idle. */
+START_TEST(lateness_is_made_up_for)
+{
+    uint64_t end, late;
+
+    cst_pace_enter(&pace, t0);
+    cst_pace_enter(&pace, t0);
+    end = cst_pace_take(&pace, 1000);
+    cst_pace_leave(&pace); /* the other one sleeps on */
+    late = end + 50 * CST_PACE_LATE_NS;
+    cst_pace_enter(&pace, late);
+    ck_assert_uint_eq(cst_pace_take(&pace, 1000), end + 1000000);
+    cst_pace_leave(&pace);
+    late = end + 1000000 + CST_PACE_LAG_NS + 777;
+    cst_pace_enter(&pace, late);
+    ck_assert_uint_eq(cst_pace_take(&pace, 1000), late - CST_PACE_LAG_NS + 1000000);
+    cst_pace_leave(&pace);
+    cst_pace_leave(&pace);
+    ck_assert_uint_eq(alone(1000, late), late + 1000000);
 }
 END_TEST
 
@@ -67,35 +107,51 @@ START_TEST(small_pieces_add_up)
     uint64_t end = t0;
 
     cst_pace_init(&fast, UINT64_C(3000000007));
+    cst_pace_enter(&fast, t0);
     for (int i = 0; i < 10000000; i++) {
-        end = cst_pace_take(&fast, 1, t0);
+        end = cst_pace_take(&fast, 1);
     }
+    cst_pace_leave(&fast);
     ck_assert_uint_eq(end, t0 + (uint64_t)(1e7 * 1e9 / 3000000007.0));
     cst_pace_close(&fast);
 }
 END_TEST
 
-/* Takers at their own times, some early, some late: never faster than the rate over any stretch but
- * for what being late forgives, and never slower than it while somebody is always there. */
+static uint64_t random_state;
+
+static uint64_t random_below(uint64_t n)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state % n;
+}
+
+/* Two threads that always have work and wake up as late as a busy machine lets them: all of it
+ * takes what its units take, to the last late wake-up. */
 START_TEST(the_rate_is_kept)
 {
-    uint64_t seed = (uint64_t)time(NULL), random = seed * 2 + 1, now = t0, sum = 0, end = t0;
+    uint64_t seed = (uint64_t)time(NULL), sum = 0, end = t0, free_at[2];
 
     printf("seed %" PRIu64 "\n", seed);
-    for (int i = 0; i < 10000; i++) {
-        uint64_t units, began;
-
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        units = random % 5000;
-        began = now;
-        end = cst_pace_take(&pace, units, now);
-        ck_assert_uint_ge(end + CST_PACE_LATE_NS, began + units * SECOND / RATE);
-        sum += units;
-        now = end + random % CST_PACE_LATE_NS; /* late to wake up */
+    random_state = seed * 2 + 1;
+    for (int k = 0; k < 2; k++) {
+        cst_pace_enter(&pace, t0);
+        free_at[k] = cst_pace_take(&pace, 1000);
+        sum += 1000;
     }
-    ck_assert_uint_eq(end, t0 + sum * SECOND / RATE);
+    for (int i = 0; i < 10000; i++) {
+        int k = free_at[0] < free_at[1] ? 0 : 1; /* wakes up first */
+        uint64_t units = random_below(5000), now = free_at[k];
+
+        cst_pace_leave(&pace);
+        cst_pace_enter(&pace, now);
+        end = cst_pace_take(&pace, units);
+        sum += units;
+        now = end > now ? end : now;
+        free_at[k] = now + random_below(20) * random_below(CST_PACE_LATE_NS);
+    }
+    ck_assert_uint_eq(end, t0 + sum * (SECOND / RATE));
 }
 END_TEST
 
@@ -105,9 +161,9 @@ START_TEST(no_rate_takes_no_time)
     struct cst_pace none;
 
     cst_pace_init(&none, 0);
-    ck_assert_uint_eq(cst_pace_take(&none, UINT64_MAX, t0), 0);
-    cst_pace_wait(0);
-    cst_pace_wait(1); /* over long ago */
+    cst_pace_enter(&none, t0);
+    ck_assert_uint_eq(cst_pace_take(&none, UINT64_MAX), 0);
+    cst_pace_wait(&none, UINT64_MAX);
     cst_pace_close(&none);
 }
 END_TEST
@@ -143,8 +199,9 @@ int main(void)
     TCase *tc = suite_case(suite, "pace", setup, teardown);
 
     tcase_add_test(tc, rest_is_not_saved_up);
-    tcase_add_test(tc, takers_queue);
+    tcase_add_test(tc, threads_share_the_rate);
     tcase_add_test(tc, late_is_not_idle);
+    tcase_add_test(tc, lateness_is_made_up_for);
     tcase_add_test(tc, small_pieces_add_up);
     tcase_add_test(tc, the_rate_is_kept);
     tcase_add_test(tc, no_rate_takes_no_time);
