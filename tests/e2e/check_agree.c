@@ -1,6 +1,7 @@
 /* Ranks that disagree before the job is committed: all of them hear at once which tensor, operator
  * or option it is, what differs and who says what; nobody waits any longer, nothing is kept, and
  * they can declare anew. */
+#include "proto/optimizer.h"
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -96,10 +97,14 @@ START_TEST(operators_that_disagree_are_named)
 }
 END_TEST
 
-/* Likewise a worker that wants another number of ranks, or another capacity of chunks: it is not
- * let in, and those who would wait for it hear why. A job that is committed does not care. */
+/* Likewise a worker that wants another number of ranks, another capacity of chunks, or moments in
+ * another format: it is not let in, and those who would wait for it hear why. A job that is
+ * committed does not care. */
 START_TEST(options_that_disagree_are_named)
 {
+    static const char *const words[] = {"has 3 ranks, not 4 as rank 2 wants",
+                                        "chunk_elems 0, not 8192 as rank 2 wants",
+                                        "moments fp32, not mx8 as rank 2 wants"};
     struct raw_job other = {.name = "j", .rank = 2, .world = 3};
     struct raw_client client[3], late;
     uint64_t id[3];
@@ -110,16 +115,17 @@ START_TEST(options_that_disagree_are_named)
     }
     raw_open(&client[2], proc.socket);
     other.world += _i == 0;
-    other.chunk_elems = _i == 0 ? 0 : 8192;
+    other.chunk_elems = _i == 1 ? 8192 : 0;
+    other.moments = _i == 2 ? CST_MOMENTS_MX8 : CST_MOMENTS_FP32;
     ck_assert_int_eq(raw_job_open(&client[2], &other), CST_EMISMATCH);
     other.world = 3;
     other.chunk_elems = 0;
+    other.moments = CST_MOMENTS_FP32;
     for (uint32_t r = 0; r < 2; r++) {
         ck_assert_int_eq(raw_status(&client[r], id[r]), CST_EMISMATCH);
         ck_assert_str_eq(client[r].err.text, client[2].err.text);
     }
-    raw_says(&client[2], _i == 0 ? "has 3 ranks, not 4 as rank 2 wants"
-                                 : "chunk_elems 0, not 8192 as rank 2 wants");
+    raw_says(&client[2], words[_i]);
     ck_assert_int_eq(raw_job_open(&client[2], &other), CST_OK);
     for (uint32_t r = 0; r < 3; r++) {
         ck_assert_msg(raw_declare_many(&client[r], 2, 1000) == CST_OK, "%s", client[r].err.text);
@@ -150,6 +156,6 @@ int main(void)
     tcase_add_loop_test(tc, declarations_that_disagree_are_named, 0, 2);
     tcase_add_loop_test(tc, numbers_that_disagree_are_named, 0, 2);
     tcase_add_loop_test(tc, operators_that_disagree_are_named, 0, 2);
-    tcase_add_loop_test(tc, options_that_disagree_are_named, 0, 2);
+    tcase_add_loop_test(tc, options_that_disagree_are_named, 0, 3);
     return suite_run(suite);
 }

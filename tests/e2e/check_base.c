@@ -356,6 +356,11 @@ START_TEST(specs_that_cannot_be)
     open.base_job = (char *)(uintptr_t) "a/b";
     ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base), CST_EINVAL);
     raw_says(&witness, "name of a base job 'a/b'");
+    open.base_job = NULL;
+    open.has_optimizer = 1;
+    open.optimizer = 9;
+    ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base), CST_EINVAL);
+    raw_says(&witness, "optimizer 9: this version has 0 to 3");
 }
 END_TEST
 

@@ -192,6 +192,8 @@ uint64_t raw_job_ask(struct raw_client *client, const struct raw_job *job)
     open.world = job->world;
     open.device = (char *)(uintptr_t)job->device;
     open.has_pool_bytes = open.has_chunk_elems = open.has_timeout_ms = 1;
+    open.has_moments = job->moments != 0;
+    open.moments = job->moments;
     open.pool_bytes = job->pool_bytes;
     open.chunk_elems = job->chunk_elems;
     open.timeout_ms = job->timeout_ms;

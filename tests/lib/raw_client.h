@@ -75,6 +75,7 @@ struct raw_job {
     uint64_t pool_bytes;
     uint64_t chunk_elems;
     uint32_t timeout_ms;
+    uint32_t moments;   /* enum cst_moments */
     const char *device; /* NULL: not said */
     uint8_t token[16];  /* filled by raw_job_open */
     bool send_token;    /* to take the rank over */

@@ -33,6 +33,7 @@ START_TEST(test_see)
     struct cst_engine_counters none = {0}, some = {.copy_bytes = 4000,
                                                    .copy_ns = 2000000000,
                                                    .update_elems = 30,
+                                                   .update_bytes = 840,
                                                    .update_ns = 1000000000};
     struct cst_engine_counters more = some;
 
@@ -41,7 +42,9 @@ START_TEST(test_see)
     cst_rates_see(&seen, &none, &some);
     ck_assert_double_eq_tol(cst_rates_median_get(&seen.copy), 2000, 1e-6);
     ck_assert_double_eq_tol(cst_rates_median_get(&seen.update), 30, 1e-6);
+    ck_assert_double_eq_tol(cst_rates_median_get(&seen.update_bytes), 840, 1e-6);
     ck_assert_double_eq(cst_rates_median_get(&seen.reduce), 0);
+    ck_assert_double_eq(cst_rates_median_get(&seen.reduce_bytes), 0);
     cst_rates_see(&seen, &some, &more);
     ck_assert_uint_eq(seen.copy.n, 2);
     ck_assert_uint_eq(seen.update.n, 1); /* no work since */
