@@ -88,7 +88,7 @@ struct cst_pool {
     bool worker_copies;                    /* no engine copies weights in */
     const struct cst_trace *trace;         /* of the rank: says when weights are wanted; borrowed */
     uint64_t epoch;                        /* of the trace, to which the victims' times belong */
-    uint64_t credit;   /* grows with each request: pays for looking at all victims again */
+    uint64_t credit;   /* grows with what comes as expected: pays for looking at all victims again */
     uint64_t serial;   /* see claimed */
     uint64_t *claimed; /* per chunk: equals serial where its gradient counts in n_claimed; owned */
     uint32_t *weight_of; /* per chunk: its LOADING or RESIDENT block, or CST_NONE; owned */

@@ -18,6 +18,7 @@
 #define IN_FLIGHT_BYTES (16u << 20) /* of loads that nobody asked for, and at least ... */
 #define IN_FLIGHT_LEAST 4           /* ... so many */
 #define SOON 2                      /* weights that come next */
+#define EARNED 4                    /* victims that a request pays for which came as expected */
 #define FOLLOWED_MOST                                                                              \
     256 /* expected requests left out at once, beyond which prediction is anew                     \
          */
@@ -94,9 +95,8 @@ void cst_prefetch_follow(struct cst_rank *rank, uint32_t chunk, bool grad)
     uint64_t from = cst_trace_now(&rank->trace);
     uint64_t now;
 
-    cst_trace_use(&rank->trace, chunk, grad);
+    pool->credit += cst_trace_use(&rank->trace, chunk, grad) ? EARNED : 0;
     now = cst_trace_now(&rank->trace);
-    pool->credit += 4;
     if (current && now - from > FOLLOWED_MOST) {
         pool->epoch--; /* it is not the trace's */
     }

@@ -281,7 +281,8 @@ static void find_place(struct cst_trace *trace, uint32_t entry)
             compare_places(trace, i, entry, 0, &best);
         }
     }
-    if (best.phase == trace->current && best.place >= trace->position) {
+    if (best.phase == trace->current && best.place >= trace->position &&
+        best.place - trace->position <= NEAR) {
         trace->position = best.place + 1;
     } else if (best.phase != CST_TRACE_PHASES) {
         jump(trace, best.phase, best.place + 1);
@@ -302,35 +303,35 @@ static bool skips_sparse(const struct cst_trace *trace, uint32_t place)
     return true;
 }
 
-/* @entry is not what should come next. */
-static void follow(struct cst_trace *trace, uint32_t entry)
+/* @entry is not what should come next. True if what should may be left out, or ends here. */
+static bool follow(struct cst_trace *trace, uint32_t entry)
 {
     uint32_t ahead = cst_phase_find(current(trace), entry, trace->position);
     bool known = current(trace)->known;
 
     if (skips_sparse(trace, ahead)) {
         trace->position = ahead + 1;
-        return;
+        return true;
     }
     if (goes_over(trace, entry)) {
-        return;
+        return true;
     }
     if (cst_trace_is_sparse(trace, entry >> 1)) {
-        return; /* it came behind others of its kind, or for the first time */
+        return true; /* it came behind others of its kind, or for the first time */
     }
     trace->n_wrong++;
     trace->surprises += known;
-    if (ends_early(trace, entry) || seems_to_begin(trace, entry, ahead)) {
-        return;
+    if (!ends_early(trace, entry) && !seems_to_begin(trace, entry, ahead)) {
+        trace->guessed = false;
+        find_place(trace, entry);
     }
-    trace->guessed = false;
-    find_place(trace, entry);
+    return false;
 }
 
 /* -- events -------------------------------------------------------------------------------------
  */
 
-void cst_trace_use(struct cst_trace *trace, uint32_t chunk, bool grad)
+bool cst_trace_use(struct cst_trace *trace, uint32_t chunk, bool grad)
 {
     uint32_t entry = CST_TRACE_ENTRY(chunk, grad);
     const struct cst_phase *phase = current(trace);
@@ -341,9 +342,9 @@ void cst_trace_use(struct cst_trace *trace, uint32_t chunk, bool grad)
     if (trace->position < phase->n && phase->entries[trace->position] == entry) {
         trace->position++;
         confirm(trace);
-    } else if (!trace->broken) {
-        follow(trace, entry);
+        return true;
     }
+    return !trace->broken && follow(trace, entry);
 }
 
 void cst_trace_end_step(struct cst_trace *trace)

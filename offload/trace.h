@@ -51,8 +51,8 @@ int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout,
                    const struct cst_model *model, uint32_t rank);
 void cst_trace_close(struct cst_trace *trace);
 
-/* The rank asked for it. */
-void cst_trace_use(struct cst_trace *trace, uint32_t chunk, bool grad);
+/* The rank asked for it. False: that was a surprise. */
+bool cst_trace_use(struct cst_trace *trace, uint32_t chunk, bool grad);
 
 /* The step is complete: what was recorded predicts. */
 void cst_trace_end_step(struct cst_trace *trace);

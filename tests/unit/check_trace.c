@@ -166,6 +166,30 @@ START_TEST(resynchronises)
 }
 END_TEST
 
+/* What comes a little early leaves out what lay between: time goes past it. What comes far too
+ * early does not, but makes prediction begin anew there. Both are surprises; what should come is
+ * none. */
+START_TEST(skips_are_short)
+{
+    uint64_t now, epoch;
+
+    open_trace(N);
+    train(0);
+    ck_assert(cst_trace_use(&trace, 0, false));
+    now = cst_trace_now(&trace);
+    epoch = trace.epoch;
+    ck_assert(!cst_trace_use(&trace, 3, false)); /* without 1 and 2 */
+    ck_assert_uint_eq(cst_trace_now(&trace), now + 3);
+    ck_assert_uint_eq(trace.epoch, epoch);
+    ck_assert(!cst_trace_use(&trace, 5, true));
+    ck_assert_uint_eq(cst_trace_now(&trace), now + 3);
+    ck_assert_uint_gt(trace.epoch, epoch);
+    ck_assert_uint_eq(wait_for(4), 0);
+    ck_assert(cst_trace_use(&trace, 4, false));
+    ck_assert_uint_eq(trace.surprises, 2);
+}
+END_TEST
+
 /* Where something comes at several places, what came before it says which is meant. */
 START_TEST(context_decides)
 {
@@ -384,6 +408,7 @@ static Suite *suite(void)
     tcase_add_test(tc, record_is_bounded);
     tcase_add_test(tc, record_predicts);
     tcase_add_test(tc, resynchronises);
+    tcase_add_test(tc, skips_are_short);
     tcase_add_test(tc, context_decides);
     tcase_add_test(tc, never_seen);
     tcase_add_test(tc, any_length);
