@@ -193,7 +193,7 @@ void cst_dispatch(struct cst_session *session, struct cst_frame *frame)
             : NULL;
     void *body = frame; /* batches are unpacked by their server */
     bool fatal = false;
-    struct cst_err err = {0};
+    struct cst_err err;
     int rc = check_frame(frame, &err);
 
     if (rc == CST_OK) {

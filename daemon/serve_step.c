@@ -15,7 +15,7 @@ static struct cst_pending *defer(struct cst_session *session, uint64_t id, uint1
                                  uint32_t n_items)
 {
     struct cst_pending *request;
-    struct cst_err err = {0};
+    struct cst_err err;
 
     if (session->job->core == NULL) {
         cst_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet",
@@ -97,7 +97,7 @@ void cst_serve_batch(struct cst_session *session, uint64_t id, void *body)
     const struct cst_frame *frame = body;
     struct cst_batch batch;
     struct cst_pending *request;
-    struct cst_err err = {0};
+    struct cst_err err;
     int rc = cst_batch_read(&batch, frame->body, frame->body_bytes, &err);
 
     if (rc == CST_OK) {

@@ -76,7 +76,7 @@ static void read_one(struct cst_session *session)
 {
     struct cst_daemon *daemon = session->daemon;
     struct cst_frame frame;
-    struct cst_err err = {0};
+    struct cst_err err; /* set where a call fails; clearing it would cost each request */
 
     switch (cst_frame_recv(session->fd, MSG_DONTWAIT, &daemon->in, &frame, &err)) {
     case CST_OK:
@@ -136,18 +136,19 @@ bool cst_session_is_gone(struct cst_session *session)
 static void reply_packed(struct cst_session *session, uint64_t id, uint16_t type, size_t n_bytes,
                          const int *fds, unsigned n_fds)
 {
-    struct cst_frame frame = {.type = type,
-                              .flags = CST_FRAME_REPLY,
-                              .request = id,
-                              .body = session->daemon->out,
-                              .body_bytes = (uint32_t)n_bytes};
-    struct cst_err err = {0};
+    struct cst_frame frame;
+    struct cst_err err;
     bool waited = session->outbox.bytes > 0;
     int rc;
 
+    frame.type = type;
+    frame.flags = CST_FRAME_REPLY;
+    frame.request = id;
+    frame.body = session->daemon->out;
+    frame.body_bytes = (uint32_t)n_bytes;
+    frame.n_fds = n_fds;
     if (n_fds > 0) {
         memcpy(frame.fds, fds, n_fds * sizeof *fds);
-        frame.n_fds = n_fds;
     }
     rc = cst_outbox_send(&session->outbox, session->fd, &frame, &err);
     if (rc == CST_OK) {

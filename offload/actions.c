@@ -104,7 +104,7 @@ struct cst_reply *cst_core_reply(struct cst_core *core, uint64_t tag)
         return NULL;
     }
     reply = &add(core, CST_ACT_REPLY)->reply;
-    memset(reply, 0, sizeof *reply);
+    memset(reply, 0, offsetof(struct cst_reply, err.text) + 1);
     reply->tag = tag;
     return reply;
 }

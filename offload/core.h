@@ -235,7 +235,6 @@ enum cst_action_kind { CST_ACT_COMMAND, CST_ACT_REPLY, CST_ACT_LOG };
 struct cst_reply {
     uint64_t tag;
     int status;
-    struct cst_err err;      /* words, where status != 0 */
     uint32_t slab;           /* FETCH: slab number (not segment id) */
     uint64_t offset;         /* FETCH: bytes in the slab */
     uint64_t generation;     /* FETCH */
@@ -247,6 +246,7 @@ struct cst_reply {
     double grad_norm, loss;  /* STEP */
     float clip;              /* STEP */
     uint64_t n_skipped;      /* STEP */
+    struct cst_err err;      /* words, where status != 0. Last: the rest of it is not cleared for each reply */
 };
 
 struct cst_action {
