@@ -86,6 +86,21 @@ static int open_rank(struct cst_core *core, const struct cst_core_config *config
     return CST_OK;
 }
 
+/* The rank's is a GPU into which engines load weights, and no rank before it has it. */
+static bool has_new_gpu(const struct cst_core *core, uint32_t rank)
+{
+    const struct cst_pool *pool = &core->ranks[rank].pool;
+
+    for (uint32_t before = 0; before < rank; before++) {
+        const struct cst_pool *other = &core->ranks[before].pool;
+
+        if (other->engine == pool->engine && !other->worker_copies) {
+            return false;
+        }
+    }
+    return pool->engine != 0 && !pool->worker_copies;
+}
+
 static void open_chunks(struct cst_core *core)
 {
     for (uint32_t c = 0; c < core->n_chunks; c++) {
@@ -151,6 +166,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     }
     for (uint32_t rank = 0; rank < core->world && status == CST_OK; rank++) {
         status = open_rank(core, config, rank, err);
+        core->n_gpus += status == CST_OK && has_new_gpu(core, rank);
     }
     if (status == CST_OK) {
         status = cst_rooms_open(core, config, err);

@@ -32,11 +32,8 @@ struct group {
 
 uint32_t cst_gather_most(const struct cst_core *core)
 {
-    uint32_t n = 0;
+    uint32_t n = core->n_gpus;
 
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        n += core->ranks[rank].pool.engine != 0;
-    }
     return core->policy.gather_bytes == 0 || n < 2 ? 0 : n < CST_GATHER_MAX ? n : CST_GATHER_MAX;
 }
 

@@ -161,8 +161,10 @@ void rig_open_worker_copies(struct rig *rig, uint32_t n_chunks, uint32_t world, 
 void rig_open_job(struct rig *rig, const struct rig_job *job)
 {
     static const uint32_t host[CST_CORE_MAX_WORLD];
+    struct cst_core_policy policy = depth_policy(0);
 
-    open_pools(rig, job, depth_policy(0), host, false);
+    policy.gather_bytes = job->gather_bytes;
+    open_pools(rig, job, policy, job->engines != NULL ? job->engines : host, job->worker_copies);
 }
 
 void rig_close(struct rig *rig)

@@ -25,6 +25,9 @@ struct rig_job {
     bool grad_over;           /* gradients take their weights' places */
     enum cst_optimizer optimizer;
     enum cst_moments moments;
+    const uint32_t *engines; /* per rank: as in rig_open_on */
+    bool worker_copies;
+    uint64_t gather_bytes; /* as in the policy */
 };
 
 struct rig {
