@@ -136,11 +136,11 @@ static void explain(const struct cst_engine *engine, struct cst_segment *segment
     }
     first = &engine->engines->v[segment->populate];
     if (first == engine) {
-        (void)cst_err_set(&segment->err, status, "pool slab of %llu bytes on %s: %s",
+        (void)cst_err_set(&segment->err, status, "memory of %llu bytes on %s: %s",
                           (unsigned long long)segment->bytes, engine->device, text);
     } else {
         (void)cst_err_set(&segment->err, status,
-                          "%s cannot reach the pool slab of %llu bytes on %s: %s", engine->device,
+                          "%s cannot reach the memory of %llu bytes on %s: %s", engine->device,
                           (unsigned long long)segment->bytes, first->device, text);
     }
 }

@@ -125,7 +125,7 @@ START_TEST(unreachable)
     }
     for (uint32_t r = 0; r < 2; r++) {
         ck_assert_int_eq(raw_status(&clients[r], ids[r]), CST_EUNSUPPORTED);
-        raw_says(&clients[r], "cannot reach the pool slab");
+        raw_says(&clients[r], "cannot reach the memory");
         raw_says(&clients[r], GPU0);
         raw_says(&clients[r], GPU1);
         raw_says(&clients[r], "no way from one GPU to the other");
@@ -168,7 +168,7 @@ START_TEST(full)
     (void)setenv("STUB_FULL", GPU1, 1);
     gpu_rig_start(NULL, NULL);
     expect_pair("full", (const char *[]){"cuda:0", "cuda:1"}, CST_ENOMEM,
-                "pool slab of 16777216 bytes on " GPU1 ": the GPU is out of memory");
+                "memory of 16777216 bytes on " GPU1 ": the GPU is out of memory");
     expect_pair("rest", (const char *[]){"cuda:0", "host"}, CST_OK, "");
 }
 END_TEST

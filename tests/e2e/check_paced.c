@@ -1,6 +1,7 @@
 /* Training with pools in the memory of paced accelerators through a real daemon gives the bits that
  * a calculation in this process gives, wherever the ranks are and whoever dies when; and what such
  * an accelerator is to the daemon. */
+#include "client/cistern_device.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/train_check.h"
@@ -149,6 +150,41 @@ START_TEST(its_engine_copies)
     ck_assert_uint_eq(stat->gpus[0]->pool_budget, 8u << 20);
     ck_assert_uint_gt(stat->gpus[0]->pool_used, 0);
     ck_assert_uint_eq(stat->gpus[1]->pool_used, 0);
+}
+END_TEST
+
+/* JobOpen on @device; what the daemon calls it, or a status. */
+static int open_on(const char *device, char *became)
+{
+    struct cst_job_spec spec = {.name = "device", .world = 2, .rank = 1, .device = device};
+    struct cst_client *client;
+    struct cst_job *job;
+    struct cst_err err = {0};
+    int rc;
+
+    ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
+    rc = cst_job_open(&job, client, &spec, &err);
+    if (rc == CST_OK) {
+        (void)strcpy(became, cst_job_device(job));
+    } else {
+        ck_assert_ptr_nonnull(strstr(err.text, device));
+    }
+    cst_disconnect(client);
+    return rc;
+}
+
+/* A device by its number, or by the rank's; one that is not there is refused with its name. */
+START_TEST(devices_are_checked)
+{
+    char became[64];
+
+    ck_assert_int_eq(open_on("paced", became), CST_OK);
+    ck_assert_str_eq(became, "paced:1");
+    ck_assert_int_eq(open_on("paced:0", became), CST_OK);
+    ck_assert_str_eq(became, "paced:0");
+    ck_assert_int_eq(open_on("paced:2", became), CST_ENOTFOUND);
+    ck_assert_int_eq(open_on("paced:", became), CST_ENOTFOUND);
+    ck_assert_int_eq(open_on("pacedd", became), CST_ENOTFOUND);
 }
 END_TEST
 
@@ -303,6 +339,7 @@ int main(void)
     tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(plain, micro_batch_bits, 0, N_PLACEMENTS);
     tcase_add_test(plain, its_engine_copies);
+    tcase_add_test(plain, devices_are_checked);
     tcase_add_loop_test(rooms, room_bits, 0, 2 * N_PLACEMENTS);
     tcase_add_test(rooms, rooms_of_host_ranks);
     tcase_add_test(rooms, rooms_are_charged);
