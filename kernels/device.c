@@ -176,6 +176,11 @@ static int check_convert(const struct cst_device_convert *c, struct cst_err *err
     if (states) {
         return check_states(c, err);
     }
+    if (c->what != CST_CONVERT_WEIGHT && c->row != CST_ROW_EXP_AVG &&
+        c->row != CST_ROW_EXP_AVG_SQ) {
+        return cst_err_set(err, CST_EINVAL, "CONVERT of row %u: it holds no moments",
+                           (unsigned)c->row);
+    }
     if (c->what == CST_CONVERT_WEIGHT) {
         rc = check_values(c->src, c->n_elems, sizeof(float), err);
         return rc != CST_OK ? rc : check_values(c->dst[0], c->n_elems, sizeof(uint16_t), err);

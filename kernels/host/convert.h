@@ -6,7 +6,6 @@
 #include "kernels/device.h"
 
 /* cst_device_convert, where its contract is, after its checks. Any thread. */
-int cst_host_convert(const struct cst_kernels *kernels, const struct cst_device_convert *convert,
-                     struct cst_err *err);
+void cst_host_convert(const struct cst_kernels *kernels, const struct cst_device_convert *convert);
 
 #endif
