@@ -38,7 +38,7 @@ static struct engine_command micro_batch(const struct tiny_job *job, unsigned c,
  * from 1, in the order in which they are issued. */
 static void write_commands(const struct tiny_job *job, struct engine_command *commands)
 {
-    bool wide = job->grad_bytes == 4;
+    bool wide = job->states.grad_bytes == 4;
     uint64_t ticket = 0, norm = 0, copied[N_CHUNKS] = {0};
 
     for (uint64_t step = 1; step <= N_STEPS; step++) {

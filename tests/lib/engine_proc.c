@@ -25,6 +25,13 @@ static void must(bool ok, const char *what)
 
 static const char *used_program, *used_device, *used_rates;
 
+static float copy_share;
+
+void engine_proc_copy_share(float share)
+{
+    copy_share = share;
+}
+
 void engine_proc_use(const char *program, const char *device)
 {
     used_program = program;
@@ -200,6 +207,8 @@ void engine_proc_open(struct engine_proc *proc, uint32_t threads, uint32_t copy_
     setup.undo_segment = undo_id;
     setup.undo_bytes = undo_bytes;
     setup.device = (char *)(uintptr_t)used_device;
+    setup.has_copy_share = 1;
+    setup.copy_share = copy_share;
     must(engine_proc_reply(
              proc, engine_proc_send(proc, ENGINE__MSG_TYPE__ENGINE_SETUP, &setup.base, undo_fd),
              &frame) != NULL &&
@@ -283,8 +292,14 @@ uint64_t engine_proc_drop(struct engine_proc *proc, uint32_t id)
 }
 
 /* Messages of one command, pointing into each other and into @from. */
+struct rows {
+    Engine__RowPlace v[ENGINE_PROC_MAX_ROWS], *pointers[ENGINE_PROC_MAX_ROWS];
+    Engine__Place places[ENGINE_PROC_MAX_ROWS];
+};
+
 struct message {
     Engine__Command command;
+    struct rows in, out;
     Engine__Place places[ENGINE_PROC_MAX_SRC + 4];
     Engine__Place *pointers[ENGINE_PROC_MAX_SRC + 4];
     Engine__Hyper hyper;
@@ -304,6 +319,51 @@ static void fill_places(struct message *m, const struct engine_command *from)
     m->command.src = m->pointers;
     m->command.n_dst = from->n_dst;
     m->command.dst = m->pointers + from->n_src;
+}
+
+static void fill_rows(struct rows *rows, const struct engine_row *from, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        rows->places[i] = (Engine__Place)ENGINE__PLACE__INIT;
+        rows->places[i].segment = from[i].place.segment;
+        rows->places[i].offset = from[i].place.offset;
+        rows->v[i] = (Engine__RowPlace)ENGINE__ROW_PLACE__INIT;
+        rows->v[i].row = from[i].row;
+        rows->v[i].place = &rows->places[i];
+        rows->pointers[i] = &rows->v[i];
+    }
+}
+
+static void fill_update(struct message *m, const struct engine_command *from)
+{
+    m->hyper = (Engine__Hyper)ENGINE__HYPER__INIT;
+    m->hyper.lr = from->lr;
+    m->hyper.beta1 = from->beta1;
+    m->hyper.beta2 = from->beta2;
+    m->hyper.eps = from->eps;
+    m->hyper.weight_decay = from->weight_decay;
+    m->hyper.grad_scale = from->grad_scale;
+    m->command.hyper = &m->hyper;
+    fill_rows(&m->in, from->in, from->n_in);
+    m->command.n_in = from->n_in;
+    m->command.in = m->in.pointers;
+    fill_rows(&m->out, from->out, from->n_out);
+    m->command.n_out = from->n_out;
+    m->command.out = m->out.pointers;
+    m->command.has_guard = from->guard;
+    m->command.guard = from->guard;
+}
+
+static void fill_convert(Engine__Command *c, const struct engine_command *from)
+{
+    c->has_encode = from->encode;
+    c->has_decode = from->decode;
+    c->encode = c->decode = c->moments = from->moments;
+    c->has_moments = from->clear;
+    c->has_row = c->has_first = c->has_row_elems = 1;
+    c->row = from->row;
+    c->first = from->first;
+    c->row_elems = from->row_elems;
 }
 
 static void fill_message(struct message *m, const struct engine_command *from)
@@ -327,14 +387,10 @@ static void fill_message(struct message *m, const struct engine_command *from)
     c->has_accumulate = from->accumulate;
     c->accumulate = from->accumulate;
     if (from->kind == ENGINE__COMMAND_KIND__UPDATE) {
-        m->hyper = (Engine__Hyper)ENGINE__HYPER__INIT;
-        m->hyper.lr = from->lr;
-        m->hyper.beta1 = from->beta1;
-        m->hyper.beta2 = from->beta2;
-        m->hyper.eps = from->eps;
-        m->hyper.weight_decay = from->weight_decay;
-        m->hyper.grad_scale = from->grad_scale;
-        c->hyper = &m->hyper;
+        fill_update(m, from);
+    }
+    if (from->kind == ENGINE__COMMAND_KIND__CONVERT) {
+        fill_convert(c, from);
     }
 }
 

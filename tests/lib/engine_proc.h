@@ -12,6 +12,13 @@
 
 #define ENGINE_PROC_MAX_AFTER 8
 #define ENGINE_PROC_MAX_SRC 64
+#define ENGINE_PROC_MAX_ROWS 5
+
+/* A row of an UPDATE that is elsewhere. */
+struct engine_row {
+    uint32_t row; /* enum cst_row */
+    struct cst_place place;
+};
 
 /* A command, flat. Fields as in proto/engine.proto; zero where a kind has no use for them. */
 struct engine_command {
@@ -27,7 +34,15 @@ struct engine_command {
     uint64_t bytes, n_elems;
     uint32_t table, chunk;
     uint64_t mark;
-    bool accumulate;                                       /* REDUCE */
+    bool accumulate;                                                       /* REDUCE */
+    struct engine_row in[ENGINE_PROC_MAX_ROWS], out[ENGINE_PROC_MAX_ROWS]; /* UPDATE */
+    unsigned n_in, n_out;
+    bool guard;
+    bool encode, decode; /* CONVERT, of `row`, whose format `moments` is */
+    bool clear;          /* CONVERT of a master row: moments are rows of the format `moments` */
+    uint32_t moments, row;
+    uint64_t first, row_elems;
+    bool told; /* not for the engine: kill_run issues it when the ends of `after` are known */
     float lr, beta1, beta2, eps, weight_decay, grad_scale; /* UPDATE */
 };
 
@@ -75,6 +90,9 @@ void engine_proc_use(const char *program, const char *device);
 
 /* From now on the host's program is to be a paced accelerator of these @rates. Borrowed. */
 void engine_proc_use_paced(const char *rates);
+
+/* The copy_share of every SETUP from now on. */
+void engine_proc_copy_share(float share);
 
 /* A sealed memfd of @bytes, zeroed; mapped to *@base if that is not NULL. */
 int engine_proc_memfd(uint64_t bytes, void **base);

@@ -6,45 +6,99 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Issue what is not marked done; how many those are. */
-static size_t issue(struct engine_proc *proc, const struct engine_command *commands, size_t n,
-                    const bool *done)
-{
-    struct engine_command *open = calloc(n, sizeof *open);
-    size_t n_open = 0;
+/* Commands and what became of them with one engine. */
+struct run {
+    struct engine_proc proc;
+    const struct engine_command *commands;
+    size_t n;
+    bool *done;   /* by ticket - 1: its end is known */
+    bool *issued; /* same: this engine was given it, or it is done */
+};
 
-    ck_assert_ptr_nonnull(open);
-    for (size_t i = 0; i < n; i++) {
-        if (!done[i]) {
-            open[n_open++] = commands[i];
-        }
-    }
-    engine_proc_submit(proc, open, n_open);
-    free(open);
-    return n_open;
-}
-
-static void note_done(const struct engine_proc *proc, bool *done)
+static void note_done(struct run *run)
 {
+    const struct engine_proc *proc = &run->proc;
+
     for (size_t i = 0; i < proc->n_done; i++) {
         ck_assert_msg(proc->done[i].status == 0, "ticket %llu: %s",
                       (unsigned long long)proc->done[i].ticket, proc->done[i].text);
-        done[proc->done[i].ticket - 1] = true;
+        run->done[proc->done[i].ticket - 1] = true;
+    }
+}
+
+/* Has the engine, or a dead one, all that @command comes after, as it must be? */
+static bool may_be_issued(const struct run *run, const struct engine_command *command)
+{
+    for (unsigned i = 0; i < command->n_after; i++) {
+        uint64_t after = command->after[i];
+
+        if (after != 0 && !(command->told ? run->done : run->issued)[after - 1]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void issue(struct run *run)
+{
+    struct engine_command *open = calloc(run->n, sizeof *open);
+    size_t n_open = 0;
+
+    ck_assert_ptr_nonnull(open);
+    note_done(run);
+    for (size_t i = 0; i < run->n; i++) {
+        const struct engine_command *command = &run->commands[i];
+
+        if (run->done[i]) {
+            run->issued[i] = true;
+        } else if (!run->issued[i] && may_be_issued(run, command)) {
+            run->issued[i] = true;
+            open[n_open++] = *command;
+        }
+    }
+    engine_proc_submit(&run->proc, open, n_open);
+    free(open);
+}
+
+/* Start an engine; how many commands are to be done. */
+static size_t start(struct run *run, struct tiny_job *job, const struct engine_command *commands,
+                    size_t n, bool *done, uint32_t threads, unsigned order)
+{
+    size_t n_open = 0;
+
+    *run = (struct run){
+        .commands = commands, .n = n, .done = done, .issued = calloc(n, sizeof *run->issued)};
+    ck_assert_ptr_nonnull(run->issued);
+    for (size_t i = 0; i < n; i++) {
+        n_open += !done[i];
+    }
+    tiny_job_start(job, &run->proc, threads, 2, order);
+    issue(run);
+    return n_open;
+}
+
+/* Go on until @n_wanted are done. */
+static void run_until(struct run *run, size_t n_wanted)
+{
+    while (run->proc.n_done < n_wanted) {
+        ck_assert(engine_proc_read(&run->proc, -1));
+        issue(run);
     }
 }
 
 void kill_run_to_end(struct tiny_job *job, const struct engine_command *commands, size_t n,
                      uint32_t threads, bool *done)
 {
-    struct engine_proc proc;
+    struct run run;
+    size_t n_open = start(&run, job, commands, n, done, threads, 0);
 
-    tiny_job_start(job, &proc, threads, 2, 0);
-    (void)issue(&proc, commands, n, done);
+    run_until(&run, n_open);
+    note_done(&run);
     for (size_t i = 0; i < n; i++) {
-        ck_assert(done[i] || engine_proc_wait(&proc, commands[i].ticket) != NULL);
+        ck_assert(done[i]);
     }
-    note_done(&proc, done);
-    ck_assert_int_eq(engine_proc_close(&proc), 0);
+    ck_assert_int_eq(engine_proc_close(&run.proc), 0);
+    free(run.issued);
 }
 
 /* Not synchronisation: this is the random moment. */
@@ -59,21 +113,18 @@ unsigned kill_run(struct tiny_job *job, const struct engine_command *commands, s
                   unsigned n_slots, bool *done, uint64_t *random)
 {
     const struct cst_undo_slot *slots = job->base[TINY_UNDO];
-    size_t n_open, n_wanted;
-    struct engine_proc proc;
+    uint32_t threads = 1 + (uint32_t)(tiny_random(random) % 3);
     unsigned n_held = 0;
+    struct run run;
+    size_t n_open =
+        start(&run, job, commands, n, done, threads, (unsigned)(tiny_random(random) % 3));
 
-    tiny_job_start(job, &proc, 1 + (uint32_t)(tiny_random(random) % 3), 2,
-                   (unsigned)(tiny_random(random) % 3));
-    n_open = issue(&proc, commands, n, done);
-    n_wanted = tiny_random(random) % (n_open + 1) / 2;
-    while (proc.n_done < n_wanted) {
-        ck_assert(engine_proc_read(&proc, -1));
-    }
+    run_until(&run, tiny_random(random) % (n_open + 1) / 2);
     pause_us(tiny_random(random) % 3000);
-    engine_proc_kill(&proc);
-    note_done(&proc, done);
-    (void)engine_proc_close(&proc);
+    engine_proc_kill(&run.proc);
+    note_done(&run);
+    (void)engine_proc_close(&run.proc);
+    free(run.issued);
     for (unsigned i = 0; i < n_slots; i++) {
         n_held += cst_undo_holds(&slots[i]);
     }

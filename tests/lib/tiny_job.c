@@ -1,6 +1,7 @@
 #include "tests/lib/tiny_job.h"
 
 #include "kernels/cast.h"
+#include "kernels/moments.h"
 #include "kernels/undo.h"
 
 #include <stdio.h>
@@ -11,6 +12,7 @@
 
 #define ROW_ALIGN 4096 /* bytes */
 #define N_BLOCKS 4
+#define N_ROWS (CST_ROW_COUNT + 1) /* the second weight row included */
 
 uint64_t tiny_random(uint64_t *state)
 {
@@ -20,22 +22,43 @@ uint64_t tiny_random(uint64_t *state)
     return *state * 0x2545f4914f6cdd1dull;
 }
 
-static uint64_t row_bytes(uint64_t n_elems, unsigned elem_bytes)
+static uint64_t align_up(uint64_t bytes)
 {
-    return (n_elems * elem_bytes + ROW_ALIGN - 1) / ROW_ALIGN * ROW_ALIGN;
+    return (bytes + ROW_ALIGN - 1) / ROW_ALIGN * ROW_ALIGN;
 }
 
-static unsigned elem_bytes(const struct tiny_job *job, int row)
+bool tiny_job_has(const struct tiny_job *job, enum cst_row row)
 {
-    return row == CST_ROW_WEIGHT ? 2 : row == CST_ROW_GRAD ? job->grad_bytes : 4;
+    switch ((int)row) {
+    case CST_ROW_EXP_AVG_SQ:
+        return cst_table_has_second(job->states.optimizer);
+    case CST_ROW_WEIGHT_OTHER:
+        return job->states.two_weights;
+    default:
+        return true;
+    }
 }
 
-/* Three tensors, the last one 5 elements, with 64 elements of padding before each but the first. */
+static uint64_t row_bytes(const struct tiny_job *job, int row, uint64_t n_elems)
+{
+    const struct cst_table_header header = {.grad_bytes = job->states.grad_bytes,
+                                            .moments = job->states.moments};
+
+    return tiny_job_has(job, (enum cst_row)row) ? cst_table_row_bytes(&header, row, n_elems) : 0;
+}
+
+uint64_t tiny_job_row_bytes(const struct tiny_job *job, unsigned chunk, enum cst_row row)
+{
+    return row_bytes(job, (int)row, job->n_elems[chunk]);
+}
+
+/* Three tensors, the last one 5 elements, each at a multiple of 64 and with padding before it. */
 static void write_spans(struct cst_table_span *spans, uint64_t n_elems, uint64_t *n_tiles)
 {
-    uint64_t odd = 4097, tiny = 5, first = n_elems - odd - tiny - 128;
-    uint64_t starts[TINY_SPANS] = {0, first + 64, n_elems - tiny};
-    uint64_t sizes[TINY_SPANS] = {first, odd - 1, tiny};
+    uint64_t odd = 4095, tiny = 5, third = (n_elems - tiny) / 64 * 64;
+    uint64_t second = (third - odd - 64) / 64 * 64;
+    uint64_t starts[TINY_SPANS] = {0, second, third};
+    uint64_t sizes[TINY_SPANS] = {second - 64, odd, tiny};
 
     for (int i = 0; i < TINY_SPANS; i++) {
         spans[i] = (struct cst_table_span){.start = starts[i],
@@ -55,31 +78,36 @@ static void write_chunks(struct tiny_job *job)
     for (unsigned c = 0; c < job->n_chunks; c++) {
         chunks[c] = (struct cst_table_chunk){
             .n_elems = job->n_elems[c], .first_span = c * TINY_SPANS, .n_spans = TINY_SPANS};
-        for (int row = 0; row < CST_ROW_COUNT; row++) {
-            chunks[c].rows[row] = (struct cst_place){.segment = job->ids[TINY_ARENA], .offset = at};
-            at += row_bytes(job->n_elems[c], elem_bytes(job, row));
+        for (int row = 0; row < N_ROWS; row++) {
+            struct cst_place *place =
+                row == CST_ROW_WEIGHT_OTHER ? &chunks[c].other_weight : &chunks[c].rows[row];
+
+            if (tiny_job_has(job, (enum cst_row)row)) {
+                *place = (struct cst_place){.segment = job->ids[TINY_ARENA], .offset = at};
+            }
+            at += align_up(row_bytes(job, row, job->n_elems[c]));
         }
         write_spans(cst_table_spans(job->table) + c * TINY_SPANS, job->n_elems[c], &n_tiles);
     }
 }
 
-static void open_job(struct tiny_job *job, unsigned grad_bytes, unsigned n_chunks,
-                     const uint64_t *n_elems, unsigned n_slots, uint64_t seed)
+void tiny_job_open_as(struct tiny_job *job, const struct tiny_states *states, unsigned n_chunks,
+                      const uint64_t *n_elems, unsigned n_slots, uint64_t seed)
 {
     struct cst_table_header header;
     uint64_t n_tiles = 0;
 
-    *job =
-        (struct tiny_job){.n_chunks = n_chunks, .grad_bytes = grad_bytes, .ids = {11, 12, 13, 14}};
+    *job = (struct tiny_job){.n_chunks = n_chunks, .states = *states, .ids = {11, 12, 13, 14}};
+    job->states.grad_bytes = states->grad_bytes == 4 ? 4 : 2;
     for (unsigned c = 0; c < n_chunks; c++) {
         struct cst_table_span spans[TINY_SPANS];
 
         job->n_elems[c] = n_elems[c];
         job->block[c] = job->bytes[TINY_POOL];
-        for (int row = 0; row < CST_ROW_COUNT; row++) {
-            job->bytes[TINY_ARENA] += row_bytes(n_elems[c], elem_bytes(job, row));
+        for (int row = 0; row < N_ROWS; row++) {
+            job->bytes[TINY_ARENA] += align_up(row_bytes(job, row, n_elems[c]));
         }
-        job->bytes[TINY_POOL] += N_BLOCKS * row_bytes(n_elems[c], 2);
+        job->bytes[TINY_POOL] += N_BLOCKS * align_up(n_elems[c] * 2);
         write_spans(spans, n_elems[c], &n_tiles);
     }
     cst_table_size(&header, n_chunks, n_chunks * TINY_SPANS, n_tiles);
@@ -90,20 +118,24 @@ static void open_job(struct tiny_job *job, unsigned grad_bytes, unsigned n_chunk
     }
     job->table = job->base[TINY_TABLE];
     *job->table = header;
-    job->table->grad_bytes = grad_bytes;
+    job->table->grad_bytes = job->states.grad_bytes;
+    job->table->optimizer = states->optimizer;
+    job->table->moments = states->moments;
+    job->table->rounding = states->rounding;
+    job->table->seed = seed;
     tiny_job_fill(job, seed);
 }
 
 void tiny_job_open(struct tiny_job *job, unsigned n_chunks, const uint64_t *n_elems,
                    unsigned n_slots, uint64_t seed)
 {
-    open_job(job, 2, n_chunks, n_elems, n_slots, seed);
+    tiny_job_open_as(job, &(struct tiny_states){0}, n_chunks, n_elems, n_slots, seed);
 }
 
 void tiny_job_open_wide(struct tiny_job *job, unsigned n_chunks, const uint64_t *n_elems,
                         unsigned n_slots, uint64_t seed)
 {
-    open_job(job, 4, n_chunks, n_elems, n_slots, seed);
+    tiny_job_open_as(job, &(struct tiny_states){.grad_bytes = 4}, n_chunks, n_elems, n_slots, seed);
 }
 
 void tiny_job_close(struct tiny_job *job)
@@ -135,6 +167,44 @@ static void *address(const struct tiny_job *job, enum tiny_segment segment, uint
     return (char *)job->base[segment] + offset;
 }
 
+/* Moments that are small numbers, those of exp_avg_sq positive, in the job's format. */
+static void fill_moments(struct tiny_job *job, unsigned chunk, unsigned which, uint64_t *state)
+{
+    uint64_t n = job->n_elems[chunk];
+    uint8_t *at = address(job, TINY_ARENA,
+                          tiny_job_row(job, chunk, (enum cst_row)(CST_ROW_EXP_AVG + which)).offset);
+    struct cst_update_moment row = {
+        .values = at, .exponents = job->states.moments == CST_MOMENTS_MX8 ? at + n : NULL};
+    float *values = malloc(n * sizeof *values);
+
+    if (values == NULL) {
+        abort();
+    }
+    fill_row(values, n, false, state);
+    for (uint64_t i = 0; which == 1 && i < n; i++) {
+        values[i] *= values[i];
+    }
+    cst_moments_encode(job->states.moments, which, 0, n, values, &row);
+    free(values);
+}
+
+static void fill_rows(struct tiny_job *job, unsigned chunk, uint64_t *state)
+{
+    for (int row = 0; row < N_ROWS; row++) {
+        bool bf16 = row != CST_ROW_MASTER && (row != CST_ROW_GRAD || job->states.grad_bytes == 2);
+
+        if (!tiny_job_has(job, (enum cst_row)row)) {
+            continue;
+        }
+        if (row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ) {
+            fill_moments(job, chunk, (unsigned)(row - CST_ROW_EXP_AVG), state);
+        } else {
+            fill_row(address(job, TINY_ARENA, tiny_job_row(job, chunk, (enum cst_row)row).offset),
+                     job->n_elems[chunk], bf16, state);
+        }
+    }
+}
+
 void tiny_job_fill(struct tiny_job *job, uint64_t seed)
 {
     uint64_t state = seed * 2 + 1;
@@ -143,18 +213,10 @@ void tiny_job_fill(struct tiny_job *job, uint64_t seed)
     memset(job->base[TINY_UNDO], 0, job->bytes[TINY_UNDO]);
     write_chunks(job);
     for (unsigned c = 0; c < job->n_chunks; c++) {
-        uint64_t n = job->n_elems[c];
-        float *squares = address(job, TINY_ARENA, tiny_job_row(job, c, CST_ROW_EXP_AVG_SQ).offset);
-
-        for (int row = 0; row < CST_ROW_COUNT; row++) {
-            fill_row(address(job, TINY_ARENA, tiny_job_row(job, c, (enum cst_row)row).offset), n,
-                     elem_bytes(job, row) == 2, &state);
-        }
-        for (uint64_t i = 0; i < n; i++) {
-            squares[i] *= squares[i];
-        }
+        fill_rows(job, c, &state);
         for (unsigned b = 0; b < N_BLOCKS; b++) {
-            fill_row(address(job, TINY_POOL, tiny_job_block(job, c, b).offset), n, true, &state);
+            fill_row(address(job, TINY_POOL, tiny_job_block(job, c, b).offset), job->n_elems[c],
+                     true, &state);
         }
     }
 }
@@ -222,14 +284,16 @@ void tiny_job_start(struct tiny_job *job, struct engine_proc *proc, uint32_t thr
 
 struct cst_place tiny_job_row(const struct tiny_job *job, unsigned chunk, enum cst_row row)
 {
-    return cst_table_chunks(job->table)[chunk].rows[row];
+    const struct cst_table_chunk *entry = &cst_table_chunks(job->table)[chunk];
+
+    return (int)row == CST_ROW_WEIGHT_OTHER ? entry->other_weight : entry->rows[row];
 }
 
 struct cst_place tiny_job_block(const struct tiny_job *job, unsigned chunk, unsigned block)
 {
     return (struct cst_place){.segment = job->ids[TINY_POOL],
                               .offset =
-                                  job->block[chunk] + block * row_bytes(job->n_elems[chunk], 2)};
+                                  job->block[chunk] + block * align_up(job->n_elems[chunk] * 2)};
 }
 
 struct engine_command tiny_job_reduce(const struct tiny_job *job, unsigned chunk, uint64_t mark)
@@ -239,7 +303,7 @@ struct engine_command tiny_job_reduce(const struct tiny_job *job, unsigned chunk
                                      .chunk = chunk,
                                      .mark = mark};
 
-    if (job->grad_bytes == 2) {
+    if (job->states.grad_bytes == 2) {
         command.src[command.n_src++] = tiny_job_row(job, chunk, CST_ROW_GRAD);
     }
     command.src[command.n_src++] = tiny_job_block(job, chunk, 0);

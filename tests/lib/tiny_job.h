@@ -11,6 +11,15 @@
 #define TINY_MAX_CHUNKS 8
 #define TINY_SPANS 3 /* per chunk: a long tensor, an odd one, a tiny one; padding between */
 
+/* What its states are. Zeroed: AdamW, fp32 moments, bf16 gradients. */
+struct tiny_states {
+    unsigned grad_bytes; /* 0: 2 */
+    enum cst_optimizer optimizer;
+    enum cst_moments moments;
+    enum cst_rounding rounding;
+    bool two_weights; /* a second weight row */
+};
+
 enum tiny_segment { TINY_ARENA, TINY_TABLE, TINY_POOL, TINY_UNDO, TINY_SEGMENTS };
 
 struct tiny_job {
@@ -24,7 +33,7 @@ struct tiny_job {
     uint32_t ids[TINY_SEGMENTS];       /* segment ids */
     bool on_gpu;                       /* the pool is a GPU's memory (tiny_job_use_gpu) */
     uint64_t gpu_bytes;                /* of that, a multiple of its granularity */
-    unsigned grad_bytes;               /* of an element of the grad rows: 2 or 4 */
+    struct tiny_states states;         /* as given; grad_bytes is 2 or 4 */
     struct cst_table_header *table;    /* = base[TINY_TABLE] */
 };
 
@@ -36,6 +45,10 @@ void tiny_job_open(struct tiny_job *job, unsigned n_chunks, const uint64_t *n_el
 /* The same with fp32 grad rows: one that has micro-batches. */
 void tiny_job_open_wide(struct tiny_job *job, unsigned n_chunks, const uint64_t *n_elems,
                         unsigned n_slots, uint64_t seed);
+
+/* The same with @states, and, where the moments are MX8, @n_elems multiples of 64. */
+void tiny_job_open_as(struct tiny_job *job, const struct tiny_states *states, unsigned n_chunks,
+                      const uint64_t *n_elems, unsigned n_slots, uint64_t seed);
 void tiny_job_close(struct tiny_job *job);
 
 /* From the next start on the pool is memory of the engine's GPU, which the first engine makes; it
@@ -50,7 +63,12 @@ void tiny_job_fill(struct tiny_job *job, uint64_t seed);
 void tiny_job_start(struct tiny_job *job, struct engine_proc *proc, uint32_t threads,
                     uint32_t copy_threads, unsigned order);
 
+/* CST_ROW_WEIGHT_OTHER too. */
 struct cst_place tiny_job_row(const struct tiny_job *job, unsigned chunk, enum cst_row row);
+
+/* Has the job's chunks that row? */
+bool tiny_job_has(const struct tiny_job *job, enum cst_row row);
+uint64_t tiny_job_row_bytes(const struct tiny_job *job, unsigned chunk, enum cst_row row);
 struct cst_place tiny_job_block(const struct tiny_job *job, unsigned chunk, unsigned block);
 
 /* REDUCE of @chunk: its grad row and blocks 0 and 1; if the row is fp32, those blocks alone,
