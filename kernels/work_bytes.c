@@ -119,10 +119,13 @@ static int check_convert(struct cst_work *work)
     if (c->what == CST_CONVERT_STATES && c->n_dst < 3) {
         return cst_err_set(&work->err, CST_EINVAL, "CONVERT with %u destinations", c->n_dst);
     }
-    if (c->n_elems > CST_CHUNK_MAX_ELEMS || c->row_elems > CST_CHUNK_MAX_ELEMS) {
+    if (c->n_elems > CST_CHUNK_MAX_ELEMS || c->row_elems > CST_CHUNK_MAX_ELEMS ||
+        c->first > c->row_elems || c->n_elems > c->row_elems - c->first ||
+        (c->moments == CST_MOMENTS_MX8 && c->row_elems % CST_MX8_BLOCK != 0)) {
         return cst_err_set(&work->err, CST_EINVAL,
-                           "CONVERT of %" PRIu64 " elements, of a row of %" PRIu64, c->n_elems,
-                           c->row_elems);
+                           "CONVERT of %" PRIu64 " elements from %" PRIu64
+                           " on, of a row of %" PRIu64 ", format %u",
+                           c->n_elems, c->first, c->row_elems, (unsigned)c->moments);
     }
     if (row && c->row != CST_ROW_EXP_AVG && c->row != CST_ROW_EXP_AVG_SQ) {
         return cst_err_set(&work->err, CST_EINVAL, "CONVERT of row %u: it holds no moments",

@@ -1,0 +1,231 @@
+/* The engine process: CONVERT of moments. Bits are those of kernels/moments.h, which has tests of
+ * its own; here it is about ranges, pieces and places. */
+#include "tests/lib/engine_rig.h"
+
+#include "kernels/moments.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ELEMS BIG_ELEMS /* of the row: several pieces, whole blocks */
+#define VALUES 50       /* segment of fp32 values, as many as the row has */
+#define ROWS 51         /* segment of two rows of moments, one behind the other */
+
+static const struct {
+    uint64_t first, n;
+} ranges[] = {{0, ELEMS}, {0, 1}, {31, 2}, {5, ELEMS - 10}, {ELEMS - 33, 33}, {64, 0}, {96, 64}};
+
+#define N_RANGES ((int)(sizeof ranges / sizeof ranges[0]))
+
+static float *values;
+static uint8_t *rows;
+
+/* A row's bytes, in whichever format: room for the longest. */
+static const uint64_t room = ELEMS * sizeof(float);
+
+static void set_up(void)
+{
+    uint64_t state = 17;
+    int fd;
+
+    engine_rig_setup(false);
+    fd = engine_proc_memfd(room, (void **)&values);
+    engine_proc_must_add(&proc, VALUES, fd, room);
+    fd = engine_proc_memfd(2 * room, (void **)&rows);
+    engine_proc_must_add(&proc, ROWS, fd, 2 * room);
+    for (uint64_t i = 0; i < ELEMS; i++) {
+        values[i] = (float)((int64_t)(tiny_random(&state) >> 40) - (1 << 23)) * 0x1p-30f;
+    }
+}
+
+static struct cst_update_moment row_at(enum cst_moments moments, uint8_t *at)
+{
+    return (struct cst_update_moment){.values = at,
+                                      .exponents = moments == CST_MOMENTS_MX8 ? at + ELEMS : NULL};
+}
+
+static struct engine_command code(enum cst_moments moments, enum cst_row row, int range)
+{
+    return (struct engine_command){.kind = ENGINE__COMMAND_KIND__CONVERT,
+                                   .n_src = 1,
+                                   .n_dst = 1,
+                                   .n_elems = ranges[range].n,
+                                   .moments = moments,
+                                   .row = row,
+                                   .first = ranges[range].first,
+                                   .row_elems = ELEMS};
+}
+
+/* Both rows hold moments of which none is 0, the second one positive. */
+static void fill_rows(enum cst_moments moments)
+{
+    float *some = malloc(ELEMS * sizeof *some);
+    uint64_t state = 5;
+
+    ck_assert_ptr_nonnull(some);
+    for (unsigned which = 0; which < 2; which++) {
+        struct cst_update_moment row = row_at(moments, rows + which * room);
+
+        for (uint64_t i = 0; i < ELEMS; i++) {
+            some[i] = (float)(1 + tiny_random(&state) % 100) * (which == 0 && i % 3 == 0 ? -1 : 1);
+        }
+        cst_moments_encode(moments, which, 0, ELEMS, some, &row);
+    }
+    free(some);
+}
+
+/* Both rows as they are now, the caller's. */
+static uint8_t *copy_rows(void)
+{
+    uint8_t *copy = malloc(2 * room);
+
+    ck_assert_ptr_nonnull(copy);
+    memcpy(copy, rows, 2 * room);
+    return copy;
+}
+
+/* Values become elements of a row, and nothing around them changes, be the range within blocks or
+ * across many pieces. */
+START_TEST(test_encode)
+{
+    for (unsigned m = 0; m < CST_MOMENTS_COUNT; m++) {
+        for (unsigned which = 0; which < 2; which++) {
+            struct engine_command c =
+                code((enum cst_moments)m, (enum cst_row)(CST_ROW_EXP_AVG + which), _i);
+            struct cst_update_moment row;
+            uint8_t *want;
+
+            fill_rows((enum cst_moments)m);
+            want = copy_rows();
+            row = row_at((enum cst_moments)m, want + which * room);
+            cst_moments_encode((enum cst_moments)m, which, ranges[_i].first, ranges[_i].n, values,
+                               &row);
+            c.encode = true;
+            c.src[0] = (struct cst_place){.segment = VALUES};
+            c.dst[0] = (struct cst_place){.segment = ROWS, .offset = which * room};
+            engine_rig_must(c);
+            ck_assert_int_eq(memcmp(rows, want, 2 * room), 0);
+            free(want);
+        }
+    }
+}
+END_TEST
+
+/* Elements of a row become values, and nothing else changes. */
+START_TEST(test_decode)
+{
+    float *want = malloc(room);
+
+    ck_assert_ptr_nonnull(want);
+    for (unsigned m = 0; m < CST_MOMENTS_COUNT; m++) {
+        for (unsigned which = 0; which < 2; which++) {
+            struct engine_command c =
+                code((enum cst_moments)m, (enum cst_row)(CST_ROW_EXP_AVG + which), _i);
+            struct cst_update_moment row = row_at((enum cst_moments)m, rows + which * room);
+            uint8_t *before;
+
+            fill_rows((enum cst_moments)m);
+            before = copy_rows();
+            memcpy(want, values, room);
+            cst_moments_decode((enum cst_moments)m, which, ranges[_i].first, ranges[_i].n, &row,
+                               want);
+            c.decode = true;
+            c.src[0] = (struct cst_place){.segment = ROWS, .offset = which * room};
+            c.dst[0] = (struct cst_place){.segment = VALUES};
+            engine_rig_must(c);
+            ck_assert_int_eq(memcmp(values, want, room), 0);
+            ck_assert_int_eq(memcmp(rows, before, 2 * room), 0);
+            free(before);
+        }
+    }
+    free(want);
+}
+END_TEST
+
+/* A write of master weights clears the moments of its range in whatever format, of one row or of
+ * two, and leaves the others' values. */
+START_TEST(test_clear)
+{
+    for (unsigned m = 0; m < CST_MOMENTS_COUNT; m++) {
+        for (unsigned n_moments = 1; n_moments <= 2; n_moments++) {
+            struct engine_command c = code((enum cst_moments)m, CST_ROW_WEIGHT, _i);
+            uint8_t *want;
+
+            fill_rows((enum cst_moments)m);
+            want = copy_rows();
+            for (unsigned which = 0; which < n_moments; which++) {
+                struct cst_update_moment row = row_at((enum cst_moments)m, want + which * room);
+
+                cst_moments_clear((enum cst_moments)m, which, ranges[_i].first, ranges[_i].n, &row);
+            }
+            c.clear = true;
+            c.src[0] = (struct cst_place){.segment = VALUES};
+            c.dst[0] = tiny_job_row(&job, BIG, CST_ROW_MASTER);
+            c.dst[1] = tiny_job_row(&job, BIG, CST_ROW_WEIGHT);
+            c.dst[2] = (struct cst_place){.segment = ROWS};
+            c.dst[3] = (struct cst_place){.segment = ROWS, .offset = room};
+            c.n_dst = 2 + n_moments;
+            engine_rig_must(c);
+            ck_assert_int_eq(memcmp(rows, want, 2 * room), 0);
+            ck_assert_int_eq(memcmp(engine_rig_at(c.dst[0]), values, c.n_elems * sizeof(float)), 0);
+            free(want);
+        }
+    }
+}
+END_TEST
+
+/* Conversions that cannot be are answered, with words, and nothing is written. */
+START_TEST(test_lies)
+{
+    struct engine_command good = code(CST_MOMENTS_MX8, CST_ROW_EXP_AVG, 3), lies[11];
+    uint8_t *before;
+
+    good.encode = true;
+    good.src[0] = (struct cst_place){.segment = VALUES};
+    good.dst[0] = (struct cst_place){.segment = ROWS};
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+        lies[i] = good;
+    }
+    lies[0].decode = true;
+    lies[1].moments = CST_MOMENTS_COUNT;
+    lies[2].row = CST_ROW_MASTER;
+    lies[3].first = 11;
+    lies[4].row_elems = ELEMS - 16;
+    lies[5].row_elems = UINT64_MAX - 31;
+    lies[6].first = UINT64_MAX;
+    lies[7].dst[0].offset = 2 * room - ELEMS;
+    lies[8].src[0] = lies[8].dst[0];
+    lies[9].dst[1] = lies[9].dst[0];
+    lies[9].n_dst = 2;
+    lies[10].moments = CST_MOMENTS_BF16;
+    lies[10].dst[0].offset = 1;
+    fill_rows(CST_MOMENTS_MX8);
+    before = copy_rows();
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+        struct engine_completion c = engine_rig_run(lies[i]);
+
+        ck_assert_msg(c.status == CST_EINVAL, "lie %zu: %d: %s", i, c.status, c.text);
+        ck_assert_uint_gt(strlen(c.text), 0);
+    }
+    ck_assert_int_eq(memcmp(rows, before, 2 * room), 0);
+    engine_rig_must(good);
+    free(before);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine_convert");
+    TCase *tcase = tcase_create("convert");
+
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, set_up, engine_rig_teardown);
+    tcase_add_loop_test(tcase, test_encode, 0, N_RANGES);
+    tcase_add_loop_test(tcase, test_decode, 0, N_RANGES);
+    tcase_add_loop_test(tcase, test_clear, 0, N_RANGES);
+    tcase_add_test(tcase, test_lies);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
