@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # What the benchmarks that train share: a daemon of their own, a text, workers, medians. Sourced with the arguments of the script; the
-# current directory is the build tree. Sets out and tmp; the script sets model, the options of all workers.
+# current directory is the build tree. Sets out and tmp; the script sets model, the options of all workers, and before it is sourced, if it likes, daemon_config, the
+# daemon's configuration file.
 set -euo pipefail
 
 if [ $# -ne 2 ] || [ "$1" != --json ]; then
@@ -65,7 +66,8 @@ while [ "$(stat -c %s "$tmp/text" 2>/dev/null || echo 0)" -lt 1000000 ]; do
     find "${srcdir:-.}" -name '*.[ch]' -exec cat {} + >>"$tmp/text"
 done
 
-./cisternd --config /dev/null --socket "$CISTERN_SOCKET" --log-level warning >"$tmp/cisternd.log" 2>&1 &
+printf '%s\n' "${daemon_config-}" >"$tmp/cistern.conf"
+./cisternd --config "$tmp/cistern.conf" --socket "$CISTERN_SOCKET" --log-level warning >"$tmp/cisternd.log" 2>&1 &
 daemon=$!
 for ((i = 0; ; i++)); do
     ./cistern ping >/dev/null 2>&1 && break

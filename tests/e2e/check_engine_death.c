@@ -17,6 +17,7 @@
 #include <time.h>
 
 enum { WORLD = 2, N_ELEMS = 1 << 22, N_STEPS = 2 };
+enum { N_DEATHS = 8, UPDATE_US = 4000 }; /* an update of so many takes 2 to 6 ms */
 
 enum phase { IN_COPY, IN_REDUCE, IN_UPDATE, N_PHASES, NEVER = N_PHASES };
 
@@ -304,6 +305,35 @@ START_TEST(the_bits_are_those_of_a_calm_run)
 }
 END_TEST
 
+static uint64_t next_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+/* Deaths in the update phase, each with work under way, at random moments of it; CST_TEST_DEATHS of
+ * them. */
+START_TEST(deaths_in_the_update)
+{
+    const char *env = getenv("CST_TEST_DEATHS");
+    const unsigned wanted = env != NULL ? (unsigned)atoi(env) : N_DEATHS;
+    struct run run = {.phase = NEVER};
+    uint64_t random = (uint64_t)time(NULL);
+    unsigned n_runs = 0;
+
+    printf("seed %llu\n", (unsigned long long)random);
+    train(&run, calm);
+    for (unsigned hits = 0; hits < wanted; hits = count_hits()) {
+        run = (struct run){.phase = IN_UPDATE, .delay_us = next_random(&random) % UPDATE_US};
+        train(&run, struck);
+        ck_assert_msg(memcmp(calm, struck, sizeof *calm) == 0, "%u us into the update: other bits",
+                      (unsigned)run.delay_us);
+        ck_assert_uint_lt(++n_runs, 4 * wanted);
+    }
+    printf("%u deaths, of them %u with an update under way\n", n_runs, count_hits());
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine death");
@@ -311,7 +341,8 @@ int main(void)
 
     suite_add_tcase(suite, tc);
     tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 120);
+    tcase_set_timeout(tc, 300);
     tcase_add_loop_test(tc, the_bits_are_those_of_a_calm_run, 0, N_PHASES);
+    tcase_add_test(tc, deaths_in_the_update);
     return suite_run(suite);
 }
