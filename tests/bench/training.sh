@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # What the benchmarks that train share: a daemon of their own, a text, workers, medians. Sourced with the arguments of the script; the
-# current directory is the build tree. Sets out and tmp; the script sets model, the options of all workers, and before it is sourced, if it likes, daemon_config, the
-# daemon's configuration file.
+# current directory is the build tree. Sets out and tmp; the script sets model, the options of all workers. A daemon
+# with default settings is started, unless it sets daemons=own before.
 set -euo pipefail
 
 if [ $# -ne 2 ] || [ "$1" != --json ]; then
@@ -66,16 +66,31 @@ while [ "$(stat -c %s "$tmp/text" 2>/dev/null || echo 0)" -lt 1000000 ]; do
     find "${srcdir:-.}" -name '*.[ch]' -exec cat {} + >>"$tmp/text"
 done
 
-printf '%s\n' "${daemon_config-}" >"$tmp/cistern.conf"
-./cisternd --config "$tmp/cistern.conf" --socket "$CISTERN_SOCKET" --log-level warning >"$tmp/cisternd.log" 2>&1 &
-daemon=$!
-for ((i = 0; ; i++)); do
-    ./cistern ping >/dev/null 2>&1 && break
-    if [ $i -ge 200 ] || ! kill -0 "$daemon" 2>/dev/null; then
-        fail "the daemon does not answer"
-    fi
-    sleep 0.05
-done
+# Start the daemon with a configuration file of the text $1.
+start_daemon() {
+    local i
+    printf '%s\n' "$1" >"$tmp/cistern.conf"
+    ./cisternd --config "$tmp/cistern.conf" --socket "$CISTERN_SOCKET" --log-level warning >"$tmp/cisternd.log" 2>&1 &
+    daemon=$!
+    for ((i = 0; ; i++)); do
+        ./cistern ping >/dev/null 2>&1 && break
+        if [ $i -ge 200 ] || ! kill -0 "$daemon" 2>/dev/null; then
+            fail "the daemon does not answer"
+        fi
+        sleep 0.05
+    done
+}
+
+stop_daemon() {
+    kill "$daemon"
+    wait "$daemon" || fail "the daemon failed"
+    daemon=
+}
+
+# One figure of the daemon's books of job $1: the field $2.
+of_job() {
+    ./cistern job "$1" --json | numbers "$2" | head -n 1
+}
 
 # Step times of all runs of $1, without each one's first step.
 times() {
@@ -84,3 +99,7 @@ times() {
         numbers seconds <"$file" | tail -n +2
     done
 }
+
+if [ "${daemons-one}" != own ]; then
+    start_daemon ""
+fi
