@@ -110,6 +110,7 @@ static void open_chunks(struct cst_core *core)
         core->chunks[c].has_states = cst_pattern(at->pattern)->has_states;
         core->chunks[c].staged_rank = CST_NONE;
         core->chunks[c].room = CST_NONE;
+        core->chunks[c].held = CST_NONE;
         core->chunks[c].evicted_rank = CST_NONE;
         core->n_trained += core->chunks[c].has_states;
     }
@@ -189,6 +190,7 @@ void cst_core_close(struct cst_core *core)
         cst_pool_close(&core->ranks[rank].pool);
         cst_trace_close(&core->ranks[rank].trace);
     }
+    cst_rooms_close(core);
     cst_requests_close(&core->requests);
     cst_flights_close(&core->flights);
     free(core->ranks);
@@ -229,6 +231,9 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
     case CST_FLIGHT_STATES:
     case CST_FLIGHT_ROOM:
         cst_update_done(core, &flight, event);
+        break;
+    case CST_FLIGHT_HELD:
+        cst_held_done(core, &flight);
         break;
     case CST_FLIGHT_READ:
         cst_states_read_done(core, &flight, event);
@@ -341,8 +346,8 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         out->chunks_updating += !cst_update_is_over(chunk);
         out->chunks_ahead += chunk->ahead;
         out->chunks_reducing += chunk->reduce_ticket != 0;
-        out->chunks_clean += cst_update_is_over(chunk) && chunk->n_writes == 0 &&
-                             chunk->over == CST_OVER_WEIGHTS;
+        out->chunks_clean +=
+            cst_update_is_over(chunk) && chunk->n_writes == 0 && chunk->over == CST_OVER_WEIGHTS;
     }
 }
 

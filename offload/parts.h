@@ -15,6 +15,7 @@
  *   commit.c     norm, commit, the order of updates
  *   update.c     one update of a chunk
  *   room.c       updates on accelerators
+ *   held.c       gradients that stay there
  *   states.c     READ and WRITE of a tensor's rows */
 #ifndef CST_PARTS_H
 #define CST_PARTS_H
@@ -78,6 +79,7 @@ struct cst_chunk {
                                COPY down, while not done; else 0 */
     uint64_t states_tickets[CST_UPDATE_STATES]; /* from a room: same, its states */
     uint32_t room;        /* of its last update, CST_NONE: its node's engine made it, in place */
+    uint32_t held;        /* slot of that room that has the gradient, CST_NONE: none */
     bool turn;            /* the last update was one that should go through a room */
     uint64_t weight_ticket; /* what brings the weights that fetches read, while not done; else 0 */
     bool other_side;        /* fetches read the second weight row */
@@ -108,11 +110,24 @@ struct cst_chunk {
 #define CST_ROOM_COPIES_DOWN (1 + CST_UPDATE_STATES)
 #define CST_ROOM_COMMANDS (1 + CST_UPDATE_STATES + 1 + CST_ROOM_COPIES_DOWN) /* of an update: up, UPDATE, down */
 
+/* A place in a room for a gradient. */
+struct cst_held_slot {
+    uint32_t chunk;      /* whose it is for, CST_NONE: nobody's any more */
+    uint32_t n_commands; /* under way that write or read it */
+};
+
+struct cst_held {
+    struct cst_held_slot *slots; /* owned, as is free */
+    uint32_t *free;              /* numbers of those that are */
+    uint32_t n_free;
+};
+
 /* Memory of an accelerator for updates. Its buffers take turns. */
 struct cst_room {
     uint32_t engine;
     uint32_t segment;
     struct cst_buffers buffers;
+    struct cst_held held;
     uint32_t next;                                        /* buffer */
     uint64_t down[CST_BUFFERS_MAX][CST_ROOM_COPIES_DOWN]; /* last COPYs out of each; 0: none */
 };
@@ -481,6 +496,7 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
 /* CST_EINVAL: too many. */
 int cst_rooms_open(struct cst_core *core, const struct cst_core_config *config,
                    struct cst_err *err);
+void cst_rooms_close(struct cst_core *core);
 /* The updates of a step are about to be issued: the first of them is number 1. */
 void cst_rooms_begin(struct cst_core *core);
 /* The room that the next update, of @chunk, goes through; CST_NONE: none. */
@@ -532,6 +548,23 @@ int cst_hyper_check(const struct cst_hyper *hyper, struct cst_err *err);
 /* CST_EMISMATCH, as "lr is 1 in rank 0 and 2 in rank 1", where they differ in a bit. */
 int cst_hyper_same(const struct cst_hyper *a, const struct cst_hyper *b, const char *in_a,
                    const char *in_b, struct cst_err *err);
+
+/* -- held.c: gradients that stay up ------------------------------------------------------------ */
+
+int cst_held_open(struct cst_room *room); /* CST_ENOMEM: closed by cst_held_close all the same */
+void cst_held_close(struct cst_room *room);
+/* The sum of @chunk is about to be issued: keep a copy of the gradient up, if it can be. Ticket of
+ * that, which the sum has to wait for; 0: none. */
+uint64_t cst_held_keep(struct cst_core *core, uint32_t chunk);
+/* The chunk goes through the room that has its gradient: where that is. The caller's command, whose
+ * flight names room and slot, frees it. */
+struct cst_place cst_held_use(struct cst_core *core, uint32_t chunk);
+/* What is kept of the chunk's gradient is not wanted. */
+void cst_held_drop(struct cst_core *core, uint32_t chunk);
+/* Completion of a command that wrote or read a slot. */
+void cst_held_done(struct cst_core *core, const struct cst_flight *flight);
+/* NULL, or the name of an invariant that does not hold. For tests. */
+const char *cst_held_check(const struct cst_core *core);
 
 /* -- exposure.c: times of updates --------------------------------------------------------------- */
 

@@ -36,9 +36,19 @@ int cst_rooms_open(struct cst_core *core, const struct cst_core_config *config, 
         room->engine = config->rooms[i].engine;
         room->segment = config->rooms[i].segment;
         cst_buffers_divide(&room->buffers, core->layout, config->rooms[i].bytes);
+        if (cst_held_open(room) != CST_OK) {
+            return cst_err_set(err, CST_ENOMEM, "no memory for the books of a room");
+        }
     }
     core->interleave = config->interleave;
     return CST_OK;
+}
+
+void cst_rooms_close(struct cst_core *core)
+{
+    for (uint32_t i = 0; i < core->n_rooms; i++) {
+        cst_held_close(&core->rooms[i]);
+    }
 }
 
 void cst_core_set_interleave(struct cst_core *core, uint32_t k)
@@ -75,7 +85,10 @@ uint32_t cst_room_choose(struct cst_core *core, uint32_t c)
 
     core->n_in_order++;
     chunk->turn = k > 0 && core->n_in_order % k == 0;
-    chunk->room = chunk->turn ? find_room(core, c) : CST_NONE;
+    if (!chunk->turn || chunk->held == CST_NONE) {
+        cst_held_drop(core, c);
+        chunk->room = chunk->turn ? find_room(core, c) : CST_NONE;
+    }
     if (chunk->room != CST_NONE) {
         core->next_room = chunk->room + 1;
     }
@@ -110,19 +123,18 @@ static struct cst_place place_out(const struct cst_room *room, enum cst_row row)
 }
 
 static struct cst_command *command_of(struct cst_core *core, const struct cst_room *room,
-                                      enum cst_command_kind kind, enum cst_flight_kind flight,
-                                      uint32_t c)
+                                      enum cst_command_kind kind, struct cst_flight flight)
 {
-    struct cst_flight f = {.kind = flight, .chunk = c};
-
-    return cst_core_command(core, kind, room->engine, &f);
+    flight.rank = (uint32_t)(room - core->rooms);
+    return cst_core_command(core, kind, room->engine, &flight);
 }
 
 /* The row comes up into the buffer that is next, whose last chunk has left it; its ticket. */
 static uint64_t copy_up(struct cst_core *core, const struct cst_room *room, uint32_t c,
                         enum cst_row row)
 {
-    struct cst_command *copy = command_of(core, room, CST_COMMAND_COPY, CST_FLIGHT_ROOM, c);
+    struct cst_flight flight = {.kind = CST_FLIGHT_ROOM, .chunk = c, .block = CST_NONE};
+    struct cst_command *copy = command_of(core, room, CST_COMMAND_COPY, flight);
 
     copy->priority = CST_PRIORITY_PREFETCH;
     copy->src[copy->n_src++] = cst_core_row_place(core, c, row, 0);
@@ -142,28 +154,43 @@ static void name_row(struct cst_command_row *rows, uint32_t *n, enum cst_row row
     rows[(*n)++] = (struct cst_command_row){.row = row, .place = place};
 }
 
+/* Where the gradient is that the update reads: kept there, or copied up now. */
+static struct cst_place bring_grad(struct cst_core *core, const struct cst_room *room, uint32_t c,
+                                   uint64_t *ticket)
+{
+    if (core->chunks[c].held != CST_NONE) {
+        *ticket = 0;
+        return cst_held_use(core, c);
+    }
+    *ticket = copy_up(core, room, c, CST_ROW_GRAD);
+    return place_in(room, CST_ROW_GRAD);
+}
+
 static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
                              const struct cst_update *what)
 {
-    static const enum cst_row rows[] = {CST_ROW_GRAD, CST_ROW_MASTER, CST_ROW_EXP_AVG,
-                                        CST_ROW_EXP_AVG_SQ};
-    uint64_t up[sizeof rows / sizeof rows[0]] = {0};
+    struct cst_flight flight = {
+        .kind = CST_FLIGHT_ROOM, .chunk = what->chunk, .block = core->chunks[what->chunk].held};
+    uint64_t up[1 + N_STATES] = {0};
+    struct cst_place grad = bring_grad(core, room, what->chunk, &up[N_STATES]);
     struct cst_command *update;
 
-    for (uint32_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        up[i] = has_row(core, what->chunk, rows[i]) ? copy_up(core, room, what->chunk, rows[i]) : 0;
-    }
-    update = command_of(core, room, CST_COMMAND_UPDATE, CST_FLIGHT_ROOM, what->chunk);
-    cst_update_fill(core, update, what);
-    name_row(update->out, &update->n_out, CST_ROW_WEIGHT, place_out(room, CST_ROW_WEIGHT));
-    for (uint32_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (up[i] == 0) {
-            continue;
+    for (uint32_t i = 0; i < N_STATES; i++) {
+        if (has_row(core, what->chunk, states[i])) {
+            up[i] = copy_up(core, room, what->chunk, states[i]);
         }
+    }
+    update = command_of(core, room, CST_COMMAND_UPDATE, flight);
+    cst_update_fill(core, update, what);
+    name_row(update->in, &update->n_in, CST_ROW_GRAD, grad);
+    name_row(update->out, &update->n_out, CST_ROW_WEIGHT, place_out(room, CST_ROW_WEIGHT));
+    for (uint32_t i = 0; i <= N_STATES; i++) {
         cst_command_after(update, up[i]);
-        name_row(update->in, &update->n_in, rows[i], place_in(room, rows[i]));
-        if (rows[i] != CST_ROW_GRAD) {
-            name_row(update->out, &update->n_out, rows[i], place_out(room, rows[i]));
+    }
+    for (uint32_t i = 0; i < N_STATES; i++) {
+        if (up[i] != 0) {
+            name_row(update->in, &update->n_in, states[i], place_in(room, states[i]));
+            name_row(update->out, &update->n_out, states[i], place_out(room, states[i]));
         }
     }
     return update->ticket;
@@ -173,8 +200,8 @@ static uint64_t copy_down(struct cst_core *core, const struct cst_room *room, ui
                           enum cst_row row, struct cst_place to, uint64_t update)
 {
     bool weight = row == CST_ROW_WEIGHT;
-    struct cst_command *copy =
-        command_of(core, room, CST_COMMAND_COPY, weight ? CST_FLIGHT_UPDATE : CST_FLIGHT_STATES, c);
+    struct cst_flight flight = {.kind = weight ? CST_FLIGHT_UPDATE : CST_FLIGHT_STATES, .chunk = c};
+    struct cst_command *copy = command_of(core, room, CST_COMMAND_COPY, flight);
 
     copy->priority = weight ? CST_PRIORITY_DEMAND : CST_PRIORITY_EVICTION;
     copy->src[copy->n_src++] = place_out(room, row);

@@ -145,6 +145,7 @@ void cst_schedule_add(struct cst_core *core, uint32_t c)
     struct cst_chunk *chunk = &core->chunks[c];
     struct cst_flight flight = {
         .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection};
+    uint64_t held = cst_held_keep(core, c);
     struct cst_command *reduce = cst_core_command(core, CST_COMMAND_REDUCE, 0, &flight);
 
     reduce->table = core->table_segment;
@@ -154,6 +155,7 @@ void cst_schedule_add(struct cst_core *core, uint32_t c)
     cst_schedule_add_sources(core, c, reduce);
     reduce->node = cst_schedule_way(core, c, false).engine;
     cst_update_before(reduce, chunk);
+    cst_command_after(reduce, held); /* it frees the block */
     cst_over_begin(core, c, reduce);
     chunk->reduce_ticket = reduce->ticket;
     chunk->summed = true;
@@ -324,6 +326,7 @@ void cst_schedule_drop(struct cst_core *core)
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         struct cst_chunk *chunk = &core->chunks[c];
 
+        cst_held_drop(core, c);
         chunk->micro = 0;
         chunk->handed = 0;
         chunk->added = 0;

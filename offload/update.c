@@ -38,6 +38,7 @@ struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_u
     }
     cst_update_before(update, chunk); /* done, but perhaps not yet told */
     chunk->update_ticket = update->ticket;
+    cst_held_drop(core, what->chunk);
     chunk->room = CST_NONE;
     cst_exposure_issued(core);
     overtake(core, what->chunk);
@@ -99,6 +100,8 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
     }
     if (flight->kind != CST_FLIGHT_ROOM) {
         cst_exposure_done(core, flight->chunk);
+    } else if (flight->block != CST_NONE) {
+        cst_held_done(core, flight);
     }
     if (chunk->reduce_ticket == flight->ticket) {
         cst_schedule_fused(core, flight, event);

@@ -34,8 +34,9 @@ static void seeds(struct sim_options options, uint64_t runs)
            " updates before their commit, %" PRIu64 " of them with the sum, %" PRIu64
            " gradients dropped\n",
            totals.early_runs, totals.delayed_runs, totals.ahead, totals.fused, totals.dropped);
-    printf("sim: %" PRIu64 " copies to and from rooms, %" PRIu64 " commands done twice\n",
-           totals.through, totals.redone);
+    printf("sim: %" PRIu64 " copies to and from rooms, %" PRIu64 " gradients kept there, %" PRIu64
+           " commands done twice\n",
+           totals.through, totals.kept, totals.redone);
 }
 
 static void cluster(struct cluster_options options)

@@ -168,6 +168,45 @@ static struct room_row *room_end_of(struct sim *sim, const struct job *job)
     return row_at(sim, goes_up(sim, job) ? c->dst[0] : c->src[0], c->bytes);
 }
 
+/* A contribution that is its own sum is kept in a room: what it would be in the grad row. */
+static bool is_kept(const struct sim *sim, const struct cst_command *command)
+{
+    return memory_find(&sim->memory, command->src[0]).kind == PLACE_BLOCK;
+}
+
+static struct cell *block_of(struct sim *sim, const struct job *job)
+{
+    struct spot spot = memory_find(&sim->memory, job->command.src[0]);
+
+    if (spot.at != 0 || sim->memory.pools[spot.rank].engine != job->command.node) {
+        sim_fail(sim, "command %" PRIu64 " keeps what is not a block of its accelerator",
+                 job->command.ticket);
+    }
+    return &sim->memory.blocks[spot.rank][spot.block];
+}
+
+static void begin_keep(struct sim *sim, struct job *job)
+{
+    const struct cell *block = block_of(sim, job);
+
+    job->old[0][0] = memory_read(block);
+    job->changes = block->changes;
+    begin_row(sim, job, room_end_of(sim, job));
+}
+
+static void end_keep(struct sim *sim, struct job *job, bool torn)
+{
+    struct room_row *row = room_end_of(sim, job);
+    bool good = !torn && !job->doomed && block_of(sim, job)->changes == job->changes &&
+                job->old[0][0] != MEMORY_GARBAGE;
+
+    for (uint32_t k = 0; k < n_tensors_of(sim, job->command.chunk); k++) {
+        row->values[k] = good ? memory_mix(MEMORY_ZERO_SUM, job->old[0][0]) : MEMORY_GARBAGE;
+    }
+    end_row(row, job->command.chunk, CST_ROW_GRAD);
+    sim->n_kept += good;
+}
+
 static void begin_copy(struct sim *sim, struct job *job)
 {
     bool up = goes_up(sim, job);
@@ -312,6 +351,8 @@ void room_begin(struct sim *sim, struct job *job)
 {
     if (job->command.kind == CST_COMMAND_UPDATE) {
         begin_update(sim, job);
+    } else if (is_kept(sim, &job->command)) {
+        begin_keep(sim, job);
     } else {
         begin_copy(sim, job);
     }
@@ -321,6 +362,8 @@ void room_end(struct sim *sim, struct job *job, bool torn)
 {
     if (job->command.kind == CST_COMMAND_UPDATE) {
         end_update(sim, job, torn);
+    } else if (is_kept(sim, &job->command)) {
+        end_keep(sim, job, torn);
     } else {
         end_copy(sim, job, torn);
     }

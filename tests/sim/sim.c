@@ -290,7 +290,7 @@ static void choose_rooms(struct sim *sim)
     uint64_t want = cst_buffers_want(&sim->layout);
 
     sim->n_rooms = sim_chance(sim, 5000) ? 0 : 1 + sim_below(sim, SIM_MAX_ROOMS);
-    sim->p_interleave = sim_below(sim, 1000);
+    sim->p_interleave = sim_chance(sim, 5000) ? sim_below(sim, 100) : 0;
     sim->p_quiet = sim_chance(sim, 5000) ? sim_below(sim, 7000) : 0;
     for (uint32_t i = 0; i < sim->n_rooms; i++) {
         uint32_t tenths = 1 + sim_below(sim, 15);
@@ -570,4 +570,5 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     totals->made += sim.n_made;
     totals->through += sim.n_through;
     totals->redone += sim.n_redone;
+    totals->kept += sim.n_kept;
 }

@@ -127,6 +127,7 @@ struct sim_totals {
     uint64_t early_runs, delayed_runs, ahead, fused, dropped; /* updates before their commit; of
                                                                  them, with the sum; gradients */
     uint64_t through;  /* copies to and from rooms */
+    uint64_t kept;     /* gradients that stayed in rooms */
     uint64_t redone;   /* commands that an engine had ended when it died, and did again */
     uint64_t early; /* reductions of the first ranks' contributions alone */
 };
@@ -159,7 +160,7 @@ struct sim {
     uint32_t n_rooms;
     struct room_row room_rows[SIM_MAX_ROOM_ROWS];
     unsigned n_room_rows;
-    uint64_t n_through, n_redone;
+    uint64_t n_through, n_redone, n_kept;
     uint64_t n_finished;   /* jobs */
     uint64_t told[8];      /* per engine: order of the last job whose end was told */
     struct memory memory;

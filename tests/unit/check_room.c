@@ -320,6 +320,116 @@ START_TEST(failure)
 }
 END_TEST
 
+/* -- gradients that stay up ------------------------------------------------------------------- */
+
+/* One rank whose pool is on the accelerator, and place for @n_held gradients behind the buffers. */
+static void open_device(uint32_t n_chunks, uint32_t world, uint32_t n_held, uint32_t k)
+{
+    struct cst_core_room room = {
+        .engine = ENGINE, .segment = ROOM, .bytes = 3 * BUFFER + n_held * 2ull * RIG_CHUNK_ELEMS};
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = n_chunks,
+                                         .world = world,
+                                         .n_blocks = 2 * n_chunks,
+                                         .rooms = &room,
+                                         .n_rooms = 1,
+                                         .interleave = k,
+                                         .engines = engines});
+    rig_start(&rig, world);
+}
+
+/* The copy of a gradient from the pool into the room, if there is one. */
+static const struct cst_command *keep_of(uint32_t chunk)
+{
+    const struct cst_command *copy = copy_of(chunk, true, 0);
+
+    return copy != NULL && copy->src[0].segment == RIG_POOL_SEGMENT ? copy : NULL;
+}
+
+static void hand_in_all(uint32_t n_chunks, uint32_t rank)
+{
+    for (uint32_t c = 0; c < n_chunks; c++) {
+        uint64_t lease = rig_get_grad(&rig, rank, c);
+
+        ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, rank, c, lease)), CST_OK);
+    }
+}
+
+/* A chunk that went through the room keeps its gradient there, as long as there is place; its sum
+ * waits for that copy, and its next update reads it there instead of a copy of the grad row. */
+START_TEST(gradient_stays_up)
+{
+    const struct cst_command *keep, *update;
+
+    open_device(4, 1, 1, 2);
+    commit(4);
+    ck_assert(copy_of(1, true, 0) != NULL && keep_of(1) == NULL); /* nothing was expected yet */
+    rig_drain(&rig);
+    for (uint32_t c = 0; c < 4; c++) {
+        uint64_t lease = rig_get_grad(&rig, 0, c);
+
+        ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, c, lease)), CST_OK);
+        keep = keep_of(c);
+        ck_assert_msg((keep != NULL) == (c == 1), "chunk %u", c); /* 3: no place is left */
+        if (keep != NULL) {
+            ck_assert_uint_eq(keep->dst[0].offset, 3 * BUFFER);
+            ck_assert_uint_eq(keep->node, ENGINE);
+            ck_assert(waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), keep->ticket));
+        }
+        rig_drain(&rig);
+    }
+    commit(4);
+    update = update_of(1);
+    ck_assert_int_eq(update->in[0].row, CST_ROW_GRAD);
+    ck_assert_uint_eq(update->in[0].place.offset, 3 * BUFFER);
+    ck_assert(copy_of(1, true, 2) != NULL && copy_of(1, true, 3) == NULL);
+    ck_assert_uint_lt(update_of(3)->in[0].place.offset, 3 * BUFFER);
+    ck_assert(copy_of(3, true, 3) != NULL);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* The sum of two ranks is not one of their contributions: nothing is kept. */
+START_TEST(sums_come_down)
+{
+    open_device(1, 2, 1, 1);
+    rig_whole_step(&rig, 1, 2);
+    rig_drain(&rig);
+    hand_in_all(1, 0);
+    hand_in_all(1, 1);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1);
+    ck_assert(copy_of(0, true, 0) == NULL);
+}
+END_TEST
+
+/* k has changed, or the attempt is over: what was kept is given up, and its place is free again. */
+START_TEST(kept_in_vain)
+{
+    for (int i = 0; i < 3; i++) {
+        open_device(1, 1, 1, 1);
+        commit(1);
+        rig_drain(&rig);
+        hand_in_all(1, 0);
+        ck_assert(keep_of(0) != NULL);
+        if (i == 0) {
+            cst_core_set_interleave(rig.core, 0);
+            commit(1);
+            ck_assert_uint_eq(update_of(0)->n_out, 0);
+        } else {
+            if (i == 1) {
+                rig_drain(&rig);
+            }
+            (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
+            (void)rig_rank_event(&rig, CST_EV_ATTACH, 0);
+        }
+        rig_drain(&rig);
+        if (i < 2) {
+            rig_close(&rig);
+        }
+    }
+}
+END_TEST
+
 /* -- buffers ---------------------------------------------------------------------------------- */
 
 static void divide(struct cst_buffers *b, struct cst_layout *layout,
@@ -403,6 +513,7 @@ int main(void)
     TCase *which = tcase_create("which");
     TCase *commands = tcase_create("commands");
     TCase *waits = tcase_create("waits");
+    TCase *held = tcase_create("held");
     TCase *buffers = tcase_create("buffers");
 
     tcase_add_checked_fixture(which, NULL, teardown);
@@ -417,6 +528,11 @@ int main(void)
     tcase_add_test(waits, waiting);
     tcase_add_test(waits, states_are_behind);
     tcase_add_loop_test(waits, failure, 0, 9);
+    tcase_add_checked_fixture(held, NULL, teardown);
+    tcase_add_test(held, gradient_stays_up);
+    tcase_add_test(held, sums_come_down);
+    tcase_add_test(held, kept_in_vain);
+    suite_add_tcase(s, held);
     tcase_add_test(buffers, depth);
     tcase_add_test(buffers, smaller_class);
     tcase_add_loop_test(buffers, formats, 0, CST_MOMENTS_COUNT);
