@@ -16,7 +16,8 @@ static struct daemon_proc proc;
 static struct raw_client witness; /* looks at the books and removes jobs */
 static unsigned base_fds;
 static struct train_report *reports[TRAIN_MAX_WORLD];
-static bool grad_over; /* gradients take their weights' places */
+static bool grad_over;           /* gradients take their weights' places */
+static enum cst_overlap overlap; /* of the jobs' updates */
 
 static void setup(void)
 {
@@ -31,6 +32,12 @@ static void setup(void)
 static void setup_over(void)
 {
     grad_over = true;
+    setup();
+}
+
+static void setup_delayed(void)
+{
+    overlap = CST_OVERLAP_DELAYED;
     setup();
 }
 
@@ -54,6 +61,8 @@ static struct train_order order_of(const char *name, uint32_t rank, uint32_t wor
                                 .rank = rank,
                                 .world = world,
                                 .n_steps = n_steps,
+                                .overlap = overlap,
+                                .delay_from = overlap == CST_OVERLAP_DELAYED ? 1 : 0,
                                 .grad_over = grad_over,
                                 .bad = {.step = TRAIN_NEVER},
                                 .die_at = UINT32_MAX,
@@ -115,6 +124,16 @@ START_TEST(test_pool_too_small)
     ck_assert_int_eq(cst_commit(job, NULL, &err), CST_EPOOL);
     ck_assert_msg(strstr(err.text, ": 1 bytes short") != NULL, "%s", err.text);
     cst_disconnect(client);
+}
+END_TEST
+
+/* Several micro-batches a step. */
+START_TEST(test_micro_batches)
+{
+    struct train_order order = order_of("micro", 0, 2, 4);
+
+    order.micro_batches = 3;
+    run_job(&order);
 }
 END_TEST
 
@@ -479,15 +498,26 @@ START_TEST(test_write_in_step)
 }
 END_TEST
 
+static void add_overlapped(TCase *tcase)
+{
+    tcase_set_timeout(tcase, 60);
+    tcase_add_loop_test(tcase, test_worlds_and_pools, 0, 3);
+    tcase_add_test(tcase, test_micro_batches);
+    tcase_add_test(tcase, test_come_back);
+    tcase_add_loop_test(tcase, test_killed_anywhere, 0, 2);
+    tcase_add_test(tcase, test_engine_killed_anywhere);
+}
+
 int main(void)
 {
     Suite *suite = suite_create("train");
     TCase *bits = tcase_create("bits"), *faults = tcase_create("faults"),
-          *over = tcase_create("over");
+          *over = tcase_create("over"), *delayed = tcase_create("delayed");
 
     tcase_add_checked_fixture(bits, setup, teardown);
     tcase_set_timeout(bits, 60);
     tcase_add_loop_test(bits, test_worlds_and_pools, 0, 3);
+    tcase_add_test(bits, test_micro_batches);
     tcase_add_test(bits, test_try_forms);
     tcase_add_test(bits, test_forks);
     tcase_add_loop_test(bits, test_bad_gradient, 0, 5);
@@ -501,6 +531,9 @@ int main(void)
     tcase_add_test(over, test_come_back);
     tcase_add_loop_test(over, test_killed_anywhere, 0, 2);
     tcase_add_test(over, test_engine_killed_anywhere);
+    tcase_add_checked_fixture(delayed, setup_delayed, teardown);
+    add_overlapped(delayed);
+    tcase_add_loop_test(delayed, test_bad_gradient, 0, 5);
     tcase_add_checked_fixture(faults, setup, teardown);
     tcase_set_timeout(faults, 60);
     tcase_add_test(faults, test_pool_too_small);
@@ -511,6 +544,7 @@ int main(void)
     tcase_add_test(faults, test_write_in_step);
     suite_add_tcase(suite, bits);
     suite_add_tcase(suite, over);
+    suite_add_tcase(suite, delayed);
     suite_add_tcase(suite, faults);
     return suite_run(suite);
 }

@@ -116,9 +116,11 @@ struct reference {
     struct train_bad bad;
     uint64_t adam_step; /* updates applied */
     uint64_t n_skipped;
-    uint16_t *grads;   /* per rank: TRAIN_N_ELEMS */
-    uint16_t *reduced; /* TRAIN_N_ELEMS */
-    float *sums;       /* the same with micro-batches */
+    uint64_t delay_from; /* first step whose update the next one does not see yet */
+    uint16_t *used;      /* weights that the step sees: TRAIN_N_ELEMS */
+    uint16_t *grads;     /* per rank: TRAIN_N_ELEMS */
+    uint16_t *reduced;   /* TRAIN_N_ELEMS */
+    float *sums;         /* the same with micro-batches */
     struct cst_table_tile tiles[64];
     uint64_t n_tiles;
 };
@@ -130,7 +132,7 @@ static void fill_io(const struct reference *ref, int op, uint16_t *grads, const 
         int t = train_operators[op].tensors[k];
 
         io[k] = (struct cst_io){
-            .weight = ref->run->states.weight + train_tensors[t].start,
+            .weight = ref->used + train_tensors[t].start,
             .grad = grads + train_tensors[t].start,
             .accumulate = written[t],
             .n_elems = train_tensors[t].n_elems,
@@ -234,10 +236,14 @@ static void step_once(struct reference *ref, uint64_t step)
     params = train_params(step, 0);
     clip = cst_clip_factor(cst_norm_sum(ref->tiles, ref->n_tiles), params.grad_scale,
                            params.clip_norm);
+    memcpy(ref->used, ref->run->states.weight, TRAIN_N_ELEMS * sizeof *ref->used);
     if (clip.finite) {
         update(ref, &params, clip.factor);
     } else {
         ref->n_skipped++;
+    }
+    if (step < ref->delay_from) {
+        memcpy(ref->used, ref->run->states.weight, TRAIN_N_ELEMS * sizeof *ref->used);
     }
     ref->run->results[step] = (struct cst_step_result){
         .step = step + 1,
@@ -250,26 +256,31 @@ static void step_once(struct reference *ref, uint64_t step)
 }
 
 void train_reference(struct train_run *run, uint32_t world, uint32_t micro_batches,
-                     uint64_t n_steps, struct train_bad bad)
+                     uint64_t delay_from, uint64_t n_steps, struct train_bad bad)
 {
     struct reference ref = {.run = run,
                             .kernels = cst_kernels_get(NULL),
                             .world = world,
                             .micro_batches = micro_batches,
+                            .delay_from = delay_from,
                             .bad = bad};
 
     memset(run, 0, sizeof *run);
     ref.grads = calloc((size_t)world * TRAIN_N_ELEMS, sizeof *ref.grads);
+    ref.used = calloc(TRAIN_N_ELEMS, sizeof *ref.used);
     ref.reduced = calloc(TRAIN_N_ELEMS, sizeof *ref.reduced);
     ref.sums = calloc(TRAIN_N_ELEMS, sizeof *ref.sums);
-    ck_assert(ref.grads != NULL && ref.reduced != NULL && ref.sums != NULL && ref.kernels != NULL);
+    ck_assert(ref.used != NULL && ref.grads != NULL && ref.reduced != NULL && ref.sums != NULL &&
+              ref.kernels != NULL);
     for (uint64_t i = 0; i < TRAIN_N_ELEMS; i++) {
         run->states.master[i] = train_start(i);
         run->states.weight[i] = cst_fp32_to_bf16(run->states.master[i]);
     }
+    memcpy(ref.used, run->states.weight, TRAIN_N_ELEMS * sizeof *ref.used);
     for (uint64_t s = 0; s < n_steps; s++) {
         step_once(&ref, s);
     }
+    free(ref.used);
     free(ref.grads);
     free(ref.reduced);
     free(ref.sums);

@@ -76,8 +76,8 @@ void train_backward(int op, uint32_t rank, uint64_t moment, struct train_bad bad
                     const struct cst_io *io);
 
 /* Train for @n_steps of @micro_batches with @world ranks, in this process and without the library.
- */
+ * Updates of steps from @delay_from on are seen one step later (TRAIN_NEVER: of none). */
 void train_reference(struct train_run *run, uint32_t world, uint32_t micro_batches,
-                     uint64_t n_steps, struct train_bad bad);
+                     uint64_t delay_from, uint64_t n_steps, struct train_bad bad);
 
 #endif

@@ -316,6 +316,11 @@ static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
     double loss = 0;
     int rc = w->stream != NULL ? begin_losses(w, err) : CST_OK;
 
+    if (rc == CST_OK && w->order->overlap == CST_OVERLAP_EARLY) {
+        params = train_params(*number, 0);
+        rc = cst_prepare_step(w->job, &params, err);
+    }
+
     for (uint32_t m = 0; rc == CST_OK && m < w->report->micro_batches; m++) {
         rc = m > 0 ? cst_accumulate(w->job, err) : CST_OK;
         rc = rc == CST_OK ? run_micro_batch(w, train_moment(*number, m), &loss, err) : rc;
@@ -348,6 +353,8 @@ static int open_job(struct worker *w, struct cst_err *err)
         .chunk_elems = TRAIN_CHUNK_ELEMS,
         .micro_batches = w->order->micro_batches,
         .grad_over_weight = w->order->grad_over,
+        .overlap = w->order->overlap,
+        .delay_from = w->order->delay_from,
         .timeout_ms = 20000,
     };
     int rc = CST_EBUSY;
@@ -503,6 +510,7 @@ pid_t train_worker_start(const struct train_order *order, struct train_report *r
 
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
         report->micro_batches = mine.micro_batches > 1 ? mine.micro_batches : 1;
+        report->delay_from = mine.overlap == CST_OVERLAP_DELAYED ? mine.delay_from : TRAIN_NEVER;
         if (order->setting != NULL) {
             (void)putenv((char *)(uintptr_t)order->setting);
         }

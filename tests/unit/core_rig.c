@@ -63,14 +63,15 @@ void rig_open(struct rig *rig, uint32_t n_chunks, uint32_t world, uint32_t n_blo
 
 static void lay_out(struct rig *rig, const struct rig_job *job)
 {
-    struct cst_layout_config layout = {.chunk_elems = RIG_CHUNK_ELEMS,
-                                       .n_nodes = 1,
-                                       .world = job->world,
-                                       .states = {.optimizer = job->optimizer,
-                                                  .moments = job->moments,
-                                                  .grad_over_weight = job->grad_over},
-                                       .grad_bytes =
-                                           job->micro_batches > 1 || job->grad_fp32 ? 4 : 2};
+    struct cst_layout_config layout = {
+        .chunk_elems = RIG_CHUNK_ELEMS,
+        .n_nodes = 1,
+        .world = job->world,
+        .states = {.optimizer = job->optimizer,
+                   .moments = job->moments,
+                   .grad_over_weight = job->grad_over,
+                   .two_weights = job->overlap != CST_OVERLAP_COMMIT},
+        .grad_bytes = job->micro_batches > 1 || job->grad_fp32 ? 4 : 2};
     struct cst_err err;
 
     if (job->with_base) {
@@ -164,6 +165,8 @@ void rig_open_job(struct rig *rig, const struct rig_job *job)
     struct cst_core_policy policy = depth_policy(0);
 
     policy.gather_bytes = job->gather_bytes;
+    policy.overlap = job->overlap;
+    policy.delay_from = job->delay_from;
     open_pools(rig, job, policy, job->engines != NULL ? job->engines : host, job->worker_copies);
 }
 

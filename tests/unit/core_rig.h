@@ -28,6 +28,8 @@ struct rig_job {
     const uint32_t *engines; /* per rank: as in rig_open_on */
     bool worker_copies;
     uint64_t gather_bytes; /* as in the policy */
+    enum cst_overlap overlap; /* EARLY, DELAYED: two weight rows */
+    uint64_t delay_from;
 };
 
 struct rig {
