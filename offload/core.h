@@ -52,6 +52,17 @@
  * update. READ of GRAD: CST_EUNSUPPORTED unless the gradient is there; WRITE of WEIGHT: CST_EUNSUPPORTED, master weights set them; WRITE of MASTER:
  * CST_EBUSY while a gradient is being moved to the row.
  *
+ * Two weight rows (policy.overlap EARLY, DELAYED; layout->states.two_weights). Fetches read one, an update writes the other, a commit turns:
+ *
+ *   - EARLY. Ranks say by PREPARE what their STEP will say. Where all have, equally, and do not clip, a chunk is updated as soon as its gradient is
+ *     complete; the others at the commit, as is everything where not all have. Fetches go on reading the old row until the commit. If the attempt ends
+ *     before it, the step is to be done again with the same hyper-parameters (else EMISMATCH): it reads the same weights, and gradients of
+ *     chunks that have had their update are dropped (n_dropped); so the step has the bits of the first time, if gradients have. Until the
+ *     commit MASTER and moments of such a chunk cannot be read, nor any state be written (EBUSY). Where a sum was made in its update its
+ *     GRAD cannot be read (EUNSUPPORTED). A step that all prepared is not skipped when a gradient is not finite: tiles that are not keep their states.
+ *   - DELAYED, from step delay_from on (steps committed before it). Commit i turns to what update i - 1 wrote, then update i is issued: step i + 1
+ *     reads weights without it. READ sees it. A WRITE of weights or master weights ends the delay once: all chunks turn to their last updates.
+ *
  * In INTERRUPTED and IDLE (and before the first SYNC) requests of the old attempt get EPEERDIED (before the first: EINVAL, "sync first"). A surviving
  * rank's blocks stay leased until its SYNC: only then is it known that it no longer touches them. */
 #ifndef CST_CORE_H
@@ -91,7 +102,7 @@ struct cst_core_policy {
     uint32_t prefetch_depth; /* weights expected next that are loaded before they are asked for; 0: as many as blocks allow */
     enum cst_core_eviction eviction;
     enum cst_overlap overlap;      /* EARLY, DELAYED: layout->states.two_weights */
-    uint64_t delay_from;           /* DELAYED: the first step that is */
+    uint64_t delay_from;           /* DELAYED: the first step that is, counted from 0 */
     uint64_t gather_bytes;   /* GPUs that want the same weights load pieces of at least so many bytes and exchange them; 0: each loads all */
 };
 
@@ -196,7 +207,7 @@ enum cst_event_kind {
     CST_EV_WANT,         /* rank, tag, attempt, chunk: the worker waits now for the weights that it asked for ahead */
     CST_EV_PREFETCH,     /* rank, tag, attempt, chunk */
     CST_EV_EVICT,        /* rank, tag, attempt, chunk */
-    CST_EV_PREPARE,      /* rank, tag, attempt, hyper: of the STEP to come */
+    CST_EV_PREPARE,      /* rank, tag, attempt, hyper: of the STEP to come; EARLY alone. EMISMATCH, and the attempt is over: another rank's differs, or updates begun before */
     CST_EV_STEP,         /* rank, tag, attempt, hyper, loss. Ends the rank's waiting fetches and open gradients; nothing more of the step is granted */
     CST_EV_READ,         /* tag, tensor, row, first, n_elems, place (staging): any time; EBUSY: a grad row that holds a contribution, no sum */
     CST_EV_WRITE,        /* same; EBUSY once a rank has fetched, handed in or asked for the step, until the commit or the attempt's end */
@@ -268,7 +279,7 @@ void cst_actions_close(struct cst_actions *actions);
 
 /* -- the core ------------------------------------------------------------------------------- */
 
-/* CST_EINVAL: micro-batches without fp32 grad rows; a pool smaller than its class's min_blocks; gradients over the weights with a pool that is not host
+/* CST_EINVAL: micro-batches without fp32 grad rows; early or delayed updates without a second weight row; a pool smaller than its class's min_blocks; gradients over the weights with a pool that is not host
  * memory or whose worker copies; CST_ENOMEM. */
 int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err);
 void cst_core_close(struct cst_core *core);

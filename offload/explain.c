@@ -38,7 +38,9 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
     if (!chunk->has_states && chunk->n_writes == 0) {
         return;
     }
-    if (chunk->update_ticket != 0) {
+    if (chunk->update_ticket != 0 && chunk->weight_ticket != chunk->update_ticket) {
+        say(page, "its update is under way, into the weight row that fetches do not read yet");
+    } else if (chunk->update_ticket != 0) {
         say(page, "its update of step %" PRIu64 " is under way; fetches wait for that alone",
             core->step);
     } else if (!cst_update_is_over(chunk)) {
@@ -50,6 +52,32 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
         say(page,
             "its states are current: %" PRIu64 " steps committed, %" PRIu64 " of them skipped",
             core->step, core->n_skipped);
+    }
+}
+
+/* Which of its weight rows is read, and what is in the other one. */
+static void explain_rows(const struct cst_core *core, uint32_t c, struct page *page)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    const char *side = chunk->other_side ? "second" : "first";
+
+    if (chunk->ahead) {
+        say(page,
+            "updated before the commit of step %" PRIu64 ": its states are of that step, fetches "
+            "read the %s weight row, which the commit gives up",
+            core->step, side);
+    } else if (chunk->pending) {
+        say(page,
+            "updates are delayed: fetches read the %s weight row, as it was before the last "
+            "update, until the next commit",
+            side);
+    } else if (core->two_weights && chunk->has_states) {
+        say(page, "fetches read the %s of its two weight rows, the next update writes the other",
+            side);
+    }
+    if (chunk->carried) {
+        say(page, "its gradient was complete before the step was interrupted: what is handed in "
+                  "again is dropped");
     }
 }
 
@@ -246,6 +274,7 @@ static void explain_rank(const struct cst_core *core, uint32_t c, uint32_t rank,
                 waits_for_itself(r, request)           ? "the sum of the micro-batch before"
                 : request->where == CST_REQUEST_QUEUED ? "a block"
                 : r->pool.worker_copies                ? "its update"
+                : request->exposed                     ? "its update, and then the copy"
                                                        : "the copy");
         }
     }
@@ -262,6 +291,7 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
     explain_home(core, chunk, &page);
     explain_group(core, chunk, &page);
     if (core->chunks[chunk].has_states) {
+        explain_rows(core, chunk, &page);
         explain_update(core, chunk, &page);
         explain_gradient(core, chunk, &page);
         explain_over(core, chunk, &page);

@@ -62,7 +62,7 @@ static struct train_order order_of(const char *name, uint32_t rank, uint32_t wor
                                 .world = world,
                                 .n_steps = n_steps,
                                 .overlap = overlap,
-                                .delay_from = overlap == CST_OVERLAP_DELAYED ? 1 : 0,
+                                .delay_from = overlap == CST_OVERLAP_DELAYED && n_steps > 2 ? 1 : 0,
                                 .grad_over = grad_over,
                                 .bad = {.step = TRAIN_NEVER},
                                 .die_at = UINT32_MAX,
