@@ -325,6 +325,7 @@ END_TEST
 /* One rank whose pool is on the accelerator, and place for @n_held gradients behind the buffers. */
 static void open_device(uint32_t n_chunks, uint32_t world, uint32_t n_held, uint32_t k)
 {
+    static const uint32_t engines[] = {ENGINE, ENGINE};
     struct cst_core_room room = {
         .engine = ENGINE, .segment = ROOM, .bytes = 3 * BUFFER + n_held * 2ull * RIG_CHUNK_ELEMS};
 
