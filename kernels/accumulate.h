@@ -4,7 +4,7 @@
  *
  *   x = accumulate ? dst + fp32(src[0]) : fp32(src[0])
  *   x = x + fp32(src[1]); ...                     (each sum rounded to fp32; no src: dst, or 0)
- *   dst = x, a NaN as CST_ACCUMULATE_NAN          (as in kernels/adamw.h and for the same reason)
+ *   dst = x, a NaN as CST_ACCUMULATE_NAN          (as in kernels/update.h and for the same reason)
  *
  * The row comes first, so that it does not matter which sources are added by one call and which by
  * the next: where a pool is short of blocks the first ranks' contributions go in before the last

@@ -38,9 +38,7 @@ static bool has_avx512(void)
 
 #define ROW(name, has)                                                                             \
     {                                                                                              \
-        .isa = #name, .usable = (has), .update = &cst_update_##name, .adamw = cst_adamw_##name,    \
-        .adamw_undo = cst_adamw_undo_##name, .adamw_f32 = cst_adamw_f32_##name,                    \
-        .adamw_undo_f32 = cst_adamw_undo_f32_##name, .reduce = cst_reduce_##name,                  \
+        .isa = #name, .usable = (has), .update = &cst_update_##name, .reduce = cst_reduce_##name,  \
         .accumulate = cst_accumulate_##name, .accumulate_sum = cst_accumulate_sum_##name,          \
         .cast = cst_cast_##name, .upcast = cst_upcast_##name,                                      \
     }

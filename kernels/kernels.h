@@ -4,7 +4,6 @@
 #define CST_KERNELS_H
 
 #include "kernels/accumulate.h"
-#include "kernels/adamw.h"
 #include "kernels/cast.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
@@ -16,10 +15,6 @@ struct cst_kernels {
     const char *isa;      /* "ref", "avx2", "avx512" */
     bool (*usable)(void); /* does this CPU (and OS) have it */
     const struct cst_update_table *update;
-    cst_adamw_fn adamw;
-    cst_adamw_undo_fn adamw_undo;
-    cst_adamw_f32_fn adamw_f32;
-    cst_adamw_undo_f32_fn adamw_undo_f32;
     cst_reduce_fn reduce;
     cst_accumulate_fn accumulate;
     cst_accumulate_sum_fn accumulate_sum;

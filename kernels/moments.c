@@ -46,7 +46,6 @@ void cst_moments_decode(enum cst_moments moments, unsigned which, uint64_t first
     }
 }
 
-/* @in: NULL: zeros. */
 static void encode_mx8(unsigned which, uint64_t first, uint64_t end, const float *in,
                        const struct cst_update_moment *row)
 {
@@ -59,7 +58,7 @@ static void encode_mx8(unsigned which, uint64_t first, uint64_t end, const float
 
         cst_format_load(CST_MOMENTS_MX8, which, &at, values);
         for (size_t j = 0; j < n; j++) {
-            values[i % CST_UPDATE_GROUP + j].x = in == NULL ? 0.0f : in[i + j - first];
+            values[i % CST_UPDATE_GROUP + j].x = in[i + j - first];
         }
         cst_format_store(CST_MOMENTS_MX8, CST_ROUNDING_NEAREST, which, &at, values, none);
         i += n;
@@ -84,14 +83,33 @@ void cst_moments_encode(enum cst_moments moments, unsigned which, uint64_t first
     }
 }
 
+/* A block that is cleared whole is one of zero bytes. */
+static void clear_mx8(unsigned which, uint64_t first, uint64_t end,
+                      const struct cst_update_moment *row)
+{
+    static const float zeros[CST_UPDATE_GROUP];
+
+    for (uint64_t i = first; i < end;) {
+        size_t n = share(i, end);
+
+        if (n == CST_UPDATE_GROUP) {
+            memset((uint8_t *)row->values + i, 0, n);
+            row->exponents[i / CST_UPDATE_GROUP] = 0;
+        } else {
+            encode_mx8(which, i, i + n, zeros, row);
+        }
+        i += n;
+    }
+}
+
 void cst_moments_clear(enum cst_moments moments, unsigned which, uint64_t first, size_t n,
                        const struct cst_update_moment *row)
 {
-    if (moments == CST_MOMENTS_MX8) {
-        encode_mx8(which, first, first + n, NULL, row);
-    } else {
-        size_t bytes = moments == CST_MOMENTS_BF16 ? sizeof(uint16_t) : sizeof(float);
+    const size_t bytes = cst_moments_elem_bytes(moments);
 
+    if (moments == CST_MOMENTS_MX8) {
+        clear_mx8(which, first, first + n, row);
+    } else {
         memset((char *)row->values + first * bytes, 0, n * bytes);
     }
 }

@@ -21,4 +21,23 @@ void cst_moments_encode(enum cst_moments moments, unsigned which, uint64_t first
 void cst_moments_clear(enum cst_moments moments, unsigned which, uint64_t first, size_t n,
                        const struct cst_update_moment *row);
 
+/* Bytes of an element of a row, mx8's exponents aside. */
+static inline size_t cst_moments_elem_bytes(enum cst_moments moments)
+{
+    return moments == CST_MOMENTS_FP32 ? sizeof(float) : moments == CST_MOMENTS_BF16 ? 2 : 1;
+}
+
+/* @row from element @i on, mx8: the first of a block. A row that is none is none. */
+static inline struct cst_update_moment
+cst_moments_at(enum cst_moments moments, const struct cst_update_moment *row, uint64_t i)
+{
+    struct cst_update_moment at = *row;
+
+    if (at.values != NULL) {
+        at.values = (uint8_t *)at.values + i * cst_moments_elem_bytes(moments);
+        at.exponents = moments == CST_MOMENTS_MX8 ? at.exponents + i / CST_UPDATE_GROUP : NULL;
+    }
+    return at;
+}
+
 #endif

@@ -4,13 +4,36 @@
 
 #include <inttypes.h>
 
+/* The rows that it takes. */
+static unsigned rows_of(const struct cst_undo_slot *slot)
+{
+    unsigned weight = slot->other_weight != 0 ? CST_ROW_WEIGHT_OTHER : CST_ROW_WEIGHT;
+    unsigned states = CST_CHUNK_ROWS_STATES | CST_CHUNK_ROW(weight);
+
+    switch (slot->kind) {
+    case CST_UNDO_UPDATE:
+        return states | CST_CHUNK_ROW(CST_ROW_GRAD);
+    case CST_UNDO_FUSED:
+        return states;
+    default:
+        return CST_CHUNK_ROWS_REDUCE;
+    }
+}
+
+/* NULL: there is none. */
+static uint16_t *other_weight(const struct cst_chunk *chunk)
+{
+    struct cst_addr at = chunk->rows[CST_ROW_WEIGHT_OTHER];
+
+    return at.mem == NULL ? NULL : (uint16_t *)(void *)((char *)at.mem->base + at.offset);
+}
+
 /* CST_ENOTFOUND: not yet; any other status: the slot is wrong. */
 static int restore(struct cst_undo_slot *slot, const struct cst_segments *segments,
                    struct cst_err *err)
 {
-    unsigned rows = slot->kind == CST_UNDO_UPDATE ? CST_CHUNK_ROWS_ALL : CST_CHUNK_ROWS_REDUCE;
     struct cst_chunk chunk;
-    int rc = cst_chunk_find(segments, slot->table, slot->chunk, rows, &chunk, err);
+    int rc = cst_chunk_find(segments, slot->table, slot->chunk, rows_of(slot), &chunk, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -19,6 +42,9 @@ static int restore(struct cst_undo_slot *slot, const struct cst_segments *segmen
         return cst_err_set(err, CST_EINVAL, "chunk %u is memory of a device", slot->chunk);
     }
     chunk.work.kernels = cst_kernels_get(NULL);
+    if (slot->other_weight != 0) {
+        chunk.work.rows.weight = other_weight(&chunk);
+    }
     if (cst_undo_restore(slot, &chunk.work, chunk.n_elems) != CST_OK) {
         return cst_err_set(err, CST_EINVAL, "tile %" PRIu64 " cannot be right", slot->tile);
     }

@@ -5,7 +5,7 @@
  *   dst = bf16(s)                                 (nearest even)
  *
  * No src: zero. One src: its own bits, NaN quieted. Two or more: a NaN is stored as CST_REDUCE_NAN,
- * as in kernels/adamw.h and for the same reason.
+ * as in kernels/update.h and for the same reason.
  *
  * Sum of squares over x = dst as fp32, in double, 16 lanes: lane[i mod 16] = fma(x, x, lane), i
  * counted from the tile's start; then lanes are added in a tree: l[j] += l[j + 8],

@@ -1,7 +1,11 @@
 #include "kernels/tile.h"
 
+#include "kernels/moments.h"
+
 #include <assert.h>
+#include <math.h>
 #include <stddef.h>
+#include <string.h>
 
 void cst_tile_walk_start(struct cst_tile_walk *walk, const struct cst_tile_work *work,
                          uint64_t first, uint64_t count)
@@ -67,36 +71,144 @@ const struct cst_table_span *cst_tile_walk_next(struct cst_tile_walk *walk, stru
     return span;
 }
 
-bool cst_tile_update(const struct cst_kernels *kernels, const struct cst_adamw *hyper,
-                     const struct cst_rows *rows, const struct cst_tile *tile,
-                     struct cst_undo_slot *undo)
-{
-    uint64_t at = tile->start;
-    float *master = rows->master + at;
-    float *exp_avg = (float *)rows->moments[0].values + at;
-    float *exp_avg_sq = (float *)rows->moments[1].values + at;
-    uint16_t *weight = rows->weight + at;
+/* What a tile is updated with: one of the two. */
+struct grads {
+    const uint16_t *bf16;
+    const float *fp32;
+};
 
+/* Rows of @tile from its element @first on, read at work->rows and written at @out. */
+static struct cst_update_rows rows_at(const struct cst_tile_work *work, const struct cst_rows *out,
+                                      const struct cst_tile *tile, struct grads grads,
+                                      uint32_t first)
+{
+    const enum cst_moments format = (enum cst_moments)work->table->moments;
+    const struct cst_rows *in = &work->rows;
+    uint64_t at = tile->start + first;
+    struct cst_update_rows rows = {.grad_bf16 = grads.bf16 != NULL ? grads.bf16 + first : NULL,
+                                   .grad_fp32 = grads.fp32 != NULL ? grads.fp32 + first : NULL,
+                                   .master_in = in->master + at,
+                                   .master = out->master + at,
+                                   .weight = out->weight + at};
+
+    for (int k = 0; k < 2; k++) {
+        rows.moments_in[k] = cst_moments_at(format, &in->moments[k], at);
+        rows.moments[k] = cst_moments_at(format, &out->moments[k], at);
+    }
+    return rows;
+}
+
+/* Elements of @tile from @first on. */
+static void run_kernel(const struct cst_tile_work *work, const struct cst_rows *out,
+                       const struct cst_update_scalars *scalars, const struct cst_tile *tile,
+                       struct grads grads, uint32_t first, struct cst_update_undo *undo)
+{
+    const struct cst_table_header *table = work->table;
+    const struct cst_update_rows rows = rows_at(work, out, tile, grads, first);
+    const struct cst_update_random random = {
+        .seed = table->seed, .t = tile->mark, .element = tile->number * CST_TILE_ELEMS + first};
+
+    work->kernels->update->v[table->optimizer][table->moments][table->rounding](
+        scalars, &random, tile->n_elems - first, &rows, undo);
+}
+
+/* Sum the contributions into @sums, as cst_tile_reduce would into the grad row. */
+static struct grads sum_tile(const struct cst_tile_work *work, const struct cst_tile *tile,
+                             union cst_undo_grads *sums)
+{
+    const uint16_t *at[CST_TILE_MAX_SRC];
+
+    assert(work->n_src <= CST_TILE_MAX_SRC);
+    for (uint32_t r = 0; r < work->n_src; r++) {
+        at[r] = work->src[r] + tile->start;
+    }
+    if (work->table->grad_bytes == sizeof(float)) {
+        tile->entry->sum_squares =
+            work->kernels->accumulate(tile->n_elems, work->n_src, at, false, sums->fp32);
+        return (struct grads){.fp32 = sums->fp32};
+    }
+    tile->entry->sum_squares = work->kernels->reduce(tile->n_elems, work->n_src, at, sums->bf16);
+    return (struct grads){.bf16 = sums->bf16};
+}
+
+static struct grads grad_row(const struct cst_tile_work *work, const struct cst_tile *tile)
+{
+    const struct cst_rows *rows = &work->rows;
+
+    return (struct grads){.bf16 = rows->grad != NULL ? rows->grad + tile->start : NULL,
+                          .fp32 = rows->grad_f32 != NULL ? rows->grad_f32 + tile->start : NULL};
+}
+
+/* The tile's states stay as they are, wherever they are to be. */
+static void keep_tile(const struct cst_tile_work *work, const struct cst_rows *out,
+                      const struct cst_tile *tile)
+{
+    const struct cst_update_rows rows = rows_at(work, out, tile, (struct grads){0}, 0);
+    const enum cst_moments format = (enum cst_moments)work->table->moments;
+    size_t n = tile->n_elems;
+
+    work->kernels->cast(n, rows.master_in, rows.weight);
+    if (!work->elsewhere) {
+        return;
+    }
+    memcpy(rows.master, rows.master_in, n * sizeof *rows.master);
+    for (int k = 0; k < 2 && rows.moments[k].values != NULL; k++) {
+        memcpy(rows.moments[k].values, rows.moments_in[k].values,
+               n * cst_moments_elem_bytes(format));
+        if (rows.moments[k].exponents != NULL) {
+            memcpy(rows.moments[k].exponents, rows.moments_in[k].exponents,
+                   (n + CST_UPDATE_GROUP - 1) / CST_UPDATE_GROUP);
+        }
+    }
+}
+
+/* With contributions, their sums are made in @sums. */
+static void update_tile(const struct cst_tile_work *work, const struct cst_rows *out,
+                        const struct cst_update_scalars *scalars, const struct cst_tile *tile,
+                        union cst_undo_grads *sums, struct cst_undo_slot *undo)
+{
+    struct grads grads = work->n_src > 0 ? sum_tile(work, tile, sums) : grad_row(work, tile);
+
+    if (work->guard && !isfinite(tile->entry->sum_squares)) {
+        keep_tile(work, out, tile);
+        return;
+    }
+    if (undo != NULL) {
+        cst_undo_begin_update(undo, work->n_src > 0 ? CST_UNDO_FUSED : CST_UNDO_UPDATE, tile,
+                              scalars, work->other_weight);
+    }
+    run_kernel(work, out, scalars, tile, grads, 0, undo != NULL ? &undo->states : NULL);
+}
+
+bool cst_tile_update(const struct cst_tile_work *work, const struct cst_update_scalars *scalars,
+                     const struct cst_tile *tile, struct cst_undo_slot *undo)
+{
+    union cst_undo_grads sums;
+
+    if (work->elsewhere) {
+        update_tile(work, &work->out, scalars, tile, &sums, NULL);
+        return true;
+    }
     if (tile->entry->update_mark == (uint32_t)tile->mark) {
         return false;
     }
-    if (undo != NULL) {
-        cst_undo_begin_update(undo, tile, hyper);
-    }
-    if (rows->grad_f32 != NULL && undo != NULL) {
-        kernels->adamw_undo_f32(hyper, tile->n_elems, rows->grad_f32 + at, master, exp_avg,
-                                exp_avg_sq, weight, &undo->states);
-    } else if (rows->grad_f32 != NULL) {
-        kernels->adamw_f32(hyper, tile->n_elems, rows->grad_f32 + at, master, exp_avg, exp_avg_sq,
-                           weight);
-    } else if (undo != NULL) {
-        kernels->adamw_undo(hyper, tile->n_elems, rows->grad + at, master, exp_avg, exp_avg_sq,
-                            weight, &undo->states);
-    } else {
-        kernels->adamw(hyper, tile->n_elems, rows->grad + at, master, exp_avg, exp_avg_sq, weight);
-    }
-    cst_undo_end(undo, tile, CST_UNDO_UPDATE);
+    update_tile(work, &work->rows, scalars, tile, undo != NULL ? &undo->grads : &sums, undo);
+    cst_undo_end(undo, tile, work->n_src > 0 ? CST_UNDO_FUSED : CST_UNDO_UPDATE);
     return true;
+}
+
+void cst_tile_finish_update(const struct cst_tile_work *work, const struct cst_tile *tile,
+                            struct cst_undo_slot *slot)
+{
+    uint32_t first = cst_update_undo_first(slot->states.held);
+    struct grads grads = grad_row(work, tile);
+
+    if (slot->kind == CST_UNDO_FUSED) {
+        grads = work->table->grad_bytes == sizeof(float) ? (struct grads){.fp32 = slot->grads.fp32}
+                                                         : (struct grads){.bf16 = slot->grads.bf16};
+    }
+    slot->states.base = first;
+    run_kernel(work, &work->rows, &slot->scalars, tile, grads, first, &slot->states);
 }
 
 /* The slot that an addition to the fp32 row needs, holding its old gradients; NULL: none, as it is
@@ -190,7 +302,7 @@ uint64_t cst_tile_update_range(const struct cst_tile_work *work, const struct cs
 {
     const struct cst_table_span *prepared = NULL;
     const struct cst_table_span *span;
-    struct cst_adamw adamw;
+    struct cst_update_scalars scalars;
     struct cst_tile tile;
     struct cst_tile_walk walk;
     uint64_t n_elems = 0;
@@ -198,12 +310,13 @@ uint64_t cst_tile_update_range(const struct cst_tile_work *work, const struct cs
     cst_tile_walk_start(&walk, work, first, count);
     while ((span = cst_tile_walk_next(&walk, &tile)) != NULL) {
         if (span != prepared) {
-            cst_adamw_prepare(
-                &adamw, hyper->lr * (double)span->lr_scale, hyper->beta1, hyper->beta2, hyper->eps,
-                hyper->weight_decay * (double)span->decay_scale, hyper->grad_scale, work->mark);
+            cst_update_prepare(&scalars, hyper->lr * (double)span->lr_scale, hyper->beta1,
+                               hyper->beta2, hyper->eps,
+                               hyper->weight_decay * (double)span->decay_scale, hyper->grad_scale,
+                               work->mark);
             prepared = span;
         }
-        if (cst_tile_update(work->kernels, &adamw, &work->rows, &tile, undo)) {
+        if (cst_tile_update(work, &scalars, &tile, undo)) {
             n_elems += tile.n_elems;
         }
     }

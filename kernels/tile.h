@@ -63,17 +63,23 @@ struct cst_tile_hyper {
     float grad_scale; /* loss scale x clip factor */
 };
 
-/* Update one tile in place and store its mark. @undo: this thread's slot, EMPTY before and after;
- * NULL: no protection. False: the mark says that it is done already, nothing was touched. Any
- * thread, one per tile. */
-bool cst_tile_update(const struct cst_kernels *kernels, const struct cst_adamw *hyper,
-                     const struct cst_rows *rows, const struct cst_tile *tile,
-                     struct cst_undo_slot *undo);
+/* Update one tile, from the grad row or from the contributions work->src, whose sum of squares is
+ * then stored. In place: store its mark, with contributions both marks. @undo: this thread's slot,
+ * EMPTY before and after; NULL: no protection. False: the mark says that it is done already,
+ * nothing was touched. Elsewhere: there are no marks, @undo is not used, and it may be done again
+ * from its start at any time. Any thread, one per tile. */
+bool cst_tile_update(const struct cst_tile_work *work, const struct cst_update_scalars *scalars,
+                     const struct cst_tile *tile, struct cst_undo_slot *undo);
+
+/* For cst_undo_restore: update the rest of @tile in place, from the group that @slot holds on,
+ * whose old values are in the rows. */
+void cst_tile_finish_update(const struct cst_tile_work *work, const struct cst_tile *tile,
+                            struct cst_undo_slot *slot);
 
 /* Sum the @n_src bf16 rows @src (each pointing to its row's first element, in rank order) into
  * rows->grad, or into or onto rows->grad_f32; store the sum of squares, then the mark. rows->grad
  * may itself be one of @src: then @undo protects it, as it does an fp32 row that is added to.
- * Otherwise as cst_tile_update. */
+ * False as in cst_tile_update. */
 bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const uint16_t *const *src,
                      const struct cst_rows *rows, const struct cst_tile *tile,
                      struct cst_undo_slot *undo);

@@ -1,5 +1,6 @@
 #include "kernels/undo.h"
 
+#include "kernels/moments.h"
 #include "kernels/tile.h"
 #include "proto/status.h"
 
@@ -19,7 +20,7 @@ static void write_names(struct cst_undo_slot *slot, enum cst_undo_kind kind,
     slot->n_elems = tile->n_elems;
 }
 
-/* All earlier stores, then the word, then later ones: as in cst_adamw_undo_hold. */
+/* All earlier stores, then the word, then later ones: as in cst_update_undo_hold. */
 static void store_word(_Atomic uint32_t *word, uint32_t value)
 {
     atomic_signal_fence(memory_order_seq_cst);
@@ -27,11 +28,13 @@ static void store_word(_Atomic uint32_t *word, uint32_t value)
     atomic_signal_fence(memory_order_seq_cst);
 }
 
-void cst_undo_begin_update(struct cst_undo_slot *slot, const struct cst_tile *tile,
-                           const struct cst_adamw *hyper)
+void cst_undo_begin_update(struct cst_undo_slot *slot, enum cst_undo_kind kind,
+                           const struct cst_tile *tile, const struct cst_update_scalars *scalars,
+                           bool other_weight)
 {
-    write_names(slot, CST_UNDO_UPDATE, tile);
-    slot->hyper = *hyper;
+    write_names(slot, kind, tile);
+    slot->scalars = *scalars;
+    slot->other_weight = other_weight;
     slot->states.base = 0;
 }
 
@@ -39,7 +42,7 @@ void cst_undo_begin_reduce(struct cst_undo_slot *slot, const struct cst_tile *ti
                            const uint16_t *grad)
 {
     write_names(slot, CST_UNDO_REDUCE, tile);
-    memcpy(slot->old.bf16, grad, tile->n_elems * sizeof *grad);
+    memcpy(slot->grads.bf16, grad, tile->n_elems * sizeof *grad);
     store_word(&slot->grad_held, tile->n_elems);
 }
 
@@ -47,17 +50,29 @@ void cst_undo_begin_accumulate(struct cst_undo_slot *slot, const struct cst_tile
                                const float *grad)
 {
     write_names(slot, CST_UNDO_ACCUMULATE, tile);
-    memcpy(slot->old.fp32, grad, tile->n_elems * sizeof *grad);
+    memcpy(slot->grads.fp32, grad, tile->n_elems * sizeof *grad);
     store_word(&slot->grad_held, tile->n_elems);
+}
+
+static void mark_reduced(const struct cst_tile *tile)
+{
+    *(volatile uint32_t *)&tile->entry->reduce_mark = (uint32_t)tile->mark;
+}
+
+static void mark_updated(const struct cst_tile *tile)
+{
+    *(volatile uint32_t *)&tile->entry->update_mark = (uint32_t)tile->mark;
 }
 
 void cst_undo_end(struct cst_undo_slot *slot, const struct cst_tile *tile, enum cst_undo_kind kind)
 {
-    uint32_t *mark =
-        kind == CST_UNDO_UPDATE ? &tile->entry->update_mark : &tile->entry->reduce_mark;
-
     atomic_signal_fence(memory_order_seq_cst);
-    *(volatile uint32_t *)mark = (uint32_t)tile->mark;
+    if (kind != CST_UNDO_UPDATE) {
+        mark_reduced(tile);
+    }
+    if (kind == CST_UNDO_UPDATE || kind == CST_UNDO_FUSED) {
+        mark_updated(tile);
+    }
     if (slot != NULL) {
         cst_undo_drop(slot);
     }
@@ -75,74 +90,83 @@ void cst_undo_drop(struct cst_undo_slot *slot)
     store_word(&slot->grad_held, 0);
 }
 
+static bool is_update(const struct cst_undo_slot *slot)
+{
+    return slot->kind == CST_UNDO_UPDATE || slot->kind == CST_UNDO_FUSED;
+}
+
+static bool has_rows(const struct cst_undo_slot *slot, const struct cst_rows *rows)
+{
+    switch (slot->kind) {
+    case CST_UNDO_REDUCE:
+        return rows->grad != NULL;
+    case CST_UNDO_ACCUMULATE:
+        return rows->grad_f32 != NULL;
+    default:
+        return rows->weight != NULL && rows->master != NULL && rows->moments[0].values != NULL &&
+               (slot->kind == CST_UNDO_FUSED || rows->grad != NULL || rows->grad_f32 != NULL);
+    }
+}
+
 /* Can a thread of ours have written this? */
 static bool plausible(const struct cst_undo_slot *slot, const struct cst_tile_work *work,
                       uint64_t chunk_elems)
 {
     uint32_t word = slot->states.held;
-    uint32_t n = cst_adamw_undo_n(word);
+    uint32_t first = cst_update_undo_first(word), n = cst_update_undo_n(word);
 
     if (slot->n_elems > CST_TILE_ELEMS || slot->n_elems > chunk_elems ||
-        slot->start > chunk_elems - slot->n_elems || slot->tile >= work->table->n_tiles) {
+        slot->start > chunk_elems - slot->n_elems || slot->tile >= work->table->n_tiles ||
+        slot->kind < CST_UNDO_UPDATE || slot->kind > CST_UNDO_FUSED ||
+        !has_rows(slot, &work->rows)) {
         return false;
     }
-    if (slot->kind == CST_UNDO_REDUCE || slot->kind == CST_UNDO_ACCUMULATE) {
-        const void *row = slot->kind == CST_UNDO_REDUCE ? (const void *)work->rows.grad
-                                                        : (const void *)work->rows.grad_f32;
-
-        return word == 0 && slot->grad_held == slot->n_elems && row != NULL;
+    if (!is_update(slot)) {
+        return word == 0 && slot->grad_held == slot->n_elems;
     }
-    return slot->kind == CST_UNDO_UPDATE && slot->grad_held == 0 && n > 0 && n <= CST_ADAMW_GROUP &&
-           cst_adamw_undo_first(word) + n <= slot->n_elems && cst_adamw_undo_buffer(word) < 2;
+    return slot->grad_held == 0 && n > 0 && n <= CST_UPDATE_GROUP &&
+           first % CST_UPDATE_GROUP == 0 && first + n <= slot->n_elems &&
+           cst_update_undo_buffer(word) < 2;
 }
 
 static void put_back_grad(const struct cst_undo_slot *slot, const struct cst_rows *rows)
 {
     if (slot->kind == CST_UNDO_REDUCE) {
-        memcpy(rows->grad + slot->start, slot->old.bf16, slot->n_elems * sizeof *rows->grad);
+        memcpy(rows->grad + slot->start, slot->grads.bf16, slot->n_elems * sizeof *rows->grad);
     } else {
-        memcpy(rows->grad_f32 + slot->start, slot->old.fp32,
+        memcpy(rows->grad_f32 + slot->start, slot->grads.fp32,
                slot->n_elems * sizeof *rows->grad_f32);
     }
 }
 
-static void put_back_group(struct cst_undo_slot *slot, const struct cst_rows *rows)
+static void put_back_group(const struct cst_undo_slot *slot, const struct cst_tile_work *work)
 {
-    uint32_t word = slot->states.held;
-    uint64_t at = slot->start + cst_adamw_undo_first(word);
-    size_t bytes = cst_adamw_undo_n(word) * sizeof(float);
-    float(*old)[CST_ADAMW_GROUP] = slot->states.old[cst_adamw_undo_buffer(word)];
-
-    memcpy(rows->master + at, old[0], bytes);
-    memcpy((float *)rows->moments[0].values + at, old[1], bytes);
-    memcpy((float *)rows->moments[1].values + at, old[2], bytes);
-}
-
-/* From the group in hand to the end of the tile. */
-static void finish_update(struct cst_undo_slot *slot, const struct cst_tile_work *work)
-{
+    const enum cst_moments format = (enum cst_moments)work->table->moments;
     const struct cst_rows *rows = &work->rows;
-    uint32_t first = cst_adamw_undo_first(slot->states.held);
-    uint64_t at = slot->start + first;
+    uint32_t word = slot->states.held;
+    uint64_t at = slot->start + cst_update_undo_first(word);
+    size_t n = cst_update_undo_n(word);
+    const struct cst_update_old *old = &slot->states.old[cst_update_undo_buffer(word)];
 
-    slot->states.base = first;
-    if (rows->grad_f32 != NULL) {
-        work->kernels->adamw_undo_f32(&slot->hyper, slot->n_elems - first, rows->grad_f32 + at,
-                                      rows->master + at, (float *)rows->moments[0].values + at,
-                                      (float *)rows->moments[1].values + at, rows->weight + at,
-                                      &slot->states);
-        return;
+    memcpy(rows->master + at, old->master, n * sizeof *old->master);
+    if (slot->kind == CST_UNDO_UPDATE && rows->weight == rows->grad) {
+        memcpy(rows->grad + at, old->grad, n * sizeof *old->grad);
     }
-    work->kernels->adamw_undo(&slot->hyper, slot->n_elems - first, rows->grad + at,
-                              rows->master + at, (float *)rows->moments[0].values + at,
-                              (float *)rows->moments[1].values + at, rows->weight + at,
-                              &slot->states);
+    for (int k = 0; k < (rows->moments[1].values != NULL ? 2 : 1); k++) {
+        struct cst_update_moment moment = cst_moments_at(format, &rows->moments[k], at);
+
+        memcpy(moment.values, old->moments[k], n * cst_moments_elem_bytes(format));
+        if (moment.exponents != NULL) {
+            *moment.exponents = old->exponents[k];
+        }
+    }
 }
 
 int cst_undo_restore(struct cst_undo_slot *slot, const struct cst_tile_work *work,
                      uint64_t chunk_elems)
 {
-    struct cst_tile tile = {.mark = slot->mark};
+    struct cst_tile tile = {
+        .number = slot->tile, .start = slot->start, .mark = slot->mark, .n_elems = slot->n_elems};
 
     if (!cst_undo_holds(slot)) {
         return CST_OK;
@@ -151,7 +175,7 @@ int cst_undo_restore(struct cst_undo_slot *slot, const struct cst_tile_work *wor
         return CST_EINVAL;
     }
     tile.entry = &cst_table_tiles(work->table)[slot->tile];
-    if (slot->kind != CST_UNDO_UPDATE) {
+    if (!is_update(slot)) {
         if (tile.entry->reduce_mark != (uint32_t)slot->mark) {
             put_back_grad(slot, &work->rows);
         }
@@ -159,9 +183,9 @@ int cst_undo_restore(struct cst_undo_slot *slot, const struct cst_tile_work *wor
         return CST_OK;
     }
     if (tile.entry->update_mark != (uint32_t)slot->mark) {
-        put_back_group(slot, &work->rows);
-        finish_update(slot, work);
+        put_back_group(slot, work);
+        cst_tile_finish_update(work, &tile, slot);
     }
-    cst_undo_end(slot, &tile, CST_UNDO_UPDATE);
+    cst_undo_end(slot, &tile, (enum cst_undo_kind)slot->kind);
     return CST_OK;
 }

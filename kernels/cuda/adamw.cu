@@ -1,8 +1,8 @@
-/* kernels/adamw.h on a GPU: 28 bytes per element, at the memory roof. A block updates up to
+/* kernels/update.h on a GPU: 28 bytes per element, at the memory roof. A block updates up to
  * CST_CUDA_TILE_ELEMS elements, a thread two times four of them at once: 112 bytes of loads are
  * under way per thread before the first is used. Rows are read and written once a step, so all
  * loads and stores are marked as streaming (ld.global.cs, st.global.cs). */
-#include "kernels/adamw.h"
+#include "kernels/update.h"
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/bf16.cuh"
 
@@ -27,11 +27,11 @@ struct quad {
 
 __device__ __forceinline__ float canonical(float x)
 {
-    return x != x ? __uint_as_float(CST_ADAMW_NAN) : x;
+    return x != x ? __uint_as_float(CST_UPDATE_NAN) : x;
 }
 
-/* The lines of kernels/adamw.h, in their order. */
-__device__ __forceinline__ uint16_t one(const cst_adamw &hyper, float grad, float &master,
+/* The lines of kernels/update.h, in their order. */
+__device__ __forceinline__ uint16_t one(const cst_update_scalars &hyper, float grad, float &master,
                                         float &exp_avg, float &exp_avg_sq)
 {
     float g = __fmul_rn(grad, hyper.grad_scale);
@@ -46,7 +46,8 @@ __device__ __forceinline__ uint16_t one(const cst_adamw &hyper, float grad, floa
     return cst_bf16_down(master);
 }
 
-__device__ __forceinline__ void update_one(const cst_adamw &hyper, const rows &r, uint32_t i)
+__device__ __forceinline__ void update_one(const cst_update_scalars &hyper, const rows &r,
+                                           uint32_t i)
 {
     float p = r.master[i];
     float m = r.exp_avg[i];
@@ -67,7 +68,8 @@ __device__ __forceinline__ void load(quad &q, const rows &r, uint32_t i)
     q.exp_avg_sq = __ldcs(reinterpret_cast<const float4 *>(r.exp_avg_sq + i));
 }
 
-__device__ __forceinline__ void update(const cst_adamw &hyper, quad &q, const rows &r, uint32_t i)
+__device__ __forceinline__ void update(const cst_update_scalars &hyper, quad &q, const rows &r,
+                                       uint32_t i)
 {
     uint16_t w0 = one(hyper, cst_bf16_first(q.grad.x), q.master.x, q.exp_avg.x, q.exp_avg_sq.x);
     uint16_t w1 = one(hyper, cst_bf16_second(q.grad.x), q.master.y, q.exp_avg.y, q.exp_avg_sq.y);
@@ -82,7 +84,7 @@ __device__ __forceinline__ void update(const cst_adamw &hyper, quad &q, const ro
 }
 
 /* Whole quads from element @first on; returns the first element that is left. */
-__device__ __forceinline__ uint32_t update_quads(const cst_adamw &hyper, const rows &r,
+__device__ __forceinline__ uint32_t update_quads(const cst_update_scalars &hyper, const rows &r,
                                                  uint32_t first, uint32_t n)
 {
     const uint32_t stride = 4 * CST_CUDA_ADAMW_THREADS;
@@ -110,7 +112,7 @@ __device__ __forceinline__ uint32_t update_quads(const cst_adamw &hyper, const r
 /* Elements [0, n) by the whole block. Quads where all rows are aligned from some element on, the
  * first three at most and the last three at most one by one; where rows are aligned differently,
  * all of them. */
-__device__ void update_range(const cst_adamw &hyper, const rows &r, uint32_t n)
+__device__ void update_range(const cst_update_scalars &hyper, const rows &r, uint32_t n)
 {
     uint32_t head = static_cast<uint32_t>(-(reinterpret_cast<uintptr_t>(r.master) / 4) & 3u);
     uint32_t tail = 0;
@@ -138,8 +140,8 @@ __device__ __forceinline__ rows at(const rows &r, uint64_t start)
 } // namespace
 
 extern "C" __global__ void __launch_bounds__(CST_CUDA_ADAMW_THREADS)
-    cst_adamw_kernel(const cst_adamw hyper, uint64_t n, const uint16_t *grad, float *master,
-                     float *exp_avg, float *exp_avg_sq, uint16_t *weight)
+    cst_adamw_kernel(const cst_update_scalars hyper, uint64_t n, const uint16_t *grad,
+                     float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight)
 {
     uint64_t start = static_cast<uint64_t>(blockIdx.x) * CST_CUDA_TILE_ELEMS;
     uint64_t left = n - start;
@@ -150,12 +152,12 @@ extern "C" __global__ void __launch_bounds__(CST_CUDA_ADAMW_THREADS)
 CST_KERNEL(cst_adamw_kernel);
 
 extern "C" __global__ void __launch_bounds__(CST_CUDA_ADAMW_THREADS)
-    cst_adamw_tiles_kernel(const cst_cuda_tile *tiles, const cst_adamw *hypers,
+    cst_adamw_tiles_kernel(const cst_cuda_tile *tiles, const cst_update_scalars *hypers,
                            const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
                            uint16_t *weight)
 {
     const cst_cuda_tile tile = tiles[blockIdx.x];
-    const cst_adamw hyper = hypers[tile.span];
+    const cst_update_scalars hyper = hypers[tile.span];
 
     update_range(hyper, at({grad, master, exp_avg, exp_avg_sq, weight}, tile.start), tile.n_elems);
 }

@@ -75,11 +75,11 @@ static int launch(const struct cst_cuda_kernels *kernels, CUstream stream, CUfun
 }
 
 int cst_cuda_adamw(const struct cst_cuda_kernels *kernels, CUstream stream,
-                   const struct cst_adamw *hyper, uint64_t n, CUdeviceptr grad, CUdeviceptr master,
-                   CUdeviceptr exp_avg, CUdeviceptr exp_avg_sq, CUdeviceptr weight,
-                   struct cst_err *err)
+                   const struct cst_update_scalars *hyper, uint64_t n, CUdeviceptr grad,
+                   CUdeviceptr master, CUdeviceptr exp_avg, CUdeviceptr exp_avg_sq,
+                   CUdeviceptr weight, struct cst_err *err)
 {
-    struct cst_adamw copy = *hyper;
+    struct cst_update_scalars copy = *hyper;
     void *args[] = {&copy, &n, &grad, &master, &exp_avg, &exp_avg_sq, &weight};
 
     return launch(kernels, stream, kernels->adamw, "adamw", n, CST_CUDA_TILE_ELEMS,

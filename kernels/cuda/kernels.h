@@ -2,10 +2,10 @@
  * cast.cu) is compiled for sm_80, sm_90 and as PTX into one fatbinary that lies in the program as a
  * byte array, and is loaded through the driver table: no CUDA runtime.
  *
- * Same bits as kernels/{adamw,reduce,norm,cast}.h: __fmaf_rn, __fdiv_rn, __fsqrt_rn, __dadd_rn, the
- * same order of sums, subnormals kept, NaN as those headers say. Tests compare with memcmp: without
- * a GPU the same .cu files, compiled for the processor by tests/lib/cudaemu, with one they run on
- * it (tests/gpu).
+ * Same bits as kernels/{update,reduce,norm,cast}.h: __fmaf_rn, __fdiv_rn, __fsqrt_rn, __dadd_rn,
+ * the same order of sums, subnormals kept, NaN as those headers say. Tests compare with memcmp:
+ * without a GPU the same .cu files, compiled for the processor by tests/lib/cudaemu, with one they
+ * run on it (tests/gpu).
  *
  * All launches are asynchronous on @stream; pointers are device addresses (or addresses of pinned
  * host memory that is mapped for the device); any alignment of whole elements, at the memory roof
@@ -14,7 +14,7 @@
 #ifndef CST_CUDA_KERNELS_H
 #define CST_CUDA_KERNELS_H
 
-#include "kernels/adamw.h"
+#include "kernels/update.h"
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/driver.h"
 
@@ -30,15 +30,17 @@ int cst_cuda_kernels_open(struct cst_cuda_kernels *kernels, const struct cst_cud
                           struct cst_err *err);
 void cst_cuda_kernels_close(struct cst_cuda_kernels *kernels);
 
-/* cst_adamw_fn on @n elements. Kernel: "cst_adamw_kernel"(struct cst_adamw, uint64_t n, const
- * uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq, uint16_t *weight). */
+/* AdamW with bf16 gradients and fp32 moments on @n elements. Kernel: "cst_adamw_kernel"(struct
+ * cst_update_scalars, uint64_t n, const uint16_t *grad, float *master, float *exp_avg, float
+ * *exp_avg_sq, uint16_t *weight). */
 int cst_cuda_adamw(const struct cst_cuda_kernels *kernels, CUstream stream,
-                   const struct cst_adamw *hyper, uint64_t n, CUdeviceptr grad, CUdeviceptr master,
-                   CUdeviceptr exp_avg, CUdeviceptr exp_avg_sq, CUdeviceptr weight,
-                   struct cst_err *err);
+                   const struct cst_update_scalars *hyper, uint64_t n, CUdeviceptr grad,
+                   CUdeviceptr master, CUdeviceptr exp_avg, CUdeviceptr exp_avg_sq,
+                   CUdeviceptr weight, struct cst_err *err);
 
 /* The same on @n_tiles tiles of a chunk, each with hypers[tile.span]; @tiles and @hypers are device
- * addresses. Kernel: "cst_adamw_tiles_kernel"(const struct cst_cuda_tile *, const struct cst_adamw
+ * addresses. Kernel: "cst_adamw_tiles_kernel"(const struct cst_cuda_tile *, const struct
+ * cst_update_scalars
  * *, then the rows as above). */
 int cst_cuda_adamw_tiles(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
                          CUdeviceptr tiles, CUdeviceptr hypers, CUdeviceptr grad,
@@ -52,8 +54,8 @@ int cst_cuda_reduce(const struct cst_cuda_kernels *kernels, CUstream stream, uin
                     CUdeviceptr tiles, const struct cst_cuda_sources *sources, CUdeviceptr dst,
                     CUdeviceptr sums, struct cst_err *err);
 
-/* The first sum of kernels/accumulate.h for each of @n_tiles tiles: dst[..], fp32, := sum in rank order,
- * any NaN as the additions leave it. Kernel: "cst_sum_kernel"(uint64_t n_tiles, const struct
+/* The first sum of kernels/accumulate.h for each of @n_tiles tiles: dst[..], fp32, := sum in rank
+ * order, any NaN as the additions leave it. Kernel: "cst_sum_kernel"(uint64_t n_tiles, const struct
  * cst_cuda_tile *, struct cst_cuda_sources, float *dst). */
 int cst_cuda_sum(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
                  CUdeviceptr tiles, const struct cst_cuda_sources *sources, CUdeviceptr dst,

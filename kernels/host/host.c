@@ -218,11 +218,6 @@ static int host_update(void *state, unsigned thread, const struct cst_device_upd
     int rc = check_memory(update, err);
 
     (void)thread;
-    if (rc == CST_OK &&
-        (!cst_device_is_in_place(update) || update->n_src > 0 || update->guard ||
-         mine.table->optimizer != CST_OPTIMIZER_ADAMW || mine.table->moments != CST_MOMENTS_FP32)) {
-        rc = cst_err_set(err, CST_EUNSUPPORTED, "UPDATE of that kind");
-    }
     if (rc != CST_OK) {
         return rc;
     }

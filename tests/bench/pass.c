@@ -164,10 +164,10 @@ static inline vecf muladd(vecf a, vecf b, vecf c)
 }
 #endif
 
-void EXPORT(cst_pass_step)(const struct cst_adamw *hyper, size_t n, const float *grad,
+void EXPORT(cst_pass_step)(const struct cst_update_scalars *hyper, size_t n, const float *grad,
                            float *master, float *exp_avg, float *exp_avg_sq)
 {
-    const struct cst_adamw h = *hyper;
+    const struct cst_update_scalars h = *hyper;
 
     for (size_t i = 0; i < n; i += VEC_FP32) {
         vecf *p = (vecf *)(void *)(master + i);

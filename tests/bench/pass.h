@@ -4,7 +4,7 @@
 #ifndef CST_BENCH_PASS_H
 #define CST_BENCH_PASS_H
 
-#include "kernels/adamw.h"
+#include "kernels/update.h"
 
 /* Stretches of the rows of one chunk, each aligned to 64 bytes; n is a multiple of 32. */
 struct cst_pass_rows {
@@ -23,18 +23,19 @@ struct cst_pass {
 };
 
 /* AdamW on fp32 gradients, without bf16 weights: 28 bytes per element. @n is a multiple of 32. */
-typedef void (*cst_pass_step_fn)(const struct cst_adamw *hyper, size_t n, const float *grad,
-                                 float *master, float *exp_avg, float *exp_avg_sq);
+typedef void (*cst_pass_step_fn)(const struct cst_update_scalars *hyper, size_t n,
+                                 const float *grad, float *master, float *exp_avg,
+                                 float *exp_avg_sq);
 
 /* For each instruction set, its passes, ended by one without a name, and its step. */
 extern const struct cst_pass cst_pass_ref[];
 extern const struct cst_pass cst_pass_avx2[];
 extern const struct cst_pass cst_pass_avx512[];
-void cst_pass_step_ref(const struct cst_adamw *hyper, size_t n, const float *grad, float *master,
-                       float *exp_avg, float *exp_avg_sq);
-void cst_pass_step_avx2(const struct cst_adamw *hyper, size_t n, const float *grad, float *master,
-                        float *exp_avg, float *exp_avg_sq);
-void cst_pass_step_avx512(const struct cst_adamw *hyper, size_t n, const float *grad, float *master,
-                          float *exp_avg, float *exp_avg_sq);
+void cst_pass_step_ref(const struct cst_update_scalars *hyper, size_t n, const float *grad,
+                       float *master, float *exp_avg, float *exp_avg_sq);
+void cst_pass_step_avx2(const struct cst_update_scalars *hyper, size_t n, const float *grad,
+                        float *master, float *exp_avg, float *exp_avg_sq);
+void cst_pass_step_avx512(const struct cst_update_scalars *hyper, size_t n, const float *grad,
+                          float *master, float *exp_avg, float *exp_avg_sq);
 
 #endif

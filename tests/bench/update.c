@@ -36,10 +36,10 @@ struct bench {
     cst_pass_step_fn step;
     struct cst_tile_work work;
     struct cst_tile_hyper hyper;
-    struct cst_adamw adamw;     /* same, for the separate step */
-    struct cst_undo_slot *undo; /* one per thread */
-    uint64_t *updated;          /* elements, by each thread */
-    float *wide;                /* the upcast gradients */
+    struct cst_update_scalars adamw; /* same, for the separate step */
+    struct cst_undo_slot *undo;      /* one per thread */
+    uint64_t *updated;               /* elements, by each thread */
+    float *wide;                     /* the upcast gradients */
 };
 
 /* A figure: what is run, and how long it took per parameter. */
@@ -201,7 +201,7 @@ static void open_job(struct bench *bench)
                                            .eps = 1e-8,
                                            .weight_decay = 0.01,
                                            .grad_scale = 1.0f};
-    cst_adamw_prepare(&bench->adamw, 1e-5, 0.9, 0.999, 1e-8, 0.01, 1.0f, 1000);
+    cst_update_prepare(&bench->adamw, 1e-5, 0.9, 0.999, 1e-8, 0.01, 1.0f, 1000);
 }
 
 static void pass_share(void *arg, unsigned index)

@@ -1,6 +1,7 @@
 /* The store in the process: what a step does to the states, and that neither threads nor the order
  * of ranks show in the bits. */
 #include "client/gpt/model.h"
+#include "tests/lib/adamw.h"
 #include "client/gpt/store.h"
 #include "kernels/kernels.h"
 #include "offload/clip.h"
@@ -245,14 +246,14 @@ START_TEST(step_is_reduce_clip_and_adamw)
         const uint64_t n = model.tensors[t].n_elems;
         float *p = calloc(3 * n, sizeof *p);
         uint16_t *w = calloc(n, sizeof *w);
-        struct cst_adamw hyper;
+        struct cst_update_scalars hyper;
 
         ck_assert(p != NULL && w != NULL);
         gpt_model_initial(&model, 5, t, 0, n, 1, p);
-        cst_adamw_prepare(
+        cst_update_prepare(
             &hyper, (double)params.lr, (double)params.beta1, (double)params.beta2, (double)1e-8f,
             (double)params.weight_decay * (double)model.tensors[t].decay_scale, clip.factor, 1);
-        cst_adamw_ref(&hyper, n, at_grad, p, p + n, p + 2 * n, w);
+        adamw_update(&cst_update_ref, &hyper, n, at_grad, NULL, p, p + n, p + 2 * n, w);
         ck_assert_int_eq(memcmp(p, at_master, n * sizeof *p), 0);
         ck_assert_int_eq(memcmp(w, at_weight, n * sizeof *w), 0);
         at_grad += n;
@@ -433,14 +434,14 @@ START_TEST(micro_batches_are_summed_in_fp32)
         const uint64_t n = model.tensors[t].n_elems;
         float *sum = micro_sum(t), *p = calloc(3 * n, sizeof *p);
         uint16_t *w = calloc(n, sizeof *w);
-        struct cst_adamw hyper;
+        struct cst_update_scalars hyper;
 
         ck_assert(p != NULL && w != NULL);
         gpt_model_initial(&model, 5, t, 0, n, 1, p);
-        cst_adamw_prepare(
+        cst_update_prepare(
             &hyper, (double)params.lr, (double)params.beta1, (double)params.beta2, (double)1e-8f,
             (double)params.weight_decay * (double)model.tensors[t].decay_scale, clip.factor, 1);
-        cst_adamw_f32_ref(&hyper, n, sum, p, p + n, p + 2 * n, w);
+        adamw_update(&cst_update_ref, &hyper, n, NULL, sum, p, p + n, p + 2 * n, w);
         ck_assert_int_eq(memcmp(p, at_master, n * sizeof *p), 0);
         at_master += n;
         free(sum);

@@ -111,7 +111,7 @@ static bool clear(struct cases_device *cases)
 
 /* ---- kernels ---- */
 
-static void adamw(struct cases_device *cases, const struct cst_adamw *hyper, uint64_t n,
+static void adamw(struct cases_device *cases, const struct cst_update_scalars *hyper, uint64_t n,
                   const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
                   uint16_t *weight)
 {
@@ -125,7 +125,7 @@ static void adamw(struct cases_device *cases, const struct cst_adamw *hyper, uin
 }
 
 static void adamw_tiles(struct cases_device *cases, uint64_t n_tiles,
-                        const struct cst_cuda_tile *tiles, const struct cst_adamw *hypers,
+                        const struct cst_cuda_tile *tiles, const struct cst_update_scalars *hypers,
                         const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
                         uint16_t *weight)
 {

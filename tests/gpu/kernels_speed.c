@@ -20,7 +20,7 @@ struct speed {
     CUdeviceptr grad, master, exp_avg, exp_avg_sq, weight;
     CUdeviceptr source[MAX_SOURCES];
     CUdeviceptr tiles, hypers, sums, norm;
-    struct cst_adamw hyper;
+    struct cst_update_scalars hyper;
     double copy; /* GB/s, read and written */
 };
 
@@ -183,7 +183,7 @@ void kernels_speed(struct kernels_device *d, FILE *json)
                            &s.weight, &s.sums,   &s.norm};
     const size_t bytes[] = {2 * N, 4 * N, 4 * N, 4 * N, 2 * N, 8 * N_SUMS, 8};
 
-    cst_adamw_prepare(&s.hyper, 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0f, 100);
+    cst_update_prepare(&s.hyper, 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0f, 100);
     kernels_device_call(d, cu->cuEventCreate(&s.begin, CU_EVENT_DEFAULT), "event");
     kernels_device_call(d, cu->cuEventCreate(&s.end, CU_EVENT_DEFAULT), "event");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -311,7 +311,7 @@ static int bandwidth(unsigned n, double *up, double *down, struct cst_err *err)
 
 static int busy(double seconds, double *per_second, struct cst_err *err)
 {
-    const struct cst_adamw hyper = {.grad_scale = 1.0f, .eps = 1e-8f, .decay = 1.0f};
+    const struct cst_update_scalars hyper = {.grad_scale = 1.0f, .eps = 1e-8f, .decay = 1.0f};
     const uint64_t n = BUSY_ELEMS;
     double began = now_s();
     CUdeviceptr rows = 0;

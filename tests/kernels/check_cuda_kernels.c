@@ -91,11 +91,11 @@ static void launch(const char *name, uint64_t n, uint64_t per_block, unsigned th
     kernel->run(grid, block, 0, params);
 }
 
-static void adamw(struct cases_device *device, const struct cst_adamw *hyper, uint64_t n,
+static void adamw(struct cases_device *device, const struct cst_update_scalars *hyper, uint64_t n,
                   const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
                   uint16_t *weight)
 {
-    struct cst_adamw by_value = *hyper;
+    struct cst_update_scalars by_value = *hyper;
 
     (void)device;
     launch("cst_adamw_kernel", n, CST_CUDA_TILE_ELEMS, CST_CUDA_ADAMW_THREADS,
@@ -103,7 +103,7 @@ static void adamw(struct cases_device *device, const struct cst_adamw *hyper, ui
 }
 
 static void adamw_tiles(struct cases_device *device, uint64_t n_tiles,
-                        const struct cst_cuda_tile *tiles, const struct cst_adamw *hypers,
+                        const struct cst_cuda_tile *tiles, const struct cst_update_scalars *hypers,
                         const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
                         uint16_t *weight)
 {
@@ -213,7 +213,7 @@ END_TEST
 START_TEST(test_parameter_sizes)
 {
     const unsigned reduce_bytes[] = {8, 8, sizeof(struct cst_cuda_sources), 8, 8, 0};
-    const unsigned adamw_bytes[] = {sizeof(struct cst_adamw), 8, 8, 8, 8, 8, 8, 0};
+    const unsigned adamw_bytes[] = {sizeof(struct cst_update_scalars), 8, 8, 8, 8, 8, 8, 0};
 
     ck_assert_mem_eq(cst_emu_find("cst_reduce_kernel")->param_bytes, reduce_bytes,
                      sizeof reduce_bytes);

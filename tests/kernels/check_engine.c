@@ -1,5 +1,6 @@
 /* The engine process: commands. Driven over its socket as the daemon does it. */
 #include "tests/lib/engine_rig.h"
+#include "tests/lib/adamw.h"
 
 #include "kernels/kernels.h"
 #include "kernels/undo.h"
@@ -179,17 +180,18 @@ static void update_here(struct tiny_job *j, unsigned chunk, uint64_t mark)
     }
     for (uint32_t s = entry->first_span; s < entry->first_span + entry->n_spans; s++) {
         struct cst_table_span *span = &cst_table_spans(j->table)[s];
-        struct cst_adamw hyper;
+        struct cst_update_scalars hyper;
 
-        cst_adamw_prepare(&hyper, (double)how.lr * (double)span->lr_scale, (double)how.beta1,
-                          (double)how.beta2, (double)how.eps,
-                          (double)how.weight_decay * (double)span->decay_scale, how.grad_scale,
-                          mark);
-        cst_adamw_ref(&hyper, span->n_elems, (uint16_t *)rows[CST_ROW_GRAD] + span->start,
-                      (float *)rows[CST_ROW_MASTER] + span->start,
-                      (float *)rows[CST_ROW_EXP_AVG] + span->start,
-                      (float *)rows[CST_ROW_EXP_AVG_SQ] + span->start,
-                      (uint16_t *)rows[CST_ROW_WEIGHT] + span->start);
+        cst_update_prepare(&hyper, (double)how.lr * (double)span->lr_scale, (double)how.beta1,
+                           (double)how.beta2, (double)how.eps,
+                           (double)how.weight_decay * (double)span->decay_scale, how.grad_scale,
+                           mark);
+        adamw_update(&cst_update_ref, &hyper, span->n_elems,
+                     (uint16_t *)rows[CST_ROW_GRAD] + span->start, NULL,
+                     (float *)rows[CST_ROW_MASTER] + span->start,
+                     (float *)rows[CST_ROW_EXP_AVG] + span->start,
+                     (float *)rows[CST_ROW_EXP_AVG_SQ] + span->start,
+                     (uint16_t *)rows[CST_ROW_WEIGHT] + span->start);
         for (uint64_t i = 0; i < cst_table_n_tiles(span->n_elems); i++) {
             cst_table_tiles(j->table)[span->first_tile + i].update_mark = (uint32_t)mark;
         }

@@ -252,7 +252,7 @@ START_TEST(test_whole_before_commands)
                                    .table = job.ids[TINY_TABLE],
                                    .mark = 3,
                                    .n_elems = 1,
-                                   .old.bf16 = {before}};
+                                   .grads.bf16 = {before}};
     slot->grad_held = 1;
     grad[0] = (uint16_t)~before;
     engine_proc_open(&proc, 2, 2, job.ids[TINY_UNDO], job.fds[TINY_UNDO], job.bytes[TINY_UNDO]);

@@ -1,6 +1,7 @@
 /* The engine process: jobs with micro-batches, whose gradients are fp32, and segments that are
  * large. */
 #include "tests/lib/engine_rig.h"
+#include "tests/lib/adamw.h"
 
 #include "kernels/kernels.h"
 #include "tests/lib/suite.h"
@@ -93,14 +94,14 @@ START_TEST(test_wide_update)
     engine_rig_must(how);
     for (unsigned s = 0; s < TINY_SPANS; s++) {
         uint64_t at = spans[s].start;
-        struct cst_adamw hyper;
+        struct cst_update_scalars hyper;
 
-        cst_adamw_prepare(&hyper, (double)how.lr * (double)spans[s].lr_scale, (double)how.beta1,
-                          (double)how.beta2, (double)how.eps,
-                          (double)how.weight_decay * (double)spans[s].decay_scale, how.grad_scale,
-                          1);
-        cst_adamw_f32_ref(&hyper, spans[s].n_elems, grad + at, want[0] + at, want[1] + at,
-                          want[2] + at, weight + at);
+        cst_update_prepare(&hyper, (double)how.lr * (double)spans[s].lr_scale, (double)how.beta1,
+                           (double)how.beta2, (double)how.eps,
+                           (double)how.weight_decay * (double)spans[s].decay_scale, how.grad_scale,
+                           1);
+        adamw_update(&cst_update_ref, &hyper, spans[s].n_elems, NULL, grad + at, want[0] + at,
+                     want[1] + at, want[2] + at, weight + at);
         ck_assert_int_eq(memcmp((uint16_t *)row(BIG, CST_ROW_WEIGHT) + at, weight + at,
                                 spans[s].n_elems * sizeof *weight),
                          0);

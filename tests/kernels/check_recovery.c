@@ -45,7 +45,7 @@ static void tear(void)
     slot->mark = 5;
     slot->n_elems = 300;
     for (uint16_t i = 0; i < 300; i++) {
-        slot->old.bf16[i] = 1000 + i;
+        slot->grads.bf16[i] = 1000 + i;
         grad[CST_TILE_ELEMS + i] = i < 100 ? 7 : 1000 + i;
     }
     slot->grad_held = 300;

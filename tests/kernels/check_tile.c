@@ -1,4 +1,5 @@
 #include "tests/kernels/tile_job.h"
+#include "tests/lib/adamw.h"
 
 #include <pthread.h>
 
@@ -18,14 +19,14 @@ START_TEST(test_update_is_adamw_over_spans)
     for (int i = 0; i < N_SPANS; i++) {
         const struct cst_table_span *span = &cst_table_spans(want.work.table)[i];
         const struct cst_rows *rows = &want.work.rows;
-        struct cst_adamw adamw;
+        struct cst_update_scalars adamw;
 
-        cst_adamw_prepare(&adamw, hyper.lr * (double)span->lr_scale, hyper.beta1, hyper.beta2,
-                          hyper.eps, hyper.weight_decay * (double)span->decay_scale,
-                          hyper.grad_scale, 3);
-        cst_adamw_ref(&adamw, span->n_elems, rows->grad + span->start, rows->master + span->start,
-                      exp_avg(rows) + span->start, exp_avg_sq(rows) + span->start,
-                      rows->weight + span->start);
+        cst_update_prepare(&adamw, hyper.lr * (double)span->lr_scale, hyper.beta1, hyper.beta2,
+                           hyper.eps, hyper.weight_decay * (double)span->decay_scale,
+                           hyper.grad_scale, 3);
+        adamw_update(&cst_update_ref, &adamw, span->n_elems, rows->grad + span->start, NULL,
+                     rows->master + span->start, exp_avg(rows) + span->start,
+                     exp_avg_sq(rows) + span->start, rows->weight + span->start);
         for (uint64_t k = 0; k < cst_table_n_tiles(span->n_elems); k++) {
             cst_table_tiles(want.work.table)[span->first_tile + k].update_mark = 3;
         }
@@ -90,7 +91,7 @@ START_TEST(test_micro_batches)
     for (int i = 0; i < N_SPANS; i++) {
         const struct cst_table_span *span = &cst_table_spans(want.work.table)[i];
         const struct cst_rows *rows = &want.work.rows;
-        struct cst_adamw adamw;
+        struct cst_update_scalars adamw;
 
         for (uint64_t k = 0; k < cst_table_n_tiles(span->n_elems); k++) {
             uint64_t at = span->start + k * CST_TILE_ELEMS;
@@ -105,12 +106,12 @@ START_TEST(test_micro_batches)
             tile->reduce_mark = 3;
             tile->update_mark = 1;
         }
-        cst_adamw_prepare(&adamw, hyper.lr * (double)span->lr_scale, hyper.beta1, hyper.beta2,
-                          hyper.eps, hyper.weight_decay * (double)span->decay_scale,
-                          hyper.grad_scale, 1);
-        cst_adamw_f32_ref(&adamw, span->n_elems, rows->grad_f32 + span->start,
-                          rows->master + span->start, exp_avg(rows) + span->start,
-                          exp_avg_sq(rows) + span->start, rows->weight + span->start);
+        cst_update_prepare(&adamw, hyper.lr * (double)span->lr_scale, hyper.beta1, hyper.beta2,
+                           hyper.eps, hyper.weight_decay * (double)span->decay_scale,
+                           hyper.grad_scale, 1);
+        adamw_update(&cst_update_ref, &adamw, span->n_elems, NULL, rows->grad_f32 + span->start,
+                     rows->master + span->start, exp_avg(rows) + span->start,
+                     exp_avg_sq(rows) + span->start, rows->weight + span->start);
     }
     assert_same(&got, &want);
     job_close(&got);

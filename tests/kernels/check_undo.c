@@ -1,4 +1,5 @@
 #include "proto/status.h"
+#include "tests/lib/adamw.h"
 #include "tests/kernels/tile_job.h"
 
 #include <signal.h>
@@ -24,21 +25,21 @@ static struct cst_tile some_tile(const struct job *job)
 
 /* As it is after kill -9 in an update of @tile: elements before @first are new, the @n next
  * ones are ruined and their old values in @buffer, the others are old. */
-static void tear(struct job *job, struct cst_tile tile, const struct cst_adamw *adamw,
+static void tear(struct job *job, struct cst_tile tile, const struct cst_update_scalars *adamw,
                  uint32_t first, uint32_t n, uint32_t buffer)
 {
     const struct cst_rows *rows = &job->work.rows;
     struct cst_undo_slot *slot = &job->undo[0];
     uint64_t at = tile.start + first;
 
-    cst_undo_begin_update(slot, &tile, adamw);
-    cst_adamw_ref(adamw, first, rows->grad + tile.start, rows->master + tile.start,
-                  exp_avg(rows) + tile.start, exp_avg_sq(rows) + tile.start,
-                  rows->weight + tile.start);
-    memcpy(slot->states.old[buffer][0], rows->master + at, n * sizeof(float));
-    memcpy(slot->states.old[buffer][1], exp_avg(rows) + at, n * sizeof(float));
-    memcpy(slot->states.old[buffer][2], exp_avg_sq(rows) + at, n * sizeof(float));
-    cst_adamw_undo_hold(&slot->states, cst_adamw_undo_word(first, n, buffer));
+    cst_undo_begin_update(slot, CST_UNDO_UPDATE, &tile, adamw, false);
+    adamw_update(&cst_update_ref, adamw, first, rows->grad + tile.start, NULL,
+                 rows->master + tile.start, exp_avg(rows) + tile.start,
+                 exp_avg_sq(rows) + tile.start, rows->weight + tile.start);
+    memcpy(slot->states.old[buffer].master, rows->master + at, n * sizeof(float));
+    memcpy(slot->states.old[buffer].moments[0], exp_avg(rows) + at, n * sizeof(float));
+    memcpy(slot->states.old[buffer].moments[1], exp_avg_sq(rows) + at, n * sizeof(float));
+    cst_update_undo_hold(&slot->states, cst_update_undo_word(first, n, buffer));
     for (uint32_t i = 0; i < n; i++) {
         rows->master[at + i] += 1.0f;
         exp_avg(rows)[at + i] += 1.0f;
@@ -53,20 +54,20 @@ START_TEST(test_restore_finishes_a_torn_update)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
     uint64_t state = hostile_seed();
-    struct cst_adamw adamw;
+    struct cst_update_scalars adamw;
     struct cst_tile tile;
     struct job want;
 
     if (kernels == NULL) {
         return;
     }
-    cst_adamw_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
+    cst_update_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
     job_open(&want, "ref");
     tile = some_tile(&want);
-    ck_assert(cst_tile_update(want.work.kernels, &adamw, &want.work.rows, &tile, NULL));
+    ck_assert(cst_tile_update(&want.work, &adamw, &tile, NULL));
     for (int k = 0; k < 100; k++) {
-        uint32_t n = 1 + (uint32_t)(hostile_next(&state) % CST_ADAMW_GROUP);
-        uint32_t first = (uint32_t)(hostile_next(&state) % (CST_TILE_ELEMS - n + 1));
+        uint32_t n = CST_UPDATE_GROUP;
+        uint32_t first = (uint32_t)(hostile_next(&state) % (CST_TILE_ELEMS / n)) * n;
         struct job got;
 
         first = k == 0 ? 0 : k == 1 ? CST_TILE_ELEMS - n : first;
@@ -151,12 +152,12 @@ END_TEST
 START_TEST(test_restore_keeps_a_marked_tile)
 {
     const bool update = _i == 0;
-    struct cst_adamw adamw;
+    struct cst_update_scalars adamw;
     struct job got;
     struct job want;
     struct cst_tile tile;
 
-    cst_adamw_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
+    cst_update_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
     for (int other = 0; other < 2; other++) {
         job_open(&got, NULL);
         job_open(&want, NULL);
@@ -194,13 +195,13 @@ END_TEST
 /* A slot that was overwritten is refused and nothing is changed. */
 START_TEST(test_restore_refuses_nonsense)
 {
-    struct cst_adamw adamw;
+    struct cst_update_scalars adamw;
     struct job got;
     struct job want;
     struct cst_undo_slot bad[13];
     const int n_bad = sizeof bad / sizeof bad[0];
 
-    cst_adamw_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
+    cst_update_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
     job_open(&got, NULL);
     job_open(&want, NULL);
     tear(&got, some_tile(&got), &adamw, 64, 32, 1);
@@ -209,15 +210,15 @@ START_TEST(test_restore_refuses_nonsense)
         bad[i] = got.undo[0];
     }
     bad[0].kind = 0;
-    bad[1].kind = 4;
+    bad[1].kind = 5;
     bad[2].n_elems = 95;
     bad[3].n_elems = CST_TILE_ELEMS + 1;
     bad[4].start = CHUNK_ELEMS - CST_TILE_ELEMS + 1;
     bad[5].start = UINT64_MAX - 100;
     bad[6].tile = got.work.table->n_tiles;
-    bad[7].states.held = cst_adamw_undo_word(64, 33, 0);
-    bad[8].states.held = cst_adamw_undo_word(64, 0, 1);
-    bad[9].states.held = cst_adamw_undo_word(64, 32, 2);
+    bad[7].states.held = cst_update_undo_word(64, 33, 0);
+    bad[8].states.held = cst_update_undo_word(64, 0, 1);
+    bad[9].states.held = cst_update_undo_word(64, 32, 2);
     bad[10].grad_held = CST_TILE_ELEMS;
     bad[11].kind = CST_UNDO_REDUCE;
     bad[12].kind = CST_UNDO_ACCUMULATE;
@@ -349,13 +350,13 @@ static struct cst_tile stepped_tile(const struct job *job)
 }
 
 /* Reduce in place, or add to an fp32 row, then update, one tile. */
-static void step_tile(struct job *job, const struct cst_adamw *adamw)
+static void step_tile(struct job *job, const struct cst_update_scalars *adamw)
 {
     const struct cst_tile tile = stepped_tile(job);
 
     cst_tile_reduce(job->work.kernels, N_SRC, (const uint16_t *const *)(const void *)job->src,
                     &job->work.rows, &tile, &job->undo[0]);
-    cst_tile_update(job->work.kernels, adamw, &job->work.rows, &tile, &job->undo[0]);
+    cst_tile_update(&job->work, adamw, &tile, &job->undo[0]);
 }
 
 #define STEPPED_ELEMS 1024 /* of each row: as far as that tile, and beyond */
@@ -380,7 +381,7 @@ static void copy_stepped(struct job *to, const struct job *from)
 /* What the process would leave behind if it died now: restored and issued again, it must be as if
  * nothing had happened. */
 static void check_image(const struct job *stepped, struct job *image, const struct job *want,
-                        const struct cst_adamw *adamw, uint64_t instruction)
+                        const struct cst_update_scalars *adamw, uint64_t instruction)
 {
     const struct cst_rows *a = &image->work.rows;
     const struct cst_rows *b = &want->work.rows;
@@ -410,19 +411,20 @@ enum stepped {
 };
 
 /* Reduce @job's tile and tear its update, if it is to be restored. */
-static void prepare_stepped(struct job *job, enum stepped what, const struct cst_adamw *adamw)
+static void prepare_stepped(struct job *job, enum stepped what,
+                            const struct cst_update_scalars *adamw)
 {
     const struct cst_tile tile = stepped_tile(job);
 
     if (what == STEP_RESTORE_0 || what == STEP_RESTORE_1) {
         cst_tile_reduce(job->work.kernels, N_SRC, (const uint16_t *const *)(const void *)job->src,
                         &job->work.rows, &tile, NULL);
-        tear(job, tile, adamw, 41, 16, what == STEP_RESTORE_0 ? 0 : 1);
+        tear(job, tile, adamw, 32, 32, what == STEP_RESTORE_0 ? 0 : 1);
     }
 }
 
 /* The child: stopped at once, then stepped by its parent. */
-static void run_stepped(struct job *job, enum stepped what, const struct cst_adamw *adamw)
+static void run_stepped(struct job *job, enum stepped what, const struct cst_update_scalars *adamw)
 {
     if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0) {
         _exit(77);
@@ -446,7 +448,7 @@ START_TEST(test_killed_at_every_instruction)
     void (*open)(struct job *, const char *) = what == STEP_WIDE ? job_open_wide : job_open;
     uint64_t n_steps = 0;
     unsigned n_held = 0;
-    struct cst_adamw adamw;
+    struct cst_update_scalars adamw;
     struct job stepped;
     struct job image;
     struct job want;
@@ -456,7 +458,7 @@ START_TEST(test_killed_at_every_instruction)
     if (kernels == NULL) {
         return;
     }
-    cst_adamw_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
+    cst_update_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
     open(&stepped, kernels->isa);
     open(&image, kernels->isa);
     open(&want, kernels->isa);

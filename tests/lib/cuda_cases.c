@@ -1,4 +1,5 @@
 #include "tests/lib/cuda_cases.h"
+#include "tests/lib/adamw.h"
 
 #include "kernels/accumulate.h"
 #include "kernels/cast.h"
@@ -179,13 +180,13 @@ enum { N_LENGTHS = sizeof lengths / sizeof lengths[0] };
 
 /* ---- adamw ---- */
 
-static struct cst_adamw random_hyper(struct cases *c, enum fill fill)
+static struct cst_update_scalars random_hyper(struct cases *c, enum fill fill)
 {
-    struct cst_adamw hyper;
+    struct cst_update_scalars hyper;
 
-    cst_adamw_prepare(&hyper, 1e-3 * (1.0 + (double)(next(c) % 100)), 0.9,
-                      0.95 + 1e-4 * (double)(next(c) % 100), 1e-8, 0.1,
-                      fill == HOSTILE ? 0x1p-12f : 0.7f, 1 + next(c) % 1000);
+    cst_update_prepare(&hyper, 1e-3 * (1.0 + (double)(next(c) % 100)), 0.9,
+                       0.95 + 1e-4 * (double)(next(c) % 100), 1e-8, 0.1,
+                       fill == HOSTILE ? 0x1p-12f : 0.7f, 1 + next(c) % 1000);
     return hyper;
 }
 
@@ -214,12 +215,13 @@ static struct states make_states(struct cases *c, uint64_t n, uint32_t shift, en
 }
 
 /* What the update of elements [start, start + n) makes of them. */
-static void want_update(struct states *s, const struct cst_adamw *hyper, uint64_t start, uint64_t n)
+static void want_update(struct states *s, const struct cst_update_scalars *hyper, uint64_t start,
+                        uint64_t n)
 {
-    cst_adamw_ref(hyper, n, (const uint16_t *)(void *)s->grad.want + start,
-                  (float *)(void *)s->master.want + start, (float *)(void *)s->exp_avg.want + start,
-                  (float *)(void *)s->exp_avg_sq.want + start,
-                  (uint16_t *)(void *)s->weight.want + start);
+    adamw_update(&cst_update_ref, hyper, n, (const uint16_t *)(void *)s->grad.want + start, NULL,
+                 (float *)(void *)s->master.want + start, (float *)(void *)s->exp_avg.want + start,
+                 (float *)(void *)s->exp_avg_sq.want + start,
+                 (uint16_t *)(void *)s->weight.want + start);
 }
 
 static void compare_states(struct cases *c, struct states *s)
@@ -253,7 +255,7 @@ static void adamw_cases(struct cases *c)
         enum fill fill = (enum fill)(i / 3 % N_FILL);
         uint64_t n = lengths[i / 3 / N_FILL];
         uint32_t shift = pick_shift(c, i);
-        struct cst_adamw hyper = random_hyper(c, fill);
+        struct cst_update_scalars hyper = random_hyper(c, fill);
         struct states s = make_states(c, n, shift, fill);
 
         snprintf(c->what, sizeof c->what, "n %llu, shift %05o, fill %d", (unsigned long long)n,
@@ -303,7 +305,7 @@ static void *place_copy(struct cases *c, const void *from, size_t bytes)
 static void adamw_tiles_cases(struct cases *c)
 {
     struct cst_cuda_tile tiles[MAX_TILES];
-    struct cst_adamw hypers[N_SPANS];
+    struct cst_update_scalars hypers[N_SPANS];
 
     for (unsigned i = 0; i < 4 * N_FILL; i++) {
         enum fill fill = (enum fill)(i % N_FILL);

@@ -4,7 +4,7 @@
 #ifndef CST_TESTS_CUDA_CASES_H
 #define CST_TESTS_CUDA_CASES_H
 
-#include "kernels/adamw.h"
+#include "kernels/update.h"
 #include "kernels/cuda/args.h"
 
 #include <stdbool.h>
@@ -22,11 +22,11 @@ struct cases_device {
     /* Take back all that was placed. False: something around it was written. */
     bool (*clear)(struct cases_device *device);
     /* The launches of kernels/cuda/kernels.h, done when they return. */
-    void (*adamw)(struct cases_device *device, const struct cst_adamw *hyper, uint64_t n,
+    void (*adamw)(struct cases_device *device, const struct cst_update_scalars *hyper, uint64_t n,
                   const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
                   uint16_t *weight);
     void (*adamw_tiles)(struct cases_device *device, uint64_t n_tiles,
-                        const struct cst_cuda_tile *tiles, const struct cst_adamw *hypers,
+                        const struct cst_cuda_tile *tiles, const struct cst_update_scalars *hypers,
                         const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
                         uint16_t *weight);
     void (*reduce)(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,

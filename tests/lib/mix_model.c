@@ -1,4 +1,5 @@
 #include "tests/lib/mix_model.h"
+#include "tests/lib/adamw.h"
 
 #include "kernels/kernels.h"
 #include "offload/clip.h"
@@ -293,19 +294,19 @@ static void update(struct reference *ref, const struct cst_hyper_params *p, floa
     ref->adam_step++;
     for (int t = 0; t < ref->model->n_tensors; t++) {
         uint64_t at = ref->model->tensors[t].start, n = ref->model->tensors[t].n_elems;
-        struct cst_adamw hyper;
+        struct cst_update_scalars hyper;
 
         if (!is_trained(&ref->model->tensors[t])) {
             continue;
         }
-        cst_adamw_prepare(&hyper, (double)p->lr, (double)0.9f, (double)0.999f, (double)1e-8f,
-                          (double)p->weight_decay, factor, ref->adam_step);
+        cst_update_prepare(&hyper, (double)p->lr, (double)0.9f, (double)0.999f, (double)1e-8f,
+                           (double)p->weight_decay, factor, ref->adam_step);
         if (ref->micro_batches > 1) {
-            ref->kernels->adamw_f32(&hyper, n, ref->sums + at, s->master + at, s->exp_avg + at,
-                                    s->exp_avg_sq + at, s->weight + at);
+            adamw_update(ref->kernels->update, &hyper, n, NULL, ref->sums + at, s->master + at,
+                         s->exp_avg + at, s->exp_avg_sq + at, s->weight + at);
         } else {
-            ref->kernels->adamw(&hyper, n, s->grad + at, s->master + at, s->exp_avg + at,
-                                s->exp_avg_sq + at, s->weight + at);
+            adamw_update(ref->kernels->update, &hyper, n, s->grad + at, NULL, s->master + at,
+                         s->exp_avg + at, s->exp_avg_sq + at, s->weight + at);
         }
     }
 }

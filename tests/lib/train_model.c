@@ -1,4 +1,5 @@
 #include "tests/lib/train_model.h"
+#include "tests/lib/adamw.h"
 
 #include "kernels/kernels.h"
 #include "offload/clip.h"
@@ -194,18 +195,18 @@ static void update(struct reference *ref, const struct cst_hyper_params *p, floa
     for (int t = 0; t < TRAIN_N_TENSORS; t++) {
         const struct train_tensor *tensor = &train_tensors[t];
         uint64_t at = tensor->start;
-        struct cst_adamw hyper;
+        struct cst_update_scalars hyper;
 
-        cst_adamw_prepare(&hyper, (double)p->lr * (double)tensor->lr_scale, (double)0.9f,
-                          (double)0.999f, (double)1e-8f,
-                          (double)p->weight_decay * (double)tensor->decay_scale, factor,
-                          ref->adam_step);
+        cst_update_prepare(&hyper, (double)p->lr * (double)tensor->lr_scale, (double)0.9f,
+                           (double)0.999f, (double)1e-8f,
+                           (double)p->weight_decay * (double)tensor->decay_scale, factor,
+                           ref->adam_step);
         if (ref->micro_batches > 1) {
-            ref->kernels->adamw_f32(&hyper, tensor->n_elems, ref->sums + at, s->master + at,
-                                    s->exp_avg + at, s->exp_avg_sq + at, s->weight + at);
+            adamw_update(ref->kernels->update, &hyper, tensor->n_elems, NULL, ref->sums + at,
+                         s->master + at, s->exp_avg + at, s->exp_avg_sq + at, s->weight + at);
         } else {
-            ref->kernels->adamw(&hyper, tensor->n_elems, ref->reduced + at, s->master + at,
-                                s->exp_avg + at, s->exp_avg_sq + at, s->weight + at);
+            adamw_update(ref->kernels->update, &hyper, tensor->n_elems, ref->reduced + at, NULL,
+                         s->master + at, s->exp_avg + at, s->exp_avg_sq + at, s->weight + at);
         }
     }
 }

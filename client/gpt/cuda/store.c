@@ -1,6 +1,6 @@
 #include "client/gpt/cuda/store.h"
 
-#include "kernels/adamw.h"
+#include "kernels/update.h"
 #include "offload/clip.h"
 #include "offload/layout.h"
 #include "proto/table.h"
@@ -19,9 +19,9 @@ struct cuda_store {
     CUdeviceptr weight, grad;                /* n_elems bf16 */
     CUdeviceptr master, exp_avg, exp_avg_sq; /* n_elems fp32 */
     CUdeviceptr tiles;                       /* n_tiles struct cst_cuda_tile */
-    CUdeviceptr hypers;                      /* per tensor struct cst_adamw */
+    CUdeviceptr hypers;                      /* per tensor struct cst_update_scalars */
     CUdeviceptr sums, norm;                  /* n_tiles doubles, one */
-    struct cst_adamw *next;                  /* pinned, per tensor */
+    struct cst_update_scalars *next;         /* pinned, per tensor */
     double *sum_squares;                     /* pinned, one */
     bool initialised;                        /* a sync has completed */
     uint64_t step;                           /* committed */
@@ -145,10 +145,10 @@ static int update(struct cuda_store *s, const struct cst_hyper_params *params, f
     int rc;
 
     for (uint32_t i = 0; i < s->model->n_tensors; i++) {
-        cst_adamw_prepare(&s->next[i], (double)params->lr, or_default(params->beta1, 0.9f),
-                          or_default(params->beta2, 0.999f), or_default(params->eps, 1e-8f),
-                          (double)params->weight_decay * (double)s->model->tensors[i].decay_scale,
-                          factor, s->adam_step + 1);
+        cst_update_prepare(&s->next[i], (double)params->lr, or_default(params->beta1, 0.9f),
+                           or_default(params->beta2, 0.999f), or_default(params->eps, 1e-8f),
+                           (double)params->weight_decay * (double)s->model->tensors[i].decay_scale,
+                           factor, s->adam_step + 1);
     }
     rc = gpt_gpu_upload(gpu, s->hypers, s->next, s->model->n_tensors * sizeof *s->next, err);
     if (rc == 0) {
@@ -330,7 +330,7 @@ static int alloc_states(struct cuda_store *s, struct cst_err *err)
         {&s->exp_avg, n * sizeof(float)},
         {&s->exp_avg_sq, n * sizeof(float)},
         {&s->tiles, s->n_tiles * sizeof(struct cst_cuda_tile)},
-        {&s->hypers, n_tensors * sizeof(struct cst_adamw)},
+        {&s->hypers, n_tensors * sizeof(struct cst_update_scalars)},
         {&s->sums, s->n_tiles * sizeof(double)},
         {&s->norm, sizeof(double)},
     };
