@@ -444,6 +444,8 @@ START_TEST(gpus_exchange)
         ck_assert_uint_gt(reply->job->ranks[r]->bytes_up, 0);
         ck_assert_uint_gt(reply->job->ranks[r]->bytes_peer, 0);
     }
+    ck_assert(raw_explains(&witness, "gather", train_tensors[0].name,
+                           "up to 2 GPUs that expect its weights together"));
 }
 END_TEST
 

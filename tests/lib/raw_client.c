@@ -183,6 +183,22 @@ Cistern__StatReply *raw_stat(struct raw_client *client)
                       &cistern__stat_reply__descriptor);
 }
 
+bool raw_explains(struct raw_client *client, const char *job, const char *tensor, const char *words)
+{
+    Cistern__Explain message = CISTERN__EXPLAIN__INIT;
+    const Cistern__ExplainReply *reply;
+    size_t i = 0;
+
+    message.job = (char *)(uintptr_t)job;
+    message.tensor = (char *)(uintptr_t)tensor;
+    reply = raw_expect(client, raw_ask(client, CISTERN__MSG_TYPE__MSG_EXPLAIN, &message.base),
+                       CISTERN__MSG_TYPE__MSG_EXPLAIN_REPLY, &cistern__explain_reply__descriptor);
+    while (i < reply->n_lines && strstr(reply->lines[i], words) == NULL) {
+        i++;
+    }
+    return i < reply->n_lines;
+}
+
 uint64_t raw_job_ask(struct raw_client *client, const struct raw_job *job)
 {
     Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;

@@ -69,6 +69,10 @@ Cistern__JobInfo *raw_job_info(struct raw_client *client, const char *name);
 /* JobRemove; status. */
 int raw_job_remove(struct raw_client *client, const char *name);
 
+/* True if Explain of @tensor says @words in a line. */
+bool raw_explains(struct raw_client *client, const char *job, const char *tensor,
+                  const char *words);
+
 struct raw_job {
     const char *name;
     uint32_t rank, world;
