@@ -236,8 +236,10 @@ START_TEST(test_restore_refuses_nonsense)
 END_TEST
 
 #define MICRO_BATCHES 3
+#define N_KILLS 100
 
-/* Reduce in place, or once for each micro-batch into an fp32 row, with @step's marks. */
+/* Reduce in place, or once for each micro-batch into an fp32 row, with @step's marks. Nothing,
+ * where the update sums. */
 static void reduce_step(struct job *job, uint64_t step)
 {
     uint64_t n = job->work.rows.grad_f32 != NULL ? MICRO_BATCHES : 1;
@@ -245,7 +247,7 @@ static void reduce_step(struct job *job, uint64_t step)
     uint64_t done = cst_table_chunks(job->work.table)->reduce_mark;
 
     for (uint64_t mark = (step - 1) * n + 1; mark <= step * n; mark++) {
-        if (mark <= done) {
+        if (mark <= done || job->work.n_src > 0) {
             continue;
         }
         job->work.mark = mark;
@@ -299,15 +301,15 @@ static void run_and_kill(struct job *job, long ns)
     close(ready[1]);
 }
 
-/* kill -9 at 300 random moments in a run of reductions, in place or of micro-batches, and updates:
- * after each the slot is restored and the step under way is issued again; in the end all bits are
- * those of an undisturbed run. */
+/* kill -9 at many random moments in a run of reductions, in place or of micro-batches, and updates,
+ * of every kind: after each the slot is restored and the step under way is issued again; in the end
+ * all bits are those of an undisturbed run. */
 START_TEST(test_killed_at_any_moment)
 {
-    const struct cst_kernels *kernels = hostile_row(_i / 2);
-    void (*open)(struct job *, const char *) = _i % 2 == 0 ? job_open : job_open_wide;
+    const struct cst_kernels *kernels = hostile_row(_i / N_WAYS);
+    const struct job_way *way = &job_ways[_i % N_WAYS];
     uint64_t state = hostile_seed() + 1;
-    unsigned held[4] = {0};
+    unsigned held[5] = {0};
     struct job got;
     struct job want;
     uint64_t n_steps;
@@ -315,19 +317,20 @@ START_TEST(test_killed_at_any_moment)
     if (kernels == NULL) {
         return;
     }
-    open(&got, kernels->isa);
-    open(&want, kernels->isa);
-    for (int k = 0; k < 300; k++) {
+    job_open_way(&got, kernels->isa, way);
+    job_open_way(&want, kernels->isa, way);
+    for (int k = 0; k < N_KILLS; k++) {
         run_and_kill(&got, (long)(hostile_next(&state) % 1000000));
         held[cst_undo_holds(&got.undo[0]) ? got.undo[0].kind : 0]++;
         ck_assert_int_eq(restore(&got, &got.undo[0]), CST_OK);
     }
     n_steps = atomic_load(got.step) + 1;
-    printf("%s: 300 kills in %llu steps: %u in an update, %u in a reduction, %u in an addition, %u "
-           "between\n",
-           kernels->isa, (unsigned long long)n_steps, held[CST_UNDO_UPDATE], held[CST_UNDO_REDUCE],
+    printf("%s, %s: %d kills in %llu steps: %u in an update, %u in a reduction, %u in an addition, "
+           "%u between\n",
+           kernels->isa, way->name, N_KILLS, (unsigned long long)n_steps,
+           held[CST_UNDO_UPDATE] + held[CST_UNDO_FUSED], held[CST_UNDO_REDUCE],
            held[CST_UNDO_ACCUMULATE], held[0]);
-    ck_assert_uint_gt(held[CST_UNDO_UPDATE], 0);
+    ck_assert_uint_gt(held[way->fused ? CST_UNDO_FUSED : CST_UNDO_UPDATE], 0);
     run_steps(&got, n_steps);
     run_steps(&want, n_steps);
     assert_same(&got, &want);
@@ -349,11 +352,15 @@ static struct cst_tile stepped_tile(const struct job *job)
                              .accumulate = job->work.rows.grad_f32 != NULL};
 }
 
-/* Reduce in place, or add to an fp32 row, then update, one tile. */
+/* Reduce in place, or add to an fp32 row, then update, one tile; or all in the update. */
 static void step_tile(struct job *job, const struct cst_update_scalars *adamw)
 {
     const struct cst_tile tile = stepped_tile(job);
 
+    if (job->work.n_src > 0) {
+        cst_tile_update(&job->work, adamw, &tile, &job->undo[0]);
+        return;
+    }
     cst_tile_reduce(job->work.kernels, N_SRC, (const uint16_t *const *)(const void *)job->src,
                     &job->work.rows, &tile, &job->undo[0]);
     cst_tile_update(&job->work, adamw, &tile, &job->undo[0]);
@@ -374,8 +381,13 @@ static void copy_stepped(struct job *to, const struct job *from)
         memcpy(to->work.rows.grad_f32, rows->grad_f32, STEPPED_ELEMS * sizeof *rows->grad_f32);
     }
     memcpy(to->work.rows.master, rows->master, STEPPED_ELEMS * sizeof *rows->master);
-    memcpy(exp_avg(&to->work.rows), exp_avg(rows), STEPPED_ELEMS * sizeof(float));
-    memcpy(exp_avg_sq(&to->work.rows), exp_avg_sq(rows), STEPPED_ELEMS * sizeof(float));
+    for (int k = 0; k < 2; k++) {
+        const uint8_t *moments = rows->moments[k].values;
+        uint8_t *to_moments = to->work.rows.moments[k].values;
+
+        memcpy(to_moments, moments, STEPPED_ELEMS * sizeof(float));
+        memcpy(to_moments + CHUNK_ELEMS, moments + CHUNK_ELEMS, STEPPED_ELEMS / CST_MX8_BLOCK);
+    }
 }
 
 /* What the process would leave behind if it died now: restored and issued again, it must be as if
@@ -396,6 +408,8 @@ static void check_image(const struct job *stepped, struct job *image, const stru
         memcmp(a->master, b->master, STEPPED_ELEMS * sizeof *a->master) != 0 ||
         memcmp(exp_avg(a), exp_avg(b), STEPPED_ELEMS * sizeof(float)) != 0 ||
         memcmp(exp_avg_sq(a), exp_avg_sq(b), STEPPED_ELEMS * sizeof(float)) != 0 ||
+        memcmp((uint8_t *)exp_avg(a) + CHUNK_ELEMS, (uint8_t *)exp_avg(b) + CHUNK_ELEMS,
+               STEPPED_ELEMS / CST_MX8_BLOCK) != 0 ||
         memcmp(image->work.table, want->work.table, want->work.table->total_bytes) != 0) {
         ck_abort_msg("killed after %llu instructions: other bits", (unsigned long long)instruction);
     }
@@ -406,7 +420,9 @@ enum stepped {
     STEP_WORK,
     STEP_RESTORE_0, /* its group in hand is in buffer 0 */
     STEP_RESTORE_1,
-    STEP_WIDE, /* the work on an fp32 row, to which it adds */
+    STEP_WIDE,  /* the work on an fp32 row, to which it adds */
+    STEP_OVER,  /* weights are written over gradients */
+    STEP_FUSED, /* the update sums; mx8 */
     N_STEPPED,
 };
 
@@ -430,10 +446,10 @@ static void run_stepped(struct job *job, enum stepped what, const struct cst_upd
         _exit(77);
     }
     raise(SIGSTOP);
-    if (what == STEP_WORK || what == STEP_WIDE) {
-        step_tile(job, adamw);
-    } else {
+    if (what == STEP_RESTORE_0 || what == STEP_RESTORE_1) {
         (void)restore(job, &job->undo[0]);
+    } else {
+        step_tile(job, adamw);
     }
     _exit(0);
 }
@@ -445,7 +461,10 @@ START_TEST(test_killed_at_every_instruction)
 {
     const struct cst_kernels *kernels = hostile_row(_i / N_STEPPED);
     const enum stepped what = (enum stepped)(_i % N_STEPPED);
-    void (*open)(struct job *, const char *) = what == STEP_WIDE ? job_open_wide : job_open;
+    const struct job_way *way = &job_ways[what == STEP_WIDE    ? 1
+                                          : what == STEP_OVER  ? 2
+                                          : what == STEP_FUSED ? 5
+                                                               : 0];
     uint64_t n_steps = 0;
     unsigned n_held = 0;
     struct cst_update_scalars adamw;
@@ -459,9 +478,9 @@ START_TEST(test_killed_at_every_instruction)
         return;
     }
     cst_update_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
-    open(&stepped, kernels->isa);
-    open(&image, kernels->isa);
-    open(&want, kernels->isa);
+    job_open_way(&stepped, kernels->isa, way);
+    job_open_way(&image, kernels->isa, way);
+    job_open_way(&want, kernels->isa, way);
     step_tile(&want, &adamw); /* also binds what the child calls in libm and libc */
     prepare_stepped(&stepped, what, &adamw);
     pid = fork();
@@ -484,10 +503,8 @@ START_TEST(test_killed_at_every_instruction)
     }
     ck_assert_int_eq(kill(pid, SIGKILL), 0);
     ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-    printf("%s, %s: %llu instructions, the slot holds after %u\n", kernels->isa,
-           what == STEP_WORK   ? "work"
-           : what == STEP_WIDE ? "work on fp32"
-                               : "restore",
+    printf("%s, %s, %s: %llu instructions, the slot holds after %u\n", kernels->isa, way->name,
+           what == STEP_RESTORE_0 || what == STEP_RESTORE_1 ? "restore" : "work",
            (unsigned long long)n_steps, n_held);
     ck_assert_uint_gt(n_held, 100);
     job_close(&stepped);
@@ -509,7 +526,7 @@ int main(void)
     tcase_add_test(restore_case, test_restore_refuses_nonsense);
     tcase_add_loop_test(kill_case, test_killed_at_every_instruction, 0,
                         N_STEPPED * hostile_n_rows());
-    tcase_add_loop_test(kill_case, test_killed_at_any_moment, 0, 2 * hostile_n_rows());
+    tcase_add_loop_test(kill_case, test_killed_at_any_moment, 0, N_WAYS * hostile_n_rows());
     tcase_set_timeout(kill_case, 120);
     suite_add_tcase(suite, restore_case);
     suite_add_tcase(suite, kill_case);

@@ -122,6 +122,71 @@ static inline void job_open_wide(struct job *job, const char *isa)
     }
 }
 
+/* How a job is kept and updated. */
+struct job_way {
+    const char *name;
+    enum cst_optimizer optimizer;
+    enum cst_moments moments;
+    enum cst_rounding rounding;
+    bool wide;  /* fp32 gradients */
+    bool fused; /* the contributions are summed in the update: there is no grad row */
+    bool over;  /* weights are written over the gradient */
+};
+
+static const struct job_way job_ways[] = {
+    {.name = "adamw"},
+    {.name = "adamw, fp32 gradients", .wide = true},
+    {.name = "adamw, weights over gradients", .over = true},
+    {.name = "adamw, sums in the update", .fused = true},
+    {.name = "adamw, fp32 sums in the update", .fused = true, .wide = true},
+    {.name = "adam, mx8, sums in the update",
+     .optimizer = CST_OPTIMIZER_ADAM,
+     .moments = CST_MOMENTS_MX8,
+     .fused = true},
+    {.name = "adamw, mx8, weights over gradients", .moments = CST_MOMENTS_MX8, .over = true},
+    {.name = "adamw, bf16", .moments = CST_MOMENTS_BF16},
+    {.name = "adamw, bf16 to nearest",
+     .moments = CST_MOMENTS_BF16,
+     .rounding = CST_ROUNDING_NEAREST},
+    {.name = "lion, mx8, fp32 gradients",
+     .optimizer = CST_OPTIMIZER_LION,
+     .moments = CST_MOMENTS_MX8,
+     .wide = true},
+    {.name = "sgd, bf16, sums in the update",
+     .optimizer = CST_OPTIMIZER_SGD,
+     .moments = CST_MOMENTS_BF16,
+     .fused = true},
+};
+
+#define N_WAYS ((int)(sizeof job_ways / sizeof job_ways[0]))
+
+static inline void job_open_way(struct job *job, const char *isa, const struct job_way *way)
+{
+    struct cst_rows *rows = &job->work.rows;
+
+    if (way->wide) {
+        job_open_wide(job, isa);
+    } else {
+        job_open(job, isa);
+    }
+    job->work.table->optimizer = way->optimizer;
+    job->work.table->moments = way->moments;
+    job->work.table->rounding = way->rounding;
+    job->work.table->seed = 1234567890123;
+    for (int k = 0; k < 2 && way->moments == CST_MOMENTS_MX8; k++) {
+        rows->moments[k].exponents = (uint8_t *)rows->moments[k].values + CHUNK_ELEMS;
+    }
+    if (way->fused) {
+        job->work.n_src = N_SRC;
+        job->work.src = (const uint16_t *const *)(const void *)job->src;
+        rows->grad = NULL;
+        rows->grad_f32 = NULL;
+    }
+    if (way->over) {
+        rows->weight = rows->grad;
+    }
+}
+
 static inline void job_close(struct job *job)
 {
     ck_assert_int_eq(munmap(job->shared, job->bytes), 0);

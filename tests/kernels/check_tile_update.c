@@ -1,0 +1,281 @@
+/* cst_tile_update in all its ways: what is read and written where, with which gradient. */
+#include "tests/kernels/tile_job.h"
+
+#include <math.h>
+
+/* A way of job_ways, and where rows are written. */
+struct turn {
+    const struct cst_kernels *kernels;
+    const struct job_way *way;
+    bool elsewhere;
+};
+
+#define N_TURNS (2 * N_WAYS)
+
+static bool turn_of(int i, struct turn *turn)
+{
+    *turn = (struct turn){.kernels = hostile_row(i / N_TURNS),
+                          .way = &job_ways[i % N_TURNS / 2],
+                          .elsewhere = i % 2 == 1};
+    return turn->kernels != NULL && !(turn->elsewhere && turn->way->over);
+}
+
+static size_t moments_bytes(void)
+{
+    return CHUNK_ELEMS * sizeof(float);
+}
+
+/* Rows of @job to write to, filled with what nothing writes. Never freed: tests are short. */
+static void give_out(struct job *job)
+{
+    const struct cst_rows *rows = &job->work.rows;
+    struct cst_rows *out = &job->work.out;
+
+    job->work.elsewhere = true;
+    *out = (struct cst_rows){.weight = malloc(CHUNK_ELEMS * sizeof *out->weight),
+                             .master = malloc(CHUNK_ELEMS * sizeof *out->master)};
+    memset(out->weight, 0x5a, CHUNK_ELEMS * sizeof *out->weight);
+    memset(out->master, 0x5a, CHUNK_ELEMS * sizeof *out->master);
+    for (int k = 0; k < 2; k++) {
+        out->moments[k].values = malloc(moments_bytes());
+        memset(out->moments[k].values, 0x5a, moments_bytes());
+        if (rows->moments[k].exponents != NULL) {
+            out->moments[k].exponents = (uint8_t *)out->moments[k].values + CHUNK_ELEMS;
+        }
+    }
+}
+
+static void assert_same_moments(const struct job *job, const struct cst_rows *got,
+                                const struct cst_rows *want, uint64_t at, uint64_t n)
+{
+    const enum cst_moments format = (enum cst_moments)job->work.table->moments;
+    size_t bytes = format == CST_MOMENTS_MX8 ? 1 : format == CST_MOMENTS_BF16 ? 2 : 4;
+
+    for (int k = 0; k < 2; k++) {
+        ck_assert_mem_eq((uint8_t *)got->moments[k].values + at * bytes,
+                         (uint8_t *)want->moments[k].values + at * bytes, n * bytes);
+        if (format == CST_MOMENTS_MX8) {
+            ck_assert_mem_eq(got->moments[k].exponents + at / CST_MX8_BLOCK,
+                             want->moments[k].exponents + at / CST_MX8_BLOCK,
+                             (n + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK);
+        }
+    }
+}
+
+/* Every span of @got, wherever it wrote, is as in @want, which wrote in place. */
+static void assert_same_spans(const struct job *got, const struct job *want)
+{
+    const struct cst_rows *a = got->work.elsewhere ? &got->work.out : &got->work.rows;
+    const struct cst_rows *b = &want->work.rows;
+    bool second = cst_table_has_second((enum cst_optimizer)got->work.table->optimizer);
+
+    for (int i = 0; i < N_SPANS; i++) {
+        uint64_t at = span_start[i], n = span_elems[i];
+
+        ck_assert_mem_eq(a->weight + at, b->weight + at, n * sizeof *a->weight);
+        ck_assert_mem_eq(a->master + at, b->master + at, n * sizeof *a->master);
+        if (second) {
+            assert_same_moments(got, a, b, at, n);
+        }
+    }
+}
+
+/* The update as it is said to be: the contributions summed first, then each span in one call of
+ * the reference, whose random numbers are those of the span's tiles. In place. */
+static void want_update(struct job *want, uint64_t mark)
+{
+    static uint16_t sums[CHUNK_ELEMS];
+    static float wide_sums[CHUNK_ELEMS];
+    const struct cst_table_header *table = want->work.table;
+    const struct cst_rows *rows = &want->work.rows;
+
+    for (int i = 0; i < N_SPANS; i++) {
+        const struct cst_table_span *span = &cst_table_spans(want->work.table)[i];
+        const struct cst_update_random random = {
+            .seed = table->seed, .t = mark, .element = span->first_tile * CST_TILE_ELEMS};
+        uint64_t at = span->start;
+        struct cst_update_rows given = {.grad_bf16 = rows->grad == NULL ? NULL : rows->grad + at,
+                                        .grad_fp32 =
+                                            rows->grad_f32 == NULL ? NULL : rows->grad_f32 + at,
+                                        .master_in = rows->master + at,
+                                        .master = rows->master + at,
+                                        .weight = rows->weight + at};
+        struct cst_update_scalars scalars;
+
+        for (int k = 0; k < 2; k++) {
+            given.moments[k] = (struct cst_update_moment){
+                .values = (uint8_t *)rows->moments[k].values +
+                          at * (table->moments == CST_MOMENTS_MX8    ? 1
+                                : table->moments == CST_MOMENTS_BF16 ? 2
+                                                                     : 4),
+                .exponents = rows->moments[k].exponents == NULL
+                                 ? NULL
+                                 : rows->moments[k].exponents + at / CST_MX8_BLOCK};
+            given.moments_in[k] = given.moments[k];
+        }
+        for (uint64_t k = 0; k < cst_table_n_tiles(span->n_elems); k++) {
+            uint64_t start = at + k * CST_TILE_ELEMS, n = at + span->n_elems - start;
+            struct cst_table_tile *tile = &cst_table_tiles(want->work.table)[span->first_tile + k];
+            const uint16_t *src[N_SRC] = {want->src[0] + start, want->src[1] + start,
+                                          want->src[2] + start};
+
+            n = n < CST_TILE_ELEMS ? n : CST_TILE_ELEMS;
+            tile->update_mark = (uint32_t)mark;
+            if (want->work.n_src == 0) {
+                continue;
+            }
+            tile->reduce_mark = (uint32_t)mark;
+            if (table->grad_bytes == sizeof(float)) {
+                tile->sum_squares = cst_accumulate_ref(n, N_SRC, src, false, wide_sums + start);
+                given.grad_fp32 = wide_sums + at;
+            } else {
+                tile->sum_squares = cst_reduce_ref(n, N_SRC, src, sums + start);
+                given.grad_bf16 = sums + at;
+            }
+        }
+        cst_update_prepare(&scalars, hyper.lr * (double)span->lr_scale, hyper.beta1, hyper.beta2,
+                           hyper.eps, hyper.weight_decay * (double)span->decay_scale,
+                           hyper.grad_scale, mark);
+        cst_update_ref.v[table->optimizer][table->moments][table->rounding](
+            &scalars, &random, span->n_elems, &given, NULL);
+    }
+}
+
+/* In place: marks are stored, a second time nothing is touched, padding stays. Elsewhere: what is
+ * written is the same, nothing that is read changes, there are no marks, and it can be done again.
+ * With contributions, the grad row is not needed and tiles get their sums of squares. */
+START_TEST(test_ways)
+{
+    struct turn turn;
+    struct job got, want, before;
+
+    if (!turn_of(_i, &turn)) {
+        return;
+    }
+    job_open_way(&got, turn.kernels->isa, turn.way);
+    job_open_way(&want, "ref", turn.way);
+    job_open_way(&before, "ref", turn.way);
+    if (turn.elsewhere) {
+        give_out(&got);
+    }
+    got.work.mark = 3;
+    want_update(&want, 3);
+    for (int again = 0; again < 2; again++) {
+        uint64_t n = cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX,
+                                           turn.elsewhere ? NULL : &got.undo[0]);
+
+        ck_assert_uint_eq(n, again == 0 || turn.elsewhere ? n_elems_all() : 0);
+        assert_same_spans(&got, &want);
+        if (!turn.elsewhere) {
+            assert_same(&got, &want);
+        }
+    }
+    if (turn.elsewhere) {
+        for (uint64_t i = 0; i < want.work.table->n_tiles; i++) {
+            ck_assert(cst_table_tiles(got.work.table)[i].sum_squares ==
+                      cst_table_tiles(want.work.table)[i].sum_squares);
+            cst_table_tiles(got.work.table)[i].sum_squares = 0.0;
+        }
+        assert_same(&got, &before);
+    }
+    job_close(&got);
+    job_close(&want);
+    job_close(&before);
+}
+END_TEST
+
+/* With a guard, a tile whose gradient is not finite keeps its states, in place and elsewhere, and
+ * its weight is its master's; the others are updated, and all carry the mark. */
+START_TEST(test_guard)
+{
+    struct turn turn;
+    struct job got, want, before;
+    const uint64_t bad = 128 + CST_TILE_ELEMS; /* its tile's first element: the second span's second
+                                                  tile */
+
+    if (!turn_of(_i, &turn)) {
+        return;
+    }
+    job_open_way(&got, turn.kernels->isa, turn.way);
+    job_open_way(&want, "ref", turn.way);
+    job_open_way(&before, "ref", turn.way);
+    got.work.guard = true;
+    if (turn.elsewhere) {
+        give_out(&got);
+    }
+    if (turn.way->fused) {
+        got.src[1][bad + 7] = want.src[1][bad + 7] = 0x7f80;
+    } else {
+        cst_table_tiles(got.work.table)[2].sum_squares = (double)INFINITY;
+        cst_table_tiles(want.work.table)[2].sum_squares = (double)INFINITY;
+    }
+    want_update(&want, 1);
+    for (uint64_t i = bad; i < bad + CST_TILE_ELEMS; i++) {
+        want.work.rows.master[i] = before.work.rows.master[i];
+        want.work.rows.weight[i] = cst_fp32_to_bf16(before.work.rows.master[i]);
+    }
+    for (int k = 0; k < 2; k++) { /* they began as zeros */
+        size_t bytes = turn.way->moments == CST_MOMENTS_MX8    ? 1
+                       : turn.way->moments == CST_MOMENTS_BF16 ? 2
+                                                               : 4;
+
+        memset((uint8_t *)want.work.rows.moments[k].values + bad * bytes, 0,
+               CST_TILE_ELEMS * bytes);
+        if (turn.way->moments == CST_MOMENTS_MX8) {
+            memset(want.work.rows.moments[k].exponents + bad / CST_MX8_BLOCK, 0,
+                   CST_TILE_ELEMS / CST_MX8_BLOCK);
+        }
+    }
+    ck_assert_uint_eq(cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX,
+                                            turn.elsewhere ? NULL : &got.undo[0]),
+                      n_elems_all());
+    assert_same_spans(&got, &want);
+    if (!turn.elsewhere) {
+        ck_assert(!cst_undo_holds(&got.undo[0]));
+        assert_same(&got, &want);
+    }
+    job_close(&got);
+    job_close(&want);
+    job_close(&before);
+}
+END_TEST
+
+/* Threads may divide the tiles as they like: the same bits in every format. */
+START_TEST(test_any_division)
+{
+    struct turn turn;
+    struct job want;
+
+    if (!turn_of(_i, &turn)) {
+        return;
+    }
+    job_open_way(&want, turn.kernels->isa, turn.way);
+    cst_tile_update_range(&want.work, &hyper, 0, UINT64_MAX, NULL);
+    for (uint64_t cut = 0; cut <= cst_tile_count(&want.work); cut++) {
+        struct job got;
+
+        job_open_way(&got, turn.kernels->isa, turn.way);
+        if (turn.elsewhere) {
+            give_out(&got);
+        }
+        cst_tile_update_range(&got.work, &hyper, cut, UINT64_MAX, NULL);
+        cst_tile_update_range(&got.work, &hyper, 0, cut, NULL);
+        assert_same_spans(&got, &want);
+        job_close(&got);
+    }
+    job_close(&want);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("tile_update");
+    TCase *tile = tcase_create("update");
+    int n = N_TURNS * hostile_n_rows();
+
+    tcase_add_loop_test(tile, test_ways, 0, n);
+    tcase_add_loop_test(tile, test_guard, 0, n);
+    tcase_add_loop_test(tile, test_any_division, 0, n);
+    suite_add_tcase(suite, tile);
+    return hostile_main(suite);
+}
