@@ -41,7 +41,7 @@ static void name_engine(const Cistern__StatReply *stat, const Cistern__EngineInf
     }
     (void)snprintf(out, CLI_TIMELINE_NAME_BYTES, "%s", engine->device);
     for (size_t i = 0; i < stat->n_gpus; i++) {
-        if (strcmp(stat->gpus[i]->uuid, engine->device) == 0) {
+        if (strcmp(engine->kind, "cuda") == 0 && strcmp(stat->gpus[i]->uuid, engine->device) == 0) {
             (void)snprintf(out, CLI_TIMELINE_NAME_BYTES, "cuda:%u, %.40s", stat->gpus[i]->index,
                            stat->gpus[i]->name);
         }

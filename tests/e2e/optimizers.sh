@@ -105,3 +105,19 @@ holds over '.grad_over_weight and .state_bytes_per_param == 10'
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --job over --rank 0 --moments bf16 --grad-over-weight --optimizer lion >"$tmp/other.log" 2>&1 && fail "lion is adamw"
 grep -q "job 'over' was opened with optimizer adamw, not lion as rank 0 wants" "$tmp/other.log" || fail "said: $(cat "$tmp/other.log")"
 stop_daemon plain
+
+# Accelerators that update every second chunk change nothing, and show: in what the job says, and as lanes of their own.
+printf '[paced]\ndevices = 2\nmemory = 64M\n[plan]\ninterleave = 2\n' >"$tmp/paced.conf"
+start_daemon paced --config "$tmp/paced.conf"
+for moments in fp32 mx8; do
+    reference=adamw-$moments
+    same "room-$moments" --moments $moments --update-room 8M --chunk 36864
+    holds "room-$moments" '.n_device_updates > 0 and .n_device_updates < .n_updates and .update_room == 16777216'
+done
+./cistern trace room-mx8 -o "$tmp/trace.json"
+jq -e '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["job", "node 0", "paced:0", "rank 0"])' "$tmp/trace.json" >/dev/null ||
+    fail "lanes of $(jq -c '[.traceEvents[] | select(.name == "process_name") | .args.name]' "$tmp/trace.json")"
+jq -e '[.traceEvents[] | select(.ph == "X") | .cat] | unique | contains(["states up", "states down", "update"])' "$tmp/trace.json" >/dev/null ||
+    fail "kinds of $(jq -c '[.traceEvents[] | select(.ph == "X") | .cat] | unique' "$tmp/trace.json")"
+./cistern stat | grep -qE '^paced:0 .* [0-9.]+ [KMG]iB/s +[0-9.]+ [KMG]iB/s ' || fail "no bandwidth of paced:0: $(./cistern stat)"
+stop_daemon paced

@@ -1,10 +1,11 @@
-/* The store in the process: weights that lag behind. */
+/* The store in the process: optimizers, formats of moments, and weights that lag behind. */
 #include "client/gpt/model.h"
 #include "client/gpt/store.h"
 #include "tests/gpt/support.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -114,15 +115,21 @@ static uint16_t *used_weights(struct one *one)
     return all;
 }
 
+/* A state of one tensor; rc of the read. */
+static int read_tensor(struct one *one, enum cst_state state, void *out)
+{
+    struct cst_err err;
+
+    return one->store->ops->read(one->store, TENSOR, state, 0, model.tensors[TENSOR].n_elems, out,
+                                 &err);
+}
+
 static void *read_new(struct one *one, enum cst_state state)
 {
     void *out = calloc(model.tensors[TENSOR].n_elems, sizeof(float));
-    struct cst_err err;
 
     ck_assert_ptr_nonnull(out);
-    ck_assert_int_eq(one->store->ops->read(one->store, TENSOR, state, 0,
-                                           model.tensors[TENSOR].n_elems, out, &err),
-                     0);
+    ck_assert_int_eq(read_tensor(one, state, out), 0);
     return out;
 }
 
@@ -182,6 +189,90 @@ START_TEST(written_weights_are_not_delayed)
 }
 END_TEST
 
+/* Each optimizer takes another way; lion and sgd have one moment, which costs less memory. */
+START_TEST(optimizers_differ)
+{
+    float *master[CST_OPTIMIZER_COUNT];
+    uint64_t bytes[CST_OPTIMIZER_COUNT], n = model.tensors[TENSOR].n_elems;
+
+    for (uint32_t i = 0; i < CST_OPTIMIZER_COUNT; i++) {
+        bool second = i == CST_OPTIMIZER_ADAMW || i == CST_OPTIMIZER_ADAM;
+        struct one one = open_one((struct gpt_local_config){.optimizer = (enum cst_optimizer)i});
+        void *unused = calloc(n, sizeof(float));
+
+        ck_assert_ptr_nonnull(unused);
+        do_step(&one, 0);
+        do_step(&one, 1);
+        master[i] = read_new(&one, CST_STATE_MASTER);
+        bytes[i] = one.store->plan.arena_bytes;
+        ck_assert_int_eq(read_tensor(&one, CST_STATE_EXP_AVG_SQ, unused),
+                         second ? 0 : CST_EUNSUPPORTED);
+        free(unused);
+        close_one(&one);
+        for (uint32_t k = 0; k < i; k++) {
+            ck_assert_int_ne(memcmp(master[i], master[k], n * sizeof(float)), 0);
+        }
+    }
+    ck_assert_uint_eq(bytes[CST_OPTIMIZER_ADAM], bytes[CST_OPTIMIZER_ADAMW]);
+    ck_assert_uint_ge(bytes[CST_OPTIMIZER_ADAMW] - bytes[CST_OPTIMIZER_LION], 4 * model.n_params);
+    ck_assert_uint_eq(bytes[CST_OPTIMIZER_SGD], bytes[CST_OPTIMIZER_LION]);
+    for (uint32_t i = 0; i < CST_OPTIMIZER_COUNT; i++) {
+        free(master[i]);
+    }
+}
+END_TEST
+
+/* @b is @a to within a tenth, and not the same. */
+static void assert_near(const float *a, const float *b, uint64_t n)
+{
+    double apart = 0, size = 0;
+
+    for (uint64_t i = 0; i < n; i++) {
+        apart += fabs((double)a[i] - (double)b[i]);
+        size += fabs((double)a[i]);
+    }
+    ck_assert_double_gt(apart, 0);
+    ck_assert_double_lt(apart, 0.1 * size);
+}
+
+/* Moments in few bits are what fp32 ones are to within those bits, however they are rounded, and
+ * are read as fp32; what is written as master weights clears them. _i: format and rounding. */
+START_TEST(formats_are_near)
+{
+    static const enum cst_state states[] = {CST_STATE_EXP_AVG, CST_STATE_EXP_AVG_SQ};
+    struct one exact = open_one((struct gpt_local_config){.moments = CST_MOMENTS_FP32});
+    struct one rough = open_one(
+        (struct gpt_local_config){.moments = _i / 2 == 0 ? CST_MOMENTS_BF16 : CST_MOMENTS_MX8,
+                                  .rounding = (enum cst_rounding)(_i % 2),
+                                  .seed = 3});
+    const uint64_t n = model.tensors[TENSOR].n_elems;
+    float *want[2], *got;
+    struct cst_err err;
+
+    do_step(&exact, 0);
+    do_step(&rough, 0);
+    ck_assert_uint_lt(rough.store->plan.arena_bytes, exact.store->plan.arena_bytes);
+    for (unsigned k = 0; k < 2; k++) {
+        want[k] = read_new(&exact, states[k]);
+        got = read_new(&rough, states[k]);
+        assert_near(want[k], got, n);
+        free(got);
+    }
+    ck_assert_int_eq(
+        rough.store->ops->write(rough.store, TENSOR, CST_STATE_MASTER, 0, n, want[0], &err), 0);
+    for (unsigned k = 0; k < 2; k++) {
+        got = read_new(&rough, states[k]);
+        for (uint64_t i = 0; i < n; i++) {
+            ck_assert_float_eq(got[i], 0);
+        }
+        free(got);
+        free(want[k]);
+    }
+    close_one(&exact);
+    close_one(&rough);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("store_states");
@@ -189,5 +280,7 @@ int main(void)
 
     tcase_add_loop_test(tcase, delayed_weights_are_used_a_step_later, 0, 4);
     tcase_add_test(tcase, written_weights_are_not_delayed);
+    tcase_add_test(tcase, optimizers_differ);
+    tcase_add_loop_test(tcase, formats_are_near, 0, 4);
     return suite_run(suite);
 }
