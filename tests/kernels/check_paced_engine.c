@@ -1,5 +1,6 @@
 /* The engine process of a paced accelerator: its commands. Driven over its socket as the daemon
  * does it; its memory is memfds, which the test can look into. */
+#include "kernels/pace.h"
 #include "tests/lib/device_cases.h"
 #include "tests/lib/engine_rig.h"
 #include "tests/lib/suite.h"
@@ -20,7 +21,7 @@ static uint64_t seed;
 static void set_up(void)
 {
     device_cases_seed(seed);
-    engine_proc_use_paced("memory=67108864");
+    engine_proc_use_option("--paced", "memory=67108864");
     engine_rig_setup(true);
 }
 
@@ -28,7 +29,8 @@ static void set_up(void)
 static void set_up_slow(void)
 {
     device_cases_seed(seed);
-    engine_proc_use_paced("up=100000000,down=50000000,update=100000000,memory=67108864");
+    engine_proc_use_option("--paced",
+                           "up=100000000,down=50000000,update=100000000,memory=67108864");
     engine_rig_setup(true);
 }
 
@@ -88,6 +90,56 @@ START_TEST(test_wrong_memory)
 }
 END_TEST
 
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* What @command, alone, takes at least: @units at @rate a second. */
+static void check_time(struct engine_command command, uint64_t units, uint64_t rate)
+{
+    uint64_t began = now_ns();
+
+    engine_rig_must(command);
+    ck_assert_uint_ge(now_ns() - began + CST_PACE_LATE_NS, units * 1000000000 / rate);
+}
+
+/* Each way keeps its rate, and a sum that of the way down; copies within keep none, but that cannot
+ * be seen by a clock. */
+START_TEST(test_takes_its_time)
+{
+    struct cst_place row = tiny_job_row(&job, BIG, CST_ROW_MASTER);
+    struct cst_place block = tiny_job_block(&job, BIG, 0);
+    uint64_t bytes = BIG_ELEMS * 2;
+
+    check_time(engine_command_copy(block, row, bytes), bytes, 100000000);
+    check_time(engine_command_copy(row, block, bytes), bytes, 50000000);
+    check_time(tiny_job_reduce(&job, 0, 1), job.n_elems[0] * 2, 50000000);
+}
+END_TEST
+
+static void set_up_node(void)
+{
+    engine_proc_use_option("--pace", "update=20000000");
+    engine_rig_setup(false);
+}
+
+/* So do the updates of a node's engine that is told to. */
+START_TEST(test_node_takes_its_time)
+{
+    const struct cst_table_span *spans = cst_table_spans(job.table) + TINY_SPANS * BIG;
+    uint64_t n = 0;
+
+    for (unsigned i = 0; i < TINY_SPANS; i++) {
+        n += spans[i].n_elems;
+    }
+    check_time(tiny_job_update(&job, BIG, 1), n, 20000000);
+}
+END_TEST
+
 int main(void)
 {
     const char *text = getenv("CST_SEED");
@@ -102,5 +154,8 @@ int main(void)
     tcase_add_test(plain, test_wrong_memory);
     device_cases_add(plain);
     device_cases_add_slow(slow);
+    tcase_add_test(slow, test_takes_its_time);
+    tcase_add_test(suite_case(suite, "node", set_up_node, engine_rig_teardown),
+                   test_node_takes_its_time);
     return suite_run(suite);
 }

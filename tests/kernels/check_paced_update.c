@@ -66,7 +66,7 @@ static void update_in_place(void)
             n++;
         }
     }
-    engine_proc_use_paced(NULL);
+    engine_proc_use_option(NULL, NULL);
     kill_run_to_end(&calm, commands, n, 2, done);
 }
 
@@ -138,7 +138,7 @@ START_TEST(test_bits)
     open_jobs(&kinds[_i]);
     update_in_place();
     tiny_job_use_gpu(&job);
-    engine_proc_use_paced(RATES);
+    engine_proc_use_option("--paced", RATES);
     n = write_commands(commands);
     kill_run_to_end(&job, commands, n, 2, done);
     check_rows(0);
@@ -158,7 +158,7 @@ START_TEST(test_kill)
     update_in_place();
     random = seed * 2 + 1;
     tiny_job_use_gpu(&job);
-    engine_proc_use_paced(RATES);
+    engine_proc_use_option("--paced", RATES);
     n = write_commands(commands);
     for (int round = 0; round < N_ROUNDS; round++) {
         bool done[MAX_COMMANDS] = {false};
@@ -185,7 +185,7 @@ START_TEST(test_refused)
 
     open_jobs(&kinds[0]);
     tiny_job_use_gpu(&job);
-    engine_proc_use_paced(RATES);
+    engine_proc_use_option("--paced", RATES);
     tiny_job_start(&job, &proc, 2, 2, 0);
     n = room_update_write(&job, 0, 1, tiny_job_block(&job, ROOM_CHUNK, 0), 0, 0, 0, commands,
                           &n_last);

@@ -23,7 +23,7 @@ static void must(bool ok, const char *what)
     }
 }
 
-static const char *used_program, *used_device, *used_rates;
+static const char *used_program, *used_device, *used_option, *used_value;
 
 static float copy_share;
 
@@ -38,9 +38,10 @@ void engine_proc_use(const char *program, const char *device)
     used_device = device;
 }
 
-void engine_proc_use_paced(const char *rates)
+void engine_proc_use_option(const char *option, const char *value)
 {
-    used_rates = rates;
+    used_option = option;
+    used_value = value;
 }
 
 struct engine_command engine_command_copy(struct cst_place dst, struct cst_place src,
@@ -95,8 +96,7 @@ static void become_engine(int sock, int stderr_fd)
     } else {
         must(dup2(sock, 3) == 3, "dup2");
     }
-    execl(program, program, "--fd", "3", used_rates != NULL ? "--paced" : (char *)NULL, used_rates,
-          (char *)NULL);
+    execl(program, program, "--fd", "3", used_option, used_value, (char *)NULL);
     must(false, program);
 }
 

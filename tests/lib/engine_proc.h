@@ -88,8 +88,9 @@ const char *engine_proc_program(void);
 /* From now on start @program and name @device in SETUP (NULL: none). Both are borrowed. */
 void engine_proc_use(const char *program, const char *device);
 
-/* From now on the host's program is to be a paced accelerator of these @rates. Borrowed. */
-void engine_proc_use_paced(const char *rates);
+/* From now on give the program @option (NULL: none), which takes @value: "--paced" and rates make
+ * the host's a paced accelerator. Both are borrowed. */
+void engine_proc_use_option(const char *option, const char *value);
 
 /* The copy_share of every SETUP from now on. */
 void engine_proc_copy_share(float share);
