@@ -33,6 +33,7 @@ struct cst_pending {
     enum cst_pending_kind kind;     /* NONE: nothing is pending */
     bool planned;                   /* STEP: the hand-ins, which may wait for the device */
     bool sent;                      /* BEGIN: the batch; STEP: the request */
+    bool wanted;                    /* BEGIN: it was said that what was asked ahead is waited for */
     int op;                         /* BEGIN */
     bool backward;                  /* BEGIN */
     struct cst_hyper_params params; /* STEP */

@@ -351,6 +351,12 @@ bool cst_lease_must_settle(struct cst_leases *leases, uint32_t op, bool backward
            (asked != wanted_ahead(leases, op, backward) && lacks_something(leases, op, backward));
 }
 
+void cst_lease_want(struct cst_leases *leases)
+{
+    leases->n_items = 0;
+    push(leases, CST_LEASE_WANT, leases->asked_ahead, false, (struct cst_lease){0});
+}
+
 uint32_t cst_lease_handed_in(const struct cst_leases *leases, uint32_t op)
 {
     const struct cst_lease_operator *o = &leases->model.operators[op];

@@ -31,6 +31,7 @@ enum cst_lease_kind {
     CST_LEASE_FETCH_GRAD = 2,
     CST_LEASE_RELEASE = 3,
     CST_LEASE_REDUCE_SCATTER = 4,
+    CST_LEASE_WANT = 7,
     CST_LEASE_ACCUMULATE = 100, /* of no chunk; a message of its own, in order with the items */
 };
 
@@ -120,6 +121,9 @@ void cst_lease_reset_step(struct cst_leases *leases);
 /* True while the reply to the FETCH ahead must come before begin can be planned: this operator
  * needs that chunk, or a wrong guess has to be given back to make room. */
 bool cst_lease_must_settle(struct cst_leases *leases, uint32_t op, bool backward);
+
+/* Plan to say that the FETCH ahead in flight is waited for. */
+void cst_lease_want(struct cst_leases *leases);
 
 /* A tensor of @op whose gradient was handed in already in this micro-batch, or CST_LEASE_NONE. */
 uint32_t cst_lease_handed_in(const struct cst_leases *leases, uint32_t op);

@@ -98,14 +98,35 @@ static int check_args(struct cst_job *job, int op, enum cst_direction direction,
     return CST_OK;
 }
 
+/* The reply to the fetch ahead must come first. If it is not there yet the daemon is told, once:
+ * only then it knows that the worker stands still, and for what. */
+static int settle(struct cst_job *job, uint32_t op, bool backward, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    (void)cst_call_pump(job->client, err); /* what ends the connection ends the calls too */
+    if (!cst_lease_must_settle(&job->leases, op, backward)) {
+        return cst_job_check_step(job, err);
+    }
+    if (!job->pending.wanted) {
+        cst_lease_want(&job->leases);
+        rc = cst_batch_send(job, false, err);
+        job->pending.wanted = rc == CST_OK;
+    }
+    return rc == CST_OK ? CST_EAGAIN : rc;
+}
+
 /* Ask for what is missing; CST_OK: it was sent or nothing is. No gradient of a micro-batch is asked
  * for while the end of the one before it waits for the device. */
 static int ask(struct cst_job *job, uint32_t op, bool backward, struct cst_err *err)
 {
-    int rc;
+    int rc =
+        cst_lease_must_settle(&job->leases, op, backward) ? settle(job, op, backward, err) : CST_OK;
 
-    if (cst_lease_must_settle(&job->leases, op, backward) ||
-        (backward && job->device.fences.n_turns > 0)) {
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (backward && job->device.fences.n_turns > 0) {
         return CST_EAGAIN;
     }
     rc = cst_lease_begin(&job->leases, op, backward, err);

@@ -51,6 +51,7 @@ static const enum cst_event_kind event_kinds[] = {
     [CISTERN__BATCH_ITEM__KIND__REDUCE_SCATTER] = CST_EV_HAND_IN,
     [CISTERN__BATCH_ITEM__KIND__PREFETCH] = CST_EV_PREFETCH,
     [CISTERN__BATCH_ITEM__KIND__EVICT] = CST_EV_EVICT,
+    [CISTERN__BATCH_ITEM__KIND__WANT] = CST_EV_WANT,
 };
 
 /* All items before the first event: with the core stepped, the request may be answered and gone. */
@@ -64,7 +65,7 @@ static int check_items(const struct cst_batch *batch, struct cst_err *err)
         uint32_t kind = batch->items[i].kind;
 
         if (kind < CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT ||
-            kind > CISTERN__BATCH_ITEM__KIND__EVICT) {
+            kind > CISTERN__BATCH_ITEM__KIND__WANT) {
             return cst_err_set(err, CST_EUNSUPPORTED, "item %u of the batch: unknown kind %u", i,
                                kind);
         }

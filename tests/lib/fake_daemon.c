@@ -341,6 +341,9 @@ static void serve_item(struct fake_daemon *fake, const Cistern__BatchItem *item,
 {
     static const char *const names[] = {"", "W", "G", "r", "R", "p", "e"};
 
+    if (item->kind == CISTERN__BATCH_ITEM__KIND__WANT) {
+        return; /* it comes or not, as the replies before it were fast or slow */
+    }
     say(fake, names[item->kind], item->chunk, item->has_ahead && item->ahead ? "+" : "");
     if (item->kind == CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT ||
         item->kind == CISTERN__BATCH_ITEM__KIND__FETCH_GRAD) {

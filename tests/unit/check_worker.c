@@ -511,6 +511,64 @@ START_TEST(test_states)
 }
 END_TEST
 
+struct patience {
+    struct cst_frame held; /* a fetch ahead without its answer */
+    uint8_t body[64];
+    unsigned n_wants;
+};
+
+/* What is asked ahead is answered when the worker says that it waits. */
+static bool hook_patience(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    struct patience *p = arg;
+    Cistern__Batch *asked;
+    bool ahead, want;
+
+    if (request->type != CISTERN__MSG_TYPE__MSG_BATCH) {
+        return false;
+    }
+    asked = cistern__batch__unpack(NULL, request->body_bytes, request->body);
+    ck_assert_ptr_nonnull(asked);
+    ahead = asked->items[0]->has_ahead && asked->items[0]->ahead;
+    want = asked->items[0]->kind == CISTERN__BATCH_ITEM__KIND__WANT;
+    if (ahead) {
+        ck_assert_uint_le(request->body_bytes, sizeof p->body);
+        memcpy(p->body, request->body, request->body_bytes);
+        p->held = *request;
+        p->held.body = p->body;
+    } else {
+        fake_daemon_serve(fake, request);
+    }
+    if (want) {
+        ck_assert_uint_eq(asked->items[0]->chunk, 1);
+        p->n_wants++;
+        fake_daemon_serve(fake, &p->held);
+    }
+    cistern__batch__free_unpacked(asked, NULL);
+    return true;
+}
+
+/* An operator whose chunk was asked ahead and has not come: the daemon hears, once, that the worker
+ * waits for it now. */
+START_TEST(test_wants)
+{
+    struct patience patience = {.n_wants = 0};
+    struct cst_err err = {0};
+    struct cst_io io;
+
+    f.fake.hook = hook_patience;
+    f.fake.hook_arg = &patience;
+    fake_job_start(&f, 4);
+    run(0, CST_FORWARD, 0);
+    run(1, CST_FORWARD, 0); /* of the same chunk */
+    ck_assert_uint_eq(patience.n_wants, 0);
+    CK_OK(cst_op_begin(f.job, 2, CST_FORWARD, &io, 1, &err));
+    ck_assert_uint_eq(*(const uint16_t *)io.weight, 0x4001);
+    ck_assert_uint_eq(patience.n_wants, 1);
+    fake_job_stop(&f);
+}
+END_TEST
+
 /* This rank's numbers come out of the daemon's reply about the job. */
 START_TEST(test_stat)
 {
@@ -538,6 +596,7 @@ int main(void)
     tcase_add_test(steps, test_try);
     tcase_add_test(steps, test_try_alone);
     tcase_add_test(steps, test_states);
+    tcase_add_test(steps, test_wants);
     tcase_add_test(steps, test_stat);
     tcase_add_test(faults, test_out_of_order);
     tcase_add_test(faults, test_late_ahead);
