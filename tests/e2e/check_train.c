@@ -6,6 +6,7 @@
 #include "tests/lib/train_check.h"
 
 #include <check.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +36,12 @@ static void setup_over(void)
     setup();
 }
 
+static void setup_early(void)
+{
+    overlap = CST_OVERLAP_EARLY;
+    setup();
+}
+
 static void setup_delayed(void)
 {
     overlap = CST_OVERLAP_DELAYED;
@@ -56,17 +63,18 @@ static void teardown(void)
 static struct train_order order_of(const char *name, uint32_t rank, uint32_t world,
                                    uint64_t n_steps)
 {
-    return (struct train_order){.socket = proc.socket,
-                                .name = name,
-                                .rank = rank,
-                                .world = world,
-                                .n_steps = n_steps,
-                                .overlap = overlap,
-                                .delay_from = overlap == CST_OVERLAP_DELAYED && n_steps > 2 ? 1 : 0,
-                                .grad_over = grad_over,
-                                .bad = {.step = TRAIN_NEVER},
-                                .die_at = UINT32_MAX,
-                                .kill_at = UINT32_MAX};
+    return (struct train_order){
+        .socket = proc.socket,
+        .name = name,
+        .rank = rank,
+        .world = world,
+        .n_steps = n_steps,
+        .overlap = {.when = overlap,
+                    .delay_from = overlap == CST_OVERLAP_DELAYED && n_steps > 2 ? 1 : 0},
+        .grad_over = grad_over,
+        .bad = {.step = TRAIN_NEVER},
+        .die_at = UINT32_MAX,
+        .kill_at = UINT32_MAX};
 }
 
 /* Run a job to its end with all ranks like @like, from step @from on; then compare. */
@@ -181,6 +189,18 @@ START_TEST(test_bad_gradient)
     ck_assert(!reports[1]->run.results[2].skipped);
     ck_assert_uint_eq(reports[0]->run.results[3].n_skipped, 1);
     free(before);
+}
+END_TEST
+
+/* In a step that was prepared, which does not clip, such a gradient spares its tile alone. */
+START_TEST(test_bad_tile)
+{
+    struct train_order order = order_of("bad", 0, 2, 4);
+
+    order.bad = (struct train_bad){.step = 1, .value = _i == 0 ? 0x7f80 : 0x7fc0};
+    run_job(&order);
+    ck_assert(!reports[0]->run.results[1].skipped);
+    ck_assert(!isfinite(reports[0]->run.results[1].grad_norm));
 }
 END_TEST
 
@@ -512,7 +532,8 @@ int main(void)
 {
     Suite *suite = suite_create("train");
     TCase *bits = tcase_create("bits"), *faults = tcase_create("faults"),
-          *over = tcase_create("over"), *delayed = tcase_create("delayed");
+          *over = tcase_create("over"), *early = tcase_create("early"),
+          *delayed = tcase_create("delayed");
 
     tcase_add_checked_fixture(bits, setup, teardown);
     tcase_set_timeout(bits, 60);
@@ -531,6 +552,9 @@ int main(void)
     tcase_add_test(over, test_come_back);
     tcase_add_loop_test(over, test_killed_anywhere, 0, 2);
     tcase_add_test(over, test_engine_killed_anywhere);
+    tcase_add_checked_fixture(early, setup_early, teardown);
+    add_overlapped(early);
+    tcase_add_loop_test(early, test_bad_tile, 0, 2);
     tcase_add_checked_fixture(delayed, setup_delayed, teardown);
     add_overlapped(delayed);
     tcase_add_loop_test(delayed, test_bad_gradient, 0, 5);
@@ -544,6 +568,7 @@ int main(void)
     tcase_add_test(faults, test_write_in_step);
     suite_add_tcase(suite, bits);
     suite_add_tcase(suite, over);
+    suite_add_tcase(suite, early);
     suite_add_tcase(suite, delayed);
     suite_add_tcase(suite, faults);
     return suite_run(suite);

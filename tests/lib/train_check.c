@@ -22,7 +22,7 @@ void train_check_states(struct train_report *const *reports, uint32_t world, uin
 {
     const struct train_states *got = &reports[0]->run.states, *want = &reference.states;
 
-    train_reference(&reference, world, reports[0]->micro_batches, reports[0]->delay_from, n_steps,
+    train_reference(&reference, world, reports[0]->micro_batches, reports[0]->overlap, n_steps,
                     bad);
     ck_assert(reports[0]->has_states);
     for (int t = 0; t < TRAIN_N_TENSORS; t++) {

@@ -117,11 +117,11 @@ struct reference {
     struct train_bad bad;
     uint64_t adam_step; /* updates applied */
     uint64_t n_skipped;
-    uint64_t delay_from; /* first step whose update the next one does not see yet */
-    uint16_t *used;      /* weights that the step sees: TRAIN_N_ELEMS */
-    uint16_t *grads;     /* per rank: TRAIN_N_ELEMS */
-    uint16_t *reduced;   /* TRAIN_N_ELEMS */
-    float *sums;         /* the same with micro-batches */
+    struct train_overlap overlap;
+    uint16_t *used;    /* weights that the step sees: TRAIN_N_ELEMS */
+    uint16_t *grads;   /* per rank: TRAIN_N_ELEMS */
+    uint16_t *reduced; /* TRAIN_N_ELEMS */
+    float *sums;       /* the same with micro-batches */
     struct cst_table_tile tiles[64];
     uint64_t n_tiles;
 };
@@ -187,26 +187,40 @@ static void reduce(struct reference *ref, uint32_t micro)
     }
 }
 
-static void update(struct reference *ref, const struct cst_hyper_params *p, float factor)
+/* Elements [@at, @at + @n) of all, which are of one tensor. */
+static void update_tile(struct reference *ref, const struct cst_update_scalars *hyper, uint64_t at,
+                        uint64_t n)
 {
     struct train_states *s = &ref->run->states;
+    bool sums = ref->micro_batches > 1;
+
+    adamw_update(ref->kernels->update, hyper, n, sums ? NULL : ref->reduced + at,
+                 sums ? ref->sums + at : NULL, s->master + at, s->exp_avg + at, s->exp_avg_sq + at,
+                 s->weight + at);
+}
+
+/* @guard: tiles that are not finite stay as they are. */
+static void update(struct reference *ref, const struct cst_hyper_params *p, float factor,
+                   bool guard)
+{
+    const struct cst_table_tile *tile = ref->tiles;
 
     ref->adam_step++;
     for (int t = 0; t < TRAIN_N_TENSORS; t++) {
         const struct train_tensor *tensor = &train_tensors[t];
-        uint64_t at = tensor->start;
         struct cst_update_scalars hyper;
 
         cst_update_prepare(&hyper, (double)p->lr * (double)tensor->lr_scale, (double)0.9f,
                            (double)0.999f, (double)1e-8f,
                            (double)p->weight_decay * (double)tensor->decay_scale, factor,
                            ref->adam_step);
-        if (ref->micro_batches > 1) {
-            adamw_update(ref->kernels->update, &hyper, tensor->n_elems, NULL, ref->sums + at,
-                         s->master + at, s->exp_avg + at, s->exp_avg_sq + at, s->weight + at);
-        } else {
-            adamw_update(ref->kernels->update, &hyper, tensor->n_elems, ref->reduced + at, NULL,
-                         s->master + at, s->exp_avg + at, s->exp_avg_sq + at, s->weight + at);
+        for (uint64_t at = 0; at < tensor->n_elems; at += CST_TILE_ELEMS, tile++) {
+            uint64_t left = tensor->n_elems - at;
+
+            if (!guard || isfinite(tile->sum_squares)) {
+                update_tile(ref, &hyper, tensor->start + at,
+                            left < CST_TILE_ELEMS ? left : CST_TILE_ELEMS);
+            }
         }
     }
 }
@@ -233,22 +247,24 @@ static void step_once(struct reference *ref, uint64_t step)
     struct cst_hyper_params params;
     struct cst_clip clip;
     double loss = collect(ref, step);
+    bool guard;
 
     params = train_params(step, 0);
+    guard = ref->overlap.when == CST_OVERLAP_EARLY && params.clip_norm == 0.0f;
     clip = cst_clip_factor(cst_norm_sum(ref->tiles, ref->n_tiles), params.grad_scale,
                            params.clip_norm);
     memcpy(ref->used, ref->run->states.weight, TRAIN_N_ELEMS * sizeof *ref->used);
-    if (clip.finite) {
-        update(ref, &params, clip.factor);
+    if (clip.finite || guard) {
+        update(ref, &params, clip.factor, guard);
     } else {
         ref->n_skipped++;
     }
-    if (step < ref->delay_from) {
+    if (ref->overlap.when != CST_OVERLAP_DELAYED || step < ref->overlap.delay_from) {
         memcpy(ref->used, ref->run->states.weight, TRAIN_N_ELEMS * sizeof *ref->used);
     }
     ref->run->results[step] = (struct cst_step_result){
         .step = step + 1,
-        .skipped = !clip.finite,
+        .skipped = !clip.finite && !guard,
         .grad_norm = clip.grad_norm,
         .clip = clip.clip,
         .loss = loss,
@@ -257,13 +273,13 @@ static void step_once(struct reference *ref, uint64_t step)
 }
 
 void train_reference(struct train_run *run, uint32_t world, uint32_t micro_batches,
-                     uint64_t delay_from, uint64_t n_steps, struct train_bad bad)
+                     struct train_overlap overlap, uint64_t n_steps, struct train_bad bad)
 {
     struct reference ref = {.run = run,
                             .kernels = cst_kernels_get(NULL),
                             .world = world,
                             .micro_batches = micro_batches,
-                            .delay_from = delay_from,
+                            .overlap = overlap,
                             .bad = bad};
 
     memset(run, 0, sizeof *run);

@@ -71,13 +71,19 @@ struct train_bad {
     uint16_t value; /* bf16 */
 };
 
+/* When updates are made. All ranks prepare their steps. */
+struct train_overlap {
+    enum cst_overlap when;
+    uint64_t delay_from; /* DELAYED: updates of steps from this one on are seen one step later */
+};
+
 /* Write, or add, the gradients of @op, @bad among them. */
 void train_backward(int op, uint32_t rank, uint64_t moment, struct train_bad bad,
                     const struct cst_io *io);
 
 /* Train for @n_steps of @micro_batches with @world ranks, in this process and without the library.
- * Updates of steps from @delay_from on are seen one step later (TRAIN_NEVER: of none). */
+ */
 void train_reference(struct train_run *run, uint32_t world, uint32_t micro_batches,
-                     uint64_t delay_from, uint64_t n_steps, struct train_bad bad);
+                     struct train_overlap overlap, uint64_t n_steps, struct train_bad bad);
 
 #endif

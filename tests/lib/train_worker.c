@@ -316,7 +316,7 @@ static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
     double loss = 0;
     int rc = w->stream != NULL ? begin_losses(w, err) : CST_OK;
 
-    if (rc == CST_OK && w->order->overlap == CST_OVERLAP_EARLY) {
+    if (rc == CST_OK && w->order->overlap.when == CST_OVERLAP_EARLY) {
         params = train_params(*number, 0);
         rc = cst_prepare_step(w->job, &params, err);
     }
@@ -353,8 +353,8 @@ static int open_job(struct worker *w, struct cst_err *err)
         .chunk_elems = TRAIN_CHUNK_ELEMS,
         .micro_batches = w->order->micro_batches,
         .grad_over_weight = w->order->grad_over,
-        .overlap = w->order->overlap,
-        .delay_from = w->order->delay_from,
+        .overlap = w->order->overlap.when,
+        .delay_from = w->order->overlap.delay_from,
         .timeout_ms = 20000,
     };
     int rc = CST_EBUSY;
@@ -510,7 +510,7 @@ pid_t train_worker_start(const struct train_order *order, struct train_report *r
 
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
         report->micro_batches = mine.micro_batches > 1 ? mine.micro_batches : 1;
-        report->delay_from = mine.overlap == CST_OVERLAP_DELAYED ? mine.delay_from : TRAIN_NEVER;
+        report->overlap = mine.overlap;
         if (order->setting != NULL) {
             (void)putenv((char *)(uintptr_t)order->setting);
         }

@@ -19,8 +19,7 @@ struct train_order {
     const struct train_stream_kind *streams; /* where it computes if that is not the host */
     uint64_t n_steps;                        /* to be committed in all */
     uint32_t micro_batches;                  /* per step; 0: 1 */
-    enum cst_overlap overlap;                /* when chunks are updated */
-    uint64_t delay_from;                     /* CST_OVERLAP_DELAYED: the first step that is */
+    struct train_overlap overlap;            /* when chunks are updated */
     bool grad_over;                          /* gradients take their weights' places */
     uint64_t pool_bytes;                     /* of this rank; 0: all it can use */
     uint64_t update_room;                    /* same; 0: none */
@@ -35,14 +34,14 @@ struct train_order {
 
 /* What it tells, in shared memory. */
 struct train_report {
-    struct train_run run;   /* results as this rank saw them; states if it read them */
-    struct cst_plan plan;   /* from its commit */
-    uint32_t micro_batches; /* per step, as it was told */
-    uint64_t delay_from;    /* same; TRAIN_NEVER: updates are not delayed */
-    bool has_states;        /* run.states is filled */
-    uint32_t n_points;      /* points passed */
-    uint32_t n_syncs;       /* after which steps were done again */
-    char error[512];        /* why its exit status is not 0 */
+    struct train_run run;         /* results as this rank saw them; states if it read them */
+    struct cst_plan plan;         /* from its commit */
+    uint32_t micro_batches;       /* per step, as it was told */
+    struct train_overlap overlap; /* same */
+    bool has_states;              /* run.states is filled */
+    uint32_t n_points;            /* points passed */
+    uint32_t n_syncs;             /* after which steps were done again */
+    char error[512];              /* why its exit status is not 0 */
 };
 
 /* Memory for a report that children share. */
