@@ -64,10 +64,10 @@ static void issue_updates(struct cst_core *core, float factor, bool guard)
 
     update.hyper.grad_scale = factor;
     order_updates(core);
-    cst_rooms_begin(core);
     for (uint32_t i = 0; i < core->n_trained; i++) {
         cst_overlap_committed(core, core->order[i], &update);
     }
+    cst_rooms_end(core);
     cst_exposure_all_issued(core);
 }
 

@@ -162,25 +162,26 @@ static bool may_be_early(const struct cst_core *core, const struct cst_chunk *ch
            is_prepared(core);
 }
 
-static struct cst_command *begin_early(struct cst_core *core, uint32_t c)
+static struct cst_update begin_early(struct cst_core *core, uint32_t c)
 {
     const struct cst_hyper *hyper = &core->ranks[0].promised;
-    struct cst_update update = {.chunk = c,
-                                .mark = core->adam_step + 1,
-                                .hyper = *hyper,
-                                .weight = cst_update_weight(core, c),
-                                .guard = true};
 
     core->early_hyper = *hyper;
     core->chunks[c].ahead = true;
     core->n_ahead++;
-    return cst_update_at_home(core, &update);
+    return (struct cst_update){.chunk = c,
+                               .mark = core->adam_step + 1,
+                               .hyper = *hyper,
+                               .weight = cst_update_weight(core, c),
+                               .guard = true};
 }
 
 void cst_overlap_complete(struct cst_core *core, uint32_t c)
 {
     if (may_be_early(core, &core->chunks[c])) {
-        (void)begin_early(core, c);
+        struct cst_update update = begin_early(core, c);
+
+        cst_update_issue(core, &update);
     }
 }
 
@@ -204,12 +205,14 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
     struct cst_chunk *chunk = &core->chunks[c];
     uint32_t n = count_sources(core, c);
     struct cst_command *update;
+    struct cst_update what;
 
     if (core->grad_fp32 || core->micro_batches > 1 || chunk->staged_rank != CST_NONE || n == 0 ||
-        n > FUSE_MAX || !may_be_early(core, chunk)) {
+        n > FUSE_MAX || !may_be_early(core, chunk) || !cst_room_pass(core, c)) {
         return false;
     }
-    update = begin_early(core, c);
+    what = begin_early(core, c);
+    update = cst_update_at_home(core, &what);
     cst_schedule_add_sources(core, c, update);
     chunk->reduce_ticket = update->ticket;
     chunk->summed = true;

@@ -178,6 +178,7 @@ struct cst_core {
     uint32_t interleave;      /* as set */
     uint32_t interleave_now;  /* of the updates that were issued last; 0: none goes through a room */
     uint32_t n_in_order;      /* updates issued since their order began */
+    bool order_ended;         /* the next one begins another */
     uint64_t n_updates, n_device_updates; /* chunks, completed */
     uint32_t *order;          /* scratch: chunks in the order of their updates; owned */
     uint64_t n_blocks;        /* of all pools */
@@ -497,10 +498,13 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
 int cst_rooms_open(struct cst_core *core, const struct cst_core_config *config,
                    struct cst_err *err);
 void cst_rooms_close(struct cst_core *core);
-/* The updates of a step are about to be issued: the first of them is number 1. */
-void cst_rooms_begin(struct cst_core *core);
+/* All updates of a step are issued: the next one is number 1, and of the k that is set by then. */
+void cst_rooms_end(struct cst_core *core);
 /* The room that the next update, of @chunk, goes through; CST_NONE: none. */
 uint32_t cst_room_choose(struct cst_core *core, uint32_t chunk);
+/* The next update, of @chunk, is to be its node's, and counts in the order; false: no, it goes
+ * through a room. */
+bool cst_room_pass(struct cst_core *core, uint32_t chunk);
 /* Issue it there. */
 void cst_room_update(struct cst_core *core, uint32_t room, const struct cst_update *what);
 

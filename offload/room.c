@@ -58,10 +58,17 @@ void cst_core_set_interleave(struct cst_core *core, uint32_t k)
 
 /* -- which ------------------------------------------------------------------------------------- */
 
-void cst_rooms_begin(struct cst_core *core)
+void cst_rooms_end(struct cst_core *core)
+{
+    core->order_ended = true;
+}
+
+/* The first update since the last order ended. */
+static void begin_order(struct cst_core *core)
 {
     core->interleave_now = core->n_rooms > 0 ? core->interleave : 0;
     core->n_in_order = 0;
+    core->order_ended = false;
 }
 
 /* The next room in turn whose buffers hold the chunk. */
@@ -78,13 +85,31 @@ static uint32_t find_room(const struct cst_core *core, uint32_t c)
     return CST_NONE;
 }
 
+/* It is the turn of the update that comes next. */
+static bool is_turn(struct cst_core *core)
+{
+    if (core->order_ended || core->n_in_order == 0) {
+        begin_order(core);
+    }
+    return core->interleave_now > 0 && (core->n_in_order + 1) % core->interleave_now == 0;
+}
+
+bool cst_room_pass(struct cst_core *core, uint32_t c)
+{
+    if (is_turn(core) && find_room(core, c) != CST_NONE) {
+        return false;
+    }
+    core->n_in_order++;
+    core->chunks[c].turn = false;
+    return true;
+}
+
 uint32_t cst_room_choose(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
-    uint32_t k = core->interleave_now;
 
+    chunk->turn = is_turn(core);
     core->n_in_order++;
-    chunk->turn = k > 0 && core->n_in_order % k == 0;
     if (!chunk->turn || chunk->held == CST_NONE) {
         cst_held_drop(core, c);
         chunk->room = chunk->turn ? find_room(core, c) : CST_NONE;

@@ -309,7 +309,7 @@ static void begin_update(struct sim *sim, struct job *job)
         sim_fail(sim, "update %" PRIu64 " of chunk %u: some rows are not in the room",
                  job->command.mark, c);
     }
-    if (job->old[CST_ROW_GRAD][0] != sim->sums[c] && !sim->failed) {
+    if (job->old[CST_ROW_GRAD][0] != job->sum && !sim->failed) {
         sim_fail(sim, "update %" PRIu64 " of chunk %u: its gradient was overwritten",
                  job->command.mark, c);
     }
