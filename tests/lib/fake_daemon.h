@@ -93,6 +93,9 @@ void fake_daemon_error(struct fake_daemon *fake, const struct cst_frame *request
                        const char *text);
 void fake_daemon_hang_up(struct fake_daemon *fake);
 
+/* The weights of @chunk in the arenas. */
+char *fake_daemon_row(struct fake_daemon *fake, uint32_t chunk);
+
 /* For hooks: answer as if there were no hook. */
 void fake_daemon_serve(struct fake_daemon *fake, const struct cst_frame *request);
 

@@ -9,6 +9,7 @@
 #include <check.h>
 #include <dirent.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define CK_OK(call)                                                                                \
@@ -64,6 +65,18 @@ static inline void fake_job_stop(struct fake_job *f)
 {
     cst_disconnect(f->client);
     fake_daemon_stop(&f->fake);
+}
+
+/* What the daemon has served so far is @want. */
+static inline void fake_job_expect_log(struct fake_job *f, const char *want)
+{
+    struct cst_err err = {0};
+    char *log;
+
+    CK_OK(cst_ping(f->client, NULL, &err));
+    log = fake_daemon_log(&f->fake);
+    ck_assert_str_eq(log, want);
+    free(log);
 }
 
 /* A worker's life: everything once. @f->fake runs; f->client is to be disconnected afterwards.

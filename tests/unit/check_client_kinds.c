@@ -1,28 +1,13 @@
 /* libcistern against a daemon in a thread: micro-batches, on the host and behind a device's stream,
  * and what a daemon may say of size classes. */
-#include "client/cistern_device.h"
+#include "tests/lib/fake_device.h"
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
-#include <errno.h>
-#include <stdatomic.h>
 #include <stdlib.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 static struct fake_job f;
-
-static void expect_log(const char *want)
-{
-    struct cst_err err = {0};
-    char *log;
-
-    CK_OK(cst_ping(f.client, NULL, &err));
-    log = fake_daemon_log(&f.fake);
-    ck_assert_str_eq(log, want);
-    free(log);
-}
 
 static void open_job(uint32_t micro_batches)
 {
@@ -67,16 +52,16 @@ START_TEST(test_order)
     commit(2); /* one chunk */
     backward(1, 0x3f81);
     CK_OK(cst_accumulate(f.job, &err));
-    expect_log("W0 G0 R0 A");
+    fake_job_expect_log(&f, "W0 G0 R0 A");
     ck_assert_uint_eq(f.fake.grads[0][0], 0);
     ck_assert_uint_eq(f.fake.grads[0][FAKE_TENSOR_ELEMS], 0x3f81);
     backward(1, 0x3f82);
     backward(0, 0x3f83);
-    expect_log("W0 G0 R0 A G0 R0");
+    fake_job_expect_log(&f, "W0 G0 R0 A G0 R0");
     CK_OK(cst_accumulate(f.job, &err));
     ck_assert_int_eq(cst_accumulate(f.job, &err), CST_EINVAL);
     CK_OK(cst_step(f.job, &params, NULL, &err));
-    expect_log("W0 G0 R0 A G0 R0 A r0 S0");
+    fake_job_expect_log(&f, "W0 G0 R0 A G0 R0 A r0 S0");
     CK_OK(cst_accumulate(f.job, &err)); /* a step counts anew */
     fake_job_stop(&f);
 }
@@ -144,85 +129,23 @@ END_TEST
 
 /* -- behind a stream -------------------------------------------------------------------------- */
 
-static struct {
-    struct cst_device_calls calls;
-    _Atomic uint64_t mark, passed; /* newest fence; the stream is there */
-} device;
-
-static int device_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err)
-{
-    (void)arg;
-    (void)err;
-    *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    ck_assert_ptr_ne(*base, MAP_FAILED);
-    return CST_OK;
-}
-
-static void device_unmap(void *arg, void *base, uint64_t bytes)
-{
-    (void)arg;
-    ck_assert_int_eq(munmap(base, bytes), 0);
-}
-
-static int device_zero(void *arg, void *at, uint64_t bytes, struct cst_err *err)
-{
-    (void)arg;
-    (void)err;
-    memset(at, 0, bytes);
-    return CST_OK;
-}
-
-static int device_fence(void *arg, uint64_t *fence, struct cst_err *err)
-{
-    (void)arg;
-    (void)err;
-    *fence = ++device.mark;
-    return CST_OK;
-}
-
-static int device_done(void *arg, uint64_t *passed, struct cst_err *err)
-{
-    uint64_t count;
-
-    (void)arg;
-    (void)err;
-    if (read(device.calls.fd, &count, sizeof count) < 0) {
-        ck_assert_int_eq(errno, EAGAIN);
-    }
-    *passed = device.passed;
-    return CST_OK;
-}
-
-/* The stream comes as far as @mark. */
-static void move(uint64_t mark)
-{
-    uint64_t one = 1;
-
-    device.passed = mark;
-    ck_assert_int_eq(write(device.calls.fd, &one, sizeof one), sizeof one);
-}
+static struct fake_device device;
 
 static void start_on_device(uint32_t micro_batches, int n_tensors)
 {
     struct cst_err err = {0};
 
     f.fake.device = "GPU-1";
-    device.calls = (struct cst_device_calls){.map = device_map,
-                                             .unmap = device_unmap,
-                                             .zero = device_zero,
-                                             .fence = device_fence,
-                                             .done = device_done,
-                                             .fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-    ck_assert_int_ge(device.calls.fd, 0);
+    fake_device_open(&device);
     open_job(micro_batches);
-    CK_OK(cst_job_use_device(f.job, &device.calls, NULL, &err));
+    CK_OK(cst_job_use_device(f.job, &device.calls, &device, &err));
     device.passed = 1; /* the sync's own */
     commit(n_tensors);
 }
 
 static void stop_device(void)
 {
-    move(UINT64_MAX / 2);
+    fake_device_move(&device, FAKE_DEVICE_FLOWS);
     fake_job_stop(&f);
     (void)close(device.calls.fd);
 }
@@ -240,19 +163,19 @@ START_TEST(test_stream)
     backward(2, 1);
     backward(1, 1);
     CK_OK(cst_accumulate(f.job, &err));
-    expect_log("W1 G1 W0+ G0");                               /* R1, R0 and A wait */
+    fake_job_expect_log(&f, "W1 G1 W0+ G0");                  /* R1, R0 and A wait */
     CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err)); /* weights do not matter */
     CK_OK(cst_op_end(f.job, 0, &err));
     ck_assert_int_eq(cst_try_op_begin(f.job, 1, CST_BACKWARD, &io, 1, &err), CST_EAGAIN);
     ck_assert_int_eq(cst_try_op_begin(f.job, 1, CST_BACKWARD, &io, 1, &err), CST_EAGAIN);
     ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_ACCUMULATE], 0);
-    move(device.mark);
+    fake_device_move(&device, device.mark);
     CK_OK(cst_op_begin(f.job, 1, CST_BACKWARD, &io, 1, &err));
     CK_OK(cst_op_end(f.job, 1, &err));
     ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_ACCUMULATE], 1);
-    move(UINT64_MAX / 2);
+    fake_device_move(&device, FAKE_DEVICE_FLOWS);
     CK_OK(cst_step(f.job, &params, NULL, &err));
-    expect_log("W1 G1 W0+ G0 R1 R0 A G0 r1 R0 r0 S0");
+    fake_job_expect_log(&f, "W1 G1 W0+ G0 R1 R0 A G0 r1 R0 r0 S0");
     stop_device();
 }
 END_TEST
@@ -270,7 +193,7 @@ START_TEST(test_many_wait)
     }
     ck_assert_int_eq(cst_accumulate(f.job, &err), CST_EINVAL);
     ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_ACCUMULATE], 0);
-    move(UINT64_MAX / 2);
+    fake_device_move(&device, FAKE_DEVICE_FLOWS);
     CK_OK(cst_step(f.job, &params, NULL, &err));
     ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_ACCUMULATE], 99);
     stop_device();

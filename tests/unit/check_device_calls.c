@@ -1,132 +1,23 @@
 /* A job on a device that the processor cannot touch, against a daemon in a thread: what waits for
- * the device's stream, what is said when, and what a failed stream does. The device is an array of
- * the test's, its stream a number that the test moves. */
-#include "client/cistern_device.h"
+ * the device's stream, what is said when, and what a failed stream does. */
+#include "tests/lib/fake_device.h"
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 static struct fake_job f;
 
-static struct {
-    struct cst_device_calls calls; /* what the job is given */
-    _Atomic uint64_t mark;         /* newest fence */
-    atomic_bool works;             /* work was enqueued behind that */
-    _Atomic uint64_t passed;       /* the stream is there */
-    _Atomic int failed;            /* status of done, fence and zero */
-    int slow;      /* done is asked so often before the stream comes along; 0: never */
-    int map_fails; /* the n-th map fails, counted from 1; 0: none */
-    unsigned n_maps, n_unmaps, n_zeros, n_fences;
-} device;
-
-static int device_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err)
-{
-    ck_assert_ptr_eq(arg, &device);
-    if ((int)++device.n_maps == device.map_fails) {
-        return cst_err_set(err, CST_ENOMEM, "the device is full");
-    }
-    *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    ck_assert_ptr_ne(*base, MAP_FAILED);
-    return CST_OK;
-}
-
-/* All work is over by then. */
-static void device_unmap(void *arg, void *base, uint64_t bytes)
-{
-    (void)arg;
-    ck_assert_uint_ge(device.passed, device.failed != 0 ? 0 : device.mark);
-    ck_assert_int_eq(munmap(base, bytes), 0);
-    device.n_unmaps++;
-}
-
-static int device_zero(void *arg, void *at, uint64_t bytes, struct cst_err *err)
-{
-    (void)arg;
-    if (device.failed != 0) {
-        return cst_err_set(err, device.failed, "the device failed");
-    }
-    memset(at, 0, bytes);
-    device.n_zeros++;
-    return CST_OK;
-}
-
-/* The stream comes as far as @mark. */
-static void move(uint64_t mark)
-{
-    uint64_t one = 1;
-
-    device.passed = mark;
-    ck_assert_int_eq(write(device.calls.fd, &one, sizeof one), sizeof one);
-}
-
-static int device_fence(void *arg, uint64_t *fence, struct cst_err *err)
-{
-    (void)arg;
-    if (device.failed != 0) {
-        return cst_err_set(err, device.failed, "the device failed");
-    }
-    *fence = ++device.mark;
-    device.works = false;
-    if (device.passed >= device.mark) {
-        move(device.passed);
-    }
-    device.n_fences++;
-    return CST_OK;
-}
-
-/* A slow stream passes when it has been asked often enough: whoever does not wait is too early. */
-static void come_along(void)
-{
-    if (device.slow > 0) {
-        device.slow--;
-        move(device.slow == 0 ? UINT64_MAX / 2 : device.passed);
-    }
-}
-
-static int device_done(void *arg, uint64_t *passed, struct cst_err *err)
-{
-    uint64_t count;
-
-    (void)arg;
-    if (read(device.calls.fd, &count, sizeof count) < 0) {
-        ck_assert_int_eq(errno, EAGAIN);
-    }
-    if (device.failed != 0) {
-        return cst_err_set(err, device.failed, "the device failed");
-    }
-    *passed = device.passed;
-    come_along();
-    return CST_OK;
-}
-
-static void break_device(void)
-{
-    uint64_t one = 1;
-
-    device.failed = CST_EGPU;
-    ck_assert_int_eq(write(device.calls.fd, &one, sizeof one), sizeof one);
-}
+static struct fake_device device;
 
 static void open_device(void)
 {
     f.fake.device = "GPU-1";
-    device.calls = (struct cst_device_calls){
-        .map = device_map,
-        .unmap = device_unmap,
-        .zero = device_zero,
-        .fence = device_fence,
-        .done = device_done,
-        .fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
-    };
-    ck_assert_int_ge(device.calls.fd, 0);
+    fake_device_open(&device);
 }
 
 /* A job of @n tensors that is synced. */
@@ -147,20 +38,9 @@ static void start(int n)
 
 static void stop(void)
 {
-    device.passed = UINT64_MAX / 2;
+    device.passed = FAKE_DEVICE_FLOWS;
     fake_job_stop(&f);
     ck_assert_uint_eq(device.n_unmaps, f.fake.n_slabs);
-}
-
-static void expect_log(const char *want)
-{
-    struct cst_err err = {0};
-    char *log;
-
-    CK_OK(cst_ping(f.client, NULL, &err));
-    log = fake_daemon_log(&f.fake);
-    ck_assert_str_eq(log, want);
-    free(log);
 }
 
 static int run(int op, enum cst_direction direction, uint16_t grad, struct cst_err *err)
@@ -195,7 +75,7 @@ START_TEST(test_use_device)
     ck_assert_int_eq(cst_job_use_device(f.job, &device.calls, &device, &err), CST_EINVAL);
     CK_OK(cst_commit(f.job, NULL, &err));
     ck_assert_uint_eq(device.n_maps, f.fake.n_slabs);
-    device.passed = UINT64_MAX / 2;
+    device.passed = FAKE_DEVICE_FLOWS;
     CK_OK(cst_job_leave(f.job, &err));
     ck_assert_int_eq(cst_job_use_device(f.job, &device.calls, &device, &err), CST_EINVAL);
     stop();
@@ -234,7 +114,7 @@ START_TEST(test_map_fails)
         CK_OK(cst_commit(f.job, NULL, &err));
         ck_assert_uint_eq(device.n_maps, f.fake.n_slabs + 1);
     }
-    device.passed = UINT64_MAX / 2;
+    device.passed = FAKE_DEVICE_FLOWS;
     fake_job_stop(&f);
     ck_assert_uint_eq(device.n_unmaps, _i % 2 == 0 ? f.fake.n_slabs : (unsigned)_i);
 }
@@ -256,20 +136,20 @@ START_TEST(test_step)
     CK_OK(run(3, CST_FORWARD, 0, &err));
     CK_OK(run(3, CST_BACKWARD, 0x3f83, &err));
     CK_OK(run(2, CST_BACKWARD, 0x3f82, &err));
-    expect_log("W0 W1+ G1"); /* R1 waits */
+    fake_job_expect_log(&f, "W0 W1+ G1"); /* R1 waits */
     CK_OK(run(1, CST_BACKWARD, 0x3f81, &err));
-    expect_log("W0 W1+ G1 G0"); /* r1, too */
+    fake_job_expect_log(&f, "W0 W1+ G1 G0"); /* r1, too */
     ck_assert_ptr_null(f.fake.grads[1]);
-    move(2); /* fence 1 was the sync's, 2 is behind R1 */
+    fake_device_move(&device, 2); /* fence 1 was the sync's, 2 is behind R1 */
     CK_OK(run(0, CST_BACKWARD, 0x3f80, &err));
-    expect_log("W0 W1+ G1 G0 R1 r1");
+    fake_job_expect_log(&f, "W0 W1+ G1 G0 R1 r1");
     ck_assert_uint_eq(f.fake.grads[1][0], 0x3f82);
     ck_assert_int_eq(cst_try_step(f.job, &params, NULL, &err), CST_EAGAIN);
     ck_assert_int_eq(cst_try_step(f.job, &params, NULL, &err), CST_EAGAIN);
     ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_STEP], 0);
     device.slow = 2000;
     CK_OK(cst_step(f.job, &params, NULL, &err));
-    expect_log("W0 W1+ G1 G0 R1 r1 R0 r0 S0");
+    fake_job_expect_log(&f, "W0 W1+ G1 G0 R1 r1 R0 r0 S0");
     ck_assert_uint_eq(f.fake.grads[0][0], 0x3f80);
     ck_assert_uint_eq(device.n_fences, 3); /* one behind what one operator needs */
     stop();
@@ -284,7 +164,7 @@ START_TEST(test_fast)
     struct cst_err err = {0};
 
     start(4);
-    device.passed = UINT64_MAX / 2;
+    device.passed = FAKE_DEVICE_FLOWS;
     for (int step = 0; step < 3; step++) {
         for (int op = 0; op < 4; op++) {
             CK_OK(run(op, CST_FORWARD, 0, &err));
@@ -307,7 +187,7 @@ START_TEST(test_zero)
     struct cst_err err = {0};
 
     start(4);
-    device.passed = UINT64_MAX / 2;
+    device.passed = FAKE_DEVICE_FLOWS;
     CK_OK(run(3, CST_BACKWARD, 0x3f80, &err));
     CK_OK(cst_step(f.job, &params, NULL, &err));
     CK_OK(cst_ping(f.client, NULL, &err));
@@ -331,15 +211,15 @@ START_TEST(test_taken_back)
     CK_OK(cst_op_end(f.job, 0, &err));
     CK_OK(run(2, CST_FORWARD, 0, &err));
     CK_OK(run(4, CST_FORWARD, 0, &err));
-    expect_log("W0 W1+ W2+ W3+");
+    fake_job_expect_log(&f, "W0 W1+ W2+ W3+");
     CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err));
     ck_assert_ptr_eq(io.weight, weight);
     ck_assert_uint_eq(*(const uint16_t *)io.weight, 0x4000);
     CK_OK(cst_op_end(f.job, 0, &err));
-    expect_log("W0 W1+ W2+ W3+");
-    move(UINT64_MAX / 2);
+    fake_job_expect_log(&f, "W0 W1+ W2+ W3+");
+    fake_device_move(&device, FAKE_DEVICE_FLOWS);
     CK_OK(run(0, CST_FORWARD, 0, &err));
-    expect_log("W0 W1+ W2+ W3+ r2 r3");
+    fake_job_expect_log(&f, "W0 W1+ W2+ W3+ r2 r3");
     stop();
 }
 END_TEST
@@ -415,7 +295,7 @@ static void *move_when_it_waits(void *arg)
     while (!scarce->waited) {
         (void)poll(NULL, 0, 1);
     }
-    move(UINT64_MAX / 2);
+    fake_device_move(&device, FAKE_DEVICE_FLOWS);
     return NULL;
 }
 
@@ -488,10 +368,10 @@ START_TEST(test_ends)
     if (_i == 0) {
         CK_OK(cst_sync(f.job, NULL, &err));
         CK_OK(run(0, CST_FORWARD, 0, &err));
-        expect_log("W0 W1+ W0 W1+");
+        fake_job_expect_log(&f, "W0 W1+ W0 W1+");
     } else if (_i == 1) {
         CK_OK(cst_job_leave(f.job, &err));
-        expect_log("W0 W1+");
+        fake_job_expect_log(&f, "W0 W1+");
     }
     fake_job_stop(&f); /* unmaps: device_unmap looks at the stream */
     ck_assert_uint_eq(device.n_unmaps, f.fake.n_slabs);
@@ -528,21 +408,21 @@ START_TEST(test_stream_fails)
     start(4);
     if (_i == 0) {
         CK_OK(run(0, CST_FORWARD, 0, &err));
-        break_device();
+        fake_device_break(&device);
         ck_assert_int_eq(run(2, CST_FORWARD, 0, &err), CST_EGPU);
     } else if (_i == 1) { /* the fence */
         CK_OK(run(3, CST_BACKWARD, 1, &err));
         CK_OK(cst_op_begin(f.job, 2, CST_BACKWARD, &io, 1, &err));
-        break_device();
+        fake_device_break(&device);
         ck_assert_int_eq(cst_op_end(f.job, 2, &err), CST_EGPU);
     } else if (_i == 2) { /* the zero, while a step gathers what is left */
         CK_OK(run(3, CST_BACKWARD, 1, &err));
-        break_device();
+        fake_device_break(&device);
         ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), CST_EGPU);
     } else { /* while the step waits */
         CK_OK(run(3, CST_BACKWARD, 1, &err));
         ck_assert_int_eq(cst_try_step(f.job, &params, NULL, &err), CST_EAGAIN);
-        break_device();
+        fake_device_break(&device);
         ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), CST_EGPU);
     }
     ck_assert_msg(strstr(err.text, "the device failed") != NULL &&
@@ -575,7 +455,7 @@ START_TEST(test_fork)
     }
     ck_assert_int_eq(waitpid(pid, &status, 0), pid);
     ck_assert_int_eq(status, 0);
-    device.passed = UINT64_MAX / 2;
+    device.passed = FAKE_DEVICE_FLOWS;
     CK_OK(cst_sync(f.job, NULL, &err));
     stop();
 }

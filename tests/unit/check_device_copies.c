@@ -1,16 +1,13 @@
 /* A worker that copies weights into its pool itself, against a daemon in a thread: what is copied,
- * what waits for it, and when no copy may begin any more. The device is an array of the test's; its
- * stream is a number that the test moves, and copies are made when the stream comes to where it
- * waits for them: whoever does not wait for one sees it undone. */
-#include "client/cistern_device.h"
+ * what waits for it, and when no copy may begin any more. Copies are made
+ * when the stream, which the test moves, comes to where it waits for them: whoever does not wait
+ * for one sees it undone. */
+#include "tests/lib/fake_device.h"
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
-#include <errno.h>
 #include <poll.h>
-#include <stdatomic.h>
 #include <stdlib.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -19,7 +16,7 @@ enum { MAX_COPIES = 64, MAX_MARKS = 64 };
 static struct fake_job f;
 
 static struct {
-    struct cst_device_calls calls;
+    struct fake_device base; /* first: its calls have it as argument */
     struct {
         void *dst;
         const void *src;
@@ -29,34 +26,10 @@ static struct {
     uint64_t n_done;               /* of them, made */
     uint64_t awaited;              /* by the stream */
     uint64_t marks[MAX_MARKS];     /* what it awaits in front of each mark */
-    uint64_t mark, passed;         /* newest, and where the stream is */
     int map_fails;                 /* the n-th map_host fails, counted from 1; 0: none */
     int copy_fails, await_fails;   /* their status */
     unsigned n_hosts, n_calls_map; /* mapped; calls */
 } device;
-
-static int device_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err)
-{
-    (void)arg;
-    (void)err;
-    *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    ck_assert_ptr_ne(*base, MAP_FAILED);
-    return CST_OK;
-}
-
-static void device_unmap(void *arg, void *base, uint64_t bytes)
-{
-    (void)arg;
-    ck_assert_int_eq(munmap(base, bytes), 0);
-}
-
-static int device_zero(void *arg, void *at, uint64_t bytes, struct cst_err *err)
-{
-    (void)arg;
-    (void)err;
-    memset(at, 0, bytes);
-    return CST_OK;
-}
 
 static void copy_up_to(uint64_t number)
 {
@@ -66,15 +39,15 @@ static void copy_up_to(uint64_t number)
     }
 }
 
-/* The stream comes as far as @mark. */
+/* The stream comes as far as @mark, and what it waits for on the way is copied. */
 static void move(uint64_t mark)
 {
-    uint64_t one = 1;
+    uint64_t passed = device.base.passed;
 
-    while (device.passed < mark && device.passed < device.mark) {
-        copy_up_to(device.marks[++device.passed]);
+    while (passed < mark && passed < device.base.mark) {
+        copy_up_to(device.marks[++passed]);
     }
-    ck_assert_int_eq(write(device.calls.fd, &one, sizeof one), sizeof one);
+    fake_device_move(&device.base, passed);
 }
 
 static bool flows; /* the stream is never behind */
@@ -83,25 +56,12 @@ static int device_fence(void *arg, uint64_t *fence, struct cst_err *err)
 {
     (void)arg;
     (void)err;
-    ck_assert_uint_lt(device.mark + 1, MAX_MARKS);
-    *fence = ++device.mark;
-    device.marks[device.mark] = device.awaited;
+    ck_assert_uint_lt(device.base.mark + 1, MAX_MARKS);
+    *fence = ++device.base.mark;
+    device.marks[*fence] = device.awaited;
     if (flows) {
-        move(device.mark);
+        move(*fence);
     }
-    return CST_OK;
-}
-
-static int device_done(void *arg, uint64_t *passed, struct cst_err *err)
-{
-    uint64_t count;
-
-    (void)arg;
-    (void)err;
-    if (read(device.calls.fd, &count, sizeof count) < 0) {
-        ck_assert_int_eq(errno, EAGAIN);
-    }
-    *passed = device.passed;
     return CST_OK;
 }
 
@@ -160,19 +120,12 @@ static void open_device(uint32_t n_arenas)
 {
     f.fake.device = "GPU-1";
     f.fake.n_arenas = n_arenas;
-    device.calls = (struct cst_device_calls){
-        .map = device_map,
-        .unmap = device_unmap,
-        .zero = device_zero,
-        .fence = device_fence,
-        .done = device_done,
-        .fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
-        .map_host = device_map_host,
-        .unmap_host = device_unmap_host,
-        .copy = device_copy,
-        .await = device_await,
-    };
-    ck_assert_int_ge(device.calls.fd, 0);
+    fake_device_open(&device.base);
+    device.base.calls.fence = device_fence;
+    device.base.calls.map_host = device_map_host;
+    device.base.calls.unmap_host = device_unmap_host;
+    device.base.calls.copy = device_copy;
+    device.base.calls.await = device_await;
 }
 
 /* A job of @n tensors on the device, declared. */
@@ -183,7 +136,7 @@ static void declare(int n, uint32_t n_arenas)
     open_device(n_arenas);
     fake_daemon_start(&f.fake);
     fake_job_open(&f);
-    CK_OK(cst_job_use_device(f.job, &device.calls, &device, &err));
+    CK_OK(cst_job_use_device(f.job, &device.base.calls, &device, &err));
     fake_job_declare(&f, n);
 }
 
@@ -202,20 +155,9 @@ static void start(int n)
 static void stop(void)
 {
     flows = true;
-    move(device.mark);
+    move(device.base.mark);
     fake_job_stop(&f);
     ck_assert_uint_eq(device.n_hosts, 0);
-}
-
-static void expect_log(const char *want)
-{
-    struct cst_err err = {0};
-    char *log;
-
-    CK_OK(cst_ping(f.client, NULL, &err));
-    log = fake_daemon_log(&f.fake);
-    ck_assert_str_eq(log, want);
-    free(log);
 }
 
 static int run(int op, enum cst_direction direction, struct cst_err *err)
@@ -243,7 +185,7 @@ START_TEST(test_arenas)
     ck_assert_uint_eq(device.n_hosts, 3);
     ck_assert_uint_eq(device.n_copies, 0);
     stop();
-    ck_assert_int_eq(close(device.calls.fd), 0);
+    ck_assert_int_eq(close(device.base.calls.fd), 0);
     ck_assert_uint_eq(fake_job_count_fds(), before);
 }
 END_TEST
@@ -333,11 +275,11 @@ START_TEST(test_device_that_cannot)
     f.fake.hook = hook_committed;
     f.fake.hook_arg = &n_arenas;
     open_device(0);
-    device.calls.copy = NULL;
+    device.base.calls.copy = NULL;
     flows = true;
     fake_daemon_start(&f.fake);
     fake_job_open(&f);
-    CK_OK(cst_job_use_device(f.job, &device.calls, &device, &err));
+    CK_OK(cst_job_use_device(f.job, &device.base.calls, &device, &err));
     fake_job_declare(&f, 4);
     if (_i == 0) {
         CK_OK(cst_commit(f.job, NULL, &err));
@@ -404,7 +346,7 @@ START_TEST(test_taken_back)
     CK_OK(run(0, CST_FORWARD, &err));
     CK_OK(run(2, CST_FORWARD, &err));
     CK_OK(run(4, CST_FORWARD, &err));
-    expect_log("W0 W1+ W2+ W3+");
+    fake_job_expect_log(&f, "W0 W1+ W2+ W3+");
     ck_assert_uint_eq(device.n_copies, 4);
     CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err));
     ck_assert_uint_eq(device.n_copies, 4);
@@ -424,10 +366,10 @@ START_TEST(test_wrong_guess)
     CK_OK(cst_ping(f.client, NULL, &err));
     ck_assert_uint_eq(device.awaited, 1);
     CK_OK(run(6, CST_FORWARD, &err)); /* not 2 */
-    move(device.mark);
+    move(device.base.mark);
     CK_OK(run(6, CST_BACKWARD, &err));
     flows = true;
-    move(device.mark);
+    move(device.base.mark);
     CK_OK(cst_step(f.job, &params, NULL, &err));
     CK_OK(cst_ping(f.client, NULL, &err));
     ck_assert_uint_eq(device.n_done, device.n_copies);
@@ -555,7 +497,7 @@ START_TEST(test_ends)
         ck_assert_int_eq(poll(&pfd, 1, -1), 1);
         ck_assert_int_eq(cst_try_sync(f.job, NULL, &err), CST_EAGAIN);
         ck_assert_uint_eq(device.n_copies, 1);
-        move(device.mark);
+        move(device.base.mark);
         ck_assert_uint_eq(device.n_done, 1);
         f.fake.hook = NULL;
         CK_OK(cst_sync(f.job, NULL, &err));

@@ -8,17 +8,6 @@
 
 static struct fake_job f;
 
-static void expect_log(const char *want)
-{
-    struct cst_err err = {0};
-    char *log;
-
-    CK_OK(cst_ping(f.client, NULL, &err));
-    log = fake_daemon_log(&f.fake);
-    ck_assert_str_eq(log, want);
-    free(log);
-}
-
 static void start(struct cst_job_spec spec)
 {
     struct cst_err err = {0};
@@ -145,7 +134,7 @@ START_TEST(limits)
     ck_assert_int_eq(cst_step(f.job, &cases[_i].params, NULL, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, cases[_i].name));
     ck_assert_int_eq(cst_prepare_step(f.job, &cases[_i].params, &err), CST_EINVAL);
-    expect_log("");
+    fake_job_expect_log(&f, "");
     CK_OK(cst_step(f.job, &good, NULL, &err));
     fake_job_stop(&f);
 }
@@ -163,17 +152,17 @@ START_TEST(prepared_once)
 
     start((struct cst_job_spec){.overlap = CST_OVERLAP_EARLY});
     CK_OK(cst_prepare_step(f.job, &params, &err));
-    expect_log("P0");
+    fake_job_expect_log(&f, "P0");
     ck_assert_float_eq(f.fake.hyper.lr, 0.5f);
     ck_assert_float_eq(f.fake.hyper.beta1, 0.9f);
     CK_OK(cst_prepare_step(f.job, &same, &err));
     ck_assert_int_eq(cst_prepare_step(f.job, &other, &err), CST_EINVAL);
     CK_OK(cst_step(f.job, &params, NULL, &err));
     CK_OK(cst_prepare_step(f.job, &other, &err));
-    expect_log("P0 S0 P1");
+    fake_job_expect_log(&f, "P0 S0 P1");
     CK_OK(cst_sync(f.job, NULL, &err));
     CK_OK(cst_prepare_step(f.job, &params, &err));
-    expect_log("P0 S0 P1 P1");
+    fake_job_expect_log(&f, "P0 S0 P1 P1");
     fake_job_stop(&f);
 }
 END_TEST
@@ -187,7 +176,7 @@ START_TEST(nothing_to_prepare)
     start((struct cst_job_spec){.overlap = _i == 0 ? CST_OVERLAP_COMMIT : CST_OVERLAP_DELAYED});
     CK_OK(cst_prepare_step(f.job, &params, &err));
     ck_assert_int_eq(cst_prepare_step(f.job, NULL, &err), CST_EINVAL);
-    expect_log("");
+    fake_job_expect_log(&f, "");
     fake_job_stop(&f);
 }
 END_TEST

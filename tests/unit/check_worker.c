@@ -11,17 +11,6 @@
 
 static struct fake_job f;
 
-static void expect_log(const char *want)
-{
-    struct cst_err err = {0};
-    char *log;
-
-    CK_OK(cst_ping(f.client, NULL, &err));
-    log = fake_daemon_log(&f.fake);
-    ck_assert_str_eq(log, want);
-    free(log);
-}
-
 static void run(int op, enum cst_direction direction, uint16_t grad)
 {
     struct cst_err err = {0};
@@ -97,7 +86,7 @@ START_TEST(test_step)
         run(op, CST_BACKWARD, (uint16_t)(0x3f80 + op));
     }
     CK_OK(cst_step(f.job, &params, &result, &err));
-    expect_log("W0 W1+ G1 R1 r1 G0 R0 r0 S0");
+    fake_job_expect_log(&f, "W0 W1+ G1 R1 r1 G0 R0 r0 S0");
     for (int t = 0; t < 4; t++) {
         ck_assert_uint_eq(f.fake.grads[t / 2][t % 2 * FAKE_TENSOR_ELEMS], 0x3f80u + (unsigned)t);
         ck_assert_uint_eq(f.fake.grads[t / 2][(t % 2 + 1) * FAKE_TENSOR_ELEMS - 1],
@@ -152,7 +141,7 @@ START_TEST(test_unused_tensor)
     CK_OK(cst_commit(f.job, NULL, &err));
     CK_OK(cst_sync(f.job, NULL, &err));
     run(0, CST_BACKWARD, 0x3f80);
-    expect_log("W0 G0 R0");
+    fake_job_expect_log(&f, "W0 G0 R0");
     ck_assert_uint_eq(f.fake.grads[0][0], 0x3f80);
     ck_assert_uint_eq(f.fake.grads[0][FAKE_TENSOR_ELEMS], 0);
     ck_assert_uint_eq(f.fake.grads[0][2 * FAKE_TENSOR_ELEMS - 1], 0);
@@ -183,7 +172,7 @@ START_TEST(test_accumulate)
     ck_assert(io.accumulate);
     ck_assert_uint_eq(*(const uint16_t *)io.grad, 0x1111);
     CK_OK(cst_op_end(f.job, 0, &err));
-    expect_log("W0 G0 R0");
+    fake_job_expect_log(&f, "W0 G0 R0");
     ck_assert_int_eq(cst_op_begin(f.job, 0, CST_BACKWARD, &io, 1, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "wte"));
     fake_job_stop(&f);
@@ -259,7 +248,7 @@ START_TEST(test_out_of_order)
     run(1, CST_BACKWARD, 1);                     /* batch 0: W0 G0 */
     run(0, CST_BACKWARD, 2);                     /* batch 1: R0, kept back */
     CK_OK(cst_step(f.job, &params, NULL, &err)); /* batch 2: r0 */
-    expect_log("W0 G0 r0 R0 S0");
+    fake_job_expect_log(&f, "W0 G0 r0 R0 S0");
     ck_assert_uint_eq(f.fake.grads[0][0], 2);
     fake_job_stop(&f);
 }
@@ -283,7 +272,7 @@ START_TEST(test_late_ahead)
     ck_assert_uint_eq(*(const uint16_t *)io.weight, 0x4001);
     CK_OK(cst_op_end(f.job, 2, &err));
     run(3, CST_FORWARD, 0);
-    expect_log("W0 W1 W0+");
+    fake_job_expect_log(&f, "W0 W1 W0+");
     fake_job_stop(&f);
 }
 END_TEST
