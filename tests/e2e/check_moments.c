@@ -1,0 +1,126 @@
+/* Moments in other formats through the daemon: fp32 for whoever reads and writes them, whatever
+ * range he names, in a pool of any size; and optimizers that have one. */
+#include "client/cistern.h"
+#include "proto/table.h"
+#include "tests/lib/job_rig.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N = 5000 }; /* elements of each of two tensors: a tile and a part */
+
+static struct cst_client *client;
+static struct cst_job *job;
+static struct cst_plan plan; /* of the job that is open */
+static struct cst_err err;
+
+#define OK(call) ck_assert_msg((call) == CST_OK, "%s: %s", #call, err.text)
+
+static void open_job(enum cst_optimizer optimizer, enum cst_moments moments)
+{
+    const struct cst_job_spec spec = {
+        .name = "m", .world = 1, .optimizer = optimizer, .moments = moments};
+    const int64_t shape = N;
+
+    OK(cst_connect(&client, proc.socket, &err));
+    OK(cst_job_open(&job, client, &spec, &err));
+    for (int t = 0; t < 2; t++) {
+        const char *name = t == 0 ? "a" : "b";
+
+        ck_assert_int_eq(cst_tensor(job, name, CST_BF16, 1, &shape, CST_GROUP_ALL), t);
+        ck_assert_int_eq(cst_operator(job, name, &t, 1), t);
+    }
+    OK(cst_commit(job, &plan, &err));
+}
+
+static void close_job(void)
+{
+    OK(cst_job_leave(job, &err));
+    cst_disconnect(client);
+    ck_assert_int_eq(raw_job_remove(&witness, "m"), CST_OK);
+}
+
+static void fill(float *out, uint64_t n, float value)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        out[i] = value;
+    }
+}
+
+/* All of @state of @tensor is @value, but for elements [first, end), which are @inside. */
+static void assert_state(int tensor, enum cst_state state, uint64_t first, uint64_t end,
+                         float inside, float value)
+{
+    float *got = malloc(N * sizeof *got);
+
+    ck_assert_ptr_nonnull(got);
+    OK(cst_tensor_read(job, tensor, state, 0, N, got, &err));
+    for (uint64_t i = 0; i < N; i++) {
+        const float want = i >= first && i < end ? inside : value;
+
+        ck_assert_msg(got[i] == want, "tensor %d, state %d, element %llu: %g, not %g", tensor,
+                      (int)state, (unsigned long long)i, (double)got[i], (double)want);
+    }
+    free(got);
+}
+
+/* Ranges that begin and end within blocks are written to the element, their neighbours stay, the
+ * other tensor and the other moment too; masters clear what they are written over. The values are
+ * ones that each format has. */
+START_TEST(ranges_are_exact)
+{
+    static const struct {
+        uint64_t first, end;
+    } ranges[] = {{0, N}, {10, 87}, {32, 64}, {4095, 4097}, {N - 1, N}};
+    const uint64_t first = ranges[_i % 5].first, end = ranges[_i % 5].end;
+    float values[N];
+
+    open_job(CST_OPTIMIZER_ADAMW, (enum cst_moments)(_i / 5));
+    fill(values, N, 1.0f);
+    OK(cst_tensor_write(job, 0, CST_STATE_MASTER, 0, N, values, &err));
+    OK(cst_tensor_write(job, 1, CST_STATE_MASTER, 0, N, values, &err));
+    fill(values, N, 0.25f);
+    OK(cst_tensor_write(job, 0, CST_STATE_EXP_AVG, 0, N, values, &err));
+    OK(cst_tensor_write(job, 0, CST_STATE_EXP_AVG_SQ, 0, N, values, &err));
+    fill(values, N, 0.5f);
+    OK(cst_tensor_write(job, 0, CST_STATE_EXP_AVG, first, end - first, values, &err));
+    assert_state(0, CST_STATE_EXP_AVG, first, end, 0.5f, 0.25f);
+    assert_state(0, CST_STATE_EXP_AVG_SQ, 0, 0, 0, 0.25f);
+    assert_state(1, CST_STATE_EXP_AVG, 0, 0, 0, 0);
+    OK(cst_tensor_write(job, 0, CST_STATE_MASTER, first, end - first, values, &err));
+    assert_state(0, CST_STATE_EXP_AVG, first, end, 0, 0.25f);
+    assert_state(0, CST_STATE_EXP_AVG_SQ, first, end, 0, 0.25f);
+    assert_state(0, CST_STATE_MASTER, first, end, 0.5f, 1.0f);
+    close_job();
+}
+END_TEST
+
+/* An optimizer with one moment says that it has no other, and keeps no memory for it. */
+START_TEST(one_moment)
+{
+    uint64_t bytes[2];
+    float values[N];
+
+    for (unsigned i = 0; i < 2; i++) {
+        open_job(i == 0 ? CST_OPTIMIZER_ADAM : CST_OPTIMIZER_LION, CST_MOMENTS_BF16);
+        bytes[i] = plan.arena_bytes;
+        ck_assert_int_eq(cst_tensor_read(job, 0, CST_STATE_EXP_AVG_SQ, 0, N, values, &err),
+                         i == 0 ? CST_OK : CST_EUNSUPPORTED);
+        OK(cst_tensor_read(job, 0, CST_STATE_EXP_AVG, 0, N, values, &err));
+        close_job();
+    }
+    ck_assert_uint_ge(bytes[0], bytes[1] + 2ull * 2 * N);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("moments");
+    TCase *tcase = suite_case(suite, "moments", job_rig_setup, job_rig_teardown);
+
+    tcase_add_loop_test(tcase, ranges_are_exact, 0, 5 * CST_MOMENTS_COUNT);
+    tcase_add_test(tcase, one_moment);
+    return suite_run(suite);
+}
