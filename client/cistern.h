@@ -264,7 +264,9 @@ enum cst_state {
  * commit, at any time for reads; writes between steps only (CST_EBUSY). Reads see all committed steps. A frozen tensor has a weight alone: other
  * states of it cannot be read (CST_EUNSUPPORTED), and writing its master weights sets the weight. What a base has cannot be written by who uses
  * it (CST_EDENIED), nor in the base while somebody does (CST_EBUSY). With grad_over_weight a gradient can be read from its sum to its update, and
- * weights are written by writing master weights alone (both CST_EUNSUPPORTED). */
+ * weights are written by writing master weights alone (both CST_EUNSUPPORTED). With early updates, from a step's first update to its commit, its
+ * master weights and moments cannot be read, nor states be written, between attempts of it either (CST_EBUSY), and a gradient that was summed in its
+ * update cannot be read (CST_EUNSUPPORTED). With delayed ones a write of weights or master weights lets the next step see all updates so far. */
 int cst_tensor_read(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
                     uint64_t n_elems, void *data, struct cst_err *err);
 int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,

@@ -24,9 +24,10 @@
  * Who copies weights up. An engine does, by a COPY command; or, in a pool with worker_copies, the rank's worker does itself. There a
  * FETCH_WEIGHT is answered as soon as a block is free and the chunk's update and writes are done, and the reply says where the row is (home):
  *
- *   - The row is not written while the worker reads it. Updates are issued at a commit, a commit needs STEP of every rank, and a worker
- *     sends STEP when all its copies are done. WRITEs are refused from the first fetch to the commit. A worker that breaks this, or an
- *     attempt that is void, brings torn weights to that worker's own leased blocks, which then are STALE: nobody is granted those.
+ *   - The row is not written while the worker reads it. Updates are issued at a commit (early ones, before it, write the other row), a commit
+ *     needs STEP of every rank, and a worker sends STEP when all its copies are done. WRITEs are refused from the first fetch to the commit. A
+ *     worker that breaks this, or an attempt that is void, brings torn weights to that worker's own leased blocks, which then are STALE: nobody
+ *     is granted those.
  *   - Until it is released, the block is the worker's alone: it is leased, so it is no victim. Who fetches the chunk again meanwhile
  *     (the same rank) gets home again, and no hit.
  *   - RELEASE says that the weights are in the block: from then on it is cached as if an engine had filled it.

@@ -122,6 +122,19 @@ static void hand_in(uint32_t rank, uint32_t chunk)
     ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, rank, chunk, grad)), CST_OK);
 }
 
+/* What is said about chunk 0 has @words in it. */
+static bool explains(const char *words)
+{
+    char lines[32][192];
+    unsigned n = cst_core_explain(rig.core, 0, lines, 32);
+    bool found = false;
+
+    for (unsigned i = 0; i < n; i++) {
+        found = found || strstr(lines[i], words) != NULL;
+    }
+    return found;
+}
+
 /* -- early ------------------------------------------------------------------------------------- */
 
 /* Who has prepared: the update is issued with the hand-in, makes the sum too, and writes the row
@@ -248,6 +261,8 @@ START_TEST(interrupted)
     (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_DEAD, .rank = 1});
     ck_assert_int_eq(rig_status(&rig, write_row(CST_ROW_MASTER)), CST_EBUSY);
     ck_assert_int_eq(rig_status(&rig, read_row(CST_ROW_EXP_AVG)), CST_EBUSY);
+    ck_assert(explains("updated before the commit of step 0"));
+    ck_assert(explains("what is handed in again is dropped"));
     rig_start(&rig, 2);
     if (_i == 0) {
         rig_done(&rig, ticket, CST_OK, NULL);
@@ -410,6 +425,8 @@ START_TEST(one_step_behind)
     delayed_step();
     ck_assert_int_eq(target(0), CST_ROW_WEIGHT);
     ck_assert(rig_answer(&rig, rig_fetch(&rig, 0, 0))->hit); /* still update 0, with 1 under way */
+    ck_assert(explains("into the weight row that fetches do not read yet"));
+    ck_assert(explains("fetches read the second weight row"));
     rig_drain(&rig);
     delayed_step();
     ck_assert_int_eq(target(0), CST_ROW_WEIGHT_OTHER);
