@@ -184,8 +184,8 @@ const char *cst_exposure_check(const struct cst_core *core)
     for (uint32_t i = 0; i < core->flights.n_slots; i++) {
         const struct cst_flight *f = &core->flights.slots[i];
 
-        n_updates += f->ticket != 0 &&
-                     (f->kind == CST_FLIGHT_UPDATE || f->kind == CST_FLIGHT_STATES);
+        n_updates +=
+            f->ticket != 0 && (f->kind == CST_FLIGHT_UPDATE || f->kind == CST_FLIGHT_STATES);
     }
     return n_updates != core->exposure.n_updates ? "updates under way are counted" : NULL;
 }
