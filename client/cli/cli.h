@@ -13,8 +13,8 @@ enum cli_exit { CLI_EXIT_OK = 0, CLI_EXIT_FAILURE = 1, CLI_EXIT_USAGE = 2 };
 
 /* What `cistern plan` was asked for; 0 and NULL: not given. */
 struct cli_plan_wish {
-    uint64_t device_bytes;  /* --device, of one rank */
-    uint64_t host_bytes;    /* --host, of the node */
+    uint64_t device_bytes;  /* --device, of one rank; CST_PLAN_NO_LIMIT: not given */
+    uint64_t host_bytes;    /* --host, of the node; same */
     uint64_t ranks;         /* --ranks */
     uint64_t micro_batches; /* --micro-batches, per step */
     double share;           /* --share, of the device's flops */

@@ -1,5 +1,6 @@
 /* cistern: a look at the daemon from the command line. */
 #include "client/cli/options.h"
+#include "offload/plan/plan.h"
 
 #include <errno.h>
 #include <libgen.h>
@@ -140,7 +141,8 @@ bool cli_ask(struct cli *cli, struct cst_call *call, uint16_t type, const Protob
 
 static int run_command_line(int argc, char **argv)
 {
-    struct cli cli = {.count = 1000};
+    struct cli cli = {.count = 1000,
+                      .plan = {.device_bytes = CST_PLAN_NO_LIMIT, .host_bytes = CST_PLAN_NO_LIMIT}};
     const struct command *command;
     unsigned uses = 0;
     int first = 0, rc = cli_options_parse(&cli, argc, argv, &uses, &first, print_help);

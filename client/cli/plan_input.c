@@ -152,12 +152,13 @@ static int fill_budget(struct cli_plan_input *input, const struct cli *cli, stru
     uint64_t device = cli->plan.device_bytes;
 
     input->update_room = cli->plan.update_room;
-    if (device > 0 && device <= input->update_room) {
+    if (input->update_room > 0 && device <= input->update_room) {
         return cst_err_set(err, CST_EPOOL,
                            "a device of %llu bytes: a room of %llu for updates leaves nothing",
                            (unsigned long long)device, (unsigned long long)input->update_room);
     }
-    budget->device_bytes = device > 0 ? device - input->update_room : 0;
+    budget->device_bytes =
+        device == CST_PLAN_NO_LIMIT ? CST_PLAN_NO_LIMIT : device - input->update_room;
     budget->host_bytes = cli->plan.host_bytes;
     if (cli->disk != NULL && !cli_parse_size(cli->disk, &budget->disk_bytes)) {
         return cst_err_set(err, CST_EINVAL, "--disk takes a size here, not '%.63s'", cli->disk);

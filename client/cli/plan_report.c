@@ -68,6 +68,12 @@ static void memory_line(struct cli_table *table, const char *name, uint64_t devi
     bytes_or_dash(table, disk);
 }
 
+/* A limit, and @more; 0: there is none. */
+static uint64_t given(uint64_t limit, uint64_t more)
+{
+    return limit == CST_PLAN_NO_LIMIT ? 0 : limit + more;
+}
+
 /* A device's part of what all of them have together. */
 static uint64_t each(const struct cli_plan_input *input, uint64_t bytes)
 {
@@ -112,10 +118,8 @@ static bool print_memory(const struct cli_plan_input *input, const struct cst_pl
     memory_line(&table, "together",
                 best->pool_bytes + best->state_bytes + best->activation_bytes + input->update_room,
                 best->host_bytes, best->disk_bytes);
-    memory_line(&table, "of",
-                input->budget.device_bytes > 0 ? input->budget.device_bytes + input->update_room
-                                               : 0,
-                input->budget.host_bytes, input->budget.disk_bytes);
+    memory_line(&table, "of", given(input->budget.device_bytes, input->update_room),
+                given(input->budget.host_bytes, 0), input->budget.disk_bytes);
     return cli_table_print(&table, stdout, 0);
 }
 
@@ -365,16 +369,22 @@ static json_t *warnings_json(const struct cli_plan_input *input)
     return list;
 }
 
+/* null: no limit. */
+static json_t *limit_json(uint64_t bytes)
+{
+    return bytes == CST_PLAN_NO_LIMIT ? json_null() : json_integer((json_int_t)bytes);
+}
+
 json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans *plans,
                       const struct cli_plan_rows *rows)
 {
     return json_pack(
-        "{s:o, s:o, s:{s:s, s:s}, s:{s:I, s:I, s:I}, s:o, s:{s:o, s:o, s:o}, s:o, s:{s:I, s:I, "
+        "{s:o, s:o, s:{s:s, s:s}, s:{s:o, s:o, s:I}, s:o, s:{s:o, s:o, s:o}, s:o, s:{s:I, s:I, "
         "s:I}}",
         "model", model_summary(input), "warnings", warnings_json(input), "rates", "from",
         input->rates_from, "device", input->rates.devices[input->config.device].name, "budget",
-        "device_bytes", (json_int_t)input->budget.device_bytes, "host_bytes",
-        (json_int_t)input->budget.host_bytes, "disk_bytes", (json_int_t)input->budget.disk_bytes,
+        "device_bytes", limit_json(input->budget.device_bytes), "host_bytes",
+        limit_json(input->budget.host_bytes), "disk_bytes", (json_int_t)input->budget.disk_bytes,
         "plan", choice_json(&plans->best), "rows", "each_device",
         rows_json(rows->device, input->config.world), "host", rows_json(rows->host, 1), "disk",
         rows_json(rows->disk, 1), "runners_up", losers_json(plans), "searched", "candidates",

@@ -224,7 +224,7 @@ static bool fit_host(struct cst_search *s, struct cst_plan_try *try,
                      const struct cst_layout *layout)
 {
     const struct cst_plan_budget *budget = s->config->budget;
-    uint64_t limit = budget->host_bytes == 0 ? UINT64_MAX : budget->host_bytes;
+    uint64_t limit = budget->host_bytes;
     bool disk = !s->config->runtime_only && budget->disk_bytes > 0 && s->rates.disk_read > 0 &&
                 s->rates.disk_write > 0;
     uint64_t spared;

@@ -118,7 +118,7 @@ int cst_search_open(struct cst_search *s, const struct cst_plan_config *config, 
     s->host = strcmp(s->rates.devices[0].name, "host") == 0;
     s->stands_for = all_alike(config->model, config->world) ? config->world : 1;
     s->activation_bytes = s->host ? 0 : count_activations(config);
-    if (limit > 0) {
+    if (limit != CST_PLAN_NO_LIMIT) {
         s->room = limit > s->activation_bytes ? limit - s->activation_bytes : 0;
     }
     s->compute_ns = count_compute(s);

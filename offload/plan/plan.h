@@ -22,11 +22,12 @@
 
 #define CST_PLAN_RUNNERS_UP 3
 #define CST_PLAN_WORDS 192
+#define CST_PLAN_NO_LIMIT UINT64_MAX /* as bytes of a budget. 0 is none at all */
 
 struct cst_plan_budget {
-    uint64_t device_bytes;      /* of one rank's device: blocks, rows kept there, activations. 0: as much as can be used */
+    uint64_t device_bytes;      /* of one rank's device: blocks, rows kept there, activations. CST_PLAN_NO_LIMIT: as much as can be used */
     uint64_t activation_bytes;  /* of it, what the worker keeps for itself; what operators declare, if 0. Not counted on the host as device */
-    uint64_t host_bytes;        /* of the node, all ranks; 0: no limit */
+    uint64_t host_bytes;        /* of the node, all ranks; may be CST_PLAN_NO_LIMIT */
     uint64_t disk_bytes;        /* 0: no disk tier */
 };
 

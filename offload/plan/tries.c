@@ -119,7 +119,7 @@ static uint64_t part_for_states(const struct cst_search *s, const struct cst_lay
 static bool states_may_stay(const struct cst_search *s)
 {
     return !s->config->runtime_only && !s->host && s->rates.devices[0].update > 0 &&
-           s->config->budget->device_bytes > 0;
+           s->config->budget->device_bytes != CST_PLAN_NO_LIMIT;
 }
 
 /* All tries of one layout. */

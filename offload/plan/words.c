@@ -93,7 +93,7 @@ static bool give_more(struct cst_search *s, struct cst_plan_try *try,
     case N_CAUSES:
         break;
     }
-    if (s->config->budget->device_bytes == 0) {
+    if (s->config->budget->device_bytes == CST_PLAN_NO_LIMIT) {
         return false;
     }
     s->room = (uint64_t)((double)s->room * FASTER);

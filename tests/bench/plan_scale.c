@@ -30,7 +30,8 @@ static double now_s(void)
 
 static double plan(bool runtime_only)
 {
-    const struct cst_plan_budget budget = {.device_bytes = 80000000000};
+    const struct cst_plan_budget budget = {.device_bytes = 80000000000,
+                                           .host_bytes = CST_PLAN_NO_LIMIT};
     const struct cst_preset_options options = {.world = 64, .batch = 1, .recompute = true};
     double before = now_s();
     struct cst_plans plans;

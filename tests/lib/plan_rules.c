@@ -15,7 +15,7 @@ static uint64_t room_of(const struct cst_plan_config *config)
     for (uint32_t i = 0; !host && b->activation_bytes == 0 && i < config->model->n_operators; i++) {
         activations += config->model->operators[i].activation_bytes;
     }
-    if (b->device_bytes == 0) {
+    if (b->device_bytes == CST_PLAN_NO_LIMIT) {
         return UINT64_MAX / 4;
     }
     return b->device_bytes > activations ? b->device_bytes - activations : 0;

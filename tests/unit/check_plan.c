@@ -35,6 +35,8 @@ static void setup(void)
     memset(&f, 0, sizeof f);
     cst_model_init(&f.model);
     cst_rates_a100(&f.rates, 1);
+    f.budget = (struct cst_plan_budget){.device_bytes = CST_PLAN_NO_LIMIT,
+                                        .host_bytes = CST_PLAN_NO_LIMIT};
     f.config = (struct cst_plan_config){
         .model = &f.model, .world = 1, .budget = &f.budget, .rates = &f.rates, .micro_batches = 1};
 }
@@ -237,6 +239,26 @@ START_TEST(host_is_short)
 }
 END_TEST
 
+/* A budget of no bytes is none at all: the first byte that is missing is the first that is needed.
+ * No limit is another thing. */
+START_TEST(nothing_is_a_limit)
+{
+    declare("gpt2-124m", 1, 1, false);
+    f.budget.device_bytes = 0;
+    f.config.runtime_only = true;
+    refuse(CST_EPOOL, "device memory of 0 bytes");
+    one_byte(&f.budget.device_bytes, CST_EPOOL);
+    cst_plans_close(&f.plans);
+    f.budget.device_bytes = 8000000000;
+    f.budget.host_bytes = 0;
+    refuse(CST_EBUDGET, "host memory of 0 bytes");
+    one_byte(&f.budget.host_bytes, CST_EBUDGET);
+    cst_plans_close(&f.plans);
+    f.budget.host_bytes = f.budget.device_bytes = CST_PLAN_NO_LIMIT;
+    search();
+}
+END_TEST
+
 /* Where sixteen bytes a parameter do not fit, gradients go over weights, and then states to disk.
  */
 START_TEST(host_is_spared)
@@ -346,7 +368,7 @@ START_TEST(gives_up)
     ck_assert_int_eq(cst_plan_search(&f.plans, &f.config, &err), CST_ETIMEDOUT);
     ck_assert_msg(strstr(err.text, "more than 320000 events") != NULL, "%s", err.text);
     f.config.runtime_only = false; /* one reduction: the core has little to do, the workers have */
-    f.budget.device_bytes = 0;
+    f.budget.device_bytes = CST_PLAN_NO_LIMIT;
     (void)snprintf(f.rates.devices[0].name, sizeof f.rates.devices[0].name, "host");
     ck_assert_int_eq(cst_plan_search(&f.plans, &f.config, &err), CST_ETIMEDOUT);
 }
@@ -458,6 +480,7 @@ int main(void)
     tc = suite_case(suite, "limits", setup, teardown);
     tcase_add_loop_test(tc, device_is_short, 0, 2);
     tcase_add_test(tc, host_is_short);
+    tcase_add_test(tc, nothing_is_a_limit);
     tcase_add_test(tc, host_is_spared);
     tcase_add_loop_test(tc, host_is_spared_by_the_layout, 0, 2);
     tcase_add_test(tc, gradients_over_weights_are_the_users_choice);

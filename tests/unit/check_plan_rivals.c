@@ -32,6 +32,8 @@ static void setup(void)
     memset(&f, 0, sizeof f);
     cst_model_init(&f.model);
     cst_rates_a100(&f.rates, 1);
+    f.budget = (struct cst_plan_budget){.device_bytes = CST_PLAN_NO_LIMIT,
+                                        .host_bytes = CST_PLAN_NO_LIMIT};
     f.config = (struct cst_plan_config){
         .model = &f.model, .world = 1, .budget = &f.budget, .rates = &f.rates, .micro_batches = 1};
 }
