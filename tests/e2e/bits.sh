@@ -100,7 +100,7 @@ start_daemon disturbed
 
 # The number of job $1 that its JSON calls $2.
 number_of() {
-    ./cistern job "$1" --json | tr ',{' '\n\n' | sed -n "s/.*\"$2\": *\([0-9]*\).*/\1/p" | head -n 1
+    ./cistern job "$1" --json | tr ',' '\n' | sed -n "s/.*\"$2\": *\([0-9]*\).*/\1/p" | head -n 1
 }
 
 # Start job $1 with option $2, or none, and come back in the middle of it. False: it was over before that, by bad luck.
@@ -128,7 +128,7 @@ for over in "" --grad-over-weight; do
     same "engine-killed$i$over" long
     [ "$(./cistern stat --json | sed -n 's/.*"restarts": *\([0-9]*\).*/\1/p' | head -n 1)" = $n_killed ] || fail "no engine was restarted"
     least=$([ -z "$over" ] && printf 1600 || printf 1400)
-    [ $per_param -ge "$least" ] && [ $per_param -le $((least + 100)) ] || fail "$per_param/100 bytes per parameter $over"
+    ((per_param >= least && per_param <= least + 100)) || fail "$per_param/100 bytes per parameter $over"
 
     # A worker that is killed and started again takes its place, and nothing shows.
     for ((i = 0; i < 20; i++)); do
