@@ -100,20 +100,6 @@ static void answer_all(struct cst_job *job)
 
 /* -- from all ranks' Commit to memory --------------------------------------------------------- */
 
-/* Weights that a gradient took the place of are made again by an engine of the host. */
-static int check_grad_over_weight(const struct cst_job *job, struct cst_err *err)
-{
-    for (uint32_t r = 0; job->options.grad_over_weight && r < job->world; r++) {
-        if (job->workers[r].gpu != NULL) {
-            return cst_err_set(err, CST_EUNSUPPORTED,
-                               "grad_over_weight: rank %u is on a device with memory of its own, "
-                               "where weights cannot be made again from master weights",
-                               r);
-        }
-    }
-    return CST_OK;
-}
-
 static int lay_out(struct cst_job *job, struct cst_err *err)
 {
     struct cst_layout_config config = {.chunk_elems = job->chunk_elems,
@@ -123,11 +109,8 @@ static int lay_out(struct cst_job *job, struct cst_err *err)
                                        .grad_bytes = job->micro_batches > 1 ? 4 : 2,
                                        .states = cst_job_options_states(&job->options),
                                        .max_classes = CST_LAYOUT_MAX_CLASSES};
-    int rc = check_grad_over_weight(job, err);
+    int rc = cst_base_check(job, err);
 
-    if (rc == CST_OK) {
-        rc = cst_base_check(job, err);
-    }
     if (job->plan.valid) {
         config.chunk_elems = job->plan.choice.layout.chunk_elems;
         memcpy(config.class_elems, job->plan.choice.layout.class_elems, sizeof config.class_elems);
@@ -424,7 +407,9 @@ static void join_barrier(struct cst_job *job)
 
 static int check_copies(const struct cst_worker *worker, bool copies, struct cst_err *err)
 {
-    if (copies || !cst_memory_worker_copies(worker->job->daemon, worker->gpu)) {
+    const struct cst_layout_states states = cst_job_options_states(&worker->job->options);
+
+    if (copies || !cst_memory_worker_copies(worker->job->daemon, worker->gpu, &states)) {
         return CST_OK;
     }
     return cst_err_set(

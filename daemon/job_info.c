@@ -155,9 +155,12 @@ static const char *job_device(const struct cst_job *job)
 /* NULL: all ranks are on the host. */
 static const char *copies(const struct cst_job *job)
 {
+    const struct cst_layout_states states = cst_job_options_states(&job->options);
+
     for (uint32_t r = 0; r < job->world; r++) {
         if (job->workers[r].gpu != NULL) {
-            return cst_memory_worker_copies(job->daemon, job->workers[r].gpu) ? "worker" : "engine";
+            return cst_memory_worker_copies(job->daemon, job->workers[r].gpu, &states) ? "worker"
+                                                                                       : "engine";
         }
     }
     return NULL;

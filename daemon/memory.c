@@ -217,9 +217,11 @@ uint64_t cst_memory_grain(const struct cst_daemon *daemon, const struct cst_gpu 
     return gpu != NULL ? daemon->engines.v[gpu->engine].granularity : 1;
 }
 
-bool cst_memory_worker_copies(const struct cst_daemon *daemon, const struct cst_gpu *gpu)
+bool cst_memory_worker_copies(const struct cst_daemon *daemon, const struct cst_gpu *gpu,
+                              const struct cst_layout_states *states)
 {
-    return gpu != NULL && !gpu->paced && daemon->config->gpu_copies == CST_COPIES_WORKER;
+    return gpu != NULL && !gpu->paced && !states->grad_over_weight &&
+           daemon->config->gpu_copies == CST_COPIES_WORKER;
 }
 
 struct cst_budget *cst_memory_budget(struct cst_daemon *daemon, struct cst_gpu *gpu)
@@ -255,10 +257,10 @@ static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, 
     uint32_t first = memory->n_segments;
     int rc = CST_OK;
 
-    *to = (struct cst_core_pool){.segments = memory->ids + first,
-                                 .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
-                                 .worker_copies =
-                                     cst_memory_worker_copies(memory->daemon, pool->gpu)};
+    *to = (struct cst_core_pool){
+        .segments = memory->ids + first,
+        .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
+        .worker_copies = cst_memory_worker_copies(memory->daemon, pool->gpu, &layout->states)};
     for (uint32_t c = 0; c < layout->n_classes && rc == CST_OK; c++) {
         to->parts[c] = (struct cst_core_part){.n_blocks = pool->blocks.n[c],
                                               .blocks_per_slab = cst_pools_per_slab(layout, c),

@@ -80,8 +80,10 @@ void cst_memory_size_table(const struct cst_layout *layout, struct cst_table_hea
 uint64_t cst_memory_grain(const struct cst_daemon *daemon, const struct cst_gpu *gpu);
 struct cst_budget *cst_memory_budget(struct cst_daemon *daemon, struct cst_gpu *gpu);
 
-/* The workers of ranks on @gpu (NULL: the host) copy weights into their pools themselves. */
-bool cst_memory_worker_copies(const struct cst_daemon *daemon, const struct cst_gpu *gpu);
+/* The workers of ranks on @gpu (NULL: the host) copy weights into their pools themselves. @states:
+ * of their job; not where gradients may be in the weights' places. */
+bool cst_memory_worker_copies(const struct cst_daemon *daemon, const struct cst_gpu *gpu,
+                              const struct cst_layout_states *states);
 
 /* Give it all back. on_gone follows. */
 void cst_memory_close(struct cst_memory *memory);

@@ -298,7 +298,8 @@ static int open_search(struct search **out, struct cst_job *job, struct cst_err 
     s->config.n_nodes = s->rates.n_nodes;
     s->config.micro_batches = job->micro_batches > 0 ? job->micro_batches : 1;
     s->config.states = cst_job_options_states(&job->options);
-    s->config.worker_copies = cst_memory_worker_copies(daemon, job->workers[0].gpu);
+    s->config.worker_copies =
+        cst_memory_worker_copies(daemon, job->workers[0].gpu, &s->config.states);
     s->config.runtime_only = true;
     s->config.max_events = MAX_EVENTS;
     s->daemon = daemon;

@@ -183,18 +183,20 @@ static int check_convert(const struct cst_device_convert *c, struct cst_err *err
     }
     if (c->what == CST_CONVERT_WEIGHT) {
         rc = check_values(c->src, c->n_elems, sizeof(float), err);
-        return rc != CST_OK ? rc : check_values(c->dst[0], c->n_elems, sizeof(uint16_t), err);
+        return rc != CST_OK
+                   ? rc
+                   : check(c->dst[0], c->n_elems * sizeof(uint16_t), sizeof(uint16_t), err);
     }
     rc = check_values(encode ? c->src : c->dst[0], c->n_elems, sizeof(float), err);
     return rc != CST_OK ? rc : check_moments(encode ? c->dst[0] : c->src, c, err);
 }
 
-int cst_device_convert(struct cst_device *device, const struct cst_device_convert *convert,
-                       struct cst_err *err)
+int cst_device_convert(struct cst_device *device, unsigned thread,
+                       const struct cst_device_convert *convert, struct cst_err *err)
 {
     int rc = check_convert(convert, err);
 
-    return rc != CST_OK ? rc : device->ops->convert(device->state, convert, err);
+    return rc != CST_OK ? rc : device->ops->convert(device->state, thread, convert, err);
 }
 
 /* -- REDUCE, UPDATE ------------------------------------------------------------------------- */

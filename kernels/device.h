@@ -38,7 +38,7 @@ enum cst_device_conversion {
 
 #define CST_CONVERT_MAX_DST 4
 
-/* CONVERT, or a part of it: all of it host memory. Places of values, master and weight are those of
+/* CONVERT, or a part of it: all of it host memory, but for weights that are made alone. Places of values, master and weight are those of
  * the first element that is converted; a moments row's is that of its first element, of which
  * [first, first + n_elems) are. */
 struct cst_device_convert {
@@ -123,7 +123,8 @@ struct cst_device_ops {
                 uint64_t bytes, struct cst_err *err);
     int (*fill)(void *state, unsigned thread, struct cst_addr dst, uint64_t bytes,
                 struct cst_err *err);
-    int (*convert)(void *state, const struct cst_device_convert *convert, struct cst_err *err);
+    int (*convert)(void *state, unsigned thread, const struct cst_device_convert *convert,
+                   struct cst_err *err);
     int (*reduce)(void *state, unsigned thread, const struct cst_tile_work *work, uint32_t n_src,
                   const struct cst_addr *src, uint64_t first, uint64_t count,
                   struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err);
@@ -192,9 +193,9 @@ int cst_device_fill(struct cst_device *device, unsigned thread, struct cst_addr 
                     struct cst_err *err);
 
 /* Nothing that is written overlaps what is read. CST_EINVAL: bounds, alignment, a format that there
- * is not, memory that is not the host's. */
-int cst_device_convert(struct cst_device *device, const struct cst_device_convert *convert,
-                       struct cst_err *err);
+ * is not, memory that is not the host's (but for what WEIGHT writes). */
+int cst_device_convert(struct cst_device *device, unsigned thread,
+                       const struct cst_device_convert *convert, struct cst_err *err);
 
 /* Where @rows (of @n_elems elements, in formats that @header says) are mapped; NULL where there is
  * none, or it is no host memory. */

@@ -189,7 +189,6 @@ static int convert_piece(struct cst_work *work, uint64_t piece, unsigned thread,
     struct cst_device_convert part = work->convert;
     uint64_t at, n = cst_work_share(work, piece, lead(&part) + part.n_elems, &at);
 
-    (void)thread;
     if (piece == 0) {
         n -= lead(&part);
     } else {
@@ -207,7 +206,7 @@ static int convert_piece(struct cst_work *work, uint64_t piece, unsigned thread,
     if (part.what == CST_CONVERT_STATES) {
         part.dst[1].offset += at * sizeof(uint16_t);
     }
-    return cst_device_convert(work->context->device, &part, err);
+    return cst_device_convert(work->context->device, thread, &part, err);
 }
 
 /* -- the kinds ------------------------------------------------------------------------------ */

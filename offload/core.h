@@ -280,8 +280,8 @@ void cst_actions_close(struct cst_actions *actions);
 
 /* -- the core ------------------------------------------------------------------------------- */
 
-/* CST_EINVAL: micro-batches without fp32 grad rows; early or delayed updates without a second weight row; a pool smaller than its class's min_blocks; gradients over the weights with a pool that is not host
- * memory or whose worker copies; CST_ENOMEM. */
+/* CST_EINVAL: micro-batches without fp32 grad rows; early or delayed updates without a second weight row; a pool smaller than its class's min_blocks;
+ * gradients over the weights with a pool whose worker copies; CST_ENOMEM. */
 int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err);
 void cst_core_close(struct cst_core *core);
 

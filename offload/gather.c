@@ -151,7 +151,8 @@ bool cst_gather_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint3
     struct group group = {
         .chunk = chunk, .priority = priority, .v = {{.rank = rank, .block = b}}, .n = 1};
 
-    if (most < 2 || core->ranks[rank].pool.engine == 0 || bytes < 2 * least) {
+    if (most < 2 || core->ranks[rank].pool.engine == 0 || bytes < 2 * least ||
+        core->chunks[chunk].over != CST_OVER_WEIGHTS) {
         return false;
     }
     if (bytes / least < most) {

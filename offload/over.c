@@ -13,7 +13,7 @@
  * tensors, an evaluation pass, an attempt that is done again, the step after one that was skipped.
  * Copies out of the row that were under way are out of date: their blocks are loaded once more.
  *
- * Only where pools are host memory: an engine of the host can convert into them. */
+ * Not where workers copy weights in themselves: they would copy a gradient. */
 #include "offload/parts.h"
 
 #include <inttypes.h>
@@ -22,10 +22,10 @@ int cst_over_admit(const struct cst_core_config *config, struct cst_err *err)
 {
     for (uint32_t rank = 0; rank < config->world && config->layout->states.grad_over_weight;
          rank++) {
-        if (config->pools[rank].engine != 0 || config->pools[rank].worker_copies) {
+        if (config->pools[rank].worker_copies) {
             return cst_err_set(err, CST_EINVAL,
-                               "gradients over the weights: the pool of rank %" PRIu32
-                               " is no host memory, in which weights could be made again",
+                               "gradients over the weights: rank %" PRIu32
+                               "'s worker copies weights in itself, from where gradients may be",
                                rank);
         }
     }

@@ -74,11 +74,13 @@ static int cuda_fill(void *state, unsigned thread, struct cst_addr dst, uint64_t
     return cst_gpu_fill(state, thread, dst, bytes, err);
 }
 
-static int cuda_convert(void *state, const struct cst_device_convert *convert, struct cst_err *err)
+static int cuda_convert(void *state, unsigned thread, const struct cst_device_convert *convert,
+                        struct cst_err *err)
 {
-    (void)state;
-    (void)convert;
-    return cst_err_set(err, CST_EUNSUPPORTED, "CONVERT is for a host engine");
+    if (convert->what != CST_CONVERT_WEIGHT) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "CONVERT of states is for a host engine");
+    }
+    return cst_gpu_cast(state, thread, convert->dst[0], convert->src, convert->n_elems, err);
 }
 
 static int cuda_reduce(void *state, unsigned thread, const struct cst_tile_work *work,

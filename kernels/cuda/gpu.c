@@ -150,7 +150,8 @@ static int open_stages(struct cst_gpu *gpu, struct cst_err *err)
     int rc = CST_OK;
 
     gpu->stages = calloc(gpu->n_team, sizeof *gpu->stages);
-    if (gpu->stages == NULL) {
+    gpu->values = calloc(gpu->n_threads, sizeof *gpu->values);
+    if (gpu->stages == NULL || gpu->values == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for %u threads", gpu->n_team);
     }
     for (unsigned i = 0; i < gpu->n_team && rc == CST_OK; i++) {
@@ -173,6 +174,12 @@ static void close_stages(struct cst_gpu *gpu)
         }
     }
     free(gpu->stages);
+    for (unsigned i = gpu->values != NULL ? gpu->n_threads : 0; i-- > 0;) {
+        if (gpu->values[i] != 0) {
+            (void)gpu->driver.cuMemFree(gpu->values[i]);
+        }
+    }
+    free(gpu->values);
 }
 
 static void close_streams(struct cst_gpu *gpu)

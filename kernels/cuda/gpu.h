@@ -7,6 +7,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/device.h"
 
+#define CST_GPU_CAST_ELEMS (1u << 18) /* of values at a time */
 #define CST_GPU_STAGE_TILES 2048
 #define CST_GPU_STAGE_ELEMS ((uint64_t)CST_GPU_STAGE_TILES * CST_TILE_ELEMS)
 
@@ -39,6 +40,7 @@ struct cst_gpu {
     uint64_t granularity;                /* memory is made in multiples of it, bytes */
     CUstream *streams;                   /* n_threads of them; NULL: not made */
     struct cst_gpu_stage *stages;        /* n_team of them */
+    CUdeviceptr *values;                 /* n_threads: fp32 that a thread casts; 0: not made yet */
     unsigned n_threads, n_team;          /* as in cst_device_spec */
 };
 

@@ -305,3 +305,51 @@ int cst_gpu_fill(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, uint
         "clearing %" PRIu64 " bytes", bytes);
     return cst_gpu_settle(gpu, thread, rc, err);
 }
+
+/* The thread's place for values, made when it is first needed: few jobs do. */
+static int find_values(struct cst_gpu *gpu, unsigned thread, struct cst_mem *out,
+                       struct cst_err *err)
+{
+    const uint64_t bytes = CST_GPU_CAST_ELEMS * sizeof(float);
+    int rc = CST_OK;
+
+    if (gpu->values[thread] == 0) {
+        rc = cst_cuda_check(&gpu->driver, gpu->driver.cuMemAlloc(&gpu->values[thread], bytes), err,
+                            "%" PRIu64 " bytes of %s to make weights in", bytes, gpu->uuid);
+    }
+    *out = (struct cst_mem){.device = gpu->values[thread], .bytes = bytes};
+    return rc;
+}
+
+int cst_gpu_cast(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, struct cst_addr src,
+                 uint64_t n, struct cst_err *err)
+{
+    struct cst_mem values;
+    int rc;
+
+    if (dst.mem->device == 0) {
+        gpu->processor->cast(n, pointer(src), pointer(dst));
+        return CST_OK;
+    }
+    rc = cst_gpu_enter(gpu, err);
+    if (rc == CST_OK) {
+        rc = find_values(gpu, thread, &values, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    while (n > 0 && rc == CST_OK) {
+        uint64_t some = least(n, CST_GPU_CAST_ELEMS);
+
+        rc = cst_gpu_enqueue_copy(gpu, thread, (struct cst_addr){.mem = &values}, src,
+                                  some * sizeof(float), err);
+        if (rc == CST_OK) {
+            rc = cst_cuda_cast(&gpu->kernels, gpu->streams[thread], some, values.device,
+                               device_pointer(dst), err);
+        }
+        src.offset += some * sizeof(float);
+        dst.offset += some * sizeof(uint16_t);
+        n -= some;
+    }
+    return cst_gpu_settle(gpu, thread, rc, err);
+}

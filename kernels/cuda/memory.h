@@ -30,4 +30,9 @@ int cst_gpu_copy(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, stru
 int cst_gpu_fill(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, uint64_t bytes,
                  struct cst_err *err);
 
+/* @dst := bf16 of the @n fp32 values at @src, which is host memory; either kind of @dst. Of the
+ * GPU's memory it takes 1 MiB for each thread that ever does. CST_ENOMEM. */
+int cst_gpu_cast(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, struct cst_addr src,
+                 uint64_t n, struct cst_err *err);
+
 #endif

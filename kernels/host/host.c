@@ -152,10 +152,12 @@ static int host_fill(void *state, unsigned thread, struct cst_addr dst, uint64_t
     return CST_OK;
 }
 
-static int host_convert(void *state, const struct cst_device_convert *convert, struct cst_err *err)
+static int host_convert(void *state, unsigned thread, const struct cst_device_convert *convert,
+                        struct cst_err *err)
 {
     const struct host *host = state;
 
+    (void)thread;
     (void)err;
     cst_host_convert(host->kernels, convert);
     return CST_OK;

@@ -186,11 +186,27 @@ static int paced_fill(void *state, unsigned thread, struct cst_addr dst, uint64_
 
 /* -- arithmetic ----------------------------------------------------------------------------- */
 
-static int paced_convert(void *state, const struct cst_device_convert *convert, struct cst_err *err)
+/* Values cross as they are. */
+static int paced_convert(void *state, unsigned thread, const struct cst_device_convert *convert,
+                         struct cst_err *err)
 {
-    (void)state;
-    (void)convert;
-    return cst_err_set(err, CST_EUNSUPPORTED, "CONVERT is for a host engine");
+    struct paced *paced = state;
+    struct cst_device_convert inside = *convert;
+    struct cst_mem to;
+    uint64_t end;
+    int rc;
+
+    if (convert->what != CST_CONVERT_WEIGHT) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "CONVERT of states is for a host engine");
+    }
+    to = as_host(convert->dst[0].mem);
+    inside.dst[0].mem = &to;
+    end = convert->dst[0].mem->device != 0
+              ? cst_pace_take(&paced->up, convert->n_elems * sizeof(float), cst_crew_now())
+              : 0;
+    rc = cst_host_ops.convert(paced->host, thread, &inside, err);
+    cst_pace_wait(end);
+    return rc;
 }
 
 /* Addresses as the host device sees them; @mems is where their memory is described. */

@@ -250,7 +250,7 @@ static bool fit_host(struct cst_search *s, struct cst_plan_try *try,
             move_rows(try, layout, CST_ROW_MASTER, CST_ROW_MASTER, limit, budget->disk_bytes);
     }
     if (try->host_bytes > limit) {
-        lack_host(s, try, try->host_bytes, disk, s->host ? spared : 0);
+        lack_host(s, try, try->host_bytes, disk, spared);
         return false;
     }
     return true;

@@ -9,8 +9,8 @@
  *   states on a device   a chunk's rows are all at home on a rank's device (ranks take turns), which updates them: neither weights nor
  *                        gradients cross the link. Rows go together: a weight row alone on the device is what a block is already, a gradient
  *                        alone there saves nothing where the host updates
- *   gradient over weight 14 bytes per parameter and not 16; taken where 16 do not fit. One micro-batch only. Pools of the host have it at run time,
- *                        for jobs that say so (states.grad_over_weight): it is not chosen for them; with devices it is modelled alone
+ *   gradient over weight 14 bytes per parameter and not 16; taken where 16 do not fit. One micro-batch only. At run time a job says
+ *                        so itself (states.grad_over_weight): it is not chosen for it
  *   one reduction        of several micro-batches: workers add up in their gradient blocks, which all stay open: as many blocks as chunks
  *   disk                 moments, then master weights, of the chunks that are used last in a forward pass
  *

@@ -15,9 +15,7 @@ struct cst_layout_config cst_search_layout_config(const struct cst_search *s,
         .max_classes = CST_LAYOUT_MAX_CLASSES,
     };
 
-    if (try->over && s->host) { /* else it is modelled: their bytes are not counted */
-        config.states.grad_over_weight = true;
-    }
+    config.states.grad_over_weight |= try->over;
     for (uint32_t i = 1; i < try->n_sizes; i++) {
         config.class_elems[i - 1] = try->sizes[i];
     }
@@ -51,8 +49,10 @@ static void fill_pools(const struct cst_search *s, const struct cst_plan_try *tr
     uint32_t n_nodes = s->config->n_nodes == 0 ? 1 : s->config->n_nodes;
 
     for (uint32_t rank = 0; rank < world; rank++) {
-        pools[rank] = (struct cst_core_pool){.engine = s->host ? 0 : n_nodes + rank,
-                                             .worker_copies = !s->host && s->config->worker_copies};
+        pools[rank] =
+            (struct cst_core_pool){.engine = s->host ? 0 : n_nodes + rank,
+                                   .worker_copies = !s->host && s->config->worker_copies &&
+                                                    !layout->states.grad_over_weight};
         for (uint32_t i = 0; i < layout->n_classes; i++) {
             pools[rank].parts[i].n_blocks = try->n_blocks[i];
         }

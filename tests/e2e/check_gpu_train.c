@@ -38,6 +38,7 @@ enum { N_PLACEMENTS = sizeof placements / sizeof *placements, PEERS = 2, MIXED =
 
 static const struct train_bad none = {.step = TRAIN_NEVER};
 static uint32_t micro_batches; /* of the jobs to come */
+static bool grad_over;         /* same: gradients take their weights' places */
 
 static void open_daemon(const char *config)
 {
@@ -77,6 +78,20 @@ static void dawdle(void)
     (void)setenv("TRAIN_STREAM_DELAY_US", "3000", 1);
 }
 
+/* The same, but gradients may be where they would copy from: the engines do it after all. */
+static void setup_over(void)
+{
+    grad_over = true;
+    setup_copies();
+}
+
+static void setup_slow_over(void)
+{
+    grad_over = true;
+    dawdle();
+    open_daemon("[gpu]\ngather = 4096\n");
+}
+
 static void setup_slow(void)
 {
     dawdle();
@@ -113,6 +128,7 @@ static struct train_order order_of(const struct placement *at, const char *name,
                                 .streams = &train_thread,
                                 .n_steps = N_STEPS,
                                 .micro_batches = micro_batches,
+                                .grad_over = grad_over,
                                 .bad = none,
                                 .die_at = UINT32_MAX,
                                 .kill_at = UINT32_MAX};
@@ -355,7 +371,8 @@ int main(void)
     Suite *suite = suite_create("gpu_train");
     TCase *plain = tcase_create("bits"), *slow = tcase_create("slow"),
           *deaths = tcase_create("deaths"), *copies = tcase_create("copies"),
-          *slow_copies = tcase_create("slow_copies");
+          *slow_copies = tcase_create("slow_copies"), *over = tcase_create("over"),
+          *slow_over = tcase_create("slow_over");
     SRunner *runner = srunner_create(suite);
     int failed;
 
@@ -388,6 +405,16 @@ int main(void)
     tcase_add_loop_test(slow_copies, micro_batch_bits, 0, N_PLACEMENTS);
     tcase_set_timeout(slow_copies, 120);
     suite_add_tcase(suite, slow_copies);
+    tcase_add_checked_fixture(over, setup_over, teardown);
+    tcase_add_loop_test(over, bits, 0, N_PLACEMENTS);
+    tcase_add_loop_test(over, engine_killed_anywhere, 0, 3);
+    tcase_add_loop_test(over, worker_killed_anywhere, 0, 2);
+    tcase_set_timeout(over, 180);
+    suite_add_tcase(suite, over);
+    tcase_add_checked_fixture(slow_over, setup_slow_over, teardown);
+    tcase_add_loop_test(slow_over, bits, 0, N_PLACEMENTS);
+    tcase_set_timeout(slow_over, 120);
+    suite_add_tcase(suite, slow_over);
     srunner_run_all(runner, CK_NORMAL);
     failed = srunner_ntests_failed(runner);
     srunner_free(runner);

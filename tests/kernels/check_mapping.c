@@ -171,12 +171,12 @@ START_TEST(test_wrappers)
     ck_assert_int_eq(cst_device_copy(&device, 0, end, start, 1, &err), CST_EINVAL);
     ck_assert_int_eq(cst_device_copy(&device, 0, start, lost, 1, &err), CST_EINVAL);
     ck_assert_int_eq(cst_device_fill(&device, 0, start, BYTES + 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, &odd_src, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, &huge, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, &odd_dst, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, &beyond, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, &few, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, &format, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, 0, &odd_src, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, 0, &huge, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, 0, &odd_dst, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, 0, &beyond, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, 0, &few, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_convert(&device, 0, &format, &err), CST_EINVAL);
     ck_assert_int_eq(cst_device_populate(&device, 0, mem, BYTES, 1, &err), CST_EINVAL);
     ck_assert_int_eq(cst_device_reduce(&device, 0, &work, 0, NULL, 0, 1, NULL, &n, &err),
                      CST_EINVAL);

@@ -1,5 +1,6 @@
 #include "tests/lib/device_cases.h"
 
+#include "kernels/cast.h"
 #include "kernels/reduce.h"
 #include "kernels/undo.h"
 #include "tests/lib/engine_rig.h"
@@ -347,6 +348,35 @@ START_TEST(test_chain)
 }
 END_TEST
 
+/* Weights are made from master weights, in a block or in host memory: of any length, from any
+ * element on, and nothing around them changes. */
+START_TEST(test_weights)
+{
+    static const uint64_t sizes[] = {1, 33, 4097, BIG_ELEMS - 5};
+    static uint16_t before[BIG_ELEMS], want[BIG_ELEMS];
+    struct engine_command convert = {
+        .kind = ENGINE__COMMAND_KIND__CONVERT,
+        .src = {tiny_job_row(&job, BIG, CST_ROW_MASTER)},
+        .n_src = 1,
+        .dst = {_i % 2 == 0 ? tiny_job_block(&job, BIG, 1) : tiny_job_row(&job, BIG, CST_ROW_GRAD)},
+        .n_dst = 1,
+        .n_elems = sizes[_i / 2]};
+    uint64_t n = convert.n_elems;
+    uint16_t *to = engine_rig_at(convert.dst[0]);
+
+    randomise(engine_rig_at(convert.src[0]), BIG_ELEMS * sizeof(float));
+    randomise(to, sizeof before);
+    memcpy(before, to, sizeof before);
+    convert.src[0].offset += 3 * sizeof(float);
+    convert.dst[0].offset += sizeof *to;
+    cst_cast_ref(n, engine_rig_at(convert.src[0]), want);
+    engine_rig_must(convert);
+    ck_assert_mem_eq(to + 1, want, n * sizeof *to);
+    ck_assert_uint_eq(to[0], before[0]);
+    ck_assert_mem_eq(to + 1 + n, before + 1 + n, (BIG_ELEMS - 1 - n) * sizeof *to);
+}
+END_TEST
+
 /* Commands that are a host engine's, and places that cannot be: each is answered with its status
  * and words, and the engine goes on. */
 START_TEST(test_refused)
@@ -452,6 +482,7 @@ void device_cases_add(TCase *tc)
     tcase_add_test(tc, test_counts);
     tcase_add_loop_test(tc, test_reduce, 0, N_MIXES);
     tcase_add_loop_test(tc, test_marks, 0, 2);
+    tcase_add_loop_test(tc, test_weights, 0, 8);
     tcase_add_test(tc, test_refused);
 }
 

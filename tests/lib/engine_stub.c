@@ -211,6 +211,12 @@ static bool on_segment_add(struct stub *stub, struct cst_frame *frame)
     return good;
 }
 
+static bool makes_weights(const Engine__Command *command)
+{
+    return command->kind == ENGINE__COMMAND_KIND__CONVERT && command->n_dst == 1 &&
+           !command->has_encode && !command->has_decode;
+}
+
 static void check_commands(const struct cst_frame *frame)
 {
     Engine__Submit *submit = engine__submit__unpack(NULL, frame->body_bytes, frame->body);
@@ -220,7 +226,8 @@ static void check_commands(const struct cst_frame *frame)
     }
     for (size_t i = 0; i < submit->n_commands; i++) {
         if (submit->commands[i]->kind != ENGINE__COMMAND_KIND__COPY &&
-            submit->commands[i]->kind != ENGINE__COMMAND_KIND__REDUCE) {
+            submit->commands[i]->kind != ENGINE__COMMAND_KIND__REDUCE &&
+            !makes_weights(submit->commands[i])) {
             give_up("a command that a GPU's engine does not do");
         }
     }

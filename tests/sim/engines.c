@@ -48,7 +48,7 @@ static void check_engine(const struct sim *sim, const struct cst_command *comman
     }
     room_check(sim, command);
     if (gpu && command->kind != CST_COMMAND_COPY && command->kind != CST_COMMAND_REDUCE &&
-        !room_has(sim, command)) {
+        !room_has(sim, command) && !over_makes(sim, command)) {
         sim_fail(sim, "a command of kind %d for a GPU", (int)command->kind);
     }
     for (uint32_t i = 0; i < command->n_src + command->n_dst; i++) {

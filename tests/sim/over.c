@@ -7,6 +7,13 @@ bool over_shares(const struct sim *sim, uint32_t chunk)
     return sim->grad_over && model_is_trained(sim, chunk);
 }
 
+bool over_makes(const struct sim *sim, const struct cst_command *command)
+{
+    return sim->grad_over && command->kind == CST_COMMAND_CONVERT && command->n_dst == 1 &&
+           memory_find(&sim->memory, command->src[0]).row == CST_ROW_MASTER &&
+           memory_find(&sim->memory, command->dst[0]).kind == PLACE_BLOCK;
+}
+
 /* Reading: what is there now. Writing: a sum, or a contribution out of a pool, is a gradient. */
 static bool means_gradient(const struct sim *sim, const struct cst_command *command, uint32_t chunk)
 {

@@ -256,7 +256,6 @@ static void open_pools(struct sim *sim, struct cst_core_pool *pools)
 
     sim->p_worker_copies = sim_chance(sim, 5000) ? 0 : sim_below(sim, 10001);
     if (sim->grad_over) {
-        devices = ALL_HOST;
         sim->p_worker_copies = 0;
     }
     for (uint32_t rank = 0; rank < sim->world; rank++) {

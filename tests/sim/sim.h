@@ -253,6 +253,8 @@ void engines_restart(struct sim *sim);
 /* over.c */
 /* The gradient of @chunk has no row but the weights'. */
 bool over_shares(const struct sim *sim, uint32_t chunk);
+/* @command makes weights out of master weights, in a block. */
+bool over_makes(const struct sim *sim, const struct cst_command *command);
 /* @spot, with which of the two @command means. */
 struct spot over_resolve(const struct sim *sim, const struct cst_command *command,
                          struct spot spot);

@@ -276,8 +276,8 @@ END_TEST
 
 /* -- open -------------------------------------------------------------------------------------- */
 
-/* Refused where an engine of the host cannot write into a pool. */
-START_TEST(pools_are_host_memory)
+/* Refused where workers copy weights in themselves; a GPU's engine makes them in its pool. */
+START_TEST(engines_bring_the_weights)
 {
     struct cst_core_config config;
     struct cst_core *core;
@@ -291,6 +291,9 @@ START_TEST(pools_are_host_memory)
                                       .arena_segments = segments,
                                       .pools = rig.pools};
     rig.pools[0].engine = 1;
+    ck_assert_int_eq(cst_core_open(&core, &config, &err), CST_OK);
+    cst_core_close(core);
+    rig.pools[0].worker_copies = true;
     ck_assert_int_eq(cst_core_open(&core, &config, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "rank 0"));
 }
@@ -310,7 +313,7 @@ static Suite *suite(void)
     tcase_add_test(tc, gradient_is_read_until_its_update);
     tcase_add_test(tc, writes_set_master_weights);
     tcase_add_test(tc, sum_waits_for_a_write);
-    tcase_add_test(tc, pools_are_host_memory);
+    tcase_add_test(tc, engines_bring_the_weights);
     suite_add_tcase(s, tc);
     return s;
 }
