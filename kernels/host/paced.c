@@ -192,20 +192,17 @@ static int paced_convert(void *state, unsigned thread, const struct cst_device_c
 {
     struct paced *paced = state;
     struct cst_device_convert inside = *convert;
-    struct cst_mem to;
-    uint64_t end;
+    struct cst_pace *pace = way(paced, convert->dst[0].mem, convert->src.mem);
+    struct cst_mem to = as_host(convert->dst[0].mem);
     int rc;
 
     if (convert->what != CST_CONVERT_WEIGHT) {
         return cst_err_set(err, CST_EUNSUPPORTED, "CONVERT of states is for a host engine");
     }
-    to = as_host(convert->dst[0].mem);
     inside.dst[0].mem = &to;
-    end = convert->dst[0].mem->device != 0
-              ? cst_pace_take(&paced->up, convert->n_elems * sizeof(float), cst_crew_now())
-              : 0;
+    cst_pace_enter(pace, cst_crew_now());
     rc = cst_host_ops.convert(paced->host, thread, &inside, err);
-    cst_pace_wait(end);
+    cst_pace_wait(pace, convert->n_elems * sizeof(float));
     return rc;
 }
 
