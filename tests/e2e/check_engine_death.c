@@ -59,6 +59,7 @@ struct run {
     struct cst_job *job[WORLD];
     enum phase phase;  /* in which the engine is killed, in the first step */
     uint64_t delay_us; /* after the commands have come to it */
+    bool over;         /* gradients take their weights' places */
 };
 
 #define OK(call)                                                                                   \
@@ -127,6 +128,7 @@ static void open_job(struct run *run)
                                     .world = WORLD,
                                     .pool_bytes = 3ull * 2 * N_ELEMS,
                                     .chunk_elems = N_ELEMS,
+                                    .grad_over_weight = run->over,
                                     .timeout_ms = 20000};
 
         OK(cst_connect(&run->client[r], proc.socket, &err));
@@ -148,7 +150,11 @@ static void close_job(struct run *run, struct states *out)
     OK(cst_tensor_read(run->job[0], 0, CST_STATE_EXP_AVG, 0, N_ELEMS, out->exp_avg, &err));
     OK(cst_tensor_read(run->job[0], 0, CST_STATE_EXP_AVG_SQ, 0, N_ELEMS, out->exp_avg_sq, &err));
     OK(cst_tensor_read(run->job[0], 0, CST_STATE_WEIGHT, 0, N_ELEMS, out->weight, &err));
-    OK(cst_tensor_read(run->job[0], 0, CST_STATE_GRAD, 0, N_ELEMS, out->grad, &err));
+    if (run->over) { /* weights are there again */
+        memcpy(out->grad, calm->grad, sizeof out->grad);
+    } else {
+        OK(cst_tensor_read(run->job[0], 0, CST_STATE_GRAD, 0, N_ELEMS, out->grad, &err));
+    }
     for (unsigned r = 0; r < WORLD; r++) {
         cst_disconnect(run->client[r]);
     }
@@ -287,7 +293,8 @@ static unsigned count_hits(void)
     return n;
 }
 
-/* _i: the phase, struck sooner and later; a blow must have fallen on work. */
+/* _i: the phase, struck sooner and later, then the same with gradients over weights; a blow must
+ * have fallen on work. */
 START_TEST(the_bits_are_those_of_a_calm_run)
 {
     static const uint64_t delays_us[] = {0, 100, 300, 600, 1000, 2000};
@@ -295,7 +302,8 @@ START_TEST(the_bits_are_those_of_a_calm_run)
 
     train(&run, calm);
     for (unsigned i = 0; i < sizeof delays_us / sizeof *delays_us; i++) {
-        run = (struct run){.phase = (enum phase)_i, .delay_us = delays_us[i]};
+        run = (struct run){
+            .phase = (enum phase)(_i % N_PHASES), .delay_us = delays_us[i], .over = _i >= N_PHASES};
         train(&run, struck);
         ck_assert_msg(memcmp(calm, struck, sizeof *calm) == 0, "%u us into phase %d: other bits",
                       (unsigned)delays_us[i], _i);
@@ -324,7 +332,9 @@ START_TEST(deaths_in_the_update)
     printf("seed %llu\n", (unsigned long long)random);
     train(&run, calm);
     for (unsigned hits = 0; hits < wanted; hits = count_hits()) {
-        run = (struct run){.phase = IN_UPDATE, .delay_us = next_random(&random) % UPDATE_US};
+        run = (struct run){.phase = IN_UPDATE,
+                           .delay_us = next_random(&random) % UPDATE_US,
+                           .over = hits % 2 != 0};
         train(&run, struck);
         ck_assert_msg(memcmp(calm, struck, sizeof *calm) == 0, "%u us into the update: other bits",
                       (unsigned)run.delay_us);
@@ -342,7 +352,7 @@ int main(void)
     suite_add_tcase(suite, tc);
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_set_timeout(tc, 300);
-    tcase_add_loop_test(tc, the_bits_are_those_of_a_calm_run, 0, N_PHASES);
+    tcase_add_loop_test(tc, the_bits_are_those_of_a_calm_run, 0, 2 * N_PHASES);
     tcase_add_test(tc, deaths_in_the_update);
     return suite_run(suite);
 }
