@@ -37,4 +37,14 @@ static inline __m256i cst_avx512_round_bf16(__m512 x)
     return _mm512_cvtepi32_epi16(rounded);
 }
 
+/* The upper halves of 32 lanes, in order. */
+static inline __m512i cst_avx512_upper_halves(__m512i lo, __m512i hi)
+{
+    const __m512i odd =
+        _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                         25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+
+    return _mm512_permutex2var_epi16(lo, odd, hi);
+}
+
 #endif

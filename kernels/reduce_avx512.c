@@ -1,19 +1,41 @@
 #include "kernels/bf16_avx512.h"
 #include "kernels/reduce_lanes.h"
 
-/* The bf16 sums of the elements of @k out of sixteen from @i; at least one source. */
-static inline __m256i sum16(__mmask16 k, size_t i, uint32_t n_src, const uint16_t *const *src)
+#define AHEAD_BYTES 2048 /* of each source; a tile of it is too short for the processor to see */
+
+/* @s, of @n_src sources, as bf16 in the upper half of each lane, nothing below. */
+__attribute__((always_inline)) static inline __m512i rounded(__m512 s, uint32_t n_src)
 {
     const __m512 nan = _mm512_castsi512_ps(_mm512_set1_epi32((int)(CST_REDUCE_NAN << 16)));
+    __mmask16 is_nan = _mm512_cmp_ps_mask(s, s, _CMP_UNORD_Q);
+    __m512i u = _mm512_castps_si512(s), odd;
+
+    if (n_src == 1) {
+        return _mm512_mask_or_epi32(u, is_nan, u, _mm512_set1_epi32(0x00400000));
+    }
+    /* Nearest, even; the only NaN stays what it is. */
+    u = _mm512_castps_si512(_mm512_mask_mov_ps(s, is_nan, nan));
+    odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    u = _mm512_add_epi32(_mm512_add_epi32(u, odd), _mm512_set1_epi32(0x7fff));
+    return _mm512_and_si512(u, _mm512_set1_epi32((int)0xffff0000u));
+}
+
+/* The elements of @k out of sixteen from @i; at least one source. */
+static inline __m512i sum16(__mmask16 k, size_t i, uint32_t n_src, const uint16_t *const *src)
+{
     __m512 s = cst_avx512_load_bf16(k, src[0] + i);
 
-    if (n_src > 1) {
-        for (uint32_t r = 1; r < n_src; r++) {
-            s = _mm512_add_ps(s, cst_avx512_load_bf16(k, src[r] + i));
-        }
-        s = _mm512_mask_mov_ps(s, _mm512_cmp_ps_mask(s, s, _CMP_UNORD_Q), nan);
+    for (uint32_t r = 1; r < n_src; r++) {
+        s = _mm512_add_ps(s, cst_avx512_load_bf16(k, src[r] + i));
     }
-    return cst_avx512_round_bf16(s);
+    return rounded(s, n_src);
+}
+
+/* Sixteen elements of @src, and the line that is needed some time from now. */
+static inline __m512 load_ahead(const uint16_t *src)
+{
+    _mm_prefetch((const char *)((uintptr_t)src + AHEAD_BYTES), _MM_HINT_T0);
+    return cst_avx512_load_bf16(0xffff, src);
 }
 
 /* The two halves of the sixteen lanes of the sum of squares. */
@@ -22,39 +44,65 @@ struct lanes {
     __m512d hi;
 };
 
-/* Sum, store and square the elements of @k out of sixteen. Lanes outside of it hold zero: fma(0, 0,
- * lane) leaves theirs as it was. */
-static inline void reduce16(__mmask16 k, size_t i, uint32_t n_src, const uint16_t *const *src,
-                            uint16_t *dst, struct lanes *lanes)
+/* Lanes outside of a mask hold zero: fma(0, 0, lane) leaves theirs as it was. */
+static inline void square16(__m512i sums, struct lanes *lanes)
 {
-    __m256i sums = sum16(k, i, n_src, src);
-    __m512 x = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(sums), 16));
+    __m512 x = _mm512_castsi512_ps(sums);
     __m512d a = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
     __m512d b = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
 
-    _mm256_mask_storeu_epi16(dst + i, k, sums);
     lanes->lo = _mm512_fmadd_pd(a, a, lanes->lo);
     lanes->hi = _mm512_fmadd_pd(b, b, lanes->hi);
 }
 
-/* As in cast_avx512.c, a mask only in the tail. */
-double cst_reduce_avx512(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst)
+/* As in cast_avx512.c, a mask only in the tail. Usual numbers of sources are known where it is
+ * compiled. */
+__attribute__((always_inline)) static inline double run(size_t n, uint32_t n_src,
+                                                        const uint16_t *const *src, uint16_t *dst)
 {
     struct lanes lanes = {_mm512_setzero_pd(), _mm512_setzero_pd()};
     double stored[CST_REDUCE_LANES];
     size_t i = 0;
 
-    if (n_src == 0) {
-        memset(dst, 0, n * sizeof *dst);
-        return 0.0;
+    for (; i + 32 <= n; i += 32) {
+        __m512 x = load_ahead(src[0] + i), y = cst_avx512_load_bf16(0xffff, src[0] + i + 16);
+        __m512i a, b;
+
+        for (uint32_t r = 1; r < n_src; r++) {
+            x = _mm512_add_ps(x, load_ahead(src[r] + i));
+            y = _mm512_add_ps(y, cst_avx512_load_bf16(0xffff, src[r] + i + 16));
+        }
+        a = rounded(x, n_src);
+        b = rounded(y, n_src);
+        _mm512_storeu_si512(dst + i, cst_avx512_upper_halves(a, b));
+        square16(a, &lanes);
+        square16(b, &lanes);
     }
-    for (; i + 16 <= n; i += 16) {
-        reduce16(0xffff, i, n_src, src, dst, &lanes);
-    }
-    if (i < n) {
-        reduce16(cst_avx512_first(n - i), i, n_src, src, dst, &lanes);
+    for (; i < n; i += 16) {
+        __mmask16 k = cst_avx512_first(n - i);
+        __m512i a = sum16(k, i, n_src, src);
+
+        _mm256_mask_storeu_epi16(dst + i, k, _mm512_cvtepi32_epi16(_mm512_srli_epi32(a, 16)));
+        square16(a, &lanes);
     }
     _mm512_storeu_pd(stored, lanes.lo);
     _mm512_storeu_pd(stored + 8, lanes.hi);
     return cst_reduce_tree(stored);
+}
+
+double cst_reduce_avx512(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst)
+{
+    switch (n_src) {
+    case 0:
+        memset(dst, 0, n * sizeof *dst);
+        return 0.0;
+    case 1:
+        return run(n, 1, src, dst);
+    case 2:
+        return run(n, 2, src, dst);
+    case 4:
+        return run(n, 4, src, dst);
+    default:
+        return run(n, n_src, src, dst);
+    }
 }

@@ -2,6 +2,7 @@
 #ifndef CST_VEC_AVX512_H
 #define CST_VEC_AVX512_H
 
+#include "kernels/bf16_avx512.h"
 #include "kernels/philox.h"
 #include "kernels/update.h"
 
@@ -176,10 +177,7 @@ CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
                                     bool stream)
 {
-    const __m512i odd =
-        _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
-                         25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-    __m512i h = _mm512_permutex2var_epi16(v[0].x, odd, v[1].x);
+    __m512i h = cst_avx512_upper_halves(v[0].x, v[1].x);
 
     if (stream) {
         _mm512_stream_si512((__m512i *)(void *)at, h);
