@@ -1,17 +1,17 @@
 /* update_vs_pass and update_vs_three_passes: the fused update of a chunk as the engine runs it,
  * against the best plain pass over the same bytes and against upcast, step and downcast done
- * separately. All in one process, in turns. */
-#include "kernels/tile.h"
+ * separately. update_FORM: other optimizers and formats of moments, against what their bytes come
+ * to at AdamW's rate. update_ranks_N: contributions summed on the way, against one. All in one
+ * process, in turns. */
 #include "tests/bench/pass.h"
 #include "tests/bench/team.h"
+#include "tests/bench/update_job.h"
 
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #ifdef HAVE_CONFIG_H
 #include "config.h"
@@ -28,26 +28,22 @@ struct options {
     const char *json; /* NULL: no file */
 };
 
-/* One job of one tensor, in shared memory like an arena. */
 struct bench {
     const struct options *options;
-    const struct cst_kernels *kernels;
     const struct cst_pass *pass; /* the one that is run */
     cst_pass_step_fn step;
-    struct cst_tile_work work;
-    struct cst_tile_hyper hyper;
-    struct cst_update_scalars adamw; /* same, for the separate step */
-    struct cst_undo_slot *undo;      /* one per thread */
-    uint64_t *updated;               /* elements, by each thread */
-    float *wide;                     /* the upcast gradients */
+    struct cst_update_scalars scalars; /* of the job's hyper-parameters, for the separate step */
+    struct cst_update_job job;
 };
 
 /* A figure: what is run, and how long it took per parameter. */
 struct figure {
     char name[64];
-    const struct cst_pass *pass; /* NULL: fn is no plain pass */
+    const struct cst_pass *pass; /* NULL: it is no plain pass */
     double (*measure)(struct bench *bench, struct cst_team *team);
-    double ns[MAX_RUNS]; /* per parameter */
+    struct cst_update_way way; /* measure_update */
+    const char *json;          /* its name there; NULL: not there by itself */
+    double ns[MAX_RUNS];       /* per parameter */
 };
 
 static void die(const char *what)
@@ -115,103 +111,14 @@ static void parse_options(struct options *options, int argc, char **argv)
     options->params = (options->params + 31) / 32 * 32;
 }
 
-/* Elements [*first, *first + *n) are thread @index's: whole tiles, the same in every run. */
-static void share(const struct bench *bench, unsigned index, size_t *first, size_t *n)
-{
-    size_t tiles = cst_table_n_tiles(bench->options->params);
-    size_t from = tiles * index / bench->options->threads;
-    size_t to = tiles * (index + 1) / bench->options->threads;
-    size_t end = to * CST_TILE_ELEMS;
-
-    *first = from * CST_TILE_ELEMS;
-    end = end < bench->options->params ? end : bench->options->params;
-    *n = end - *first;
-}
-
-static void *map_shared(size_t bytes)
-{
-    int fd = memfd_create("bench_update", MFD_CLOEXEC);
-    void *p;
-
-    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) {
-        die("memfd");
-    }
-    p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED) {
-        die("mmap");
-    }
-    close(fd);
-    return p;
-}
-
-/* Random gradients and states, of the size they have in training, each written by the thread that
- * will use them. */
-static void fill(void *arg, unsigned index)
-{
-    struct bench *bench = arg;
-    struct cst_rows *rows = &bench->work.rows;
-    uint64_t x = 0x9e3779b97f4a7c15ull * (index + 1);
-    size_t first;
-    size_t n;
-
-    share(bench, index, &first, &n);
-    for (size_t i = first; i < first + n; i++) {
-        float unit;
-
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        unit = (float)(x >> 40) * 0x1p-24f - 0.5f;
-        rows->grad[i] = cst_fp32_to_bf16(unit * 0.1f);
-        rows->weight[i] = 0;
-        rows->master[i] = unit;
-        ((float *)rows->moments[0].values)[i] = unit * 0.01f;
-        ((float *)rows->moments[1].values)[i] = unit * unit * 0.001f;
-        bench->wide[i] = 0.0f;
-    }
-}
-
-static void open_job(struct bench *bench)
-{
-    const size_t params = bench->options->params;
-    struct cst_rows *rows = &bench->work.rows;
-    struct cst_table_header header;
-
-    cst_table_size(&header, 1, 1, cst_table_n_tiles(params));
-    bench->work.table = map_shared(header.total_bytes);
-    *bench->work.table = header;
-    cst_table_chunks(bench->work.table)[0] =
-        (struct cst_table_chunk){.n_elems = params, .n_spans = 1};
-    cst_table_spans(bench->work.table)[0] =
-        (struct cst_table_span){.n_elems = params, .lr_scale = 1.0f, .decay_scale = 1.0f};
-    bench->undo = map_shared(bench->options->threads * sizeof *bench->undo);
-    bench->updated = calloc(bench->options->threads, sizeof *bench->updated);
-    if (bench->updated == NULL) {
-        die("memory");
-    }
-    rows->weight = map_shared(params * sizeof *rows->weight);
-    rows->grad = map_shared(params * sizeof *rows->grad);
-    rows->master = map_shared(params * sizeof *rows->master);
-    rows->moments[0].values = map_shared(params * sizeof(float));
-    rows->moments[1].values = map_shared(params * sizeof(float));
-    bench->wide = map_shared(params * sizeof *bench->wide);
-    bench->hyper = (struct cst_tile_hyper){.lr = 1e-5,
-                                           .beta1 = 0.9,
-                                           .beta2 = 0.999,
-                                           .eps = 1e-8,
-                                           .weight_decay = 0.01,
-                                           .grad_scale = 1.0f};
-    cst_update_prepare(&bench->adamw, 1e-5, 0.9, 0.999, 1e-8, 0.01, 1.0f, 1000);
-}
-
 static void pass_share(void *arg, unsigned index)
 {
     const struct bench *bench = arg;
-    const struct cst_rows *rows = &bench->work.rows;
+    const struct cst_rows *rows = &bench->job.work.rows;
     size_t first;
     size_t n;
 
-    share(bench, index, &first, &n);
+    cst_update_job_share(&bench->job, index, &first, &n);
     bench->pass->run(
         &(struct cst_pass_rows){.n = n,
                                 .grad = rows->grad + first,
@@ -232,10 +139,10 @@ static void update_share(void *arg, unsigned index)
     size_t first;
     size_t n;
 
-    share(bench, index, &first, &n);
-    bench->updated[index] =
-        cst_tile_update_range(&bench->work, &bench->hyper, first / CST_TILE_ELEMS,
-                              cst_table_n_tiles(n), &bench->undo[index]);
+    cst_update_job_share(&bench->job, index, &first, &n);
+    bench->job.updated[index] =
+        cst_tile_update_range(&bench->job.work, &bench->job.hyper, first / CST_TILE_ELEMS,
+                              cst_table_n_tiles(n), &bench->job.undo[index]);
 }
 
 static double measure_update(struct bench *bench, struct cst_team *team)
@@ -243,10 +150,10 @@ static double measure_update(struct bench *bench, struct cst_team *team)
     uint64_t updated = 0;
     double s;
 
-    bench->work.mark++;
+    bench->job.work.mark++;
     s = cst_team_run(team, update_share, bench);
     for (unsigned i = 0; i < bench->options->threads; i++) {
-        updated += bench->updated[i];
+        updated += bench->job.updated[i];
     }
     if (updated != bench->options->params) {
         fprintf(stderr, "bench_update: updated %llu of %zu\n", (unsigned long long)updated,
@@ -262,19 +169,19 @@ static void upcast_share(void *arg, unsigned index)
     size_t first;
     size_t n;
 
-    share(bench, index, &first, &n);
-    bench->kernels->upcast(n, bench->work.rows.grad + first, bench->wide + first);
+    cst_update_job_share(&bench->job, index, &first, &n);
+    bench->job.work.kernels->upcast(n, bench->job.work.rows.grad + first, bench->job.wide + first);
 }
 
 static void step_share(void *arg, unsigned index)
 {
     const struct bench *bench = arg;
-    const struct cst_rows *rows = &bench->work.rows;
+    const struct cst_rows *rows = &bench->job.work.rows;
     size_t first;
     size_t n;
 
-    share(bench, index, &first, &n);
-    bench->step(&bench->adamw, n, bench->wide + first, rows->master + first,
+    cst_update_job_share(&bench->job, index, &first, &n);
+    bench->step(&bench->scalars, n, bench->job.wide + first, rows->master + first,
                 (float *)rows->moments[0].values + first, (float *)rows->moments[1].values + first);
 }
 
@@ -284,8 +191,9 @@ static void downcast_share(void *arg, unsigned index)
     size_t first;
     size_t n;
 
-    share(bench, index, &first, &n);
-    bench->kernels->cast(n, bench->work.rows.master + first, bench->work.rows.weight + first);
+    cst_update_job_share(&bench->job, index, &first, &n);
+    bench->job.work.kernels->cast(n, bench->job.work.rows.master + first,
+                                  bench->job.work.rows.weight + first);
 }
 
 static double measure_upcast(struct bench *bench, struct cst_team *team)
@@ -349,10 +257,9 @@ static unsigned add_passes(struct figure *figures)
     return n;
 }
 
-/* The best kernels and the separate step of the same instruction set. */
-static void choose_kernels(struct bench *bench)
+/* The separate step of the best kernels' instruction set. */
+static void choose_step(struct bench *bench)
 {
-    bench->kernels = bench->work.kernels = cst_kernels_get(NULL);
     bench->step = cst_pass_step_ref;
 #ifdef HAVE_X86_SIMD
     if (cst_kernels_get("avx512") != NULL) {
@@ -404,6 +311,7 @@ static void take_turns(struct bench *bench, struct cst_team *team, struct figure
             double s;
 
             bench->pass = figures[i].pass;
+            cst_update_job_set(&bench->job, &figures[i].way);
             s = figures[i].measure(bench, team);
             figures[i].ns[run < 0 ? 0 : run] = s * 1e9 / (double)bench->options->params;
         }
@@ -424,6 +332,66 @@ static struct figure best_pass(struct bench *bench, struct cst_team *team, struc
         best = m < median(passes[best].ns, TRIAL_RUNS) ? i : best;
     }
     return passes[best];
+}
+
+/* Other forms of the update; the first is what their bytes are compared with, the ones with
+ * contributions among themselves. */
+static struct figure forms[] = {
+    {.name = "adamw, moments fp32"},
+    {.name = "adamw, moments bf16", .way = {.moments = CST_MOMENTS_BF16}, .json = "update_bf16"},
+    {.name = "adamw, moments bf16, to nearest",
+     .way = {.moments = CST_MOMENTS_BF16, .rounding = CST_ROUNDING_NEAREST},
+     .json = "update_bf16_nearest"},
+    {.name = "adamw, moments mx8", .way = {.moments = CST_MOMENTS_MX8}, .json = "update_mx8"},
+    {.name = "adamw, moments mx8, to nearest",
+     .way = {.moments = CST_MOMENTS_MX8, .rounding = CST_ROUNDING_NEAREST},
+     .json = "update_mx8_nearest"},
+    {.name = "adam, moments fp32", .way = {.optimizer = CST_OPTIMIZER_ADAM}, .json = "update_adam"},
+    {.name = "lion, moment fp32", .way = {.optimizer = CST_OPTIMIZER_LION}, .json = "update_lion"},
+    {.name = "lion, moment mx8",
+     .way = {.optimizer = CST_OPTIMIZER_LION, .moments = CST_MOMENTS_MX8},
+     .json = "update_lion_mx8"},
+    {.name = "sgd, moment fp32", .way = {.optimizer = CST_OPTIMIZER_SGD}, .json = "update_sgd"},
+    {.name = "adamw, sum of 1 in the update", .way = {.n_src = 1}},
+    {.name = "adamw, sum of 2 in the update", .way = {.n_src = 2}, .json = "update_ranks_2"},
+    {.name = "adamw, sum of 4 in the update", .way = {.n_src = 4}, .json = "update_ranks_4"},
+};
+
+/* The yardstick of @form: one contribution's time, or the first form's in proportion to bytes. */
+static double yardstick(const struct figure *form, double of_first, double of_one)
+{
+    return form->way.n_src > 1
+               ? of_one
+               : of_first * cst_update_job_bytes(&form->way) / cst_update_job_bytes(&forms[0].way);
+}
+
+static void run_forms(struct bench *bench, struct cst_team *team)
+{
+    const unsigned n = sizeof forms / sizeof forms[0], runs = bench->options->runs;
+    double of_first, of_one = 0.0;
+
+    for (unsigned i = 0; i < n; i++) {
+        forms[i].measure = measure_update;
+    }
+    take_turns(bench, team, forms, n, runs);
+    of_first = median(forms[0].ns, runs);
+    printf("\n%-32s %8s %10s %10s %8s %10s %8s\n", "form of the update", "bytes", "median", "least",
+           "GB/s", "yardstick", "ratio");
+    for (unsigned i = 0; i < n; i++) {
+        double m = median(forms[i].ns, runs), bytes = cst_update_job_bytes(&forms[i].way);
+        double least = forms[i].ns[0], stick;
+
+        for (unsigned k = 1; k < runs; k++) {
+            least = forms[i].ns[k] < least ? forms[i].ns[k] : least;
+        }
+        of_one = forms[i].way.n_src == 1 ? m : of_one;
+        stick = yardstick(&forms[i], of_first, of_one);
+        printf("%-32s %8.3f %10.3f %10.3f %8.1f %10.3f %8.3f\n", forms[i].name, bytes, m, least,
+               bytes / m, stick, m / stick);
+        if (forms[i].json != NULL) {
+            append_json(bench->options, forms[i].json, m, stick);
+        }
+    }
 }
 
 static void run_all(struct bench *bench, struct cst_team *team)
@@ -448,7 +416,7 @@ static void run_all(struct bench *bench, struct cst_team *team)
     for (unsigned i = 0; i < n; i++) {
         medians[i] = print_figure(&figures[i], options->runs);
     }
-    printf("\nupdate_vs_pass          %.3f  (at most 1.10)\n", medians[1] / medians[0]);
+    printf("\nupdate_vs_pass          %.3f  (at most 1.08)\n", medians[1] / medians[0]);
     printf("update_vs_three_passes  %.3f  (at least 1.7)\n", medians[2] / medians[1]);
     append_json(options, "update_vs_pass", medians[1], medians[0]);
     append_json(options, "update_vs_three_passes", medians[2], medians[1]);
@@ -461,17 +429,19 @@ int main(int argc, char **argv)
     struct cst_team *team;
 
     parse_options(&options, argc, argv);
-    choose_kernels(&bench);
-    open_job(&bench);
+    choose_step(&bench);
+    cst_update_job_open(&bench.job, options.params, options.threads, cst_kernels_get(NULL));
+    cst_update_prepare(&bench.scalars, 1e-5, 0.9, 0.999, 1e-8, 0.01, 1.0f, 1000);
     team = cst_team_open(options.threads);
     if (team == NULL) {
         die("threads");
     }
     printf("%zu parameters, %u threads, kernels %s\n", options.params, options.threads,
-           bench.kernels->isa);
-    cst_team_run(team, fill, &bench);
+           bench.job.work.kernels->isa);
+    cst_team_run(team, cst_update_job_fill, &bench.job);
     run_all(&bench, team);
+    run_forms(&bench, team);
     cst_team_close(team);
-    free(bench.updated);
+    free(bench.job.updated);
     return EXIT_SUCCESS;
 }

@@ -1,0 +1,155 @@
+#include "tests/bench/update_job.h"
+
+#include "kernels/moments.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static void die(const char *what)
+{
+    fprintf(stderr, "bench_update: %s: %s\n", what, strerror(errno));
+    exit(EXIT_FAILURE);
+}
+
+static void *map_shared(size_t bytes)
+{
+    int fd = memfd_create("bench_update", MFD_CLOEXEC);
+    void *p;
+
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) {
+        die("memfd");
+    }
+    p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) {
+        die("mmap");
+    }
+    close(fd);
+    return p;
+}
+
+static void open_table(struct cst_update_job *job)
+{
+    struct cst_table_header header;
+
+    cst_table_size(&header, 1, 1, cst_table_n_tiles(job->params));
+    job->work.table = map_shared(header.total_bytes);
+    *job->work.table = header;
+    cst_table_chunks(job->work.table)[0] =
+        (struct cst_table_chunk){.n_elems = job->params, .n_spans = 1};
+    cst_table_spans(job->work.table)[0] =
+        (struct cst_table_span){.n_elems = job->params, .lr_scale = 1.0f, .decay_scale = 1.0f};
+}
+
+void cst_update_job_open(struct cst_update_job *job, size_t params, unsigned threads,
+                         const struct cst_kernels *kernels)
+{
+    struct cst_rows *rows = &job->work.rows;
+
+    *job = (struct cst_update_job){.params = params,
+                                   .threads = threads,
+                                   .work = {.kernels = kernels},
+                                   .hyper = {.lr = 1e-5,
+                                             .beta1 = 0.9,
+                                             .beta2 = 0.999,
+                                             .eps = 1e-8,
+                                             .weight_decay = 0.01,
+                                             .grad_scale = 1.0f}};
+    open_table(job);
+    job->undo = map_shared(threads * sizeof *job->undo);
+    job->updated = calloc(threads, sizeof *job->updated);
+    if (job->updated == NULL) {
+        die("memory");
+    }
+    rows->weight = map_shared(params * sizeof *rows->weight);
+    rows->grad = map_shared(params * sizeof *rows->grad);
+    rows->master = map_shared(params * sizeof *rows->master);
+    job->wide = map_shared(params * sizeof *job->wide);
+    job->src[0] = rows->grad;
+    for (int r = 1; r < CST_UPDATE_JOB_MAX_SRC; r++) {
+        job->src[r] = map_shared(params * sizeof *rows->grad);
+    }
+    for (int format = 0; format < CST_MOMENTS_COUNT; format++) {
+        for (int k = 0; k < 2; k++) {
+            uint8_t *row = map_shared(cst_table_moment_bytes((enum cst_moments)format, params));
+
+            job->moments[format][k] = (struct cst_update_moment){
+                .values = row, .exponents = format == CST_MOMENTS_MX8 ? row + params : NULL};
+        }
+    }
+    memcpy(rows->moments, job->moments[CST_MOMENTS_FP32], sizeof rows->moments);
+}
+
+void cst_update_job_share(const struct cst_update_job *job, unsigned index, size_t *first,
+                          size_t *n)
+{
+    size_t tiles = cst_table_n_tiles(job->params);
+    size_t from = tiles * index / job->threads;
+    size_t to = tiles * (index + 1) / job->threads;
+    size_t end = to * CST_TILE_ELEMS;
+
+    *first = from * CST_TILE_ELEMS;
+    end = end < job->params ? end : job->params;
+    *n = end - *first;
+}
+
+void cst_update_job_fill(void *arg, unsigned index)
+{
+    const struct cst_update_job *job = arg;
+    const struct cst_rows *rows = &job->work.rows;
+    uint64_t x = 0x9e3779b97f4a7c15ull * (index + 1);
+    float *const moments[2] = {job->moments[CST_MOMENTS_FP32][0].values,
+                               job->moments[CST_MOMENTS_FP32][1].values};
+    size_t first, n;
+
+    cst_update_job_share(job, index, &first, &n);
+    for (size_t i = first; i < first + n; i++) {
+        float unit;
+
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        unit = (float)(x >> 40) * 0x1p-24f - 0.5f;
+        for (int r = 0; r < CST_UPDATE_JOB_MAX_SRC; r++) {
+            ((uint16_t *)job->src[r])[i] = cst_fp32_to_bf16(unit * 0.1f);
+        }
+        rows->weight[i] = 0;
+        rows->master[i] = unit;
+        moments[0][i] = unit * 0.01f;
+        moments[1][i] = unit * unit * 0.001f;
+        job->wide[i] = 0.0f;
+    }
+    for (int format = 1; format < CST_MOMENTS_COUNT; format++) {
+        for (unsigned k = 0; k < 2; k++) {
+            cst_moments_encode((enum cst_moments)format, k, first, n, moments[k] + first,
+                               &job->moments[format][k]);
+        }
+    }
+}
+
+void cst_update_job_set(struct cst_update_job *job, const struct cst_update_way *way)
+{
+    struct cst_rows *rows = &job->work.rows;
+    bool second = cst_table_has_second(way->optimizer);
+
+    job->work.table->optimizer = way->optimizer;
+    job->work.table->moments = way->moments;
+    job->work.table->rounding = way->rounding;
+    rows->moments[0] = job->moments[way->moments][0];
+    rows->moments[1] =
+        second ? job->moments[way->moments][1] : (struct cst_update_moment){.values = NULL};
+    rows->grad = way->n_src == 0 ? (uint16_t *)job->src[0] : NULL;
+    job->work.src = job->src;
+    job->work.n_src = way->n_src;
+}
+
+double cst_update_job_bytes(const struct cst_update_way *way)
+{
+    double moment = (double)cst_table_moment_bytes(way->moments, CST_MX8_BLOCK) / CST_MX8_BLOCK;
+    double grads = way->n_src == 0 ? 1.0 : (double)way->n_src;
+
+    return 2.0 * grads + 8.0 + 2.0 + 2.0 * moment * (cst_table_has_second(way->optimizer) ? 2 : 1);
+}
