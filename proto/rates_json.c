@@ -1,14 +1,13 @@
 #include "proto/rates_json.h"
 
 #include "proto/json_fields.h"
+#include "proto/new_file.h"
 
-#include <errno.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 /* A number of an object and where it lies in the struct. */
 struct field {
@@ -287,43 +286,24 @@ static void make_directory(const char *path)
     free(copy);
 }
 
-static int write_file(const json_t *root, const char *path, struct cst_err *err)
-{
-    FILE *file = fopen(path, "we");
-    bool good;
-
-    if (file == NULL) {
-        return cst_err_errno(err, CST_EIO, errno, "%s", path);
-    }
-    good = json_dumpf(root, file, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) == 0;
-    good = fputc('\n', file) != EOF && fflush(file) == 0 && fsync(fileno(file)) == 0 && good;
-    if (fclose(file) != 0 || !good) {
-        return cst_err_errno(err, CST_EIO, errno, "%s", path);
-    }
-    return CST_OK;
-}
-
 int cst_rates_write(const struct cst_rates *rates, const char *path, struct cst_err *err)
 {
     json_t *root = cst_rates_to_json(rates);
-    char *beside = NULL;
+    struct cst_new_file file;
     int rc;
 
-    if (root == NULL || asprintf(&beside, "%s.new", path) < 0) {
-        beside = NULL;
-        rc = cst_err_set(err, CST_ENOMEM, "no memory for the rates");
-        goto out;
+    if (root == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for the rates");
     }
     make_directory(path);
-    rc = write_file(root, beside, err);
-    if (rc == CST_OK && rename(beside, path) != 0) {
-        rc = cst_err_errno(err, CST_EIO, errno, "%s", path);
+    rc = cst_new_file_open(&file, path, err);
+    if (rc == CST_OK) {
+        if (json_dumpf(root, file.to, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) != 0) {
+            rc = cst_err_set(err, CST_EIO, "%s: the rates could not be written", path);
+        }
+        (void)fputc('\n', file.to);
+        rc = cst_new_file_close(&file, rc, err);
     }
-    if (rc != CST_OK) {
-        (void)unlink(beside);
-    }
-out:
-    free(beside);
     json_decref(root);
     return rc;
 }

@@ -1,4 +1,5 @@
 #include "client/cli/timeline.h"
+#include "proto/new_file.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -246,16 +247,13 @@ int cli_timeline_write(struct cli_timeline *timeline, FILE *to, struct cst_err *
 
 int cli_timeline_save(struct cli_timeline *timeline, const char *path, struct cst_err *err)
 {
-    bool out = path == NULL || strcmp(path, "-") == 0;
-    FILE *to = out ? stdout : fopen(path, "we");
+    struct cst_new_file file;
     int rc;
 
-    if (to == NULL) {
-        return cst_err_errno(err, CST_EIO, errno, "%s", path);
+    if (path == NULL || strcmp(path, "-") == 0) {
+        return cli_timeline_write(timeline, stdout, err);
     }
-    rc = cli_timeline_write(timeline, to, err);
-    if (!out && fclose(to) != 0 && rc == CST_OK) {
-        rc = cst_err_errno(err, CST_EIO, errno, "%s", path);
-    }
-    return rc;
+    rc = cst_new_file_open(&file, path, err);
+    return rc == CST_OK ? cst_new_file_close(&file, cli_timeline_write(timeline, file.to, err), err)
+                        : rc;
 }

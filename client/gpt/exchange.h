@@ -40,8 +40,8 @@ void gpt_exchange_hub_break(struct gpt_exchange_hub *hub);
 int gpt_exchange_open_thread(struct gpt_exchange **out, struct gpt_exchange_hub *hub, uint32_t rank,
                              struct cst_err *err);
 
-/* One of @world processes; @name: the same in all, of 1..100 characters, and no other job's of this
- * user. Nothing is connected yet. CST_ENOMEM, CST_EINVAL: the name. */
+/* One of @world processes; @name: the same in all, of 1..106 characters (an address of a Unix socket has
+ * no more), and no other job's of this user. Nothing is connected yet. CST_ENOMEM, CST_EINVAL: the name. */
 int gpt_exchange_open_process(struct gpt_exchange **out, const char *name, uint32_t rank,
                               uint32_t world, size_t region_bytes, struct cst_err *err);
 

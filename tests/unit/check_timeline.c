@@ -4,8 +4,12 @@
 #include "tests/lib/suite.h"
 
 #include <jansson.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static void add(struct cli_timeline *timeline, uint32_t lane, const char *name, uint64_t begin,
                 uint64_t end)
@@ -135,6 +139,51 @@ START_TEST(test_overlap)
 }
 END_TEST
 
+static off_t size_of(const char *path)
+{
+    struct stat st;
+
+    ck_assert_int_eq(stat(path, &st), 0);
+    return st.st_size;
+}
+
+/* A file that cannot be written whole leaves the one before it, and nothing beside it; the next one
+ * replaces it. A link is written through. */
+START_TEST(test_replaced)
+{
+    char dir[] = "/tmp/cst-timeline-XXXXXX", path[64], beside[72], link[64];
+    const struct rlimit small = {.rlim_cur = 100, .rlim_max = RLIM_INFINITY};
+    const struct rlimit none = {.rlim_cur = RLIM_INFINITY, .rlim_max = RLIM_INFINITY};
+    struct cli_timeline timeline;
+    struct cst_err err = {0};
+    off_t before;
+    uint32_t lane;
+
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    (void)snprintf(path, sizeof path, "%s/t.json", dir);
+    (void)snprintf(beside, sizeof beside, "%s.new", path);
+    (void)snprintf(link, sizeof link, "%s/link", dir);
+    cli_timeline_init(&timeline);
+    ck_assert_int_eq(cli_timeline_save(&timeline, path, &err), CST_OK);
+    before = size_of(path);
+    lane = cli_timeline_lane(&timeline, "p", "l");
+    add(&timeline, lane, "a", 0, 10);
+    (void)signal(SIGXFSZ, SIG_IGN);
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
+    ck_assert_int_eq(cli_timeline_save(&timeline, path, &err), CST_EIO);
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &none), 0);
+    ck_assert_int_eq(size_of(path), before);
+    ck_assert_int_eq(access(beside, F_OK), -1);
+    ck_assert_int_eq(symlink(path, link), 0);
+    ck_assert_int_eq(cli_timeline_save(&timeline, link, &err), CST_OK);
+    ck_assert_int_gt(size_of(path), before);
+    cli_timeline_close(&timeline);
+    ck_assert_int_eq(unlink(link), 0);
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(rmdir(dir), 0);
+}
+END_TEST
+
 /* What cannot be written is told. */
 START_TEST(test_full)
 {
@@ -158,6 +207,7 @@ int main(void)
     tcase_add_test(tcase, test_events);
     tcase_add_test(tcase, test_overlap);
     tcase_add_test(tcase, test_full);
+    tcase_add_test(tcase, test_replaced);
     suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

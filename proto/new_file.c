@@ -1,0 +1,51 @@
+#include "proto/new_file.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool is_replaced(const char *path)
+{
+    struct stat st;
+
+    return lstat(path, &st) != 0 || S_ISREG(st.st_mode);
+}
+
+int cst_new_file_open(struct cst_new_file *file, const char *path, struct cst_err *err)
+{
+    char *beside = NULL;
+    FILE *to;
+
+    if (is_replaced(path) && asprintf(&beside, "%s.new", path) < 0) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to write %s", path);
+    }
+    to = fopen(beside != NULL ? beside : path, "we");
+    if (to == NULL) {
+        int rc = cst_err_errno(err, CST_EIO, errno, "%s", path);
+
+        free(beside);
+        return rc;
+    }
+    *file = (struct cst_new_file){.to = to, .path = path, .beside = beside};
+    return CST_OK;
+}
+
+int cst_new_file_close(struct cst_new_file *file, int rc, struct cst_err *err)
+{
+    bool good = fflush(file->to) == 0 && !ferror(file->to) &&
+                (file->beside == NULL || fsync(fileno(file->to)) == 0);
+
+    good = fclose(file->to) == 0 && good;
+    good = good && (rc != CST_OK || file->beside == NULL || rename(file->beside, file->path) == 0);
+    if (rc == CST_OK && !good) {
+        rc = cst_err_errno(err, CST_EIO, errno, "%s", file->path);
+    }
+    if (rc != CST_OK && file->beside != NULL) {
+        (void)unlink(file->beside);
+    }
+    free(file->beside);
+    *file = (struct cst_new_file){.to = NULL};
+    return rc;
+}
