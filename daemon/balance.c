@@ -80,7 +80,7 @@ static void count_chunks(const struct cst_layout *layout, struct cst_interleave 
     uint64_t elems = 0;
 
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        if (cst_pattern(layout->chunks[c].pattern)->has_states) {
+        if (cst_pattern(layout->chunks[c].pattern)->has_states && layout->chunks[c].device == 0) {
             m->n_chunks++;
             elems += layout->chunks[c].n_elems;
         }
@@ -150,12 +150,15 @@ static void look(struct cst_job *job, struct window *w)
     for (uint64_t n = first; n < end; n++) {
         const struct cst_record_interval *i = cst_record_get(job->record, n);
 
-        if (i->kind == CST_RECORD_UPDATE && i->number < CST_ARENA_MAX_ENGINES &&
-            i->chunk < job->layout.n_chunks) {
+        if (i->chunk >= job->layout.n_chunks || i->number >= CST_ARENA_MAX_ENGINES ||
+            job->layout.chunks[i->chunk].device != 0) {
+            continue; /* states that stay on an accelerator are no choice */
+        }
+        if (i->kind == CST_RECORD_UPDATE) {
             add(&w->updates[i->number], job->layout.chunks[i->chunk].n_elems, i);
-        } else if (i->kind == CST_RECORD_STATES_UP && i->number < CST_ARENA_MAX_ENGINES) {
+        } else if (i->kind == CST_RECORD_STATES_UP) {
             add(&w->up[i->number], i->bytes, i);
-        } else if (i->kind == CST_RECORD_STATES_DOWN && i->number < CST_ARENA_MAX_ENGINES) {
+        } else if (i->kind == CST_RECORD_STATES_DOWN) {
             add(&w->down[i->number], i->bytes, i);
         }
     }

@@ -111,6 +111,9 @@ static int lay_out(struct cst_job *job, struct cst_err *err)
                                        .max_classes = CST_LAYOUT_MAX_CLASSES};
     int rc = cst_base_check(job, err);
 
+    if (rc == CST_OK) {
+        rc = cst_room_devices(job, &config, err);
+    }
     if (job->plan.valid) {
         config.chunk_elems = job->plan.choice.layout.chunk_elems;
         memcpy(config.class_elems, job->plan.choice.layout.class_elems, sizeof config.class_elems);

@@ -295,12 +295,17 @@ static uint64_t pool_bytes(const struct cst_memory *memory, const struct cst_lay
     return cst_pools_bytes(layout, &pool->blocks, cst_memory_grain(memory->daemon, pool->gpu));
 }
 
+/* And states that stay there. */
 static uint64_t room_bytes(const struct cst_memory_wish *wish, const struct cst_gpu *gpu)
 {
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < wish->n_rooms; i++) {
         bytes += wish->rooms[i].gpu == gpu ? wish->rooms[i].bytes : 0;
+    }
+    for (uint32_t i = 0; gpu != NULL && i < wish->layout->n_segments; i++) {
+        bytes +=
+            wish->layout->segments[i].node == gpu->engine ? wish->layout->segments[i].bytes : 0;
     }
     return bytes;
 }
@@ -347,7 +352,8 @@ static int check_budgets(struct cst_memory *memory, const struct cst_memory_wish
                           sum_pools(memory, wish, r), err);
     }
     for (uint32_t i = 0; i < wish->n_rooms && rc == CST_OK; i++) {
-        rc = check_budget(memory, &wish->rooms[i].gpu->pool, wish->rooms[i].bytes, err);
+        rc = check_budget(memory, &wish->rooms[i].gpu->pool, room_bytes(wish, wish->rooms[i].gpu),
+                          err);
     }
     return rc;
 }
@@ -380,7 +386,8 @@ static void count_wish(struct cst_memory *memory, const struct cst_memory_wish *
 
     cst_memory_size_table(wish->layout, &header);
     memory->arena_bytes = wish->layout->arena_bytes + header.total_bytes;
-    memory->base_bytes = memory->pool_bytes = memory->populated = memory->logged = 0;
+    memory->base_bytes = memory->populated = memory->logged = 0;
+    memory->pool_bytes = wish->layout->device_bytes;
     memory->err = (struct cst_err){0};
     memory->gpu_engines = memory->pool_engines = memory->n_rooms = 0;
     for (uint32_t r = 0; r < wish->world; r++) {

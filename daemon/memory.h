@@ -39,7 +39,7 @@ struct cst_memory {
     uint64_t table_bytes;                           /* of it */
     uint64_t arena_bytes;                           /* arenas and table, the base's not counted */
     uint64_t base_bytes;                            /* arenas of the base that are mapped here */
-    uint64_t pool_bytes;                            /* all slabs and rooms, as they are charged */
+    uint64_t pool_bytes;                            /* all slabs, rooms, states on accelerators, as they are charged */
     uint64_t populated;                             /* bytes, of arena_bytes + pool_bytes */
     uint64_t logged;        /* value of populated at the last line in the log */
     uint64_t started_ns;    /* when it was opened */

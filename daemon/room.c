@@ -2,6 +2,8 @@
 
 #include "daemon/daemon.h"
 
+#include <inttypes.h>
+
 struct cst_gpu *cst_room_accelerator(struct cst_daemon *daemon, struct cst_gpu *gpu, uint32_t rank)
 {
     struct cst_gpu_list *paced = &daemon->gpus.paced;
@@ -48,6 +50,64 @@ uint32_t cst_room_list(const struct cst_job *job, struct cst_room rooms[CST_CORE
     return kept;
 }
 
+/* Bytes for states that stay on @gpu. */
+static uint64_t states_on(const struct cst_job *job, const struct cst_gpu *gpu)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        bytes += job->workers[r].accelerator == gpu ? job->workers[r].device_states : 0;
+    }
+    return bytes;
+}
+
+/* Every rank that wants states on its accelerator has a room there. */
+static int check_devices(const struct cst_job *job, const struct cst_room *rooms, uint32_t n,
+                         struct cst_err *err)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        const struct cst_worker *worker = &job->workers[r];
+        bool found = worker->device_states == 0;
+
+        for (uint32_t i = 0; i < n; i++) {
+            found = found || rooms[i].gpu == worker->accelerator;
+        }
+        if (!found) {
+            return cst_err_set(err, CST_EINVAL,
+                               "rank %" PRIu32 ": states on its device (%" PRIu64
+                               " bytes) need room there in which they are updated (update_room)",
+                               r, worker->device_states);
+        }
+    }
+    return CST_OK;
+}
+
+int cst_room_devices(const struct cst_job *job, struct cst_layout_config *config,
+                     struct cst_err *err)
+{
+    struct cst_room rooms[CST_CORE_MAX_ROOMS];
+    uint32_t n = cst_room_list(job, rooms);
+    int rc = check_devices(job, rooms, n, err);
+
+    config->n_devices = 0;
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        uint64_t bytes = states_on(job, rooms[i].gpu);
+
+        if (bytes > 0 && config->n_devices == CST_LAYOUT_MAX_DEVICES) {
+            return cst_err_set(err, CST_EUNSUPPORTED, "states on more than %d accelerators",
+                               CST_LAYOUT_MAX_DEVICES);
+        }
+        if (bytes > 0) {
+            config->devices[config->n_devices++] =
+                (struct cst_layout_device){.engine = rooms[i].gpu->engine,
+                                           .bytes = bytes,
+                                           .grain = cst_memory_grain(job->daemon, rooms[i].gpu),
+                                           .room_bytes = rooms[i].bytes};
+        }
+    }
+    return rc;
+}
+
 uint64_t cst_room_bytes(const struct cst_job *job, const struct cst_gpu *gpu)
 {
     struct cst_room rooms[CST_CORE_MAX_ROOMS];
@@ -57,5 +117,5 @@ uint64_t cst_room_bytes(const struct cst_job *job, const struct cst_gpu *gpu)
     for (uint32_t i = 0; i < n; i++) {
         bytes += rooms[i].gpu == gpu ? rooms[i].bytes : 0;
     }
-    return bytes;
+    return bytes + (gpu != NULL ? states_on(job, gpu) : 0);
 }

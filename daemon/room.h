@@ -26,7 +26,12 @@ struct cst_gpu *cst_room_accelerator(struct cst_daemon *daemon, struct cst_gpu *
  * Returns how many there are. */
 uint32_t cst_room_list(const struct cst_job *job, struct cst_room rooms[CST_CORE_MAX_ROOMS]);
 
-/* What they take of @gpu (NULL: the host, 0), bytes. */
+/* Where states of @job's chunks stay on accelerators, as its ranks want it, for the layout.
+ * CST_EINVAL: on one without a room, in which they would be updated; CST_EUNSUPPORTED: too many. */
+int cst_room_devices(const struct cst_job *job, struct cst_layout_config *config,
+                     struct cst_err *err);
+
+/* What rooms and states that stay there take of @gpu (NULL: the host, 0), bytes at most. */
 uint64_t cst_room_bytes(const struct cst_job *job, const struct cst_gpu *gpu);
 
 #endif

@@ -46,6 +46,22 @@ static void on_mounted(struct cst_segment *segment)
     cst_later_add(&staging->daemon->later, &staging->mounted);
 }
 
+/* Every node's engine; and those of accelerators that may have states of the session's job. */
+static uint32_t engines_of(const struct cst_session *session)
+{
+    const struct cst_job *job = session->job;
+    uint32_t engines = (UINT32_C(1) << session->daemon->engines.n_nodes) - 1;
+
+    for (uint32_t r = 0; job != NULL && r < job->world; r++) {
+        const struct cst_worker *worker = &job->workers[r];
+
+        if (worker->device_states > 0 && worker->accelerator != NULL) {
+            engines |= UINT32_C(1) << worker->accelerator->engine;
+        }
+    }
+    return engines;
+}
+
 static int make(struct cst_session *session, uint64_t bytes, struct cst_staging **out,
                 struct cst_err *err)
 {
@@ -70,6 +86,7 @@ static int make(struct cst_session *session, uint64_t bytes, struct cst_staging 
     staging->n_refs = 1;
     staging->mounted.fn = on_mounted_later;
     staging->segment->populate = 0;
+    staging->segment->engines = engines_of(session);
     staging->segment->arg = staging;
     staging->segment->on_mounted = on_mounted;
     *out = staging;

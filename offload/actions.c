@@ -40,6 +40,7 @@ int cst_core_reserve(struct cst_core *core, struct cst_actions *actions)
      * an update; each rank a prefetch, a reply and a log line. */
     size_t fixed = 2 * (size_t)core->n_chunks +
                    (size_t)core->world * (CST_LAYOUT_MAX_CLASSES * CST_PREFETCH_IN_FLIGHT + 2) + 16;
+    /* A write of states on an accelerator has four parts. */
     size_t in_flight = 4 * (size_t)core->n_chunks + core->n_blocks + 64;
     uint32_t gpus = cst_gather_most(core);
     int status = cst_requests_reserve(&core->requests);
@@ -56,8 +57,8 @@ int cst_core_reserve(struct cst_core *core, struct cst_actions *actions)
         status = reserve_actions(actions, 3 * (size_t)core->requests.capacity + fixed);
     }
     if (status == CST_OK) {
-        status =
-            cst_flights_reserve(&core->flights, (uint32_t)(in_flight + core->requests.capacity));
+        status = cst_flights_reserve(&core->flights,
+                                     (uint32_t)(in_flight + 4 * core->requests.capacity));
     }
     return status;
 }
@@ -161,6 +162,14 @@ struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk,
 
     return (struct cst_place){.segment = core->arena_segments[r->segment],
                               .offset = r->offset + before};
+}
+
+uint32_t cst_core_keeper(const struct cst_core *core, uint32_t chunk, enum cst_row row)
+{
+    bool state = row == CST_ROW_MASTER || row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ;
+
+    return state && core->chunks[chunk].device != 0 ? core->chunks[chunk].device
+                                                    : core->layout->chunks[chunk].node;
 }
 
 uint32_t cst_core_copier(const struct cst_core *core, uint32_t rank, uint32_t chunk)

@@ -110,6 +110,7 @@ static void open_chunks(struct cst_core *core)
         core->chunks[c].has_states = cst_pattern(at->pattern)->has_states;
         core->chunks[c].staged_rank = CST_NONE;
         core->chunks[c].room = CST_NONE;
+        core->chunks[c].device = at->device;
         core->chunks[c].held = CST_NONE;
         core->chunks[c].evicted_rank = CST_NONE;
         core->n_trained += core->chunks[c].has_states;
@@ -234,6 +235,8 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
         break;
     case CST_FLIGHT_HELD:
         cst_held_done(core, &flight);
+        break;
+    case CST_FLIGHT_PART:
         break;
     case CST_FLIGHT_READ:
         cst_states_read_done(core, &flight, event);

@@ -35,6 +35,10 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
         " elements used; home: host memory of node %" PRIu32,
         c, core->n_chunks, at->n_tensors, at->n_elems,
         core->layout->classes[at->size_class].capacity, at->node);
+    if (chunk->device != 0) {
+        say(page, "its states are in the memory of the accelerator of engine %" PRIu32,
+            chunk->device);
+    }
     if (!chunk->has_states && chunk->n_writes == 0) {
         return;
     }
@@ -89,7 +93,10 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
     if (core->n_rooms == 0 || core->n_in_order == 0) {
         return;
     }
-    if (chunk->room != CST_NONE) {
+    if (chunk->device != 0) {
+        say(page, "updated on the accelerator of engine %" PRIu32 ", which has its states",
+            chunk->device);
+    } else if (chunk->room != CST_NONE) {
         say(page,
             "updated on the accelerator of engine %" PRIu32 ": of each %" PRIu32
             " chunks in the order of updates the last one goes up",

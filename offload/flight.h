@@ -18,6 +18,7 @@ enum cst_flight_kind {
     CST_FLIGHT_HELD,   /* gradient block -> room, beside its sum */
     CST_FLIGHT_READ,  /* row -> staging segment */
     CST_FLIGHT_WRITE, /* staging segment -> rows */
+    CST_FLIGHT_PART,  /* part of a WRITE, which waits for it */
 };
 
 struct cst_flight {

@@ -1,4 +1,5 @@
 /* From a packing to a layout: chunks with their tensors and uses, rows in segments, NUMA nodes. */
+#include "offload/buffers.h"
 #include "offload/capacity.h"
 #include "offload/layout.h"
 #include "offload/need.h"
@@ -233,12 +234,104 @@ static int place_nodes(struct cst_layout *layout, const struct cst_layout_config
     return CST_OK;
 }
 
+/* -- rows on accelerators --------------------------------------------------------------------- */
+
+/* It stays there: row of a chunk whose states are on an accelerator. */
+static bool is_on_device(const struct cst_layout_chunk *chunk, uint32_t row)
+{
+    return chunk->device != 0 &&
+           (row == CST_ROW_MASTER || row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ);
+}
+
+static uint64_t state_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
+{
+    return row_bytes(layout, chunk, CST_ROW_MASTER) + row_bytes(layout, chunk, CST_ROW_EXP_AVG) +
+           row_bytes(layout, chunk, CST_ROW_EXP_AVG_SQ);
+}
+
+static uint64_t grain_of(const struct cst_layout_device *device)
+{
+    return device->grain > PAGE_BYTES ? device->grain : PAGE_BYTES;
+}
+
+/* Rounding segments up must not take more than there is. All but the last are half full at least.
+ */
+static uint64_t usable(const struct cst_layout_device *device)
+{
+    uint64_t lost = (device->bytes / (CST_LAYOUT_SEGMENT_BYTES / 2) + 1) * (grain_of(device) - 1);
+
+    return device->bytes > lost ? device->bytes - lost : 0;
+}
+
+/* The last chunks first: the next forward wants them last. Accelerators take turns, as long as they
+ * have room. */
+static void place_on_devices(struct cst_layout *layout, const struct cst_layout_config *config)
+{
+    uint64_t left[CST_LAYOUT_MAX_DEVICES], most[CST_LAYOUT_MAX_DEVICES];
+    uint32_t turn = 0;
+
+    for (uint32_t i = 0; i < config->n_devices; i++) {
+        struct cst_buffers buffers;
+
+        cst_buffers_divide(&buffers, layout, config->devices[i].room_bytes);
+        left[i] = usable(&config->devices[i]);
+        most[i] = buffers.max_elems;
+    }
+    for (uint32_t c = layout->n_chunks; c-- > 0 && config->n_devices > 0;) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+        uint64_t bytes = state_bytes(layout, chunk);
+
+        for (uint32_t i = 0; i < config->n_devices && is_own(chunk) && has_states(chunk); i++) {
+            uint32_t d = (turn + i) % config->n_devices;
+
+            if (left[d] >= bytes && chunk->n_elems <= most[d]) {
+                left[d] -= bytes;
+                chunk->device = config->devices[d].engine;
+                turn = d + 1;
+                break;
+            }
+        }
+    }
+}
+
 static struct cst_layout_segment *add_segment(struct cst_layout *layout, uint32_t node)
 {
     struct cst_layout_segment *segment = &layout->segments[layout->n_segments++];
 
     segment->node = node;
     return segment;
+}
+
+/* The rows of one accelerator's chunks that stay there, as below. */
+static void place_device_rows(struct cst_layout *layout, const struct cst_layout_device *device)
+{
+    struct cst_layout_segment *segment = NULL;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        for (uint32_t r = 0; r < CST_ROW_COUNT && chunk->device == device->engine; r++) {
+            uint64_t bytes = is_on_device(chunk, r) ? row_bytes(layout, chunk, r) : 0;
+
+            if (bytes == 0) {
+                continue;
+            }
+            if (segment == NULL || segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
+                segment = add_segment(layout, device->engine);
+            }
+            chunk->rows[r] = (struct cst_layout_row){.segment = layout->n_segments - 1,
+                                                     .offset = segment->bytes};
+            segment->bytes += bytes;
+        }
+    }
+    for (uint32_t i = 0; i < layout->n_segments; i++) {
+        struct cst_layout_segment *s = &layout->segments[i];
+
+        if (s->node == device->engine) {
+            s->bytes = cst_align_up(s->bytes, grain_of(device));
+            layout->device_bytes += s->bytes;
+        }
+    }
 }
 
 /* Rows one behind the other; a segment ends where the next row would not fit or the node changes.
@@ -255,6 +348,9 @@ static void place_own_rows(struct cst_layout *layout)
 
             if (bytes == 0) {
                 row_of(chunk, r)->segment = CST_LAYOUT_NO_ROW;
+                continue;
+            }
+            if (is_on_device(chunk, r)) {
                 continue;
             }
             if (segment == NULL || segment->node != chunk->node ||
@@ -301,8 +397,9 @@ static void place_base_rows(struct cst_layout *layout, const struct cst_layout *
     }
 }
 
-static int place_rows(struct cst_layout *layout, const struct cst_layout *base)
+static int place_rows(struct cst_layout *layout, const struct cst_layout_config *config)
 {
+    const struct cst_layout *base = config->base;
     size_t n_base = base != NULL ? base->n_segments : 0;
     uint32_t *known = malloc((n_base + 1) * sizeof *known);
 
@@ -313,6 +410,9 @@ static int place_rows(struct cst_layout *layout, const struct cst_layout *base)
     }
     memset(known, 0xff, n_base * sizeof *known);
     place_own_rows(layout);
+    for (uint32_t i = 0; i < config->n_devices; i++) {
+        place_device_rows(layout, &config->devices[i]);
+    }
     place_base_rows(layout, base, known);
     free(known);
     return CST_OK;
@@ -391,7 +491,8 @@ static int build(struct cst_layout *layout, struct cst_model *model, struct cst_
         status = place_nodes(layout, config, err);
     }
     if (status == CST_OK) {
-        status = place_rows(layout, config->base);
+        place_on_devices(layout, config);
+        status = place_rows(layout, config);
     }
     if (status == CST_OK) {
         status = list_uses(layout, model);
@@ -429,6 +530,16 @@ static int check_config(const struct cst_model *model, const struct cst_layout_c
         return cst_err_set(err, CST_EINVAL, "gradients over the weights: not with %s",
                            config->grad_bytes == 4 ? "micro-batches" : "early or delayed updates");
     }
+    if (config->n_devices > CST_LAYOUT_MAX_DEVICES) {
+        return cst_err_set(err, CST_EINVAL, "states on %" PRIu32 " accelerators: at most %d",
+                           config->n_devices, CST_LAYOUT_MAX_DEVICES);
+    }
+    if (config->n_devices > 0 &&
+        (config->states.moments != CST_MOMENTS_FP32 || config->states.grad_over_weight)) {
+        return cst_err_set(err, CST_EINVAL, "states on accelerators: not with %s",
+                           config->states.grad_over_weight ? "gradients over the weights"
+                                                           : "moments that are not fp32");
+    }
     if (config->max_classes > CST_LAYOUT_MAX_CLASSES) {
         return cst_err_set(err, CST_EINVAL, "%" PRIu32 " classes of chunks: at most %d are allowed",
                            config->max_classes, CST_LAYOUT_MAX_CLASSES);
@@ -455,12 +566,12 @@ int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
     if (status != CST_OK) {
         goto out_packing;
     }
+    fill_classes(&built, &sizes, &packing);
     status = build(&built, model, &packing, config, err);
     if (status != CST_OK) {
         cst_layout_close(&built);
         goto out_packing;
     }
-    fill_classes(&built, &sizes, &packing);
     *layout = built;
 out_packing:
     cst_packing_close(&packing);

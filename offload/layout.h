@@ -93,6 +93,7 @@ struct cst_layout_chunk {
     uint32_t node;         /* NUMA node (index 0..n_nodes-1) of its rows and of the engine that works on it */
     struct cst_layout_row rows[CST_ROW_COUNT];
     struct cst_layout_row other_weight; /* second weight row; segment CST_LAYOUT_NO_ROW: none */
+    uint32_t device;       /* engine of the accelerator whose memory has its rows master, exp_avg and exp_avg_sq; 0: they are with the others */
     uint32_t n_uses;       /* operator uses of all its tensors, by any rank */
     uint64_t ranks;        /* of its tensors' group, a bit each; none beyond the job's world */
     enum cst_pattern_kind pattern; /* of all its tensors */
@@ -117,8 +118,8 @@ struct cst_layout_need {
 };
 
 struct cst_layout_segment {
-    uint64_t bytes;        /* multiple of 4096, <= CST_LAYOUT_SEGMENT_BYTES, or as long as its one row */
-    uint32_t node;
+    uint64_t bytes;        /* multiple of 4096, <= CST_LAYOUT_SEGMENT_BYTES, or as long as its one row; of an accelerator's: of its grain */
+    uint32_t node;         /* n_nodes of the config and more: number of the accelerator's engine whose memory it is */
     bool is_base;          /* it is segment base_segment of the base job's layout: not this job's memory, read only */
     uint32_t base_segment;
 };
@@ -156,7 +157,8 @@ struct cst_layout {
     struct cst_layout_use *uses;     /* per operator */
     struct cst_layout_segment *segments;
     uint32_t n_segments;
-    uint64_t arena_bytes;            /* sum of segments, the base's not counted */
+    uint64_t arena_bytes;            /* sum of segments, the base's and accelerators' not counted */
+    uint64_t device_bytes;           /* sum of accelerators' segments */
     uint64_t n_tiles;                /* of tensors that have states */
     uint32_t n_spans;                /* tensors that have states */
     uint32_t grad_bytes;             /* of an element of the grad rows: 2 or 4 */
@@ -164,6 +166,16 @@ struct cst_layout {
     uint32_t min_blocks;             /* of classes[0], as are the next two */
     uint32_t min_operator;
     uint32_t max_blocks;
+};
+
+#define CST_LAYOUT_MAX_DEVICES 8
+
+/* Memory of an accelerator for states that stay there. */
+struct cst_layout_device {
+    uint32_t engine; /* of the accelerator: n_nodes and more */
+    uint64_t bytes;  /* to be used at most */
+    uint64_t grain;  /* segments are multiples of it; 0: 4096 */
+    uint64_t room_bytes; /* of the accelerator's room (cst_core_room): what does not fit in its buffers has its states in host memory */
 };
 
 struct cst_layout_config {
@@ -175,6 +187,8 @@ struct cst_layout_config {
     struct cst_layout_states states; /* zeroed: AdamW, fp32 moments, 16 bytes per parameter */
     uint64_t class_elems[CST_LAYOUT_MAX_CLASSES]; /* with chunk_elems: capacities of further classes, ascending, ended by 0; all 0: chosen */
     uint32_t max_classes;     /* to choose: 0 and 1: one class, which holds all */
+    struct cst_layout_device devices[CST_LAYOUT_MAX_DEVICES]; /* each engine once */
+    uint32_t n_devices;       /* states of as many chunks as fit are there: the last ones. With fp32 moments alone */
     const struct cst_model *base_model;  /* with base: whose frozen tensors are shared; NULL: nobody's. Borrowed during the call */
     const struct cst_layout *base;
 };

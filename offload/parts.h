@@ -75,6 +75,7 @@ enum cst_over { CST_OVER_WEIGHTS, CST_OVER_GRADIENT, CST_OVER_DEBRIS };
 struct cst_chunk {
     uint64_t ranks;         /* its group: who fetches it and contributes, a bit each */
     bool has_states;        /* else it is frozen: no gradient, no sum, no update */
+    uint32_t device;        /* engine that has its states, and alone updates it; 0: its node's */
     uint64_t update_ticket; /* what brings the weights of its last update, UPDATE or, from a room,
                                COPY down, while not done; else 0 */
     uint64_t states_tickets[CST_UPDATE_STATES]; /* from a room: same, its states */
@@ -215,6 +216,9 @@ const char *cst_event_words(const struct cst_event *event);
 /* Place of element @elem of a chunk's row, on the wire. */
 struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
                                     uint64_t elem);
+
+/* The engine that has @row of @chunk, for READ and WRITE. */
+uint32_t cst_core_keeper(const struct cst_core *core, uint32_t chunk, enum cst_row row);
 
 /* The engine that copies between @rank's pool and the rows of @chunk. */
 uint32_t cst_core_copier(const struct cst_core *core, uint32_t rank, uint32_t chunk);
@@ -494,7 +498,7 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
 
 /* -- room.c: updates on accelerators ---------------------------------------------------------- */
 
-/* CST_EINVAL: too many. */
+/* CST_EINVAL: too many, or none for a chunk whose states are on an accelerator. */
 int cst_rooms_open(struct cst_core *core, const struct cst_core_config *config,
                    struct cst_err *err);
 void cst_rooms_close(struct cst_core *core);

@@ -14,6 +14,8 @@
  *     complete, and so the COPYs up before it.
  *   - The gradient's row is free for the next sum after the last COPY down, by the same argument.
  *
+ *   - Where states and gradient are on the accelerator already nothing comes up, and UPDATE waits.
+ *
  * UPDATE into `out` changes nothing that it reads. So until its COPYs down have begun a chunk's
  * rows are as they were, and then its new ones are complete in `out`. */
 #include "offload/parts.h"
@@ -23,6 +25,40 @@
 
 static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
 #define N_STATES (sizeof states / sizeof states[0])
+
+static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
+{
+    const struct cst_buffers *buffers = &core->rooms[r].buffers;
+
+    return buffers->n > 0 && core->layout->chunks[c].n_elems <= buffers->max_elems;
+}
+
+/* The room on the accelerator that has the chunk's states, CST_NONE: there is none for it. */
+static uint32_t find_own(const struct cst_core *core, uint32_t c)
+{
+    for (uint32_t r = 0; r < core->n_rooms; r++) {
+        if (core->rooms[r].engine == core->layout->chunks[c].device && holds(core, r, c)) {
+            return r;
+        }
+    }
+    return CST_NONE;
+}
+
+static int check_devices(const struct cst_core *core, struct cst_err *err)
+{
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        uint32_t device = core->layout->chunks[c].device;
+
+        if (device != 0 && find_own(core, c) == CST_NONE) {
+            return cst_err_set(err, CST_EINVAL,
+                               "chunk %" PRIu32 " of %" PRIu64
+                               " elements has its states on the accelerator of engine %" PRIu32
+                               ", which has no room to update it",
+                               c, core->layout->chunks[c].n_elems, device);
+        }
+    }
+    return CST_OK;
+}
 
 int cst_rooms_open(struct cst_core *core, const struct cst_core_config *config, struct cst_err *err)
 {
@@ -41,7 +77,7 @@ int cst_rooms_open(struct cst_core *core, const struct cst_core_config *config, 
         }
     }
     core->interleave = config->interleave;
-    return CST_OK;
+    return check_devices(core, err);
 }
 
 void cst_rooms_close(struct cst_core *core)
@@ -76,9 +112,8 @@ static uint32_t find_room(const struct cst_core *core, uint32_t c)
 {
     for (uint32_t i = 0; i < core->n_rooms; i++) {
         uint32_t r = (core->next_room + i) % core->n_rooms;
-        const struct cst_buffers *buffers = &core->rooms[r].buffers;
 
-        if (buffers->n > 0 && core->layout->chunks[c].n_elems <= buffers->max_elems) {
+        if (holds(core, r, c)) {
             return r;
         }
     }
@@ -96,7 +131,7 @@ static bool is_turn(struct cst_core *core)
 
 bool cst_room_pass(struct cst_core *core, uint32_t c)
 {
-    if (is_turn(core) && find_room(core, c) != CST_NONE) {
+    if (core->chunks[c].device != 0 || (is_turn(core) && find_room(core, c) != CST_NONE)) {
         return false;
     }
     core->n_in_order++;
@@ -108,6 +143,10 @@ uint32_t cst_room_choose(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
+    if (chunk->device != 0) { /* it is not counted: there is no choice */
+        chunk->room = find_own(core, c);
+        return chunk->room;
+    }
     chunk->turn = is_turn(core);
     core->n_in_order++;
     if (!chunk->turn || chunk->held == CST_NONE) {
@@ -154,6 +193,18 @@ static struct cst_command *command_of(struct cst_core *core, const struct cst_ro
     return cst_core_command(core, kind, room->engine, &flight);
 }
 
+/* @command begins what goes through the buffer that is next: the last chunk has left it, and the
+ * chunk's own last update is over, which is so, but perhaps not yet told. */
+static void enter(const struct cst_core *core, const struct cst_room *room, uint32_t c,
+                  struct cst_command *command)
+{
+    command->told = true;
+    for (uint32_t i = 0; i < CST_ROOM_COPIES_DOWN; i++) {
+        cst_command_after(command, room->down[room->next][i]);
+    }
+    cst_update_before(command, &core->chunks[c]);
+}
+
 /* The row comes up into the buffer that is next, whose last chunk has left it; its ticket. */
 static uint64_t copy_up(struct cst_core *core, const struct cst_room *room, uint32_t c,
                         enum cst_row row)
@@ -165,11 +216,7 @@ static uint64_t copy_up(struct cst_core *core, const struct cst_room *room, uint
     copy->src[copy->n_src++] = cst_core_row_place(core, c, row, 0);
     copy->dst[copy->n_dst++] = place_in(room, row);
     copy->bytes = row_bytes(core, c, row);
-    copy->told = true;
-    for (uint32_t i = 0; i < CST_ROOM_COPIES_DOWN; i++) {
-        cst_command_after(copy, room->down[room->next][i]);
-    }
-    cst_update_before(copy, &core->chunks[c]); /* done, but perhaps not yet told */
+    enter(core, room, c, copy);
     return copy->ticket;
 }
 
@@ -201,7 +248,7 @@ static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
     struct cst_command *update;
 
     for (uint32_t i = 0; i < N_STATES; i++) {
-        if (has_row(core, what->chunk, states[i])) {
+        if (core->chunks[what->chunk].device == 0 && has_row(core, what->chunk, states[i])) {
             up[i] = copy_up(core, room, what->chunk, states[i]);
         }
     }
@@ -212,9 +259,14 @@ static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
     for (uint32_t i = 0; i <= N_STATES; i++) {
         cst_command_after(update, up[i]);
     }
+    if (update->n_after == 0) { /* all is on the accelerator */
+        enter(core, room, what->chunk, update);
+    }
     for (uint32_t i = 0; i < N_STATES; i++) {
-        if (up[i] != 0) {
+        if (up[i] != 0) { /* else the table says where it is: on this accelerator, or nowhere */
             name_row(update->in, &update->n_in, states[i], place_in(room, states[i]));
+        }
+        if (has_row(core, what->chunk, states[i])) {
             name_row(update->out, &update->n_out, states[i], place_out(room, states[i]));
         }
     }

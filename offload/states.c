@@ -124,8 +124,8 @@ static void issue_read(struct cst_core *core, uint32_t i)
     struct cst_request *request = &core->requests.v[i];
     struct cst_chunk *chunk = &core->chunks[request->chunk];
     struct cst_flight flight = {.kind = CST_FLIGHT_READ, .chunk = request->chunk, .request = i};
-    struct cst_command *copy = cst_core_command(core, CST_COMMAND_COPY,
-                                                core->layout->chunks[request->chunk].node, &flight);
+    struct cst_command *copy = cst_core_command(
+        core, CST_COMMAND_COPY, cst_core_keeper(core, request->chunk, request->row), &flight);
 
     if (request->row == CST_ROW_WEIGHT) {
         cst_over_read_weights(core, request->chunk, cst_overlap_newest(core, request->chunk),
@@ -215,6 +215,41 @@ static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, u
     }
 }
 
+/* One of the commands of a write to states on an accelerator; its engine does not convert. */
+static struct cst_command *write_part(struct cst_core *core, uint32_t c, enum cst_row row,
+                                      uint64_t at, enum cst_command_kind kind)
+{
+    struct cst_flight flight = {.kind = CST_FLIGHT_PART, .chunk = c};
+    struct cst_command *part = cst_core_command(core, kind, cst_core_keeper(core, c, row), &flight);
+
+    part->dst[part->n_dst++] = cst_core_row_place(core, c, row, at);
+    cst_update_before(part, &core->chunks[c]);
+    cst_command_after(part, core->chunks[c].write_ticket);
+    return part;
+}
+
+/* Master weights there, whose moments become zero; the caller's command, behind @tickets, makes the
+ * weights. */
+static void write_device(struct cst_core *core, const struct cst_event *event, uint32_t c,
+                         uint64_t at, uint64_t tickets[3])
+{
+    struct cst_command *part = write_part(core, c, CST_ROW_MASTER, at, CST_COMMAND_COPY);
+
+    part->src[part->n_src++] = event->place;
+    part->bytes = 4 * event->n_elems;
+    tickets[0] = part->ticket;
+    for (int i = 0; i < 2; i++) {
+        enum cst_row row = i == 0 ? CST_ROW_EXP_AVG : CST_ROW_EXP_AVG_SQ;
+
+        tickets[i + 1] = 0;
+        if (core->layout->chunks[c].rows[row].segment != CST_LAYOUT_NO_ROW) {
+            part = write_part(core, c, row, at, CST_COMMAND_FILL);
+            part->bytes = 4 * event->n_elems;
+            tickets[i + 1] = part->ticket;
+        }
+    }
+}
+
 static void issue_write(struct cst_core *core, const struct cst_event *event, uint32_t i)
 {
     const struct cst_layout_tensor *tensor = &core->model->tensors[event->tensor];
@@ -222,16 +257,30 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     struct cst_flight flight = {.kind = CST_FLIGHT_WRITE, .chunk = tensor->chunk, .request = i};
     bool master = event->row == CST_ROW_MASTER;
     uint64_t at = tensor->offset + event->first;
+    bool parts = master && chunk->device != 0;
+    uint64_t tickets[3] = {0};
     struct cst_command *command;
 
     if (master || event->row == CST_ROW_WEIGHT) {
         cst_overlap_flush(core); /* it is used from now on, and with it all that was updated */
     }
+    if (parts) {
+        write_device(core, event, tensor->chunk, at, tickets);
+    }
     command = cst_core_command(core, master ? CST_COMMAND_CONVERT : CST_COMMAND_COPY,
-                               core->layout->chunks[tensor->chunk].node, &flight);
+                               parts ? core->layout->chunks[tensor->chunk].node
+                                     : cst_core_keeper(core, tensor->chunk, event->row),
+                               &flight);
 
     command->src[command->n_src++] = event->place;
-    if (master) {
+    if (parts) {
+        command->dst[command->n_dst++] = cst_core_row_place(
+            core, tensor->chunk, written_row(core, tensor->chunk, CST_ROW_WEIGHT), at);
+        command->n_elems = event->n_elems;
+        for (int k = 0; k < 3; k++) {
+            cst_command_after(command, tickets[k]);
+        }
+    } else if (master) {
         add_rows(core, tensor->chunk, at, event->n_elems, command);
     } else if (is_coded(core, event->row)) {
         command->encode = true;
@@ -242,8 +291,10 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
             core, tensor->chunk, written_row(core, tensor->chunk, event->row), at);
         command->bytes = event->n_elems * elem_bytes(event->row);
     }
-    cst_update_before(command, chunk);
-    cst_command_after(command, chunk->write_ticket);
+    if (!parts) { /* else its parts wait */
+        cst_update_before(command, chunk);
+        cst_command_after(command, chunk->write_ticket);
+    }
     chunk->write_ticket = command->ticket;
     chunk->n_writes++;
     chunk->version++;

@@ -122,6 +122,37 @@ START_TEST(bits)
 }
 END_TEST
 
+/* States that stay on the accelerator, of all chunks, of some, of none, whatever k; they are read
+ * there, and come from a worker. */
+START_TEST(states_on_device)
+{
+    static const uint64_t bytes[] = {1 << 20, 120 << 10, 4096};
+    const Cistern__JobInfo *info;
+
+    start_daemon(_i % 2 == 0 ? "none" : "2");
+    for (unsigned i = 0; i < 6; i++) {
+        struct train_order orders[2];
+        uint32_t world = i / 3 + 1;
+
+        for (uint32_t r = 0; r < world; r++) {
+            orders[r] = order_of("states", world, r, r == 0 && _i / 2 == 1 ? "paced:0" : "host");
+            orders[r].device_states = bytes[i % 3] / world;
+        }
+        run(orders, world);
+        info = raw_job_info(&witness, "states");
+        if (i % 3 == 0) {
+            ck_assert_uint_eq(info->n_device_updates, info->n_updates);
+        } else if (i % 3 == 1) {
+            ck_assert_uint_gt(info->n_device_updates, 0);
+            ck_assert_uint_lt(info->n_device_updates, info->n_updates);
+        } else if (_i % 2 == 0) {
+            ck_assert_uint_eq(info->n_device_updates, 0);
+        }
+        ck_assert_int_eq(raw_job_remove(&witness, "states"), 0);
+    }
+}
+END_TEST
+
 /* -- deaths ----------------------------------------------------------------------------------- */
 
 /* The accelerator's engine (_i = 1) and the node's (0) are killed at every point of a worker's
@@ -134,6 +165,7 @@ START_TEST(engine_killed_anywhere)
     start_daemon("2");
     orders[0] = order_of("dry", 1, 0, "host");
     run(orders, 1);
+    ck_assert_int_eq(raw_job_remove(&witness, "dry"), 0);
     n_points = reports[0]->n_points;
     for (uint32_t point = 3; point < n_points; point += suite_stride(5)) {
         char name[32];
@@ -143,6 +175,7 @@ START_TEST(engine_killed_anywhere)
         orders[0].kill_at = point;
         orders[0].victim = raw_stat(&witness)->engines[_i]->pid;
         orders[0].update_room = point % 2 == 0 ? ROOM : 300 << 10;
+        orders[0].device_states = point % 3 == 0 ? 120 << 10 : 0;
         ck_assert_int_gt(orders[0].victim, 0);
         run(orders, 1);
         ck_assert_uint_eq(reports[0]->n_syncs, 0);
@@ -220,6 +253,7 @@ int main(void)
     TCase *choice = suite_case(suite, "auto", setup, teardown);
 
     tcase_add_loop_test(plain, bits, 0, N_KS);
+    tcase_add_loop_test(plain, states_on_device, 0, 4);
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 1 + ACCELERATOR);
     tcase_add_test(deaths, worker_killed_anywhere);
     tcase_add_loop_test(choice, chosen, 0, 2);

@@ -350,6 +350,7 @@ static int open_job(struct worker *w, struct cst_err *err)
         .device = w->order->device,
         .pool_bytes = w->order->pool_bytes,
         .update_room = w->order->update_room,
+        .device_states = w->order->device_states,
         .chunk_elems = TRAIN_CHUNK_ELEMS,
         .micro_batches = w->order->micro_batches,
         .grad_over_weight = w->order->grad_over,

@@ -23,6 +23,7 @@ struct train_order {
     bool grad_over;                          /* gradients take their weights' places */
     uint64_t pool_bytes;                     /* of this rank; 0: all it can use */
     uint64_t update_room;                    /* same; 0: none */
+    uint64_t device_states;                  /* same; 0: none */
     struct train_bad bad;                    /* a gradient that is no number */
     uint32_t die_at;     /* kill -9 itself at this point, counted from 0; UINT32_MAX: never */
     uint32_t kill_at;    /* kill -9 victim at this point; UINT32_MAX: never */

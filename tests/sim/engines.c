@@ -30,6 +30,20 @@ static void check_reduce(const struct sim *sim, const struct cst_command *comman
     }
 }
 
+/* It reads or writes states that are on an accelerator, outside of an update. */
+static bool names_device(const struct sim *sim, const struct cst_command *command)
+{
+    for (uint32_t i = 0; i < command->n_src + command->n_dst; i++) {
+        struct spot spot = memory_find(
+            &sim->memory, i < command->n_src ? command->src[i] : command->dst[i - command->n_src]);
+
+        if (spot.kind == PLACE_ROW && model_device(sim, &spot) != 0) {
+            return command->kind == CST_COMMAND_COPY || command->kind == CST_COMMAND_FILL;
+        }
+    }
+    return false;
+}
+
 /* A command names memory: can the engine that it goes to reach it? A host's engine maps the arenas
  * of its node, a GPU's all arenas and all pools; nobody but that GPU's own engine copies to its
  * memory. */
@@ -48,7 +62,7 @@ static void check_engine(const struct sim *sim, const struct cst_command *comman
     }
     room_check(sim, command);
     if (gpu && command->kind != CST_COMMAND_COPY && command->kind != CST_COMMAND_REDUCE &&
-        !room_has(sim, command) && !over_makes(sim, command)) {
+        !names_device(sim, command) && !room_has(sim, command) && !over_makes(sim, command)) {
         sim_fail(sim, "a command of kind %d for a GPU", (int)command->kind);
     }
     for (uint32_t i = 0; i < command->n_src + command->n_dst; i++) {
@@ -57,14 +71,19 @@ static void check_engine(const struct sim *sim, const struct cst_command *comman
         uint32_t home = spot.kind == PLACE_ROW ? sim->layout.chunks[spot.chunk].node : 0;
         uint32_t engine = spot.kind == PLACE_BLOCK ? sim->memory.pools[spot.rank].engine : 0;
 
-        if (spot.kind == PLACE_ROW && !gpu && command->node != home) {
+        if (spot.kind == PLACE_ROW && model_device(sim, &spot) != 0) {
+            if (command->node != model_device(sim, &spot)) {
+                sim_fail(sim, "engine %u is given states that are on the accelerator of engine %u",
+                         command->node, model_device(sim, &spot));
+            }
+        } else if (spot.kind == PLACE_ROW && !gpu && command->node != home) {
             sim_fail(sim, "engine %u does not map the arenas of node %u", command->node, home);
         }
         if (spot.kind == PLACE_BLOCK && i >= command->n_src &&
             sim->memory.pools[spot.rank].worker_copies) {
             sim_fail(sim, "a copy into the pool of rank %u, whose worker copies", spot.rank);
         }
-        if (spot.kind == PLACE_STAGING && gpu) {
+        if (spot.kind == PLACE_STAGING && gpu && !names_device(sim, command)) {
             sim_fail(sim, "engine %u does not map staging segments", command->node);
         }
         if (engine != 0 && command->node != engine &&
@@ -255,7 +274,7 @@ uint64_t engines_source_changes(struct sim *sim, const struct job *job)
 /* A conversion with one destination is a copy to or from a bf16 row. */
 static bool is_copy(const struct job *job)
 {
-    return job->command.kind == CST_COMMAND_COPY ||
+    return job->command.kind == CST_COMMAND_COPY || job->command.kind == CST_COMMAND_FILL ||
            (job->command.kind == CST_COMMAND_CONVERT && job->command.n_dst == 1);
 }
 
@@ -307,8 +326,8 @@ static void end_piece(struct sim *sim, struct job *job, uint64_t value)
 static void begin_copy(struct sim *sim, struct job *job)
 {
     struct cst_command *command = &job->command;
-    struct spot src = engines_find(sim, job, command->src[0]);
     struct spot dst = engines_find(sim, job, command->dst[0]);
+    struct spot src = command->n_src > 0 ? engines_find(sim, job, command->src[0]) : dst;
 
     if (is_piece(sim, job)) {
         begin_piece(sim, job);

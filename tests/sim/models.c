@@ -190,6 +190,17 @@ void model_open(struct sim *sim)
         config.base = &sim->base_layout;
         config.base_model = &sim->base_model;
     }
+    if (!sim->grad_over && sim_chance(sim, 2500)) {
+        config.n_devices = 1 + sim_below(sim, 2);
+        for (uint32_t i = 0; i < config.n_devices; i++) {
+            config.devices[i] =
+                (struct cst_layout_device){.engine = sim->n_nodes + i,
+                                           .bytes = sim_below(sim, 400000),
+                                           .grain = 8192,
+                                           .room_bytes = 100000 + sim_below(sim, 1000000)};
+            sim->device_rooms[i] = config.devices[i].room_bytes;
+        }
+    }
     if (cst_layout_build(&sim->layout, &sim->model, &config, &err) != CST_OK) {
         sim_fail(sim, "layout: %s", err.text);
     }
@@ -209,6 +220,14 @@ void model_close(struct sim *sim)
 bool model_is_trained(const struct sim *sim, uint32_t chunk)
 {
     return sim->layout.chunks[chunk].pattern != CST_PATTERN_FROZEN;
+}
+
+uint32_t model_device(const struct sim *sim, const struct spot *spot)
+{
+    bool state = spot->row == CST_ROW_MASTER || spot->row == CST_ROW_EXP_AVG ||
+                 spot->row == CST_ROW_EXP_AVG_SQ;
+
+    return state ? sim->layout.chunks[spot->chunk].device : 0;
 }
 
 bool model_is_base(const struct sim *sim, uint32_t chunk)

@@ -267,9 +267,50 @@ static struct room_row *named_row(struct sim *sim, const struct job *job,
     return row_at(sim, at->place, row_bytes(sim, job->command.chunk, at->row));
 }
 
-static uint64_t in_changes(struct sim *sim, const struct job *job)
+/* The rows of a chunk whose states are on the accelerator that updates it. */
+static const enum cst_row kept_rows[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+
+static bool has_kept(const struct sim *sim, const struct cst_command *command)
+{
+    uint32_t device = sim->layout.chunks[command->chunk].device;
+
+    if (device != 0 && device != command->node) {
+        sim_fail(sim, "chunk %u is updated by engine %u, its states are on engine %u's accelerator",
+                 command->chunk, command->node, device);
+    }
+    return device != 0;
+}
+
+static uint64_t kept_changes(struct sim *sim, uint32_t c)
 {
     uint64_t n = 0;
+
+    for (unsigned i = 0; i < sizeof kept_rows / sizeof kept_rows[0]; i++) {
+        n += arena_changes(sim, &(struct spot){.kind = PLACE_ROW, .row = kept_rows[i], .chunk = c});
+    }
+    return n;
+}
+
+static void read_kept(struct sim *sim, struct job *job)
+{
+    uint32_t c = job->command.chunk;
+
+    for (unsigned i = 0; i < sizeof kept_rows / sizeof kept_rows[0]; i++) {
+        struct spot spot = {.kind = PLACE_ROW, .row = kept_rows[i], .chunk = c};
+
+        for (uint32_t k = 0; k < n_tensors_of(sim, c); k++) {
+            job->old[spot.row][k] = memory_read(arena_cell(sim, &spot, k));
+            if (job->old[spot.row][k] == MEMORY_GARBAGE && !sim->failed) {
+                sim_fail(sim, "update %" PRIu64 " of chunk %u: row %d is torn", job->command.mark,
+                         c, (int)spot.row);
+            }
+        }
+    }
+}
+
+static uint64_t in_changes(struct sim *sim, const struct job *job)
+{
+    uint64_t n = has_kept(sim, &job->command) ? kept_changes(sim, job->command.chunk) : 0;
 
     for (uint32_t i = 0; i < job->command.n_in; i++) {
         n += named_row(sim, job, &job->command.in[i])->changes;
@@ -303,6 +344,10 @@ static void begin_update(struct sim *sim, struct job *job)
     for (uint32_t i = 0; i < job->command.n_in; i++) {
         read_in(sim, job, &job->command.in[i]);
         rows |= 1u << job->command.in[i].row;
+    }
+    if (has_kept(sim, &job->command)) {
+        read_kept(sim, job);
+        rows |= 1u << CST_ROW_MASTER | 1u << CST_ROW_EXP_AVG | 1u << CST_ROW_EXP_AVG_SQ;
     }
     if (rows != (1u << CST_ROW_COUNT) - 1 - (1u << CST_ROW_WEIGHT) ||
         job->command.n_out != CST_ROW_COUNT - 1) {

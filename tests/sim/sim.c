@@ -283,6 +283,26 @@ static struct cst_core_policy choose_policy(struct sim *sim)
         .eviction = sim_chance(sim, 1000) ? CST_EVICT_LRU : CST_EVICT_NEXT_USE};
 }
 
+/* An accelerator that has states has room to update them. */
+static void require_rooms(struct sim *sim)
+{
+    for (uint32_t e = 0; e < 2; e++) {
+        uint32_t engine = sim->n_nodes + e;
+        bool wanted = false;
+
+        for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
+            wanted = wanted || sim->layout.chunks[c].device == engine;
+        }
+        if (wanted) {
+            sim->rooms[e] = (struct cst_core_room){.engine = engine,
+                                                   .segment = MEMORY_ROOM_SEGMENT + e,
+                                                   .bytes = sim->device_rooms[e]};
+            sim->n_rooms = sim->n_rooms > e + 1 ? sim->n_rooms : e + 1;
+            sim->has_devices = true;
+        }
+    }
+}
+
 /* From too small for any chunk to more than three buffers of the largest. */
 static void choose_rooms(struct sim *sim)
 {
@@ -291,13 +311,14 @@ static void choose_rooms(struct sim *sim)
     sim->n_rooms = sim_chance(sim, 5000) ? 0 : 1 + sim_below(sim, SIM_MAX_ROOMS);
     sim->p_interleave = sim_chance(sim, 5000) ? sim_below(sim, 100) : 0;
     sim->p_quiet = sim_chance(sim, 5000) ? sim_below(sim, 7000) : 0;
-    for (uint32_t i = 0; i < sim->n_rooms; i++) {
+    for (uint32_t i = 0; i < SIM_MAX_ROOMS; i++) {
         uint32_t tenths = 1 + sim_below(sim, 15);
 
         sim->rooms[i] = (struct cst_core_room){.engine = sim->n_nodes + sim_below(sim, 2),
                                                .segment = MEMORY_ROOM_SEGMENT + i,
                                                .bytes = want / 10 * tenths};
     }
+    require_rooms(sim);
 }
 
 static void choose_overlap(struct sim *sim)
@@ -570,4 +591,5 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     totals->through += sim.n_through;
     totals->redone += sim.n_redone;
     totals->kept += sim.n_kept;
+    totals->device_runs += sim.has_devices;
 }

@@ -127,6 +127,7 @@ struct sim_totals {
     uint64_t early_runs, delayed_runs, ahead, fused, dropped; /* updates before their commit; of
                                                                  them, with the sum; gradients */
     uint64_t through;  /* copies to and from rooms */
+    uint64_t device_runs; /* with states on accelerators */
     uint64_t kept;     /* gradients that stayed in rooms */
     uint64_t redone;   /* commands that an engine had ended when it died, and did again */
     uint64_t early; /* reductions of the first ranks' contributions alone */
@@ -158,6 +159,8 @@ struct sim {
     uint64_t n_made;     /* loads of weights made from the master weights */
     struct cst_core_room rooms[SIM_MAX_ROOMS];
     uint32_t n_rooms;
+    bool has_devices; /* that have states */
+    uint64_t device_rooms[2]; /* bytes, per accelerator, if it has */
     struct room_row room_rows[SIM_MAX_ROOM_ROWS];
     unsigned n_room_rows;
     uint64_t n_through, n_redone, n_kept;
@@ -234,6 +237,8 @@ bool model_is_sparse(const struct sim *sim, uint32_t op);
 bool model_is_trained(const struct sim *sim, uint32_t chunk);
 bool model_is_base(const struct sim *sim, uint32_t chunk);
 bool model_holds(const struct sim *sim, uint32_t chunk, uint32_t rank);
+/* Engine of the accelerator that has the row; 0: it is in host memory. */
+uint32_t model_device(const struct sim *sim, const struct spot *spot);
 /* Of all that was handed in: micro-batch by micro-batch, in each rank by rank. */
 uint64_t model_sum(const struct sim *sim, uint32_t chunk);
 

@@ -431,6 +431,137 @@ START_TEST(kept_in_vain)
 }
 END_TEST
 
+/* -- states that stay there ------------------------------------------------------------------- */
+
+static void open_states(uint64_t bytes, uint32_t k)
+{
+    struct cst_core_room room = {.engine = ENGINE, .segment = ROOM, .bytes = 3 * BUFFER};
+    struct cst_layout_device device = {
+        .engine = ENGINE, .bytes = bytes, .grain = 8192, .room_bytes = room.bytes};
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = 3,
+                                         .world = 1,
+                                         .n_blocks = 6,
+                                         .rooms = &room,
+                                         .n_rooms = 1,
+                                         .interleave = k,
+                                         .device = &device});
+    rig_start(&rig, 1);
+}
+
+/* As many chunks as fit have their states there, the last ones: segments of the accelerator's,
+ * whole grains, that are no arenas. Weights and gradients are where they always were. */
+START_TEST(last_chunks_stay)
+{
+    uint64_t states = 12ull * RIG_CHUNK_ELEMS;
+    uint64_t bytes = 0;
+
+    open_states((uint64_t)_i * states + 8191, 0);
+    for (uint32_t c = 0; c < 3; c++) {
+        const struct cst_layout_chunk *chunk = &rig.layout.chunks[c];
+        bool there = c >= 3u - (uint32_t)_i;
+
+        ck_assert_uint_eq(chunk->device, there ? ENGINE : 0);
+        for (int r = 0; r < CST_ROW_COUNT; r++) {
+            uint32_t node = rig.layout.segments[chunk->rows[r].segment].node;
+
+            ck_assert_uint_eq(node, there && r != CST_ROW_WEIGHT && r != CST_ROW_GRAD ? ENGINE : 0);
+        }
+    }
+    for (uint32_t i = 0; i < rig.layout.n_segments; i++) {
+        bytes += rig.layout.segments[i].node == ENGINE ? rig.layout.segments[i].bytes : 0;
+    }
+    ck_assert_uint_eq(bytes, rig.layout.device_bytes);
+    ck_assert_uint_eq(bytes % 8192, 0);
+    ck_assert_uint_ge(bytes, (uint64_t)_i * states);
+    ck_assert_uint_le(bytes, (uint64_t)_i * states + 8191);
+    ck_assert_uint_eq(rig.layout.arena_bytes, 3ull * 16 * RIG_CHUNK_ELEMS - (uint64_t)_i * states);
+}
+END_TEST
+
+/* Whatever k: the accelerator updates them. Only the gradient comes up and the weights go down; the
+ * states are copied back home there. */
+START_TEST(updated_where_they_are)
+{
+    const struct cst_command *update;
+
+    open_states(12ull * RIG_CHUNK_ELEMS + 8191, (uint32_t)_i);
+    commit(3);
+    update = update_of(2);
+    ck_assert_uint_eq(update->node, ENGINE);
+    ck_assert_uint_eq(update->n_in, 1);
+    ck_assert_int_eq(update->in[0].row, CST_ROW_GRAD);
+    ck_assert_uint_eq(update->n_out, 4);
+    ck_assert(copy_of(2, true, 0) != NULL && copy_of(2, true, 1) == NULL);
+    for (unsigned i = 0; i < 4; i++) {
+        const struct cst_command *down = copy_of(2, false, i);
+        uint32_t segment = down->dst[0].segment - RIG_ARENA_SEGMENT;
+
+        ck_assert(waits_for(down, update->ticket) && down->told);
+        ck_assert_uint_eq(rig.layout.segments[segment].node, i == 0 ? 0 : ENGINE);
+    }
+    for (uint32_t c = 0; c < 2; c++) { /* the others are counted without it */
+        ck_assert_uint_eq(update_of(c)->node, _i > 0 && (c + 1) % (uint32_t)_i == 0 ? ENGINE : 0);
+    }
+    rig_drain(&rig);
+}
+END_TEST
+
+static uint64_t io(enum cst_event_kind kind, uint32_t tensor, enum cst_row row)
+{
+    return rig_event(
+        &rig,
+        (struct cst_event){
+            .kind = kind, .tensor = tensor, .row = row, .n_elems = 10, .place = {.segment = 7}});
+}
+
+/* Its engine reads and writes them. A write of master weights: those and zeros there, and then the
+ * weights by the node's engine, which ends it. */
+START_TEST(read_and_written_there)
+{
+    uint64_t tag;
+    const struct cst_command *last;
+
+    open_states(12ull * RIG_CHUNK_ELEMS + 8191, 0);
+    tag = io(CST_EV_READ, 2, CST_ROW_EXP_AVG);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, ENGINE);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    tag = io(CST_EV_READ, 2, CST_ROW_WEIGHT);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, 0);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    tag = io(CST_EV_WRITE, 2, CST_ROW_MASTER);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 1);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_FILL), 2);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, ENGINE);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_FILL, 1)->node, ENGINE);
+    last = rig_command(&rig, CST_COMMAND_CONVERT, 0);
+    ck_assert(last != NULL && last->node == 0 && last->n_dst == 1);
+    ck_assert_uint_eq(last->n_after, 3);
+    while (rig.n_commands > 1) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+        ck_assert(rig_waits(&rig, tag));
+    }
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+}
+END_TEST
+
+/* Without a room on that accelerator nobody could update them. */
+START_TEST(no_room_for_states)
+{
+    struct cst_core_config config = {.world = 1, .model = &rig.model, .layout = &rig.layout};
+    struct cst_core *core;
+    struct cst_err err;
+
+    open_states(12ull * RIG_CHUNK_ELEMS + 8191, 0);
+    config.pools = rig.pools;
+    ck_assert_int_eq(cst_core_open(&core, &config, &err), CST_EINVAL);
+    ck_assert_msg(strstr(err.text, "no room to update it") != NULL, "%s", err.text);
+}
+END_TEST
+
 /* -- buffers ---------------------------------------------------------------------------------- */
 
 static void divide(struct cst_buffers *b, struct cst_layout *layout,
@@ -515,6 +646,7 @@ int main(void)
     TCase *commands = tcase_create("commands");
     TCase *waits = tcase_create("waits");
     TCase *held = tcase_create("held");
+    TCase *device = tcase_create("device");
     TCase *buffers = tcase_create("buffers");
 
     tcase_add_checked_fixture(which, NULL, teardown);
@@ -534,6 +666,12 @@ int main(void)
     tcase_add_test(held, sums_come_down);
     tcase_add_test(held, kept_in_vain);
     suite_add_tcase(s, held);
+    tcase_add_checked_fixture(device, NULL, teardown);
+    tcase_add_loop_test(device, last_chunks_stay, 0, 4);
+    tcase_add_loop_test(device, updated_where_they_are, 0, 3);
+    tcase_add_test(device, read_and_written_there);
+    tcase_add_test(device, no_room_for_states);
+    suite_add_tcase(s, device);
     tcase_add_test(buffers, depth);
     tcase_add_test(buffers, smaller_class);
     tcase_add_loop_test(buffers, formats, 0, CST_MOMENTS_COUNT);

@@ -74,6 +74,9 @@ static void lay_out(struct rig *rig, const struct rig_job *job)
         .grad_bytes = job->micro_batches > 1 || job->grad_fp32 ? 4 : 2};
     struct cst_err err;
 
+    if (job->device != NULL) {
+        layout.devices[layout.n_devices++] = *job->device;
+    }
     if (job->with_base) {
         ck_assert_int_eq(cst_layout_build(&rig->base_layout, &rig->base_model, &layout, &err),
                          CST_OK);

@@ -22,6 +22,7 @@ struct rig_job {
     const struct cst_core_room *rooms;
     uint32_t n_rooms;
     uint32_t interleave;
+    const struct cst_layout_device *device; /* for states that stay there; NULL: none */
     bool grad_over;           /* gradients take their weights' places */
     enum cst_optimizer optimizer;
     enum cst_moments moments;
