@@ -232,6 +232,9 @@ static void print_node(const Cistern__StatReply *stat)
     if (stat->pool != NULL) {
         print_books(stat->pool);
     }
+    if (stat->rates != NULL) {
+        (void)printf("rates     %s\n", stat->rates);
+    }
     print_gpus(stat);
 }
 

@@ -64,6 +64,7 @@ holds '. == []'
 expect 0 stat
 says '^cisternd  '
 says '^host 0 '
+says '^rates +built in$'
 
 # A job of a worker that has left: two commands and the library's example, linked as a user would.
 ./tests/lib/example >"$tmp/example.out" || fail "the example: $?"
