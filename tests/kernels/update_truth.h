@@ -141,20 +141,21 @@ static inline uint8_t truth_mx8_exponent(unsigned which, const float *x, size_t 
 static inline uint8_t truth_mx8_encode(unsigned which, float x, uint8_t exponent, int64_t add)
 {
     double y = ldexp(fabs((double)x), 127 - exponent), smallest = ldexp(1.0, 1 - truth_bias(which));
-    int e = y < smallest ? 1 : ilogb(y) + truth_bias(which);
-    double unit = ldexp(0.125, e - truth_bias(which));
-    int64_t q = (int64_t)rint(y / unit * 1048576.0), code;
+    bool negative = which == 0 && signbit(x);
+    int64_t q, code;
+    double unit;
+    int e;
 
     if (exponent == 255 || exponent == 0) {
-        q = 0;
-        e = 1;
-        add = 0;
+        return exponent == 0 && negative ? 0x80 : 0;
     }
-    add = add < 0 ? 0x7ffff + (q >> 20 & 1) : add;
-    code = (q + add) >> 20;
+    e = y < smallest ? 1 : ilogb(y) + truth_bias(which);
+    unit = ldexp(0.125, e - truth_bias(which));
+    q = (int64_t)rint(y / unit * 1048576.0);
+    code = (q + (add < 0 ? 0x7ffff + (q >> 20 & 1) : add)) >> 20;
     /* 8 to 15 are 1.0 to 1.875 of this exponent, 16 the next one's first, below 8 is e = 0. */
     code = code + (e - 1) * 8;
-    return (uint8_t)(which == 0 && signbit(x) && exponent != 255 ? code | 0x80 : code);
+    return (uint8_t)(negative ? code | 0x80 : code);
 }
 
 #endif
