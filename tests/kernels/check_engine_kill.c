@@ -11,15 +11,73 @@
 
 #define N_CHUNKS 6
 #define N_STEPS 3
-#define PER_CHUNK                                                                                  \
-    4 /* commands a step: reduce, update, copy up, copy on; a reduction more for a second          \
-         micro-batch */
-#define N_COMMANDS(wide) (N_STEPS * (N_CHUNKS * ((wide) ? PER_CHUNK + 1u : PER_CHUNK) + 1u))
-#define MAX_COMMANDS N_COMMANDS(true)
-#define N_ROUNDS 24
+#define MAX_PER_CHUNK 12 /* commands a step: reduce, 4 up, update, 4 down, copy up, copy on */
+#define MAX_COMMANDS (N_STEPS * (N_CHUNKS * MAX_PER_CHUNK + 1u))
+#define N_ROUNDS 12
 #define N_SLOTS 4
 
-static const uint64_t chunk_elems[N_CHUNKS] = {9000, 20000, 8192 * 3, 2u << 20, 12345, 60000};
+static const uint64_t chunk_elems[N_CHUNKS] = {9024, 20032, 8192 * 3, 2u << 20, 12352, 60032};
+
+/* How chunks are updated. */
+enum way {
+    IN_PLACE,  /* reduced, then updated */
+    MICRO,     /* the same, in two micro-batches that are added to an fp32 row */
+    FUSED,     /* summed and updated in one pass, weights to each row in turn, with a guard */
+    ELSEWHERE, /* reduced, copied up, updated there, copied down */
+};
+
+static const struct kind {
+    enum way way;
+    struct tiny_states states;
+} kinds[] = {
+    {IN_PLACE, {.optimizer = CST_OPTIMIZER_ADAMW}},
+    {MICRO, {.optimizer = CST_OPTIMIZER_ADAMW, .grad_bytes = 4}},
+    {IN_PLACE, {.optimizer = CST_OPTIMIZER_ADAM, .moments = CST_MOMENTS_BF16}},
+    {MICRO, {.optimizer = CST_OPTIMIZER_LION, .moments = CST_MOMENTS_MX8, .grad_bytes = 4}},
+    {IN_PLACE, {.optimizer = CST_OPTIMIZER_ADAMW, .moments = CST_MOMENTS_MX8}},
+    {FUSED, {.optimizer = CST_OPTIMIZER_ADAMW, .two_weights = true}},
+    {FUSED,
+     {.optimizer = CST_OPTIMIZER_SGD,
+      .moments = CST_MOMENTS_BF16,
+      .grad_bytes = 4,
+      .two_weights = true}},
+    {FUSED, {.optimizer = CST_OPTIMIZER_ADAMW, .moments = CST_MOMENTS_MX8, .two_weights = true}},
+    {ELSEWHERE, {.optimizer = CST_OPTIMIZER_ADAMW, .room = true}},
+    {ELSEWHERE, {.optimizer = CST_OPTIMIZER_ADAMW, .moments = CST_MOMENTS_MX8, .room = true}},
+};
+
+#define N_KINDS ((int)(sizeof kinds / sizeof kinds[0]))
+
+/* Commands as they are written. */
+struct list {
+    const struct tiny_job *job;
+    const struct kind *kind;
+    struct engine_command v[MAX_COMMANDS];
+    size_t n;
+    uint64_t norm;              /* ticket of the last NORM */
+    uint64_t copied[N_CHUNKS];  /* of the last copy of the chunk's weights */
+    uint64_t down[N_CHUNKS][4]; /* of the last copies of its rows from elsewhere */
+};
+
+static struct engine_command *add(struct list *list, struct engine_command command)
+{
+    ck_assert_uint_lt(list->n, MAX_COMMANDS);
+    list->v[list->n] = command;
+    list->v[list->n].ticket = list->n + 1;
+    return &list->v[list->n++];
+}
+
+static void after(struct engine_command *command, uint64_t ticket)
+{
+    if (ticket != 0) {
+        command->after[command->n_after++] = ticket;
+    }
+}
+
+static struct engine_command copy(struct cst_place dst, struct cst_place src, uint64_t bytes)
+{
+    return engine_command_copy(dst, src, bytes);
+}
 
 /* The reduction of micro-batch @m of a step: of blocks that hold contributions and one that holds
  * weights, which differ in each step. The first is stored, the second added to it. */
@@ -33,93 +91,169 @@ static struct engine_command micro_batch(const struct tiny_job *job, unsigned c,
     return reduce;
 }
 
-/* Three steps: each chunk is reduced in place, or in two micro-batches into an fp32 row, updated,
- * its weights copied to one block and from there to the next; the norm is taken between. Tickets
- * from 1, in the order in which they are issued. */
-static void write_commands(const struct tiny_job *job, struct engine_command *commands)
+/* Sums of the chunk's step; its last ticket. */
+static uint64_t add_sums(struct list *list, unsigned c, uint64_t step)
 {
-    bool wide = job->states.grad_bytes == 4;
-    uint64_t ticket = 0, norm = 0, copied[N_CHUNKS] = {0};
+    bool micro = list->kind->way == MICRO;
+    struct engine_command *reduce =
+        add(list, micro ? micro_batch(list->job, c, step, 0) : tiny_job_reduce(list->job, c, step));
+
+    after(reduce, list->copied[c]);
+    after(reduce, list->norm);
+    for (int i = 0; i < 4; i++) {
+        after(reduce, list->down[c][i]);
+    }
+    if (micro) {
+        uint64_t first = reduce->ticket;
+
+        reduce = add(list, micro_batch(list->job, c, step, 1));
+        after(reduce, first);
+    }
+    return reduce->ticket;
+}
+
+/* The weight row that a step writes. */
+static enum cst_row side(const struct list *list, uint64_t step)
+{
+    return list->job->states.two_weights && step % 2 == 1 ? (enum cst_row)CST_ROW_WEIGHT_OTHER
+                                                          : CST_ROW_WEIGHT;
+}
+
+static uint64_t add_fused(struct list *list, unsigned c, uint64_t step)
+{
+    struct engine_command *update = add(list, tiny_job_update(list->job, c, step));
+
+    update->src[update->n_src++] = tiny_job_block(list->job, c, 0);
+    update->src[update->n_src++] = tiny_job_block(list->job, c, 3);
+    update->out[update->n_out++] = (struct engine_row){
+        .row = CST_ROW_WEIGHT, .place = tiny_job_row(list->job, c, side(list, step))};
+    update->guard = true;
+    after(update, list->copied[c]);
+    after(update, list->norm);
+    return update->ticket;
+}
+
+static void name(struct engine_row *rows, unsigned *n, enum cst_row row, struct cst_place place)
+{
+    rows[(*n)++] = (struct engine_row){.row = (uint32_t)row, .place = place};
+}
+
+/* Copies up of all that is read, the update, copies down of all that it wrote. Those wait until
+ * the end of the update is known: they overwrite what a copy up that is done again would read. */
+static uint64_t add_elsewhere(struct list *list, unsigned c, uint64_t step, uint64_t sum)
+{
+    static const enum cst_row rows[] = {CST_ROW_GRAD, CST_ROW_WEIGHT, CST_ROW_MASTER,
+                                        CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+    const struct tiny_job *job = list->job;
+    struct engine_command there = tiny_job_update(job, c, step);
+    uint64_t update;
+
+    for (int i = 0; i < CST_ROW_COUNT; i++) {
+        struct cst_place from = tiny_job_room(job, c, rows[i], false);
+
+        if (rows[i] != CST_ROW_WEIGHT) {
+            struct engine_command *up = add(list, copy(from, tiny_job_row(job, c, rows[i]),
+                                                       tiny_job_row_bytes(job, c, rows[i])));
+
+            after(up, sum);
+            after(&there, up->ticket);
+            name(there.in, &there.n_in, rows[i], from);
+        }
+        if (rows[i] != CST_ROW_GRAD) {
+            name(there.out, &there.n_out, rows[i], tiny_job_room(job, c, rows[i], true));
+        }
+    }
+    update = add(list, there)->ticket;
+    for (int i = 1; i < CST_ROW_COUNT; i++) {
+        struct engine_command *down =
+            add(list, copy(tiny_job_row(job, c, rows[i]), tiny_job_room(job, c, rows[i], true),
+                           tiny_job_row_bytes(job, c, rows[i])));
+
+        down->told = true;
+        after(down, update);
+        list->down[c][i - 1] = down->ticket;
+    }
+    return list->down[c][0];
+}
+
+/* The chunk's sums and its update, in the kind's way. *sum: when its tiles' sums are there; the
+ * ticket after which its weights are. */
+static uint64_t add_update(struct list *list, unsigned c, uint64_t step, uint64_t *sum)
+{
+    struct engine_command *update;
+
+    if (list->kind->way == FUSED) {
+        return *sum = add_fused(list, c, step);
+    }
+    *sum = add_sums(list, c, step);
+    if (list->kind->way == ELSEWHERE) {
+        return add_elsewhere(list, c, step, *sum);
+    }
+    update = add(list, tiny_job_update(list->job, c, step));
+    after(update, *sum);
+    return update->ticket;
+}
+
+/* Steps: each chunk is updated, its weights copied to one block and from there to the next; the
+ * norm is taken between. Tickets from 1, in the order in which they are issued. */
+static void write_commands(struct list *list)
+{
+    const struct tiny_job *job = list->job;
 
     for (uint64_t step = 1; step <= N_STEPS; step++) {
         struct engine_command sum = {.kind = ENGINE__COMMAND_KIND__NORM,
                                      .table = job->ids[TINY_TABLE]};
 
         for (unsigned c = 0; c < N_CHUNKS; c++) {
-            struct engine_command reduce =
-                wide ? micro_batch(job, c, step, 0) : tiny_job_reduce(job, c, step);
-            struct engine_command update = tiny_job_update(job, c, step);
-            struct engine_command up = {.kind = ENGINE__COMMAND_KIND__COPY,
-                                        .src = {tiny_job_row(job, c, CST_ROW_WEIGHT)},
-                                        .n_src = 1,
-                                        .dst = {tiny_job_block(job, c, 2)},
-                                        .n_dst = 1,
-                                        .bytes = job->n_elems[c] * 2};
-            struct engine_command on = up;
+            uint64_t summed, updated = add_update(list, c, step, &summed), up_ticket;
+            struct engine_command *up =
+                add(list, copy(tiny_job_block(job, c, 2), tiny_job_row(job, c, side(list, step)),
+                               job->n_elems[c] * 2));
+            struct engine_command *on;
 
-            on.src[0] = tiny_job_block(job, c, 2);
-            on.dst[0] = tiny_job_block(job, c, 3);
-            on.priority = ENGINE__PRIORITY__EVICTION;
-            reduce.ticket = ++ticket;
-            reduce.after[reduce.n_after++] = copied[c];
-            reduce.after[reduce.n_after++] = norm;
-            if (wide) {
-                *commands++ = reduce;
-                reduce = micro_batch(job, c, step, 1);
-                reduce.after[reduce.n_after++] = ticket;
-                reduce.ticket = ++ticket;
-            }
-            update.ticket = ++ticket;
-            update.after[update.n_after++] = reduce.ticket;
-            up.ticket = ++ticket;
-            up.after[up.n_after++] = update.ticket;
-            on.ticket = ++ticket;
-            on.after[on.n_after++] = up.ticket;
-            copied[c] = on.ticket;
-            sum.after[sum.n_after++] = reduce.ticket;
-            *commands++ = reduce;
-            *commands++ = update;
-            *commands++ = up;
-            *commands++ = on;
+            after(up, updated);
+            up_ticket = up->ticket;
+            on = add(list, copy(tiny_job_block(job, c, 3), tiny_job_block(job, c, 2),
+                                job->n_elems[c] * 2));
+            on->priority = ENGINE__PRIORITY__EVICTION;
+            after(on, up_ticket);
+            list->copied[c] = on->ticket;
+            after(&sum, summed);
         }
-        sum.ticket = norm = ++ticket;
-        *commands++ = sum;
+        list->norm = add(list, sum)->ticket;
     }
-    ck_assert_uint_eq(ticket, N_COMMANDS(wide));
 }
 
 /* Killed again and again at random moments, the run ends with the same weights, states, gradients,
  * sums and marks. */
 START_TEST(test_kill)
 {
-    static struct engine_command commands[MAX_COMMANDS];
-    void (*open)(struct tiny_job *, unsigned, const uint64_t *, unsigned, uint64_t) =
-        _i == 0 ? tiny_job_open : tiny_job_open_wide;
-    const size_t n_commands = N_COMMANDS(_i == 1);
+    static struct list list;
     const char *env = getenv("CST_SEED");
     uint64_t seed = env != NULL ? strtoull(env, NULL, 0) : (uint64_t)time(NULL), random;
     unsigned n_kills = 0, n_held = 0;
     struct tiny_job calm, job;
 
-    open(&calm, N_CHUNKS, chunk_elems, N_SLOTS, seed);
-    open(&job, N_CHUNKS, chunk_elems, N_SLOTS, seed);
+    tiny_job_open_as(&calm, &kinds[_i].states, N_CHUNKS, chunk_elems, N_SLOTS, seed);
+    tiny_job_open_as(&job, &kinds[_i].states, N_CHUNKS, chunk_elems, N_SLOTS, seed);
     printf("seed: CST_SEED=%llu\n", (unsigned long long)seed);
     random = seed * 2 + 1;
-    write_commands(&calm, commands);
-    kill_run_to_end(&calm, commands, n_commands, 2, (bool[MAX_COMMANDS]){false});
+    list = (struct list){.job = &calm, .kind = &kinds[_i]};
+    write_commands(&list);
+    kill_run_to_end(&calm, list.v, list.n, 2, (bool[MAX_COMMANDS]){false});
     for (int round = 0; round < N_ROUNDS; round++) {
         bool done[MAX_COMMANDS] = {false};
 
         tiny_job_fill(&job, seed);
         for (uint64_t k = 1 + tiny_random(&random) % 3; k > 0; k--) {
-            n_held += kill_run(&job, commands, n_commands, N_SLOTS, done, &random);
+            n_held += kill_run(&job, list.v, list.n, N_SLOTS, done, &random);
             n_kills++;
         }
-        kill_run_to_end(&job, commands, n_commands, 1 + (uint32_t)(tiny_random(&random) % 3), done);
-        ck_assert_msg(tiny_job_same(&calm, &job), "seed %llu, round %d: the bits differ",
-                      (unsigned long long)seed, round);
+        kill_run_to_end(&job, list.v, list.n, 1 + (uint32_t)(tiny_random(&random) % 3), done);
+        ck_assert_msg(tiny_job_same(&calm, &job), "seed %llu, kind %d, round %d: the bits differ",
+                      (unsigned long long)seed, _i, round);
     }
-    printf("%u kills left %u tiles half done\n", n_kills, n_held);
+    printf("kind %d: %u kills left %u tiles half done\n", _i, n_kills, n_held);
     tiny_job_close(&calm);
     tiny_job_close(&job);
 }
@@ -131,7 +265,7 @@ int main(void)
     TCase *tcase = tcase_create("kill");
 
     tcase_set_timeout(tcase, 600);
-    tcase_add_loop_test(tcase, test_kill, 0, 2);
+    tcase_add_loop_test(tcase, test_kill, 0, N_KINDS);
     suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -18,6 +18,7 @@ struct tiny_states {
     enum cst_moments moments;
     enum cst_rounding rounding;
     bool two_weights; /* a second weight row */
+    bool room; /* behind the arena's rows, room to read each elsewhere and to write it there */
 };
 
 enum tiny_segment { TINY_ARENA, TINY_TABLE, TINY_POOL, TINY_UNDO, TINY_SEGMENTS };
@@ -66,7 +67,11 @@ void tiny_job_start(struct tiny_job *job, struct engine_proc *proc, uint32_t thr
 /* CST_ROW_WEIGHT_OTHER too. */
 struct cst_place tiny_job_row(const struct tiny_job *job, unsigned chunk, enum cst_row row);
 
-/* Has the job's chunks that row? */
+/* With room: where that row lies elsewhere, to be read or written. */
+struct cst_place tiny_job_room(const struct tiny_job *job, unsigned chunk, enum cst_row row,
+                               bool written);
+
+/* Have the job's chunks that row? */
 bool tiny_job_has(const struct tiny_job *job, enum cst_row row);
 uint64_t tiny_job_row_bytes(const struct tiny_job *job, unsigned chunk, enum cst_row row);
 struct cst_place tiny_job_block(const struct tiny_job *job, unsigned chunk, unsigned block);

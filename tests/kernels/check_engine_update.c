@@ -1,0 +1,562 @@
+/* The engine process: UPDATE of every kind. What the formulas come to is tested with the kernels;
+ * here the kinds are compared with each other: REDUCE and then UPDATE in place is the truth. */
+#include "tests/lib/engine_proc.h"
+#include "tests/lib/tiny_job.h"
+
+#include "kernels/cast.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define N_CHUNKS 2
+#define BIG 1 /* several pieces per thread */
+#define N_SLOTS 3
+#define ROOM                                                                                       \
+    60 /* segment: rows that are elsewhere, read from the first half, written to the second */
+#define MARK 3
+#define UNTOUCHED 0x77 /* what the room holds */
+
+static const uint64_t n_elems[N_CHUNKS] = {9024, 600000};
+
+static const struct tiny_states kinds[] = {
+    {.optimizer = CST_OPTIMIZER_ADAMW, .two_weights = true},
+    {.optimizer = CST_OPTIMIZER_ADAMW, .moments = CST_MOMENTS_BF16, .two_weights = true},
+    {.optimizer = CST_OPTIMIZER_ADAMW, .moments = CST_MOMENTS_MX8, .two_weights = true},
+    {.optimizer = CST_OPTIMIZER_ADAM,
+     .moments = CST_MOMENTS_MX8,
+     .rounding = CST_ROUNDING_NEAREST,
+     .grad_bytes = 4,
+     .two_weights = true},
+    {.optimizer = CST_OPTIMIZER_LION, .moments = CST_MOMENTS_MX8, .two_weights = true},
+    {.optimizer = CST_OPTIMIZER_SGD, .grad_bytes = 4, .two_weights = true},
+};
+
+#define N_KINDS ((int)(sizeof kinds / sizeof kinds[0]))
+
+static struct tiny_job want, got; /* two jobs that begin with the same bytes, in one engine */
+static struct engine_proc proc;
+static uint64_t ticket;
+static uint8_t *room;
+static uint64_t room_half;
+
+static void add_segments(const struct tiny_job *job)
+{
+    for (int s = 0; s < TINY_UNDO; s++) {
+        engine_proc_must_add(&proc, job->ids[s], job->fds[s], job->bytes[s]);
+    }
+}
+
+static void open_jobs(const struct tiny_states *states)
+{
+    int fd;
+
+    tiny_job_open_as(&want, states, N_CHUNKS, n_elems, N_SLOTS, 7);
+    tiny_job_open_as(&got, states, N_CHUNKS, n_elems, N_SLOTS, 7);
+    for (int s = 0; s < TINY_SEGMENTS; s++) {
+        got.ids[s] += 10;
+    }
+    tiny_job_fill(&got, 7);
+    tiny_job_start(&want, &proc, 3, 2, 0);
+    add_segments(&got);
+    room_half = got.bytes[TINY_ARENA];
+    fd = engine_proc_memfd(2 * room_half, (void **)&room);
+    memset(room, UNTOUCHED, 2 * room_half);
+    engine_proc_must_add(&proc, ROOM, fd, 2 * room_half);
+}
+
+static void close_jobs(void)
+{
+    ck_assert_int_eq(engine_proc_close(&proc), 0);
+    tiny_job_close(&want);
+    tiny_job_close(&got);
+}
+
+static struct engine_completion run(struct engine_command command)
+{
+    const struct engine_completion *c;
+
+    command.ticket = ++ticket;
+    engine_proc_submit(&proc, &command, 1);
+    c = engine_proc_wait(&proc, command.ticket);
+    ck_assert_ptr_nonnull(c);
+    return *c;
+}
+
+static void must(struct engine_command command)
+{
+    struct engine_completion c = run(command);
+
+    ck_assert_msg(c.status == CST_OK, "%s", c.text);
+}
+
+/* -- rows ----------------------------------------------------------------------------------- */
+
+static uint8_t *arena_row(const struct tiny_job *job, unsigned chunk, enum cst_row row)
+{
+    return (uint8_t *)job->base[TINY_ARENA] + tiny_job_row(job, chunk, row).offset;
+}
+
+/* A row of @got's in the room: at the same offset as in the arena. */
+static struct cst_place room_row(unsigned chunk, enum cst_row row, bool written)
+{
+    return (struct cst_place){
+        .segment = ROOM, .offset = tiny_job_row(&got, chunk, row).offset + written * room_half};
+}
+
+static uint8_t *room_at(unsigned chunk, enum cst_row row, bool written)
+{
+    return room + room_row(chunk, row, written).offset;
+}
+
+/* Do two rows hold the same elements? What lies between tensors does not count. */
+static bool same_row(unsigned chunk, enum cst_row row, const uint8_t *a, const uint8_t *b)
+{
+    bool codes = want.states.moments == CST_MOMENTS_MX8 &&
+                 (row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ);
+    uint64_t size = codes ? 1 : tiny_job_row_bytes(&want, chunk, row) / n_elems[chunk];
+    bool same = true;
+
+    for (unsigned s = 0; s < TINY_SPANS; s++) {
+        const struct cst_table_span *span = &cst_table_spans(want.table)[chunk * TINY_SPANS + s];
+        uint64_t block = n_elems[chunk] + span->start / CST_MX8_BLOCK;
+
+        same = same &&
+               memcmp(a + span->start * size, b + span->start * size, span->n_elems * size) == 0;
+        same = same && (!codes || memcmp(a + block, b + block,
+                                         (span->n_elems + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK) == 0);
+    }
+    return same;
+}
+
+static void assert_same(unsigned chunk, enum cst_row row, const uint8_t *a, const uint8_t *b)
+{
+    if (tiny_job_has(&want, row)) {
+        ck_assert_msg(same_row(chunk, row, a, b), "chunk %u, row %d", chunk, (int)row);
+    }
+}
+
+static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+
+static void assert_same_states(unsigned chunk)
+{
+    for (int i = 0; i < 3; i++) {
+        if (tiny_job_has(&want, states[i])) {
+            assert_same(chunk, states[i], arena_row(&want, chunk, states[i]),
+                        arena_row(&got, chunk, states[i]));
+        }
+    }
+}
+
+static void assert_same_sums(unsigned chunk)
+{
+    const struct cst_table_span *spans = cst_table_spans(want.table) + chunk * TINY_SPANS;
+
+    for (unsigned s = 0; s < TINY_SPANS; s++) {
+        for (uint64_t t = 0; t < cst_table_n_tiles(spans[s].n_elems); t++) {
+            uint64_t i = spans[s].first_tile + t;
+
+            ck_assert(memcmp(&cst_table_tiles(want.table)[i].sum_squares,
+                             &cst_table_tiles(got.table)[i].sum_squares, sizeof(double)) == 0);
+        }
+    }
+}
+
+/* -- commands ------------------------------------------------------------------------------- */
+
+/* @n contributions of @job: none of them is the grad row. */
+static void add_sources(struct engine_command *command, const struct tiny_job *job, unsigned chunk,
+                        unsigned n)
+{
+    command->n_src = 0;
+    for (unsigned i = 0; i < n; i++) {
+        command->src[command->n_src++] = tiny_job_block(job, chunk, i);
+    }
+}
+
+static struct engine_command reduce(const struct tiny_job *job, unsigned chunk, unsigned n_src)
+{
+    struct engine_command command = tiny_job_reduce(job, chunk, MARK);
+
+    add_sources(&command, job, chunk, n_src);
+    return command;
+}
+
+static struct engine_row elsewhere(unsigned chunk, enum cst_row row, bool written)
+{
+    return (struct engine_row){.row = row, .place = room_row(chunk, row, written)};
+}
+
+/* UPDATE of @got's chunk into the room; reads the room, too, if @from_room. */
+static struct engine_command update_elsewhere(unsigned chunk, bool from_room)
+{
+    static const enum cst_row rows[] = {CST_ROW_GRAD, CST_ROW_WEIGHT, CST_ROW_MASTER,
+                                        CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+    struct engine_command command = tiny_job_update(&got, chunk, MARK);
+
+    for (int i = 0; i < CST_ROW_COUNT; i++) {
+        if (!tiny_job_has(&got, rows[i])) {
+            continue;
+        }
+        if (rows[i] != CST_ROW_WEIGHT && from_room) {
+            command.in[command.n_in++] = elsewhere(chunk, rows[i], false);
+        }
+        if (rows[i] != CST_ROW_GRAD) {
+            command.out[command.n_out++] = elsewhere(chunk, rows[i], true);
+        }
+    }
+    return command;
+}
+
+/* -- the same bits -------------------------------------------------------------------------- */
+
+/* Written elsewhere, read at home or elsewhere, are the bits of an update in place; what is read
+ * stays as it was, and no tile has a mark. It may be done again. */
+START_TEST(test_elsewhere)
+{
+    uint8_t *before;
+
+    open_jobs(&kinds[_i]);
+    before = malloc(room_half);
+    ck_assert_ptr_nonnull(before);
+    for (unsigned c = 0; c < N_CHUNKS; c++) {
+        must(reduce(&want, c, 2));
+        must(reduce(&got, c, 2));
+    }
+    memcpy(before, got.base[TINY_ARENA], room_half);
+    memcpy(room, got.base[TINY_ARENA], room_half);
+    for (unsigned c = 0; c < N_CHUNKS; c++) {
+        must(tiny_job_update(&want, c, MARK));
+        must(update_elsewhere(c, c == 0));
+        must(update_elsewhere(c, c != 0));
+        for (int row = 0; row < CST_ROW_COUNT; row++) {
+            if (row != CST_ROW_GRAD && tiny_job_has(&got, (enum cst_row)row)) {
+                assert_same(c, (enum cst_row)row, arena_row(&want, c, (enum cst_row)row),
+                            room_at(c, (enum cst_row)row, true));
+            }
+        }
+        ck_assert_uint_eq(cst_table_chunks(got.table)[c].update_mark, 0);
+    }
+    ck_assert_int_eq(memcmp(before, got.base[TINY_ARENA], room_half), 0);
+    ck_assert_int_eq(memcmp(before, room, room_half), 0);
+    ck_assert_uint_eq(cst_table_tiles(got.table)[0].update_mark, 0);
+    free(before);
+    close_jobs();
+}
+END_TEST
+
+/* Contributions summed in the pass give the bits of REDUCE and then UPDATE: states, weights, sums
+ * of squares. The grad row is not touched; the marks are those of both. */
+START_TEST(test_fused)
+{
+    uint8_t *grad;
+
+    open_jobs(&kinds[_i]);
+    grad = malloc(tiny_job_row_bytes(&got, BIG, CST_ROW_GRAD));
+    ck_assert_ptr_nonnull(grad);
+    memcpy(grad, arena_row(&got, BIG, CST_ROW_GRAD), tiny_job_row_bytes(&got, BIG, CST_ROW_GRAD));
+    for (unsigned n = 1; n <= 3; n++) {
+        struct engine_command fused = tiny_job_update(&got, BIG, n), sum = reduce(&want, BIG, n);
+
+        sum.mark = n;
+        must(sum);
+        must(tiny_job_update(&want, BIG, n));
+        add_sources(&fused, &got, BIG, n);
+        must(fused);
+        assert_same_states(BIG);
+        assert_same(BIG, CST_ROW_WEIGHT, arena_row(&want, BIG, CST_ROW_WEIGHT),
+                    arena_row(&got, BIG, CST_ROW_WEIGHT));
+        assert_same_sums(BIG);
+        ck_assert_uint_eq(cst_table_chunks(got.table)[BIG].update_mark, n);
+        ck_assert_uint_eq(cst_table_chunks(got.table)[BIG].reduce_mark, n);
+    }
+    ck_assert_int_eq(memcmp(grad, arena_row(&got, BIG, CST_ROW_GRAD),
+                            tiny_job_row_bytes(&got, BIG, CST_ROW_GRAD)),
+                     0);
+    free(grad);
+    close_jobs();
+}
+END_TEST
+
+/* Summed in the pass and written elsewhere, at once. */
+START_TEST(test_fused_elsewhere)
+{
+    struct engine_command fused;
+
+    open_jobs(&kinds[_i]);
+    must(reduce(&want, BIG, 3));
+    must(tiny_job_update(&want, BIG, MARK));
+    fused = update_elsewhere(BIG, false);
+    add_sources(&fused, &got, BIG, 3);
+    must(fused);
+    for (int i = 0; i < 3; i++) {
+        if (tiny_job_has(&want, states[i])) {
+            assert_same(BIG, states[i], arena_row(&want, BIG, states[i]),
+                        room_at(BIG, states[i], true));
+        }
+    }
+    assert_same(BIG, CST_ROW_WEIGHT, arena_row(&want, BIG, CST_ROW_WEIGHT),
+                room_at(BIG, CST_ROW_WEIGHT, true));
+    assert_same_sums(BIG);
+    close_jobs();
+}
+END_TEST
+
+/* The weight goes to the row that is named and the other one stays as it was; states are updated in
+ * place and marked. */
+START_TEST(test_other_weight)
+{
+    uint64_t bytes = n_elems[BIG] * 2;
+    uint8_t *before = malloc(bytes);
+
+    ck_assert_ptr_nonnull(before);
+    open_jobs(&kinds[_i]);
+    for (uint64_t mark = 1; mark <= 2; mark++) {
+        enum cst_row to = mark == 1 ? (enum cst_row)CST_ROW_WEIGHT_OTHER : CST_ROW_WEIGHT;
+        enum cst_row stays = mark == 1 ? CST_ROW_WEIGHT : (enum cst_row)CST_ROW_WEIGHT_OTHER;
+        struct engine_command update = tiny_job_update(&got, BIG, mark);
+
+        memcpy(before, arena_row(&got, BIG, stays), bytes);
+        update.out[update.n_out++] =
+            (struct engine_row){.row = CST_ROW_WEIGHT, .place = tiny_job_row(&got, BIG, to)};
+        must(tiny_job_update(&want, BIG, mark));
+        must(update);
+        assert_same_states(BIG);
+        assert_same(BIG, CST_ROW_WEIGHT, arena_row(&want, BIG, CST_ROW_WEIGHT),
+                    arena_row(&got, BIG, to));
+        ck_assert_int_eq(memcmp(before, arena_row(&got, BIG, stays), bytes), 0);
+        ck_assert_uint_eq(cst_table_chunks(got.table)[BIG].update_mark, mark);
+    }
+    free(before);
+    close_jobs();
+}
+END_TEST
+
+/* -- guard ---------------------------------------------------------------------------------- */
+
+/* In @job's first contribution one element of the second tile of BIG's first tensor is infinite. */
+static void poison(const struct tiny_job *job)
+{
+    uint16_t *block =
+        (uint16_t *)((char *)job->base[TINY_POOL] + tiny_job_block(job, BIG, 0).offset);
+
+    block[CST_TILE_ELEMS + 5] = 0x7f80;
+}
+
+/* With a guard a tile whose gradients are not finite keeps its states, and its weight is that of
+ * its master weights; others are updated. Without one there is no difference. */
+START_TEST(test_guard)
+{
+    struct engine_command update;
+    float *master;
+    uint16_t *weight, *weights;
+    unsigned n_wrong = 0;
+
+    open_jobs(&kinds[_i]);
+    poison(&got);
+    master = (float *)(void *)arena_row(&got, BIG, CST_ROW_MASTER);
+    weight = (uint16_t *)(void *)arena_row(&got, BIG, CST_ROW_WEIGHT);
+    weights = (uint16_t *)(void *)arena_row(&want, BIG, CST_ROW_WEIGHT);
+    must(reduce(&want, BIG, 2));
+    must(tiny_job_update(&want, BIG, MARK));
+    update = tiny_job_update(&got, BIG, MARK);
+    update.guard = true;
+    if (_i % 2 == 0) {
+        must(reduce(&got, BIG, 2));
+    } else {
+        add_sources(&update, &got, BIG, 2);
+    }
+    must(update);
+    tiny_job_fill(&want, 7);
+    for (uint64_t i = 0; i < CST_TILE_ELEMS; i++) {
+        uint64_t at = CST_TILE_ELEMS + i;
+
+        n_wrong += master[at] != ((float *)(void *)arena_row(&want, BIG, CST_ROW_MASTER))[at];
+        n_wrong += weight[at] != cst_fp32_to_bf16(master[at]);
+    }
+    ck_assert_uint_eq(n_wrong, 0);
+    ck_assert(master[CST_TILE_ELEMS - 1] !=
+              ((float *)(void *)arena_row(&want, BIG, CST_ROW_MASTER))[CST_TILE_ELEMS - 1]);
+    ck_assert_uint_eq(cst_table_chunks(got.table)[BIG].update_mark, MARK);
+    must(reduce(&want, BIG, 2));
+    must(tiny_job_update(&want, BIG, MARK));
+    ck_assert_int_eq(memcmp(weight, weights, CST_TILE_ELEMS * 2), 0);
+    ck_assert_int_eq(
+        memcmp(weight + 2 * CST_TILE_ELEMS, weights + 2 * CST_TILE_ELEMS, CST_TILE_ELEMS * 2), 0);
+    close_jobs();
+}
+END_TEST
+
+/* The same elsewhere: the tile is copied as it is. */
+START_TEST(test_guard_elsewhere)
+{
+    struct engine_command update;
+    uint64_t at = CST_TILE_ELEMS * sizeof(float);
+
+    open_jobs(&kinds[_i]);
+    poison(&got);
+    must(reduce(&got, BIG, 2));
+    update = update_elsewhere(BIG, false);
+    update.guard = true;
+    must(update);
+    ck_assert_int_eq(memcmp(room_at(BIG, CST_ROW_MASTER, true) + at,
+                            arena_row(&got, BIG, CST_ROW_MASTER) + at, at),
+                     0);
+    ck_assert_int_ne(
+        memcmp(room_at(BIG, CST_ROW_MASTER, true), arena_row(&got, BIG, CST_ROW_MASTER), at), 0);
+    close_jobs();
+}
+END_TEST
+
+/* -- lies ----------------------------------------------------------------------------------- */
+
+static struct engine_row *row_of(struct engine_row *rows, unsigned n, enum cst_row row)
+{
+    for (unsigned i = 0; i < n; i++) {
+        if (rows[i].row == (uint32_t)row) {
+            return &rows[i];
+        }
+    }
+    ck_abort_msg("no row %d", (int)row);
+    return NULL;
+}
+
+/* Updates that cannot be are answered, each with words, and change nothing. */
+START_TEST(test_lies)
+{
+    struct engine_command good, in_place, bad[16];
+    uint8_t *before;
+    unsigned n = 0;
+
+    open_jobs(&kinds[0]);
+    good = update_elsewhere(BIG, true);
+    in_place = tiny_job_update(&got, BIG, MARK);
+    in_place.out[in_place.n_out++] = (struct engine_row){
+        .row = CST_ROW_WEIGHT, .place = tiny_job_row(&got, BIG, CST_ROW_WEIGHT_OTHER)};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        bad[i] = i < 11 ? good : in_place;
+    }
+    /* elsewhere: a row missing, twice, that is none, that is not read or written */
+    bad[n++].n_out--;
+    bad[n++].out[1].row = bad[0].out[0].row;
+    bad[n++].out[1].row = 77;
+    bad[n++].in[0].row = CST_ROW_WEIGHT;
+    bad[n++].out[1].row = CST_ROW_GRAD;
+    /* beyond its segment, in no segment, across another one that is written, or read */
+    row_of(bad[n].out, 4, CST_ROW_MASTER)->place.offset = 2 * room_half - n_elems[BIG] * 4 + 4;
+    n++;
+    row_of(bad[n].in, 4, CST_ROW_MASTER)->place.segment = 99;
+    n++;
+    row_of(bad[n].out, 4, CST_ROW_MASTER)->place.offset =
+        row_of(bad[n].out, 4, CST_ROW_EXP_AVG)->place.offset + 4;
+    n++;
+    row_of(bad[n].out, 4, CST_ROW_WEIGHT)->place = row_of(bad[n].in, 4, CST_ROW_GRAD)->place;
+    n++;
+    /* a gradient besides contributions; a contribution where something is written */
+    add_sources(&bad[n++], &got, BIG, 2);
+    bad[n].n_in = 0;
+    bad[n].src[bad[n].n_src++] = row_of(bad[n].out, 4, CST_ROW_WEIGHT)->place;
+    n++;
+    /* in place: rows that are read elsewhere, weights that go anywhere, contributions that are
+     * written over */
+    bad[n].in[bad[n].n_in++] = elsewhere(BIG, CST_ROW_GRAD, false);
+    n++;
+    bad[n++].out[0].place.offset += 64;
+    bad[n++].out[0].place = room_row(BIG, CST_ROW_WEIGHT, true);
+    bad[n].src[bad[n].n_src++] = tiny_job_row(&got, BIG, (enum cst_row)CST_ROW_WEIGHT_OTHER);
+    n++;
+    bad[n].src[bad[n].n_src++] = tiny_job_row(&got, BIG, CST_ROW_MASTER);
+    n++;
+    ck_assert_uint_eq(n, sizeof bad / sizeof bad[0]);
+    before = malloc(room_half);
+    ck_assert_ptr_nonnull(before);
+    memcpy(before, got.base[TINY_ARENA], room_half);
+    for (unsigned i = 0; i < n; i++) {
+        struct engine_completion c = run(bad[i]);
+
+        ck_assert_msg(c.status == CST_EINVAL || c.status == CST_ENOTFOUND, "lie %u: %d: %s", i,
+                      c.status, c.text);
+        ck_assert_uint_gt(strlen(c.text), 0);
+    }
+    ck_assert_int_eq(memcmp(before, got.base[TINY_ARENA], room_half), 0);
+    for (uint64_t i = 0; i < 2 * room_half; i++) {
+        ck_assert_uint_eq(room[i], UNTOUCHED);
+    }
+    must(reduce(&got, BIG, 2));
+    memcpy(room, got.base[TINY_ARENA], room_half);
+    must(good);
+    must(in_place);
+    free(before);
+    close_jobs();
+}
+END_TEST
+
+/* A row that the optimizer does not have cannot be named. */
+START_TEST(test_no_second)
+{
+    struct engine_command update;
+
+    open_jobs(&kinds[4]);
+    update = update_elsewhere(BIG, false);
+    update.out[update.n_out++] =
+        (struct engine_row){.row = CST_ROW_EXP_AVG_SQ, .place = {.segment = ROOM}};
+    ck_assert_int_eq(run(update).status, CST_EINVAL);
+    close_jobs();
+}
+END_TEST
+
+/* -- counters ------------------------------------------------------------------------------- */
+
+/* Bytes are those of the form, element for element; a tile that is skipped moves none. */
+START_TEST(test_bytes)
+{
+    static const uint64_t bytes[] = {28 * 32,          20 * 32, 12 * 32 + 4 * 33, 14 * 32 + 4 * 33,
+                                     12 * 32 + 2 * 33, 22 * 32}; /* of 32 elements */
+    uint64_t n = 0, full = 0;
+    struct engine_command fused;
+    Engine__Pong pong;
+
+    _Static_assert(sizeof bytes / sizeof bytes[0] == sizeof kinds / sizeof kinds[0],
+                   "of each kind");
+    open_jobs(&kinds[_i]);
+    for (unsigned s = 0; s < TINY_SPANS; s++) {
+        n += cst_table_spans(got.table)[BIG * TINY_SPANS + s].n_elems;
+    }
+    must(tiny_job_update(&got, BIG, 1));
+    engine_proc_ping(&proc, &pong);
+    full = n * bytes[_i] / 32;
+    ck_assert_uint_eq(pong.update_elems, n);
+    ck_assert(llabs((long long)(pong.update_bytes - full)) <= 4);
+    must(tiny_job_update(&got, BIG, 1));
+    engine_proc_ping(&proc, &pong);
+    ck_assert_uint_eq(pong.update_elems, n);
+    full = pong.update_bytes;
+    fused = tiny_job_update(&got, BIG, 2);
+    add_sources(&fused, &got, BIG, 3);
+    must(fused);
+    engine_proc_ping(&proc, &pong);
+    ck_assert_uint_eq(pong.update_bytes, 2 * full + n * (6 - got.states.grad_bytes));
+    close_jobs();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine_update");
+    TCase *tcase = tcase_create("update");
+
+    tcase_set_timeout(tcase, 60);
+    tcase_add_loop_test(tcase, test_elsewhere, 0, N_KINDS);
+    tcase_add_loop_test(tcase, test_fused, 0, N_KINDS);
+    tcase_add_loop_test(tcase, test_fused_elsewhere, 0, N_KINDS);
+    tcase_add_loop_test(tcase, test_other_weight, 0, N_KINDS);
+    tcase_add_loop_test(tcase, test_guard, 0, N_KINDS);
+    tcase_add_loop_test(tcase, test_guard_elsewhere, 0, N_KINDS);
+    tcase_add_test(tcase, test_lies);
+    tcase_add_test(tcase, test_no_second);
+    tcase_add_loop_test(tcase, test_bytes, 0, N_KINDS);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
