@@ -481,9 +481,7 @@ START_TEST(test_lies)
         ck_assert_uint_gt(strlen(c.text), 0);
     }
     ck_assert_int_eq(memcmp(before, got.base[TINY_ARENA], room_half), 0);
-    for (uint64_t i = 0; i < 2 * room_half; i++) {
-        ck_assert_uint_eq(room[i], UNTOUCHED);
-    }
+    ck_assert(room[0] == UNTOUCHED && memcmp(room, room + 1, 2 * room_half - 1) == 0);
     must(reduce(&got, BIG, 2));
     memcpy(room, got.base[TINY_ARENA], room_half);
     must(good);
