@@ -91,6 +91,15 @@ static struct engine_command micro_batch(const struct tiny_job *job, unsigned c,
     return reduce;
 }
 
+/* @command begins the chunk's step: contributions were made with the weights of the step before, by
+ * workers who were told of them. */
+static void begin(const struct list *list, unsigned c, struct engine_command *command)
+{
+    command->told = true;
+    after(command, list->copied[c]);
+    after(command, list->norm);
+}
+
 /* Sums of the chunk's step; its last ticket. */
 static uint64_t add_sums(struct list *list, unsigned c, uint64_t step)
 {
@@ -98,8 +107,7 @@ static uint64_t add_sums(struct list *list, unsigned c, uint64_t step)
     struct engine_command *reduce =
         add(list, micro ? micro_batch(list->job, c, step, 0) : tiny_job_reduce(list->job, c, step));
 
-    after(reduce, list->copied[c]);
-    after(reduce, list->norm);
+    begin(list, c, reduce);
     for (int i = 0; i < 4; i++) {
         after(reduce, list->down[c][i]);
     }
@@ -128,8 +136,7 @@ static uint64_t add_fused(struct list *list, unsigned c, uint64_t step)
     update->out[update->n_out++] = (struct engine_row){
         .row = CST_ROW_WEIGHT, .place = tiny_job_row(list->job, c, side(list, step))};
     update->guard = true;
-    after(update, list->copied[c]);
-    after(update, list->norm);
+    begin(list, c, update);
     return update->ticket;
 }
 
@@ -216,6 +223,7 @@ static void write_commands(struct list *list)
             on = add(list, copy(tiny_job_block(job, c, 3), tiny_job_block(job, c, 2),
                                 job->n_elems[c] * 2));
             on->priority = ENGINE__PRIORITY__EVICTION;
+            on->told = true; /* sums that are done again still read that block */
             after(on, up_ticket);
             list->copied[c] = on->ticket;
             after(&sum, summed);

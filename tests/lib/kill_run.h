@@ -9,8 +9,9 @@
 void kill_run_to_end(struct tiny_job *job, const struct engine_command *commands, size_t n,
                      uint32_t threads, bool *done);
 
-/* Start one, issue those, let some complete, wait a moment more, kill; by @random. How many of
- * @n_slots undo slots the engine left in use. */
+/* Start one, issue those, let some complete, or see to it that the socket is so full that no end
+ * can be told, wait a moment more, kill; by @random. How many of @n_slots undo slots the engine
+ * left in use. */
 unsigned kill_run(struct tiny_job *job, const struct engine_command *commands, size_t n,
                   unsigned n_slots, bool *done, uint64_t *random);
 

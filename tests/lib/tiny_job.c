@@ -335,10 +335,39 @@ struct engine_command tiny_job_update(const struct tiny_job *job, unsigned chunk
                                    .grad_scale = 0.75f};
 }
 
+/* For people: the first byte that differs. */
+static void tell_difference(const struct tiny_job *a, const struct tiny_job *b, int segment)
+{
+    const uint8_t *x = a->base[segment], *y = b->base[segment];
+    uint64_t at = 0, n = 0;
+
+    for (uint64_t i = a->bytes[segment]; i > 0; i--) {
+        if (x[i - 1] != y[i - 1]) {
+            at = i - 1;
+            n++;
+        }
+    }
+    printf("segment %d: %llu bytes differ, the first at %llu of %llu\n", segment,
+           (unsigned long long)n, (unsigned long long)at, (unsigned long long)a->bytes[segment]);
+    for (unsigned c = 0; segment == TINY_ARENA && c < a->n_chunks; c++) {
+        for (int row = 0; row < N_ROWS; row++) {
+            uint64_t from = tiny_job_row(a, c, (enum cst_row)row).offset;
+
+            if (at >= from && at < from + row_bytes(a, row, a->n_elems[c])) {
+                printf("byte %llu of chunk %u, row %d\n", (unsigned long long)(at - from), c, row);
+            }
+        }
+    }
+}
+
 bool tiny_job_same(const struct tiny_job *a, const struct tiny_job *b)
 {
     for (int i = 0; i < TINY_UNDO; i++) {
-        if (a->bytes[i] != b->bytes[i] || memcmp(a->base[i], b->base[i], a->bytes[i]) != 0) {
+        if (a->bytes[i] != b->bytes[i]) {
+            return false;
+        }
+        if (memcmp(a->base[i], b->base[i], a->bytes[i]) != 0) {
+            tell_difference(a, b, i);
             return false;
         }
     }

@@ -81,7 +81,7 @@ struct cst_place tiny_job_block(const struct tiny_job *job, unsigned chunk, unsi
 struct engine_command tiny_job_reduce(const struct tiny_job *job, unsigned chunk, uint64_t mark);
 struct engine_command tiny_job_update(const struct tiny_job *job, unsigned chunk, uint64_t mark);
 
-/* Do arena, table and pool of the two hold the same bytes? */
+/* Do arena, table and pool of the two hold the same bytes? Where they do not is printed. */
 bool tiny_job_same(const struct tiny_job *a, const struct tiny_job *b);
 
 /* xorshift*; never 0 for a state that is not 0. */
