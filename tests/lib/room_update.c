@@ -61,6 +61,7 @@ size_t room_update_write(const struct tiny_job *job, unsigned chunk, uint64_t ma
         *at = engine_command_copy(update.in[i].place, tiny_job_row(job, chunk, row),
                                   tiny_job_row_bytes(job, chunk, row));
         come_after(at, before, n_before);
+        at->told = true;
         at++->ticket = ++ticket;
     }
     come_after(&update, ticket, update.n_in);
@@ -72,6 +73,7 @@ size_t room_update_write(const struct tiny_job *job, unsigned chunk, uint64_t ma
         *at = engine_command_copy(tiny_job_row(job, chunk, row), update.out[i].place,
                                   tiny_job_row_bytes(job, chunk, row));
         come_after(at, update.ticket, 1);
+        at->told = true; /* it overwrites what a copy up that is done again would read */
         at++->ticket = ++ticket;
     }
     *n_last = update.n_out;
