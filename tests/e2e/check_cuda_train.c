@@ -3,33 +3,20 @@
  * however late the streams, whoever dies when. Afterwards no process has left memory, streams or
  * events behind. The driver is tests/lib/fakecuda. */
 #include "tests/lib/fake_gpu.h"
-#include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
-#include "tests/lib/train_check.h"
+#include "tests/lib/train_rig.h"
 #include "tests/lib/train_cuda.h"
 
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { N_STEPS = 3 };
-
-static struct daemon_proc proc;
-static struct raw_client witness; /* looks at the books and removes jobs */
-static unsigned base_fds;
-static struct train_report *reports[TRAIN_MAX_WORLD];
 static char leaks[64]; /* what each process says of itself at its end */
 
-/* Where the ranks of a job are. */
-static const struct placement {
-    const char *name;
-    uint32_t world;
-    const char *devices[TRAIN_MAX_WORLD];
-} placements[] = {
+static const struct train_placement placements[] = {
     {"one", 1, {"cuda:0"}},
     {"same", 2, {"cuda:1", "cuda:1"}},
     {"peers", 2, {"cuda", "cuda"}},
@@ -39,26 +26,18 @@ static const struct placement {
 
 enum { N_PLACEMENTS = sizeof placements / sizeof *placements, ONE = 0, SAME = 1, PEERS = 2 };
 
-static const struct train_bad none = {.step = TRAIN_NEVER};
-
 /* -- the daemon ------------------------------------------------------------------------------- */
 
 static void open_daemon(const char *config)
 {
-    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
-        reports[r] = train_report_new();
-    }
     (void)snprintf(leaks, sizeof leaks, "/tmp/cst-leaks-%d", (int)getpid());
     (void)setenv("CST_FAKECUDA_LEAKS", leaks, 1);
     (void)setenv("CST_FAKECUDA_DEVICES", "2", 1);
     (void)setenv("CST_FAKECUDA_MEMORY", "1GiB", 1);
     (void)setenv("CISTERN_ENGINE_CUDA", FAKE_GPU_ENGINE, 1);
     fake_gpu_open_ledger();
-    daemon_proc_start_with(&proc, config,
-                           (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
-    ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
-    raw_open(&witness, proc.socket);
-    base_fds = settle_base_fds(&witness, &proc);
+    train_rig_start(config, (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
+    train_like.streams = &train_cuda;
     ck_assert_uint_eq(raw_stat(&witness)->n_gpus, 2);
 }
 
@@ -131,40 +110,13 @@ static void check_leaks(void)
 
 static void teardown(void)
 {
-    settle_balanced(&witness);
-    settle_remove_jobs(&witness);
-    settle(&witness, &proc, settle_fds(&witness, base_fds));
-    raw_close(&witness);
-    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+    train_rig_stop();
     check_leaks();
     ck_assert_uint_eq(fake_gpu_used(), 0);
     fake_gpu_close_ledger();
-    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
-        train_report_free(reports[r]);
-    }
 }
 
-/* -- jobs ------------------------------------------------------------------------------------- */
-
-static struct train_order order_of(const struct placement *at, const char *name, uint32_t rank)
-{
-    return (struct train_order){.socket = proc.socket,
-                                .name = name,
-                                .rank = rank,
-                                .world = at->world,
-                                .device = at->devices[rank],
-                                .streams = &train_cuda,
-                                .n_steps = N_STEPS,
-                                .bad = none,
-                                .die_at = UINT32_MAX,
-                                .kill_at = UINT32_MAX};
-}
-
-static pid_t start(const struct train_order *order)
-{
-    memset(reports[order->rank], 0, sizeof *reports[order->rank]);
-    return train_worker_start(order, reports[order->rank]);
-}
+/* -- bits ------------------------------------------------------------------------------------- */
 
 /* Did the driver of process @pid, which has ended, fail as it was told to? */
 static bool has_fault(pid_t pid)
@@ -184,80 +136,54 @@ static bool has_fault(pid_t pid)
     return has;
 }
 
-/* All ranks to the end, each as @like is but for its place. */
-static void run_like(const struct placement *at, const struct train_order *like, uint64_t from)
-{
-    pid_t pids[TRAIN_MAX_WORLD];
-
-    for (uint32_t r = 0; r < at->world; r++) {
-        struct train_order order = *like;
-
-        order.rank = r;
-        order.device = at->devices[r];
-        pids[r] = start(&order);
-    }
-    for (uint32_t r = 0; r < at->world; r++) {
-        train_worker_join(pids[r], reports[r]);
-    }
-    train_check(reports, at->world, from, like->n_steps, like->bad);
-}
-
-static void run(const struct placement *at, const char *name, uint64_t pool_bytes)
-{
-    struct train_order order = order_of(at, name, 0);
-
-    order.pool_bytes = pool_bytes;
-    run_like(at, &order, 0);
-}
-
 /* Every placement, with the largest pools, the smallest, and one in between. */
 START_TEST(bits)
 {
-    const struct placement *at = &placements[_i];
+    const struct train_placement *at = &placements[_i];
     struct cst_plan plan;
 
-    run(at, at->name, 0);
+    train_rig_run(at, at->name, 0);
     plan = reports[0]->plan;
     ck_assert_uint_gt(plan.n_blocks, plan.min_blocks);
-    run(at, "smallest", plan.min_blocks * plan.block_bytes);
+    train_rig_run(at, "smallest", plan.min_blocks * plan.block_bytes);
     ck_assert_uint_eq(reports[0]->plan.n_blocks, plan.min_blocks);
-    run(at, "between", (plan.min_blocks + 1) * plan.block_bytes);
+    train_rig_run(at, "between", (plan.min_blocks + 1) * plan.block_bytes);
 }
 END_TEST
 
 /* Steps of three micro-batches, whose sums are in fp32 wherever they are made. */
 START_TEST(micro_batches)
 {
-    const struct placement *at = &placements[_i];
-    struct train_order order = order_of(at, "micro", 0);
+    const struct train_placement *at = &placements[_i];
+    struct train_order order = train_rig_order(at, "micro", 0);
 
     order.micro_batches = 3;
-    run_like(at, &order, 0);
+    train_rig_run_like(at, &order, 0);
     order.name = "smallest";
     order.pool_bytes = reports[0]->plan.min_blocks * reports[0]->plan.block_bytes;
-    run_like(at, &order, 0);
+    train_rig_run_like(at, &order, 0);
 }
 END_TEST
 
 /* The forms that do not wait: their descriptor tells of the stream, too. */
 START_TEST(try_forms)
 {
-    const struct placement *at = &placements[_i];
-    struct train_order order = order_of(at, "try", 0);
+    const struct train_placement *at = &placements[_i];
+    struct train_order order = train_rig_order(at, "try", 0);
 
     order.try_forms = true;
     order.pool_bytes = 6ull * 2 * TRAIN_CHUNK_ELEMS;
-    run_like(at, &order, 0);
+    train_rig_run_like(at, &order, 0);
 }
 END_TEST
 
 /* A worker that forks in every operator trains on. */
 START_TEST(forks)
 {
-    struct train_order order = order_of(&placements[SAME], "forks", 0);
+    struct train_order order = train_rig_order(&placements[SAME], "forks", 0);
 
     order.forks = true;
-    run_like(&placements[SAME], &order, 0);
+    train_rig_run_like(&placements[SAME], &order, 0);
 }
 END_TEST
 
@@ -265,10 +191,10 @@ END_TEST
 START_TEST(bad_gradient)
 {
     static const uint16_t values[] = {0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x7f81};
-    struct train_order order = order_of(&placements[PEERS], "bad", 0);
+    struct train_order order = train_rig_order(&placements[PEERS], "bad", 0);
 
     order.bad = (struct train_bad){.step = 1, .value = values[_i]};
-    run_like(&placements[PEERS], &order, 0);
+    train_rig_run_like(&placements[PEERS], &order, 0);
     ck_assert(reports[0]->run.results[1].skipped && !reports[0]->run.results[2].skipped);
 }
 END_TEST
@@ -276,13 +202,13 @@ END_TEST
 /* Workers leave and others come: the pool's memory is imported anew and the states are there. */
 START_TEST(come_back)
 {
-    const struct placement *at = &placements[PEERS];
-    struct train_order order = order_of(at, "back", 0);
+    const struct train_placement *at = &placements[PEERS];
+    struct train_order order = train_rig_order(at, "back", 0);
 
     order.n_steps = 2;
-    run_like(at, &order, 0);
+    train_rig_run_like(at, &order, 0);
     order.n_steps = 5;
-    run_like(at, &order, 2);
+    train_rig_run_like(at, &order, 2);
 }
 END_TEST
 
@@ -292,84 +218,15 @@ END_TEST
  * takes over with the memory that the daemon kept, and no step is given up. */
 START_TEST(engine_killed_anywhere)
 {
-    const struct placement *at = &placements[PEERS];
-    uint64_t n_kills = 0;
-    uint32_t n_points;
-
-    run(at, "dry", 0);
-    n_points = reports[0]->n_points;
-    for (uint32_t point = 4; point < n_points; point += suite_stride(5)) {
-        struct train_order orders[2];
-        pid_t pids[2];
-        char name[32];
-
-        (void)snprintf(name, sizeof name, "engine-%u", point);
-        for (uint32_t r = 0; r < 2; r++) {
-            orders[r] = order_of(at, name, r);
-            orders[r].pool_bytes = point % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
-        }
-        orders[0].kill_at = point;
-        orders[0].victim = raw_stat(&witness)->engines[_i]->pid;
-        ck_assert_int_gt(orders[0].victim, 0);
-        for (uint32_t r = 0; r < 2; r++) {
-            pids[r] = start(&orders[r]);
-        }
-        for (uint32_t r = 0; r < 2; r++) {
-            train_worker_join(pids[r], reports[r]);
-            ck_assert_uint_eq(reports[r]->n_syncs, 0);
-        }
-        train_check(reports, 2, 0, N_STEPS, none);
-        settle_remove_jobs(&witness);
-        ck_assert_uint_eq(raw_stat(&witness)->engines[_i]->restarts, ++n_kills);
-    }
+    train_rig_kill_engine(&placements[PEERS], (unsigned)_i);
 }
 END_TEST
-
-/* @victim ends as it is told to; another process takes its place, and the bits are the same. */
-static void replace(struct train_order orders[2], uint32_t victim, bool killed)
-{
-    pid_t pids[2] = {start(&orders[0]), start(&orders[1])};
-
-    if (killed) {
-        ck_assert_msg(train_worker_join_dying(pids[victim], reports[victim]), "point %u",
-                      orders[victim].die_at);
-    } else {
-        train_worker_join_failing(pids[victim]);
-    }
-    orders[victim].die_at = UINT32_MAX;
-    orders[victim].setting = NULL;
-    pids[victim] = train_worker_start(&orders[victim], reports[victim]);
-    train_worker_join(pids[victim], reports[victim]);
-    train_worker_join(pids[1 - victim], reports[1 - victim]);
-    train_check_states(reports, 2, N_STEPS, none);
-    settle_remove_jobs(&witness);
-}
-
-static void kill_workers(const struct placement *at, uint32_t victim, uint32_t first, uint32_t step)
-{
-    uint32_t n_points;
-
-    run(at, "dry", 0);
-    n_points = reports[victim]->n_points;
-    for (uint32_t point = first; point < n_points; point += step * suite_stride(5)) {
-        struct train_order orders[2];
-        char name[32];
-
-        (void)snprintf(name, sizeof name, "killed-%u", point);
-        for (uint32_t r = 0; r < 2; r++) {
-            orders[r] = order_of(at, name, r);
-            orders[r].die_at = r == victim ? point : UINT32_MAX;
-            orders[r].pool_bytes = point % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
-        }
-        replace(orders, victim, true);
-    }
-}
 
 /* One of two ranks is killed at every point, on one GPU or on two; another process takes its place,
  * and imports the pool as it is. _i: both choices. */
 START_TEST(worker_killed_anywhere)
 {
-    kill_workers(&placements[_i / 2 == 0 ? PEERS : SAME], (uint32_t)_i % 2, 0, 1);
+    train_rig_kill_worker(&placements[_i / 2 == 0 ? PEERS : SAME], (uint32_t)_i % 2, 0, 1);
 }
 END_TEST
 
@@ -377,7 +234,7 @@ END_TEST
  * hears of the death. _i: at which points, and who. */
 START_TEST(worker_killed_late)
 {
-    kill_workers(&placements[PEERS], (uint32_t)_i % 2, (uint32_t)_i, 4);
+    train_rig_kill_worker(&placements[PEERS], (uint32_t)_i % 2, (uint32_t)_i, 4);
 }
 END_TEST
 
@@ -388,7 +245,7 @@ END_TEST
 START_TEST(call_fails)
 {
     static const int results[] = {2, 719};
-    struct train_order order = order_of(&placements[ONE], "calls", 0);
+    struct train_order order = train_rig_order(&placements[ONE], "calls", 0);
     bool reached = true;
     char setting[64];
 
@@ -399,7 +256,7 @@ START_TEST(call_fails)
         (void)snprintf(setting, sizeof setting, "CST_FAKECUDA_FAIL=*:%u=%d", n, results[_i]);
         order.setting = setting;
         order.pool_bytes = n % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
-        pid = start(&order);
+        pid = train_rig_send(&order);
         status = train_worker_join_any(pid);
         reached = has_fault(pid);
         ck_assert_msg(status == 0 || reports[0]->error[0] != '\0', "call %u", n);
@@ -407,7 +264,7 @@ START_TEST(call_fails)
         order.setting = NULL;
         pid = train_worker_start(&order, reports[0]);
         train_worker_join(pid, reports[0]);
-        train_check_states(reports, 1, N_STEPS, none);
+        train_check_states(reports, 1, TRAIN_RIG_STEPS, order.bad);
         settle_remove_jobs(&witness);
     }
 }
@@ -417,13 +274,13 @@ END_TEST
  * died, and a process that takes its place does the step again. _i: which piece of work. */
 START_TEST(stream_fails)
 {
-    struct train_order orders[2] = {order_of(&placements[PEERS], "sticky", 0),
-                                    order_of(&placements[PEERS], "sticky", 1)};
+    struct train_order orders[2] = {train_rig_order(&placements[PEERS], "sticky", 0),
+                                    train_rig_order(&placements[PEERS], "sticky", 1)};
     char setting[64];
 
     (void)snprintf(setting, sizeof setting, "CST_FAKECUDA_FAIL=host:%d=719", 1 + 3 * _i);
     orders[1].setting = setting;
-    replace(orders, 1, false);
+    train_rig_replace(orders, 1, false);
     ck_assert_msg(strstr(reports[1]->error, "CUDA_ERROR_LAUNCH_FAILED") != NULL, "%s",
                   reports[1]->error);
 }
@@ -433,16 +290,13 @@ END_TEST
  * explain` says how. */
 START_TEST(gpus_exchange)
 {
-    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
-    const Cistern__JobInfoReply *reply;
+    const Cistern__JobInfo *job;
 
-    run(&placements[PEERS], "gather", 0);
-    name.name = (char *)(uintptr_t) "gather";
-    reply = raw_expect(&witness, raw_ask(&witness, CISTERN__MSG_TYPE__MSG_JOB_INFO, &name.base),
-                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor);
-    for (size_t r = 0; r < reply->job->n_ranks; r++) {
-        ck_assert_uint_gt(reply->job->ranks[r]->bytes_up, 0);
-        ck_assert_uint_gt(reply->job->ranks[r]->bytes_peer, 0);
+    train_rig_run(&placements[PEERS], "gather", 0);
+    job = raw_job_info(&witness, "gather");
+    for (size_t r = 0; r < job->n_ranks; r++) {
+        ck_assert_uint_gt(job->ranks[r]->bytes_up, 0);
+        ck_assert_uint_gt(job->ranks[r]->bytes_peer, 0);
     }
     ck_assert(raw_explains(&witness, "gather", train_tensors[0].name,
                            "up to 2 GPUs that expect its weights together"));
@@ -452,17 +306,14 @@ END_TEST
 /* Where workers copy, no GPU's engine copies anything up, and `cistern job` says who does. */
 START_TEST(no_engine_copies_up)
 {
-    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
-    const Cistern__JobInfoReply *reply;
+    const Cistern__JobInfo *job;
     const Cistern__StatReply *stat;
 
-    run(&placements[PEERS], "copies", 0);
-    name.name = (char *)(uintptr_t) "copies";
-    reply = raw_expect(&witness, raw_ask(&witness, CISTERN__MSG_TYPE__MSG_JOB_INFO, &name.base),
-                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor);
-    ck_assert_str_eq(reply->job->copies, "worker");
-    for (size_t r = 0; r < reply->job->n_ranks; r++) {
-        ck_assert_uint_gt(reply->job->ranks[r]->bytes_up, 0);
+    train_rig_run(&placements[PEERS], "copies", 0);
+    job = raw_job_info(&witness, "copies");
+    ck_assert_str_eq(job->copies, "worker");
+    for (size_t r = 0; r < job->n_ranks; r++) {
+        ck_assert_uint_gt(job->ranks[r]->bytes_up, 0);
     }
     stat = raw_stat(&witness);
     for (size_t i = 1; i < stat->n_engines; i++) {
@@ -474,13 +325,13 @@ END_TEST
 /* A worker's copy fails for good: the same. _i: which. */
 START_TEST(copy_fails)
 {
-    struct train_order orders[2] = {order_of(&placements[PEERS], "copy", 0),
-                                    order_of(&placements[PEERS], "copy", 1)};
+    struct train_order orders[2] = {train_rig_order(&placements[PEERS], "copy", 0),
+                                    train_rig_order(&placements[PEERS], "copy", 1)};
     char setting[64];
 
     (void)snprintf(setting, sizeof setting, "CST_FAKECUDA_FAIL=copy:%d=719", 1 + 2 * _i);
     orders[1].setting = setting;
-    replace(orders, 1, false);
+    train_rig_replace(orders, 1, false);
     ck_assert_msg(strstr(reports[1]->error, "CUDA_ERROR_LAUNCH_FAILED") != NULL, "%s",
                   reports[1]->error);
 }

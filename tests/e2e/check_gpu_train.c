@@ -2,31 +2,16 @@
  * process gives, wherever the ranks are and whoever dies when. The GPUs are
  * tests/lib/engine_stub's: their memory is memfds, their engines are processes that do what a GPU's
  * engine is given. */
-#include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
-#include "tests/lib/train_check.h"
+#include "tests/lib/train_rig.h"
 
 #include <check.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #define STUB "./tests/lib/engine_stub"
 
-enum { N_STEPS = 3, HOST_ENGINE = 0 };
-
-static struct daemon_proc proc;
-static struct raw_client witness;
-static unsigned base_fds;
-static struct train_report *reports[TRAIN_MAX_WORLD];
-
-/* Where the ranks of a job are. */
-static const struct placement {
-    const char *name;
-    uint32_t world;
-    const char *devices[TRAIN_MAX_WORLD];
-} placements[] = {
+static const struct train_placement placements[] = {
     {"one", 1, {"cuda:0"}},
     {"same", 2, {"cuda:1", "cuda:1"}},
     {"peers", 2, {"cuda", "cuda"}},
@@ -36,23 +21,12 @@ static const struct placement {
 
 enum { N_PLACEMENTS = sizeof placements / sizeof *placements, PEERS = 2, MIXED = 3 };
 
-static const struct train_bad none = {.step = TRAIN_NEVER};
-static uint32_t micro_batches; /* of the jobs to come */
-static bool grad_over;         /* same: gradients take their weights' places */
-
 static void open_daemon(const char *config)
 {
-    micro_batches = 1;
-    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
-        reports[r] = train_report_new();
-    }
     (void)setenv("CISTERN_ENGINE_CUDA", STUB, 0); /* or what the environment says */
     (void)setenv("CISTERN_ENGINE_HOST", STUB, 1);
-    daemon_proc_start_with(&proc, config,
-                           (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
-    ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
-    raw_open(&witness, proc.socket);
-    base_fds = settle_base_fds(&witness, &proc);
+    train_rig_start(config, (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
+    train_like.streams = &train_thread;
 }
 
 static void setup(void)
@@ -81,15 +55,15 @@ static void dawdle(void)
 /* The same, but gradients may be where they would copy from: the engines do it after all. */
 static void setup_over(void)
 {
-    grad_over = true;
     setup_copies();
+    train_like.grad_over = true;
 }
 
 static void setup_slow_over(void)
 {
-    grad_over = true;
     dawdle();
     open_daemon("[gpu]\ngather = 4096\n");
+    train_like.grad_over = true;
 }
 
 static void setup_slow(void)
@@ -104,68 +78,10 @@ static void setup_slow_copies(void)
     open_daemon("[gpu]\ncopies = worker\n");
 }
 
-static void teardown(void)
-{
-    settle_remove_jobs(&witness);
-    settle(&witness, &proc, settle_fds(&witness, base_fds));
-    raw_close(&witness);
-    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
-    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
-        train_report_free(reports[r]);
-    }
-}
-
-/* -- jobs ---------------------------------------------------------------------------------------
- */
-
-static struct train_order order_of(const struct placement *at, const char *name, uint32_t rank)
-{
-    return (struct train_order){.socket = proc.socket,
-                                .name = name,
-                                .rank = rank,
-                                .world = at->world,
-                                .device = at->devices[rank],
-                                .streams = &train_thread,
-                                .n_steps = N_STEPS,
-                                .micro_batches = micro_batches,
-                                .grad_over = grad_over,
-                                .bad = none,
-                                .die_at = UINT32_MAX,
-                                .kill_at = UINT32_MAX};
-}
-
-static pid_t start(const struct train_order *order)
-{
-    memset(reports[order->rank], 0, sizeof *reports[order->rank]);
-    return train_worker_start(order, reports[order->rank]);
-}
-
-static void run(const struct placement *at, const char *name, uint64_t pool_bytes)
-{
-    pid_t pids[TRAIN_MAX_WORLD];
-
-    for (uint32_t r = 0; r < at->world; r++) {
-        struct train_order order = order_of(at, name, r);
-
-        order.pool_bytes = pool_bytes;
-        pids[r] = start(&order);
-    }
-    for (uint32_t r = 0; r < at->world; r++) {
-        train_worker_join(pids[r], reports[r]);
-    }
-    train_check(reports, at->world, 0, N_STEPS, none);
-}
-
 /* Every placement, with the largest pools and with the smallest. */
 START_TEST(bits)
 {
-    const struct placement *at = &placements[_i];
-    const struct cst_plan *plan = &reports[0]->plan;
-
-    run(at, at->name, 0);
-    ck_assert_uint_gt(plan->n_blocks, plan->min_blocks);
-    run(at, "smallest", plan->min_blocks * plan->block_bytes);
-    ck_assert_uint_eq(plan->n_blocks, plan->min_blocks);
+    train_rig_bits(&placements[_i]);
 }
 END_TEST
 
@@ -173,57 +89,19 @@ END_TEST
  * one hands in for that. */
 START_TEST(micro_batch_bits)
 {
-    const struct placement *at = &placements[_i];
-    const struct cst_plan *plan = &reports[0]->plan;
-
-    micro_batches = 3;
-    run(at, at->name, 0);
-    run(at, "smallest", plan->min_blocks * plan->block_bytes);
+    train_like.micro_batches = 3;
+    train_rig_bits(&placements[_i]);
 }
 END_TEST
 
 /* -- deaths -------------------------------------------------------------------------------------
  */
 
-static int engine_pid(unsigned engine)
-{
-    return raw_stat(&witness)->engines[engine]->pid;
-}
-
 /* Engine _i (0: the node's, 1 and 2: GPUs) is killed at every point of a worker's life: another one
  * takes over with the memory that its daemon kept, and no step is given up. */
 START_TEST(engine_killed_anywhere)
 {
-    const struct placement *at = &placements[PEERS];
-    uint64_t n_kills = 0;
-    uint32_t n_points;
-
-    run(at, "dry", 0);
-    n_points = reports[0]->n_points;
-    for (uint32_t point = 4; point < n_points; point += suite_stride(5)) {
-        struct train_order orders[2];
-        pid_t pids[2];
-        char name[32];
-
-        (void)snprintf(name, sizeof name, "engine-%u", point);
-        for (uint32_t r = 0; r < 2; r++) {
-            orders[r] = order_of(at, name, r);
-            orders[r].pool_bytes = point % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
-        }
-        orders[0].kill_at = point;
-        orders[0].victim = engine_pid((unsigned)_i);
-        ck_assert_int_gt(orders[0].victim, 0);
-        for (uint32_t r = 0; r < 2; r++) {
-            pids[r] = start(&orders[r]);
-        }
-        for (uint32_t r = 0; r < 2; r++) {
-            train_worker_join(pids[r], reports[r]);
-            ck_assert_uint_eq(reports[r]->n_syncs, 0);
-        }
-        train_check_states(reports, 2, N_STEPS, none);
-        settle_remove_jobs(&witness);
-        ck_assert_uint_eq(raw_stat(&witness)->engines[_i]->restarts, ++n_kills);
-    }
+    train_rig_kill_engine(&placements[PEERS], (unsigned)_i);
 }
 END_TEST
 
@@ -231,48 +109,21 @@ END_TEST
  * the pool as it was made. _i: the rank. */
 START_TEST(worker_killed_anywhere)
 {
-    const struct placement *at = &placements[MIXED];
-    uint32_t victim = (uint32_t)_i, n_points;
-
-    run(at, "dry", 0);
-    n_points = reports[victim]->n_points;
-    for (uint32_t point = 0; point < n_points; point += suite_stride(5)) {
-        struct train_order orders[2];
-        pid_t pids[2];
-        char name[32];
-
-        (void)snprintf(name, sizeof name, "killed-%u", point);
-        for (uint32_t r = 0; r < 2; r++) {
-            orders[r] = order_of(at, name, r);
-            orders[r].die_at = r == victim ? point : UINT32_MAX;
-            orders[r].pool_bytes = point % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
-            pids[r] = start(&orders[r]);
-        }
-        ck_assert_msg(train_worker_join_dying(pids[victim], reports[victim]), "point %u", point);
-        orders[victim].die_at = UINT32_MAX;
-        pids[victim] = train_worker_start(&orders[victim], reports[victim]);
-        train_worker_join(pids[victim], reports[victim]);
-        train_worker_join(pids[1 - victim], reports[1 - victim]);
-        train_check_states(reports, 2, N_STEPS, none);
-        settle_remove_jobs(&witness);
-    }
+    train_rig_kill_worker(&placements[MIXED], (uint32_t)_i, 0, 1);
 }
 END_TEST
 
 /* Where workers copy, the daemon loads nothing by itself, and `cistern job` says who does. */
 START_TEST(workers_copy)
 {
-    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
-    const Cistern__JobInfoReply *reply;
+    const Cistern__JobInfo *job;
 
-    run(&placements[PEERS], "worker", 0);
-    name.name = (char *)(uintptr_t) "worker";
-    reply = raw_expect(&witness, raw_ask(&witness, CISTERN__MSG_TYPE__MSG_JOB_INFO, &name.base),
-                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor);
-    ck_assert_str_eq(reply->job->copies, "worker");
-    for (size_t r = 0; r < reply->job->n_ranks; r++) {
-        ck_assert_uint_gt(reply->job->ranks[r]->bytes_up, 0);
-        ck_assert_uint_eq(reply->job->ranks[r]->prefetches, 0);
+    train_rig_run(&placements[PEERS], "worker", 0);
+    job = raw_job_info(&witness, "worker");
+    ck_assert_str_eq(job->copies, "worker");
+    for (size_t r = 0; r < job->n_ranks; r++) {
+        ck_assert_uint_gt(job->ranks[r]->bytes_up, 0);
+        ck_assert_uint_eq(job->ranks[r]->prefetches, 0);
     }
 }
 END_TEST
@@ -376,23 +227,23 @@ int main(void)
     SRunner *runner = srunner_create(suite);
     int failed;
 
-    tcase_add_checked_fixture(plain, setup, teardown);
+    tcase_add_checked_fixture(plain, setup, train_rig_stop);
     tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(plain, micro_batch_bits, 0, N_PLACEMENTS);
     tcase_add_test(plain, a_base_elsewhere);
     tcase_set_timeout(plain, 60);
     suite_add_tcase(suite, plain);
-    tcase_add_checked_fixture(slow, setup_slow, teardown);
+    tcase_add_checked_fixture(slow, setup_slow, train_rig_stop);
     tcase_add_loop_test(slow, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(slow, micro_batch_bits, 0, N_PLACEMENTS);
     tcase_set_timeout(slow, 120);
     suite_add_tcase(suite, slow);
-    tcase_add_checked_fixture(deaths, setup, teardown);
+    tcase_add_checked_fixture(deaths, setup, train_rig_stop);
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 3);
     tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 2);
     tcase_set_timeout(deaths, 180);
     suite_add_tcase(suite, deaths);
-    tcase_add_checked_fixture(copies, setup_copies, teardown);
+    tcase_add_checked_fixture(copies, setup_copies, train_rig_stop);
     tcase_add_loop_test(copies, bits, 0, N_PLACEMENTS);
     tcase_add_test(copies, a_base_elsewhere);
     tcase_add_test(copies, workers_copy);
@@ -400,18 +251,18 @@ int main(void)
     tcase_add_loop_test(copies, worker_killed_anywhere, 0, 2);
     tcase_set_timeout(copies, 180);
     suite_add_tcase(suite, copies);
-    tcase_add_checked_fixture(slow_copies, setup_slow_copies, teardown);
+    tcase_add_checked_fixture(slow_copies, setup_slow_copies, train_rig_stop);
     tcase_add_loop_test(slow_copies, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(slow_copies, micro_batch_bits, 0, N_PLACEMENTS);
     tcase_set_timeout(slow_copies, 120);
     suite_add_tcase(suite, slow_copies);
-    tcase_add_checked_fixture(over, setup_over, teardown);
+    tcase_add_checked_fixture(over, setup_over, train_rig_stop);
     tcase_add_loop_test(over, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(over, engine_killed_anywhere, 0, 3);
     tcase_add_loop_test(over, worker_killed_anywhere, 0, 2);
     tcase_set_timeout(over, 180);
     suite_add_tcase(suite, over);
-    tcase_add_checked_fixture(slow_over, setup_slow_over, teardown);
+    tcase_add_checked_fixture(slow_over, setup_slow_over, train_rig_stop);
     tcase_add_loop_test(slow_over, bits, 0, N_PLACEMENTS);
     tcase_set_timeout(slow_over, 120);
     suite_add_tcase(suite, slow_over);
