@@ -126,6 +126,25 @@ START_TEST(every_key_is_read)
 }
 END_TEST
 
+/* k of jobs with rooms: chosen unless it is said, none, or a number. */
+START_TEST(interleave_is_read)
+{
+    static const struct {
+        const char *text;
+        uint32_t k;
+    } good[] = {{"", CST_CONFIG_INTERLEAVE_AUTO},
+                {"[plan]\ninterleave = auto\n", CST_CONFIG_INTERLEAVE_AUTO},
+                {"[plan]\ninterleave = none\n", 0},
+                {"[plan]\ninterleave = 7\n", 7}};
+
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        cst_config_init(&config, 100 * GIB);
+        ck_assert_msg(load(good[i].text) == CST_OK, "%s", err.text);
+        ck_assert_uint_eq(config.interleave, good[i].k);
+    }
+}
+END_TEST
+
 /* Unknown sections and keys, keys set twice and lines that are neither are refused with file, line
  * and what there is. */
 START_TEST(unknown_and_repeated_keys_are_refused)
@@ -166,6 +185,8 @@ START_TEST(nonsense_values_are_refused)
         {"engine", "copy_share = 0.95", "a number from 0 to 0.9"},
         {"engine", "copy_share = 25%", "a number from 0 to 0.9"},
         {"engine", "copy_share = -0.1", "a number from 0 to 0.9"},
+        {"plan", "interleave = some", "none of auto, none, 1 to"},
+        {"plan", "interleave = 0", "none of auto, none, 1 to"},
         {"gpu", "devices = some", "list of at most 16"},
         {"gpu", "devices = cuda:0", "list of at most 16"},
         {"gpu", "pool = most", "is not a size"},
@@ -335,6 +356,7 @@ int main(void)
     tcase_add_test(tc, defaults_fit_the_machine);
     tcase_add_test(tc, a_file_that_was_asked_for_must_be_there);
     tcase_add_test(tc, every_key_is_read);
+    tcase_add_test(tc, interleave_is_read);
     tcase_add_test(tc, unknown_and_repeated_keys_are_refused);
     tcase_add_test(tc, nonsense_values_are_refused);
     tcase_add_test(tc, the_command_line_beats_the_file);
