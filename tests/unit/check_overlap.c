@@ -33,14 +33,6 @@ static void open_delayed(uint64_t from)
     rig_start(&rig, 1);
 }
 
-static struct cst_core_stats stats(void)
-{
-    struct cst_core_stats out;
-
-    cst_core_stats(rig.core, &out);
-    return out;
-}
-
 static struct cst_hyper hyper(float lr)
 {
     return (struct cst_hyper){
@@ -157,20 +149,20 @@ START_TEST(early_and_fused)
     ck_assert(update->guard);
     ck_assert_uint_eq(update->mark, 1);
     ck_assert_int_eq(target(0), CST_ROW_WEIGHT_OTHER);
-    ck_assert_uint_eq(stats().chunks_ahead, 1);
+    ck_assert_uint_eq(rig_stats(&rig).chunks_ahead, 1);
     rig_drain(&rig);
     ck_assert_int_eq(source(1), CST_ROW_WEIGHT); /* not committed */
     for (uint32_t rank = 0; rank < 2; rank++) {
         (void)step_with(rank, hyper(0.1f));
     }
-    while (stats().step == 0) { /* chunk 0 has no gradient: zeros, and its update */
+    while (rig_stats(&rig).step == 0) { /* chunk 0 has no gradient: zeros, and its update */
         rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
     }
-    ck_assert_uint_eq(stats().chunks_ahead, 0);
+    ck_assert_uint_eq(rig_stats(&rig).chunks_ahead, 0);
     rig_drain(&rig);
     ck_assert_int_eq(source(0), CST_ROW_WEIGHT_OTHER);
     ck_assert_int_eq(source(1), CST_ROW_WEIGHT_OTHER);
-    ck_assert_uint_eq(stats().n_updates, 2);
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, 2);
 }
 END_TEST
 
@@ -207,7 +199,7 @@ START_TEST(not_early)
         hand_in(rank, 0);
     }
     rig_drain(&rig);
-    ck_assert_uint_eq(stats().chunks_ahead, 0);
+    ck_assert_uint_eq(rig_stats(&rig).chunks_ahead, 0);
     rig.norm = INFINITY;
     for (uint32_t rank = 0; rank < 2; rank++) {
         tag = step_with(rank, what);
@@ -229,14 +221,14 @@ START_TEST(guarded)
     rig_drain(&rig);
     rig.norm = NAN;
     tag = step_with(0, hyper(0.1f));
-    while (stats().step == 0) {
+    while (rig_stats(&rig).step == 0) {
         rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
     }
     ck_assert(!rig_answer(&rig, tag)->skipped);
     ck_assert(isnan(rig_answer(&rig, tag)->grad_norm));
-    ck_assert_uint_eq(stats().n_skipped, 0);
+    ck_assert_uint_eq(rig_stats(&rig).n_skipped, 0);
     rig_drain(&rig);
-    ck_assert_uint_eq(stats().n_updates, 2);
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, 2);
     ck_assert_int_eq(source(0), CST_ROW_WEIGHT_OTHER);
     ck_assert_int_eq(source(1), CST_ROW_WEIGHT_OTHER);
 }
@@ -273,13 +265,13 @@ START_TEST(interrupted)
         hand_in(rank, 0);
         ck_assert_int_eq(rig_status(&rig, rig_fetch_grad(&rig, rank, 0)), CST_EINVAL); /* once */
     }
-    ck_assert_uint_eq(stats().n_dropped, 2);
+    ck_assert_uint_eq(rig_stats(&rig).n_dropped, 2);
     ck_assert_uint_eq(rig.n_commands, 0);
     (void)step_with(0, hyper(0.1f));
     (void)step_with(1, hyper(0.1f));
     rig_drain(&rig);
-    ck_assert_uint_eq(stats().step, 1);
-    ck_assert_uint_eq(stats().n_updates, 1);
+    ck_assert_uint_eq(rig_stats(&rig).step, 1);
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, 1);
     ck_assert_int_eq(source(0), CST_ROW_WEIGHT_OTHER);
 }
 END_TEST
@@ -314,7 +306,7 @@ START_TEST(done_again_with_others)
     tag = _i == 1 ? prepare(0, hyper(0.2f)) : step_with(0, hyper(0.2f));
     ck_assert_int_eq(rig_status(&rig, tag), CST_EMISMATCH);
     ck_assert_ptr_nonnull(strstr(rig_answer(&rig, tag)->err.text, "lr is 0.1"));
-    ck_assert_int_eq(stats().phase, CST_PHASE_INTERRUPTED);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED);
     (void)rig_rank_event(&rig, CST_EV_SYNC, 0);
     rig.attempt++;
     tag = step_with(0, hyper(0.1f));
@@ -337,7 +329,7 @@ START_TEST(promises)
     tag = prepare(1, hyper(0.2f));
     ck_assert_int_eq(rig_status(&rig, tag), CST_EMISMATCH);
     ck_assert_ptr_nonnull(strstr(rig_answer(&rig, tag)->err.text, "in rank 1"));
-    ck_assert_int_eq(stats().phase, CST_PHASE_INTERRUPTED);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED);
     rig_start(&rig, 2);
     (void)prepare(0, hyper(0.1f));
     tag = step_with(0, hyper(0.2f));
@@ -392,7 +384,7 @@ START_TEST(fetch_waits_for_its_update)
         (void)step_with(rank, hyper(0.1f));
     }
     rig_done(&rig, rig_command(&rig, CST_COMMAND_NORM, 0)->ticket, CST_OK, NULL);
-    ck_assert_uint_eq(stats().step, 1);
+    ck_assert_uint_eq(rig_stats(&rig).step, 1);
     tag = rig_fetch(&rig, 0, 0);
     ck_assert(rig_waits(&rig, tag));
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->n_after, 1);
@@ -444,7 +436,7 @@ START_TEST(behind_a_skipped_step)
     ck_assert_int_eq(source(0), CST_ROW_WEIGHT);
     rig.norm = NAN;
     delayed_step();
-    ck_assert_uint_eq(stats().n_skipped, 1);
+    ck_assert_uint_eq(rig_stats(&rig).n_skipped, 1);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 0);
     ck_assert_int_eq(source(0), CST_ROW_WEIGHT_OTHER);
     rig.norm = 1.0;

@@ -12,22 +12,6 @@ static void teardown(void)
     rig_close(&rig);
 }
 
-static struct cst_books books(uint32_t rank)
-{
-    struct cst_rank_stats stats;
-
-    cst_core_rank_stats(rig.core, rank, &stats);
-    return stats.books;
-}
-
-static struct cst_core_stats core_stats(void)
-{
-    struct cst_core_stats stats;
-
-    cst_core_stats(rig.core, &stats);
-    return stats;
-}
-
 static bool says(uint64_t tag, const char *words)
 {
     return strstr(rig_answer(&rig, tag)->err.text, words) != NULL;
@@ -70,12 +54,12 @@ START_TEST(sync_first)
     first = rig_rank_event(&rig, CST_EV_SYNC, 0);
     ck_assert(rig_waits(&rig, first));
     ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_SYNC, 0)), CST_EINVAL);
-    ck_assert(!core_stats().initialised);
+    ck_assert(!rig_stats(&rig).initialised);
     second = rig_rank_event(&rig, CST_EV_SYNC, 1);
     ck_assert_int_eq(rig_status(&rig, first), CST_OK);
     ck_assert_uint_eq(rig_answer(&rig, first)->attempt, rig_answer(&rig, second)->attempt);
     ck_assert_uint_eq(rig_answer(&rig, second)->step, 0);
-    ck_assert(core_stats().initialised);
+    ck_assert(rig_stats(&rig).initialised);
 }
 END_TEST
 
@@ -109,11 +93,11 @@ START_TEST(sync_gives_the_step_up)
     (void)rig_rank_event(&rig, CST_EV_SYNC, 0);
     ck_assert_int_eq(rig_status(&rig, step), CST_EPEERDIED);
     ck_assert(says(step, "rank 0 gave step 0 up"));
-    ck_assert_uint_eq(books(1).free, 3);
+    ck_assert_uint_eq(rig_books(&rig, 1).free, 3);
     (void)rig_rank_event(&rig, CST_EV_SYNC, 1);
     rig.attempt++;
     (void)rig_hand_in(&rig, 1, 0, rig_get_grad(&rig, 1, 0)); /* once more, in the new attempt */
-    ck_assert_uint_eq(books(1).pending, 1);
+    ck_assert_uint_eq(rig_books(&rig, 1).pending, 1);
 }
 END_TEST
 
@@ -140,14 +124,14 @@ START_TEST(hangup_then_death)
     later = rig_fetch(&rig, 0, 1);
     ck_assert_int_eq(rig_status(&rig, later), CST_EPEERDIED);
     ck_assert(says(later, "rank 1 hung up in step 0"));
-    ck_assert_uint_eq(books(1).quarantined, 2);
-    ck_assert_uint_eq(books(1).moving, 1);
+    ck_assert_uint_eq(rig_books(&rig, 1).quarantined, 2);
+    ck_assert_uint_eq(rig_books(&rig, 1).moving, 1);
     ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 1, 0)), CST_EINVAL);
     (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
-    ck_assert_uint_eq(books(1).quarantined, 0);
-    ck_assert_uint_eq(books(1).moving, 1);
+    ck_assert_uint_eq(rig_books(&rig, 1).quarantined, 0);
+    ck_assert_uint_eq(rig_books(&rig, 1).moving, 1);
     rig_drain(&rig); /* the copy ends */
-    ck_assert_uint_eq(books(1).free, 3);
+    ck_assert_uint_eq(rig_books(&rig, 1).free, 3);
 }
 END_TEST
 
@@ -160,11 +144,11 @@ START_TEST(survivors_keep_leases_until_sync)
     (void)rig_get(&rig, 0, 0);
     (void)rig_get_grad(&rig, 0, 0);
     (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
-    ck_assert_uint_eq(books(0).leased, 2);
+    ck_assert_uint_eq(rig_books(&rig, 0).leased, 2);
     (void)rig_rank_event(&rig, CST_EV_SYNC, 0);
-    ck_assert_uint_eq(books(0).leased, 0);
-    ck_assert_uint_eq(books(0).cached, 1); /* the weights are still good */
-    ck_assert_uint_eq(books(0).free, 3);
+    ck_assert_uint_eq(rig_books(&rig, 0).leased, 0);
+    ck_assert_uint_eq(rig_books(&rig, 0).cached, 1); /* the weights are still good */
+    ck_assert_uint_eq(rig_books(&rig, 0).free, 3);
 }
 END_TEST
 
@@ -182,8 +166,8 @@ START_TEST(a_new_worker_takes_over)
     (void)rig_rank_event(&rig, CST_EV_SYNC, 1);
     rig.attempt++;
     rig_whole_step(&rig, 4, 2);
-    ck_assert_uint_eq(core_stats().step, 2);
-    ck_assert_uint_eq(core_stats().attempt, 2);
+    ck_assert_uint_eq(rig_stats(&rig).step, 2);
+    ck_assert_uint_eq(rig_stats(&rig).attempt, 2);
 }
 END_TEST
 
@@ -199,7 +183,7 @@ START_TEST(reduction_outlives_its_attempt)
     (void)rig_hand_in(&rig, 1, 0, rig_get_grad(&rig, 1, 0));
     old = rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket;
     (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
-    ck_assert_uint_eq(books(1).moving, 1);
+    ck_assert_uint_eq(rig_books(&rig, 1).moving, 1);
     (void)rig_rank_event(&rig, CST_EV_ATTACH, 1);
     sync_all(2);
     for (uint32_t rank = 0; rank < 2; rank++) {
@@ -210,7 +194,7 @@ START_TEST(reduction_outlives_its_attempt)
     rig_done(&rig, old, CST_OK, NULL);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1);
     ck_assert_uint_ne(rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket, old);
-    ck_assert_uint_eq(books(1).moving, 1);
+    ck_assert_uint_eq(rig_books(&rig, 1).moving, 1);
 }
 END_TEST
 
@@ -233,7 +217,7 @@ START_TEST(staging_outlives_its_attempt)
     sync_all(2);
     grad = rig_answer(&rig, rig_fetch_grad(&rig, 1, 2))->generation;
     rig_done(&rig, old, _i == 0 ? CST_OK : CST_EIO, NULL);
-    ck_assert_uint_eq(books(1).free, 2);
+    ck_assert_uint_eq(rig_books(&rig, 1).free, 2);
     ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 1, 2, grad)), CST_OK);
     (void)rig_hand_in(&rig, 0, 2, rig_get_grad(&rig, 0, 2));
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_REDUCE, 0)->src[1].segment,
@@ -258,10 +242,10 @@ START_TEST(death_does_not_stop_a_step_that_closes)
     ck_assert(rig_waits(&rig, survivor));
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, survivor), CST_OK);
-    ck_assert_uint_eq(core_stats().step, 1);
-    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED);
+    ck_assert_uint_eq(rig_stats(&rig).step, 1);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED);
     ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 0, 0)), CST_EPEERDIED);
-    ck_assert_uint_eq(books(1).free, 3);
+    ck_assert_uint_eq(rig_books(&rig, 1).free, 3);
 }
 END_TEST
 
@@ -279,8 +263,8 @@ START_TEST(updates_outlive_everybody)
     (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 4);
     rig_drain(&rig);
-    ck_assert_uint_eq(core_stats().step, 1);
-    ck_assert_uint_eq(core_stats().chunks_clean, 4);
+    ck_assert_uint_eq(rig_stats(&rig).step, 1);
+    ck_assert_uint_eq(rig_stats(&rig).chunks_clean, 4);
 }
 END_TEST
 
@@ -296,15 +280,15 @@ START_TEST(leave)
     (void)rig_get(&rig, 0, 0);
     waiting = rig_step(&rig, 1);
     ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_LEAVE, 0)), CST_OK);
-    ck_assert_uint_eq(books(0).free, 3);
+    ck_assert_uint_eq(rig_books(&rig, 0).free, 3);
     ck_assert_int_eq(rig_status(&rig, waiting), CST_EPEERDIED);
     ck_assert(says(waiting, "rank 0 left after step 1"));
-    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED);
     (void)rig_rank_event(&rig, CST_EV_HANGUP, 0);
     (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
     ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_LEAVE, 1)), CST_OK);
     ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_LEAVE, 1)), CST_EINVAL);
-    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED); /* a step was under way */
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED); /* a step was under way */
 }
 END_TEST
 
@@ -319,17 +303,17 @@ START_TEST(leave_between_steps)
     rig_whole_step(&rig, 4, 2);
     (void)rig_get(&rig, 0, 0);
     ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_LEAVE, 0)), CST_OK);
-    ck_assert_int_eq(core_stats().phase, CST_PHASE_IDLE);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_IDLE);
     late = rig_fetch(&rig, 1, 0);
     ck_assert_int_eq(rig_status(&rig, late), CST_EPEERDIED);
     ck_assert(says(late, "rank 0 left after step 1"));
     ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_LEAVE, 1)), CST_OK);
-    ck_assert_int_eq(core_stats().phase, CST_PHASE_IDLE);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_IDLE);
     ck_assert_uint_eq(rig.n_logs, 0);
     rig_start(&rig, 2);
-    ck_assert_int_eq(core_stats().phase, CST_PHASE_RUNNING);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_RUNNING);
     rig_whole_step(&rig, 4, 2);
-    ck_assert_uint_eq(core_stats().step, 2);
+    ck_assert_uint_eq(rig_stats(&rig).step, 2);
 }
 END_TEST
 
@@ -345,10 +329,10 @@ START_TEST(leave_in_a_step)
         (void)rig_get(&rig, 1, 0);
     }
     (void)rig_rank_event(&rig, CST_EV_LEAVE, 0);
-    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED);
     ck_assert_uint_eq(rig.n_logs, 1);
     (void)rig_rank_event(&rig, CST_EV_LEAVE, 1);
-    ck_assert_int_eq(core_stats().phase, _i == 0 ? CST_PHASE_INTERRUPTED : CST_PHASE_IDLE);
+    ck_assert_int_eq(rig_stats(&rig).phase, _i == 0 ? CST_PHASE_INTERRUPTED : CST_PHASE_IDLE);
 }
 END_TEST
 
@@ -363,12 +347,12 @@ START_TEST(death_that_is_made_good)
         (void)rig_get_grad(&rig, 0, 0);
     }
     (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
-    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED);
     (void)rig_rank_event(&rig, CST_EV_LEAVE, 0);
-    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED);
     (void)rig_rank_event(&rig, CST_EV_ATTACH, 1);
     (void)rig_rank_event(&rig, CST_EV_LEAVE, 1);
-    ck_assert_int_eq(core_stats().phase, _i == 1 ? CST_PHASE_INTERRUPTED : CST_PHASE_IDLE);
+    ck_assert_int_eq(rig_stats(&rig).phase, _i == 1 ? CST_PHASE_INTERRUPTED : CST_PHASE_IDLE);
 }
 END_TEST
 
@@ -412,7 +396,7 @@ START_TEST(step_times_out)
     (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_TICK});
     ck_assert_int_eq(rig_status(&rig, tag), CST_ETIMEDOUT);
     ck_assert(says(tag, "rank 1 (has not asked)"));
-    ck_assert_int_eq(core_stats().phase, CST_PHASE_INTERRUPTED);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED);
     sync_all(2);
     (void)rig_step(&rig, 0);
     closing = rig_step(&rig, 1);
@@ -438,7 +422,7 @@ START_TEST(fetch_times_out)
     (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_TICK});
     ck_assert_int_eq(rig_status(&rig, tag), CST_ETIMEDOUT);
     ck_assert(says(tag, "3 leased"));
-    ck_assert_int_eq(core_stats().phase, CST_PHASE_RUNNING);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_RUNNING);
 }
 END_TEST
 
@@ -465,8 +449,8 @@ START_TEST(cancel_what_waits)
     (void)cancel(0, queued);
     ck_assert_int_eq(rig_status(&rig, queued), CST_ECANCELLED);
     rig_drain(&rig);
-    ck_assert_uint_eq(books(0).cached, 1); /* nobody's copy is kept all the same */
-    ck_assert_uint_eq(books(0).leased, 2);
+    ck_assert_uint_eq(rig_books(&rig, 0).cached, 1); /* nobody's copy is kept all the same */
+    ck_assert_uint_eq(rig_books(&rig, 0).leased, 2);
 }
 END_TEST
 

@@ -15,19 +15,6 @@ static void teardown(void)
     rig_close(&rig);
 }
 
-static struct cst_rank_stats stats_of(uint32_t rank)
-{
-    struct cst_rank_stats stats;
-
-    cst_core_rank_stats(rig.core, rank, &stats);
-    return stats;
-}
-
-static struct cst_books books(uint32_t rank)
-{
-    return stats_of(rank).books;
-}
-
 /* @tag has been granted, and its weights are to be copied from the chunk's row. */
 static uint64_t to_be_filled(uint64_t tag, uint32_t chunk)
 {
@@ -62,12 +49,12 @@ START_TEST(miss_names_the_row)
     rig_start(&rig, 2);
     generation = to_be_filled(rig_fetch(&rig, 1, 2), 2);
     ck_assert_uint_eq(rig.n_commands, 0);
-    ck_assert_uint_eq(books(1).leased, 1);
-    ck_assert_uint_eq(stats_of(1).bytes_up, ROW_BYTES);
+    ck_assert_uint_eq(rig_books(&rig, 1).leased, 1);
+    ck_assert_uint_eq(rig_rank_stats(&rig, 1).bytes_up, ROW_BYTES);
     (void)rig_release(&rig, 1, 2, generation);
-    ck_assert_uint_eq(books(1).cached, 1);
+    ck_assert_uint_eq(rig_books(&rig, 1).cached, 1);
     (void)filled(rig_fetch(&rig, 1, 2));
-    ck_assert_uint_eq(stats_of(1).bytes_up, ROW_BYTES);
+    ck_assert_uint_eq(rig_rank_stats(&rig, 1).bytes_up, ROW_BYTES);
 }
 END_TEST
 
@@ -82,7 +69,7 @@ START_TEST(nothing_is_known_before_a_release)
     first = to_be_filled(rig_fetch(&rig, 0, 1), 1);
     ck_assert_uint_eq(to_be_filled(rig_fetch(&rig, 0, 1), 1), first);
     (void)rig_release(&rig, 0, 1, first);
-    ck_assert_uint_eq(books(0).leased, 1);
+    ck_assert_uint_eq(rig_books(&rig, 0).leased, 1);
     ck_assert_uint_eq(filled(rig_fetch(&rig, 0, 1)), first);
 }
 END_TEST
@@ -100,7 +87,7 @@ START_TEST(waits_for_its_update)
     }
     tag = rig_fetch(&rig, 0, 1);
     ck_assert(rig_waits(&rig, tag));
-    ck_assert_uint_eq(books(0).moving, 1);
+    ck_assert_uint_eq(rig_books(&rig, 0).moving, 1);
     rig_done(&rig, rig_command(&rig, CST_COMMAND_UPDATE, 0)->ticket, CST_OK, NULL);
     ck_assert(rig_waits(&rig, tag));
     rig_done(&rig, rig_command(&rig, CST_COMMAND_UPDATE, 0)->ticket, CST_OK, NULL);
@@ -124,7 +111,7 @@ START_TEST(cancelled_while_it_waits)
     (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_CANCEL, .cancel = tag});
     ck_assert_int_eq(rig_status(&rig, tag), CST_ECANCELLED);
     rig_drain(&rig);
-    ck_assert_uint_eq(books(0).free, 3);
+    ck_assert_uint_eq(rig_books(&rig, 0).free, 3);
     (void)to_be_filled(rig_fetch(&rig, 0, 0), 0);
 }
 END_TEST
@@ -144,7 +131,7 @@ START_TEST(update_fails)
     rig_done(&rig, rig_command(&rig, CST_COMMAND_UPDATE, 0)->ticket, CST_EIO, "smoke");
     ck_assert_int_eq(rig_status(&rig, tag), CST_EENGINE);
     ck_assert_ptr_nonnull(strstr(rig_answer(&rig, tag)->err.text, "smoke"));
-    ck_assert_uint_eq(books(0).free, 3);
+    ck_assert_uint_eq(rig_books(&rig, 0).free, 3);
 }
 END_TEST
 
@@ -180,8 +167,8 @@ START_TEST(sync_forgets_what_was_not_released)
     (void)filled(rig_fetch(&rig, 0, 0));
     (void)to_be_filled(rig_fetch(&rig, 0, 1), 1);
     (void)rig_rank_event(&rig, CST_EV_SYNC, 0);
-    ck_assert_uint_eq(books(0).cached, 1);
-    ck_assert_uint_eq(books(0).free, 3);
+    ck_assert_uint_eq(rig_books(&rig, 0).cached, 1);
+    ck_assert_uint_eq(rig_books(&rig, 0).free, 3);
 }
 END_TEST
 
@@ -199,10 +186,10 @@ START_TEST(who_goes_leaves_nothing)
     (void)to_be_filled(rig_fetch(&rig, 0, 1), 1);
     (void)rig_rank_event(&rig, how[_i], 0);
     if (how[_i] == CST_EV_HANGUP) {
-        ck_assert_uint_eq(books(0).quarantined, 1);
+        ck_assert_uint_eq(rig_books(&rig, 0).quarantined, 1);
         (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
     }
-    ck_assert_uint_eq(books(0).free, 4);
+    ck_assert_uint_eq(rig_books(&rig, 0).free, 4);
 }
 END_TEST
 
@@ -222,8 +209,8 @@ START_TEST(commit_overtakes_a_copy)
     (void)to_be_filled(tag, 0);
     ck_assert_uint_ne(rig_answer(&rig, tag)->offset, rig_answer(&rig, old)->offset);
     (void)rig_release(&rig, 0, 0, rig_answer(&rig, old)->generation);
-    ck_assert_uint_eq(books(0).free, 2);
-    ck_assert_uint_eq(books(0).leased, 1);
+    ck_assert_uint_eq(rig_books(&rig, 0).free, 2);
+    ck_assert_uint_eq(rig_books(&rig, 0).leased, 1);
 }
 END_TEST
 
@@ -238,9 +225,9 @@ START_TEST(no_prefetch)
     for (int i = 0; i < 3; i++) {
         rig_whole_step(&rig, 4, 2);
     }
-    ck_assert_uint_eq(stats_of(0).prefetches, 0);
-    ck_assert_uint_gt(stats_of(0).bytes_up, 0);
-    ck_assert_uint_gt(stats_of(0).hits, 0);
+    ck_assert_uint_eq(rig_rank_stats(&rig, 0).prefetches, 0);
+    ck_assert_uint_gt(rig_rank_stats(&rig, 0).bytes_up, 0);
+    ck_assert_uint_gt(rig_rank_stats(&rig, 0).hits, 0);
 }
 END_TEST
 

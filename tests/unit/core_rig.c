@@ -320,6 +320,16 @@ unsigned rig_count(const struct rig *rig, enum cst_command_kind kind)
     return n;
 }
 
+struct cst_command rig_only(const struct rig *rig, enum cst_command_kind kind)
+{
+    const struct cst_command *command = rig_command(rig, kind, 0);
+
+    if (command == NULL || rig_count(rig, kind) != 1) {
+        ck_abort_msg("%u commands of kind %d, not one", rig_count(rig, kind), (int)kind);
+    }
+    return *command;
+}
+
 void rig_done(struct rig *rig, uint64_t ticket, int status, const char *text)
 {
     unsigned i = 0;
@@ -343,6 +353,27 @@ void rig_drain(struct rig *rig)
     while (rig->n_commands > 0) {
         rig_done(rig, rig->commands[0].ticket, CST_OK, NULL);
     }
+}
+
+struct cst_core_stats rig_stats(const struct rig *rig)
+{
+    struct cst_core_stats stats;
+
+    cst_core_stats(rig->core, &stats);
+    return stats;
+}
+
+struct cst_rank_stats rig_rank_stats(const struct rig *rig, uint32_t rank)
+{
+    struct cst_rank_stats stats;
+
+    cst_core_rank_stats(rig->core, rank, &stats);
+    return stats;
+}
+
+struct cst_books rig_books(const struct rig *rig, uint32_t rank)
+{
+    return rig_rank_stats(rig, rank).books;
 }
 
 void rig_start(struct rig *rig, uint32_t world)

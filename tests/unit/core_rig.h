@@ -91,9 +91,16 @@ bool rig_waits(const struct rig *rig, uint64_t tag);
 const struct cst_command *rig_command(const struct rig *rig, enum cst_command_kind kind,
                                       unsigned n);
 unsigned rig_count(const struct rig *rig, enum cst_command_kind kind);
+/* The only command of @kind under way; fails the test if there are none, or more. */
+struct cst_command rig_only(const struct rig *rig, enum cst_command_kind kind);
 void rig_done(struct rig *rig, uint64_t ticket, int status, const char *text);
 /* Complete commands in order until none is left. */
 void rig_drain(struct rig *rig);
+
+/* What the core says of itself, of a rank, of its pool. */
+struct cst_core_stats rig_stats(const struct rig *rig);
+struct cst_rank_stats rig_rank_stats(const struct rig *rig, uint32_t rank);
+struct cst_books rig_books(const struct rig *rig, uint32_t rank);
 
 /* Attach and sync all ranks; the attempt runs. */
 void rig_start(struct rig *rig, uint32_t world);
