@@ -3,12 +3,14 @@
 #ifndef CST_CUDA_ARGS_H
 #define CST_CUDA_ARGS_H
 
+#include "kernels/update.h"
+
+#include <stdbool.h>
 #include <stdint.h>
 
 #define CST_CUDA_MAX_SRC 64      /* contributions in a reduction */
-#define CST_CUDA_TILE_ELEMS 4096 /* CST_TILE_ELEMS; also what a block of cst_adamw_kernel updates  \
-                                  */
-#define CST_CUDA_ADAMW_THREADS 256 /* threads of a block of the two adamw kernels */
+#define CST_CUDA_TILE_ELEMS 4096    /* CST_TILE_ELEMS */
+#define CST_CUDA_UPDATE_THREADS 256 /* threads per tile in the update kernels */
 #define CST_CUDA_TILE_THREADS 128  /* threads per tile in cst_reduce_kernel */
 #define CST_CUDA_BLOCK_TILES 2     /* tiles per block there: a half-warp each adds up the squares */
 #define CST_CUDA_NORM_THREADS 256  /* threads of the one block of cst_norm_kernel */
@@ -19,7 +21,19 @@
 struct cst_cuda_tile {
     uint64_t start;   /* elements */
     uint32_t n_elems; /* 1..CST_TILE_ELEMS */
-    uint32_t span;    /* index into the hypers of cst_cuda_adamw_tiles */
+    uint32_t span;    /* UPDATE: index into the scalars */
+    uint64_t number;  /* UPDATE: of the tile in the table, for random numbers */
+    uint32_t keep;    /* UPDATE: 1: the states stay as they are */
+    uint32_t pad;     /* 0 */
+};
+
+/* Arguments of the update kernels, by value. */
+struct cst_cuda_update {
+    struct cst_update_rows rows; /* of the chunk; not in place */
+    uint64_t seed;               /* of stochastic rounding */
+    uint64_t t;                  /* step of the optimizer */
+    uint32_t optimizer;          /* enum cst_optimizer */
+    uint32_t pad;                /* 0 */
 };
 
 /* Arguments of "cst_reduce_kernel", by value. */

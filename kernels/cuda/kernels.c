@@ -20,10 +20,17 @@ int cst_cuda_kernels_open(struct cst_cuda_kernels *kernels, const struct cst_cud
 {
     struct cst_cuda_kernels made = {.driver = driver};
     const struct entry entries[] = {
-        {"cst_adamw_kernel", &made.adamw},   {"cst_adamw_tiles_kernel", &made.adamw_tiles},
-        {"cst_reduce_kernel", &made.reduce}, {"cst_norm_kernel", &made.norm},
-        {"cst_cast_kernel", &made.cast},     {"cst_upcast_kernel", &made.upcast},
+        {"cst_reduce_kernel", &made.reduce},
+        {"cst_norm_kernel", &made.norm},
+        {"cst_cast_kernel", &made.cast},
+        {"cst_upcast_kernel", &made.upcast},
         {"cst_sum_kernel", &made.sum},
+        {"cst_update_fp32_kernel", &made.update[CST_MOMENTS_FP32][CST_ROUNDING_STOCHASTIC]},
+        {"cst_update_fp32_kernel", &made.update[CST_MOMENTS_FP32][CST_ROUNDING_NEAREST]},
+        {"cst_update_bf16_kernel", &made.update[CST_MOMENTS_BF16][CST_ROUNDING_STOCHASTIC]},
+        {"cst_update_bf16_nearest_kernel", &made.update[CST_MOMENTS_BF16][CST_ROUNDING_NEAREST]},
+        {"cst_update_mx8_kernel", &made.update[CST_MOMENTS_MX8][CST_ROUNDING_STOCHASTIC]},
+        {"cst_update_mx8_nearest_kernel", &made.update[CST_MOMENTS_MX8][CST_ROUNDING_NEAREST]},
     };
     int status = cst_cuda_check(driver, driver->cuModuleLoadData(&made.module, cst_cuda_fatbin),
                                 err, "loading the kernels (sm_80, sm_90, PTX)");
@@ -74,27 +81,20 @@ static int launch(const struct cst_cuda_kernels *kernels, CUstream stream, CUfun
                           err, "launch of %s", name);
 }
 
-int cst_cuda_adamw(const struct cst_cuda_kernels *kernels, CUstream stream,
-                   const struct cst_update_scalars *hyper, uint64_t n, CUdeviceptr grad,
-                   CUdeviceptr master, CUdeviceptr exp_avg, CUdeviceptr exp_avg_sq,
-                   CUdeviceptr weight, struct cst_err *err)
+int cst_cuda_update(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
+                    CUdeviceptr tiles, CUdeviceptr spans, enum cst_moments moments,
+                    enum cst_rounding rounding, const struct cst_cuda_update *update,
+                    struct cst_err *err)
 {
-    struct cst_update_scalars copy = *hyper;
-    void *args[] = {&copy, &n, &grad, &master, &exp_avg, &exp_avg_sq, &weight};
+    struct cst_cuda_update copy = *update;
+    void *args[] = {&tiles, &spans, &copy};
 
-    return launch(kernels, stream, kernels->adamw, "adamw", n, CST_CUDA_TILE_ELEMS,
-                  CST_CUDA_ADAMW_THREADS, args, err);
-}
-
-int cst_cuda_adamw_tiles(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
-                         CUdeviceptr tiles, CUdeviceptr hypers, CUdeviceptr grad,
-                         CUdeviceptr master, CUdeviceptr exp_avg, CUdeviceptr exp_avg_sq,
-                         CUdeviceptr weight, struct cst_err *err)
-{
-    void *args[] = {&tiles, &hypers, &grad, &master, &exp_avg, &exp_avg_sq, &weight};
-
-    return launch(kernels, stream, kernels->adamw_tiles, "adamw on tiles", n_tiles, 1,
-                  CST_CUDA_ADAMW_THREADS, args, err);
+    if (moments >= CST_MOMENTS_COUNT || rounding >= CST_ROUNDING_COUNT) {
+        return cst_err_set(err, CST_EINVAL, "update: moments %d, rounding %d", (int)moments,
+                           (int)rounding);
+    }
+    return launch(kernels, stream, kernels->update[moments][rounding], "update", n_tiles, 1,
+                  CST_CUDA_UPDATE_THREADS, args, err);
 }
 
 int cst_cuda_reduce(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,

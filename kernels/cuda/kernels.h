@@ -1,4 +1,4 @@
-/* cistern's CUDA kernels and how they are launched. The device code (adamw.cu, reduce.cu, norm.cu,
+/* cistern's CUDA kernels and how they are launched. The device code (update.cu, reduce.cu, norm.cu,
  * cast.cu) is compiled for sm_80, sm_90 and as PTX into one fatbinary that lies in the program as a
  * byte array, and is loaded through the driver table: no CUDA runtime.
  *
@@ -21,8 +21,8 @@
 struct cst_cuda_kernels {
     const struct cst_cuda_driver *driver; /* borrowed */
     CUmodule module;                      /* the fatbinary, in the context of _open */
-    CUfunction adamw, adamw_tiles, reduce, sum, norm, cast,
-        upcast; /* its kernels, named cst_..._kernel */
+    CUfunction reduce, sum, norm, cast, upcast; /* its kernels, named cst_..._kernel */
+    CUfunction update[CST_MOMENTS_COUNT][CST_ROUNDING_COUNT];
 };
 
 /* Load them into the current context. On success: cst_cuda_kernels_close, in the same context. */
@@ -30,22 +30,15 @@ int cst_cuda_kernels_open(struct cst_cuda_kernels *kernels, const struct cst_cud
                           struct cst_err *err);
 void cst_cuda_kernels_close(struct cst_cuda_kernels *kernels);
 
-/* AdamW with bf16 gradients and fp32 moments on @n elements. Kernel: "cst_adamw_kernel"(struct
- * cst_update_scalars, uint64_t n, const uint16_t *grad, float *master, float *exp_avg, float
- * *exp_avg_sq, uint16_t *weight). */
-int cst_cuda_adamw(const struct cst_cuda_kernels *kernels, CUstream stream,
-                   const struct cst_update_scalars *hyper, uint64_t n, CUdeviceptr grad,
-                   CUdeviceptr master, CUdeviceptr exp_avg, CUdeviceptr exp_avg_sq,
-                   CUdeviceptr weight, struct cst_err *err);
-
-/* The same on @n_tiles tiles of a chunk, each with hypers[tile.span]; @tiles and @hypers are device
- * addresses. Kernel: "cst_adamw_tiles_kernel"(const struct cst_cuda_tile *, const struct
- * cst_update_scalars
- * *, then the rows as above). */
-int cst_cuda_adamw_tiles(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
-                         CUdeviceptr tiles, CUdeviceptr hypers, CUdeviceptr grad,
-                         CUdeviceptr master, CUdeviceptr exp_avg, CUdeviceptr exp_avg_sq,
-                         CUdeviceptr weight, struct cst_err *err);
+/* The kernels of kernels/update.h on each of @n_tiles tiles, out of place: update->rows (device
+ * addresses, of a chunk's rows) with spans[tile.span]. @tiles and @spans are device addresses.
+ * CST_EINVAL: no such format. Kernels: "cst_update_fp32_kernel" and those of the other formats
+ * (kernels.c)(const struct cst_cuda_tile *, const struct cst_update_scalars *, struct
+ * cst_cuda_update). */
+int cst_cuda_update(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
+                    CUdeviceptr tiles, CUdeviceptr spans, enum cst_moments moments,
+                    enum cst_rounding rounding, const struct cst_cuda_update *update,
+                    struct cst_err *err);
 
 /* cst_reduce_fn on each of @n_tiles tiles: dst[..] := sum in rank order, sums[tile] := sum of
  * squares (double). @dst may be one of the sources. Kernel: "cst_reduce_kernel"(uint64_t n_tiles,

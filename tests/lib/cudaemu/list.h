@@ -4,8 +4,11 @@
 #define CST_CUDAEMU_LIST_H
 
 #define CST_EMU_KERNELS(K)                                                                         \
-    K(cst_adamw_kernel)                                                                            \
-    K(cst_adamw_tiles_kernel)                                                                      \
+    K(cst_update_fp32_kernel)                                                                      \
+    K(cst_update_bf16_kernel)                                                                      \
+    K(cst_update_bf16_nearest_kernel)                                                              \
+    K(cst_update_mx8_kernel)                                                                       \
+    K(cst_update_mx8_nearest_kernel)                                                               \
     K(cst_sum_kernel)                                                                              \
     K(cst_reduce_kernel)                                                                           \
     K(cst_norm_kernel)                                                                             \

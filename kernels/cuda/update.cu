@@ -1,0 +1,274 @@
+/* kernels/update.h on a GPU, a block of threads per tile: the same formulas, formats and roundings
+ * over the vectors of vec.cuh, hence the same bits. Half a warp does two groups of 32 elements at a
+ * time, whose loads are all under way before the first store. Which optimizer, and whether the
+ * gradient is bf16 or fp32, is a branch that all threads take alike; a kernel for each way to keep
+ * moments. */
+#include "kernels/cuda/args.h"
+#include "kernels/cuda/vec.cuh"
+#include "kernels/formats.h"
+
+namespace
+{
+
+const uint32_t HALVES = CST_CUDA_UPDATE_THREADS / CST_VEC_LANES; /* of warps, in a block */
+const uint32_t AT_ONCE = 2;                                      /* groups of a half */
+
+/* A lane's part of a group. */
+struct group {
+    cst_vec g[CST_VEC_GROUP];
+    cst_vec p[CST_VEC_GROUP];
+    cst_vec moments[2][CST_VEC_GROUP];
+};
+
+/* A group in memory of its own; what is behind a tile's last element is zero. */
+struct padded {
+    uint16_t grad_bf16[CST_UPDATE_GROUP];
+    float grad_fp32[CST_UPDATE_GROUP];
+    float master[CST_UPDATE_GROUP];
+    float moments[2][CST_UPDATE_GROUP];
+    uint16_t weight[CST_UPDATE_GROUP];
+    uint8_t exponents[2];
+};
+
+__device__ __forceinline__ uint32_t n_moments(uint32_t optimizer)
+{
+    return optimizer == CST_OPTIMIZER_ADAMW || optimizer == CST_OPTIMIZER_ADAM ? 2 : 1;
+}
+
+/* The rows from element @i on. */
+template <cst_moments MOMENTS>
+__device__ __forceinline__ cst_update_rows rows_at(const cst_update_rows &rows, uint32_t n,
+                                                   uint64_t i)
+{
+    cst_update_rows at = {};
+
+    at.grad_bf16 = rows.grad_bf16 != nullptr ? rows.grad_bf16 + i : nullptr;
+    at.grad_fp32 = rows.grad_bf16 == nullptr ? rows.grad_fp32 + i : nullptr;
+    at.master_in = rows.master_in + i;
+    at.master = rows.master + i;
+    at.weight = rows.weight + i;
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        if (k < n) {
+            at.moments_in[k] = cst_format_at(MOMENTS, &rows.moments_in[k], i);
+            at.moments[k] = cst_format_at(MOMENTS, &rows.moments[k], i);
+        }
+    }
+    return at;
+}
+
+template <cst_moments MOMENTS>
+__device__ __forceinline__ void load(group &x, uint32_t n, const cst_update_rows &at)
+{
+#pragma unroll
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        const int i = j * CST_VEC_LANES;
+
+        x.g[j] = at.grad_bf16 != nullptr ? cst_vec_load_bf16(at.grad_bf16 + i)
+                                         : cst_vec_load(at.grad_fp32 + i);
+        x.p[j] = cst_vec_load(at.master_in + i);
+    }
+    cst_format_load(MOMENTS, 0, &at.moments_in[0], x.moments[0]);
+    if (n == 2) {
+        cst_format_load(MOMENTS, 1, &at.moments_in[1], x.moments[1]);
+    } else {
+        x.moments[1][0] = x.moments[1][1] = cst_vec_set(0.0f);
+    }
+}
+
+/* @word: this lane's of the group. */
+template <cst_moments MOMENTS, cst_rounding ROUNDING>
+__device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
+                                                  const cst_formula_scalars &scalars,
+                                                  cst_vec_bits word, const cst_update_rows &at)
+{
+    const cst_vec_bits other = cst_vec_other(word);
+    cst_vec_bits upper[CST_VEC_GROUP];
+
+#pragma unroll
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        cst_formula_states states = {x.p[j], x.moments[0][j], x.moments[1][j]};
+
+        cst_formula_apply(static_cast<cst_optimizer>(optimizer), &scalars, x.g[j], &states);
+        cst_vec_store(at.master + j * CST_VEC_LANES, states.p);
+        upper[j] = cst_round_bf16(states.p);
+        x.moments[0][j] = states.m;
+        x.moments[1][j] = states.v;
+    }
+    cst_vec_store_upper(at.weight, upper, false);
+    cst_format_store(MOMENTS, ROUNDING, 0, &at.moments[0], x.moments[0], &word);
+    if (n_moments(optimizer) == 2) {
+        cst_format_store(MOMENTS, ROUNDING, 1, &at.moments[1], x.moments[1], &other);
+    }
+}
+
+/* Elements of the tile's last group that a lane has: its first one if @n > lane ... */
+__device__ __forceinline__ bool has(uint32_t lane, int j, uint32_t n)
+{
+    return lane + static_cast<uint32_t>(j) * CST_VEC_LANES < n;
+}
+
+template <class T> __device__ __forceinline__ void move(T *to, const T *from, bool there)
+{
+    *to = there ? *from : T();
+}
+
+/* The @n elements of a group that is not whole, whose rows begin for this lane @at. Each lane fills
+ * and empties its own places of @pad. */
+template <cst_moments MOMENTS, cst_rounding ROUNDING>
+__device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
+                        const cst_formula_scalars &scalars, cst_vec_bits word,
+                        const cst_update_rows &at)
+{
+    typedef uint8_t byte;
+    const uint32_t lane = threadIdx.x % CST_VEC_LANES, n_rows = n_moments(optimizer);
+    const uint32_t size = static_cast<uint32_t>(cst_format_bytes(MOMENTS) / CST_UPDATE_GROUP);
+    cst_update_rows inside = {};
+    group x;
+
+    inside.grad_bf16 = at.grad_bf16 != nullptr ? pad.grad_bf16 + lane : nullptr;
+    inside.grad_fp32 = pad.grad_fp32 + lane;
+    inside.master_in = inside.master = pad.master + lane;
+    inside.weight = pad.weight + lane;
+    for (uint32_t k = 0; k < n_rows; k++) {
+        inside.moments_in[k].values = reinterpret_cast<byte *>(pad.moments[k]) + lane * size;
+        inside.moments_in[k].exponents = &pad.exponents[k];
+        inside.moments[k] = inside.moments_in[k];
+        if (MOMENTS == CST_MOMENTS_MX8) {
+            pad.exponents[k] = *at.moments_in[k].exponents;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        const uint32_t i = static_cast<uint32_t>(j) * CST_VEC_LANES;
+        const bool there = has(lane, j, n);
+
+        if (at.grad_bf16 != nullptr) {
+            move(pad.grad_bf16 + lane + i, at.grad_bf16 + i, there);
+        } else {
+            move(pad.grad_fp32 + lane + i, at.grad_fp32 + i, there);
+        }
+        move(inside.master + i, at.master_in + i, there);
+        for (uint32_t k = 0; k < n_rows; k++) {
+            for (uint32_t b = i * size; b < (i + 1) * size; b++) {
+                move(static_cast<byte *>(inside.moments[k].values) + b,
+                     static_cast<const byte *>(at.moments_in[k].values) + b, there);
+            }
+        }
+    }
+    load<MOMENTS>(x, n_rows, inside);
+    compute_and_store<MOMENTS, ROUNDING>(x, optimizer, scalars, word, inside);
+#pragma unroll
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        const uint32_t i = static_cast<uint32_t>(j) * CST_VEC_LANES;
+
+        if (!has(lane, j, n)) {
+            continue;
+        }
+        at.master[i] = inside.master[i];
+        at.weight[i] = inside.weight[i];
+        for (uint32_t k = 0; k < n_rows; k++) {
+            for (uint32_t b = i * size; b < (i + 1) * size; b++) {
+                static_cast<byte *>(at.moments[k].values)[b] =
+                    static_cast<const byte *>(inside.moments[k].values)[b];
+            }
+        }
+    }
+    for (uint32_t k = 0; k < n_rows && MOMENTS == CST_MOMENTS_MX8; k++) {
+        *at.moments[k].exponents = pad.exponents[k];
+    }
+}
+
+/* The tile's states stay as they are; its weights are made of them. */
+template <cst_moments MOMENTS>
+__device__ void keep(const cst_cuda_tile &tile, uint32_t n_rows, const cst_update_rows &rows)
+{
+    for (uint32_t i = threadIdx.x; i < tile.n_elems; i += CST_CUDA_UPDATE_THREADS) {
+        const cst_update_rows at = rows_at<MOMENTS>(rows, n_rows, tile.start + i);
+        const uint32_t size = static_cast<uint32_t>(cst_format_bytes(MOMENTS) / CST_UPDATE_GROUP);
+        const float p = *at.master_in;
+
+        *at.master = p;
+        *at.weight = cst_bf16_down(p);
+        for (uint32_t k = 0; k < n_rows; k++) {
+            for (uint32_t b = 0; b < size; b++) {
+                static_cast<uint8_t *>(at.moments[k].values)[b] =
+                    static_cast<const uint8_t *>(at.moments_in[k].values)[b];
+            }
+            if (MOMENTS == CST_MOMENTS_MX8) {
+                *at.moments[k].exponents = *at.moments_in[k].exponents;
+            }
+        }
+    }
+}
+
+template <cst_moments MOMENTS, cst_rounding ROUNDING>
+__device__ __forceinline__ void update(const cst_cuda_tile *tiles,
+                                       const cst_update_scalars *spans,
+                                       const cst_cuda_update &update, padded &pad)
+{
+    const bool random = MOMENTS != CST_MOMENTS_FP32 && ROUNDING == CST_ROUNDING_STOCHASTIC;
+    const cst_cuda_tile tile = tiles[blockIdx.x];
+    const uint32_t half = threadIdx.x / CST_VEC_LANES, lane = threadIdx.x % CST_VEC_LANES;
+    const uint32_t n_rows = n_moments(update.optimizer);
+    const uint64_t first = tile.number * (CST_CUDA_TILE_ELEMS / CST_UPDATE_GROUP);
+    cst_formula_scalars scalars;
+    cst_philox_keys keys;
+
+    if (tile.keep) {
+        keep<MOMENTS>(tile, n_rows, update.rows);
+        return;
+    }
+    cst_formula_broadcast(&scalars, &spans[tile.span]);
+    if (random) {
+        cst_philox_schedule(&keys, update.seed);
+    }
+    for (uint32_t from = half * AT_ONCE; from * CST_UPDATE_GROUP < tile.n_elems;
+         from += HALVES * AT_ONCE) {
+        cst_update_rows at[AT_ONCE];
+        group x[AT_ONCE];
+
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            const uint32_t begin = (from + i) * CST_UPDATE_GROUP;
+
+            at[i] = rows_at<MOMENTS>(update.rows, n_rows, tile.start + begin);
+            at[i] = rows_at<MOMENTS>(at[i], n_rows, lane);
+            if (begin + CST_UPDATE_GROUP <= tile.n_elems) {
+                load<MOMENTS>(x[i], n_rows, at[i]);
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            const uint32_t begin = (from + i) * CST_UPDATE_GROUP;
+            const cst_vec_bits word =
+                random ? cst_vec_word(&keys, first + from + i, update.t) : cst_vec_set_bits(0);
+
+            if (begin + CST_UPDATE_GROUP <= tile.n_elems) {
+                compute_and_store<MOMENTS, ROUNDING>(x[i], update.optimizer, scalars, word, at[i]);
+            } else if (begin < tile.n_elems) {
+                do_tail<MOMENTS, ROUNDING>(pad, tile.n_elems - begin, update.optimizer, scalars,
+                                           word, at[i]);
+            }
+        }
+    }
+}
+
+} // namespace
+
+#define UPDATE_KERNEL(name, moments, rounding)                                                     \
+    extern "C" __global__ void __launch_bounds__(CST_CUDA_UPDATE_THREADS)                          \
+        name(const cst_cuda_tile *tiles, const cst_update_scalars *spans,                          \
+             const cst_cuda_update args)                                                           \
+    {                                                                                              \
+        __shared__ padded pad;                                                                     \
+                                                                                                   \
+        update<moments, rounding>(tiles, spans, args, pad);                                        \
+    }                                                                                              \
+    CST_KERNEL(name)
+
+UPDATE_KERNEL(cst_update_fp32_kernel, CST_MOMENTS_FP32, CST_ROUNDING_NEAREST);
+UPDATE_KERNEL(cst_update_bf16_kernel, CST_MOMENTS_BF16, CST_ROUNDING_STOCHASTIC);
+UPDATE_KERNEL(cst_update_bf16_nearest_kernel, CST_MOMENTS_BF16, CST_ROUNDING_NEAREST);
+UPDATE_KERNEL(cst_update_mx8_kernel, CST_MOMENTS_MX8, CST_ROUNDING_STOCHASTIC);
+UPDATE_KERNEL(cst_update_mx8_nearest_kernel, CST_MOMENTS_MX8, CST_ROUNDING_NEAREST);

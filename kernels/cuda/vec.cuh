@@ -1,0 +1,218 @@
+/* The vectors of kernels/formulas.h and kernels/formats.h on a GPU; what each operation means is
+ * said in kernels/vec_ref.h. Half a warp has a group of 32 elements: lane i of it has element i as
+ * its first vector and element i + 16 as its second. Pointers are those of the lane's first
+ * element. */
+#ifndef CST_CUDA_VEC_CUH
+#define CST_CUDA_VEC_CUH
+
+#include "kernels/cuda/bf16.cuh"
+
+#define CST_INLINE static __device__ __forceinline__
+
+#include "kernels/philox.h"
+#include "kernels/update.h"
+
+#define CST_VEC_LANES 16 /* threads, an element each */
+#define CST_VEC_GROUP 2  /* vectors in a group */
+#define CST_VEC_UNROLL _Pragma("unroll")
+
+struct cst_vec {
+    float x;
+};
+
+struct cst_vec_bits {
+    uint32_t x;
+};
+
+CST_INLINE cst_vec cst_vec_set(float x)
+{
+    return {x};
+}
+
+CST_INLINE cst_vec_bits cst_vec_set_bits(uint32_t x)
+{
+    return {x};
+}
+
+CST_INLINE cst_vec cst_vec_from_bits(cst_vec_bits b)
+{
+    return {__uint_as_float(b.x)};
+}
+
+CST_INLINE cst_vec_bits cst_vec_to_bits(cst_vec v)
+{
+    return {__float_as_uint(v.x)};
+}
+
+/* -- arithmetic ----------------------------------------------------------------------------- */
+
+CST_INLINE cst_vec cst_vec_add(cst_vec a, cst_vec b)
+{
+    return {__fadd_rn(a.x, b.x)};
+}
+
+CST_INLINE cst_vec cst_vec_sub(cst_vec a, cst_vec b)
+{
+    return {__fsub_rn(a.x, b.x)};
+}
+
+CST_INLINE cst_vec cst_vec_mul(cst_vec a, cst_vec b)
+{
+    return {__fmul_rn(a.x, b.x)};
+}
+
+CST_INLINE cst_vec cst_vec_div(cst_vec a, cst_vec b)
+{
+    return {__fdiv_rn(a.x, b.x)};
+}
+
+CST_INLINE cst_vec cst_vec_sqrt(cst_vec a)
+{
+    return {__fsqrt_rn(a.x)};
+}
+
+CST_INLINE cst_vec cst_vec_fma(cst_vec a, cst_vec b, cst_vec c)
+{
+    return {__fmaf_rn(a.x, b.x, c.x)};
+}
+
+CST_INLINE cst_vec cst_vec_fnma(cst_vec a, cst_vec b, cst_vec c)
+{
+    return {__fmaf_rn(-a.x, b.x, c.x)};
+}
+
+/* -- bits ----------------------------------------------------------------------------------- */
+
+CST_INLINE cst_vec_bits cst_vec_and(cst_vec_bits a, cst_vec_bits b)
+{
+    return {a.x & b.x};
+}
+
+CST_INLINE cst_vec_bits cst_vec_or(cst_vec_bits a, cst_vec_bits b)
+{
+    return {a.x | b.x};
+}
+
+CST_INLINE cst_vec_bits cst_vec_plus(cst_vec_bits a, cst_vec_bits b)
+{
+    return {a.x + b.x};
+}
+
+CST_INLINE cst_vec_bits cst_vec_minus(cst_vec_bits a, cst_vec_bits b)
+{
+    return {a.x - b.x};
+}
+
+CST_INLINE cst_vec_bits cst_vec_right(cst_vec_bits a, int n)
+{
+    return {a.x >> n};
+}
+
+/* -- choice by lane ------------------------------------------------------------------------- */
+
+CST_INLINE cst_vec cst_vec_if_nan(cst_vec x, cst_vec a, cst_vec b)
+{
+    return x.x != x.x ? a : b;
+}
+
+CST_INLINE cst_vec cst_vec_if_zero(cst_vec x, cst_vec a, cst_vec b)
+{
+    return x.x == 0.0f ? a : b;
+}
+
+CST_INLINE cst_vec_bits cst_vec_if_less(cst_vec x, cst_vec y, cst_vec_bits a, cst_vec_bits b)
+{
+    return x.x < y.x ? a : b;
+}
+
+/* -- memory: read and written once a step --------------------------------------------------- */
+
+CST_INLINE cst_vec cst_vec_load(const float *at)
+{
+    return {__ldcs(at)};
+}
+
+CST_INLINE void cst_vec_store(float *at, cst_vec v)
+{
+    __stcs(at, v.x);
+}
+
+CST_INLINE cst_vec cst_vec_load_bf16(const uint16_t *at)
+{
+    return {cst_bf16_up(__ldcs(at))};
+}
+
+/* An exact product stands for the exponents' difference, subnormal halves included. */
+CST_INLINE cst_vec cst_vec_from_half(uint32_t half)
+{
+    float magnitude = __fmul_rn(__uint_as_float((half & 0x7fffu) << 13), 0x1p112f);
+
+    return {__uint_as_float(__float_as_uint(magnitude) | (half & 0x8000u) << 16)};
+}
+
+CST_INLINE cst_vec cst_vec_load_signed(const uint8_t *codes)
+{
+    uint32_t code = __ldcs(codes);
+
+    return cst_vec_from_half((code & 0x80u) << 8 | (code & 0x7fu) << 7);
+}
+
+CST_INLINE cst_vec cst_vec_load_unsigned(const uint8_t *codes)
+{
+    return cst_vec_from_half(static_cast<uint32_t>(__ldcs(codes)) << 7);
+}
+
+/* -- groups --------------------------------------------------------------------------------- */
+
+CST_INLINE void cst_vec_store_upper(uint16_t *at, const cst_vec_bits v[CST_VEC_GROUP], bool)
+{
+#pragma unroll
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        __stcs(at + j * CST_VEC_LANES, static_cast<uint16_t>(v[j].x >> 16));
+    }
+}
+
+CST_INLINE void cst_vec_store_codes(uint8_t *at, const cst_vec_bits v[CST_VEC_GROUP])
+{
+#pragma unroll
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        __stcs(at + j * CST_VEC_LANES, static_cast<uint8_t>(v[j].x));
+    }
+}
+
+/* The lanes of this thread's half of the warp. */
+CST_INLINE unsigned cst_vec_mask()
+{
+    return 0xffffu << (threadIdx.x & 16u);
+}
+
+CST_INLINE uint32_t cst_vec_largest(const cst_vec_bits v[CST_VEC_GROUP])
+{
+    uint32_t largest = v[0].x > v[1].x ? v[0].x : v[1].x;
+
+#pragma unroll
+    for (int bits = CST_VEC_LANES / 2; bits > 0; bits /= 2) {
+        uint32_t other = __shfl_xor_sync(cst_vec_mask(), largest, bits);
+
+        largest = other > largest ? other : largest;
+    }
+    return largest;
+}
+
+/* This lane's word of @group in step @t. */
+CST_INLINE cst_vec_bits cst_vec_word(const cst_philox_keys *keys, uint64_t group, uint64_t t)
+{
+    const unsigned lane = threadIdx.x % CST_VEC_LANES;
+    uint32_t words[4];
+
+    cst_philox_counter(words, group, lane / 4, t);
+    cst_philox(keys, words);
+    return {lane % 4 == 0 ? words[0] : lane % 4 == 1 ? words[1] : lane % 4 == 2 ? words[2] : words[3]};
+}
+
+CST_INLINE cst_vec_bits cst_vec_other(cst_vec_bits words)
+{
+    return {cst_philox_other(words.x)};
+}
+
+#endif
