@@ -8,14 +8,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CST_CUDA_MAX_SRC 64      /* contributions in a reduction */
+#define CST_CUDA_MAX_SRC 64         /* contributions in a reduction */
 #define CST_CUDA_TILE_ELEMS 4096    /* CST_TILE_ELEMS */
 #define CST_CUDA_UPDATE_THREADS 256 /* threads per tile in the update kernels */
-#define CST_CUDA_TILE_THREADS 128  /* threads per tile in cst_reduce_kernel */
-#define CST_CUDA_BLOCK_TILES 2     /* tiles per block there: a half-warp each adds up the squares */
-#define CST_CUDA_NORM_THREADS 256  /* threads of the one block of cst_norm_kernel */
-#define CST_CUDA_CAST_THREADS 256  /* threads of a block of the two casts */
-#define CST_CUDA_CAST_ELEMS 4096   /* elements that it converts */
+#define CST_CUDA_TILE_THREADS 128   /* threads per tile in cst_reduce_kernel */
+#define CST_CUDA_BLOCK_TILES 2    /* tiles per block there: a half-warp each adds up the squares */
+#define CST_CUDA_NORM_THREADS 256 /* threads of the one block of cst_norm_kernel */
+#define CST_CUDA_CAST_THREADS 256 /* threads of a block of the two casts */
+#define CST_CUDA_CAST_ELEMS 4096  /* elements that it converts */
 
 /* A tile: elements [start, start + n_elems) of a chunk's rows. */
 struct cst_cuda_tile {
@@ -29,7 +29,7 @@ struct cst_cuda_tile {
 
 /* Arguments of the update kernels, by value. */
 struct cst_cuda_update {
-    struct cst_update_rows rows; /* of the chunk; not in place */
+    struct cst_update_rows rows; /* of the chunk */
     uint64_t seed;               /* of stochastic rounding */
     uint64_t t;                  /* step of the optimizer */
     uint32_t optimizer;          /* enum cst_optimizer */

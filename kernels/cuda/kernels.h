@@ -19,8 +19,8 @@
 #include "kernels/cuda/driver.h"
 
 struct cst_cuda_kernels {
-    const struct cst_cuda_driver *driver; /* borrowed */
-    CUmodule module;                      /* the fatbinary, in the context of _open */
+    const struct cst_cuda_driver *driver;       /* borrowed */
+    CUmodule module;                            /* the fatbinary, in the context of _open */
     CUfunction reduce, sum, norm, cast, upcast; /* its kernels, named cst_..._kernel */
     CUfunction update[CST_MOMENTS_COUNT][CST_ROUNDING_COUNT];
 };
@@ -30,10 +30,10 @@ int cst_cuda_kernels_open(struct cst_cuda_kernels *kernels, const struct cst_cud
                           struct cst_err *err);
 void cst_cuda_kernels_close(struct cst_cuda_kernels *kernels);
 
-/* The kernels of kernels/update.h on each of @n_tiles tiles, out of place: update->rows (device
- * addresses, of a chunk's rows) with spans[tile.span]. @tiles and @spans are device addresses.
- * CST_EINVAL: no such format. Kernels: "cst_update_fp32_kernel" and those of the other formats
- * (kernels.c)(const struct cst_cuda_tile *, const struct cst_update_scalars *, struct
+/* The kernels of kernels/update.h on each of @n_tiles tiles: update->rows (device addresses, of a
+ * chunk's rows) with spans[tile.span]; what is written may be what is read. @tiles and @spans are
+ * device addresses. CST_EINVAL: no such format. Kernels: "cst_update_fp32_kernel" and those of the
+ * other formats (kernels.c)(const struct cst_cuda_tile *, const struct cst_update_scalars *, struct
  * cst_cuda_update). */
 int cst_cuda_update(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
                     CUdeviceptr tiles, CUdeviceptr spans, enum cst_moments moments,

@@ -12,6 +12,7 @@ namespace
 
 const uint32_t HALVES = CST_CUDA_UPDATE_THREADS / CST_VEC_LANES; /* of warps, in a block */
 const uint32_t AT_ONCE = 2;                                      /* groups of a half */
+const uint32_t BLOCKS_PER_SM = 3;                                /* so at most 80 registers */
 
 /* A lane's part of a group. */
 struct group {
@@ -257,7 +258,7 @@ __device__ __forceinline__ void update(const cst_cuda_tile *tiles,
 } // namespace
 
 #define UPDATE_KERNEL(name, moments, rounding)                                                     \
-    extern "C" __global__ void __launch_bounds__(CST_CUDA_UPDATE_THREADS)                          \
+    extern "C" __global__ void __launch_bounds__(CST_CUDA_UPDATE_THREADS, BLOCKS_PER_SM)            \
         name(const cst_cuda_tile *tiles, const cst_update_scalars *spans,                          \
              const cst_cuda_update args)                                                           \
     {                                                                                              \

@@ -146,8 +146,9 @@ CST_INLINE cst_vec cst_vec_load_bf16(const uint16_t *at)
 CST_INLINE cst_vec cst_vec_from_half(uint32_t half)
 {
     float magnitude = __fmul_rn(__uint_as_float((half & 0x7fffu) << 13), 0x1p112f);
+    uint32_t special = (half & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0;
 
-    return {__uint_as_float(__float_as_uint(magnitude) | (half & 0x8000u) << 16)};
+    return {__uint_as_float(__float_as_uint(magnitude) | special | (half & 0x8000u) << 16)};
 }
 
 CST_INLINE cst_vec cst_vec_load_signed(const uint8_t *codes)

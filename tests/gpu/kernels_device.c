@@ -111,31 +111,16 @@ static bool clear(struct cases_device *cases)
 
 /* ---- kernels ---- */
 
-static void adamw(struct cases_device *cases, const struct cst_update_scalars *hyper, uint64_t n,
-                  const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
-                  uint16_t *weight)
+static void update(struct cases_device *cases, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
+                   const struct cst_update_scalars *spans, enum cst_moments moments,
+                   enum cst_rounding rounding, const struct cst_cuda_update *args)
 {
     struct kernels_device *d = of(cases);
     struct cst_err err;
 
     finish(d,
-           cst_cuda_adamw(&d->kernels, d->stream, hyper, n, address(grad), address(master),
-                          address(exp_avg), address(exp_avg_sq), address(weight), &err),
-           &err);
-}
-
-static void adamw_tiles(struct cases_device *cases, uint64_t n_tiles,
-                        const struct cst_cuda_tile *tiles, const struct cst_update_scalars *hypers,
-                        const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
-                        uint16_t *weight)
-{
-    struct kernels_device *d = of(cases);
-    struct cst_err err;
-
-    finish(d,
-           cst_cuda_adamw_tiles(&d->kernels, d->stream, n_tiles, address(tiles), address(hypers),
-                                address(grad), address(master), address(exp_avg),
-                                address(exp_avg_sq), address(weight), &err),
+           cst_cuda_update(&d->kernels, d->stream, n_tiles, address(tiles), address(spans), moments,
+                           rounding, args, &err),
            &err);
 }
 
@@ -321,8 +306,7 @@ int kernels_device_open(struct kernels_device *d, struct cst_err *err)
                                            .put = put,
                                            .get = get,
                                            .clear = clear,
-                                           .adamw = adamw,
-                                           .adamw_tiles = adamw_tiles,
+                                           .update = update,
                                            .reduce = reduce,
                                            .sum = sum,
                                            .norm = norm,

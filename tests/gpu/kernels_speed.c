@@ -18,9 +18,10 @@ struct speed {
     FILE *json;
     CUevent begin, end;
     CUdeviceptr grad, master, exp_avg, exp_avg_sq, weight;
+    CUdeviceptr out[3]; /* what updates write: master, exp_avg, exp_avg_sq */
     CUdeviceptr source[MAX_SOURCES];
-    CUdeviceptr tiles, hypers, sums, norm;
-    struct cst_update_scalars hyper;
+    CUdeviceptr tiles, spans, sums, norm;
+    struct cst_update_scalars scalars;
     double copy; /* GB/s, read and written */
 };
 
@@ -67,19 +68,34 @@ static int copy_once(struct speed *s, uint32_t arg, struct cst_err *err)
                           err, "copy");
 }
 
-static int adamw_once(struct speed *s, uint32_t arg, struct cst_err *err)
+static void *pointer(CUdeviceptr at)
 {
-    (void)arg;
-    return cst_cuda_adamw(&s->d->kernels, s->d->stream, &s->hyper, N, s->grad, s->master,
-                          s->exp_avg, s->exp_avg_sq, s->weight, err);
+    return (void *)(uintptr_t)at;
 }
 
-static int adamw_tiles_once(struct speed *s, uint32_t arg, struct cst_err *err)
+/* @at: the row's first element; exponents are behind the codes. */
+static struct cst_update_moment moment(CUdeviceptr at)
 {
-    (void)arg;
-    return cst_cuda_adamw_tiles(&s->d->kernels, s->d->stream, N / CST_CUDA_TILE_ELEMS, s->tiles,
-                                s->hypers, s->grad, s->master, s->exp_avg, s->exp_avg_sq, s->weight,
-                                err);
+    return (struct cst_update_moment){.values = pointer(at), .exponents = pointer(at + N)};
+}
+
+/* AdamW with moments of format @moments. */
+static int update_once(struct speed *s, uint32_t moments, struct cst_err *err)
+{
+    const struct cst_cuda_update update = {
+        .rows = {.grad_bf16 = pointer(s->grad),
+                 .master_in = pointer(s->master),
+                 .moments_in = {moment(s->exp_avg), moment(s->exp_avg_sq)},
+                 .master = pointer(s->out[0]),
+                 .moments = {moment(s->out[1]), moment(s->out[2])},
+                 .weight = pointer(s->weight)},
+        .seed = 1,
+        .t = 100,
+        .optimizer = CST_OPTIMIZER_ADAMW};
+
+    return cst_cuda_update(&s->d->kernels, s->d->stream, N / CST_CUDA_TILE_ELEMS, s->tiles,
+                           s->spans, (enum cst_moments)moments, CST_ROUNDING_STOCHASTIC, &update,
+                           err);
 }
 
 static int reduce_once(struct speed *s, uint32_t arg, struct cst_err *err)
@@ -131,13 +147,13 @@ static void make_tiles(struct speed *s)
         exit(EXIT_FAILURE);
     }
     for (uint64_t t = 0; t < n; t++) {
-        tiles[t] = (struct cst_cuda_tile){.start = t * CST_CUDA_TILE_ELEMS,
-                                          .n_elems = CST_CUDA_TILE_ELEMS};
+        tiles[t] = (struct cst_cuda_tile){
+            .start = t * CST_CUDA_TILE_ELEMS, .n_elems = CST_CUDA_TILE_ELEMS, .number = t};
     }
     s->tiles = make(s, n * sizeof *tiles);
-    s->hypers = make(s, sizeof s->hyper);
-    s->d->cases.put(&s->d->cases, (void *)(uintptr_t)s->tiles, tiles, n * sizeof *tiles);
-    s->d->cases.put(&s->d->cases, (void *)(uintptr_t)s->hypers, &s->hyper, sizeof s->hyper);
+    s->spans = make(s, sizeof s->scalars);
+    s->d->cases.put(&s->d->cases, pointer(s->tiles), tiles, n * sizeof *tiles);
+    s->d->cases.put(&s->d->cases, pointer(s->spans), &s->scalars, sizeof s->scalars);
     free(tiles);
 }
 
@@ -162,8 +178,9 @@ static void measure_all(struct speed *s)
     const double n = (double)N;
 
     row(s, "copy on the card", measure(s, copy_once, 0), 8 * n);
-    row(s, "adamw", measure(s, adamw_once, 0), 28 * n);
-    row(s, "adamw on tiles", measure(s, adamw_tiles_once, 0), 28 * n);
+    row(s, "adamw", measure(s, update_once, CST_MOMENTS_FP32), 28 * n);
+    row(s, "adamw bf16", measure(s, update_once, CST_MOMENTS_BF16), 20 * n);
+    row(s, "adamw mx8", measure(s, update_once, CST_MOMENTS_MX8), 16.125 * n);
     for (uint32_t n_src = 1; n_src <= MAX_SOURCES; n_src *= 2) {
         char name[32];
 
@@ -179,11 +196,11 @@ void kernels_speed(struct kernels_device *d, FILE *json)
 {
     struct cst_cuda_driver *cu = &d->driver;
     struct speed s = {.d = d, .json = json};
-    CUdeviceptr *rows[] = {&s.grad,   &s.master, &s.exp_avg, &s.exp_avg_sq,
-                           &s.weight, &s.sums,   &s.norm};
-    const size_t bytes[] = {2 * N, 4 * N, 4 * N, 4 * N, 2 * N, 8 * N_SUMS, 8};
+    CUdeviceptr *rows[] = {&s.grad,   &s.master, &s.exp_avg, &s.exp_avg_sq, &s.out[0],
+                           &s.out[1], &s.out[2], &s.weight,  &s.sums,       &s.norm};
+    const size_t bytes[] = {2 * N, 4 * N, 4 * N, 4 * N, 4 * N, 4 * N, 4 * N, 2 * N, 8 * N_SUMS, 8};
 
-    cst_update_prepare(&s.hyper, 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0f, 100);
+    cst_update_prepare(&s.scalars, 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0f, 100);
     kernels_device_call(d, cu->cuEventCreate(&s.begin, CU_EVENT_DEFAULT), "event");
     kernels_device_call(d, cu->cuEventCreate(&s.end, CU_EVENT_DEFAULT), "event");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -201,7 +218,7 @@ void kernels_speed(struct kernels_device *d, FILE *json)
         cu->cuMemFree(s.source[r]);
     }
     cu->cuMemFree(s.tiles);
-    cu->cuMemFree(s.hypers);
+    cu->cuMemFree(s.spans);
     cu->cuEventDestroy(s.begin);
     cu->cuEventDestroy(s.end);
 }

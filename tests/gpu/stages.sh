@@ -230,13 +230,17 @@ stage_kernels() {
         return
     fi
     ./tests/gpu/check_kernels --json "$json"
-    local copy adamw
+    local copy adamw moments rate
     copy=$(grep -o '"copy on the card": {[^}]*}' "$json" | number_of gb_per_s)
     adamw=$(grep -o '"adamw": {[^}]*}' "$json" | number_of gb_per_s)
     if [ -z "$copy" ] || [ -z "$adamw" ]; then
         fail "check_kernels measured no bandwidth"
     fi
     emit kernel_adamw "$adamw" GB/s "$copy"
+    for moments in bf16 mx8; do
+        rate=$(grep -o "\"adamw $moments\": {[^}]*}" "$json" | number_of gb_per_s)
+        [ -z "$rate" ] || emit "kernel_update_$moments" "$rate" GB/s "$copy"
+    done
 }
 
 stage_attention() {

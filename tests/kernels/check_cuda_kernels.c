@@ -91,25 +91,22 @@ static void launch(const char *name, uint64_t n, uint64_t per_block, unsigned th
     kernel->run(grid, block, 0, params);
 }
 
-static void adamw(struct cases_device *device, const struct cst_update_scalars *hyper, uint64_t n,
-                  const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
-                  uint16_t *weight)
+static void update(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
+                   const struct cst_update_scalars *spans, enum cst_moments moments,
+                   enum cst_rounding rounding, const struct cst_cuda_update *args)
 {
-    struct cst_update_scalars by_value = *hyper;
+    static const char *const names[CST_MOMENTS_COUNT][CST_ROUNDING_COUNT] = {
+        [CST_MOMENTS_FP32] = {"cst_update_fp32_kernel", "cst_update_fp32_kernel"},
+        [CST_MOMENTS_BF16] = {[CST_ROUNDING_STOCHASTIC] = "cst_update_bf16_kernel",
+                              [CST_ROUNDING_NEAREST] = "cst_update_bf16_nearest_kernel"},
+        [CST_MOMENTS_MX8] = {[CST_ROUNDING_STOCHASTIC] = "cst_update_mx8_kernel",
+                             [CST_ROUNDING_NEAREST] = "cst_update_mx8_nearest_kernel"},
+    };
+    struct cst_cuda_update by_value = *args;
 
     (void)device;
-    launch("cst_adamw_kernel", n, CST_CUDA_TILE_ELEMS, CST_CUDA_ADAMW_THREADS,
-           (void *[]){&by_value, &n, &grad, &master, &exp_avg, &exp_avg_sq, &weight});
-}
-
-static void adamw_tiles(struct cases_device *device, uint64_t n_tiles,
-                        const struct cst_cuda_tile *tiles, const struct cst_update_scalars *hypers,
-                        const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
-                        uint16_t *weight)
-{
-    (void)device;
-    launch("cst_adamw_tiles_kernel", n_tiles, 1, CST_CUDA_ADAMW_THREADS,
-           (void *[]){&tiles, &hypers, &grad, &master, &exp_avg, &exp_avg_sq, &weight});
+    launch(names[moments][rounding], n_tiles, 1, CST_CUDA_UPDATE_THREADS,
+           (void *[]){&tiles, &spans, &by_value});
 }
 
 static void reduce(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
@@ -172,8 +169,7 @@ static void run_op(int i, uint64_t order)
                                      .put = copy,
                                      .get = copy,
                                      .clear = clear,
-                                     .adamw = adamw,
-                                     .adamw_tiles = adamw_tiles,
+                                     .update = update,
                                      .reduce = reduce,
                                      .sum = sum,
                                      .norm = norm,
@@ -186,7 +182,8 @@ static void run_op(int i, uint64_t order)
 }
 
 /* Each kernel has the reference's bits and writes nothing else: any length and alignment, 0 to 64
- * sources, in place, hostile values, hypers per span. */
+ * sources, in place; every optimizer, format and rounding; hostile values, hypers per span, tiles
+ * whose states stay. */
 START_TEST(test_bits)
 {
     run_op(_i, 0);
@@ -204,8 +201,8 @@ END_TEST
 /* What nobody has linked is not found. */
 START_TEST(test_unknown_kernel)
 {
-    ck_assert_ptr_null(cst_emu_find("cst_adamw"));
-    ck_assert_ptr_nonnull(cst_emu_find("cst_adamw_kernel"));
+    ck_assert_ptr_null(cst_emu_find("cst_update"));
+    ck_assert_ptr_nonnull(cst_emu_find("cst_update_fp32_kernel"));
 }
 END_TEST
 
@@ -213,12 +210,12 @@ END_TEST
 START_TEST(test_parameter_sizes)
 {
     const unsigned reduce_bytes[] = {8, 8, sizeof(struct cst_cuda_sources), 8, 8, 0};
-    const unsigned adamw_bytes[] = {sizeof(struct cst_update_scalars), 8, 8, 8, 8, 8, 8, 0};
+    const unsigned update_bytes[] = {8, 8, sizeof(struct cst_cuda_update), 0};
 
     ck_assert_mem_eq(cst_emu_find("cst_reduce_kernel")->param_bytes, reduce_bytes,
                      sizeof reduce_bytes);
-    ck_assert_mem_eq(cst_emu_find("cst_adamw_kernel")->param_bytes, adamw_bytes,
-                     sizeof adamw_bytes);
+    ck_assert_mem_eq(cst_emu_find("cst_update_mx8_kernel")->param_bytes, update_bytes,
+                     sizeof update_bytes);
 }
 END_TEST
 

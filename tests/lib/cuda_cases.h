@@ -22,13 +22,9 @@ struct cases_device {
     /* Take back all that was placed. False: something around it was written. */
     bool (*clear)(struct cases_device *device);
     /* The launches of kernels/cuda/kernels.h, done when they return. */
-    void (*adamw)(struct cases_device *device, const struct cst_update_scalars *hyper, uint64_t n,
-                  const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
-                  uint16_t *weight);
-    void (*adamw_tiles)(struct cases_device *device, uint64_t n_tiles,
-                        const struct cst_cuda_tile *tiles, const struct cst_update_scalars *hypers,
-                        const uint16_t *grad, float *master, float *exp_avg, float *exp_avg_sq,
-                        uint16_t *weight);
+    void (*update)(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
+                   const struct cst_update_scalars *spans, enum cst_moments moments,
+                   enum cst_rounding rounding, const struct cst_cuda_update *update);
     void (*reduce)(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
                    const struct cst_cuda_sources *sources, uint16_t *dst, double *sums);
     void (*sum)(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
@@ -45,7 +41,7 @@ struct cases_result {
 };
 
 struct cases_op {
-    const char *name; /* "adamw" */
+    const char *name; /* "reduce" */
     void (*run)(struct cases_device *device, uint64_t seed, struct cases_result *result);
 };
 

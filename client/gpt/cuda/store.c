@@ -138,6 +138,27 @@ static double or_default(float value, float fallback)
     return (double)(value == 0.0f ? fallback : value);
 }
 
+/* The update kernels on all tensors, in place. */
+static int launch_update(struct cuda_store *s, struct cst_err *err)
+{
+    const struct gpt_gpu *gpu = s->gpu;
+    const struct cst_update_moment moments[2] = {{.values = (void *)(uintptr_t)s->exp_avg},
+                                                 {.values = (void *)(uintptr_t)s->exp_avg_sq}};
+    float *master = (float *)(uintptr_t)s->master;
+    const struct cst_cuda_update update = {
+        .rows = {.grad_bf16 = (const uint16_t *)(uintptr_t)s->grad,
+                 .master_in = master,
+                 .moments_in = {moments[0], moments[1]},
+                 .master = master,
+                 .moments = {moments[0], moments[1]},
+                 .weight = (uint16_t *)(uintptr_t)s->weight},
+        .t = s->adam_step + 1,
+        .optimizer = CST_OPTIMIZER_ADAMW};
+
+    return cst_cuda_update(&gpu->states, gpu->stream, s->n_tiles, s->tiles, s->hypers,
+                           CST_MOMENTS_FP32, CST_ROUNDING_NEAREST, &update, err);
+}
+
 static int update(struct cuda_store *s, const struct cst_hyper_params *params, float factor,
                   struct cst_err *err)
 {
@@ -152,8 +173,7 @@ static int update(struct cuda_store *s, const struct cst_hyper_params *params, f
     }
     rc = gpt_gpu_upload(gpu, s->hypers, s->next, s->model->n_tensors * sizeof *s->next, err);
     if (rc == 0) {
-        rc = cst_cuda_adamw_tiles(&gpu->states, gpu->stream, s->n_tiles, s->tiles, s->hypers,
-                                  s->grad, s->master, s->exp_avg, s->exp_avg_sq, s->weight, err);
+        rc = launch_update(s, err);
     }
     if (rc == 0) {
         s->adam_step++;

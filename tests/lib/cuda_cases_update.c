@@ -1,0 +1,259 @@
+/* Updates: every optimizer, format, rounding and kind of gradient against kernels/update_ref.c. */
+#include "tests/lib/cuda_rows.h"
+
+#include "kernels/cast.h"
+#include "kernels/moments.h"
+#include "proto/table.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N_MOMENTS = 2, MAX_CASE_TILES = 8 };
+
+/* A moments row. */
+struct moment {
+    struct cases_row values, exponents; /* the latter of mx8 alone */
+};
+
+/* A chunk's rows, and how they are updated. */
+struct update {
+    enum cst_optimizer optimizer;
+    enum cst_moments moments;
+    enum cst_rounding rounding;
+    uint64_t n_elems;
+    uint64_t seed, t;
+    unsigned n_moments;
+    size_t grad_bytes; /* of an element */
+    struct cases_row grad, master_in, master, weight;
+    struct moment in[N_MOMENTS], out[N_MOMENTS];
+    uint64_t n_tiles;
+    struct cst_cuda_tile tiles[MAX_CASE_TILES];
+    struct cst_update_scalars spans[CASES_SPANS];
+};
+
+static struct cst_update_scalars random_scalars(struct cases *c, enum cases_fill fill)
+{
+    struct cst_update_scalars scalars;
+
+    cst_update_prepare(&scalars, 1e-3 * (1.0 + (double)(cases_next(c) % 100)), 0.9,
+                       0.95 + 1e-4 * (double)(cases_next(c) % 100), 1e-8, 0.1,
+                       fill == HOSTILE ? 0x1p-12f : 0.7f, 1 + cases_next(c) % 1000);
+    return scalars;
+}
+
+/* Tiles anywhere; those of mx8 begin with a block. Every length around a group's comes, and one of
+ * four tiles keeps its states. */
+static void make_tiles(struct cases *c, struct update *u)
+{
+    static const uint32_t lengths[] = {1,  2,  3,  15, 16,  17,   31,   32,   33,   47,  48,
+                                       63, 64, 65, 96, 100, 1023, 1024, 1025, 4095, 4096};
+    bool aligned = u->moments == CST_MOMENTS_MX8 || cases_next(c) % 2 == 0;
+    uint64_t at = 0;
+
+    u->n_tiles = 1 + cases_next(c) % MAX_CASE_TILES;
+    for (uint64_t t = 0; t < u->n_tiles; t++) {
+        at += cases_next(c) % 3 * 37;
+        at = aligned ? (at + 63) / 64 * 64 : at;
+        u->tiles[t] = (struct cst_cuda_tile){
+            .start = at,
+            .n_elems = lengths[cases_next(c) % (sizeof lengths / sizeof *lengths)],
+            .span = (uint32_t)(cases_next(c) % CASES_SPANS),
+            .number = cases_next(c) % (1u << 30),
+            .keep = cases_next(c) % 4 == 0};
+        at += u->tiles[t].n_elems;
+    }
+    u->n_elems = (at + 5 + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK * CST_MX8_BLOCK;
+}
+
+static size_t random_shift(struct cases *c, bool aligned)
+{
+    return aligned ? 0 : cases_next(c) % 8;
+}
+
+static void put_again(struct cases *c, struct cases_row *row)
+{
+    c->device->put(c->device, row->at, row->want, row->bytes);
+}
+
+/* @k: which one; a mean of squares has no sign but where anything goes. */
+static struct moment make_moment(struct cases *c, const struct update *u, unsigned k, bool aligned,
+                                 enum cases_fill fill)
+{
+    static const char *const names[N_MOMENTS] = {"exp_avg", "exp_avg_sq"};
+    size_t size = cst_moments_elem_bytes(u->moments);
+    struct moment m = {
+        .values = cases_row(c, names[k], u->n_elems, size, random_shift(c, aligned), fill)};
+
+    if (u->moments == CST_MOMENTS_MX8) {
+        m.exponents = cases_row(c, "exponents", u->n_elems / CST_MX8_BLOCK, 1,
+                                random_shift(c, aligned), fill);
+        for (size_t i = 0; i < m.exponents.bytes && fill != HOSTILE; i++) {
+            m.exponents.want[i] = (uint8_t)(100 + m.exponents.want[i] % 40);
+        }
+        put_again(c, &m.exponents);
+    } else if (k == 1 && fill != HOSTILE) {
+        for (size_t i = 0; i < u->n_elems; i++) {
+            m.values.want[size * i + size - 1] &= 0x7f;
+        }
+        put_again(c, &m.values);
+    }
+    return m;
+}
+
+static void make_rows(struct cases *c, struct update *u, enum cases_fill fill)
+{
+    bool aligned = cases_next(c) % 2 == 0;
+    uint64_t n = u->n_elems;
+
+    u->grad = cases_row(c, "grad", n, u->grad_bytes, random_shift(c, aligned), fill);
+    u->master_in = cases_row(c, "master read", n, 4, random_shift(c, aligned), fill);
+    u->master = cases_row(c, "master", n, 4, random_shift(c, aligned), HOSTILE);
+    u->weight = cases_row(c, "weight", n, 2, random_shift(c, aligned), HOSTILE);
+    for (unsigned k = 0; k < u->n_moments; k++) {
+        u->in[k] = make_moment(c, u, k, aligned, fill);
+        u->out[k] = make_moment(c, u, k, aligned, HOSTILE);
+    }
+}
+
+/* -- what it must come to --------------------------------------------------------------------- */
+
+static struct cst_update_moment pointers(const struct moment *m, bool on_device)
+{
+    return (struct cst_update_moment){.values = on_device ? m->values.at : m->values.want,
+                                      .exponents = on_device ? m->exponents.at : m->exponents.want};
+}
+
+/* The rows' first elements, on the device or here. */
+static struct cst_update_rows rows_of(const struct update *u, bool on_device)
+{
+    const void *grad = on_device ? u->grad.at : u->grad.want;
+    struct cst_update_rows rows = {.grad_bf16 = u->grad_bytes == 2 ? grad : NULL,
+                                   .grad_fp32 = u->grad_bytes == 4 ? grad : NULL,
+                                   .master_in =
+                                       on_device ? u->master_in.at : (void *)u->master_in.want,
+                                   .master = on_device ? u->master.at : (void *)u->master.want,
+                                   .weight = on_device ? u->weight.at : (void *)u->weight.want};
+
+    for (unsigned k = 0; k < u->n_moments; k++) {
+        rows.moments_in[k] = pointers(&u->in[k], on_device);
+        rows.moments[k] = pointers(&u->out[k], on_device);
+    }
+    return rows;
+}
+
+static struct cst_update_rows ahead(const struct update *u, struct cst_update_rows rows, uint64_t i)
+{
+    rows.grad_bf16 = rows.grad_bf16 != NULL ? rows.grad_bf16 + i : NULL;
+    rows.grad_fp32 = rows.grad_fp32 != NULL ? rows.grad_fp32 + i : NULL;
+    rows.master_in += i;
+    rows.master += i;
+    rows.weight += i;
+    for (unsigned k = 0; k < u->n_moments; k++) {
+        rows.moments_in[k] = cst_moments_at(u->moments, &rows.moments_in[k], i);
+        rows.moments[k] = cst_moments_at(u->moments, &rows.moments[k], i);
+    }
+    return rows;
+}
+
+static void want_kept(const struct update *u, const struct cst_update_rows *rows, uint32_t n)
+{
+    cst_cast_ref(n, rows->master_in, rows->weight);
+    memcpy(rows->master, rows->master_in, n * sizeof *rows->master);
+    for (unsigned k = 0; k < u->n_moments; k++) {
+        memcpy(rows->moments[k].values, rows->moments_in[k].values,
+               n * cst_moments_elem_bytes(u->moments));
+        if (u->moments == CST_MOMENTS_MX8) {
+            memcpy(rows->moments[k].exponents, rows->moments_in[k].exponents,
+                   (n + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK);
+        }
+    }
+}
+
+static void want_tile(const struct update *u, const struct cst_cuda_tile *tile)
+{
+    const struct cst_update_rows rows = ahead(u, rows_of(u, false), tile->start);
+    const struct cst_update_random random = {
+        .seed = u->seed, .t = u->t, .element = tile->number * CST_CUDA_TILE_ELEMS};
+
+    if (tile->keep) {
+        want_kept(u, &rows, tile->n_elems);
+        return;
+    }
+    cst_update_ref.v[u->optimizer][u->moments][u->rounding](&u->spans[tile->span], &random,
+                                                            tile->n_elems, &rows, NULL);
+}
+
+static void compare(struct cases *c, struct update *u)
+{
+    cases_compare(c, &u->grad);
+    cases_compare(c, &u->master_in);
+    cases_compare(c, &u->master);
+    cases_compare(c, &u->weight);
+    for (unsigned k = 0; k < u->n_moments; k++) {
+        struct moment *both[] = {&u->in[k], &u->out[k]};
+
+        for (int i = 0; i < 2; i++) {
+            cases_compare(c, &both[i]->values);
+            if (u->moments == CST_MOMENTS_MX8) {
+                cases_compare(c, &both[i]->exponents);
+            }
+        }
+    }
+    cases_end(c);
+}
+
+/* -- cases ------------------------------------------------------------------------------------ */
+
+static void update_case(struct cases *c, struct update *u, enum cases_fill fill)
+{
+    struct cst_cuda_update args;
+
+    u->seed = cases_next(c);
+    u->t = 1 + cases_next(c) % 1000;
+    u->n_moments = cst_table_has_second(u->optimizer) ? 2 : 1;
+    make_tiles(c, u);
+    make_rows(c, u, fill);
+    for (int s = 0; s < CASES_SPANS; s++) {
+        u->spans[s] = random_scalars(c, fill);
+    }
+    snprintf(c->what, sizeof c->what, "optimizer %d, rounding %d, %zu bytes of gradient, fill %d",
+             (int)u->optimizer, (int)u->rounding, u->grad_bytes, (int)fill);
+    args = (struct cst_cuda_update){
+        .rows = rows_of(u, true), .seed = u->seed, .t = u->t, .optimizer = (uint32_t)u->optimizer};
+    c->device->update(c->device, u->n_tiles,
+                      cases_place(c, u->tiles, u->n_tiles * sizeof *u->tiles),
+                      cases_place(c, u->spans, sizeof u->spans), u->moments, u->rounding, &args);
+    for (uint64_t t = 0; t < u->n_tiles; t++) {
+        want_tile(u, &u->tiles[t]);
+    }
+    compare(c, u);
+}
+
+static void update_cases(struct cases *c, enum cst_moments moments)
+{
+    for (int i = 0; i < CST_OPTIMIZER_COUNT * CST_ROUNDING_COUNT * 2 * N_FILL; i++) {
+        struct update u = {
+            .optimizer = (enum cst_optimizer)(i % CST_OPTIMIZER_COUNT),
+            .moments = moments,
+            .rounding = (enum cst_rounding)(i / CST_OPTIMIZER_COUNT % CST_ROUNDING_COUNT),
+            .grad_bytes = i / CST_OPTIMIZER_COUNT / CST_ROUNDING_COUNT % 2 == 0 ? 2 : 4};
+
+        update_case(c, &u, (enum cases_fill)(i / CST_OPTIMIZER_COUNT / CST_ROUNDING_COUNT / 2));
+    }
+}
+
+void cases_update_fp32(struct cases *c)
+{
+    update_cases(c, CST_MOMENTS_FP32);
+}
+
+void cases_update_bf16(struct cases *c)
+{
+    update_cases(c, CST_MOMENTS_BF16);
+}
+
+void cases_update_mx8(struct cases *c)
+{
+    update_cases(c, CST_MOMENTS_MX8);
+}
