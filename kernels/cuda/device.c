@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/reduction.h"
+#include "kernels/cuda/update.h"
 
 static int cuda_open(void **state, const struct cst_device_spec *spec,
                      struct cst_device_about *about, struct cst_err *err)
@@ -94,14 +95,8 @@ static int cuda_update(void *state, unsigned thread, const struct cst_device_upd
                        uint64_t first, uint64_t count, struct cst_undo_slot *undo,
                        uint64_t *n_elems, struct cst_err *err)
 {
-    (void)state;
-    (void)thread;
-    (void)update;
-    (void)first;
-    (void)count;
     (void)undo;
-    (void)n_elems;
-    return cst_err_set(err, CST_EUNSUPPORTED, "UPDATE is for a host engine");
+    return cst_gpu_update(state, thread, update, first, count, n_elems, err);
 }
 
 const struct cst_device_ops cst_cuda_ops = {

@@ -1,7 +1,7 @@
 /* A GPU as a device: the row "cuda" of the device table. Host memory is mapped and registered with
- * the driver, memory of its own is the driver's virtual memory management; copies and sums run on
- * the calling thread's stream and are waited for. UPDATE and CONVERT are for the host's engines,
- * where the states are. */
+ * the driver, memory of its own is the driver's virtual memory management; copies, sums
+ * and updates run on the calling thread's stream and are waited for. CONVERT, and UPDATE in place,
+ * are for the host's engines, where the states are. */
 #ifndef CST_CUDA_DEVICE_H
 #define CST_CUDA_DEVICE_H
 

@@ -12,7 +12,7 @@ namespace
 
 const uint32_t HALVES = CST_CUDA_UPDATE_THREADS / CST_VEC_LANES; /* of warps, in a block */
 const uint32_t AT_ONCE = 2;                                      /* groups of a half */
-const uint32_t BLOCKS_PER_SM = 3;                                /* so at most 80 registers */
+const uint32_t UPDATE_BLOCKS_PER_SM = 3;                         /* so at most 80 registers */
 
 /* A lane's part of a group. */
 struct group {
@@ -204,8 +204,7 @@ __device__ void keep(const cst_cuda_tile &tile, uint32_t n_rows, const cst_updat
 }
 
 template <cst_moments MOMENTS, cst_rounding ROUNDING>
-__device__ __forceinline__ void update(const cst_cuda_tile *tiles,
-                                       const cst_update_scalars *spans,
+__device__ __forceinline__ void update(const cst_cuda_tile *tiles, const cst_update_scalars *spans,
                                        const cst_cuda_update &update, padded &pad)
 {
     const bool random = MOMENTS != CST_MOMENTS_FP32 && ROUNDING == CST_ROUNDING_STOCHASTIC;
@@ -258,7 +257,7 @@ __device__ __forceinline__ void update(const cst_cuda_tile *tiles,
 } // namespace
 
 #define UPDATE_KERNEL(name, moments, rounding)                                                     \
-    extern "C" __global__ void __launch_bounds__(CST_CUDA_UPDATE_THREADS, BLOCKS_PER_SM)            \
+    extern "C" __global__ void __launch_bounds__(CST_CUDA_UPDATE_THREADS, UPDATE_BLOCKS_PER_SM)    \
         name(const cst_cuda_tile *tiles, const cst_update_scalars *spans,                          \
              const cst_cuda_update args)                                                           \
     {                                                                                              \

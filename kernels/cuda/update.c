@@ -1,0 +1,173 @@
+#include "kernels/cuda/update.h"
+
+#include "kernels/cuda/memory.h"
+
+#include <math.h>
+
+/* Where a batch's scalars are in the stage: in the place of a reduction's rows. A span has a tile
+ * at least, so they are no more than tiles. */
+#define SPANS_AT 0
+
+_Static_assert(CST_GPU_STAGE_TILES * sizeof(struct cst_update_scalars) <= CST_GPU_STAGE_TILES_AT,
+               "the scalars of as many spans as tiles fit into the stage");
+_Static_assert(CST_UPDATE_GROUP == CST_MX8_BLOCK, "a group is a block");
+
+/* Tiles that a launch does, staged. */
+struct batch {
+    uint32_t n;       /* tiles */
+    uint32_t n_spans; /* that they are of */
+    uint64_t n_elems;
+};
+
+static void *staged(const struct cst_gpu_stage *stage, uint64_t at)
+{
+    return (char *)stage->host.base + at;
+}
+
+static void prepare(struct cst_update_scalars *out, const struct cst_device_update *update,
+                    const struct cst_table_span *span)
+{
+    const struct cst_tile_hyper *hyper = update->hyper;
+
+    cst_update_prepare(out, hyper->lr * (double)span->lr_scale, hyper->beta1, hyper->beta2,
+                       hyper->eps, hyper->weight_decay * (double)span->decay_scale,
+                       hyper->grad_scale, update->work->mark);
+}
+
+/* Stage the next tiles of @walk. */
+static void take_batch(const struct cst_gpu_stage *stage, const struct cst_device_update *update,
+                       struct cst_tile_walk *walk, struct batch *batch)
+{
+    struct cst_cuda_tile *tiles = staged(stage, CST_GPU_STAGE_TILES_AT);
+    struct cst_update_scalars *spans = staged(stage, SPANS_AT);
+    const struct cst_table_span *span, *prepared = NULL;
+    struct cst_tile tile;
+
+    *batch = (struct batch){0};
+    while (batch->n < CST_GPU_STAGE_TILES && (span = cst_tile_walk_next(walk, &tile)) != NULL) {
+        if (span != prepared) {
+            prepare(&spans[batch->n_spans++], update, span);
+            prepared = span;
+        }
+        tiles[batch->n++] =
+            (struct cst_cuda_tile){.start = tile.start,
+                                   .n_elems = tile.n_elems,
+                                   .span = batch->n_spans - 1,
+                                   .number = tile.number,
+                                   .keep = update->guard && !isfinite(tile.entry->sum_squares)};
+        batch->n_elems += tile.n_elems;
+    }
+}
+
+static void *pointer(struct cst_addr addr)
+{
+    return addr.mem == NULL ? NULL : (void *)(uintptr_t)(addr.mem->device + addr.offset);
+}
+
+static struct cst_update_moment moment(const struct cst_device_update *update, struct cst_addr addr)
+{
+    uint8_t *values = pointer(addr);
+    bool blocks = update->work->table->moments == CST_MOMENTS_MX8 && values != NULL;
+
+    return (struct cst_update_moment){.values = values,
+                                      .exponents = blocks ? values + update->row_elems : NULL};
+}
+
+static struct cst_cuda_update arguments(const struct cst_device_update *update)
+{
+    const struct cst_table_header *table = update->work->table;
+    bool wide = table->grad_bytes == sizeof(float);
+    void *grad = pointer(update->in[CST_ROW_GRAD]);
+    struct cst_cuda_update args = {.rows = {.grad_bf16 = wide ? NULL : grad,
+                                            .grad_fp32 = wide ? grad : NULL,
+                                            .master_in = pointer(update->in[CST_ROW_MASTER]),
+                                            .master = pointer(update->out[CST_ROW_MASTER]),
+                                            .weight = pointer(update->out[CST_ROW_WEIGHT])},
+                                   .seed = table->seed,
+                                   .t = update->work->mark,
+                                   .optimizer = table->optimizer};
+
+    for (int k = 0; k < 2; k++) {
+        args.rows.moments_in[k] = moment(update, update->in[CST_ROW_EXP_AVG + k]);
+        args.rows.moments[k] = moment(update, update->out[CST_ROW_EXP_AVG + k]);
+    }
+    return args;
+}
+
+static int bring(struct cst_gpu *gpu, unsigned thread, uint64_t at, uint64_t bytes,
+                 struct cst_err *err)
+{
+    struct cst_gpu_stage *stage = &gpu->stages[thread];
+
+    return cst_gpu_enqueue_copy(gpu, thread, (struct cst_addr){.mem = &stage->device, .offset = at},
+                                (struct cst_addr){.mem = &stage->host, .offset = at}, bytes, err);
+}
+
+static int run(struct cst_gpu *gpu, unsigned thread, const struct cst_device_update *update,
+               const struct batch *batch, struct cst_err *err)
+{
+    const struct cst_table_header *table = update->work->table;
+    const struct cst_cuda_update args = arguments(update);
+    CUdeviceptr at = gpu->stages[thread].device.device;
+    int rc = bring(gpu, thread, SPANS_AT, batch->n_spans * sizeof(struct cst_update_scalars), err);
+
+    if (rc == CST_OK) {
+        rc = bring(gpu, thread, CST_GPU_STAGE_TILES_AT, batch->n * sizeof(struct cst_cuda_tile),
+                   err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_cuda_update(&gpu->kernels, gpu->streams[thread], batch->n,
+                             at + CST_GPU_STAGE_TILES_AT, at + SPANS_AT,
+                             (enum cst_moments)table->moments, (enum cst_rounding)table->rounding,
+                             &args, err);
+    }
+    return cst_gpu_settle(gpu, thread, rc, err);
+}
+
+static bool is_own(const struct cst_addr rows[CST_ROW_COUNT])
+{
+    bool own = true;
+
+    for (int i = 0; i < CST_ROW_COUNT; i++) {
+        own = own && (rows[i].mem == NULL || rows[i].mem->device != 0);
+    }
+    return own;
+}
+
+static int check(const struct cst_device_update *update, struct cst_err *err)
+{
+    if (cst_device_is_in_place(update)) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "UPDATE in place is for a host engine");
+    }
+    if (update->n_src > 0) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "UPDATE of %u contributions is for a host engine",
+                           update->n_src);
+    }
+    if (!is_own(update->in) || !is_own(update->out)) {
+        return cst_err_set(err, CST_EINVAL, "UPDATE of chunk %u: a row is in host memory",
+                           update->work->chunk);
+    }
+    return CST_OK;
+}
+
+int cst_gpu_update(struct cst_gpu *gpu, unsigned thread, const struct cst_device_update *update,
+                   uint64_t first, uint64_t count, uint64_t *n_elems, struct cst_err *err)
+{
+    struct cst_tile_walk walk;
+    struct batch batch;
+    int rc = check(update, err);
+
+    if (rc == CST_OK) {
+        rc = cst_gpu_enter(gpu, err);
+    }
+    cst_tile_walk_start(&walk, update->work, first, count);
+    while (rc == CST_OK) {
+        take_batch(&gpu->stages[thread], update, &walk, &batch);
+        if (batch.n == 0) {
+            break;
+        }
+        rc = run(gpu, thread, update, &batch, err);
+        *n_elems += rc == CST_OK ? batch.n_elems : 0;
+    }
+    return rc;
+}

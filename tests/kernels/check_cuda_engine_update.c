@@ -1,0 +1,33 @@
+/* Updates in a GPU's memory, on tests/lib/fakecuda: bits of the host's engine, streams late,
+ * engines killed. */
+#include "tests/lib/engine_proc.h"
+#include "tests/lib/fake_gpu.h"
+#include "tests/lib/room_cases.h"
+#include "tests/lib/suite.h"
+
+#include <stdlib.h>
+
+static void use(void)
+{
+    engine_proc_use(FAKE_GPU_ENGINE, fake_gpu_uuid(0));
+    (void)setenv("CST_FAKECUDA_DELAY_US", "100", 1);
+}
+
+static void use_host(void)
+{
+    engine_proc_use("./cistern-engine-host", NULL);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct room_device gpu = {.use = use, .use_host = use_host};
+    Suite *suite = suite_create("cuda_engine_update");
+    TCase *tcase = tcase_create("update");
+
+    (void)argc;
+    fake_gpu_use(argv);
+    tcase_set_timeout(tcase, 300);
+    room_cases_add(tcase, &gpu);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}

@@ -1,0 +1,216 @@
+#include "tests/lib/room_cases.h"
+
+#include "tests/lib/kill_run.h"
+#include "tests/lib/room_update.h"
+#include <check.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { N_CHUNKS = 5, N_STEPS = 3, N_ROUNDS = 12, N_SLOTS = 3, ROOM_CHUNK = N_CHUNKS };
+
+#define MAX_COMMANDS (N_STEPS * N_CHUNKS * ROOM_UPDATE_COMMANDS)
+
+/* The last one is not updated: its blocks in the pool are the room. */
+static const uint64_t chunk_elems[N_CHUNKS + 1] = {8192 + 64,      20032, 8192 * 3,
+                                                   8192 + 64 * 65, 60032, 1u << 20};
+
+static const struct tiny_states kinds[] = {
+    {.optimizer = CST_OPTIMIZER_ADAMW, .moments = CST_MOMENTS_FP32},
+    {.optimizer = CST_OPTIMIZER_ADAMW, .moments = CST_MOMENTS_MX8},
+    {.optimizer = CST_OPTIMIZER_ADAM, .moments = CST_MOMENTS_BF16},
+    {.optimizer = CST_OPTIMIZER_LION, .moments = CST_MOMENTS_MX8},
+    {.optimizer = CST_OPTIMIZER_SGD, .moments = CST_MOMENTS_FP32, .grad_bytes = 4},
+};
+
+enum { N_KINDS = sizeof kinds / sizeof *kinds };
+
+static const struct room_device *device;
+static struct tiny_job calm, job;
+static uint64_t seed;
+
+static void open_jobs(const struct tiny_states *states)
+{
+    const char *env = getenv("CST_SEED");
+
+    seed = env != NULL ? strtoull(env, NULL, 0) : (uint64_t)time(NULL);
+    printf("seed: CST_SEED=%" PRIu64 "\n", seed);
+    tiny_job_open_as(&calm, states, N_CHUNKS + 1, chunk_elems, N_SLOTS, seed);
+    tiny_job_open_as(&job, states, N_CHUNKS + 1, chunk_elems, N_SLOTS, seed);
+}
+
+static void close_jobs(void)
+{
+    tiny_job_close(&calm);
+    tiny_job_close(&job);
+}
+
+/* All steps of all chunks in place, by a host's engine. */
+static void update_in_place(void)
+{
+    static struct engine_command commands[N_STEPS * N_CHUNKS];
+    bool done[N_STEPS * N_CHUNKS] = {false};
+    size_t n = 0;
+
+    for (uint64_t step = 1; step <= N_STEPS; step++) {
+        for (unsigned c = 0; c < N_CHUNKS; c++) {
+            commands[n] = tiny_job_update(&calm, c, step);
+            commands[n].ticket = n + 1;
+            commands[n].after[0] = n + 1 - N_CHUNKS;
+            commands[n].n_after = step > 1;
+            n++;
+        }
+    }
+    device->use_host();
+    kill_run_to_end(&calm, commands, n, 2, done);
+}
+
+/* The same through the room, each chunk in its own part of it. */
+static size_t write_commands(struct engine_command *commands)
+{
+    struct cst_place room = tiny_job_block(&job, ROOM_CHUNK, 0), at[N_CHUNKS];
+    unsigned n_last[N_CHUNKS] = {0};
+    uint64_t last[N_CHUNKS] = {0};
+    size_t n = 0;
+
+    for (unsigned c = 0; c < N_CHUNKS; c++) {
+        at[c] = room;
+        room.offset += room_update_bytes(&job, c);
+    }
+    ck_assert_uint_le(room.offset, job.bytes[TINY_POOL]);
+    for (uint64_t step = 1; step <= N_STEPS; step++) {
+        for (unsigned c = 0; c < N_CHUNKS; c++) {
+            n += room_update_write(&job, c, step, at[c], n, last[c], n_last[c], commands + n,
+                                   &n_last[c]);
+            last[c] = n;
+        }
+    }
+    ck_assert_uint_le(n, MAX_COMMANDS);
+    return n;
+}
+
+/* Do @bytes from @at of row @row of chunk @c on hold the same in both jobs? */
+static void check_bytes(unsigned c, enum cst_row row, uint64_t at, uint64_t bytes, int round)
+{
+    at += tiny_job_row(&job, c, row).offset;
+    ck_assert_msg(
+        memcmp((char *)calm.base[TINY_ARENA] + at, (char *)job.base[TINY_ARENA] + at, bytes) == 0,
+        "seed %" PRIu64 ", round %d: row %d of chunk %u differs", seed, round, (int)row, c);
+}
+
+static void check_span(unsigned c, const struct cst_table_span *span, enum cst_row row, int round)
+{
+    uint64_t n = job.n_elems[c];
+    uint64_t bytes = tiny_job_row_bytes(&job, c, row), size = bytes / n;
+
+    check_bytes(c, row, span->start * size, span->n_elems * size, round);
+    if (bytes > n * size) { /* exponents */
+        check_bytes(c, row, n + span->start / CST_MX8_BLOCK,
+                    (span->n_elems + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK, round);
+    }
+}
+
+/* All tensors' elements that updates write are the same in both jobs. What lies between tensors
+ * comes down as it was in the room. */
+static void check_rows(int round)
+{
+    for (unsigned i = 0; i < N_CHUNKS * TINY_SPANS; i++) {
+        for (enum cst_row row = CST_ROW_WEIGHT; row < CST_ROW_COUNT; row++) {
+            if (row != CST_ROW_GRAD && tiny_job_has(&job, row)) {
+                check_span(i / TINY_SPANS, &cst_table_spans(job.table)[i], row, round);
+            }
+        }
+    }
+}
+
+/* Every kind of states: bits of the host. */
+START_TEST(test_bits)
+{
+    static struct engine_command commands[MAX_COMMANDS];
+    bool done[MAX_COMMANDS] = {false};
+    size_t n;
+
+    open_jobs(&kinds[_i]);
+    update_in_place();
+    tiny_job_use_gpu(&job);
+    device->use();
+    n = write_commands(commands);
+    kill_run_to_end(&job, commands, n, 2, done);
+    check_rows(0);
+    close_jobs();
+}
+END_TEST
+
+/* Killed at random moments, and what had not completed issued again: the same. */
+START_TEST(test_kill)
+{
+    static struct engine_command commands[MAX_COMMANDS];
+    uint64_t random;
+    unsigned n_held = 0;
+    size_t n;
+
+    open_jobs(&kinds[_i]);
+    update_in_place();
+    random = seed * 2 + 1;
+    tiny_job_use_gpu(&job);
+    device->use();
+    n = write_commands(commands);
+    for (int round = 0; round < N_ROUNDS; round++) {
+        bool done[MAX_COMMANDS] = {false};
+
+        tiny_job_fill(&job, seed);
+        for (uint64_t k = 1 + tiny_random(&random) % 3; k > 0; k--) {
+            n_held += kill_run(&job, commands, n, N_SLOTS, done, &random);
+        }
+        kill_run_to_end(&job, commands, n, 1 + (uint32_t)(tiny_random(&random) % 3), done);
+        check_rows(round);
+    }
+    ck_assert_uint_eq(n_held, 0); /* nothing is in need of undoing */
+    close_jobs();
+}
+END_TEST
+
+/* What an accelerator does not do: update in place, and read or write rows that are the host's. */
+START_TEST(test_refused)
+{
+    struct engine_command commands[ROOM_UPDATE_COMMANDS], *update = NULL, wrong;
+    struct engine_proc proc;
+    unsigned n_last;
+    size_t n;
+
+    open_jobs(&kinds[0]);
+    tiny_job_use_gpu(&job);
+    device->use();
+    tiny_job_start(&job, &proc, 2, 2, 0);
+    n = room_update_write(&job, 0, 1, tiny_job_block(&job, ROOM_CHUNK, 0), 0, 0, 0, commands,
+                          &n_last);
+    for (size_t i = 0; i < n; i++) {
+        update = commands[i].kind == ENGINE__COMMAND_KIND__UPDATE ? &commands[i] : update;
+    }
+    for (int i = 0; i < 3; i++) {
+        wrong = i == 0 ? tiny_job_update(&job, 0, 1) : *update;
+        if (i == 1) {
+            wrong.n_in--; /* the table's row */
+        } else if (i == 2) {
+            wrong.out[0].place = tiny_job_row(&job, 0, CST_ROW_WEIGHT);
+        }
+        wrong.ticket = 100 + (uint64_t)i;
+        wrong.n_after = 0;
+        engine_proc_submit(&proc, &wrong, 1);
+        ck_assert_int_eq(engine_proc_wait(&proc, wrong.ticket)->status,
+                         i == 0 ? CST_EUNSUPPORTED : CST_EINVAL);
+    }
+    ck_assert_int_eq(engine_proc_close(&proc), 0);
+    close_jobs();
+}
+END_TEST
+
+void room_cases_add(TCase *tcase, const struct room_device *which)
+{
+    device = which;
+    tcase_add_loop_test(tcase, test_bits, 0, N_KINDS);
+    tcase_add_loop_test(tcase, test_kill, 0, 2);
+    tcase_add_test(tcase, test_refused);
+}
