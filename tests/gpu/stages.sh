@@ -238,7 +238,7 @@ stage_kernels() {
     fi
     emit kernel_adamw "$adamw" GB/s "$copy"
     for moments in bf16 mx8; do
-        rate=$(grep -o "\"adamw $moments\": {[^}]*}" "$json" | number_of gb_per_s)
+        rate=$(grep -o "\"adamw $moments\": {[^}]*}" "$json" | number_of gb_per_s) || rate=
         [ -z "$rate" ] || emit "kernel_update_$moments" "$rate" GB/s "$copy"
     done
 }
