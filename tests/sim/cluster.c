@@ -1,6 +1,8 @@
 #include "tests/sim/cluster.h"
 
 #include "offload/core.h"
+#include "tests/sim/memory.h"
+#include "tests/sim/moments.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -13,16 +15,6 @@
 #define RETURN_NS 5000000 /* until a worker that died has been started again */
 #define AGREE_NS 200000   /* until all nodes know that all have committed */
 #define CHECK_EVERY 4096  /* events: the cores' invariants are looked at */
-
-enum moment_kind { MOMENT_DONE, MOMENT_GO, MOMENT_COMPUTED, MOMENT_DEATH, MOMENT_RETURN };
-
-struct moment {
-    uint64_t at;    /* ns */
-    uint64_t order; /* of those at the same time */
-    enum moment_kind kind;
-    uint32_t node, rank;
-    uint64_t what; /* DONE: the ticket; GO, COMPUTED: the rank's turn */
-};
 
 enum rank_state { RANK_GONE, RANK_IDLE, RANK_SYNCING, RANK_RUNS, RANK_STEPS, RANK_RESTS };
 enum asked {
@@ -64,15 +56,14 @@ struct node {
 struct cluster {
     struct cluster_options options;
     struct cluster_totals totals;
-    uint64_t rng, now, order, tag;
+    uint64_t rng, now, tag;
     struct cst_model model;
     struct cst_layout layout;
     uint32_t *segments;
     uint32_t n_endings; /* power of two */
     struct node *nodes;
-    uint64_t step; /* committed by all nodes */
-    struct moment *heap;
-    size_t n_heap, heap_capacity;
+    uint64_t step;          /* committed by all nodes */
+    struct moments moments; /* to come */
 };
 
 static void fail(const struct cluster *cl, const char *fmt, ...)
@@ -99,68 +90,19 @@ static void *must(void *p)
     return p;
 }
 
-static uint64_t mix(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
-
 static uint32_t below(struct cluster *cl, uint32_t n)
 {
-    return (uint32_t)(mix(cl->rng++) % n);
-}
-
-/* -- moments ----------------------------------------------------------------------------------- */
-
-static bool before(const struct moment *a, const struct moment *b)
-{
-    return a->at != b->at ? a->at < b->at : a->order < b->order;
-}
-
-static void push(struct cluster *cl, struct moment m)
-{
-    size_t i = cl->n_heap++;
-
-    if (cl->n_heap > cl->heap_capacity) {
-        cl->heap_capacity = cl->heap_capacity == 0 ? 1024 : 2 * cl->heap_capacity;
-        cl->heap = must(realloc(cl->heap, cl->heap_capacity * sizeof *cl->heap));
-    }
-    m.order = cl->order++;
-    for (; i > 0 && before(&m, &cl->heap[(i - 1) / 2]); i = (i - 1) / 2) {
-        cl->heap[i] = cl->heap[(i - 1) / 2];
-    }
-    cl->heap[i] = m;
-}
-
-static struct moment pop(struct cluster *cl)
-{
-    struct moment first = cl->heap[0];
-    struct moment last = cl->heap[--cl->n_heap];
-    size_t i = 0;
-
-    for (size_t child; (child = 2 * i + 1) < cl->n_heap; i = child) {
-        if (child + 1 < cl->n_heap && before(&cl->heap[child + 1], &cl->heap[child])) {
-            child++;
-        }
-        if (!before(&cl->heap[child], &last)) {
-            break;
-        }
-        cl->heap[i] = cl->heap[child];
-    }
-    cl->heap[i] = last;
-    return first;
+    return (uint32_t)(memory_mix(cl->rng++, 0) % n);
 }
 
 /* The rank does something else from now on: at @at, if nothing comes in between. */
 static void turn(struct cluster *cl, uint32_t n, uint32_t rank, enum moment_kind kind, uint64_t at)
 {
-    push(cl, (struct moment){.at = at,
-                             .kind = kind,
-                             .node = n,
-                             .rank = rank,
-                             .what = ++cl->nodes[n].ranks[rank].turn});
+    moments_push(&cl->moments, (struct moment){.at = at,
+                                               .kind = kind,
+                                               .node = n,
+                                               .rank = rank,
+                                               .what = ++cl->nodes[n].ranks[rank].turn});
 }
 
 /* -- engines ----------------------------------------------------------------------------------- */
@@ -217,7 +159,9 @@ static void submit(struct cluster *cl, uint32_t n, const struct cst_command *com
     *lane = at;
     node->endings[command->ticket % cl->n_endings] =
         (struct ending){.ticket = command->ticket, .at = at};
-    push(cl, (struct moment){.at = at, .kind = MOMENT_DONE, .node = n, .what = command->ticket});
+    moments_push(
+        &cl->moments,
+        (struct moment){.at = at, .kind = MOMENT_DONE, .node = n, .what = command->ticket});
     cl->totals.n_commands++;
 }
 
@@ -246,10 +190,10 @@ static void start(struct cluster *cl, uint32_t n, uint32_t rank, uint64_t step)
 static void choose_deaths(struct cluster *cl)
 {
     for (uint32_t i = 0; i < cl->options.n_deaths; i++) {
-        push(cl, (struct moment){.at = cl->now + 1 + below(cl, 8 * COMPUTE_NS),
-                                 .kind = MOMENT_DEATH,
-                                 .node = below(cl, cl->options.n_nodes),
-                                 .rank = below(cl, cl->options.n_ranks)});
+        moments_push(&cl->moments, (struct moment){.at = cl->now + 1 + below(cl, 8 * COMPUTE_NS),
+                                                   .kind = MOMENT_DEATH,
+                                                   .node = below(cl, cl->options.n_nodes),
+                                                   .rank = below(cl, cl->options.n_ranks)});
     }
 }
 
@@ -613,7 +557,7 @@ static void close_cluster(struct cluster *cl)
     }
     free(cl->nodes);
     free(cl->segments);
-    free(cl->heap);
+    moments_close(&cl->moments);
     cst_layout_close(&cl->layout);
     cst_model_close(&cl->model);
 }
@@ -642,10 +586,10 @@ void cluster_run(const struct cluster_options *options, struct cluster_totals *o
     while (cl.step < options->n_steps) {
         struct moment m;
 
-        if (cl.n_heap == 0) {
+        if (cl.moments.n == 0) {
             fail(&cl, "nobody can do anything");
         }
-        m = pop(&cl);
+        m = moments_pop(&cl.moments);
         play(&cl, &m);
     }
     cl.totals.ns = cl.now;

@@ -6,94 +6,6 @@
 #include <math.h>
 #include <string.h>
 
-/* A sum is of a chunk that is trained, of contributions of its group in rank order, and adds to a
- * row of fp32 alone. */
-static void check_reduce(const struct sim *sim, const struct cst_command *command)
-{
-    uint32_t last = 0;
-
-    if (!model_is_trained(sim, command->chunk) || (command->accumulate && !sim->grad_fp32) ||
-        (command->accumulate && command->n_src == 0)) {
-        sim_fail(sim, "a reduction of chunk %u that cannot be", command->chunk);
-    }
-    for (uint32_t i = 0; i < command->n_src; i++) {
-        struct spot spot = memory_find(&sim->memory, command->src[i]);
-
-        if (spot.kind == PLACE_BLOCK &&
-            (spot.rank < last || !model_holds(sim, command->chunk, spot.rank))) {
-            sim_fail(sim,
-                     "chunk %u: a contribution of rank %u that is not its group's, or not in "
-                     "rank order",
-                     command->chunk, spot.rank);
-        }
-        last = spot.kind == PLACE_BLOCK ? spot.rank + 1 : last;
-    }
-}
-
-/* It reads or writes states that are on an accelerator, outside of an update. */
-static bool names_device(const struct sim *sim, const struct cst_command *command)
-{
-    for (uint32_t i = 0; i < command->n_src + command->n_dst; i++) {
-        struct spot spot = memory_find(
-            &sim->memory, i < command->n_src ? command->src[i] : command->dst[i - command->n_src]);
-
-        if (spot.kind == PLACE_ROW && model_device(sim, &spot) != 0) {
-            return command->kind == CST_COMMAND_COPY || command->kind == CST_COMMAND_FILL;
-        }
-    }
-    return false;
-}
-
-/* A command names memory: can the engine that it goes to reach it? A host's engine maps the arenas
- * of its node, a GPU's all arenas and all pools; nobody but that GPU's own engine copies to its
- * memory. */
-static void check_engine(const struct sim *sim, const struct cst_command *command)
-{
-    bool gpu = command->node >= sim->n_nodes;
-
-    if (command->node >= sim->n_engines) {
-        sim_fail(sim, "a command for engine %u of %u", command->node, sim->n_engines);
-    }
-    if (command->kind == CST_COMMAND_REDUCE) {
-        check_reduce(sim, command);
-    }
-    if (command->kind == CST_COMMAND_UPDATE && !model_is_trained(sim, command->chunk)) {
-        sim_fail(sim, "an update of chunk %u, which is frozen", command->chunk);
-    }
-    room_check(sim, command);
-    if (gpu && command->kind != CST_COMMAND_COPY && command->kind != CST_COMMAND_REDUCE &&
-        !names_device(sim, command) && !room_has(sim, command) && !over_makes(sim, command)) {
-        sim_fail(sim, "a command of kind %d for a GPU", (int)command->kind);
-    }
-    for (uint32_t i = 0; i < command->n_src + command->n_dst; i++) {
-        struct spot spot = memory_find(
-            &sim->memory, i < command->n_src ? command->src[i] : command->dst[i - command->n_src]);
-        uint32_t home = spot.kind == PLACE_ROW ? sim->layout.chunks[spot.chunk].node : 0;
-        uint32_t engine = spot.kind == PLACE_BLOCK ? sim->memory.pools[spot.rank].engine : 0;
-
-        if (spot.kind == PLACE_ROW && model_device(sim, &spot) != 0) {
-            if (command->node != model_device(sim, &spot)) {
-                sim_fail(sim, "engine %u is given states that are on the accelerator of engine %u",
-                         command->node, model_device(sim, &spot));
-            }
-        } else if (spot.kind == PLACE_ROW && !gpu && command->node != home) {
-            sim_fail(sim, "engine %u does not map the arenas of node %u", command->node, home);
-        }
-        if (spot.kind == PLACE_BLOCK && i >= command->n_src &&
-            sim->memory.pools[spot.rank].worker_copies) {
-            sim_fail(sim, "a copy into the pool of rank %u, whose worker copies", spot.rank);
-        }
-        if (spot.kind == PLACE_STAGING && gpu && !names_device(sim, command)) {
-            sim_fail(sim, "engine %u does not map staging segments", command->node);
-        }
-        if (engine != 0 && command->node != engine &&
-            (!gpu || (command->kind == CST_COMMAND_COPY && i >= command->n_src))) {
-            sim_fail(sim, "engine %u is given memory of the GPU of engine %u", command->node,
-                     engine);
-        }
-    }
-}
-
 static const struct job *find_job(const struct sim *sim, uint64_t ticket)
 {
     for (unsigned i = 0; i < sim->n_jobs; i++) {
@@ -151,7 +63,7 @@ static bool is_early(const struct sim *sim, const struct cst_command *command)
 
 void engines_submit(struct sim *sim, const struct cst_command *command)
 {
-    check_engine(sim, command);
+    command_check(sim, command);
     if (sim->n_jobs == SIM_MAX_JOBS) {
         sim_fail(sim, "more than %d commands under way", SIM_MAX_JOBS);
     }

@@ -13,6 +13,7 @@
 #define SIM_MAX_RANKS 4
 #define SIM_MAX_MICRO 4
 #define SIM_MAX_SEGMENTS 64
+#define SIM_NO_CHUNK UINT32_MAX
 
 /* -- engines -------------------------------------------------------------------------------- */
 
@@ -93,7 +94,7 @@ struct worker {
     bool weight_asked[SIM_MAX_CHUNKS]; /* a fetch is under way */
     bool grad_asked[SIM_MAX_CHUNKS];
     uint32_t uses_left[SIM_MAX_CHUNKS]; /* backward uses until the gradient is complete */
-    uint32_t surprise;                  /* chunk fetched out of order, UINT32_MAX: none */
+    uint32_t surprise;                  /* chunk fetched out of order, SIM_NO_CHUNK: none */
 };
 
 /* A request without an answer yet. */
@@ -242,6 +243,10 @@ uint32_t model_device(const struct sim *sim, const struct spot *spot);
 /* Of all that was handed in: micro-batch by micro-batch, in each rank by rank. */
 uint64_t model_sum(const struct sim *sim, uint32_t chunk);
 
+/* commands.c */
+/* It names what it may, and its engine can reach that. */
+void command_check(const struct sim *sim, const struct cst_command *command);
+
 /* engines.c */
 void engines_submit(struct sim *sim, const struct cst_command *command);
 /* Begin, end or report one command. False: nothing can be done. */
@@ -287,18 +292,33 @@ void update_begin(struct sim *sim, struct job *job);
 void update_end(struct sim *sim, struct job *job, bool torn);
 
 /* workers.c */
-/* What lr is in the step that is done. */
-float sim_lr(const struct sim *sim);
 /* One thing that the worker does next. False: it waits. */
 bool worker_turn(struct sim *sim, uint32_t rank);
 void worker_reply(struct sim *sim, const struct pending *asked, const struct cst_reply *reply);
 void worker_die(struct sim *sim, uint32_t rank);
-/* A request that must be refused, or a hint. */
+/* Who has a lease on the block; world: nobody. */
+bool workers_lease_block(const struct sim *sim, uint32_t rank, uint32_t block);
+/* A request of its attempt. */
+void worker_ask(struct sim *sim, uint32_t rank, enum cst_event_kind kind, uint32_t chunk,
+                uint64_t generation, bool ahead);
+/* The pool has some for chunks of that size: it need not where no operator uses them. */
+bool worker_has_blocks(const struct sim *sim, uint32_t rank, uint32_t chunk);
+
+/* scripts.c */
+/* Of the micro-batch that it is in. */
+void script_write(struct sim *sim, uint32_t rank);
+/* The same whenever the rank does that micro-batch of that step. */
+uint64_t script_seed(const struct sim *sim, uint32_t rank);
+/* What lr is in the step that is done. */
+float script_lr(const struct sim *sim);
+/* What it says at its step, mostly the same as the others. */
+struct cst_hyper script_hyper(struct sim *sim);
+
+/* mischief.c */
+/* A request that must be refused, or a hint, or one taken back. */
 void worker_lie(struct sim *sim, uint32_t rank);
 void worker_hint(struct sim *sim, uint32_t rank);
 void worker_cancel(struct sim *sim, uint32_t rank);
-/* Who has a lease on the block; world: nobody. */
-bool workers_lease_block(const struct sim *sim, uint32_t rank, uint32_t block);
 
 /* fills.c */
 /* The worker begins to copy weights into the block that it was just granted. */

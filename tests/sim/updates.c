@@ -18,7 +18,7 @@ static void submit_early(struct sim *sim, struct job *job)
     if (sim->ahead[c]) {
         sim_fail(sim, "chunk %u is updated twice in step %" PRIu64, c, sim->step);
     }
-    if (command->hyper.lr != sim_lr(sim)) {
+    if (command->hyper.lr != script_lr(sim)) {
         sim_fail(sim, "the update of chunk %u has lr %g", c, (double)command->hyper.lr);
     }
     sim->ahead[c] = true;

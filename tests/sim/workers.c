@@ -1,10 +1,8 @@
-/* Workers: what libcistern and a training loop do, and what they should not. */
+/* Workers: what libcistern and a training loop do. */
 #include "tests/sim/sim.h"
 
 #include <inttypes.h>
 #include <string.h>
-
-#define NO_CHUNK UINT32_MAX
 
 bool workers_lease_block(const struct sim *sim, uint32_t rank, uint32_t block)
 {
@@ -30,7 +28,7 @@ static void forget_leases(struct sim *sim, uint32_t rank)
     memset(w->old, 0, sizeof w->old);
 }
 
-static void ask(struct sim *sim, uint32_t rank, enum cst_event_kind kind, uint32_t chunk,
+void worker_ask(struct sim *sim, uint32_t rank, enum cst_event_kind kind, uint32_t chunk,
                 uint64_t generation, bool ahead)
 {
     sim_ask(sim,
@@ -41,84 +39,6 @@ static void ask(struct sim *sim, uint32_t rank, enum cst_event_kind kind, uint32
                                .generation = generation,
                                .ahead = ahead},
             (struct pending){.rank = rank, .chunk = chunk});
-}
-
-/* -- the script of a step -------------------------------------------------------------------- */
-
-static void shuffle(struct sim *sim, uint32_t *v, uint32_t n)
-{
-    for (uint32_t i = n; i > 1; i--) {
-        uint32_t k = sim_below(sim, i);
-        uint32_t x = v[i - 1];
-
-        v[i - 1] = v[k];
-        v[k] = x;
-    }
-}
-
-/* Not this rank's, or left out: an idle expert often, any other one sometimes. */
-static bool skips(struct sim *sim, uint32_t rank, uint32_t op)
-{
-    if ((sim->model.operators[op].ranks >> rank & 1) == 0) {
-        return true;
-    }
-    return model_may_skip(sim, op) &&
-           sim_chance(sim, model_is_sparse(sim, op) ? sim->p_idle : sim->p_skip);
-}
-
-/* The same whenever the rank does that micro-batch of that step. */
-static uint64_t seed_of(const struct sim *sim, uint32_t rank)
-{
-    const struct worker *w = &sim->workers[rank];
-
-    return memory_mix(memory_mix(memory_mix(sim->options.seed, rank), w->step), w->micro);
-}
-
-/* A micro-batch: forward over the operators, backward the other way round; and where pools hold
- * everything sometimes in any order. */
-static void write_script(struct sim *sim, uint32_t rank)
-{
-    struct worker *w = &sim->workers[rank];
-    bool skipped[SIM_MAX_OPS] = {false};
-    uint64_t rng = sim->rng;
-    bool idle;
-
-    if (sim->steady) {
-        sim->rng = seed_of(sim, rank);
-    }
-    idle = sim_chance(sim, 400); /* nothing at all */
-    memset(w->uses_left, 0, sizeof w->uses_left);
-    w->last = w->micro + 1 == sim->micro_batches || sim_chance(sim, 300);
-    for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
-        w->keeps[c] = sim->loose && sim_chance(sim, 300);
-    }
-    w->n_ops = 0;
-    w->at = 0;
-    w->begun = false;
-    w->surprise = NO_CHUNK;
-    for (uint32_t i = 0; i < sim->model.n_operators; i++) {
-        skipped[i] = skips(sim, rank, i) || idle;
-        if (!skipped[i]) {
-            w->ops[w->n_ops++] = i;
-        }
-    }
-    w->n_forward = w->n_ops;
-    for (uint32_t i = sim->model.n_operators; i-- > 0;) {
-        if (!skipped[i]) {
-            w->ops[w->n_ops++] = i;
-            for (uint32_t k = 0; k < sim->layout.uses[i].n_chunks; k++) {
-                w->uses_left[sim->layout.uses[i].chunks[k]]++;
-            }
-        }
-    }
-    if ((sim->loose || (sim->plain && (sim->world <= 2 || sim->grad_fp32))) &&
-        sim_chance(sim, 4000)) {
-        shuffle(sim, w->ops, w->n_forward);
-        shuffle(sim, w->ops + w->n_forward, w->n_ops - w->n_forward);
-    }
-    sim->rng = sim->steady ? rng : sim->rng;
-    w->prepare_at = sim_chance(sim, 8000) ? 0 : sim_below(sim, w->n_ops + 1);
-    w->prepared = w->micro > 0 || !sim_chance(sim, sim->p_prepare);
 }
 
 static const struct cst_layout_use *use_of(const struct sim *sim, const struct worker *w,
@@ -150,12 +70,11 @@ static void fetch(struct sim *sim, uint32_t rank, uint32_t chunk, bool ahead)
 
     if ((!w->weights[chunk].held || sim_chance(sim, 500)) && !w->weight_asked[chunk]) {
         w->weight_asked[chunk] = true;
-        ask(sim, rank, CST_EV_FETCH_WEIGHT, chunk, 0, ahead);
+        worker_ask(sim, rank, CST_EV_FETCH_WEIGHT, chunk, 0, ahead);
     }
 }
 
-/* The pool has some for chunks of that size: it need not where no operator uses them. */
-static bool has_blocks(const struct sim *sim, uint32_t rank, uint32_t chunk)
+bool worker_has_blocks(const struct sim *sim, uint32_t rank, uint32_t chunk)
 {
     return sim->memory.pools[rank].parts[sim->layout.chunks[chunk].size_class].n_blocks > 0;
 }
@@ -190,16 +109,16 @@ static void begin_op(struct sim *sim, uint32_t rank)
         if ((!w->grads[c].held || sim_chance(sim, 500)) && !w->grad_asked[c] &&
             model_is_trained(sim, c)) {
             w->grad_asked[c] = true;
-            ask(sim, rank, CST_EV_FETCH_GRAD, c, 0, false);
+            worker_ask(sim, rank, CST_EV_FETCH_GRAD, c, 0, false);
         }
     }
-    if (!is_backward(w) && w->surprise == NO_CHUNK && sim_chance(sim, 300)) {
+    if (!is_backward(w) && w->surprise == SIM_NO_CHUNK && sim_chance(sim, 300)) {
         w->surprise = sim_below(sim, sim->layout.n_chunks); /* instead of one ahead */
         if (!model_holds(sim, w->surprise, rank) || !has_room(sim, rank, w->surprise)) {
-            w->surprise = NO_CHUNK;
+            w->surprise = SIM_NO_CHUNK;
         }
     }
-    if (w->surprise != NO_CHUNK) {
+    if (w->surprise != SIM_NO_CHUNK) {
         if (w->state == WORKER_RUN) {
             fetch(sim, rank, w->surprise, false);
         }
@@ -230,7 +149,7 @@ static bool op_is_ready(const struct sim *sim, const struct worker *w)
             return false;
         }
     }
-    return w->surprise == NO_CHUNK ||
+    return w->surprise == SIM_NO_CHUNK ||
            (w->weights[w->surprise].held && !w->weight_asked[w->surprise]);
 }
 
@@ -245,7 +164,7 @@ static bool want(struct sim *sim, uint32_t rank)
         return false;
     }
     w->wanted = true;
-    ask(sim, rank, CST_EV_WANT, c, 0, false);
+    worker_ask(sim, rank, CST_EV_WANT, c, 0, false);
     return true;
 }
 
@@ -266,7 +185,7 @@ static void give_back(struct sim *sim, uint32_t rank, uint32_t chunk, struct lea
         if (--lease->count == 0) {
             lease->held = false;
         }
-        ask(sim, rank, CST_EV_RELEASE, chunk, lease->generation, false);
+        worker_ask(sim, rank, CST_EV_RELEASE, chunk, lease->generation, false);
     }
 }
 
@@ -285,7 +204,7 @@ static void hand_in(struct sim *sim, uint32_t rank, uint32_t chunk)
     }
     lease->held = false;
     sim->handed[chunk][rank][sim->workers[rank].micro] = lease->value;
-    ask(sim, rank, CST_EV_HAND_IN, chunk, lease->generation, false);
+    worker_ask(sim, rank, CST_EV_HAND_IN, chunk, lease->generation, false);
 }
 
 static void end_op(struct sim *sim, uint32_t rank)
@@ -315,31 +234,15 @@ static void end_op(struct sim *sim, uint32_t rank)
             give_back(sim, rank, c, &w->old[c]);
         }
     }
-    if (w->surprise != NO_CHUNK && w->state == WORKER_RUN) {
+    if (w->surprise != SIM_NO_CHUNK && w->state == WORKER_RUN) {
         if (w->weights[w->surprise].held) {
             release(sim, rank, w->surprise);
         }
-        w->surprise = NO_CHUNK;
+        w->surprise = SIM_NO_CHUNK;
     }
 }
 
 /* -- a step ---------------------------------------------------------------------------------- */
-
-float sim_lr(const struct sim *sim)
-{
-    return 0.1f / (float)(sim->step + 1);
-}
-
-static struct cst_hyper hyper_of(struct sim *sim)
-{
-    return (struct cst_hyper){
-        .lr = !sim_is_calm(sim) && sim_chance(sim, sim->p_mismatch) ? 0.3f : sim_lr(sim),
-        .beta1 = 0.9f,
-        .beta2 = 0.99f,
-        .eps = 1e-8f,
-        .clip_norm = sim->clip_norm,
-        .grad_scale = 0.5f};
-}
 
 static void step(struct sim *sim, uint32_t rank)
 {
@@ -360,7 +263,7 @@ static void step(struct sim *sim, uint32_t rank)
             (struct cst_event){.kind = CST_EV_STEP,
                                .rank = rank,
                                .attempt = w->attempt,
-                               .hyper = hyper_of(sim),
+                               .hyper = script_hyper(sim),
                                .loss = (double)rank + 1.0},
             (struct pending){.rank = rank});
 }
@@ -374,8 +277,8 @@ static void accumulate(struct sim *sim, uint32_t rank)
         w->grads[c].held = false; /* what was not handed in is given up */
     }
     w->micro++;
-    write_script(sim, rank);
-    ask(sim, rank, CST_EV_ACCUMULATE, 0, 0, false);
+    script_write(sim, rank);
+    worker_ask(sim, rank, CST_EV_ACCUMULATE, 0, 0, false);
 }
 
 static bool has_asked(const struct sim *sim, uint32_t rank)
@@ -393,11 +296,11 @@ static bool has_asked(const struct sim *sim, uint32_t rank)
 /* Rank 0 is always right, so that what all say is. */
 static void prepare(struct sim *sim, uint32_t rank)
 {
-    struct cst_hyper hyper = hyper_of(sim);
+    struct cst_hyper hyper = script_hyper(sim);
 
     sim->workers[rank].prepared = true;
     if (rank == 0) {
-        hyper.lr = sim_lr(sim);
+        hyper.lr = script_lr(sim);
     }
     sim_ask(sim,
             (struct cst_event){.kind = CST_EV_PREPARE,
@@ -535,7 +438,8 @@ static void granted(struct sim *sim, uint32_t rank, bool grad, uint32_t chunk,
     *lease =
         (struct lease){.held = true, .block = block, .generation = reply->generation, .count = 1};
     if (grad) {
-        lease->value = (sim->steady ? memory_mix(seed_of(sim, rank), chunk) : sim_random(sim)) | 1;
+        lease->value =
+            (sim->steady ? memory_mix(script_seed(sim, rank), chunk) : sim_random(sim)) | 1;
         memory_begin(cell);
         memory_end(cell, lease->value);
         return;
@@ -602,7 +506,7 @@ static void stepped(struct sim *sim, const struct pending *asked, const struct c
             w->weights[c].held = false;
         }
     }
-    write_script(sim, asked->rank);
+    script_write(sim, asked->rank);
 }
 
 static void synced(struct sim *sim, const struct pending *asked, const struct cst_reply *reply)
@@ -621,7 +525,7 @@ static void synced(struct sim *sim, const struct pending *asked, const struct cs
     w->step = reply->step;
     w->micro = 0;
     w->state = WORKER_RUN;
-    write_script(sim, asked->rank);
+    script_write(sim, asked->rank);
 }
 
 void worker_reply(struct sim *sim, const struct pending *asked, const struct cst_reply *reply)
@@ -657,7 +561,7 @@ void worker_reply(struct sim *sim, const struct pending *asked, const struct cst
     }
 }
 
-/* -- what should not happen ------------------------------------------------------------------- */
+/* -- the end ---------------------------------------------------------------------------------- */
 
 void worker_die(struct sim *sim, uint32_t rank)
 {
@@ -680,84 +584,5 @@ void worker_die(struct sim *sim, uint32_t rank)
     } else {
         w->state = WORKER_HUNG;
         sim_event(sim, (struct cst_event){.kind = CST_EV_HANGUP, .rank = rank});
-    }
-}
-
-void worker_lie(struct sim *sim, uint32_t rank)
-{
-    static const enum cst_event_kind kinds[] = {
-        CST_EV_FETCH_WEIGHT, CST_EV_FETCH_GRAD, CST_EV_RELEASE, CST_EV_HAND_IN,
-        CST_EV_PREFETCH,     CST_EV_EVICT,      CST_EV_STEP,    CST_EV_PREPARE};
-    static const enum cst_event_kind too_late[] = {CST_EV_STEP, CST_EV_FETCH_WEIGHT,
-                                                   CST_EV_PREPARE};
-    const struct worker *w = &sim->workers[rank];
-    struct cst_event event = {.kind = kinds[sim_below(sim, 8)],
-                              .rank = rank,
-                              .attempt = w->attempt,
-                              .chunk = sim_below(sim, sim->layout.n_chunks),
-                              .hyper = hyper_of(sim)};
-
-    switch (sim_below(sim, 7)) {
-    case 0:
-        event.chunk = sim->layout.n_chunks + sim_below(sim, 5);
-        event.hyper.beta1 = 1.0f;
-        break;
-    case 1:
-        event.attempt += 1 + sim_below(sim, 5);
-        break;
-    case 2:
-        event.rank = sim->world + sim_below(sim, 3);
-        break;
-    case 3:
-        event.attempt--;
-        break;
-    case 4: /* what it has done already */
-        if (w->state == WORKER_SYNCING) {
-            event.kind = CST_EV_SYNC;
-        } else if (w->state == WORKER_STEPPING) {
-            event.kind = too_late[sim_below(sim, 3)];
-        } else if (sim->handed[event.chunk][rank][w->micro] != 0) {
-            event.kind = CST_EV_FETCH_GRAD;
-        } else {
-            return;
-        }
-        break;
-    case 5: /* what is not its own, or not at all */
-        if (!model_holds(sim, event.chunk, rank) || !has_blocks(sim, rank, event.chunk)) {
-            event.kind = kinds[sim_below(sim, 2)];
-        } else if (!model_is_trained(sim, event.chunk)) {
-            event.kind = CST_EV_FETCH_GRAD;
-        } else if (w->micro + 1 == sim->micro_batches) {
-            event.kind = CST_EV_ACCUMULATE;
-        } else {
-            return;
-        }
-        break;
-    default:
-        event.kind = sim_chance(sim, 5000) ? CST_EV_RELEASE : CST_EV_HAND_IN;
-        event.generation = sim_chance(sim, 5000) ? 0 : UINT64_MAX - sim_below(sim, 9);
-        break;
-    }
-    sim_ask(sim, event, (struct pending){.rank = rank, .lie = true});
-}
-
-void worker_hint(struct sim *sim, uint32_t rank)
-{
-    if (sim->workers[rank].state == WORKER_RUN) {
-        ask(sim, rank, sim_chance(sim, 5000) ? CST_EV_PREFETCH : CST_EV_EVICT,
-            sim_below(sim, sim->layout.n_chunks), 0, false);
-    }
-}
-
-void worker_cancel(struct sim *sim, uint32_t rank)
-{
-    const struct pending *p = &sim->pending[sim_below(sim, SIM_MAX_TAGS)];
-
-    if (sim->workers[rank].state == WORKER_GONE || sim->workers[rank].state == WORKER_HUNG) {
-        return;
-    }
-    if (p->tag != 0 && p->rank == rank) {
-        sim_ask(sim, (struct cst_event){.kind = CST_EV_CANCEL, .rank = rank, .cancel = p->tag},
-                (struct pending){.rank = rank});
     }
 }
