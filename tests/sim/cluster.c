@@ -352,7 +352,7 @@ static bool runs(const struct cluster *cl, uint32_t n, uint32_t rank, uint32_t o
 
     return (cl->model.operators[op].ranks >> rank & 1) != 0 &&
            (cl->model.tensors[op].pattern != CST_PATTERN_EXPERT ||
-            mix(salt + mix(r->step * 16 + r->micro)) % 3 != 0); /* no tokens for the expert */
+            memory_mix(salt, r->step * 16 + r->micro) % 3 != 0); /* no tokens for the expert */
 }
 
 static bool has_grad(const struct cluster *cl, const struct crank *r, uint32_t op)
