@@ -88,6 +88,13 @@ static void setup_late_copies(void)
     open_daemon(BY_WORKERS);
 }
 
+/* Every second chunk that can goes through a room of a GPU, whose streams are late. */
+static void setup_rooms(void)
+{
+    dawdle();
+    open_daemon("[plan]\ninterleave = 2\n");
+}
+
 /* Nobody who ended by himself has left anything, unless the test broke its GPU, or done what a
  * driver would not stand. */
 static void check_leaks(void)
@@ -148,6 +155,19 @@ START_TEST(bits)
     train_rig_run(at, "smallest", plan.min_blocks * plan.block_bytes);
     ck_assert_uint_eq(reports[0]->plan.n_blocks, plan.min_blocks);
     train_rig_run(at, "between", (plan.min_blocks + 1) * plan.block_bytes);
+}
+END_TEST
+
+/* Updates in rooms of GPUs, from gradients of a step's one batch and of several. */
+START_TEST(rooms)
+{
+    const struct train_placement *at = &placements[_i / 2];
+    struct train_order order = train_rig_order(at, "rooms", 0);
+
+    order.update_room = (4ull << 20) / at->world;
+    order.micro_batches = _i % 2 == 0 ? 1 : 3;
+    train_rig_run_like(at, &order, 0);
+    ck_assert_uint_gt(raw_job_info(&witness, "rooms")->n_device_updates, 0);
 }
 END_TEST
 
@@ -343,7 +363,7 @@ int main(int argc, char **argv)
     TCase *plain = tcase_create("bits"), *late = tcase_create("late"),
           *deaths = tcase_create("deaths"), *gather = tcase_create("gather"),
           *copies = tcase_create("copies"), *late_copies = tcase_create("late_copies"),
-          *deaths_copies = tcase_create("deaths_copies");
+          *deaths_copies = tcase_create("deaths_copies"), *in_rooms = tcase_create("rooms");
     SRunner *runner = srunner_create(suite);
     int failed;
 
@@ -398,6 +418,10 @@ int main(int argc, char **argv)
     tcase_add_loop_test(late_copies, worker_killed_late, 0, 4);
     tcase_set_timeout(late_copies, 120);
     suite_add_tcase(suite, late_copies);
+    tcase_add_checked_fixture(in_rooms, setup_rooms, teardown);
+    tcase_add_loop_test(in_rooms, rooms, 0, 2 * N_PLACEMENTS);
+    tcase_set_timeout(in_rooms, 60);
+    suite_add_tcase(suite, in_rooms);
     srunner_run_all(runner, CK_ENV);
     failed = srunner_ntests_failed(runner);
     srunner_free(runner);
