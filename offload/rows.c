@@ -1,0 +1,296 @@
+#include "offload/rows.h"
+
+#include "offload/buffers.h"
+#include "offload/packing.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGE_BYTES 4096
+#define N_ROWS (CST_ROW_COUNT + 1) /* the second weight row included */
+
+static bool has_states(const struct cst_layout_chunk *chunk)
+{
+    return cst_pattern(chunk->pattern)->has_states;
+}
+
+static bool is_own(const struct cst_layout_chunk *chunk)
+{
+    return chunk->base_chunk == CST_LAYOUT_OWN;
+}
+
+/* -- bytes ---------------------------------------------------------------------------------- */
+
+uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t grad_bytes, int row,
+                              uint64_t n_elems)
+{
+    switch (row) {
+    case CST_ROW_WEIGHT:
+        return 2 * n_elems;
+    case CST_ROW_GRAD:
+        return states->grad_over_weight ? 0 : grad_bytes * n_elems;
+    case CST_ROW_MASTER:
+        return 4 * n_elems;
+    case CST_ROW_EXP_AVG:
+        return cst_table_moment_bytes(states->moments, n_elems);
+    case CST_ROW_EXP_AVG_SQ:
+        return cst_table_has_second(states->optimizer)
+                   ? cst_table_moment_bytes(states->moments, n_elems)
+                   : 0;
+    case CST_ROW_WEIGHT_OTHER:
+        return states->two_weights ? 2 * n_elems : 0;
+    default:
+        return 0;
+    }
+}
+
+double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t grad_bytes)
+{
+    uint64_t group = CST_MX8_BLOCK, bytes = (grad_bytes + 2) * group;
+
+    for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
+        bytes += 2 * cst_layout_row_bytes(states, grad_bytes, row, group);
+    }
+    return (double)bytes / (double)group;
+}
+
+/* 0: the chunk has no such row of its own. */
+static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
+                          uint32_t row)
+{
+    if (row != CST_ROW_WEIGHT && !has_states(chunk)) {
+        return 0;
+    }
+    return cst_align_up(
+        cst_layout_row_bytes(&layout->states, layout->grad_bytes, (int)row, chunk->n_elems),
+        PAGE_BYTES);
+}
+
+static struct cst_layout_row *row_of(struct cst_layout_chunk *chunk, uint32_t row)
+{
+    return row == CST_ROW_WEIGHT_OTHER ? &chunk->other_weight : &chunk->rows[row];
+}
+
+static uint64_t chunk_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t r = 0; r < N_ROWS && is_own(chunk); r++) {
+        bytes += row_bytes(layout, chunk, r);
+    }
+    return bytes;
+}
+
+/* Contiguous ranges of chunks, balanced by bytes: a chunk goes to the node that its middle falls
+ * on; one of the base is where it is. */
+int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_config *config,
+                         struct cst_err *err)
+{
+    uint64_t total = 0, before = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        total += chunk_bytes(layout, &layout->chunks[c]);
+    }
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+        uint64_t bytes = chunk_bytes(layout, chunk);
+
+        if (is_own(chunk)) {
+            chunk->node = (uint32_t)((2 * before + bytes) * config->n_nodes / (2 * total));
+        } else {
+            chunk->node = config->base->chunks[chunk->base_chunk].node;
+        }
+        if (chunk->node >= config->n_nodes) {
+            return cst_err_set(err, CST_EINVAL,
+                               "a chunk of the base is on node %" PRIu32 " of %" PRIu32,
+                               chunk->node, config->n_nodes);
+        }
+        before += bytes;
+    }
+    return CST_OK;
+}
+
+/* -- rows on accelerators --------------------------------------------------------------------- */
+
+/* It stays there: row of a chunk whose states are on an accelerator. */
+static bool is_on_device(const struct cst_layout_chunk *chunk, uint32_t row)
+{
+    return chunk->device != 0 &&
+           (row == CST_ROW_MASTER || row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ);
+}
+
+static uint64_t state_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
+{
+    return row_bytes(layout, chunk, CST_ROW_MASTER) + row_bytes(layout, chunk, CST_ROW_EXP_AVG) +
+           row_bytes(layout, chunk, CST_ROW_EXP_AVG_SQ);
+}
+
+static uint64_t grain_of(const struct cst_layout_device *device)
+{
+    return device->grain > PAGE_BYTES ? device->grain : PAGE_BYTES;
+}
+
+/* Rounding segments up must not take more than there is. All but the last are half full at least.
+ */
+static uint64_t usable(const struct cst_layout_device *device)
+{
+    uint64_t lost = (device->bytes / (CST_LAYOUT_SEGMENT_BYTES / 2) + 1) * (grain_of(device) - 1);
+
+    return device->bytes > lost ? device->bytes - lost : 0;
+}
+
+/* The last chunks first: the next forward wants them last. Accelerators take turns, as long as they
+ * have room. */
+void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layout_config *config)
+{
+    uint64_t left[CST_LAYOUT_MAX_DEVICES], most[CST_LAYOUT_MAX_DEVICES];
+    uint32_t turn = 0;
+
+    for (uint32_t i = 0; i < config->n_devices; i++) {
+        struct cst_buffers buffers;
+
+        cst_buffers_divide(&buffers, layout, config->devices[i].room_bytes);
+        left[i] = usable(&config->devices[i]);
+        most[i] = buffers.max_elems;
+    }
+    for (uint32_t c = layout->n_chunks; c-- > 0 && config->n_devices > 0;) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+        uint64_t bytes = state_bytes(layout, chunk);
+
+        for (uint32_t i = 0; i < config->n_devices && is_own(chunk) && has_states(chunk); i++) {
+            uint32_t d = (turn + i) % config->n_devices;
+
+            if (left[d] >= bytes && chunk->n_elems <= most[d]) {
+                left[d] -= bytes;
+                chunk->device = config->devices[d].engine;
+                turn = d + 1;
+                break;
+            }
+        }
+    }
+}
+
+static struct cst_layout_segment *add_segment(struct cst_layout *layout, uint32_t node)
+{
+    struct cst_layout_segment *segment = &layout->segments[layout->n_segments++];
+
+    segment->node = node;
+    return segment;
+}
+
+/* The rows of one accelerator's chunks that stay there, as below. */
+static void place_device_rows(struct cst_layout *layout, const struct cst_layout_device *device)
+{
+    struct cst_layout_segment *segment = NULL;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        for (uint32_t r = 0; r < CST_ROW_COUNT && chunk->device == device->engine; r++) {
+            uint64_t bytes = is_on_device(chunk, r) ? row_bytes(layout, chunk, r) : 0;
+
+            if (bytes == 0) {
+                continue;
+            }
+            if (segment == NULL || segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
+                segment = add_segment(layout, device->engine);
+            }
+            chunk->rows[r] = (struct cst_layout_row){.segment = layout->n_segments - 1,
+                                                     .offset = segment->bytes};
+            segment->bytes += bytes;
+        }
+    }
+    for (uint32_t i = 0; i < layout->n_segments; i++) {
+        struct cst_layout_segment *s = &layout->segments[i];
+
+        if (s->node == device->engine) {
+            s->bytes = cst_align_up(s->bytes, grain_of(device));
+            layout->device_bytes += s->bytes;
+        }
+    }
+}
+
+/* Rows one behind the other; a segment ends where the next row would not fit or the node changes.
+ */
+static void place_own_rows(struct cst_layout *layout)
+{
+    struct cst_layout_segment *segment = NULL;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        for (uint32_t r = 0; r < N_ROWS && is_own(chunk); r++) {
+            uint64_t bytes = row_bytes(layout, chunk, r);
+
+            if (bytes == 0) {
+                row_of(chunk, r)->segment = CST_LAYOUT_NO_ROW;
+                continue;
+            }
+            if (is_on_device(chunk, r)) {
+                continue;
+            }
+            if (segment == NULL || segment->node != chunk->node ||
+                segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
+                segment = add_segment(layout, chunk->node);
+            }
+            *row_of(chunk, r) = (struct cst_layout_row){.segment = layout->n_segments - 1,
+                                                        .offset = segment->bytes};
+            segment->bytes += bytes;
+            layout->arena_bytes += bytes;
+        }
+        if (layout->states.grad_over_weight && is_own(chunk) && has_states(chunk)) {
+            chunk->rows[CST_ROW_GRAD] = chunk->rows[CST_ROW_WEIGHT];
+        }
+    }
+}
+
+/* The base's segments that hold its chunks which are used here, behind this job's own. @known: per
+ * segment of the base, its number here. */
+static void place_base_rows(struct cst_layout *layout, const struct cst_layout *base,
+                            uint32_t *known)
+{
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+        const struct cst_layout_row *row;
+
+        if (is_own(chunk)) {
+            continue;
+        }
+        row = &base->chunks[chunk->base_chunk].rows[CST_ROW_WEIGHT];
+        if (known[row->segment] == UINT32_MAX) {
+            struct cst_layout_segment *segment = add_segment(layout, chunk->node);
+
+            segment->bytes = base->segments[row->segment].bytes;
+            segment->is_base = true;
+            segment->base_segment = row->segment;
+            known[row->segment] = layout->n_segments - 1;
+        }
+        for (uint32_t r = 0; r < N_ROWS; r++) {
+            row_of(chunk, r)->segment = CST_LAYOUT_NO_ROW;
+        }
+        chunk->rows[CST_ROW_WEIGHT] =
+            (struct cst_layout_row){.segment = known[row->segment], .offset = row->offset};
+    }
+}
+
+int cst_rows_place(struct cst_layout *layout, const struct cst_layout_config *config)
+{
+    const struct cst_layout *base = config->base;
+    size_t n_base = base != NULL ? base->n_segments : 0;
+    uint32_t *known = malloc((n_base + 1) * sizeof *known);
+
+    layout->segments = calloc((size_t)layout->n_chunks * N_ROWS, sizeof *layout->segments);
+    if (known == NULL || layout->segments == NULL) {
+        free(known);
+        return CST_ENOMEM;
+    }
+    memset(known, 0xff, n_base * sizeof *known);
+    place_own_rows(layout);
+    for (uint32_t i = 0; i < config->n_devices; i++) {
+        place_device_rows(layout, &config->devices[i]);
+    }
+    place_base_rows(layout, base, known);
+    free(known);
+    return CST_OK;
+}
