@@ -16,7 +16,7 @@ enum {
     MAX_DEATHS = 5,        /* in a row ... */
     DEATHS_SECONDS = 10,   /* ... within so long, and it is given up */
     MAX_UNANSWERED = 60,   /* seconds after which a process that is busy and silent is killed */
-    UNDO_BYTES = 64 << 10, /* per thread: a slot has 48 KiB and a header */
+    UNDO_BYTES = 64 << 10, /* per thread: a slot (kernels/undo.h) has a tile's gradients */
 };
 
 static const struct cst_process_ops ops;

@@ -1,6 +1,6 @@
 /* What a kind of command is, for work's own files alone: work.c (a command's life), work_message.c
- * (what the message asked), work_bytes.c (COPY, FILL, CONVERT), work_chunk.c (REDUCE, UPDATE,
- * NORM). */
+ * (what the message asked), work_bytes.c (COPY, FILL, CONVERT), work_chunk.c (REDUCE, NORM),
+ * work_update.c (UPDATE). */
 #ifndef CST_WORK_KINDS_H
 #define CST_WORK_KINDS_H
 
@@ -52,5 +52,26 @@ static inline struct cst_addr cst_work_ahead(struct cst_addr addr, uint64_t byte
 {
     return (struct cst_addr){.mem = addr.mem, .offset = addr.offset + bytes};
 }
+
+/* -- commands on a chunk: work_chunk.c ------------------------------------------------------ */
+
+/* Resolve and hold the chunk with those rows, as cst_chunk_find; words to work->err. */
+int cst_work_find_chunk(struct cst_work *work, unsigned rows);
+
+/* Resolve and hold contribution @i, a bf16 row of so many bytes. */
+int cst_work_find_contribution(struct cst_work *work, uint32_t i);
+uint64_t cst_work_src_bytes(const struct cst_work *work);
+
+/* Bytes of an element of the grad row. */
+uint64_t cst_work_grad_bytes(const struct cst_work *work);
+
+/* Pieces of the chunk; 0: it carries the mark, or has no tile and carries it now. */
+uint64_t cst_work_cut_chunk(struct cst_work *work);
+
+/* Tiles of @n_elems elements were done. Any thread. */
+void cst_work_add_done(struct cst_work *work, uint64_t n_elems);
+
+/* All of its tiles are done: mark the chunk, if it gets a mark. */
+void cst_work_mark_chunk(struct cst_work *work);
 
 #endif

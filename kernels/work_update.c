@@ -1,0 +1,245 @@
+#include "kernels/work_kinds.h"
+
+#include <inttypes.h>
+
+#define MX8_BYTES 33 /* of the codes and the exponent of a block */
+#define READ_ROWS (CST_CHUNK_ROWS_STATES | CST_CHUNK_ROW(CST_ROW_GRAD))
+#define WRITTEN_ROWS (CST_CHUNK_ROWS_STATES | CST_CHUNK_ROW(CST_ROW_WEIGHT))
+
+/* The optimizer's, of @rows. Once the chunk is found. */
+static unsigned rows_here(const struct cst_work *work, unsigned rows)
+{
+    bool second = cst_table_has_second((enum cst_optimizer)work->chunk.work.table->optimizer);
+
+    rows &= second ? ~0u : ~CST_CHUNK_ROW(CST_ROW_EXP_AVG_SQ);
+    return work->n_src == 0 ? rows : rows & ~CST_CHUNK_ROW(CST_ROW_GRAD);
+}
+
+/* Each row is one of @allowed, and there once; *named gets their bits. */
+static int check_names(struct cst_work *work, const struct cst_work_row *rows, uint32_t n,
+                       unsigned allowed, const char *what, unsigned *named)
+{
+    *named = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        unsigned bit = rows[i].row < CST_ROW_COUNT ? CST_CHUNK_ROW(rows[i].row) : 0;
+
+        if ((bit & allowed) == 0 || (bit & *named) != 0) {
+            return cst_err_set(&work->err, CST_EINVAL, "UPDATE of chunk %u: row %u cannot be %s%s",
+                               work->chunk_index, rows[i].row, what,
+                               (bit & *named) != 0 ? " twice" : "");
+        }
+        *named |= bit;
+    }
+    return CST_OK;
+}
+
+/* Are states changed where they are? Nothing is named, but perhaps where the weight goes. */
+static bool is_in_place(const struct cst_work *work)
+{
+    return work->n_out == 0 || (work->n_out == 1 && work->out[0].row == CST_ROW_WEIGHT);
+}
+
+static int find_rows(struct cst_work *work, const struct cst_work_row *rows, uint32_t n,
+                     const char *what, struct cst_addr *out)
+{
+    const struct cst_table_header *header = work->chunk.work.table;
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        int row = (int)rows[i].row;
+
+        rc = cst_work_find(work, rows[i].place,
+                           cst_table_row_bytes(header, row, work->chunk.n_elems),
+                           cst_table_row_align(header, row), what, &out[row]);
+    }
+    return rc;
+}
+
+static uint64_t row_bytes(const struct cst_work *work, int row)
+{
+    return cst_table_row_bytes(work->chunk.work.table, row, work->chunk.n_elems);
+}
+
+/* Has the row that is written at @out, row @row, a byte in common with what is read (but in place)
+ * or written besides? */
+static int check_written(struct cst_work *work, int row)
+{
+    const struct cst_device_update *u = &work->update;
+    bool in_place = cst_device_is_in_place(u);
+    struct cst_addr at = u->out[row];
+
+    for (int other = 0; other < CST_ROW_COUNT; other++) {
+        bool clash =
+            other < row && u->out[other].mem != NULL &&
+            cst_work_overlap(at, row_bytes(work, row), u->out[other], row_bytes(work, other));
+
+        clash = clash ||
+                (!in_place && u->in[other].mem != NULL &&
+                 cst_work_overlap(at, row_bytes(work, row), u->in[other], row_bytes(work, other)));
+        if (clash) {
+            return cst_err_set(&work->err, CST_EINVAL,
+                               "UPDATE of chunk %u: row %d, written at %" PRIu64
+                               ", overlaps row %d, %" PRIu64 " elements each",
+                               work->chunk_index, row, at.offset, other, work->chunk.n_elems);
+        }
+    }
+    for (uint32_t i = 0; i < u->n_src; i++) {
+        if (cst_work_overlap(at, row_bytes(work, row), u->src[i], cst_work_src_bytes(work))) {
+            return cst_err_set(&work->err, CST_EINVAL,
+                               "contribution %u lies across row %d of chunk %u, which is written",
+                               i, row, work->chunk_index);
+        }
+    }
+    return CST_OK;
+}
+
+/* The weight goes to one of the chunk's two rows. */
+static int place_weight(struct cst_work *work)
+{
+    const struct cst_table_chunk *entry = work->chunk.entry;
+    struct cst_place to = work->n_out > 0 ? work->out[0].place : entry->rows[CST_ROW_WEIGHT];
+    const struct cst_place *rows[2] = {&entry->rows[CST_ROW_WEIGHT], &entry->other_weight};
+
+    for (int i = 0; i < 2; i++) {
+        if (rows[i]->segment == to.segment && rows[i]->offset == to.offset) {
+            work->update.out[CST_ROW_WEIGHT] =
+                work->chunk.rows[i == 0 ? CST_ROW_WEIGHT : CST_ROW_WEIGHT_OTHER];
+            work->chunk.work.other_weight = i == 1;
+        }
+    }
+    if (work->update.out[CST_ROW_WEIGHT].mem == NULL) {
+        return cst_err_set(&work->err, CST_EINVAL,
+                           "UPDATE of chunk %u in place: segment %u at %" PRIu64
+                           " is neither of its weight rows",
+                           work->chunk_index, to.segment, to.offset);
+    }
+    return CST_OK;
+}
+
+/* Where all is read and written, as in the table. */
+static void place_rows(struct cst_work *work)
+{
+    struct cst_device_update *u = &work->update;
+    unsigned in = rows_here(work, READ_ROWS), out = rows_here(work, CST_CHUNK_ROWS_STATES);
+
+    u->work = &work->chunk.work;
+    u->hyper = &work->hyper;
+    u->row_elems = work->chunk.n_elems;
+    u->src = work->contributions;
+    u->n_src = work->n_src;
+    for (int row = 0; row < CST_ROW_COUNT; row++) {
+        if ((in & CST_CHUNK_ROW(row)) != 0) {
+            u->in[row] = work->chunk.rows[row];
+        }
+        if ((out & CST_CHUNK_ROW(row)) != 0 && work->marks) {
+            u->out[row] = work->chunk.rows[row];
+        }
+    }
+}
+
+/* In place: two weight rows to choose from. Elsewhere: every row that is written is named. */
+static int find_update_rows(struct cst_work *work)
+{
+    unsigned named_in, named_out = 0;
+    int rc = check_names(work, work->in, work->n_in, rows_here(work, READ_ROWS), "read elsewhere",
+                         &named_in);
+
+    if (rc == CST_OK) {
+        rc = check_names(work, work->out, work->n_out, rows_here(work, WRITTEN_ROWS),
+                         "written elsewhere", &named_out);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (work->marks ? named_in != 0 : named_out != rows_here(work, WRITTEN_ROWS)) {
+        return cst_err_set(&work->err, CST_EINVAL,
+                           "UPDATE of chunk %u reads rows 0x%x and writes rows 0x%x elsewhere: all "
+                           "of 0x%x are written elsewhere, or the weight alone and none is read",
+                           work->chunk_index, named_in, named_out, rows_here(work, WRITTEN_ROWS));
+    }
+    place_rows(work);
+    if (work->marks) {
+        return place_weight(work);
+    }
+    rc = find_rows(work, work->in, work->n_in, "row that is read", work->update.in);
+    return rc != CST_OK
+               ? rc
+               : find_rows(work, work->out, work->n_out, "row that is written", work->update.out);
+}
+
+/* Those rows of the table that may be needed. */
+static unsigned table_rows(const struct cst_work *work)
+{
+    unsigned rows = CST_CHUNK_ROWS_STATES;
+
+    rows |= work->n_src == 0 ? CST_CHUNK_ROW(CST_ROW_GRAD) : 0;
+    if (is_in_place(work)) {
+        return rows | CST_CHUNK_ROW(CST_ROW_WEIGHT) | CST_CHUNK_ROW(CST_ROW_WEIGHT_OTHER);
+    }
+    for (uint32_t i = 0; i < work->n_in; i++) {
+        rows &= work->in[i].row < CST_ROW_COUNT ? ~CST_CHUNK_ROW(work->in[i].row) : ~0u;
+    }
+    return rows;
+}
+
+static int find_update(struct cst_work *work, uint64_t *pieces)
+{
+    int rc = cst_work_find_chunk(work, table_rows(work));
+
+    work->marks = is_in_place(work);
+    if (rc == CST_OK) {
+        rc = find_update_rows(work);
+    }
+    for (uint32_t i = 0; i < work->n_src && rc == CST_OK; i++) {
+        rc = cst_work_find_contribution(work, i);
+    }
+    for (int row = 0; row < CST_ROW_COUNT && rc == CST_OK; row++) {
+        if (work->update.out[row].mem != NULL) {
+            rc = check_written(work, row);
+        }
+    }
+    *pieces = rc == CST_OK ? cst_work_cut_chunk(work) : 0;
+    return rc;
+}
+
+static int update_piece(struct cst_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
+{
+    uint64_t first, n = cst_work_share(work, piece, work->chunk.n_tiles, &first), done;
+    int rc = cst_device_update(work->context->device, thread, &work->update, first, n,
+                               &work->context->slots[thread], &done, err);
+
+    cst_work_add_done(work, done);
+    return rc;
+}
+
+/* Bytes of @n_elems elements of a moments row, whole blocks or not. */
+static uint64_t moment_bytes(enum cst_moments moments, uint64_t n_elems)
+{
+    return moments == CST_MOMENTS_MX8 ? n_elems * MX8_BYTES / CST_MX8_BLOCK
+                                      : cst_table_moment_bytes(moments, n_elems);
+}
+
+/* Master and moments are read and written, the gradient or what it is summed of is read, the weight
+ * is written. */
+static void count_update(const struct cst_work *work, uint64_t ns)
+{
+    const struct cst_table_header *header = work->chunk.work.table;
+    uint64_t n = work->done_elems;
+    uint64_t n_moments = cst_table_has_second((enum cst_optimizer)header->optimizer) ? 2 : 1;
+    uint64_t grad = work->n_src > 0 ? work->n_src * sizeof(uint16_t) : cst_work_grad_bytes(work);
+
+    work->context->update_elems += n;
+    work->context->update_bytes +=
+        n * (grad + 2 * sizeof(float) + sizeof(uint16_t)) +
+        2 * n_moments * moment_bytes((enum cst_moments)header->moments, n);
+    work->context->update_ns += ns;
+}
+
+const struct cst_work_kind cst_work_update = {.name = "UPDATE",
+                                              .max_src = CST_TILE_MAX_SRC,
+                                              .compute = true,
+                                              .marks = true,
+                                              .find = find_update,
+                                              .piece = update_piece,
+                                              .done = cst_work_mark_chunk,
+                                              .count = count_update};

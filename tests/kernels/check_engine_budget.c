@@ -1,0 +1,62 @@
+/* The engine process: how the team stands back for copies. */
+#include "tests/lib/engine_rig.h"
+
+#include "tests/lib/suite.h"
+
+#include <check.h>
+
+static void set_up(void)
+{
+    engine_proc_copy_share(0.5f);
+    engine_rig_setup(false);
+}
+
+#define N_COPIES 48
+#define COPY_BYTES (32u << 20)
+
+/* The team stands back while the lanes have copies to do, and at no other time. */
+START_TEST(test_stands_back)
+{
+    static struct engine_command c[N_COPIES + 1];
+    uint64_t held;
+    Engine__Pong pong;
+    int fd = engine_proc_memfd(2 * COPY_BYTES, NULL);
+
+    engine_proc_must_add(&proc, 50, fd, 2 * COPY_BYTES);
+    engine_rig_must(tiny_job_update(&job, BIG, 1));
+    engine_proc_ping(&proc, &pong);
+    ck_assert(pong.has_held_ns);
+    ck_assert_uint_eq(pong.held_ns, 0);
+    for (unsigned i = 0; i < N_COPIES; i++) {
+        c[i] = engine_command_copy((struct cst_place){.segment = 50},
+                                   (struct cst_place){.segment = 50, .offset = COPY_BYTES},
+                                   COPY_BYTES);
+        c[i].ticket = ++ticket;
+    }
+    c[N_COPIES] = tiny_job_update(&job, BIG, 2);
+    c[N_COPIES].ticket = ++ticket;
+    engine_proc_submit(&proc, c, N_COPIES + 1);
+    ck_assert_int_eq(engine_proc_wait(&proc, ticket)->status, CST_OK);
+    for (unsigned i = 0; i < N_COPIES; i++) {
+        ck_assert_int_eq(engine_proc_wait(&proc, c[i].ticket)->status, CST_OK);
+    }
+    engine_proc_ping(&proc, &pong);
+    held = pong.held_ns;
+    ck_assert_uint_gt(held, 0);
+    engine_rig_must(tiny_job_update(&job, BIG, 3));
+    engine_proc_ping(&proc, &pong);
+    ck_assert_uint_eq(pong.held_ns, held);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine_budget");
+    TCase *tcase = tcase_create("budget");
+
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, set_up, engine_rig_teardown);
+    tcase_add_test(tcase, test_stands_back);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
