@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# A machine of two NUMA nodes, as hwloc is told: each has an engine of its own with its own threads, both update and sum a job's chunks, and the bits are
+# those of one node.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+need jq
+
+model=(--layers 4 --heads 2 --width 64 --context 32 --batch 2 --steps 6 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --seed 7)
+for ((i = 0; i < 400; i++)); do
+    printf 'and %d begat %d, and %d begat sons and daughters. ' $((i * i % 97)) $((i * 7 % 31)) $i
+done >"$tmp/text"
+
+./cistern-gpt "${model[@]}" --data "$tmp/text" --store local --dump-weights "$tmp/local.weights" >"$tmp/local.log" 2>&1 || fail "--store local failed"
+
+HWLOC_SYNTHETIC='pack:2 [numa] core:2 pu:1' HWLOC_COMPONENTS=synthetic start_daemon two
+./cistern-gpt "${model[@]}" --data "$tmp/text" --job two --dump-weights "$tmp/two.weights" >"$tmp/two.job.log" 2>&1 || fail "--job two failed"
+cmp "$tmp/local.weights" "$tmp/two.weights" || fail "two nodes have other bits than one"
+
+# What both engines have done by now: the daemon asks them once a second, and once more when they have nothing to do.
+counted() {
+    ./cistern stat --json >"$tmp/stat" && jq -e '[.engines[] | .update_elems > 0 and .reduce_elems > 0] == [true, true]' "$tmp/stat" >/dev/null
+}
+poll counted
+jq -e '[.engines[] | [.node, .threads]] == [[0, 2], [1, 2]]' "$tmp/stat" >/dev/null || fail "engines: $(cat "$tmp/stat")"
+jq -e '[.engines[].update_elems] | max < 2 * min' "$tmp/stat" >/dev/null || fail "one node did most: $(cat "$tmp/stat")"
+jq -e 'all(.engines[]; .update_bytes == 28 * .update_elems)' "$tmp/stat" >/dev/null || fail "28 bytes an element: $(cat "$tmp/stat")"
+stop_daemon two
