@@ -1,34 +1,9 @@
 /* Sums into an fp32 gradient: kernels/accumulate.h. */
-#include "tests/kernels/hostile.h"
+#include "tests/kernels/contributions.h"
 
 #include "proto/table.h"
 
 #include <math.h>
-
-#define MAX_SRC 9
-
-enum fill {
-    ORDINARY, /* gradients of one magnitude */
-    WIDE,     /* finite, 2^-20 to 2^20: every sum is rounded, so its order shows */
-    HOSTILE,  /* anything */
-    N_FILL,
-};
-
-static uint16_t fill_one(enum fill fill, uint64_t *state)
-{
-    uint64_t r = hostile_next(state);
-
-    switch (fill) {
-    case ORDINARY:
-        return cst_fp32_to_bf16(hostile_unit(state));
-    case WIDE:
-        return (uint16_t)((r & 0x807fu) | (127 - 20 + (r >> 32) % 40) << 7);
-    case HOSTILE:
-    case N_FILL:
-    default:
-        return hostile_bf16(state);
-    }
-}
 
 static float fill_fp32(enum fill fill, uint64_t *state)
 {
@@ -40,21 +15,6 @@ static float fill_fp32(enum fill fill, uint64_t *state)
                           : hostile_fp32(state);
 }
 
-/* Sources that end at unmapped pages, @n elements each, or begin a random number of elements
- * before. */
-static void fill_sources(uint16_t *src[MAX_SRC], size_t n, enum fill fill, uint64_t *state)
-{
-    for (int r = 0; r < MAX_SRC; r++) {
-        src[r] = (uint16_t *)hostile_buffer((n + 40) * sizeof *src[r]) + 40;
-        if (hostile_next(state) % 2 == 0) {
-            src[r] -= hostile_next(state) % 40;
-        }
-        for (size_t i = 0; i < n; i++) {
-            src[r][i] = fill_one(fill, state);
-        }
-    }
-}
-
 static float *fill_row(size_t n, enum fill fill, uint64_t *state)
 {
     float *row = hostile_buffer((n + 1) * sizeof *row);
@@ -64,11 +24,6 @@ static float *fill_row(size_t n, enum fill fill, uint64_t *state)
         row[i] = fill_fp32(fill, state);
     }
     return row;
-}
-
-static const uint16_t *const *in(uint16_t *const src[MAX_SRC])
-{
-    return (const uint16_t *const *)(const void *)src;
 }
 
 /* The formula of the header, one element after the other; the sum of squares through long lanes of
@@ -134,8 +89,6 @@ static void compare(const struct cst_kernels *kernels, size_t n, uint32_t n_src,
  * values, stored or added. */
 START_TEST(test_variants_agree)
 {
-    static const size_t lengths[] = {0,  1,  2,  7,   8,   15,  16,   17,   31,
-                                     32, 33, 63, 100, 255, 511, 4095, 4096, 1000};
     const struct cst_kernels *kernels = hostile_row(_i);
     uint64_t state = hostile_seed();
     uint16_t *src[MAX_SRC];
@@ -143,7 +96,7 @@ START_TEST(test_variants_agree)
     if (kernels == NULL) {
         return;
     }
-    for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
+    for (size_t l = 0; l < N_LENGTHS; l++) {
         for (int fill = 0; fill < N_FILL; fill++) {
             float *row = fill_row(lengths[l], (enum fill)fill, &state);
 

@@ -1,58 +1,17 @@
-#include "tests/kernels/hostile.h"
+#include "tests/kernels/contributions.h"
 
 #include "proto/table.h"
 
 #include <math.h>
 
-#define MAX_SRC 9
-
-enum fill {
-    ORDINARY, /* gradients of one magnitude: their squares add up exactly */
-    WIDE,     /* finite, 2^-20 to 2^20: every sum is rounded, so its order shows */
-    HOSTILE,  /* anything */
-    N_FILL,
-};
-
-static uint16_t fill_one(enum fill fill, uint64_t *state)
-{
-    uint64_t r = hostile_next(state);
-
-    switch (fill) {
-    case ORDINARY:
-        return cst_fp32_to_bf16(hostile_unit(state));
-    case WIDE:
-        return (uint16_t)((r & 0x807fu) | (127 - 20 + (r >> 32) % 40) << 7);
-    case HOSTILE:
-    case N_FILL:
-    default:
-        return hostile_bf16(state);
-    }
-}
-
-/* Sources that end at unmapped pages, @n elements each, or begin a random number of elements
- * before. */
-static void fill_sources(uint16_t *src[MAX_SRC], size_t n, enum fill fill, uint64_t *state)
-{
-    for (int r = 0; r < MAX_SRC; r++) {
-        src[r] = (uint16_t *)hostile_buffer((n + 40) * sizeof *src[r]) + 40;
-        if (hostile_next(state) % 2 == 0) {
-            src[r] -= hostile_next(state) % 40;
-        }
-        for (size_t i = 0; i < n; i++) {
-            src[r][i] = fill_one(fill, state);
-        }
-    }
-}
-
 /* Run @kernels and the reference on the same sources, into a row of their own. */
 static void compare(const struct cst_kernels *kernels, size_t n, uint32_t n_src,
                     uint16_t *const src[MAX_SRC])
 {
-    const uint16_t *const *in = (const uint16_t *const *)(const void *)src;
     uint16_t *got = hostile_buffer(n * sizeof *got);
     uint16_t *want = calloc(n + 1, sizeof *want);
-    double sum = kernels->reduce(n, n_src, in, got);
-    double want_sum = cst_reduce_ref(n, n_src, in, want);
+    double sum = kernels->reduce(n, n_src, in(src), got);
+    double want_sum = cst_reduce_ref(n, n_src, in(src), want);
 
     ck_assert_mem_eq(got, want, n * sizeof *got);
     ck_assert_msg(memcmp(&sum, &want_sum, sizeof sum) == 0, "%s: n %zu, n_src %u: %a, not %a",
@@ -64,8 +23,6 @@ static void compare(const struct cst_kernels *kernels, size_t n, uint32_t n_src,
  * alignment, hostile values. */
 START_TEST(test_variants_agree)
 {
-    static const size_t lengths[] = {0,  1,  2,  7,   8,   15,  16,   17,   31,
-                                     32, 33, 63, 100, 255, 511, 4095, 4096, 1000};
     const struct cst_kernels *kernels = hostile_row(_i);
     uint64_t state = hostile_seed();
     uint16_t *src[MAX_SRC];
@@ -73,7 +30,7 @@ START_TEST(test_variants_agree)
     if (kernels == NULL) {
         return;
     }
-    for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
+    for (size_t l = 0; l < N_LENGTHS; l++) {
         for (int fill = 0; fill < N_FILL; fill++) {
             fill_sources(src, lengths[l], (enum fill)fill, &state);
             for (uint32_t n_src = 0; n_src <= MAX_SRC; n_src++) {
@@ -101,8 +58,8 @@ START_TEST(test_in_place)
         double want_sum;
 
         fill_sources(src, n, HOSTILE, &state);
-        want_sum = cst_reduce_ref(n, 3, (const uint16_t *const *)(const void *)src, want);
-        sum = kernels->reduce(n, 3, (const uint16_t *const *)(const void *)src, src[target]);
+        want_sum = cst_reduce_ref(n, 3, in(src), want);
+        sum = kernels->reduce(n, 3, in(src), src[target]);
         ck_assert_mem_eq(src[target], want, sizeof want);
         ck_assert_mem_eq(&sum, &want_sum, sizeof sum);
     }
@@ -215,7 +172,7 @@ START_TEST(test_golden_bits)
         double sum;
 
         fill_sources(src, 1003, (enum fill)fill, &state);
-        sum = kernels->reduce(1003, 5, (const uint16_t *const *)(const void *)src, dst);
+        sum = kernels->reduce(1003, 5, in(src), dst);
         hash = hostile_hash(hash, dst, sizeof dst);
         hash = hostile_hash(hash, &sum, sizeof sum);
     }

@@ -1,15 +1,12 @@
 #include "tests/lib/mix_worker.h"
 
-#include <check.h>
-#include <errno.h>
+#include "tests/lib/child.h"
+
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 struct worker {
@@ -259,32 +256,24 @@ static int live(struct worker *w, struct cst_err *err)
 
 struct mix_report *mix_report_new(void)
 {
-    void *base = mmap(NULL, sizeof(struct mix_report), PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-    ck_assert_ptr_ne(base, MAP_FAILED);
-    return base;
+    return child_share(sizeof(struct mix_report));
 }
 
 void mix_report_free(struct mix_report *report)
 {
-    (void)munmap(report, sizeof *report);
+    child_unshare(report, sizeof *report);
 }
 
 pid_t mix_worker_start(const struct mix_order *order, struct mix_report *report)
 {
-    pid_t pid;
+    pid_t pid = child_start();
 
-    (void)fflush(NULL); /* the child's exit would write it again */
-    pid = fork();
-    ck_assert_int_ge(pid, 0);
     if (pid == 0) {
         struct mix_order mine = *order;
         struct worker w = {.order = &mine, .report = report};
         struct cst_err err = {0};
         int rc;
 
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
         mix_model_make(&w.model, mine.world);
         rc = live(&w, &err);
         if (rc != CST_OK) {
@@ -299,17 +288,5 @@ pid_t mix_worker_start(const struct mix_order *order, struct mix_report *report)
 
 bool mix_worker_join(pid_t pid, const struct mix_report *report)
 {
-    int status;
-    pid_t got;
-
-    do {
-        got = waitpid(pid, &status, 0);
-    } while (got < 0 && errno == EINTR);
-    ck_assert_int_eq(got, pid);
-    if (WIFSIGNALED(status)) {
-        ck_assert_int_eq(WTERMSIG(status), SIGKILL);
-        return true;
-    }
-    ck_assert_msg(WEXITSTATUS(status) == 0, "%s", report->error);
-    return false;
+    return child_join(pid, report->error);
 }

@@ -1,9 +1,10 @@
 #include "tests/lib/train_worker.h"
 
+#include "tests/lib/child.h"
+
 #include "client/cistern_device.h"
 
 #include <check.h>
-#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -11,8 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -483,33 +482,24 @@ static int live(struct worker *w, struct cst_err *err)
 
 struct train_report *train_report_new(void)
 {
-    void *base = mmap(NULL, sizeof(struct train_report), PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-    ck_assert_ptr_ne(base, MAP_FAILED);
-    return base;
+    return child_share(sizeof(struct train_report));
 }
 
 void train_report_free(struct train_report *report)
 {
-    (void)munmap(report, sizeof *report);
+    child_unshare(report, sizeof *report);
 }
 
 pid_t train_worker_start(const struct train_order *order, struct train_report *report)
 {
-    pid_t pid;
+    pid_t pid = child_start();
 
-    (void)fflush(NULL); /* the child's exit would write it again */
-    pid = fork();
-
-    ck_assert_int_ge(pid, 0);
     if (pid == 0) {
         struct train_order mine = *order;
         struct worker w = {.order = &mine, .report = report};
         struct cst_err err = {0};
         int rc;
 
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
         report->micro_batches = mine.micro_batches > 1 ? mine.micro_batches : 1;
         report->overlap = mine.overlap;
         if (order->setting != NULL) {
@@ -531,33 +521,14 @@ pid_t train_worker_start(const struct train_order *order, struct train_report *r
     return pid;
 }
 
-static int join(pid_t pid)
-{
-    int status;
-    pid_t got;
-
-    do {
-        got = waitpid(pid, &status, 0);
-    } while (got < 0 && errno == EINTR);
-    ck_assert_int_eq(got, pid);
-    return status;
-}
-
 bool train_worker_join_dying(pid_t pid, const struct train_report *report)
 {
-    int status = join(pid);
-
-    if (WIFSIGNALED(status)) {
-        ck_assert_int_eq(WTERMSIG(status), SIGKILL);
-        return true;
-    }
-    ck_assert_msg(WEXITSTATUS(status) == 0, "%s", report->error);
-    return false;
+    return child_join(pid, report->error);
 }
 
 int train_worker_join_any(pid_t pid)
 {
-    int status = join(pid);
+    int status = child_wait(pid);
 
     ck_assert(WIFEXITED(status));
     return WEXITSTATUS(status);

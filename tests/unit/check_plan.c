@@ -1,9 +1,9 @@
 /* The planner: never worse than what others would choose, near the optimum where that can be known,
  * and it always ends: with a plan, or with what is short. */
-#include "offload/plan/plan.h"
 #include "offload/plan/preset.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
+#include "tests/unit/search_rig.h"
 
 #include <check.h>
 #include <inttypes.h>
@@ -20,33 +20,6 @@
 #endif
 #define HAIR 1.0025 /* what a plan gives away for less padding: plan.c */
 
-struct fixture {
-    struct cst_model model;
-    struct cst_plan_budget budget;
-    struct cst_rates rates;
-    struct cst_plan_config config;
-    struct cst_plans plans;
-};
-
-static struct fixture f;
-
-static void setup(void)
-{
-    memset(&f, 0, sizeof f);
-    cst_model_init(&f.model);
-    cst_rates_a100(&f.rates, 1);
-    f.budget = (struct cst_plan_budget){.device_bytes = CST_PLAN_NO_LIMIT,
-                                        .host_bytes = CST_PLAN_NO_LIMIT};
-    f.config = (struct cst_plan_config){
-        .model = &f.model, .world = 1, .budget = &f.budget, .rates = &f.rates, .micro_batches = 1};
-}
-
-static void teardown(void)
-{
-    cst_plans_close(&f.plans);
-    cst_model_close(&f.model);
-}
-
 static void declare(const char *name, uint32_t world, uint32_t batch, bool recompute)
 {
     const struct cst_preset_options options = {
@@ -58,13 +31,6 @@ static void declare(const char *name, uint32_t world, uint32_t batch, bool recom
     cst_rates_a100(&f.rates, world);
     f.config.world = world;
     f.config.recompute = recompute;
-}
-
-static void search(void)
-{
-    struct cst_err err;
-
-    ck_assert_msg(cst_plan_search(&f.plans, &f.config, &err) == CST_OK, "%s", err.text);
 }
 
 /* -- presets -------------------------------------------------------------------------------- */
@@ -461,7 +427,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("plan");
-    TCase *tc = suite_case(suite, "presets", setup, teardown);
+    TCase *tc = suite_case(suite, "presets", search_rig_setup, search_rig_teardown);
     int n_presets = 0;
 
     while (strcmp(cst_preset((uint32_t)n_presets)->name, "cistern-gpt") != 0) {
@@ -469,7 +435,7 @@ int main(void)
     }
     tcase_add_loop_test(tc, waste, 0, n_presets);
     tcase_add_test(tc, scale);
-    tc = suite_case(suite, "words", setup, teardown);
+    tc = suite_case(suite, "words", search_rig_setup, search_rig_teardown);
     tcase_add_loop_test(tc, promises, 0, 2);
     tcase_add_test(tc, runners_up);
     tcase_add_test(tc, same_twice);
@@ -477,7 +443,7 @@ int main(void)
     tcase_add_loop_test(tc, reductions, 0, 2);
     tcase_add_test(tc, experts);
     tcase_add_test(tc, experts_fill_chunks);
-    tc = suite_case(suite, "limits", setup, teardown);
+    tc = suite_case(suite, "limits", search_rig_setup, search_rig_teardown);
     tcase_add_loop_test(tc, device_is_short, 0, 2);
     tcase_add_test(tc, host_is_short);
     tcase_add_test(tc, nothing_is_a_limit);

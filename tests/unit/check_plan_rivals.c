@@ -2,6 +2,7 @@
  * can be known. */
 #include "tests/lib/plan_rules.h"
 #include "tests/lib/suite.h"
+#include "tests/unit/search_rig.h"
 
 #include <check.h>
 #include <inttypes.h>
@@ -16,40 +17,6 @@
 #define N_RANDOM 200
 #endif
 #define HAIR 1.0025 /* what a plan gives away for less padding: plan.c */
-
-struct fixture {
-    struct cst_model model;
-    struct cst_plan_budget budget;
-    struct cst_rates rates;
-    struct cst_plan_config config;
-    struct cst_plans plans;
-};
-
-static struct fixture f;
-
-static void setup(void)
-{
-    memset(&f, 0, sizeof f);
-    cst_model_init(&f.model);
-    cst_rates_a100(&f.rates, 1);
-    f.budget = (struct cst_plan_budget){.device_bytes = CST_PLAN_NO_LIMIT,
-                                        .host_bytes = CST_PLAN_NO_LIMIT};
-    f.config = (struct cst_plan_config){
-        .model = &f.model, .world = 1, .budget = &f.budget, .rates = &f.rates, .micro_batches = 1};
-}
-
-static void teardown(void)
-{
-    cst_plans_close(&f.plans);
-    cst_model_close(&f.model);
-}
-
-static void search(void)
-{
-    struct cst_err err;
-
-    ck_assert_msg(cst_plan_search(&f.plans, &f.config, &err) == CST_OK, "%s", err.text);
-}
 
 /* -- random models -------------------------------------------------------------------------- */
 
@@ -235,7 +202,7 @@ static void compare(unsigned seed)
     int rc;
 
     state = seed * 7919 + 1;
-    setup();
+    search_rig_setup();
     random_model();
     random_machine();
     f.config.max_events = 150000;
@@ -258,7 +225,7 @@ static void compare(unsigned seed)
     if (rc == CST_OK && seed % 10 == 0) {
         thrift();
     }
-    teardown();
+    search_rig_teardown();
 }
 
 /* On 200 random models, machines and budgets no rival has a plan that is faster, or that fits where
@@ -277,7 +244,7 @@ START_TEST(never_worse)
                " comparisons: median gain %.3f, 90 %% of them at most %.3f\n",
                rivals[rival], n, gains[rival][n / 2], gains[rival][n * 9 / 10]);
     }
-    setup();
+    search_rig_setup();
 }
 END_TEST
 
@@ -436,10 +403,10 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("plan_rivals");
-    TCase *tc = suite_case(suite, "rivals", NULL, teardown);
+    TCase *tc = suite_case(suite, "rivals", NULL, search_rig_teardown);
 
     tcase_add_test(tc, never_worse);
-    tc = suite_case(suite, "optimum", setup, teardown);
+    tc = suite_case(suite, "optimum", search_rig_setup, search_rig_teardown);
     tcase_add_loop_test(tc, near_the_optimum, 0, 60);
     return suite_run(suite);
 }
