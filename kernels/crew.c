@@ -1,5 +1,6 @@
 #include "kernels/crew.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -79,6 +80,9 @@ static void *thread_main(void *arg)
         if (--job->left == 0) {
             (void)pthread_mutex_unlock(&crew->mutex);
             job->done(job);
+            /* To the thread that was told: where all cores are busy, it would wait for the end of
+             * somebody's time slice, and with it who waits for the job. */
+            (void)sched_yield();
             (void)pthread_mutex_lock(&crew->mutex);
         }
     }
