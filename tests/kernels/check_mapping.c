@@ -8,6 +8,7 @@
 #include <check.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define N_PIECES 6
@@ -185,6 +186,49 @@ START_TEST(test_wrappers)
 }
 END_TEST
 
+/* The host updates what is in its own memory: a row or a contribution that is a device's is
+ * refused, and nothing is written. */
+START_TEST(test_memory_of_a_device)
+{
+    const struct cst_mem *mem = &mapping.segment.mem, far = {.device = 4096, .bytes = BYTES};
+    const uint64_t n = 64;
+    struct cst_table_header *table = calloc(1, 4096);
+    struct cst_tile_hyper hyper = {.lr = 1.0, .grad_scale = 1.0f};
+    struct cst_tile_work work = {.mark = 1, .table = table};
+    struct cst_addr src = {.mem = &far};
+    struct cst_device_update update = {.work = &work, .hyper = &hyper, .row_elems = n};
+    struct cst_err err;
+    uint64_t done;
+
+    ck_assert_ptr_nonnull(table);
+    cst_table_size(table, 1, 1, 1);
+    cst_table_chunks(table)[0] = (struct cst_table_chunk){.n_elems = n, .n_spans = 1};
+    cst_table_spans(table)[0] = (struct cst_table_span){.n_elems = n, .lr_scale = 1.0f};
+    for (int row = 0; row < CST_ROW_COUNT; row++) {
+        struct cst_addr at = {.mem = mem, .offset = (uint64_t)row * n * sizeof(float)};
+
+        update.in[row] = row == CST_ROW_WEIGHT ? (struct cst_addr){0} : at;
+        update.out[row] = row == CST_ROW_GRAD ? (struct cst_addr){0} : at;
+    }
+    update.in[CST_ROW_GRAD].mem = &far;
+    ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "memory of a device"));
+    update.in[CST_ROW_GRAD] = (struct cst_addr){0};
+    update.src = &src;
+    update.n_src = 1;
+    ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_EINVAL);
+    update.in[CST_ROW_GRAD] = (struct cst_addr){.mem = mem, .offset = n * sizeof(float)};
+    update.n_src = 0;
+    update.out[CST_ROW_MASTER].mem = &far;
+    ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_EINVAL);
+    ck_assert_uint_eq(done, 0);
+    update.out[CST_ROW_MASTER].mem = mem;
+    ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_OK);
+    ck_assert_uint_eq(done, n);
+    free(table);
+}
+END_TEST
+
 /* -- machines that are not this one --------------------------------------------------------- */
 
 static void open_machine(const char *synthetic, unsigned node)
@@ -241,6 +285,7 @@ int main(void)
     tcase_add_test(tcase, test_no_fault);
     tcase_add_test(tcase, test_cancel);
     tcase_add_test(tcase, test_wrappers);
+    tcase_add_test(tcase, test_memory_of_a_device);
     tcase_add_test(machines, test_node);
     tcase_add_test(machines, test_absent_node);
     tcase_add_test(machines, test_no_cores);
