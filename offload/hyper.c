@@ -1,5 +1,4 @@
-/* Hyper-parameters: whether they are allowed, and whether two are the same. */
-#include "offload/parts.h"
+#include "offload/hyper.h"
 
 #include <math.h>
 #include <stddef.h>

@@ -24,6 +24,7 @@
 #include "offload/buffers.h"
 #include "offload/core.h"
 #include "offload/flight.h"
+#include "offload/hyper.h"
 #include "offload/request.h"
 #include "offload/trace.h"
 #include "offload/way.h"
@@ -547,15 +548,6 @@ void cst_overlap_drop(struct cst_core *core, uint32_t chunk);
 void cst_overlap_prepare(struct cst_core *core, const struct cst_event *event);
 /* CST_EMISMATCH: what @rank's STEP says is not what was prepared, or what updates were begun with. */
 int cst_overlap_check_step(const struct cst_core *core, uint32_t rank, struct cst_err *err);
-
-/* -- hyper.c -------------------------------------------------------------------------------------
- */
-
-/* CST_EINVAL with the name and the value of what is not allowed. */
-int cst_hyper_check(const struct cst_hyper *hyper, struct cst_err *err);
-/* CST_EMISMATCH, as "lr is 1 in rank 0 and 2 in rank 1", where they differ in a bit. */
-int cst_hyper_same(const struct cst_hyper *a, const struct cst_hyper *b, const char *in_a,
-                   const char *in_b, struct cst_err *err);
 
 /* -- held.c: gradients that stay up ------------------------------------------------------------ */
 

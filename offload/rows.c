@@ -22,27 +22,22 @@ static bool is_own(const struct cst_layout_chunk *chunk)
 
 /* -- bytes ---------------------------------------------------------------------------------- */
 
+/* Has a chunk with states this row, apart from all others? */
+static bool has_row(const struct cst_layout_states *states, int row)
+{
+    return row == CST_ROW_GRAD           ? !states->grad_over_weight
+           : row == CST_ROW_EXP_AVG_SQ   ? cst_table_has_second(states->optimizer)
+           : row == CST_ROW_WEIGHT_OTHER ? states->two_weights
+                                         : true;
+}
+
 uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t grad_bytes, int row,
                               uint64_t n_elems)
 {
-    switch (row) {
-    case CST_ROW_WEIGHT:
-        return 2 * n_elems;
-    case CST_ROW_GRAD:
-        return states->grad_over_weight ? 0 : grad_bytes * n_elems;
-    case CST_ROW_MASTER:
-        return 4 * n_elems;
-    case CST_ROW_EXP_AVG:
-        return cst_table_moment_bytes(states->moments, n_elems);
-    case CST_ROW_EXP_AVG_SQ:
-        return cst_table_has_second(states->optimizer)
-                   ? cst_table_moment_bytes(states->moments, n_elems)
-                   : 0;
-    case CST_ROW_WEIGHT_OTHER:
-        return states->two_weights ? 2 * n_elems : 0;
-    default:
-        return 0;
-    }
+    const struct cst_table_header header = {.moments = (uint32_t)states->moments,
+                                            .grad_bytes = grad_bytes};
+
+    return has_row(states, row) ? cst_table_row_bytes(&header, row, n_elems) : 0;
 }
 
 double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t grad_bytes)

@@ -4,8 +4,6 @@
 
 #include <check.h>
 
-#define STAGING 900 /* segment id */
-
 static struct rig rig;
 
 static void teardown(void)
@@ -16,12 +14,7 @@ static void teardown(void)
 static uint64_t io(enum cst_event_kind kind, uint32_t tensor, enum cst_row row, uint64_t first,
                    uint64_t n)
 {
-    return rig_event(&rig, (struct cst_event){.kind = kind,
-                                              .tensor = tensor,
-                                              .row = row,
-                                              .first = first,
-                                              .n_elems = n,
-                                              .place = {.segment = STAGING, .offset = 128}});
+    return rig_io(&rig, kind, tensor, row, first, n);
 }
 
 static const struct cst_layout_row *row_of(uint32_t chunk, enum cst_row row)
@@ -70,7 +63,7 @@ START_TEST(moments_are_converted)
     ck_assert(convert->decode && !convert->encode);
     assert_codes(convert, moments, CST_ROW_EXP_AVG_SQ);
     assert_at(&convert->src[0], 2, CST_ROW_EXP_AVG_SQ);
-    ck_assert_uint_eq(convert->dst[0].segment, STAGING);
+    ck_assert_uint_eq(convert->dst[0].segment, RIG_STAGING_SEGMENT);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
     tag = io(CST_EV_WRITE, 1, CST_ROW_EXP_AVG, 10, 7);
@@ -79,7 +72,7 @@ START_TEST(moments_are_converted)
     ck_assert(convert->encode && !convert->decode);
     assert_codes(convert, moments, CST_ROW_EXP_AVG);
     assert_at(&convert->dst[0], 1, CST_ROW_EXP_AVG);
-    ck_assert_uint_eq(convert->src[0].segment, STAGING);
+    ck_assert_uint_eq(convert->src[0].segment, RIG_STAGING_SEGMENT);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
 }

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STAGING 900 /* segment id */
-
 static struct rig rig;
 
 static void teardown(void)
@@ -18,12 +16,7 @@ static void teardown(void)
 static uint64_t io(enum cst_event_kind kind, uint32_t tensor, enum cst_row row, uint64_t first,
                    uint64_t n)
 {
-    return rig_event(&rig, (struct cst_event){.kind = kind,
-                                              .tensor = tensor,
-                                              .row = row,
-                                              .first = first,
-                                              .n_elems = n,
-                                              .place = {.segment = STAGING, .offset = 128}});
+    return rig_io(&rig, kind, tensor, row, first, n);
 }
 
 static const struct cst_layout_row *row_of(uint32_t chunk, enum cst_row row)
@@ -45,7 +38,7 @@ START_TEST(read_copies)
     ck_assert_uint_eq(copy->src[0].segment,
                       RIG_ARENA_SEGMENT + row_of(2, CST_ROW_EXP_AVG)->segment);
     ck_assert_uint_eq(copy->src[0].offset, row_of(2, CST_ROW_EXP_AVG)->offset + 40);
-    ck_assert_uint_eq(copy->dst[0].segment, STAGING);
+    ck_assert_uint_eq(copy->dst[0].segment, RIG_STAGING_SEGMENT);
     ck_assert_uint_eq(copy->dst[0].offset, 128);
     ck_assert_uint_eq(copy->bytes, 28);
     ck_assert(rig_waits(&rig, tag));

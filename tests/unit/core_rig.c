@@ -258,6 +258,18 @@ uint64_t rig_hand_in(struct rig *rig, uint32_t rank, uint32_t chunk, uint64_t ge
     return item(rig, CST_EV_HAND_IN, rank, chunk, generation, false);
 }
 
+uint64_t rig_io(struct rig *rig, enum cst_event_kind kind, uint32_t tensor, enum cst_row row,
+                uint64_t first, uint64_t n)
+{
+    return rig_event(rig,
+                     (struct cst_event){.kind = kind,
+                                        .tensor = tensor,
+                                        .row = row,
+                                        .first = first,
+                                        .n_elems = n,
+                                        .place = {RIG_STAGING_SEGMENT, 0, RIG_STAGING_OFFSET}});
+}
+
 uint64_t rig_step(struct rig *rig, uint32_t rank)
 {
     return rig_event(

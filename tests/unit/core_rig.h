@@ -10,6 +10,8 @@
 #define RIG_ARENA_SEGMENT 100 /* segment ids */
 #define RIG_POOL_SEGMENT 200  /* + rank */
 #define RIG_TABLE_SEGMENT 300
+#define RIG_STAGING_SEGMENT 900
+#define RIG_STAGING_OFFSET 128
 
 /* What rig_open_job can say of a job; what is 0 or NULL is as in rig_open. */
 struct rig_job {
@@ -77,6 +79,9 @@ uint64_t rig_fetch_grad(struct rig *rig, uint32_t rank, uint32_t chunk);
 uint64_t rig_release(struct rig *rig, uint32_t rank, uint32_t chunk, uint64_t generation);
 uint64_t rig_hand_in(struct rig *rig, uint32_t rank, uint32_t chunk, uint64_t generation);
 uint64_t rig_step(struct rig *rig, uint32_t rank);
+/* READ or WRITE of elements [first, first + n), from or to RIG_STAGING_OFFSET of the staging segment. */
+uint64_t rig_io(struct rig *rig, enum cst_event_kind kind, uint32_t tensor, enum cst_row row,
+                uint64_t first, uint64_t n);
 
 /* The reply to @tag, NULL: none yet. */
 const struct cst_reply *rig_reply(const struct rig *rig, uint64_t tag);

@@ -1,0 +1,14 @@
+/* Hyper-parameters of a step: which are allowed, and whether ranks agree. */
+#ifndef CST_HYPER_H
+#define CST_HYPER_H
+
+#include "offload/core.h"
+
+/* CST_EINVAL with the name and the value of what is not allowed. */
+int cst_hyper_check(const struct cst_hyper *hyper, struct cst_err *err);
+
+/* CST_EMISMATCH, as "lr is 1 in rank 0 and 2 in rank 1", where they differ in a bit. */
+int cst_hyper_same(const struct cst_hyper *a, const struct cst_hyper *b, const char *in_a,
+                   const char *in_b, struct cst_err *err);
+
+#endif

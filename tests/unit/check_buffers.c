@@ -1,0 +1,91 @@
+/* How the memory of a room is divided. */
+#include "offload/buffers.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+
+static void divide(struct cst_buffers *b, struct cst_layout *layout,
+                   struct cst_layout_chunk *chunks, uint32_t n, uint64_t bytes)
+{
+    layout->chunks = chunks;
+    layout->n_chunks = n;
+    layout->grad_bytes = 2;
+    cst_buffers_divide(b, layout, bytes);
+}
+
+/* Three buffers, and gradients in what is left; where there is no room for three, two, then one. */
+START_TEST(depth)
+{
+    struct cst_layout layout = {.n_classes = 1, .classes = {{.capacity = 8192}}};
+    struct cst_layout_chunk chunks[] = {{.n_elems = 4096}, {.n_elems = 8192}};
+    struct cst_buffers b;
+    uint64_t one = 28ull * 8192;
+
+    divide(&b, &layout, chunks, 2, 3 * one + 5 * 16384 / 2);
+    ck_assert_uint_eq(b.n, 3);
+    ck_assert_uint_eq(b.bytes, one);
+    ck_assert_uint_eq(b.max_elems, 8192);
+    ck_assert_uint_eq(b.n_held, 2);
+    ck_assert_uint_eq(b.held_first, 3 * one);
+    divide(&b, &layout, chunks, 2, 3 * one - 1);
+    ck_assert_uint_eq(b.n, 2);
+    divide(&b, &layout, chunks, 2, 2 * one - 1);
+    ck_assert_uint_eq(b.n, 1);
+    divide(&b, &layout, chunks, 2, one - 1);
+    ck_assert_uint_eq(b.n, 0);
+    ck_assert_uint_eq(cst_buffers_want(&layout), 3 * one);
+}
+END_TEST
+
+/* Three buffers of a smaller class are better than one of the largest. */
+START_TEST(smaller_class)
+{
+    struct cst_layout layout = {.n_classes = 2,
+                                .classes = {{.capacity = 8192}, {.capacity = 1 << 20}}};
+    struct cst_layout_chunk chunks[] = {{.n_elems = 8000, .size_class = 0},
+                                        {.n_elems = 1 << 20, .size_class = 1}};
+    struct cst_buffers b;
+
+    divide(&b, &layout, chunks, 2, 28ull << 20);
+    ck_assert_uint_eq(b.n, 3);
+    ck_assert_uint_eq(b.max_elems, 8000);
+    divide(&b, &layout, chunks, 2, 84ull << 20);
+    ck_assert_uint_eq(b.max_elems, 1 << 20);
+    divide(&b, &layout, chunks, 2, 29 * 8192);
+    ck_assert_uint_eq(b.n, 1);
+    ck_assert_uint_eq(b.max_elems, 8000);
+}
+END_TEST
+
+/* Rows have their formats' bytes, begin at pages, and do not overlap. */
+START_TEST(formats)
+{
+    struct cst_layout layout = {.n_classes = 1, .classes = {{.capacity = 8192}}};
+    struct cst_layout_chunk chunks[] = {{.n_elems = 4160}};
+    struct cst_buffers b;
+
+    layout.states.moments = (enum cst_moments)_i;
+    divide(&b, &layout, chunks, 1, 1 << 20);
+    for (int r = 0; r < CST_ROW_COUNT; r++) {
+        uint64_t bytes =
+            r == CST_ROW_GRAD ? 2 * 4160 : cst_layout_row_bytes(&layout.states, 2, r, 4160);
+        uint64_t in_end = r + 1 < CST_ROW_COUNT ? b.in[r + 1] : b.out[0];
+        uint64_t out_end = r + 1 < CST_ROW_COUNT ? b.out[r + 1] : b.bytes;
+
+        ck_assert_uint_eq(b.in[r] % 4096 + b.out[r] % 4096, 0);
+        ck_assert(r == CST_ROW_WEIGHT || b.in[r] + bytes <= in_end);
+        ck_assert(r == CST_ROW_GRAD || b.out[r] + bytes <= out_end);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("buffers");
+    TCase *tc = suite_case(suite, "divide", NULL, NULL);
+
+    tcase_add_test(tc, depth);
+    tcase_add_test(tc, smaller_class);
+    tcase_add_loop_test(tc, formats, 0, CST_MOMENTS_COUNT);
+    return suite_run(suite);
+}
