@@ -5,8 +5,7 @@
 . "${srcdir:-.}/tests/e2e/lib.sh"
 need pkg-config
 
-root=$tmp/root
-env -u MAKEFLAGS -u MAKELEVEL make -s install DESTDIR="$root" >"$tmp/install.log" 2>&1 || fail "make install failed"
+root=$PWD/tests/stage # make check installs there
 
 # Each of these, wherever the prefix puts it.
 for file in sbin/cisternd bin/cistern libexec/cistern/cistern-engine-host include/cistern/cistern.h pkgconfig/cistern.pc \

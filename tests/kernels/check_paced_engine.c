@@ -61,6 +61,7 @@ START_TEST(test_memory_outlives_it)
     ck_assert(engine_rig_all_zero(base, bytes));
     engine_rig_must(engine_command_copy(own, row, bytes));
     engine_proc_kill(&proc);
+    (void)engine_proc_close(&proc);
     ck_assert_mem_eq(base, engine_rig_at(row), bytes);
     tiny_job_start(&job, &proc, 3, 2, 1);
     ck_assert_int_eq(engine_proc_add_device(&proc, OWN, made.fd, bytes).status, CST_OK);
