@@ -18,8 +18,8 @@ done
 ! grep -rq SYSCONFDIR "$root" || fail "a man page does not say where the configuration is"
 
 # What is compiled gets directories from a header, so that configure with another prefix has it compiled again.
-compile=$(make -n -W "$srcdir/daemon/options.c" -W "$srcdir/daemon/engines.c" daemon/libcst_daemon_la-options.lo \
-    daemon/libcst_daemon_la-engines.lo 2>/dev/null)
+compile=$(make -n -W "$srcdir/daemon/options.c" -W "$srcdir/daemon/engines.c" daemon/options.lo daemon/engines.lo 2>/dev/null) ||
+    fail "make does not say how it compiles"
 [ "$(grep -c '^#define .* "/.*"$' dirs.h)" -eq 2 ] || fail "dirs.h has not the two directories"
 while read -r dir; do
     ! grep -F -- "$dir" <<<"$compile" || fail "$dir is on the compiler's command line"
