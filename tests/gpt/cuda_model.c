@@ -46,7 +46,7 @@ static void fill_batch(struct gpt_pass *pass, uint64_t step, size_t n)
     pass->targets[n - 1] = 'x';
 }
 
-/* One value of a tensor after the other. */
+/* One value of a tensor after the other; what is frozen has no such state and stays as it is. */
 static int read_state(struct gpt_store *store, const struct gpt_model *model, enum cst_state state,
                       size_t elem, void *out, struct cst_err *err)
 {
@@ -54,7 +54,9 @@ static int read_state(struct gpt_store *store, const struct gpt_model *model, en
     int rc = 0;
 
     for (uint32_t i = 0; rc == 0 && i < model->n_tensors; i++) {
-        rc = store->ops->read(store, i, state, 0, model->tensors[i].n_elems, at, err);
+        if (model->tensors[i].pattern != CST_PATTERN_FROZEN) {
+            rc = store->ops->read(store, i, state, 0, model->tensors[i].n_elems, at, err);
+        }
         at += model->tensors[i].n_elems * elem;
     }
     return rc;
@@ -136,6 +138,16 @@ static int run_on(struct gpt_device *device, const struct gpt_options *o,
     return rc;
 }
 
+/* Adapters that have learned something: else lora_a has no gradient. */
+static void wake_adapters(struct gpt_model *model)
+{
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        if (strstr(model->tensors[i].name, "lora_b") != NULL) {
+            model->tensors[i].deviation = 0.05f;
+        }
+    }
+}
+
 static void run_free(struct run *run)
 {
     free(run->grads);
@@ -153,6 +165,7 @@ static bool train(const struct gpt_options *o, struct run *run, char *why, size_
     *run = (struct run){0};
     rc = gpt_model_init(&model, o, &err);
     if (rc == 0) {
+        wake_adapters(&model);
         run->n_params = model.n_params;
         run->grads = calloc(model.n_params, sizeof *run->grads);
         run->masters = calloc(model.n_params, sizeof *run->masters);
@@ -196,10 +209,14 @@ static double distance(const uint16_t *a, const uint16_t *b, uint64_t n)
 /* Losses and gradients are those of the host, whose operands are bf16 too; what the GPU rounds on
  * top (qkv, the branches, gradients of activations: eight roundings of 2^-8 at most on the way
  * through a block) and the host does not, is 1 % of a tensor's gradient at most, and 2 % of a
- * bias's, whose sum cancels. */
-static bool near_host(bool plain, char *why, size_t why_bytes)
+ * bias's, whose sum cancels, or of an adapter's, which a product of few columns was before. */
+static double limit_of(const struct gpt_tensor *t)
 {
-    struct gpt_options o = with(plain);
+    return t->n_dims == 1 || strstr(t->name, "lora") != NULL ? 0.02 : 0.01;
+}
+
+static bool near_host_with(struct gpt_options o, char *why, size_t why_bytes)
+{
     struct run gpu, host;
     struct gpt_model model;
     struct cst_err err;
@@ -226,7 +243,7 @@ static bool near_host(bool plain, char *why, size_t why_bytes)
         const struct gpt_tensor *t = &model.tensors[i];
         const double off = distance(gpu.grads + at, host.grads + at, t->n_elems);
 
-        ok = off <= (t->n_dims == 1 ? 0.02 : 0.01);
+        ok = off <= limit_of(t);
         if (!ok) {
             (void)snprintf(why, why_bytes, "gradient of %s: off by %.2e of its norm", t->name, off);
         }
@@ -236,6 +253,11 @@ static bool near_host(bool plain, char *why, size_t why_bytes)
     run_free(&gpu);
     run_free(&host);
     return ok;
+}
+
+static bool near_host(bool plain, char *why, size_t why_bytes)
+{
+    return near_host_with(with(plain), why, why_bytes);
 }
 
 /* Two runs give the same bits in every loss and every state. */
@@ -318,12 +340,39 @@ static bool parts_recompute(bool plain, char *why, size_t why_bytes)
     return same(&parts, &again, "--micro-batches 2 --recompute", why, why_bytes);
 }
 
+static struct gpt_options with_adapters(bool plain, uint32_t rank)
+{
+    struct gpt_options o = with(plain);
+
+    o.lora = rank;
+    o.lora_alpha = 2.0 * rank;
+    return o;
+}
+
+/* Adapters beside a frozen base, of a rank that cuBLASLt takes, and of one that it does not. */
+static bool adapters_near_host(bool plain, char *why, size_t why_bytes)
+{
+    return (plain || near_host_with(with_adapters(plain, 8), why, why_bytes)) &&
+           near_host_with(with_adapters(plain, 3), why, why_bytes);
+}
+
+static bool adapters_recompute(bool plain, char *why, size_t why_bytes)
+{
+    struct gpt_options parts = with_adapters(plain, 4), again;
+
+    parts.micro_batches = 2;
+    again = parts;
+    again.recompute = true;
+    return same(&parts, &again, "--lora 4 --micro-batches 2 --recompute", why, why_bytes);
+}
+
 const struct cuda_model_row *cuda_models_all(unsigned *n)
 {
     static const struct cuda_model_row rows[] = {
-        {"as on the host", near_host},     {"twice the same", repeats},
-        {"recomputation", recomputes},     {"micro-batches", parts_add_up},
-        {"both of them", parts_recompute},
+        {"as on the host", near_host},          {"twice the same", repeats},
+        {"recomputation", recomputes},          {"micro-batches", parts_add_up},
+        {"both of them", parts_recompute},      {"adapters", adapters_near_host},
+        {"adapters again", adapters_recompute},
     };
 
     *n = sizeof rows / sizeof rows[0];

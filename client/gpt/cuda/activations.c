@@ -69,6 +69,7 @@ static void carve_all(struct gpt_activations *a, struct carver *c, const struct 
     a->wide = carve(c, rows * 4 * d * sizeof(uint16_t));
     a->parts = carve(c, gpt_cuda_parts_bytes(part_seqs * m->context, d));
     a->scratch = carve(c, gpt_cuda_attention_scratch(&part));
+    a->low = carve(c, part_seqs * m->context * m->lora * sizeof(uint16_t));
     a->tokens = carve(c, rows);
     a->targets = carve(c, rows);
 }

@@ -39,7 +39,8 @@ struct gpt_activations {
     CUdeviceptr wide;                /* M x 4d bf16, gradient of pre or of qkv */
     CUdeviceptr parts;               /* sums of strips of a part's rows */
     CUdeviceptr scratch;             /* of the attention of a part */
-    CUdeviceptr tokens, targets;     /* M */
+    CUdeviceptr low;             /* a part's rows x lora bf16, between an adapter's two products */
+    CUdeviceptr tokens, targets; /* M */
 };
 
 /* Room for @max_seqs sequences, of which @part_seqs are computed at a time. @shared: recomputation.

@@ -22,7 +22,7 @@
 #define GPT_CUDA_TILE 64       /* rows and columns of c that a block of the plain product makes */
 #define GPT_CUDA_TILE_DEPTH 16 /* of k at a time */
 
-/* c (m x n) = a b [+ bias] [+ c], row-major; sums in fp32 in the order of k. */
+/* c (m x n) = scale a b [+ bias] [+ c], row-major; sums in fp32 in the order of k. */
 struct gpt_cuda_product {
     const uint16_t *a;    /* m x k bf16, or k x m where turn_a */
     const uint16_t *b;    /* k x n bf16, or n x k where turn_b */
@@ -32,6 +32,7 @@ struct gpt_cuda_product {
     uint32_t turn_a, turn_b; /* 0 or 1 */
     uint32_t fp32;           /* c is fp32; else bf16 */
     uint32_t accumulate;     /* add to what c holds */
+    float scale;             /* of a b */
 };
 
 #endif

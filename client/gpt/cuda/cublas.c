@@ -9,8 +9,10 @@
 #include <cublasLt.h>
 
 #define WORKSPACE_BYTES (64u << 20) /* NVIDIA advises at least 32 MiB for Hopper */
-#define MAX_SHAPES 64               /* a model uses 13 for training and 5 for sampling */
-#define ALIGNMENT 16                /* bytes, of all operands: the least that the layout gives */
+#define MAX_SHAPES                                                                                 \
+    256              /* a model uses 13 for training and 5 for sampling, with adapters             \
+                        37 and 13, a mixture 10 for each number of rows of an expert */
+#define ALIGNMENT 16 /* bytes, of all operands: the least that the layout gives */
 
 /* CALL(name) */
 #define CUBLAS_CALLS(CALL)                                                                         \
@@ -46,10 +48,10 @@ struct gpt_cublas {
     CUBLAS_CALLS(FIELD)
 #undef FIELD
     cublasLtHandle_t handle;
-    CUdeviceptr workspace; /* WORKSPACE_BYTES */
-    char words[32];        /* name and version */
-    size_t n_plans;        /* in plans */
-    struct plan plans[MAX_SHAPES];
+    CUdeviceptr workspace;         /* WORKSPACE_BYTES */
+    char words[32];                /* name and version */
+    size_t n_made;                 /* plans so far */
+    struct plan plans[MAX_SHAPES]; /* the newest: number i is at i modulo their number */
 };
 
 static int cublas_fault(const struct gpt_cublas *b, cublasStatus_t status, const char *what,
@@ -144,12 +146,17 @@ static void plan_close(const struct gpt_cublas *b, const struct plan *plan)
     }
 }
 
+static size_t n_plans(const struct gpt_cublas *b)
+{
+    return b->n_made < MAX_SHAPES ? b->n_made : MAX_SHAPES;
+}
+
 void gpt_cublas_close(struct gpt_cublas *cublas)
 {
     if (cublas == NULL) {
         return;
     }
-    for (size_t i = 0; i < cublas->n_plans; i++) {
+    for (size_t i = 0; i < n_plans(cublas); i++) {
         plan_close(cublas, &cublas->plans[i]);
     }
     if (cublas->handle != NULL) {
@@ -290,20 +297,19 @@ static bool same_shape(const struct gpt_product *p, const struct gpt_product *q)
            p->turn_b == q->turn_b && p->fp32 == q->fp32 && p->epilogue == q->epilogue;
 }
 
+/* What is not there yet is made, and takes the place of the oldest when there are too many: it
+ * would be chosen as it was. */
 static int find_plan(struct gpt_cublas *b, const struct gpt_product *p, struct plan **out,
                      struct cst_err *err)
 {
-    struct plan plan = {.like = *p};
+    struct plan plan = {.like = *p}, *place;
     cublasStatus_t status;
 
-    for (size_t i = 0; i < b->n_plans; i++) {
+    for (size_t i = 0; i < n_plans(b); i++) {
         if (same_shape(&b->plans[i].like, p)) {
             *out = &b->plans[i];
             return 0;
         }
-    }
-    if (b->n_plans == MAX_SHAPES) {
-        return cst_err_set(err, CST_EINTERNAL, "more than %d shapes of products", MAX_SHAPES);
     }
     status = make_desc(b, p, &plan.desc);
     if (status == CUBLAS_STATUS_SUCCESS) {
@@ -321,8 +327,13 @@ static int find_plan(struct gpt_cublas *b, const struct gpt_product *p, struct p
             return cublas_fault(b, status, "cuBLASLt's choice", err);
         }
     }
-    b->plans[b->n_plans] = plan;
-    *out = &b->plans[b->n_plans++];
+    place = &b->plans[b->n_made % MAX_SHAPES];
+    if (b->n_made >= MAX_SHAPES) {
+        plan_close(b, place);
+    }
+    *place = plan;
+    b->n_made++;
+    *out = place;
     return 0;
 }
 
@@ -336,7 +347,7 @@ static void *address(CUdeviceptr p)
 int gpt_cublas_run(struct gpt_cublas *b, CUstream stream, const struct gpt_product *p,
                    struct cst_err *err)
 {
-    const float one = 1.0f, beta = p->accumulate ? 1.0f : 0.0f;
+    const float alpha = p->scale == 0.0f ? 1.0f : p->scale, beta = p->accumulate ? 1.0f : 0.0f;
     struct plan *plan;
     cublasStatus_t status;
     int rc = find_plan(b, p, &plan, err);
@@ -352,7 +363,7 @@ int gpt_cublas_run(struct gpt_cublas *b, CUstream stream, const struct gpt_produ
     status = set_pointers(b, plan->desc, p);
     if (status == CUBLAS_STATUS_SUCCESS) {
         status =
-            b->cublasLtMatmul(b->handle, plan->desc, &one, address(p->b), plan->a, address(p->a),
+            b->cublasLtMatmul(b->handle, plan->desc, &alpha, address(p->b), plan->a, address(p->a),
                               plan->b, &beta, address(p->c), plan->c, address(p->c), plan->c,
                               &plan->algo, address(b->workspace), WORKSPACE_BYTES, stream);
     }

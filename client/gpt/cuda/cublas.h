@@ -18,9 +18,9 @@ enum gpt_epilogue {
     GPT_EPILOGUE_GELU_BACKWARD /* c := sums x gelu'(pre) */
 };
 
-/* c (m x n) = a b, row-major. a is m x k, or stored as k x m where @turn_a; b is k x n, or stored
- * as n x k where @turn_b. Sizes are multiples of 8 but m, and k where both operands have it as
- * their rows. */
+/* c (m x n) = scale a b, row-major. a is m x k, or stored as k x m where @turn_a; b is k x n, or
+ * stored as n x k where @turn_b. Sizes are multiples of 8 but m, and k where both operands have it
+ * as their rows. */
 struct gpt_product {
     size_t m, n, k;
     CUdeviceptr a, b; /* bf16, 16-byte aligned */
@@ -28,6 +28,7 @@ struct gpt_product {
     CUdeviceptr c;   /* bf16, or fp32 where @fp32 */
     bool fp32;       /* without epilogue alone */
     bool accumulate; /* c += a b; without epilogue alone */
+    float scale;     /* of a b; 0: 1 */
     enum gpt_epilogue epilogue;
     CUdeviceptr bias; /* bf16, n */
     CUdeviceptr pre;  /* bf16, m x n */

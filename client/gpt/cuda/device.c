@@ -141,11 +141,6 @@ static int check(const struct gpt_options *o, struct cst_err *err)
                            "--experts %u is for --device host: tokens are exchanged in its memory",
                            o->experts);
     }
-    if (o->lora > 0) {
-        return cst_err_set(err, CST_EUNSUPPORTED,
-                           "--lora %u is for --device host: a GPU's operators have no adapters",
-                           o->lora);
-    }
     if (o->store == GPT_STORE_LOCAL && o->world > 1) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "--world %u with --store=local: on a GPU the local store has one rank",

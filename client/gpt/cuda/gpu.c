@@ -175,6 +175,14 @@ static void *address(CUdeviceptr p)
     return (void *)(uintptr_t)p;
 }
 
+/* cuBLASLt wants rows of 16 bytes and more. */
+static bool fits_cublas(const struct gpt_product *p)
+{
+    const size_t a = p->turn_a ? p->m : p->k, b = p->turn_b ? p->k : p->n;
+
+    return a % 8 == 0 && b % 8 == 0 && p->n % 8 == 0;
+}
+
 /* The product itself with no more than a bias. */
 static int plain_product(const struct gpt_gpu *gpu, const struct gpt_product *p,
                          struct cst_err *err)
@@ -191,10 +199,11 @@ static int plain_product(const struct gpt_gpu *gpu, const struct gpt_product *p,
         .turn_b = p->turn_b,
         .fp32 = p->fp32,
         .accumulate = p->accumulate,
+        .scale = p->scale == 0.0f ? 1.0f : p->scale,
     };
 
-    return gpu->cublas != NULL ? gpt_cublas_run(gpu->cublas, gpu->stream, p, err)
-                               : gpt_cuda_matmul(&gpu->kernels, &plain, err);
+    return gpu->cublas != NULL && fits_cublas(p) ? gpt_cublas_run(gpu->cublas, gpu->stream, p, err)
+                                                 : gpt_cuda_matmul(&gpu->kernels, &plain, err);
 }
 
 /* The epilogues of GELU as a kernel behind the product. */

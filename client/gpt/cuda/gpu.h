@@ -50,7 +50,8 @@ int gpt_gpu_clear(const struct gpt_gpu *gpu, CUdeviceptr at, size_t bytes, struc
 int gpt_gpu_wait(const struct gpt_gpu *gpu, struct cst_err *err);
 
 /* Enqueue a product, by cuBLASLt with the epilogue if it has one for the shape, else followed by a
- * kernel of our own; without cuBLASLt all by our own. */
+ * kernel of our own; without cuBLASLt, and where a matrix's rows are no multiples of 8 elements,
+ * all by our own: any size will do. GELU's epilogues have no scale. */
 int gpt_gpu_product(const struct gpt_gpu *gpu, const struct gpt_product *p, struct cst_err *err);
 
 /* Operations per second of a bf16 product of 8192 x 8192 x 8192, the best of some; waits.

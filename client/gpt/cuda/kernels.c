@@ -126,7 +126,7 @@ int gpt_cuda_norm_backward(const struct gpt_cuda_kernels *k, const struct gpt_cu
     int rc =
         launch(k, k->norm_backward, "norm_backward", strips, 1, row_threads(n.width), args, err);
 
-    return rc != 0 ? rc : sums(k, strips, n.width, n.parts, 2, n.dw, n.db, err);
+    return rc != 0 || n.dw.at == 0 ? rc : sums(k, strips, n.width, n.parts, 2, n.dw, n.db, err);
 }
 
 int gpt_cuda_bias_grad(const struct gpt_cuda_kernels *k, size_t rows, size_t width, CUdeviceptr dy,

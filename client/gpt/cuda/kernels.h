@@ -43,15 +43,15 @@ int gpt_cuda_norm(const struct gpt_cuda_kernels *k, size_t rows, size_t width, C
 /* What came in and out of a norm, for the way back. */
 struct gpt_cuda_norm_back {
     size_t rows, width;
-    CUdeviceptr dy;         /* bf16 */
-    CUdeviceptr x;          /* fp32, what the norm took */
-    CUdeviceptr w;          /* bf16 */
-    CUdeviceptr mean, rstd; /* fp32 */
-    bool first;             /* dx holds nothing yet; else it is added to */
-    CUdeviceptr dx;         /* fp32 */
-    CUdeviceptr operand;    /* bf16 of dx */
-    CUdeviceptr parts;      /* scratch */
-    struct gpt_cuda_grad dw, db;
+    CUdeviceptr dy;              /* bf16 */
+    CUdeviceptr x;               /* fp32, what the norm took */
+    CUdeviceptr w;               /* bf16 */
+    CUdeviceptr mean, rstd;      /* fp32 */
+    bool first;                  /* dx holds nothing yet; else it is added to */
+    CUdeviceptr dx;              /* fp32 */
+    CUdeviceptr operand;         /* bf16 of dx */
+    CUdeviceptr parts;           /* scratch */
+    struct gpt_cuda_grad dw, db; /* 0: nowhere, both */
 };
 
 int gpt_cuda_norm_backward(const struct gpt_cuda_kernels *k, const struct gpt_cuda_norm_back *norm,

@@ -33,6 +33,7 @@ __device__ __forceinline__ void finish(const gpt_cuda_product &p, uint32_t row, 
     if (row >= p.m || column >= p.n) {
         return;
     }
+    sum *= p.scale;
     if (p.bias != nullptr) {
         sum += cst_bf16_up(p.bias[column]);
     }

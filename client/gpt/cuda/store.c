@@ -1,5 +1,6 @@
 #include "client/gpt/cuda/store.h"
 
+#include "kernels/cast.h"
 #include "kernels/update.h"
 #include "offload/clip.h"
 #include "offload/layout.h"
@@ -14,10 +15,12 @@ struct cuda_store {
     uint64_t *starts;                        /* per tensor, elements */
     bool *written;                           /* per tensor: its gradient is there */
     uint64_t n_elems;                        /* padding included */
-    uint64_t n_tiles;                        /* of all tensors */
+    uint64_t n_trained;                      /* of them, which come first: not frozen */
+    uint64_t n_tiles;                        /* of all tensors that are not frozen */
     CUdeviceptr memory;                      /* all below */
-    CUdeviceptr weight, grad;                /* n_elems bf16 */
-    CUdeviceptr master, exp_avg, exp_avg_sq; /* n_elems fp32 */
+    CUdeviceptr weight;                      /* n_elems bf16 */
+    CUdeviceptr grad;                        /* n_trained bf16 */
+    CUdeviceptr master, exp_avg, exp_avg_sq; /* n_trained fp32 */
     CUdeviceptr tiles;                       /* n_tiles struct cst_cuda_tile */
     CUdeviceptr hypers;                      /* per tensor struct cst_update_scalars */
     CUdeviceptr sums, norm;                  /* n_tiles doubles, one */
@@ -36,6 +39,11 @@ static struct cuda_store *self(struct gpt_store *store)
 static const struct cuda_store *look(const struct gpt_store *store)
 {
     return (const struct cuda_store *)(const void *)store;
+}
+
+static bool is_frozen(const struct cuda_store *s, uint32_t tensor)
+{
+    return s->model->tensors[tensor].pattern == CST_PATTERN_FROZEN;
 }
 
 static bool store_initialised(const struct gpt_store *store)
@@ -79,7 +87,7 @@ static int store_op_begin(struct gpt_store *store, uint32_t op, enum cst_directi
             .weight = (void *)(uintptr_t)(s->weight + at),
             .n_elems = s->model->tensors[tensor].n_elems,
         };
-        if (direction == CST_BACKWARD) {
+        if (direction == CST_BACKWARD && !is_frozen(s, tensor)) {
             io[i].grad = (void *)(uintptr_t)(s->grad + at);
             io[i].accumulate = s->written[tensor];
             s->written[tensor] = true;
@@ -104,7 +112,7 @@ static int clear_unwritten(struct cuda_store *s, struct cst_err *err)
     int rc = 0;
 
     for (uint32_t i = 0; rc == 0 && i < s->model->n_tensors; i++) {
-        if (!s->written[i]) {
+        if (!s->written[i] && !is_frozen(s, i)) {
             rc = gpt_gpu_clear(s->gpu, s->grad + s->starts[i] * sizeof(uint16_t),
                                s->model->tensors[i].n_elems * sizeof(uint16_t), err);
         }
@@ -223,8 +231,8 @@ static CUdeviceptr state_row(const struct cuda_store *s, enum cst_state state, s
     return rows[state];
 }
 
-static int check_range(const struct cuda_store *s, uint32_t tensor, uint64_t first, uint64_t n,
-                       struct cst_err *err)
+static int check_range(const struct cuda_store *s, uint32_t tensor, enum cst_state state,
+                       uint64_t first, uint64_t n, struct cst_err *err)
 {
     const struct gpt_tensor *t = &s->model->tensors[tensor];
 
@@ -232,6 +240,9 @@ static int check_range(const struct cuda_store *s, uint32_t tensor, uint64_t fir
         return cst_err_set(err, CST_EINVAL, "elements %llu..%llu of '%s', which has %llu",
                            (unsigned long long)first, (unsigned long long)(first + n), t->name,
                            (unsigned long long)t->n_elems);
+    }
+    if (is_frozen(s, tensor) && state != CST_STATE_WEIGHT) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "'%s' is frozen: it has weights alone", t->name);
     }
     return 0;
 }
@@ -242,7 +253,7 @@ static int store_read(struct gpt_store *store, uint32_t tensor, enum cst_state s
     const struct cuda_store *s = look(store);
     size_t elem;
     const CUdeviceptr row = state_row(s, state, &elem);
-    int rc = check_range(s, tensor, first, n_elems, err);
+    int rc = check_range(s, tensor, state, first, n_elems, err);
 
     if (rc == 0) {
         rc = gpt_gpu_download(s->gpu, data, row + (s->starts[tensor] + first) * elem,
@@ -264,14 +275,13 @@ static int follow_master(const struct cuda_store *s, uint64_t at, uint64_t n, st
     return rc == 0 ? gpt_gpu_clear(s->gpu, s->exp_avg_sq + at * sizeof(float), bytes, err) : rc;
 }
 
-static int store_write(struct gpt_store *store, uint32_t tensor, enum cst_state state,
+static int write_state(const struct cuda_store *s, uint32_t tensor, enum cst_state state,
                        uint64_t first, uint64_t n_elems, const void *data, struct cst_err *err)
 {
-    const struct cuda_store *s = look(store);
     const uint64_t at = s->starts[tensor] + first;
     size_t elem;
     const CUdeviceptr row = state_row(s, state, &elem);
-    int rc = check_range(s, tensor, first, n_elems, err);
+    int rc = check_range(s, tensor, state, first, n_elems, err);
 
     if (rc != 0) {
         return rc;
@@ -284,6 +294,30 @@ static int store_write(struct gpt_store *store, uint32_t tensor, enum cst_state 
         rc = follow_master(s, at, n_elems, err);
     }
     return rc == 0 ? gpt_gpu_wait(s->gpu, err) : rc; /* @data is the caller's again */
+}
+
+/* Masters of a frozen tensor are its weights, rounded. */
+static int store_write(struct gpt_store *store, uint32_t tensor, enum cst_state state,
+                       uint64_t first, uint64_t n_elems, const void *data, struct cst_err *err)
+{
+    const struct cuda_store *s = look(store);
+    uint16_t *weights;
+    int rc;
+
+    if (!is_frozen(s, tensor) || state != CST_STATE_MASTER) {
+        return write_state(s, tensor, state, first, n_elems, data, err);
+    }
+    weights = malloc(n_elems * sizeof *weights + 1);
+    if (weights == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory: %llu weights",
+                           (unsigned long long)n_elems);
+    }
+    for (uint64_t i = 0; i < n_elems; i++) {
+        weights[i] = cst_fp32_to_bf16(((const float *)data)[i]);
+    }
+    rc = write_state(s, tensor, CST_STATE_WEIGHT, first, n_elems, weights, err);
+    free(weights);
+    return rc;
 }
 
 static int store_stat(struct gpt_store *store, struct cst_rank_stat *out, struct cst_err *err)
@@ -323,28 +357,31 @@ static const struct gpt_store_ops store_ops = {
 
 /* -- memory ----------------------------------------------------------------------------------- */
 
-/* Where each tensor starts, as in the local store of the host. */
-static void lay_out(struct cuda_store *s)
+/* Tensors that are frozen, or those that are not, get their places. */
+static void lay_out(struct cuda_store *s, bool frozen)
 {
     for (uint32_t i = 0; i < s->model->n_tensors; i++) {
         const uint64_t n = s->model->tensors[i].n_elems;
 
-        s->starts[i] = s->n_elems;
-        s->n_tiles += cst_table_n_tiles(n);
-        s->n_elems +=
-            (n + CST_LAYOUT_ALIGN_ELEMS - 1) / CST_LAYOUT_ALIGN_ELEMS * CST_LAYOUT_ALIGN_ELEMS;
+        if (is_frozen(s, i) == frozen) {
+            s->starts[i] = s->n_elems;
+            s->n_tiles += frozen ? 0 : cst_table_n_tiles(n);
+            s->n_elems +=
+                (n + CST_LAYOUT_ALIGN_ELEMS - 1) / CST_LAYOUT_ALIGN_ELEMS * CST_LAYOUT_ALIGN_ELEMS;
+        }
     }
+    s->n_trained = frozen ? s->n_trained : s->n_elems;
 }
 
 /* One allocation; every row starts at a multiple of 128 bytes. */
 static int alloc_states(struct cuda_store *s, struct cst_err *err)
 {
-    const size_t n = s->n_elems, n_tensors = s->model->n_tensors;
+    const size_t n = s->n_trained, n_tensors = s->model->n_tensors;
     const struct {
         CUdeviceptr *at;
         size_t bytes;
     } rows[] = {
-        {&s->weight, n * sizeof(uint16_t)},
+        {&s->weight, s->n_elems * sizeof(uint16_t)},
         {&s->grad, n * sizeof(uint16_t)},
         {&s->master, n * sizeof(float)},
         {&s->exp_avg, n * sizeof(float)},
@@ -385,7 +422,7 @@ static int write_tiles(const struct cuda_store *s, struct cst_err *err)
                            (unsigned long long)s->n_tiles);
     }
     for (uint32_t i = 0; i < s->model->n_tensors; i++) {
-        const uint64_t n = s->model->tensors[i].n_elems;
+        const uint64_t n = is_frozen(s, i) ? 0 : s->model->tensors[i].n_elems;
 
         for (uint64_t first = 0; first < n; first += CST_TILE_ELEMS) {
             const uint64_t left = n - first;
@@ -424,7 +461,8 @@ int gpt_cuda_store_open(struct gpt_store **out, const struct gpt_gpu *gpu,
         rc = cst_err_set(err, CST_ENOMEM, "out of memory");
         goto err_close;
     }
-    lay_out(s);
+    lay_out(s, false);
+    lay_out(s, true);
     rc = gpt_gpu_enter(gpu, err);
     if (rc == 0) {
         rc = alloc_states(s, err);
