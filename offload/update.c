@@ -47,10 +47,14 @@ struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_u
 
 void cst_update_issue(struct cst_core *core, const struct cst_update *what)
 {
+    const struct cst_chunk *chunk = &core->chunks[what->chunk];
     uint32_t room = cst_room_choose(core, what->chunk);
 
     if (room == CST_NONE) {
-        (void)cst_update_at_home(core, what);
+        struct cst_command *update = cst_update_at_home(core, what);
+
+        /* A commit waits for sums and the norm, but not for this. */
+        update->priority = chunk->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND;
         return;
     }
     cst_room_update(core, room, what);

@@ -146,6 +146,7 @@ START_TEST(early_and_fused)
     ck_assert_ptr_nonnull(update);
     ck_assert_uint_eq(update->chunk, 1);
     ck_assert_uint_eq(update->n_src, 2);
+    ck_assert_int_eq(update->priority, CST_PRIORITY_DEMAND); /* the commit waits for it */
     ck_assert(update->guard);
     ck_assert_uint_eq(update->mark, 1);
     ck_assert_int_eq(target(0), CST_ROW_WEIGHT_OTHER);
@@ -179,6 +180,7 @@ START_TEST(early_behind_a_sum)
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 0);
     rig_done(&rig, rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket, CST_OK, NULL);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_UPDATE, 0)->n_src, 0);
+    ck_assert_int_eq(rig_command(&rig, CST_COMMAND_UPDATE, 0)->priority, CST_PRIORITY_PREFETCH);
     ck_assert(rig_command(&rig, CST_COMMAND_UPDATE, 0)->guard);
 }
 END_TEST
