@@ -4,8 +4,7 @@
 #include "daemon/job.h"
 #include "daemon/log.h"
 #include "daemon/planner.h"
-#include "offload/buffers.h"
-#include "offload/interleave.h"
+#include "offload/plan/rooms.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -64,30 +63,6 @@ static void know(struct cst_job *job)
     }
 }
 
-static double bytes_per_elem(const struct cst_layout *layout, int first, int last)
-{
-    const uint64_t n = CST_LAYOUT_CAPACITY_STEP;
-    uint64_t bytes = 0;
-
-    for (int row = first; row <= last; row++) {
-        bytes += cst_layout_row_bytes(&layout->states, layout->grad_bytes, row, n);
-    }
-    return (double)bytes / (double)n;
-}
-
-static void count_chunks(const struct cst_layout *layout, struct cst_interleave *m)
-{
-    uint64_t elems = 0;
-
-    for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        if (cst_pattern(layout->chunks[c].pattern)->has_states && layout->chunks[c].device == 0) {
-            m->n_chunks++;
-            elems += layout->chunks[c].n_elems;
-        }
-    }
-    m->chunk_elems = m->n_chunks > 0 ? (double)elems / m->n_chunks : 0;
-}
-
 static struct cst_interleave machine_of(const struct cst_job *job)
 {
     const struct cst_memory *memory = &job->memory;
@@ -95,25 +70,9 @@ static struct cst_interleave machine_of(const struct cst_job *job)
     struct cst_interleave m = {.node_elems = rate_of(&b->node),
                                .device_elems = rate_of(&b->device),
                                .up = rate_of(&b->up),
-                               .down = rate_of(&b->down),
-                               .buffers = CST_BUFFERS_MAX};
-    double states = bytes_per_elem(&job->layout, CST_ROW_MASTER, CST_ROW_EXP_AVG_SQ);
+                               .down = rate_of(&b->down)};
 
-    count_chunks(&job->layout, &m);
-    m.up_bytes = states + job->layout.grad_bytes;
-    m.down_bytes = states + 2;
-    for (uint32_t i = 0; i < memory->n_rooms; i++) {
-        struct cst_buffers buffers;
-
-        cst_buffers_divide(&buffers, &job->layout, memory->rooms[i].bytes);
-        if (buffers.n > 0) {
-            m.n_links++;
-            m.buffers = buffers.n < m.buffers ? buffers.n : m.buffers;
-        }
-        for (uint32_t r = 0; r < job->world; r++) {
-            m.fetch_bytes = memory->pools[r].engine == memory->rooms[i].engine ? 2 : m.fetch_bytes;
-        }
-    }
+    cst_rooms_describe(&m, &job->layout, memory->rooms, memory->n_rooms, memory->pools, job->world);
     return m;
 }
 

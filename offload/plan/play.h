@@ -1,9 +1,13 @@
 /* What a replay is made of, and what its parts share. Private to offload/plan/.
  *
- *   replay.c   opens everything, takes timers and ends of efforts one after the other, feeds the
- * core, counts engines.c  commands: what they wait for, lanes in order of priority, how much work
- * one is worker.c   a rank: operators in order, leases, batches, its device's stream machine.c
- * efforts that share cores, memory and links timers.c   messages on their way
+ *   replay.c    opens everything, takes timers and ends of efforts one after the other, feeds the
+ *               core, counts
+ *   engines.c   commands: what they wait for, lanes in order of priority
+ *   costs.c     how much work one is
+ *   worker.c    a rank: operators in order, leases, batches
+ *   stream.c    its device's stream
+ *   machine.c   efforts that share cores, memory and links
+ *   timers.c    messages on their way
  *
  * The worker's books are client/lease.h and client/fence.h themselves, which are pure: what is
  * asked for, and when, is decided by the code that runs in a worker. */
@@ -21,10 +25,16 @@
 #define CST_PLAY_POOL_SEGMENT                                                                      \
     (1u << 20) /* + rank x CST_PLAY_POOL_STRIDE + slab; arenas are below */
 #define CST_PLAY_POOL_STRIDE CST_LAYOUT_MAX_CLASSES
+#define CST_PLAY_ROOM_SEGMENT (1u << 19) /* + number of the room */
+
+/* Tags of requests: rank + 1, batch, item. What is in no batch: */
+#define CST_PLAY_NO_BATCH UINT16_MAX
+enum cst_play_single { CST_PLAY_TAG_STEP = 1, CST_PLAY_TAG_SYNC, CST_PLAY_TAG_PREPARE };
 
 enum cst_play_timer {
     CST_PLAY_BATCH,     /* a batch reaches the daemon: rank, batch */
     CST_PLAY_BATCH_END, /* its reply reaches the worker */
+    CST_PLAY_PREPARE,   /* PREPARE reaches the daemon: rank */
     CST_PLAY_STEP,      /* STEP reaches the daemon: rank */
     CST_PLAY_STEP_END,
     CST_PLAY_COMMAND, /* a command reaches its engine, its dependencies with other engines done:
@@ -34,7 +44,13 @@ enum cst_play_timer {
 
 /* -- engines -------------------------------------------------------------------------------- */
 
-enum cst_play_lane_kind { CST_PLAY_UP, CST_PLAY_DOWN, CST_PLAY_TEAM, CST_PLAY_LANES };
+enum cst_play_lane_kind {
+    CST_PLAY_UP,
+    CST_PLAY_DOWN,
+    CST_PLAY_TEAM,
+    CST_PLAY_ROOM, /* updates in an accelerator's room */
+    CST_PLAY_LANES
+};
 
 struct cst_play_command {
     uint64_t ticket; /* 0: the slot is empty */
@@ -42,9 +58,10 @@ struct cst_play_command {
     enum cst_play_lane_kind lane;
     unsigned class; /* priority */
     enum cst_flight_kind kind;
-    uint32_t chunk, rank;
-    uint32_t n_waits;  /* commands, and its own message, that it waits for */
-    uint64_t after_me; /* list of commands that wait for it: ticket x 4 + index, 0: none */
+    uint32_t chunk, rank; /* rank: as cst_flight.rank, which may be a room */
+    bool told;            /* as cst_command.told */
+    uint32_t n_waits;     /* commands, and its own message, that it waits for */
+    uint64_t after_me;    /* list of commands that wait for it: ticket x 4 + index, 0: none */
     uint64_t next_after[CST_COMMAND_MAX_AFTER]; /* links of those lists */
     struct cst_play_command *next;              /* in its lane's queue */
     bool begun;
@@ -178,10 +195,12 @@ struct cst_play {
     uint32_t n_commands;
     struct cst_play_worker *workers; /* owned */
     uint32_t world;
-    uint64_t *updated_at;          /* per chunk: end of its last update; owned */
-    uint64_t peer_bytes;           /* so far */
-    uint64_t moved_up, moved_down; /* so far, as commands say: what the core must have counted */
-    uint64_t commit_at;            /* of the last commit */
+    uint64_t *updated_at;            /* per chunk: end of its last update; owned */
+    uint64_t peer_bytes;             /* so far */
+    uint64_t moved_up, moved_down;   /* so far, as commands say: what the core must have counted */
+    uint64_t states_up, states_down; /* so far, of updates in rooms; not among moved */
+    uint64_t states_up_before, states_down_before, device_updates_before; /* at the last commit */
+    uint64_t commit_at;                                                   /* of the last commit */
     uint64_t n_commits;
     uint64_t attempt;
     struct cst_replay_counts before;           /* at the last commit */
@@ -205,6 +224,14 @@ void cst_play_interval(struct cst_play *play, enum cst_lane_kind lane, uint32_t 
 const struct cst_rates_device *cst_play_device(const struct cst_play *play, uint32_t device);
 /* States of the chunk stay on the device of a rank: which; CST_NONE: they do not. */
 uint32_t cst_play_owner(const struct cst_play *play, uint32_t chunk);
+
+/* costs.c */
+/* Its lane and its effort. */
+void cst_play_cost(struct cst_play *play, struct cst_play_command *c,
+                   const struct cst_command *command);
+/* Add up what the core must have counted. */
+void cst_play_count(struct cst_play *play, const struct cst_play_command *c,
+                    const struct cst_command *command);
 
 /* engines.c */
 int cst_play_engines_open(struct cst_play *play);

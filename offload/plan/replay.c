@@ -6,10 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NO_BATCH UINT16_MAX /* in a tag: not of a batch */
-#define TURNS 16            /* of the clock, that cost as much as an event of the core */
-
-enum single { TAG_STEP = 1, TAG_SYNC };
+#define TURNS 16 /* of the clock, that cost as much as an event of the core */
 
 /* -- what the parts share ------------------------------------------------------------------- */
 
@@ -134,6 +131,23 @@ static void report_worker(struct cst_play *play)
     r->tail_ns = play->now > busiest->last_backward ? play->now - busiest->last_backward : 0;
 }
 
+static void report_updates(struct cst_play *play)
+{
+    struct cst_replay_result *r = &play->result;
+    struct cst_core_stats stats;
+
+    cst_core_stats(play->core, &stats);
+    r->update_ns = stats.last_update_ns;
+    r->update_hidden_ns =
+        r->update_ns > r->update_exposed_ns ? r->update_ns - r->update_exposed_ns : 0;
+    r->states_up = play->states_up - play->states_up_before;
+    r->states_down = play->states_down - play->states_down_before;
+    r->device_updates = stats.n_device_updates - play->device_updates_before;
+    play->states_up_before = play->states_up;
+    play->states_down_before = play->states_down;
+    play->device_updates_before = stats.n_device_updates;
+}
+
 static void committed(struct cst_play *play)
 {
     struct cst_replay_counts now = count(play);
@@ -149,6 +163,7 @@ static void committed(struct cst_play *play)
     r->evictions = now.evictions - play->before.evictions;
     r->prefetches = now.prefetches - play->before.prefetches;
     report_worker(play);
+    report_updates(play);
     memcpy(r->peak_blocks, play->peak_blocks, sizeof r->peak_blocks);
     memset(play->peak_blocks, 0, sizeof play->peak_blocks);
     play->before = now;
@@ -180,13 +195,13 @@ static void take_reply(struct cst_play *play, const struct cst_reply *reply)
     uint32_t batch = (uint32_t)(reply->tag >> 32) & 0xffffff;
     uint32_t item = (uint32_t)reply->tag;
 
-    if (batch != NO_BATCH) {
+    if (batch != CST_PLAY_NO_BATCH) {
         cst_play_worker_reply(&play->workers[rank], batch, item, reply);
     } else if (reply->status != CST_OK) {
         cst_play_fail(play, &reply->err);
-    } else if (item == TAG_STEP) {
+    } else if (item == CST_PLAY_TAG_STEP) {
         cst_play_timer(play, play->hop_ns, CST_PLAY_STEP_END, (uint64_t)rank << 32);
-    } else if (item == TAG_SYNC) {
+    } else if (item == CST_PLAY_TAG_SYNC) {
         play->attempt = reply->attempt;
     }
 }
@@ -239,6 +254,7 @@ static void on_timer(struct cst_play *play, const struct cst_timer *timer)
         break;
     case CST_PLAY_BATCH:
     case CST_PLAY_BATCH_END:
+    case CST_PLAY_PREPARE:
     case CST_PLAY_STEP:
     case CST_PLAY_STEP_END:
         cst_play_worker_timer(&play->workers[timer->arg >> 32], (enum cst_play_timer)timer->kind,
@@ -305,8 +321,8 @@ static void sync_all(struct cst_play *play)
     for (uint32_t rank = 0; rank < play->world; rank++) {
         struct cst_event sync = {.kind = CST_EV_SYNC,
                                  .rank = rank,
-                                 .tag = ((uint64_t)rank + 1) << 56 | (uint64_t)NO_BATCH << 32 |
-                                        TAG_SYNC};
+                                 .tag = ((uint64_t)rank + 1) << 56 |
+                                        (uint64_t)CST_PLAY_NO_BATCH << 32 | CST_PLAY_TAG_SYNC};
 
         cst_play_event(play, &sync);
     }
@@ -334,9 +350,34 @@ static void play_all(struct cst_play *play)
 
 /* -- open ----------------------------------------------------------------------------------- */
 
+/* Accelerators update as fast as rates say, which must say it. */
+static int open_rooms(const struct cst_play *play, struct cst_core_room rooms[CST_CORE_MAX_ROOMS],
+                      struct cst_err *err)
+{
+    const struct cst_core_config *core = play->config->core;
+
+    for (uint32_t i = 0; i < core->n_rooms && i < CST_CORE_MAX_ROOMS; i++) {
+        const struct cst_rates_device *device;
+
+        if (core->rooms[i].engine < play->n_nodes) {
+            return cst_err_set(err, CST_EINVAL, "a room on engine %" PRIu32 ", a node's",
+                               core->rooms[i].engine);
+        }
+        device = play->engines[core->rooms[i].engine].rates;
+        if (device->update <= 0) {
+            return cst_err_set(err, CST_EINVAL, "rates: device '%s': update is not known",
+                               device->name);
+        }
+        rooms[i] = core->rooms[i];
+        rooms[i].segment = CST_PLAY_ROOM_SEGMENT + i;
+    }
+    return CST_OK;
+}
+
 static int open_core(struct cst_play *play, struct cst_err *err)
 {
     struct cst_core_config core = *play->config->core;
+    struct cst_core_room rooms[CST_CORE_MAX_ROOMS];
     struct cst_core_pool *pools = calloc(core.world, sizeof *pools);
     int rc = CST_ENOMEM;
 
@@ -364,11 +405,15 @@ static int open_core(struct cst_play *play, struct cst_err *err)
     }
     core.arena_segments = play->arena_segments;
     core.pools = pools;
+    core.rooms = rooms;
     core.table_segment = 0;
     core.first_ticket = 1;
     core.peer_timeout_ns = CST_CORE_NEVER;
     core.step = 0;
-    rc = cst_core_open(&play->core, &core, err);
+    rc = open_rooms(play, rooms, err);
+    if (rc == CST_OK) {
+        rc = cst_core_open(&play->core, &core, err);
+    }
 out:
     free(pools);
     return rc;
@@ -390,6 +435,13 @@ static int open_machine(struct cst_play *play)
     return rc;
 }
 
+static void need_engine(struct cst_play *play, uint32_t engine)
+{
+    if (engine >= play->n_engines) {
+        play->n_engines = engine + 1;
+    }
+}
+
 static void count_engines(struct cst_play *play)
 {
     const struct cst_core_config *core = play->config->core;
@@ -402,9 +454,10 @@ static void count_engines(struct cst_play *play)
     }
     play->n_engines = play->n_nodes;
     for (uint32_t rank = 0; rank < core->world; rank++) {
-        if (core->pools[rank].engine >= play->n_engines) {
-            play->n_engines = core->pools[rank].engine + 1;
-        }
+        need_engine(play, core->pools[rank].engine);
+    }
+    for (uint32_t i = 0; i < core->n_rooms; i++) {
+        need_engine(play, core->rooms[i].engine);
     }
 }
 

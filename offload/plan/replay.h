@@ -9,6 +9,10 @@
  * A rank may stand for several that do the same (representatives): each has a device of its own, the host's work is done for all of them.
  * Bytes are exact either way.
  *
+ * Updates follow the core's policy and rooms. EARLY: workers PREPARE at the start of a step, without clipping. A room's engine is one behind the nodes';
+ * it has a link of its own unless a pool is there too, takes as long for an update as its device's rate says, whatever else it computes, and its
+ * copies share the link with the weights'.
+ *
  * What a time is made of. A message takes half of rates' request_s each way, between a worker and the daemon and between the daemon and an
  * engine. A GPU's operators are enqueued without waiting, the processor's are computed between begin and end. Backward costs twice the
  * forward's flops, three times with recompute. */
@@ -31,7 +35,8 @@ struct cst_interval {
 };
 
 struct cst_replay_config {
-    const struct cst_core_config *core; /* with its model, layout, pools and policy; borrowed. Segments, tickets and time-outs are the replay's */
+    const struct cst_core_config *core; /* with its model, layout, pools, policy, rooms and interleave; borrowed. Segments, tickets and
+                                         * time-outs are the replay's */
     const struct cst_rates *rates;
     uint32_t n_steps;       /* played; the last one is reported. 3: trace learned, steady */
     uint32_t micro_batches; /* >= 1 */
@@ -59,6 +64,10 @@ struct cst_replay_result {
     uint64_t compute_ns;        /* busiest rank's compute */
     uint64_t wait_ns;           /* that rank's waits for weights or blocks */
     uint64_t update_exposed_ns; /* ... of them, for updates */
+    uint64_t update_ns;         /* in which at least one update was under way; of the last step whose updates had all ended (cst_core_stats) */
+    uint64_t update_hidden_ns;  /* of it, what was not exposed */
+    uint64_t states_up, states_down; /* bytes that updates in rooms moved over the links; not among bytes_up, bytes_down, as in the core */
+    uint64_t device_updates;    /* chunks whose update in a room ended */
     uint64_t tail_ns;           /* from that rank's last backward to the commit */
     uint64_t bytes_up, bytes_down; /* of all ranks, out of host memory and towards it: as the core counts, but for chunks at home on a device */
     uint64_t bytes_peer;        /* between devices, not counted by the core */

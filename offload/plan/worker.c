@@ -342,11 +342,14 @@ static void begin_step(struct cst_play_worker *w)
     w->idle_since = w->play->now;
     w->compute_ns = w->wait_ns = w->exposed_ns = 0;
     w->micro = 0;
-    if (w->step < w->play->config->n_steps) {
-        plan_micro_batch(w);
-    } else {
+    if (w->step == w->play->config->n_steps) {
         w->state = CST_PLAY_OVER;
+        return;
     }
+    if (w->play->config->core->policy.overlap == CST_OVERLAP_EARLY) {
+        cst_play_timer(w->play, w->play->hop_ns, CST_PLAY_PREPARE, (uint64_t)w->rank << 32);
+    }
+    plan_micro_batch(w);
 }
 
 /* As far as it goes without waiting. */
@@ -392,11 +395,13 @@ void cst_play_worker_run(struct cst_play_worker *w, uint64_t attempt)
     advance(w);
 }
 
-static void ask_step(struct cst_play_worker *w)
+/* STEP, or PREPARE of the one to come; without clipping, so that updates can be early. */
+static void ask(struct cst_play_worker *w, enum cst_event_kind kind)
 {
     struct cst_event event = {
-        .kind = CST_EV_STEP,
-        .tag = tag_of(w, UINT16_MAX, 1),
+        .kind = kind,
+        .tag = tag_of(w, CST_PLAY_NO_BATCH,
+                      kind == CST_EV_STEP ? CST_PLAY_TAG_STEP : CST_PLAY_TAG_PREPARE),
         .rank = w->rank,
         .attempt = w->attempt,
         .hyper = {.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .grad_scale = 1.0f}};
@@ -414,8 +419,11 @@ void cst_play_worker_timer(struct cst_play_worker *w, enum cst_play_timer kind, 
         take_results(w, batch);
         advance(w);
         break;
+    case CST_PLAY_PREPARE:
+        ask(w, CST_EV_PREPARE);
+        break;
     case CST_PLAY_STEP:
-        ask_step(w);
+        ask(w, CST_EV_STEP);
         break;
     case CST_PLAY_STEP_END:
         w->step++;

@@ -63,16 +63,44 @@ void plan_rig_open(struct plan_rig *rig, const char *name, uint32_t world, uint6
     plan_rig_open_model(rig, &model, world, chunk_elems, gpu, pool_share);
 }
 
-void plan_rig_micro_batches(struct plan_rig *rig, uint32_t n)
+static void lay_out_again(struct plan_rig *rig)
 {
     struct cst_err err;
 
-    rig->layout_config.grad_bytes = n > 1 ? 4 : 2;
-    rig->core.micro_batches = n;
-    rig->replay.micro_batches = n;
     cst_layout_close(&rig->layout);
     ck_assert_msg(cst_layout_build(&rig->layout, &rig->model, &rig->layout_config, &err) == CST_OK,
                   "%s", err.text);
+}
+
+void plan_rig_micro_batches(struct plan_rig *rig, uint32_t n)
+{
+    rig->layout_config.grad_bytes = n > 1 ? 4 : 2;
+    rig->core.micro_batches = n;
+    rig->replay.micro_batches = n;
+    lay_out_again(rig);
+}
+
+void plan_rig_updates(struct plan_rig *rig, const struct cst_layout_states *states,
+                      enum cst_overlap overlap)
+{
+    rig->layout_config.states = *states;
+    rig->layout_config.states.two_weights = overlap != CST_OVERLAP_COMMIT;
+    rig->core.policy.overlap = overlap;
+    lay_out_again(rig);
+}
+
+void plan_rig_rooms(struct plan_rig *rig, uint32_t n, uint64_t bytes, uint32_t k, uint64_t states)
+{
+    rig->core.rooms = rig->rooms;
+    rig->core.n_rooms = n;
+    rig->core.interleave = k;
+    rig->layout_config.n_devices = states > 0 ? n : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        rig->rooms[i] = (struct cst_core_room){.engine = 1 + i, .bytes = bytes};
+        rig->layout_config.devices[i] =
+            (struct cst_layout_device){.engine = 1 + i, .bytes = states, .room_bytes = bytes};
+    }
+    lay_out_again(rig);
 }
 
 void plan_rig_close(struct plan_rig *rig)

@@ -12,6 +12,7 @@ struct plan_rig {
     struct cst_layout_config layout_config;
     struct cst_core_config core;
     struct cst_core_pool pools[CST_CORE_MAX_WORLD];
+    struct cst_core_room rooms[CST_CORE_MAX_ROOMS];
     struct cst_rates rates;
     struct cst_replay_config replay;
 };
@@ -30,6 +31,14 @@ void plan_rig_open_model(struct plan_rig *rig, struct cst_model *model, uint32_t
                          uint64_t chunk_elems, bool gpu, double pool_share);
 /* Steps have so many micro-batches: grad rows are fp32. */
 void plan_rig_micro_batches(struct plan_rig *rig, uint32_t n);
+/* Lay out again: states as in @states, updates when @overlap says, where two rows of weights are.
+ */
+void plan_rig_updates(struct plan_rig *rig, const struct cst_layout_states *states,
+                      enum cst_overlap overlap);
+/* One of each @k chunks is updated on an accelerator, in one of @n rooms of @bytes, on the devices
+ * of the first ranks, or on links of their own where ranks compute on the host; @states bytes of
+ * each are for states that stay there. */
+void plan_rig_rooms(struct plan_rig *rig, uint32_t n, uint64_t bytes, uint32_t k, uint64_t states);
 void plan_rig_close(struct plan_rig *rig);
 
 /* A replay that must succeed. */

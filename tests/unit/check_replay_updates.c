@@ -1,0 +1,225 @@
+/* Updates under the virtual clock: early and delayed ones, those that go through rooms of
+ * accelerators, states that stay there, formats of moments. */
+#include "offload/buffers.h"
+#include "offload/plan/rooms.h"
+#include "tests/lib/suite.h"
+#include "tests/unit/plan_rig.h"
+
+#include <check.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+static struct plan_rig rig;
+
+static void teardown(void)
+{
+    plan_rig_close(&rig);
+}
+
+#define N_LAYERS 48
+#define LAYER (3 << 20) /* elements: a chunk of its own */
+
+/* A chain of layers of one chunk each, that compute for as long as @flops take. */
+static void open_chain(uint32_t world, bool gpu, double share, double flops)
+{
+    struct cst_model model;
+    struct cst_err err;
+
+    cst_model_init(&model);
+    for (uint32_t i = 0; i < N_LAYERS; i++) {
+        const struct cst_operator_hints hints = {.flops = flops};
+        const int64_t shape[] = {LAYER};
+        char name[16];
+
+        (void)snprintf(name, sizeof name, "layer%u", i);
+        ck_assert_int_eq(cst_model_tensor(&model, name, shape, 1, 1, 1, &err), CST_OK);
+        ck_assert_int_eq(cst_model_operator_as(&model, name, &i, 1, &hints, &err), CST_OK);
+    }
+    plan_rig_open_model(&rig, &model, world, LAYER, gpu, share);
+    ck_assert_uint_eq(rig.layout.n_chunks, N_LAYERS);
+}
+
+static const struct cst_layout_states plain = {.optimizer = CST_OPTIMIZER_ADAMW};
+
+/* -- when ----------------------------------------------------------------------------------- */
+
+static const struct {
+    uint32_t world;
+    bool gpu;
+    double share;
+    uint32_t micro_batches;
+    double chain; /* flops of each layer; 0: GPT-2 */
+} cases[] = {
+    {1, false, 0.5, 1, 0},   {2, false, 0.4, 1, 0},   {3, false, 1, 1, 0},     {1, true, 0.5, 1, 0},
+    {2, false, 1, 3, 0},     {2, true, 0.5, 2, 0},    {4, true, 0.3, 1, 1e11}, {1, true, 0.1, 1, 0},
+    {1, true, 0.5, 1, 1e12}, {1, false, 0.5, 1, 1e8},
+};
+#define N_CASES (sizeof cases / sizeof cases[0])
+
+static void open_case(int i)
+{
+    if (cases[i].chain > 0) {
+        open_chain(cases[i].world, cases[i].gpu, cases[i].share, cases[i].chain);
+    } else {
+        plan_rig_open(&rig, "gpt2-124m", cases[i].world, 0, cases[i].gpu, cases[i].share);
+    }
+    if (cases[i].micro_batches > 1) {
+        plan_rig_micro_batches(&rig, cases[i].micro_batches);
+    }
+}
+
+static struct cst_replay_result run_overlap(enum cst_overlap overlap)
+{
+    struct cst_replay_result r;
+
+    plan_rig_updates(&rig, &plain, overlap);
+    r = plan_rig_run(&rig);
+    ck_assert_uint_eq(r.moved_up, r.total.bytes_up);
+    ck_assert_uint_eq(r.moved_down, r.total.bytes_down);
+    ck_assert_uint_le(r.update_exposed_ns, r.wait_ns);
+    ck_assert_uint_gt(r.update_ns, 0);
+    return r;
+}
+
+/* Updates that need not wait for the commit make no step longer, and those that are a step late do
+ * not, either; the same gradients come down. (Where the chunk that the next step needs first is the
+ * last whose gradient is complete, and updates are what takes longest, they could.) */
+START_TEST(early_is_not_slower)
+{
+    struct cst_replay_result commit, early, delayed;
+
+    open_case(_i);
+    commit = run_overlap(CST_OVERLAP_COMMIT);
+    early = run_overlap(CST_OVERLAP_EARLY);
+    delayed = run_overlap(CST_OVERLAP_DELAYED);
+    printf("%u ranks, %s: commit %.2f ms (%.2f exposed of %.2f), early %.2f (%.2f of %.2f), "
+           "delayed %.2f (%.2f of %.2f)\n",
+           cases[_i].world, cases[_i].gpu ? "gpu" : "host", (double)commit.step_ns / 1e6,
+           (double)commit.update_exposed_ns / 1e6, (double)commit.update_ns / 1e6,
+           (double)early.step_ns / 1e6, (double)early.update_exposed_ns / 1e6,
+           (double)early.update_ns / 1e6, (double)delayed.step_ns / 1e6,
+           (double)delayed.update_exposed_ns / 1e6, (double)delayed.update_ns / 1e6);
+    ck_assert_double_le((double)early.step_ns, 1.01 * (double)commit.step_ns);
+    ck_assert_double_le((double)delayed.step_ns, 1.01 * (double)commit.step_ns);
+    ck_assert_uint_eq(early.bytes_down, commit.bytes_down);
+    ck_assert_uint_eq(delayed.bytes_down, commit.bytes_down);
+}
+END_TEST
+
+/* Where computing takes longer than the updates, early ones are hidden under the backward pass but
+ * for the last chunk's, and delayed ones altogether. */
+START_TEST(hidden)
+{
+    struct cst_replay_result r;
+
+    open_chain(1, true, 1, 1e12);
+    r = run_overlap(_i == 0 ? CST_OVERLAP_EARLY : CST_OVERLAP_DELAYED);
+    ck_assert_uint_lt(r.update_exposed_ns, r.update_ns / (_i == 0 ? 10 : 100));
+    ck_assert_uint_eq(r.update_hidden_ns, r.update_ns - r.update_exposed_ns);
+}
+END_TEST
+
+/* -- rooms ---------------------------------------------------------------------------------- */
+
+static struct cst_interleave machine(void)
+{
+    struct cst_interleave m = {0};
+
+    cst_rooms_describe(&m, &rig.layout, rig.rooms, rig.core.n_rooms, rig.pools, rig.core.world);
+    cst_rooms_rates(&m, &rig.rates, &rig.rates.devices[rig.rates.n_devices - 1]);
+    return m;
+}
+
+/* A host whose accelerator updates ten times as fast as its processor and has a link of its own. */
+static void open_accelerated(uint32_t world, uint32_t n_rooms, uint32_t k)
+{
+    open_chain(world, false, 1, 0);
+    rig.rates.devices[rig.rates.n_devices++] = (struct cst_rates_device){
+        .name = "accelerator", .up = 24e9, .down = 24e9, .update = 8e9, .memory = 1e12};
+    rig.rates.nodes[0].cores = 1000; /* nothing but the links and updates takes time */
+    rig.rates.nodes[0].pass = rig.rates.nodes[0].copy = 1e13;
+    plan_rig_rooms(&rig, n_rooms, cst_buffers_want(&rig.layout), k, 0);
+}
+
+/* The update phase takes as long as offload/interleave.h says, for each k. */
+START_TEST(as_interleave_says)
+{
+    uint32_t n_rooms = _i < 8 ? 1 : 2, k = (uint32_t)_i % 8;
+    struct cst_replay_result r;
+    struct cst_interleave m;
+    double expected;
+
+    open_accelerated(1, n_rooms, k);
+    r = plan_rig_run(&rig);
+    m = machine();
+    expected = cst_interleave_seconds(&m, k) * 1e9;
+    printf("%u rooms, k = %u: %.2f ms, by interleave.h %.2f ms\n", n_rooms, k,
+           (double)r.update_ns / 1e6, expected / 1e6);
+    ck_assert_msg(fabs((double)r.update_ns - expected) < 0.06 * expected,
+                  "k = %u: %" PRIu64 " ns, not %.0f", k, r.update_ns, expected);
+    ck_assert_uint_eq(r.device_updates, k == 0 ? 0 : m.n_chunks / k);
+}
+END_TEST
+
+static uint64_t bytes_of(uint32_t c, int first, int last)
+{
+    uint64_t bytes = 0;
+
+    for (int row = first; row <= last; row++) {
+        bytes += cst_layout_row_bytes(&rig.layout.states, rig.layout.grad_bytes, row,
+                                      rig.layout.chunks[c].n_elems);
+    }
+    return bytes;
+}
+
+/* What goes up and comes down is the layout's rows, in each format; in the pools' own memory or on
+ * the host. */
+START_TEST(bytes_are_the_layouts)
+{
+    static const struct cst_layout_states states[] = {
+        {.optimizer = CST_OPTIMIZER_ADAMW},
+        {.optimizer = CST_OPTIMIZER_ADAM, .moments = CST_MOMENTS_BF16},
+        {.optimizer = CST_OPTIMIZER_ADAMW, .moments = CST_MOMENTS_MX8},
+        {.optimizer = CST_OPTIMIZER_LION},
+        {.optimizer = CST_OPTIMIZER_SGD, .moments = CST_MOMENTS_BF16},
+    };
+    enum cst_overlap overlap = (enum cst_overlap)(_i % CST_OVERLAP_COUNT);
+    uint64_t up = 0, down = 0;
+    struct cst_replay_result r;
+
+    if (_i < 15) {
+        open_accelerated(2, 1, 1);
+    } else {
+        open_chain(2, true, 0.5, 0);
+    }
+    plan_rig_updates(&rig, &states[_i / 3 % 5], overlap);
+    plan_rig_rooms(&rig, 1, cst_buffers_want(&rig.layout), 1, 0); /* keeps no gradients */
+    rig.replay.n_steps = 4;
+    r = plan_rig_run(&rig);
+    for (uint32_t c = 0; c < rig.layout.n_chunks; c++) {
+        up += bytes_of(c, CST_ROW_GRAD, CST_ROW_EXP_AVG_SQ);
+        down += bytes_of(c, CST_ROW_MASTER, CST_ROW_EXP_AVG_SQ) + bytes_of(c, 0, 0);
+    }
+    ck_assert_uint_eq(r.moved_up, r.total.bytes_up);
+    ck_assert_uint_eq(r.moved_down, r.total.bytes_down);
+    if (overlap == CST_OVERLAP_COMMIT) { /* in others a step's updates end in the next */
+        ck_assert_uint_eq(r.states_up, up);
+        ck_assert_uint_eq(r.states_down, down);
+        ck_assert_uint_eq(r.device_updates, rig.layout.n_chunks);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("replay of updates");
+    TCase *tc = suite_case(suite, "when", NULL, teardown);
+
+    tcase_add_loop_test(tc, early_is_not_slower, 0, N_CASES);
+    tcase_add_loop_test(tc, hidden, 0, 2);
+    tc = suite_case(suite, "rooms", NULL, teardown);
+    tcase_add_loop_test(tc, as_interleave_says, 0, 16);
+    tcase_add_loop_test(tc, bytes_are_the_layouts, 0, 30);
+    return suite_run(suite);
+}
