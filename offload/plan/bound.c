@@ -26,6 +26,13 @@ static double sum_update(const struct cst_rates *rates)
     return sum;
 }
 
+/* Accelerators may do all that they are able to. */
+static double update_rate(const struct cst_search *s, const struct cst_plan_try *try)
+{
+    return sum_update(&s->rates) +
+           (try->update_room > 0 ? s->n_rooms * s->rates.devices[s->accelerator].update : 0);
+}
+
 /* How often a weight comes up in a step: once because it is new, and in each further pass unless it
  * is still in a block. */
 static double loads(const struct cst_search *s, const struct cst_plan_try *try, double host_bytes)
@@ -66,13 +73,15 @@ static void add_up(const struct cst_search *s, const struct cst_plan_try *try,
     w->up = over(2 * host * loads(s, try, 2 * host), d->up);
     w->down = over(layout->grad_bytes * trained * n_down / s->world, d->down); /* the sum */
     w->peer = over(2 * on_device * (1 - 1.0 / s->world), d->peer > 0 ? d->peer : d->up);
-    w->update = over(trained, sum_update(&s->rates));
+    w->update = over(trained, update_rate(s, try));
     w->device_update = over(updated / s->world, d->update);
-    if (s->host) {
+    if (s->host) { /* updates may make sums in their pass */
         double ranks = s->world;
 
         w->copy = over(2 * host * loads(s, try, 2 * host) * ranks, n->copy);
-        w->reduce = over(trained * n_down * (2 * ranks + layout->grad_bytes) / 6, n->reduce);
+        w->reduce = s->config->overlap == CST_OVERLAP_EARLY
+                        ? 0
+                        : over(trained * n_down * (2 * ranks + layout->grad_bytes) / 6, n->reduce);
         w->up = w->down = 0;
     }
     w->disk = over((double)try->disk_bytes, s->rates.disk_read) +
@@ -80,12 +89,17 @@ static void add_up(const struct cst_search *s, const struct cst_plan_try *try,
 }
 
 /* The last weights of the first forward pass can be used when all that it uses are updated: what
- * stands behind that pass is still to be computed then. */
+ * stands behind that pass is still to be computed then. Unless updates need not wait for the
+ * commit.
+ */
 static double behind_updates(const struct cst_search *s, const struct cst_plan_try *try,
                              const struct cst_layout *layout)
 {
     double passes = s->config->recompute ? 4 : 3, used = 0;
 
+    if (s->config->overlap != CST_OVERLAP_COMMIT) {
+        return 0;
+    }
     for (uint32_t c = try->n_device; c < layout->n_chunks; c++) {
         const struct cst_pattern *pattern = cst_pattern(layout->chunks[c].pattern);
 
@@ -93,7 +107,7 @@ static double behind_updates(const struct cst_search *s, const struct cst_plan_t
                     ? (double)layout->chunks[c].n_elems
                     : 0;
     }
-    return over(used, sum_update(&s->rates)) +
+    return over(used, update_rate(s, try)) +
            s->compute_ns / 1e9 * (1 - 1 / (passes * s->config->micro_batches));
 }
 
@@ -132,7 +146,8 @@ void cst_search_bound(const struct cst_search *s, struct cst_plan_try *try,
     add_up(s, try, layout, &w);
     add_ends(s, try, layout, &w);
     if (s->host) { /* all on the same cores; copies do not take them all */
-        bound = most(compute + w.update + w.reduce, w.copy);
+        bound = compute + w.reduce + (try->update_room > 0 ? 0 : w.update);
+        bound = most(most(bound, w.update), w.copy);
         others = 0.5 * w.copy;
     } else {
         bound = most(most(compute, w.update), most(most(w.up, w.down), w.device_update));

@@ -16,7 +16,8 @@
 
 bool cst_search_is_better(const struct cst_plan_try *a, const struct cst_plan_try *b)
 {
-    uint64_t memory_a = a->pool_bytes + a->state_bytes, memory_b = b->pool_bytes + b->state_bytes;
+    uint64_t memory_a = a->pool_bytes + a->state_bytes + a->update_room;
+    uint64_t memory_b = b->pool_bytes + b->state_bytes + b->update_room;
 
     if (a->result.step_ns != b->result.step_ns) {
         return a->result.step_ns < b->result.step_ns;
@@ -213,6 +214,13 @@ static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
         try.eviction = i == 0 ? CST_EVICT_LRU : CST_EVICT_NEXT_USE;
         rc = visit(s, &try, &layout);
     }
+    if (s->config->update_room == CST_PLAN_ROOM_AUTO && from->state_room == 0 && rc == CST_OK) {
+        struct cst_plan_try try = *from;
+
+        try.replayed = false;
+        try.with_room = !from->with_room;
+        rc = visit(s, &try, &layout);
+    }
     for (uint32_t i = 0; i < 6 && rc == CST_OK; i++) {
         struct cst_plan_try try = *from;
 
@@ -255,6 +263,7 @@ static int climb_capacity(struct cst_search *s, const struct cst_plan_try *from)
         try.state_room = from->state_room;
         try.wide = from->wide;
         try.once = from->once;
+        try.with_room = from->with_room;
         try.depth = from->depth;
         try.eviction = from->eviction;
         rc = visit(s, &try, &layout);

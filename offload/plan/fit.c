@@ -48,13 +48,25 @@ uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_la
 
 /* -- what is short -------------------------------------------------------------------------- */
 
+/* What updates on the ranks' own devices take of them. */
+static uint64_t for_updates(const struct cst_search *s, const struct cst_plan_try *try)
+{
+    return s->host || !try->with_room ? 0 : try->update_room + s->config->device_states;
+}
+
 static void lack_device(struct cst_search *s, const struct cst_layout *layout,
                         const struct cst_plan_try *try, uint64_t needed)
 {
     uint64_t room = try->block_room < s->room ? try->block_room : s->room;
     uint64_t bytes = needed - room;
     uint64_t limit = s->config->budget->device_bytes;
+    char updates[96] = "";
 
+    if (for_updates(s, try) > 0) {
+        (void)snprintf(updates, sizeof updates,
+                       ", room for updates %" PRIu64 ", states that stay there %" PRIu64,
+                       try->update_room, s->config->device_states);
+    }
     if (try->block_room < s->room || try->state_room > 0 ||
         (s->lack.bytes != 0 && s->lack.bytes <= bytes)) {
         return; /* of its own making, or not the smallest */
@@ -63,9 +75,9 @@ static void lack_device(struct cst_search *s, const struct cst_layout *layout,
     (void)cst_err_set(
         &s->lack.err, CST_EPOOL,
         "device memory of %" PRIu64 " bytes: activations take %" PRIu64
-        ", the smallest pool %" PRIu64 " (operator '%s', %" PRIu32 " blocks of %" PRIu64
+        "%s, the smallest pool %" PRIu64 " (operator '%s', %" PRIu32 " blocks of %" PRIu64
         " bytes): %" PRIu64 " bytes short",
-        limit, s->activation_bytes, needed,
+        limit, s->activation_bytes, updates, needed - for_updates(s, try),
         s->config->model->n_operators == 0 ? ""
                                            : s->config->model->operators[layout->min_operator].name,
         layout->min_blocks, 2 * layout->capacity,
@@ -156,15 +168,16 @@ static void add_blocks(struct cst_plan_try *try, const struct cst_layout *layout
 static bool fit_blocks(struct cst_search *s, struct cst_plan_try *try,
                        const struct cst_layout *layout)
 {
-    uint64_t room = s->room - try->state_bytes, needed = 0;
+    uint64_t room = s->room - try->state_bytes, updates = for_updates(s, try), needed = 0;
 
+    room = room > updates ? room - updates : 0;
     room = room < try->block_room ? room : try->block_room;
     for (uint32_t i = 0; i < layout->n_classes; i++) {
         try->n_blocks[i] = least_blocks(try, &layout->classes[i]);
         needed += try->n_blocks[i] * 2 * layout->classes[i].capacity;
     }
     if (needed > room) {
-        lack_device(s, layout, try, needed);
+        lack_device(s, layout, try, needed + updates);
         return false;
     }
     room -= needed;
@@ -226,7 +239,7 @@ static bool fit_host(struct cst_search *s, struct cst_plan_try *try,
     const struct cst_plan_budget *budget = s->config->budget;
     uint64_t limit = budget->host_bytes;
     bool disk = !s->config->runtime_only && budget->disk_bytes > 0 && s->rates.disk_read > 0 &&
-                s->rates.disk_write > 0;
+                s->rates.disk_write > 0 && !try->with_room;
     uint64_t spared;
 
     try->over = layout->states.grad_over_weight && !s->config->states.grad_over_weight;
@@ -265,6 +278,7 @@ bool cst_search_fit(struct cst_search *s, struct cst_plan_try *try, const struct
 
         try->padding_bytes += 2 * (layout->classes[chunk->size_class].capacity - chunk->n_elems);
     }
+    try->update_room = cst_search_room_bytes(s, try, layout);
     fit_states(s, try, layout);
     return fit_blocks(s, try, layout) && fit_host(s, try, layout);
 }

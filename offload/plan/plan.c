@@ -2,6 +2,8 @@
  * the answer. */
 #include "offload/plan/search.h"
 
+#include "offload/buffers.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,10 +94,50 @@ static void scale_updates(struct cst_search *s)
     double faster =
         cst_layout_update_bytes(&measured, 2) / cst_layout_update_bytes(&s->config->states, 2);
 
-    s->rates.devices[0].update *= faster;
+    for (uint32_t i = 0; i < s->rates.n_devices; i++) {
+        s->rates.devices[i].update *= faster;
+    }
     for (uint32_t i = 0; i < s->rates.n_nodes; i++) {
         s->rates.nodes[i].update *= faster;
     }
+}
+
+static bool is_processor(const struct cst_rates_device *device)
+{
+    return strcmp(device->name, "host") == 0;
+}
+
+/* The ranks' device, and whose rooms updates are done in. */
+static void choose_devices(struct cst_search *s)
+{
+    const struct cst_plan_config *c = s->config;
+    uint32_t n = s->world;
+
+    s->rates.devices[0] = c->rates->devices[c->device];
+    s->rates.n_devices = 1;
+    s->host = is_processor(&s->rates.devices[0]);
+    if (c->update_room == 0) {
+        return;
+    }
+    if (s->host) {
+        if (c->accelerator >= c->rates->n_devices ||
+            is_processor(&c->rates->devices[c->accelerator])) {
+            return;
+        }
+        s->accelerator = s->rates.n_devices++;
+        s->rates.devices[s->accelerator] = c->rates->devices[c->accelerator];
+        n = c->n_accelerators > 0 && c->n_accelerators < n ? c->n_accelerators : n;
+    }
+    s->n_rooms = n < CST_CORE_MAX_ROOMS ? n : CST_CORE_MAX_ROOMS;
+}
+
+/* One that is played stands for all if all do the same, unless an update sums what few have handed
+ * in, and not what more have. */
+static uint32_t count_alike(const struct cst_search *s)
+{
+    bool fuses = s->host && s->config->overlap == CST_OVERLAP_EARLY && s->world > 2;
+
+    return !fuses && all_alike(s->config->model, s->world) ? s->world : 1;
 }
 
 int cst_search_open(struct cst_search *s, const struct cst_plan_config *config, struct cst_err *err)
@@ -112,11 +154,9 @@ int cst_search_open(struct cst_search *s, const struct cst_plan_config *config, 
                              .stands_for = 1,
                              .best = NONE,
                              .room = UINT64_MAX / 4};
-    s->rates.devices[0] = config->rates->devices[config->device];
-    s->rates.n_devices = 1;
+    choose_devices(s);
     scale_updates(s);
-    s->host = strcmp(s->rates.devices[0].name, "host") == 0;
-    s->stands_for = all_alike(config->model, config->world) ? config->world : 1;
+    s->stands_for = count_alike(s);
     s->activation_bytes = s->host ? 0 : count_activations(config);
     if (limit != CST_PLAN_NO_LIMIT) {
         s->room = limit > s->activation_bytes ? limit - s->activation_bytes : 0;
@@ -128,12 +168,29 @@ int cst_search_open(struct cst_search *s, const struct cst_plan_config *config, 
             "a step of %g s: the operators' flops, or those of '%s', cannot be right",
             s->compute_ns * 1e-9, s->rates.devices[0].name);
     }
+    rc = cst_search_check_rooms(s, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
     s->events_left = config->max_events == 0 ? DEFAULT_EVENTS : config->max_events;
     s->events_most = ANY_PRICE * s->events_left;
     return CST_OK;
 }
 
 /* -- the answer ----------------------------------------------------------------------------- */
+
+static void describe_room(const struct cst_search *s, const struct cst_plan_try *try,
+                          const struct cst_layout *layout, struct cst_plan_choice *choice)
+{
+    struct cst_core_room rooms[CST_CORE_MAX_ROOMS];
+    struct cst_buffers buffers;
+
+    if (cst_search_rooms(s, try, layout, rooms, &choice->interleave) > 0) {
+        cst_buffers_divide(&buffers, layout, rooms[0].bytes);
+        choice->n_buffers = buffers.n;
+    }
+    choice->state_bytes += (layout->device_bytes + s->world - 1) / s->world;
+}
 
 static int make_choice(struct cst_search *s, const struct cst_plan_try *try,
                        struct cst_plan_choice *out, struct cst_err *err)
@@ -148,6 +205,7 @@ static int make_choice(struct cst_search *s, const struct cst_plan_try *try,
         .n_chunks = try->n_chunks,
         .pool_bytes = try->pool_bytes,
         .state_bytes = try->state_bytes,
+        .update_room = try->update_room,
         .activation_bytes = s->activation_bytes,
         .host_bytes = try->host_bytes,
         .disk_bytes = try->disk_bytes,
@@ -162,6 +220,7 @@ static int make_choice(struct cst_search *s, const struct cst_plan_try *try,
         return rc;
     }
     memcpy(choice.n_blocks, try->n_blocks, sizeof choice.n_blocks);
+    describe_room(s, try, &layout, &choice);
     choice.device_rows = malloc(try->n_chunks);
     choice.disk_rows = malloc(try->n_chunks);
     if (choice.device_rows == NULL || choice.disk_rows == NULL) {
@@ -199,7 +258,8 @@ void cst_plans_close(struct cst_plans *plans)
 /* Another plan, not the same with another depth. */
 static bool is_other(const struct cst_plan_try *a, const struct cst_plan_try *b)
 {
-    return a->sizes[0] != b->sizes[0] || a->n_device != b->n_device || a->once != b->once;
+    return a->sizes[0] != b->sizes[0] || a->n_device != b->n_device || a->once != b->once ||
+           a->update_room != b->update_room;
 }
 
 static int pick_runners_up(struct cst_search *s, struct cst_plans *plans, struct cst_err *err)

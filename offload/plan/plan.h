@@ -14,6 +14,11 @@
  *   one reduction        of several micro-batches: workers add up in their gradient blocks, which all stay open: as many blocks as chunks
  *   disk                 moments, then master weights, of the chunks that are used last in a forward pass
  *
+ * What the user chooses, and the plan follows: formats of states, when chunks are updated (early and delayed updates are other training, or need
+ * steps without clipping), states of the last chunks that stay on accelerators. A room in which accelerators update chunks is as large as is
+ * said; or there is one for three buffers wherever steps are shorter with it. Of each k chunks one goes through, as a daemon begins
+ * (offload/interleave.h). Neither rooms nor such states are combined with what the runtime cannot do yet.
+ *
  * Used by the daemon at commit, by `cistern plan`, and by tests. */
 #ifndef CST_PLAN_H
 #define CST_PLAN_H
@@ -23,9 +28,10 @@
 #define CST_PLAN_RUNNERS_UP 3
 #define CST_PLAN_WORDS 192
 #define CST_PLAN_NO_LIMIT UINT64_MAX /* as bytes of a budget. 0 is none at all */
+#define CST_PLAN_ROOM_AUTO UINT64_MAX /* as update_room: the plan's choice */
 
 struct cst_plan_budget {
-    uint64_t device_bytes;      /* of one rank's device: blocks, rows kept there, activations. CST_PLAN_NO_LIMIT: as much as can be used */
+    uint64_t device_bytes;      /* of one rank's device: blocks, rows kept there, activations, room for updates. CST_PLAN_NO_LIMIT: as much as can be used */
     uint64_t activation_bytes;  /* of it, what the worker keeps for itself; what operators declare, if 0. Not counted on the host as device */
     uint64_t host_bytes;        /* of the node, all ranks; may be CST_PLAN_NO_LIMIT */
     uint64_t disk_bytes;        /* 0: no disk tier */
@@ -40,6 +46,11 @@ struct cst_plan_config {
     uint32_t n_nodes;           /* NUMA nodes with arenas; 0: 1 */
     uint32_t micro_batches;     /* per step, >= 1 */
     struct cst_layout_states states; /* which rows chunks have, in which format. grad_over_weight: the plan need not choose it */
+    enum cst_overlap overlap;   /* when chunks are updated; EARLY, DELAYED: with states.two_weights */
+    uint64_t update_room;       /* bytes of each rank's accelerator in which chunks are updated; 0: none; CST_PLAN_ROOM_AUTO */
+    uint64_t device_states;     /* same, for states that stay there. With an update_room that is given, and fp32 moments */
+    uint32_t accelerator;       /* which of rates' devices that is where ranks compute on the processor; else it is theirs */
+    uint32_t n_accelerators;    /* where ranks compute on the processor: so many, they take turns; 0: one for each rank */
     double flops_share;         /* as cst_replay_config */
     bool recompute;
     bool worker_copies;         /* workers copy weights in themselves; GPUs only */
@@ -53,7 +64,7 @@ struct cst_plan_config {
 enum cst_plan_grad { CST_PLAN_GRAD_BESIDE, /* 16 B per parameter */ CST_PLAN_GRAD_OVER /* in the weight's place: 14 B */ };
 
 struct cst_plan_choice {
-    struct cst_layout_config layout;     /* to build the same layout again: capacities per class, ... */
+    struct cst_layout_config layout;     /* to build the same layout again: capacities per class, ...; accelerators' engines follow the nodes' */
     uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES]; /* of each rank's pool */
     uint32_t n_classes;
     uint32_t prefetch_depth;             /* as cst_core_policy */
@@ -64,6 +75,9 @@ struct cst_plan_choice {
     uint8_t *disk_rows;                  /* same, on disk; owned */
     uint32_t n_chunks;
     uint64_t pool_bytes, state_bytes;    /* on each rank's device */
+    uint64_t update_room;                /* on each rank's accelerator, for updates; 0: none */
+    uint32_t n_buffers;                  /* chunks at a time in each room */
+    uint32_t interleave;                 /* one of so many chunks is updated in a room; 0: none, or those alone whose states are there */
     uint64_t activation_bytes;           /* same, counted */
     uint64_t host_bytes, disk_bytes;     /* of the node */
     uint64_t padding_bytes;              /* of weights' blocks, were each chunk in one: what their ends waste */

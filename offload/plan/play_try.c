@@ -16,6 +16,7 @@ struct cst_layout_config cst_search_layout_config(const struct cst_search *s,
     };
 
     config.states.grad_over_weight |= try->over;
+    cst_search_devices(s, &config);
     for (uint32_t i = 1; i < try->n_sizes; i++) {
         config.class_elems[i - 1] = try->sizes[i];
     }
@@ -66,13 +67,16 @@ int cst_search_play(const struct cst_search *s, const struct cst_plan_try *try,
     uint32_t world = s->stands_for > 1 ? 1 : s->world;
     struct cst_core_pool *pools = calloc(world, sizeof *pools);
     uint8_t *device = calloc(layout->n_chunks, 1), *disk = calloc(layout->n_chunks, 1);
-    struct cst_core_config core = {
-        .model = s->config->model,
-        .layout = layout,
-        .world = world,
-        .pools = pools,
-        .policy = {.prefetch_depth = try->depth, .eviction = try->eviction},
-        .micro_batches = try->once ? 1 : s->config->micro_batches};
+    struct cst_core_room rooms[CST_CORE_MAX_ROOMS];
+    struct cst_core_config core = {.model = s->config->model,
+                                   .layout = layout,
+                                   .world = world,
+                                   .pools = pools,
+                                   .policy = {.prefetch_depth = try->depth,
+                                              .eviction = try->eviction,
+                                              .overlap = s->config->overlap},
+                                   .rooms = rooms,
+                                   .micro_batches = try->once ? 1 : s->config->micro_batches};
     int rc = pools == NULL ? CST_ENOMEM : fill_rows(try, layout, device, disk);
 
     if (rc != CST_OK) {
@@ -80,6 +84,7 @@ int cst_search_play(const struct cst_search *s, const struct cst_plan_try *try,
         goto out;
     }
     fill_pools(s, try, layout, world, pools);
+    core.n_rooms = cst_search_rooms(s, try, layout, rooms, &core.interleave);
     replay->core = &core;
     replay->rates = &s->rates;
     replay->micro_batches = s->config->micro_batches;
@@ -130,6 +135,8 @@ static struct cst_plan_try try_of(const struct cst_plan_choice *choice)
         .over = choice->grad == CST_PLAN_GRAD_OVER,
         .depth = choice->prefetch_depth,
         .eviction = choice->eviction,
+        .with_room = choice->update_room > 0,
+        .update_room = choice->update_room,
         .n_device = count_first(choice->device_rows, choice->n_chunks, CST_ROW_WEIGHT),
         .n_moments = count_last(choice->disk_rows, choice->n_chunks, CST_ROW_EXP_AVG),
         .n_masters = count_last(choice->disk_rows, choice->n_chunks, CST_ROW_MASTER),

@@ -4,6 +4,7 @@
  *   tries.c    the points of the search: capacities, and what can be tried with each
  *   climb.c    replays of the promising ones, then of the neighbours of the best
  *   fit.c      from knobs to blocks and bytes: what fits, what is short
+ *   room_try.c accelerators that update: rooms, states that stay there, k
  *   bound.c    arithmetic: how long a step takes at least, and about
  *   play_try.c a try through the replay
  *   words.c    what binds, why the others lost */
@@ -21,6 +22,7 @@ struct cst_plan_try {
     uint64_t block_room; /* bytes of a device that blocks may take; UINT64_MAX: what is left */
     bool wide;           /* further classes get blocks before the first one */
     bool once;           /* one reduction of all micro-batches */
+    bool with_room;      /* accelerators update chunks */
     bool known;          /* of a capacity that people take without thinking: 16, 32 or 64 MiB */
     uint32_t depth;      /* of prefetch, 0: as deep as blocks allow */
     enum cst_core_eviction eviction;
@@ -31,6 +33,7 @@ struct cst_plan_try {
     uint32_t n_moments, n_masters; /* last chunks of which these rows are on disk */
     bool over;                     /* gradients in the weights' places */
     uint64_t pool_bytes, state_bytes, host_bytes, disk_bytes, padding_bytes;
+    uint64_t update_room; /* of each rank's accelerator */
     uint64_t bound_ns, estimate_ns;
     bool replayed;
     struct cst_replay_result result;
@@ -44,8 +47,10 @@ struct cst_plan_short {
 
 struct cst_search {
     const struct cst_plan_config *config;
-    struct cst_rates rates; /* with one kind of device */
-    bool host;              /* which is the processor */
+    struct cst_rates rates; /* with one kind of device, and another one that updates, if need be */
+    bool host;              /* the first is the processor */
+    uint32_t accelerator;   /* in rates: whose rooms updates are done in */
+    uint32_t n_rooms;       /* at most; accelerators */
     uint32_t world;
     uint32_t stands_for; /* ranks, of the one that is played; 1: all are played */
     uint64_t activation_bytes;
@@ -97,6 +102,18 @@ uint8_t cst_search_device_rows(const struct cst_plan_try *try, const struct cst_
                                uint32_t chunk);
 uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_layout *layout,
                              uint32_t chunk);
+
+/* room_try.c. CST_EINVAL: wishes for rooms and states on accelerators that cannot be. */
+int cst_search_check_rooms(const struct cst_search *search, struct cst_err *err);
+/* Accelerators with states of their own, as the layout wants them. */
+void cst_search_devices(const struct cst_search *search, struct cst_layout_config *config);
+/* Bytes of each rank's accelerator that a room for the try takes. */
+uint64_t cst_search_room_bytes(const struct cst_search *search, const struct cst_plan_try *try,
+                               const struct cst_layout *layout);
+/* The rooms of the try, how many, and k in *interleave. */
+uint32_t cst_search_rooms(const struct cst_search *search, const struct cst_plan_try *try,
+                          const struct cst_layout *layout,
+                          struct cst_core_room rooms[CST_CORE_MAX_ROOMS], uint32_t *interleave);
 
 /* bound.c: bound_ns and estimate_ns of a try that fits. */
 void cst_search_bound(const struct cst_search *search, struct cst_plan_try *try,

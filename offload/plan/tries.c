@@ -18,7 +18,8 @@ static bool same_knobs(const struct cst_plan_try *a, const struct cst_plan_try *
 {
     return memcmp(a->sizes, b->sizes, sizeof a->sizes) == 0 && a->wide == b->wide &&
            a->once == b->once && a->depth == b->depth && a->eviction == b->eviction &&
-           memcmp(a->n_blocks, b->n_blocks, sizeof a->n_blocks) == 0 && a->n_device == b->n_device;
+           memcmp(a->n_blocks, b->n_blocks, sizeof a->n_blocks) == 0 &&
+           a->n_device == b->n_device && a->update_room == b->update_room;
 }
 
 /* Add @try, which @layout belongs to, if it fits and is new. *number: its own, or that of the same
@@ -122,12 +123,12 @@ static bool states_may_stay(const struct cst_search *s)
            s->config->budget->device_bytes != CST_PLAN_NO_LIMIT;
 }
 
-/* All tries of one layout. */
-static int add_site(struct cst_search *s, const struct cst_plan_try *site,
-                    const struct cst_layout *layout)
+/* All tries of one layout, with a room for updates or without. */
+static int add_shares(struct cst_search *s, const struct cst_plan_try *site,
+                      const struct cst_layout *layout)
 {
     static const uint32_t eighths[] = {0, 1, 2, 4, 6, 7, 8};
-    uint32_t n_states = states_may_stay(s) ? 7 : 1, number;
+    uint32_t n_states = states_may_stay(s) && !site->with_room ? 7 : 1, number;
     bool once = s->config->micro_batches > 1 && !s->config->runtime_only;
     int rc = CST_OK;
 
@@ -143,6 +144,20 @@ static int add_site(struct cst_search *s, const struct cst_plan_try *site,
         rc = cst_search_add(s, try, layout, &number);
     }
     return rc;
+}
+
+static int add_site(struct cst_search *s, const struct cst_plan_try *site,
+                    const struct cst_layout *layout)
+{
+    uint64_t room = s->config->update_room;
+    struct cst_plan_try try = *site;
+    int rc = CST_OK;
+
+    if (room == 0 || room == CST_PLAN_ROOM_AUTO) {
+        rc = add_shares(s, &try, layout);
+    }
+    try.with_room = true;
+    return rc == CST_OK && room > 0 && s->n_rooms > 0 ? add_shares(s, &try, layout) : rc;
 }
 
 static int try_capacity(struct cst_search *s, uint64_t elems)

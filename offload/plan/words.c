@@ -53,20 +53,21 @@ static const char *const names[N_CAUSES] = {
 static bool give_more(struct cst_search *s, struct cst_plan_try *try,
                       const struct cst_layout *layout, enum cause cause)
 {
-    struct cst_rates_device *d = &s->rates.devices[0];
+    struct cst_rates_device *d = &s->rates.devices[s->accelerator];
+    bool links = !s->host || try->update_room > 0;
 
     switch (cause) {
     case COMPUTE:
-        d->flops *= FASTER;
+        s->rates.devices[0].flops *= FASTER;
         return true;
     case UP:
         d->up *= FASTER;
         d->up_both *= FASTER;
-        return !s->host;
+        return links;
     case DOWN:
         d->down *= FASTER;
         d->down_both *= FASTER;
-        return !s->host;
+        return links;
     case PEER:
         d->peer *= FASTER;
         return try->result.bytes_peer > 0;
@@ -81,7 +82,7 @@ static bool give_more(struct cst_search *s, struct cst_plan_try *try,
         return s->host;
     case DEVICE_UPDATE:
         d->update *= FASTER;
-        return try->n_device > 0;
+        return try->n_device > 0 || try->update_room > 0;
     case DISK:
         s->rates.disk_read *= FASTER;
         s->rates.disk_write *= FASTER;
@@ -149,8 +150,8 @@ static uint64_t waits(const struct cst_replay_result *r)
 static void even(const struct cst_plan_try *loser, const struct cst_plan_try *best,
                  char words[CST_PLAN_WORDS])
 {
-    int64_t more = (int64_t)(loser->pool_bytes + loser->state_bytes) -
-                   (int64_t)(best->pool_bytes + best->state_bytes);
+    int64_t more = (int64_t)(loser->pool_bytes + loser->state_bytes + loser->update_room) -
+                   (int64_t)(best->pool_bytes + best->state_bytes + best->update_room);
 
     if (loser->result.step_ns < best->result.step_ns) {
         (void)snprintf(words, CST_PLAN_WORDS,

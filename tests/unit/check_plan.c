@@ -20,19 +20,6 @@
 #endif
 #define HAIR 1.0025 /* what a plan gives away for less padding: plan.c */
 
-static void declare(const char *name, uint32_t world, uint32_t batch, bool recompute)
-{
-    const struct cst_preset_options options = {
-        .world = world, .batch = batch, .recompute = recompute};
-    struct cst_err err;
-
-    ck_assert_msg(cst_preset_declare(&f.model, cst_preset_find(name), &options, &err) == CST_OK,
-                  "%s", err.text);
-    cst_rates_a100(&f.rates, world);
-    f.config.world = world;
-    f.config.recompute = recompute;
-}
-
 /* -- presets -------------------------------------------------------------------------------- */
 
 /* No model that people train wastes more than 2 per cent of its weights' blocks on padding. */
@@ -160,29 +147,6 @@ START_TEST(binds)
 END_TEST
 
 /* -- what does not fit ---------------------------------------------------------------------- */
-
-static void refuse(int status, const char *words)
-{
-    struct cst_err err;
-
-    ck_assert_int_eq(cst_plan_search(&f.plans, &f.config, &err), status);
-    ck_assert_msg(strstr(err.text, words) != NULL, "%s", err.text);
-}
-
-/* With as many bytes more as are said to be short, it fits; with one less it does not. */
-static void one_byte(uint64_t *limit, int status)
-{
-    struct cst_err err;
-    const char *at;
-
-    ck_assert_int_eq(cst_plan_search(&f.plans, &f.config, &err), status);
-    at = strrchr(err.text, ':');
-    ck_assert_ptr_nonnull(at);
-    *limit += strtoull(at + 1, NULL, 10) - 1;
-    ck_assert_msg(cst_plan_search(&f.plans, &f.config, &err) == status, "one byte less fits");
-    *limit += 1;
-    ck_assert_msg(cst_plan_search(&f.plans, &f.config, &err) == CST_OK, "%s", err.text);
-}
 
 START_TEST(device_is_short)
 {

@@ -1,6 +1,9 @@
 #include "tests/unit/search_rig.h"
 
+#include "offload/plan/preset.h"
+
 #include <check.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct search_rig f;
@@ -26,5 +29,40 @@ void search(void)
 {
     struct cst_err err;
 
+    ck_assert_msg(cst_plan_search(&f.plans, &f.config, &err) == CST_OK, "%s", err.text);
+}
+
+void declare(const char *name, uint32_t world, uint32_t batch, bool recompute)
+{
+    const struct cst_preset_options options = {
+        .world = world, .batch = batch, .recompute = recompute};
+    struct cst_err err;
+
+    ck_assert_msg(cst_preset_declare(&f.model, cst_preset_find(name), &options, &err) == CST_OK,
+                  "%s", err.text);
+    cst_rates_a100(&f.rates, world);
+    f.config.world = world;
+    f.config.recompute = recompute;
+}
+
+void refuse(int status, const char *words)
+{
+    struct cst_err err;
+
+    ck_assert_int_eq(cst_plan_search(&f.plans, &f.config, &err), status);
+    ck_assert_msg(strstr(err.text, words) != NULL, "%s", err.text);
+}
+
+void one_byte(uint64_t *limit, int status)
+{
+    struct cst_err err;
+    const char *at;
+
+    ck_assert_int_eq(cst_plan_search(&f.plans, &f.config, &err), status);
+    at = strrchr(err.text, ':');
+    ck_assert_ptr_nonnull(at);
+    *limit += strtoull(at + 1, NULL, 10) - 1;
+    ck_assert_msg(cst_plan_search(&f.plans, &f.config, &err) == status, "one byte less fits");
+    *limit += 1;
     ck_assert_msg(cst_plan_search(&f.plans, &f.config, &err) == CST_OK, "%s", err.text);
 }

@@ -18,7 +18,16 @@ extern struct search_rig f;
 void search_rig_setup(void);
 void search_rig_teardown(void);
 
+/* A preset for so many ranks on A100s. */
+void declare(const char *name, uint32_t world, uint32_t batch, bool recompute);
+
 /* A search that must succeed. */
 void search(void);
+
+/* One that must fail so, saying so. */
+void refuse(int status, const char *words);
+
+/* With as many bytes more in *limit as are said to be short, it fits; with one less it does not. */
+void one_byte(uint64_t *limit, int status);
 
 #endif

@@ -1,0 +1,128 @@
+/* Accelerators that update: their rooms, the states that stay there, and how many chunks go
+ * through. Where one rank is played for all there are rooms for all nevertheless, each behind a
+ * link of its own. */
+#include "offload/plan/search.h"
+
+#include "offload/buffers.h"
+#include "offload/packing.h"
+#include "offload/plan/rooms.h"
+
+#include <inttypes.h>
+
+#define ROOM_GRAIN (1u << 20)
+#define MOST_BYTES (UINT64_C(1) << 52) /* of an accelerator */
+
+static bool is_auto(const struct cst_search *s)
+{
+    return s->config->update_room == CST_PLAN_ROOM_AUTO;
+}
+
+static int check_states(const struct cst_plan_config *c, struct cst_err *err)
+{
+    if (c->device_states == 0) {
+        return CST_OK;
+    }
+    if (c->update_room == 0 || c->update_room == CST_PLAN_ROOM_AUTO) {
+        return cst_err_set(err, CST_EINVAL,
+                           "states that stay on devices need room there in which they are updated, "
+                           "of a size that is given");
+    }
+    if (c->states.moments != CST_MOMENTS_FP32 || c->states.grad_over_weight) {
+        return cst_err_set(err, CST_EINVAL, "states that stay on devices: not with %s",
+                           c->states.grad_over_weight ? "gradients over the weights"
+                                                      : "moments that are not fp32");
+    }
+    return CST_OK;
+}
+
+int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
+{
+    const struct cst_plan_config *c = s->config;
+    const struct cst_rates_device *device = &s->rates.devices[s->accelerator];
+
+    if ((c->overlap != CST_OVERLAP_COMMIT) != c->states.two_weights) {
+        return cst_err_set(err, CST_EINVAL,
+                           "updates at the commit want one weight row, others two");
+    }
+    if ((c->update_room > MOST_BYTES && !is_auto(s)) || c->device_states > MOST_BYTES) {
+        return cst_err_set(err, CST_EINVAL, "%" PRIu64 " bytes of an accelerator",
+                           c->device_states > MOST_BYTES ? c->device_states : c->update_room);
+    }
+    if (c->update_room == 0 || (is_auto(s) && s->n_rooms == 0)) {
+        return check_states(c, err);
+    }
+    if (s->n_rooms == 0) {
+        return cst_err_set(err, CST_EINVAL,
+                           "room for updates on accelerators: the rates have none");
+    }
+    if (device->update <= 0 && !is_auto(s)) {
+        return cst_err_set(err, CST_EINVAL, "rates: device '%s': update is not known",
+                           device->name);
+    }
+    return check_states(c, err);
+}
+
+/* What one has of the ranks' wishes. */
+static uint64_t of_each(const struct cst_search *s, uint64_t bytes)
+{
+    return bytes / s->n_rooms * s->world + bytes % s->n_rooms * s->world / s->n_rooms;
+}
+
+static uint32_t engine_of(const struct cst_search *s, uint32_t i)
+{
+    return (s->config->n_nodes == 0 ? 1 : s->config->n_nodes) + i;
+}
+
+void cst_search_devices(const struct cst_search *s, struct cst_layout_config *config)
+{
+    for (uint32_t i = 0; s->config->device_states > 0 && i < s->n_rooms; i++) {
+        config->devices[config->n_devices++] =
+            (struct cst_layout_device){.engine = engine_of(s, i),
+                                       .bytes = of_each(s, s->config->device_states),
+                                       .room_bytes = of_each(s, s->config->update_room)};
+    }
+}
+
+uint64_t cst_search_room_bytes(const struct cst_search *s, const struct cst_plan_try *try,
+                               const struct cst_layout *layout)
+{
+    uint64_t want;
+
+    if (!try->with_room || s->n_rooms == 0) {
+        return 0;
+    }
+    want = cst_buffers_want(layout);
+    return is_auto(s) ? cst_align_up((want * s->n_rooms + s->world - 1) / s->world, ROOM_GRAIN)
+                      : s->config->update_room;
+}
+
+/* A gradient is kept up only if it is the only contribution: not where one rank stands for others.
+ * Then there is no place for it. */
+static uint64_t without_held(const struct cst_layout *layout, uint64_t bytes)
+{
+    struct cst_buffers buffers;
+
+    cst_buffers_divide(&buffers, layout, bytes);
+    return buffers.n > 0 ? buffers.n * buffers.bytes : bytes;
+}
+
+uint32_t cst_search_rooms(const struct cst_search *s, const struct cst_plan_try *try,
+                          const struct cst_layout *layout,
+                          struct cst_core_room rooms[CST_CORE_MAX_ROOMS], uint32_t *interleave)
+{
+    const struct cst_core_pool pool = {.engine = s->host ? 0 : engine_of(s, 0)};
+    uint32_t n = try->update_room > 0 ? s->n_rooms : 0;
+    struct cst_interleave machine = {0};
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t bytes = of_each(s, try->update_room);
+
+        rooms[i] = (struct cst_core_room){.engine = engine_of(s, i),
+                                          .bytes = s->stands_for > 1 ? without_held(layout, bytes)
+                                                                     : bytes};
+    }
+    cst_rooms_describe(&machine, layout, rooms, n, &pool, 1);
+    cst_rooms_rates(&machine, &s->rates, &s->rates.devices[s->accelerator]);
+    *interleave = cst_interleave_choose(&machine);
+    return n;
+}

@@ -1,0 +1,288 @@
+/* Plans of jobs that update as they like: early or delayed, on accelerators that have room for it
+ * or keep states, with other optimizers and formats. */
+#include "offload/buffers.h"
+#include "tests/lib/suite.h"
+#include "tests/unit/plan_rig.h"
+#include "tests/unit/search_rig.h"
+
+#include <check.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* GPT-2 on @world A100s of 8 GB whose processors update slowly: updates are what takes long. */
+static void declare_slow(uint32_t world)
+{
+    declare("gpt2-355m", world, 2, false);
+    f.budget.device_bytes = 8000000000;
+    f.rates.nodes[0].update = 2e9;
+    f.config.runtime_only = true;
+}
+
+static void set_overlap(enum cst_overlap overlap)
+{
+    f.config.overlap = overlap;
+    f.config.states.two_weights = overlap != CST_OVERLAP_COMMIT;
+}
+
+/* The layout that the best plan says. */
+static struct cst_layout build(void)
+{
+    struct cst_layout layout;
+    struct cst_err err;
+
+    ck_assert_msg(cst_layout_build(&layout, &f.model, &f.plans.best.layout, &err) == CST_OK, "%s",
+                  err.text);
+    return layout;
+}
+
+static uint64_t search_ns(void)
+{
+    cst_plans_close(&f.plans);
+    search();
+    return f.plans.best.predicted.step_ns;
+}
+
+/* What is promised is what playing it again gives, and no step is shorter than the bound. */
+static void check_promise(void)
+{
+    struct cst_replay_result again;
+    struct cst_err err;
+
+    ck_assert_uint_le(f.plans.best.bound_ns, f.plans.best.predicted.step_ns);
+    ck_assert_int_eq(cst_plan_replay(&f.config, &f.plans.best, 0, NULL, NULL, &again, &err),
+                     CST_OK);
+    ck_assert_mem_eq(&again, &f.plans.best.predicted, sizeof again);
+}
+
+/* -- when ----------------------------------------------------------------------------------- */
+
+/* A plan with early updates promises no longer step than one without, one with delayed updates none
+ * longer than with early ones; the second weight row is in its memory. On one rank and on four. */
+START_TEST(overlap_is_planned)
+{
+    uint64_t ns[CST_OVERLAP_COUNT], host[CST_OVERLAP_COUNT];
+
+    declare_slow(_i == 0 ? 1 : 4);
+    for (int i = 0; i < CST_OVERLAP_COUNT; i++) {
+        struct cst_layout layout;
+
+        set_overlap((enum cst_overlap)i);
+        ns[i] = search_ns();
+        check_promise();
+        layout = build();
+        host[i] = f.plans.best.host_bytes;
+        ck_assert_uint_eq(host[i], layout.arena_bytes);
+        cst_layout_close(&layout);
+    }
+    printf("commit %.2f ms, early %.2f ms, delayed %.2f ms\n", (double)ns[0] / 1e6,
+           (double)ns[1] / 1e6, (double)ns[2] / 1e6);
+    ck_assert_uint_lt(ns[CST_OVERLAP_EARLY], ns[CST_OVERLAP_COMMIT]);
+    ck_assert_uint_le(ns[CST_OVERLAP_DELAYED], ns[CST_OVERLAP_EARLY]);
+    ck_assert_uint_ge(host[CST_OVERLAP_EARLY],
+                      host[CST_OVERLAP_COMMIT] + 19 * f.model.n_params / 10);
+}
+END_TEST
+
+/* Less bytes of moments, less host memory and shorter updates. */
+START_TEST(formats_are_planned)
+{
+    static const enum cst_moments moments[] = {CST_MOMENTS_FP32, CST_MOMENTS_BF16, CST_MOMENTS_MX8};
+    uint64_t before = UINT64_MAX, host = UINT64_MAX;
+
+    declare_slow(1);
+    f.config.states.optimizer = (enum cst_optimizer)_i;
+    for (int i = 0; i < 3; i++) {
+        struct cst_layout layout;
+        uint64_t ns;
+
+        f.config.states.moments = moments[i];
+        ns = search_ns();
+        layout = build();
+        ck_assert_uint_eq(f.plans.best.host_bytes, layout.arena_bytes);
+        cst_layout_close(&layout);
+        ck_assert_uint_lt(ns, before);
+        ck_assert_uint_lt(f.plans.best.host_bytes, host);
+        before = ns;
+        host = f.plans.best.host_bytes;
+    }
+}
+END_TEST
+
+/* -- rooms ---------------------------------------------------------------------------------- */
+
+/* A room of a size that is given is taken from the device's memory, has as many buffers as a job's,
+ * and makes steps shorter where accelerators update faster than the nodes. */
+START_TEST(room_is_planned)
+{
+    uint64_t without, with;
+    struct cst_buffers buffers;
+    struct cst_layout layout;
+
+    declare_slow(_i == 0 ? 1 : 4);
+    without = search_ns();
+    f.config.update_room = UINT64_C(4) << 30;
+    with = search_ns();
+    check_promise();
+    ck_assert_uint_eq(f.plans.best.update_room, f.config.update_room);
+    ck_assert_uint_le(f.plans.best.pool_bytes + f.plans.best.state_bytes +
+                          f.plans.best.activation_bytes + f.plans.best.update_room,
+                      f.budget.device_bytes);
+    ck_assert_uint_gt(f.plans.best.interleave, 0);
+    ck_assert_uint_gt(f.plans.best.predicted.states_up, 0);
+    layout = build();
+    cst_buffers_divide(&buffers, &layout, f.config.update_room);
+    ck_assert_uint_gt(buffers.n, 0);
+    ck_assert_uint_eq(f.plans.best.n_buffers, buffers.n);
+    cst_layout_close(&layout);
+    printf("%.2f ms without a room, %.2f ms with one, k = %" PRIu32 "\n", (double)without / 1e6,
+           (double)with / 1e6, f.plans.best.interleave);
+    ck_assert_uint_lt(with, without);
+    ck_assert_uint_lt(f.plans.best.predicted.update_ns, f.plans.best.predicted.step_ns);
+}
+END_TEST
+
+/* Asked whether to have one, the plan has one where it pays, and none where the link is slow or
+ * nothing is known of the device's updates. */
+START_TEST(room_is_chosen)
+{
+    uint64_t without;
+
+    declare_slow(2);
+    without = search_ns();
+    f.config.update_room = CST_PLAN_ROOM_AUTO;
+    if (_i == 1) {
+        f.rates.devices[0].up = f.rates.devices[0].up_both = 3e9;
+        f.rates.devices[0].down = f.rates.devices[0].down_both = 3e9;
+    } else if (_i == 2) {
+        f.rates.devices[0].update = 0;
+    }
+    if (_i == 0) {
+        ck_assert_uint_lt(search_ns(), without);
+        ck_assert_uint_gt(f.plans.best.update_room, 0);
+        ck_assert_uint_eq(f.plans.best.n_buffers, 3);
+        check_promise();
+    } else {
+        (void)search_ns();
+        ck_assert_uint_eq(f.plans.best.update_room, 0);
+        ck_assert_uint_eq(f.plans.best.interleave, 0);
+    }
+}
+END_TEST
+
+/* Ranks that compute on the processor have rooms on accelerators: the pool is the host's as before.
+ */
+START_TEST(accelerators_of_the_host)
+{
+    uint64_t without, pool;
+
+    declare("gpt2-124m", 2, 1, false);
+    plan_rig_host_rates(&f.rates);
+    f.rates.devices[0].flops = 20e12;
+    f.budget.device_bytes = 600000000;
+    f.config.runtime_only = true;
+    without = search_ns();
+    pool = f.plans.best.pool_bytes;
+    f.config.update_room = UINT64_C(4) << 30;
+    refuse(CST_EINVAL, "the rates have none");
+    f.rates.devices[f.rates.n_devices] = (struct cst_rates_device){
+        .name = "paced:0", .up = 24e9, .down = 24e9, .update = 8e9, .memory = 1e12};
+    f.config.accelerator = f.rates.n_devices++;
+    f.config.n_accelerators = (uint32_t)_i;
+    ck_assert_uint_lt(search_ns(), without);
+    check_promise();
+    ck_assert_uint_ge(f.plans.best.pool_bytes, pool / 2);
+    ck_assert_uint_le(f.plans.best.pool_bytes, f.budget.device_bytes);
+}
+END_TEST
+
+/* States that stay on devices are in their memory and not in the host's, as the layout has them. */
+START_TEST(states_stay)
+{
+    uint64_t host, room = UINT64_C(3) << 30, states = UINT64_C(1) << 30, without;
+    struct cst_layout layout;
+    uint32_t world = 1 + (uint32_t)_i;
+
+    declare_slow(world);
+    f.config.update_room = room;
+    without = search_ns();
+    host = f.plans.best.host_bytes;
+    f.config.device_states = states;
+    ck_assert_uint_lt(search_ns(), without);
+    check_promise();
+    layout = build();
+    ck_assert_uint_gt(layout.device_bytes, 0);
+    ck_assert_uint_eq(f.plans.best.host_bytes, layout.arena_bytes);
+    ck_assert_uint_eq(f.plans.best.state_bytes, (layout.device_bytes + world - 1) / world);
+    ck_assert_uint_lt(f.plans.best.host_bytes, host);
+    ck_assert_uint_le(f.plans.best.pool_bytes + room + states + f.plans.best.activation_bytes,
+                      f.budget.device_bytes);
+    cst_layout_close(&layout);
+}
+END_TEST
+
+/* -- what does not fit ---------------------------------------------------------------------- */
+
+/* What is short is told to the byte, with what updates take. */
+START_TEST(room_is_short)
+{
+    declare_slow(1);
+    f.config.update_room = UINT64_C(2) << 30;
+    f.config.device_states = _i == 0 ? 0 : UINT64_C(1) << 30;
+    f.budget.device_bytes = f.config.update_room + f.config.device_states + 1000000;
+    refuse(CST_EPOOL, "room for updates 2147483648, states that stay there");
+    one_byte(&f.budget.device_bytes, CST_EPOOL);
+}
+END_TEST
+
+START_TEST(second_row_is_short)
+{
+    declare_slow(1);
+    set_overlap(CST_OVERLAP_EARLY);
+    f.budget.host_bytes = 16 * f.model.n_params;
+    refuse(CST_EBUDGET, "host memory of");
+    one_byte(&f.budget.host_bytes, CST_EBUDGET);
+}
+END_TEST
+
+/* Wishes that contradict each other. */
+START_TEST(refused)
+{
+    declare_slow(1);
+    f.config.device_states = 1 << 20;
+    refuse(CST_EINVAL, "need room there");
+    f.config.update_room = CST_PLAN_ROOM_AUTO;
+    refuse(CST_EINVAL, "of a size that is given");
+    f.config.update_room = 1 << 20;
+    f.config.states.moments = CST_MOMENTS_BF16;
+    refuse(CST_EINVAL, "moments that are not fp32");
+    f.config.device_states = 0;
+    f.rates.devices[0].update = 0;
+    refuse(CST_EINVAL, "update is not known");
+    f.rates.devices[0].update = 1e9;
+    f.config.overlap = CST_OVERLAP_EARLY;
+    refuse(CST_EINVAL, "one weight row");
+    f.config.overlap = CST_OVERLAP_COMMIT;
+    f.config.update_room = UINT64_MAX - 1;
+    refuse(CST_EINVAL, "bytes of an accelerator");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("plans of updates");
+    TCase *tc = suite_case(suite, "when", search_rig_setup, search_rig_teardown);
+
+    tcase_add_loop_test(tc, overlap_is_planned, 0, 2);
+    tcase_add_loop_test(tc, formats_are_planned, 0, CST_OPTIMIZER_COUNT);
+    tc = suite_case(suite, "rooms", search_rig_setup, search_rig_teardown);
+    tcase_add_loop_test(tc, room_is_planned, 0, 2);
+    tcase_add_loop_test(tc, room_is_chosen, 0, 3);
+    tcase_add_loop_test(tc, accelerators_of_the_host, 0, 3);
+    tcase_add_loop_test(tc, states_stay, 0, 2);
+    tc = suite_case(suite, "what does not fit", search_rig_setup, search_rig_teardown);
+    tcase_add_loop_test(tc, room_is_short, 0, 2);
+    tcase_add_test(tc, second_row_is_short);
+    tcase_add_test(tc, refused);
+    return suite_run(suite);
+}
