@@ -221,6 +221,34 @@ START_TEST(states_stay)
 }
 END_TEST
 
+/* All of it together, on GPUs and on the host: what is promised is played again, and bounds hold.
+ */
+START_TEST(combinations)
+{
+    static const uint64_t rooms[] = {0, UINT64_C(1) << 30, CST_PLAN_ROOM_AUTO, UINT64_C(1) << 30};
+    uint32_t room = (uint32_t)_i / 3 % 4;
+    bool gpu = _i / 12 % 2 == 0;
+
+    declare(_i % 5 == 0 ? "moe-8x124m" : "gpt2-124m", 1 + (uint32_t)_i / 24 % 2 * 2, 1, false);
+    f.config.micro_batches = _i % 7 == 0 ? 2 : 1;
+    if (!gpu) {
+        plan_rig_host_rates(&f.rates);
+        f.rates.devices[0].flops = 20e12;
+        f.rates.devices[f.rates.n_devices] = (struct cst_rates_device){
+            .name = "paced:0", .up = 8e9, .down = 8e9, .update = 8e9, .memory = 1e12};
+        f.config.accelerator = f.rates.n_devices++;
+    }
+    f.budget.device_bytes = 5000000000;
+    f.config.runtime_only = _i % 2 == 0;
+    f.config.max_events = 30000;
+    set_overlap((enum cst_overlap)(_i % CST_OVERLAP_COUNT));
+    f.config.update_room = rooms[room];
+    f.config.device_states = room == 3 ? UINT64_C(300) << 20 : 0;
+    search();
+    check_promise();
+}
+END_TEST
+
 /* -- what does not fit ---------------------------------------------------------------------- */
 
 /* What is short is told to the byte, with what updates take. */
@@ -280,6 +308,7 @@ int main(void)
     tcase_add_loop_test(tc, room_is_chosen, 0, 3);
     tcase_add_loop_test(tc, accelerators_of_the_host, 0, 3);
     tcase_add_loop_test(tc, states_stay, 0, 2);
+    tcase_add_loop_test(tc, combinations, 0, 48);
     tc = suite_case(suite, "what does not fit", search_rig_setup, search_rig_teardown);
     tcase_add_loop_test(tc, room_is_short, 0, 2);
     tcase_add_test(tc, second_row_is_short);
