@@ -9,6 +9,7 @@ struct cst_commands_item {
     TAILQ_ENTRY(cst_commands_item) link;
     struct cst_commands_item *same_bucket; /* next with the same hash */
     uint64_t ticket;
+    bool forgiven;
     size_t n_bytes;   /* of packed */
     uint8_t packed[]; /* field 1 of Submit: key, length, Command; so a Submit is items one behind
                          the other */
@@ -198,6 +199,7 @@ int cst_commands_add(struct cst_commands *commands, const struct cst_command *co
     (void)engine__command__pack(&m.command, item->packed + n_head);
     item->n_bytes = n_head + n;
     item->ticket = command->ticket;
+    item->forgiven = command->forgiven;
     bucket = &commands->buckets[bucket_of(item->ticket)];
     item->same_bucket = *bucket;
     *bucket = item;
@@ -222,6 +224,13 @@ static struct cst_commands_item *find(const struct cst_commands *commands, uint6
 bool cst_commands_has(const struct cst_commands *commands, uint64_t ticket)
 {
     return find(commands, ticket) != NULL;
+}
+
+bool cst_commands_forgives(const struct cst_commands *commands, uint64_t ticket)
+{
+    const struct cst_commands_item *item = find(commands, ticket);
+
+    return item != NULL && item->forgiven;
 }
 
 bool cst_commands_remove(struct cst_commands *commands, uint64_t ticket)

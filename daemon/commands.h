@@ -28,6 +28,9 @@ int cst_commands_add(struct cst_commands *commands, const struct cst_command *co
 /* The command of @ticket is here. */
 bool cst_commands_has(const struct cst_commands *commands, uint64_t ticket);
 
+/* It is, and forgiven if it fails. */
+bool cst_commands_forgives(const struct cst_commands *commands, uint64_t ticket);
+
 /* The command of @ticket has completed. False: there is none (its job is gone). */
 bool cst_commands_remove(struct cst_commands *commands, uint64_t ticket);
 

@@ -205,6 +205,7 @@ static void on_done(struct cst_engine *engine, const struct cst_frame *frame)
     }
     for (size_t i = 0; i < done->n_completions; i++) {
         const Engine__Completion *c = done->completions[i];
+        bool forgiven = cst_commands_forgives(&engine->commands, c->ticket);
 
         if (cst_commands_remove(&engine->commands, c->ticket)) {
             engine->n_completed++;
@@ -213,7 +214,7 @@ static void on_done(struct cst_engine *engine, const struct cst_frame *frame)
                 engines->on_timed(engines->arg, c->ticket, engine->index, c->began_ns, c->ended_ns);
             }
             cst_engines_complete(engines, c->ticket, c->status > 0 ? CST_EPROTO : c->status,
-                                 c->value, c->text);
+                                 c->value, c->text, forgiven);
         }
     }
     engine__done__free_unpacked(done, NULL);
@@ -348,7 +349,7 @@ static void refuse_all(struct cst_engine *engine)
     cst_mounts_fail(engine);
     while (cst_commands_first(&engine->commands, &ticket)) {
         (void)cst_commands_remove(&engine->commands, ticket);
-        cst_engines_complete(engines, ticket, CST_EENGINE, 0, engine->why);
+        cst_engines_complete(engines, ticket, CST_EENGINE, 0, engine->why, false);
     }
     if (cst_engine_is_gpu(engine)) {
         engines->on_up(engines->arg);

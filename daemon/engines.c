@@ -358,7 +358,8 @@ static uint32_t find_waits(const struct cst_engines *engines, const struct cst_c
         bool elsewhere = is_elsewhere(engines, command->after[i], command->node);
         bool here = cst_commands_has(own, command->after[i]);
 
-        hold = hold || elsewhere || (here && command->told);
+        hold = hold || elsewhere ||
+               (here && (command->told || cst_commands_forgives(own, command->after[i])));
         if (elsewhere || here) {
             tickets[n++] = command->after[i];
         }
@@ -388,6 +389,9 @@ int cst_engines_submit(struct cst_engines *engines, const struct cst_command *co
         return cst_err_set(err, CST_EINTERNAL, "command for engine %u of %u", command->node,
                            engines->n);
     }
+    for (uint32_t i = 0; i < command->n_instead; i++) {
+        cst_waits_rename(&engines->waits, command->instead[i], command->ticket);
+    }
     if (command->n_after > 0 && engines->n > 1) {
         n = find_waits(engines, command, tickets);
     }
@@ -408,17 +412,18 @@ static void release(struct cst_engines *engines)
         }
         if (err.status != CST_OK) {
             engines->on_done(engines->arg, command.ticket, err.status, 0, err.text);
-            cst_waits_done(&engines->waits, command.ticket, err.status, err.text);
+            cst_waits_done(&engines->waits, command.ticket, command.forgiven ? CST_OK : err.status,
+                           err.text);
         }
     }
 }
 
 void cst_engines_complete(struct cst_engines *engines, uint64_t ticket, int status, double value,
-                          const char *text)
+                          const char *text, bool forgiven)
 {
     engines->on_done(engines->arg, ticket, status, value, text);
     if (engines->waits.n > 0) {
-        cst_waits_done(&engines->waits, ticket, status, text);
+        cst_waits_done(&engines->waits, ticket, forgiven ? CST_OK : status, text);
         release(engines);
     }
 }

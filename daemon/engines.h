@@ -93,10 +93,10 @@ int cst_engines_submit(struct cst_engines *engines, const struct cst_command *co
  * mounts.c. */
 void cst_engines_watch(struct cst_engines *engines);
 
-/* A command has completed, or will never be done: tell, and let go what waited for it. For
- * engine.c. */
+/* A command has completed, or will never be done: tell, and let go what waited for it; where it is
+ * @forgiven as if it had succeeded. For engine.c. */
 void cst_engines_complete(struct cst_engines *engines, uint64_t ticket, int status, double value,
-                          const char *text);
+                          const char *text, bool forgiven);
 
 /* Forget the commands whose ticket >> shift is @value: on_done will not be called for them. */
 void cst_engines_forget(struct cst_engines *engines, unsigned shift, uint64_t value);

@@ -146,6 +146,33 @@ void cst_waits_done(struct cst_waits *waits, uint64_t ticket, int status, const 
     }
 }
 
+void cst_waits_rename(struct cst_waits *waits, uint64_t from, uint64_t to)
+{
+    struct cst_waits_edge **p = &waits->buckets[bucket_of(from)];
+    struct cst_waits_edge *moved = NULL;
+
+    while (*p != NULL) {
+        struct cst_waits_edge *edge = *p;
+
+        if (edge->ticket != from) {
+            p = &edge->next;
+            continue;
+        }
+        *p = edge->next;
+        edge->ticket = to;
+        edge->next = moved;
+        moved = edge;
+    }
+    while (moved != NULL) {
+        struct cst_waits_edge **first = &waits->buckets[bucket_of(to)];
+        struct cst_waits_edge *edge = moved;
+
+        moved = edge->next;
+        edge->next = *first;
+        *first = edge;
+    }
+}
+
 bool cst_waits_take(struct cst_waits *waits, struct cst_command *out, struct cst_err *err)
 {
     struct cst_waits_item *item = TAILQ_FIRST(&waits->due);

@@ -43,6 +43,9 @@ bool cst_waits_holds(const struct cst_waits *waits, uint64_t ticket);
  * nothing else is due now. */
 void cst_waits_done(struct cst_waits *waits, uint64_t ticket, int status, const char *text);
 
+/* Who waits for @from waits for @to, which is under way or here. */
+void cst_waits_rename(struct cst_waits *waits, uint64_t from, uint64_t to);
+
 /* The command that became due first, taken out, without `after`. With err->status != 0 it must not
  * be done: it is complete with that status (CST_ECANCELLED). False: none is due. */
 bool cst_waits_take(struct cst_waits *waits, struct cst_command *out, struct cst_err *err);

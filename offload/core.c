@@ -230,10 +230,14 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
         break;
     case CST_FLIGHT_UPDATE:
     case CST_FLIGHT_STATES:
+    case CST_FLIGHT_AWAY:
     case CST_FLIGHT_ROOM:
         cst_update_done(core, &flight, event);
         break;
     case CST_FLIGHT_HELD:
+        if (event->status != CST_OK) {
+            cst_fallback_kept(core, &flight, event);
+        }
         cst_held_done(core, &flight);
         break;
     case CST_FLIGHT_PART:
@@ -343,6 +347,10 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         .n_device_updates = core->n_device_updates,
     };
     cst_exposure_stats(core, out);
+    for (uint32_t r = 0; r < core->n_rooms; r++) {
+        out->n_room_failures += core->rooms[r].n_failures;
+        out->n_rooms_given_up += core->rooms[r].given_up;
+    }
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         const struct cst_chunk *chunk = &core->chunks[c];
 

@@ -7,7 +7,7 @@
  * Who does what: UPDATE, NORM, CONVERT and copies between arenas and staging segments go to the engine of the chunk's node (NORM: to
  * engine 0). A copy between a pool and an arena goes to the pool's engine, a REDUCE where offload/way.h says. So `after` may name
  * tickets of other engines: the driver gives an engine such a command only when those are complete. One that failed fails what comes
- * after it (CST_ECANCELLED); one that is not under way any more counts as complete.
+ * after it (CST_ECANCELLED), unless it is `forgiven`; one that is not under way any more counts as complete.
  *
  * Requests carry a tag; each tag gets exactly one CST_ACT_REPLY, in this step or in a later one. Commands carry a ticket,
  * increasing; each gets exactly one CST_EV_DONE from the driver, whatever happens to the engine in between.
@@ -156,6 +156,7 @@ enum cst_priority { CST_PRIORITY_DEMAND = 0, CST_PRIORITY_PREFETCH = 1, CST_PRIO
 
 #define CST_COMMAND_MAX_AFTER 8
 #define CST_COMMAND_MAX_ROWS 4
+#define CST_COMMAND_MAX_INSTEAD 4
 
 struct cst_command_row {
     enum cst_row row;
@@ -170,6 +171,10 @@ struct cst_command {
     uint32_t n_after;
     bool told;                                /* those of its own engine, too, must have been told to be complete before the engine is given it: it
                                                * overwrites what they would read if they were sent again, after a restart */
+    bool forgiven;                            /* that it failed is not passed on: what comes after it goes on, unless another command has come `instead`. So
+                                               * that comes, in its own engine, too, only when this one was told to be complete */
+    uint64_t instead[CST_COMMAND_MAX_INSTEAD]; /* tickets under way, of commands that failed or will: what was to come after them comes after this one */
+    uint32_t n_instead;
     uint32_t node;                            /* which engine: a chunk's node's, or a pool's */
     struct cst_place src[CST_CORE_MAX_WORLD]; /* COPY: 1; REDUCE, fused UPDATE: contributions in rank order; CONVERT: 1 */
     uint32_t n_src;
@@ -343,6 +348,8 @@ struct cst_core_stats {
     uint32_t interleave;     /* k that is in force; 0: none */
     uint64_t n_updates;      /* of chunks, completed */
     uint64_t n_device_updates; /* of them, in rooms or on device states */
+    uint64_t n_room_failures;  /* commands of updates in rooms that failed and were made good */
+    uint32_t n_rooms_given_up; /* rooms in which too many did: no chunk goes there any more but those whose states are there */
     uint64_t last_update_ns; /* of the last step whose updates are all done: in which at least one of them was under way, issued and not done */
     uint64_t last_exposed_ns;/* of it: in which a rank waited for an update and for nothing else; of the rank that waited longest. A fetch that was
                               * asked ahead counts from its WANT on */

@@ -80,6 +80,11 @@ void cst_exposure_issued(struct cst_core *core)
     }
 }
 
+void cst_exposure_replaced(struct cst_core *core, uint32_t n)
+{
+    core->exposure.n_updates += 1 - n;
+}
+
 void cst_exposure_all_issued(struct cst_core *core)
 {
     struct cst_exposure *e = &core->exposure;

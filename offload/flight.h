@@ -14,6 +14,7 @@ enum cst_flight_kind {
     CST_FLIGHT_NORM,
     CST_FLIGHT_UPDATE, /* what brings the weights of an update */
     CST_FLIGHT_STATES, /* what brings states of an update down from a room */
+    CST_FLIGHT_AWAY,   /* UPDATE in a room */
     CST_FLIGHT_ROOM,   /* any other command of an update in a room */
     CST_FLIGHT_HELD,   /* gradient block -> room, beside its sum */
     CST_FLIGHT_READ,  /* row -> staging segment */
@@ -24,8 +25,10 @@ enum cst_flight_kind {
 struct cst_flight {
     uint64_t ticket; /* 0: the slot is empty */
     enum cst_flight_kind kind;
-    uint32_t rank;       /* LOAD, PIECE, STAGE; ROOM, HELD: number of the room */
-    uint32_t block;      /* LOAD, PIECE, STAGE; HELD, and ROOM, CST_NONE elsewhere: slot of the gradient that is kept there */
+    uint32_t rank;       /* LOAD, PIECE, STAGE; AWAY, ROOM, HELD, and UPDATE that is down: number of the room */
+    uint32_t block;      /* LOAD, PIECE, STAGE; HELD, and AWAY, ROOM, CST_NONE elsewhere: slot of the gradient that is kept there */
+    bool down;           /* UPDATE, STATES: a COPY out of a room */
+    uint32_t tries;      /* down: copies of the same that failed before */
     uint32_t peer;       /* PIECE: rank whose block is read */
     uint32_t peer_block; /* PIECE */
     uint32_t chunk;      /* all but NORM */

@@ -6,7 +6,7 @@
  *     \--REDUCE--> grad row                        one contribution is its own sum
  *
  * A slot is free again when nobody was promised what is in it, and all commands that read or wrote
- * it were told to be complete. What is kept is void when its collection is. */
+ * it were told to be complete. What is kept is void when its collection is, or when its copy fails. */
 #include "offload/parts.h"
 
 #include <stdlib.h>
@@ -96,6 +96,7 @@ uint64_t cst_held_keep(struct cst_core *core, uint32_t c)
     room->held.slots[flight.block] = (struct cst_held_slot){.chunk = c, .n_commands = 1};
     core->chunks[c].held = flight.block;
     copy = cst_core_command(core, CST_COMMAND_COPY, room->engine, &flight);
+    copy->forgiven = true;
     copy->priority = CST_PRIORITY_EVICTION;
     copy->src[copy->n_src++] = cst_pool_place(pool, pool->grad_of[c]);
     copy->dst[copy->n_dst++] = place_of(room, flight.block);

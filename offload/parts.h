@@ -16,6 +16,7 @@
  *   update.c     one update of a chunk
  *   room.c       updates on accelerators
  *   held.c       gradients that stay there
+ *   fallback.c   what is done where a command of such an update fails
  *   states.c     READ and WRITE of a tensor's rows */
 #ifndef CST_PARTS_H
 #define CST_PARTS_H
@@ -73,6 +74,15 @@ struct cst_exposure {
 enum cst_over { CST_OVER_WEIGHTS, CST_OVER_GRADIENT, CST_OVER_DEBRIS };
 #define CST_UPDATE_STATES 3 /* rows that an update writes beside the weights */
 
+/* An update of a chunk. */
+struct cst_update {
+    uint32_t chunk;
+    uint64_t mark;          /* adam step */
+    struct cst_hyper hyper; /* grad_scale: with the clip factor */
+    struct cst_place weight; /* where the weights go */
+    bool guard;              /* tiles that are not finite keep their states */
+};
+
 struct cst_chunk {
     uint64_t ranks;         /* its group: who fetches it and contributes, a bit each */
     bool has_states;        /* else it is frozen: no gradient, no sum, no update */
@@ -81,6 +91,8 @@ struct cst_chunk {
                                COPY down, while not done; else 0 */
     uint64_t states_tickets[CST_UPDATE_STATES]; /* from a room: same, its states */
     uint32_t room;        /* of its last update, CST_NONE: its node's engine made it, in place */
+    uint32_t buffer;      /* of that room, which it went through */
+    struct cst_update away; /* same, as it was asked for */
     uint32_t held;        /* slot of that room that has the gradient, CST_NONE: none */
     bool turn;            /* the last update was one that should go through a room */
     uint64_t weight_ticket; /* what brings the weights that fetches read, while not done; else 0 */
@@ -109,6 +121,8 @@ struct cst_chunk {
     uint32_t evicted_for;  /* chunk that wanted the block */
 };
 
+#define CST_ROOM_MAX_FAILURES 3 /* and it is given up */
+#define CST_ROOM_MAX_TRIES 3    /* of a COPY down */
 #define CST_ROOM_COPIES_DOWN (1 + CST_UPDATE_STATES)
 #define CST_ROOM_COMMANDS (1 + CST_UPDATE_STATES + 1 + CST_ROOM_COPIES_DOWN) /* of an update: up, UPDATE, down */
 
@@ -130,6 +144,8 @@ struct cst_room {
     uint32_t segment;
     struct cst_buffers buffers;
     struct cst_held held;
+    uint32_t n_failures;                                  /* of its commands */
+    bool given_up;                                        /* too many */
     uint32_t next;                                        /* buffer */
     uint64_t down[CST_BUFFERS_MAX][CST_ROOM_COPIES_DOWN]; /* last COPYs out of each; 0: none */
 };
@@ -327,6 +343,9 @@ void cst_residency_loaded(struct cst_core *core, const struct cst_flight *flight
 void cst_residency_updated(struct cst_core *core, const struct cst_flight *flight,
                            const struct cst_event *event);
 
+/* Workers that copy themselves and wait for the update @from of @chunk wait for @to. */
+void cst_residency_replaced(struct cst_core *core, uint32_t chunk, uint64_t from, uint64_t to);
+
 /* The arena has, or will have, newer weights of @chunk: no block's copy is current any more. */
 void cst_residency_expire(struct cst_core *core, uint32_t chunk);
 
@@ -468,14 +487,6 @@ void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
 
 /* -- update.c: one chunk ---------------------------------------------------------------------- */
 
-struct cst_update {
-    uint32_t chunk;
-    uint64_t mark;          /* adam step */
-    struct cst_hyper hyper; /* grad_scale: with the clip factor */
-    struct cst_place weight; /* where the weights go */
-    bool guard;              /* tiles that are not finite keep their states */
-};
-
 /* Where the next update of @chunk writes its weights. */
 struct cst_place cst_update_weight(const struct cst_core *core, uint32_t chunk);
 
@@ -492,6 +503,10 @@ void cst_update_fill(const struct cst_core *core, struct cst_command *command,
 void cst_update_before(struct cst_command *command, const struct cst_chunk *chunk);
 /* No update of the chunk is under way. */
 bool cst_update_is_over(const struct cst_chunk *chunk);
+
+/* Issue it to the node's engine in place of the one in a room, of which nothing has come down, that
+ * was issued last. */
+void cst_update_return(struct cst_core *core, uint32_t chunk);
 
 /* Completion of any of its commands. */
 void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
@@ -512,6 +527,24 @@ uint32_t cst_room_choose(struct cst_core *core, uint32_t chunk);
 bool cst_room_pass(struct cst_core *core, uint32_t chunk);
 /* Issue it there. */
 void cst_room_update(struct cst_core *core, uint32_t room, const struct cst_update *what);
+
+/* The update of @chunk, of which nothing has come down, has failed: the next one in its buffer waits
+ * for nothing. */
+void cst_room_leave(struct cst_core *core, uint32_t chunk);
+/* @room is not gone through any more. */
+void cst_room_give_up(struct cst_core *core, uint32_t room);
+/* What @flight brought down from a room, but did not, is copied again. */
+void cst_room_copy_again(struct cst_core *core, const struct cst_flight *flight);
+
+/* -- fallback.c: rooms that fail -------------------------------------------------------------- */
+
+/* @flight, of an update in a room, failed, which is made good: the update is not lost by it. False:
+ * it is. */
+bool cst_fallback_begin(struct cst_core *core, const struct cst_flight *flight,
+                        const struct cst_event *event);
+/* A gradient could not be kept in a room, which changes nothing else. */
+void cst_fallback_kept(struct cst_core *core, const struct cst_flight *flight,
+                       const struct cst_event *event);
 
 /* -- overlap.c: rows and times of updates ---------------------------------------------------------
  */
@@ -570,6 +603,8 @@ const char *cst_held_check(const struct cst_core *core);
 
 /* A command was issued that ends an update: UPDATE, or one of the COPYs down from a room. */
 void cst_exposure_issued(struct cst_core *core);
+/* Another command was issued in place of @n of those. */
+void cst_exposure_replaced(struct cst_core *core, uint32_t n);
 /* The step is committed, and all its updates are issued, if there are any. */
 void cst_exposure_all_issued(struct cst_core *core);
 /* One of those of @chunk is done. */

@@ -279,6 +279,18 @@ void cst_residency_updated(struct cst_core *core, const struct cst_flight *fligh
     }
 }
 
+void cst_residency_replaced(struct cst_core *core, uint32_t chunk, uint64_t from, uint64_t to)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_pool *pool = &core->ranks[rank].pool;
+        uint32_t b = pool->weight_of[chunk];
+
+        if (pool->worker_copies && b != CST_NONE && pool->blocks[b].ticket == from) {
+            pool->blocks[b].ticket = to;
+        }
+    }
+}
+
 void cst_residency_expire(struct cst_core *core, uint32_t chunk)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {

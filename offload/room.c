@@ -99,21 +99,42 @@ void cst_rooms_end(struct cst_core *core)
     core->order_ended = true;
 }
 
+/* There are some that were not given up. */
+static bool has_rooms(const struct cst_core *core)
+{
+    bool any = false;
+
+    for (uint32_t r = 0; r < core->n_rooms; r++) {
+        any = any || !core->rooms[r].given_up;
+    }
+    return any;
+}
+
+void cst_room_give_up(struct cst_core *core, uint32_t r)
+{
+    core->rooms[r].given_up = true;
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        if (core->chunks[c].room == r) {
+            cst_held_drop(core, c);
+        }
+    }
+}
+
 /* The first update since the last order ended. */
 static void begin_order(struct cst_core *core)
 {
-    core->interleave_now = core->n_rooms > 0 ? core->interleave : 0;
+    core->interleave_now = has_rooms(core) ? core->interleave : 0;
     core->n_in_order = 0;
     core->order_ended = false;
 }
 
-/* The next room in turn whose buffers hold the chunk. */
+/* The next room in turn whose buffers hold the chunk, and that has not failed too often. */
 static uint32_t find_room(const struct cst_core *core, uint32_t c)
 {
     for (uint32_t i = 0; i < core->n_rooms; i++) {
         uint32_t r = (core->next_room + i) % core->n_rooms;
 
-        if (holds(core, r, c)) {
+        if (!core->rooms[r].given_up && holds(core, r, c)) {
             return r;
         }
     }
@@ -180,10 +201,10 @@ static struct cst_place place_in(const struct cst_room *room, enum cst_row row)
                               .offset = room->next * room->buffers.bytes + room->buffers.in[row]};
 }
 
-static struct cst_place place_out(const struct cst_room *room, enum cst_row row)
+static struct cst_place place_out(const struct cst_room *room, uint32_t buffer, enum cst_row row)
 {
     return (struct cst_place){.segment = room->segment,
-                              .offset = room->next * room->buffers.bytes + room->buffers.out[row]};
+                              .offset = buffer * room->buffers.bytes + room->buffers.out[row]};
 }
 
 static struct cst_command *command_of(struct cst_core *core, const struct cst_room *room,
@@ -242,7 +263,7 @@ static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
                              const struct cst_update *what)
 {
     struct cst_flight flight = {
-        .kind = CST_FLIGHT_ROOM, .chunk = what->chunk, .block = core->chunks[what->chunk].held};
+        .kind = CST_FLIGHT_AWAY, .chunk = what->chunk, .block = core->chunks[what->chunk].held};
     uint64_t up[1 + N_STATES] = {0};
     struct cst_place grad = bring_grad(core, room, what->chunk, &up[N_STATES]);
     struct cst_command *update;
@@ -255,7 +276,8 @@ static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
     update = command_of(core, room, CST_COMMAND_UPDATE, flight);
     cst_update_fill(core, update, what);
     name_row(update->in, &update->n_in, CST_ROW_GRAD, grad);
-    name_row(update->out, &update->n_out, CST_ROW_WEIGHT, place_out(room, CST_ROW_WEIGHT));
+    name_row(update->out, &update->n_out, CST_ROW_WEIGHT,
+             place_out(room, room->next, CST_ROW_WEIGHT));
     for (uint32_t i = 0; i <= N_STATES; i++) {
         cst_command_after(update, up[i]);
     }
@@ -267,24 +289,41 @@ static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
             name_row(update->in, &update->n_in, states[i], place_in(room, states[i]));
         }
         if (has_row(core, what->chunk, states[i])) {
-            name_row(update->out, &update->n_out, states[i], place_out(room, states[i]));
+            name_row(update->out, &update->n_out, states[i],
+                     place_out(room, room->next, states[i]));
         }
     }
     return update->ticket;
 }
 
-static uint64_t copy_down(struct cst_core *core, const struct cst_room *room, uint32_t c,
-                          enum cst_row row, struct cst_place to, uint64_t update)
+/* A row of the chunk, whose update is done, or named by the caller, comes out of its buffer. Where
+ * that fails, something else can be done, if there is something else to go by. */
+static struct cst_command *copy_down(struct cst_core *core, uint32_t c, enum cst_row row,
+                                     uint32_t tries)
 {
+    const struct cst_chunk *chunk = &core->chunks[c];
+    const struct cst_room *room = &core->rooms[chunk->room];
     bool weight = row == CST_ROW_WEIGHT;
-    struct cst_flight flight = {.kind = weight ? CST_FLIGHT_UPDATE : CST_FLIGHT_STATES, .chunk = c};
+    struct cst_flight flight = {.kind = weight ? CST_FLIGHT_UPDATE : CST_FLIGHT_STATES,
+                                .chunk = c,
+                                .down = true,
+                                .tries = tries};
     struct cst_command *copy = command_of(core, room, CST_COMMAND_COPY, flight);
 
     copy->priority = weight ? CST_PRIORITY_DEMAND : CST_PRIORITY_EVICTION;
-    copy->src[copy->n_src++] = place_out(room, row);
-    copy->dst[copy->n_dst++] = to;
+    copy->src[copy->n_src++] = place_out(room, chunk->buffer, row);
+    copy->dst[copy->n_dst++] = weight ? chunk->away.weight : cst_core_row_place(core, c, row, 0);
     copy->bytes = row_bytes(core, c, row);
     copy->told = true;
+    copy->forgiven = chunk->device == 0 && tries + 1 < CST_ROOM_MAX_TRIES;
+    return copy;
+}
+
+static uint64_t copy_down_after(struct cst_core *core, uint32_t c, enum cst_row row,
+                                uint64_t update)
+{
+    struct cst_command *copy = copy_down(core, c, row, 0);
+
     cst_command_after(copy, update);
     cst_exposure_issued(core);
     return copy->ticket;
@@ -297,15 +336,63 @@ void cst_room_update(struct cst_core *core, uint32_t r, const struct cst_update 
     uint64_t update = update_there(core, room, what);
     uint64_t *down = room->down[room->next];
 
-    chunk->update_ticket = copy_down(core, room, what->chunk, CST_ROW_WEIGHT, what->weight, update);
+    chunk->buffer = room->next;
+    chunk->away = *what;
+    chunk->update_ticket = copy_down_after(core, what->chunk, CST_ROW_WEIGHT, update);
     down[0] = chunk->update_ticket;
     for (uint32_t i = 0; i < N_STATES; i++) {
         down[i + 1] = 0;
         if (has_row(core, what->chunk, states[i])) {
-            down[i + 1] = copy_down(core, room, what->chunk, states[i],
-                                    cst_core_row_place(core, what->chunk, states[i], 0), update);
+            down[i + 1] = copy_down_after(core, what->chunk, states[i], update);
         }
         chunk->states_tickets[i] = down[i + 1];
     }
     room->next = (room->next + 1) % room->buffers.n;
+}
+
+/* -- what fails -------------------------------------------------------------------------------- */
+
+/* @from is not what the next one in @buffer has to wait for, but @to; 0: nothing is. */
+static void rename_down(struct cst_room *room, uint32_t buffer, uint64_t from, uint64_t to)
+{
+    for (uint32_t i = 0; i < CST_ROOM_COPIES_DOWN; i++) {
+        if (room->down[buffer][i] == from) {
+            room->down[buffer][i] = to;
+        }
+    }
+}
+
+void cst_room_leave(struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    struct cst_room *room = &core->rooms[chunk->room];
+
+    rename_down(room, chunk->buffer, chunk->update_ticket, 0);
+    for (uint32_t i = 0; i < N_STATES; i++) {
+        rename_down(room, chunk->buffer, chunk->states_tickets[i], 0);
+    }
+}
+
+void cst_room_copy_again(struct cst_core *core, const struct cst_flight *flight)
+{
+    struct cst_chunk *chunk = &core->chunks[flight->chunk];
+    uint64_t *slot = &chunk->update_ticket;
+    enum cst_row row = CST_ROW_WEIGHT;
+    struct cst_command *copy;
+
+    for (uint32_t i = 0; i < N_STATES && flight->kind == CST_FLIGHT_STATES; i++) {
+        if (chunk->states_tickets[i] == flight->ticket) {
+            slot = &chunk->states_tickets[i];
+            row = states[i];
+        }
+    }
+    copy = copy_down(core, flight->chunk, row, flight->tries + 1);
+    copy->instead[copy->n_instead++] = flight->ticket;
+    rename_down(&core->rooms[chunk->room], chunk->buffer, flight->ticket, copy->ticket);
+    if (chunk->weight_ticket == flight->ticket) {
+        chunk->weight_ticket = copy->ticket;
+    }
+    cst_residency_replaced(core, flight->chunk, flight->ticket, copy->ticket);
+    cst_exposure_replaced(core, 1);
+    *slot = copy->ticket;
 }

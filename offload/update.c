@@ -24,18 +24,33 @@ static void overtake(struct cst_core *core, uint32_t c)
     cst_over_end(&core->chunks[c]);
 }
 
-struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_update *what)
+/* @what is the table's row of weights, the first one. */
+static bool is_first_row(const struct cst_core *core, const struct cst_update *what)
 {
-    struct cst_chunk *chunk = &core->chunks[what->chunk];
+    struct cst_place first = cst_core_row_place(core, what->chunk, CST_ROW_WEIGHT, 0);
+
+    return what->weight.segment == first.segment && what->weight.offset == first.offset;
+}
+
+static struct cst_command *update_in_place(struct cst_core *core, const struct cst_update *what)
+{
     struct cst_flight flight = {.kind = CST_FLIGHT_UPDATE, .chunk = what->chunk};
     struct cst_command *update =
         cst_core_command(core, CST_COMMAND_UPDATE, core->layout->chunks[what->chunk].node, &flight);
 
     cst_update_fill(core, update, what);
-    if (cst_overlap_target(core, what->chunk) != CST_ROW_WEIGHT) {
+    if (!is_first_row(core, what)) {
         update->out[update->n_out++] =
             (struct cst_command_row){.row = CST_ROW_WEIGHT, .place = what->weight};
     }
+    return update;
+}
+
+struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_update *what)
+{
+    struct cst_chunk *chunk = &core->chunks[what->chunk];
+    struct cst_command *update = update_in_place(core, what);
+
     cst_update_before(update, chunk); /* done, but perhaps not yet told */
     chunk->update_ticket = update->ticket;
     cst_held_drop(core, what->chunk);
@@ -43,6 +58,38 @@ struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_u
     cst_exposure_issued(core);
     overtake(core, what->chunk);
     return update;
+}
+
+/* @ticket of the chunk's will come to nothing; @command comes instead. */
+static void replace(struct cst_core *core, struct cst_command *command, uint64_t ticket)
+{
+    struct cst_flight flight;
+
+    if (cst_flights_take(&core->flights, ticket, &flight)) {
+        flight.kind = CST_FLIGHT_ROOM;
+        flight.block = CST_NONE;
+        cst_flights_add(&core->flights, &flight);
+        command->instead[command->n_instead++] = ticket;
+    }
+}
+
+void cst_update_return(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+    struct cst_command *update = update_in_place(core, &chunk->away);
+    uint64_t weight = chunk->update_ticket;
+
+    replace(core, update, weight);
+    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+        replace(core, update, chunk->states_tickets[i]);
+        chunk->states_tickets[i] = 0;
+    }
+    cst_exposure_replaced(core, update->n_instead);
+    cst_residency_replaced(core, c, weight, update->ticket);
+    chunk->weight_ticket = chunk->weight_ticket == weight ? update->ticket : chunk->weight_ticket;
+    chunk->update_ticket = update->ticket;
+    cst_held_drop(core, c); /* of the next step already */
+    chunk->room = CST_NONE;
 }
 
 void cst_update_issue(struct cst_core *core, const struct cst_update *what)
@@ -81,12 +128,26 @@ bool cst_update_is_over(const struct cst_chunk *chunk)
     return any == 0;
 }
 
+/* Of the gradient that it read in a room. */
+static void end_use(struct cst_core *core, const struct cst_flight *flight)
+{
+    bool there = flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_ROOM;
+
+    if (there && flight->block != CST_NONE) {
+        cst_held_done(core, flight);
+    }
+}
+
 void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
                      const struct cst_event *event)
 {
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
     bool ends = false;
 
+    if (event->status != CST_OK && cst_fallback_begin(core, flight, event)) {
+        end_use(core, flight);
+        return;
+    }
     chunk->weight_ticket = chunk->weight_ticket == flight->ticket ? 0 : chunk->weight_ticket;
     if (chunk->update_ticket == flight->ticket) {
         chunk->update_ticket = 0;
@@ -102,11 +163,10 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
         core->n_updates++;
         core->n_device_updates += chunk->room != CST_NONE;
     }
-    if (flight->kind != CST_FLIGHT_ROOM) {
+    if (flight->kind == CST_FLIGHT_UPDATE || flight->kind == CST_FLIGHT_STATES) {
         cst_exposure_done(core, flight->chunk);
-    } else if (flight->block != CST_NONE) {
-        cst_held_done(core, flight);
     }
+    end_use(core, flight);
     if (chunk->reduce_ticket == flight->ticket) {
         cst_schedule_fused(core, flight, event);
     }

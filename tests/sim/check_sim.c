@@ -35,8 +35,9 @@ static void seeds(struct sim_options options, uint64_t runs)
            " gradients dropped\n",
            totals.early_runs, totals.delayed_runs, totals.ahead, totals.fused, totals.dropped);
     printf("sim: %" PRIu64 " copies to and from rooms, %" PRIu64 " gradients kept there, %" PRIu64
-           " commands done twice; states on accelerators %" PRIu64 "\n",
-           totals.through, totals.kept, totals.redone, totals.device_runs);
+           " commands done twice, %" PRIu64 " in place of others; states on accelerators %" PRIu64
+           "\n",
+           totals.through, totals.kept, totals.redone, totals.instead, totals.device_runs);
 }
 
 static void cluster(struct cluster_options options)

@@ -61,6 +61,18 @@ static bool is_early(const struct sim *sim, const struct cst_command *command)
     return false;
 }
 
+/* What waits for @from waits for @to. */
+static void rename_ticket(struct sim *sim, uint64_t from, uint64_t to)
+{
+    for (unsigned i = 0; i < sim->n_jobs; i++) {
+        struct cst_command *command = &sim->jobs[i].command;
+
+        for (uint32_t k = 0; k < command->n_after; k++) {
+            command->after[k] = command->after[k] == from ? to : command->after[k];
+        }
+    }
+}
+
 void engines_submit(struct sim *sim, const struct cst_command *command)
 {
     command_check(sim, command);
@@ -69,32 +81,39 @@ void engines_submit(struct sim *sim, const struct cst_command *command)
     }
     sim->n_crossing += crosses(sim, command);
     sim->n_early += is_early(sim, command);
+    for (uint32_t i = 0; i < command->n_after; i++) {
+        if (command->after[i] >= command->ticket) {
+            sim_fail(sim, "command %" PRIu64 " waits for a later one", command->ticket);
+        }
+    }
+    for (uint32_t i = 0; i < command->n_instead; i++) {
+        rename_ticket(sim, command->instead[i], command->ticket);
+    }
+    sim->n_instead += command->n_instead > 0;
     sim->jobs[sim->n_jobs] = (struct job){.command = *command};
     update_submit(sim, &sim->jobs[sim->n_jobs++]);
 }
 
-/* 1: may begin; 0: must wait; negative: what it waited for failed. An engine sees its own commands
- * end, the driver gives it what waits for others' when it was told of their end. */
+/* 1: may begin; 0: must wait; negative: something that it waited for failed, and all has ended. An
+ * engine sees its own commands end, the driver gives it what waits for others' when it was told of
+ * their end. */
 static int is_ready(const struct sim *sim, const struct job *job)
 {
+    bool failed = job->cancelled;
+
     for (uint32_t i = 0; i < job->command.n_after; i++) {
         const struct job *first = find_job(sim, job->command.after[i]);
 
-        if (job->command.after[i] >= job->command.ticket) {
-            sim_fail(sim, "command %" PRIu64 " waits for a later one", job->command.ticket);
-        }
         if (first == NULL) {
             continue;
         }
         if (first->state != JOB_FINISHED || first->command.node != job->command.node ||
-            job->command.told) {
+            job->command.told || first->command.forgiven) {
             return 0;
         }
-        if (first->status != CST_OK) {
-            return CST_ECANCELLED;
-        }
+        failed = failed || first->status != CST_OK;
     }
-    return 1;
+    return failed ? CST_ECANCELLED : 1;
 }
 
 /* -- what a command reads and writes --------------------------------------------------------- */
@@ -309,11 +328,25 @@ static void begin_convert(struct sim *sim, struct job *job)
     }
 }
 
-/* Copies to blocks, grad rows and staging can fail; if anything else does, the job does. */
+/* A command in a room that the job can do without. */
+static bool is_spare(const struct sim *sim, const struct cst_command *command)
+{
+    bool up = command->kind == CST_COMMAND_COPY &&
+              memory_find(&sim->memory, command->dst[0]).kind == PLACE_ROOM;
+
+    return room_has(sim, command) && sim->layout.chunks[command->chunk].device == 0 &&
+           (command->kind == CST_COMMAND_UPDATE || up || command->forgiven);
+}
+
+/* Copies to blocks, grad rows and staging can fail, and what updates in rooms are made of; if
+ * anything else does, the job does. */
 static bool will_fail(struct sim *sim, const struct job *job)
 {
     struct spot dst;
 
+    if (is_spare(sim, &job->command)) {
+        return sim_chance(sim, sim->p_room_fail);
+    }
     if (!is_copy(job) || room_has(sim, &job->command)) {
         return sim_chance(sim, sim->p_fatal);
     }
@@ -434,9 +467,7 @@ static void cancel_after(struct sim *sim, uint64_t ticket)
         struct job *job = &sim->jobs[i];
 
         for (uint32_t k = 0; k < job->command.n_after; k++) {
-            if (job->command.after[k] == ticket) {
-                finish(sim, job, CST_ECANCELLED);
-            }
+            job->cancelled = job->cancelled || job->command.after[k] == ticket;
         }
     }
 }
@@ -452,7 +483,7 @@ static void report(struct sim *sim, unsigned i)
         event.value = NAN;
     }
     event.text = event.status == CST_OK ? NULL : "the fake engine failed it";
-    if (event.status != CST_OK) {
+    if (event.status != CST_OK && !sim->jobs[i].command.forgiven) {
         cancel_after(sim, event.ticket);
     }
     if (sim->told[sim->jobs[i].command.node] < sim->jobs[i].order) {

@@ -195,6 +195,7 @@ static void choose_chances(struct sim *sim)
     sim->p_lie = sim_below(sim, 300);
     sim->p_cancel = sim_chance(sim, 5000) ? sim_below(sim, 500) : 0;
     sim->p_copy_fail = sim_chance(sim, 2000) ? sim_below(sim, 300) : 0;
+    sim->p_room_fail = sim_chance(sim, 3000) ? sim_below(sim, 500) : 0;
     sim->p_fatal = sim_chance(sim, 1000) ? sim_below(sim, 200) : 0;
     sim->p_mismatch = sim_chance(sim, 3000) ? sim_below(sim, 2000) : 0;
     sim->p_sleep = sim_chance(sim, 3000) ? sim_below(sim, 50) : 0;
@@ -584,6 +585,7 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     totals->fills += sim.n_fills;
     totals->gathered += sim.n_gathered;
     totals->early += sim.n_early;
+    totals->instead += sim.n_instead;
     totals->ahead += sim.n_ahead;
     totals->fused += sim.n_fused;
     totals->dropped += stats.n_dropped;

@@ -25,6 +25,7 @@ struct job {
     struct cst_command command;
     int status;                                  /* FINISHED */
     bool doomed;                                 /* fails when it ends */
+    bool cancelled;                              /* it will not begin: what it comes after failed */
     uint64_t value;                              /* what it will write; UPDATE, CONVERT: nothing */
     uint64_t changes;                            /* of the sources when it began */
     bool begun;                                  /* UPDATE: at least once */
@@ -130,6 +131,7 @@ struct sim_totals {
     uint64_t through;  /* copies to and from rooms */
     uint64_t device_runs; /* with states on accelerators */
     uint64_t kept;     /* gradients that stayed in rooms */
+    uint64_t instead;  /* commands that came in place of such as failed in rooms */
     uint64_t redone;   /* commands that an engine had ended when it died, and did again */
     uint64_t early; /* reductions of the first ranks' contributions alone */
 };
@@ -164,7 +166,7 @@ struct sim {
     uint64_t device_rooms[2]; /* bytes, per accelerator, if it has */
     struct room_row room_rows[SIM_MAX_ROOM_ROWS];
     unsigned n_room_rows;
-    uint64_t n_through, n_redone, n_kept;
+    uint64_t n_through, n_redone, n_kept, n_instead;
     uint64_t n_finished;   /* jobs */
     uint64_t told[8];      /* per engine: order of the last job whose end was told */
     struct memory memory;
@@ -178,7 +180,7 @@ struct sim {
     uint64_t now;
     uint64_t timeout; /* CST_CORE_NEVER: waits do not end */
     /* what the run is made of, chosen by the seed; chances are in 1/10000 a turn */
-    unsigned p_death, p_lie, p_cancel, p_copy_fail, p_engine_death, p_io, p_hint, p_skip, p_nan,
+    unsigned p_death, p_lie, p_cancel, p_copy_fail, p_room_fail, p_engine_death, p_io, p_hint, p_skip, p_nan,
         p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop, p_worker_copies, p_patterns, p_big,
         p_idle, p_interleave, p_quiet, p_prepare;
     enum cst_overlap overlap;

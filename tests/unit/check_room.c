@@ -298,26 +298,6 @@ START_TEST(states_are_behind)
 }
 END_TEST
 
-/* A command of it that fails ends the job, as an update in place does. */
-START_TEST(failure)
-{
-    struct cst_core_stats stats;
-    unsigned i = 0;
-
-    open_room(1, 3 * BUFFER, 1);
-    commit(1);
-    for (; i < (unsigned)_i; i++) {
-        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
-    }
-    rig_done(&rig, rig.commands[0].ticket, CST_EIO, "a fault");
-    cst_core_stats(rig.core, &stats);
-    ck_assert_int_eq(stats.phase, CST_PHASE_FAILED);
-    while (rig.n_commands > 0) {
-        rig_done(&rig, rig.commands[0].ticket, CST_ECANCELLED, NULL);
-    }
-}
-END_TEST
-
 /* -- gradients that stay up ------------------------------------------------------------------- */
 
 /* One rank whose pool is on the accelerator, and place for @n_held gradients behind the buffers. */
@@ -580,7 +560,6 @@ int main(void)
     tcase_add_loop_test(commands, buffers_take_turns, 1, 4);
     tcase_add_test(waits, waiting);
     tcase_add_test(waits, states_are_behind);
-    tcase_add_loop_test(waits, failure, 0, 9);
     tcase_add_checked_fixture(held, NULL, teardown);
     tcase_add_test(held, gradient_stays_up);
     tcase_add_test(held, sums_come_down);

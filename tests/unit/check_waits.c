@@ -129,6 +129,30 @@ START_TEST(chain)
 }
 END_TEST
 
+/* Who waits for a ticket that will come to nothing waits for another one, for its other tickets as
+ * before; the first one's end does not matter to it any more. */
+START_TEST(renamed)
+{
+    HOLD(10, 2);
+    HOLD(11, 2, 258, 3);
+    HOLD(12, 258); /* same bucket */
+    cst_waits_rename(&waits, 2, 9);
+    cst_waits_done(&waits, 2, CST_EIO, "failed");
+    expect_none();
+    cst_waits_done(&waits, 9, CST_OK, NULL);
+    expect(10, CST_OK);
+    expect_none();
+    cst_waits_done(&waits, 258, CST_OK, NULL);
+    expect(12, CST_OK);
+    cst_waits_done(&waits, 3, CST_OK, NULL);
+    expect(11, CST_OK);
+    HOLD(13, 5, 6);
+    cst_waits_rename(&waits, 5, 6); /* the same one twice */
+    cst_waits_done(&waits, 6, CST_OK, NULL);
+    expect(13, CST_OK);
+}
+END_TEST
+
 /* A job goes: its commands are forgotten, held or due, and nothing is left of what they waited for.
  */
 START_TEST(forget)
@@ -166,6 +190,7 @@ int main(void)
     tcase_add_test(tcase, many);
     tcase_add_test(tcase, failure);
     tcase_add_test(tcase, chain);
+    tcase_add_test(tcase, renamed);
     tcase_add_test(tcase, forget);
     tcase_add_test(tcase, closed);
     suite_add_tcase(suite, tcase);

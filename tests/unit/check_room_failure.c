@@ -1,0 +1,430 @@
+/* Commands of updates in rooms that fail: the update is made without the room, the job goes on, and
+ * a room that fails too often is given up. */
+#include "tests/lib/suite.h"
+#include "tests/unit/core_rig.h"
+
+#include <check.h>
+#include <string.h>
+
+#define ENGINE 3
+#define ROOM 400
+#define BUFFER (28ull * RIG_CHUNK_ELEMS)
+#define MAX_FAILURES 3 /* until a room is given up */
+
+static struct rig rig;
+
+static void teardown(void)
+{
+    rig_close(&rig);
+}
+
+/* @n_held: places for gradients, of a rank whose pool is on the accelerator. */
+static void open_room(struct rig_job job, uint32_t n_chunks, uint32_t n_held)
+{
+    static const uint32_t engines[] = {ENGINE};
+    struct cst_core_room room = {
+        .engine = ENGINE, .segment = ROOM, .bytes = 3 * BUFFER + n_held * 2ull * RIG_CHUNK_ELEMS};
+
+    job.n_chunks = n_chunks;
+    job.world = 1;
+    job.n_blocks = 2 * n_chunks;
+    job.rooms = &room;
+    job.n_rooms = 1;
+    job.interleave = 1;
+    job.engines = n_held > 0 ? engines : NULL;
+    rig_open_job(&rig, &job);
+    rig_start(&rig, 1);
+}
+
+/* A step up to its commit; the updates are issued, none is done. */
+static void commit(uint32_t n_chunks)
+{
+    for (uint32_t c = 0; c < n_chunks; c++) {
+        ck_assert_int_eq(rig_status(&rig, rig_release(&rig, 0, c, rig_get(&rig, 0, c))), CST_OK);
+    }
+    (void)rig_step(&rig, 0);
+    while (rig_command(&rig, CST_COMMAND_UPDATE, 0) == NULL) {
+        ck_assert_uint_gt(rig.n_commands, 0);
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+}
+
+static bool waits_for(const struct cst_command *command, uint64_t ticket)
+{
+    for (uint32_t i = 0; i < command->n_after; i++) {
+        if (command->after[i] == ticket) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What a driver does: who comes after @ticket fails with it, or waits for what came instead. */
+static void rename_after(uint64_t from, uint64_t to)
+{
+    for (unsigned i = 0; i < rig.n_commands; i++) {
+        for (uint32_t k = 0; k < rig.commands[i].n_after; k++) {
+            if (rig.commands[i].after[k] == from) {
+                rig.commands[i].after[k] = to;
+            }
+        }
+    }
+}
+
+/* The command that names @ticket in `instead`; NULL: none does. */
+static const struct cst_command *replacement(uint64_t ticket)
+{
+    for (unsigned i = 0; i < rig.n_commands; i++) {
+        for (uint32_t k = 0; k < rig.commands[i].n_instead; k++) {
+            if (rig.commands[i].instead[k] == ticket) {
+                return &rig.commands[i];
+            }
+        }
+    }
+    return NULL;
+}
+
+static const struct cst_command *find(uint64_t ticket)
+{
+    for (unsigned i = 0; i < rig.n_commands; i++) {
+        if (rig.commands[i].ticket == ticket) {
+            return &rig.commands[i];
+        }
+    }
+    ck_abort_msg("no command with ticket %lu", (unsigned long)ticket);
+    return NULL;
+}
+
+/* @ticket fails, and what comes after it, as a driver would have it. */
+static void give_back(uint64_t ticket, int status)
+{
+    bool forgiven = find(ticket)->forgiven;
+
+    rig_done(&rig, ticket, status, "a fault");
+    for (unsigned i = 0; i < rig.n_commands; i++) {
+        const struct cst_command command = rig.commands[i];
+
+        for (uint32_t k = 0; k < command.n_instead; k++) {
+            rename_after(command.instead[k], command.ticket);
+        }
+    }
+    for (unsigned i = 0; i < rig.n_commands && !forgiven;) {
+        if (waits_for(&rig.commands[i], ticket)) {
+            give_back(rig.commands[i].ticket, CST_ECANCELLED);
+            i = 0; /* the list has changed */
+        } else {
+            i++;
+        }
+    }
+}
+
+/* The first command that may begin is done, again and again. */
+static void drain_in_order(void)
+{
+    while (rig.n_commands > 0) {
+        unsigned i = 0;
+
+        for (; i < rig.n_commands; i++) {
+            bool ready = true;
+
+            for (unsigned k = 0; k < rig.n_commands; k++) {
+                ready = ready && !waits_for(&rig.commands[i], rig.commands[k].ticket);
+            }
+            if (ready) {
+                break;
+            }
+        }
+        ck_assert_msg(i < rig.n_commands, "commands wait for each other");
+        rig_done(&rig, rig.commands[i].ticket, CST_OK, NULL);
+    }
+}
+
+static uint64_t ticket_of(enum cst_command_kind kind, unsigned n)
+{
+    ck_assert(rig_command(&rig, kind, n) != NULL);
+    return rig_command(&rig, kind, n)->ticket;
+}
+
+/* The update of that chunk by its node's engine, in place. */
+static const struct cst_command *home_update(uint32_t chunk)
+{
+    for (unsigned i = 0; rig_command(&rig, CST_COMMAND_UPDATE, i) != NULL; i++) {
+        const struct cst_command *update = rig_command(&rig, CST_COMMAND_UPDATE, i);
+
+        if (update->chunk == chunk && update->node == 0) {
+            return update;
+        }
+    }
+    return NULL;
+}
+
+/* A COPY up fails (_i of 4), or the UPDATE (4): the node's engine updates the chunk in place, with
+ * the same step, hyper-parameters and target, after nothing. A fetch and a sum wait for that. */
+START_TEST(nothing_came_down)
+{
+    const struct cst_command *update, *load = NULL;
+    struct cst_hyper hyper;
+    uint64_t failed, away, mark, fetch, lease, home;
+
+    open_room((struct rig_job){0}, 1, 0);
+    commit(1);
+    away = ticket_of(CST_COMMAND_UPDATE, 0);
+    mark = find(away)->mark;
+    hyper = find(away)->hyper;
+    failed = _i < 4 ? ticket_of(CST_COMMAND_COPY, (unsigned)_i) : away;
+    while (rig.commands[0].ticket < failed) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+    fetch = rig_fetch(&rig, 0, 0);
+    give_back(failed, CST_EIO);
+    update = home_update(0);
+    ck_assert(update != NULL);
+    home = update->ticket;
+    ck_assert_uint_eq(update->n_instead, 4);
+    ck_assert_uint_eq(update->n_in + update->n_out + update->n_after + update->n_src, 0);
+    ck_assert_uint_eq(update->mark, mark);
+    ck_assert_int_eq(memcmp(&update->hyper, &hyper, sizeof hyper), 0);
+    for (unsigned i = 0; i < rig.n_commands; i++) {
+        load = rig.commands[i].n_dst > 0 && rig.commands[i].dst[0].segment == RIG_POOL_SEGMENT
+                   ? &rig.commands[i]
+                   : load;
+    }
+    ck_assert(load != NULL && waits_for(load, home));
+    ck_assert_uint_eq(rig_stats(&rig).chunks_updating, 1);
+    lease = rig_answer(&rig, rig_fetch_grad(&rig, 0, 0))->generation;
+    ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, lease)), CST_OK);
+    ck_assert(waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), home));
+    drain_in_order();
+    ck_assert_int_eq(rig_status(&rig, fetch), CST_OK);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_RUNNING);
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, 1);
+    ck_assert_uint_eq(rig_stats(&rig).n_device_updates, 0);
+    ck_assert_uint_eq(rig_stats(&rig).n_room_failures, 1);
+    ck_assert_uint_eq(rig.n_logs, 1);
+}
+END_TEST
+
+/* The buffer is free for the next chunk that goes there, as soon as the node has updated the one
+ * that failed, and later ones wait for nothing. */
+START_TEST(buffer_goes_on)
+{
+    const struct cst_command *up = NULL;
+
+    open_room((struct rig_job){0}, 4, 0);
+    commit(4);
+    give_back(ticket_of(CST_COMMAND_UPDATE, 0), CST_EIO);
+    for (unsigned i = 0; (up = rig_command(&rig, CST_COMMAND_COPY, i)) != NULL; i++) {
+        if (up->chunk == 3 && up->dst[0].segment == ROOM) {
+            ck_assert(waits_for(up, home_update(0)->ticket));
+        }
+    }
+    drain_in_order();
+    ck_assert_uint_eq(rig_stats(&rig).n_device_updates, 3);
+}
+END_TEST
+
+/* Where nobody is behind it yet, the next one there does not name what came to nothing. */
+START_TEST(nobody_behind)
+{
+    uint64_t first, last;
+
+    open_room((struct rig_job){0}, 3, 0);
+    commit(3);
+    first = ticket_of(CST_COMMAND_UPDATE, 0);
+    give_back(first, CST_EIO);
+    last = first + 4; /* its copies down */
+    drain_in_order();
+    commit(3);
+    for (unsigned i = 0; i < rig.n_commands; i++) {
+        for (uint64_t t = first; t <= last; t++) {
+            ck_assert(!waits_for(&rig.commands[i], t));
+        }
+    }
+    drain_in_order();
+    ck_assert_uint_eq(rig_stats(&rig).n_device_updates, 5);
+}
+END_TEST
+
+/* A COPY down fails: it is copied again, out of the same place; what waits for it waits on. */
+START_TEST(copied_again)
+{
+    const struct cst_command *again;
+    struct cst_command down;
+    uint64_t fetch;
+
+    open_room((struct rig_job){0}, 1, 0);
+    commit(1);
+    while (rig_count(&rig, CST_COMMAND_UPDATE) > 0) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+    fetch = rig_fetch(&rig, 0, 0);
+    down = *rig_command(&rig, CST_COMMAND_COPY, (unsigned)_i);
+    ck_assert(down.forgiven);
+    give_back(down.ticket, CST_EIO);
+    again = replacement(down.ticket);
+    ck_assert(again != NULL && again->told && again->forgiven);
+    ck_assert_uint_eq(again->node, ENGINE);
+    ck_assert_uint_eq(again->bytes, down.bytes);
+    ck_assert_int_eq(memcmp(again->src, down.src, sizeof down.src[0]), 0);
+    ck_assert_int_eq(memcmp(again->dst, down.dst, sizeof down.dst[0]), 0);
+    ck_assert(rig_waits(&rig, fetch));
+    drain_in_order();
+    ck_assert_int_eq(rig_status(&rig, fetch), CST_OK);
+    ck_assert_uint_eq(rig_stats(&rig).n_device_updates, 1);
+    ck_assert_uint_eq(rig_stats(&rig).n_room_failures, 1);
+}
+END_TEST
+
+/* The third time it fails the row is lost, and the job with it. */
+START_TEST(never_copied)
+{
+    open_room((struct rig_job){0}, 1, 0);
+    commit(1);
+    while (rig_count(&rig, CST_COMMAND_UPDATE) > 0) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        uint64_t down = rig.commands[rig.n_commands - 1].ticket;
+
+        ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_RUNNING);
+        ck_assert(find(down)->forgiven == (i < 2));
+        give_back(down, CST_EIO);
+    }
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_FAILED);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* After some failures the room is given up: nothing goes there any more, whatever k, and the
+ * numbers say so. */
+START_TEST(given_up)
+{
+    open_room((struct rig_job){0}, 4, 0);
+    commit(4);
+    for (uint32_t n = 1; n <= MAX_FAILURES; n++) {
+        unsigned i = 0;
+
+        while (rig_command(&rig, CST_COMMAND_UPDATE, i)->node != ENGINE) {
+            i++;
+        }
+        ck_assert_uint_eq(rig_stats(&rig).n_rooms_given_up, 0);
+        give_back(ticket_of(CST_COMMAND_UPDATE, i), CST_EIO);
+        ck_assert_uint_eq(rig_stats(&rig).n_room_failures, n);
+    }
+    ck_assert_uint_eq(rig_stats(&rig).n_rooms_given_up, 1);
+    ck_assert_uint_eq(rig.n_logs, MAX_FAILURES + 1);
+    drain_in_order();
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, 4);
+    ck_assert_uint_eq(rig_stats(&rig).n_device_updates, 1);
+    cst_core_set_interleave(rig.core, 2);
+    commit(4);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 4);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 0);
+    ck_assert_uint_eq(rig_stats(&rig).interleave, 0);
+    drain_in_order();
+}
+END_TEST
+
+/* An accelerator that is gone ends the job, as it always did; so does one that fails states which
+ * it alone has. */
+START_TEST(fatal)
+{
+    struct cst_layout_device device = {.engine = ENGINE,
+                                       .bytes = 12ull * RIG_CHUNK_ELEMS + 8191,
+                                       .grain = 8192,
+                                       .room_bytes = 3 * BUFFER};
+    static const int status[] = {CST_ELOST, CST_EENGINE, CST_EIO};
+
+    open_room((struct rig_job){.device = _i == 2 ? &device : NULL}, 1, 0);
+    commit(1);
+    give_back(ticket_of(CST_COMMAND_COPY, 0), status[_i]);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_FAILED);
+    ck_assert(home_update(0) == NULL);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* With two weight rows the update that comes instead writes the one that the first was to write,
+ * though fetches have turned to it since. */
+START_TEST(other_row)
+{
+    struct cst_place target;
+
+    open_room((struct rig_job){.overlap = CST_OVERLAP_EARLY}, 1, 0);
+    commit(1);
+    for (unsigned i = 0;; i++) {
+        const struct cst_command *copy = rig_command(&rig, CST_COMMAND_COPY, i);
+
+        ck_assert(copy != NULL);
+        if (copy->src[0].segment == ROOM) { /* the weights are the first to come */
+            target = copy->dst[0];
+            break;
+        }
+    }
+    give_back(ticket_of(CST_COMMAND_UPDATE, 0), CST_EIO);
+    ck_assert_uint_eq(home_update(0)->n_out, 1);
+    ck_assert_int_eq(home_update(0)->out[0].row, CST_ROW_WEIGHT);
+    ck_assert_int_eq(memcmp(&home_update(0)->out[0].place, &target, sizeof target), 0);
+    drain_in_order();
+}
+END_TEST
+
+/* A worker that copies weights itself is told that they are there when the update is done that came
+ * instead. */
+START_TEST(worker_copies)
+{
+    uint64_t fetch;
+
+    open_room((struct rig_job){.worker_copies = true}, 1, 1);
+    commit(1);
+    fetch = rig_fetch(&rig, 0, 0);
+    give_back(ticket_of(CST_COMMAND_UPDATE, 0), CST_EIO);
+    ck_assert(rig_waits(&rig, fetch));
+    drain_in_order();
+    ck_assert_int_eq(rig_status(&rig, fetch), CST_OK);
+}
+END_TEST
+
+/* A gradient that could not be kept up: its sum is made as it would have been, and it comes up with
+ * the states. */
+START_TEST(not_kept)
+{
+    uint64_t lease, keep;
+
+    open_room((struct rig_job){0}, 1, 1);
+    commit(1);
+    drain_in_order();
+    lease = rig_get_grad(&rig, 0, 0);
+    ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, lease)), CST_OK);
+    keep = ticket_of(CST_COMMAND_COPY, 0);
+    ck_assert(find(keep)->dst[0].segment == ROOM && find(keep)->forgiven);
+    ck_assert(waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), keep));
+    give_back(keep, CST_EIO);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1);
+    drain_in_order();
+    commit(1);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_UPDATE, 0)->n_after, 4);
+    ck_assert_uint_eq(rig_stats(&rig).n_room_failures, 1);
+    drain_in_order();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("room_failure");
+    TCase *tcase = tcase_create("failure");
+
+    tcase_add_checked_fixture(tcase, NULL, teardown);
+    tcase_add_loop_test(tcase, nothing_came_down, 0, 5);
+    tcase_add_test(tcase, buffer_goes_on);
+    tcase_add_test(tcase, nobody_behind);
+    tcase_add_loop_test(tcase, copied_again, 0, 4);
+    tcase_add_test(tcase, never_copied);
+    tcase_add_test(tcase, given_up);
+    tcase_add_loop_test(tcase, fatal, 0, 3);
+    tcase_add_test(tcase, other_row);
+    tcase_add_test(tcase, worker_copies);
+    tcase_add_test(tcase, not_kept);
+    suite_add_tcase(suite, tcase);
+    return suite_run(suite);
+}
