@@ -92,10 +92,17 @@ void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *la
     *buffers = b;
 }
 
-uint64_t cst_buffers_want(const struct cst_layout *layout)
+uint64_t cst_buffers_want_of(const struct cst_layout *layout, uint32_t n_classes)
 {
+    uint64_t limit =
+        n_classes < layout->n_classes ? layout->classes[n_classes].capacity : UINT64_MAX;
     struct cst_buffers b;
 
-    lay_out(&b, layout, largest_below(layout, UINT64_MAX));
+    lay_out(&b, layout, largest_below(layout, limit));
     return CST_BUFFERS_MAX * b.bytes;
+}
+
+uint64_t cst_buffers_want(const struct cst_layout *layout)
+{
+    return cst_buffers_want_of(layout, layout->n_classes);
 }

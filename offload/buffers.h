@@ -29,7 +29,8 @@ struct cst_buffers {
 void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *layout,
                         uint64_t room_bytes);
 
-/* Bytes that three buffers for the largest chunk take. */
+/* Bytes that three buffers for the largest chunk take; of the first @n_classes size classes, 0: there is none that has states. */
 uint64_t cst_buffers_want(const struct cst_layout *layout);
+uint64_t cst_buffers_want_of(const struct cst_layout *layout, uint32_t n_classes);
 
 #endif

@@ -8,7 +8,7 @@ _cistern() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
     local commands='stat jobs job explain trace rm ping plan probe version'
     local options='--socket --manager-socket --json --watch --uid --count --output --disk --device --host --ranks --micro-batches'
-    options+=' --batch --context --optimizer --moments --overlap --update-room --rates --on --flops --share --recompute --runtime --simulate --timeline --help --version'
+    options+=' --batch --context --optimizer --moments --overlap --update-room --device-states --grad-over-weight --rates --on --flops --share --recompute --runtime --simulate --timeline --help --version'
     local i word command='' n_args=0 common=()
 
     COMPREPLY=()
@@ -22,8 +22,8 @@ _cistern() {
                 ((i++))
                 ;;
             --manager-socket | --uid | -c | --count | -o | --output | --disk) ((i++)) ;;
-            --device | --host | --ranks | --micro-batches | --batch | --context | --rates | --on | --flops | --share | --timeline | --update-room) ((i++)) ;;
-            --optimizer | --moments | --overlap) ((i++)) ;;
+            --device | --host | --ranks | --micro-batches | --batch | --context | --rates | --on | --flops | --share | --timeline) ((i++)) ;;
+            --optimizer | --moments | --overlap | --update-room | --device-states) ((i++)) ;;
             --watch) [[ ${COMP_WORDS[i]} != = ]] || ((i++)) ;;
             -*) ;;
             *) if [[ -z $command ]]; then command=$word; else ((n_args++)); fi ;;
@@ -36,7 +36,8 @@ _cistern() {
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;
-        --uid | -c | --count | --device | --host | --ranks | --micro-batches | --batch | --context | --on | --flops | --share | --update-room) return ;;
+        --uid | -c | --count | --device | --host | --ranks | --micro-batches | --batch | --context | --on | --flops | --share | --device-states) return ;;
+        --update-room) mapfile -t COMPREPLY < <(compgen -W 'auto' -- "$cur") && return ;;
         --optimizer) mapfile -t COMPREPLY < <(compgen -W 'adamw adam lion sgd' -- "$cur") && return ;;
         --moments) mapfile -t COMPREPLY < <(compgen -W 'fp32 bf16 mx8' -- "$cur") && return ;;
         --overlap) mapfile -t COMPREPLY < <(compgen -W 'commit early delayed' -- "$cur") && return ;;

@@ -1,5 +1,6 @@
 #include "client/cli/options.h"
 
+#include "offload/plan/plan.h"
 #include "proto/optimizers.h"
 
 #include <ctype.h>
@@ -34,6 +35,8 @@ enum {
     OPT_MOMENTS,
     OPT_OVERLAP,
     OPT_UPDATE_ROOM,
+    OPT_DEVICE_STATES,
+    OPT_GRAD_OVER_WEIGHT,
 };
 
 static const struct option options[] = {
@@ -63,6 +66,8 @@ static const struct option options[] = {
     {"moments", required_argument, NULL, OPT_MOMENTS},
     {"overlap", required_argument, NULL, OPT_OVERLAP},
     {"update-room", required_argument, NULL, OPT_UPDATE_ROOM},
+    {"device-states", required_argument, NULL, OPT_DEVICE_STATES},
+    {"grad-over-weight", no_argument, NULL, OPT_GRAD_OVER_WEIGHT},
     {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'V'},
     {NULL, 0, NULL, 0},
@@ -91,7 +96,9 @@ void cli_options_help(FILE *out)
              "      --optimizer NAME       plan: adamw (default), adam, lion, sgd\n"
              "      --moments FORMAT       plan: fp32 (default), bf16, mx8\n"
              "      --overlap WHEN         plan: commit (default), early, delayed\n"
-             "      --update-room SIZE     plan: of each rank's device, for updates alone\n"
+             "      --update-room SIZE     plan: same, for updates alone; auto: where it pays\n"
+             "      --device-states SIZE   plan: same, for states that stay there\n"
+             "      --grad-over-weight     plan: gradients take the weights' places\n"
              "      --rates FILE           plan: of a machine; a100: of one that was published\n"
              "      --on DEVICE            plan: which of the rates' devices (default: the first)\n"
              "      --flops F              plan: flop/s of it, where the rates do not say\n"
@@ -192,12 +199,21 @@ static int parse_name(const char *const *names, const char *usage, uint32_t *out
 static int parse_plan_option(struct cli_plan_wish *plan, int c)
 {
     switch (c) {
+    case OPT_UPDATE_ROOM:
+        if (strcmp(optarg, "auto") == 0) {
+            plan->update_room = CST_PLAN_ROOM_AUTO;
+            return CLI_EXIT_OK;
+        }
+        return cli_parse_size(optarg, &plan->update_room)
+                   ? CLI_EXIT_OK
+                   : cli_usage("--update-room takes a size (a number with K, M, G or T) or auto",
+                               optarg);
     case OPT_DEVICE:
     case OPT_HOST:
-    case OPT_UPDATE_ROOM:
+    case OPT_DEVICE_STATES:
         return cli_parse_size(optarg, c == OPT_DEVICE ? &plan->device_bytes
                                       : c == OPT_HOST ? &plan->host_bytes
-                                                      : &plan->update_room)
+                                                      : &plan->device_states)
                    ? CLI_EXIT_OK
                    : cli_usage("not a size (a number with K, M, G or T)", optarg);
     case OPT_RANKS:
@@ -244,6 +260,9 @@ static int parse_plan_option(struct cli_plan_wish *plan, int c)
         break;
     case OPT_RECOMPUTE:
         plan->recompute = true;
+        break;
+    case OPT_GRAD_OVER_WEIGHT:
+        plan->grad_over_weight = true;
         break;
     default:
         plan->simulate = true;

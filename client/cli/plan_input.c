@@ -116,6 +116,18 @@ static int no_device(const struct cst_rates *rates, const char *name, struct cst
                        known);
 }
 
+/* What updates have room on where ranks compute on the processor: the first that is another device.
+ */
+static uint32_t find_accelerator(const struct cst_rates *rates)
+{
+    for (uint32_t i = 0; i < rates->n_devices; i++) {
+        if (strcmp(rates->devices[i].name, "host") != 0) {
+            return i;
+        }
+    }
+    return 0;
+}
+
 /* The device that is named, else the first; and its flops, which nobody measures. */
 static int choose_device(struct cli_plan_input *input, const struct cli_plan_wish *wish,
                          struct cst_err *err)
@@ -141,6 +153,7 @@ static int choose_device(struct cli_plan_input *input, const struct cli_plan_wis
                            rates->devices[i].name, input->rates_from);
     }
     input->config.device = i;
+    input->config.accelerator = find_accelerator(rates);
     return CST_OK;
 }
 
@@ -149,16 +162,8 @@ static int choose_device(struct cli_plan_input *input, const struct cli_plan_wis
 static int fill_budget(struct cli_plan_input *input, const struct cli *cli, struct cst_err *err)
 {
     struct cst_plan_budget *budget = &input->budget;
-    uint64_t device = cli->plan.device_bytes;
 
-    input->update_room = cli->plan.update_room;
-    if (input->update_room > 0 && device <= input->update_room) {
-        return cst_err_set(err, CST_EPOOL,
-                           "a device of %llu bytes: a room of %llu for updates leaves nothing",
-                           (unsigned long long)device, (unsigned long long)input->update_room);
-    }
-    budget->device_bytes =
-        device == CST_PLAN_NO_LIMIT ? CST_PLAN_NO_LIMIT : device - input->update_room;
+    budget->device_bytes = cli->plan.device_bytes;
     budget->host_bytes = cli->plan.host_bytes;
     if (cli->disk != NULL && !cli_parse_size(cli->disk, &budget->disk_bytes)) {
         return cst_err_set(err, CST_EINVAL, "--disk takes a size here, not '%.63s'", cli->disk);
@@ -196,10 +201,14 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     input->config.flops_share = wish->share;
     input->config.recompute = wish->recompute;
     input->config.runtime_only = wish->today;
+    input->config.overlap = (enum cst_overlap)wish->overlap;
+    input->config.update_room = wish->update_room;
+    input->config.device_states = wish->device_states;
     input->config.states =
         (struct cst_layout_states){.optimizer = (enum cst_optimizer)wish->optimizer,
                                    .moments = (enum cst_moments)wish->moments,
-                                   .two_weights = wish->overlap != CST_OVERLAP_COMMIT};
+                                   .two_weights = wish->overlap != CST_OVERLAP_COMMIT,
+                                   .grad_over_weight = wish->grad_over_weight};
     return CST_OK;
 }
 

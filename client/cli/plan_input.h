@@ -12,8 +12,7 @@ struct cli_plan_input {
     struct cli_model model;
     struct cst_rates rates;
     char rates_from[PATH_MAX];     /* where they are from, for people */
-    struct cst_plan_budget budget; /* the device's without update_room */
-    uint64_t update_room;          /* bytes of each device that updates have for themselves */
+    struct cst_plan_budget budget;
     struct cst_plan_config config; /* points into this */
 };
 

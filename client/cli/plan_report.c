@@ -1,14 +1,21 @@
 #include "client/cli/plan_report.h"
 
 #include "client/cli/table.h"
+#include "proto/optimizers.h"
 
 #include <stdio.h>
 #include <string.h>
 
-static const char *const row_names[CLI_PLAN_ROWS] = {"weight",  "gradient",   "master",
-                                                     "exp_avg", "exp_avg_sq", "weight_other"};
+const char *const cli_plan_row_names[CLI_PLAN_ROWS] = {"weight",  "gradient",   "master",
+                                                       "exp_avg", "exp_avg_sq", "weight_other"};
 
 /* -- rows ------------------------------------------------------------------------------------- */
+
+/* States that stay on an accelerator. */
+static bool is_on_accelerator(const struct cst_layout_chunk *chunk, int row)
+{
+    return chunk->device != 0 && row >= CST_ROW_MASTER && row <= CST_ROW_EXP_AVG_SQ;
+}
 
 static void add_chunk(struct cli_plan_rows *out, const struct cst_plan_choice *choice,
                       const struct cst_layout *layout, uint32_t c)
@@ -23,7 +30,8 @@ static void add_chunk(struct cli_plan_rows *out, const struct cst_plan_choice *c
                             ? cst_layout_row_bytes(&states, layout->grad_bytes, row, chunk->n_elems)
                             : 0;
 
-        if (choice->device_rows != NULL && (choice->device_rows[c] >> row & 1) != 0) {
+        if (is_on_accelerator(chunk, row) ||
+            (choice->device_rows != NULL && (choice->device_rows[c] >> row & 1) != 0)) {
             out->device[row] += more;
         } else if (choice->disk_rows != NULL && (choice->disk_rows[c] >> row & 1) != 0) {
             out->disk[row] += more;
@@ -59,19 +67,28 @@ static void bytes_or_dash(struct cli_table *table, uint64_t bytes)
     cli_table_cell(table, "%s", bytes > 0 ? cli_bytes(bytes, text) : "-");
 }
 
-static void memory_line(struct cli_table *table, const char *name, uint64_t device, uint64_t host,
-                        uint64_t disk)
+/* Where memory is, as columns. Where ranks compute on the processor, what updates take of
+ * accelerators stands by itself. */
+struct columns {
+    uint64_t device, host, disk, accelerator;
+};
+
+static void memory_line(struct cli_table *table, bool accelerators, const char *name,
+                        const struct columns *bytes)
 {
     cli_table_cell(table, "%s", name);
-    bytes_or_dash(table, device);
-    bytes_or_dash(table, host);
-    bytes_or_dash(table, disk);
+    bytes_or_dash(table, bytes->device);
+    bytes_or_dash(table, bytes->host);
+    bytes_or_dash(table, bytes->disk);
+    if (accelerators) {
+        bytes_or_dash(table, bytes->accelerator);
+    }
 }
 
-/* A limit, and @more; 0: there is none. */
-static uint64_t given(uint64_t limit, uint64_t more)
+/* A limit; 0: there is none. */
+static uint64_t given(uint64_t limit)
 {
-    return limit == CST_PLAN_NO_LIMIT ? 0 : limit + more;
+    return limit == CST_PLAN_NO_LIMIT ? 0 : limit;
 }
 
 /* A device's part of what all of them have together. */
@@ -94,32 +111,52 @@ static uint64_t sum(const uint64_t *rows)
 static bool print_memory(const struct cli_plan_input *input, const struct cst_plan_choice *best,
                          const struct cli_plan_rows *rows)
 {
-    static const char *const titles[] = {"MEMORY", ">EACH DEVICE", ">HOST", ">DISK", NULL};
+    static const char *const titles[] = {"MEMORY", ">EACH DEVICE",      ">HOST",
+                                         ">DISK",  ">EACH ACCELERATOR", NULL};
+    static const char *const fewer[] = {"MEMORY", ">EACH DEVICE", ">HOST", ">DISK", NULL};
     bool on_host = strcmp(input->rates.devices[input->config.device].name, "host") == 0;
+    bool beside = on_host && best->update_room > 0;
     uint64_t blocks = on_host ? best->pool_bytes * input->config.world : 0;
     uint64_t host = sum(rows->host) + blocks;
+    struct columns line = {.device = best->pool_bytes, .host = blocks};
     struct cli_table table;
 
-    cli_table_init(&table, titles);
-    memory_line(&table, "blocks", best->pool_bytes, blocks, 0);
+    cli_table_init(&table, beside ? titles : fewer);
+    memory_line(&table, beside, "blocks", &line);
     for (unsigned row = 0; row < CLI_PLAN_ROWS; row++) {
+        uint64_t there = each(input, rows->device[row]);
+
+        line = (struct columns){.device = beside ? 0 : there,
+                                .host = rows->host[row],
+                                .disk = rows->disk[row],
+                                .accelerator = there};
         if (row != CST_ROW_WEIGHT_OTHER || input->config.states.two_weights) {
-            memory_line(&table, row_names[row], each(input, rows->device[row]), rows->host[row],
-                        rows->disk[row]);
+            memory_line(&table, beside, cli_plan_row_names[row], &line);
         }
     }
-    memory_line(&table, "activations", best->activation_bytes, 0, 0);
-    if (input->update_room > 0) {
-        memory_line(&table, "room for updates", input->update_room, 0, 0);
+    line = (struct columns){.device = best->activation_bytes};
+    memory_line(&table, beside, "activations", &line);
+    if (best->update_room > 0) {
+        line = (struct columns){.device = beside ? 0 : best->update_room,
+                                .accelerator = best->update_room};
+        memory_line(&table, beside, "room for updates", &line);
     }
     if (best->host_bytes > host) {
-        memory_line(&table, "table, rounding", 0, best->host_bytes - host, 0);
+        line = (struct columns){.host = best->host_bytes - host};
+        memory_line(&table, beside, "table, rounding", &line);
     }
-    memory_line(&table, "together",
-                best->pool_bytes + best->state_bytes + best->activation_bytes + input->update_room,
-                best->host_bytes, best->disk_bytes);
-    memory_line(&table, "of", given(input->budget.device_bytes, input->update_room),
-                given(input->budget.host_bytes, 0), input->budget.disk_bytes);
+    line = (struct columns){.device = best->pool_bytes + best->activation_bytes,
+                            .host = best->host_bytes,
+                            .disk = best->disk_bytes,
+                            .accelerator = best->update_room + best->state_bytes};
+    line.device += beside ? 0 : line.accelerator;
+    memory_line(&table, beside, "together", &line);
+    line = (struct columns){.device = given(input->budget.device_bytes),
+                            .host = given(input->budget.host_bytes),
+                            .disk = input->budget.disk_bytes,
+                            .accelerator =
+                                input->rates.devices[input->config.accelerator].memory_bytes};
+    memory_line(&table, beside, "of", &line);
     return cli_table_print(&table, stdout, 0);
 }
 
@@ -196,6 +233,35 @@ static void print_choice(const struct cli_plan_input *input, const struct cst_pl
                                                   : ", summed once a step");
 }
 
+/* When chunks are updated, and where; how much of it is seen. */
+static void print_updates(const struct cli_plan_input *input, const struct cst_plan_choice *best)
+{
+    const struct cst_replay_result *p = &best->predicted;
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
+
+    (void)printf("updates   %s, %s with moments in %s: %s a step, %s of it hidden\n",
+                 cst_overlap_names[input->config.overlap],
+                 cst_optimizer_names[input->config.states.optimizer],
+                 cst_moments_names[input->config.states.moments],
+                 cli_seconds((double)p->update_ns * 1e-9, a),
+                 cli_seconds((double)p->update_hidden_ns * 1e-9, b));
+    if (best->update_room == 0) {
+        return;
+    }
+    (void)printf("rooms     %s on each accelerator, ", cli_bytes(best->update_room, a));
+    if (best->n_buffers == 0) {
+        (void)printf("too small for any chunk\n");
+        return;
+    }
+    (void)printf("%u chunk%s at a time; ", best->n_buffers, best->n_buffers > 1 ? "s" : "");
+    if (best->interleave > 0) {
+        (void)printf("one of each %u chunks is updated there; ", best->interleave);
+    } else {
+        (void)printf("no chunk that has a choice is updated there; ");
+    }
+    (void)printf("up %s, down %s\n", cli_bytes(p->states_up, a), cli_bytes(p->states_down, b));
+}
+
 static bool print_losers(const struct cst_plans *plans)
 {
     static const char *const titles[] = {"RUNNER-UP", ">STEP",   ">CHUNK", "POOL",
@@ -263,131 +329,10 @@ bool cli_plan_print(const struct cli_plan_input *input, const struct cst_plans *
     }
     (void)printf("\n");
     print_traffic(&best->predicted);
+    print_updates(input, best);
     (void)printf("binds     %s\n", best->binds);
     (void)printf("searched  %llu plans, %llu of them played, %s events\n\n",
                  (unsigned long long)plans->n_candidates, (unsigned long long)plans->n_replayed,
                  cli_count(plans->n_events, a));
     return plans->n_runners_up == 0 || print_losers(plans);
-}
-
-/* -- JSON ------------------------------------------------------------------------------------- */
-
-static json_t *rows_json(const uint64_t *rows, uint64_t divisor)
-{
-    json_t *object = json_object();
-
-    for (unsigned row = 0; object != NULL && row < CLI_PLAN_ROWS; row++) {
-        if (json_object_set_new(object, row_names[row],
-                                json_integer((json_int_t)(rows[row] / divisor))) != 0) {
-            json_decref(object);
-            object = NULL;
-        }
-    }
-    return object;
-}
-
-static json_t *classes_json(const struct cst_plan_choice *choice)
-{
-    json_t *list = json_array();
-
-    for (uint32_t i = 0; list != NULL && i < choice->n_classes; i++) {
-        uint64_t elems = i == 0 ? choice->layout.chunk_elems : choice->layout.class_elems[i - 1];
-
-        if (json_array_append_new(list, json_pack("{s:I, s:i}", "chunk_elems", (json_int_t)elems,
-                                                  "n_blocks", (int)choice->n_blocks[i])) != 0) {
-            json_decref(list);
-            list = NULL;
-        }
-    }
-    return list;
-}
-
-json_t *cli_plan_step_json(const struct cst_replay_result *p)
-{
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "step_s",
-                     (double)p->step_ns * 1e-9, "compute_s", (double)p->compute_ns * 1e-9, "wait_s",
-                     (double)p->wait_ns * 1e-9, "update_exposed_s",
-                     (double)p->update_exposed_ns * 1e-9, "tail_s", (double)p->tail_ns * 1e-9,
-                     "bytes_up", (json_int_t)p->bytes_up, "bytes_down", (json_int_t)p->bytes_down,
-                     "bytes_peer", (json_int_t)p->bytes_peer, "hits", (json_int_t)p->hits, "misses",
-                     (json_int_t)p->misses, "evictions", (json_int_t)p->evictions, "prefetches",
-                     (json_int_t)p->prefetches);
-}
-
-static json_t *choice_json(const struct cst_plan_choice *choice)
-{
-    return json_pack(
-        "{s:i, s:o, s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:o}", "n_chunks",
-        (int)choice->n_chunks, "classes", classes_json(choice), "prefetch_depth",
-        choice->prefetch_depth == CST_CORE_NO_PREFETCH ? -1 : (int)choice->prefetch_depth,
-        "eviction", choice->eviction == CST_EVICT_LRU ? "oldest" : "next use", "gradient",
-        choice->grad == CST_PLAN_GRAD_OVER ? "over" : "beside", "reduce_each",
-        (int)choice->reduce_each, "pool_bytes", (json_int_t)choice->pool_bytes, "state_bytes",
-        (json_int_t)choice->state_bytes, "activation_bytes", (json_int_t)choice->activation_bytes,
-        "host_bytes", (json_int_t)choice->host_bytes, "disk_bytes", (json_int_t)choice->disk_bytes,
-        "padding_bytes", (json_int_t)choice->padding_bytes, "binds", choice->binds, "predicted",
-        cli_plan_step_json(&choice->predicted));
-}
-
-static json_t *losers_json(const struct cst_plans *plans)
-{
-    json_t *list = json_array();
-
-    for (uint32_t i = 0; list != NULL && i < plans->n_runners_up; i++) {
-        if (json_array_append_new(list,
-                                  json_pack("{s:s, s:o}", "why", plans->runners_up[i].why, "plan",
-                                            choice_json(&plans->runners_up[i].plan))) != 0) {
-            json_decref(list);
-            list = NULL;
-        }
-    }
-    return list;
-}
-
-static json_t *model_summary(const struct cli_plan_input *input)
-{
-    const struct cst_model *model = &input->model.model;
-
-    return json_pack("{s:s, s:i, s:I, s:i, s:i, s:i}", "name", input->model.name, "world",
-                     (int)input->config.world, "n_params", (json_int_t)model->n_params, "n_tensors",
-                     (int)model->n_tensors, "n_operators", (int)model->n_operators, "micro_batches",
-                     (int)input->config.micro_batches);
-}
-
-static json_t *warnings_json(const struct cli_plan_input *input)
-{
-    char words[CST_PATTERN_COUNT][192];
-    unsigned n = cli_plan_input_warn(input, words, CST_PATTERN_COUNT);
-    json_t *list = json_array();
-
-    for (unsigned i = 0; list != NULL && i < n; i++) {
-        if (json_array_append_new(list, json_string(words[i])) != 0) {
-            json_decref(list);
-            list = NULL;
-        }
-    }
-    return list;
-}
-
-/* null: no limit. */
-static json_t *limit_json(uint64_t bytes)
-{
-    return bytes == CST_PLAN_NO_LIMIT ? json_null() : json_integer((json_int_t)bytes);
-}
-
-json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans *plans,
-                      const struct cli_plan_rows *rows)
-{
-    return json_pack(
-        "{s:o, s:o, s:{s:s, s:s}, s:{s:o, s:o, s:I}, s:o, s:{s:o, s:o, s:o}, s:o, s:{s:I, s:I, "
-        "s:I}}",
-        "model", model_summary(input), "warnings", warnings_json(input), "rates", "from",
-        input->rates_from, "device", input->rates.devices[input->config.device].name, "budget",
-        "device_bytes", limit_json(input->budget.device_bytes), "host_bytes",
-        limit_json(input->budget.host_bytes), "disk_bytes", (json_int_t)input->budget.disk_bytes,
-        "plan", choice_json(&plans->best), "rows", "each_device",
-        rows_json(rows->device, input->config.world), "host", rows_json(rows->host, 1), "disk",
-        rows_json(rows->disk, 1), "runners_up", losers_json(plans), "searched", "candidates",
-        (json_int_t)plans->n_candidates, "played", (json_int_t)plans->n_replayed, "events",
-        (json_int_t)plans->n_events);
 }

@@ -9,9 +9,11 @@
 
 enum { CLI_PLAN_ROWS = CST_ROW_COUNT + 1 }; /* the second weight row too */
 
+extern const char *const cli_plan_row_names[CLI_PLAN_ROWS];
+
 /* Bytes of each row of all chunks, by where they are. */
 struct cli_plan_rows {
-    uint64_t device[CLI_PLAN_ROWS]; /* of all ranks' devices */
+    uint64_t device[CLI_PLAN_ROWS]; /* of all ranks' devices, or accelerators beside the host */
     uint64_t host[CLI_PLAN_ROWS];
     uint64_t disk[CLI_PLAN_ROWS];
 };
@@ -24,7 +26,8 @@ int cli_plan_rows(struct cli_plan_rows *out, const struct cli_plan_input *input,
 bool cli_plan_print(const struct cli_plan_input *input, const struct cst_plans *plans,
                     const struct cli_plan_rows *rows);
 
-/* New objects; NULL: out of memory. Times and traffic of a step that was played; a plan. */
+/* plan_json.c. New objects; NULL: out of memory. Times and traffic of a step that was played; a
+ * plan. */
 json_t *cli_plan_step_json(const struct cst_replay_result *step);
 json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans *plans,
                       const struct cli_plan_rows *rows);

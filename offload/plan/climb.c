@@ -191,6 +191,11 @@ static int visit(struct cst_search *s, const struct cst_plan_try *try,
                : rc;
 }
 
+static bool may_have_room(const struct cst_search *s, const struct cst_plan_try *try)
+{
+    return s->config->update_room == CST_PLAN_ROOM_AUTO && s->n_rooms > 0 && try->state_room == 0;
+}
+
 /* Same layout, the other order of eviction, other depths, other shares of states, fewer blocks. */
 static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
 {
@@ -214,11 +219,11 @@ static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
         try.eviction = i == 0 ? CST_EVICT_LRU : CST_EVICT_NEXT_USE;
         rc = visit(s, &try, &layout);
     }
-    if (s->config->update_room == CST_PLAN_ROOM_AUTO && from->state_room == 0 && rc == CST_OK) {
+    for (uint32_t n = 0; n <= layout.n_classes && may_have_room(s, from) && rc == CST_OK; n++) {
         struct cst_plan_try try = *from;
 
         try.replayed = false;
-        try.with_room = !from->with_room;
+        try.n_through = n;
         rc = visit(s, &try, &layout);
     }
     for (uint32_t i = 0; i < 6 && rc == CST_OK; i++) {
@@ -263,7 +268,7 @@ static int climb_capacity(struct cst_search *s, const struct cst_plan_try *from)
         try.state_room = from->state_room;
         try.wide = from->wide;
         try.once = from->once;
-        try.with_room = from->with_room;
+        try.n_through = from->n_through < layout.n_classes ? from->n_through : layout.n_classes;
         try.depth = from->depth;
         try.eviction = from->eviction;
         rc = visit(s, &try, &layout);

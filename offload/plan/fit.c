@@ -51,7 +51,7 @@ uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_la
 /* What updates on the ranks' own devices take of them. */
 static uint64_t for_updates(const struct cst_search *s, const struct cst_plan_try *try)
 {
-    return s->host || !try->with_room ? 0 : try->update_room + s->config->device_states;
+    return s->host || try->update_room == 0 ? 0 : try->update_room + s->config->device_states;
 }
 
 static void lack_device(struct cst_search *s, const struct cst_layout *layout,
@@ -63,9 +63,12 @@ static void lack_device(struct cst_search *s, const struct cst_layout *layout,
     char updates[96] = "";
 
     if (for_updates(s, try) > 0) {
-        (void)snprintf(updates, sizeof updates,
-                       ", room for updates %" PRIu64 ", states that stay there %" PRIu64,
-                       try->update_room, s->config->device_states);
+        int n = snprintf(updates, sizeof updates, ", room for updates %" PRIu64, try->update_room);
+
+        if (s->config->device_states > 0) {
+            (void)snprintf(updates + n, sizeof updates - (size_t)n,
+                           ", states that stay there %" PRIu64, s->config->device_states);
+        }
     }
     if (try->block_room < s->room || try->state_room > 0 ||
         (s->lack.bytes != 0 && s->lack.bytes <= bytes)) {
@@ -239,7 +242,7 @@ static bool fit_host(struct cst_search *s, struct cst_plan_try *try,
     const struct cst_plan_budget *budget = s->config->budget;
     uint64_t limit = budget->host_bytes;
     bool disk = !s->config->runtime_only && budget->disk_bytes > 0 && s->rates.disk_read > 0 &&
-                s->rates.disk_write > 0 && !try->with_room;
+                s->rates.disk_write > 0 && try->update_room == 0;
     uint64_t spared;
 
     try->over = layout->states.grad_over_weight && !s->config->states.grad_over_weight;

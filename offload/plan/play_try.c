@@ -135,7 +135,7 @@ static struct cst_plan_try try_of(const struct cst_plan_choice *choice)
         .over = choice->grad == CST_PLAN_GRAD_OVER,
         .depth = choice->prefetch_depth,
         .eviction = choice->eviction,
-        .with_room = choice->update_room > 0,
+        .n_through = choice->update_room > 0,
         .update_room = choice->update_room,
         .n_device = count_first(choice->device_rows, choice->n_chunks, CST_ROW_WEIGHT),
         .n_moments = count_last(choice->disk_rows, choice->n_chunks, CST_ROW_EXP_AVG),

@@ -35,10 +35,41 @@ static int check_states(const struct cst_plan_config *c, struct cst_err *err)
     return CST_OK;
 }
 
+/* What one has of the ranks' wishes. */
+static uint64_t of_each(const struct cst_search *s, uint64_t bytes)
+{
+    return bytes / s->n_rooms * s->world + bytes % s->n_rooms * s->world / s->n_rooms;
+}
+
+/* Accelerators beside the ranks' own devices have the memory that rates say, if they do. */
+static uint64_t memory_of(const struct cst_search *s)
+{
+    uint64_t bytes = s->host ? s->rates.devices[s->accelerator].memory_bytes : 0;
+
+    return bytes > 0 ? bytes : UINT64_MAX;
+}
+
+static int check_memory(const struct cst_search *s, struct cst_err *err)
+{
+    const struct cst_rates_device *device = &s->rates.devices[s->accelerator];
+    uint64_t room = is_auto(s) ? 0 : of_each(s, s->config->update_room);
+    uint64_t states = of_each(s, s->config->device_states);
+
+    if (room + states <= memory_of(s)) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EPOOL,
+                       "device memory of %" PRIu64 " bytes of '%s': room for updates takes %" PRIu64
+                       ", states that stay there %" PRIu64 ": %" PRIu64 " bytes short",
+                       device->memory_bytes, device->name, room, states,
+                       room + states - device->memory_bytes);
+}
+
 int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
 {
     const struct cst_plan_config *c = s->config;
     const struct cst_rates_device *device = &s->rates.devices[s->accelerator];
+    int rc;
 
     if ((c->overlap != CST_OVERLAP_COMMIT) != c->states.two_weights) {
         return cst_err_set(err, CST_EINVAL,
@@ -59,13 +90,8 @@ int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "rates: device '%s': update is not known",
                            device->name);
     }
-    return check_states(c, err);
-}
-
-/* What one has of the ranks' wishes. */
-static uint64_t of_each(const struct cst_search *s, uint64_t bytes)
-{
-    return bytes / s->n_rooms * s->world + bytes % s->n_rooms * s->world / s->n_rooms;
+    rc = check_states(c, err);
+    return rc == CST_OK ? check_memory(s, err) : rc;
 }
 
 static uint32_t engine_of(const struct cst_search *s, uint32_t i)
@@ -88,12 +114,15 @@ uint64_t cst_search_room_bytes(const struct cst_search *s, const struct cst_plan
 {
     uint64_t want;
 
-    if (!try->with_room || s->n_rooms == 0) {
+    if (try->n_through == 0 || s->n_rooms == 0) {
         return 0;
     }
-    want = cst_buffers_want(layout);
-    return is_auto(s) ? cst_align_up((want * s->n_rooms + s->world - 1) / s->world, ROOM_GRAIN)
-                      : s->config->update_room;
+    if (!is_auto(s)) {
+        return s->config->update_room;
+    }
+    want = cst_buffers_want_of(layout, try->n_through);
+    want = cst_align_up((want * s->n_rooms + s->world - 1) / s->world, ROOM_GRAIN);
+    return of_each(s, want) <= memory_of(s) ? want : 0;
 }
 
 /* A gradient is kept up only if it is the only contribution: not where one rank stands for others.

@@ -22,7 +22,7 @@ struct cst_plan_try {
     uint64_t block_room; /* bytes of a device that blocks may take; UINT64_MAX: what is left */
     bool wide;           /* further classes get blocks before the first one */
     bool once;           /* one reduction of all micro-batches */
-    bool with_room;      /* accelerators update chunks */
+    uint32_t n_through;  /* classes whose chunks fit a room, where that is chosen; 0: no room */
     bool known;          /* of a capacity that people take without thinking: 16, 32 or 64 MiB */
     uint32_t depth;      /* of prefetch, 0: as deep as blocks allow */
     enum cst_core_eviction eviction;

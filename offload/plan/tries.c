@@ -128,7 +128,7 @@ static int add_shares(struct cst_search *s, const struct cst_plan_try *site,
                       const struct cst_layout *layout)
 {
     static const uint32_t eighths[] = {0, 1, 2, 4, 6, 7, 8};
-    uint32_t n_states = states_may_stay(s) && !site->with_room ? 7 : 1, number;
+    uint32_t n_states = states_may_stay(s) && site->n_through == 0 ? 7 : 1, number;
     bool once = s->config->micro_batches > 1 && !s->config->runtime_only;
     int rc = CST_OK;
 
@@ -156,8 +156,11 @@ static int add_site(struct cst_search *s, const struct cst_plan_try *site,
     if (room == 0 || room == CST_PLAN_ROOM_AUTO) {
         rc = add_shares(s, &try, layout);
     }
-    try.with_room = true;
-    return rc == CST_OK && room > 0 && s->n_rooms > 0 ? add_shares(s, &try, layout) : rc;
+    try.n_through = room == CST_PLAN_ROOM_AUTO ? 1 : layout->n_classes;
+    for (; rc == CST_OK && s->n_rooms > 0 && try.n_through <= layout->n_classes; try.n_through++) {
+        rc = add_shares(s, &try, layout);
+    }
+    return rc;
 }
 
 static int try_capacity(struct cst_search *s, uint64_t elems)

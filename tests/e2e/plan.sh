@@ -113,11 +113,44 @@ holds '.rows.host | .exp_avg_sq == 0 and .exp_avg * 128 == .master * 33 and .wei
 states --device 2G --update-room 1G
 one=$(jq '.plan.pool_bytes' "$tmp/out")
 [ "$one" -le $((1 << 30)) ] || fail "blocks of $one bytes in 1 GiB"
+holds '.plan.update_room == 1073741824 and .plan.n_buffers > 0 and (.plan.pool_bytes + .plan.update_room + .plan.activation_bytes) <= .budget.device_bytes'
 expect 0 preset:gpt2-124m --rates a100 --device 2G --update-room 1G --moments mx8 --overlap delayed
 says '^room for updates +1\.00 GiB '
 says '^weight_other '
+says '^updates +delayed, adamw with moments in mx8: .* hidden$'
+says '^rooms +1\.00 GiB on each accelerator, [1-3] chunks? at a time; '
 expect 1 preset:gpt2-124m --rates a100 --device 1G --update-room 1G
-complains 'a room of 1073741824 for updates leaves nothing'
+complains 'room for updates 1073741824, the smallest pool .* bytes short'
+
+# Where updates take long, a room in which a faster device does some of them pays, and is taken if the plan may choose; states that stay there, too.
+jq '.nodes[0].update = 4e8 | .nodes[0].cores = 16 | .nodes[0].pass = 1e11 | .devices[0].flops = 1e12
+    | .devices += [{"name": "fast", "memory_bytes": 8589934592, "up": 2.4e10, "down": 2.4e10, "update": 8e9, "memory": 1e12, "flops": 1e14}]' \
+    "$tmp/rates.json" >"$tmp/fast.json"
+fast() {
+    expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --runtime --json "$@"
+    step=$(jq '.plan.predicted.step_s' "$tmp/out")
+}
+for on in host fast; do
+    fast --on $on --device 4G
+    without=$step
+    holds '.plan.update_room == 0 and .plan.interleave == 0 and .plan.predicted.states_up == 0'
+    fast --on $on --device 4G --update-room auto
+    holds '.plan.update_room > 0 and .plan.interleave > 0 and .plan.predicted.states_up > 0 and .plan.predicted.update_s > 0'
+    jq -ne "$step < $without" >/dev/null || fail "$on: $step s with a room, $without s without"
+    fast --on $on --device 4G --update-room 1G --device-states 600M
+    holds '(.rows.each_device | .master == .exp_avg and .master > 0 and .gradient == 0) and .plan.state_bytes >= .rows.each_device.master * 3'
+    holds '.plan.state_bytes <= 600 * 1024 * 1024 and .plan.predicted.device_updates > 0'
+done
+expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --on host --device 1G --update-room 1G --device-states 600M --overlap early
+says '^MEMORY +EACH DEVICE +HOST +DISK +EACH ACCELERATOR$'
+expect 0 preset:gpt2-124m --rates a100 --device 2G --runtime --json --grad-over-weight
+jq -e ".plan.host_bytes < $full * 0.9" "$tmp/out" >/dev/null || fail "gradients over weights spare nothing"
+expect 1 preset:gpt2-124m --rates a100 --grad-over-weight --overlap early
+complains 'not with early or delayed updates'
+expect 1 preset:gpt2-124m --rates a100 --device-states 1G
+complains 'need room there'
+expect 1 preset:gpt2-124m --rates "$tmp/rates.json" --flops 1e11 --update-room 1G
+complains 'the rates have none'
 
 # What is wrong is told with its place.
 printf '{"name": "x",\n "tensors": [}' >"$tmp/broken.json"
@@ -146,7 +179,7 @@ expect 1 preset:gpt2-124m --rates a100 --timeline "$tmp/no/where"
 complains 'no/where'
 for line in "" "a b" "x --device 40X" "x --device -1" "x --ranks 0" "x --ranks 65" "x --share 0" "x --share 2" "x --flops x" \
     "x --micro-batches 0" "x --batch 0" "x -o file" "x --uid 0" "x --moments int8" "x --optimizer adamax" "x --overlap late" \
-    "x --update-room 1Q"; do
+    "x --update-room 1Q" "x --update-room all" "x --device-states auto"; do
     # shellcheck disable=SC2086 # words
     expect 2 $line
 done

@@ -49,6 +49,12 @@ START_TEST(smaller_class)
     divide(&b, &layout, chunks, 2, 28ull << 20);
     ck_assert_uint_eq(b.n, 3);
     ck_assert_uint_eq(b.max_elems, 8000);
+    ck_assert_uint_ge(cst_buffers_want_of(&layout, 1), 3 * 28ull * 8000);
+    divide(&b, &layout, chunks, 2, cst_buffers_want_of(&layout, 1));
+    ck_assert_uint_eq(b.n, 3);
+    ck_assert_uint_eq(b.max_elems, 8000);
+    ck_assert_uint_eq(cst_buffers_want_of(&layout, 0), 0);
+    ck_assert_uint_eq(cst_buffers_want_of(&layout, 2), 84ull << 20);
     divide(&b, &layout, chunks, 2, 84ull << 20);
     ck_assert_uint_eq(b.max_elems, 1 << 20);
     divide(&b, &layout, chunks, 2, 29 * 8192);

@@ -193,6 +193,9 @@ START_TEST(accelerators_of_the_host)
     check_promise();
     ck_assert_uint_ge(f.plans.best.pool_bytes, pool / 2);
     ck_assert_uint_le(f.plans.best.pool_bytes, f.budget.device_bytes);
+    f.rates.devices[f.config.accelerator].memory_bytes = 1000000000;
+    refuse(CST_EPOOL, "device memory of 1000000000 bytes of 'paced:0'");
+    one_byte(&f.rates.devices[f.config.accelerator].memory_bytes, CST_EPOOL);
 }
 END_TEST
 
@@ -258,7 +261,8 @@ START_TEST(room_is_short)
     f.config.update_room = UINT64_C(2) << 30;
     f.config.device_states = _i == 0 ? 0 : UINT64_C(1) << 30;
     f.budget.device_bytes = f.config.update_room + f.config.device_states + 1000000;
-    refuse(CST_EPOOL, "room for updates 2147483648, states that stay there");
+    refuse(CST_EPOOL, _i == 0 ? "room for updates 2147483648, the smallest pool"
+                              : "room for updates 2147483648, states that stay there 1073741824");
     one_byte(&f.budget.device_bytes, CST_EPOOL);
 }
 END_TEST
@@ -290,7 +294,10 @@ START_TEST(refused)
     f.rates.devices[0].update = 1e9;
     f.config.overlap = CST_OVERLAP_EARLY;
     refuse(CST_EINVAL, "one weight row");
-    f.config.overlap = CST_OVERLAP_COMMIT;
+    set_overlap(CST_OVERLAP_EARLY);
+    f.config.states.grad_over_weight = true;
+    refuse(CST_EINVAL, "not with early or delayed updates");
+    set_overlap(CST_OVERLAP_COMMIT);
     f.config.update_room = UINT64_MAX - 1;
     refuse(CST_EINVAL, "bytes of an accelerator");
 }

@@ -1,0 +1,132 @@
+/* A plan for programs. */
+#include "client/cli/plan_report.h"
+#include "proto/optimizers.h"
+
+static json_t *rows_json(const uint64_t *rows, uint64_t divisor)
+{
+    json_t *object = json_object();
+
+    for (unsigned row = 0; object != NULL && row < CLI_PLAN_ROWS; row++) {
+        if (json_object_set_new(object, cli_plan_row_names[row],
+                                json_integer((json_int_t)(rows[row] / divisor))) != 0) {
+            json_decref(object);
+            object = NULL;
+        }
+    }
+    return object;
+}
+
+static json_t *classes_json(const struct cst_plan_choice *choice)
+{
+    json_t *list = json_array();
+
+    for (uint32_t i = 0; list != NULL && i < choice->n_classes; i++) {
+        uint64_t elems = i == 0 ? choice->layout.chunk_elems : choice->layout.class_elems[i - 1];
+
+        if (json_array_append_new(list, json_pack("{s:I, s:i}", "chunk_elems", (json_int_t)elems,
+                                                  "n_blocks", (int)choice->n_blocks[i])) != 0) {
+            json_decref(list);
+            list = NULL;
+        }
+    }
+    return list;
+}
+
+json_t *cli_plan_step_json(const struct cst_replay_result *p)
+{
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+                     "s:I, s:I}",
+                     "step_s", (double)p->step_ns * 1e-9, "compute_s", (double)p->compute_ns * 1e-9,
+                     "wait_s", (double)p->wait_ns * 1e-9, "update_exposed_s",
+                     (double)p->update_exposed_ns * 1e-9, "update_s", (double)p->update_ns * 1e-9,
+                     "update_hidden_s", (double)p->update_hidden_ns * 1e-9, "tail_s",
+                     (double)p->tail_ns * 1e-9, "bytes_up", (json_int_t)p->bytes_up, "bytes_down",
+                     (json_int_t)p->bytes_down, "bytes_peer", (json_int_t)p->bytes_peer, "hits",
+                     (json_int_t)p->hits, "misses", (json_int_t)p->misses, "evictions",
+                     (json_int_t)p->evictions, "prefetches", (json_int_t)p->prefetches, "states_up",
+                     (json_int_t)p->states_up, "states_down", (json_int_t)p->states_down,
+                     "device_updates", (json_int_t)p->device_updates);
+}
+
+static json_t *choice_json(const struct cst_plan_choice *choice)
+{
+    return json_pack(
+        "{s:i, s:o, s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:s?, s:o}",
+        "n_chunks", (int)choice->n_chunks, "classes", classes_json(choice), "prefetch_depth",
+        choice->prefetch_depth == CST_CORE_NO_PREFETCH ? -1 : (int)choice->prefetch_depth,
+        "eviction", choice->eviction == CST_EVICT_LRU ? "oldest" : "next use", "gradient",
+        choice->grad == CST_PLAN_GRAD_OVER ? "over" : "beside", "reduce_each",
+        (int)choice->reduce_each, "pool_bytes", (json_int_t)choice->pool_bytes, "state_bytes",
+        (json_int_t)choice->state_bytes, "activation_bytes", (json_int_t)choice->activation_bytes,
+        "host_bytes", (json_int_t)choice->host_bytes, "disk_bytes", (json_int_t)choice->disk_bytes,
+        "padding_bytes", (json_int_t)choice->padding_bytes, "update_room",
+        (json_int_t)choice->update_room, "n_buffers", (int)choice->n_buffers, "interleave",
+        (int)choice->interleave, "binds", choice->binds, "predicted",
+        cli_plan_step_json(&choice->predicted));
+}
+
+static json_t *losers_json(const struct cst_plans *plans)
+{
+    json_t *list = json_array();
+
+    for (uint32_t i = 0; list != NULL && i < plans->n_runners_up; i++) {
+        if (json_array_append_new(list,
+                                  json_pack("{s:s, s:o}", "why", plans->runners_up[i].why, "plan",
+                                            choice_json(&plans->runners_up[i].plan))) != 0) {
+            json_decref(list);
+            list = NULL;
+        }
+    }
+    return list;
+}
+
+static json_t *model_summary(const struct cli_plan_input *input)
+{
+    const struct cst_model *model = &input->model.model;
+
+    return json_pack("{s:s, s:i, s:I, s:i, s:i, s:i, s:s, s:s, s:s}", "name", input->model.name,
+                     "world", (int)input->config.world, "n_params", (json_int_t)model->n_params,
+                     "n_tensors", (int)model->n_tensors, "n_operators", (int)model->n_operators,
+                     "micro_batches", (int)input->config.micro_batches, "optimizer",
+                     cst_optimizer_names[input->config.states.optimizer], "moments",
+                     cst_moments_names[input->config.states.moments], "overlap",
+                     cst_overlap_names[input->config.overlap]);
+}
+
+static json_t *warnings_json(const struct cli_plan_input *input)
+{
+    char words[CST_PATTERN_COUNT][192];
+    unsigned n = cli_plan_input_warn(input, words, CST_PATTERN_COUNT);
+    json_t *list = json_array();
+
+    for (unsigned i = 0; list != NULL && i < n; i++) {
+        if (json_array_append_new(list, json_string(words[i])) != 0) {
+            json_decref(list);
+            list = NULL;
+        }
+    }
+    return list;
+}
+
+/* null: no limit. */
+static json_t *limit_json(uint64_t bytes)
+{
+    return bytes == CST_PLAN_NO_LIMIT ? json_null() : json_integer((json_int_t)bytes);
+}
+
+json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans *plans,
+                      const struct cli_plan_rows *rows)
+{
+    return json_pack(
+        "{s:o, s:o, s:{s:s, s:s}, s:{s:o, s:o, s:I}, s:o, s:{s:o, s:o, s:o}, s:o, s:{s:I, s:I, "
+        "s:I}}",
+        "model", model_summary(input), "warnings", warnings_json(input), "rates", "from",
+        input->rates_from, "device", input->rates.devices[input->config.device].name, "budget",
+        "device_bytes", limit_json(input->budget.device_bytes), "host_bytes",
+        limit_json(input->budget.host_bytes), "disk_bytes", (json_int_t)input->budget.disk_bytes,
+        "plan", choice_json(&plans->best), "rows", "each_device",
+        rows_json(rows->device, input->config.world), "host", rows_json(rows->host, 1), "disk",
+        rows_json(rows->disk, 1), "runners_up", losers_json(plans), "searched", "candidates",
+        (json_int_t)plans->n_candidates, "played", (json_int_t)plans->n_replayed, "events",
+        (json_int_t)plans->n_events);
+}
