@@ -2,19 +2,14 @@
  * the bits that a calculation in this process gives: wherever the ranks are, whatever the pools,
  * however late the streams, whoever dies when. Afterwards no process has left memory, streams or
  * events behind. The driver is tests/lib/fakecuda. */
+#include "tests/lib/cuda_rig.h"
 #include "tests/lib/fake_gpu.h"
 #include "tests/lib/suite.h"
-#include "tests/lib/train_rig.h"
-#include "tests/lib/train_cuda.h"
 
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
-
-static char leaks[64]; /* what each process says of itself at its end */
 
 static const struct train_placement placements[] = {
     {"one", 1, {"cuda:0"}},
@@ -28,19 +23,6 @@ enum { N_PLACEMENTS = sizeof placements / sizeof *placements, ONE = 0, SAME = 1,
 
 /* -- the daemon ------------------------------------------------------------------------------- */
 
-static void open_daemon(const char *config)
-{
-    (void)snprintf(leaks, sizeof leaks, "/tmp/cst-leaks-%d", (int)getpid());
-    (void)setenv("CST_FAKECUDA_LEAKS", leaks, 1);
-    (void)setenv("CST_FAKECUDA_DEVICES", "2", 1);
-    (void)setenv("CST_FAKECUDA_MEMORY", "1GiB", 1);
-    (void)setenv("CISTERN_ENGINE_CUDA", FAKE_GPU_ENGINE, 1);
-    fake_gpu_open_ledger();
-    train_rig_start(config, (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
-    train_like.streams = &train_cuda;
-    ck_assert_uint_eq(raw_stat(&witness)->n_gpus, 2);
-}
-
 /* Who copies weights to the GPUs. */
 #define BY_ENGINES ""
 #define GATHERED "[gpu]\ngather = 4096\n"
@@ -48,100 +30,43 @@ static void open_daemon(const char *config)
 
 static void setup(void)
 {
-    (void)unsetenv("CST_FAKECUDA_DELAY_US");
-    open_daemon(BY_ENGINES);
+    cuda_rig_dawdle(false);
+    cuda_rig_open(BY_ENGINES);
 }
 
 /* GPUs exchange pieces of the weights that they load. */
 static void setup_gather(void)
 {
-    (void)unsetenv("CST_FAKECUDA_DELAY_US");
-    open_daemon(GATHERED);
+    cuda_rig_dawdle(false);
+    cuda_rig_open(GATHERED);
 }
 
 static void setup_copies(void)
 {
-    (void)unsetenv("CST_FAKECUDA_DELAY_US");
-    open_daemon(BY_WORKERS);
-}
-
-/* Every operation of every stream, in engines and workers, comes late: streams overtake each other,
- * and whoever does not wait for what it must come after sees it. */
-static void dawdle(void)
-{
-    char seed[32];
-
-    (void)snprintf(seed, sizeof seed, "%lld", (long long)time(NULL));
-    (void)setenv("CST_FAKECUDA_SEED", seed, 0); /* is printed by the driver */
-    (void)setenv("CST_FAKECUDA_DELAY_US", "500", 1);
+    cuda_rig_dawdle(false);
+    cuda_rig_open(BY_WORKERS);
 }
 
 static void setup_late(void)
 {
-    dawdle();
-    open_daemon(GATHERED);
+    cuda_rig_dawdle(true);
+    cuda_rig_open(GATHERED);
 }
 
 static void setup_late_copies(void)
 {
-    dawdle();
-    open_daemon(BY_WORKERS);
+    cuda_rig_dawdle(true);
+    cuda_rig_open(BY_WORKERS);
 }
 
 /* Every second chunk that can goes through a room of a GPU, whose streams are late. */
 static void setup_rooms(void)
 {
-    dawdle();
-    open_daemon("[plan]\ninterleave = 2\n");
-}
-
-/* Nobody who ended by himself has left anything, unless the test broke its GPU, or done what a
- * driver would not stand. */
-static void check_leaks(void)
-{
-    FILE *file = fopen(leaks, "r");
-    char line[1024];
-    int n = 0;
-
-    ck_assert_ptr_nonnull(file);
-    while (fgets(line, sizeof line, file) != NULL) {
-        ck_assert_msg(strstr(line, "\"misuses\":0,") != NULL, "%s", line);
-        ck_assert_msg(strstr(line, "\"leaks\":0,") != NULL || strstr(line, "\"faults\":1}") != NULL,
-                      "%s", line);
-        n++;
-    }
-    ck_assert_int_gt(n, 1); /* the probe, and the engines */
-    (void)fclose(file);
-    (void)unlink(leaks);
-}
-
-static void teardown(void)
-{
-    train_rig_stop();
-    check_leaks();
-    ck_assert_uint_eq(fake_gpu_used(), 0);
-    fake_gpu_close_ledger();
+    cuda_rig_dawdle(true);
+    cuda_rig_open("[plan]\ninterleave = 2\n");
 }
 
 /* -- bits ------------------------------------------------------------------------------------- */
-
-/* Did the driver of process @pid, which has ended, fail as it was told to? */
-static bool has_fault(pid_t pid)
-{
-    FILE *file = fopen(leaks, "r");
-    char line[1024], key[32];
-    bool has = true; /* a driver that never got ready says nothing */
-
-    ck_assert_ptr_nonnull(file);
-    (void)snprintf(key, sizeof key, "{\"pid\":%d,", (int)pid);
-    while (fgets(line, sizeof line, file) != NULL) {
-        if (strncmp(line, key, strlen(key)) == 0) {
-            has = strstr(line, "\"faults\":0}") == NULL;
-        }
-    }
-    (void)fclose(file);
-    return has;
-}
 
 /* Every placement, with the largest pools, the smallest, and one in between. */
 START_TEST(bits)
@@ -238,7 +163,7 @@ END_TEST
  * takes over with the memory that the daemon kept, and no step is given up. */
 START_TEST(engine_killed_anywhere)
 {
-    train_rig_kill_engine(&placements[PEERS], (unsigned)_i);
+    train_rig_kill_engine(&placements[PEERS], (unsigned)_i, 1);
 }
 END_TEST
 
@@ -278,7 +203,7 @@ START_TEST(call_fails)
         order.pool_bytes = n % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
         pid = train_rig_send(&order);
         status = train_worker_join_any(pid);
-        reached = has_fault(pid);
+        reached = cuda_rig_has_fault(pid);
         ck_assert_msg(status == 0 || reports[0]->error[0] != '\0', "call %u", n);
         ck_assert_msg(status == 0 || reached, "call %u: %s", n, reports[0]->error);
         order.setting = NULL;
@@ -369,7 +294,7 @@ int main(int argc, char **argv)
 
     (void)argc;
     fake_gpu_use(argv);
-    tcase_add_checked_fixture(plain, setup, teardown);
+    tcase_add_checked_fixture(plain, setup, cuda_rig_close);
     tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(plain, micro_batches, 0, N_PLACEMENTS);
     tcase_add_loop_test(plain, try_forms, 0, N_PLACEMENTS);
@@ -378,25 +303,25 @@ int main(int argc, char **argv)
     tcase_add_test(plain, come_back);
     tcase_set_timeout(plain, 60);
     suite_add_tcase(suite, plain);
-    tcase_add_checked_fixture(late, setup_late, teardown);
+    tcase_add_checked_fixture(late, setup_late, cuda_rig_close);
     tcase_add_loop_test(late, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(late, try_forms, 0, N_PLACEMENTS);
     tcase_add_loop_test(late, worker_killed_late, 0, 4);
     tcase_set_timeout(late, 120);
     suite_add_tcase(suite, late);
-    tcase_add_checked_fixture(gather, setup_gather, teardown);
+    tcase_add_checked_fixture(gather, setup_gather, cuda_rig_close);
     tcase_add_loop_test(gather, bits, 0, N_PLACEMENTS);
     tcase_add_test(gather, gpus_exchange);
     tcase_set_timeout(gather, 60);
     suite_add_tcase(suite, gather);
-    tcase_add_checked_fixture(deaths, setup_gather, teardown);
+    tcase_add_checked_fixture(deaths, setup_gather, cuda_rig_close);
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 3);
     tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 4);
     tcase_add_loop_test(deaths, stream_fails, 0, 12);
     tcase_add_loop_test(deaths, call_fails, 0, 2);
     tcase_set_timeout(deaths, 180);
     suite_add_tcase(suite, deaths);
-    tcase_add_checked_fixture(copies, setup_copies, teardown);
+    tcase_add_checked_fixture(copies, setup_copies, cuda_rig_close);
     tcase_add_loop_test(copies, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(copies, try_forms, 0, N_PLACEMENTS);
     tcase_add_test(copies, no_engine_copies_up);
@@ -405,20 +330,20 @@ int main(int argc, char **argv)
     tcase_add_loop_test(copies, copy_fails, 0, 3);
     tcase_set_timeout(copies, 60);
     suite_add_tcase(suite, copies);
-    tcase_add_checked_fixture(deaths_copies, setup_copies, teardown);
+    tcase_add_checked_fixture(deaths_copies, setup_copies, cuda_rig_close);
     tcase_add_loop_test(deaths_copies, engine_killed_anywhere, 1, 2);
     tcase_add_loop_test(deaths_copies, worker_killed_anywhere, 0, 3);
     tcase_add_loop_test(deaths_copies, stream_fails, 0, 6);
     tcase_set_timeout(deaths_copies, 180);
     suite_add_tcase(suite, deaths_copies);
-    tcase_add_checked_fixture(late_copies, setup_late_copies, teardown);
+    tcase_add_checked_fixture(late_copies, setup_late_copies, cuda_rig_close);
     tcase_add_loop_test(late_copies, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(late_copies, micro_batches, 0, N_PLACEMENTS);
     tcase_add_loop_test(late_copies, try_forms, 0, N_PLACEMENTS);
     tcase_add_loop_test(late_copies, worker_killed_late, 0, 4);
     tcase_set_timeout(late_copies, 120);
     suite_add_tcase(suite, late_copies);
-    tcase_add_checked_fixture(in_rooms, setup_rooms, teardown);
+    tcase_add_checked_fixture(in_rooms, setup_rooms, cuda_rig_close);
     tcase_add_loop_test(in_rooms, rooms, 0, 2 * N_PLACEMENTS);
     tcase_set_timeout(in_rooms, 60);
     suite_add_tcase(suite, in_rooms);

@@ -101,7 +101,7 @@ END_TEST
  * takes over with the memory that its daemon kept, and no step is given up. */
 START_TEST(engine_killed_anywhere)
 {
-    train_rig_kill_engine(&placements[PEERS], (unsigned)_i);
+    train_rig_kill_engine(&placements[PEERS], (unsigned)_i, 1);
 }
 END_TEST
 

@@ -151,14 +151,14 @@ void train_rig_kill_worker(const struct train_placement *at, uint32_t victim, ui
     }
 }
 
-void train_rig_kill_engine(const struct train_placement *at, unsigned engine)
+void train_rig_kill_engine(const struct train_placement *at, unsigned engine, uint32_t step)
 {
     uint64_t n_kills = 0;
     uint32_t n_points;
 
     train_rig_run(at, "dry", 0);
     n_points = reports[0]->n_points;
-    for (uint32_t point = 4; point < n_points; point += suite_stride(5)) {
+    for (uint32_t point = 4; point < n_points; point += step * suite_stride(5)) {
         struct train_order orders[2];
         pid_t pids[2];
         char name[32];

@@ -1,0 +1,128 @@
+/* Updates in rooms of GPUs, through a real daemon and the real engines, whatever goes wrong:
+ * engines die, gradients are no numbers, calls of the driver fail. The bits are those of a
+ * calculation in this process. The driver is tests/lib/fakecuda. */
+#include "tests/lib/cuda_rig.h"
+#include "tests/lib/fake_gpu.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const struct train_placement one = {"one", 1, {"cuda:0"}},
+                                    two = {"two", 2, {"cuda", "cuda"}};
+
+/* Of each two chunks one, or all, go through rooms. */
+static void open_rooms(const char *k)
+{
+    char config[64];
+
+    (void)snprintf(config, sizeof config, "[plan]\ninterleave = %s\n", k);
+    cuda_rig_dawdle(false);
+    cuda_rig_open(config);
+    train_like.update_room = 2 << 20;
+}
+
+static void setup(void)
+{
+    open_rooms("2");
+}
+
+/* -- deaths ----------------------------------------------------------------------------------- */
+
+/* An engine (0: the node's, 1 and 2: the GPUs') is killed at points all over a worker's life: no
+ * step is given up, and the bits are the same. Updates after the commit, and before it. */
+START_TEST(engine_killed)
+{
+    train_like.overlap.when = _i % 2 == 0 ? CST_OVERLAP_COMMIT : CST_OVERLAP_EARLY;
+    train_rig_kill_engine(&two, (unsigned)_i / 2, 4);
+}
+END_TEST
+
+/* One of two ranks is killed and replaced while updates go through rooms. */
+START_TEST(worker_killed)
+{
+    train_like.overlap.when = _i == 0 ? CST_OVERLAP_COMMIT : CST_OVERLAP_EARLY;
+    train_rig_kill_worker(&two, 1, (uint32_t)_i, 12);
+}
+END_TEST
+
+/* -- gradients that are no numbers --------------------------------------------------------------
+ */
+
+/* Early updates on a GPU keep the states of tiles whose gradient is not finite, and update the
+ * others; the step counts. */
+START_TEST(guard)
+{
+    static const uint16_t values[] = {0x7f80, 0xff80, 0x7fc0};
+    struct train_order order = train_rig_order(&two, "guard", 0);
+
+    order.overlap.when = CST_OVERLAP_EARLY;
+    order.bad = (struct train_bad){.step = 1, .value = values[_i]};
+    train_rig_run_like(&two, &order, 0);
+    ck_assert(!reports[0]->run.results[1].skipped);
+    ck_assert_uint_gt(raw_job_info(&witness, "guard")->n_device_updates, 0);
+}
+END_TEST
+
+/* -- calls that fail ----------------------------------------------------------------------------
+ */
+
+/* Engines that are started now have a driver that fails so. */
+static void open_failing(const char *faults)
+{
+    (void)setenv("CST_FAKECUDA_FAIL", faults, 1);
+    open_rooms("1");
+    (void)unsetenv("CST_FAKECUDA_FAIL");
+}
+
+/* Calls of the first engine that fail, all of them in updates of the first step, whose four chunks
+ * go through the room one and all; behind those of its four sums. */
+static const struct {
+    const char *faults;
+    unsigned n_failures;
+    unsigned n_there; /* of 12 updates in all */
+} calls[] = {
+    {"cuLaunchKernel:5=2", 1, 11},                                      /* UPDATE */
+    {"cuLaunchKernel:5=2,cuLaunchKernel:7=2", 2, 10},                   /* two */
+    {"cuMemcpyHtoDAsync:15=2", 1, 11},                                  /* COPY up */
+    {"cuMemcpyDtoHAsync:20=2", 1, 12},                                  /* COPY down */
+    {"cuMemcpyDtoDAsync:3=2", 1, 12},                                   /* of a gradient */
+    {"cuLaunchKernel:5=2,cuLaunchKernel:6=2,cuLaunchKernel:7=2", 3, 1}, /* it is given up */
+};
+enum { N_CALLS = sizeof calls / sizeof calls[0], GIVEN_UP = N_CALLS - 1 };
+
+/* The job goes on, the bits are the same, and what happened is told. */
+START_TEST(call_fails)
+{
+    const Cistern__JobInfo *info;
+    struct train_order order;
+
+    open_failing(calls[_i].faults);
+    order = train_rig_order(&one, "calls", 0);
+    train_rig_run_like(&one, &order, 0);
+    info = raw_job_info(&witness, "calls");
+    ck_assert_uint_eq(info->n_updates, 12);
+    ck_assert_uint_eq(info->n_device_updates, calls[_i].n_there);
+    ck_assert_uint_eq(info->room_failures, calls[_i].n_failures);
+    ck_assert_uint_eq(info->rooms_given_up, _i == GIVEN_UP);
+    ck_assert_uint_eq(info->interleave, _i != GIVEN_UP);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    Suite *suite = suite_create("cuda_room");
+    TCase *deaths = suite_case(suite, "deaths", setup, cuda_rig_close);
+    TCase *numbers = suite_case(suite, "numbers", setup, cuda_rig_close);
+    TCase *faults = suite_case(suite, "faults", NULL, cuda_rig_close);
+
+    (void)argc;
+    fake_gpu_use(argv);
+    tcase_add_loop_test(deaths, engine_killed, 0, 4);
+    tcase_add_loop_test(deaths, worker_killed, 0, 2);
+    tcase_set_timeout(deaths, 120);
+    tcase_add_loop_test(numbers, guard, 0, 3);
+    tcase_add_loop_test(faults, call_fails, 0, N_CALLS);
+    return suite_run(suite);
+}
