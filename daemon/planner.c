@@ -201,18 +201,27 @@ struct cst_rates_device cst_planner_device(const struct cst_daemon *daemon,
                : guess_device(daemon, gpu, &rates.nodes[0]);
 }
 
+/* Number of @gpu (NULL: the host) in @rates, as it is there or guessed. */
+static uint32_t add_device(const struct cst_daemon *daemon, struct cst_rates *rates,
+                           const struct cst_gpu *gpu)
+{
+    uint32_t i = find_device(rates, gpu != NULL ? gpu->name : "host");
+
+    if (i == rates->n_devices) {
+        i = i < CST_RATES_MAX_DEVICES ? i : CST_RATES_MAX_DEVICES - 1;
+        rates->devices[i] = guess_device(daemon, gpu, &rates->nodes[0]);
+        rates->n_devices = i + 1;
+    }
+    return i;
+}
+
 /* The device of rank 0 stands for all. */
 static void choose_device(const struct cst_job *job, struct search *s)
 {
     const struct cst_gpu *gpu = job->workers[0].gpu;
     struct cst_rates *rates = &s->rates;
-    uint32_t i = find_device(rates, gpu != NULL ? gpu->name : "host");
+    uint32_t i = add_device(job->daemon, rates, gpu);
 
-    if (i == rates->n_devices) {
-        i = i < CST_RATES_MAX_DEVICES ? i : CST_RATES_MAX_DEVICES - 1;
-        rates->devices[i] = guess_device(job->daemon, gpu, &rates->nodes[0]);
-        rates->n_devices = i + 1;
-    }
     s->flops_known = rates->devices[i].flops > 0;
     if (!s->flops_known) {
         rates->devices[i].flops = gpu != NULL && !gpu->paced
@@ -220,6 +229,27 @@ static void choose_device(const struct cst_job *job, struct search *s)
                                       : HOST_FLOPS_PER_CORE * (rates->nodes[0].cores + 1);
     }
     s->config.device = i;
+}
+
+/* So do its wishes for accelerators, which are the ranks' own or, beside the host, take turns. */
+static void choose_rooms(const struct cst_job *job, struct search *s)
+{
+    const struct cst_worker *worker = &job->workers[0];
+    uint32_t i;
+
+    s->config.overlap = job->options.overlap;
+    if (worker->accelerator == NULL || worker->update_room == 0) {
+        return;
+    }
+    i = add_device(job->daemon, &s->rates, worker->accelerator);
+    if (s->rates.devices[i].update <= 0) {
+        s->rates.devices[i].update =
+            guess_device(job->daemon, worker->accelerator, &s->rates.nodes[0]).update;
+    }
+    s->config.update_room = worker->update_room;
+    s->config.device_states = worker->device_states;
+    s->config.accelerator = i;
+    s->config.n_accelerators = worker->gpu == NULL ? job->daemon->gpus.paced.n : 0;
 }
 
 /* -- a search --------------------------------------------------------------------------------- */
@@ -255,7 +285,8 @@ static bool has_flops(const struct cst_model *model)
     return any;
 }
 
-/* A pool's bytes are for blocks alone: a worker's activations lie elsewhere. */
+/* A pool's bytes are for blocks alone: a worker's activations lie elsewhere, and what updates take
+ * of its device the plan counts too. */
 static void fill_budget(const struct cst_job *job, struct cst_plan_budget *out)
 {
     const struct cst_daemon *daemon = job->daemon;
@@ -267,7 +298,9 @@ static void fill_budget(const struct cst_job *job, struct cst_plan_budget *out)
     out->device_bytes = asked != 0 ? asked : left / job->world;
     out->activation_bytes = 1;
     out->host_bytes = daemon->host.limit - daemon->host.used;
-    if (job->workers[0].gpu == NULL) { /* the plan counts pools as the host's, too */
+    if (job->workers[0].gpu != NULL) {
+        out->device_bytes += job->workers[0].update_room + job->workers[0].device_states;
+    } else { /* the plan counts pools as the host's, too */
         out->host_bytes += out->device_bytes * job->world;
     }
 }
@@ -290,6 +323,7 @@ static int open_search(struct search **out, struct cst_job *job, struct cst_err 
     }
     fill_nodes(daemon, &s->rates);
     choose_device(job, s);
+    choose_rooms(job, s);
     fill_budget(job, &s->budget);
     s->config.model = &s->model;
     s->config.world = job->world;

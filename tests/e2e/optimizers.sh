@@ -59,6 +59,11 @@ done
 [ "$(cat "$tmp"/*-*.weights | wc -c)" -gt 0 ] || fail "no weights were written"
 [ "$(sha256sum "$tmp"/{adamw,adam,lion,sgd}-{fp32,bf16,mx8}.weights | cut -d' ' -f1 | sort -u | wc -l)" = 12 ] || fail "two optimizers or formats do the same"
 
+# The daemon $1 searched for a plan for job $2, and found one.
+planned() {
+    grep -q "job '$2': planned with the rates " "$tmp/$1.log" || fail "$2: $(grep "job '$2'" "$tmp/$1.log")"
+}
+
 # Rounding is what was asked for, and is seeded.
 local_run nearest --moments mx8 --rounding nearest
 reference=nearest
@@ -99,6 +104,9 @@ cmp -s "$tmp/delayed-from.losses" "$tmp/adamw-bf16.losses" && fail "never delaye
 # Gradients over weights.
 reference=adamw-bf16
 same over --grad-over-weight --moments bf16
+for job in early early-micro delayed over; do
+    planned plain $job
+done
 holds over '.grad_over_weight and .state_bytes_per_param == 10'
 
 # A rank that wants something else than the first one hears what.
@@ -114,6 +122,9 @@ for moments in fp32 mx8; do
     same "room-$moments" --moments $moments --update-room 8M --chunk 36864
     holds "room-$moments" '.n_device_updates > 0 and .n_device_updates < .n_updates and .update_room == 16777216'
 done
+reference=adamw-fp32
+same room-planned --update-room 8M --device-states 1M
+planned paced room-planned
 ./cistern trace room-mx8 -o "$tmp/trace.json"
 jq -e '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["job", "node 0", "paced:0", "rank 0"])' "$tmp/trace.json" >/dev/null ||
     fail "lanes of $(jq -c '[.traceEvents[] | select(.name == "process_name") | .args.name]' "$tmp/trace.json")"
