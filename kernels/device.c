@@ -232,8 +232,8 @@ int cst_device_reduce(struct cst_device *device, unsigned thread, const struct c
     const struct cst_rows *r = &work->rows;
 
     *n_elems = 0;
-    if (n_src > CST_TILE_MAX_SRC || work->mark == 0 || (r->grad == NULL) == (r->grad_f32 == NULL) ||
-        (work->accumulate && r->grad_f32 == NULL)) {
+    if (n_src > CST_TILE_MAX_SRC || !cst_table_is_mark(work->mark) ||
+        (r->grad == NULL) == (r->grad_f32 == NULL) || (work->accumulate && r->grad_f32 == NULL)) {
         return cst_err_set(err, CST_EINVAL, "reduce of %u sources, mark %" PRIu64, n_src,
                            work->mark);
     }
@@ -270,7 +270,7 @@ int cst_device_update(struct cst_device *device, unsigned thread,
     int rc;
 
     *n_elems = 0;
-    if (update->work->mark == 0 || update->n_src > CST_TILE_MAX_SRC ||
+    if (!cst_table_is_mark(update->work->mark) || update->n_src > CST_TILE_MAX_SRC ||
         update->row_elems > UINT64_MAX / sizeof(float) || header->moments >= CST_MOMENTS_COUNT ||
         (header->moments == CST_MOMENTS_MX8 && update->row_elems % CST_MX8_BLOCK != 0)) {
         return cst_err_set(err, CST_EINVAL, "update of %u sources, mark %" PRIu64, update->n_src,

@@ -54,9 +54,9 @@ void cst_undo_begin_accumulate(struct cst_undo_slot *slot, const struct cst_tile
     store_word(&slot->grad_held, tile->n_elems);
 }
 
-static void mark_reduced(const struct cst_tile *tile)
+static void mark_reduced(const struct cst_tile *tile, uint32_t mark)
 {
-    *(volatile uint32_t *)&tile->entry->reduce_mark = (uint32_t)tile->mark;
+    *(volatile uint32_t *)&tile->entry->reduce_mark = mark;
 }
 
 static void mark_updated(const struct cst_tile *tile)
@@ -67,8 +67,10 @@ static void mark_updated(const struct cst_tile *tile)
 void cst_undo_end(struct cst_undo_slot *slot, const struct cst_tile *tile, enum cst_undo_kind kind)
 {
     atomic_signal_fence(memory_order_seq_cst);
-    if (kind != CST_UNDO_UPDATE) {
-        mark_reduced(tile);
+    if (kind == CST_UNDO_FUSED) {
+        mark_reduced(tile, CST_MARK_NONE);
+    } else if (kind != CST_UNDO_UPDATE) {
+        mark_reduced(tile, (uint32_t)tile->mark);
     }
     if (kind == CST_UNDO_UPDATE || kind == CST_UNDO_FUSED) {
         mark_updated(tile);

@@ -51,7 +51,7 @@ void cst_work_mark_chunk(struct cst_work *work)
         return;
     }
     if (work->kind == ENGINE__COMMAND_KIND__UPDATE && work->n_src > 0) {
-        __atomic_store_n(&work->chunk.entry->reduce_mark, work->mark, __ATOMIC_RELEASE);
+        __atomic_store_n(&work->chunk.entry->reduce_mark, CST_MARK_NONE, __ATOMIC_RELEASE);
     }
     __atomic_store_n(chunk_mark(work), work->mark, __ATOMIC_RELEASE);
 }

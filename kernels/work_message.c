@@ -1,5 +1,7 @@
 #include "kernels/work_kinds.h"
 
+#include <inttypes.h>
+
 static struct cst_place place_of(const Engine__Place *place)
 {
     return (struct cst_place){.segment = place->segment, .offset = place->offset};
@@ -96,9 +98,10 @@ static int check(struct cst_work *work)
         return cst_err_set(&work->err, CST_EINVAL, "%s with %u sources and %u destinations",
                            kind->name, work->n_src, work->n_dst);
     }
-    if (kind->marks && work->mark == 0) {
-        return cst_err_set(&work->err, CST_EINVAL, "%s with mark 0: marks count from 1",
-                           kind->name);
+    if (kind->marks && !cst_table_is_mark(work->mark)) {
+        return cst_err_set(&work->err, CST_EINVAL,
+                           "%s with mark %" PRIu64 ": the low half of a mark is not 0", kind->name,
+                           work->mark);
     }
     return CST_OK;
 }

@@ -82,7 +82,8 @@ struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kin
     memset(command, 0, sizeof *command);
     command->kind = kind;
     command->node = node;
-    command->ticket = ++core->last_ticket;
+    core->last_ticket += cst_table_is_mark(core->last_ticket + 1) ? 1 : 2; /* it may be one */
+    command->ticket = core->last_ticket;
     command->chunk = flight->chunk;
     flight->ticket = command->ticket;
     cst_flights_add(&core->flights, flight);

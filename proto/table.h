@@ -36,6 +36,17 @@ enum cst_row {
 
 #define CST_MX8_BLOCK 32 /* elements that share an exponent */
 
+/* Marks. UPDATE's are adam steps, REDUCE's are numbers of reductions. Both are 64 bits of which a tile keeps the low half, which is not 0 in either. So
+ * where a tile, or a chunk, has 0 no REDUCE has left what is there: none has been done, or the last sum was made in an UPDATE, which has a step and no
+ * number of a reduction, and says so by CST_MARK_NONE. */
+#define CST_MARK_NONE 0
+
+/* May @mark be a command's? */
+static inline bool cst_table_is_mark(uint64_t mark)
+{
+    return (uint32_t)mark != CST_MARK_NONE;
+}
+
 #define CST_PLACE_NONE 0 /* segment id of a row that a chunk does not have */
 
 struct cst_place {
@@ -67,7 +78,7 @@ struct cst_table_chunk {
     uint32_t first_span;                  /* its spans are adjacent, by start */
     uint32_t n_spans;
     uint64_t update_mark; /* last UPDATE that completed: its adam step; written by the engine last of all */
-    uint64_t reduce_mark; /* last REDUCE that completed: each micro-batch's has a number of its own */
+    uint64_t reduce_mark; /* last REDUCE that completed, each micro-batch's has a number of its own; CST_MARK_NONE: an UPDATE summed since */
 };
 
 struct cst_table_span {
@@ -81,7 +92,7 @@ struct cst_table_span {
 struct cst_table_tile {
     double sum_squares;   /* of the grad row as REDUCE left it */
     uint32_t update_mark; /* low 32 bits of the mark of the last UPDATE that completed this tile */
-    uint32_t reduce_mark; /* same for REDUCE */
+    uint32_t reduce_mark; /* same for REDUCE; CST_MARK_NONE: an UPDATE summed since */
 };
 
 /* Bytes of a moments row of @n_elems elements, a multiple of CST_MX8_BLOCK. MX8: n_elems codes, then n_elems / 32 exponents; n_elems is that of

@@ -418,7 +418,7 @@ START_TEST(test_lies)
     short_row.src[2] = end;
     no_table.table = job.ids[TINY_ARENA];
     no_chunk.chunk = N_CHUNKS;
-    no_mark.mark = 0;
+    no_mark.mark = 1ull << 32;
     norm.kind = ENGINE__COMMAND_KIND__NORM;
     norm.table = 1000;
     huge.n_elems = UINT64_MAX / 2;

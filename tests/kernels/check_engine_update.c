@@ -248,7 +248,7 @@ START_TEST(test_elsewhere)
 END_TEST
 
 /* Contributions summed in the pass give the bits of REDUCE and then UPDATE: states, weights, sums
- * of squares. The grad row is not touched; the marks are those of both. */
+ * of squares. The grad row is not touched. */
 START_TEST(test_fused)
 {
     uint8_t *grad;
@@ -270,12 +270,44 @@ START_TEST(test_fused)
                     arena_row(&got, BIG, CST_ROW_WEIGHT));
         assert_same_sums(BIG);
         ck_assert_uint_eq(cst_table_chunks(got.table)[BIG].update_mark, n);
-        ck_assert_uint_eq(cst_table_chunks(got.table)[BIG].reduce_mark, n);
+        ck_assert_uint_eq(cst_table_chunks(got.table)[BIG].reduce_mark, CST_MARK_NONE);
     }
     ck_assert_int_eq(memcmp(grad, arena_row(&got, BIG, CST_ROW_GRAD),
                             tiny_job_row_bytes(&got, BIG, CST_ROW_GRAD)),
                      0);
     free(grad);
+    close_jobs();
+}
+END_TEST
+
+/* Steps and reductions are numbers of two kinds: a REDUCE is done though the UPDATE before it,
+ * which made the sum, had the same number, and so is such an UPDATE behind that REDUCE. */
+START_TEST(test_same_number)
+{
+    const struct cst_table_chunk *chunk;
+    const struct cst_table_tile *tile;
+
+    open_jobs(&kinds[_i]);
+    chunk = &cst_table_chunks(got.table)[BIG];
+    tile = &cst_table_tiles(got.table)[cst_table_spans(got.table)[chunk->first_span].first_tile];
+    must(reduce(&want, BIG, 3));
+    for (unsigned n = 1; n <= 2; n++) {
+        struct engine_command fused = tiny_job_update(&got, BIG, n), sum = reduce(&got, BIG, 3);
+
+        sum.mark = n;
+        add_sources(&fused, &got, BIG, 2);
+        if (n == 2) {
+            must(sum);
+        }
+        must(fused);
+        ck_assert_uint_eq(tile->reduce_mark, CST_MARK_NONE);
+        ck_assert_uint_eq(tile->update_mark, n);
+        must(sum);
+        ck_assert_uint_eq(chunk->reduce_mark, n);
+        assert_same(BIG, CST_ROW_GRAD, arena_row(&want, BIG, CST_ROW_GRAD),
+                    arena_row(&got, BIG, CST_ROW_GRAD));
+        assert_same_sums(BIG);
+    }
     close_jobs();
 }
 END_TEST
@@ -548,6 +580,7 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, test_elsewhere, 0, N_KINDS);
     tcase_add_loop_test(tcase, test_fused, 0, N_KINDS);
+    tcase_add_loop_test(tcase, test_same_number, 0, N_KINDS);
     tcase_add_loop_test(tcase, test_fused_elsewhere, 0, N_KINDS);
     tcase_add_loop_test(tcase, test_other_weight, 0, N_KINDS);
     tcase_add_loop_test(tcase, test_guard, 0, N_KINDS);

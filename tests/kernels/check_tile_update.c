@@ -136,7 +136,7 @@ static void want_update(struct job *want, uint64_t mark)
             if (want->work.n_src == 0) {
                 continue;
             }
-            tile->reduce_mark = (uint32_t)mark;
+            tile->reduce_mark = CST_MARK_NONE;
             if (table->grad_bytes == sizeof(float)) {
                 tile->sum_squares = cst_accumulate_ref(n, N_SRC, src, false, wide_sums + start);
                 given.grad_fp32 = wide_sums + at;

@@ -8,7 +8,7 @@ static void check_reduce(const struct sim *sim, const struct cst_command *comman
     uint32_t last = 0;
 
     if (!model_is_trained(sim, command->chunk) || (command->accumulate && !sim->grad_fp32) ||
-        (command->accumulate && command->n_src == 0)) {
+        (command->accumulate && command->n_src == 0) || !cst_table_is_mark(command->mark)) {
         sim_fail(sim, "a reduction of chunk %u that cannot be", command->chunk);
     }
     for (uint32_t i = 0; i < command->n_src; i++) {

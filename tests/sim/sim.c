@@ -373,7 +373,8 @@ static void open_sim(struct sim *sim)
                                       .arena_segments = sim->arena_segments,
                                       .table_segment = MEMORY_TABLE_SEGMENT,
                                       .pools = sim->memory.pools,
-                                      .first_ticket = 1 + sim_below(sim, 1000),
+                                      .first_ticket = (sim_chance(sim, 2000) ? 1ull << 32 : 1001) -
+                                                      sim_below(sim, 1000),
                                       .peer_timeout_ns = sim->timeout,
                                       .micro_batches = sim->micro_batches,
                                       .policy = choose_policy(sim),

@@ -383,13 +383,38 @@ START_TEST(explain_says_frozen)
 }
 END_TEST
 
+/* -- numbers ---------------------------------------------------------------------------------- */
+
+/* The numbers of reductions pass over those whose low half is 0, which a tile could not tell from
+ * none. */
+START_TEST(marks)
+{
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = 1,
+                                         .world = 1,
+                                         .n_blocks = 4,
+                                         .first_ticket = (1ull << 32) - (unsigned)_i});
+    rig_start(&rig, 1);
+    for (int step = 0; step < 4; step++) {
+        hand_in(0, 0);
+        ck_assert(cst_table_is_mark(rig_only(&rig, CST_COMMAND_REDUCE).mark));
+        rig_drain(&rig);
+        (void)rig_step(&rig, 0);
+        rig_drain(&rig);
+    }
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("schedule");
     TCase *groups = tcase_create("groups");
     TCase *frozen = tcase_create("frozen");
     TCase *explain = tcase_create("explain");
+    TCase *numbers = tcase_create("numbers");
 
+    tcase_add_checked_fixture(numbers, NULL, teardown);
+    tcase_add_loop_test(numbers, marks, 1, 9);
+    suite_add_tcase(s, numbers);
     tcase_add_checked_fixture(groups, NULL, teardown);
     tcase_add_test(groups, sum_waits_for_its_group);
     tcase_add_test(groups, others_are_refused);

@@ -116,7 +116,7 @@ static void open_pools(struct rig *rig, const struct rig_job *job, struct cst_co
                                       .arena_segments = arena_segments,
                                       .table_segment = RIG_TABLE_SEGMENT,
                                       .pools = rig->pools,
-                                      .first_ticket = 1,
+                                      .first_ticket = job->first_ticket,
                                       .peer_timeout_ns = 1000000000,
                                       .micro_batches = job->micro_batches,
                                       .rooms = job->rooms,

@@ -33,6 +33,7 @@ struct rig_job {
     uint64_t gather_bytes; /* as in the policy */
     enum cst_overlap overlap; /* EARLY, DELAYED: two weight rows */
     uint64_t delay_from;
+    uint64_t first_ticket; /* 0: 1 */
 };
 
 struct rig {
