@@ -15,18 +15,18 @@ RATES
 seq 20000 >"$tmp/text"
 start_daemon d
 
-# One configuration: world, micro-batches, pool, capacity of chunks.
+# One configuration: world, micro-batches, pool, capacity of chunks; options of how states are kept and updated.
 holds() {
-    local world=$1 micro=$2 pool=$3 chunk=$4 rank pids=() bytes
+    local world=$1 micro=$2 pool=$3 chunk=$4 states=("${@:5}") rank pids=() bytes
     local model=(--layers 6 --heads 4 --width 128 --context 32 --batch 4 --threads 1 --world "$world" --micro-batches "$micro")
-    local play=(./tests/lib/predict "$tmp/model.json" "$tmp/rates.json" --chunk "$chunk" --steps "$steps" --micro-batches "$micro")
+    local play=(./tests/lib/predict "$tmp/model.json" "$tmp/rates.json" --chunk "$chunk" --steps "$steps" --micro-batches "$micro" "${states[@]}")
     ./cistern-gpt "${model[@]}" --describe "$tmp/model.json"
     bytes=$("${play[@]}" --pool "$pool" | sed -n 's/^pool_bytes //p')
     [ -n "$bytes" ] || fail "no prediction for $*"
     for ((rank = 0; rank < world; rank++)); do
         # Pools are small enough that all that is loaded for a step beyond the last is on its way when that ends.
         ./cistern-gpt "${model[@]}" --data "$tmp/text" --job true --rank $rank --steps $steps --pool "$bytes" --chunk "$chunk" --quiet \
-            >"$tmp/gpt$rank.log" 2>&1 &
+            "${states[@]}" --clip 0 >"$tmp/gpt$rank.log" 2>&1 &
         pids+=($!)
     done
     for rank in "${!pids[@]}"; do
@@ -42,4 +42,13 @@ holds 1 1 50% 69632
 holds 1 1 min 69632
 holds 1 2 250% 208896
 holds 2 1 250% 208896
+# Early updates need not wait for the commit, delayed ones come a step later: what is moved and kept is as predicted. Delayed ones with room for all: else
+# what is loaded for the next step before the commit, which makes it stale, depends on who is faster.
+holds 1 1 100% 208896 --overlap early
+holds 1 1 50% 69632 --overlap early --moments mx8
+holds 1 1 min 69632 --overlap early
+holds 1 1 250% 208896 --overlap delayed --optimizer lion
+holds 2 1 250% 208896 --overlap early --moments bf16
+holds 1 2 250% 208896 --overlap early
+holds 1 1 50% 69632 --grad-over-weight
 stop_daemon d

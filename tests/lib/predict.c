@@ -3,7 +3,8 @@
  * number, for scripts that compare them with what the job says of itself afterwards.
  *
  *   predict MODEL.json RATES.json --pool BYTES|P%|min --chunk ELEMS --steps N
- *           [--micro-batches N] [--flops F] [--job JOB.json]
+ *           [--micro-batches N] [--optimizer NAME] [--moments FORMAT] [--overlap WHEN]
+ *           [--grad-over-weight] [--flops F] [--job JOB.json]
  *
  * P%: of the weights, as cistern-gpt takes it; min: the smallest pool that can run. ELEMS 0: as a
  * daemon chooses that does not search. Status 3: JOB.json, what `cistern job --json` says when all
@@ -11,6 +12,7 @@
 #include "client/cli/model_json.h"
 #include "daemon/pools.h"
 #include "offload/plan/replay.h"
+#include "proto/optimizers.h"
 #include "proto/rates_json.h"
 
 #include <getopt.h>
@@ -29,6 +31,8 @@ struct prediction {
     uint64_t pool_bytes;  /* what it comes to */
     uint64_t chunk_elems; /* 0: to be chosen */
     uint32_t n_steps, micro_batches;
+    uint32_t optimizer, moments, overlap; /* of proto/optimizers.h's names */
+    bool grad_over_weight;
     double flops;         /* 0: what the rates say */
     const char *job_path; /* what the job says of itself; NULL: it has not run */
     json_t *job;
@@ -55,6 +59,14 @@ static void size_pool(struct prediction *p)
                         : (uint64_t)value;
 }
 
+static struct cst_layout_states states_of(const struct prediction *p)
+{
+    return (struct cst_layout_states){.optimizer = (enum cst_optimizer)p->optimizer,
+                                      .moments = (enum cst_moments)p->moments,
+                                      .two_weights = p->overlap != CST_OVERLAP_COMMIT,
+                                      .grad_over_weight = p->grad_over_weight};
+}
+
 /* As daemon/commit.c lays it out, and daemon/share.c divides what each rank has asked for. */
 static int lay_out(struct prediction *p, struct cst_err *err)
 {
@@ -62,6 +74,7 @@ static int lay_out(struct prediction *p, struct cst_err *err)
                                        .n_nodes = p->rates.n_nodes,
                                        .world = p->model.world,
                                        .grad_bytes = p->micro_batches > 1 ? 4 : 2,
+                                       .states = states_of(p),
                                        .max_classes = CST_LAYOUT_MAX_CLASSES};
     bool smallest = strcmp(p->pool, "min") == 0;
     int rc;
@@ -91,6 +104,7 @@ static int play(const struct prediction *p, uint32_t n_steps, struct cst_replay_
                                          .layout = &p->layout,
                                          .world = p->model.world,
                                          .pools = p->pools,
+                                         .policy = {.overlap = (enum cst_overlap)p->overlap},
                                          .micro_batches = p->micro_batches};
     const struct cst_replay_config config = {
         .core = &core, .rates = &p->rates, .n_steps = n_steps, .micro_batches = p->micro_batches};
@@ -200,16 +214,26 @@ static int predict(struct prediction *p, struct cst_err *err)
     return rc;
 }
 
+/* One of @names, or none of them: false. */
+static bool read_name(const char *const *names, uint32_t *out)
+{
+    *out = cst_name_find(names, optarg);
+    return names[*out] != NULL;
+}
+
 static bool read_options(struct prediction *p, int argc, char **argv)
 {
     static const struct option options[] = {
-        {"pool", 1, NULL, 'p'},  {"chunk", 1, NULL, 'c'},
-        {"steps", 1, NULL, 's'}, {"micro-batches", 1, NULL, 'm'},
-        {"flops", 1, NULL, 'f'}, {"job", 1, NULL, 'j'},
+        {"pool", 1, NULL, 'p'},      {"chunk", 1, NULL, 'c'},
+        {"steps", 1, NULL, 's'},     {"micro-batches", 1, NULL, 'm'},
+        {"flops", 1, NULL, 'f'},     {"job", 1, NULL, 'j'},
+        {"optimizer", 1, NULL, 'O'}, {"moments", 1, NULL, 'M'},
+        {"overlap", 1, NULL, 'o'},   {"grad-over-weight", 0, NULL, 'g'},
         {NULL, 0, NULL, 0}};
+    bool known = true;
     int option;
 
-    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+    while (known && (option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
         case 'p':
             p->pool = optarg;
@@ -229,11 +253,23 @@ static bool read_options(struct prediction *p, int argc, char **argv)
         case 'j':
             p->job_path = optarg;
             break;
+        case 'O':
+            known = read_name(cst_optimizer_names, &p->optimizer);
+            break;
+        case 'M':
+            known = read_name(cst_moments_names, &p->moments);
+            break;
+        case 'o':
+            known = read_name(cst_overlap_names, &p->overlap);
+            break;
+        case 'g':
+            p->grad_over_weight = true;
+            break;
         default:
             return false;
         }
     }
-    return optind + 2 == argc && p->pool != NULL;
+    return known && optind + 2 == argc && p->pool != NULL;
 }
 
 /* The workers compute on the processor. */
@@ -273,7 +309,8 @@ int main(int argc, char **argv)
     if (!read_options(&p, argc, argv)) {
         (void)fprintf(stderr,
                       "usage: predict MODEL.json RATES.json --pool BYTES|P%%|min --chunk ELEMS "
-                      "--steps N [--micro-batches N] [--flops F] [--job JOB.json]\n");
+                      "--steps N [--micro-batches N] [--optimizer NAME] [--moments FORMAT] "
+                      "[--overlap WHEN] [--grad-over-weight] [--flops F] [--job JOB.json]\n");
         return 2;
     }
     rc = read_all(&p, argv + optind, &err);
