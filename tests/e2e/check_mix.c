@@ -115,7 +115,7 @@ START_TEST(test_killed_anywhere)
     run_from(&order, 0);
     n_points = reports[victim]->n_points;
     order.pool_bytes = mix_smallest_pool(&reports[0]->plan);
-    for (uint32_t point = (uint32_t)_i / 2; point < n_points;
+    for (uint32_t point = (uint32_t)_i / 2 + STRIDE * suite_first(3); point < n_points;
          point += STRIDE * suite_stride(3), n++) {
         char name[32];
 
@@ -147,7 +147,8 @@ START_TEST(test_engine_killed_anywhere)
 
     run_from(&order, 0);
     n_points = reports[0]->n_points;
-    for (uint32_t point = (uint32_t)_i; point < n_points; point += STRIDE * suite_stride(3)) {
+    for (uint32_t point = (uint32_t)_i + STRIDE * suite_first(3); point < n_points;
+         point += STRIDE * suite_stride(3)) {
         char name[32];
         pid_t pids[2];
 

@@ -1,6 +1,9 @@
 #include "tests/lib/suite.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
 
 TCase *suite_case(Suite *suite, const char *name, SFun setup, SFun teardown)
 {
@@ -25,5 +28,21 @@ int suite_run(Suite *suite)
 
 unsigned suite_stride(unsigned sparse)
 {
-    return getenv("CST_TEST_SPARSE") != NULL ? sparse : 1;
+    if (getenv("CST_TEST_EVERY") != NULL) {
+        return 1;
+    }
+    return getenv("CST_TEST_SPARSE") != NULL ? sparse : (sparse + 1) / 2;
+}
+
+unsigned suite_first(unsigned sparse)
+{
+    const char *words = getenv("CST_TEST_FIRST");
+    unsigned stride = suite_stride(sparse), first = (unsigned)(time(NULL) ^ getpid()) % stride;
+
+    if (words != NULL) {
+        first = (unsigned)strtoul(words, NULL, 0) % stride;
+    }
+    (void)printf("points from CST_TEST_FIRST=%u, each %u.\n", first, stride);
+    (void)fflush(stdout);
+    return first;
 }

@@ -11,9 +11,12 @@ extern "C" {
 /* A new case of @suite whose tests have a minute each; either function may be NULL. */
 TCase *suite_case(Suite *suite, const char *name, SFun setup, SFun teardown);
 
-/* How far apart the points are that a test of all points tries: 1, or @sparse where the environment
- * has CST_TEST_SPARSE: trees that are built another way from what has been tried whole. */
+/* Of the points of a run at which something can be disturbed, a test tries every suite_stride-th from
+ * suite_first on. The environment decides: all with CST_TEST_EVERY ("make soak"), each @sparse-th
+ * with CST_TEST_SPARSE (trees that are built another way), else each (@sparse + 1) / 2-th. The first
+ * is below the stride, CST_TEST_FIRST or another one in each run, and is printed. */
 unsigned suite_stride(unsigned sparse);
+unsigned suite_first(unsigned sparse);
 
 /* Run the tests of @suite, which is freed, and print those that fail; what main returns. */
 int suite_run(Suite *suite);
