@@ -1,6 +1,5 @@
 #include "daemon/commit.h"
 
-#include "daemon/balance.h"
 #include "daemon/base.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
@@ -10,6 +9,7 @@
 #include "daemon/session.h"
 #include "daemon/share.h"
 #include "daemon/size.h"
+#include "daemon/updates.h"
 #include "proto/cistern.pb-c.h"
 
 #include <inttypes.h>
@@ -215,7 +215,7 @@ static int open_core(struct cst_job *job, struct cst_err *err)
         .rounding = job->options.rounding,
         .rooms = memory->rooms,
         .n_rooms = memory->n_rooms,
-        .interleave = cst_balance_open(job),
+        .interleave = cst_updates_open(job),
     };
     int rc = cst_core_open(&job->core, &config, err);
 

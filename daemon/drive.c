@@ -4,6 +4,7 @@
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
+#include "daemon/updates.h"
 #include "proto/cistern.pb-c.h"
 
 #include <stdlib.h>
@@ -60,7 +61,7 @@ static void on_commit(struct cst_job *job, uint64_t step)
     if (ns == 0) {
         return;
     }
-    cst_balance_step(job);
+    cst_updates_step(job);
     news = cst_drift_step(drift, (double)ns * 1e-9, &mean_s);
     if (news != CST_DRIFT_NONE) {
         cst_log(CST_LOG_NOTICE,

@@ -1,0 +1,197 @@
+#include "daemon/updates.h"
+
+#include "daemon/daemon.h"
+#include "daemon/job.h"
+#include "daemon/log.h"
+#include "daemon/planner.h"
+#include "offload/plan/rooms.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+/* -- the machine ------------------------------------------------------------------------------ */
+
+/* The accelerator of room @i. */
+static const struct cst_gpu *gpu_of(const struct cst_job *job, uint32_t i)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        const struct cst_gpu *gpu = job->workers[r].accelerator;
+
+        if (gpu != NULL && gpu->engine == job->memory.rooms[i].engine) {
+            return gpu;
+        }
+    }
+    return NULL;
+}
+
+static bool is_room_engine(const struct cst_job *job, uint32_t engine)
+{
+    for (uint32_t i = 0; i < job->memory.n_rooms; i++) {
+        if (job->memory.rooms[i].engine == engine) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The slowest accelerator stands for all. */
+static void know(struct cst_job *job)
+{
+    struct cst_balance *b = &job->balance;
+
+    b->node.known = cst_planner_node_update(job->daemon);
+    for (uint32_t i = 0; i < job->memory.n_rooms; i++) {
+        struct cst_rates_device d = cst_planner_device(job->daemon, gpu_of(job, i));
+        double up = d.up_both > 0 ? d.up_both : d.up;
+        double down = d.down_both > 0 ? d.down_both : d.down;
+
+        b->up.known = i == 0 || up < b->up.known ? up : b->up.known;
+        b->down.known = i == 0 || down < b->down.known ? down : b->down.known;
+        b->device.known = i == 0 || d.update < b->device.known ? d.update : b->device.known;
+    }
+}
+
+/* But for its rates. */
+static struct cst_interleave machine_of(const struct cst_job *job)
+{
+    const struct cst_memory *memory = &job->memory;
+    struct cst_interleave m = {0};
+
+    cst_rooms_describe(&m, &job->layout, memory->rooms, memory->n_rooms, memory->pools, job->world);
+    return m;
+}
+
+/* -- what was seen ---------------------------------------------------------------------------- */
+
+/* What one engine did of one kind, and how long it was at it: several at a time count once. */
+struct busy {
+    uint64_t amount;
+    uint64_t ns;
+    uint64_t until;
+};
+
+struct window {
+    struct busy updates[CST_ARENA_MAX_ENGINES];
+    struct busy up[CST_ARENA_MAX_ENGINES], down[CST_ARENA_MAX_ENGINES];
+};
+
+/* Intervals come in the order of their ends. */
+static void add(struct busy *busy, uint64_t amount, const struct cst_record_interval *i)
+{
+    uint64_t from = i->began > busy->until ? i->began : busy->until;
+
+    busy->amount += amount;
+    busy->ns += i->ended > from ? i->ended - from : 0;
+    busy->until = i->ended > busy->until ? i->ended : busy->until;
+}
+
+static void look(struct cst_job *job, struct window *w)
+{
+    uint64_t first, end;
+
+    cst_record_range(job->record, &first, &end);
+    first = job->updates_seen > first ? job->updates_seen : first;
+    for (uint64_t n = first; n < end; n++) {
+        const struct cst_record_interval *i = cst_record_get(job->record, n);
+
+        if (i->chunk >= job->layout.n_chunks || i->number >= CST_ARENA_MAX_ENGINES ||
+            job->layout.chunks[i->chunk].device != 0) {
+            continue; /* states that stay on an accelerator are no choice */
+        }
+        if (i->kind == CST_RECORD_UPDATE) {
+            add(&w->updates[i->number], job->layout.chunks[i->chunk].n_elems, i);
+        } else if (i->kind == CST_RECORD_STATES_UP) {
+            add(&w->up[i->number], i->bytes, i);
+        } else if (i->kind == CST_RECORD_STATES_DOWN) {
+            add(&w->down[i->number], i->bytes, i);
+        }
+    }
+    job->updates_seen = end;
+}
+
+/* Of the engines of the nodes the sum, since they work side by side; of accelerators each. */
+static void see(struct cst_job *job)
+{
+    struct cst_balance *b = &job->balance;
+    struct window w = {0};
+    double nodes = 0;
+
+    look(job, &w);
+    for (uint32_t e = 0; e < job->daemon->engines.n; e++) {
+        if (e < job->daemon->engines.n_nodes) {
+            nodes += w.updates[e].ns > 0
+                         ? (double)w.updates[e].amount / (double)w.updates[e].ns * 1e9
+                         : 0;
+        } else if (is_room_engine(job, e)) {
+            cst_rates_median_add(&b->device.seen, w.updates[e].amount, w.updates[e].ns);
+            cst_rates_median_add(&b->up.seen, w.up[e].amount, w.up[e].ns);
+            cst_rates_median_add(&b->down.seen, w.down[e].amount, w.down[e].ns);
+        }
+    }
+    cst_rates_median_add(&b->node.seen, (uint64_t)nodes, nodes > 0 ? 1000000000 : 0);
+}
+
+/* -- what becomes of it -------------------------------------------------------------------------
+ */
+
+static void tell(const struct cst_job *job, const struct cst_interleave *machine, const char *why)
+{
+    const struct cst_balance *b = &job->balance;
+    struct cst_interleave m = cst_balance_machine(b, machine);
+    char text[64];
+
+    if (b->k == CST_INTERLEAVE_NEVER) {
+        (void)snprintf(text, sizeof text, "no chunk is updated on an accelerator");
+    } else {
+        (void)snprintf(text, sizeof text, "one of each %" PRIu32 " chunks is updated there", b->k);
+    }
+    cst_log(CST_LOG_NOTICE,
+            "job '%s': %s (%s): nodes %.3g elements/s, accelerators %.3g, up %.3g bytes/s, down "
+            "%.3g; updates promise to take %.3g s, %.3g s without",
+            job->name, text, why, m.node_elems, m.device_elems, m.up, m.down,
+            cst_balance_promise(b, machine, b->k),
+            cst_balance_promise(b, machine, CST_INTERLEAVE_NEVER));
+}
+
+static bool is_fixed(const struct cst_job *job)
+{
+    return job->daemon->config->interleave != CST_CONFIG_INTERLEAVE_AUTO;
+}
+
+uint32_t cst_updates_open(struct cst_job *job)
+{
+    struct cst_interleave machine;
+
+    job->balance = (struct cst_balance){0};
+    job->updates_seen = 0;
+    if (job->memory.n_rooms == 0) {
+        return CST_INTERLEAVE_NEVER;
+    }
+    know(job);
+    machine = machine_of(job);
+    if (is_fixed(job)) {
+        job->balance.k = job->daemon->config->interleave;
+    } else {
+        cst_balance_begin(&job->balance, &machine);
+    }
+    tell(job, &machine, is_fixed(job) ? "as configured" : "at first");
+    return job->balance.k;
+}
+
+void cst_updates_step(struct cst_job *job)
+{
+    struct cst_interleave machine;
+    struct cst_core_stats stats;
+
+    cst_core_stats(job->core, &stats);
+    if (is_fixed(job) || stats.n_rooms_given_up == job->memory.n_rooms) {
+        return; /* there is nothing to choose from */
+    }
+    see(job);
+    machine = machine_of(job);
+    machine.n_links -= stats.n_rooms_given_up < machine.n_links ? stats.n_rooms_given_up : 0;
+    if (cst_balance_step(&job->balance, &machine, stats.interleave, stats.last_update_ns)) {
+        tell(job, &machine, "as measured");
+        cst_core_set_interleave(job->core, job->balance.k);
+    }
+}
