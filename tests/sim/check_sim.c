@@ -1,6 +1,8 @@
 /* The simulator's main: --seed=N the first seed, --runs=N how many, --steps=N to commit in each,
  * --verbose every event. Then many nodes, and one with many chunks, briefly; or, with --nodes=N
- * --ranks=N --chunks=N --micro-batches=N --deaths=N (a step), such a cluster alone. */
+ * --ranks=N --chunks=N --micro-batches=N --deaths=N (a step) --overlap=N (0 at the commit, 1 early,
+ * 2 delayed), such a cluster alone. */
+#include "proto/optimizers.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/sim.h"
 
@@ -44,13 +46,16 @@ static void cluster(struct cluster_options options)
 {
     struct cluster_totals totals;
 
-    printf("cluster: seed %" PRIu64 ": %u nodes of %u ranks, %u chunks, %" PRIu64 " steps of %u\n",
+    printf("cluster: seed %" PRIu64 ": %u nodes of %u ranks, %u chunks, %" PRIu64
+           " steps of %u, updates %s\n",
            options.seed, options.n_nodes, options.n_ranks, options.n_chunks, options.n_steps,
-           options.micro_batches);
+           options.micro_batches, cst_overlap_names[options.overlap]);
     cluster_run(&options, &totals);
     printf("cluster: all well: %" PRIu64 " events, %" PRIu64 " commands, %" PRIu64
-           " deaths, %.3f s of virtual time\n",
-           totals.n_events, totals.n_commands, totals.n_deaths, (double)totals.ns / 1e9);
+           " deaths, %.3f s of virtual time; %" PRIu64 " early updates, %" PRIu64
+           " of them with the sum, %" PRIu64 " gradients dropped\n",
+           totals.n_events, totals.n_commands, totals.n_deaths, (double)totals.ns / 1e9,
+           totals.n_early, totals.n_fused, totals.n_dropped);
 }
 
 static bool number(const char *name, uint64_t least, uint64_t most, uint64_t *out)
@@ -65,14 +70,14 @@ static bool number(const char *name, uint64_t least, uint64_t most, uint64_t *ou
     return true;
 }
 
-enum { SEED, RUNS, STEPS, NODES, RANKS, CHUNKS, MICRO, DEATHS, N_NUMBERS };
+enum { SEED, RUNS, STEPS, NODES, RANKS, CHUNKS, MICRO, DEATHS, OVERLAP, N_NUMBERS };
 
 static const struct {
     uint64_t least, most;
 } limits[N_NUMBERS] = {
     [SEED] = {0, UINT64_MAX}, [RUNS] = {0, UINT64_MAX},   [STEPS] = {1, 1u << 20},
     [NODES] = {1, 1u << 16},  [RANKS] = {1, 64},          [CHUNKS] = {1, 1u << 20},
-    [MICRO] = {1, 16},        [DEATHS] = {0, UINT32_MAX},
+    [MICRO] = {1, 16},        [DEATHS] = {0, UINT32_MAX}, [OVERLAP] = {0, CST_OVERLAP_COUNT - 1},
 };
 
 int main(int argc, char **argv)
@@ -86,6 +91,7 @@ int main(int argc, char **argv)
         {"chunks", required_argument, NULL, CHUNKS},
         {"micro-batches", required_argument, NULL, MICRO},
         {"deaths", required_argument, NULL, DEATHS},
+        {"overlap", required_argument, NULL, OVERLAP},
         {"verbose", no_argument, NULL, 'v'},
         {NULL, 0, NULL, 0},
     };
@@ -110,6 +116,7 @@ int main(int argc, char **argv)
                                    .n_chunks = (uint32_t)v[CHUNKS],
                                    .micro_batches = (uint32_t)v[MICRO],
                                    .n_deaths = (uint32_t)v[DEATHS],
+                                   .overlap = (enum cst_overlap)v[OVERLAP],
                                    .n_steps = v[STEPS]};
     if (big.n_nodes > 0) {
         cluster(big);
@@ -123,6 +130,18 @@ int main(int argc, char **argv)
                                      .micro_batches = 2,
                                      .n_deaths = 8,
                                      .n_steps = 2});
+    for (int overlap = CST_OVERLAP_EARLY; overlap < CST_OVERLAP_COUNT; overlap++) {
+        for (uint32_t ranks = 2; ranks <= 8; ranks += 6) {
+            cluster((struct cluster_options){.seed = v[SEED],
+                                             .n_nodes = 16,
+                                             .n_ranks = ranks,
+                                             .n_chunks = 16,
+                                             .micro_batches = ranks > 2 ? 2 : 1,
+                                             .overlap = (enum cst_overlap)overlap,
+                                             .n_deaths = 4,
+                                             .n_steps = 6});
+        }
+    }
     cluster((struct cluster_options){.seed = v[SEED],
                                      .n_nodes = 1,
                                      .n_ranks = 1,

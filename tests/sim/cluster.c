@@ -1,6 +1,7 @@
 #include "tests/sim/cluster.h"
 
 #include "offload/core.h"
+#include "tests/sim/cluster_engine.h"
 #include "tests/sim/memory.h"
 #include "tests/sim/moments.h"
 
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK_ELEMS 4096
+#define CHUNK_ELEMS CST_LAYOUT_CAPACITY_STEP
 #define COMPUTE_NS 50000
 #define RETURN_NS 5000000 /* until a worker that died has been started again */
 #define AGREE_NS 200000   /* until all nodes know that all have committed */
@@ -38,19 +39,12 @@ struct crank {
     uint64_t weight, grad; /* generations */
 };
 
-/* When a command ends. */
-struct ending {
-    uint64_t ticket, at;
-};
-
 struct node {
     struct cst_core *core;
     struct cst_actions actions;
     struct crank *ranks;
     uint64_t step, attempt;
-    uint64_t lanes[2];        /* free from then on: copies, the others */
-    struct ending *endings;   /* ring */
-    uint32_t *handed, *added; /* per chunk: contributions of this step */
+    struct cluster_engine engine;
 };
 
 struct cluster {
@@ -60,7 +54,6 @@ struct cluster {
     struct cst_model model;
     struct cst_layout layout;
     uint32_t *segments;
-    uint32_t n_endings; /* power of two */
     struct node *nodes;
     uint64_t step;          /* committed by all nodes */
     struct moments moments; /* to come */
@@ -107,58 +100,29 @@ static void turn(struct cluster *cl, uint32_t n, uint32_t rank, enum moment_kind
 
 /* -- engines ----------------------------------------------------------------------------------- */
 
-static uint64_t cost_of(const struct cluster *cl, const struct cst_command *command)
+/* An update whose step is not committed. No step is skipped here. */
+static bool is_early(const struct cluster *cl, const struct node *node,
+                     const struct cst_command *command)
 {
-    switch (command->kind) {
-    case CST_COMMAND_COPY:
-        return 10000 + command->bytes / 20;
-    case CST_COMMAND_REDUCE:
-        return 5000 + (uint64_t)CHUNK_ELEMS * (2 * command->n_src + 4) / 40;
-    case CST_COMMAND_NORM:
-        return 20000 + cl->layout.n_tiles / 10;
-    case CST_COMMAND_UPDATE:
-        return 5000 + (uint64_t)CHUNK_ELEMS * 28 / 40;
-    case CST_COMMAND_FILL:
-    case CST_COMMAND_CONVERT:
-        break;
+    struct cst_core_stats stats;
+
+    if (command->kind != CST_COMMAND_UPDATE || cl->options.overlap != CST_OVERLAP_EARLY) {
+        return false;
     }
-    fail(cl, "a command of kind %d, which nobody asked for", (int)command->kind);
+    cst_core_stats(node->core, &stats);
+    return stats.step < command->mark;
 }
 
-/* Each sum of a step has what was handed in, once. */
-static void count(const struct cluster *cl, uint32_t n, const struct cst_command *command)
-{
-    struct node *node = &cl->nodes[n];
-    uint32_t c = command->chunk;
-
-    if (command->kind == CST_COMMAND_REDUCE) {
-        node->added[c] = command->n_src + (command->accumulate ? node->added[c] : 0);
-    } else if (command->kind == CST_COMMAND_UPDATE) {
-        if (node->added[c] != node->handed[c]) {
-            fail(cl, "node %u, chunk %u: %u contributions in the sum, %u were handed in", n, c,
-                 node->added[c], node->handed[c]);
-        }
-        node->handed[c] = 0;
-    }
-}
-
-/* A lane takes commands in the order of their tickets. */
 static void submit(struct cluster *cl, uint32_t n, const struct cst_command *command)
 {
     struct node *node = &cl->nodes[n];
-    uint64_t *lane = &node->lanes[command->kind == CST_COMMAND_COPY ? 0 : 1];
-    uint64_t at = *lane > cl->now ? *lane : cl->now;
+    char words[96];
+    uint64_t at = cluster_engine_take(&node->engine, command, cl->now, words);
 
-    count(cl, n, command);
-    for (uint32_t i = 0; i < command->n_after; i++) {
-        const struct ending *e = &node->endings[command->after[i] % cl->n_endings];
-
-        at = e->ticket == command->after[i] && e->at > at ? e->at : at;
+    if (at == 0) {
+        fail(cl, "node %u: %s", n, words);
     }
-    at += cost_of(cl, command);
-    *lane = at;
-    node->endings[command->ticket % cl->n_endings] =
-        (struct ending){.ticket = command->ticket, .at = at};
+    cl->totals.n_early += is_early(cl, node, command);
     moments_push(
         &cl->moments,
         (struct moment){.at = at, .kind = MOMENT_DONE, .node = n, .what = command->ticket});
@@ -186,11 +150,15 @@ static void start(struct cluster *cl, uint32_t n, uint32_t rank, uint64_t step)
     }
 }
 
-/* Some die in each step. */
+/* Some die in each step, at any moment of it. */
 static void choose_deaths(struct cluster *cl)
 {
+    uint64_t step_ns =
+        3ull * COMPUTE_NS * cl->options.n_chunks * cl->options.micro_batches; /* or more */
+    uint32_t span = step_ns < UINT32_MAX ? (uint32_t)step_ns : UINT32_MAX;
+
     for (uint32_t i = 0; i < cl->options.n_deaths; i++) {
-        moments_push(&cl->moments, (struct moment){.at = cl->now + 1 + below(cl, 8 * COMPUTE_NS),
+        moments_push(&cl->moments, (struct moment){.at = cl->now + 1 + below(cl, span),
                                                    .kind = MOMENT_DEATH,
                                                    .node = below(cl, cl->options.n_nodes),
                                                    .rank = below(cl, cl->options.n_ranks)});
@@ -240,7 +208,7 @@ static void synced(struct cluster *cl, uint32_t n, uint32_t rank, const struct c
 
     if (reply->attempt != node->attempt) {
         node->attempt = reply->attempt;
-        memset(node->handed, 0, cl->options.n_chunks * sizeof *node->handed);
+        cluster_engine_restart(&node->engine);
     }
     node->ranks[rank].attempt = reply->attempt;
     node_committed(cl, n, reply->step); /* by one that died, perhaps */
@@ -395,6 +363,10 @@ static void run(struct cluster *cl, uint32_t n, uint32_t rank)
         (void)ask(cl, n, rank, CST_EV_SYNC, ASKED_SYNC, 0, 0);
         return;
     }
+    if (cl->options.overlap == CST_OVERLAP_EARLY && r->micro == 0 && r->at == 0 &&
+        !ask(cl, n, rank, CST_EV_PREPARE, ASKED_END, 0, 0)) {
+        return;
+    }
     while (r->at < 2 * cl->options.n_chunks && !runs(cl, n, rank, operator_at(cl, r->at))) {
         r->at++;
     }
@@ -407,14 +379,19 @@ static void run(struct cluster *cl, uint32_t n, uint32_t rank)
 
 static void computed(struct cluster *cl, uint32_t n, uint32_t rank)
 {
-    struct crank *r = &cl->nodes[n].ranks[rank];
+    struct node *node = &cl->nodes[n];
+    struct crank *r = &node->ranks[rank];
     uint32_t op = operator_at(cl, r->at);
     uint32_t chunk = cl->model.tensors[op].chunk;
 
     if (has_grad(cl, r, op)) {
-        cl->nodes[n].handed[chunk]++;
+        /* Its update of this step may have been issued before the step was interrupted. */
+        struct cluster_sum *sum = &node->engine.sums[chunk];
+        uint32_t counts = sum->updated <= r->step;
+
+        sum->handed += counts;
         if (!ask(cl, n, rank, CST_EV_HAND_IN, ASKED_HAND_IN, chunk, r->grad)) {
-            cl->nodes[n].handed[chunk]--;
+            sum->handed -= counts;
             return;
         }
     }
@@ -491,6 +468,7 @@ static void open_node(struct cluster *cl, uint32_t n)
                                      .pools = pools,
                                      .first_ticket = 1,
                                      .peer_timeout_ns = CST_CORE_NEVER,
+                                     .policy = {.overlap = cl->options.overlap},
                                      .micro_batches = cl->options.micro_batches};
     struct cst_err err;
 
@@ -506,9 +484,7 @@ static void open_node(struct cluster *cl, uint32_t n)
     }
     cst_actions_init(&node->actions);
     node->ranks = must(calloc(cl->options.n_ranks, sizeof *node->ranks));
-    node->endings = must(calloc(cl->n_endings, sizeof *node->endings));
-    node->handed = must(calloc(cl->options.n_chunks, sizeof *node->handed));
-    node->added = must(calloc(cl->options.n_chunks, sizeof *node->added));
+    cluster_engine_open(&node->engine, &cl->layout);
     for (uint32_t rank = 0; rank < cl->options.n_ranks; rank++) {
         turn(cl, n, rank, MOMENT_RETURN, below(cl, 1000000));
     }
@@ -518,22 +494,31 @@ static void close_node(struct cluster *cl, uint32_t n)
 {
     struct node *node = &cl->nodes[n];
     const char *broken = cst_core_check(node->core);
+    struct cst_core_stats stats;
 
+    cst_core_stats(node->core, &stats);
+    cl->totals.n_dropped += stats.n_dropped;
+    cl->totals.n_fused += node->engine.n_fused;
     if (broken != NULL) {
         fail(cl, "node %u: at the end it is not true that %s", n, broken);
     }
     cst_core_close(node->core);
     cst_actions_close(&node->actions);
     free(node->ranks);
-    free(node->endings);
-    free(node->handed);
-    free(node->added);
+    cluster_engine_close(&node->engine);
 }
 
 static void open_cluster(struct cluster *cl)
 {
+    /* Sums in bf16 are made in updates, and are for few. */
+    bool fuses = cl->options.overlap == CST_OVERLAP_EARLY && cl->options.n_ranks <= 2 &&
+                 cl->options.micro_batches == 1;
     struct cst_layout_config config = {
-        .chunk_elems = CHUNK_ELEMS, .n_nodes = 1, .world = cl->options.n_ranks, .grad_bytes = 4};
+        .chunk_elems = CHUNK_ELEMS,
+        .n_nodes = 1,
+        .world = cl->options.n_ranks,
+        .grad_bytes = fuses ? 2 : 4,
+        .states = {.two_weights = cl->options.overlap != CST_OVERLAP_COMMIT}};
     struct cst_err err;
 
     declare(cl);
@@ -541,8 +526,6 @@ static void open_cluster(struct cluster *cl)
         fail(cl, "layout: %s", err.text);
     }
     cl->segments = must(calloc(cl->layout.n_segments + 1, sizeof *cl->segments));
-    for (cl->n_endings = 1024; cl->n_endings < 8 * cl->options.n_chunks; cl->n_endings *= 2) {
-    }
     cl->nodes = must(calloc(cl->options.n_nodes, sizeof *cl->nodes));
     for (uint32_t n = 0; n < cl->options.n_nodes; n++) {
         open_node(cl, n);

@@ -5,6 +5,8 @@
 #ifndef SIM_CLUSTER_H
 #define SIM_CLUSTER_H
 
+#include "proto/optimizer.h"
+
 #include <stdint.h>
 
 struct cluster_options {
@@ -12,15 +14,19 @@ struct cluster_options {
     uint32_t n_nodes, n_ranks; /* ranks of each node */
     uint32_t n_chunks;
     uint32_t micro_batches;
-    uint32_t n_deaths; /* of ranks, in each step */
-    uint64_t n_steps;  /* to commit */
+    enum cst_overlap overlap; /* EARLY: ranks prepare their steps */
+    uint32_t n_deaths;        /* of ranks, in each step */
+    uint64_t n_steps;         /* to commit */
 };
 
 struct cluster_totals {
     uint64_t n_events; /* digested by all cores */
     uint64_t n_commands;
     uint64_t n_deaths;
-    uint64_t ns; /* virtual */
+    uint64_t n_early;   /* updates before their step's commit */
+    uint64_t n_fused;   /* of them, that made the sum too */
+    uint64_t n_dropped; /* gradients handed in again for chunks that had had theirs */
+    uint64_t ns;        /* virtual */
 };
 
 /* Run to the end, or print the seed and what is wrong and end the program. */
