@@ -1,5 +1,5 @@
 #include "client/gpt/device.h"
-#include "client/gpt/pass_host.h"
+#include "client/gpt/host_moe.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,6 +61,13 @@ static uint32_t host_passes(const struct gpt_device *device)
     return ((const struct host_device *)(const void *)device)->options->micro_batches;
 }
 
+static size_t host_region_bytes(const struct gpt_device *device, const struct gpt_model *model)
+{
+    const struct gpt_options *o = ((const struct host_device *)(const void *)device)->options;
+
+    return gpt_moe_region_bytes(model, (size_t)o->batch / o->micro_batches * o->context);
+}
+
 static int host_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
                           struct gpt_pass **out, struct cst_err *err)
 {
@@ -107,6 +114,7 @@ static const struct gpt_device_ops host_ops = {
     .open_store = host_open_store,
     .break_states = host_break_states,
     .passes = host_passes,
+    .region_bytes = host_region_bytes,
     .open_pass = host_open_pass,
     .open_view = host_open_view,
     .describe = host_describe,

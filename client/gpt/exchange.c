@@ -195,6 +195,12 @@ void gpt_exchange_leave(struct gpt_exchange *x)
     x->segment = NULL;
 }
 
+void gpt_exchange_look(struct gpt_exchange *x, void (*look)(void *arg), void *arg)
+{
+    x->look = look;
+    x->arg = arg;
+}
+
 int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err)
 {
     struct gpt_exchange_segment *s = x->segment;
@@ -218,6 +224,9 @@ int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err)
         futex_wait(&s->generation, generation);
         if (x->process && gpt_exchange_lost(x)) {
             break_segment(s);
+        }
+        if (x->look != NULL) {
+            x->look(x->arg);
         }
     }
     return 0;

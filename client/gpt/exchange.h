@@ -57,6 +57,9 @@ int gpt_exchange_join(struct gpt_exchange *x, struct cst_err *err);
 /* Give up what is under way: all that wait for this rank get CST_EPEERDIED. Before a sync. */
 void gpt_exchange_leave(struct gpt_exchange *x);
 
+/* @look is called now and then by a meeting that waits, in its thread; NULL: nothing. */
+void gpt_exchange_look(struct gpt_exchange *x, void (*look)(void *arg), void *arg);
+
 /* Wait until every rank has called it as often. CST_EPEERDIED. Joined only. */
 int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err);
 

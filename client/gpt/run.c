@@ -3,7 +3,6 @@
 #include "client/gpt/data.h"
 #include "client/gpt/device.h"
 #include "client/gpt/exchange.h"
-#include "client/gpt/host_moe.h"
 #include "client/gpt/model.h"
 #include "client/gpt/store.h"
 #include "client/gpt/train.h"
@@ -55,8 +54,7 @@ static bool needs_exchange(const struct worker *w)
 
 static size_t region_bytes(const struct worker *w)
 {
-    return gpt_moe_region_bytes(w->model, (size_t)w->options->batch / w->options->micro_batches *
-                                              w->options->context);
+    return w->device->ops->region_bytes(w->device, w->model);
 }
 
 /* A name that the processes of the job have alone: user, daemon, job. */

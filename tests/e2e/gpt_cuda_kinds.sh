@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Adapters on a frozen base with cistern-gpt --device cuda, without a GPU (tests/lib/fakecuda): the same bits with all states in the
-# GPU's memory and in the daemon, near those of the host; two jobs on one base.
+# Mixtures of experts, and adapters on a frozen base, with cistern-gpt --device cuda, without a GPU (tests/lib/fakecuda): the same bits
+# with all states in the GPU's memory and in the daemon, near those of the host; tokens between two ranks; two jobs on one base.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
@@ -38,8 +38,92 @@ near() {
     done | awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 0.005) { print "losses", $0; exit 1 } }' || fail "$1: far from $2"
 }
 
+# Start rank $2 of 2 of job $1 through the daemon, on a GPU of its own; rank 0 leaves losses and weights as train does. Sets pid.
+worker() {
+    local name=$1 rank=$2
+    shift 2
+    [ "$rank" != 0 ] || set -- --loss-file "$tmp/$name.losses" --dump-weights "$tmp/$name.weights" "$@"
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$name" --world 2 --rank "$rank" --device "cuda:$rank" --matmul plain "$@" \
+        >>"$tmp/$name.$rank.log" 2>&1 &
+    pid=$!
+    managers+=("$pid")
+}
+
+# Both ranks of job $1. Sets pids.
+workers() {
+    local name=$1 rank
+    shift
+    pids=()
+    for rank in 0 1; do
+        worker "$name" $rank "$@"
+        pids+=("$pid")
+    done
+}
+
+# Job $1 has committed $2 steps.
+has_done() {
+    local step
+    step=$(./cistern job "$1" --json 2>/dev/null | sed -n 's/.*"step": *\([0-9]*\).*/\1/p' | head -n 1)
+    [ "${step:-0}" -ge "$2" ]
+}
+
+finished() {
+    for pid in "${pids[@]}"; do
+        wait "$pid" || fail "$1: a worker failed"
+    done
+}
+
+pair() {
+    workers "$@"
+    finished "$1"
+}
+
+export CST_FAKECUDA_DEVICES=2
 start_daemon daemon --gpus all
 
+moe=(--experts 4 --top-k 2)
+train moe.host --store local --matmul bf16 "${moe[@]}"
+train moe "${gpu[@]}" --store local "${moe[@]}" --temperature 0 --sample 8
+near moe moe.host
+train moe.job "${gpu[@]}" --job moe "${moe[@]}" --temperature 0 --sample 8
+same moe.job moe
+cmp "$tmp/moe.log" "$tmp/moe.job.log" || fail "other samples"
+./cistern rm moe >/dev/null || fail "cistern rm"
+train moe.tight "${gpu[@]}" --job moe --pool 60% "${moe[@]}"
+same moe.tight moe
+
+# Two ranks with two experts each: as on the host, whatever the pool; and so many experts that most have nothing to do.
+train pair.host --store local --matmul bf16 --world 2 --batch 2 "${moe[@]}"
+pair pair --batch 2 "${moe[@]}"
+near pair pair.host
+pair pair.tight --batch 2 --pool 60% "${moe[@]}"
+same pair.tight pair
+train starved.host --store local --matmul bf16 --world 2 --batch 1 --experts 32 --top-k 1
+pair starved --batch 1 --experts 32 --top-k 1
+near starved starved.host
+
+# A rank that is killed in the middle and started again: nothing shows.
+killed=(--layers 1 --batch 1 --experts 4 --steps 40)
+pair whole "${killed[@]}"
+for victim in 0 1; do
+    workers "killed$victim" "${killed[@]}"
+    poll has_done "killed$victim" 3
+    kill -KILL "${pids[victim]}" || fail "the worker was gone already"
+    wait "${pids[victim]}" 2>/dev/null || true
+    ! has_done "killed$victim" 40 || fail "all is done: more steps are wanted"
+    worker "killed$victim" $victim "${killed[@]}"
+    pids[victim]=$pid
+    finished "killed$victim"
+    cmp "$tmp/whole.weights" "$tmp/killed$victim.weights" || fail "killed$victim: other weights"
+done
+
+# Ranks on other devices exchange their tokens in another way, and say so.
+worker mixed 0 --batch 1 --experts 4 --device host --matmul bf16
+first=$pid
+worker mixed 1 --batch 1 --experts 4
+! wait "$first" || fail "ranks on other devices trained together"
+! wait "$pid" || fail "ranks on other devices trained together"
+grep -q 'exchanges tokens in' "$tmp/mixed.0.log" || fail "ranks on other devices do not say so"
 lora=(--lora 4 --lora-alpha 8 --lr 0.03)
 train lora.host --store local --matmul bf16 "${lora[@]}"
 train lora "${gpu[@]}" --store local "${lora[@]}"

@@ -121,5 +121,4 @@ tuned=$(number tuned arena_bytes)
 # What cannot be is said.
 ! ./cistern-gpt "${model[@]}" --data "$tmp/text" --job lost --lora 4 --base nowhere >"$tmp/lost.log" 2>&1 || fail "a base that is not there"
 grep -q nowhere "$tmp/lost.log" || fail "the words do not name the base"
-! ./cistern-gpt "${model[@]}" --data "$tmp/text" --device cuda --experts 4 >"$tmp/cuda.log" 2>&1 || fail "experts on a GPU"
 stop_daemon d

@@ -269,6 +269,8 @@ const struct cuda_case_row *cuda_cases_all(unsigned *n)
         {"product", cuda_case_product},
         {"epilogues", cuda_case_epilogues},
         {"attention", cuda_case_attention},
+        {"choose", cuda_case_choose},
+        {"rows", cuda_case_rows},
     };
 
     *n = sizeof rows / sizeof rows[0];

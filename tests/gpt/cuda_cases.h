@@ -69,4 +69,9 @@ void cuda_case_product(struct cuda_case *c);
 void cuda_case_epilogues(struct cuda_case *c);
 void cuda_case_attention(struct cuda_case *c);
 
+/* -- the cases of cuda_mixture.c ---- */
+
+void cuda_case_choose(struct cuda_case *c);
+void cuda_case_rows(struct cuda_case *c);
+
 #endif

@@ -360,10 +360,61 @@ static bool adapters_recompute(bool plain, char *why, size_t why_bytes)
 {
     struct gpt_options parts = with_adapters(plain, 4), again;
 
+    parts.layers = 2;
     parts.micro_batches = 2;
     again = parts;
     again.recompute = true;
     return same(&parts, &again, "--lora 4 --micro-batches 2 --recompute", why, why_bytes);
+}
+
+/* Every row goes to all experts, so that no choice hangs on the last bit; and to one, so that there
+ * is something to balance, in one layer, where the router's input differs from the host's by a
+ * rounding here and there. */
+static bool mixture_near_host(bool plain, char *why, size_t why_bytes)
+{
+    struct gpt_options o = with(plain);
+
+    o.layers = 2;
+    o.experts = o.top_k = 3;
+    if (!near_host_with(o, why, why_bytes)) {
+        return false;
+    }
+    o.layers = 1;
+    o.experts = 4;
+    o.top_k = 1;
+    o.balance = 1;
+    return near_host_with(o, why, why_bytes);
+}
+
+/* The same choices and results in every run; parts change nothing before the first update. */
+static bool mixture_repeats(bool plain, char *why, size_t why_bytes)
+{
+    struct gpt_options o = with(plain), parts;
+    struct run x, y;
+    bool ok;
+
+    o.layers = 2;
+    o.width = 32;
+    o.experts = 5;
+    o.top_k = 2;
+    o.balance = 0.01;
+    parts = o;
+    parts.micro_batches = 2;
+    if (!same(&o, &o, "--experts 5 again", why, why_bytes) || !train(&o, &x, why, why_bytes)) {
+        return false;
+    }
+    if (!train(&parts, &y, why, why_bytes)) {
+        run_free(&x);
+        return false;
+    }
+    ok = x.losses[0] == y.losses[0] && distance(y.grads, x.grads, x.n_params) <= 0.01;
+    if (!ok) {
+        (void)snprintf(why, why_bytes, "--experts 5 --micro-batches 2: loss %.9f, not %.9f",
+                       y.losses[0], x.losses[0]);
+    }
+    run_free(&x);
+    run_free(&y);
+    return ok;
 }
 
 const struct cuda_model_row *cuda_models_all(unsigned *n)
@@ -372,7 +423,8 @@ const struct cuda_model_row *cuda_models_all(unsigned *n)
         {"as on the host", near_host},          {"twice the same", repeats},
         {"recomputation", recomputes},          {"micro-batches", parts_add_up},
         {"both of them", parts_recompute},      {"adapters", adapters_near_host},
-        {"adapters again", adapters_recompute},
+        {"adapters again", adapters_recompute}, {"mixture", mixture_near_host},
+        {"mixture again", mixture_repeats},
     };
 
     *n = sizeof rows / sizeof rows[0];

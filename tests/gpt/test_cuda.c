@@ -59,13 +59,14 @@ START_TEST(refusals_have_words)
         {"cuda:7", GPT_MATMUL_PLAIN, 1, 64, 0, CST_ENOTFOUND, "numbers 0 to 0"},
         {"cuda", GPT_MATMUL_FP32, 1, 64, 0, CST_EUNSUPPORTED, "bf16"},
         {"cuda", GPT_MATMUL_PLAIN, 2, 64, 0, CST_EUNSUPPORTED, "--world 2"},
-        {"cuda", GPT_MATMUL_PLAIN, 1, 64, 4, CST_EUNSUPPORTED, "--experts 4"},
+        {"cuda", GPT_MATMUL_PLAIN, 1, 64, 4, CST_EUNSUPPORTED, "--experts 4 with --recompute"},
     };
     const struct gpt_options o = {.device = rows[_i].device,
                                   .matmul = rows[_i].matmul,
                                   .world = rows[_i].world,
                                   .width = rows[_i].width,
                                   .experts = rows[_i].experts,
+                                  .recompute = rows[_i].experts > 0,
                                   .micro_batches = 1,
                                   .store = GPT_STORE_LOCAL};
     struct gpt_device *device;

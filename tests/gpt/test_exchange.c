@@ -98,6 +98,59 @@ START_TEST(threads_meet)
 }
 END_TEST
 
+struct looker {
+    uint32_t n_looks;
+    pthread_mutex_t lock; /* held by the test until there was a look */
+};
+
+static void look(void *arg)
+{
+    struct looker *l = arg;
+
+    if (l->n_looks++ == 0) {
+        ck_assert_int_eq(pthread_mutex_unlock(&l->lock), 0);
+    }
+}
+
+struct late {
+    struct thread thread;
+    struct looker *looker;
+};
+
+static void *late_main(void *arg)
+{
+    struct late *l = arg;
+
+    ck_assert_int_eq(pthread_mutex_lock(&l->looker->lock), 0);
+    ck_assert_int_eq(pthread_mutex_unlock(&l->looker->lock), 0);
+    return thread_main(&l->thread);
+}
+
+/* A meeting that waits looks: else the one that comes only when it has would never come. */
+START_TEST(meetings_look_while_they_wait)
+{
+    struct looker looker = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    struct late late = {.looker = &looker, .thread = {.rank = 1, .n = 1}};
+    struct gpt_exchange_hub *hub;
+    struct gpt_exchange *x;
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(pthread_mutex_lock(&looker.lock), 0);
+    ck_assert_int_eq(gpt_exchange_hub_open(&hub, 2, REGION, &err), 0);
+    ck_assert_int_eq(gpt_exchange_open_thread(&x, hub, 0, &err), 0);
+    ck_assert_int_eq(gpt_exchange_join(x, &err), 0);
+    gpt_exchange_look(x, look, &looker);
+    late.thread.hub = hub;
+    ck_assert_int_eq(pthread_create(&late.thread.thread, NULL, late_main, &late), 0);
+    ck_assert_int_eq(turns(x, 1, &err), 0);
+    ck_assert_int_eq(pthread_join(late.thread.thread, NULL), 0);
+    ck_assert_int_eq(late.thread.rc, 0);
+    ck_assert_uint_ge(looker.n_looks, 1);
+    gpt_exchange_close(x);
+    gpt_exchange_hub_close(hub);
+}
+END_TEST
+
 /* A thread that ends earlier, or a hub that is broken, ends the wait of the others; a broken hub
  * takes nobody any more. */
 START_TEST(threads_do_not_wait_for_the_gone)
@@ -320,6 +373,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, alone_meets_itself);
     tcase_add_test(tcase, threads_meet);
+    tcase_add_test(tcase, meetings_look_while_they_wait);
     tcase_add_test(tcase, threads_do_not_wait_for_the_gone);
     tcase_add_loop_test(tcase, processes_meet, 0, 2);
     tcase_add_loop_test(tcase, killed_processes_are_missed, 0, WORLD);

@@ -18,9 +18,11 @@ static CUdeviceptr carve(struct carver *c, size_t bytes)
 }
 
 /* All but x. */
-static void carve_block(struct gpt_block_memory *b, struct carver *c, size_t rows, size_t d,
-                        size_t heads)
+static void carve_block(struct gpt_block_memory *b, struct carver *c, const struct gpt_model *m,
+                        size_t rows)
 {
+    const size_t d = m->width, heads = m->heads;
+
     b->ln1 = carve(c, rows * d * sizeof(uint16_t));
     b->mean1 = carve(c, rows * sizeof(float));
     b->rstd1 = carve(c, rows * sizeof(float));
@@ -31,8 +33,10 @@ static void carve_block(struct gpt_block_memory *b, struct carver *c, size_t row
     b->ln2 = carve(c, rows * d * sizeof(uint16_t));
     b->mean2 = carve(c, rows * sizeof(float));
     b->rstd2 = carve(c, rows * sizeof(float));
-    b->pre = carve(c, rows * 4 * d * sizeof(uint16_t));
-    b->act = carve(c, rows * 4 * d * sizeof(uint16_t));
+    if (m->experts == 0) {
+        b->pre = carve(c, rows * 4 * d * sizeof(uint16_t));
+        b->act = carve(c, rows * 4 * d * sizeof(uint16_t));
+    }
 }
 
 static void carve_blocks(struct gpt_activations *a, struct carver *c, const struct gpt_model *m,
@@ -40,7 +44,7 @@ static void carve_blocks(struct gpt_activations *a, struct carver *c, const stru
 {
     for (uint32_t i = 0; i < m->layers; i++) {
         if (i == 0 || !shared) {
-            carve_block(&a->blocks[i], c, rows, m->width, m->heads);
+            carve_block(&a->blocks[i], c, m, rows);
         } else {
             a->blocks[i] = a->blocks[0];
         }

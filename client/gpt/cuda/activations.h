@@ -18,7 +18,7 @@ struct gpt_block_memory {
     CUdeviceptr mid;          /* M x d fp32, after attention */
     CUdeviceptr ln2;          /* M x d bf16 */
     CUdeviceptr mean2, rstd2; /* M fp32 */
-    CUdeviceptr pre;          /* M x 4d bf16, before GELU */
+    CUdeviceptr pre;          /* M x 4d bf16, before GELU; of a mixture: 0, as act */
     CUdeviceptr act;          /* M x 4d bf16 */
 };
 

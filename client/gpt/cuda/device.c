@@ -1,4 +1,4 @@
-#include "client/gpt/cuda/pass.h"
+#include "client/gpt/cuda/moe.h"
 #include "client/gpt/cuda/store.h"
 #include "client/cistern_cuda.h"
 #include "client/cistern_device.h"
@@ -77,6 +77,14 @@ static uint32_t cuda_passes(const struct gpt_device *device)
     return 1;
 }
 
+/* All of --batch is one pass. */
+static size_t cuda_region_bytes(const struct gpt_device *device, const struct gpt_model *model)
+{
+    const struct gpt_options *o = ((const struct cuda_device *)(const void *)device)->options;
+
+    return gpt_cuda_moe_region_bytes(model, (size_t)o->batch * o->context);
+}
+
 static int cuda_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
                           struct gpt_pass **out, struct cst_err *err)
 {
@@ -122,6 +130,7 @@ static const struct gpt_device_ops cuda_ops = {
     .open_store = cuda_open_store,
     .break_states = cuda_break_states,
     .passes = cuda_passes,
+    .region_bytes = cuda_region_bytes,
     .open_pass = cuda_open_pass,
     .open_view = cuda_open_view,
     .describe = cuda_describe,
@@ -136,9 +145,9 @@ static int check(const struct gpt_options *o, struct cst_err *err)
                            "--matmul fp32 is for --device host: a GPU's "
                            "operands are bf16");
     }
-    if (o->experts > 0) {
+    if (o->experts > 0 && o->recompute) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "--experts %u is for --device host: tokens are exchanged in its memory",
+                           "--experts %u with --recompute: tokens are not exchanged twice",
                            o->experts);
     }
     if (o->store == GPT_STORE_LOCAL && o->world > 1) {

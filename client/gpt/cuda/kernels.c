@@ -24,6 +24,11 @@ int gpt_cuda_kernels_open(struct gpt_cuda_kernels *kernels, const struct cst_cud
         {"gpt_token_grad_kernel", &k.token_grad},
         {"gpt_position_grad_kernel", &k.position_grad},
         {"gpt_matmul_kernel", &k.matmul},
+        {"gpt_choose_kernel", &k.choose},
+        {"gpt_choose_backward_kernel", &k.choose_backward},
+        {"gpt_gather_kernel", &k.gather},
+        {"gpt_gather_gated_kernel", &k.gather_gated},
+        {"gpt_combine_kernel", &k.combine},
     };
     int rc = cst_cuda_check(driver, driver->cuModuleLoadData(&k.module, gpt_cuda_fatbin), err,
                             "loading the worker's kernels (sm_80, sm_90, PTX)");
@@ -208,5 +213,63 @@ int gpt_cuda_matmul(const struct gpt_cuda_kernels *k, const struct gpt_cuda_prod
     void *args[] = {&p};
 
     return launch(k, k->matmul, "matmul", parts(p.n, GPT_CUDA_TILE), parts(p.m, GPT_CUDA_TILE),
+                  GPT_CUDA_THREADS, args, err);
+}
+
+/* -- a mixture --------------------------------------------------------------------------------- */
+
+int gpt_cuda_choose(const struct gpt_cuda_kernels *k, size_t rows, uint32_t experts, uint32_t top_k,
+                    CUdeviceptr probs, CUdeviceptr chosen, CUdeviceptr gates, struct cst_err *err)
+{
+    uint32_t n = (uint32_t)rows;
+    void *args[] = {&n, &experts, &top_k, &probs, &chosen, &gates};
+
+    return launch(k, k->choose, "choose", parts(rows, GPT_CUDA_CHOOSE_ROWS), 1,
+                  32 * GPT_CUDA_CHOOSE_ROWS, args, err);
+}
+
+int gpt_cuda_choose_backward(const struct gpt_cuda_kernels *k,
+                             const struct gpt_cuda_choose_back *back, struct cst_err *err)
+{
+    struct gpt_cuda_choose_back b = *back;
+    uint32_t width = (uint32_t)b.width;
+    void *args[] = {&width,   &b.experts, &b.top_k, &b.place, &b.chosen, &b.gates,
+                    &b.probs, &b.shares,  &b.scale, &b.y,     &b.dx,     &b.dz};
+
+    return launch(k, k->choose_backward, "choose_backward", (unsigned)b.rows, 1,
+                  GPT_CUDA_ROUTE_THREADS, args, err);
+}
+
+int gpt_cuda_gather(const struct gpt_cuda_kernels *k, size_t n, size_t width, uint32_t top_k,
+                    CUdeviceptr from, CUdeviceptr x, CUdeviceptr out, struct cst_err *err)
+{
+    uint32_t rows = (uint32_t)n, columns = (uint32_t)width;
+    void *args[] = {&rows, &columns, &top_k, &from, &x, &out};
+
+    return n == 0 ? 0
+                  : launch(k, k->gather, "gather", parts(n * width, 8 * GPT_CUDA_THREADS), 1,
+                           GPT_CUDA_THREADS, args, err);
+}
+
+int gpt_cuda_gather_gated(const struct gpt_cuda_kernels *k, size_t n, size_t width, uint32_t top_k,
+                          CUdeviceptr from, CUdeviceptr gates, CUdeviceptr dx, CUdeviceptr out,
+                          struct cst_err *err)
+{
+    uint32_t rows = (uint32_t)n, columns = (uint32_t)width;
+    void *args[] = {&rows, &columns, &top_k, &from, &gates, &dx, &out};
+
+    return n == 0 ? 0
+                  : launch(k, k->gather_gated, "gather_gated",
+                           parts(n * width, 8 * GPT_CUDA_THREADS), 1, GPT_CUDA_THREADS, args, err);
+}
+
+int gpt_cuda_combine(const struct gpt_cuda_kernels *k, size_t rows, size_t width, uint32_t top_k,
+                     CUdeviceptr place, CUdeviceptr gates, CUdeviceptr y, CUdeviceptr out,
+                     struct cst_err *err)
+{
+    uint32_t n = (uint32_t)rows, columns = (uint32_t)width;
+    void *args[] = {&n, &columns, &top_k, &place, &gates, &y, &out};
+
+    return launch(k, k->combine, "combine", parts(rows * width, 8 * GPT_CUDA_THREADS), 1,
                   GPT_CUDA_THREADS, args, err);
 }

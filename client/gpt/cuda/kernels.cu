@@ -4,5 +4,6 @@
 #include "client/gpt/cuda/gelu.cu"
 #include "client/gpt/cuda/loss.cu"
 #include "client/gpt/cuda/matmul.cu"
+#include "client/gpt/cuda/mixture.cu"
 #include "client/gpt/cuda/norm.cu"
 #include "client/gpt/cuda/sums.cu"

@@ -17,7 +17,8 @@ struct gpt_cuda_kernels {
     CUstream stream;                      /* of all launches; borrowed */
     CUmodule module;                      /* the fatbinary, in the context of _open */
     CUfunction norm, norm_backward, columns, sums, gelu, gelu_backward, loss, embed, token_grad,
-        position_grad, matmul; /* its kernels, named gpt_..._kernel */
+        position_grad, matmul, choose, choose_backward, gather, gather_gated,
+        combine; /* its kernels, named gpt_..._kernel */
 };
 
 /* Where a gradient goes, in the store's block. */
@@ -84,5 +85,42 @@ int gpt_cuda_embed_backward(const struct gpt_cuda_kernels *k, size_t rows, size_
 /* The plain product. */
 int gpt_cuda_matmul(const struct gpt_cuda_kernels *k, const struct gpt_cuda_product *product,
                     struct cst_err *err);
+
+/* -- a mixture (client/gpt/router.h). A choice is a place in rows x top_k; row c / top_k made it.
+ * -- */
+
+/* probs (fp32, rows x experts) := softmax of the logits that are there; chosen (uint32) and gates
+ * (fp32), rows x top_k. */
+int gpt_cuda_choose(const struct gpt_cuda_kernels *k, size_t rows, uint32_t experts, uint32_t top_k,
+                    CUdeviceptr probs, CUdeviceptr chosen, CUdeviceptr gates, struct cst_err *err);
+
+struct gpt_cuda_choose_back {
+    size_t rows, width;
+    uint32_t experts, top_k;
+    CUdeviceptr place;                /* uint32, by choice: the row of y */
+    CUdeviceptr chosen, gates, probs; /* as gpt_cuda_choose made them */
+    CUdeviceptr shares;               /* fp32, experts: f_e */
+    float scale;                      /* of the balance loss by p_e, before f_e */
+    CUdeviceptr y;                    /* bf16, results of experts */
+    CUdeviceptr dx;                   /* fp32, rows x width: gradient of the rows */
+    CUdeviceptr dz;                   /* bf16, rows x experts: out, gradient of the logits */
+};
+
+int gpt_cuda_choose_backward(const struct gpt_cuda_kernels *k,
+                             const struct gpt_cuda_choose_back *back, struct cst_err *err);
+
+/* Row i of out (bf16, n x width) := the row of x (bf16) that made choice from[i], or gate x dx
+ * (fp32) of it; zeros for GPT_CUDA_NO_ROW, untouched for GPT_CUDA_OTHERS_ROW. */
+int gpt_cuda_gather(const struct gpt_cuda_kernels *k, size_t n, size_t width, uint32_t top_k,
+                    CUdeviceptr from, CUdeviceptr x, CUdeviceptr out, struct cst_err *err);
+int gpt_cuda_gather_gated(const struct gpt_cuda_kernels *k, size_t n, size_t width, uint32_t top_k,
+                          CUdeviceptr from, CUdeviceptr gates, CUdeviceptr dx, CUdeviceptr out,
+                          struct cst_err *err);
+
+/* out (bf16, rows x width) := sum over a row's choices of gate x y[place]; @gates 0: of y[place].
+ */
+int gpt_cuda_combine(const struct gpt_cuda_kernels *k, size_t rows, size_t width, uint32_t top_k,
+                     CUdeviceptr place, CUdeviceptr gates, CUdeviceptr y, CUdeviceptr out,
+                     struct cst_err *err);
 
 #endif

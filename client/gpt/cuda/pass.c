@@ -1,4 +1,4 @@
-#include "client/gpt/cuda/pass_inside.h"
+#include "client/gpt/cuda/moe.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +20,8 @@ static const struct {
     [GPT_OP_FC] = {gpt_cuda_op_fc, gpt_cuda_op_fc_backward},
     [GPT_OP_FCPROJ] = {gpt_cuda_op_fcproj, gpt_cuda_op_fcproj_backward},
     [GPT_OP_HEAD] = {gpt_cuda_op_head, gpt_cuda_op_head_backward},
+    [GPT_OP_ROUTER] = {gpt_cuda_op_router, gpt_cuda_op_router_backward},
+    [GPT_OP_EXPERT] = {gpt_cuda_op_expert, gpt_cuda_op_expert_backward},
 };
 
 /* Operator @number with all its parts, one after the other. */
@@ -42,6 +44,53 @@ static int run_operator(struct gpt_cuda_pass *p, struct gpt_store *store, uint32
         rc = fn(p, op, &part, io, err);
     }
     return rc != 0 ? rc : store->ops->op_end(store, number, err);
+}
+
+/* What a mixture does around its experts, too. */
+static int forward_one(struct gpt_cuda_pass *p, struct gpt_store *store, uint32_t number,
+                       struct cst_err *err)
+{
+    const struct gpt_operator *op = &p->head.model->operators[number];
+    int rc = 0;
+
+    if (op->kind != GPT_OP_EXPERT) {
+        return run_operator(p, store, number, CST_FORWARD, err);
+    }
+    if (op->expert == 0) {
+        rc = gpt_cuda_moe_dispatch(p, op->layer, err);
+    }
+    if (rc == 0 && gpt_cuda_moe_runs(p, op)) {
+        rc = run_operator(p, store, number, CST_FORWARD, err);
+    }
+    if (rc == 0 && op->expert + 1 == p->head.model->experts) {
+        rc = gpt_cuda_moe_combine(p, op->layer, err);
+    }
+    return rc;
+}
+
+static int backward_one(struct gpt_cuda_pass *p, struct gpt_store *store, uint32_t number,
+                        struct cst_err *err)
+{
+    const struct gpt_model *m = p->head.model;
+    const struct gpt_operator *op = &m->operators[number];
+    int rc = 0;
+
+    if (op->kind == GPT_OP_EMBED && m->lora > 0) {
+        return 0; /* frozen, and nothing is before it */
+    }
+    if (op->kind != GPT_OP_EXPERT) {
+        return run_operator(p, store, number, CST_BACKWARD, err);
+    }
+    if (op->expert + 1 == m->experts) {
+        rc = gpt_cuda_moe_dispatch_backward(p, op->layer, err);
+    }
+    if (rc == 0 && gpt_cuda_moe_runs(p, op)) {
+        rc = run_operator(p, store, number, CST_BACKWARD, err);
+    }
+    if (rc == 0 && op->expert == 0) {
+        rc = gpt_cuda_moe_combine_backward(p, op->layer, err);
+    }
+    return rc;
 }
 
 static int begin_pass(struct gpt_cuda_pass *p, size_t n_seqs, bool train, struct cst_err *err)
@@ -88,8 +137,11 @@ static int cuda_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
     struct gpt_cuda_pass *p = self(pass);
     int rc = begin_pass(p, n_seqs, train, err);
 
+    if (p->moe != NULL) {
+        gpt_cuda_moe_begin(p->moe, store, train ? pass->exchange : NULL);
+    }
     for (uint32_t i = 0; rc == 0 && i < pass->model->n_operators; i++) {
-        rc = run_operator(p, store, i, CST_FORWARD, err);
+        rc = forward_one(p, store, i, err);
     }
     return rc == 0 && train ? enqueue_loss(p, err) : rc;
 }
@@ -121,8 +173,8 @@ static int cuda_backward(struct gpt_pass *pass, struct gpt_store *store, struct 
         if (p->recompute && op->kind == GPT_OP_FCPROJ && op->layer + 1 < m->layers) {
             rc = recompute(p, store, i, err);
         }
-        if (rc == 0 && (op->kind != GPT_OP_EMBED || m->lora == 0)) { /* frozen: nothing to do */
-            rc = run_operator(p, store, i, CST_BACKWARD, err);
+        if (rc == 0) {
+            rc = backward_one(p, store, i, err);
         }
     }
     return rc;
@@ -172,6 +224,7 @@ static void cuda_close(struct gpt_pass *pass)
     if (p->known != NULL) {
         (void)p->gpu->driver.cuEventDestroy(p->known);
     }
+    gpt_cuda_moe_close(p->moe);
     gpt_activations_close(&p->a, p->gpu);
     gpt_gpu_free_host(p->gpu, p->losses);
     gpt_gpu_free_host(p->gpu, p->logits);
@@ -231,6 +284,9 @@ int gpt_cuda_pass_open(struct gpt_pass **out, const struct gpt_gpu *gpu,
     rc = gpt_gpu_enter(gpu, err);
     if (rc == 0) {
         rc = gpt_activations_open(&p->a, gpu, model, max_seqs, p->part_seqs, p->recompute, err);
+    }
+    if (rc == 0 && model->experts > 0) {
+        rc = gpt_cuda_moe_open(&p->moe, gpu, model, rows, err);
     }
     if (rc == 0) {
         rc = alloc_pinned(p, rows, err);

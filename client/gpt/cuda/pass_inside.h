@@ -1,15 +1,18 @@
 /* What the files of a pass on a GPU share: pass.c (the way through the operators), operators.c
- * (those of a dense model), linear.c (their products and norms). */
+ * (those of a dense model), linear.c (their products and norms), moe.h (a mixture's). */
 #ifndef GPT_CUDA_PASS_INSIDE_H
 #define GPT_CUDA_PASS_INSIDE_H
 
 #include "client/gpt/cuda/activations.h"
 #include "client/gpt/cuda/pass.h"
 
+struct gpt_cuda_moe;
+
 struct gpt_cuda_pass {
     struct gpt_pass head;
     const struct gpt_gpu *gpu;      /* borrowed */
     struct gpt_activations a;       /* device memory */
+    struct gpt_cuda_moe *moe;       /* NULL: no mixture */
     bool recompute;                 /* blocks share all but their input */
     size_t part_seqs;               /* sequences of a part, at most */
     size_t n_seqs;                  /* of the pass under way */

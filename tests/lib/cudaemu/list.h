@@ -27,8 +27,13 @@
     K(gpt_attention_dkv_64)                                                                        \
     K(gpt_attention_dkv_128)                                                                       \
     K(gpt_attention_dkv_256)                                                                       \
+    K(gpt_choose_backward_kernel)                                                                  \
+    K(gpt_choose_kernel)                                                                           \
     K(gpt_columns_kernel)                                                                          \
+    K(gpt_combine_kernel)                                                                          \
     K(gpt_embed_kernel)                                                                            \
+    K(gpt_gather_gated_kernel)                                                                     \
+    K(gpt_gather_kernel)                                                                           \
     K(gpt_gelu_backward_kernel)                                                                    \
     K(gpt_gelu_kernel)                                                                             \
     K(gpt_loss_kernel)                                                                             \

@@ -1,0 +1,241 @@
+#include "client/gpt/cuda/moe_inside.h"
+
+#include <string.h>
+
+/* While a meeting is waited for, too, the store sends what it has held back. */
+static void look(void *arg)
+{
+    const struct gpt_cuda_moe *moe = arg;
+    struct cst_rank_stat stat;
+    struct cst_err err;
+
+    (void)moe->store->ops->stat(moe->store, &stat,
+                                &err); /* what is wrong the next operator tells */
+}
+
+void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_store *store,
+                        struct gpt_exchange *exchange)
+{
+    moe->store = store;
+    moe->exchange = exchange;
+    moe->rank = exchange == NULL ? 0 : gpt_exchange_rank(exchange);
+    moe->world = exchange == NULL ? 1 : gpt_exchange_world(exchange);
+    if (exchange != NULL) {
+        gpt_exchange_look(exchange, look, moe);
+    }
+}
+
+/* -- which row goes where ------------------------------------------------------------------------
+ */
+
+/* This rank's counts, and its choices that are away. @n choices are in moe->chosen. */
+static void sort(const struct gpt_cuda_moe *moe, struct gpt_cuda_moe_layer *l, size_t n)
+{
+    uint32_t *counts = gpt_cuda_moe_counts(moe, l, moe->rank);
+    uint32_t at[GPT_MAX_EXPERTS];
+
+    memset(counts, 0, moe->model->experts * sizeof *counts);
+    for (size_t i = 0; i < n; i++) {
+        counts[moe->chosen[i]]++;
+    }
+    l->n_away = 0;
+    for (uint32_t e = 0; e < moe->model->experts; e++) {
+        at[e] = l->n_away;
+        l->n_away += gpt_cuda_moe_is_mine(moe, e) ? 0 : counts[e];
+    }
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t e = moe->chosen[i];
+
+        if (!gpt_cuda_moe_is_mine(moe, e)) {
+            moe->away[at[e]++] = (uint32_t)i;
+        }
+    }
+}
+
+/* Rows of each own expert before and with all ranks, f_e; returns the most of one. */
+static uint32_t count(const struct gpt_cuda_moe *moe, struct gpt_cuda_moe_layer *l)
+{
+    const uint32_t experts = moe->model->experts;
+    uint32_t most = 0;
+    uint64_t all = 0;
+
+    l->starts[0] = 0;
+    for (uint32_t e = 0; e < experts; e++) {
+        uint32_t n = 0, padded;
+
+        for (uint32_t r = 0; r < moe->world; r++) {
+            n += gpt_cuda_moe_counts(moe, l, r)[e];
+        }
+        padded = (n + GPT_CUDA_EXPERT_ROWS - 1) / GPT_CUDA_EXPERT_ROWS * GPT_CUDA_EXPERT_ROWS;
+        padded = gpt_cuda_moe_is_mine(moe, e) ? padded : 0;
+        all += n;
+        moe->shares[e] = (float)n;
+        l->starts[e + 1] = l->starts[e] + padded;
+        most = padded > most ? padded : most;
+    }
+    for (uint32_t e = 0; e < experts; e++) {
+        moe->shares[e] /= (float)all;
+    }
+    return most;
+}
+
+/* moe->place and moe->from. at[e]: where the next of this rank's rows for e goes. */
+static void find_places(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
+                        size_t n)
+{
+    const uint32_t experts = moe->model->experts;
+    uint32_t at[GPT_MAX_EXPERTS], away = l->starts[experts];
+
+    for (uint32_t e = 0; e < experts; e++) {
+        uint32_t i = l->starts[e];
+
+        if (!gpt_cuda_moe_is_mine(moe, e)) {
+            at[e] = away;
+            away += gpt_cuda_moe_counts(moe, l, moe->rank)[e];
+            continue;
+        }
+        for (uint32_t r = 0; r < moe->world; r++) {
+            at[e] = r == moe->rank ? i : at[e];
+            for (uint32_t k = 0; k < gpt_cuda_moe_counts(moe, l, r)[e]; k++) {
+                moe->from[i++] = GPT_CUDA_OTHERS_ROW;
+            }
+        }
+        while (i < l->starts[e + 1]) {
+            moe->from[i++] = GPT_CUDA_NO_ROW;
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t e = moe->chosen[i], place = at[e]++;
+
+        moe->place[i] = place;
+        if (gpt_cuda_moe_is_mine(moe, e)) {
+            moe->from[place] = (uint32_t)i;
+        }
+    }
+}
+
+/* -- forward -------------------------------------------------------------------------------------
+ */
+
+static size_t choices_of(const struct gpt_cuda_pass *p)
+{
+    return p->n_seqs * p->all.context * p->head.model->top_k;
+}
+
+/* The router's choices on the host, sorted; and where the rows away are, on the GPU. */
+static int learn_choices(const struct gpt_cuda_pass *p, struct gpt_cuda_moe_layer *l,
+                         struct cst_err *err)
+{
+    struct gpt_cuda_moe *moe = p->moe;
+    const size_t n = choices_of(p);
+    int rc = gpt_gpu_download(p->gpu, moe->chosen, l->chosen, n * sizeof(uint32_t), err);
+
+    if (rc == 0) {
+        rc = gpt_gpu_wait(p->gpu, err);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    sort(moe, l, n);
+    rc = gpt_cuda_moe_grow(p->gpu, &moe->sent, l->n_away * moe->model->width * sizeof(uint16_t),
+                           err);
+    return rc != 0 || l->n_away == 0
+               ? rc
+               : gpt_gpu_upload(p->gpu, l->away, moe->away, l->n_away * sizeof(uint32_t), err);
+}
+
+/* Where the rows of all ranks are kept; on the GPU, too. */
+static int place_rows(const struct gpt_cuda_pass *p, struct gpt_cuda_moe_layer *l,
+                      struct cst_err *err)
+{
+    struct gpt_cuda_moe *moe = p->moe;
+    const size_t n = choices_of(p), experts = p->head.model->experts;
+    int rc = gpt_cuda_moe_make_room(moe, l, count(moe, l), err);
+
+    if (rc != 0) {
+        return rc;
+    }
+    find_places(moe, l, n);
+    if (l->starts[experts] > 0) {
+        rc = gpt_gpu_upload(p->gpu, l->from, moe->from, l->starts[experts] * sizeof(uint32_t), err);
+    }
+    if (rc == 0) {
+        rc = gpt_gpu_upload(p->gpu, l->place, moe->place, n * sizeof(uint32_t), err);
+    }
+    return rc != 0 ? rc
+                   : gpt_gpu_upload(p->gpu, l->shares, moe->shares, experts * sizeof(float), err);
+}
+
+int gpt_cuda_moe_dispatch(const struct gpt_cuda_pass *p, uint32_t layer, struct cst_err *err)
+{
+    const struct gpt_cuda_moe *moe = p->moe;
+    struct gpt_cuda_moe_layer *l = &p->moe->layers[layer];
+    const CUdeviceptr ln2 = p->a.blocks[layer].ln2;
+    const uint32_t top_k = p->head.model->top_k;
+    const size_t d = p->head.model->width;
+    int rc = learn_choices(p, l, err);
+
+    if (rc == 0) {
+        rc = gpt_cuda_gather(&p->gpu->kernels, l->n_away, d, top_k, l->away, ln2, moe->sent.p, err);
+    }
+    if (rc == 0) {
+        rc = gpt_cuda_peers_publish(moe, l, err);
+    }
+    if (rc == 0) {
+        rc = place_rows(p, l, err);
+    }
+    if (rc == 0) {
+        rc = gpt_cuda_gather(&p->gpu->kernels, l->starts[p->head.model->experts], d, top_k, l->from,
+                             ln2, l->x, err);
+    }
+    return rc != 0 ? rc : gpt_cuda_peers_fetch(moe, l, l->x, err);
+}
+
+bool gpt_cuda_moe_runs(const struct gpt_cuda_pass *p, const struct gpt_operator *op)
+{
+    const struct gpt_cuda_moe_layer *l = &p->moe->layers[op->layer];
+
+    return l->starts[op->expert + 1] > l->starts[op->expert];
+}
+
+/* a.branch: sum of gate x result. */
+int gpt_cuda_moe_combine(const struct gpt_cuda_pass *p, uint32_t layer, struct cst_err *err)
+{
+    const struct gpt_cuda_moe_layer *l = &p->moe->layers[layer];
+    int rc = gpt_cuda_peers_return(p->moe, l, l->y, err);
+
+    return rc != 0 ? rc
+                   : gpt_cuda_combine(&p->gpu->kernels, p->n_seqs * p->all.context,
+                                      p->head.model->width, p->head.model->top_k, l->place,
+                                      l->gates, l->y, p->a.branch, err);
+}
+
+/* -- backward ------------------------------------------------------------------------------------
+ */
+
+int gpt_cuda_moe_dispatch_backward(const struct gpt_cuda_pass *p, uint32_t layer,
+                                   struct cst_err *err)
+{
+    const struct gpt_cuda_moe *moe = p->moe;
+    const struct gpt_cuda_moe_layer *l = &moe->layers[layer];
+    const uint32_t top_k = p->head.model->top_k;
+    const size_t d = p->head.model->width;
+    int rc = gpt_cuda_gather_gated(&p->gpu->kernels, l->n_away, d, top_k, l->away, l->gates,
+                                   p->a.dx, moe->sent.p, err);
+
+    if (rc == 0) {
+        rc = gpt_cuda_peers_publish(moe, l, err);
+    }
+    if (rc == 0) {
+        rc = gpt_cuda_gather_gated(&p->gpu->kernels, l->starts[p->head.model->experts], d, top_k,
+                                   l->from, l->gates, p->a.dx, moe->dy.p, err);
+    }
+    return rc != 0 ? rc : gpt_cuda_peers_fetch(moe, l, moe->dy.p, err);
+}
+
+/* moe->dx: gradients of all rows by way of their experts; the router adds them up. */
+int gpt_cuda_moe_combine_backward(const struct gpt_cuda_pass *p, uint32_t layer,
+                                  struct cst_err *err)
+{
+    return gpt_cuda_peers_return(p->moe, &p->moe->layers[layer], p->moe->dx.p, err);
+}
