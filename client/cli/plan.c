@@ -25,18 +25,21 @@ static uint32_t lane_of(struct drawing *drawing, const struct cst_interval *inte
     static const struct {
         const char *lane;
         bool of_rank, of_engine; /* its number is a rank's, an engine's; else a device's */
+        bool of_device;          /* and not a node's, where ranks compute on the processor */
     } lanes[] = {
         [CST_LANE_COMPUTE] = {.lane = "compute", .of_rank = true},
         [CST_LANE_UP] = {.lane = CLI_LANE_UP},
         [CST_LANE_DOWN] = {.lane = CLI_LANE_DOWN},
         [CST_LANE_PEER] = {.lane = "copies between devices"},
+        [CST_LANE_STATES_UP] = {.lane = CLI_LANE_UP, .of_device = true},
+        [CST_LANE_STATES_DOWN] = {.lane = CLI_LANE_DOWN, .of_device = true},
         [CST_LANE_REDUCE] = {.lane = CLI_LANE_SUMS, .of_engine = true},
         [CST_LANE_UPDATE] = {.lane = CLI_LANE_UPDATES, .of_engine = true},
         [CST_LANE_WAIT] = {.lane = "wait", .of_rank = true},
     };
     char process[CLI_TIMELINE_NAME_BYTES];
     uint32_t number = interval->number;
-    bool device = !drawing->on_host;
+    bool device = !drawing->on_host || lanes[interval->lane].of_device;
 
     if (lanes[interval->lane].of_engine) {
         device = number >= drawing->n_nodes;

@@ -288,7 +288,7 @@ void cst_play_cost(struct cst_play *play, struct cst_play_command *c,
         cost_reduce(play, c, command);
         break;
     case CST_COMMAND_UPDATE:
-        if (c->kind == CST_FLIGHT_ROOM) {
+        if (c->kind == CST_FLIGHT_AWAY) {
             cost_room_update(play, c);
         } else {
             cost_update(play, c, command);

@@ -182,18 +182,29 @@ void cst_play_arrived(struct cst_play *play, uint64_t ticket)
 
 static enum cst_lane_kind lane_of(const struct cst_play_command *c)
 {
-    static const enum cst_lane_kind kinds[] = {
-        [CST_PLAY_UP] = CST_LANE_UP,
-        [CST_PLAY_DOWN] = CST_LANE_DOWN,
-        [CST_PLAY_ROOM] = CST_LANE_UPDATE,
-    };
-
-    if (c->lane == CST_PLAY_TEAM) {
-        return c->kind == CST_FLIGHT_REDUCE ? CST_LANE_REDUCE : CST_LANE_UPDATE;
+    switch (c->kind) {
+    case CST_FLIGHT_REDUCE:
+        return CST_LANE_REDUCE;
+    case CST_FLIGHT_UPDATE:
+    case CST_FLIGHT_STATES:
+    case CST_FLIGHT_AWAY:
+    case CST_FLIGHT_ROOM:
+    case CST_FLIGHT_HELD:
+        return c->lane == CST_PLAY_UP     ? CST_LANE_STATES_UP
+               : c->lane == CST_PLAY_DOWN ? CST_LANE_STATES_DOWN
+                                          : CST_LANE_UPDATE;
+    case CST_FLIGHT_LOAD:
+    case CST_FLIGHT_PIECE:
+    case CST_FLIGHT_STAGE:
+    case CST_FLIGHT_NORM:
+    case CST_FLIGHT_READ:
+    case CST_FLIGHT_WRITE:
+    case CST_FLIGHT_PART:
+        break;
     }
     return c->copied_to > 0              ? CST_LANE_PEER
            : c->kind == CST_FLIGHT_STAGE ? CST_LANE_DOWN
-                                         : kinds[c->lane];
+                                         : CST_LANE_UP;
 }
 
 static void note_interval(struct cst_play *play, const struct cst_play_command *c)

@@ -22,12 +22,22 @@
 #include "offload/core.h"
 #include "offload/plan/rates.h"
 
-enum cst_lane_kind { CST_LANE_COMPUTE, CST_LANE_UP, CST_LANE_DOWN, CST_LANE_PEER, CST_LANE_REDUCE, CST_LANE_UPDATE, CST_LANE_WAIT };
+enum cst_lane_kind {
+    CST_LANE_COMPUTE,
+    CST_LANE_UP,
+    CST_LANE_DOWN,
+    CST_LANE_PEER,
+    CST_LANE_STATES_UP,   /* of an update in a room */
+    CST_LANE_STATES_DOWN, /* same, and within the accelerator */
+    CST_LANE_REDUCE,
+    CST_LANE_UPDATE,
+    CST_LANE_WAIT
+};
 
 /* Something that took time. */
 struct cst_interval {
     enum cst_lane_kind lane;
-    uint32_t number;      /* of the rank (COMPUTE, WAIT), device, or node where the host copies (UP, DOWN, PEER), or engine (REDUCE, UPDATE) */
+    uint32_t number;      /* of the rank (COMPUTE, WAIT), device (or node where the host copies: UP, DOWN, PEER), or engine (REDUCE, UPDATE) */
     uint32_t what;        /* operator (COMPUTE, WAIT) or chunk */
     bool backward;        /* COMPUTE, WAIT */
     uint32_t step;        /* steps committed when it ended */

@@ -141,8 +141,11 @@ for on in host fast; do
     holds '(.rows.each_device | .master == .exp_avg and .master > 0 and .gradient == 0) and .plan.state_bytes >= .rows.each_device.master * 3'
     holds '.plan.state_bytes <= 600 * 1024 * 1024 and .plan.predicted.device_updates > 0'
 done
-expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --on host --device 1G --update-room 1G --device-states 600M --overlap early
+expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --on host --device 1G --update-room 1G --device-states 600M --overlap early \
+    --timeline "$tmp/timeline.json"
 says '^MEMORY +EACH DEVICE +HOST +DISK +EACH ACCELERATOR$'
+cp "$tmp/timeline.json" "$tmp/out"
+holds '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["rank 0", "node 0", "device 0"])'
 expect 0 preset:gpt2-124m --rates a100 --device 2G --runtime --json --grad-over-weight
 jq -e ".plan.host_bytes < $full * 0.9" "$tmp/out" >/dev/null || fail "gradients over weights spare nothing"
 expect 1 preset:gpt2-124m --rates a100 --grad-over-weight --overlap early

@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static struct plan_rig rig;
 
@@ -211,6 +212,29 @@ START_TEST(bytes_are_the_layouts)
 }
 END_TEST
 
+static uint32_t drawn[CST_LANE_WAIT + 1];
+
+static void draw(void *arg, const struct cst_interval *interval)
+{
+    (void)arg;
+    ck_assert_uint_le(interval->begin, interval->end);
+    ck_assert_uint_lt(interval->what, N_LAYERS);
+    drawn[interval->lane] += interval->lane != CST_LANE_UPDATE || interval->number == 1;
+}
+
+/* Each row that goes up or comes down is an interval of the accelerator's, and so is its update. */
+START_TEST(rooms_are_drawn)
+{
+    open_accelerated(1, 1, 2);
+    rig.replay.interval = draw;
+    memset(drawn, 0, sizeof drawn);
+    (void)plan_rig_run(&rig);
+    ck_assert_uint_eq(drawn[CST_LANE_STATES_UP], 4 * 3 * N_LAYERS / 2);
+    ck_assert_uint_eq(drawn[CST_LANE_STATES_DOWN], 4 * 3 * N_LAYERS / 2);
+    ck_assert_uint_eq(drawn[CST_LANE_UPDATE], 3 * N_LAYERS / 2);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("replay of updates");
@@ -221,5 +245,6 @@ int main(void)
     tc = suite_case(suite, "rooms", NULL, teardown);
     tcase_add_loop_test(tc, as_interleave_says, 0, 16);
     tcase_add_loop_test(tc, bytes_are_the_layouts, 0, 30);
+    tcase_add_test(tc, rooms_are_drawn);
     return suite_run(suite);
 }
