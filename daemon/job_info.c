@@ -122,6 +122,15 @@ static void fill_updates(const struct cst_core_stats *stats, Cistern__JobInfo *o
     out->exposed_seconds = (double)stats->exposed_ns * 1e-9;
 }
 
+/* Of updates that begin before the commit. */
+static void fill_early(const struct cst_job *job, const struct cst_core_stats *stats,
+                       Cistern__JobInfo *out)
+{
+    out->has_chunks_ahead = out->has_grads_dropped = job->options.overlap == CST_OVERLAP_EARLY;
+    out->chunks_ahead = stats->chunks_ahead;
+    out->grads_dropped = stats->n_dropped;
+}
+
 static void fill_core(const struct cst_job *job, Cistern__JobInfo *out)
 {
     struct cst_core_stats stats;
@@ -143,6 +152,7 @@ static void fill_core(const struct cst_job *job, Cistern__JobInfo *out)
     out->has_attempt = 1;
     out->attempt = stats.attempt;
     fill_updates(&stats, out);
+    fill_early(job, &stats, out);
 }
 
 /* Where all its ranks are, or that they differ. */

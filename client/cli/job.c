@@ -38,6 +38,11 @@ static void print_updates(const Cistern__JobInfo *job)
     if (job->has_delay_from) {
         (void)printf(" from step %llu", (unsigned long long)job->delay_from);
     }
+    if (job->has_chunks_ahead) {
+        (void)printf(", %llu of %u chunks ahead of the commit, %llu gradient%s dropped",
+                     (unsigned long long)job->chunks_ahead, job->n_chunks,
+                     (unsigned long long)job->grads_dropped, job->grads_dropped == 1 ? "" : "s");
+    }
     if (job->has_update_room) {
         (void)printf("; %s of devices for them, ", cli_bytes(job->update_room, a));
         (void)printf(job->has_interleave ? "one chunk in %u" : "no chunk at present",

@@ -29,11 +29,21 @@ bool cli_each_jobs(struct cli *cli, cli_jobs_fn fn, void *arg)
 
 void cli_jobs_begin(struct cli_table *table)
 {
-    static const char *const titles[] = {"JOB",   "UID",        "STATE",   ">RANKS",
-                                         ">STEP", ">PARAMS",    ">MEMORY", ">B/PARAM",
-                                         ">LOSS", ">STEP TIME", ">IDLE",   NULL};
+    static const char *const titles[] = {"JOB",     "UID",      "STATE",    ">RANKS", ">STEP",
+                                         ">PARAMS", ">MEMORY",  ">B/PARAM", ">LOSS",  ">STEP TIME",
+                                         ">AHEAD",  ">DROPPED", ">IDLE",    NULL};
 
     cli_table_init(table, titles);
+}
+
+/* Of early updates. */
+static void add_early(struct cli_table *table, bool has, uint64_t value)
+{
+    if (has) {
+        cli_table_cell(table, "%llu", (unsigned long long)value);
+    } else {
+        cli_table_cell(table, "-");
+    }
 }
 
 static void add_progress(struct cli_table *table, const Cistern__JobInfo *job)
@@ -49,6 +59,8 @@ static void add_progress(struct cli_table *table, const Cistern__JobInfo *job)
                    job->has_step_seconds && job->step_seconds > 0
                        ? cli_seconds(job->step_seconds, text)
                        : "-");
+    add_early(table, job->has_chunks_ahead, job->chunks_ahead);
+    add_early(table, job->has_grads_dropped, job->grads_dropped);
     cli_table_cell(table, "%s",
                    job->has_idle_s && job->idle_s > 0 ? cli_seconds(job->idle_s, text) : "-");
 }

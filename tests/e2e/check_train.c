@@ -222,6 +222,8 @@ START_TEST(test_killed_anywhere)
 {
     struct train_order orders[2] = {order_of("dry", 0, 2, 2), order_of("dry", 1, 2, 2)};
     uint32_t victim = (uint32_t)_i, n_points, n_redone = 0;
+    const Cistern__JobInfo *info;
+    uint64_t n_dropped = 0; /* gradients of chunks that had had their update */
     pid_t pids[2];
 
     run_job(&orders[0]);
@@ -245,9 +247,15 @@ START_TEST(test_killed_anywhere)
         train_worker_join(pids[1 - victim], reports[1 - victim]);
         n_redone += reports[1 - victim]->n_syncs;
         train_check_states(reports, 2, 2, (struct train_bad){.step = TRAIN_NEVER});
+        info = raw_job_info(&witness, name);
+        ck_assert(info->has_chunks_ahead == (overlap == CST_OVERLAP_EARLY));
+        ck_assert_uint_eq(info->chunks_ahead, 0);
+        n_dropped += info->grads_dropped;
         settle_remove_jobs(&witness);
     }
     ck_assert_uint_gt(n_redone, n_points / 2 / suite_stride(5));
+    ck_assert(n_dropped == 0 || overlap == CST_OVERLAP_EARLY);
+    ck_assert(n_dropped > 0 || overlap != CST_OVERLAP_EARLY || suite_stride(5) > 3);
 }
 END_TEST
 

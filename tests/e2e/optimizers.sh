@@ -76,7 +76,9 @@ cmp -s "$tmp/seeded.weights" "$tmp/adamw-mx8.weights" && fail "the seed has no e
 local_run unclipped --clip 0
 reference=unclipped
 same early --overlap early --clip 0
-holds early '.overlap == "early" and .state_bytes_per_param == 18'
+holds early '.overlap == "early" and .state_bytes_per_param == 18 and .chunks_ahead == 0 and .grads_dropped == 0'
+./cistern job early | grep -q '^updates   early, 0 of [0-9]* chunks ahead of the commit, 0 gradients dropped' || fail "early: $(./cistern job early)"
+./cistern stat | sed -n '/^JOB .* AHEAD  DROPPED /,$p' | grep -q '^early .* 0  *0  ' || fail "stat: $(./cistern stat)"
 same early-small --overlap early --clip 0 --pool 110%
 same commit --overlap commit --clip 0
 reference=adamw-fp32
