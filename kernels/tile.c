@@ -104,10 +104,17 @@ static void run_kernel(const struct cst_tile_work *work, const struct cst_rows *
                        struct grads grads, uint32_t first, struct cst_update_undo *undo)
 {
     const struct cst_table_header *table = work->table;
-    const struct cst_update_rows rows = rows_at(work, out, tile, grads, first);
+    struct cst_update_rows rows = rows_at(work, out, tile, grads, first);
+    const uint16_t *next[CST_TILE_MAX_SRC];
     const struct cst_update_random random = {
         .seed = table->seed, .t = tile->mark, .element = tile->number * CST_TILE_ELEMS + first};
 
+    /* The tile behind this one is summed next. */
+    for (uint32_t r = 0; r < work->n_src; r++) {
+        next[r] = work->src[r] + tile->start + tile->n_elems;
+    }
+    rows.next = next;
+    rows.n_next = work->n_src;
     work->kernels->update->v[table->optimizer][table->moments][table->rounding](
         scalars, &random, tile->n_elems - first, &rows, undo);
 }

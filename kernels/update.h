@@ -77,6 +77,10 @@ struct cst_update_rows {
     float *master;
     struct cst_update_moment moments[2];
     uint16_t *weight;
+    /* Rows that will be summed next, read into the cache while this update waits for its own: as
+     * many elements as it has; hints, so that they may end before. */
+    const uint16_t *const *next;
+    uint32_t n_next;
 };
 
 /* Which random numbers. */

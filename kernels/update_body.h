@@ -140,6 +140,14 @@ ALWAYS_INLINE void rows_ahead(struct way way, const struct cst_update_rows *rows
     }
 }
 
+/* A group's part of what the next sum reads. */
+ALWAYS_INLINE void next_ahead(const struct cst_update_rows *rows, size_t i)
+{
+    for (uint32_t r = 0; r < rows->n_next; r++) {
+        cst_vec_ahead((const void *)((uintptr_t)rows->next[r] + i * sizeof *rows->next[r]));
+    }
+}
+
 /* @bytes of a group, a multiple of 32. */
 ALWAYS_INLINE void copy(void *to, const void *from, size_t bytes)
 {
@@ -274,6 +282,7 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
             rows_ahead(way, &at);
             save(way, undo, buffer, &at, i, CST_UPDATE_GROUP, call.over);
         }
+        next_ahead(&rows, i);
         draw(way, &call, i / CST_UPDATE_GROUP, &words);
         do_group(way, &call, &at, words.v[(call.first + i / CST_UPDATE_GROUP) % 2]);
     }
