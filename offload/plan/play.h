@@ -199,8 +199,8 @@ struct cst_play {
     uint64_t peer_bytes;             /* so far */
     uint64_t moved_up, moved_down;   /* so far, as commands say: what the core must have counted */
     uint64_t states_up, states_down; /* so far, of updates in rooms; not among moved */
-    uint64_t states_up_before, states_down_before, device_updates_before; /* at the last commit */
-    uint64_t commit_at;                                                   /* of the last commit */
+    uint64_t states_up_before, states_down_before; /* at the last commit */
+    uint64_t commit_at;                            /* of the last commit */
     uint64_t n_commits;
     uint64_t attempt;
     struct cst_replay_counts before;           /* at the last commit */

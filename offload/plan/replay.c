@@ -98,6 +98,7 @@ const struct cst_rates_device *cst_play_device(const struct cst_play *play, uint
 static struct cst_replay_counts count(const struct cst_play *play)
 {
     struct cst_replay_counts sum = {0};
+    struct cst_core_stats job;
 
     for (uint32_t rank = 0; rank < play->world; rank++) {
         uint64_t n = (uint64_t)play->workers[rank].stands_for;
@@ -112,6 +113,9 @@ static struct cst_replay_counts count(const struct cst_play *play)
         sum.prefetches += n * stats.prefetches;
         sum.surprises += n * stats.surprises;
     }
+    cst_core_stats(play->core, &job);
+    sum.updates = job.n_updates;
+    sum.device_updates = job.n_device_updates;
     return sum;
 }
 
@@ -142,10 +146,8 @@ static void report_updates(struct cst_play *play)
         r->update_ns > r->update_exposed_ns ? r->update_ns - r->update_exposed_ns : 0;
     r->states_up = play->states_up - play->states_up_before;
     r->states_down = play->states_down - play->states_down_before;
-    r->device_updates = stats.n_device_updates - play->device_updates_before;
     play->states_up_before = play->states_up;
     play->states_down_before = play->states_down;
-    play->device_updates_before = stats.n_device_updates;
 }
 
 static void committed(struct cst_play *play)
@@ -162,6 +164,7 @@ static void committed(struct cst_play *play)
     r->misses = now.misses - play->before.misses;
     r->evictions = now.evictions - play->before.evictions;
     r->prefetches = now.prefetches - play->before.prefetches;
+    r->device_updates = now.device_updates - play->before.device_updates;
     report_worker(play);
     report_updates(play);
     memcpy(r->peak_blocks, play->peak_blocks, sizeof r->peak_blocks);

@@ -62,10 +62,11 @@ struct cst_replay_config {
     void *arg;
 };
 
-/* Counters as the core keeps them (cst_rank_stats), of all ranks. */
+/* Counters as the core keeps them (cst_rank_stats), of all ranks, and of the job (cst_core_stats). */
 struct cst_replay_counts {
     uint64_t bytes_up, bytes_down;
     uint64_t hits, misses, evictions, prefetches, surprises;
+    uint64_t updates, device_updates; /* of chunks; of them, in rooms */
 };
 
 struct cst_replay_result {

@@ -4,11 +4,13 @@
  *
  *   predict MODEL.json RATES.json --pool BYTES|P%|min --chunk ELEMS --steps N
  *           [--micro-batches N] [--optimizer NAME] [--moments FORMAT] [--overlap WHEN]
- *           [--grad-over-weight] [--flops F] [--job JOB.json]
+ *           [--grad-over-weight] [--update-room BYTES --interleave K [--device-states BYTES]]
+ *           [--flops F] [--job JOB.json]
  *
- * P%: of the weights, as cistern-gpt takes it; min: the smallest pool that can run. ELEMS 0: as a
- * daemon chooses that does not search. Status 3: JOB.json, what `cistern job --json` says when all
- * is quiet, has other numbers. */
+ * Rooms are on accelerators, one for each rank, as those that are paced. P%: of the weights, as
+ * cistern-gpt takes it; min: the smallest pool that can run. ELEMS 0: as a daemon chooses that does
+ * not search. Status 3: JOB.json, what `cistern job --json` says when all is quiet, has other
+ * numbers. */
 #include "client/cli/model_json.h"
 #include "daemon/pools.h"
 #include "offload/plan/replay.h"
@@ -33,6 +35,9 @@ struct prediction {
     uint32_t n_steps, micro_batches;
     uint32_t optimizer, moments, overlap; /* of proto/optimizers.h's names */
     bool grad_over_weight;
+    uint64_t update_room, device_states; /* bytes of each rank's accelerator */
+    uint32_t interleave;
+    struct cst_core_room rooms[CST_CORE_MAX_ROOMS];
     double flops;         /* 0: what the rates say */
     const char *job_path; /* what the job says of itself; NULL: it has not run */
     json_t *job;
@@ -67,6 +72,21 @@ static struct cst_layout_states states_of(const struct prediction *p)
                                       .grad_over_weight = p->grad_over_weight};
 }
 
+/* As daemon/room.c: an accelerator of its own for each rank, behind the nodes. */
+static void add_rooms(struct prediction *p, struct cst_layout_config *config)
+{
+    for (uint32_t i = 0; p->update_room > 0 && i < p->model.world; i++) {
+        p->rooms[i] =
+            (struct cst_core_room){.engine = p->rates.n_nodes + i, .bytes = p->update_room};
+        if (p->device_states > 0) {
+            config->devices[config->n_devices++] =
+                (struct cst_layout_device){.engine = p->rooms[i].engine,
+                                           .bytes = p->device_states,
+                                           .room_bytes = p->update_room};
+        }
+    }
+}
+
 /* As daemon/commit.c lays it out, and daemon/share.c divides what each rank has asked for. */
 static int lay_out(struct prediction *p, struct cst_err *err)
 {
@@ -83,6 +103,7 @@ static int lay_out(struct prediction *p, struct cst_err *err)
         size_pool(p);
         config.pool_bytes = p->pool_bytes;
     }
+    add_rooms(p, &config);
     rc = cst_layout_build(&p->layout, &p->model.model, &config, err);
     if (rc == CST_OK && smallest) {
         p->pool_bytes = smallest_pool(&p->layout);
@@ -105,6 +126,9 @@ static int play(const struct prediction *p, uint32_t n_steps, struct cst_replay_
                                          .world = p->model.world,
                                          .pools = p->pools,
                                          .policy = {.overlap = (enum cst_overlap)p->overlap},
+                                         .rooms = p->rooms,
+                                         .n_rooms = p->update_room > 0 ? p->model.world : 0,
+                                         .interleave = p->interleave,
                                          .micro_batches = p->micro_batches};
     const struct cst_replay_config config = {
         .core = &core, .rates = &p->rates, .n_steps = n_steps, .micro_batches = p->micro_batches};
@@ -177,8 +201,13 @@ static void say_run(struct prediction *p, const struct cst_replay_result *r)
 {
     const json_t *ranks = json_object_get(p->job, "ranks");
 
-    say_sum(p, "bytes_up", r->total.bytes_up, ranks, "bytes_up");
+    if (p->update_room ==
+        0) { /* else updates take so long that workers leave before all is loaded again */
+        say_sum(p, "bytes_up", r->total.bytes_up, ranks, "bytes_up");
+    }
     say_sum(p, "bytes_down", r->total.bytes_down, ranks, "bytes_down");
+    say(p, "updates", r->total.updates, json_object_get(p->job, "n_updates"));
+    say(p, "device_updates", r->total.device_updates, json_object_get(p->job, "n_device_updates"));
 }
 
 /* Of a rank, forward and backward. */
@@ -224,12 +253,13 @@ static bool read_name(const char *const *names, uint32_t *out)
 static bool read_options(struct prediction *p, int argc, char **argv)
 {
     static const struct option options[] = {
-        {"pool", 1, NULL, 'p'},      {"chunk", 1, NULL, 'c'},
-        {"steps", 1, NULL, 's'},     {"micro-batches", 1, NULL, 'm'},
-        {"flops", 1, NULL, 'f'},     {"job", 1, NULL, 'j'},
-        {"optimizer", 1, NULL, 'O'}, {"moments", 1, NULL, 'M'},
-        {"overlap", 1, NULL, 'o'},   {"grad-over-weight", 0, NULL, 'g'},
-        {NULL, 0, NULL, 0}};
+        {"pool", 1, NULL, 'p'},        {"chunk", 1, NULL, 'c'},
+        {"steps", 1, NULL, 's'},       {"micro-batches", 1, NULL, 'm'},
+        {"flops", 1, NULL, 'f'},       {"job", 1, NULL, 'j'},
+        {"optimizer", 1, NULL, 'O'},   {"moments", 1, NULL, 'M'},
+        {"overlap", 1, NULL, 'o'},     {"grad-over-weight", 0, NULL, 'g'},
+        {"update-room", 1, NULL, 'u'}, {"device-states", 1, NULL, 'd'},
+        {"interleave", 1, NULL, 'k'},  {NULL, 0, NULL, 0}};
     bool known = true;
     int option;
 
@@ -261,6 +291,15 @@ static bool read_options(struct prediction *p, int argc, char **argv)
             break;
         case 'o':
             known = read_name(cst_overlap_names, &p->overlap);
+            break;
+        case 'u':
+            p->update_room = strtoull(optarg, NULL, 10);
+            break;
+        case 'd':
+            p->device_states = strtoull(optarg, NULL, 10);
+            break;
+        case 'k':
+            p->interleave = (uint32_t)strtoul(optarg, NULL, 10);
             break;
         case 'g':
             p->grad_over_weight = true;
@@ -310,7 +349,8 @@ int main(int argc, char **argv)
         (void)fprintf(stderr,
                       "usage: predict MODEL.json RATES.json --pool BYTES|P%%|min --chunk ELEMS "
                       "--steps N [--micro-batches N] [--optimizer NAME] [--moments FORMAT] "
-                      "[--overlap WHEN] [--grad-over-weight] [--flops F] [--job JOB.json]\n");
+                      "[--overlap WHEN] [--grad-over-weight] [--update-room BYTES --interleave K "
+                      "[--device-states BYTES]] [--flops F] [--job JOB.json]\n");
         return 2;
     }
     rc = read_all(&p, argv + optind, &err);
