@@ -22,6 +22,7 @@ struct cst_client {
     char path[108];                  /* of the socket, for words */
     uint32_t credits;                /* requests that may be in flight */
     uint32_t max_batch;              /* items in a Batch */
+    uint64_t features;               /* that the daemon takes: bits of enum Feature */
     uint64_t epoch;                  /* of the daemon's start */
     uint64_t last_request;           /* id of the newest request */
     uint32_t n_sent;                 /* calls in the list sent */

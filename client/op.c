@@ -98,8 +98,8 @@ static int check_args(struct cst_job *job, int op, enum cst_direction direction,
     return CST_OK;
 }
 
-/* The reply to the fetch ahead must come first. If it is not there yet the daemon is told, once:
- * only then it knows that the worker stands still, and for what. */
+/* The reply to the fetch ahead must come first. If it is not there yet the daemon is told, once, if
+ * it is not an older one: only then it knows that the worker stands still, and for what. */
 static int settle(struct cst_job *job, uint32_t op, bool backward, struct cst_err *err)
 {
     int rc = CST_OK;
@@ -108,7 +108,7 @@ static int settle(struct cst_job *job, uint32_t op, bool backward, struct cst_er
     if (!cst_lease_must_settle(&job->leases, op, backward)) {
         return cst_job_check_step(job, err);
     }
-    if (!job->pending.wanted) {
+    if (!job->pending.wanted && (job->client->features & CISTERN__FEATURE__FEATURE_WANT) != 0) {
         cst_lease_want(&job->leases);
         rc = cst_batch_send(job, false, err);
         job->pending.wanted = rc == CST_OK;

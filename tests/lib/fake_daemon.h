@@ -39,6 +39,7 @@ struct fake_daemon {
     /* Set before fake_daemon_start. */
     fake_hook hook;         /* sees requests first; may be NULL */
     void *hook_arg;         /* its argument */
+    bool old;               /* knows no features: batches with WANT are refused */
     uint32_t credits;       /* 0: 8 */
     uint32_t max_batch;     /* 0: 64 */
     uint32_t n_blocks;      /* 0: 6 */

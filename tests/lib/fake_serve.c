@@ -38,6 +38,8 @@ static void serve_hello(struct fake_daemon *fake, const struct cst_frame *reques
     msg.epoch = 7;
     msg.credits = fake->credits;
     msg.max_batch = fake->max_batch;
+    msg.has_features = !fake->old;
+    msg.features = CISTERN__FEATURE__FEATURE_WANT;
     fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_WELCOME, &msg.base, NULL, 0);
 }
 
@@ -239,6 +241,7 @@ static void serve_item(struct fake_daemon *fake, const Cistern__BatchItem *item,
     static const char *const names[] = {"", "W", "G", "r", "R", "p", "e"};
 
     if (item->kind == CISTERN__BATCH_ITEM__KIND__WANT) {
+        (void)sane(fake, !fake->old, "an item of unknown kind");
         return; /* it comes or not, as the replies before it were fast or slow */
     }
     say(fake, names[item->kind], item->chunk, item->has_ahead && item->ahead ? "+" : "");
