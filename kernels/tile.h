@@ -64,8 +64,8 @@ struct cst_tile_hyper {
 };
 
 /* Update one tile, from the grad row or from the contributions work->src, whose sum of squares is
- * then stored. In place: store its mark, with contributions CST_MARK_NONE for REDUCE. @undo: this thread's slot,
- * EMPTY before and after; NULL: no protection. False: the mark says that it is done already,
+ * then stored. In place: store its mark, and with contributions that no REDUCE made the sum. @undo:
+ * this thread's slot, EMPTY before and after; NULL: no protection. False: it is done already,
  * nothing was touched. Elsewhere: there are no marks, @undo is not used, and it may be done again
  * from its start at any time. Any thread, one per tile. */
 bool cst_tile_update(const struct cst_tile_work *work, const struct cst_update_scalars *scalars,

@@ -76,6 +76,7 @@ if ./cistern-gpt --help >/dev/null 2>&1; then
     says '^  e2e  *passed'
     says '^  whole  *passed'
     says '^  copies  *passed'
+    says '^  rooms  *passed'
     says '^  size  *passed'
 fi
 if awk 'length > 100 || NR > 60 { exit 0 } END { exit 1 }' "$table"; then

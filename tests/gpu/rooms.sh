@@ -1,0 +1,85 @@
+# shellcheck shell=bash disable=SC2154,SC2034 # begin_stage sets tmp; small_gpt's variables are the stage's
+# The stage "rooms" of tests/gpu/run: Deep Optimizer States on a card. Sourced by stages.sh, behind train.sh.
+
+# A daemon in which of each $1 chunks one is updated on the card (none, auto).
+start_rooms() {
+    printf '[plan]\ninterleave = %s\n' "$1" >"$tmp/rooms.conf"
+    start_daemon --config "$tmp/rooms.conf" "${@:2}"
+}
+
+# The number that `cistern job $1` gives as $2; nothing where it has none.
+of_job() {
+    ./cistern job "$1" --json | number_of "$2"
+}
+
+# Job $1 was updated on the card if $2, the k of its daemon, says so, and no command of that failed.
+updated_there() {
+    local there failures
+    there=$(of_job "$1" n_device_updates)
+    failures=$(of_job "$1" room_failures)
+    [ "${failures:-0}" = 0 ] || fail "$1: $failures failures on the card"
+    if [ "$2" = none ]; then
+        [ "$there" = 0 ] || fail "$1: $there chunks were updated on the card"
+    elif [ "$2" != auto ]; then
+        [ "$there" -gt 0 ] || fail "$1: no chunk was updated on the card"
+    fi
+}
+
+# Every k leaves the bits that the card by itself leaves; updates before the commit, too.
+rooms_bits() {
+    local k world=1 layers=12 steps=20
+    [ -z "$GPU_FAKE" ] || layers=3 steps=2
+    small_gpt local --store local || gpt_failed "$tmp/local.log" "--store local"
+    small_gpt unclipped --store local --clip 0 || gpt_failed "$tmp/unclipped.log" "--store local --clip 0"
+    for k in none 1 2 3; do
+        start_rooms $k
+        small_gpt "room-$k" --job "room-$k" --chunk 36864 --update-room 16M || gpt_failed "$tmp/room-$k.log" "k = $k"
+        updated_there "room-$k" $k
+        same_bits "room-$k" local
+        if [ -n "$GPU_FAKE" ] && [ $k != 2 ]; then # it takes long there
+            stop_daemon
+            continue
+        fi
+        small_gpt "early-$k" --job "early-$k" --chunk 36864 --update-room 16M --overlap early --clip 0 ||
+            gpt_failed "$tmp/early-$k.log" "k = $k, early"
+        updated_there "early-$k" $k
+        same_bits "early-$k" unclipped
+        stop_daemon
+    done
+}
+
+# Median seconds of three update phases with k = $1, and in used_k what was in force in the last one.
+time_rooms() {
+    local i steps=0 name=timed-$1 times=()
+    start_rooms "$1" --host-memory 90%
+    for ((i = 0; i < 3; i++)); do
+        steps=$((steps + (i == 0 ? 6 : 2))) # the first ones learn
+        ./cistern-gpt "${model[@]}" --steps "$steps" --job "$name" >"$tmp/$name.log" 2>&1 || gpt_failed "$tmp/$name.log" "k = $1"
+        times+=("$(of_job "$name" last_update_seconds)")
+    done
+    updated_there "$name" "$1"
+    ./cistern job "$name" | grep '^updates'
+    used_k=$(of_job "$name" interleave)
+    seconds=$(printf '%s\n' "${times[@]}" | median)
+    stop_daemon
+}
+
+stage_rooms() {
+    local k model seconds alone used_k
+    need_gpt
+    make_text
+    rooms_bits
+    [ -z "$GPU_FAKE" ] || return 0
+    # 0.2 G parameters in 24 chunks; room for three of them.
+    model=(--layers 16 --heads 16 --width 1024 --context 256 --batch 4 --device cuda --warmup 2 --lr 0.0001 --quiet --data "$tmp/text"
+        --pool 50% --chunk 8388608 --update-room 1G)
+    [ -z "$GPU_QUICK" ] || model+=(--layers 4)
+    time_rooms none
+    alone=$seconds
+    emit rooms_none "$alone" s
+    for k in 1 2 3 auto; do
+        time_rooms $k
+        emit "rooms_$k" "$seconds" s "$alone"
+    done
+    emit rooms_auto_k "${used_k:-0}" k
+}
