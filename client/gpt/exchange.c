@@ -132,10 +132,32 @@ int gpt_exchange_open_process(struct gpt_exchange **out, const char *name, uint3
     return 0;
 }
 
+static void tell_came(const struct gpt_exchange *x)
+{
+    if (x->watch != NULL && x->segment != NULL) {
+        x->watch->came(x->watch->arg, x->segment, gpt_exchange_bytes(x->world, x->region_bytes));
+    }
+}
+
+static void tell_goes(const struct gpt_exchange *x)
+{
+    if (x->watch != NULL && x->segment != NULL) {
+        x->watch->goes(x->watch->arg, x->segment);
+    }
+}
+
+void gpt_exchange_watch(struct gpt_exchange *x, const struct gpt_exchange_watch *watch)
+{
+    tell_goes(x);
+    x->watch = watch;
+    tell_came(x);
+}
+
 void gpt_exchange_close(struct gpt_exchange *x)
 {
     if (x != NULL) {
         gpt_exchange_leave(x);
+        tell_goes(x); /* of one that is alone: it had not left */
         if (x->hub == NULL && !x->process) {
             segment_put(x->segment, x->world, x->region_bytes);
         }
@@ -169,17 +191,20 @@ void gpt_exchange_hub_break(struct gpt_exchange_hub *hub)
 
 int gpt_exchange_join(struct gpt_exchange *x, struct cst_err *err)
 {
+    int rc = 0;
+
     if (x->process) {
         gpt_exchange_leave(x);
-        return gpt_exchange_connect(x, err);
-    }
-    if (x->hub != NULL) {
+        rc = gpt_exchange_connect(x, err);
+    } else if (x->hub != NULL && __atomic_load_n(&x->hub->segment->broken, __ATOMIC_ACQUIRE) != 0) {
+        rc = cst_err_set(err, CST_ECANCELLED, "another rank of this process failed");
+    } else if (x->hub != NULL) {
         x->segment = x->hub->segment;
-        if (__atomic_load_n(&x->segment->broken, __ATOMIC_ACQUIRE) != 0) {
-            return cst_err_set(err, CST_ECANCELLED, "another rank of this process failed");
-        }
     }
-    return 0;
+    if (rc == 0 && (x->process || x->hub != NULL)) {
+        tell_came(x);
+    }
+    return rc;
 }
 
 void gpt_exchange_leave(struct gpt_exchange *x)
@@ -188,17 +213,12 @@ void gpt_exchange_leave(struct gpt_exchange *x)
         return;
     }
     break_segment(x->segment);
+    tell_goes(x);
     if (x->process) {
         segment_put(x->segment, x->world, x->region_bytes);
         gpt_exchange_disconnect(x);
     }
     x->segment = NULL;
-}
-
-void gpt_exchange_look(struct gpt_exchange *x, void (*look)(void *arg), void *arg)
-{
-    x->look = look;
-    x->arg = arg;
 }
 
 int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err)
@@ -225,8 +245,8 @@ int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err)
         if (x->process && gpt_exchange_lost(x)) {
             break_segment(s);
         }
-        if (x->look != NULL) {
-            x->look(x->arg);
+        if (x->watch != NULL) {
+            x->watch->look(x->watch->arg);
         }
     }
     return 0;

@@ -57,8 +57,17 @@ int gpt_exchange_join(struct gpt_exchange *x, struct cst_err *err);
 /* Give up what is under way: all that wait for this rank get CST_EPEERDIED. Before a sync. */
 void gpt_exchange_leave(struct gpt_exchange *x);
 
-/* @look is called now and then by a meeting that waits, in its thread; NULL: nothing. */
-void gpt_exchange_look(struct gpt_exchange *x, void (*look)(void *arg), void *arg);
+/* What who uses an exchange wants to be told, in the thread that uses it. */
+struct gpt_exchange_watch {
+    void (*look)(void *arg); /* now and then, by a meeting that waits */
+    void (*came)(void *arg, void *base, size_t bytes); /* joined: header and regions of all ranks */
+    void (*goes)(void *arg, void *base); /* the same are gone when it returns */
+    void *arg;                           /* of them */
+};
+
+/* Tell @watch, which is borrowed, from now on, at once of memory that is there; NULL: nobody, and who
+ * was told so far is told that it goes. */
+void gpt_exchange_watch(struct gpt_exchange *x, const struct gpt_exchange_watch *watch);
 
 /* Wait until every rank has called it as often. CST_EPEERDIED. Joined only. */
 int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err);

@@ -17,12 +17,11 @@ struct gpt_exchange_segment {
 
 struct gpt_exchange {
     uint32_t rank, world;
-    size_t region_bytes;                  /* of one rank, whole pages */
-    struct gpt_exchange_segment *segment; /* NULL: not joined */
-    struct gpt_exchange_hub *hub;         /* borrowed; NULL: alone or a process */
-    void (*look)(void *arg);              /* NULL: none; of a meeting that waits */
-    void *arg;                            /* its */
-    bool process;                         /* the segment is a memfd, mapped */
+    size_t region_bytes;                                    /* of one rank, whole pages */
+    struct gpt_exchange_segment *segment;                   /* NULL: not joined */
+    struct gpt_exchange_hub *hub;                           /* borrowed; NULL: alone or a process */
+    const struct gpt_exchange_watch *watch;                 /* borrowed; NULL: none */
+    bool process;                                           /* the segment is a memfd, mapped */
     char name[sizeof(((struct sockaddr_un *)0)->sun_path)]; /* of a process's job */
     int connections[GPT_EXCHANGE_MAX_RANKS]; /* rank 0: by rank; others: [0] to rank 0; -1: none */
 };

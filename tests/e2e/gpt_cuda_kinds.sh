@@ -43,7 +43,7 @@ worker() {
     local name=$1 rank=$2
     shift 2
     [ "$rank" != 0 ] || set -- --loss-file "$tmp/$name.losses" --dump-weights "$tmp/$name.weights" "$@"
-    ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$name" --world 2 --rank "$rank" --device "cuda:$rank" --matmul plain "$@" \
+    CST_FAKECUDA_LEAKS=$tmp/leaks ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$name" --world 2 --rank "$rank" --device "cuda:$rank" --matmul plain "$@" \
         >>"$tmp/$name.$rank.log" 2>&1 &
     pid=$!
     managers+=("$pid")
@@ -98,6 +98,8 @@ pair pair --batch 2 "${moe[@]}"
 near pair pair.host
 pair pair.tight --batch 2 --pool 60% "${moe[@]}"
 same pair.tight pair
+CST_FAKECUDA_PINNED=32K pair pair.staged --batch 2 "${moe[@]}" # too little for the memory of the exchange
+same pair.staged pair
 train starved.host --store local --matmul bf16 --world 2 --batch 1 --experts 32 --top-k 1
 pair starved --batch 1 --experts 32 --top-k 1
 near starved starved.host
@@ -115,6 +117,22 @@ for victim in 0 1; do
     pids[victim]=$pid
     finished "killed$victim"
     cmp "$tmp/whole.weights" "$tmp/killed$victim.weights" || fail "killed$victim: other weights"
+done
+
+[ "$(wc -l <"$tmp/leaks")" -ge 12 ] || fail "who says what the workers left behind?"
+! grep -v '"leaks":0,"misuses":0,' "$tmp/leaks" || fail "workers leave something behind"
+
+# Whatever call of the driver fails, a mixture ends with a sentence and leaves nothing behind; or it was a call that gives back.
+for ((n = 150; n < 330; n += 23)); do
+    rm -f "$tmp/leaks"
+    status=0
+    CST_FAKECUDA_FAIL="*:$n=2" CST_FAKECUDA_LEAKS=$tmp/leaks ./cistern-gpt "${gpu[@]}" --store local --layers 1 --heads 1 --width 16 \
+        --context 8 --batch 1 --steps 1 --experts 3 --quiet --data "$tmp/text" >"$tmp/fault.log" 2>&1 || status=$?
+    [ $status -le 1 ] || fail "call $n failed: status $status"
+    if [ $status = 1 ]; then
+        grep -q '^cistern-gpt: .*OUT_OF_MEMORY' "$tmp/fault.log" || fail "call $n failed: no sentence"
+        grep -q '"leaks":0,' "$tmp/leaks" || fail "call $n failed: $(cat "$tmp/leaks")"
+    fi
 done
 
 # Ranks on other devices exchange their tokens in another way, and say so.

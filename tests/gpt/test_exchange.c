@@ -100,6 +100,7 @@ END_TEST
 
 struct looker {
     uint32_t n_looks;
+    void *there;          /* memory that came and did not go */
     pthread_mutex_t lock; /* held by the test until there was a look */
 };
 
@@ -110,6 +111,23 @@ static void look(void *arg)
     if (l->n_looks++ == 0) {
         ck_assert_int_eq(pthread_mutex_unlock(&l->lock), 0);
     }
+}
+
+static void came(void *arg, void *base, size_t bytes)
+{
+    struct looker *l = arg;
+
+    ck_assert_ptr_null(l->there);
+    ck_assert_uint_ge(bytes, 2 * REGION);
+    l->there = base;
+}
+
+static void goes(void *arg, void *base)
+{
+    struct looker *l = arg;
+
+    ck_assert_ptr_eq(l->there, base);
+    l->there = NULL;
 }
 
 struct late {
@@ -126,11 +144,13 @@ static void *late_main(void *arg)
     return thread_main(&l->thread);
 }
 
-/* A meeting that waits looks: else the one that comes only when it has would never come. */
+/* A meeting that waits looks: else the one that comes only when it has would never come. Memory
+ * comes with the join, and goes with the end. */
 START_TEST(meetings_look_while_they_wait)
 {
     struct looker looker = {.lock = PTHREAD_MUTEX_INITIALIZER};
     struct late late = {.looker = &looker, .thread = {.rank = 1, .n = 1}};
+    const struct gpt_exchange_watch watch = {look, came, goes, &looker};
     struct gpt_exchange_hub *hub;
     struct gpt_exchange *x;
     struct cst_err err = {0};
@@ -139,7 +159,8 @@ START_TEST(meetings_look_while_they_wait)
     ck_assert_int_eq(gpt_exchange_hub_open(&hub, 2, REGION, &err), 0);
     ck_assert_int_eq(gpt_exchange_open_thread(&x, hub, 0, &err), 0);
     ck_assert_int_eq(gpt_exchange_join(x, &err), 0);
-    gpt_exchange_look(x, look, &looker);
+    gpt_exchange_watch(x, &watch);
+    ck_assert_ptr_eq((char *)looker.there + 4096, gpt_exchange_region(x, 0));
     late.thread.hub = hub;
     ck_assert_int_eq(pthread_create(&late.thread.thread, NULL, late_main, &late), 0);
     ck_assert_int_eq(turns(x, 1, &err), 0);
@@ -147,6 +168,7 @@ START_TEST(meetings_look_while_they_wait)
     ck_assert_int_eq(late.thread.rc, 0);
     ck_assert_uint_ge(looker.n_looks, 1);
     gpt_exchange_close(x);
+    ck_assert_ptr_null(looker.there);
     gpt_exchange_hub_close(hub);
 }
 END_TEST

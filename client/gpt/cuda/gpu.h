@@ -32,6 +32,11 @@ void gpt_gpu_close(struct gpt_gpu *gpu);
 /* Make the context current in this thread. */
 int gpt_gpu_enter(const struct gpt_gpu *gpu, struct cst_err *err);
 
+/* Register host memory, of whole pages, so that copies to and from it go by themselves. What is
+ * refused changes nothing else: copies are staged. */
+int gpt_gpu_register(const struct gpt_gpu *gpu, void *base, size_t bytes, struct cst_err *err);
+void gpt_gpu_unregister(const struct gpt_gpu *gpu, void *base);
+
 /* Device memory, not cleared; host memory that copies can go to and from by themselves. */
 int gpt_gpu_alloc(const struct gpt_gpu *gpu, size_t bytes, const char *what, CUdeviceptr *out,
                   struct cst_err *err);

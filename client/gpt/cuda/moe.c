@@ -2,17 +2,6 @@
 
 #include <string.h>
 
-/* While a meeting is waited for, too, the store sends what it has held back. */
-static void look(void *arg)
-{
-    const struct gpt_cuda_moe *moe = arg;
-    struct cst_rank_stat stat;
-    struct cst_err err;
-
-    (void)moe->store->ops->stat(moe->store, &stat,
-                                &err); /* what is wrong the next operator tells */
-}
-
 void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_store *store,
                         struct gpt_exchange *exchange)
 {
@@ -20,8 +9,8 @@ void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_store *store,
     moe->exchange = exchange;
     moe->rank = exchange == NULL ? 0 : gpt_exchange_rank(exchange);
     moe->world = exchange == NULL ? 1 : gpt_exchange_world(exchange);
-    if (exchange != NULL) {
-        gpt_exchange_look(exchange, look, moe);
+    if (exchange != NULL && exchange != moe->watched) {
+        gpt_cuda_peers_watch(moe);
     }
 }
 

@@ -37,8 +37,11 @@ struct gpt_cuda_moe {
     size_t max_rows;               /* of a pass */
     struct gpt_store *store;       /* of the pass under way */
     struct gpt_exchange *exchange; /* likewise; NULL: no peers */
-    uint32_t rank, world;          /* in it; 0 of 1 without peers */
-    CUdeviceptr memory;            /* of fixed size: the layers' and dz */
+    struct gpt_exchange *watched;  /* the one that tells watch; NULL: none so far */
+    struct gpt_exchange_watch watch;
+    void *pinned;         /* its memory is registered; NULL: it is not */
+    uint32_t rank, world; /* in it; 0 of 1 without peers */
+    CUdeviceptr memory;   /* of fixed size: the layers' and dz */
     struct gpt_cuda_moe_layer *layers;
     CUdeviceptr dz;                /* max_rows x experts bf16: gradient of a router's logits */
     struct gpt_cuda_growing sent;  /* away rows x width bf16, on their way */
@@ -84,11 +87,14 @@ int gpt_cuda_moe_grow(const struct gpt_gpu *gpu, struct gpt_cuda_growing *g, siz
 int gpt_cuda_moe_make_room(struct gpt_cuda_moe *moe, struct gpt_cuda_moe_layer *l, uint32_t most,
                            struct cst_err *err);
 
-/* -- moe_peers.c; nothing without peers ---------------------------------------------------------
- */
+/* -- moe_peers.c ------------------------------------------------------------------------------- */
+
+/* Watch moe->exchange from now on, and no other. */
+void gpt_cuda_peers_watch(struct gpt_cuda_moe *moe);
+void gpt_cuda_peers_forget(struct gpt_cuda_moe *moe);
 
 /* Tell the others this rank's counts and the rows of moe->sent, and meet them; then l->counts are
- * theirs, too. */
+ * theirs, too. Nothing without peers; so the next two. */
 int gpt_cuda_peers_publish(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
                            struct cst_err *err);
 

@@ -137,6 +137,7 @@ void gpt_cuda_moe_close(struct gpt_cuda_moe *moe)
     if (moe == NULL) {
         return;
     }
+    gpt_cuda_peers_forget(moe);
     for (uint32_t i = 0; moe->layers != NULL && i < moe->model->layers; i++) {
         gpt_gpu_free(moe->gpu, moe->layers[i].kept.p);
         free(moe->layers[i].counts);

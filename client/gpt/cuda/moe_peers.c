@@ -46,6 +46,59 @@ size_t gpt_cuda_moe_region_bytes(const struct gpt_model *m, size_t rows)
     return aligned(bytes) == aligned(host) ? bytes + REGION_ALIGN : bytes;
 }
 
+/* -- watching ------------------------------------------------------------------------------------
+ */
+
+/* While a meeting is waited for, too, the store sends what it has held back. */
+static void look(void *arg)
+{
+    const struct gpt_cuda_moe *moe = arg;
+    struct cst_rank_stat stat;
+    struct cst_err err;
+
+    (void)moe->store->ops->stat(moe->store, &stat,
+                                &err); /* what is wrong the next operator tells */
+}
+
+static void came(void *arg, void *base, size_t bytes)
+{
+    struct gpt_cuda_moe *moe = arg;
+    struct cst_err err;
+
+    moe->pinned = gpt_gpu_register(moe->gpu, base, bytes, &err) == 0 ? base : NULL;
+}
+
+/* Copies may be under way. */
+static void goes(void *arg, void *base)
+{
+    struct gpt_cuda_moe *moe = arg;
+
+    if (moe->pinned == base) {
+        (void)gpt_gpu_wait(moe->gpu, NULL);
+        gpt_gpu_unregister(moe->gpu, base);
+        moe->pinned = NULL;
+    }
+}
+
+void gpt_cuda_peers_watch(struct gpt_cuda_moe *moe)
+{
+    gpt_cuda_peers_forget(moe);
+    moe->watch = (struct gpt_exchange_watch){.look = look, .came = came, .goes = goes, .arg = moe};
+    moe->watched = moe->exchange;
+    gpt_exchange_watch(moe->watched, &moe->watch);
+}
+
+void gpt_cuda_peers_forget(struct gpt_cuda_moe *moe)
+{
+    if (moe->watched != NULL) {
+        gpt_exchange_watch(moe->watched, NULL);
+        moe->watched = NULL;
+    }
+}
+
+/* -- the way of rows -----------------------------------------------------------------------------
+ */
+
 /* All work is done when the others are met. What the store has held back for it is sent: somebody
  * may wait for that before he can come. */
 static int meet(const struct gpt_cuda_moe *moe, struct cst_err *err)
