@@ -27,8 +27,8 @@ enum cst_lane_kind {
     CST_LANE_UP,
     CST_LANE_DOWN,
     CST_LANE_PEER,
-    CST_LANE_STATES_UP,   /* of an update in a room */
-    CST_LANE_STATES_DOWN, /* same, and within the accelerator */
+    CST_LANE_STATES_UP,   /* of an update in a room, and within the accelerator */
+    CST_LANE_STATES_DOWN, /* same, home */
     CST_LANE_REDUCE,
     CST_LANE_UPDATE,
     CST_LANE_WAIT
