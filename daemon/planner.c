@@ -119,27 +119,29 @@ static uint32_t find_device(const struct cst_rates *rates, const char *name)
     return i;
 }
 
-/* The file's nodes, or those that are there. */
+/* The file's nodes, or those that are there; they update no faster than they may. */
 static void fill_nodes(const struct cst_daemon *daemon, struct cst_rates *out)
 {
+    double limit = (double)daemon->config->update_rate;
+
     if (daemon->planner.has_file) {
         *out = daemon->planner.rates;
     } else {
         build_nodes(daemon, out);
     }
+    for (uint32_t i = 0; limit > 0 && i < out->n_nodes; i++) {
+        out->nodes[i].update = out->nodes[i].update < limit ? out->nodes[i].update : limit;
+    }
 }
 
 double cst_planner_node_update(const struct cst_daemon *daemon)
 {
-    uint64_t limit = daemon->config->update_rate;
     struct cst_rates rates = {0};
     double sum = 0;
 
     fill_nodes(daemon, &rates);
     for (uint32_t i = 0; i < rates.n_nodes; i++) {
-        double update = rates.nodes[i].update;
-
-        sum += limit > 0 && update > (double)limit ? (double)limit : update;
+        sum += rates.nodes[i].update;
     }
     return sum;
 }
@@ -246,6 +248,8 @@ static void choose_rooms(const struct cst_job *job, struct search *s)
         s->rates.devices[i].update =
             guess_device(job->daemon, worker->accelerator, &s->rates.nodes[0]).update;
     }
+    s->config.interleave_given = job->daemon->config->interleave != CST_CONFIG_INTERLEAVE_AUTO;
+    s->config.interleave = s->config.interleave_given ? job->daemon->config->interleave : 0;
     s->config.update_room = worker->update_room;
     s->config.device_states = worker->device_states;
     s->config.accelerator = i;

@@ -49,6 +49,8 @@ struct cst_plan_config {
     enum cst_overlap overlap;   /* when chunks are updated; EARLY, DELAYED: with states.two_weights */
     uint64_t update_room;       /* bytes of each rank's accelerator in which chunks are updated; 0: none; CST_PLAN_ROOM_AUTO */
     uint64_t device_states;     /* same, for states that stay there. With an update_room that is given, and fp32 moments */
+    bool interleave_given;      /* one of each `interleave` chunks is updated in a room (0: none), whatever the rates are */
+    uint32_t interleave;
     uint32_t accelerator;       /* which of rates' devices that is where ranks compute on the processor; else it is theirs */
     uint32_t n_accelerators;    /* where ranks compute on the processor: so many, they take turns; 0: one for each rank */
     double flops_share;         /* as cst_replay_config */

@@ -152,6 +152,7 @@ uint32_t cst_search_rooms(const struct cst_search *s, const struct cst_plan_try 
     }
     cst_rooms_describe(&machine, layout, rooms, n, &pool, 1);
     cst_rooms_rates(&machine, &s->rates, &s->rates.devices[s->accelerator]);
-    *interleave = cst_interleave_choose(&machine);
+    *interleave =
+        s->config->interleave_given ? s->config->interleave : cst_interleave_choose(&machine);
     return n;
 }

@@ -139,6 +139,10 @@ START_TEST(room_is_planned)
     printf("%.2f ms without a room, %.2f ms with one, k = %" PRIu32 "\n", (double)without / 1e6,
            (double)with / 1e6, f.plans.best.interleave);
     ck_assert_uint_lt(with, without);
+    f.config.interleave_given = true;
+    f.config.interleave = 5;
+    (void)search_ns();
+    ck_assert_uint_eq(f.plans.best.interleave, 5);
     ck_assert_uint_lt(f.plans.best.predicted.update_ns, f.plans.best.predicted.step_ns);
 }
 END_TEST
