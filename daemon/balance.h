@@ -21,8 +21,8 @@
 #include <stdint.h>
 
 #define CST_BALANCE_MARGIN 0.05  /* by which another k must be faster */
-#define CST_BALANCE_PHASES 3     /* with one k, until it counts how long they took */
-#define CST_BALANCE_MEMORY 128   /* steps for which that counts when another one is in force, at first */
+#define CST_BALANCE_PHASES 3u    /* with one k, until it counts how long they took */
+#define CST_BALANCE_MEMORY 128u  /* steps for which that counts when another one is in force, at first */
 
 /* Rates of one kind: known before, and seen since. */
 struct cst_balance_rate {
