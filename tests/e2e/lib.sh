@@ -8,7 +8,7 @@ tmp=$(mktemp -d "${TMPDIR:-/tmp}/cistern-e2e.XXXXXX")
 export CISTERN_SOCKET=$tmp/run/cistern.sock
 mkdir "$tmp/run"
 : >"$tmp/empty.conf"
-wait_s=30        # longest wait for anything
+wait_s=$((30 * ${CK_TIMEOUT_MULTIPLIER:-1})) # longest wait for anything
 managers=()      # notify_run processes
 declare -A heard # name -> descriptor with what its notify_run hears
 declare -A manager_of
