@@ -300,6 +300,27 @@ START_TEST(a_job_is_forgotten)
 }
 END_TEST
 
+/* Which commands are forgiven is known until they complete; engines are not told. */
+START_TEST(some_are_forgiven)
+{
+    const struct cst_command command = {.kind = CST_COMMAND_COPY,
+                                        .ticket = 2,
+                                        .n_src = 1,
+                                        .n_dst = 1,
+                                        .bytes = 8,
+                                        .forgiven = true};
+    struct cst_err err;
+
+    add_copy(1);
+    ck_assert_int_eq(cst_commands_add(&commands, &command, &err), CST_OK);
+    expect_sent(1, 2);
+    ck_assert(!cst_commands_forgives(&commands, 1));
+    ck_assert(cst_commands_forgives(&commands, 2));
+    ck_assert(cst_commands_remove(&commands, 2));
+    ck_assert(!cst_commands_forgives(&commands, 2));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("commands");
@@ -315,5 +336,6 @@ int main(void)
     tcase_add_test(tc, what_is_left_goes_out_again);
     tcase_add_test(tc, buckets_hold_many);
     tcase_add_test(tc, a_job_is_forgotten);
+    tcase_add_test(tc, some_are_forgiven);
     return suite_run(suite);
 }
