@@ -309,7 +309,6 @@ START_TEST(some_are_forgiven)
                                         .n_dst = 1,
                                         .bytes = 8,
                                         .forgiven = true};
-    struct cst_err err;
 
     add_copy(1);
     ck_assert_int_eq(cst_commands_add(&commands, &command, &err), CST_OK);
