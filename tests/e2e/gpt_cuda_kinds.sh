@@ -82,48 +82,46 @@ export CST_FAKECUDA_DEVICES=2
 start_daemon daemon --gpus all
 
 moe=(--experts 4 --top-k 2)
-train moe.host --store local --matmul bf16 "${moe[@]}"
-train moe "${gpu[@]}" --store local "${moe[@]}" --temperature 0 --sample 8
+train moe.host --store local --matmul bf16 --threads 1 "${moe[@]}"
+train moe "${gpu[@]}" --store local "${moe[@]}" --temperature 0 --sample 3
 near moe moe.host
-train moe.job "${gpu[@]}" --job moe "${moe[@]}" --temperature 0 --sample 8
+train moe.job "${gpu[@]}" --job moe "${moe[@]}" --temperature 0 --sample 3
 same moe.job moe
 cmp "$tmp/moe.log" "$tmp/moe.job.log" || fail "other samples"
 ./cistern rm moe >/dev/null || fail "cistern rm"
-train moe.tight "${gpu[@]}" --job moe --pool 60% "${moe[@]}"
+train moe.tight "${gpu[@]}" --job moe --pool 70% "${moe[@]}"
 same moe.tight moe
 
 # Two ranks with two experts each: as on the host, whatever the pool; and so many experts that most have nothing to do.
-train pair.host --store local --matmul bf16 --world 2 --batch 2 "${moe[@]}"
+train pair.host --store local --matmul bf16 --threads 1 --world 2 --batch 2 "${moe[@]}"
 pair pair --batch 2 "${moe[@]}"
 near pair pair.host
-pair pair.tight --batch 2 --pool 60% "${moe[@]}"
+pair pair.tight --batch 2 --pool 70% "${moe[@]}"
 same pair.tight pair
 CST_FAKECUDA_PINNED=32K pair pair.staged --batch 2 "${moe[@]}" # too little for the memory of the exchange
 same pair.staged pair
-train starved.host --store local --matmul bf16 --world 2 --batch 1 --experts 32 --top-k 1
+train starved.host --store local --matmul bf16 --threads 1 --world 2 --batch 1 --experts 32 --top-k 1
 pair starved --batch 1 --experts 32 --top-k 1
 near starved starved.host
 
-# A rank that is killed in the middle and started again: nothing shows.
+# The rank that made the shared memory is killed in the middle and started again: nothing shows.
 killed=(--layers 1 --batch 1 --experts 4 --steps 40)
 pair whole "${killed[@]}"
-for victim in 0 1; do
-    workers "killed$victim" "${killed[@]}"
-    poll has_done "killed$victim" 3
-    kill -KILL "${pids[victim]}" || fail "the worker was gone already"
-    wait "${pids[victim]}" 2>/dev/null || true
-    ! has_done "killed$victim" 40 || fail "all is done: more steps are wanted"
-    worker "killed$victim" $victim "${killed[@]}"
-    pids[victim]=$pid
-    finished "killed$victim"
-    cmp "$tmp/whole.weights" "$tmp/killed$victim.weights" || fail "killed$victim: other weights"
-done
+workers killed "${killed[@]}"
+poll has_done killed 3
+kill -KILL "${pids[0]}" || fail "the worker was gone already"
+wait "${pids[0]}" 2>/dev/null || true
+! has_done killed 40 || fail "all is done: more steps are wanted"
+worker killed 0 "${killed[@]}"
+pids[0]=$pid
+finished killed
+cmp "$tmp/whole.weights" "$tmp/killed.weights" || fail "killed: other weights than whole"
 
 [ "$(wc -l <"$tmp/leaks")" -ge 12 ] || fail "who says what the workers left behind?"
 ! grep -v '"leaks":0,"misuses":0,' "$tmp/leaks" || fail "workers leave something behind"
 
 # Whatever call of the driver fails, a mixture ends with a sentence and leaves nothing behind; or it was a call that gives back.
-for ((n = 150; n < 330; n += 23)); do
+for ((n = 150; n < 330; n += 40)); do
     rm -f "$tmp/leaks"
     status=0
     CST_FAKECUDA_FAIL="*:$n=2" CST_FAKECUDA_LEAKS=$tmp/leaks ./cistern-gpt "${gpu[@]}" --store local --layers 1 --heads 1 --width 16 \
@@ -143,7 +141,7 @@ worker mixed 1 --batch 1 --experts 4
 ! wait "$pid" || fail "ranks on other devices trained together"
 grep -q 'exchanges tokens in' "$tmp/mixed.0.log" || fail "ranks on other devices do not say so"
 lora=(--lora 4 --lora-alpha 8 --lr 0.03)
-train lora.host --store local --matmul bf16 "${lora[@]}"
+train lora.host --store local --matmul bf16 --threads 1 "${lora[@]}"
 train lora "${gpu[@]}" --store local "${lora[@]}"
 near lora lora.host
 train lora.again "${gpu[@]}" --store local --recompute "${lora[@]}"
