@@ -344,6 +344,7 @@ static struct gpt_options with_adapters(bool plain, uint32_t rank)
 {
     struct gpt_options o = with(plain);
 
+    o.layers = 2;
     o.lora = rank;
     o.lora_alpha = 2.0 * rank;
     return o;
@@ -360,7 +361,6 @@ static bool adapters_recompute(bool plain, char *why, size_t why_bytes)
 {
     struct gpt_options parts = with_adapters(plain, 4), again;
 
-    parts.layers = 2;
     parts.micro_batches = 2;
     again = parts;
     again.recompute = true;
@@ -375,6 +375,7 @@ static bool mixture_near_host(bool plain, char *why, size_t why_bytes)
     struct gpt_options o = with(plain);
 
     o.layers = 2;
+    o.width = 32;
     o.experts = o.top_k = 3;
     if (!near_host_with(o, why, why_bytes)) {
         return false;
