@@ -227,6 +227,7 @@ static bool near_host_with(struct gpt_options o, char *why, size_t why_bytes)
         return false;
     }
     o.device = "host";
+    o.threads = 1; /* more would wait for each other where other tests run */
     o.matmul = GPT_MATMUL_BF16;
     if (!train(&o, &host, why, why_bytes) || gpt_model_init(&model, &o, &err) != 0) {
         run_free(&gpu);
