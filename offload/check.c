@@ -1,5 +1,5 @@
 /* The invariants of the core as a whole, for tests. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <stdlib.h>
 

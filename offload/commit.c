@@ -2,7 +2,7 @@
  * each chunk that is not frozen or has had its own, in the order of the next forward. Before it a
  * step can be lost; after it nothing but the engine can stop it. */
 #include "offload/clip.h"
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <inttypes.h>
 #include <stdio.h>

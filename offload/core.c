@@ -1,6 +1,6 @@
 /* The core's doors: open, step, numbers. An event is checked for what every part relies on and
  * handed on. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

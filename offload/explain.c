@@ -1,5 +1,5 @@
 /* Where a chunk is and why, in sentences. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -12,7 +12,7 @@
  *
  * A round is the updates of one step. If the next one begins before all of them have been told, it
  * ends there. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 /* -- rounds ----------------------------------------------------------------------------------- */
 

@@ -11,7 +11,7 @@
  * After some failures the room is given up, for this job. States that are on an accelerator are
  * updated there or not at all, and an accelerator that is gone is no room that fails: both end the
  * job. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <inttypes.h>
 

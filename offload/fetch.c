@@ -2,7 +2,7 @@
  *
  * A fetch that finds no block waits in the queue of its rank and size class, demands before what is
  * asked ahead. A rank waits for its own blocks only. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <inttypes.h>
 

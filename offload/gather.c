@@ -10,7 +10,7 @@
  * A rank that wants a chunk brings in those that expect it too and have a block for it. Until all
  * that goes in and out of a block is done it stays LOADING: nobody writes what a peer still reads.
  * What fails is loaded once more, by each alone, and nothing is shared from then on. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <inttypes.h>
 

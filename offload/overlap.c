@@ -24,7 +24,7 @@
  * In the same pass the update can make the sum: of contributions in host memory, two at most. The
  * grad row is not written then. */
 #include "offload/clip.h"
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <inttypes.h>
 #include <stdio.h>

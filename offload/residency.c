@@ -4,7 +4,7 @@
  * that an engine is about to empty; the clean weight that is best to lose (victim.h); a gradient
  * handed in, once it is in the chunk's grad row. Gradients that are open, or that wait for other
  * ranks where the row is taken, are never given up. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <assert.h>
 #include <inttypes.h>

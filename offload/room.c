@@ -18,7 +18,7 @@
  *
  * UPDATE into `out` changes nothing that it reads. So until its COPYs down have begun a chunk's
  * rows are as they were, and then its new ones are complete in `out`. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

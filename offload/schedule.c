@@ -6,7 +6,7 @@
  * A chunk collects one micro-batch at a time. What a rank that is ahead hands in for a later one
  * stays PENDING until its turn comes. The grad row belongs to the last UPDATE until that is done:
  * what writes to it names its ticket. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <inttypes.h>
 

@@ -9,7 +9,7 @@
  * The sum has the same bits either way: in an fp32 row each addition is rounded to fp32, whoever
  * issues it, and they are issued in rank order alone. In a bf16 row a part of a sum would have to
  * be rounded to bf16, so the sum is made in one command and the row can help out one rank. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <inttypes.h>
 

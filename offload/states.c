@@ -3,7 +3,7 @@
  * Nothing waits for a read. If the row is written while a read's copy is under way, what it brought
  * is thrown away and it is done again behind that write. Writes of one chunk are done one behind
  * the other. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <inttypes.h>
 

@@ -1,6 +1,6 @@
 /* One update of one chunk: by its node's engine, in place, or in a room (room.c). What comes after
  * it, and when it is over. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 struct cst_place cst_update_weight(const struct cst_core *core, uint32_t c)
 {
