@@ -236,7 +236,7 @@ START_TEST(test_restore_refuses_nonsense)
 END_TEST
 
 #define MICRO_BATCHES 3
-#define N_KILLS 100
+#define N_KILLS (suite_is_sparse() ? 10 : 100)
 
 /* Reduce in place, or once for each micro-batch into an fp32 row, with @step's marks. Nothing,
  * where the update sums. */
@@ -499,7 +499,9 @@ START_TEST(test_killed_at_every_instruction)
         ck_assert_int_eq(ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL), 0);
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         n_held += cst_undo_holds(&stepped.undo[0]) ? 1 : 0;
-        check_image(&stepped, &image, &want, &adamw, ++n_steps);
+        if (++n_steps % (suite_is_sparse() ? 29 : 1) == 0) {
+            check_image(&stepped, &image, &want, &adamw, n_steps);
+        }
     }
     ck_assert_int_eq(kill(pid, SIGKILL), 0);
     ck_assert_int_eq(waitpid(pid, &status, 0), pid);

@@ -129,6 +129,9 @@ static inline int hostile_main(Suite *suite)
 {
     printf("CST_SEED=%llu\n", (unsigned long long)hostile_seed());
     fflush(stdout);
+    if (suite_is_sparse()) { /* a sanitizer's processes take far longer than what they do */
+        (void)setenv("CK_FORK", "no", 0);
+    }
     return suite_run(suite);
 }
 

@@ -26,12 +26,17 @@ int suite_run(Suite *suite)
     return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
+bool suite_is_sparse(void)
+{
+    return getenv("CST_TEST_SPARSE") != NULL;
+}
+
 unsigned suite_stride(unsigned sparse)
 {
     if (getenv("CST_TEST_EVERY") != NULL) {
         return 1;
     }
-    return getenv("CST_TEST_SPARSE") != NULL ? sparse : (sparse + 1) / 2;
+    return suite_is_sparse() ? sparse : (sparse + 1) / 2;
 }
 
 unsigned suite_first(unsigned sparse)

@@ -3,6 +3,7 @@
 #define CST_TESTS_SUITE_H
 
 #include <check.h>
+#include <stdbool.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -11,9 +12,13 @@ extern "C" {
 /* A new case of @suite whose tests have a minute each; either function may be NULL. */
 TCase *suite_case(Suite *suite, const char *name, SFun setup, SFun teardown);
 
+/* CST_TEST_SPARSE is in the environment: a tree that is built another way, and slower, from one in
+ * which all is tried. */
+bool suite_is_sparse(void);
+
 /* Of the points of a run at which something can be disturbed, a test tries every suite_stride-th from
  * suite_first on. The environment decides: all with CST_TEST_EVERY ("make soak"), each @sparse-th
- * with CST_TEST_SPARSE (trees that are built another way), else each (@sparse + 1) / 2-th. The first
+ * where that is sparse, else each (@sparse + 1) / 2-th. The first
  * is below the stride, CST_TEST_FIRST or another one in each run, and is printed. */
 unsigned suite_stride(unsigned sparse);
 unsigned suite_first(unsigned sparse);
