@@ -170,7 +170,8 @@ struct cst_command {
     uint64_t after[CST_COMMAND_MAX_AFTER]; /* tickets, of any engine, that must complete first */
     uint32_t n_after;
     bool told;                                /* those of its own engine, too, must have been told to be complete before the engine is given it: it
-                                               * overwrites what they would read if they were sent again, after a restart */
+                                               * overwrites what they would read if they were sent again, after a restart; or it must fail with them,
+                                               * which an engine forgets when it restarts */
     bool forgiven;                            /* that it failed is not passed on: what comes after it goes on, unless another command has come `instead`. So
                                                * that comes, in its own engine, too, only when this one was told to be complete */
     uint64_t instead[CST_COMMAND_MAX_INSTEAD]; /* tickets under way, of commands that failed or will: what was to come after them comes after this one */

@@ -15,6 +15,8 @@
  *   - The gradient's row is free for the next sum after the last COPY down, by the same argument.
  *
  *   - Where states and gradient are on the accelerator already nothing comes up, and UPDATE waits.
+ *   - UPDATE must not read what a COPY up that failed did not bring, after a restart either, when
+ *     the engine has forgotten that it did: it waits until the COPYs up were told to be complete.
  *
  * UPDATE into `out` changes nothing that it reads. So until its COPYs down have begun a chunk's
  * rows are as they were, and then its new ones are complete in `out`. */
@@ -275,6 +277,7 @@ static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
     }
     update = command_of(core, room, CST_COMMAND_UPDATE, flight);
     cst_update_fill(core, update, what);
+    update->told = true;
     name_row(update->in, &update->n_in, CST_ROW_GRAD, grad);
     name_row(update->out, &update->n_out, CST_ROW_WEIGHT,
              place_out(room, room->next, CST_ROW_WEIGHT));

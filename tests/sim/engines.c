@@ -6,94 +6,6 @@
 #include <math.h>
 #include <string.h>
 
-static const struct job *find_job(const struct sim *sim, uint64_t ticket)
-{
-    for (unsigned i = 0; i < sim->n_jobs; i++) {
-        if (sim->jobs[i].command.ticket == ticket) {
-            return &sim->jobs[i];
-        }
-    }
-    return NULL;
-}
-
-/* It waits for a command of another engine. */
-static bool crosses(const struct sim *sim, const struct cst_command *command)
-{
-    for (uint32_t i = 0; i < command->n_after; i++) {
-        const struct job *first = find_job(sim, command->after[i]);
-
-        if (first != NULL && first->command.node != command->node) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Micro-batch that the contribution of @rank's block is of. */
-static uint32_t micro_of(const struct sim *sim, uint32_t chunk, uint32_t rank, uint32_t block)
-{
-    uint64_t value = memory_read(&sim->memory.blocks[rank][block]);
-    uint32_t m = 0;
-
-    while (m + 1 < sim->micro_batches && sim->handed[chunk][rank][m] != value) {
-        m++;
-    }
-    return m;
-}
-
-/* Somebody of the group may still hand in what the last of the sources was handed in for. */
-static bool is_early(const struct sim *sim, const struct cst_command *command)
-{
-    struct spot last;
-    uint32_t m;
-
-    if (command->kind != CST_COMMAND_REDUCE || command->n_src == 0) {
-        return false;
-    }
-    last = memory_find(&sim->memory, command->src[command->n_src - 1]);
-    m = last.kind == PLACE_BLOCK ? micro_of(sim, command->chunk, last.rank, last.block) : 0;
-    for (uint32_t rank = 0; rank < sim->world; rank++) {
-        if (model_holds(sim, command->chunk, rank) && sim->handed[command->chunk][rank][m] == 0 &&
-            sim->workers[rank].state == WORKER_RUN && sim->workers[rank].micro <= m) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* What waits for @from waits for @to. */
-static void rename_ticket(struct sim *sim, uint64_t from, uint64_t to)
-{
-    for (unsigned i = 0; i < sim->n_jobs; i++) {
-        struct cst_command *command = &sim->jobs[i].command;
-
-        for (uint32_t k = 0; k < command->n_after; k++) {
-            command->after[k] = command->after[k] == from ? to : command->after[k];
-        }
-    }
-}
-
-void engines_submit(struct sim *sim, const struct cst_command *command)
-{
-    command_check(sim, command);
-    if (sim->n_jobs == SIM_MAX_JOBS) {
-        sim_fail(sim, "more than %d commands under way", SIM_MAX_JOBS);
-    }
-    sim->n_crossing += crosses(sim, command);
-    sim->n_early += is_early(sim, command);
-    for (uint32_t i = 0; i < command->n_after; i++) {
-        if (command->after[i] >= command->ticket) {
-            sim_fail(sim, "command %" PRIu64 " waits for a later one", command->ticket);
-        }
-    }
-    for (uint32_t i = 0; i < command->n_instead; i++) {
-        rename_ticket(sim, command->instead[i], command->ticket);
-    }
-    sim->n_instead += command->n_instead > 0;
-    sim->jobs[sim->n_jobs] = (struct job){.command = *command};
-    update_submit(sim, &sim->jobs[sim->n_jobs++]);
-}
-
 /* 1: may begin; 0: must wait; negative: something that it waited for failed, and all has ended. An
  * engine sees its own commands end, the driver gives it what waits for others' when it was told of
  * their end. */
@@ -102,13 +14,12 @@ static int is_ready(const struct sim *sim, const struct job *job)
     bool failed = job->cancelled;
 
     for (uint32_t i = 0; i < job->command.n_after; i++) {
-        const struct job *first = find_job(sim, job->command.after[i]);
+        const struct job *first = driver_find(sim, job->command.after[i]);
 
         if (first == NULL) {
             continue;
         }
-        if (first->state != JOB_FINISHED || first->command.node != job->command.node ||
-            job->command.told || first->command.forgiven) {
+        if (first->state != JOB_FINISHED || job->held) {
             return 0;
         }
         failed = failed || first->status != CST_OK;
@@ -460,18 +371,6 @@ static void end(struct sim *sim, struct job *job)
 
 /* -- turns ----------------------------------------------------------------------------------- */
 
-/* What comes after a command that failed fails, however late its turn comes. */
-static void cancel_after(struct sim *sim, uint64_t ticket)
-{
-    for (unsigned i = 0; i < sim->n_jobs; i++) {
-        struct job *job = &sim->jobs[i];
-
-        for (uint32_t k = 0; k < job->command.n_after; k++) {
-            job->cancelled = job->cancelled || job->command.after[k] == ticket;
-        }
-    }
-}
-
 static void report(struct sim *sim, unsigned i)
 {
     struct cst_event event = {.kind = CST_EV_DONE,
@@ -484,7 +383,7 @@ static void report(struct sim *sim, unsigned i)
     }
     event.text = event.status == CST_OK ? NULL : "the fake engine failed it";
     if (event.status != CST_OK && !sim->jobs[i].command.forgiven) {
-        cancel_after(sim, event.ticket);
+        driver_failed(sim, event.ticket);
     }
     if (sim->told[sim->jobs[i].command.node] < sim->jobs[i].order) {
         sim->told[sim->jobs[i].command.node] = sim->jobs[i].order;
@@ -547,11 +446,19 @@ bool engines_turn(struct sim *sim)
  * commands in place the marks would tell.) */
 static void redo(struct sim *sim, struct job *job)
 {
-    if (job->state == JOB_FINISHED && job->status == CST_OK &&
+    bool cancelled = job->status == CST_ECANCELLED && !job->held;
+
+    if (job->state == JOB_FINISHED && (job->status == CST_OK || cancelled) &&
         job->order > sim->told[job->command.node] && room_has(sim, &job->command)) {
         job->state = JOB_WAITING;
         sim->n_redone++;
     }
+}
+
+/* What failed before it, and was told, only the engine knew. */
+static void forget(struct job *job)
+{
+    job->cancelled = job->cancelled && job->held;
 }
 
 void engines_restart(struct sim *sim)
@@ -565,6 +472,7 @@ void engines_restart(struct sim *sim)
         if (job->command.node != engine) {
             continue;
         }
+        forget(job);
         if (all) {
             redo(sim, job);
         }

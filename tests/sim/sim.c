@@ -163,7 +163,7 @@ void sim_event(struct sim *sim, struct cst_event event)
         const struct cst_action *a = &sim->actions.v[i];
 
         if (a->kind == CST_ACT_COMMAND) {
-            engines_submit(sim, &a->command);
+            driver_submit(sim, &a->command);
         } else if (a->kind == CST_ACT_REPLY) {
             deliver(sim, &a->reply);
         } else if (sim->options.verbose) {

@@ -26,6 +26,7 @@ struct job {
     int status;                                  /* FINISHED */
     bool doomed;                                 /* fails when it ends */
     bool cancelled;                              /* it will not begin: what it comes after failed */
+    bool held;                                   /* by the driver, until all before it was told */
     uint64_t value;                              /* what it will write; UPDATE, CONVERT: nothing */
     uint64_t changes;                            /* of the sources when it began */
     bool begun;                                  /* UPDATE: at least once */
@@ -249,8 +250,14 @@ uint64_t model_sum(const struct sim *sim, uint32_t chunk);
 /* It names what it may, and its engine can reach that. */
 void command_check(const struct sim *sim, const struct cst_command *command);
 
+/* driver.c */
+void driver_submit(struct sim *sim, const struct cst_command *command);
+/* The command that is not told to be complete; NULL: it is. */
+const struct job *driver_find(const struct sim *sim, uint64_t ticket);
+/* What comes after that command fails, however late its turn comes. */
+void driver_failed(struct sim *sim, uint64_t ticket);
+
 /* engines.c */
-void engines_submit(struct sim *sim, const struct cst_command *command);
 /* Begin, end or report one command. False: nothing can be done. */
 bool engines_turn(struct sim *sim);
 /* Memory that a command names; where its number is kept. */

@@ -182,7 +182,7 @@ START_TEST(chain)
     open_room(1, 3 * BUFFER, 1);
     commit(1);
     update = update_of(0);
-    ck_assert(!update->told);
+    ck_assert(update->told); /* its engine forgets which COPY failed, when it dies */
     ck_assert_uint_eq(update->n_after, 4);
     for (unsigned i = 0; i < 4; i++) {
         const struct cst_command *up = copy_of(0, true, i);

@@ -1,0 +1,130 @@
+/* The driver between the core and the engines: what it gives them, and what it keeps until it was
+ * told of the end of other commands. */
+#include "tests/sim/sim.h"
+
+#include <inttypes.h>
+
+const struct job *driver_find(const struct sim *sim, uint64_t ticket)
+{
+    for (unsigned i = 0; i < sim->n_jobs; i++) {
+        if (sim->jobs[i].command.ticket == ticket) {
+            return &sim->jobs[i];
+        }
+    }
+    return NULL;
+}
+
+/* It waits for a command of another engine. */
+static bool crosses(const struct sim *sim, const struct cst_command *command)
+{
+    for (uint32_t i = 0; i < command->n_after; i++) {
+        const struct job *first = driver_find(sim, command->after[i]);
+
+        if (first != NULL && first->command.node != command->node) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The driver has it still. */
+static bool is_held(const struct sim *sim, const struct job *job)
+{
+    bool waits = false;
+
+    for (uint32_t i = 0; i < job->command.n_after; i++) {
+        waits = waits || driver_find(sim, job->command.after[i]) != NULL;
+    }
+    return job->held && waits;
+}
+
+/* The driver keeps it until it was told the end of all that it comes after, and remembers what of
+ * that failed. Else its engine does, as long as it lives. */
+static bool must_hold(const struct sim *sim, const struct cst_command *command)
+{
+    for (uint32_t i = 0; i < command->n_after; i++) {
+        const struct job *first = driver_find(sim, command->after[i]);
+
+        if (first != NULL && (first->command.node != command->node || command->told ||
+                              first->command.forgiven || is_held(sim, first))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Micro-batch that the contribution of @rank's block is of. */
+static uint32_t micro_of(const struct sim *sim, uint32_t chunk, uint32_t rank, uint32_t block)
+{
+    uint64_t value = memory_read(&sim->memory.blocks[rank][block]);
+    uint32_t m = 0;
+
+    while (m + 1 < sim->micro_batches && sim->handed[chunk][rank][m] != value) {
+        m++;
+    }
+    return m;
+}
+
+/* Somebody of the group may still hand in what the last of the sources was handed in for. */
+static bool is_early(const struct sim *sim, const struct cst_command *command)
+{
+    struct spot last;
+    uint32_t m;
+
+    if (command->kind != CST_COMMAND_REDUCE || command->n_src == 0) {
+        return false;
+    }
+    last = memory_find(&sim->memory, command->src[command->n_src - 1]);
+    m = last.kind == PLACE_BLOCK ? micro_of(sim, command->chunk, last.rank, last.block) : 0;
+    for (uint32_t rank = 0; rank < sim->world; rank++) {
+        if (model_holds(sim, command->chunk, rank) && sim->handed[command->chunk][rank][m] == 0 &&
+            sim->workers[rank].state == WORKER_RUN && sim->workers[rank].micro <= m) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What waits for @from waits for @to. */
+static void rename_ticket(struct sim *sim, uint64_t from, uint64_t to)
+{
+    for (unsigned i = 0; i < sim->n_jobs; i++) {
+        struct cst_command *command = &sim->jobs[i].command;
+
+        for (uint32_t k = 0; k < command->n_after; k++) {
+            command->after[k] = command->after[k] == from ? to : command->after[k];
+        }
+    }
+}
+
+void driver_submit(struct sim *sim, const struct cst_command *command)
+{
+    command_check(sim, command);
+    if (sim->n_jobs == SIM_MAX_JOBS) {
+        sim_fail(sim, "more than %d commands under way", SIM_MAX_JOBS);
+    }
+    sim->n_crossing += crosses(sim, command);
+    sim->n_early += is_early(sim, command);
+    for (uint32_t i = 0; i < command->n_after; i++) {
+        if (command->after[i] >= command->ticket) {
+            sim_fail(sim, "command %" PRIu64 " waits for a later one", command->ticket);
+        }
+    }
+    for (uint32_t i = 0; i < command->n_instead; i++) {
+        rename_ticket(sim, command->instead[i], command->ticket);
+    }
+    sim->n_instead += command->n_instead > 0;
+    sim->jobs[sim->n_jobs] = (struct job){.command = *command, .held = must_hold(sim, command)};
+    update_submit(sim, &sim->jobs[sim->n_jobs++]);
+}
+
+void driver_failed(struct sim *sim, uint64_t ticket)
+{
+    for (unsigned i = 0; i < sim->n_jobs; i++) {
+        struct job *job = &sim->jobs[i];
+
+        for (uint32_t k = 0; k < job->command.n_after; k++) {
+            job->cancelled = job->cancelled || job->command.after[k] == ticket;
+        }
+    }
+}
