@@ -221,6 +221,11 @@ void gpt_exchange_leave(struct gpt_exchange *x)
     x->segment = NULL;
 }
 
+static bool is_held(const struct gpt_exchange_segment *s, uint32_t generation)
+{
+    return __atomic_load_n(&s->generation, __ATOMIC_ACQUIRE) != generation;
+}
+
 int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err)
 {
     struct gpt_exchange_segment *s = x->segment;
@@ -234,9 +239,9 @@ int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err)
         }
         return 0;
     }
-    while (__atomic_load_n(&s->generation, __ATOMIC_ACQUIRE) == generation) {
+    while (!is_held(s, generation)) {
         if (__atomic_load_n(&s->broken, __ATOMIC_ACQUIRE) != 0) {
-            if (__atomic_load_n(&s->generation, __ATOMIC_ACQUIRE) != generation) {
+            if (is_held(s, generation)) {
                 break; /* it was held since the look above, and somebody has left behind it */
             }
             return cst_err_set(err, CST_EPEERDIED, "another rank has left the exchange of tokens");
@@ -245,7 +250,7 @@ int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err)
         if (x->process && gpt_exchange_lost(x)) {
             break_segment(s);
         }
-        if (x->watch != NULL) {
+        if (x->watch != NULL && !is_held(s, generation)) {
             x->watch->look(x->watch->arg);
         }
     }
