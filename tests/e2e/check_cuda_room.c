@@ -119,7 +119,7 @@ int main(int argc, char **argv)
 
     (void)argc;
     fake_gpu_use(argv);
-    tcase_add_loop_test(deaths, engine_killed, 0, 4);
+    tcase_add_loop_test(deaths, engine_killed, 0, 6);
     tcase_add_loop_test(deaths, worker_killed, 0, 2);
     tcase_set_timeout(deaths, 120);
     tcase_add_loop_test(numbers, guard, 0, 3);
