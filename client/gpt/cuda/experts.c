@@ -1,6 +1,8 @@
 /* The operators of a mixture of experts on a GPU. */
 #include "client/gpt/cuda/moe_inside.h"
 
+_Static_assert(GPT_CUDA_MAX_EXPERTS == GPT_MAX_EXPERTS, "args.h and model.h");
+
 /* -- router --------------------------------------------------------------------------------------
  */
 
