@@ -1,45 +1,31 @@
 #include "client/gpt/cuda/activations.h"
+#include "client/gpt/cuda/carver.h"
 
 #include <stdlib.h>
 
-#define ALIGN 256 /* bytes */
-
-struct carver {
-    CUdeviceptr base; /* 0: only count */
-    size_t bytes;     /* handed out */
-};
-
-static CUdeviceptr carve(struct carver *c, size_t bytes)
-{
-    const size_t at = c->bytes;
-
-    c->bytes += (bytes + ALIGN - 1) / ALIGN * ALIGN;
-    return c->base + at;
-}
-
 /* All but x. */
-static void carve_block(struct gpt_block_memory *b, struct carver *c, const struct gpt_model *m,
+static void carve_block(struct gpt_block_memory *b, struct gpt_carver *c, const struct gpt_model *m,
                         size_t rows)
 {
     const size_t d = m->width, heads = m->heads;
 
-    b->ln1 = carve(c, rows * d * sizeof(uint16_t));
-    b->mean1 = carve(c, rows * sizeof(float));
-    b->rstd1 = carve(c, rows * sizeof(float));
-    b->qkv = carve(c, rows * 3 * d * sizeof(uint16_t));
-    b->att = carve(c, rows * d * sizeof(uint16_t));
-    b->lse = carve(c, rows * heads * sizeof(float));
-    b->mid = carve(c, rows * d * sizeof(float));
-    b->ln2 = carve(c, rows * d * sizeof(uint16_t));
-    b->mean2 = carve(c, rows * sizeof(float));
-    b->rstd2 = carve(c, rows * sizeof(float));
+    b->ln1 = gpt_carve(c, rows * d * sizeof(uint16_t));
+    b->mean1 = gpt_carve(c, rows * sizeof(float));
+    b->rstd1 = gpt_carve(c, rows * sizeof(float));
+    b->qkv = gpt_carve(c, rows * 3 * d * sizeof(uint16_t));
+    b->att = gpt_carve(c, rows * d * sizeof(uint16_t));
+    b->lse = gpt_carve(c, rows * heads * sizeof(float));
+    b->mid = gpt_carve(c, rows * d * sizeof(float));
+    b->ln2 = gpt_carve(c, rows * d * sizeof(uint16_t));
+    b->mean2 = gpt_carve(c, rows * sizeof(float));
+    b->rstd2 = gpt_carve(c, rows * sizeof(float));
     if (m->experts == 0) {
-        b->pre = carve(c, rows * 4 * d * sizeof(uint16_t));
-        b->act = carve(c, rows * 4 * d * sizeof(uint16_t));
+        b->pre = gpt_carve(c, rows * 4 * d * sizeof(uint16_t));
+        b->act = gpt_carve(c, rows * 4 * d * sizeof(uint16_t));
     }
 }
 
-static void carve_blocks(struct gpt_activations *a, struct carver *c, const struct gpt_model *m,
+static void carve_blocks(struct gpt_activations *a, struct gpt_carver *c, const struct gpt_model *m,
                          size_t rows, bool shared)
 {
     for (uint32_t i = 0; i < m->layers; i++) {
@@ -48,34 +34,34 @@ static void carve_blocks(struct gpt_activations *a, struct carver *c, const stru
         } else {
             a->blocks[i] = a->blocks[0];
         }
-        a->blocks[i].x = carve(c, rows * m->width * sizeof(float));
+        a->blocks[i].x = gpt_carve(c, rows * m->width * sizeof(float));
     }
 }
 
-static void carve_all(struct gpt_activations *a, struct carver *c, const struct gpt_model *m,
+static void carve_all(struct gpt_activations *a, struct gpt_carver *c, const struct gpt_model *m,
                       size_t max_seqs, size_t part_seqs, bool shared)
 {
     const size_t rows = max_seqs * m->context, d = m->width;
     const struct gpt_attention_shape part = {part_seqs, m->context, m->heads, d / m->heads};
 
     carve_blocks(a, c, m, rows, shared);
-    a->x = carve(c, rows * d * sizeof(float));
-    a->lnf = carve(c, rows * d * sizeof(uint16_t));
-    a->meanf = carve(c, rows * sizeof(float));
-    a->rstdf = carve(c, rows * sizeof(float));
-    a->logits = carve(c, rows * GPT_VOCAB * sizeof(float));
-    a->dlogits = carve(c, rows * GPT_VOCAB * sizeof(uint16_t));
-    a->losses = carve(c, rows * sizeof(float));
-    a->branch = carve(c, rows * d * sizeof(uint16_t));
-    a->dx = carve(c, rows * d * sizeof(float));
-    a->dxh = carve(c, rows * d * sizeof(uint16_t));
-    a->dh = carve(c, rows * d * sizeof(uint16_t));
-    a->wide = carve(c, rows * 4 * d * sizeof(uint16_t));
-    a->parts = carve(c, gpt_cuda_parts_bytes(part_seqs * m->context, d));
-    a->scratch = carve(c, gpt_cuda_attention_scratch(&part));
-    a->low = carve(c, part_seqs * m->context * m->lora * sizeof(uint16_t));
-    a->tokens = carve(c, rows);
-    a->targets = carve(c, rows);
+    a->x = gpt_carve(c, rows * d * sizeof(float));
+    a->lnf = gpt_carve(c, rows * d * sizeof(uint16_t));
+    a->meanf = gpt_carve(c, rows * sizeof(float));
+    a->rstdf = gpt_carve(c, rows * sizeof(float));
+    a->logits = gpt_carve(c, rows * GPT_VOCAB * sizeof(float));
+    a->dlogits = gpt_carve(c, rows * GPT_VOCAB * sizeof(uint16_t));
+    a->losses = gpt_carve(c, rows * sizeof(float));
+    a->branch = gpt_carve(c, rows * d * sizeof(uint16_t));
+    a->dx = gpt_carve(c, rows * d * sizeof(float));
+    a->dxh = gpt_carve(c, rows * d * sizeof(uint16_t));
+    a->dh = gpt_carve(c, rows * d * sizeof(uint16_t));
+    a->wide = gpt_carve(c, rows * 4 * d * sizeof(uint16_t));
+    a->parts = gpt_carve(c, gpt_cuda_parts_bytes(part_seqs * m->context, d));
+    a->scratch = gpt_carve(c, gpt_cuda_attention_scratch(&part));
+    a->low = gpt_carve(c, part_seqs * m->context * m->lora * sizeof(uint16_t));
+    a->tokens = gpt_carve(c, rows);
+    a->targets = gpt_carve(c, rows);
 }
 
 int gpt_activations_open(struct gpt_activations *a, const struct gpt_gpu *gpu,
@@ -83,7 +69,7 @@ int gpt_activations_open(struct gpt_activations *a, const struct gpt_gpu *gpu,
                          bool shared, struct cst_err *err)
 {
     struct gpt_activations made = {.blocks = calloc(model->layers, sizeof *made.blocks)};
-    struct carver c = {0};
+    struct gpt_carver c = {0};
     int rc;
 
     if (made.blocks == NULL) {
@@ -96,7 +82,7 @@ int gpt_activations_open(struct gpt_activations *a, const struct gpt_gpu *gpu,
         free(made.blocks);
         return rc;
     }
-    c = (struct carver){.base = made.memory};
+    c = (struct gpt_carver){.base = made.memory};
     carve_all(&made, &c, model, max_seqs, part_seqs, shared);
     *a = made;
     return 0;

@@ -1,25 +1,11 @@
 /* Memory of a mixture on a GPU. */
+#include "client/gpt/cuda/carver.h"
 #include "client/gpt/cuda/moe_inside.h"
 
 #include <stdlib.h>
 
-#define ALIGN 256 /* bytes */
-
-struct carver {
-    CUdeviceptr base; /* 0: only count */
-    size_t bytes;     /* handed out */
-};
-
-static CUdeviceptr carve(struct carver *c, size_t bytes)
-{
-    const size_t at = c->bytes;
-
-    c->bytes += (bytes + ALIGN - 1) / ALIGN * ALIGN;
-    return c->base + at;
-}
-
 /* What has the same size in every pass. */
-static void carve_fixed(struct gpt_cuda_moe *moe, struct carver *c)
+static void carve_fixed(struct gpt_cuda_moe *moe, struct gpt_carver *c)
 {
     const size_t rows = moe->max_rows, experts = moe->model->experts;
     const size_t choices = rows * moe->model->top_k;
@@ -27,14 +13,14 @@ static void carve_fixed(struct gpt_cuda_moe *moe, struct carver *c)
     for (uint32_t i = 0; i < moe->model->layers; i++) {
         struct gpt_cuda_moe_layer *l = &moe->layers[i];
 
-        l->probs = carve(c, rows * experts * sizeof(float));
-        l->chosen = carve(c, choices * sizeof(uint32_t));
-        l->gates = carve(c, choices * sizeof(float));
-        l->place = carve(c, choices * sizeof(uint32_t));
-        l->shares = carve(c, experts * sizeof(float));
-        l->away = carve(c, choices * sizeof(uint32_t));
+        l->probs = gpt_carve(c, rows * experts * sizeof(float));
+        l->chosen = gpt_carve(c, choices * sizeof(uint32_t));
+        l->gates = gpt_carve(c, choices * sizeof(float));
+        l->place = gpt_carve(c, choices * sizeof(uint32_t));
+        l->shares = gpt_carve(c, experts * sizeof(float));
+        l->away = gpt_carve(c, choices * sizeof(uint32_t));
     }
-    moe->dz = carve(c, rows * experts * sizeof(uint16_t));
+    moe->dz = gpt_carve(c, rows * experts * sizeof(uint16_t));
 }
 
 int gpt_cuda_moe_grow(const struct gpt_gpu *gpu, struct gpt_cuda_growing *g, size_t bytes,
@@ -98,7 +84,7 @@ int gpt_cuda_moe_open(struct gpt_cuda_moe **out, const struct gpt_gpu *gpu,
                       const struct gpt_model *model, size_t max_rows, struct cst_err *err)
 {
     struct gpt_cuda_moe *moe = calloc(1, sizeof *moe);
-    struct carver c = {0};
+    struct gpt_carver c = {0};
     int rc;
 
     if (moe == NULL) {
@@ -117,7 +103,7 @@ int gpt_cuda_moe_open(struct gpt_cuda_moe **out, const struct gpt_gpu *gpu,
         moe->memory = 0;
         goto err_close;
     }
-    c = (struct carver){.base = moe->memory};
+    c = (struct gpt_carver){.base = moe->memory};
     carve_fixed(moe, &c);
     rc = gpt_gpu_alloc_host(gpu, max_rows * model->top_k * sizeof *moe->chosen,
                             (void **)&moe->chosen, err);
@@ -163,17 +149,17 @@ int gpt_cuda_moe_make_room(struct gpt_cuda_moe *moe, struct gpt_cuda_moe_layer *
 {
     const size_t kept = l->starts[moe->model->experts], all = kept + l->n_away;
     const size_t row = moe->model->width * sizeof(uint16_t);
-    struct carver c = {0};
+    struct gpt_carver c = {0};
     int rc = 0;
 
     for (int turn = 0; rc == 0 && turn < 2; turn++) {
-        l->from = carve(&c, kept * sizeof(uint32_t));
-        l->x = carve(&c, kept * row);
-        l->pre = carve(&c, kept * 4 * row);
-        l->act = carve(&c, kept * 4 * row);
-        l->y = carve(&c, all * row);
+        l->from = gpt_carve(&c, kept * sizeof(uint32_t));
+        l->x = gpt_carve(&c, kept * row);
+        l->pre = gpt_carve(&c, kept * 4 * row);
+        l->act = gpt_carve(&c, kept * 4 * row);
+        l->y = gpt_carve(&c, all * row);
         rc = turn == 0 ? gpt_cuda_moe_grow(moe->gpu, &l->kept, c.bytes, err) : 0;
-        c = (struct carver){.base = l->kept.p};
+        c = (struct gpt_carver){.base = l->kept.p};
     }
     if (rc == 0) {
         rc = gpt_cuda_moe_grow(moe->gpu, &moe->dy, kept * row, err);

@@ -1,0 +1,23 @@
+/* One piece of device memory, divided into arrays; counted first with the same calls. */
+#ifndef GPT_CUDA_CARVER_H
+#define GPT_CUDA_CARVER_H
+
+#include "client/gpt/cuda/gpu.h"
+
+#define GPT_CUDA_CARVE_ALIGN 256 /* bytes */
+
+struct gpt_carver {
+    CUdeviceptr base; /* 0: only count */
+    size_t bytes;     /* handed out */
+};
+
+/* The next @bytes, aligned to GPT_CUDA_CARVE_ALIGN as base is. */
+static inline CUdeviceptr gpt_carve(struct gpt_carver *c, size_t bytes)
+{
+    const size_t at = c->bytes;
+
+    c->bytes += (bytes + GPT_CUDA_CARVE_ALIGN - 1) / GPT_CUDA_CARVE_ALIGN * GPT_CUDA_CARVE_ALIGN;
+    return c->base + at;
+}
+
+#endif
