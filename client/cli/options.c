@@ -195,27 +195,31 @@ static int parse_name(const char *const *names, const char *usage, uint32_t *out
     return names[*out] != NULL ? CLI_EXIT_OK : cli_usage(usage, optarg);
 }
 
-/* What `cistern plan` alone takes. */
-static int parse_plan_option(struct cli_plan_wish *plan, int c)
+/* Memory that `cistern plan` plans with. */
+static int parse_plan_size(struct cli_plan_wish *plan, int c)
+{
+    uint64_t *size = c == OPT_DEVICE        ? &plan->device_bytes
+                     : c == OPT_HOST        ? &plan->host_bytes
+                     : c == OPT_UPDATE_ROOM ? &plan->update_room
+                                            : &plan->device_states;
+
+    if (c == OPT_UPDATE_ROOM && strcmp(optarg, "auto") == 0) {
+        *size = CST_PLAN_ROOM_AUTO;
+        return CLI_EXIT_OK;
+    }
+    if (cli_parse_size(optarg, size)) {
+        return CLI_EXIT_OK;
+    }
+    return cli_usage(c == OPT_UPDATE_ROOM
+                         ? "--update-room takes a size (a number with K, M, G or T) or auto"
+                         : "not a size (a number with K, M, G or T)",
+                     optarg);
+}
+
+/* Other numbers that it takes. */
+static int parse_plan_number(struct cli_plan_wish *plan, int c)
 {
     switch (c) {
-    case OPT_UPDATE_ROOM:
-        if (strcmp(optarg, "auto") == 0) {
-            plan->update_room = CST_PLAN_ROOM_AUTO;
-            return CLI_EXIT_OK;
-        }
-        return cli_parse_size(optarg, &plan->update_room)
-                   ? CLI_EXIT_OK
-                   : cli_usage("--update-room takes a size (a number with K, M, G or T) or auto",
-                               optarg);
-    case OPT_DEVICE:
-    case OPT_HOST:
-    case OPT_DEVICE_STATES:
-        return cli_parse_size(optarg, c == OPT_DEVICE ? &plan->device_bytes
-                                      : c == OPT_HOST ? &plan->host_bytes
-                                                      : &plan->device_states)
-                   ? CLI_EXIT_OK
-                   : cli_usage("not a size (a number with K, M, G or T)", optarg);
     case OPT_RANKS:
         return parse_number(optarg, 64, &plan->ranks) && plan->ranks > 0
                    ? CLI_EXIT_OK
@@ -234,10 +238,29 @@ static int parse_plan_option(struct cli_plan_wish *plan, int c)
                        strcmp(optarg, "0") != 0
                    ? CLI_EXIT_OK
                    : cli_usage("not a number from 1 to 1048576", optarg);
-    case OPT_FLOPS:
+    default:
         return parse_real(optarg, 1, 1e18, &plan->flops)
                    ? CLI_EXIT_OK
                    : cli_usage("--flops takes flop/s, as 150e12", optarg);
+    }
+}
+
+/* What `cistern plan` alone takes. */
+static int parse_plan_option(struct cli_plan_wish *plan, int c)
+{
+    switch (c) {
+    case OPT_DEVICE:
+    case OPT_HOST:
+    case OPT_UPDATE_ROOM:
+    case OPT_DEVICE_STATES:
+        return parse_plan_size(plan, c);
+    case OPT_RANKS:
+    case OPT_MICRO_BATCHES:
+    case OPT_SHARE:
+    case OPT_BATCH:
+    case OPT_CONTEXT:
+    case OPT_FLOPS:
+        return parse_plan_number(plan, c);
     case OPT_OPTIMIZER:
         return parse_name(cst_optimizer_names, "--optimizer takes adamw, adam, lion or sgd",
                           &plan->optimizer);
