@@ -80,7 +80,8 @@ static const struct {
     [MICRO] = {1, 16},        [DEATHS] = {0, UINT32_MAX}, [OVERLAP] = {0, CST_OVERLAP_COUNT - 1},
 };
 
-int main(int argc, char **argv)
+/* The numbers into @v, whose defaults stand there. */
+static bool parse(int argc, char **argv, uint64_t *v, bool *verbose)
 {
     static const struct option long_options[] = {
         {"seed", required_argument, NULL, SEED},
@@ -95,35 +96,24 @@ int main(int argc, char **argv)
         {"verbose", no_argument, NULL, 'v'},
         {NULL, 0, NULL, 0},
     };
-    uint64_t v[N_NUMBERS] = {
-        [SEED] = 1, [RUNS] = 200, [STEPS] = 8, [RANKS] = 8, [CHUNKS] = 16, [MICRO] = 2};
-    struct cluster_options big;
-    bool verbose = false;
     int i;
     int c;
 
     while ((c = getopt_long(argc, argv, "v", long_options, &i)) != -1) {
         if (c == 'v') {
-            verbose = true;
+            *verbose = true;
         } else if (c >= N_NUMBERS ||
                    !number(long_options[c].name, limits[c].least, limits[c].most, &v[c])) {
-            return EXIT_FAILURE;
+            return false;
         }
     }
-    big = (struct cluster_options){.seed = v[SEED],
-                                   .n_nodes = (uint32_t)v[NODES],
-                                   .n_ranks = (uint32_t)v[RANKS],
-                                   .n_chunks = (uint32_t)v[CHUNKS],
-                                   .micro_batches = (uint32_t)v[MICRO],
-                                   .n_deaths = (uint32_t)v[DEATHS],
-                                   .overlap = (enum cst_overlap)v[OVERLAP],
-                                   .n_steps = v[STEPS]};
-    if (big.n_nodes > 0) {
-        cluster(big);
-        return EXIT_SUCCESS;
-    }
-    seeds((struct sim_options){.seed = v[SEED], .n_steps = v[STEPS], .verbose = verbose}, v[RUNS]);
-    cluster((struct cluster_options){.seed = v[SEED],
+    return true;
+}
+
+/* Many nodes, early and delayed updates, and one node with many chunks. */
+static void clusters(uint64_t seed)
+{
+    cluster((struct cluster_options){.seed = seed,
                                      .n_nodes = 32,
                                      .n_ranks = 64,
                                      .n_chunks = 8,
@@ -132,7 +122,7 @@ int main(int argc, char **argv)
                                      .n_steps = 2});
     for (int overlap = CST_OVERLAP_EARLY; overlap < CST_OVERLAP_COUNT; overlap++) {
         for (uint32_t ranks = 2; ranks <= 8; ranks += 6) {
-            cluster((struct cluster_options){.seed = v[SEED],
+            cluster((struct cluster_options){.seed = seed,
                                              .n_nodes = 16,
                                              .n_ranks = ranks,
                                              .n_chunks = 16,
@@ -142,11 +132,35 @@ int main(int argc, char **argv)
                                              .n_steps = 6});
         }
     }
-    cluster((struct cluster_options){.seed = v[SEED],
+    cluster((struct cluster_options){.seed = seed,
                                      .n_nodes = 1,
                                      .n_ranks = 1,
                                      .n_chunks = 100000,
                                      .micro_batches = 1,
                                      .n_steps = 1});
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t v[N_NUMBERS] = {
+        [SEED] = 1, [RUNS] = 200, [STEPS] = 8, [RANKS] = 8, [CHUNKS] = 16, [MICRO] = 2};
+    bool verbose = false;
+
+    if (!parse(argc, argv, v, &verbose)) {
+        return EXIT_FAILURE;
+    }
+    if (v[NODES] > 0) {
+        cluster((struct cluster_options){.seed = v[SEED],
+                                         .n_nodes = (uint32_t)v[NODES],
+                                         .n_ranks = (uint32_t)v[RANKS],
+                                         .n_chunks = (uint32_t)v[CHUNKS],
+                                         .micro_batches = (uint32_t)v[MICRO],
+                                         .n_deaths = (uint32_t)v[DEATHS],
+                                         .overlap = (enum cst_overlap)v[OVERLAP],
+                                         .n_steps = v[STEPS]});
+        return EXIT_SUCCESS;
+    }
+    seeds((struct sim_options){.seed = v[SEED], .n_steps = v[STEPS], .verbose = verbose}, v[RUNS]);
+    clusters(v[SEED]);
     return EXIT_SUCCESS;
 }
