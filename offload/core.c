@@ -117,11 +117,9 @@ static void open_chunks(struct cst_core *core)
     }
 }
 
-int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err)
+/* Whether a job can be as @config says. */
+static int check_config(const struct cst_core_config *config, struct cst_err *err)
 {
-    struct cst_core *core;
-    int status = CST_OK;
-
     if (config->world == 0 || config->world > CST_CORE_MAX_WORLD) {
         return cst_err_set(err, CST_EINVAL, "%" PRIu32 " ranks: 1..%d are allowed", config->world,
                            CST_CORE_MAX_WORLD);
@@ -135,7 +133,14 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
         return cst_err_set(err, CST_EINVAL,
                            "early and delayed updates need a second weight row in the layout");
     }
-    status = cst_over_admit(config, err);
+    return cst_over_admit(config, err);
+}
+
+int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err)
+{
+    struct cst_core *core;
+    int status = check_config(config, err);
+
     if (status != CST_OK) {
         return status;
     }
