@@ -5,6 +5,7 @@
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+[ -z "${CST_TEST_SPARSE-}" ] || skip "a sparse run: its parts are in other tests"
 
 world=2
 model=(--layers 12 --heads 2 --width 64 --context 32 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --world "$world")
@@ -71,13 +72,9 @@ has_done() {
     --dump-weights "$tmp/local.weights" >"$tmp/local.log" 2>&1 || fail "--store local failed"
 [ "$(sort -u "$tmp/local.losses" | wc -l)" = $steps ] || fail "losses that do not change prove nothing"
 
-threads_of=(1 2)
-pools=(100 50 25)
-long=300
-[ -z "${CST_TEST_SPARSE-}" ] || { threads_of=(2) pools=(50) long=100; }
-for threads in "${threads_of[@]}"; do
+for threads in 1 2; do
     start_daemon "engine$threads" --engine-threads "$threads"
-    for pool in "${pools[@]}"; do
+    for pool in 100 50 25; do
         workers "threads$threads-pool$pool" --pool "$pool%"
         same "threads$threads-pool$pool" local
     done
@@ -97,7 +94,7 @@ grep -q 'pool of 1 bytes' "$tmp/none.log" || fail "a pool of no bytes is refused
 stop_daemon small
 
 # The rest takes longer, so that there is something to disturb.
-steps=$long
+steps=300
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --steps $steps --store local --loss-file "$tmp/long.losses" \
     --dump-weights "$tmp/long.weights" >"$tmp/long.log" 2>&1 || fail "--store local failed"
 start_daemon disturbed
