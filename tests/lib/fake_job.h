@@ -67,6 +67,20 @@ static inline void fake_job_stop(struct fake_job *f)
     fake_daemon_stop(&f->fake);
 }
 
+/* Operator @op of one tensor, forward or backward; its gradient, if any, is @grad all over. */
+static inline void fake_job_run(struct fake_job *f, int op, enum cst_direction direction,
+                                uint16_t grad)
+{
+    struct cst_err err = {0};
+    struct cst_io io;
+
+    CK_OK(cst_op_begin(f->job, op, direction, &io, 1, &err));
+    for (uint64_t i = 0; io.grad != NULL && i < io.n_elems; i++) {
+        ((uint16_t *)io.grad)[i] = grad;
+    }
+    CK_OK(cst_op_end(f->job, op, &err));
+}
+
 /* What the daemon has served so far is @want. */
 static inline void fake_job_expect_log(struct fake_job *f, const char *want)
 {
