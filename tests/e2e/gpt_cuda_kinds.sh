@@ -137,7 +137,7 @@ done
 [ $n_ended -gt 0 ] || fail "no call that failed ended the worker"
 
 # Ranks on other devices exchange their tokens in another way, and say so.
-worker mixed 0 --batch 1 --experts 4 --device host --matmul bf16
+worker mixed 0 --batch 1 --experts 4 --device host --matmul bf16 --threads 1
 first=$pid
 worker mixed 1 --batch 1 --experts 4
 ! wait "$first" || fail "ranks on other devices trained together"
