@@ -21,8 +21,8 @@
  * prepared every update is guarded, the early and the others: tiles that are not finite keep their
  * states, and the step is not skipped. Whether updates were early makes no difference to it.
  *
- * In the same pass the update can make the sum: of contributions in host memory, two at most. The
- * grad row is not written then. */
+ * In the same pass the update can make the sum: of contributions in host memory, two at most, and
+ * when the update before is over. The grad row is not written then. */
 #include "offload/clip.h"
 #include "offload/updates.h"
 
@@ -208,7 +208,8 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
     struct cst_update what;
 
     if (core->grad_fp32 || core->micro_batches > 1 || chunk->staged_rank != CST_NONE || n == 0 ||
-        n > FUSE_MAX || !may_be_early(core, chunk) || !cst_room_pass(core, c)) {
+        n > FUSE_MAX || !may_be_early(core, chunk) || !cst_update_is_over(chunk) ||
+        !cst_room_pass(core, c)) {
         return false;
     }
     what = begin_early(core, c);

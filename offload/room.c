@@ -22,6 +22,7 @@
  * rows are as they were, and then its new ones are complete in `out`. */
 #include "offload/updates.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -370,6 +371,7 @@ void cst_room_leave(struct cst_core *core, uint32_t c)
     const struct cst_chunk *chunk = &core->chunks[c];
     struct cst_room *room = &core->rooms[chunk->room];
 
+    assert(chunk->room != CST_NONE);
     rename_down(room, chunk->buffer, chunk->update_ticket, 0);
     for (uint32_t i = 0; i < N_STATES; i++) {
         rename_down(room, chunk->buffer, chunk->states_tickets[i], 0);
@@ -383,6 +385,7 @@ void cst_room_copy_again(struct cst_core *core, const struct cst_flight *flight)
     enum cst_row row = CST_ROW_WEIGHT;
     struct cst_command *copy;
 
+    assert(chunk->room != CST_NONE);
     for (uint32_t i = 0; i < N_STATES && flight->kind == CST_FLIGHT_STATES; i++) {
         if (chunk->states_tickets[i] == flight->ticket) {
             slot = &chunk->states_tickets[i];

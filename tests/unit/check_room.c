@@ -298,6 +298,49 @@ START_TEST(states_are_behind)
 }
 END_TEST
 
+/* A gradient that is complete while states of the update before still come down is summed first,
+ * and its early update comes behind that: a copy that failed can be made again, and both count. */
+START_TEST(early_behind_states)
+{
+    struct cst_core_room room = {.engine = ENGINE, .segment = ROOM, .bytes = 3 * BUFFER};
+    uint64_t state, lease;
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = 1,
+                                         .world = 1,
+                                         .n_blocks = 4,
+                                         .rooms = &room,
+                                         .n_rooms = 1,
+                                         .interleave = 1,
+                                         .overlap = CST_OVERLAP_EARLY});
+    rig_start(&rig, 1);
+    commit(1);
+    cst_core_set_interleave(rig.core, 0);
+    state = copy_of(0, false, 1)->ticket;
+    while (rig.commands[0].ticket < state) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+    (void)rig_event(
+        &rig,
+        (struct cst_event){
+            .kind = CST_EV_PREPARE,
+            .attempt = rig.attempt,
+            .hyper = {
+                .lr = 0.1f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .grad_scale = 1.0f}});
+    lease = rig_get_grad(&rig, 0, 0);
+    ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, lease)), CST_OK);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 0);
+    rig_done(&rig, state, CST_EIO, "a fault");
+    while (rig_count(&rig, CST_COMMAND_COPY) > 0) {
+        rig_done(&rig, rig_command(&rig, CST_COMMAND_COPY, 0)->ticket, CST_OK, NULL);
+    }
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_RUNNING);
+    ck_assert_uint_eq(rig_stats(&rig).chunks_ahead, 1);
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, 2);
+}
+END_TEST
+
 /* -- gradients that stay up ------------------------------------------------------------------- */
 
 /* One rank whose pool is on the accelerator, and place for @n_held gradients behind the buffers. */
@@ -560,6 +603,7 @@ int main(void)
     tcase_add_loop_test(commands, buffers_take_turns, 1, 4);
     tcase_add_test(waits, waiting);
     tcase_add_test(waits, states_are_behind);
+    tcase_add_test(waits, early_behind_states);
     tcase_add_checked_fixture(held, NULL, teardown);
     tcase_add_test(held, gradient_stays_up);
     tcase_add_test(held, sums_come_down);
