@@ -75,8 +75,10 @@ static uint32_t find_only(const struct cst_core *core, uint32_t c)
 /* It went through the room, and nothing has changed since. */
 static bool is_expected(const struct cst_core *core, uint32_t c)
 {
-    return core->chunks[c].room != CST_NONE && core->interleave == core->interleave_now &&
-           core->chunks[c].held == CST_NONE;
+    const struct cst_chunk *chunk = &core->chunks[c];
+
+    return chunk->room != CST_NONE && !core->rooms[chunk->room].given_up &&
+           core->interleave == core->interleave_now && chunk->held == CST_NONE;
 }
 
 uint64_t cst_held_keep(struct cst_core *core, uint32_t c)

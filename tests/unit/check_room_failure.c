@@ -409,6 +409,47 @@ START_TEST(not_kept)
 }
 END_TEST
 
+/* Of two rooms one is given up: no gradient is kept there any more, and what went through it goes
+ * through the other one. */
+START_TEST(keeps_nothing)
+{
+    static const uint32_t engines[] = {ENGINE};
+    struct cst_core_room rooms[] = {
+        {.engine = ENGINE, .segment = ROOM, .bytes = 3 * BUFFER + 2ull * RIG_CHUNK_ELEMS},
+        {.engine = ENGINE + 1, .segment = ROOM + 1, .bytes = 3 * BUFFER}};
+    unsigned n = 0;
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = 2,
+                                         .world = 1,
+                                         .n_blocks = 4,
+                                         .rooms = rooms,
+                                         .n_rooms = 2,
+                                         .interleave = 1,
+                                         .engines = engines});
+    rig_start(&rig, 1);
+    commit(2);
+    while (rig_count(&rig, CST_COMMAND_UPDATE) > 1) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+    for (unsigned i = 0; n < MAX_FAILURES; n++) { /* of chunk 0, each row once */
+        while (rig.commands[i].src[0].segment != ROOM) {
+            i++;
+        }
+        give_back(rig.commands[i].ticket, CST_EIO);
+    }
+    ck_assert_uint_eq(rig_stats(&rig).n_rooms_given_up, 1);
+    drain_in_order();
+    ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, rig_get_grad(&rig, 0, 0))), CST_OK);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 0);
+    drain_in_order();
+    commit(2);
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_UPDATE, i)->node, ENGINE + 1);
+    }
+    drain_in_order();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("room_failure");
@@ -425,6 +466,7 @@ int main(void)
     tcase_add_test(tcase, other_row);
     tcase_add_test(tcase, worker_copies);
     tcase_add_test(tcase, not_kept);
+    tcase_add_test(tcase, keeps_nothing);
     suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }
