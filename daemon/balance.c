@@ -128,19 +128,21 @@ static bool is_better(const struct cst_balance *b, const struct cst_interleave *
     return k == CST_INTERLEAVE_NEVER ? then < now : then < (1 - CST_BALANCE_MARGIN) * now;
 }
 
-bool cst_balance_step(struct cst_balance *balance, const struct cst_interleave *machine, uint32_t k,
-                      uint64_t phase_ns)
+bool cst_balance_step(struct cst_balance *balance, const struct cst_interleave *machine,
+                      const struct cst_balance_phase *last)
 {
     struct cst_balance_tried *tried = &balance->tried[balance->k];
     struct cst_interleave m = cst_balance_machine(balance, machine);
+    bool seen = last->number == balance->phase;
     uint32_t best;
 
     balance->n_steps++;
-    if (k != balance->k) { /* it is not in force yet */
+    balance->phase = last->number;
+    if (seen || last->k != balance->k) { /* what is set was not in force yet */
         return false;
     }
     tried->step = balance->n_steps;
-    cst_rates_median_add(&tried->phase, (uint64_t)(m.n_chunks * m.chunk_elems), phase_ns);
+    cst_rates_median_add(&tried->phase, (uint64_t)(m.n_chunks * m.chunk_elems), last->ns);
     if (tried->phase.n < CST_BALANCE_PHASES || m.n_links == 0) {
         return false;
     }

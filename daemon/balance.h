@@ -40,6 +40,7 @@ struct cst_balance_tried {
 struct cst_balance {
     uint32_t k;                           /* that is set; CST_INTERLEAVE_NEVER: none goes up */
     uint64_t n_steps;                     /* since it began */
+    uint64_t phase;                       /* number of the last phase that was seen; 0: none was */
     struct cst_balance_rate node, device; /* elements/s: all nodes together; one accelerator */
     struct cst_balance_rate up, down;     /* bytes/s of one accelerator's link */
     struct cst_balance_tried tried[CST_INTERLEAVE_MOST + 1]; /* by k */
@@ -52,10 +53,17 @@ struct cst_interleave cst_balance_machine(const struct cst_balance *balance,
 /* The first k. Known rates are set; @machine is the job's, its rates are not read. */
 void cst_balance_begin(struct cst_balance *balance, const struct cst_interleave *machine);
 
-/* A step is committed whose updates were made with @k and took @phase_ns (0: nobody knows). True:
- * another k is set now. */
-bool cst_balance_step(struct cst_balance *balance, const struct cst_interleave *machine, uint32_t k,
-                      uint64_t phase_ns);
+/* The updates of one step, all done. */
+struct cst_balance_phase {
+    uint64_t number; /* of all of the job, from 1; 0: there was none yet */
+    uint32_t k;      /* with which they were made */
+    uint64_t ns;     /* that they took; 0: nobody knows */
+};
+
+/* A step is committed. @last: the last phase that has ended, of that step or of one before; it counts
+ * when it is seen first. True: another k is set now. */
+bool cst_balance_step(struct cst_balance *balance, const struct cst_interleave *machine,
+                      const struct cst_balance_phase *last);
 
 /* What a phase with @k promises to take, in seconds. */
 double cst_balance_promise(const struct cst_balance *balance, const struct cst_interleave *machine,

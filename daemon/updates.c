@@ -181,6 +181,7 @@ uint32_t cst_updates_open(struct cst_job *job)
 void cst_updates_step(struct cst_job *job)
 {
     struct cst_interleave machine;
+    struct cst_balance_phase last;
     struct cst_core_stats stats;
 
     cst_core_stats(job->core, &stats);
@@ -190,7 +191,9 @@ void cst_updates_step(struct cst_job *job)
     see(job);
     machine = machine_of(job);
     machine.n_links -= stats.n_rooms_given_up < machine.n_links ? stats.n_rooms_given_up : 0;
-    if (cst_balance_step(&job->balance, &machine, stats.interleave, stats.last_update_ns)) {
+    last = (struct cst_balance_phase){
+        .number = stats.n_rounds, .k = stats.last_interleave, .ns = stats.last_update_ns};
+    if (cst_balance_step(&job->balance, &machine, &last)) {
         tell(job, &machine, "as measured");
         cst_core_set_interleave(job->core, job->balance.k);
     }

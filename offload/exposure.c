@@ -59,6 +59,8 @@ static void close_round(struct cst_core *core)
         most = ns > most ? ns : most;
     }
     e->open = false;
+    e->n_rounds++;
+    e->last_interleave = e->interleave;
     e->last_update_ns = e->update_ns - e->round_from_ns;
     e->last_exposed_ns = most;
     e->total_update_ns += e->last_update_ns;
@@ -75,6 +77,7 @@ void cst_exposure_issued(struct cst_core *core)
     if (!e->open) {
         open_round(core);
     }
+    e->interleave = core->interleave_now;
     if (e->n_updates++ == 0) {
         e->since = core->now;
     }
@@ -158,6 +161,8 @@ void cst_exposure_done(struct cst_core *core, uint32_t chunk)
 
 void cst_exposure_stats(const struct cst_core *core, struct cst_core_stats *out)
 {
+    out->n_rounds = core->exposure.n_rounds;
+    out->last_interleave = core->exposure.last_interleave;
     out->last_update_ns = core->exposure.last_update_ns;
     out->last_exposed_ns = core->exposure.last_exposed_ns;
     out->update_ns = core->exposure.total_update_ns;

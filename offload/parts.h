@@ -59,7 +59,10 @@ struct cst_exposure {
     uint64_t round_from_ns; /* update_ns when the round began */
     bool open;              /* a round is */
     bool all_issued;        /* its step is committed: no update of it is still to come */
-    uint64_t last_update_ns, last_exposed_ns;   /* of the last round that ended */
+    uint32_t interleave;    /* k of the round's updates; 0: none goes through a room */
+    uint64_t n_rounds;      /* that ended */
+    uint32_t last_interleave;                   /* of the last one of them, as are these */
+    uint64_t last_update_ns, last_exposed_ns;
     uint64_t total_update_ns, total_exposed_ns; /* of all of them */
 };
 

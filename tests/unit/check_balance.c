@@ -43,10 +43,17 @@ static double predicted(uint32_t k)
     return cst_interleave_seconds(&m, k);
 }
 
+static bool phase(uint64_t number, uint32_t k, double seconds)
+{
+    return cst_balance_step(
+        &balance, &machine,
+        &(struct cst_balance_phase){.number = number, .k = k, .ns = (uint64_t)(seconds * 1e9)});
+}
+
 /* A step whose updates took @seconds. */
 static bool step(double seconds)
 {
-    return cst_balance_step(&balance, &machine, balance.k, (uint64_t)(seconds * 1e9));
+    return phase(balance.phase + 1, balance.k, seconds);
 }
 
 /* So many, which are to change nothing. */
@@ -120,9 +127,25 @@ START_TEST(nothing_known)
     cst_balance_begin(&balance, &machine);
     see(&balance.up, 100e6);
     for (int i = 0; i < 50; i++) {
-        ck_assert(!cst_balance_step(&balance, &machine, balance.k + 1, 1000000000));
+        ck_assert(!phase(balance.phase + 1, balance.k + 1, 1));
         ck_assert(!step(0));
     }
+}
+END_TEST
+
+/* A phase that was seen before says nothing, however often it is the last one that ended; nor does
+ * one before the first. */
+START_TEST(seen_before)
+{
+    cst_balance_begin(&balance, &machine);
+    for (int i = 0; i < 50; i++) {
+        ck_assert(!phase(0, balance.k, 1));
+    }
+    for (int i = 0; i < 50; i++) {
+        ck_assert(!phase(1, balance.k, 1));
+    }
+    ck_assert(!phase(2, balance.k, 1));
+    ck_assert(phase(3, balance.k, 1)); /* the third one that was as slow */
 }
 END_TEST
 
@@ -225,6 +248,7 @@ int main(void)
     tcase_add_loop_test(stays, steady_machine, 0, 2);
     tcase_add_test(stays, small_gain);
     tcase_add_test(stays, nothing_known);
+    tcase_add_test(stays, seen_before);
     tcase_add_test(stays, swing);
     tcase_add_test(changes, slower_link);
     tcase_add_test(changes, disappointing);

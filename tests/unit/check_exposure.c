@@ -205,6 +205,7 @@ START_TEST(skipped)
     (void)rig_step(&rig, 0);
     rig_drain(&rig);
     ck_assert_uint_eq(rig_stats(&rig).n_skipped, 1);
+    ck_assert_uint_eq(rig_stats(&rig).n_rounds, 1);
     ck_assert_uint_eq(rig_stats(&rig).last_update_ns, 100);
     ck_assert_uint_eq(rig_stats(&rig).update_ns, 100);
 }

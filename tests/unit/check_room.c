@@ -118,13 +118,20 @@ START_TEST(k_changes)
     ck_assert_uint_eq(stats.chunks_updating, 0);
     ck_assert_uint_eq(stats.n_updates, 4);
     ck_assert_uint_eq(stats.n_device_updates, 2);
+    ck_assert_uint_eq(stats.last_interleave, 2);
     commit(4);
+    cst_core_stats(rig.core, &stats);
+    ck_assert_uint_eq(stats.interleave, 4);
+    ck_assert_uint_eq(stats.n_rounds, 1); /* the time that is known is of the updates before */
+    ck_assert_uint_eq(stats.last_interleave, 2);
     ck_assert_uint_eq(update_of(1)->node, 0);
     ck_assert_uint_eq(update_of(3)->node, ENGINE);
     rig_drain(&rig);
     cst_core_stats(rig.core, &stats);
     ck_assert_uint_eq(stats.interleave, 4);
     ck_assert_uint_eq(stats.n_device_updates, 3);
+    ck_assert_uint_eq(stats.n_rounds, 2);
+    ck_assert_uint_eq(stats.last_interleave, 4);
 }
 END_TEST
 
