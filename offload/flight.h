@@ -25,7 +25,7 @@ enum cst_flight_kind {
 struct cst_flight {
     uint64_t ticket; /* 0: the slot is empty */
     enum cst_flight_kind kind;
-    uint32_t rank;       /* LOAD, PIECE, STAGE; AWAY, ROOM, HELD, and UPDATE that is down: number of the room */
+    uint32_t rank;       /* LOAD, PIECE, STAGE; AWAY, ROOM, HELD, and UPDATE, STATES that are down: number of the room */
     uint32_t block;      /* LOAD, PIECE, STAGE; HELD, and AWAY, ROOM, CST_NONE elsewhere: slot of the gradient that is kept there */
     bool down;           /* UPDATE, STATES: a COPY out of a room */
     uint32_t tries;      /* down: copies of the same that failed before */
