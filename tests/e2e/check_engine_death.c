@@ -324,7 +324,7 @@ static uint64_t next_random(uint64_t *state)
 START_TEST(deaths_in_the_update)
 {
     const char *env = getenv("CST_TEST_DEATHS");
-    const unsigned wanted = env != NULL ? (unsigned)atoi(env) : N_DEATHS;
+    const unsigned wanted = env != NULL ? (unsigned)atoi(env) : suite_is_sparse() ? 3 : N_DEATHS;
     struct run run = {.phase = NEVER};
     uint64_t random = (uint64_t)time(NULL);
     unsigned n_runs = 0;

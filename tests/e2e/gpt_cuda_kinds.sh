@@ -4,6 +4,7 @@
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+[ -z "${CST_TEST_SPARSE-}" ] || skip "a sparse run: its parts are in other tests"
 fake=$PWD/tests/lib/fakecuda/.libs
 [ -e "$fake/libcuda.so.1" ] || skip "built without the driver that needs no GPU"
 export LD_LIBRARY_PATH=$fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}

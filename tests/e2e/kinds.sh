@@ -4,6 +4,7 @@
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+[ -z "${CST_TEST_SPARSE-}" ] || skip "a sparse run: its parts are in other tests"
 
 model=(--layers 4 --heads 2 --width 64 --context 32 --warmup 2 --lr 0.003 --matmul fp32 --threads 1)
 steps=12
