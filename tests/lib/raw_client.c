@@ -10,7 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { PATIENCE_MS = 60000, DECLARE_PAGE = 512 };
+enum { PATIENCE_MS = 200000, DECLARE_PAGE = 512 };
 
 void raw_connect(struct raw_client *client, const char *path)
 {
