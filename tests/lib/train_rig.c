@@ -140,8 +140,8 @@ void train_rig_kill_worker(const struct train_placement *at, uint32_t victim, ui
 
     train_rig_run(at, "dry", 0);
     n_points = reports[victim]->n_points;
-    for (uint32_t point = first + step * suite_first(5); point < n_points;
-         point += step * suite_stride(5)) {
+    for (uint32_t point = first + step * suite_first(9); point < n_points;
+         point += step * suite_stride(9)) {
         struct train_order orders[2];
         char name[32];
 
@@ -159,8 +159,8 @@ void train_rig_kill_engine(const struct train_placement *at, unsigned engine, ui
 
     train_rig_run(at, "dry", 0);
     n_points = reports[0]->n_points;
-    for (uint32_t point = 4 + step * suite_first(5); point < n_points;
-         point += step * suite_stride(5)) {
+    for (uint32_t point = 4 + step * suite_first(9); point < n_points;
+         point += step * suite_stride(9)) {
         struct train_order orders[2];
         pid_t pids[2];
         char name[32];
