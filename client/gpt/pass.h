@@ -25,6 +25,17 @@ struct gpt_pass_ops {
     /* What the last forward gave for @row; waits likewise. */
     int (*logits)(struct gpt_pass *pass, size_t row, float out[GPT_VOCAB], struct cst_err *err);
     void (*close)(struct gpt_pass *pass);
+
+    /* For gpt_pass_step. Operator @number between op_begin and op_end: */
+    int (*run)(struct gpt_pass *pass, struct gpt_store *store, uint32_t number,
+               enum cst_direction direction, struct cst_err *err);
+    /* of a mixture, whether the expert @op runs here, and what is done with the rows of block @layer
+     * before the first of its experts and behind the last. */
+    bool (*runs)(const struct gpt_pass *pass, const struct gpt_operator *op);
+    int (*dispatch)(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
+                    struct cst_err *err);
+    int (*combine)(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
+                   struct cst_err *err);
 };
 
 /* The head of each row's own struct. */
@@ -36,5 +47,10 @@ struct gpt_pass {
     struct gpt_exchange *exchange; /* of a mixture on several ranks, borrowed: where those of a pass
                                       with @train meet; NULL: there are no others */
 };
+
+/* Operator @number and, of a mixture, what is around its experts: what forward and backward do for
+ * one operator after the other. */
+int gpt_pass_step(struct gpt_pass *pass, struct gpt_store *store, uint32_t number,
+                  enum cst_direction direction, struct cst_err *err);
 
 #endif

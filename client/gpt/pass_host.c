@@ -37,9 +37,10 @@ static void set_shape(struct gpt_pass_host *p, size_t n_seqs)
 }
 
 /* Operator @number between op_begin and op_end. */
-static int run_operator(struct gpt_pass_host *p, struct gpt_store *store, uint32_t number,
-                        enum cst_direction direction, struct cst_err *err)
+static int host_run(struct gpt_pass *pass, struct gpt_store *store, uint32_t number,
+                    enum cst_direction direction, struct cst_err *err)
 {
+    struct gpt_pass_host *p = self(pass);
     const struct gpt_operator *op = &p->head.model->operators[number];
     const gpt_host_fn fn =
         direction == CST_FORWARD ? operators[op->kind].forward : operators[op->kind].backward;
@@ -52,50 +53,23 @@ static int run_operator(struct gpt_pass_host *p, struct gpt_store *store, uint32
     return rc == 0 ? store->ops->op_end(store, number, err) : rc;
 }
 
-static int forward_one(struct gpt_pass_host *p, struct gpt_store *store, uint32_t number,
-                       struct cst_err *err)
+static bool host_runs(const struct gpt_pass *pass, const struct gpt_operator *op)
 {
-    const struct gpt_operator *op = &p->head.model->operators[number];
-    int rc = 0;
-
-    if (op->kind != GPT_OP_EXPERT) {
-        return run_operator(p, store, number, CST_FORWARD, err);
-    }
-    if (op->expert == 0) {
-        rc = gpt_moe_dispatch(p, op->layer, err);
-    }
-    if (rc == 0 && gpt_moe_runs(p, op)) {
-        rc = run_operator(p, store, number, CST_FORWARD, err);
-    }
-    if (rc == 0 && op->expert + 1 == p->head.model->experts) {
-        rc = gpt_moe_combine(p, op->layer, err);
-    }
-    return rc;
+    return gpt_moe_runs((const struct gpt_pass_host *)(const void *)pass, op);
 }
 
-static int backward_one(struct gpt_pass_host *p, struct gpt_store *store, uint32_t number,
+static int host_dispatch(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
+                         struct cst_err *err)
+{
+    return direction == CST_FORWARD ? gpt_moe_dispatch(self(pass), layer, err)
+                                    : gpt_moe_dispatch_backward(self(pass), layer, err);
+}
+
+static int host_combine(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
                         struct cst_err *err)
 {
-    const struct gpt_model *m = p->head.model;
-    const struct gpt_operator *op = &m->operators[number];
-    int rc = 0;
-
-    if (op->kind == GPT_OP_EMBED && m->lora > 0) {
-        return 0; /* frozen, and nothing is before it */
-    }
-    if (op->kind != GPT_OP_EXPERT) {
-        return run_operator(p, store, number, CST_BACKWARD, err);
-    }
-    if (op->expert + 1 == m->experts) {
-        rc = gpt_moe_dispatch_backward(p, op->layer, err);
-    }
-    if (rc == 0 && gpt_moe_runs(p, op)) {
-        rc = run_operator(p, store, number, CST_BACKWARD, err);
-    }
-    if (rc == 0 && op->expert == 0) {
-        rc = gpt_moe_combine_backward(p, op->layer, err);
-    }
-    return rc;
+    return direction == CST_FORWARD ? gpt_moe_combine(self(pass), layer, err)
+                                    : gpt_moe_combine_backward(self(pass), layer, err);
 }
 
 static int host_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n_seqs, bool train,
@@ -106,7 +80,7 @@ static int host_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
 
     set_shape(p, n_seqs);
     for (uint32_t i = 0; rc == 0 && i < pass->model->n_operators; i++) {
-        rc = forward_one(p, store, i, err);
+        rc = gpt_pass_step(pass, store, i, CST_FORWARD, err);
     }
     if (rc == 0 && train) {
         p->loss = gpt_cross_entropy(&p->layers, p->rows, GPT_VOCAB, p->logits, pass->targets,
@@ -120,7 +94,7 @@ static int host_backward(struct gpt_pass *pass, struct gpt_store *store, struct 
     int rc = 0;
 
     for (uint32_t i = pass->model->n_operators; rc == 0 && i-- > 0;) {
-        rc = backward_one(self(pass), store, i, err);
+        rc = gpt_pass_step(pass, store, i, CST_BACKWARD, err);
     }
     return rc;
 }
@@ -158,6 +132,10 @@ static const struct gpt_pass_ops host_ops = {
     .loss = host_loss,
     .logits = host_logits,
     .close = host_close,
+    .run = host_run,
+    .runs = host_runs,
+    .dispatch = host_dispatch,
+    .combine = host_combine,
 };
 
 int gpt_pass_host_open(struct gpt_pass **out, const struct gpt_model *model, size_t max_seqs,

@@ -25,9 +25,10 @@ static const struct {
 };
 
 /* Operator @number with all its parts, one after the other. */
-static int run_operator(struct gpt_cuda_pass *p, struct gpt_store *store, uint32_t number,
-                        enum cst_direction direction, struct cst_err *err)
+static int cuda_run(struct gpt_pass *pass, struct gpt_store *store, uint32_t number,
+                    enum cst_direction direction, struct cst_err *err)
 {
+    struct gpt_cuda_pass *p = self(pass);
     const struct gpt_operator *op = &p->head.model->operators[number];
     const gpt_cuda_fn fn =
         direction == CST_FORWARD ? operators[op->kind].forward : operators[op->kind].backward;
@@ -46,51 +47,23 @@ static int run_operator(struct gpt_cuda_pass *p, struct gpt_store *store, uint32
     return rc != 0 ? rc : store->ops->op_end(store, number, err);
 }
 
-/* What a mixture does around its experts, too. */
-static int forward_one(struct gpt_cuda_pass *p, struct gpt_store *store, uint32_t number,
-                       struct cst_err *err)
+static bool cuda_runs(const struct gpt_pass *pass, const struct gpt_operator *op)
 {
-    const struct gpt_operator *op = &p->head.model->operators[number];
-    int rc = 0;
-
-    if (op->kind != GPT_OP_EXPERT) {
-        return run_operator(p, store, number, CST_FORWARD, err);
-    }
-    if (op->expert == 0) {
-        rc = gpt_cuda_moe_dispatch(p, op->layer, err);
-    }
-    if (rc == 0 && gpt_cuda_moe_runs(p, op)) {
-        rc = run_operator(p, store, number, CST_FORWARD, err);
-    }
-    if (rc == 0 && op->expert + 1 == p->head.model->experts) {
-        rc = gpt_cuda_moe_combine(p, op->layer, err);
-    }
-    return rc;
+    return gpt_cuda_moe_runs((const struct gpt_cuda_pass *)(const void *)pass, op);
 }
 
-static int backward_one(struct gpt_cuda_pass *p, struct gpt_store *store, uint32_t number,
+static int cuda_dispatch(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
+                         struct cst_err *err)
+{
+    return direction == CST_FORWARD ? gpt_cuda_moe_dispatch(self(pass), layer, err)
+                                    : gpt_cuda_moe_dispatch_backward(self(pass), layer, err);
+}
+
+static int cuda_combine(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
                         struct cst_err *err)
 {
-    const struct gpt_model *m = p->head.model;
-    const struct gpt_operator *op = &m->operators[number];
-    int rc = 0;
-
-    if (op->kind == GPT_OP_EMBED && m->lora > 0) {
-        return 0; /* frozen, and nothing is before it */
-    }
-    if (op->kind != GPT_OP_EXPERT) {
-        return run_operator(p, store, number, CST_BACKWARD, err);
-    }
-    if (op->expert + 1 == m->experts) {
-        rc = gpt_cuda_moe_dispatch_backward(p, op->layer, err);
-    }
-    if (rc == 0 && gpt_cuda_moe_runs(p, op)) {
-        rc = run_operator(p, store, number, CST_BACKWARD, err);
-    }
-    if (rc == 0 && op->expert == 0) {
-        rc = gpt_cuda_moe_combine_backward(p, op->layer, err);
-    }
-    return rc;
+    return direction == CST_FORWARD ? gpt_cuda_moe_combine(self(pass), layer, err)
+                                    : gpt_cuda_moe_combine_backward(self(pass), layer, err);
 }
 
 static int begin_pass(struct gpt_cuda_pass *p, size_t n_seqs, bool train, struct cst_err *err)
@@ -141,7 +114,7 @@ static int cuda_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
         gpt_cuda_moe_begin(p->moe, store, train ? pass->exchange : NULL);
     }
     for (uint32_t i = 0; rc == 0 && i < pass->model->n_operators; i++) {
-        rc = forward_one(p, store, i, err);
+        rc = gpt_pass_step(pass, store, i, CST_FORWARD, err);
     }
     return rc == 0 && train ? enqueue_loss(p, err) : rc;
 }
@@ -155,7 +128,7 @@ static int recompute(struct gpt_cuda_pass *p, struct gpt_store *store, uint32_t 
 
     p->at_hand = p->head.model->operators[number].layer;
     for (uint32_t i = number - 3; rc == 0 && i < number; i++) {
-        rc = run_operator(p, store, i, CST_FORWARD, err);
+        rc = cuda_run(&p->head, store, i, CST_FORWARD, err);
     }
     return rc;
 }
@@ -174,7 +147,7 @@ static int cuda_backward(struct gpt_pass *pass, struct gpt_store *store, struct 
             rc = recompute(p, store, i, err);
         }
         if (rc == 0) {
-            rc = backward_one(p, store, i, err);
+            rc = gpt_pass_step(pass, store, i, CST_BACKWARD, err);
         }
     }
     return rc;
@@ -240,6 +213,10 @@ static const struct gpt_pass_ops cuda_ops = {
     .loss = cuda_loss,
     .logits = cuda_logits,
     .close = cuda_close,
+    .run = cuda_run,
+    .runs = cuda_runs,
+    .dispatch = cuda_dispatch,
+    .combine = cuda_combine,
 };
 
 static int alloc_pinned(struct gpt_cuda_pass *p, size_t rows, struct cst_err *err)
