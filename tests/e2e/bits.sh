@@ -5,14 +5,12 @@
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
-[ -z "${CST_TEST_SPARSE-}" ] || skip "a sparse run: its parts are in other tests"
+not_sparse
 
 world=2
 model=(--layers 12 --heads 2 --width 64 --context 32 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --world "$world")
 steps=12
-for ((i = 0; i < 400; i++)); do
-    printf 'and %d begat %d, and %d begat sons and daughters. ' $((i * i % 97)) $((i * 7 % 31)) $i
-done >"$tmp/text"
+write_text 400
 
 # Start rank $2 of job $1; the rest is for it alone. Sets pid.
 worker() {

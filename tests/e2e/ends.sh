@@ -8,9 +8,7 @@ need jq
 
 steps=6
 model=(--layers 2 --heads 2 --width 32 --context 32 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --steps "$steps")
-for ((i = 0; i < 400; i++)); do
-    printf 'and %d begat %d, and %d begat sons and daughters. ' $((i * i % 97)) $((i * 7 % 31)) $i
-done >"$tmp/text"
+write_text 400
 
 # Start rank $1 of 2 of the job "ends" with the options that follow; sets pid.
 worker() {

@@ -5,17 +5,13 @@
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
-[ -z "${CST_TEST_SPARSE-}" ] || skip "a sparse run: its parts are in other tests"
-fake=$PWD/tests/lib/fakecuda/.libs
-[ -e "$fake/libcuda.so.1" ] || skip "built without the driver that needs no GPU"
-export LD_LIBRARY_PATH=$fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+not_sparse
+use_fakecuda
 
 steps=3
 model=(--layers 6 --heads 2 --width 64 --context 24 --batch 4 --warmup 2 --lr 0.003 --quiet --steps "$steps")
 gpu=(--device cuda --matmul plain)
-for ((i = 0; i < 400; i++)); do
-    printf 'and %d begat %d, and %d begat sons and daughters. ' $((i * i % 97)) $((i * 7 % 31)) $i
-done >"$tmp/text"
+write_text 400
 
 # cistern-gpt with the options behind $1; leaves $1's losses and weights.
 train() {

@@ -4,13 +4,11 @@
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
-[ -z "${CST_TEST_SPARSE-}" ] || skip "a sparse run: its parts are in other tests"
+not_sparse
 
 model=(--layers 4 --heads 2 --width 64 --context 32 --warmup 2 --lr 0.003 --matmul fp32 --threads 1)
 steps=12
-for ((i = 0; i < 400; i++)); do
-    printf 'and %d begat %d, and %d begat sons and daughters. ' $((i * i % 97)) $((i * 7 % 31)) $i
-done >"$tmp/text"
+write_text 400
 
 # Start rank $2 of $3 of job $1; the rest is for it. Sets pid.
 worker() {

@@ -24,6 +24,26 @@ skip() {
     exit 77
 }
 
+# What takes minutes under a sanitizer, where tests/gpt and the tests in C meet the same code.
+not_sparse() {
+    [ -z "${CST_TEST_SPARSE-}" ] || skip "a sparse run: this takes too long"
+}
+
+# Programs find the driver that needs no GPU.
+use_fakecuda() {
+    local fake=$PWD/tests/lib/fakecuda/.libs
+    [ -e "$fake/libcuda.so.1" ] || skip "built without the driver that needs no GPU"
+    export LD_LIBRARY_PATH=$fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+}
+
+# $1 sentences to learn from, in $tmp/text.
+write_text() {
+    local i
+    for ((i = 0; i < $1; i++)); do
+        printf 'and %d begat %d, and %d begat sons and daughters. ' $((i * i % 97)) $((i * 7 % 31)) "$i"
+    done >"$tmp/text"
+}
+
 need() {
     command -v "$1" >/dev/null || skip "no $1"
 }

@@ -7,9 +7,7 @@
 need jq
 
 model=(--layers 4 --heads 2 --width 64 --context 32 --batch 2 --steps 6 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --seed 7)
-for ((i = 0; i < 400; i++)); do
-    printf 'and %d begat %d, and %d begat sons and daughters. ' $((i * i % 97)) $((i * 7 % 31)) $i
-done >"$tmp/text"
+write_text 400
 
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --store local --dump-weights "$tmp/local.weights" >"$tmp/local.log" 2>&1 || fail "--store local failed"
 

@@ -8,9 +8,7 @@ need jq
 
 world=2
 model=(--layers 3 --heads 2 --width 64 --context 32 --batch 2 --steps 8 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --world "$world" --seed 7)
-for ((i = 0; i < 400; i++)); do
-    printf 'and %d begat %d, and %d begat sons and daughters. ' $((i * i % 97)) $((i * 7 % 31)) $i
-done >"$tmp/text"
+write_text 400
 
 # Leave losses and weights of the local store with options $2... in $tmp/$1.{losses,weights}.
 local_run() {
