@@ -5,6 +5,7 @@
 #include "daemon/log.h"
 #include "daemon/planner.h"
 #include "offload/plan/rooms.h"
+#include "proto/busy.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -63,26 +64,22 @@ static struct cst_interleave machine_of(const struct cst_job *job)
 
 /* -- what was seen ---------------------------------------------------------------------------- */
 
-/* What one engine did of one kind, and how long it was at it: several at a time count once. */
-struct busy {
+/* What one engine did of one kind, and how long it was at it. */
+struct done {
     uint64_t amount;
-    uint64_t ns;
-    uint64_t until;
+    struct cst_busy busy;
 };
 
 struct window {
-    struct busy updates[CST_ARENA_MAX_ENGINES];
-    struct busy up[CST_ARENA_MAX_ENGINES], down[CST_ARENA_MAX_ENGINES];
+    struct done updates[CST_ARENA_MAX_ENGINES];
+    struct done up[CST_ARENA_MAX_ENGINES], down[CST_ARENA_MAX_ENGINES];
 };
 
 /* Intervals come in the order of their ends. */
-static void add(struct busy *busy, uint64_t amount, const struct cst_record_interval *i)
+static void add(struct done *done, uint64_t amount, const struct cst_record_interval *i)
 {
-    uint64_t from = i->began > busy->until ? i->began : busy->until;
-
-    busy->amount += amount;
-    busy->ns += i->ended > from ? i->ended - from : 0;
-    busy->until = i->ended > busy->until ? i->ended : busy->until;
+    done->amount += amount;
+    cst_busy_add(&done->busy, i->began, i->ended);
 }
 
 static void look(struct cst_job *job, struct window *w)
@@ -118,21 +115,20 @@ static void see(struct cst_job *job)
 
     look(job, &w);
     for (uint32_t e = 0; e < job->daemon->engines.n; e++) {
+        uint64_t ns = w.updates[e].busy.ns;
+
         if (e < job->daemon->engines.n_nodes) {
-            nodes += w.updates[e].ns > 0
-                         ? (double)w.updates[e].amount / (double)w.updates[e].ns * 1e9
-                         : 0;
+            nodes += ns > 0 ? (double)w.updates[e].amount / (double)ns * 1e9 : 0;
         } else if (is_room_engine(job, e)) {
-            cst_rates_median_add(&b->device.seen, w.updates[e].amount, w.updates[e].ns);
-            cst_rates_median_add(&b->up.seen, w.up[e].amount, w.up[e].ns);
-            cst_rates_median_add(&b->down.seen, w.down[e].amount, w.down[e].ns);
+            cst_rates_median_add(&b->device.seen, w.updates[e].amount, ns);
+            cst_rates_median_add(&b->up.seen, w.up[e].amount, w.up[e].busy.ns);
+            cst_rates_median_add(&b->down.seen, w.down[e].amount, w.down[e].busy.ns);
         }
     }
     cst_rates_median_add(&b->node.seen, (uint64_t)nodes, nodes > 0 ? 1000000000 : 0);
 }
 
-/* -- what becomes of it -------------------------------------------------------------------------
- */
+/* -- what becomes of it ----------------------------------------------------------------------- */
 
 static void tell(const struct cst_job *job, const struct cst_interleave *machine, const char *why)
 {

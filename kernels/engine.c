@@ -235,11 +235,11 @@ static int on_ping(struct cst_engine *engine, const struct cst_frame *frame, str
     pong.commands = context->commands;
     pong.in_flight = engine->tickets.n_pending;
     pong.copy_bytes = context->copy_bytes;
-    pong.copy_ns = context->copy_ns;
+    pong.copy_ns = context->copying.ns;
     pong.update_elems = context->update_elems;
-    pong.update_ns = context->update_ns;
+    pong.update_ns = context->updating.ns;
     pong.reduce_elems = context->reduce_elems;
-    pong.reduce_ns = context->reduce_ns;
+    pong.reduce_ns = context->reducing.ns;
     pong.has_update_bytes = pong.has_reduce_bytes = pong.has_held_ns = 1;
     pong.held_ns = cst_budget_held_ns(&context->budget);
     pong.update_bytes = context->update_bytes;
@@ -248,9 +248,9 @@ static int on_ping(struct cst_engine *engine, const struct cst_frame *frame, str
     if (engine->device.about.granularity > 0) {
         pong.has_up_bytes = pong.has_up_ns = pong.has_down_bytes = pong.has_down_ns = 1;
         pong.up_bytes = context->up_bytes;
-        pong.up_ns = context->up_ns;
+        pong.up_ns = context->copying_up.ns;
         pong.down_bytes = context->down_bytes;
-        pong.down_ns = context->down_ns;
+        pong.down_ns = context->copying_down.ns;
     }
     return cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_PONG, CST_FRAME_REPLY,
                           frame->request, &pong.base, -1, err);

@@ -184,6 +184,6 @@ void cst_work_count(const struct cst_work *work)
 {
     work->context->commands++;
     if (work->status == CST_OK && work->job.n_pieces > 0 && cst_work_kind(work)->count != NULL) {
-        cst_work_kind(work)->count(work, work->ended_ns - work->job.began_ns);
+        cst_work_kind(work)->count(work);
     }
 }

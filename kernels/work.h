@@ -11,6 +11,7 @@
 #include "kernels/crew.h"
 #include "kernels/mailbox.h"
 #include "kernels/tickets.h"
+#include "proto/busy.h"
 #include "proto/engine.pb-c.h"
 
 #include <stdatomic.h>
@@ -22,21 +23,21 @@
 
 /* What all work shares. Loop thread but for progress. */
 struct cst_work_context {
-    struct cst_device *device;        /* borrowed */
-    struct cst_segments *segments;    /* borrowed */
-    struct cst_undo_slot *slots;      /* borrowed; one per team thread */
-    struct cst_mailbox *box;          /* borrowed; gets the mail of finished jobs */
-    unsigned n_threads;               /* of the team */
-    struct cst_budget budget;         /* of memory bandwidth, between team and lanes */
-    atomic_ulong progress;            /* pieces done, ever */
-    uint64_t commands;                /* completed, ever, whatever the status */
-    uint64_t copy_bytes, copy_ns;     /* COPY: bytes; durations, first piece to last, summed */
-    uint64_t up_bytes, up_ns;         /* of them, from the host to the device */
-    uint64_t down_bytes, down_ns;     /* of them, from the device to the host */
-    uint64_t update_elems, update_ns; /* UPDATE: elements of tiles that were done; as above */
-    uint64_t reduce_elems, reduce_ns; /* REDUCE, same */
-    uint64_t update_bytes;            /* that UPDATEs read and wrote */
-    uint64_t reduce_bytes;            /* same, REDUCE */
+    struct cst_device *device;     /* borrowed */
+    struct cst_segments *segments; /* borrowed */
+    struct cst_undo_slot *slots;   /* borrowed; one per team thread */
+    struct cst_mailbox *box;       /* borrowed; gets the mail of finished jobs */
+    unsigned n_threads;            /* of the team */
+    struct cst_budget budget;      /* of memory bandwidth, between team and lanes */
+    atomic_ulong progress;         /* pieces done, ever */
+    uint64_t commands;             /* completed, ever, whatever the status */
+    uint64_t copy_bytes;           /* COPY */
+    uint64_t up_bytes, down_bytes; /* of them, from the host to the device, and back */
+    uint64_t update_elems;         /* UPDATE: of tiles that were done */
+    uint64_t reduce_elems;         /* REDUCE, same */
+    uint64_t update_bytes;         /* that UPDATEs read and wrote */
+    uint64_t reduce_bytes;         /* same, REDUCE */
+    struct cst_busy copying, copying_up, copying_down, updating, reducing; /* at each of these */
 };
 
 /* A row that is not where the table says. */

@@ -33,19 +33,19 @@ static int copy_piece(struct cst_work *work, uint64_t piece, unsigned thread, st
                            cst_work_ahead(work->src, at), bytes, err);
 }
 
-static void count_copy(const struct cst_work *work, uint64_t ns)
+static void count_copy(const struct cst_work *work)
 {
     struct cst_work_context *context = work->context;
     bool to = work->dst.mem->device != 0, from = work->src.mem->device != 0;
 
     context->copy_bytes += work->bytes;
-    context->copy_ns += ns;
+    cst_work_was_busy(&context->copying, work);
     if (to && !from) {
         context->up_bytes += work->bytes;
-        context->up_ns += ns;
+        cst_work_was_busy(&context->copying_up, work);
     } else if (from && !to) {
         context->down_bytes += work->bytes;
-        context->down_ns += ns;
+        cst_work_was_busy(&context->copying_down, work);
     }
 }
 

@@ -146,14 +146,14 @@ uint64_t cst_work_grad_bytes(const struct cst_work *work)
 }
 
 /* Sources are read, the row is written, and read if it is added to. */
-static void count_reduce(const struct cst_work *work, uint64_t ns)
+static void count_reduce(const struct cst_work *work)
 {
     uint64_t bytes =
         work->n_src * sizeof(uint16_t) + cst_work_grad_bytes(work) * (work->accumulate ? 2 : 1);
 
     work->context->reduce_elems += work->done_elems;
     work->context->reduce_bytes += work->done_elems * bytes;
-    work->context->reduce_ns += ns;
+    cst_work_was_busy(&work->context->reducing, work);
 }
 
 /* -- NORM ----------------------------------------------------------------------------------- */

@@ -17,8 +17,7 @@ struct cst_work_kind {
     int (*piece)(struct cst_work *work, uint64_t piece, unsigned thread,
                  struct cst_err *err);   /* crew thread: do one piece */
     void (*done)(struct cst_work *work); /* thread of the last piece, if all went well; or NULL */
-    void (*count)(const struct cst_work *work,
-                  uint64_t ns); /* loop thread: it took so long; or NULL */
+    void (*count)(const struct cst_work *work); /* loop thread: it is done; or NULL */
 };
 
 extern const struct cst_work_kind cst_work_copy, cst_work_fill, cst_work_convert; /* work_bytes.c */
@@ -51,6 +50,12 @@ uint64_t cst_work_share(const struct cst_work *work, uint64_t piece, uint64_t to
 static inline struct cst_addr cst_work_ahead(struct cst_addr addr, uint64_t bytes)
 {
     return (struct cst_addr){.mem = addr.mem, .offset = addr.offset + bytes};
+}
+
+/* From its first piece to its last one. */
+static inline void cst_work_was_busy(struct cst_busy *busy, const struct cst_work *work)
+{
+    cst_busy_add(busy, work->job.began_ns, work->ended_ns);
 }
 
 /* -- commands on a chunk: work_chunk.c ------------------------------------------------------ */

@@ -221,7 +221,7 @@ static uint64_t moment_bytes(enum cst_moments moments, uint64_t n_elems)
 
 /* Master and moments are read and written, the gradient or what it is summed of is read, the weight
  * is written. */
-static void count_update(const struct cst_work *work, uint64_t ns)
+static void count_update(const struct cst_work *work)
 {
     const struct cst_table_header *header = work->chunk.work.table;
     uint64_t n = work->done_elems;
@@ -232,7 +232,7 @@ static void count_update(const struct cst_work *work, uint64_t ns)
     work->context->update_bytes +=
         n * (grad + 2 * sizeof(float) + sizeof(uint16_t)) +
         2 * n_moments * moment_bytes((enum cst_moments)header->moments, n);
-    work->context->update_ns += ns;
+    cst_work_was_busy(&work->context->updating, work);
 }
 
 const struct cst_work_kind cst_work_update = {.name = "UPDATE",

@@ -141,10 +141,35 @@ START_TEST(test_node_takes_its_time)
 }
 END_TEST
 
+/* Of updates that overlap, for the last pieces of one are done beside the first ones of the next,
+ * each moment counts once. */
+START_TEST(test_busy_once)
+{
+    struct engine_command commands[N_CHUNKS];
+    Engine__Pong pong;
+    uint64_t began = now_ns();
+
+    for (uint32_t c = 0; c < N_CHUNKS; c++) {
+        commands[c] = tiny_job_update(&job, c, 1);
+        commands[c].ticket = ++ticket;
+    }
+    engine_proc_submit(&proc, commands, N_CHUNKS);
+    for (uint64_t t = ticket - N_CHUNKS + 1; t <= ticket; t++) {
+        const struct engine_completion *done = engine_proc_wait(&proc, t);
+
+        ck_assert_msg(done != NULL && done->status == CST_OK, "chunk %" PRIu64, t);
+    }
+    engine_proc_ping(&proc, &pong);
+    ck_assert_uint_gt(pong.update_ns, 0);
+    ck_assert_uint_le(pong.update_ns, now_ns() - began);
+}
+END_TEST
+
 int main(void)
 {
     const char *text = getenv("CST_SEED");
     Suite *suite = suite_create("paced_engine");
+    TCase *node = suite_case(suite, "node", set_up_node, engine_rig_teardown);
     TCase *plain = suite_case(suite, "plain", set_up, engine_rig_teardown);
     TCase *slow = suite_case(suite, "slow", set_up_slow, engine_rig_teardown);
 
@@ -156,7 +181,7 @@ int main(void)
     device_cases_add(plain);
     device_cases_add_slow(slow);
     tcase_add_test(slow, test_takes_its_time);
-    tcase_add_test(suite_case(suite, "node", set_up_node, engine_rig_teardown),
-                   test_node_takes_its_time);
+    tcase_add_test(node, test_node_takes_its_time);
+    tcase_add_test(node, test_busy_once);
     return suite_run(suite);
 }

@@ -1,14 +1,11 @@
 /* Commands of updates in rooms that fail: the update is made without the room, the job goes on, and
  * a room that fails too often is given up. */
 #include "tests/lib/suite.h"
-#include "tests/unit/core_rig.h"
+#include "tests/unit/room_rig.h"
 
 #include <check.h>
 #include <string.h>
 
-#define ENGINE 3
-#define ROOM 400
-#define BUFFER (28ull * RIG_CHUNK_ELEMS)
 #define MAX_FAILURES 3 /* until a room is given up */
 
 static struct rig rig;
@@ -21,9 +18,10 @@ static void teardown(void)
 /* @n_held: places for gradients, of a rank whose pool is on the accelerator. */
 static void open_room(struct rig_job job, uint32_t n_chunks, uint32_t n_held)
 {
-    static const uint32_t engines[] = {ENGINE};
-    struct cst_core_room room = {
-        .engine = ENGINE, .segment = ROOM, .bytes = 3 * BUFFER + n_held * 2ull * RIG_CHUNK_ELEMS};
+    static const uint32_t engines[] = {ROOM_ENGINE};
+    struct cst_core_room room = {.engine = ROOM_ENGINE,
+                                 .segment = ROOM_SEGMENT,
+                                 .bytes = 3 * ROOM_BUFFER + n_held * 2ull * RIG_CHUNK_ELEMS};
 
     job.n_chunks = n_chunks;
     job.world = 1;
@@ -34,29 +32,6 @@ static void open_room(struct rig_job job, uint32_t n_chunks, uint32_t n_held)
     job.engines = n_held > 0 ? engines : NULL;
     rig_open_job(&rig, &job);
     rig_start(&rig, 1);
-}
-
-/* A step up to its commit; the updates are issued, none is done. */
-static void commit(uint32_t n_chunks)
-{
-    for (uint32_t c = 0; c < n_chunks; c++) {
-        ck_assert_int_eq(rig_status(&rig, rig_release(&rig, 0, c, rig_get(&rig, 0, c))), CST_OK);
-    }
-    (void)rig_step(&rig, 0);
-    while (rig_command(&rig, CST_COMMAND_UPDATE, 0) == NULL) {
-        ck_assert_uint_gt(rig.n_commands, 0);
-        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
-    }
-}
-
-static bool waits_for(const struct cst_command *command, uint64_t ticket)
-{
-    for (uint32_t i = 0; i < command->n_after; i++) {
-        if (command->after[i] == ticket) {
-            return true;
-        }
-    }
-    return false;
 }
 
 /* What a driver does: who comes after @ticket fails with it, or waits for what came instead. */
@@ -109,7 +84,7 @@ static void give_back(uint64_t ticket, int status)
         }
     }
     for (unsigned i = 0; i < rig.n_commands && !forgiven;) {
-        if (waits_for(&rig.commands[i], ticket)) {
+        if (room_waits_for(&rig.commands[i], ticket)) {
             give_back(rig.commands[i].ticket, CST_ECANCELLED);
             i = 0; /* the list has changed */
         } else {
@@ -128,7 +103,7 @@ static void drain_in_order(void)
             bool ready = true;
 
             for (unsigned k = 0; k < rig.n_commands; k++) {
-                ready = ready && !waits_for(&rig.commands[i], rig.commands[k].ticket);
+                ready = ready && !room_waits_for(&rig.commands[i], rig.commands[k].ticket);
             }
             if (ready) {
                 break;
@@ -167,7 +142,7 @@ START_TEST(nothing_came_down)
     uint64_t failed, away, mark, fetch, lease, home;
 
     open_room((struct rig_job){0}, 1, 0);
-    commit(1);
+    room_commit(&rig, 1);
     away = ticket_of(CST_COMMAND_UPDATE, 0);
     mark = find(away)->mark;
     hyper = find(away)->hyper;
@@ -189,11 +164,11 @@ START_TEST(nothing_came_down)
                    ? &rig.commands[i]
                    : load;
     }
-    ck_assert(load != NULL && waits_for(load, home));
+    ck_assert(load != NULL && room_waits_for(load, home));
     ck_assert_uint_eq(rig_stats(&rig).chunks_updating, 1);
     lease = rig_answer(&rig, rig_fetch_grad(&rig, 0, 0))->generation;
     ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, lease)), CST_OK);
-    ck_assert(waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), home));
+    ck_assert(room_waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), home));
     drain_in_order();
     ck_assert_int_eq(rig_status(&rig, fetch), CST_OK);
     ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_RUNNING);
@@ -211,11 +186,11 @@ START_TEST(buffer_goes_on)
     const struct cst_command *up = NULL;
 
     open_room((struct rig_job){0}, 4, 0);
-    commit(4);
+    room_commit(&rig, 4);
     give_back(ticket_of(CST_COMMAND_UPDATE, 0), CST_EIO);
     for (unsigned i = 0; (up = rig_command(&rig, CST_COMMAND_COPY, i)) != NULL; i++) {
-        if (up->chunk == 3 && up->dst[0].segment == ROOM) {
-            ck_assert(waits_for(up, home_update(0)->ticket));
+        if (up->chunk == 3 && up->dst[0].segment == ROOM_SEGMENT) {
+            ck_assert(room_waits_for(up, home_update(0)->ticket));
         }
     }
     drain_in_order();
@@ -229,15 +204,15 @@ START_TEST(nobody_behind)
     uint64_t first, last;
 
     open_room((struct rig_job){0}, 3, 0);
-    commit(3);
+    room_commit(&rig, 3);
     first = ticket_of(CST_COMMAND_UPDATE, 0);
     give_back(first, CST_EIO);
     last = first + 4; /* its copies down */
     drain_in_order();
-    commit(3);
+    room_commit(&rig, 3);
     for (unsigned i = 0; i < rig.n_commands; i++) {
         for (uint64_t t = first; t <= last; t++) {
-            ck_assert(!waits_for(&rig.commands[i], t));
+            ck_assert(!room_waits_for(&rig.commands[i], t));
         }
     }
     drain_in_order();
@@ -253,7 +228,7 @@ START_TEST(copied_again)
     uint64_t fetch;
 
     open_room((struct rig_job){0}, 1, 0);
-    commit(1);
+    room_commit(&rig, 1);
     while (rig_count(&rig, CST_COMMAND_UPDATE) > 0) {
         rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
     }
@@ -263,7 +238,7 @@ START_TEST(copied_again)
     give_back(down.ticket, CST_EIO);
     again = replacement(down.ticket);
     ck_assert(again != NULL && again->told && again->forgiven);
-    ck_assert_uint_eq(again->node, ENGINE);
+    ck_assert_uint_eq(again->node, ROOM_ENGINE);
     ck_assert_uint_eq(again->bytes, down.bytes);
     ck_assert_int_eq(memcmp(again->src, down.src, sizeof down.src[0]), 0);
     ck_assert_int_eq(memcmp(again->dst, down.dst, sizeof down.dst[0]), 0);
@@ -279,7 +254,7 @@ END_TEST
 START_TEST(never_copied)
 {
     open_room((struct rig_job){0}, 1, 0);
-    commit(1);
+    room_commit(&rig, 1);
     while (rig_count(&rig, CST_COMMAND_UPDATE) > 0) {
         rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
     }
@@ -300,11 +275,11 @@ END_TEST
 START_TEST(given_up)
 {
     open_room((struct rig_job){0}, 4, 0);
-    commit(4);
+    room_commit(&rig, 4);
     for (uint32_t n = 1; n <= MAX_FAILURES; n++) {
         unsigned i = 0;
 
-        while (rig_command(&rig, CST_COMMAND_UPDATE, i)->node != ENGINE) {
+        while (rig_command(&rig, CST_COMMAND_UPDATE, i)->node != ROOM_ENGINE) {
             i++;
         }
         ck_assert_uint_eq(rig_stats(&rig).n_rooms_given_up, 0);
@@ -317,7 +292,7 @@ START_TEST(given_up)
     ck_assert_uint_eq(rig_stats(&rig).n_updates, 4);
     ck_assert_uint_eq(rig_stats(&rig).n_device_updates, 1);
     cst_core_set_interleave(rig.core, 2);
-    commit(4);
+    room_commit(&rig, 4);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 4);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 0);
     ck_assert_uint_eq(rig_stats(&rig).interleave, 0);
@@ -329,14 +304,14 @@ END_TEST
  * it alone has. */
 START_TEST(fatal)
 {
-    struct cst_layout_device device = {.engine = ENGINE,
+    struct cst_layout_device device = {.engine = ROOM_ENGINE,
                                        .bytes = 12ull * RIG_CHUNK_ELEMS + 8191,
                                        .grain = 8192,
-                                       .room_bytes = 3 * BUFFER};
+                                       .room_bytes = 3 * ROOM_BUFFER};
     static const int status[] = {CST_ELOST, CST_EENGINE, CST_EIO};
 
     open_room((struct rig_job){.device = _i == 2 ? &device : NULL}, 1, 0);
-    commit(1);
+    room_commit(&rig, 1);
     give_back(ticket_of(CST_COMMAND_COPY, 0), status[_i]);
     ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_FAILED);
     ck_assert(home_update(0) == NULL);
@@ -351,12 +326,12 @@ START_TEST(other_row)
     struct cst_place target;
 
     open_room((struct rig_job){.overlap = CST_OVERLAP_EARLY}, 1, 0);
-    commit(1);
+    room_commit(&rig, 1);
     for (unsigned i = 0;; i++) {
         const struct cst_command *copy = rig_command(&rig, CST_COMMAND_COPY, i);
 
         ck_assert(copy != NULL);
-        if (copy->src[0].segment == ROOM) { /* the weights are the first to come */
+        if (copy->src[0].segment == ROOM_SEGMENT) { /* the weights are the first to come */
             target = copy->dst[0];
             break;
         }
@@ -376,7 +351,7 @@ START_TEST(worker_copies)
     uint64_t fetch;
 
     open_room((struct rig_job){.worker_copies = true}, 1, 1);
-    commit(1);
+    room_commit(&rig, 1);
     fetch = rig_fetch(&rig, 0, 0);
     give_back(ticket_of(CST_COMMAND_UPDATE, 0), CST_EIO);
     ck_assert(rig_waits(&rig, fetch));
@@ -392,17 +367,17 @@ START_TEST(not_kept)
     uint64_t lease, keep;
 
     open_room((struct rig_job){0}, 1, 1);
-    commit(1);
+    room_commit(&rig, 1);
     drain_in_order();
     lease = rig_get_grad(&rig, 0, 0);
     ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, lease)), CST_OK);
     keep = ticket_of(CST_COMMAND_COPY, 0);
-    ck_assert(find(keep)->dst[0].segment == ROOM && find(keep)->forgiven);
-    ck_assert(waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), keep));
+    ck_assert(find(keep)->dst[0].segment == ROOM_SEGMENT && find(keep)->forgiven);
+    ck_assert(room_waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), keep));
     give_back(keep, CST_EIO);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1);
     drain_in_order();
-    commit(1);
+    room_commit(&rig, 1);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_UPDATE, 0)->n_after, 4);
     ck_assert_uint_eq(rig_stats(&rig).n_room_failures, 1);
     drain_in_order();
@@ -413,10 +388,12 @@ END_TEST
  * through the other one. */
 START_TEST(keeps_nothing)
 {
-    static const uint32_t engines[] = {ENGINE};
+    static const uint32_t engines[] = {ROOM_ENGINE};
     struct cst_core_room rooms[] = {
-        {.engine = ENGINE, .segment = ROOM, .bytes = 3 * BUFFER + 2ull * RIG_CHUNK_ELEMS},
-        {.engine = ENGINE + 1, .segment = ROOM + 1, .bytes = 3 * BUFFER}};
+        {.engine = ROOM_ENGINE,
+         .segment = ROOM_SEGMENT,
+         .bytes = 3 * ROOM_BUFFER + 2ull * RIG_CHUNK_ELEMS},
+        {.engine = ROOM_ENGINE + 1, .segment = ROOM_SEGMENT + 1, .bytes = 3 * ROOM_BUFFER}};
     unsigned n = 0;
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = 2,
@@ -427,12 +404,12 @@ START_TEST(keeps_nothing)
                                          .interleave = 1,
                                          .engines = engines});
     rig_start(&rig, 1);
-    commit(2);
+    room_commit(&rig, 2);
     while (rig_count(&rig, CST_COMMAND_UPDATE) > 1) {
         rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
     }
     for (unsigned i = 0; n < MAX_FAILURES; n++) { /* of chunk 0, each row once */
-        while (rig.commands[i].src[0].segment != ROOM) {
+        while (rig.commands[i].src[0].segment != ROOM_SEGMENT) {
             i++;
         }
         give_back(rig.commands[i].ticket, CST_EIO);
@@ -442,9 +419,9 @@ START_TEST(keeps_nothing)
     ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, rig_get_grad(&rig, 0, 0))), CST_OK);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 0);
     drain_in_order();
-    commit(2);
+    room_commit(&rig, 2);
     for (unsigned i = 0; i < 2; i++) {
-        ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_UPDATE, i)->node, ENGINE + 1);
+        ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_UPDATE, i)->node, ROOM_ENGINE + 1);
     }
     drain_in_order();
 }

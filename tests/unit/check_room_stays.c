@@ -1,0 +1,281 @@
+/* What stays in an accelerator's memory between updates: gradients that its room keeps for the next
+ * one, and chunks whose states live there. */
+#include "tests/lib/suite.h"
+#include "tests/unit/room_rig.h"
+
+#include <check.h>
+#include <string.h>
+
+static struct rig rig;
+
+static void teardown(void)
+{
+    rig_close(&rig);
+}
+
+/* -- gradients that stay up ------------------------------------------------------------------- */
+
+/* One rank whose pool is on the accelerator, and place for @n_held gradients behind the buffers. */
+static void open_device(uint32_t n_chunks, uint32_t world, uint32_t n_held, uint32_t k)
+{
+    static const uint32_t engines[] = {ROOM_ENGINE, ROOM_ENGINE};
+    struct cst_core_room room = {.engine = ROOM_ENGINE,
+                                 .segment = ROOM_SEGMENT,
+                                 .bytes = 3 * ROOM_BUFFER + n_held * 2ull * RIG_CHUNK_ELEMS};
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = n_chunks,
+                                         .world = world,
+                                         .n_blocks = 2 * n_chunks,
+                                         .rooms = &room,
+                                         .n_rooms = 1,
+                                         .interleave = k,
+                                         .engines = engines});
+    rig_start(&rig, world);
+}
+
+/* The copy of a gradient from the pool into the room, if there is one. */
+static const struct cst_command *keep_of(uint32_t chunk)
+{
+    const struct cst_command *copy = room_copy(&rig, chunk, true, 0);
+
+    return copy != NULL && copy->src[0].segment == RIG_POOL_SEGMENT ? copy : NULL;
+}
+
+static void hand_in_all(uint32_t n_chunks, uint32_t rank)
+{
+    for (uint32_t c = 0; c < n_chunks; c++) {
+        uint64_t lease = rig_get_grad(&rig, rank, c);
+
+        ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, rank, c, lease)), CST_OK);
+    }
+}
+
+/* A chunk that went through the room keeps its gradient there, as long as there is place; its sum
+ * waits for that copy, and its next update reads it there instead of a copy of the grad row. */
+START_TEST(gradient_stays_up)
+{
+    const struct cst_command *keep, *update;
+
+    open_device(4, 1, 1, 2);
+    room_commit(&rig, 4);
+    ck_assert(room_copy(&rig, 1, true, 0) != NULL &&
+              keep_of(1) == NULL); /* nothing was expected yet */
+    rig_drain(&rig);
+    for (uint32_t c = 0; c < 4; c++) {
+        uint64_t lease = rig_get_grad(&rig, 0, c);
+
+        ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, c, lease)), CST_OK);
+        keep = keep_of(c);
+        ck_assert_msg((keep != NULL) == (c == 1), "chunk %u", c); /* 3: no place is left */
+        if (keep != NULL) {
+            ck_assert_uint_eq(keep->dst[0].offset, 3 * ROOM_BUFFER);
+            ck_assert_uint_eq(keep->node, ROOM_ENGINE);
+            ck_assert(room_waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), keep->ticket));
+        }
+        rig_drain(&rig);
+    }
+    room_commit(&rig, 4);
+    update = room_update(&rig, 1);
+    ck_assert_int_eq(update->in[0].row, CST_ROW_GRAD);
+    ck_assert_uint_eq(update->in[0].place.offset, 3 * ROOM_BUFFER);
+    ck_assert(room_copy(&rig, 1, true, 2) != NULL && room_copy(&rig, 1, true, 3) == NULL);
+    ck_assert_uint_lt(room_update(&rig, 3)->in[0].place.offset, 3 * ROOM_BUFFER);
+    ck_assert(room_copy(&rig, 3, true, 3) != NULL);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* The sum of two ranks is not one of their contributions: nothing is kept. */
+START_TEST(sums_come_down)
+{
+    open_device(1, 2, 1, 1);
+    rig_whole_step(&rig, 1, 2);
+    rig_drain(&rig);
+    hand_in_all(1, 0);
+    hand_in_all(1, 1);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1);
+    ck_assert(room_copy(&rig, 0, true, 0) == NULL);
+}
+END_TEST
+
+/* k has changed, or the attempt is over: what was kept is given up, and its place is free again. */
+START_TEST(kept_in_vain)
+{
+    for (int i = 0; i < 3; i++) {
+        open_device(1, 1, 1, 1);
+        room_commit(&rig, 1);
+        rig_drain(&rig);
+        hand_in_all(1, 0);
+        ck_assert(keep_of(0) != NULL);
+        if (i == 0) {
+            cst_core_set_interleave(rig.core, 0);
+            room_commit(&rig, 1);
+            ck_assert_uint_eq(room_update(&rig, 0)->n_out, 0);
+        } else {
+            if (i == 1) {
+                rig_drain(&rig);
+            }
+            (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
+            (void)rig_rank_event(&rig, CST_EV_ATTACH, 0);
+        }
+        rig_drain(&rig);
+        if (i < 2) {
+            rig_close(&rig);
+        }
+    }
+}
+END_TEST
+
+/* -- states that stay there ------------------------------------------------------------------- */
+
+static void open_states(uint64_t bytes, uint32_t k)
+{
+    struct cst_core_room room = {
+        .engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = 3 * ROOM_BUFFER};
+    struct cst_layout_device device = {
+        .engine = ROOM_ENGINE, .bytes = bytes, .grain = 8192, .room_bytes = room.bytes};
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = 3,
+                                         .world = 1,
+                                         .n_blocks = 6,
+                                         .rooms = &room,
+                                         .n_rooms = 1,
+                                         .interleave = k,
+                                         .device = &device});
+    rig_start(&rig, 1);
+}
+
+/* As many chunks as fit have their states there, the last ones: segments of the accelerator's,
+ * whole grains, that are no arenas. Weights and gradients are where they always were. */
+START_TEST(last_chunks_stay)
+{
+    uint64_t states = 12ull * RIG_CHUNK_ELEMS;
+    uint64_t bytes = 0;
+
+    open_states((uint64_t)_i * states + 8191, 0);
+    for (uint32_t c = 0; c < 3; c++) {
+        const struct cst_layout_chunk *chunk = &rig.layout.chunks[c];
+        bool there = c >= 3u - (uint32_t)_i;
+
+        ck_assert_uint_eq(chunk->device, there ? ROOM_ENGINE : 0);
+        for (int r = 0; r < CST_ROW_COUNT; r++) {
+            uint32_t node = rig.layout.segments[chunk->rows[r].segment].node;
+
+            ck_assert_uint_eq(node,
+                              there && r != CST_ROW_WEIGHT && r != CST_ROW_GRAD ? ROOM_ENGINE : 0);
+        }
+    }
+    for (uint32_t i = 0; i < rig.layout.n_segments; i++) {
+        bytes += rig.layout.segments[i].node == ROOM_ENGINE ? rig.layout.segments[i].bytes : 0;
+    }
+    ck_assert_uint_eq(bytes, rig.layout.device_bytes);
+    ck_assert_uint_eq(bytes % 8192, 0);
+    ck_assert_uint_ge(bytes, (uint64_t)_i * states);
+    ck_assert_uint_le(bytes, (uint64_t)_i * states + 8191);
+    ck_assert_uint_eq(rig.layout.arena_bytes, 3ull * 16 * RIG_CHUNK_ELEMS - (uint64_t)_i * states);
+}
+END_TEST
+
+/* Whatever k: the accelerator updates them. Only the gradient comes up and the weights go down; the
+ * states are copied back home there. */
+START_TEST(updated_where_they_are)
+{
+    const struct cst_command *update;
+
+    open_states(12ull * RIG_CHUNK_ELEMS + 8191, (uint32_t)_i);
+    room_commit(&rig, 3);
+    update = room_update(&rig, 2);
+    ck_assert_uint_eq(update->node, ROOM_ENGINE);
+    ck_assert_uint_eq(update->n_in, 1);
+    ck_assert_int_eq(update->in[0].row, CST_ROW_GRAD);
+    ck_assert_uint_eq(update->n_out, 4);
+    ck_assert(room_copy(&rig, 2, true, 0) != NULL && room_copy(&rig, 2, true, 1) == NULL);
+    for (unsigned i = 0; i < 4; i++) {
+        const struct cst_command *down = room_copy(&rig, 2, false, i);
+        uint32_t segment = down->dst[0].segment - RIG_ARENA_SEGMENT;
+
+        ck_assert(room_waits_for(down, update->ticket) && down->told);
+        ck_assert_uint_eq(rig.layout.segments[segment].node, i == 0 ? 0 : ROOM_ENGINE);
+    }
+    for (uint32_t c = 0; c < 2; c++) { /* the others are counted without it */
+        ck_assert_uint_eq(room_update(&rig, c)->node,
+                          _i > 0 && (c + 1) % (uint32_t)_i == 0 ? ROOM_ENGINE : 0);
+    }
+    rig_drain(&rig);
+}
+END_TEST
+
+static uint64_t io(enum cst_event_kind kind, uint32_t tensor, enum cst_row row)
+{
+    return rig_event(
+        &rig,
+        (struct cst_event){
+            .kind = kind, .tensor = tensor, .row = row, .n_elems = 10, .place = {.segment = 7}});
+}
+
+/* Its engine reads and writes them. A write of master weights: those and zeros there, and then the
+ * weights by the node's engine, which ends it. */
+START_TEST(read_and_written_there)
+{
+    uint64_t tag;
+    const struct cst_command *last;
+
+    open_states(12ull * RIG_CHUNK_ELEMS + 8191, 0);
+    tag = io(CST_EV_READ, 2, CST_ROW_EXP_AVG);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, ROOM_ENGINE);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    tag = io(CST_EV_READ, 2, CST_ROW_WEIGHT);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, 0);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    tag = io(CST_EV_WRITE, 2, CST_ROW_MASTER);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 1);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_FILL), 2);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->node, ROOM_ENGINE);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_FILL, 1)->node, ROOM_ENGINE);
+    last = rig_command(&rig, CST_COMMAND_CONVERT, 0);
+    ck_assert(last != NULL && last->node == 0 && last->n_dst == 1);
+    ck_assert_uint_eq(last->n_after, 3);
+    while (rig.n_commands > 1) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+        ck_assert(rig_waits(&rig, tag));
+    }
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+}
+END_TEST
+
+/* Without a room on that accelerator nobody could update them. */
+START_TEST(no_room_for_states)
+{
+    struct cst_core_config config = {.world = 1, .model = &rig.model, .layout = &rig.layout};
+    struct cst_core *core;
+    struct cst_err err;
+
+    open_states(12ull * RIG_CHUNK_ELEMS + 8191, 0);
+    config.pools = rig.pools;
+    ck_assert_int_eq(cst_core_open(&core, &config, &err), CST_EINVAL);
+    ck_assert_msg(strstr(err.text, "no room to update it") != NULL, "%s", err.text);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("room_stays");
+    TCase *held = tcase_create("held");
+    TCase *device = tcase_create("device");
+
+    tcase_add_checked_fixture(held, NULL, teardown);
+    tcase_add_checked_fixture(device, NULL, teardown);
+    tcase_add_test(held, gradient_stays_up);
+    tcase_add_test(held, sums_come_down);
+    tcase_add_test(held, kept_in_vain);
+    tcase_add_loop_test(device, last_chunks_stay, 0, 4);
+    tcase_add_loop_test(device, updated_where_they_are, 0, 3);
+    tcase_add_test(device, read_and_written_there);
+    tcase_add_test(device, no_room_for_states);
+    suite_add_tcase(s, held);
+    suite_add_tcase(s, device);
+    return suite_run(s);
+}
