@@ -32,12 +32,8 @@ static uint64_t memory_of(const struct cst_balance_tried *tried)
 /* Seconds that phases with @k took; 0: too few are known, or it was too long ago. */
 static double measured(const struct cst_balance *b, const struct cst_interleave *m, uint32_t k)
 {
-    const struct cst_balance_tried *tried;
+    const struct cst_balance_tried *tried = &b->tried[k];
 
-    if (k > CST_INTERLEAVE_MOST) { /* as configured */
-        return 0;
-    }
-    tried = &b->tried[k];
     if ((k != b->k && b->n_steps - tried->step >= memory_of(tried)) ||
         tried->phase.n < CST_BALANCE_PHASES) {
         return 0;
@@ -45,59 +41,73 @@ static double measured(const struct cst_balance *b, const struct cst_interleave 
     return m->n_chunks * m->chunk_elems / cst_rates_median_get(&tried->phase);
 }
 
-static uint32_t distance(uint32_t a, uint32_t b)
-{
-    return a < b ? b - a : a - b;
-}
+/* What is known of phases, each looked up once: finding the nearest one, and playing it, would else
+ * be done for each k that promises something. Of k each. */
+struct lessons {
+    double measured[CST_INTERLEAVE_MOST + 1]; /* seconds; 0: not */
+    double stretch[CST_INTERLEAVE_MOST + 1]; /* by how much phases will be longer than predicted: as
+                                              * those with the measured k next to it, the lower one
+                                              * of two, were. 1: there is none */
+};
 
-/* By how much phases with @k will be longer than predicted: as those with the k next to it that was
- * in force lately were. 1: there is none. */
-static double stretch(const struct cst_balance *b, const struct cst_interleave *m, uint32_t k)
+/* @m has its rates. */
+static void learn(struct lessons *l, const struct cst_balance *b, const struct cst_interleave *m)
 {
-    uint32_t nearest = CST_INTERLEAVE_NEVER;
+    uint32_t below[CST_INTERLEAVE_MOST + 1]; /* the next measured k there, itself included */
+    uint32_t above = CST_INTERLEAVE_NEVER;
 
-    for (uint32_t other = 1; other <= CST_INTERLEAVE_MOST; other++) {
-        if (measured(b, m, other) > 0 &&
-            (nearest == CST_INTERLEAVE_NEVER || distance(other, k) < distance(nearest, k))) {
-            nearest = other;
+    l->measured[CST_INTERLEAVE_NEVER] = measured(b, m, CST_INTERLEAVE_NEVER);
+    l->stretch[CST_INTERLEAVE_NEVER] = 1; /* the nodes alone share their memory with nobody */
+    below[0] = CST_INTERLEAVE_NEVER;
+    for (uint32_t k = 1; k <= CST_INTERLEAVE_MOST; k++) {
+        l->measured[k] = measured(b, m, k);
+        l->stretch[k] = l->measured[k] > 0 ? l->measured[k] / cst_interleave_seconds(m, k) : 1;
+        below[k] = l->measured[k] > 0 ? k : below[k - 1];
+    }
+    for (uint32_t k = CST_INTERLEAVE_MOST; k > 0; k--) {
+        uint32_t nearest = below[k];
+
+        above = l->measured[k] > 0 ? k : above;
+        if (above != CST_INTERLEAVE_NEVER &&
+            (nearest == CST_INTERLEAVE_NEVER || above - k < k - nearest)) {
+            nearest = above;
         }
+        l->stretch[k] = nearest == CST_INTERLEAVE_NEVER ? 1 : l->stretch[nearest];
     }
-    return nearest == CST_INTERLEAVE_NEVER
-               ? 1
-               : measured(b, m, nearest) / cst_interleave_seconds(m, nearest);
 }
 
-/* @m has its rates. The nodes alone share their memory with nobody: they take what is predicted, at
- * most. */
-static double promise(const struct cst_balance *b, const struct cst_interleave *m, uint32_t k)
+/* @m has its rates. */
+static double promise(const struct lessons *l, const struct cst_interleave *m, uint32_t k)
 {
-    double took = measured(b, m, k);
+    uint32_t known = k < CST_INTERLEAVE_MOST ? k : CST_INTERLEAVE_MOST; /* k as configured: any */
 
-    if (took > 0) {
-        return took;
+    if (k == known && l->measured[k] > 0) {
+        return l->measured[k];
     }
-    return cst_interleave_seconds(m, k) * (k == CST_INTERLEAVE_NEVER ? 1 : stretch(b, m, k));
+    return cst_interleave_seconds(m, k) * l->stretch[known];
 }
 
 double cst_balance_promise(const struct cst_balance *balance, const struct cst_interleave *machine,
                            uint32_t k)
 {
     struct cst_interleave m = cst_balance_machine(balance, machine);
+    struct lessons lessons;
 
-    return promise(balance, &m, k);
+    learn(&lessons, balance, &m);
+    return promise(&lessons, &m, k);
 }
 
 /* -- the choice ------------------------------------------------------------------------------- */
 
 /* The k that promises most; the largest of those that are alike. */
-static uint32_t find_best(const struct cst_balance *b, const struct cst_interleave *m)
+static uint32_t find_best(const struct lessons *l, const struct cst_interleave *m)
 {
     uint32_t k = m->n_chunks < CST_INTERLEAVE_MOST ? m->n_chunks : CST_INTERLEAVE_MOST;
     uint32_t best = CST_INTERLEAVE_NEVER;
-    double least = promise(b, m, CST_INTERLEAVE_NEVER);
+    double least = promise(l, m, CST_INTERLEAVE_NEVER);
 
     for (; k > 0; k--) {
-        double seconds = promise(b, m, k);
+        double seconds = promise(l, m, k);
 
         if (seconds < least * (1 - 1e-9)) {
             least = seconds;
@@ -120,10 +130,12 @@ void cst_balance_begin(struct cst_balance *balance, const struct cst_interleave 
     set(balance, cst_interleave_choose(&m));
 }
 
-static bool is_better(const struct cst_balance *b, const struct cst_interleave *m, uint32_t k)
+/* @k is to be preferred to @present. */
+static bool is_better(const struct lessons *l, const struct cst_interleave *m, uint32_t k,
+                      uint32_t present)
 {
-    double now = measured(b, m, b->k);
-    double then = promise(b, m, k);
+    double now = l->measured[present];
+    double then = promise(l, m, k);
 
     return k == CST_INTERLEAVE_NEVER ? then < now : then < (1 - CST_BALANCE_MARGIN) * now;
 }
@@ -134,6 +146,7 @@ bool cst_balance_step(struct cst_balance *balance, const struct cst_interleave *
     struct cst_balance_tried *tried = &balance->tried[balance->k];
     struct cst_interleave m = cst_balance_machine(balance, machine);
     bool seen = last->number == balance->phase;
+    struct lessons lessons;
     uint32_t best;
 
     balance->n_steps++;
@@ -146,8 +159,9 @@ bool cst_balance_step(struct cst_balance *balance, const struct cst_interleave *
     if (tried->phase.n < CST_BALANCE_PHASES || m.n_links == 0) {
         return false;
     }
-    best = find_best(balance, &m);
-    if (best == balance->k || !is_better(balance, &m, best)) {
+    learn(&lessons, balance, &m);
+    best = find_best(&lessons, &m);
+    if (best == balance->k || !is_better(&lessons, &m, best, balance->k)) {
         return false;
     }
     tried->n_left += tried->n_left < MOST_LEFT;

@@ -236,6 +236,35 @@ START_TEST(promises)
 }
 END_TEST
 
+/* Of several k that were measured the nearest one speaks for another, of two that are as near the
+ * lower one; the last one for any beyond. */
+START_TEST(nearest)
+{
+    const struct {
+        uint32_t k;
+        double stretch;
+    } known[] = {{4, 1.1}, {8, 1.2}, {20, 1.3}};
+
+    balance.n_steps = 10;
+    balance.k = 4;
+    for (unsigned i = 0; i < 3; i++) {
+        struct cst_balance_tried *tried = &balance.tried[known[i].k];
+
+        tried->step = balance.n_steps;
+        for (unsigned n = 0; n < CST_BALANCE_PHASES; n++) {
+            cst_rates_median_add(&tried->phase, (uint64_t)N_ELEMS,
+                                 (uint64_t)(predicted(known[i].k) * known[i].stretch * 1e9));
+        }
+    }
+    for (uint32_t k = 1; k <= 100; k++) {
+        double stretch = k <= 6 ? 1.1 : k <= 14 ? 1.2 : 1.3;
+
+        ck_assert_double_eq_tol(cst_balance_promise(&balance, &machine, k), stretch * predicted(k),
+                                1e-6);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("balance");
@@ -253,5 +282,6 @@ int main(void)
     tcase_add_test(changes, slower_link);
     tcase_add_test(changes, disappointing);
     tcase_add_test(changes, promises);
+    tcase_add_test(changes, nearest);
     return suite_run(suite);
 }
