@@ -17,13 +17,14 @@
 /* -- turns ---------------------------------------------------------------------------------- */
 
 /* After every callback of a turn and before the loop sleeps: what had to wait, then what it
- * produced for the engines. */
+ * produced for the engines, then what nobody waits for. */
 static void on_turn(uv_prepare_t *turn)
 {
     struct cst_daemon *daemon = turn->data;
 
     cst_later_run(&daemon->later);
     cst_engines_flush(&daemon->engines);
+    cst_later_run(&daemon->spare);
 }
 
 static void on_watchdog(uv_timer_t *timer)
@@ -128,6 +129,7 @@ static void init_parts(struct cst_daemon *daemon, const struct cst_config *confi
     cst_jobs_init(&daemon->jobs);
     cst_pendings_init(&daemon->requests);
     cst_later_init(&daemon->later);
+    cst_later_init(&daemon->spare);
     cst_actions_init(&daemon->actions);
     if (getrandom(&daemon->epoch, sizeof daemon->epoch, 0) != (ssize_t)sizeof daemon->epoch) {
         daemon->epoch = daemon->started_ns;

@@ -31,6 +31,7 @@ struct cst_daemon {
     struct cst_jobs jobs;
     struct cst_pendings requests;
     struct cst_later_queue later;    /* what must wait until a callback has returned */
+    struct cst_later_queue spare;    /* what nobody waits for; it has nothing for engines */
     struct cst_unpack unpack;        /* one message is unpacked at a time ... */
     struct cst_frame_buf in;         /* ... out of this ... */
     uint8_t out[CST_FRAME_MAX_BODY]; /* ... and one reply packed into this */

@@ -7,6 +7,7 @@
 #include "daemon/drive.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
+#include "daemon/updates.h"
 #include "proto/cistern.pb-c.h"
 
 #include <stdio.h>
@@ -232,6 +233,7 @@ static void on_close(struct cst_later *later)
         cst_core_close(job->core);
         job->core = NULL;
     }
+    cst_updates_close(job);
     cst_record_close(job->record);
     job->record = NULL;
     cst_commit_drop_layout(job);

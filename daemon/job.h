@@ -81,6 +81,7 @@ struct cst_job {
     struct cst_drift drift;           /* of its steps from what is expected */
     struct cst_balance balance;       /* k of its updates in rooms */
     uint64_t updates_seen;            /* intervals of the record that it knows of */
+    struct cst_later balancing;       /* looks for another k */
     struct cst_record *record;        /* what it did; NULL before the first command */
     bool commits_held;                /* READY: a Commit waits for a step that closes */
     struct cst_pending_list requests; /* that wait for this job */

@@ -154,12 +154,35 @@ static bool is_fixed(const struct cst_job *job)
     return job->daemon->config->interleave != CST_CONFIG_INTERLEAVE_AUTO;
 }
 
+static void on_step(struct cst_later *later)
+{
+    struct cst_job *job = cst_owner_of(later, struct cst_job, balancing);
+    struct cst_interleave machine;
+    struct cst_balance_phase last;
+    struct cst_core_stats stats;
+
+    cst_core_stats(job->core, &stats);
+    if (stats.n_rooms_given_up == job->memory.n_rooms) {
+        return; /* there is nothing to choose from */
+    }
+    see(job);
+    machine = machine_of(job);
+    machine.n_links -= stats.n_rooms_given_up < machine.n_links ? stats.n_rooms_given_up : 0;
+    last = (struct cst_balance_phase){
+        .number = stats.n_rounds, .k = stats.last_interleave, .ns = stats.last_update_ns};
+    if (cst_balance_step(&job->balance, &machine, &last)) {
+        tell(job, &machine, "as measured");
+        cst_core_set_interleave(job->core, job->balance.k);
+    }
+}
+
 uint32_t cst_updates_open(struct cst_job *job)
 {
     struct cst_interleave machine;
 
     job->balance = (struct cst_balance){0};
     job->updates_seen = 0;
+    job->balancing.fn = on_step;
     if (job->memory.n_rooms == 0) {
         return CST_INTERLEAVE_NEVER;
     }
@@ -176,21 +199,12 @@ uint32_t cst_updates_open(struct cst_job *job)
 
 void cst_updates_step(struct cst_job *job)
 {
-    struct cst_interleave machine;
-    struct cst_balance_phase last;
-    struct cst_core_stats stats;
+    if (job->memory.n_rooms > 0 && !is_fixed(job)) {
+        cst_later_add(&job->daemon->spare, &job->balancing);
+    }
+}
 
-    cst_core_stats(job->core, &stats);
-    if (is_fixed(job) || stats.n_rooms_given_up == job->memory.n_rooms) {
-        return; /* there is nothing to choose from */
-    }
-    see(job);
-    machine = machine_of(job);
-    machine.n_links -= stats.n_rooms_given_up < machine.n_links ? stats.n_rooms_given_up : 0;
-    last = (struct cst_balance_phase){
-        .number = stats.n_rounds, .k = stats.last_interleave, .ns = stats.last_update_ns};
-    if (cst_balance_step(&job->balance, &machine, &last)) {
-        tell(job, &machine, "as measured");
-        cst_core_set_interleave(job->core, job->balance.k);
-    }
+void cst_updates_close(struct cst_job *job)
+{
+    cst_later_remove(&job->daemon->spare, &job->balancing);
 }

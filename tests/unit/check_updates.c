@@ -1,0 +1,57 @@
+/* daemon/updates: when a job looks for another k. */
+#include "daemon/updates.h"
+
+#include "daemon/daemon.h"
+#include "daemon/job.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+
+static struct cst_config config;
+static struct cst_daemon daemon_of_all;
+static struct cst_job job;
+
+/* There is no core: who looks at it now fails. */
+static void setup(void)
+{
+    config = (struct cst_config){.interleave = CST_CONFIG_INTERLEAVE_AUTO};
+    daemon_of_all.config = &config;
+    cst_later_init(&daemon_of_all.spare);
+    job = (struct cst_job){.daemon = &daemon_of_all, .memory.n_rooms = 1};
+}
+
+/* A step makes nobody wait for the choice of another k: it comes when the turn ends, once, or not
+ * at all where the job goes before. */
+START_TEST(at_the_end_of_the_turn)
+{
+    cst_updates_step(&job);
+    cst_updates_step(&job);
+    ck_assert(TAILQ_FIRST(&daemon_of_all.spare.items) == &job.balancing);
+    ck_assert(TAILQ_NEXT(&job.balancing, link) == NULL);
+    cst_updates_close(&job);
+    ck_assert(TAILQ_EMPTY(&daemon_of_all.spare.items));
+    cst_updates_close(&job);
+}
+END_TEST
+
+/* Without rooms, or with k as configured, there is nothing to choose. */
+START_TEST(nothing_to_choose)
+{
+    job.memory.n_rooms = 0;
+    cst_updates_step(&job);
+    job.memory.n_rooms = 1;
+    config.interleave = 3;
+    cst_updates_step(&job);
+    ck_assert(TAILQ_EMPTY(&daemon_of_all.spare.items));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("updates");
+    TCase *steps = suite_case(suite, "steps", setup, NULL);
+
+    tcase_add_test(steps, at_the_end_of_the_turn);
+    tcase_add_test(steps, nothing_to_choose);
+    return suite_run(suite);
+}
