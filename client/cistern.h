@@ -78,11 +78,12 @@ struct cst_job_spec {
                                    * (CST_EINVAL), and not with EARLY or DELAYED */
     uint64_t update_room;         /* bytes of this rank's device, beside the pool, which the worker leaves free for updates; 0: none. On the
                                    * host: of a paced accelerator, where the daemon has one */
-    uint64_t device_states;       /* bytes of this rank's device for states that stay there; 0: none */
+    uint64_t device_states;       /* bytes of this rank's device for states that stay there; 0: none. Both are decided by the first commit: who takes
+                                   * the rank later gets what it has, and says the same or 0 (else CST_EMISMATCH) */
 };
 
 /* Create or re-attach. *out belongs to @client and is freed with it. CST_EBUSY: the rank has a living worker (its pid is in the
- * words); CST_EMISMATCH: world, chunk_elems, micro_batches or base are not those of the job; CST_ENOTFOUND: there is no such base;
+ * words); CST_EMISMATCH: an option that is the same in every rank is not that of the job, with its name and both values; CST_ENOTFOUND: there is no such base;
  * CST_EINVAL: also a base that is not initialised, has failed, or has a base; CST_EDRAINING. One job per client. */
 int cst_job_open(struct cst_job **out, struct cst_client *client, const struct cst_job_spec *spec,
                  struct cst_err *err);

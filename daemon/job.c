@@ -449,9 +449,34 @@ static int check_device(const struct cst_job *job, const struct cst_job_wish *wi
                        wish->gpu != NULL ? wish->gpu->uuid : "host");
 }
 
+/* Bytes of its accelerator that a worker names were decided with the job's memory. */
+static int check_bytes(const struct cst_job *job, const struct cst_job_wish *wish, const char *what,
+                       uint64_t theirs, uint64_t mine, struct cst_err *err)
+{
+    if (!is_decided(job) || mine == 0 || mine == theirs) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EMISMATCH,
+                       "job '%s' was opened with %s %llu, not %llu as rank %u wants", job->name,
+                       what, (unsigned long long)theirs, (unsigned long long)mine, wish->rank);
+}
+
+static int check_rooms(const struct cst_job *job, const struct cst_job_wish *wish,
+                       struct cst_err *err)
+{
+    const struct cst_worker *worker = &job->workers[wish->rank];
+    int rc = check_bytes(job, wish, "update_room", worker->update_room, wish->update_room, err);
+
+    return rc == CST_OK ? check_bytes(job, wish, "device_states", worker->device_states,
+                                      wish->device_states, err)
+                        : rc;
+}
+
 static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish,
                       struct cst_err *err)
 {
+    int rc;
+
     if (wish->world != job->world) {
         return cst_err_set(err, CST_EMISMATCH, "job '%s' has %u ranks, not %u as rank %u wants",
                            job->name, job->world, wish->world, wish->rank);
@@ -478,7 +503,8 @@ static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish
                            job->name, job->base != NULL ? job->base->name : "",
                            wish->base != NULL ? wish->base : "", wish->rank);
     }
-    return check_device(job, wish, err);
+    rc = check_device(job, wish, err);
+    return rc == CST_OK ? check_rooms(job, wish, err) : rc;
 }
 
 static void occupy(struct cst_worker *worker, struct cst_session *session,
@@ -494,9 +520,9 @@ static void occupy(struct cst_worker *worker, struct cst_session *session,
     worker->left = false;
     worker->n_groups = worker->n_tensors = worker->n_operators = 0;
     worker->pool_bytes = wish->pool_bytes;
-    worker->update_room = wish->update_room;
-    worker->device_states = wish->device_states;
-    if (!is_decided(job)) {
+    if (!is_decided(job)) { /* else its memory is as it was made, whoever comes */
+        worker->update_room = wish->update_room;
+        worker->device_states = wish->device_states;
         set_device(worker, wish->gpu);
     }
     session->job = job;

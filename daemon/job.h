@@ -42,13 +42,13 @@ struct cst_worker {
     struct cst_watch *watch;            /* its process; NULL: a hang-up is its end */
     uint8_t token[CST_JOB_TOKEN_BYTES]; /* of the last JobOpened */
     bool has_token;
-    bool left;                       /* the last one went in good order */
-    uint64_t pool_bytes;             /* asked for; 0: as much as is of use */
-    uint64_t update_room;            /* bytes of accelerator in which updates may be done */
-    uint64_t device_states;          /* bytes of accelerator for states that stay there */
-    struct cst_gpu *gpu;             /* its device; NULL: the host. In use until the job is gone */
-    struct cst_gpu *accelerator;     /* whose memory those bytes are; NULL: nobody's. Same */
-    uint32_t n_groups;               /* declared by the present one, number 0 not counted; as are */
+    bool left;                   /* the last one went in good order */
+    uint64_t pool_bytes;         /* asked for; 0: as much as is of use */
+    uint64_t update_room;        /* bytes of accelerator in which updates may be done; as is ... */
+    uint64_t device_states;      /* ... for states that stay there: decided as the device is */
+    struct cst_gpu *gpu;         /* its device; NULL: the host. In use until the job is gone */
+    struct cst_gpu *accelerator; /* whose memory those bytes are; NULL: nobody's. Same */
+    uint32_t n_groups;           /* declared by the present one, number 0 not counted; as are */
     uint32_t n_tensors, n_operators; /* ... these */
     bool unheard;                    /* it is still to be told of job->disagreement */
     struct cst_pending *commit;      /* its Commit, waiting; NULL */
@@ -114,7 +114,8 @@ struct cst_job_wish { /* JobOpen, checked for form */
     const char *name;
     uint32_t rank, world;
     uint64_t pool_bytes, chunk_elems;
-    uint64_t update_room, device_states; /* bytes of this rank's device; 0: none */
+    uint64_t update_room, device_states; /* bytes of this rank's device; 0: none, or, where that is
+                                            decided, what its rank has */
     uint32_t micro_batches;              /* at least 1 */
     struct cst_job_options options;
     const char *base;     /* name of a job; NULL: none */

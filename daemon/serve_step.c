@@ -260,8 +260,9 @@ static int check_place(const struct cst_session *session, const Cistern__TensorI
     if (row >= CST_ROW_COUNT) {
         return cst_err_set(err, CST_EINVAL, "unknown row %u", row);
     }
-    if (staging == NULL || !staging->ready) {
-        return cst_err_set(err, CST_EINVAL, "no staging segment: ask for one first");
+    if (!cst_staging_serves(session)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "no staging segment that all engines of the job map: ask for one first");
     }
     if (__builtin_mul_overflow(io->n_elems, elem_bytes, &bytes) || io->staging_offset % 64 != 0 ||
         io->staging_offset > staging->segment->bytes ||

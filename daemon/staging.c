@@ -46,20 +46,24 @@ static void on_mounted(struct cst_segment *segment)
     cst_later_add(&staging->daemon->later, &staging->mounted);
 }
 
-/* Every node's engine; and those of accelerators that may have states of the session's job. */
+/* Every node's engine; and those of accelerators that have states of the session's job. */
 static uint32_t engines_of(const struct cst_session *session)
 {
     const struct cst_job *job = session->job;
     uint32_t engines = (UINT32_C(1) << session->daemon->engines.n_nodes) - 1;
 
-    for (uint32_t r = 0; job != NULL && r < job->world; r++) {
-        const struct cst_worker *worker = &job->workers[r];
-
-        if (worker->device_states > 0 && worker->accelerator != NULL) {
-            engines |= UINT32_C(1) << worker->accelerator->engine;
-        }
+    for (uint32_t s = 0; job != NULL && job->has_layout && s < job->layout.n_segments; s++) {
+        engines |= UINT32_C(1) << job->layout.segments[s].node;
     }
     return engines;
+}
+
+bool cst_staging_serves(const struct cst_session *session)
+{
+    const struct cst_staging *staging = session->staging;
+
+    return staging != NULL && staging->ready &&
+           (engines_of(session) & ~staging->segment->engines) == 0;
 }
 
 static int make(struct cst_session *session, uint64_t bytes, struct cst_staging **out,
@@ -100,6 +104,11 @@ void cst_staging_get(struct cst_session *session, uint64_t id, uint64_t bytes)
     struct cst_err err = {0};
     int rc = CST_OK;
 
+    if (staging != NULL && staging->ready && !cst_staging_serves(session)) {
+        session->staging = NULL;
+        cst_staging_abandon(staging);
+        staging = NULL;
+    }
     if (staging != NULL && staging->request != NULL) {
         rc = cst_err_set(&err, CST_EBUSY, "an earlier request for staging is not answered yet");
     }

@@ -24,9 +24,13 @@ struct cst_staging {
     struct cst_later mounted;    /* the engines have answered */
 };
 
-/* Answer StagingGet @id of @session for @bytes: at once if it has a segment, else when the engines
- * map a new one. An error is answered too. */
+/* Answer StagingGet @id of @session for @bytes: at once if it has a segment that serves, else when
+ * the engines map a new one. An error is answered too. */
 void cst_staging_get(struct cst_session *session, uint64_t id, uint64_t bytes);
+
+/* @session has a segment that all engines map which have states of its job. One that was made
+ * before the job had its layout may lack some. */
+bool cst_staging_serves(const struct cst_session *session);
 
 /* The session goes. */
 void cst_staging_abandon(struct cst_staging *staging);

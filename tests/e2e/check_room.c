@@ -1,6 +1,7 @@
 /* Updates in rooms of paced accelerators, through a real daemon: the bits are those of a
  * calculation in this process for every k, every size of the rooms, wherever pools are and whoever
- * dies when; and a daemon that chooses k by itself. */
+ * dies when, and comes again; and a daemon that chooses k by itself. */
+#include "client/cistern.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/train_check.h"
@@ -153,6 +154,118 @@ START_TEST(states_on_device)
 }
 END_TEST
 
+/* -- who comes again ------------------------------------------------------------------------- */
+
+/* Opens job "states" with @room and @bytes of states; the status. */
+static int open_again(uint64_t room, uint64_t bytes, struct cst_client **client,
+                      struct cst_job **job, struct cst_err *err)
+{
+    const struct cst_job_spec spec = {.name = "states",
+                                      .world = 1,
+                                      .chunk_elems = TRAIN_CHUNK_ELEMS,
+                                      .update_room = room,
+                                      .device_states = bytes};
+
+    ck_assert_int_eq(cst_connect(client, proc.socket, err), CST_OK);
+    return cst_job_open(job, *client, &spec, err);
+}
+
+/* Read a moment of all tensors and write it back. */
+static void rewrite(void)
+{
+    struct cst_client *client;
+    struct cst_job *job;
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(open_again(0, 0, &client, &job, &err), CST_OK);
+    ck_assert_int_eq(train_declare(job), CST_OK);
+    ck_assert_int_eq(cst_commit(job, NULL, &err), CST_OK);
+    for (int t = 0; t < TRAIN_N_TENSORS; t++) {
+        uint64_t n = train_tensors[t].n_elems;
+        float *data = malloc(n * sizeof *data);
+        int rc = data == NULL ? CST_ENOMEM
+                              : cst_tensor_read(job, t, CST_STATE_EXP_AVG, 0, n, data, &err);
+
+        rc = rc == CST_OK ? cst_tensor_write(job, t, CST_STATE_EXP_AVG, 0, n, data, &err) : rc;
+        free(data);
+        ck_assert_msg(rc == CST_OK, "tensor %d: %s", t, err.text);
+    }
+    ck_assert_int_eq(cst_job_leave(job, &err), CST_OK);
+    cst_disconnect(client);
+}
+
+/* A worker that comes again need not say what its rank's rooms are: they are what they were, and
+ * states on the accelerator are read, written and updated there. One that says something else is
+ * told. */
+START_TEST(rooms_stay)
+{
+    struct train_order order;
+    struct cst_client *client;
+    struct cst_job *job;
+    struct cst_err err = {0};
+
+    start_daemon("2");
+    order = order_of("states", 1, 0, "host");
+    order.device_states = 1 << 20;
+    order.n_steps = N_STEPS - 1;
+    train_worker_join(train_worker_start(&order, reports[0]), reports[0]);
+    rewrite();
+    ck_assert_int_eq(open_again(4096, 0, &client, &job, &err), CST_EMISMATCH);
+    ck_assert_msg(strstr(err.text, "update_room 4194304, not 4096") != NULL, "%s", err.text);
+    cst_disconnect(client);
+    ck_assert_int_eq(open_again(ROOM, 4096, &client, &job, &err), CST_EMISMATCH);
+    ck_assert_msg(strstr(err.text, "device_states 1048576, not 4096") != NULL, "%s", err.text);
+    cst_disconnect(client);
+    order.n_steps = N_STEPS;
+    order.update_room = order.device_states = 0;
+    train_worker_join(train_worker_start(&order, reports[0]), reports[0]);
+    train_check_states(reports, 1, N_STEPS, none);
+    ck_assert_uint_eq(raw_job_info(&witness, "states")->n_device_updates,
+                      raw_job_info(&witness, "states")->n_updates);
+}
+END_TEST
+
+static int write_master(struct raw_client *client)
+{
+    Cistern__TensorIo io = CISTERN__TENSOR_IO__INIT;
+
+    io.row = CISTERN__TENSOR_IO__ROW__MASTER;
+    io.n_elems = 1000;
+    return raw_call(client, CISTERN__MSG_TYPE__MSG_TENSOR_WRITE, &io.base);
+}
+
+static void get_staging(struct raw_client *client)
+{
+    Cistern__StagingGet get = CISTERN__STAGING_GET__INIT;
+
+    get.bytes = 65536;
+    ck_assert_int_eq(raw_call(client, CISTERN__MSG_TYPE__MSG_STAGING, &get.base), CST_OK);
+    ck_assert_uint_eq(client->reply.n_fds, 1);
+    cst_frame_close_fds(&client->reply);
+}
+
+/* Staging that was made before anybody knew which accelerators have states of the job is not used
+ * for them. */
+START_TEST(staging_before_the_layout)
+{
+    struct raw_job job = {
+        .name = "early", .world = 1, .update_room = ROOM, .device_states = 1 << 20};
+    struct raw_client client;
+
+    start_daemon("none");
+    raw_open(&client, proc.socket);
+    get_staging(&client);
+    ck_assert_msg(raw_job_open(&client, &job) == CST_OK, "%s", client.err.text);
+    ck_assert_int_eq(raw_declare_many(&client, 2, 1000), CST_OK);
+    ck_assert_int_eq(raw_status(&client, raw_commit(&client, 2, 2)), CST_OK);
+    ck_assert_int_eq(write_master(&client), CST_EINVAL);
+    raw_says(&client, "ask for one first");
+    get_staging(&client);
+    ck_assert_msg(write_master(&client) == CST_OK, "%s", client.err.text);
+    raw_close(&client);
+}
+END_TEST
+
 /* -- deaths ----------------------------------------------------------------------------------- */
 
 /* The accelerator's engine (_i = 1) and the node's (0) are killed at every point of a worker's
@@ -249,11 +362,14 @@ int main(void)
 {
     Suite *suite = suite_create("room");
     TCase *plain = suite_case(suite, "bits", setup, teardown);
+    TCase *again = suite_case(suite, "again", setup, teardown);
     TCase *deaths = suite_case(suite, "deaths", setup, teardown);
     TCase *choice = suite_case(suite, "auto", setup, teardown);
 
     tcase_add_loop_test(plain, bits, 0, N_KS);
     tcase_add_loop_test(plain, states_on_device, 0, 4);
+    tcase_add_test(again, rooms_stay);
+    tcase_add_test(again, staging_before_the_layout);
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 1 + ACCELERATOR);
     tcase_add_test(deaths, worker_killed_anywhere);
     tcase_add_loop_test(choice, chosen, 0, 2);

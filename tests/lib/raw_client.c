@@ -210,6 +210,9 @@ uint64_t raw_job_ask(struct raw_client *client, const struct raw_job *job)
     open.has_pool_bytes = open.has_chunk_elems = open.has_timeout_ms = 1;
     open.has_moments = job->moments != 0;
     open.moments = job->moments;
+    open.has_update_room = open.has_device_states = 1;
+    open.update_room = job->update_room;
+    open.device_states = job->device_states;
     open.pool_bytes = job->pool_bytes;
     open.chunk_elems = job->chunk_elems;
     open.timeout_ms = job->timeout_ms;

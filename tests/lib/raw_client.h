@@ -79,11 +79,12 @@ struct raw_job {
     uint64_t pool_bytes;
     uint64_t chunk_elems;
     uint32_t timeout_ms;
-    uint32_t moments;   /* enum cst_moments */
-    const char *device; /* NULL: not said */
-    uint8_t token[16];  /* filled by raw_job_open */
-    bool send_token;    /* to take the rank over */
-    uint64_t step;      /* filled by raw_job_open, as are the following */
+    uint32_t moments;                    /* enum cst_moments */
+    uint64_t update_room, device_states; /* of an accelerator */
+    const char *device;                  /* NULL: not said */
+    uint8_t token[16];                   /* filled by raw_job_open */
+    bool send_token;                     /* to take the rank over */
+    uint64_t step;                       /* filled by raw_job_open, as are the following */
     bool created, initialised, committed;
     char got[64]; /* the device that it became */
 };
