@@ -229,8 +229,14 @@ struct cst_hyper_params {
 };
 
 /* Say, before the first backward, what this step's cst_step will say: with CST_OVERLAP_EARLY and without clipping, updates then begin as soon as a
- * chunk's gradient is complete. A gradient that is not finite then spares 4096 elements at a time instead of the whole step. Never waits.
- * Without effect where the job's overlap is another one. CST_EINVAL: as cst_step; called twice in a step with different parameters. */
+ * chunk's gradient is complete. A gradient that is not finite then spares 4096 elements at a time instead of the whole step: the result has
+ * `overflow`, not `skipped`. Never waits. Without effect where the job's overlap is another one. CST_EINVAL: as cst_step; called twice in a step with
+ * different parameters.
+ *
+ * A step that is interrupted after its first update is only ever finished, not undone, and with the parameters that it was begun with: a worker that
+ * names others gets CST_EMISMATCH, from this or a later call, with both values. Chunks that have had their update take nothing more: what is handed
+ * in again for them is dropped (`cistern job` has the count), so each rank should compute the same batch again. The other way out is to remove the
+ * job (`cistern rm`) and begin from the last checkpoint. */
 int cst_prepare_step(struct cst_job *job, const struct cst_hyper_params *params,
                      struct cst_err *err);
 
@@ -241,6 +247,8 @@ struct cst_step_result {
     float clip;         /* factor that clipping applied */
     double loss;        /* mean over the ranks, summed in rank order */
     uint64_t n_skipped; /* in the life of the job */
+    bool overflow;      /* the norm of the gradients was not finite: the step was skipped, or, where it had been prepared, tiles were spared. What a
+                         * dynamic scale of the loss goes by */
 };
 
 /* The commit point: hands in what is left (a tensor without a gradient counts as zero), waits until every rank has called it with the same

@@ -201,6 +201,7 @@ static void take_step(struct cst_job *job, struct cst_step_result *result)
             .clip = msg->clip,
             .loss = msg->loss,
             .n_skipped = msg->n_skipped,
+            .overflow = msg->has_overflow ? msg->overflow : msg->skipped,
         };
     }
     job->micro_batch = 0;

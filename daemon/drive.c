@@ -87,6 +87,8 @@ static void answer_step(struct cst_daemon *daemon, struct cst_pending *request,
     stepped.clip = reply->clip;
     stepped.loss = reply->loss;
     stepped.n_skipped = reply->n_skipped;
+    stepped.has_overflow = 1;
+    stepped.overflow = reply->overflow;
     cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_STEPPED, &stepped.base, NULL, 0);
 }
 

@@ -138,6 +138,8 @@ static void fill_core(const struct cst_job *job, Cistern__JobInfo *out)
     cst_core_stats(job->core, &stats);
     out->step = stats.step;
     out->n_skipped = stats.n_skipped;
+    out->has_n_overflows = 1;
+    out->n_overflows = stats.n_overflows;
     out->n_chunks = job->layout.n_chunks;
     out->chunk_elems = job->layout.capacity;
     out->has_chunks_clean = out->has_chunks_updating = out->has_chunks_reducing = 1;

@@ -101,6 +101,7 @@ static void answer_steps(struct cst_core *core, const struct cst_clip *clip, boo
         if (reply != NULL) {
             reply->step = core->step;
             reply->skipped = skipped;
+            reply->overflow = !clip->finite;
             reply->grad_norm = clip->grad_norm;
             reply->clip = clip->clip;
             reply->loss = loss;
@@ -140,6 +141,7 @@ static void commit(struct cst_core *core, double sum_squares)
     core->norm_issued = false;
     cst_ranks_reset_begun(core);
     core->n_skipped += skipped;
+    core->n_overflows += !clip.finite;
     if (!clip.finite) {
         log_not_finite(core, skipped);
     }

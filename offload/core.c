@@ -341,6 +341,7 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         .attempt = core->attempt,
         .step = core->step,
         .n_skipped = core->n_skipped,
+        .n_overflows = core->n_overflows,
         .adam_step = core->adam_step,
         .commands_in_flight = core->flights.n,
         .n_dropped = core->n_dropped,

@@ -264,6 +264,7 @@ struct cst_reply {
     double grad_norm, loss;  /* STEP */
     float clip;              /* STEP */
     uint64_t n_skipped;      /* STEP */
+    bool overflow;           /* STEP: the norm was not finite: skipped, or tiles were spared */
     struct cst_err err;      /* words, where status != 0. Last: the rest of it is not cleared for each reply */
 };
 
@@ -339,6 +340,7 @@ struct cst_core_stats {
     bool initialised;        /* a SYNC has completed */
     bool closing;            /* every rank asked for the step; it is committed as soon as engines are done */
     uint64_t attempt, step, n_skipped;
+    uint64_t n_overflows;    /* steps whose norm was not finite, the skipped ones among them */
     uint64_t adam_step;      /* updates applied */
     uint32_t chunks_clean, chunks_updating, chunks_reducing;
     uint32_t chunks_ahead;   /* EARLY: whose update of the step that is not committed was issued */

@@ -171,6 +171,7 @@ struct cst_core {
     uint64_t attempt;
     uint64_t step; /* committed */
     uint64_t n_skipped;
+    uint64_t n_overflows;
     uint64_t adam_step;
     uint64_t collection; /* counts collections of gradients: one per step and attempt */
     uint32_t n_ahead;    /* chunks that are ahead */

@@ -80,9 +80,13 @@ static void print_progress(const Cistern__JobInfo *job)
                      cli_bytes(job->arena_bytes, more));
     }
     if (job->step > 0) {
-        (void)printf("last step loss %.4f, gradient norm %.4g, %s; %llu skipped\n", job->last_loss,
+        (void)printf("last step loss %.4f, gradient norm %.4g, %s; %llu skipped", job->last_loss,
                      job->last_grad_norm, cli_seconds(job->step_seconds, text),
                      (unsigned long long)job->n_skipped);
+        if (job->has_n_overflows) {
+            (void)printf(" of %llu that overflowed", (unsigned long long)job->n_overflows);
+        }
+        (void)printf("\n");
     }
     print_updates(job);
     if (job->plan != NULL) {

@@ -220,5 +220,6 @@ void gpt_local_step_all(struct gpt_local *local)
         .clip = clip.clip,
         .loss = loss / local->world,
         .n_skipped = local->step - local->adam_step,
+        .overflow = !clip.finite,
     };
 }

@@ -76,6 +76,12 @@ static int line_room(const struct gpt_progress *p)
     return size.ws_col - 1;
 }
 
+/* What became of a step whose gradients' norm is not finite. */
+static const char *overflow_words(const struct cst_step_result *r)
+{
+    return r->skipped ? "  SKIPPED" : r->overflow ? "  OVERFLOW" : "";
+}
+
 static void print_line(struct gpt_progress *p, const struct gpt_progress_step *s)
 {
     const struct cst_step_result *r = s->result;
@@ -88,7 +94,7 @@ static void print_line(struct gpt_progress *p, const struct gpt_progress_step *s
                    "eta %.0f s%s",
                    r->step, p->last_step, r->loss, r->grad_norm,
                    p->pace > 0 ? (double)p->step_tokens / p->pace : 0.0, hits,
-                   p->pace * (double)left, r->skipped ? "  SKIPPED" : "");
+                   p->pace * (double)left, overflow_words(r));
     (void)printf("%s%.*s%s", p->terminal ? "\r" : "", line_room(p), line,
                  p->terminal ? "\033[K" : "\n");
     (void)fflush(stdout);
@@ -135,7 +141,8 @@ static void json_step(struct gpt_progress *p, const struct gpt_progress_step *s,
                       s->stat->hits, s->stat->misses, s->stat->bytes_up, s->stat->bytes_down,
                       s->stat->pool_bytes);
     }
-    (void)fprintf(p->json, ", \"skipped\": %s}\n", r->skipped ? "true" : "false");
+    (void)fprintf(p->json, ", \"skipped\": %s, \"overflow\": %s}\n", r->skipped ? "true" : "false",
+                  r->overflow ? "true" : "false");
     (void)fflush(p->json);
 }
 

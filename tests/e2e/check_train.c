@@ -200,7 +200,10 @@ START_TEST(test_bad_tile)
     order.bad = (struct train_bad){.step = 1, .value = _i == 0 ? 0x7f80 : 0x7fc0};
     run_job(&order);
     ck_assert(!reports[0]->run.results[1].skipped);
+    ck_assert(reports[0]->run.results[1].overflow && !reports[0]->run.results[2].overflow);
     ck_assert(!isfinite(reports[0]->run.results[1].grad_norm));
+    ck_assert_uint_eq(raw_job_info(&witness, "bad")->n_overflows, 1);
+    ck_assert_uint_eq(raw_job_info(&witness, "bad")->n_skipped, 0);
 }
 END_TEST
 

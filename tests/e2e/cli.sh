@@ -81,6 +81,7 @@ holds '.pool | .free + .cached + .leased + .moving + .pending + .quarantined == 
 expect 0 job example
 says '^job       example of uid .*: idle, step 3,'
 says '^RANK '
+says '^last step .*; 0 skipped of 0 that overflowed$'
 says '^states    adamw, moments in fp32, 16 B/parameter$'
 says '^updates   commit; last step .* exposed; .* hidden in all$'
 expect 0 --json job example

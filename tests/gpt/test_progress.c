@@ -8,14 +8,15 @@
 #include <string.h>
 #include <unistd.h>
 
+static struct cst_step_result result = {
+    .step = 123456, .loss = 2.1234, .grad_norm = 12.34, .skipped = true};
+
 /* Draw one step in a terminal of @columns (0: it does not say) and return what came there. */
 static const char *draw(unsigned short columns)
 {
     static char text[512];
     const struct winsize size = {.ws_row = 24, .ws_col = columns};
     const struct cst_rank_stat stat = {.hits = 7, .misses = 1};
-    const struct cst_step_result result = {
-        .step = 123456, .loss = 2.1234, .grad_norm = 12.34, .skipped = true};
     const struct gpt_progress_step step = {.result = &result, .stat = &stat};
     struct gpt_progress progress;
     struct cst_err err = {0};
@@ -58,6 +59,15 @@ START_TEST(line_is_whole)
 }
 END_TEST
 
+/* A step that was not skipped, but spared tiles, is told, too. */
+START_TEST(line_tells_an_overflow)
+{
+    result.skipped = false;
+    result.overflow = true;
+    ck_assert_ptr_nonnull(strstr(draw(0), "  OVERFLOW\033[K"));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("progress");
@@ -65,6 +75,7 @@ int main(void)
 
     tcase_add_loop_test(tcase, line_fits_the_terminal, 0, 3);
     tcase_add_loop_test(tcase, line_is_whole, 0, 2);
+    tcase_add_test(tcase, line_tells_an_overflow);
     suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -11,6 +11,7 @@ static void check_result(const struct cst_step_result *got, const struct cst_ste
     ck_assert_uint_eq(got->step, want->step);
     ck_assert_int_eq(got->skipped, want->skipped);
     ck_assert_uint_eq(got->n_skipped, want->n_skipped);
+    ck_assert_int_eq(got->overflow, want->overflow);
     ck_assert(memcmp(&got->grad_norm, &want->grad_norm, sizeof got->grad_norm) == 0 ||
               (isnan(got->grad_norm) && isnan(want->grad_norm)));
     ck_assert_mem_eq(&got->clip, &want->clip, sizeof got->clip);

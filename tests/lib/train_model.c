@@ -269,6 +269,7 @@ static void step_once(struct reference *ref, uint64_t step)
         .clip = clip.clip,
         .loss = loss,
         .n_skipped = ref->n_skipped,
+        .overflow = !clip.finite,
     };
 }
 

@@ -208,6 +208,8 @@ START_TEST(not_early)
     }
     rig_drain(&rig);
     ck_assert(rig_answer(&rig, tag)->skipped);
+    ck_assert(rig_answer(&rig, tag)->overflow);
+    ck_assert_uint_eq(rig_stats(&rig).n_overflows, 1);
     ck_assert_int_eq(source(0), CST_ROW_WEIGHT);
 }
 END_TEST
@@ -227,6 +229,8 @@ START_TEST(guarded)
         rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
     }
     ck_assert(!rig_answer(&rig, tag)->skipped);
+    ck_assert(rig_answer(&rig, tag)->overflow);
+    ck_assert_uint_eq(rig_stats(&rig).n_overflows, 1);
     ck_assert(isnan(rig_answer(&rig, tag)->grad_norm));
     ck_assert_uint_eq(rig_stats(&rig).n_skipped, 0);
     rig_drain(&rig);

@@ -216,6 +216,7 @@ static int store_step(struct gpt_store *store, const struct cst_hyper_params *pa
             .clip = clip.clip,
             .loss = params->loss,
             .n_skipped = s->step - s->adam_step,
+            .overflow = !clip.finite,
         };
     }
     return 0;
