@@ -1,13 +1,19 @@
 /* Groups of CST_UPDATE_GROUP moments in memory, in each format, over vectors. Included behind one
  * of kernels/vec_*.h. Private to kernels/. Format, rounding and @which (0: exp_avg, 1: exp_avg_sq)
- * are known where it is compiled.
- */
+ * are known where it is compiled. */
 #ifndef CST_FORMATS_H
 #define CST_FORMATS_H
 
 #include "kernels/formulas.h"
 #include "kernels/mx8.h"
 #include "kernels/rounding.h"
+
+/* Functions that read or write memory, and how they call each other and those of vec_*.h: on a GPU
+ * all are templates over the memory's kind. */
+#ifndef CST_MEMORY_INLINE
+#define CST_MEMORY_INLINE CST_INLINE
+#define CST_MEMORY(function) function
+#endif
 
 /* Bytes of a group, mx8's exponent aside. */
 CST_INLINE size_t cst_format_bytes(enum cst_moments moments)
@@ -29,30 +35,31 @@ CST_INLINE struct cst_update_moment cst_format_at(enum cst_moments moments,
     return at;
 }
 
-CST_INLINE void cst_format_load(enum cst_moments moments, unsigned which,
-                                const struct cst_update_moment *at,
-                                struct cst_vec out[CST_VEC_GROUP])
+CST_MEMORY_INLINE void cst_format_load(enum cst_moments moments, unsigned which,
+                                       const struct cst_update_moment *at,
+                                       struct cst_vec out[CST_VEC_GROUP])
 {
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         if (moments == CST_MOMENTS_FP32) {
-            out[j] = cst_vec_load((const float *)at->values + j * CST_VEC_LANES);
+            out[j] = CST_MEMORY(cst_vec_load)((const float *)at->values + j * CST_VEC_LANES);
         } else if (moments == CST_MOMENTS_BF16) {
-            out[j] = cst_vec_load_bf16((const uint16_t *)at->values + j * CST_VEC_LANES);
+            out[j] =
+                CST_MEMORY(cst_vec_load_bf16)((const uint16_t *)at->values + j * CST_VEC_LANES);
         } else {
             const uint8_t *codes = (const uint8_t *)at->values + j * CST_VEC_LANES;
 
-            out[j] =
-                cst_vec_mul(which == 0 ? cst_vec_load_signed(codes) : cst_vec_load_unsigned(codes),
-                            cst_mx8_scale(which, *at->exponents));
+            out[j] = cst_vec_mul(which == 0 ? CST_MEMORY(cst_vec_load_signed)(codes)
+                                            : CST_MEMORY(cst_vec_load_unsigned)(codes),
+                                 cst_mx8_scale(which, *at->exponents));
         }
     }
 }
 
-CST_INLINE void cst_format_store_bf16(enum cst_rounding rounding,
-                                      const struct cst_update_moment *at,
-                                      const struct cst_vec in[CST_VEC_GROUP],
-                                      const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+CST_MEMORY_INLINE void cst_format_store_bf16(enum cst_rounding rounding,
+                                             const struct cst_update_moment *at,
+                                             const struct cst_vec in[CST_VEC_GROUP],
+                                             const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
     struct cst_vec_bits upper[CST_VEC_GROUP];
 
@@ -63,13 +70,13 @@ CST_INLINE void cst_format_store_bf16(enum cst_rounding rounding,
         upper[j] = cst_vec_plus(x, cst_round_add(rounding, 16, x, words[j % (CST_VEC_GROUP / 2)],
                                                  j >= CST_VEC_GROUP / 2));
     }
-    cst_vec_store_upper((uint16_t *)at->values, upper, false);
+    CST_MEMORY(cst_vec_store_upper)((uint16_t *)at->values, upper, false);
 }
 
-CST_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned which,
-                                     const struct cst_update_moment *at,
-                                     const struct cst_vec in[CST_VEC_GROUP],
-                                     const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned which,
+                                            const struct cst_update_moment *at,
+                                            const struct cst_vec in[CST_VEC_GROUP],
+                                            const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
     struct cst_vec_bits codes[CST_VEC_GROUP];
     struct cst_mx8_block block;
@@ -90,25 +97,27 @@ CST_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned which,
         codes[j] =
             exponent == CST_MX8_NAN ? cst_vec_set_bits(0) : cst_mx8_code(which, fixed, add, in[j]);
     }
-    cst_vec_store_codes((uint8_t *)at->values, codes);
+    CST_MEMORY(cst_vec_store_codes)((uint8_t *)at->values, codes);
     *at->exponents = (uint8_t)exponent;
 }
 
 /* @words: random, of the group, for this moment; not read where moments are fp32 or rounded to
  * nearest. */
-CST_INLINE void cst_format_store(enum cst_moments moments, enum cst_rounding rounding,
-                                 unsigned which, const struct cst_update_moment *at,
-                                 const struct cst_vec in[CST_VEC_GROUP],
-                                 const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+CST_MEMORY_INLINE void cst_format_store(enum cst_moments moments, enum cst_rounding rounding,
+                                        unsigned which, const struct cst_update_moment *at,
+                                        const struct cst_vec in[CST_VEC_GROUP],
+                                        const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
     if (moments == CST_MOMENTS_BF16) {
-        cst_format_store_bf16(rounding, at, in, words);
+        CST_MEMORY(cst_format_store_bf16)(rounding, at, in, words);
     } else if (moments == CST_MOMENTS_MX8) {
-        cst_format_store_mx8(rounding, which, at, in, words);
+        CST_MEMORY(cst_format_store_mx8)(rounding, which, at, in, words);
     } else {
         CST_VEC_UNROLL
         for (int j = 0; j < CST_VEC_GROUP; j++) {
-            cst_vec_store((float *)at->values + j * CST_VEC_LANES, cst_formula_canonical(in[j]));
+            float *to = (float *)at->values + j * CST_VEC_LANES;
+
+            CST_MEMORY(cst_vec_store)(to, cst_formula_canonical(in[j]));
         }
     }
 }

@@ -21,7 +21,7 @@ struct group {
     cst_vec moments[2][CST_VEC_GROUP];
 };
 
-/* A group in memory of its own; what is behind a tile's last element is zero. */
+/* A group in shared memory; what is behind a tile's last element is zero. */
 struct padded {
     uint16_t grad_bf16[CST_UPDATE_GROUP];
     float grad_fp32[CST_UPDATE_GROUP];
@@ -58,27 +58,27 @@ __device__ __forceinline__ cst_update_rows rows_at(const cst_update_rows &rows, 
     return at;
 }
 
-template <cst_moments MOMENTS>
+template <cst_vec_memory MEMORY, cst_moments MOMENTS>
 __device__ __forceinline__ void load(group &x, uint32_t n, const cst_update_rows &at)
 {
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         const int i = j * CST_VEC_LANES;
 
-        x.g[j] = at.grad_bf16 != nullptr ? cst_vec_load_bf16(at.grad_bf16 + i)
-                                         : cst_vec_load(at.grad_fp32 + i);
-        x.p[j] = cst_vec_load(at.master_in + i);
+        x.g[j] = at.grad_bf16 != nullptr ? cst_vec_load_bf16<MEMORY>(at.grad_bf16 + i)
+                                         : cst_vec_load<MEMORY>(at.grad_fp32 + i);
+        x.p[j] = cst_vec_load<MEMORY>(at.master_in + i);
     }
-    cst_format_load(MOMENTS, 0, &at.moments_in[0], x.moments[0]);
+    cst_format_load<MEMORY>(MOMENTS, 0, &at.moments_in[0], x.moments[0]);
     if (n == 2) {
-        cst_format_load(MOMENTS, 1, &at.moments_in[1], x.moments[1]);
+        cst_format_load<MEMORY>(MOMENTS, 1, &at.moments_in[1], x.moments[1]);
     } else {
         x.moments[1][0] = x.moments[1][1] = cst_vec_set(0.0f);
     }
 }
 
 /* @word: this lane's of the group. */
-template <cst_moments MOMENTS, cst_rounding ROUNDING>
+template <cst_vec_memory MEMORY, cst_moments MOMENTS, cst_rounding ROUNDING>
 __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
                                                   const cst_formula_scalars &scalars,
                                                   cst_vec_bits word, const cst_update_rows &at)
@@ -91,15 +91,15 @@ __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
         cst_formula_states states = {x.p[j], x.moments[0][j], x.moments[1][j]};
 
         cst_formula_apply(static_cast<cst_optimizer>(optimizer), &scalars, x.g[j], &states);
-        cst_vec_store(at.master + j * CST_VEC_LANES, states.p);
+        cst_vec_store<MEMORY>(at.master + j * CST_VEC_LANES, states.p);
         upper[j] = cst_round_bf16(states.p);
         x.moments[0][j] = states.m;
         x.moments[1][j] = states.v;
     }
-    cst_vec_store_upper(at.weight, upper, false);
-    cst_format_store(MOMENTS, ROUNDING, 0, &at.moments[0], x.moments[0], &word);
+    cst_vec_store_upper<MEMORY>(at.weight, upper, false);
+    cst_format_store<MEMORY>(MOMENTS, ROUNDING, 0, &at.moments[0], x.moments[0], &word);
     if (n_moments(optimizer) == 2) {
-        cst_format_store(MOMENTS, ROUNDING, 1, &at.moments[1], x.moments[1], &other);
+        cst_format_store<MEMORY>(MOMENTS, ROUNDING, 1, &at.moments[1], x.moments[1], &other);
     }
 }
 
@@ -131,7 +131,8 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
     inside.grad_fp32 = pad.grad_fp32 + lane;
     inside.master_in = inside.master = pad.master + lane;
     inside.weight = pad.weight + lane;
-    for (uint32_t k = 0; k < n_rows; k++) {
+#pragma unroll
+    for (uint32_t k = 0; k < 2 && k < n_rows; k++) {
         inside.moments_in[k].values = reinterpret_cast<byte *>(pad.moments[k]) + lane * size;
         inside.moments_in[k].exponents = &pad.exponents[k];
         inside.moments[k] = inside.moments_in[k];
@@ -150,15 +151,16 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
             move(pad.grad_fp32 + lane + i, at.grad_fp32 + i, there);
         }
         move(inside.master + i, at.master_in + i, there);
-        for (uint32_t k = 0; k < n_rows; k++) {
+#pragma unroll
+        for (uint32_t k = 0; k < 2 && k < n_rows; k++) {
             for (uint32_t b = i * size; b < (i + 1) * size; b++) {
                 move(static_cast<byte *>(inside.moments[k].values) + b,
                      static_cast<const byte *>(at.moments_in[k].values) + b, there);
             }
         }
     }
-    load<MOMENTS>(x, n_rows, inside);
-    compute_and_store<MOMENTS, ROUNDING>(x, optimizer, scalars, word, inside);
+    load<CST_VEC_SHARED, MOMENTS>(x, n_rows, inside);
+    compute_and_store<CST_VEC_SHARED, MOMENTS, ROUNDING>(x, optimizer, scalars, word, inside);
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         const uint32_t i = static_cast<uint32_t>(j) * CST_VEC_LANES;
@@ -168,15 +170,19 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
         }
         at.master[i] = inside.master[i];
         at.weight[i] = inside.weight[i];
-        for (uint32_t k = 0; k < n_rows; k++) {
+#pragma unroll
+        for (uint32_t k = 0; k < 2 && k < n_rows; k++) {
             for (uint32_t b = i * size; b < (i + 1) * size; b++) {
                 static_cast<byte *>(at.moments[k].values)[b] =
                     static_cast<const byte *>(inside.moments[k].values)[b];
             }
         }
     }
-    for (uint32_t k = 0; k < n_rows && MOMENTS == CST_MOMENTS_MX8; k++) {
-        *at.moments[k].exponents = pad.exponents[k];
+#pragma unroll
+    for (uint32_t k = 0; k < 2 && k < n_rows; k++) {
+        if (MOMENTS == CST_MOMENTS_MX8) {
+            *at.moments[k].exponents = pad.exponents[k];
+        }
     }
 }
 
@@ -211,6 +217,7 @@ __device__ __forceinline__ void update(const cst_cuda_tile *tiles, const cst_upd
     const cst_cuda_tile tile = tiles[blockIdx.x];
     const uint32_t half = threadIdx.x / CST_VEC_LANES, lane = threadIdx.x % CST_VEC_LANES;
     const uint32_t n_rows = n_moments(update.optimizer);
+    const uint32_t n_groups = tile.n_elems / CST_UPDATE_GROUP; /* whole ones */
     const uint64_t first = tile.number * (CST_CUDA_TILE_ELEMS / CST_UPDATE_GROUP);
     cst_formula_scalars scalars;
     cst_philox_keys keys;
@@ -223,34 +230,35 @@ __device__ __forceinline__ void update(const cst_cuda_tile *tiles, const cst_upd
     if (random) {
         cst_philox_schedule(&keys, update.seed);
     }
-    for (uint32_t from = half * AT_ONCE; from * CST_UPDATE_GROUP < tile.n_elems;
-         from += HALVES * AT_ONCE) {
+    const auto group_at = [&](uint32_t g) {
+        return rows_at<MOMENTS>(
+            rows_at<MOMENTS>(update.rows, n_rows, tile.start + g * CST_UPDATE_GROUP), n_rows, lane);
+    };
+    const auto word_of = [&](uint32_t g) {
+        return random ? cst_vec_word(&keys, first + g, update.t) : cst_vec_set_bits(0);
+    };
+    for (uint32_t from = half * AT_ONCE; from < n_groups; from += HALVES * AT_ONCE) {
         cst_update_rows at[AT_ONCE];
         group x[AT_ONCE];
 
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) {
-            const uint32_t begin = (from + i) * CST_UPDATE_GROUP;
-
-            at[i] = rows_at<MOMENTS>(update.rows, n_rows, tile.start + begin);
-            at[i] = rows_at<MOMENTS>(at[i], n_rows, lane);
-            if (begin + CST_UPDATE_GROUP <= tile.n_elems) {
-                load<MOMENTS>(x[i], n_rows, at[i]);
+            if (from + i < n_groups) {
+                at[i] = group_at(from + i);
+                load<CST_VEC_ROWS, MOMENTS>(x[i], n_rows, at[i]);
             }
         }
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) {
-            const uint32_t begin = (from + i) * CST_UPDATE_GROUP;
-            const cst_vec_bits word =
-                random ? cst_vec_word(&keys, first + from + i, update.t) : cst_vec_set_bits(0);
-
-            if (begin + CST_UPDATE_GROUP <= tile.n_elems) {
-                compute_and_store<MOMENTS, ROUNDING>(x[i], update.optimizer, scalars, word, at[i]);
-            } else if (begin < tile.n_elems) {
-                do_tail<MOMENTS, ROUNDING>(pad, tile.n_elems - begin, update.optimizer, scalars,
-                                           word, at[i]);
+            if (from + i < n_groups) {
+                compute_and_store<CST_VEC_ROWS, MOMENTS, ROUNDING>(x[i], update.optimizer, scalars,
+                                                                   word_of(from + i), at[i]);
             }
         }
+    }
+    if (tile.n_elems % CST_UPDATE_GROUP > 0 && n_groups / AT_ONCE % HALVES == half) {
+        do_tail<MOMENTS, ROUNDING>(pad, tile.n_elems % CST_UPDATE_GROUP, update.optimizer, scalars,
+                                   word_of(n_groups), group_at(n_groups));
     }
 }
 

@@ -125,21 +125,43 @@ CST_INLINE cst_vec_bits cst_vec_if_less(cst_vec x, cst_vec y, cst_vec_bits a, cs
     return x.x < y.x ? a : b;
 }
 
-/* -- memory: read and written once a step --------------------------------------------------- */
+/* -- memory --------------------------------------------------------------------------------- */
 
-CST_INLINE cst_vec cst_vec_load(const float *at)
+enum cst_vec_memory {
+    CST_VEC_ROWS,  /* global memory, read and written once a step */
+    CST_VEC_SHARED /* the block's: what has a hint takes no address of it, as it is ld.global */
+};
+
+#define CST_MEMORY_INLINE template <cst_vec_memory MEMORY> CST_INLINE
+#define CST_MEMORY(function) function<MEMORY>
+
+template <cst_vec_memory MEMORY, class T> CST_INLINE T cst_vec_read(const T *at)
 {
-    return {__ldcs(at)};
+    return MEMORY == CST_VEC_ROWS ? __ldcs(at) : *at;
 }
 
-CST_INLINE void cst_vec_store(float *at, cst_vec v)
+template <cst_vec_memory MEMORY, class T> CST_INLINE void cst_vec_write(T *at, T x)
 {
-    __stcs(at, v.x);
+    if (MEMORY == CST_VEC_ROWS) {
+        __stcs(at, x);
+    } else {
+        *at = x;
+    }
 }
 
-CST_INLINE cst_vec cst_vec_load_bf16(const uint16_t *at)
+CST_MEMORY_INLINE cst_vec cst_vec_load(const float *at)
 {
-    return {cst_bf16_up(__ldcs(at))};
+    return {CST_MEMORY(cst_vec_read)(at)};
+}
+
+CST_MEMORY_INLINE void cst_vec_store(float *at, cst_vec v)
+{
+    CST_MEMORY(cst_vec_write)(at, v.x);
+}
+
+CST_MEMORY_INLINE cst_vec cst_vec_load_bf16(const uint16_t *at)
+{
+    return {cst_bf16_up(CST_MEMORY(cst_vec_read)(at))};
 }
 
 /* An exact product stands for the exponents' difference, subnormal halves included. */
@@ -151,33 +173,33 @@ CST_INLINE cst_vec cst_vec_from_half(uint32_t half)
     return {__uint_as_float(__float_as_uint(magnitude) | special | (half & 0x8000u) << 16)};
 }
 
-CST_INLINE cst_vec cst_vec_load_signed(const uint8_t *codes)
+CST_MEMORY_INLINE cst_vec cst_vec_load_signed(const uint8_t *codes)
 {
-    uint32_t code = __ldcs(codes);
+    uint32_t code = CST_MEMORY(cst_vec_read)(codes);
 
     return cst_vec_from_half((code & 0x80u) << 8 | (code & 0x7fu) << 7);
 }
 
-CST_INLINE cst_vec cst_vec_load_unsigned(const uint8_t *codes)
+CST_MEMORY_INLINE cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 {
-    return cst_vec_from_half(static_cast<uint32_t>(__ldcs(codes)) << 7);
+    return cst_vec_from_half(static_cast<uint32_t>(CST_MEMORY(cst_vec_read)(codes)) << 7);
 }
 
 /* -- groups --------------------------------------------------------------------------------- */
 
-CST_INLINE void cst_vec_store_upper(uint16_t *at, const cst_vec_bits v[CST_VEC_GROUP], bool)
+CST_MEMORY_INLINE void cst_vec_store_upper(uint16_t *at, const cst_vec_bits v[CST_VEC_GROUP], bool)
 {
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        __stcs(at + j * CST_VEC_LANES, static_cast<uint16_t>(v[j].x >> 16));
+        CST_MEMORY(cst_vec_write)(at + j * CST_VEC_LANES, static_cast<uint16_t>(v[j].x >> 16));
     }
 }
 
-CST_INLINE void cst_vec_store_codes(uint8_t *at, const cst_vec_bits v[CST_VEC_GROUP])
+CST_MEMORY_INLINE void cst_vec_store_codes(uint8_t *at, const cst_vec_bits v[CST_VEC_GROUP])
 {
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        __stcs(at + j * CST_VEC_LANES, static_cast<uint8_t>(v[j].x));
+        CST_MEMORY(cst_vec_write)(at + j * CST_VEC_LANES, static_cast<uint8_t>(v[j].x));
     }
 }
 
@@ -208,7 +230,10 @@ CST_INLINE cst_vec_bits cst_vec_word(const cst_philox_keys *keys, uint64_t group
 
     cst_philox_counter(words, group, lane / 4, t);
     cst_philox(keys, words);
-    return {lane % 4 == 0 ? words[0] : lane % 4 == 1 ? words[1] : lane % 4 == 2 ? words[2] : words[3]};
+    return {lane % 4 == 0   ? words[0]
+            : lane % 4 == 1 ? words[1]
+            : lane % 4 == 2 ? words[2]
+                            : words[3]};
 }
 
 CST_INLINE cst_vec_bits cst_vec_other(cst_vec_bits words)
