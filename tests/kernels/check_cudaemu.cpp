@@ -128,6 +128,46 @@ extern "C" void misaligned(const char *from)
 }
 CST_KERNEL(misaligned);
 
+extern "C" void global_load_of_shared(int)
+{
+    __shared__ uint32_t here[4];
+
+    here[threadIdx.x] = 1;
+    (void)__ldcs(&here[threadIdx.x]);
+}
+CST_KERNEL(global_load_of_shared);
+
+extern "C" void global_store_to_shared(int)
+{
+    CST_DYNAMIC_SHARED(uint32_t, here);
+
+    __stcs(&here[threadIdx.x], 1u);
+}
+CST_KERNEL(global_store_to_shared);
+
+extern "C" void global_load_of_own(int)
+{
+    uint32_t own[4] = {threadIdx.x};
+
+    (void)__ldg(&own[threadIdx.x]);
+}
+CST_KERNEL(global_load_of_own);
+
+extern "C" void copy_to_global(uint16_t *to, const uint16_t *from)
+{
+    cst_copy_async(to, from, 16);
+    cst_copy_wait<0>();
+}
+CST_KERNEL(copy_to_global);
+
+extern "C" void matrix_of_global(const uint16_t *from)
+{
+    uint32_t piece[2];
+
+    cst_ldmatrix_x2(piece, from + threadIdx.x % 16 * 8);
+}
+CST_KERNEL(matrix_of_global);
+
 extern "C" void no_wait(const uint16_t *from)
 {
     __shared__ __align__(16) uint16_t to[8];
@@ -310,6 +350,43 @@ START_TEST(test_misaligned)
 }
 END_TEST
 
+START_TEST(test_global_load_of_shared)
+{
+    run_with(cst_emu_global_load_of_shared, dim3(1), dim3(4), 0, 0);
+}
+END_TEST
+
+START_TEST(test_global_store_to_shared)
+{
+    run_with(cst_emu_global_store_to_shared, dim3(1), dim3(4), 16, 0);
+}
+END_TEST
+
+START_TEST(test_global_load_of_own)
+{
+    run_with(cst_emu_global_load_of_own, dim3(1), dim3(4), 0, 0);
+}
+END_TEST
+
+START_TEST(test_copy_to_global)
+{
+    alignas(16) uint16_t bytes[16] = {};
+    uint16_t *to = bytes + 8;
+    const uint16_t *from = bytes;
+
+    run_with(cst_emu_copy_to_global, dim3(1), dim3(1), 0, to, from);
+}
+END_TEST
+
+START_TEST(test_matrix_of_global)
+{
+    alignas(16) uint16_t bytes[16 * 8] = {};
+    const uint16_t *from = bytes;
+
+    run_with(cst_emu_matrix_of_global, dim3(1), dim3(32), 0, from);
+}
+END_TEST
+
 START_TEST(test_unawaited_copy)
 {
     alignas(16) const uint16_t bytes[8] = {};
@@ -349,6 +426,11 @@ int main(void)
     tcase_add_test_raise_signal(broken, test_deadlock, SIGABRT);
     tcase_add_test_raise_signal(broken, test_absent_lane, SIGABRT);
     tcase_add_test_raise_signal(broken, test_misaligned, SIGABRT);
+    tcase_add_test_raise_signal(broken, test_global_load_of_shared, SIGABRT);
+    tcase_add_test_raise_signal(broken, test_global_store_to_shared, SIGABRT);
+    tcase_add_test_raise_signal(broken, test_global_load_of_own, SIGABRT);
+    tcase_add_test_raise_signal(broken, test_copy_to_global, SIGABRT);
+    tcase_add_test_raise_signal(broken, test_matrix_of_global, SIGABRT);
     tcase_add_test_raise_signal(broken, test_unawaited_copy, SIGABRT);
     tcase_add_test_raise_signal(broken, test_block_too_large, SIGABRT);
     tcase_add_test_raise_signal(broken, test_empty_grid, SIGABRT);

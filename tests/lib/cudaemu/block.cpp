@@ -2,6 +2,7 @@
 
 #include "tests/lib/cudaemu/fiber.hpp"
 
+#include <link.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -14,6 +15,17 @@ namespace cudaemu
 thread *now;
 dim3 block_idx, block_dim, grid_dim;
 unsigned char *dynamic_shared;
+
+/* Addresses [begin, begin + bytes). */
+struct range {
+    uintptr_t begin;
+    size_t bytes;
+
+    bool has(const void *p) const
+    {
+        return reinterpret_cast<uintptr_t>(p) - begin < bytes;
+    }
+};
 
 /* All of this belongs to the launch under way, whose thread holds the lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -33,8 +45,11 @@ static unsigned n_ready;            /* in it */
 static unsigned n_at_barrier;       /* threads that wait there */
 static gather *open_gathers;        /* not yet all there */
 static gather *free_gathers;
-static fiber *idle; /* fibers without a thread */
-static fiber own;   /* the launching thread's stack */
+static fiber *idle;    /* fibers without a thread */
+static fiber own;      /* the launching thread's stack */
+static fiber *running; /* the fiber that runs */
+static range dynamic;  /* dynamic_shared */
+static range statics;  /* the object that kernels are linked into */
 
 static const char BARRIER[] = "__syncthreads"; /* thread.file of those that wait there */
 
@@ -49,6 +64,38 @@ void broken(const char *fmt, ...)
     va_end(args);
     fputc('\n', stderr);
     abort();
+}
+
+/* A loaded object: if it is the one that has the kernels, its range. */
+static int note_statics(dl_phdr_info *object, size_t, void *)
+{
+    uintptr_t begin = UINTPTR_MAX, end = 0;
+
+    for (unsigned i = 0; i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) &part = object->dlpi_phdr[i];
+        uintptr_t at = object->dlpi_addr + part.p_vaddr;
+
+        if (part.p_type == PT_LOAD) {
+            begin = at < begin ? at : begin;
+            end = at + part.p_memsz > end ? at + part.p_memsz : end;
+        }
+    }
+    if (!range{begin, end - begin}.has(threads)) {
+        return 0;
+    }
+    statics = {begin, end - begin};
+    return 1;
+}
+
+bool is_shared(const void *p)
+{
+    return dynamic.has(p) || statics.has(p);
+}
+
+bool is_global(const void *p)
+{
+    return !is_shared(p) &&
+           !range{reinterpret_cast<uintptr_t>(running->stack), running->stack_bytes}.has(p);
 }
 
 /* Below @n; splitmix64. */
@@ -129,8 +176,6 @@ static fiber *next_fiber()
     }
     return &own;
 }
-
-static fiber *running; /* the fiber that runs */
 
 static void go_on()
 {
@@ -427,6 +472,10 @@ void launch(const char *name, const unsigned grid[3], const unsigned block[3], u
     if (shared > 0 &&
         posix_memalign(reinterpret_cast<void **>(&dynamic_shared), 128, shared) != 0) {
         broken("out of memory");
+    }
+    dynamic = {reinterpret_cast<uintptr_t>(dynamic_shared), shared};
+    if (statics.bytes == 0) {
+        dl_iterate_phdr(note_statics, nullptr);
     }
     run_grid(shared);
     if (shared > 0) {

@@ -70,6 +70,12 @@ extern thread *now; /* the running one */
 extern dim3 block_idx, block_dim, grid_dim;
 extern unsigned char *dynamic_shared;
 
+/* Where @p is. A block's shared memory is dynamic_shared and what the program has statically, of
+ * which __shared__ is made; constants are there, too. The running thread's own is its stack. The
+ * rest is global. */
+bool is_shared(const void *p);
+bool is_global(const void *p);
+
 /* Wait until every thread of the block that has not returned is here. */
 void barrier(const char *file, int line);
 

@@ -1,7 +1,8 @@
 /* The project's CUDA kernels, run on the processor: each .cu file is compiled once more, as C++ for
  * the host, with cudaemu.hpp in place of the CUDA headers. Threads of a block are fibers that
  * change at __syncthreads and at the warp's collectives, so what is tested is the kernel's own
- * source: indexing, order of sums, rounding, barriers. It says nothing about speed.
+ * source: indexing, order of sums, rounding, barriers, which accesses are of global memory. It says
+ * nothing about speed.
  *
  * tests/lib/fakecuda launches kernels through it by the name that the module knows; unit tests call
  * them directly. */

@@ -77,8 +77,8 @@ static inline double2 make_double2(double x, double y)
     return {x, y};
 }
 
-/* ---- loads and stores with a cache hint: an address that is not a multiple of the size is a
- * fault, as on the GPU ---- */
+/* ---- loads and stores with a cache hint, ld.global and st.global: an address that is not a
+ * multiple of the size, or not of global memory, is a fault, as on the GPU ---- */
 
 namespace cudaemu
 {
@@ -87,6 +87,10 @@ template <class T> void check_address(const T *p, const char *what)
 {
     if (reinterpret_cast<uintptr_t>(p) % sizeof(T) != 0) {
         broken("%s of %zu bytes at %p", what, sizeof(T), static_cast<const void *>(p));
+    }
+    if (!is_global(p)) {
+        broken("%s of global memory at %p, which is %s", what, static_cast<const void *>(p),
+               is_shared(p) ? "shared memory" : "the thread's own");
     }
 }
 

@@ -49,6 +49,9 @@ static inline void load_pieces(uint32_t *out, const void *address, bool transpos
     if (reinterpret_cast<uintptr_t>(address) % 16 != 0) {
         broken("ldmatrix in %s:%d: a row at %p", file, line, address);
     }
+    if (now->lane < 8 * N && !is_shared(address)) {
+        broken("ldmatrix in %s:%d: %p is not shared memory", file, line, address);
+    }
     if (now->lane < 8 * N) {
         memcpy(&mine, address, sizeof mine);
     }
@@ -128,6 +131,9 @@ static inline void cst_copy_async(void *to, const void *from, uint32_t bytes)
     if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 ||
         bytes > 16) {
         ::cudaemu::broken("cp.async of %u bytes from %p to %p", bytes, from, to);
+    }
+    if ((bytes > 0 && !::cudaemu::is_global(from)) || !::cudaemu::is_shared(to)) {
+        ::cudaemu::broken("cp.async from %p to %p: not from global to shared memory", from, to);
     }
     ::cudaemu::copy_later(to, from, bytes, 16 - bytes);
 }
