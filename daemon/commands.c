@@ -141,6 +141,8 @@ static void fill_message(struct message *m, const struct cst_command *c)
     m->command.kind = (Engine__CommandKind)c->kind;
     m->command.has_priority = 1;
     m->command.priority = (Engine__Priority)c->priority;
+    m->command.has_newest_first = c->newest_first;
+    m->command.newest_first = c->newest_first;
     memcpy(m->after, c->after, sizeof m->after);
     m->command.n_after = c->n_after;
     m->command.after = m->after;

@@ -148,21 +148,29 @@ void cst_crew_close(struct cst_crew *crew)
     (void)pthread_mutex_destroy(&crew->mutex);
 }
 
+/* Who has begun is not interrupted. */
+static void enqueue(struct cst_crew_queue *queue, struct cst_job *job)
+{
+    struct cst_job **at = &queue->head;
+
+    if (*at != NULL && !job->newest_first) {
+        at = &queue->tail->link;
+    } else if (*at != NULL && (*at)->next > 0) {
+        at = &(*at)->link;
+    }
+    job->link = *at;
+    *at = job;
+    queue->tail = job->link == NULL ? job : queue->tail;
+}
+
 void cst_crew_submit(struct cst_crew *crew, struct cst_job *job)
 {
-    struct cst_crew_queue *queue = &crew->queues[job->class];
     uint64_t n_wake;
 
     job->next = 0;
     job->left = job->n_pieces;
-    job->link = NULL;
     (void)pthread_mutex_lock(&crew->mutex);
-    if (queue->head == NULL) {
-        queue->head = job;
-    } else {
-        queue->tail->link = job;
-    }
-    queue->tail = job;
+    enqueue(&crew->queues[job->class], job);
     n_wake = job->n_pieces < crew->n_idle ? job->n_pieces : crew->n_idle;
     while (n_wake-- > 0) {
         (void)pthread_cond_signal(&crew->wake);

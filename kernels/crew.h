@@ -7,14 +7,16 @@
  *   class 1  [job: piece]
  *   ...
  *
- * A thread takes the next piece of the first job of the lowest class. Each CST_CREW_TURN-th piece
- * comes from the highest class that has one, so that nothing waits for ever. */
+ * A thread takes the next piece of the first job of the lowest class; a job that wants to goes before
+ * those of its class that are not begun. Each CST_CREW_TURN-th piece comes from the highest class that has
+ * one, so that no class waits for ever. */
 #ifndef CST_CREW_H
 #define CST_CREW_H
 
 #include "proto/status.h"
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define CST_CREW_CLASSES 4 /* demand, prefetch, eviction, background */
@@ -30,12 +32,13 @@ typedef void (*cst_job_piece_fn)(struct cst_job *job, uint64_t piece, unsigned t
  * last one. The crew does not touch the job again: it may be freed or submitted anew. */
 typedef void (*cst_job_done_fn)(struct cst_job *job);
 
-/* Embedded in what it works on. The first four are set by the owner, the rest is the crew's. */
+/* Embedded in what it works on. The first five are set by the owner, the rest is the crew's. */
 struct cst_job {
     cst_job_piece_fn piece; /* the work */
     cst_job_done_fn done;   /* its end */
     uint64_t n_pieces;      /* at least 1 */
     unsigned class;         /* 0..CST_CREW_CLASSES-1, lowest first */
+    bool newest_first;      /* before those of its class that are not begun */
     uint64_t next;          /* number of the piece that is taken next */
     uint64_t left;          /* pieces that are not done */
     uint64_t began_ns;      /* monotonic time when the first piece was taken */
@@ -52,8 +55,8 @@ struct cst_crew_config {
 };
 
 struct cst_crew_queue {
-    struct cst_job *head; /* oldest job with pieces to take; NULL: none */
-    struct cst_job *tail; /* youngest */
+    struct cst_job *head; /* whose pieces are taken; NULL: none has any left. Others are not begun */
+    struct cst_job *tail; /* last in turn, where there is a head */
 };
 
 struct cst_crew {

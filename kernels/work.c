@@ -155,8 +155,11 @@ int cst_work_prepare(struct cst_work *work)
         work->status = cst_work_kind(work)->find(work, &pieces);
     }
     if (work->status == CST_OK) {
-        work->job = (struct cst_job){
-            .piece = run_piece, .done = job_done, .n_pieces = pieces, .class = work->class};
+        work->job = (struct cst_job){.piece = run_piece,
+                                     .done = job_done,
+                                     .n_pieces = pieces,
+                                     .class = work->class,
+                                     .newest_first = work->newest_first};
     }
     return work->status;
 }

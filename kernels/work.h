@@ -56,6 +56,7 @@ struct cst_work {
     struct cst_work_context *context; /* borrowed */
     Engine__CommandKind kind;
     unsigned class;              /* the priority */
+    bool newest_first;           /* as in cst_job */
     uint64_t bytes;              /* COPY, FILL */
     uint32_t table;              /* REDUCE, NORM, UPDATE: segment id */
     uint32_t chunk_index;        /* REDUCE, UPDATE */

@@ -113,6 +113,7 @@ int cst_work_read(struct cst_work *work, const Engine__Command *command)
     work->kind = command->kind;
     work->class = command->has_priority ? (unsigned)command->priority : 0;
     work->class = work->class < CST_CREW_CLASSES ? work->class : CST_CREW_CLASSES - 1;
+    work->newest_first = command->has_newest_first && command->newest_first;
     work->bytes = command->bytes;
     work->table = command->table;
     work->chunk_index = command->chunk;

@@ -114,6 +114,7 @@ static void open_chunks(struct cst_core *core)
         core->chunks[c].held = CST_NONE;
         core->chunks[c].evicted_rank = CST_NONE;
         core->n_trained += core->chunks[c].has_states;
+        core->n_nodes = at->node < core->n_nodes ? core->n_nodes : at->node + 1;
     }
 }
 
@@ -183,6 +184,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
         return status;
     }
     open_chunks(core);
+
     *out = core;
     return CST_OK;
 }

@@ -166,6 +166,7 @@ struct cst_command_row {
 struct cst_command {
     enum cst_command_kind kind;
     enum cst_priority priority;
+    bool newest_first;                     /* before those of its priority that its engine was given earlier and has not begun */
     uint64_t ticket;
     uint64_t after[CST_COMMAND_MAX_AFTER]; /* tickets, of any engine, that must complete first */
     uint32_t n_after;

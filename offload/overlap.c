@@ -21,8 +21,10 @@
  * prepared every update is guarded, the early and the others: tiles that are not finite keep their
  * states, and the step is not skipped. Whether updates were early makes no difference to it.
  *
- * In the same pass the update can make the sum: of contributions in host memory, two at most, and
- * when the update before is over. The grad row is not written then. */
+ * In the same pass the update can make the sum: of contributions in host memory, two at most, when
+ * the update before is over and engines have nothing else to update. The grad row is not written
+ * then. Where engines are behind, what is complete last is updated first: the next forward begins
+ * with it. */
 #include "offload/clip.h"
 #include "offload/updates.h"
 
@@ -200,6 +202,13 @@ static uint32_t count_sources(const struct cst_core *core, uint32_t c)
     return n;
 }
 
+/* An update that is not begun at once is better behind the sum, which the commit waits for, than in
+ * it. */
+static bool engines_keep_up(const struct cst_core *core)
+{
+    return core->exposure.n_updates < core->n_nodes;
+}
+
 bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
@@ -209,7 +218,7 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
 
     if (core->grad_fp32 || core->micro_batches > 1 || chunk->staged_rank != CST_NONE || n == 0 ||
         n > FUSE_MAX || !may_be_early(core, chunk) || !cst_update_is_over(chunk) ||
-        !cst_room_pass(core, c)) {
+        !engines_keep_up(core) || !cst_room_pass(core, c)) {
         return false;
     }
     what = begin_early(core, c);

@@ -155,6 +155,7 @@ struct cst_core {
     uint32_t n_chunks;
     uint64_t everybody;     /* a bit per rank */
     uint32_t n_gpus;        /* into whose memory engines load weights; several ranks may share one */
+    uint32_t n_nodes;       /* whose engines have chunks */
     uint32_t n_trained;     /* chunks that are not frozen */
     uint32_t micro_batches; /* per step at most; at least 1 */
     bool grad_fp32;         /* grad rows are, and can be added to */

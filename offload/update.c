@@ -100,8 +100,10 @@ void cst_update_issue(struct cst_core *core, const struct cst_update *what)
     if (room == CST_NONE) {
         struct cst_command *update = cst_update_at_home(core, what);
 
-        /* A commit waits for sums and the norm, but not for this. */
+        /* A commit waits for sums and the norm, but not for this. The next forward begins with
+         * what this backward ends with. */
         update->priority = chunk->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND;
+        update->newest_first = chunk->ahead;
         return;
     }
     cst_room_update(core, room, what);

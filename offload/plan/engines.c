@@ -127,7 +127,7 @@ static void enqueue(struct cst_play *play, struct cst_play_command *c)
     struct cst_play_lane *lane = &play->engines[c->engine].lanes[c->lane];
     bool interrupts = lane->width == 1 && lane->n_running == 1 && lane->running->class > c->class;
 
-    push(lane, c, false);
+    push(lane, c, c->newest_first);
     if (interrupts) {
         cst_machine_stop(&play->machine, &lane->running->effort);
         lane->n_running--;
@@ -160,6 +160,7 @@ void cst_play_submit(struct cst_play *play, const struct cst_command *command)
     c->engine = command->node;
     c->class = (unsigned)command->priority;
     c->told = command->told;
+    c->newest_first = command->newest_first;
     cst_play_cost(play, c, command);
     cst_play_count(play, c, command);
     c->n_waits = 1;

@@ -129,12 +129,17 @@ static void block(struct cst_job *job)
     wait_for(&entered);
 }
 
+static void submit(struct letter *letter, char c, struct cst_job job)
+{
+    *letter = (struct letter){.job = job, .letter = c};
+    letter->job.piece = write_letter;
+    letter->job.done = letter_done;
+    cst_crew_submit(&crew, &letter->job);
+}
+
 static void submit_letter(struct letter *letter, char c, unsigned class, uint64_t n_pieces)
 {
-    *letter = (struct letter){
-        .job = {.piece = write_letter, .done = letter_done, .n_pieces = n_pieces, .class = class},
-        .letter = c};
-    cst_crew_submit(&crew, &letter->job);
+    submit(letter, c, (struct cst_job){.n_pieces = n_pieces, .class = class});
 }
 
 /* Demand goes before prefetch before eviction; within a class, first come, first served. */
@@ -156,6 +161,31 @@ START_TEST(test_classes)
     }
     cst_crew_close(&crew);
     ck_assert_str_eq(order, "ddcppqee");
+}
+END_TEST
+
+/* Who wants to goes before those of its class that wait, the last one first, but interrupts nobody:
+ * the blocker has begun with the first of its two pieces. */
+START_TEST(test_newest_first)
+{
+    struct letter letters[5];
+    struct cst_job blocker = {.piece = block_piece, .done = letter_done, .n_pieces = 2, .class = 1};
+
+    open_crew(1);
+    cst_crew_submit(&crew, &blocker);
+    wait_for(&entered);
+    submit_letter(&letters[0], 'a', 1, 2);
+    submit(&letters[1], 'y', (struct cst_job){.n_pieces = 1, .class = 1, .newest_first = true});
+    submit(&letters[2], 'z', (struct cst_job){.n_pieces = 2, .class = 1, .newest_first = true});
+    submit_letter(&letters[3], 'b', 1, 1);
+    submit_letter(&letters[4], 'd', 0, 1);
+    (void)sem_post(&gate);
+    (void)sem_post(&gate);
+    for (int i = 0; i < 6; i++) {
+        wait_for(&finished);
+    }
+    cst_crew_close(&crew);
+    ck_assert_str_eq(order, "dzzyaab");
 }
 END_TEST
 
@@ -262,6 +292,7 @@ int main(void)
 
     tcase_add_loop_test(tcase, test_all_pieces, 1, 6);
     tcase_add_test(tcase, test_classes);
+    tcase_add_test(tcase, test_newest_first);
     tcase_add_test(tcase, test_no_starvation);
     tcase_add_test(tcase, test_from_done);
     tcase_add_test(tcase, test_close);

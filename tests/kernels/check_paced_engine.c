@@ -165,6 +165,31 @@ START_TEST(test_busy_once)
 }
 END_TEST
 
+/* An update that wants to goes before those of its priority that wait: here for one that takes 30
+ * ms on the only thread. */
+START_TEST(test_newest_first)
+{
+    struct engine_command commands[] = {tiny_job_update(&job, BIG, 1), tiny_job_update(&job, 0, 1),
+                                        tiny_job_update(&job, 2, 1)};
+    unsigned order[] = {0, 2, 1};
+
+    engine_proc_kill(&proc);
+    (void)engine_proc_close(&proc);
+    tiny_job_start(&job, &proc, 1, 1, 1);
+    for (unsigned i = 0; i < 3; i++) {
+        commands[i].ticket = ++ticket;
+        commands[i].priority = i > 0 ? ENGINE__PRIORITY__PREFETCH : ENGINE__PRIORITY__DEMAND;
+    }
+    commands[2].newest_first = true;
+    engine_proc_submit(&proc, commands, 3);
+    ck_assert_ptr_nonnull(engine_proc_wait(&proc, ticket - 1));
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_uint_eq(proc.done[i].ticket, commands[order[i]].ticket);
+        ck_assert_int_eq(proc.done[i].status, CST_OK);
+    }
+}
+END_TEST
+
 int main(void)
 {
     const char *text = getenv("CST_SEED");
@@ -183,5 +208,6 @@ int main(void)
     tcase_add_test(slow, test_takes_its_time);
     tcase_add_test(node, test_node_takes_its_time);
     tcase_add_test(node, test_busy_once);
+    tcase_add_test(node, test_newest_first);
     return suite_run(suite);
 }

@@ -377,6 +377,8 @@ static void fill_message(struct message *m, const struct engine_command *from)
     c->after = (uint64_t *)(uintptr_t)from->after;
     c->has_priority = 1;
     c->priority = from->priority;
+    c->has_newest_first = from->newest_first;
+    c->newest_first = from->newest_first;
     fill_places(m, from);
     c->has_bytes = c->has_n_elems = c->has_table = c->has_chunk = c->has_mark = 1;
     c->bytes = from->bytes;

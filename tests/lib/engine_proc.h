@@ -27,6 +27,7 @@ struct engine_command {
     uint64_t after[ENGINE_PROC_MAX_AFTER];
     unsigned n_after;
     Engine__Priority priority;
+    bool newest_first;
     struct cst_place src[ENGINE_PROC_MAX_SRC];
     unsigned n_src;
     struct cst_place dst[4];

@@ -66,6 +66,7 @@ START_TEST(commands_are_packed_whole)
 {
     struct cst_command c = {.kind = CST_COMMAND_UPDATE,
                             .priority = CST_PRIORITY_EVICTION,
+                            .newest_first = true,
                             .ticket = UINT64_C(7) << 40,
                             .after = {5, 6},
                             .n_after = 2,
@@ -94,6 +95,7 @@ START_TEST(commands_are_packed_whole)
     got = submit->commands[0];
     ck_assert_int_eq(got->kind, ENGINE__COMMAND_KIND__UPDATE);
     ck_assert_int_eq(got->priority, ENGINE__PRIORITY__EVICTION);
+    ck_assert(got->has_newest_first && got->newest_first);
     ck_assert_uint_eq(got->ticket, c.ticket);
     ck_assert_uint_eq(got->n_after, 2);
     ck_assert_uint_eq(got->after[1], 6);
@@ -108,6 +110,7 @@ START_TEST(commands_are_packed_whole)
     ck_assert_uint_eq(got->src[63]->segment, 64);
     ck_assert_uint_eq(got->src[63]->offset, UINT64_C(1) << 63);
     ck_assert_ptr_null(got->hyper);
+    ck_assert(!got->has_newest_first);
     engine__submit__free_unpacked(submit, NULL);
 }
 END_TEST

@@ -167,6 +167,27 @@ START_TEST(early_and_fused)
 }
 END_TEST
 
+/* Where an update is under way the sum is made first, for the commit waits for it; and then its
+ * update goes before those that wait. */
+START_TEST(behind_is_not_fused)
+{
+    open_early(3, 1);
+    ck_assert_int_eq(rig_status(&rig, prepare(0, hyper(0.1f))), CST_OK);
+    hand_in(0, 2);
+    ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_UPDATE).n_src, 1);
+    hand_in(0, 1);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 1);
+    rig_done(&rig, rig_only(&rig, CST_COMMAND_REDUCE).ticket, CST_OK, NULL);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 2);
+    ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_UPDATE, 1)->n_src, 0);
+    ck_assert_int_eq(rig_command(&rig, CST_COMMAND_UPDATE, 1)->priority, CST_PRIORITY_PREFETCH);
+    ck_assert(rig_command(&rig, CST_COMMAND_UPDATE, 1)->newest_first);
+    rig_drain(&rig);
+    hand_in(0, 0);
+    ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_UPDATE).n_src, 1);
+}
+END_TEST
+
 /* With three contributions the sum is made first; its update follows before the commit. */
 START_TEST(early_behind_a_sum)
 {
@@ -495,6 +516,7 @@ static Suite *suite(void)
     TCase *delayed = suite_case(s, "delayed", NULL, teardown);
 
     tcase_add_test(early, early_and_fused);
+    tcase_add_test(early, behind_is_not_fused);
     tcase_add_test(early, early_behind_a_sum);
     tcase_add_loop_test(early, not_early, 0, 2);
     tcase_add_test(early, guarded);
