@@ -31,13 +31,13 @@ void cli_jobs_begin(struct cli_table *table)
 {
     static const char *const titles[] = {"JOB",     "UID",      "STATE",    ">RANKS", ">STEP",
                                          ">PARAMS", ">MEMORY",  ">B/PARAM", ">LOSS",  ">STEP TIME",
-                                         ">AHEAD",  ">DROPPED", ">IDLE",    NULL};
+                                         ">K",      ">EXPOSED", ">HIDDEN",  ">AHEAD", ">DROPPED",
+                                         ">IDLE",   NULL};
 
     cli_table_init(table, titles);
 }
 
-/* Of early updates. */
-static void add_early(struct cli_table *table, bool has, uint64_t value)
+static void add_number(struct cli_table *table, bool has, uint64_t value)
 {
     if (has) {
         cli_table_cell(table, "%llu", (unsigned long long)value);
@@ -46,23 +46,36 @@ static void add_early(struct cli_table *table, bool has, uint64_t value)
     }
 }
 
-static void add_progress(struct cli_table *table, const Cistern__JobInfo *job)
+static void add_seconds(struct cli_table *table, bool has, double seconds)
 {
     char text[CLI_HUMAN_BYTES];
 
+    cli_table_cell(table, "%s", has ? cli_seconds(seconds, text) : "-");
+}
+
+/* Updates: of how many chunks one is done on a device; those of the last step, by whether a rank
+ * stood still for them; early ones. */
+static void add_updates(struct cli_table *table, const Cistern__JobInfo *job)
+{
+    bool has = job->has_last_update_seconds && job->has_last_exposed_seconds;
+
+    add_number(table, job->has_interleave, job->interleave);
+    add_seconds(table, has, job->last_exposed_seconds);
+    add_seconds(table, has, job->last_update_seconds - job->last_exposed_seconds);
+    add_number(table, job->has_chunks_ahead, job->chunks_ahead);
+    add_number(table, job->has_grads_dropped, job->grads_dropped);
+}
+
+static void add_progress(struct cli_table *table, const Cistern__JobInfo *job)
+{
     if (job->has_last_loss && job->step > 0) {
         cli_table_cell(table, "%.4f", job->last_loss);
     } else {
         cli_table_cell(table, "-");
     }
-    cli_table_cell(table, "%s",
-                   job->has_step_seconds && job->step_seconds > 0
-                       ? cli_seconds(job->step_seconds, text)
-                       : "-");
-    add_early(table, job->has_chunks_ahead, job->chunks_ahead);
-    add_early(table, job->has_grads_dropped, job->grads_dropped);
-    cli_table_cell(table, "%s",
-                   job->has_idle_s && job->idle_s > 0 ? cli_seconds(job->idle_s, text) : "-");
+    add_seconds(table, job->has_step_seconds && job->step_seconds > 0, job->step_seconds);
+    add_updates(table, job);
+    add_seconds(table, job->has_idle_s && job->idle_s > 0, job->idle_s);
 }
 
 bool cli_jobs_rows(const Cistern__JobListPart *part, void *arg)

@@ -74,6 +74,9 @@ expect 0 jobs
 says '^example +'"$(id -u)"' +idle +1 +3 '
 expect 0 jobs --json
 holds '.[0].name == "example" and .[0].step == 3 and .[0].n_params == 1000'
+expect 0 stat
+says '^JOB .* STEP TIME  K +EXPOSED +HIDDEN  AHEAD'
+says '^example .* - +[0-9.]+ [mu]s +[0-9.]+ [mu]s +- +- '
 expect 0 stat --json
 holds '.jobs[0].name == "example" and .n_jobs == 1 and .engines[0].kind == "host" and .pool_used <= .pool_budget'
 holds '.rates | length > 0'

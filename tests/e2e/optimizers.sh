@@ -122,6 +122,7 @@ for moments in fp32 mx8; do
     same "room-$moments" --moments $moments --update-room 8M --chunk 36864
     holds "room-$moments" '.n_device_updates > 0 and .n_device_updates < .n_updates and .update_room == 16777216'
 done
+./cistern stat | grep -qE '^room-mx8 .* 2 +[0-9.]+ [mu]?s +[0-9.]+ [mu]?s +- +- ' || fail "stat: $(./cistern stat)"
 reference=adamw-fp32
 same room-planned --update-room 8M --device-states 1M
 planned paced room-planned
