@@ -252,7 +252,7 @@ struct cst_step_result {
 };
 
 /* The commit point: hands in what is left (a tensor without a gradient counts as zero), waits until every rank has called it with the same
- * parameters and the norm is known. After CST_OK the step cannot be lost; the updates run behind the next forward. CST_EPEERDIED;
+ * parameters and the norm is known. After CST_OK the step cannot be lost; updates run when the job's `overlap` says. CST_EPEERDIED;
  * CST_EMISMATCH: parameters differ between ranks; CST_ETIMEDOUT. @result may be NULL. */
 int cst_step(struct cst_job *job, const struct cst_hyper_params *params,
              struct cst_step_result *result, struct cst_err *err);
@@ -266,7 +266,7 @@ enum cst_state {
     CST_STATE_GRAD = 1,       /* bf16: the last reduced gradient; read only. With micro-batches: the sum in fp32, rounded */
     CST_STATE_MASTER = 2,     /* fp32; writing it sets the weight too and clears both moments */
     CST_STATE_EXP_AVG = 3,    /* fp32 */
-    CST_STATE_EXP_AVG_SQ = 4, /* fp32 */
+    CST_STATE_EXP_AVG_SQ = 4, /* fp32; of optimizers with two moments (else CST_EUNSUPPORTED) */
 };
 
 /* Copy elements [first, first + n_elems) of a tensor's state out of, or into, the job's memory; @data has n_elems of the state's type. After

@@ -104,7 +104,7 @@ void cli_options_help(FILE *out)
              "      --flops F              plan: flop/s of it, where the rates do not say\n"
              "      --share F              plan: of them that the model reaches (default: 1)\n"
              "      --recompute            plan: each forward again before its backward\n"
-             "      --runtime              plan: only what the daemon can do today\n"
+             "      --runtime              plan: only what the daemon can do\n"
              "      --simulate             plan: play it step by step, with other policies\n"
              "      --timeline FILE        plan: the steps as a trace that Perfetto opens\n"
              "  -h, --help                 this text\n"

@@ -19,6 +19,10 @@ page=$(find "$srcdir/client" -name cistern.1)
 missing=$(undocumented ./cistern "$page")
 [ -z "$missing" ] || fail "not in cistern(1): $missing"
 
+# Who asks for delayed updates is warned.
+[ ! -x ./cistern-gpt ] || ./cistern-gpt --help | grep -q 'other training, *$' ||
+    fail "cistern-gpt --help does not warn of --overlap delayed"
+
 # Every key of the example, with its default, is taken; and each is in cistern.conf(5).
 sed -n -e '/^\[/p' -e '/^#program/d' -e 's/^#\([a-z_]* = \)/\1/p' "$srcdir/daemon/cistern.conf" >"$tmp/all.conf"
 [ "$(grep -c ' = ' "$tmp/all.conf")" -ge 15 ] || fail "the example has lost its keys"
