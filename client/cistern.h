@@ -229,8 +229,8 @@ struct cst_hyper_params {
 };
 
 /* Say, before the first backward, what this step's cst_step will say: with CST_OVERLAP_EARLY and without clipping, updates then begin as soon as a
- * chunk's gradient is complete. A gradient that is not finite then spares 4096 elements at a time instead of the whole step: the result has
- * `overflow`, not `skipped`. Never waits. Without effect where the job's overlap is another one. CST_EINVAL: as cst_step; called twice in a step with
+ * chunk's gradient is complete. A gradient that is not finite, or too large, then spares 4096 elements at a time instead of the whole
+ * step: the result has `overflow`, not `skipped`. Never waits. Without effect where the job's overlap is another one. CST_EINVAL: as cst_step; called twice in a step with
  * different parameters.
  *
  * A step that is interrupted after its first update is only ever finished, not undone, and with the parameters that it was begun with: a worker that
@@ -242,13 +242,14 @@ int cst_prepare_step(struct cst_job *job, const struct cst_hyper_params *params,
 
 struct cst_step_result {
     uint64_t step;      /* steps committed, this one included */
-    bool skipped;       /* a gradient was NaN or infinite: states untouched, the step counts */
+    bool skipped;       /* a gradient was NaN, infinite, or scaled and clipped larger than 2^63, whose square fp32 cannot sum: states untouched,
+                         * the step counts */
     double grad_norm;   /* after grad_scale, before clipping */
     float clip;         /* factor that clipping applied */
     double loss;        /* mean over the ranks, summed in rank order */
     uint64_t n_skipped; /* in the life of the job */
-    bool overflow;      /* the norm of the gradients was not finite: the step was skipped, or, where it had been prepared, tiles were spared. What a
-                         * dynamic scale of the loss goes by */
+    bool overflow;      /* the norm of the gradients was not finite, or larger than that: the step was skipped, or, where it had been prepared, tiles
+                         * were spared. What a dynamic scale of the loss goes by */
 };
 
 /* The commit point: hands in what is left (a tensor without a gradient counts as zero), waits until every rank has called it with the same

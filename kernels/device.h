@@ -63,7 +63,7 @@ struct cst_device_update {
     struct cst_addr out[CST_ROW_COUNT]; /* written: WEIGHT, MASTER, EXP_AVG, EXP_AVG_SQ */
     const struct cst_addr *src;         /* contributions that are summed in the same pass */
     uint32_t n_src;                     /* 0: the gradient is a row */
-    bool guard;                         /* a tile whose sum of squares is not finite stays */
+    bool guard;                         /* a tile whose gradients are beyond proto/limit.h stays */
 };
 
 /* Are states changed where they are? Then marks are kept, and undo slots are used. */

@@ -1,9 +1,9 @@
 #include "kernels/tile.h"
 
 #include "kernels/moments.h"
+#include "proto/limit.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -176,7 +176,7 @@ static void update_tile(const struct cst_tile_work *work, const struct cst_rows 
 {
     struct grads grads = work->n_src > 0 ? sum_tile(work, tile, sums) : grad_row(work, tile);
 
-    if (work->guard && !isfinite(tile->entry->sum_squares)) {
+    if (work->guard && !cst_limit_holds(tile->entry->sum_squares, scalars->grad_scale)) {
         keep_tile(work, out, tile);
         return;
     }

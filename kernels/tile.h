@@ -44,8 +44,8 @@ struct cst_tile_work {
     bool accumulate;                /* REDUCE into an fp32 grad row: add to what is there */
     bool elsewhere;                 /* UPDATE: out of place, from `rows` to `out`; not marked */
     bool other_weight;              /* UPDATE in place: rows.weight is the chunk's other weight */
-    bool guard;                     /* UPDATE: a tile whose sum of squares is not finite keeps its
-                                       states; its weight is bf16(master) */
+    bool guard;                     /* UPDATE: a tile whose gradients are beyond proto/limit.h keeps
+                                       its states; its weight is bf16(master) */
     struct cst_rows rows;           /* of the chunk; UPDATE: what is read and, in place, written */
     struct cst_rows out;            /* UPDATE elsewhere: weight, master, moments as written */
     const uint16_t *const *src;     /* UPDATE: contributions in rank order, each from its row's

@@ -3,6 +3,8 @@
 #ifndef CST_CLIP_H
 #define CST_CLIP_H
 
+#include "proto/limit.h"
+
 #include <math.h>
 #include <stdbool.h>
 
@@ -10,7 +12,7 @@ struct cst_clip {
     double grad_norm; /* L2 norm of grad_scale x gradient; NaN or infinite where a gradient is */
     float clip;       /* min(1, clip_norm / (grad_norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ */
     float factor;     /* grad_scale x clip: what UPDATE takes */
-    bool finite;      /* false: skip the step. A gradient is NaN or infinite, or scaled it could be */
+    bool finite;      /* false: skip the step. A gradient is NaN, infinite, or scaled too large (proto/limit.h) */
 };
 
 /* @sum_squares: of the reduced bf16 gradients; @clip_norm 0: no clipping. */
@@ -23,7 +25,7 @@ static inline struct cst_clip cst_clip_factor(double sum_squares, float grad_sca
         c.clip = (float)((double)clip_norm / (c.grad_norm + 1e-6));
     }
     c.factor = grad_scale * c.clip;
-    c.finite = isfinite((float)(c.grad_norm * (double)c.clip)) != 0; /* no element exceeds the norm */
+    c.finite = cst_limit_holds(sum_squares, c.factor);
     return c;
 }
 

@@ -114,12 +114,12 @@ static void log_not_finite(struct cst_core *core, bool skipped)
 {
     if (skipped) {
         cst_core_log(core, CST_OK,
-                     "step %" PRIu64 " skipped: a gradient is NaN or infinite (%" PRIu64
+                     "step %" PRIu64 " skipped: a gradient is NaN, infinite or too large (%" PRIu64
                      " skipped so far)",
                      core->step, core->n_skipped);
     } else {
         cst_core_log(core, CST_OK,
-                     "step %" PRIu64 ": a gradient is NaN or infinite; its tiles of %d elements "
+                     "step %" PRIu64 ": a gradient is NaN, infinite or too large; such tiles of %d elements "
                      "keep their states",
                      core->step, CST_TILE_ELEMS);
     }

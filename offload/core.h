@@ -60,7 +60,7 @@
  *     before it, the step is to be done again with the same hyper-parameters (else EMISMATCH): it reads the same weights, and gradients of
  *     chunks that have had their update are dropped (n_dropped); so the step has the bits of the first time, if gradients have. Until the
  *     commit MASTER and moments of such a chunk cannot be read, nor any state be written (EBUSY). Where a sum was made in its update its
- *     GRAD cannot be read (EUNSUPPORTED). A step that all prepared is not skipped when a gradient is not finite: tiles that are not keep their states.
+ *     GRAD cannot be read (EUNSUPPORTED). A step that all prepared is not skipped for a gradient beyond proto/limit.h: its tile keeps its states.
  *   - DELAYED, from step delay_from on (steps committed before it). Commit i turns to what update i - 1 wrote, then update i is issued: step i + 1
  *     reads weights without it. READ sees it. A WRITE of weights or master weights ends the delay once: all chunks turn to their last updates.
  *
@@ -265,7 +265,7 @@ struct cst_reply {
     double grad_norm, loss;  /* STEP */
     float clip;              /* STEP */
     uint64_t n_skipped;      /* STEP */
-    bool overflow;           /* STEP: the norm was not finite: skipped, or tiles were spared */
+    bool overflow;           /* STEP: gradients were beyond proto/limit.h: skipped, or tiles spared */
     struct cst_err err;      /* words, where status != 0. Last: the rest of it is not cleared for each reply */
 };
 
@@ -341,7 +341,7 @@ struct cst_core_stats {
     bool initialised;        /* a SYNC has completed */
     bool closing;            /* every rank asked for the step; it is committed as soon as engines are done */
     uint64_t attempt, step, n_skipped;
-    uint64_t n_overflows;    /* steps whose norm was not finite, the skipped ones among them */
+    uint64_t n_overflows;    /* steps whose gradients were beyond proto/limit.h, the skipped ones among them */
     uint64_t adam_step;      /* updates applied */
     uint32_t chunks_clean, chunks_updating, chunks_reducing;
     uint32_t chunks_ahead;   /* EARLY: whose update of the step that is not committed was issued */

@@ -17,8 +17,8 @@
  * all of its group had handed in before, and the sum and its squares are those of then. Hence a
  * step has the same bits however often it was interrupted, if gradients have.
  *
- * A gradient that is not finite cannot spare the whole step any more. So in a step that all ranks
- * prepared every update is guarded, the early and the others: tiles that are not finite keep their
+ * A gradient beyond proto/limit.h cannot spare the whole step any more. So in a step that all ranks
+ * prepared every update is guarded, the early and the others: tiles that are beyond it keep their
  * states, and the step is not skipped. Whether updates were early makes no difference to it.
  *
  * In the same pass the update can make the sum: of contributions in host memory, two at most, when

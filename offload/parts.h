@@ -76,7 +76,7 @@ struct cst_update {
     uint64_t mark;          /* adam step */
     struct cst_hyper hyper; /* grad_scale: with the clip factor */
     struct cst_place weight; /* where the weights go */
-    bool guard;              /* tiles that are not finite keep their states */
+    bool guard;              /* tiles beyond proto/limit.h keep their states */
 };
 
 struct cst_chunk {

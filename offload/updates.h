@@ -107,7 +107,7 @@ void cst_overlap_committed(struct cst_core *core, uint32_t chunk, const struct c
 /* Fetches turn to the last updates, which they else would read from the next commit on. */
 void cst_overlap_flush(struct cst_core *core);
 
-/* Updates of the step that is being done spare what is not finite, one tile at a time. */
+/* Updates of the step that is being done spare what is beyond proto/limit.h, one tile at a time. */
 bool cst_overlap_guards(const struct cst_core *core);
 
 /* The gradient of @chunk is complete: it is updated now, if it may be. */

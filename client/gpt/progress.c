@@ -76,7 +76,7 @@ static int line_room(const struct gpt_progress *p)
     return size.ws_col - 1;
 }
 
-/* What became of a step whose gradients' norm is not finite. */
+/* What became of a step whose gradients' norm is not finite, or too large. */
 static const char *overflow_words(const struct cst_step_result *r)
 {
     return r->skipped ? "  SKIPPED" : r->overflow ? "  OVERFLOW" : "";

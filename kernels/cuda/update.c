@@ -1,8 +1,7 @@
 #include "kernels/cuda/update.h"
 
 #include "kernels/cuda/memory.h"
-
-#include <math.h>
+#include "proto/limit.h"
 
 /* Where a batch's scalars are in the stage: in the place of a reduction's rows. A span has a tile
  * at least, so they are no more than tiles. */
@@ -49,12 +48,13 @@ static void take_batch(const struct cst_gpu_stage *stage, const struct cst_devic
             prepare(&spans[batch->n_spans++], update, span);
             prepared = span;
         }
-        tiles[batch->n++] =
-            (struct cst_cuda_tile){.start = tile.start,
-                                   .n_elems = tile.n_elems,
-                                   .span = batch->n_spans - 1,
-                                   .number = tile.number,
-                                   .keep = update->guard && !isfinite(tile.entry->sum_squares)};
+        tiles[batch->n++] = (struct cst_cuda_tile){
+            .start = tile.start,
+            .n_elems = tile.n_elems,
+            .span = batch->n_spans - 1,
+            .number = tile.number,
+            .keep = update->guard &&
+                    !cst_limit_holds(tile.entry->sum_squares, update->hyper->grad_scale)};
         batch->n_elems += tile.n_elems;
     }
 }

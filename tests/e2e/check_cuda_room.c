@@ -50,11 +50,11 @@ END_TEST
 /* -- gradients that are no numbers --------------------------------------------------------------
  */
 
-/* Early updates on a GPU keep the states of tiles whose gradient is not finite, and update the
- * others; the step counts. */
+/* Early updates on a GPU keep the states of tiles whose gradient is not finite, or huge, and
+ * update the others; the step counts. */
 START_TEST(guard)
 {
-    static const uint16_t values[] = {0x7f80, 0xff80, 0x7fc0};
+    static const uint16_t values[] = {0x7f80, 0xff80, 0x7fc0, 0x7e96}; /* the last is 1e38 */
     struct train_order order = train_rig_order(&two, "guard", 0);
 
     order.overlap.when = CST_OVERLAP_EARLY;
@@ -122,7 +122,7 @@ int main(int argc, char **argv)
     tcase_add_loop_test(deaths, engine_killed, 0, 6);
     tcase_add_loop_test(deaths, worker_killed, 0, 2);
     tcase_set_timeout(deaths, 120);
-    tcase_add_loop_test(numbers, guard, 0, 3);
+    tcase_add_loop_test(numbers, guard, 0, 4);
     tcase_add_loop_test(faults, call_fails, 0, N_CALLS);
     return suite_run(suite);
 }

@@ -196,16 +196,19 @@ START_TEST(test_ways)
 }
 END_TEST
 
-/* With a guard, a tile whose gradient is not finite keeps its states, in place and elsewhere, and
- * its weight is its master's; the others are updated, and all carry the mark. */
+/* With a guard, a tile whose gradient is not finite, or is too large for its square to be, keeps
+ * its states, in place and elsewhere, and its weight is its master's; the others are updated, and
+ * all carry the mark. */
 START_TEST(test_guard)
 {
     struct turn turn;
     struct job got, want, before;
+    const bool finite = _i % 2 == 1;
+    const double sum = finite ? 1e76 : (double)INFINITY;
     const uint64_t bad = 128 + CST_TILE_ELEMS; /* its tile's first element: the second span's second
                                                   tile */
 
-    if (!turn_of(_i, &turn)) {
+    if (!turn_of(_i / 2, &turn)) {
         return;
     }
     job_open_way(&got, turn.kernels->isa, turn.way);
@@ -216,10 +219,10 @@ START_TEST(test_guard)
         give_out(&got);
     }
     if (turn.way->fused) {
-        got.src[1][bad + 7] = want.src[1][bad + 7] = 0x7f80;
+        got.src[1][bad + 7] = want.src[1][bad + 7] = finite ? 0x7e96 : 0x7f80; /* 1e38 */
     } else {
-        cst_table_tiles(got.work.table)[2].sum_squares = (double)INFINITY;
-        cst_table_tiles(want.work.table)[2].sum_squares = (double)INFINITY;
+        cst_table_tiles(got.work.table)[2].sum_squares = sum;
+        cst_table_tiles(want.work.table)[2].sum_squares = sum;
     }
     want_update(&want, 1);
     for (uint64_t i = bad; i < bad + CST_TILE_ELEMS; i++) {
@@ -286,7 +289,7 @@ int main(void)
     int n = N_TURNS * hostile_n_rows();
 
     tcase_add_loop_test(tile, test_ways, 0, n);
-    tcase_add_loop_test(tile, test_guard, 0, n);
+    tcase_add_loop_test(tile, test_guard, 0, 2 * n);
     tcase_add_loop_test(tile, test_any_division, 0, n);
     suite_add_tcase(suite, tile);
     return hostile_main(suite);

@@ -1,4 +1,5 @@
 #include "kernels/update_undo.h"
+#include "proto/limit.h"
 #include "tests/kernels/update_rows.h"
 
 /* Every variant has the truth's bits, and touches no element outside: each optimizer, format,
@@ -438,6 +439,53 @@ START_TEST(test_golden_bits)
 }
 END_TEST
 
+/* Gradients as large as they may be leave finite states behind, however many there are and
+ * whichever the betas, in each format; hence the limit. */
+START_TEST(test_at_the_limit)
+{
+    static const float betas[][2] = {
+        {0.9f, 0.999f}, {0.0f, 0.0f}, {0.99999f, 0x1.fffffep-1f}, {0x1.fffffep-1f, 0x1.ffffe8p-1f}};
+    const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
+    const struct how how = how_of(_i % N_HOWS);
+    struct rows x;
+
+    if (kernels == NULL) {
+        return;
+    }
+    ck_assert(cst_limit_holds(0x1p40 * 0x1p40, 0x1p23f));
+    allocate(&x, how.moments, CST_UPDATE_GROUP);
+    for (size_t b = 0; b < sizeof betas / sizeof betas[0]; b++) {
+        const struct cst_update_rows rows = rows_from(how, &x, &x, 0);
+
+        memset(x.master, 0, x.n * sizeof *x.master);
+        for (unsigned k = 0; k < 2; k++) {
+            cst_moments_clear(how.moments, k, 0, x.n, &x.moments[k]);
+        }
+        for (uint64_t t = 1; t <= 1000; t++) {
+            struct cst_update_random random = {.seed = 1, .t = t};
+            struct cst_update_scalars scalars;
+
+            cst_update_prepare(&scalars, 1e-3, (double)betas[b][0], (double)betas[b][1], 1e-8, 0.01,
+                               0x1p23f, t);
+            for (size_t i = 0; i < x.n;
+                 i++) { /* always up, by turns, up for a long time and down */
+                bool down = i % 3 == 1 ? t % 2 == 1 : i % 3 == 2 && t > 700;
+
+                x.grad_fp32[i] = down ? -0x1p40f : 0x1p40f;
+                x.grad[i] = down ? 0xd380 : 0x5380;
+            }
+            fn_of(kernels, how)(&scalars, &random, x.n, &rows, NULL);
+        }
+        for (size_t i = 0; i < x.n; i++) {
+            ck_assert(isfinite(x.master[i]));
+            for (unsigned k = 0; k < (cst_table_has_second(how.optimizer) ? 2u : 1u); k++) {
+                ck_assert(isfinite(truth_load(&x, k, i)));
+            }
+        }
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("update");
@@ -452,6 +500,7 @@ int main(void)
     tcase_add_loop_test(update, test_nan_is_canonical, 0, n);
     tcase_add_loop_test(update, test_undo_has_the_same_bits, 0, n);
     tcase_add_loop_test(update, test_weights_over_the_gradient, 0, n);
+    tcase_add_loop_test(update, test_at_the_limit, 0, n);
     tcase_add_loop_test(adamw, test_against_double_precision, 0, n_rows);
     tcase_add_loop_test(adamw, test_golden_bits, 0, n_rows);
     tcase_add_test(adamw, test_prepare);

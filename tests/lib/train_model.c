@@ -3,9 +3,9 @@
 
 #include "kernels/kernels.h"
 #include "offload/clip.h"
+#include "proto/limit.h"
 
 #include <check.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -199,7 +199,7 @@ static void update_tile(struct reference *ref, const struct cst_update_scalars *
                  s->weight + at);
 }
 
-/* @guard: tiles that are not finite stay as they are. */
+/* @guard: tiles beyond proto/limit.h stay as they are. */
 static void update(struct reference *ref, const struct cst_hyper_params *p, float factor,
                    bool guard)
 {
@@ -217,7 +217,7 @@ static void update(struct reference *ref, const struct cst_hyper_params *p, floa
         for (uint64_t at = 0; at < tensor->n_elems; at += CST_TILE_ELEMS, tile++) {
             uint64_t left = tensor->n_elems - at;
 
-            if (!guard || isfinite(tile->sum_squares)) {
+            if (!guard || cst_limit_holds(tile->sum_squares, factor)) {
                 update_tile(ref, &hyper, tensor->start + at,
                             left < CST_TILE_ELEMS ? left : CST_TILE_ELEMS);
             }

@@ -65,7 +65,7 @@ double train_forward(int op, const struct cst_io *io);
 /* True if @rank leaves @op out of the backward of @moment. */
 bool train_idle(int op, uint32_t rank, uint64_t moment);
 
-/* A gradient that is no number: one element of rank 0's in one step. */
+/* A gradient that no update takes: one element of rank 0's in one step. */
 struct train_bad {
     uint64_t step;  /* TRAIN_NEVER: in none */
     uint16_t value; /* bf16 */

@@ -31,15 +31,19 @@ START_TEST(what_is_not_finite_is_skipped)
 }
 END_TEST
 
-/* ... and where a finite one would not be so in fp32 once it is scaled, unless clipping brings it
- * back. */
+/* ... and where a finite one, once it is scaled, or its square would not be so in fp32, unless
+ * clipping brings it back. */
 START_TEST(what_scaling_makes_infinite_is_skipped)
 {
-    double huge = 1e38 * 1e38;
+    double huge = 1e38 * 1e38, large = 0x1p62 * 0x1p62;
 
-    ck_assert(cst_clip_factor(huge, 1.0f, 0.0f).finite);
     ck_assert(!cst_clip_factor(huge, 16.0f, 0.0f).finite);
+    ck_assert(!cst_clip_factor(huge, -16.0f, 0.0f).finite);
+    ck_assert(!cst_clip_factor(6.25e76, 1.0f, 0.0f).finite); /* 2.5e38 is finite, its square not */
     ck_assert(cst_clip_factor(huge, 16.0f, 1.0f).finite);
+    ck_assert(cst_clip_factor(large, 2.0f, 0.0f).finite);
+    ck_assert(cst_clip_factor(large, -2.0f, 0.0f).finite);
+    ck_assert(!cst_clip_factor(large, nextafterf(2.0f, 3.0f), 0.0f).finite);
 }
 END_TEST
 
