@@ -353,7 +353,7 @@ struct cst_core_stats {
     uint64_t n_updates;      /* of chunks, completed */
     uint64_t n_device_updates; /* of them, in rooms or on device states */
     uint64_t n_room_failures;  /* commands of updates in rooms that failed and were made good */
-    uint32_t n_rooms_given_up; /* rooms in which too many did: no chunk goes there any more but those whose states are there */
+    uint32_t n_rooms_given_up; /* rooms in which too many did, or whose engine is gone: no chunk goes there any more but those whose states are there */
     uint64_t n_rounds;       /* steps whose updates are all done, or were when the next one's began */
     uint32_t last_interleave;/* k of the last of them; 0: none. (`interleave` can be of the next one already) */
     uint64_t last_update_ns; /* of the last step whose updates are all done: in which at least one of them was under way, issued and not done */

@@ -88,6 +88,7 @@ struct cst_chunk {
     uint64_t states_tickets[CST_UPDATE_STATES]; /* from a room: same, its states */
     uint32_t room;        /* of its last update, CST_NONE: its node's engine made it, in place */
     uint32_t buffer;      /* of that room, which it went through */
+    bool comes;           /* same: UPDATE is done, so that COPYs down overwrite the chunk's rows */
     struct cst_update away; /* same, as it was asked for */
     uint32_t held;        /* slot of that room that has the gradient, CST_NONE: none */
     bool turn;            /* the last update was one that should go through a room */
@@ -141,7 +142,7 @@ struct cst_room {
     struct cst_buffers buffers;
     struct cst_held held;
     uint32_t n_failures;                                  /* of its commands */
-    bool given_up;                                        /* too many */
+    bool given_up;                                        /* too many, or its engine is gone */
     uint32_t next;                                        /* buffer */
     uint64_t down[CST_BUFFERS_MAX][CST_ROOM_COPIES_DOWN]; /* last COPYs out of each; 0: none */
 };

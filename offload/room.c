@@ -341,6 +341,7 @@ void cst_room_update(struct cst_core *core, uint32_t r, const struct cst_update 
     uint64_t *down = room->down[room->next];
 
     chunk->buffer = room->next;
+    chunk->comes = false;
     chunk->away = *what;
     chunk->update_ticket = copy_down_after(core, what->chunk, CST_ROW_WEIGHT, update);
     down[0] = chunk->update_ticket;

@@ -150,6 +150,9 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
         end_use(core, flight);
         return;
     }
+    if (flight->kind == CST_FLIGHT_AWAY) {
+        chunk->comes = event->status == CST_OK;
+    }
     chunk->weight_ticket = chunk->weight_ticket == flight->ticket ? 0 : chunk->weight_ticket;
     if (chunk->update_ticket == flight->ticket) {
         chunk->update_ticket = 0;
@@ -173,7 +176,7 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
         cst_schedule_fused(core, flight, event);
     }
     if (event->status != CST_OK) {
-        cst_ranks_fail_command(core, event, "update", flight->chunk);
+        cst_fallback_fail(core, flight, event);
     }
     if (flight->kind == CST_FLIGHT_UPDATE) {
         cst_residency_updated(core, flight, event);

@@ -81,6 +81,9 @@ void cst_room_copy_again(struct cst_core *core, const struct cst_flight *flight)
  * it is. */
 bool cst_fallback_begin(struct cst_core *core, const struct cst_flight *flight,
                         const struct cst_event *event);
+/* It is: the job fails, and says which chunks are lost. */
+void cst_fallback_fail(struct cst_core *core, const struct cst_flight *flight,
+                       const struct cst_event *event);
 /* A gradient could not be kept in a room, which changes nothing else. */
 void cst_fallback_kept(struct cst_core *core, const struct cst_flight *flight,
                        const struct cst_event *event);

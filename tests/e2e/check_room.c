@@ -7,6 +7,8 @@
 #include "tests/lib/train_check.h"
 
 #include <check.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -328,6 +330,50 @@ START_TEST(worker_killed_anywhere)
 }
 END_TEST
 
+static const Cistern__EngineInfo *accelerator(void)
+{
+    return raw_stat(&witness)->engines[ACCELERATOR];
+}
+
+/* The accelerator's engine dies again and again, until it is given up, before it has made an
+ * update: the node makes all, and the bits are the same. */
+START_TEST(accelerator_lost)
+{
+    struct train_order orders[1];
+    const Cistern__JobInfo *info;
+    pid_t killed = 0;
+    char config[512];
+    pid_t pid;
+
+    (void)snprintf(config, sizeof config,
+                   "[host]\nnodes = 0\n[paced]\ndevices = 1\nup = 256M\ndown = 256M\n"
+                   "update = 1000\nmemory = 16M\n[plan]\ninterleave = 2\n");
+    daemon_proc_start_with(&proc, config, (const char *[]){"--engine-threads=1", NULL});
+    ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
+    raw_open(&witness, proc.socket);
+    orders[0] = order_of("lost", 1, 0, "host");
+    memset(reports[0], 0, sizeof *reports[0]);
+    pid = train_worker_start(&orders[0], reports[0]);
+    while (accelerator()->in_flight == 0) {
+        (void)poll(NULL, 0, 1);
+    }
+    while (strcmp(accelerator()->state, "failed") != 0) {
+        pid_t next = accelerator()->pid;
+
+        if (next > 0 && next != killed) {
+            ck_assert_int_eq(kill(next, SIGKILL), 0);
+            killed = next;
+        }
+        (void)poll(NULL, 0, 1);
+    }
+    train_worker_join(pid, reports[0]);
+    train_check(reports, 1, 0, N_STEPS, none);
+    info = raw_job_info(&witness, "lost");
+    ck_assert_uint_eq(info->n_device_updates, 0);
+    ck_assert_uint_eq(info->rooms_given_up, 1);
+}
+END_TEST
+
 /* -- auto ------------------------------------------------------------------------------------- */
 
 /* With an accelerator as fast as the node over a fast link chunks go up; over one that is slower
@@ -372,6 +418,7 @@ int main(void)
     tcase_add_test(again, staging_before_the_layout);
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 1 + ACCELERATOR);
     tcase_add_test(deaths, worker_killed_anywhere);
+    tcase_add_test(deaths, accelerator_lost);
     tcase_add_loop_test(choice, chosen, 0, 2);
     tcase_set_timeout(plain, 60);
     tcase_set_timeout(deaths, 180);

@@ -38,8 +38,9 @@ static void seeds(struct sim_options options, uint64_t runs)
            totals.early_runs, totals.delayed_runs, totals.ahead, totals.fused, totals.dropped);
     printf("sim: %" PRIu64 " copies to and from rooms, %" PRIu64 " gradients kept there, %" PRIu64
            " commands done twice, %" PRIu64 " in place of others; states on accelerators %" PRIu64
-           "\n",
-           totals.through, totals.kept, totals.redone, totals.instead, totals.device_runs);
+           "; %" PRIu64 " updates lost with their engines, %" PRIu64 " rooms given up\n",
+           totals.through, totals.kept, totals.redone, totals.instead, totals.device_runs,
+           totals.lost, totals.given_up);
 }
 
 static void cluster(struct cluster_options options)

@@ -27,8 +27,7 @@ static bool crosses(const struct sim *sim, const struct cst_command *command)
     return false;
 }
 
-/* The driver has it still. */
-static bool is_held(const struct sim *sim, const struct job *job)
+bool driver_holds(const struct sim *sim, const struct job *job)
 {
     bool waits = false;
 
@@ -46,7 +45,7 @@ static bool must_hold(const struct sim *sim, const struct cst_command *command)
         const struct job *first = driver_find(sim, command->after[i]);
 
         if (first != NULL && (first->command.node != command->node || command->told ||
-                              first->command.forgiven || is_held(sim, first))) {
+                              first->command.forgiven || driver_holds(sim, first))) {
             return true;
         }
     }

@@ -114,7 +114,7 @@ uint64_t engines_source_changes(struct sim *sim, const struct job *job)
 }
 
 /* A conversion with one destination is a copy to or from a bf16 row. */
-static bool is_copy(const struct job *job)
+bool engines_copies(const struct job *job)
 {
     return job->command.kind == CST_COMMAND_COPY || job->command.kind == CST_COMMAND_FILL ||
            (job->command.kind == CST_COMMAND_CONVERT && job->command.n_dst == 1);
@@ -258,7 +258,7 @@ static bool will_fail(struct sim *sim, const struct job *job)
     if (is_spare(sim, &job->command)) {
         return sim_chance(sim, sim->p_room_fail);
     }
-    if (!is_copy(job) || room_has(sim, &job->command)) {
+    if (!engines_copies(job) || room_has(sim, &job->command)) {
         return sim_chance(sim, sim->p_fatal);
     }
     dst = engines_find(sim, job, job->command.dst[0]);
@@ -275,7 +275,7 @@ static void begin(struct sim *sim, struct job *job)
         return;
     }
     job->changes = engines_source_changes(sim, job);
-    if (is_copy(job)) {
+    if (engines_copies(job)) {
         begin_copy(sim, job);
         return;
     }
@@ -347,7 +347,7 @@ static void end(struct sim *sim, struct job *job)
         end_piece(sim, job, value);
         return;
     }
-    if (is_copy(job)) {
+    if (engines_copies(job)) {
         end_copy(sim, job, job->doomed ? MEMORY_GARBAGE : value);
         return;
     }
@@ -397,6 +397,10 @@ static bool job_turn(struct sim *sim, unsigned i)
     struct job *job = &sim->jobs[i];
     int ready;
 
+    if (lost_refuses(sim, job)) {
+        report(sim, i);
+        return true;
+    }
     if (job->state == JOB_FINISHED) {
         if (!sim_is_calm(sim) && sim_chance(sim, sim->p_quiet)) {
             return false;
@@ -461,6 +465,29 @@ static void forget(struct job *job)
     job->cancelled = job->cancelled && job->held;
 }
 
+void engines_tear(struct sim *sim, struct job *job)
+{
+    if (room_has(sim, &job->command)) {
+        room_end(sim, job, true);
+    } else if (job->command.kind == CST_COMMAND_REDUCE) {
+        struct cell *cell = &sim->memory.grads[job->command.chunk];
+
+        memory_end(cell, cell->value); /* tiles are put back: a contribution may be in it */
+    } else if (is_piece(sim, job)) {
+        end_piece(sim, job, MEMORY_GARBAGE);
+    } else if (engines_copies(job)) {
+        struct spot dst = engines_find(sim, job, job->command.dst[0]);
+        struct cell *cell = engines_cell(sim, &dst);
+
+        memory_end(cell,
+                   dst.kind == PLACE_ROW && dst.row != CST_ROW_GRAD ? cell->value : MEMORY_GARBAGE);
+    } else if (job->command.kind == CST_COMMAND_UPDATE) {
+        update_end(sim, job, true);
+    } else {
+        end_convert(sim, job, 0);
+    }
+}
+
 void engines_restart(struct sim *sim)
 {
     uint32_t engine = sim_below(sim, sim->n_engines);
@@ -479,28 +506,7 @@ void engines_restart(struct sim *sim)
         if (job->state != JOB_RUNNING || (!all && sim_chance(sim, 5000))) {
             continue;
         }
-        if (room_has(sim, &job->command)) {
-            room_end(sim, job, true);
-            job->state = JOB_WAITING;
-            continue;
-        }
-        if (job->command.kind == CST_COMMAND_REDUCE) {
-            struct cell *cell = &sim->memory.grads[job->command.chunk];
-
-            memory_end(cell, cell->value); /* tiles are put back: a contribution may be in it */
-        } else if (is_piece(sim, job)) {
-            end_piece(sim, job, MEMORY_GARBAGE);
-        } else if (is_copy(job)) {
-            struct spot dst = engines_find(sim, job, job->command.dst[0]);
-            struct cell *cell = engines_cell(sim, &dst);
-
-            memory_end(cell, dst.kind == PLACE_ROW && dst.row != CST_ROW_GRAD ? cell->value
-                                                                              : MEMORY_GARBAGE);
-        } else if (job->command.kind == CST_COMMAND_UPDATE) {
-            update_end(sim, job, true);
-        } else {
-            end_convert(sim, job, 0);
-        }
+        engines_tear(sim, job);
         job->state = JOB_WAITING;
     }
 }

@@ -96,7 +96,7 @@ static void follow(struct sim *sim)
         sim->attempt = stats.attempt;
     }
     sim->failed = stats.phase == CST_PHASE_FAILED;
-    if (sim->failed && sim->p_fatal == 0) {
+    if (sim->failed && sim->p_fatal == 0 && !sim->excused) {
         sim_fail(sim, "the job failed, though nothing did");
     }
 }
@@ -205,6 +205,7 @@ static void choose_chances(struct sim *sim)
     sim->p_stop = sim_chance(sim, 5000) ? sim_below(sim, 2000) : 0;
     sim->p_io = sim_chance(sim, 5000) ? sim_below(sim, 500) : 0;
     sim->p_hint = sim_below(sim, 300);
+    sim->p_lost = sim_chance(sim, 1500) ? 1 + sim_below(sim, 200) : 0;
     sim->p_nan = sim_below(sim, 2000);
     sim->p_idle = sim_below(sim, 8000);
     sim->p_skip = sim_below(sim, 1000);
@@ -426,6 +427,9 @@ static void mischief(struct sim *sim)
     if (sim_chance(sim, sim->p_engine_death)) {
         engines_restart(sim);
     }
+    if (sim_chance(sim, sim->p_lost)) {
+        lost_begin(sim);
+    }
     if (sim_chance(sim, sim->p_interleave)) {
         cst_core_set_interleave(sim->core, sim_below(sim, 6));
     }
@@ -467,6 +471,9 @@ static void turn(struct sim *sim)
     sim->now += sim_below(sim, 10000);
     if (!sim->ending && !sim_is_calm(sim)) {
         mischief(sim);
+    }
+    if (sim->lost != 0 && (sim_is_calm(sim) || sim_chance(sim, 100))) {
+        lost_end(sim);
     }
     if (cst_core_deadline(sim->core) <= sim->now) {
         sim_event(sim, (struct cst_event){.kind = CST_EV_TICK});
@@ -587,6 +594,8 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     totals->gathered += sim.n_gathered;
     totals->early += sim.n_early;
     totals->instead += sim.n_instead;
+    totals->lost += sim.n_lost;
+    totals->given_up += stats.n_rooms_given_up;
     totals->ahead += sim.n_ahead;
     totals->fused += sim.n_fused;
     totals->dropped += stats.n_dropped;

@@ -133,6 +133,8 @@ struct sim_totals {
     uint64_t device_runs; /* with states on accelerators */
     uint64_t kept;     /* gradients that stayed in rooms */
     uint64_t instead;  /* commands that came in place of such as failed in rooms */
+    uint64_t lost;     /* updates in rooms that were lost with their engine, of chunks at home */
+    uint64_t given_up; /* rooms */
     uint64_t redone;   /* commands that an engine had ended when it died, and did again */
     uint64_t early; /* reductions of the first ranks' contributions alone */
 };
@@ -156,6 +158,9 @@ struct sim {
     uint32_t n_nodes;    /* engines 0 to n_nodes - 1 are the host's ... */
     uint32_t n_engines;  /* ... the others a GPU's each */
     uint32_t stopped;    /* engines that do nothing for now, a bit each */
+    uint32_t lost;       /* accelerators' engines that do nothing any more, a bit each */
+    bool excused;        /* one of them had what the job cannot do without */
+    uint64_t n_lost;     /* updates in rooms that were lost with their engine, of chunks at home */
     uint64_t n_crossing; /* commands that waited for another engine's */
     uint64_t n_fills;    /* copies by workers */
     uint64_t n_gathered; /* parts of weights that went into pools */
@@ -183,7 +188,7 @@ struct sim {
     /* what the run is made of, chosen by the seed; chances are in 1/10000 a turn */
     unsigned p_death, p_lie, p_cancel, p_copy_fail, p_room_fail, p_engine_death, p_io, p_hint, p_skip, p_nan,
         p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop, p_worker_copies, p_patterns, p_big,
-        p_idle, p_interleave, p_quiet, p_prepare;
+        p_idle, p_interleave, p_quiet, p_prepare, p_lost;
     enum cst_overlap overlap;
     uint64_t delay_from;
     float clip_norm;
@@ -254,6 +259,8 @@ void command_check(const struct sim *sim, const struct cst_command *command);
 void driver_submit(struct sim *sim, const struct cst_command *command);
 /* The command that is not told to be complete; NULL: it is. */
 const struct job *driver_find(const struct sim *sim, uint64_t ticket);
+/* The driver has it still. */
+bool driver_holds(const struct sim *sim, const struct job *job);
 /* What comes after that command fails, however late its turn comes. */
 void driver_failed(struct sim *sim, uint64_t ticket);
 
@@ -266,8 +273,20 @@ struct cell *engines_cell(struct sim *sim, const struct spot *spot);
 void engines_begin_write(struct sim *sim, const struct job *job, const struct spot *spot);
 /* Sum of changes of all its sources. */
 uint64_t engines_source_changes(struct sim *sim, const struct job *job);
+/* The command is a copy, or a conversion that is as good as one. */
+bool engines_copies(const struct job *job);
+/* The death of its engine ends a command that runs; it may begin anew. */
+void engines_tear(struct sim *sim, struct job *job);
 /* An engine dies and comes back: what it had under way begins anew. */
 void engines_restart(struct sim *sim);
+
+/* lost.c */
+/* An accelerator's engine is lost, or is there again: what it has, and what it is given meanwhile,
+ * comes back undone. */
+void lost_begin(struct sim *sim);
+void lost_end(struct sim *sim);
+/* Nobody will do the command; it is over. False: it is not so. */
+bool lost_refuses(struct sim *sim, struct job *job);
 
 /* over.c */
 /* The gradient of @chunk has no row but the weights'. */

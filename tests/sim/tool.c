@@ -118,7 +118,7 @@ void tool_reply(struct sim *sim, const struct pending *asked, const struct cst_r
         return; /* weights are there again, or it went into its update */
     }
     if (reply->status != CST_OK) {
-        if (reply->status != CST_EIO && sim->p_fatal == 0) {
+        if (reply->status != CST_EIO && sim->p_fatal == 0 && sim->p_lost == 0) {
             sim_fail(sim, "tool: %s: %s", cst_status_name(reply->status), reply->err.text);
         }
         return;

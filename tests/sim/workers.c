@@ -468,7 +468,8 @@ static void fetched(struct sim *sim, const struct pending *asked, const struct c
         w->begun = false; /* of its own doing: once more */
     } else if (w->state == WORKER_RUN || w->state == WORKER_STEPPING) {
         if (reply->status != CST_EPEERDIED && reply->status != CST_EIO && !sim->failed &&
-            reply->status != CST_ETIMEDOUT && reply->status != CST_ECANCELLED) {
+            (reply->status != CST_EENGINE || sim->p_lost == 0) && reply->status != CST_ETIMEDOUT &&
+            reply->status != CST_ECANCELLED) {
             sim_fail(sim, "rank %u: fetch of chunk %u: %s: %s", asked->rank, asked->chunk,
                      cst_status_name(reply->status), reply->err.text);
         }

@@ -300,8 +300,82 @@ START_TEST(given_up)
 }
 END_TEST
 
-/* An accelerator that is gone ends the job, as it always did; so does one that fails states which
- * it alone has. */
+/* The accelerator is gone, however that is said (_i % 2) and whichever command is the first to fail
+ * for it, a COPY up or the UPDATE (_i / 2): the node makes the updates, nothing goes there any
+ * more, and the job goes on. */
+START_TEST(gone)
+{
+    int status = _i % 2 == 0 ? CST_ELOST : CST_EENGINE;
+
+    open_room((struct rig_job){0}, 4, 0);
+    room_commit(&rig, 4);
+    for (unsigned i = 0; _i / 2 == 1 && i < 4; i++) {
+        rig_done(&rig, ticket_of(CST_COMMAND_COPY, 0), CST_OK, NULL);
+    }
+    for (unsigned i = 0; i < rig.n_commands;) { /* all that the engine has and gets */
+        if (rig.commands[i].node == ROOM_ENGINE) {
+            give_back(rig.commands[i].ticket, status);
+            ck_assert_uint_eq(rig_stats(&rig).n_rooms_given_up, 1);
+            i = 0;
+        } else {
+            i++;
+        }
+    }
+    ck_assert_uint_eq(rig.n_logs, 1);
+    for (uint32_t c = 0; c < 4; c++) {
+        ck_assert(home_update(c) != NULL);
+    }
+    drain_in_order();
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_RUNNING);
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, 4);
+    ck_assert_uint_eq(rig_stats(&rig).n_device_updates, 0);
+    room_commit(&rig, 4);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 4);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 0);
+    drain_in_order();
+}
+END_TEST
+
+/* It is gone when some chunks' rows come down, after _i of those of the last: the job fails, and
+ * says which, and no others. */
+START_TEST(gone_with_rows)
+{
+    static const char lost[] = "home: 0-1";
+    uint64_t sync;
+
+    open_room((struct rig_job){0}, 6, 0);
+    room_commit(&rig, 6);
+    while (home_update(0) == NULL && rig_command(&rig, CST_COMMAND_UPDATE, 0)->chunk < 2) {
+        unsigned i = 0;
+
+        while (rig.commands[i].src[0].segment == ROOM_SEGMENT) {
+            i++;
+        }
+        rig_done(&rig, rig.commands[i].ticket, CST_OK, NULL);
+    }
+    for (int n = 0; n < _i; n++) {
+        unsigned i = 0;
+
+        while (rig.commands[i].chunk != 1) {
+            i++;
+        }
+        rig_done(&rig, rig.commands[i].ticket, CST_OK, NULL);
+    }
+    for (unsigned i = rig.n_commands; i-- > 0;) {
+        if (rig.commands[i].chunk == 1) {
+            give_back(rig.commands[i].ticket, CST_EENGINE);
+            break;
+        }
+    }
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_FAILED);
+    sync = rig_rank_event(&rig, CST_EV_SYNC, 0);
+    ck_assert_int_eq(rig_status(&rig, sync), CST_EENGINE);
+    ck_assert_str_eq(strstr(rig_answer(&rig, sync)->err.text, "home:"), lost);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* An accelerator that fails states which it alone has, or is gone with them, ends the job. */
 START_TEST(fatal)
 {
     struct cst_layout_device device = {.engine = ROOM_ENGINE,
@@ -310,7 +384,7 @@ START_TEST(fatal)
                                        .room_bytes = 3 * ROOM_BUFFER};
     static const int status[] = {CST_ELOST, CST_EENGINE, CST_EIO};
 
-    open_room((struct rig_job){.device = _i == 2 ? &device : NULL}, 1, 0);
+    open_room((struct rig_job){.device = &device}, 1, 0);
     room_commit(&rig, 1);
     give_back(ticket_of(CST_COMMAND_COPY, 0), status[_i]);
     ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_FAILED);
@@ -439,6 +513,8 @@ int main(void)
     tcase_add_loop_test(tcase, copied_again, 0, 4);
     tcase_add_test(tcase, never_copied);
     tcase_add_test(tcase, given_up);
+    tcase_add_loop_test(tcase, gone, 0, 4);
+    tcase_add_loop_test(tcase, gone_with_rows, 0, 4);
     tcase_add_loop_test(tcase, fatal, 0, 3);
     tcase_add_test(tcase, other_row);
     tcase_add_test(tcase, worker_copies);

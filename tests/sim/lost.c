@@ -1,0 +1,90 @@
+/* Accelerators' engines that are lost: they die too often, or their device is gone. What they have,
+ * and what they are given until they are there again, comes back undone, in any order, whatever of
+ * it had been done. The job goes on unless it cannot do without. */
+#include "tests/sim/sim.h"
+
+/* The job fails with it: all but copies to blocks, grad rows and staging, and what comes before the
+ * COPYs down of an update in a room. */
+static bool is_vital(struct sim *sim, const struct job *job)
+{
+    const struct cst_command *command = &job->command;
+    struct spot dst;
+
+    if (room_has(sim, command)) {
+        bool up = command->kind == CST_COMMAND_COPY &&
+                  memory_find(&sim->memory, command->dst[0]).kind == PLACE_ROOM;
+
+        return sim->layout.chunks[command->chunk].device != 0 ||
+               (command->kind != CST_COMMAND_UPDATE && !up);
+    }
+    if (!engines_copies(job)) {
+        return true;
+    }
+    dst = engines_find(sim, job, command->dst[0]);
+    return dst.kind == PLACE_ROW && dst.row != CST_ROW_GRAD;
+}
+
+static bool is_lost(const struct sim *sim, const struct job *job)
+{
+    return (sim->lost >> job->command.node & 1) != 0 && !driver_holds(sim, job);
+}
+
+/* Rather one that is at an update. */
+static uint32_t choose(struct sim *sim)
+{
+    uint32_t first = sim->n_jobs > 0 ? sim_below(sim, sim->n_jobs) : 0;
+
+    for (uint32_t k = 0; k < sim->n_jobs; k++) {
+        const struct job *job = &sim->jobs[(first + k) % sim->n_jobs];
+
+        if (room_has(sim, &job->command) && !is_vital(sim, job)) {
+            return job->command.node;
+        }
+    }
+    return sim->n_nodes + sim_below(sim, sim->n_engines - sim->n_nodes);
+}
+
+void lost_begin(struct sim *sim)
+{
+    sim->lost |= 1u << choose(sim);
+    for (unsigned i = 0; i < sim->n_jobs; i++) {
+        struct job *job = &sim->jobs[i];
+
+        if (is_lost(sim, job) && job->state == JOB_RUNNING) {
+            engines_tear(sim, job);
+            job->state = JOB_WAITING;
+        }
+    }
+}
+
+void lost_end(struct sim *sim)
+{
+    sim->lost = 0;
+}
+
+/* A write of the tool's that failed: nobody can tell what is there, the next number will do. */
+static void end_write(struct sim *sim, const struct job *job)
+{
+    if (!room_has(sim, &job->command) && engines_copies(job) && is_vital(sim, job)) {
+        struct spot dst = engines_find(sim, job, job->command.dst[0]);
+        struct cell *cell = engines_cell(sim, &dst);
+
+        memory_begin(cell);
+        memory_end(cell, cell->value + 1);
+    }
+}
+
+bool lost_refuses(struct sim *sim, struct job *job)
+{
+    if (!is_lost(sim, job) || (job->state == JOB_FINISHED && job->status != CST_OK)) {
+        return false;
+    }
+    sim->excused = sim->excused || is_vital(sim, job);
+    sim->n_lost += job->command.kind == CST_COMMAND_UPDATE && !is_vital(sim, job);
+    if (job->state == JOB_WAITING) {
+        end_write(sim, job);
+    }
+    job->state = JOB_FINISHED;
+    job->status = CST_EENGINE;
+    return true;
+}
