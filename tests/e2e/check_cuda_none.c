@@ -4,6 +4,7 @@
 #include "client/cistern_device.h"
 #include "tests/lib/fake_gpu.h"
 #include "tests/lib/settle.h"
+#include "tests/lib/suite.h"
 #include "tests/lib/train_check.h"
 #include "tests/lib/train_cuda.h"
 
@@ -224,8 +225,6 @@ int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_none");
     TCase *tcase = tcase_create("none");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     (void)argc;
     fake_gpu_use(argv);
@@ -236,8 +235,5 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, test_renumbered);
     tcase_add_test(tcase, test_wrong_device);
     suite_add_tcase(suite, tcase);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

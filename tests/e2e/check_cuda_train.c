@@ -289,8 +289,6 @@ int main(int argc, char **argv)
           *deaths = tcase_create("deaths"), *gather = tcase_create("gather"),
           *copies = tcase_create("copies"), *late_copies = tcase_create("late_copies"),
           *deaths_copies = tcase_create("deaths_copies"), *in_rooms = tcase_create("rooms");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     (void)argc;
     fake_gpu_use(argv);
@@ -347,8 +345,5 @@ int main(int argc, char **argv)
     tcase_add_loop_test(in_rooms, rooms, 0, 2 * N_PLACEMENTS);
     tcase_set_timeout(in_rooms, 60);
     suite_add_tcase(suite, in_rooms);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

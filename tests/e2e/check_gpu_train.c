@@ -224,8 +224,6 @@ int main(void)
           *deaths = tcase_create("deaths"), *copies = tcase_create("copies"),
           *slow_copies = tcase_create("slow_copies"), *over = tcase_create("over"),
           *slow_over = tcase_create("slow_over");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_checked_fixture(plain, setup, train_rig_stop);
     tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
@@ -266,8 +264,5 @@ int main(void)
     tcase_add_loop_test(slow_over, bits, 0, N_PLACEMENTS);
     tcase_set_timeout(slow_over, 120);
     suite_add_tcase(suite, slow_over);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return suite_run(suite);
 }

@@ -1,5 +1,7 @@
 #include "tests/lib/daemon_proc.h"
 
+#include "tests/lib/suite.h"
+
 #include <check.h>
 #include <dirent.h>
 #include <errno.h>
@@ -75,18 +77,6 @@ static void spawn(struct daemon_proc *proc, const char *const *args)
     fork_daemon(proc, name, args);
 }
 
-static void show_log(const struct daemon_proc *proc)
-{
-    char text[8192];
-    FILE *file = fopen(proc->log, "re");
-    size_t n = file != NULL ? fread(text, 1, sizeof text, file) : 0;
-
-    (void)fwrite(text, 1, n, stderr);
-    if (file != NULL) {
-        (void)fclose(file);
-    }
-}
-
 static void await_ready(struct daemon_proc *proc)
 {
     struct pollfd p = {.fd = proc->notify, .events = POLLIN};
@@ -94,10 +84,7 @@ static void await_ready(struct daemon_proc *proc)
     ssize_t n;
 
     for (;;) {
-        if (poll(&p, 1, PATIENCE_MS) != 1) {
-            show_log(proc);
-            ck_abort_msg("the daemon did not get ready");
-        }
+        ck_assert_msg(poll(&p, 1, PATIENCE_MS) == 1, "the daemon did not get ready");
         n = recv(proc->notify, text, sizeof text - 1, 0);
         ck_assert_int_gt(n, 0);
         text[n] = '\0';
@@ -109,7 +96,7 @@ static void await_ready(struct daemon_proc *proc)
 
 static void make_folder(struct daemon_proc *proc)
 {
-    (void)strcpy(proc->dir, "/tmp/cistern-test-XXXXXX");
+    (void)snprintf(proc->dir, sizeof proc->dir, SUITE_LOG "XXXXXX", suite_pid());
     ck_assert_ptr_nonnull(mkdtemp(proc->dir));
     (void)snprintf(proc->socket, sizeof proc->socket, "%s/cistern.sock", proc->dir);
     (void)snprintf(proc->manager, sizeof proc->manager, "%s/manager.sock", proc->dir);

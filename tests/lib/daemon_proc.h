@@ -13,7 +13,7 @@ struct daemon_proc {
     char dir[64];     /* temporary folder; the sockets' only home */
     char socket[96];  /* of workers */
     char manager[96]; /* of managers */
-    char log[96];     /* its stderr; not in dir */
+    char log[96];     /* its stderr; not in dir. Where a test fails suite_run prints its end */
 };
 
 /* Make the folder and start a daemon with small budgets (256 MiB arenas, 64 MiB pools), no GPUs and

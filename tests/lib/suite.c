@@ -1,9 +1,12 @@
 #include "tests/lib/suite.h"
 
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
+
+static int running; /* as suite_pid; 0: no suite is run */
 
 TCase *suite_case(Suite *suite, const char *name, SFun setup, SFun teardown)
 {
@@ -15,14 +18,55 @@ TCase *suite_case(Suite *suite, const char *name, SFun setup, SFun teardown)
     return tc;
 }
 
+int suite_pid(void)
+{
+    return running != 0 ? running : (int)getpid();
+}
+
+static void print_end(const char *path)
+{
+    char text[4096];
+    FILE *file = fopen(path, "re");
+
+    if (file == NULL) {
+        return;
+    }
+    if (fseek(file, -(long)sizeof text, SEEK_END) != 0) {
+        rewind(file);
+    }
+    (void)printf("--- end of %s\n", path);
+    (void)fwrite(text, 1, fread(text, 1, sizeof text, file), stdout);
+    (void)fclose(file);
+}
+
+/* A test that fails ends at once: what its daemon said is in a file yet. */
+static void clear_logs(bool print)
+{
+    char pattern[64];
+    glob_t logs = {0};
+
+    (void)snprintf(pattern, sizeof pattern, SUITE_LOG "*.log", running);
+    (void)glob(pattern, 0, NULL, &logs);
+    for (size_t i = 0; i < logs.gl_pathc; i++) {
+        if (print) {
+            print_end(logs.gl_pathv[i]);
+        }
+        (void)unlink(logs.gl_pathv[i]);
+    }
+    globfree(&logs);
+    (void)fflush(stdout);
+}
+
 int suite_run(Suite *suite)
 {
     SRunner *runner = srunner_create(suite);
     int n_failed;
 
+    running = (int)getpid();
     srunner_run_all(runner, CK_ENV);
     n_failed = srunner_ntests_failed(runner);
     srunner_free(runner);
+    clear_logs(n_failed > 0);
     return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
