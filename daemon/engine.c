@@ -69,20 +69,25 @@ void cst_engine_close(struct cst_engine *engine)
     }
 }
 
-int cst_engine_send(struct cst_engine *engine, uint16_t type, uint64_t request,
-                    const ProtobufCMessage *message, int fd)
+static int send_message(struct cst_engine *engine, uint16_t type, uint64_t request,
+                        const ProtobufCMessage *message, const int *fds, unsigned n_fds)
 {
     uint8_t body[256];
-    struct cst_frame frame = {.type = type, .request = request, .body = body};
+    struct cst_frame frame = {.type = type, .request = request, .body = body, .n_fds = n_fds};
 
     if (message != NULL) {
         frame.body_bytes = (uint32_t)protobuf_c_message_pack(message, body);
     }
-    if (fd >= 0) {
-        frame.fds[0] = fd;
-        frame.n_fds = 1;
+    for (unsigned i = 0; i < n_fds; i++) {
+        frame.fds[i] = fds[i];
     }
     return cst_process_send(engine->process, &frame);
+}
+
+int cst_engine_send(struct cst_engine *engine, uint16_t type, uint64_t request,
+                    const ProtobufCMessage *message, int fd)
+{
+    return send_message(engine, type, request, message, &fd, fd >= 0 ? 1 : 0);
 }
 
 bool cst_engine_is_up(const struct cst_engine *engine)
@@ -92,8 +97,10 @@ bool cst_engine_is_up(const struct cst_engine *engine)
 
 static void send_setup(struct cst_engine *engine)
 {
-    const struct cst_config *config = engine->engines->config;
+    const struct cst_engines *engines = engine->engines;
+    const struct cst_config *config = engines->config;
     Engine__Setup setup = ENGINE__SETUP__INIT;
+    int fds[] = {engine->undo->fd, engines->traffic_memory->fd};
 
     setup.node = engine->os_node;
     setup.threads = config->threads;
@@ -106,7 +113,11 @@ static void send_setup(struct cst_engine *engine)
     }
     setup.undo_segment = engine->undo->id;
     setup.undo_bytes = engine->undo->bytes;
-    (void)cst_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_SETUP, 1, &setup.base, engine->undo->fd);
+    setup.has_traffic_slots = 1;
+    setup.traffic_slots = CST_ARENA_MAX_ENGINES;
+    setup.has_traffic_slot = cst_engine_is_gpu(engine);
+    setup.traffic_slot = engine->index;
+    (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SETUP, 1, &setup.base, fds, 2);
 }
 
 /* A slot for each thread that the engine may have. */
@@ -430,6 +441,7 @@ static void on_exit_of_process(void *arg, const char *how)
     struct cst_err err = {0};
 
     engine->process = NULL;
+    cst_traffic_clear(&engine->engines->traffic[engine->index]);
     fold_counters(engine);
     cst_mounts_forget(engine);
     cst_commands_rewind(&engine->commands);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { PING_MS = 1000, STOP_MS = 2000 };
@@ -174,9 +175,40 @@ int cst_engines_add_gpu(struct cst_engines *engines, const char *uuid, int os_no
     return CST_OK;
 }
 
+#define TRAFFIC_BYTES (CST_ARENA_MAX_ENGINES * sizeof(struct cst_traffic))
+
+static int open_traffic(struct cst_engines *engines, struct cst_err *err)
+{
+    void *slots;
+    int rc;
+
+    rc = cst_segment_open(&engines->traffic_memory, cst_engines_segment_id(engines), TRAFFIC_BYTES,
+                          NULL, "table of traffic", err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    slots = mmap(NULL, TRAFFIC_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+                 engines->traffic_memory->fd, 0);
+    if (slots == MAP_FAILED) {
+        return cst_err_errno(err, CST_ENOMEM, errno, "mapping the table of traffic");
+    }
+    engines->traffic = slots;
+    return CST_OK;
+}
+
+static void close_traffic(struct cst_engines *engines)
+{
+    if (engines->traffic != NULL) {
+        (void)munmap(engines->traffic, TRAFFIC_BYTES);
+    }
+    if (engines->traffic_memory != NULL) {
+        cst_segment_unref(engines->traffic_memory);
+    }
+}
+
 int cst_engines_start(struct cst_engines *engines, struct cst_err *err)
 {
-    int rc = CST_OK;
+    int rc = open_traffic(engines, err);
 
     for (unsigned i = 0; i < engines->n_nodes && rc == CST_OK; i++) {
         rc = cst_engine_start(&engines->v[i], err);
@@ -216,6 +248,7 @@ void cst_engines_close(struct cst_engines *engines)
         cst_engine_close(&engines->v[i]);
     }
     cst_waits_close(&engines->waits);
+    close_traffic(engines);
 }
 
 /* -- segments ------------------------------------------------------------------------------- */

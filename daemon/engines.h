@@ -7,6 +7,7 @@
 #include "daemon/config.h"
 #include "daemon/engine.h"
 #include "daemon/waits.h"
+#include "proto/traffic.h"
 
 #include <uv.h>
 
@@ -37,6 +38,8 @@ struct cst_engines {
     TAILQ_HEAD(, cst_segment) segments;               /* that any engine has something of */
     struct cst_segment *buckets[CST_ENGINES_BUCKETS]; /* the same, by id */
     uint32_t next_segment;                            /* id */
+    struct cst_segment *traffic_memory;               /* that of traffic */
+    struct cst_traffic *traffic;                      /* in it, a slot for each engine; mapped */
     cst_engines_done_fn on_done;
     cst_engines_up_fn on_up;
     cst_engines_timed_fn on_timed;    /* NULL: nobody wants to know */

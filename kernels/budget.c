@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <time.h>
 
+#define LOOK_NS 200000
+
 int cst_budget_open(struct cst_budget *budget, double share, unsigned n_threads,
                     struct cst_err *err)
 {
@@ -25,6 +27,12 @@ int cst_budget_open(struct cst_budget *budget, double share, unsigned n_threads,
     (void)pthread_cond_init(&budget->quiet, &monotonic);
     (void)pthread_condattr_destroy(&monotonic);
     return CST_OK;
+}
+
+void cst_budget_watch(struct cst_budget *budget, const struct cst_traffic *slots, uint32_t n)
+{
+    budget->slots = slots;
+    budget->n_slots = n;
 }
 
 void cst_budget_close(struct cst_budget *budget)
@@ -52,16 +60,32 @@ void cst_budget_end(struct cst_budget *budget)
     (void)pthread_mutex_unlock(&budget->mutex);
 }
 
+static bool others_copy(const struct cst_budget *budget)
+{
+    return cst_traffic_any(budget->slots, budget->n_slots);
+}
+
+/* Since when there are copies; UINT64_MAX: there are none. Of others' it is not known, and counts
+ * from @began_ns. With the mutex held. */
+static uint64_t copies_since(const struct cst_budget *budget, uint64_t began_ns)
+{
+    if (others_copy(budget)) {
+        return began_ns;
+    }
+    return budget->n_copies > 0 ? budget->since_ns : UINT64_MAX;
+}
+
 void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began_ns,
                       uint64_t ended_ns)
 {
     struct cst_budget_debt *debt = &budget->debts[thread];
+    uint64_t from;
 
     *debt = (struct cst_budget_debt){.from_ns = ended_ns};
     (void)pthread_mutex_lock(&budget->mutex);
-    if (budget->n_copies > 0 && budget->since_ns < ended_ns) {
-        uint64_t from = began_ns > budget->since_ns ? began_ns : budget->since_ns;
-
+    from = copies_since(budget, began_ns);
+    from = began_ns > from ? began_ns : from;
+    if (from < ended_ns) {
         debt->owed_ns =
             (uint64_t)((double)(ended_ns - from) * (budget->share / (1.0 - budget->share)));
     }
@@ -74,7 +98,7 @@ static uint64_t due(const struct cst_budget *budget, unsigned thread, uint64_t n
     const struct cst_budget_debt *debt = &budget->debts[thread];
     uint64_t until = debt->from_ns + debt->owed_ns;
 
-    return budget->n_copies > 0 && until > now_ns ? until : 0;
+    return until > now_ns && (budget->n_copies > 0 || others_copy(budget)) ? until : 0;
 }
 
 uint64_t cst_budget_due(struct cst_budget *budget, unsigned thread, uint64_t now_ns)
@@ -87,14 +111,23 @@ uint64_t cst_budget_due(struct cst_budget *budget, unsigned thread, uint64_t now
     return until;
 }
 
+/* The next time to look: nobody tells when others' copies are done. With the mutex held. */
+static struct timespec until_then(const struct cst_budget *budget, uint64_t until, uint64_t now)
+{
+    if (budget->n_copies == 0 && until > now + LOOK_NS) {
+        until = now + LOOK_NS;
+    }
+    return (struct timespec){.tv_sec = (time_t)(until / 1000000000u),
+                             .tv_nsec = (long)(until % 1000000000u)};
+}
+
 void cst_budget_hold(struct cst_budget *budget, unsigned thread)
 {
     uint64_t began = cst_crew_now(), now = began, until;
 
     (void)pthread_mutex_lock(&budget->mutex);
     while ((until = due(budget, thread, now)) != 0) {
-        struct timespec ts = {.tv_sec = (time_t)(until / 1000000000u),
-                              .tv_nsec = (long)(until % 1000000000u)};
+        struct timespec ts = until_then(budget, until, now);
 
         (void)pthread_cond_timedwait(&budget->quiet, &budget->mutex, &ts);
         now = cst_crew_now();

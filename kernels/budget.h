@@ -7,11 +7,13 @@
  *   a thread  |=piece=|..|=piece=|..|=piece=|=piece=|      share 1/4: a third of what counts, here
  * .
  *
- * It knows the copies that its owner tells it of, no others. */
+ * It knows the copies that its owner tells it of, and those that accelerators' engines have in the
+ * table of proto/traffic.h, which is looked at between pieces. */
 #ifndef CST_BUDGET_H
 #define CST_BUDGET_H
 
 #include "proto/status.h"
+#include "proto/traffic.h"
 
 #include <pthread.h>
 #include <stdint.h>
@@ -27,16 +29,21 @@ struct cst_budget_debt {
 struct cst_budget {
     double share;                  /* of the time, for copies: 0..CST_BUDGET_MAX_SHARE. Constant */
     struct cst_budget_debt *debts; /* by number of thread. Constant */
-    pthread_mutex_t mutex;         /* guards what follows */
-    pthread_cond_t quiet;          /* n_copies is 0 */
-    uint64_t n_copies;             /* that wait or are under way */
-    uint64_t since_ns;             /* monotonic: since when there are some */
-    uint64_t held_ns;              /* that threads stood back, all together */
+    const struct cst_traffic *slots; /* others' copies; borrowed. Constant */
+    uint32_t n_slots;                /* same */
+    pthread_mutex_t mutex;           /* guards what follows */
+    pthread_cond_t quiet;            /* n_copies is 0 */
+    uint64_t n_copies;               /* that wait or are under way */
+    uint64_t since_ns;               /* monotonic: since when there are some */
+    uint64_t held_ns;                /* that threads stood back, all together */
 };
 
 /* For threads [0, @n_threads). CST_EINVAL: @share; CST_ENOMEM. */
 int cst_budget_open(struct cst_budget *budget, double share, unsigned n_threads,
                     struct cst_err *err);
+
+/* Copies of those @n @slots count as its own from now on. Before any thread uses it. */
+void cst_budget_watch(struct cst_budget *budget, const struct cst_traffic *slots, uint32_t n);
 
 /* Nobody uses it any more. */
 void cst_budget_close(struct cst_budget *budget);

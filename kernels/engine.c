@@ -152,8 +152,27 @@ static int open_cpus(struct cst_engine *engine, unsigned node, struct cst_err *e
     return rc;
 }
 
+/* With the table of traffic, if there is one: its own copies go into it, or those of others count.
+ */
+static int open_budget(struct cst_engine *engine, const Engine__Setup *setup, unsigned n_team,
+                       int traffic_fd, struct cst_err *err)
+{
+    struct cst_work_context *context = &engine->context;
+    uint32_t own = setup->has_traffic_slot ? setup->traffic_slot : UINT32_MAX;
+    int rc = cst_budget_open(&context->budget, (double)setup->copy_share, n_team, err);
+
+    if (rc == CST_OK && traffic_fd >= 0) {
+        rc = cst_engine_traffic_open(&engine->traffic, traffic_fd, setup->traffic_slots, own, err);
+    }
+    if (rc == CST_OK && engine->traffic.own == NULL) {
+        cst_budget_watch(&context->budget, engine->traffic.slots, engine->traffic.n_slots);
+    }
+    context->traffic = engine->traffic.own;
+    return rc;
+}
+
 static int open_parts(struct cst_engine *engine, const Engine__Setup *setup, int undo_fd,
-                      struct cst_err *err)
+                      int traffic_fd, struct cst_err *err)
 {
     struct sizes sizes;
     int rc = check_setup(setup, err);
@@ -173,7 +192,7 @@ static int open_parts(struct cst_engine *engine, const Engine__Setup *setup, int
         rc = cst_mailbox_open(&engine->box, err);
     }
     if (rc == CST_OK) {
-        rc = cst_budget_open(&engine->context.budget, (double)setup->copy_share, sizes.n_team, err);
+        rc = open_budget(engine, setup, sizes.n_team, traffic_fd, err);
     }
     if (rc == CST_OK) {
         rc = open_crews(engine, &sizes, err);
@@ -215,11 +234,12 @@ static int on_setup(struct cst_engine *engine, const struct cst_frame *frame, st
     Engine__Setup *setup = engine__setup__unpack(NULL, frame->body_bytes, frame->body);
     int rc;
 
-    if (setup == NULL || frame->n_fds != 1 || engine->set_up) {
-        rc = cst_err_set(err, CST_EPROTO, "malformed or second SETUP, or %u fds instead of 1",
+    if (setup == NULL || engine->set_up || frame->n_fds != (setup->has_traffic_slots ? 2 : 1)) {
+        rc = cst_err_set(err, CST_EPROTO, "malformed or second SETUP, or it came with %u fds",
                          frame->n_fds);
     } else {
-        rc = open_parts(engine, setup, frame->fds[0], err);
+        rc = open_parts(engine, setup, frame->fds[0], setup->has_traffic_slots ? frame->fds[1] : -1,
+                        err);
     }
     engine__setup__free_unpacked(setup, NULL);
     return rc != CST_OK ? rc : say_ready(engine, frame->request, err);

@@ -11,6 +11,7 @@
 #include "kernels/outbox.h"
 #include "kernels/recovery.h"
 #include "kernels/tickets.h"
+#include "kernels/traffic.h"
 #include "kernels/work.h"
 #include "proto/engine.pb-c.h"
 #include "proto/frame.h"
@@ -29,7 +30,8 @@ struct cst_engine {
     uint32_t undo_id;             /* id of the undo segment, which is not in segments */
     struct cst_mem undo;          /* the undo segment */
     struct cst_recovery recovery; /* its slots */
-    bool recovered;               /* nothing is left to put back: commands may run */
+    struct cst_engine_traffic traffic;  /* what accelerators copy */
+    bool recovered;                     /* nothing is left to put back: commands may run */
     struct cst_work *held, **held_tail; /* commands that wait for that, oldest first */
     struct cst_tickets tickets;         /* commands that have not completed */
     struct cst_work *oldest, *youngest; /* the same, in order of submission */

@@ -70,6 +70,22 @@ static void do_piece(struct cst_work *work, uint64_t piece, unsigned thread)
     }
 }
 
+/* Something of it goes between host memory and the device. */
+static bool uses_link(const struct cst_work *work)
+{
+    return work->kind == ENGINE__COMMAND_KIND__REDUCE ||
+           (work->kind == ENGINE__COMMAND_KIND__COPY &&
+            (work->dst.mem->device != 0) != (work->src.mem->device != 0));
+}
+
+/* It is queued (1), or over (-1). */
+static void tell_traffic(const struct cst_work *work, int32_t n)
+{
+    if (work->context->traffic != NULL && uses_link(work)) {
+        cst_traffic_add(work->context->traffic, n);
+    }
+}
+
 /* The team stands back for copies before a piece, and remembers what the piece took. */
 static void run_piece(struct cst_job *job, uint64_t piece, unsigned thread)
 {
@@ -103,6 +119,7 @@ static void job_done(struct cst_job *job)
     if (!kind->compute) {
         cst_budget_end(&work->context->budget);
     }
+    tell_traffic(work, -1);
     work->ended_ns = cst_crew_now();
     cst_mailbox_post(work->context->box, &work->mail);
 }
@@ -169,6 +186,7 @@ void cst_work_submit(struct cst_work *work, struct cst_crew *crew)
     if (!cst_work_kind(work)->compute) {
         cst_budget_begin(&work->context->budget, cst_crew_now());
     }
+    tell_traffic(work, 1);
     cst_crew_submit(crew, &work->job);
 }
 

@@ -13,6 +13,7 @@
 #include "kernels/tickets.h"
 #include "proto/busy.h"
 #include "proto/engine.pb-c.h"
+#include "proto/traffic.h"
 
 #include <stdatomic.h>
 
@@ -29,6 +30,7 @@ struct cst_work_context {
     struct cst_mailbox *box;       /* borrowed; gets the mail of finished jobs */
     unsigned n_threads;            /* of the team */
     struct cst_budget budget;      /* of memory bandwidth, between team and lanes */
+    struct cst_traffic *traffic;   /* for nodes' engines: what goes over the link; NULL: not told */
     atomic_ulong progress;         /* pieces done, ever */
     uint64_t commands;             /* completed, ever, whatever the status */
     uint64_t copy_bytes;           /* COPY */

@@ -131,6 +131,32 @@ START_TEST(test_held)
 }
 END_TEST
 
+/* Copies of others count like its own, for the whole of a piece, for nobody says when they began;
+ * and when the last one is done nobody stands back any more. */
+START_TEST(test_others)
+{
+    static struct cst_traffic slots[3];
+    uint64_t now = cst_crew_now();
+    pthread_t thread;
+
+    open_budget(0.5);
+    cst_budget_watch(&budget, slots, 3);
+    cst_budget_spend(&budget, 0, 1 * MS, 5 * MS);
+    ck_assert_uint_eq(cst_budget_due(&budget, 0, 5 * MS), 0);
+    cst_traffic_add(&slots[2], 2);
+    cst_budget_spend(&budget, 0, 5 * MS, 8 * MS);
+    ck_assert_uint_eq(cst_budget_due(&budget, 0, 8 * MS), 11 * MS);
+    cst_traffic_add(&slots[2], -1);
+    ck_assert_uint_eq(cst_budget_due(&budget, 0, 8 * MS), 11 * MS);
+    cst_budget_spend(&budget, 0, now - HOUR_NS, now);
+    ck_assert_int_eq(pthread_create(&thread, NULL, hold, NULL), 0);
+    cst_traffic_add(&slots[2], -1);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert_uint_eq(cst_budget_due(&budget, 0, now), 0);
+    close_budget();
+}
+END_TEST
+
 /* A share that leaves nothing for computing is refused, as is one that is no number. */
 START_TEST(test_shares_that_cannot_be)
 {
@@ -154,6 +180,7 @@ int main(void)
     tcase_add_test(tcase, test_copies_end);
     tcase_add_test(tcase, test_hold_is_interrupted);
     tcase_add_test(tcase, test_held);
+    tcase_add_test(tcase, test_others);
     tcase_add_test(tcase, test_shares_that_cannot_be);
     suite_add_tcase(suite, tcase);
     return suite_run(suite);

@@ -1,4 +1,5 @@
 /* The engine process: how the team stands back for copies. */
+#include "proto/traffic.h"
 #include "tests/lib/engine_rig.h"
 
 #include "tests/lib/suite.h"
@@ -49,6 +50,38 @@ START_TEST(test_stands_back)
 }
 END_TEST
 
+static struct cst_traffic *slots;
+
+static void set_up_with_traffic(void)
+{
+    void *base;
+
+    engine_proc_traffic(engine_proc_memfd(4 * sizeof *slots, &base), 4, -1);
+    slots = base;
+    set_up();
+}
+
+/* ... and while accelerators' engines have: what they say in the table counts. */
+START_TEST(test_stands_back_for_others)
+{
+    Engine__Pong pong;
+    uint64_t held;
+
+    engine_rig_must(tiny_job_update(&job, BIG, 1));
+    engine_proc_ping(&proc, &pong);
+    ck_assert_uint_eq(pong.held_ns, 0);
+    cst_traffic_add(&slots[3], 1);
+    engine_rig_must(tiny_job_update(&job, BIG, 2));
+    engine_proc_ping(&proc, &pong);
+    held = pong.held_ns;
+    ck_assert_uint_gt(held, 0);
+    cst_traffic_add(&slots[3], -1);
+    engine_rig_must(tiny_job_update(&job, BIG, 3));
+    engine_proc_ping(&proc, &pong);
+    ck_assert_uint_eq(pong.held_ns, held);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine_budget");
@@ -58,5 +91,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, set_up, engine_rig_teardown);
     tcase_add_test(tcase, test_stands_back);
     suite_add_tcase(suite, tcase);
+    tcase = suite_case(suite, "traffic", set_up_with_traffic, engine_rig_teardown);
+    tcase_add_test(tcase, test_stands_back_for_others);
     return suite_run(suite);
 }

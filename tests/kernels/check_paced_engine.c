@@ -1,6 +1,7 @@
 /* The engine process of a paced accelerator: its commands. Driven over its socket as the daemon
  * does it; its memory is memfds, which the test can look into. */
 #include "kernels/pace.h"
+#include "proto/traffic.h"
 #include "tests/lib/device_cases.h"
 #include "tests/lib/engine_rig.h"
 #include "tests/lib/suite.h"
@@ -122,6 +123,37 @@ START_TEST(test_takes_its_time)
 }
 END_TEST
 
+static struct cst_traffic *slots;
+
+static void set_up_traffic(void)
+{
+    void *base;
+
+    engine_proc_traffic(engine_proc_memfd(4 * sizeof *slots, &base), 4, 2);
+    slots = base;
+    set_up_slow();
+}
+
+/* What it copies over the link it says in its slot, for as long as that takes. */
+START_TEST(test_tells_its_copies)
+{
+    struct cst_place row = tiny_job_row(&job, BIG, CST_ROW_MASTER);
+    struct cst_place block = tiny_job_block(&job, BIG, 0);
+    struct engine_command up = engine_command_copy(block, row, BIG_ELEMS * 2);
+
+    ck_assert(!cst_traffic_any(slots, 4));
+    up.ticket = ++ticket;
+    engine_proc_submit(&proc, &up, 1);
+    while (engine_proc_find(&proc, ticket) == NULL && !cst_traffic_any(slots, 4)) {
+        ck_assert(engine_proc_read(&proc, 1));
+    }
+    ck_assert_ptr_null(engine_proc_find(&proc, ticket));
+    ck_assert(cst_traffic_any(slots + 2, 1));
+    ck_assert_int_eq(engine_proc_wait(&proc, ticket)->status, CST_OK);
+    ck_assert(!cst_traffic_any(slots, 4));
+}
+END_TEST
+
 static void set_up_node(void)
 {
     engine_proc_use_option("--pace", "update=20000000");
@@ -206,6 +238,8 @@ int main(void)
     device_cases_add(plain);
     device_cases_add_slow(slow);
     tcase_add_test(slow, test_takes_its_time);
+    tcase_add_test(suite_case(suite, "traffic", set_up_traffic, engine_rig_teardown),
+                   test_tells_its_copies);
     tcase_add_test(node, test_node_takes_its_time);
     tcase_add_test(node, test_busy_once);
     tcase_add_test(node, test_newest_first);

@@ -27,6 +27,16 @@ static const char *used_program, *used_device, *used_option, *used_value;
 
 static float copy_share;
 
+static int traffic_fd = -1, traffic_own = -1;
+static uint32_t traffic_slots;
+
+void engine_proc_traffic(int fd, uint32_t n, int own)
+{
+    traffic_fd = fd;
+    traffic_slots = n;
+    traffic_own = own;
+}
+
 void engine_proc_copy_share(float share)
 {
     copy_share = share;
@@ -115,8 +125,8 @@ void engine_proc_start(struct engine_proc *proc, int stderr_fd)
     proc->sock = pair[0];
 }
 
-uint64_t engine_proc_send(struct engine_proc *proc, Engine__MsgType type,
-                          const ProtobufCMessage *message, int fd)
+static uint64_t send_fds(struct engine_proc *proc, Engine__MsgType type,
+                         const ProtobufCMessage *message, const int *fds, unsigned n_fds)
 {
     static uint8_t body[CST_FRAME_MAX_BODY];
     struct cst_frame frame = {
@@ -127,12 +137,18 @@ uint64_t engine_proc_send(struct engine_proc *proc, Engine__MsgType type,
         must(protobuf_c_message_get_packed_size(message) <= sizeof body, "message size");
         frame.body_bytes = (uint32_t)protobuf_c_message_pack(message, body);
     }
-    if (fd >= 0) {
-        frame.fds[frame.n_fds++] = fd;
+    for (unsigned i = 0; i < n_fds; i++) {
+        frame.fds[frame.n_fds++] = fds[i];
     }
     /* CST_ECONN is for the reader to find. */
     (void)cst_frame_send(proc->sock, 0, &frame, &err);
     return proc->last_request;
+}
+
+uint64_t engine_proc_send(struct engine_proc *proc, Engine__MsgType type,
+                          const ProtobufCMessage *message, int fd)
+{
+    return send_fds(proc, type, message, &fd, fd >= 0 ? 1 : 0);
 }
 
 static void keep_done(struct engine_proc *proc, const struct cst_frame *frame)
@@ -197,6 +213,7 @@ void engine_proc_open(struct engine_proc *proc, uint32_t threads, uint32_t copy_
                       uint32_t undo_id, int undo_fd, uint64_t undo_bytes)
 {
     Engine__Setup setup = ENGINE__SETUP__INIT;
+    const int fds[] = {undo_fd, traffic_fd};
     struct cst_frame frame;
     Engine__Ready *ready;
 
@@ -209,9 +226,14 @@ void engine_proc_open(struct engine_proc *proc, uint32_t threads, uint32_t copy_
     setup.device = (char *)(uintptr_t)used_device;
     setup.has_copy_share = 1;
     setup.copy_share = copy_share;
-    must(engine_proc_reply(
-             proc, engine_proc_send(proc, ENGINE__MSG_TYPE__ENGINE_SETUP, &setup.base, undo_fd),
-             &frame) != NULL &&
+    setup.has_traffic_slots = traffic_fd >= 0;
+    setup.traffic_slots = traffic_slots;
+    setup.has_traffic_slot = traffic_own >= 0;
+    setup.traffic_slot = (uint32_t)traffic_own;
+    must(engine_proc_reply(proc,
+                           send_fds(proc, ENGINE__MSG_TYPE__ENGINE_SETUP, &setup.base, fds,
+                                    traffic_fd >= 0 ? 2 : 1),
+                           &frame) != NULL &&
              frame.type == ENGINE__MSG_TYPE__ENGINE_READY,
          "READY");
     ready = engine__ready__unpack(NULL, frame.body_bytes, frame.body);

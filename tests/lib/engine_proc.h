@@ -96,6 +96,10 @@ void engine_proc_use_option(const char *option, const char *value);
 /* The copy_share of every SETUP from now on. */
 void engine_proc_copy_share(float share);
 
+/* The table of traffic of every SETUP from now on, of @n slots in @fd; @own: the engine's. -1: none
+ * is passed. */
+void engine_proc_traffic(int fd, uint32_t n, int own);
+
 /* A sealed memfd of @bytes, zeroed; mapped to *@base if that is not NULL. */
 int engine_proc_memfd(uint64_t bytes, void **base);
 
