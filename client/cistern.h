@@ -230,8 +230,8 @@ struct cst_hyper_params {
 
 /* Say, before the first backward, what this step's cst_step will say: with CST_OVERLAP_EARLY and without clipping, updates then begin as soon as a
  * chunk's gradient is complete. A gradient that is not finite, or too large, then spares 4096 elements at a time instead of the whole
- * step: the result has `overflow`, not `skipped`. Never waits. Without effect where the job's overlap is another one. CST_EINVAL: as cst_step; called twice in a step with
- * different parameters.
+ * step: the result has `overflow`, not `skipped`. Never waits. Without effect where the job's overlap is another one. CST_EINVAL: as cst_step;
+ * called twice in a step with different parameters.
  *
  * A step that is interrupted after its first update is only ever finished, not undone, and with the parameters that it was begun with: a worker that
  * names others gets CST_EMISMATCH, from this or a later call, with both values. Chunks that have had their update take nothing more: what is handed
