@@ -101,6 +101,17 @@ static bool has_new_gpu(const struct cst_core *core, uint32_t rank)
     return pool->engine != 0 && !pool->worker_copies;
 }
 
+/* Whose engines have chunks. */
+static uint32_t count_nodes(const struct cst_layout *layout)
+{
+    uint32_t n = 1;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        n = layout->chunks[c].node < n ? n : layout->chunks[c].node + 1;
+    }
+    return n;
+}
+
 static void open_chunks(struct cst_core *core)
 {
     for (uint32_t c = 0; c < core->n_chunks; c++) {
@@ -114,7 +125,6 @@ static void open_chunks(struct cst_core *core)
         core->chunks[c].held = CST_NONE;
         core->chunks[c].evicted_rank = CST_NONE;
         core->n_trained += core->chunks[c].has_states;
-        core->n_nodes = at->node < core->n_nodes ? core->n_nodes : at->node + 1;
     }
 }
 
@@ -168,7 +178,10 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     core->ranks = calloc(core->world, sizeof *core->ranks);
     core->chunks = calloc(core->n_chunks, sizeof *core->chunks);
     core->order = calloc(core->n_chunks, sizeof *core->order);
-    if (core->ranks == NULL || core->chunks == NULL || core->order == NULL) {
+    core->n_nodes = count_nodes(core->layout);
+    core->in_order = calloc(core->n_nodes, sizeof *core->in_order);
+    if (core->ranks == NULL || core->chunks == NULL || core->order == NULL ||
+        core->in_order == NULL) {
         status = cst_err_set(err, CST_ENOMEM, "no memory for the books of %" PRIu32 " chunks",
                              core->n_chunks);
     }
@@ -204,6 +217,7 @@ void cst_core_close(struct cst_core *core)
     free(core->ranks);
     free(core->chunks);
     free(core->order);
+    free(core->in_order);
     free(core);
 }
 

@@ -130,7 +130,7 @@ struct cst_core_config {
     uint32_t micro_batches;          /* per step, at most; 0 and 1: one. With more, layout->grad_bytes must be 4 */
     const struct cst_core_room *rooms; /* copied */
     uint32_t n_rooms;                /* 0..CST_CORE_MAX_ROOMS */
-    uint32_t interleave;             /* k: of each k chunks in a row one is updated in a room; 0: none. See cst_core_set_interleave */
+    uint32_t interleave;             /* k: of each k chunks of a node in a row one is updated in a room; 0: none. See cst_core_set_interleave */
     uint64_t seed;                   /* of stochastic rounding; for the table */
     enum cst_rounding rounding;      /* same */
 };
@@ -305,7 +305,7 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event, struct 
 /* Prefetch as deep as @depth, as in cst_core_policy, from the next look ahead on. */
 void cst_core_set_prefetch(struct cst_core *core, uint32_t depth);
 
-/* From the next commit on, of each @k chunks in a row, in the order of the updates, the last one is updated in a room; 0: none (k = infinity), 1:
+/* From the next commit on, of each @k chunks of a node in a row, in the order of the updates, the last one is updated in a room; 0: none (k = infinity), 1:
  * all. No effect without rooms; a chunk that does not fit in any is updated by its node. The result does not depend on it. */
 void cst_core_set_interleave(struct cst_core *core, uint32_t k);
 

@@ -90,7 +90,7 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
-    if (core->n_rooms == 0 || core->n_in_order == 0) {
+    if (core->n_rooms == 0 || core->n_updates == 0) {
         return;
     }
     if (chunk->device != 0) {
@@ -99,8 +99,8 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
     } else if (chunk->room != CST_NONE) {
         say(page,
             "updated on the accelerator of engine %" PRIu32 ": of each %" PRIu32
-            " chunks in the order of updates the last one goes up",
-            core->rooms[chunk->room].engine, core->interleave_now);
+            " chunks of node %" PRIu32 " in the order of updates the last one goes up",
+            core->rooms[chunk->room].engine, core->interleave_now, core->layout->chunks[c].node);
     } else if (chunk->turn) {
         say(page, "updated by engine %" PRIu32 ": it is larger than the buffers of all rooms",
             core->layout->chunks[c].node);
@@ -110,7 +110,7 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
     } else {
         say(page,
             "updated by engine %" PRIu32 ": of each %" PRIu32
-            " chunks in the order of updates the last one alone goes up",
+            " of its chunks in the order of updates the last one alone goes up",
             core->layout->chunks[c].node, core->interleave_now);
     }
 }

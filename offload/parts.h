@@ -194,7 +194,7 @@ struct cst_core {
     uint32_t next_room;
     uint32_t interleave;      /* as set */
     uint32_t interleave_now;  /* of the updates that were issued last; 0: none goes through a room */
-    uint32_t n_in_order;      /* updates issued since their order began */
+    uint32_t *in_order;       /* per node, of its chunks: updates issued since their order began; owned */
     bool order_ended;         /* the next one begins another */
     uint64_t n_updates, n_device_updates; /* chunks, completed */
     uint32_t *order;          /* scratch: chunks in the order of their updates; owned */

@@ -1,5 +1,6 @@
-/* Updates on accelerators (Deep Optimizer States). Every k-th chunk, in the order of the updates,
- * goes through a buffer of a room; the engines of the nodes update the others meanwhile.
+/* Updates on accelerators (Deep Optimizer States). Of each node's chunks every k-th, in the order
+ * of the updates, goes through a buffer of a room; the engines of the nodes update the others
+ * meanwhile, each k - 1 of its own: were they counted together, all that go up could be one node's.
  *
  *   COPY up x4 ----> UPDATE ----> COPY down: weight      (what fetches wait for)
  *   grad, master,    in -> out    COPY down: master, exp_avg, exp_avg_sq
@@ -25,6 +26,7 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
 #define N_STATES (sizeof states / sizeof states[0])
@@ -80,6 +82,7 @@ int cst_rooms_open(struct cst_core *core, const struct cst_core_config *config, 
         }
     }
     core->interleave = config->interleave;
+    core->order_ended = true;
     return check_devices(core, err);
 }
 
@@ -127,7 +130,7 @@ void cst_room_give_up(struct cst_core *core, uint32_t r)
 static void begin_order(struct cst_core *core)
 {
     core->interleave_now = has_rooms(core) ? core->interleave : 0;
-    core->n_in_order = 0;
+    memset(core->in_order, 0, core->n_nodes * sizeof *core->in_order);
     core->order_ended = false;
 }
 
@@ -144,21 +147,27 @@ static uint32_t find_room(const struct cst_core *core, uint32_t c)
     return CST_NONE;
 }
 
-/* It is the turn of the update that comes next. */
-static bool is_turn(struct cst_core *core)
+/* It is @c's turn to go up, if it is updated next. */
+static bool is_turn(struct cst_core *core, uint32_t c)
 {
-    if (core->order_ended || core->n_in_order == 0) {
+    if (core->order_ended) {
         begin_order(core);
     }
-    return core->interleave_now > 0 && (core->n_in_order + 1) % core->interleave_now == 0;
+    return core->interleave_now > 0 &&
+           (core->in_order[core->layout->chunks[c].node] + 1) % core->interleave_now == 0;
+}
+
+static void count(struct cst_core *core, uint32_t c)
+{
+    core->in_order[core->layout->chunks[c].node]++;
 }
 
 bool cst_room_pass(struct cst_core *core, uint32_t c)
 {
-    if (core->chunks[c].device != 0 || (is_turn(core) && find_room(core, c) != CST_NONE)) {
+    if (core->chunks[c].device != 0 || (is_turn(core, c) && find_room(core, c) != CST_NONE)) {
         return false;
     }
-    core->n_in_order++;
+    count(core, c);
     core->chunks[c].turn = false;
     return true;
 }
@@ -171,8 +180,8 @@ uint32_t cst_room_choose(struct cst_core *core, uint32_t c)
         chunk->room = find_own(core, c);
         return chunk->room;
     }
-    chunk->turn = is_turn(core);
-    core->n_in_order++;
+    chunk->turn = is_turn(core, c);
+    count(core, c);
     if (!chunk->turn || chunk->held == CST_NONE) {
         cst_held_drop(core, c);
         chunk->room = chunk->turn ? find_room(core, c) : CST_NONE;

@@ -77,33 +77,45 @@ static uint64_t chunk_bytes(const struct cst_layout *layout, const struct cst_la
     return bytes;
 }
 
-/* Contiguous ranges of chunks, balanced by bytes: a chunk goes to the node that its middle falls
- * on; one of the base is where it is. */
+/* The node that has least so far, of several the lowest: chunks that come one after the other, in
+ * updates and in the next forward, are different nodes', so that all of them work at any time. */
+static uint32_t next_node(const uint64_t *bytes, uint32_t n_nodes)
+{
+    uint32_t least = 0;
+
+    for (uint32_t node = 1; node < n_nodes; node++) {
+        least = bytes[node] < bytes[least] ? node : least;
+    }
+    return least;
+}
+
+/* A chunk of the base is where it is. */
 int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_config *config,
                          struct cst_err *err)
 {
-    uint64_t total = 0, before = 0;
+    uint64_t *dealt = calloc(config->n_nodes, sizeof *dealt);
+    int rc = CST_OK;
 
-    for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        total += chunk_bytes(layout, &layout->chunks[c]);
+    if (dealt == NULL) {
+        return CST_ENOMEM;
     }
-    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+    for (uint32_t c = 0; c < layout->n_chunks && rc == CST_OK; c++) {
         struct cst_layout_chunk *chunk = &layout->chunks[c];
-        uint64_t bytes = chunk_bytes(layout, chunk);
 
         if (is_own(chunk)) {
-            chunk->node = (uint32_t)((2 * before + bytes) * config->n_nodes / (2 * total));
+            chunk->node = next_node(dealt, config->n_nodes);
+            dealt[chunk->node] += chunk_bytes(layout, chunk);
         } else {
             chunk->node = config->base->chunks[chunk->base_chunk].node;
         }
         if (chunk->node >= config->n_nodes) {
-            return cst_err_set(err, CST_EINVAL,
-                               "a chunk of the base is on node %" PRIu32 " of %" PRIu32,
-                               chunk->node, config->n_nodes);
+            rc = cst_err_set(err, CST_EINVAL,
+                             "a chunk of the base is on node %" PRIu32 " of %" PRIu32, chunk->node,
+                             config->n_nodes);
         }
-        before += bytes;
     }
-    return CST_OK;
+    free(dealt);
+    return rc;
 }
 
 /* -- rows on accelerators --------------------------------------------------------------------- */
@@ -206,16 +218,17 @@ static void place_device_rows(struct cst_layout *layout, const struct cst_layout
     }
 }
 
-/* Rows one behind the other; a segment ends where the next row would not fit or the node changes.
- */
-static void place_own_rows(struct cst_layout *layout)
+/* The rows of one node's chunks, one behind the other; a segment ends where the next row would not
+ * fit. */
+static void place_node_rows(struct cst_layout *layout, uint32_t node)
 {
     struct cst_layout_segment *segment = NULL;
 
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         struct cst_layout_chunk *chunk = &layout->chunks[c];
+        bool here = is_own(chunk) && chunk->node == node;
 
-        for (uint32_t r = 0; r < N_ROWS && is_own(chunk); r++) {
+        for (uint32_t r = 0; r < N_ROWS && here; r++) {
             uint64_t bytes = row_bytes(layout, chunk, r);
 
             if (bytes == 0) {
@@ -225,16 +238,15 @@ static void place_own_rows(struct cst_layout *layout)
             if (is_on_device(chunk, r)) {
                 continue;
             }
-            if (segment == NULL || segment->node != chunk->node ||
-                segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
-                segment = add_segment(layout, chunk->node);
+            if (segment == NULL || segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
+                segment = add_segment(layout, node);
             }
             *row_of(chunk, r) = (struct cst_layout_row){.segment = layout->n_segments - 1,
                                                         .offset = segment->bytes};
             segment->bytes += bytes;
             layout->arena_bytes += bytes;
         }
-        if (layout->states.grad_over_weight && is_own(chunk) && has_states(chunk)) {
+        if (layout->states.grad_over_weight && here && has_states(chunk)) {
             chunk->rows[CST_ROW_GRAD] = chunk->rows[CST_ROW_WEIGHT];
         }
     }
@@ -281,7 +293,9 @@ int cst_rows_place(struct cst_layout *layout, const struct cst_layout_config *co
         return CST_ENOMEM;
     }
     memset(known, 0xff, n_base * sizeof *known);
-    place_own_rows(layout);
+    for (uint32_t node = 0; node < config->n_nodes; node++) {
+        place_node_rows(layout, node);
+    }
     for (uint32_t i = 0; i < config->n_devices; i++) {
         place_device_rows(layout, &config->devices[i]);
     }

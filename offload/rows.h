@@ -4,7 +4,7 @@
 
 #include "offload/layout.h"
 
-/* Contiguous ranges of chunks to nodes, balanced by bytes. CST_EINVAL: a chunk of the base is on a node that there is not. */
+/* Chunks to nodes in turn, balanced by bytes. CST_EINVAL: a chunk of the base is on a node that there is not; CST_ENOMEM. */
 int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_config *config,
                          struct cst_err *err);
 

@@ -258,25 +258,72 @@ START_TEST(arena_bytes)
 }
 END_TEST
 
-/* Two nodes: each has a contiguous range of chunks and about half of the elements, in segments of
- * its own. */
+/* Each node has segments of its own, as few as if it were alone. */
+static void check_node_segments(uint32_t n_nodes)
+{
+    uint32_t last[4] = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX};
+
+    for (uint32_t c = 0; c < layout.n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout.chunks[c];
+
+        ck_assert_uint_lt(chunk->node, n_nodes);
+        for (unsigned r = 0; r < CST_ROW_COUNT; r++) {
+            uint32_t segment = chunk->rows[r].segment;
+
+            ck_assert_uint_eq(layout.segments[segment].node, chunk->node);
+            ck_assert(last[chunk->node] == UINT32_MAX || segment == last[chunk->node] ||
+                      layout.segments[last[chunk->node]].bytes > CST_LAYOUT_SEGMENT_BYTES / 2);
+            last[chunk->node] = segment;
+        }
+    }
+}
+
+/* Chunks in a row that are of one size are spread over all nodes (_i), wherever the row begins. */
 START_TEST(nodes)
 {
-    uint64_t elems[2] = {0, 0};
+    uint32_t n_nodes = (uint32_t)_i;
 
     for (uint32_t i = 0; i < 21; i++) {
+        tensor(4000);
+        use(1, (uint32_t[]){i});
+    }
+    ck_assert_int_eq(build(4096, 0, n_nodes), CST_OK);
+    check_layout();
+    ck_assert_uint_eq(layout.n_chunks, 21);
+    check_node_segments(n_nodes);
+    ck_assert_uint_eq(layout.n_segments, n_nodes);
+    for (uint32_t first = 0; first < layout.n_chunks; first++) {
+        uint32_t n[4] = {0};
+
+        for (uint32_t c = first; c < layout.n_chunks; c++) {
+            n[layout.chunks[c].node]++;
+            for (uint32_t node = 0; node < n_nodes; node++) {
+                ck_assert_uint_ge(n[node], (c - first + 1) / n_nodes);
+                ck_assert_uint_le(n[node], (c - first) / n_nodes + 1);
+            }
+        }
+    }
+}
+END_TEST
+
+/* Of chunks of several sizes every node has about as many bytes, at each point. */
+START_TEST(nodes_of_sizes)
+{
+    uint64_t elems[3] = {0};
+
+    for (uint32_t i = 0; i < 60; i++) {
         tensor(1000 + 300 * (i % 7));
         use(1, (uint32_t[]){i});
     }
-    ck_assert_int_eq(build(4096, 0, 2), CST_OK);
+    ck_assert_int_eq(build(4096, 0, 3), CST_OK);
     check_layout();
+    check_node_segments(3);
     for (uint32_t c = 0; c < layout.n_chunks; c++) {
-        ck_assert_uint_lt(layout.chunks[c].node, 2);
-        ck_assert(c == 0 || layout.chunks[c].node >= layout.chunks[c - 1].node);
         elems[layout.chunks[c].node] += layout.chunks[c].n_elems;
+        for (unsigned node = 0; node < 3; node++) {
+            ck_assert_uint_le(elems[node], elems[(node + 1) % 3] + layout.capacity + 1024);
+        }
     }
-    ck_assert_uint_le(elems[0], elems[1] + layout.capacity);
-    ck_assert_uint_le(elems[1], elems[0] + layout.capacity);
 }
 END_TEST
 
@@ -366,7 +413,8 @@ static Suite *suite(void)
     tcase_add_loop_test(tc, shortfall_is_exact, 1, 51);
     tcase_add_test(tc, least_waste);
     tcase_add_test(tc, arena_bytes);
-    tcase_add_test(tc, nodes);
+    tcase_add_loop_test(tc, nodes, 1, 5);
+    tcase_add_test(tc, nodes_of_sizes);
     tcase_add_test(tc, big_segments);
     tcase_add_test(tc, chunks_have_a_limit);
     tcase_add_test(tc, many_tensors);

@@ -45,6 +45,35 @@ START_TEST(every_kth)
 }
 END_TEST
 
+/* Of two nodes' chunks, which take turns, each k-th of either goes up: both engines have as many
+ * left. */
+START_TEST(every_kth_per_node)
+{
+    struct cst_core_room room = {
+        .engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = 3 * ROOM_BUFFER};
+    uint32_t k = (uint32_t)_i;
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = 12,
+                                         .world = 1,
+                                         .n_nodes = 2,
+                                         .n_blocks = 24,
+                                         .rooms = &room,
+                                         .n_rooms = 1,
+                                         .interleave = k});
+    rig_start(&rig, 1);
+    for (unsigned step = 0; step < 2; step++) {
+        room_commit(&rig, 12);
+        for (uint32_t c = 0; c < 12; c++) {
+            bool there = k > 0 && (c / 2 + 1) % k == 0;
+
+            ck_assert_uint_eq(rig.layout.chunks[c].node, c % 2);
+            ck_assert_uint_eq(room_update(&rig, c)->node, there ? ROOM_ENGINE : c % 2);
+        }
+        rig_drain(&rig);
+    }
+}
+END_TEST
+
 /* k is set for the commits to come; what it is shows in the numbers, as does what was updated
  * where.
  */
@@ -306,6 +335,7 @@ int main(void)
     tcase_add_checked_fixture(which, NULL, teardown);
     tcase_add_checked_fixture(commands, NULL, teardown);
     tcase_add_checked_fixture(waits, NULL, teardown);
+    tcase_add_loop_test(which, every_kth_per_node, 0, 8);
     tcase_add_loop_test(which, every_kth, 0, 9);
     tcase_add_test(which, k_changes);
     tcase_add_test(which, too_small);

@@ -65,7 +65,7 @@ static void lay_out(struct rig *rig, const struct rig_job *job)
 {
     struct cst_layout_config layout = {
         .chunk_elems = RIG_CHUNK_ELEMS,
-        .n_nodes = 1,
+        .n_nodes = job->n_nodes == 0 ? 1 : job->n_nodes,
         .world = job->world,
         .states = {.optimizer = job->optimizer,
                    .moments = job->moments,

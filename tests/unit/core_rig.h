@@ -18,6 +18,7 @@ struct rig_job {
     uint32_t n_chunks, world, n_blocks;
     const uint64_t *ranks;    /* per chunk: its group, a bit each; 0: all */
     const uint32_t *patterns; /* per chunk */
+    uint32_t n_nodes;         /* 0: 1 */
     bool with_base;           /* a base job has all frozen chunks */
     uint32_t micro_batches;   /* more than one: grad rows are fp32 */
     bool grad_fp32;
