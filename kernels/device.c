@@ -227,17 +227,17 @@ void cst_device_rows(struct cst_rows *out, const struct cst_table_header *header
 
 int cst_device_reduce(struct cst_device *device, unsigned thread, const struct cst_tile_work *work,
                       uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                      struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err)
+                      struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     const struct cst_rows *r = &work->rows;
 
-    *n_elems = 0;
+    *done = (struct cst_tile_done){0};
     if (n_src > CST_TILE_MAX_SRC || !cst_table_is_mark(work->mark) ||
         (r->grad == NULL) == (r->grad_f32 == NULL) || (work->accumulate && r->grad_f32 == NULL)) {
         return cst_err_set(err, CST_EINVAL, "reduce of %u sources, mark %" PRIu64, n_src,
                            work->mark);
     }
-    return device->ops->reduce(device->state, thread, work, n_src, src, first, count, undo, n_elems,
+    return device->ops->reduce(device->state, thread, work, n_src, src, first, count, undo, done,
                                err);
 }
 
@@ -263,13 +263,13 @@ static int check_rows(const struct cst_device_update *update, const struct cst_a
 
 int cst_device_update(struct cst_device *device, unsigned thread,
                       const struct cst_device_update *update, uint64_t first, uint64_t count,
-                      struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err)
+                      struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     const struct cst_table_header *header = update->work->table;
     unsigned states = 1u << CST_ROW_MASTER | 1u << CST_ROW_EXP_AVG;
     int rc;
 
-    *n_elems = 0;
+    *done = (struct cst_tile_done){0};
     if (!cst_table_is_mark(update->work->mark) || update->n_src > CST_TILE_MAX_SRC ||
         update->row_elems > UINT64_MAX / sizeof(float) || header->moments >= CST_MOMENTS_COUNT ||
         (header->moments == CST_MOMENTS_MX8 && update->row_elems % CST_MX8_BLOCK != 0)) {
@@ -286,7 +286,7 @@ int cst_device_update(struct cst_device *device, unsigned thread,
     for (uint32_t i = 0; i < update->n_src && rc == CST_OK; i++) {
         rc = check(update->src[i], update->row_elems * sizeof(uint16_t), sizeof(uint16_t), err);
     }
-    return rc != CST_OK ? rc
-                        : device->ops->update(device->state, thread, update, first, count, undo,
-                                              n_elems, err);
+    return rc != CST_OK
+               ? rc
+               : device->ops->update(device->state, thread, update, first, count, undo, done, err);
 }

@@ -38,9 +38,9 @@ enum cst_device_conversion {
 
 #define CST_CONVERT_MAX_DST 4
 
-/* CONVERT, or a part of it: all of it host memory, but for weights that are made alone. Places of values, master and weight are those of
- * the first element that is converted; a moments row's is that of its first element, of which
- * [first, first + n_elems) are. */
+/* CONVERT, or a part of it: all of it host memory, but for weights that are made alone. Places of
+ * values, master and weight are those of the first element that is converted; a moments row's is
+ * that of its first element, of which [first, first + n_elems) are. */
 struct cst_device_convert {
     enum cst_device_conversion what;
     struct cst_addr src;                      /* values; DECODE: the row */
@@ -127,10 +127,10 @@ struct cst_device_ops {
                    struct cst_err *err);
     int (*reduce)(void *state, unsigned thread, const struct cst_tile_work *work, uint32_t n_src,
                   const struct cst_addr *src, uint64_t first, uint64_t count,
-                  struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err);
+                  struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err);
     int (*update)(void *state, unsigned thread, const struct cst_device_update *update,
-                  uint64_t first, uint64_t count, struct cst_undo_slot *undo, uint64_t *n_elems,
-                  struct cst_err *err);
+                  uint64_t first, uint64_t count, struct cst_undo_slot *undo,
+                  struct cst_tile_done *done, struct cst_err *err);
 };
 
 struct cst_device {
@@ -205,18 +205,18 @@ void cst_device_rows(struct cst_rows *out, const struct cst_table_header *header
 /* Sum the gradients of tiles [@first, @first + @count) of a chunk that was checked
  * (kernels/chunk.h), whose grad row is host memory; as cst_tile_reduce_range. Each of @src is where
  * a source's row starts, in whichever memory. @undo is the calling thread's own slot; work->kernels
- * is the device's affair. *n_elems: elements of the tiles that it did, also when it fails; those
- * that it did not do do not carry the mark. CST_EINVAL: more than CST_TILE_MAX_SRC sources, mark 0,
+ * is the device's affair. *done: what it did, also when it fails; tiles that it did not do do
+ * not carry the mark. CST_EINVAL: more than CST_TILE_MAX_SRC sources, mark 0,
  * a row missing, or an addition to a bf16 row. */
 int cst_device_reduce(struct cst_device *device, unsigned thread, const struct cst_tile_work *work,
                       uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                      struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err);
+                      struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err);
 
 /* Same for updates, as cst_tile_update_range. Tiles that were not done carry no mark, or, where
  * states are not changed in place, are done again with all others. CST_EINVAL: too many sources,
  * mark 0, bounds, alignment, a row missing, or memory in which this device does not update. */
 int cst_device_update(struct cst_device *device, unsigned thread,
                       const struct cst_device_update *update, uint64_t first, uint64_t count,
-                      struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err);
+                      struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err);
 
 #endif

@@ -83,6 +83,7 @@ static struct cst_update_rows rows_at(const struct cst_tile_work *work, const st
                                       uint32_t first)
 {
     const enum cst_moments format = (enum cst_moments)work->table->moments;
+    const int n = cst_table_has_second((enum cst_optimizer)work->table->optimizer) ? 2 : 1;
     const struct cst_rows *in = &work->rows;
     uint64_t at = tile->start + first;
     struct cst_update_rows rows = {.grad_bf16 = grads.bf16 != NULL ? grads.bf16 + first : NULL,
@@ -91,17 +92,18 @@ static struct cst_update_rows rows_at(const struct cst_tile_work *work, const st
                                    .master = out->master + at,
                                    .weight = out->weight + at};
 
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < n; k++) {
         rows.moments_in[k] = cst_moments_at(format, &in->moments[k], at);
         rows.moments[k] = cst_moments_at(format, &out->moments[k], at);
     }
     return rows;
 }
 
-/* Elements of @tile from @first on. */
-static void run_kernel(const struct cst_tile_work *work, const struct cst_rows *out,
-                       const struct cst_update_scalars *scalars, const struct cst_tile *tile,
-                       struct grads grads, uint32_t first, struct cst_update_undo *undo)
+/* Elements of @tile from @first on. Returns the bytes that it went over, sums of contributions
+ * aside: those are in cache. */
+static uint64_t run_kernel(const struct cst_tile_work *work, const struct cst_rows *out,
+                           const struct cst_update_scalars *scalars, const struct cst_tile *tile,
+                           struct grads grads, uint32_t first, struct cst_update_undo *undo)
 {
     const struct cst_table_header *table = work->table;
     struct cst_update_rows rows = rows_at(work, out, tile, grads, first);
@@ -117,11 +119,22 @@ static void run_kernel(const struct cst_tile_work *work, const struct cst_rows *
     rows.n_next = work->n_src;
     work->kernels->update->v[table->optimizer][table->moments][table->rounding](
         scalars, &random, tile->n_elems - first, &rows, undo);
+    if (work->n_src > 0) {
+        rows.grad_bf16 = NULL;
+        rows.grad_fp32 = NULL;
+    }
+    return cst_update_bytes(&rows, (enum cst_moments)table->moments, tile->n_elems - first);
+}
+
+/* Bytes of @n_src contributions to @tile. */
+static uint64_t src_bytes(uint32_t n_src, const struct cst_tile *tile)
+{
+    return (uint64_t)n_src * tile->n_elems * sizeof(uint16_t);
 }
 
 /* Sum the contributions into @sums, as cst_tile_reduce would into the grad row. */
 static struct grads sum_tile(const struct cst_tile_work *work, const struct cst_tile *tile,
-                             union cst_undo_grads *sums)
+                             union cst_undo_grads *sums, uint64_t *bytes)
 {
     const uint16_t *at[CST_TILE_MAX_SRC];
 
@@ -129,6 +142,7 @@ static struct grads sum_tile(const struct cst_tile_work *work, const struct cst_
     for (uint32_t r = 0; r < work->n_src; r++) {
         at[r] = work->src[r] + tile->start;
     }
+    *bytes += src_bytes(work->n_src, tile);
     if (work->table->grad_bytes == sizeof(float)) {
         tile->entry->sum_squares =
             work->kernels->accumulate(tile->n_elems, work->n_src, at, false, sums->fp32);
@@ -146,17 +160,18 @@ static struct grads grad_row(const struct cst_tile_work *work, const struct cst_
                           .fp32 = rows->grad_f32 != NULL ? rows->grad_f32 + tile->start : NULL};
 }
 
-/* The tile's states stay as they are, wherever they are to be. */
-static void keep_tile(const struct cst_tile_work *work, const struct cst_rows *out,
-                      const struct cst_tile *tile)
+/* The tile's states stay as they are, wherever they are to be. Returns the bytes that it went over.
+ */
+static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_rows *out,
+                          const struct cst_tile *tile)
 {
-    const struct cst_update_rows rows = rows_at(work, out, tile, (struct grads){0}, 0);
+    struct cst_update_rows rows = rows_at(work, out, tile, (struct grads){0}, 0);
     const enum cst_moments format = (enum cst_moments)work->table->moments;
     size_t n = tile->n_elems;
 
     work->kernels->cast(n, rows.master_in, rows.weight);
     if (!work->elsewhere) {
-        return;
+        return n * (sizeof *rows.master_in + sizeof *rows.weight);
     }
     memcpy(rows.master, rows.master_in, n * sizeof *rows.master);
     for (int k = 0; k < 2 && rows.moments[k].values != NULL; k++) {
@@ -167,39 +182,46 @@ static void keep_tile(const struct cst_tile_work *work, const struct cst_rows *o
                    (n + CST_UPDATE_GROUP - 1) / CST_UPDATE_GROUP);
         }
     }
+    return n * sizeof *rows.master_in + cst_update_bytes(&rows, format, n);
 }
 
-/* With contributions, their sums are made in @sums. */
-static void update_tile(const struct cst_tile_work *work, const struct cst_rows *out,
-                        const struct cst_update_scalars *scalars, const struct cst_tile *tile,
-                        union cst_undo_grads *sums, struct cst_undo_slot *undo)
+/* With contributions, their sums are made in @sums. Returns the bytes that it went over. */
+static uint64_t update_tile(const struct cst_tile_work *work, const struct cst_rows *out,
+                            const struct cst_update_scalars *scalars, const struct cst_tile *tile,
+                            union cst_undo_grads *sums, struct cst_undo_slot *undo)
 {
-    struct grads grads = work->n_src > 0 ? sum_tile(work, tile, sums) : grad_row(work, tile);
+    uint64_t bytes = 0;
+    struct grads grads =
+        work->n_src > 0 ? sum_tile(work, tile, sums, &bytes) : grad_row(work, tile);
 
     if (work->guard && !cst_limit_holds(tile->entry->sum_squares, scalars->grad_scale)) {
-        keep_tile(work, out, tile);
-        return;
+        return bytes + keep_tile(work, out, tile);
     }
     if (undo != NULL) {
         cst_undo_begin_update(undo, work->n_src > 0 ? CST_UNDO_FUSED : CST_UNDO_UPDATE, tile,
                               scalars, work->other_weight);
     }
-    run_kernel(work, out, scalars, tile, grads, 0, undo != NULL ? &undo->states : NULL);
+    return bytes +
+           run_kernel(work, out, scalars, tile, grads, 0, undo != NULL ? &undo->states : NULL);
 }
 
 bool cst_tile_update(const struct cst_tile_work *work, const struct cst_update_scalars *scalars,
-                     const struct cst_tile *tile, struct cst_undo_slot *undo)
+                     const struct cst_tile *tile, struct cst_undo_slot *undo,
+                     struct cst_tile_done *done)
 {
     union cst_undo_grads sums;
 
     if (work->elsewhere) {
-        update_tile(work, &work->out, scalars, tile, &sums, NULL);
+        done->bytes += update_tile(work, &work->out, scalars, tile, &sums, NULL);
+        done->n_elems += tile->n_elems;
         return true;
     }
     if (tile->entry->update_mark == (uint32_t)tile->mark) {
         return false;
     }
-    update_tile(work, &work->rows, scalars, tile, undo != NULL ? &undo->grads : &sums, undo);
+    done->bytes +=
+        update_tile(work, &work->rows, scalars, tile, undo != NULL ? &undo->grads : &sums, undo);
+    done->n_elems += tile->n_elems;
     cst_undo_end(undo, tile, work->n_src > 0 ? CST_UNDO_FUSED : CST_UNDO_UPDATE);
     return true;
 }
@@ -215,7 +237,7 @@ void cst_tile_finish_update(const struct cst_tile_work *work, const struct cst_t
                                                          : (struct grads){.bf16 = slot->grads.bf16};
     }
     slot->states.base = first;
-    run_kernel(work, &work->rows, &slot->scalars, tile, grads, first, &slot->states);
+    (void)run_kernel(work, &work->rows, &slot->scalars, tile, grads, first, &slot->states);
 }
 
 /* The slot that an addition to the fp32 row needs, holding its old gradients; NULL: none, as it is
@@ -230,18 +252,21 @@ static struct cst_undo_slot *begin_accumulate(struct cst_undo_slot *undo,
     return undo;
 }
 
-static void reduce_f32(const struct cst_kernels *kernels, uint32_t n_src, const uint16_t *const *at,
-                       float *grad, const struct cst_tile *tile, struct cst_undo_slot *undo)
+/* This one and the next return the bytes that they went over. */
+static uint64_t reduce_f32(const struct cst_kernels *kernels, uint32_t n_src,
+                           const uint16_t *const *at, float *grad, const struct cst_tile *tile,
+                           struct cst_undo_slot *undo)
 {
     undo = begin_accumulate(undo, tile, grad);
     tile->entry->sum_squares =
         kernels->accumulate(tile->n_elems, n_src, at, tile->accumulate, grad);
     cst_undo_end(undo, tile, CST_UNDO_ACCUMULATE);
+    return src_bytes(n_src, tile) + tile->n_elems * sizeof *grad * (tile->accumulate ? 2 : 1);
 }
 
-static void reduce_bf16(const struct cst_kernels *kernels, uint32_t n_src,
-                        const uint16_t *const *at, uint16_t *grad, const struct cst_tile *tile,
-                        struct cst_undo_slot *undo)
+static uint64_t reduce_bf16(const struct cst_kernels *kernels, uint32_t n_src,
+                            const uint16_t *const *at, uint16_t *grad, const struct cst_tile *tile,
+                            struct cst_undo_slot *undo)
 {
     bool in_place = false;
 
@@ -256,11 +281,12 @@ static void reduce_bf16(const struct cst_kernels *kernels, uint32_t n_src,
     }
     tile->entry->sum_squares = kernels->reduce(tile->n_elems, n_src, at, grad);
     cst_undo_end(undo, tile, CST_UNDO_REDUCE);
+    return src_bytes(n_src, tile) + tile->n_elems * sizeof *grad;
 }
 
 bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const uint16_t *const *src,
                      const struct cst_rows *rows, const struct cst_tile *tile,
-                     struct cst_undo_slot *undo)
+                     struct cst_undo_slot *undo, struct cst_tile_done *done)
 {
     const uint16_t *at[CST_TILE_MAX_SRC];
 
@@ -272,15 +298,17 @@ bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const ui
         at[r] = src[r] + tile->start;
     }
     if (rows->grad_f32 != NULL) {
-        reduce_f32(kernels, n_src, at, rows->grad_f32 + tile->start, tile, undo);
+        done->bytes += reduce_f32(kernels, n_src, at, rows->grad_f32 + tile->start, tile, undo);
     } else {
-        reduce_bf16(kernels, n_src, at, rows->grad + tile->start, tile, undo);
+        done->bytes += reduce_bf16(kernels, n_src, at, rows->grad + tile->start, tile, undo);
     }
+    done->n_elems += tile->n_elems;
     return true;
 }
 
 bool cst_tile_reduce_sum(const struct cst_kernels *kernels, const float *sum,
-                         const struct cst_rows *rows, const struct cst_tile *tile)
+                         const struct cst_rows *rows, const struct cst_tile *tile,
+                         struct cst_tile_done *done)
 {
     assert(!tile->accumulate);
     if (tile->entry->reduce_mark == (uint32_t)tile->mark) {
@@ -289,6 +317,8 @@ bool cst_tile_reduce_sum(const struct cst_kernels *kernels, const float *sum,
     tile->entry->sum_squares =
         kernels->accumulate_sum(tile->n_elems, sum, rows->grad_f32 + tile->start);
     cst_undo_end(NULL, tile, CST_UNDO_ACCUMULATE);
+    done->bytes += tile->n_elems * sizeof *rows->grad_f32;
+    done->n_elems += tile->n_elems;
     return true;
 }
 
@@ -304,15 +334,16 @@ uint64_t cst_tile_count(const struct cst_tile_work *work)
     return n;
 }
 
-uint64_t cst_tile_update_range(const struct cst_tile_work *work, const struct cst_tile_hyper *hyper,
-                               uint64_t first, uint64_t count, struct cst_undo_slot *undo)
+struct cst_tile_done cst_tile_update_range(const struct cst_tile_work *work,
+                                           const struct cst_tile_hyper *hyper, uint64_t first,
+                                           uint64_t count, struct cst_undo_slot *undo)
 {
     const struct cst_table_span *prepared = NULL;
     const struct cst_table_span *span;
     struct cst_update_scalars scalars;
     struct cst_tile tile;
     struct cst_tile_walk walk;
-    uint64_t n_elems = 0;
+    struct cst_tile_done done = {0};
 
     cst_tile_walk_start(&walk, work, first, count);
     while ((span = cst_tile_walk_next(&walk, &tile)) != NULL) {
@@ -323,26 +354,22 @@ uint64_t cst_tile_update_range(const struct cst_tile_work *work, const struct cs
                                work->mark);
             prepared = span;
         }
-        if (cst_tile_update(work, &scalars, &tile, undo)) {
-            n_elems += tile.n_elems;
-        }
+        (void)cst_tile_update(work, &scalars, &tile, undo, &done);
     }
-    return n_elems;
+    return done;
 }
 
-uint64_t cst_tile_reduce_range(const struct cst_tile_work *work, uint32_t n_src,
-                               const uint16_t *const *src, uint64_t first, uint64_t count,
-                               struct cst_undo_slot *undo)
+struct cst_tile_done cst_tile_reduce_range(const struct cst_tile_work *work, uint32_t n_src,
+                                           const uint16_t *const *src, uint64_t first,
+                                           uint64_t count, struct cst_undo_slot *undo)
 {
     struct cst_tile tile;
     struct cst_tile_walk walk;
-    uint64_t n_elems = 0;
+    struct cst_tile_done done = {0};
 
     cst_tile_walk_start(&walk, work, first, count);
     while (cst_tile_walk_next(&walk, &tile) != NULL) {
-        if (cst_tile_reduce(work->kernels, n_src, src, &work->rows, &tile, undo)) {
-            n_elems += tile.n_elems;
-        }
+        (void)cst_tile_reduce(work->kernels, n_src, src, &work->rows, &tile, undo, &done);
     }
-    return n_elems;
+    return done;
 }

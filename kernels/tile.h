@@ -63,31 +63,43 @@ struct cst_tile_hyper {
     float grad_scale; /* loss scale x clip factor */
 };
 
+/* What was done. */
+struct cst_tile_done {
+    uint64_t n_elems; /* of tiles that were not done already */
+    uint64_t bytes;   /* of their rows and contributions, counted where a kernel is given them: once
+                         for each time that it reads and each time that it writes them. What is a
+                         tile's own and stays in cache does not count: sums on their way to the
+                         update, what an undo slot keeps */
+};
+
 /* Update one tile, from the grad row or from the contributions work->src, whose sum of squares is
  * then stored. In place: store its mark, and with contributions that no REDUCE made the sum. @undo:
- * this thread's slot, EMPTY before and after; NULL: no protection. False: it is done already,
- * nothing was touched. Elsewhere: there are no marks, @undo is not used, and it may be done again
- * from its start at any time. Any thread, one per tile. */
+ * this thread's slot, EMPTY before and after; NULL: no protection. What was done is
+ * added to @done. False: it is done already, nothing was touched. Elsewhere: there are no marks,
+ * @undo is not used, and it may be done again from its start at any time. Any thread, one per tile.
+ */
 bool cst_tile_update(const struct cst_tile_work *work, const struct cst_update_scalars *scalars,
-                     const struct cst_tile *tile, struct cst_undo_slot *undo);
+                     const struct cst_tile *tile, struct cst_undo_slot *undo,
+                     struct cst_tile_done *done);
 
 /* For cst_undo_restore: update the rest of @tile in place, from the group that @slot holds on,
- * whose old values are in the rows. */
+ * whose old values are in the rows. Nobody counts that. */
 void cst_tile_finish_update(const struct cst_tile_work *work, const struct cst_tile *tile,
                             struct cst_undo_slot *slot);
 
 /* Sum the @n_src bf16 rows @src (each pointing to its row's first element, in rank order) into
  * rows->grad, or into or onto rows->grad_f32; store the sum of squares, then the mark. rows->grad
  * may itself be one of @src: then @undo protects it, as it does an fp32 row that is added to.
- * False as in cst_tile_update. */
+ * @done, and False, as in cst_tile_update. */
 bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const uint16_t *const *src,
                      const struct cst_rows *rows, const struct cst_tile *tile,
-                     struct cst_undo_slot *undo);
+                     struct cst_undo_slot *undo, struct cst_tile_done *done);
 
 /* The same into rows->grad_f32 where the contributions of a step's first sum were summed already:
  * @sum points to that of the tile's first element. */
 bool cst_tile_reduce_sum(const struct cst_kernels *kernels, const float *sum,
-                         const struct cst_rows *rows, const struct cst_tile *tile);
+                         const struct cst_rows *rows, const struct cst_tile *tile,
+                         struct cst_tile_done *done);
 
 #define CST_TILE_MAX_SRC 64 /* contributions in a reduction: the most ranks of a job */
 
@@ -113,15 +125,16 @@ uint64_t cst_tile_count(const struct cst_tile_work *work);
 
 /* Update tiles [@first, @first + @count) of the chunk, counted from 0 through its spans; what lies
  * beyond the last is ignored. Each span's lr and weight decay are scaled as the table says. Returns
- * the elements that were updated: those of skipped tiles do not count. Any thread; ranges of
+ * what was done: skipped tiles do not count. Any thread; ranges of
  * threads do not overlap. Every tile of a chunk must be done before the caller writes the chunk's
  * update_mark. */
-uint64_t cst_tile_update_range(const struct cst_tile_work *work, const struct cst_tile_hyper *hyper,
-                               uint64_t first, uint64_t count, struct cst_undo_slot *undo);
+struct cst_tile_done cst_tile_update_range(const struct cst_tile_work *work,
+                                           const struct cst_tile_hyper *hyper, uint64_t first,
+                                           uint64_t count, struct cst_undo_slot *undo);
 
 /* Same for cst_tile_reduce. @n_src at most CST_TILE_MAX_SRC. */
-uint64_t cst_tile_reduce_range(const struct cst_tile_work *work, uint32_t n_src,
-                               const uint16_t *const *src, uint64_t first, uint64_t count,
-                               struct cst_undo_slot *undo);
+struct cst_tile_done cst_tile_reduce_range(const struct cst_tile_work *work, uint32_t n_src,
+                                           const uint16_t *const *src, uint64_t first,
+                                           uint64_t count, struct cst_undo_slot *undo);
 
 #endif

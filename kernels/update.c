@@ -1,5 +1,7 @@
 #include "kernels/update.h"
 
+#include "proto/table.h"
+
 #include <math.h>
 
 /* x^t by squaring: multiplications alone, so that the bits do not depend on a libm's pow. For t <=
@@ -37,4 +39,31 @@ void cst_update_prepare(struct cst_update_scalars *out, double lr, double beta1,
         .decay = (float)(1.0 - lr * weight_decay),
         .step_size = (float)(lr / bias1),
     };
+}
+
+static uint64_t moment_bytes(const struct cst_update_moment *row, enum cst_moments moments,
+                             size_t n)
+{
+    uint64_t blocks = (n + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK;
+
+    if (row->values == NULL) {
+        return 0;
+    }
+    return moments == CST_MOMENTS_MX8 ? n + blocks : cst_table_moment_bytes(moments, n);
+}
+
+uint64_t cst_update_bytes(const struct cst_update_rows *rows, enum cst_moments moments, size_t n)
+{
+    uint64_t bytes = 0;
+
+    bytes += rows->grad_bf16 != NULL ? n * sizeof *rows->grad_bf16 : 0;
+    bytes += rows->grad_fp32 != NULL ? n * sizeof *rows->grad_fp32 : 0;
+    bytes += rows->master_in != NULL ? n * sizeof *rows->master_in : 0;
+    bytes += rows->master != NULL ? n * sizeof *rows->master : 0;
+    bytes += rows->weight != NULL ? n * sizeof *rows->weight : 0;
+    for (int k = 0; k < 2; k++) {
+        bytes += moment_bytes(&rows->moments_in[k], moments, n);
+        bytes += moment_bytes(&rows->moments[k], moments, n);
+    }
+    return bytes;
 }

@@ -67,8 +67,8 @@ struct cst_update_moment {
     uint8_t *exponents; /* mx8: of 32 elements each; else NULL */
 };
 
-/* Where n elements are read and written. In place where both are the same rows; the weights may take
- * the place of a bf16 gradient. mx8: element 0 is the first of a block. */
+/* Where n elements are read and written. In place where both are the same rows; the weights may
+ * take the place of a bf16 gradient. mx8: element 0 is the first of a block. */
 struct cst_update_rows {
     const uint16_t *grad_bf16; /* one of the two; NULL: the other */
     const float *grad_fp32;
@@ -82,6 +82,11 @@ struct cst_update_rows {
     const uint16_t *const *next;
     uint32_t n_next;
 };
+
+/* Bytes of @n elements of the rows that are given, all of which a kernel goes over once: those that
+ * it reads and those that it writes, the same row twice where it does both; of mx8 whole exponents.
+ * Any thread. */
+uint64_t cst_update_bytes(const struct cst_update_rows *rows, enum cst_moments moments, size_t n);
 
 /* Which random numbers. */
 struct cst_update_random {

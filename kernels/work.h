@@ -37,7 +37,7 @@ struct cst_work_context {
     uint64_t up_bytes, down_bytes; /* of them, from the host to the device, and back */
     uint64_t update_elems;         /* UPDATE: of tiles that were done */
     uint64_t reduce_elems;         /* REDUCE, same */
-    uint64_t update_bytes;         /* that UPDATEs read and wrote */
+    uint64_t update_bytes;         /* of rows that UPDATEs read and wrote, pass by pass (tile.h) */
     uint64_t reduce_bytes;         /* same, REDUCE */
     struct cst_busy copying, copying_up, copying_down, updating, reducing; /* at each of these */
 };
@@ -82,6 +82,7 @@ struct cst_work {
     struct cst_segment *uses[CST_WORK_MAX_USES];     /* segments held */
     uint32_t n_uses;
     _Atomic uint64_t done_elems; /* REDUCE, UPDATE: of tiles that were done */
+    _Atomic uint64_t done_bytes; /* of rows that kernels went over for them */
     uint64_t ended_ns;           /* monotonic time after the last piece */
     atomic_bool failed;          /* pieces that follow do nothing */
     int status;         /* outcome; while failed is set for the first time, by the one who set it */

@@ -75,9 +75,10 @@ uint64_t cst_work_cut_chunk(struct cst_work *work)
     return pieces;
 }
 
-void cst_work_add_done(struct cst_work *work, uint64_t n_elems)
+void cst_work_add_done(struct cst_work *work, const struct cst_tile_done *done)
 {
-    (void)atomic_fetch_add_explicit(&work->done_elems, n_elems, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&work->done_elems, done->n_elems, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&work->done_bytes, done->bytes, memory_order_relaxed);
 }
 
 /* -- REDUCE --------------------------------------------------------------------------------- */
@@ -131,28 +132,20 @@ static int find_reduce(struct cst_work *work, uint64_t *pieces)
 
 static int reduce_piece(struct cst_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
 {
-    uint64_t first, n = cst_work_share(work, piece, work->chunk.n_tiles, &first), done;
+    uint64_t first, n = cst_work_share(work, piece, work->chunk.n_tiles, &first);
+    struct cst_tile_done done;
     int rc =
         cst_device_reduce(work->context->device, thread, &work->chunk.work, work->n_src,
                           work->contributions, first, n, &work->context->slots[thread], &done, err);
 
-    cst_work_add_done(work, done);
+    cst_work_add_done(work, &done);
     return rc;
 }
 
-uint64_t cst_work_grad_bytes(const struct cst_work *work)
-{
-    return cst_table_row_bytes(work->chunk.work.table, CST_ROW_GRAD, 1);
-}
-
-/* Sources are read, the row is written, and read if it is added to. */
 static void count_reduce(const struct cst_work *work)
 {
-    uint64_t bytes =
-        work->n_src * sizeof(uint16_t) + cst_work_grad_bytes(work) * (work->accumulate ? 2 : 1);
-
     work->context->reduce_elems += work->done_elems;
-    work->context->reduce_bytes += work->done_elems * bytes;
+    work->context->reduce_bytes += work->done_bytes;
     cst_work_was_busy(&work->context->reducing, work);
 }
 

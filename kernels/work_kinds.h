@@ -67,14 +67,11 @@ int cst_work_find_chunk(struct cst_work *work, unsigned rows);
 int cst_work_find_contribution(struct cst_work *work, uint32_t i);
 uint64_t cst_work_src_bytes(const struct cst_work *work);
 
-/* Bytes of an element of the grad row. */
-uint64_t cst_work_grad_bytes(const struct cst_work *work);
-
 /* Pieces of the chunk; 0: it carries the mark, or has no tile and carries it now. */
 uint64_t cst_work_cut_chunk(struct cst_work *work);
 
-/* Tiles of @n_elems elements were done. Any thread. */
-void cst_work_add_done(struct cst_work *work, uint64_t n_elems);
+/* So much more was done. Any thread. */
+void cst_work_add_done(struct cst_work *work, const struct cst_tile_done *done);
 
 /* All of its tiles are done: mark the chunk, if it gets a mark. */
 void cst_work_mark_chunk(struct cst_work *work);

@@ -2,7 +2,6 @@
 
 #include <inttypes.h>
 
-#define MX8_BYTES 33 /* of the codes and the exponent of a block */
 #define READ_ROWS (CST_CHUNK_ROWS_STATES | CST_CHUNK_ROW(CST_ROW_GRAD))
 #define WRITTEN_ROWS (CST_CHUNK_ROWS_STATES | CST_CHUNK_ROW(CST_ROW_WEIGHT))
 
@@ -204,34 +203,19 @@ static int find_update(struct cst_work *work, uint64_t *pieces)
 
 static int update_piece(struct cst_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
 {
-    uint64_t first, n = cst_work_share(work, piece, work->chunk.n_tiles, &first), done;
+    uint64_t first, n = cst_work_share(work, piece, work->chunk.n_tiles, &first);
+    struct cst_tile_done done;
     int rc = cst_device_update(work->context->device, thread, &work->update, first, n,
                                &work->context->slots[thread], &done, err);
 
-    cst_work_add_done(work, done);
+    cst_work_add_done(work, &done);
     return rc;
 }
 
-/* Bytes of @n_elems elements of a moments row, whole blocks or not. */
-static uint64_t moment_bytes(enum cst_moments moments, uint64_t n_elems)
-{
-    return moments == CST_MOMENTS_MX8 ? n_elems * MX8_BYTES / CST_MX8_BLOCK
-                                      : cst_table_moment_bytes(moments, n_elems);
-}
-
-/* Master and moments are read and written, the gradient or what it is summed of is read, the weight
- * is written. */
 static void count_update(const struct cst_work *work)
 {
-    const struct cst_table_header *header = work->chunk.work.table;
-    uint64_t n = work->done_elems;
-    uint64_t n_moments = cst_table_has_second((enum cst_optimizer)header->optimizer) ? 2 : 1;
-    uint64_t grad = work->n_src > 0 ? work->n_src * sizeof(uint16_t) : cst_work_grad_bytes(work);
-
-    work->context->update_elems += n;
-    work->context->update_bytes +=
-        n * (grad + 2 * sizeof(float) + sizeof(uint16_t)) +
-        2 * n_moments * moment_bytes((enum cst_moments)header->moments, n);
+    work->context->update_elems += work->done_elems;
+    work->context->update_bytes += work->done_bytes;
     cst_work_was_busy(&work->context->updating, work);
 }
 

@@ -86,17 +86,17 @@ static int cuda_convert(void *state, unsigned thread, const struct cst_device_co
 
 static int cuda_reduce(void *state, unsigned thread, const struct cst_tile_work *work,
                        uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                       struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err)
+                       struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
-    return cst_gpu_reduce(state, thread, work, n_src, src, first, count, undo, n_elems, err);
+    return cst_gpu_reduce(state, thread, work, n_src, src, first, count, undo, done, err);
 }
 
 static int cuda_update(void *state, unsigned thread, const struct cst_device_update *update,
                        uint64_t first, uint64_t count, struct cst_undo_slot *undo,
-                       uint64_t *n_elems, struct cst_err *err)
+                       struct cst_tile_done *done, struct cst_err *err)
 {
     (void)undo;
-    return cst_gpu_update(state, thread, update, first, count, n_elems, err);
+    return cst_gpu_update(state, thread, update, first, count, done, err);
 }
 
 const struct cst_device_ops cst_cuda_ops = {

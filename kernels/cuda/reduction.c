@@ -17,8 +17,9 @@ struct reduction {
     uint32_t n_src;
     const struct cst_addr *src; /* rows' starts, in rank order */
     struct cst_undo_slot *undo;
-    struct cst_mem row_mem; /* grad row's memory, up to the end of what is written */
-    uint64_t row_offset;    /* of the row in it, bytes */
+    struct cst_tile_done *done; /* what was done is added */
+    struct cst_mem row_mem;     /* grad row's memory, up to the end of what is written */
+    uint64_t row_offset;        /* of the row in it, bytes */
 };
 
 /* The tiles that are staged together: elements [base, end) of the chunk's rows hold them all. */
@@ -56,6 +57,12 @@ static void take_batch(struct reduction *r, struct cst_tile_walk *walk, uint64_t
         batch->end = tile.start + tile.n_elems;
         before = *walk;
     }
+}
+
+/* Bytes of the contributions to the batch's tile @i. */
+static uint64_t src_bytes(const struct reduction *r, uint32_t i)
+{
+    return (uint64_t)r->n_src * r->stage->batch[i].n_elems * sizeof(uint16_t);
 }
 
 /* -- on the GPU ----------------------------------------------------------------------------- */
@@ -140,6 +147,8 @@ static int add_up_on_gpu(struct reduction *r, const struct batch *batch, struct 
     for (uint32_t i = 0; i < batch->n && rc == CST_OK; i++) {
         r->stage->batch[i].entry->sum_squares = staged_sums(r->stage)[i];
         cst_undo_end(NULL, &r->stage->batch[i], CST_UNDO_REDUCE);
+        r->done->n_elems += r->stage->batch[i].n_elems;
+        r->done->bytes += src_bytes(r, i) + r->stage->batch[i].n_elems * sizeof(uint16_t);
     }
     return rc;
 }
@@ -166,7 +175,8 @@ static int sum_on_gpu(struct reduction *r, const struct batch *batch, struct cst
         const struct cst_tile *tile = &r->stage->batch[i];
 
         (void)cst_tile_reduce_sum(r->gpu->processor, sums + (tile->start - batch->base),
-                                  &r->work->rows, tile);
+                                  &r->work->rows, tile, r->done);
+        r->done->bytes += src_bytes(r, i);
     }
     return rc;
 }
@@ -210,7 +220,7 @@ static int add_up_here(struct reduction *r, const struct batch *batch, uint64_t 
 
     for (uint32_t i = 0; i < batch->n && rc == CST_OK; i++) {
         (void)cst_tile_reduce(r->gpu->processor, r->n_src, at, &r->work->rows, &r->stage->batch[i],
-                              r->undo);
+                              r->undo, r->done);
     }
     return rc;
 }
@@ -254,7 +264,7 @@ static struct way choose_way(const struct cst_tile_work *work, uint32_t n_src, u
 
 int cst_gpu_reduce(struct cst_gpu *gpu, unsigned thread, const struct cst_tile_work *work,
                    uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                   struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err)
+                   struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     struct reduction r = {.gpu = gpu,
                           .stage = &gpu->stages[thread],
@@ -262,7 +272,8 @@ int cst_gpu_reduce(struct cst_gpu *gpu, unsigned thread, const struct cst_tile_w
                           .work = work,
                           .n_src = n_src,
                           .src = src,
-                          .undo = undo};
+                          .undo = undo,
+                          .done = done};
     struct cst_tile_walk walk;
     struct batch batch;
     uint32_t n_on_gpu = 0;
@@ -288,9 +299,6 @@ int cst_gpu_reduce(struct cst_gpu *gpu, unsigned thread, const struct cst_tile_w
             rc = sum_on_gpu(&r, &batch, err);
         } else {
             rc = add_up_on_gpu(&r, &batch, err);
-        }
-        for (uint32_t i = 0; i < batch.n && rc == CST_OK; i++) {
-            *n_elems += r.stage->batch[i].n_elems;
         }
     }
     return rc;

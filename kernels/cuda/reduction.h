@@ -19,6 +19,6 @@
 /* cst_device_reduce, where its contract is; @thread is one of the team. */
 int cst_gpu_reduce(struct cst_gpu *gpu, unsigned thread, const struct cst_tile_work *work,
                    uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                   struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err);
+                   struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err);
 
 #endif

@@ -15,7 +15,6 @@ _Static_assert(CST_UPDATE_GROUP == CST_MX8_BLOCK, "a group is a block");
 struct batch {
     uint32_t n;       /* tiles */
     uint32_t n_spans; /* that they are of */
-    uint64_t n_elems;
 };
 
 static void *staged(const struct cst_gpu_stage *stage, uint64_t at)
@@ -55,7 +54,6 @@ static void take_batch(const struct cst_gpu_stage *stage, const struct cst_devic
             .number = tile.number,
             .keep = update->guard &&
                     !cst_limit_holds(tile.entry->sum_squares, update->hyper->grad_scale)};
-        batch->n_elems += tile.n_elems;
     }
 }
 
@@ -103,8 +101,26 @@ static int bring(struct cst_gpu *gpu, unsigned thread, uint64_t at, uint64_t byt
                                 (struct cst_addr){.mem = &stage->host, .offset = at}, bytes, err);
 }
 
+/* The kernel is over. It reads no gradient of a tile whose states stay. */
+static void count(const struct cst_gpu_stage *stage, const struct cst_cuda_update *args,
+                  enum cst_moments moments, const struct batch *batch, struct cst_tile_done *done)
+{
+    const struct cst_cuda_tile *tiles = staged(stage, CST_GPU_STAGE_TILES_AT);
+
+    for (uint32_t i = 0; i < batch->n; i++) {
+        struct cst_update_rows rows = args->rows;
+
+        if (tiles[i].keep != 0) {
+            rows.grad_bf16 = NULL;
+            rows.grad_fp32 = NULL;
+        }
+        done->bytes += cst_update_bytes(&rows, moments, tiles[i].n_elems);
+        done->n_elems += tiles[i].n_elems;
+    }
+}
+
 static int run(struct cst_gpu *gpu, unsigned thread, const struct cst_device_update *update,
-               const struct batch *batch, struct cst_err *err)
+               const struct batch *batch, struct cst_tile_done *done, struct cst_err *err)
 {
     const struct cst_table_header *table = update->work->table;
     const struct cst_cuda_update args = arguments(update);
@@ -121,7 +137,11 @@ static int run(struct cst_gpu *gpu, unsigned thread, const struct cst_device_upd
                              (enum cst_moments)table->moments, (enum cst_rounding)table->rounding,
                              &args, err);
     }
-    return cst_gpu_settle(gpu, thread, rc, err);
+    rc = cst_gpu_settle(gpu, thread, rc, err);
+    if (rc == CST_OK) {
+        count(&gpu->stages[thread], &args, (enum cst_moments)table->moments, batch, done);
+    }
+    return rc;
 }
 
 static bool is_own(const struct cst_addr rows[CST_ROW_COUNT])
@@ -151,7 +171,7 @@ static int check(const struct cst_device_update *update, struct cst_err *err)
 }
 
 int cst_gpu_update(struct cst_gpu *gpu, unsigned thread, const struct cst_device_update *update,
-                   uint64_t first, uint64_t count, uint64_t *n_elems, struct cst_err *err)
+                   uint64_t first, uint64_t count, struct cst_tile_done *done, struct cst_err *err)
 {
     struct cst_tile_walk walk;
     struct batch batch;
@@ -166,8 +186,7 @@ int cst_gpu_update(struct cst_gpu *gpu, unsigned thread, const struct cst_device
         if (batch.n == 0) {
             break;
         }
-        rc = run(gpu, thread, update, &batch, err);
-        *n_elems += rc == CST_OK ? batch.n_elems : 0;
+        rc = run(gpu, thread, update, &batch, done, err);
     }
     return rc;
 }

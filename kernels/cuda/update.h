@@ -10,6 +10,6 @@
 /* cst_device_update, where its contract is; @thread is one of the team. CST_EUNSUPPORTED: in place,
  * or contributions that are to be summed on the way; CST_EINVAL: a row in host memory. */
 int cst_gpu_update(struct cst_gpu *gpu, unsigned thread, const struct cst_device_update *update,
-                   uint64_t first, uint64_t count, uint64_t *n_elems, struct cst_err *err);
+                   uint64_t first, uint64_t count, struct cst_tile_done *done, struct cst_err *err);
 
 #endif

@@ -165,7 +165,7 @@ static int host_convert(void *state, unsigned thread, const struct cst_device_co
 
 static int host_reduce(void *state, unsigned thread, const struct cst_tile_work *work,
                        uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                       struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err)
+                       struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     const struct host *host = state;
     const uint16_t *at[CST_TILE_MAX_SRC];
@@ -177,7 +177,7 @@ static int host_reduce(void *state, unsigned thread, const struct cst_tile_work 
         at[i] = pointer(src[i]);
     }
     mine.kernels = host->kernels;
-    *n_elems = cst_tile_reduce_range(&mine, n_src, at, first, count, undo);
+    *done = cst_tile_reduce_range(&mine, n_src, at, first, count, undo);
     return CST_OK;
 }
 
@@ -212,7 +212,7 @@ static void place(struct cst_tile_work *work, const struct cst_device_update *up
 
 static int host_update(void *state, unsigned thread, const struct cst_device_update *update,
                        uint64_t first, uint64_t count, struct cst_undo_slot *undo,
-                       uint64_t *n_elems, struct cst_err *err)
+                       struct cst_tile_done *done, struct cst_err *err)
 {
     struct host *host = state;
     const uint16_t *src[CST_TILE_MAX_SRC];
@@ -230,8 +230,8 @@ static int host_update(void *state, unsigned thread, const struct cst_device_upd
     place(&mine, update);
     mine.kernels = host->kernels;
     mine.src = src;
-    *n_elems = cst_tile_update_range(&mine, update->hyper, first, count, undo);
-    cst_pace_wait(&host->update, *n_elems);
+    *done = cst_tile_update_range(&mine, update->hyper, first, count, undo);
+    cst_pace_wait(&host->update, done->n_elems);
     return CST_OK;
 }
 

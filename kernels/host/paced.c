@@ -222,7 +222,7 @@ static void all_as_host(const struct cst_addr *from, uint32_t n, struct cst_mem 
 /* Summed where the contributions are; the sums come down. */
 static int paced_reduce(void *state, unsigned thread, const struct cst_tile_work *work,
                         uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                        struct cst_undo_slot *undo, uint64_t *n_elems, struct cst_err *err)
+                        struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     struct paced *paced = state;
     struct cst_mem mems[CST_TILE_MAX_SRC];
@@ -232,9 +232,8 @@ static int paced_reduce(void *state, unsigned thread, const struct cst_tile_work
 
     cst_pace_enter(&paced->down, cst_crew_now());
     all_as_host(src, n_src, mems, from);
-    rc = cst_host_ops.reduce(paced->host, thread, work, n_src, from, first, count, undo, n_elems,
-                             err);
-    cst_pace_wait(&paced->down, *n_elems * size);
+    rc = cst_host_ops.reduce(paced->host, thread, work, n_src, from, first, count, undo, done, err);
+    cst_pace_wait(&paced->down, done->n_elems * size);
     return rc;
 }
 
@@ -267,7 +266,7 @@ static int check_update(const struct cst_device_update *update, struct cst_err *
 /* The host device keeps the rate. */
 static int paced_update(void *state, unsigned thread, const struct cst_device_update *update,
                         uint64_t first, uint64_t count, struct cst_undo_slot *undo,
-                        uint64_t *n_elems, struct cst_err *err)
+                        struct cst_tile_done *done, struct cst_err *err)
 {
     struct paced *paced = state;
     struct cst_mem in[CST_ROW_COUNT], out[CST_ROW_COUNT], mems[CST_TILE_MAX_SRC];
@@ -282,7 +281,7 @@ static int paced_update(void *state, unsigned thread, const struct cst_device_up
     all_as_host(update->out, CST_ROW_COUNT, out, mine.out);
     all_as_host(update->src, update->n_src, mems, src);
     mine.src = src;
-    return cst_host_ops.update(paced->host, thread, &mine, first, count, undo, n_elems, err);
+    return cst_host_ops.update(paced->host, thread, &mine, first, count, undo, done, err);
 }
 
 const struct cst_device_ops cst_paced_ops = {

@@ -113,7 +113,8 @@ static void update_piece(struct cst_job *job, uint64_t piece, unsigned thread)
                                                 .grad_scale = 1.0f};
     struct host_rates *r = rates_of(job);
     struct cst_device_update what = {.work = &r->work, .hyper = &hyper, .row_elems = r->n_elems};
-    uint64_t n = cst_host_ops.max_tiles, done;
+    uint64_t n = cst_host_ops.max_tiles;
+    struct cst_tile_done done;
     struct cst_err err;
 
     memcpy(what.in, r->rows, sizeof what.in);
@@ -126,7 +127,8 @@ static void update_piece(struct cst_job *job, uint64_t piece, unsigned thread)
 static void reduce_piece(struct cst_job *job, uint64_t piece, unsigned thread)
 {
     struct host_rates *r = rates_of(job);
-    uint64_t n = cst_host_ops.max_tiles, done;
+    uint64_t n = cst_host_ops.max_tiles;
+    struct cst_tile_done done;
     struct cst_err err;
 
     (void)cst_device_reduce(&r->device, thread, &r->work, N_SRC, r->src, piece * n, n,

@@ -142,7 +142,8 @@ static void update_share(void *arg, unsigned index)
     cst_update_job_share(&bench->job, index, &first, &n);
     bench->job.updated[index] =
         cst_tile_update_range(&bench->job.work, &bench->job.hyper, first / CST_TILE_ELEMS,
-                              cst_table_n_tiles(n), &bench->job.undo[index]);
+                              cst_table_n_tiles(n), &bench->job.undo[index])
+            .n_elems;
 }
 
 static double measure_update(struct bench *bench, struct cst_team *team)

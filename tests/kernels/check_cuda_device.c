@@ -59,9 +59,13 @@ static int reduce(const struct tiny_job *job, const struct cst_mem *pool, struct
         .rows = {.grad = (uint16_t *)(void *)((char *)job->base[TINY_ARENA] + grad.offset)}};
     struct cst_addr src[2] = {{.mem = pool, .offset = tiny_job_block(job, 0, 0).offset},
                               {.mem = pool, .offset = tiny_job_block(job, 0, 1).offset}};
-    uint64_t n_elems;
+    struct cst_tile_done done;
 
-    return cst_device_reduce(&device, 0, &work, 2, src, 0, UINT64_MAX, NULL, &n_elems, err);
+    int rc = cst_device_reduce(&device, 0, &work, 2, src, 0, UINT64_MAX, NULL, &done, err);
+
+    ck_assert_uint_eq(done.bytes, done.n_elems * (2 * 2 + 2));
+    ck_assert(rc != CST_OK || done.n_elems > 0);
+    return rc;
 }
 
 /* An update of the chunk's @n_elems in @pool, out of place: rows that are read, then those that are
@@ -77,7 +81,8 @@ static int update(const struct tiny_job *job, const struct cst_mem *pool, uint64
     struct cst_device_update update = {
         .work = &work, .hyper = &hyper, .row_elems = n_elems, .guard = true};
     struct cst_addr at = {.mem = pool, .offset = 0};
-    uint64_t n_done;
+    struct cst_tile_done done;
+    int rc;
 
     update.in[CST_ROW_GRAD] = at;
     for (int i = 0; i < 3; i++) {
@@ -88,7 +93,10 @@ static int update(const struct tiny_job *job, const struct cst_mem *pool, uint64
     }
     at.offset += 64u << 10;
     update.out[CST_ROW_WEIGHT] = at;
-    return cst_device_update(&device, 1, &update, 0, UINT64_MAX, NULL, &n_done, err);
+    rc = cst_device_update(&device, 1, &update, 0, UINT64_MAX, NULL, &done, err);
+    ck_assert_uint_eq(done.bytes, done.n_elems * 28);
+    ck_assert(rc != CST_OK || done.n_elems > 0);
+    return rc;
 }
 
 /* What an engine does in its life, one of each. What failed is in @err. */

@@ -157,8 +157,8 @@ START_TEST(test_wrappers)
     struct cst_table_header table = {.magic = CST_TABLE_MAGIC};
     struct cst_tile_work work = {.mark = 1, .table = &table};
     struct cst_device_update update = {.work = &work};
+    struct cst_tile_done done;
     struct cst_err err;
-    uint64_t n;
 
     huge.src = odd_dst.src = beyond.src = few.src = format.src = start;
     huge.n_elems = huge.row_elems = UINT64_MAX / 2;
@@ -179,9 +179,9 @@ START_TEST(test_wrappers)
     ck_assert_int_eq(cst_device_convert(&device, 0, &few, &err), CST_EINVAL);
     ck_assert_int_eq(cst_device_convert(&device, 0, &format, &err), CST_EINVAL);
     ck_assert_int_eq(cst_device_populate(&device, 0, mem, BYTES, 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_reduce(&device, 0, &work, 0, NULL, 0, 1, NULL, &n, &err),
+    ck_assert_int_eq(cst_device_reduce(&device, 0, &work, 0, NULL, 0, 1, NULL, &done, &err),
                      CST_EINVAL);
-    ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &n, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_EINVAL);
     ck_assert_uint_eq(atomic_load(&n_calls), 0);
 }
 END_TEST
@@ -198,7 +198,7 @@ START_TEST(test_memory_of_a_device)
     struct cst_addr src = {.mem = &far};
     struct cst_device_update update = {.work = &work, .hyper = &hyper, .row_elems = n};
     struct cst_err err;
-    uint64_t done;
+    struct cst_tile_done done;
 
     ck_assert_ptr_nonnull(table);
     cst_table_size(table, 1, 1, 1);
@@ -221,10 +221,11 @@ START_TEST(test_memory_of_a_device)
     update.n_src = 0;
     update.out[CST_ROW_MASTER].mem = &far;
     ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_EINVAL);
-    ck_assert_uint_eq(done, 0);
+    ck_assert_uint_eq(done.n_elems, 0);
     update.out[CST_ROW_MASTER].mem = mem;
     ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_OK);
-    ck_assert_uint_eq(done, n);
+    ck_assert_uint_eq(done.n_elems, n);
+    ck_assert_uint_eq(done.bytes, 28 * n);
     free(table);
 }
 END_TEST

@@ -14,7 +14,8 @@ START_TEST(test_update_is_adamw_over_spans)
     job_open(&want, NULL);
     got.work.mark = 3;
     ck_assert_uint_eq(
-        cst_tile_update_range(&got.work, &hyper, 0, cst_tile_count(&got.work), &got.undo[0]),
+        cst_tile_update_range(&got.work, &hyper, 0, cst_tile_count(&got.work), &got.undo[0])
+            .n_elems,
         n_elems_all());
     for (int i = 0; i < N_SPANS; i++) {
         const struct cst_table_span *span = &cst_table_spans(want.work.table)[i];
@@ -47,7 +48,7 @@ START_TEST(test_reduce_fills_tiles)
 
     job_open(&got, NULL);
     job_open(&want, NULL);
-    ck_assert_uint_eq(reduce_all(&got, &got.undo[0]), n_elems_all());
+    ck_assert_uint_eq(reduce_all(&got, &got.undo[0]).n_elems, n_elems_all());
     for (int i = 0; i < N_SPANS; i++) {
         const struct cst_table_span *span = &cst_table_spans(want.work.table)[i];
 
@@ -75,6 +76,7 @@ END_TEST
  * mark of its own; tiles have the sum of squares of the whole; the update reads it. */
 START_TEST(test_micro_batches)
 {
+    struct cst_tile_done done;
     struct job got;
     struct job want;
 
@@ -83,11 +85,16 @@ START_TEST(test_micro_batches)
     for (uint64_t m = 1; m <= 3; m++) {
         got.work.mark = m;
         got.work.accumulate = m > 1;
-        ck_assert_uint_eq(reduce_all(&got, m % 2 == 0 ? &got.undo[0] : NULL), n_elems_all());
-        ck_assert_uint_eq(reduce_all(&got, &got.undo[0]), 0);
+        done = reduce_all(&got, m % 2 == 0 ? &got.undo[0] : NULL);
+        ck_assert_uint_eq(done.n_elems, n_elems_all());
+        ck_assert_uint_eq(done.bytes, n_elems_all() * (N_SRC * 2u + (m > 1 ? 8u : 4u)));
+        done = reduce_all(&got, &got.undo[0]);
+        ck_assert_uint_eq(done.n_elems, 0);
+        ck_assert_uint_eq(done.bytes, 0);
     }
     got.work.mark = 1;
-    ck_assert_uint_eq(cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX, NULL), n_elems_all());
+    ck_assert_uint_eq(cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX, NULL).n_elems,
+                      n_elems_all());
     for (int i = 0; i < N_SPANS; i++) {
         const struct cst_table_span *span = &cst_table_spans(want.work.table)[i];
         const struct cst_rows *rows = &want.work.rows;
@@ -129,16 +136,19 @@ START_TEST(test_sum_made_elsewhere)
 
     job_open_wide(&got, NULL);
     job_open_wide(&want, NULL);
-    ck_assert_uint_eq(reduce_all(&want, NULL), n_elems_all());
+    ck_assert_uint_eq(reduce_all(&want, NULL).n_elems, n_elems_all());
     cst_tile_walk_start(&walk, &got.work, 0, UINT64_MAX);
     while (cst_tile_walk_next(&walk, &tile) != NULL) {
         const uint16_t *src[N_SRC] = {got.src[0] + tile.start, got.src[1] + tile.start,
                                       got.src[2] + tile.start};
+        struct cst_tile_done done = {0};
         float sum[CST_TILE_ELEMS];
 
         (void)cst_accumulate_ref(tile.n_elems, N_SRC, src, false, sum);
-        ck_assert(cst_tile_reduce_sum(got.work.kernels, sum, &got.work.rows, &tile));
-        ck_assert(!cst_tile_reduce_sum(got.work.kernels, sum, &got.work.rows, &tile));
+        ck_assert(cst_tile_reduce_sum(got.work.kernels, sum, &got.work.rows, &tile, &done));
+        ck_assert(!cst_tile_reduce_sum(got.work.kernels, sum, &got.work.rows, &tile, &done));
+        ck_assert_uint_eq(done.n_elems, tile.n_elems);
+        ck_assert_uint_eq(done.bytes, tile.n_elems * sizeof(float));
     }
     assert_same(&got, &want);
     job_close(&got);
@@ -154,16 +164,18 @@ START_TEST(test_marks_skip_what_is_done)
 
     job_open(&got, NULL);
     job_open(&want, NULL);
-    ck_assert_uint_eq(reduce_all(&got, &got.undo[0]), n_elems_all());
-    ck_assert_uint_eq(reduce_all(&got, &got.undo[0]), 0);
-    ck_assert_uint_eq(cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX, NULL), n_elems_all());
-    ck_assert_uint_eq(cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX, NULL), 0);
-    ck_assert_uint_eq(reduce_all(&want, NULL), n_elems_all());
-    ck_assert_uint_eq(cst_tile_update_range(&want.work, &hyper, 0, UINT64_MAX, NULL),
+    ck_assert_uint_eq(reduce_all(&got, &got.undo[0]).n_elems, n_elems_all());
+    ck_assert_uint_eq(reduce_all(&got, &got.undo[0]).n_elems, 0);
+    ck_assert_uint_eq(cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX, NULL).n_elems,
+                      n_elems_all());
+    ck_assert_uint_eq(cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX, NULL).n_elems, 0);
+    ck_assert_uint_eq(reduce_all(&want, NULL).n_elems, n_elems_all());
+    ck_assert_uint_eq(cst_tile_update_range(&want.work, &hyper, 0, UINT64_MAX, NULL).n_elems,
                       n_elems_all());
     assert_same(&got, &want);
     got.work.mark = 2;
-    ck_assert_uint_eq(cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX, NULL), n_elems_all());
+    ck_assert_uint_eq(cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX, NULL).n_elems,
+                      n_elems_all());
     ck_assert_int_ne(memcmp(got.work.rows.master, want.work.rows.master, 400), 0);
     job_close(&got);
     job_close(&want);

@@ -153,9 +153,31 @@ static void want_update(struct job *want, uint64_t mark)
     }
 }
 
+/* Bytes of @job's rows, and contributions, that one pass moves. */
+static uint64_t moved(const struct job *job)
+{
+    const struct cst_table_header *table = job->work.table;
+    const uint64_t n_moments = cst_table_has_second((enum cst_optimizer)table->optimizer) ? 2 : 1;
+    const uint64_t grad = job->work.n_src > 0               ? job->work.n_src * 2
+                          : job->work.rows.grad_f32 != NULL ? 4
+                                                            : 2;
+    uint64_t bytes = n_elems_all() * (8 + 2 + grad);
+
+    for (int i = 0; i < N_SPANS; i++) {
+        uint64_t n = span_elems[i];
+        uint64_t one = table->moments == CST_MOMENTS_MX8    ? n + (n + 31) / 32
+                       : table->moments == CST_MOMENTS_BF16 ? 2 * n
+                                                            : 4 * n;
+
+        bytes += 2 * n_moments * one;
+    }
+    return bytes;
+}
+
 /* In place: marks are stored, a second time nothing is touched, padding stays. Elsewhere: what is
  * written is the same, nothing that is read changes, there are no marks, and it can be done again.
- * With contributions, the grad row is not needed and tiles get their sums of squares. */
+ * With contributions, the grad row is not needed and tiles get their sums of squares. Bytes are
+ * those of one pass. */
 START_TEST(test_ways)
 {
     struct turn turn;
@@ -173,10 +195,12 @@ START_TEST(test_ways)
     got.work.mark = 3;
     want_update(&want, 3);
     for (int again = 0; again < 2; again++) {
-        uint64_t n = cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX,
-                                           turn.elsewhere ? NULL : &got.undo[0]);
+        struct cst_tile_done done = cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX,
+                                                          turn.elsewhere ? NULL : &got.undo[0]);
+        bool all = again == 0 || turn.elsewhere;
 
-        ck_assert_uint_eq(n, again == 0 || turn.elsewhere ? n_elems_all() : 0);
+        ck_assert_uint_eq(done.n_elems, all ? n_elems_all() : 0);
+        ck_assert_uint_eq(done.bytes, all ? moved(&got) : 0);
         assert_same_spans(&got, &want);
         if (!turn.elsewhere) {
             assert_same(&got, &want);
@@ -242,7 +266,8 @@ START_TEST(test_guard)
         }
     }
     ck_assert_uint_eq(cst_tile_update_range(&got.work, &hyper, 0, UINT64_MAX,
-                                            turn.elsewhere ? NULL : &got.undo[0]),
+                                            turn.elsewhere ? NULL : &got.undo[0])
+                          .n_elems,
                       n_elems_all());
     assert_same_spans(&got, &want);
     if (!turn.elsewhere) {

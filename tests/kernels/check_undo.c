@@ -55,6 +55,7 @@ START_TEST(test_restore_finishes_a_torn_update)
     const struct cst_kernels *kernels = hostile_row(_i);
     uint64_t state = hostile_seed();
     struct cst_update_scalars adamw;
+    struct cst_tile_done done = {0};
     struct cst_tile tile;
     struct job want;
 
@@ -64,7 +65,7 @@ START_TEST(test_restore_finishes_a_torn_update)
     cst_update_prepare(&adamw, 1e-3, 0.9, 0.999, 1e-8, 0.1, 0.5f, 1);
     job_open(&want, "ref");
     tile = some_tile(&want);
-    ck_assert(cst_tile_update(&want.work, &adamw, &tile, NULL));
+    ck_assert(cst_tile_update(&want.work, &adamw, &tile, NULL, &done));
     for (int k = 0; k < 100; k++) {
         uint32_t n = CST_UPDATE_GROUP;
         uint32_t first = (uint32_t)(hostile_next(&state) % (CST_TILE_ELEMS / n)) * n;
@@ -356,14 +357,15 @@ static struct cst_tile stepped_tile(const struct job *job)
 static void step_tile(struct job *job, const struct cst_update_scalars *adamw)
 {
     const struct cst_tile tile = stepped_tile(job);
+    struct cst_tile_done done = {0};
 
     if (job->work.n_src > 0) {
-        cst_tile_update(&job->work, adamw, &tile, &job->undo[0]);
+        cst_tile_update(&job->work, adamw, &tile, &job->undo[0], &done);
         return;
     }
     cst_tile_reduce(job->work.kernels, N_SRC, (const uint16_t *const *)(const void *)job->src,
-                    &job->work.rows, &tile, &job->undo[0]);
-    cst_tile_update(&job->work, adamw, &tile, &job->undo[0]);
+                    &job->work.rows, &tile, &job->undo[0], &done);
+    cst_tile_update(&job->work, adamw, &tile, &job->undo[0], &done);
 }
 
 #define STEPPED_ELEMS 1024 /* of each row: as far as that tile, and beyond */
@@ -431,10 +433,11 @@ static void prepare_stepped(struct job *job, enum stepped what,
                             const struct cst_update_scalars *adamw)
 {
     const struct cst_tile tile = stepped_tile(job);
+    struct cst_tile_done done = {0};
 
     if (what == STEP_RESTORE_0 || what == STEP_RESTORE_1) {
         cst_tile_reduce(job->work.kernels, N_SRC, (const uint16_t *const *)(const void *)job->src,
-                        &job->work.rows, &tile, NULL);
+                        &job->work.rows, &tile, NULL, &done);
         tear(job, tile, adamw, 32, 32, what == STEP_RESTORE_0 ? 0 : 1);
     }
 }

@@ -195,7 +195,7 @@ static inline void job_close(struct job *job)
 static const struct cst_tile_hyper hyper = {
     .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .grad_scale = 0.5f};
 
-static inline uint64_t reduce_all(struct job *job, struct cst_undo_slot *undo)
+static inline struct cst_tile_done reduce_all(struct job *job, struct cst_undo_slot *undo)
 {
     return cst_tile_reduce_range(&job->work, N_SRC, (const uint16_t *const *)(const void *)job->src,
                                  0, UINT64_MAX, undo);
