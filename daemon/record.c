@@ -2,7 +2,9 @@
 
 #include <stdlib.h>
 
-enum { IN_FLIGHT = 4096 }; /* commands of a job that are kept track of; a power of two */
+/* Commands of a job that are kept track of, powers of two: at first, and at most, which is more
+ * than the updates of a step with as many chunks as a layout may have. */
+enum { FEW = 1 << 12, MOST = 1 << 20 };
 
 struct issued {
     uint64_t ticket; /* 0: none */
@@ -13,21 +15,61 @@ struct issued {
 };
 
 struct cst_record {
-    uint64_t n;                         /* intervals, ever */
-    uint64_t step;                      /* committed */
-    uint64_t began;                     /* ns: that step's commit, or the sync; 0: neither yet */
-    struct issued in_flight[IN_FLIGHT]; /* by ticket */
+    uint64_t n;               /* intervals, ever */
+    uint64_t step;            /* committed */
+    uint64_t began;           /* ns: that step's commit, or the sync; 0: neither yet */
+    struct issued *in_flight; /* owned: by ticket, of which the low bits say where */
+    uint64_t n_slots;         /* of in_flight */
     struct cst_record_interval ring[CST_RECORD_INTERVALS];
 };
 
 struct cst_record *cst_record_open(void)
 {
-    return calloc(1, sizeof(struct cst_record));
+    struct cst_record *record = calloc(1, sizeof *record);
+
+    if (record != NULL) {
+        record->n_slots = FEW;
+        record->in_flight = calloc(record->n_slots, sizeof *record->in_flight);
+        if (record->in_flight == NULL) {
+            free(record);
+            record = NULL;
+        }
+    }
+    return record;
 }
 
 void cst_record_close(struct cst_record *record)
 {
+    if (record != NULL) {
+        free(record->in_flight);
+    }
     free(record);
+}
+
+static struct issued *slot_of(const struct cst_record *record, uint64_t ticket)
+{
+    return &record->in_flight[ticket & (record->n_slots - 1)];
+}
+
+/* Twice as many: none that are there meet. False: there are enough, or there is no memory. */
+static bool grow(struct cst_record *record)
+{
+    struct issued *old = record->in_flight;
+    uint64_t n_old = record->n_slots;
+    struct issued *more = n_old < MOST ? calloc(2 * n_old, sizeof *more) : NULL;
+
+    if (more == NULL) {
+        return false;
+    }
+    record->in_flight = more;
+    record->n_slots = 2 * n_old;
+    for (uint64_t i = 0; i < n_old; i++) {
+        if (old[i].ticket != 0) {
+            *slot_of(record, old[i].ticket) = old[i];
+        }
+    }
+    free(old);
+    return true;
 }
 
 static void add(struct cst_record *record, const struct cst_record_interval *interval)
@@ -38,20 +80,23 @@ static void add(struct cst_record *record, const struct cst_record_interval *int
 void cst_record_issue(struct cst_record *record, enum cst_record_kind kind,
                       const struct cst_command *command, uint64_t now)
 {
-    if (record != NULL) {
-        record->in_flight[command->ticket % IN_FLIGHT] =
-            (struct issued){.ticket = command->ticket,
-                            .asked = now,
-                            .bytes = command->bytes,
-                            .chunk = kind == CST_RECORD_NORM ? UINT32_MAX : command->chunk,
-                            .kind = kind};
+    if (record == NULL) {
+        return;
     }
+    while (slot_of(record, command->ticket)->ticket != 0 && grow(record)) {
+    }
+    *slot_of(record, command->ticket) =
+        (struct issued){.ticket = command->ticket,
+                        .asked = now,
+                        .bytes = command->bytes,
+                        .chunk = kind == CST_RECORD_NORM ? UINT32_MAX : command->chunk,
+                        .kind = kind};
 }
 
 void cst_record_done(struct cst_record *record, uint64_t ticket, uint32_t engine, uint64_t began,
                      uint64_t ended)
 {
-    struct issued *issued = record != NULL ? &record->in_flight[ticket % IN_FLIGHT] : NULL;
+    struct issued *issued = record != NULL ? slot_of(record, ticket) : NULL;
 
     if (issued == NULL || issued->ticket != ticket) {
         return;
@@ -69,8 +114,8 @@ void cst_record_done(struct cst_record *record, uint64_t ticket, uint32_t engine
 
 void cst_record_over(struct cst_record *record, uint64_t ticket, uint64_t now)
 {
-    if (record != NULL && record->in_flight[ticket % IN_FLIGHT].ticket == ticket) {
-        cst_record_done(record, ticket, 0, record->in_flight[ticket % IN_FLIGHT].asked, now);
+    if (record != NULL && slot_of(record, ticket)->ticket == ticket) {
+        cst_record_done(record, ticket, 0, slot_of(record, ticket)->asked, now);
     }
 }
 

@@ -1,6 +1,6 @@
 /* What a job did lately, for people: a ring of intervals, always on. A command costs it one entry
- * of a table and one of the ring, no allocation and no look at the clock; the times of an engine's
- * work are the engine's own. Pure but for malloc; loop thread. */
+ * of a table, which grows when more are under way than ever before, one of the ring, and no look at
+ * the clock; the times of an engine's work are the engine's own. Pure but for malloc; loop thread. */
 #ifndef CST_RECORD_H
 #define CST_RECORD_H
 

@@ -56,6 +56,34 @@ START_TEST(test_untimed)
 }
 END_TEST
 
+/* All updates of a step may be under way at once: each is recorded, in whatever order they end, and
+ * those that come when many have ended are, too. */
+START_TEST(test_many)
+{
+    enum { MANY = 9 * 1000, STRIDE = 7 };
+    struct cst_record *record = cst_record_open();
+
+    for (unsigned round = 0; round < 3; round++) {
+        uint64_t first = 4000 + round * MANY;
+
+        for (uint64_t i = 0; i < MANY; i++) {
+            issue(record, first + i, i);
+        }
+        for (uint64_t i = 0; i < MANY; i++) {
+            cst_record_done(record, first + i * STRIDE % MANY, 1, i, i + 1);
+            cst_record_over(record, first + i * STRIDE % MANY, 99);
+        }
+        for (uint64_t i = 0; i < MANY; i++) {
+            const struct cst_record_interval *r = cst_record_get(record, round * MANY + i);
+
+            ck_assert_uint_eq(r->began, i);
+            ck_assert_uint_eq(r->asked, i * STRIDE % MANY);
+        }
+    }
+    cst_record_close(record);
+}
+END_TEST
+
 /* A step lasts from the sync, or the commit before, to its commit; all ranks tell of it once. */
 START_TEST(test_steps)
 {
@@ -155,6 +183,7 @@ int main(void)
 
     tcase_add_test(tcase, test_command);
     tcase_add_test(tcase, test_untimed);
+    tcase_add_test(tcase, test_many);
     tcase_add_test(tcase, test_steps);
     tcase_add_test(tcase, test_ring);
     tcase_add_test(tcase, test_kinds);
