@@ -5,6 +5,7 @@
 
 #define MOST_CHUNKS 1024u /* that are played: after so many the pipeline has long been in step */
 #define MOST_BUFFERS 8u
+#define MOST_NODES 8u
 
 /* An accelerator and its link. Times in seconds. */
 struct link {
@@ -64,12 +65,15 @@ double cst_interleave_seconds(const struct cst_interleave *machine, uint32_t k)
     struct cst_interleave m = *machine;
     struct link links[CST_INTERLEAVE_MAX_LINKS];
     uint32_t n = m.n_chunks < MOST_CHUNKS ? m.n_chunks : MOST_CHUNKS;
+    double node[MOST_NODES] = {0}; /* when it has done what it had to */
+    double node_chunk;             /* seconds that it takes for one */
     uint32_t turn = 0;
-    double node = 0;
     double end = 0;
 
+    m.n_nodes = m.n_nodes == 0 ? 1 : m.n_nodes < MOST_NODES ? m.n_nodes : MOST_NODES;
+    node_chunk = m.chunk_elems * m.n_nodes / m.node_elems;
     if (k == CST_INTERLEAVE_NEVER || !has_rates(&m)) {
-        return m.n_chunks * m.chunk_elems / m.node_elems;
+        return (m.n_chunks + m.n_nodes - 1) / m.n_nodes * node_chunk;
     }
     m.n_links = m.n_links < CST_INTERLEAVE_MAX_LINKS ? m.n_links : CST_INTERLEAVE_MAX_LINKS;
     m.buffers = m.buffers < MOST_BUFFERS ? m.buffers : MOST_BUFFERS;
@@ -78,13 +82,14 @@ double cst_interleave_seconds(const struct cst_interleave *machine, uint32_t k)
         links[i].up_free = links[i].down_free = links[i].device_free = 0;
         memset(links[i].left, 0, sizeof links[i].left);
     }
-    for (uint32_t i = 1; i <= n; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         struct link *l = &links[turn % m.n_links];
+        double *own = &node[i % m.n_nodes];
 
-        if (i % k != 0) {
-            node += m.chunk_elems / m.node_elems;
-            end = later(end, node);
-            l->fetches[l->n_fetches++] = node;
+        if ((i / m.n_nodes + 1) % k != 0) {
+            *own += node_chunk;
+            end = later(end, *own);
+            l->fetches[l->n_fetches++] = *own;
         } else {
             end = later(end, go_through(&m, l));
             turn++;

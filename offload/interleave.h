@@ -1,4 +1,4 @@
-/* How many of a step's updates go through accelerators: k, of each k chunks in a row the last one (Deep Optimizer States, Maurya et al.,
+/* How many of a step's updates go through accelerators: k, of each k chunks of a node in a row the last one (Deep Optimizer States, Maurya et al.,
  * Middleware 2024, arXiv 2410.21316). A machine's rates in, k out. Pure arithmetic; who asks for k, and when, is not here.
  *
  *   nodes    | 1 | 3 | 5 | 7 |        k = 2: while the nodes' engines update chunks 1, 3, 5 ...,
@@ -19,6 +19,7 @@
 struct cst_interleave {
     uint32_t n_chunks;   /* updates of a step */
     double chunk_elems;  /* of each */
+    uint32_t n_nodes;    /* that chunks are dealt to in turn, 8 at most; 0: 1 */
     double node_elems;   /* elements/s that the nodes' engines update, all of them together */
     double device_elems; /* same, an accelerator */
     double up, down;     /* bytes/s of the link to each accelerator */
@@ -30,7 +31,7 @@ struct cst_interleave {
     double fetch_bytes;  /* that go up behind its update because the next forward wants the weights: 2, or 0 where pools are host memory */
 };
 
-/* Seconds from the commit to the end of the last update if each @k-th chunk goes up, by playing them; of the first 1024 chunks, where there are
+/* Seconds from the commit to the end of the last update if each @k-th chunk of every node goes up, by playing them; of the first 1024 chunks, where there are
  * more, in proportion. @k = CST_INTERLEAVE_NEVER: none does; 1: all do. */
 double cst_interleave_seconds(const struct cst_interleave *machine, uint32_t k);
 

@@ -8,7 +8,7 @@
 #include "offload/plan/rates.h"
 
 /* Fill in what @layout, the @n_rooms of @rooms and the @world pools of @pools say: chunks that have
- * a choice, bytes of an element, links, buffers. Rates and `shared` stay as they are. */
+ * a choice, nodes, bytes of an element, links, buffers. Rates and `shared` stay as they are. */
 void cst_rooms_describe(struct cst_interleave *out, const struct cst_layout *layout,
                         const struct cst_core_room *rooms, uint32_t n_rooms,
                         const struct cst_core_pool *pools, uint32_t world);

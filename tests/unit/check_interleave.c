@@ -218,6 +218,33 @@ START_TEST(by_hand)
 }
 END_TEST
 
+/* Two nodes that take two seconds for a chunk, five chunks, of which the first node has three. With
+ * k = 2 the second of each goes up and down in a second each: the first node ends at 4, as with k =
+ * 3, when its third one alone goes up. With k = 4 none does, though there are more than four in
+ * all. */
+START_TEST(nodes)
+{
+    struct cst_interleave m = {.n_chunks = 5,
+                               .chunk_elems = 1,
+                               .n_nodes = 2,
+                               .node_elems = 1,
+                               .device_elems = 1e9,
+                               .up = 14,
+                               .down = 14,
+                               .n_links = 1,
+                               .buffers = 3,
+                               .up_bytes = 14,
+                               .down_bytes = 14};
+
+    ck_assert_double_eq_tol(cst_interleave_seconds(&m, 0), 6, 1e-6);
+    ck_assert_double_eq_tol(cst_interleave_seconds(&m, 1), 6, 1e-6); /* all go up: 5 up, 1 down */
+    ck_assert_double_eq_tol(cst_interleave_seconds(&m, 2), 4, 1e-6);
+    ck_assert_double_eq_tol(cst_interleave_seconds(&m, 3), 4, 1e-6);
+    ck_assert_double_eq_tol(cst_interleave_seconds(&m, 4), 6, 1e-6);
+    ck_assert_uint_eq(cst_interleave_choose(&m), 3);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("interleave");
@@ -230,6 +257,7 @@ int main(void)
     tcase_add_test(t, best_of_all);
     tcase_add_test(t, bounds);
     tcase_add_test(t, by_hand);
+    tcase_add_test(t, nodes);
     suite_add_tcase(s, t);
     return suite_run(s);
 }
