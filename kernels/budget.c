@@ -75,30 +75,49 @@ static uint64_t copies_since(const struct cst_budget *budget, uint64_t began_ns)
     return budget->n_copies > 0 ? budget->since_ns : UINT64_MAX;
 }
 
-void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began_ns,
-                      uint64_t ended_ns)
+/* Of the @busy_ns of a piece, what was beside copies. */
+static uint64_t beside_copies(struct cst_budget *budget, uint64_t began_ns, uint64_t ended_ns,
+                              uint64_t busy_ns)
 {
-    struct cst_budget_debt *debt = &budget->debts[thread];
     uint64_t from;
 
-    *debt = (struct cst_budget_debt){.from_ns = ended_ns};
     (void)pthread_mutex_lock(&budget->mutex);
     from = copies_since(budget, began_ns);
-    from = began_ns > from ? began_ns : from;
-    if (from < ended_ns) {
-        debt->owed_ns =
-            (uint64_t)((double)(ended_ns - from) * (budget->share / (1.0 - budget->share)));
-    }
     (void)pthread_mutex_unlock(&budget->mutex);
+    from = began_ns > from ? began_ns : from;
+    if (from >= ended_ns) {
+        return 0;
+    }
+    return busy_ns < ended_ns - from ? busy_ns : ended_ns - from;
+}
+
+void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began_ns,
+                      uint64_t ended_ns, uint64_t busy_ns)
+{
+    struct cst_budget_debt *debt = &budget->debts[thread];
+    uint64_t counts = beside_copies(budget, began_ns, ended_ns, busy_ns);
+    int64_t idle = (int64_t)(ended_ns - debt->until_ns) - (int64_t)busy_ns;
+
+    debt->until_ns = ended_ns;
+    debt->owed_ns -= idle;
+    if (counts == 0 && debt->owed_ns > 0) {
+        debt->owed_ns = 0; /* to copies that are done */
+    } else if (debt->owed_ns < -CST_BUDGET_LEAST_NS) {
+        debt->owed_ns = -CST_BUDGET_LEAST_NS;
+    }
+    debt->owed_ns += (int64_t)((double)counts * (budget->share / (1.0 - budget->share)));
 }
 
 /* With the mutex held. */
 static uint64_t due(const struct cst_budget *budget, unsigned thread, uint64_t now_ns)
 {
     const struct cst_budget_debt *debt = &budget->debts[thread];
-    uint64_t until = debt->from_ns + debt->owed_ns;
+    uint64_t until = debt->until_ns + (uint64_t)debt->owed_ns;
 
-    return until > now_ns && (budget->n_copies > 0 || others_copy(budget)) ? until : 0;
+    return debt->owed_ns >= CST_BUDGET_LEAST_NS && until > now_ns &&
+                   (budget->n_copies > 0 || others_copy(budget))
+               ? until
+               : 0;
 }
 
 uint64_t cst_budget_due(struct cst_budget *budget, unsigned thread, uint64_t now_ns)

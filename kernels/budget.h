@@ -1,7 +1,8 @@
 /* A budget of memory bandwidth: while copies wait or are under way, threads that compute stand back
  * from time to time, so that they are busy at most 1 - share of it. Each thread for itself, between
- * its pieces: a piece that took t while there were copies is followed by a pause of
- * t x share / (1 - share), less what the thread waited for work in any case.
+ * its pieces: for work of t while there were copies it owes t x share / (1 - share), less what it
+ * waited for work or for a processor in any case. It stands back when it owes enough for a sleep,
+ * which is never as short as a small piece; what it overslept is to its credit.
  *
  *   copies    |     ______________|          begin: the first came    end: the last is done
  *   a thread  |=piece=|..|=piece=|..|=piece=|=piece=|      share 1/4: a third of what counts, here
@@ -19,11 +20,12 @@
 #include <stdint.h>
 
 #define CST_BUDGET_MAX_SHARE 0.9
+#define CST_BUDGET_LEAST_NS 500000 /* that is stood back at a time, and most that is credited */
 
 /* What a thread owes. Its own. */
 struct cst_budget_debt {
-    uint64_t from_ns; /* when its last piece ended */
-    uint64_t owed_ns; /* how long it stands back from then on */
+    uint64_t until_ns; /* when its last piece ended */
+    int64_t owed_ns;   /* how long it is to stand back from then on; below 0: it has a credit */
 };
 
 struct cst_budget {
@@ -52,9 +54,10 @@ void cst_budget_close(struct cst_budget *budget);
 void cst_budget_begin(struct cst_budget *budget, uint64_t now_ns);
 void cst_budget_end(struct cst_budget *budget);
 
-/* Thread @thread did a piece in [@began_ns, @ended_ns). The thread itself. */
+/* Thread @thread did a piece in [@began_ns, @ended_ns), for @busy_ns of which it had a processor. The
+ * thread itself. */
 void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began_ns,
-                      uint64_t ended_ns);
+                      uint64_t ended_ns, uint64_t busy_ns);
 
 /* Until when @thread stands back, if copies last, at @now_ns; 0: not at all. The thread itself. */
 uint64_t cst_budget_due(struct cst_budget *budget, unsigned thread, uint64_t now_ns);

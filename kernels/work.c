@@ -86,6 +86,15 @@ static void tell_traffic(const struct cst_work *work, int32_t n)
     }
 }
 
+/* Of a processor that this thread has had. */
+static uint64_t thread_ns(void)
+{
+    struct timespec ts;
+
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
 /* The team stands back for copies before a piece, and remembers what the piece took. */
 static void run_piece(struct cst_job *job, uint64_t piece, unsigned thread)
 {
@@ -96,12 +105,14 @@ static void run_piece(struct cst_job *job, uint64_t piece, unsigned thread)
         return;
     }
     if (cst_work_kind(work)->compute) {
-        uint64_t began;
+        uint64_t began, busy;
 
         cst_budget_hold(budget, thread);
         began = cst_crew_now();
+        busy = thread_ns();
         do_piece(work, piece, thread);
-        cst_budget_spend(budget, thread, began, cst_crew_now());
+        busy = thread_ns() - busy;
+        cst_budget_spend(budget, thread, began, cst_crew_now(), busy);
     } else {
         do_piece(work, piece, thread);
     }

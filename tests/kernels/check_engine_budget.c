@@ -8,17 +8,18 @@
 
 static void set_up(void)
 {
-    engine_proc_copy_share(0.5f);
+    engine_proc_copy_share(0.9f);
     engine_rig_setup(false);
 }
 
 #define N_COPIES 48
+#define N_UPDATES 16 /* so much that a thread owes more than the least sleep */
 #define COPY_BYTES (32u << 20)
 
 /* The team stands back while the lanes have copies to do, and at no other time. */
 START_TEST(test_stands_back)
 {
-    static struct engine_command c[N_COPIES + 1];
+    static struct engine_command c[N_COPIES + N_UPDATES];
     uint64_t held;
     Engine__Pong pong;
     int fd = engine_proc_memfd(2 * COPY_BYTES, NULL);
@@ -34,9 +35,11 @@ START_TEST(test_stands_back)
                                    COPY_BYTES);
         c[i].ticket = ++ticket;
     }
-    c[N_COPIES] = tiny_job_update(&job, BIG, 2);
-    c[N_COPIES].ticket = ++ticket;
-    engine_proc_submit(&proc, c, N_COPIES + 1);
+    for (unsigned i = 0; i < N_UPDATES; i++) {
+        c[N_COPIES + i] = tiny_job_update(&job, BIG, 2 + i);
+        c[N_COPIES + i].ticket = ++ticket;
+    }
+    engine_proc_submit(&proc, c, N_COPIES + N_UPDATES);
     ck_assert_int_eq(engine_proc_wait(&proc, ticket)->status, CST_OK);
     for (unsigned i = 0; i < N_COPIES; i++) {
         ck_assert_int_eq(engine_proc_wait(&proc, c[i].ticket)->status, CST_OK);
@@ -44,7 +47,7 @@ START_TEST(test_stands_back)
     engine_proc_ping(&proc, &pong);
     held = pong.held_ns;
     ck_assert_uint_gt(held, 0);
-    engine_rig_must(tiny_job_update(&job, BIG, 3));
+    engine_rig_must(tiny_job_update(&job, BIG, 2 + N_UPDATES));
     engine_proc_ping(&proc, &pong);
     ck_assert_uint_eq(pong.held_ns, held);
 }
@@ -71,12 +74,14 @@ START_TEST(test_stands_back_for_others)
     engine_proc_ping(&proc, &pong);
     ck_assert_uint_eq(pong.held_ns, 0);
     cst_traffic_add(&slots[3], 1);
-    engine_rig_must(tiny_job_update(&job, BIG, 2));
+    for (unsigned i = 0; i < N_UPDATES; i++) {
+        engine_rig_must(tiny_job_update(&job, BIG, 2 + i));
+    }
     engine_proc_ping(&proc, &pong);
     held = pong.held_ns;
     ck_assert_uint_gt(held, 0);
     cst_traffic_add(&slots[3], -1);
-    engine_rig_must(tiny_job_update(&job, BIG, 3));
+    engine_rig_must(tiny_job_update(&job, BIG, 2 + N_UPDATES));
     engine_proc_ping(&proc, &pong);
     ck_assert_uint_eq(pong.held_ns, held);
 }
