@@ -178,11 +178,14 @@ static void check_errors(const struct attention_field *f)
 }
 
 /* Out, lse and gradients are those of the formula but for bf16's roundings, and nothing else is
- * written. */
+ * written. Of the shapes a sparse run tries every second one here, and the others below. */
 START_TEST(attention_is_the_formula)
 {
     struct attention_field f;
 
+    if (suite_is_sparse() && _i % 2 != 0) {
+        return;
+    }
     attention_field_init(&f, shapes[_i], seed, 1.0f);
     attention_reference(&f);
     forward(&f);
@@ -199,6 +202,9 @@ START_TEST(attention_is_the_hosts)
     struct gpt_layers layers;
     float *up, *host;
 
+    if (suite_is_sparse() && _i % 2 == 0) {
+        return;
+    }
     attention_field_init(&f, shapes[_i], seed, 1.0f);
     forward(&f);
     backward(&f);
