@@ -16,10 +16,17 @@
  *
  *   all ranks SYNC ---> RUNNING (attempt a, step s) --all ranks STEP, norm finite--> commit: step s+1, updates issued, same attempt
  *        ^                 | a rank dies, or leaves with others still in the step,
+ *        |                 | or the accelerator of its pool is gone,
  *        |                 | or the ranks' hyper-parameters differ
  *        +--- INTERRUPTED <+  waits answered EPEERDIED; contributions dropped; committed updates go on
  *        |                 | a rank leaves, and nobody has begun the next step
  *        +--- IDLE <-------+  nothing is lost; INTERRUPTED turns into it when all ranks left and no gradient was lost
+ *
+ * An accelerator that is gone (its engine gives commands back with EENGINE or ELOST) takes the pools in its memory with it, and a room, but no state that is in host
+ * memory. Whatever was to read or write such a pool, the attempt is interrupted; a step that all ranks have asked for is committed first, unless a sum
+ * or a contribution to it is lost. The ranks with those pools hear which accelerator and why, whatever they ask, until they leave (or die) and attach again; the
+ * others wait for them in SYNC. Updates that were begun go on, the early ones of the step too. The job fails where states were there, or on their way
+ * from there (offload/fallback.c), and with the engine of a node.
  *
  * Who copies weights up. An engine does, by a COPY command; or, in a pool with worker_copies, the rank's worker does itself. There a
  * FETCH_WEIGHT is answered as soon as a block is free and the chunk's update and writes are done, and the reply says where the row is (home):

@@ -18,12 +18,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* The engine gave it back, but will not do anything else either. */
-static bool is_gone(const struct cst_event *event)
-{
-    return event->status == CST_ELOST || event->status == CST_EENGINE;
-}
-
 /* Of a room that was given up nobody wants to hear any more: what is under way there may fail all
  * at once. */
 static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cst_event *event,
@@ -53,7 +47,7 @@ static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *
 {
     struct cst_room *room = &core->rooms[r];
 
-    if (is_gone(event) && !room->given_up) {
+    if (cst_loss_is(event) && !room->given_up) {
         cst_room_give_up(core, r);
         cst_core_log(core, event->status,
                      "step %" PRIu64 ": the room of engine %" PRIu32
@@ -91,7 +85,7 @@ bool cst_fallback_begin(struct cst_core *core, const struct cst_flight *flight,
         cst_update_return(core, flight->chunk);
         return true;
     }
-    if (flight->down && !is_gone(event) && flight->tries + 1 < CST_ROOM_MAX_TRIES) {
+    if (flight->down && !cst_loss_is(event) && flight->tries + 1 < CST_ROOM_MAX_TRIES) {
         count(core, flight->rank, flight->chunk, event, "the row is copied again");
         cst_room_copy_again(core, flight);
         return true;
@@ -157,7 +151,7 @@ void cst_fallback_fail(struct cst_core *core, const struct cst_flight *flight,
     char lost[128];
     struct cst_err why;
 
-    if (!is_there(flight) || !is_gone(event)) {
+    if (!is_there(flight) || !cst_loss_is(event)) {
         cst_ranks_fail_command(core, event, "update", flight->chunk);
         return;
     }

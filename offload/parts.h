@@ -2,6 +2,7 @@
  *
  *   core.c       takes an event apart and hands it to the part that knows
  *   ranks.c      who is attached, synced, late, dead; attempts
+ *   loss.c       accelerators of pools that are gone
  *   fetch.c      requests for weights and gradients: granted, or waiting
  *   residency.c  weights and gradients in blocks: load, release, evict, expire
  *   prefetch.c   loads that nobody has asked for yet
@@ -32,6 +33,7 @@ struct cst_rank {
     bool joined;         /* takes part in the attempt that runs */
     uint32_t sync;       /* its waiting SYNC, CST_NO_REQUEST: none */
     uint32_t step;       /* its waiting STEP, CST_NO_REQUEST: none */
+    struct cst_err gone; /* status != 0: the accelerator of its pool is, and why; until it attaches */
     enum cst_rank_begun
         begun;           /* it fetched; it opened or handed in a gradient, or asked for the step */
     uint32_t micro;      /* micro-batch of the step that it is in, from 0 */
@@ -266,6 +268,12 @@ void cst_ranks_reset_begun(struct cst_core *core);
  * contributions dropped. While the step closes, it is put off until the commit. */
 void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why);
 
+/* Same, at once: the step that closes cannot be committed, a contribution to it is lost. */
+void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why);
+
+/* All that waits of the rank's requests is answered with @why. */
+void cst_ranks_refuse(struct cst_core *core, uint32_t rank, const struct cst_err *why);
+
 /* The job is over: everything that waits, and everything that will come, is answered with @why. */
 void cst_ranks_fail(struct cst_core *core, const struct cst_err *why);
 
@@ -283,6 +291,17 @@ void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event);
 void cst_ranks_cancel_fetches(struct cst_core *core, uint32_t rank);
 /* The rank ended its micro-batch: same, those of gradients. */
 void cst_ranks_cancel_grads(struct cst_core *core, uint32_t rank);
+
+/* -- loss.c: accelerators of pools that are gone ------------------------------------------------ */
+
+/* The engine gave the command of @event back, and will not do anything else either. */
+bool cst_loss_is(const struct cst_event *event);
+
+/* A command of @engine for a pool in its accelerator's memory came back so: the attempt is over, and
+ * the ranks whose pools are there hear why until they attach again. @needed: the step could not be
+ * committed without it; else one that closes is first. */
+void cst_loss_of_pools(struct cst_core *core, uint32_t engine, const struct cst_event *event,
+                       bool needed);
 
 /* -- group.c: who and what -------------------------------------------------------------------- */
 

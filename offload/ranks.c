@@ -1,6 +1,7 @@
 /* Who takes part: attach, sync, leave, death, lateness; the beginning and the end of attempts. */
 #include "offload/parts.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -60,6 +61,11 @@ static void refuse_rank(struct cst_core *core, uint32_t rank, enum which which,
     }
 }
 
+void cst_ranks_refuse(struct cst_core *core, uint32_t rank, const struct cst_err *why)
+{
+    refuse_rank(core, rank, ALL_THAT_WAIT, why);
+}
+
 void cst_ranks_cancel_fetches(struct cst_core *core, uint32_t rank)
 {
     struct cst_err err;
@@ -91,6 +97,8 @@ bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event)
     } else if (rank->state != CST_RANK_ATTACHED) {
         cst_core_refuse(core, event->tag, CST_EINVAL, "rank %" PRIu32 " is not attached",
                         event->rank);
+    } else if (rank->gone.status != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &rank->gone);
     } else if (core->phase == CST_PHASE_READY) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "sync first: no attempt at step %" PRIu64 " runs", core->step);
@@ -190,6 +198,14 @@ void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
     }
 }
 
+void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why)
+{
+    assert(!core->norm_issued); /* for it all sums are there */
+    core->closing = false;
+    core->interrupt_later = false;
+    cst_ranks_interrupt(core, why);
+}
+
 void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
 {
     if (core->phase == CST_PHASE_FAILED) {
@@ -287,6 +303,7 @@ void cst_ranks_attach(struct cst_core *core, const struct cst_event *event)
 {
     if (core->ranks[event->rank].state != CST_RANK_ATTACHED) {
         set_state(core, event->rank, CST_RANK_ATTACHED);
+        core->ranks[event->rank].gone.status = CST_OK; /* perhaps it is there again */
     }
 }
 
@@ -357,6 +374,10 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
                                                          : "waits in sync already");
         return;
     }
+    if (rank->gone.status != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &rank->gone);
+        return;
+    }
     if (core->phase == CST_PHASE_RUNNING) {
         (void)cst_err_set(&why, CST_EPEERDIED, "rank %" PRIu32 " gave step %" PRIu64 " up to sync",
                           event->rank, core->step);
@@ -370,13 +391,13 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
 
 /* -- lateness --------------------------------------------------------------------------------- */
 
-static const char *absence(enum cst_rank_state state)
+static const char *absence(const struct cst_rank *rank)
 {
-    switch (state) {
+    switch (rank->state) {
     case CST_RANK_ABSENT:
         return "never attached";
     case CST_RANK_ATTACHED:
-        return "has not asked";
+        return rank->gone.status != CST_OK ? "has lost its accelerator" : "has not asked";
     case CST_RANK_LEFT:
         return "left";
     case CST_RANK_HUNG_UP:
@@ -401,7 +422,7 @@ static void name_missing(const struct cst_core *core, bool step, char *text, siz
             continue;
         }
         n += (size_t)snprintf(text + n, size - n, "%srank %" PRIu32 " (%s", n == 0 ? "" : ", ",
-                              rank, absence(r->state));
+                              rank, absence(r));
         if (gone && n < size) {
             n += (size_t)snprintf(text + n, size - n, " in step %" PRIu64, r->state_step);
         }

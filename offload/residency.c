@@ -264,6 +264,9 @@ void cst_residency_loaded(struct cst_core *core, const struct cst_flight *flight
     } else {
         cst_residency_end_load(core, flight->rank, flight->block, event);
     }
+    if (cst_loss_is(event) && core->ranks[flight->rank].pool.engine != 0) {
+        cst_loss_of_pools(core, core->ranks[flight->rank].pool.engine, event, false);
+    }
 }
 
 void cst_residency_updated(struct cst_core *core, const struct cst_flight *flight,

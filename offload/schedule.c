@@ -249,19 +249,33 @@ static void free_sources(struct cst_core *core, const struct cst_flight *flight)
     }
 }
 
+/* Its contributions are lost with the accelerator whose engine was to make it, or nobody can say
+ * what the grad row holds. */
+static void fail_reduction(struct cst_core *core, uint32_t c, struct cst_way way,
+                           const struct cst_event *event)
+{
+    if (cst_loss_is(event) && way.kind != CST_WAY_HOST) {
+        cst_loss_of_pools(core, way.engine, event, true);
+    } else {
+        cst_ranks_fail_command(core, event, "reduction", c);
+    }
+}
+
 void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight,
                           const struct cst_event *event)
 {
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
+    struct cst_way way = cst_schedule_way(core, flight->chunk, false);
+    bool current = flight->collection == core->collection; /* else its sum is void anyway */
 
     free_sources(core, flight);
     chunk->reduce_ticket = 0;
-    if (event->status != CST_OK) {
-        cst_ranks_fail_command(core, event, "reduction", flight->chunk);
+    chunk->torn = core->grad_fp32 || event->status != CST_OK;
+    if (current && event->status != CST_OK) {
+        fail_reduction(core, flight->chunk, way, event);
         return;
     }
-    chunk->torn = core->grad_fp32;
-    if (flight->collection == core->collection) {
+    if (current) {
         chunk->staged_rank = CST_NONE;
     }
     cst_schedule_wake(core); /* the row may be staged or added to again */

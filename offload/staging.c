@@ -124,9 +124,14 @@ void cst_staging_done(struct cst_core *core, const struct cst_flight *flight,
 {
     struct cst_pool *pool = &core->ranks[flight->rank].pool;
     bool current = !pool->blocks[flight->block].dropped;
+    bool gone = cst_loss_is(event) && pool->engine != 0;
 
     core->chunks[flight->chunk].stage_ticket = 0;
-    if (current && event->status != CST_OK) {
+    if (current && gone) {
+        cst_block_move(pool, flight->block, CST_BLOCK_PENDING);
+        core->chunks[flight->chunk].staged_rank = CST_NONE;
+        cst_loss_of_pools(core, pool->engine, event, true);
+    } else if (current && event->status != CST_OK) {
         failed(core, flight, event);
     } else {
         if (current) {

@@ -3,8 +3,8 @@
  * it had been done. The job goes on unless it cannot do without. */
 #include "tests/sim/sim.h"
 
-/* The job fails with it: all but copies to blocks, grad rows and staging, and what comes before the
- * COPYs down of an update in a room. */
+/* The job fails with it: all but copies to blocks, grad rows and staging, sums, and what comes
+ * before the COPYs down of an update in a room. */
 static bool is_vital(struct sim *sim, const struct job *job)
 {
     const struct cst_command *command = &job->command;
@@ -18,7 +18,7 @@ static bool is_vital(struct sim *sim, const struct job *job)
                (command->kind != CST_COMMAND_UPDATE && !up);
     }
     if (!engines_copies(job)) {
-        return true;
+        return command->kind != CST_COMMAND_REDUCE;
     }
     dst = engines_find(sim, job, command->dst[0]);
     return dst.kind == PLACE_ROW && dst.row != CST_ROW_GRAD;
@@ -81,6 +81,7 @@ bool lost_refuses(struct sim *sim, struct job *job)
     }
     sim->excused = sim->excused || is_vital(sim, job);
     sim->n_lost += job->command.kind == CST_COMMAND_UPDATE && !is_vital(sim, job);
+    sim->n_lost_sums += job->command.kind == CST_COMMAND_REDUCE;
     if (job->state == JOB_WAITING) {
         end_write(sim, job);
     }

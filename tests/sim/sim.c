@@ -595,6 +595,8 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     totals->early += sim.n_early;
     totals->instead += sim.n_instead;
     totals->lost += sim.n_lost;
+    totals->lost_sums += sim.n_lost_sums;
+    totals->lost_ranks += sim.n_lost_ranks;
     totals->given_up += stats.n_rooms_given_up;
     totals->ahead += sim.n_ahead;
     totals->fused += sim.n_fused;

@@ -90,6 +90,7 @@ struct worker {
     uint32_t prepare_at; /* ... before this one of the ops */
     bool keeps[SIM_MAX_CHUNKS]; /* it does not hand the gradient in */
     bool wanted; /* and that they are waited for */
+    bool lost;   /* it heard that its accelerator is gone */
     struct lease weights[SIM_MAX_CHUNKS];
     struct lease grads[SIM_MAX_CHUNKS];
     struct lease old[SIM_MAX_CHUNKS];  /* weights of earlier steps, not yet given back */
@@ -135,6 +136,8 @@ struct sim_totals {
     uint64_t instead;  /* commands that came in place of such as failed in rooms */
     uint64_t lost;     /* updates in rooms that were lost with their engine, of chunks at home */
     uint64_t given_up; /* rooms */
+    uint64_t lost_sums;  /* sums that were lost with their engine */
+    uint64_t lost_ranks; /* workers that heard so and went */
     uint64_t redone;   /* commands that an engine had ended when it died, and did again */
     uint64_t early; /* reductions of the first ranks' contributions alone */
 };
@@ -161,6 +164,7 @@ struct sim {
     uint32_t lost;       /* accelerators' engines that do nothing any more, a bit each */
     bool excused;        /* one of them had what the job cannot do without */
     uint64_t n_lost;     /* updates in rooms that were lost with their engine, of chunks at home */
+    uint64_t n_lost_sums, n_lost_ranks;
     uint64_t n_crossing; /* commands that waited for another engine's */
     uint64_t n_fills;    /* copies by workers */
     uint64_t n_gathered; /* parts of weights that went into pools */

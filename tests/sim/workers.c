@@ -347,6 +347,7 @@ static bool run(struct sim *sim, uint32_t rank)
 static void give_up(struct worker *w)
 {
     w->state = WORKER_IDLE;
+    w->lost = false;
     memset(w->weight_asked, 0, sizeof w->weight_asked);
     memset(w->grad_asked, 0, sizeof w->grad_asked);
 }
@@ -392,6 +393,11 @@ bool worker_turn(struct sim *sim, uint32_t rank)
     case WORKER_IDLE:
         if (sim->ending) {
             return false;
+        }
+        if (w->lost) {
+            sim->n_lost_ranks++;
+            worker_die(sim, rank);
+            return true;
         }
         forget_leases(sim, rank);
         w->state = WORKER_SYNCING;
@@ -516,6 +522,7 @@ static void synced(struct sim *sim, const struct pending *asked, const struct cs
 
     if (reply->status != CST_OK) {
         w->state = WORKER_IDLE;
+        w->lost = reply->status == CST_EENGINE; /* it goes, and comes back */
         return;
     }
     if (reply->step != sim->step) {
@@ -552,6 +559,7 @@ void worker_reply(struct sim *sim, const struct pending *asked, const struct cst
     } else if (asked->kind == CST_EV_RELEASE || asked->kind == CST_EV_HAND_IN ||
                asked->kind == CST_EV_ACCUMULATE || asked->kind == CST_EV_PREPARE) {
         if (reply->status != CST_OK && reply->status != CST_EPEERDIED && !sim->failed &&
+            (reply->status != CST_EENGINE || sim->p_lost == 0) &&
             (reply->status != CST_EMISMATCH || asked->kind != CST_EV_PREPARE)) {
             sim_fail(sim, "rank %u: event %d on chunk %u: %s", asked->rank, (int)asked->kind,
                      asked->chunk, reply->err.text);

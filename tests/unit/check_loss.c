@@ -1,0 +1,331 @@
+/* The accelerator of a rank's pool is gone: the step is, and nothing else. Rank 0's pool is on
+ * engine 1's accelerator, rank 1's in host memory. */
+#include "tests/lib/suite.h"
+#include "tests/unit/core_rig.h"
+
+#include <check.h>
+#include <string.h>
+
+#define WORDS "engine 1 (GPU-0): it fell off the bus"
+#define GPU_ENGINE 1
+
+static const uint32_t engines[] = {GPU_ENGINE, 0};
+static struct rig rig;
+
+static void teardown(void)
+{
+    rig_close(&rig);
+}
+
+static void open_job(struct rig_job job)
+{
+    job.n_chunks = 4;
+    job.world = 2;
+    job.n_blocks = job.n_blocks > 0 ? job.n_blocks : 8;
+    job.engines = engines;
+    rig_open_job(&rig, &job);
+    rig_start(&rig, 2);
+}
+
+/* However that is said. */
+static int status(int i)
+{
+    return i % 2 == 0 ? CST_EENGINE : CST_ELOST;
+}
+
+static void lose(uint64_t ticket, int i)
+{
+    rig_done(&rig, ticket, status(i), WORDS);
+}
+
+static void hand_in(uint32_t rank, uint32_t chunk)
+{
+    ck_assert_int_eq(
+        rig_status(&rig, rig_hand_in(&rig, rank, chunk, rig_get_grad(&rig, rank, chunk))), CST_OK);
+}
+
+/* Rank 0 hears which accelerator, and why; rank 1 that it is to do the step again. */
+static void check_told(uint64_t mine, uint64_t theirs, int i)
+{
+    ck_assert_int_eq(rig_status(&rig, mine), status(i));
+    ck_assert_ptr_nonnull(strstr(rig_answer(&rig, mine)->err.text, WORDS));
+    ck_assert_ptr_nonnull(strstr(rig_answer(&rig, mine)->err.text, "the pool of rank 0"));
+    ck_assert_int_eq(rig_status(&rig, theirs), CST_EPEERDIED);
+    ck_assert_ptr_nonnull(strstr(rig_answer(&rig, theirs)->err.text, WORDS));
+}
+
+/* Rank 0 hears so whatever it asks; rank 1 may sync; states are read and written meanwhile. Rank 0
+ * goes and comes back: the attempt that follows is like any other. */
+static void go_on(int i)
+{
+    uint64_t fetch, sync, other, read, write;
+
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED);
+    ck_assert(!rig_stats(&rig).closing);
+    fetch = rig_fetch(&rig, 0, 2);
+    other = rig_fetch(&rig, 1, 2);
+    check_told(fetch, other, i);
+    ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_SYNC, 0)), status(i));
+    other = rig_rank_event(&rig, CST_EV_SYNC, 1);
+    read = rig_io(&rig, CST_EV_READ, 3, CST_ROW_MASTER, 0, 10);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, read), CST_OK);
+    if (rig_stats(&rig).chunks_ahead == 0) {
+        write = rig_io(&rig, CST_EV_WRITE, 3, CST_ROW_MASTER, 0, 10);
+        rig_drain(&rig);
+        ck_assert_int_eq(rig_status(&rig, write), CST_OK);
+    }
+    ck_assert_int_eq(rig_status(&rig, rig_rank_event(&rig, CST_EV_LEAVE, 0)), CST_OK);
+    ck_assert_uint_eq(rig_books(&rig, 0).free, rig_books(&rig, 0).capacity);
+    ck_assert(rig_waits(&rig, other));
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 0);
+    sync = rig_rank_event(&rig, CST_EV_SYNC, 0);
+    ck_assert_int_eq(rig_status(&rig, sync), CST_OK);
+    rig.attempt = rig_answer(&rig, sync)->attempt;
+}
+
+/* -- a step that runs ------------------------------------------------------------------------- */
+
+/* The sum of both ranks' gradients is lost with the accelerator whose engine was to make it. */
+START_TEST(sum)
+{
+    uint64_t mine, theirs, grad;
+
+    open_job((struct rig_job){.grad_fp32 = _i / 2 == 1, .grad_over = _i / 2 == 2});
+    hand_in(0, 0);
+    hand_in(1, 0);
+    mine = rig_fetch(&rig, 0, 1);
+    theirs = rig_step(&rig, 1);
+    grad = rig_io(&rig, CST_EV_READ, 0, CST_ROW_GRAD, 0, 10);
+    ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_REDUCE).node, GPU_ENGINE);
+    lose(rig_only(&rig, CST_COMMAND_REDUCE).ticket, _i);
+    check_told(mine, theirs, _i);
+    rig_drain(&rig);
+    (void)grad;
+    grad = rig_io(&rig, CST_EV_READ, 0, CST_ROW_GRAD, 0, 10);
+    ck_assert_int_eq(rig_status(&rig, grad), CST_EBUSY); /* it is no sum */
+    go_on(_i);
+    rig_whole_step(&rig, 4, 2);
+    ck_assert_uint_eq(rig_stats(&rig).step, 1);
+    ck_assert_uint_eq(rig_stats(&rig).attempt, 2);
+    rig_drain(&rig);
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, 4);
+}
+END_TEST
+
+/* So is a gradient that was to leave the pool. */
+START_TEST(staging)
+{
+    uint64_t mine, theirs;
+
+    open_job((struct rig_job){.n_blocks = 3});
+    hand_in(0, 0);
+    (void)rig_get_grad(&rig, 0, 1);
+    (void)rig_get_grad(&rig, 0, 2);
+    mine = rig_fetch_grad(&rig, 0, 3);
+    theirs = rig_step(&rig, 1);
+    lose(rig_only(&rig, CST_COMMAND_COPY).ticket, _i);
+    check_told(mine, theirs, _i);
+    go_on(_i);
+    rig_whole_step(&rig, 4, 2);
+    ck_assert_uint_eq(rig_stats(&rig).step, 1);
+}
+END_TEST
+
+/* Weights that cannot come tell as much. */
+START_TEST(load)
+{
+    uint64_t mine, theirs;
+
+    open_job((struct rig_job){0});
+    mine = rig_fetch(&rig, 0, 1);
+    theirs = rig_step(&rig, 1);
+    lose(rig_only(&rig, CST_COMMAND_COPY).ticket, _i);
+    ck_assert_int_eq(rig_status(&rig, mine), status(_i));
+    ck_assert_int_eq(rig_status(&rig, theirs), CST_EPEERDIED);
+    go_on(_i);
+    rig_whole_step(&rig, 4, 2);
+    ck_assert_uint_eq(rig_stats(&rig).step, 1);
+}
+END_TEST
+
+/* A sum that was under way when a peer died is not wanted any more: that it is lost as well
+ * concerns nobody, and the next attempt's is made. */
+START_TEST(void_sum)
+{
+    uint64_t old, sync;
+
+    open_job((struct rig_job){0});
+    hand_in(0, 0);
+    hand_in(1, 0);
+    old = rig_only(&rig, CST_COMMAND_REDUCE).ticket;
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 1);
+    (void)rig_rank_event(&rig, CST_EV_SYNC, 0);
+    sync = rig_rank_event(&rig, CST_EV_SYNC, 1);
+    rig.attempt = rig_answer(&rig, sync)->attempt;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        (void)rig_hand_in(&rig, rank, 0,
+                          rig_answer(&rig, rig_fetch_grad(&rig, rank, 0))->generation);
+    }
+    lose(old, _i);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_RUNNING);
+    ck_assert_uint_ne(rig_only(&rig, CST_COMMAND_REDUCE).ticket, old);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* -- a step that closes ----------------------------------------------------------------------- */
+
+/* All have asked for the step, a sum is lost: it is not committed. */
+START_TEST(sum_while_closing)
+{
+    uint64_t mine, theirs;
+
+    open_job((struct rig_job){0});
+    hand_in(0, 0);
+    hand_in(1, 0);
+    hand_in(0, 1);
+    hand_in(1, 1);
+    mine = rig_step(&rig, 0);
+    theirs = rig_step(&rig, 1);
+    ck_assert(rig_stats(&rig).closing);
+    if (_i / 2 == 1) { /* and a peer, whose loss the commit would have outlived */
+        (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
+        ck_assert(rig_stats(&rig).closing);
+    }
+    lose(rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket, _i);
+    ck_assert_int_eq(rig_status(&rig, mine), status(_i));
+    ck_assert_int_eq(rig_status(&rig, theirs), _i / 2 == 1 ? CST_ECANCELLED : CST_EPEERDIED);
+    ck_assert_uint_eq(rig_stats(&rig).step, 0);
+    lose(rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket, _i);
+    rig_drain(&rig);
+    ck_assert_uint_eq(rig_stats(&rig).step, 0);
+    if (_i / 2 == 1) {
+        (void)rig_rank_event(&rig, CST_EV_ATTACH, 1);
+    }
+    go_on(_i);
+    rig_whole_step(&rig, 4, 2);
+    ck_assert_uint_eq(rig_stats(&rig).step, 1);
+}
+END_TEST
+
+/* All sums are made, weights that were looked for ahead do not come: the step is committed, and
+ * then the attempt is over. */
+START_TEST(load_while_closing)
+{
+    uint64_t mine, theirs, copy;
+
+    open_job((struct rig_job){0});
+    mine = rig_fetch_ahead(&rig, 0, 3);
+    copy = rig_only(&rig, CST_COMMAND_COPY).ticket;
+    mine = rig_step(&rig, 0);
+    theirs = rig_step(&rig, 1);
+    lose(copy, _i);
+    ck_assert(rig_waits(&rig, mine) && rig_waits(&rig, theirs));
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, mine), CST_OK);
+    ck_assert_int_eq(rig_status(&rig, theirs), CST_OK);
+    ck_assert_uint_eq(rig_stats(&rig).step, 1);
+    go_on(_i);
+    rig_whole_step(&rig, 4, 2);
+    ck_assert_uint_eq(rig_stats(&rig).step, 2);
+}
+END_TEST
+
+/* -- two weight rows -------------------------------------------------------------------------- */
+
+static void prepare(uint32_t rank)
+{
+    const struct cst_hyper hyper = {
+        .lr = 0.1f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .grad_scale = 1.0f};
+
+    ck_assert_int_eq(rig_status(&rig, rig_event(&rig, (struct cst_event){.kind = CST_EV_PREPARE,
+                                                                         .rank = rank,
+                                                                         .attempt = rig.attempt,
+                                                                         .hyper = hyper})),
+                     CST_OK);
+}
+
+/* One chunk has had its early update when another one's sum is lost, while ranks compute (_i / 2
+ * == 0) or while the step closes: the next attempt finishes what was begun, and updates each chunk
+ * once. */
+START_TEST(early)
+{
+    uint64_t mine, theirs;
+
+    open_job((struct rig_job){.overlap = CST_OVERLAP_EARLY});
+    prepare(0);
+    prepare(1);
+    hand_in(0, 0);
+    hand_in(1, 0);
+    rig_drain(&rig);
+    ck_assert_uint_eq(rig_stats(&rig).chunks_ahead, 1);
+    hand_in(0, 1);
+    hand_in(1, 1);
+    mine = _i / 2 == 0 ? rig_fetch(&rig, 0, 2) : rig_step(&rig, 0);
+    theirs = rig_step(&rig, 1);
+    lose(rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket, _i);
+    check_told(mine, theirs, _i);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, rig_io(&rig, CST_EV_READ, 0, CST_ROW_MASTER, 0, 10)),
+                     CST_EBUSY);
+    go_on(_i);
+    ck_assert_uint_eq(rig_stats(&rig).chunks_ahead, 1);
+    rig_whole_step(&rig, 4, 2);
+    ck_assert_uint_eq(rig_stats(&rig).step, 1);
+    ck_assert_uint_eq(rig_stats(&rig).n_dropped, 2);
+    rig_drain(&rig);
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, 4);
+    ck_assert_uint_eq(rig_stats(&rig).adam_step, 1);
+}
+END_TEST
+
+/* A sum is lost while delayed updates of the step before are under way: they go on. */
+START_TEST(delayed)
+{
+    uint64_t mine, theirs;
+
+    open_job((struct rig_job){.overlap = CST_OVERLAP_DELAYED});
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        for (uint32_t c = 0; c < 4; c++) {
+            hand_in(rank, c);
+        }
+    }
+    rig_drain(&rig);
+    (void)rig_step(&rig, 0);
+    (void)rig_step(&rig, 1);
+    rig_done(&rig, rig_only(&rig, CST_COMMAND_NORM).ticket, CST_OK, NULL);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 4);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        (void)rig_hand_in(&rig, rank, 0,
+                          rig_answer(&rig, rig_fetch_grad(&rig, rank, 0))->generation);
+    }
+    mine = rig_step(&rig, 0);
+    theirs = rig_fetch_ahead(&rig, 1, 2);
+    lose(rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket, _i);
+    check_told(mine, theirs, _i);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 4);
+    go_on(_i);
+    rig_whole_step(&rig, 4, 2);
+    rig_drain(&rig);
+    ck_assert_uint_eq(rig_stats(&rig).step, 2);
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, 8);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("loss");
+    TCase *tcase = suite_case(suite, "loss", NULL, teardown);
+
+    tcase_add_loop_test(tcase, sum, 0, 6);
+    tcase_add_loop_test(tcase, staging, 0, 2);
+    tcase_add_loop_test(tcase, load, 0, 2);
+    tcase_add_loop_test(tcase, void_sum, 0, 2);
+    tcase_add_loop_test(tcase, sum_while_closing, 0, 4);
+    tcase_add_loop_test(tcase, load_while_closing, 0, 2);
+    tcase_add_loop_test(tcase, early, 0, 4);
+    tcase_add_loop_test(tcase, delayed, 0, 2);
+    return suite_run(suite);
+}
