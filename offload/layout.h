@@ -284,6 +284,10 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
  * than a chunk may be; a group with ranks beyond the world. CST_ENOMEM. */
 int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                      const struct cst_layout_config *config, struct cst_err *err);
+
+/* The least `bytes` of @device with which @layout, built with more of them, is the same. 0: it has nothing there. */
+uint64_t cst_layout_device_want(const struct cst_layout *layout,
+                                const struct cst_layout_device *device);
 void cst_layout_close(struct cst_layout *layout);
 
 #define CST_LAYOUT_MAX_CANDIDATES 200

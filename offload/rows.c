@@ -140,11 +140,33 @@ static uint64_t grain_of(const struct cst_layout_device *device)
 
 /* Rounding segments up must not take more than there is. All but the last are half full at least.
  */
+static uint64_t lost_to_grain(const struct cst_layout_device *device, uint64_t bytes)
+{
+    return (bytes / (CST_LAYOUT_SEGMENT_BYTES / 2) + 1) * (grain_of(device) - 1);
+}
+
 static uint64_t usable(const struct cst_layout_device *device)
 {
-    uint64_t lost = (device->bytes / (CST_LAYOUT_SEGMENT_BYTES / 2) + 1) * (grain_of(device) - 1);
+    uint64_t lost = lost_to_grain(device, device->bytes);
 
     return device->bytes > lost ? device->bytes - lost : 0;
+}
+
+uint64_t cst_layout_device_want(const struct cst_layout *layout,
+                                const struct cst_layout_device *device)
+{
+    uint64_t sum = 0, want = 0, before = 1;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        sum += chunk->device == device->engine ? state_bytes(layout, chunk) : 0;
+    }
+    while (sum > 0 && want != before) {
+        before = want;
+        want = sum + lost_to_grain(device, want);
+    }
+    return want;
 }
 
 /* The last chunks first: the next forward wants them last. Accelerators take turns, as long as they

@@ -36,8 +36,8 @@ _cistern() {
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;
-        --uid | -c | --count | --device | --host | --ranks | --micro-batches | --batch | --context | --on | --flops | --share | --device-states) return ;;
-        --update-room) mapfile -t COMPREPLY < <(compgen -W 'auto' -- "$cur") && return ;;
+        --uid | -c | --count | --device | --host | --ranks | --micro-batches | --batch | --context | --on | --flops | --share) return ;;
+        --update-room | --device-states) mapfile -t COMPREPLY < <(compgen -W 'auto' -- "$cur") && return ;;
         --optimizer) mapfile -t COMPREPLY < <(compgen -W 'adamw adam lion sgd' -- "$cur") && return ;;
         --moments) mapfile -t COMPREPLY < <(compgen -W 'fp32 bf16 mx8' -- "$cur") && return ;;
         --overlap) mapfile -t COMPREPLY < <(compgen -W 'commit early delayed' -- "$cur") && return ;;

@@ -31,7 +31,7 @@ struct cli_plan_wish {
     uint32_t moments;       /* --moments, enum cst_moments */
     uint32_t overlap;       /* --overlap, enum cst_overlap */
     uint64_t update_room;   /* --update-room, of each rank's device; CST_PLAN_ROOM_AUTO */
-    uint64_t device_states; /* --device-states, same */
+    uint64_t device_states; /* --device-states, same; so it may be */
     bool grad_over_weight;  /* --grad-over-weight */
 };
 

@@ -97,7 +97,7 @@ void cli_options_help(FILE *out)
              "      --moments FORMAT       plan: fp32 (default), bf16, mx8\n"
              "      --overlap WHEN         plan: commit (default), early, delayed\n"
              "      --update-room SIZE     plan: same, for updates alone; auto: where it pays\n"
-             "      --device-states SIZE   plan: same, for states that stay there\n"
+             "      --device-states SIZE   plan: same, for states that stay there; auto\n"
              "      --grad-over-weight     plan: gradients take the weights' places\n"
              "      --rates FILE           plan: of a machine; a100: of one that was published\n"
              "      --on DEVICE            plan: which of the rates' devices (default: the first)\n"
@@ -203,16 +203,17 @@ static int parse_plan_size(struct cli_plan_wish *plan, int c)
                      : c == OPT_UPDATE_ROOM ? &plan->update_room
                                             : &plan->device_states;
 
-    if (c == OPT_UPDATE_ROOM && strcmp(optarg, "auto") == 0) {
+    bool chosen = c == OPT_UPDATE_ROOM || c == OPT_DEVICE_STATES;
+
+    if (chosen && strcmp(optarg, "auto") == 0) {
         *size = CST_PLAN_ROOM_AUTO;
         return CLI_EXIT_OK;
     }
     if (cli_parse_size(optarg, size)) {
         return CLI_EXIT_OK;
     }
-    return cli_usage(c == OPT_UPDATE_ROOM
-                         ? "--update-room takes a size (a number with K, M, G or T) or auto"
-                         : "not a size (a number with K, M, G or T)",
+    return cli_usage(chosen ? "not a size (a number with K, M, G or T) or auto"
+                            : "not a size (a number with K, M, G or T)",
                      optarg);
 }
 

@@ -51,7 +51,8 @@ json_t *cli_plan_step_json(const struct cst_replay_result *p)
 static json_t *choice_json(const struct cst_plan_choice *choice)
 {
     return json_pack(
-        "{s:i, s:o, s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:s?, s:o}",
+        "{s:i, s:o, s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:i, "
+        "s:s?, s:o}",
         "n_chunks", (int)choice->n_chunks, "classes", classes_json(choice), "prefetch_depth",
         choice->prefetch_depth == CST_CORE_NO_PREFETCH ? -1 : (int)choice->prefetch_depth,
         "eviction", choice->eviction == CST_EVICT_LRU ? "oldest" : "next use", "gradient",
@@ -60,7 +61,8 @@ static json_t *choice_json(const struct cst_plan_choice *choice)
         (json_int_t)choice->state_bytes, "activation_bytes", (json_int_t)choice->activation_bytes,
         "host_bytes", (json_int_t)choice->host_bytes, "disk_bytes", (json_int_t)choice->disk_bytes,
         "padding_bytes", (json_int_t)choice->padding_bytes, "update_room",
-        (json_int_t)choice->update_room, "n_buffers", (int)choice->n_buffers, "interleave",
+        (json_int_t)choice->update_room, "device_states", (json_int_t)choice->device_states,
+        "n_staying", (int)choice->n_staying, "n_buffers", (int)choice->n_buffers, "interleave",
         (int)choice->interleave, "binds", choice->binds, "predicted",
         cli_plan_step_json(&choice->predicted));
 }
@@ -108,6 +110,19 @@ static json_t *warnings_json(const struct cli_plan_input *input)
     return list;
 }
 
+/* Why so many states stay on accelerators; null: that was not asked. A step without them: null:
+ * nothing fits, or it was not asked. */
+static json_t *why_json(const struct cst_plans *plans)
+{
+    return plans->states_why[0] != '\0' ? json_string(plans->states_why) : json_null();
+}
+
+static json_t *without_json(const struct cst_plans *plans)
+{
+    return plans->without_states_ns > 0 ? json_real((double)plans->without_states_ns * 1e-9)
+                                        : json_null();
+}
+
 /* null: no limit. */
 static json_t *limit_json(uint64_t bytes)
 {
@@ -118,15 +133,15 @@ json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans
                       const struct cli_plan_rows *rows)
 {
     return json_pack(
-        "{s:o, s:o, s:{s:s, s:s}, s:{s:o, s:o, s:I}, s:o, s:{s:o, s:o, s:o}, s:o, s:{s:I, s:I, "
-        "s:I}}",
+        "{s:o, s:o, s:{s:s, s:s}, s:{s:o, s:o, s:I}, s:o, s:{s:o, s:o}, s:{s:o, s:o, s:o}, s:o, "
+        "s:{s:I, s:I, s:I}}",
         "model", model_summary(input), "warnings", warnings_json(input), "rates", "from",
         input->rates_from, "device", input->rates.devices[input->config.device].name, "budget",
         "device_bytes", limit_json(input->budget.device_bytes), "host_bytes",
         limit_json(input->budget.host_bytes), "disk_bytes", (json_int_t)input->budget.disk_bytes,
-        "plan", choice_json(&plans->best), "rows", "each_device",
-        rows_json(rows->device, input->config.world), "host", rows_json(rows->host, 1), "disk",
-        rows_json(rows->disk, 1), "runners_up", losers_json(plans), "searched", "candidates",
-        (json_int_t)plans->n_candidates, "played", (json_int_t)plans->n_replayed, "events",
-        (json_int_t)plans->n_events);
+        "plan", choice_json(&plans->best), "states", "why", why_json(plans), "step_without_s",
+        without_json(plans), "rows", "each_device", rows_json(rows->device, input->config.world),
+        "host", rows_json(rows->host, 1), "disk", rows_json(rows->disk, 1), "runners_up",
+        losers_json(plans), "searched", "candidates", (json_int_t)plans->n_candidates, "played",
+        (json_int_t)plans->n_replayed, "events", (json_int_t)plans->n_events);
 }

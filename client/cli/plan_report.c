@@ -262,6 +262,23 @@ static void print_updates(const struct cli_plan_input *input, const struct cst_p
     (void)printf("up %s, down %s\n", cli_bytes(p->states_up, a), cli_bytes(p->states_down, b));
 }
 
+/* How many states stay on accelerators; where that was chosen, why. The bytes are what a job asks
+ * for to have the same. */
+static void print_states(const struct cst_plans *plans)
+{
+    const struct cst_plan_choice *best = &plans->best;
+    bool chosen = plans->states_why[0] != '\0';
+    char a[CLI_HUMAN_BYTES];
+
+    if (best->device_states > 0) {
+        (void)printf("states    %s (%llu bytes) on each accelerator, of %u of %u chunks%s%s\n",
+                     cli_bytes(best->device_states, a), (unsigned long long)best->device_states,
+                     best->n_staying, best->n_chunks, chosen ? ": " : "", plans->states_why);
+    } else if (chosen) {
+        (void)printf("states    none stay on accelerators: %s\n", plans->states_why);
+    }
+}
+
 static bool print_losers(const struct cst_plans *plans)
 {
     static const char *const titles[] = {"RUNNER-UP", ">STEP",   ">CHUNK", "POOL",
@@ -330,6 +347,7 @@ bool cli_plan_print(const struct cli_plan_input *input, const struct cst_plans *
     (void)printf("\n");
     print_traffic(&best->predicted);
     print_updates(input, best);
+    print_states(plans);
     (void)printf("binds     %s\n", best->binds);
     (void)printf("searched  %llu plans, %llu of them played, %s events\n\n",
                  (unsigned long long)plans->n_candidates, (unsigned long long)plans->n_replayed,

@@ -11,6 +11,11 @@ struct work {
     double first, last;  /* before the first operator, and behind the last */
 };
 
+static double most(double a, double b)
+{
+    return a > b ? a : b;
+}
+
 static double over(double amount, double rate)
 {
     return rate > 0 ? amount / rate : 0;
@@ -31,6 +36,30 @@ static double update_rate(const struct cst_search *s, const struct cst_plan_try 
 {
     return sum_update(&s->rates) +
            (try->update_room > 0 ? s->n_rooms * s->rates.devices[s->accelerator].update : 0);
+}
+
+/* Chunks whose states come and go are updated no faster than links let them. */
+static double likely_update(const struct cst_search *s, const struct cst_plan_try *try,
+                            const struct cst_layout *layout)
+{
+    const struct cst_rates_device *d = &s->rates.devices[s->accelerator];
+    double one_way = cst_layout_update_bytes(&layout->states, layout->grad_bytes) / 2;
+    double link = most(d->up, d->up_both) < most(d->down, d->down_both)
+                      ? most(d->up, d->up_both)
+                      : most(d->down, d->down_both);
+    double through = link / one_way < d->update ? link / one_way : d->update;
+    double staying = 0, others = 0;
+
+    for (uint32_t c = try->n_device; c < layout->n_chunks; c++) {
+        double elems = (double)layout->chunks[c].n_elems;
+        bool trains = cst_pattern(layout->chunks[c].pattern)->has_states;
+
+        staying += layout->chunks[c].device != 0 ? elems : 0;
+        others += trains && layout->chunks[c].device == 0 ? elems : 0;
+    }
+    return try->update_room == 0 ? over(others, sum_update(&s->rates))
+                                 : most(over(staying, s->n_rooms * d->update),
+                                        over(others, sum_update(&s->rates) + s->n_rooms * through));
 }
 
 /* How often a weight comes up in a step: once because it is new, and in each further pass unless it
@@ -111,11 +140,6 @@ static double behind_updates(const struct cst_search *s, const struct cst_plan_t
            s->compute_ns / 1e9 * (1 - 1 / (passes * s->config->micro_batches));
 }
 
-static double most(double a, double b)
-{
-    return a > b ? a : b;
-}
-
 static void add_ends(const struct cst_search *s, const struct cst_plan_try *try,
                      const struct cst_layout *layout, struct work *w)
 {
@@ -141,7 +165,7 @@ void cst_search_bound(const struct cst_search *s, struct cst_plan_try *try,
                       const struct cst_layout *layout)
 {
     struct work w = {0};
-    double compute = s->compute_ns / 1e9, bound, others;
+    double compute = s->compute_ns / 1e9, bound, others, likely;
 
     add_up(s, try, layout, &w);
     add_ends(s, try, layout, &w);
@@ -155,6 +179,8 @@ void cst_search_bound(const struct cst_search *s, struct cst_plan_try *try,
         others = 0.2 * (w.up + w.down + w.update + w.peer);
     }
     bound = most(bound, w.disk);
+    likely = likely_update(s, try, layout);
+    others += likely > w.update ? likely - w.update : 0;
     try->bound_ns = to_ns(bound);
     try->estimate_ns =
         to_ns(bound + others + w.first + w.last + 0.1 * try->n_chunks * s->rates.request_s);

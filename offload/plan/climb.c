@@ -14,10 +14,14 @@
 
 /* -- replays -------------------------------------------------------------------------------- */
 
+uint64_t cst_search_memory(const struct cst_plan_try *try)
+{
+    return try->pool_bytes + try->state_bytes + try->update_room + try->device_states;
+}
+
 bool cst_search_is_better(const struct cst_plan_try *a, const struct cst_plan_try *b)
 {
-    uint64_t memory_a = a->pool_bytes + a->state_bytes + a->update_room;
-    uint64_t memory_b = b->pool_bytes + b->state_bytes + b->update_room;
+    uint64_t memory_a = cst_search_memory(a), memory_b = cst_search_memory(b);
 
     if (a->result.step_ns != b->result.step_ns) {
         return a->result.step_ns < b->result.step_ns;
@@ -113,6 +117,21 @@ static int replay_any(struct cst_search *s)
     return rc;
 }
 
+/* The most promising ones first. */
+static void sort(struct cst_search *s)
+{
+    qsort(s->tries, s->n_tries, sizeof *s->tries, by_estimate);
+    s->best = NONE;
+    for (uint32_t i = 0; i < s->n_tries; i++) {
+        const struct cst_plan_try *try = &s->tries[i];
+
+        if (try->replayed && try->result.step_ns != UINT64_MAX &&
+            (s->best == NONE || cst_search_is_better(try, &s->tries[s->best]))) {
+            s->best = i;
+        }
+    }
+}
+
 /* The promising ones, until half of the events are used up; those of well-known capacities at any
  * price. */
 int cst_search_replay(struct cst_search *s)
@@ -121,16 +140,16 @@ int cst_search_replay(struct cst_search *s)
     int rc = CST_OK;
 
     if (s->n_tries > 0) {
-        qsort(s->tries, s->n_tries, sizeof *s->tries, by_estimate);
+        sort(s);
     }
-    for (uint32_t i = 0; i < s->n_tries && rc == CST_OK; i++) {
+    for (uint32_t i = 0; i < s->n_tries && rc == CST_OK && !s->splits; i++) {
         rc = s->tries[i].known && s->tries[i].state_room == 0 ? replay(s, i, false) : CST_OK;
     }
     for (uint32_t i = 0; i < s->n_tries && rc == CST_OK; i++) {
         if (s->best != NONE && s->events_left < keep) {
             break;
         }
-        if (can_win(s, &s->tries[i])) {
+        if (can_win(s, &s->tries[i]) && (!s->splits || s->tries[i].device_states > 0)) {
             rc = replay(s, i, false);
         }
     }
@@ -193,7 +212,32 @@ static int visit(struct cst_search *s, const struct cst_plan_try *try,
 
 static bool may_have_room(const struct cst_search *s, const struct cst_plan_try *try)
 {
-    return s->config->update_room == CST_PLAN_ROOM_AUTO && s->n_rooms > 0 && try->state_room == 0;
+    return s->room_wish == CST_PLAN_ROOM_AUTO && s->n_rooms > 0 && try->state_room == 0;
+}
+
+/* @layout has no states that stay on accelerators. */
+static int climb_splits(struct cst_search *s, const struct cst_plan_try *from,
+                        const struct cst_layout *layout)
+{
+    static const double shares[] = {0.8, 0.95, 1.05, 1.25};
+    uint32_t least = s->room_wish == CST_PLAN_ROOM_AUTO ? 1 : layout->n_classes;
+    uint32_t n = cst_search_may_hold(s) ? 2 * CST_SEARCH_SPLITS : CST_SEARCH_SPLITS;
+    struct cst_plan_try try = *from;
+    int rc = CST_OK;
+
+    try.replayed = false;
+    for (uint32_t i = 0; i < 4 && from->device_states > 0 && rc == CST_OK; i++) {
+        try.device_states = (uint64_t)((double)from->device_states * shares[i]);
+        rc = visit(s, &try, layout);
+    }
+    for (try.n_through = least; try.n_through <= layout->n_classes; try.n_through++) {
+        for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+            try.holds = i >= CST_SEARCH_SPLITS;
+            try.device_states = cst_search_split(s, &try, layout, i % CST_SEARCH_SPLITS);
+            rc = try.device_states > 0 ? visit(s, &try, layout) : CST_OK;
+        }
+    }
+    return rc;
 }
 
 /* Same layout, the other order of eviction, other depths, other shares of states, fewer blocks. */
@@ -207,6 +251,7 @@ static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
     int rc;
 
     plain.over = false; /* whether it must be is found out for each */
+    plain.device_states = s->splits ? 0 : from->device_states;
     rc = cst_search_layout(s, &plain, &layout, &err);
 
     if (rc != CST_OK) {
@@ -225,6 +270,9 @@ static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
         try.replayed = false;
         try.n_through = n;
         rc = visit(s, &try, &layout);
+    }
+    if (s->splits && from->state_room == 0 && rc == CST_OK) {
+        rc = climb_splits(s, from, &layout);
     }
     for (uint32_t i = 0; i < 6 && rc == CST_OK; i++) {
         struct cst_plan_try try = *from;
@@ -266,6 +314,8 @@ static int climb_capacity(struct cst_search *s, const struct cst_plan_try *from)
             continue;
         }
         try.state_room = from->state_room;
+        try.device_states = from->device_states;
+        try.holds = from->holds;
         try.wide = from->wide;
         try.once = from->once;
         try.n_through = from->n_through < layout.n_classes ? from->n_through : layout.n_classes;

@@ -51,7 +51,7 @@ uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_la
 /* What updates on the ranks' own devices take of them. */
 static uint64_t for_updates(const struct cst_search *s, const struct cst_plan_try *try)
 {
-    return s->host || try->update_room == 0 ? 0 : try->update_room + s->config->device_states;
+    return s->host || try->update_room == 0 ? 0 : try->update_room + try->device_states;
 }
 
 static void lack_device(struct cst_search *s, const struct cst_layout *layout,
@@ -65,12 +65,12 @@ static void lack_device(struct cst_search *s, const struct cst_layout *layout,
     if (for_updates(s, try) > 0) {
         int n = snprintf(updates, sizeof updates, ", room for updates %" PRIu64, try->update_room);
 
-        if (s->config->device_states > 0) {
+        if (try->device_states > 0) {
             (void)snprintf(updates + n, sizeof updates - (size_t)n,
-                           ", states that stay there %" PRIu64, s->config->device_states);
+                           ", states that stay there %" PRIu64, try->device_states);
         }
     }
-    if (try->block_room < s->room || try->state_room > 0 ||
+    if (try->block_room < s->room || try->state_room > 0 || s->splits ||
         (s->lack.bytes != 0 && s->lack.bytes <= bytes)) {
         return; /* of its own making, or not the smallest */
     }

@@ -121,7 +121,10 @@ static void choose_devices(struct cst_search *s)
     s->rates.devices[0] = c->rates->devices[c->device];
     s->rates.n_devices = 1;
     s->host = is_processor(&s->rates.devices[0]);
-    if (c->update_room == 0) {
+    s->room_wish = c->device_states == CST_PLAN_ROOM_AUTO && c->update_room == 0
+                       ? CST_PLAN_ROOM_AUTO
+                       : c->update_room;
+    if (s->room_wish == 0) {
         return;
     }
     if (s->host) {
@@ -194,6 +197,9 @@ static void describe_room(const struct cst_search *s, const struct cst_plan_try 
         cst_buffers_divide(&buffers, layout, rooms[0].bytes);
         choice->n_buffers = buffers.n;
     }
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        choice->n_staying += layout->chunks[c].device != 0;
+    }
     choice->state_bytes += (layout->device_bytes + s->world - 1) / s->world;
 }
 
@@ -211,6 +217,7 @@ static int make_choice(struct cst_search *s, const struct cst_plan_try *try,
         .pool_bytes = try->pool_bytes,
         .state_bytes = try->state_bytes,
         .update_room = try->update_room,
+        .device_states = try->device_states,
         .activation_bytes = s->activation_bytes,
         .host_bytes = try->host_bytes,
         .disk_bytes = try->disk_bytes,
@@ -264,7 +271,7 @@ void cst_plans_close(struct cst_plans *plans)
 static bool is_other(const struct cst_plan_try *a, const struct cst_plan_try *b)
 {
     return a->sizes[0] != b->sizes[0] || a->n_device != b->n_device || a->once != b->once ||
-           a->update_room != b->update_room;
+           a->update_room != b->update_room || a->device_states != b->device_states;
 }
 
 static int pick_runners_up(struct cst_search *s, struct cst_plans *plans, struct cst_err *err)
@@ -323,6 +330,8 @@ static int answer(struct cst_search *s, struct cst_plans *out, struct cst_err *e
         return cannot_fit(s, err);
     }
     s->best = cst_search_thriftiest(s);
+    cst_search_why_states(s, plans.states_why);
+    plans.without_states_ns = s->without_ns == UINT64_MAX ? 0 : s->without_ns;
     rc = pick_runners_up(s, &plans, err);
     if (rc == CST_OK) { /* last of all: the model's layout is its */
         rc = make_choice(s, &s->tries[s->best], &plans.best, err);
@@ -335,6 +344,28 @@ static int answer(struct cst_search *s, struct cst_plans *out, struct cst_err *e
     return CST_OK;
 }
 
+static int look(struct cst_search *s)
+{
+    int rc = cst_search_list(s);
+
+    rc = rc == CST_OK ? cst_search_replay(s) : rc;
+    return rc == CST_OK ? cst_search_climb(s) : rc;
+}
+
+/* Once more, with states that stay on accelerators, if that is to be chosen. */
+static int look_with_states(struct cst_search *s)
+{
+    if (s->config->device_states == CST_PLAN_ROOM_AUTO) {
+        s->without_ns = s->best == NONE ? UINT64_MAX : s->tries[s->best].result.step_ns;
+    }
+    if (!cst_search_may_split(s)) {
+        return CST_OK;
+    }
+    s->splits = true;
+    s->events_left = s->config->max_events == 0 ? DEFAULT_EVENTS : s->config->max_events;
+    return look(s);
+}
+
 int cst_plan_search(struct cst_plans *out, const struct cst_plan_config *config,
                     struct cst_err *err)
 {
@@ -344,9 +375,8 @@ int cst_plan_search(struct cst_plans *out, const struct cst_plan_config *config,
     if (rc != CST_OK) {
         return rc;
     }
-    rc = cst_search_list(&s);
-    rc = rc == CST_OK ? cst_search_replay(&s) : rc;
-    rc = rc == CST_OK ? cst_search_climb(&s) : rc;
+    rc = look(&s);
+    rc = rc == CST_OK ? look_with_states(&s) : rc;
     if (rc == CST_OK) {
         rc = answer(&s, out, err);
     } else if (rc == CST_ETIMEDOUT) {

@@ -17,7 +17,10 @@
  * What the user chooses, and the plan follows: formats of states, when chunks are updated (early and delayed updates are other training, or need
  * steps without clipping), states of the last chunks that stay on accelerators. A room in which accelerators update chunks is as large as is
  * said; or there is one for three buffers wherever steps are shorter with it. Of each k chunks one goes through, as a daemon begins
- * (offload/interleave.h). Neither rooms nor such states are combined with what the runtime cannot do yet.
+ * (offload/interleave.h). States that stay on accelerators take as many bytes as are said; or, beside such a room, what the plan finds: it
+ * divides what the smallest pool and the room leave of a device between blocks and states in a few ways and keeps the fastest. First it
+ * searches without them, so it is never slower for having been asked. Neither rooms nor such states are combined with what the runtime cannot
+ * do yet.
  *
  * Used by the daemon at commit, by `cistern plan`, and by tests. */
 #ifndef CST_PLAN_H
@@ -28,7 +31,7 @@
 #define CST_PLAN_RUNNERS_UP 3
 #define CST_PLAN_WORDS 192
 #define CST_PLAN_NO_LIMIT UINT64_MAX /* as bytes of a budget. 0 is none at all */
-#define CST_PLAN_ROOM_AUTO UINT64_MAX /* as update_room: the plan's choice */
+#define CST_PLAN_ROOM_AUTO UINT64_MAX /* as update_room, device_states: the plan's choice */
 
 struct cst_plan_budget {
     uint64_t device_bytes;      /* of one rank's device: blocks, rows kept there, activations, room for updates. CST_PLAN_NO_LIMIT: as much as can be used */
@@ -48,7 +51,8 @@ struct cst_plan_config {
     struct cst_layout_states states; /* which rows chunks have, in which format. grad_over_weight: the plan need not choose it */
     enum cst_overlap overlap;   /* when chunks are updated; EARLY, DELAYED: with states.two_weights */
     uint64_t update_room;       /* bytes of each rank's accelerator in which chunks are updated; 0: none; CST_PLAN_ROOM_AUTO */
-    uint64_t device_states;     /* same, for states that stay there. With an update_room that is given, and fp32 moments */
+    uint64_t device_states;     /* same, for states that stay there. With fp32 moments, gradients beside the weights, and an update_room that is
+                                 * given; CST_PLAN_ROOM_AUTO: or that is the plan's choice, as it is then without an update_room */
     bool interleave_given;      /* one of each `interleave` chunks is updated in a room (0: none), whatever the rates are */
     uint32_t interleave;
     uint32_t accelerator;       /* which of rates' devices that is where ranks compute on the processor; else it is theirs */
@@ -60,7 +64,7 @@ struct cst_plan_config {
     uint64_t chunk_elems;       /* given capacity of the first class; 0: to be chosen */
     double max_padding;         /* of weights, as a share: a plan that wastes no more is taken before one that is faster by up to 0.25 %, or by up to 2 %
                                  * where that one wastes more than half of them (without such a plan: the one that wastes least). 0: 0.02 */
-    uint64_t max_events;        /* to replay in all; 0: 600 000. Where no plan could be played within them one is, with up to 16 times as many */
+    uint64_t max_events;        /* to replay in all; 0: 600 000. As many again with device_states of the plan's choice. Where no plan could be played within them one is, with up to 16 times as many */
 };
 
 enum cst_plan_grad { CST_PLAN_GRAD_BESIDE, /* 16 B per parameter */ CST_PLAN_GRAD_OVER /* in the weight's place: 14 B */ };
@@ -78,6 +82,8 @@ struct cst_plan_choice {
     uint32_t n_chunks;
     uint64_t pool_bytes, state_bytes;    /* on each rank's device */
     uint64_t update_room;                /* on each rank's accelerator, for updates; 0: none */
+    uint64_t device_states;              /* same, for states that stay there: what a job asks for to have them; state_bytes of it are used */
+    uint32_t n_staying;                  /* chunks whose states stay there */
     uint32_t n_buffers;                  /* chunks at a time in each room */
     uint32_t interleave;                 /* one of so many chunks is updated in a room; 0: none, or those alone whose states are there */
     uint64_t activation_bytes;           /* same, counted */
@@ -99,6 +105,8 @@ struct cst_plans {
     struct cst_plan_loser runners_up[CST_PLAN_RUNNERS_UP];
     uint32_t n_runners_up;
     uint64_t n_candidates, n_replayed, n_events;
+    uint64_t without_states_ns;          /* the fastest step without states that stay on accelerators; 0: nothing fits, or they were not the plan's choice */
+    char states_why[CST_PLAN_WORDS];     /* why so much of accelerators is for states, or nothing; empty: they were not the plan's choice */
 };
 
 /* CST_EPOOL / CST_EBUDGET: cannot fit: the limit that binds and the bytes that are short. CST_ETIMEDOUT: the steps of no plan could be played within

@@ -16,7 +16,7 @@ struct cst_layout_config cst_search_layout_config(const struct cst_search *s,
     };
 
     config.states.grad_over_weight |= try->over;
-    cst_search_devices(s, &config);
+    cst_search_devices(s, try, &config);
     for (uint32_t i = 1; i < try->n_sizes; i++) {
         config.class_elems[i - 1] = try->sizes[i];
     }
@@ -137,6 +137,7 @@ static struct cst_plan_try try_of(const struct cst_plan_choice *choice)
         .eviction = choice->eviction,
         .n_through = choice->update_room > 0,
         .update_room = choice->update_room,
+        .device_states = choice->device_states,
         .n_device = count_first(choice->device_rows, choice->n_chunks, CST_ROW_WEIGHT),
         .n_moments = count_last(choice->disk_rows, choice->n_chunks, CST_ROW_EXP_AVG),
         .n_masters = count_last(choice->disk_rows, choice->n_chunks, CST_ROW_MASTER),

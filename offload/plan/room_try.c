@@ -10,11 +10,12 @@
 #include <inttypes.h>
 
 #define ROOM_GRAIN (1u << 20)
+#define STATES_GRAIN (2u << 20)        /* of a GPU's memory */
 #define MOST_BYTES (UINT64_C(1) << 52) /* of an accelerator */
 
 static bool is_auto(const struct cst_search *s)
 {
-    return s->config->update_room == CST_PLAN_ROOM_AUTO;
+    return s->room_wish == CST_PLAN_ROOM_AUTO;
 }
 
 static int check_states(const struct cst_plan_config *c, struct cst_err *err)
@@ -22,10 +23,11 @@ static int check_states(const struct cst_plan_config *c, struct cst_err *err)
     if (c->device_states == 0) {
         return CST_OK;
     }
-    if (c->update_room == 0 || c->update_room == CST_PLAN_ROOM_AUTO) {
+    if (c->device_states != CST_PLAN_ROOM_AUTO &&
+        (c->update_room == 0 || c->update_room == CST_PLAN_ROOM_AUTO)) {
         return cst_err_set(err, CST_EINVAL,
                            "states that stay on devices need room there in which they are updated, "
-                           "of a size that is given");
+                           "of a size that is given, unless both are left to the plan");
     }
     if (c->states.moments != CST_MOMENTS_FP32 || c->states.grad_over_weight) {
         return cst_err_set(err, CST_EINVAL, "states that stay on devices: not with %s",
@@ -36,13 +38,13 @@ static int check_states(const struct cst_plan_config *c, struct cst_err *err)
 }
 
 /* What one has of the ranks' wishes. */
-static uint64_t of_each(const struct cst_search *s, uint64_t bytes)
+uint64_t cst_search_of_each(const struct cst_search *s, uint64_t bytes)
 {
     return bytes / s->n_rooms * s->world + bytes % s->n_rooms * s->world / s->n_rooms;
 }
 
 /* Accelerators beside the ranks' own devices have the memory that rates say, if they do. */
-static uint64_t memory_of(const struct cst_search *s)
+uint64_t cst_search_accelerator_bytes(const struct cst_search *s)
 {
     uint64_t bytes = s->host ? s->rates.devices[s->accelerator].memory_bytes : 0;
 
@@ -52,10 +54,11 @@ static uint64_t memory_of(const struct cst_search *s)
 static int check_memory(const struct cst_search *s, struct cst_err *err)
 {
     const struct cst_rates_device *device = &s->rates.devices[s->accelerator];
-    uint64_t room = is_auto(s) ? 0 : of_each(s, s->config->update_room);
-    uint64_t states = of_each(s, s->config->device_states);
+    uint64_t room = is_auto(s) ? 0 : cst_search_of_each(s, s->room_wish);
+    uint64_t wish = s->config->device_states;
+    uint64_t states = wish == CST_PLAN_ROOM_AUTO ? 0 : cst_search_of_each(s, wish);
 
-    if (room + states <= memory_of(s)) {
+    if (room + states <= cst_search_accelerator_bytes(s)) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EPOOL,
@@ -75,11 +78,13 @@ int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL,
                            "updates at the commit want one weight row, others two");
     }
-    if ((c->update_room > MOST_BYTES && !is_auto(s)) || c->device_states > MOST_BYTES) {
+    if ((c->update_room > MOST_BYTES && !is_auto(s)) ||
+        (c->device_states > MOST_BYTES && c->device_states != CST_PLAN_ROOM_AUTO)) {
         return cst_err_set(err, CST_EINVAL, "%" PRIu64 " bytes of an accelerator",
-                           c->device_states > MOST_BYTES ? c->device_states : c->update_room);
+                           c->update_room > MOST_BYTES && !is_auto(s) ? c->update_room
+                                                                      : c->device_states);
     }
-    if (c->update_room == 0 || (is_auto(s) && s->n_rooms == 0)) {
+    if (s->room_wish == 0 || (is_auto(s) && s->n_rooms == 0)) {
         return check_states(c, err);
     }
     if (s->n_rooms == 0) {
@@ -99,14 +104,32 @@ static uint32_t engine_of(const struct cst_search *s, uint32_t i)
     return (s->config->n_nodes == 0 ? 1 : s->config->n_nodes) + i;
 }
 
-void cst_search_devices(const struct cst_search *s, struct cst_layout_config *config)
+/* What is chosen leaves what a GPU's granularity takes. */
+void cst_search_devices(const struct cst_search *s, const struct cst_plan_try *try,
+                        struct cst_layout_config *config)
 {
-    for (uint32_t i = 0; s->config->device_states > 0 && i < s->n_rooms; i++) {
-        config->devices[config->n_devices++] =
-            (struct cst_layout_device){.engine = engine_of(s, i),
-                                       .bytes = of_each(s, s->config->device_states),
-                                       .room_bytes = of_each(s, s->config->update_room)};
+    for (uint32_t i = 0; try->device_states > 0 && i < s->n_rooms; i++) {
+        config->devices[config->n_devices++] = (struct cst_layout_device){
+            .engine = engine_of(s, i),
+            .bytes = cst_search_of_each(s, try->device_states),
+            .grain = cst_search_may_split(s) && !s->host ? STATES_GRAIN : 0,
+            .room_bytes = cst_search_of_each(s, try->update_room)};
     }
+}
+
+/* With a place for the gradient of each chunk that fits @bytes of buffers. */
+static uint64_t with_held(const struct cst_layout *layout, uint64_t bytes)
+{
+    struct cst_buffers buffers;
+    uint64_t n = 0;
+
+    cst_buffers_divide(&buffers, layout, bytes);
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        n += cst_pattern(chunk->pattern)->has_states && chunk->n_elems <= buffers.max_elems;
+    }
+    return bytes + n * buffers.held_bytes;
 }
 
 uint64_t cst_search_room_bytes(const struct cst_search *s, const struct cst_plan_try *try,
@@ -118,11 +141,12 @@ uint64_t cst_search_room_bytes(const struct cst_search *s, const struct cst_plan
         return 0;
     }
     if (!is_auto(s)) {
-        return s->config->update_room;
+        return s->room_wish;
     }
     want = cst_buffers_want_of(layout, try->n_through);
+    want = try->holds ? with_held(layout, want) : want;
     want = cst_align_up((want * s->n_rooms + s->world - 1) / s->world, ROOM_GRAIN);
-    return of_each(s, want) <= memory_of(s) ? want : 0;
+    return cst_search_of_each(s, want) <= cst_search_accelerator_bytes(s) ? want : 0;
 }
 
 /* A gradient is kept up only if it is the only contribution: not where one rank stands for others.
@@ -144,7 +168,7 @@ uint32_t cst_search_rooms(const struct cst_search *s, const struct cst_plan_try 
     struct cst_interleave machine = {0};
 
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t bytes = of_each(s, try->update_room);
+        uint64_t bytes = cst_search_of_each(s, try->update_room);
 
         rooms[i] = (struct cst_core_room){.engine = engine_of(s, i),
                                           .bytes = s->stands_for > 1 ? without_held(layout, bytes)

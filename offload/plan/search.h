@@ -5,6 +5,7 @@
  *   climb.c    replays of the promising ones, then of the neighbours of the best
  *   fit.c      from knobs to blocks and bytes: what fits, what is short
  *   room_try.c accelerators that update: rooms, states that stay there, k
+ *   split_try.c how many states stay there, where that is chosen
  *   bound.c    arithmetic: how long a step takes at least, and about
  *   play_try.c a try through the replay
  *   words.c    what binds, why the others lost */
@@ -18,13 +19,15 @@ struct cst_plan_try {
     /* knobs */
     uint64_t sizes[CST_LAYOUT_MAX_CLASSES]; /* capacities */
     uint32_t n_sizes;
-    uint64_t state_room; /* bytes of a device that states may take */
-    uint64_t block_room; /* bytes of a device that blocks may take; UINT64_MAX: what is left */
-    bool wide;           /* further classes get blocks before the first one */
-    bool once;           /* one reduction of all micro-batches */
-    uint32_t n_through;  /* classes whose chunks fit a room, where that is chosen; 0: no room */
-    bool known;          /* of a capacity that people take without thinking: 16, 32 or 64 MiB */
-    uint32_t depth;      /* of prefetch, 0: as deep as blocks allow */
+    uint64_t state_room;    /* bytes of a device that states may take */
+    uint64_t block_room;    /* bytes of a device that blocks may take; UINT64_MAX: what is left */
+    bool wide;              /* further classes get blocks before the first one */
+    bool once;              /* one reduction of all micro-batches */
+    uint32_t n_through;     /* classes whose chunks fit a room, where that is chosen; 0: no room */
+    bool holds;             /* such a room keeps gradients, too, which then need not come up */
+    uint64_t device_states; /* bytes of each rank's accelerator for states that stay there */
+    bool known;             /* of a capacity that people take without thinking: 16, 32 or 64 MiB */
+    uint32_t depth;         /* of prefetch, 0: as deep as blocks allow */
     enum cst_core_eviction eviction;
     /* what fits */
     uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES];
@@ -51,6 +54,9 @@ struct cst_search {
     bool host;              /* the first is the processor */
     uint32_t accelerator;   /* in rates: whose rooms updates are done in */
     uint32_t n_rooms;       /* at most; accelerators */
+    uint64_t room_wish;     /* config's update_room, or what its device_states imply */
+    bool splits;         /* tries are made with states that stay on accelerators, of its choice */
+    uint64_t without_ns; /* the fastest step before that; UINT64_MAX: nothing fits */
     uint32_t world;
     uint32_t stands_for; /* ranks, of the one that is played; 1: all are played */
     uint64_t activation_bytes;
@@ -90,6 +96,8 @@ int cst_search_list(struct cst_search *search);
 int cst_search_replay(struct cst_search *search);
 /* Try neighbours of the best as long as one is better. */
 int cst_search_climb(struct cst_search *search);
+/* Bytes of a device that it takes, but for activations. */
+uint64_t cst_search_memory(const struct cst_plan_try *try);
 bool cst_search_is_better(const struct cst_plan_try *a, const struct cst_plan_try *b);
 /* The best, or one as good that wastes little. */
 uint32_t cst_search_thriftiest(const struct cst_search *search);
@@ -106,7 +114,12 @@ uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_la
 /* room_try.c. CST_EINVAL: wishes for rooms and states on accelerators that cannot be. */
 int cst_search_check_rooms(const struct cst_search *search, struct cst_err *err);
 /* Accelerators with states of their own, as the layout wants them. */
-void cst_search_devices(const struct cst_search *search, struct cst_layout_config *config);
+void cst_search_devices(const struct cst_search *search, const struct cst_plan_try *try,
+                        struct cst_layout_config *config);
+/* What an accelerator has of @bytes of each rank, and the memory it has, if there are such beside
+ * the ranks' devices; UINT64_MAX: there are none, or it is not known. */
+uint64_t cst_search_of_each(const struct cst_search *search, uint64_t bytes);
+uint64_t cst_search_accelerator_bytes(const struct cst_search *search);
 /* Bytes of each rank's accelerator that a room for the try takes. */
 uint64_t cst_search_room_bytes(const struct cst_search *search, const struct cst_plan_try *try,
                                const struct cst_layout *layout);
@@ -114,6 +127,21 @@ uint64_t cst_search_room_bytes(const struct cst_search *search, const struct cst
 uint32_t cst_search_rooms(const struct cst_search *search, const struct cst_plan_try *try,
                           const struct cst_layout *layout,
                           struct cst_core_room rooms[CST_CORE_MAX_ROOMS], uint32_t *interleave);
+
+/* split_try.c. States that stay on accelerators are the plan's choice, and there may be some. */
+bool cst_search_may_split(const struct cst_search *search);
+/* So is a room that keeps gradients: one's that is the only contribution. */
+bool cst_search_may_hold(const struct cst_search *search);
+#define CST_SEARCH_SPLITS 5
+/* Bytes of each rank's accelerator for states, the @i-th way to divide what is free beside the room
+ * of @try, whose @layout has no such states; 0: nothing is free. */
+uint64_t cst_search_split(const struct cst_search *search, const struct cst_plan_try *try,
+                          const struct cst_layout *layout, uint32_t i);
+/* Cut @try's device_states down to those of whole chunks that fit; its layout to be closed if
+ * *found, else no chunk's do. @layout has none. As cst_search_layout. */
+int cst_search_settle(const struct cst_search *search, struct cst_plan_try *try,
+                      const struct cst_layout *layout, struct cst_layout *out, bool *found,
+                      struct cst_err *err);
 
 /* bound.c: bound_ns and estimate_ns of a try that fits. */
 void cst_search_bound(const struct cst_search *search, struct cst_plan_try *try,
@@ -129,5 +157,7 @@ const char *cst_search_binds(const struct cst_search *search, const struct cst_p
                              const struct cst_layout *layout);
 void cst_search_why(const struct cst_plan_try *loser, const struct cst_plan_try *best,
                     char words[CST_PLAN_WORDS]);
+/* Why the best try has so many states on accelerators, where that was chosen. */
+void cst_search_why_states(const struct cst_search *search, char words[CST_PLAN_WORDS]);
 
 #endif

@@ -19,15 +19,13 @@ static bool same_knobs(const struct cst_plan_try *a, const struct cst_plan_try *
     return memcmp(a->sizes, b->sizes, sizeof a->sizes) == 0 && a->wide == b->wide &&
            a->once == b->once && a->depth == b->depth && a->eviction == b->eviction &&
            memcmp(a->n_blocks, b->n_blocks, sizeof a->n_blocks) == 0 &&
-           a->n_device == b->n_device && a->update_room == b->update_room;
+           a->n_device == b->n_device && a->update_room == b->update_room &&
+           a->device_states == b->device_states;
 }
 
-/* Add @try, which @layout belongs to, if it fits and is new. *number: its own, or that of the same
- * one; UINT32_MAX: it does not fit. */
-int cst_search_add(struct cst_search *s, struct cst_plan_try try, const struct cst_layout *layout,
-                   uint32_t *number)
+static int add(struct cst_search *s, struct cst_plan_try try, const struct cst_layout *layout,
+               uint32_t *number)
 {
-    *number = UINT32_MAX;
     if (!cst_search_fit(s, &try, layout)) {
         return CST_OK;
     }
@@ -54,6 +52,29 @@ int cst_search_add(struct cst_search *s, struct cst_plan_try try, const struct c
     return CST_OK;
 }
 
+/* Add @try, if it fits and is new. @layout is its own, without the states that stay on accelerators
+ * if they are chosen. *number: its own, or that of the same one; UINT32_MAX: it does not fit. */
+int cst_search_add(struct cst_search *s, struct cst_plan_try try, const struct cst_layout *layout,
+                   uint32_t *number)
+{
+    struct cst_layout with;
+    struct cst_err err;
+    bool found;
+    int rc;
+
+    *number = UINT32_MAX;
+    if (!s->splits || try.device_states == 0) {
+        return add(s, try, layout, number);
+    }
+    rc = cst_search_settle(s, &try, layout, &with, &found, &err);
+    if (rc != CST_OK || !found) {
+        return rc == CST_ENOMEM ? rc : CST_OK;
+    }
+    rc = add(s, try, &with, number);
+    cst_layout_close(&with);
+    return rc;
+}
+
 /* The same packing in the smallest chunks: the fullest one says how large they must be. */
 static void tighten(const struct cst_layout *layout, struct cst_plan_try *try)
 {
@@ -74,6 +95,18 @@ static void tighten(const struct cst_layout *layout, struct cst_plan_try *try)
     }
 }
 
+/* Rooms and states on accelerators of sizes that are given are in each layout. */
+static struct cst_plan_try start(const struct cst_search *s, uint64_t elems)
+{
+    struct cst_plan_try try = {.sizes = {elems}, .n_sizes = 1, .block_room = UINT64_MAX};
+
+    if (s->config->device_states != CST_PLAN_ROOM_AUTO) {
+        try.device_states = s->config->device_states;
+        try.update_room = s->config->update_room;
+    }
+    return try;
+}
+
 /* A layout of first-class chunks of about @elems: CST_OK and *found, unless there is none of that
  * size. */
 int cst_search_find(struct cst_search *s, uint64_t elems, struct cst_plan_try *try,
@@ -82,7 +115,7 @@ int cst_search_find(struct cst_search *s, uint64_t elems, struct cst_plan_try *t
     struct cst_err err;
     int rc;
 
-    *try = (struct cst_plan_try){.sizes = {elems}, .n_sizes = 1, .block_room = UINT64_MAX};
+    *try = start(s, elems);
     for (uint32_t i = 0; i < N_KNOWN; i++) {
         try->known = try->known || elems == known_mib[i] * (uint64_t)MIB_ELEMS;
     }
@@ -146,19 +179,36 @@ static int add_shares(struct cst_search *s, const struct cst_plan_try *site,
     return rc;
 }
 
+/* All tries of one layout with a room and states that stay beside it. */
+static int add_splits(struct cst_search *s, const struct cst_plan_try *site,
+                      const struct cst_layout *layout)
+{
+    uint32_t n = cst_search_may_hold(s) ? 2 * CST_SEARCH_SPLITS : CST_SEARCH_SPLITS;
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        struct cst_plan_try try = *site;
+
+        try.holds = i >= CST_SEARCH_SPLITS;
+        try.device_states = cst_search_split(s, &try, layout, i % CST_SEARCH_SPLITS);
+        rc = try.device_states > 0 ? add_shares(s, &try, layout) : CST_OK;
+    }
+    return rc;
+}
+
 static int add_site(struct cst_search *s, const struct cst_plan_try *site,
                     const struct cst_layout *layout)
 {
-    uint64_t room = s->config->update_room;
+    uint64_t room = s->room_wish;
     struct cst_plan_try try = *site;
     int rc = CST_OK;
 
-    if (room == 0 || room == CST_PLAN_ROOM_AUTO) {
+    if (!s->splits && (room == 0 || room == CST_PLAN_ROOM_AUTO)) {
         rc = add_shares(s, &try, layout);
     }
     try.n_through = room == CST_PLAN_ROOM_AUTO ? 1 : layout->n_classes;
     for (; rc == CST_OK && s->n_rooms > 0 && try.n_through <= layout->n_classes; try.n_through++) {
-        rc = add_shares(s, &try, layout);
+        rc = s->splits ? add_splits(s, &try, layout) : add_shares(s, &try, layout);
     }
     return rc;
 }

@@ -150,8 +150,7 @@ static uint64_t waits(const struct cst_replay_result *r)
 static void even(const struct cst_plan_try *loser, const struct cst_plan_try *best,
                  char words[CST_PLAN_WORDS])
 {
-    int64_t more = (int64_t)(loser->pool_bytes + loser->state_bytes + loser->update_room) -
-                   (int64_t)(best->pool_bytes + best->state_bytes + best->update_room);
+    int64_t more = (int64_t)cst_search_memory(loser) - (int64_t)cst_search_memory(best);
 
     if (loser->result.step_ns < best->result.step_ns) {
         (void)snprintf(words, CST_PLAN_WORDS,
@@ -200,5 +199,67 @@ void cst_search_why(const struct cst_plan_try *loser, const struct cst_plan_try 
             n++;
         }
         (void)snprintf(words + n, CST_PLAN_WORDS - n, "; %.1f MB more come up", more_up);
+    }
+}
+
+/* -- states that stay on accelerators ------------------------------------------------------- */
+
+/* The fastest of those with some; NULL: none was played. *any: there are such. */
+static const struct cst_plan_try *fastest_with_states(const struct cst_search *s, bool *any)
+{
+    const struct cst_plan_try *found = NULL;
+
+    *any = false;
+    for (uint32_t i = 0; i < s->n_tries; i++) {
+        const struct cst_plan_try *try = &s->tries[i];
+
+        *any = *any || try->device_states > 0;
+        if (try->device_states > 0 && try->replayed && try->result.step_ns != UINT64_MAX &&
+            (found == NULL || cst_search_is_better(try, found))) {
+            found = try;
+        }
+    }
+    return found;
+}
+
+static void why_none(const struct cst_search *s, const struct cst_plan_try *best,
+                     char words[CST_PLAN_WORDS])
+{
+    bool any;
+    const struct cst_plan_try *other = fastest_with_states(s, &any);
+    const char *why = "the smallest pool and a room for updates leave no chunk's states a place";
+
+    if (other != NULL) {
+        (void)snprintf(words, CST_PLAN_WORDS,
+                       "with %.1f MB of them a step takes %.3f ms, without %.3f ms",
+                       (double)other->device_states / 1e6, ms(other->result.step_ns),
+                       ms(best->result.step_ns));
+        return;
+    }
+    if (s->n_rooms == 0) {
+        why = "the rates have no accelerator";
+    } else if (!s->splits) {
+        why = "how fast the device updates is not known";
+    } else if (any) {
+        why = "no step is shorter with them";
+    }
+    (void)snprintf(words, CST_PLAN_WORDS, "%s", why);
+}
+
+void cst_search_why_states(const struct cst_search *s, char words[CST_PLAN_WORDS])
+{
+    const struct cst_plan_try *best = &s->tries[s->best];
+
+    words[0] = '\0';
+    if (s->config->device_states != CST_PLAN_ROOM_AUTO) {
+        return;
+    }
+    if (best->device_states == 0) {
+        why_none(s, best, words);
+    } else if (s->without_ns == UINT64_MAX) {
+        (void)snprintf(words, CST_PLAN_WORDS, "without them nothing fits");
+    } else {
+        (void)snprintf(words, CST_PLAN_WORDS, "a step takes %.3f ms, without them %.3f ms",
+                       ms(best->result.step_ns), ms(s->without_ns));
     }
 }

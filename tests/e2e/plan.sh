@@ -140,6 +140,12 @@ for on in host fast; do
     fast --on $on --device 4G --update-room 1G --device-states 600M
     holds '(.rows.each_device | .master == .exp_avg and .master > 0 and .gradient == 0) and .plan.state_bytes >= .rows.each_device.master * 3'
     holds '.plan.state_bytes <= 600 * 1024 * 1024 and .plan.predicted.device_updates > 0'
+    holds '.plan.device_states == 600 * 1024 * 1024 and .states.why == null'
+    with=$step
+    fast --on $on --device 4G --device-states auto
+    holds '.plan.device_states >= .plan.state_bytes and .plan.state_bytes > 0 and .plan.n_staying > 0 and .plan.update_room > 0'
+    holds '.plan.predicted.step_s < .states.step_without_s and (.states.why | contains("without them"))'
+    jq -ne "$step <= $with * 1.01" >/dev/null || fail "$on: $step s with states as the plan likes, $with s with 600 MiB"
 done
 expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --on host --device 1G --update-room 1G --device-states 600M --overlap early \
     --timeline "$tmp/timeline.json"
@@ -150,6 +156,12 @@ expect 0 preset:gpt2-124m --rates a100 --device 2G --runtime --json --grad-over-
 jq -e ".plan.host_bytes < $full * 0.9" "$tmp/out" >/dev/null || fail "gradients over weights spare nothing"
 expect 1 preset:gpt2-124m --rates a100 --grad-over-weight --overlap early
 complains 'not with early or delayed updates'
+expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --on fast --device 4G --runtime --device-states auto
+says '^states +[0-9.]+ [MG]iB \([0-9]+ bytes\) on each accelerator, of [0-9]+ of [0-9]+ chunks: a step takes .* ms, without them .* ms$'
+expect 0 preset:gpt2-124m --rates "$tmp/rates.json" --flops 1e11 --device-states auto
+says '^states +none stay on accelerators: the rates have no accelerator$'
+expect 1 preset:gpt2-124m --rates a100 --device-states auto --moments mx8
+complains 'moments that are not fp32'
 expect 1 preset:gpt2-124m --rates a100 --device-states 1G
 complains 'need room there'
 expect 1 preset:gpt2-124m --rates "$tmp/rates.json" --flops 1e11 --update-room 1G
@@ -182,7 +194,7 @@ expect 1 preset:gpt2-124m --rates a100 --timeline "$tmp/no/where"
 complains 'no/where'
 for line in "" "a b" "x --device 40X" "x --device -1" "x --ranks 0" "x --ranks 65" "x --share 0" "x --share 2" "x --flops x" \
     "x --micro-batches 0" "x --batch 0" "x -o file" "x --uid 0" "x --moments int8" "x --optimizer adamax" "x --overlap late" \
-    "x --update-room 1Q" "x --update-room all" "x --device-states auto"; do
+    "x --update-room 1Q" "x --update-room all" "x --device-states all"; do
     # shellcheck disable=SC2086 # words
     expect 2 $line
 done

@@ -230,6 +230,138 @@ START_TEST(states_stay)
 }
 END_TEST
 
+/* What the best plan takes of a device is within its budget, and of states as much as is said. */
+static void check_memory(void)
+{
+    const struct cst_plan_choice *best = &f.plans.best;
+    struct cst_layout layout = build();
+
+    ck_assert_uint_le(best->pool_bytes + best->update_room + best->device_states +
+                          best->activation_bytes,
+                      f.budget.device_bytes);
+    ck_assert_uint_le(best->state_bytes, best->device_states);
+    ck_assert_uint_eq(best->state_bytes,
+                      (layout.device_bytes + f.config.world - 1) / f.config.world);
+    ck_assert_uint_eq(best->n_staying > 0, best->device_states > 0);
+    ck_assert_uint_eq(best->host_bytes, layout.arena_bytes);
+    cst_layout_close(&layout);
+}
+
+/* Asked how many states stay, the plan has some where memory is to spare, is faster for it, and not
+ * slower than any share that is given beside the same room. A room need not be asked for. */
+START_TEST(states_are_chosen)
+{
+    uint64_t without, with, room, spare;
+
+    declare_slow(_i % 2 == 0 ? 1 : 4);
+    f.config.update_room = CST_PLAN_ROOM_AUTO;
+    without = search_ns();
+    ck_assert_str_eq(f.plans.states_why, "");
+    f.config.update_room = _i < 2 ? 0 : CST_PLAN_ROOM_AUTO;
+    f.config.device_states = CST_PLAN_ROOM_AUTO;
+    with = search_ns();
+    check_promise();
+    check_memory();
+    ck_assert_uint_lt(with, without);
+    ck_assert_uint_gt(f.plans.best.device_states, 0);
+    ck_assert_uint_gt(f.plans.best.update_room, 0);
+    ck_assert_uint_eq(f.plans.without_states_ns, without);
+    ck_assert_msg(strstr(f.plans.states_why, "without them") != NULL, "%s", f.plans.states_why);
+    printf("%.2f ms without, %.2f ms with %" PRIu64 " bytes of states\n", (double)without / 1e6,
+           (double)with / 1e6, f.plans.best.device_states);
+    room = f.plans.best.update_room;
+    spare = f.budget.device_bytes - f.plans.best.activation_bytes - room;
+    f.config.update_room = room;
+    for (uint64_t i = 1; i < 8; i += 2) {
+        f.config.device_states = spare / 8 * i;
+        ck_assert_uint_ge(search_ns() + with / 50, with);
+    }
+}
+END_TEST
+
+/* Where a pool and a room, which here is given, take all there is, no state stays; with a chunk's
+ * states more, some do. */
+START_TEST(no_place_for_states)
+{
+    declare_slow(1);
+    f.config.update_room = UINT64_C(2) << 30;
+    f.config.device_states = CST_PLAN_ROOM_AUTO;
+    f.budget.device_bytes = f.config.update_room + 1000000;
+    one_byte(&f.budget.device_bytes, CST_EPOOL);
+    (void)search_ns();
+    ck_assert_uint_eq(f.plans.best.device_states, 0);
+    ck_assert_uint_eq(f.plans.best.state_bytes, 0);
+    ck_assert_msg(strstr(f.plans.states_why, "a place") != NULL, "%s", f.plans.states_why);
+    f.budget.device_bytes += UINT64_C(1) << 30;
+    (void)search_ns();
+    check_memory();
+    ck_assert_uint_gt(f.plans.best.device_states, 0);
+}
+END_TEST
+
+/* Where nothing is to be had of it, there is none: no rate of updates, or a device that is much
+ * slower than the nodes. */
+START_TEST(states_do_not_pay)
+{
+    uint64_t without;
+
+    declare_slow(1);
+    f.rates.devices[0].update = _i == 0 ? 0 : 1e6;
+    without = search_ns();
+    f.config.device_states = CST_PLAN_ROOM_AUTO;
+    ck_assert_uint_eq(search_ns(), without);
+    ck_assert_uint_eq(f.plans.best.device_states, 0);
+    ck_assert_msg(strstr(f.plans.states_why, _i == 0 ? "not known" : "step") != NULL, "%s",
+                  f.plans.states_why);
+}
+END_TEST
+
+/* States that are on devices need not be in the host's memory: where they do not fit there, that is
+ * what makes a plan. */
+START_TEST(states_make_it_fit)
+{
+    declare_slow(1);
+    f.budget.host_bytes = 12 * f.model.n_params;
+    refuse(CST_EBUDGET, "host memory of");
+    f.config.device_states = CST_PLAN_ROOM_AUTO;
+    (void)search_ns();
+    check_promise();
+    check_memory();
+    ck_assert_uint_le(f.plans.best.host_bytes, f.budget.host_bytes);
+    ck_assert_uint_eq(f.plans.without_states_ns, 0);
+    ck_assert_str_eq(f.plans.states_why, "without them nothing fits");
+}
+END_TEST
+
+/* Accelerators beside ranks that compute on the processor are filled up to their memory. */
+START_TEST(states_beside_the_host)
+{
+    uint64_t without, memory = 1500000000;
+
+    declare("gpt2-124m", 2, 1, false);
+    plan_rig_host_rates(&f.rates);
+    f.rates.devices[0].flops = 20e12;
+    f.budget.device_bytes = 600000000;
+    f.config.runtime_only = true;
+    f.config.max_events = 60000;
+    f.config.device_states = CST_PLAN_ROOM_AUTO;
+    without = search_ns();
+    ck_assert_str_eq(f.plans.states_why, "the rates have no accelerator");
+    f.rates.devices[f.rates.n_devices] = (struct cst_rates_device){.name = "paced:0",
+                                                                   .memory_bytes = memory,
+                                                                   .up = 24e9,
+                                                                   .down = 24e9,
+                                                                   .update = 8e9,
+                                                                   .memory = 1e12};
+    f.config.accelerator = f.rates.n_devices++;
+    f.config.n_accelerators = 1;
+    ck_assert_uint_lt(search_ns(), without);
+    check_promise();
+    ck_assert_uint_gt(f.plans.best.device_states, 0);
+    ck_assert_uint_le(2 * (f.plans.best.update_room + f.plans.best.device_states), memory);
+}
+END_TEST
+
 /* All of it together, on GPUs and on the host: what is promised is played again, and bounds hold.
  */
 START_TEST(combinations)
@@ -252,7 +384,9 @@ START_TEST(combinations)
     f.config.max_events = 30000;
     set_overlap((enum cst_overlap)(_i % CST_OVERLAP_COUNT));
     f.config.update_room = rooms[room];
-    f.config.device_states = room == 3 ? UINT64_C(300) << 20 : 0;
+    f.config.device_states = room == 3              ? UINT64_C(300) << 20
+                             : room == 2 || _i == 0 ? CST_PLAN_ROOM_AUTO
+                                                    : 0;
     search();
     check_promise();
 }
@@ -294,6 +428,13 @@ START_TEST(refused)
     f.config.update_room = 1 << 20;
     f.config.states.moments = CST_MOMENTS_BF16;
     refuse(CST_EINVAL, "moments that are not fp32");
+    f.config.device_states = f.config.update_room = CST_PLAN_ROOM_AUTO;
+    refuse(CST_EINVAL, "moments that are not fp32");
+    f.config.states.moments = CST_MOMENTS_FP32;
+    f.config.states.grad_over_weight = true;
+    refuse(CST_EINVAL, "gradients over the weights");
+    f.config.states.grad_over_weight = false;
+    f.config.update_room = 1 << 20;
     f.config.device_states = 0;
     f.rates.devices[0].update = 0;
     refuse(CST_EINVAL, "update is not known");
@@ -321,6 +462,11 @@ int main(void)
     tcase_add_loop_test(tc, room_is_chosen, 0, 3);
     tcase_add_loop_test(tc, accelerators_of_the_host, 0, 3);
     tcase_add_loop_test(tc, states_stay, 0, 2);
+    tcase_add_loop_test(tc, states_are_chosen, 0, 4);
+    tcase_add_test(tc, no_place_for_states);
+    tcase_add_loop_test(tc, states_do_not_pay, 0, 2);
+    tcase_add_test(tc, states_make_it_fit);
+    tcase_add_test(tc, states_beside_the_host);
     for (int i = (int)suite_first(5); i < 48; i += (int)suite_stride(5)) {
         tcase_add_loop_test(tc, combinations, i, i + 1);
     }

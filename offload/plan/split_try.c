@@ -1,0 +1,124 @@
+/* How many states stay on accelerators, where the plan is to find out. What the smallest pool and
+ * the room for updates leave of a device is divided between blocks and states in a few ways; the
+ * search plays them. */
+#include "offload/plan/search.h"
+
+#include "offload/packing.h"
+
+bool cst_search_may_split(const struct cst_search *s)
+{
+    return s->config->device_states == CST_PLAN_ROOM_AUTO && s->n_rooms > 0 &&
+           s->rates.devices[s->accelerator].update > 0;
+}
+
+bool cst_search_may_hold(const struct cst_search *s)
+{
+    return cst_search_may_split(s) && s->room_wish == CST_PLAN_ROOM_AUTO && s->stands_for == 1 &&
+           !s->host;
+}
+
+/* Of a rank, where an accelerator has @bytes. */
+static uint64_t of_rank(const struct cst_search *s, uint64_t bytes)
+{
+    return bytes / s->world * s->n_rooms + bytes % s->world * s->n_rooms / s->world;
+}
+
+static uint64_t pool_bytes(const struct cst_layout *layout, bool most)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < layout->n_classes; i++) {
+        const struct cst_layout_class *class = &layout->classes[i];
+
+        bytes += (uint64_t)(most ? class->max_blocks : class->min_blocks) * 2 * class->capacity;
+    }
+    return bytes;
+}
+
+/* What a pool and the room leave of each rank's accelerator: the smallest pool, or the largest that
+ * is of any use. Beside ranks that compute on the processor there are no pools. */
+static uint64_t free_bytes(const struct cst_search *s, const struct cst_plan_try *try,
+                           const struct cst_layout *layout, bool most)
+{
+    uint64_t room = cst_search_room_bytes(s, try, layout);
+    uint64_t all = s->host ? of_rank(s, cst_search_accelerator_bytes(s)) : s->room;
+    uint64_t taken = room + (s->host ? 0 : pool_bytes(layout, most));
+
+    return room > 0 && all > taken ? all - taken : 0;
+}
+
+/* A rank's part of all states there are, and of the largest chunk's more, since chunks are whole.
+ */
+static uint64_t all_states(const struct cst_search *s, const struct cst_layout *layout)
+{
+    uint64_t sum = 0, largest = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+        uint64_t bytes = 0;
+
+        for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
+            bytes += cst_layout_row_bytes(&layout->states, layout->grad_bytes, row, chunk->n_elems);
+        }
+        bytes = cst_pattern(chunk->pattern)->has_states ? bytes : 0;
+        largest = bytes > largest ? bytes : largest;
+        sum += bytes;
+    }
+    sum += sum / 32; /* rounding */
+    return (sum + s->world - 1) / s->world + largest;
+}
+
+uint64_t cst_search_split(const struct cst_search *s, const struct cst_plan_try *try,
+                          const struct cst_layout *layout, uint32_t i)
+{
+    uint64_t all = all_states(s, layout);
+    uint64_t most = free_bytes(s, try, layout, false), spare = free_bytes(s, try, layout, true);
+
+    most = most < all ? most : all;
+    spare = spare < all ? spare : all;
+    return i == 0 ? spare : most / (CST_SEARCH_SPLITS - 1) * i;
+}
+
+/* The least of each rank that gives each accelerator what it has in @layout. */
+static uint64_t want(const struct cst_search *s, const struct cst_plan_try *try,
+                     const struct cst_layout *layout)
+{
+    struct cst_layout_config config = {0};
+    uint64_t most = 0;
+
+    cst_search_devices(s, try, &config);
+    for (uint32_t i = 0; i < config.n_devices; i++) {
+        uint64_t bytes = cst_layout_device_want(layout, &config.devices[i]);
+
+        most = bytes > most ? bytes : most;
+    }
+    return (most * s->n_rooms + s->world - 1) / s->world;
+}
+
+int cst_search_settle(const struct cst_search *s, struct cst_plan_try *try,
+                      const struct cst_layout *layout, struct cst_layout *out, bool *found,
+                      struct cst_err *err)
+{
+    uint64_t most = free_bytes(s, try, layout, false);
+    struct cst_layout with;
+    int rc;
+
+    *found = false;
+    try->device_states = try->device_states < most ? try->device_states : most;
+    if (try->device_states == 0) {
+        return CST_OK;
+    }
+    try->update_room = cst_search_room_bytes(s, try, layout);
+    rc = cst_search_layout(s, try, &with, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    try->device_states = want(s, try, &with);
+    if (try->device_states == 0) {
+        cst_layout_close(&with);
+        return CST_OK;
+    }
+    *found = true;
+    *out = with;
+    return CST_OK;
+}
