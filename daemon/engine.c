@@ -7,6 +7,7 @@
 #include "proto/engine.pb-c.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,6 +148,20 @@ static int start_process(struct cst_engine *engine, struct cst_err *err)
     return cst_process_start(&engine->process, engines->loop, argv, &ops, engine, err);
 }
 
+/* Why it failed: "engine 2 (GPU-...): ...". */
+__attribute__((format(printf, 2, 3))) static void explain(struct cst_engine *engine,
+                                                          const char *fmt, ...)
+{
+    bool gpu = cst_engine_is_gpu(engine);
+    int n = snprintf(engine->why, sizeof engine->why, "engine %u%s%s%s: ", engine->index,
+                     gpu ? " (" : "", engine->device, gpu ? ")" : "");
+    va_list ap;
+
+    va_start(ap, fmt);
+    (void)vsnprintf(engine->why + n, sizeof engine->why - (size_t)n, fmt, ap);
+    va_end(ap);
+}
+
 int cst_engine_start(struct cst_engine *engine, struct cst_err *err)
 {
     struct cst_engines *engines = engine->engines;
@@ -161,8 +176,7 @@ int cst_engine_start(struct cst_engine *engine, struct cst_err *err)
     }
     if (rc != CST_OK) {
         engine->state = CST_ENGINE_FAILED;
-        (void)snprintf(engine->why, sizeof engine->why, "engine %u: %.150s", engine->index,
-                       err->text);
+        explain(engine, "%.150s", err->text);
         return rc;
     }
     engine->state = CST_ENGINE_STARTING;
@@ -367,10 +381,21 @@ static void refuse_all(struct cst_engine *engine)
     }
 }
 
+/* What an accelerator's had in hand was sums of steps that are void now: nobody may put back what
+ * was there before, for others may have made them meanwhile. (A node's may have states in hand.) */
+static void forget_undo(struct cst_engine *engine)
+{
+    if (cst_engine_is_gpu(engine) && engine->undo != NULL) {
+        cst_segment_unref(engine->undo);
+        engine->undo = NULL;
+    }
+}
+
 static void give_up(struct cst_engine *engine)
 {
     cst_log(CST_LOG_ERROR, "%s", engine->why);
     engine->state = CST_ENGINE_FAILED;
+    forget_undo(engine);
     refuse_all(engine);
 }
 
@@ -456,9 +481,8 @@ static void on_exit_of_process(void *arg, const char *how)
     cst_log(CST_LOG_WARNING, "engine %u: %s with %llu commands in flight", engine->index, how,
             (unsigned long long)engine->commands.n);
     if (is_hopeless(engine)) {
-        (void)snprintf(engine->why, sizeof engine->why,
-                       "engine %u: %u deaths in %d s with nothing done, the last one %.80s",
-                       engine->index, engine->n_deaths, DEATHS_SECONDS, how);
+        explain(engine, "%u deaths in %d s with nothing done, the last one %.80s", engine->n_deaths,
+                DEATHS_SECONDS, how);
         give_up(engine);
         return;
     }

@@ -5,8 +5,8 @@
  *   OFF --start--> STARTING --Ready--> MOUNTING --all mapped again--> READY --no job--> ENDING, OFF
  *    ^                 \-----------------/ dies: STARTING again -----/     (a GPU's alone)
  *    |                                   | more than 5 deaths in 10 s with nothing done in between
- *    +--- (daemon ends)                  +--> FAILED: all it had gets CST_EENGINE; the next mount
- * tries again
+ *    +--- (daemon ends)                  +--> FAILED: all it had gets CST_EENGINE; the next mount,
+ * and a rank that attaches to a pool there, tries again
  *
  * Loop thread only. */
 #ifndef CST_ENGINE_H
@@ -68,7 +68,7 @@ struct cst_engine {
     unsigned n_unanswered;               /* seconds without a word, while it has something to do */
     uint32_t n_asked;        /* segments that it was asked to map or unmap, and has not yet */
     bool locked;             /* the last segment to be locked was */
-    char why[192];           /* FAILED: the words */
+    char why[256];           /* FAILED: the words */
     struct cst_later refuse; /* FAILED: answers what comes in nevertheless */
 };
 

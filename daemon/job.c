@@ -524,6 +524,8 @@ static void occupy(struct cst_worker *worker, struct cst_session *session,
         worker->update_room = wish->update_room;
         worker->device_states = wish->device_states;
         set_device(worker, wish->gpu);
+    } else if (worker->gpu != NULL) { /* if it was given up, perhaps it is there again */
+        cst_engine_need(&job->daemon->engines.v[worker->gpu->engine]);
     }
     session->job = job;
     session->rank = worker->rank;

@@ -6,8 +6,13 @@
 #include "tests/lib/train_rig.h"
 
 #include <check.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define STUB "./tests/lib/engine_stub"
 
@@ -110,6 +115,78 @@ END_TEST
 START_TEST(worker_killed_anywhere)
 {
     train_rig_kill_worker(&placements[MIXED], (uint32_t)_i, 0, 1);
+}
+END_TEST
+
+/* -- a GPU that is lost --------------------------------------------------------------------------
+ */
+
+static char broken[64]; /* while this file is there, no engine of a GPU starts */
+
+static void setup_lost(void)
+{
+    (void)snprintf(broken, sizeof broken, "/tmp/cistern-lost-%d", (int)getpid());
+    (void)setenv("STUB_BROKEN", broken, 1);
+    (void)setenv("STUB_DELAY_US", "10000", 1);
+    (void)unsetenv("TRAIN_STREAM_DELAY_US");
+    open_daemon("");
+}
+
+static const Cistern__EngineInfo *first_gpu(void)
+{
+    return raw_stat(&witness)->engines[1];
+}
+
+/* Its engine dies in a step that is not the first, and again whenever it is started. */
+static void lose_first_gpu(const char *job)
+{
+    while (raw_stat(&witness)->n_jobs == 0 || raw_job_info(&witness, job)->step == 0 ||
+           first_gpu()->in_flight == 0) {
+        (void)poll(NULL, 0, 1);
+    }
+    ck_assert_int_ge(close(open(broken, O_WRONLY | O_CREAT | O_CLOEXEC, 0600)), 0);
+    ck_assert_int_eq(kill(first_gpu()->pid, SIGKILL), 0);
+    while (strcmp(first_gpu()->state, "failed") != 0) {
+        (void)poll(NULL, 0, 1);
+    }
+}
+
+/* Rank 0's GPU is lost in a step, with updates at the commit, early and delayed ones (_i): that
+ * rank hears which and why, the other one waits for it. All states are read back without the GPU,
+ * as of the last commit; with early updates it may have been begun to bring them to the next one.
+ * The GPU comes back, and with it a worker: the steps are done to the end. */
+START_TEST(gpu_lost)
+{
+    const struct train_placement at = {"lost", 2, {"cuda:0", "host"}};
+    struct train_order orders[2];
+    const Cistern__JobInfo *info;
+    pid_t pids[2];
+
+    train_like.overlap.when = (enum cst_overlap)_i;
+    for (uint32_t r = 0; r < 2; r++) {
+        orders[r] = train_rig_order(&at, at.name, r);
+        pids[r] = train_rig_send(&orders[r]);
+    }
+    lose_first_gpu(at.name);
+    train_worker_join_failing(pids[0]);
+    ck_assert_msg(strstr(reports[0]->error, "EENGINE") != NULL, "%s", reports[0]->error);
+    ck_assert_msg(strstr(reports[0]->error, "GPU-00000000-stub-0") != NULL, "%s",
+                  reports[0]->error);
+    info = raw_job_info(&witness, at.name);
+    ck_assert_str_ne(info->state, "failed");
+    if (info->chunks_ahead == 0) {
+        struct train_order reader = orders[0];
+
+        reader.n_steps = info->step;
+        train_worker_join(train_rig_send(&reader), reports[0]);
+        train_check_states(reports, 2, reader.n_steps, train_like.bad);
+        ck_assert_str_ne(first_gpu()->state, "ready");
+    }
+    ck_assert_int_eq(unlink(broken), 0);
+    train_worker_join(train_rig_send(&orders[0]), reports[0]);
+    train_worker_join(pids[1], reports[1]);
+    ck_assert_uint_eq(reports[1]->n_syncs, 1);
+    train_check_states(reports, 2, orders[0].n_steps, train_like.bad);
 }
 END_TEST
 
@@ -223,7 +300,7 @@ int main(void)
     TCase *plain = tcase_create("bits"), *slow = tcase_create("slow"),
           *deaths = tcase_create("deaths"), *copies = tcase_create("copies"),
           *slow_copies = tcase_create("slow_copies"), *over = tcase_create("over"),
-          *slow_over = tcase_create("slow_over");
+          *slow_over = tcase_create("slow_over"), *lost = tcase_create("lost");
 
     tcase_add_checked_fixture(plain, setup, train_rig_stop);
     tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
@@ -241,6 +318,10 @@ int main(void)
     tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 2);
     tcase_set_timeout(deaths, 180);
     suite_add_tcase(suite, deaths);
+    tcase_add_checked_fixture(lost, setup_lost, train_rig_stop);
+    tcase_add_loop_test(lost, gpu_lost, 0, CST_OVERLAP_COUNT);
+    tcase_set_timeout(lost, 60);
+    suite_add_tcase(suite, lost);
     tcase_add_checked_fixture(copies, setup_copies, train_rig_stop);
     tcase_add_loop_test(copies, bits, 0, N_PLACEMENTS);
     tcase_add_test(copies, a_base_elsewhere);
