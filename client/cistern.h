@@ -185,7 +185,11 @@ uint64_t cst_job_steps(const struct cst_job *job);
  * step that was under way is void for all ranks, nothing of it is kept; do it again. CST_ETIMEDOUT names the missing ranks.
  *
  * A rank that calls cst_sync while a step runs gives that step up for all: the others get CST_EPEERDIED, from whatever they wait in or call
- * next, and must sync too. If every rank has called cst_step already, the step is committed first. */
+ * next, and must sync too. If every rank has called cst_step already, the step is committed first.
+ *
+ * CST_EENGINE, CST_ELOST: the device of this rank's pool is gone, the words say which and why. The step is void for all ranks, the states are not lost: they
+ * can be read and written. The others wait in cst_sync for this rank to come back: it, or a process in its place, leaves and opens the job again,
+ * whereupon the daemon tries the device again. */
 int cst_sync(struct cst_job *job, uint64_t *step, struct cst_err *err);
 int cst_try_sync(struct cst_job *job, uint64_t *step, struct cst_err *err);
 
@@ -203,7 +207,8 @@ struct cst_io {
 
 /* Begin @op: all its tensors in memory, io[i] for its i-th tensor as declared; @io has @n_io = n_tensors entries. In
  * CST_BACKWARD every io[i].grad that is not NULL must be written before cst_op_end. One operator is begun at a time. CST_EPEERDIED, CST_ESTALE: call
- * cst_sync; CST_EINVAL: a gradient of this tensor was handed in already in this micro-batch, or the operator is not this rank's; CST_ECONN; CST_EENGINE. */
+ * cst_sync; CST_EINVAL: a gradient of this tensor was handed in already in this micro-batch, or the operator is not this rank's; CST_ECONN;
+ * CST_EENGINE, CST_ELOST: an engine was given up. Where that is the one of this rank's device, no cst_sync helps: see there. */
 int cst_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
                  uint32_t n_io, struct cst_err *err);
 int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,

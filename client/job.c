@@ -242,10 +242,11 @@ int cst_job_check_step(const struct cst_job *job, struct cst_err *err)
 
 void cst_job_void(struct cst_job *job, const struct cst_err *cause)
 {
+    bool engine = cause->status == CST_EENGINE || cause->status == CST_ELOST;
+
     if (job->void_step.status == CST_OK) {
-        (void)cst_err_set(&job->void_step, cause->status,
-                          "job '%s': the step is void, cst_sync and do it again: %.256s", job->name,
-                          cause->text);
+        (void)cst_err_set(&job->void_step, cause->status, "job '%s': the step is void%s: %.256s",
+                          job->name, engine ? "" : ", cst_sync and do it again", cause->text);
     }
 }
 
