@@ -247,14 +247,14 @@ int cst_prepare_step(struct cst_job *job, const struct cst_hyper_params *params,
 
 struct cst_step_result {
     uint64_t step;      /* steps committed, this one included */
-    bool skipped;       /* a gradient was NaN, infinite, or scaled and clipped larger than 2^63, whose square fp32 cannot sum: states untouched,
-                         * the step counts */
+    bool skipped;       /* the norm of the gradients was NaN, infinite, or scaled and clipped larger than 2^63, whose square fp32 cannot sum:
+                         * states untouched, the step counts */
     double grad_norm;   /* after grad_scale, before clipping */
     float clip;         /* factor that clipping applied */
     double loss;        /* mean over the ranks, summed in rank order */
     uint64_t n_skipped; /* in the life of the job */
-    bool overflow;      /* the norm of the gradients was not finite, or larger than that: the step was skipped, or, where it had been prepared, tiles
-                         * were spared. What a dynamic scale of the loss goes by */
+    bool overflow;      /* the norm was so: the step was skipped, or, where it had been prepared, those tiles of 4096 elements were spared whose own
+                         * norm is, if there are any. What a dynamic scale of the loss goes by */
 };
 
 /* The commit point: hands in what is left (a tensor without a gradient counts as zero), waits until every rank has called it with the same

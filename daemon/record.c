@@ -2,8 +2,8 @@
 
 #include <stdlib.h>
 
-/* Commands of a job that are kept track of, powers of two: at first, and at most, which is more
- * than the updates of a step with as many chunks as a layout may have. */
+/* Commands of a job that are kept track of, powers of two: at first, and at most: nine for each of
+ * 100 000 chunks that go through rooms. Of more, the oldest are lost. */
 enum { FEW = 1 << 12, MOST = 1 << 20 };
 
 struct issued {
@@ -20,6 +20,7 @@ struct cst_record {
     uint64_t began;           /* ns: that step's commit, or the sync; 0: neither yet */
     struct issued *in_flight; /* owned: by ticket, of which the low bits say where */
     uint64_t n_slots;         /* of in_flight */
+    uint64_t n_used;          /* of them */
     struct cst_record_interval ring[CST_RECORD_INTERVALS];
 };
 
@@ -83,8 +84,10 @@ void cst_record_issue(struct cst_record *record, enum cst_record_kind kind,
     if (record == NULL) {
         return;
     }
-    while (slot_of(record, command->ticket)->ticket != 0 && grow(record)) {
+    while (slot_of(record, command->ticket)->ticket != 0 && 2 * record->n_used > record->n_slots &&
+           grow(record)) {
     }
+    record->n_used += slot_of(record, command->ticket)->ticket == 0;
     *slot_of(record, command->ticket) =
         (struct issued){.ticket = command->ticket,
                         .asked = now,
@@ -110,6 +113,7 @@ void cst_record_done(struct cst_record *record, uint64_t ticket, uint32_t engine
                                               .began = began,
                                               .ended = ended > began ? ended : began});
     issued->ticket = 0;
+    record->n_used--;
 }
 
 void cst_record_over(struct cst_record *record, uint64_t ticket, uint64_t now)

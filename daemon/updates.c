@@ -139,7 +139,8 @@ static void tell(const struct cst_job *job, const struct cst_interleave *machine
     if (b->k == CST_INTERLEAVE_NEVER) {
         (void)snprintf(text, sizeof text, "no chunk is updated on an accelerator");
     } else {
-        (void)snprintf(text, sizeof text, "one of each %" PRIu32 " chunks is updated there", b->k);
+        (void)snprintf(text, sizeof text, "of each node one of %" PRIu32 " chunks is updated there",
+                       b->k);
     }
     cst_log(CST_LOG_NOTICE,
             "job '%s': %s (%s): nodes %.3g elements/s, accelerators %.3g, up %.3g bytes/s, down "

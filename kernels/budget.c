@@ -75,6 +75,11 @@ static uint64_t copies_since(const struct cst_budget *budget, uint64_t began_ns)
     return budget->n_copies > 0 ? budget->since_ns : UINT64_MAX;
 }
 
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 /* Of the @busy_ns of a piece, what was beside copies. */
 static uint64_t beside_copies(struct cst_budget *budget, uint64_t began_ns, uint64_t ended_ns,
                               uint64_t busy_ns)
@@ -99,11 +104,11 @@ void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began
     int64_t idle = (int64_t)(ended_ns - debt->until_ns) - (int64_t)busy_ns;
 
     debt->until_ns = ended_ns;
-    debt->owed_ns -= idle;
-    if (counts == 0 && debt->owed_ns > 0) {
-        debt->owed_ns = 0; /* to copies that are done */
-    } else if (debt->owed_ns < -CST_BUDGET_LEAST_NS) {
-        debt->owed_ns = -CST_BUDGET_LEAST_NS;
+    if (debt->owed_ns > 0) { /* who owes nothing saves nothing */
+        debt->owed_ns = larger(debt->owed_ns - idle, -CST_BUDGET_LEAST_NS);
+    }
+    if (counts == 0 && debt->owed_ns > CST_BUDGET_LEAST_NS) {
+        debt->owed_ns = CST_BUDGET_LEAST_NS; /* most was to copies that are done */
     }
     debt->owed_ns += (int64_t)((double)counts * (budget->share / (1.0 - budget->share)));
 }

@@ -7,9 +7,9 @@
  *   class 1  [job: piece]
  *   ...
  *
- * A thread takes the next piece of the first job of the lowest class; a job that wants to goes before
- * those of its class that are not begun. Each CST_CREW_TURN-th piece comes from the highest class that has
- * one, so that no class waits for ever. */
+ * A thread takes the next piece of the first job of the lowest class; a job that wants to goes
+ * before those of its class that are not begun. Each CST_CREW_TURN-th piece comes from the highest
+ * class that has one, so that no class waits for ever. */
 #ifndef CST_CREW_H
 #define CST_CREW_H
 
@@ -55,7 +55,7 @@ struct cst_crew_config {
 };
 
 struct cst_crew_queue {
-    struct cst_job *head; /* whose pieces are taken; NULL: none has any left. Others are not begun */
+    struct cst_job *head; /* whose pieces are taken; NULL: none has any left. No other is begun */
     struct cst_job *tail; /* last in turn, where there is a head */
 };
 

@@ -73,9 +73,15 @@ static void do_piece(struct cst_work *work, uint64_t piece, unsigned thread)
 /* Something of it goes between host memory and the device. */
 static bool uses_link(const struct cst_work *work)
 {
-    return work->kind == ENGINE__COMMAND_KIND__REDUCE ||
-           (work->kind == ENGINE__COMMAND_KIND__COPY &&
-            (work->dst.mem->device != 0) != (work->src.mem->device != 0));
+    const struct cst_device_convert *c = &work->convert;
+
+    if (work->kind == ENGINE__COMMAND_KIND__COPY) {
+        return (work->dst.mem->device != 0) != (work->src.mem->device != 0);
+    }
+    if (work->kind == ENGINE__COMMAND_KIND__CONVERT) {
+        return (c->dst[0].mem->device != 0) != (c->src.mem->device != 0);
+    }
+    return work->kind == ENGINE__COMMAND_KIND__REDUCE;
 }
 
 /* It is queued (1), or over (-1). */

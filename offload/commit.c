@@ -114,13 +114,13 @@ static void log_not_finite(struct cst_core *core, bool skipped)
 {
     if (skipped) {
         cst_core_log(core, CST_OK,
-                     "step %" PRIu64 " skipped: a gradient is NaN, infinite or too large (%" PRIu64
-                     " skipped so far)",
+                     "step %" PRIu64 " skipped: the norm of the gradients is NaN, infinite or too "
+                     "large (%" PRIu64 " skipped so far)",
                      core->step, core->n_skipped);
     } else {
         cst_core_log(core, CST_OK,
-                     "step %" PRIu64 ": a gradient is NaN, infinite or too large; such tiles of %d elements "
-                     "keep their states",
+                     "step %" PRIu64 ": the norm of the gradients is NaN, infinite or too large; "
+                     "tiles of %d elements that are so by themselves keep their states",
                      core->step, CST_TILE_ELEMS);
     }
 }

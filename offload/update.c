@@ -90,6 +90,7 @@ void cst_update_return(struct cst_core *core, uint32_t c)
     chunk->update_ticket = update->ticket;
     cst_held_drop(core, c); /* of the next step already */
     chunk->room = CST_NONE;
+    chunk->turn = false;
 }
 
 void cst_update_issue(struct cst_core *core, const struct cst_update *what)

@@ -45,7 +45,7 @@ static void print_updates(const Cistern__JobInfo *job)
     }
     if (job->has_update_room) {
         (void)printf("; %s of devices for them, ", cli_bytes(job->update_room, a));
-        (void)printf(job->has_interleave ? "one chunk in %u" : "no chunk at present",
+        (void)printf(job->has_interleave ? "of each node one chunk in %u" : "no chunk at present",
                      job->interleave);
     }
     if (job->n_device_updates > 0) {

@@ -255,7 +255,7 @@ static void print_updates(const struct cli_plan_input *input, const struct cst_p
     }
     (void)printf("%u chunk%s at a time; ", best->n_buffers, best->n_buffers > 1 ? "s" : "");
     if (best->interleave > 0) {
-        (void)printf("one of each %u chunks is updated there; ", best->interleave);
+        (void)printf("of each node one of %u chunks is updated there; ", best->interleave);
     } else {
         (void)printf("no chunk that has a choice is updated there; ");
     }

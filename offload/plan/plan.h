@@ -53,7 +53,7 @@ struct cst_plan_config {
     uint64_t update_room;       /* bytes of each rank's accelerator in which chunks are updated; 0: none; CST_PLAN_ROOM_AUTO */
     uint64_t device_states;     /* same, for states that stay there. With fp32 moments, gradients beside the weights, and an update_room that is
                                  * given; CST_PLAN_ROOM_AUTO: or that is the plan's choice, as it is then without an update_room */
-    bool interleave_given;      /* one of each `interleave` chunks is updated in a room (0: none), whatever the rates are */
+    bool interleave_given;      /* of each node one of `interleave` chunks is updated in a room (0: none), whatever the rates are */
     uint32_t interleave;
     uint32_t accelerator;       /* which of rates' devices that is where ranks compute on the processor; else it is theirs */
     uint32_t n_accelerators;    /* where ranks compute on the processor: so many, they take turns; 0: one for each rank */

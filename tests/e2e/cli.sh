@@ -77,7 +77,7 @@ holds '.[0].name == "example" and .[0].step == 3 and .[0].n_params == 1000'
 expect 0 stat
 # The README shows the same tables.
 grep -E '^(ENGINE|BANDWIDTH|JOB) ' "$tmp/out" | tr -s ' ' | while read -r titles; do
-    tr -s ' ' <"$srcdir/README.md" | grep -qxF " $titles" || fail "not in README.md: $titles"
+    tr -s ' ' <"$srcdir/README.md" | has -xF " $titles" || fail "not in README.md: $titles"
 done
 says '^JOB .* STEP TIME  K +EXPOSED +HIDDEN  AHEAD'
 says '^example .* - +[0-9.]+ [mu]s +[0-9.]+ [mu]s +- +- '

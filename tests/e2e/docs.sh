@@ -20,7 +20,7 @@ missing=$(undocumented ./cistern "$page")
 [ -z "$missing" ] || fail "not in cistern(1): $missing"
 
 # Who asks for delayed updates is warned.
-[ ! -x ./cistern-gpt ] || ./cistern-gpt --help | grep -q 'other training, *$' ||
+[ ! -x ./cistern-gpt ] || ./cistern-gpt --help | has 'other training, *$' ||
     fail "cistern-gpt --help does not warn of --overlap delayed"
 
 # Every key of the example, with its default, is taken; and each is in cistern.conf(5).

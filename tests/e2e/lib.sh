@@ -44,6 +44,11 @@ write_text() {
     done >"$tmp/text"
 }
 
+# grep, for what it finds alone; unlike grep -q it reads all, or who writes could be killed by a pipe that nobody reads.
+has() {
+    grep "$@" >/dev/null
+}
+
 need() {
     command -v "$1" >/dev/null || skip "no $1"
 }

@@ -75,8 +75,8 @@ local_run unclipped --clip 0
 reference=unclipped
 same early --overlap early --clip 0
 holds early '.overlap == "early" and .state_bytes_per_param == 18 and .chunks_ahead == 0 and .grads_dropped == 0'
-./cistern job early | grep -q '^updates   early, 0 of [0-9]* chunks ahead of the commit, 0 gradients dropped' || fail "early: $(./cistern job early)"
-./cistern stat | sed -n '/^JOB .* AHEAD  DROPPED /,$p' | grep -q '^early .* 0  *0  ' || fail "stat: $(./cistern stat)"
+./cistern job early | has '^updates   early, 0 of [0-9]* chunks ahead of the commit, 0 gradients dropped' || fail "early: $(./cistern job early)"
+./cistern stat | sed -n '/^JOB .* AHEAD  DROPPED /,$p' | has '^early .* 0  *0  ' || fail "stat: $(./cistern stat)"
 same early-small --overlap early --clip 0 --pool 110%
 same commit --overlap commit --clip 0
 reference=adamw-fp32
@@ -122,7 +122,7 @@ for moments in fp32 mx8; do
     same "room-$moments" --moments $moments --update-room 8M --chunk 36864
     holds "room-$moments" '.n_device_updates > 0 and .n_device_updates < .n_updates and .update_room == 16777216'
 done
-./cistern stat | grep -qE '^room-mx8 .* 2 +[0-9.]+ [mu]?s +[0-9.]+ [mu]?s +- +- ' || fail "stat: $(./cistern stat)"
+./cistern stat | has -E '^room-mx8 .* 2 +[0-9.]+ [mu]?s +[0-9.]+ [mu]?s +- +- ' || fail "stat: $(./cistern stat)"
 reference=adamw-fp32
 same room-planned --update-room 8M --device-states 1M
 planned paced room-planned
@@ -133,7 +133,7 @@ jq -e '[.traceEvents[] | select(.ph == "X") | .cat] | unique | contains(["states
     fail "kinds of $(jq -c '[.traceEvents[] | select(.ph == "X") | .cat] | unique' "$tmp/trace.json")"
 # Up, down and updates; engines tell their counters once a second.
 has_bandwidth() {
-    ./cistern stat | grep -qE '^paced:0 +[0-9.]+ [KMG]iB/s +[0-9.]+ [KMG]iB/s +- +[0-9.]+ [KMG]iB/s +[0-9.]+ +[0-9.]+ '
+    ./cistern stat | has -E '^paced:0 +[0-9.]+ [KMG]iB/s +[0-9.]+ [KMG]iB/s +- +[0-9.]+ [KMG]iB/s +[0-9.]+ +[0-9.]+ '
 }
 poll has_bandwidth
 stop_daemon paced

@@ -48,7 +48,7 @@ ${CC:-cc} -std=c11 -Wall -Wextra -Werror $sanitize "$tmp/worker.c" "${flags[@]}"
     fail "the program in README.md does not compile"
 
 # The static library, unless configure was told to leave it out, links with what cistern.pc says it needs.
-if ./libtool --config | grep -q '^build_old_libs=yes'; then
+if ./libtool --config | has '^build_old_libs=yes'; then
     read -r -a static_flags < <(pkg-config --static --cflags --libs cistern)
     # shellcheck disable=SC2086 # words
     ${CC:-cc} -std=c11 $sanitize "$tmp/worker.c" "${static_flags[@]/#-lcistern/-l:libcistern.a}" -o "$tmp/static" >"$tmp/static.log" 2>&1 ||

@@ -21,9 +21,9 @@ while read -r name; do
     grep -q "\b$name(" "$srcdir/client/cistern_cuda.h" || fail "$name is not in cistern_cuda.h"
 done <"$srcdir/client/libcistern-cuda.sym"
 for file in "$library" "$(find "$root" -name cistern-engine-cuda)" "$(find "$root" -path '*/sbin/cisternd')"; do
-    ! readelf -d "$file" | grep -q 'NEEDED.*libcu' || fail "$file is linked with CUDA"
+    ! readelf -d "$file" | has 'NEEDED.*libcu' || fail "$file is linked with CUDA"
 done
-! readelf -d "$(find "$root" -path '*/sbin/cisternd')" | grep -q 'NEEDED.*cistern-cuda' || fail "the daemon is linked with libcistern-cuda"
+! readelf -d "$(find "$root" -path '*/sbin/cisternd')" | has 'NEEDED.*cistern-cuda' || fail "the daemon is linked with libcistern-cuda"
 
 awk '/^```c$/ { on = 1; next } /^```$/ { on = 0 } on' "$srcdir/README.md" >"$tmp/host.c"
 cp "$srcdir/client/example_cuda.c" "$tmp/worker.c"
@@ -41,12 +41,12 @@ build() {
 read -r -a flags < <(pkg-config --cflags --libs cistern-cuda)
 build host "${flags[@]}" -o "$tmp/host"
 build worker "${flags[@]}" -L"$fake" -lcuda -o "$tmp/worker"
-if ./libtool --config | grep -q '^build_old_libs=yes'; then
+if ./libtool --config | has '^build_old_libs=yes'; then
     read -r -a static < <(pkg-config --static --cflags --libs cistern-cuda)
     static=("${static[@]/#-lcistern-cuda/-l:libcistern-cuda.a}")
     static=("${static[@]/%-lcistern/-l:libcistern.a}")
     build worker "${static[@]}" -L"$fake" -lcuda -o "$tmp/static"
-    ! readelf -d "$tmp/static" | grep -q 'NEEDED.*cistern' || fail "the static program needs a shared library of cistern"
+    ! readelf -d "$tmp/static" | has 'NEEDED.*cistern' || fail "the static program needs a shared library of cistern"
 fi
 if [ -z "$sanitize" ] && command -v "${CXX:-c++}" >/dev/null; then
     printf '#include <cistern_cuda.h>\nint main() { return cst_cuda_available(nullptr) == 1; }\n' >"$tmp/all.cc"

@@ -1,4 +1,4 @@
-/* How every Check program ends, and what it leaves behind: nothing. */
+/* How every Check program ends, and what it leaves behind: no logs. */
 #ifndef CST_TESTS_SUITE_H
 #define CST_TESTS_SUITE_H
 
