@@ -1,9 +1,10 @@
 /* A budget of memory bandwidth: while copies wait or are under way, threads that compute stand back
  * from time to time, so that over some milliseconds they are busy at most 1 - share of it. Each
  * thread for itself, between its pieces: for work of t while there were copies it owes
- * t x share / (1 - share), less what it waits for work or for a processor in any case. It stands back
- * when it owes enough for a sleep, which is never as short as a small piece; what it oversleeps is to
- * its credit, and what it still owes when copies end is kept for the next ones, up to one sleep.
+ * t x share / (1 - share), less what it waits for work or for a processor in any case. It stands
+ * back when it owes enough for a sleep, which is never as short as a small piece; what it oversleeps
+ * is to its credit, and what it still owes when copies end is kept for the next ones, up to one
+ * sleep.
  *
  *   copies    |     ______________________|      begin: the first came    end: the last is done
  *   a thread  |=|=|=|=|=|=|=|....|=|=|=|=|=|=|=|      what counts here are four and four pieces
@@ -54,8 +55,8 @@ void cst_budget_close(struct cst_budget *budget);
 void cst_budget_begin(struct cst_budget *budget, uint64_t now_ns);
 void cst_budget_end(struct cst_budget *budget);
 
-/* Thread @thread did a piece in [@began_ns, @ended_ns), for @busy_ns of which it had a processor. The
- * thread itself. */
+/* Thread @thread did a piece in [@began_ns, @ended_ns), for @busy_ns of which it had a processor.
+ * The thread itself. */
 void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began_ns,
                       uint64_t ended_ns, uint64_t busy_ns);
 
