@@ -53,6 +53,11 @@ int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err);
 enum cst_dtype { CST_BF16 = 1 };
 enum cst_group { CST_GROUP_ALL = 0 }; /* the ranks that hold the same tensor and whose gradients are summed: all of the job, or see cst_group */
 
+/* As update_room, device_states: the daemon's plan says how many bytes: the fastest split of what is left of the device between pool, room and
+ * states. Nothing, where it makes no plan (chunk_elems or base given, no operators declared) or none pays; `cistern explain` says why. device_states so
+ * and update_room 0: both. CST_EINVAL: device_states of a size, update_room so; pool_bytes given, on a device of the rank's own; device_states
+ * so, and moments not fp32 or gradients over weights. */
+#define CST_ROOM_AUTO UINT64_MAX
 
 struct cst_job_spec {
     const char *name;     /* 1..63 of [A-Za-z0-9._-], unique per user; the first rank to come creates the job */
@@ -79,7 +84,7 @@ struct cst_job_spec {
     uint64_t update_room;         /* bytes of this rank's device, beside the pool, which the worker leaves free for updates; 0: none. On the
                                    * host: of a paced accelerator, where the daemon has one */
     uint64_t device_states;       /* bytes of this rank's device for states that stay there; 0: none. Both are decided by the first commit: who takes
-                                   * the rank later gets what it has, and says the same or 0 (else CST_EMISMATCH) */
+                                   * the rank later gets what it has, and says the same, 0 or CST_ROOM_AUTO (else CST_EMISMATCH) */
 };
 
 /* Create or re-attach. *out belongs to @client and is freed with it. CST_EBUSY: the rank has a living worker (its pid is in the

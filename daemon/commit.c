@@ -155,10 +155,13 @@ static int populate(struct cst_job *job, struct cst_err *err)
  * chooses. */
 static int populate_as_planned(struct cst_job *job, struct cst_err *err)
 {
-    int rc = populate(job, err);
+    int rc;
 
+    cst_room_settle(job);
+    rc = populate(job, err);
     if (rc != CST_OK && job->plan.valid) {
         job->plan.valid = false;
+        cst_room_settle(job);
         rc = populate(job, err);
     }
     return rc;

@@ -85,7 +85,7 @@ static void set_device(struct cst_worker *worker, struct cst_gpu *gpu)
 
     use(worker, &worker->gpu, gpu);
     use(worker, &worker->accelerator,
-        worker->update_room > 0 || worker->device_states > 0 ? other : NULL);
+        worker->room_asked > 0 || worker->states_asked > 0 ? other : NULL);
 }
 
 /* -- life ----------------------------------------------------------------------------------- */
@@ -453,7 +453,7 @@ static int check_device(const struct cst_job *job, const struct cst_job_wish *wi
 static int check_bytes(const struct cst_job *job, const struct cst_job_wish *wish, const char *what,
                        uint64_t theirs, uint64_t mine, struct cst_err *err)
 {
-    if (!is_decided(job) || mine == 0 || mine == theirs) {
+    if (!is_decided(job) || mine == 0 || mine == CST_PLAN_ROOM_AUTO || mine == theirs) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EMISMATCH,
@@ -521,8 +521,9 @@ static void occupy(struct cst_worker *worker, struct cst_session *session,
     worker->n_groups = worker->n_tensors = worker->n_operators = 0;
     worker->pool_bytes = wish->pool_bytes;
     if (!is_decided(job)) { /* else its memory is as it was made, whoever comes */
-        worker->update_room = wish->update_room;
-        worker->device_states = wish->device_states;
+        worker->room_asked = wish->update_room;
+        worker->states_asked = wish->device_states;
+        cst_room_settle(job);
         set_device(worker, wish->gpu);
     } else if (worker->gpu != NULL) { /* if it was given up, perhaps it is there again */
         cst_engine_need(&job->daemon->engines.v[worker->gpu->engine]);

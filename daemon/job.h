@@ -42,8 +42,9 @@ struct cst_worker {
     struct cst_watch *watch;            /* its process; NULL: a hang-up is its end */
     uint8_t token[CST_JOB_TOKEN_BYTES]; /* of the last JobOpened */
     bool has_token;
-    bool left;                   /* the last one went in good order */
-    uint64_t pool_bytes;         /* asked for; 0: as much as is of use */
+    bool left;                         /* the last one went in good order */
+    uint64_t pool_bytes;               /* asked for; 0: as much as is of use */
+    uint64_t room_asked, states_asked; /* as the next two; CST_PLAN_ROOM_AUTO: the plan's choice */
     uint64_t update_room;        /* bytes of accelerator in which updates may be done; as is ... */
     uint64_t device_states;      /* ... for states that stay there: decided as the device is */
     struct cst_gpu *gpu;         /* its device; NULL: the host. In use until the job is gone */
@@ -115,7 +116,8 @@ struct cst_job_wish { /* JobOpen, checked for form */
     uint32_t rank, world;
     uint64_t pool_bytes, chunk_elems;
     uint64_t update_room, device_states; /* bytes of this rank's device; 0: none, or, where that is
-                                            decided, what its rank has */
+                                            decided, what its rank has; CST_PLAN_ROOM_AUTO:
+                                            what the plan says, or same */
     uint32_t micro_batches;              /* at least 1 */
     struct cst_job_options options;
     const char *base;     /* name of a job; NULL: none */

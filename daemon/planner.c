@@ -33,6 +33,7 @@ struct search {
     bool depth_only;               /* after drift: the rest of choice is given */
     struct cst_plan_choice choice; /* result */
     struct cst_replay_result predicted;
+    char states_why[CST_PLAN_WORDS];
     uint64_t n_candidates;
     uint64_t started_ns;
     int rc;
@@ -237,10 +238,11 @@ static void choose_device(const struct cst_job *job, struct search *s)
 static void choose_rooms(const struct cst_job *job, struct search *s)
 {
     const struct cst_worker *worker = &job->workers[0];
+    bool open = job->state == CST_JOB_DECLARING && cst_room_is_open(worker);
     uint32_t i;
 
     s->config.overlap = job->options.overlap;
-    if (worker->accelerator == NULL || worker->update_room == 0) {
+    if (worker->accelerator == NULL || (worker->update_room == 0 && !open)) {
         return;
     }
     i = add_device(job->daemon, &s->rates, worker->accelerator);
@@ -250,10 +252,15 @@ static void choose_rooms(const struct cst_job *job, struct search *s)
     }
     s->config.interleave_given = job->daemon->config->interleave != CST_CONFIG_INTERLEAVE_AUTO;
     s->config.interleave = s->config.interleave_given ? job->daemon->config->interleave : 0;
-    s->config.update_room = worker->update_room;
-    s->config.device_states = worker->device_states;
+    s->config.update_room = open ? worker->room_asked : worker->update_room;
+    s->config.device_states = open ? worker->states_asked : worker->device_states;
     s->config.accelerator = i;
     s->config.n_accelerators = worker->gpu == NULL ? job->daemon->gpus.paced.n : 0;
+    if (open && worker->gpu == NULL) {
+        uint32_t n = s->config.n_accelerators < job->world ? s->config.n_accelerators : job->world;
+
+        s->rates.devices[i].memory_bytes = cst_room_left(job) * job->world / n;
+    }
 }
 
 /* -- a search --------------------------------------------------------------------------------- */
@@ -289,6 +296,22 @@ static bool has_flops(const struct cst_model *model)
     return any;
 }
 
+/* As many as share a device, at most. */
+static uint32_t ranks_of_device(const struct cst_job *job)
+{
+    uint32_t most = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        uint32_t n = 0;
+
+        for (uint32_t other = 0; other < job->world; other++) {
+            n += job->workers[other].gpu == job->workers[r].gpu;
+        }
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
 /* A pool's bytes are for blocks alone: a worker's activations lie elsewhere, and what updates take
  * of its device the plan counts too. */
 static void fill_budget(const struct cst_job *job, struct cst_plan_budget *out)
@@ -299,7 +322,7 @@ static void fill_budget(const struct cst_job *job, struct cst_plan_budget *out)
     uint64_t rooms = cst_room_bytes(job, job->workers[0].gpu);
 
     left -= rooms < left ? rooms : left;
-    out->device_bytes = asked != 0 ? asked : left / job->world;
+    out->device_bytes = asked != 0 ? asked : left / ranks_of_device(job);
     out->activation_bytes = 1;
     out->host_bytes = daemon->host.limit - daemon->host.used;
     if (job->workers[0].gpu != NULL) {
@@ -363,6 +386,7 @@ static void search_all(struct search *s)
         s->choice.device_rows = s->choice.disk_rows = NULL;
         s->predicted = plans.best.predicted;
         s->n_candidates = plans.n_candidates;
+        memcpy(s->states_why, plans.states_why, sizeof s->states_why);
         cst_plans_close(&plans);
     }
 }
@@ -433,6 +457,12 @@ static void take_plan(struct cst_job *job, const struct search *s)
     cst_log(CST_LOG_INFO, "job '%s': %s, %.0f ms; predicted step %.4g s%s", job->name, plan->words,
             ms, (double)s->predicted.step_ns * 1e-9,
             plan->step_s > 0 ? "" : " (the workers' speed is not known)");
+    memcpy(plan->states_why, s->states_why, sizeof plan->states_why);
+    if (plan->states_why[0] != '\0') {
+        cst_log(CST_LOG_INFO,
+                "job '%s': %" PRIu64 " bytes of each rank's accelerator for states: %s", job->name,
+                s->choice.device_states, plan->states_why);
+    }
 }
 
 static void take_depth(struct cst_job *job, const struct search *s)
@@ -515,6 +545,7 @@ bool cst_planner_start(struct cst_job *job, cst_planner_fn done)
     job->plan.valid = false;
     job->plan.searching = false;
     job->plan.ticket++;
+    cst_room_settle(job);
     if (!can_plan(job)) {
         return false;
     }
@@ -575,5 +606,11 @@ unsigned cst_planner_explain(const struct cst_job *job, uint32_t size_class, cha
                    choice->eviction == CST_EVICT_LRU ? "what was used longest ago"
                                                      : "what is wanted again last",
                    depth_words(choice->prefetch_depth, depth), choice->binds);
-    return 3;
+    if (job->plan.states_why[0] == '\0' || max < 4) {
+        return 3;
+    }
+    (void)snprintf(lines[3], 192,
+                   "%" PRIu64 " bytes of each rank's accelerator are for states: %.130s",
+                   choice->device_states, job->plan.states_why);
+    return 4;
 }

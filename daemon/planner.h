@@ -1,5 +1,6 @@
-/* Plans for jobs that leave the choice to the daemon: when all ranks have committed, capacities and
- * the depth of prefetch are searched for in a thread of libuv's, with what is known of the machine;
+/* Plans for jobs that leave the choice to the daemon: when all ranks have committed, capacities,
+ * the depth of prefetch and, where ranks ask for it, rooms for updates and states that stay on
+ * accelerators are searched for in a thread of libuv's, with what is known of the machine;
  * when a job's steps drift, the depth is searched for again with what its engines were seen to do,
  * and takes effect between two steps. Everything else of a plan is for `cistern plan` alone.
  *
@@ -29,10 +30,11 @@ struct cst_job_plan {
     struct cst_plan_choice choice; /* without rows: those are where they always were */
     double step_s;                 /* predicted; 0: the rates do not say how fast the workers are */
     char words[192];               /* for people */
+    char states_why[CST_PLAN_WORDS]; /* as cst_plans */
 };
 
-/* What is known of the machine, before a job has shown more: elements/s that the engines of all nodes
- * update together; and of @gpu (NULL: the host), by the file where it is named there. */
+/* What is known of the machine, before a job has shown more: elements/s that the engines of all
+ * nodes update together; and of @gpu (NULL: the host), by the file where it is named there. */
 double cst_planner_node_update(const struct cst_daemon *daemon);
 struct cst_rates_device cst_planner_device(const struct cst_daemon *daemon,
                                            const struct cst_gpu *gpu);

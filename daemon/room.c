@@ -11,6 +11,74 @@ struct cst_gpu *cst_room_accelerator(struct cst_daemon *daemon, struct cst_gpu *
     return gpu != NULL || paced->n == 0 ? gpu : &paced->v[rank % paced->n];
 }
 
+static bool is_room_open(const struct cst_worker *worker)
+{
+    return worker->room_asked == CST_PLAN_ROOM_AUTO ||
+           (worker->room_asked == 0 && worker->states_asked == CST_PLAN_ROOM_AUTO);
+}
+
+bool cst_room_is_open(const struct cst_worker *worker)
+{
+    return is_room_open(worker) || worker->states_asked == CST_PLAN_ROOM_AUTO;
+}
+
+void cst_room_settle(struct cst_job *job)
+{
+    const struct cst_plan_choice *choice = job->plan.valid ? &job->plan.choice : NULL;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cst_worker *worker = &job->workers[r];
+
+        worker->update_room = worker->room_asked;
+        worker->device_states = worker->states_asked;
+        if (is_room_open(worker)) {
+            worker->update_room = choice != NULL ? choice->update_room : 0;
+        }
+        if (worker->states_asked == CST_PLAN_ROOM_AUTO) {
+            worker->device_states = choice != NULL ? choice->device_states : 0;
+        }
+    }
+}
+
+int cst_room_check_wish(const struct cst_job_wish *wish, struct cst_err *err)
+{
+    bool room = wish->update_room == CST_PLAN_ROOM_AUTO;
+    bool states = wish->device_states == CST_PLAN_ROOM_AUTO;
+
+    if (states && (wish->options.moments != CST_MOMENTS_FP32 || wish->options.grad_over_weight)) {
+        return cst_err_set(err, CST_EINVAL, "states that stay on devices: not with %s",
+                           wish->options.grad_over_weight ? "gradients over the weights"
+                                                          : "moments that are not fp32");
+    }
+    if (room && !states && wish->device_states > 0) {
+        return cst_err_set(err, CST_EINVAL,
+                           "states that stay on devices need room there in which they are updated, "
+                           "of a size that is given, unless both are left to the plan");
+    }
+    if ((room || states) && wish->gpu != NULL && wish->pool_bytes > 0) {
+        return cst_err_set(err, CST_EINVAL,
+                           "a pool of %" PRIu64 " bytes: a plan divides a rank's device between "
+                           "pool, room and states where it is left to it, and needs to be free to",
+                           wish->pool_bytes);
+    }
+    return CST_OK;
+}
+
+/* Ranks take turns, so some accelerator may have one more of them than others. */
+uint64_t cst_room_left(const struct cst_job *job)
+{
+    const struct cst_gpu_list *paced = &job->daemon->gpus.paced;
+    uint32_t n = job->world < paced->n ? job->world : paced->n;
+    uint64_t least = UINT64_MAX;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t left = paced->v[i].pool.limit - paced->v[i].pool.used;
+
+        least = left < least ? left : least;
+    }
+    return n == 0 ? 0 : least / ((job->world + n - 1) / n);
+}
+
 /* The room on @gpu, a new one of no bytes if need be; NULL: no room for more. */
 static struct cst_room *find(struct cst_room *rooms, uint32_t *n, struct cst_gpu *gpu)
 {

@@ -10,6 +10,8 @@
 struct cst_daemon;
 struct cst_gpu;
 struct cst_job;
+struct cst_job_wish;
+struct cst_worker;
 
 /* A room that is to be made. */
 struct cst_room {
@@ -20,6 +22,20 @@ struct cst_room {
 /* Where the updates of @rank may be done: on @gpu, its own device; where that is the host (NULL),
  * on paced accelerator number @rank modulo their number. NULL: there is none. */
 struct cst_gpu *cst_room_accelerator(struct cst_daemon *daemon, struct cst_gpu *gpu, uint32_t rank);
+
+/* Decide what @job's ranks have of their accelerators: what they ask for or, where they leave it to
+ * the plan, what that says; nothing, if there is none. */
+void cst_room_settle(struct cst_job *job);
+
+/* Is some of it left to the plan? */
+bool cst_room_is_open(const struct cst_worker *worker);
+
+/* CST_EINVAL: @wish leaves to the plan what it cannot choose. */
+int cst_room_check_wish(const struct cst_job_wish *wish, struct cst_err *err);
+
+/* Bytes of its accelerator that are left for each rank of @job beside the host, as the plan counts
+ * them: the ranks have the same of each. */
+uint64_t cst_room_left(const struct cst_job *job);
 
 /* The rooms that @job's ranks ask for: one on each accelerator, as large as they want it together,
  * rounded down to its granularity. Those of accelerators beyond CST_CORE_MAX_ROOMS are not made.

@@ -6,6 +6,7 @@
 #include "daemon/dispatch.h"
 #include "daemon/drive.h"
 #include "daemon/log.h"
+#include "daemon/room.h"
 #include "proto/cistern.pb-c.h"
 
 #include <stdio.h>
@@ -127,6 +128,7 @@ void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body)
     if (rc == CST_OK) {
         rc = cst_gpus_choose(&session->daemon->gpus, message->device, wish.rank, &wish.gpu, &err);
     }
+    rc = rc == CST_OK ? cst_room_check_wish(&wish, &err) : rc;
     if (rc == CST_EAGAIN) {
         wait_for_gpus(session, id, message);
         return;

@@ -1,5 +1,6 @@
 #include "client/gpt/options.h"
 
+#include "client/cistern.h"
 #include "client/gpt/layers.h"
 #include "client/gpt/model.h"
 #include "proto/optimizers.h"
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { K_U32, K_U64, K_DOUBLE, K_TEXT, K_FLAG, K_NAME, K_SIZE, K_POOL };
+enum kind { K_U32, K_U64, K_DOUBLE, K_TEXT, K_FLAG, K_NAME, K_ROOM, K_POOL };
 
 static const char *const store_names[] = {"daemon", "local", NULL};
 static const char *const matmul_names[] = {"auto", "bf16", "fp32", "plain", NULL};
@@ -55,8 +56,8 @@ static const struct setting settings[] = {
     {"overlap", K_NAME, FIELD(overlap), 0, 0, cst_overlap_names},
     {"delay-from", K_U64, FIELD(delay_from), 0, 1e15, NULL},
     {"grad-over-weight", K_FLAG, FIELD(grad_over_weight), 0, 0, NULL},
-    {"update-room", K_SIZE, FIELD(update_room), 0, 0, NULL},
-    {"device-states", K_SIZE, FIELD(device_states), 0, 0, NULL},
+    {"update-room", K_ROOM, FIELD(update_room), 0, 0, NULL},
+    {"device-states", K_ROOM, FIELD(device_states), 0, 0, NULL},
     {"seed", K_U64, FIELD(seed), 0, 1.8446744073709552e19, NULL},
     {"data", K_TEXT, FIELD(data), 0, 0, NULL},
     {"rank", K_U32, FIELD(rank), 0, 63, NULL},
@@ -150,13 +151,18 @@ static bool read_size(const char *text, uint64_t *out)
     return true;
 }
 
-static int parse_size(const struct setting *s, const char *text, uint64_t *out, struct cst_err *err)
+static int parse_room(const struct setting *s, const char *text, uint64_t *out, struct cst_err *err)
 {
+    if (strcmp(text, "auto") == 0) {
+        *out = CST_ROOM_AUTO;
+        return 0;
+    }
     if (read_size(text, out)) {
         return 0;
     }
-    return cst_err_set(err, CST_EINVAL, "--%s '%s': bytes (with K, M or G behind) are wanted",
-                       s->name, text);
+    return cst_err_set(err, CST_EINVAL,
+                       "--%s '%s': bytes (with K, M or G behind) or auto are wanted", s->name,
+                       text);
 }
 
 /* "25%", or a size. */
@@ -224,8 +230,8 @@ static int parse_setting(struct gpt_options *o, const struct setting *s, const c
     case K_NAME:
         rc = parse_name(s, text, field, err);
         break;
-    case K_SIZE:
-        rc = parse_size(s, text, field, err);
+    case K_ROOM:
+        rc = parse_room(s, text, field, err);
         break;
     case K_POOL:
         rc = parse_pool(o, text, err);

@@ -9,8 +9,6 @@
 
 #include <inttypes.h>
 
-#define ROOM_GRAIN (1u << 20)
-#define STATES_GRAIN (2u << 20)        /* of a GPU's memory */
 #define MOST_BYTES (UINT64_C(1) << 52) /* of an accelerator */
 
 static bool is_auto(const struct cst_search *s)
@@ -112,7 +110,7 @@ void cst_search_devices(const struct cst_search *s, const struct cst_plan_try *t
         config->devices[config->n_devices++] = (struct cst_layout_device){
             .engine = engine_of(s, i),
             .bytes = cst_search_of_each(s, try->device_states),
-            .grain = cst_search_may_split(s) && !s->host ? STATES_GRAIN : 0,
+            .grain = cst_search_may_split(s) && !s->host ? CST_SEARCH_GRAIN : 0,
             .room_bytes = cst_search_of_each(s, try->update_room)};
     }
 }
@@ -145,7 +143,7 @@ uint64_t cst_search_room_bytes(const struct cst_search *s, const struct cst_plan
     }
     want = cst_buffers_want_of(layout, try->n_through);
     want = try->holds ? with_held(layout, want) : want;
-    want = cst_align_up((want * s->n_rooms + s->world - 1) / s->world, ROOM_GRAIN);
+    want = cst_align_up((want * s->n_rooms + s->world - 1) / s->world, CST_SEARCH_GRAIN);
     return cst_search_of_each(s, want) <= cst_search_accelerator_bytes(s) ? want : 0;
 }
 

@@ -132,6 +132,7 @@ uint32_t cst_search_rooms(const struct cst_search *search, const struct cst_plan
 bool cst_search_may_split(const struct cst_search *search);
 /* So is a room that keeps gradients: one's that is the only contribution. */
 bool cst_search_may_hold(const struct cst_search *search);
+#define CST_SEARCH_GRAIN (2u << 20) /* of a GPU's memory */
 #define CST_SEARCH_SPLITS 5
 /* Bytes of each rank's accelerator for states, the @i-th way to divide what is free beside the room
  * of @try, whose @layout has no such states; 0: nothing is free. */

@@ -64,8 +64,8 @@ static uint64_t all_states(const struct cst_search *s, const struct cst_layout *
         largest = bytes > largest ? bytes : largest;
         sum += bytes;
     }
-    sum += sum / 32; /* rounding */
-    return (sum + s->world - 1) / s->world + largest;
+    sum += sum / 32; /* segments are rounded up, the last one of each accelerator too */
+    return (sum + s->world - 1) / s->world + largest + CST_SEARCH_GRAIN;
 }
 
 uint64_t cst_search_split(const struct cst_search *s, const struct cst_plan_try *try,

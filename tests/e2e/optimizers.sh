@@ -126,6 +126,21 @@ done
 reference=adamw-fp32
 same room-planned --update-room 8M --device-states 1M
 planned paced room-planned
+
+# What the plan chooses shows, in its words too, and changes nothing; where the daemon does not plan there is none. What cannot be chosen is refused.
+same room-chosen --device-states auto
+planned paced room-chosen
+holds room-chosen '.device_states > 0 and .update_room > 0 and .n_device_updates > 0'
+./cistern explain room-chosen wte | grep -qE "[0-9]+ bytes of each rank's accelerator are for states: a step takes " ||
+    fail "explain: $(./cistern explain room-chosen wte)"
+same room-unplanned --device-states auto --chunk 36864
+holds room-unplanned '(has("device_states") or has("update_room")) | not'
+refused() {
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --job refused --rank 0 --device-states auto "${@:2}" >"$tmp/other.log" 2>&1 && fail "${*:2} is taken"
+    grep -q "$1" "$tmp/other.log" || fail "said: $(cat "$tmp/other.log")"
+}
+refused 'not with moments that are not fp32' --moments mx8
+refused 'a pool of 1048576 bytes: a plan divides' --device paced --pool 1M
 ./cistern trace room-mx8 -o "$tmp/trace.json"
 jq -e '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["job", "node 0", "paced:0", "rank 0"])' "$tmp/trace.json" >/dev/null ||
     fail "lanes of $(jq -c '[.traceEvents[] | select(.name == "process_name") | .args.name]' "$tmp/trace.json")"
@@ -137,3 +152,17 @@ has_bandwidth() {
 }
 poll has_bandwidth
 stop_daemon paced
+
+# So does what is chosen where accelerators are much faster and links are slow, with pools there, too; where their memory is short there is less of it, and with none to speak of, nothing.
+for memory in 64M 8M 1M; do
+    printf '[engine]\nupdate_rate = 5M\n[paced]\ndevices = 2\nup = 64M\ndown = 64M\nupdate = 200M\nmemory = %s\n' $memory >"$tmp/fast.conf"
+    start_daemon "fast-$memory" --config "$tmp/fast.conf"
+    for device in host paced; do
+        same "$device-$memory" --device $device --device-states auto
+        planned "fast-$memory" "$device-$memory"
+        [ $memory = 1M ] || holds "$device-$memory" '.device_states > 0 and .update_room > 0 and .n_device_updates > 0'
+        [ $memory != 1M ] || holds "$device-$memory" '(has("device_states") or has("update_room")) | not'
+        ./cistern rm "$device-$memory"
+    done
+    stop_daemon "fast-$memory"
+done
