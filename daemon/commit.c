@@ -241,12 +241,35 @@ static void attach_present(struct cst_job *job)
     }
 }
 
+/* The pool of a rank whose accelerator was lost is in another place, or could not be made there. */
+static void on_moved(struct cst_job *job, const struct cst_err *err)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cst_worker *worker = &job->workers[r];
+
+        if (!worker->moves) {
+            continue;
+        }
+        worker->moves = false;
+        worker->homeless = *err;
+        if (err->status != CST_OK && worker->commit != NULL) {
+            cst_session_fail(job->daemon, worker->commit, err);
+            worker->commit = NULL;
+        }
+    }
+    cst_commit_settled(job);
+}
+
 void cst_commit_populated(struct cst_memory *memory)
 {
     struct cst_job *job = cst_owner_of(memory, struct cst_job, memory);
     struct cst_err err = memory->err;
     char bytes[CST_SIZE_TEXT];
 
+    if (job->state == CST_JOB_READY) {
+        on_moved(job, &err);
+        return;
+    }
     if (job->state != CST_JOB_POPULATING) {
         return;
     }
@@ -279,7 +302,7 @@ void cst_commit_settled(struct cst_job *job)
 
     if (job->commits_held) {
         cst_core_stats(job->core, &stats);
-        if (!stats.closing) {
+        if (!stats.closing && !cst_job_moves(job)) {
             job->commits_held = false;
             answer_all(job);
         }
@@ -439,6 +462,10 @@ void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, ui
     }
     if (rc == CST_OK) {
         rc = check_copies(worker, copies, &err);
+    }
+    if (rc == CST_OK && job->state == CST_JOB_READY && worker->homeless.status != CST_OK) {
+        err = worker->homeless;
+        rc = err.status;
     }
     if (rc == CST_OK && job->state == CST_JOB_READY) {
         rc = cst_share_check(worker, &err);

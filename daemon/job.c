@@ -436,12 +436,80 @@ static bool is_decided(const struct cst_job *job)
     return job->state != CST_JOB_DECLARING;
 }
 
+/* The job goes on without the accelerator of its pool: another rank's was there, and has moved. */
+static bool is_left_behind(const struct cst_worker *worker)
+{
+    return worker->gpu != NULL &&
+           (worker->job->memory.pool_engines >> worker->gpu->engine & 1) == 0;
+}
+
+/* The accelerator of the rank's pool is gone, so that it may be in another place. */
+static bool may_move(const struct cst_worker *worker)
+{
+    const struct cst_daemon *daemon = worker->job->daemon;
+
+    return worker->job->state == CST_JOB_READY &&
+           (worker->homeless.status != CST_OK ||
+            (worker->gpu != NULL &&
+             (is_left_behind(worker) ||
+              daemon->engines.v[worker->gpu->engine].state == CST_ENGINE_FAILED)));
+}
+
+static bool is_elsewhere(const struct cst_worker *worker, const struct cst_job_wish *wish)
+{
+    return is_decided(worker->job) && !wish->any_device && wish->gpu != worker->gpu;
+}
+
+bool cst_job_moves(const struct cst_job *job)
+{
+    bool any = false;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        any = any || job->workers[r].moves;
+    }
+    return any;
+}
+
+/* Its pool is made where @wish says. */
+static int move(struct cst_worker *worker, const struct cst_job_wish *wish, struct cst_err *err)
+{
+    struct cst_job *job = worker->job;
+    bool gone = worker->homeless.status == CST_OK; /* else it was never made there */
+    int rc;
+
+    if (cst_job_moves(job)) {
+        return cst_err_set(err, CST_EBUSY, "job '%s': a rank's pool is being moved already",
+                           job->name);
+    }
+    rc = cst_core_may_move(job->core, worker->rank, gone, err);
+    if (rc == CST_OK) {
+        rc = cst_memory_move(&job->memory, &job->layout, worker->rank,
+                             gone ? UINT32_C(1) << worker->gpu->engine : 0, wish->gpu, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    cst_log(CST_LOG_NOTICE, "job '%s': the pool of rank %u moves from %s to %s", job->name,
+            worker->rank, cst_worker_device(worker), wish->gpu != NULL ? wish->gpu->uuid : "host");
+    cst_core_move_pool(job->core, worker->rank, &job->memory.pools[worker->rank]);
+    use(worker, &worker->gpu, wish->gpu);
+    worker->moves = true;
+    worker->homeless.status = CST_OK;
+    return CST_OK;
+}
+
 static int check_device(const struct cst_job *job, const struct cst_job_wish *wish,
                         struct cst_err *err)
 {
     const struct cst_worker *worker = &job->workers[wish->rank];
 
-    if (!is_decided(job) || wish->any_device || wish->gpu == worker->gpu) {
+    if (is_decided(job) && !is_elsewhere(worker, wish) && is_left_behind(worker)) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' goes on without %s, which was given up: rank %u is to open it "
+                           "on another device",
+                           job->name, cst_worker_device(worker), wish->rank);
+    }
+    if (!is_elsewhere(worker, wish) || may_move(worker)) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EMISMATCH, "the pool of rank %u of job '%s' is on %s, not on %s",
@@ -587,6 +655,9 @@ int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish,
         return rc;
     }
     worker = &job->workers[wish->rank];
+    if (is_elsewhere(worker, wish) && move(worker, wish, err) != CST_OK) {
+        return err->status;
+    }
     memcpy(worker->token, token, sizeof token);
     worker->has_token = true;
     occupy(worker, session, wish);

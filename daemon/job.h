@@ -52,6 +52,8 @@ struct cst_worker {
     uint32_t n_groups;           /* declared by the present one, number 0 not counted; as are */
     uint32_t n_tensors, n_operators; /* ... these */
     bool unheard;                    /* it is still to be told of job->disagreement */
+    bool moves;                      /* its pool is being made in another place ... */
+    struct cst_err homeless;         /* ... and could not be: why; status 0: it was */
     struct cst_pending *commit;      /* its Commit, waiting; NULL */
 };
 
@@ -135,6 +137,9 @@ int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish,
 
 /* "host", or the UUID of the rank's GPU or paced accelerator. */
 const char *cst_worker_device(const struct cst_worker *worker);
+
+/* The pool of a rank whose accelerator was lost is being made in another place. */
+bool cst_job_moves(const struct cst_job *job);
 
 /* The session of @rank is gone. */
 void cst_job_hangup(struct cst_job *job, uint32_t rank);

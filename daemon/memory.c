@@ -460,6 +460,88 @@ err_after_segments:
     return rc;
 }
 
+/* -- another place -------------------------------------------------------------------------- */
+
+/* Slabs of @rank's pool that were made, in the place of those of @old. */
+static void undo_move(struct cst_memory *memory, uint32_t first, uint32_t n_made,
+                      struct cst_segment *const *old, uint32_t n)
+{
+    for (uint32_t i = 0; i < n_made; i++) {
+        cst_segment_unref(memory->segments[first + i]);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        memory->segments[first + i] = old[i];
+        memory->ids[first + i] = old[i]->id;
+    }
+}
+
+static uint64_t release(struct cst_memory *memory, struct cst_segment *segment)
+{
+    uint64_t bytes = segment->bytes;
+
+    memory->populated -= segment->counted;
+    segment->on_mounted = segment->on_progress = NULL;
+    cst_engines_unmount(&memory->daemon->engines, segment);
+    cst_segment_unref(segment);
+    return bytes;
+}
+
+static void mount(struct cst_memory *memory, struct cst_segment *segment)
+{
+    memory->n_open++;
+    memory->n_waiting++;
+    memory->pool_bytes += segment->bytes;
+    segment->on_gone = on_segment_gone;
+    cst_engines_mount(&memory->daemon->engines, segment);
+}
+
+int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                    uint32_t lost, struct cst_gpu *gpu, struct cst_err *err)
+{
+    struct cst_core_pool was = memory->pools[rank];
+    uint32_t first = (uint32_t)(was.segments - memory->ids), n = cst_memory_n_slabs(memory, rank),
+             n_all = memory->n_segments, pool_engines = memory->pool_engines,
+             gpu_engines = memory->gpu_engines;
+    struct cst_memory_pool pool = {.gpu = gpu};
+    struct cst_segment **old;
+    int rc;
+
+    if (gpu != NULL && ((pool_engines & ~lost) >> gpu->engine & 1) == 0) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "the pool of rank %u of job '%s' can move to the host, or to a GPU that "
+                           "the job has a pool on; %s is none",
+                           rank, memory->name, gpu->uuid);
+    }
+    old = calloc(n + 1u, sizeof(struct cst_segment *));
+    if (old == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %u segments", n);
+    }
+    memcpy(old, memory->segments + first, n * sizeof(struct cst_segment *));
+    for (uint32_t c = 0; c < layout->n_classes; c++) {
+        pool.blocks.n[c] = was.parts[c].n_blocks;
+    }
+    memory->pool_engines &= ~lost;
+    memory->gpu_engines &= ~lost;
+    memory->n_segments = first;
+    rc = add_pool(memory, layout, rank, &pool, err);
+    if (rc != CST_OK) {
+        undo_move(memory, first, memory->n_segments - first, old, n);
+        memory->pools[rank] = was;
+        memory->pool_engines = pool_engines;
+        memory->gpu_engines = gpu_engines;
+    }
+    memory->n_segments = n_all;
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        memory->pool_bytes -= release(memory, old[i]);
+    }
+    memory->err = (struct cst_err){0};
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        mount(memory, memory->segments[first + i]);
+    }
+    free(old);
+    return rc;
+}
+
 /* -- close ---------------------------------------------------------------------------------- */
 
 void cst_memory_close(struct cst_memory *memory)

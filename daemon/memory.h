@@ -3,7 +3,9 @@
  * under ids of their own: they are the base's memory, and stay when this is given back.
  *
  *   closed --open--> populating --on_ready--> ready --close--> leaving --on_gone--> closed
- *                        \------------ close ------------------/ */
+ *                        \------------ close ------------------/
+ *
+ * A pool whose accelerator is lost can be made anew in another place while it is ready; on_ready says when. */
 #ifndef CST_MEMORY_H
 #define CST_MEMORY_H
 
@@ -84,6 +86,12 @@ struct cst_budget *cst_memory_budget(struct cst_daemon *daemon, struct cst_gpu *
  * of their job; not where gradients may be in the weights' places. */
 bool cst_memory_worker_copies(const struct cst_daemon *daemon, const struct cst_gpu *gpu,
                               const struct cst_layout_states *states);
+
+/* The pool of @rank is made anew on @gpu (NULL: the host), as large as it was; engines of @lost (a bit each), whose accelerators are gone, map nothing
+ * that is made from now on. on_ready follows; until then n_waiting > 0, and then err says whether it could be. CST_EBUDGET, CST_ENOMEM: all is as
+ * it was. CST_EMISMATCH: no rank's pool was on @gpu, so that its engine does not map the arenas. */
+int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                    uint32_t lost, struct cst_gpu *gpu, struct cst_err *err);
 
 /* Give it all back. on_gone follows. */
 void cst_memory_close(struct cst_memory *memory);

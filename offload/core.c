@@ -101,6 +101,44 @@ static bool has_new_gpu(const struct cst_core *core, uint32_t rank)
     return pool->engine != 0 && !pool->worker_copies;
 }
 
+static uint32_t count_gpus(const struct cst_core *core)
+{
+    uint32_t n = 0;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        n += has_new_gpu(core, rank);
+    }
+    return n;
+}
+
+int cst_core_may_move(const struct cst_core *core, uint32_t rank, bool gone, struct cst_err *err)
+{
+    const struct cst_rank *r = &core->ranks[rank];
+
+    if (r->state == CST_RANK_ATTACHED ||
+        cst_pool_count(&r->pool, CST_BLOCK_FREE) < r->pool.n_blocks) {
+        return cst_err_set(err, CST_EBUSY, "the pool of rank %" PRIu32 " is still in use", rank);
+    }
+    for (uint32_t other = 0; gone && other < core->world; other++) {
+        if (core->ranks[other].pool.engine == r->pool.engine &&
+            core->ranks[other].state == CST_RANK_ATTACHED &&
+            core->ranks[other].gone.status == CST_OK) {
+            return cst_err_set(err, CST_EBUSY,
+                               "the pool of rank %" PRIu32 " is where that of rank %" PRIu32
+                               " is, which is attached",
+                               rank, other);
+        }
+    }
+    return CST_OK;
+}
+
+void cst_core_move_pool(struct cst_core *core, uint32_t rank, const struct cst_core_pool *pool)
+{
+    core->ranks[rank].pool.engine = pool->engine;
+    core->ranks[rank].pool.worker_copies = pool->worker_copies;
+    core->n_gpus = count_gpus(core);
+}
+
 /* Whose engines have chunks. */
 static uint32_t count_nodes(const struct cst_layout *layout)
 {
@@ -187,9 +225,9 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     }
     for (uint32_t rank = 0; rank < core->world && status == CST_OK; rank++) {
         status = open_rank(core, config, rank, err);
-        core->n_gpus += status == CST_OK && has_new_gpu(core, rank);
     }
     if (status == CST_OK) {
+        core->n_gpus = count_gpus(core);
         status = cst_rooms_open(core, config, err);
     }
     if (status != CST_OK) {

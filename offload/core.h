@@ -24,8 +24,8 @@
  *
  * An accelerator that is gone (its engine gives commands back with EENGINE or ELOST) takes the pools in its memory with it, and a room, but no state that is in host
  * memory. Whatever was to read or write such a pool, the attempt is interrupted; a step that all ranks have asked for is committed first, unless a sum
- * or a contribution to it is lost. The ranks with those pools hear which accelerator and why, whatever they ask, until they leave (or die) and attach again; the
- * others wait for them in SYNC. Updates that were begun go on, the early ones of the step too. The job fails where states were there, or on their way
+ * or a contribution to it is lost. The ranks with those pools hear which accelerator and why, whatever they ask, until they leave (or die) and attach again, their pools perhaps in
+ * another place (cst_core_move_pool); the others wait for them in SYNC. Updates that were begun go on, the early ones of the step too. The job fails where states were there, or on their way
  * from there (offload/fallback.c), and with the engine of a node.
  *
  * Who copies weights up. An engine does, by a COPY command; or, in a pool with worker_copies, the rank's worker does itself. There a
@@ -95,7 +95,7 @@ struct cst_core_part {
 
 struct cst_core_pool {
     struct cst_core_part parts[CST_LAYOUT_MAX_CLASSES]; /* per size class of the layout */
-    const uint32_t *segments; /* segment id of each slab; borrowed for the core's life */
+    const uint32_t *segments; /* segment id of each slab; borrowed for the core's life, changed with cst_core_move_pool alone */
     uint32_t engine;          /* of the GPU whose memory it is; 0: host memory, which the engine of each chunk's node serves */
     bool worker_copies;       /* the rank's worker copies weights in, no engine */
 };
@@ -308,6 +308,13 @@ void cst_core_close(struct cst_core *core);
  * and ranks that open different gradients (an expert without tokens in some of them), that last deadline can be what ends the step: a bf16 row
  * takes one contribution before its sum. Groups of one or two are safe, as is everybody with fp32 rows. */
 void cst_core_step(struct cst_core *core, const struct cst_event *event, struct cst_actions *actions);
+
+/* Nothing is in the way of another place for @rank's pool. CST_EBUSY: the rank is attached, or something is still copied to or from a block of it; or its
+ * accelerator is @gone, and another rank is attached whose pool is there and who has not heard so. */
+int cst_core_may_move(const struct cst_core *core, uint32_t rank, bool gone, struct cst_err *err);
+
+/* It is @pool now: another accelerator's memory, or the host's. Its parts are as they were, the segments' ids are where they were. */
+void cst_core_move_pool(struct cst_core *core, uint32_t rank, const struct cst_core_pool *pool);
 
 /* Prefetch as deep as @depth, as in cst_core_policy, from the next look ahead on. */
 void cst_core_set_prefetch(struct cst_core *core, uint32_t depth);

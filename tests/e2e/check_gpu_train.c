@@ -2,6 +2,7 @@
  * process gives, wherever the ranks are and whoever dies when. The GPUs are
  * tests/lib/engine_stub's: their memory is memfds, their engines are processes that do what a GPU's
  * engine is given. */
+#include "tests/lib/child.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/train_rig.h"
 
@@ -123,13 +124,38 @@ END_TEST
 
 static char broken[64]; /* while this file is there, no engine of a GPU starts */
 
-static void setup_lost(void)
+static void open_to_lose(const char *config)
 {
     (void)snprintf(broken, sizeof broken, "/tmp/cistern-lost-%d", (int)getpid());
     (void)setenv("STUB_BROKEN", broken, 1);
     (void)setenv("STUB_DELAY_US", "10000", 1);
     (void)unsetenv("TRAIN_STREAM_DELAY_US");
-    open_daemon("");
+    open_daemon(config);
+}
+
+static void setup_lost(void)
+{
+    open_to_lose("");
+}
+
+static void setup_lost_copies(void)
+{
+    open_to_lose("[gpu]\ncopies = worker\n");
+}
+
+static void setup_lost_fatal(void)
+{
+    char fatal[64];
+
+    (void)snprintf(fatal, sizeof fatal, "/tmp/cistern-lost-%d", (int)getpid());
+    (void)setenv("STUB_FATAL", fatal, 1);
+    open_to_lose("");
+}
+
+static void teardown_lost(void)
+{
+    (void)unlink(broken);
+    train_rig_stop();
 }
 
 static const Cistern__EngineInfo *first_gpu(void)
@@ -186,6 +212,93 @@ START_TEST(gpu_lost)
     train_worker_join(train_rig_send(&orders[0]), reports[0]);
     train_worker_join(pids[1], reports[1]);
     ck_assert_uint_eq(reports[1]->n_syncs, 1);
+    train_check_states(reports, 2, orders[0].n_steps, train_like.bad);
+}
+END_TEST
+
+/* Rank 0's GPU is lost in a step and stays so; its worker comes back on the host, or on the GPU of
+ * the other rank (_i): its pool is made there, and the job goes on to the end. The lost GPU is not
+ * asked for again. */
+START_TEST(gpu_left)
+{
+    static const struct train_placement at = {"left", 2, {"cuda:0", "cuda:1"}};
+    struct train_order orders[2], late;
+    pid_t pids[2];
+
+    for (uint32_t r = 0; r < 2; r++) {
+        orders[r] = train_rig_order(&at, at.name, r);
+        pids[r] = train_rig_send(&orders[r]);
+    }
+    late = orders[0];
+    lose_first_gpu(at.name);
+    train_worker_join_failing(pids[0]);
+    orders[0].device = _i == 0 ? "host" : "cuda:1";
+    train_worker_join(train_rig_send(&orders[0]), reports[0]);
+    train_worker_join(pids[1], reports[1]);
+    train_check_states(reports, 2, orders[0].n_steps, train_like.bad);
+    ck_assert_str_eq(first_gpu()->state, "failed");
+    train_worker_join_failing(train_rig_send(&late));
+    ck_assert_msg(strstr(reports[0]->error, "EMISMATCH") != NULL, "%s", reports[0]->error);
+}
+END_TEST
+
+/* Both ranks were there. One moves to the host, so the other one cannot come back to that GPU. */
+START_TEST(gpu_left_by_all)
+{
+    static const struct train_placement at = {"all", 2, {"cuda:0", "cuda:0"}};
+    struct train_order orders[2];
+    pid_t pids[2];
+
+    for (uint32_t r = 0; r < 2; r++) {
+        orders[r] = train_rig_order(&at, at.name, r);
+        pids[r] = train_rig_send(&orders[r]);
+    }
+    lose_first_gpu(at.name);
+    for (uint32_t r = 0; r < 2; r++) {
+        train_worker_join_failing(pids[r]);
+    }
+    orders[0].device = "host";
+    pids[0] = train_rig_send(&orders[0]);
+    while (strcmp(raw_job_info(&witness, at.name)->ranks[0]->device, "host") != 0) {
+        (void)poll(NULL, 0, 1);
+    }
+    train_worker_join_failing(train_rig_send(&orders[1]));
+    ck_assert_msg(strstr(reports[1]->error, "goes on without GPU-00000000-stub-0") != NULL, "%s",
+                  reports[1]->error);
+    orders[1].device = "host";
+    train_worker_join(train_rig_send(&orders[1]), reports[1]);
+    train_worker_join(pids[0], reports[0]);
+    train_check_states(reports, 2, orders[0].n_steps, train_like.bad);
+}
+END_TEST
+
+/* The GPU that the rank moves to cannot make its pool, either: its commit fails, with words, and
+ * the next place is the host. */
+START_TEST(gpu_left_in_vain)
+{
+    static const struct train_placement at = {"vain", 2, {"cuda:0", "cuda:1"}};
+    struct train_order orders[2];
+    pid_t pids[2];
+
+    for (uint32_t r = 0; r < 2; r++) {
+        orders[r] = train_rig_order(&at, at.name, r);
+        pids[r] = train_rig_send(&orders[r]);
+    }
+    lose_first_gpu(at.name);
+    train_worker_join_failing(pids[0]);
+    orders[0].device = "cuda:1"; /* it dies when it is to make memory while that file is there */
+    train_worker_join_failing(train_rig_send(&orders[0]));
+    ck_assert_msg(strstr(reports[0]->error, "EENGINE") != NULL, "%s", reports[0]->error);
+    ck_assert_int_eq(unlink(broken), 0);
+    (void)kill(pids[1], SIGKILL); /* it may have heard that its GPU was gone meanwhile, or not */
+    (void)child_wait(pids[1]);
+    orders[0].device = "host";
+    for (uint32_t r = 0; r < 2; r++) {
+        pids[r] = train_rig_send(&orders[r]);
+    }
+    for (uint32_t r = 0; r < 2; r++) {
+        train_worker_join(pids[r], reports[r]);
+    }
     train_check_states(reports, 2, orders[0].n_steps, train_like.bad);
 }
 END_TEST
@@ -300,7 +413,8 @@ int main(void)
     TCase *plain = tcase_create("bits"), *slow = tcase_create("slow"),
           *deaths = tcase_create("deaths"), *copies = tcase_create("copies"),
           *slow_copies = tcase_create("slow_copies"), *over = tcase_create("over"),
-          *slow_over = tcase_create("slow_over"), *lost = tcase_create("lost");
+          *slow_over = tcase_create("slow_over"), *lost = tcase_create("lost"),
+          *fatal = tcase_create("fatal"), *lost_copies = tcase_create("lost_copies");
 
     tcase_add_checked_fixture(plain, setup, train_rig_stop);
     tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
@@ -318,10 +432,20 @@ int main(void)
     tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 2);
     tcase_set_timeout(deaths, 180);
     suite_add_tcase(suite, deaths);
-    tcase_add_checked_fixture(lost, setup_lost, train_rig_stop);
+    tcase_add_checked_fixture(lost, setup_lost, teardown_lost);
     tcase_add_loop_test(lost, gpu_lost, 0, CST_OVERLAP_COUNT);
+    tcase_add_loop_test(lost, gpu_left, 0, 2);
+    tcase_add_test(lost, gpu_left_by_all);
     tcase_set_timeout(lost, 60);
     suite_add_tcase(suite, lost);
+    tcase_add_checked_fixture(fatal, setup_lost_fatal, teardown_lost);
+    tcase_add_test(fatal, gpu_left_in_vain);
+    tcase_set_timeout(fatal, 60);
+    suite_add_tcase(suite, fatal);
+    tcase_add_checked_fixture(lost_copies, setup_lost_copies, teardown_lost);
+    tcase_add_loop_test(lost_copies, gpu_left, 0, 2);
+    tcase_set_timeout(lost_copies, 60);
+    suite_add_tcase(suite, lost_copies);
     tcase_add_checked_fixture(copies, setup_copies, train_rig_stop);
     tcase_add_loop_test(copies, bits, 0, N_PLACEMENTS);
     tcase_add_test(copies, a_base_elsewhere);

@@ -39,9 +39,9 @@ static void seeds(struct sim_options options, uint64_t runs)
     printf("sim: %" PRIu64 " copies to and from rooms, %" PRIu64 " gradients kept there, %" PRIu64
            " commands done twice, %" PRIu64 " in place of others; states on accelerators %" PRIu64
            "; %" PRIu64 " updates lost with their engines, %" PRIu64 " rooms given up; %" PRIu64
-           " sums lost, %" PRIu64 " workers without their accelerator\n",
+           " sums lost, %" PRIu64 " workers without their accelerator, %" PRIu64 " pools moved\n",
            totals.through, totals.kept, totals.redone, totals.instead, totals.device_runs,
-           totals.lost, totals.given_up, totals.lost_sums, totals.lost_ranks);
+           totals.lost, totals.given_up, totals.lost_sums, totals.lost_ranks, totals.moved);
 }
 
 static void cluster(struct cluster_options options)

@@ -89,3 +89,17 @@ bool lost_refuses(struct sim *sim, struct job *job)
     job->status = CST_EENGINE;
     return true;
 }
+
+void lost_move(struct sim *sim, uint32_t rank)
+{
+    struct cst_core_pool *pool = &sim->memory.pools[rank];
+    struct cst_err err;
+
+    if (sim->p_lost == 0 || !sim_chance(sim, 2000) ||
+        cst_core_may_move(sim->core, rank, sim_chance(sim, 5000), &err) != CST_OK) {
+        return;
+    }
+    pool->engine = sim_chance(sim, 3000) ? 0 : sim->n_nodes + sim_below(sim, 2);
+    cst_core_move_pool(sim->core, rank, pool);
+    sim->n_moved++;
+}

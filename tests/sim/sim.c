@@ -597,6 +597,7 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     totals->lost += sim.n_lost;
     totals->lost_sums += sim.n_lost_sums;
     totals->lost_ranks += sim.n_lost_ranks;
+    totals->moved += sim.n_moved;
     totals->given_up += stats.n_rooms_given_up;
     totals->ahead += sim.n_ahead;
     totals->fused += sim.n_fused;

@@ -138,6 +138,7 @@ struct sim_totals {
     uint64_t given_up; /* rooms */
     uint64_t lost_sums;  /* sums that were lost with their engine */
     uint64_t lost_ranks; /* workers that heard so and went */
+    uint64_t moved;      /* pools that moved to another place */
     uint64_t redone;   /* commands that an engine had ended when it died, and did again */
     uint64_t early; /* reductions of the first ranks' contributions alone */
 };
@@ -164,7 +165,7 @@ struct sim {
     uint32_t lost;       /* accelerators' engines that do nothing any more, a bit each */
     bool excused;        /* one of them had what the job cannot do without */
     uint64_t n_lost;     /* updates in rooms that were lost with their engine, of chunks at home */
-    uint64_t n_lost_sums, n_lost_ranks;
+    uint64_t n_lost_sums, n_lost_ranks, n_moved;
     uint64_t n_crossing; /* commands that waited for another engine's */
     uint64_t n_fills;    /* copies by workers */
     uint64_t n_gathered; /* parts of weights that went into pools */
@@ -289,6 +290,8 @@ void engines_restart(struct sim *sim);
  * comes back undone. */
 void lost_begin(struct sim *sim);
 void lost_end(struct sim *sim);
+/* The pool of @rank, whose worker is gone, may be in another place from now on. */
+void lost_move(struct sim *sim, uint32_t rank);
 /* Nobody will do the command; it is over. False: it is not so. */
 bool lost_refuses(struct sim *sim, struct job *job);
 

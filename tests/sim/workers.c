@@ -372,6 +372,7 @@ static bool attach(struct sim *sim, uint32_t rank)
         sim_event(sim, (struct cst_event){.kind = CST_EV_DEAD, .rank = rank});
         return true;
     }
+    lost_move(sim, rank);
     memset(w, 0, sizeof *w);
     w->state = WORKER_IDLE;
     sim->process[rank]++;

@@ -175,6 +175,58 @@ START_TEST(void_sum)
 }
 END_TEST
 
+/* While rank 0 is attached, or a copy into its pool is under way, that stays where it is; then it
+ * is in host memory, and the node's engine brings weights there and sums. */
+START_TEST(moved)
+{
+    const struct cst_core_pool host = {.engine = 0};
+    uint64_t lost, sync;
+    struct cst_err err;
+
+    open_job((struct rig_job){0});
+    hand_in(0, 0);
+    (void)rig_fetch_ahead(&rig, 0, 3);
+    hand_in(1, 0);
+    lost = rig_only(&rig, CST_COMMAND_REDUCE).ticket;
+    lose(lost, _i);
+    ck_assert_int_eq(cst_core_may_move(rig.core, 0, true, &err), CST_EBUSY);
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
+    ck_assert_uint_gt(rig.n_commands, 0); /* weights that were looked for ahead */
+    ck_assert_int_eq(cst_core_may_move(rig.core, 0, true, &err), CST_EBUSY);
+    rig_drain(&rig);
+    ck_assert_int_eq(cst_core_may_move(rig.core, 0, true, &err), CST_OK);
+    cst_core_move_pool(rig.core, 0, &host);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 0);
+    (void)rig_rank_event(&rig, CST_EV_SYNC, 1);
+    sync = rig_rank_event(&rig, CST_EV_SYNC, 0);
+    rig.attempt = rig_answer(&rig, sync)->attempt;
+    (void)rig_fetch(&rig, 0, 1);
+    ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_COPY).node, 0);
+    rig_drain(&rig);
+    hand_in(0, 2);
+    hand_in(1, 2);
+    ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_REDUCE).node, 0);
+    rig_drain(&rig);
+}
+END_TEST
+
+/* Two ranks' pools are there: while the other one is attached and does not know, neither moves. */
+START_TEST(not_moved)
+{
+    static const uint32_t both[] = {GPU_ENGINE, GPU_ENGINE};
+    struct cst_err err;
+
+    rig_open_on(&rig, 4, 2, 8, 0, both);
+    rig_start(&rig, 2);
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
+    ck_assert_int_eq(cst_core_may_move(rig.core, 0, true, &err), CST_EBUSY);
+    ck_assert_ptr_nonnull(strstr(err.text, "rank 1"));
+    ck_assert_int_eq(cst_core_may_move(rig.core, 0, false, &err), CST_OK);
+    (void)rig_rank_event(&rig, CST_EV_LEAVE, 1);
+    ck_assert_int_eq(cst_core_may_move(rig.core, 0, true, &err), CST_OK);
+}
+END_TEST
+
 /* -- a step that closes ----------------------------------------------------------------------- */
 
 /* All have asked for the step, a sum is lost: it is not committed. */
@@ -323,6 +375,8 @@ int main(void)
     tcase_add_loop_test(tcase, staging, 0, 2);
     tcase_add_loop_test(tcase, load, 0, 2);
     tcase_add_loop_test(tcase, void_sum, 0, 2);
+    tcase_add_loop_test(tcase, moved, 0, 2);
+    tcase_add_test(tcase, not_moved);
     tcase_add_loop_test(tcase, sum_while_closing, 0, 4);
     tcase_add_loop_test(tcase, load_while_closing, 0, 2);
     tcase_add_loop_test(tcase, early, 0, 4);
