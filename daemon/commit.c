@@ -6,6 +6,7 @@
 #include "daemon/drive.h"
 #include "daemon/job_info.h"
 #include "daemon/log.h"
+#include "daemon/move.h"
 #include "daemon/session.h"
 #include "daemon/share.h"
 #include "daemon/size.h"
@@ -241,25 +242,6 @@ static void attach_present(struct cst_job *job)
     }
 }
 
-/* The pool of a rank whose accelerator was lost is in another place, or could not be made there. */
-static void on_moved(struct cst_job *job, const struct cst_err *err)
-{
-    for (uint32_t r = 0; r < job->world; r++) {
-        struct cst_worker *worker = &job->workers[r];
-
-        if (!worker->moves) {
-            continue;
-        }
-        worker->moves = false;
-        worker->homeless = *err;
-        if (err->status != CST_OK && worker->commit != NULL) {
-            cst_session_fail(job->daemon, worker->commit, err);
-            worker->commit = NULL;
-        }
-    }
-    cst_commit_settled(job);
-}
-
 void cst_commit_populated(struct cst_memory *memory)
 {
     struct cst_job *job = cst_owner_of(memory, struct cst_job, memory);
@@ -267,7 +249,7 @@ void cst_commit_populated(struct cst_memory *memory)
     char bytes[CST_SIZE_TEXT];
 
     if (job->state == CST_JOB_READY) {
-        on_moved(job, &err);
+        cst_move_end(job, &err);
         return;
     }
     if (job->state != CST_JOB_POPULATING) {
@@ -302,7 +284,7 @@ void cst_commit_settled(struct cst_job *job)
 
     if (job->commits_held) {
         cst_core_stats(job->core, &stats);
-        if (!stats.closing && !cst_job_moves(job)) {
+        if (!stats.closing && !cst_move_is_under_way(job)) {
             job->commits_held = false;
             answer_all(job);
         }

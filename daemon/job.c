@@ -6,6 +6,7 @@
 #include "daemon/declare.h"
 #include "daemon/drive.h"
 #include "daemon/log.h"
+#include "daemon/move.h"
 #include "daemon/session.h"
 #include "daemon/updates.h"
 #include "proto/cistern.pb-c.h"
@@ -58,13 +59,17 @@ const char *cst_job_state_name(const struct cst_job *job)
     return phases[stats.phase];
 }
 
+bool cst_job_is_decided(const struct cst_job *job)
+{
+    return job->state != CST_JOB_DECLARING;
+}
+
 const char *cst_worker_device(const struct cst_worker *worker)
 {
     return worker->gpu != NULL ? worker->gpu->uuid : "host";
 }
 
-/* *@of is @gpu from now on: its engine starts, and that of the one before may end. */
-static void use(struct cst_worker *worker, struct cst_gpu **of, struct cst_gpu *gpu)
+void cst_worker_use(struct cst_worker *worker, struct cst_gpu **of, struct cst_gpu *gpu)
 {
     struct cst_engines *engines = &worker->job->daemon->engines;
     struct cst_gpu *was = *of;
@@ -83,9 +88,9 @@ static void set_device(struct cst_worker *worker, struct cst_gpu *gpu)
 {
     struct cst_gpu *other = cst_room_accelerator(worker->job->daemon, gpu, worker->rank);
 
-    use(worker, &worker->gpu, gpu);
-    use(worker, &worker->accelerator,
-        worker->room_asked > 0 || worker->states_asked > 0 ? other : NULL);
+    cst_worker_use(worker, &worker->gpu, gpu);
+    cst_worker_use(worker, &worker->accelerator,
+                   worker->room_asked > 0 || worker->states_asked > 0 ? other : NULL);
 }
 
 /* -- life ----------------------------------------------------------------------------------- */
@@ -168,8 +173,8 @@ static void release_hold(struct cst_job *job)
         return;
     }
     for (uint32_t r = 0; r < job->world; r++) {
-        use(&job->workers[r], &job->workers[r].gpu, NULL);
-        use(&job->workers[r], &job->workers[r].accelerator, NULL);
+        cst_worker_use(&job->workers[r], &job->workers[r].gpu, NULL);
+        cst_worker_use(&job->workers[r], &job->workers[r].accelerator, NULL);
     }
     TAILQ_REMOVE(&daemon->jobs.closing, job, link);
     cst_model_close(&job->model);
@@ -430,98 +435,11 @@ static int claim_rank(struct cst_worker *worker, const struct cst_session *sessi
     return CST_OK;
 }
 
-/* Pools are there, or being made. */
-static bool is_decided(const struct cst_job *job)
-{
-    return job->state != CST_JOB_DECLARING;
-}
-
-/* The job goes on without the accelerator of its pool: another rank's was there, and has moved. */
-static bool is_left_behind(const struct cst_worker *worker)
-{
-    return worker->gpu != NULL &&
-           (worker->job->memory.pool_engines >> worker->gpu->engine & 1) == 0;
-}
-
-/* The accelerator of the rank's pool is gone, so that it may be in another place. */
-static bool may_move(const struct cst_worker *worker)
-{
-    const struct cst_daemon *daemon = worker->job->daemon;
-
-    return worker->job->state == CST_JOB_READY &&
-           (worker->homeless.status != CST_OK ||
-            (worker->gpu != NULL &&
-             (is_left_behind(worker) ||
-              daemon->engines.v[worker->gpu->engine].state == CST_ENGINE_FAILED)));
-}
-
-static bool is_elsewhere(const struct cst_worker *worker, const struct cst_job_wish *wish)
-{
-    return is_decided(worker->job) && !wish->any_device && wish->gpu != worker->gpu;
-}
-
-bool cst_job_moves(const struct cst_job *job)
-{
-    bool any = false;
-
-    for (uint32_t r = 0; r < job->world; r++) {
-        any = any || job->workers[r].moves;
-    }
-    return any;
-}
-
-/* Its pool is made where @wish says. */
-static int move(struct cst_worker *worker, const struct cst_job_wish *wish, struct cst_err *err)
-{
-    struct cst_job *job = worker->job;
-    bool gone = worker->homeless.status == CST_OK; /* else it was never made there */
-    int rc;
-
-    if (cst_job_moves(job)) {
-        return cst_err_set(err, CST_EBUSY, "job '%s': a rank's pool is being moved already",
-                           job->name);
-    }
-    rc = cst_core_may_move(job->core, worker->rank, gone, err);
-    if (rc == CST_OK) {
-        rc = cst_memory_move(&job->memory, &job->layout, worker->rank,
-                             gone ? UINT32_C(1) << worker->gpu->engine : 0, wish->gpu, err);
-    }
-    if (rc != CST_OK) {
-        return rc;
-    }
-    cst_log(CST_LOG_NOTICE, "job '%s': the pool of rank %u moves from %s to %s", job->name,
-            worker->rank, cst_worker_device(worker), wish->gpu != NULL ? wish->gpu->uuid : "host");
-    cst_core_move_pool(job->core, worker->rank, &job->memory.pools[worker->rank]);
-    use(worker, &worker->gpu, wish->gpu);
-    worker->moves = true;
-    worker->homeless.status = CST_OK;
-    return CST_OK;
-}
-
-static int check_device(const struct cst_job *job, const struct cst_job_wish *wish,
-                        struct cst_err *err)
-{
-    const struct cst_worker *worker = &job->workers[wish->rank];
-
-    if (is_decided(job) && !is_elsewhere(worker, wish) && is_left_behind(worker)) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "job '%s' goes on without %s, which was given up: rank %u is to open it "
-                           "on another device",
-                           job->name, cst_worker_device(worker), wish->rank);
-    }
-    if (!is_elsewhere(worker, wish) || may_move(worker)) {
-        return CST_OK;
-    }
-    return cst_err_set(err, CST_EMISMATCH, "the pool of rank %u of job '%s' is on %s, not on %s",
-                       wish->rank, job->name, cst_worker_device(worker),
-                       wish->gpu != NULL ? wish->gpu->uuid : "host");
-}
-
 /* Bytes of its accelerator that a worker names were decided with the job's memory. */
 static int check_bytes(const struct cst_job *job, const struct cst_job_wish *wish, const char *what,
                        uint64_t theirs, uint64_t mine, struct cst_err *err)
 {
-    if (!is_decided(job) || mine == 0 || mine == CST_PLAN_ROOM_AUTO || mine == theirs) {
+    if (!cst_job_is_decided(job) || mine == 0 || mine == CST_PLAN_ROOM_AUTO || mine == theirs) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EMISMATCH,
@@ -571,7 +489,7 @@ static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish
                            job->name, job->base != NULL ? job->base->name : "",
                            wish->base != NULL ? wish->base : "", wish->rank);
     }
-    rc = check_device(job, wish, err);
+    rc = cst_move_check(&job->workers[wish->rank], wish, err);
     return rc == CST_OK ? check_rooms(job, wish, err) : rc;
 }
 
@@ -588,7 +506,7 @@ static void occupy(struct cst_worker *worker, struct cst_session *session,
     worker->left = false;
     worker->n_groups = worker->n_tensors = worker->n_operators = 0;
     worker->pool_bytes = wish->pool_bytes;
-    if (!is_decided(job)) { /* else its memory is as it was made, whoever comes */
+    if (!cst_job_is_decided(job)) { /* else its memory is as it was made, whoever comes */
         worker->room_asked = wish->update_room;
         worker->states_asked = wish->device_states;
         cst_room_settle(job);
@@ -655,7 +573,7 @@ int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish,
         return rc;
     }
     worker = &job->workers[wish->rank];
-    if (is_elsewhere(worker, wish) && move(worker, wish, err) != CST_OK) {
+    if (cst_move_begin(worker, wish, err) != CST_OK) {
         return err->status;
     }
     memcpy(worker->token, token, sizeof token);

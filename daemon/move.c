@@ -1,0 +1,108 @@
+#include "daemon/move.h"
+
+#include "daemon/commit.h"
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "daemon/session.h"
+
+/* The job goes on without the accelerator of its pool: another rank's was there, and has moved. */
+static bool is_left_behind(const struct cst_worker *worker)
+{
+    return worker->gpu != NULL &&
+           (worker->job->memory.pool_engines >> worker->gpu->engine & 1) == 0;
+}
+
+/* The accelerator of the rank's pool is gone, so that it may be in another place. */
+static bool may_move(const struct cst_worker *worker)
+{
+    const struct cst_daemon *daemon = worker->job->daemon;
+
+    return worker->job->state == CST_JOB_READY &&
+           (worker->homeless.status != CST_OK ||
+            (worker->gpu != NULL &&
+             (is_left_behind(worker) ||
+              daemon->engines.v[worker->gpu->engine].state == CST_ENGINE_FAILED)));
+}
+
+static bool is_elsewhere(const struct cst_worker *worker, const struct cst_job_wish *wish)
+{
+    return cst_job_is_decided(worker->job) && !wish->any_device && wish->gpu != worker->gpu;
+}
+
+int cst_move_check(const struct cst_worker *worker, const struct cst_job_wish *wish,
+                   struct cst_err *err)
+{
+    const struct cst_job *job = worker->job;
+
+    if (cst_job_is_decided(job) && !is_elsewhere(worker, wish) && is_left_behind(worker)) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' goes on without %s, which was given up: rank %u is to open it "
+                           "on another device",
+                           job->name, cst_worker_device(worker), wish->rank);
+    }
+    if (!is_elsewhere(worker, wish) || may_move(worker)) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EMISMATCH, "the pool of rank %u of job '%s' is on %s, not on %s",
+                       wish->rank, job->name, cst_worker_device(worker),
+                       wish->gpu != NULL ? wish->gpu->uuid : "host");
+}
+
+bool cst_move_is_under_way(const struct cst_job *job)
+{
+    bool any = false;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        any = any || job->workers[r].moves;
+    }
+    return any;
+}
+
+int cst_move_begin(struct cst_worker *worker, const struct cst_job_wish *wish, struct cst_err *err)
+{
+    struct cst_job *job = worker->job;
+    bool gone = worker->homeless.status == CST_OK; /* else it was never made there */
+    int rc;
+
+    if (!is_elsewhere(worker, wish)) {
+        return CST_OK;
+    }
+    if (cst_move_is_under_way(job)) {
+        return cst_err_set(err, CST_EBUSY, "job '%s': a rank's pool is being moved already",
+                           job->name);
+    }
+    rc = cst_core_may_move(job->core, worker->rank, gone, err);
+    if (rc == CST_OK) {
+        rc = cst_memory_move(&job->memory, &job->layout, worker->rank,
+                             gone ? UINT32_C(1) << worker->gpu->engine : 0, wish->gpu, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    cst_log(CST_LOG_NOTICE, "job '%s': the pool of rank %u moves from %s to %s", job->name,
+            worker->rank, cst_worker_device(worker), wish->gpu != NULL ? wish->gpu->uuid : "host");
+    cst_core_move_pool(job->core, worker->rank, &job->memory.pools[worker->rank]);
+    cst_worker_use(worker, &worker->gpu, wish->gpu);
+    worker->moves = true;
+    worker->homeless.status = CST_OK;
+    return CST_OK;
+}
+
+void cst_move_end(struct cst_job *job, const struct cst_err *err)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cst_worker *worker = &job->workers[r];
+        struct cst_pending *commit = worker->commit;
+
+        if (!worker->moves) {
+            continue;
+        }
+        worker->moves = false;
+        worker->homeless = *err;
+        if (err->status != CST_OK && commit != NULL) {
+            worker->commit = NULL;
+            cst_session_fail(job->daemon, commit, err);
+        }
+    }
+    cst_commit_settled(job);
+}
