@@ -14,8 +14,6 @@
 #include <unistd.h>
 
 enum {
-    MAX_DEATHS = 5,        /* in a row ... */
-    DEATHS_SECONDS = 10,   /* ... within so long, and it is given up */
     MAX_UNANSWERED = 60,   /* seconds after which a process that is busy and silent is killed */
     UNDO_BYTES = 64 << 10, /* per thread: a slot (kernels/undo.h) has a tile's gradients */
 };
@@ -234,7 +232,7 @@ static void on_done(struct cst_engine *engine, const struct cst_frame *frame)
 
         if (cst_commands_remove(&engine->commands, c->ticket)) {
             engine->n_completed++;
-            engine->n_deaths = 0;
+            engine->deaths = (struct cst_deaths){0};
             if (c->has_ended_ns && engines->on_timed != NULL) {
                 engines->on_timed(engines->arg, c->ticket, engine->index, c->began_ns, c->ended_ns);
             }
@@ -418,7 +416,7 @@ void cst_engine_need(struct cst_engine *engine)
     if (engine->state == CST_ENGINE_FAILED) {
         cst_log(CST_LOG_NOTICE, "engine %u: tried again", engine->index);
     }
-    engine->n_deaths = 0;
+    engine->deaths = (struct cst_deaths){0};
     if (cst_engine_start(engine, &err) != CST_OK) {
         cst_log(CST_LOG_ERROR, "%s", engine->why);
         cst_later_add(engine->engines->later, &engine->refuse);
@@ -434,18 +432,6 @@ int cst_engine_submit(struct cst_engine *engine, const struct cst_command *comma
         cst_later_add(engine->engines->later, &engine->refuse);
     }
     return rc;
-}
-
-static bool is_hopeless(struct cst_engine *engine)
-{
-    uint64_t now = uv_hrtime();
-
-    if (engine->n_deaths++ == 0 ||
-        now - engine->first_death_ns > DEATHS_SECONDS * UINT64_C(1000000000)) {
-        engine->first_death_ns = now;
-        engine->n_deaths = 1;
-    }
-    return engine->n_deaths > MAX_DEATHS;
 }
 
 /* It ended because nobody wanted it; perhaps somebody does now. */
@@ -480,9 +466,9 @@ static void on_exit_of_process(void *arg, const char *how)
     }
     cst_log(CST_LOG_WARNING, "engine %u: %s with %llu commands in flight", engine->index, how,
             (unsigned long long)engine->commands.n);
-    if (is_hopeless(engine)) {
-        explain(engine, "%u deaths in %d s with nothing done, the last one %.80s", engine->n_deaths,
-                DEATHS_SECONDS, how);
+    if (cst_deaths_add(&engine->deaths, cst_engine_is_gpu(engine), uv_hrtime())) {
+        explain(engine, "%u deaths in a row with nothing done, the last one %.80s",
+                engine->deaths.n, how);
         give_up(engine);
         return;
     }

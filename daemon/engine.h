@@ -4,9 +4,10 @@
  *
  *   OFF --start--> STARTING --Ready--> MOUNTING --all mapped again--> READY --no job--> ENDING, OFF
  *    ^                 \-----------------/ dies: STARTING again -----/     (a GPU's alone)
- *    |                                   | more than 5 deaths in 10 s with nothing done in between
+ *    |                                   | more than 5 deaths in a row with nothing done in between
+ *    |                                   | (a node's: in 10 s)
  *    +--- (daemon ends)                  +--> FAILED: all it had gets CST_EENGINE; the next mount,
- * and a rank that attaches to a pool there, tries again
+ * and a rank that attaches and has a pool, a room or states there, tries again
  *
  * Loop thread only. */
 #ifndef CST_ENGINE_H
@@ -14,6 +15,7 @@
 
 #include "daemon/arena.h"
 #include "daemon/commands.h"
+#include "daemon/deaths.h"
 #include "daemon/later.h"
 #include "daemon/process.h"
 #include "daemon/rates.h"
@@ -58,8 +60,7 @@ struct cst_engine {
     char isa[16];                   /* as it said */
     uint64_t n_restarts;
     uint64_t n_completed;                /* commands, in the life of the daemon */
-    unsigned n_deaths;                   /* in a row: since the last completion */
-    uint64_t first_death_ns;             /* of that row */
+    struct cst_deaths deaths;            /* in a row: since the last completion */
     struct cst_engine_counters base;     /* of processes that are gone */
     struct cst_engine_counters counters; /* of this one, at the last Pong */
     struct cst_rates_seen seen;          /* rates, from Pong to Pong */
