@@ -5,6 +5,7 @@
 #include "daemon/log.h"
 #include "daemon/size.h"
 #include "daemon/staging.h"
+#include "proto/slice.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -197,6 +198,7 @@ err_after_unpack:
 
 void cst_daemon_run(struct cst_daemon *daemon)
 {
+    cst_slice_short();
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
 }
 

@@ -2,7 +2,6 @@
 
 #include "kernels/crew.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -149,7 +148,6 @@ static struct timespec until_then(const struct cst_budget *budget, uint64_t unti
 void cst_budget_hold(struct cst_budget *budget, unsigned thread)
 {
     uint64_t began = cst_crew_now(), now = began, until;
-    bool copies;
 
     (void)pthread_mutex_lock(&budget->mutex);
     while ((until = due(budget, thread, now)) != 0) {
@@ -159,11 +157,7 @@ void cst_budget_hold(struct cst_budget *budget, unsigned thread)
         now = cst_crew_now();
     }
     budget->held_ns += now - began;
-    copies = budget->n_copies > 0;
     (void)pthread_mutex_unlock(&budget->mutex);
-    if (copies) { /* who makes them may wait for this processor */
-        (void)sched_yield();
-    }
 }
 
 uint64_t cst_budget_held_ns(struct cst_budget *budget)

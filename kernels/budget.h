@@ -63,8 +63,8 @@ void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began
 /* Until when @thread stands back, if copies last, at @now_ns; 0: not at all. The thread itself. */
 uint64_t cst_budget_due(struct cst_budget *budget, unsigned thread, uint64_t now_ns);
 
-/* Stand back as long as is due, and make way for lanes that wait for this processor: before the
- * thread's next piece. Ends early with the last copy. The thread itself. */
+/* Stand back as long as is due: before the thread's next piece. Ends early with the last copy. The
+ * thread itself. */
 void cst_budget_hold(struct cst_budget *budget, unsigned thread);
 
 /* How long threads stood back, all together. Any thread. */

@@ -1,6 +1,7 @@
 #include "kernels/engine.h"
 
 #include "kernels/engine_parts.h"
+#include "proto/slice.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -37,6 +38,7 @@ static void place_lane(void *arg, unsigned thread)
     struct cst_engine *engine = arg;
 
     (void)thread;
+    cst_slice_short();
     (void)cst_cpus_stay(&engine->cpus);
 }
 
@@ -358,6 +360,7 @@ int cst_engine_run(const struct cst_engine_config *config, struct cst_err *err)
     if (engine == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for the engine");
     }
+    cst_slice_short();
     engine->config = *config;
     engine->held_tail = &engine->held;
     cst_outbox_init(&engine->outbox, config->sock);

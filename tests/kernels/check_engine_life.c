@@ -3,6 +3,7 @@
 #include "tests/lib/tiny_job.h"
 
 #include "kernels/undo.h"
+#include "proto/slice.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -17,6 +18,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -303,14 +305,23 @@ START_TEST(test_threads)
 }
 END_TEST
 
-/* The threads of the engine: how many there are, how many are named as ours, how many sleep. */
-static void look_at_threads(unsigned *n, unsigned *n_named, unsigned *n_asleep)
+/* What a thread asks for at a turn, ns, as proto/slice.h sets it; 0: the kernel does not say. */
+static uint64_t slice_of(long tid)
+{
+    uint64_t attr[7] = {0}; /* struct sched_attr, of which the fourth has the runtime */
+
+    return syscall(SYS_sched_getattr, tid, attr, sizeof attr, 0) == 0 ? attr[3] : 0;
+}
+
+/* The threads of the engine: how many there are, how many are named as ours, how many sleep, how
+ * many ask for short turns. */
+static void look_at_threads(unsigned *n, unsigned *n_named, unsigned *n_asleep, unsigned *n_short)
 {
     char path[64], line[256];
     struct dirent *entry;
     DIR *dir;
 
-    *n = *n_named = *n_asleep = 0;
+    *n = *n_named = *n_asleep = *n_short = 0;
     (void)snprintf(path, sizeof path, "/proc/%d/task", (int)proc.pid);
     dir = opendir(path);
     ck_assert_ptr_nonnull(dir);
@@ -330,22 +341,31 @@ static void look_at_threads(unsigned *n, unsigned *n_named, unsigned *n_asleep)
         *n_named += strstr(line, "(cst-team-") != NULL || strstr(line, "(cst-lane-") != NULL ||
                     strstr(line, "(cst-engine)") != NULL;
         *n_asleep += strstr(line, ") S ") != NULL;
+        *n_short += slice_of(strtol(entry->d_name, NULL, 10)) == CST_SLICE_NS;
     }
     (void)closedir(dir);
 }
 
+static bool kernel_has_slices(void)
+{
+    cst_slice_short();
+    return slice_of(0) == CST_SLICE_NS;
+}
+
 /* Every thread has a name, and when there is nothing to do all of them sleep. (A thread that spins
- * would never be seen asleep, and the test would run into its time limit.) */
+ * would never be seen asleep, and the test would run into its time limit.) The loop and the lanes
+ * have short turns, where the kernel knows them; the team and who else is there have not. */
 START_TEST(test_idle)
 {
-    unsigned n, n_named, n_asleep;
+    unsigned n, n_named, n_asleep, n_short;
 
     open_engine();
     do {
-        look_at_threads(&n, &n_named, &n_asleep);
+        look_at_threads(&n, &n_named, &n_asleep, &n_short);
     } while (n_asleep < n);
     ck_assert_uint_eq(n, 1 + 2 + 2 + N_FOREIGN);
     ck_assert_uint_eq(n_named, n);
+    ck_assert_uint_eq(n_short, kernel_has_slices() ? 1 + 2 : 0);
     ck_assert_int_eq(engine_proc_close(&proc), 0);
 }
 END_TEST
