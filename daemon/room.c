@@ -13,13 +13,21 @@ struct cst_gpu *cst_room_accelerator(struct cst_daemon *daemon, struct cst_gpu *
 
 static bool is_room_open(const struct cst_worker *worker)
 {
-    return worker->room_asked == CST_PLAN_ROOM_AUTO ||
-           (worker->room_asked == 0 && worker->states_asked == CST_PLAN_ROOM_AUTO);
+    const struct cst_plan_config asked = {.update_room = worker->room_asked,
+                                          .device_states = worker->states_asked};
+
+    return cst_plan_chooses_room(&asked);
 }
 
 bool cst_room_is_open(const struct cst_worker *worker)
 {
     return is_room_open(worker) || worker->states_asked == CST_PLAN_ROOM_AUTO;
+}
+
+bool cst_room_is_chosen(const struct cst_worker *worker)
+{
+    return (worker->update_room > 0 && worker->update_room != worker->room_asked) ||
+           (worker->device_states > 0 && worker->device_states != worker->states_asked);
 }
 
 void cst_room_settle(struct cst_job *job)
@@ -42,26 +50,20 @@ void cst_room_settle(struct cst_job *job)
 
 int cst_room_check_wish(const struct cst_job_wish *wish, struct cst_err *err)
 {
-    bool room = wish->update_room == CST_PLAN_ROOM_AUTO;
-    bool states = wish->device_states == CST_PLAN_ROOM_AUTO;
+    const struct cst_plan_config asked = {.update_room = wish->update_room,
+                                          .device_states = wish->device_states,
+                                          .states = cst_job_options_states(&wish->options)};
+    bool open =
+        wish->update_room == CST_PLAN_ROOM_AUTO || wish->device_states == CST_PLAN_ROOM_AUTO;
+    int rc = open ? cst_plan_check_rooms(&asked, err) : CST_OK;
 
-    if (states && (wish->options.moments != CST_MOMENTS_FP32 || wish->options.grad_over_weight)) {
-        return cst_err_set(err, CST_EINVAL, "states that stay on devices: not with %s",
-                           wish->options.grad_over_weight ? "gradients over the weights"
-                                                          : "moments that are not fp32");
-    }
-    if (room && !states && wish->device_states > 0) {
-        return cst_err_set(err, CST_EINVAL,
-                           "states that stay on devices need room there in which they are updated, "
-                           "of a size that is given, unless both are left to the plan");
-    }
-    if ((room || states) && wish->gpu != NULL && wish->pool_bytes > 0) {
+    if (rc == CST_OK && open && wish->gpu != NULL && wish->pool_bytes > 0) {
         return cst_err_set(err, CST_EINVAL,
                            "a pool of %" PRIu64 " bytes: a plan divides a rank's device between "
                            "pool, room and states where it is left to it, and needs to be free to",
                            wish->pool_bytes);
     }
-    return CST_OK;
+    return rc;
 }
 
 /* Ranks take turns, so some accelerator may have one more of them than others. */

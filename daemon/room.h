@@ -30,6 +30,9 @@ void cst_room_settle(struct cst_job *job);
 /* Is some of it left to the plan? */
 bool cst_room_is_open(const struct cst_worker *worker);
 
+/* Does it have some that the plan chose? */
+bool cst_room_is_chosen(const struct cst_worker *worker);
+
 /* CST_EINVAL: @wish leaves to the plan what it cannot choose. */
 int cst_room_check_wish(const struct cst_job_wish *wish, struct cst_err *err);
 

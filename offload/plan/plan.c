@@ -121,9 +121,7 @@ static void choose_devices(struct cst_search *s)
     s->rates.devices[0] = c->rates->devices[c->device];
     s->rates.n_devices = 1;
     s->host = is_processor(&s->rates.devices[0]);
-    s->room_wish = c->device_states == CST_PLAN_ROOM_AUTO && c->update_room == 0
-                       ? CST_PLAN_ROOM_AUTO
-                       : c->update_room;
+    s->room_wish = cst_plan_chooses_room(c) ? CST_PLAN_ROOM_AUTO : c->update_room;
     if (s->room_wish == 0) {
         return;
     }

@@ -109,6 +109,11 @@ struct cst_plans {
     char states_why[CST_PLAN_WORDS];     /* why so much of accelerators is for states, or nothing; empty: they were not the plan's choice */
 };
 
+/* Is the room for updates the plan's choice? It is where device_states are and there is none otherwise. */
+bool cst_plan_chooses_room(const struct cst_plan_config *config);
+/* CST_EINVAL: @config's device_states, states and update_room contradict each other. Looks at nothing else. */
+int cst_plan_check_rooms(const struct cst_plan_config *config, struct cst_err *err);
+
 /* CST_EPOOL / CST_EBUDGET: cannot fit: the limit that binds and the bytes that are short. CST_ETIMEDOUT: the steps of no plan could be played within
  * 16 x max_events. CST_EINVAL, CST_ENOMEM. The model's layout fields are the
  * best plan's. */

@@ -16,7 +16,13 @@ static bool is_auto(const struct cst_search *s)
     return s->room_wish == CST_PLAN_ROOM_AUTO;
 }
 
-static int check_states(const struct cst_plan_config *c, struct cst_err *err)
+bool cst_plan_chooses_room(const struct cst_plan_config *c)
+{
+    return c->update_room == CST_PLAN_ROOM_AUTO ||
+           (c->update_room == 0 && c->device_states == CST_PLAN_ROOM_AUTO);
+}
+
+int cst_plan_check_rooms(const struct cst_plan_config *c, struct cst_err *err)
 {
     if (c->device_states == 0) {
         return CST_OK;
@@ -83,7 +89,7 @@ int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
                                                                       : c->device_states);
     }
     if (s->room_wish == 0 || (is_auto(s) && s->n_rooms == 0)) {
-        return check_states(c, err);
+        return cst_plan_check_rooms(c, err);
     }
     if (s->n_rooms == 0) {
         return cst_err_set(err, CST_EINVAL,
@@ -93,7 +99,7 @@ int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "rates: device '%s': update is not known",
                            device->name);
     }
-    rc = check_states(c, err);
+    rc = cst_plan_check_rooms(c, err);
     return rc == CST_OK ? check_memory(s, err) : rc;
 }
 

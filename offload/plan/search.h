@@ -81,8 +81,9 @@ int cst_search_layout(const struct cst_search *search, const struct cst_plan_try
 struct cst_layout_config cst_search_layout_config(const struct cst_search *search,
                                                   const struct cst_plan_try *try);
 
-/* tries.c. Add @try, which @layout belongs to, if it fits and is new. *number: its own, or that of
- * the same one; UINT32_MAX: it does not fit. */
+/* tries.c. Add @try, if it fits and is new. @layout is its own or, where search->splits, the one
+ * without its states that stay on accelerators: the one with them is built. *number: its own, or
+ * that of the same one; UINT32_MAX: it does not fit. */
 int cst_search_add(struct cst_search *search, struct cst_plan_try try,
                    const struct cst_layout *layout, uint32_t *number);
 /* A layout of first-class chunks of about @elems (0: its own choice), to be closed if *found; else
