@@ -54,9 +54,9 @@ enum cst_dtype { CST_BF16 = 1 };
 enum cst_group { CST_GROUP_ALL = 0 }; /* the ranks that hold the same tensor and whose gradients are summed: all of the job, or see cst_group */
 
 /* As update_room, device_states: the daemon's plan says how many bytes: the fastest split of what is left of the device between pool, room and
- * states. Nothing, where it makes no plan (chunk_elems or base given, no operators declared) or none pays; `cistern explain` says why. device_states so
- * and update_room 0: both. CST_EINVAL: device_states of a size, update_room so; pool_bytes given, on a device of the rank's own; device_states
- * so, and moments not fp32 or gradients over weights. */
+ * states. Nothing, where it makes no plan (chunk_elems or base given, no operators declared), none pays, or other jobs have all of it or are
+ * quicker to take it; `cistern explain` says why. device_states so and update_room 0: both. CST_EINVAL: device_states of a size, update_room so;
+ * pool_bytes given, on a device of the rank's own; device_states so, and moments not fp32 or gradients over weights. */
 #define CST_ROOM_AUTO UINT64_MAX
 
 struct cst_job_spec {

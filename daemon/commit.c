@@ -152,19 +152,16 @@ static int populate(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
-/* A pool that is a slab more than the plan reckoned with does not fail a job: then the layout
- * chooses. */
+/* A pool that is a slab more than the plan reckoned with, or an accelerator that another job has
+ * filled meanwhile, does not fail a job. */
 static int populate_as_planned(struct cst_job *job, struct cst_err *err)
 {
     int rc;
 
     cst_room_settle(job);
-    rc = populate(job, err);
-    if (rc != CST_OK && job->plan.valid) {
-        job->plan.valid = false;
-        cst_room_settle(job);
+    do {
         rc = populate(job, err);
-    }
+    } while (rc != CST_OK && cst_planner_forgo(job, err));
     return rc;
 }
 

@@ -31,6 +31,7 @@ struct search {
     struct cst_plan_config config;
     bool flops_known;
     bool depth_only;               /* after drift: the rest of choice is given */
+    bool full;                     /* nothing is left of an accelerator: no room, no states there */
     struct cst_plan_choice choice; /* result */
     struct cst_replay_result predicted;
     char states_why[CST_PLAN_WORDS];
@@ -258,8 +259,14 @@ static void choose_rooms(const struct cst_job *job, struct search *s)
     s->config.n_accelerators = worker->gpu == NULL ? job->daemon->gpus.paced.n : 0;
     if (open && worker->gpu == NULL) {
         uint32_t n = s->config.n_accelerators < job->world ? s->config.n_accelerators : job->world;
+        uint64_t left = cst_room_left(job);
 
-        s->rates.devices[i].memory_bytes = cst_room_left(job) * job->world / n;
+        s->rates.devices[i].memory_bytes = left * job->world / n;
+        s->full = left == 0;
+    }
+    if (s->full) { /* no bytes of memory are as many as one likes, to the search */
+        s->config.update_room = cst_plan_chooses_room(&s->config) ? 0 : s->config.update_room;
+        s->config.device_states = 0;
     }
 }
 
@@ -296,20 +303,31 @@ static bool has_flops(const struct cst_model *model)
     return any;
 }
 
-/* As many as share a device, at most. */
-static uint32_t ranks_of_device(const struct cst_job *job)
+/* What each rank on @gpu (NULL: the host) has of its pools' budget. */
+static uint64_t left_on(const struct cst_job *job, struct cst_gpu *gpu)
 {
-    uint32_t most = 0;
+    const struct cst_budget *pool = cst_memory_budget(job->daemon, gpu);
+    uint64_t left = pool->limit - pool->used, rooms = cst_room_bytes(job, gpu);
+    uint32_t n = 0;
 
     for (uint32_t r = 0; r < job->world; r++) {
-        uint32_t n = 0;
-
-        for (uint32_t other = 0; other < job->world; other++) {
-            n += job->workers[other].gpu == job->workers[r].gpu;
-        }
-        most = n > most ? n : most;
+        n += job->workers[r].gpu == gpu;
     }
-    return most;
+    left -= rooms < left ? rooms : left;
+    return left / n;
+}
+
+/* What every rank has, since one plan is for all. */
+static uint64_t least_left(const struct cst_job *job)
+{
+    uint64_t least = UINT64_MAX;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        uint64_t left = left_on(job, job->workers[r].gpu);
+
+        least = left < least ? left : least;
+    }
+    return least;
 }
 
 /* A pool's bytes are for blocks alone: a worker's activations lie elsewhere, and what updates take
@@ -317,12 +335,9 @@ static uint32_t ranks_of_device(const struct cst_job *job)
 static void fill_budget(const struct cst_job *job, struct cst_plan_budget *out)
 {
     const struct cst_daemon *daemon = job->daemon;
-    const struct cst_budget *pool = cst_memory_budget(job->daemon, job->workers[0].gpu);
-    uint64_t asked = cst_share_smallest(job), left = pool->limit - pool->used;
-    uint64_t rooms = cst_room_bytes(job, job->workers[0].gpu);
+    uint64_t asked = cst_share_smallest(job);
 
-    left -= rooms < left ? rooms : left;
-    out->device_bytes = asked != 0 ? asked : left / ranks_of_device(job);
+    out->device_bytes = asked != 0 ? asked : least_left(job);
     out->activation_bytes = 1;
     out->host_bytes = daemon->host.limit - daemon->host.used;
     if (job->workers[0].gpu != NULL) {
@@ -386,7 +401,8 @@ static void search_all(struct search *s)
         s->choice.device_rows = s->choice.disk_rows = NULL;
         s->predicted = plans.best.predicted;
         s->n_candidates = plans.n_candidates;
-        memcpy(s->states_why, plans.states_why, sizeof s->states_why);
+        (void)snprintf(s->states_why, sizeof s->states_why, "%s",
+                       s->full ? "nothing is left of an accelerator" : plans.states_why);
         cst_plans_close(&plans);
     }
 }
@@ -435,6 +451,16 @@ static struct cst_job *find_job(struct cst_daemon *daemon, const struct search *
     return NULL;
 }
 
+/* Why there are no states on accelerators, where they are left to the plan. */
+static void tell_none(struct cst_job *job, const char *what, const struct cst_err *why)
+{
+    char *words = job->plan.states_why;
+
+    if (job->workers[0].states_asked == CST_PLAN_ROOM_AUTO) {
+        (void)snprintf(words, sizeof job->plan.states_why, "%s: %.150s", what, why->text);
+    }
+}
+
 static void take_plan(struct cst_job *job, const struct search *s)
 {
     struct cst_job_plan *plan = &job->plan;
@@ -442,6 +468,7 @@ static void take_plan(struct cst_job *job, const struct search *s)
 
     if (s->rc != CST_OK) {
         cst_log(CST_LOG_INFO, "job '%s': no plan: %s", job->name, s->err.text);
+        tell_none(job, "no plan", &s->err);
         return;
     }
     plan->valid = true;
@@ -544,17 +571,45 @@ bool cst_planner_start(struct cst_job *job, cst_planner_fn done)
 
     job->plan.valid = false;
     job->plan.searching = false;
+    job->plan.states_why[0] = '\0';
     job->plan.ticket++;
     cst_room_settle(job);
     if (!can_plan(job)) {
+        (void)cst_err_set(&err, CST_EUNSUPPORTED, "nothing is searched for");
+        tell_none(job, "no plan", &err);
         return false;
     }
     if (open_search(&s, job, &err) != CST_OK) {
         cst_log(CST_LOG_INFO, "job '%s': no plan: %s", job->name, err.text);
+        tell_none(job, "no plan", &err);
         return false;
     }
     s->done = done;
     return queue(job, s);
+}
+
+/* Rooms and states of its choice, before anything else, are what may not fit. */
+bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why)
+{
+    struct cst_job_plan *plan = &job->plan;
+    struct cst_plan_choice *choice = &plan->choice;
+    bool rooms = cst_room_is_chosen(&job->workers[0]);
+
+    if (!plan->valid) {
+        return false;
+    }
+    cst_log(CST_LOG_NOTICE, "job '%s': its plan does not fit: %s: again without %s", job->name,
+            why->text, rooms ? "its rooms and states on accelerators" : "a plan");
+    plan->valid = rooms;
+    plan->step_s = 0; /* predicted with them */
+    if (rooms) {
+        choice->update_room = choice->device_states = 0;
+        choice->layout.n_devices = 0;
+        tell_none(job, "planned ones did not fit", why);
+    }
+    cst_room_settle(job);
+    choice->update_room = job->workers[0].update_room; /* what was given stays */
+    return true;
 }
 
 void cst_planner_drifted(struct cst_job *job)
@@ -587,6 +642,7 @@ unsigned cst_planner_explain(const struct cst_job *job, uint32_t size_class, cha
 {
     const struct cst_plan_choice *choice = &job->plan.choice;
     char depth[24];
+    unsigned n = 1;
 
     if (max < 3) {
         return 0;
@@ -598,19 +654,17 @@ unsigned cst_planner_explain(const struct cst_job *job, uint32_t size_class, cha
                    job->plan.valid         ? "searched for"
                    : job->chunk_elems != 0 ? "asked for"
                                            : "chosen for the least waste");
-    if (!job->plan.valid) {
-        return 1;
+    if (job->plan.valid) {
+        (void)snprintf(lines[n++], 192, "%.191s", job->plan.words);
+        (void)snprintf(lines[n++], 192, "pools evict %s and fetch %s ahead; what binds is %s",
+                       choice->eviction == CST_EVICT_LRU ? "what was used longest ago"
+                                                         : "what is wanted again last",
+                       depth_words(choice->prefetch_depth, depth), choice->binds);
     }
-    (void)snprintf(lines[1], 192, "%.191s", job->plan.words);
-    (void)snprintf(lines[2], 192, "pools evict %s and fetch %s ahead; what binds is %s",
-                   choice->eviction == CST_EVICT_LRU ? "what was used longest ago"
-                                                     : "what is wanted again last",
-                   depth_words(choice->prefetch_depth, depth), choice->binds);
-    if (job->plan.states_why[0] == '\0' || max < 4) {
-        return 3;
+    if (job->plan.states_why[0] != '\0' && n < max) {
+        (void)snprintf(lines[n++], 192,
+                       "%" PRIu64 " bytes of each rank's accelerator are for states: %.130s",
+                       job->plan.valid ? choice->device_states : 0, job->plan.states_why);
     }
-    (void)snprintf(lines[3], 192,
-                   "%" PRIu64 " bytes of each rank's accelerator are for states: %.130s",
-                   choice->device_states, job->plan.states_why);
-    return 4;
+    return n;
 }

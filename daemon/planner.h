@@ -30,7 +30,7 @@ struct cst_job_plan {
     struct cst_plan_choice choice; /* without rows: those are where they always were */
     double step_s;                 /* predicted; 0: the rates do not say how fast the workers are */
     char words[192];               /* for people */
-    char states_why[CST_PLAN_WORDS]; /* as cst_plans */
+    char states_why[CST_PLAN_WORDS]; /* as cst_plans; there without a valid plan, too */
 };
 
 /* What is known of the machine, before a job has shown more: elements/s that the engines of all
@@ -50,6 +50,11 @@ int cst_planner_init(struct cst_planner *planner, const struct cst_daemon *daemo
  * job is gone or has begun another search by then; job->plan tells what came of it. False: there is
  * nothing to choose, or no way to; job->plan is not valid. */
 bool cst_planner_start(struct cst_job *job, cst_planner_fn done);
+
+/* @job's plan cannot be had as it is, for @why: do without the rooms and states on accelerators that
+ * it chose or, if there are none, without all of it. Ranks' rooms are settled anew. False: there is
+ * no plan. */
+bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why);
 
 /* The steps of @job have drifted: see whether another depth is better now. */
 void cst_planner_drifted(struct cst_job *job);
