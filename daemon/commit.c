@@ -3,6 +3,7 @@
 #include "daemon/base.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
+#include "daemon/devices.h"
 #include "daemon/drive.h"
 #include "daemon/job_info.h"
 #include "daemon/log.h"
@@ -329,33 +330,6 @@ static bool all_committed(const struct cst_job *job)
 
 /* The engine of accelerator number @i of the job, of which each rank has two, the same one perhaps;
  * NULL: that of a rank that has none. */
-static struct cst_engine *engine_of(const struct cst_job *job, uint32_t i)
-{
-    const struct cst_worker *worker = &job->workers[i / 2];
-    const struct cst_gpu *gpu = i % 2 == 0 ? worker->gpu : worker->accelerator;
-
-    return gpu != NULL ? &job->daemon->engines.v[gpu->engine] : NULL;
-}
-
-/* The engines of the job's accelerators must have said what their memory is like. CST_EAGAIN: they
- * will. */
-static int await_engines(const struct cst_job *job, struct cst_err *err)
-{
-    int rc = CST_OK;
-
-    for (uint32_t i = 0; i < 2 * job->world; i++) {
-        const struct cst_engine *engine = engine_of(job, i);
-
-        if (engine != NULL && engine->state == CST_ENGINE_FAILED) {
-            return cst_err_set(err, CST_EENGINE, "%s", engine->why);
-        }
-        if (engine != NULL && engine->granularity == 0) {
-            rc = CST_EAGAIN;
-        }
-    }
-    return rc;
-}
-
 /* Ranks may have gone while it was searched for. */
 static void on_planned(struct cst_job *job)
 {
@@ -367,7 +341,7 @@ static void on_planned(struct cst_job *job)
 static void go_on(struct cst_job *job)
 {
     struct cst_err err = {0};
-    int rc = await_engines(job, &err);
+    int rc = cst_devices_await(job, &err);
 
     if (rc == CST_OK && !cst_planner_start(job, on_planned)) {
         start_populating(job);
@@ -390,23 +364,13 @@ void cst_commit_resume(void *arg)
     }
 }
 
-/* An engine that failed gets another chance. */
-static void need_engines(const struct cst_job *job)
-{
-    for (uint32_t i = 0; i < 2 * job->world; i++) {
-        struct cst_engine *engine = engine_of(job, i);
-
-        if (engine != NULL) {
-            cst_engine_need(engine);
-        }
-    }
-}
-
 static void join_barrier(struct cst_job *job)
 {
     if (all_committed(job)) {
         (void)uv_timer_stop(&job->deadline);
-        need_engines(job);
+        for (uint32_t r = 0; r < job->world; r++) {
+            cst_devices_need(&job->workers[r]);
+        }
         go_on(job);
     } else if (!uv_is_active((uv_handle_t *)&job->deadline)) {
         (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
@@ -424,7 +388,7 @@ static int check_copies(const struct cst_worker *worker, bool copies, struct cst
         err, CST_EUNSUPPORTED,
         "the worker of rank %u cannot copy weights to %s itself, as this daemon wants "
         "([gpu] copies = worker)",
-        worker->rank, cst_worker_device(worker));
+        worker->rank, cst_devices_name(worker));
 }
 
 void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators,

@@ -4,6 +4,7 @@
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
+#include "daemon/devices.h"
 #include "daemon/drive.h"
 #include "daemon/log.h"
 #include "daemon/move.h"
@@ -62,35 +63,6 @@ const char *cst_job_state_name(const struct cst_job *job)
 bool cst_job_is_decided(const struct cst_job *job)
 {
     return job->state != CST_JOB_DECLARING;
-}
-
-const char *cst_worker_device(const struct cst_worker *worker)
-{
-    return worker->gpu != NULL ? worker->gpu->uuid : "host";
-}
-
-void cst_worker_use(struct cst_worker *worker, struct cst_gpu **of, struct cst_gpu *gpu)
-{
-    struct cst_engines *engines = &worker->job->daemon->engines;
-    struct cst_gpu *was = *of;
-
-    *of = gpu;
-    if (gpu != NULL && gpu != was) {
-        cst_engine_use(&engines->v[gpu->engine]);
-    }
-    if (was != NULL && gpu != was) {
-        cst_engine_unuse(&engines->v[was->engine]);
-    }
-}
-
-/* Its pool is on @gpu (NULL: the host). */
-static void set_device(struct cst_worker *worker, struct cst_gpu *gpu)
-{
-    struct cst_gpu *other = cst_room_accelerator(worker->job->daemon, gpu, worker->rank);
-
-    cst_worker_use(worker, &worker->gpu, gpu);
-    cst_worker_use(worker, &worker->accelerator,
-                   worker->room_asked > 0 || worker->states_asked > 0 ? other : NULL);
 }
 
 /* -- life ----------------------------------------------------------------------------------- */
@@ -173,8 +145,7 @@ static void release_hold(struct cst_job *job)
         return;
     }
     for (uint32_t r = 0; r < job->world; r++) {
-        cst_worker_use(&job->workers[r], &job->workers[r].gpu, NULL);
-        cst_worker_use(&job->workers[r], &job->workers[r].accelerator, NULL);
+        cst_devices_drop(&job->workers[r]);
     }
     TAILQ_REMOVE(&daemon->jobs.closing, job, link);
     cst_model_close(&job->model);
@@ -510,9 +481,9 @@ static void occupy(struct cst_worker *worker, struct cst_session *session,
         worker->room_asked = wish->update_room;
         worker->states_asked = wish->device_states;
         cst_room_settle(job);
-        set_device(worker, wish->gpu);
-    } else if (worker->gpu != NULL) { /* if it was given up, perhaps it is there again */
-        cst_engine_need(&job->daemon->engines.v[worker->gpu->engine]);
+        cst_devices_set(worker, wish->gpu);
+    } else {
+        cst_devices_need(worker);
     }
     session->job = job;
     session->rank = worker->rank;
@@ -580,7 +551,7 @@ int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish,
     worker->has_token = true;
     occupy(worker, session, wish);
     cst_log(CST_LOG_INFO, "job '%s': rank %u of %u is pid %d on %s%s", job->name, wish->rank,
-            job->world, (int)session->peer.pid, cst_worker_device(worker),
+            job->world, (int)session->peer.pid, cst_devices_name(worker),
             *created ? " (new job)" : "");
     cst_daemon_status(session->daemon);
     return CST_OK;

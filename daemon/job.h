@@ -135,14 +135,8 @@ struct cst_job_wish { /* JobOpen, checked for form */
 int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
                    struct cst_err *err);
 
-/* "host", or the UUID of the rank's GPU or paced accelerator. */
-const char *cst_worker_device(const struct cst_worker *worker);
-
 /* Its pools are there, or being made. */
 bool cst_job_is_decided(const struct cst_job *job);
-
-/* *@of, of @worker's, is @gpu from now on: its engine starts, and that of the one before may end. */
-void cst_worker_use(struct cst_worker *worker, struct cst_gpu **of, struct cst_gpu *gpu);
 
 /* The session of @rank is gone. */
 void cst_job_hangup(struct cst_job *job, uint32_t rank);

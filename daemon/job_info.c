@@ -3,6 +3,7 @@
 
 #include "daemon/base.h"
 #include "daemon/daemon.h"
+#include "daemon/devices.h"
 #include "daemon/dispatch.h"
 #include "proto/optimizers.h"
 
@@ -74,7 +75,7 @@ static void fill_rank(const struct cst_job *job, uint32_t rank, struct rank_info
     out->state = (char *)(uintptr_t)worker_state(worker);
     out->has_pid = worker->present;
     out->pid = worker->pid;
-    out->device = (char *)(uintptr_t)cst_worker_device(worker);
+    out->device = (char *)(uintptr_t)cst_devices_name(worker);
     if (job->core == NULL) {
         return;
     }
@@ -165,7 +166,7 @@ static const char *job_device(const struct cst_job *job)
             return "several devices";
         }
     }
-    return cst_worker_device(&job->workers[0]);
+    return cst_devices_name(&job->workers[0]);
 }
 
 /* NULL: all ranks are on the host. */

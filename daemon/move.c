@@ -2,6 +2,7 @@
 
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
+#include "daemon/devices.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
 
@@ -38,13 +39,13 @@ int cst_move_check(const struct cst_worker *worker, const struct cst_job_wish *w
         return cst_err_set(err, CST_EMISMATCH,
                            "job '%s' goes on without %s, which was given up: rank %u is to open it "
                            "on another device",
-                           job->name, cst_worker_device(worker), wish->rank);
+                           job->name, cst_devices_name(worker), wish->rank);
     }
     if (!is_elsewhere(worker, wish) || may_move(worker)) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EMISMATCH, "the pool of rank %u of job '%s' is on %s, not on %s",
-                       wish->rank, job->name, cst_worker_device(worker),
+                       wish->rank, job->name, cst_devices_name(worker),
                        wish->gpu != NULL ? wish->gpu->uuid : "host");
 }
 
@@ -80,9 +81,9 @@ int cst_move_begin(struct cst_worker *worker, const struct cst_job_wish *wish, s
         return rc;
     }
     cst_log(CST_LOG_NOTICE, "job '%s': the pool of rank %u moves from %s to %s", job->name,
-            worker->rank, cst_worker_device(worker), wish->gpu != NULL ? wish->gpu->uuid : "host");
+            worker->rank, cst_devices_name(worker), wish->gpu != NULL ? wish->gpu->uuid : "host");
     cst_core_move_pool(job->core, worker->rank, &job->memory.pools[worker->rank]);
-    cst_worker_use(worker, &worker->gpu, wish->gpu);
+    cst_devices_use(worker, &worker->gpu, wish->gpu);
     worker->moves = true;
     worker->homeless.status = CST_OK;
     return CST_OK;

@@ -3,6 +3,7 @@
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
+#include "daemon/devices.h"
 #include "daemon/dispatch.h"
 #include "daemon/drive.h"
 #include "daemon/log.h"
@@ -89,7 +90,7 @@ static void reply_opened(struct cst_session *session, uint64_t id, bool created)
     opened.step = stats.step;
     opened.created = created;
     opened.initialised = stats.initialised;
-    opened.device = (char *)(uintptr_t)cst_worker_device(&job->workers[session->rank]);
+    opened.device = (char *)(uintptr_t)cst_devices_name(&job->workers[session->rank]);
     opened.has_committed = 1;
     opened.committed = job->core != NULL;
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_OPENED, &opened.base, NULL, 0);

@@ -335,13 +335,28 @@ static const Cistern__EngineInfo *accelerator(void)
     return raw_stat(&witness)->engines[ACCELERATOR];
 }
 
-/* The accelerator's engine dies again and again, until it is given up, before it has made an
- * update: the node makes all, and the bits are the same. */
+/* Its engine dies again and again, until it is given up. */
+static void lose_accelerator(void)
+{
+    pid_t killed = 0;
+
+    while (strcmp(accelerator()->state, "failed") != 0) {
+        pid_t next = accelerator()->pid;
+
+        if (next > 0 && next != killed) {
+            ck_assert_int_eq(kill(next, SIGKILL), 0);
+            killed = next;
+        }
+        (void)poll(NULL, 0, 1);
+    }
+}
+
+/* The accelerator's engine is given up before it has made an update: the node makes all, and the
+ * bits are the same. */
 START_TEST(accelerator_lost)
 {
     struct train_order orders[1];
     const Cistern__JobInfo *info;
-    pid_t killed = 0;
     char config[512];
     pid_t pid;
 
@@ -357,20 +372,36 @@ START_TEST(accelerator_lost)
     while (accelerator()->in_flight == 0) {
         (void)poll(NULL, 0, 1);
     }
-    while (strcmp(accelerator()->state, "failed") != 0) {
-        pid_t next = accelerator()->pid;
-
-        if (next > 0 && next != killed) {
-            ck_assert_int_eq(kill(next, SIGKILL), 0);
-            killed = next;
-        }
-        (void)poll(NULL, 0, 1);
-    }
+    lose_accelerator();
     train_worker_join(pid, reports[0]);
     train_check(reports, 1, 0, N_STEPS, none);
     info = raw_job_info(&witness, "lost");
     ck_assert_uint_eq(info->n_device_updates, 0);
     ck_assert_uint_eq(info->rooms_given_up, 1);
+}
+END_TEST
+
+/* It is given up between two steps of a rank whose pool is on the host: with the worker that
+ * attaches it is tried again, and the states that stay there, or the rooms (_i), are used as
+ * before. */
+START_TEST(accelerator_back)
+{
+    struct train_order order;
+    uint64_t before;
+
+    start_daemon("2");
+    order = order_of("back", 1, 0, "host");
+    order.device_states = _i == 0 ? 1 << 20 : 0;
+    order.n_steps = N_STEPS - 1;
+    train_worker_join(train_worker_start(&order, reports[0]), reports[0]);
+    before = raw_job_info(&witness, "back")->n_device_updates;
+    ck_assert_uint_gt(before, 0);
+    lose_accelerator();
+    order.n_steps = N_STEPS;
+    train_worker_join(train_worker_start(&order, reports[0]), reports[0]);
+    train_check_states(reports, 1, N_STEPS, none);
+    ck_assert_str_eq(accelerator()->state, "ready");
+    ck_assert_uint_gt(raw_job_info(&witness, "back")->n_device_updates, before);
 }
 END_TEST
 
@@ -538,6 +569,7 @@ int main(void)
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 1 + ACCELERATOR);
     tcase_add_test(deaths, worker_killed_anywhere);
     tcase_add_test(deaths, accelerator_lost);
+    tcase_add_loop_test(deaths, accelerator_back, 0, 2);
     tcase_add_loop_test(choice, chosen, 0, 2);
     tcase_add_loop_test(left, little_left, 0, 2);
     tcase_add_loop_test(left, least_of_ranks, 0, 2);
