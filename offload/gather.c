@@ -9,7 +9,8 @@
  *
  * A rank that wants a chunk brings in those that expect it too and have a block for it. Until all
  * that goes in and out of a block is done it stays LOADING: nobody writes what a peer still reads.
- * What fails is loaded once more, by each alone, and nothing is shared from then on. */
+ * What fails is loaded once more, by each alone, and nothing is shared from then on. That a GPU is
+ * lost is no such failure: those that remain go on, and so does that one when it is there again. */
 #include "offload/updates.h"
 
 #include <inttypes.h>
@@ -178,19 +179,25 @@ bool cst_gather_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint3
 
 /* -- completions ------------------------------------------------------------------------------ */
 
+/* What was to come behind a command that failed is cancelled; that one says why itself. */
+static bool is_of_gathering(const struct cst_event *event)
+{
+    return event->status != CST_OK && event->status != CST_ECANCELLED && !cst_loss_is(event);
+}
+
 void cst_gather_done(struct cst_core *core, uint32_t rank, uint32_t b,
                      const struct cst_event *event)
 {
     struct cst_block *block = &core->ranks[rank].pool.blocks[b];
 
-    if (event->status != CST_OK) {
-        if (core->policy.gather_bytes != 0) {
-            cst_core_log(core, event->status,
-                         "chunk %" PRIu32 " could not be gathered by GPUs together: %s; each "
-                         "loads alone from now on",
-                         block->chunk, cst_event_words(event));
-        }
+    if (is_of_gathering(event) && core->policy.gather_bytes != 0) {
+        cst_core_log(core, event->status,
+                     "chunk %" PRIu32 " could not be gathered by GPUs together: %s; each loads "
+                     "alone from now on",
+                     block->chunk, cst_event_words(event));
         core->policy.gather_bytes = 0;
+    }
+    if (event->status != CST_OK) {
         block->dropped = true; /* whoever waits for it loads it once more */
     }
     if (--block->n_pieces == 0) {

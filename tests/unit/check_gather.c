@@ -75,6 +75,106 @@ START_TEST(one_gpu_loads_alone)
 }
 END_TEST
 
+/* -- failures --------------------------------------------------------------------------------- */
+
+/* @world GPUs in a step whose order they know. */
+static void open_gpus(uint32_t world)
+{
+    open_machine(&(struct machine){.world = world, .engines = {1, 2, 3}});
+    rig_start(&rig, world);
+    rig_whole_step(&rig, 4, world);
+}
+
+/* Rank 0 asks for chunk 0, which has two pieces: its GPU loads one and gets the other from that of
+ * engine @other. */
+static void gather(uint32_t other)
+{
+    unsigned n = 0;
+
+    (void)rig_fetch(&rig, 0, 0);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 4);
+    for (unsigned i = 0; i < 4; i++) {
+        n += rig_command(&rig, CST_COMMAND_COPY, i)->node == other;
+    }
+    ck_assert_uint_eq(n, 2);
+}
+
+/* Engine @node fails all that it has with @status, and what was to come after it is cancelled. */
+static void fail_all(uint32_t node, int status)
+{
+    while (rig_count(&rig, CST_COMMAND_COPY) > 0) {
+        const struct cst_command *copy = rig_command(&rig, CST_COMMAND_COPY, 0);
+        unsigned n = rig_count(&rig, CST_COMMAND_COPY);
+
+        for (unsigned i = 1; i < n && copy->node != node; i++) {
+            copy = rig_command(&rig, CST_COMMAND_COPY, i);
+        }
+        if (copy->node == node) {
+            rig_done(&rig, copy->ticket, status, "engine: why");
+        } else {
+            rig_done(&rig, copy->ticket,
+                     copy->src[0].segment >= RIG_POOL_SEGMENT ? CST_ECANCELLED : CST_OK, NULL);
+        }
+    }
+}
+
+/* The attempt is over; rank 1 comes again. */
+static void come_again(uint32_t world)
+{
+    uint64_t sync = 0;
+
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED);
+    (void)rig_rank_event(&rig, CST_EV_ATTACH, 1);
+    for (uint32_t rank = 0; rank < world; rank++) {
+        sync = rig_rank_event(&rig, CST_EV_SYNC, rank);
+    }
+    rig.attempt = rig_answer(&rig, sync)->attempt;
+    rig.n_replies = 0;
+}
+
+/* A GPU is lost (however that is said, _i) with pieces to load and to get: when it is there again
+ * it takes part again. */
+START_TEST(lost)
+{
+    open_gpus(2);
+    gather(2);
+    fail_all(2, _i == 0 ? CST_EENGINE : CST_ELOST);
+    ck_assert_uint_eq(told(), 2);
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
+    come_again(2);
+    rig_whole_step(&rig, 4, 2);
+    gather(2);
+}
+END_TEST
+
+/* It stays away, and its rank's pool is on the host: the others go on together. */
+START_TEST(lost_for_good)
+{
+    const struct cst_core_pool host = {.engine = 0};
+
+    open_gpus(3);
+    gather(2);
+    fail_all(2, CST_EENGINE);
+    (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
+    cst_core_move_pool(rig.core, 1, &host);
+    ck_assert_uint_eq(told(), 2);
+    come_again(3);
+    rig_whole_step(&rig, 4, 3);
+    gather(3);
+}
+END_TEST
+
+/* Copies that fail while their GPUs are there are made by each alone from then on. */
+START_TEST(failed)
+{
+    open_gpus(2);
+    (void)rig_fetch(&rig, 0, 0);
+    rig_done(&rig, rig_command(&rig, CST_COMMAND_COPY, 3)->ticket, CST_EIO, "no way");
+    ck_assert_uint_eq(told(), 0);
+    rig_drain(&rig);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("gather");
@@ -83,6 +183,9 @@ static Suite *suite(void)
     tcase_add_checked_fixture(tc, NULL, teardown);
     tcase_add_loop_test(tc, gpus_are_counted, 0, sizeof machines / sizeof *machines);
     tcase_add_test(tc, one_gpu_loads_alone);
+    tcase_add_loop_test(tc, lost, 0, 2);
+    tcase_add_test(tc, lost_for_good);
+    tcase_add_test(tc, failed);
     suite_add_tcase(s, tc);
     return s;
 }
