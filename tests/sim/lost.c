@@ -79,6 +79,7 @@ bool lost_refuses(struct sim *sim, struct job *job)
     if (!is_lost(sim, job) || (job->state == JOB_FINISHED && job->status != CST_OK)) {
         return false;
     }
+    sim->ever_lost |= 1u << job->command.node;
     sim->excused = sim->excused || is_vital(sim, job);
     sim->n_lost += job->command.kind == CST_COMMAND_UPDATE && !is_vital(sim, job);
     sim->n_lost_sums += job->command.kind == CST_COMMAND_REDUCE;
@@ -88,6 +89,16 @@ bool lost_refuses(struct sim *sim, struct job *job)
     job->state = JOB_FINISHED;
     job->status = CST_EENGINE;
     return true;
+}
+
+void lost_check(struct sim *sim, uint32_t rank, int status)
+{
+    uint32_t engine = sim->memory.pools[rank].engine;
+
+    if (status == CST_EENGINE && !sim->failed && (sim->ever_lost >> engine & 1) == 0) {
+        sim_fail(sim, "rank %u heard of a lost engine; its pool is at engine %u, which never was",
+                 rank, engine);
+    }
 }
 
 void lost_move(struct sim *sim, uint32_t rank)

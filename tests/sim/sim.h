@@ -163,6 +163,7 @@ struct sim {
     uint32_t n_engines;  /* ... the others a GPU's each */
     uint32_t stopped;    /* engines that do nothing for now, a bit each */
     uint32_t lost;       /* accelerators' engines that do nothing any more, a bit each */
+    uint32_t ever_lost;  /* those that ever gave back a command undone */
     bool excused;        /* one of them had what the job cannot do without */
     uint64_t n_lost;     /* updates in rooms that were lost with their engine, of chunks at home */
     uint64_t n_lost_sums, n_lost_ranks, n_moved;
@@ -294,6 +295,8 @@ void lost_end(struct sim *sim);
 void lost_move(struct sim *sim, uint32_t rank);
 /* Nobody will do the command; it is over. False: it is not so. */
 bool lost_refuses(struct sim *sim, struct job *job);
+/* @rank was told @status: that an engine is gone nobody hears but whose pool is there. */
+void lost_check(struct sim *sim, uint32_t rank, int status);
 
 /* over.c */
 /* The gradient of @chunk has no row but the weights'. */

@@ -475,7 +475,7 @@ static void fetched(struct sim *sim, const struct pending *asked, const struct c
         w->begun = false; /* of its own doing: once more */
     } else if (w->state == WORKER_RUN || w->state == WORKER_STEPPING) {
         if (reply->status != CST_EPEERDIED && reply->status != CST_EIO && !sim->failed &&
-            (reply->status != CST_EENGINE || sim->p_lost == 0) && reply->status != CST_ETIMEDOUT &&
+            reply->status != CST_EENGINE && reply->status != CST_ETIMEDOUT &&
             reply->status != CST_ECANCELLED) {
             sim_fail(sim, "rank %u: fetch of chunk %u: %s: %s", asked->rank, asked->chunk,
                      cst_status_name(reply->status), reply->err.text);
@@ -551,6 +551,7 @@ void worker_reply(struct sim *sim, const struct pending *asked, const struct cst
         w->state == WORKER_HUNG) {
         return;
     }
+    lost_check(sim, asked->rank, reply->status);
     if (asked->kind == CST_EV_FETCH_WEIGHT || asked->kind == CST_EV_FETCH_GRAD) {
         fetched(sim, asked, reply);
     } else if (asked->kind == CST_EV_STEP) {
@@ -560,7 +561,7 @@ void worker_reply(struct sim *sim, const struct pending *asked, const struct cst
     } else if (asked->kind == CST_EV_RELEASE || asked->kind == CST_EV_HAND_IN ||
                asked->kind == CST_EV_ACCUMULATE || asked->kind == CST_EV_PREPARE) {
         if (reply->status != CST_OK && reply->status != CST_EPEERDIED && !sim->failed &&
-            (reply->status != CST_EENGINE || sim->p_lost == 0) &&
+            reply->status != CST_EENGINE &&
             (reply->status != CST_EMISMATCH || asked->kind != CST_EV_PREPARE)) {
             sim_fail(sim, "rank %u: event %d on chunk %u: %s", asked->rank, (int)asked->kind,
                      asked->chunk, reply->err.text);
