@@ -1,5 +1,6 @@
 #include "daemon/memory.h"
 
+#include "daemon/charge.h"
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "daemon/size.h"
@@ -289,75 +290,6 @@ static int add_rooms(struct cst_memory *memory, const struct cst_memory_wish *wi
     return rc;
 }
 
-static uint64_t pool_bytes(const struct cst_memory *memory, const struct cst_layout *layout,
-                           const struct cst_memory_pool *pool)
-{
-    return cst_pools_bytes(layout, &pool->blocks, cst_memory_grain(memory->daemon, pool->gpu));
-}
-
-/* And states that stay there. */
-static uint64_t room_bytes(const struct cst_memory_wish *wish, const struct cst_gpu *gpu)
-{
-    uint64_t bytes = 0;
-
-    for (uint32_t i = 0; i < wish->n_rooms; i++) {
-        bytes += wish->rooms[i].gpu == gpu ? wish->rooms[i].bytes : 0;
-    }
-    for (uint32_t i = 0; gpu != NULL && i < wish->layout->n_segments; i++) {
-        bytes +=
-            wish->layout->segments[i].node == gpu->engine ? wish->layout->segments[i].bytes : 0;
-    }
-    return bytes;
-}
-
-/* What all ranks with the budget of @rank's pool take of it, rooms among it; 0 if a rank before
- * @rank has the same one. */
-static uint64_t sum_pools(const struct cst_memory *memory, const struct cst_memory_wish *wish,
-                          uint32_t rank)
-{
-    const struct cst_memory_pool *pools = wish->pools;
-    uint64_t bytes = room_bytes(wish, pools[rank].gpu);
-
-    for (uint32_t r = 0; r < wish->world; r++) {
-        if (pools[r].gpu != pools[rank].gpu) {
-            continue;
-        }
-        if (r < rank) {
-            return 0;
-        }
-        bytes += pool_bytes(memory, wish->layout, &pools[r]);
-    }
-    return bytes;
-}
-
-static int check_budget(struct cst_memory *memory, struct cst_budget *budget, uint64_t bytes,
-                        struct cst_err *err)
-{
-    int rc = cst_budget_take(budget, bytes, memory->name, err);
-
-    if (rc == CST_OK) {
-        cst_budget_give(budget, bytes);
-    }
-    return rc;
-}
-
-/* Before thousands of memfds are made: does all of it fit? */
-static int check_budgets(struct cst_memory *memory, const struct cst_memory_wish *wish,
-                         struct cst_err *err)
-{
-    int rc = check_budget(memory, &memory->daemon->host, memory->arena_bytes, err);
-
-    for (uint32_t r = 0; r < wish->world && rc == CST_OK; r++) {
-        rc = check_budget(memory, cst_memory_budget(memory->daemon, wish->pools[r].gpu),
-                          sum_pools(memory, wish, r), err);
-    }
-    for (uint32_t i = 0; i < wish->n_rooms && rc == CST_OK; i++) {
-        rc = check_budget(memory, &wish->rooms[i].gpu->pool, room_bytes(wish, wish->rooms[i].gpu),
-                          err);
-    }
-    return rc;
-}
-
 static int make_lists(struct cst_memory *memory, const struct cst_memory_wish *wish,
                       struct cst_err *err)
 {
@@ -393,7 +325,7 @@ static void count_wish(struct cst_memory *memory, const struct cst_memory_wish *
     for (uint32_t r = 0; r < wish->world; r++) {
         const struct cst_memory_pool *pool = &wish->pools[r];
 
-        memory->pool_bytes += pool_bytes(memory, wish->layout, pool);
+        memory->pool_bytes += cst_charge_pool(memory->daemon, wish->layout, pool);
         memory->pool_engines |= pool->gpu != NULL ? UINT32_C(1) << pool->gpu->engine : 0;
     }
     memory->gpu_engines = memory->pool_engines;
@@ -432,7 +364,8 @@ int cst_memory_open(struct cst_memory *memory, const struct cst_memory_wish *wis
     int rc;
 
     count_wish(memory, wish);
-    rc = check_budgets(memory, wish, err);
+    /* Before thousands of memfds are made: does all of it fit? */
+    rc = cst_charge_check(memory->daemon, wish, memory->arena_bytes, memory->name, err);
     if (rc == CST_OK) {
         rc = make_lists(memory, wish, err);
     }

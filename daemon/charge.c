@@ -1,0 +1,69 @@
+#include "daemon/charge.h"
+
+#include "daemon/daemon.h"
+
+uint64_t cst_charge_pool(const struct cst_daemon *daemon, const struct cst_layout *layout,
+                         const struct cst_memory_pool *pool)
+{
+    return cst_pools_bytes(layout, &pool->blocks, cst_memory_grain(daemon, pool->gpu));
+}
+
+/* Rooms of an accelerator, and states that stay there. */
+static uint64_t room_bytes(const struct cst_memory_wish *wish, const struct cst_gpu *gpu)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < wish->n_rooms; i++) {
+        bytes += wish->rooms[i].gpu == gpu ? wish->rooms[i].bytes : 0;
+    }
+    for (uint32_t i = 0; gpu != NULL && i < wish->layout->n_segments; i++) {
+        bytes +=
+            wish->layout->segments[i].node == gpu->engine ? wish->layout->segments[i].bytes : 0;
+    }
+    return bytes;
+}
+
+/* What all ranks with the budget of @rank's pool take of it, rooms among it; 0 if a rank before
+ * @rank has the same one. */
+static uint64_t sum_pools(const struct cst_daemon *daemon, const struct cst_memory_wish *wish,
+                          uint32_t rank)
+{
+    const struct cst_memory_pool *pools = wish->pools;
+    uint64_t bytes = room_bytes(wish, pools[rank].gpu);
+
+    for (uint32_t r = 0; r < wish->world; r++) {
+        if (pools[r].gpu != pools[rank].gpu) {
+            continue;
+        }
+        if (r < rank) {
+            return 0;
+        }
+        bytes += cst_charge_pool(daemon, wish->layout, &pools[r]);
+    }
+    return bytes;
+}
+
+static int check(struct cst_budget *budget, uint64_t bytes, const char *name, struct cst_err *err)
+{
+    int rc = cst_budget_take(budget, bytes, name, err);
+
+    if (rc == CST_OK) {
+        cst_budget_give(budget, bytes);
+    }
+    return rc;
+}
+
+int cst_charge_check(struct cst_daemon *daemon, const struct cst_memory_wish *wish,
+                     uint64_t arena_bytes, const char *name, struct cst_err *err)
+{
+    int rc = check(&daemon->host, arena_bytes, name, err);
+
+    for (uint32_t r = 0; r < wish->world && rc == CST_OK; r++) {
+        rc = check(cst_memory_budget(daemon, wish->pools[r].gpu), sum_pools(daemon, wish, r), name,
+                   err);
+    }
+    for (uint32_t i = 0; i < wish->n_rooms && rc == CST_OK; i++) {
+        rc = check(&wish->rooms[i].gpu->pool, room_bytes(wish, wish->rooms[i].gpu), name, err);
+    }
+    return rc;
+}
