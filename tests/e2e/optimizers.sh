@@ -62,6 +62,11 @@ planned() {
     grep -q "job '$2': planned with the rates " "$tmp/$1.log" || fail "$2: $(grep "job '$2'" "$tmp/$1.log")"
 }
 
+# What `cistern explain` says of job $1 has $2 in it.
+explains() {
+    ./cistern explain "$1" wte | has -E "$2" || fail "explain: $(./cistern explain "$1" wte)"
+}
+
 # Rounding is what was asked for, and is seeded.
 local_run nearest --moments mx8 --rounding nearest
 reference=nearest
@@ -127,14 +132,12 @@ reference=adamw-fp32
 same room-planned --update-room 8M --device-states 1M
 planned paced room-planned
 
-# What the plan chooses shows, in its words too, and changes nothing; where the daemon does not plan there is none. What cannot be chosen is refused.
+# What the plan chooses changes nothing; where the daemon does not plan there is none, and it says so. What cannot be chosen is refused.
 same room-chosen --device-states auto
 planned paced room-chosen
-holds room-chosen '.device_states > 0 and .update_room > 0 and .n_device_updates > 0'
-./cistern explain room-chosen wte | grep -qE "[0-9]+ bytes of each rank's accelerator are for states: a step takes " ||
-    fail "explain: $(./cistern explain room-chosen wte)"
 same room-unplanned --device-states auto --chunk 36864
 holds room-unplanned '(has("device_states") or has("update_room")) | not'
+explains room-unplanned "0 bytes of each rank's accelerator are for states: no plan: "
 refused() {
     ./cistern-gpt "${model[@]}" --data "$tmp/text" --job refused --rank 0 --device-states auto "${@:2}" >"$tmp/other.log" 2>&1 && fail "${*:2} is taken"
     grep -q "$1" "$tmp/other.log" || fail "said: $(cat "$tmp/other.log")"
@@ -153,7 +156,7 @@ has_bandwidth() {
 poll has_bandwidth
 stop_daemon paced
 
-# So does what is chosen where accelerators are much faster and links are slow, with pools there, too; where their memory is short there is less of it, and with none to speak of, nothing.
+# So does what is chosen where accelerators are much faster and links are slow, with pools there, too, and its words say it; where their memory is short there is less of it, and with none to speak of, nothing.
 for memory in 64M 8M 1M; do
     printf '[engine]\nupdate_rate = 5M\n[paced]\ndevices = 2\nup = 64M\ndown = 64M\nupdate = 200M\nmemory = %s\n' $memory >"$tmp/fast.conf"
     start_daemon "fast-$memory" --config "$tmp/fast.conf"
@@ -161,6 +164,7 @@ for memory in 64M 8M 1M; do
         same "$device-$memory" --device $device --device-states auto
         planned "fast-$memory" "$device-$memory"
         [ $memory = 1M ] || holds "$device-$memory" '.device_states > 0 and .update_room > 0 and .n_device_updates > 0'
+        [ $memory = 1M ] || explains "$device-$memory" "[1-9][0-9]* bytes of each rank's accelerator are for states: a step takes "
         [ $memory != 1M ] || holds "$device-$memory" '(has("device_states") or has("update_room")) | not'
         ./cistern rm "$device-$memory"
     done
