@@ -51,9 +51,9 @@ int cst_planner_init(struct cst_planner *planner, const struct cst_daemon *daemo
  * nothing to choose, or no way to; job->plan is not valid. */
 bool cst_planner_start(struct cst_job *job, cst_planner_fn done);
 
-/* @job's plan cannot be had as it is, for @why: do without the rooms and states on accelerators that
- * it chose or, if there are none, without all of it. Ranks' rooms are settled anew. False: there is
- * no plan. */
+/* @job's plan cannot be had as it is, for @why: do without the rooms and states on accelerators
+ * that it chose or, if there are none, without all of it. Ranks' rooms are settled anew. False:
+ * there is no plan. */
 bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why);
 
 /* The steps of @job have drifted: see whether another depth is better now. */

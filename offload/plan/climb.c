@@ -215,84 +215,127 @@ static bool may_have_room(const struct cst_search *s, const struct cst_plan_try 
     return s->room_wish == CST_PLAN_ROOM_AUTO && s->n_rooms > 0 && try->state_room == 0;
 }
 
-/* @layout has no states that stay on accelerators. */
-static int climb_splits(struct cst_search *s, const struct cst_plan_try *from,
-                        const struct cst_layout *layout)
+/* With its states that stay on accelerators cut down to whole chunks that fit. @layout has none. */
+static int visit_settled(struct cst_search *s, struct cst_plan_try try,
+                         const struct cst_layout *layout)
+{
+    struct cst_layout with;
+    struct cst_err err;
+    bool found;
+    int rc;
+
+    if (!s->splits || try.device_states == 0) {
+        return visit(s, &try, layout);
+    }
+    rc = cst_search_settle(s, &try, layout, &with, &found, &err);
+    if (rc != CST_OK || !found) {
+        return rc == CST_ENOMEM ? rc : CST_OK;
+    }
+    rc = visit(s, &try, &with);
+    cst_layout_close(&with);
+    return rc;
+}
+
+/* Same layout, rooms for other classes, other shares of states that stay. @layout has none, where
+ * those are chosen. */
+static int climb_rooms(struct cst_search *s, const struct cst_plan_try *from,
+                       const struct cst_layout *layout)
 {
     static const double shares[] = {0.8, 0.95, 1.05, 1.25};
-    uint32_t least = s->room_wish == CST_PLAN_ROOM_AUTO ? 1 : layout->n_classes;
-    uint32_t n = cst_search_may_hold(s) ? 2 * CST_SEARCH_SPLITS : CST_SEARCH_SPLITS;
+    bool is_auto = s->room_wish == CST_PLAN_ROOM_AUTO, splits = s->splits && from->state_room == 0;
     struct cst_plan_try try = *from;
     int rc = CST_OK;
 
     try.replayed = false;
-    for (uint32_t i = 0; i < 4 && from->device_states > 0 && rc == CST_OK; i++) {
-        try.device_states = (uint64_t)((double)from->device_states * shares[i]);
-        rc = visit(s, &try, layout);
+    for (uint32_t n = 0; n <= layout->n_classes && may_have_room(s, from) && rc == CST_OK; n++) {
+        try.n_through = n;
+        rc = visit_settled(s, try, layout);
     }
-    for (try.n_through = least; try.n_through <= layout->n_classes; try.n_through++) {
-        for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
-            try.holds = i >= CST_SEARCH_SPLITS;
-            try.device_states = cst_search_split(s, &try, layout, i % CST_SEARCH_SPLITS);
-            rc = try.device_states > 0 ? visit(s, &try, layout) : CST_OK;
-        }
+    try.n_through = from->n_through;
+    for (uint32_t i = 0; i < 4 && splits && from->device_states > 0 && rc == CST_OK; i++) {
+        try.device_states = (uint64_t)((double)from->device_states * shares[i]);
+        rc = visit_settled(s, try, layout);
+    }
+    for (uint32_t n = is_auto ? 1 : layout->n_classes;
+         n <= layout->n_classes && splits && rc == CST_OK; n++) {
+        try.n_through = n;
+        rc = cst_search_each_split(s, &try, layout, visit);
     }
     return rc;
 }
 
-/* Same layout, the other order of eviction, other depths, other shares of states, fewer blocks. */
-static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
+static int climb_eviction(struct cst_search *s, const struct cst_plan_try *from,
+                          const struct cst_layout *own)
 {
-    static const uint32_t depths[] = {0, 1, 2, 3, 4, 8};
-    static const double shares[] = {0.5, 0.8, 0.95, 1.05, 1.25, 2};
-    struct cst_plan_try plain = *from;
-    struct cst_layout layout;
-    struct cst_err err;
-    int rc;
+    int rc = CST_OK;
 
-    plain.over = false; /* whether it must be is found out for each */
-    plain.device_states = s->splits ? 0 : from->device_states;
-    rc = cst_search_layout(s, &plain, &layout, &err);
-
-    if (rc != CST_OK) {
-        return rc;
-    }
     for (uint32_t i = 0; i < 2 && rc == CST_OK; i++) {
         struct cst_plan_try try = *from;
 
         try.replayed = false;
         try.eviction = i == 0 ? CST_EVICT_LRU : CST_EVICT_NEXT_USE;
-        rc = visit(s, &try, &layout);
+        rc = visit(s, &try, own);
     }
-    for (uint32_t n = 0; n <= layout.n_classes && may_have_room(s, from) && rc == CST_OK; n++) {
-        struct cst_plan_try try = *from;
+    return rc;
+}
 
-        try.replayed = false;
-        try.n_through = n;
-        rc = visit(s, &try, &layout);
-    }
-    if (s->splits && from->state_room == 0 && rc == CST_OK) {
-        rc = climb_splits(s, from, &layout);
-    }
+/* Other depths, other shares of states, fewer blocks. */
+static int climb_depth(struct cst_search *s, const struct cst_plan_try *from,
+                       const struct cst_layout *own)
+{
+    static const uint32_t depths[] = {0, 1, 2, 3, 4, 8};
+    static const double shares[] = {0.5, 0.8, 0.95, 1.05, 1.25, 2};
+    int rc = CST_OK;
+
     for (uint32_t i = 0; i < 6 && rc == CST_OK; i++) {
         struct cst_plan_try try = *from;
 
         try.replayed = false;
         try.depth = depths[i];
-        rc = visit(s, &try, &layout);
+        rc = visit(s, &try, own);
         try.depth = from->depth;
         if (rc == CST_OK && from->state_room > 0) {
             try.state_room = (uint64_t)((double)from->state_room * shares[i]);
             try.state_room = try.state_room < s->room ? try.state_room : s->room;
-            rc = visit(s, &try, &layout);
+            rc = visit(s, &try, own);
             try.state_room = from->state_room;
         }
         if (rc == CST_OK && shares[i] < 1) {
             try.block_room = (uint64_t)((double)from->pool_bytes * shares[i]);
-            rc = visit(s, &try, &layout);
+            rc = visit(s, &try, own);
         }
     }
-    cst_layout_close(&layout);
+    return rc;
+}
+
+/* Its own layout serves all that does not touch states that stay on accelerators. */
+static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
+{
+    bool stay = s->splits && from->device_states > 0;
+    struct cst_plan_try plain = *from;
+    struct cst_layout layout, with;
+    const struct cst_layout *own = stay ? &with : &layout;
+    struct cst_err err;
+    int rc;
+
+    plain.over = false; /* whether it must be is found out for each */
+    if (stay) {
+        rc = cst_search_layout(s, &plain, &with, &err);
+        if (rc != CST_OK) {
+            return rc;
+        }
+        plain.device_states = 0;
+    }
+    rc = cst_search_layout(s, &plain, &layout, &err);
+    if (rc == CST_OK) {
+        rc = climb_eviction(s, from, own);
+        rc = rc == CST_OK ? climb_rooms(s, from, &layout) : rc;
+        rc = rc == CST_OK ? climb_depth(s, from, own) : rc;
+        cst_layout_close(&layout);
+    }
+    if (stay) {
+        cst_layout_close(&with);
+    }
     return rc;
 }
 
@@ -321,7 +364,7 @@ static int climb_capacity(struct cst_search *s, const struct cst_plan_try *from)
         try.n_through = from->n_through < layout.n_classes ? from->n_through : layout.n_classes;
         try.depth = from->depth;
         try.eviction = from->eviction;
-        rc = visit(s, &try, &layout);
+        rc = visit_settled(s, try, &layout);
         cst_layout_close(&layout);
     }
     return rc;

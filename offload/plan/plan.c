@@ -329,6 +329,7 @@ static int answer(struct cst_search *s, struct cst_plans *out, struct cst_err *e
     }
     s->best = cst_search_thriftiest(s);
     cst_search_why_states(s, plans.states_why);
+    plans.n_layouts = s->n_layouts;
     plans.without_states_ns = s->without_ns == UINT64_MAX ? 0 : s->without_ns;
     rc = pick_runners_up(s, &plans, err);
     if (rc == CST_OK) { /* last of all: the model's layout is its */
@@ -360,6 +361,7 @@ static int look_with_states(struct cst_search *s)
         return CST_OK;
     }
     s->splits = true;
+    s->most_layouts = s->n_layouts + cst_search_split_layouts(s->config->model);
     s->events_left = s->config->max_events == 0 ? DEFAULT_EVENTS : s->config->max_events;
     return look(s);
 }

@@ -105,6 +105,7 @@ struct cst_plans {
     struct cst_plan_loser runners_up[CST_PLAN_RUNNERS_UP];
     uint32_t n_runners_up;
     uint64_t n_candidates, n_replayed, n_events;
+    uint64_t n_layouts;                  /* of the model that were built to find the best: most of the time where there are many tensors */
     uint64_t without_states_ns;          /* the fastest step without states that stay on accelerators; 0: nothing fits, or they were not the plan's choice */
     char states_why[CST_PLAN_WORDS];     /* why so much of accelerators is for states, or nothing; empty: they were not the plan's choice */
 };

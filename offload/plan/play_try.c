@@ -23,11 +23,12 @@ struct cst_layout_config cst_search_layout_config(const struct cst_search *s,
     return config;
 }
 
-int cst_search_layout(const struct cst_search *s, const struct cst_plan_try *try,
-                      struct cst_layout *out, struct cst_err *err)
+int cst_search_layout(struct cst_search *s, const struct cst_plan_try *try, struct cst_layout *out,
+                      struct cst_err *err)
 {
     struct cst_layout_config config = cst_search_layout_config(s, try);
 
+    s->n_layouts++;
     return cst_layout_build(out, s->config->model, &config, err);
 }
 

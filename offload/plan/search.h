@@ -68,6 +68,8 @@ struct cst_search {
     uint64_t events_left;
     uint64_t events_most; /* of one replay at any price, and of all that tell what binds */
     uint64_t n_events, n_replayed;
+    uint64_t n_layouts;    /* built so far */
+    uint64_t most_layouts; /* with states of the plan's choice: none is built beyond so many */
     struct cst_plan_short lack;
 };
 
@@ -76,20 +78,21 @@ int cst_search_open(struct cst_search *search, const struct cst_plan_config *con
                     struct cst_err *err);
 
 /* Lay the model out for the try; *out to be closed. As cst_layout_build. */
-int cst_search_layout(const struct cst_search *search, const struct cst_plan_try *try,
+int cst_search_layout(struct cst_search *search, const struct cst_plan_try *try,
                       struct cst_layout *out, struct cst_err *err);
 struct cst_layout_config cst_search_layout_config(const struct cst_search *search,
                                                   const struct cst_plan_try *try);
 
-/* tries.c. Add @try, if it fits and is new. @layout is its own or, where search->splits, the one
- * without its states that stay on accelerators: the one with them is built. *number: its own, or
- * that of the same one; UINT32_MAX: it does not fit. */
+/* tries.c. Add @try, whose own layout @layout is, if it fits and is new. *number: its own, or that
+ * of the same one; UINT32_MAX: it does not fit. */
 int cst_search_add(struct cst_search *search, struct cst_plan_try try,
                    const struct cst_layout *layout, uint32_t *number);
 /* A layout of first-class chunks of about @elems (0: its own choice), to be closed if *found; else
  * there is none of that size. */
 int cst_search_find(struct cst_search *search, uint64_t elems, struct cst_plan_try *try,
                     struct cst_layout *layout, bool *found);
+/* Layouts, in all, that a search with states that stay on accelerators may build of @model. */
+uint64_t cst_search_split_layouts(const struct cst_model *model);
 /* Add all that is tried at first. */
 int cst_search_list(struct cst_search *search);
 
@@ -134,14 +137,18 @@ bool cst_search_may_split(const struct cst_search *search);
 /* So is a room that keeps gradients: one's that is the only contribution. */
 bool cst_search_may_hold(const struct cst_search *search);
 #define CST_SEARCH_GRAIN (2u << 20) /* of a GPU's memory */
-#define CST_SEARCH_SPLITS 5
-/* Bytes of each rank's accelerator for states, the @i-th way to divide what is free beside the room
- * of @try, whose @layout has no such states; 0: nothing is free. */
-uint64_t cst_search_split(const struct cst_search *search, const struct cst_plan_try *try,
-                          const struct cst_layout *layout, uint32_t i);
+typedef int (*cst_search_visit_fn)(struct cst_search *search, const struct cst_plan_try *try,
+                                   const struct cst_layout *layout);
+/* Visit the ways to divide what is free beside the room of @site, whose @layout has no such states:
+ * each that settles to other bytes, with its own layout. CST_ENOMEM, or what @visit returns. */
+int cst_search_each_split(struct cst_search *search, const struct cst_plan_try *site,
+                          const struct cst_layout *layout, cst_search_visit_fn visit);
+/* So many layouts that takes at most, for all rooms of a capacity. */
+uint32_t cst_search_layouts_of_site(const struct cst_search *search);
 /* Cut @try's device_states down to those of whole chunks that fit; its layout to be closed if
- * *found, else no chunk's do. @layout has none. As cst_search_layout. */
-int cst_search_settle(const struct cst_search *search, struct cst_plan_try *try,
+ * *found, else no chunk's do, or enough layouts were built. @layout has none. As
+ * cst_search_layout. */
+int cst_search_settle(struct cst_search *search, struct cst_plan_try *try,
                       const struct cst_layout *layout, struct cst_layout *out, bool *found,
                       struct cst_err *err);
 

@@ -5,6 +5,8 @@
 
 #include "offload/packing.h"
 
+#define SPLITS 5
+
 bool cst_search_may_split(const struct cst_search *s)
 {
     return s->config->device_states == CST_PLAN_ROOM_AUTO && s->n_rooms > 0 &&
@@ -68,15 +70,17 @@ static uint64_t all_states(const struct cst_search *s, const struct cst_layout *
     return (sum + s->world - 1) / s->world + largest + CST_SEARCH_GRAIN;
 }
 
-uint64_t cst_search_split(const struct cst_search *s, const struct cst_plan_try *try,
-                          const struct cst_layout *layout, uint32_t i)
+/* Bytes of each rank's accelerator for states, the @i-th way to divide what is free beside the room
+ * of @try, whose @layout has no such states; 0: nothing is free. */
+static uint64_t split(const struct cst_search *s, const struct cst_plan_try *try,
+                      const struct cst_layout *layout, uint32_t i)
 {
     uint64_t all = all_states(s, layout);
     uint64_t most = free_bytes(s, try, layout, false), spare = free_bytes(s, try, layout, true);
 
     most = most < all ? most : all;
     spare = spare < all ? spare : all;
-    return i == 0 ? spare : most / (CST_SEARCH_SPLITS - 1) * i;
+    return i == 0 ? spare : most / (SPLITS - 1) * i;
 }
 
 /* The least of each rank that gives each accelerator what it has in @layout. */
@@ -95,7 +99,7 @@ static uint64_t want(const struct cst_search *s, const struct cst_plan_try *try,
     return (most * s->n_rooms + s->world - 1) / s->world;
 }
 
-int cst_search_settle(const struct cst_search *s, struct cst_plan_try *try,
+int cst_search_settle(struct cst_search *s, struct cst_plan_try *try,
                       const struct cst_layout *layout, struct cst_layout *out, bool *found,
                       struct cst_err *err)
 {
@@ -105,7 +109,7 @@ int cst_search_settle(const struct cst_search *s, struct cst_plan_try *try,
 
     *found = false;
     try->device_states = try->device_states < most ? try->device_states : most;
-    if (try->device_states == 0) {
+    if (try->device_states == 0 || s->n_layouts >= s->most_layouts) {
         return CST_OK;
     }
     try->update_room = cst_search_room_bytes(s, try, layout);
@@ -121,4 +125,71 @@ int cst_search_settle(const struct cst_search *s, struct cst_plan_try *try,
     *found = true;
     *out = with;
     return CST_OK;
+}
+
+/* What was asked for beside one room, and what it settled to: so does all in between. */
+struct settled {
+    uint64_t asked[SPLITS], got[SPLITS];
+    uint32_t n;
+};
+
+static bool is_settled(const struct settled *settled, uint64_t bytes)
+{
+    bool is = false;
+
+    for (uint32_t i = 0; i < settled->n; i++) {
+        is = is || bytes == settled->asked[i] ||
+             (bytes >= settled->got[i] && bytes < settled->asked[i]);
+    }
+    return is;
+}
+
+static int visit_splits(struct cst_search *s, struct cst_plan_try site,
+                        const struct cst_layout *layout, cst_search_visit_fn visit)
+{
+    struct settled settled = {.n = 0};
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < SPLITS && rc == CST_OK; i++) {
+        uint64_t asked = split(s, &site, layout, i);
+        struct cst_plan_try try = site;
+        struct cst_layout with;
+        struct cst_err err;
+        bool found;
+
+        if (asked == 0 || is_settled(&settled, asked)) {
+            continue;
+        }
+        try.device_states = asked;
+        rc = cst_search_settle(s, &try, layout, &with, &found, &err);
+        if (rc == CST_OK && found) {
+            rc = visit(s, &try, &with);
+            cst_layout_close(&with);
+        } else if (rc != CST_ENOMEM) {
+            rc = CST_OK;
+            try.device_states = asked;
+        }
+        settled.asked[settled.n] = asked;
+        settled.got[settled.n++] = try.device_states;
+    }
+    return rc;
+}
+
+int cst_search_each_split(struct cst_search *s, const struct cst_plan_try *site,
+                          const struct cst_layout *layout, cst_search_visit_fn visit)
+{
+    struct cst_plan_try try = *site;
+    int rc;
+
+    try.holds = false;
+    rc = visit_splits(s, try, layout, visit);
+    try.holds = true;
+    return rc == CST_OK && cst_search_may_hold(s) ? visit_splits(s, try, layout, visit) : rc;
+}
+
+uint32_t cst_search_layouts_of_site(const struct cst_search *s)
+{
+    uint32_t rooms = s->room_wish == CST_PLAN_ROOM_AUTO ? CST_LAYOUT_MAX_CLASSES : 1;
+
+    return 2 + rooms * SPLITS * (cst_search_may_hold(s) ? 2 : 1);
 }

@@ -7,8 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SITES 40         /* capacities of the first class that are tried at first */
+#define MAX_SITES 40 /* capacities of the first class that are tried at first */
+#define MIN_SITES 6
 #define MAX_WORK (16u << 20) /* tensors and uses looked at, over all of them */
+#define LEAST_LAYOUTS 100    /* with states that stay on accelerators, however large the model is */
 #define MIB_ELEMS (1u << 19) /* of weights */
 
 static const uint32_t known_mib[] = {16, 32, 64};
@@ -23,9 +25,10 @@ static bool same_knobs(const struct cst_plan_try *a, const struct cst_plan_try *
            a->device_states == b->device_states;
 }
 
-static int add(struct cst_search *s, struct cst_plan_try try, const struct cst_layout *layout,
-               uint32_t *number)
+int cst_search_add(struct cst_search *s, struct cst_plan_try try, const struct cst_layout *layout,
+                   uint32_t *number)
 {
+    *number = UINT32_MAX;
     if (!cst_search_fit(s, &try, layout)) {
         return CST_OK;
     }
@@ -50,29 +53,6 @@ static int add(struct cst_search *s, struct cst_plan_try try, const struct cst_l
     *number = s->n_tries;
     s->tries[s->n_tries++] = try;
     return CST_OK;
-}
-
-/* Add @try, if it fits and is new. @layout is its own, without the states that stay on accelerators
- * if they are chosen. *number: its own, or that of the same one; UINT32_MAX: it does not fit. */
-int cst_search_add(struct cst_search *s, struct cst_plan_try try, const struct cst_layout *layout,
-                   uint32_t *number)
-{
-    struct cst_layout with;
-    struct cst_err err;
-    bool found;
-    int rc;
-
-    *number = UINT32_MAX;
-    if (!s->splits || try.device_states == 0) {
-        return add(s, try, layout, number);
-    }
-    rc = cst_search_settle(s, &try, layout, &with, &found, &err);
-    if (rc != CST_OK || !found) {
-        return rc == CST_ENOMEM ? rc : CST_OK;
-    }
-    rc = add(s, try, &with, number);
-    cst_layout_close(&with);
-    return rc;
 }
 
 /* The same packing in the smallest chunks: the fullest one says how large they must be. */
@@ -179,23 +159,6 @@ static int add_shares(struct cst_search *s, const struct cst_plan_try *site,
     return rc;
 }
 
-/* All tries of one layout with a room and states that stay beside it. */
-static int add_splits(struct cst_search *s, const struct cst_plan_try *site,
-                      const struct cst_layout *layout)
-{
-    uint32_t n = cst_search_may_hold(s) ? 2 * CST_SEARCH_SPLITS : CST_SEARCH_SPLITS;
-    int rc = CST_OK;
-
-    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
-        struct cst_plan_try try = *site;
-
-        try.holds = i >= CST_SEARCH_SPLITS;
-        try.device_states = cst_search_split(s, &try, layout, i % CST_SEARCH_SPLITS);
-        rc = try.device_states > 0 ? add_shares(s, &try, layout) : CST_OK;
-    }
-    return rc;
-}
-
 static int add_site(struct cst_search *s, const struct cst_plan_try *site,
                     const struct cst_layout *layout)
 {
@@ -208,7 +171,8 @@ static int add_site(struct cst_search *s, const struct cst_plan_try *site,
     }
     try.n_through = room == CST_PLAN_ROOM_AUTO ? 1 : layout->n_classes;
     for (; rc == CST_OK && s->n_rooms > 0 && try.n_through <= layout->n_classes; try.n_through++) {
-        rc = s->splits ? add_splits(s, &try, layout) : add_shares(s, &try, layout);
+        rc = s->splits ? cst_search_each_split(s, &try, layout, add_shares)
+                       : add_shares(s, &try, layout);
     }
     return rc;
 }
@@ -227,19 +191,38 @@ static int try_capacity(struct cst_search *s, uint64_t elems)
     return rc;
 }
 
-static uint32_t count_sites(const struct cst_model *model)
+/* What is looked at for one layout. */
+static uint64_t work_of(const struct cst_model *model)
 {
-    uint64_t n = MAX_WORK / (model->n_tensors + model->n_uses + 1ull);
+    return model->n_tensors + model->n_uses + 1ull;
+}
 
-    return n < 6 ? 6 : n < MAX_SITES ? (uint32_t)n : MAX_SITES;
+uint64_t cst_search_split_layouts(const struct cst_model *model)
+{
+    uint64_t n = 2 * (uint64_t)MAX_WORK / work_of(model);
+
+    return n > LEAST_LAYOUTS ? n : LEAST_LAYOUTS;
+}
+
+/* Half of the layouts are for the climb. */
+static uint32_t count_sites(const struct cst_search *s)
+{
+    uint64_t work = work_of(s->config->model), n = MAX_WORK / work;
+
+    if (s->splits) {
+        n = cst_search_split_layouts(s->config->model) / 2 / cst_search_layouts_of_site(s);
+        return n < MAX_SITES ? (uint32_t)n : MAX_SITES;
+    }
+    return n < MIN_SITES ? MIN_SITES : n < MAX_SITES ? (uint32_t)n : MAX_SITES;
 }
 
 /* Geometric steps from the smallest chunks that make sense to one chunk for all, and well-known
- * sizes. */
+ * sizes. Where layouts are dear and there is a plan without states that stay on accelerators, its
+ * capacity alone. */
 int cst_search_list(struct cst_search *s)
 {
     const struct cst_model *model = s->config->model;
-    uint32_t n = count_sites(model);
+    uint32_t n = count_sites(s);
     uint64_t low = cst_align_up(model->n_params / 2048 + 1, CST_LAYOUT_CAPACITY_STEP);
     uint64_t high = cst_align_up(model->n_params, CST_LAYOUT_CAPACITY_STEP);
     double ratio;
@@ -248,12 +231,15 @@ int cst_search_list(struct cst_search *s)
     if (s->config->chunk_elems != 0) {
         return try_capacity(s, s->config->chunk_elems);
     }
+    if (n < MIN_SITES && s->best != UINT32_MAX) {
+        return try_capacity(s, s->tries[s->best].sizes[0]);
+    }
     high = high < CST_LAYOUT_MAX_CHUNK_ELEMS ? high : CST_LAYOUT_MAX_CHUNK_ELEMS;
     rc = try_capacity(s, 0);
     for (uint32_t i = 0; i < N_KNOWN && rc == CST_OK; i++) {
         rc = try_capacity(s, known_mib[i] * (uint64_t)MIB_ELEMS);
     }
-    ratio = low < high ? pow((double)high / (double)low, 1.0 / n) : 1;
+    ratio = low < high ? pow((double)high / (double)low, 1.0 / (n > 0 ? n : 1)) : 1;
     for (uint32_t i = 0; i <= n && rc == CST_OK; i++) {
         double at = (double)low * pow(ratio, i);
 

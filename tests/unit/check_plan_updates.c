@@ -389,6 +389,36 @@ START_TEST(states_beside_the_host)
 }
 END_TEST
 
+/* However many tensors there are, states that stay cost a bounded number of layouts, since those
+ * take the time; and the search finds some nevertheless. */
+START_TEST(layouts_are_bounded)
+{
+    static const int64_t sizes[] = {1000, 10000, 50000, 200000};
+    uint64_t without;
+    struct cst_err err;
+
+    for (uint32_t t = 0; t < 30000; t++) {
+        char name[32];
+
+        (void)snprintf(name, sizeof name, "t%" PRIu32, t);
+        ck_assert_int_eq(cst_model_tensor(&f.model, name, &sizes[t % 4], 1, 1, 1, &err), CST_OK);
+        ck_assert_int_eq(cst_model_operator(&f.model, name, &t, 1, &err), CST_OK);
+    }
+    f.budget.device_bytes = 8000000000;
+    f.rates.nodes[0].update = 2e9;
+    f.config.runtime_only = true;
+    f.config.max_events = 60000;
+    f.config.update_room = CST_PLAN_ROOM_AUTO;
+    (void)search_ns();
+    without = f.plans.n_layouts;
+    f.config.device_states = CST_PLAN_ROOM_AUTO;
+    (void)search_ns();
+    printf("%" PRIu64 " layouts, %" PRIu64 " without\n", f.plans.n_layouts, without);
+    ck_assert_uint_gt(f.plans.best.device_states, 0);
+    ck_assert_uint_le(f.plans.n_layouts, 3 * without);
+}
+END_TEST
+
 /* All of it together, on GPUs and on the host: what is promised is played again, and bounds hold.
  */
 START_TEST(combinations)
@@ -494,6 +524,7 @@ int main(void)
     tcase_add_loop_test(tc, states_do_not_pay, 0, 2);
     tcase_add_test(tc, states_make_it_fit);
     tcase_add_test(tc, states_beside_the_host);
+    tcase_add_test(tc, layouts_are_bounded);
     for (int i = (int)suite_first(5); i < 48; i += (int)suite_stride(5)) {
         tcase_add_loop_test(tc, combinations, i, i + 1);
     }
