@@ -9,18 +9,10 @@
 #ifndef CST_PLANNER_H
 #define CST_PLANNER_H
 
+#include "daemon/planner_rates.h"
 #include "offload/plan/plan.h"
 
-struct cst_daemon;
-struct cst_gpu;
 struct cst_job;
-
-/* The machine's rates, in the daemon. */
-struct cst_planner {
-    struct cst_rates rates; /* of the file; valid where has_file */
-    bool has_file;
-    char from[320]; /* which rates, for people */
-};
 
 /* What was planned for a job. */
 struct cst_job_plan {
@@ -33,18 +25,7 @@ struct cst_job_plan {
     char states_why[CST_PLAN_WORDS]; /* as cst_plans; there without a valid plan, too */
 };
 
-/* What is known of the machine, before a job has shown more: elements/s that the engines of all
- * nodes update together; and of @gpu (NULL: the host), by the file where it is named there. */
-double cst_planner_node_update(const struct cst_daemon *daemon);
-struct cst_rates_device cst_planner_device(const struct cst_daemon *daemon,
-                                           const struct cst_gpu *gpu);
-
 typedef void (*cst_planner_fn)(struct cst_job *job);
-
-/* Read the file of [plan] rates. One that was named and is not the usual one must be there:
- * CST_ENOTFOUND, and what cst_rates_read returns. */
-int cst_planner_init(struct cst_planner *planner, const struct cst_daemon *daemon,
-                     struct cst_err *err);
 
 /* Search for @job, whose model is complete. True: @done comes later, never from within, unless the
  * job is gone or has begun another search by then; job->plan tells what came of it. False: there is
