@@ -177,6 +177,15 @@ static void lose_first_gpu(const char *job)
     }
 }
 
+/* Both ranks of a job at @at begin. */
+static void send_both(const struct train_placement *at, struct train_order orders[2], pid_t pids[2])
+{
+    for (uint32_t r = 0; r < 2; r++) {
+        orders[r] = train_rig_order(at, at->name, r);
+        pids[r] = train_rig_send(&orders[r]);
+    }
+}
+
 /* Rank 0's GPU is lost in a step, with updates at the commit, early and delayed ones (_i): that
  * rank hears which and why, the other one waits for it. All states are read back without the GPU,
  * as of the last commit; with early updates it may have been begun to bring them to the next one.
@@ -189,10 +198,7 @@ START_TEST(gpu_lost)
     pid_t pids[2];
 
     train_like.overlap.when = (enum cst_overlap)_i;
-    for (uint32_t r = 0; r < 2; r++) {
-        orders[r] = train_rig_order(&at, at.name, r);
-        pids[r] = train_rig_send(&orders[r]);
-    }
+    send_both(&at, orders, pids);
     lose_first_gpu(at.name);
     train_worker_join_failing(pids[0]);
     ck_assert_msg(strstr(reports[0]->error, "EENGINE") != NULL, "%s", reports[0]->error);
@@ -225,10 +231,7 @@ START_TEST(gpu_left)
     struct train_order orders[2], late;
     pid_t pids[2];
 
-    for (uint32_t r = 0; r < 2; r++) {
-        orders[r] = train_rig_order(&at, at.name, r);
-        pids[r] = train_rig_send(&orders[r]);
-    }
+    send_both(&at, orders, pids);
     late = orders[0];
     lose_first_gpu(at.name);
     train_worker_join_failing(pids[0]);
@@ -249,10 +252,7 @@ START_TEST(gpu_left_by_all)
     struct train_order orders[2];
     pid_t pids[2];
 
-    for (uint32_t r = 0; r < 2; r++) {
-        orders[r] = train_rig_order(&at, at.name, r);
-        pids[r] = train_rig_send(&orders[r]);
-    }
+    send_both(&at, orders, pids);
     lose_first_gpu(at.name);
     for (uint32_t r = 0; r < 2; r++) {
         train_worker_join_failing(pids[r]);
@@ -280,10 +280,7 @@ START_TEST(gpu_left_in_vain)
     struct train_order orders[2];
     pid_t pids[2];
 
-    for (uint32_t r = 0; r < 2; r++) {
-        orders[r] = train_rig_order(&at, at.name, r);
-        pids[r] = train_rig_send(&orders[r]);
-    }
+    send_both(&at, orders, pids);
     lose_first_gpu(at.name);
     train_worker_join_failing(pids[0]);
     orders[0].device = "cuda:1"; /* it dies when it is to make memory while that file is there */

@@ -538,36 +538,6 @@ static void wind_up(struct sim *sim)
     }
 }
 
-static bool has_gpu(const struct sim *sim)
-{
-    for (uint32_t rank = 0; rank < sim->world; rank++) {
-        if (sim->memory.pools[rank].engine != 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static void add_kinds(const struct sim *sim, struct sim_totals *totals)
-{
-    bool frozen = false;
-    bool base = false;
-
-    for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
-        frozen = frozen || !model_is_trained(sim, c);
-        base = base || model_is_base(sim, c);
-    }
-    totals->gpu_runs += has_gpu(sim);
-    totals->group_runs += sim->model.n_groups > 1;
-    totals->frozen_runs += frozen;
-    totals->base_runs += base;
-    totals->class_runs += sim->layout.n_classes > 1;
-    totals->early_runs += sim->overlap == CST_OVERLAP_EARLY;
-    totals->delayed_runs += sim->overlap == CST_OVERLAP_DELAYED;
-    totals->over_runs += sim->grad_over;
-    totals->micro_runs += sim->micro_batches > 1;
-}
-
 void sim_run(const struct sim_options *options, struct sim_totals *totals)
 {
     static struct sim sim;
@@ -577,7 +547,7 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     sim.options = *options;
     sim.rng = options->seed;
     open_sim(&sim);
-    add_kinds(&sim, totals);
+    totals_add_kinds(totals, &sim);
     while (sim.step < options->n_steps && !sim.failed) {
         turn(&sim);
         if (sim.n_turns - sim.last_progress > STALL_TURNS) {
@@ -587,24 +557,5 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     wind_up(&sim);
     cst_core_stats(sim.core, &stats);
     close_sim(&sim);
-    totals->turns += sim.n_turns;
-    totals->deaths += sim.n_deaths;
-    totals->crossing += sim.n_crossing;
-    totals->fills += sim.n_fills;
-    totals->gathered += sim.n_gathered;
-    totals->early += sim.n_early;
-    totals->instead += sim.n_instead;
-    totals->lost += sim.n_lost;
-    totals->lost_sums += sim.n_lost_sums;
-    totals->lost_ranks += sim.n_lost_ranks;
-    totals->moved += sim.n_moved;
-    totals->given_up += stats.n_rooms_given_up;
-    totals->ahead += sim.n_ahead;
-    totals->fused += sim.n_fused;
-    totals->dropped += stats.n_dropped;
-    totals->made += sim.n_made;
-    totals->through += sim.n_through;
-    totals->redone += sim.n_redone;
-    totals->kept += sim.n_kept;
-    totals->device_runs += sim.has_devices;
+    totals_add(totals, &sim, &stats);
 }

@@ -235,6 +235,13 @@ void sim_fail(const struct sim *sim, const char *fmt, ...)
 /* Run one seed to its end and add what happened to @totals. */
 void sim_run(const struct sim_options *options, struct sim_totals *totals);
 
+/* -- totals.c --------------------------------------------------------------------------------- */
+
+/* What kind of job the run has, when it is open; and what it met, with what its core said last. */
+void totals_add_kinds(struct sim_totals *totals, const struct sim *sim);
+void totals_add(struct sim_totals *totals, const struct sim *sim,
+                const struct cst_core_stats *stats);
+
 /* Hand @event to the core; its actions go to engines and workers. */
 void sim_event(struct sim *sim, struct cst_event event);
 /* With a new tag that is remembered as @pending (tag and kind are filled in). */

@@ -184,20 +184,28 @@ START_TEST(bounds)
 }
 END_TEST
 
+/* Chunks of one element that go up in a second and come down in one, and are updated there in no
+ * time; the nodes update so many a second. */
+static struct cst_interleave seconds(uint32_t n_chunks, uint32_t n_nodes, double node_elems)
+{
+    return (struct cst_interleave){.n_chunks = n_chunks,
+                                   .chunk_elems = 1,
+                                   .n_nodes = n_nodes,
+                                   .node_elems = node_elems,
+                                   .device_elems = 1e9,
+                                   .up = 14,
+                                   .down = 14,
+                                   .n_links = 1,
+                                   .buffers = 3,
+                                   .up_bytes = 14,
+                                   .down_bytes = 14};
+}
+
 /* k = 2, three chunks up of one second each way, updates that take no time, nodes that are faster:
  * 1 up, 2 up under 1 down, 3 up under 2 down, 3 down. With one buffer nothing overlaps. */
 START_TEST(by_hand)
 {
-    struct cst_interleave m = {.n_chunks = 6,
-                               .chunk_elems = 1,
-                               .node_elems = 10,
-                               .device_elems = 1e9,
-                               .up = 14,
-                               .down = 14,
-                               .n_links = 1,
-                               .buffers = 3,
-                               .up_bytes = 14,
-                               .down_bytes = 14};
+    struct cst_interleave m = seconds(6, 1, 10);
 
     ck_assert_double_eq_tol(cst_interleave_seconds(&m, 2), 4, 1e-6);
     m.buffers = 1;
@@ -224,17 +232,7 @@ END_TEST
  * all. */
 START_TEST(nodes)
 {
-    struct cst_interleave m = {.n_chunks = 5,
-                               .chunk_elems = 1,
-                               .n_nodes = 2,
-                               .node_elems = 1,
-                               .device_elems = 1e9,
-                               .up = 14,
-                               .down = 14,
-                               .n_links = 1,
-                               .buffers = 3,
-                               .up_bytes = 14,
-                               .down_bytes = 14};
+    struct cst_interleave m = seconds(5, 2, 1);
 
     ck_assert_double_eq_tol(cst_interleave_seconds(&m, 0), 6, 1e-6);
     ck_assert_double_eq_tol(cst_interleave_seconds(&m, 1), 6, 1e-6); /* all go up: 5 up, 1 down */

@@ -1,0 +1,57 @@
+/* What all runs together met: kinds of jobs, and what befell them. */
+#include "tests/sim/sim.h"
+
+static bool has_gpu(const struct sim *sim)
+{
+    for (uint32_t rank = 0; rank < sim->world; rank++) {
+        if (sim->memory.pools[rank].engine != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void totals_add_kinds(struct sim_totals *totals, const struct sim *sim)
+{
+    bool frozen = false;
+    bool base = false;
+
+    for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
+        frozen = frozen || !model_is_trained(sim, c);
+        base = base || model_is_base(sim, c);
+    }
+    totals->gpu_runs += has_gpu(sim);
+    totals->group_runs += sim->model.n_groups > 1;
+    totals->frozen_runs += frozen;
+    totals->base_runs += base;
+    totals->class_runs += sim->layout.n_classes > 1;
+    totals->early_runs += sim->overlap == CST_OVERLAP_EARLY;
+    totals->delayed_runs += sim->overlap == CST_OVERLAP_DELAYED;
+    totals->over_runs += sim->grad_over;
+    totals->micro_runs += sim->micro_batches > 1;
+}
+
+void totals_add(struct sim_totals *totals, const struct sim *sim,
+                const struct cst_core_stats *stats)
+{
+    totals->turns += sim->n_turns;
+    totals->deaths += sim->n_deaths;
+    totals->crossing += sim->n_crossing;
+    totals->fills += sim->n_fills;
+    totals->gathered += sim->n_gathered;
+    totals->early += sim->n_early;
+    totals->instead += sim->n_instead;
+    totals->lost += sim->n_lost;
+    totals->lost_sums += sim->n_lost_sums;
+    totals->lost_ranks += sim->n_lost_ranks;
+    totals->moved += sim->n_moved;
+    totals->given_up += stats->n_rooms_given_up;
+    totals->ahead += sim->n_ahead;
+    totals->fused += sim->n_fused;
+    totals->dropped += stats->n_dropped;
+    totals->made += sim->n_made;
+    totals->through += sim->n_through;
+    totals->redone += sim->n_redone;
+    totals->kept += sim->n_kept;
+    totals->device_runs += sim->has_devices;
+}
