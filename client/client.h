@@ -4,7 +4,7 @@
 #ifndef CST_CLIENT_H
 #define CST_CLIENT_H
 
-#include "client/cistern.h"
+#include "cistern/cistern.h"
 #include "proto/frame.h"
 
 #define CST_PROTOCOL_VERSION 1

@@ -4,7 +4,7 @@
 #ifndef CST_DECLARE_H
 #define CST_DECLARE_H
 
-#include "client/cistern.h"
+#include "cistern/cistern.h"
 #include "proto/cistern.pb-c.h"
 
 #include <stdint.h>

@@ -1,10 +1,10 @@
-/* A job whose memory is on a device that the processor cannot touch (cistern_device.h): its slabs
+/* A job whose memory is on a device that the processor cannot touch (cistern/device.h): its slabs
  * are the device's, and what is given back waits for the device's stream. For a job on the host all
  * of this is a pointer that is NULL. */
 #ifndef CST_CLIENT_DEVICE_H
 #define CST_CLIENT_DEVICE_H
 
-#include "client/cistern_device.h"
+#include "cistern/device.h"
 #include "client/fence.h"
 #include "client/load.h"
 

@@ -1,5 +1,5 @@
 /* A worker: one tensor, one operator, three steps of a model whose gradient is its weight. */
-#include <cistern.h>
+#include <cistern/cistern.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* The same worker with its memory on a GPU: the pointers are the GPU's, and work is enqueued, not waited for. */
-#include <cistern_cuda.h>
+#include <cistern/cuda.h>
 #include <cuda.h>
 #include <stdio.h>
 

@@ -18,7 +18,7 @@
 #ifndef CST_LEASE_H
 #define CST_LEASE_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdbool.h>
 #include <stdint.h>

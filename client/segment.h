@@ -4,7 +4,7 @@
 #ifndef CST_SEGMENT_H
 #define CST_SEGMENT_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdint.h>
 

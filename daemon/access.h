@@ -3,7 +3,7 @@
 #ifndef CST_ACCESS_H
 #define CST_ACCESS_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdbool.h>
 #include <stdint.h>

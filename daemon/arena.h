@@ -8,7 +8,7 @@
 #ifndef CST_ARENA_H
 #define CST_ARENA_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -5,7 +5,7 @@
 #define CST_BATCH_H
 
 #include "daemon/pending.h"
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stddef.h>
 #include <stdint.h>

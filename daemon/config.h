@@ -5,7 +5,7 @@
 #define CST_CONFIG_H
 
 #include "daemon/access.h"
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdbool.h>
 #include <stdint.h>

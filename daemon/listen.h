@@ -3,7 +3,7 @@
 #ifndef CST_LISTEN_H
 #define CST_LISTEN_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdbool.h>
 #include <sys/types.h>

@@ -4,7 +4,7 @@
 #define CST_PLANNER_RATES_H
 
 #include "offload/plan/rates.h"
-#include "proto/status.h"
+#include "cistern/status.h"
 
 struct cst_daemon;
 struct cst_gpu;

@@ -3,7 +3,7 @@
 #ifndef CST_PROBE_H
 #define CST_PROBE_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stddef.h>
 #include <uv.h>

@@ -2,7 +2,7 @@
 #ifndef CST_SIZE_H
 #define CST_SIZE_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stddef.h>
 #include <stdint.h>

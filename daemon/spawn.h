@@ -2,7 +2,7 @@
 #ifndef CST_SPAWN_H
 #define CST_SPAWN_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <sys/types.h>
 

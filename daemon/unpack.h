@@ -3,7 +3,7 @@
 #ifndef CST_UNPACK_H
 #define CST_UNPACK_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <protobuf-c/protobuf-c.h>
 #include <stddef.h>

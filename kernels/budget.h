@@ -14,7 +14,7 @@
 #ifndef CST_BUDGET_H
 #define CST_BUDGET_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 #include "proto/traffic.h"
 
 #include <pthread.h>

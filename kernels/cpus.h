@@ -4,7 +4,7 @@
 #ifndef CST_CPUS_H
 #define CST_CPUS_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <hwloc.h>
 #include <stdint.h>

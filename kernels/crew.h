@@ -13,7 +13,7 @@
 #ifndef CST_CREW_H
 #define CST_CREW_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <pthread.h>
 #include <stdbool.h>

@@ -11,7 +11,7 @@
 #include "kernels/cpus.h"
 #include "kernels/pace.h"
 #include "kernels/tile.h"
-#include "proto/status.h"
+#include "cistern/status.h"
 
 struct cst_device;
 

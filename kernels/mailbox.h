@@ -3,7 +3,7 @@
 #ifndef CST_MAILBOX_H
 #define CST_MAILBOX_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <pthread.h>
 

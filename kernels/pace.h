@@ -10,7 +10,7 @@
 #ifndef CST_PACE_H
 #define CST_PACE_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <pthread.h>
 #include <stdint.h>

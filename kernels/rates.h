@@ -27,7 +27,7 @@
 #ifndef CST_ENGINE_RATES_H
 #define CST_ENGINE_RATES_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdint.h>
 #include <stdio.h>

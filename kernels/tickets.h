@@ -10,7 +10,7 @@
 #ifndef CST_TICKETS_H
 #define CST_TICKETS_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stddef.h>
 #include <stdint.h>

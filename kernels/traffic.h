@@ -3,7 +3,7 @@
 #ifndef CST_ENGINE_TRAFFIC_H
 #define CST_ENGINE_TRAFFIC_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 #include "proto/traffic.h"
 
 struct cst_engine_traffic {

@@ -2,7 +2,7 @@
 
 #include "kernels/moments.h"
 #include "kernels/tile.h"
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <assert.h>
 #include <string.h>

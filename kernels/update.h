@@ -34,7 +34,7 @@
 #ifndef CST_UPDATE_H
 #define CST_UPDATE_H
 
-#include "proto/optimizer.h"
+#include "cistern/optimizer.h"
 
 #include <stddef.h>
 #include <stdint.h>

@@ -77,7 +77,7 @@
 #define CST_CORE_H
 
 #include "offload/layout.h"
-#include "proto/status.h"
+#include "cistern/status.h"
 #include "proto/table.h"
 
 #define CST_CORE_MAX_WORLD 64

@@ -1,6 +1,6 @@
 #include "offload/flight.h"
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 #include "offload/heap.h"
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <assert.h>
 #include <stdlib.h>

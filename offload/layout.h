@@ -9,7 +9,7 @@
 #define CST_LAYOUT_H
 
 #include "proto/patterns.h"
-#include "proto/status.h"
+#include "cistern/status.h"
 #include "proto/table.h"
 
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 #include "offload/phase.h"
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdlib.h>
 #include <string.h>

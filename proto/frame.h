@@ -9,7 +9,7 @@
 #ifndef CST_FRAME_H
 #define CST_FRAME_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stddef.h>
 #include <stdint.h>

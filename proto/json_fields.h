@@ -6,7 +6,7 @@
 #ifndef CST_JSON_FIELDS_H
 #define CST_JSON_FIELDS_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <jansson.h>
 #include <stddef.h>

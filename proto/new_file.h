@@ -4,7 +4,7 @@
 #ifndef CST_NEW_FILE_H
 #define CST_NEW_FILE_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdio.h>
 

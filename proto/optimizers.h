@@ -1,8 +1,8 @@
-/* Names of what proto/optimizer.h numbers: on command lines, in replies, in words of errors. */
+/* Names of what cistern/optimizer.h numbers: on command lines, in replies, in words of errors. */
 #ifndef CST_OPTIMIZERS_H
 #define CST_OPTIMIZERS_H
 
-#include "proto/optimizer.h"
+#include "cistern/optimizer.h"
 
 #include <stdint.h>
 

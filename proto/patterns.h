@@ -6,7 +6,7 @@
 #ifndef CST_PATTERNS_H
 #define CST_PATTERNS_H
 
-#include "proto/pattern.h"
+#include "cistern/pattern.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdio.h>
 #include <string.h>

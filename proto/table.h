@@ -14,7 +14,7 @@
 #ifndef CST_TABLE_H
 #define CST_TABLE_H
 
-#include "proto/optimizer.h"
+#include "cistern/optimizer.h"
 
 #include <stdbool.h>
 #include <stddef.h>

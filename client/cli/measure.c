@@ -1,6 +1,6 @@
 #include "client/cli/measure.h"
 
-#include "client/cistern.h"
+#include "cistern/cistern.h"
 #include "dirs.h"
 #include "proto/fingerprint.h"
 #include "proto/rates_json.h"

@@ -9,7 +9,7 @@
  *       "name": "wte",
  *       "shape": [50304, 768],         of what one rank holds
  *       "group": 0,                    default 0
- *       "pattern": "shard",            proto/pattern.h; default shard
+ *       "pattern": "shard",            cistern/pattern.h; default shard
  *       "whole": [100608, 768],        pattern tensor: of which this is a box,
  *       "first": [0, 0],               and where it begins in it
  *       "lr_scale": 1,                 default 1

@@ -4,7 +4,7 @@
 #ifndef CLI_TIMELINE_H
 #define CLI_TIMELINE_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdint.h>
 #include <stdio.h>

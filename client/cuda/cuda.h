@@ -1,5 +1,5 @@
 /* The inside of libcistern-cuda: a job's GPU in this process, as the functions of
- * client/cistern_device.h. cuda.c opens and closes it, memory.c maps slabs, marks.c is the
+ * cistern/device.h. cuda.c opens and closes it, memory.c maps slabs, marks.c is the
  * program's stream and the marks in it, copies.c copies weights where the daemon leaves that to us.
  *
  *   the program's stream   ...work...| event 7 |...work...| event 8 |...
@@ -16,8 +16,8 @@
 #ifndef CST_CLIENT_CUDA_H
 #define CST_CLIENT_CUDA_H
 
-#include "client/cistern_cuda.h"
-#include "client/cistern_device.h"
+#include "cistern/cuda.h"
+#include "cistern/device.h"
 #include "kernels/cuda/driver.h"
 
 #include <sys/types.h>
@@ -69,7 +69,7 @@ struct cst_cuda {
 /* Make the GPU's context the calling thread's. */
 int cst_cuda_enter(struct cst_cuda *cuda, struct cst_err *err);
 
-/* memory.c; as in cistern_device.h. */
+/* memory.c; as in cistern/device.h. */
 int cst_cuda_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err);
 void cst_cuda_unmap(void *arg, void *base, uint64_t bytes);
 int cst_cuda_zero(void *arg, void *at, uint64_t bytes, struct cst_err *err);
@@ -80,7 +80,7 @@ int cst_marks_open(struct cst_cuda *cuda, struct cst_err *err);
 /* Both streams are waited for first. */
 void cst_marks_close(struct cst_cuda *cuda);
 
-/* copies.c; as in cistern_device.h. */
+/* copies.c; as in cistern/device.h. */
 int cst_cuda_map_host(void *arg, void *base, uint64_t bytes, struct cst_err *err);
 void cst_cuda_unmap_host(void *arg, void *base, uint64_t bytes);
 int cst_cuda_copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number,
@@ -90,7 +90,7 @@ int cst_cuda_await(void *arg, uint64_t number, struct cst_err *err);
 /* The stream of copies is waited for first. */
 void cst_copies_close(struct cst_cuda *cuda);
 
-/* marks.c; as in cistern_device.h. */
+/* marks.c; as in cistern/device.h. */
 int cst_cuda_fence(void *arg, uint64_t *fence, struct cst_err *err);
 int cst_cuda_done(void *arg, uint64_t *passed, struct cst_err *err);
 

@@ -6,7 +6,7 @@
 #ifndef GPT_DATA_H
 #define GPT_DATA_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stddef.h>
 #include <stdint.h>

@@ -11,7 +11,7 @@
 #ifndef GPT_DESCRIBE_H
 #define GPT_DESCRIBE_H
 
-#include "client/cistern.h"
+#include "cistern/cistern.h"
 #include "client/gpt/model.h"
 
 /* Of a pass over @n_seqs sequences in each rank. @bf16: operands of products. */

@@ -14,7 +14,7 @@
 #ifndef GPT_EXCHANGE_H
 #define GPT_EXCHANGE_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdbool.h>
 #include <stddef.h>

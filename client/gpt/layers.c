@@ -2,7 +2,7 @@
 
 #include "client/gpt/memory.h"
 #include "client/gpt/parallel.h"
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #ifdef HAVE_CONFIG_H
 #include "config.h"

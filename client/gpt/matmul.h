@@ -4,7 +4,7 @@
 #ifndef GPT_MATMUL_H
 #define GPT_MATMUL_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -12,7 +12,7 @@
 #define GPT_MODEL_H
 
 #include "client/gpt/options.h"
-#include "proto/pattern.h"
+#include "cistern/pattern.h"
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
 #include "client/gpt/options.h"
 
-#include "client/cistern.h"
+#include "cistern/cistern.h"
 #include "client/gpt/layers.h"
 #include "client/gpt/model.h"
 #include "proto/optimizers.h"

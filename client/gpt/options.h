@@ -3,8 +3,8 @@
 #ifndef GPT_OPTIONS_H
 #define GPT_OPTIONS_H
 
-#include "proto/optimizer.h"
-#include "proto/status.h"
+#include "cistern/optimizer.h"
+#include "cistern/status.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -2,7 +2,7 @@
 #ifndef GPT_OUTPUT_H
 #define GPT_OUTPUT_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdbool.h>
 #include <stdio.h>

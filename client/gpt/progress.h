@@ -3,7 +3,7 @@
 #ifndef GPT_PROGRESS_H
 #define GPT_PROGRESS_H
 
-#include "client/cistern.h"
+#include "cistern/cistern.h"
 
 #include <stdio.h>
 

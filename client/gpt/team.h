@@ -3,7 +3,7 @@
 #ifndef GPT_TEAM_H
 #define GPT_TEAM_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdint.h>
 

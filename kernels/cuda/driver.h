@@ -6,7 +6,7 @@
 #ifndef CST_CUDA_DRIVER_H
 #define CST_CUDA_DRIVER_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <cuda.h>
 

@@ -3,7 +3,7 @@
 #ifndef CST_RATES_H
 #define CST_RATES_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdint.h>
 

@@ -1,6 +1,6 @@
 #include "offload/plan/timers.h"
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
 /* Ranks that disagree before the job is committed: all of them hear at once which tensor, operator
  * or option it is, what differs and who says what; nobody waits any longer, nothing is kept, and
  * they can declare anew. */
-#include "proto/optimizer.h"
+#include "cistern/optimizer.h"
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 

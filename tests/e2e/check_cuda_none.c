@@ -1,7 +1,7 @@
 /* Where there is no GPU, or not for everybody: `cistern stat`, cst_job_open and libcistern-cuda say
  * why, in the same words, and the host device works. The driver is tests/lib/fakecuda, or none. */
-#include "client/cistern_cuda.h"
-#include "client/cistern_device.h"
+#include "cistern/cuda.h"
+#include "cistern/device.h"
 #include "tests/lib/fake_gpu.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"

@@ -3,7 +3,7 @@
  * that was left alone. (tests/kernels/check_undo dies at every instruction of a tile,
  * check_engine_kill at any moment of a long list of commands; here it is the daemon that must
  * notice and do it again.) */
-#include "client/cistern.h"
+#include "cistern/cistern.h"
 #include "kernels/cast.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"

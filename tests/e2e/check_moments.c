@@ -1,6 +1,6 @@
 /* Moments in other formats through the daemon: fp32 for whoever reads and writes them, whatever
  * range he names, in a pool of any size; and optimizers that have one. */
-#include "client/cistern.h"
+#include "cistern/cistern.h"
 #include "proto/table.h"
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"

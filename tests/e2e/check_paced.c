@@ -1,7 +1,7 @@
 /* Training with pools in the memory of paced accelerators through a real daemon gives the bits that
  * a calculation in this process gives, wherever the ranks are and whoever dies when; and what such
  * an accelerator is to the daemon. */
-#include "client/cistern_device.h"
+#include "cistern/device.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/train_rig.h"
 

@@ -1,7 +1,7 @@
 /* Updates in rooms of paced accelerators, through a real daemon: the bits are those of a
  * calculation in this process for every k, every size of the rooms, wherever pools are and whoever
  * dies when, and comes again; and a daemon that chooses k by itself. */
-#include "client/cistern.h"
+#include "cistern/cistern.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/train_check.h"

@@ -58,7 +58,7 @@ fi
 # The headers serve C++ as well: every name that the library exports is found from there.
 if [ -z "$sanitize" ] && command -v "${CXX:-c++}" >/dev/null; then
     {
-        printf '#include <cistern.h>\n#include <cistern_device.h>\nint main()\n{\n    void *volatile all[] = {\n'
+        printf '#include <cistern/cistern.h>\n#include <cistern/device.h>\nint main()\n{\n    void *volatile all[] = {\n'
         sed 's/.*/        reinterpret_cast<void *>(\&&),/' "$srcdir/client/libcistern.sym"
         printf '    };\n    return all[0] == nullptr;\n}\n'
     } >"$tmp/all.cc"

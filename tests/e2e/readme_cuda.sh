@@ -8,7 +8,7 @@ need pkg-config
 cuda=$(sed -n 's/^CUDA_DIR = //p' Makefile)
 fake=$PWD/tests/lib/fakecuda/.libs
 root=$PWD/tests/stage # make check installs there
-for file in include/cistern/cistern_cuda.h include/cistern/cistern_device.h pkgconfig/cistern-cuda.pc libcistern-cuda.so \
+for file in include/cistern/cuda.h include/cistern/device.h pkgconfig/cistern-cuda.pc libcistern-cuda.so \
     libexec/cistern/cistern-engine-cuda; do
     [ -n "$(find "$root" -path "*/$file")" ] || fail "not installed: $file"
 done
@@ -18,7 +18,7 @@ library=$(find "$root" -name libcistern-cuda.so)
 [ "$(nm -D --defined-only "$library" | awk '$2 == "T" { print $3 }' | sort)" = "$(sort "$srcdir/client/libcistern-cuda.sym")" ] ||
     fail "libcistern-cuda.so exports something else than libcistern-cuda.sym says"
 while read -r name; do
-    grep -q "\b$name(" "$srcdir/client/cistern_cuda.h" || fail "$name is not in cistern_cuda.h"
+    grep -q "\b$name(" "$srcdir/include/cistern/cuda.h" || fail "$name is not in cistern/cuda.h"
 done <"$srcdir/client/libcistern-cuda.sym"
 for file in "$library" "$(find "$root" -name cistern-engine-cuda)" "$(find "$root" -path '*/sbin/cisternd')"; do
     ! readelf -d "$file" | has 'NEEDED.*libcu' || fail "$file is linked with CUDA"
@@ -49,7 +49,7 @@ if ./libtool --config | has '^build_old_libs=yes'; then
     ! readelf -d "$tmp/static" | has 'NEEDED.*cistern' || fail "the static program needs a shared library of cistern"
 fi
 if [ -z "$sanitize" ] && command -v "${CXX:-c++}" >/dev/null; then
-    printf '#include <cistern_cuda.h>\nint main() { return cst_cuda_available(nullptr) == 1; }\n' >"$tmp/all.cc"
+    printf '#include <cistern/cuda.h>\nint main() { return cst_cuda_available(nullptr) == 1; }\n' >"$tmp/all.cc"
     ${CXX:-c++} -Wall -Wextra -Werror "$tmp/all.cc" "${flags[@]}" -o "$tmp/all" >"$tmp/cxx.log" 2>&1 ||
         fail "a C++ program does not compile and link"
 fi

@@ -4,7 +4,7 @@
 #ifndef GPU_LINK_H
 #define GPU_LINK_H
 
-#include "proto/status.h"
+#include "cistern/status.h"
 
 #include <stdint.h>
 #include <sys/types.h>

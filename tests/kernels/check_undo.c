@@ -1,4 +1,4 @@
-#include "proto/status.h"
+#include "cistern/status.h"
 #include "tests/lib/adamw.h"
 #include "tests/kernels/tile_job.h"
 

@@ -3,7 +3,7 @@
 #ifndef FAKE_DEVICE_H
 #define FAKE_DEVICE_H
 
-#include "client/cistern_device.h"
+#include "cistern/device.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -3,7 +3,7 @@
 #ifndef FAKE_JOB_H
 #define FAKE_JOB_H
 
-#include "client/cistern_device.h"
+#include "cistern/device.h"
 #include "tests/lib/fake_daemon.h"
 
 #include <check.h>

@@ -6,7 +6,7 @@
 #ifndef MIX_MODEL_H
 #define MIX_MODEL_H
 
-#include "client/cistern.h"
+#include "cistern/cistern.h"
 
 #define MIX_MAX_WORLD 4
 #define MIX_MAX_TENSORS 12

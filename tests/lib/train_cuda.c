@@ -1,7 +1,7 @@
 #include "tests/lib/train_cuda.h"
 
-#include "client/cistern_cuda.h"
-#include "client/cistern_device.h"
+#include "cistern/cuda.h"
+#include "cistern/device.h"
 #include "kernels/cuda/driver.h"
 
 #include <stdlib.h>

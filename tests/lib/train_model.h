@@ -5,7 +5,7 @@
 #ifndef TRAIN_MODEL_H
 #define TRAIN_MODEL_H
 
-#include "client/cistern.h"
+#include "cistern/cistern.h"
 
 #define TRAIN_N_TENSORS 8
 #define TRAIN_N_OPERATORS 6

@@ -1,6 +1,6 @@
 #include "tests/lib/train_stream.h"
 
-#include "client/cistern_device.h"
+#include "cistern/device.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #ifndef TRAIN_STREAM_H
 #define TRAIN_STREAM_H
 
-#include "client/cistern.h"
+#include "cistern/cistern.h"
 
 struct train_stream;
 

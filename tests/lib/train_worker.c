@@ -2,7 +2,7 @@
 
 #include "tests/lib/child.h"
 
-#include "client/cistern_device.h"
+#include "cistern/device.h"
 
 #include <check.h>
 #include <poll.h>

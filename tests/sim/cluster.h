@@ -5,7 +5,7 @@
 #ifndef SIM_CLUSTER_H
 #define SIM_CLUSTER_H
 
-#include "proto/optimizer.h"
+#include "cistern/optimizer.h"
 
 #include <stdint.h>
 

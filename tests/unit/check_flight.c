@@ -1,6 +1,6 @@
 /* Commands under way: found by ticket, whatever came and went, and the time that takes. */
 #include "offload/flight.h"
-#include "proto/status.h"
+#include "cistern/status.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

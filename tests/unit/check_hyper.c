@@ -64,7 +64,7 @@ START_TEST(options_are_sent)
 }
 END_TEST
 
-/* Numbers that are none of proto/optimizer.h's are told before anything is sent. */
+/* Numbers that are none of cistern/optimizer.h's are told before anything is sent. */
 START_TEST(unknown_numbers)
 {
     struct cst_job_spec spec = {.name = "run7", .world = 1};

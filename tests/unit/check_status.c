@@ -1,5 +1,5 @@
 /* proto/status: the list of errors and the words of a cause. */
-#include "proto/status.h"
+#include "cistern/status.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,7 +1,7 @@
 #include "client/gpt/cuda/moe.h"
 #include "client/gpt/cuda/store.h"
-#include "client/cistern_cuda.h"
-#include "client/cistern_device.h"
+#include "cistern/cuda.h"
+#include "cistern/device.h"
 #include "client/gpt/device.h"
 
 #include <stdio.h>

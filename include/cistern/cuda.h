@@ -16,7 +16,7 @@
 #ifndef CISTERN_CUDA_H
 #define CISTERN_CUDA_H
 
-#include "cistern.h"
+#include "cistern/cistern.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -5,7 +5,7 @@
  *
  * Threads: a client and its job are used by one thread at a time; different clients are independent. After fork() the child's
  * handles are dead: every call answers CST_EFORKED, and cst_disconnect only frees memory.
- * Errors: 0 or a negative status of proto/status.h, words in *err where given. Outputs are set on success alone.
+ * Errors: 0 or a negative status of cistern/status.h, words in *err where given. Outputs are set on success alone.
  * CST_EAGAIN is never final and comes from the cst_try_... forms alone; positive numbers are no statuses.
  * Waiting: calls block. The cst_try_... forms never do: they return CST_EAGAIN, and the same call with the same arguments is made
  * again when cst_client_fd() polls readable, until it returns something else. Meanwhile all other calls that would wait, of this
@@ -13,9 +13,9 @@
 #ifndef CISTERN_H
 #define CISTERN_H
 
-#include "proto/optimizer.h"
-#include "proto/pattern.h"
-#include "proto/status.h"
+#include "cistern/optimizer.h"
+#include "cistern/pattern.h"
+#include "cistern/status.h"
 
 #include <stdbool.h>
 #include <stddef.h>

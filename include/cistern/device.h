@@ -22,7 +22,7 @@
 #ifndef CISTERN_DEVICE_H
 #define CISTERN_DEVICE_H
 
-#include "cistern.h"
+#include "cistern/cistern.h"
 
 #ifdef __cplusplus
 extern "C" {
