@@ -222,6 +222,43 @@ static int report(const struct cli *cli, const struct cli_plan_input *input,
     return rc;
 }
 
+/* " (--host 100G)": the smallest round size of at least @bytes, as a person would type it. */
+static void name_option(char *out, size_t n, const char *option, uint64_t bytes)
+{
+    static const char units[] = "KMGT";
+    unsigned unit = 0;
+
+    while (unit + 1 < sizeof units - 1 && bytes >> (10 * (unit + 2)) >= 10) {
+        unit++;
+    }
+    bytes = ((bytes - 1) >> (10 * (unit + 1))) + 1;
+    (void)snprintf(out, n, "%s %llu%c", option, (unsigned long long)bytes, units[unit]);
+}
+
+/* Say with which options a plan would fit. */
+static int name_options(const struct cli_plan_input *input, int status, struct cst_err *err)
+{
+    const struct cst_plan_least *least = &input->least;
+    char device[48] = "", host[48] = "", text[sizeof err->text];
+    bool both;
+
+    if (status != CST_EPOOL && status != CST_EBUDGET) {
+        return status;
+    }
+    if (least->device_bytes > input->budget.device_bytes) {
+        name_option(device, sizeof device, "--device", least->device_bytes);
+    }
+    if (least->host_bytes > input->budget.host_bytes) {
+        name_option(host, sizeof host, "--host", least->host_bytes);
+    }
+    both = device[0] != '\0' && host[0] != '\0';
+    (void)snprintf(text, sizeof text, "%s", err->text);
+    return device[0] == '\0' && host[0] == '\0'
+               ? status
+               : cst_err_set(err, status, "%.280s: a plan needs %s%s%s", text, device,
+                             both ? " and " : "", host);
+}
+
 int cli_plan(struct cli *cli)
 {
     struct cli_plan_input input;
@@ -233,6 +270,7 @@ int cli_plan(struct cli *cli)
         return cli_fail(&err);
     }
     rc = cst_plan_search(&plans, &input.config, &err);
+    rc = name_options(&input, rc, &err);
     if (rc == CST_OK) {
         rc = report(cli, &input, &plans, &err);
         cst_plans_close(&plans);

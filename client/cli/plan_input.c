@@ -195,6 +195,7 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     input->config.model = &input->model.model;
     input->config.world = input->model.world;
     input->config.budget = &input->budget;
+    input->config.least = &input->least;
     input->config.rates = &input->rates;
     input->config.n_nodes = input->rates.n_nodes;
     input->config.micro_batches = wish->micro_batches > 0 ? (uint32_t)wish->micro_batches : 1;

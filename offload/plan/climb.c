@@ -57,7 +57,7 @@ static int replay(struct cst_search *s, uint32_t i, bool any_price)
         return any_price ? rc : CST_OK;
     }
     if (rc != CST_OK) {
-        s->lack.err = s->lack.bytes == 0 ? err : s->lack.err;
+        s->lack.err = err;
         try->result.step_ns = UINT64_MAX;
         return rc == CST_ENOMEM ? rc : CST_OK;
     }

@@ -54,13 +54,36 @@ static uint64_t for_updates(const struct cst_search *s, const struct cst_plan_tr
     return s->host || try->update_room == 0 ? 0 : try->update_room + try->device_states;
 }
 
-static void lack_device(struct cst_search *s, const struct cst_layout *layout,
-                        const struct cst_plan_try *try, uint64_t needed)
+static uint32_t least_blocks(const struct cst_plan_try *try, const struct cst_layout_class *class)
 {
-    uint64_t room = try->block_room < s->room ? try->block_room : s->room;
-    uint64_t bytes = needed - room;
+    uint32_t n = class->min_blocks + (try->once ? class->n_chunks : 0);
+
+    return n < class->max_blocks ? n : class->max_blocks;
+}
+
+/* "2 of 8192 bytes and 1 of 65536": the least blocks of each size class. */
+static void describe_least(const struct cst_plan_try *try, const struct cst_layout *layout,
+                           char *out, size_t n)
+{
+    size_t used = 0;
+
+    for (uint32_t i = 0; i < layout->n_classes && used < n; i++) {
+        int more = snprintf(out + used, n - used, "%s%" PRIu32 " of %" PRIu64 "%s",
+                            i > 0 ? " and " : "", least_blocks(try, &layout->classes[i]),
+                            2 * layout->classes[i].capacity, i == 0 ? " bytes" : "");
+
+        used += more > 0 ? (size_t)more : 0;
+    }
+}
+
+/* The device's part of what a candidate lacks, in words. @needed: bytes of the smallest pool and of
+ * what updates take. */
+static void describe_device(const struct cst_search *s, const struct cst_layout *layout,
+                            const struct cst_plan_try *try, uint64_t needed, struct cst_err *err)
+{
     uint64_t limit = s->config->budget->device_bytes;
-    char updates[96] = "";
+    uint64_t beyond = s->activation_bytes > limit && !s->host ? s->activation_bytes - limit : 0;
+    char updates[96] = "", blocks[96];
 
     if (for_updates(s, try) > 0) {
         int n = snprintf(updates, sizeof updates, ", room for updates %" PRIu64, try->update_room);
@@ -70,32 +93,31 @@ static void lack_device(struct cst_search *s, const struct cst_layout *layout,
                            ", states that stay there %" PRIu64, try->device_states);
         }
     }
-    if (try->block_room < s->room || try->state_room > 0 || s->splits ||
-        (s->lack.bytes != 0 && s->lack.bytes <= bytes)) {
-        return; /* of its own making, or not the smallest */
-    }
-    s->lack.bytes = bytes;
+    describe_least(try, layout, blocks, sizeof blocks);
     (void)cst_err_set(
-        &s->lack.err, CST_EPOOL,
+        err, CST_EPOOL,
         "device memory of %" PRIu64 " bytes: activations take %" PRIu64
-        "%s, the smallest pool %" PRIu64 " (operator '%s', %" PRIu32 " blocks of %" PRIu64
-        " bytes): %" PRIu64 " bytes short",
+        "%s, the smallest pool %" PRIu64 " (operator '%s', blocks: %s): %" PRIu64 " bytes short",
         limit, s->activation_bytes, updates, needed - for_updates(s, try),
         s->config->model->n_operators == 0 ? ""
                                            : s->config->model->operators[layout->min_operator].name,
-        layout->min_blocks, 2 * layout->capacity,
-        bytes + (s->activation_bytes > limit && !s->host ? s->activation_bytes - limit : 0));
+        blocks, needed - s->room + beyond);
 }
 
-static void lack_host(struct cst_search *s, const struct cst_plan_try *try, uint64_t needed,
-                      bool disk, uint64_t spared)
+static bool may_use_disk(const struct cst_search *s, const struct cst_plan_try *try)
 {
-    uint64_t limit = s->config->budget->host_bytes, bytes = needed - limit;
+    return !s->config->runtime_only && s->config->budget->disk_bytes > 0 &&
+           s->rates.disk_read > 0 && s->rates.disk_write > 0 && try->update_room == 0;
+}
+
+/* The host's part. @spared: bytes that gradients over weights would spare. */
+static void describe_host(const struct cst_search *s, const struct cst_plan_try *try,
+                          uint64_t spared, struct cst_err *err)
+{
+    uint64_t limit = s->config->budget->host_bytes;
+    bool disk = may_use_disk(s, try);
     char words[96] = "";
 
-    if (s->lack.bytes != 0 && s->lack.bytes <= bytes) {
-        return;
-    }
     if (try->over || disk) {
         (void)snprintf(words, sizeof words, ", %s",
                        try->over ? "gradients over weights" : "the disk being full");
@@ -103,11 +125,43 @@ static void lack_host(struct cst_search *s, const struct cst_plan_try *try, uint
         (void)snprintf(words, sizeof words,
                        ", of which gradients over weights would spare %" PRIu64, spared);
     }
-    s->lack.bytes = bytes;
-    (void)cst_err_set(&s->lack.err, CST_EBUDGET,
+    (void)cst_err_set(err, CST_EBUDGET,
                       "host memory of %" PRIu64 " bytes: states and pools take %" PRIu64
                       "%s: %" PRIu64 " bytes short",
-                      limit, needed, words, bytes);
+                      limit, try->host_bytes, words, try->host_bytes - limit);
+}
+
+/* A candidate's shortages, 0: none. */
+struct shortage {
+    uint64_t device, host; /* bytes */
+    uint64_t needed;       /* of the device, for the smallest pool and updates */
+    uint64_t spared;       /* of the host, by gradients over weights */
+};
+
+static bool is_smaller(uint64_t bytes, const struct cst_plan_short *than)
+{
+    return bytes > 0 && (than->bytes == 0 || bytes < than->bytes);
+}
+
+/* Remember @lack of @try where it is the smallest of its kind. What takes memory of a device by the
+ * search's own choice does not tell that a device is too small. */
+static void note_shortage(struct cst_search *s, const struct cst_layout *layout,
+                          const struct cst_plan_try *try, const struct shortage *lack)
+{
+    struct cst_plan_short *device = lack->host > 0 ? &s->lack.device_of_all : &s->lack.device;
+    struct cst_plan_short *host = lack->device > 0 ? &s->lack.host_of_all : &s->lack.host;
+
+    if (lack->device > 0 && (try->block_room < s->room || try->state_room > 0 || s->splits)) {
+        return;
+    }
+    if (is_smaller(lack->device, device)) {
+        device->bytes = lack->device;
+        describe_device(s, layout, try, lack->needed, &device->err);
+    }
+    if (is_smaller(lack->host, host)) {
+        host->bytes = lack->host;
+        describe_host(s, try, lack->spared, &host->err);
+    }
 }
 
 /* -- the device ----------------------------------------------------------------------------- */
@@ -150,13 +204,6 @@ static void fit_states(const struct cst_search *s, struct cst_plan_try *try,
     try->state_bytes = (total + s->world - 1) / s->world;
 }
 
-static uint32_t least_blocks(const struct cst_plan_try *try, const struct cst_layout_class *class)
-{
-    uint32_t n = class->min_blocks + (try->once ? class->n_chunks : 0);
-
-    return n < class->max_blocks ? n : class->max_blocks;
-}
-
 static void add_blocks(struct cst_plan_try *try, const struct cst_layout *layout, uint32_t i,
                        uint64_t *room)
 {
@@ -168,8 +215,10 @@ static void add_blocks(struct cst_plan_try *try, const struct cst_layout *layout
     *room -= n * bytes;
 }
 
-static bool fit_blocks(struct cst_search *s, struct cst_plan_try *try,
-                       const struct cst_layout *layout)
+/* Blocks of each class: the smallest pool, and what the device has left goes to further blocks.
+ * Where the smallest pool does not fit, @lack says so, and the pool is that one nevertheless. */
+static void fit_blocks(const struct cst_search *s, struct cst_plan_try *try,
+                       const struct cst_layout *layout, struct shortage *lack)
 {
     uint64_t room = s->room - try->state_bytes, updates = for_updates(s, try), needed = 0;
 
@@ -180,10 +229,10 @@ static bool fit_blocks(struct cst_search *s, struct cst_plan_try *try,
         needed += try->n_blocks[i] * 2 * layout->classes[i].capacity;
     }
     if (needed > room) {
-        lack_device(s, layout, try, needed + updates);
-        return false;
+        lack->needed = needed + updates;
+        lack->device = lack->needed - (try->block_room < s->room ? try->block_room : s->room);
     }
-    room -= needed;
+    room -= needed < room ? needed : room;
     for (uint32_t i = 1; try->wide && i < layout->n_classes; i++) {
         add_blocks(try, layout, i, &room);
     }
@@ -194,7 +243,6 @@ static bool fit_blocks(struct cst_search *s, struct cst_plan_try *try,
     for (uint32_t i = 0; i < layout->n_classes; i++) {
         try->pool_bytes += try->n_blocks[i] * 2 * layout->classes[i].capacity;
     }
-    return true;
 }
 
 /* -- the host ------------------------------------------------------------------------------- */
@@ -236,14 +284,11 @@ static uint64_t spared_bytes(const struct cst_plan_try *try, const struct cst_la
     return bytes;
 }
 
-static bool fit_host(struct cst_search *s, struct cst_plan_try *try,
-                     const struct cst_layout *layout)
+static void fit_host(const struct cst_search *s, struct cst_plan_try *try,
+                     const struct cst_layout *layout, struct shortage *lack)
 {
     const struct cst_plan_budget *budget = s->config->budget;
     uint64_t limit = budget->host_bytes;
-    bool disk = !s->config->runtime_only && budget->disk_bytes > 0 && s->rates.disk_read > 0 &&
-                s->rates.disk_write > 0 && try->update_room == 0;
-    uint64_t spared;
 
     try->over = layout->states.grad_over_weight && !s->config->states.grad_over_weight;
     try->disk_bytes = 0;
@@ -254,26 +299,24 @@ static bool fit_host(struct cst_search *s, struct cst_plan_try *try,
 
         try->host_bytes -= bytes < try->host_bytes ? bytes : try->host_bytes;
     }
-    spared = spared_bytes(try, layout);
-    if (try->host_bytes > limit && !s->config->runtime_only && spared > 0) {
+    lack->spared = spared_bytes(try, layout);
+    if (try->host_bytes > limit && !s->config->runtime_only && lack->spared > 0) {
         try->over = true;
-        try->host_bytes -= spared;
+        try->host_bytes -= lack->spared;
     }
-    if (disk) {
+    if (may_use_disk(s, try)) {
         try->n_moments =
             move_rows(try, layout, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ, limit, budget->disk_bytes);
         try->n_masters =
             move_rows(try, layout, CST_ROW_MASTER, CST_ROW_MASTER, limit, budget->disk_bytes);
     }
-    if (try->host_bytes > limit) {
-        lack_host(s, try, try->host_bytes, disk, spared);
-        return false;
-    }
-    return true;
+    lack->host = try->host_bytes > limit ? try->host_bytes - limit : 0;
 }
 
 bool cst_search_fit(struct cst_search *s, struct cst_plan_try *try, const struct cst_layout *layout)
 {
+    struct shortage lack = {0};
+
     try->n_chunks = layout->n_chunks;
     try->padding_bytes = 0;
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
@@ -283,5 +326,48 @@ bool cst_search_fit(struct cst_search *s, struct cst_plan_try *try, const struct
     }
     try->update_room = cst_search_room_bytes(s, try, layout);
     fit_states(s, try, layout);
-    return fit_blocks(s, try, layout) && fit_host(s, try, layout);
+    fit_blocks(s, try, layout, &lack);
+    fit_host(s, try, layout, &lack);
+    note_shortage(s, layout, try, &lack);
+    return lack.device == 0 && lack.host == 0;
+}
+
+/* -- nothing fits --------------------------------------------------------------------------- */
+
+static int tell_shortage(const struct cst_search *s, const struct cst_plan_short *device,
+                         const struct cst_plan_short *host, struct cst_err *err)
+{
+    const struct cst_plan_budget *budget = s->config->budget;
+    struct cst_plan_least *least = s->config->least;
+    const struct cst_err *first = device->bytes > 0 ? &device->err : &host->err;
+
+    if (least != NULL) {
+        uint64_t beyond = !s->host && s->activation_bytes > budget->device_bytes
+                              ? s->activation_bytes - budget->device_bytes
+                              : 0;
+
+        least->device_bytes =
+            budget->device_bytes + device->bytes + (device->bytes > 0 ? beyond : 0);
+        least->host_bytes = budget->host_bytes + host->bytes;
+    }
+    return cst_err_set(err, first->status, "%s%s%s", first->text,
+                       device->bytes > 0 && host->bytes > 0 ? "; " : "",
+                       device->bytes > 0 && host->bytes > 0 ? host->err.text : "");
+}
+
+int cst_search_tell_lack(const struct cst_search *s, struct cst_err *err)
+{
+    static const struct cst_plan_short none = {.bytes = 0};
+    const struct cst_search_lack *lack = &s->lack;
+
+    if (lack->device.bytes > 0 &&
+        (lack->host.bytes == 0 || lack->device.bytes <= lack->host.bytes)) {
+        return tell_shortage(s, &lack->device, &none, err);
+    }
+    if (lack->host.bytes > 0) {
+        return tell_shortage(s, &none, &lack->host, err);
+    }
+    return lack->device_of_all.bytes > 0
+               ? tell_shortage(s, &lack->device_of_all, &lack->host_of_all, err)
+               : CST_OK;
 }

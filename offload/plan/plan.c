@@ -307,6 +307,11 @@ static int pick_runners_up(struct cst_search *s, struct cst_plans *plans, struct
 
 static int cannot_fit(const struct cst_search *s, struct cst_err *err)
 {
+    int rc = cst_search_tell_lack(s, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
     if (s->lack.err.status != 0) {
         if (err != NULL) {
             *err = s->lack.err;
@@ -380,7 +385,7 @@ int cst_plan_search(struct cst_plans *out, const struct cst_plan_config *config,
     if (rc == CST_OK) {
         rc = answer(&s, out, err);
     } else if (rc == CST_ETIMEDOUT) {
-        (void)cannot_fit(&s, err);
+        rc = cst_err_set(err, rc, "%s", s.lack.err.text);
     } else {
         rc = cst_err_set(err, rc, "no memory to search for a plan");
     }

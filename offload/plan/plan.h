@@ -40,6 +40,12 @@ struct cst_plan_budget {
     uint64_t disk_bytes;        /* 0: no disk tier */
 };
 
+/* The least budgets with which a plan would fit. */
+struct cst_plan_least {
+    uint64_t device_bytes; /* that of the budget where a device is not short */
+    uint64_t host_bytes;   /* that of the budget where the host is not short */
+};
+
 struct cst_plan_config {
     struct cst_model *model;    /* layouts write its chunk and offset fields */
     uint32_t world;             /* ranks on this node */
@@ -64,6 +70,7 @@ struct cst_plan_config {
     uint64_t chunk_elems;       /* given capacity of the first class; 0: to be chosen */
     double max_padding;         /* of weights, as a share: a plan that wastes no more is taken before one that is faster by up to 0.25 %, or by up to 2 %
                                  * where that one wastes more than half of them (without such a plan: the one that wastes least). 0: 0.02 */
+    struct cst_plan_least *least; /* written where the search ends with CST_EPOOL or CST_EBUDGET; NULL: nowhere. Borrowed */
     uint64_t max_events;        /* to replay in all; 0: 600 000. As many again with device_states of the plan's choice. Where no plan could be played within them one is, with up to 16 times as many */
 };
 
@@ -115,7 +122,8 @@ bool cst_plan_chooses_room(const struct cst_plan_config *config);
 /* CST_EINVAL: @config's device_states, states and update_room contradict each other. Looks at nothing else. */
 int cst_plan_check_rooms(const struct cst_plan_config *config, struct cst_err *err);
 
-/* CST_EPOOL / CST_EBUDGET: cannot fit: the limit that binds and the bytes that are short. CST_ETIMEDOUT: the steps of no plan could be played within
+/* CST_EPOOL / CST_EBUDGET: nothing fits: the limit that no candidate meets and the bytes that are short; both limits, and CST_EPOOL, where none meets
+ * either. CST_ETIMEDOUT: the steps of no plan could be played within
  * 16 x max_events. CST_EINVAL, CST_ENOMEM. The model's layout fields are the
  * best plan's. */
 int cst_plan_search(struct cst_plans *out, const struct cst_plan_config *config, struct cst_err *err);

@@ -42,10 +42,20 @@ struct cst_plan_try {
     struct cst_replay_result result;
 };
 
-/* Why nothing fits: the smallest shortfall met. */
+/* The smallest shortage of one limit among some candidates. */
 struct cst_plan_short {
-    uint64_t bytes; /* 0: none was met */
+    uint64_t bytes; /* 0: no candidate was short of it */
     struct cst_err err;
+};
+
+/* Why nothing fits. A limit is at fault where candidates fit all but it; where none fits either
+ * limit, both are. */
+struct cst_search_lack {
+    struct cst_plan_short device;        /* of candidates that the host's memory holds */
+    struct cst_plan_short host;          /* of candidates that fit a device */
+    struct cst_plan_short device_of_all; /* of candidates that fit neither */
+    struct cst_plan_short host_of_all;   /* of candidates that fit neither */
+    struct cst_err err;                  /* why a candidate that fits could not be played */
 };
 
 struct cst_search {
@@ -70,7 +80,7 @@ struct cst_search {
     uint64_t n_events, n_replayed;
     uint64_t n_layouts;    /* built so far */
     uint64_t most_layouts; /* with states of the plan's choice: none is built beyond so many */
-    struct cst_plan_short lack;
+    struct cst_search_lack lack;
 };
 
 /* Check @config; no tries yet. */
@@ -109,6 +119,9 @@ uint32_t cst_search_thriftiest(const struct cst_search *search);
 /* fit.c: fill in what follows from the knobs. False: it does not fit, search->lack knows. */
 bool cst_search_fit(struct cst_search *search, struct cst_plan_try *try,
                     const struct cst_layout *layout);
+/* Say which limit no candidate meets, and by how many bytes: CST_EPOOL, CST_EBUDGET. CST_OK, and
+ * nothing said: no candidate was short. */
+int cst_search_tell_lack(const struct cst_search *search, struct cst_err *err);
 /* Rows of the try, per chunk: 1 << cst_row. */
 uint8_t cst_search_device_rows(const struct cst_plan_try *try, const struct cst_layout *layout,
                                uint32_t chunk);

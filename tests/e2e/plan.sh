@@ -62,7 +62,14 @@ holds '[.simulated[] | select(.eviction == "next use")] | [.[].step] == [1, 2, 3
 expect 1 preset:opt-30b --rates a100 --device 4G --host 512G
 complains 'device memory .* bytes short'
 expect 1 preset:opt-30b --rates a100 --device 40G --host 100G
-complains 'host memory .* bytes short'
+complains 'host memory .* bytes short: a plan needs --host [0-9]+G$'
+# ... which is enough, and is the limit that no plan meets even where the device is what some lack less of.
+size=$(sed -n 's/.*--host \([0-9]*G\)$/\1/p' "$tmp/err")
+expect 0 preset:opt-30b --rates a100 --device 40G --host "$size"
+expect 1 preset:opt-6.7b --rates a100 --runtime --device 4G --host 80G --recompute
+complains '^cistern: host memory .* a plan needs --host 100G$'
+expect 1 preset:opt-6.7b --rates a100 --runtime --device 1G --host 80G --recompute
+complains 'device memory .* host memory .* a plan needs --device [0-9]+M and --host 100G$'
 
 # A model from a file, or from standard input; rates from a file, found where cistern probe leaves them.
 cat >"$tmp/model.json" <<'MODEL'

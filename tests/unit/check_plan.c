@@ -169,6 +169,36 @@ START_TEST(host_is_short)
 }
 END_TEST
 
+/* Where the host is too small for every candidate, a device that is too small for some of them, by
+ * fewer bytes, is not to blame: more of it would not help. Where both are too small for all, both
+ * are named, each with what it needs, and with that a plan fits. */
+START_TEST(limit_that_none_meets)
+{
+    struct cst_plan_least least = {0};
+    struct cst_err err;
+
+    declare("opt-6.7b", 1, 1, true);
+    f.budget.device_bytes = _i == 0 ? UINT64_C(4) << 30 : UINT64_C(1) << 30;
+    f.budget.host_bytes = UINT64_C(80) << 30;
+    f.config.runtime_only = true;
+    f.config.least = &least;
+    if (_i == 0) {
+        refuse(CST_EBUDGET, "host memory of 85899345920 bytes");
+        ck_assert_uint_eq(least.device_bytes, f.budget.device_bytes);
+        one_byte(&f.budget.host_bytes, CST_EBUDGET);
+        return;
+    }
+    refuse(CST_EPOOL, "; host memory of 85899345920 bytes");
+    ck_assert_uint_gt(least.host_bytes, f.budget.host_bytes);
+    f.budget.device_bytes = least.device_bytes - 1;
+    f.budget.host_bytes = least.host_bytes;
+    ck_assert_int_eq(cst_plan_search(&f.plans, &f.config, &err), CST_EPOOL);
+    ck_assert_uint_eq(least.device_bytes, f.budget.device_bytes + 1);
+    f.budget.device_bytes++;
+    search();
+}
+END_TEST
+
 /* A budget of no bytes is none at all: the first byte that is missing is the first that is needed.
  * No limit is another thing. */
 START_TEST(nothing_is_a_limit)
@@ -410,6 +440,7 @@ int main(void)
     tc = suite_case(suite, "limits", search_rig_setup, search_rig_teardown);
     tcase_add_loop_test(tc, device_is_short, 0, 2);
     tcase_add_test(tc, host_is_short);
+    tcase_add_loop_test(tc, limit_that_none_meets, 0, 2);
     tcase_add_test(tc, nothing_is_a_limit);
     tcase_add_test(tc, host_is_spared);
     tcase_add_loop_test(tc, host_is_spared_by_the_layout, 0, 2);
