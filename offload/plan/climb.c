@@ -40,7 +40,7 @@ static int replay(struct cst_search *s, uint32_t i, bool any_price)
     struct cst_err err;
     int rc;
 
-    if (try->replayed || (s->events_left == 0 && !any_price)) {
+    if (try->replayed || (s->events_left == 0 && !any_price) || cst_search_stops(s)) {
         return CST_OK;
     }
     try->replayed = true;
@@ -101,6 +101,20 @@ static bool is_thrifty(const struct cst_search *s, const struct cst_plan_try *tr
     return padding_of(s, try) <= max_padding(s);
 }
 
+/* The search was stopped before any try was played: take the one with the shortest estimate, of
+ * those that waste little if there are such. */
+static void take_estimate(struct cst_search *s)
+{
+    uint32_t found = 0;
+
+    while (found < s->n_tries && !is_thrifty(s, &s->tries[found])) {
+        found++;
+    }
+    found = found < s->n_tries ? found : 0;
+    s->tries[found].result = (struct cst_replay_result){.step_ns = s->tries[found].estimate_ns};
+    s->best = found;
+}
+
 /* The first try that runs at all, of those that waste little before the others. */
 static int replay_any(struct cst_search *s)
 {
@@ -113,6 +127,10 @@ static int replay_any(struct cst_search *s)
             s->tries[number].replayed = false;
             rc = replay(s, number, true);
         }
+    }
+    if (s->stopped && s->best == NONE && s->n_tries > 0 && rc != CST_ENOMEM) {
+        take_estimate(s);
+        rc = CST_OK;
     }
     return rc;
 }
@@ -374,6 +392,9 @@ int cst_search_climb(struct cst_search *s)
 {
     int rc = CST_OK;
 
+    if (cst_search_stops(s)) {
+        return CST_OK;
+    }
     for (uint32_t round = 0; round < MAX_CLIMBS && rc == CST_OK && s->best != NONE; round++) {
         uint32_t before = s->best;
         struct cst_plan_try from = s->tries[before]; /* tries may move */
@@ -383,11 +404,11 @@ int cst_search_climb(struct cst_search *s)
             from = s->tries[s->best];
             rc = climb_capacity(s, &from);
         }
-        if (s->best == before || s->events_left == 0) {
+        if (s->best == before || s->events_left == 0 || s->stopped) {
             break;
         }
     }
-    if (rc == CST_OK && s->best != NONE && s->events_left > 0) {
+    if (rc == CST_OK && s->best != NONE && s->events_left > 0 && !s->stopped) {
         struct cst_plan_try from = s->tries[thriftiest(s, LOCK)];
 
         rc = climb_knobs(s, &from);

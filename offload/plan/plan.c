@@ -183,6 +183,12 @@ int cst_search_open(struct cst_search *s, const struct cst_plan_config *config, 
     return CST_OK;
 }
 
+bool cst_search_stops(struct cst_search *s)
+{
+    s->stopped = s->stopped || (s->config->stop != NULL && s->config->stop(s->config->stop_arg));
+    return s->stopped;
+}
+
 /* -- the answer ----------------------------------------------------------------------------- */
 
 static void describe_room(const struct cst_search *s, const struct cst_plan_try *try,
@@ -277,7 +283,7 @@ static int pick_runners_up(struct cst_search *s, struct cst_plans *plans, struct
     uint32_t picked[CST_PLAN_RUNNERS_UP + 1] = {s->best}, n = 1;
     int rc = CST_OK;
 
-    while (n <= CST_PLAN_RUNNERS_UP && rc == CST_OK) {
+    while (n <= CST_PLAN_RUNNERS_UP && rc == CST_OK && !cst_search_stops(s)) {
         struct cst_plan_loser *loser = &plans->runners_up[n - 1];
         uint32_t next = NONE;
 
@@ -323,6 +329,11 @@ static int cannot_fit(const struct cst_search *s, struct cst_err *err)
                        s->config->chunk_elems);
 }
 
+static int stopped(struct cst_err *err)
+{
+    return cst_err_set(err, CST_ETIMEDOUT, "the search was stopped before it had a plan");
+}
+
 static int answer(struct cst_search *s, struct cst_plans *out, struct cst_err *err)
 {
     struct cst_plans plans = {
@@ -330,11 +341,12 @@ static int answer(struct cst_search *s, struct cst_plans *out, struct cst_err *e
     int rc;
 
     if (s->best == NONE) {
-        return cannot_fit(s, err);
+        return s->stopped && s->n_tries == 0 ? stopped(err) : cannot_fit(s, err);
     }
     s->best = cst_search_thriftiest(s);
     cst_search_why_states(s, plans.states_why);
     plans.n_layouts = s->n_layouts;
+    plans.stopped = s->stopped;
     plans.without_states_ns = s->without_ns == UINT64_MAX ? 0 : s->without_ns;
     rc = pick_runners_up(s, &plans, err);
     if (rc == CST_OK) { /* last of all: the model's layout is its */
@@ -362,7 +374,7 @@ static int look_with_states(struct cst_search *s)
     if (s->config->device_states == CST_PLAN_ROOM_AUTO) {
         s->without_ns = s->best == NONE ? UINT64_MAX : s->tries[s->best].result.step_ns;
     }
-    if (!cst_search_may_split(s)) {
+    if (!cst_search_may_split(s) || cst_search_stops(s)) {
         return CST_OK;
     }
     s->splits = true;

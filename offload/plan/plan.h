@@ -1,5 +1,5 @@
 /* The planner: from a model, budgets and rates to everything that the user need not choose. Pure; bounded by candidates and by a count of
- * replayed events, so it always ends; never asks the clock.
+ * replayed events, so it always ends; never asks the clock. A caller that has no time to wait for the end says so by `stop`.
  *
  *   candidates (capacities per size class x blocks x states on the device x prefetch depth x gradient storage x reductions)
  *     --lower bound by arithmetic, pruned--> the promising ones --cst_replay_run--> neighbours of the best, replayed too
@@ -72,6 +72,9 @@ struct cst_plan_config {
                                  * where that one wastes more than half of them (without such a plan: the one that wastes least). 0: 0.02 */
     struct cst_plan_least *least; /* written where the search ends with CST_EPOOL or CST_EBUDGET; NULL: nowhere. Borrowed */
     uint64_t max_events;        /* to replay in all; 0: 600 000. As many again with device_states of the plan's choice. Where no plan could be played within them one is, with up to 16 times as many */
+    bool (*stop)(void *arg);    /* Asked between layouts, and between and within plays. True: end the search with the best plan so far, which is
+                                 * the fastest that was played or, if none was, the one with the shortest estimate. NULL: nobody is asked */
+    void *stop_arg;             /* For stop. */
 };
 
 enum cst_plan_grad { CST_PLAN_GRAD_BESIDE, /* 16 B per parameter */ CST_PLAN_GRAD_OVER /* in the weight's place: 14 B */ };
@@ -112,6 +115,7 @@ struct cst_plans {
     struct cst_plan_loser runners_up[CST_PLAN_RUNNERS_UP];
     uint32_t n_runners_up;
     uint64_t n_candidates, n_replayed, n_events;
+    bool stopped;                        /* `stop` ended the search: a longer one might have found a faster plan. Runners-up may be lacking then. */
     uint64_t n_layouts;                  /* of the model that were built to find the best: most of the time where there are many tensors */
     uint64_t without_states_ns;          /* the fastest step without states that stay on accelerators; 0: nothing fits, or they were not the plan's choice */
     char states_why[CST_PLAN_WORDS];     /* why so much of accelerators is for states, or nothing; empty: they were not the plan's choice */
@@ -123,8 +127,8 @@ bool cst_plan_chooses_room(const struct cst_plan_config *config);
 int cst_plan_check_rooms(const struct cst_plan_config *config, struct cst_err *err);
 
 /* CST_EPOOL / CST_EBUDGET: nothing fits: the limit that no candidate meets and the bytes that are short; both limits, and CST_EPOOL, where none meets
- * either. CST_ETIMEDOUT: the steps of no plan could be played within
- * 16 x max_events. CST_EINVAL, CST_ENOMEM. The model's layout fields are the
+ * either. CST_ETIMEDOUT: the steps of no plan could be played within 16 x max_events, or `stop` ended the search before there was a candidate.
+ * CST_EINVAL, CST_ENOMEM. The model's layout fields are the
  * best plan's. */
 int cst_plan_search(struct cst_plans *out, const struct cst_plan_config *config, struct cst_err *err);
 void cst_plans_close(struct cst_plans *plans);

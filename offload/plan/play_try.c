@@ -91,6 +91,8 @@ int cst_search_play(const struct cst_search *s, const struct cst_plan_try *try,
     replay->micro_batches = s->config->micro_batches;
     replay->reduce_once = try->once;
     replay->flops_share = s->config->flops_share;
+    replay->stop = s->config->stop;
+    replay->stop_arg = s->config->stop_arg;
     replay->recompute = s->config->recompute;
     replay->stands_for = s->stands_for > 1 ? &s->stands_for : NULL;
     replay->device_rows = try->n_device > 0 ? device : NULL;

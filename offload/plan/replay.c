@@ -209,6 +209,20 @@ static void take_reply(struct cst_play *play, const struct cst_reply *reply)
     }
 }
 
+#define STOP_EVENTS 1024 /* events, or turns, from one question to the next */
+
+/* Whoever wanted the replay wants it no more. */
+static bool stops(const struct cst_play *play, uint64_t n)
+{
+    return play->config->stop != NULL && n % STOP_EVENTS == 0 &&
+           play->config->stop(play->config->stop_arg);
+}
+
+static void stop(struct cst_play *play)
+{
+    play->status = cst_err_set(&play->err, CST_ETIMEDOUT, "the replay was stopped");
+}
+
 static void give_up(struct cst_play *play)
 {
     play->status =
@@ -225,6 +239,10 @@ void cst_play_event(struct cst_play *play, struct cst_event *event)
     }
     if (++play->n_events > play->config->deadline_events && play->config->deadline_events > 0) {
         give_up(play);
+        return;
+    }
+    if (stops(play, play->n_events)) {
+        stop(play);
         return;
     }
     event->now = play->now;
@@ -295,6 +313,10 @@ static bool turn(struct cst_play *play)
     if (++play->n_turns / TURNS > play->config->deadline_events &&
         play->config->deadline_events > 0) {
         give_up(play);
+        return false;
+    }
+    if (stops(play, play->n_turns)) {
+        stop(play);
         return false;
     }
     play->now = timer_at <= at ? timer_at : at;

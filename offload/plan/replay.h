@@ -58,6 +58,8 @@ struct cst_replay_config {
                                  * turns by chunk; only GPUs. Other ranks' copies of them are peer copies. */
     const uint8_t *disk_rows;   /* per chunk: same, those that are on disk and come and go for each update; NULL: none */
     uint64_t deadline_events; /* give up (CST_ETIMEDOUT) after so many; 0: none */
+    bool (*stop)(void *arg);  /* Asked now and then. True: give up (CST_ETIMEDOUT). NULL: nobody is asked. */
+    void *stop_arg;           /* For stop. */
     void (*interval)(void *arg, const struct cst_interval *interval); /* NULL: nobody wants them */
     void *arg;
 };

@@ -76,12 +76,16 @@ struct cst_search {
     uint32_t n_tries, capacity;
     uint32_t best; /* index; UINT32_MAX: none was replayed */
     uint64_t events_left;
+    bool stopped;         /* config->stop has said so; see cst_search_stops */
     uint64_t events_most; /* of one replay at any price, and of all that tell what binds */
     uint64_t n_events, n_replayed;
     uint64_t n_layouts;    /* built so far */
     uint64_t most_layouts; /* with states of the plan's choice: none is built beyond so many */
     struct cst_search_lack lack;
 };
+
+/* The caller wants no more of the search: no further layout or replay is begun. Asks config->stop until it says so once. */
+bool cst_search_stops(struct cst_search *search);
 
 /* Check @config; no tries yet. */
 int cst_search_open(struct cst_search *search, const struct cst_plan_config *config,

@@ -109,7 +109,7 @@ int cst_search_settle(struct cst_search *s, struct cst_plan_try *try,
 
     *found = false;
     try->device_states = try->device_states < most ? try->device_states : most;
-    if (try->device_states == 0 || s->n_layouts >= s->most_layouts) {
+    if (try->device_states == 0 || s->n_layouts >= s->most_layouts || cst_search_stops(s)) {
         return CST_OK;
     }
     try->update_room = cst_search_room_bytes(s, try, layout);

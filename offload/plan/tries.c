@@ -100,6 +100,9 @@ int cst_search_find(struct cst_search *s, uint64_t elems, struct cst_plan_try *t
         try->known = try->known || elems == known_mib[i] * (uint64_t)MIB_ELEMS;
     }
     *found = false;
+    if (cst_search_stops(s)) {
+        return CST_OK;
+    }
     rc = cst_search_layout(s, try, layout, &err);
     if (rc != CST_OK) {
         return rc == CST_ENOMEM ? rc : CST_OK;

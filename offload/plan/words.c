@@ -102,6 +102,8 @@ static bool give_more(struct cst_search *s, struct cst_plan_try *try,
     return cst_search_fit(s, try, layout);
 }
 
+static const char not_in_time[] = "not looked for: the search was stopped";
+
 /* A quarter more of each thing in turn, played: what makes the step shortest. A tie goes to what
  * comes first. */
 const char *cst_search_binds(const struct cst_search *search, const struct cst_plan_try *try,
@@ -113,12 +115,18 @@ const char *cst_search_binds(const struct cst_search *search, const struct cst_p
     if (try->result.n_events > search->events_most / N_CAUSES) {
         return "not looked for: a step takes too long to play";
     }
+    if (search->stopped) {
+        return not_in_time;
+    }
     for (enum cause cause = COMPUTE; cause < N_CAUSES; cause++) {
         struct cst_search s = *search; /* its lists are not touched */
         struct cst_plan_try more = *try;
         struct cst_replay_config replay = {.n_steps = 3};
         struct cst_replay_result result;
 
+        if (cst_search_stops(&s)) {
+            return not_in_time;
+        }
         if (give_more(&s, &more, layout, cause) &&
             cst_search_play(&s, &more, layout, &replay, &result, NULL) == CST_OK &&
             result.step_ns < shortest) {

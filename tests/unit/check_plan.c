@@ -307,7 +307,76 @@ START_TEST(always_ends)
 }
 END_TEST
 
-/* Questions that make no sense are refused with the reason. */
+/* Says no @left times, then yes for ever. */
+struct patience {
+    uint32_t left;
+    uint32_t n_after; /* times that it was asked again */
+};
+
+static bool is_over(void *arg)
+{
+    struct patience *patience = arg;
+
+    if (patience->left > 0) {
+        patience->left--;
+        return false;
+    }
+    patience->n_after++;
+    return true;
+}
+
+/* A search that is stopped ends at once, wherever it is: with a plan that can be run, or with none
+ * where it had no candidate yet. */
+START_TEST(stops)
+{
+    const uint32_t questions[] = {0, 1, 2, 3, 5, 10, 20, 40, 80, 160};
+    struct patience patience = {.left = questions[_i]};
+    struct cst_replay_result r;
+    struct cst_err err;
+    int rc;
+
+    declare("opt-6.7b", 1, 1, true);
+    f.budget.device_bytes = 30000000000;
+    f.config.runtime_only = true;
+    f.config.stop = is_over;
+    f.config.stop_arg = &patience;
+    rc = cst_plan_search(&f.plans, &f.config, &err);
+    ck_assert_uint_le(patience.n_after, 2); /* within a replay, and by the search itself */
+    if (_i == 0) {
+        ck_assert_int_eq(rc, CST_ETIMEDOUT);
+        ck_assert_msg(strstr(err.text, "stopped") != NULL, "%s", err.text);
+        return;
+    }
+    ck_assert_msg(rc == CST_OK, "%s", err.text);
+    ck_assert(f.plans.stopped);
+    ck_assert_uint_gt(f.plans.best.predicted.step_ns, 0);
+    f.config.stop = NULL;
+    ck_assert_int_eq(cst_plan_replay(&f.config, &f.plans.best, 0, NULL, NULL, &r, &err), CST_OK);
+}
+END_TEST
+
+/* Whoever is asked and never says stop changes nothing. */
+START_TEST(never_stopped)
+{
+    struct patience patience = {.left = UINT32_MAX};
+    struct cst_plan_choice best;
+
+    declare("gpt2-355m", 2, 2, false);
+    f.budget.device_bytes = 6000000000;
+    search();
+    best = f.plans.best;
+    best.device_rows = best.disk_rows = NULL;
+    cst_plans_close(&f.plans);
+    f.config.stop = is_over;
+    f.config.stop_arg = &patience;
+    search();
+    ck_assert(!f.plans.stopped);
+    ck_assert_uint_gt(UINT32_MAX - patience.left, 100);
+    ck_assert_mem_eq(&f.plans.best.predicted, &best.predicted, sizeof best.predicted);
+    ck_assert_mem_eq(&f.plans.best.layout, &best.layout, sizeof best.layout);
+}
+END_TEST
+
 /* A step of so many micro-batches that nobody could wait for its replay is given up, and so is what
  * a choice is played for once more. */
 START_TEST(gives_up)
@@ -334,6 +403,7 @@ START_TEST(gives_up)
 }
 END_TEST
 
+/* Questions that make no sense are refused with the reason. */
 START_TEST(nonsense)
 {
     declare("gpt2-124m", 1, 1, false);
@@ -447,6 +517,8 @@ int main(void)
     tcase_add_test(tc, gradients_over_weights_are_the_users_choice);
     tcase_add_loop_test(tc, always_ends, 0, 8);
     tcase_add_test(tc, gives_up);
+    tcase_add_loop_test(tc, stops, 0, 10);
+    tcase_add_test(tc, never_stopped);
     tcase_add_test(tc, nonsense);
     tcase_add_test(tc, numbers_do_not_wrap);
     return suite_run(suite);
