@@ -215,12 +215,27 @@ static void add_blocks(struct cst_plan_try *try, const struct cst_layout *layout
     *room -= n * bytes;
 }
 
+/* Where ranks compute on the host their pools are host memory, too: bytes of it that are left for
+ * each rank after the arenas and the smallest pools, of @least bytes. Where those alone do not fit,
+ * only what the runtime cannot do yet may spare enough of them. */
+static uint64_t left_on_host(const struct cst_search *s, const struct cst_layout *layout,
+                             uint64_t least)
+{
+    uint64_t limit = s->config->budget->host_bytes, used = layout->arena_bytes + s->world * least;
+
+    if (!s->host || (used > limit && !s->config->runtime_only)) {
+        return UINT64_MAX;
+    }
+    return used < limit ? (limit - used) / s->world : 0;
+}
+
 /* Blocks of each class: the smallest pool, and what the device has left goes to further blocks.
  * Where the smallest pool does not fit, @lack says so, and the pool is that one nevertheless. */
 static void fit_blocks(const struct cst_search *s, struct cst_plan_try *try,
                        const struct cst_layout *layout, struct shortage *lack)
 {
     uint64_t room = s->room - try->state_bytes, updates = for_updates(s, try), needed = 0;
+    uint64_t left;
 
     room = room > updates ? room - updates : 0;
     room = room < try->block_room ? room : try->block_room;
@@ -233,6 +248,8 @@ static void fit_blocks(const struct cst_search *s, struct cst_plan_try *try,
         lack->device = lack->needed - (try->block_room < s->room ? try->block_room : s->room);
     }
     room -= needed < room ? needed : room;
+    left = left_on_host(s, layout, needed);
+    room = room < left ? room : left;
     for (uint32_t i = 1; try->wide && i < layout->n_classes; i++) {
         add_blocks(try, layout, i, &room);
     }

@@ -248,6 +248,21 @@ static void declare_on_host(uint32_t world)
     f.budget.device_bytes = 300000000;
 }
 
+/* Pools on the host are no larger than what the host's memory has left, so that a plan fits
+ * wherever arenas and the smallest pools do. */
+START_TEST(host_holds_pools)
+{
+    declare_on_host(1 + (uint32_t)_i);
+    f.config.runtime_only = true;
+    f.budget.device_bytes = CST_PLAN_NO_LIMIT;
+    f.budget.host_bytes = 1000000000;
+    refuse(CST_EBUDGET, "host memory of 1000000000 bytes");
+    one_byte(&f.budget.host_bytes, CST_EBUDGET);
+    ck_assert_uint_le(f.plans.best.host_bytes, f.budget.host_bytes);
+    ck_assert_uint_lt(f.plans.best.pool_bytes, 300000000);
+}
+END_TEST
+
 /* On the host it is the layout that has them there, played as it runs: to the byte and nanosecond.
  */
 START_TEST(host_is_spared_by_the_layout)
@@ -258,6 +273,7 @@ START_TEST(host_is_spared_by_the_layout)
     uint32_t world = 1 + (uint32_t)_i;
 
     declare_on_host(world);
+    f.budget.device_bytes = 200000000; /* about the smallest pool: pools cannot shrink instead */
     f.budget.host_bytes = 15 * f.model.n_params + world * f.budget.device_bytes;
     search();
     ck_assert_int_eq(f.plans.best.grad, CST_PLAN_GRAD_OVER);
@@ -513,6 +529,7 @@ int main(void)
     tcase_add_loop_test(tc, limit_that_none_meets, 0, 2);
     tcase_add_test(tc, nothing_is_a_limit);
     tcase_add_test(tc, host_is_spared);
+    tcase_add_loop_test(tc, host_holds_pools, 0, 2);
     tcase_add_loop_test(tc, host_is_spared_by_the_layout, 0, 2);
     tcase_add_test(tc, gradients_over_weights_are_the_users_choice);
     tcase_add_loop_test(tc, always_ends, 0, 8);
