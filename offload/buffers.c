@@ -44,46 +44,60 @@ static uint64_t largest_below(const struct cst_layout *layout, uint64_t limit)
     return most;
 }
 
-static uint64_t capacity_of(const struct cst_layout *layout, uint64_t n_elems)
+/* Elements of the largest chunk with states of which a buffer takes at most @bytes; 0: there is
+ * none. *covered: elements of all chunks that are no larger. */
+static uint64_t largest_within(const struct cst_layout *layout, uint64_t bytes, uint64_t *covered)
 {
-    for (uint32_t k = 0; k < layout->n_classes; k++) {
-        if (n_elems <= layout->classes[k].capacity) {
-            return layout->classes[k].capacity;
+    uint64_t most = 0;
+
+    *covered = 0;
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+        struct cst_buffers b;
+
+        if (cst_pattern(chunk->pattern)->has_states) {
+            lay_out(&b, layout, chunk->n_elems);
+            if (b.bytes <= bytes) {
+                most = chunk->n_elems > most ? chunk->n_elems : most;
+                *covered += chunk->n_elems;
+            }
         }
     }
-    return n_elems;
+    return most;
 }
 
-/* The largest class of which @n buffers fit. */
-static bool fit(struct cst_buffers *b, const struct cst_layout *layout, uint64_t room_bytes,
-                uint32_t n)
+/* How many buffers, for the chunks of how many elements: what takes most through per time. Its
+ * three stages (up, update, down) taken as equally long, a room with n buffers takes n chunks
+ * through in the time of three stages, of the elements that fit a buffer. Of equals the one with
+ * more buffers. The result has no bytes where no chunk fits. */
+static struct cst_buffers choose(const struct cst_layout *layout, uint64_t room_bytes)
 {
-    uint64_t elems = largest_below(layout, UINT64_MAX);
+    struct cst_buffers best = {0}, b;
+    uint64_t most = 0;
 
-    for (; elems > 0; elems = largest_below(layout, capacity_of(layout, elems))) {
-        lay_out(b, layout, elems);
-        if (b->bytes <= room_bytes / n) {
-            b->n = n;
-            return true;
+    for (uint32_t n = CST_BUFFERS_MAX; n > 0; n--) {
+        uint64_t covered, elems = largest_within(layout, room_bytes / n, &covered);
+
+        if (elems > 0 && n * covered > most) {
+            most = n * covered;
+            lay_out(&b, layout, elems);
+            b.n = n;
+            best = b;
         }
     }
-    return false;
+    return best;
 }
 
 void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *layout,
                         uint64_t room_bytes)
 {
-    struct cst_buffers b = {0};
-    uint32_t n = CST_BUFFERS_MAX;
+    struct cst_buffers b = choose(layout, room_bytes);
 
-    while (n > 0 && !fit(&b, layout, room_bytes, n)) {
-        n--;
-    }
-    if (n == 0) {
+    if (b.n == 0) {
         memset(buffers, 0, sizeof *buffers);
         return;
     }
-    b.held_first = n * b.bytes;
+    b.held_first = b.n * b.bytes;
     b.held_bytes = row_bytes(layout, CST_ROW_GRAD, b.max_elems);
     b.n_held = (uint32_t)((room_bytes - b.held_first) / b.held_bytes);
     if (b.n_held > layout->n_chunks) {

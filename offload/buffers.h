@@ -24,8 +24,11 @@ struct cst_buffers {
     uint32_t n_held;
 };
 
-/* Divide @room_bytes for the chunks of @layout that have states. Three buffers for the largest of them; where there is no room for three, three for
- * the largest of the next smaller size class, and so on down; where there is none for those, two, then one, of the largest class that fits. */
+/* Divide @room_bytes for the chunks of @layout that have states: one, two or three buffers of one size.
+ * More buffers overlap more of the copies and updates; larger buffers let larger chunks through, and a
+ * chunk that is larger is never updated in the room. The number is chosen that takes most elements
+ * through per time: three buffers only where they hold two thirds of the elements that two would hold.
+ * What the buffers leave holds gradients. *buffers has n = 0 where no chunk fits. */
 void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *layout,
                         uint64_t room_bytes);
 

@@ -29,37 +29,67 @@ START_TEST(depth)
     ck_assert_uint_eq(b.held_first, 3 * one);
     divide(&b, &layout, chunks, 2, 3 * one - 1);
     ck_assert_uint_eq(b.n, 2);
-    divide(&b, &layout, chunks, 2, 2 * one - 1);
+    divide(&b, &layout, chunks, 2, 2 * one - 1); /* 3 x 4096 elements, or 1 x (4096 + 8192) */
+    ck_assert_uint_eq(b.n, 3);
+    ck_assert_uint_eq(b.max_elems, 4096);
+    divide(&b, &layout, chunks, 2, 3 * one / 2 - 1);
     ck_assert_uint_eq(b.n, 1);
+    ck_assert_uint_eq(b.max_elems, 8192);
     divide(&b, &layout, chunks, 2, one - 1);
+    ck_assert_uint_eq(b.n, 1);
+    ck_assert_uint_eq(b.max_elems, 4096);
+    divide(&b, &layout, chunks, 2, one / 2 - 1);
     ck_assert_uint_eq(b.n, 0);
     ck_assert_uint_eq(cst_buffers_want(&layout), 3 * one);
 }
 END_TEST
 
-/* Three buffers of a smaller class are better than one of the largest. */
-START_TEST(smaller_class)
+/* Three buffers that hold almost all elements are better than one that holds an outlier, too. */
+START_TEST(outlier)
 {
     struct cst_layout layout = {.n_classes = 2,
-                                .classes = {{.capacity = 8192}, {.capacity = 1 << 20}}};
-    struct cst_layout_chunk chunks[] = {{.n_elems = 8000, .size_class = 0},
-                                        {.n_elems = 1 << 20, .size_class = 1}};
+                                .classes = {{.capacity = 8192}, {.capacity = 32768}}};
+    struct cst_layout_chunk chunks[21];
     struct cst_buffers b;
 
-    divide(&b, &layout, chunks, 2, 28ull << 20);
+    for (uint32_t c = 0; c < 20; c++) {
+        chunks[c] = (struct cst_layout_chunk){.n_elems = 8000};
+    }
+    chunks[20] = (struct cst_layout_chunk){.n_elems = 32768, .size_class = 1};
+    divide(&b, &layout, chunks, 21, 28ull * 32768);
     ck_assert_uint_eq(b.n, 3);
     ck_assert_uint_eq(b.max_elems, 8000);
     ck_assert_uint_ge(cst_buffers_want_of(&layout, 1), 3 * 28ull * 8000);
-    divide(&b, &layout, chunks, 2, cst_buffers_want_of(&layout, 1));
+    divide(&b, &layout, chunks, 21, cst_buffers_want_of(&layout, 1));
     ck_assert_uint_eq(b.n, 3);
     ck_assert_uint_eq(b.max_elems, 8000);
     ck_assert_uint_eq(cst_buffers_want_of(&layout, 0), 0);
-    ck_assert_uint_eq(cst_buffers_want_of(&layout, 2), 84ull << 20);
-    divide(&b, &layout, chunks, 2, 84ull << 20);
-    ck_assert_uint_eq(b.max_elems, 1 << 20);
-    divide(&b, &layout, chunks, 2, 29 * 8192);
+    ck_assert_uint_eq(cst_buffers_want_of(&layout, 2), 84ull * 32768);
+    divide(&b, &layout, chunks, 21, 84ull * 32768);
+    ck_assert_uint_eq(b.n, 3);
+    ck_assert_uint_eq(b.max_elems, 32768);
+    divide(&b, &layout, chunks, 21, 29 * 8192);
     ck_assert_uint_eq(b.n, 1);
     ck_assert_uint_eq(b.max_elems, 8000);
+}
+END_TEST
+
+/* Two buffers that hold all chunks are better than three that hold half of them, whose other half
+ * would never be updated there: 10 chunks of 200 000 elements and 12 of 340 000 in 20 MiB. */
+START_TEST(two_for_all)
+{
+    struct cst_layout layout = {.n_classes = 2,
+                                .classes = {{.capacity = 200000}, {.capacity = 340000}}};
+    struct cst_layout_chunk chunks[22];
+    struct cst_buffers b;
+
+    for (uint32_t c = 0; c < 22; c++) {
+        chunks[c] =
+            (struct cst_layout_chunk){.n_elems = c < 10 ? 200000 : 340000, .size_class = c >= 10};
+    }
+    divide(&b, &layout, chunks, 22, 20 << 20);
+    ck_assert_uint_eq(b.n, 2);
+    ck_assert_uint_eq(b.max_elems, 340000);
 }
 END_TEST
 
@@ -91,7 +121,8 @@ int main(void)
     TCase *tc = suite_case(suite, "divide", NULL, NULL);
 
     tcase_add_test(tc, depth);
-    tcase_add_test(tc, smaller_class);
+    tcase_add_test(tc, outlier);
+    tcase_add_test(tc, two_for_all);
     tcase_add_loop_test(tc, formats, 0, CST_MOMENTS_COUNT);
     return suite_run(suite);
 }
