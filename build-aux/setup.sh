@@ -78,6 +78,6 @@ need_configured() {
 # The build that users get, in build/. Both scripts make the same one, so that neither has the other's made again.
 build() {
     need_configure_script
-    need_configured build --enable-werror
+    need_configured build
     make -s -C build -j"$(nproc)"
 }

@@ -2,7 +2,7 @@
 
 #include "daemon/log.h"
 #include "daemon/mounts.h"
-#include "dirs.h"
+#include "proto/program.h"
 
 #include <errno.h>
 #include <hwloc.h>
@@ -17,77 +17,18 @@ enum { PING_MS = 1000, STOP_MS = 2000 };
 
 /* -- start and end -------------------------------------------------------------------------- */
 
-/* A program that is looked for. */
-struct search {
-    const char *name;     /* "cistern-engine-host" */
-    const char *config;   /* what the configuration says; may be empty */
-    const char *variable; /* of the environment */
-    char *out;            /* CST_CONFIG_PATH_BYTES */
-};
-
-static bool try_program(const struct search *search, const char *dir, const char *name)
-{
-    int n = snprintf(search->out, CST_CONFIG_PATH_BYTES, "%s%s", dir, name);
-
-    return n > 0 && n < CST_CONFIG_PATH_BYTES && access(search->out, X_OK) == 0;
-}
-
-/* In the build tree that this program lies in: libtool's own place for it first, the file above it
- * is a script. */
-static bool try_beside(const struct search *search)
-{
-    char self[PATH_MAX], hidden[64];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    char *slash;
-
-    self[n > 0 ? n : 0] = '\0';
-    slash = strrchr(self, '/');
-    if (slash == NULL) {
-        return false;
-    }
-    slash[1] = '\0';
-    if (strcmp(slash - (slash - self >= 6 ? 6 : 0), "/.libs/") == 0) {
-        slash[-5] = '\0';
-    }
-    (void)snprintf(hidden, sizeof hidden, ".libs/%s", search->name);
-    return try_program(search, self, hidden) || try_program(search, self, search->name);
-}
-
-/* Configured, from the environment, in the build tree, or installed. CST_ENOTFOUND: one that was
- * named is not there; CST_EAGAIN: nowhere. */
-static int find_program(const struct search *search, struct cst_err *err)
-{
-    const char *given = search->config[0] != '\0' ? search->config : getenv(search->variable);
-
-    if (given != NULL) {
-        return try_program(search, given, "")
-                   ? CST_OK
-                   : cst_err_errno(err, CST_ENOTFOUND, errno, "engine program %s", given);
-    }
-    if (try_beside(search) || try_program(search, CST_LIBEXECDIR "/", search->name)) {
-        return CST_OK;
-    }
-    search->out[0] = '\0';
-    return CST_EAGAIN;
-}
-
 static int find_programs(struct cst_engines *engines, struct cst_err *err)
 {
     const struct cst_config *config = engines->config;
-    struct search host = {"cistern-engine-host", config->engine, "CISTERN_ENGINE_HOST",
-                          engines->program};
-    struct search gpu = {"cistern-engine-cuda", config->gpu_engine, "CISTERN_ENGINE_CUDA",
-                         engines->gpu_program};
-    int rc = find_program(&host, err);
+    int rc = cst_program_find("cistern-engine-host", config->engine, "CISTERN_ENGINE_HOST",
+                              engines->program, sizeof engines->program, err);
 
     if (rc == CST_EAGAIN) {
-        return cst_err_set(
-            err, CST_ENOTFOUND,
-            "no engine program at %s/cistern-engine-host: use --engine or CISTERN_ENGINE_HOST",
-            CST_LIBEXECDIR);
+        return cst_err_set(err, CST_ENOTFOUND, "%s or --engine", err->text);
     }
     if (rc == CST_OK && strcmp(config->gpu_devices, "none") != 0) {
-        rc = find_program(&gpu, err);
+        rc = cst_program_find("cistern-engine-cuda", config->gpu_engine, "CISTERN_ENGINE_CUDA",
+                              engines->gpu_program, sizeof engines->gpu_program, err);
         rc = rc == CST_EAGAIN ? CST_OK : rc;
     }
     return rc;

@@ -9,7 +9,6 @@
 #include "daemon/paced.h"
 #include "daemon/probe.h"
 #include "daemon/size.h"
-#include "dirs.h"
 #include "proto/cistern.pb-c.h"
 
 #include <stdio.h>
@@ -170,9 +169,9 @@ void cst_gpus_start(struct cst_gpus *gpus, struct cst_daemon *daemon)
         end_without(gpus, CST_LOG_DEBUG, "'devices = none' in [gpu]");
     } else if (daemon->engines.gpu_program[0] == '\0') {
 #ifdef HAVE_CUDA
-        end_without(gpus, CST_LOG_INFO,
-                    "no engine program at " CST_LIBEXECDIR
-                    "/cistern-engine-cuda: use --engine-cuda or CISTERN_ENGINE_CUDA");
+        end_without(
+            gpus, CST_LOG_INFO,
+            "no engine program cistern-engine-cuda: use --engine-cuda or CISTERN_ENGINE_CUDA");
 #else
         end_without(gpus, CST_LOG_DEBUG, "built without CUDA");
 #endif

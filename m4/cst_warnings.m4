@@ -1,4 +1,5 @@
-dnl CST_WARNINGS: the house's warnings in CST_WARN_CFLAGS, each tried first; --enable-werror for CI.
+dnl CST_WARNINGS: the house's warnings in CST_WARN_CFLAGS, each tried first. Whether they are errors is in CST_WERROR, which make can also be told: users
+dnl build without it, and `make CST_WERROR=-Werror` in the same tree compiles nothing twice.
 AC_DEFUN([CST_WARNINGS], [
   AC_ARG_ENABLE([werror], [AS_HELP_STRING([--enable-werror], [treat warnings as errors])], [], [enable_werror=no])
   CST_WARN_CFLAGS=
@@ -11,8 +12,7 @@ AC_DEFUN([CST_WARNINGS], [
       [AC_MSG_RESULT([yes]); CST_WARN_CFLAGS="$CST_WARN_CFLAGS $cst_flag"], [AC_MSG_RESULT([no])])
   done
   CFLAGS=$cst_save_CFLAGS
-  AS_IF([test "x$enable_werror" = xyes], [
-    CST_WARN_CFLAGS="$CST_WARN_CFLAGS -Werror"
-    CST_CXXFLAGS="$CST_CXXFLAGS -Werror"])
+  AS_IF([test "x$enable_werror" = xyes], [CST_WERROR=-Werror], [CST_WERROR=])
   AC_SUBST([CST_WARN_CFLAGS])
+  AC_SUBST([CST_WERROR])
 ])

@@ -1,7 +1,7 @@
 #include "client/cli/measure.h"
 
 #include "cistern/cistern.h"
-#include "dirs.h"
+#include "proto/program.h"
 #include "proto/fingerprint.h"
 #include "proto/rates_json.h"
 
@@ -41,33 +41,6 @@ static void note(struct cli_measured *out, const char *fmt, ...)
 }
 
 /* -- programs --------------------------------------------------------------------------------- */
-
-/* As the daemon looks for its engines: @variable of the environment, beside this program (libtool
- * hides it in .libs), installed. */
-static bool find_program(const char *name, const char *variable, char out[PATH_MAX])
-{
-    const char *given = getenv(variable);
-    char self[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    char *slash;
-
-    if (given != NULL) {
-        return snprintf(out, PATH_MAX, "%s", given) < PATH_MAX && access(out, X_OK) == 0;
-    }
-    self[n > 0 ? n : 0] = '\0';
-    slash = strrchr(self, '/');
-    if (slash != NULL) {
-        slash[1] = '\0';
-        if (snprintf(out, PATH_MAX, "%s%s", self, name) < PATH_MAX && access(out, X_OK) == 0) {
-            return true;
-        }
-        if (snprintf(out, PATH_MAX, "%s../%s", self, name) < PATH_MAX && access(out, X_OK) == 0) {
-            return true;
-        }
-    }
-    return snprintf(out, PATH_MAX, "%s/%s", CST_LIBEXECDIR, name) < PATH_MAX &&
-           access(out, X_OK) == 0;
-}
 
 /* Start @argv with its standard output and error going to *fd. */
 static int spawn(char *const *argv, pid_t *pid, int *fd, struct cst_err *err)
@@ -234,7 +207,8 @@ static size_t measure_gpus(struct cli_measured *out, json_t **list,
     struct cst_err err = {0};
     size_t n = 0;
 
-    if (!find_program("cistern-engine-cuda", "CISTERN_ENGINE_CUDA", program)) {
+    if (cst_program_find("cistern-engine-cuda", NULL, "CISTERN_ENGINE_CUDA", program,
+                         sizeof program, NULL) != CST_OK) {
         note(out, "no GPUs: there is no cistern-engine-cuda");
         return 0;
     }
@@ -265,10 +239,10 @@ int cli_measure_engines(struct cli_measured *out, struct cst_err *err)
     size_t n_gpus;
     int rc = CST_OK;
 
-    if (!find_program("cistern-engine-host", "CISTERN_ENGINE_HOST", program)) {
-        return cst_err_set(err, CST_ENOTFOUND,
-                           "no engine program at %s/cistern-engine-host: use CISTERN_ENGINE_HOST",
-                           CST_LIBEXECDIR);
+    rc = cst_program_find("cistern-engine-host", NULL, "CISTERN_ENGINE_HOST", program,
+                          sizeof program, err);
+    if (rc != CST_OK) {
+        return rc;
     }
     for (unsigned node = 0; node < 1024 && out->rates.n_nodes < CST_RATES_MAX_NODES && rc == CST_OK;
          node++) {

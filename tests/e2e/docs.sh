@@ -19,6 +19,17 @@ page=$(find "$srcdir/client" -name cistern.1)
 missing=$(undocumented ./cistern "$page")
 [ -z "$missing" ] || fail "not in cistern(1): $missing"
 
+if [ -x ./cistern-gpt ]; then
+    missing=$(undocumented ./cistern-gpt "$srcdir/client/gpt/cistern-gpt.1")
+    [ -z "$missing" ] || fail "not in cistern-gpt(1): $missing"
+fi
+
+# Every function of the library is in libcistern(3), and nothing else is.
+grep -ho '^    cst_[a-z_]*' "$srcdir"/client/libcistern.map "$srcdir"/client/libcistern-cuda.map | tr -d ' ' | sort >"$tmp/exported"
+grep -o 'cst_[a-z_]*' "$srcdir/client/libcistern.3" | grep -v '^cst_\(client\|err\|try_\)$' | sort -u >"$tmp/described"
+differ=$(comm -3 "$tmp/exported" "$tmp/described" | tr -d '\t' | tr '\n' ' ')
+[ -z "$differ" ] || fail "libcistern(3) and the exported functions differ: $differ"
+
 # Who asks for delayed updates is warned.
 [ ! -x ./cistern-gpt ] || ./cistern-gpt --help | has 'other training, *$' ||
     fail "cistern-gpt --help does not warn of --overlap delayed"

@@ -9,26 +9,32 @@ root=$PWD/tests/stage # make check installs there
 
 # Each of these, wherever the prefix puts it.
 for file in sbin/cisternd bin/cistern libexec/cistern/cistern-engine-host include/cistern/cistern.h pkgconfig/cistern.pc \
-    libcistern.so man8/cisternd.8 man5/cistern.conf.5 man1/cistern.1 system/cisternd.service system/cisternd.socket \
-    system/cisternd-manager.socket sysusers.d/cistern.conf tmpfiles.d/cistern.conf examples/cistern.conf examples/gpu.conf completions/cistern.bash; do
+    libcistern.so man8/cisternd.8 man5/cistern.conf.5 man1/cistern.1 man3/libcistern.3 system/cisternd.service system/cisternd.socket \
+    system/cisternd-manager.socket sysusers.d/cistern.conf tmpfiles.d/cistern.conf examples/cistern.conf examples/gpu.conf examples/example.c \
+    examples/example_cuda.c cistern/README.md cistern/LICENSE cistern/CHANGELOG.md cistern/CONTRIBUTING.md completions/cistern.bash; do
     [ -n "$(find "$root" -path "*/$file")" ] || fail "not installed: $file"
 done
+
+# What programs include is in one directory, which nothing needs to be told of.
+[ "$(find "$root" -path '*/include/*' -type d -printf '%f ')" = "cistern " ] || fail "headers are not in include/cistern alone"
 
 # Man pages name the directories of this installation.
 ! grep -rq SYSCONFDIR "$root" || fail "a man page does not say where the configuration is"
 
 # What is compiled gets directories from a header, so that configure with another prefix has it compiled again.
-compile=$(make -n -W "$srcdir/daemon/options.c" -W "$srcdir/daemon/engines.c" daemon/options.lo daemon/engines.lo 2>/dev/null) ||
+compile=$(make -n -W "$srcdir/daemon/options.c" -W "$srcdir/proto/program.c" daemon/options.lo proto/program.lo 2>/dev/null) ||
     fail "make does not say how it compiles"
-[ "$(grep -c '^#define .* "/.*"$' dirs.h)" -eq 2 ] || fail "dirs.h has not the two directories"
+[ "$(grep -c '^#define .* "/.*"$' dirs.h)" -eq 3 ] || fail "dirs.h has not the three directories"
 while read -r dir; do
     ! grep -F -- "$dir" <<<"$compile" || fail "$dir is on the compiler's command line"
-done < <(sed -n 's/^#define .* "\(.*\)"$/\1/p' dirs.h)
+done < <(sed -n '/PREFIX/!s/^#define .* "\(.*\)"$/\1/p' dirs.h)
 
 # Nothing but the library's own header names is visible to those who link with it.
 library=$(find "$root" -name libcistern.so)
 strange=$(nm -D --defined-only "$library" | awk '$2 ~ /[TDBR]/ && $3 !~ /^cst_/ && $3 !~ /^CISTERN/ { print $3 }')
 [ -z "$strange" ] || fail "symbols that should be hidden: $strange"
+unversioned=$(nm -D --defined-only "$library" | awk '$2 ~ /[TDBR]/ && $3 !~ /@@CISTERN_/ { print $3 }')
+[ -z "$unversioned" ] || fail "symbols without a version: $unversioned"
 
 # The first block of C in the README.
 awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' "$srcdir/README.md" >"$tmp/worker.c"
@@ -59,7 +65,7 @@ fi
 if [ -z "$sanitize" ] && command -v "${CXX:-c++}" >/dev/null; then
     {
         printf '#include <cistern/cistern.h>\n#include <cistern/device.h>\nint main()\n{\n    void *volatile all[] = {\n'
-        sed 's/.*/        reinterpret_cast<void *>(\&&),/' "$srcdir/client/libcistern.sym"
+        sed -n 's/^    \(cst_[a-z_]*\);$/        reinterpret_cast<void *>(\&\1),/p' "$srcdir/client/libcistern.map"
         printf '    };\n    return all[0] == nullptr;\n}\n'
     } >"$tmp/all.cc"
     # shellcheck disable=SC2086 # words
@@ -67,10 +73,11 @@ if [ -z "$sanitize" ] && command -v "${CXX:-c++}" >/dev/null; then
         fail "a C++ program does not compile and link"
 fi
 
-# The daemon as installed; its engine would be under the prefix, which is not where it lies now.
-start installed "$(find "$root" -path '*/sbin/cisternd')" --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET" \
-    --engine "$(find "$root" -name cistern-engine-host)"
+# The daemon as installed. It lies elsewhere than under the prefix, and finds the engine that was installed with it.
+start installed "$(find "$root" -path '*/sbin/cisternd')" --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET"
 await installed READY=1
+engine=$(realpath "$(find "$root" -name cistern-engine-host)")
+has -F "engine $(realpath "$root")" "$tmp/installed.log" || fail "the installed daemon does not use the engine $engine"
 LD_LIBRARY_PATH=$(dirname "$library") "$tmp/worker" >"$tmp/worker.log" 2>&1 || fail "the program in README.md fails"
 cat "$tmp/worker.log"
 stop_daemon installed

@@ -13,13 +13,15 @@ for file in include/cistern/cuda.h include/cistern/device.h pkgconfig/cistern-cu
     [ -n "$(find "$root" -path "*/$file")" ] || fail "not installed: $file"
 done
 
-# The library shows what its header names, and wants no driver to start.
+# The library shows what its header names, each with a version, and wants no driver to start.
 library=$(find "$root" -name libcistern-cuda.so)
-[ "$(nm -D --defined-only "$library" | awk '$2 == "T" { print $3 }' | sort)" = "$(sort "$srcdir/client/libcistern-cuda.sym")" ] ||
-    fail "libcistern-cuda.so exports something else than libcistern-cuda.sym says"
+sed -n 's/^    \(cst_[a-z_]*\);$/\1/p' "$srcdir/client/libcistern-cuda.map" | sort >"$tmp/names"
+[ -s "$tmp/names" ] || fail "libcistern-cuda.map has no names"
+nm -D --defined-only "$library" | awk '$2 == "T" { print $3 }' | sort | cmp - <(sed 's/$/@@CISTERN_CUDA_0.1/' "$tmp/names") ||
+    fail "libcistern-cuda.so exports something else than libcistern-cuda.map says"
 while read -r name; do
     grep -q "\b$name(" "$srcdir/include/cistern/cuda.h" || fail "$name is not in cistern/cuda.h"
-done <"$srcdir/client/libcistern-cuda.sym"
+done <"$tmp/names"
 for file in "$library" "$(find "$root" -name cistern-engine-cuda)" "$(find "$root" -path '*/sbin/cisternd')"; do
     ! readelf -d "$file" | has 'NEEDED.*libcu' || fail "$file is linked with CUDA"
 done
