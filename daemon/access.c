@@ -93,3 +93,12 @@ bool cst_access_allows(const struct cst_access *access, uid_t uid, const gid_t *
     }
     return false;
 }
+
+bool cst_access_is_sole(const struct cst_access *access, uid_t *uid)
+{
+    if (access->any || access->n_uids != 1 || access->n_gids != 0) {
+        return false;
+    }
+    *uid = access->uids[0];
+    return true;
+}

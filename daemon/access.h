@@ -28,4 +28,8 @@ int cst_access_parse(struct cst_access *out, const char *text, struct cst_err *e
 bool cst_access_allows(const struct cst_access *access, uid_t uid, const gid_t *groups,
                        size_t n_groups);
 
+/* True where @access admits one user and no group, so that nobody but root, the daemon's own user
+ * and that user can connect; *uid is that user then. */
+bool cst_access_is_sole(const struct cst_access *access, uid_t *uid);
+
 #endif

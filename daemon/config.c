@@ -388,7 +388,7 @@ static int find_row(const char *section, const char *key, struct cst_err *err)
     } else {
         (void)cst_err_set(err, CST_EINVAL,
                           "unknown section [%s] (known: daemon, host, device host, gpu, paced, "
-                          "engine, plan, job)",
+                          "engine, plan, job, quota)",
                           section);
     }
     return -1;
@@ -432,8 +432,12 @@ static char *read_line(char *line, int size, void *user)
 
 static int set_once(struct load *load, const char *section, const char *key, const char *value)
 {
-    int i = find_row(section, key, &load->err);
+    int i;
 
+    if (cst_quota_rules_is_section(section)) {
+        return cst_quota_rules_set(&load->config->quota, section, key, value, &load->err);
+    }
+    i = find_row(section, key, &load->err);
     if (i < 0) {
         return CST_EINVAL;
     }

@@ -5,6 +5,7 @@
 #define CST_CONFIG_H
 
 #include "daemon/access.h"
+#include "daemon/quota_rules.h"
 #include "cistern/status.h"
 
 #include <stdbool.h>
@@ -55,6 +56,7 @@ struct cst_config {
     uint32_t max_jobs;                 /* [job] max_jobs */
     uint32_t max_sessions;             /* [job] max_sessions */
     uint32_t credits;                  /* [job] credits: requests in flight per connection */
+    struct cst_quota_rules quota;      /* [quota], [quota uid:N] ...: read anew by SIGHUP */
     uint64_t given;                    /* keys that were set, bit by row of the table in config.c */
 };
 

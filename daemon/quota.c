@@ -1,0 +1,396 @@
+#include "daemon/quota.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    DEFAULT_PERCENT = 50,         /* of what there is, where [quota] does not name a key */
+    DEFAULT_TTL_S = 7 * 24 * 3600 /* the longest ttl; the configured ttl, where that is longer */
+};
+
+/* -- limits --------------------------------------------------------------------------------- */
+
+enum cst_quota_key cst_quota_key_of(unsigned resource)
+{
+    return resource < CST_QUOTA_KEYS ? (enum cst_quota_key)resource : CST_QUOTA_POOL;
+}
+
+/* Place in the list of devices; only of a pool's resource. */
+static unsigned pool_index(unsigned resource)
+{
+    return resource == CST_QUOTA_POOL ? 0 : resource - CST_QUOTA_KEYS + 1;
+}
+
+const char *cst_quota_pool_name(const struct cst_quota *quota, unsigned resource)
+{
+    return cst_quota_key_of(resource) == CST_QUOTA_POOL ? quota->names[pool_index(resource)] : NULL;
+}
+
+static bool is_exempt(const struct cst_quota *quota, uid_t uid)
+{
+    for (unsigned i = 0; i < quota->n_exempt; i++) {
+        if (quota->exempt[i] == uid) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A limit that applies to an account. */
+struct bound {
+    uint64_t limit;                    /* amount; CST_QUOTA_NONE */
+    uint64_t used;                     /* amount, by the user or by all members of the group */
+    const struct cst_quota_rule *rule; /* the section that sets the limit; NULL: [quota] */
+    bool is_default;                   /* no section names the key */
+};
+
+static uint64_t default_amount(const struct cst_quota *quota, unsigned resource)
+{
+    const struct cst_quota_limit half = {.given = true, .percent = true, .value = DEFAULT_PERCENT};
+    uint64_t ttl = quota->totals[CST_QUOTA_TTL];
+
+    if (cst_quota_key_of(resource) == CST_QUOTA_TTL) {
+        return ttl > DEFAULT_TTL_S ? ttl : DEFAULT_TTL_S;
+    }
+    return cst_quota_limit_amount(&half, quota->totals[resource]);
+}
+
+static void bound_user(const struct cst_quota_account *account, unsigned resource,
+                       struct bound *out)
+{
+    const struct cst_quota *quota = account->quota;
+    enum cst_quota_key key = cst_quota_key_of(resource);
+    const struct cst_quota_rule *rule =
+        cst_quota_rules_find(&quota->rules, CST_QUOTA_UID, account->uid);
+
+    *out = (struct bound){.used = account->used[resource]};
+    if (rule != NULL && rule->limits[key].given) {
+        out->limit = cst_quota_limit_amount(&rule->limits[key], quota->totals[resource]);
+        out->rule = rule;
+    } else if (quota->rules.any[key].given) {
+        out->limit = cst_quota_limit_amount(&quota->rules.any[key], quota->totals[resource]);
+    } else if (is_exempt(quota, account->uid)) {
+        out->limit = CST_QUOTA_NONE;
+    } else {
+        out->limit = default_amount(quota, resource);
+        out->is_default = true;
+    }
+}
+
+uint64_t cst_quota_group_limit(const struct cst_quota *quota, unsigned rule, unsigned resource)
+{
+    const struct cst_quota_limit *limit =
+        &quota->rules.rules[rule].limits[cst_quota_key_of(resource)];
+
+    return limit->given ? cst_quota_limit_amount(limit, quota->totals[resource]) : CST_QUOTA_NONE;
+}
+
+static void bound_group(const struct cst_quota *quota, unsigned rule, unsigned resource,
+                        struct bound *out)
+{
+    *out = (struct bound){.limit = cst_quota_group_limit(quota, rule, resource),
+                          .used = quota->group_used[rule][resource],
+                          .rule = &quota->rules.rules[rule]};
+}
+
+static uint64_t left_of(const struct bound *bound)
+{
+    if (bound->limit == CST_QUOTA_NONE) {
+        return CST_QUOTA_NONE;
+    }
+    return bound->used < bound->limit ? bound->limit - bound->used : 0;
+}
+
+/* Of the limits that apply to @account, the one that leaves least. */
+static void find_bound(const struct cst_quota_account *account, unsigned resource,
+                       struct bound *out)
+{
+    struct bound other;
+
+    bound_user(account, resource, out);
+    for (unsigned i = 0; account->groups != 0 && i < account->quota->rules.n_rules; i++) {
+        if ((account->groups >> i & 1) != 0) {
+            bound_group(account->quota, i, resource, &other);
+            if (left_of(&other) < left_of(out)) {
+                *out = other;
+            }
+        }
+    }
+}
+
+/* -- life ----------------------------------------------------------------------------------- */
+
+void cst_quota_init(struct cst_quota *quota, const struct cst_quota_rules *rules, const uid_t *sole)
+{
+    memset(quota, 0, sizeof *quota);
+    quota->rules = *rules;
+    LIST_INIT(&quota->accounts);
+    quota->exempt[quota->n_exempt++] = 0;
+    quota->exempt[quota->n_exempt++] = geteuid();
+    if (sole != NULL) {
+        quota->exempt[quota->n_exempt++] = *sole;
+    }
+}
+
+static void free_account(struct cst_quota_account *account)
+{
+    LIST_REMOVE(account, link);
+    free(account->gids);
+    free(account);
+}
+
+void cst_quota_close(struct cst_quota *quota)
+{
+    while (!LIST_EMPTY(&quota->accounts)) {
+        free_account(LIST_FIRST(&quota->accounts));
+    }
+}
+
+void cst_quota_set_total(struct cst_quota *quota, enum cst_quota_key key, uint64_t total)
+{
+    quota->totals[key] = total;
+}
+
+unsigned cst_quota_add_pool(struct cst_quota *quota, const char *name, uint64_t total)
+{
+    unsigned i = quota->n_pools++, resource = i == 0 ? CST_QUOTA_POOL : CST_QUOTA_KEYS + i - 1;
+
+    quota->names[i] = name;
+    quota->totals[resource] = total;
+    return resource;
+}
+
+/* -- groups --------------------------------------------------------------------------------- */
+
+static bool is_member(const struct cst_quota_account *account, gid_t gid)
+{
+    for (size_t i = 0; i < account->n_gids; i++) {
+        if (account->gids[i] == gid) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Count what @account holds in the limited groups that it is in and that do not know of it yet. */
+static void join_groups(struct cst_quota_account *account)
+{
+    struct cst_quota *quota = account->quota;
+
+    for (unsigned i = 0; i < quota->rules.n_rules; i++) {
+        const struct cst_quota_rule *rule = &quota->rules.rules[i];
+
+        if (rule->whose != CST_QUOTA_GID || (account->groups >> i & 1) != 0 ||
+            !is_member(account, rule->id)) {
+            continue;
+        }
+        account->groups |= UINT64_C(1) << i;
+        for (unsigned r = 0; r < CST_QUOTA_RESOURCES; r++) {
+            quota->group_used[i][r] += account->used[r];
+        }
+    }
+}
+
+/* All groups are kept, limited or not: a reload may limit them. */
+static int add_groups(struct cst_quota_account *account, const gid_t *groups, size_t n_groups,
+                      struct cst_err *err)
+{
+    size_t n_new = 0;
+    gid_t *gids;
+
+    for (size_t i = 0; i < n_groups; i++) {
+        n_new += !is_member(account, groups[i]);
+    }
+    if (n_new == 0) {
+        return CST_OK;
+    }
+    gids = realloc(account->gids, (account->n_gids + n_new) * sizeof *gids);
+    if (gids == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for the account of uid %u",
+                           (unsigned)account->uid);
+    }
+    account->gids = gids;
+    for (size_t i = 0; i < n_groups; i++) {
+        if (!is_member(account, groups[i])) {
+            gids[account->n_gids++] = groups[i];
+        }
+    }
+    join_groups(account);
+    return CST_OK;
+}
+
+void cst_quota_reload(struct cst_quota *quota, const struct cst_quota_rules *rules)
+{
+    struct cst_quota_account *account;
+
+    quota->rules = *rules;
+    memset(quota->group_used, 0, sizeof quota->group_used);
+    LIST_FOREACH(account, &quota->accounts, link)
+    {
+        account->groups = 0;
+        join_groups(account);
+    }
+}
+
+/* -- accounts ------------------------------------------------------------------------------- */
+
+static struct cst_quota_account *find_or_make(struct cst_quota *quota, uid_t uid)
+{
+    struct cst_quota_account *account;
+
+    LIST_FOREACH(account, &quota->accounts, link)
+    {
+        if (account->uid == uid) {
+            account->n_refs++;
+            return account;
+        }
+    }
+    account = calloc(1, sizeof *account);
+    if (account != NULL) {
+        account->quota = quota;
+        account->uid = uid;
+        account->n_refs = 1;
+        LIST_INSERT_HEAD(&quota->accounts, account, link);
+    }
+    return account;
+}
+
+int cst_quota_open(struct cst_quota *quota, uid_t uid, const gid_t *groups, size_t n_groups,
+                   struct cst_quota_account **out, struct cst_err *err)
+{
+    struct cst_quota_account *account = find_or_make(quota, uid);
+    int rc;
+
+    if (account == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for the account of uid %u", (unsigned)uid);
+    }
+    rc = add_groups(account, groups, n_groups, err);
+    if (rc != CST_OK) {
+        cst_quota_unref(account);
+        return rc;
+    }
+    *out = account;
+    return CST_OK;
+}
+
+struct cst_quota_account *cst_quota_ref(struct cst_quota_account *account)
+{
+    if (account != NULL) {
+        account->n_refs++;
+    }
+    return account;
+}
+
+void cst_quota_unref(struct cst_quota_account *account)
+{
+    if (account != NULL && --account->n_refs == 0) {
+        free_account(account);
+    }
+}
+
+/* -- use ------------------------------------------------------------------------------------ */
+
+/* Who is limited ("uid 1000"), and where that limit is set ("jobs in [quota uid:1000]"). */
+static void describe(const struct cst_quota_account *account, unsigned resource,
+                     const struct bound *bound, char who[32], char where[80])
+{
+    const char *key = cst_quota_kinds[cst_quota_key_of(resource)].key;
+    bool is_group = bound->rule != NULL && bound->rule->whose == CST_QUOTA_GID;
+
+    (void)snprintf(who, 32, is_group ? "gid %u" : "uid %u",
+                   is_group ? bound->rule->id : (unsigned)account->uid);
+    if (bound->rule != NULL) {
+        (void)snprintf(where, 80, "%s in [quota %s:%u]", key, is_group ? "gid" : "uid",
+                       bound->rule->id);
+    } else {
+        (void)snprintf(where, 80, "%s in [quota]%s", key,
+                       !bound->is_default                            ? ""
+                       : cst_quota_key_of(resource) == CST_QUOTA_TTL ? ", by default"
+                                                                     : ", by default 50%");
+    }
+}
+
+static int refuse(const struct cst_quota_account *account, unsigned resource,
+                  const struct bound *bound, uint64_t amount, const char *what, struct cst_err *err)
+{
+    const struct cst_quota_kind *kind = &cst_quota_kinds[cst_quota_key_of(resource)];
+    const char *device = cst_quota_pool_name(account->quota, resource);
+    char who[32], where[80];
+
+    describe(account, resource, bound, who, where);
+    if (kind->unit == CST_QUOTA_SECONDS) {
+        return cst_err_set(err, kind->status,
+                           "%s wants %" PRIu64 " %s, %s may have %" PRIu64 " (%s)", what, amount,
+                           kind->words, who, bound->limit, where);
+    }
+    return cst_err_set(err, kind->status,
+                       "%s has %" PRIu64 " of %" PRIu64 " %s%s%s, %s wants %" PRIu64 " more (%s)",
+                       who, bound->used, bound->limit, kind->words, device != NULL ? " " : "",
+                       device != NULL ? device : "", what, amount, where);
+}
+
+int cst_quota_check(const struct cst_quota_account *account, unsigned resource, uint64_t amount,
+                    const char *what, struct cst_err *err)
+{
+    struct bound bound;
+
+    if (account == NULL || amount == 0) {
+        return CST_OK;
+    }
+    find_bound(account, resource, &bound);
+    return amount <= left_of(&bound) ? CST_OK
+                                     : refuse(account, resource, &bound, amount, what, err);
+}
+
+/* Add @amount, which wraps where it is taken away, to all who count @account's. */
+static void count(struct cst_quota_account *account, unsigned resource, uint64_t amount)
+{
+    account->used[resource] += amount;
+    for (unsigned i = 0; account->groups != 0 && i < account->quota->rules.n_rules; i++) {
+        if ((account->groups >> i & 1) != 0) {
+            account->quota->group_used[i][resource] += amount;
+        }
+    }
+}
+
+int cst_quota_take(struct cst_quota_account *account, unsigned resource, uint64_t amount,
+                   const char *what, struct cst_err *err)
+{
+    int rc = cst_quota_check(account, resource, amount, what, err);
+
+    if (rc == CST_OK && account != NULL) {
+        count(account, resource, amount);
+    }
+    return rc;
+}
+
+void cst_quota_give(struct cst_quota_account *account, unsigned resource, uint64_t amount)
+{
+    if (account != NULL) {
+        assert(account->used[resource] >= amount);
+        count(account, resource, UINT64_C(0) - amount);
+    }
+}
+
+uint64_t cst_quota_limit(const struct cst_quota_account *account, unsigned resource)
+{
+    struct bound bound;
+
+    bound_user(account, resource, &bound);
+    return bound.limit;
+}
+
+uint64_t cst_quota_left(const struct cst_quota_account *account, unsigned resource)
+{
+    struct bound bound;
+
+    if (account == NULL) {
+        return CST_QUOTA_NONE;
+    }
+    find_bound(account, resource, &bound);
+    return left_of(&bound);
+}

@@ -1,0 +1,178 @@
+#include "daemon/quota_rules.h"
+
+#include "daemon/size.h"
+
+#include <grp.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char plain[] = "quota"; /* the section of each uid; others are "quota uid:N", ... */
+
+const struct cst_quota_kind cst_quota_kinds[CST_QUOTA_KEYS] = {
+#define CST_QUOTA_X(name, key, unit, status, words)                                                \
+    [CST_QUOTA_##name] = {key, CST_QUOTA_##unit, status, words},
+    CST_QUOTA_MAP(CST_QUOTA_X)
+#undef CST_QUOTA_X
+};
+
+bool cst_quota_rules_is_section(const char *section)
+{
+    size_t n = sizeof plain - 1;
+
+    return strncmp(section, plain, n) == 0 && (section[n] == '\0' || section[n] == ' ');
+}
+
+/* -- sections ------------------------------------------------------------------------------- */
+
+static bool parse_id(const char *text, uint32_t *out)
+{
+    char *end;
+    unsigned long n = strtoul(text, &end, 10);
+
+    if (*text < '0' || *text > '9' || *end != '\0' || n >= UINT32_MAX) {
+        return false;
+    }
+    *out = (uint32_t)n;
+    return true;
+}
+
+static int parse_whose(const char *text, enum cst_quota_whose *whose, uint32_t *id,
+                       struct cst_err *err)
+{
+    const struct passwd *pw;
+    const struct group *gr;
+
+    if (strncmp(text, "uid:", 4) == 0 && parse_id(text + 4, id)) {
+        *whose = CST_QUOTA_UID;
+    } else if (strncmp(text, "gid:", 4) == 0 && parse_id(text + 4, id)) {
+        *whose = CST_QUOTA_GID;
+    } else if (strncmp(text, "user:", 5) == 0 && (pw = getpwnam(text + 5)) != NULL) {
+        *whose = CST_QUOTA_UID;
+        *id = pw->pw_uid;
+    } else if (strncmp(text, "group:", 6) == 0 && (gr = getgrnam(text + 6)) != NULL) {
+        *whose = CST_QUOTA_GID;
+        *id = gr->gr_gid;
+    } else {
+        return cst_err_set(err, CST_EINVAL,
+                           "section [quota %s] names nobody: it is [quota], [quota uid:N], [quota "
+                           "user:NAME], [quota gid:N] or [quota group:NAME]",
+                           text);
+    }
+    return CST_OK;
+}
+
+const struct cst_quota_rule *cst_quota_rules_find(const struct cst_quota_rules *rules,
+                                                  enum cst_quota_whose whose, uint32_t id)
+{
+    for (unsigned i = 0; i < rules->n_rules; i++) {
+        if (rules->rules[i].whose == whose && rules->rules[i].id == id) {
+            return &rules->rules[i];
+        }
+    }
+    return NULL;
+}
+
+/* The limits of @section, made if they are not there. */
+static int find_limits(struct cst_quota_rules *rules, const char *section,
+                       struct cst_quota_limit **out, struct cst_err *err)
+{
+    enum cst_quota_whose whose = CST_QUOTA_UID;
+    uint32_t id = 0;
+
+    if (strcmp(section, plain) == 0) {
+        *out = rules->any;
+        return CST_OK;
+    }
+    if (parse_whose(section + sizeof plain, &whose, &id, err) != CST_OK) {
+        return CST_EINVAL;
+    }
+    for (unsigned i = 0; i < rules->n_rules; i++) {
+        if (rules->rules[i].whose == whose && rules->rules[i].id == id) {
+            *out = rules->rules[i].limits;
+            return CST_OK;
+        }
+    }
+    if (rules->n_rules == CST_QUOTA_MAX_RULES) {
+        return cst_err_set(err, CST_EINVAL, "more than %d sections of users and groups",
+                           CST_QUOTA_MAX_RULES);
+    }
+    rules->rules[rules->n_rules] = (struct cst_quota_rule){.whose = whose, .id = id};
+    *out = rules->rules[rules->n_rules++].limits;
+    return CST_OK;
+}
+
+/* -- values --------------------------------------------------------------------------------- */
+
+static int find_key(const char *key, const char *section, struct cst_err *err)
+{
+    char known[128] = "";
+
+    for (int i = 0; i < CST_QUOTA_KEYS; i++) {
+        size_t used = strlen(known);
+
+        if (strcmp(cst_quota_kinds[i].key, key) == 0) {
+            return i;
+        }
+        (void)snprintf(known + used, sizeof known - used, "%s%s", used > 0 ? ", " : "",
+                       cst_quota_kinds[i].key);
+    }
+    (void)cst_err_set(err, CST_EINVAL, "unknown key '%s' in [%s] (known: %s)", key, section, known);
+    return -1;
+}
+
+static int parse_limit(const struct cst_quota_kind *kind, const char *value,
+                       struct cst_quota_limit *out, struct cst_err *err)
+{
+    struct cst_quota_limit limit = {.given = true, .value = CST_QUOTA_NONE};
+    size_t n = strlen(value);
+    uint32_t seconds;
+    int rc = CST_OK;
+
+    if (strcmp(value, "none") == 0) {
+        *out = limit;
+        return CST_OK;
+    }
+    if (kind->unit == CST_QUOTA_SECONDS) {
+        rc = cst_size_parse_seconds(value, UINT32_MAX, &seconds, err);
+        limit.value = rc == CST_OK ? seconds : 0;
+    } else {
+        limit.percent = n > 0 && value[n - 1] == '%';
+        rc = cst_size_parse(value, 100, &limit.value, err);
+    }
+    if (rc != CST_OK) {
+        return cst_err_set(
+            err, CST_EINVAL, "'%s' is no limit of %s (%s or 'none')", value, kind->words,
+            kind->unit == CST_QUOTA_SECONDS ? "a number with s, m, h or d"
+                                            : "a number with K, M, G or T, 0% to 100%");
+    }
+    *out = limit;
+    return CST_OK;
+}
+
+int cst_quota_rules_set(struct cst_quota_rules *rules, const char *section, const char *key,
+                        const char *value, struct cst_err *err)
+{
+    struct cst_quota_limit *limits = NULL;
+    int i = find_key(key, section, err);
+
+    if (i < 0 || find_limits(rules, section, &limits, err) != CST_OK) {
+        return CST_EINVAL;
+    }
+    if (limits[i].given) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is set twice in [%s]", key, section);
+    }
+    if (parse_limit(&cst_quota_kinds[i], value, &limits[i], err) != CST_OK) {
+        return cst_err_prefix(err, "%s", key);
+    }
+    return CST_OK;
+}
+
+uint64_t cst_quota_limit_amount(const struct cst_quota_limit *limit, uint64_t total)
+{
+    if (!limit->percent || limit->value == CST_QUOTA_NONE) {
+        return limit->value;
+    }
+    return total / 100 * limit->value + (total % 100 * limit->value + 99) / 100;
+}

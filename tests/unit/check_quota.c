@@ -1,0 +1,307 @@
+/* daemon/quota and daemon/quota_rules: which limit applies to whom, what a refusal says, groups,
+ * and limits that change while something is in use. */
+#include "daemon/quota.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { ALICE = 70001, BOB = 70002, STAFF = 80001, USERS = 80002 };
+
+static struct cst_quota_rules rules;
+static struct cst_quota quota;
+static struct cst_quota_account *alice, *bob;
+static struct cst_err err;
+static unsigned pool; /* the host device's resource */
+
+static void set(const char *section, const char *key, const char *value)
+{
+    ck_assert_msg(cst_quota_rules_set(&rules, section, key, value, &err) == CST_OK, "%s", err.text);
+}
+
+static void setup(void)
+{
+    memset(&rules, 0, sizeof rules);
+    err = (struct cst_err){0};
+    alice = bob = NULL;
+}
+
+static struct cst_quota_account *account_of(uid_t uid, gid_t gid)
+{
+    struct cst_quota_account *account = NULL;
+
+    ck_assert_int_eq(cst_quota_open(&quota, uid, &gid, 1, &account, &err), CST_OK);
+    return account;
+}
+
+/* A daemon with 1000 bytes of host memory, 800 of pools, 10 jobs, 1 day to live. */
+static void start(void)
+{
+    cst_quota_init(&quota, &rules, NULL);
+    cst_quota_set_total(&quota, CST_QUOTA_HOST, 1000);
+    cst_quota_set_total(&quota, CST_QUOTA_JOBS, 10);
+    cst_quota_set_total(&quota, CST_QUOTA_TTL, 86400);
+    pool = cst_quota_add_pool(&quota, "pools of the host device", 800);
+    alice = account_of(ALICE, USERS);
+    bob = account_of(BOB, USERS);
+}
+
+static void teardown(void)
+{
+    cst_quota_unref(alice);
+    cst_quota_unref(bob);
+    ck_assert(LIST_EMPTY(&quota.accounts));
+    cst_quota_close(&quota);
+}
+
+static void assert_refused(struct cst_quota_account *account, unsigned resource, uint64_t amount,
+                           const char *words)
+{
+    uint64_t used = account->used[resource];
+
+    err = (struct cst_err){0};
+    ck_assert_int_ne(cst_quota_take(account, resource, amount, "job 'j'", &err), CST_OK);
+    ck_assert_str_eq(err.text, words);
+    ck_assert_uint_eq(account->used[resource], used);
+}
+
+static void take(struct cst_quota_account *account, unsigned resource, uint64_t amount)
+{
+    ck_assert_msg(cst_quota_take(account, resource, amount, "job 'j'", &err) == CST_OK, "%s",
+                  err.text);
+}
+
+/* -- which limit ---------------------------------------------------------------------------- */
+
+/* Without a word in the configuration a user may hold half of everything, to the byte, and another
+ * user's use does not count. */
+START_TEST(half_is_the_default)
+{
+    start();
+    take(alice, CST_QUOTA_HOST, 500);
+    assert_refused(alice, CST_QUOTA_HOST, 1,
+                   "uid 70001 has 500 of 500 bytes of host memory, job 'j' wants 1 more (host in "
+                   "[quota], by default 50%)");
+    take(bob, CST_QUOTA_HOST, 500);
+    take(alice, pool, 400);
+    assert_refused(alice, pool, 10,
+                   "uid 70001 has 400 of 400 bytes of pools of the host device, job 'j' wants 10 "
+                   "more (pool in [quota], by default 50%)");
+    ck_assert_int_eq(err.status, CST_EBUDGET);
+    cst_quota_give(alice, pool, 400);
+    cst_quota_give(alice, CST_QUOTA_HOST, 500);
+    ck_assert_uint_eq(cst_quota_left(alice, CST_QUOTA_HOST), 500);
+    cst_quota_give(bob, CST_QUOTA_HOST, 500);
+}
+END_TEST
+
+/* The default is nobody's who could raise it, nor his who is alone. What is written in [quota] is
+ * everybody's. */
+START_TEST(the_default_is_for_others)
+{
+    const uid_t sole = ALICE;
+    struct cst_quota_account *root;
+
+    start();
+    root = account_of(0, 0);
+    ck_assert_uint_eq(cst_quota_limit(root, CST_QUOTA_HOST), CST_QUOTA_NONE);
+    cst_quota_unref(root);
+    root = account_of(geteuid(), 0);
+    ck_assert_uint_eq(cst_quota_limit(root, CST_QUOTA_HOST), CST_QUOTA_NONE);
+    cst_quota_unref(root);
+    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_HOST), 500);
+    teardown();
+
+    cst_quota_init(&quota, &rules, &sole);
+    alice = account_of(ALICE, USERS);
+    bob = account_of(BOB, USERS);
+    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_HOST), CST_QUOTA_NONE);
+    ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_HOST), 0);
+    set("quota", "host", "7");
+    cst_quota_reload(&quota, &rules);
+    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_HOST), 7);
+}
+END_TEST
+
+/* A user's own section goes before [quota], key by key. */
+START_TEST(a_users_own_section_wins)
+{
+    set("quota", "jobs", "2");
+    set("quota", "host", "10%");
+    set("quota uid:70001", "jobs", "30%");
+    start();
+    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_JOBS), 3);
+    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_HOST), 100);
+    ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_JOBS), 2);
+    take(alice, CST_QUOTA_JOBS, 3);
+    assert_refused(alice, CST_QUOTA_JOBS, 1,
+                   "uid 70001 has 3 of 3 jobs, job 'j' wants 1 more (jobs in [quota uid:70001])");
+    take(bob, CST_QUOTA_JOBS, 2);
+    assert_refused(bob, CST_QUOTA_JOBS, 1,
+                   "uid 70002 has 2 of 2 jobs, job 'j' wants 1 more (jobs in [quota])");
+    cst_quota_give(alice, CST_QUOTA_JOBS, 3);
+    cst_quota_give(bob, CST_QUOTA_JOBS, 2);
+}
+END_TEST
+
+/* A percentage of something is never nothing; "none" has no end. */
+START_TEST(values)
+{
+    set("quota", "jobs", "1%");
+    set("quota", "host", "none");
+    set("quota uid:70002", "host", "0");
+    set("quota uid:70002", "pool", "100%");
+    start();
+    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_JOBS), 1);
+    ck_assert_uint_eq(cst_quota_left(alice, CST_QUOTA_HOST), CST_QUOTA_NONE);
+    take(alice, CST_QUOTA_HOST, UINT64_C(1) << 60);
+    cst_quota_give(alice, CST_QUOTA_HOST, UINT64_C(1) << 60);
+    ck_assert_uint_eq(cst_quota_limit(bob, pool), 800);
+    ck_assert_int_ne(cst_quota_take(bob, CST_QUOTA_HOST, 1, "x", &err), CST_OK);
+    ck_assert_int_eq(cst_quota_take(bob, CST_QUOTA_HOST, 0, "x", &err), CST_OK);
+    ck_assert_int_eq(cst_quota_take(NULL, CST_QUOTA_HOST, UINT64_MAX, "x", &err), CST_OK);
+    cst_quota_give(NULL, CST_QUOTA_HOST, UINT64_MAX);
+}
+END_TEST
+
+/* The longest ttl is not taken, only looked at. Its default is seven days, or what the daemon
+ * itself gives to who asks for none. */
+START_TEST(longest_ttl)
+{
+    start();
+    ck_assert_int_eq(cst_quota_check(alice, CST_QUOTA_TTL, 604800, "job 'j'", &err), CST_OK);
+    ck_assert_int_eq(cst_quota_check(alice, CST_QUOTA_TTL, 604801, "job 'j'", &err), CST_EINVAL);
+    ck_assert_str_eq(err.text, "job 'j' wants 604801 seconds to live without a worker, uid 70001 "
+                               "may have 604800 (ttl in [quota], by default)");
+    cst_quota_set_total(&quota, CST_QUOTA_TTL, 864000);
+    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_TTL), 864000);
+    set("quota", "ttl", "2h");
+    cst_quota_reload(&quota, &rules);
+    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_TTL), 7200);
+}
+END_TEST
+
+/* -- groups --------------------------------------------------------------------------------- */
+
+/* Members of a limited group share its limit, and each has his own beside it. */
+START_TEST(a_group_is_limited_together)
+{
+    set("quota gid:80002", "host", "600");
+    start();
+    take(alice, CST_QUOTA_HOST, 400);
+    ck_assert_uint_eq(cst_quota_left(bob, CST_QUOTA_HOST), 200);
+    take(bob, CST_QUOTA_HOST, 200);
+    assert_refused(bob, CST_QUOTA_HOST, 1,
+                   "gid 80002 has 600 of 600 bytes of host memory, job 'j' wants 1 more (host in "
+                   "[quota gid:80002])");
+    cst_quota_give(alice, CST_QUOTA_HOST, 400);
+    ck_assert_uint_eq(cst_quota_left(bob, CST_QUOTA_HOST), 300);
+    cst_quota_give(bob, CST_QUOTA_HOST, 200);
+}
+END_TEST
+
+/* Once seen in a group, a user stays in it with all that he holds, whatever group he comes with
+ * next. */
+START_TEST(nobody_leaves_a_group)
+{
+    const gid_t groups[] = {USERS, STAFF};
+    struct cst_quota_account *again;
+
+    set("quota gid:80001", "jobs", "4");
+    start();
+    take(alice, CST_QUOTA_JOBS, 3);
+    ck_assert_uint_eq(quota.group_used[0][CST_QUOTA_JOBS], 0);
+    ck_assert_int_eq(cst_quota_open(&quota, ALICE, groups, 2, &again, &err), CST_OK);
+    ck_assert_ptr_eq(again, alice);
+    cst_quota_unref(again);
+    ck_assert_uint_eq(quota.group_used[0][CST_QUOTA_JOBS], 3);
+    again = account_of(ALICE, USERS);
+    cst_quota_unref(again);
+    take(alice, CST_QUOTA_JOBS, 1);
+    ck_assert_uint_eq(cst_quota_left(alice, CST_QUOTA_JOBS), 0);
+    ck_assert_uint_eq(cst_quota_left(bob, CST_QUOTA_JOBS), 5);
+    cst_quota_give(alice, CST_QUOTA_JOBS, 4);
+    ck_assert_uint_eq(quota.group_used[0][CST_QUOTA_JOBS], 0);
+}
+END_TEST
+
+/* -- change --------------------------------------------------------------------------------- */
+
+/* New limits count what is held already. What is over stays, and nothing is added to it. */
+START_TEST(reload_counts_what_is_held)
+{
+    start();
+    take(alice, CST_QUOTA_HOST, 500);
+    set("quota gid:80002", "host", "100");
+    set("quota", "host", "300");
+    cst_quota_reload(&quota, &rules);
+    ck_assert_uint_eq(cst_quota_left(alice, CST_QUOTA_HOST), 0);
+    ck_assert_uint_eq(cst_quota_left(bob, CST_QUOTA_HOST), 0);
+    ck_assert_uint_eq(alice->used[CST_QUOTA_HOST], 500);
+    memset(&rules, 0, sizeof rules);
+    set("quota", "host", "none");
+    cst_quota_reload(&quota, &rules);
+    ck_assert_uint_eq(cst_quota_left(bob, CST_QUOTA_HOST), CST_QUOTA_NONE);
+    cst_quota_give(alice, CST_QUOTA_HOST, 500);
+}
+END_TEST
+
+/* -- the file ------------------------------------------------------------------------------- */
+
+static void assert_not_a_rule(const char *section, const char *key, const char *value,
+                              const char *words)
+{
+    err = (struct cst_err){0};
+    ck_assert_int_eq(cst_quota_rules_set(&rules, section, key, value, &err), CST_EINVAL);
+    ck_assert_msg(strstr(err.text, words) != NULL, "'%s' does not say '%s'", err.text, words);
+}
+
+START_TEST(rules_that_are_none)
+{
+    char section[40];
+
+    start();
+    ck_assert(cst_quota_rules_is_section("quota"));
+    ck_assert(cst_quota_rules_is_section("quota uid:1"));
+    ck_assert(!cst_quota_rules_is_section("quotas"));
+    ck_assert(!cst_quota_rules_is_section("job"));
+    assert_not_a_rule("quota", "memory", "1", "known: host, pool, jobs, sessions, descriptors, ");
+    assert_not_a_rule("quota", "jobs", "-1", "jobs: '-1' is no limit of jobs");
+    assert_not_a_rule("quota", "jobs", "101%", "0% to 100%");
+    assert_not_a_rule("quota", "ttl", "50%", "s, m, h or d");
+    assert_not_a_rule("quota uid:x", "jobs", "1", "[quota uid:x] names nobody");
+    assert_not_a_rule("quota user:no-such-user", "jobs", "1", "names nobody");
+    assert_not_a_rule("quota group:no-such-group", "jobs", "1", "names nobody");
+    assert_not_a_rule("quota ", "jobs", "1", "names nobody");
+    set("quota", "jobs", "1");
+    assert_not_a_rule("quota", "jobs", "1", "set twice in [quota]");
+    set("quota user:root", "jobs", "1");
+    assert_not_a_rule("quota uid:0", "jobs", "1", "set twice in [quota uid:0]");
+    for (unsigned i = 1; i < CST_QUOTA_MAX_RULES; i++) {
+        (void)snprintf(section, sizeof section, "quota uid:%u", i);
+        set(section, "jobs", "1");
+    }
+    assert_not_a_rule("quota gid:9", "jobs", "1", "more than 64 sections");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("quota");
+    TCase *tc = tcase_create("quota");
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, half_is_the_default);
+    tcase_add_test(tc, the_default_is_for_others);
+    tcase_add_test(tc, a_users_own_section_wins);
+    tcase_add_test(tc, values);
+    tcase_add_test(tc, longest_ttl);
+    tcase_add_test(tc, a_group_is_limited_together);
+    tcase_add_test(tc, nobody_leaves_a_group);
+    tcase_add_test(tc, reload_counts_what_is_held);
+    tcase_add_test(tc, rules_that_are_none);
+    suite_add_tcase(suite, tc);
+    return suite_run(suite);
+}
