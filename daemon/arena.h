@@ -18,6 +18,7 @@ struct cst_budget {
     const char *name; /* "host memory": for words */
     uint64_t limit;   /* bytes */
     uint64_t used;    /* bytes */
+    unsigned resource; /* number of the resource in users' accounts (quota.h) */
 };
 
 /* Charge @bytes for @what. CST_EBUDGET with all numbers; nothing is charged then. */

@@ -106,6 +106,29 @@ static void raise_fd_limit(void)
     }
 }
 
+/* What the daemon has of each resource, so that the parts that users may hold are known.
+ * Accelerators add theirs when they are found. */
+static void init_quota(struct cst_daemon *daemon, const struct cst_config *config)
+{
+    struct cst_quota *quota = &daemon->quota;
+    struct rlimit limit = {.rlim_cur = 1024};
+    uid_t sole;
+
+    cst_quota_init(quota, &config->quota,
+                   cst_access_is_sole(&config->access, &sole) ? &sole : NULL);
+    (void)getrlimit(RLIMIT_NOFILE, &limit);
+    cst_quota_set_total(quota, CST_QUOTA_HOST, config->host_bytes);
+    cst_quota_set_total(quota, CST_QUOTA_JOBS, config->max_jobs);
+    cst_quota_set_total(quota, CST_QUOTA_SESSIONS, config->max_sessions);
+    cst_quota_set_total(quota, CST_QUOTA_DESCRIPTORS, limit.rlim_cur / 4);
+    cst_quota_set_total(quota, CST_QUOTA_REQUESTS,
+                        (uint64_t)config->max_sessions * config->credits);
+    cst_quota_set_total(quota, CST_QUOTA_SEARCHES, config->max_jobs);
+    cst_quota_set_total(quota, CST_QUOTA_TTL, config->ttl_s);
+    daemon->host.resource = CST_QUOTA_HOST;
+    daemon->pool.resource = cst_quota_add_pool(quota, daemon->pool.name, daemon->pool.limit);
+}
+
 static void start_timers(struct cst_daemon *daemon)
 {
     uint64_t ms = cst_notify_watchdog_ms();
@@ -145,6 +168,7 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
 
     init_parts(daemon, config);
     raise_fd_limit();
+    init_quota(daemon, config);
     rc = cst_unpack_init(&daemon->unpack, err);
     if (rc != CST_OK) {
         return rc;
@@ -276,5 +300,6 @@ void cst_daemon_close(struct cst_daemon *daemon)
     cst_pendings_close(&daemon->requests);
     cst_actions_close(&daemon->actions);
     cst_unpack_close(&daemon->unpack);
+    cst_quota_close(&daemon->quota);
     cst_log(CST_LOG_NOTICE, "gone");
 }

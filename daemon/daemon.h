@@ -12,6 +12,7 @@
 #include "daemon/notify.h"
 #include "daemon/pending.h"
 #include "daemon/planner.h"
+#include "daemon/quota.h"
 #include "daemon/server.h"
 #include "daemon/unpack.h"
 #include "offload/core.h"
@@ -24,6 +25,7 @@ struct cst_daemon {
     const struct cst_config *config; /* the caller's */
     struct cst_budget host;          /* arenas, tables, staging */
     struct cst_budget pool;          /* pools of the host device */
+    struct cst_quota quota;          /* what each user holds, and may hold */
     struct cst_engines engines;
     struct cst_gpus gpus;
     struct cst_planner planner;

@@ -81,20 +81,46 @@ static void on_ttl(uv_timer_t *timer)
     cst_job_remove(job, 0, &why);
 }
 
-static int make(struct cst_daemon *daemon, uid_t uid, const struct cst_job_wish *wish,
-                struct cst_job **out, struct cst_err *err)
+/* Take a job from @account, and say how long it lives without a worker. A job that asks for no time
+ * gets the configured one, or the longest that its owner may have where that is shorter. */
+static int take_job(struct cst_daemon *daemon, struct cst_quota_account *account,
+                    const struct cst_job_wish *wish, uint32_t *ttl_s, struct cst_err *err)
 {
     const struct cst_config *config = daemon->config;
-    struct cst_job *job, *base = NULL;
-    int rc = wish->base != NULL ? cst_base_find(daemon, uid, wish->name, wish->base, &base, err)
-                                : CST_OK;
+    uint64_t longest = cst_quota_left(account, CST_QUOTA_TTL);
+    char what[80];
+    int rc;
 
-    if (rc != CST_OK) {
-        return rc;
-    }
     if (daemon->jobs.n >= config->max_jobs) {
         return cst_err_set(err, CST_EBUDGET, "%u jobs, the limit is %u (max_jobs in [job])",
                            daemon->jobs.n, config->max_jobs);
+    }
+    (void)snprintf(what, sizeof what, "job '%s'", wish->name);
+    rc = cst_quota_check(account, CST_QUOTA_TTL, wish->ttl_s, what, err);
+    if (rc == CST_OK) {
+        *ttl_s = wish->ttl_s > 0 ? wish->ttl_s : config->ttl_s;
+        *ttl_s = *ttl_s > longest ? (uint32_t)longest : *ttl_s;
+        rc = cst_quota_take(account, CST_QUOTA_JOBS, 1, what, err);
+    }
+    return rc;
+}
+
+static int make(struct cst_session *session, const struct cst_job_wish *wish, struct cst_job **out,
+                struct cst_err *err)
+{
+    struct cst_daemon *daemon = session->daemon;
+    const struct cst_config *config = daemon->config;
+    struct cst_job *job, *base = NULL;
+    uid_t uid = session->peer.uid;
+    uint32_t ttl_s = 0;
+    int rc = wish->base != NULL ? cst_base_find(daemon, uid, wish->name, wish->base, &base, err)
+                                : CST_OK;
+
+    if (rc == CST_OK) {
+        rc = take_job(daemon, session->account, wish, &ttl_s, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
     }
     job = calloc(1, sizeof *job);
     if (job != NULL) {
@@ -102,19 +128,21 @@ static int make(struct cst_daemon *daemon, uid_t uid, const struct cst_job_wish 
     }
     if (job == NULL || job->workers == NULL) {
         free(job);
+        cst_quota_give(session->account, CST_QUOTA_JOBS, 1);
         return cst_err_set(err, CST_ENOMEM, "no memory for a job");
     }
     job->daemon = daemon;
     job->serial = ++daemon->jobs.serial;
     (void)snprintf(job->name, sizeof job->name, "%s", wish->name);
     job->uid = uid;
+    job->account = cst_quota_ref(session->account);
     job->world = wish->world;
     job->chunk_elems = wish->chunk_elems;
     job->micro_batches = wish->micro_batches;
     job->options = wish->options;
     job->base = base;
     job->timeout_ms = wish->timeout_ms > 0 ? wish->timeout_ms : config->timeout_s * 1000;
-    job->ttl_s = wish->ttl_s > 0 ? wish->ttl_s : config->ttl_s;
+    job->ttl_s = ttl_s;
     for (uint32_t r = 0; r < job->world; r++) {
         job->workers[r].job = job;
         job->workers[r].rank = r;
@@ -149,6 +177,7 @@ static void release_hold(struct cst_job *job)
     }
     TAILQ_REMOVE(&daemon->jobs.closing, job, link);
     cst_model_close(&job->model);
+    cst_quota_unref(job->account);
     free(job->workers);
     free(job);
 }
@@ -244,6 +273,7 @@ void cst_job_remove(struct cst_job *job, uint64_t remover, const struct cst_err 
     job->remover = remover;
     TAILQ_REMOVE(&job->daemon->jobs.living, job, link);
     job->daemon->jobs.n--;
+    cst_quota_give(job->account, CST_QUOTA_JOBS, 1);
     TAILQ_INSERT_TAIL(&job->daemon->jobs.closing, job, link);
     cst_later_add(&job->daemon->later, &job->close);
 }
@@ -261,19 +291,24 @@ static void feed_worker(struct cst_job *job, enum cst_event_kind kind, uint32_t 
 
 void cst_job_check_idle(struct cst_job *job)
 {
+    bool present = false;
     struct cst_err why = {0};
 
     for (uint32_t r = 0; r < job->world; r++) {
-        if (job->workers[r].present) {
+        if (job->workers[r].session != NULL) {
             return;
         }
+        present = present || job->workers[r].present;
     }
-    job->idle_since_ns = uv_hrtime();
-    if (job->state == CST_JOB_DECLARING) {
+    if (job->idle_since_ns == 0) { /* else its time runs already, since the last one hung up */
+        job->idle_since_ns = uv_hrtime();
+    }
+    if (job->state == CST_JOB_DECLARING && !present) {
         (void)cst_err_set(&why, CST_ENOTFOUND,
                           "job '%s': it was not committed and nobody is attached", job->name);
         cst_job_remove(job, 0, &why);
-    } else if (job->state != CST_JOB_CLOSING) {
+    } else if (job->state != CST_JOB_CLOSING && job->state != CST_JOB_DECLARING &&
+               !uv_is_active((uv_handle_t *)&job->ttl)) {
         (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
     }
 }
@@ -344,6 +379,7 @@ void cst_job_hangup(struct cst_job *job, uint32_t rank)
         return;
     }
     feed_worker(job, CST_EV_HANGUP, rank);
+    cst_job_check_idle(job);
 }
 
 void cst_job_left(struct cst_job *job, uint32_t rank)
@@ -525,7 +561,7 @@ static int find_or_make(struct cst_session *session, const struct cst_job_wish *
         }
     }
     *created = true;
-    return make(session->daemon, session->peer.uid, wish, out, err);
+    return make(session, wish, out, err);
 }
 
 int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created,

@@ -29,6 +29,7 @@
 
 struct cst_daemon;
 struct cst_gpu;
+struct cst_quota_account;
 struct cst_session;
 
 enum cst_job_state { CST_JOB_DECLARING, CST_JOB_POPULATING, CST_JOB_READY, CST_JOB_CLOSING };
@@ -63,6 +64,7 @@ struct cst_job {
     uint64_t serial; /* id on the wire; unique in the life of the daemon */
     char name[64];
     uid_t uid; /* owner */
+    struct cst_quota_account *account; /* the owner's: memory is charged to it; a reference */
     enum cst_job_state state;
     uint32_t world;         /* ranks */
     uint64_t chunk_elems;   /* asked for; 0: chosen */
@@ -91,10 +93,10 @@ struct cst_job {
     uint64_t remover;    /* tag of the JobRemove that is answered when all is given back; 0: none */
     uv_timer_t deadline; /* DECLARING: of the barrier; READY: the core's next TICK */
     uint64_t deadline_ns; /* it is armed for; CST_CORE_NEVER: it is not */
-    uv_timer_t ttl;       /* runs while nobody is attached */
+    uv_timer_t ttl;       /* runs while nobody is attached; hung up is not attached */
     unsigned n_holds;     /* timers, memory: not closed yet */
     uint64_t created_ns;
-    uint64_t idle_since_ns; /* 0: somebody is present */
+    uint64_t idle_since_ns; /* when the last worker went or hung up; 0: one is attached */
     struct cst_err closing; /* why requests of a closing job fail */
     struct cst_later close; /* takes it apart */
 };
@@ -144,8 +146,9 @@ void cst_job_hangup(struct cst_job *job, uint32_t rank);
 /* The worker of @rank went in good order; what the core had to be told it was told. */
 void cst_job_left(struct cst_job *job, uint32_t rank);
 
-/* If nobody is present: a job that was never committed holds nothing of value and is removed,
- * another lives on for its time. */
+/* If nobody is present, a job that was never committed holds nothing of value and is removed. Where
+ * nobody is attached, another job lives on for its time, which counts from when the last worker went
+ * or hung up: a process that keeps its rank without a connection does not keep the job. */
 void cst_job_check_idle(struct cst_job *job);
 
 /* Take @job apart at the end of the turn, with the jobs whose base it is; what waits for them fails

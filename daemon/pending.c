@@ -79,6 +79,7 @@ int cst_pending_open(struct cst_pending **out, struct cst_pendings *requests, ui
     request->serial = requests->serial;
     request->session = NULL;
     request->job = NULL;
+    request->account = NULL;
     request->id = id;
     request->type = type;
     request->n_items = request->n_left = n_items;

@@ -15,6 +15,7 @@
 #define CST_PENDING_MAX_ITEMS                                                                      \
     128 /* of a Batch: so that a reply with words for all fits in a frame */
 
+struct cst_quota_account;
 struct cst_session;
 struct cst_staging;
 struct cst_job;
@@ -39,6 +40,7 @@ struct cst_pending {
     TAILQ_ENTRY(cst_pending) job_link; /* in the job's list */
     struct cst_session *session;       /* NULL: it is gone, the reply goes nowhere */
     struct cst_job *job;               /* NULL: not the job's */
+    struct cst_quota_account *account; /* that counts it, a reference; NULL: none does */
     uint64_t id;                       /* the client's number */
     uint16_t type;                     /* enum Cistern__MsgType */
     uint32_t serial;                   /* in tags */

@@ -8,7 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Connections over the limit get words, not silence; but no more than so many at a time. */
+/* A connection that is refused waits for its first message, to answer it with the reason. No more
+ * than so many wait at a time; others are closed at once. They do not count as sessions. */
 enum { REFUSED_AT_A_TIME = 16 };
 
 static int open_spare(void)
@@ -31,8 +32,9 @@ static void refuse_one(struct cst_server *server, int listen_fd)
     server->spare_fd = open_spare();
 }
 
+/* May @peer come? Its connection is taken from @account then; a manager's is not counted. */
 static void check_access(const struct cst_server *server, const struct cst_peer *peer,
-                         struct cst_err *refusal)
+                         struct cst_quota_account *account, bool manager, struct cst_err *refusal)
 {
     const struct cst_config *config = server->daemon->config;
 
@@ -44,25 +46,62 @@ static void check_access(const struct cst_server *server, const struct cst_peer 
         (void)cst_err_set(refusal, CST_EBUSY,
                           "%u connections, the limit is %u (max_sessions in [job])",
                           server->n_sessions, config->max_sessions);
+    } else if (!manager) {
+        (void)cst_quota_take(account, CST_QUOTA_SESSIONS, 1, "this process", refusal);
     }
 }
 
 static void admit(struct cst_server *server, int fd, bool manager)
 {
+    struct cst_daemon *daemon = server->daemon;
+    struct cst_quota_account *account = NULL;
     struct cst_err refusal = {0}, err;
     struct cst_peer peer;
+    int rc;
 
-    if (server->n_sessions >= server->daemon->config->max_sessions + REFUSED_AT_A_TIME ||
-        !cst_peer_open(&peer, fd)) {
+    if (!cst_peer_open(&peer, fd)) {
         (void)close(fd);
         return;
     }
-    check_access(server, &peer, &refusal);
-    if (cst_session_open(server->daemon, fd, &peer, manager, &refusal, &err) != CST_OK) {
-        cst_log(CST_LOG_ERROR, "pid %d: %s", (int)peer.pid, err.text);
+    rc = cst_quota_open(&daemon->quota, peer.uid, peer.groups, peer.n_groups, &account, &err);
+    if (rc == CST_OK) {
+        check_access(server, &peer, account, manager, &refusal);
+        rc = refusal.status != CST_OK && server->n_refused >= REFUSED_AT_A_TIME
+                 ? cst_err_set(&err, refusal.status, "refused without words: %s", refusal.text)
+                 : cst_session_open(daemon, fd, &peer, account, manager, &refusal, &err);
+    }
+    if (rc != CST_OK) {
+        cst_log(refusal.status != CST_OK ? CST_LOG_DEBUG : CST_LOG_ERROR, "pid %d: %s",
+                (int)peer.pid, err.text);
+        if (account != NULL && !manager && refusal.status == CST_OK) { /* was taken */
+            cst_quota_give(account, CST_QUOTA_SESSIONS, 1);
+        }
+        cst_quota_unref(account);
         cst_peer_close(&peer);
         (void)close(fd);
     }
+}
+
+void cst_server_add(struct cst_server *server, struct cst_session *session)
+{
+    TAILQ_INSERT_TAIL(&server->sessions, session, link);
+    if (session->refusal.status == CST_OK) {
+        server->n_sessions++;
+    } else {
+        server->n_refused++;
+    }
+}
+
+void cst_server_remove(struct cst_server *server, struct cst_session *session)
+{
+    TAILQ_REMOVE(&server->sessions, session, link);
+    if (session->refusal.status != CST_OK) {
+        server->n_refused--;
+    } else {
+        server->n_sessions--;
+        cst_quota_give(session->manager ? NULL : session->account, CST_QUOTA_SESSIONS, 1);
+    }
+    cst_quota_unref(session->account);
 }
 
 static void on_connection(uv_poll_t *poll, int status, int events)
@@ -94,7 +133,7 @@ int cst_server_open(struct cst_server *server, struct cst_daemon *daemon, struct
     int rc;
 
     server->daemon = daemon;
-    server->n_sessions = 0;
+    server->n_sessions = server->n_refused = 0;
     server->spare_fd = -1;
     TAILQ_INIT(&server->sessions);
     rc = cst_listen_inherit(&server->user, &server->manager, err);

@@ -16,12 +16,18 @@ struct cst_server {
     uv_poll_t user_poll, manager_poll;
     int spare_fd; /* given up for a moment to refuse a connection when descriptors run out */
     TAILQ_HEAD(, cst_session) sessions;
-    uint32_t n_sessions; /* in the list */
+    uint32_t n_sessions; /* in the list, admitted */
+    uint32_t n_refused;  /* in the list, to be told why they are not */
 };
 
 /* Listen on both sockets: those that systemd passed, or the configured paths. As cst_listen_open.
  */
 int cst_server_open(struct cst_server *server, struct cst_daemon *daemon, struct cst_err *err);
+
+/* Enter @session in the list, and take it out when it ends: with the connection that its account
+ * counts, and the account's reference. */
+void cst_server_add(struct cst_server *server, struct cst_session *session);
+void cst_server_remove(struct cst_server *server, struct cst_session *session);
 
 /* Stop accepting and remove the sockets. Sessions stay. */
 void cst_server_stop(struct cst_server *server);

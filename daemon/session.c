@@ -194,9 +194,17 @@ void cst_session_error(struct cst_session *session, uint64_t id, const struct cs
 int cst_session_defer(struct cst_session *session, struct cst_job *job, uint64_t id, uint16_t type,
                       uint32_t n_items, struct cst_pending **out, struct cst_err *err)
 {
-    int rc = cst_pending_open(out, &session->daemon->requests, id, type, n_items, err);
+    struct cst_quota_account *account = session->manager ? NULL : session->account;
+    int rc = cst_quota_take(account, CST_QUOTA_REQUESTS, 1, "a request", err);
 
-    if (rc == CST_OK) {
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cst_pending_open(out, &session->daemon->requests, id, type, n_items, err);
+    if (rc != CST_OK) {
+        cst_quota_give(account, CST_QUOTA_REQUESTS, 1);
+    } else {
+        (*out)->account = cst_quota_ref(account);
         (*out)->session = session;
         (*out)->job = job;
         TAILQ_INSERT_TAIL(&session->requests, *out, link);
@@ -228,6 +236,9 @@ static void close_request(struct cst_daemon *daemon, struct cst_pending *request
         cst_staging_unref(request->staging);
         request->staging = NULL;
     }
+    cst_quota_give(request->account, CST_QUOTA_REQUESTS, 1);
+    cst_quota_unref(request->account);
+    request->account = NULL;
     cst_pending_close(&daemon->requests, request);
 }
 
@@ -265,8 +276,9 @@ void cst_session_fail(struct cst_daemon *daemon, struct cst_pending *request,
 
 /* -- life ----------------------------------------------------------------------------------- */
 
-int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *peer, bool manager,
-                     const struct cst_err *refusal, struct cst_err *err)
+int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *peer,
+                     struct cst_quota_account *account, bool manager, const struct cst_err *refusal,
+                     struct cst_err *err)
 {
     struct cst_session *session = calloc(1, sizeof *session);
 
@@ -276,6 +288,7 @@ int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *p
     session->daemon = daemon;
     session->fd = fd;
     session->peer = *peer;
+    session->account = account;
     session->manager = manager;
     session->refusal = *refusal;
     session->end.fn = on_end;
@@ -285,8 +298,7 @@ int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *p
     (void)uv_timer_init(&daemon->loop, &session->stall);
     session->poll.data = session->stall.data = session;
     session->n_handles = 2;
-    TAILQ_INSERT_TAIL(&daemon->server.sessions, session, link);
-    daemon->server.n_sessions++;
+    cst_server_add(&daemon->server, session);
     update_poll(session);
     cst_log(CST_LOG_DEBUG, "pid %d (uid %u): connected%s", (int)peer->pid, (unsigned)peer->uid,
             manager ? " as manager" : "");
@@ -345,8 +357,7 @@ static void on_end(struct cst_later *later)
         cst_job_hangup(session->job, session->rank);
     }
     orphan_requests(session);
-    TAILQ_REMOVE(&daemon->server.sessions, session, link);
-    daemon->server.n_sessions--;
+    cst_server_remove(&daemon->server, session);
     cst_outbox_close(&session->outbox);
     cst_peer_close(&session->peer);
     (void)uv_poll_stop(&session->poll);

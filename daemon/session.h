@@ -19,6 +19,7 @@
 
 struct cst_daemon;
 struct cst_job;
+struct cst_quota_account;
 struct cst_staging;
 
 enum cst_session_state { CST_SESSION_NEW, CST_SESSION_OPEN, CST_SESSION_DOOMED };
@@ -32,25 +33,28 @@ struct cst_session {
     bool hung_up;    /* the peer closed its end */
     bool last_words; /* to be closed when what waits is sent */
     struct cst_peer peer;
-    struct cst_err refusal;           /* status != 0: what its first message is answered with */
-    struct cst_pending_list requests; /* in flight */
-    uint32_t n_requests;              /* of them */
-    struct cst_job *job;              /* attached to; NULL */
-    uint32_t rank;                    /* in it */
-    bool job_removed;                 /* its job was taken away: for words */
-    struct cst_staging *staging;      /* NULL: none was asked for */
-    struct cst_outbox outbox;         /* replies that wait for the socket */
-    int polled;                       /* events that are being polled */
+    struct cst_quota_account *account; /* of the peer's uid; a reference */
+    struct cst_err refusal;            /* status != 0: what its first message is answered with */
+    struct cst_pending_list requests;  /* in flight */
+    uint32_t n_requests;               /* of them */
+    struct cst_job *job;               /* attached to; NULL */
+    uint32_t rank;                     /* in it */
+    bool job_removed;                  /* its job was taken away: for words */
+    struct cst_staging *staging;       /* NULL: none was asked for */
+    struct cst_outbox outbox;          /* replies that wait for the socket */
+    int polled;                        /* events that are being polled */
     uv_poll_t poll;
     uv_timer_t stall;     /* runs while replies wait */
     unsigned n_handles;   /* not closed yet */
     struct cst_later end; /* closes it */
 };
 
-/* Take @fd and @peer over. With @refusal->status != 0 its first message is answered with that and
- * it is closed. CST_ENOMEM: nothing was taken. */
-int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *peer, bool manager,
-                     const struct cst_err *refusal, struct cst_err *err);
+/* Take over @fd, @peer, and @account, the account of the peer's uid, of which a connection was
+ * taken unless it is a manager's or refused. With @refusal->status != 0 its first message is
+ * answered with that and it is closed. CST_ENOMEM: nothing was taken over. */
+int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *peer,
+                     struct cst_quota_account *account, bool manager, const struct cst_err *refusal,
+                     struct cst_err *err);
 
 /* Close @session at the end of this turn; @why goes to the log unless it is NULL. */
 void cst_session_doom(struct cst_session *session, const char *why);

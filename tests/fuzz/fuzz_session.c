@@ -56,6 +56,7 @@ static void start(void)
 
 static void open_connection(unsigned i)
 {
+    struct cst_quota_account *account = NULL;
     struct cst_err none = {0}, err = {0};
     struct cst_peer peer;
     int ends[2];
@@ -67,7 +68,12 @@ static void open_connection(unsigned i)
     if (i == 1) { /* its hang-up is its death */
         cst_peer_close(&peer);
     }
-    must(cst_session_open(&daemon_, ends[1], &peer, false, &none, &err) == CST_OK, err.text);
+    must(cst_quota_open(&daemon_.quota, peer.uid, peer.groups, peer.n_groups, &account, &err) ==
+                 CST_OK &&
+             cst_quota_take(account, CST_QUOTA_SESSIONS, 1, "a connection", &err) == CST_OK,
+         err.text);
+    must(cst_session_open(&daemon_, ends[1], &peer, account, false, &none, &err) == CST_OK,
+         err.text);
     connections[i] = (struct connection){.sock = ends[0]};
 }
 
@@ -238,6 +244,7 @@ static void empty(void)
     must(daemon_.server.n_sessions == 0, "no session is left");
     must(TAILQ_EMPTY(&daemon_.jobs.closing) && daemon_.jobs.n == 0, "no job is left");
     must(daemon_.host.used == 0 && daemon_.pool.used == 0, "no memory is left");
+    must(LIST_EMPTY(&daemon_.quota.accounts), "no account is left");
     must(TAILQ_EMPTY(&daemon_.engines.segments), "no segment is left");
     must(daemon_.engines.v[0].commands.n == 0, "no command is left");
 }
