@@ -205,6 +205,22 @@ static double state_bytes(const struct cst_job *job)
     return (double)bytes / CST_MX8_BLOCK;
 }
 
+/* What its rooms and the states that stay there take of accelerators: asked for, until the layout
+ * tells. */
+static void fill_accelerators(const struct cst_job *job, Cistern__JobInfo *out)
+{
+    struct cst_room rooms[CST_CORE_MAX_ROOMS];
+    uint32_t n = cst_room_list(job, rooms);
+
+    for (uint32_t i = 0; i < n; i++) {
+        out->update_room += rooms[i].bytes;
+    }
+    for (uint32_t r = 0; r < job->world && !job->has_layout; r++) {
+        out->device_states += job->workers[r].device_states;
+    }
+    out->device_states += job->has_layout ? job->layout.device_bytes : 0;
+}
+
 /* As it was opened. */
 static void fill_options(const struct cst_job *job, Cistern__JobInfo *out)
 {
@@ -222,10 +238,7 @@ static void fill_options(const struct cst_job *job, Cistern__JobInfo *out)
     out->grad_over_weight = options->grad_over_weight;
     out->has_state_bytes_per_param = 1;
     out->state_bytes_per_param = state_bytes(job);
-    for (uint32_t r = 0; r < job->world; r++) {
-        out->update_room += job->workers[r].update_room;
-        out->device_states += job->workers[r].device_states;
-    }
+    fill_accelerators(job, out);
     out->has_update_room = out->update_room > 0;
     out->has_device_states = out->device_states > 0;
 }

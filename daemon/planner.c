@@ -74,6 +74,7 @@ static void choose_rooms(const struct cst_job *job, struct search *s)
     s->config.update_room = open ? worker->room_asked : worker->update_room;
     s->config.device_states = open ? worker->states_asked : worker->device_states;
     s->config.accelerator = i;
+    s->config.device_grain = cst_memory_grain(job->daemon, worker->accelerator);
     s->config.n_accelerators = worker->gpu == NULL ? job->daemon->gpus.paced.n : 0;
     if (open && worker->gpu == NULL) {
         uint32_t n = s->config.n_accelerators < job->world ? s->config.n_accelerators : job->world;

@@ -131,6 +131,29 @@ static uint64_t states_on(const struct cst_job *job, const struct cst_gpu *gpu)
     return bytes;
 }
 
+/* A room of less than a grain of its accelerator would be none. */
+static int check_grain(const struct cst_job *job, struct cst_err *err)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        const struct cst_worker *worker = &job->workers[r];
+        uint64_t grain = cst_memory_grain(job->daemon, worker->accelerator), bytes = 0;
+
+        for (uint32_t other = 0; other < job->world; other++) {
+            bytes += job->workers[other].accelerator == worker->accelerator
+                         ? job->workers[other].update_room
+                         : 0;
+        }
+        if (worker->accelerator != NULL && worker->update_room > 0 && bytes < grain) {
+            return cst_err_set(err, CST_EINVAL,
+                               "rank %" PRIu32 ": update_room of %" PRIu64
+                               " bytes: its accelerator gives out memory in multiples of %" PRIu64
+                               " bytes, which is the least",
+                               r, worker->update_room, grain);
+        }
+    }
+    return CST_OK;
+}
+
 /* Every rank that wants states on its accelerator has a room there. */
 static int check_devices(const struct cst_job *job, const struct cst_room *rooms, uint32_t n,
                          struct cst_err *err)
@@ -157,8 +180,9 @@ int cst_room_devices(const struct cst_job *job, struct cst_layout_config *config
 {
     struct cst_room rooms[CST_CORE_MAX_ROOMS];
     uint32_t n = cst_room_list(job, rooms);
-    int rc = check_devices(job, rooms, n, err);
+    int rc = check_grain(job, err);
 
+    rc = rc == CST_OK ? check_devices(job, rooms, n, err) : rc;
     config->n_devices = 0;
     for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
         uint64_t bytes = states_on(job, rooms[i].gpu);

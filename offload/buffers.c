@@ -120,3 +120,22 @@ uint64_t cst_buffers_want(const struct cst_layout *layout)
 {
     return cst_buffers_want_of(layout, layout->n_classes);
 }
+
+uint64_t cst_buffers_least(const struct cst_layout *layout)
+{
+    uint64_t least = UINT64_MAX;
+    struct cst_buffers b;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        if (cst_pattern(chunk->pattern)->has_states && chunk->n_elems < least) {
+            least = chunk->n_elems;
+        }
+    }
+    if (least == UINT64_MAX) {
+        return 0;
+    }
+    lay_out(&b, layout, least);
+    return b.bytes;
+}

@@ -35,5 +35,7 @@ void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *la
 /* Bytes that three buffers for the largest chunk take; of the first @n_classes size classes, 0: there is none that has states. */
 uint64_t cst_buffers_want(const struct cst_layout *layout);
 uint64_t cst_buffers_want_of(const struct cst_layout *layout, uint32_t n_classes);
+/* Bytes of one buffer for the smallest chunk: the least room that is of any use; 0: no chunk has states. */
+uint64_t cst_buffers_least(const struct cst_layout *layout);
 
 #endif

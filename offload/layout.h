@@ -288,6 +288,9 @@ int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
 /* The least `bytes` of @device with which @layout, built with more of them, is the same. 0: it has nothing there. */
 uint64_t cst_layout_device_want(const struct cst_layout *layout,
                                 const struct cst_layout_device *device);
+/* The least `bytes` of @device that hold the states of one chunk, the smallest. 0: no chunk has states. */
+uint64_t cst_layout_device_least(const struct cst_layout *layout,
+                                 const struct cst_layout_device *device);
 void cst_layout_close(struct cst_layout *layout);
 
 #define CST_LAYOUT_MAX_CANDIDATES 200

@@ -152,21 +152,44 @@ static uint64_t usable(const struct cst_layout_device *device)
     return device->bytes > lost ? device->bytes - lost : 0;
 }
 
+/* Bytes of @device of which @sum can be used. */
+static uint64_t with_lost(const struct cst_layout_device *device, uint64_t sum)
+{
+    uint64_t want = 0, before = 1;
+
+    while (sum > 0 && want != before) {
+        before = want;
+        want = sum + lost_to_grain(device, want);
+    }
+    return want;
+}
+
 uint64_t cst_layout_device_want(const struct cst_layout *layout,
                                 const struct cst_layout_device *device)
 {
-    uint64_t sum = 0, want = 0, before = 1;
+    uint64_t sum = 0;
 
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
         sum += chunk->device == device->engine ? state_bytes(layout, chunk) : 0;
     }
-    while (sum > 0 && want != before) {
-        before = want;
-        want = sum + lost_to_grain(device, want);
+    return with_lost(device, sum);
+}
+
+uint64_t cst_layout_device_least(const struct cst_layout *layout,
+                                 const struct cst_layout_device *device)
+{
+    uint64_t least = UINT64_MAX;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        if (is_own(chunk) && has_states(chunk) && state_bytes(layout, chunk) < least) {
+            least = state_bytes(layout, chunk);
+        }
     }
-    return want;
+    return least == UINT64_MAX ? 0 : with_lost(device, least);
 }
 
 /* The last chunks first: the next forward wants them last. Accelerators take turns, as long as they

@@ -222,34 +222,23 @@ static int report(const struct cli *cli, const struct cli_plan_input *input,
     return rc;
 }
 
-/* " (--host 100G)": the smallest round size of at least @bytes, as a person would type it. */
-static void name_option(char *out, size_t n, const char *option, uint64_t bytes)
-{
-    static const char units[] = "KMGT";
-    unsigned unit = 0;
-
-    while (unit + 1 < sizeof units - 1 && bytes >> (10 * (unit + 2)) >= 10) {
-        unit++;
-    }
-    bytes = ((bytes - 1) >> (10 * (unit + 1))) + 1;
-    (void)snprintf(out, n, "%s %llu%c", option, (unsigned long long)bytes, units[unit]);
-}
-
 /* Say with which options a plan would fit. */
 static int name_options(const struct cli_plan_input *input, int status, struct cst_err *err)
 {
     const struct cst_plan_least *least = &input->least;
     char device[48] = "", host[48] = "", text[sizeof err->text];
+    char size[CLI_HUMAN_BYTES];
     bool both;
 
     if (status != CST_EPOOL && status != CST_EBUDGET) {
         return status;
     }
     if (least->device_bytes > input->budget.device_bytes) {
-        name_option(device, sizeof device, "--device", least->device_bytes);
+        (void)snprintf(device, sizeof device, "--device %s",
+                       cli_size_option(least->device_bytes, size));
     }
     if (least->host_bytes > input->budget.host_bytes) {
-        name_option(host, sizeof host, "--host", least->host_bytes);
+        (void)snprintf(host, sizeof host, "--host %s", cli_size_option(least->host_bytes, size));
     }
     both = device[0] != '\0' && host[0] != '\0';
     (void)snprintf(text, sizeof text, "%s", err->text);

@@ -128,6 +128,12 @@ static uint32_t find_accelerator(const struct cst_rates *rates)
     return 0;
 }
 
+/* A paced accelerator, whose memory is pages of the host. */
+static bool is_simulated(const struct cst_rates_device *device)
+{
+    return strncmp(device->name, "paced", strlen("paced")) == 0;
+}
+
 /* The device that is named, else the first; and its flops, which nobody measures. */
 static int choose_device(struct cli_plan_input *input, const struct cli_plan_wish *wish,
                          struct cst_err *err)
@@ -154,6 +160,9 @@ static int choose_device(struct cli_plan_input *input, const struct cli_plan_wis
     }
     input->config.device = i;
     input->config.accelerator = find_accelerator(rates);
+    if (is_simulated(&rates->devices[i])) {
+        input->config.device_grain = (uint64_t)sysconf(_SC_PAGESIZE);
+    }
     return CST_OK;
 }
 

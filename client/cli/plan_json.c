@@ -48,7 +48,7 @@ json_t *cli_plan_step_json(const struct cst_replay_result *p)
                      "device_updates", (json_int_t)p->device_updates);
 }
 
-static json_t *choice_json(const struct cst_plan_choice *choice)
+static json_t *choice_json(const struct cli_plan_input *input, const struct cst_plan_choice *choice)
 {
     return json_pack(
         "{s:i, s:o, s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:i, "
@@ -56,7 +56,7 @@ static json_t *choice_json(const struct cst_plan_choice *choice)
         "n_chunks", (int)choice->n_chunks, "classes", classes_json(choice), "prefetch_depth",
         choice->prefetch_depth == CST_CORE_NO_PREFETCH ? -1 : (int)choice->prefetch_depth,
         "eviction", choice->eviction == CST_EVICT_LRU ? "oldest" : "next use", "gradient",
-        choice->grad == CST_PLAN_GRAD_OVER ? "over" : "beside", "reduce_each",
+        cli_plan_is_over(input, choice) ? "over" : "beside", "reduce_each",
         (int)choice->reduce_each, "pool_bytes", (json_int_t)choice->pool_bytes, "state_bytes",
         (json_int_t)choice->state_bytes, "activation_bytes", (json_int_t)choice->activation_bytes,
         "host_bytes", (json_int_t)choice->host_bytes, "disk_bytes", (json_int_t)choice->disk_bytes,
@@ -67,14 +67,14 @@ static json_t *choice_json(const struct cst_plan_choice *choice)
         cli_plan_step_json(&choice->predicted));
 }
 
-static json_t *losers_json(const struct cst_plans *plans)
+static json_t *losers_json(const struct cli_plan_input *input, const struct cst_plans *plans)
 {
     json_t *list = json_array();
 
     for (uint32_t i = 0; list != NULL && i < plans->n_runners_up; i++) {
         if (json_array_append_new(list,
                                   json_pack("{s:s, s:o}", "why", plans->runners_up[i].why, "plan",
-                                            choice_json(&plans->runners_up[i].plan))) != 0) {
+                                            choice_json(input, &plans->runners_up[i].plan))) != 0) {
             json_decref(list);
             list = NULL;
         }
@@ -139,9 +139,10 @@ json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans
         input->rates_from, "device", input->rates.devices[input->config.device].name, "budget",
         "device_bytes", limit_json(input->budget.device_bytes), "host_bytes",
         limit_json(input->budget.host_bytes), "disk_bytes", (json_int_t)input->budget.disk_bytes,
-        "plan", choice_json(&plans->best), "states", "why", why_json(plans), "step_without_s",
-        without_json(plans), "rows", "each_device", rows_json(rows->device, input->config.world),
-        "host", rows_json(rows->host, 1), "disk", rows_json(rows->disk, 1), "runners_up",
-        losers_json(plans), "searched", "candidates", (json_int_t)plans->n_candidates, "played",
-        (json_int_t)plans->n_replayed, "events", (json_int_t)plans->n_events);
+        "plan", choice_json(input, &plans->best), "states", "why", why_json(plans),
+        "step_without_s", without_json(plans), "rows", "each_device",
+        rows_json(rows->device, input->config.world), "host", rows_json(rows->host, 1), "disk",
+        rows_json(rows->disk, 1), "runners_up", losers_json(input, plans), "searched", "candidates",
+        (json_int_t)plans->n_candidates, "played", (json_int_t)plans->n_replayed, "events",
+        (json_int_t)plans->n_events);
 }

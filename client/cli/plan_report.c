@@ -58,6 +58,19 @@ int cli_plan_rows(struct cli_plan_rows *out, const struct cli_plan_input *input,
     return CST_OK;
 }
 
+const char *cli_size_option(uint64_t bytes, char out[CLI_HUMAN_BYTES])
+{
+    static const char units[] = "KMGT";
+    unsigned unit = 0;
+
+    while (unit + 1 < sizeof units - 1 && bytes >> (10 * (unit + 2)) >= 10) {
+        unit++;
+    }
+    bytes = bytes == 0 ? 0 : ((bytes - 1) >> (10 * (unit + 1))) + 1;
+    (void)snprintf(out, CLI_HUMAN_BYTES, "%llu%c", (unsigned long long)bytes, units[unit]);
+    return out;
+}
+
 /* -- tables ----------------------------------------------------------------------------------- */
 
 static void bytes_or_dash(struct cli_table *table, uint64_t bytes)
@@ -215,6 +228,11 @@ static const char *eviction_name(const struct cst_plan_choice *choice)
                                              : "what is wanted again last";
 }
 
+bool cli_plan_is_over(const struct cli_plan_input *input, const struct cst_plan_choice *choice)
+{
+    return input->config.states.grad_over_weight || choice->grad == CST_PLAN_GRAD_OVER;
+}
+
 static void print_choice(const struct cli_plan_input *input, const struct cst_plan_choice *best)
 {
     char blocks[128], depth[16], a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
@@ -227,7 +245,7 @@ static void print_choice(const struct cli_plan_input *input, const struct cst_pl
     (void)printf("pool      %s on each device, prefetch depth %s, evicts %s\n", blocks,
                  describe_depth(best, depth), eviction_name(best));
     (void)printf("gradient  %s%s\n",
-                 best->grad == CST_PLAN_GRAD_OVER ? "in the weight's place" : "beside the weight",
+                 cli_plan_is_over(input, best) ? "in the weight's place" : "beside the weight",
                  input->config.micro_batches == 1 ? ""
                  : best->reduce_each              ? ", summed after each micro-batch"
                                                   : ", summed once a step");
@@ -250,7 +268,8 @@ static void print_updates(const struct cli_plan_input *input, const struct cst_p
     }
     (void)printf("rooms     %s on each accelerator, ", cli_bytes(best->update_room, a));
     if (best->n_buffers == 0) {
-        (void)printf("too small for any chunk\n");
+        (void)printf("too small for any chunk: the smallest takes %s (--update-room %s)\n",
+                     cli_bytes(best->least_room, a), cli_size_option(best->least_room, b));
         return;
     }
     (void)printf("%u chunk%s at a time; ", best->n_buffers, best->n_buffers > 1 ? "s" : "");
@@ -262,20 +281,33 @@ static void print_updates(const struct cli_plan_input *input, const struct cst_p
     (void)printf("up %s, down %s\n", cli_bytes(p->states_up, a), cli_bytes(p->states_down, b));
 }
 
-/* How many states stay on accelerators; where that was chosen, why. The bytes are what a job asks
- * for to have the same. */
+/* How many states stay on accelerators. Where that was given: what is used of it. Where it was
+ * chosen: why, and the bytes that a job asks for to have the same. */
 static void print_states(const struct cst_plans *plans)
 {
     const struct cst_plan_choice *best = &plans->best;
     bool chosen = plans->states_why[0] != '\0';
-    char a[CLI_HUMAN_BYTES];
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
 
-    if (best->device_states > 0) {
-        (void)printf("states    %s (%llu bytes) on each accelerator, of %u of %u chunks%s%s\n",
+    if (best->n_staying > 0 && chosen) {
+        (void)printf("states    %s (%llu bytes) on each accelerator, of %u of %u chunks: %s\n",
                      cli_bytes(best->device_states, a), (unsigned long long)best->device_states,
-                     best->n_staying, best->n_chunks, chosen ? ": " : "", plans->states_why);
+                     best->n_staying, best->n_chunks, plans->states_why);
+    } else if (best->n_staying > 0) {
+        (void)printf("states    %s of %s on each accelerator, of %u of %u chunks\n",
+                     cli_bytes(best->state_bytes, a), cli_bytes(best->device_states, b),
+                     best->n_staying, best->n_chunks);
     } else if (chosen) {
         (void)printf("states    none stay on accelerators: %s\n", plans->states_why);
+    } else if (best->device_states > 0 && best->device_states < best->least_states) {
+        (void)printf("states    none stay on accelerators: %s hold no chunk's states, the smallest "
+                     "takes %s (--device-states %s)\n",
+                     cli_bytes(best->device_states, a), cli_bytes(best->least_states, b),
+                     cli_size_option(best->least_states, c));
+    } else if (best->device_states > 0) {
+        (void)printf(
+            "states    none stay on accelerators: the room for updates holds no chunk whose "
+            "states fit\n");
     }
 }
 

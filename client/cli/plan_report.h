@@ -3,6 +3,7 @@
 #define CLI_PLAN_REPORT_H
 
 #include "client/cli/plan_input.h"
+#include "client/cli/table.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -21,6 +22,12 @@ struct cli_plan_rows {
 /* Rows of @choice for the model of @input. CST_ENOMEM and what cst_layout_build returns. */
 int cli_plan_rows(struct cli_plan_rows *out, const struct cli_plan_input *input,
                   const struct cst_plan_choice *choice, struct cst_err *err);
+
+/* Gradients take the weights' places in @choice: the user has said so, or the plan has chosen it. */
+bool cli_plan_is_over(const struct cli_plan_input *input, const struct cst_plan_choice *choice);
+
+/* "100G": the smallest round size of at least @bytes, as a person types it. Returns @out. */
+const char *cli_size_option(uint64_t bytes, char out[CLI_HUMAN_BYTES]);
 
 /* The tables, to stdout. False: out of memory, said. */
 bool cli_plan_print(const struct cli_plan_input *input, const struct cst_plans *plans,

@@ -3,6 +3,7 @@
 #include "offload/plan/search.h"
 
 #include "offload/buffers.h"
+#include "offload/packing.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 #define DEFAULT_EVENTS 600000
 #define ANY_PRICE                                                                                  \
     16 /* times the events of the search: the most for a plan where there is no other */
+#define HOST_GRAIN 4096 /* simulated accelerators give out pages of the host */
 #define MOST_ACTIVATIONS (UINT64_MAX / 4)
 #define MOST_COMPUTE_NS 1e16 /* 116 days */
 
@@ -121,6 +123,7 @@ static void choose_devices(struct cst_search *s)
     s->rates.devices[0] = c->rates->devices[c->device];
     s->rates.n_devices = 1;
     s->host = is_processor(&s->rates.devices[0]);
+    s->grain = c->device_grain > 0 ? c->device_grain : s->host ? HOST_GRAIN : CST_SEARCH_GRAIN;
     s->room_wish = cst_plan_chooses_room(c) ? CST_PLAN_ROOM_AUTO : c->update_room;
     if (s->room_wish == 0) {
         return;
@@ -191,12 +194,31 @@ bool cst_search_stops(struct cst_search *s)
 
 /* -- the answer ----------------------------------------------------------------------------- */
 
+/* What each rank asks for so that each accelerator has @bytes. */
+static uint64_t of_rank(const struct cst_search *s, uint64_t bytes)
+{
+    return (bytes * s->n_rooms + s->world - 1) / s->world;
+}
+
+/* The least with which one chunk goes through a room, and with which one chunk's states stay. */
+static void describe_least(const struct cst_search *s, const struct cst_layout *layout,
+                           struct cst_plan_choice *choice)
+{
+    const struct cst_layout_device device = {.grain = s->grain};
+
+    if (s->n_rooms > 0) {
+        choice->least_room = of_rank(s, cst_align_up(cst_buffers_least(layout), s->grain));
+        choice->least_states = of_rank(s, cst_layout_device_least(layout, &device));
+    }
+}
+
 static void describe_room(const struct cst_search *s, const struct cst_plan_try *try,
                           const struct cst_layout *layout, struct cst_plan_choice *choice)
 {
     struct cst_core_room rooms[CST_CORE_MAX_ROOMS];
     struct cst_buffers buffers;
 
+    describe_least(s, layout, choice);
     if (cst_search_rooms(s, try, layout, rooms, &choice->interleave) > 0) {
         cst_buffers_divide(&buffers, layout, rooms[0].bytes);
         choice->n_buffers = buffers.n;

@@ -63,6 +63,7 @@ struct cst_plan_config {
     uint32_t interleave;
     uint32_t accelerator;       /* which of rates' devices that is where ranks compute on the processor; else it is theirs */
     uint32_t n_accelerators;    /* where ranks compute on the processor: so many, they take turns; 0: one for each rank */
+    uint64_t device_grain;      /* accelerators give out memory in multiples of so many bytes; 0: 2 MiB where ranks compute on them, 4096 beside the host */
     double flops_share;         /* as cst_replay_config */
     bool recompute;
     bool worker_copies;         /* workers copy weights in themselves; GPUs only */
@@ -93,6 +94,7 @@ struct cst_plan_choice {
     uint64_t pool_bytes, state_bytes;    /* on each rank's device */
     uint64_t update_room;                /* on each rank's accelerator, for updates; 0: none */
     uint64_t device_states;              /* same, for states that stay there: what a job asks for to have them; state_bytes of it are used */
+    uint64_t least_room, least_states;   /* bytes of each rank's accelerator with which a room takes one chunk through, and holds one chunk's states */
     uint32_t n_staying;                  /* chunks whose states stay there */
     uint32_t n_buffers;                  /* chunks at a time in each room */
     uint32_t interleave;                 /* one of so many chunks is updated in a room; 0: none, or those alone whose states are there */

@@ -55,6 +55,19 @@ uint64_t cst_search_accelerator_bytes(const struct cst_search *s)
     return bytes > 0 ? bytes : UINT64_MAX;
 }
 
+/* A room of less than a grain would be none. */
+static int check_grain(const struct cst_search *s, struct cst_err *err)
+{
+    if (is_auto(s) || cst_search_of_each(s, s->room_wish) >= s->grain) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EINVAL,
+                       "room for updates of %" PRIu64
+                       " bytes of each rank's accelerator: '%s' gives "
+                       "out memory in multiples of %" PRIu64 " bytes, which is the least",
+                       s->room_wish, s->rates.devices[s->accelerator].name, s->grain);
+}
+
 static int check_memory(const struct cst_search *s, struct cst_err *err)
 {
     const struct cst_rates_device *device = &s->rates.devices[s->accelerator];
@@ -100,6 +113,9 @@ int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
                            device->name);
     }
     rc = cst_plan_check_rooms(c, err);
+    if (rc == CST_OK) {
+        rc = check_grain(s, err);
+    }
     return rc == CST_OK ? check_memory(s, err) : rc;
 }
 
@@ -108,16 +124,22 @@ static uint32_t engine_of(const struct cst_search *s, uint32_t i)
     return (s->config->n_nodes == 0 ? 1 : s->config->n_nodes) + i;
 }
 
-/* What is chosen leaves what a GPU's granularity takes. */
+uint64_t cst_search_room_of_each(const struct cst_search *s, const struct cst_plan_try *try)
+{
+    uint64_t bytes = cst_search_of_each(s, try->update_room);
+
+    return bytes - bytes % s->grain;
+}
+
 void cst_search_devices(const struct cst_search *s, const struct cst_plan_try *try,
                         struct cst_layout_config *config)
 {
     for (uint32_t i = 0; try->device_states > 0 && i < s->n_rooms; i++) {
-        config->devices[config->n_devices++] = (struct cst_layout_device){
-            .engine = engine_of(s, i),
-            .bytes = cst_search_of_each(s, try->device_states),
-            .grain = cst_search_may_split(s) && !s->host ? CST_SEARCH_GRAIN : 0,
-            .room_bytes = cst_search_of_each(s, try->update_room)};
+        config->devices[config->n_devices++] =
+            (struct cst_layout_device){.engine = engine_of(s, i),
+                                       .bytes = cst_search_of_each(s, try->device_states),
+                                       .grain = s->grain,
+                                       .room_bytes = cst_search_room_of_each(s, try)};
     }
 }
 
@@ -172,7 +194,7 @@ uint32_t cst_search_rooms(const struct cst_search *s, const struct cst_plan_try 
     struct cst_interleave machine = {0};
 
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t bytes = cst_search_of_each(s, try->update_room);
+        uint64_t bytes = cst_search_room_of_each(s, try);
 
         rooms[i] = (struct cst_core_room){.engine = engine_of(s, i),
                                           .bytes = s->stands_for > 1 ? without_held(layout, bytes)

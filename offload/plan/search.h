@@ -64,6 +64,7 @@ struct cst_search {
     bool host;              /* the first is the processor */
     uint32_t accelerator;   /* in rates: whose rooms updates are done in */
     uint32_t n_rooms;       /* at most; accelerators */
+    uint64_t grain;         /* of accelerators' memory, bytes */
     uint64_t room_wish;     /* config's update_room, or what its device_states imply */
     bool splits;         /* tries are made with states that stay on accelerators, of its choice */
     uint64_t without_ns; /* the fastest step before that; UINT64_MAX: nothing fits */
@@ -134,6 +135,8 @@ uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_la
 
 /* room_try.c. CST_EINVAL: wishes for rooms and states on accelerators that cannot be. */
 int cst_search_check_rooms(const struct cst_search *search, struct cst_err *err);
+/* Bytes of each accelerator's room for the try: what its ranks want of it, in whole grains. */
+uint64_t cst_search_room_of_each(const struct cst_search *search, const struct cst_plan_try *try);
 /* Accelerators with states of their own, as the layout wants them. */
 void cst_search_devices(const struct cst_search *search, const struct cst_plan_try *try,
                         struct cst_layout_config *config);

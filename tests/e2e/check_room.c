@@ -227,6 +227,25 @@ START_TEST(rooms_stay)
 }
 END_TEST
 
+/* A room of fewer bytes than the accelerator gives out at once would be none: the commit says so,
+ * with the least. */
+START_TEST(less_than_a_grain)
+{
+    struct raw_job job = {.name = "grain", .world = 1, .update_room = 1000};
+    struct raw_client client;
+
+    start_daemon("none");
+    raw_open(&client, proc.socket);
+    ck_assert_msg(raw_job_open(&client, &job) == CST_OK, "%s", client.err.text);
+    ck_assert_int_eq(raw_declare_many(&client, 2, 1000), CST_OK);
+    ck_assert_int_eq(raw_status(&client, raw_commit(&client, 2, 2)), CST_EINVAL);
+    ck_assert_msg(strstr(client.err.text, "update_room of 1000 bytes") != NULL &&
+                      strstr(client.err.text, "multiples of 4096 bytes") != NULL,
+                  "%s", client.err.text);
+    raw_close(&client);
+}
+END_TEST
+
 static int write_master(struct raw_client *client)
 {
     Cistern__TensorIo io = CISTERN__TENSOR_IO__INIT;
@@ -565,6 +584,7 @@ int main(void)
     tcase_add_loop_test(plain, bits, 0, N_KS);
     tcase_add_loop_test(plain, states_on_device, 0, 4);
     tcase_add_test(again, rooms_stay);
+    tcase_add_test(again, less_than_a_grain);
     tcase_add_test(again, staging_before_the_layout);
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 1 + ACCELERATOR);
     tcase_add_test(deaths, worker_killed_anywhere);

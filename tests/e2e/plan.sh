@@ -129,6 +129,22 @@ says '^rooms +1\.00 GiB on each accelerator, [1-3] chunks? at a time; '
 expect 1 preset:gpt2-124m --rates a100 --device 1G --update-room 1G
 complains 'room for updates 1073741824, the smallest pool .* bytes short'
 
+# Memory of accelerators is had in whole grains, and chunks in rooms and states are whole: what is too small is said to be, with what is enough.
+expect 1 preset:gpt2-124m --rates a100 --device 4G --update-room 1M
+complains "room for updates of 1048576 bytes .*'A100-40GB' gives out memory in multiples of 2097152 bytes, which is the least"
+expect 0 preset:gpt2-124m --rates a100 --device 4G --update-room 4M
+says '^rooms +4\.00 MiB on each accelerator, too small for any chunk: the smallest takes .* \(--update-room [0-9]+M\)$'
+expect 0 preset:gpt2-124m --rates a100 --device 4G --update-room 300M --device-states 500K
+says "^states +none stay on accelerators: 500 KiB hold no chunk's states, the smallest takes .* \(--device-states [0-9]+M\)$"
+size=$(sed -n 's/.*--device-states \([0-9]*M\))$/\1/p' "$tmp/out")
+expect 0 preset:gpt2-124m --rates a100 --device 4G --update-room 300M --device-states "$size"
+says "^states +[0-9.]+ MiB of [0-9.]+ MiB on each accelerator, of 1 of [0-9]+ chunks$"
+# Gradients that are asked to take the weights' places do so in what is printed, too.
+expect 0 preset:gpt2-124m --rates a100 --device 4G --grad-over-weight
+says "^gradient +in the weight's place$"
+expect 0 preset:gpt2-124m --rates a100 --device 4G --grad-over-weight --json
+holds '.plan.gradient == "over"'
+
 # Where updates take long, a room in which a faster device does some of them pays, and is taken if the plan may choose; states that stay there, too.
 jq '.nodes[0].update = 4e8 | .nodes[0].cores = 16 | .nodes[0].pass = 1e11 | .devices[0].flops = 1e12
     | .devices += [{"name": "fast", "memory_bytes": 8589934592, "up": 2.4e10, "down": 2.4e10, "update": 8e9, "memory": 1e12, "flops": 1e14}]' \
