@@ -94,8 +94,8 @@ CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned
         struct cst_vec_bits add = cst_round_add(rounding, 20, fixed, words[j % (CST_VEC_GROUP / 2)],
                                                 j >= CST_VEC_GROUP / 2);
 
-        codes[j] =
-            exponent == CST_MX8_NAN ? cst_vec_set_bits(0) : cst_mx8_code(which, fixed, add, in[j]);
+        codes[j] = exponent == CST_MX8_NAN ? cst_vec_set_bits(0)
+                                           : cst_mx8_code(which, codes[j], fixed, add, in[j]);
     }
     CST_MEMORY(cst_vec_store_codes)((uint8_t *)at->values, codes);
     *at->exponents = (uint8_t)exponent;

@@ -22,6 +22,7 @@ struct cst_formula_scalars {
     struct cst_vec weight_decay;
     struct cst_vec decay;
     struct cst_vec step_size;
+    struct cst_vec ratio_limit;
 };
 
 /* An element's states. */
@@ -45,6 +46,7 @@ CST_INLINE void cst_formula_broadcast(struct cst_formula_scalars *out,
     out->weight_decay = cst_vec_set(scalars->weight_decay);
     out->decay = cst_vec_set(scalars->decay);
     out->step_size = cst_vec_set(scalars->step_size);
+    out->ratio_limit = cst_vec_set(scalars->ratio_limit);
 }
 
 /* Any NaN as CST_UPDATE_NAN: which operand's NaN survives an addition differs between instructions,
@@ -69,56 +71,75 @@ CST_INLINE struct cst_vec cst_formula_towards(struct cst_vec x, struct cst_vec y
     return cst_vec_fma(a, cst_vec_sub(y, x), x);
 }
 
-/* What both Adams do; p as it is after decay, if any. */
-CST_INLINE void cst_formula_moments(const struct cst_formula_scalars *s, struct cst_vec g,
-                                    struct cst_formula_states *x)
+/* @x, its magnitude at most @limit; a NaN stays one. */
+CST_INLINE struct cst_vec cst_formula_limit(struct cst_vec x, struct cst_vec limit)
 {
-    struct cst_vec d;
+    struct cst_vec_bits bits = cst_vec_to_bits(x);
+    struct cst_vec_bits sign = cst_vec_and(bits, cst_vec_set_bits(0x80000000u));
+    struct cst_vec_bits magnitude = cst_vec_and(bits, cst_vec_set_bits(0x7fffffffu));
+
+    magnitude =
+        cst_vec_if_less(limit, cst_vec_from_bits(magnitude), cst_vec_to_bits(limit), magnitude);
+    return cst_vec_from_bits(cst_vec_or(magnitude, sign));
+}
+
+/* What both Adams do; p as it is after decay, if any. */
+CST_INLINE void cst_formula_moments(enum cst_moments moments, const struct cst_formula_scalars *s,
+                                    struct cst_vec g, struct cst_formula_states *x)
+{
+    struct cst_vec d, ratio;
 
     x->m = cst_formula_towards(x->m, g, s->one_minus_beta1);
     x->v = cst_vec_fma(s->one_minus_beta2, cst_vec_mul(g, g), cst_vec_mul(s->beta2, x->v));
     d = cst_vec_fma(cst_vec_sqrt(x->v), s->inv_sqrt_bias2, s->eps);
-    x->p = cst_vec_fnma(s->step_size, cst_vec_div(x->m, d), x->p);
+    ratio = cst_vec_div(x->m, d);
+    if (moments == CST_MOMENTS_MX8) {
+        ratio = cst_formula_limit(ratio, s->ratio_limit);
+    }
+    x->p = cst_vec_fnma(s->step_size, ratio, x->p);
 }
 
-CST_INLINE void cst_formula_adamw(const struct cst_formula_scalars *s, struct cst_vec g,
-                                  struct cst_formula_states *x)
+CST_INLINE void cst_formula_adamw(enum cst_moments moments, const struct cst_formula_scalars *s,
+                                  struct cst_vec g, struct cst_formula_states *x)
 {
     x->p = cst_vec_mul(x->p, s->decay);
-    cst_formula_moments(s, g, x);
+    cst_formula_moments(moments, s, g, x);
 }
 
-CST_INLINE void cst_formula_adam(const struct cst_formula_scalars *s, struct cst_vec g,
-                                 struct cst_formula_states *x)
+CST_INLINE void cst_formula_adam(enum cst_moments moments, const struct cst_formula_scalars *s,
+                                 struct cst_vec g, struct cst_formula_states *x)
 {
-    cst_formula_moments(s, cst_vec_fma(s->weight_decay, x->p, g), x);
+    cst_formula_moments(moments, s, cst_vec_fma(s->weight_decay, x->p, g), x);
 }
 
-CST_INLINE void cst_formula_lion(const struct cst_formula_scalars *s, struct cst_vec g,
-                                 struct cst_formula_states *x)
+CST_INLINE void cst_formula_lion(enum cst_moments moments, const struct cst_formula_scalars *s,
+                                 struct cst_vec g, struct cst_formula_states *x)
 {
     struct cst_vec u = cst_formula_sign(cst_formula_towards(x->m, g, s->one_minus_beta1));
 
+    (void)moments; /* This formula is the same for all formats, as that of SGD is. */
     x->p = cst_vec_fnma(s->lr, u, cst_vec_mul(x->p, s->decay));
     x->m = cst_formula_towards(x->m, g, s->one_minus_beta2);
 }
 
-CST_INLINE void cst_formula_sgd(const struct cst_formula_scalars *s, struct cst_vec g,
-                                struct cst_formula_states *x)
+CST_INLINE void cst_formula_sgd(enum cst_moments moments, const struct cst_formula_scalars *s,
+                                struct cst_vec g, struct cst_formula_states *x)
 {
+    (void)moments;
     x->m = cst_vec_fma(s->beta1, x->m, cst_vec_fma(s->weight_decay, x->p, g));
     x->p = cst_vec_fnma(s->lr, x->m, x->p);
 }
 
-/* @optimizer's, known where it is compiled. @g is the gradient as it came. p comes out canonical.
- */
-CST_INLINE void cst_formula_apply(enum cst_optimizer optimizer, const struct cst_formula_scalars *s,
-                                  struct cst_vec g, struct cst_formula_states *x)
+/* The formula of @optimizer, for moments that are kept in the format @moments; both are known where
+ * it is compiled. @g is the gradient as it came. p comes out canonical. */
+CST_INLINE void cst_formula_apply(enum cst_optimizer optimizer, enum cst_moments moments,
+                                  const struct cst_formula_scalars *s, struct cst_vec g,
+                                  struct cst_formula_states *x)
 {
     g = cst_vec_mul(g, s->grad_scale);
 #define CASE(name, function)                                                                       \
     if (optimizer == CST_OPTIMIZER_##name) {                                                       \
-        cst_formula_##function(s, g, x);                                                           \
+        cst_formula_##function(moments, s, g, x);                                                  \
     }
     CST_FORMULAS(CASE)
 #undef CASE

@@ -16,7 +16,9 @@
  * code's smallest normal value is a normal fp32. The block of zeros has exponent 0 and decodes
  * to zeros, so a row of zero bytes is zeros. Elements are rounded to a multiple of the last bit's
  * unit, with random numbers to one of both neighbours, each as likely as it is near, or to the
- * nearest one (even); those with e = 0 are first rounded to 2^-20 of that unit, to nearest even. A
+ * nearest one (even); those with e = 0 are first rounded to 2^-20 of that unit, to nearest even. An
+ * exp_avg_sq that is not zero gets at least code 1: code 0 would leave the update a denominator
+ * that has forgotten every gradient but the last. A
  * block with a NaN, an infinity, or a magnitude above 1.875 x 2^127 has exponent 255 and codes 0:
  * all its elements are NaN when decoded. (Exponents that no block gets, from 247 on, decode so as
  * well.) The sign of an exp_avg_sq is dropped. */
@@ -96,15 +98,18 @@ CST_INLINE struct cst_vec_bits cst_mx8_fixed(const struct cst_mx8_block *block,
     return cst_vec_minus(cst_vec_to_bits(cst_vec_add(y, added)), less);
 }
 
-/* The code of x. @magnitude: its; @add: less than 2^20, at random, or what rounds to nearest. */
-CST_INLINE struct cst_vec_bits cst_mx8_code(unsigned which, struct cst_vec_bits fixed,
-                                            struct cst_vec_bits add, struct cst_vec x)
+/* The code of @x. @magnitude: the bits of |x|; @fixed: cst_mx8_fixed of them; @add: less than 2^20,
+ * at random, or what rounds to nearest. */
+CST_INLINE struct cst_vec_bits cst_mx8_code(unsigned which, struct cst_vec_bits magnitude,
+                                            struct cst_vec_bits fixed, struct cst_vec_bits add,
+                                            struct cst_vec x)
 {
     struct cst_vec_bits code = cst_vec_right(cst_vec_plus(fixed, add), 20);
     struct cst_vec_bits sign =
         cst_vec_and(cst_vec_right(cst_vec_to_bits(x), 24), cst_vec_set_bits(0x80));
 
-    return which == 0 ? cst_vec_or(code, sign) : code;
+    return which == 0 ? cst_vec_or(code, sign)
+                      : cst_vec_max(code, cst_vec_min(magnitude, cst_vec_set_bits(1)));
 }
 
 #endif

@@ -38,6 +38,7 @@ void cst_update_prepare(struct cst_update_scalars *out, double lr, double beta1,
         .weight_decay = (float)weight_decay,
         .decay = (float)(1.0 - lr * weight_decay),
         .step_size = (float)(lr / bias1),
+        .ratio_limit = (float)bias1,
     };
 }
 

@@ -24,6 +24,22 @@
  * floating-point environment (nearest even, no flushing). Formulas are written once, in
  * kernels/formulas.h, over the vectors of kernels/vec_*.h.
  *
+ * With mx8 moments, ADAMW and ADAM limit |m / d| to 1 - beta1^t. A step is then at most lr long,
+ * decay aside: as long as every element's first step, and as each step of a steady gradient, with
+ * fp32 moments (Kingma and Ba: Adam, 2015, section 2.1). The quotient needs a limit because the
+ * rounding errors of m and v depend on the largest elements of a block, M and V. The units of their
+ * codes, and so the errors, are
+ *
+ *   of m: max(|m| / 2^3, M / 2^16.9)    of v: max(v / 2^3, V / 2^31.9)
+ *
+ * An element whose gradients are 10^-5 of the largest can therefore get M / 2^16.9 as its m. Its v
+ * is not zero, so it is at least the smallest code (kernels/mx8.h), which is not below V / 2^32.9.
+ * Hence |m| / sqrt(v) <= 0.74 M / sqrt(V) for all elements that have the smallest codes. (If v
+ * could become zero, the next step would be |m| / (sqrt(1 - beta2) |g|), which has no bound.) In
+ * between, and while v grows, a quotient can be wrong by a small factor: these the limit stops. It
+ * also shortens the steps that a rare gradient makes with fp32 moments, at most
+ * lr (1 - beta1) / sqrt(1 - beta2).
+ *
  * Moments are read exactly and rounded when stored, after everything else used them: p depends on
  * the unrounded m and v. Formats: fp32; bf16; mx8 (kernels/mx8.h). Random numbers of stochastic
  * rounding (kernels/philox.h) are those of (seed, t, element of the job), so they depend on nothing
@@ -54,6 +70,7 @@ struct cst_update_scalars {
     float weight_decay; /* same */
     float decay;        /* 1 - lr * weight_decay */
     float step_size;    /* lr / (1 - beta1^t) */
+    float ratio_limit;  /* 1 - beta1^t: the largest |m / d| where moments are mx8 */
 };
 
 /* @t: step of the optimizer, from 1. lr and weight_decay are those of the span. The same bits on

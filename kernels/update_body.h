@@ -95,7 +95,7 @@ ALWAYS_INLINE void do_group(struct way way, const struct call *call,
         struct cst_vec g = rows->grad_bf16 != NULL ? cst_vec_load_bf16(rows->grad_bf16 + at)
                                                    : cst_vec_load(rows->grad_fp32 + at);
 
-        cst_formula_apply(way.optimizer, &call->scalars, g, &x);
+        cst_formula_apply(way.optimizer, way.moments, &call->scalars, g, &x);
         cst_vec_store(rows->master + at, x.p);
         upper[j] = cst_round_bf16(x.p);
         moments[0][j] = x.m;

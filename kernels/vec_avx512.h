@@ -115,6 +115,16 @@ CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
     return cst_vec_bits_of(_mm512_srli_epi32(a.x, (unsigned)n));
 }
 
+CST_INLINE struct cst_vec_bits cst_vec_min(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm512_min_epi32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm512_max_epi32(a.x, b.x));
+}
+
 /* -- choice by lane ------------------------------------------------------------------------- */
 
 CST_INLINE struct cst_vec cst_vec_if_nan(struct cst_vec x, struct cst_vec a, struct cst_vec b)

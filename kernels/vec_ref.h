@@ -122,6 +122,17 @@ CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
     return cst_vec_set_bits(a.x >> n);
 }
 
+/* The smaller and the larger of two numbers below 2^31. */
+CST_INLINE struct cst_vec_bits cst_vec_min(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return a.x < b.x ? a : b;
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return a.x > b.x ? a : b;
+}
+
 /* -- choice by lane: the condition ? a : b -------------------------------------------------- */
 
 CST_INLINE struct cst_vec cst_vec_if_nan(struct cst_vec x, struct cst_vec a, struct cst_vec b)

@@ -73,7 +73,8 @@ struct cst_job_spec {
                            * its (same name and shape, frozen there too) and are not stored again. While this job is there the base cannot be
                            * removed, and no frozen tensor of it can be written. NULL: none. The same in every rank */
     enum cst_optimizer optimizer; /* this and what follows, up to grad_over_weight: the same in every rank */
-    enum cst_moments moments;     /* format of exp_avg and exp_avg_sq. fp32: 8 bytes per parameter of an optimizer with two; bf16: 4; mx8: 2.06 */
+    enum cst_moments moments;     /* format of exp_avg and exp_avg_sq. fp32: 8 bytes per parameter of an optimizer with two; bf16: 4; mx8: 2.06,
+                                   * and no step of adamw or adam is longer than lr */
     enum cst_rounding rounding;   /* of moments that are not fp32 */
     uint64_t seed;                /* of stochastic rounding */
     enum cst_overlap overlap;     /* when chunks are updated */

@@ -108,6 +108,16 @@ CST_INLINE cst_vec_bits cst_vec_right(cst_vec_bits a, int n)
     return {a.x >> n};
 }
 
+CST_INLINE cst_vec_bits cst_vec_min(cst_vec_bits a, cst_vec_bits b)
+{
+    return a.x < b.x ? a : b;
+}
+
+CST_INLINE cst_vec_bits cst_vec_max(cst_vec_bits a, cst_vec_bits b)
+{
+    return a.x > b.x ? a : b;
+}
+
 /* -- choice by lane ------------------------------------------------------------------------- */
 
 CST_INLINE cst_vec cst_vec_if_nan(cst_vec x, cst_vec a, cst_vec b)

@@ -1,6 +1,6 @@
 /* Formats of moments and the random numbers of their rounding. */
 #include "kernels/moments.h"
-#include "tests/kernels/update_truth.h"
+#include "tests/kernels/update_rows.h"
 
 #define N 64
 
@@ -74,7 +74,8 @@ START_TEST(test_mx8_round_trip)
 }
 END_TEST
 
-/* Encoding is to the nearest value, even where two are, and the exponent the smallest that will do;
+/* Encoding is to the nearest value, even where two are, but to code 1 for an exp_avg_sq between
+ * zero and that, and the exponent the smallest that will do;
  * what is below 2^-21 of a unit from the middle apart, it is the definition's in double. */
 START_TEST(test_mx8_nearest)
 {
@@ -103,7 +104,11 @@ START_TEST(test_mx8_nearest)
 
             ck_assert_uint_eq(exponent, truth_mx8_exponent(which, block, 32));
             ck_assert_uint_eq(row.bytes[i], truth_mx8_encode(which, x[i], exponent, -1));
-            ck_assert(off <= fmax(unit / 2 * (1 + 0x1p-19), fabs((double)x[i]) / 16));
+            if (which == 1 && row.bytes[i] == 1) {
+                ck_assert(off < unit); /* What is not zero is not stored as zero. */
+            } else {
+                ck_assert(off <= fmax(unit / 2 * (1 + 0x1p-19), fabs((double)x[i]) / 16));
+            }
         }
     }
 }
@@ -229,6 +234,130 @@ START_TEST(test_stochastic_mean)
 }
 END_TEST
 
+/* An exp_avg_sq that is not zero is not stored as zero, however small it is beside its block's
+ * largest, with either rounding; one that is zero is stored as zero. beta2 is 0 here, so an
+ * exp_avg_sq is the square of the gradient. */
+START_TEST(test_second_moment_is_kept)
+{
+    const struct cst_kernels *kernels = hostile_row(_i / 2);
+    const enum cst_rounding rounding = _i % 2 == 0 ? CST_ROUNDING_NEAREST : CST_ROUNDING_STOCHASTIC;
+    struct cst_update_scalars scalars;
+    float grad[N] = {0}, master[N] = {0};
+    uint16_t weight[N];
+    uint8_t m[N + 2] = {0}, v[N + 2] = {0};
+    struct cst_update_rows rows = {
+        .grad_fp32 = grad,
+        .master_in = master,
+        .moments_in = {{.values = m, .exponents = m + N}, {.values = v, .exponents = v + N}},
+        .master = master,
+        .moments = {{.values = m, .exponents = m + N}, {.values = v, .exponents = v + N}},
+        .weight = weight};
+
+    if (kernels == NULL) {
+        return;
+    }
+    cst_update_prepare(&scalars, 1e-3, 0.9, 0.0, 1e-8, 0.0, 1.0f, 1);
+    for (int i = 0; i < N; i++) {
+        grad[i] = i % 32 == 0 ? 1.0f : i % 4 == 0 ? 0.0f : ldexpf(i % 8 < 4 ? 1.0f : -1.0f, -i);
+    }
+    for (uint64_t t = 1; t <= 20; t++) {
+        const struct cst_update_random random = {.seed = 3, .t = t};
+
+        kernels->update->v[CST_OPTIMIZER_ADAMW][CST_MOMENTS_MX8][rounding](&scalars, &random, N,
+                                                                           &rows, NULL);
+        for (int i = 0; i < N; i++) {
+            ck_assert_msg((v[i] == 0) == (grad[i] == 0.0f), "%s: element %d, gradient %g, code %u",
+                          kernels->isa, i, (double)grad[i], v[i]);
+        }
+    }
+}
+END_TEST
+
+/* How the gradient of an element goes on: a number that its scale is multiplied with. */
+static float course(int kind, uint64_t *state)
+{
+    float unit = hostile_unit(state);
+
+    switch (kind) {
+    case 0: /* steady */
+        return 1.0f;
+    case 1: /* only the sign changes */
+        return unit < 0.0f ? -1.0f : 1.0f;
+    case 2: /* noise */
+        return unit;
+    case 3: /* steady with noise */
+        return 1.0f + 0.1f * unit;
+    default: /* rare, and large then */
+        return hostile_next(state) % 50 == 0 ? 30.0f * unit : 0.1f * unit;
+    }
+}
+
+#define N_COURSES 5
+#define STEP_BLOCKS 8 /* of elements, in the test below */
+
+/* What one optimizer does with gradients of one kind: the longest step, in units of lr, of moments
+ * in fp32 and in mx8. p begins every step at 0 with no decay, so its value is the step. */
+static void longest_steps(const struct cst_kernels *kernels, int kind, bool decoupled,
+                          enum cst_rounding rounding, double longest[2])
+{
+    enum { n = STEP_BLOCKS * 32, steps = 1200 };
+    const struct how how = {.optimizer = decoupled ? CST_OPTIMIZER_ADAMW : CST_OPTIMIZER_ADAM,
+                            .wide = true};
+    uint64_t state = hostile_seed();
+    float scale[n];
+    struct rows rows[2];
+
+    allocate(&rows[0], CST_MOMENTS_FP32, n);
+    allocate(&rows[1], CST_MOMENTS_MX8, n);
+    for (int i = 0; i < n; i++) {
+        scale[i] = powf(10.0f, -4.0f * (1.0f + hostile_unit(&state)));
+    }
+    longest[0] = longest[1] = 0.0;
+    for (uint64_t t = 1; t <= steps; t++) {
+        const struct cst_update_random random = {.seed = 17, .t = t};
+        struct cst_update_scalars scalars;
+
+        cst_update_prepare(&scalars, 1.0, 0.9, 0.999, 1e-20, 0.0, 1.0f, t);
+        for (int i = 0; i < n; i++) {
+            rows[0].grad_fp32[i] = rows[1].grad_fp32[i] = scale[i] * course(kind, &state);
+        }
+        for (int k = 0; k < 2; k++) {
+            struct cst_update_rows at = rows_from(how, &rows[k], &rows[k], 0);
+
+            memset(rows[k].master, 0, n * sizeof *rows[k].master);
+            kernels->update->v[how.optimizer][rows[k].format][rounding](&scalars, &random, n, &at,
+                                                                        NULL);
+            for (int i = 0; i < n; i++) {
+                longest[k] = fmax(longest[k], fabs((double)rows[k].master[i]));
+            }
+        }
+    }
+}
+
+/* In blocks whose elements differ by eight decades, no step with mx8 moments is longer than 1.1
+ * times the longest one with fp32 moments: neither the rounding of exp_avg to the unit of the
+ * block's largest element nor that of exp_avg_sq makes a small element run away. */
+START_TEST(test_longest_step)
+{
+    const struct cst_kernels *kernels = hostile_row(_i / (2 * 2 * N_COURSES));
+    const int kind = _i % N_COURSES;
+    const bool decoupled = _i / N_COURSES % 2 == 0;
+    const enum cst_rounding rounding =
+        _i / N_COURSES / 2 % 2 == 0 ? CST_ROUNDING_NEAREST : CST_ROUNDING_STOCHASTIC;
+    double longest[2];
+
+    if (kernels == NULL) {
+        return;
+    }
+    longest_steps(kernels, kind, decoupled, rounding, longest);
+    ck_assert_msg(
+        longest[1] <= 1.1 * longest[0] && longest[1] > 0.5 * fmin(longest[0], 1.0),
+        "%s, gradients of kind %d: the longest step is %g lr with mx8 moments, %g lr with "
+        "fp32 moments",
+        kernels->isa, kind, longest[1], longest[0]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("moments");
@@ -239,6 +368,9 @@ int main(void)
     tcase_add_loop_test(moments, test_mx8_nearest, 0, 2);
     tcase_add_loop_test(moments, test_mx8_special, 0, 2);
     tcase_add_loop_test(moments, test_parts, 0, 2 * CST_MOMENTS_COUNT);
+    tcase_add_loop_test(moments, test_second_moment_is_kept, 0, 2 * hostile_n_rows());
+    tcase_add_loop_test(moments, test_longest_step, 0, 2 * 2 * N_COURSES * hostile_n_rows());
+    tcase_set_timeout(moments, 60);
     tcase_add_loop_test(moments, test_stochastic_mean, 0, 2 * hostile_n_rows());
     suite_add_tcase(suite, moments);
     return hostile_main(suite);

@@ -377,6 +377,7 @@ START_TEST(test_prepare)
     ck_assert(s.lr == 0.001f && s.weight_decay == 0.1f);
     ck_assert(s.decay == 0.9999f);
     ck_assert(s.step_size == (float)(0.001 / (1.0 - 0.9)));
+    ck_assert(s.ratio_limit == (float)(1.0 - 0.9));
     for (uint64_t t = 1; t < 3000000; t = t * 3 / 2 + 1) {
         s = ordinary_scalars(t);
         ck_assert_float_eq_tol(s.step_size, (float)(0.001 / (1.0 - pow(0.9, (double)t))),
@@ -385,6 +386,7 @@ START_TEST(test_prepare)
                                s.inv_sqrt_bias2 * 0x1p-23f);
     }
     ck_assert(s.step_size == 0.001f);
+    ck_assert(s.ratio_limit == 1.0f);
     ck_assert(s.inv_sqrt_bias2 == 1.0f);
 }
 END_TEST
@@ -435,6 +437,44 @@ START_TEST(test_golden_bits)
         hash = hostile_hash(hash, v, total * sizeof *v);
     }
     ck_assert_msg(hash == 0x16d244e8a7f2e3caull, "%s: %#llx", kernels->isa,
+                  (unsigned long long)hash);
+}
+END_TEST
+
+/* So are those of 8-bit moments, with either rounding. */
+START_TEST(test_golden_bits_mx8)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    const size_t total = 1024;
+    uint64_t hash = HOSTILE_HASH_START;
+    uint64_t state = 1;
+    struct rows got;
+
+    if (kernels == NULL) {
+        return;
+    }
+    allocate(&got, CST_MOMENTS_MX8, total);
+    for (int k = 0; k < 2; k++) {
+        const struct how how = {.optimizer = CST_OPTIMIZER_ADAMW,
+                                .moments = CST_MOMENTS_MX8,
+                                .rounding =
+                                    k == 0 ? CST_ROUNDING_NEAREST : CST_ROUNDING_STOCHASTIC};
+
+        fill_ordinary(&got, &state);
+        for (uint64_t t = 1; t <= 5; t++) {
+            const struct cst_update_scalars scalars = ordinary_scalars(t);
+            const struct cst_update_random random = {.seed = 9, .t = t};
+            struct cst_update_rows rows = rows_from(how, &got, &got, 0);
+
+            fn_of(kernels, how)(&scalars, &random, total, &rows, NULL);
+        }
+        hash = hostile_hash(hash, got.weight, total * sizeof *got.weight);
+        hash = hostile_hash(hash, got.master, total * sizeof *got.master);
+        for (int i = 0; i < 2; i++) {
+            hash = hostile_hash(hash, got.moments[i].values, moment_bytes(how.moments, total));
+        }
+    }
+    ck_assert_msg(hash == 0x3d225234bfff3e09ull, "%s: %#llx", kernels->isa,
                   (unsigned long long)hash);
 }
 END_TEST
@@ -503,6 +543,7 @@ int main(void)
     tcase_add_loop_test(update, test_at_the_limit, 0, n);
     tcase_add_loop_test(adamw, test_against_double_precision, 0, n_rows);
     tcase_add_loop_test(adamw, test_golden_bits, 0, n_rows);
+    tcase_add_loop_test(adamw, test_golden_bits_mx8, 0, n_rows);
     tcase_add_test(adamw, test_prepare);
     tcase_set_timeout(update, 60);
     suite_add_tcase(suite, update);

@@ -222,7 +222,7 @@ static inline void truth_update(struct how how, const struct cst_update_scalars 
 
             moments[0][j] = truth_load(rows, 0, i + j);
             moments[1][j] = truth_load(rows, 1, i + j);
-            truth_one(how.optimizer, scalars, g, &rows->master[i + j], &moments[0][j],
+            truth_one(how.optimizer, how.moments, scalars, g, &rows->master[i + j], &moments[0][j],
                       &moments[1][j]);
             rows->weight[i + j] = cst_fp32_to_bf16(rows->master[i + j]);
         }
@@ -249,6 +249,7 @@ static inline struct cst_update_scalars hostile_scalars(uint64_t *state)
     for (size_t i = 0; i < sizeof scalars / sizeof *x; i++) {
         x[i] = hostile_fp32(state);
     }
+    scalars.ratio_limit = fabsf(scalars.ratio_limit); /* a magnitude by its definition */
     return scalars;
 }
 

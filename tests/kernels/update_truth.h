@@ -22,9 +22,21 @@ static inline float truth_canonical(float x)
     return isnan(x) ? hostile_from_bits(CST_UPDATE_NAN) : x;
 }
 
+/* @m / @d, where moments are mx8 at most the limit. */
+static inline float truth_ratio(enum cst_moments moments, const struct cst_update_scalars *s,
+                                float m, float d)
+{
+    float ratio = m / d;
+
+    return moments == CST_MOMENTS_MX8 && fabsf(ratio) > s->ratio_limit
+               ? copysignf(s->ratio_limit, ratio)
+               : ratio;
+}
+
 /* One element; @m and @v as they are in memory, decoded, and as they come out, not yet rounded. */
-static inline void truth_one(enum cst_optimizer optimizer, const struct cst_update_scalars *s,
-                             float g, float *p, float *m, float *v)
+static inline void truth_one(enum cst_optimizer optimizer, enum cst_moments moments,
+                             const struct cst_update_scalars *s, float g, float *p, float *m,
+                             float *v)
 {
     float u, d;
 
@@ -35,7 +47,7 @@ static inline void truth_one(enum cst_optimizer optimizer, const struct cst_upda
         *m = fmaf(s->one_minus_beta1, g - *m, *m);
         *v = fmaf(s->one_minus_beta2, g * g, s->beta2 * *v);
         d = fmaf(sqrtf(*v), s->inv_sqrt_bias2, s->eps);
-        *p = fmaf(-s->step_size, *m / d, *p);
+        *p = fmaf(-s->step_size, truth_ratio(moments, s, *m, d), *p);
         break;
     case CST_OPTIMIZER_LION:
         u = fmaf(s->one_minus_beta1, g - *m, *m);
@@ -54,7 +66,7 @@ static inline void truth_one(enum cst_optimizer optimizer, const struct cst_upda
         *m = fmaf(s->one_minus_beta1, g - *m, *m);
         *v = fmaf(s->one_minus_beta2, g * g, s->beta2 * *v);
         d = fmaf(sqrtf(*v), s->inv_sqrt_bias2, s->eps);
-        *p = fmaf(-s->step_size, *m / d, *p * s->decay);
+        *p = fmaf(-s->step_size, truth_ratio(moments, s, *m, d), *p * s->decay);
         break;
     }
     *p = truth_canonical(*p);
@@ -155,6 +167,9 @@ static inline uint8_t truth_mx8_encode(unsigned which, float x, uint8_t exponent
     code = (q + (add < 0 ? 0x7ffff + (q >> 20 & 1) : add)) >> 20;
     /* 8 to 15 are 1.0 to 1.875 of this exponent, 16 the next one's first, below 8 is e = 0. */
     code = code + (e - 1) * 8;
+    if (which == 1 && code == 0 && x != 0.0f) {
+        code = 1;
+    }
     return (uint8_t)(negative ? code | 0x80 : code);
 }
 
