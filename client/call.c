@@ -67,8 +67,8 @@ static int transmit(struct cst_client *client, struct cst_call *call, const uint
     struct cst_err why = {0};
     int rc = cst_frame_send(client->sock, MSG_DONTWAIT, &frame, &why);
 
-    if (rc == CST_EAGAIN) {
-        return rc;
+    if (rc == CST_EAGAIN || rc == CST_ENOMEM) {
+        return CST_EAGAIN; /* a machine that is short of memory takes the request later */
     }
     if (rc != CST_OK) {
         return die(client, rc, &why, err);

@@ -180,6 +180,9 @@ int cst_outbox_send(struct cst_outbox *outbox, struct cst_err *err)
             continue;
         }
         rc = cst_frame_send(outbox->sock, MSG_DONTWAIT, &outbox->messages->frame, err);
+        if (rc == CST_ENOMEM) {
+            rc = CST_EAGAIN; /* the machine is short of something for a while: try again */
+        }
         if (rc == CST_OK) {
             free_message(outbox);
         }

@@ -212,6 +212,28 @@ static ssize_t send_large(int sock, int send_flags, const struct cst_frame *fram
     return sendmsg(sock, &msg, send_flags);
 }
 
+/* Whose error of sending is it: nobody's (the socket is full), this side's, or the peer's end? */
+static int classify_send(int errnum, struct cst_err *err)
+{
+    switch (errnum) {
+    case EAGAIN:
+        return CST_EAGAIN;
+    case ETOOMANYREFS:
+    case ENOBUFS:
+    case ENOMEM:
+    case EMFILE:
+    case ENFILE:
+        return cst_err_errno(err, CST_ENOMEM, errnum, "sendmsg");
+    case EPIPE:
+    case ECONNRESET:
+    case ENOTCONN:
+    case ECONNREFUSED:
+        return cst_err_errno(err, CST_ECONN, errnum, "sendmsg");
+    default:
+        return cst_err_errno(err, CST_EINTERNAL, errnum, "sendmsg");
+    }
+}
+
 int cst_frame_send(int sock, int send_flags, const struct cst_frame *frame, struct cst_err *err)
 {
     bool small = frame->n_fds == 0 && frame->body_bytes <= SMALL_BYTES;
@@ -228,8 +250,5 @@ int cst_frame_send(int sock, int send_flags, const struct cst_frame *frame, stru
     if (n >= 0) {
         return CST_OK;
     }
-    if (errno == EAGAIN || errno == EWOULDBLOCK) {
-        return CST_EAGAIN;
-    }
-    return cst_err_errno(err, CST_ECONN, errno, "sendmsg");
+    return classify_send(errno, err);
 }

@@ -55,8 +55,13 @@ void cst_frame_header(const struct cst_frame *frame, uint8_t out[CST_FRAME_HEADE
 int cst_frame_recv(int sock, int recv_flags, struct cst_frame_buf *buf, struct cst_frame *out,
                    struct cst_err *err);
 
-/* Send one message. CST_EAGAIN: the socket is full and nothing was sent (only with MSG_DONTWAIT or a non-blocking
- * socket); CST_ECONN: the peer is gone; CST_EINVAL: body or fd count over the limit. Never raises SIGPIPE. */
+/* Send one message. Where it fails nothing was sent. Never raises SIGPIPE.
+ * CST_EAGAIN: the socket is full (only with MSG_DONTWAIT or a non-blocking socket). Poll it for POLLOUT.
+ * CST_ENOMEM: this process or the kernel is short of memory, or this user has too many descriptors in flight that
+ *   their receivers have not read (ETOOMANYREFS). The peer is not to blame. POLLOUT does not tell the end of it.
+ * CST_ECONN: the peer is gone.
+ * CST_EINVAL: body or fd count is over the limit.
+ * CST_EINTERNAL: anything else; a mistake of this process. */
 int cst_frame_send(int sock, int send_flags, const struct cst_frame *frame, struct cst_err *err);
 
 /* Close all fds in @frame and set n_fds to 0. */
