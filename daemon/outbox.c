@@ -12,11 +12,10 @@ struct cst_outbox_item {
     uint8_t body[];
 };
 
-void cst_outbox_init(struct cst_outbox *outbox)
+void cst_outbox_init(struct cst_outbox *outbox, struct cst_unread *unread)
 {
+    *outbox = (struct cst_outbox){.unread = unread};
     TAILQ_INIT(&outbox->items);
-    outbox->bytes = 0;
-    outbox->n_fds = 0;
 }
 
 static void drop_item(struct cst_outbox *outbox, struct cst_outbox_item *item)
@@ -24,7 +23,10 @@ static void drop_item(struct cst_outbox *outbox, struct cst_outbox_item *item)
     TAILQ_REMOVE(&outbox->items, item, link);
     outbox->bytes -= CST_FRAME_HEADER_BYTES + item->frame.body_bytes;
     outbox->n_fds -= item->frame.n_fds;
-    cst_frame_close_fds(&item->frame);
+    if (outbox->unread != NULL) {
+        cst_unread_unkeep(outbox->unread, item->frame.n_fds);
+        cst_frame_close_fds(&item->frame);
+    }
     free(item);
 }
 
@@ -35,8 +37,15 @@ void cst_outbox_close(struct cst_outbox *outbox)
     }
 }
 
-static int copy_fds(struct cst_frame *to, const struct cst_frame *from, struct cst_err *err)
+static int copy_fds(struct cst_unread *unread, struct cst_frame *to, const struct cst_frame *from,
+                    struct cst_err *err)
 {
+    if (!cst_unread_keep(unread, from->n_fds)) {
+        return cst_err_set(err, CST_ENOCREDIT,
+                           "%u descriptors wait for clients that do not read their replies, the "
+                           "limit is %u (a quarter of LimitNOFILE)",
+                           unread->total->waiting, unread->total->limit);
+    }
     to->n_fds = 0;
     for (unsigned i = 0; i < from->n_fds; i++) {
         int fd = fcntl(from->fds[i], F_DUPFD_CLOEXEC, 0);
@@ -45,6 +54,7 @@ static int copy_fds(struct cst_frame *to, const struct cst_frame *from, struct c
             int saved = errno;
 
             cst_frame_close_fds(to);
+            cst_unread_unkeep(unread, from->n_fds);
             return cst_err_errno(err, CST_ENOMEM, saved, "dup of a descriptor to send");
         }
         to->fds[to->n_fds++] = fd;
@@ -55,13 +65,15 @@ static int copy_fds(struct cst_frame *to, const struct cst_frame *from, struct c
 static int enqueue(struct cst_outbox *outbox, const struct cst_frame *frame, struct cst_err *err)
 {
     struct cst_outbox_item *item = malloc(sizeof *item + frame->body_bytes);
-    int rc;
+    int rc = CST_OK;
 
     if (item == NULL) {
         return cst_err_set(err, CST_ENOMEM, "a reply of %u bytes", frame->body_bytes);
     }
     item->frame = *frame;
-    rc = copy_fds(&item->frame, frame, err);
+    if (outbox->unread != NULL) {
+        rc = copy_fds(outbox->unread, &item->frame, frame, err);
+    }
     if (rc != CST_OK) {
         free(item);
         return rc;
@@ -76,6 +88,28 @@ static int enqueue(struct cst_outbox *outbox, const struct cst_frame *frame, str
     return CST_EAGAIN;
 }
 
+/* Send @frame now if that is possible. CST_EAGAIN: not now; outbox->retry says what for. */
+static int try_send(struct cst_outbox *outbox, int sock, const struct cst_frame *frame,
+                    struct cst_err *err)
+{
+    int rc;
+
+    outbox->retry =
+        outbox->unread != NULL && !cst_unread_admits(outbox->unread, sock, frame->n_fds);
+    if (outbox->retry) {
+        return CST_EAGAIN;
+    }
+    rc = cst_frame_send(sock, MSG_DONTWAIT, frame, err);
+    if (rc == CST_ENOMEM) {
+        outbox->retry = true;
+        return CST_EAGAIN;
+    }
+    if (rc == CST_OK && outbox->unread != NULL) {
+        cst_unread_sent(outbox->unread, frame->n_fds);
+    }
+    return rc;
+}
+
 int cst_outbox_send(struct cst_outbox *outbox, int sock, const struct cst_frame *frame,
                     struct cst_err *err)
 {
@@ -88,7 +122,7 @@ int cst_outbox_send(struct cst_outbox *outbox, int sock, const struct cst_frame 
     if (!TAILQ_EMPTY(&outbox->items)) {
         return enqueue(outbox, frame, err);
     }
-    rc = cst_frame_send(sock, MSG_DONTWAIT, frame, err);
+    rc = try_send(outbox, sock, frame, err);
     return rc == CST_EAGAIN ? enqueue(outbox, frame, err) : rc;
 }
 
@@ -100,7 +134,7 @@ int cst_outbox_flush(struct cst_outbox *outbox, int sock, unsigned *n_sent, stru
     while (!TAILQ_EMPTY(&outbox->items)) {
         struct cst_outbox_item *item = TAILQ_FIRST(&outbox->items);
 
-        rc = cst_frame_send(sock, MSG_DONTWAIT, &item->frame, err);
+        rc = try_send(outbox, sock, &item->frame, err);
         if (rc != CST_OK) {
             break;
         }

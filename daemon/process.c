@@ -1,5 +1,6 @@
 #include "daemon/process.h"
 
+#include "daemon/log.h"
 #include "daemon/outbox.h"
 #include "daemon/spawn.h"
 
@@ -26,6 +27,7 @@ struct cst_process {
     unsigned n_handles; /* uv handles that are not closed yet */
     uv_poll_t sock_poll;
     uv_poll_t pid_poll;
+    uv_timer_t retry;         /* runs while what waits does not wait for the socket */
     struct cst_outbox outbox; /* what cst_process_send could not send */
     struct cst_frame_buf in;  /* one message */
 };
@@ -46,7 +48,9 @@ static void close_sock(struct cst_process *process)
     }
     (void)uv_poll_stop(
         &process->sock_poll); /* before close: epoll must forget the descriptor first */
+    (void)uv_timer_stop(&process->retry);
     uv_close((uv_handle_t *)&process->sock_poll, on_handle_closed);
+    uv_close((uv_handle_t *)&process->retry, on_handle_closed);
     (void)close(process->sock);
     process->sock = -1;
     cst_outbox_close(&process->outbox);
@@ -75,11 +79,50 @@ static void poll_sock(struct cst_process *process, bool write)
                         on_sock);
 }
 
+static void flush(struct cst_process *process);
+
+static void on_retry(uv_timer_t *timer)
+{
+    flush(timer->data);
+}
+
+/* Something waits: for the socket, or (@retry) for time to pass. Where the daemon or the machine is
+ * short of something the socket is writable all the time, and polling it would keep the loop busy.
+ */
+static void await(struct cst_process *process, bool retry)
+{
+    if (retry) {
+        (void)uv_timer_start(&process->retry, on_retry, CST_OUTBOX_RETRY_MS, 0);
+    }
+    if (process->wants_write != !retry) {
+        poll_sock(process, !retry);
+    }
+}
+
+/* What the engine was to be told cannot be told any more. An engine that lacks a message is of no
+ * use. */
+static int give_up(struct cst_process *process, int rc, const struct cst_err *err)
+{
+    if (rc != CST_ECONN) {
+        cst_log(CST_LOG_ERROR, "pid %d: killed, because a message cannot be sent to it: %s",
+                (int)process->pid, err->text);
+    }
+    cst_process_kill(process);
+    return CST_EENGINE;
+}
+
 static void flush(struct cst_process *process)
 {
-    if (cst_outbox_flush(&process->outbox, process->sock, NULL, NULL) == CST_OK) {
+    struct cst_err err = {0};
+    int rc = cst_outbox_flush(&process->outbox, process->sock, NULL, &err);
+
+    if (rc == CST_EAGAIN) {
+        await(process, process->outbox.retry);
+    } else if (rc == CST_OK) {
         poll_sock(process, false);
         process->ops->on_writable(process->arg);
+    } else {
+        (void)give_up(process, rc, &err);
     }
 }
 
@@ -201,11 +244,12 @@ int cst_process_start(struct cst_process **out, uv_loop_t *loop, char *const *ar
     process->ops = ops;
     process->arg = arg;
     process->sock = sockets[0];
-    cst_outbox_init(&process->outbox);
+    cst_outbox_init(&process->outbox, NULL);
     (void)uv_poll_init(loop, &process->sock_poll, process->sock);
     (void)uv_poll_init(loop, &process->pid_poll, process->pidfd);
-    process->sock_poll.data = process->pid_poll.data = process;
-    process->n_handles = 2;
+    (void)uv_timer_init(loop, &process->retry);
+    process->sock_poll.data = process->pid_poll.data = process->retry.data = process;
+    process->n_handles = 3;
     poll_sock(process, false);
     (void)uv_poll_start(&process->pid_poll, UV_READABLE, on_pid);
     *out = process;
@@ -225,37 +269,36 @@ pid_t cst_process_pid(const struct cst_process *process)
 
 int cst_process_send(struct cst_process *process, const struct cst_frame *frame)
 {
-    int rc = process->sock >= 0 ? cst_outbox_send(&process->outbox, process->sock, frame, NULL)
-                                : CST_ECONN;
+    struct cst_err err = {0};
+    int rc;
 
-    if (rc == CST_EAGAIN && !process->wants_write) {
-        poll_sock(process, true);
+    if (process->sock < 0) {
+        return CST_EENGINE;
     }
-    if (rc == CST_OK || rc == CST_EAGAIN) {
-        return CST_OK;
+    rc = cst_outbox_send(&process->outbox, process->sock, frame, &err);
+    if (rc == CST_EAGAIN) {
+        await(process, process->outbox.retry);
     }
-    cst_process_kill(process);
-    return CST_EENGINE;
+    return rc == CST_OK || rc == CST_EAGAIN ? CST_OK : give_up(process, rc, &err);
 }
 
 int cst_process_try_send(struct cst_process *process, const struct cst_frame *frame)
 {
+    struct cst_err err = {0};
     int rc = CST_EAGAIN;
 
     if (process->sock < 0) {
         return CST_EENGINE;
     }
-    if (TAILQ_EMPTY(&process->outbox.items)) {
-        rc = cst_frame_send(process->sock, MSG_DONTWAIT, frame, NULL);
+    if (!TAILQ_EMPTY(&process->outbox.items)) {
+        return CST_EAGAIN; /* on_writable comes when they are sent */
     }
-    if (rc == CST_EAGAIN && !process->wants_write) {
-        poll_sock(process, true);
+    rc = cst_frame_send(process->sock, MSG_DONTWAIT, frame, &err);
+    if (rc == CST_EAGAIN || rc == CST_ENOMEM) {
+        await(process, rc == CST_ENOMEM);
+        return CST_EAGAIN;
     }
-    if (rc == CST_OK || rc == CST_EAGAIN) {
-        return rc;
-    }
-    cst_process_kill(process);
-    return CST_EENGINE;
+    return rc == CST_OK ? CST_OK : give_up(process, rc, &err);
 }
 
 void cst_process_stop(struct cst_process *process)

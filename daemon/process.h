@@ -31,8 +31,10 @@ int cst_process_start(struct cst_process **out, uv_loop_t *loop, char *const *ar
 
 pid_t cst_process_pid(const struct cst_process *process);
 
-/* Send @frame, now or when the socket takes it. CST_OK, or CST_EENGINE: the process is going
- * (on_exit follows). */
+/* Send @frame, now or when that is possible. The descriptors in it must stay open until the process
+ * has answered or exited. An error of sending that is not the process's (the socket is full, the
+ * machine is short of memory, this user has too many descriptors in flight) is waited out. CST_OK,
+ * or CST_EENGINE: the process is going (on_exit follows). */
 int cst_process_send(struct cst_process *process, const struct cst_frame *frame);
 
 /* Send @frame now, after everything that waits. CST_EAGAIN: not sent, on_writable will be called;

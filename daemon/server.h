@@ -18,6 +18,7 @@ struct cst_server {
     TAILQ_HEAD(, cst_session) sessions;
     uint32_t n_sessions; /* in the list, admitted */
     uint32_t n_refused;  /* in the list, to be told why they are not */
+    struct cst_unread_total unread; /* descriptors in flight to all of them */
 };
 
 /* Listen on both sockets: those that systemd passed, or the configured paths. As cst_listen_open.

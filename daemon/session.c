@@ -15,9 +15,10 @@
 #include <unistd.h>
 
 enum {
-    OUTBOX_FULL = 1 << 20, /* bytes that wait before reading stops ... */
-    OUTBOX_FDS = 256,      /* ... or descriptors, which run out sooner */
-    STALL_MS = 10000,      /* without progress, and it is disconnected */
+    OUTBOX_FULL = 1 << 20, /* Bytes that wait before the daemon stops reading requests. */
+    STALL_MS = 10000,      /* A session whose replies wait so long is disconnected. */
+    HOARD_MS = 5000,       /* While all sessions together are at the limit of descriptors in
+                              flight, one that leaves some unread for so long is. */
 };
 
 static void on_socket(uv_poll_t *poll, int status, int events);
@@ -25,8 +26,8 @@ static void on_end(struct cst_later *later);
 
 /* -- polling -------------------------------------------------------------------------------- */
 
-/* What to wait for: messages unless too many replies wait; room while any does; a hang-up always.
- */
+/* What to wait for: messages, unless a megabyte of replies waits, or one with descriptors, which
+ * are scarce; room in the socket while a reply waits for that; a hang-up always. */
 static void update_poll(struct cst_session *session)
 {
     int events = UV_DISCONNECT;
@@ -34,11 +35,10 @@ static void update_poll(struct cst_session *session)
     if (session->state == CST_SESSION_DOOMED) {
         return;
     }
-    if (session->outbox.bytes < OUTBOX_FULL && session->outbox.n_fds < OUTBOX_FDS &&
-        !session->last_words) {
+    if (session->outbox.bytes < OUTBOX_FULL && session->outbox.n_fds == 0 && !session->last_words) {
         events |= UV_READABLE;
     }
-    if (session->outbox.bytes > 0) {
+    if (session->outbox.bytes > 0 && !session->outbox.retry) {
         events |= UV_WRITABLE;
     }
     if (events != session->polled) {
@@ -52,10 +52,21 @@ static void on_stall(uv_timer_t *timer)
     cst_session_doom(timer->data, "does not read its replies");
 }
 
+static void on_retry(uv_timer_t *timer);
+
+/* Replies wait for something that the socket does not tell about: look again soon. */
+static void update_retry(struct cst_session *session)
+{
+    if (session->outbox.retry && session->outbox.bytes > 0) {
+        (void)uv_timer_start(&session->retry, on_retry, CST_OUTBOX_RETRY_MS, 0);
+    }
+}
+
 static void flush(struct cst_session *session)
 {
+    struct cst_err err = {0};
     unsigned n_sent;
-    int rc = cst_outbox_flush(&session->outbox, session->fd, &n_sent, NULL);
+    int rc = cst_outbox_flush(&session->outbox, session->fd, &n_sent, &err);
 
     if (rc == CST_OK) {
         (void)uv_timer_stop(&session->stall);
@@ -65,9 +76,42 @@ static void flush(struct cst_session *session)
     } else if (rc == CST_EAGAIN && n_sent > 0) {
         (void)uv_timer_start(&session->stall, on_stall, STALL_MS, 0);
     } else if (rc != CST_EAGAIN) {
-        session->hung_up = true;
-        cst_session_doom(session, NULL);
+        session->hung_up = session->hung_up || rc == CST_ECONN;
+        cst_session_doom(session, rc == CST_ECONN ? NULL : err.text);
     }
+    update_retry(session);
+}
+
+/* @session's reply waits because of what other sessions have not read. Count again what they have
+ * not, and disconnect those that leave it unread. */
+static void look_for_hoarders(struct cst_session *session)
+{
+    struct cst_session *other;
+    uint64_t now = uv_hrtime();
+
+    TAILQ_FOREACH(other, &session->daemon->server.sessions, link)
+    {
+        cst_unread_refresh(&other->unread, other->fd);
+        if (other->unread.n > 0 && now - other->unread.since_ns > HOARD_MS * UINT64_C(1000000)) {
+            cst_session_doom(other, "does not read the descriptors that it was sent, and all "
+                                    "sessions together are at the limit of them (a quarter of "
+                                    "LimitNOFILE)");
+        }
+    }
+}
+
+static void on_retry(uv_timer_t *timer)
+{
+    struct cst_session *session = timer->data;
+
+    if (session->state == CST_SESSION_DOOMED) {
+        return;
+    }
+    if (cst_unread_total_is_full(&session->unread, CST_FRAME_MAX_FDS)) {
+        look_for_hoarders(session);
+    }
+    flush(session);
+    update_poll(session);
 }
 
 /* -- messages in ---------------------------------------------------------------------------- */
@@ -157,8 +201,13 @@ static void reply_packed(struct cst_session *session, uint64_t id, uint16_t type
     if (rc == CST_EAGAIN) {
         if (!waited) {
             (void)uv_timer_start(&session->stall, on_stall, STALL_MS, 0);
+            update_retry(session);
         }
         update_poll(session);
+        return;
+    }
+    if (n_fds > 0 && (rc == CST_ENOMEM || rc == CST_ENOCREDIT)) {
+        cst_session_error(session, id, &err); /* needs no descriptors to wait */
         return;
     }
     session->hung_up = session->hung_up || rc == CST_ECONN;
@@ -293,11 +342,13 @@ int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *p
     session->refusal = *refusal;
     session->end.fn = on_end;
     TAILQ_INIT(&session->requests);
-    cst_outbox_init(&session->outbox);
+    session->unread.total = &daemon->server.unread;
+    cst_outbox_init(&session->outbox, &session->unread);
     (void)uv_poll_init(&daemon->loop, &session->poll, fd);
     (void)uv_timer_init(&daemon->loop, &session->stall);
-    session->poll.data = session->stall.data = session;
-    session->n_handles = 2;
+    (void)uv_timer_init(&daemon->loop, &session->retry);
+    session->poll.data = session->stall.data = session->retry.data = session;
+    session->n_handles = 3;
     cst_server_add(&daemon->server, session);
     update_poll(session);
     cst_log(CST_LOG_DEBUG, "pid %d (uid %u): connected%s", (int)peer->pid, (unsigned)peer->uid,
@@ -362,8 +413,11 @@ static void on_end(struct cst_later *later)
     cst_peer_close(&session->peer);
     (void)uv_poll_stop(&session->poll);
     (void)uv_timer_stop(&session->stall);
+    (void)uv_timer_stop(&session->retry);
     uv_close((uv_handle_t *)&session->poll, on_handle_closed);
     uv_close((uv_handle_t *)&session->stall, on_handle_closed);
+    uv_close((uv_handle_t *)&session->retry, on_handle_closed);
     (void)close(session->fd);
+    cst_unread_close(&session->unread);
     session->fd = -1;
 }

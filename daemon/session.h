@@ -41,10 +41,12 @@ struct cst_session {
     uint32_t rank;                     /* in it */
     bool job_removed;                  /* its job was taken away: for words */
     struct cst_staging *staging;       /* NULL: none was asked for */
-    struct cst_outbox outbox;          /* replies that wait for the socket */
+    struct cst_outbox outbox;          /* replies that wait */
+    struct cst_unread unread;          /* descriptors in flight to it */
     int polled;                        /* events that are being polled */
     uv_poll_t poll;
     uv_timer_t stall;     /* runs while replies wait */
+    uv_timer_t retry;     /* runs while they do not wait for the socket (outbox.retry) */
     unsigned n_handles;   /* not closed yet */
     struct cst_later end; /* closes it */
 };

@@ -6,17 +6,24 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static struct cst_outbox outbox;
+static struct cst_unread unread;
+static struct cst_unread_total total;
 static struct cst_frame_buf buf;
 static struct cst_err err;
 static int ends[2];
 
 static void setup(void)
 {
-    cst_outbox_init(&outbox);
+    unread.total = &total;
+    unread.n = 0;
+    total = (struct cst_unread_total){.limit = 1000};
+    cst_outbox_init(&outbox, &unread);
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
 }
 
@@ -159,6 +166,138 @@ START_TEST(what_cannot_go_does_not_wait)
 }
 END_TEST
 
+static int send_descriptors(unsigned n)
+{
+    struct cst_frame frame = {.type = 1, .n_fds = n};
+
+    for (unsigned i = 0; i < n; i++) {
+        frame.fds[i] = STDERR_FILENO;
+    }
+    return cst_outbox_send(&outbox, ends[0], &frame, &err);
+}
+
+static void receive_descriptors(unsigned n)
+{
+    struct cst_frame got;
+
+    ck_assert_int_eq(cst_frame_recv(ends[1], MSG_DONTWAIT, &buf, &got, &err), CST_OK);
+    ck_assert_uint_eq(got.n_fds, n);
+    cst_frame_close_fds(&got);
+}
+
+/* A peer that does not read gets so many descriptors and no more, though its socket has room. One
+ * that only looks at what has come has not read it. When it has read everything, it gets what
+ * waits. */
+START_TEST(unread_descriptors_are_bounded)
+{
+    ck_assert_int_eq(send_descriptors(16), CST_OK);
+    ck_assert_int_eq(send_descriptors(16), CST_OK);
+    ck_assert_uint_eq(total.n, CST_UNREAD_SESSION);
+    ck_assert_int_eq(send_descriptors(1), CST_EAGAIN);
+    ck_assert(outbox.retry);
+    ck_assert_int_eq(send_numbered(7), CST_EAGAIN); /* it keeps its place behind the descriptor */
+    ck_assert_uint_eq(total.waiting, 1);
+    ck_assert_int_gt(recv(ends[1], buf.bytes, sizeof buf.bytes, MSG_PEEK), 0);
+    ck_assert_int_eq(cst_outbox_flush(&outbox, ends[0], NULL, &err), CST_EAGAIN);
+    receive_descriptors(16);
+    ck_assert_int_eq(cst_outbox_flush(&outbox, ends[0], NULL, &err), CST_EAGAIN);
+    receive_descriptors(16);
+    ck_assert_int_eq(cst_outbox_flush(&outbox, ends[0], NULL, &err), CST_OK);
+    ck_assert_uint_eq(total.n, 1);
+    ck_assert_uint_eq(total.waiting, 0);
+    receive_descriptors(1);
+    expect(7);
+    cst_unread_refresh(&unread, ends[0]);
+    ck_assert_uint_eq(total.n, 0);
+}
+END_TEST
+
+/* All peers together have a limit, too, for what is in flight and for what waits. What does not fit
+ * in the latter is refused, and leaves nothing. */
+START_TEST(all_peers_together_are_bounded)
+{
+    unsigned fds = count_fds();
+
+    total.limit = 20;
+    total.n = 10; /* other peers' */
+    ck_assert_int_eq(send_descriptors(10), CST_OK);
+    ck_assert_int_eq(send_descriptors(1), CST_EAGAIN);
+    ck_assert(cst_unread_total_is_full(&unread, 1));
+    ck_assert_int_eq(send_descriptors(16), CST_EAGAIN);
+    ck_assert_int_eq(send_descriptors(4), CST_ENOCREDIT);
+    ck_assert_uint_eq(total.waiting, 17);
+    cst_outbox_close(&outbox);
+    cst_unread_close(&unread);
+    ck_assert_uint_eq(total.n, 10);
+    ck_assert_uint_eq(total.waiting, 0);
+    ck_assert_uint_eq(count_fds(), fds);
+}
+END_TEST
+
+/* As a user without capabilities and with a limit of 16, send descriptors until the system refuses
+ * (ETOOMANYREFS), then receive them. Returns what went wrong; 0: nothing did. */
+static int run_short(void)
+{
+    struct rlimit limit = {.rlim_cur = 16, .rlim_max = 16};
+    struct cst_outbox engine;
+    struct cst_frame frame = {.type = 1, .n_fds = 1, .fds = {STDERR_FILENO}}, got;
+    int rc = CST_OK, n = 0;
+
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || (geteuid() == 0 && setuid(65534) != 0)) {
+        return 1;
+    }
+    cst_outbox_init(&engine, NULL);
+    while (rc == CST_OK && n++ < 1000) {
+        rc = cst_outbox_send(&engine, ends[0], &frame, &err);
+    }
+    if (rc != CST_EAGAIN || !engine.retry || n < 2) {
+        return 2;
+    }
+    if (cst_outbox_flush(&engine, ends[0], NULL, &err) != CST_EAGAIN || !engine.retry) {
+        return 3;
+    }
+    for (int i = 1; i < n; i++) {
+        if (cst_frame_recv(ends[1], MSG_DONTWAIT, &buf, &got, &err) != CST_OK) {
+            return 4;
+        }
+        cst_frame_close_fds(&got);
+    }
+    return cst_outbox_flush(&engine, ends[0], NULL, &err) == CST_OK && engine.bytes == 0 ? 0 : 5;
+}
+
+/* The machine's limit on descriptors in flight is nobody's death: what is over it waits, and is
+ * sent when others have been received. */
+START_TEST(a_shortage_is_waited_out)
+{
+    pid_t pid = fork();
+    int status;
+
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        _exit(run_short());
+    }
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert(WIFEXITED(status));
+    ck_assert_int_eq(WEXITSTATUS(status), 0);
+}
+END_TEST
+
+/* No descriptor is free for the copy: the frame is refused, and leaves nothing. */
+START_TEST(no_descriptor_for_a_copy)
+{
+    struct rlimit limit, none;
+
+    (void)fill();
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = limit.rlim_max};
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+    ck_assert_int_eq(send_descriptors(1), CST_ENOMEM);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    ck_assert_uint_eq(total.waiting, 0);
+    ck_assert_uint_eq(outbox.n_fds, 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("outbox");
@@ -171,5 +310,9 @@ int main(void)
     tcase_add_test(tc, descriptors_wait_too);
     tcase_add_test(tc, closing_leaves_nothing);
     tcase_add_test(tc, what_cannot_go_does_not_wait);
+    tcase_add_test(tc, unread_descriptors_are_bounded);
+    tcase_add_test(tc, all_peers_together_are_bounded);
+    tcase_add_test(tc, a_shortage_is_waited_out);
+    tcase_add_test(tc, no_descriptor_for_a_copy);
     return suite_run(suite);
 }

@@ -1,0 +1,61 @@
+/* Descriptors that were sent to a client and that it may not have received yet.
+ *
+ * The kernel limits how many descriptors of one user are in flight on Unix sockets: sent, and not
+ * received by anybody. The limit is the sender's RLIMIT_NOFILE, whichever sockets they are on. A
+ * client that never reads could use up what the daemon needs for its engines and its other clients.
+ * So each session may have CST_UNREAD_SESSION of them, and all sessions together a quarter of that
+ * limit.
+ *
+ * What was received is not what a client says but what the kernel says: SIOCOUTQ is 0 when
+ * everything that was sent on a socket has been taken out of its queue (a message that was looked
+ * at with MSG_PEEK has not). Until then all descriptors sent since the socket was last seen empty
+ * count as unread, so the count errs towards more only. Loop thread only. */
+#ifndef CST_UNREAD_H
+#define CST_UNREAD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    CST_UNREAD_SESSION = 32, /* Descriptors in flight to one session: two replies full of them. */
+};
+
+/* The daemon's account. */
+struct cst_unread_total {
+    uint32_t n;       /* Descriptors in flight to all sessions. */
+    uint32_t waiting; /* Duplicates that all sessions' outboxes hold. */
+    uint32_t limit;   /* Of each of these two. */
+};
+
+/* A session's account. Zeroed otherwise; @total is the daemon's. */
+struct cst_unread {
+    struct cst_unread_total *total;
+    uint32_t n;        /* Descriptors in flight to this session. */
+    uint64_t since_ns; /* With n > 0: when the first of them was sent (monotonic time). */
+};
+
+/* Set the limit from RLIMIT_NOFILE as it is now. */
+void cst_unread_init(struct cst_unread_total *total);
+
+/* Nothing is in flight any more: the socket is closed. */
+void cst_unread_close(struct cst_unread *unread);
+
+/* Set the count to 0 if everything that was sent on @sock has been received. */
+void cst_unread_refresh(struct cst_unread *unread, int sock);
+
+/* A message with @n_fds descriptors may be sent on @sock now. Refreshes the session's count where
+ * that decides. */
+bool cst_unread_admits(struct cst_unread *unread, int sock, unsigned n_fds);
+
+/* The daemon's limit, not the session's, is why @n_fds more are not admitted. */
+bool cst_unread_total_is_full(const struct cst_unread *unread, unsigned n_fds);
+
+/* @n_fds descriptors were sent. */
+void cst_unread_sent(struct cst_unread *unread, unsigned n_fds);
+
+/* Keep @n_fds duplicates in the outbox until they can be sent. False: all sessions together have
+ * too many. */
+bool cst_unread_keep(struct cst_unread *unread, unsigned n_fds);
+void cst_unread_unkeep(struct cst_unread *unread, unsigned n_fds);
+
+#endif

@@ -1,0 +1,175 @@
+/* Descriptors that were sent to clients which do not read. The kernel lets a user have
+ * RLIMIT_NOFILE of them in flight; what is over that limit fails with ETOOMANYREFS on every socket
+ * of that user, those to the engines included. Here the daemon's limit is small, and the
+ * capabilities that lift it are taken from root. */
+#include "tests/lib/job_rig.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <linux/capability.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    LIMIT = 1024,     /* of descriptors, open or in flight */
+    N_GREEDY = 24,    /* sessions that do not read ... */
+    N_REQUESTS = 150, /* ... so many replies with a descriptor each */
+};
+
+static struct raw_client greedy[N_GREEDY];
+static unsigned n_sent[N_GREEDY]; /* requests that the daemon took */
+
+static void setup(void)
+{
+    struct rlimit limit = {.rlim_cur = LIMIT, .rlim_max = LIMIT};
+
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    if (geteuid() == 0) {
+        ck_assert_int_eq(prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE), 0);
+        ck_assert_int_eq(prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN), 0);
+    }
+    job_rig_setup();
+}
+
+static void get_staging(struct raw_client *client)
+{
+    Cistern__StagingGet get = CISTERN__STAGING_GET__INIT;
+
+    get.bytes = 4096;
+    ck_assert_int_eq(raw_call(client, CISTERN__MSG_TYPE__MSG_STAGING, &get.base), CST_OK);
+    ck_assert_uint_eq(client->reply.n_fds, 1);
+    cst_frame_close_fds(&client->reply);
+}
+
+/* Ask for the staging segment again and again without reading a reply. */
+static unsigned ask_for_much(struct raw_client *client)
+{
+    struct cst_frame frame = {
+        .type = CISTERN__MSG_TYPE__MSG_STAGING, .request = 77, .body_bytes = 2};
+    uint8_t bytes[CST_FRAME_HEADER_BYTES + 2];
+    unsigned n = 0;
+
+    cst_frame_header(&frame, bytes);
+    bytes[CST_FRAME_HEADER_BYTES] = 1 << 3; /* StagingGet.bytes = 1 */
+    bytes[CST_FRAME_HEADER_BYTES + 1] = 1;
+    for (unsigned misses = 0; n < N_REQUESTS && misses < 20;) {
+        if (raw_send(client, bytes, sizeof bytes, NULL, 0, MSG_DONTWAIT)) {
+            n++;
+        } else {
+            (void)raw_stat(&witness); /* the daemon had a turn */
+            misses++;
+        }
+    }
+    return n;
+}
+
+static void attack(void)
+{
+    for (unsigned i = 0; i < N_GREEDY; i++) {
+        raw_open(&greedy[i], proc.socket);
+        get_staging(&greedy[i]);
+    }
+    for (unsigned i = 0; i < N_GREEDY; i++) {
+        n_sent[i] = ask_for_much(&greedy[i]);
+        ck_assert_uint_gt(n_sent[i], 32);
+    }
+}
+
+/* Job @name is made, populated and gets leases as if nothing were. */
+static void train(const char *name)
+{
+    struct raw_client client;
+    struct raw_job job = {.name = name, .world = 1, .pool_bytes = 1 << 20};
+    Cistern__BatchItem item = CISTERN__BATCH_ITEM__INIT, *items = &item;
+    Cistern__Batch batch = CISTERN__BATCH__INIT;
+    const Cistern__BatchDone *done;
+
+    raw_open(&client, proc.socket);
+    ck_assert_int_eq(raw_job_open(&client, &job), CST_OK);
+    if (!job.committed) {
+        ck_assert_int_eq(raw_declare_many(&client, 1, 1000), CST_OK);
+        ck_assert_int_eq(raw_status(&client, raw_commit(&client, 1, 1)), CST_OK);
+    }
+    item.kind = CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT;
+    batch.attempt = raw_sync(&client);
+    batch.n_items = 1;
+    batch.items = &items;
+    done = raw_expect(&client, raw_ask(&client, CISTERN__MSG_TYPE__MSG_BATCH, &batch.base),
+                      CISTERN__MSG_TYPE__MSG_BATCH_DONE, &cistern__batch_done__descriptor);
+    ck_assert_int_eq(done->results[0]->status, CST_OK);
+    raw_close(&client);
+}
+
+/* Many sessions that do not read what they asked for: other clients' jobs are made and served, no
+ * engine dies, and the daemon has descriptors left. Those that read before they are disconnected
+ * get a reply to each request. */
+START_TEST(others_are_served)
+{
+    unsigned base_restarts = (unsigned)raw_stat(&witness)->engines[0]->restarts;
+
+    train("before");
+    attack();
+    ck_assert_uint_lt(daemon_proc_fds(proc.pid), LIMIT * 3 / 4);
+    train("after");
+    ck_assert_uint_eq(raw_stat(&witness)->engines[0]->restarts, base_restarts);
+    for (unsigned i = 0; i < N_GREEDY; i++) {
+        for (unsigned k = 0; k < n_sent[i] && raw_receive(&greedy[i]); k++) {
+            ck_assert_uint_eq(greedy[i].reply.request, 77);
+            if (greedy[i].reply.type == CISTERN__MSG_TYPE__MSG_STAGING_PART) {
+                ck_assert_uint_eq(greedy[i].reply.n_fds, 1);
+                cst_frame_close_fds(&greedy[i].reply);
+            } else {
+                ck_assert_uint_eq(greedy[i].reply.type, CISTERN__MSG_TYPE__MSG_ERROR);
+            }
+        }
+        raw_close(&greedy[i]);
+    }
+    ck_assert_int_eq(raw_job_remove(&witness, "before"), CST_OK);
+    ck_assert_int_eq(raw_job_remove(&witness, "after"), CST_OK);
+}
+END_TEST
+
+/* A session with more descriptors than it may leave unread is disconnected, though its socket has
+ * room for more. */
+START_TEST(who_never_reads_is_disconnected)
+{
+    raw_open(&greedy[0], proc.socket);
+    get_staging(&greedy[0]);
+    (void)ask_for_much(&greedy[0]);
+    while (raw_stat(&witness)->n_sessions > 1) {
+        (void)usleep(100000); /* not a wait for something that was started: it is the ten seconds
+                                 that are tested */
+    }
+    ck_assert(daemon_proc_logged(&proc, "does not read its replies"));
+    raw_close(&greedy[0]);
+}
+END_TEST
+
+/* Many sessions that each leave fewer unread than they may are disconnected when another one's
+ * replies have to wait for that. */
+START_TEST(who_keeps_others_waiting_is_disconnected)
+{
+    attack();
+    while (!daemon_proc_logged(&proc, "all sessions together are at the limit")) {
+        (void)usleep(100000); /* as above: it is five seconds here */
+    }
+    for (unsigned i = 0; i < N_GREEDY; i++) {
+        raw_close(&greedy[i]);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("unread");
+    TCase *tc = suite_case(suite, "unread", setup, job_rig_teardown);
+
+    tcase_add_test(tc, others_are_served);
+    tcase_add_test(tc, who_never_reads_is_disconnected);
+    tcase_add_test(tc, who_keeps_others_waiting_is_disconnected);
+    return suite_run(suite);
+}
