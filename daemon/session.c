@@ -82,20 +82,27 @@ static void flush(struct cst_session *session)
     update_retry(session);
 }
 
-/* @session's reply waits because of what other sessions have not read. Count again what they have
- * not, and disconnect those that leave it unread. */
-static void look_for_hoarders(struct cst_session *session)
+/* @session's reply waits because of what it or other sessions (of its user, or with @all of
+ * anybody) have not read. Count again what they have not, and disconnect those that leave it
+ * unread. */
+static void look_for_hoarders(struct cst_session *session, bool all)
 {
     struct cst_session *other;
     uint64_t now = uv_hrtime();
 
     TAILQ_FOREACH(other, &session->daemon->server.sessions, link)
     {
+        if (!all && other->account != session->account) {
+            continue;
+        }
         cst_unread_refresh(&other->unread, other->fd);
         if (other->unread.n > 0 && now - other->unread.since_ns > HOARD_MS * UINT64_C(1000000)) {
-            cst_session_doom(other, "does not read the descriptors that it was sent, and all "
-                                    "sessions together are at the limit of them (a quarter of "
-                                    "LimitNOFILE)");
+            cst_session_doom(other, all ? "does not read the descriptors that it was sent, while "
+                                          "all sessions together are at the limit of them (a "
+                                          "quarter of LimitNOFILE)"
+                                        : "does not read the descriptors that it was sent, while "
+                                          "its user is at the limit of them ('descriptors' in "
+                                          "[quota])");
         }
     }
 }
@@ -103,12 +110,13 @@ static void look_for_hoarders(struct cst_session *session)
 static void on_retry(uv_timer_t *timer)
 {
     struct cst_session *session = timer->data;
+    enum cst_unread_limit limit = cst_unread_limit(&session->unread, CST_FRAME_MAX_FDS);
 
     if (session->state == CST_SESSION_DOOMED) {
         return;
     }
-    if (cst_unread_total_is_full(&session->unread, CST_FRAME_MAX_FDS)) {
-        look_for_hoarders(session);
+    if (limit == CST_UNREAD_USER || limit == CST_UNREAD_ALL) {
+        look_for_hoarders(session, limit == CST_UNREAD_ALL);
     }
     flush(session);
     update_poll(session);
@@ -343,6 +351,7 @@ int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *p
     session->end.fn = on_end;
     TAILQ_INIT(&session->requests);
     session->unread.total = &daemon->server.unread;
+    session->unread.account = manager ? NULL : account;
     cst_outbox_init(&session->outbox, &session->unread);
     (void)uv_poll_init(&daemon->loop, &session->poll, fd);
     (void)uv_timer_init(&daemon->loop, &session->stall);
@@ -408,6 +417,7 @@ static void on_end(struct cst_later *later)
         cst_job_hangup(session->job, session->rank);
     }
     orphan_requests(session);
+    cst_unread_close(&session->unread);
     cst_server_remove(&daemon->server, session);
     cst_outbox_close(&session->outbox);
     cst_peer_close(&session->peer);
@@ -418,6 +428,5 @@ static void on_end(struct cst_later *later)
     uv_close((uv_handle_t *)&session->stall, on_handle_closed);
     uv_close((uv_handle_t *)&session->retry, on_handle_closed);
     (void)close(session->fd);
-    cst_unread_close(&session->unread);
     session->fd = -1;
 }

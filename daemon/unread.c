@@ -23,6 +23,7 @@ void cst_unread_init(struct cst_unread_total *total)
 static void clear(struct cst_unread *unread)
 {
     unread->total->n -= unread->n;
+    cst_quota_give(unread->account, CST_QUOTA_DESCRIPTORS, unread->n);
     unread->n = 0;
 }
 
@@ -40,31 +41,35 @@ void cst_unread_refresh(struct cst_unread *unread, int sock)
     }
 }
 
-bool cst_unread_total_is_full(const struct cst_unread *unread, unsigned n_fds)
+enum cst_unread_limit cst_unread_limit(const struct cst_unread *unread, unsigned n_fds)
 {
-    return unread->n + n_fds <= CST_UNREAD_SESSION &&
-           unread->total->n + n_fds > unread->total->limit;
-}
-
-static bool fits(const struct cst_unread *unread, unsigned n_fds)
-{
-    return unread->n + n_fds <= CST_UNREAD_SESSION &&
-           unread->total->n + n_fds <= unread->total->limit;
+    if (unread->n + n_fds > CST_UNREAD_SESSION) {
+        return CST_UNREAD_OWN;
+    }
+    if (cst_quota_left(unread->account, CST_QUOTA_DESCRIPTORS) < n_fds) {
+        return CST_UNREAD_USER;
+    }
+    return unread->total->n + n_fds > unread->total->limit ? CST_UNREAD_ALL : CST_UNREAD_FITS;
 }
 
 bool cst_unread_admits(struct cst_unread *unread, int sock, unsigned n_fds)
 {
-    if (n_fds > 0 && !fits(unread, n_fds)) {
+    if (n_fds > 0 && cst_unread_limit(unread, n_fds) != CST_UNREAD_FITS) {
         cst_unread_refresh(unread, sock);
     }
-    return n_fds == 0 || fits(unread, n_fds);
+    return n_fds == 0 || cst_unread_limit(unread, n_fds) == CST_UNREAD_FITS;
 }
 
 void cst_unread_sent(struct cst_unread *unread, unsigned n_fds)
 {
-    if (n_fds > 0 && unread->n == 0) {
+    if (n_fds == 0) {
+        return;
+    }
+    if (unread->n == 0) {
         unread->since_ns = uv_hrtime();
     }
+    (void)cst_quota_take(unread->account, CST_QUOTA_DESCRIPTORS, n_fds, "a reply",
+                         NULL); /* fits: see cst_unread_admits */
     unread->n += n_fds;
     unread->total->n += n_fds;
 }

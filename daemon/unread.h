@@ -3,8 +3,8 @@
  * The kernel limits how many descriptors of one user are in flight on Unix sockets: sent, and not
  * received by anybody. The limit is the sender's RLIMIT_NOFILE, whichever sockets they are on. A
  * client that never reads could use up what the daemon needs for its engines and its other clients.
- * So each session may have CST_UNREAD_SESSION of them, and all sessions together a quarter of that
- * limit.
+ * So each session may have CST_UNREAD_SESSION of them, its user as many as [quota] allows, and all
+ * sessions together a quarter of that limit.
  *
  * What was received is not what a client says but what the kernel says: SIOCOUTQ is 0 when
  * everything that was sent on a socket has been taken out of its queue (a message that was looked
@@ -12,6 +12,8 @@
  * count as unread, so the count errs towards more only. Loop thread only. */
 #ifndef CST_UNREAD_H
 #define CST_UNREAD_H
+
+#include "daemon/quota.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,10 +29,11 @@ struct cst_unread_total {
     uint32_t limit;   /* Of each of these two. */
 };
 
-/* A session's account. Zeroed otherwise; @total is the daemon's. */
+/* A session's account. Zeroed otherwise. */
 struct cst_unread {
-    struct cst_unread_total *total;
-    uint32_t n;        /* Descriptors in flight to this session. */
+    struct cst_unread_total *total;    /* the daemon's */
+    struct cst_quota_account *account; /* its user's; NULL: nobody's (a manager) */
+    uint32_t n;                        /* Descriptors in flight to this session. */
     uint64_t since_ns; /* With n > 0: when the first of them was sent (monotonic time). */
 };
 
@@ -47,8 +50,9 @@ void cst_unread_refresh(struct cst_unread *unread, int sock);
  * that decides. */
 bool cst_unread_admits(struct cst_unread *unread, int sock, unsigned n_fds);
 
-/* The daemon's limit, not the session's, is why @n_fds more are not admitted. */
-bool cst_unread_total_is_full(const struct cst_unread *unread, unsigned n_fds);
+/* Which limit does not admit @n_fds more now. */
+enum cst_unread_limit { CST_UNREAD_FITS, CST_UNREAD_OWN, CST_UNREAD_USER, CST_UNREAD_ALL };
+enum cst_unread_limit cst_unread_limit(const struct cst_unread *unread, unsigned n_fds);
 
 /* @n_fds descriptors were sent. */
 void cst_unread_sent(struct cst_unread *unread, unsigned n_fds);
