@@ -10,7 +10,7 @@
 #include "daemon/move.h"
 #include "daemon/session.h"
 #include "daemon/share.h"
-#include "daemon/size.h"
+#include "proto/size.h"
 #include "daemon/updates.h"
 #include "proto/cistern.pb-c.h"
 

@@ -2,7 +2,7 @@
 
 #include "daemon/gpu_list.h"
 #include "daemon/log.h"
-#include "daemon/size.h"
+#include "proto/size.h"
 
 #include <errno.h>
 #include <ini.h>
@@ -110,10 +110,6 @@ static int set_paced(struct cst_config *config, const char *value, void *field, 
 static int set_rate(struct cst_config *config, const char *value, void *field, struct cst_err *err)
 {
     (void)config;
-    if (strchr(value, '%') != NULL) {
-        return cst_err_set(err, CST_EINVAL, "'%s' is not a rate (a number with K, M, G or T)",
-                           value);
-    }
     return cst_size_parse(value, 0, field, err);
 }
 
@@ -254,16 +250,16 @@ static int set_gpu_gather(struct cst_config *config, const char *value, void *fi
                           struct cst_err *err)
 {
     uint64_t bytes = 0;
-    bool no = strcmp(value, "no") == 0;
+    int rc = cst_size_parse_or(value, "no", 0, &bytes, err);
 
     (void)config;
-    if (!no && (strchr(value, '%') != NULL || cst_size_parse(value, 0, &bytes, NULL) != CST_OK ||
-                bytes < 4096)) {
-        return cst_err_set(err, CST_EINVAL, "'%s' is neither 'no' nor a size of at least 4096",
-                           value);
+    if (rc == CST_OK && bytes < 4096 && strcmp(value, "no") != 0) {
+        rc = cst_err_set(err, CST_EINVAL, "'%s' is neither 'no' nor at least 4096", value);
     }
-    *(uint64_t *)field = bytes;
-    return CST_OK;
+    if (rc == CST_OK) {
+        *(uint64_t *)field = bytes;
+    }
+    return rc;
 }
 
 /* Kept as it is: each card makes its own of a percentage. */

@@ -3,7 +3,7 @@
 #include "daemon/commit.h"
 #include "daemon/drive.h"
 #include "daemon/log.h"
-#include "daemon/size.h"
+#include "proto/size.h"
 #include "daemon/staging.h"
 #include "proto/slice.h"
 

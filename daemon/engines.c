@@ -23,8 +23,8 @@ static int find_programs(struct cst_engines *engines, struct cst_err *err)
     int rc = cst_program_find("cistern-engine-host", config->engine, "CISTERN_ENGINE_HOST",
                               engines->program, sizeof engines->program, err);
 
-    if (rc == CST_EAGAIN) {
-        return cst_err_set(err, CST_ENOTFOUND, "%s or --engine", err->text);
+    if (rc == CST_EAGAIN) { /* without this program there is no daemon */
+        return CST_ENOTFOUND;
     }
     if (rc == CST_OK && strcmp(config->gpu_devices, "none") != 0) {
         rc = cst_program_find("cistern-engine-cuda", config->gpu_engine, "CISTERN_ENGINE_CUDA",

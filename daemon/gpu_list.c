@@ -1,6 +1,6 @@
 #include "daemon/gpu_list.h"
 
-#include "daemon/size.h"
+#include "proto/size.h"
 
 #include <jansson.h>
 #include <stdio.h>

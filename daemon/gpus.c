@@ -8,7 +8,7 @@
 #include "daemon/log.h"
 #include "daemon/paced.h"
 #include "daemon/probe.h"
-#include "daemon/size.h"
+#include "proto/size.h"
 #include "proto/cistern.pb-c.h"
 
 #include <stdio.h>

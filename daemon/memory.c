@@ -3,7 +3,7 @@
 #include "daemon/charge.h"
 #include "daemon/daemon.h"
 #include "daemon/log.h"
-#include "daemon/size.h"
+#include "proto/size.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -5,6 +5,7 @@
 
 #include "daemon/machine.h"
 #include "dirs.h"
+#include "proto/usage.h"
 
 #include <getopt.h>
 #include <stdio.h>
@@ -77,12 +78,8 @@ static int scan(int argc, char **argv, struct cst_config *config, const char **f
     optind = 1;
     opterr = 0;
     while ((c = getopt_long(argc, argv, ":", long_options, NULL)) != -1) {
-        if (c == ':') {
-            return cst_err_set(err, CST_EINVAL, "%s needs a value (see --help)", argv[optind - 1]);
-        }
-        if (c == '?') {
-            return cst_err_set(err, CST_EINVAL, "unknown option '%s' (see --help)",
-                               argv[optind - 1]);
+        if (c == ':' || c == '?') {
+            return cst_usage_refused(c, argv, long_options, err);
         }
         if (c == CONFIG) {
             *file = optarg;

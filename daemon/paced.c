@@ -1,7 +1,7 @@
 #include "daemon/paced.h"
 
 #include "daemon/log.h"
-#include "daemon/size.h"
+#include "proto/size.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -79,7 +79,7 @@ int cst_program_find(const char *name, const char *given, const char *variable, 
     } else {
         rc = cst_err_set(err, CST_EAGAIN,
                          "no engine program: %s is neither in the tree of this program nor in %s; "
-                         "set %s",
+                         "set %s (cisternd: or --engine)",
                          name, CST_LIBEXECDIR, variable);
     }
     out[0] = '\0';

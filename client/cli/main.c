@@ -1,6 +1,7 @@
 /* cistern: a look at the daemon from the command line. */
 #include "client/cli/options.h"
 #include "offload/plan/plan.h"
+#include "proto/usage.h"
 
 #include <errno.h>
 #include <libgen.h>
@@ -69,6 +70,24 @@ static const struct command *find_command(const char *name)
         }
     }
     return NULL;
+}
+
+static int no_such_command(const char *name)
+{
+    unsigned best = CST_USAGE_FAR;
+    const char *nearest = NULL;
+    char words[128];
+
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        if (cst_usage_nearer(name, commands[i].name, &best)) {
+            nearest = commands[i].name;
+        }
+    }
+    if (nearest == NULL) {
+        return cli_usage("no such command", name);
+    }
+    (void)snprintf(words, sizeof words, "there is no command %.40s: is %s meant?", name, nearest);
+    return cli_usage(words, "");
 }
 
 /* Which socket the command talks to: what concerns another owner goes to the manager's. NULL: out
@@ -155,7 +174,7 @@ static int run_command_line(int argc, char **argv)
     }
     command = find_command(argv[first]);
     if (command == NULL) {
-        return cli_usage("no such command", argv[first]);
+        return no_such_command(argv[first]);
     }
     cli.args = argv + first + 1;
     if (argc - first - 1 != command->n_args) {

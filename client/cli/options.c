@@ -2,14 +2,14 @@
 
 #include "offload/plan/plan.h"
 #include "proto/optimizers.h"
+#include "proto/size.h"
+#include "proto/usage.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 enum {
     OPT_MANAGER = 256,
@@ -135,34 +135,6 @@ static bool parse_number(const char *text, uint64_t most, uint64_t *out)
     return true;
 }
 
-bool cli_parse_size(const char *text, uint64_t *out)
-{
-    static const char units[] = "KMGT";
-    const char *unit;
-    char *end;
-    unsigned shift = 0;
-    unsigned long long value;
-
-    if (text[0] < '0' || text[0] > '9') {
-        return false;
-    }
-    errno = 0;
-    value = strtoull(text, &end, 10);
-    if (*end != '\0') {
-        unit = strchr(units, toupper((unsigned char)*end));
-        if (unit == NULL || *unit == '\0' ||
-            (end[1] != '\0' && strcasecmp(end + 1, "B") != 0 && strcasecmp(end + 1, "iB") != 0)) {
-            return false;
-        }
-        shift = 10 * (unsigned)(unit - units + 1);
-    }
-    if (errno != 0 || value > (UINT64_C(1) << (63 - shift))) {
-        return false;
-    }
-    *out = (uint64_t)value << shift;
-    return true;
-}
-
 static bool parse_real(const char *text, double least, double most, double *out)
 {
     char *end;
@@ -195,6 +167,17 @@ static int parse_name(const char *const *names, const char *usage, uint32_t *out
     return names[*out] != NULL ? CLI_EXIT_OK : cli_usage(usage, optarg);
 }
 
+/* The long name of the option with the value @c. */
+static const char *option_name(int c)
+{
+    const struct option *option = options;
+
+    while (option->name != NULL && option->val != c) {
+        option++;
+    }
+    return option->name;
+}
+
 /* Memory that `cistern plan` plans with. */
 static int parse_plan_size(struct cli_plan_wish *plan, int c)
 {
@@ -203,18 +186,16 @@ static int parse_plan_size(struct cli_plan_wish *plan, int c)
                      : c == OPT_UPDATE_ROOM ? &plan->update_room
                                             : &plan->device_states;
 
-    bool chosen = c == OPT_UPDATE_ROOM || c == OPT_DEVICE_STATES;
+    bool may_be_auto = c == OPT_UPDATE_ROOM || c == OPT_DEVICE_STATES;
+    struct cst_err err = {0};
+    int rc = may_be_auto ? cst_size_parse_or(optarg, "auto", CST_PLAN_ROOM_AUTO, size, &err)
+                         : cst_size_parse(optarg, 0, size, &err);
 
-    if (chosen && strcmp(optarg, "auto") == 0) {
-        *size = CST_PLAN_ROOM_AUTO;
-        return CLI_EXIT_OK;
+    if (rc != CST_OK) {
+        (void)cst_err_prefix(&err, "--%s", option_name(c));
+        return cli_usage(err.text, "");
     }
-    if (cli_parse_size(optarg, size)) {
-        return CLI_EXIT_OK;
-    }
-    return cli_usage(chosen ? "not a size (a number with K, M, G or T) or auto"
-                            : "not a size (a number with K, M, G or T)",
-                     optarg);
+    return CLI_EXIT_OK;
 }
 
 /* Other numbers that it takes. */
@@ -343,9 +324,11 @@ static int parse_common_option(struct cli *cli, int c, int argc, char **argv, un
 int cli_options_parse(struct cli *cli, int argc, char **argv, unsigned *uses, int *first,
                       void (*print_help)(FILE *out))
 {
+    struct cst_err err = {0};
     int c, rc = CLI_EXIT_OK;
 
-    while (rc == CLI_EXIT_OK && (c = getopt_long(argc, argv, "s:c:o:hV", options, NULL)) != -1) {
+    opterr = 0;
+    while (rc == CLI_EXIT_OK && (c = getopt_long(argc, argv, ":s:c:o:hV", options, NULL)) != -1) {
         if (c == 'h') {
             print_help(stdout);
             return -1;
@@ -354,9 +337,9 @@ int cli_options_parse(struct cli *cli, int argc, char **argv, unsigned *uses, in
             (void)printf("cistern %s\n", cst_version());
             return -1;
         }
-        if (c == '?') {
-            (void)fprintf(stderr, "Try 'cistern --help'.\n");
-            return CLI_EXIT_USAGE;
+        if (c == '?' || c == ':') {
+            (void)cst_usage_refused(c, argv, options, &err);
+            return cli_usage(err.text, "");
         }
         if (c >= OPT_DEVICE) {
             *uses |= CLI_USES_PLAN;

@@ -29,7 +29,4 @@ void cli_options_help(FILE *out);
 /* Say what is wrong with the command line on stderr. CLI_EXIT_USAGE. */
 int cli_usage(const char *what, const char *which);
 
-/* "4096", "40G", "40GB", "40GiB": powers of 1024. False: something else, or beyond 2^63. */
-bool cli_parse_size(const char *text, uint64_t *out);
-
 #endif

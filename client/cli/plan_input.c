@@ -3,6 +3,7 @@
 #include "client/cli/options.h"
 #include "client/cli/rates.h"
 #include "offload/plan/preset.h"
+#include "proto/size.h"
 #include "proto/rates_json.h"
 
 #include <stdio.h>
@@ -174,8 +175,8 @@ static int fill_budget(struct cli_plan_input *input, const struct cli *cli, stru
 
     budget->device_bytes = cli->plan.device_bytes;
     budget->host_bytes = cli->plan.host_bytes;
-    if (cli->disk != NULL && !cli_parse_size(cli->disk, &budget->disk_bytes)) {
-        return cst_err_set(err, CST_EINVAL, "--disk takes a size here, not '%.63s'", cli->disk);
+    if (cli->disk != NULL && cst_size_parse(cli->disk, 0, &budget->disk_bytes, err) != CST_OK) {
+        return cst_err_prefix(err, "--disk");
     }
     return CST_OK;
 }

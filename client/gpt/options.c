@@ -4,6 +4,8 @@
 #include "client/gpt/layers.h"
 #include "client/gpt/model.h"
 #include "proto/optimizers.h"
+#include "proto/size.h"
+#include "proto/usage.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -124,66 +126,32 @@ static int parse_double(const struct setting *s, const char *text, double *out, 
     return 0;
 }
 
-/* "4096", "10M". False: it is none. */
-static bool read_size(const char *text, uint64_t *out)
-{
-    static const char units[] = "KMG";
-    const char *unit;
-    char *end;
-    double value;
-
-    errno = 0;
-    value = strtod(text, &end);
-    if (end == text || !(value > 0) || value > 1e15) {
-        return false;
-    }
-    if (end[0] != '\0') {
-        unit = strchr(units, toupper((unsigned char)end[0]));
-        if (unit == NULL || end[1] != '\0') {
-            return false;
-        }
-        value *= (double)(1ull << (10 * (unit - units + 1)));
-    }
-    if (value < 1 || value > 1e18) {
-        return false;
-    }
-    *out = (uint64_t)value;
-    return true;
-}
-
 static int parse_room(const struct setting *s, const char *text, uint64_t *out, struct cst_err *err)
 {
-    if (strcmp(text, "auto") == 0) {
-        *out = CST_ROOM_AUTO;
-        return 0;
-    }
-    if (read_size(text, out)) {
-        return 0;
-    }
-    return cst_err_set(err, CST_EINVAL,
-                       "--%s '%s': bytes (with K, M or G behind) or auto are wanted", s->name,
-                       text);
+    int rc = cst_size_parse_or(text, "auto", CST_ROOM_AUTO, out, err);
+
+    return rc == 0 ? 0 : cst_err_prefix(err, "--%s", s->name);
 }
 
-/* "25%", or a size. */
-static int parse_pool(struct gpt_options *o, const char *text, struct cst_err *err)
+/* A size, or a percentage of the weights: more than 100 is not too much, gradients are in the pool
+ * as well. */
+static int parse_pool(const struct setting *s, struct gpt_options *o, const char *text,
+                      struct cst_err *err)
 {
-    char *end;
-    double percent = strtod(text, &end);
+    uint64_t bytes = 0;
+    double percent;
+    bool is_percent = cst_size_percent(text, &percent);
+    int rc = is_percent ? 0 : cst_size_parse(text, UINT64_MAX, &bytes, err);
 
-    if (end != text && percent > 0 && percent <= 1e15 && strcmp(end, "%") == 0) {
-        o->pool_percent = percent;
-        o->pool_bytes = 0;
-        return 0;
+    if (rc == 0 && (is_percent ? percent == 0 : bytes == 0)) {
+        rc = cst_err_set(err, CST_EINVAL, "'%s' leaves no room for a pool", text);
     }
-    if (read_size(text, &o->pool_bytes)) {
-        o->pool_percent = 0;
-        return 0;
+    if (rc != 0) {
+        return cst_err_prefix(err, "--%s", s->name);
     }
-    return cst_err_set(err, CST_EINVAL,
-                       "--pool '%s': bytes (with K, M or G behind) or a percentage such as 25%% "
-                       "is wanted",
-                       text);
+    o->pool_percent = is_percent ? percent : 0;
+    o->pool_bytes = bytes;
+    return 0;
 }
 
 static int parse_name(const struct setting *s, const char *text, uint32_t *out, struct cst_err *err)
@@ -234,7 +202,7 @@ static int parse_setting(struct gpt_options *o, const struct setting *s, const c
         rc = parse_room(s, text, field, err);
         break;
     case K_POOL:
-        rc = parse_pool(o, text, err);
+        rc = parse_pool(s, o, text, err);
         break;
     }
     return rc;
@@ -317,18 +285,6 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
     return check_kinds(o, err);
 }
 
-/* What getopt_long does not know: its '?'. */
-static int unknown_option(char *const argv[], struct cst_err *err)
-{
-    if (optopt >= 256) {
-        return cst_err_set(err, CST_EINVAL, "--%s takes no value", settings[optopt - 256].name);
-    }
-    if (optopt > 0) {
-        return cst_err_set(err, CST_EINVAL, "-%c: no such option (see --help)", optopt);
-    }
-    return cst_err_set(err, CST_EINVAL, "%s: no such option (see --help)", argv[optind - 1]);
-}
-
 int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struct cst_err *err)
 {
     struct option table[N_SETTINGS + 1] = {0};
@@ -366,11 +322,8 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
     optind = 0;
     opterr = 0;
     while ((c = getopt_long(argc, argv, ":", table, &index)) != -1) {
-        if (c == ':') {
-            return cst_err_set(err, CST_EINVAL, "%s: a value is missing", argv[optind - 1]);
-        }
         if (c < 256) {
-            return unknown_option(argv, err);
+            return cst_usage_refused(c, argv, table, err);
         }
         rc = parse_setting(&o, &settings[c - 256], optarg, err);
         if (rc != 0) {

@@ -222,4 +222,4 @@ for line in "" "a b" "x --device 40X" "x --device -1" "x --ranks 0" "x --ranks 6
     expect 2 $line
 done
 expect 1 preset:gpt2-124m --rates a100 --disk /tmp
-complains '--disk takes a size'
+complains "disk: '/tmp' is not a size"

@@ -53,9 +53,9 @@ static const struct {
     {"--data f --micro-batches 0", {"--micro-batches", "'0'"}},
     {"--data f --pool 0", {"--pool", "'0'"}},
     {"--data f --quiet=1", {"--quiet", "takes no value"}},
-    {"--data f -qx", {"-q", "no such option"}},
-    {"--data f --pool 12Q", {"'12Q'", "K, M or G"}},
-    {"--data f --pool 12MB", {"'12MB'"}},
+    {"--data f -qx", {"-q", "there is no option"}},
+    {"--data f --pool 12Q", {"'12Q'", "1.5GiB"}},
+    {"--data f --pool 12MBB", {"'12MBB'"}},
     {"--data f --pool -5%", {"'-5%'"}},
 };
 
