@@ -1,6 +1,6 @@
 #include "daemon/quota_rules.h"
 
-#include "daemon/size.h"
+#include "proto/size.h"
 
 #include <grp.h>
 #include <pwd.h>
