@@ -1,5 +1,7 @@
 #include "daemon/arena.h"
 
+#include "daemon/quota.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,10 +14,11 @@
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
 
-int cst_budget_take(struct cst_budget *budget, uint64_t bytes, const char *what,
-                    struct cst_err *err)
+int cst_budget_take(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes,
+                    const char *what, struct cst_err *err)
 {
     uint64_t left = budget->limit - budget->used;
+    int rc;
 
     if (bytes > left) {
         return cst_err_set(
@@ -23,13 +26,23 @@ int cst_budget_take(struct cst_budget *budget, uint64_t bytes, const char *what,
             budget->name, what, (unsigned long long)bytes, (unsigned long long)budget->used,
             (unsigned long long)budget->limit, (unsigned long long)(bytes - left));
     }
-    budget->used += bytes;
-    return CST_OK;
+    rc = cst_quota_take(account, budget->resource, bytes, what, err);
+    budget->used += rc == CST_OK ? bytes : 0;
+    return rc;
 }
 
-void cst_budget_give(struct cst_budget *budget, uint64_t bytes)
+void cst_budget_give(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes)
 {
     budget->used -= bytes < budget->used ? bytes : budget->used;
+    cst_quota_give(account, budget->resource, bytes);
+}
+
+uint64_t cst_budget_left(const struct cst_budget *budget, const struct cst_quota_account *account)
+{
+    uint64_t left = budget->limit - budget->used,
+             allowed = cst_quota_left(account, budget->resource);
+
+    return left < allowed ? left : allowed;
 }
 
 /* The kernel's name shows in /proc/PID/maps: cistern-12. */
@@ -66,18 +79,19 @@ static int make_sealed(uint32_t id, uint64_t bytes, int *out, struct cst_err *er
     return CST_OK;
 }
 
-static int charge(uint64_t bytes, struct cst_budget *budget, const char *what, struct cst_err *err)
+static int charge(uint64_t bytes, struct cst_budget *budget, struct cst_quota_account *account,
+                  const char *what, struct cst_err *err)
 {
     if (bytes == 0 || bytes > INT64_MAX) {
         return cst_err_set(err, CST_EINVAL, "%s: a segment of %llu bytes", what,
                            (unsigned long long)bytes);
     }
-    return budget != NULL ? cst_budget_take(budget, bytes, what, err) : CST_OK;
+    return budget != NULL ? cst_budget_take(budget, account, bytes, what, err) : CST_OK;
 }
 
 int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t bytes,
-                            struct cst_budget *budget, unsigned engine, const char *what,
-                            struct cst_err *err)
+                            struct cst_budget *budget, struct cst_quota_account *account,
+                            unsigned engine, const char *what, struct cst_err *err)
 {
     struct cst_segment *segment = calloc(1, sizeof *segment);
     int rc;
@@ -85,7 +99,7 @@ int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t byte
     if (segment == NULL) {
         return cst_err_set(err, CST_ENOMEM, "%s: no memory for a segment", what);
     }
-    rc = charge(bytes, budget, what, err);
+    rc = charge(bytes, budget, account, what, err);
     if (rc != CST_OK) {
         free(segment);
         return rc;
@@ -93,6 +107,7 @@ int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t byte
     *segment = (struct cst_segment){.id = id,
                                     .bytes = bytes,
                                     .budget = budget,
+                                    .account = cst_quota_ref(account),
                                     .n_refs = 1,
                                     .fd = -1,
                                     .device = true,
@@ -104,7 +119,8 @@ int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t byte
 }
 
 int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
-                     struct cst_budget *budget, const char *what, struct cst_err *err)
+                     struct cst_budget *budget, struct cst_quota_account *account, const char *what,
+                     struct cst_err *err)
 {
     struct cst_segment *segment = calloc(1, sizeof *segment);
     int fd = -1, rc;
@@ -112,7 +128,7 @@ int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
     if (segment == NULL) {
         return cst_err_set(err, CST_ENOMEM, "%s: no memory for a segment", what);
     }
-    rc = charge(bytes, budget, what, err);
+    rc = charge(bytes, budget, account, what, err);
     if (rc != CST_OK) {
         goto err_after_alloc;
     }
@@ -123,6 +139,7 @@ int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
     *segment = (struct cst_segment){.id = id,
                                     .bytes = bytes,
                                     .budget = budget,
+                                    .account = cst_quota_ref(account),
                                     .n_refs = 1,
                                     .fd = fd,
                                     .populate = -1,
@@ -132,7 +149,7 @@ int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
 
 err_after_budget:
     if (budget != NULL) {
-        cst_budget_give(budget, bytes);
+        cst_budget_give(budget, account, bytes);
     }
 err_after_alloc:
     free(segment);
@@ -182,8 +199,9 @@ void cst_segment_unref(struct cst_segment *segment)
         (void)close(segment->fd);
     }
     if (segment->budget != NULL) {
-        cst_budget_give(segment->budget, segment->bytes);
+        cst_budget_give(segment->budget, segment->account, segment->bytes);
     }
+    cst_quota_unref(segment->account);
     if (segment->on_gone != NULL) {
         segment->on_gone(segment);
     }

@@ -14,17 +14,24 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
+struct cst_quota_account;
+
 struct cst_budget {
-    const char *name; /* "host memory": for words */
-    uint64_t limit;   /* bytes */
-    uint64_t used;    /* bytes */
+    const char *name;  /* "host memory": for words */
+    uint64_t limit;    /* bytes */
+    uint64_t used;     /* bytes */
     unsigned resource; /* number of the resource in users' accounts (quota.h) */
 };
 
-/* Charge @bytes for @what. CST_EBUDGET with all numbers; nothing is charged then. */
-int cst_budget_take(struct cst_budget *budget, uint64_t bytes, const char *what,
-                    struct cst_err *err);
-void cst_budget_give(struct cst_budget *budget, uint64_t bytes);
+/* Charge @bytes for @what to @budget and to @account, the user's (NULL: nobody's). CST_EBUDGET with
+ * all numbers, and with the key in [quota] where it is the user's limit; nothing is charged then.
+ */
+int cst_budget_take(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes,
+                    const char *what, struct cst_err *err);
+void cst_budget_give(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes);
+
+/* Bytes of @budget that @account (NULL: nobody's) could take now. */
+uint64_t cst_budget_left(const struct cst_budget *budget, const struct cst_quota_account *account);
 
 /* What one engine has of one segment (driven by mounts.c):
  *
@@ -60,16 +67,17 @@ struct cst_segment {
                     made yet */
     bool device; /* it is memory of a GPU, that of engine populate */
     bool made;   /* it is there and populated: engines of GPUs may map it */
-    uint64_t bytes;            /* length */
-    struct cst_budget *budget; /* charged; NULL: none */
-    uint32_t engines;          /* that map it, a bit each; 0: all of the host's */
-    int populate;              /* index of the engine that populates it, or makes it; -1: nobody */
-    int bind;                  /* NUMA node (OS number) for its pages; -1: anywhere */
-    bool lock;                 /* mlock it */
-    bool lock_required;        /* ... and failing is an error */
-    bool locked;               /* it is */
-    uint64_t populated;        /* bytes so far */
-    uint64_t counted;          /* of them, that the owner has seen */
+    uint64_t bytes;                    /* length */
+    struct cst_budget *budget;         /* charged; NULL: none */
+    struct cst_quota_account *account; /* charged with it, a reference; NULL: nobody's */
+    uint32_t engines;                  /* that map it, a bit each; 0: all of the host's */
+    int populate;       /* index of the engine that populates it, or makes it; -1: nobody */
+    int bind;           /* NUMA node (OS number) for its pages; -1: anywhere */
+    bool lock;          /* mlock it */
+    bool lock_required; /* ... and failing is an error */
+    bool locked;        /* it is */
+    uint64_t populated; /* bytes so far */
+    uint64_t counted;   /* of them, that the owner has seen */
     uint8_t mounts[CST_ARENA_MAX_ENGINES]; /* enum cst_mount_state per engine */
     uint32_t n_waiting;                    /* engines that have not answered yet */
     struct cst_err err;                    /* the first engine's words that could not map it */
@@ -79,16 +87,17 @@ struct cst_segment {
     void *arg;              /* for the callbacks' owner */
 };
 
-/* Make a segment of @bytes, charged to @budget (NULL: to nobody), with one reference. @id is the
- * caller's. CST_EBUDGET; CST_ENOMEM: the kernel gave no memfd (too many open files); CST_EINVAL:
- * zero bytes. */
+/* Make a segment of @bytes, charged to @budget and @account (NULL: to nobody), with one reference.
+ * @id is the caller's. CST_EBUDGET; CST_ENOMEM: the kernel gave no memfd (too many open files);
+ * CST_EINVAL: zero bytes. */
 int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
-                     struct cst_budget *budget, const char *what, struct cst_err *err);
+                     struct cst_budget *budget, struct cst_quota_account *account, const char *what,
+                     struct cst_err *err);
 
 /* The same for memory of the GPU of engine @engine, which is to make it. */
 int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t bytes,
-                            struct cst_budget *budget, unsigned engine, const char *what,
-                            struct cst_err *err);
+                            struct cst_budget *budget, struct cst_quota_account *account,
+                            unsigned engine, const char *what, struct cst_err *err);
 
 /* The memory of @of, a memfd, by another segment: charged to nobody, populated by nobody. Each
  * lives as long as it is referenced. CST_ENOMEM: too many open files. */

@@ -43,12 +43,13 @@ static uint64_t sum_pools(const struct cst_daemon *daemon, const struct cst_memo
     return bytes;
 }
 
-static int check(struct cst_budget *budget, uint64_t bytes, const char *name, struct cst_err *err)
+static int check(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes,
+                 const char *name, struct cst_err *err)
 {
-    int rc = cst_budget_take(budget, bytes, name, err);
+    int rc = cst_budget_take(budget, account, bytes, name, err);
 
     if (rc == CST_OK) {
-        cst_budget_give(budget, bytes);
+        cst_budget_give(budget, account, bytes);
     }
     return rc;
 }
@@ -56,14 +57,16 @@ static int check(struct cst_budget *budget, uint64_t bytes, const char *name, st
 int cst_charge_check(struct cst_daemon *daemon, const struct cst_memory_wish *wish,
                      uint64_t arena_bytes, const char *name, struct cst_err *err)
 {
-    int rc = check(&daemon->host, arena_bytes, name, err);
+    struct cst_quota_account *account = wish->account;
+    int rc = check(&daemon->host, account, arena_bytes, name, err);
 
     for (uint32_t r = 0; r < wish->world && rc == CST_OK; r++) {
-        rc = check(cst_memory_budget(daemon, wish->pools[r].gpu), sum_pools(daemon, wish, r), name,
-                   err);
+        rc = check(cst_memory_budget(daemon, wish->pools[r].gpu), account,
+                   sum_pools(daemon, wish, r), name, err);
     }
     for (uint32_t i = 0; i < wish->n_rooms && rc == CST_OK; i++) {
-        rc = check(&wish->rooms[i].gpu->pool, room_bytes(wish, wish->rooms[i].gpu), name, err);
+        rc = check(&wish->rooms[i].gpu->pool, account, room_bytes(wish, wish->rooms[i].gpu), name,
+                   err);
     }
     return rc;
 }

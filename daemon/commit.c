@@ -133,6 +133,7 @@ static int populate(struct cst_job *job, struct cst_err *err)
     struct cst_room rooms[CST_CORE_MAX_ROOMS];
     struct cst_memory_wish wish = {.layout = &job->layout,
                                    .world = job->world,
+                                   .account = job->account,
                                    .pools = pools,
                                    .rooms = rooms,
                                    .n_rooms = cst_room_list(job, rooms),

@@ -167,7 +167,7 @@ int cst_engine_start(struct cst_engine *engine, struct cst_err *err)
 
     if (engine->undo == NULL) {
         rc = cst_segment_open(&engine->undo, cst_engines_segment_id(engines),
-                              undo_bytes(engines->config), NULL, "undo slots", err);
+                              undo_bytes(engines->config), NULL, NULL, "undo slots", err);
     }
     if (rc == CST_OK) {
         rc = start_process(engine, err);

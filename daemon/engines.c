@@ -124,7 +124,7 @@ static int open_traffic(struct cst_engines *engines, struct cst_err *err)
     int rc;
 
     rc = cst_segment_open(&engines->traffic_memory, cst_engines_segment_id(engines), TRAFFIC_BYTES,
-                          NULL, "table of traffic", err);
+                          NULL, NULL, "table of traffic", err);
     if (rc != CST_OK) {
         return rc;
     }

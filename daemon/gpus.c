@@ -99,6 +99,16 @@ static int add_engines(struct cst_gpus *gpus, struct cst_err *err)
     return rc;
 }
 
+/* What the pools of accelerators have is part of what users may hold. */
+static void count_pools(struct cst_gpus *gpus, struct cst_gpu_list *list)
+{
+    for (unsigned i = 0; i < list->n; i++) {
+        struct cst_budget *pool = &list->v[i].pool;
+
+        pool->resource = cst_quota_add_pool(&gpus->daemon->quota, pool->name, pool->limit);
+    }
+}
+
 static void log_list(const struct cst_gpus *gpus)
 {
     char memory[CST_SIZE_TEXT], pool[CST_SIZE_TEXT];
@@ -136,6 +146,7 @@ static void take_list(struct cst_gpus *gpus, const char *text, size_t n)
         end_without(gpus, CST_LOG_ERROR, err.text);
     } else {
         gpus->state = CST_GPUS_FOUND;
+        count_pools(gpus, &gpus->list);
         log_list(gpus);
     }
 }
@@ -165,6 +176,7 @@ void cst_gpus_start(struct cst_gpus *gpus, struct cst_daemon *daemon)
     if (cst_paced_init(&gpus->paced, &daemon->engines, daemon->config, &err) != CST_OK) {
         cst_log(CST_LOG_ERROR, "devices in [paced]: %s", err.text);
     }
+    count_pools(gpus, &gpus->paced);
     if (strcmp(daemon->config->gpu_devices, "none") == 0) {
         end_without(gpus, CST_LOG_DEBUG, "'devices = none' in [gpu]");
     } else if (daemon->engines.gpu_program[0] == '\0') {

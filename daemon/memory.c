@@ -111,7 +111,7 @@ static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_bud
     struct cst_engines *engines = &daemon->engines;
     struct cst_segment *segment;
     int rc = cst_segment_open(&segment, cst_engines_segment_id(engines), bytes, budget,
-                              memory->name, err);
+                              memory->account, memory->name, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -131,7 +131,8 @@ static int add_device_segment(struct cst_memory *memory, uint64_t bytes, struct 
 {
     struct cst_segment *segment;
     int rc = cst_segment_open_device(&segment, cst_engines_segment_id(&memory->daemon->engines),
-                                     bytes, &gpu->pool, gpu->engine, memory->name, err);
+                                     bytes, &gpu->pool, memory->account, gpu->engine, memory->name,
+                                     err);
 
     if (rc == CST_OK) {
         segment->engines |= others;
@@ -363,6 +364,7 @@ int cst_memory_open(struct cst_memory *memory, const struct cst_memory_wish *wis
 {
     int rc;
 
+    memory->account = wish->account;
     count_wish(memory, wish);
     /* Before thousands of memfds are made: does all of it fit? */
     rc = cst_charge_check(memory->daemon, wish, memory->arena_bytes, memory->name, err);

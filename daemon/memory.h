@@ -23,6 +23,7 @@ typedef void (*cst_memory_cb)(struct cst_memory *memory);
 struct cst_memory {
     struct cst_daemon *daemon;
     const char *name;              /* of the job: for words */
+    struct cst_quota_account *account; /* of the job's owner, who holds it; all is charged to it */
     struct cst_segment **segments; /* arenas by layout index, then the table, then slabs rank by
                                       rank, then rooms */
     uint32_t n_segments;
@@ -63,6 +64,7 @@ struct cst_memory_pool {
 struct cst_memory_wish {
     const struct cst_layout *layout;
     uint32_t world;                      /* ranks */
+    struct cst_quota_account *account;   /* of the job's owner: all is charged to it */
     const struct cst_memory_pool *pools; /* one per rank */
     const struct cst_room *rooms;        /* on different accelerators */
     uint32_t n_rooms;                    /* at most CST_CORE_MAX_ROOMS */

@@ -126,7 +126,7 @@ static bool has_flops(const struct cst_model *model)
 static uint64_t left_on(const struct cst_job *job, struct cst_gpu *gpu)
 {
     const struct cst_budget *pool = cst_memory_budget(job->daemon, gpu);
-    uint64_t left = pool->limit - pool->used, rooms = cst_room_bytes(job, gpu);
+    uint64_t left = cst_budget_left(pool, job->account), rooms = cst_room_bytes(job, gpu);
     uint32_t n = 0;
 
     for (uint32_t r = 0; r < job->world; r++) {
@@ -158,7 +158,7 @@ static void fill_budget(const struct cst_job *job, struct cst_plan_budget *out)
 
     out->device_bytes = asked != 0 ? asked : least_left(job);
     out->activation_bytes = 1;
-    out->host_bytes = daemon->host.limit - daemon->host.used;
+    out->host_bytes = cst_budget_left(&daemon->host, job->account);
     if (job->workers[0].gpu != NULL) {
         out->device_bytes += job->workers[0].update_room + job->workers[0].device_states;
     } else { /* the plan counts pools as the host's, too */

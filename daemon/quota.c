@@ -314,8 +314,8 @@ static void describe(const struct cst_quota_account *account, unsigned resource,
     }
 }
 
-static int refuse(const struct cst_quota_account *account, unsigned resource,
-                  const struct bound *bound, uint64_t amount, const char *what, struct cst_err *err)
+static void words_of(const struct cst_quota_account *account, unsigned resource,
+                     const struct bound *bound, char *out, size_t n)
 {
     const struct cst_quota_kind *kind = &cst_quota_kinds[cst_quota_key_of(resource)];
     const char *device = cst_quota_pool_name(account->quota, resource);
@@ -323,14 +323,33 @@ static int refuse(const struct cst_quota_account *account, unsigned resource,
 
     describe(account, resource, bound, who, where);
     if (kind->unit == CST_QUOTA_SECONDS) {
-        return cst_err_set(err, kind->status,
-                           "%s wants %" PRIu64 " %s, %s may have %" PRIu64 " (%s)", what, amount,
-                           kind->words, who, bound->limit, where);
+        (void)snprintf(out, n, "%s may have %" PRIu64 " %s (%s)", who, bound->limit, kind->words,
+                       where);
+    } else {
+        (void)snprintf(out, n, "%s has %" PRIu64 " of %" PRIu64 " %s%s%s (%s)", who, bound->used,
+                       bound->limit, kind->words, device != NULL ? " " : "",
+                       device != NULL ? device : "", where);
     }
-    return cst_err_set(err, kind->status,
-                       "%s has %" PRIu64 " of %" PRIu64 " %s%s%s, %s wants %" PRIu64 " more (%s)",
-                       who, bound->used, bound->limit, kind->words, device != NULL ? " " : "",
-                       device != NULL ? device : "", what, amount, where);
+}
+
+void cst_quota_words(const struct cst_quota_account *account, unsigned resource, char *out,
+                     size_t n)
+{
+    struct bound bound;
+
+    find_bound(account, resource, &bound);
+    words_of(account, resource, &bound, out, n);
+}
+
+static int refuse(const struct cst_quota_account *account, unsigned resource,
+                  const struct bound *bound, uint64_t amount, const char *what, struct cst_err *err)
+{
+    enum cst_quota_key key = cst_quota_key_of(resource);
+    char words[CST_QUOTA_WORDS];
+
+    words_of(account, resource, bound, words, sizeof words);
+    return cst_err_set(err, cst_quota_kinds[key].status, "%s: %s wants %" PRIu64 "%s", words, what,
+                       amount, key == CST_QUOTA_TTL ? "" : " more");
 }
 
 int cst_quota_check(const struct cst_quota_account *account, unsigned resource, uint64_t amount,

@@ -102,6 +102,12 @@ int cst_quota_check(const struct cst_quota_account *account, unsigned resource, 
 uint64_t cst_quota_limit(const struct cst_quota_account *account, unsigned resource);
 uint64_t cst_quota_left(const struct cst_quota_account *account, unsigned resource);
 
+/* Which limit of @resource leaves @account least, and what is in use of it: "uid 1000 has 4 of 8
+ * jobs (jobs in [quota])". Longer words are cut. */
+#define CST_QUOTA_WORDS 256 /* bytes that are enough */
+void cst_quota_words(const struct cst_quota_account *account, unsigned resource, char *out,
+                     size_t n);
+
 /* What the members of the group of @rule may hold together of @resource. */
 uint64_t cst_quota_group_limit(const struct cst_quota *quota, unsigned rule, unsigned resource);
 

@@ -74,7 +74,7 @@ uint64_t cst_room_left(const struct cst_job *job)
     uint64_t least = UINT64_MAX;
 
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t left = paced->v[i].pool.limit - paced->v[i].pool.used;
+        uint64_t left = cst_budget_left(&paced->v[i].pool, job->account);
 
         least = left < least ? left : least;
     }

@@ -3,6 +3,7 @@
 #include "daemon/daemon.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 uint64_t cst_share_smallest(const struct cst_job *job)
@@ -25,7 +26,7 @@ static uint64_t left_for_open(const struct cst_job *job, const struct cst_memory
                               struct cst_gpu *gpu, uint32_t *n_open)
 {
     const struct cst_budget *budget = cst_memory_budget(job->daemon, gpu);
-    uint64_t left = budget->limit - budget->used, rooms = cst_room_bytes(job, gpu);
+    uint64_t left = cst_budget_left(budget, job->account), rooms = cst_room_bytes(job, gpu);
 
     left -= rooms < left ? rooms : left;
     *n_open = 0;
@@ -45,25 +46,39 @@ static uint64_t left_for_open(const struct cst_job *job, const struct cst_memory
     return left;
 }
 
+/* What is in use of the budget of @gpu's pools, or of what the job's owner may have of it,
+ * whichever leaves less. */
+static void words_of_use(const struct cst_job *job, struct cst_gpu *gpu, char *out, size_t n)
+{
+    const struct cst_budget *budget = cst_memory_budget(job->daemon, gpu);
+
+    if (cst_budget_left(budget, job->account) < budget->limit - budget->used) {
+        cst_quota_words(job->account, budget->resource, out, n);
+    } else {
+        (void)snprintf(out, n, "%s: %" PRIu64 " of %" PRIu64 " bytes are in use", budget->name,
+                       budget->used, budget->limit);
+    }
+}
+
 /* All shares are reckoned before any is given. */
 static int give_share(const struct cst_job *job, const struct cst_memory_pool *pools, uint32_t rank,
                       struct cst_pools_blocks *out, struct cst_err *err)
 {
     struct cst_gpu *gpu = pools[rank].gpu;
-    const struct cst_budget *budget = cst_memory_budget(job->daemon, gpu);
+    char use[CST_QUOTA_WORDS];
     struct cst_err why = {0};
     uint32_t n_open;
     uint64_t left = left_for_open(job, pools, gpu, &n_open);
     int rc = cst_pools_divide(&job->layout, &job->model, rank, left / n_open,
                               cst_memory_grain(job->daemon, gpu), out, &why);
 
-    return rc == CST_OK
-               ? rc
-               : cst_err_set(err, CST_EBUDGET,
-                             "%s: %" PRIu64 " of %" PRIu64
-                             " bytes are in use; the share that is left for rank %u is too small: "
-                             "%.200s",
-                             budget->name, budget->used, budget->limit, rank, why.text);
+    if (rc != CST_OK) {
+        words_of_use(job, gpu, use, sizeof use);
+        rc = cst_err_set(err, CST_EBUDGET,
+                         "%.180s; the share that is left for rank %u is too small: %.150s", use,
+                         rank, why.text);
+    }
+    return rc;
 }
 
 int cst_share_divide(const struct cst_job *job, struct cst_memory_pool *pools, struct cst_err *err)

@@ -80,7 +80,7 @@ static int make(struct cst_session *session, uint64_t bytes, struct cst_staging 
     bytes =
         bytes > CST_STAGING_MAX_BYTES ? CST_STAGING_MAX_BYTES : (bytes + 4095) & ~UINT64_C(4095);
     rc = cst_segment_open(&staging->segment, cst_engines_segment_id(&daemon->engines), bytes,
-                          &daemon->host, "staging", err);
+                          &daemon->host, session->account, "staging", err);
     if (rc != CST_OK) {
         free(staging);
         return rc;

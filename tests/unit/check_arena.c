@@ -32,15 +32,15 @@ static void on_gone(struct cst_segment *segment)
  * charges nothing. */
 START_TEST(a_budget_is_kept_to_the_byte)
 {
-    ck_assert_int_eq(cst_budget_take(&budget, 60000, "a", &err), CST_OK);
-    ck_assert_int_eq(cst_budget_take(&budget, 40001, "job 'b'", &err), CST_EBUDGET);
+    ck_assert_int_eq(cst_budget_take(&budget, NULL, 60000, "a", &err), CST_OK);
+    ck_assert_int_eq(cst_budget_take(&budget, NULL, 40001, "job 'b'", &err), CST_EBUDGET);
     ck_assert_str_eq(err.text,
                      "host memory: job 'b' wants 40001 bytes, 60000 of 100000 are in use: 1 short");
     ck_assert_uint_eq(budget.used, 60000);
-    ck_assert_int_eq(cst_budget_take(&budget, 40000, "c", &err), CST_OK);
-    cst_budget_give(&budget, 60000);
+    ck_assert_int_eq(cst_budget_take(&budget, NULL, 40000, "c", &err), CST_OK);
+    cst_budget_give(&budget, NULL, 60000);
     ck_assert_uint_eq(budget.used, 40000);
-    ck_assert_int_eq(cst_budget_take(&budget, UINT64_MAX, "d", &err), CST_EBUDGET);
+    ck_assert_int_eq(cst_budget_take(&budget, NULL, UINT64_MAX, "d", &err), CST_EBUDGET);
     ck_assert_uint_eq(budget.used, 40000);
 }
 END_TEST
@@ -52,7 +52,7 @@ START_TEST(a_segment_is_sealed)
     struct cst_segment *segment;
     struct stat st;
 
-    ck_assert_int_eq(cst_segment_open(&segment, 7, 8192, &budget, "x", &err), CST_OK);
+    ck_assert_int_eq(cst_segment_open(&segment, 7, 8192, &budget, NULL, "x", &err), CST_OK);
     ck_assert_int_eq(fstat(segment->fd, &st), 0);
     ck_assert_int_eq(st.st_size, 8192);
     ck_assert_uint_eq(st.st_mode & 07777, 0600);
@@ -71,7 +71,7 @@ START_TEST(a_segment_can_be_mapped_again)
     struct cst_segment *segment;
     char *first, *second;
 
-    ck_assert_int_eq(cst_segment_open(&segment, 7, 4096, NULL, "x", &err), CST_OK);
+    ck_assert_int_eq(cst_segment_open(&segment, 7, 4096, NULL, NULL, "x", &err), CST_OK);
     first = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
     second = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
     ck_assert(first != MAP_FAILED && second != MAP_FAILED);
@@ -89,7 +89,7 @@ START_TEST(a_segment_is_charged_to_the_last_reference)
     struct cst_segment *segment;
     int fd;
 
-    ck_assert_int_eq(cst_segment_open(&segment, 7, 50000, &budget, "x", &err), CST_OK);
+    ck_assert_int_eq(cst_segment_open(&segment, 7, 50000, &budget, NULL, "x", &err), CST_OK);
     segment->on_gone = on_gone;
     fd = segment->fd;
     cst_segment_ref(segment);
@@ -109,14 +109,15 @@ START_TEST(failure_leaves_nothing)
     struct cst_segment *segment = NULL;
     struct rlimit limit, none;
 
-    ck_assert_int_eq(cst_segment_open(&segment, 7, 0, &budget, "x", &err), CST_EINVAL);
-    ck_assert_int_eq(cst_segment_open(&segment, 7, UINT64_MAX, &budget, "x", &err), CST_EINVAL);
-    ck_assert_int_eq(cst_segment_open(&segment, 7, 100001, &budget, "x", &err), CST_EBUDGET);
+    ck_assert_int_eq(cst_segment_open(&segment, 7, 0, &budget, NULL, "x", &err), CST_EINVAL);
+    ck_assert_int_eq(cst_segment_open(&segment, 7, UINT64_MAX, &budget, NULL, "x", &err),
+                     CST_EINVAL);
+    ck_assert_int_eq(cst_segment_open(&segment, 7, 100001, &budget, NULL, "x", &err), CST_EBUDGET);
     ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
     none = limit;
     none.rlim_cur = 3;
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
-    ck_assert_int_eq(cst_segment_open(&segment, 7, 100, &budget, "x", &err), CST_ENOMEM);
+    ck_assert_int_eq(cst_segment_open(&segment, 7, 100, &budget, NULL, "x", &err), CST_ENOMEM);
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
     ck_assert_ptr_null(segment);
     ck_assert_uint_eq(budget.used, 0);
