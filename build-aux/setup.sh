@@ -75,6 +75,12 @@ need_configured() {
     printf '%s\n' "$args" >"$dir/.configured"
 }
 
+# The tree build-clang: for clang's warnings, and for libFuzzer, with what it instruments and the sanitizers that see what it finds.
+need_clang_tree() {
+    CC=clang CFLAGS="-g1 -O1" CXXFLAGS="-g1 -O1" \
+        need_configured build-clang --enable-werror --enable-sanitizers=fuzzer-no-link,address,undefined --disable-static
+}
+
 # The build that users get, in build/. Both scripts make the same one, so that neither has the other's made again.
 build() {
     need_configure_script

@@ -58,12 +58,13 @@ static bool skip(struct reader *r, unsigned wire)
     return true;
 }
 
-/* A field's number and wire type. */
+/* A field's number and wire type. Like protobuf-c, this refuses a key of more than 5 bytes. */
 static bool read_key(struct reader *r, uint64_t *field, unsigned *wire)
 {
+    const uint8_t *first = r->at;
     uint64_t key;
 
-    if (!read_varint(r, &key) || key >> 3 == 0 || key > UINT32_MAX) {
+    if (!read_varint(r, &key) || r->at - first > 5 || key >> 3 == 0 || key > UINT32_MAX) {
         return false;
     }
     *field = key >> 3;

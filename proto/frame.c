@@ -59,8 +59,9 @@ int cst_frame_parse(const uint8_t *bytes, size_t n, unsigned n_fds, struct cst_f
         return cst_err_set(err, CST_EPROTO, "header says a body of %u bytes, %zu came, limit %d",
                            body_bytes, n - CST_FRAME_HEADER_BYTES, CST_FRAME_MAX_BODY);
     }
-    if (bytes[5] != n_fds) {
-        return cst_err_set(err, CST_EPROTO, "header says %u fds, %u came", bytes[5], n_fds);
+    if (bytes[5] != n_fds || n_fds > CST_FRAME_MAX_FDS) {
+        return cst_err_set(err, CST_EPROTO, "header says %u fds, %u came, limit %d", bytes[5],
+                           n_fds, CST_FRAME_MAX_FDS);
     }
     out->type = get16(bytes + 6);
     out->flags = get16(bytes + 8);

@@ -42,10 +42,11 @@ struct cli_model {
 
 /* Read the file @path ("-": standard input) into @out, to be closed. CST_EIO: it cannot be read;
  * CST_EINVAL: "FILE:LINE:COLUMN: ..." where it is not JSON, "FILE: tensors[3].shape: ..." where it
- * is no model; CST_ENOMEM. */
+ * is no model; CST_EEXIST: two tensors have one name; CST_ENOMEM. */
 int cli_model_read(struct cli_model *out, const char *path, struct cst_err *err);
 
-/* The same out of parsed JSON, borrowed. CST_EINVAL: "tensors[3].shape: ..."; CST_ENOMEM. */
+/* The same out of parsed JSON, borrowed. CST_EINVAL: "tensors[3].shape: ..."; CST_EEXIST: two tensors
+ * have one name; CST_ENOMEM. */
 int cli_model_from_json(struct cli_model *out, const json_t *root, struct cst_err *err);
 
 /* A new object, what is default left out; NULL: out of memory. */

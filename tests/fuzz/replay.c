@@ -1,250 +1,106 @@
-/* Replays a whole training session of two ranks through fuzz_session.c: as it is, cut off after
- * every step, and with random damage. With an argument: writes the session there, as a seed for
- * libFuzzer:
- *
- *   ../configure CC=clang CFLAGS="-g -O1 -fsanitize=address,undefined,fuzzer-no-link"
- *   make tests/fuzz/replay tests/fuzz/fuzz_session
- *   tests/fuzz/replay corpus/session && tests/fuzz/fuzz_session corpus */
-#include "proto/cistern.pb-c.h"
-#include "proto/frame.h"
-#include "tests/fuzz/fuzz_session.h"
+/* The main program of replay_NAME: gives the target its seed and every file of its corpus, each as
+ * it is, cut off at many places, and with random damage. `replay_NAME --seed FILE` writes the seed
+ * to FILE instead, for libFuzzer to begin with. FUZZ_SEED=N in the environment is the random seed.
+ * The corpus is looked for in $srcdir/tests/fuzz/corpus. */
+#include "tests/fuzz/fuzz.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include <dirent.h>
+#include <limits.h>
 #include <string.h>
 
-enum { N_CHUNKS = 3, ELEMS = 4096, MAX_STEPS = 256, N_DAMAGED = 400 };
+enum { INPUT_BYTES = 1 << 16, N_CUTS = 4, N_DAMAGED = 4 };
 
-static uint8_t script[1 << 16];
-static size_t n_script;
-static size_t steps[MAX_STEPS]; /* where each begins */
-static unsigned n_steps;
+static uint8_t input[INPUT_BYTES], copy[INPUT_BYTES];
+static uint64_t state; /* of the random numbers */
+static unsigned long n_runs;
 
-/* -- writing -------------------------------------------------------------------------------- */
-
-static void put(unsigned byte)
+static uint64_t next_random(void)
 {
-    script[n_script++] = (uint8_t)byte;
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    return state * 0x2545f4914f6cdd1dull;
 }
 
-static void step(enum fuzz_op op)
+/* Run the target on a heap block of exactly @n bytes, so that a sanitizer sees a read beyond. */
+static void run(const uint8_t *data, size_t n)
 {
-    steps[n_steps++] = n_script;
-    put(op);
-}
+    uint8_t *exact = malloc(n > 0 ? n : 1);
 
-static void ask(unsigned session, unsigned type, const ProtobufCMessage *message)
-{
-    size_t n = message != NULL ? protobuf_c_message_get_packed_size(message) : 0;
-
-    step(FUZZ_FRAME);
-    put(session);
-    put(type);
-    put((unsigned)n & 0xff);
-    put((unsigned)n >> 8);
-    if (message != NULL) {
-        n_script += protobuf_c_message_pack(message, script + n_script);
+    fuzz_must(exact != NULL, "memory for an input");
+    if (n > 0) {
+        memcpy(exact, data, n);
     }
+    (void)LLVMFuzzerTestOneInput(exact, n);
+    free(exact);
+    n_runs++;
 }
 
-static void engine(void)
+/* Change up to eight bytes of the @n, or leave a stretch of them out. */
+static void run_damaged(size_t n)
 {
-    step(FUZZ_ENGINE);
-    put(0);
-}
+    size_t from = next_random() % n, to = next_random() % n;
 
-static void declare(unsigned session)
-{
-    Cistern__Declare declare = CISTERN__DECLARE__INIT;
-    Cistern__TensorDecl tensors[N_CHUNKS], *tensor_pointers[N_CHUNKS];
-    Cistern__OperatorDecl operators[N_CHUNKS], *operator_pointers[N_CHUNKS];
-    char names[N_CHUNKS][4];
-    uint32_t used[N_CHUNKS];
-    int64_t shape = ELEMS;
-
-    for (unsigned i = 0; i < N_CHUNKS; i++) {
-        (void)snprintf(names[i], sizeof names[i], "t%u", i);
-        used[i] = i;
-        cistern__tensor_decl__init(&tensors[i]);
-        tensors[i].name = names[i];
-        tensors[i].dtype = 1;
-        tensors[i].n_shape = 1;
-        tensors[i].shape = &shape;
-        cistern__operator_decl__init(&operators[i]);
-        operators[i].name = names[i];
-        operators[i].n_tensors = 1;
-        operators[i].tensors = &used[i];
-        tensor_pointers[i] = &tensors[i];
-        operator_pointers[i] = &operators[i];
-    }
-    declare.n_tensors = declare.n_operators = N_CHUNKS;
-    declare.tensors = tensor_pointers;
-    declare.operators = operator_pointers;
-    ask(session, CISTERN__MSG_TYPE__MSG_DECLARE, &declare.base);
-}
-
-static void open_job(unsigned session)
-{
-    Cistern__Hello hello = CISTERN__HELLO__INIT;
-    Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
-    Cistern__Commit commit = CISTERN__COMMIT__INIT;
-
-    hello.min_version = hello.max_version = 1;
-    ask(session, CISTERN__MSG_TYPE__MSG_HELLO, &hello.base);
-    open.name = (char *)(uintptr_t) "j";
-    open.rank = session;
-    open.world = 2;
-    open.has_chunk_elems = open.has_pool_bytes = 1;
-    open.chunk_elems = ELEMS;
-    open.pool_bytes = 4 * 2 * ELEMS;
-    ask(session, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base);
-    declare(session);
-    commit.n_tensors = commit.n_operators = N_CHUNKS;
-    ask(session, CISTERN__MSG_TYPE__MSG_COMMIT, &commit.base);
-}
-
-static void batch(unsigned session, uint64_t attempt, Cistern__BatchItem__Kind kind, uint32_t chunk,
-                  uint64_t generation)
-{
-    Cistern__Batch message = CISTERN__BATCH__INIT;
-    Cistern__BatchItem item = CISTERN__BATCH_ITEM__INIT, *pointer = &item;
-
-    item.kind = kind;
-    item.chunk = chunk;
-    item.has_generation = generation != 0;
-    item.generation = generation;
-    message.attempt = attempt;
-    message.n_items = 1;
-    message.items = &pointer;
-    ask(session, CISTERN__MSG_TYPE__MSG_BATCH, &message.base);
-    engine();
-}
-
-static void ask_step(unsigned session, uint64_t attempt)
-{
-    Cistern__Step message = CISTERN__STEP__INIT;
-    Cistern__Hyper hyper = CISTERN__HYPER__INIT;
-
-    hyper.lr = hyper.grad_scale = 1.0f;
-    hyper.eps = 1e-8f;
-    message.attempt = attempt;
-    message.hyper = &hyper;
-    ask(session, CISTERN__MSG_TYPE__MSG_STEP, &message.base);
-}
-
-static void use_tensors(unsigned session)
-{
-    Cistern__LayoutGet layout = CISTERN__LAYOUT_GET__INIT;
-    Cistern__PoolGet pool = CISTERN__POOL_GET__INIT;
-    Cistern__StagingGet staging = CISTERN__STAGING_GET__INIT;
-    Cistern__TensorIo io = CISTERN__TENSOR_IO__INIT;
-
-    ask(session, CISTERN__MSG_TYPE__MSG_LAYOUT, &layout.base);
-    ask(session, CISTERN__MSG_TYPE__MSG_POOL, &pool.base);
-    staging.bytes = 65536;
-    ask(session, CISTERN__MSG_TYPE__MSG_STAGING, &staging.base);
-    engine();
-    io.row = CISTERN__TENSOR_IO__ROW__MASTER;
-    io.n_elems = ELEMS;
-    ask(session, CISTERN__MSG_TYPE__MSG_TENSOR_WRITE, &io.base);
-    ask(session, CISTERN__MSG_TYPE__MSG_TENSOR_READ, &io.base);
-    engine();
-}
-
-/* Generations count up over all ranks: two for each chunk and rank. */
-static void train(uint64_t attempt, uint64_t *generation)
-{
-    for (uint32_t c = 0; c < N_CHUNKS; c++) {
-        for (unsigned s = 0; s < 2; s++) {
-            batch(s, attempt, CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT, c, 0);
-            batch(s, attempt, CISTERN__BATCH_ITEM__KIND__FETCH_GRAD, c, 0);
-            batch(s, attempt, CISTERN__BATCH_ITEM__KIND__RELEASE, c, ++*generation);
-            batch(s, attempt, CISTERN__BATCH_ITEM__KIND__REDUCE_SCATTER, c, ++*generation);
-        }
-    }
-    ask_step(0, attempt);
-    ask_step(1, attempt);
-    engine();
-}
-
-static void look(void)
-{
-    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
-    Cistern__Explain explain = CISTERN__EXPLAIN__INIT;
-    Cistern__JobListGet list = CISTERN__JOB_LIST_GET__INIT;
-
-    name.name = explain.job = (char *)(uintptr_t) "j";
-    explain.tensor = (char *)(uintptr_t) "t1";
-    ask(0, CISTERN__MSG_TYPE__MSG_STAT, NULL);
-    ask(0, CISTERN__MSG_TYPE__MSG_JOB_LIST, &list.base);
-    ask(0, CISTERN__MSG_TYPE__MSG_JOB_INFO, &name.base);
-    ask(0, CISTERN__MSG_TYPE__MSG_EXPLAIN, &explain.base);
-}
-
-static void write_session(void)
-{
-    Cistern__Cancel cancel = CISTERN__CANCEL__INIT;
-    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
-    uint64_t generation = 0;
-
-    open_job(0);
-    open_job(1);
-    engine();
-    use_tensors(0);
-    ask(0, CISTERN__MSG_TYPE__MSG_SYNC, NULL);
-    ask(1, CISTERN__MSG_TYPE__MSG_SYNC, NULL);
-    engine();
-    train(1, &generation);
-    step(FUZZ_KILL);
-    engine();
-    train(1, &generation);
-    look();
-    step(FUZZ_CLOSE);
-    put(1);
-    open_job(1);
-    ask(0, CISTERN__MSG_TYPE__MSG_SYNC, NULL);
-    cancel.request = 60;
-    ask(0, CISTERN__MSG_TYPE__MSG_CANCEL, &cancel.base);
-    ask(1, CISTERN__MSG_TYPE__MSG_SYNC, NULL);
-    train(2, &generation);
-    ask(0, CISTERN__MSG_TYPE__MSG_LEAVE, NULL);
-    name.name = (char *)(uintptr_t) "j";
-    ask(1, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base);
-}
-
-/* -- replaying ------------------------------------------------------------------------------ */
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return *state * 0x2545f4914f6cdd1dull;
-}
-
-/* Up to eight bytes changed, or a stretch of steps left out. */
-static void replay_damaged(uint64_t *state)
-{
-    static uint8_t copy[sizeof script];
-    size_t from = steps[next_random(state) % n_steps], to = steps[next_random(state) % n_steps];
-    size_t n = n_script;
-
-    memcpy(copy, script, n_script);
-    if (from < to && next_random(state) % 2 == 0) {
-        memmove(copy + from, copy + to, n_script - to);
+    memcpy(copy, input, n);
+    if (from < to && next_random() % 2 == 0) {
+        memmove(copy + from, copy + to, n - to);
         n -= to - from;
     }
-    for (uint64_t i = next_random(state) % 8; i > 0; i--) {
-        copy[next_random(state) % n] = (uint8_t)next_random(state);
+    for (uint64_t i = next_random() % 8; i > 0; i--) {
+        copy[next_random() % n] = (uint8_t)next_random();
     }
-    (void)LLVMFuzzerTestOneInput(copy, n);
+    run(copy, n);
 }
 
-static int write_seed(const char *path)
+/* Run the target on the @n bytes in input and on what can become of them, @scale times as often. */
+static void run_all(size_t n, size_t scale)
 {
-    FILE *file = fopen(path, "we");
+    run(input, n);
+    for (size_t i = 0; n > 0 && i < scale * N_CUTS; i++) {
+        run(input, n * i / (scale * N_CUTS));
+    }
+    for (size_t i = 0; n > 0 && i < scale * N_DAMAGED; i++) {
+        run_damaged(n);
+    }
+}
 
-    if (file == NULL || fwrite(script, 1, n_script, file) != n_script || fclose(file) != 0) {
+static size_t read_file(const char *path)
+{
+    FILE *file = fopen(path, "rbe");
+    size_t n = file != NULL ? fread(input, 1, sizeof input, file) : 0;
+
+    fuzz_must(file != NULL && ferror(file) == 0, path);
+    (void)fclose(file);
+    return n;
+}
+
+static unsigned run_corpus(void)
+{
+    const char *top = getenv("srcdir");
+    char dir[PATH_MAX / 2], path[PATH_MAX];
+    struct dirent *entry;
+    unsigned n = 0;
+    DIR *open;
+
+    (void)snprintf(dir, sizeof dir, "%s/tests/fuzz/corpus/%s", top != NULL ? top : ".", fuzz_name);
+    open = opendir(dir);
+    fuzz_must(open != NULL, dir);
+    while ((entry = readdir(open)) != NULL) {
+        if (entry->d_name[0] != '.') {
+            (void)snprintf(path, sizeof path, "%s/%s", dir, entry->d_name);
+            run_all(read_file(path), 1);
+            n++;
+        }
+    }
+    (void)closedir(open);
+    return n;
+}
+
+static int write_seed(const char *path, size_t n)
+{
+    FILE *file = fopen(path, "wbe");
+
+    if (file == NULL || fwrite(input, 1, n, file) != n || fclose(file) != 0) {
         perror(path);
         return EXIT_FAILURE;
     }
@@ -254,19 +110,17 @@ static int write_seed(const char *path)
 int main(int argc, char **argv)
 {
     const char *given = getenv("FUZZ_SEED");
-    uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : 1, state = seed | 1;
+    uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : 1;
+    size_t n = fuzz_seed(input, sizeof input);
+    unsigned n_files;
 
-    write_session();
-    if (argc == 2) {
-        return write_seed(argv[1]);
+    if (argc == 3 && strcmp(argv[1], "--seed") == 0) {
+        return write_seed(argv[2], n);
     }
-    (void)printf("FUZZ_SEED=%llu\n", (unsigned long long)seed);
-    (void)LLVMFuzzerTestOneInput(script, n_script);
-    for (unsigned i = 0; i < n_steps; i += 4) {
-        (void)LLVMFuzzerTestOneInput(script, steps[i]);
-    }
-    for (unsigned i = 0; i < N_DAMAGED; i++) {
-        replay_damaged(&state);
-    }
+    state = seed | 1;
+    run_all(n, 96);
+    n_files = run_corpus();
+    (void)printf("%s: %lu runs from the seed and %u files, FUZZ_SEED=%llu\n", fuzz_name, n_runs,
+                 n_files, (unsigned long long)seed);
     return EXIT_SUCCESS;
 }

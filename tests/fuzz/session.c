@@ -1,0 +1,265 @@
+#include "tests/fuzz/session.h"
+
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "proto/cistern.pb-c.h"
+#include "tests/fuzz/fake_engine.h"
+#include "tests/fuzz/fuzz.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+const char fuzz_name[] = "session";
+
+enum { BUDGET = 32 << 20, MAX_TURNS = 10000 };
+
+struct connection {
+    int sock;         /* ours; -1: the daemon has closed its end */
+    uint64_t n_asked; /* requests sent; also the last id */
+    uint64_t n_replies;
+};
+
+struct input {
+    const uint8_t *at, *end;
+};
+
+static struct cst_daemon daemon_;
+static struct cst_config config;
+static struct connection connections[FUZZ_SESSIONS];
+
+static void start(void)
+{
+    char dir[] = "/tmp/cistern-fuzz-XXXXXX";
+    struct cst_err err = {0};
+
+    cst_log_init(getenv("FUZZ_LOG") != NULL ? CST_LOG_DEBUG : (enum cst_log_level)0);
+    fuzz_must(mkdtemp(dir) != NULL, "mkdtemp");
+    cst_config_init(&config, 1ull << 30);
+    config.host_bytes = config.pool_bytes = BUDGET;
+    (void)snprintf(config.socket, sizeof config.socket, "%s/s", dir);
+    (void)snprintf(config.manager_socket, sizeof config.manager_socket, "%s/m", dir);
+    (void)snprintf(config.engine, sizeof config.engine, "/proc/self/exe");
+    fuzz_must(cst_daemon_open(&daemon_, &config, &err) == CST_OK, err.text);
+    cst_server_stop(&daemon_.server); /* nobody is to connect, and nothing to be left behind */
+    (void)rmdir(dir);
+}
+
+/* -- connections ---------------------------------------------------------------------------- */
+
+static void open_connection(unsigned i)
+{
+    struct cst_quota_account *account = NULL;
+    struct cst_err none = {0}, err = {0};
+    struct cst_peer peer;
+    int ends[2];
+
+    fuzz_must(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0,
+              "socketpair");
+    fuzz_must(cst_peer_open(&peer, ends[1]), "peer");
+    peer.uid = i == 2 ? 4711 : 4710;
+    if (i == 1) { /* its hang-up is its death */
+        cst_peer_close(&peer);
+    }
+    fuzz_must(cst_quota_open(&daemon_.quota, peer.uid, peer.groups, peer.n_groups, &account,
+                             &err) == CST_OK &&
+                  cst_quota_take(account, CST_QUOTA_SESSIONS, 1, "a connection", &err) == CST_OK,
+              err.text);
+    fuzz_must(cst_session_open(&daemon_, ends[1], &peer, account, false, &none, &err) == CST_OK,
+              err.text);
+    connections[i] = (struct connection){.sock = ends[0]};
+}
+
+static void close_connection(unsigned i)
+{
+    if (connections[i].sock >= 0) {
+        (void)close(connections[i].sock);
+        connections[i].sock = -1;
+    }
+}
+
+static void read_replies(unsigned i)
+{
+    static struct cst_frame_buf buf;
+    struct connection *c = &connections[i];
+    struct cst_frame frame;
+    int rc = CST_OK;
+
+    while (c->sock >= 0 && rc != CST_EAGAIN) {
+        rc = cst_frame_recv(c->sock, MSG_DONTWAIT, &buf, &frame, NULL);
+        if (rc == CST_OK) {
+            fuzz_must(frame.flags == CST_FRAME_REPLY, "all that comes is a reply");
+            if (frame.type == CISTERN__MSG_TYPE__MSG_ERROR) {
+                cst_log(CST_LOG_DEBUG, "connection %u, request %u: %.*s", i,
+                        (unsigned)frame.request, (int)frame.body_bytes, (const char *)frame.body);
+            }
+            cst_frame_close_fds(&frame);
+            c->n_replies++;
+        } else if (rc != CST_EAGAIN) {
+            fuzz_must(rc == CST_ECONN, "what comes is a frame");
+            close_connection(i);
+        }
+    }
+}
+
+static void check_cores(void)
+{
+    const struct cst_job *job;
+
+    TAILQ_FOREACH(job, &daemon_.jobs.living, link)
+    {
+        const char *what = job->core != NULL ? cst_core_check(job->core) : NULL;
+
+        fuzz_must(what == NULL, what);
+    }
+}
+
+static void turn(void)
+{
+    (void)uv_run(&daemon_.loop, UV_RUN_NOWAIT);
+    (void)uv_run(&daemon_.loop, UV_RUN_NOWAIT);
+    for (unsigned i = 0; i < FUZZ_SESSIONS; i++) {
+        read_replies(i);
+    }
+    check_cores();
+}
+
+/* -- steps ---------------------------------------------------------------------------------- */
+
+static unsigned take_byte(struct input *in)
+{
+    return in->at < in->end ? *in->at++ : 0;
+}
+
+static const uint8_t *take_bytes(struct input *in, size_t *n)
+{
+    const uint8_t *at;
+    size_t left;
+
+    *n = take_byte(in);
+    *n |= (size_t)take_byte(in) << 8;
+    at = in->at;
+    left = (size_t)(in->end - in->at);
+    *n = *n < left ? *n : left;
+    in->at += *n;
+    return at;
+}
+
+static void send_frame(struct input *in)
+{
+    struct connection *c = &connections[take_byte(in) % FUZZ_SESSIONS];
+    struct cst_frame frame = {.type = (uint16_t)take_byte(in)};
+    size_t n;
+
+    frame.body = take_bytes(in, &n);
+    frame.body_bytes = (uint32_t)n;
+    frame.request = c->n_asked + 1;
+    if (c->sock >= 0 && cst_frame_send(c->sock, MSG_DONTWAIT, &frame, NULL) == CST_OK) {
+        c->n_asked++;
+    }
+}
+
+static void send_raw(struct input *in)
+{
+    unsigned i = take_byte(in) % FUZZ_SESSIONS;
+    size_t n;
+    const uint8_t *bytes = take_bytes(in, &n);
+
+    /* It may be a good frame, which has a reply: a count of replies proves nothing any more. */
+    if (connections[i].sock >= 0 && send(connections[i].sock, bytes, n, MSG_DONTWAIT) >= 0) {
+        turn();
+        close_connection(i);
+    }
+}
+
+static void reopen(unsigned i)
+{
+    close_connection(i);
+    turn();
+    open_connection(i);
+}
+
+static void do_step(struct input *in)
+{
+    switch ((enum fuzz_op)(take_byte(in) % FUZZ_OPS)) {
+    case FUZZ_FRAME:
+        send_frame(in);
+        break;
+    case FUZZ_RAW:
+        send_raw(in);
+        break;
+    case FUZZ_ENGINE:
+        (void)fake_engine_turn(take_byte(in));
+        break;
+    case FUZZ_KILL:
+        fake_engine_kill();
+        break;
+    case FUZZ_CLOSE:
+        reopen(take_byte(in) % FUZZ_SESSIONS);
+        break;
+    case FUZZ_OPS:
+        break;
+    }
+    turn();
+}
+
+/* -- the end -------------------------------------------------------------------------------- */
+
+static void settle(void)
+{
+    for (unsigned i = 0; i < MAX_TURNS; i++) {
+        bool moved = fake_engine_turn(0);
+
+        turn();
+        if (!moved && i > 2) {
+            return;
+        }
+    }
+    fuzz_must(false, "the engines come to rest");
+}
+
+static void empty(void)
+{
+    struct cst_err why = {.status = CST_ECANCELLED, .text = "the end"};
+    struct cst_job *job;
+
+    settle();
+    while ((job = TAILQ_FIRST(&daemon_.jobs.living)) != NULL) {
+        cst_job_remove(job, 0, &why);
+    }
+    settle();
+    for (unsigned i = 0; i < FUZZ_SESSIONS; i++) {
+        fuzz_must(connections[i].sock < 0 || connections[i].n_replies == connections[i].n_asked,
+                  "every request has one reply");
+        close_connection(i);
+    }
+    settle();
+    fuzz_must(daemon_.server.n_sessions == 0, "no session is left");
+    fuzz_must(TAILQ_EMPTY(&daemon_.jobs.closing) && daemon_.jobs.n == 0, "no job is left");
+    fuzz_must(daemon_.host.used == 0 && daemon_.pool.used == 0, "no memory is left");
+    fuzz_must(LIST_EMPTY(&daemon_.quota.accounts), "no account is left");
+    fuzz_must(TAILQ_EMPTY(&daemon_.engines.segments), "no segment is left");
+    fuzz_must(daemon_.engines.v[0].commands.n == 0, "no command is left");
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    static bool started;
+    struct input in = {.at = data, .end = data + n};
+
+    if (!started) {
+        start();
+        started = true;
+    }
+    for (unsigned i = 0; i < FUZZ_SESSIONS; i++) {
+        open_connection(i);
+    }
+    settle();
+    while (in.at < in.end) {
+        do_step(&in);
+    }
+    empty();
+    return 0;
+}
