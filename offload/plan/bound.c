@@ -62,14 +62,61 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_tr
                                         over(others, sum_update(&s->rates) + s->n_rooms * through));
 }
 
-/* How often a weight comes up in a step: once because it is new, and in each further pass unless it
- * is still in a block. */
-static double loads(const struct cst_search *s, const struct cst_plan_try *try, double host_bytes)
-{
-    double cached = host_bytes > 0 ? (double)try->pool_bytes / host_bytes : 1;
+/* Elements of the chunks whose weights have no home on a device. */
+struct elements {
+    double states;          /* that are updated */
+    double trained, frozen; /* that each pass uses: not experts, which may be idle, nor what no
+                             * operator uses */
+};
 
-    cached = cached < 1 ? cached : 1;
-    return 1 + (2.0 * s->config->micro_batches - 1) * (1 - cached);
+static bool is_in_each_pass(const struct cst_layout_chunk *chunk)
+{
+    return chunk->n_uses > 0 && !cst_pattern(chunk->pattern)->sparse;
+}
+
+static struct elements count_elements(const struct cst_plan_try *try,
+                                      const struct cst_layout *layout)
+{
+    struct elements n = {0};
+
+    for (uint32_t c = try->n_device; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+        double elems = (double)chunk->n_elems;
+        bool trains = cst_pattern(chunk->pattern)->has_states;
+
+        n.states += trains ? elems : 0;
+        n.trained += trains && is_in_each_pass(chunk) ? elems : 0;
+        n.frozen += !trains && is_in_each_pass(chunk) ? elems : 0;
+    }
+    return n;
+}
+
+/* Bytes of weights that come up in a step at least. A pass finds no more weights in blocks than the
+ * pool holds; the first pass of a step finds frozen weights alone, since the others are new. */
+static double loaded_bytes(const struct cst_search *s, const struct cst_plan_try *try,
+                           const struct elements *n)
+{
+    double pool = (double)try->pool_bytes, all = 2 * (n->trained + n->frozen);
+    double first = 2 * n->trained + most(2 * n->frozen - pool, 0);
+
+    return first + (2.0 * s->config->micro_batches - 1) * most(all - pool, 0);
+}
+
+/* Elements that devices update, of chunks that are at home there; *weights: all elements that are.
+ */
+static double on_devices(const struct cst_plan_try *try, const struct cst_layout *layout,
+                         double *weights)
+{
+    double updated = 0;
+
+    *weights = 0;
+    for (uint32_t c = 0; c < try->n_device; c++) {
+        double elems = (double)layout->chunks[c].n_elems;
+
+        *weights += elems;
+        updated += cst_pattern(layout->chunks[c].pattern)->has_states ? elems : 0;
+    }
+    return updated;
 }
 
 static void add_up(const struct cst_search *s, const struct cst_plan_try *try,
@@ -77,40 +124,28 @@ static void add_up(const struct cst_search *s, const struct cst_plan_try *try,
 {
     const struct cst_rates_device *d = &s->rates.devices[0];
     const struct cst_rates_node *n = &s->rates.nodes[0];
-    double host = 0, trained = 0, on_device = 0, updated = 0, frozen = 0, n_down;
+    struct elements elements = count_elements(try, layout);
+    double at_home, updated = on_devices(try, layout, &at_home);
+    double loaded, n_down = try->once ? 1 : s->config->micro_batches;
 
-    for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        double elems = (double)layout->chunks[c].n_elems;
-
-        bool trains = cst_pattern(layout->chunks[c].pattern)->has_states;
-
-        if (c < try->n_device) {
-            on_device += elems;
-            updated += trains ? elems : 0;
-        } else if (!trains) {
-            frozen += elems;
-        } else {
-            trained += elems;
-        }
-    }
-    host = trained + frozen;
-    n_down = try->once ? 1 : s->config->micro_batches;
     if (s->stands_for == 1 && s->world > 1) { /* what a rank holds of it is not known here */
-        host = 0;
-        n_down = 0;
+        elements.trained = elements.frozen = 0;
     }
-    w->up = over(2 * host * loads(s, try, 2 * host), d->up);
-    w->down = over(layout->grad_bytes * trained * n_down / s->world, d->down); /* the sum */
-    w->peer = over(2 * on_device * (1 - 1.0 / s->world), d->peer > 0 ? d->peer : d->up);
-    w->update = over(trained, update_rate(s, try));
+    loaded = loaded_bytes(s, try, &elements);
+    w->up = over(loaded, d->up);
+    w->down =
+        over(layout->grad_bytes * elements.trained * n_down / s->world, d->down); /* the sum */
+    w->peer = over(2 * at_home * (1 - 1.0 / s->world), d->peer > 0 ? d->peer : d->up);
+    w->update = over(elements.states, update_rate(s, try));
     w->device_update = over(updated / s->world, d->update);
     if (s->host) { /* updates may make sums in their pass */
         double ranks = s->world;
 
-        w->copy = over(2 * host * loads(s, try, 2 * host) * ranks, n->copy);
-        w->reduce = s->config->overlap == CST_OVERLAP_EARLY
-                        ? 0
-                        : over(trained * n_down * (2 * ranks + layout->grad_bytes) / 6, n->reduce);
+        w->copy = over(loaded * ranks, n->copy);
+        w->reduce =
+            s->config->overlap == CST_OVERLAP_EARLY
+                ? 0
+                : over(elements.trained * n_down * (2 * ranks + layout->grad_bytes) / 6, n->reduce);
         w->up = w->down = 0;
     }
     w->disk = over((double)try->disk_bytes, s->rates.disk_read) +
