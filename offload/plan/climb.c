@@ -150,8 +150,7 @@ static void sort(struct cst_search *s)
     }
 }
 
-/* The promising ones, until half of the events are used up; those of well-known capacities at any
- * price. */
+/* The promising ones, until half of the events are used up. */
 int cst_search_replay(struct cst_search *s)
 {
     uint64_t keep = s->events_left / 2;
@@ -159,9 +158,6 @@ int cst_search_replay(struct cst_search *s)
 
     if (s->n_tries > 0) {
         sort(s);
-    }
-    for (uint32_t i = 0; i < s->n_tries && rc == CST_OK && !s->splits; i++) {
-        rc = s->tries[i].known && s->tries[i].state_room == 0 ? replay(s, i, false) : CST_OK;
     }
     for (uint32_t i = 0; i < s->n_tries && rc == CST_OK; i++) {
         if (s->best != NONE && s->events_left < keep) {
@@ -377,7 +373,7 @@ static int climb_capacity(struct cst_search *s, const struct cst_plan_try *from)
         try.state_room = from->state_room;
         try.device_states = from->device_states;
         try.holds = from->holds;
-        try.wide = from->wide;
+        try.first_class = from->first_class < layout.n_classes ? from->first_class : 0;
         try.once = from->once;
         try.n_through = from->n_through < layout.n_classes ? from->n_through : layout.n_classes;
         try.depth = from->depth;

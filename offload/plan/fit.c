@@ -250,11 +250,8 @@ static void fit_blocks(const struct cst_search *s, struct cst_plan_try *try,
     room -= needed < room ? needed : room;
     left = left_on_host(s, layout, needed);
     room = room < left ? room : left;
-    for (uint32_t i = 1; try->wide && i < layout->n_classes; i++) {
-        add_blocks(try, layout, i, &room);
-    }
     for (uint32_t i = 0; i < layout->n_classes; i++) {
-        add_blocks(try, layout, i, &room);
+        add_blocks(try, layout, (try->first_class + i) % layout->n_classes, &room);
     }
     try->pool_bytes = 0;
     for (uint32_t i = 0; i < layout->n_classes; i++) {

@@ -19,14 +19,14 @@ struct cst_plan_try {
     /* knobs */
     uint64_t sizes[CST_LAYOUT_MAX_CLASSES]; /* capacities */
     uint32_t n_sizes;
-    uint64_t state_room;    /* bytes of a device that states may take */
-    uint64_t block_room;    /* bytes of a device that blocks may take; UINT64_MAX: what is left */
-    bool wide;              /* further classes get blocks before the first one */
-    bool once;              /* one reduction of all micro-batches */
+    uint64_t state_room; /* bytes of a device that states may take */
+    uint64_t block_room; /* bytes of a device that blocks may take; UINT64_MAX: what is left */
+    uint32_t
+        first_class; /* this size class gets blocks first, then those after it, then class 0 on */
+    bool once;       /* one reduction of all micro-batches */
     uint32_t n_through;     /* classes whose chunks fit a room, where that is chosen; 0: no room */
     bool holds;             /* such a room keeps gradients, too, which then need not come up */
     uint64_t device_states; /* bytes of each rank's accelerator for states that stay there */
-    bool known;             /* of a capacity that people take without thinking: 16, 32 or 64 MiB */
     uint32_t depth;         /* of prefetch, 0: as deep as blocks allow */
     enum cst_core_eviction eviction;
     /* what fits */

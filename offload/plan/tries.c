@@ -11,14 +11,10 @@
 #define MIN_SITES 6
 #define MAX_WORK (16u << 20) /* tensors and uses looked at, over all of them */
 #define LEAST_LAYOUTS 100    /* with states that stay on accelerators, however large the model is */
-#define MIB_ELEMS (1u << 19) /* of weights */
-
-static const uint32_t known_mib[] = {16, 32, 64};
-#define N_KNOWN (sizeof known_mib / sizeof known_mib[0])
 
 static bool same_knobs(const struct cst_plan_try *a, const struct cst_plan_try *b)
 {
-    return memcmp(a->sizes, b->sizes, sizeof a->sizes) == 0 && a->wide == b->wide &&
+    return memcmp(a->sizes, b->sizes, sizeof a->sizes) == 0 && a->first_class == b->first_class &&
            a->once == b->once && a->depth == b->depth && a->eviction == b->eviction &&
            memcmp(a->n_blocks, b->n_blocks, sizeof a->n_blocks) == 0 &&
            a->n_device == b->n_device && a->update_room == b->update_room &&
@@ -34,7 +30,6 @@ int cst_search_add(struct cst_search *s, struct cst_plan_try try, const struct c
     }
     for (uint32_t i = 0; i < s->n_tries; i++) {
         if (same_knobs(&s->tries[i], &try)) {
-            s->tries[i].known = s->tries[i].known || try.known;
             *number = i;
             return CST_OK;
         }
@@ -96,9 +91,6 @@ int cst_search_find(struct cst_search *s, uint64_t elems, struct cst_plan_try *t
     int rc;
 
     *try = start(s, elems);
-    for (uint32_t i = 0; i < N_KNOWN; i++) {
-        try->known = try->known || elems == known_mib[i] * (uint64_t)MIB_ELEMS;
-    }
     *found = false;
     if (cst_search_stops(s)) {
         return CST_OK;
@@ -148,16 +140,15 @@ static int add_shares(struct cst_search *s, const struct cst_plan_try *site,
     bool once = s->config->micro_batches > 1 && !s->config->runtime_only;
     int rc = CST_OK;
 
-    for (uint32_t i = 0; i < n_states * 4 && rc == CST_OK; i++) {
+    for (uint32_t i = 0; i < n_states * (once ? 2 : 1); i++) {
         struct cst_plan_try try = *site;
 
-        try.state_room = part_for_states(s, layout, eighths[i / 4]);
-        try.wide = (i & 1) != 0;
-        try.once = (i & 2) != 0;
-        if ((try.wide && layout->n_classes == 1) || (try.once && !once)) {
-            continue;
+        try.state_room = part_for_states(s, layout, eighths[i % n_states]);
+        try.once = i >= n_states;
+        for (uint32_t c = 0; c < layout->n_classes && rc == CST_OK; c++) {
+            try.first_class = c;
+            rc = cst_search_add(s, try, layout, &number);
         }
-        rc = cst_search_add(s, try, layout, &number);
     }
     return rc;
 }
@@ -219,9 +210,8 @@ static uint32_t count_sites(const struct cst_search *s)
     return n < MIN_SITES ? MIN_SITES : n < MAX_SITES ? (uint32_t)n : MAX_SITES;
 }
 
-/* Geometric steps from the smallest chunks that make sense to one chunk for all, and well-known
- * sizes. Where layouts are dear and there is a plan without states that stay on accelerators, its
- * capacity alone. */
+/* Geometric steps from the smallest chunks that make sense to one chunk for all. Where layouts are
+ * dear and there is a plan without states that stay on accelerators, its capacity alone. */
 int cst_search_list(struct cst_search *s)
 {
     const struct cst_model *model = s->config->model;
@@ -239,9 +229,6 @@ int cst_search_list(struct cst_search *s)
     }
     high = high < CST_LAYOUT_MAX_CHUNK_ELEMS ? high : CST_LAYOUT_MAX_CHUNK_ELEMS;
     rc = try_capacity(s, 0);
-    for (uint32_t i = 0; i < N_KNOWN && rc == CST_OK; i++) {
-        rc = try_capacity(s, known_mib[i] * (uint64_t)MIB_ELEMS);
-    }
     ratio = low < high ? pow((double)high / (double)low, 1.0 / (n > 0 ? n : 1)) : 1;
     for (uint32_t i = 0; i <= n && rc == CST_OK; i++) {
         double at = (double)low * pow(ratio, i);
