@@ -6,6 +6,8 @@
 #define MIB_ELEMS (1u << 19) /* of weights */
 #define CANDIDATES 8         /* capacities that the rule tries */
 
+const uint32_t rule_in_turn[CST_LAYOUT_MAX_CLASSES] = {0, 1, 2, 3};
+
 static uint64_t room_of(const struct cst_plan_config *config)
 {
     const struct cst_plan_budget *b = config->budget;
@@ -31,9 +33,10 @@ static struct cst_layout_config layout_config(const struct cst_plan_config *conf
                                       .max_classes = max_classes};
 }
 
-/* What a pool must have, then as much of the first class as fits, then of the others. */
-static int fill_blocks(const struct cst_layout *layout, uint64_t room, uint32_t most,
-                       struct cst_plan_choice *out, struct cst_err *err)
+/* What a pool must have, then as many blocks as fit of the classes in @order. */
+static int fill_blocks(const struct cst_layout *layout, uint64_t room,
+                       const uint32_t order[CST_LAYOUT_MAX_CLASSES], struct cst_plan_choice *out,
+                       struct cst_err *err)
 {
     uint64_t needed = 0;
 
@@ -45,12 +48,16 @@ static int fill_blocks(const struct cst_layout *layout, uint64_t room, uint32_t 
         return cst_err_set(err, CST_EPOOL, "a pool too small");
     }
     room -= needed;
-    for (uint32_t i = 0; i < layout->n_classes; i++) {
-        uint64_t bytes = 2 * layout->classes[i].capacity, n = room / bytes;
-        uint32_t max = layout->classes[i].max_blocks < most ? layout->classes[i].max_blocks : most;
-        uint64_t more = max > out->n_blocks[i] ? max - out->n_blocks[i] : 0;
+    for (uint32_t k = 0; k < CST_LAYOUT_MAX_CLASSES; k++) {
+        uint32_t i = order[k];
+        uint64_t bytes, n, more;
 
-        n = n < more ? n : more;
+        if (i >= layout->n_classes) {
+            continue;
+        }
+        bytes = 2 * layout->classes[i].capacity;
+        more = layout->classes[i].max_blocks - out->n_blocks[i];
+        n = room / bytes < more ? room / bytes : more;
         out->n_blocks[i] += (uint32_t)n;
         room -= n * bytes;
     }
@@ -73,10 +80,11 @@ static void describe(const struct cst_plan_config *config, const struct cst_layo
     out->reduce_each = config->micro_batches > 1;
 }
 
-int rule_fixed(const struct cst_plan_config *config, uint32_t mib, struct cst_plan_choice *out,
-               struct cst_err *err)
+int rule_capacity(const struct cst_plan_config *config, uint64_t elems,
+                  const uint32_t order[CST_LAYOUT_MAX_CLASSES], struct cst_plan_choice *out,
+                  struct cst_err *err)
 {
-    struct cst_layout_config lc = layout_config(config, mib * (uint64_t)MIB_ELEMS, 4);
+    struct cst_layout_config lc = layout_config(config, elems, CST_LAYOUT_MAX_CLASSES);
     struct cst_plan_choice choice = {0};
     struct cst_layout layout;
     int rc = cst_layout_build(&layout, config->model, &lc, err);
@@ -85,7 +93,7 @@ int rule_fixed(const struct cst_plan_config *config, uint32_t mib, struct cst_pl
         return rc;
     }
     describe(config, &layout, &choice);
-    rc = fill_blocks(&layout, room_of(config), UINT32_MAX, &choice, err);
+    rc = fill_blocks(&layout, room_of(config), order, &choice, err);
     cst_layout_close(&layout);
     if (rc == CST_OK) {
         *out = choice;
@@ -278,7 +286,7 @@ int rule_elixir(const struct cst_plan_config *config, struct cst_plan_choice *ou
     first = first < least * block ? least * block : first;
     first = first < room ? first : room;
     choice.state_bytes = place_states(config, &layout, room - first, &choice);
-    rc = fill_blocks(&layout, room - choice.state_bytes, UINT32_MAX, &choice, err);
+    rc = fill_blocks(&layout, room - choice.state_bytes, rule_in_turn, &choice, err);
     cst_layout_close(&layout);
     if (rc != CST_OK) {
         free(choice.device_rows);

@@ -1,14 +1,20 @@
-/* How others choose, to compare plans with: fixed capacities, and Elixir's threshold rule as its
- * code has it. Each fills in what a plan would say, so that cst_plan_replay can play it. */
+/* How others choose, to compare plans with: a capacity that somebody names, and Elixir's threshold
+ * rule as its code has it. Each fills in what a plan would say, so that cst_plan_replay can play
+ * it. */
 #ifndef PLAN_RULES_H
 #define PLAN_RULES_H
 
 #include "offload/plan/plan.h"
 
-/* Chunks of @mib MiB of weights (larger tensors in classes of their own), the whole device for
- * blocks. CST_EPOOL and others where that cannot be. */
-int rule_fixed(const struct cst_plan_config *config, uint32_t mib, struct cst_plan_choice *out,
-               struct cst_err *err);
+/* Size classes in the order of their numbers. */
+extern const uint32_t rule_in_turn[CST_LAYOUT_MAX_CLASSES];
+
+/* Chunks of @elems elements, larger tensors in classes of their own, and the whole device for
+ * blocks: those that must be, then as many as fit of each class in @order (a permutation of the
+ * class numbers). CST_EPOOL and the statuses of cst_layout_build where that cannot be. */
+int rule_capacity(const struct cst_plan_config *config, uint64_t elems,
+                  const uint32_t order[CST_LAYOUT_MAX_CLASSES], struct cst_plan_choice *out,
+                  struct cst_err *err);
 
 /* Elixir (hpcaitech/Elixir, 2023): one capacity C for all, from 32 MiB, doubled until the largest
  * parameter fits, up to three times that: the one with the least C x moves(C, B), moves being
