@@ -37,6 +37,7 @@ void cst_commit_break(struct cst_job *job, const struct cst_err *why)
         }
     }
     (void)uv_timer_stop(&job->deadline);
+    cst_planner_cancel(job);
 }
 
 /* -- answers -------------------------------------------------------------------------------- */

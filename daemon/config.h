@@ -51,6 +51,7 @@ struct cst_config {
     uint32_t interleave;               /* [plan] interleave: k of all jobs with rooms, 0: none;
                                           CST_CONFIG_INTERLEAVE_AUTO: chosen */
     bool plan_search;                  /* [plan] search: for jobs that leave the choice */
+    uint32_t search_time_s;            /* [plan] search_time: longest that a search runs, s */
     uint32_t ttl_s;                    /* [job] ttl: a job without worker is removed after it; s */
     uint32_t timeout_s;                /* [job] timeout: longest wait for other ranks; s */
     uint32_t max_jobs;                 /* [job] max_jobs */

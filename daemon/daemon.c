@@ -187,6 +187,7 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
         goto err_after_loop;
     }
     daemon->engines.on_timed = cst_drive_timed;
+    cst_searches_init(&daemon->searches, &daemon->loop, &daemon->later, config->search_time_s);
     rc = cst_server_open(&daemon->server, daemon, err);
     if (rc != CST_OK) {
         goto err_after_engines;

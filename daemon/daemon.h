@@ -13,6 +13,7 @@
 #include "daemon/pending.h"
 #include "daemon/planner.h"
 #include "daemon/quota.h"
+#include "daemon/searches.h"
 #include "daemon/server.h"
 #include "daemon/unpack.h"
 #include "offload/core.h"
@@ -29,6 +30,7 @@ struct cst_daemon {
     struct cst_engines engines;
     struct cst_gpus gpus;
     struct cst_planner planner;
+    struct cst_searches searches; /* of plans, under way */
     struct cst_server server; /* listeners and sessions */
     struct cst_jobs jobs;
     struct cst_pendings requests;

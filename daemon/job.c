@@ -271,6 +271,7 @@ void cst_job_remove(struct cst_job *job, uint64_t remover, const struct cst_err 
     job->state = CST_JOB_CLOSING;
     job->closing = *why;
     job->remover = remover;
+    cst_planner_cancel(job);
     TAILQ_REMOVE(&job->daemon->jobs.living, job, link);
     job->daemon->jobs.n--;
     cst_quota_give(job->account, CST_QUOTA_JOBS, 1);

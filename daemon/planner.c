@@ -2,6 +2,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/log.h"
+#include "daemon/searches.h"
 #include "daemon/share.h"
 
 #include <inttypes.h>
@@ -11,22 +12,24 @@
 
 enum { MAX_EVENTS = 200000 }; /* of the core, in one search: less than a second, seconds at worst */
 
+#define STOPPED "the search was stopped after [plan] search_time"
+
 #define HOST_FLOPS_PER_CORE 16e9 /* where nobody says: what a plain bf16 product reaches */
 #define GPU_FLOPS 100e12
 
-/* A search under way; it refers to the job by number, since that may go meanwhile. */
-struct search {
-    uv_work_t work;
-    struct cst_daemon *daemon;
-    uint64_t job;    /* serial */
-    uint64_t ticket; /* of the job's plan */
-    cst_planner_fn done;
-    struct cst_model model; /* a copy */
+/* A search that waits for its turn, or runs. What it asks is taken from the job when its turn has
+ * come. */
+struct cst_plan_search {
+    struct cst_search_task task;
+    struct cst_job *job;    /* NULL: the search was cancelled, the job may be gone */
+    cst_planner_fn done;    /* NULL: nobody waits for it */
+    struct cst_model model; /* a copy of the job's */
     struct cst_rates rates;
     struct cst_plan_budget budget;
     struct cst_plan_config config;
     bool flops_known;
     bool depth_only;               /* after drift: the rest of choice is given */
+    bool stopped;                  /* it had no time to look at all plans */
     bool full;                     /* nothing is left of an accelerator: no room, no states there */
     struct cst_plan_choice choice; /* result */
     struct cst_replay_result predicted;
@@ -40,7 +43,7 @@ struct search {
 /* -- the question ----------------------------------------------------------------------------- */
 
 /* The device of rank 0 stands for all. */
-static void choose_device(const struct cst_job *job, struct search *s)
+static void choose_device(const struct cst_job *job, struct cst_plan_search *s)
 {
     const struct cst_gpu *gpu = job->workers[0].gpu;
     struct cst_rates *rates = &s->rates;
@@ -56,7 +59,7 @@ static void choose_device(const struct cst_job *job, struct search *s)
 }
 
 /* So do its wishes for accelerators, which are the ranks' own or, beside the host, take turns. */
-static void choose_rooms(const struct cst_job *job, struct search *s)
+static void choose_rooms(const struct cst_job *job, struct cst_plan_search *s)
 {
     const struct cst_worker *worker = &job->workers[0];
     bool open = job->state == CST_JOB_DECLARING && cst_room_is_open(worker);
@@ -166,20 +169,21 @@ static void fill_budget(const struct cst_job *job, struct cst_plan_budget *out)
     }
 }
 
-static int open_search(struct search **out, struct cst_job *job, struct cst_err *err)
+static bool stops(void *arg)
 {
-    struct cst_daemon *daemon = job->daemon;
-    struct search *s = calloc(1, sizeof *s);
-    int rc;
+    const struct cst_plan_search *s = arg;
 
-    if (s == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a plan");
-    }
-    cst_model_init(&s->model);
-    rc = copy_model(&s->model, &job->model, err);
+    return cst_search_task_stops(&s->task);
+}
+
+/* The question, from the job as it is now. */
+static int ask(struct cst_plan_search *s)
+{
+    const struct cst_job *job = s->job;
+    struct cst_daemon *daemon = job->daemon;
+    int rc = copy_model(&s->model, &job->model, &s->err);
+
     if (rc != CST_OK) {
-        cst_model_close(&s->model);
-        free(s);
         return rc;
     }
     cst_planner_rates_nodes(daemon, &s->rates);
@@ -197,20 +201,22 @@ static int open_search(struct search **out, struct cst_job *job, struct cst_err 
         cst_memory_worker_copies(daemon, job->workers[0].gpu, &s->config.states);
     s->config.runtime_only = true;
     s->config.max_events = MAX_EVENTS;
-    s->daemon = daemon;
-    s->job = job->serial;
-    s->work.data = s;
-    *out = s;
+    s->config.stop = stops;
+    s->config.stop_arg = s;
+    if (s->depth_only) {
+        cst_planner_rates_overlay(daemon, &s->rates);
+        s->choice = job->plan.choice;
+    }
     return CST_OK;
 }
 
-static void close_search(struct search *s)
+static void close_search(struct cst_plan_search *s)
 {
     cst_model_close(&s->model);
     free(s);
 }
 
-static void search_all(struct search *s)
+static void search_all(struct cst_plan_search *s)
 {
     struct cst_plans plans;
 
@@ -220,14 +226,16 @@ static void search_all(struct search *s)
         s->choice.device_rows = s->choice.disk_rows = NULL;
         s->predicted = plans.best.predicted;
         s->n_candidates = plans.n_candidates;
+        s->stopped = plans.stopped;
         (void)snprintf(s->states_why, sizeof s->states_why, "%s",
                        s->full ? "nothing is left of an accelerator" : plans.states_why);
         cst_plans_close(&plans);
     }
 }
 
-/* The first of the depths is kept unless another one is faster. */
-static void search_depth(struct search *s)
+/* The first of the depths is kept unless another one is faster. Depths that there was no time for
+ * are not looked at. */
+static void search_depth(struct cst_plan_search *s)
 {
     const uint32_t depths[] = {s->choice.prefetch_depth, 0, 1, 2, 4, 8, CST_CORE_NO_PREFETCH};
     struct cst_plan_choice choice = s->choice;
@@ -236,6 +244,10 @@ static void search_depth(struct search *s)
     for (size_t i = 0; i < sizeof depths / sizeof *depths && s->rc == CST_OK; i++) {
         choice.prefetch_depth = depths[i];
         s->rc = cst_plan_replay(&s->config, &choice, 0, NULL, NULL, &result, &s->err);
+        if (s->rc == CST_ETIMEDOUT && i > 0) {
+            s->rc = CST_OK;
+            break;
+        }
         if (s->rc == CST_OK && (i == 0 || result.step_ns < s->predicted.step_ns)) {
             s->choice.prefetch_depth = depths[i];
             s->predicted = result;
@@ -243,10 +255,22 @@ static void search_depth(struct search *s)
     }
 }
 
-/* In a thread of libuv's: touches nothing but the search. */
-static void on_work(uv_work_t *work)
+static struct cst_plan_search *search_of(struct cst_search_task *task)
 {
-    struct search *s = work->data;
+    return cst_owner_of(task, struct cst_plan_search, task);
+}
+
+static bool on_turn(struct cst_search_task *task)
+{
+    struct cst_plan_search *s = search_of(task);
+
+    s->rc = ask(s);
+    return s->rc == CST_OK;
+}
+
+static void on_run(struct cst_search_task *task)
+{
+    struct cst_plan_search *s = search_of(task);
 
     if (s->depth_only) {
         search_depth(s);
@@ -256,19 +280,6 @@ static void on_work(uv_work_t *work)
 }
 
 /* -- what comes of it ------------------------------------------------------------------------- */
-
-static struct cst_job *find_job(struct cst_daemon *daemon, const struct search *s)
-{
-    struct cst_job *job;
-
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
-    {
-        if (job->serial == s->job && job->plan.ticket == s->ticket) {
-            return job;
-        }
-    }
-    return NULL;
-}
 
 /* Why there are no states on accelerators, where they are left to the plan. */
 static void tell_none(struct cst_job *job, const char *what, const struct cst_err *why)
@@ -280,10 +291,11 @@ static void tell_none(struct cst_job *job, const char *what, const struct cst_er
     }
 }
 
-static void take_plan(struct cst_job *job, const struct search *s)
+static void take_plan(struct cst_job *job, const struct cst_plan_search *s)
 {
     struct cst_job_plan *plan = &job->plan;
     double ms = (double)(uv_hrtime() - s->started_ns) * 1e-6;
+    const char *stopped = s->stopped ? " (" STOPPED ")" : "";
 
     if (s->rc != CST_OK) {
         cst_log(CST_LOG_INFO, "job '%s': no plan: %s", job->name, s->err.text);
@@ -300,8 +312,8 @@ static void take_plan(struct cst_job *job, const struct search *s)
                    " plans within %" PRIu64 " MiB a rank",
                    job->daemon->planner.has_file ? "of " : "", job->daemon->planner.from,
                    s->n_candidates, s->budget.device_bytes >> 20);
-    cst_log(CST_LOG_INFO, "job '%s': %s, %.0f ms; predicted step %.4g s%s", job->name, plan->words,
-            ms, (double)s->predicted.step_ns * 1e-9,
+    cst_log(CST_LOG_INFO, "job '%s': %s, %.0f ms%s; predicted step %.4g s%s", job->name,
+            plan->words, ms, stopped, (double)s->predicted.step_ns * 1e-9,
             plan->step_s > 0 ? "" : " (the workers' speed is not known)");
     memcpy(plan->states_why, s->states_why, sizeof plan->states_why);
     if (plan->states_why[0] != '\0') {
@@ -311,7 +323,7 @@ static void take_plan(struct cst_job *job, const struct search *s)
     }
 }
 
-static void take_depth(struct cst_job *job, const struct search *s)
+static void take_depth(struct cst_job *job, const struct cst_plan_search *s)
 {
     uint32_t before = job->plan.choice.prefetch_depth;
 
@@ -332,16 +344,13 @@ static void take_depth(struct cst_job *job, const struct search *s)
             (int)s->choice.prefetch_depth, (int)before);
 }
 
-static void on_worked(uv_work_t *work, int status)
+static void on_end(struct cst_search_task *task)
 {
-    struct search *s = work->data;
-    struct cst_job *job = find_job(s->daemon, s);
+    struct cst_plan_search *s = search_of(task);
+    struct cst_job *job = s->job;
 
-    if (status != 0 && s->rc == CST_OK) {
-        s->rc = cst_err_set(&s->err, CST_ECANCELLED, "cancelled");
-    }
     if (job != NULL) {
-        job->plan.searching = false;
+        job->plan.search = NULL;
         if (s->depth_only) {
             take_depth(job, s);
         } else {
@@ -352,16 +361,43 @@ static void on_worked(uv_work_t *work, int status)
     close_search(s);
 }
 
-static bool queue(struct cst_job *job, struct search *s)
+static const struct cst_search_task_ops ops = {.prepare = on_turn, .run = on_run, .end = on_end};
+
+/* @done NULL: the steps of @job have drifted. */
+static int queue(struct cst_job *job, cst_planner_fn done, struct cst_err *err)
 {
-    s->ticket = ++job->plan.ticket;
-    s->started_ns = uv_hrtime();
-    if (uv_queue_work(&job->daemon->loop, &s->work, on_work, on_worked) != 0) {
-        close_search(s);
-        return false;
+    struct cst_plan_search *s = calloc(1, sizeof *s);
+    const struct cst_model *m = &job->model;
+    int rc;
+
+    if (s == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a plan");
     }
-    job->plan.searching = true;
-    return true;
+    cst_model_init(&s->model);
+    s->job = job;
+    s->done = done;
+    s->depth_only = done == NULL;
+    s->started_ns = uv_hrtime();
+    rc = cst_searches_add(&job->daemon->searches, &s->task, &ops, job->uid,
+                          m->n_tensors + m->n_operators + m->n_uses, err);
+    if (rc != CST_OK) {
+        close_search(s);
+        return rc;
+    }
+    job->plan.search = s;
+    return CST_OK;
+}
+
+void cst_planner_cancel(struct cst_job *job)
+{
+    struct cst_plan_search *s = job->plan.search;
+
+    if (s != NULL) {
+        cst_log(CST_LOG_INFO, "job '%s': nobody waits for its plan any more", job->name);
+        job->plan.search = NULL;
+        s->job = NULL;
+        cst_search_task_cancel(&s->task);
+    }
 }
 
 /* -- asked for -------------------------------------------------------------------------------- */
@@ -386,25 +422,22 @@ static bool can_plan(const struct cst_job *job)
 bool cst_planner_start(struct cst_job *job, cst_planner_fn done)
 {
     struct cst_err err = {0};
-    struct search *s;
 
+    cst_planner_cancel(job);
     job->plan.valid = false;
-    job->plan.searching = false;
     job->plan.states_why[0] = '\0';
-    job->plan.ticket++;
     cst_room_settle(job);
     if (!can_plan(job)) {
         (void)cst_err_set(&err, CST_EUNSUPPORTED, "nothing is searched for");
         tell_none(job, "no plan", &err);
         return false;
     }
-    if (open_search(&s, job, &err) != CST_OK) {
+    if (queue(job, done, &err) != CST_OK) {
         cst_log(CST_LOG_INFO, "job '%s': no plan: %s", job->name, err.text);
         tell_none(job, "no plan", &err);
         return false;
     }
-    s->done = done;
-    return queue(job, s);
+    return true;
 }
 
 /* Rooms and states of its choice, before anything else, are what may not fit. */
@@ -434,15 +467,10 @@ bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why)
 void cst_planner_drifted(struct cst_job *job)
 {
     struct cst_err err = {0};
-    struct search *s;
 
-    if (!job->plan.valid || job->plan.searching || open_search(&s, job, &err) != CST_OK) {
-        return;
+    if (job->plan.valid && job->plan.search == NULL && queue(job, NULL, &err) != CST_OK) {
+        cst_log(CST_LOG_INFO, "job '%s': not planned again: %s", job->name, err.text);
     }
-    cst_planner_rates_overlay(job->daemon, &s->rates);
-    s->depth_only = true;
-    s->choice = job->plan.choice;
-    (void)queue(job, s);
 }
 
 /* -- explained -------------------------------------------------------------------------------- */

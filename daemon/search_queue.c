@@ -1,0 +1,154 @@
+#include "daemon/search_queue.h"
+
+#include <stdlib.h>
+
+struct cst_search_user {
+    LIST_ENTRY(cst_search_user) link;
+    uid_t uid;
+    uint64_t spent_ns;                     /* by searches that are done */
+    bool running[CST_SEARCH_SIZES];        /* one of that size is */
+    TAILQ_HEAD(, cst_search_turn) waiting; /* smallest first; of equal ones the oldest */
+};
+
+static enum cst_search_size size_of(const struct cst_search_turn *turn)
+{
+    return turn->work <= CST_SEARCH_SMALL_WORK ? CST_SEARCH_SMALL : CST_SEARCH_LARGE;
+}
+
+void cst_search_queue_init(struct cst_search_queue *queue)
+{
+    *queue = (struct cst_search_queue){0};
+    LIST_INIT(&queue->users);
+}
+
+void cst_search_queue_close(struct cst_search_queue *queue)
+{
+    while (!LIST_EMPTY(&queue->users)) {
+        struct cst_search_user *user = LIST_FIRST(&queue->users);
+
+        LIST_REMOVE(user, link);
+        free(user);
+    }
+    queue->floor_ns = 0;
+}
+
+/* An account is kept as long as any user's search waits or runs, or a user could begin a new one
+ * with each search. */
+static void close_if_idle(struct cst_search_queue *queue)
+{
+    if (queue->n_waiting == 0 && queue->n_running[CST_SEARCH_SMALL] == 0 &&
+        queue->n_running[CST_SEARCH_LARGE] == 0) {
+        cst_search_queue_close(queue);
+    }
+}
+
+static struct cst_search_user *find_user(struct cst_search_queue *queue, uid_t uid)
+{
+    struct cst_search_user *user;
+
+    LIST_FOREACH(user, &queue->users, link)
+    {
+        if (user->uid == uid) {
+            return user;
+        }
+    }
+    user = calloc(1, sizeof *user);
+    if (user != NULL) {
+        user->uid = uid;
+        user->spent_ns = queue->floor_ns;
+        TAILQ_INIT(&user->waiting);
+        LIST_INSERT_HEAD(&queue->users, user, link);
+    }
+    return user;
+}
+
+int cst_search_queue_add(struct cst_search_queue *queue, struct cst_search_turn *turn, uid_t uid,
+                         uint64_t work, struct cst_err *err)
+{
+    struct cst_search_user *user = find_user(queue, uid);
+    struct cst_search_turn *other;
+
+    if (user == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a plan");
+    }
+    *turn = (struct cst_search_turn){.user = user, .work = work};
+    TAILQ_FOREACH(other, &user->waiting, link)
+    {
+        if (other->work > work) {
+            break;
+        }
+    }
+    if (other != NULL) {
+        TAILQ_INSERT_BEFORE(other, turn, link);
+    } else {
+        TAILQ_INSERT_TAIL(&user->waiting, turn, link);
+    }
+    queue->n_waiting++;
+    return CST_OK;
+}
+
+/* The smallest search of @user that may run now; NULL: none. */
+static struct cst_search_turn *first_of(const struct cst_search_queue *queue,
+                                        const struct cst_search_user *user)
+{
+    struct cst_search_turn *turn;
+
+    TAILQ_FOREACH(turn, &user->waiting, link)
+    {
+        enum cst_search_size size = size_of(turn);
+
+        if (!user->running[size] && queue->n_running[size] < CST_SEARCH_THREADS) {
+            return turn;
+        }
+    }
+    return NULL;
+}
+
+static bool goes_before(const struct cst_search_turn *a, const struct cst_search_turn *b)
+{
+    if (b == NULL || a->user->spent_ns != b->user->spent_ns) {
+        return b == NULL || a->user->spent_ns < b->user->spent_ns;
+    }
+    return a->work < b->work;
+}
+
+struct cst_search_turn *cst_search_queue_next(struct cst_search_queue *queue)
+{
+    struct cst_search_turn *best = NULL;
+    struct cst_search_user *user;
+
+    LIST_FOREACH(user, &queue->users, link)
+    {
+        struct cst_search_turn *turn = first_of(queue, user);
+
+        best = turn != NULL && goes_before(turn, best) ? turn : best;
+    }
+    if (best == NULL) {
+        return NULL;
+    }
+    user = best->user;
+    TAILQ_REMOVE(&user->waiting, best, link);
+    best->running = true;
+    user->running[size_of(best)] = true;
+    queue->floor_ns = user->spent_ns > queue->floor_ns ? user->spent_ns : queue->floor_ns;
+    queue->n_running[size_of(best)]++;
+    queue->n_waiting--;
+    return best;
+}
+
+void cst_search_queue_done(struct cst_search_queue *queue, struct cst_search_turn *turn,
+                           uint64_t ns)
+{
+    turn->user->spent_ns += ns;
+    turn->user->running[size_of(turn)] = false;
+    turn->running = false;
+    queue->n_running[size_of(turn)]--;
+    close_if_idle(queue);
+}
+
+void cst_search_queue_remove(struct cst_search_queue *queue, struct cst_search_turn *turn)
+{
+    TAILQ_REMOVE(&turn->user->waiting, turn, link);
+    queue->n_waiting--;
+    close_if_idle(queue);
+}

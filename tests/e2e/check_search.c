@@ -1,0 +1,91 @@
+/* Searches for plans, which take processors and time: who waits for whose, and for how long. */
+#include "tests/lib/job_rig.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { N_HUGE = 6, HUGE_TENSORS = 65536 };
+
+/* Open job @name and commit a model of @n tensors; the id of the Commit. */
+static uint64_t ask_commit(struct raw_client *client, const char *name, uint32_t n)
+{
+    struct raw_job job = {.name = name, .world = 1};
+
+    raw_open(client, proc.socket);
+    ck_assert_int_eq(raw_job_open(client, &job), CST_OK);
+    ck_assert_int_eq(raw_declare_many(client, n, 1), CST_OK);
+    return raw_commit(client, n, n);
+}
+
+static bool logged(const char *name, const char *words)
+{
+    char line[96];
+
+    (void)snprintf(line, sizeof line, "job '%s': %s", name, words);
+    return daemon_proc_logged(&proc, line);
+}
+
+/* Searches whose askers have gone are not made: another job is planned and committed without them,
+ * and of theirs none comes to a plan. */
+START_TEST(abandoned)
+{
+    static const struct timespec tick = {.tv_nsec = 10000000};
+    struct raw_client client;
+    char name[16];
+    uint64_t id;
+
+    for (unsigned i = 0; i < N_HUGE; i++) {
+        (void)snprintf(name, sizeof name, "huge%u", i);
+        (void)ask_commit(&client, name, HUGE_TENSORS);
+        raw_close(&client);
+    }
+    id = ask_commit(&client, "small", 1);
+    ck_assert_msg(raw_status(&client, id) == CST_OK, "%s", client.err.text);
+    raw_close(&client);
+    ck_assert(logged("small", "planned with"));
+    for (unsigned i = 0; i < N_HUGE; i++) {
+        (void)snprintf(name, sizeof name, "huge%u", i);
+        while (!logged(name, "nobody waits for its plan any more")) {
+            ck_assert_msg(!logged(name, "planned with"), "%s was planned for nobody", name);
+            (void)nanosleep(&tick, NULL);
+        }
+        ck_assert(!logged(name, "planned with"));
+    }
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
+static void setup_short(void)
+{
+    daemon_proc_start_with(&proc, "[plan]\nsearch_time = 1s\n", NULL);
+    raw_open(&witness, proc.socket);
+    base_fds = settle_base_fds(&witness, &proc);
+}
+
+/* A search that would take longer than it may ends with the best plan that it has by then, and if
+ * it has none the job goes on without. */
+START_TEST(bounded)
+{
+    struct raw_client client;
+    uint64_t id = ask_commit(&client, "huge", HUGE_TENSORS);
+
+    ck_assert_msg(raw_status(&client, id) == CST_OK, "%s", client.err.text);
+    raw_close(&client);
+    ck_assert(daemon_proc_logged(&proc, "the search was stopped"));
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("search");
+    TCase *tc = suite_case(suite, "search", job_rig_setup, job_rig_teardown);
+
+    tcase_add_test(tc, abandoned);
+    tc = suite_case(suite, "time", setup_short, job_rig_teardown);
+    tcase_add_test(tc, bounded);
+    return suite_run(suite);
+}

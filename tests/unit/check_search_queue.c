@@ -1,0 +1,171 @@
+/* Which plan search goes first. */
+#include "daemon/search_queue.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+
+enum { LARGE = CST_SEARCH_SMALL_WORK + 1, MALLORY = 1000, ALICE = 1001, BOB = 1002 };
+
+static struct cst_search_queue queue;
+static struct cst_search_turn turns[64];
+
+static void setup(void)
+{
+    cst_search_queue_init(&queue);
+}
+
+static void teardown(void)
+{
+    cst_search_queue_close(&queue);
+}
+
+static struct cst_search_turn *add(unsigned i, uid_t uid, uint64_t work)
+{
+    struct cst_err err;
+
+    ck_assert_int_eq(cst_search_queue_add(&queue, &turns[i], uid, work, &err), CST_OK);
+    return &turns[i];
+}
+
+static struct cst_search_turn *next(void)
+{
+    return cst_search_queue_next(&queue);
+}
+
+static void done(struct cst_search_turn *turn, uint64_t ns)
+{
+    cst_search_queue_done(&queue, turn, ns);
+}
+
+/* Of one user's searches the smallest runs first, and of equal ones the oldest. */
+START_TEST(smallest_first)
+{
+    struct cst_search_turn *c = add(0, ALICE, 30), *a = add(1, ALICE, 10), *b = add(2, ALICE, 10);
+
+    ck_assert_ptr_eq(next(), a);
+    done(a, 1);
+    ck_assert_ptr_eq(next(), b);
+    done(b, 1);
+    ck_assert_ptr_eq(next(), c);
+    done(c, 1);
+    ck_assert_ptr_null(next());
+}
+END_TEST
+
+/* However many large searches one user has, another user's begins at once, large or small. */
+START_TEST(nobody_takes_all_threads)
+{
+    struct cst_search_turn *first, *small, *large;
+
+    for (unsigned i = 0; i < 40; i++) {
+        (void)add(i, MALLORY, LARGE + i);
+    }
+    first = next();
+    ck_assert_ptr_eq(first, &turns[0]);
+    ck_assert_ptr_null(next());
+    small = add(40, ALICE, 1);
+    ck_assert_ptr_eq(next(), small);
+    large = add(41, ALICE, 100 * (uint64_t)LARGE);
+    ck_assert_ptr_eq(next(), large);
+    ck_assert_ptr_null(next());
+    done(large, 1);
+    ck_assert_ptr_null(next()); /* the free thread is not for the user who has one */
+    done(first, 1);
+    ck_assert_ptr_eq(next(), &turns[1]);
+}
+END_TEST
+
+/* A small search does not wait for large ones, not even for those of its own user. */
+START_TEST(small_ones_have_threads_of_their_own)
+{
+    struct cst_search_turn *small;
+
+    (void)add(0, ALICE, LARGE);
+    (void)add(1, BOB, LARGE);
+    ck_assert_ptr_nonnull(next());
+    ck_assert_ptr_nonnull(next());
+    (void)add(2, MALLORY, LARGE);
+    ck_assert_ptr_null(next());
+    small = add(3, MALLORY, CST_SEARCH_SMALL_WORK);
+    ck_assert_ptr_eq(next(), small);
+    small = add(4, ALICE, 1);
+    ck_assert_ptr_eq(next(), small);
+}
+END_TEST
+
+/* Where more users wait than there are threads, the one goes first whose searches took least time,
+ * and over a long time all get as much. */
+START_TEST(least_time_first)
+{
+    const uint64_t cost[] = {90, 30, 10}; /* of one search of each user */
+    uint64_t spent[3] = {0}, now = 0, ends[CST_SEARCH_THREADS] = {0};
+    struct cst_search_turn *running[CST_SEARCH_THREADS] = {NULL};
+
+    for (unsigned i = 0; i < 3; i++) {
+        (void)add(i, MALLORY + i, LARGE);
+    }
+    for (unsigned n = 0; n < 3000; n++) {
+        unsigned thread = ends[1] < ends[0] ? 1 : 0, user;
+
+        now = ends[thread];
+        if (running[thread] != NULL) {
+            user = (unsigned)(running[thread] - turns);
+            done(running[thread], cost[user]);
+            spent[user] += cost[user];
+            (void)add(user, MALLORY + user, LARGE);
+        }
+        running[thread] = next();
+        ck_assert_ptr_nonnull(running[thread]);
+        ends[thread] = now + cost[running[thread] - turns];
+    }
+    for (unsigned i = 1; i < 3; i++) {
+        ck_assert_uint_le(spent[i], spent[0] + 2 * cost[0]);
+        ck_assert_uint_ge(spent[i] + 2 * cost[0], spent[0]);
+    }
+}
+END_TEST
+
+/* Who comes late owes nothing and is owed nothing: no user is passed by for the time that others
+ * took before, nor can a user begin a new account by waiting for a moment without searches. */
+START_TEST(accounts)
+{
+    struct cst_search_turn *a = add(0, ALICE, LARGE), *b, *c;
+
+    ck_assert_ptr_eq(next(), a);
+    b = add(1, BOB, LARGE);
+    ck_assert_ptr_eq(next(), b);
+    done(a, 1000); /* Alice has nothing that waits now */
+    a = add(0, ALICE, LARGE);
+    c = add(2, MALLORY, LARGE);
+    ck_assert_ptr_eq(next(), c); /* whose account begins where Bob's was when he was chosen */
+    done(b, 10);
+    ck_assert_ptr_eq(next(), a);
+}
+END_TEST
+
+/* A search that is not wanted any more is not run, and is not waited for. */
+START_TEST(removed)
+{
+    struct cst_search_turn *a = add(0, ALICE, 10), *b = add(1, ALICE, 20);
+
+    cst_search_queue_remove(&queue, a);
+    ck_assert_ptr_eq(next(), b);
+    done(b, 1);
+    ck_assert_uint_eq(queue.n_waiting, 0);
+    ck_assert(LIST_EMPTY(&queue.users)); /* nothing is left of an idle queue */
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("search_queue");
+    TCase *tc = suite_case(suite, "queue", setup, teardown);
+
+    tcase_add_test(tc, smallest_first);
+    tcase_add_test(tc, nobody_takes_all_threads);
+    tcase_add_test(tc, small_ones_have_threads_of_their_own);
+    tcase_add_test(tc, least_time_first);
+    tcase_add_test(tc, accounts);
+    tcase_add_test(tc, removed);
+    return suite_run(suite);
+}
