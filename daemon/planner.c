@@ -21,9 +21,10 @@ enum { MAX_EVENTS = 200000 }; /* of the core, in one search: less than a second,
  * come. */
 struct cst_plan_search {
     struct cst_search_task task;
-    struct cst_job *job;    /* NULL: the search was cancelled, the job may be gone */
-    cst_planner_fn done;    /* NULL: nobody waits for it */
-    struct cst_model model; /* a copy of the job's */
+    struct cst_job *job;               /* NULL: the search was cancelled, the job may be gone */
+    cst_planner_fn done;               /* NULL: nobody waits for it */
+    struct cst_quota_account *account; /* of the job's owner: the search is taken from it */
+    struct cst_model model;            /* a copy of the job's */
     struct cst_rates rates;
     struct cst_plan_budget budget;
     struct cst_plan_config config;
@@ -213,6 +214,8 @@ static int ask(struct cst_plan_search *s)
 static void close_search(struct cst_plan_search *s)
 {
     cst_model_close(&s->model);
+    cst_quota_give(s->account, CST_QUOTA_SEARCHES, 1);
+    cst_quota_unref(s->account);
     free(s);
 }
 
@@ -368,11 +371,19 @@ static int queue(struct cst_job *job, cst_planner_fn done, struct cst_err *err)
 {
     struct cst_plan_search *s = calloc(1, sizeof *s);
     const struct cst_model *m = &job->model;
+    char what[96];
     int rc;
 
     if (s == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a plan");
     }
+    (void)snprintf(what, sizeof what, "the plan of job '%s'", job->name);
+    rc = cst_quota_take(job->account, CST_QUOTA_SEARCHES, 1, what, err);
+    if (rc != CST_OK) {
+        free(s);
+        return rc;
+    }
+    s->account = cst_quota_ref(job->account);
     cst_model_init(&s->model);
     s->job = job;
     s->done = done;
