@@ -476,6 +476,8 @@ int cst_config_load(struct cst_config *config, const char *path, bool required, 
     struct load load = {.config = config, .file = fopen(path, "re")};
     int line, rc = CST_OK;
 
+    (void)snprintf(config->file, sizeof config->file, "%s", path);
+    config->file_required = required;
     if (load.file == NULL) {
         if (errno == ENOENT && !required) {
             return CST_OK;
@@ -489,6 +491,21 @@ int cst_config_load(struct cst_config *config, const char *path, bool required, 
         rc = explain_line(&load, path, line, err);
     }
     (void)fclose(load.file);
+    return rc;
+}
+
+int cst_config_reload(const struct cst_config *config, struct cst_quota_rules *out,
+                      struct cst_err *err)
+{
+    struct cst_config fresh;
+    int rc;
+
+    cst_config_init(&fresh, config->memory_bytes);
+    rc = config->file[0] != '\0' ? cst_config_load(&fresh, config->file, config->file_required, err)
+                                 : CST_OK;
+    if (rc == CST_OK) {
+        *out = fresh.quota;
+    }
     return rc;
 }
 

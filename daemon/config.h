@@ -21,6 +21,8 @@ enum cst_config_lock { CST_LOCK_NO, CST_LOCK_TRY, CST_LOCK_YES };
 enum cst_config_copies { CST_COPIES_ENGINE, CST_COPIES_WORKER };
 
 struct cst_config {
+    char file[CST_CONFIG_PATH_BYTES];             /* that was read; empty: none was named */
+    bool file_required;                           /* it must be there */
     uint64_t memory_bytes;                        /* of the machine; not a setting */
     char socket[CST_CONFIG_SOCKET_BYTES];         /* [daemon] socket */
     char manager_socket[CST_CONFIG_SOCKET_BYTES]; /* [daemon] manager_socket; empty: manager.sock
@@ -68,6 +70,12 @@ void cst_config_init(struct cst_config *config, uint64_t memory_bytes);
  * "FILE:LINE: ..."; CST_ENOTFOUND; CST_EIO. */
 int cst_config_load(struct cst_config *config, const char *path, bool required,
                     struct cst_err *err);
+
+/* Read @config's file anew, all of it, and give the limits of users and groups that it has now: the
+ * only settings that can change while the daemon runs. As cst_config_load; *out is untouched on
+ * failure. */
+int cst_config_reload(const struct cst_config *config, struct cst_quota_rules *out,
+                      struct cst_err *err);
 
 /* Set one key as the file would, but more than once if need be: for the command line. CST_EINVAL
  * with what is allowed. */

@@ -75,10 +75,19 @@ static void on_terminate(uv_signal_t *signal, int number)
 
 static void on_reload(uv_signal_t *signal, int number)
 {
-    (void)signal;
+    struct cst_daemon *daemon = signal->data;
+    struct cst_quota_rules rules;
+    struct cst_err err = {0};
+
     (void)number;
+    if (cst_config_reload(daemon->config, &rules, &err) != CST_OK) {
+        cst_log(CST_LOG_ERROR, "SIGHUP: the limits of users stay as they were: %s", err.text);
+        return;
+    }
+    cst_quota_reload(&daemon->quota, &rules);
     cst_log(CST_LOG_NOTICE,
-            "SIGHUP: the configuration is read at start only; restart to change it");
+            "SIGHUP: the limits in [quota] were read anew; what else has changed in "
+            "the configuration applies after a restart");
 }
 
 static void start_signals(struct cst_daemon *daemon)

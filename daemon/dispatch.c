@@ -133,6 +133,7 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_EXPLAIN] = {cst_serve_explain, &cistern__explain__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_JOB_REMOVE] = {cst_serve_job_remove, &cistern__job_name__descriptor,
                                            NOTHING},
+    [CISTERN__MSG_TYPE__MSG_QUOTA] = {cst_serve_quota, &cistern__quota_get__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_TRACE] = {cst_serve_trace, &cistern__trace_get__descriptor, NOTHING},
 };
 

@@ -37,6 +37,7 @@ void cst_serve_stat(struct cst_session *session, uint64_t id, void *body); /* st
 void cst_serve_job_list(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_job_info(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_explain(struct cst_session *session, uint64_t id, void *body);
+void cst_serve_quota(struct cst_session *session, uint64_t id, void *body); /* serve_quota.c */
 
 /* Answer @id with the formatted error. */
 void cst_serve_error(struct cst_session *session, uint64_t id, int status, const char *fmt, ...)

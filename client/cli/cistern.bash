@@ -6,7 +6,7 @@ _cistern_jobs() {
 
 _cistern() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
-    local commands='stat jobs job explain trace rm ping plan probe version'
+    local commands='stat jobs job explain trace rm quota ping plan probe version'
     local options='--socket --manager-socket --json --watch --uid --count --output --disk --device --host --ranks --micro-batches'
     options+=' --batch --context --optimizer --moments --overlap --update-room --device-states --grad-over-weight --rates --on --flops --share --recompute --runtime --simulate --timeline --help --version'
     local i word command='' n_args=0 common=()

@@ -77,6 +77,7 @@ int cli_jobs(struct cli *cli);
 int cli_job(struct cli *cli);
 int cli_explain(struct cli *cli);
 int cli_remove(struct cli *cli);
+int cli_quota(struct cli *cli);
 int cli_ping(struct cli *cli);
 int cli_trace(struct cli *cli);
 int cli_probe(struct cli *cli);

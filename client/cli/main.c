@@ -35,6 +35,8 @@ static const struct command commands[] = {
     {"trace", "JOB", "what a job did lately, as a file for Perfetto", 1,
      CLI_USES_UID | CLI_USES_OUTPUT, DAEMON, cli_trace},
     {"rm", "NAME", "remove a job and its memory", 1, CLI_USES_UID, DAEMON, cli_remove},
+    {"quota", "", "what you hold of the daemon, and may; with --manager-socket: all users", 0,
+     CLI_USES_JSON, DAEMON, cli_quota},
     {"ping", "", "round trips to the daemon: p50 and p99", 0, CLI_USES_JSON | CLI_USES_COUNT,
      DAEMON, cli_ping},
     {"plan", "MODEL", "plan a model's steps: a JSON file, or preset:NAME", 1,
