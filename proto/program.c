@@ -46,7 +46,7 @@ static void libexec_from_bin(char out[PATH_MAX])
 
     out[0] = '\0';
     if (strncmp(CST_LIBEXECDIR, CST_PREFIX, n) == 0 && CST_LIBEXECDIR[n] == '/') {
-        (void)snprintf(out, PATH_MAX, "..%s/", CST_LIBEXECDIR + n);
+        (void)snprintf(out, PATH_MAX, "..%s/", &CST_LIBEXECDIR[n]);
     }
 }
 
