@@ -1,6 +1,7 @@
 #include "tests/lib/train_worker.h"
 
 #include "tests/lib/child.h"
+#include "tests/lib/user.h"
 
 #include "cistern/device.h"
 
@@ -500,6 +501,9 @@ pid_t train_worker_start(const struct train_order *order, struct train_report *r
         struct cst_err err = {0};
         int rc;
 
+        if (mine.uid != 0) {
+            user_become(mine.uid);
+        }
         report->micro_batches = mine.micro_batches > 1 ? mine.micro_batches : 1;
         report->overlap = mine.overlap;
         if (order->setting != NULL) {

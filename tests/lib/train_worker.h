@@ -30,6 +30,7 @@ struct train_order {
     pid_t victim;        /* a process */
     bool try_forms;      /* use the calls that do not wait, with poll */
     bool forks;          /* forks in each operator; the child tries to use the job */
+    uid_t uid;           /* the worker is this user (tests/lib/user.h); 0: as the test */
     const char *setting; /* "NAME=value" of the environment, for it alone; NULL: none */
 };
 

@@ -1,0 +1,568 @@
+/* Two users of one daemon: neither sees anything of the other (P6), each is held to the limits in
+ * [quota], and one who is at all limits leaves the other able to work. */
+#include "tests/lib/child.h"
+#include "tests/lib/settle.h"
+#include "tests/lib/suite.h"
+#include "tests/lib/train_check.h"
+#include "tests/lib/user.h"
+
+#include <check.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static struct daemon_proc proc;
+static struct raw_client witness; /* a manager */
+static unsigned base_fds;
+static char config[64]; /* the daemon's configuration file */
+
+static void write_config(const char *text)
+{
+    FILE *file = fopen(config, "we");
+
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_ge(fputs(text, file), 0);
+    ck_assert_int_eq(fclose(file), 0);
+}
+
+/* A daemon with the configuration @text, and the budgets that the options @host and @pool give. */
+static void start_sized(const char *text, const char *host, const char *pool)
+{
+    char option[80];
+    const char *const options[] = {option, host, pool, NULL};
+    int fd;
+
+    (void)snprintf(config, sizeof config, "/tmp/cistern-conf-XXXXXX");
+    fd = mkstemp(config);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(close(fd), 0);
+    write_config(text);
+    (void)snprintf(option, sizeof option, "--config=%s", config);
+    daemon_proc_start(&proc, options);
+    ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
+    user_admit(&proc);
+    raw_open(&witness, proc.manager);
+    base_fds = daemon_proc_fds(proc.pid);
+}
+
+static void start(const char *text)
+{
+    start_sized(text, "--host-memory=256M", "--pool-memory=64M");
+}
+
+static Cistern__JobListPart *list_jobs(struct raw_client *client)
+{
+    Cistern__JobListGet get = CISTERN__JOB_LIST_GET__INIT;
+    uint64_t id = raw_ask(client, CISTERN__MSG_TYPE__MSG_JOB_LIST, &get.base);
+
+    return raw_expect(client, id, CISTERN__MSG_TYPE__MSG_JOB_LIST_PART,
+                      &cistern__job_list_part__descriptor);
+}
+
+static int remove_job(struct raw_client *client, const char *name, uid_t uid)
+{
+    Cistern__JobName message = CISTERN__JOB_NAME__INIT;
+
+    message.name = (char *)(uintptr_t)name;
+    message.has_uid = 1;
+    message.uid = uid;
+    return raw_call(client, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &message.base);
+}
+
+/* All jobs are removed; nothing is left of anybody, in the books and in the accounts. */
+static void stop(void)
+{
+    Cistern__JobListPart *part;
+
+    while ((part = list_jobs(&witness))->n_jobs > 0) {
+        for (size_t i = 0; i < part->n_jobs; i++) {
+            (void)remove_job(&witness, part->jobs[i]->name, part->jobs[i]->uid);
+        }
+    }
+    settle(&witness, &proc, base_fds);
+    raw_close(&witness);
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+    (void)unlink(config);
+}
+
+static void open_in_group(struct raw_client *client, uid_t uid, gid_t gid)
+{
+    user_as(uid, gid);
+    raw_connect(client, proc.socket);
+    user_back();
+}
+
+/* Connect as @uid and say Hello; its status. */
+static int greet(struct raw_client *client, uid_t uid)
+{
+    Cistern__Hello hello = CISTERN__HELLO__INIT;
+
+    open_in_group(client, uid, uid);
+    hello.min_version = hello.max_version = 1;
+    return raw_call(client, CISTERN__MSG_TYPE__MSG_HELLO, &hello.base);
+}
+
+static void open_as(struct raw_client *client, uid_t uid)
+{
+    ck_assert_msg(greet(client, uid) == CST_OK, "%s", client->err.text);
+}
+
+static int open_job(struct raw_client *client, uid_t uid, const char *name)
+{
+    struct raw_job job = {.name = name, .world = 1};
+
+    open_as(client, uid);
+    return raw_job_open(client, &job);
+}
+
+/* A job of @n_params, with a pool of @pool_bytes (0: all that is of use). */
+static int commit_job(struct raw_client *client, uid_t uid, const char *name, int64_t n_params,
+                      uint64_t pool_bytes)
+{
+    struct raw_job job = {.name = name, .world = 1, .pool_bytes = pool_bytes, .chunk_elems = 4096};
+
+    open_as(client, uid);
+    ck_assert_msg(raw_job_open(client, &job) == CST_OK, "%s", client->err.text);
+    ck_assert_int_eq(raw_declare_many(client, (uint32_t)(n_params / 4096), 4096), CST_OK);
+    return raw_status(client,
+                      raw_commit(client, (uint32_t)(n_params / 4096), (uint32_t)(n_params / 4096)));
+}
+
+/* What @client may see of account number @i. */
+static Cistern__QuotaAccount *quota_of(struct raw_client *client, size_t *n)
+{
+    Cistern__QuotaGet get = CISTERN__QUOTA_GET__INIT;
+    uint64_t id = raw_ask(client, CISTERN__MSG_TYPE__MSG_QUOTA, &get.base);
+    Cistern__QuotaPart *part =
+        raw_expect(client, id, CISTERN__MSG_TYPE__MSG_QUOTA_PART, &cistern__quota_part__descriptor);
+
+    ck_assert_uint_gt(part->n_accounts, 0);
+    *n = part->n_accounts;
+    return part->accounts[0];
+}
+
+/* -- who sees what -------------------------------------------------------------------------- */
+
+/* By no request does bob reach, or learn of, a job of alice's: not by its name, not with her uid,
+ * not as a base, not in lists, not in accounts. The same name is another job. A manager sees both.
+ */
+START_TEST(nobody_sees_anothers_job)
+{
+    struct raw_client alice, bob;
+    struct raw_job job = {.name = "hers", .world = 1};
+    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
+    Cistern__JobOpen on_base = CISTERN__JOB_OPEN__INIT;
+    Cistern__QuotaAccount *account;
+    size_t n;
+
+    start("");
+    ck_assert_int_eq(commit_job(&alice, USER_ALICE, "hers", 8192, 0), CST_OK);
+    open_as(&bob, USER_BOB);
+    ck_assert_uint_eq(list_jobs(&alice)->n_jobs, 1);
+    ck_assert_uint_eq(list_jobs(&bob)->n_jobs, 0);
+    ck_assert_uint_eq(list_jobs(&witness)->n_jobs, 1);
+    name.name = (char *)(uintptr_t) "hers";
+    for (int with_uid = 0; with_uid < 2; with_uid++) {
+        static const uint16_t types[] = {CISTERN__MSG_TYPE__MSG_JOB_INFO,
+                                         CISTERN__MSG_TYPE__MSG_JOB_REMOVE};
+
+        name.has_uid = with_uid;
+        name.uid = USER_ALICE;
+        for (unsigned i = 0; i < 2; i++) {
+            ck_assert_int_eq(raw_call(&bob, types[i], &name.base),
+                             with_uid ? CST_EDENIED : CST_ENOTFOUND);
+        }
+    }
+    on_base.name = (char *)(uintptr_t) "his";
+    on_base.base_job = (char *)(uintptr_t) "hers";
+    on_base.world = 1;
+    ck_assert_int_eq(raw_call(&bob, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &on_base.base), CST_ENOTFOUND);
+    ck_assert_int_eq(raw_job_open(&bob, &job), CST_OK);
+    ck_assert(job.created && !job.initialised);
+    account = quota_of(&bob, &n);
+    ck_assert_uint_eq(n, 1);
+    ck_assert_uint_eq(account->id, USER_BOB);
+    (void)quota_of(&witness, &n);
+    ck_assert_uint_eq(n, 3);
+    ck_assert_uint_eq(list_jobs(&witness)->n_jobs, 2);
+    raw_close(&alice);
+    raw_close(&bob);
+    stop();
+}
+END_TEST
+
+/* The first byte of @client's pool that is not 0; the pool is then filled. */
+static uint64_t fill_pool(struct raw_client *client)
+{
+    Cistern__PoolGet get = CISTERN__POOL_GET__INIT;
+    uint64_t id = raw_ask(client, CISTERN__MSG_TYPE__MSG_POOL, &get.base), at = UINT64_MAX;
+    const Cistern__PoolPart *part =
+        raw_expect(client, id, CISTERN__MSG_TYPE__MSG_POOL_PART, &cistern__pool_part__descriptor);
+
+    for (unsigned i = 0; i < client->reply.n_fds; i++) {
+        uint8_t *base =
+            mmap(NULL, part->bytes[i], PROT_READ | PROT_WRITE, MAP_SHARED, client->reply.fds[i], 0);
+
+        ck_assert_ptr_ne(base, MAP_FAILED);
+        for (uint64_t b = 0; b < part->bytes[i] && at == UINT64_MAX; b++) {
+            at = base[b] != 0 ? b : at;
+        }
+        memset(base, 0xa5, part->bytes[i]);
+        (void)munmap(base, part->bytes[i]);
+    }
+    cst_frame_close_fds(&client->reply);
+    return at;
+}
+
+/* Memory that changes hands is zeroed: of what alice wrote nothing is in the pool that bob gets,
+ * nor in his staging. */
+START_TEST(no_byte_changes_hands)
+{
+    struct raw_client client;
+
+    start("");
+    for (int i = 0; i < 4; i++) {
+        uid_t uid = i % 2 == 0 ? USER_ALICE : USER_BOB;
+
+        ck_assert_msg(commit_job(&client, uid, "j", 262144, 0) == CST_OK, "%s", client.err.text);
+        ck_assert_uint_eq(fill_pool(&client), UINT64_MAX);
+        raw_close(&client);
+        ck_assert_int_eq(remove_job(&witness, "j", uid), CST_OK);
+    }
+    stop();
+}
+END_TEST
+
+/* -- limits --------------------------------------------------------------------------------- */
+
+/* Of 64 jobs one user gets half, and is told which key limits them; the other one gets his. Root,
+ * who runs the daemon, is not limited unless a section says so. */
+START_TEST(half_of_the_jobs)
+{
+    static struct raw_client clients[40];
+    struct raw_client bob, root;
+    char name[16];
+    unsigned n = 0;
+
+    start("");
+    for (; n < 40; n++) {
+        (void)snprintf(name, sizeof name, "j%u", n);
+        if (open_job(&clients[n], USER_ALICE, name) != CST_OK) {
+            break;
+        }
+    }
+    ck_assert_uint_eq(n, 32);
+    ck_assert_int_eq(clients[n].err.status, CST_EBUDGET);
+    raw_says(&clients[n], "uid 61001 has 32 of 32 jobs (jobs in [quota], by default 50%): job "
+                          "'j32' wants 1 more");
+    ck_assert_int_eq(open_job(&bob, USER_BOB, "j0"), CST_OK);
+    for (unsigned i = 0; i <= n; i++) {
+        raw_close(&clients[i]);
+    }
+    raw_close(&bob);
+    for (unsigned i = 0; i < 40; i++) {
+        (void)snprintf(name, sizeof name, "r%u", i);
+        ck_assert_msg(open_job(&root, 0, name) == CST_OK, "%s", root.err.text);
+        raw_close(&root);
+    }
+    stop();
+}
+END_TEST
+
+/* Connections of one user beyond the limit get words, or are closed; they take no place of
+ * another's, also those whose words nobody asks for. */
+START_TEST(half_of_the_connections)
+{
+    static struct raw_client clients[200];
+    struct raw_client bob;
+
+    start("[job]\nmax_sessions = 20\n");
+    for (unsigned i = 0; i < 10; i++) {
+        open_as(&clients[i], USER_ALICE);
+    }
+    ck_assert_int_eq(greet(&clients[10], USER_ALICE), CST_EBUSY);
+    raw_says(&clients[10], "uid 61001 has 10 of 10 connections (sessions in [quota], by default "
+                           "50%): this process wants 1 more");
+    raw_expect_closed(&clients[10]);
+    for (unsigned i = 11; i < 200; i++) { /* and say nothing */
+        open_in_group(&clients[i], USER_ALICE, USER_ALICE);
+    }
+    for (unsigned i = 0; i < 9; i++) {
+        open_as(&bob, USER_BOB);
+        raw_close(&bob);
+    }
+    for (unsigned i = 0; i < 200; i++) {
+        raw_close(&clients[i]);
+    }
+    stop();
+}
+END_TEST
+
+/* Host memory and pools, each against its own key; what is refused costs nothing, and what is given
+ * back can be had again. */
+START_TEST(bytes)
+{
+    struct raw_client client, bob;
+
+    start("[quota]\nhost = 4M\npool = 256K\n[quota uid:61002]\nhost = 16M\npool = none\n");
+    ck_assert_int_eq(commit_job(&client, USER_ALICE, "large", 1 << 19, 0), CST_EBUDGET);
+    raw_says(&client, "bytes of host memory (host in [quota]): large wants");
+    raw_close(&client);
+    ck_assert_int_eq(commit_job(&client, USER_ALICE, "wide", 1 << 17, 1 << 19), CST_EBUDGET);
+    raw_says(&client, "uid 61001 has 0 of 262144 bytes of pools of the host device (pool in "
+                      "[quota]): wide wants");
+    raw_close(&client);
+    for (int i = 0; i < 3; i++) {
+        ck_assert_msg(commit_job(&client, USER_ALICE, "fits", 1 << 17, 1 << 18) == CST_OK, "%s",
+                      client.err.text);
+        raw_close(&client);
+        ck_assert_int_eq(remove_job(&witness, "fits", USER_ALICE), CST_OK);
+    }
+    ck_assert_int_eq(commit_job(&bob, USER_BOB, "large", 1 << 19, 2 << 20), CST_OK);
+    raw_close(&bob);
+    stop();
+}
+END_TEST
+
+/* Who asks for no pool gets what the limit leaves, as it would be with a small device. */
+START_TEST(a_pool_within_the_limit)
+{
+    struct raw_client client;
+
+    start("[quota]\npool = 1M\n");
+    ck_assert_msg(commit_job(&client, USER_ALICE, "j", 1 << 20, 0) == CST_OK, "%s",
+                  client.err.text);
+    ck_assert_uint_le(raw_stat(&witness)->pool_used, 1 << 20);
+    raw_close(&client);
+    stop();
+}
+END_TEST
+
+/* Requests that wait, of all connections of a user together. */
+START_TEST(requests_that_wait)
+{
+    struct raw_client clients[4], bob;
+
+    start("[quota]\nrequests = 3\n");
+    for (unsigned i = 0; i < 4; i++) {
+        char name[8];
+        struct raw_job job = {.name = name, .world = 2, .timeout_ms = 60000};
+
+        (void)snprintf(name, sizeof name, "j%u", i);
+        open_as(&clients[i], USER_ALICE);
+        ck_assert_int_eq(raw_job_open(&clients[i], &job), CST_OK);
+        ck_assert_int_eq(raw_declare_many(&clients[i], 1, 10), CST_OK);
+        (void)raw_commit(&clients[i], 1, 1); /* waits for rank 1 */
+    }
+    ck_assert_int_eq(raw_status(&clients[3], 0), CST_ENOCREDIT);
+    raw_says(&clients[3],
+             "uid 61001 has 3 of 3 requests in flight (requests in [quota]): a request wants 1");
+    ck_assert_int_eq(commit_job(&bob, USER_BOB, "his", 4096, 0), CST_OK);
+    for (unsigned i = 0; i < 4; i++) {
+        raw_close(&clients[i]);
+    }
+    raw_close(&bob);
+    stop();
+}
+END_TEST
+
+static int open_with_ttl(struct raw_client *client, const char *name, uint32_t ttl_s)
+{
+    Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
+
+    open_as(client, USER_ALICE);
+    open.name = (char *)(uintptr_t)name;
+    open.world = 1;
+    open.has_ttl_s = 1;
+    open.ttl_s = ttl_s;
+    return raw_call(client, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base);
+}
+
+/* A time to live over the longest is refused, with words, and no job is made. */
+START_TEST(longest_ttl)
+{
+    struct raw_client client;
+
+    start("[quota]\nttl = 2h\n");
+    ck_assert_int_eq(open_with_ttl(&client, "j", UINT32_MAX), CST_EINVAL);
+    raw_says(&client, "uid 61001 may have 7200 seconds to live without a worker (ttl in [quota]): "
+                      "job 'j' wants 4294967295");
+    ck_assert_uint_eq(list_jobs(&witness)->n_jobs, 0);
+    raw_close(&client);
+    ck_assert_int_eq(open_with_ttl(&client, "j", 7200), CST_OK);
+    raw_close(&client);
+    stop();
+}
+END_TEST
+
+/* Members of a group share its limit, and none leaves it by coming with another group. */
+START_TEST(a_group)
+{
+    struct raw_client alice, bob, member;
+
+    start("[quota gid:61001]\njobs = 1\n");
+    open_in_group(&member, USER_BOB, USER_ALICE);
+    ck_assert_int_eq(open_job(&bob, USER_BOB, "his"), CST_OK); /* in his own group */
+    ck_assert_int_eq(open_job(&alice, USER_ALICE, "hers"), CST_EBUDGET);
+    raw_says(&alice, "gid 61001 has 1 of 1 jobs (jobs in [quota gid:61001]): job 'hers' wants 1");
+    raw_close(&bob);
+    while (list_jobs(&witness)->n_jobs > 0) {
+    }
+    raw_close(&alice);
+    ck_assert_int_eq(open_job(&alice, USER_ALICE, "hers"), CST_OK);
+    ck_assert_int_eq(open_job(&bob, USER_BOB, "his"), CST_EBUDGET);
+    raw_close(&alice);
+    raw_close(&bob);
+    raw_close(&member);
+    stop();
+}
+END_TEST
+
+/* SIGHUP: the limits of the file as it is then. What is over stays. A file with an error changes
+ * nothing. */
+START_TEST(reload)
+{
+    struct raw_client first, second;
+
+    start("[quota]\njobs = 2\n");
+    ck_assert_int_eq(open_job(&first, USER_ALICE, "a"), CST_OK);
+    ck_assert_int_eq(open_job(&second, USER_ALICE, "b"), CST_OK);
+    write_config("[quota]\njobs = 1\n");
+    ck_assert_int_eq(kill(proc.pid, SIGHUP), 0);
+    while (!daemon_proc_logged(&proc, "SIGHUP: the limits in [quota] were read anew")) {
+        raw_stat(&witness);
+    }
+    ck_assert_uint_eq(list_jobs(&first)->n_jobs, 2);
+    raw_close(&second); /* with it goes job "b" */
+    while (list_jobs(&first)->n_jobs == 2) {
+    }
+    ck_assert_int_eq(open_job(&second, USER_ALICE, "c"), CST_EBUDGET);
+    raw_says(&second, "uid 61001 has 1 of 1 jobs (jobs in [quota]): job 'c' wants 1 more");
+    raw_close(&second);
+    write_config("[quota]\njobs = many\n");
+    ck_assert_int_eq(kill(proc.pid, SIGHUP), 0);
+    while (!daemon_proc_logged(&proc, "the limits of users stay as they were")) {
+        raw_stat(&witness);
+    }
+    ck_assert(daemon_proc_logged(&proc, ":2: jobs: 'many' is no limit of jobs"));
+    ck_assert_int_eq(open_job(&second, USER_ALICE, "c"), CST_EBUDGET);
+    raw_close(&second);
+    raw_close(&first);
+    stop();
+}
+END_TEST
+
+/* -- ageing --------------------------------------------------------------------------------- */
+
+/* A process that hung up, and lives on, does not keep its job: its time counts from the hang-up. */
+START_TEST(a_job_ages_from_the_hang_up)
+{
+    int ready[2];
+    pid_t holder;
+    char byte;
+
+    start("");
+    ck_assert_int_eq(pipe(ready), 0);
+    holder = child_start();
+    if (holder == 0) {
+        struct raw_client client;
+
+        ck_assert_int_eq(open_with_ttl(&client, "held", 1), CST_OK);
+        ck_assert_int_eq(raw_declare_many(&client, 1, 10), CST_OK);
+        ck_assert_int_eq(raw_status(&client, raw_commit(&client, 1, 1)), CST_OK);
+        raw_close(&client);
+        ck_assert_int_eq(write(ready[1], "", 1), 1);
+        for (;;) {
+            (void)pause();
+        }
+    }
+    ck_assert_int_eq(read(ready[0], &byte, 1), 1);
+    while (list_jobs(&witness)->n_jobs > 0) { /* the second is what is tested */
+        (void)usleep(20000);
+    }
+    ck_assert_int_eq(kill(holder, 0), 0);
+    ck_assert(daemon_proc_logged(&proc, "job 'held': removed, no worker for 1 s"));
+    ck_assert_int_eq(kill(holder, SIGKILL), 0);
+    (void)child_wait(holder);
+    (void)close(ready[0]);
+    (void)close(ready[1]);
+    stop();
+}
+END_TEST
+
+/* -- at all limits -------------------------------------------------------------------------- */
+
+/* Alice holds all that she may of jobs, memory and connections, and keeps asking for more. Bob's
+ * worker connects, commits and trains, to the bits that it has alone. */
+START_TEST(one_at_all_limits_leaves_the_other_able)
+{
+    static struct raw_client clients[140];
+    const struct train_bad none = {.step = TRAIN_NEVER};
+    struct train_report *reports[TRAIN_MAX_WORLD] = {train_report_new()};
+    struct train_order order = {.socket = proc.socket,
+                                .name = "j0",
+                                .world = 1,
+                                .n_steps = 3,
+                                .bad = none,
+                                .die_at = UINT32_MAX,
+                                .kill_at = UINT32_MAX,
+                                .uid = USER_BOB};
+    unsigned n_jobs = 0, n = 0;
+    pid_t worker;
+
+    start_sized("", "--host-memory=64M", "--pool-memory=16M");
+    for (;; n++) {
+        char name[16];
+
+        if (greet(&clients[n], USER_ALICE) != CST_OK) {
+            break;
+        }
+        (void)snprintf(name, sizeof name, "j%u", n);
+        if (raw_job_open(&clients[n], &(struct raw_job){.name = name, .world = 1}) == CST_OK &&
+            raw_declare_many(&clients[n], 256, 4096) == CST_OK) {
+            n_jobs++;
+            (void)raw_status(&clients[n], raw_commit(&clients[n], 256, 256));
+        }
+    }
+    ck_assert_uint_eq(n, 128);
+    ck_assert_uint_eq(n_jobs, 32);
+    worker = train_worker_start(&order, reports[0]);
+    train_worker_join(worker, reports[0]);
+    train_check(reports, 1, 0, order.n_steps, none);
+    for (unsigned i = 0; i <= n; i++) {
+        raw_close(&clients[i]);
+    }
+    train_report_free(reports[0]);
+    stop();
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    const char *lacks = user_lacks(argv);
+    Suite *suite = suite_create("users");
+    TCase *tc = suite_case(suite, "users", NULL, NULL);
+
+    (void)argc;
+    if (lacks != NULL) {
+        (void)printf("skipped: %s\n", lacks);
+        return 77;
+    }
+    tcase_add_test(tc, nobody_sees_anothers_job);
+    tcase_add_test(tc, no_byte_changes_hands);
+    tcase_add_test(tc, half_of_the_jobs);
+    tcase_add_test(tc, half_of_the_connections);
+    tcase_add_test(tc, bytes);
+    tcase_add_test(tc, a_pool_within_the_limit);
+    tcase_add_test(tc, requests_that_wait);
+    tcase_add_test(tc, longest_ttl);
+    tcase_add_test(tc, a_group);
+    tcase_add_test(tc, reload);
+    tcase_add_test(tc, a_job_ages_from_the_hang_up);
+    tcase_add_test(tc, one_at_all_limits_leaves_the_other_able);
+    return suite_run(suite);
+}
