@@ -174,16 +174,16 @@ static void start_populating(struct cst_job *job)
     char arenas[CST_SIZE_TEXT], pools[CST_SIZE_TEXT];
 
     if (populate_as_planned(job, &err) != CST_OK) {
-        cst_log(CST_LOG_WARNING, "job '%s': %s", job->name, err.text);
+        cst_log_about(CST_LOG_WARNING, CST_JOB_ABOUT(job), "%s", err.text);
         cst_commit_break(job, &err);
         return;
     }
     job->state = CST_JOB_POPULATING;
-    cst_log(CST_LOG_INFO,
-            "job '%s': %" PRIu64 " parameters in %u chunks of %" PRIu64 ", arenas %s, pools %s",
-            job->name, job->model.n_params, job->layout.n_chunks, job->layout.capacity,
-            cst_size_text(job->memory.arena_bytes, arenas),
-            cst_size_text(job->memory.pool_bytes, pools));
+    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job),
+                  "%" PRIu64 " parameters in %u chunks of %" PRIu64 ", arenas %s, pools %s",
+                  job->model.n_params, job->layout.n_chunks, job->layout.capacity,
+                  cst_size_text(job->memory.arena_bytes, arenas),
+                  cst_size_text(job->memory.pool_bytes, pools));
 }
 
 /* -- from memory to core ---------------------------------------------------------------------- */
@@ -259,18 +259,18 @@ void cst_commit_populated(struct cst_memory *memory)
         (void)open_core(job, &err);
     }
     if (err.status != 0) {
-        cst_log(CST_LOG_ERROR, "job '%s': %s", job->name, err.text);
+        cst_log_about(CST_LOG_ERROR, CST_JOB_ABOUT(job), "%s", err.text);
         job->failure = err;
         cst_memory_close(memory);
         return;
     }
-    cst_log(CST_LOG_INFO, "job '%s': %s populated in %.2f s%s", job->name,
-            cst_size_text(memory->populated, bytes),
-            (double)(uv_hrtime() - memory->started_ns) * 1e-9,
-            cst_memory_is_locked(memory) ? ", locked" : "");
+    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "%s populated in %.2f s%s",
+                  cst_size_text(memory->populated, bytes),
+                  (double)(uv_hrtime() - memory->started_ns) * 1e-9,
+                  cst_memory_is_locked(memory) ? ", locked" : "");
     if (job->daemon->config->lock == CST_LOCK_TRY && !cst_memory_is_locked(memory)) {
-        cst_log(CST_LOG_WARNING,
-                "job '%s': its arenas are not locked in memory (raise LimitMEMLOCK)", job->name);
+        cst_log_about(CST_LOG_WARNING, CST_JOB_ABOUT(job),
+                      "its arenas are not locked in memory (raise LimitMEMLOCK)");
     }
     job->state = CST_JOB_READY;
     attach_present(job);
@@ -348,7 +348,7 @@ static void go_on(struct cst_job *job)
     if (rc == CST_OK && !cst_planner_start(job, on_planned)) {
         start_populating(job);
     } else if (rc != CST_OK && rc != CST_EAGAIN) {
-        cst_log(CST_LOG_WARNING, "job '%s': %s", job->name, err.text);
+        cst_log_about(CST_LOG_WARNING, CST_JOB_ABOUT(job), "%s", err.text);
         cst_commit_break(job, &err);
     }
 }

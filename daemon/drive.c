@@ -53,7 +53,6 @@ static void answer_sync(struct cst_daemon *daemon, struct cst_pending *request,
 static void on_commit(struct cst_job *job, uint64_t step)
 {
     struct cst_drift *drift = &job->drift;
-    double mean_s = 0;
     enum cst_drift_news news;
     uint64_t ns;
 
@@ -62,13 +61,14 @@ static void on_commit(struct cst_job *job, uint64_t step)
         return;
     }
     cst_updates_step(job);
-    news = cst_drift_step(drift, (double)ns * 1e-9, &mean_s);
+    news = cst_drift_step(drift, (double)ns * 1e-9);
     if (news != CST_DRIFT_NONE) {
-        cst_log(CST_LOG_NOTICE,
-                "job '%s': %s: the last %d steps took %.4g s each, %s %.4g s (%+.0f %%)", job->name,
-                news == CST_DRIFT_OFF ? "its steps have drifted" : "its steps are back",
-                CST_DRIFT_STEPS, mean_s, drift->learned ? "the first ones took" : "the plan says",
-                drift->predicted_s, 100 * (mean_s / drift->predicted_s - 1));
+        cst_log_about(CST_LOG_DEBUG, CST_JOB_ABOUT(job),
+                      "%s: the last %d steps took %.4g s each, %s %.4g s (%+.0f %%)",
+                      news == CST_DRIFT_OFF ? "its steps have drifted" : "its steps are back",
+                      CST_DRIFT_STEPS, drift->mean_s,
+                      drift->learned ? "the first ones took" : "the plan says", drift->predicted_s,
+                      100 * (drift->mean_s / drift->predicted_s - 1));
         cst_planner_drifted(job);
     }
 }
@@ -174,7 +174,7 @@ static void submit(struct cst_job *job, const struct cst_command *command)
 
     cst_record_issue(record_of(job), cst_record_kind_of(command, &ids), command, uv_hrtime());
     if (cst_engines_submit(&job->daemon->engines, command, &err) != CST_OK) {
-        cst_log(CST_LOG_ERROR, "job '%s': removed: %s", job->name, err.text);
+        cst_log_about(CST_LOG_ERROR, CST_JOB_ABOUT(job), "removed: %s", err.text);
         cst_job_remove(job, 0, &err);
     }
 }
@@ -192,7 +192,7 @@ static void carry_out(struct cst_job *job, const struct cst_actions *actions)
             on_reply(job->daemon, &action->reply);
             break;
         case CST_ACT_LOG:
-            cst_log(CST_LOG_NOTICE, "job '%s': %s", job->name, action->log.text);
+            cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "%s", action->log.text);
             break;
         }
     }

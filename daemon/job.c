@@ -76,7 +76,7 @@ static void on_ttl(uv_timer_t *timer)
         (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
         return;
     }
-    cst_log(CST_LOG_NOTICE, "job '%s': removed, no worker for %u s", job->name, job->ttl_s);
+    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "removed, no worker for %u s", job->ttl_s);
     (void)cst_err_set(&why, CST_ENOTFOUND, "job '%s': its time to live is over", job->name);
     cst_job_remove(job, 0, &why);
 }
@@ -343,8 +343,8 @@ static void worker_dead(struct cst_worker *worker)
 {
     struct cst_job *job = worker->job;
 
-    cst_log(CST_LOG_NOTICE, "job '%s': rank %u (pid %d) is gone", job->name, worker->rank,
-            (int)worker->pid);
+    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT_RANK(job, worker->rank), "rank %u (pid %d) is gone",
+                  worker->rank, (int)worker->pid);
     vacate(worker);
     break_barrier_of(job, worker, "died");
     feed_worker(job, CST_EV_DEAD, worker->rank);
@@ -388,7 +388,8 @@ void cst_job_left(struct cst_job *job, uint32_t rank)
     struct cst_worker *worker = &job->workers[rank];
     struct cst_err why = {0};
 
-    cst_log(CST_LOG_INFO, "job '%s': rank %u (pid %d) left", job->name, rank, (int)worker->pid);
+    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT_RANK(job, rank), "rank %u (pid %d) left", rank,
+                  (int)worker->pid);
     break_barrier_of(job, worker, "left");
     if (worker->commit != NULL) { /* past the barrier: its memory is being populated */
         (void)cst_err_set(&why, CST_ECANCELLED, "rank %u left before job '%s' was populated", rank,
@@ -587,9 +588,9 @@ int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish,
     memcpy(worker->token, token, sizeof token);
     worker->has_token = true;
     occupy(worker, session, wish);
-    cst_log(CST_LOG_INFO, "job '%s': rank %u of %u is pid %d on %s%s", job->name, wish->rank,
-            job->world, (int)session->peer.pid, cst_devices_name(worker),
-            *created ? " (new job)" : "");
+    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT_RANK(job, wish->rank),
+                  "rank %u of %u is pid %d on %s%s", wish->rank, job->world, (int)session->peer.pid,
+                  cst_devices_name(worker), *created ? " (new job)" : "");
     cst_daemon_status(session->daemon);
     return CST_OK;
 }

@@ -14,6 +14,7 @@
 
 #include "daemon/balance.h"
 #include "daemon/job_options.h"
+#include "daemon/log.h"
 #include "daemon/memory.h"
 #include "daemon/peer.h"
 #include "daemon/pending.h"
@@ -31,6 +32,12 @@ struct cst_daemon;
 struct cst_gpu;
 struct cst_quota_account;
 struct cst_session;
+
+/* For cst_log_about: an event of a job, or of one of its ranks. */
+#define CST_JOB_ABOUT(job_)                                                                        \
+    (&(struct cst_log_about){.job = (job_)->name, .rank = CST_LOG_NONE, .uid = (job_)->uid})
+#define CST_JOB_ABOUT_RANK(job_, rank_)                                                            \
+    (&(struct cst_log_about){.job = (job_)->name, .rank = (rank_), .uid = (job_)->uid})
 
 enum cst_job_state { CST_JOB_DECLARING, CST_JOB_POPULATING, CST_JOB_READY, CST_JOB_CLOSING };
 
@@ -63,7 +70,7 @@ struct cst_job {
     struct cst_daemon *daemon;
     uint64_t serial; /* id on the wire; unique in the life of the daemon */
     char name[64];
-    uid_t uid; /* owner */
+    uid_t uid;                         /* owner */
     struct cst_quota_account *account; /* the owner's: memory is charged to it; a reference */
     enum cst_job_state state;
     uint32_t world;         /* ranks */
@@ -84,6 +91,7 @@ struct cst_job {
     struct cst_core *core;            /* READY */
     struct cst_job_plan plan;         /* capacities, prefetch: see planner.h */
     struct cst_drift drift;           /* of its steps from what is expected */
+    struct cst_log_pace replanned;    /* log lines on other plans because of what its steps take */
     struct cst_balance balance;       /* k of its updates in rooms */
     uint64_t updates_seen;            /* intervals of the record that it knows of */
     struct cst_later balancing;       /* looks for another k */
@@ -147,8 +155,8 @@ void cst_job_hangup(struct cst_job *job, uint32_t rank);
 void cst_job_left(struct cst_job *job, uint32_t rank);
 
 /* If nobody is present, a job that was never committed holds nothing of value and is removed. Where
- * nobody is attached, another job lives on for its time, which counts from when the last worker went
- * or hung up: a process that keeps its rank without a connection does not keep the job. */
+ * nobody is attached, another job lives on for its time, which counts from when the last worker
+ * went or hung up: a process that keeps its rank without a connection does not keep the job. */
 void cst_job_check_idle(struct cst_job *job);
 
 /* Take @job apart at the end of the turn, with the jobs whose base it is; what waits for them fails

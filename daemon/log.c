@@ -1,16 +1,21 @@
 #include "daemon/log.h"
 
+#include <inttypes.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 static enum cst_log_level threshold = CST_LOG_INFO;
-static bool journal;
+static bool journal;        /* standard error is the journal */
+static int journal_fd = -1; /* a socket to it; -1: not yet */
 
 static const struct {
     const char *name;
@@ -58,43 +63,124 @@ static const char *level_name(enum cst_log_level level)
     return "?";
 }
 
-/* What comes before the words: the journal's level, or our name. */
+bool cst_log_due(struct cst_log_pace *pace, uint64_t now_ns)
+{
+    if (pace->told_ns != 0 && now_ns - pace->told_ns < UINT64_C(60000000000)) {
+        return false;
+    }
+    pace->told_ns = now_ns;
+    return true;
+}
+
+/* The words of an event, without what a terminal could obey. */
+static void write_words(const struct cst_log_about *about, char *out, size_t n, const char *fmt,
+                        va_list ap)
+{
+    size_t used = 0;
+
+    if (about != NULL && about->job != NULL) {
+        (void)snprintf(out, n, "job '%s': ", about->job);
+        used = strlen(out);
+    }
+    (void)vsnprintf(out + used, n - used, fmt, ap);
+    for (char *c = out; *c != '\0'; c++) {
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) {
+            *c = '?';
+        }
+    }
+}
+
+/* One datagram of the journal's own protocol: a line "FIELD=value" each. False: it did not take it.
+ */
+static bool send_to_journal(enum cst_log_level level, const struct cst_log_about *about,
+                            const char *words)
+{
+    static const struct sockaddr_un address = {.sun_family = AF_UNIX,
+                                               .sun_path = "/run/systemd/journal/socket"};
+    char fields[1536];
+    int n = snprintf(fields, sizeof fields, "PRIORITY=%d\nSYSLOG_IDENTIFIER=cisternd\nMESSAGE=%s\n",
+                     (int)level, words);
+
+    if (about != NULL && about->job != NULL) {
+        n += snprintf(fields + n, sizeof fields - (size_t)n, "CISTERN_JOB=%s\n", about->job);
+    }
+    if (about != NULL && about->rank != CST_LOG_NONE) {
+        n += snprintf(fields + n, sizeof fields - (size_t)n, "CISTERN_RANK=%" PRId64 "\n",
+                      about->rank);
+    }
+    if (about != NULL && about->uid != CST_LOG_NONE) {
+        n += snprintf(fields + n, sizeof fields - (size_t)n, "CISTERN_UID=%" PRId64 "\n",
+                      about->uid);
+    }
+    if (journal_fd < 0) {
+        journal_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    }
+    return journal_fd >= 0 && sendto(journal_fd, fields, (size_t)n, MSG_NOSIGNAL,
+                                     (const struct sockaddr *)&address, sizeof address) == n;
+}
+
+/* What comes before the words on standard error: time, name and level, or for the journal the level
+ * in its own notation. */
 static size_t write_head(enum cst_log_level level, char *out, size_t n)
 {
+    struct timespec now;
+    struct tm utc;
+    char day[32];
+
     if (journal) {
         (void)snprintf(out, n, "<%d>", (int)level);
-    } else if (level <= CST_LOG_WARNING) {
-        (void)snprintf(out, n, "cisternd: %s: ", level_name(level));
     } else {
-        (void)snprintf(out, n, "cisternd: ");
+        (void)clock_gettime(CLOCK_REALTIME, &now);
+        (void)strftime(day, sizeof day, "%Y-%m-%dT%H:%M:%S", gmtime_r(&now.tv_sec, &utc));
+        (void)snprintf(out, n, "%s.%03dZ cisternd: %s: ", day, (int)(now.tv_nsec / 1000000),
+                       level_name(level));
     }
     return strlen(out);
 }
 
-void cst_log(enum cst_log_level level, const char *fmt, ...)
+/* One write, so that lines of several processes do not mix. A full or closed stderr must not stop
+ * the daemon: where poll says that there is room, a line fits. */
+static void write_to_stderr(enum cst_log_level level, const char *words)
 {
     struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
-    char line[1024];
-    size_t head, n;
-    va_list ap;
+    char line[1200];
+    size_t n = write_head(level, line, sizeof line);
+
+    (void)snprintf(line + n, sizeof line - n, "%s\n", words);
+    if (poll(&room, 1, 0) != 1 || write(STDERR_FILENO, line, strlen(line)) < 0) {
+        return;
+    }
+}
+
+static void write_event(enum cst_log_level level, const struct cst_log_about *about,
+                        const char *fmt, va_list ap)
+{
+    char words[1024];
 
     if (level > threshold) {
         return;
     }
-    head = write_head(level, line, sizeof line);
+    write_words(about, words, sizeof words, fmt, ap);
+    if (!journal || !send_to_journal(level, about, words)) {
+        write_to_stderr(level, words);
+    }
+}
+
+void cst_log(enum cst_log_level level, const char *fmt, ...)
+{
+    va_list ap;
+
     va_start(ap, fmt);
-    (void)vsnprintf(line + head, sizeof line - head - 1, fmt, ap);
+    write_event(level, NULL, fmt, ap);
     va_end(ap);
-    n = strlen(line);
-    for (size_t i = head; i < n; i++) {
-        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f) {
-            line[i] = '?';
-        }
-    }
-    line[n++] = '\n';
-    /* One write, so that lines of several processes do not mix. A full or closed stderr must not
-     * stop the daemon: where poll says that there is room, a line fits. */
-    if (poll(&room, 1, 0) != 1 || write(STDERR_FILENO, line, n) < 0) {
-        return;
-    }
+}
+
+void cst_log_about(enum cst_log_level level, const struct cst_log_about *about, const char *fmt,
+                   ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    write_event(level, about, fmt, ap);
+    va_end(ap);
 }

@@ -53,8 +53,11 @@ static void on_progress(struct cst_segment *segment)
     if (memory->populated >= memory->logged + step && memory->populated < total &&
         step >= log_step_bytes / 16) {
         memory->logged = memory->populated;
-        cst_log(CST_LOG_INFO, "job '%s': populated %s of %s", memory->name,
-                cst_size_text(memory->populated, done), cst_size_text(total, all));
+        cst_log_about(
+            CST_LOG_INFO,
+            &(struct cst_log_about){.job = memory->name, .rank = CST_LOG_NONE, .uid = CST_LOG_NONE},
+            "populated %s of %s", cst_size_text(memory->populated, done),
+            cst_size_text(total, all));
     }
 }
 

@@ -80,8 +80,9 @@ int cst_move_begin(struct cst_worker *worker, const struct cst_job_wish *wish, s
     if (rc != CST_OK) {
         return rc;
     }
-    cst_log(CST_LOG_NOTICE, "job '%s': the pool of rank %u moves from %s to %s", job->name,
-            worker->rank, cst_devices_name(worker), wish->gpu != NULL ? wish->gpu->uuid : "host");
+    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT_RANK(job, worker->rank),
+                  "the pool of rank %u moves from %s to %s", worker->rank, cst_devices_name(worker),
+                  wish->gpu != NULL ? wish->gpu->uuid : "host");
     cst_core_move_pool(job->core, worker->rank, &job->memory.pools[worker->rank]);
     cst_devices_use(worker, &worker->gpu, wish->gpu);
     worker->moves = true;

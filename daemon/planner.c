@@ -301,7 +301,7 @@ static void take_plan(struct cst_job *job, const struct cst_plan_search *s)
     const char *stopped = s->stopped ? " (" STOPPED ")" : "";
 
     if (s->rc != CST_OK) {
-        cst_log(CST_LOG_INFO, "job '%s': no plan: %s", job->name, s->err.text);
+        cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "no plan: %s", s->err.text);
         tell_none(job, "no plan", &s->err);
         return;
     }
@@ -315,14 +315,14 @@ static void take_plan(struct cst_job *job, const struct cst_plan_search *s)
                    " plans within %" PRIu64 " MiB a rank",
                    job->daemon->planner.has_file ? "of " : "", job->daemon->planner.from,
                    s->n_candidates, s->budget.device_bytes >> 20);
-    cst_log(CST_LOG_INFO, "job '%s': %s, %.0f ms%s; predicted step %.4g s%s", job->name,
-            plan->words, ms, stopped, (double)s->predicted.step_ns * 1e-9,
-            plan->step_s > 0 ? "" : " (the workers' speed is not known)");
+    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "%s, %.0f ms%s; predicted step %.4g s%s",
+                  plan->words, ms, stopped, (double)s->predicted.step_ns * 1e-9,
+                  plan->step_s > 0 ? "" : " (the workers' speed is not known)");
     memcpy(plan->states_why, s->states_why, sizeof plan->states_why);
     if (plan->states_why[0] != '\0') {
-        cst_log(CST_LOG_INFO,
-                "job '%s': %" PRIu64 " bytes of each rank's accelerator for states: %s", job->name,
-                s->choice.device_states, plan->states_why);
+        cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job),
+                      "%" PRIu64 " bytes of each rank's accelerator for states: %s",
+                      s->choice.device_states, plan->states_why);
     }
 }
 
@@ -331,20 +331,26 @@ static void take_depth(struct cst_job *job, const struct cst_plan_search *s)
     uint32_t before = job->plan.choice.prefetch_depth;
 
     if (s->rc != CST_OK) {
-        cst_log(CST_LOG_INFO, "job '%s': not planned again: %s", job->name, s->err.text);
+        cst_log_about(CST_LOG_DEBUG, CST_JOB_ABOUT(job), "not planned again: %s", s->err.text);
         return;
     }
     if (job->core == NULL) {
         return;
     }
     if (s->choice.prefetch_depth == before) {
-        cst_log(CST_LOG_INFO, "job '%s': planned again: its depth of prefetch stays", job->name);
+        cst_log_about(CST_LOG_DEBUG, CST_JOB_ABOUT(job),
+                      "planned again: its depth of prefetch stays");
         return;
     }
     job->plan.choice.prefetch_depth = s->choice.prefetch_depth;
     cst_core_set_prefetch(job->core, s->choice.prefetch_depth);
-    cst_log(CST_LOG_NOTICE, "job '%s': planned again: depth of prefetch %d, was %d", job->name,
-            (int)s->choice.prefetch_depth, (int)before);
+    cst_log_about(
+        cst_log_due(&job->replanned, uv_hrtime()) ? CST_LOG_NOTICE : CST_LOG_DEBUG,
+        CST_JOB_ABOUT(job),
+        "planned again: depth of prefetch %d, was %d: the last %d steps took %.4g s each, "
+        "%s %.4g s",
+        (int)s->choice.prefetch_depth, (int)before, CST_DRIFT_STEPS, job->drift.mean_s,
+        job->drift.learned ? "the first ones took" : "the plan says", job->drift.predicted_s);
 }
 
 static void on_end(struct cst_search_task *task)
@@ -443,8 +449,9 @@ bool cst_planner_start(struct cst_job *job, cst_planner_fn done)
         tell_none(job, "no plan", &err);
         return false;
     }
-    if (queue(job, done, &err) != CST_OK) {
-        cst_log(CST_LOG_INFO, "job '%s': no plan: %s", job->name, err.text);
+    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "%s, %.0f ms%s; predicted step %.4g s%s",
+                  plan->words, ms, stopped, (double)s->predicted.step_ns * 1e-9,
+                  plan->step_s > 0 ? "" : " (the workers' speed is not known)");
         tell_none(job, "no plan", &err);
         return false;
     }
@@ -461,8 +468,8 @@ bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why)
     if (!plan->valid) {
         return false;
     }
-    cst_log(CST_LOG_NOTICE, "job '%s': its plan does not fit: %s: again without %s", job->name,
-            why->text, rooms ? "its rooms and states on accelerators" : "a plan");
+    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "its plan does not fit: %s: again without %s",
+                  why->text, rooms ? "its rooms and states on accelerators" : "a plan");
     plan->valid = rooms;
     plan->step_s = 0; /* predicted with them */
     if (rooms) {

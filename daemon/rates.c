@@ -109,7 +109,7 @@ static void count(struct cst_drift *drift, int side, double seconds)
     }
 }
 
-enum cst_drift_news cst_drift_step(struct cst_drift *drift, double seconds, double *mean_s)
+enum cst_drift_news cst_drift_step(struct cst_drift *drift, double seconds)
 {
     drift->n_seen++;
     if (drift->predicted_s == 0) {
@@ -123,7 +123,7 @@ enum cst_drift_news cst_drift_step(struct cst_drift *drift, double seconds, doub
     if (drift->n_off < CST_DRIFT_STEPS) {
         return CST_DRIFT_NONE;
     }
-    *mean_s = drift->sum_s / drift->n_off;
+    drift->mean_s = drift->sum_s / drift->n_off;
     drift->off = !drift->off;
     drift->n_off = 0;
     drift->sum_s = 0;

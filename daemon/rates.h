@@ -57,13 +57,14 @@ struct cst_drift {
     int side;       /* of those: 1 slower, -1 faster */
     bool off;       /* it was told */
     double sum_s;   /* of the n_off */
+    double mean_s;  /* of the last CST_DRIFT_STEPS steps, when there was news last */
 };
 
 /* Start anew, against @predicted_s; 0: against what the first steps take. */
 void cst_drift_init(struct cst_drift *drift, double predicted_s);
 
-/* A step took @seconds. OFF: it was the last one of CST_DRIFT_STEPS that were off; *mean_s is what
+/* A step took @seconds. OFF: it was the last one of CST_DRIFT_STEPS that were off; mean_s is what
  * they took. BACK: as many were as predicted again. Each is told once. */
-enum cst_drift_news cst_drift_step(struct cst_drift *drift, double seconds, double *mean_s);
+enum cst_drift_news cst_drift_step(struct cst_drift *drift, double seconds);
 
 #endif

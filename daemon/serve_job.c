@@ -322,8 +322,8 @@ void cst_serve_job_remove(struct cst_session *session, uint64_t id, void *body)
         cst_session_error(session, id, &err);
         return;
     }
-    cst_log(CST_LOG_NOTICE, "job '%s': removed by pid %d (uid %u)", job->name,
-            (int)session->peer.pid, (unsigned)session->peer.uid);
+    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "removed by pid %d (uid %u)",
+                  (int)session->peer.pid, (unsigned)session->peer.uid);
     (void)cst_err_set(&why, CST_ECANCELLED, "job '%s' was removed", job->name);
     cst_job_remove(job, cst_pending_tag(request, 0), &why);
 }

@@ -130,7 +130,8 @@ static void see(struct cst_job *job)
 
 /* -- what becomes of it ----------------------------------------------------------------------- */
 
-static void tell(const struct cst_job *job, const struct cst_interleave *machine, const char *why)
+static void tell(const struct cst_job *job, enum cst_log_level level,
+                 const struct cst_interleave *machine, const char *why)
 {
     const struct cst_balance *b = &job->balance;
     struct cst_interleave m = cst_balance_machine(b, machine);
@@ -142,12 +143,12 @@ static void tell(const struct cst_job *job, const struct cst_interleave *machine
         (void)snprintf(text, sizeof text, "of each node one of %" PRIu32 " chunks is updated there",
                        b->k);
     }
-    cst_log(CST_LOG_NOTICE,
-            "job '%s': %s (%s): nodes %.3g elements/s, accelerators %.3g, up %.3g bytes/s, down "
-            "%.3g; updates promise to take %.3g s, %.3g s without",
-            job->name, text, why, m.node_elems, m.device_elems, m.up, m.down,
-            cst_balance_promise(b, machine, b->k),
-            cst_balance_promise(b, machine, CST_INTERLEAVE_NEVER));
+    cst_log_about(level, CST_JOB_ABOUT(job),
+                  "%s (%s): nodes %.3g elements/s, accelerators %.3g, up %.3g bytes/s, down "
+                  "%.3g; updates promise to take %.3g s, %.3g s without",
+                  text, why, m.node_elems, m.device_elems, m.up, m.down,
+                  cst_balance_promise(b, machine, b->k),
+                  cst_balance_promise(b, machine, CST_INTERLEAVE_NEVER));
 }
 
 static bool is_fixed(const struct cst_job *job)
@@ -172,7 +173,8 @@ static void on_step(struct cst_later *later)
     last = (struct cst_balance_phase){
         .number = stats.n_rounds, .k = stats.last_interleave, .ns = stats.last_update_ns};
     if (cst_balance_step(&job->balance, &machine, &last)) {
-        tell(job, &machine, "as measured");
+        tell(job, cst_log_due(&job->replanned, uv_hrtime()) ? CST_LOG_NOTICE : CST_LOG_DEBUG,
+             &machine, "as measured");
         cst_core_set_interleave(job->core, job->balance.k);
     }
 }
@@ -194,7 +196,7 @@ uint32_t cst_updates_open(struct cst_job *job)
     } else {
         cst_balance_begin(&job->balance, &machine);
     }
-    tell(job, &machine, is_fixed(job) ? "as configured" : "at first");
+    tell(job, CST_LOG_NOTICE, &machine, is_fixed(job) ? "as configured" : "at first");
     return job->balance.k;
 }
 

@@ -4,7 +4,14 @@
 
 #include <check.h>
 #include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 /* Put a pipe in the place of stderr; its other end. */
@@ -18,19 +25,120 @@ static int take_stderr(void)
     return ends[0];
 }
 
-/* A line has a head, one newline, and nothing that a terminal could obey. */
+/* A line has the time, the level and the job, one newline, and nothing that a terminal could obey.
+ */
 START_TEST(a_line_is_clean)
 {
-    char got[128];
-    int pipe_end = take_stderr();
+    static const char words[] = "Z cisternd: warning: job 'run7': a?b?c 7\n";
+    char got[128] = "";
+    int pipe_end = take_stderr(), year = 0, milliseconds = -1, used = 0;
     ssize_t n;
 
     cst_log_init(CST_LOG_INFO);
-    cst_log(CST_LOG_WARNING, "a%cb\nc %d", 27, 7);
+    cst_log_about(CST_LOG_WARNING, &(struct cst_log_about){"run7", 3, 1000}, "a%cb\nc %d", 27, 7);
     cst_log(CST_LOG_DEBUG, "not this one");
-    n = read(pipe_end, got, sizeof got);
-    ck_assert_int_eq(n, (ssize_t)strlen("cisternd: warning: a?b?c 7\n"));
-    ck_assert_mem_eq(got, "cisternd: warning: a?b?c 7\n", (size_t)n);
+    n = read(pipe_end, got, sizeof got - 1);
+    ck_assert_int_eq(n, 23 + (ssize_t)strlen(words));
+    ck_assert_int_eq(sscanf(got, "%4d-%*2d-%*2dT%*2d:%*2d:%*2d.%3d%n", &year, &milliseconds, &used),
+                     2);
+    ck_assert_int_ge(year, 2024);
+    ck_assert_int_eq(used, 23);
+    ck_assert_str_eq(got + used, words);
+}
+END_TEST
+
+/* A /run of our own, in a mount namespace, with a socket in the place of the journal's. False: this
+ * machine does not let us. */
+static bool make_journal(int *journal)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = "/run/systemd/journal/socket"};
+
+    if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("tmpfs", "/run", "tmpfs", 0, NULL) != 0) {
+        return false;
+    }
+    ck_assert_int_eq(mkdir("/run/systemd", 0755), 0);
+    ck_assert_int_eq(mkdir("/run/systemd/journal", 0755), 0);
+    *journal = socket(AF_UNIX, SOCK_DGRAM, 0);
+    ck_assert_int_eq(bind(*journal, (struct sockaddr *)&address, sizeof address), 0);
+    return true;
+}
+
+/* stderr as systemd gives it to a service: a stream that the environment names by device and inode.
+ */
+static int take_stderr_as_journal(void)
+{
+    int pipe_end = take_stderr();
+    char stream[64];
+    struct stat st;
+
+    ck_assert_int_eq(fstat(STDERR_FILENO, &st), 0);
+    (void)snprintf(stream, sizeof stream, "%ju:%ju", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino);
+    ck_assert_int_eq(setenv("JOURNAL_STREAM", stream, 1), 0);
+    cst_log_init(CST_LOG_INFO);
+    return pipe_end;
+}
+
+/* The journal gets fields for the level, the job, the rank and the owner, and stderr nothing; only
+ * what there is. */
+START_TEST(the_journal_has_fields)
+{
+    char got[512] = "";
+    int journal, pipe_end;
+    ssize_t n;
+
+    if (!make_journal(&journal)) {
+        (void)printf("skipped: no mount namespace of our own\n");
+        return;
+    }
+    pipe_end = take_stderr_as_journal();
+    cst_log_about(CST_LOG_NOTICE, &(struct cst_log_about){"run7", 3, 1000}, "rank %d\nis gone", 3);
+    cst_log(CST_LOG_ERROR, "no more");
+    n = recv(journal, got, sizeof got - 1, MSG_DONTWAIT);
+    ck_assert_int_gt(n, 0);
+    ck_assert_str_eq(got,
+                     "PRIORITY=5\nSYSLOG_IDENTIFIER=cisternd\nMESSAGE=job 'run7': rank 3?is gone\n"
+                     "CISTERN_JOB=run7\nCISTERN_RANK=3\nCISTERN_UID=1000\n");
+    n = recv(journal, got, sizeof got - 1, MSG_DONTWAIT);
+    ck_assert_int_gt(n, 0);
+    got[n] = '\0';
+    ck_assert_str_eq(got, "PRIORITY=3\nSYSLOG_IDENTIFIER=cisternd\nMESSAGE=no more\n");
+    ck_assert_int_eq(fcntl(pipe_end, F_SETFL, O_NONBLOCK), 0);
+    ck_assert_int_eq(read(pipe_end, got, sizeof got), -1);
+}
+END_TEST
+
+/* A journal that takes nothing (it is full, or not there) leaves the line to stderr, in its
+ * notation; the caller goes on. */
+START_TEST(a_journal_that_is_stuck_loses_nothing)
+{
+    char got[128] = "";
+    int journal, pipe_end;
+
+    if (!make_journal(&journal)) {
+        (void)printf("skipped: no mount namespace of our own\n");
+        return;
+    }
+    pipe_end = take_stderr_as_journal();
+    ck_assert_int_eq(fcntl(pipe_end, F_SETFL, O_NONBLOCK), 0);
+    for (int i = 0; i < 100000 && read(pipe_end, got, sizeof got - 1) < 0; i++) {
+        cst_log(CST_LOG_WARNING, "line");
+    }
+    ck_assert_str_eq(got, "<4>line\n");
+}
+END_TEST
+
+/* What is told once a minute is told at once, and then when a minute is over. */
+START_TEST(a_pace_is_kept)
+{
+    const uint64_t s = 1000000000, start = 12345;
+    struct cst_log_pace pace = {0};
+
+    ck_assert(cst_log_due(&pace, start));
+    ck_assert(!cst_log_due(&pace, start + 1));
+    ck_assert(!cst_log_due(&pace, start + 59 * s));
+    ck_assert(cst_log_due(&pace, start + 60 * s));
+    ck_assert(!cst_log_due(&pace, start + 119 * s));
 }
 END_TEST
 
@@ -39,7 +147,7 @@ END_TEST
 START_TEST(a_full_pipe_loses_lines)
 {
     int pipe_end = take_stderr(), size = fcntl(pipe_end, F_GETPIPE_SZ);
-    char got[64];
+    char got[128];
 
     ck_assert_int_gt(size, 0);
     cst_log_init(CST_LOG_INFO);
@@ -47,7 +155,7 @@ START_TEST(a_full_pipe_loses_lines)
         cst_log(CST_LOG_ERROR, "line %d", i);
     }
     ck_assert_int_gt(read(pipe_end, got, sizeof got), 0);
-    ck_assert_mem_eq(got, "cisternd: error: line 0\n", 24);
+    ck_assert_mem_eq(got + 23, "Z cisternd: error: line 0\n", 26);
 }
 END_TEST
 
@@ -57,6 +165,9 @@ int main(void)
     TCase *tc = tcase_create("lines");
 
     tcase_add_test(tc, a_line_is_clean);
+    tcase_add_test(tc, the_journal_has_fields);
+    tcase_add_test(tc, a_journal_that_is_stuck_loses_nothing);
+    tcase_add_test(tc, a_pace_is_kept);
     tcase_add_test(tc, a_full_pipe_loses_lines);
     suite_add_tcase(suite, tc);
     return suite_run(suite);
