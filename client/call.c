@@ -48,11 +48,62 @@ void cst_client_die(struct cst_client *client, const struct cst_err *cause)
     client->n_sent = 0;
 }
 
-/* End the connection with @status and the words in @err, prefixed with the socket's path. */
+/* Read an Error's body. Its status must be one of an error: a daemon that says "error: ok" is not
+ * believed. */
+static int parse_error(const struct cst_frame *frame, struct cst_err *out)
+{
+    Cistern__Error *msg = cistern__error__unpack(NULL, frame->body_bytes, frame->body);
+
+    if (msg == NULL || msg->status >= 0 || msg->status == CST_EAGAIN) {
+        if (msg != NULL) {
+            cistern__error__free_unpacked(msg, NULL);
+        }
+        return cst_err_set(out, CST_EPROTO, "an error reply that does not parse");
+    }
+    (void)cst_err_set(out, msg->status, "%s", msg->text);
+    cistern__error__free_unpacked(msg, NULL);
+    return CST_OK;
+}
+
+/* What the daemon says unasked: why it is going to close the connection. A newer one may announce
+ * other things. */
+static void take_event(struct cst_client *client, const struct cst_frame *frame)
+{
+    struct cst_err why = {0};
+
+    if (frame->type == CISTERN__MSG_TYPE__MSG_ERROR && parse_error(frame, &why) == CST_OK) {
+        client->farewell = why;
+    }
+}
+
+/* The peer has closed the connection, as a send found out: what it said before may still be here to
+ * be read. Replies among it are not of use any more: their calls end with the connection. */
+static void hear_farewell(struct cst_client *client)
+{
+    struct cst_frame frame = {0};
+
+    while (client->farewell.status == CST_OK && client->sock >= 0 &&
+           cst_frame_recv(client->sock, MSG_DONTWAIT, &client->in, &frame, NULL) == CST_OK) {
+        if ((frame.flags & CST_FRAME_EVENT) != 0) {
+            take_event(client, &frame);
+        }
+        cst_frame_close_fds(&frame);
+    }
+}
+
+/* End the connection with @status and the words in @err, prefixed with the socket's path; or with
+ * what the daemon said about its end. */
 static int die(struct cst_client *client, int status, struct cst_err *why, struct cst_err *err)
 {
     struct cst_err cause;
 
+    if (status == CST_ECONN) {
+        hear_farewell(client);
+        if (client->farewell.status != CST_OK) {
+            status = client->farewell.status;
+            why = &client->farewell;
+        }
+    }
     (void)cst_err_set(&cause, status, "daemon at %s: %s", client->path, why->text);
     cst_client_die(client, &cause);
     return cst_client_check(client, err);
@@ -164,23 +215,6 @@ static struct cst_call *take(struct cst_client *client, uint64_t request)
     return NULL;
 }
 
-/* Read an Error's body. Its status must be one of an error: a daemon that says "error: ok" is not
- * believed. */
-static int parse_error(const struct cst_frame *frame, struct cst_err *out)
-{
-    Cistern__Error *msg = cistern__error__unpack(NULL, frame->body_bytes, frame->body);
-
-    if (msg == NULL || msg->status >= 0 || msg->status == CST_EAGAIN) {
-        if (msg != NULL) {
-            cistern__error__free_unpacked(msg, NULL);
-        }
-        return cst_err_set(out, CST_EPROTO, "an error reply that does not parse");
-    }
-    (void)cst_err_set(out, msg->status, "%s", msg->text);
-    cistern__error__free_unpacked(msg, NULL);
-    return CST_OK;
-}
-
 static int parse_reply(struct cst_call *call, struct cst_frame *frame, struct cst_err *why)
 {
     if (frame->type != call->reply_type) {
@@ -213,7 +247,8 @@ static int dispatch(struct cst_client *client, struct cst_frame *frame, struct c
     int rc;
 
     if ((frame->flags & CST_FRAME_EVENT) != 0) {
-        return CST_OK; /* nothing is subscribed to; a newer daemon may announce things */
+        take_event(client, frame);
+        return CST_OK;
     }
     if ((frame->flags & CST_FRAME_REPLY) == 0) {
         return cst_err_set(why, CST_EPROTO, "a request of type %u instead of a reply", frame->type);

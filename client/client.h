@@ -19,6 +19,7 @@ struct cst_client {
     void (*watch)(struct cst_client *client); /* called when it is readable; it may send */
     bool forked;                     /* this process is a child of the one that connected */
     struct cst_err dead;             /* status != 0: the connection is over, and why */
+    struct cst_err farewell;         /* status != 0: the daemon has said why it will close it */
     char path[108];                  /* of the socket, for words */
     uint32_t credits;                /* requests that may be in flight */
     uint32_t max_batch;              /* items in a Batch */

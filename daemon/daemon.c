@@ -69,7 +69,7 @@ static void on_terminate(uv_signal_t *signal, int number)
         cst_log(CST_LOG_WARNING, "second %s: gone at once", strsignal(number));
         _exit(1); /* engines end with their sockets */
     }
-    cst_log(CST_LOG_NOTICE, "%s: going down", strsignal(number));
+    cst_log(CST_LOG_NOTICE, "%s: going down; %u jobs end", strsignal(number), daemon->jobs.n);
     cst_daemon_drain(daemon);
 }
 
@@ -236,13 +236,48 @@ void cst_daemon_run(struct cst_daemon *daemon)
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
 }
 
+/* Why a worker of @job (NULL: somebody who has none) hears no more. */
+static struct cst_err words_of_end(const struct cst_job *job)
+{
+    struct cst_core_stats stats = {0};
+    struct cst_err why = {0};
+
+    if (job == NULL) {
+        (void)cst_err_set(&why, CST_EDRAINING, "the daemon is going down");
+        return why;
+    }
+    if (job->core != NULL) {
+        cst_core_stats(job->core, &stats);
+    }
+    (void)cst_err_set(
+        &why, CST_EDRAINING,
+        "the daemon is going down, and job '%s' ends with it at step %llu: its states "
+        "are lost",
+        job->name, (unsigned long long)stats.step);
+    return why;
+}
+
+/* Whoever is connected learns why, even if it asks for nothing just now. */
+static void say_farewell(struct cst_daemon *daemon)
+{
+    struct cst_session *session;
+
+    TAILQ_FOREACH(session, &daemon->server.sessions, link)
+    {
+        struct cst_err why = words_of_end(session->job);
+
+        cst_session_farewell(session, &why);
+    }
+}
+
 static void remove_jobs(struct cst_daemon *daemon)
 {
     struct cst_job *job;
-    struct cst_err why = {0};
 
-    (void)cst_err_set(&why, CST_EDRAINING, "the daemon is going down");
     while ((job = TAILQ_FIRST(&daemon->jobs.living)) != NULL) {
+        struct cst_err why = words_of_end(job);
+
+        cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "%s", why.text);
         cst_job_remove(job, 0, &why);
     }
 }
@@ -252,9 +287,8 @@ static void remove_jobs(struct cst_daemon *daemon)
 static void end_sessions(struct cst_daemon *daemon)
 {
     struct cst_session *session;
-    struct cst_err why = {0};
+    struct cst_err why = words_of_end(NULL);
 
-    (void)cst_err_set(&why, CST_EDRAINING, "the daemon is going down");
     TAILQ_FOREACH(session, &daemon->server.sessions, link)
     {
         while (!TAILQ_EMPTY(&session->requests)) {
@@ -290,6 +324,7 @@ void cst_daemon_drain(struct cst_daemon *daemon)
     daemon->draining = true;
     cst_notify_stopping(&daemon->notify);
     cst_server_stop(&daemon->server);
+    say_farewell(daemon);
     remove_jobs(daemon);
     cst_later_run(&daemon->later);
     end_sessions(daemon);

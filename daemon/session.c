@@ -185,8 +185,8 @@ bool cst_session_is_gone(struct cst_session *session)
 /* -- replies out ---------------------------------------------------------------------------- */
 
 /* @n_bytes of body lie in the daemon's out. */
-static void reply_packed(struct cst_session *session, uint64_t id, uint16_t type, size_t n_bytes,
-                         const int *fds, unsigned n_fds)
+static void send_packed(struct cst_session *session, uint8_t flags, uint64_t id, uint16_t type,
+                        size_t n_bytes, const int *fds, unsigned n_fds)
 {
     struct cst_frame frame;
     struct cst_err err;
@@ -194,7 +194,7 @@ static void reply_packed(struct cst_session *session, uint64_t id, uint16_t type
     int rc;
 
     frame.type = type;
-    frame.flags = CST_FRAME_REPLY;
+    frame.flags = flags;
     frame.request = id;
     frame.body = session->daemon->out;
     frame.body_bytes = (uint32_t)n_bytes;
@@ -233,17 +233,35 @@ void cst_session_reply(struct cst_session *session, uint64_t id, uint16_t type,
     if (message != NULL) {
         n_bytes = protobuf_c_message_pack(message, session->daemon->out);
     }
-    reply_packed(session, id, type, n_bytes, fds, n_fds);
+    send_packed(session, CST_FRAME_REPLY, id, type, n_bytes, fds, n_fds);
 }
 
-void cst_session_error(struct cst_session *session, uint64_t id, const struct cst_err *err)
+static Cistern__Error error_message(const struct cst_err *err)
 {
     Cistern__Error message = CISTERN__ERROR__INIT;
 
     message.status = err->status;
     message.retryable = cst_status_retryable(err->status);
     message.text = (char *)(uintptr_t)err->text;
+    return message;
+}
+
+void cst_session_error(struct cst_session *session, uint64_t id, const struct cst_err *err)
+{
+    Cistern__Error message = error_message(err);
+
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_ERROR, &message.base, NULL, 0);
+}
+
+void cst_session_farewell(struct cst_session *session, const struct cst_err *why)
+{
+    Cistern__Error message = error_message(why);
+
+    if (session->state != CST_SESSION_DOOMED) {
+        size_t n_bytes = protobuf_c_message_pack(&message.base, session->daemon->out);
+
+        send_packed(session, CST_FRAME_EVENT, 0, CISTERN__MSG_TYPE__MSG_ERROR, n_bytes, NULL, 0);
+    }
 }
 
 /* -- requests that are answered later --------------------------------------------------------- */
@@ -311,8 +329,9 @@ void cst_session_answer(struct cst_daemon *daemon, struct cst_pending *request, 
 void cst_session_answer_batch(struct cst_daemon *daemon, struct cst_pending *request)
 {
     if (request->session != NULL && request->session->state != CST_SESSION_DOOMED) {
-        reply_packed(request->session, request->id, CISTERN__MSG_TYPE__MSG_BATCH_DONE,
-                     cst_batch_write(request->items, request->n_items, daemon->out), NULL, 0);
+        send_packed(request->session, CST_FRAME_REPLY, request->id,
+                    CISTERN__MSG_TYPE__MSG_BATCH_DONE,
+                    cst_batch_write(request->items, request->n_items, daemon->out), NULL, 0);
     }
     close_request(daemon, request);
 }
@@ -371,8 +390,10 @@ void cst_session_doom(struct cst_session *session, const char *why)
         return;
     }
     if (why != NULL) {
-        cst_log(CST_LOG_WARNING, "pid %d (uid %u): disconnected: %s", (int)session->peer.pid,
-                (unsigned)session->peer.uid, why);
+        cst_log_about(CST_LOG_WARNING,
+                      &(struct cst_log_about){.rank = CST_LOG_NONE, .uid = session->peer.uid},
+                      "pid %d (uid %u): disconnected: %s", (int)session->peer.pid,
+                      (unsigned)session->peer.uid, why);
     }
     session->state = CST_SESSION_DOOMED;
     cst_later_add(&session->daemon->later, &session->end);

@@ -69,6 +69,10 @@ void cst_session_reply(struct cst_session *session, uint64_t id, uint16_t type,
 /* Answer request @id with an Error. */
 void cst_session_error(struct cst_session *session, uint64_t id, const struct cst_err *err);
 
+/* Tell the peer, unasked, why its connection is going to be closed: calls that it makes later fail
+ * with these words. */
+void cst_session_farewell(struct cst_session *session, const struct cst_err *why);
+
 /* Find out now, not at the next turn, whether the peer has hung up. */
 bool cst_session_is_gone(struct cst_session *session);
 

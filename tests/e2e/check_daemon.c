@@ -136,7 +136,7 @@ START_TEST(nonsense_is_refused)
         {"--engine=/nowhere/engine", "/nowhere/engine"},
         {"--socket=relative", "not an absolute path"},
         {"--config=/nowhere/cistern.conf", "/nowhere/cistern.conf"},
-        {"--frobnicate", "unknown option '--frobnicate'"},
+        {"--frobnicate", "there is no option --frobnicate"},
         {"extra", "unexpected argument 'extra'"},
     };
 
@@ -190,15 +190,16 @@ END_TEST
 
 /* -- signals -------------------------------------------------------------------------------- */
 
-/* SIGTERM: who waits is told EDRAINING, engines end, status 0, and nothing is left in the folder.
- */
+/* SIGTERM: who waits is told EDRAINING; who does not is told why the connection ends; engines end,
+ * status 0, and nothing is left in the folder. */
 START_TEST(sigterm_drains)
 {
-    struct raw_client client;
+    struct raw_client client, idle;
     struct raw_job job = {.name = "j", .world = 2};
     int engine;
     uint64_t id;
 
+    raw_open(&idle, proc.socket);
     raw_open(&client, proc.socket);
     engine = pidfd_open(engine_pid(&client), 0);
     ck_assert_int_ge(engine, 0);
@@ -208,9 +209,15 @@ START_TEST(sigterm_drains)
     ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
     ck_assert_int_eq(daemon_proc_stop(&proc), 0);
     ck_assert_int_eq(raw_status(&client, id), CST_EDRAINING);
+    raw_says(&client, "job 'j' ends with it at step 0");
     ck_assert(!raw_receive(&client));
+    ck_assert_int_eq(client.farewell.status, CST_EDRAINING);
+    ck_assert_ptr_nonnull(strstr(client.farewell.text, "job 'j' ends with it at step 0"));
+    ck_assert(!raw_receive(&idle));
+    ck_assert_int_eq(idle.farewell.status, CST_EDRAINING);
     await_end(engine);
     raw_close(&client);
+    raw_close(&idle);
 }
 END_TEST
 

@@ -104,25 +104,6 @@ uint64_t raw_ask(struct raw_client *client, uint16_t type, const ProtobufCMessag
     return client->id;
 }
 
-bool raw_receive(struct raw_client *client)
-{
-    struct pollfd p = {.fd = client->sock, .events = POLLIN};
-    struct cst_err err = {0};
-    int rc;
-
-    ck_assert_msg(poll(&p, 1, PATIENCE_MS) == 1, "no answer from the daemon");
-    rc = cst_frame_recv(client->sock, 0, &client->buf, &client->reply, &err);
-    ck_assert_msg(rc == CST_OK || rc == CST_ECONN, "%s", err.text);
-    return rc == CST_OK;
-}
-
-bool raw_is_quiet(const struct raw_client *client)
-{
-    struct pollfd p = {.fd = client->sock, .events = POLLIN};
-
-    return poll(&p, 1, 0) == 0;
-}
-
 static void take_error(struct raw_client *client)
 {
     Cistern__Error *error =
@@ -134,6 +115,32 @@ static void take_error(struct raw_client *client)
     ck_assert_uint_gt(strlen(error->text), 0);
     (void)cst_err_set(&client->err, error->status, "%s", error->text);
     cistern__error__free_unpacked(error, NULL);
+}
+
+bool raw_receive(struct raw_client *client)
+{
+    struct pollfd p = {.fd = client->sock, .events = POLLIN};
+    struct cst_err err = {0};
+    int rc;
+
+    do {
+        ck_assert_msg(poll(&p, 1, PATIENCE_MS) == 1, "no answer from the daemon");
+        rc = cst_frame_recv(client->sock, 0, &client->buf, &client->reply, &err);
+        ck_assert_msg(rc == CST_OK || rc == CST_ECONN, "%s", err.text);
+        if (rc == CST_OK && client->reply.flags == CST_FRAME_EVENT) {
+            ck_assert_uint_eq(client->reply.request, 0);
+            take_error(client);
+            client->farewell = client->err;
+        }
+    } while (rc == CST_OK && client->reply.flags == CST_FRAME_EVENT);
+    return rc == CST_OK;
+}
+
+bool raw_is_quiet(const struct raw_client *client)
+{
+    struct pollfd p = {.fd = client->sock, .events = POLLIN};
+
+    return poll(&p, 1, 0) == 0;
 }
 
 void *raw_expect(struct raw_client *client, uint64_t id, uint16_t type,

@@ -16,7 +16,9 @@ struct raw_client {
     uint64_t id;            /* of the last request */
     struct cst_frame reply; /* the last one; body in buf; fds are the test's */
     struct cst_frame_buf buf;
-    struct cst_err err;      /* the last Error */
+    struct cst_err err; /* the last Error */
+    struct cst_err
+        farewell; /* what the daemon said before it closes the connection; status 0: nothing */
     struct raw_body *bodies; /* what was unpacked; freed by raw_close */
 };
 

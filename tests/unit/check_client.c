@@ -115,28 +115,54 @@ END_TEST
 
 /* -- a daemon that is gone -------------------------------------------------------------------- */
 
+static void send_raw(struct fake_daemon *fake, const struct cst_frame *request, uint16_t type,
+                     uint16_t flags, uint64_t id, const uint8_t *body, uint32_t body_bytes)
+{
+    struct cst_frame frame = {
+        .type = type, .flags = flags, .request = id, .body = body, .body_bytes = body_bytes};
+
+    (void)request;
+    (void)cst_frame_send(fake->sock, 0, &frame, NULL);
+}
+
+/* The daemon says unasked why it is going to close the connection. */
+static void say_farewell(struct fake_daemon *fake, const struct cst_frame *request)
+{
+    Cistern__Error msg = CISTERN__ERROR__INIT;
+    uint8_t body[64];
+
+    msg.status = CST_EDRAINING;
+    msg.text = (char *)(uintptr_t) "going down for tea";
+    send_raw(fake, request, CISTERN__MSG_TYPE__MSG_ERROR, CST_FRAME_EVENT, 0, body,
+             (uint32_t)protobuf_c_message_pack(&msg.base, body));
+}
+
 struct gone {            /* atomic: the order comes through a socket */
     _Atomic uint32_t at; /* hang up instead of answering this request */
     _Atomic uint32_t n;  /* requests so far */
+    bool says_why;       /* before it does */
 };
 
 static bool hook_gone(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
 {
     struct gone *gone = arg;
 
-    (void)request;
     if (gone->n++ != gone->at) {
         return false;
+    }
+    if (gone->says_why) {
+        say_farewell(fake, request);
     }
     fake_daemon_hang_up(fake);
     return true;
 }
 
 /* The daemon hangs up at the n-th request of a worker's life, for every n: ECONN there and ever
- * after, no signal, no descriptor lost. */
+ * after, or what the daemon said before (_i = 1); no signal, no descriptor lost. */
 START_TEST(test_gone)
 {
-    struct gone gone = {.at = UINT32_MAX};
+    struct gone gone = {.at = UINT32_MAX, .says_why = _i == 1};
+    const int status = _i == 1 ? CST_EDRAINING : CST_ECONN;
     unsigned before;
     uint32_t n_requests;
     struct cst_err err = {0};
@@ -154,16 +180,50 @@ START_TEST(test_gone)
         gone.n = 0;
         f.fake.n_tensors = 0;
         f.client = NULL;
-        ck_assert_int_eq(fake_job_live(&f, &err), CST_ECONN);
+        ck_assert_int_eq(fake_job_live(&f, &err), status);
         ck_assert_ptr_nonnull(strstr(err.text, f.fake.path));
+        ck_assert_int_eq(strstr(err.text, "tea") != NULL, _i == 1);
         if (at > 0) {
-            ck_assert_int_eq(cst_ping(f.client, NULL, &err), CST_ECONN);
-            ck_assert_int_eq(cst_client_fd(f.client), CST_ECONN);
+            ck_assert_int_eq(cst_ping(f.client, NULL, &err), status);
+            ck_assert_int_eq(cst_client_fd(f.client), status);
         }
         cst_disconnect(f.client);
     }
     fake_daemon_stop(&f.fake);
     ck_assert_uint_lt(fake_job_count_fds(), before);
+}
+END_TEST
+
+static bool hook_answer_and_go(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    (void)arg;
+    if (request->type != CISTERN__MSG_TYPE__MSG_PING) {
+        return false;
+    }
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_PONG, NULL, NULL, 0);
+    say_farewell(fake, request);
+    fake_daemon_hang_up(fake);
+    return true;
+}
+
+/* Who was told while it asked for nothing hears it from the next call, which cannot even be sent.
+ */
+START_TEST(test_farewell_while_idle)
+{
+    struct cst_err err = {0};
+    struct pollfd gone;
+
+    f.fake.hook = hook_answer_and_go;
+    fake_daemon_start(&f.fake);
+    CK_OK(cst_connect(&f.client, f.fake.path, &err));
+    CK_OK(cst_ping(f.client, NULL, &err));
+    gone = (struct pollfd){.fd = cst_client_fd(f.client), .events = POLLRDHUP};
+    while (poll(&gone, 1, -1) == 1 && (gone.revents & (POLLRDHUP | POLLHUP)) == 0) {
+    }
+    ck_assert_int_eq(cst_ping(f.client, NULL, &err), CST_EDRAINING);
+    ck_assert_ptr_nonnull(strstr(err.text, "going down for tea"));
+    cst_disconnect(f.client);
+    fake_daemon_stop(&f.fake);
 }
 END_TEST
 
@@ -185,16 +245,6 @@ enum lie {
     LIE_PLACE,        /* a lease without a place */
     LIE_COUNT
 };
-
-static void send_raw(struct fake_daemon *fake, const struct cst_frame *request, uint16_t type,
-                     uint16_t flags, uint64_t id, const uint8_t *body, uint32_t body_bytes)
-{
-    struct cst_frame frame = {
-        .type = type, .flags = flags, .request = id, .body = body, .body_bytes = body_bytes};
-
-    (void)request;
-    (void)cst_frame_send(fake->sock, 0, &frame, NULL);
-}
 
 static void lie_about_lease(struct fake_daemon *fake, const struct cst_frame *request, int lie)
 {
@@ -476,7 +526,8 @@ int main(void)
     tcase_add_loop_test(tcase, test_version, 0, 2);
     tcase_add_test(tcase, test_ping);
     tcase_add_test(tcase, test_no_leak);
-    tcase_add_test(tcase, test_gone);
+    tcase_add_loop_test(tcase, test_gone, 0, 2);
+    tcase_add_test(tcase, test_farewell_while_idle);
     tcase_add_loop_test(tcase, test_lie, 0, LIE_COUNT);
     tcase_add_loop_test(tcase, test_bad_slab, 0, FD_COUNT);
     tcase_add_loop_test(tcase, test_bad_staging, 0, FD_COUNT);
