@@ -410,7 +410,7 @@ void cst_planner_cancel(struct cst_job *job)
     struct cst_plan_search *s = job->plan.search;
 
     if (s != NULL) {
-        cst_log(CST_LOG_INFO, "job '%s': nobody waits for its plan any more", job->name);
+        cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "nobody waits for its plan any more");
         job->plan.search = NULL;
         s->job = NULL;
         cst_search_task_cancel(&s->task);
@@ -449,9 +449,8 @@ bool cst_planner_start(struct cst_job *job, cst_planner_fn done)
         tell_none(job, "no plan", &err);
         return false;
     }
-    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "%s, %.0f ms%s; predicted step %.4g s%s",
-                  plan->words, ms, stopped, (double)s->predicted.step_ns * 1e-9,
-                  plan->step_s > 0 ? "" : " (the workers' speed is not known)");
+    if (queue(job, done, &err) != CST_OK) {
+        cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "no plan: %s", err.text);
         tell_none(job, "no plan", &err);
         return false;
     }
@@ -487,7 +486,7 @@ void cst_planner_drifted(struct cst_job *job)
     struct cst_err err = {0};
 
     if (job->plan.valid && job->plan.search == NULL && queue(job, NULL, &err) != CST_OK) {
-        cst_log(CST_LOG_INFO, "job '%s': not planned again: %s", job->name, err.text);
+        cst_log_about(CST_LOG_DEBUG, CST_JOB_ABOUT(job), "not planned again: %s", err.text);
     }
 }
 
