@@ -5,14 +5,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MAX_GIVEN_UP = 3 };
+
 struct cst_commands_item {
     TAILQ_ENTRY(cst_commands_item) link;
     struct cst_commands_item *same_bucket; /* next with the same hash */
     uint64_t ticket;
     bool forgiven;
-    size_t n_bytes;   /* of packed */
-    uint8_t packed[]; /* field 1 of Submit: key, length, Command; so a Submit is items one behind
-                         the other */
+    bool io;             /* as in the command */
+    uint32_t n_given_up; /* Times that the engine was given up while the command was here. */
+    size_t n_bytes;      /* of packed */
+    uint8_t packed[];    /* field 1 of Submit: key, length, Command; so a Submit is items one behind
+                            the other */
 };
 
 static unsigned bucket_of(uint64_t ticket)
@@ -202,6 +206,8 @@ int cst_commands_add(struct cst_commands *commands, const struct cst_command *co
     item->n_bytes = n_head + n;
     item->ticket = command->ticket;
     item->forgiven = command->forgiven;
+    item->io = command->io;
+    item->n_given_up = 0;
     bucket = &commands->buckets[bucket_of(item->ticket)];
     item->same_bucket = *bucket;
     *bucket = item;
@@ -257,6 +263,43 @@ void cst_commands_forget(struct cst_commands *commands, unsigned shift, uint64_t
             drop(commands, item);
         }
     }
+}
+
+void cst_commands_give_up(struct cst_commands *commands)
+{
+    struct cst_commands_item *item;
+
+    TAILQ_FOREACH(item, &commands->items, link)
+    {
+        item->n_given_up++;
+    }
+}
+
+bool cst_commands_first_refused(const struct cst_commands *commands, uint64_t *ticket)
+{
+    const struct cst_commands_item *item;
+
+    TAILQ_FOREACH(item, &commands->items, link)
+    {
+        if (item->n_given_up > 0 && (item->io || item->n_given_up >= MAX_GIVEN_UP)) {
+            *ticket = item->ticket;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool cst_commands_has_any(const struct cst_commands *commands, unsigned shift, uint64_t value)
+{
+    const struct cst_commands_item *item;
+
+    TAILQ_FOREACH(item, &commands->items, link)
+    {
+        if (item->ticket >> shift == value) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool cst_commands_first(const struct cst_commands *commands, uint64_t *ticket)

@@ -41,6 +41,17 @@ void cst_commands_forget(struct cst_commands *commands, unsigned shift, uint64_t
 /* The ticket of the oldest one. False: there is none. */
 bool cst_commands_first(const struct cst_commands *commands, uint64_t *ticket);
 
+/* The engine was given up. Its commands are kept for a later one, except those whose ticket the
+ * next function returns: io, and those that have been here for the third time that it is given up,
+ * which may be why. */
+void cst_commands_give_up(struct cst_commands *commands);
+
+/* The ticket of the oldest one that is not kept. False: there is none. */
+bool cst_commands_first_refused(const struct cst_commands *commands, uint64_t *ticket);
+
+/* A command is here whose ticket >> @shift is @value. */
+bool cst_commands_has_any(const struct cst_commands *commands, unsigned shift, uint64_t value);
+
 /* Fill @body with a Submit message of as many unsent commands as @max bytes take; returns its
  * length, 0: nothing to send. They count as unsent until cst_commands_sent, which takes *upto. */
 size_t cst_commands_pack(const struct cst_commands *commands, uint8_t *body, size_t max,

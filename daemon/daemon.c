@@ -191,7 +191,7 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
         goto err_after_loop;
     }
     rc = cst_engines_init(&daemon->engines, &daemon->loop, config, &daemon->later, cst_drive_done,
-                          cst_commit_resume, daemon, err);
+                          cst_commit_resume, cst_drive_given_up, daemon, err);
     if (rc != CST_OK) {
         goto err_after_loop;
     }

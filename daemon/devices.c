@@ -47,6 +47,11 @@ static struct cst_engine *engine_of(const struct cst_worker *worker, uint32_t i)
 
 void cst_devices_need(const struct cst_worker *worker)
 {
+    struct cst_engines *engines = &worker->job->daemon->engines;
+
+    for (unsigned i = 0; i < engines->n_nodes; i++) {
+        cst_engine_need(&engines->v[i]);
+    }
     for (uint32_t i = 0; i < 2; i++) {
         struct cst_engine *engine = engine_of(worker, i);
 

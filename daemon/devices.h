@@ -18,7 +18,8 @@ void cst_devices_set(struct cst_worker *worker, struct cst_gpu *gpu);
 /* None is in use any more. */
 void cst_devices_drop(struct cst_worker *worker);
 
-/* Engines of them that were given up are tried again: perhaps they are there again. */
+/* Engines that were given up are tried again: those of the worker's accelerators, and those of all
+ * nodes, since each of these may have memory of any job. */
 void cst_devices_need(const struct cst_worker *worker);
 
 /* The engines of all ranks' must have said what their memory is like. CST_EAGAIN: they will;

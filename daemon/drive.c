@@ -292,3 +292,20 @@ void cst_drive_timed(void *arg, uint64_t ticket, unsigned engine, uint64_t began
         cst_record_done(job->record, ticket, engine, began_ns, ended_ns);
     }
 }
+
+void cst_drive_given_up(void *arg, unsigned engine, const char *why)
+{
+    struct cst_daemon *daemon = arg;
+    const struct cst_commands *commands = &daemon->engines.v[engine].commands;
+    struct cst_job *job;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        if (job->core != NULL &&
+            cst_commands_has_any(commands, CST_JOB_TICKET_SHIFT, job->serial)) {
+            struct cst_event event = {.kind = CST_EV_NODE_DOWN, .text = why};
+
+            cst_job_feed(job, &event);
+        }
+    }
+}

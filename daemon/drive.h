@@ -16,4 +16,8 @@ void cst_drive_done(void *daemon, uint64_t ticket, int status, double value, con
 void cst_drive_timed(void *daemon, uint64_t ticket, unsigned engine, uint64_t began_ns,
                      uint64_t ended_ns);
 
+/* An engine was given up and keeps commands: the jobs whose they are hear of it.
+ * cst_engines_given_up_fn. */
+void cst_drive_given_up(void *daemon, unsigned engine, const char *why);
+
 #endif

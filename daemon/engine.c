@@ -363,19 +363,30 @@ static void fold_counters(struct cst_engine *engine)
     engine->counters = (struct cst_engine_counters){0};
 }
 
-/* Nobody will do what it had to do. */
+/* The next command that nobody will do: of an accelerator's engine any. */
+static bool find_refused(const struct cst_engine *engine, uint64_t *ticket)
+{
+    return cst_engine_is_gpu(engine) ? cst_commands_first(&engine->commands, ticket)
+                                     : cst_commands_first_refused(&engine->commands, ticket);
+}
+
+/* It is given up. Refuse what is not kept, and tell the owners of what is. */
 static void refuse_all(struct cst_engine *engine)
 {
     struct cst_engines *engines = engine->engines;
     uint64_t ticket;
 
+    engine->retry = false;
     cst_mounts_fail(engine);
-    while (cst_commands_first(&engine->commands, &ticket)) {
+    cst_commands_give_up(&engine->commands);
+    while (find_refused(engine, &ticket)) {
         (void)cst_commands_remove(&engine->commands, ticket);
         cst_engines_complete(engines, ticket, CST_EENGINE, 0, engine->why, false);
     }
     if (cst_engine_is_gpu(engine)) {
         engines->on_up(engines->arg);
+    } else if (engine->commands.n > 0) {
+        engines->on_given_up(engines->arg, engine->index, engine->why);
     }
 }
 
@@ -401,7 +412,10 @@ static void on_refuse(struct cst_later *later)
 {
     struct cst_engine *engine = cst_owner_of(later, struct cst_engine, refuse);
 
-    if (engine->state == CST_ENGINE_FAILED) {
+    if (engine->state == CST_ENGINE_FAILED && engine->retry) {
+        engine->retry = false;
+        cst_engine_need(engine);
+    } else if (engine->state == CST_ENGINE_FAILED) {
         refuse_all(engine);
     }
 }
@@ -429,6 +443,7 @@ int cst_engine_submit(struct cst_engine *engine, const struct cst_command *comma
     int rc = cst_commands_add(&engine->commands, command, err);
 
     if (rc == CST_OK && engine->state == CST_ENGINE_FAILED) {
+        engine->retry = !cst_engine_is_gpu(engine);
         cst_later_add(engine->engines->later, &engine->refuse);
     }
     return rc;

@@ -6,8 +6,13 @@
  *    ^                 \-----------------/ dies: STARTING again -----/     (a GPU's alone)
  *    |                                   | more than 5 deaths in a row with nothing done in between
  *    |                                   | (a node's: in 10 s)
- *    +--- (daemon ends)                  +--> FAILED: all it had gets CST_EENGINE; the next mount,
- * and a rank that attaches and has a pool, a room or states there, tries again
+ *    +--- (daemon ends)                  +--> FAILED
+ *
+ * FAILED. What was to be mapped gets CST_EENGINE. So do all commands of an accelerator's engine,
+ * whose memory may be gone. The engine of a node keeps its commands and what it needs to undo a
+ * tile that is half changed, because the memory is the daemon's: the jobs hear of it (on_given_up).
+ * The engine is started again with the next mount or command, and with a rank that attaches and
+ * needs it.
  *
  * Loop thread only. */
 #ifndef CST_ENGINE_H
@@ -70,7 +75,8 @@ struct cst_engine {
     uint32_t n_asked;        /* segments that it was asked to map or unmap, and has not yet */
     bool locked;             /* the last segment to be locked was */
     char why[256];           /* FAILED: the words */
-    struct cst_later refuse; /* FAILED: answers what comes in nevertheless */
+    struct cst_later refuse; /* FAILED: answers what comes in nevertheless, or tries again */
+    bool retry;              /* FAILED, a node's: a command came in, for which it is tried again */
 };
 
 /* Zeroed otherwise; OFF. @device: UUID of its accelerator, or empty. */
@@ -98,7 +104,8 @@ bool cst_engine_is_gpu(const struct cst_engine *engine);
 /* "host", "cuda", "paced". */
 const char *cst_engine_kind(const struct cst_engine *engine);
 
-/* @command is to be done. In FAILED it completes with CST_EENGINE, later. CST_ENOMEM. */
+/* @command is to be done. In FAILED a node's engine is tried again, later; an accelerator's
+ * completes it with CST_EENGINE, later. CST_ENOMEM. */
 int cst_engine_submit(struct cst_engine *engine, const struct cst_command *command,
                       struct cst_err *err);
 

@@ -79,7 +79,8 @@ static int find_nodes(struct cst_engines *engines, struct cst_err *err)
 
 int cst_engines_init(struct cst_engines *engines, uv_loop_t *loop, const struct cst_config *config,
                      struct cst_later_queue *later, cst_engines_done_fn on_done,
-                     cst_engines_up_fn on_up, void *arg, struct cst_err *err)
+                     cst_engines_up_fn on_up, cst_engines_given_up_fn on_given_up, void *arg,
+                     struct cst_err *err)
 {
     int rc;
 
@@ -89,6 +90,7 @@ int cst_engines_init(struct cst_engines *engines, uv_loop_t *loop, const struct 
     engines->later = later;
     engines->on_done = on_done;
     engines->on_up = on_up;
+    engines->on_given_up = on_given_up;
     engines->arg = arg;
     engines->next_segment = 1;
     TAILQ_INIT(&engines->segments);

@@ -25,6 +25,9 @@ typedef void (*cst_engines_timed_fn)(void *arg, uint64_t ticket, unsigned engine
 /* An engine of a GPU is up, or has failed: who waits for one may look again. */
 typedef void (*cst_engines_up_fn)(void *arg);
 
+/* The engine of node @engine was given up and keeps commands. @why: words. */
+typedef void (*cst_engines_given_up_fn)(void *arg, unsigned engine, const char *why);
+
 struct cst_engines {
     uv_loop_t *loop; /* the daemon's */
     const struct cst_config *config;
@@ -42,8 +45,9 @@ struct cst_engines {
     struct cst_traffic *traffic;                      /* in it, a slot for each engine; mapped */
     cst_engines_done_fn on_done;
     cst_engines_up_fn on_up;
-    cst_engines_timed_fn on_timed;    /* NULL: nobody wants to know */
-    void *arg;                        /* of all three */
+    cst_engines_timed_fn on_timed; /* NULL: nobody wants to know */
+    cst_engines_given_up_fn on_given_up;
+    void *arg;                        /* of all four */
     uv_timer_t ping;                  /* runs while an engine is busy */
     bool pinging;                     /* it runs */
     bool stopping;                    /* a death is no longer survived */
@@ -54,7 +58,8 @@ struct cst_engines {
  * none for GPUs where one was named; CST_EINVAL: a configured node is not there. */
 int cst_engines_init(struct cst_engines *engines, uv_loop_t *loop, const struct cst_config *config,
                      struct cst_later_queue *later, cst_engines_done_fn on_done,
-                     cst_engines_up_fn on_up, void *arg, struct cst_err *err);
+                     cst_engines_up_fn on_up, cst_engines_given_up_fn on_given_up, void *arg,
+                     struct cst_err *err);
 
 /* An engine more, OFF, for the GPU that goes by @uuid, on NUMA node @os_node (-1: the first
  * node's); *index is its number. CST_EUNSUPPORTED: too many. */

@@ -51,6 +51,7 @@ static const struct {
     [CST_EV_CANCEL] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_cancel},
     [CST_EV_DONE] = {NEEDS_NOTHING, on_done},
     [CST_EV_TICK] = {NEEDS_NOTHING, on_tick},
+    [CST_EV_NODE_DOWN] = {NEEDS_NOTHING, cst_loss_of_node},
 };
 #define N_KINDS (sizeof kinds / sizeof kinds[0])
 

@@ -26,7 +26,14 @@
  * memory. Whatever was to read or write such a pool, the attempt is interrupted; a step that all ranks have asked for is committed first, unless a sum
  * or a contribution to it is lost. The ranks with those pools hear which accelerator and why, whatever they ask, until they leave (or die) and attach again, their pools perhaps in
  * another place (cst_core_move_pool); the others wait for them in SYNC. Updates that were begun go on, the early ones of the step too. The job fails where states were there, or on their way
- * from there (offload/fallback.c), and with the engine of a node.
+ * from there (offload/fallback.c).
+ *
+ * The engine of a node may die too often to be started again at once (NODE_DOWN). All that it works on lies in host memory, and the driver keeps its commands: an engine that is started later does
+ * them, and first puts back what was half changed. So no state is lost. The attempt is interrupted, whether or not all ranks have asked for the step. All ranks that are attached hear why,
+ * whatever they ask, until they attach again. Commands to and from staging segments (io) are not kept, because those who wait for them are answered: such a command fails. A WRITE of master
+ * weights that fails, or a command that the driver has kept too often, fails the job.
+ *
+ * A job that has failed trains no more. Its rows can still be READ, except those of chunks in which a command failed that was to change them.
  *
  * Who copies weights up. An engine does, by a COPY command; or, in a pool with worker_copies, the rank's worker does itself. There a
  * FETCH_WEIGHT is answered as soon as a block is free and the chunk's update and writes are done, and the reply says where the row is (home):
@@ -184,6 +191,7 @@ struct cst_command {
                                                * that comes, in its own engine, too, only when this one was told to be complete */
     uint64_t instead[CST_COMMAND_MAX_INSTEAD]; /* tickets under way, of commands that failed or will: what was to come after them comes after this one */
     uint32_t n_instead;
+    bool io;                                  /* It reads or writes a staging segment, which may be gone once the request is answered. */
     uint32_t node;                            /* which engine: a chunk's node's, or a pool's */
     struct cst_place src[CST_CORE_MAX_WORLD]; /* COPY: 1; REDUCE, fused UPDATE: contributions in rank order; CONVERT: 1 */
     uint32_t n_src;
@@ -229,6 +237,7 @@ enum cst_event_kind {
     CST_EV_CANCEL,       /* rank, tag, cancel (the tag to cancel): its reply comes first, then this one's */
     CST_EV_DONE,         /* ticket, status, value */
     CST_EV_TICK,         /* nothing but the time */
+    CST_EV_NODE_DOWN,    /* text: the engine of a node, which has commands of this job, was given up; it keeps those that are not io */
 };
 
 struct cst_event {

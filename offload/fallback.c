@@ -116,6 +116,13 @@ static bool is_lost(const struct cst_core *core, uint32_t c, uint32_t engine)
     return chunk->device == engine || (comes && core->rooms[chunk->room].engine == engine);
 }
 
+static void break_lost(struct cst_core *core, uint32_t engine)
+{
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        core->chunks[c].broken = core->chunks[c].broken || is_lost(core, c, engine);
+    }
+}
+
 /* "3, 5-9", or the first of them and "...": what is lost with the engine of @flight's room. */
 static void name_lost(const struct cst_core *core, const struct cst_flight *flight, char *text,
                       size_t size)
@@ -151,10 +158,12 @@ void cst_fallback_fail(struct cst_core *core, const struct cst_flight *flight,
     char lost[128];
     struct cst_err why;
 
+    core->chunks[flight->chunk].broken = true;
     if (!is_there(flight) || !cst_loss_is(event)) {
         cst_ranks_fail_command(core, event, "update", flight->chunk);
         return;
     }
+    break_lost(core, core->rooms[flight->rank].engine);
     name_lost(core, flight, lost, sizeof lost);
     (void)cst_err_set(&why, event->status,
                       "update of chunk %" PRIu32 " failed in step %" PRIu64

@@ -75,3 +75,29 @@ void cst_loss_of_pools(struct cst_core *core, uint32_t engine, const struct cst_
         cst_ranks_interrupt(core, &why);
     }
 }
+
+/* Its commands are done later, as those of an engine are that is slow: this is a death of all
+ * ranks, as far as the attempt is concerned. No state is lost, nor is a step that was committed. A
+ * sum or a norm that is still to come is of a collection that is void then. */
+void cst_loss_of_node(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_err why;
+
+    if (core->phase == CST_PHASE_FAILED) {
+        return;
+    }
+    (void)cst_err_set(&why, CST_EENGINE,
+                      "an engine was given up in step %" PRIu64
+                      ", and is tried again when a worker attaches: %s",
+                      core->step, event->text);
+    mark(core, core->everybody, &why, true);
+    why.status = CST_EPEERDIED;
+    if (core->phase == CST_PHASE_RUNNING) {
+        core->norm_issued = false;
+        cst_ranks_abandon(core, &why);
+    } else if (core->phase == CST_PHASE_IDLE) {
+        core->phase = CST_PHASE_INTERRUPTED; /* with updates to come */
+        core->why = why;
+        cst_core_log(core, why.status, "interrupted: %s", why.text);
+    }
+}

@@ -2,7 +2,7 @@
  *
  *   core.c       takes an event apart and hands it to the part that knows
  *   ranks.c      who is attached, synced, late, dead; attempts
- *   loss.c       accelerators of pools that are gone
+ *   loss.c       engines that are gone
  *   fetch.c      requests for weights and gradients: granted, or waiting
  *   residency.c  weights and gradients in blocks: load, release, evict, expire
  *   prefetch.c   loads that nobody has asked for yet
@@ -104,6 +104,7 @@ struct cst_chunk {
     uint64_t stage_ticket;  /* COPY into the grad row under way, of this or an earlier collection */
     uint64_t write_ticket;  /* last WRITE, while not done; else 0 */
     uint32_t n_writes;      /* WRITEs not done */
+    bool broken;            /* A command failed that was to change its weights or states: nobody can tell what they are. */
     bool torn;            /* the grad row holds one rank's contribution, or not all micro-batches */
     uint32_t staged_rank; /* whose contribution is in the grad row, CST_NONE: nobody's */
     uint32_t micro;       /* micro-batch that it collects; all before it are in the grad row */
@@ -292,7 +293,7 @@ void cst_ranks_cancel_fetches(struct cst_core *core, uint32_t rank);
 /* The rank ended its micro-batch: same, those of gradients. */
 void cst_ranks_cancel_grads(struct cst_core *core, uint32_t rank);
 
-/* -- loss.c: accelerators of pools that are gone ------------------------------------------------ */
+/* -- loss.c: engines that are gone -------------------------------------------------------------- */
 
 /* The engine gave the command of @event back, and will not do anything else either. */
 bool cst_loss_is(const struct cst_event *event);
@@ -302,6 +303,9 @@ bool cst_loss_is(const struct cst_event *event);
  * committed without it; else one that closes is first. */
 void cst_loss_of_pools(struct cst_core *core, uint32_t engine, const struct cst_event *event,
                        bool needed);
+
+/* CST_EV_NODE_DOWN: the attempt is over, and all ranks hear why until they attach again. */
+void cst_loss_of_node(struct cst_core *core, const struct cst_event *event);
 
 /* -- group.c: who and what -------------------------------------------------------------------- */
 

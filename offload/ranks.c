@@ -397,7 +397,7 @@ static const char *absence(const struct cst_rank *rank)
     case CST_RANK_ABSENT:
         return "never attached";
     case CST_RANK_ATTACHED:
-        return rank->gone.status != CST_OK ? "has lost its accelerator" : "has not asked";
+        return rank->gone.status != CST_OK ? "has lost an engine" : "has not asked";
     case CST_RANK_LEFT:
         return "left";
     case CST_RANK_HUNG_UP:

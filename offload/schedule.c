@@ -257,6 +257,7 @@ static void fail_reduction(struct cst_core *core, uint32_t c, struct cst_way way
     if (cst_loss_is(event) && way.kind != CST_WAY_HOST) {
         cst_loss_of_pools(core, way.engine, event, true);
     } else {
+        core->chunks[c].torn = true;
         cst_ranks_fail_command(core, event, "reduction", c);
     }
 }

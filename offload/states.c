@@ -58,7 +58,7 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
 {
     const struct cst_layout_tensor *tensor;
 
-    if (core->phase == CST_PHASE_FAILED) {
+    if (core->phase == CST_PHASE_FAILED && event->kind == CST_EV_WRITE) {
         *err = core->why;
         return err->status;
     }
@@ -69,6 +69,10 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
                            CST_ROW_COUNT);
     }
     tensor = &core->model->tensors[event->tensor];
+    if (core->chunks[tensor->chunk].broken) {
+        *err = core->why;
+        return err->status;
+    }
     if (event->n_elems == 0 || event->first >= tensor->n_elems ||
         event->n_elems > tensor->n_elems - event->first) {
         return cst_err_set(err, CST_EINVAL,
@@ -134,6 +138,7 @@ static void issue_read(struct cst_core *core, uint32_t i)
         read_row(core, request, copy);
     }
     copy->dst[copy->n_dst++] = request->dst;
+    copy->io = true;
     cst_update_before(copy, chunk);
     cst_command_after(copy, chunk->write_ticket);
     if (request->row == CST_ROW_GRAD) {
@@ -173,7 +178,7 @@ void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight
     const struct cst_request *request = &core->requests.v[flight->request];
     struct cst_err err;
 
-    if (core->phase == CST_PHASE_FAILED) {
+    if (core->chunks[request->chunk].broken) {
         cst_core_refuse_err(core, request->tag, &core->why);
     } else if (event->status != CST_OK) {
         cst_core_refuse(core, request->tag, event->status, "read failed: %s",
@@ -222,6 +227,7 @@ static struct cst_command *write_part(struct cst_core *core, uint32_t c, enum cs
     struct cst_flight flight = {.kind = CST_FLIGHT_PART, .chunk = c};
     struct cst_command *part = cst_core_command(core, kind, cst_core_keeper(core, c, row), &flight);
 
+    part->io = kind == CST_COMMAND_COPY;
     part->dst[part->n_dst++] = cst_core_row_place(core, c, row, at);
     cst_update_before(part, &core->chunks[c]);
     cst_command_after(part, core->chunks[c].write_ticket);
@@ -273,6 +279,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
                                &flight);
 
     command->src[command->n_src++] = event->place;
+    command->io = true;
     if (parts) {
         command->dst[command->n_dst++] = cst_core_row_place(
             core, tensor->chunk, written_row(core, tensor->chunk, CST_ROW_WEIGHT), at);
@@ -371,6 +378,7 @@ void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
     }
     cst_requests_remove(&core->requests, flight->request);
     if (event->status != CST_OK && master) {
+        chunk->broken = true;
         why.status = event->status == CST_ELOST ? CST_ELOST : CST_EENGINE;
         cst_ranks_fail(core, &why);
         return;

@@ -195,7 +195,8 @@ uint64_t cst_job_steps(const struct cst_job *job);
  *
  * CST_EENGINE, CST_ELOST: the device of this rank's pool is gone, the words say which and why. The step is void for all ranks, the states are not lost: they
  * can be read and written. The others wait in cst_sync for this rank to come back: it, or a process in its place, leaves and opens the job again,
- * on the same device, which the daemon tries again, or on another one: "host", or a GPU that a pool of the job is on. There the pool is made anew, as large as it was. */
+ * on the same device, which the daemon tries again, or on another one: "host", or a GPU that a pool of the job is on. There the pool is made anew, as large as it was.
+ * CST_EENGINE can also mean that the engine of host memory was given up. Then every rank gets it. All ranks leave and open the job again, and the daemon tries the engine again. */
 int cst_sync(struct cst_job *job, uint64_t *step, struct cst_err *err);
 int cst_try_sync(struct cst_job *job, uint64_t *step, struct cst_err *err);
 

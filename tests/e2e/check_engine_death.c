@@ -344,6 +344,146 @@ START_TEST(deaths_in_the_update)
 }
 END_TEST
 
+/* -- given up -----------------------------------------------------------------------------------
+ */
+
+/* An update takes two seconds, so that it is under way whenever the engine dies. */
+static void setup_slow(void)
+{
+    calm = calloc(1, sizeof *calm);
+    struck = calloc(1, sizeof *struck);
+    ck_assert(calm != NULL && struck != NULL);
+    daemon_proc_start_with(&proc, "[engine]\nupdate_rate = 2M\n",
+                           (const char *[]){"--engine-threads=1", NULL});
+    raw_open(&witness, proc.socket);
+    base_fds = daemon_proc_fds(proc.pid);
+}
+
+/* Kill the engine, and those that come after it, until the daemon starts no more. */
+static void kill_for_good(void)
+{
+    const Cistern__StatReply *stat;
+    pid_t last = 0;
+
+    do {
+        stat = raw_stat(&witness);
+        if (stat->engines[0]->pid > 0 && (pid_t)stat->engines[0]->pid != last) {
+            last = (pid_t)stat->engines[0]->pid;
+            (void)kill(last, SIGKILL);
+        }
+    } while (strcmp(stat->engines[0]->state, "failed") != 0);
+}
+
+static void expect_state(const char *state)
+{
+    ck_assert_str_eq(raw_job_info(&witness, "big")->state, state);
+}
+
+/* All ranks have handed their gradients in and asked for the step, which the engine, stopped, does
+ * not get to. */
+static void ask_for_step(struct run *run)
+{
+    struct cst_io io[WORLD];
+    struct cst_step_result result;
+    void *args[WORLD] = {&io[0], &io[1]};
+    struct cst_err why = {0};
+
+    drive(run, try_backward, args);
+    ck_assert_int_eq(kill(engine(), SIGSTOP), 0);
+    for (unsigned r = 0; r < WORLD; r++) {
+        write_grad(&io[r], r, 0);
+        OK(cst_op_end(run->job[r], 0, &err));
+    }
+    for (unsigned i = 0; i < 20; i++) { /* the daemon has turns to read all of it */
+        for (unsigned r = 0; r < WORLD; r++) {
+            ck_assert_int_eq(try_step(run->job[r], &result, &why), CST_EAGAIN);
+        }
+        (void)raw_stat(&witness);
+    }
+}
+
+static void refuse_step(struct run *run)
+{
+    struct cst_step_result result;
+    struct cst_err err = {0};
+    int rc = CST_EAGAIN;
+
+    for (unsigned r = 0; r < WORLD; r++) {
+        while (rc == CST_EAGAIN) {
+            rc = try_step(run->job[r], &result, &err);
+        }
+        ck_assert_int_eq(rc, CST_EENGINE);
+        ck_assert_ptr_nonnull(strstr(err.text, "deaths in a row"));
+        rc = CST_EAGAIN;
+    }
+}
+
+static void come_back(struct run *run, uint64_t at)
+{
+    void *none[WORLD] = {NULL};
+    const int64_t shape = N_ELEMS;
+    const int tensor = 0;
+
+    for (uint32_t r = 0; r < WORLD; r++) {
+        struct cst_job_spec spec = {.name = "big",
+                                    .rank = r,
+                                    .world = WORLD,
+                                    .pool_bytes = 3ull * 2 * N_ELEMS,
+                                    .chunk_elems = N_ELEMS,
+                                    .grad_over_weight = run->over,
+                                    .timeout_ms = 20000};
+
+        OK(cst_connect(&run->client[r], proc.socket, &err));
+        OK(cst_job_open(&run->job[r], run->client[r], &spec, &err));
+        ck_assert_uint_eq(cst_job_steps(run->job[r]), at);
+        ck_assert_int_eq(cst_tensor(run->job[r], "t", CST_BF16, 1, &shape, CST_GROUP_ALL), 0);
+        ck_assert_int_eq(cst_operator(run->job[r], "o", &tensor, 1), 0);
+    }
+    drive(run, try_commit, none);
+    drive(run, try_sync, none);
+}
+
+/* The engine is given up in the middle of an update (_i 0), or of the sum of a step that all ranks
+ * have asked for (1): the job is interrupted, not failed, and both ranks hear why. A worker that
+ * comes back has the engine started again: what it had half done is done, and the bits at the end
+ * are those of a calm run. */
+START_TEST(a_job_outlives_its_engine)
+{
+    struct run run = {.phase = NEVER};
+    struct cst_err err = {0};
+    struct cst_io io;
+
+    train(&run, calm);
+    open_job(&run);
+    sync_ranks(&run);
+    forward(&run);
+    if (_i == 0) {
+        backward(&run, 0);
+        step(&run, 0);
+        kill_for_good();
+        expect_state("interrupted");
+        ck_assert_int_eq(cst_op_begin(run.job[0], 0, CST_FORWARD, &io, 1, &err), CST_EENGINE);
+    } else {
+        ask_for_step(&run);
+        kill_for_good();
+        expect_state("interrupted");
+        refuse_step(&run);
+    }
+    for (unsigned r = 0; r < WORLD; r++) {
+        cst_disconnect(run.client[r]);
+    }
+    expect_state("interrupted");
+    come_back(&run, _i == 0 ? 1 : 0);
+    for (uint64_t s = _i == 0 ? 1 : 0; s < N_STEPS; s++) {
+        forward(&run);
+        backward(&run, s);
+        step(&run, s);
+    }
+    close_job(&run, struck);
+    ck_assert_msg(memcmp(calm, struck, sizeof *calm) == 0, "other bits");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine death");
@@ -354,5 +494,8 @@ int main(void)
     tcase_set_timeout(tc, 300);
     tcase_add_loop_test(tc, the_bits_are_those_of_a_calm_run, 0, 2 * N_PHASES);
     tcase_add_test(tc, deaths_in_the_update);
+    tc = suite_case(suite, "given up", setup_slow, teardown);
+    tcase_set_timeout(tc, 300);
+    tcase_add_loop_test(tc, a_job_outlives_its_engine, 0, 2);
     return suite_run(suite);
 }

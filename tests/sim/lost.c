@@ -62,6 +62,13 @@ void lost_end(struct sim *sim)
     sim->lost = 0;
 }
 
+void lost_node(struct sim *sim)
+{
+    engines_restart(sim);
+    sim->ever_down = true;
+    sim_event(sim, (struct cst_event){.kind = CST_EV_NODE_DOWN, .text = "engine 0: given up"});
+}
+
 /* A write of the tool's that failed: nobody can tell what is there, the next number will do. */
 static void end_write(struct sim *sim, const struct job *job)
 {
@@ -95,7 +102,8 @@ void lost_check(struct sim *sim, uint32_t rank, int status)
 {
     uint32_t engine = sim->memory.pools[rank].engine;
 
-    if (status == CST_EENGINE && !sim->failed && (sim->ever_lost >> engine & 1) == 0) {
+    if (status == CST_EENGINE && !sim->failed && !sim->ever_down &&
+        (sim->ever_lost >> engine & 1) == 0) {
         sim_fail(sim, "rank %u heard of a lost engine; its pool is at engine %u, which never was",
                  rank, engine);
     }

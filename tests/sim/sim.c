@@ -201,6 +201,7 @@ static void choose_chances(struct sim *sim)
     sim->p_sleep = sim_chance(sim, 3000) ? sim_below(sim, 50) : 0;
     sim->p_hold = sim_below(sim, 3000);
     sim->p_return = sim_chance(sim, 5000) ? 10000 : 10 + sim_below(sim, 1000);
+    sim->p_down = sim_chance(sim, 3000) ? sim_below(sim, 20) : 0;
     sim->p_engine_death = sim_below(sim, sim_chance(sim, 2000) ? 500 : 50);
     sim->p_stop = sim_chance(sim, 5000) ? sim_below(sim, 2000) : 0;
     sim->p_io = sim_chance(sim, 5000) ? sim_below(sim, 500) : 0;
@@ -429,6 +430,9 @@ static void mischief(struct sim *sim)
     }
     if (sim_chance(sim, sim->p_lost)) {
         lost_begin(sim);
+    }
+    if (sim_chance(sim, sim->p_down)) {
+        lost_node(sim);
     }
     if (sim_chance(sim, sim->p_interleave)) {
         cst_core_set_interleave(sim->core, sim_below(sim, 6));

@@ -164,6 +164,7 @@ struct sim {
     uint32_t stopped;    /* engines that do nothing for now, a bit each */
     uint32_t lost;       /* accelerators' engines that do nothing any more, a bit each */
     uint32_t ever_lost;  /* those that ever gave back a command undone */
+    bool ever_down;      /* engines of nodes were given up */
     bool excused;        /* one of them had what the job cannot do without */
     uint64_t n_lost;     /* updates in rooms that were lost with their engine, of chunks at home */
     uint64_t n_lost_sums, n_lost_ranks, n_moved;
@@ -192,7 +193,7 @@ struct sim {
     uint64_t now;
     uint64_t timeout; /* CST_CORE_NEVER: waits do not end */
     /* what the run is made of, chosen by the seed; chances are in 1/10000 a turn */
-    unsigned p_death, p_lie, p_cancel, p_copy_fail, p_room_fail, p_engine_death, p_io, p_hint, p_skip, p_nan,
+    unsigned p_death, p_lie, p_cancel, p_copy_fail, p_room_fail, p_engine_death, p_down, p_io, p_hint, p_skip, p_nan,
         p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop, p_worker_copies, p_patterns, p_big,
         p_idle, p_interleave, p_quiet, p_prepare, p_lost;
     enum cst_overlap overlap;
@@ -298,6 +299,8 @@ void engines_restart(struct sim *sim);
  * comes back undone. */
 void lost_begin(struct sim *sim);
 void lost_end(struct sim *sim);
+/* The engines of nodes are given up: what they had half done is done later, by others. */
+void lost_node(struct sim *sim);
 /* The pool of @rank, whose worker is gone, may be in another place from now on. */
 void lost_move(struct sim *sim, uint32_t rank);
 /* Nobody will do the command; it is over. False: it is not so. */

@@ -323,6 +323,41 @@ START_TEST(some_are_forgiven)
 }
 END_TEST
 
+/* The engine is given up: commands to and from staging are refused at once, others when that has
+ * happened three times; until then they are kept, to be sent again. */
+START_TEST(given_up_commands_are_kept)
+{
+    struct cst_command io = {
+        .kind = CST_COMMAND_COPY, .ticket = 2, .n_src = 1, .n_dst = 1, .bytes = 4096, .io = true};
+    uint64_t ticket = 0;
+
+    add_copy(1);
+    ck_assert_int_eq(cst_commands_add(&commands, &io, &err), CST_OK);
+    add_copy(3);
+    ck_assert(!cst_commands_first_refused(&commands, &ticket));
+    for (unsigned times = 1; times <= 3; times++) {
+        cst_commands_rewind(&commands);
+        cst_commands_give_up(&commands);
+        if (times == 1) {
+            ck_assert(cst_commands_first_refused(&commands, &ticket));
+            ck_assert_uint_eq(ticket, 2);
+            ck_assert(cst_commands_remove(&commands, 2));
+            add_copy(4);
+        }
+        ck_assert(cst_commands_first_refused(&commands, &ticket) == (times == 3));
+    }
+    ck_assert_uint_eq(ticket, 1);
+    ck_assert(cst_commands_remove(&commands, 1));
+    ck_assert(cst_commands_first_refused(&commands, &ticket));
+    ck_assert_uint_eq(ticket, 3);
+    ck_assert(cst_commands_remove(&commands, 3));
+    ck_assert(!cst_commands_first_refused(&commands, &ticket)); /* 4 came after the first time */
+    expect_sent(4, 4);
+    ck_assert(cst_commands_has_any(&commands, 1, 2));
+    ck_assert(!cst_commands_has_any(&commands, 1, 1));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("commands");
@@ -339,5 +374,6 @@ int main(void)
     tcase_add_test(tc, buckets_hold_many);
     tcase_add_test(tc, a_job_is_forgotten);
     tcase_add_test(tc, some_are_forgiven);
+    tcase_add_test(tc, given_up_commands_are_kept);
     return suite_run(suite);
 }

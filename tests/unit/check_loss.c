@@ -393,6 +393,166 @@ START_TEST(delayed)
 }
 END_TEST
 
+/* -- the engine of a node --------------------------------------------------------------------- */
+
+static void node_down(void)
+{
+    (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_NODE_DOWN, .text = "engine 0: dead"});
+}
+
+static void expect_down(uint64_t tag)
+{
+    ck_assert_int_eq(rig_status(&rig, tag), CST_EENGINE);
+    ck_assert_ptr_nonnull(strstr(rig_answer(&rig, tag)->err.text, "engine 0: dead"));
+}
+
+/* All ranks hear of it whatever they ask, until they attach again. The engine comes back and does
+ * what it had: nothing is lost but the attempt, and the next one is like any other. */
+static void come_back(uint64_t at)
+{
+    uint64_t sync = 0;
+
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED);
+    ck_assert_uint_eq(rig_stats(&rig).step, at);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        expect_down(rig_fetch(&rig, rank, 3));
+        expect_down(rig_rank_event(&rig, CST_EV_SYNC, rank));
+    }
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        (void)rig_rank_event(&rig, CST_EV_DEAD, rank);
+        (void)rig_rank_event(&rig, CST_EV_ATTACH, rank);
+        sync = rig_rank_event(&rig, CST_EV_SYNC, rank);
+    }
+    ck_assert_int_eq(rig_status(&rig, sync), CST_OK);
+    rig.attempt = rig_answer(&rig, sync)->attempt;
+    rig_whole_step(&rig, 4, 2);
+    rig_drain(&rig);
+    ck_assert_uint_eq(rig_stats(&rig).step, at + 1);
+}
+
+/* While weights come up, and while a sum is made. */
+START_TEST(node_down_in_a_step)
+{
+    uint64_t fetch;
+
+    open_job((struct rig_job){.grad_fp32 = _i == 1});
+    hand_in(0, 0);
+    hand_in(1, 0);
+    fetch = rig_fetch(&rig, 1, 1);
+    ck_assert_uint_gt(rig.n_commands, 0);
+    node_down();
+    expect_down(fetch);
+    come_back(0);
+}
+END_TEST
+
+/* All ranks have asked for the step, and its sums (_i 0) or its norm (1) are under way: it is not
+ * committed, then or later. */
+START_TEST(node_down_while_closing)
+{
+    uint64_t mine, theirs;
+
+    open_job((struct rig_job){0});
+    for (uint32_t c = 0; c < 4; c++) {
+        hand_in(0, c);
+        hand_in(1, c);
+    }
+    mine = rig_step(&rig, 0);
+    theirs = rig_step(&rig, 1);
+    while (_i == 1 && rig_count(&rig, CST_COMMAND_NORM) == 0) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+    ck_assert(rig_stats(&rig).closing);
+    node_down();
+    ck_assert(!rig_stats(&rig).closing);
+    expect_down(mine);
+    expect_down(theirs);
+    come_back(0);
+}
+END_TEST
+
+/* Updates are under way, of a step that is committed: they are done when the engine is there again
+ * (here before the ranks are, or with the next step). */
+START_TEST(node_down_in_an_update)
+{
+    open_job((struct rig_job){.overlap = _i / 2 == 1 ? CST_OVERLAP_EARLY : CST_OVERLAP_COMMIT});
+    for (uint32_t c = 0; c < 4; c++) {
+        hand_in(0, c);
+        hand_in(1, c);
+    }
+    (void)rig_step(&rig, 0);
+    (void)rig_step(&rig, 1);
+    while (rig_stats(&rig).step == 0) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 4);
+    node_down();
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 4);
+    if (_i % 2 == 0) {
+        rig_drain(&rig);
+        ck_assert_uint_eq(rig_stats(&rig).n_updates, 4);
+    }
+    come_back(1);
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, 8);
+}
+END_TEST
+
+/* The workers have left when it is noticed that the updates are not done: that shows. */
+START_TEST(node_down_when_all_have_left)
+{
+    open_job((struct rig_job){0});
+    for (uint32_t c = 0; c < 4; c++) {
+        hand_in(0, c);
+        hand_in(1, c);
+    }
+    (void)rig_step(&rig, 0);
+    (void)rig_step(&rig, 1);
+    while (rig_stats(&rig).step == 0) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+    (void)rig_rank_event(&rig, CST_EV_LEAVE, 0);
+    (void)rig_rank_event(&rig, CST_EV_LEAVE, 1);
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_IDLE);
+    node_down();
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_INTERRUPTED);
+    rig_drain(&rig);
+    ck_assert_uint_eq(rig_stats(&rig).n_updates, 4);
+}
+END_TEST
+
+/* A job that failed, because the update of chunk 1 did: the states of the others can be read, those
+ * of chunk 1 cannot, and nothing can be written. */
+START_TEST(what_is_whole_is_read)
+{
+    open_job((struct rig_job){0});
+    for (uint32_t c = 0; c < 4; c++) {
+        hand_in(0, c);
+        hand_in(1, c);
+    }
+    (void)rig_step(&rig, 0);
+    (void)rig_step(&rig, 1);
+    while (rig_stats(&rig).step == 0) {
+        rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
+    }
+    for (unsigned i = 0; i < rig.n_commands; i++) {
+        if (rig.commands[i].kind == CST_COMMAND_UPDATE && rig.commands[i].chunk == 1) {
+            rig_done(&rig, rig.commands[i].ticket, CST_EENGINE, "smoke");
+            break;
+        }
+    }
+    ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_FAILED);
+    rig_drain(&rig);
+    for (uint32_t tensor = 0; tensor < 4; tensor++) {
+        uint64_t read = rig_io(&rig, CST_EV_READ, tensor, CST_ROW_MASTER, 0, 10);
+        uint64_t write = rig_io(&rig, CST_EV_WRITE, tensor, CST_ROW_MASTER, 0, 10);
+
+        rig_drain(&rig);
+        ck_assert_int_eq(rig_status(&rig, read), tensor == 1 ? CST_EENGINE : CST_OK);
+        ck_assert_int_eq(rig_status(&rig, write), CST_EENGINE);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("loss");
@@ -408,5 +568,11 @@ int main(void)
     tcase_add_loop_test(tcase, load_while_closing, 0, 2);
     tcase_add_loop_test(tcase, early, 0, 4);
     tcase_add_loop_test(tcase, delayed, 0, 2);
+    tcase = suite_case(suite, "node", NULL, teardown);
+    tcase_add_loop_test(tcase, node_down_in_a_step, 0, 2);
+    tcase_add_loop_test(tcase, node_down_while_closing, 0, 2);
+    tcase_add_loop_test(tcase, node_down_in_an_update, 0, 4);
+    tcase_add_test(tcase, node_down_when_all_have_left);
+    tcase_add_test(tcase, what_is_whole_is_read);
     return suite_run(suite);
 }
