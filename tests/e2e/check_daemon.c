@@ -1,6 +1,7 @@
 /* The daemon as a process: start, refusal to start, signals, its engines' deaths, who may do what.
  */
 #include "tests/lib/daemon_proc.h"
+#include "tests/lib/patience.h"
 #include "tests/lib/raw_client.h"
 #include "tests/lib/suite.h"
 
@@ -62,7 +63,7 @@ static void await_end(int pidfd)
 {
     struct pollfd p = {.fd = pidfd, .events = POLLIN};
 
-    ck_assert_int_eq(poll(&p, 1, 20000), 1);
+    ck_assert_int_eq(poll(&p, 1, patience_ms(20000)), 1);
     (void)close(pidfd);
 }
 
@@ -243,7 +244,7 @@ static void await_notification(const char *text)
     while (strncmp(got, text, strlen(text)) != 0) {
         ssize_t n;
 
-        ck_assert_int_eq(poll(&p, 1, 20000), 1);
+        ck_assert_int_eq(poll(&p, 1, patience_ms(20000)), 1);
         n = recv(proc.notify, got, sizeof got - 1, 0);
         ck_assert_int_gt(n, 0);
         got[n] = '\0';

@@ -5,6 +5,7 @@
  * notice and do it again.) */
 #include "cistern/cistern.h"
 #include "kernels/cast.h"
+#include "tests/lib/patience.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
 
@@ -129,7 +130,7 @@ static void open_job(struct run *run)
                                     .pool_bytes = 3ull * 2 * N_ELEMS,
                                     .chunk_elems = N_ELEMS,
                                     .grad_over_weight = run->over,
-                                    .timeout_ms = 20000};
+                                    .timeout_ms = (uint32_t)patience_ms(20000)};
 
         OK(cst_connect(&run->client[r], proc.socket, &err));
         OK(cst_job_open(&run->job[r], run->client[r], &spec, &err));

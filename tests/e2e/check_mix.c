@@ -2,6 +2,7 @@
  * calculation in this process gives: for every world, every pool, and whoever dies when. After
  * every test the daemon has as many descriptors, and as many bytes in its books, as before. */
 #include "tests/lib/mix_check.h"
+#include "tests/lib/patience.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
 
@@ -306,7 +307,7 @@ static void both(struct cst_client *const *clients, struct cst_job *const *jobs,
         if (rc[0] != CST_EAGAIN && rc[1] != CST_EAGAIN) {
             break;
         }
-        ck_assert_int_gt(poll(fds, 2, 20000), 0);
+        ck_assert_int_gt(poll(fds, 2, patience_ms(20000)), 0);
     }
     ck_assert(rc[0] == CST_OK && rc[1] == CST_OK);
 }

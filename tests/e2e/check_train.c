@@ -1,6 +1,7 @@
 /* Training through a real daemon and engine gives the bits that a calculation in this process
  * gives: for every world, every pool, every form of the calls, and whoever dies when. After every
  * test the daemon has as many descriptors, and as many bytes in its books, as before. */
+#include "tests/lib/patience.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/train_check.h"
@@ -320,7 +321,7 @@ static void declare_pair(struct pair *pair, const char *name)
                                     .rank = r,
                                     .world = 2,
                                     .chunk_elems = TRAIN_CHUNK_ELEMS,
-                                    .timeout_ms = 20000};
+                                    .timeout_ms = (uint32_t)patience_ms(20000)};
 
         ck_assert_int_eq(cst_connect(&pair->client[r], proc.socket, &err), CST_OK);
         ck_assert_int_eq(cst_job_open(&pair->job[r], pair->client[r], &spec, &err), CST_OK);
@@ -442,7 +443,7 @@ START_TEST(test_lost_in_the_last_step)
                                 .rank = 1,
                                 .world = 2,
                                 .chunk_elems = TRAIN_CHUNK_ELEMS,
-                                .timeout_ms = 20000};
+                                .timeout_ms = (uint32_t)patience_ms(20000)};
     struct cst_hyper_params params = {.lr = 0.5f};
     struct cst_err err[2] = {{0}, {0}};
     void *none[2] = {NULL, NULL};

@@ -8,7 +8,8 @@ tmp=$(mktemp -d "${TMPDIR:-/tmp}/cistern-e2e.XXXXXX")
 export CISTERN_SOCKET=$tmp/run/cistern.sock
 mkdir "$tmp/run"
 : >"$tmp/empty.conf"
-wait_s=$((30 * ${CK_TIMEOUT_MULTIPLIER:-1})) # longest wait for anything
+# Longest wait for anything, scaled as tests/lib/patience.h says.
+wait_s=$(awk -v m="${CK_TIMEOUT_MULTIPLIER:-1}" 'BEGIN { printf "%d", 30 * (m > 1 ? m : 1) }')
 managers=()      # notify_run processes
 declare -A heard # name -> descriptor with what its notify_run hears
 declare -A manager_of
@@ -81,7 +82,7 @@ start() {
 
 # Read what $1's manager hears up to a line that matches the pattern $2; sets line. Earlier lines are gone.
 await() {
-    while read -r -t $wait_s -u "${heard[$1]}" line; do
+    while read -r -t "$wait_s" -u "${heard[$1]}" line; do
         # shellcheck disable=SC2053 # a pattern
         if [[ $line == $2 ]]; then
             return 0

@@ -1,5 +1,6 @@
 #include "tests/lib/daemon_proc.h"
 
+#include "tests/lib/patience.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -19,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_ARGS = 24, PATIENCE_MS = 20000 };
+enum { MAX_ARGS = 24, WORD_MS = 20000 };
 
 /* A datagram socket with an abstract name: nothing to clean up. */
 static int open_notify(char *name, size_t n)
@@ -84,7 +85,7 @@ static void await_ready(struct daemon_proc *proc)
     ssize_t n;
 
     for (;;) {
-        ck_assert_msg(poll(&p, 1, PATIENCE_MS) == 1, "the daemon did not get ready");
+        ck_assert_msg(poll(&p, 1, patience_ms(WORD_MS)) == 1, "the daemon did not get ready");
         n = recv(proc->notify, text, sizeof text - 1, 0);
         ck_assert_int_gt(n, 0);
         text[n] = '\0';
@@ -157,8 +158,8 @@ void daemon_proc_start_unheard(struct daemon_proc *proc)
     proc->notify = open_notify(name, sizeof name);
     fill_queue(name);
     fork_daemon(proc, name, NULL);
-    for (unsigned ms = 0; !daemon_proc_logged(proc, "listening at"); ms++) {
-        ck_assert_uint_lt(ms, PATIENCE_MS);
+    for (uint64_t until = patience_until(WORD_MS); !daemon_proc_logged(proc, "listening at");) {
+        ck_assert_msg(!patience_over(until), "the daemon does not listen");
         (void)usleep(1000);
     }
 }
@@ -171,7 +172,7 @@ void daemon_proc_hear(struct daemon_proc *proc, const char *words)
         struct pollfd p = {.fd = proc->notify, .events = POLLIN};
         ssize_t n;
 
-        ck_assert_msg(poll(&p, 1, PATIENCE_MS) == 1, "the daemon never says '%s'", words);
+        ck_assert_msg(poll(&p, 1, patience_ms(WORD_MS)) == 1, "the daemon never says '%s'", words);
         n = recv(proc->notify, text, sizeof text - 1, 0);
         ck_assert_int_ge(n, 0);
         text[n] = '\0';

@@ -1,5 +1,7 @@
 #include "tests/lib/gpu_rig.h"
 
+#include "tests/lib/patience.h"
+
 #include <check.h>
 #include <poll.h>
 #include <stdio.h>
@@ -49,7 +51,7 @@ const char *gpu_rig_path(const char *what)
 
 const Cistern__StatReply *gpu_rig_await(bool (*seen)(const Cistern__StatReply *stat))
 {
-    for (int i = 0; i < 10000; i++) {
+    for (uint64_t until = patience_until(20000); !patience_over(until);) {
         const Cistern__StatReply *stat = raw_stat(&witness);
 
         if (seen(stat)) {
@@ -69,7 +71,7 @@ void gpu_rig_declare(struct raw_client *client, const char *name, uint32_t rank,
                           .device = device,
                           .pool_bytes = pool_bytes,
                           .chunk_elems = 1 << 19, /* 1 MiB a block */
-                          .timeout_ms = 20000};
+                          .timeout_ms = (uint32_t)patience_ms(20000)};
 
     raw_open(client, proc.socket);
     ck_assert_msg(raw_job_open(client, &job) == CST_OK, "%s", client->err.text);

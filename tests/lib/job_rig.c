@@ -1,5 +1,7 @@
 #include "tests/lib/job_rig.h"
 
+#include "tests/lib/patience.h"
+
 #include <check.h>
 
 struct daemon_proc proc;
@@ -22,7 +24,8 @@ void job_rig_teardown(void)
 
 void job_rig_open(struct raw_client *client, uint32_t rank, uint32_t world)
 {
-    struct raw_job job = {.name = "j", .rank = rank, .world = world, .timeout_ms = 20000};
+    struct raw_job job = {
+        .name = "j", .rank = rank, .world = world, .timeout_ms = (uint32_t)patience_ms(20000)};
 
     raw_open(client, proc.socket);
     ck_assert_msg(raw_job_open(client, &job) == CST_OK, "%s", client->err.text);

@@ -1,6 +1,7 @@
 #include "tests/lib/mix_worker.h"
 
 #include "tests/lib/child.h"
+#include "tests/lib/patience.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -120,10 +121,10 @@ static int open_job(struct worker *w, struct cst_err *err)
                                 .chunk_elems = MIX_CHUNK_ELEMS,
                                 .micro_batches = w->order->micro_batches,
                                 .base = w->order->base,
-                                .timeout_ms = 20000};
+                                .timeout_ms = (uint32_t)patience_ms(20000)};
     int rc = CST_EBUSY;
 
-    for (int i = 0; rc == CST_EBUSY && i < 5000; i++) {
+    for (uint64_t until = patience_until(20000); rc == CST_EBUSY && !patience_over(until);) {
         rc = cst_job_open(&w->job, w->client, &spec, err);
         if (rc == CST_EBUSY) {
             (void)poll(NULL, 0, 1);

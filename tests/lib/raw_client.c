@@ -1,5 +1,7 @@
 #include "tests/lib/raw_client.h"
 
+#include "tests/lib/patience.h"
+
 #include <check.h>
 #include <errno.h>
 #include <poll.h>
@@ -10,7 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { PATIENCE_MS = 200000, DECLARE_PAGE = 512 };
+enum { ANSWER_MS = 200000, DECLARE_PAGE = 512 };
 
 void raw_connect(struct raw_client *client, const char *path)
 {
@@ -124,7 +126,7 @@ bool raw_receive(struct raw_client *client)
     int rc;
 
     do {
-        ck_assert_msg(poll(&p, 1, PATIENCE_MS) == 1, "no answer from the daemon");
+        ck_assert_msg(poll(&p, 1, patience_ms(ANSWER_MS)) == 1, "no answer from the daemon");
         rc = cst_frame_recv(client->sock, 0, &client->buf, &client->reply, &err);
         ck_assert_msg(rc == CST_OK || rc == CST_ECONN, "%s", err.text);
         if (rc == CST_OK && client->reply.flags == CST_FRAME_EVENT) {

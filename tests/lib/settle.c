@@ -1,5 +1,7 @@
 #include "tests/lib/settle.h"
 
+#include "tests/lib/patience.h"
+
 #include <check.h>
 #include <poll.h>
 #include <string.h>
@@ -26,17 +28,18 @@ static uint64_t gpu_bytes(const Cistern__StatReply *stat)
  * one. */
 void settle(struct raw_client *witness, const struct daemon_proc *proc, unsigned n_fds)
 {
+    const uint64_t until = patience_until(20000);
     const Cistern__StatReply *stat;
 
     settle_balanced(witness);
-    for (unsigned i = 0; i < 10000; i++) {
+    do {
         stat = raw_stat(witness);
         if (stat->n_sessions == 1 && stat->n_jobs == 0 && stat->host_used == 0 &&
             stat->pool_used == 0 && gpu_bytes(stat) == 0 && daemon_proc_fds(proc->pid) == n_fds) {
             settle_balanced(witness);
             return;
         }
-    }
+    } while (!patience_over(until));
     ck_abort_msg("%u sessions, %u jobs, %llu and %llu bytes, %u descriptors where there were %u",
                  stat->n_sessions, stat->n_jobs, (unsigned long long)stat->host_used,
                  (unsigned long long)stat->pool_used, daemon_proc_fds(proc->pid), n_fds);
@@ -44,7 +47,7 @@ void settle(struct raw_client *witness, const struct daemon_proc *proc, unsigned
 
 unsigned settle_base_fds(struct raw_client *witness, const struct daemon_proc *proc)
 {
-    for (unsigned i = 0; i < 10000; i++) {
+    for (uint64_t until = patience_until(20000); !patience_over(until);) {
         const char *gpu = raw_stat(witness)->gpu;
 
         if (gpu == NULL || strcmp(gpu, "looking") != 0) {

@@ -1,4 +1,6 @@
-/* How every Check program ends, and what it leaves behind: no logs. */
+/* How every Check program ends, and what it leaves behind: no logs. Every test of it has a minute,
+ * not Check's four seconds, unless its case or CK_DEFAULT_TIMEOUT says otherwise; as all limits,
+ * that is multiplied with CK_TIMEOUT_MULTIPLIER (tests/lib/patience.h). */
 #ifndef CST_TESTS_SUITE_H
 #define CST_TESTS_SUITE_H
 
@@ -9,7 +11,7 @@
 extern "C" {
 #endif
 
-/* A new case of @suite whose tests have a minute each; either function may be NULL. */
+/* A new case of @suite; either function may be NULL. */
 TCase *suite_case(Suite *suite, const char *name, SFun setup, SFun teardown);
 
 /* What the name of a log that a test may leave behind begins with, of suite_pid; it ends with
