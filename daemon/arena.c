@@ -1,6 +1,7 @@
 #include "daemon/arena.h"
 
 #include "daemon/quota.h"
+#include "daemon/remains.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,17 +15,30 @@
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
 
+void cst_budget_words(const struct cst_budget *budget, char *out, size_t n)
+{
+    char kept[96] = "";
+
+    if (budget->kept > 0) {
+        (void)snprintf(kept, sizeof kept, " (%llu by processes that keep memory of removed jobs)",
+                       (unsigned long long)budget->kept);
+    }
+    (void)snprintf(out, n, "%llu of %llu are in use%s", (unsigned long long)budget->used,
+                   (unsigned long long)budget->limit, kept);
+}
+
 int cst_budget_take(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes,
                     const char *what, struct cst_err *err)
 {
-    uint64_t left = budget->limit - budget->used;
+    uint64_t left = cst_budget_unused(budget);
+    char use[CST_BUDGET_WORDS];
     int rc;
 
     if (bytes > left) {
-        return cst_err_set(
-            err, CST_EBUDGET, "%s: %s wants %llu bytes, %llu of %llu are in use: %llu short",
-            budget->name, what, (unsigned long long)bytes, (unsigned long long)budget->used,
-            (unsigned long long)budget->limit, (unsigned long long)(bytes - left));
+        cst_budget_words(budget, use, sizeof use);
+        return cst_err_set(err, CST_EBUDGET, "%s: %s wants %llu bytes, %s: %llu short",
+                           budget->name, what, (unsigned long long)bytes, use,
+                           (unsigned long long)(bytes - left));
     }
     rc = cst_quota_take(account, budget->resource, bytes, what, err);
     budget->used += rc == CST_OK ? bytes : 0;
@@ -37,10 +51,20 @@ void cst_budget_give(struct cst_budget *budget, struct cst_quota_account *accoun
     cst_quota_give(account, budget->resource, bytes);
 }
 
+void cst_budget_force(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes)
+{
+    budget->used += bytes;
+    cst_quota_force(account, budget->resource, bytes);
+}
+
+uint64_t cst_budget_unused(const struct cst_budget *budget)
+{
+    return budget->used < budget->limit ? budget->limit - budget->used : 0;
+}
+
 uint64_t cst_budget_left(const struct cst_budget *budget, const struct cst_quota_account *account)
 {
-    uint64_t left = budget->limit - budget->used,
-             allowed = cst_quota_left(account, budget->resource);
+    uint64_t left = cst_budget_unused(budget), allowed = cst_quota_left(account, budget->resource);
 
     return left < allowed ? left : allowed;
 }
@@ -109,6 +133,7 @@ int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t byte
                                     .budget = budget,
                                     .account = cst_quota_ref(account),
                                     .n_refs = 1,
+                                    .worker_fd = -1,
                                     .fd = -1,
                                     .device = true,
                                     .engines = UINT32_C(1) << engine,
@@ -141,6 +166,7 @@ int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
                                     .budget = budget,
                                     .account = cst_quota_ref(account),
                                     .n_refs = 1,
+                                    .worker_fd = -1,
                                     .fd = fd,
                                     .populate = -1,
                                     .bind = -1};
@@ -174,6 +200,7 @@ int cst_segment_open_shared(struct cst_segment **out, uint32_t id, const struct 
     *segment = (struct cst_segment){.id = id,
                                     .bytes = of->bytes,
                                     .n_refs = 1,
+                                    .worker_fd = -1,
                                     .fd = fd,
                                     .made = true,
                                     .populate = -1,
@@ -185,9 +212,52 @@ int cst_segment_open_shared(struct cst_segment **out, uint32_t id, const struct 
     return CST_OK;
 }
 
+static bool is_file(int fd)
+{
+    struct stat st;
+
+    return fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+int cst_segment_share(struct cst_segment *segment, int *fd, struct cst_err *err)
+{
+    char path[40];
+
+    if (segment->worker_fd < 0 && is_file(segment->fd)) {
+        (void)snprintf(path, sizeof path, "/proc/self/fd/%d", segment->fd);
+        segment->worker_fd = open(path, O_RDWR | O_CLOEXEC);
+        if (segment->worker_fd < 0) {
+            return cst_err_errno(err, CST_ENOMEM, errno, "opening a segment for a worker: %s",
+                                 path);
+        }
+    }
+    *fd = segment->worker_fd >= 0 ? segment->worker_fd : segment->fd;
+    return CST_OK;
+}
+
 void cst_segment_ref(struct cst_segment *segment)
 {
     segment->n_refs++;
+}
+
+/* Close the file and give the charge back, or leave both to the remains. */
+static void drop_memory(struct cst_segment *segment)
+{
+    struct cst_budget *budget = segment->budget;
+
+    if (segment->worker_fd >= 0) {
+        (void)close(segment->worker_fd);
+    }
+    if (budget != NULL && budget->remains != NULL && segment->fd >= 0 && is_file(segment->fd)) {
+        cst_remains_drop(budget->remains, segment->fd, segment->bytes, budget, segment->account);
+        return;
+    }
+    if (segment->fd >= 0) {
+        (void)close(segment->fd);
+    }
+    if (budget != NULL) {
+        cst_budget_give(budget, segment->account, segment->bytes);
+    }
 }
 
 void cst_segment_unref(struct cst_segment *segment)
@@ -195,12 +265,7 @@ void cst_segment_unref(struct cst_segment *segment)
     if (--segment->n_refs > 0) {
         return;
     }
-    if (segment->fd >= 0) {
-        (void)close(segment->fd);
-    }
-    if (segment->budget != NULL) {
-        cst_budget_give(segment->budget, segment->account, segment->bytes);
-    }
+    drop_memory(segment);
     cst_quota_unref(segment->account);
     if (segment->on_gone != NULL) {
         segment->on_gone(segment);

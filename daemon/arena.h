@@ -11,16 +11,22 @@
 #include "cistern/status.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/queue.h>
 
 struct cst_quota_account;
 
+struct cst_remains;
+
 struct cst_budget {
     const char *name;  /* "host memory": for words */
     uint64_t limit;    /* bytes */
-    uint64_t used;     /* bytes */
+    uint64_t used;     /* bytes; above the limit where processes fill dropped files again */
+    uint64_t kept;     /* bytes of used: in files that were dropped and that processes still hold */
     unsigned resource; /* number of the resource in users' accounts (quota.h) */
+    struct cst_remains *remains; /* where files that were charged to it are dropped; NULL: they are
+                                    closed, whoever else has them */
 };
 
 /* Charge @bytes for @what to @budget and to @account, the user's (NULL: nobody's). CST_EBUDGET with
@@ -29,6 +35,18 @@ struct cst_budget {
 int cst_budget_take(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes,
                     const char *what, struct cst_err *err);
 void cst_budget_give(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes);
+
+/* Charge @bytes that are in use already, beyond all limits if need be. */
+void cst_budget_force(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes);
+
+#define CST_BUDGET_WORDS 160
+
+/* "60000 of 100000 are in use", of bytes, and how many of them by processes that keep memory of
+ * removed jobs. */
+void cst_budget_words(const struct cst_budget *budget, char *out, size_t n);
+
+/* Bytes of @budget that nobody uses. */
+uint64_t cst_budget_unused(const struct cst_budget *budget);
 
 /* Bytes of @budget that @account (NULL: nobody's) could take now. */
 uint64_t cst_budget_left(const struct cst_budget *budget, const struct cst_quota_account *account);
@@ -63,11 +81,12 @@ struct cst_segment {
     bool listed;                     /* private to engines.c */
     uint32_t id;                     /* on the wire; unique in the life of the daemon */
     uint32_t n_refs;                 /* owner, engines */
-    int fd;      /* memfd, sealed SHRINK|GROW|SEAL, mode 0600; device: the driver's handle, -1: not
-                    made yet */
-    bool device; /* it is memory of a GPU, that of engine populate */
-    bool made;   /* it is there and populated: engines of GPUs may map it */
-    uint64_t bytes;                    /* length */
+    int fd; /* memfd, sealed SHRINK|GROW|SEAL, mode 0600; device: the driver's handle, -1: not
+               made yet */
+    int worker_fd;  /* the same file, opened anew for workers; -1: none has asked for it yet */
+    bool device;    /* it is memory of a GPU, that of engine populate */
+    bool made;      /* it is there and populated: engines of GPUs may map it */
+    uint64_t bytes; /* length */
     struct cst_budget *budget;         /* charged; NULL: none */
     struct cst_quota_account *account; /* charged with it, a reference; NULL: nobody's */
     uint32_t engines;                  /* that map it, a bit each; 0: all of the host's */
@@ -104,10 +123,15 @@ int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t byte
 int cst_segment_open_shared(struct cst_segment **out, uint32_t id, const struct cst_segment *of,
                             const char *what, struct cst_err *err);
 
+/* *fd: a descriptor of @segment that workers may be sent; it stays the segment's. A memfd is opened
+ * anew for them, so that it can be found out later whether any of them still has it (remains.h).
+ * CST_ENOMEM: too many open files. */
+int cst_segment_share(struct cst_segment *segment, int *fd, struct cst_err *err);
+
 void cst_segment_ref(struct cst_segment *segment);
 
-/* Give a reference back; the last one closes the memfd, gives the budget back, calls on_gone and
- * frees it. */
+/* Give a reference back; the last one drops the memfd (cst_remains_drop), gives the budget back as
+ * the memory leaves, calls on_gone and frees it. */
 void cst_segment_unref(struct cst_segment *segment);
 
 #endif

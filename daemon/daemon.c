@@ -196,6 +196,8 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
         goto err_after_loop;
     }
     daemon->engines.on_timed = cst_drive_timed;
+    cst_remains_init(&daemon->remains, &daemon->loop);
+    daemon->host.remains = daemon->pool.remains = &daemon->remains;
     cst_searches_init(&daemon->searches, &daemon->loop, &daemon->later, config->search_time_s);
     rc = cst_server_open(&daemon->server, daemon, err);
     if (rc != CST_OK) {
@@ -220,6 +222,7 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
 
 err_after_engines:
     cst_engines_close(&daemon->engines);
+    cst_remains_close(&daemon->remains);
 err_after_loop:
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
     (void)uv_loop_close(&daemon->loop);
@@ -338,6 +341,7 @@ void cst_daemon_close(struct cst_daemon *daemon)
 {
     cst_later_run(&daemon->later);
     cst_engines_close(&daemon->engines);
+    cst_remains_close(&daemon->remains);
     for_own_handles(daemon, close_handle);
     cst_notify_close(&daemon->notify);
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);

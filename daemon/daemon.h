@@ -13,6 +13,7 @@
 #include "daemon/pending.h"
 #include "daemon/planner.h"
 #include "daemon/quota.h"
+#include "daemon/remains.h"
 #include "daemon/searches.h"
 #include "daemon/server.h"
 #include "daemon/unpack.h"
@@ -26,6 +27,7 @@ struct cst_daemon {
     const struct cst_config *config; /* the caller's */
     struct cst_budget host;          /* arenas, tables, staging */
     struct cst_budget pool;          /* pools of the host device */
+    struct cst_remains remains;      /* dropped memory that processes may still hold */
     struct cst_quota quota;          /* what each user holds, and may hold */
     struct cst_engines engines;
     struct cst_gpus gpus;

@@ -106,6 +106,7 @@ static void count_pools(struct cst_gpus *gpus, struct cst_gpu_list *list)
         struct cst_budget *pool = &list->v[i].pool;
 
         pool->resource = cst_quota_add_pool(&gpus->daemon->quota, pool->name, pool->limit);
+        pool->remains = &gpus->daemon->remains;
     }
 }
 

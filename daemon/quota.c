@@ -387,6 +387,13 @@ int cst_quota_take(struct cst_quota_account *account, unsigned resource, uint64_
     return rc;
 }
 
+void cst_quota_force(struct cst_quota_account *account, unsigned resource, uint64_t amount)
+{
+    if (account != NULL) {
+        count(account, resource, amount);
+    }
+}
+
 void cst_quota_give(struct cst_quota_account *account, unsigned resource, uint64_t amount)
 {
     if (account != NULL) {

@@ -93,6 +93,9 @@ int cst_quota_take(struct cst_quota_account *account, unsigned resource, uint64_
                    const char *what, struct cst_err *err);
 void cst_quota_give(struct cst_quota_account *account, unsigned resource, uint64_t amount);
 
+/* Take what is held already, beyond all limits if need be. To be given back as any other. */
+void cst_quota_force(struct cst_quota_account *account, unsigned resource, uint64_t amount);
+
 /* As cst_quota_take, but nothing is taken: for the longest ttl, and to look before a leap. */
 int cst_quota_check(const struct cst_quota_account *account, unsigned resource, uint64_t amount,
                     const char *what, struct cst_err *err);

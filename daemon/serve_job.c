@@ -220,6 +220,7 @@ void cst_serve_pool(struct cst_session *session, uint64_t id, void *body)
     uint64_t bytes[CST_FRAME_MAX_FDS];
     int fds[CST_FRAME_MAX_FDS];
     uint32_t n_slabs, n = 0;
+    struct cst_err err = {0};
 
     if (!check_committed(session, id)) {
         return;
@@ -230,10 +231,13 @@ void cst_serve_pool(struct cst_session *session, uint64_t id, void *body)
         return;
     }
     for (; n < CST_FRAME_MAX_FDS && get->first + n < n_slabs; n++) {
-        const struct cst_segment *slab = cst_memory_slab(memory, session->rank, get->first + n);
+        struct cst_segment *slab = cst_memory_slab(memory, session->rank, get->first + n);
 
         bytes[n] = slab->bytes;
-        fds[n] = slab->fd;
+        if (cst_segment_share(slab, &fds[n], &err) != CST_OK) {
+            cst_session_error(session, id, &err);
+            return;
+        }
     }
     part.first = get->first;
     part.n_bytes = n;
@@ -250,6 +254,7 @@ void cst_serve_arena(struct cst_session *session, uint64_t id, void *body)
     uint32_t segment[CST_FRAME_MAX_FDS], n = 0;
     uint64_t bytes[CST_FRAME_MAX_FDS];
     int fds[CST_FRAME_MAX_FDS];
+    struct cst_err err = {0};
 
     if (!check_committed(session, id)) {
         return;
@@ -266,11 +271,14 @@ void cst_serve_arena(struct cst_session *session, uint64_t id, void *body)
         return;
     }
     for (; n < CST_FRAME_MAX_FDS && get->first + n < memory->n_arenas; n++) {
-        const struct cst_segment *arena = memory->segments[get->first + n];
+        struct cst_segment *arena = memory->segments[get->first + n];
 
         segment[n] = arena->id;
         bytes[n] = arena->bytes;
-        fds[n] = arena->fd;
+        if (cst_segment_share(arena, &fds[n], &err) != CST_OK) {
+            cst_session_error(session, id, &err);
+            return;
+        }
     }
     part.first = get->first;
     part.n_segment = part.n_bytes = n;

@@ -51,12 +51,13 @@ static uint64_t left_for_open(const struct cst_job *job, const struct cst_memory
 static void words_of_use(const struct cst_job *job, struct cst_gpu *gpu, char *out, size_t n)
 {
     const struct cst_budget *budget = cst_memory_budget(job->daemon, gpu);
+    char words[CST_BUDGET_WORDS];
 
-    if (cst_budget_left(budget, job->account) < budget->limit - budget->used) {
+    if (cst_budget_left(budget, job->account) < cst_budget_unused(budget)) {
         cst_quota_words(job->account, budget->resource, out, n);
     } else {
-        (void)snprintf(out, n, "%s: %" PRIu64 " of %" PRIu64 " bytes are in use", budget->name,
-                       budget->used, budget->limit);
+        cst_budget_words(budget, words, sizeof words);
+        (void)snprintf(out, n, "%s: of its bytes %s", budget->name, words);
     }
 }
 

@@ -10,11 +10,17 @@ static void answer(struct cst_staging *staging)
 {
     Cistern__StagingPart part = CISTERN__STAGING_PART__INIT;
     struct cst_pending *request = staging->request;
+    struct cst_err err = {0};
+    int fd;
 
     staging->request = NULL;
+    if (cst_segment_share(staging->segment, &fd, &err) != CST_OK) {
+        cst_session_fail(staging->daemon, request, &err);
+        return;
+    }
     part.bytes = staging->segment->bytes;
     cst_session_answer(staging->daemon, request, CISTERN__MSG_TYPE__MSG_STAGING_PART, &part.base,
-                       &staging->segment->fd, 1);
+                       &fd, 1);
 }
 
 static void on_mounted_later(struct cst_later *later)

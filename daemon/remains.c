@@ -1,0 +1,161 @@
+#include "daemon/remains.h"
+
+#include "daemon/log.h"
+#include "daemon/quota.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { LOOK_MS = 500 };
+
+/* Most that one look punches, bytes: giving pages back takes the loop's time. */
+static const uint64_t most_punched = UINT64_C(1) << 30;
+
+struct cst_remain {
+    TAILQ_ENTRY(cst_remain) link;
+    int fd;
+    uint64_t bytes;                    /* length of the file */
+    uint64_t charged;                  /* of them, to budget and account: what was there last */
+    struct cst_budget *budget;         /* the one that the file was charged to */
+    struct cst_quota_account *account; /* the user's, a reference; NULL: nobody's */
+};
+
+static void on_timer(uv_timer_t *timer)
+{
+    cst_remains_look(timer->data);
+}
+
+void cst_remains_init(struct cst_remains *remains, uv_loop_t *loop)
+{
+    TAILQ_INIT(&remains->files);
+    remains->n = 0;
+    (void)uv_timer_init(loop, &remains->timer);
+    remains->timer.data = remains;
+    uv_unref((uv_handle_t *)&remains->timer);
+}
+
+/* Somebody other than the daemon has the file open or mapped. A lease that is broken by an open in
+ * this very moment must not be told by SIGIO, which would end the process: SIGURG is ignored. */
+static bool is_held(int fd)
+{
+    if (fcntl(fd, F_SETSIG, SIGURG) != 0 || fcntl(fd, F_SETLEASE, F_RDLCK) != 0) {
+        return errno == EAGAIN;
+    }
+    (void)fcntl(fd, F_SETLEASE, F_UNLCK);
+    return false;
+}
+
+static void punch(int fd, uint64_t bytes)
+{
+    if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) != 0) {
+        cst_log(CST_LOG_ERROR, "memory of %llu bytes that was dropped cannot be given back: %s",
+                (unsigned long long)bytes, strerror(errno));
+    }
+}
+
+/* Bytes of memory that the file has. */
+static uint64_t size_of(const struct cst_remain *file)
+{
+    struct stat st;
+    uint64_t there = fstat(file->fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+
+    return there < file->bytes ? there : file->bytes;
+}
+
+static void recount(struct cst_remain *file, uint64_t bytes)
+{
+    if (bytes > file->charged) {
+        cst_budget_force(file->budget, file->account, bytes - file->charged);
+        file->budget->kept += bytes - file->charged;
+    } else {
+        cst_budget_give(file->budget, file->account, file->charged - bytes);
+        file->budget->kept -= file->charged - bytes;
+    }
+    file->charged = bytes;
+}
+
+static void forget(struct cst_remains *remains, struct cst_remain *file)
+{
+    recount(file, 0);
+    cst_quota_give(file->account, CST_QUOTA_DESCRIPTORS, 1);
+    cst_quota_unref(file->account);
+    (void)close(file->fd);
+    TAILQ_REMOVE(&remains->files, file, link);
+    remains->n--;
+    free(file);
+}
+
+void cst_remains_close(struct cst_remains *remains)
+{
+    while (!TAILQ_EMPTY(&remains->files)) {
+        forget(remains, TAILQ_FIRST(&remains->files));
+    }
+    uv_close((uv_handle_t *)&remains->timer, NULL);
+}
+
+/* Everything of it is charged when it is dropped. */
+static struct cst_remain *keep(struct cst_remains *remains, int fd, uint64_t bytes,
+                               struct cst_budget *budget, struct cst_quota_account *account)
+{
+    struct cst_remain *file = calloc(1, sizeof *file);
+
+    if (file != NULL) {
+        *file = (struct cst_remain){.fd = fd,
+                                    .bytes = bytes,
+                                    .charged = bytes,
+                                    .budget = budget,
+                                    .account = cst_quota_ref(account)};
+        budget->kept += bytes;
+        cst_quota_force(account, CST_QUOTA_DESCRIPTORS, 1);
+        TAILQ_INSERT_TAIL(&remains->files, file, link);
+        remains->n++;
+    }
+    return file;
+}
+
+void cst_remains_drop(struct cst_remains *remains, int fd, uint64_t bytes,
+                      struct cst_budget *budget, struct cst_quota_account *account)
+{
+    struct cst_remain *file = NULL;
+
+    punch(fd, bytes);
+    if (is_held(fd)) {
+        file = keep(remains, fd, bytes, budget, account);
+    }
+    if (file == NULL) {
+        (void)close(fd);
+        cst_budget_give(budget, account, bytes);
+        return;
+    }
+    recount(file, size_of(file));
+    if (remains->n == 1) {
+        (void)uv_timer_start(&remains->timer, on_timer, LOOK_MS, LOOK_MS);
+    }
+}
+
+void cst_remains_look(struct cst_remains *remains)
+{
+    struct cst_remain *file, *next;
+    uint64_t punched = 0;
+
+    for (file = TAILQ_FIRST(&remains->files); file != NULL; file = next) {
+        next = TAILQ_NEXT(file, link);
+        if (!is_held(file->fd)) {
+            forget(remains, file);
+            continue;
+        }
+        recount(file, size_of(file));
+        if (file->charged > 0 && punched < most_punched) {
+            punched += file->charged;
+            punch(file->fd, file->bytes);
+        }
+    }
+    if (remains->n == 0) {
+        (void)uv_timer_stop(&remains->timer);
+    }
+}

@@ -1,0 +1,224 @@
+/* Memory that was dropped and that processes may still hold. */
+#include "daemon/remains.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { BYTES = 64 * 4096 };
+
+static uv_loop_t loop;
+static struct cst_remains remains;
+static struct cst_budget budget;
+static struct cst_err err;
+
+static void setup(void)
+{
+    ck_assert_int_eq(uv_loop_init(&loop), 0);
+    cst_remains_init(&remains, &loop);
+    budget = (struct cst_budget){.name = "pools", .limit = 2 * BYTES, .remains = &remains};
+    err = (struct cst_err){0};
+}
+
+static void teardown(void)
+{
+    cst_remains_close(&remains);
+    ck_assert_uint_eq(budget.used, 0);
+    ck_assert_uint_eq(budget.kept, 0);
+    (void)uv_run(&loop, UV_RUN_DEFAULT);
+    ck_assert_int_eq(uv_loop_close(&loop), 0);
+}
+
+static uint64_t size_of(int fd)
+{
+    struct stat st;
+
+    ck_assert_int_eq(fstat(fd, &st), 0);
+    return (uint64_t)st.st_blocks * 512;
+}
+
+/* A segment with all of its memory; *fd: what a worker has of it, a descriptor of its own. */
+static struct cst_segment *make(int *fd)
+{
+    struct cst_segment *segment;
+    int shared;
+
+    ck_assert_int_eq(cst_segment_open(&segment, 7, BYTES, &budget, NULL, "x", &err), CST_OK);
+    ck_assert_int_eq(fallocate(segment->fd, 0, 0, BYTES), 0);
+    if (fd != NULL) {
+        ck_assert_int_eq(cst_segment_share(segment, &shared, &err), CST_OK);
+        *fd = dup(shared);
+        ck_assert_int_ge(*fd, 0);
+        ck_assert_uint_eq(size_of(*fd), BYTES);
+    }
+    return segment;
+}
+
+static char *map(int fd)
+{
+    char *bytes = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+    ck_assert(bytes != MAP_FAILED);
+    return bytes;
+}
+
+/* What no worker has, or has any more, is closed. */
+START_TEST(nobody_has_it)
+{
+    int theirs = -1, fd;
+    struct cst_segment *segment = make(_i == 0 ? NULL : &theirs);
+
+    if (theirs >= 0) {
+        (void)close(theirs);
+    }
+    fd = segment->fd;
+    cst_segment_unref(segment);
+    ck_assert_uint_eq(remains.n, 0);
+    ck_assert_uint_eq(budget.used, 0);
+    ck_assert_int_eq(fcntl(fd, F_GETFD), -1);
+}
+END_TEST
+
+/* Whoever keeps the file or a mapping of it keeps no memory, and the budget has it all back. */
+START_TEST(it_is_empty)
+{
+    int fd;
+    struct cst_segment *segment = make(&fd);
+    char *bytes = map(fd);
+
+    memset(bytes, 1, BYTES);
+    cst_segment_unref(segment);
+    ck_assert_uint_eq(size_of(fd), 0);
+    ck_assert_uint_eq(budget.used, 0);
+    ck_assert_uint_eq(remains.n, 1);
+    (void)close(fd); /* the mapping is enough */
+    cst_remains_look(&remains);
+    ck_assert_uint_eq(remains.n, 1);
+    (void)munmap(bytes, BYTES);
+    cst_remains_look(&remains);
+    ck_assert_uint_eq(remains.n, 0);
+}
+END_TEST
+
+/* What is written after that is charged, with words for who does not get it, and taken away again.
+ */
+START_TEST(what_comes_back_is_charged)
+{
+    int fd;
+    struct cst_segment *segment = make(&fd), *other = NULL;
+    char *bytes = map(fd);
+
+    cst_segment_unref(segment);
+    memset(bytes, 1, BYTES / 2);
+    cst_remains_look(&remains);
+    ck_assert_uint_eq(budget.used, BYTES / 2);
+    ck_assert_uint_eq(budget.kept, BYTES / 2);
+    ck_assert_uint_eq(size_of(fd), 0);
+    ck_assert_int_eq(cst_segment_open(&other, 8, 2 * BYTES, &budget, NULL, "job 'b'", &err),
+                     CST_EBUDGET);
+    ck_assert_msg(strstr(err.text, "processes that keep memory of removed jobs") != NULL, "%s",
+                  err.text);
+    memset(bytes, 1, BYTES);
+    cst_remains_look(&remains);
+    ck_assert_uint_eq(budget.used, BYTES);
+    cst_remains_look(&remains); /* it has not been written again */
+    ck_assert_uint_eq(budget.used, 0);
+    (void)munmap(bytes, BYTES);
+    (void)close(fd);
+    cst_remains_look(&remains);
+    ck_assert_uint_eq(remains.n, 0);
+}
+END_TEST
+
+/* Files of many jobs may be filled again beyond the budget: it says so and gives nothing more. */
+START_TEST(beyond_the_budget)
+{
+    char *bytes[3];
+
+    for (unsigned i = 0; i < 3; i++) {
+        int fd;
+        struct cst_segment *segment = make(&fd);
+
+        bytes[i] = map(fd);
+        (void)close(fd);
+        cst_segment_unref(segment);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        memset(bytes[i], 1, BYTES);
+    }
+    cst_remains_look(&remains);
+    ck_assert_uint_eq(budget.used, 3 * BYTES);
+    ck_assert_uint_eq(cst_budget_unused(&budget), 0);
+    ck_assert_int_eq(cst_budget_take(&budget, NULL, 1, "one byte", &err), CST_EBUDGET);
+    for (unsigned i = 0; i < 3; i++) {
+        (void)munmap(bytes[i], BYTES);
+    }
+    cst_remains_look(&remains);
+    ck_assert_uint_eq(remains.n, 0);
+}
+END_TEST
+
+/* A descriptor that was passed on to another process counts as any other. */
+START_TEST(another_process_has_it)
+{
+    int fd, ends[2], status;
+    struct cst_segment *segment = make(&fd);
+    char byte;
+    pid_t pid;
+
+    ck_assert_int_eq(pipe(ends), 0);
+    pid = fork();
+    if (pid ==
+        0) { /* has fd until it is told to end; what the daemon has it closes, as exec would */
+        (void)close(ends[1]);
+        (void)close(segment->fd);
+        (void)close(segment->worker_fd);
+        _exit(read(ends[0], &byte, 1) != 0);
+    }
+    (void)close(fd);
+    cst_segment_unref(segment);
+    cst_remains_look(&remains);
+    ck_assert_uint_eq(remains.n, 1);
+    (void)close(ends[0]);
+    (void)close(ends[1]);
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_int_eq(status, 0);
+    cst_remains_look(&remains);
+    ck_assert_uint_eq(remains.n, 0);
+}
+END_TEST
+
+/* Somebody looks without being asked, as long as there is something to look at. */
+START_TEST(it_is_looked_after)
+{
+    int fd;
+    struct cst_segment *segment = make(&fd);
+
+    cst_segment_unref(segment);
+    ck_assert(uv_is_active((uv_handle_t *)&remains.timer));
+    uv_ref((uv_handle_t *)&remains.timer); /* it alone does not keep the loop */
+    (void)close(fd);
+    (void)uv_run(&loop, UV_RUN_DEFAULT); /* until it stops */
+    ck_assert_uint_eq(remains.n, 0);
+    uv_unref((uv_handle_t *)&remains.timer);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("remains");
+    TCase *tc = suite_case(suite, "remains", setup, teardown);
+
+    tcase_add_loop_test(tc, nobody_has_it, 0, 2);
+    tcase_add_test(tc, it_is_empty);
+    tcase_add_test(tc, what_comes_back_is_charged);
+    tcase_add_test(tc, beyond_the_budget);
+    tcase_add_test(tc, another_process_has_it);
+    tcase_add_test(tc, it_is_looked_after);
+    return suite_run(suite);
+}
