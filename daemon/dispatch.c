@@ -71,7 +71,7 @@ static void serve_hello(struct cst_session *session, uint64_t id, void *body)
         cst_serve_error(session, id, CST_EPROTO, "a second Hello");
         return;
     }
-    session->state = CST_SESSION_OPEN;
+    cst_session_greeted(session);
     cst_log(CST_LOG_DEBUG, "pid %d: %.64s", (int)session->peer.pid,
             hello->build != NULL ? hello->build : "client");
     welcome.version = CST_PROTOCOL_VERSION;

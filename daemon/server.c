@@ -12,6 +12,10 @@
  * than so many wait at a time; others are closed at once. They do not count as sessions. */
 enum { REFUSED_AT_A_TIME = 16 };
 
+/* Connections that managers may have when users have all of max_sessions: so many people do not
+ * look after one machine at a time. */
+enum { MANAGERS_RESERVE = 16 };
+
 static int open_spare(void)
 {
     return open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -32,6 +36,26 @@ static void refuse_one(struct cst_server *server, int listen_fd)
     server->spare_fd = open_spare();
 }
 
+/* Users' connections are limited by max_sessions; with managers' there may be some more. */
+static int check_number(const struct cst_server *server, bool manager, struct cst_err *refusal)
+{
+    uint32_t limit = server->daemon->config->max_sessions;
+    uint32_t n_users = server->n_sessions - server->n_managers;
+
+    if (manager && server->n_sessions >= limit + MANAGERS_RESERVE) {
+        return cst_err_set(refusal, CST_EBUSY,
+                           "%u connections, %u of them managers': the limit is %u (max_sessions in "
+                           "[job]) and %d for managers",
+                           server->n_sessions, server->n_managers, limit, MANAGERS_RESERVE);
+    }
+    if (!manager && n_users >= limit) {
+        return cst_err_set(refusal, CST_EBUSY,
+                           "%u connections, the limit is %u (max_sessions in [job])", n_users,
+                           limit);
+    }
+    return CST_OK;
+}
+
 /* May @peer come? Its connection is taken from @account then; a manager's is not counted. */
 static void check_access(const struct cst_server *server, const struct cst_peer *peer,
                          struct cst_quota_account *account, bool manager, struct cst_err *refusal)
@@ -42,11 +66,7 @@ static void check_access(const struct cst_server *server, const struct cst_peer 
         (void)cst_err_set(refusal, CST_EDENIED, "uid %u is not allowed by 'access' in [daemon]",
                           (unsigned)peer->uid);
         cst_log(CST_LOG_WARNING, "pid %d: %s", (int)peer->pid, refusal->text);
-    } else if (server->n_sessions >= config->max_sessions) {
-        (void)cst_err_set(refusal, CST_EBUSY,
-                          "%u connections, the limit is %u (max_sessions in [job])",
-                          server->n_sessions, config->max_sessions);
-    } else if (!manager) {
+    } else if (check_number(server, manager, refusal) == CST_OK && !manager) {
         (void)cst_quota_take(account, CST_QUOTA_SESSIONS, 1, "this process", refusal);
     }
 }
@@ -87,6 +107,7 @@ void cst_server_add(struct cst_server *server, struct cst_session *session)
     TAILQ_INSERT_TAIL(&server->sessions, session, link);
     if (session->refusal.status == CST_OK) {
         server->n_sessions++;
+        server->n_managers += session->manager;
     } else {
         server->n_refused++;
     }
@@ -99,6 +120,7 @@ void cst_server_remove(struct cst_server *server, struct cst_session *session)
         server->n_refused--;
     } else {
         server->n_sessions--;
+        server->n_managers -= session->manager;
         cst_quota_give(session->manager ? NULL : session->account, CST_QUOTA_SESSIONS, 1);
     }
     cst_quota_unref(session->account);
@@ -133,7 +155,7 @@ int cst_server_open(struct cst_server *server, struct cst_daemon *daemon, struct
     int rc;
 
     server->daemon = daemon;
-    server->n_sessions = server->n_refused = 0;
+    server->n_sessions = server->n_managers = server->n_refused = 0;
     cst_unread_init(&server->unread);
     server->spare_fd = -1;
     TAILQ_INIT(&server->sessions);

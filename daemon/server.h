@@ -16,8 +16,9 @@ struct cst_server {
     uv_poll_t user_poll, manager_poll;
     int spare_fd; /* given up for a moment to refuse a connection when descriptors run out */
     TAILQ_HEAD(, cst_session) sessions;
-    uint32_t n_sessions; /* in the list, admitted */
-    uint32_t n_refused;  /* in the list, to be told why they are not */
+    uint32_t n_sessions;            /* in the list, admitted */
+    uint32_t n_managers;            /* of these, on the manager socket */
+    uint32_t n_refused;             /* in the list, to be told why they are not */
     struct cst_unread_total unread; /* descriptors in flight to all of them */
 };
 

@@ -16,6 +16,8 @@
 
 enum {
     OUTBOX_FULL = 1 << 20, /* Bytes that wait before the daemon stops reading requests. */
+    HELLO_MS = 10000,      /* A peer that connects and says nothing for so long is disconnected. The
+                              library says Hello at once; a session is worth something to others. */
     STALL_MS = 10000,      /* A session whose replies wait so long is disconnected. */
     HOARD_MS = 5000,       /* While all sessions together are at the limit of descriptors in
                               flight, one that leaves some unread for so long is. */
@@ -49,7 +51,17 @@ static void update_poll(struct cst_session *session)
 
 static void on_stall(uv_timer_t *timer)
 {
-    cst_session_doom(timer->data, "does not read its replies");
+    struct cst_session *session = timer->data;
+
+    cst_session_doom(session, session->state == CST_SESSION_NEW && session->outbox.bytes == 0
+                                  ? "has not said Hello for 10 s"
+                                  : "does not read its replies");
+}
+
+void cst_session_greeted(struct cst_session *session)
+{
+    session->state = CST_SESSION_OPEN;
+    (void)uv_timer_stop(&session->stall);
 }
 
 static void on_retry(uv_timer_t *timer);
@@ -377,6 +389,7 @@ int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *p
     (void)uv_timer_init(&daemon->loop, &session->retry);
     session->poll.data = session->stall.data = session->retry.data = session;
     session->n_handles = 3;
+    (void)uv_timer_start(&session->stall, on_stall, HELLO_MS, 0);
     cst_server_add(&daemon->server, session);
     update_poll(session);
     cst_log(CST_LOG_DEBUG, "pid %d (uid %u): connected%s", (int)peer->pid, (unsigned)peer->uid,

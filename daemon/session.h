@@ -1,7 +1,7 @@
 /* One connection: greeting, credits, replies out, back-pressure, end.
  *
  *   NEW --Hello--> OPEN ---------------------------> DOOMED --(end of the turn)--> closed, freed
- *     \--anything else: error--------------------->/   ^ hang-up, broken frame, does not read for
+ *     \--anything else: error, or nothing for 10 s->/   ^ hang-up, broken frame, does not read for
  * 10 s
  *
  * A session may be attached to a job as one rank (job.h). It is never closed inside a callback that
@@ -45,7 +45,7 @@ struct cst_session {
     struct cst_unread unread;          /* descriptors in flight to it */
     int polled;                        /* events that are being polled */
     uv_poll_t poll;
-    uv_timer_t stall;     /* runs while replies wait */
+    uv_timer_t stall;     /* runs while replies wait, and in NEW */
     uv_timer_t retry;     /* runs while they do not wait for the socket (outbox.retry) */
     unsigned n_handles;   /* not closed yet */
     struct cst_later end; /* closes it */
@@ -57,6 +57,9 @@ struct cst_session {
 int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *peer,
                      struct cst_quota_account *account, bool manager, const struct cst_err *refusal,
                      struct cst_err *err);
+
+/* It said Hello, and the version fits: it is OPEN. */
+void cst_session_greeted(struct cst_session *session);
 
 /* Close @session at the end of this turn; @why goes to the log unless it is NULL. */
 void cst_session_doom(struct cst_session *session, const char *why);

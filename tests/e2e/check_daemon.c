@@ -540,6 +540,31 @@ START_TEST(sessions_are_limited)
 }
 END_TEST
 
+/* Users' connections that say nothing, as many as there may be and more, do not keep a manager out;
+ * and they are closed after ten seconds, so that there is room for users again. */
+START_TEST(silence_is_no_lockout)
+{
+    static struct raw_client silent[300];
+    struct raw_client manager, user;
+    const unsigned n = sizeof silent / sizeof *silent;
+
+    for (unsigned i = 0; i < n; i++) {
+        raw_connect(&silent[i], proc.socket);
+    }
+    raw_open(&manager, proc.manager);
+    (void)raw_stat(&manager);
+    raw_close(&manager);
+    for (unsigned i = 0; i < n; i++) {
+        raw_expect_closed(&silent[i]);
+        raw_close(&silent[i]);
+    }
+    assert_logged("has not said Hello");
+    raw_open(&user, proc.socket);
+    ck_assert_uint_eq(raw_stat(&user)->n_sessions, 1);
+    raw_close(&user);
+}
+END_TEST
+
 /* -- the suite ------------------------------------------------------------------------------ */
 
 int main(void)
@@ -571,5 +596,6 @@ int main(void)
     tcase_add_test(tc, other_users_jobs_are_the_managers);
     tcase_add_test(tc, access_rules_hold);
     tcase_add_test(tc, sessions_are_limited);
+    tcase_add_test(tc, silence_is_no_lockout);
     return suite_run(suite);
 }
