@@ -332,6 +332,7 @@ void cst_daemon_drain(struct cst_daemon *daemon)
     cst_later_run(&daemon->later);
     end_sessions(daemon);
     cst_later_run(&daemon->later);
+    cst_lingers_close(&daemon->server.lingers);
     cst_gpus_stop(&daemon->gpus);
     cst_engines_stop(&daemon->engines);
     for_own_handles(daemon, uv_unref);

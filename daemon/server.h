@@ -3,6 +3,7 @@
 #ifndef CST_SERVER_H
 #define CST_SERVER_H
 
+#include "daemon/linger.h"
 #include "daemon/listen.h"
 #include "daemon/session.h"
 
@@ -20,6 +21,7 @@ struct cst_server {
     uint32_t n_managers;            /* of these, on the manager socket */
     uint32_t n_refused;             /* in the list, to be told why they are not */
     struct cst_unread_total unread; /* descriptors in flight to all of them */
+    struct cst_lingers lingers;     /* sockets of ended sessions with some in flight */
 };
 
 /* Listen on both sockets: those that systemd passed, or the configured paths. As cst_listen_open.

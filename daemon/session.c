@@ -451,16 +451,15 @@ static void on_end(struct cst_later *later)
         cst_job_hangup(session->job, session->rank);
     }
     orphan_requests(session);
-    cst_unread_close(&session->unread);
-    cst_server_remove(&daemon->server, session);
+    (void)uv_poll_stop(&session->poll); /* before close: epoll must forget the descriptor first */
     cst_outbox_close(&session->outbox);
+    cst_lingers_close_socket(&daemon->server.lingers, session->fd, &session->unread);
+    cst_server_remove(&daemon->server, session);
     cst_peer_close(&session->peer);
-    (void)uv_poll_stop(&session->poll);
     (void)uv_timer_stop(&session->stall);
     (void)uv_timer_stop(&session->retry);
     uv_close((uv_handle_t *)&session->poll, on_handle_closed);
     uv_close((uv_handle_t *)&session->stall, on_handle_closed);
     uv_close((uv_handle_t *)&session->retry, on_handle_closed);
-    (void)close(session->fd);
     session->fd = -1;
 }

@@ -40,7 +40,7 @@ struct cst_unread {
 /* Set the limit from RLIMIT_NOFILE as it is now. */
 void cst_unread_init(struct cst_unread_total *total);
 
-/* Nothing is in flight any more: the socket is closed. */
+/* Set the count to 0: the socket is closed, and daemon/linger.h saw to what was in flight. */
 void cst_unread_close(struct cst_unread *unread);
 
 /* Set the count to 0 if everything that was sent on @sock has been received. */

@@ -163,6 +163,47 @@ START_TEST(who_keeps_others_waiting_is_disconnected)
 }
 END_TEST
 
+/* Descriptors in flight to the user of these tests, as the daemon counts them. */
+static uint64_t n_in_flight(void)
+{
+    Cistern__QuotaGet get = CISTERN__QUOTA_GET__INIT;
+    const Cistern__QuotaPart *part =
+        raw_expect(&witness, raw_ask(&witness, CISTERN__MSG_TYPE__MSG_QUOTA, &get.base),
+                   CISTERN__MSG_TYPE__MSG_QUOTA_PART, &cistern__quota_part__descriptor);
+    const Cistern__QuotaAccount *account = part->accounts[0];
+
+    for (size_t i = 0; i < account->n_uses; i++) {
+        if (strcmp(account->uses[i]->key, "descriptors") == 0) {
+            return account->uses[i]->used;
+        }
+    }
+    ck_abort_msg("the quota has no descriptors");
+}
+
+/* Descriptors that a client left in its queue when the daemon closed the connection are still in
+ * flight, and still count, until the client reads them or closes its end. */
+START_TEST(what_the_disconnected_leave_unread_counts)
+{
+    enum { N = 6, EACH = 32 }; /* together below the daemon's limit, so that all are sent */
+
+    for (unsigned i = 0; i < N; i++) {
+        raw_open(&greedy[i], proc.socket);
+        get_staging(&greedy[i]);
+        (void)ask_for_much(&greedy[i]);
+    }
+    while (raw_stat(&witness)->n_sessions > 1) {
+        (void)usleep(10000); /* they are disconnected after ten seconds without reading */
+    }
+    ck_assert_uint_eq(n_in_flight(), N * EACH);
+    for (unsigned i = 0; i < N; i++) {
+        raw_close(&greedy[i]);
+    }
+    while (n_in_flight() > 0) {
+        (void)usleep(10000); /* the daemon looks from time to time */
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("unread");
@@ -170,6 +211,7 @@ int main(void)
 
     tcase_add_test(tc, others_are_served);
     tcase_add_test(tc, who_never_reads_is_disconnected);
+    tcase_add_test(tc, what_the_disconnected_leave_unread_counts);
     tcase_add_test(tc, who_keeps_others_waiting_is_disconnected);
     return suite_run(suite);
 }

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/linger.h"
+
+#include "daemon/quota.h"
+
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { LOOK_MS = 250 }; /* The kernel does not tell when a client reads: it is asked so often. */
+
+struct cst_linger {
+    TAILQ_ENTRY(cst_linger) link;
+    int fd;
+    struct cst_unread unread;
+};
+
+static void drop(struct cst_lingers *lingers, struct cst_linger *linger)
+{
+    TAILQ_REMOVE(&lingers->sockets, linger, link);
+    (void)close(linger->fd);
+    cst_unread_close(&linger->unread);
+    cst_quota_unref(linger->unread.account);
+    free(linger);
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+    struct cst_lingers *lingers = timer->data;
+    struct cst_linger *linger, *next;
+
+    for (linger = TAILQ_FIRST(&lingers->sockets); linger != NULL; linger = next) {
+        next = TAILQ_NEXT(linger, link);
+        cst_unread_refresh(&linger->unread, linger->fd);
+        if (linger->unread.n == 0) {
+            drop(lingers, linger);
+        }
+    }
+    if (TAILQ_EMPTY(&lingers->sockets)) {
+        (void)uv_timer_stop(timer);
+    }
+}
+
+void cst_lingers_init(struct cst_lingers *lingers, uv_loop_t *loop)
+{
+    TAILQ_INIT(&lingers->sockets);
+    (void)uv_timer_init(loop, &lingers->timer);
+    lingers->timer.data = lingers;
+}
+
+void cst_lingers_close_socket(struct cst_lingers *lingers, int fd, struct cst_unread *unread)
+{
+    struct cst_linger *linger = NULL;
+
+    cst_unread_refresh(unread, fd);
+    if (unread->n > 0) {
+        linger = malloc(sizeof *linger);
+    }
+    if (linger == NULL) {
+        cst_unread_close(unread);
+        (void)close(fd);
+        return;
+    }
+    (void)shutdown(fd, SHUT_RDWR);
+    *linger = (struct cst_linger){.fd = fd, .unread = *unread};
+    unread->n = 0;
+    (void)cst_quota_ref(linger->unread.account);
+    if (TAILQ_EMPTY(&lingers->sockets)) {
+        (void)uv_timer_start(&lingers->timer, on_timer, LOOK_MS, LOOK_MS);
+    }
+    TAILQ_INSERT_TAIL(&lingers->sockets, linger, link);
+}
+
+void cst_lingers_close(struct cst_lingers *lingers)
+{
+    while (!TAILQ_EMPTY(&lingers->sockets)) {
+        drop(lingers, TAILQ_FIRST(&lingers->sockets));
+    }
+    uv_close((uv_handle_t *)&lingers->timer, NULL);
+}
