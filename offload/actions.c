@@ -86,6 +86,8 @@ struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kin
     command->ticket = core->last_ticket;
     command->chunk = flight->chunk;
     flight->ticket = command->ticket;
+    flight->engine = node;
+    cst_instant_issued(core, flight);
     cst_flights_add(&core->flights, flight);
     return command;
 }

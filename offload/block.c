@@ -206,6 +206,15 @@ uint32_t cst_pool_take(struct cst_pool *pool, enum cst_block_state state, uint32
     return b;
 }
 
+/* Something is done with @block now; what was done before came before it on both clocks. */
+static void note_time(const struct cst_pool *pool, struct cst_block *block)
+{
+    block->last.at = pool->now.at;
+    if (pool->now.instant > block->last.instant) {
+        block->last.instant = pool->now.instant;
+    }
+}
+
 void cst_block_move(struct cst_pool *pool, uint32_t b, enum cst_block_state state)
 {
     struct cst_block *block = &pool->blocks[b];
@@ -215,6 +224,7 @@ void cst_block_move(struct cst_pool *pool, uint32_t b, enum cst_block_state stat
         pool->parts[block->part].n_leased_resident--;
     }
     set_state(pool, b, state);
+    note_time(pool, block);
     if (!states[state].has_ticket) {
         block->ticket = 0;
         block->dropped = false;
@@ -248,6 +258,7 @@ void cst_block_unlease(struct cst_pool *pool, uint32_t b)
 
     assert(block->leases > 0);
     if (--block->leases == 0) {
+        note_time(pool, block);
         if (block->state == CST_BLOCK_RESIDENT) {
             pool->parts[block->part].n_leased_resident--;
         }

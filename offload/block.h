@@ -18,6 +18,7 @@
 #define CST_BLOCK_H
 
 #include "offload/core.h"
+#include "offload/flight.h"
 #include "offload/request.h"
 #include "offload/trace.h"
 #include "offload/victim.h"
@@ -52,6 +53,13 @@ struct cst_block {
     uint64_t generation; /* of the lease; 0 while there was none */
     uint64_t ticket;     /* of the command that moves it, or that it waits for; 0: none */
     uint64_t last_use;   /* the core's use counter when it was last granted, released or loaded */
+    /* On both clocks, see instant.c. */
+    struct cst_moment last;    /* the end of what was last done with it */
+    struct cst_moment granted; /* its last lease */
+    struct cst_moment end;     /* of a GPU: when that has done what it was granted for, as foreseen */
+    uint64_t shift;            /* of the rank, when that was foreseen */
+    uint64_t would_end;        /* LOADING: instant at which a copy would have ended that was overtaken
+                                  while it waited for its update, ns; 0: it was not */
     struct cst_queue waiters; /* LOADING: fetches that it will answer */
 };
 
@@ -94,6 +102,7 @@ struct cst_pool {
     uint32_t *weight_of; /* per chunk: its LOADING or RESIDENT block, or CST_NONE; owned */
     uint32_t *grad_of;   /* per chunk: block of its gradient in this collection; owned */
     bool changed;        /* a waiting fetch may have a chance now */
+    struct cst_moment now; /* of the event that is digested, see instant.c */
 };
 
 /* CST_ENOMEM: nothing is owned. */

@@ -405,6 +405,9 @@ const char *cst_core_check(const struct cst_core *core)
         what = cst_exposure_check(core);
     }
     if (what == NULL) {
+        what = cst_instant_check(core);
+    }
+    if (what == NULL) {
         what = cst_held_check(core);
     }
     return what != NULL ? what : check_phase(core);

@@ -137,6 +137,7 @@ static void commit(struct cst_core *core, double sum_squares)
     core->last_grad_norm = clip.grad_norm;
     core->last_step_ns = core->commit_ns == 0 ? 0 : core->now - core->commit_ns;
     core->commit_ns = core->now;
+    cst_instant_committed(core);
     core->closing = false;
     core->norm_issued = false;
     cst_ranks_reset_begun(core);

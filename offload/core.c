@@ -271,6 +271,7 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
                      event->ticket);
         return;
     }
+    cst_instant_done(core, &flight);
     switch (flight.kind) {
     case CST_FLIGHT_LOAD:
         cst_residency_loaded(core, &flight, event);
@@ -354,6 +355,7 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
         return;
     }
     if (admit(core, event)) {
+        cst_instant_begin(core, event);
         kinds[event->kind].digest(core, event);
         cst_ranks_start(core);
         cst_fetch_pump(core);

@@ -380,8 +380,7 @@ struct cst_core_stats {
     uint64_t n_rounds;       /* steps whose updates are all done, or were when the next one's began */
     uint32_t last_interleave;/* k of the last of them; 0: none. (`interleave` can be of the next one already) */
     uint64_t last_update_ns; /* of the last step whose updates are all done: in which at least one of them was under way, issued and not done */
-    uint64_t last_exposed_ns;/* of it: in which a rank waited for an update and for nothing else; of the rank that waited longest. A fetch that was
-                              * asked ahead counts from its WANT on */
+    uint64_t last_exposed_ns;/* by which the last committed step would have been shorter if updates took no time, see instant.c */
     uint64_t update_ns, exposed_ns; /* both, over all steps */
 };
 

@@ -281,7 +281,7 @@ static void explain_rank(const struct cst_core *core, uint32_t c, uint32_t rank,
                 waits_for_itself(r, request)           ? "the sum of the micro-batch before"
                 : request->where == CST_REQUEST_QUEUED ? "a block"
                 : r->pool.worker_copies                ? "its update"
-                : request->exposed                     ? "its update, and then the copy"
+                : core->chunks[c].weight_ticket != 0   ? "its update, and then the copy"
                                                        : "the copy");
         }
     }

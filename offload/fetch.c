@@ -8,7 +8,8 @@
 
 /* -- grants --------------------------------------------------------------------------------- */
 
-void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit)
+void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit,
+                     bool ahead)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
     struct cst_block *block = &pool->blocks[b];
@@ -21,6 +22,7 @@ void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t 
         cst_block_lease(pool, b);
     }
     block->last_use = ++core->uses;
+    cst_instant_granted(core, rank, b, ahead);
     if (reply != NULL) {
         reply->slab = cst_pool_slab(pool, b);
         reply->offset = cst_pool_offset(pool, b);
@@ -41,7 +43,6 @@ static void join(struct cst_core *core, uint32_t i, uint32_t rank, uint32_t b)
     core->requests.v[i].where = CST_REQUEST_JOINED;
     core->requests.v[i].block = b;
     cst_block_await(&core->ranks[rank].pool, b, &core->requests, i);
-    cst_exposure_begin(core, i);
 }
 
 /* Request @i, which is in no queue, is answered or waits for a copy now; false: it needs a block
@@ -65,7 +66,7 @@ static bool place_weight(struct cst_core *core, uint32_t i)
                            request->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND);
     }
     if (pool->blocks[b].state == CST_BLOCK_RESIDENT) {
-        cst_fetch_grant(core, request->rank, b, request->tag, false);
+        cst_fetch_grant(core, request->rank, b, request->tag, false, request->ahead);
         cst_requests_remove(&core->requests, i);
     } else {
         join(core, i, request->rank, b);
@@ -91,7 +92,7 @@ static bool place_grad(struct cst_core *core, uint32_t i)
         pool->grad_of[request->chunk] = b;
         cst_prefetch_opened(pool, request->chunk);
     }
-    cst_fetch_grant(core, request->rank, b, request->tag, again);
+    cst_fetch_grant(core, request->rank, b, request->tag, again, request->ahead);
     cst_requests_remove(&core->requests, i);
     return true;
 }
@@ -116,7 +117,6 @@ void cst_fetch_unqueue(struct cst_core *core, uint32_t i)
     const struct cst_request *request = &core->requests.v[i];
 
     if (request->where == CST_REQUEST_JOINED) {
-        cst_exposure_end(core, i);
         cst_block_forsake(&core->ranks[request->rank].pool, request->block, &core->requests, i);
     } else {
         cst_queue_remove(&core->requests, queue_of(core, request), i);
@@ -268,7 +268,7 @@ void cst_fetch_weight(struct cst_core *core, const struct cst_event *event)
     cst_prefetch_follow(rank, event->chunk, false);
     if (b != CST_NONE && rank->pool.blocks[b].state == CST_BLOCK_RESIDENT) {
         rank->hits++;
-        cst_fetch_grant(core, event->rank, b, event->tag, true);
+        cst_fetch_grant(core, event->rank, b, event->tag, true, event->ahead);
         return;
     }
     if (b != CST_NONE && rank->pool.blocks[b].foreseen && !rank->pool.blocks[b].dropped) {
@@ -295,7 +295,7 @@ void cst_fetch_grad(struct cst_core *core, const struct cst_event *event)
         return;
     }
     if (b != CST_NONE && rank->pool.blocks[b].state == CST_BLOCK_OPEN) {
-        cst_fetch_grant(core, event->rank, b, event->tag, true);
+        cst_fetch_grant(core, event->rank, b, event->tag, true, event->ahead);
         return;
     }
     cst_prefetch_follow(rank, event->chunk, true);
@@ -335,7 +335,6 @@ void cst_fetch_want(struct cst_core *core, const struct cst_event *event)
     }
     if (core->requests.v[i].where == CST_REQUEST_JOINED) {
         core->requests.v[i].ahead = false;
-        cst_exposure_begin(core, i);
     } else {
         cst_fetch_unqueue(core, i);
         core->requests.v[i].ahead = false;

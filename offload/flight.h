@@ -6,6 +6,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* When something happened, and when it would have happened if updates took no time (instant.c).
+ * The second is never later than the first. Both in ns. */
+struct cst_moment {
+    uint64_t at, instant;
+};
+
 enum cst_flight_kind {
     CST_FLIGHT_LOAD,  /* weight row, or this rank's piece of it -> block */
     CST_FLIGHT_PIECE, /* a peer's piece: peer's block -> block */
@@ -33,6 +39,9 @@ struct cst_flight {
     uint32_t peer_block; /* PIECE */
     uint32_t chunk;      /* all but NORM */
     uint32_t request;    /* READ, WRITE */
+    uint32_t engine;     /* that has the command */
+    struct cst_moment issued; /* see instant.c, as is the next one */
+    uint64_t idle;            /* ns, REDUCE: time for which its engine would have had no sum, until then */
     uint64_t collection; /* STAGE, REDUCE, NORM: the collection of gradients that it belongs to */
 };
 
@@ -53,6 +62,9 @@ void cst_flights_add(struct cst_flights *flights, const struct cst_flight *fligh
 
 /* Take it out into *out; false: unknown ticket. */
 bool cst_flights_take(struct cst_flights *flights, uint64_t ticket, struct cst_flight *out);
+
+/* The one of @ticket, which is known; borrowed as by cst_flights_find. */
+struct cst_flight *cst_flights_get(struct cst_flights *flights, uint64_t ticket);
 
 /* NULL if unknown; borrowed until the next call that changes anything. */
 const struct cst_flight *cst_flights_find(const struct cst_flights *flights, uint64_t ticket);

@@ -10,6 +10,7 @@
  *   schedule.c   contributions, micro-batches, reductions
  *   staging.c    gradients that leave a pool that is short before their sum can be made
  *   over.c       gradients that take the place of their weights
+ *   instant.c    how much later a step is because of its updates
  *   hyper.c      hyper-parameters that are allowed, that are the same
  *   updates.h    what ends a step, with parts of its own
  *   states.c     READ and WRITE of a tensor's rows */
@@ -47,16 +48,33 @@ struct cst_rank {
     struct cst_trace trace;
     uint64_t hits, misses, late, prefetches, evictions, waits; /* fetches; loads; blocks; fetches */
     uint64_t bytes_up, bytes_down, bytes_peer;
-    uint32_t n_exposed;       /* fetches that its worker waits for and that wait for an update */
-    uint64_t exposed_since;   /* ns, n_exposed > 0: what comes before is in exposed_ns */
-    uint64_t exposed_ns;      /* in which it waited for updates */
-    uint64_t exposed_from_ns; /* exposed_ns when the round began */
+    /* On both clocks, see instant.c. stream, device and shift: of a GPU alone. */
+    struct cst_moment thread;  /* the worker's last request, or the answer that it waited for */
+    struct cst_moment resumed; /* the last answer that it waited for */
+    struct cst_moment stream;  /* what the device did last, as far as the worker gave it back */
+    struct cst_moment device;  /* when it will have done all that it was granted, as foreseen */
+    uint64_t shift;            /* by which that was corrected so far, ns modulo 2^64 */
+    uint64_t ahead_instant;    /* when all that it asked for ahead would be there, ns */
+};
+
+#define CST_CLOCK_ENGINES 127 /* with lanes of their own; those behind them share one more */
+
+enum cst_clock_lane { CST_CLOCK_UP, CST_CLOCK_DOWN, CST_CLOCK_TEAM, CST_CLOCK_LANES };
+
+/* The second clock, on which updates take no time, see instant.c. */
+struct cst_clock {
+    uint64_t now;    /* of the event, ns */
+    uint64_t commit; /* the latest of what the commit waits for */
+    uint64_t lag;    /* ns by which the last commit was earlier than on the first clock */
+    uint64_t idle_ns[CST_CLOCK_ENGINES + 1]; /* in which it would have no sum to make, and had none yet */
+    struct cst_moment lanes[CST_CLOCK_ENGINES + 1][CST_CLOCK_LANES]; /* end of the last command */
 };
 
 /* Times of updates, see exposure.c. */
 struct cst_exposure {
     uint32_t n_updates;     /* under way: UPDATEs in place, and what comes down from rooms */
     uint64_t since;         /* ns, n_updates > 0: what comes before is in update_ns */
+    uint64_t quiet_since;   /* ns, n_updates == 0: the end of the last one */
     uint64_t update_ns;     /* in which updates were under way */
     uint64_t round_from_ns; /* update_ns when the round began */
     bool open;              /* a round is */
@@ -64,8 +82,9 @@ struct cst_exposure {
     uint32_t interleave;    /* k of the round's updates; 0: none goes through a room */
     uint64_t n_rounds;      /* that ended */
     uint32_t last_interleave;                   /* of the last one of them, as are these */
-    uint64_t last_update_ns, last_exposed_ns;
-    uint64_t total_update_ns, total_exposed_ns; /* of all of them */
+    uint64_t last_update_ns;
+    uint64_t total_update_ns; /* of all of them */
+    uint64_t last_exposed_ns, total_exposed_ns; /* of the last step, of all steps */
 };
 
 /* What the weight row of a chunk holds: something else where gradients take its place. */
@@ -80,6 +99,9 @@ struct cst_update {
     struct cst_place weight; /* where the weights go */
     bool guard;              /* tiles beyond proto/limit.h keep their states */
 };
+
+/* Of a chunk: copies into pools in forward and backward passes, and sums. */
+enum cst_quiet { CST_QUIET_FORWARD, CST_QUIET_BACKWARD, CST_QUIET_SUM, CST_QUIETS };
 
 struct cst_chunk {
     uint64_t ranks;         /* its group: who fetches it and contributes, a bit each */
@@ -114,6 +136,11 @@ struct cst_chunk {
     bool reduced;         /* all of this collection is in the grad row */
     enum cst_over over;   /* once what was issued is done */
     bool ordered;         /* scratch of the order of updates */
+    uint64_t work_ns[2]; /* what a GPU takes for it, forward and backward; 0: not known */
+    uint64_t quiet_ns[CST_QUIETS]; /* what copies and sums take while no update is under way; same */
+    struct cst_moment update_end; /* end of its last update */
+    struct cst_moment updated;    /* end of the last update whose weights fetches waited for */
+    struct cst_moment sum_end;    /* end of the last sum of its gradient */
     uint64_t version;     /* grows when a write to the weights or states is issued */
     uint64_t grad_version; /* same, the grad row */
     uint64_t evicted_step; /* step in which a rank last evicted it, for explain */
@@ -192,6 +219,7 @@ struct cst_core {
     uint64_t last_step_ns;
     double last_loss, last_grad_norm;
     struct cst_exposure exposure;
+    struct cst_clock clock;
     struct cst_room rooms[CST_CORE_MAX_ROOMS];
     uint32_t n_rooms;
     uint32_t next_room;
@@ -208,6 +236,22 @@ struct cst_core {
     struct cst_flights flights;
     struct cst_actions *actions; /* of the event that is digested */
 };
+
+/* -- instant.c: how much later a step is because of its updates --------------------------------- */
+
+/* An event begins: when it would have happened if updates took no time. Before anything else. */
+void cst_instant_begin(struct cst_core *core, const struct cst_event *event);
+/* A command is issued: @flight->issued. Its end, before anything else is done with it. */
+void cst_instant_issued(const struct cst_core *core, struct cst_flight *flight);
+/* REDUCE @ticket, which was just issued, goes to @engine. */
+void cst_instant_sent(struct cst_core *core, uint64_t ticket, uint32_t engine);
+void cst_instant_done(struct cst_core *core, const struct cst_flight *flight);
+/* Block @b is granted; @ahead: the rank's worker does not wait for it. */
+void cst_instant_granted(struct cst_core *core, uint32_t rank, uint32_t b, bool ahead);
+/* The step is committed. */
+void cst_instant_committed(struct cst_core *core);
+/* NULL, or the name of an invariant that does not hold. For tests. */
+const char *cst_instant_check(const struct cst_core *core);
 
 /* -- actions.c ------------------------------------------------------------------------------ */
 
@@ -326,8 +370,9 @@ void cst_fetch_weight(struct cst_core *core, const struct cst_event *event);
 void cst_fetch_grad(struct cst_core *core, const struct cst_event *event);
 void cst_fetch_want(struct cst_core *core, const struct cst_event *event);
 
-/* A lease on block @b of @rank; the answer to @tag. */
-void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit);
+/* A lease on block @b of @rank; the answer to @tag. @ahead: its worker does not wait for it. */
+void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit,
+                     bool ahead);
 
 /* A fetch of the rank waits for a block. */
 bool cst_fetch_waits(const struct cst_rank *rank);

@@ -235,9 +235,9 @@ void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
         pool->weight_of[block->chunk] = CST_NONE;
     }
     while ((i = cst_block_pop_waiter(pool, b, &core->requests)) != CST_NO_REQUEST) {
-        cst_exposure_end(core, i);
         if (good) {
-            cst_fetch_grant(core, rank, b, core->requests.v[i].tag, false);
+            cst_fetch_grant(core, rank, b, core->requests.v[i].tag, false,
+                            core->requests.v[i].ahead);
             cst_requests_remove(&core->requests, i);
         } else if (event->status == CST_OK) { /* overtaken by newer weights: once more */
             cst_fetch_enqueue(core, i);

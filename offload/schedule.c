@@ -154,6 +154,7 @@ void cst_schedule_add(struct cst_core *core, uint32_t c)
     reduce->accumulate = chunk->summed;
     cst_schedule_add_sources(core, c, reduce);
     reduce->node = cst_schedule_way(core, c, false).engine;
+    cst_instant_sent(core, reduce->ticket, reduce->node);
     cst_update_before(reduce, chunk);
     cst_command_after(reduce, held); /* it frees the block */
     cst_over_begin(core, c, reduce);

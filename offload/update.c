@@ -170,7 +170,7 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
         core->n_device_updates += chunk->room != CST_NONE;
     }
     if (flight->kind == CST_FLIGHT_UPDATE || flight->kind == CST_FLIGHT_STATES) {
-        cst_exposure_done(core, flight->chunk);
+        cst_exposure_done(core);
     }
     end_use(core, flight);
     if (chunk->reduce_ticket == flight->ticket) {

@@ -6,7 +6,7 @@
  *   room.c       updates on accelerators
  *   held.c       gradients that stay there
  *   fallback.c   what is done where a command of such an update fails
- *   exposure.c   how long updates take, and who stands still for them */
+ *   exposure.c   how long updates are under way */
 #ifndef CST_UPDATES_H
 #define CST_UPDATES_H
 
@@ -149,13 +149,8 @@ void cst_exposure_issued(struct cst_core *core);
 void cst_exposure_replaced(struct cst_core *core, uint32_t n);
 /* The step is committed, and all its updates are issued, if there are any. */
 void cst_exposure_all_issued(struct cst_core *core);
-/* One of those of @chunk is done. */
-void cst_exposure_done(struct cst_core *core, uint32_t chunk);
-
-/* Request @i has joined a block and waits for the copy: if its worker stands still, and the update
- * is not done, that counts from now on; it does no more. */
-void cst_exposure_begin(struct cst_core *core, uint32_t i);
-void cst_exposure_end(struct cst_core *core, uint32_t i);
+/* One of them is done. */
+void cst_exposure_done(struct cst_core *core);
 
 void cst_exposure_stats(const struct cst_core *core, struct cst_core_stats *out);
 /* NULL, or the name of an invariant that does not hold. For tests. */

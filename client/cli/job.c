@@ -3,6 +3,7 @@
 #include "client/cli/json.h"
 #include "client/cli/table.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -64,9 +65,10 @@ static void print_updates(const Cistern__JobInfo *job)
                      cli_seconds(job->last_exposed_seconds, b));
     }
     if (job->has_update_seconds) {
-        (void)printf("; %s hidden in all",
-                     cli_percent((uint64_t)((job->update_seconds - job->exposed_seconds) * 1e9),
-                                 (uint64_t)(job->update_seconds * 1e9), c));
+        (void)printf(
+            "; %s hidden in all",
+            cli_percent((uint64_t)(fmax(job->update_seconds - job->exposed_seconds, 0) * 1e9),
+                        (uint64_t)(job->update_seconds * 1e9), c));
     }
     (void)printf("\n");
 }

@@ -3,6 +3,8 @@
 #include "client/cli/json.h"
 #include "client/cli/table.h"
 
+#include <math.h>
+
 bool cli_each_jobs(struct cli *cli, cli_jobs_fn fn, void *arg)
 {
     uint32_t first = 0;
@@ -53,15 +55,15 @@ static void add_seconds(struct cli_table *table, bool has, double seconds)
     cli_table_cell(table, "%s", has ? cli_seconds(seconds, text) : "-");
 }
 
-/* Updates: of how many chunks one is done on a device; those of the last step, by whether a rank
- * stood still for them; early ones. */
+/* Updates: of how many chunks one is done on a device; how much longer
+ * the last step was for them, and how much longer they took than that; early ones. */
 static void add_updates(struct cli_table *table, const Cistern__JobInfo *job)
 {
     bool has = job->has_last_update_seconds && job->has_last_exposed_seconds;
 
     add_number(table, job->has_interleave, job->interleave);
     add_seconds(table, has, job->last_exposed_seconds);
-    add_seconds(table, has, job->last_update_seconds - job->last_exposed_seconds);
+    add_seconds(table, has, fmax(job->last_update_seconds - job->last_exposed_seconds, 0));
     add_number(table, job->has_chunks_ahead, job->chunks_ahead);
     add_number(table, job->has_grads_dropped, job->grads_dropped);
 }

@@ -190,7 +190,9 @@ static bool print_time(const struct cst_replay_result *p)
     cli_table_init(&table, titles);
     time_line(&table, "compute", p->compute_ns, p->step_ns);
     time_line(&table, "waits for updates", p->update_exposed_ns, p->step_ns);
-    time_line(&table, "waits for weights, blocks", p->wait_ns - p->update_exposed_ns, p->step_ns);
+    time_line(&table, "waits for weights, blocks",
+              p->wait_ns > p->update_exposed_ns ? p->wait_ns - p->update_exposed_ns : 0,
+              p->step_ns);
     time_line(&table, "tail, to the commit", p->tail_ns, p->step_ns);
     time_line(&table, "together", p->step_ns, p->step_ns);
     return cli_table_print(&table, stdout, 0);

@@ -245,9 +245,6 @@ void cst_play_ended(struct cst_play *play, struct cst_play_command *c)
     lane->n_running--;
     note_interval(play, c);
     play->peer_bytes += c->copied_to;
-    if (play->core->chunks[c->chunk].weight_ticket == c->ticket) { /* fetches waited for it */
-        play->updated_at[c->chunk] = play->now;
-    }
     run_next(play, lane);
     wake(play, c);
     cst_play_timer(play, play->hop_ns, CST_PLAY_DONE, c->ticket);

@@ -151,6 +151,7 @@ struct cst_play_worker {
     struct cst_play_batch *batches; /* owned */
     uint32_t n_batches;
     uint32_t n_awaited;
+    bool wanted; /* the daemon was told that this operator waits for what was asked for ahead */
     /* the stream */
     struct cst_play_entry *entries; /* a ring; owned */
     uint32_t first, n_entries, entries_capacity;
@@ -169,7 +170,7 @@ struct cst_play_worker {
     uint64_t copy_begin;
     /* of this step */
     uint64_t idle_since; /* end of the last computation, or the step's reply */
-    uint64_t compute_ns, wait_ns, exposed_ns;
+    uint64_t compute_ns, wait_ns;
     uint64_t last_backward;
 };
 
@@ -196,7 +197,6 @@ struct cst_play {
     uint32_t n_commands;
     struct cst_play_worker *workers; /* owned */
     uint32_t world;
-    uint64_t *updated_at;            /* per chunk: end of its last update; owned */
     uint64_t peer_bytes;             /* so far */
     uint64_t moved_up, moved_down;   /* so far, as commands say: what the core must have counted */
     uint64_t states_up, states_down; /* so far, of updates in rooms; not among moved */

@@ -131,7 +131,6 @@ static void report_worker(struct cst_play *play)
     }
     r->compute_ns = busiest->compute_ns;
     r->wait_ns = busiest->wait_ns;
-    r->update_exposed_ns = busiest->exposed_ns;
     r->tail_ns = play->now > busiest->last_backward ? play->now - busiest->last_backward : 0;
 }
 
@@ -142,6 +141,7 @@ static void report_updates(struct cst_play *play)
 
     cst_core_stats(play->core, &stats);
     r->update_ns = stats.last_update_ns;
+    r->update_exposed_ns = stats.last_exposed_ns;
     r->update_hidden_ns =
         r->update_ns > r->update_exposed_ns ? r->update_ns - r->update_exposed_ns : 0;
     r->states_up = play->states_up - play->states_up_before;
@@ -493,9 +493,8 @@ static int open_play(struct cst_play *play, struct cst_err *err)
     count_engines(play);
     play->world = play->config->core->world;
     play->hop_ns = (uint64_t)(play->config->rates->request_s * 1e9 / 2);
-    play->updated_at = calloc(play->config->core->layout->n_chunks, sizeof *play->updated_at);
     play->workers = calloc(play->world, sizeof *play->workers);
-    if (play->updated_at == NULL || play->workers == NULL ||
+    if (play->workers == NULL ||
         cst_play_engines_open(play) != CST_OK || open_machine(play) != CST_OK) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a replay");
     }
@@ -519,7 +518,6 @@ static void close_play(struct cst_play *play)
     free(play->arena_segments);
     free(play->slabs);
     free(play->workers);
-    free(play->updated_at);
 }
 
 int cst_replay_run(const struct cst_replay_config *config, struct cst_replay_result *out,

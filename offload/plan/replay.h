@@ -76,7 +76,7 @@ struct cst_replay_result {
     uint64_t step_ns;           /* commit to commit */
     uint64_t compute_ns;        /* busiest rank's compute */
     uint64_t wait_ns;           /* that rank's waits for weights or blocks */
-    uint64_t update_exposed_ns; /* ... of them, for updates */
+    uint64_t update_exposed_ns; /* by which the step would be shorter if updates took no time, see offload/instant.c */
     uint64_t update_ns;         /* in which at least one update was under way; of the last step whose updates had all ended (cst_core_stats) */
     uint64_t update_hidden_ns;  /* of it, what was not exposed */
     uint64_t states_up, states_down; /* bytes that updates in rooms moved over the links; not among bytes_up, bytes_down, as in the core */

@@ -78,21 +78,6 @@ void cst_play_enqueue(struct cst_play_worker *w, const struct cst_play_entry *en
     w->entries[(w->first + w->n_entries++) % w->entries_capacity] = *entry;
 }
 
-/* When the operator's weights were updated, at the latest. */
-static uint64_t updated_at(const struct cst_play_worker *w, uint32_t op)
-{
-    uint32_t n;
-    const uint32_t *chunks = cst_lease_op_chunks(&w->leases, op, &n);
-    uint64_t at = 0;
-
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t t = w->play->updated_at[chunks[i]];
-
-        at = t > at ? t : at;
-    }
-    return at;
-}
-
 void cst_play_compute(struct cst_play_worker *w, const struct cst_play_entry *entry)
 {
     uint64_t now = w->play->now;
@@ -100,12 +85,7 @@ void cst_play_compute(struct cst_play_worker *w, const struct cst_play_entry *en
     w->computing = *entry;
     w->compute_begin = now;
     if (now > w->idle_since) {
-        uint64_t updated = updated_at(w, entry->at.op);
-
         w->wait_ns += now - w->idle_since;
-        if (updated > w->idle_since) {
-            w->exposed_ns += (updated < now ? updated : now) - w->idle_since;
-        }
         cst_play_interval(w->play, CST_LANE_WAIT, w->rank, entry->at.op, entry->at.backward,
                           w->idle_since);
     }

@@ -151,7 +151,7 @@ static double ms(uint64_t ns)
 
 static uint64_t waits(const struct cst_replay_result *r)
 {
-    return r->wait_ns - r->update_exposed_ns;
+    return r->wait_ns > r->update_exposed_ns ? r->wait_ns - r->update_exposed_ns : 0;
 }
 
 /* Of what is no slower: what it costs. */

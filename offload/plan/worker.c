@@ -75,7 +75,7 @@ static void digest_batch(struct cst_play_worker *w, uint32_t b)
     static const enum cst_event_kind kinds[] = {
         [CST_LEASE_FETCH_WEIGHT] = CST_EV_FETCH_WEIGHT, [CST_LEASE_FETCH_GRAD] = CST_EV_FETCH_GRAD,
         [CST_LEASE_RELEASE] = CST_EV_RELEASE,           [CST_LEASE_REDUCE_SCATTER] = CST_EV_HAND_IN,
-        [CST_LEASE_ACCUMULATE] = CST_EV_ACCUMULATE,
+        [CST_LEASE_ACCUMULATE] = CST_EV_ACCUMULATE,     [CST_LEASE_WANT] = CST_EV_WANT,
     };
 
     for (uint32_t i = 0; i < w->batches[b].n_items && w->play->status == CST_OK; i++) {
@@ -240,13 +240,27 @@ static void compute(struct cst_play_worker *w)
     }
 }
 
+/* What was asked for ahead is not there: the daemon is told, once, that the worker waits for it. */
+static void want(struct cst_play_worker *w)
+{
+    if (w->wanted) {
+        return;
+    }
+    w->wanted = true;
+    cst_lease_want(&w->leases);
+    send_items(w, w->leases.items, w->leases.n_items, false);
+}
+
 static void begin_op(struct cst_play_worker *w)
 {
     const struct cst_play_op *at = &w->ops[w->at];
     struct cst_err err;
 
-    if (cst_lease_must_settle(&w->leases, at->op, at->backward) ||
-        (at->backward && w->fences.n_turns > 0)) {
+    if (cst_lease_must_settle(&w->leases, at->op, at->backward)) {
+        want(w);
+        return;
+    }
+    if (at->backward && w->fences.n_turns > 0) {
         return;
     }
     if (cst_lease_begin(&w->leases, at->op, at->backward, &err) != CST_OK) {
@@ -255,6 +269,7 @@ static void begin_op(struct cst_play_worker *w)
         return;
     }
     w->state = CST_PLAY_AWAIT;
+    w->wanted = false;
     send_plan(w, true);
 }
 
@@ -340,7 +355,7 @@ static void settle(struct cst_play_worker *w)
 static void begin_step(struct cst_play_worker *w)
 {
     w->idle_since = w->play->now;
-    w->compute_ns = w->wait_ns = w->exposed_ns = 0;
+    w->compute_ns = w->wait_ns = 0;
     w->micro = 0;
     if (w->step == w->play->config->n_steps) {
         w->state = CST_PLAY_OVER;

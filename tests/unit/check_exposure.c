@@ -1,4 +1,4 @@
-/* Times of updates: what counts as standing still for one, and what does not. */
+/* Times of updates: how long they are under way, and how much later the next commit is for them. */
 #include "tests/unit/core_rig.h"
 #include "tests/lib/suite.h"
 
@@ -44,6 +44,20 @@ static void update_ends(uint32_t chunk, uint64_t now)
     rig_done(&rig, rig_command(&rig, CST_COMMAND_UPDATE, n)->ticket, CST_OK, NULL);
 }
 
+/* The step after that goes on and is committed, without another wait: how much later it was for the
+ * updates before it. */
+static uint64_t exposed(uint32_t world)
+{
+    rig_drain(&rig);
+    rig.now += 1000;
+    for (uint32_t rank = 0; rank < world; rank++) {
+        (void)rig_step(&rig, rank);
+    }
+    rig_drain(&rig);
+    ck_assert_uint_eq(rig_stats(&rig).step, 2);
+    return rig_stats(&rig).last_exposed_ns;
+}
+
 static uint64_t fetch_at(uint64_t now, uint32_t rank, uint32_t chunk)
 {
     rig.now = now;
@@ -61,13 +75,14 @@ START_TEST(hidden)
     ck_assert_uint_eq(rig_stats(&rig).last_update_ns, 0); /* it is not over */
     update_ends(1, 1450);
     ck_assert_uint_eq(rig_stats(&rig).last_update_ns, 450);
-    ck_assert_uint_eq(rig_stats(&rig).last_exposed_ns, 0);
     ck_assert_uint_eq(rig_stats(&rig).update_ns, 450);
     ck_assert_uint_eq(rig_stats(&rig).n_updates, N_CHUNKS);
+    ck_assert_uint_eq(exposed(1), 0);
 }
 END_TEST
 
-/* A fetch counts from when it comes to its own update's end; the copy behind that does not. */
+/* A worker waits for the update of its chunk and for the copy that comes after it. The copy would
+ * have been made at once: the wait for the update counts. */
 START_TEST(a_demand_waits)
 {
     uint64_t tag;
@@ -83,13 +98,60 @@ START_TEST(a_demand_waits)
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
     update_ends(1, 1200);
     update_ends(2, 1300);
-    ck_assert_uint_eq(rig_stats(&rig).last_exposed_ns, 90);
     ck_assert_uint_eq(rig_stats(&rig).last_update_ns, 300);
+    ck_assert_uint_eq(exposed(1), 90);
 }
 END_TEST
 
-/* Fetches of one rank count once, whatever their number; those of several ranks do not add up: who
- * waits longest counts. */
+/* The weights of @chunk have come. */
+static void copy_ends(uint32_t chunk, uint64_t now)
+{
+    unsigned n = 0;
+
+    rig.now = now;
+    while (rig_command(&rig, CST_COMMAND_COPY, n)->chunk != chunk) {
+        n++;
+    }
+    rig_done(&rig, rig_command(&rig, CST_COMMAND_COPY, n)->ticket, CST_OK, NULL);
+}
+
+/* What was asked for ahead waits for a copy that was late itself: both would have been there. */
+START_TEST(a_copy_behind_a_late_copy)
+{
+    rig_open(&rig, N_CHUNKS, 1, 8, 0);
+    rig_start(&rig, 1);
+    commit(1);
+    (void)fetch_at(1010, 0, 0);
+    (void)rig_fetch_ahead(&rig, 0, 1);
+    update_ends(0, 1100);
+    update_ends(1, 1110);
+    update_ends(2, 1120);
+    copy_ends(0, 1150); /* 50 after its update: 1010 to 1060 */
+    rig.now = 1180;     /* 30 of work: at 1090 */
+    (void)rig_event(&rig, (struct cst_event){
+                              .kind = CST_EV_WANT, .rank = 0, .attempt = rig.attempt, .chunk = 1});
+    copy_ends(1, 1200); /* 50 after the first: 1060 to 1110, so that 20 of the wait stay */
+    ck_assert_uint_eq(exposed(1), 90);
+}
+END_TEST
+
+/* A wait for a copy alone is not the update's. */
+START_TEST(a_copy_without_an_update)
+{
+    rig_open(&rig, N_CHUNKS, 1, 8, 0);
+    rig_start(&rig, 1);
+    commit(1);
+    update_ends(0, 1100);
+    update_ends(1, 1100);
+    update_ends(2, 1100);
+    (void)fetch_at(1300, 0, 0);
+    copy_ends(0, 1400);
+    ck_assert_uint_eq(exposed(1), 0);
+}
+END_TEST
+
+/* Waits of one rank count once, whatever their number, and those of several ranks do not add up:
+ * the commit would come when the last of them would ask for it. */
 START_TEST(waits_are_united)
 {
     rig_open(&rig, N_CHUNKS, 2, 8, 0);
@@ -99,10 +161,13 @@ START_TEST(waits_are_united)
     (void)fetch_at(1020, 0, 1);
     (void)fetch_at(1030, 1, 2);
     update_ends(0, 1100);
+    copy_ends(0, 1100);
     update_ends(1, 1150);
-    update_ends(2, 1160);
-    ck_assert_uint_eq(rig_stats(&rig).last_exposed_ns, 140); /* rank 0: 1010 to 1150; rank 1: 130 */
-    ck_assert_uint_eq(rig_stats(&rig).exposed_ns, 140);
+    copy_ends(1, 1150); /* rank 0: not at 1020 */
+    update_ends(2, 1170);
+    copy_ends(2, 1170);                 /* rank 1: not at 1030 */
+    ck_assert_uint_eq(exposed(2), 130); /* both ask for the commit at once: rank 0 would be last */
+    ck_assert_uint_eq(rig_stats(&rig).exposed_ns, 130);
 }
 END_TEST
 
@@ -123,7 +188,7 @@ START_TEST(ahead_until_wanted)
     update_ends(0, 1100);
     update_ends(1, 1100);
     update_ends(2, 1100);
-    ck_assert_uint_eq(rig_stats(&rig).last_exposed_ns, 30);
+    ck_assert_uint_eq(exposed(1), 30);
 }
 END_TEST
 
@@ -153,7 +218,7 @@ START_TEST(want_goes_before_what_is_ahead)
 }
 END_TEST
 
-/* A fetch that waits for a block does not stand still for the update. */
+/* A fetch that waits for a block until its chunk is updated has not waited for the update. */
 START_TEST(not_while_a_block_is_missing)
 {
     rig_open(&rig, N_CHUNKS, 1, 3, 0);
@@ -166,12 +231,12 @@ START_TEST(not_while_a_block_is_missing)
     update_ends(0, 1050);
     update_ends(2, 1100);
     update_ends(1, 1200);
-    ck_assert_uint_eq(rig_stats(&rig).last_exposed_ns, 0);
+    ck_assert_uint_eq(exposed(1), 0);
 }
 END_TEST
 
-/* A fetch that is cancelled waits no more; what it waited counts. A worker that copies itself waits
- * for the update alone. */
+/* How long a worker waits before it gives up is its own choice. One that copies itself waits for
+ * the update alone. */
 START_TEST(cancelled)
 {
     uint64_t tag;
@@ -187,7 +252,7 @@ START_TEST(cancelled)
     update_ends(0, 1100);
     update_ends(1, 1150);
     update_ends(2, 1160);
-    ck_assert_uint_eq(rig_stats(&rig).last_exposed_ns, 20 + 110);
+    ck_assert_uint_eq(exposed(1), 110);
 }
 END_TEST
 
@@ -218,6 +283,8 @@ static Suite *suite(void)
 
     tcase_add_test(tc, hidden);
     tcase_add_test(tc, a_demand_waits);
+    tcase_add_test(tc, a_copy_behind_a_late_copy);
+    tcase_add_test(tc, a_copy_without_an_update);
     tcase_add_test(tc, waits_are_united);
     tcase_add_test(tc, ahead_until_wanted);
     tcase_add_test(tc, want_goes_before_what_is_ahead);
