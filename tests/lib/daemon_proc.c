@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stddef.h>
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -21,6 +23,28 @@
 #include <unistd.h>
 
 enum { MAX_ARGS = 24, WORD_MS = 20000 };
+
+/* As daemon_proc_run_as has it; 0: as the test. */
+static uid_t run_uid;
+static unsigned run_max_fds;
+
+void daemon_proc_run_as(uid_t uid, unsigned max_fds)
+{
+    run_uid = uid;
+    run_max_fds = max_fds;
+}
+
+static void become_service(void)
+{
+    const struct rlimit limit = {.rlim_cur = run_max_fds, .rlim_max = run_max_fds};
+
+    if (run_uid != 0 &&
+        (setrlimit(RLIMIT_NOFILE, &limit) != 0 || setgroups(0, NULL) != 0 ||
+         setresgid(run_uid, run_uid, run_uid) != 0 || setresuid(run_uid, run_uid, run_uid) != 0)) {
+        perror("the user of the daemon");
+        _exit(126);
+    }
+}
 
 /* A datagram socket with an abstract name: nothing to clean up. */
 static int open_notify(char *name, size_t n)
@@ -53,6 +77,7 @@ static void run(const struct daemon_proc *proc, const char *notify, const char *
     while (args != NULL && *args != NULL && n + 1 < MAX_ARGS) {
         argv[n++] = *args++;
     }
+    become_service();
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)dup2(log, STDERR_FILENO);
     (void)setenv("NOTIFY_SOCKET", notify, 1);
@@ -99,6 +124,9 @@ static void make_folder(struct daemon_proc *proc)
 {
     (void)snprintf(proc->dir, sizeof proc->dir, SUITE_LOG "XXXXXX", suite_pid());
     ck_assert_ptr_nonnull(mkdtemp(proc->dir));
+    if (run_uid != 0) {
+        ck_assert_int_eq(chown(proc->dir, run_uid, run_uid), 0);
+    }
     (void)snprintf(proc->socket, sizeof proc->socket, "%s/cistern.sock", proc->dir);
     (void)snprintf(proc->manager, sizeof proc->manager, "%s/manager.sock", proc->dir);
     (void)snprintf(proc->log, sizeof proc->log, "%s.log", proc->dir);

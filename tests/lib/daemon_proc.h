@@ -16,6 +16,11 @@ struct daemon_proc {
     char log[96];     /* its stderr; not in dir. Where a test fails suite_run prints its end */
 };
 
+/* Daemons that this process starts from now on run as user @uid, who is not the test's, with a
+ * limit of
+ * @max_fds open files: as a service does, without the rights of root. */
+void daemon_proc_run_as(uid_t uid, unsigned max_fds);
+
 /* Make the folder and start a daemon with small budgets (256 MiB arenas, 64 MiB pools), no GPUs and
  * the options in @args (NULL: none; each
  * "--name=value"; later ones win). Returns when it has said READY=1. */

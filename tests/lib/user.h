@@ -8,7 +8,7 @@
 struct daemon_proc;
 
 /* Uids that nobody has; each has a group with the same number, and no other. */
-enum { USER_ALICE = 61001, USER_BOB = 61002 };
+enum { USER_ALICE = 61001, USER_BOB = 61002, USER_SERVICE = 61003 };
 
 /* NULL if this process can be other users. Else it tries to start @argv again in a user namespace
  * in which it can, and does not return; where that cannot be, the reason. Before anything else. */
