@@ -6,6 +6,7 @@
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "proto/cistern.pb-c.h"
+#include "proto/text.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,6 +20,7 @@ void cst_serve_error(struct cst_session *session, uint64_t id, int status, const
     va_start(ap, fmt);
     (void)vsnprintf(err.text, sizeof err.text, fmt, ap);
     va_end(ap);
+    cst_text_clean(err.text, sizeof err.text);
     cst_session_error(session, id, &err);
 }
 

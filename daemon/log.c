@@ -1,5 +1,7 @@
 #include "daemon/log.h"
 
+#include "proto/text.h"
+
 #include <inttypes.h>
 #include <poll.h>
 #include <stdarg.h>
@@ -83,11 +85,7 @@ static void write_words(const struct cst_log_about *about, char *out, size_t n, 
         used = strlen(out);
     }
     (void)vsnprintf(out + used, n - used, fmt, ap);
-    for (char *c = out; *c != '\0'; c++) {
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) {
-            *c = '?';
-        }
-    }
+    cst_text_clean(out, n);
 }
 
 /* One datagram of the journal's own protocol: a line "FIELD=value" each. False: it did not take it.

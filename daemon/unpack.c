@@ -1,5 +1,6 @@
 #include "daemon/unpack.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,6 +45,74 @@ void cst_unpack_close(struct cst_unpack *unpack)
     unpack->region = NULL;
 }
 
+/* -- strings with a byte 0
+ * ------------------------------------------------------------------------- The unpacked message
+ * does not tell: a string is longer there than strlen says. So look at what came, which is known to
+ * be well formed; nothing is read beyond its end in any case. */
+
+static uint64_t read_varint(const uint8_t **at, const uint8_t *end)
+{
+    uint64_t v = 0;
+
+    for (unsigned shift = 0; *at < end; shift += 7) {
+        uint8_t byte = *(*at)++;
+
+        v |= shift < 64 ? (uint64_t)(byte & 0x7f) << shift : 0;
+        if ((byte & 0x80) == 0) {
+            break;
+        }
+    }
+    return v;
+}
+
+static bool has_zero(const ProtobufCMessageDescriptor *type, const uint8_t *at, const uint8_t *end);
+
+/* Of the @n bytes at @at, a string or a message within another one; other fields are not text. */
+static bool field_has_zero(const ProtobufCFieldDescriptor *field, const uint8_t *at, size_t n)
+{
+    if (field != NULL && field->type == PROTOBUF_C_TYPE_STRING) {
+        return memchr(at, 0, n) != NULL;
+    }
+    return field != NULL && field->type == PROTOBUF_C_TYPE_MESSAGE &&
+           has_zero(field->descriptor, at, at + n);
+}
+
+static bool has_zero(const ProtobufCMessageDescriptor *type, const uint8_t *at, const uint8_t *end)
+{
+    enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; /* wire types */
+
+    while (at < end) {
+        uint64_t key = read_varint(&at, end), n = 0;
+
+        switch (key & 7) {
+        case VARINT:
+            (void)read_varint(&at, end);
+            break;
+        case FIXED64:
+            n = 8;
+            break;
+        case FIXED32:
+            n = 4;
+            break;
+        case BYTES:
+            n = read_varint(&at, end);
+            break;
+        default:
+            return false;
+        }
+        if (n > (uint64_t)(end - at)) {
+            return false;
+        }
+        if ((key & 7) == BYTES &&
+            field_has_zero(protobuf_c_message_descriptor_get_field(type, (unsigned)(key >> 3)), at,
+                           n)) {
+            return true;
+        }
+        at += n;
+    }
+    return false;
+}
+
 int cst_unpack_message(struct cst_unpack *unpack, const ProtobufCMessageDescriptor *type,
                        const uint8_t *body, size_t n, void *out, struct cst_err *err)
 {
@@ -53,6 +122,10 @@ int cst_unpack_message(struct cst_unpack *unpack, const ProtobufCMessageDescript
     message = protobuf_c_message_unpack(type, &unpack->allocator, n, body);
     if (message == NULL) {
         return cst_err_set(err, CST_EPROTO, "body of %zu bytes is no valid %s", n,
+                           type->short_name);
+    }
+    if (n > 0 && memchr(body, 0, n) != NULL && has_zero(type, body, body + n)) {
+        return cst_err_set(err, CST_EPROTO, "a string of this %s has a byte 0 in it",
                            type->short_name);
     }
     memcpy(out, &message, sizeof message);

@@ -1,6 +1,7 @@
 /* What the core has to say: commands, replies, log lines. Room is made before an event is digested,
  * so nothing here can fail. */
 #include "offload/parts.h"
+#include "proto/text.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -124,6 +125,7 @@ void cst_core_refuse(struct cst_core *core, uint64_t tag, int status, const char
         va_start(ap, fmt);
         (void)vsnprintf(reply->err.text, sizeof reply->err.text, fmt, ap);
         va_end(ap);
+        cst_text_clean(reply->err.text, sizeof reply->err.text);
     }
 }
 
@@ -146,6 +148,7 @@ void cst_core_log(struct cst_core *core, int status, const char *fmt, ...)
     va_start(ap, fmt);
     (void)vsnprintf(line->text, sizeof line->text, fmt, ap);
     va_end(ap);
+    cst_text_clean(line->text, sizeof line->text);
 }
 
 const char *cst_event_words(const struct cst_event *event)

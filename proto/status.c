@@ -1,5 +1,7 @@
 #include "cistern/status.h"
 
+#include "proto/text.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -53,6 +55,7 @@ int cst_err_set(struct cst_err *err, int status, const char *fmt, ...)
     va_start(ap, fmt);
     (void)vsnprintf(err->text, sizeof err->text, fmt, ap);
     va_end(ap);
+    cst_text_clean(err->text, sizeof err->text);
     return status;
 }
 
@@ -71,6 +74,7 @@ int cst_err_prefix(struct cst_err *err, const char *fmt, ...)
     va_end(ap);
     used = strlen(err->text);
     (void)snprintf(err->text + used, sizeof err->text - used, ": %s", inner.text);
+    cst_text_clean(err->text, sizeof err->text);
     return err->status;
 }
 
@@ -88,5 +92,6 @@ int cst_err_errno(struct cst_err *err, int status, int errnum, const char *fmt, 
     va_end(ap);
     used = strlen(err->text);
     (void)snprintf(err->text + used, sizeof err->text - used, ": %s", strerror(errnum));
+    cst_text_clean(err->text, sizeof err->text);
     return status;
 }

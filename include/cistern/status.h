@@ -64,8 +64,8 @@ const char *cst_status_words(int status);
 /* True where trying again later can help. Any thread. */
 bool cst_status_retryable(int status);
 
-/* Write @status and the formatted words into @err (NULL is allowed) and return @status, so that a failing
- * function can end in `return cst_err_set(err, CST_EPOOL, "...", ...)`. */
+/* Write @status and the formatted words into @err (NULL is allowed) and return @status. Bytes that a terminal
+ * could obey or that are not UTF-8 become "\xNN". A failing function can end in `return cst_err_set(err, CST_EPOOL, "...", ...)`. */
 int cst_err_set(struct cst_err *err, int status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -195,6 +195,44 @@ START_TEST(an_inner_length_that_lies_is_answered)
 }
 END_TEST
 
+/* A string with a byte 0 in it is refused, also inside an inner message: "x", of which it would
+ * seem to be the name, is neither shown nor removed. */
+START_TEST(a_string_with_a_zero_is_refused)
+{
+    static const uint8_t name[] = {1 << 3 | 2, 3, 'x', 0, 'y'};
+    static const uint8_t tensor[] = {1 << 3 | 2, 7,   1 << 3 | 2, 3, 't',
+                                     0,          'x', 2 << 3,     1}; /* Declare.tensors.name */
+    struct raw_client client;
+
+    open_in_job(&client);
+    send_body(&client, CISTERN__MSG_TYPE__MSG_JOB_INFO, name, sizeof name);
+    ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
+    raw_says(&client, "byte 0");
+    send_body(&client, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, name, sizeof name);
+    ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
+    send_body(&client, CISTERN__MSG_TYPE__MSG_DECLARE, tensor, sizeof tensor);
+    ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
+    raw_says(&client, "byte 0");
+    (void)raw_job_info(&client, "x");
+    raw_close(&client);
+}
+END_TEST
+
+/* What a client sends comes back in errors, and goes to the log, without anything that a terminal
+ * could obey or that is no UTF-8. */
+START_TEST(what_is_echoed_is_clean)
+{
+    struct raw_client client;
+
+    open_in_job(&client);
+    ck_assert_int_eq(raw_job_remove(&client, "\x1b]0;x\a\xff"), CST_ENOTFOUND);
+    raw_says(&client, "'\\x1b]0;x\\x07\\xff'");
+    ck_assert_ptr_null(memchr(client.reply.body, 0x1b, client.reply.body_bytes));
+    ck_assert_ptr_null(memmem(client.reply.body, client.reply.body_bytes, "\xff'", 2));
+    raw_close(&client);
+}
+END_TEST
+
 /* A message of 64 KiB that unpacks into far more memory than that is refused, or served, but never
  * costs the daemon more than its bound. */
 START_TEST(a_body_of_many_parts_is_bounded)
@@ -385,6 +423,8 @@ int main(void)
     tcase_add_loop_test(tc, a_broken_body_is_answered, 0,
                         (int)(sizeof with_body / sizeof *with_body));
     tcase_add_test(tc, an_inner_length_that_lies_is_answered);
+    tcase_add_test(tc, a_string_with_a_zero_is_refused);
+    tcase_add_test(tc, what_is_echoed_is_clean);
     tcase_add_test(tc, a_body_of_many_parts_is_bounded);
     tcase_add_test(tc, an_unknown_type_is_unsupported);
     tcase_add_loop_test(tc, features_are_told, 0, 2);

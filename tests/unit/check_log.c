@@ -29,7 +29,7 @@ static int take_stderr(void)
  */
 START_TEST(a_line_is_clean)
 {
-    static const char words[] = "Z cisternd: warning: job 'run7': a?b?c 7\n";
+    static const char words[] = "Z cisternd: warning: job 'run7': a\\x1bb\\x0ac 7\n";
     char got[128] = "";
     int pipe_end = take_stderr(), year = 0, milliseconds = -1, used = 0;
     ssize_t n;
@@ -97,7 +97,7 @@ START_TEST(the_journal_has_fields)
     n = recv(journal, got, sizeof got - 1, MSG_DONTWAIT);
     ck_assert_int_gt(n, 0);
     ck_assert_str_eq(got,
-                     "PRIORITY=5\nSYSLOG_IDENTIFIER=cisternd\nMESSAGE=job 'run7': rank 3?is gone\n"
+                     "PRIORITY=5\nSYSLOG_IDENTIFIER=cisternd\nMESSAGE=job 'run7': rank 3\\x0ais gone\n"
                      "CISTERN_JOB=run7\nCISTERN_RANK=3\nCISTERN_UID=1000\n");
     n = recv(journal, got, sizeof got - 1, MSG_DONTWAIT);
     ck_assert_int_gt(n, 0);

@@ -1,5 +1,6 @@
 /* proto/status: the list of errors and the words of a cause. */
 #include "cistern/status.h"
+#include "proto/text.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -73,6 +74,41 @@ START_TEST(words_are_bounded)
 }
 END_TEST
 
+/* What a terminal could obey, and what is no UTF-8, is shown by its bytes; all else stays. */
+START_TEST(words_are_clean)
+{
+    static const struct {
+        const char *in, *out;
+    } cases[] = {
+        {"gew\xc3\xb6hnlich \xe2\x82\xac \xf0\x9f\x92\xa7 'q\\'",
+         "gew\xc3\xb6hnlich \xe2\x82\xac \xf0\x9f\x92\xa7 'q\\'"},
+        {"\x1b[31mred\r\n", "\\x1b[31mred\\x0d\\x0a"},
+        {"\x7f\xc2\x9b", "\\x7f\\xc2\\x9b"},          /* DEL, C1 */
+        {"\xe2\x80\xae", "\\xe2\\x80\\xae"},          /* right to left from here */
+        {"\xff\xc3", "\\xff\\xc3"},                   /* none, and cut short */
+        {"\xc0\xaf", "\\xc0\\xaf"},                   /* longer than need be */
+        {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          /* half of a surrogate pair */
+        {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* beyond the last character */
+    };
+    struct cst_err err = {0};
+    char many[600];
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        (void)cst_err_set(&err, CST_EINVAL, "%s", cases[i].in);
+        ck_assert_str_eq(err.text, cases[i].out);
+        ck_assert(cst_text_is_clean(err.text));
+        (void)cst_err_prefix(&err, "a\tb");
+        ck_assert_int_eq(strncmp(err.text, "a\\x09b: ", 8), 0);
+        ck_assert_str_eq(err.text + 8, cases[i].out);
+    }
+    memset(many, '\a', sizeof many - 1);
+    many[sizeof many - 1] = '\0';
+    (void)cst_err_set(&err, CST_EINVAL, "%s", many);
+    ck_assert_uint_eq(strlen(err.text), (sizeof err.text - 1) / 4 * 4);
+    ck_assert_str_eq(err.text + strlen(err.text) - 4, "\\x07");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("status");
@@ -83,5 +119,6 @@ int main(void)
     tcase_add_test(tc, unknown_numbers_have_words);
     tcase_add_test(tc, words_are_prefixed);
     tcase_add_test(tc, words_are_bounded);
+    tcase_add_test(tc, words_are_clean);
     return suite_run(suite);
 }
