@@ -1,6 +1,7 @@
 #include "client/job.h"
 
 #include "client/batch.h"
+#include "proto/saved_plan.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,6 +74,35 @@ static void fill_options(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
     msg->has_update_room = msg->has_device_states = true;
     msg->update_room = spec->update_room;
     msg->device_states = spec->device_states;
+    msg->has_recompute = true;
+    msg->recompute = spec->recompute;
+}
+
+/* A plan as a message, which points into it. */
+static void fill_plan(struct cst_saved_plan *plan, Cistern__JobPlan *msg)
+{
+    cistern__job_plan__init(msg);
+    msg->fingerprint = plan->fingerprint;
+    msg->n_params = plan->n_params;
+    msg->n_tensors = plan->n_tensors;
+    msg->n_operators = plan->n_operators;
+    msg->world = plan->world;
+    msg->micro_batches = plan->micro_batches;
+    msg->optimizer = plan->optimizer;
+    msg->moments = plan->moments;
+    msg->overlap = plan->overlap;
+    msg->grad_over_weight = plan->grad_over_weight;
+    msg->n_chunk_elems = plan->n_classes;
+    msg->chunk_elems = plan->chunk_elems;
+    msg->n_n_blocks = plan->n_classes;
+    msg->n_blocks = plan->n_blocks;
+    msg->n_chunks = plan->n_chunks;
+    msg->pool_bytes = plan->pool_bytes;
+    msg->prefetch_depth = plan->prefetch_depth;
+    msg->eviction = plan->eviction;
+    msg->update_room = plan->update_room;
+    msg->device_states = plan->device_states;
+    msg->step_seconds = plan->step_s;
 }
 
 static void fill_open(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
@@ -100,6 +130,8 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
                  struct cst_err *err)
 {
     Cistern__JobOpen msg;
+    Cistern__JobPlan plan_msg;
+    struct cst_saved_plan plan;
     const Cistern__JobOpened *opened;
     struct cst_call call = {0};
     struct cst_job *job;
@@ -107,6 +139,9 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
 
     if (rc == CST_OK) {
         rc = check_spec(client, spec, err);
+    }
+    if (rc == CST_OK && spec->plan_file != NULL) {
+        rc = cst_saved_plan_read(&plan, spec->plan_file, err);
     }
     if (rc != CST_OK) {
         return rc;
@@ -116,6 +151,10 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
         return cst_err_set(err, CST_ENOMEM, "no memory for job '%s'", spec->name);
     }
     fill_open(spec, &msg);
+    if (spec->plan_file != NULL) {
+        fill_plan(&plan, &plan_msg);
+        msg.plan = &plan_msg;
+    }
     rc = cst_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &msg.base,
                        CISTERN__MSG_TYPE__MSG_JOB_OPENED, &cistern__job_opened__descriptor, err);
     if (rc != CST_OK) {

@@ -5,6 +5,7 @@
 #include "daemon/declare.h"
 #include "daemon/devices.h"
 #include "daemon/drive.h"
+#include "daemon/given.h"
 #include "daemon/job_info.h"
 #include "daemon/log.h"
 #include "daemon/move.h"
@@ -145,7 +146,8 @@ static int populate(struct cst_job *job, struct cst_err *err)
         return rc;
     }
     job->has_layout = true;
-    rc = cst_share_divide(job, pools, err);
+    rc = cst_given_check(job, err);
+    rc = rc == CST_OK ? cst_share_divide(job, pools, err) : rc;
     if (rc == CST_OK) {
         rc = cst_memory_open(&job->memory, &wish, err);
     }
@@ -344,8 +346,12 @@ static void go_on(struct cst_job *job)
 {
     struct cst_err err = {0};
     int rc = cst_devices_await(job, &err);
+    bool given = rc == CST_OK && cst_given_has(job);
 
-    if (rc == CST_OK && !cst_planner_start(job, on_planned)) {
+    rc = given ? cst_given_take(job, &err) : rc;
+    if (given && rc == CST_OK) {
+        start_populating(job);
+    } else if (rc == CST_OK && !cst_planner_start(job, on_planned)) {
         start_populating(job);
     } else if (rc != CST_OK && rc != CST_EAGAIN) {
         cst_log_about(CST_LOG_WARNING, CST_JOB_ABOUT(job), "%s", err.text);

@@ -139,6 +139,7 @@ static int make(struct cst_session *session, const struct cst_job_wish *wish, st
     job->world = wish->world;
     job->chunk_elems = wish->chunk_elems;
     job->micro_batches = wish->micro_batches;
+    job->recompute = wish->recompute;
     job->options = wish->options;
     job->base = base;
     job->timeout_ms = wish->timeout_ms > 0 ? wish->timeout_ms : config->timeout_s * 1000;
@@ -531,8 +532,7 @@ static void occupy(struct cst_worker *worker, struct cst_session *session,
     feed_worker(job, CST_EV_ATTACH, worker->rank);
 }
 
-/* Whoever claims @rank may be the one that the others wait for. */
-static bool is_awaited(const struct cst_job *job, uint32_t rank)
+bool cst_job_is_awaited(const struct cst_job *job, uint32_t rank)
 {
     return rank >= job->world || !job->workers[rank].present;
 }
@@ -547,7 +547,7 @@ static int find_or_make(struct cst_session *session, const struct cst_job_wish *
     *created = false;
     if (job != NULL) {
         rc = check_wish(job, wish, err);
-        if (rc != CST_OK && is_awaited(job, wish->rank)) {
+        if (rc != CST_OK && cst_job_is_awaited(job, wish->rank)) {
             cst_declare_disagree(job, NULL, err);
         }
         if (rc == CST_OK) {

@@ -22,6 +22,7 @@
 #include "daemon/rates.h"
 #include "daemon/record.h"
 #include "offload/core.h"
+#include "proto/saved_plan.h"
 
 #include <uv.h>
 
@@ -76,6 +77,7 @@ struct cst_job {
     uint32_t world;         /* ranks */
     uint64_t chunk_elems;   /* asked for; 0: chosen */
     uint32_t micro_batches; /* per step, at least 1 */
+    bool recompute;         /* hint: workers do each forward pass again before its backward pass */
     struct cst_job_options options;
     struct cst_job *base; /* whose frozen tensors it uses; it stays as long as this; NULL: none */
     uint32_t timeout_ms;  /* longest wait for other ranks */
@@ -89,6 +91,7 @@ struct cst_job {
         failure; /* POPULATING: why it goes back to DECLARING, once the memory is given back */
     struct cst_memory memory;         /* POPULATING, READY */
     struct cst_core *core;            /* READY */
+    struct cst_saved_plan given;      /* a plan that its workers brought; n_chunks 0: none */
     struct cst_job_plan plan;         /* capacities, prefetch: see planner.h */
     struct cst_drift drift;           /* of its steps from what is expected */
     struct cst_log_pace replanned;    /* log lines on other plans because of what its steps take */
@@ -131,6 +134,7 @@ struct cst_job_wish { /* JobOpen, checked for form */
                                             decided, what its rank has; CST_PLAN_ROOM_AUTO:
                                             what the plan says, or same */
     uint32_t micro_batches;              /* at least 1 */
+    bool recompute;                      /* hint: each forward pass is done again */
     struct cst_job_options options;
     const char *base;     /* name of a job; NULL: none */
     struct cst_gpu *gpu;  /* NULL: the host */
@@ -144,6 +148,9 @@ struct cst_job_wish { /* JobOpen, checked for form */
  * jobs), CST_ENOMEM. *created tells whether it was made. */
 int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
                    struct cst_err *err);
+
+/* Whoever claims @rank may be the one that the others wait for. */
+bool cst_job_is_awaited(const struct cst_job *job, uint32_t rank);
 
 /* Its pools are there, or being made. */
 bool cst_job_is_decided(const struct cst_job *job);

@@ -1,6 +1,7 @@
 #include "daemon/planner.h"
 
 #include "daemon/daemon.h"
+#include "daemon/given.h"
 #include "daemon/log.h"
 #include "daemon/searches.h"
 #include "daemon/share.h"
@@ -9,8 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { MAX_EVENTS = 200000 }; /* of the core, in one search: less than a second, seconds at worst */
 
 #define STOPPED "the search was stopped after [plan] search_time"
 
@@ -201,7 +200,8 @@ static int ask(struct cst_plan_search *s)
     s->config.worker_copies =
         cst_memory_worker_copies(daemon, job->workers[0].gpu, &s->config.states);
     s->config.runtime_only = true;
-    s->config.max_events = MAX_EVENTS;
+    s->config.max_events = CST_PLAN_JOB_EVENTS;
+    s->config.recompute = job->recompute;
     s->config.stop = stops;
     s->config.stop_arg = s;
     if (s->depth_only) {
@@ -464,7 +464,7 @@ bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why)
     struct cst_plan_choice *choice = &plan->choice;
     bool rooms = cst_room_is_chosen(&job->workers[0]);
 
-    if (!plan->valid) {
+    if (!plan->valid || cst_given_has(job)) {
         return false;
     }
     cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "its plan does not fit: %s: again without %s",
@@ -515,7 +515,8 @@ unsigned cst_planner_explain(const struct cst_job *job, uint32_t size_class, cha
                    "its size class, of chunks up to %" PRIu64 " elements, %" PRIu32 " of %" PRIu32
                    ", was %s",
                    job->layout.classes[size_class].capacity, size_class + 1, job->layout.n_classes,
-                   job->plan.valid         ? "searched for"
+                   cst_given_has(job)      ? "given with a plan"
+                   : job->plan.valid       ? "searched for"
                    : job->chunk_elems != 0 ? "asked for"
                                            : "chosen for the least waste");
     if (job->plan.valid) {

@@ -40,7 +40,7 @@ void cst_planner_cancel(struct cst_job *job);
 
 /* @job's plan cannot be had as it is, for @why: do without the rooms and states on accelerators
  * that it chose or, if there are none, without all of it. Ranks' rooms are settled anew. False:
- * there is no plan. */
+ * there is no plan, or it was given and is not changed. */
 bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why);
 
 /* The steps of @job have drifted: see whether another depth is better now. */

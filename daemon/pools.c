@@ -85,9 +85,27 @@ static int too_small(const struct cst_layout *layout, const struct cst_model *mo
                        block_bytes(layout, c), c, layout->n_classes, all - bytes);
 }
 
+/* *blocks: as many as @planned says, as far as they are of use to @rank, if all of them fit. */
+static void take_planned(const struct cst_layout *layout, uint32_t rank, uint64_t bytes,
+                         uint64_t grain, const struct cst_pools_blocks *planned,
+                         struct cst_pools_blocks *blocks)
+{
+    const struct cst_layout_need *need = &layout->needs[rank];
+    struct cst_pools_blocks wanted = *blocks;
+
+    for (uint32_t c = 0; c < layout->n_classes; c++) {
+        uint32_t n = planned->n[c] < need->max_blocks[c] ? planned->n[c] : need->max_blocks[c];
+
+        wanted.n[c] = n > wanted.n[c] ? n : wanted.n[c];
+    }
+    if (cst_pools_bytes(layout, &wanted, grain) <= bytes) {
+        *blocks = wanted;
+    }
+}
+
 int cst_pools_divide(const struct cst_layout *layout, const struct cst_model *model, uint32_t rank,
-                     uint64_t bytes, uint64_t grain, struct cst_pools_blocks *out,
-                     struct cst_err *err)
+                     uint64_t bytes, uint64_t grain, const struct cst_pools_blocks *planned,
+                     struct cst_pools_blocks *out, struct cst_err *err)
 {
     struct cst_pools_blocks blocks = {{0}};
     uint64_t least, left;
@@ -99,7 +117,10 @@ int cst_pools_divide(const struct cst_layout *layout, const struct cst_model *mo
     if (least > bytes) {
         return too_small(layout, model, rank, bytes, grain, err);
     }
-    left = bytes - least;
+    if (planned != NULL) {
+        take_planned(layout, rank, bytes, grain, planned, &blocks);
+    }
+    left = bytes - cst_pools_bytes(layout, &blocks, grain);
     for (uint32_t c = 0; c < layout->n_classes; c++) {
         left += class_bytes(layout, c, blocks.n[c], grain);
         blocks.n[c] = most_blocks(layout, rank, c, left, grain);

@@ -6,6 +6,7 @@
 #include "daemon/devices.h"
 #include "daemon/dispatch.h"
 #include "daemon/drive.h"
+#include "daemon/given.h"
 #include "daemon/log.h"
 #include "daemon/room.h"
 #include "proto/cistern.pb-c.h"
@@ -65,6 +66,7 @@ static int read_wish(const Cistern__JobOpen *message, struct cst_job_wish *out, 
         .update_room = message->update_room,
         .device_states = message->device_states,
         .micro_batches = message->micro_batches > 1 ? message->micro_batches : 1,
+        .recompute = message->recompute,
         .options = options,
         .base = message->base_job,
         .token = message->has_token ? message->token.data : NULL,
@@ -116,6 +118,7 @@ void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body)
 {
     const Cistern__JobOpen *message = body;
     struct cst_job_wish wish;
+    struct cst_saved_plan plan;
     struct cst_err err = {0};
     bool created = false;
     int rc;
@@ -129,6 +132,9 @@ void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body)
     if (rc == CST_OK) {
         rc = cst_gpus_choose(&session->daemon->gpus, message->device, wish.rank, &wish.gpu, &err);
     }
+    if (rc == CST_OK) {
+        rc = cst_given_prepare(session, message, &wish, &plan, &err);
+    }
     rc = rc == CST_OK ? cst_room_check_wish(&wish, &err) : rc;
     if (rc == CST_EAGAIN) {
         wait_for_gpus(session, id, message);
@@ -138,6 +144,7 @@ void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body)
         rc = cst_job_attach(session, &wish, &created, &err);
     }
     if (rc == CST_OK) {
+        session->job->given = plan;
         reply_opened(session, id, created);
     } else {
         cst_session_error(session, id, &err);

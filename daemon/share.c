@@ -20,6 +20,19 @@ uint64_t cst_share_smallest(const struct cst_job *job)
     return least;
 }
 
+/* Blocks as @job's plan has them, in *out; NULL: there is no plan. */
+static const struct cst_pools_blocks *planned_blocks(const struct cst_job *job,
+                                                     struct cst_pools_blocks *out)
+{
+    const struct cst_plan_choice *choice = &job->plan.choice;
+
+    if (!job->plan.valid || choice->n_classes != job->layout.n_classes) {
+        return NULL;
+    }
+    memcpy(out->n, choice->n_blocks, sizeof out->n);
+    return out;
+}
+
 /* What is left of @gpu's budget (NULL: the host device's) for those who asked for nothing, and how
  * many they are. */
 static uint64_t left_for_open(const struct cst_job *job, const struct cst_memory_pool *pools,
@@ -67,11 +80,13 @@ static int give_share(const struct cst_job *job, const struct cst_memory_pool *p
 {
     struct cst_gpu *gpu = pools[rank].gpu;
     char use[CST_QUOTA_WORDS];
+    struct cst_pools_blocks planned;
     struct cst_err why = {0};
     uint32_t n_open;
     uint64_t left = left_for_open(job, pools, gpu, &n_open);
     int rc = cst_pools_divide(&job->layout, &job->model, rank, left / n_open,
-                              cst_memory_grain(job->daemon, gpu), out, &why);
+                              cst_memory_grain(job->daemon, gpu), planned_blocks(job, &planned),
+                              out, &why);
 
     if (rc != CST_OK) {
         words_of_use(job, gpu, use, sizeof use);
@@ -84,13 +99,14 @@ static int give_share(const struct cst_job *job, const struct cst_memory_pool *p
 
 int cst_share_divide(const struct cst_job *job, struct cst_memory_pool *pools, struct cst_err *err)
 {
+    struct cst_pools_blocks planned;
     int rc = CST_OK;
 
     for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
         pools[r] = (struct cst_memory_pool){.gpu = job->workers[r].gpu};
         if (job->workers[r].pool_bytes != 0) {
             rc = cst_pools_divide(&job->layout, &job->model, r, job->workers[r].pool_bytes, 1,
-                                  &pools[r].blocks, err);
+                                  planned_blocks(job, &planned), &pools[r].blocks, err);
         }
     }
     for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
@@ -105,15 +121,15 @@ int cst_share_check(const struct cst_worker *worker, struct cst_err *err)
 {
     const struct cst_job *job = worker->job;
     const struct cst_core_pool *pool = &job->memory.pools[worker->rank];
-    struct cst_pools_blocks now;
+    struct cst_pools_blocks now, planned;
     struct cst_err why = {0};
     int rc;
 
     if (worker->pool_bytes == 0) {
         return CST_OK;
     }
-    rc = cst_pools_divide(&job->layout, &job->model, worker->rank, worker->pool_bytes, 1, &now,
-                          &why);
+    rc = cst_pools_divide(&job->layout, &job->model, worker->rank, worker->pool_bytes, 1,
+                          planned_blocks(job, &planned), &now, &why);
     if (rc != CST_OK) {
         rc = cst_err_set(err, CST_EMISMATCH,
                          "pool of rank %u: it is larger since the job was committed: %.250s",

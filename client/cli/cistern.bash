@@ -8,7 +8,7 @@ _cistern() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
     local commands='stat jobs job explain trace rm quota ping plan probe version'
     local options='--socket --manager-socket --json --watch --uid --count --output --disk --device --host --ranks --micro-batches'
-    options+=' --batch --context --optimizer --moments --overlap --update-room --device-states --grad-over-weight --rates --on --flops --share --recompute --runtime --simulate --timeline --help --version'
+    options+=' --batch --context --optimizer --moments --overlap --update-room --device-states --grad-over-weight --rates --on --flops --share --recompute --what-if --save --simulate --timeline --help --version'
     local i word command='' n_args=0 common=()
 
     COMPREPLY=()
@@ -22,7 +22,7 @@ _cistern() {
                 ((i++))
                 ;;
             --manager-socket | --uid | -c | --count | -o | --output | --disk) ((i++)) ;;
-            --device | --host | --ranks | --micro-batches | --batch | --context | --rates | --on | --flops | --share | --timeline) ((i++)) ;;
+            --device | --host | --ranks | --micro-batches | --batch | --context | --rates | --on | --flops | --share | --timeline | --save) ((i++)) ;;
             --optimizer | --moments | --overlap | --update-room | --device-states) ((i++)) ;;
             --watch) [[ ${COMP_WORDS[i]} != = ]] || ((i++)) ;;
             -*) ;;
@@ -32,7 +32,7 @@ _cistern() {
     [[ $prev != = ]] || prev=${COMP_WORDS[COMP_CWORD - 2]}
     [[ $cur != = ]] || cur=
     case $prev in
-        -s | --socket | --manager-socket | -o | --output | --disk | --rates | --timeline)
+        -s | --socket | --manager-socket | -o | --output | --disk | --rates | --timeline | --save)
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;

@@ -22,7 +22,8 @@ struct cli_plan_wish {
     const char *timeline;   /* --timeline: a file */
     bool recompute;         /* --recompute */
     bool simulate;          /* --simulate */
-    bool today;             /* --runtime */
+    bool what_if;           /* --what-if: also what the daemon cannot do yet */
+    const char *save;       /* --save: a file */
     uint64_t batch;         /* --batch: of a preset, sequences */
     uint64_t context;       /* --context: of a preset, tokens */
     double flops;           /* --flops, of the device */

@@ -26,7 +26,8 @@ enum {
     OPT_SHARE,
     OPT_RECOMPUTE,
     OPT_SIMULATE,
-    OPT_RUNTIME,
+    OPT_WHAT_IF,
+    OPT_SAVE,
     OPT_BATCH,
     OPT_CONTEXT,
     OPT_FLOPS,
@@ -57,7 +58,8 @@ static const struct option options[] = {
     {"share", required_argument, NULL, OPT_SHARE},
     {"recompute", no_argument, NULL, OPT_RECOMPUTE},
     {"simulate", no_argument, NULL, OPT_SIMULATE},
-    {"runtime", no_argument, NULL, OPT_RUNTIME},
+    {"what-if", no_argument, NULL, OPT_WHAT_IF},
+    {"save", required_argument, NULL, OPT_SAVE},
     {"batch", required_argument, NULL, OPT_BATCH},
     {"context", required_argument, NULL, OPT_CONTEXT},
     {"flops", required_argument, NULL, OPT_FLOPS},
@@ -104,7 +106,8 @@ void cli_options_help(FILE *out)
              "      --flops F              plan: flop/s of it, where the rates do not say\n"
              "      --share F              plan: of them that the model reaches (default: 1)\n"
              "      --recompute            plan: each forward again before its backward\n"
-             "      --runtime              plan: only what the daemon can do\n"
+             "      --what-if              plan: also with what the daemon cannot do yet\n"
+             "      --save FILE            plan: write it there, for a job to be given\n"
              "      --simulate             plan: play it step by step, with other policies\n"
              "      --timeline FILE        plan: the steps as a trace that Perfetto opens\n"
              "  -h, --help                 this text\n"
@@ -254,8 +257,11 @@ static int parse_plan_option(struct cli_plan_wish *plan, int c)
     case OPT_ON:
         plan->on = optarg;
         break;
-    case OPT_RUNTIME:
-        plan->today = true;
+    case OPT_WHAT_IF:
+        plan->what_if = true;
+        break;
+    case OPT_SAVE:
+        plan->save = optarg;
         break;
     case OPT_RATES:
         plan->rates = optarg;

@@ -1,9 +1,12 @@
 /* cistern plan: what a step will take and where everything goes, before anything runs. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
+#include "client/cli/options.h"
 #include "client/cli/plan_report.h"
 #include "client/cli/table.h"
 #include "client/cli/timeline.h"
+#include "offload/plan/saved.h"
+#include "proto/rates_json.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -181,6 +184,29 @@ static json_t *simulation_json(const struct simulation *simulation)
     return list;
 }
 
+/* -- a plan for a job ------------------------------------------------------------------------- */
+
+/* With what the plan was made, for people: a new object; NULL: out of memory. */
+static json_t *made_json(const struct cli_plan_input *input)
+{
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:o, s:o, s:b, s:f, s:o}", "by", cst_version(), "model",
+        input->model.name, "device", input->rates.devices[input->config.device].name, "rates_from",
+        input->rates_from, "device_bytes", cli_limit_json(input->budget.device_bytes), "host_bytes",
+        cli_limit_json(input->budget.host_bytes), "recompute", (int)input->config.recompute,
+        "flops_share", input->config.flops_share > 0 ? input->config.flops_share : 1.0, "rates",
+        cst_rates_to_json(&input->rates));
+}
+
+static int save(const struct cli_plan_input *input, const struct cst_plan_choice *choice,
+                const char *path, struct cst_err *err)
+{
+    struct cst_saved_plan plan;
+    int rc = cst_plan_saved_make(&plan, &input->config, choice, err);
+
+    return rc == CST_OK ? cst_saved_plan_write(&plan, made_json(input), path, err) : rc;
+}
+
 /* -- the command ------------------------------------------------------------------------------ */
 
 /* @simulation may be NULL. */
@@ -213,11 +239,19 @@ static int report(const struct cli *cli, const struct cli_plan_input *input,
     if (rc == CST_OK && cli->plan.timeline != NULL) {
         rc = draw(input, &plans->best, cli->plan.timeline, err);
     }
+    if (rc == CST_OK && cli->plan.save != NULL) {
+        rc = save(input, &plans->best, cli->plan.save, err);
+    }
     if (rc == CST_OK && cli->plan.simulate) {
         rc = simulate(&simulation, input, &plans->best, err);
     }
     if (rc == CST_OK && !print(cli, input, plans, &rows, cli->plan.simulate ? &simulation : NULL)) {
         rc = cst_err_set(err, CST_ENOMEM, "the plan could not be printed");
+    }
+    if (rc == CST_OK && cli->plan.save != NULL && !cli->json) {
+        (void)printf("\nsaved     %s: give it to a job as cst_job_spec.plan_file, or with "
+                     "cistern-gpt --plan\n",
+                     cli->plan.save);
     }
     return rc;
 }
@@ -253,8 +287,17 @@ int cli_plan(struct cli *cli)
     struct cli_plan_input input;
     struct cst_plans plans;
     struct cst_err err = {0};
-    int rc = cli_plan_input_open(&input, cli, &err);
+    int rc;
 
+    if (cli->plan.what_if && cli->plan.save != NULL) {
+        return cli_usage("--save with --what-if: no job can have what the daemon cannot do yet",
+                         "");
+    }
+    if (!cli->plan.what_if && cli->disk != NULL) {
+        return cli_usage("--disk: the daemon keeps no states on disks: --what-if plans with them",
+                         cli->disk);
+    }
+    rc = cli_plan_input_open(&input, cli, &err);
     if (rc != CST_OK) {
         return cli_fail(&err);
     }

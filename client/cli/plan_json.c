@@ -34,18 +34,19 @@ static json_t *classes_json(const struct cst_plan_choice *choice)
 
 json_t *cli_plan_step_json(const struct cst_replay_result *p)
 {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-                     "s:I, s:I}",
-                     "step_s", (double)p->step_ns * 1e-9, "compute_s", (double)p->compute_ns * 1e-9,
-                     "wait_s", (double)p->wait_ns * 1e-9, "update_exposed_s",
-                     (double)p->update_exposed_ns * 1e-9, "update_s", (double)p->update_ns * 1e-9,
-                     "update_hidden_s", (double)p->update_hidden_ns * 1e-9, "tail_s",
-                     (double)p->tail_ns * 1e-9, "bytes_up", (json_int_t)p->bytes_up, "bytes_down",
-                     (json_int_t)p->bytes_down, "bytes_peer", (json_int_t)p->bytes_peer, "hits",
-                     (json_int_t)p->hits, "misses", (json_int_t)p->misses, "evictions",
-                     (json_int_t)p->evictions, "prefetches", (json_int_t)p->prefetches, "states_up",
-                     (json_int_t)p->states_up, "states_down", (json_int_t)p->states_down,
-                     "device_updates", (json_int_t)p->device_updates);
+    return json_pack(
+        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+        "s:I, s:I, s:I, s:I}",
+        "step_s", (double)p->step_ns * 1e-9, "compute_s", (double)p->compute_ns * 1e-9, "wait_s",
+        (double)p->wait_ns * 1e-9, "update_exposed_s", (double)p->update_exposed_ns * 1e-9,
+        "update_s", (double)p->update_ns * 1e-9, "update_hidden_s",
+        (double)p->update_hidden_ns * 1e-9, "tail_s", (double)p->tail_ns * 1e-9, "bytes_up",
+        (json_int_t)p->bytes_up, "bytes_down", (json_int_t)p->bytes_down, "bytes_peer",
+        (json_int_t)p->bytes_peer, "hits", (json_int_t)p->hits, "misses", (json_int_t)p->misses,
+        "evictions", (json_int_t)p->evictions, "prefetches", (json_int_t)p->prefetches, "states_up",
+        (json_int_t)p->states_up, "states_down", (json_int_t)p->states_down, "device_updates",
+        (json_int_t)p->device_updates, "total_bytes_up", (json_int_t)p->total.bytes_up,
+        "total_bytes_down", (json_int_t)p->total.bytes_down);
 }
 
 static json_t *choice_json(const struct cli_plan_input *input, const struct cst_plan_choice *choice)
@@ -123,8 +124,7 @@ static json_t *without_json(const struct cst_plans *plans)
                                         : json_null();
 }
 
-/* null: no limit. */
-static json_t *limit_json(uint64_t bytes)
+json_t *cli_limit_json(uint64_t bytes)
 {
     return bytes == CST_PLAN_NO_LIMIT ? json_null() : json_integer((json_int_t)bytes);
 }
@@ -137,10 +137,10 @@ json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans
         "s:{s:I, s:I, s:I}}",
         "model", model_summary(input), "warnings", warnings_json(input), "rates", "from",
         input->rates_from, "device", input->rates.devices[input->config.device].name, "budget",
-        "device_bytes", limit_json(input->budget.device_bytes), "host_bytes",
-        limit_json(input->budget.host_bytes), "disk_bytes", (json_int_t)input->budget.disk_bytes,
-        "plan", choice_json(input, &plans->best), "states", "why", why_json(plans),
-        "step_without_s", without_json(plans), "rows", "each_device",
+        "device_bytes", cli_limit_json(input->budget.device_bytes), "host_bytes",
+        cli_limit_json(input->budget.host_bytes), "disk_bytes",
+        (json_int_t)input->budget.disk_bytes, "plan", choice_json(input, &plans->best), "states",
+        "why", why_json(plans), "step_without_s", without_json(plans), "rows", "each_device",
         rows_json(rows->device, input->config.world), "host", rows_json(rows->host, 1), "disk",
         rows_json(rows->disk, 1), "runners_up", losers_json(input, plans), "searched", "candidates",
         (json_int_t)plans->n_candidates, "played", (json_int_t)plans->n_replayed, "events",

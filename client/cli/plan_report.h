@@ -36,6 +36,8 @@ bool cli_plan_print(const struct cli_plan_input *input, const struct cst_plans *
 /* plan_json.c. New objects; NULL: out of memory. Times and traffic of a step that was played; a
  * plan. */
 json_t *cli_plan_step_json(const struct cst_replay_result *step);
+/* Bytes of a budget; null: no limit. */
+json_t *cli_limit_json(uint64_t bytes);
 json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans *plans,
                       const struct cli_plan_rows *rows);
 

@@ -72,6 +72,7 @@ static const struct setting settings[] = {
     {"socket", K_TEXT, FIELD(socket), 0, 0, NULL},
     {"job", K_TEXT, FIELD(job), 0, 0, NULL},
     {"pool", K_POOL, FIELD(pool_bytes), 0, 0, NULL},
+    {"plan", K_TEXT, FIELD(plan_file), 0, 0, NULL},
     {"chunk", K_U64, FIELD(chunk), 1, 1e15, NULL},
     {"threads", K_U32, FIELD(threads), 1, 1024, NULL},
     {"engine-threads", K_U32, FIELD(engine_threads), 1, 1024, NULL},
@@ -241,11 +242,12 @@ static int check_states(const struct gpt_options *o, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "--delay-from %llu with --overlap %s",
                            (unsigned long long)o->delay_from, cst_overlap_names[o->overlap]);
     }
-    if (o->store == GPT_STORE_LOCAL &&
-        (o->grad_over_weight || o->update_room > 0 || o->device_states > 0)) {
-        return cst_err_set(err, CST_EINVAL,
-                           "--grad-over-weight, --update-room and --device-states say where the "
-                           "daemon keeps and updates states: not with --store=local");
+    if (o->store == GPT_STORE_LOCAL && (o->grad_over_weight || o->update_room > 0 ||
+                                        o->device_states > 0 || o->plan_file != NULL)) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "--grad-over-weight, --update-room, --device-states and --plan say where "
+            "the daemon keeps and updates states: not with --store=local");
     }
     return 0;
 }

@@ -52,6 +52,7 @@ struct gpt_options {
     const char *job;               /* name */
     uint64_t pool_bytes;           /* per rank; 0: see pool_percent */
     double pool_percent;           /* of the bf16 weights; 0: as much as can be used */
+    const char *plan_file;         /* of `cistern plan --save`; NULL: none */
     uint64_t chunk;                /* elements; 0: the daemon chooses */
     uint32_t threads;              /* compute threads per rank; 0: cores / world, at least 1 */
     uint32_t engine_threads;       /* of the local store; 0: all cores */

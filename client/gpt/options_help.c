@@ -72,6 +72,7 @@ static const char help[] =
     "either: as\n"
     "                      the daemon's plan says\n"
     "  --grad-over-weight  gradients take the weights' places: 2 bytes per parameter less\n"
+    "  --plan FILE         use the plan that 'cistern plan --save FILE' wrote (the daemon plans)\n"
     "  --chunk N           chunk capacity in elements (the daemon chooses)\n"
     "  --threads N         compute threads of this rank (cores / world, at least 1)\n"
     "  --engine-threads N  of the local store (all cores)\n"

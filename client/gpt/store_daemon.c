@@ -201,6 +201,8 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
         .grad_over_weight = options->grad_over_weight,
         .update_room = options->update_room,
         .device_states = options->device_states,
+        .recompute = options->recompute,
+        .plan_file = options->plan_file,
     };
     struct daemon_store *s = calloc(1, sizeof *s);
     int rc;

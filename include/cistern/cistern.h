@@ -86,7 +86,18 @@ struct cst_job_spec {
                                    * host: of a paced accelerator, where the daemon has one */
     uint64_t device_states;       /* bytes of this rank's device for states that stay there; 0: none. Both are decided by the first commit: who takes
                                    * the rank later gets what it has, and says the same, 0 or CST_ROOM_AUTO (else CST_EMISMATCH) */
+    bool recompute;               /* a hint for the daemon's plan: this worker does each forward pass again before its backward pass. Of the rank that
+                                   * creates the job */
+    const char *plan_file;        /* file that `cistern plan --save` wrote: cst_job_open reads it, and its contents travel to the daemon. NULL: the
+                                   * daemon plans, or the job has a plan already. The same plan in every rank that names one, see below */
 };
+
+/* A plan that was made before decides chunks, the pool of each rank, prefetch, update_room and device_states. These are left open in the spec (0, or
+ * CST_ROOM_AUTO) or have the plan's values. The plan is refused with CST_EMISMATCH, which names the field and both values:
+ *   - by cst_job_open, where the job's ranks, micro-batches, optimizer, moments, overlap, grad_over_weight, or a value above, are not the plan's,
+ *     or the job was created without this plan;
+ *   - by cst_commit, where the declared model is not the plan's.
+ * A plan is not for jobs with a base (CST_EINVAL). CST_EIO, CST_EINVAL: the file cannot be read or is no plan, with its place. */
 
 /* Create or re-attach. *out belongs to @client and is freed with it. CST_EBUSY: the rank has a living worker (its pid is in the
  * words); CST_EMISMATCH: an option that is the same in every rank is not that of the job, with its name and both values; CST_ENOTFOUND: there is no such base;

@@ -30,6 +30,7 @@
 
 #define CST_PLAN_RUNNERS_UP 3
 #define CST_PLAN_WORDS 192
+#define CST_PLAN_JOB_EVENTS 200000 /* as max_events: what the daemon plays for a job, and `cistern plan` to find the same: less than a second, seconds at worst */
 #define CST_PLAN_NO_LIMIT UINT64_MAX /* as bytes of a budget. 0 is none at all */
 #define CST_PLAN_ROOM_AUTO UINT64_MAX /* as update_room, device_states: the plan's choice */
 

@@ -50,7 +50,7 @@ holds '([.plan.predicted.step_s] + [.runners_up[].plan.predicted.step_s]) | .[0]
 jq '.plan' "$tmp/out" >"$tmp/first"
 expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --json
 jq '.plan' "$tmp/out" | cmp -s - "$tmp/first" || fail "another plan the second time"
-expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --runtime --json
+expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --json
 holds '.plan.state_bytes == 0 and .plan.disk_bytes == 0 and .plan.gradient == "beside"'
 
 # Steps that are simulated are in the JSON, too: six by each policy, and the order of a step is learned.
@@ -66,9 +66,9 @@ complains 'host memory .* bytes short: a plan needs --host [0-9]+G$'
 # ... which is enough, and is the limit that no plan meets even where the device is what some lack less of.
 size=$(sed -n 's/.*--host \([0-9]*G\)$/\1/p' "$tmp/err")
 expect 0 preset:opt-30b --rates a100 --device 40G --host "$size"
-expect 1 preset:opt-6.7b --rates a100 --runtime --device 4G --host 80G --recompute
+expect 1 preset:opt-6.7b --rates a100 --device 4G --host 80G --recompute
 complains '^cistern: host memory .* a plan needs --host 100G$'
-expect 1 preset:opt-6.7b --rates a100 --runtime --device 1G --host 80G --recompute
+expect 1 preset:opt-6.7b --rates a100 --device 1G --host 80G --recompute
 complains 'device memory .* host memory .* a plan needs --device [0-9]+M and --host 100G$'
 
 # A model from a file, or from standard input; rates from a file, found where cistern probe leaves them.
@@ -107,7 +107,7 @@ holds '.warnings | length == 1 and (.[0] | startswith("1 tensors of pattern expe
 
 # States in other formats take what they say, and updates of fewer bytes less time; a room for updates is not there for blocks.
 states() {
-    expect 0 preset:gpt2-124m --rates a100 --host 64G --runtime --json "$@"
+    expect 0 preset:gpt2-124m --rates a100 --host 64G --json "$@"
 }
 states --device 2G
 holds '.rows.host | .exp_avg == .master and .exp_avg_sq == .master and .weight_other == 0'
@@ -150,7 +150,7 @@ jq '.nodes[0].update = 4e8 | .nodes[0].cores = 16 | .nodes[0].pass = 1e11 | .dev
     | .devices += [{"name": "fast", "memory_bytes": 8589934592, "up": 2.4e10, "down": 2.4e10, "update": 8e9, "memory": 1e12, "flops": 1e14}]' \
     "$tmp/rates.json" >"$tmp/fast.json"
 fast() {
-    expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --runtime --json "$@"
+    expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --json "$@"
     step=$(jq '.plan.predicted.step_s' "$tmp/out")
 }
 for on in host fast; do
@@ -175,11 +175,11 @@ expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --on host --device 1G --updat
 says '^MEMORY +EACH DEVICE +HOST +DISK +EACH ACCELERATOR$'
 cp "$tmp/timeline.json" "$tmp/out"
 holds '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["rank 0", "node 0", "device 0"])'
-expect 0 preset:gpt2-124m --rates a100 --device 2G --runtime --json --grad-over-weight
+expect 0 preset:gpt2-124m --rates a100 --device 2G --json --grad-over-weight
 jq -e ".plan.host_bytes < $full * 0.9" "$tmp/out" >/dev/null || fail "gradients over weights spare nothing"
 expect 1 preset:gpt2-124m --rates a100 --grad-over-weight --overlap early
 complains 'not with early or delayed updates'
-expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --on fast --device 4G --runtime --device-states auto
+expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --on fast --device 4G --device-states auto
 says '^states +[0-9.]+ [MG]iB \([0-9]+ bytes\) on each accelerator, of [0-9]+ of [0-9]+ chunks: a step takes .* ms, without them .* ms$'
 expect 0 preset:gpt2-124m --rates "$tmp/rates.json" --flops 1e11 --device-states auto
 says '^states +none stay on accelerators: the rates have no accelerator$'
@@ -221,5 +221,5 @@ for line in "" "a b" "x --device 40X" "x --device -1" "x --ranks 0" "x --ranks 6
     # shellcheck disable=SC2086 # words
     expect 2 $line
 done
-expect 1 preset:gpt2-124m --rates a100 --disk /tmp
+expect 1 preset:gpt2-124m --rates a100 --what-if --disk /tmp
 complains "disk: '/tmp' is not a size"

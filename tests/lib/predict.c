@@ -109,8 +109,8 @@ static int lay_out(struct prediction *p, struct cst_err *err)
         p->pool_bytes = smallest_pool(&p->layout);
     }
     for (uint32_t rank = 0; rank < p->model.world && rc == CST_OK; rank++) {
-        rc = cst_pools_divide(&p->layout, &p->model.model, rank, p->pool_bytes, 1, &p->blocks[rank],
-                              err);
+        rc = cst_pools_divide(&p->layout, &p->model.model, rank, p->pool_bytes, 1, NULL,
+                              &p->blocks[rank], err);
         for (uint32_t c = 0; c < p->layout.n_classes; c++) {
             p->pools[rank].parts[c].n_blocks = p->blocks[rank].n[c];
         }

@@ -24,8 +24,8 @@ static void assert_blocks(uint64_t bytes, uint64_t grain, uint32_t first, uint32
     struct cst_pools_blocks blocks;
     struct cst_err err = {0};
 
-    ck_assert_msg(cst_pools_divide(&layout, &model, 0, bytes, grain, &blocks, &err) == CST_OK, "%s",
-                  err.text);
+    ck_assert_msg(cst_pools_divide(&layout, &model, 0, bytes, grain, NULL, &blocks, &err) == CST_OK,
+                  "%s", err.text);
     ck_assert_uint_eq(blocks.n[0], first);
     ck_assert_uint_eq(blocks.n[1], second);
     ck_assert_uint_le(cst_pools_bytes(&layout, &blocks, grain), bytes);
@@ -50,10 +50,12 @@ START_TEST(too_small_is_named)
     struct cst_pools_blocks blocks = {{7}};
     struct cst_err err = {0};
 
-    ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, least - 1, 1, &blocks, &err), CST_EPOOL);
+    ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, least - 1, 1, NULL, &blocks, &err),
+                     CST_EPOOL);
     ck_assert_str_eq(err.text, "pool of 2146303 bytes: operator 'large' needs 2 blocks of 1048576 "
                                "bytes (size class 1 of 2): 1 bytes short");
-    ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, 16 * KB, 1, &blocks, &err), CST_EPOOL);
+    ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, 16 * KB, 1, NULL, &blocks, &err),
+                     CST_EPOOL);
     ck_assert_str_eq(err.text,
                      "pool of 16384 bytes: operator 'small' needs 3 blocks of 16384 bytes "
                      "(size class 0 of 2): 2129920 bytes short");
@@ -66,9 +68,11 @@ START_TEST(ranks_differ)
 {
     struct cst_pools_blocks blocks;
 
-    ck_assert_int_eq(cst_pools_divide(&layout, &model, 1, 4 * 16 * KB, 1, &blocks, NULL), CST_OK);
+    ck_assert_int_eq(cst_pools_divide(&layout, &model, 1, 4 * 16 * KB, 1, NULL, &blocks, NULL),
+                     CST_OK);
     ck_assert_uint_eq(blocks.n[0], 4);
-    ck_assert_int_eq(cst_pools_divide(&layout, &model, 1, 100 * MB, 1, &blocks, NULL), CST_OK);
+    ck_assert_int_eq(cst_pools_divide(&layout, &model, 1, 100 * MB, 1, NULL, &blocks, NULL),
+                     CST_OK);
     ck_assert_uint_eq(blocks.n[0], 6);
     ck_assert_uint_eq(blocks.n[1], 0);
 }
@@ -79,7 +83,7 @@ START_TEST(slabs_are_rounded_up)
 {
     struct cst_pools_blocks blocks;
 
-    ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, 4 * MB - 1, 2 * MB, &blocks, NULL),
+    ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, 4 * MB - 1, 2 * MB, NULL, &blocks, NULL),
                      CST_EPOOL);
     assert_blocks(4 * MB, 2 * MB, 10, 2);
     assert_blocks(6 * MB, 2 * MB, 10, 4);

@@ -1,0 +1,224 @@
+#include "daemon/given.h"
+
+#include "daemon/daemon.h"
+#include "daemon/declare.h"
+#include "offload/plan/saved.h"
+#include "proto/size.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_STEP_S 1e9 /* 31 years */
+
+bool cst_given_has(const struct cst_job *job)
+{
+    return job->given.n_chunks > 0;
+}
+
+/* -- a plan that comes ------------------------------------------------------------------------ */
+
+static int read_plan(const Cistern__JobPlan *message, struct cst_saved_plan *out,
+                     struct cst_err *err)
+{
+    struct cst_saved_plan plan = {
+        .fingerprint = message->fingerprint,
+        .n_params = message->n_params,
+        .n_tensors = message->n_tensors,
+        .n_operators = message->n_operators,
+        .world = message->world,
+        .micro_batches = message->micro_batches,
+        .optimizer = message->optimizer,
+        .moments = message->moments,
+        .overlap = message->overlap,
+        .grad_over_weight = message->grad_over_weight,
+        .n_chunks = message->n_chunks,
+        .pool_bytes = message->pool_bytes,
+        .prefetch_depth = message->prefetch_depth,
+        .eviction = message->eviction,
+        .update_room = message->update_room,
+        .device_states = message->device_states,
+        .step_s = message->step_seconds,
+    };
+    int rc;
+
+    if (message->n_chunk_elems != message->n_n_blocks ||
+        message->n_chunk_elems > CST_SAVED_PLAN_CLASSES) {
+        return cst_err_set(err, CST_EINVAL, "a plan with %zu capacities and blocks of %zu classes",
+                           message->n_chunk_elems, message->n_n_blocks);
+    }
+    plan.n_classes = (uint32_t)message->n_chunk_elems;
+    for (uint32_t i = 0; i < plan.n_classes; i++) {
+        plan.chunk_elems[i] = message->chunk_elems[i];
+        plan.n_blocks[i] = message->n_blocks[i];
+    }
+    rc = cst_saved_plan_check(&plan, err);
+    if (rc == CST_OK && !(plan.step_s >= 0 && plan.step_s <= MAX_STEP_S)) {
+        rc = cst_err_set(err, CST_EINVAL, "a plan with a step of %g s", plan.step_s);
+    }
+    if (rc == CST_OK) {
+        *out = plan;
+    }
+    return rc;
+}
+
+/* *field: as planned where it was left open. */
+static int settle(const char *name, uint64_t planned, bool open, uint64_t *field, uint32_t rank,
+                  struct cst_err *err)
+{
+    if (!open && *field != planned) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "the plan has %s %" PRIu64 ", rank %" PRIu32 " wants %" PRIu64, name,
+                           planned, rank, *field);
+    }
+    *field = planned;
+    return CST_OK;
+}
+
+/* What a worker says of itself, as a plan for it would. Its model comes later. */
+static struct cst_saved_plan facts_of(const struct cst_job_wish *wish,
+                                      const struct cst_saved_plan *plan)
+{
+    struct cst_saved_plan facts = *plan;
+
+    facts.world = wish->world;
+    facts.micro_batches = wish->micro_batches;
+    facts.optimizer = (uint32_t)wish->options.optimizer;
+    facts.moments = (uint32_t)wish->options.moments;
+    facts.overlap = (uint32_t)wish->options.overlap;
+    facts.grad_over_weight = wish->options.grad_over_weight;
+    return facts;
+}
+
+static bool is_open(uint64_t bytes)
+{
+    return bytes == 0 || bytes == CST_PLAN_ROOM_AUTO;
+}
+
+static int fill_wish(struct cst_job_wish *wish, const struct cst_saved_plan *plan,
+                     struct cst_err *err)
+{
+    struct cst_saved_plan facts = facts_of(wish, plan);
+    int rc = cst_saved_plan_is_for(plan, &facts, err);
+
+    if (rc == CST_OK && wish->base != NULL) {
+        rc = cst_err_set(err, CST_EINVAL, "a plan and base '%s': a plan is of all chunks of a job",
+                         wish->base);
+    }
+    if (rc == CST_OK) {
+        rc = settle("chunk_elems", plan->chunk_elems[0], wish->chunk_elems == 0, &wish->chunk_elems,
+                    wish->rank, err);
+    }
+    if (rc == CST_OK) {
+        wish->chunk_elems = 0; /* of the first class alone: the plan has all of them */
+        rc = settle("pool_bytes", plan->pool_bytes, wish->pool_bytes == 0, &wish->pool_bytes,
+                    wish->rank, err);
+    }
+    if (rc == CST_OK) {
+        rc = settle("update_room", plan->update_room, is_open(wish->update_room),
+                    &wish->update_room, wish->rank, err);
+    }
+    if (rc == CST_OK) {
+        rc = settle("device_states", plan->device_states, is_open(wish->device_states),
+                    &wish->device_states, wish->rank, err);
+    }
+    return rc;
+}
+
+/* The plan that @wish brings, if it brings one, is its job's. */
+static int check_same(const struct cst_job *job, const struct cst_job_wish *wish,
+                      const struct cst_saved_plan *brought, struct cst_err *err)
+{
+    int rc;
+
+    if (brought->n_chunks == 0) {
+        return CST_OK;
+    }
+    rc = cst_given_has(job)
+             ? cst_saved_plan_same(&job->given, brought, wish->rank, err)
+             : cst_err_set(err, CST_EMISMATCH,
+                           "it was opened without the plan that rank %" PRIu32 " brings",
+                           wish->rank);
+    return rc == CST_OK ? rc : cst_err_prefix(err, "job '%s'", job->name);
+}
+
+int cst_given_prepare(struct cst_session *session, const Cistern__JobOpen *message,
+                      struct cst_job_wish *wish, struct cst_saved_plan *out, struct cst_err *err)
+{
+    struct cst_job *job = cst_job_find(session->daemon, session->peer.uid, wish->name);
+    struct cst_saved_plan plan = {0};
+    int rc = message->plan != NULL ? read_plan(message->plan, &plan, err) : CST_OK;
+
+    if (rc == CST_OK && job != NULL) {
+        rc = check_same(job, wish, &plan, err);
+        plan = job->given;
+    }
+    if (rc == CST_OK && plan.n_chunks > 0) {
+        rc = fill_wish(wish, &plan, err);
+    }
+    if (rc == CST_EMISMATCH && job != NULL && cst_job_is_awaited(job, wish->rank)) {
+        cst_declare_disagree(job, NULL, err);
+    }
+    if (rc == CST_OK) {
+        *out = plan;
+    }
+    return rc;
+}
+
+/* -- all ranks have committed ------------------------------------------------------------------ */
+
+int cst_given_take(struct cst_job *job, struct cst_err *err)
+{
+    const struct cst_layout_states states = cst_job_options_states(&job->options);
+    struct cst_job_plan *plan = &job->plan;
+    struct cst_saved_plan facts;
+    char pool[CST_SIZE_TEXT];
+    int rc;
+
+    cst_plan_saved_job(&facts, &job->model, job->world, job->micro_batches, &states,
+                       job->options.overlap);
+    rc = cst_saved_plan_is_for(&job->given, &facts, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    cst_planner_cancel(job);
+    plan->valid = true;
+    plan->states_why[0] = '\0';
+    plan->step_s = job->given.step_s;
+    cst_plan_saved_choice(&job->given, &plan->choice);
+    (void)snprintf(plan->words, sizeof plan->words,
+                   "made before the job and given to it, for a pool of %s in each rank",
+                   cst_size_text(job->given.pool_bytes, pool));
+    return CST_OK;
+}
+
+int cst_given_check(const struct cst_job *job, struct cst_err *err)
+{
+    const struct cst_layout *layout = &job->layout;
+
+    if (!cst_given_has(job)) {
+        return CST_OK;
+    }
+    if (layout->n_chunks != job->given.n_chunks || layout->n_classes != job->given.n_classes) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "the plan has %" PRIu32 " chunks of %" PRIu32
+                           " size classes, the job's layout %" PRIu32 " of %" PRIu32,
+                           job->given.n_chunks, job->given.n_classes, layout->n_chunks,
+                           layout->n_classes);
+    }
+    for (uint32_t i = 0; i < layout->n_classes; i++) {
+        if (layout->classes[i].capacity != job->given.chunk_elems[i]) {
+            return cst_err_set(err, CST_EMISMATCH,
+                               "the plan has chunks of %" PRIu64
+                               " elements, the job's layout of %" PRIu64,
+                               job->given.chunk_elems[i], layout->classes[i].capacity);
+        }
+        if (job->given.n_blocks[i] < layout->classes[i].min_blocks) {
+            return cst_err_set(
+                err, CST_EPOOL,
+                "the plan has %" PRIu32 " blocks of %" PRIu64 " elements, the job needs %" PRIu32,
+                job->given.n_blocks[i], layout->classes[i].capacity, layout->classes[i].min_blocks);
+        }
+    }
+    return CST_OK;
+}

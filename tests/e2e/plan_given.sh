@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# A plan that was made before its job: what cistern plan --save wrote, a job that is given it has, to the byte, whatever rates the daemon knows; a job that is
+# not what the plan was made for is refused with what differs. Without a plan the daemon finds the same layout from the same rates and budgets.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+need jq
+
+steps=6
+# Nothing like the rates that a daemon without a file takes.
+cat >"$tmp/rates.json" <<'RATES'
+{"devices": [{"name": "host", "memory_bytes": 8589934592, "up": 1e9, "down": 1e9, "memory": 2e10, "flops": 3e11}],
+ "nodes": [{"cores": 2, "memory_bytes": 8589934592, "pass": 2e10, "update": 5e8, "reduce": 3e9, "copy": 1e9}], "request_s": 3e-5}
+RATES
+printf '[plan]\nrates = %s\nsearch_time = 10m\n' "$tmp/rates.json" >"$tmp/rates.conf"
+seq 20000 >"$tmp/text"
+
+# The model of $1 ranks with the options that follow, in the array `model`; and a plan of it, in $tmp/plan.json and $tmp/planned.
+plan() {
+    local world=$1
+    shift
+    model=(--layers 6 --heads 4 --width 128 --context 32 --batch 4 --threads 1 --world "$world" "$@")
+    ./cistern-gpt "${model[@]}" --describe "$tmp/model.json"
+    ./cistern plan "$tmp/model.json" --rates "$tmp/rates.json" --device "$pool" --save "$tmp/plan.json" --simulate --json >"$tmp/planned" ||
+        fail "no plan for $*"
+}
+
+# Train the planned model as job $1 with the options that follow; $tmp/job is what the job then says of itself.
+train() {
+    local job=$1 rank pids=()
+    shift
+    for ((rank = 0; rank < $(jq .model.world "$tmp/planned"); rank++)); do
+        ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$job" --rank $rank --steps $steps --quiet "$@" >"$tmp/gpt$rank.log" 2>&1 &
+        pids+=($!)
+    done
+    for rank in "${!pids[@]}"; do
+        wait "${pids[$rank]}" || fail "rank $rank failed"
+    done
+    poll updated "$job"
+}
+
+updated() {
+    ./cistern job "$1" --json >"$tmp/job"
+    [ "$(jq .n_updates "$tmp/job")" -ge $((steps * $(jq .plan.n_chunks "$tmp/planned"))) ]
+}
+
+# The job has the chunks, the blocks of every rank, and the memory that were planned.
+same_layout() {
+    jq -es '.[0] as $plan | .[1] as $job | $job.n_chunks == $plan.plan.n_chunks and $job.pools_same' \
+        "$tmp/planned" <(jq --argjson classes "$(jq -c '[.plan.classes[] | [.chunk_elems, .n_blocks]]' "$tmp/planned")" \
+            '. + {pools_same: (.ranks | all([.classes[] | [.chunk_elems, .n_blocks]] == $classes))}' "$tmp/job") >/dev/null ||
+        fail "$1: planned $(jq -c .plan "$tmp/planned"), had $(jq -c '[.n_chunks, .ranks[].classes]' "$tmp/job")"
+    [ "$(jq '.arena_bytes + .pool_bytes' "$tmp/job")" = "$(jq .plan.host_bytes "$tmp/planned")" ] ||
+        fail "$1: planned $(jq .plan.host_bytes "$tmp/planned") bytes, had $(jq -c '[.arena_bytes, .pool_bytes]' "$tmp/job")"
+}
+
+# One rank moves what was planned.
+same_bytes() {
+    local up down
+    read -r up down < <(jq -r '.simulated[] | select(.step == '$steps' and .eviction == "next use").played | "\(.total_bytes_up) \(.total_bytes_down)"' "$tmp/planned")
+    [ "$(jq '.ranks[0].bytes_up' "$tmp/job") $(jq '.ranks[0].bytes_down' "$tmp/job")" = "$up $down" ] ||
+        fail "$1: planned $up bytes up and $down down, moved $(jq -c '.ranks[0] | [.bytes_up, .bytes_down]' "$tmp/job")"
+}
+
+start_daemon guesses
+pool=1M
+plan 1
+train dense --plan "$tmp/plan.json"
+same_layout dense
+same_bytes dense
+# It is there for a worker that comes back without the plan, or with it.
+steps=7
+train dense
+same_layout dense
+steps=8
+train dense --plan "$tmp/plan.json"
+same_layout dense
+steps=6
+pool=3M
+plan 2 --experts 4
+train mixture --plan "$tmp/plan.json"
+same_layout mixture
+
+# Refused, with the field and both values.
+refuses() {
+    local words=$1
+    shift
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --job other --steps 1 --quiet --plan "$tmp/plan.json" "$@" >"$tmp/out" 2>&1 &&
+        fail "a plan of another job was taken: $*"
+    grep -q "$words" "$tmp/out" || fail "no '$words' in: $(cat "$tmp/out")"
+}
+pool=1M
+plan 1
+refuses 'the plan was made for moments fp32, the job has bf16' --moments bf16
+refuses 'the plan was made for micro_batches 1, the job has 2' --micro-batches 2
+refuses 'the plan was made for n_params [0-9]*, the job has [0-9]*' --layers 5
+refuses 'the plan was made for another model (fingerprint' --heads 2 --width 128 --layers 6 --context 32 --lora 0 --experts 0 --batch 4 --context 64
+refuses 'the plan has pool_bytes [0-9]*, rank 0 wants 2097152' --pool 2M
+refuses "job 'dense': the job's plan has n_chunks" --job mixture --world 1 || true
+stop_daemon guesses
+
+# From the same rates and budgets the daemon finds the same layout itself.
+start_daemon knows --config "$tmp/rates.conf"
+for world in 1 2; do
+    pool=$((world * 3 / 2))M
+    plan $world
+    train "found$world" --pool $((world * 3 / 2 << 20))
+    same_layout "found $world"
+    pool=3M
+    plan $world --experts 4
+    train "found-experts$world" --pool $((3 << 20))
+    same_layout "found with experts $world"
+done
+stop_daemon knows
