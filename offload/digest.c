@@ -61,5 +61,5 @@ uint64_t cst_model_digest(const struct cst_model *model, uint32_t world)
     for (uint32_t i = 0; i < model->n_operators; i++) {
         hash = add_operator(hash, &model->operators[i]);
     }
-    return hash >> 1;
+    return hash >> 11;
 }

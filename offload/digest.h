@@ -4,7 +4,7 @@
 
 #include "offload/layout.h"
 
-/* A digest, below 2^63, of all that layouts of @model depend on, for @world ranks: names, shapes,
+/* A digest, below 2^53 (which numbers of JSON keep in any program), of all that layouts of @model depend on, for @world ranks: names, shapes,
  * groups, patterns and boxes of tensors, and which tensors operators use, in order of declaration.
  * Factors on learning rates and hints on costs do not count. Two models of one digest are taken to
  * be the same; it does not withstand somebody who makes two on purpose. */

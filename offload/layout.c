@@ -4,6 +4,7 @@
 #include "offload/need.h"
 #include "offload/packing.h"
 #include "offload/rows.h"
+#include "proto/table.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -315,6 +316,14 @@ int cst_layout_candidates(const struct cst_model *model, const struct cst_layout
     status = cst_capacity_list(&packing, config, list, CST_LAYOUT_MAX_CANDIDATES, n_out, err);
     cst_packing_close(&packing);
     return status;
+}
+
+uint64_t cst_layout_host_bytes(const struct cst_layout *layout)
+{
+    struct cst_table_header table;
+
+    cst_table_size(&table, layout->n_chunks, layout->n_spans, layout->n_tiles);
+    return layout->arena_bytes + table.total_bytes;
 }
 
 void cst_layout_close(struct cst_layout *layout)

@@ -285,6 +285,9 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
 int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                      const struct cst_layout_config *config, struct cst_err *err);
 
+/* Bytes of the host that a job with @layout takes beside its pools: arenas and the job's table. */
+uint64_t cst_layout_host_bytes(const struct cst_layout *layout);
+
 /* The least `bytes` of @device with which @layout, built with more of them, is the same. 0: it has nothing there. */
 uint64_t cst_layout_device_want(const struct cst_layout *layout,
                                 const struct cst_layout_device *device);

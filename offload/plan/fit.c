@@ -138,9 +138,11 @@ struct shortage {
     uint64_t spared;       /* of the host, by gradients over weights */
 };
 
-static bool is_smaller(uint64_t bytes, const struct cst_plan_short *than)
+/* Is @bytes, of one limit or of both together, less than what was met before, @most (0: nothing)?
+ */
+static bool is_smaller(uint64_t bytes, uint64_t most)
 {
-    return bytes > 0 && (than->bytes == 0 || bytes < than->bytes);
+    return bytes > 0 && (most == 0 || bytes < most);
 }
 
 /* Remember @lack of @try where it is the smallest of its kind. What takes memory of a device by the
@@ -148,17 +150,22 @@ static bool is_smaller(uint64_t bytes, const struct cst_plan_short *than)
 static void note_shortage(struct cst_search *s, const struct cst_layout *layout,
                           const struct cst_plan_try *try, const struct shortage *lack)
 {
-    struct cst_plan_short *device = lack->host > 0 ? &s->lack.device_of_all : &s->lack.device;
-    struct cst_plan_short *host = lack->device > 0 ? &s->lack.host_of_all : &s->lack.host;
+    bool both = lack->device > 0 && lack->host > 0;
+    struct cst_plan_short *device = both ? &s->lack.device_of_both : &s->lack.device;
+    struct cst_plan_short *host = both ? &s->lack.host_of_both : &s->lack.host;
+    uint64_t most = both               ? device->bytes + host->bytes
+                    : lack->device > 0 ? device->bytes
+                                       : host->bytes;
 
-    if (lack->device > 0 && (try->block_room < s->room || try->state_room > 0 || s->splits)) {
+    if ((lack->device > 0 && (try->block_room < s->room || try->state_room > 0 || s->splits)) ||
+        !is_smaller(lack->device + lack->host, most)) {
         return;
     }
-    if (is_smaller(lack->device, device)) {
+    if (lack->device > 0) {
         device->bytes = lack->device;
         describe_device(s, layout, try, lack->needed, &device->err);
     }
-    if (is_smaller(lack->host, host)) {
+    if (lack->host > 0) {
         host->bytes = lack->host;
         describe_host(s, try, lack->spared, &host->err);
     }
@@ -221,7 +228,8 @@ static void add_blocks(struct cst_plan_try *try, const struct cst_layout *layout
 static uint64_t left_on_host(const struct cst_search *s, const struct cst_layout *layout,
                              uint64_t least)
 {
-    uint64_t limit = s->config->budget->host_bytes, used = layout->arena_bytes + s->world * least;
+    uint64_t limit = s->config->budget->host_bytes,
+             used = cst_layout_host_bytes(layout) + s->world * least;
 
     if (!s->host || (used > limit && !s->config->runtime_only)) {
         return UINT64_MAX;
@@ -307,7 +315,7 @@ static void fit_host(const struct cst_search *s, struct cst_plan_try *try,
     try->over = layout->states.grad_over_weight && !s->config->states.grad_over_weight;
     try->disk_bytes = 0;
     try->n_moments = try->n_masters = 0;
-    try->host_bytes = layout->arena_bytes + (s->host ? s->world * try->pool_bytes : 0);
+    try->host_bytes = cst_layout_host_bytes(layout) + (s->host ? s->world * try->pool_bytes : 0);
     for (uint32_t c = 0; c < try->n_device; c++) {
         uint64_t bytes = chunk_bytes(layout, &layout->chunks[c]);
 
@@ -381,7 +389,7 @@ int cst_search_tell_lack(const struct cst_search *s, struct cst_err *err)
     if (lack->host.bytes > 0) {
         return tell_shortage(s, &none, &lack->host, err);
     }
-    return lack->device_of_all.bytes > 0
-               ? tell_shortage(s, &lack->device_of_all, &lack->host_of_all, err)
+    return lack->device_of_both.bytes > 0
+               ? tell_shortage(s, &lack->device_of_both, &lack->host_of_both, err)
                : CST_OK;
 }

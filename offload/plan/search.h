@@ -48,14 +48,14 @@ struct cst_plan_short {
     struct cst_err err;
 };
 
-/* Why nothing fits. A limit is at fault where candidates fit all but it; where none fits either
- * limit, both are. */
+/* Why nothing fits. A limit is at fault where candidates fit all but it; where every candidate is
+ * short of both limits, both are, and the candidate that is short of least in all is told. */
 struct cst_search_lack {
-    struct cst_plan_short device;        /* of candidates that the host's memory holds */
-    struct cst_plan_short host;          /* of candidates that fit a device */
-    struct cst_plan_short device_of_all; /* of candidates that fit neither */
-    struct cst_plan_short host_of_all;   /* of candidates that fit neither */
-    struct cst_err err;                  /* why a candidate that fits could not be played */
+    struct cst_plan_short device;         /* of candidates that the host's memory holds */
+    struct cst_plan_short host;           /* of candidates that fit a device */
+    struct cst_plan_short device_of_both; /* of the candidate that is short of both by least */
+    struct cst_plan_short host_of_both;   /* of the same candidate */
+    struct cst_err err;                   /* why a candidate that fits could not be played */
 };
 
 struct cst_search {

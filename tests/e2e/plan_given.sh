@@ -46,12 +46,10 @@ updated() {
 
 # The job has the chunks, the blocks of every rank, and the memory that were planned.
 same_layout() {
-    jq -es '.[0] as $plan | .[1] as $job | $job.n_chunks == $plan.plan.n_chunks and $job.pools_same' \
-        "$tmp/planned" <(jq --argjson classes "$(jq -c '[.plan.classes[] | [.chunk_elems, .n_blocks]]' "$tmp/planned")" \
-            '. + {pools_same: (.ranks | all([.classes[] | [.chunk_elems, .n_blocks]] == $classes))}' "$tmp/job") >/dev/null ||
-        fail "$1: planned $(jq -c .plan "$tmp/planned"), had $(jq -c '[.n_chunks, .ranks[].classes]' "$tmp/job")"
-    [ "$(jq '.arena_bytes + .pool_bytes' "$tmp/job")" = "$(jq .plan.host_bytes "$tmp/planned")" ] ||
-        fail "$1: planned $(jq .plan.host_bytes "$tmp/planned") bytes, had $(jq -c '[.arena_bytes, .pool_bytes]' "$tmp/job")"
+    local planned had
+    planned=$(jq -c '.model.world as $n | [.plan.n_chunks, .plan.host_bytes, [range($n) as $r | .plan.classes]]' "$tmp/planned")
+    had=$(jq -c '[.n_chunks, .arena_bytes + ([.ranks[].pool.capacity] | add), [.ranks[].classes | map({chunk_elems, n_blocks})]]' "$tmp/job")
+    [ "$planned" = "$had" ] || fail "$1: planned $planned (chunks, bytes of the host, blocks), had $had"
 }
 
 # One rank moves what was planned.
@@ -91,12 +89,20 @@ refuses() {
 }
 pool=1M
 plan 1
+train found --pool 1M
 refuses 'the plan was made for moments fp32, the job has bf16' --moments bf16
 refuses 'the plan was made for micro_batches 1, the job has 2' --micro-batches 2
 refuses 'the plan was made for n_params [0-9]*, the job has [0-9]*' --layers 5
-refuses 'the plan was made for another model (fingerprint' --heads 2 --width 128 --layers 6 --context 32 --lora 0 --experts 0 --batch 4 --context 64
 refuses 'the plan has pool_bytes [0-9]*, rank 0 wants 2097152' --pool 2M
-refuses "job 'dense': the job's plan has n_chunks" --job mixture --world 1 || true
+refuses "job 'found': it was opened without the plan that rank 0 brings" --job found
+jq '.for.fingerprint += 1' "$tmp/plan.json" >"$tmp/other.json"
+refuses 'the plan was made for another model (fingerprint' --plan "$tmp/other.json"
+jq '.plan.n_chunks += 1' "$tmp/plan.json" >"$tmp/other.json"
+refuses 'the plan has [0-9]* chunks of .* size class.*, the job' --plan "$tmp/other.json"
+refuses "job 'dense': the job's plan has n_chunks" --job dense --plan "$tmp/other.json"
+jq '.cistern_plan = 9' "$tmp/plan.json" >"$tmp/other.json"
+refuses 'other.json: cistern_plan: a plan of version 9, this program reads version 1' --plan "$tmp/other.json"
+refuses 'none.json: No such file' --plan "$tmp/none.json"
 stop_daemon guesses
 
 # From the same rates and budgets the daemon finds the same layout itself.
