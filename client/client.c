@@ -7,10 +7,12 @@
 #include "proto/cistern.pb-c.h"
 
 #include <errno.h>
+#include <grp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <time.h>
@@ -37,6 +39,36 @@ int cst_client_check(const struct cst_client *client, struct cst_err *err)
     return CST_OK;
 }
 
+/* Words for a connect() to @path that failed with @errnum, and what to do about it. */
+static int cannot_connect(const char *path, int errnum, struct cst_err *err)
+{
+    bool is_default = strcmp(path, CST_DEFAULT_SOCKET) == 0;
+    struct group entry, *group = NULL;
+    char words[1024];
+    struct stat st;
+
+    if (errnum == EACCES) {
+        if (stat(path, &st) == 0) {
+            (void)getgrgid_r(st.st_gid, &entry, words, sizeof words, &group);
+        }
+        return cst_err_set(err, CST_EDENIED,
+                           "permission denied at %s: members of the group '%s' may connect "
+                           "(adduser USER %s, then log in again)",
+                           path, group != NULL ? group->gr_name : "cistern",
+                           group != NULL ? group->gr_name : "cistern");
+    }
+    if (errnum == ENOENT || errnum == ECONNREFUSED) {
+        return cst_err_set(
+            err, CST_ECONN,
+            is_default ? "no daemon listens at %s: start it with 'systemctl start "
+                         "cisternd.socket', or give the socket of another one (--socket, "
+                         "CISTERN_SOCKET)"
+                       : "no daemon listens at %1$s: start one with 'cisternd --socket %1$s'",
+            path);
+    }
+    return cst_err_errno(err, CST_ECONN, errnum, "no daemon to talk to at %s", path);
+}
+
 /* SO_SNDTIMEO bounds connect() where the daemon's backlog is full. */
 static int dial(const char *path, int *out, struct cst_err *err)
 {
@@ -59,10 +91,10 @@ static int dial(const char *path, int *out, struct cst_err *err)
         rc = connect(sock, (const struct sockaddr *)&addr, sizeof addr);
     } while (rc != 0 && errno == EINTR);
     if (rc != 0) {
-        int errnum = errno, status = errnum == EACCES ? CST_EDENIED : CST_ECONN;
+        int errnum = errno;
 
         (void)close(sock);
-        return cst_err_errno(err, status, errnum, "no daemon to talk to at %s", path);
+        return cannot_connect(path, errnum, err);
     }
     *out = sock;
     return CST_OK;

@@ -61,7 +61,15 @@ static int take_lock(struct cst_listen *listener, struct cst_err *err)
     for (;;) {
         fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd < 0) {
-            return cst_err_errno(err, CST_EIO, errno, "%s", path);
+            int errnum = errno;
+
+            return geteuid() == 0
+                       ? cst_err_errno(err, CST_EIO, errnum, "%s", path)
+                       : cst_err_set(err, CST_EIO,
+                                     "%s: %s; who is not root chooses a socket of their own: "
+                                     "cisternd --socket \"$XDG_RUNTIME_DIR/cistern.sock\", and "
+                                     "CISTERN_SOCKET for workers",
+                                     path, strerror(errnum));
         }
         if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
             int holder = lock_holder(fd);

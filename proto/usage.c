@@ -49,7 +49,7 @@ static bool nearer(const char *given, size_t n, const char *name, unsigned *best
         return false;
     }
     d = edits(given, n, name, n_name);
-    if (d >= *best || d >= n_name) { /* all letters of a short word replaced is another word */
+    if (d >= *best || 2 * d > n_name) { /* half of a short word replaced is another word */
         return false;
     }
     *best = d;

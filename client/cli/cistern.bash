@@ -4,11 +4,14 @@ _cistern_jobs() {
     cistern "$@" jobs --json 2>/dev/null | sed -n 's/^ *"name": "\([A-Za-z0-9._-]*\)",\{0,1\}$/\1/p'
 }
 
+# The words of "no preset" list them.
+_cistern_presets() {
+    cistern plan preset: 2>&1 | sed -n "s/.*there are //p" | tr -d ,
+}
+
 _cistern() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
-    local commands='stat jobs job explain trace rm quota ping plan probe version'
-    local options='--socket --manager-socket --json --watch --uid --count --output --disk --device --host --ranks --micro-batches'
-    options+=' --batch --context --optimizer --moments --overlap --update-room --device-states --grad-over-weight --rates --on --flops --share --recompute --what-if --save --simulate --timeline --help --version'
+    local commands='stat jobs job explain trace rm quota ping plan probe version help'
     local i word command='' n_args=0 common=()
 
     COMPREPLY=()
@@ -26,6 +29,7 @@ _cistern() {
             --optimizer | --moments | --overlap | --update-room | --device-states) ((i++)) ;;
             --watch) [[ ${COMP_WORDS[i]} != = ]] || ((i++)) ;;
             -*) ;;
+            preset) if [[ ${COMP_WORDS[i + 1]} == : ]]; then ((i++)); else ((n_args++)); fi ;;
             *) if [[ -z $command ]]; then command=$word; else ((n_args++)); fi ;;
         esac
     done
@@ -43,11 +47,19 @@ _cistern() {
         --overlap) mapfile -t COMPREPLY < <(compgen -W 'commit early delayed' -- "$cur") && return ;;
     esac
     if [[ $cur == -* ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "$(cistern help ${command:+"$command"} 2>/dev/null | grep -oE -- '--[a-z-]+')" -- "$cur")
     elif [[ -z $command ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$cur")
+    elif [[ $n_args -eq 0 && $command == help ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$cur")
     elif [[ $n_args -eq 0 && $command == plan ]]; then
-        mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+        # Bash hands "preset:NAME" over in three words, of which the last one is completed.
+        if [[ $prev == : || $cur == : ]]; then
+            mapfile -t COMPREPLY < <(compgen -W "$(_cistern_presets)" -- "${cur#:}")
+        else
+            mapfile -t COMPREPLY < <(compgen -W preset: -f -- "$cur")
+            [[ ${COMPREPLY[*]} != preset: ]] || compopt -o nospace 2>/dev/null
+        fi
     elif [[ $n_args -eq 0 && ($command == job || $command == explain || $command == rm || $command == trace) ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_cistern_jobs "${common[@]}")" -- "$cur")
     fi

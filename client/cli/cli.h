@@ -49,6 +49,7 @@ struct cli {
     const char *disk;           /* --disk: a directory or a size */
     struct cli_plan_wish plan;  /* of plan alone */
     char **args;                /* behind the command's name */
+    int n_args;                 /* entries in args */
     struct cst_client *client;  /* connected before a command runs; NULL: it needs none, or wants
                                    one only if it is there */
 };

@@ -2,6 +2,7 @@
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
+#include "client/cli/watch.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -204,7 +205,7 @@ static bool print_pools(const Cistern__JobInfo *job)
         }
         add_books(&table, rank->pool);
     }
-    return cli_table_print(&table, stdout, 0);
+    return cli_table_print(&table, stdout);
 }
 
 static bool print_traffic(const Cistern__JobInfo *job)
@@ -231,7 +232,7 @@ static bool print_traffic(const Cistern__JobInfo *job)
         cli_table_cell(&table, "%s", cli_bytes(rank->bytes_peer, text));
         cli_table_cell(&table, "%s", cli_bytes(rank->bytes_down, text));
     }
-    return cli_table_print(&table, stdout, 0);
+    return cli_table_print(&table, stdout);
 }
 
 static bool print_job(const Cistern__JobInfo *job)
@@ -248,24 +249,30 @@ static bool print_job(const Cistern__JobInfo *job)
     return print_traffic(job);
 }
 
-int cli_job(struct cli *cli)
+static bool draw(struct cli *cli, void *arg)
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
     const Cistern__JobInfo *job;
     struct cst_call call = {0};
     bool good;
 
+    (void)arg;
     msg.name = cli->args[0];
     msg.has_uid = cli->has_uid;
     msg.uid = cli->uid;
     if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
                  CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor)) {
-        return CLI_EXIT_FAILURE;
+        return false;
     }
     job = ((const Cistern__JobInfoReply *)call.reply)->job;
     good = cli->json ? cli_json_print(cli_json(&job->base)) : print_job(job);
     cst_call_reset(&call);
-    return good ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
+    return good;
+}
+
+int cli_job(struct cli *cli)
+{
+    return cli_watch(cli, draw, NULL);
 }
 
 /* -- explain ---------------------------------------------------------------------------------- */

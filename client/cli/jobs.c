@@ -2,6 +2,7 @@
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
+#include "client/cli/watch.h"
 
 #include <math.h>
 
@@ -115,27 +116,31 @@ bool cli_jobs_json(const Cistern__JobListPart *part, void *array)
     return good;
 }
 
-int cli_jobs(struct cli *cli)
+static bool draw(struct cli *cli, void *arg)
 {
     struct cli_table table;
     bool good;
 
+    (void)arg;
     if (cli->json) {
         json_t *array = json_array();
 
         good = array != NULL && cli_each_jobs(cli, cli_jobs_json, array);
         if (!good) {
             json_decref(array);
-            return CLI_EXIT_FAILURE;
         }
-        return cli_json_print(array) ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
+        return good && cli_json_print(array);
     }
     cli_jobs_begin(&table);
     good = cli_each_jobs(cli, cli_jobs_rows, &table);
     if (good && table.n_cells == 0 && !table.failed) {
         (void)printf("no jobs\n");
-        return CLI_EXIT_OK;
+        return true;
     }
-    return cli_table_print(&table, good ? stdout : stderr, 0) && good ? CLI_EXIT_OK
-                                                                      : CLI_EXIT_FAILURE;
+    return cli_table_print(&table, good ? stdout : stderr) && good;
+}
+
+int cli_jobs(struct cli *cli)
+{
+    return cli_watch(cli, draw, NULL);
 }

@@ -17,45 +17,56 @@ struct command {
     const char *args;            /* as in the help */
     const char *help;            /* one line */
     int n_args;                  /* that must be there */
+    int n_more;                  /* that may be, behind those */
     unsigned uses;               /* options that it takes beside the common ones */
     enum wants wants;            /* the daemon */
     int (*run)(struct cli *cli); /* returns an enum cli_exit */
 };
 
 static int version(struct cli *cli);
+static int help(struct cli *cli);
 
 static const struct command commands[] = {
-    {"stat", "", "the node: memory, engines, pools, jobs, rates", 0, CLI_USES_JSON | CLI_USES_WATCH,
-     DAEMON, cli_stat},
-    {"jobs", "", "all jobs, one a line", 0, CLI_USES_JSON, DAEMON, cli_jobs},
-    {"job", "NAME", "one job: ranks, step, chunks by state, hit rate", 1,
-     CLI_USES_JSON | CLI_USES_UID, DAEMON, cli_job},
-    {"explain", "JOB TENSOR", "where a tensor's chunk is, and why", 2, CLI_USES_JSON | CLI_USES_UID,
-     DAEMON, cli_explain},
-    {"trace", "JOB", "what a job did lately, as a file for Perfetto", 1,
+    {"stat", "", "the node: memory, engines, pools, jobs, rates", 0, 0,
+     CLI_USES_JSON | CLI_USES_WATCH, DAEMON, cli_stat},
+    {"jobs", "", "all jobs, one a line", 0, 0, CLI_USES_JSON | CLI_USES_WATCH, DAEMON, cli_jobs},
+    {"job", "NAME", "one job: ranks, step, chunks by state, hit rate", 1, 0,
+     CLI_USES_JSON | CLI_USES_UID | CLI_USES_WATCH, DAEMON, cli_job},
+    {"explain", "JOB TENSOR", "where a tensor's chunk is, and why", 2, 0,
+     CLI_USES_JSON | CLI_USES_UID, DAEMON, cli_explain},
+    {"trace", "JOB", "what a job did lately, as a file for Perfetto", 1, 0,
      CLI_USES_UID | CLI_USES_OUTPUT, DAEMON, cli_trace},
-    {"rm", "NAME", "remove a job and its memory", 1, CLI_USES_UID, DAEMON, cli_remove},
-    {"quota", "", "what you hold of the daemon, and may; with --manager-socket: all users", 0,
-     CLI_USES_JSON, DAEMON, cli_quota},
-    {"ping", "", "round trips to the daemon: p50 and p99", 0, CLI_USES_JSON | CLI_USES_COUNT,
+    {"rm", "NAME", "remove a job and its memory", 1, 0, CLI_USES_UID, DAEMON, cli_remove},
+    {"quota", "", "your limits and use; with --manager-socket: all users'", 0, 0,
+     CLI_USES_JSON | CLI_USES_WATCH, DAEMON, cli_quota},
+    {"ping", "", "round trips to the daemon: p50 and p99", 0, 0, CLI_USES_JSON | CLI_USES_COUNT,
      DAEMON, cli_ping},
-    {"plan", "MODEL", "plan a model's steps: a JSON file, or preset:NAME", 1,
+    {"plan", "MODEL", "plan a model's steps: a JSON file, or preset:NAME", 1, 0,
      CLI_USES_JSON | CLI_USES_DISK | CLI_USES_PLAN, NO_DAEMON, cli_plan},
-    {"probe", "", "measure this machine, for plans", 0,
+    {"probe", "", "measure this machine, for plans", 0, 0,
      CLI_USES_JSON | CLI_USES_OUTPUT | CLI_USES_DISK, DAEMON_IF_THERE, cli_probe},
-    {"version", "", "versions of this program and of the daemon", 0, 0, DAEMON_IF_THERE, version},
+    {"version", "", "versions of this program and of the daemon", 0, 0, 0, DAEMON_IF_THERE,
+     version},
+    {"help", "[COMMAND]", "this text, or that of a command with its options", 0, 1, 0, NO_DAEMON,
+     help},
 };
 
-static void print_help(FILE *out)
+static int print_help(const struct command *command)
 {
-    (void)fprintf(out,
-                  "Usage: cistern [OPTION]... COMMAND [ARGUMENT]...\n"
-                  "Look at and manage the cistern memory daemon of this machine.\n\nCommands:\n");
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
-        (void)fprintf(out, "  %-8s%-12s %s\n", commands[i].name, commands[i].args,
-                      commands[i].help);
+    if (command != NULL) {
+        (void)printf("Usage: cistern [OPTION]... %s%s%s\n%s\n", command->name,
+                     command->args[0] != '\0' ? " " : "", command->args, command->help);
+        cli_options_help(stdout, command->uses);
+        return CLI_EXIT_OK;
     }
-    cli_options_help(out);
+    (void)printf("Usage: cistern [OPTION]... COMMAND [ARGUMENT]...\n"
+                 "Look at and manage the cistern memory daemon of this machine.\n\nCommands:\n");
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        (void)printf("  %-8s%-12s %s\n", commands[i].name, commands[i].args, commands[i].help);
+    }
+    cli_options_help(stdout, 0);
+    (void)printf("\nOptions of a command: cistern help COMMAND, or cistern COMMAND --help\n");
+    return CLI_EXIT_OK;
 }
 
 int cli_fail(const struct cst_err *err)
@@ -160,34 +171,61 @@ bool cli_ask(struct cli *cli, struct cst_call *call, uint16_t type, const Protob
     return true;
 }
 
+static int help(struct cli *cli)
+{
+    const struct command *command = cli->n_args > 0 ? find_command(cli->args[0]) : NULL;
+
+    return cli->n_args > 0 && command == NULL ? no_such_command(cli->args[0]) : print_help(command);
+}
+
+static int run_command(struct cli *cli, const struct command *command,
+                       const struct cli_given *given)
+{
+    const char *strange = cli_options_strange(given, command->uses);
+    char words[128];
+
+    if (given->help) {
+        return print_help(command);
+    }
+    if (cli->n_args < command->n_args || cli->n_args > command->n_args + command->n_more) {
+        (void)snprintf(words, sizeof words, "%d argument%s given, %s takes %s", cli->n_args,
+                       cli->n_args == 1 ? "" : "s", command->name,
+                       command->args[0] != '\0' ? command->args : "none");
+        return cli_usage(words, "");
+    }
+    if (strange != NULL) {
+        (void)snprintf(words, sizeof words, "%s does not take --%s (see 'cistern help %s')",
+                       command->name, strange, command->name);
+        return cli_usage(words, "");
+    }
+    return run(cli, command);
+}
+
 static int run_command_line(int argc, char **argv)
 {
     struct cli cli = {.count = 1000,
                       .plan = {.device_bytes = CST_PLAN_NO_LIMIT, .host_bytes = CST_PLAN_NO_LIMIT}};
-    const struct command *command;
-    unsigned uses = 0;
-    int first = 0, rc = cli_options_parse(&cli, argc, argv, &uses, &first, print_help);
+    const struct command *command = NULL;
+    struct cli_given given;
+    int rc = cli_options_parse(&cli, argc, argv, &given);
 
     if (rc != CLI_EXIT_OK) {
-        return rc < 0 ? CLI_EXIT_OK : rc;
+        return rc;
     }
-    if (first == argc) {
-        return cli_usage("no command", "");
+    if (given.version) {
+        (void)printf("cistern %s\n", cst_version());
+        return CLI_EXIT_OK;
     }
-    command = find_command(argv[first]);
+    if (given.first == argc) {
+        return given.help ? print_help(NULL) : cli_usage("no command", "");
+    }
+    command = find_command(argv[given.first]);
     if (command == NULL) {
-        return no_such_command(argv[first]);
+        return no_such_command(argv[given.first]);
     }
-    cli.args = argv + first + 1;
-    if (argc - first - 1 != command->n_args) {
-        return cli_usage(command->n_args == 0 ? "this command takes no arguments"
-                                              : "arguments wanted",
-                         command->n_args == 0 ? command->name : command->args);
-    }
-    if ((uses & ~command->uses) != 0) {
-        return cli_usage("an option that this command does not take", command->name);
-    }
-    return run(&cli, command);
+    cli.args = argv + given.first + 1;
+    cli.n_args = argc - given.first - 1;
+    return run_command(&cli, command, &given);
 }
 
 int main(int argc, char **argv)

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define HELP_INDENT "                             " /* of a second line */
+
 enum {
     OPT_MANAGER = 256,
     OPT_UID,
@@ -40,78 +42,92 @@ enum {
     OPT_GRAD_OVER_WEIGHT,
 };
 
-static const struct option options[] = {
-    {"socket", required_argument, NULL, 's'},
-    {"manager-socket", required_argument, NULL, OPT_MANAGER},
-    {"json", no_argument, NULL, OPT_JSON},
-    {"watch", optional_argument, NULL, OPT_WATCH},
-    {"uid", required_argument, NULL, OPT_UID},
-    {"count", required_argument, NULL, 'c'},
-    {"output", required_argument, NULL, 'o'},
-    {"disk", required_argument, NULL, OPT_DISK},
-    {"device", required_argument, NULL, OPT_DEVICE},
-    {"host", required_argument, NULL, OPT_HOST},
-    {"ranks", required_argument, NULL, OPT_RANKS},
-    {"micro-batches", required_argument, NULL, OPT_MICRO_BATCHES},
-    {"rates", required_argument, NULL, OPT_RATES},
-    {"timeline", required_argument, NULL, OPT_TIMELINE},
-    {"share", required_argument, NULL, OPT_SHARE},
-    {"recompute", no_argument, NULL, OPT_RECOMPUTE},
-    {"simulate", no_argument, NULL, OPT_SIMULATE},
-    {"what-if", no_argument, NULL, OPT_WHAT_IF},
-    {"save", required_argument, NULL, OPT_SAVE},
-    {"batch", required_argument, NULL, OPT_BATCH},
-    {"context", required_argument, NULL, OPT_CONTEXT},
-    {"flops", required_argument, NULL, OPT_FLOPS},
-    {"on", required_argument, NULL, OPT_ON},
-    {"optimizer", required_argument, NULL, OPT_OPTIMIZER},
-    {"moments", required_argument, NULL, OPT_MOMENTS},
-    {"overlap", required_argument, NULL, OPT_OVERLAP},
-    {"update-room", required_argument, NULL, OPT_UPDATE_ROOM},
-    {"device-states", required_argument, NULL, OPT_DEVICE_STATES},
-    {"grad-over-weight", no_argument, NULL, OPT_GRAD_OVER_WEIGHT},
-    {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, 'V'},
-    {NULL, 0, NULL, 0},
+enum { NO = no_argument, YES = required_argument, MAY = optional_argument };
+
+/* Every option, in the order of the help. */
+static const struct row {
+    const char *name; /* without the dashes */
+    int val;          /* as getopt_long answers: a letter that may be typed alone, or OPT_ */
+    int value;        /* has it one: NO, YES, MAY */
+    unsigned uses;    /* a bit that commands which take it have; 0: all do */
+    const char *word; /* for its value; NULL: none */
+    const char *help; /* in a few words */
+} rows[] = {
+    {"json", OPT_JSON, NO, CLI_USES_JSON, NULL, "JSON instead of text"},
+    {"watch", OPT_WATCH, MAY, CLI_USES_WATCH, "SECONDS",
+     "draw again every 2 or so many seconds; q ends it"},
+    {"uid", OPT_UID, YES, CLI_USES_UID, "UID", "a job of this owner"},
+    {"count", 'c', YES, CLI_USES_COUNT, "N", "round trips (default: 1000)"},
+    {"output", 'o', YES, CLI_USES_OUTPUT, "FILE", "write there"},
+    {"disk", OPT_DISK, YES, CLI_USES_DISK, "DIR|SIZE",
+     "probe: measure a disk here; plan: how much of it"},
+    {"device", OPT_DEVICE, YES, CLI_USES_PLAN, "SIZE", "of each rank's device"},
+    {"host", OPT_HOST, YES, CLI_USES_PLAN, "SIZE", "of the node's memory"},
+    {"ranks", OPT_RANKS, YES, CLI_USES_PLAN, "N", "on this node (default: as the model says)"},
+    {"micro-batches", OPT_MICRO_BATCHES, YES, CLI_USES_PLAN, "N", "per step (default: 1)"},
+    {"batch", OPT_BATCH, YES, CLI_USES_PLAN, "N",
+     "sequences of a preset's micro-batch (default: 1)"},
+    {"context", OPT_CONTEXT, YES, CLI_USES_PLAN, "N", "tokens of them (default: the preset's)"},
+    {"optimizer", OPT_OPTIMIZER, YES, CLI_USES_PLAN, "NAME", "adamw (default), adam, lion, sgd"},
+    {"moments", OPT_MOMENTS, YES, CLI_USES_PLAN, "FORMAT", "fp32 (default), bf16, mx8"},
+    {"overlap", OPT_OVERLAP, YES, CLI_USES_PLAN, "WHEN", "commit (default), early, delayed"},
+    {"update-room", OPT_UPDATE_ROOM, YES, CLI_USES_PLAN, "SIZE",
+     "of the device, for updates alone; auto: where it pays"},
+    {"device-states", OPT_DEVICE_STATES, YES, CLI_USES_PLAN, "SIZE",
+     "of the device, for states that stay there; auto"},
+    {"grad-over-weight", OPT_GRAD_OVER_WEIGHT, NO, CLI_USES_PLAN, NULL,
+     "gradients take the weights' places"},
+    {"rates", OPT_RATES, YES, CLI_USES_PLAN, "FILE",
+     "of a machine; a100: of one that was published"},
+    {"on", OPT_ON, YES, CLI_USES_PLAN, "DEVICE",
+     "which of the rates' devices (default: the first)"},
+    {"flops", OPT_FLOPS, YES, CLI_USES_PLAN, "F", "flop/s of it, where the rates do not say"},
+    {"share", OPT_SHARE, YES, CLI_USES_PLAN, "F", "of them that the model reaches (default: 1)"},
+    {"recompute", OPT_RECOMPUTE, NO, CLI_USES_PLAN, NULL, "each forward again before its backward"},
+    {"what-if", OPT_WHAT_IF, NO, CLI_USES_PLAN, NULL, "also with what the daemon cannot do yet"},
+    {"save", OPT_SAVE, YES, CLI_USES_PLAN, "FILE", "write it there, for a job to be given"},
+    {"simulate", OPT_SIMULATE, NO, CLI_USES_PLAN, NULL,
+     "play it step by step, with other policies"},
+    {"timeline", OPT_TIMELINE, YES, CLI_USES_PLAN, "FILE",
+     "the steps as a trace that Perfetto opens"},
+    {"socket", 's', YES, 0, "PATH",
+     "the daemon's (default: $CISTERN_SOCKET or\n" HELP_INDENT CST_DEFAULT_SOCKET ")"},
+    {"manager-socket", OPT_MANAGER, YES, 0, "PATH",
+     "for other people's jobs (default: manager.sock in\n" HELP_INDENT "the same directory)"},
+    {"help", 'h', NO, 0, NULL, "this text; with a command: its options"},
+    {"version", 'V', NO, 0, NULL, "version of this program"},
 };
 
-void cli_options_help(FILE *out)
+enum { N_ROWS = sizeof rows / sizeof *rows };
+
+/* @val is one of the table's. */
+static const struct row *find_row(int val)
 {
-    (void)fprintf(
-        out, "\nOptions:\n"
-             "  -s, --socket PATH          the daemon's socket (default: $CISTERN_SOCKET or\n"
-             "                             " CST_DEFAULT_SOCKET ")\n"
-             "      --manager-socket PATH  socket for other people's jobs (default: manager.sock\n"
-             "                             in the same directory)\n"
-             "      --json                 stat, jobs, job, explain, ping, probe, plan: JSON\n"
-             "      --watch[=SECONDS]      stat: draw again every 2 or so many seconds\n"
-             "      --uid UID              job, explain, rm, trace: a job of this owner\n"
-             "  -c, --count N              ping: round trips (default: 1000)\n"
-             "  -o, --output FILE          probe, trace: write there\n"
-             "      --disk DIR | SIZE      probe: measure a disk here; plan: how much of it\n"
-             "      --device SIZE          plan: of each rank's device\n"
-             "      --host SIZE            plan: of the node's memory\n"
-             "      --ranks N              plan: on this node (default: as the model says)\n"
-             "      --micro-batches N      plan: per step (default: 1)\n"
-             "      --batch N              plan: sequences of a preset's micro-batch (default: 1)\n"
-             "      --context N            plan: tokens of them (default: the preset's)\n"
-             "      --optimizer NAME       plan: adamw (default), adam, lion, sgd\n"
-             "      --moments FORMAT       plan: fp32 (default), bf16, mx8\n"
-             "      --overlap WHEN         plan: commit (default), early, delayed\n"
-             "      --update-room SIZE     plan: same, for updates alone; auto: where it pays\n"
-             "      --device-states SIZE   plan: same, for states that stay there; auto\n"
-             "      --grad-over-weight     plan: gradients take the weights' places\n"
-             "      --rates FILE           plan: of a machine; a100: of one that was published\n"
-             "      --on DEVICE            plan: which of the rates' devices (default: the first)\n"
-             "      --flops F              plan: flop/s of it, where the rates do not say\n"
-             "      --share F              plan: of them that the model reaches (default: 1)\n"
-             "      --recompute            plan: each forward again before its backward\n"
-             "      --what-if              plan: also with what the daemon cannot do yet\n"
-             "      --save FILE            plan: write it there, for a job to be given\n"
-             "      --simulate             plan: play it step by step, with other policies\n"
-             "      --timeline FILE        plan: the steps as a trace that Perfetto opens\n"
-             "  -h, --help                 this text\n"
-             "  -V, --version              version of this program\n");
+    const struct row *row = rows;
+
+    while (row->val != val) {
+        row++;
+    }
+    return row;
+}
+
+void cli_options_help(FILE *out, unsigned uses)
+{
+    (void)fprintf(out, "\nOptions:\n");
+    for (size_t i = 0; i < N_ROWS; i++) {
+        const struct row *row = &rows[i];
+        char typed[40], letter[5] = "    ";
+
+        if (row->uses != 0 && (row->uses & uses) == 0) {
+            continue;
+        }
+        if (row->val < OPT_MANAGER) {
+            (void)snprintf(letter, sizeof letter, "-%c, ", row->val);
+        }
+        (void)snprintf(typed, sizeof typed, row->value == MAY ? "--%s[=%s]" : "--%s %s", row->name,
+                       row->word != NULL ? row->word : "");
+        (void)fprintf(out, "  %s%-22s %s\n", letter, typed, row->help);
+    }
 }
 
 int cli_usage(const char *what, const char *which)
@@ -170,17 +186,6 @@ static int parse_name(const char *const *names, const char *usage, uint32_t *out
     return names[*out] != NULL ? CLI_EXIT_OK : cli_usage(usage, optarg);
 }
 
-/* The long name of the option with the value @c. */
-static const char *option_name(int c)
-{
-    const struct option *option = options;
-
-    while (option->name != NULL && option->val != c) {
-        option++;
-    }
-    return option->name;
-}
-
 /* Memory that `cistern plan` plans with. */
 static int parse_plan_size(struct cli_plan_wish *plan, int c)
 {
@@ -195,7 +200,7 @@ static int parse_plan_size(struct cli_plan_wish *plan, int c)
                          : cst_size_parse(optarg, 0, size, &err);
 
     if (rc != CST_OK) {
-        (void)cst_err_prefix(&err, "--%s", option_name(c));
+        (void)cst_err_prefix(&err, "--%s", find_row(c)->name);
         return cli_usage(err.text, "");
     }
     return CLI_EXIT_OK;
@@ -283,7 +288,7 @@ static int parse_plan_option(struct cli_plan_wish *plan, int c)
 }
 
 /* What several commands take, and what only one does, but plan. */
-static int parse_common_option(struct cli *cli, int c, int argc, char **argv, unsigned *uses)
+static int parse_common_option(struct cli *cli, int c, int argc, char **argv)
 {
     uint64_t number;
 
@@ -296,10 +301,8 @@ static int parse_common_option(struct cli *cli, int c, int argc, char **argv, un
         return CLI_EXIT_OK;
     case OPT_JSON:
         cli->json = true;
-        *uses |= CLI_USES_JSON;
         return CLI_EXIT_OK;
     case OPT_WATCH:
-        *uses |= CLI_USES_WATCH;
         return parse_watch(cli, argc, argv);
     case OPT_UID:
         if (!parse_number(optarg, UINT32_MAX - 1, &number)) {
@@ -307,53 +310,77 @@ static int parse_common_option(struct cli *cli, int c, int argc, char **argv, un
         }
         cli->has_uid = true;
         cli->uid = (uint32_t)number;
-        *uses |= CLI_USES_UID;
         return CLI_EXIT_OK;
     case 'c':
         if (!parse_number(optarg, 10000000, &number) || number == 0) {
             return cli_usage("--count takes 1 to 10000000", optarg);
         }
         cli->count = number;
-        *uses |= CLI_USES_COUNT;
         return CLI_EXIT_OK;
     case 'o':
         cli->output = optarg;
-        *uses |= CLI_USES_OUTPUT;
         return CLI_EXIT_OK;
     default:
         cli->disk = optarg;
-        *uses |= CLI_USES_DISK;
         return CLI_EXIT_OK;
     }
 }
 
-int cli_options_parse(struct cli *cli, int argc, char **argv, unsigned *uses, int *first,
-                      void (*print_help)(FILE *out))
+/* What getopt_long wants to be told: all rows, and ":" with the letters. */
+static void make_tables(struct option table[N_ROWS + 1], char letters[2 * N_ROWS + 2])
 {
+    char *end = letters;
+
+    *end++ = ':';
+    for (size_t i = 0; i < N_ROWS; i++) {
+        table[i] = (struct option){rows[i].name, rows[i].value, NULL, rows[i].val};
+        if (rows[i].val < OPT_MANAGER) {
+            *end++ = (char)rows[i].val;
+            if (rows[i].value == YES) {
+                *end++ = ':';
+            }
+        }
+    }
+    *end = '\0';
+    table[N_ROWS] = (struct option){0};
+}
+
+int cli_options_parse(struct cli *cli, int argc, char **argv, struct cli_given *given)
+{
+    struct option table[N_ROWS + 1];
+    char letters[2 * N_ROWS + 2];
     struct cst_err err = {0};
     int c, rc = CLI_EXIT_OK;
 
+    make_tables(table, letters);
+    *given = (struct cli_given){0};
     opterr = 0;
-    while (rc == CLI_EXIT_OK && (c = getopt_long(argc, argv, ":s:c:o:hV", options, NULL)) != -1) {
-        if (c == 'h') {
-            print_help(stdout);
-            return -1;
-        }
-        if (c == 'V') {
-            (void)printf("cistern %s\n", cst_version());
-            return -1;
-        }
+    while (rc == CLI_EXIT_OK && (c = getopt_long(argc, argv, letters, table, NULL)) != -1) {
         if (c == '?' || c == ':') {
-            (void)cst_usage_refused(c, argv, options, &err);
+            (void)cst_usage_refused(c, argv, table, &err);
             return cli_usage(err.text, "");
         }
-        if (c >= OPT_DEVICE) {
-            *uses |= CLI_USES_PLAN;
+        given->rows |= UINT64_C(1) << (find_row(c) - rows);
+        if (c == 'h') {
+            given->help = true;
+        } else if (c == 'V') {
+            given->version = true;
+        } else if (c >= OPT_DEVICE) {
             rc = parse_plan_option(&cli->plan, c);
         } else {
-            rc = parse_common_option(cli, c, argc, argv, uses);
+            rc = parse_common_option(cli, c, argc, argv);
         }
     }
-    *first = optind;
+    given->first = optind;
     return rc;
+}
+
+const char *cli_options_strange(const struct cli_given *given, unsigned uses)
+{
+    for (size_t i = 0; i < N_ROWS; i++) {
+        if ((given->rows >> i & 1) != 0 && rows[i].uses != 0 && (rows[i].uses & uses) == 0) {
+            return rows[i].name;
+        }
+    }
+    return NULL;
 }

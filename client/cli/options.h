@@ -17,14 +17,24 @@ enum {
     CLI_USES_PLAN = 1 << 6,
 };
 
-/* Options and words of the command line, into @cli; *uses: the bits of those given; *first: where
- * the words begin in @argv. An enum cli_exit; -1: --help (print it) or --version was answered, and
- * all is done. */
-int cli_options_parse(struct cli *cli, int argc, char **argv, unsigned *uses, int *first,
-                      void (*print_help)(FILE *out));
+/* What a command line had, beside what is in struct cli. */
+struct cli_given {
+    uint64_t rows; /* a bit for each option that was given */
+    bool help;     /* --help */
+    bool version;  /* --version */
+    int first;     /* where the words begin in argv */
+};
 
-/* The options' part of the help. */
-void cli_options_help(FILE *out);
+/* Read options and words of the command line into @cli and @given. CLI_EXIT_OK; CLI_EXIT_USAGE: the
+ * cause was said on stderr. */
+int cli_options_parse(struct cli *cli, int argc, char **argv, struct cli_given *given);
+
+/* The name of an option that was given, but that a command which has the bits @uses does not take;
+ * NULL: none. */
+const char *cli_options_strange(const struct cli_given *given, unsigned uses);
+
+/* The options' part of the help: those that a command with the bits @uses takes. */
+void cli_options_help(FILE *out, unsigned uses);
 
 /* Say what is wrong with the command line on stderr. CLI_EXIT_USAGE. */
 int cli_usage(const char *what, const char *which);

@@ -162,7 +162,7 @@ static bool print_simulation(const struct simulation *simulation)
         }
     }
     (void)printf("\n");
-    return cli_table_print(&table, stdout, 0);
+    return cli_table_print(&table, stdout);
 }
 
 /* Steps as elements of an array; NULL: out of memory. */

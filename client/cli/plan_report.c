@@ -170,7 +170,7 @@ static bool print_memory(const struct cli_plan_input *input, const struct cst_pl
                             .accelerator =
                                 input->rates.devices[input->config.accelerator].memory_bytes};
     memory_line(&table, beside, "of", &line);
-    return cli_table_print(&table, stdout, 0);
+    return cli_table_print(&table, stdout);
 }
 
 static void time_line(struct cli_table *table, const char *name, uint64_t ns, uint64_t step_ns)
@@ -195,7 +195,7 @@ static bool print_time(const struct cst_replay_result *p)
               p->step_ns);
     time_line(&table, "tail, to the commit", p->tail_ns, p->step_ns);
     time_line(&table, "together", p->step_ns, p->step_ns);
-    return cli_table_print(&table, stdout, 0);
+    return cli_table_print(&table, stdout);
 }
 
 static void describe_blocks(const struct cst_plan_choice *choice, char *out, size_t n)
@@ -332,7 +332,7 @@ static bool print_losers(const struct cst_plans *plans)
         cli_table_cell(&table, "%s", describe_depth(plan, depth));
         cli_table_cell(&table, "%s", plans->runners_up[i].why);
     }
-    return cli_table_print(&table, stdout, 0);
+    return cli_table_print(&table, stdout);
 }
 
 static void print_head(const struct cli_plan_input *input)

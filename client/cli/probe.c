@@ -66,7 +66,7 @@ static bool print_nodes(const struct cst_rates *rates)
         rate(&table, node->reduce, "/s");
         rate(&table, node->update, "/s");
     }
-    return cli_table_print(&table, stdout, 0);
+    return cli_table_print(&table, stdout);
 }
 
 static bool print_devices(const struct cst_rates *rates)
@@ -95,7 +95,7 @@ static bool print_devices(const struct cst_rates *rates)
         rate(&table, device->update, "/s");
         rate(&table, device->memory, "B/s");
     }
-    return cli_table_print(&table, stdout, 0);
+    return cli_table_print(&table, stdout);
 }
 
 bool cli_rates_print(const struct cst_rates *rates)

@@ -2,6 +2,7 @@
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
+#include "client/cli/watch.h"
 
 #include <grp.h>
 #include <pwd.h>
@@ -88,24 +89,28 @@ static bool add_json(const Cistern__QuotaAccount *account, void *array)
     return json_array_append_new(array, cli_json(&account->base)) == 0;
 }
 
-int cli_quota(struct cli *cli)
+static bool draw(struct cli *cli, void *arg)
 {
     static const char *const titles[] = {"USER", "LIMIT OF", ">USED", ">LIMIT", "", NULL};
     struct cli_table table;
     bool good;
 
+    (void)arg;
     if (cli->json) {
         json_t *array = json_array();
 
         good = array != NULL && each_account(cli, add_json, array);
         if (!good) {
             json_decref(array);
-            return CLI_EXIT_FAILURE;
         }
-        return cli_json_print(array) ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
+        return good && cli_json_print(array);
     }
     cli_table_init(&table, titles);
     good = each_account(cli, add_rows, &table);
-    return cli_table_print(&table, good ? stdout : stderr, 0) && good ? CLI_EXIT_OK
-                                                                      : CLI_EXIT_FAILURE;
+    return cli_table_print(&table, good ? stdout : stderr) && good;
+}
+
+int cli_quota(struct cli *cli)
+{
+    return cli_watch(cli, draw, NULL);
 }

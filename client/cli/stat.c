@@ -2,13 +2,11 @@
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
+#include "client/cli/watch.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 /* Counters of an engine at the last drawing, for rates in between. */
 struct sample {
@@ -123,7 +121,7 @@ static bool print_engines(const Cistern__StatReply *stat, const struct history *
         add_engine(&table, stat, stat->engines[i],
                    i < history->n_samples ? &history->samples[i] : &none);
     }
-    return cli_table_print(&table, stdout, 0);
+    return cli_table_print(&table, stdout);
 }
 
 static void add_cost(struct cli_table *table, bool has, double value)
@@ -168,7 +166,7 @@ static bool print_bandwidth(const Cistern__StatReply *stat, const struct history
         add_bandwidth(&table, stat, stat->engines[i],
                       i < history->n_samples ? &history->samples[i] : &none);
     }
-    return cli_table_print(&table, stdout, 0);
+    return cli_table_print(&table, stdout);
 }
 
 static void print_books(const Cistern__Books *books)
@@ -249,7 +247,7 @@ static bool print_jobs(struct cli *cli)
         (void)printf("no jobs\n");
         return true;
     }
-    return cli_table_print(&table, good ? stdout : stderr, 0) && good;
+    return cli_table_print(&table, good ? stdout : stderr) && good;
 }
 
 static bool print_human(struct cli *cli, const Cistern__StatReply *stat,
@@ -298,8 +296,9 @@ static void remember(struct history *history, const Cistern__StatReply *stat)
     }
 }
 
-static bool draw(struct cli *cli, struct history *history)
+static bool draw(struct cli *cli, void *arg)
 {
+    struct history *history = arg;
     const Cistern__StatReply *stat;
     struct cst_call call = {0};
     bool good;
@@ -309,32 +308,17 @@ static bool draw(struct cli *cli, struct history *history)
         return false;
     }
     stat = (const Cistern__StatReply *)call.reply;
-    if (cli->watch && !cli->json && isatty(STDOUT_FILENO)) {
-        (void)printf("\033[H\033[2J");
-    }
     good = cli->json ? print_json(cli, stat) : print_human(cli, stat, history);
     remember(history, stat);
     cst_call_reset(&call);
-    return good && fflush(stdout) == 0;
-}
-
-static void pause_for(double seconds)
-{
-    struct timespec time = {.tv_sec = (time_t)seconds,
-                            .tv_nsec = (long)((seconds - floor(seconds)) * 1e9)};
-
-    (void)nanosleep(&time, NULL);
+    return good;
 }
 
 int cli_stat(struct cli *cli)
 {
     struct history history = {0};
-    bool good = draw(cli, &history);
+    int rc = cli_watch(cli, draw, &history);
 
-    while (good && cli->watch) {
-        pause_for(cli->watch_seconds);
-        good = draw(cli, &history);
-    }
     free(history.samples);
-    return good ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
+    return rc;
 }

@@ -1,8 +1,12 @@
 #include "client/cli/table.h"
 
+#include <libsmartcols.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 void cli_table_init(struct cli_table *table, const char *const *titles)
 {
@@ -49,53 +53,97 @@ static const char *words(const char *title)
     return right(title) ? title + 1 : title;
 }
 
-static void measure(const struct cli_table *table, int *widths)
+static void measure(const struct cli_table *table, unsigned *widths)
 {
     for (unsigned c = 0; c < table->n_columns; c++) {
-        widths[c] = (int)strlen(words(table->titles[c]));
+        widths[c] = (unsigned)strlen(words(table->titles[c]));
     }
     for (size_t i = 0; i < table->n_cells; i++) {
-        int n = (int)strlen(table->cells[i]);
+        unsigned n = (unsigned)strlen(table->cells[i]), *width = &widths[i % table->n_columns];
 
-        if (n > widths[i % table->n_columns]) {
-            widths[i % table->n_columns] = n;
-        }
+        *width = n > *width ? n : *width;
     }
 }
 
-/* The last column has no blanks behind it. */
-static void print_cell(FILE *out, const struct cli_table *table, unsigned column, int width,
-                       const char *text)
+/* Columns of the terminal that @out is; UINT_MAX: it is none, or does not say. */
+static unsigned room_of(FILE *out)
 {
-    bool last = column + 1 == table->n_columns;
+    struct winsize size;
 
-    if (right(table->titles[column])) {
-        (void)fprintf(out, "%*s%s", width, text, last ? "\n" : "  ");
-    } else if (last) {
-        (void)fprintf(out, "%s\n", text);
-    } else {
-        (void)fprintf(out, "%-*s  ", width, text);
-    }
+    return isatty(fileno(out)) && ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0
+               ? size.ws_col
+               : UINT_MAX;
 }
 
-bool cli_table_print(struct cli_table *table, FILE *out, unsigned indent)
+/* How many columns can be printed side by side with the first one, from column @from on: the number
+ * behind the last of them. At least one is. */
+static unsigned fitting(const struct cli_table *table, const unsigned *widths, unsigned from,
+                        unsigned room)
 {
-    int widths[CLI_TABLE_MAX_COLUMNS];
-    bool good = !table->failed;
+    unsigned used = widths[0], end = from;
 
-    if (good) {
-        measure(table, widths);
-        for (unsigned c = 0; c < table->n_columns; c++) {
-            (void)fprintf(out, "%*s", c == 0 ? (int)indent : 0, "");
-            print_cell(out, table, c, widths[c], words(table->titles[c]));
+    while (end < table->n_columns) {
+        used += 2 + widths[end];
+        if (used > room && end > from) {
+            break;
         }
-        for (size_t i = 0; i < table->n_cells; i++) {
-            unsigned c = (unsigned)(i % table->n_columns);
+        end++;
+    }
+    return end;
+}
 
-            (void)fprintf(out, "%*s", c == 0 ? (int)indent : 0, "");
-            print_cell(out, table, c, widths[c], table->cells[i]);
+static bool add_column(struct libscols_table *shape, const char *title)
+{
+    return scols_table_new_column(shape, words(title), 0, right(title) ? SCOLS_FL_RIGHT : 0) !=
+           NULL;
+}
+
+/* The first column, by which rows are known, and columns @from to @end - 1 of all rows. False: out
+ * of memory. */
+static bool print_block(const struct cli_table *table, FILE *out, unsigned from, unsigned end)
+{
+    struct libscols_table *shape = scols_new_table();
+    bool good = shape != NULL && scols_table_set_column_separator(shape, "  ") == 0 &&
+                scols_table_set_termforce(shape, SCOLS_TERMFORCE_NEVER) == 0 &&
+                add_column(shape, table->titles[0]);
+
+    for (unsigned c = from; good && c < end; c++) {
+        good = add_column(shape, table->titles[c]);
+    }
+    for (size_t row = 0; good && row < table->n_cells; row += table->n_columns) {
+        struct libscols_line *line = scols_table_new_line(shape, NULL);
+
+        good = line != NULL && scols_line_set_data(line, 0, table->cells[row]) == 0;
+        for (unsigned c = from; good && c < end; c++) {
+            good = scols_line_set_data(line, 1 + c - from, table->cells[row + c]) == 0;
         }
-    } else {
+    }
+    good = good && scols_table_set_stream(shape, out) == 0 && scols_print_table(shape) == 0;
+    scols_unref_table(shape);
+    return good;
+}
+
+static bool print_blocks(const struct cli_table *table, FILE *out)
+{
+    unsigned widths[CLI_TABLE_MAX_COLUMNS], room = room_of(out), end;
+    bool good = true;
+
+    measure(table, widths);
+    for (unsigned from = 1; good && from < table->n_columns; from = end) {
+        end = fitting(table, widths, from, room);
+        good = print_block(table, out, from, end);
+        if (end < table->n_columns) {
+            (void)fprintf(out, "\n");
+        }
+    }
+    return good;
+}
+
+bool cli_table_print(struct cli_table *table, FILE *out)
+{
+    bool good = !table->failed && print_blocks(table, out);
+
+    if (!good) {
         (void)fprintf(stderr, "cistern: out of memory\n");
     }
     for (size_t i = 0; i < table->n_cells; i++) {

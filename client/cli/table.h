@@ -1,4 +1,5 @@
-/* Tables for a terminal: columns as wide as their widest cell, and numbers as people read them. */
+/* Tables for a terminal, by libsmartcols: columns as wide as their widest cell; and numbers as
+ * people read them. */
 #ifndef CLI_TABLE_H
 #define CLI_TABLE_H
 
@@ -18,16 +19,18 @@ struct cli_table {
     bool failed;               /* out of memory: it cannot be printed */
 };
 
-/* @titles: at most CLI_TABLE_MAX_COLUMNS, ended by NULL. */
+/* @titles: 2 to CLI_TABLE_MAX_COLUMNS, ended by NULL. */
 void cli_table_init(struct cli_table *table, const char *const *titles);
 
 /* Add the next cell, row by row. */
 void cli_table_cell(struct cli_table *table, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Print the titles and all rows to @out, with @indent spaces before, and free the cells. False: out
- * of memory, said on stderr. */
-bool cli_table_print(struct cli_table *table, FILE *out, unsigned indent);
+/* Print the titles and all rows to @out and free the cells. Where @out is a terminal that is too
+ * narrow for all columns, they are printed in blocks one below the other, each with the first
+ * column, by which the rows are known. Nothing is printed without rows. False: out of memory, said
+ * on stderr. */
+bool cli_table_print(struct cli_table *table, FILE *out);
 
 #define CLI_HUMAN_BYTES 24
 

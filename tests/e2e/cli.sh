@@ -40,7 +40,7 @@ expect 0 version
 says '^cistern [0-9]'
 
 # A wrong command line.
-for line in "" "frobnicate" "stat x" "job" "job a b" "explain a" "jobs --watch" "stat --uid 0" "ping --count 0" "ping -c x" \
+for line in "" "frobnicate" "stat x" "job" "job a b" "explain a" "stat --uid 0" "rm x --watch" "ping --count 0" "ping -c x" \
     "stat --watch=-1" "stat --frob" "stat -o x" "trace" "probe x" "stat --disk x" "rm x --uid -1" "rm x --uid 4294967296"; do
     # shellcheck disable=SC2086 # words
     expect 2 $line
@@ -48,6 +48,31 @@ for line in "" "frobnicate" "stat x" "job" "job a b" "explain a" "jobs --watch" 
 done
 expect 0 --help
 says '^Usage: cistern'
+says '^  plan '
+expect 0 help
+says '^  plan '
+
+# A command's help has its options, and no others; what is not known is named, with what may have been meant.
+for line in "plan --help" "--help plan" "help plan"; do
+    # shellcheck disable=SC2086 # words
+    expect 0 $line
+    says '^Usage: cistern .* plan MODEL$'
+    says '^ +--device SIZE '
+    ! grep -q -- --uid "$tmp/out" || fail "help of plan has --uid"
+done
+expect 0 rm --help
+says '^ +--uid UID '
+! grep -q -- --device "$tmp/out" || fail "help of rm has --device"
+expect 2 help frobnicate
+complains 'no such command: frobnicate'
+expect 2 plna x
+complains 'there is no command plna: is plan meant\?'
+expect 2 plan --devcie 4G x
+complains 'there is no option --devcie: is --device meant\?'
+expect 2 stat --disk x
+complains 'stat does not take --disk'
+expect 2 job
+complains '0 arguments given, job takes NAME'
 
 # What cannot be written is a failure.
 for line in --help --version version; do
@@ -158,6 +183,32 @@ unset CISTERN_ENGINE_CUDA
 { ./cistern stat --watch=0.05 2>/dev/null || true; } | head -n 40 >"$tmp/out"
 [ "$(grep -c '^cisternd  ' "$tmp/out")" -ge 2 ] || fail "drawn once: $(cat "$tmp/out")"
 
+# On a terminal of 80 columns no table is wider, and none loses a column: what does not fit stands below. q ends --watch, and so does Ctrl-C; keys are
+# shown again then.
+if command -v script >/dev/null; then
+    on_terminal() {
+        timeout $((2 * wait_s)) script -qfec "stty cols 80; $1; stty -a" "$tmp/raw" >/dev/null
+        grep -v '^Script ' "$tmp/raw" | tr -d '\r' >"$tmp/out"
+        grep -q ' icanon.* echo ' <(tr '\n;' '  ' <"$tmp/out") || fail "$1: the terminal is not as it was: $(cat "$tmp/out")"
+    }
+    for command in jobs quota "job example"; do
+        on_terminal "./cistern $command" </dev/null
+        [ "$(grep -vE '^(states|updates|copies|plan|last|chunks) ' "$tmp/out" | awk '/^speed/ { exit } { print length }' | sort -n | tail -n 1)" -le 80 ] ||
+            fail "cistern $command is wider than 80 columns: $(cat "$tmp/out")"
+    done
+    on_terminal "./cistern jobs" </dev/null
+    for title in UID STATE PARAMS LOSS EXPOSED DROPPED IDLE; do
+        grep -qE "^JOB .*$title" "$tmp/out" || fail "cistern jobs on 80 columns has no $title: $(cat "$tmp/out")"
+    done
+    [ "$(grep -c '^example ' "$tmp/out")" -ge 2 ] || fail "rows of the second block have no name: $(cat "$tmp/out")"
+    for command in stat jobs quota "job example"; do
+        for key in q '\003'; do
+            : >"$tmp/raw"
+            on_terminal "./cistern $command --watch=0.05" < <(poll grep -qE 'JOB|USER|ENGINE|RANK' "$tmp/raw" && printf %b "$key")
+        done
+    done
+fi
+
 # Completion knows the commands and the jobs.
 complete_words() {
     bash -c '. "$1"; PATH=.:$PATH; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _cistern; printf "%s\n" "${COMPREPLY[@]}"' \
@@ -170,6 +221,12 @@ complete_words() {
 [ "$(complete_words cistern --socket = "$CISTERN_SOCKET" job '')" = example ] || fail "completion behind --socket=PATH"
 [ "$(complete_words cistern stat --watch = 5 --j)" = --json ] || fail "completion behind --watch=SECONDS"
 [ "$(complete_words cistern --manager)" = --manager-socket ] || fail "completion of an option"
+[ "$(complete_words cistern plan --dev | tr '\n' ' ')" = "--device --device-states " ] || fail "completion of plan's options"
+[ -z "$(complete_words cistern rm --dev)" ] || fail "completion of an option that rm does not take"
+[ "$(complete_words cistern plan preset : opt-1.)" = opt-1.3b ] || fail "completion of a preset"
+complete_words cistern plan preset : | has -xF gpt2-124m || fail "completion of presets"
+[ "$(complete_words cistern plan pres)" = preset: ] || fail "completion of 'pres'"
+[ "$(complete_words cistern help qu)" = quota ] || fail "completion of a command to help with"
 
 # A job of this uid by the manager's socket; then it is gone.
 expect 0 job example --uid "$(id -u)"

@@ -4,10 +4,19 @@
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 
+# The help of program $1, with that of all commands.
+help_of() {
+    local command
+    "$1" --help
+    [ "$1" != ./cistern ] || "$1" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' | while read -r command; do
+        "$1" help "$command"
+    done
+}
+
 # Options in the help of program $1 that its page $2 does not have.
 undocumented() {
     local option
-    "$1" --help | grep -oE -- '--[a-z][a-z-]+' | sort -u | while read -r option; do
+    help_of "$1" | grep -oE -- '--[a-z][a-z-]+' | sort -u | while read -r option; do
         grep -qF -- "$option" <(sed 's/\\-/-/g' "$2") || printf '%s ' "$option"
     done
 }
