@@ -47,7 +47,7 @@ _cistern() {
         --overlap) mapfile -t COMPREPLY < <(compgen -W 'commit early delayed' -- "$cur") && return ;;
     esac
     if [[ $cur == -* ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "$(cistern help ${command:+"$command"} 2>/dev/null | grep -oE -- '--[a-z-]+')" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "$(cistern help ${command:+"$command"} 2>/dev/null | grep -oE -- '--[a-z-]+' | sort -u)" -- "$cur")
     elif [[ -z $command ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$cur")
     elif [[ $n_args -eq 0 && $command == help ]]; then
