@@ -6,7 +6,9 @@ static void fill(const Cistern__JobInfo *job, const Cistern__RankInfo *rank,
 {
     *out = (struct cst_rank_stat){
         .hits = rank->hits,
+        .late = rank->late,
         .misses = rank->misses,
+        .weight_wait_seconds = rank->weight_wait_seconds,
         .evictions = rank->evictions,
         .prefetches = rank->prefetches,
         .surprises = rank->surprises,

@@ -93,6 +93,9 @@ static void fill_rank(const struct cst_job *job, uint32_t rank, struct rank_info
     out->has_bytes_up = out->has_bytes_down = out->has_waits = 1;
     out->hits = stats.hits;
     out->misses = stats.misses;
+    out->has_late = out->has_weight_wait_seconds = 1;
+    out->late = stats.late;
+    out->weight_wait_seconds = (double)stats.weight_wait_ns * 1e-9;
     out->prefetches = stats.prefetches;
     out->evictions = stats.evictions;
     out->surprises = stats.surprises;

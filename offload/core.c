@@ -374,6 +374,7 @@ void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_
         .hits = r->hits,
         .misses = r->misses,
         .late = r->late,
+        .weight_wait_ns = r->weight_wait_ns,
         .prefetches = r->prefetches,
         .evictions = r->evictions,
         .surprises = r->trace.surprises,

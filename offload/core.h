@@ -349,8 +349,11 @@ struct cst_rank_stats {
     enum cst_rank_state state;
     struct cst_books books;                              /* of all size classes together */
     struct cst_books class_books[CST_LAYOUT_MAX_CLASSES]; /* of each */
-    uint64_t hits, misses; /* fetches of weights that were in a block or on their way there, or were not */
-    uint64_t late;         /* of the hits: those that were on their way */
+    /* Fetches of weights, each counted once. */
+    uint64_t hits;           /* the weights were in a block before the worker waited for them */
+    uint64_t late;           /* they were on their way there when they were asked for, and the worker waited for the rest of it */
+    uint64_t misses;         /* they were neither */
+    uint64_t weight_wait_ns; /* in which the worker waited for weights, whichever of the three they were */
     uint64_t prefetches, evictions, surprises, waits;
     uint64_t bytes_up, bytes_down;
     uint64_t bytes_peer; /* out of peers' pools, beside bytes_up */

@@ -37,6 +37,17 @@ void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t 
     }
 }
 
+void cst_fetch_answer(struct cst_core *core, uint32_t i, uint32_t b, bool again)
+{
+    const struct cst_request *request = &core->requests.v[i];
+    struct cst_rank *rank = &core->ranks[request->rank];
+
+    rank->hits += request->coming && request->ahead;
+    rank->late += request->coming && !request->ahead;
+    cst_fetch_grant(core, request->rank, b, request->tag, again, request->ahead);
+    cst_requests_remove(&core->requests, i);
+}
+
 static void join(struct cst_core *core, uint32_t i, uint32_t rank, uint32_t b)
 {
     cst_requests_untime(&core->requests, i); /* it waits for an engine alone */
@@ -66,8 +77,7 @@ static bool place_weight(struct cst_core *core, uint32_t i)
                            request->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND);
     }
     if (pool->blocks[b].state == CST_BLOCK_RESIDENT) {
-        cst_fetch_grant(core, request->rank, b, request->tag, false, request->ahead);
-        cst_requests_remove(&core->requests, i);
+        cst_fetch_answer(core, i, b, false);
     } else {
         join(core, i, request->rank, b);
     }
@@ -92,8 +102,7 @@ static bool place_grad(struct cst_core *core, uint32_t i)
         pool->grad_of[request->chunk] = b;
         cst_prefetch_opened(pool, request->chunk);
     }
-    cst_fetch_grant(core, request->rank, b, request->tag, again, request->ahead);
-    cst_requests_remove(&core->requests, i);
+    cst_fetch_answer(core, i, b, again);
     return true;
 }
 
@@ -150,14 +159,16 @@ bool cst_fetch_waits(const struct cst_rank *rank)
     return false;
 }
 
-/* A fetch that is no hit: at once where nobody waits longer, else behind them. */
-static void begin(struct cst_core *core, const struct cst_event *event)
+/* A fetch of what is not in a block: at once where nobody waits longer, else behind them. @coming:
+ * it is on its way there. */
+static void begin(struct cst_core *core, const struct cst_event *event, bool coming)
 {
     struct cst_rank *rank = &core->ranks[event->rank];
     const struct cst_part *part = cst_pool_part(&rank->pool, event->chunk);
     uint32_t i = cst_requests_add(&core->requests, event, CST_REQUEST_QUEUED);
     bool first = cst_queue_empty(&part->demand) && (!event->ahead || cst_queue_empty(&part->ahead));
 
+    core->requests.v[i].coming = coming;
     if (first && place(core, i)) {
         return;
     }
@@ -261,6 +272,7 @@ void cst_fetch_weight(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *rank = &core->ranks[event->rank];
     uint32_t b = rank->pool.weight_of[event->chunk];
+    bool coming;
 
     if (!admit_fetch(core, event, CST_BEGUN_READING)) {
         return;
@@ -271,13 +283,9 @@ void cst_fetch_weight(struct cst_core *core, const struct cst_event *event)
         cst_fetch_grant(core, event->rank, b, event->tag, true, event->ahead);
         return;
     }
-    if (b != CST_NONE && rank->pool.blocks[b].foreseen && !rank->pool.blocks[b].dropped) {
-        rank->hits++;
-        rank->late++;
-    } else {
-        rank->misses++;
-    }
-    begin(core, event);
+    coming = b != CST_NONE && rank->pool.blocks[b].foreseen && !rank->pool.blocks[b].dropped;
+    rank->misses += !coming;
+    begin(core, event, coming);
 }
 
 void cst_fetch_grad(struct cst_core *core, const struct cst_event *event)
@@ -299,7 +307,7 @@ void cst_fetch_grad(struct cst_core *core, const struct cst_event *event)
         return;
     }
     cst_prefetch_follow(rank, event->chunk, true);
-    begin(core, event);
+    begin(core, event, false);
 }
 
 static uint32_t find_in(const struct cst_core *core, const struct cst_queue *queue, uint32_t chunk)

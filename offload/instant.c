@@ -214,6 +214,10 @@ void cst_instant_granted(struct cst_core *core, uint32_t rank, uint32_t b, bool 
     } else {
         bool waited = core->now > r->thread.at;
 
+        if (block->state == CST_BLOCK_RESIDENT) {
+            r->weight_wait_ns += core->now - r->thread.at;
+        }
+
         r->thread.instant = earlier(later(r->thread.instant, instant), core->now);
         r->thread.at = core->now;
         r->resumed = waited ? r->thread : r->resumed;

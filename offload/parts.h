@@ -47,6 +47,7 @@ struct cst_rank {
     struct cst_pool pool;
     struct cst_trace trace;
     uint64_t hits, misses, late, prefetches, evictions, waits; /* fetches; loads; blocks; fetches */
+    uint64_t weight_wait_ns; /* in which its worker waited for weights */
     uint64_t bytes_up, bytes_down, bytes_peer;
     /* On both clocks, see instant.c. stream, device and shift: of a GPU alone. */
     struct cst_moment thread;  /* the worker's last request, or the answer that it waited for */
@@ -373,6 +374,9 @@ void cst_fetch_want(struct cst_core *core, const struct cst_event *event);
 /* A lease on block @b of @rank; the answer to @tag. @ahead: its worker does not wait for it. */
 void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit,
                      bool ahead);
+
+/* The same for request @i, which ends, and counts. @again: the block holds its gradients already. */
+void cst_fetch_answer(struct cst_core *core, uint32_t i, uint32_t b, bool again);
 
 /* A fetch of the rank waits for a block. */
 bool cst_fetch_waits(const struct cst_rank *rank);

@@ -27,6 +27,7 @@ struct cst_request {
     uint32_t block;          /* JOINED: which */
     uint32_t next;           /* in its queue or in the list of unused ones */
     bool ahead;              /* a fetch that nobody waits for yet */
+    bool coming;             /* a fetch of weights that were on their way when it came */
     enum cst_row row;        /* READ */
     struct cst_place dst;    /* READ, to do it again, as are the next two */
     uint64_t first, n_elems; /* READ: elements of the chunk's row */

@@ -236,9 +236,7 @@ void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
     }
     while ((i = cst_block_pop_waiter(pool, b, &core->requests)) != CST_NO_REQUEST) {
         if (good) {
-            cst_fetch_grant(core, rank, b, core->requests.v[i].tag, false,
-                            core->requests.v[i].ahead);
-            cst_requests_remove(&core->requests, i);
+            cst_fetch_answer(core, i, b, false);
         } else if (event->status == CST_OK) { /* overtaken by newer weights: once more */
             cst_fetch_enqueue(core, i);
         } else {

@@ -210,9 +210,9 @@ static bool print_pools(const Cistern__JobInfo *job)
 
 static bool print_traffic(const Cistern__JobInfo *job)
 {
-    static const char *const titles[] = {"RANK",        ">HITS",      ">MISSES",    ">HIT RATE",
-                                         ">PREFETCHES", ">EVICTIONS", ">SURPRISES", ">WAITS",
-                                         ">UP",         ">PEERS",     ">DOWN",      NULL};
+    static const char *const titles[] = {
+        "RANK",       ">HITS",      ">LATE",  ">MISSES", ">HIT RATE", ">WAITED", ">PREFETCHES",
+        ">EVICTIONS", ">SURPRISES", ">WAITS", ">UP",     ">PEERS",    ">DOWN",   NULL};
     struct cli_table table;
     char text[CLI_HUMAN_BYTES];
 
@@ -222,8 +222,11 @@ static bool print_traffic(const Cistern__JobInfo *job)
 
         cli_table_cell(&table, "%u", rank->rank);
         cli_table_cell(&table, "%llu", (unsigned long long)rank->hits);
+        cli_table_cell(&table, "%llu", (unsigned long long)rank->late);
         cli_table_cell(&table, "%llu", (unsigned long long)rank->misses);
-        cli_table_cell(&table, "%s", cli_percent(rank->hits, rank->hits + rank->misses, text));
+        cli_table_cell(&table, "%s",
+                       cli_percent(rank->hits, rank->hits + rank->late + rank->misses, text));
+        cli_table_cell(&table, "%s", cli_seconds(rank->weight_wait_seconds, text));
         cli_table_cell(&table, "%llu", (unsigned long long)rank->prefetches);
         cli_table_cell(&table, "%llu", (unsigned long long)rank->evictions);
         cli_table_cell(&table, "%llu", (unsigned long long)rank->surprises);

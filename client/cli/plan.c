@@ -140,7 +140,10 @@ static void add_step(struct cli_table *table, uint32_t step, const char *policy,
     cli_table_cell(table, "%s", policy);
     cli_table_cell(table, "%s", cli_seconds((double)result->step_ns * 1e-9, text));
     cli_table_cell(table, "%s", cli_seconds((double)result->wait_ns * 1e-9, text));
-    cli_table_cell(table, "%s", cli_percent(result->hits, result->hits + result->misses, text));
+    cli_table_cell(table, "%s",
+                   cli_percent(result->hits, result->hits + result->late + result->misses, text));
+    cli_table_cell(table, "%s",
+                   cli_percent(result->late, result->hits + result->late + result->misses, text));
     cli_table_cell(table, "%llu", (unsigned long long)result->prefetches);
     cli_table_cell(table, "%llu", (unsigned long long)result->evictions);
     cli_table_cell(table, "%s", cli_bytes(result->bytes_up, text));
@@ -150,9 +153,9 @@ static void add_step(struct cli_table *table, uint32_t step, const char *policy,
 
 static bool print_simulation(const struct simulation *simulation)
 {
-    static const char *const titles[] = {"STEP",  "EVICTS",      ">TIME",      ">WAITS",
-                                         ">HITS", ">PREFETCHES", ">EVICTIONS", ">UP",
-                                         ">DOWN", ">EVENTS",     NULL};
+    static const char *const titles[] = {"STEP",  "EVICTS", ">TIME",       ">WAITS",
+                                         ">HITS", ">LATE",  ">PREFETCHES", ">EVICTIONS",
+                                         ">UP",   ">DOWN",  ">EVENTS",     NULL};
     struct cli_table table;
 
     cli_table_init(&table, titles);

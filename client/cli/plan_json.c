@@ -34,19 +34,20 @@ static json_t *classes_json(const struct cst_plan_choice *choice)
 
 json_t *cli_plan_step_json(const struct cst_replay_result *p)
 {
-    return json_pack(
-        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
-        "s:I, s:I, s:I, s:I}",
-        "step_s", (double)p->step_ns * 1e-9, "compute_s", (double)p->compute_ns * 1e-9, "wait_s",
-        (double)p->wait_ns * 1e-9, "update_exposed_s", (double)p->update_exposed_ns * 1e-9,
-        "update_s", (double)p->update_ns * 1e-9, "update_hidden_s",
-        (double)p->update_hidden_ns * 1e-9, "tail_s", (double)p->tail_ns * 1e-9, "bytes_up",
-        (json_int_t)p->bytes_up, "bytes_down", (json_int_t)p->bytes_down, "bytes_peer",
-        (json_int_t)p->bytes_peer, "hits", (json_int_t)p->hits, "misses", (json_int_t)p->misses,
-        "evictions", (json_int_t)p->evictions, "prefetches", (json_int_t)p->prefetches, "states_up",
-        (json_int_t)p->states_up, "states_down", (json_int_t)p->states_down, "device_updates",
-        (json_int_t)p->device_updates, "total_bytes_up", (json_int_t)p->total.bytes_up,
-        "total_bytes_down", (json_int_t)p->total.bytes_down);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+                     "s:I, s:I, s:I, s:I, s:I}",
+                     "step_s", (double)p->step_ns * 1e-9, "compute_s", (double)p->compute_ns * 1e-9,
+                     "wait_s", (double)p->wait_ns * 1e-9, "update_exposed_s",
+                     (double)p->update_exposed_ns * 1e-9, "update_s", (double)p->update_ns * 1e-9,
+                     "update_hidden_s", (double)p->update_hidden_ns * 1e-9, "tail_s",
+                     (double)p->tail_ns * 1e-9, "bytes_up", (json_int_t)p->bytes_up, "bytes_down",
+                     (json_int_t)p->bytes_down, "bytes_peer", (json_int_t)p->bytes_peer, "hits",
+                     (json_int_t)p->hits, "late", (json_int_t)p->late, "misses",
+                     (json_int_t)p->misses, "evictions", (json_int_t)p->evictions, "prefetches",
+                     (json_int_t)p->prefetches, "states_up", (json_int_t)p->states_up,
+                     "states_down", (json_int_t)p->states_down, "device_updates",
+                     (json_int_t)p->device_updates, "total_bytes_up", (json_int_t)p->total.bytes_up,
+                     "total_bytes_down", (json_int_t)p->total.bytes_down);
 }
 
 static json_t *choice_json(const struct cli_plan_input *input, const struct cst_plan_choice *choice)

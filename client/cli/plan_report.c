@@ -350,11 +350,14 @@ static void print_head(const struct cli_plan_input *input)
 
 static void print_traffic(const struct cst_replay_result *p)
 {
-    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES], d[CLI_HUMAN_BYTES];
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
+    uint64_t n = p->hits + p->late + p->misses;
 
-    (void)printf("traffic   up %s, down %s, between devices %s; hit rate %s, %llu evictions\n",
-                 cli_bytes(p->bytes_up, a), cli_bytes(p->bytes_down, b),
-                 cli_bytes(p->bytes_peer, c), cli_percent(p->hits, p->hits + p->misses, d),
+    (void)printf("traffic   up %s, down %s, between devices %s\n", cli_bytes(p->bytes_up, a),
+                 cli_bytes(p->bytes_down, b), cli_bytes(p->bytes_peer, c));
+    (void)printf("weights   hits %s, late %s, misses %s of %llu fetches; %llu evictions\n",
+                 cli_percent(p->hits, n, a), cli_percent(p->late, n, b),
+                 cli_percent(p->misses, n, c), (unsigned long long)n,
                  (unsigned long long)p->evictions);
 }
 

@@ -52,15 +52,19 @@ bool gpt_progress_wants_stat(const struct gpt_progress *progress, uint64_t step)
     return progress->terminal ? now() - progress->drawn >= DRAW_SECONDS : step % PLAIN_STEPS == 0;
 }
 
-/* "71.3 %", or "-" where there is no pool. */
-static void hit_rate(const struct cst_rank_stat *stat, char out[16])
+#define HITS_BYTES 64
+
+/* "71.3 %, late 20.0 %, waited 3.4 s", or "-" where there is no pool: of the fetches of weights. */
+static void hit_rate(const struct cst_rank_stat *stat, char out[HITS_BYTES])
 {
-    const uint64_t asked = stat == NULL ? 0 : stat->hits + stat->misses;
+    const uint64_t asked = stat == NULL ? 0 : stat->hits + stat->late + stat->misses;
 
     if (asked == 0) {
-        (void)snprintf(out, 16, "-");
+        (void)snprintf(out, HITS_BYTES, "-");
     } else {
-        (void)snprintf(out, 16, "%.1f %%", 100.0 * (double)stat->hits / (double)asked);
+        (void)snprintf(out, HITS_BYTES, "%.1f %%, late %.1f %%, waited %.1f s",
+                       100.0 * (double)stat->hits / (double)asked,
+                       100.0 * (double)stat->late / (double)asked, stat->weight_wait_seconds);
     }
 }
 
@@ -86,7 +90,7 @@ static void print_line(struct gpt_progress *p, const struct gpt_progress_step *s
 {
     const struct cst_step_result *r = s->result;
     const uint64_t left = p->last_step > r->step ? p->last_step - r->step : 0;
-    char hits[16], line[LINE_BYTES];
+    char hits[HITS_BYTES], line[LINE_BYTES];
 
     hit_rate(s->stat, hits);
     (void)snprintf(line, sizeof line,
@@ -136,10 +140,12 @@ static void json_step(struct gpt_progress *p, const struct gpt_progress_step *s,
     json_flops(p, seconds);
     if (s->stat != NULL) {
         (void)fprintf(p->json,
-                      ", \"hits\": %" PRIu64 ", \"misses\": %" PRIu64 ", \"bytes_up\": %" PRIu64
-                      ", \"bytes_down\": %" PRIu64 ", \"pool_bytes\": %" PRIu64,
-                      s->stat->hits, s->stat->misses, s->stat->bytes_up, s->stat->bytes_down,
-                      s->stat->pool_bytes);
+                      ", \"hits\": %" PRIu64 ", \"late\": %" PRIu64 ", \"misses\": %" PRIu64
+                      ", \"bytes_up\": %" PRIu64 ", \"bytes_down\": %" PRIu64
+                      ", \"pool_bytes\": %" PRIu64,
+                      s->stat->hits, s->stat->late, s->stat->misses, s->stat->bytes_up,
+                      s->stat->bytes_down, s->stat->pool_bytes);
+        json_number(p->json, "weight_wait_seconds", s->stat->weight_wait_seconds);
     }
     (void)fprintf(p->json, ", \"skipped\": %s, \"overflow\": %s}\n", r->skipped ? "true" : "false",
                   r->overflow ? "true" : "false");
@@ -189,7 +195,7 @@ int gpt_progress_close(struct gpt_progress *p, const struct cst_rank_stat *stat,
                          100.0 * p->step_flops / p->pace / p->matmul_flops);
         }
         if (stat != NULL && stat->pool_bytes > 0) {
-            char hits[16];
+            char hits[HITS_BYTES];
 
             hit_rate(stat, hits);
             (void)printf(", pool %.1f %% of weights, hits %s",

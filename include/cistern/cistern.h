@@ -308,7 +308,11 @@ int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint
 /* -- numbers -------------------------------------------------------------------------------- */
 
 struct cst_rank_stat {
-    uint64_t hits, misses;     /* weight fetches, in this job and rank; a hit: in the pool, or on its way there */
+    /* Fetches of weights by this rank, each counted once. */
+    uint64_t hits;             /* the weights were in the pool before the worker waited for them */
+    uint64_t late;             /* they were on their way there, and the worker waited for the rest of it */
+    uint64_t misses;           /* they were neither */
+    double weight_wait_seconds; /* in which this rank's worker waited for weights */
     uint64_t evictions, prefetches, surprises;
     uint64_t bytes_up, bytes_down;
     uint64_t pool_bytes;

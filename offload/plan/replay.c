@@ -108,6 +108,7 @@ static struct cst_replay_counts count(const struct cst_play *play)
         sum.bytes_up += n * stats.bytes_up;
         sum.bytes_down += n * stats.bytes_down;
         sum.hits += n * stats.hits;
+        sum.late += n * stats.late;
         sum.misses += n * stats.misses;
         sum.evictions += n * stats.evictions;
         sum.prefetches += n * stats.prefetches;
@@ -161,6 +162,7 @@ static void committed(struct cst_play *play)
     r->bytes_down = play->host_down - play->host_down_before;
     r->bytes_peer = play->peer_bytes - play->peer_before;
     r->hits = now.hits - play->before.hits;
+    r->late = now.late - play->before.late;
     r->misses = now.misses - play->before.misses;
     r->evictions = now.evictions - play->before.evictions;
     r->prefetches = now.prefetches - play->before.prefetches;

@@ -67,7 +67,7 @@ struct cst_replay_config {
 /* Counters as the core keeps them (cst_rank_stats), of all ranks, and of the job (cst_core_stats). */
 struct cst_replay_counts {
     uint64_t bytes_up, bytes_down;
-    uint64_t hits, misses, evictions, prefetches, surprises;
+    uint64_t hits, late, misses, evictions, prefetches, surprises;
     uint64_t updates, device_updates; /* of chunks; of them, in rooms */
 };
 
@@ -84,7 +84,7 @@ struct cst_replay_result {
     uint64_t tail_ns;           /* from that rank's last backward to the commit */
     uint64_t bytes_up, bytes_down; /* of all ranks, out of host memory and towards it: as the core counts, but for chunks at home on a device */
     uint64_t bytes_peer;        /* between devices, not counted by the core */
-    uint64_t hits, misses, evictions, prefetches;
+    uint64_t hits, late, misses, evictions, prefetches;
     uint32_t peak_blocks[CST_CORE_MAX_WORLD];  /* not free at once, per rank */
     /* of the whole run */
     struct cst_replay_counts total;  /* when all is quiet behind the last step: what a job says that has done n_steps */

@@ -16,7 +16,8 @@ static const char *draw(unsigned short columns)
 {
     static char text[512];
     const struct winsize size = {.ws_row = 24, .ws_col = columns};
-    const struct cst_rank_stat stat = {.hits = 7, .misses = 1};
+    const struct cst_rank_stat stat = {
+        .hits = 5, .late = 2, .misses = 1, .weight_wait_seconds = 1.25};
     const struct gpt_progress_step step = {.result = &result, .stat = &stat};
     struct gpt_progress progress;
     struct cst_err err = {0};
@@ -54,7 +55,7 @@ START_TEST(line_is_whole)
 {
     const char *text = draw(_i == 0 ? 0 : 200);
 
-    ck_assert_ptr_nonnull(strstr(text, "hits 87.5 %"));
+    ck_assert_ptr_nonnull(strstr(text, "hits 62.5 %, late 25.0 %, waited 1.2 s"));
     ck_assert_ptr_nonnull(strstr(text, "  SKIPPED\033[K"));
 }
 END_TEST

@@ -367,6 +367,9 @@ static void serve_info(struct fake_daemon *fake, const struct cst_frame *request
     job.n_ranks = 1;
     rank.has_hits = true;
     rank.hits = 5;
+    rank.has_late = rank.has_weight_wait_seconds = true;
+    rank.late = 3;
+    rank.weight_wait_seconds = 0.5;
     fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &msg.base, NULL, 0);
 }
 

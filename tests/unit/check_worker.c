@@ -326,6 +326,8 @@ START_TEST(test_stat)
     fake_job_start(&f, 2);
     CK_OK(cst_stat(f.job, &stat, &err));
     ck_assert_uint_eq(stat.hits, 5);
+    ck_assert_uint_eq(stat.late, 3);
+    ck_assert_double_eq(stat.weight_wait_seconds, 0.5);
     fake_job_stop(&f);
 }
 END_TEST
