@@ -1,21 +1,36 @@
 #include "daemon/machine.h"
 
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* The number in @dir's memory.max; UINT64_MAX: "max", or there is none. */
-static uint64_t limit_of(const char *dir)
-{
-    char path[PATH_MAX + 16];
-    uint64_t bytes = UINT64_MAX;
-    FILE *file;
+enum { GROUP_BYTES = PATH_MAX / 2 };
 
-    (void)snprintf(path, sizeof path, "%s/memory.max", dir);
-    file = fopen(path, "re");
+/* A hierarchy of control groups: where it may be mounted, and the file of a group's limit. */
+struct hierarchy {
+    const char *dir;
+    const char *file;
+};
+
+static const struct hierarchy version_1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes"};
+static const struct hierarchy version_2[] = {
+    {"/sys/fs/cgroup", "memory.max"},
+    {"/sys/fs/cgroup/unified", "memory.max"}, /* beside version 1 */
+};
+
+static uint64_t machine_bytes(void)
+{
+    return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The number in file @path; UINT64_MAX: "max", or there is none. */
+static uint64_t read_limit(const char *path)
+{
+    uint64_t bytes = UINT64_MAX;
+    FILE *file = fopen(path, "re");
+
     if (file != NULL) {
         if (fscanf(file, "%" SCNu64, &bytes) != 1) {
             bytes = UINT64_MAX;
@@ -25,48 +40,89 @@ static uint64_t limit_of(const char *dir)
     return bytes;
 }
 
-/* The path of our group in the unified hierarchy, "/..." without a newline; "": none. */
-static void find_group(const char *root, char *group, size_t size)
+/* Look at @path ("/a/b") and at all groups that it lies in. In a container the hierarchy's top may
+ * be the group itself, and @path a path outside. */
+static void look_up(const char *root, const struct hierarchy *in, const char *path,
+                    struct cst_machine_limit *least)
 {
+    char group[GROUP_BYTES], file[PATH_MAX];
+    char *end;
+
+    (void)snprintf(group, sizeof group, "%s", strcmp(path, "/") == 0 ? "" : path);
+    do {
+        uint64_t bytes;
+
+        (void)snprintf(file, sizeof file, "%s%s%s/%s", root, in->dir, group, in->file);
+        bytes = read_limit(file);
+        if (bytes < least->bytes) {
+            least->bytes = bytes;
+            memcpy(least->file, file, sizeof file);
+        }
+        end = strrchr(group, '/');
+        if (end != NULL) {
+            *end = '\0';
+        }
+    } while (end != NULL);
+}
+
+/* "memory" is among @names, which commas divide. */
+static bool has_memory(char *names)
+{
+    char *rest = NULL;
+
+    for (char *name = strtok_r(names, ",", &rest); name != NULL;
+         name = strtok_r(NULL, ",", &rest)) {
+        if (strcmp(name, "memory") == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A line of /proc/self/cgroup: "4:memory:/path" (version 1), "0::/path" (version 2). */
+static void look_at(const char *root, char *line, struct cst_machine_limit *least)
+{
+    char *names = strchr(line, ':'), *path = names != NULL ? strchr(names + 1, ':') : NULL;
+
+    if (path == NULL || path[1] != '/' || strlen(path) >= GROUP_BYTES) {
+        return;
+    }
+    *path++ = '\0';
+    path[strcspn(path, "\n")] = '\0';
+    if (names[1] == '\0') {
+        for (size_t i = 0; i < sizeof version_2 / sizeof *version_2; i++) {
+            look_up(root, &version_2[i], path, least);
+        }
+    } else if (has_memory(names + 1)) {
+        look_up(root, &version_1, path, least);
+    }
+}
+
+bool cst_machine_limit(const char *root, struct cst_machine_limit *out)
+{
+    struct cst_machine_limit least = {.bytes = machine_bytes()};
     char path[PATH_MAX], line[PATH_MAX];
     FILE *file;
 
-    group[0] = '\0';
     (void)snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     file = fopen(path, "re");
     if (file == NULL) {
-        return;
+        return false;
     }
     while (fgets(line, sizeof line, file) != NULL) {
-        if (strncmp(line, "0::/", 4) == 0) {
-            (void)snprintf(group, size, "%.*s", (int)strcspn(line + 3, "\n"), line + 3);
-        }
+        look_at(root, line, &least);
     }
     (void)fclose(file);
-}
-
-/* The least limit of our group and of those that it lies in. */
-static uint64_t group_limit(const char *root)
-{
-    char group[PATH_MAX / 2], dir[PATH_MAX];
-    uint64_t least = UINT64_MAX;
-
-    find_group(root, group, sizeof group);
-    for (char *end = group + strlen(group); end > group; end = strrchr(group, '/')) {
-        uint64_t bytes;
-
-        *end = '\0';
-        (void)snprintf(dir, sizeof dir, "%s/sys/fs/cgroup%s", root, group);
-        bytes = limit_of(dir);
-        least = bytes < least ? bytes : least;
+    if (least.file[0] == '\0') {
+        return false;
     }
-    return least;
+    *out = least;
+    return true;
 }
 
 uint64_t cst_machine_memory(const char *root)
 {
-    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t limit = group_limit(root);
+    struct cst_machine_limit limit;
 
-    return limit < memory ? limit : memory;
+    return cst_machine_limit(root, &limit) ? limit.bytes : machine_bytes();
 }

@@ -6,6 +6,7 @@
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,6 +42,10 @@ static void set_up(void)
     make_dir("/sys/fs/cgroup");
     make_dir("/sys/fs/cgroup/system.slice");
     make_dir("/sys/fs/cgroup/system.slice/cisternd.service");
+    make_dir("/sys/fs/cgroup/memory");
+    make_dir("/sys/fs/cgroup/memory/jobs");
+    make_dir("/sys/fs/cgroup/memory/jobs/7");
+    make_dir("/sys/fs/cgroup/unified");
 }
 
 static void tear_down(void)
@@ -79,6 +84,66 @@ START_TEST(the_least_limit_counts)
 }
 END_TEST
 
+/* The same of version 1, whatever the order of the hierarchies and the names beside "memory". */
+START_TEST(version_1_counts)
+{
+    struct cst_machine_limit limit;
+
+    write_file("/proc/self/cgroup", _i == 0 ? "9:name=systemd:/x\n4:memory:/jobs/7\n0::/\n"
+                                            : "0::/\n4:cpuset,memory:/jobs/7\n");
+    write_file("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    write_file("/sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "1073741824\n");
+    write_file("/sys/fs/cgroup/memory/jobs/7/memory.limit_in_bytes", "9223372036854771712\n");
+    ck_assert_uint_eq(cst_machine_memory(root), 1073741824u);
+    write_file("/sys/fs/cgroup/memory/jobs/7/memory.limit_in_bytes", "104857600\n");
+    ck_assert(cst_machine_limit(root, &limit));
+    ck_assert_uint_eq(limit.bytes, 104857600u);
+    ck_assert_msg(strstr(limit.file, "/memory/jobs/7/memory.limit_in_bytes") != NULL, "%s",
+                  limit.file);
+    write_file("/proc/self/cgroup", "4:cpu:/jobs/7\n5:memoryless:/jobs/7\n"); /* of no memory */
+    ck_assert(!cst_machine_limit(root, &limit));
+}
+END_TEST
+
+/* In a container the top of the hierarchy is its own group, and its path may be one outside;
+ * version 2 may lie beside version 1. */
+START_TEST(containers)
+{
+    write_file("/proc/self/cgroup", "4:memory:/docker/0123\n0::/docker/0123\n");
+    write_file("/sys/fs/cgroup/memory/memory.limit_in_bytes", "1073741824\n");
+    ck_assert_uint_eq(cst_machine_memory(root), 1073741824u);
+    write_file("/sys/fs/cgroup/memory.max", "536870912\n");
+    ck_assert_uint_eq(cst_machine_memory(root), 536870912u);
+    write_file("/sys/fs/cgroup/unified/memory.max", "268435456\n");
+    ck_assert_uint_eq(cst_machine_memory(root), 268435456u);
+}
+END_TEST
+
+/* A limit that is lowered is seen the next time. */
+START_TEST(a_lowered_limit_is_seen)
+{
+    write_file("/proc/self/cgroup", "0::/system.slice\n");
+    write_file("/sys/fs/cgroup/system.slice/memory.max", "max\n");
+    ck_assert_uint_gt(cst_machine_memory(root), 104857600u);
+    write_file("/sys/fs/cgroup/system.slice/memory.max", "104857600\n");
+    ck_assert_uint_eq(cst_machine_memory(root), 104857600u);
+}
+END_TEST
+
+/* Lines that are none, and paths that are too long, are passed over. */
+START_TEST(nonsense_is_passed_over)
+{
+    static char words[8000];
+
+    memset(words, 'x', sizeof words - 1);
+    memcpy(words, "0::/", 4);
+    write_file("/proc/self/cgroup", words);
+    ck_assert_uint_gt(cst_machine_memory(root), 0);
+    write_file("/proc/self/cgroup", "\n:\n::\n4:memory\n4:memory:relative\n0::");
+    ck_assert_uint_gt(cst_machine_memory(root), 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("machine");
@@ -87,6 +152,10 @@ int main(void)
     tcase_add_checked_fixture(tc, set_up, tear_down);
     tcase_add_test(tc, no_limit_is_the_machine);
     tcase_add_test(tc, the_least_limit_counts);
+    tcase_add_loop_test(tc, version_1_counts, 0, 2);
+    tcase_add_test(tc, containers);
+    tcase_add_test(tc, a_lowered_limit_is_seen);
+    tcase_add_test(tc, nonsense_is_passed_over);
     suite_add_tcase(suite, tc);
     return suite_run(suite);
 }
