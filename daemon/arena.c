@@ -235,6 +235,11 @@ int cst_segment_share(struct cst_segment *segment, int *fd, struct cst_err *err)
     return CST_OK;
 }
 
+void cst_segment_empty(struct cst_segment *segment)
+{
+    cst_remains_punch(segment->fd, segment->bytes);
+}
+
 void cst_segment_ref(struct cst_segment *segment)
 {
     segment->n_refs++;

@@ -72,6 +72,15 @@ enum cst_mount_state {
 
 #define CST_ARENA_MAX_ENGINES 32 /* 8 nodes, 8 paced accelerators and 16 GPUs; bits of a word */
 
+/* What populating the segments of one owner has cost, which all of them share: a job that is too
+ * large for its control group has engines killed. */
+struct cst_population {
+    unsigned n_deaths;   /* of engines, while they populated a segment of the owner */
+    uint64_t last_death; /* number of the last one of them */
+};
+
+#define CST_POPULATION_DEATHS 2 /* so many, and no more segments of the owner are populated */
+
 struct cst_segment;
 typedef void (*cst_segment_cb)(struct cst_segment *segment);
 
@@ -91,6 +100,7 @@ struct cst_segment {
     struct cst_quota_account *account; /* charged with it, a reference; NULL: nobody's */
     uint32_t engines;                  /* that map it, a bit each; 0: all of the host's */
     int populate;       /* index of the engine that populates it, or makes it; -1: nobody */
+    struct cst_population *population; /* the owner's; NULL: deaths are the engine's own */
     int bind;           /* NUMA node (OS number) for its pages; -1: anywhere */
     bool lock;          /* mlock it */
     bool lock_required; /* ... and failing is an error */
@@ -127,6 +137,9 @@ int cst_segment_open_shared(struct cst_segment **out, uint32_t id, const struct 
  * anew for them, so that it can be found out later whether any of them still has it (remains.h).
  * CST_ENOMEM: too many open files. */
 int cst_segment_share(struct cst_segment *segment, int *fd, struct cst_err *err);
+
+/* Give all memory of the memfd back that has been populated so far. */
+void cst_segment_empty(struct cst_segment *segment);
 
 void cst_segment_ref(struct cst_segment *segment);
 

@@ -1,6 +1,7 @@
 #include "daemon/charge.h"
 
 #include "daemon/daemon.h"
+#include "daemon/machine.h"
 
 uint64_t cst_charge_pool(const struct cst_daemon *daemon, const struct cst_layout *layout,
                          const struct cst_memory_pool *pool)
@@ -54,6 +55,36 @@ static int check(struct cst_budget *budget, struct cst_quota_account *account, u
     return rc;
 }
 
+/* The kernel would not refuse what is beyond the control group's limit, but kill an engine. */
+static int check_machine(const struct cst_daemon *daemon, uint64_t bytes, const char *name,
+                         struct cst_err *err)
+{
+    uint64_t used = daemon->host.used + daemon->pool.used;
+    struct cst_machine_limit limit;
+
+    if (!cst_machine_limit("", &limit) || (used <= limit.bytes && bytes <= limit.bytes - used)) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_ENOMEM,
+                       "job '%s' wants %llu bytes of memory and %llu are in use: the daemon's "
+                       "control group allows %llu (%.100s)",
+                       name, (unsigned long long)bytes, (unsigned long long)used,
+                       (unsigned long long)limit.bytes, limit.file);
+}
+
+/* What @wish takes of host memory, pools included. */
+static uint64_t host_bytes(const struct cst_daemon *daemon, const struct cst_memory_wish *wish,
+                           uint64_t arena_bytes)
+{
+    uint64_t bytes = arena_bytes;
+
+    for (uint32_t r = 0; r < wish->world; r++) {
+        bytes +=
+            wish->pools[r].gpu == NULL ? cst_charge_pool(daemon, wish->layout, &wish->pools[r]) : 0;
+    }
+    return bytes;
+}
+
 int cst_charge_check(struct cst_daemon *daemon, const struct cst_memory_wish *wish,
                      uint64_t arena_bytes, const char *name, struct cst_err *err)
 {
@@ -68,5 +99,6 @@ int cst_charge_check(struct cst_daemon *daemon, const struct cst_memory_wish *wi
         rc = check(&wish->rooms[i].gpu->pool, account, room_bytes(wish, wish->rooms[i].gpu), name,
                    err);
     }
-    return rc;
+    return rc == CST_OK ? check_machine(daemon, host_bytes(daemon, wish, arena_bytes), name, err)
+                        : rc;
 }

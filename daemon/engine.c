@@ -465,10 +465,12 @@ static void on_exit_of_process(void *arg, const char *how)
 {
     struct cst_engine *engine = arg;
     struct cst_err err = {0};
+    bool populating;
 
     engine->process = NULL;
     cst_traffic_clear(&engine->engines->traffic[engine->index]);
     fold_counters(engine);
+    populating = cst_mounts_blame(engine);
     cst_mounts_forget(engine);
     cst_commands_rewind(&engine->commands);
     if (engine->engines->stopping) {
@@ -481,7 +483,10 @@ static void on_exit_of_process(void *arg, const char *how)
     }
     cst_log(CST_LOG_WARNING, "engine %u: %s with %llu commands in flight", engine->index, how,
             (unsigned long long)engine->commands.n);
-    if (cst_deaths_add(&engine->deaths, cst_engine_is_gpu(engine), uv_hrtime())) {
+    if (populating) {
+        cst_log(CST_LOG_WARNING, "engine %u: it was populating memory of a job", engine->index);
+        cst_mounts_refuse(engine, how);
+    } else if (cst_deaths_add(&engine->deaths, cst_engine_is_gpu(engine), uv_hrtime())) {
         explain(engine, "%u deaths in a row with nothing done, the last one %.80s",
                 engine->deaths.n, how);
         give_up(engine);

@@ -1,6 +1,7 @@
 /* One engine of the daemon: the state of its process, what it maps, what it was told to do and has
  * not done. A death is survived: another process is started, gets the same segments and every
- * command that had not completed.
+ * command that had not completed. Deaths while it populates memory of a job count against the job
+ * (mounts.h), not against the engine.
  *
  *   OFF --start--> STARTING --Ready--> MOUNTING --all mapped again--> READY --no job--> ENDING, OFF
  *    ^                 \-----------------/ dies: STARTING again -----/     (a GPU's alone)
@@ -72,9 +73,10 @@ struct cst_engine {
     uint64_t progress;                   /* at the last Pong; differs where the engine has moved */
     uint64_t progress_seen;              /* when the watchdog last looked */
     unsigned n_unanswered;               /* seconds without a word, while it has something to do */
-    uint32_t n_asked;        /* segments that it was asked to map or unmap, and has not yet */
-    bool locked;             /* the last segment to be locked was */
-    char why[256];           /* FAILED: the words */
+    uint32_t n_asked; /* segments that it was asked to map or unmap, and has not yet */
+    bool one_by_one;  /* segments wait, since a population that has killed engines is apart */
+    bool locked;      /* the last segment to be locked was */
+    char why[256];    /* FAILED: the words */
     struct cst_later refuse; /* FAILED: answers what comes in nevertheless, or tries again */
     bool retry;              /* FAILED, a node's: a command came in, for which it is tried again */
 };

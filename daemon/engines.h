@@ -41,6 +41,7 @@ struct cst_engines {
     TAILQ_HEAD(, cst_segment) segments;               /* that any engine has something of */
     struct cst_segment *buckets[CST_ENGINES_BUCKETS]; /* the same, by id */
     uint32_t next_segment;                            /* id */
+    uint64_t n_deaths;                                /* of processes, ever */
     struct cst_segment *traffic_memory;               /* that of traffic */
     struct cst_traffic *traffic;                      /* in it, a slot for each engine; mapped */
     cst_engines_done_fn on_done;

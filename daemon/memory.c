@@ -121,6 +121,7 @@ static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_bud
     }
     segment->engines = host_engines | memory->gpu_engines;
     segment->populate = populate;
+    segment->population = &memory->population;
     segment->bind = engines->n_nodes > 1 ? (int)engines->v[populate].os_node : -1;
     segment->lock = daemon->config->lock != CST_LOCK_NO;
     segment->lock_required = daemon->config->lock == CST_LOCK_YES;
@@ -325,6 +326,7 @@ static void count_wish(struct cst_memory *memory, const struct cst_memory_wish *
     memory->base_bytes = memory->populated = memory->logged = 0;
     memory->pool_bytes = wish->layout->device_bytes;
     memory->err = (struct cst_err){0};
+    memory->population = (struct cst_population){0};
     memory->gpu_engines = memory->pool_engines = memory->n_rooms = 0;
     for (uint32_t r = 0; r < wish->world; r++) {
         const struct cst_memory_pool *pool = &wish->pools[r];

@@ -5,7 +5,8 @@
  *   closed --open--> populating --on_ready--> ready --close--> leaving --on_gone--> closed
  *                        \------------ close ------------------/
  *
- * A pool whose accelerator is lost can be made anew in another place while it is ready; on_ready says when. */
+ * A pool whose accelerator is lost can be made anew in another place while it is ready; on_ready
+ * says when. */
 #ifndef CST_MEMORY_H
 #define CST_MEMORY_H
 
@@ -22,10 +23,10 @@ typedef void (*cst_memory_cb)(struct cst_memory *memory);
 
 struct cst_memory {
     struct cst_daemon *daemon;
-    const char *name;              /* of the job: for words */
+    const char *name;                  /* of the job: for words */
     struct cst_quota_account *account; /* of the job's owner, who holds it; all is charged to it */
-    struct cst_segment **segments; /* arenas by layout index, then the table, then slabs rank by
-                                      rank, then rooms */
+    struct cst_segment **segments;     /* arenas by layout index, then the table, then slabs rank by
+                                          rank, then rooms */
     uint32_t n_segments;
     uint32_t n_open;    /* of them, that exist still: in the books until the last engine lets go */
     uint32_t n_waiting; /* of them, that the engines have not answered for */
@@ -42,11 +43,12 @@ struct cst_memory {
     uint64_t table_bytes;                           /* of it */
     uint64_t arena_bytes;                           /* arenas and table, the base's not counted */
     uint64_t base_bytes;                            /* arenas of the base that are mapped here */
-    uint64_t pool_bytes;                            /* all slabs, rooms, states on accelerators, as they are charged */
-    uint64_t populated;                             /* bytes, of arena_bytes + pool_bytes */
-    uint64_t logged;        /* value of populated at the last line in the log */
-    uint64_t started_ns;    /* when it was opened */
-    struct cst_err err;     /* the first that went wrong while populating */
+    uint64_t pool_bytes; /* all slabs, rooms, states on accelerators, as they are charged */
+    uint64_t populated;  /* bytes, of arena_bytes + pool_bytes */
+    uint64_t logged;     /* value of populated at the last line in the log */
+    uint64_t started_ns; /* when it was opened */
+    struct cst_population population; /* of all segments of host memory */
+    struct cst_err err;               /* the first that went wrong while populating */
     cst_memory_cb on_ready; /* all is populated, or err says why not; never from within a call */
     cst_memory_cb on_gone;  /* all is given back; never from within a call */
     struct cst_later ready, gone;
@@ -89,9 +91,11 @@ struct cst_budget *cst_memory_budget(struct cst_daemon *daemon, struct cst_gpu *
 bool cst_memory_worker_copies(const struct cst_daemon *daemon, const struct cst_gpu *gpu,
                               const struct cst_layout_states *states);
 
-/* The pool of @rank is made anew on @gpu (NULL: the host), as large as it was; engines of @lost (a bit each), whose accelerators are gone, map nothing
- * that is made from now on. on_ready follows; until then n_waiting > 0, and then err says whether it could be. CST_EBUDGET, CST_ENOMEM: all is as
- * it was. CST_EMISMATCH: no rank's pool was on @gpu, so that its engine does not map the arenas. */
+/* The pool of @rank is made anew on @gpu (NULL: the host), as large as it was; engines of @lost (a
+ * bit each), whose accelerators are gone, map nothing that is made from now on. on_ready follows;
+ * until then n_waiting > 0, and then err says whether it could be. CST_EBUDGET, CST_ENOMEM: all is
+ * as it was. CST_EMISMATCH: no rank's pool was on @gpu, so that its engine does not map the arenas.
+ */
 int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
                     uint32_t lost, struct cst_gpu *gpu, struct cst_err *err);
 

@@ -2,7 +2,11 @@
 
 #include "daemon/engines.h"
 #include "daemon/log.h"
+#include "daemon/machine.h"
 #include "proto/engine.pb-c.h"
+
+#include <inttypes.h>
+#include <stdio.h>
 
 /* Request ids: segment id x 4 + one of these. */
 enum { ADD_REQUEST = 1, DROP_REQUEST = 2 };
@@ -38,6 +42,38 @@ static void answered(struct cst_segment *segment)
 static bool is_first(const struct cst_engine *engine, const struct cst_segment *segment)
 {
     return segment->populate == (int)engine->index;
+}
+
+/* @engine is populating @segment, or has been asked to. */
+static bool populates(const struct cst_engine *engine, const struct cst_segment *segment)
+{
+    return is_first(engine, segment) && !segment->device &&
+           (mount_of(engine, segment) == CST_MOUNT_ADDING ||
+            mount_of(engine, segment) == CST_MOUNT_UNWANTED);
+}
+
+/* Of several owners whose segments an engine populates, any may be the one that kills it. After a
+ * death the segments of each of them are populated apart from all others', so that the next death
+ * shows whose they are. */
+static bool is_apart(struct cst_engine *engine, const struct cst_segment *segment)
+{
+    const struct cst_population *own = segment->population;
+    const struct cst_segment *other;
+
+    if (own == NULL || segment->device || !is_first(engine, segment)) {
+        return false;
+    }
+    TAILQ_FOREACH(other, &engine->engines->segments, link)
+    {
+        const struct cst_population *theirs = other->population;
+
+        if (theirs != NULL && theirs != own && (own->n_deaths > 0 || theirs->n_deaths > 0) &&
+            populates(engine, other)) {
+            engine->one_by_one = true;
+            return true;
+        }
+    }
+    return false;
 }
 
 /* A GPU's engine pins what it maps, and imports what another one made: both only when it is there.
@@ -83,7 +119,7 @@ static void send_drop(struct cst_engine *engine, struct cst_segment *segment)
 
 void cst_mounts_add(struct cst_engine *engine, struct cst_segment *segment)
 {
-    if (cst_engine_is_up(engine) && !must_wait(engine, segment)) {
+    if (cst_engine_is_up(engine) && !must_wait(engine, segment) && !is_apart(engine, segment)) {
         send_add(engine, segment);
     }
 }
@@ -250,6 +286,20 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
     answered(segment);
 }
 
+/* What waited for a population that was apart. */
+static void add_waiting(struct cst_engine *engine)
+{
+    struct cst_segment *segment;
+
+    engine->one_by_one = false;
+    TAILQ_FOREACH(segment, &engine->engines->segments, link)
+    {
+        if (is_wanted(engine, segment)) {
+            cst_mounts_add(engine, segment);
+        }
+    }
+}
+
 void cst_mounts_done(struct cst_engine *engine, struct cst_frame *frame)
 {
     Engine__SegmentDone *done = engine__segment_done__unpack(NULL, frame->body_bytes, frame->body);
@@ -267,6 +317,9 @@ void cst_mounts_done(struct cst_engine *engine, struct cst_frame *frame)
                 engine->index);
     }
     engine__segment_done__free_unpacked(done, NULL);
+    if (engine->one_by_one) {
+        add_waiting(engine);
+    }
 }
 
 void cst_mounts_progress(struct cst_engine *engine, const struct cst_frame *frame)
@@ -282,6 +335,67 @@ void cst_mounts_progress(struct cst_engine *engine, const struct cst_frame *fram
         }
     }
     engine__progress__free_unpacked(progress, NULL);
+}
+
+bool cst_mounts_blame(struct cst_engine *engine)
+{
+    uint64_t death = ++engine->engines->n_deaths;
+    struct cst_segment *segment;
+    bool any = false;
+
+    TAILQ_FOREACH(segment, &engine->engines->segments, link)
+    {
+        struct cst_population *population = segment->population;
+
+        if (population == NULL || !populates(engine, segment)) {
+            continue;
+        }
+        any = true;
+        if (population->last_death != death) {
+            population->last_death = death;
+            population->n_deaths++;
+        }
+        cst_segment_empty(segment); /* or the next process finds as little memory */
+    }
+    return any;
+}
+
+/* The limit that may have been passed, as far as it can be read. */
+static void name_limit(char *out, size_t n)
+{
+    struct cst_machine_limit limit;
+
+    if (cst_machine_limit("", &limit)) {
+        (void)snprintf(out, n, "the daemon's control group allows %" PRIu64 " bytes (%.100s)",
+                       limit.bytes, limit.file);
+    } else {
+        (void)snprintf(out, n, "no limit of a control group can be read");
+    }
+}
+
+void cst_mounts_refuse(struct cst_engine *engine, const char *how)
+{
+    struct cst_segment *segment, *next;
+    char limit[192];
+
+    name_limit(limit, sizeof limit);
+    for (segment = TAILQ_FIRST(&engine->engines->segments); segment != NULL; segment = next) {
+        const struct cst_population *population = segment->population;
+
+        next = TAILQ_NEXT(segment, link);
+        if (population == NULL || population->n_deaths < CST_POPULATION_DEATHS ||
+            !is_wanted(engine, segment) || !is_first(engine, segment)) {
+            continue;
+        }
+        cst_segment_ref(segment);
+        (void)cst_err_set(&segment->err, CST_ENOMEM,
+                          "%u engines died while they populated its memory, the last one %.40s: %s",
+                          population->n_deaths, how, limit);
+        refuse_others(engine->engines, segment);
+        let_go(engine, segment);
+        answered(segment);
+        cst_segment_unref(segment);
+    }
 }
 
 /* What it was to map is to be mapped by the next one; what it was to unmap is gone with it. */

@@ -50,7 +50,7 @@ static bool is_held(int fd)
     return false;
 }
 
-static void punch(int fd, uint64_t bytes)
+void cst_remains_punch(int fd, uint64_t bytes)
 {
     if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) != 0) {
         cst_log(CST_LOG_ERROR, "memory of %llu bytes that was dropped cannot be given back: %s",
@@ -123,7 +123,7 @@ void cst_remains_drop(struct cst_remains *remains, int fd, uint64_t bytes,
 {
     struct cst_remain *file = NULL;
 
-    punch(fd, bytes);
+    cst_remains_punch(fd, bytes);
     if (is_held(fd)) {
         file = keep(remains, fd, bytes, budget, account);
     }
@@ -152,7 +152,7 @@ void cst_remains_look(struct cst_remains *remains)
         recount(file, size_of(file));
         if (file->charged > 0 && punched < most_punched) {
             punched += file->charged;
-            punch(file->fd, file->bytes);
+            cst_remains_punch(file->fd, file->bytes);
         }
     }
     if (remains->n == 0) {

@@ -26,6 +26,9 @@ struct cst_remains {
     uint32_t n; /* of them */
 };
 
+/* Take all memory of the memfd @fd, of @bytes, away from it and from whoever maps it. */
+void cst_remains_punch(int fd, uint64_t bytes);
+
 void cst_remains_init(struct cst_remains *remains, uv_loop_t *loop);
 
 /* Forget all files. The loop has a handle to close after that. */

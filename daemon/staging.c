@@ -96,6 +96,7 @@ static int make(struct cst_session *session, uint64_t bytes, struct cst_staging 
     staging->n_refs = 1;
     staging->mounted.fn = on_mounted_later;
     staging->segment->populate = 0;
+    staging->segment->population = &staging->population;
     staging->segment->engines = engines_of(session);
     staging->segment->arg = staging;
     staging->segment->on_mounted = on_mounted;
@@ -161,6 +162,7 @@ void cst_staging_unref(struct cst_staging *staging)
     }
     cst_later_remove(&staging->daemon->later, &staging->mounted);
     staging->segment->on_mounted = NULL;
+    staging->segment->population = NULL;
     cst_engines_unmount(&staging->daemon->engines, staging->segment);
     cst_segment_unref(staging->segment);
     free(staging);

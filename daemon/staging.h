@@ -18,6 +18,7 @@ struct cst_staging {
     struct cst_daemon *daemon;
     struct cst_session *session; /* NULL: abandoned */
     struct cst_segment *segment;
+    struct cst_population population;
     uint32_t n_refs;             /* session, requests that use it */
     bool ready;                  /* all engines map it */
     struct cst_pending *request; /* StagingGet that waits for that; NULL */

@@ -13,8 +13,9 @@
  *   STUB_BROKEN      while this file is there, an engine of a GPU exits at SETUP
  *   STUB_FULL        a UUID: that GPU has no memory left
  *   STUB_FATAL       while this file is there, GPU 1's engine exits when it is to make memory
- *   STUB_UNREACHABLE GPUs cannot map each other's memory
- *   STUB_DELAY_US    commands reach the engine up to so much later, at random */
+ *   STUB_KILLED_AT   bytes: an engine of a node that is to populate a segment of more is killed, as
+ * the kernel does where a control group has no memory left STUB_UNREACHABLE GPUs cannot map each
+ * other's memory STUB_DELAY_US    commands reach the engine up to so much later, at random */
 #include "kernels/engine.h"
 #include "kernels/host/host.h"
 #include "proto/engine.pb-c.h"
@@ -189,6 +190,9 @@ static bool on_segment_add(struct stub *stub, struct cst_frame *frame)
     }
     if (add->device && (stub->device[0] == '\0' || add->bytes % GRANULARITY != 0)) {
         give_up("memory of a GPU for an engine of a node, or not a multiple of the granularity");
+    }
+    if (add->populate && add->bytes > strtoull(setting("STUB_KILLED_AT", "-1"), NULL, 10)) {
+        (void)raise(SIGKILL);
     }
     if (add->device && !add->create && getenv("STUB_UNREACHABLE") != NULL &&
         !is_own(stub, frame->fds[0])) {

@@ -1,0 +1,176 @@
+/* Jobs that are too large for the memory there is, which nobody knew: engines are killed while they
+ * populate them. */
+#include "tests/lib/job_rig.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { LARGEST = 1 << 20, SMALL = 1000, HUGE = 1 << 18 }; /* bytes; elements of four tensors */
+
+static void setup(void)
+{
+    char most[24];
+
+    (void)snprintf(most, sizeof most, "%d", LARGEST);
+    (void)setenv("STUB_KILLED_AT", most, 1);
+    (void)setenv("CISTERN_ENGINE_HOST", "./tests/lib/engine_stub", 1);
+    daemon_proc_start(&proc, NULL);
+    raw_open(&witness, proc.socket);
+    base_fds = settle_base_fds(&witness, &proc);
+}
+
+/* Send the Commit of job @name, of four tensors of @elems; its id. No plan is searched for, so
+ * population begins at once. */
+static uint64_t ask_commit(struct raw_client *client, const char *name, int64_t elems)
+{
+    struct raw_job job = {.name = name, .world = 1, .chunk_elems = 4 * (uint64_t)elems};
+
+    raw_open(client, proc.socket);
+    ck_assert_int_eq(raw_job_open(client, &job), CST_OK);
+    ck_assert_int_eq(raw_declare_many(client, 4, elems), CST_OK);
+    return raw_commit(client, 4, 4);
+}
+
+static void commit_small(struct raw_client *client, const char *name)
+{
+    uint64_t id = ask_commit(client, name, SMALL);
+
+    ck_assert_msg(raw_status(client, id) == CST_OK, "%s", client->err.text);
+}
+
+/* The job that kills engines is refused, with the reason, and its memory given back. The engine is
+ * not given up, however often that happens, and serves other jobs. */
+START_TEST(it_fails_alone)
+{
+    struct raw_client calm, huge, later;
+    uint64_t used;
+
+    commit_small(&calm, "calm");
+    used = raw_stat(&witness)->host_used;
+    for (unsigned i = 1; i <= 4; i++) {
+        uint64_t id = ask_commit(&huge, "huge", HUGE);
+
+        ck_assert_int_eq(raw_status(&huge, id), CST_ENOMEM);
+        raw_says(&huge, "2 engines died while they populated its memory");
+        raw_says(&huge, "control group");
+        raw_close(&huge);
+        ck_assert_uint_eq(raw_stat(&witness)->host_used, used);
+        ck_assert_uint_eq(raw_stat(&witness)->engines[0]->restarts, 2 * i);
+    }
+    ck_assert_uint_gt(raw_sync(&calm), 0); /* its engine serves it */
+    commit_small(&later, "later");
+    ck_assert_str_eq(raw_stat(&witness)->engines[0]->state, "ready");
+    raw_close(&calm);
+    raw_close(&later);
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
+/* Of jobs that are populated at the same time the one that kills engines is found out: the others
+ * are committed. */
+START_TEST(it_is_found_out)
+{
+    struct raw_client clients[4];
+    uint64_t ids[4];
+    pid_t engine = (pid_t)raw_stat(&witness)->engines[0]->pid;
+
+    while (strcmp(raw_stat(&witness)->engines[0]->state, "ready") != 0) {
+    }
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0); /* all of it is in hand when it goes on */
+    for (int i = 0; i < 4; i++) {
+        char name[8];
+
+        (void)snprintf(name, sizeof name, "job%d", i);
+        ids[i] = ask_commit(&clients[i], name, i == _i ? HUGE : SMALL);
+        ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
+    }
+    ck_assert_int_eq(kill(engine, SIGCONT), 0);
+    for (int i = 0; i < 4; i++) {
+        ck_assert_msg(raw_status(&clients[i], ids[i]) == (i == _i ? CST_ENOMEM : CST_OK),
+                      "job%d: %s", i, clients[i].err.text);
+        raw_close(&clients[i]);
+    }
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
+/* -- a control group of ours ------------------------------------------------------------------ */
+
+static char group[] = "/sys/fs/cgroup/memory/cistern-test-XXXXXX";
+
+static bool write_group(const char *name, const char *words)
+{
+    char path[128];
+    FILE *file;
+    bool good;
+
+    (void)snprintf(path, sizeof path, "%s/%s", group, name);
+    file = fopen(path, "we");
+    good = file != NULL && fputs(words, file) >= 0;
+    return file != NULL && fclose(file) == 0 && good;
+}
+
+static void setup_group(void)
+{
+    char pid[16];
+
+    daemon_proc_start(&proc, NULL);
+    raw_open(&witness, proc.socket);
+    base_fds = settle_base_fds(&witness, &proc);
+    (void)snprintf(pid, sizeof pid, "%d", (int)proc.pid);
+    if (mkdtemp(group) == NULL || !write_group("cgroup.procs", pid)) {
+        printf("skipped: no control group of version 1 can be made: %s\n", strerror(errno));
+        (void)rmdir(group);
+        group[0] = '\0';
+    }
+}
+
+static void teardown_group(void)
+{
+    job_rig_teardown();
+    (void)rmdir(group);
+}
+
+/* A limit that was lowered when the daemon had started is found when memory is granted: the job is
+ * refused with the file that says so, no engine is killed, and with a higher limit the job is
+ * committed. */
+START_TEST(a_lowered_limit)
+{
+    struct raw_client client;
+    uint64_t id;
+
+    if (group[0] == '\0') {
+        return;
+    }
+    ck_assert(write_group("memory.limit_in_bytes", "8M"));
+    id = ask_commit(&client, "j", HUGE);
+    ck_assert_int_eq(raw_status(&client, id), CST_ENOMEM);
+    raw_says(&client, "control group allows 8388608");
+    raw_says(&client, "memory.limit_in_bytes");
+    ck_assert_uint_eq(raw_stat(&witness)->engines[0]->restarts, 0);
+    ck_assert(write_group("memory.limit_in_bytes", "256M"));
+    id = raw_commit(&client, 4, 4);
+    ck_assert_msg(raw_status(&client, id) == CST_OK, "%s", client.err.text);
+    raw_close(&client);
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("populate");
+    TCase *tc = suite_case(suite, "killed", setup, job_rig_teardown);
+
+    tcase_add_test(tc, it_fails_alone);
+    tcase_add_loop_test(tc, it_is_found_out, 0, 4);
+    tc = suite_case(suite, "limit", setup_group, teardown_group);
+    tcase_add_test(tc, a_lowered_limit);
+    return suite_run(suite);
+}
