@@ -1,0 +1,249 @@
+/* neighbour_*: what one user's request and commit take while another user does its worst
+ * (tests/lib/attack), against the same without the attack, in turns. A request is a fetch of
+ * weights that are in the pool, sent and answered; 99 of 100 are faster than the figure. A commit
+ * is that of a job of four chunks, its JobOpen and declarations with it; the slowest of all counts,
+ * in seconds, and its yardstick is the slowest without the attack.
+ *
+ * The attackers run at the lowest priority, so that what is measured is the daemon's time and not
+ * the processors'. Needs root, or a user namespace with several uids: without, it says so and
+ * measures nothing. Run from the build tree. Usage: bench_neighbour --json FILE [ATTACK] */
+#include "tests/lib/attack.h"
+#include "tests/lib/child.h"
+#include "tests/lib/daemon_proc.h"
+#include "tests/lib/raw_client.h"
+#include "tests/lib/suite.h"
+#include "tests/lib/user.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    TURNS = 4,       /* with and without the attack, each */
+    REQUESTS = 2500, /* in a turn */
+    COMMITS = 4,     /* same */
+    CHUNKS = 4,
+    CHUNK_ELEMS = 65536,
+    MAX_FDS = 4096, /* open files of the daemon */
+};
+
+static struct daemon_proc proc;
+static struct attack_state *state;
+static FILE *out;
+static const char *wanted; /* attack; NULL: all */
+
+/* What was seen. */
+struct seen {
+    double requests[TURNS * REQUESTS]; /* us */
+    double slowest_commit;             /* s */
+    unsigned n;                        /* requests */
+};
+
+static double now(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void open_as_bob(struct raw_client *client)
+{
+    user_as(USER_BOB, USER_BOB);
+    raw_open(client, proc.socket);
+    user_back();
+}
+
+/* A connection with a committed job of that name; returns the seconds that it took. */
+static double commit(struct raw_client *client, const char *name)
+{
+    struct raw_job job = {.name = name, .world = 1, .chunk_elems = CHUNK_ELEMS};
+    double begun = now();
+
+    open_as_bob(client);
+    ck_assert_msg(raw_job_open(client, &job) == CST_OK, "%s", client->err.text);
+    ck_assert_int_eq(raw_declare_many(client, CHUNKS, CHUNK_ELEMS), CST_OK);
+    ck_assert_msg(raw_status(client, raw_commit(client, CHUNKS, CHUNKS)) == CST_OK, "%s",
+                  client->err.text);
+    return now() - begun;
+}
+
+static uint64_t batch(struct raw_client *client, uint64_t attempt, uint32_t kind, uint32_t chunk,
+                      uint64_t generation)
+{
+    Cistern__BatchItem item = CISTERN__BATCH_ITEM__INIT, *items = &item;
+    Cistern__Batch message = CISTERN__BATCH__INIT;
+    Cistern__BatchDone *done;
+    uint64_t got;
+
+    item.kind = (Cistern__BatchItem__Kind)kind;
+    item.chunk = chunk;
+    item.has_generation = generation != 0;
+    item.generation = generation;
+    message.attempt = attempt;
+    message.n_items = 1;
+    message.items = &items;
+    (void)raw_ask(client, CISTERN__MSG_TYPE__MSG_BATCH, &message.base);
+    ck_assert(raw_receive(client));
+    done = cistern__batch_done__unpack(NULL, client->reply.body_bytes, client->reply.body);
+    ck_assert_ptr_nonnull(done);
+    ck_assert_int_eq(done->results[0]->status, CST_OK);
+    got = done->results[0]->generation;
+    cistern__batch_done__free_unpacked(done, NULL);
+    return got;
+}
+
+/* A lease on weights, and back. */
+static double request(struct raw_client *client, uint64_t attempt, uint32_t chunk)
+{
+    double begun = now(), took;
+    uint64_t generation = batch(client, attempt, CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT, chunk, 0);
+
+    took = now() - begun;
+    (void)batch(client, attempt, CISTERN__BATCH_ITEM__KIND__RELEASE, chunk, generation);
+    return took * 1e6;
+}
+
+static void look(struct raw_client *worker, uint64_t attempt, struct seen *seen)
+{
+    for (unsigned i = 0; i < REQUESTS; i++) {
+        seen->requests[seen->n++] = request(worker, attempt, i % CHUNKS);
+    }
+    for (unsigned i = 0; i < COMMITS; i++) {
+        struct raw_client client;
+        double took = commit(&client, "again");
+
+        seen->slowest_commit = took > seen->slowest_commit ? took : seen->slowest_commit;
+        raw_close(&client);
+        open_as_bob(&client);
+        ck_assert_int_eq(raw_job_remove(&client, "again"), CST_OK);
+        raw_close(&client);
+    }
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static double p99(struct seen *seen)
+{
+    qsort(seen->requests, seen->n, sizeof *seen->requests, compare);
+    return seen->requests[seen->n - seen->n / 100 - 1];
+}
+
+/* Until alice has nothing in the books. */
+static void await_quiet(struct raw_client *manager)
+{
+    bool quiet = false;
+
+    while (!quiet) {
+        Cistern__JobListGet get = CISTERN__JOB_LIST_GET__INIT;
+        uint64_t id = raw_ask(manager, CISTERN__MSG_TYPE__MSG_JOB_LIST, &get.base);
+        const Cistern__JobListPart *part = raw_expect(
+            manager, id, CISTERN__MSG_TYPE__MSG_JOB_LIST_PART, &cistern__job_list_part__descriptor);
+
+        quiet = true;
+        for (size_t i = 0; i < part->n_jobs; i++) {
+            Cistern__JobName name = CISTERN__JOB_NAME__INIT;
+
+            if (part->jobs[i]->uid == USER_ALICE) {
+                name.name = part->jobs[i]->name;
+                name.has_uid = 1;
+                name.uid = USER_ALICE;
+                (void)raw_call(manager, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base);
+                quiet = false;
+            }
+        }
+    }
+}
+
+static void say(const char *name, const char *attack, const char *unit, double value,
+                double yardstick, unsigned runs)
+{
+    (void)fprintf(out,
+                  "{\"name\": \"neighbour_%s%s\", \"value\": %.4g, \"unit\": \"%s\", "
+                  "\"yardstick\": %.4g, \"ratio\": %.3f, \"runs\": %u}\n",
+                  name, attack, value, unit, yardstick, value / yardstick, runs);
+    (void)fflush(out);
+}
+
+static void measure(unsigned attack, struct raw_client *manager, struct raw_client *worker,
+                    uint64_t attempt)
+{
+    static struct seen quiet, attacked;
+    double fast;
+
+    quiet = attacked = (struct seen){.n = 0};
+    for (unsigned turn = 0; turn < TURNS; turn++) {
+        pid_t attacker;
+
+        look(worker, attempt, &quiet);
+        attacker = attack_start(attack, proc.socket, state);
+        ck_assert(attack_await(attacker, state, attacks[attack].n_rounds));
+        look(worker, attempt, &attacked);
+        attack_stop(attacker, state);
+        await_quiet(manager);
+    }
+    fast = p99(&quiet);
+    say("", attacks[attack].name, "us", p99(&attacked), fast, attacked.n);
+    say("commit_", attacks[attack].name, "s", attacked.slowest_commit, quiet.slowest_commit,
+        TURNS * COMMITS);
+}
+
+START_TEST(neighbour)
+{
+    static const char *const options[] = {"--host-memory=64M", "--pool-memory=16M", NULL};
+    struct raw_client manager, worker;
+    uint64_t attempt;
+
+    daemon_proc_run_as(USER_SERVICE, MAX_FDS);
+    daemon_proc_start(&proc, options);
+    ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
+    user_admit(&proc);
+    state = child_share(sizeof *state);
+    raw_open(&manager, proc.manager);
+    (void)commit(&worker, "job");
+    attempt = raw_sync(&worker);
+    for (unsigned i = 0; i < n_attacks; i++) {
+        if (wanted == NULL || strcmp(wanted, attacks[i].name) == 0) {
+            measure(i, &manager, &worker, attempt);
+        }
+    }
+    raw_close(&worker);
+    raw_close(&manager);
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    const char *lacks = user_lacks(argv);
+    Suite *suite = suite_create("neighbour");
+    TCase *tc = tcase_create("neighbour");
+
+    if (argc < 3 || strcmp(argv[1], "--json") != 0) {
+        (void)fprintf(stderr, "usage: bench_neighbour --json FILE [ATTACK]\n");
+        return 2;
+    }
+    if (lacks != NULL) {
+        (void)printf("bench_neighbour: %s\n", lacks);
+        return 0;
+    }
+    wanted = argc > 3 ? argv[3] : NULL;
+    out = fopen(argv[2], "ae");
+    if (out == NULL) {
+        perror(argv[2]);
+        return 1;
+    }
+    tcase_set_timeout(tc, 0);
+    tcase_add_test(tc, neighbour);
+    suite_add_tcase(suite, tc);
+    return suite_run(suite) + (fclose(out) == 0 ? 0 : 1);
+}
