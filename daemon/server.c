@@ -157,6 +157,7 @@ int cst_server_open(struct cst_server *server, struct cst_daemon *daemon, struct
     server->daemon = daemon;
     server->n_sessions = server->n_managers = server->n_refused = 0;
     cst_unread_init(&server->unread);
+    server->looked_ns = 0;
     cst_lingers_init(&server->lingers, &daemon->loop);
     server->spare_fd = -1;
     TAILQ_INIT(&server->sessions);

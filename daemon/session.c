@@ -21,6 +21,7 @@ enum {
     STALL_MS = 10000,      /* A session whose replies wait so long is disconnected. */
     HOARD_MS = 5000,       /* While all sessions together are at the limit of descriptors in
                               flight, one that leaves some unread for so long is. */
+    LOOK_MS = 50,          /* So often they are looked for, while any reply waits for that limit. */
 };
 
 static void on_socket(uv_poll_t *poll, int status, int events);
@@ -66,11 +67,19 @@ void cst_session_greeted(struct cst_session *session)
 
 static void on_retry(uv_timer_t *timer);
 
-/* Replies wait for something that the socket does not tell about: look again soon. */
+/* A limit of descriptors in flight is reached that @session shares with others. */
+static bool is_crowded(const struct cst_session *session)
+{
+    return cst_unread_shared_limit(&session->unread, CST_FRAME_MAX_FDS) != CST_UNREAD_FITS;
+}
+
+/* Replies wait for something that the socket does not tell about: look again soon. Those of many
+ * sessions can wait for the same limit, and must not keep the daemon busy with looking. */
 static void update_retry(struct cst_session *session)
 {
     if (session->outbox.retry && session->outbox.bytes > 0) {
-        (void)uv_timer_start(&session->retry, on_retry, CST_OUTBOX_RETRY_MS, 0);
+        (void)uv_timer_start(&session->retry, on_retry,
+                             is_crowded(session) ? LOOK_MS : CST_OUTBOX_RETRY_MS, 0);
     }
 }
 
@@ -94,27 +103,32 @@ static void flush(struct cst_session *session)
     update_retry(session);
 }
 
-/* @session's reply waits because of what it or other sessions (of its user, or with @all of
- * anybody) have not read. Count again what they have not, and disconnect those that leave it
- * unread. */
-static void look_for_hoarders(struct cst_session *session, bool all)
+/* Some reply waits because of what sessions (of its user, or of anybody) have not read. Count again
+ * what they have not, for all that wait at once, and disconnect those that leave it unread while
+ * others wait for it. */
+static void look_for_hoarders(struct cst_server *server)
 {
-    struct cst_session *other;
+    struct cst_session *session;
     uint64_t now = uv_hrtime();
 
-    TAILQ_FOREACH(other, &session->daemon->server.sessions, link)
+    if (now - server->looked_ns < LOOK_MS * UINT64_C(1000000)) {
+        return;
+    }
+    server->looked_ns = now;
+    TAILQ_FOREACH(session, &server->sessions, link)
     {
-        if (!all && other->account != session->account) {
-            continue;
-        }
-        cst_unread_refresh(&other->unread, other->fd);
-        if (other->unread.n > 0 && now - other->unread.since_ns > HOARD_MS * UINT64_C(1000000)) {
-            cst_session_doom(other, all ? "does not read the descriptors that it was sent, while "
-                                          "all sessions together are at the limit of them (a "
-                                          "quarter of LimitNOFILE)"
-                                        : "does not read the descriptors that it was sent, while "
-                                          "its user is at the limit of them ('descriptors' in "
-                                          "[quota])");
+        cst_unread_refresh(&session->unread, session->fd);
+        if (session->unread.n > 0 && is_crowded(session) &&
+            now - session->unread.since_ns > HOARD_MS * UINT64_C(1000000)) {
+            bool all =
+                cst_unread_shared_limit(&session->unread, CST_FRAME_MAX_FDS) == CST_UNREAD_ALL;
+
+            cst_session_doom(session,
+                             all ? "does not read the descriptors that it was sent, while all "
+                                   "sessions together are at the limit of them (a quarter of "
+                                   "LimitNOFILE)"
+                                 : "does not read the descriptors that it was sent, while its "
+                                   "user is at the limit of them ('descriptors' in [quota])");
         }
     }
 }
@@ -122,13 +136,12 @@ static void look_for_hoarders(struct cst_session *session, bool all)
 static void on_retry(uv_timer_t *timer)
 {
     struct cst_session *session = timer->data;
-    enum cst_unread_limit limit = cst_unread_limit(&session->unread, CST_FRAME_MAX_FDS);
 
     if (session->state == CST_SESSION_DOOMED) {
         return;
     }
-    if (limit == CST_UNREAD_USER || limit == CST_UNREAD_ALL) {
-        look_for_hoarders(session, limit == CST_UNREAD_ALL);
+    if (is_crowded(session)) {
+        look_for_hoarders(&session->daemon->server);
     }
     flush(session);
     update_poll(session);

@@ -43,9 +43,12 @@ void cst_unread_refresh(struct cst_unread *unread, int sock)
 
 enum cst_unread_limit cst_unread_limit(const struct cst_unread *unread, unsigned n_fds)
 {
-    if (unread->n + n_fds > CST_UNREAD_SESSION) {
-        return CST_UNREAD_OWN;
-    }
+    return unread->n + n_fds > CST_UNREAD_SESSION ? CST_UNREAD_OWN
+                                                  : cst_unread_shared_limit(unread, n_fds);
+}
+
+enum cst_unread_limit cst_unread_shared_limit(const struct cst_unread *unread, unsigned n_fds)
+{
     if (cst_quota_left(unread->account, CST_QUOTA_DESCRIPTORS) < n_fds) {
         return CST_UNREAD_USER;
     }

@@ -54,6 +54,10 @@ bool cst_unread_admits(struct cst_unread *unread, int sock, unsigned n_fds);
 enum cst_unread_limit { CST_UNREAD_FITS, CST_UNREAD_OWN, CST_UNREAD_USER, CST_UNREAD_ALL };
 enum cst_unread_limit cst_unread_limit(const struct cst_unread *unread, unsigned n_fds);
 
+/* Which of the limits that the session shares with others is reached: CST_UNREAD_ALL,
+ * CST_UNREAD_USER, or CST_UNREAD_FITS: none. */
+enum cst_unread_limit cst_unread_shared_limit(const struct cst_unread *unread, unsigned n_fds);
+
 /* @n_fds descriptors were sent. */
 void cst_unread_sent(struct cst_unread *unread, unsigned n_fds);
 
