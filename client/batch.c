@@ -23,7 +23,12 @@ static bool is_fetch(const struct cst_lease_item *item)
     return item->kind == CST_LEASE_FETCH_WEIGHT || item->kind == CST_LEASE_FETCH_GRAD;
 }
 
-/* A fetch ahead that fails is asked again as a demand, and then its failure is heard. All else that
+static bool is_hint(const struct cst_lease_item *item)
+{
+    return item->kind == CST_LEASE_PREFETCH || item->kind == CST_LEASE_EVICT;
+}
+
+/* A hint that fails changes nothing. A fetch ahead that fails is asked again as a demand, and then its failure is heard. All else that
  * nobody waits for would be lost silently: gradients above all. */
 static void note_failure(struct cst_batch *batch, const struct cst_lease_item *item,
                          const struct cst_err *why)
@@ -34,7 +39,7 @@ static void note_failure(struct cst_batch *batch, const struct cst_lease_item *i
     if (batch->awaited && job->awaited.status == CST_OK) {
         job->awaited = *why;
     }
-    if (is_void || !is_fetch(item)) {
+    if (is_void || (!is_fetch(item) && !is_hint(item))) {
         cst_job_void(job, why);
     }
 }
@@ -203,7 +208,7 @@ static void fill_item(const struct cst_lease_item *item, Cistern__BatchItem *msg
     cistern__batch_item__init(msg);
     msg->kind = (Cistern__BatchItem__Kind)item->kind;
     msg->chunk = item->chunk;
-    msg->has_generation = !is_fetch(item);
+    msg->has_generation = !is_fetch(item) && !is_hint(item);
     msg->generation = item->lease.generation;
     msg->has_ahead = item->ahead;
     msg->ahead = item->ahead;

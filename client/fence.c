@@ -4,12 +4,12 @@
 #include <string.h>
 
 /* A chunk has at most one lease on its weights, which is taken back before it is asked for again,
- * and one on its gradients, which is handed in once in a micro-batch; no gradient is fetched while
- * an ACCUMULATE waits. */
+ * perhaps with an EVICT behind its RELEASE, and one on its gradients, which is handed in once in a
+ * micro-batch; no gradient is fetched while an ACCUMULATE waits. */
 int cst_fence_init(struct cst_fences *fences, uint32_t n_chunks, uint32_t micro_batches,
                    struct cst_err *err)
 {
-    uint32_t capacity = 2 * n_chunks + micro_batches;
+    uint32_t capacity = 3 * n_chunks + micro_batches;
 
     *fences = (struct cst_fences){.capacity = capacity};
     fences->waiting = calloc(capacity + 1ul, sizeof *fences->waiting);
@@ -59,8 +59,10 @@ static bool take_back(struct cst_fences *fences, struct cst_leases *leases,
         const struct cst_lease_item *item = &fences->waiting[i].item;
 
         if (item->kind == CST_LEASE_RELEASE && item->chunk == fetch->chunk) {
+            bool evict = i + 1 < fences->n && fences->waiting[i + 1].item.kind == CST_LEASE_EVICT;
+
             cst_lease_grant(leases, fetch, &item->lease, true);
-            cut(fences, i, 1);
+            cut(fences, i, evict ? 2 : 1);
             return true;
         }
     }
@@ -84,7 +86,7 @@ void cst_fence_hold(struct cst_fences *fences, struct cst_leases *leases, uint64
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < leases->n_items; i++) {
-        if (is_given_back(&leases->items[i])) {
+        if (is_given_back(&leases->items[i]) || leases->items[i].kind == CST_LEASE_EVICT) {
             fences->waiting[fences->n++] =
                 (struct cst_fence_item){.fence = fence, .item = leases->items[i]};
             fences->n_turns += leases->items[i].kind == CST_LEASE_ACCUMULATE;

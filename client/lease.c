@@ -357,6 +357,33 @@ void cst_lease_want(struct cst_leases *leases)
     push(leases, CST_LEASE_WANT, leases->asked_ahead, false, (struct cst_lease){0});
 }
 
+void cst_lease_clear(struct cst_leases *leases)
+{
+    leases->n_items = 0;
+}
+
+void cst_lease_prefetch(struct cst_leases *leases, uint32_t chunk)
+{
+    if (leases->chunks[chunk].weight.state == CST_LEASE_FREE) {
+        push(leases, CST_LEASE_PREFETCH, chunk, false, (struct cst_lease){0});
+    }
+}
+
+void cst_lease_evict(struct cst_leases *leases, uint32_t chunk)
+{
+    struct cst_lease *lease = &leases->chunks[chunk].weight;
+
+    if (lease->state == CST_LEASE_ASKED) {
+        return;
+    }
+    if (lease->state == CST_LEASE_HELD) {
+        push(leases, CST_LEASE_RELEASE, chunk, false, *lease);
+        lease->state = CST_LEASE_FREE;
+        drop_from(leases->held, &leases->n_held, chunk);
+    }
+    push(leases, CST_LEASE_EVICT, chunk, false, (struct cst_lease){0});
+}
+
 uint32_t cst_lease_handed_in(const struct cst_leases *leases, uint32_t op)
 {
     const struct cst_lease_operator *o = &leases->model.operators[op];

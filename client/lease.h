@@ -31,6 +31,8 @@ enum cst_lease_kind {
     CST_LEASE_FETCH_GRAD = 2,
     CST_LEASE_RELEASE = 3,
     CST_LEASE_REDUCE_SCATTER = 4,
+    CST_LEASE_PREFETCH = 5,
+    CST_LEASE_EVICT = 6,
     CST_LEASE_WANT = 7,
     CST_LEASE_ACCUMULATE = 100, /* of no chunk; a message of its own, in order with the items */
 };
@@ -124,6 +126,17 @@ bool cst_lease_must_settle(struct cst_leases *leases, uint32_t op, bool backward
 
 /* Plan to say that the FETCH ahead in flight is waited for. */
 void cst_lease_want(struct cst_leases *leases);
+
+/* Plan nothing. Before hints, which add to what is planned. */
+void cst_lease_clear(struct cst_leases *leases);
+
+/* Plan to say that the weights of @chunk are wanted soon. Nothing is said where they are held, or
+ * asked for already. */
+void cst_lease_prefetch(struct cst_leases *leases, uint32_t chunk);
+
+/* Plan to give the weights of @chunk back, if they are held, and to say that they are not wanted
+ * soon. No operator that uses them is begun. Nothing is said where they were just asked for. */
+void cst_lease_evict(struct cst_leases *leases, uint32_t chunk);
 
 /* A tensor of @op whose gradient was handed in already in this micro-batch, or CST_LEASE_NONE. */
 uint32_t cst_lease_handed_in(const struct cst_leases *leases, uint32_t op);

@@ -235,6 +235,23 @@ int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, 
 /* End @op. When the last use of a chunk's last tensor ends in CST_BACKWARD its gradients are handed in. Never waits. */
 int cst_op_end(struct cst_job *job, int op, struct cst_err *err);
 
+enum cst_hint {
+    CST_PREFETCH = 1, /* wanted soon: bring the weights into the pool, if there is a block to spare */
+    CST_EVICT = 2,    /* not wanted soon: let others have their blocks */
+};
+
+/* Tell the daemon about the weights of operator @op, or of one tensor, of this rank. It changes when weights are copied, never a result. A hint covers
+ * whole chunks, and so other tensors in them. It is for what the sequence of operators does not show: an evaluation between two steps, a part of the
+ * model that is left out for a while. Never waits; to be called after cst_sync, between or inside of operators.
+ *
+ * - The daemon does nothing where it cannot: CST_PREFETCH of weights that are in the pool, while fetches wait for blocks, or where the worker copies
+ *   weights itself; CST_EVICT of weights that are not there or on their way.
+ * - Weights that were evicted come back when they are used, or sooner, where the daemon expects their use.
+ * - CST_EBUSY: CST_EVICT of weights that the operator which is begun uses. CST_EINVAL: no such operator or tensor, not one of this rank's, or no such
+ *   hint. CST_EPEERDIED, CST_ESTALE: call cst_sync. */
+int cst_hint(struct cst_job *job, int op, enum cst_hint hint, struct cst_err *err);
+int cst_hint_tensor(struct cst_job *job, int tensor, enum cst_hint hint, struct cst_err *err);
+
 /* End a micro-batch that is not the step's last: its gradients are added, in fp32, to those of the micro-batches before it, and the next one's
  * forward may begin. In a step of a job with micro_batches = M it is called M - 1 times, the last one ends with cst_step; a step with fewer
  * is legal. The order of the sums is fixed: micro-batch by micro-batch, in each rank by rank. Never waits. CST_EINVAL: M times. */

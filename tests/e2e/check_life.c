@@ -6,6 +6,7 @@
 
 #include <check.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -88,6 +89,59 @@ START_TEST(a_whole_step)
     ck_assert_str_eq(raw_job_info(&witness, "j")->state, "training");
     ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_LEAVE, NULL), CST_OK);
     ck_assert_str_eq(raw_job_info(&witness, "j")->ranks[0]->state, "left");
+    raw_close(&client);
+    ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
+}
+END_TEST
+
+/* Blocks of the pool in one state, now. */
+static uint64_t cached_blocks(void)
+{
+    return raw_job_info(&witness, "j")->ranks[0]->pool->cached;
+}
+
+/* What a worker says of weights that it does not hold: EVICT frees their block, so that the next
+ * fetch copies them again; PREFETCH brings them, so that it does not. Weights that are leased stay,
+ * and what is known of no chunk is refused without harm. */
+START_TEST(hints)
+{
+    const Cistern__BatchDone *done;
+    const Cistern__RankInfo *rank;
+    struct raw_client client;
+    uint64_t attempt, generation, cached, evictions;
+    Cistern__BatchItem unknown = CISTERN__BATCH_ITEM__INIT, *items = &unknown;
+    Cistern__Batch message = CISTERN__BATCH__INIT;
+
+    job_rig_commit(&client, 1);
+    attempt = raw_sync(&client);
+    done = batch(&client, attempt, CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT, 1, NULL);
+    generation = done->results[0]->generation;
+    rank = raw_job_info(&witness, "j")->ranks[0];
+    evictions = rank->evictions;
+    done = batch(&client, attempt, CISTERN__BATCH_ITEM__KIND__EVICT, 1, NULL);
+    ck_assert_int_eq(done->results[0]->status, CST_OK);
+    ck_assert_uint_eq(raw_job_info(&witness, "j")->ranks[0]->evictions, evictions); /* leased */
+    (void)batch(&client, attempt, CISTERN__BATCH_ITEM__KIND__RELEASE, 1, &generation);
+    cached = cached_blocks();
+    done = batch(&client, attempt, CISTERN__BATCH_ITEM__KIND__EVICT, 1, NULL);
+    ck_assert_int_eq(done->results[0]->status, CST_OK);
+    ck_assert_uint_lt(cached_blocks(), cached);
+    ck_assert_uint_eq(raw_job_info(&witness, "j")->ranks[0]->evictions, evictions + 1);
+    done = batch(&client, attempt, CISTERN__BATCH_ITEM__KIND__PREFETCH, 1, NULL);
+    ck_assert_int_eq(done->results[0]->status, CST_OK);
+    while (cached_blocks() < cached) {
+    }
+    done = batch(&client, attempt, CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT, 1, NULL);
+    ck_assert(done->results[0]->hit);
+    unknown.kind = CISTERN__BATCH_ITEM__KIND__PREFETCH;
+    unknown.chunk = 7;
+    message.attempt = attempt;
+    message.n_items = 1;
+    message.items = &items;
+    done = raw_expect(&client, raw_ask(&client, CISTERN__MSG_TYPE__MSG_BATCH, &message.base),
+                      CISTERN__MSG_TYPE__MSG_BATCH_DONE, &cistern__batch_done__descriptor);
+    ck_assert_int_eq(done->results[0]->status, CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(done->results[0]->text, "chunk 7"));
     raw_close(&client);
     ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
 }
@@ -358,6 +412,7 @@ int main(void)
 
     tc = suite_case(suite, "life", job_rig_setup, job_rig_teardown);
     tcase_add_test(tc, a_whole_step);
+    tcase_add_test(tc, hints);
     tcase_add_test(tc, a_job_outlives_its_worker);
     tcase_add_test(tc, a_job_is_removed_from_under_its_worker);
     tcase_add_test(tc, a_job_without_commit_goes_with_its_worker);

@@ -91,6 +91,14 @@ says '^cisternd  '
 says '^host 0 '
 says '^rates +built in$'
 
+# A worker that evaluates between its steps, and says which weights it wants: none is missed there, and
+# each evaluation's block is given up.
+./tests/lib/example_eval >"$tmp/eval.out" || fail "the example of an evaluation: $?"
+grep -q '^step 3: probe [0-9a-f]' "$tmp/eval.out" || fail "the evaluation printed: $(cat "$tmp/eval.out")"
+grep -Eq '^hits [0-9]+, late [0-9]+, misses [0-9]+, evictions [3-9]' "$tmp/eval.out" ||
+    fail "the evaluation's hints: $(cat "$tmp/eval.out")"
+expect 0 rm example_eval
+
 # A job of a worker that has left: two commands and the library's example, linked as a user would.
 ./tests/lib/example >"$tmp/example.out" || fail "the example: $?"
 grep -q '^step 3: gradient norm [0-9]' "$tmp/example.out" || fail "the example printed: $(cat "$tmp/example.out")"

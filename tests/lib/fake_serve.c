@@ -248,7 +248,8 @@ static void serve_item(struct fake_daemon *fake, const Cistern__BatchItem *item,
     if (item->kind == CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT ||
         item->kind == CISTERN__BATCH_ITEM__KIND__FETCH_GRAD) {
         serve_fetch(fake, item, result);
-    } else {
+    } else if (item->kind == CISTERN__BATCH_ITEM__KIND__RELEASE ||
+               item->kind == CISTERN__BATCH_ITEM__KIND__REDUCE_SCATTER) {
         serve_give_back(fake, item);
     }
 }

@@ -317,6 +317,34 @@ START_TEST(test_states)
 }
 END_TEST
 
+/* Hints about weights that the begun operator uses, about nothing that is declared, and of no known
+ * kind are refused in words. The others are sent; what is held is given back before it is said to be
+ * unwanted, and what is held or asked for is not asked to be brought. */
+START_TEST(test_hints)
+{
+    struct cst_err err = {0};
+    struct cst_io io;
+
+    fake_job_start(&f, 2);
+    ck_assert_int_eq(cst_hint(f.job, 99, CST_EVICT, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "operator 99"));
+    ck_assert_int_eq(cst_hint_tensor(f.job, -1, CST_PREFETCH, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_hint(f.job, 0, (enum cst_hint)7, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "hint 7"));
+    CK_OK(cst_hint(f.job, 0, CST_PREFETCH, &err));
+    CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err));
+    ck_assert_int_eq(cst_hint(f.job, 0, CST_EVICT, &err), CST_EBUSY);
+    ck_assert_ptr_nonnull(strstr(err.text, "'o0', which is begun"));
+    CK_OK(cst_hint_tensor(f.job, 0, CST_PREFETCH, &err)); /* it is held */
+    CK_OK(cst_op_end(f.job, 0, &err));
+    CK_OK(cst_hint(f.job, 0, CST_EVICT, &err));
+    CK_OK(cst_hint(f.job, 0, CST_EVICT, &err));
+    CK_OK(cst_hint_tensor(f.job, 0, CST_PREFETCH, &err));
+    fake_job_expect_log(&f, "p0 W0 r0 e0 e0 p0");
+    fake_job_stop(&f);
+}
+END_TEST
+
 /* This rank's numbers come out of the daemon's reply about the job. */
 START_TEST(test_stat)
 {
@@ -345,6 +373,7 @@ int main(void)
     tcase_add_test(steps, test_one_credit);
     tcase_add_test(steps, test_states);
     tcase_add_test(steps, test_stat);
+    tcase_add_test(steps, test_hints);
     tcase_add_loop_test(faults, test_peer_died, 0, 2);
     tcase_add_test(faults, test_engine_failed);
     tcase_add_test(faults, test_hand_in_failed);

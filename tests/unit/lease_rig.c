@@ -52,6 +52,8 @@ static void serve(struct lease_rig *w, const struct cst_lease_item *item)
         *slot = 0;
         w->n_leased--;
         break;
+    case CST_LEASE_PREFETCH:
+    case CST_LEASE_EVICT:
     case CST_LEASE_WANT:
     case CST_LEASE_ACCUMULATE:
         break;

@@ -1,0 +1,113 @@
+/* cst_hint and cst_hint_tensor: which weights are wanted soon, and which are not. */
+#include "client/device.h"
+#include "client/job.h"
+
+/* The operator that is begun uses weights of @chunk. */
+static bool is_in_use(const struct cst_job *job, uint32_t chunk)
+{
+    uint32_t n = 0;
+    const uint32_t *chunks =
+        job->begun < 0 ? NULL : cst_lease_op_chunks(&job->leases, (uint32_t)job->begun, &n);
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (chunks[i] == chunk) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int check(const struct cst_job *job, enum cst_hint hint, struct cst_err *err)
+{
+    int rc = cst_job_check_step(job, err);
+
+    if (rc == CST_OK && job->pending.kind != CST_PENDING_NONE) {
+        rc = cst_err_set(err, CST_EINVAL, "a hint while another call is under way");
+    }
+    if (rc == CST_OK && hint != CST_PREFETCH && hint != CST_EVICT) {
+        rc = cst_err_set(err, CST_EINVAL, "hint %d: CST_PREFETCH (%d) and CST_EVICT (%d) are known",
+                         (int)hint, (int)CST_PREFETCH, (int)CST_EVICT);
+    }
+    return rc;
+}
+
+static int send_hint(struct cst_job *job, const uint32_t *chunks, uint32_t n, enum cst_hint hint,
+                     const char *what, const char *name, struct cst_err *err)
+{
+    cst_lease_clear(&job->leases);
+    for (uint32_t i = 0; i < n; i++) {
+        if (hint == CST_EVICT && is_in_use(job, chunks[i])) {
+            cst_lease_clear(&job->leases);
+            return cst_err_set(err, CST_EBUSY,
+                               "%s '%s' cannot leave the pool: operator '%s', which is begun, uses "
+                               "its weights or others of the same chunk",
+                               what, name, job->declare.operators[job->begun].name);
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (hint == CST_EVICT) {
+            cst_lease_evict(&job->leases, chunks[i]);
+        } else {
+            cst_lease_prefetch(&job->leases, chunks[i]);
+        }
+    }
+    return cst_device_send(job, false, err);
+}
+
+int cst_hint(struct cst_job *job, int op, enum cst_hint hint, struct cst_err *err)
+{
+    int rc = check(job, hint, err);
+    const uint32_t *chunks;
+    uint32_t n;
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (op < 0 || (uint32_t)op >= job->declare.n_operators) {
+        return cst_err_set(err, CST_EINVAL, "operator %d, %u are declared", op,
+                           job->declare.n_operators);
+    }
+    if (!job->declare.operators[op].runs) {
+        return cst_err_set(err, CST_EINVAL,
+                           "operator '%s' is not rank %u's: it is not in the groups of all its "
+                           "tensors",
+                           job->declare.operators[op].name, job->rank);
+    }
+    chunks = cst_lease_op_chunks(&job->leases, (uint32_t)op, &n);
+    return send_hint(job, chunks, n, hint, "operator", job->declare.operators[op].name, err);
+}
+
+/* This rank runs an operator that uses it. */
+static bool is_used(const struct cst_job *job, uint32_t tensor)
+{
+    for (uint32_t op = 0; op < job->declare.n_operators; op++) {
+        const struct cst_lease_operator *o = &job->operators[op];
+
+        for (uint32_t i = 0; o->runs && i < o->n_tensors; i++) {
+            if (o->tensors[i] == tensor) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+int cst_hint_tensor(struct cst_job *job, int tensor, enum cst_hint hint, struct cst_err *err)
+{
+    int rc = check(job, hint, err);
+    const char *name;
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (tensor < 0 || (uint32_t)tensor >= job->declare.n_tensors) {
+        return cst_err_set(err, CST_EINVAL, "tensor %d, %u are declared", tensor,
+                           job->declare.n_tensors);
+    }
+    name = job->declare.tensors[tensor].name;
+    if (!is_used(job, (uint32_t)tensor)) {
+        return cst_err_set(err, CST_EINVAL, "tensor '%s': no operator of rank %u uses it", name,
+                           job->rank);
+    }
+    return send_hint(job, &job->tensor_chunk[tensor], 1, hint, "tensor", name, err);
+}
