@@ -2,6 +2,7 @@
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "daemon/options.h"
+#include "proto/isa.h"
 
 #include <stdlib.h>
 
@@ -21,7 +22,7 @@ int main(int argc, char **argv)
         return EXIT_SUCCESS;
     }
     cst_log_init((enum cst_log_level)config.log_level);
-    if (cst_daemon_open(&daemon, &config, &err) != CST_OK) {
+    if (cst_isa_check(&err) != CST_OK || cst_daemon_open(&daemon, &config, &err) != CST_OK) {
         cst_log(CST_LOG_ERROR, "%s", err.text);
         return EXIT_FAILURE;
     }

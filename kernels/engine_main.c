@@ -5,6 +5,7 @@
 #include "kernels/crew.h"
 #include "kernels/engine.h"
 #include "kernels/host/host.h"
+#include "proto/isa.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -224,8 +225,11 @@ int cst_engine_main(const struct cst_engine_program *which, int argc, char **arg
     int rc;
 
     program = which;
+    rc = cst_isa_check(&err);
+    if (rc != CST_OK) {
+        return tell(rc, &err);
+    }
     rc = read_options(argc, argv, &config);
-
     if (rc >= 0) {
         return rc;
     }

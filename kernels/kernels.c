@@ -1,5 +1,7 @@
 #include "kernels/kernels.h"
 
+#include "proto/isa.h"
+
 #include <string.h>
 
 #ifdef HAVE_CONFIG_H
@@ -26,13 +28,15 @@ static bool has_f16c(void)
 static bool has_avx2(void)
 {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+    return cst_isa_limit() >= CST_ISA_AVX2 && __builtin_cpu_supports("avx2") &&
+           __builtin_cpu_supports("fma") && has_f16c();
 }
 
 static bool has_avx512(void)
 {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    return cst_isa_limit() >= CST_ISA_AVX512 && has_avx2() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq");
 }
 #endif
 

@@ -3,6 +3,7 @@
 #include "client/gpt/memory.h"
 #include "client/gpt/parallel.h"
 #include "cistern/status.h"
+#include "proto/isa.h"
 
 #ifdef HAVE_CONFIG_H
 #include "config.h"
@@ -24,10 +25,12 @@ const struct gpt_simd *gpt_simd_get(const char *isa)
 
 #ifdef HAVE_X86_SIMD
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    if (cst_isa_limit() >= CST_ISA_AVX2 && __builtin_cpu_supports("avx2") &&
+        __builtin_cpu_supports("fma")) {
         rows[n++] = &gpt_simd_avx2;
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        if (cst_isa_limit() >= CST_ISA_AVX512 && __builtin_cpu_supports("avx512f") &&
+            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+            __builtin_cpu_supports("avx512dq")) {
             rows[n++] = &gpt_simd_avx512;
         }
     }

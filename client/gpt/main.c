@@ -2,6 +2,7 @@
 #include "client/gpt/describe.h"
 #include "client/gpt/options.h"
 #include "client/gpt/run.h"
+#include "proto/isa.h"
 
 #ifdef HAVE_CONFIG_H
 #include "config.h"
@@ -24,6 +25,9 @@ int main(int argc, char *argv[])
     if (rc == 0 && options.version) {
         (void)puts("cistern-gpt " PACKAGE_VERSION);
         return 0;
+    }
+    if (rc == 0) {
+        rc = cst_isa_check(&err);
     }
     if (rc == 0 && options.describe != NULL) {
         rc = gpt_describe(&options, &err);

@@ -1,8 +1,10 @@
 #include "client/gpt/matmul.h"
 
 #include "client/gpt/memory.h"
+#include "proto/isa.h"
 
 #include <dnnl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,10 +31,35 @@ struct gpt_matmul {
     struct product products[MAX_SHAPES];
 };
 
+/* oneDNN takes a limit once, before its first use. */
+static void limit_isa(void)
+{
+    switch (cst_isa_limit()) {
+    case CST_ISA_PLAIN:
+        (void)dnnl_set_max_cpu_isa(dnnl_cpu_isa_sse41);
+        break;
+    case CST_ISA_AVX2:
+        (void)dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
+        break;
+    case CST_ISA_AVX512:
+    default:
+        break;
+    }
+}
+
+static void begin(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    (void)pthread_once(&once, limit_isa);
+}
+
 bool gpt_matmul_fast_bf16(void)
 {
-    const int isa = (int)dnnl_get_effective_cpu_isa();
+    int isa;
 
+    begin();
+    isa = (int)dnnl_get_effective_cpu_isa();
     /* The values are sets of bits: each names what it contains. */
     return (isa & (int)dnnl_cpu_isa_avx512_core_bf16) == (int)dnnl_cpu_isa_avx512_core_bf16;
 }
@@ -51,6 +78,7 @@ int gpt_matmul_open(struct gpt_matmul **out, bool bf16, struct cst_err *err)
     struct gpt_matmul *mm = calloc(1, sizeof *mm);
     dnnl_status_t status;
 
+    begin();
     if (mm == NULL) {
         return cst_err_set(err, CST_ENOMEM, "out of memory");
     }

@@ -32,4 +32,13 @@ if [ "$(id -u)" != 0 ]; then # tests/gpt/test_input gives its rights up where it
     chmod 000 "$tmp/text"
     refuses 1 "$tmp/text': Permission denied" --data "$tmp/text"
 fi
+CISTERN_ISA=avx3 refuses 2 "CISTERN_ISA is 'avx3'" --data "$tmp/text"
+
+# The instructions that oneDNN uses are those that CISTERN_ISA leaves.
+for isa in plain:SSE4.1 avx2:AVX2; do
+    grep -q ' avx2' /proc/cpuinfo || continue
+    CISTERN_ISA=${isa%:*} ONEDNN_VERBOSE=1 ./cistern-gpt --store local --layers 1 --heads 1 --width 32 --context 32 --batch 1 --steps 1 --threads 1 \
+        --data "$tmp/text" >"$tmp/out" 2>&1 || fail "with CISTERN_ISA=${isa%:*}: $(cat "$tmp/out")"
+    has "isa:Intel ${isa#*:}\$" <"$tmp/out" || fail "with CISTERN_ISA=${isa%:*} oneDNN says: $(grep isa: "$tmp/out")"
+done
 stop_daemon d

@@ -1,3 +1,4 @@
+#include "proto/isa.h"
 #include "tests/kernels/hostile.h"
 
 #include <math.h>
@@ -129,6 +130,39 @@ START_TEST(test_get_finds_rows)
 }
 END_TEST
 
+/* CISTERN_ISA takes rows away that are wider than it says, never those that are not; a program
+ * refuses a name that is none, and an empty variable is none at all. */
+START_TEST(test_isa_is_limited)
+{
+    static const struct {
+        const char *words, *best; /* of a processor that has everything */
+    } cases[] = {{"plain", "ref"}, {"avx2", "avx2"}, {"avx512", "avx512"}};
+    unsigned n;
+    const struct cst_kernels *rows = cst_kernels_all(&n);
+
+    (void)unsetenv("CISTERN_ISA");
+    for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const struct cst_kernels *row = cst_kernels_get(cases[i].best);
+
+        (void)setenv("CISTERN_ISA", cases[i].words, 1);
+        ck_assert_ptr_null(cst_isa_refused());
+        if (row != NULL) {
+            ck_assert_ptr_eq(cst_kernels_get(NULL), row);
+        }
+        for (unsigned k = 0; k < n; k++) {
+            ck_assert(k <= i || cst_kernels_get(rows[k].isa) == NULL);
+        }
+        (void)unsetenv("CISTERN_ISA");
+    }
+    (void)setenv("CISTERN_ISA", "", 1);
+    ck_assert_ptr_null(cst_isa_refused());
+    ck_assert_int_eq(cst_isa_limit(), CST_ISA_AVX512);
+    (void)setenv("CISTERN_ISA", "avx3", 1);
+    ck_assert_str_eq(cst_isa_refused(), "avx3");
+    (void)unsetenv("CISTERN_ISA");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("cast");
@@ -139,6 +173,7 @@ int main(void)
     tcase_add_loop_test(cast, test_upcast_is_exact, 0, hostile_n_rows());
     tcase_add_loop_test(cast, test_variants_agree, 0, hostile_n_rows());
     tcase_add_test(kernels, test_get_finds_rows);
+    tcase_add_test(kernels, test_isa_is_limited);
     suite_add_tcase(suite, cast);
     suite_add_tcase(suite, kernels);
     return hostile_main(suite);
