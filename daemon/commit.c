@@ -115,6 +115,9 @@ static int lay_out(struct cst_job *job, struct cst_err *err)
                                        .max_classes = CST_LAYOUT_MAX_CLASSES};
     int rc = cst_base_check(job, err);
 
+    for (uint32_t r = 0; r < job->world; r++) {
+        config.landings = config.landings || job->workers[r].gpu != NULL;
+    }
     if (rc == CST_OK) {
         rc = cst_room_devices(job, &config, err);
     }

@@ -1,5 +1,6 @@
 /* The core's doors: open, step, numbers. An event is checked for what every part relies on and
  * handed on. */
+#include "offload/landing.h"
 #include "offload/updates.h"
 
 #include <inttypes.h>
@@ -231,6 +232,9 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
         core->n_gpus = count_gpus(core);
         status = cst_rooms_open(core, config, err);
     }
+    if (status == CST_OK && cst_landing_open(core) != CST_OK) {
+        status = cst_err_set(err, CST_ENOMEM, "no memory for the books of landings");
+    }
     if (status != CST_OK) {
         cst_core_close(core);
         return status;
@@ -257,6 +261,7 @@ void cst_core_close(struct cst_core *core)
     free(core->chunks);
     free(core->order);
     free(core->in_order);
+    cst_landing_close(core);
     free(core);
 }
 
@@ -282,6 +287,9 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
         break;
     case CST_FLIGHT_STAGE:
         cst_staging_done(core, &flight, event);
+        break;
+    case CST_FLIGHT_LANDING:
+        cst_landing_done(core, &flight, event);
         break;
     case CST_FLIGHT_REDUCE:
         cst_schedule_reduced(core, &flight, event);

@@ -1,4 +1,5 @@
 /* Where a chunk is and why, in sentences. */
+#include "offload/landing.h"
 #include "offload/updates.h"
 
 #include <inttypes.h>
@@ -171,7 +172,12 @@ static void explain_way(const struct cst_core *core, uint32_t c, struct page *pa
     struct cst_way way = cst_schedule_way(core, c, !now);
     const char *when = now ? "the sum is made" : "the sum will be made";
 
-    if (way.kind == CST_WAY_HOST) {
+    if (way.kind == CST_WAY_HOST && cst_landing_serves(core, c)) {
+        say(page,
+            "%s by the processor, engine %" PRIu32 ": the gradient is copied to host memory, where "
+            "it is added to those of the micro-batches before",
+            when, way.engine);
+    } else if (way.kind == CST_WAY_HOST) {
         say(page, "%s by the processor, engine %" PRIu32 ": no contribution lies on a GPU", when,
             way.engine);
     } else if (way.kind == CST_WAY_DEVICE) {

@@ -13,9 +13,10 @@ struct cst_moment {
 };
 
 enum cst_flight_kind {
-    CST_FLIGHT_LOAD,  /* weight row, or this rank's piece of it -> block */
-    CST_FLIGHT_PIECE, /* a peer's piece: peer's block -> block */
-    CST_FLIGHT_STAGE, /* gradient block -> grad row */
+    CST_FLIGHT_LOAD,    /* weight row, or this rank's piece of it -> block */
+    CST_FLIGHT_PIECE,   /* a peer's piece: peer's block -> block */
+    CST_FLIGHT_STAGE,   /* gradient block -> grad row */
+    CST_FLIGHT_LANDING, /* gradient block -> landing, out of which a REDUCE reads it */
     CST_FLIGHT_REDUCE,
     CST_FLIGHT_NORM,
     CST_FLIGHT_UPDATE, /* what brings the weights of an update */
@@ -23,26 +24,28 @@ enum cst_flight_kind {
     CST_FLIGHT_AWAY,   /* UPDATE in a room */
     CST_FLIGHT_ROOM,   /* any other command of an update in a room */
     CST_FLIGHT_HELD,   /* gradient block -> room, beside its sum */
-    CST_FLIGHT_READ,  /* row -> staging segment */
-    CST_FLIGHT_WRITE, /* staging segment -> rows */
-    CST_FLIGHT_PART,  /* part of a WRITE, which waits for it */
+    CST_FLIGHT_READ,   /* row -> staging segment */
+    CST_FLIGHT_WRITE,  /* staging segment -> rows */
+    CST_FLIGHT_PART,   /* part of a WRITE, which waits for it */
 };
 
 struct cst_flight {
     uint64_t ticket; /* 0: the slot is empty */
     enum cst_flight_kind kind;
-    uint32_t rank;       /* LOAD, PIECE, STAGE; AWAY, ROOM, HELD, and UPDATE, STATES that are down: number of the room */
-    uint32_t block;      /* LOAD, PIECE, STAGE; HELD, and AWAY, ROOM, CST_NONE elsewhere: slot of the gradient that is kept there */
-    bool down;           /* UPDATE, STATES: a COPY out of a room */
-    uint32_t tries;      /* down: copies of the same that failed before */
-    uint32_t peer;       /* PIECE: rank whose block is read */
+    uint32_t rank;  /* LOAD, PIECE, STAGE, LANDING; AWAY, ROOM, HELD, and UPDATE, STATES that are
+                       down: number of the room */
+    uint32_t block; /* LOAD, PIECE, STAGE; HELD, and AWAY, ROOM, CST_NONE elsewhere: slot of the
+                       gradient that is kept there */
+    bool down;      /* UPDATE, STATES: a COPY out of a room */
+    uint32_t tries; /* down: copies of the same that failed before */
+    uint32_t peer;  /* PIECE: rank whose block is read */
     uint32_t peer_block; /* PIECE */
     uint32_t chunk;      /* all but NORM */
     uint32_t request;    /* READ, WRITE */
     uint32_t engine;     /* that has the command */
     struct cst_moment issued; /* see instant.c, as is the next one */
     uint64_t idle;            /* ns, REDUCE: time for which its engine would have had no sum, until then */
-    uint64_t collection; /* STAGE, REDUCE, NORM: the collection of gradients that it belongs to */
+    uint64_t collection; /* STAGE, LANDING, REDUCE, NORM: the collection of gradients that it belongs to */
 };
 
 struct cst_flights {

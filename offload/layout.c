@@ -332,6 +332,7 @@ void cst_layout_close(struct cst_layout *layout)
         free(layout->uses[0].chunks);
     }
     free(layout->uses);
+    free(layout->landings);
     free(layout->segments);
     free(layout->order);
     free(layout->chunks);

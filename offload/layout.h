@@ -157,6 +157,8 @@ struct cst_layout {
     struct cst_layout_use *uses;     /* per operator */
     struct cst_layout_segment *segments;
     uint32_t n_segments;
+    struct cst_layout_row *landings; /* CST_LAYOUT_LANDINGS of each node, each of the weights' bytes of its largest chunk that uses them; segment
+                                      * CST_LAYOUT_NO_ROW: no chunk of the node does. NULL: no chunk does */
     uint64_t arena_bytes;            /* sum of segments, the base's and accelerators' not counted */
     uint64_t device_bytes;           /* sum of accelerators' segments */
     uint64_t n_tiles;                /* of tensors that have states */
@@ -168,6 +170,7 @@ struct cst_layout {
     uint32_t max_blocks;
 };
 
+#define CST_LAYOUT_LANDINGS 2 /* of each node; one is filled while the other is read */
 #define CST_LAYOUT_MAX_DEVICES 8
 
 /* Memory of an accelerator for states that stay there. */
@@ -188,6 +191,7 @@ struct cst_layout_config {
     uint64_t class_elems[CST_LAYOUT_MAX_CLASSES]; /* with chunk_elems: capacities of further classes, ascending, ended by 0; all 0: chosen */
     uint32_t max_classes;     /* to choose: 0 and 1: one class, which holds all */
     struct cst_layout_device devices[CST_LAYOUT_MAX_DEVICES]; /* each engine once */
+    bool landings;            /* ranks compute on accelerators: with fp32 grad rows, nodes have landings (offload/landing.h) for chunks that one rank holds */
     uint32_t n_devices;       /* states of as many chunks as fit are there: the last ones. With fp32 moments alone */
     const struct cst_model *base_model;  /* with base: whose frozen tensors are shared; NULL: nobody's. Borrowed during the call */
     const struct cst_layout *base;

@@ -229,6 +229,8 @@ struct cst_core {
     uint32_t *in_order;       /* per node, of its chunks: updates issued since their order began; owned */
     bool order_ended;         /* the next one begins another */
     uint64_t n_updates, n_device_updates; /* chunks, completed */
+    uint64_t *landing_readers; /* per landing of the layout: the REDUCE that read it last; owned */
+    uint32_t *next_landing;    /* per node: which of its landings is taken next; owned */
     uint32_t *order;          /* scratch: chunks in the order of their updates; owned */
     uint64_t n_blocks;        /* of all pools */
     struct cst_rank *ranks;   /* owned */

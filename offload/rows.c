@@ -326,13 +326,59 @@ static void place_base_rows(struct cst_layout *layout, const struct cst_layout *
     }
 }
 
+/* Bytes of the largest gradient on @node that lands: of a chunk that one rank alone contributes to.
+ */
+static uint64_t landing_bytes(const struct cst_layout *layout, uint32_t node)
+{
+    uint64_t most = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        if (chunk->node == node && has_states(chunk) && __builtin_popcountll(chunk->ranks) == 1) {
+            most = 2 * chunk->n_elems > most ? 2 * chunk->n_elems : most;
+        }
+    }
+    return cst_align_up(most, PAGE_BYTES);
+}
+
+/* Each in a segment of its own. */
+static int place_landings(struct cst_layout *layout, uint32_t n_nodes)
+{
+    bool any = false;
+
+    layout->landings = calloc((size_t)n_nodes * CST_LAYOUT_LANDINGS, sizeof *layout->landings);
+    if (layout->landings == NULL) {
+        return CST_ENOMEM;
+    }
+    for (uint32_t i = 0; i < n_nodes * CST_LAYOUT_LANDINGS; i++) {
+        uint32_t node = i / CST_LAYOUT_LANDINGS;
+        uint64_t bytes = landing_bytes(layout, node);
+
+        layout->landings[i].segment = CST_LAYOUT_NO_ROW;
+        if (bytes > 0) {
+            add_segment(layout, node)->bytes = bytes;
+            layout->landings[i].segment = layout->n_segments - 1;
+            layout->arena_bytes += bytes;
+            any = true;
+        }
+    }
+    if (!any) {
+        free(layout->landings);
+        layout->landings = NULL;
+    }
+    return CST_OK;
+}
+
 int cst_rows_place(struct cst_layout *layout, const struct cst_layout_config *config)
 {
     const struct cst_layout *base = config->base;
     size_t n_base = base != NULL ? base->n_segments : 0;
     uint32_t *known = malloc((n_base + 1) * sizeof *known);
 
-    layout->segments = calloc((size_t)layout->n_chunks * N_ROWS, sizeof *layout->segments);
+    layout->segments =
+        calloc((size_t)layout->n_chunks * N_ROWS + (size_t)config->n_nodes * CST_LAYOUT_LANDINGS,
+               sizeof *layout->segments);
     if (known == NULL || layout->segments == NULL) {
         free(known);
         return CST_ENOMEM;
@@ -346,5 +392,6 @@ int cst_rows_place(struct cst_layout *layout, const struct cst_layout_config *co
     }
     place_base_rows(layout, base, known);
     free(known);
-    return CST_OK;
+    return config->landings && layout->grad_bytes == 4 ? place_landings(layout, config->n_nodes)
+                                                       : CST_OK;
 }

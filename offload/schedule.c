@@ -6,6 +6,7 @@
  * A chunk collects one micro-batch at a time. What a rank that is ahead hands in for a later one
  * stays PENDING until its turn comes. The grad row belongs to the last UPDATE until that is done:
  * what writes to it names its ticket. */
+#include "offload/landing.h"
 #include "offload/updates.h"
 
 #include <inttypes.h>
@@ -119,7 +120,7 @@ void cst_schedule_add_sources(struct cst_core *core, uint32_t c, struct cst_comm
     }
 }
 
-/* A contribution that was staged lies in the arena. */
+/* A contribution that was staged, or that lands, lies in the arena. */
 struct cst_way cst_schedule_way(const struct cst_core *core, uint32_t c, bool all)
 {
     uint32_t engines[CST_CORE_MAX_WORLD];
@@ -131,7 +132,7 @@ struct cst_way cst_schedule_way(const struct cst_core *core, uint32_t c, bool al
 
         engines[rank] = CST_WAY_NOTHING;
         if (all ? member : b != CST_NONE && pool->blocks[b].state == CST_BLOCK_REDUCING) {
-            engines[rank] = pool->engine;
+            engines[rank] = cst_landing_serves(core, c) ? CST_WAY_HOST_MEMORY : pool->engine;
         }
         if (!all && core->chunks[c].staged_rank == rank) {
             engines[rank] = CST_WAY_HOST_MEMORY;
@@ -146,6 +147,8 @@ void cst_schedule_add(struct cst_core *core, uint32_t c)
     struct cst_flight flight = {
         .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection};
     uint64_t held = cst_held_keep(core, c);
+    struct cst_place place;
+    uint64_t landed = cst_landing_begin(core, c, &place);
     struct cst_command *reduce = cst_core_command(core, CST_COMMAND_REDUCE, 0, &flight);
 
     reduce->table = core->table_segment;
@@ -153,6 +156,9 @@ void cst_schedule_add(struct cst_core *core, uint32_t c)
     reduce->mark = reduce->ticket;
     reduce->accumulate = chunk->summed;
     cst_schedule_add_sources(core, c, reduce);
+    if (landed != 0) {
+        cst_landing_read(core, c, reduce, landed, place);
+    }
     reduce->node = cst_schedule_way(core, c, false).engine;
     cst_instant_sent(core, reduce->ticket, reduce->node);
     cst_update_before(reduce, chunk);

@@ -74,7 +74,7 @@ static void cost_copy(struct cst_play *play, struct cst_play_command *c,
                       const struct cst_command *command)
 {
     const struct cst_play_engine *engine = &play->engines[c->engine];
-    bool up = c->kind != CST_FLIGHT_STAGE;
+    bool up = c->kind != CST_FLIGHT_STAGE && c->kind != CST_FLIGHT_LANDING;
     double bytes = (double)copied_bytes(command);
     uint32_t owner = cst_play_owner(play, c->chunk);
 
@@ -321,7 +321,7 @@ void cst_play_count(struct cst_play *play, const struct cst_play_command *c,
 
     if (c->kind == CST_FLIGHT_LOAD) {
         play->moved_up += copied_bytes(command) * (uint64_t)play->workers[c->rank].stands_for;
-    } else if (c->kind == CST_FLIGHT_STAGE) {
+    } else if (c->kind == CST_FLIGHT_STAGE || c->kind == CST_FLIGHT_LANDING) {
         play->moved_down += command->bytes * (uint64_t)play->workers[c->rank].stands_for;
     }
     if (command->kind == CST_COMMAND_COPY && is_of_room(c) && !stays_there(play, c)) {

@@ -197,6 +197,7 @@ static enum cst_lane_kind lane_of(const struct cst_play_command *c)
     case CST_FLIGHT_LOAD:
     case CST_FLIGHT_PIECE:
     case CST_FLIGHT_STAGE:
+    case CST_FLIGHT_LANDING:
     case CST_FLIGHT_NORM:
     case CST_FLIGHT_READ:
     case CST_FLIGHT_WRITE:
@@ -204,7 +205,7 @@ static enum cst_lane_kind lane_of(const struct cst_play_command *c)
         break;
     }
     return c->copied_to > 0              ? CST_LANE_PEER
-           : c->kind == CST_FLIGHT_STAGE ? CST_LANE_DOWN
+           : c->lane == CST_PLAY_DOWN ? CST_LANE_DOWN
                                          : CST_LANE_UP;
 }
 

@@ -13,6 +13,7 @@ struct cst_layout_config cst_search_layout_config(const struct cst_search *s,
         .grad_bytes = s->config->micro_batches > 1 && !try->once ? 4 : 2,
         .states = s->config->states,
         .max_classes = CST_LAYOUT_MAX_CLASSES,
+        .landings = !s->host,
     };
 
     config.states.grad_over_weight |= try->over;

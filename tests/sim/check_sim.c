@@ -26,8 +26,9 @@ static bool losses_occurred(const struct sim_totals *totals)
     bool sums = occurred("sums that were lost", totals->lost_sums);
     bool ranks = occurred("workers that lost their accelerator", totals->lost_ranks);
     bool moved = occurred("pools that moved", totals->moved);
+    bool landed = occurred("gradients that were copied to landings", totals->landed);
 
-    return sums && ranks && moved;
+    return sums && ranks && moved && landed;
 }
 
 /* False: something that is to occur, if @fixed, did not. */
@@ -43,9 +44,9 @@ static bool seeds(struct sim_options options, uint64_t runs, bool fixed)
     }
     printf("sim: all well: %" PRIu64 " turns, %" PRIu64 " deaths, %" PRIu64
            " runs with GPUs, %" PRIu64 " commands waited for another engine's, %" PRIu64
-           " copies by workers, %" PRIu64 " of parts\n",
+           " copies by workers, %" PRIu64 " of parts, %" PRIu64 " gradients landed\n",
            totals.turns, totals.deaths, totals.gpu_runs, totals.crossing, totals.fills,
-           totals.gathered);
+           totals.gathered, totals.landed);
     printf("sim: runs with groups %" PRIu64 ", frozen chunks %" PRIu64 ", a base %" PRIu64
            ", size classes %" PRIu64 ", micro-batches %" PRIu64 "; %" PRIu64
            " contributions added early; gradients over weights %" PRIu64 ", %" PRIu64

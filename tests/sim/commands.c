@@ -74,6 +74,11 @@ void command_check(const struct sim *sim, const struct cst_command *command)
         } else if (spot.kind == PLACE_ROW && !gpu && command->node != home) {
             sim_fail(sim, "engine %u does not map the arenas of node %u", command->node, home);
         }
+        if (spot.kind == PLACE_LANDING && !gpu &&
+            command->node != sim->layout.segments[spot.slot].node) {
+            sim_fail(sim, "engine %u does not map the landings of node %u", command->node,
+                     sim->layout.segments[spot.slot].node);
+        }
         if (spot.kind == PLACE_BLOCK && i >= command->n_src &&
             sim->memory.pools[spot.rank].worker_copies) {
             sim_fail(sim, "a copy into the pool of rank %u, whose worker copies", spot.rank);

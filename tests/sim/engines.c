@@ -50,6 +50,8 @@ struct cell *engines_cell(struct sim *sim, const struct spot *spot)
         return &sim->memory.blocks[spot->rank][spot->block];
     case PLACE_STAGING:
         return &sim->memory.staging[spot->slot];
+    case PLACE_LANDING:
+        return &sim->memory.landings[spot->slot];
     case PLACE_ROOM:
     case PLACE_NOWHERE:
         break;
@@ -195,6 +197,7 @@ static void begin_copy(struct sim *sim, struct job *job)
     if (dst.kind == PLACE_ROW && dst.row == CST_ROW_GRAD && !dst.at_start) {
         sim_fail(sim, "a gradient staged into the middle of a row");
     }
+    sim->n_landed += dst.kind == PLACE_LANDING;
     engines_begin_write(sim, job, &dst);
 }
 
@@ -249,8 +252,8 @@ static bool is_spare(const struct sim *sim, const struct cst_command *command)
            (command->kind == CST_COMMAND_UPDATE || up || command->forgiven);
 }
 
-/* Copies to blocks, grad rows and staging can fail, and what updates in rooms are made of; if
- * anything else does, the job does. */
+/* Copies to blocks, grad rows and staging can fail, not those to landings, whose sums fail with
+ * them, and what updates in rooms are made of; if anything else does, the job does. */
 static bool will_fail(struct sim *sim, const struct job *job)
 {
     struct spot dst;
@@ -262,6 +265,9 @@ static bool will_fail(struct sim *sim, const struct job *job)
         return sim_chance(sim, sim->p_fatal);
     }
     dst = engines_find(sim, job, job->command.dst[0]);
+    if (dst.kind == PLACE_LANDING) {
+        return sim_chance(sim, sim->p_fatal);
+    }
     return (dst.kind != PLACE_ROW || dst.row == CST_ROW_GRAD) && !sim_is_calm(sim) &&
            sim_chance(sim, sim->p_copy_fail);
 }

@@ -35,6 +35,7 @@ void memory_open(struct memory *memory, const struct cst_model *model,
     memory->layout = layout;
     memory->world = world;
     memory->grads = new_cells(layout->n_chunks, MEMORY_ZERO_SUM);
+    memory->landings = new_cells(layout->n_segments, MEMORY_GARBAGE);
     for (uint32_t r = 0; r < MEMORY_ROWS; r++) {
         memory->states[r] = new_cells(model->n_tensors, 0);
     }
@@ -51,12 +52,29 @@ void memory_open(struct memory *memory, const struct cst_model *model,
 void memory_close(struct memory *memory)
 {
     free(memory->grads);
+    free(memory->landings);
     for (uint32_t r = 0; r < MEMORY_ROWS; r++) {
         free(memory->states[r]);
     }
     for (uint32_t rank = 0; rank < memory->world; rank++) {
         free(memory->blocks[rank]);
     }
+}
+
+/* Each is alone in its segment, whose number tells it from the others. */
+static struct spot find_landing(const struct memory *memory, uint32_t segment, uint64_t offset)
+{
+    bool is_row = segment >= memory->layout->n_segments || offset != 0;
+
+    for (uint32_t c = 0; c < memory->layout->n_chunks; c++) {
+        for (uint32_t r = 0; r < MEMORY_ROWS; r++) {
+            const struct cst_layout_chunk *chunk = &memory->layout->chunks[c];
+
+            is_row = is_row || (r == CST_ROW_WEIGHT_OTHER ? chunk->other_weight.segment
+                                                          : chunk->rows[r].segment) == segment;
+        }
+    }
+    return (struct spot){.kind = is_row ? PLACE_NOWHERE : PLACE_LANDING, .slot = segment};
 }
 
 static struct spot find_row(const struct memory *memory, uint32_t segment, uint64_t offset)
@@ -89,7 +107,7 @@ static struct spot find_row(const struct memory *memory, uint32_t segment, uint6
             return spot;
         }
     }
-    return (struct spot){.kind = PLACE_NOWHERE};
+    return find_landing(memory, segment, offset);
 }
 
 /* The block that has byte @offset of the slab, and which of its bytes that is. */

@@ -43,12 +43,13 @@ struct memory {
     struct cst_core_pool pools[CST_CORE_MAX_WORLD];
     uint32_t segments[CST_CORE_MAX_WORLD][16];
     struct cell *states[MEMORY_ROWS]; /* per row but GRAD, per tensor */
-    struct cell *grads;                 /* per chunk */
+    struct cell *grads;               /* per chunk */
     struct cell *blocks[CST_CORE_MAX_WORLD];
     struct cell staging[MEMORY_STAGING_SLOTS];
+    struct cell *landings; /* of the layout, all nodes' */
 };
 
-enum place_kind { PLACE_NOWHERE, PLACE_ROW, PLACE_BLOCK, PLACE_STAGING, PLACE_ROOM };
+enum place_kind { PLACE_NOWHERE, PLACE_ROW, PLACE_BLOCK, PLACE_STAGING, PLACE_ROOM, PLACE_LANDING };
 
 /* What a place on the wire means. */
 struct spot {
@@ -60,7 +61,7 @@ struct spot {
     uint32_t rank;    /* BLOCK */
     uint32_t block;   /* BLOCK */
     uint64_t at;      /* ROW, BLOCK: bytes from its start */
-    uint32_t slot;    /* STAGING */
+    uint32_t slot;    /* STAGING, LANDING */
 };
 
 /* @pools: parts are set, segments are filled in: 16 slabs a rank at most. */
@@ -79,7 +80,8 @@ uint32_t memory_block(const struct memory *memory, uint32_t rank, uint32_t slab,
  * is being written. */
 uint64_t memory_weights(const struct memory *memory, const struct cell *cells, uint32_t chunk);
 
-/* The number of tensor @t's weights after its last update: where it has two rows, in one of them. */
+/* The number of tensor @t's weights after its last update: where it has two rows, in one of them.
+ */
 uint64_t memory_newest(const struct memory *memory, uint32_t t);
 
 /* Sum of changes of the tensors of @chunk in @cells. */

@@ -161,7 +161,8 @@ void model_open(struct sim *sim)
     struct cst_layout_config config = {.chunk_elems = CAPACITY,
                                        .n_nodes = sim->n_nodes,
                                        .world = sim->world,
-                                       .grad_bytes = sim->grad_fp32 ? 4 : 2};
+                                       .grad_bytes = sim->grad_fp32 ? 4 : 2,
+                                       .landings = sim_chance(sim, 7500)};
     struct cst_err err;
 
     config.states.grad_over_weight = sim->grad_over;

@@ -125,6 +125,7 @@ struct sim_totals {
     uint64_t gpu_runs; /* with a rank on a GPU */
     uint64_t crossing; /* commands that waited for another engine's */
     uint64_t fills;    /* copies by workers */
+    uint64_t landed;   /* gradients that were copied to landings */
     uint64_t gathered; /* parts of weights that went into pools */
     uint64_t group_runs, frozen_runs, base_runs, class_runs, micro_runs; /* with such a thing */
     uint64_t over_runs, made; /* runs with gradients over weights; weights that came from masters */
@@ -170,6 +171,7 @@ struct sim {
     uint64_t n_lost_sums, n_lost_ranks, n_moved;
     uint64_t n_crossing; /* commands that waited for another engine's */
     uint64_t n_fills;    /* copies by workers */
+    uint64_t n_landed;   /* gradients that were copied to landings */
     uint64_t n_gathered; /* parts of weights that went into pools */
     uint64_t n_early;    /* reductions of some contributions */
     uint64_t n_made;     /* loads of weights made from the master weights */

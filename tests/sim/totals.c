@@ -38,6 +38,7 @@ void totals_add(struct sim_totals *totals, const struct sim *sim,
     totals->deaths += sim->n_deaths;
     totals->crossing += sim->n_crossing;
     totals->fills += sim->n_fills;
+    totals->landed += sim->n_landed;
     totals->gathered += sim->n_gathered;
     totals->early += sim->n_early;
     totals->instead += sim->n_instead;

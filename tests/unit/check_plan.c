@@ -455,6 +455,26 @@ START_TEST(reductions)
 }
 END_TEST
 
+/* A further micro-batch on an accelerator takes what its compute takes: its gradients cross the
+ * link once, as 2 bytes of each element, and are added in host memory. */
+START_TEST(micro_batches_cost_compute)
+{
+    uint64_t steps[2];
+
+    declare("opt-30b", 1, 2, true);
+    f.config.runtime_only = true;
+    f.budget.device_bytes = UINT64_C(40) << 30;
+    for (uint32_t i = 0; i < 2; i++) {
+        cst_plans_close(&f.plans);
+        f.config.micro_batches = 2 + 2 * i;
+        search();
+        steps[i] = f.plans.best.predicted.step_ns;
+    }
+    ck_assert_double_le((double)(steps[1] - steps[0]),
+                        1.05 * (double)f.plans.best.predicted.compute_ns / 2);
+}
+END_TEST
+
 /* A mixture of experts over ranks: each rank plays its own. */
 START_TEST(experts)
 {
@@ -521,6 +541,7 @@ int main(void)
     tcase_add_test(tc, same_twice);
     tcase_add_loop_test(tc, binds, 0, 3);
     tcase_add_loop_test(tc, reductions, 0, 2);
+    tcase_add_test(tc, micro_batches_cost_compute);
     tcase_add_test(tc, experts);
     tcase_add_test(tc, experts_fill_chunks);
     tc = suite_case(suite, "limits", search_rig_setup, search_rig_teardown);

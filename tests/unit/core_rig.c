@@ -71,7 +71,8 @@ static void lay_out(struct rig *rig, const struct rig_job *job)
                    .moments = job->moments,
                    .grad_over_weight = job->grad_over,
                    .two_weights = job->overlap != CST_OVERLAP_COMMIT},
-        .grad_bytes = job->micro_batches > 1 || job->grad_fp32 ? 4 : 2};
+        .grad_bytes = job->micro_batches > 1 || job->grad_fp32 ? 4 : 2,
+        .landings = job->landings};
     struct cst_err err;
 
     if (job->device != NULL) {

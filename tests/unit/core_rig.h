@@ -22,6 +22,7 @@ struct rig_job {
     bool with_base;           /* a base job has all frozen chunks */
     uint32_t micro_batches;   /* more than one: grad rows are fp32 */
     bool grad_fp32;
+    bool landings; /* of the layout's configuration */
     const struct cst_core_room *rooms;
     uint32_t n_rooms;
     uint32_t interleave;

@@ -1,0 +1,84 @@
+#include "offload/landing.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+int cst_landing_open(struct cst_core *core)
+{
+    if (core->layout->landings == NULL) {
+        return CST_OK;
+    }
+    core->landing_readers =
+        calloc((size_t)core->n_nodes * CST_LAYOUT_LANDINGS, sizeof *core->landing_readers);
+    core->next_landing = calloc(core->n_nodes, sizeof *core->next_landing);
+    return core->landing_readers != NULL && core->next_landing != NULL ? CST_OK : CST_ENOMEM;
+}
+
+void cst_landing_close(struct cst_core *core)
+{
+    free(core->landing_readers);
+    free(core->next_landing);
+}
+
+bool cst_landing_serves(const struct cst_core *core, uint32_t c)
+{
+    uint64_t ranks = core->chunks[c].ranks;
+
+    return core->layout->landings != NULL && core->chunks[c].has_states &&
+           __builtin_popcountll(ranks) == 1 &&
+           core->ranks[__builtin_ctzll(ranks)].pool.engine != CST_WAY_HOST_MEMORY;
+}
+
+static uint32_t landing_of(const struct cst_core *core, uint32_t c)
+{
+    uint32_t node = core->layout->chunks[c].node;
+
+    return node * CST_LAYOUT_LANDINGS + core->next_landing[node];
+}
+
+uint64_t cst_landing_begin(struct cst_core *core, uint32_t c, struct cst_place *place)
+{
+    uint32_t rank = (uint32_t)__builtin_ctzll(core->chunks[c].ranks), landing;
+    const struct cst_pool *pool = &core->ranks[rank].pool;
+    struct cst_flight flight = {
+        .kind = CST_FLIGHT_LANDING, .chunk = c, .rank = rank, .collection = core->collection};
+    const struct cst_layout_row *row;
+    struct cst_command *copy;
+
+    if (!cst_landing_serves(core, c) || (core->chunks[c].added & 1ull << rank) != 0 ||
+        !cst_schedule_holds(core, c, rank)) {
+        return 0;
+    }
+    landing = landing_of(core, c);
+    row = &core->layout->landings[landing];
+    *place =
+        (struct cst_place){.segment = core->arena_segments[row->segment], .offset = row->offset};
+    copy = cst_core_command(core, CST_COMMAND_COPY, pool->engine, &flight);
+    copy->priority = CST_PRIORITY_EVICTION;
+    copy->src[copy->n_src++] = cst_pool_place(pool, pool->grad_of[c]);
+    copy->dst[copy->n_dst++] = *place;
+    copy->bytes = 2 * core->layout->chunks[c].n_elems;
+    cst_command_after(copy, core->landing_readers[landing]);
+    return copy->ticket;
+}
+
+void cst_landing_read(struct cst_core *core, uint32_t c, struct cst_command *reduce,
+                      uint64_t ticket, struct cst_place place)
+{
+    uint32_t *next = &core->next_landing[core->layout->chunks[c].node];
+
+    assert(reduce->n_src == 1);
+    reduce->src[0] = place;
+    reduce->forgiven = true; /* the COPY that takes the landing next does not fail with it */
+    cst_command_after(reduce, ticket);
+    core->landing_readers[landing_of(core, c)] = reduce->ticket;
+    *next = (*next + 1) % CST_LAYOUT_LANDINGS;
+}
+
+void cst_landing_done(struct cst_core *core, const struct cst_flight *flight,
+                      const struct cst_event *event)
+{
+    if (cst_loss_is(event) && flight->collection == core->collection) {
+        cst_loss_of_pools(core, core->ranks[flight->rank].pool.engine, event, true);
+    }
+}
