@@ -249,6 +249,8 @@ static enum cst_clock_lane lane_of(const struct cst_core *core, const struct cst
     case CST_FLIGHT_UPDATE:
     case CST_FLIGHT_STATES:
         return flight->down ? CST_CLOCK_DOWN : CST_CLOCK_TEAM;
+    case CST_FLIGHT_LANDING:
+        return CST_CLOCK_DOWN;
     case CST_FLIGHT_STAGE:
         return flight->engine < core->n_nodes ? CST_CLOCK_UP : CST_CLOCK_DOWN;
     case CST_FLIGHT_LOAD:
@@ -297,16 +299,20 @@ void cst_instant_sent(struct cst_core *core, uint64_t ticket, uint32_t engine)
 /* The end of what the command waited for, as far as the core remembers it. */
 static struct cst_moment before(const struct cst_core *core, const struct cst_flight *flight)
 {
+    const struct cst_chunk *chunk = &core->chunks[flight->chunk];
+
     switch (flight->kind) {
     case CST_FLIGHT_LOAD:
-        return core->chunks[flight->chunk].updated;
+        return chunk->updated;
     case CST_FLIGHT_REDUCE:
-        return core->chunks[flight->chunk].update_end;
+        return (struct cst_moment){later(chunk->update_end.at, chunk->landed.at),
+                                   later(chunk->update_end.instant, chunk->landed.instant)};
     case CST_FLIGHT_UPDATE:
-        return core->chunks[flight->chunk].sum_end;
+        return chunk->sum_end;
     case CST_FLIGHT_PIECE:
         return core->ranks[flight->peer].pool.blocks[flight->peer_block].last;
     case CST_FLIGHT_STAGE:
+    case CST_FLIGHT_LANDING:
     case CST_FLIGHT_NORM:
     case CST_FLIGHT_STATES:
     case CST_FLIGHT_AWAY:
@@ -441,6 +447,9 @@ void cst_instant_done(struct cst_core *core, const struct cst_flight *flight)
         struct cst_block *block = &core->ranks[flight->rank].pool.blocks[flight->block];
 
         block->last = (struct cst_moment){core->now, later(block->last.instant, end.instant)};
+    }
+    if (flight->kind == CST_FLIGHT_LANDING) {
+        core->chunks[flight->chunk].landed = end;
     }
     if (flight->kind == CST_FLIGHT_UPDATE) {
         core->chunks[flight->chunk].update_end = end;

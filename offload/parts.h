@@ -142,6 +142,7 @@ struct cst_chunk {
     struct cst_moment update_end; /* end of its last update */
     struct cst_moment updated;    /* end of the last update whose weights fetches waited for */
     struct cst_moment sum_end;    /* end of the last sum of its gradient */
+    struct cst_moment landed;     /* end of the last copy of its gradient to a landing */
     uint64_t version;     /* grows when a write to the weights or states is issued */
     uint64_t grad_version; /* same, the grad row */
     uint64_t evicted_step; /* step in which a rank last evicted it, for explain */
