@@ -45,10 +45,13 @@ static const struct field root_fields[] = {
     {"disk_read", offsetof(struct cst_rates, disk_read)},
     {"disk_write", offsetof(struct cst_rates, disk_write)},
     {"request_s", offsetof(struct cst_rates, request_s)},
+    {"spread", offsetof(struct cst_rates, spread)},
+    {"busy_cores", offsetof(struct cst_rates, busy_cores)},
     {NULL, 0},
 };
-static const char *const root_keys[] = {"fingerprint", "devices",   "nodes", "disk_read",
-                                        "disk_write",  "request_s", NULL};
+static const char *const root_keys[] = {"fingerprint", "devices",    "nodes",
+                                        "disk_read",   "disk_write", "request_s",
+                                        "spread",      "busy_cores", NULL};
 
 static int read_fields(const json_t *object, const char *place, const struct field *fields,
                        void *base, struct cst_err *err)

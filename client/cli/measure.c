@@ -1,8 +1,8 @@
 #include "client/cli/measure.h"
 
 #include "cistern/cistern.h"
-#include "proto/program.h"
 #include "proto/fingerprint.h"
+#include "proto/program.h"
 #include "proto/rates_json.h"
 
 #include <errno.h>
@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,15 +21,12 @@
 
 extern char **environ;
 
-enum { MAX_ANSWER = 16 << 10, N_PINGS = 501 };
+enum { MAX_ANSWER = CLI_MEASURE_TEXT - 1, N_PINGS = 501 };
 
 #define DISK_BYTES (UINT64_C(256) << 20)
 #define DISK_PIECE (UINT64_C(4) << 20)
 
-static void note(struct cli_measured *out, const char *fmt, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static void note(struct cli_measured *out, const char *fmt, ...)
+void cli_measure_note(struct cli_measured *out, const char *fmt, ...)
 {
     va_list ap;
 
@@ -105,22 +103,32 @@ static int judge(const char *program, const char *text, int status, json_t **out
     return CST_OK;
 }
 
+int cli_measure_run(char *const *argv, char text[CLI_MEASURE_TEXT], int *status,
+                    struct cst_err *err)
+{
+    pid_t pid;
+    int fd = -1, rc = spawn(argv, &pid, &fd, err);
+
+    if (rc == CST_OK) {
+        read_answer(fd, text);
+        (void)close(fd);
+        while (waitpid(pid, status, 0) < 0 && errno == EINTR) {
+        }
+    }
+    return rc;
+}
+
 /* Ask @program and wait for its answer. */
 static int ask(char *const *argv, json_t **out, struct cst_err *err)
 {
-    char *text = malloc(MAX_ANSWER + 1);
-    pid_t pid;
-    int fd = -1, status = 0, rc;
+    char *text = malloc(CLI_MEASURE_TEXT);
+    int status = 0, rc;
 
     if (text == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for an answer");
     }
-    rc = spawn(argv, &pid, &fd, err);
+    rc = cli_measure_run(argv, text, &status, err);
     if (rc == CST_OK) {
-        read_answer(fd, text);
-        (void)close(fd);
-        while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-        }
         rc = judge(argv[0], text, status, out, err);
     }
     free(text);
@@ -147,19 +155,91 @@ static bool has_engine(unsigned node)
     return line[0] != '\0' && line[0] != '\n';
 }
 
+double cli_measure_median(double *values, unsigned n, double *spread)
+{
+    double median, range;
+
+    for (unsigned i = 1; i < n; i++) {
+        for (unsigned k = i; k > 0 && values[k] < values[k - 1]; k--) {
+            double value = values[k];
+
+            values[k] = values[k - 1];
+            values[k - 1] = value;
+        }
+    }
+    median = values[n / 2];
+    range = median > 0 ? (values[n - 1] - values[0]) / 2 / median : 0;
+    *spread = range > *spread ? range : *spread;
+    return median;
+}
+
+/* The median of the rate that lies @offset bytes into each of the trials, @stride bytes apart. */
+static double median_at(const void *trials, size_t stride, size_t offset, double *spread)
+{
+    double values[CLI_MEASURE_TRIALS];
+
+    for (unsigned i = 0; i < CLI_MEASURE_TRIALS; i++) {
+        values[i] = *(const double *)(const void *)((const char *)trials + i * stride + offset);
+    }
+    return cli_measure_median(values, CLI_MEASURE_TRIALS, spread);
+}
+
+/* Add a node whose rates are the medians of trials. */
+static void add_node(struct cst_rates *rates, const struct cst_rates_node *trials)
+{
+    static const size_t fields[] = {
+        offsetof(struct cst_rates_node, pass), offsetof(struct cst_rates_node, update),
+        offsetof(struct cst_rates_node, reduce), offsetof(struct cst_rates_node, copy)};
+    struct cst_rates_node *node = &rates->nodes[rates->n_nodes++];
+
+    *node = trials[0];
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        *(double *)(void *)((char *)node + fields[i]) =
+            median_at(trials, sizeof *trials, fields[i], &rates->spread);
+    }
+}
+
+/* Add a device whose rates are the medians of trials. */
+static void add_device(struct cst_rates *rates, const struct cst_rates_device *trials)
+{
+    static const size_t fields[] = {offsetof(struct cst_rates_device, up),
+                                    offsetof(struct cst_rates_device, down),
+                                    offsetof(struct cst_rates_device, up_both),
+                                    offsetof(struct cst_rates_device, down_both),
+                                    offsetof(struct cst_rates_device, peer),
+                                    offsetof(struct cst_rates_device, flops),
+                                    offsetof(struct cst_rates_device, update),
+                                    offsetof(struct cst_rates_device, memory),
+                                    offsetof(struct cst_rates_device, copy_latency_s)};
+    struct cst_rates_device *device = &rates->devices[rates->n_devices++];
+
+    *device = trials[0];
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        *(double *)(void *)((char *)device + fields[i]) =
+            median_at(trials, sizeof *trials, fields[i], &rates->spread);
+    }
+}
+
 static int measure_node(struct cst_rates *rates, char *program, unsigned node, struct cst_err *err)
 {
     char number[16];
     char *argv[] = {program, (char *)(uintptr_t) "--rates", (char *)(uintptr_t) "--node", number,
                     NULL};
-    json_t *answer = NULL;
-    int rc;
+    struct cst_rates trials = {.n_nodes = 0};
+    int rc = CST_OK;
 
     (void)snprintf(number, sizeof number, "%u", node);
-    rc = ask(argv, &answer, err);
+    for (unsigned i = 0; i < CLI_MEASURE_TRIALS && rc == CST_OK; i++) {
+        json_t *answer = NULL;
+
+        rc = ask(argv, &answer, err);
+        if (rc == CST_OK) {
+            rc = cst_rates_add_node(&trials, answer, err);
+            json_decref(answer);
+        }
+    }
     if (rc == CST_OK) {
-        rc = cst_rates_add_node(rates, answer, err);
-        json_decref(answer);
+        add_node(rates, trials.nodes);
     }
     return rc;
 }
@@ -187,12 +267,20 @@ static int measure_gpu(struct cst_rates *rates, char *program, const char *uuid,
 {
     char *argv[] = {program, (char *)(uintptr_t) "--rates", (char *)(uintptr_t) "--device",
                     (char *)(uintptr_t)uuid, NULL};
-    json_t *answer = NULL;
-    int rc = ask(argv, &answer, err);
+    struct cst_rates trials = {.n_devices = 0};
+    int rc = CST_OK;
 
+    for (unsigned i = 0; i < CLI_MEASURE_TRIALS && rc == CST_OK; i++) {
+        json_t *answer = NULL;
+
+        rc = ask(argv, &answer, err);
+        if (rc == CST_OK) {
+            rc = cst_rates_add_device(&trials, answer, err);
+            json_decref(answer);
+        }
+    }
     if (rc == CST_OK) {
-        rc = cst_rates_add_device(rates, answer, err);
-        json_decref(answer);
+        add_device(rates, trials.devices);
     }
     return rc;
 }
@@ -209,11 +297,11 @@ static size_t measure_gpus(struct cli_measured *out, json_t **list,
 
     if (cst_program_find("cistern-engine-cuda", NULL, "CISTERN_ENGINE_CUDA", program,
                          sizeof program, NULL) != CST_OK) {
-        note(out, "no GPUs: there is no cistern-engine-cuda");
+        cli_measure_note(out, "no GPUs: there is no cistern-engine-cuda");
         return 0;
     }
     if (ask(argv, list, &err) != CST_OK) {
-        note(out, "no GPUs: %.160s", err.text);
+        cli_measure_note(out, "no GPUs: %.160s", err.text);
         return 0;
     }
     for (size_t i = 0; i < json_array_size(json_object_get(*list, "gpus")); i++) {
@@ -225,7 +313,7 @@ static size_t measure_gpus(struct cli_measured *out, json_t **list,
         }
         uuids[n++] = uuid;
         if (measure_gpu(&out->rates, program, uuid, &err) != CST_OK) {
-            note(out, "cuda:%zu: %.160s", i, err.text);
+            cli_measure_note(out, "cuda:%zu: %.160s", i, err.text);
         }
     }
     return n;
@@ -329,7 +417,7 @@ int cli_measure_disk(struct cli_measured *out, const char *directory, struct cst
         out->rates.disk_write = out->rates.disk_read = 0;
         rc = cst_err_errno(err, CST_EIO, errno, "%s", directory);
     } else if (!direct) {
-        note(out, "%.100s: no direct I/O: reads may be the page cache's", directory);
+        cli_measure_note(out, "%.100s: no direct I/O: reads may be the page cache's", directory);
     }
     free(piece);
 err_after_open:

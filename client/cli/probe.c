@@ -117,6 +117,10 @@ bool cli_rates_print(const struct cst_rates *rates)
     if (rates->request_s > 0) {
         (void)printf("request   round trip %s\n", cli_seconds(rates->request_s, a));
     }
+    if (rates->spread > 0) {
+        (void)printf("spread    %.1f %% at most, of repeated measurements of a rate\n",
+                     100 * rates->spread);
+    }
     (void)printf("machine   %s\n", rates->fingerprint[0] != '\0' ? rates->fingerprint : "unknown");
     return true;
 }
@@ -138,8 +142,15 @@ static void make_state_home(const char *path)
 
 static int measure(const struct cli *cli, struct cli_measured *out, struct cst_err *err)
 {
-    int rc = cli_measure_engines(out, err);
+    struct cli_busy busy;
+    int rc;
 
+    cli_busy_begin(&busy);
+    rc = cli_measure_engines(out, err);
+    if (rc == CST_OK) {
+        cli_measure_flops(out);
+        cli_busy_end(&busy, out);
+    }
     if (rc == CST_OK && cli->disk != NULL) {
         rc = cli_measure_disk(out, cli->disk, err);
     }

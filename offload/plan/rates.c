@@ -76,7 +76,9 @@ int cst_rates_check(const struct cst_rates *rates, struct cst_err *err)
 {
     const struct field fields[] = {{"disk_read", rates->disk_read, MAY_LACK},
                                    {"disk_write", rates->disk_write, MAY_LACK},
-                                   {"request_s", rates->request_s, MAY_LACK}};
+                                   {"request_s", rates->request_s, MAY_LACK},
+                                   {"spread", rates->spread, MAY_LACK},
+                                   {"busy_cores", rates->busy_cores, MAY_LACK}};
     int rc = CST_OK;
 
     if (rates->n_devices == 0 || rates->n_devices > CST_RATES_MAX_DEVICES || rates->n_nodes == 0 ||
@@ -95,7 +97,7 @@ int cst_rates_check(const struct cst_rates *rates, struct cst_err *err)
         rc = check_node(&rates->nodes[i], i, err);
     }
     if (rc == CST_OK) {
-        rc = check_all("machine", 0, fields, 3, err);
+        rc = check_all("machine", 0, fields, sizeof fields / sizeof *fields, err);
     }
     return rc == CST_OK ? check_seconds("request_s", rates->request_s, err) : rc;
 }

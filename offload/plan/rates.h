@@ -41,6 +41,8 @@ struct cst_rates {
     struct cst_rates_node nodes[CST_RATES_MAX_NODES];
     double disk_read, disk_write; /* bytes/s */
     double request_s;             /* round trip of a request that needs no copy */
+    double spread;                /* half the range of repeated measurements, as a share of their median, of the rate that varied most; 0: not known */
+    double busy_cores;            /* that other programs used, on average, while the rates were measured; 0: none, or not known */
 };
 
 /* CST_EINVAL: a field that is negative, not finite, or missing where it must be there (a device's link, a node's update): its name. */
