@@ -7,7 +7,8 @@
 
 enum { MAX_WORLD = 64 };
 
-static const char *const root_keys[] = {"name", "world", "groups", "tensors", "operators", NULL};
+static const char *const root_keys[] = {"name",    "world",     "tokens", "groups",
+                                        "tensors", "operators", NULL};
 static const char *const tensor_keys[] = {"name",  "shape",    "group",       "pattern", "whole",
                                           "first", "lr_scale", "decay_scale", NULL};
 static const char *const operator_keys[] = {"name",          "tensors", "flops", "activation_bytes",
@@ -320,6 +321,9 @@ int cli_model_from_json(struct cli_model *out, const json_t *root, struct cst_er
     if (rc == CST_OK) {
         rc = cst_json_u64(root, "", "world", CST_JSON_OPTIONAL, MAX_WORLD, &world, err);
     }
+    if (rc == CST_OK) {
+        rc = cst_json_u64(root, "", "tokens", CST_JSON_OPTIONAL, UINT32_MAX, &model.tokens, err);
+    }
     if (rc == CST_OK && cli_model_set_world(&model, world, err) != CST_OK) {
         rc = cst_err_prefix(err, "world");
     }
@@ -461,6 +465,9 @@ json_t *cli_model_to_json(const struct cli_model *from)
                              operators); /* which it owns now, or has dropped */
     bool good = root != NULL;
 
+    if (good && from->tokens > 0) {
+        good = put(root, "tokens", json_integer((json_int_t)from->tokens));
+    }
     for (uint32_t g = 1; good && g < model->n_groups; g++) {
         good = json_array_append_new(groups, group_json(model->groups[g])) == 0;
     }

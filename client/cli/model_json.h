@@ -4,6 +4,7 @@
  *   {
  *     "name": "gpt2-124m",             1..63 printable characters
  *     "world": 2,                      ranks, 1..64; default 1; `cistern plan --ranks` goes before
+ *     "tokens": 4096,                  of a micro-batch and rank; default 0: not known
  *     "groups": [[0], [1]],            ranks of group 1, 2, ...; group 0 is everybody; default none
  *     "tensors": [{                    in order of declaration
  *       "name": "wte",
@@ -36,7 +37,8 @@
 
 struct cli_model {
     char name[CST_LAYOUT_NAME_BYTES];
-    uint32_t world; /* ranks */
+    uint32_t world;  /* ranks */
+    uint64_t tokens; /* of a micro-batch and rank; 0: not known */
     struct cst_model model;
 };
 

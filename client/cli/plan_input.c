@@ -42,6 +42,8 @@ static int open_preset(struct cli_model *out, const char *name, const struct cli
     }
     *out = (struct cli_model){.world = wish->ranks > 0 ? (uint32_t)wish->ranks : 1};
     (void)snprintf(out->name, sizeof out->name, "%s", name);
+    out->tokens =
+        (wish->batch > 0 ? wish->batch : 1) * (wish->context > 0 ? wish->context : preset->context);
     cst_model_init(&out->model);
     rc = cst_preset_declare(&out->model, preset, &options, err);
     if (rc != CST_OK) {
@@ -242,6 +244,12 @@ unsigned cli_plan_input_warn(const struct cli_plan_input *input, char words[][19
             n[tensor->pattern]++ == 0) {
             example[tensor->pattern] = i;
         }
+    }
+    if (input->rates.busy_cores > 0 && n_words < max) {
+        (void)snprintf(words[n_words++], 192,
+                       "the rates were measured while other programs used %.1f cores: measure "
+                       "again when the machine is quiet (cistern probe)",
+                       input->rates.busy_cores);
     }
     for (uint32_t kind = 0; kind < CST_PATTERN_COUNT && n_words < max; kind++) {
         if (n[kind] > 0) {

@@ -22,8 +22,10 @@ struct cli_plan_input {
 int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, struct cst_err *err);
 void cli_plan_input_close(struct cli_plan_input *input);
 
-/* What looks like a mistake in the model: tensors of a pattern that is of no use in a group of all
- * ranks. Writes at most @max sentences; how many. */
+#define CLI_PLAN_MAX_WARNINGS (CST_PATTERN_COUNT + 1)
+
+/* What looks like a mistake: rates of a busy machine, tensors of a pattern that is of no use in a
+ * group of all ranks. Writes at most @max sentences; how many. */
 unsigned cli_plan_input_warn(const struct cli_plan_input *input, char words[][192], unsigned max);
 
 #endif

@@ -54,7 +54,7 @@ static json_t *choice_json(const struct cli_plan_input *input, const struct cst_
 {
     return json_pack(
         "{s:i, s:o, s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:i, "
-        "s:s?, s:o}",
+        "s:s?, s:f, s:f, s:o}",
         "n_chunks", (int)choice->n_chunks, "classes", classes_json(choice), "prefetch_depth",
         choice->prefetch_depth == CST_CORE_NO_PREFETCH ? -1 : (int)choice->prefetch_depth,
         "eviction", choice->eviction == CST_EVICT_LRU ? "oldest" : "next use", "gradient",
@@ -65,7 +65,8 @@ static json_t *choice_json(const struct cli_plan_input *input, const struct cst_
         "padding_bytes", (json_int_t)choice->padding_bytes, "update_room",
         (json_int_t)choice->update_room, "device_states", (json_int_t)choice->device_states,
         "n_staying", (int)choice->n_staying, "n_buffers", (int)choice->n_buffers, "interleave",
-        (int)choice->interleave, "binds", choice->binds, "predicted",
+        (int)choice->interleave, "binds", choice->binds, "tokens_per_s",
+        cli_plan_tokens(input, choice), "spread", input->rates.spread, "predicted",
         cli_plan_step_json(&choice->predicted));
 }
 
@@ -99,8 +100,8 @@ static json_t *model_summary(const struct cli_plan_input *input)
 
 static json_t *warnings_json(const struct cli_plan_input *input)
 {
-    char words[CST_PATTERN_COUNT][192];
-    unsigned n = cli_plan_input_warn(input, words, CST_PATTERN_COUNT);
+    char words[CLI_PLAN_MAX_WARNINGS][192];
+    unsigned n = cli_plan_input_warn(input, words, CLI_PLAN_MAX_WARNINGS);
     json_t *list = json_array();
 
     for (unsigned i = 0; list != NULL && i < n; i++) {

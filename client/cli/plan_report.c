@@ -348,6 +348,48 @@ static void print_head(const struct cli_plan_input *input)
                  input->rates.n_nodes == 1 ? "" : "s", input->rates_from);
 }
 
+/* ", 1.2 GiB of 4.0 GiB on each device", without the limit where there is none. */
+static void print_share(const char *before, uint64_t bytes, uint64_t limit, const char *where)
+{
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
+
+    (void)printf("%s%s%s%s %s", before, cli_bytes(bytes, a), given(limit) > 0 ? " of " : "",
+                 given(limit) > 0 ? cli_bytes(limit, b) : "", where);
+}
+
+double cli_plan_tokens(const struct cli_plan_input *input, const struct cst_plan_choice *choice)
+{
+    double step_s = (double)choice->predicted.step_ns * 1e-9;
+    double tokens = (double)input->model.tokens * input->config.micro_batches * input->config.world;
+
+    return step_s > 0 ? tokens / step_s : 0;
+}
+
+/* That it fits, how fast it is, and how sure that is. */
+static void print_verdict(const struct cli_plan_input *input, const struct cst_plan_choice *best)
+{
+    bool on_host = strcmp(input->rates.devices[input->config.device].name, "host") == 0;
+    uint64_t device = best->pool_bytes + best->activation_bytes +
+                      (on_host ? 0 : best->state_bytes + best->update_room);
+    double step_s = (double)best->predicted.step_ns * 1e-9, spread = input->rates.spread;
+    double tokens = cli_plan_tokens(input, best);
+    char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
+
+    print_share("fits      yes: ", device, input->budget.device_bytes, "on each device");
+    print_share(", ", best->host_bytes, input->budget.host_bytes, "of the host\n");
+    (void)printf("step      %s", cli_seconds(step_s, a));
+    if (tokens > 0) {
+        (void)printf(", %s tokens/s", cli_count((uint64_t)tokens, a));
+    }
+    if (spread > 0 && spread < 1) {
+        (void)printf("; %s to %s by the spread of the rates, %.1f %%\n",
+                     cli_seconds(step_s / (1 + spread), a), cli_seconds(step_s / (1 - spread), b),
+                     100 * spread);
+    } else {
+        (void)printf("; the rates do not say how much they vary\n");
+    }
+}
+
 static void print_traffic(const struct cst_replay_result *p)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
@@ -365,13 +407,14 @@ bool cli_plan_print(const struct cli_plan_input *input, const struct cst_plans *
                     const struct cli_plan_rows *rows)
 {
     const struct cst_plan_choice *best = &plans->best;
-    char words[CST_PATTERN_COUNT][192], a[CLI_HUMAN_BYTES];
-    unsigned n_words = cli_plan_input_warn(input, words, CST_PATTERN_COUNT);
+    char words[CLI_PLAN_MAX_WARNINGS][192], a[CLI_HUMAN_BYTES];
+    unsigned n_words = cli_plan_input_warn(input, words, CLI_PLAN_MAX_WARNINGS);
 
     print_head(input);
     for (unsigned i = 0; i < n_words; i++) {
         (void)printf("warning   %s\n", words[i]);
     }
+    print_verdict(input, best);
     print_choice(input, best);
     (void)printf("\n");
     if (!print_memory(input, best, rows)) {

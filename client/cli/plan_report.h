@@ -26,6 +26,9 @@ int cli_plan_rows(struct cli_plan_rows *out, const struct cli_plan_input *input,
 /* Gradients take the weights' places in @choice: the user has said so, or the plan has chosen it. */
 bool cli_plan_is_over(const struct cli_plan_input *input, const struct cst_plan_choice *choice);
 
+/* Tokens per second of all ranks together; 0: the model does not say. */
+double cli_plan_tokens(const struct cli_plan_input *input, const struct cst_plan_choice *choice);
+
 /* "100G": the smallest round size of at least @bytes, as a person types it. Returns @out. */
 const char *cli_size_option(uint64_t bytes, char out[CLI_HUMAN_BYTES]);
 

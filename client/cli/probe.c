@@ -163,6 +163,9 @@ static int measure(const struct cli *cli, struct cli_measured *out, struct cst_e
 static bool print(const struct cli *cli, const struct cli_measured *measured, const char *path)
 {
     if (cli->json) {
+        for (unsigned i = 0; i < measured->n_notes; i++) {
+            (void)fprintf(stderr, "cistern: %s\n", measured->notes[i]);
+        }
         return cli_json_print(cst_rates_to_json(&measured->rates));
     }
     if (!cli_rates_print(&measured->rates)) {

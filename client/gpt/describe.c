@@ -108,7 +108,7 @@ static void write_model(FILE *f, const struct gpt_options *o, const struct gpt_m
     if (m->lora > 0) {
         (void)fprintf(f, "-lora-%u", m->lora);
     }
-    (void)fprintf(f, "\", \"world\": %u,\n", m->world);
+    (void)fprintf(f, "\", \"world\": %u, \"tokens\": %zu,\n", m->world, n_seqs * m->context);
     write_groups(f, m);
     (void)fprintf(f, " \"tensors\": [\n");
     for (uint32_t i = 0; i < m->n_tensors; i++) {

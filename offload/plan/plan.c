@@ -293,9 +293,14 @@ void cst_plans_close(struct cst_plans *plans)
     plans->n_runners_up = 0;
 }
 
-/* Another plan, not the same with another depth. */
+/* Another plan, not the same with another depth, and one whose step differs by more than noise. */
 static bool is_other(const struct cst_plan_try *a, const struct cst_plan_try *b)
 {
+    double x = (double)a->result.step_ns, y = (double)b->result.step_ns;
+
+    if (x < (1 + CST_PLAN_NOISE) * y && y < (1 + CST_PLAN_NOISE) * x) {
+        return false;
+    }
     return a->sizes[0] != b->sizes[0] || a->n_device != b->n_device || a->once != b->once ||
            a->update_room != b->update_room || a->device_states != b->device_states;
 }

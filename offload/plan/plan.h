@@ -3,7 +3,7 @@
  *
  *   candidates (capacities per size class x blocks x states on the device x prefetch depth x gradient storage x reductions)
  *     --lower bound by arithmetic, pruned--> the promising ones --cst_replay_run--> neighbours of the best, replayed too
- *     --> the fastest that fits, and three runners-up with the reason
+ *     --> the fastest that fits, and up to three runners-up that differ by more than noise, with the reason
  *
  * What the runtime cannot do yet is modelled, and chosen only without `runtime_only`:
  *   states on a device   a chunk's rows are all at home on a rank's device (ranks take turns), which updates them: neither weights nor
@@ -29,6 +29,7 @@
 #include "offload/plan/replay.h"
 
 #define CST_PLAN_RUNNERS_UP 3
+#define CST_PLAN_NOISE 0.01 /* steps that differ by less are the same, to a person: of such plans one is shown */
 #define CST_PLAN_WORDS 192
 #define CST_PLAN_JOB_EVENTS 200000 /* as max_events: what the daemon plays for a job, and `cistern plan` to find the same: less than a second, seconds at worst */
 #define CST_PLAN_NO_LIMIT UINT64_MAX /* as bytes of a budget. 0 is none at all */

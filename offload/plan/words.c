@@ -149,6 +149,11 @@ static double ms(uint64_t ns)
     return (double)ns / 1e6;
 }
 
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / (1 << 20);
+}
+
 static uint64_t waits(const struct cst_replay_result *r)
 {
     return r->wait_ns > r->update_exposed_ns ? r->wait_ns - r->update_exposed_ns : 0;
@@ -162,13 +167,13 @@ static void even(const struct cst_plan_try *loser, const struct cst_plan_try *be
 
     if (loser->result.step_ns < best->result.step_ns) {
         (void)snprintf(words, CST_PLAN_WORDS,
-                       "%.3f %% faster, but it wastes %.1f MB of blocks, not %.1f MB",
+                       "%.3f %% faster, but it wastes %.1f MiB of blocks, not %.1f MiB",
                        100.0 * (1 - (double)loser->result.step_ns / (double)best->result.step_ns),
-                       (double)loser->padding_bytes / 1e6, (double)best->padding_bytes / 1e6);
+                       mib(loser->padding_bytes), mib(best->padding_bytes));
     } else if (more > 0) {
         (void)snprintf(words, CST_PLAN_WORDS,
-                       "as fast, but it takes %.1f MB more of the device's memory",
-                       (double)more / 1e6);
+                       "as fast, but it takes %.1f MiB more of the device's memory",
+                       mib((uint64_t)more));
     } else {
         (void)snprintf(words, CST_PLAN_WORDS,
                        "%.3f %% slower, which is %.3f ms in a step of %.3f ms",
@@ -189,7 +194,7 @@ void cst_search_why(const struct cst_plan_try *loser, const struct cst_plan_try 
     };
     const struct part *most = &parts[0];
     double slower = ms(l->step_ns) - ms(b->step_ns);
-    double more_up = ((double)l->bytes_up - (double)b->bytes_up) / 1e6;
+    double more_up = mib(l->bytes_up) - mib(b->bytes_up);
 
     if (l->step_ns <= b->step_ns + b->step_ns / 2000) {
         even(loser, best, words);
@@ -206,7 +211,7 @@ void cst_search_why(const struct cst_plan_try *loser, const struct cst_plan_try 
         while (words[n] != '\0') {
             n++;
         }
-        (void)snprintf(words + n, CST_PLAN_WORDS - n, "; %.1f MB more come up", more_up);
+        (void)snprintf(words + n, CST_PLAN_WORDS - n, "; %.1f MiB more come up", more_up);
     }
 }
 
@@ -238,10 +243,9 @@ static void why_none(const struct cst_search *s, const struct cst_plan_try *best
     const char *why = "the smallest pool and a room for updates leave no chunk's states a place";
 
     if (other != NULL) {
-        (void)snprintf(words, CST_PLAN_WORDS,
-                       "with %.1f MB of them a step takes %.3f ms, without %.3f ms",
-                       (double)other->device_states / 1e6, ms(other->result.step_ns),
-                       ms(best->result.step_ns));
+        (void)snprintf(
+            words, CST_PLAN_WORDS, "with %.1f MiB of them a step takes %.3f ms, without %.3f ms",
+            mib(other->device_states), ms(other->result.step_ns), ms(best->result.step_ns));
         return;
     }
     if (s->n_rooms == 0) {

@@ -33,6 +33,8 @@ says '^MEMORY +EACH DEVICE +HOST +DISK$'
 says '^together .* 100\.0 %$'
 says '^binds +[a-z]'
 says '^RUNNER-UP '
+says '^fits +yes: [0-9.]+ [MG]iB of 2\.00 GiB on each device, [0-9.]+ GiB of 64\.0 GiB of the host$'
+says '^step +[0-9.]+ m?s, [0-9.]+ [kM] tokens/s; the rates do not say how much they vary$'
 says '^6 +oldest '
 cp "$tmp/timeline.json" "$tmp/out"
 holds '.traceEvents | all((.ph == "X" and .ts >= 0 and .dur >= 0 and (.name | length > 0) and .pid > 0 and .tid > 0) or .ph == "M")'
@@ -40,6 +42,20 @@ holds '[.traceEvents[] | select(.ph == "X") | .cat] | unique | contains(["comput
 # Nothing overlaps on a lane.
 holds '[.traceEvents[] | select(.ph == "X")] | group_by(.tid) | all(sort_by(.ts) | [., .[1:]] | transpose
     | all(.[1] == null or .[0].ts + .[0].dur <= .[1].ts + 0.0011))'
+
+# Of rates with a spread the step has an error bar, and rates of a busy machine are warned of. Sizes have binary units everywhere, and no runner-up is as fast but
+# for noise.
+cat >"$tmp/spread.json" <<'RATES'
+{"devices": [{"name": "host", "memory_bytes": 8589934592, "up": 8e9, "down": 8e9, "memory": 2e10, "flops": 4e10}],
+ "nodes": [{"cores": 2, "memory_bytes": 8589934592, "pass": 2e10, "update": 5e8, "reduce": 3e9, "copy": 8e9}], "spread": 0.05, "busy_cores": 1.25}
+RATES
+expect 0 preset:cistern-gpt --rates "$tmp/spread.json" --device 1M --batch 8
+says '^step +[0-9.]+ m?s, [0-9.]+ [kM]? ?tokens/s; [0-9.]+ m?s to [0-9.]+ m?s by the spread of the rates, 5\.0 %$'
+says '^warning +the rates were measured while other programs used 1\.2 cores'
+grep -qE '[0-9] [kMG]?B( |$)' <(grep -v ' 0 B' "$tmp/out") && fail "decimal units in: $(cat "$tmp/out")"
+expect 0 preset:cistern-gpt --rates "$tmp/spread.json" --device 1M --batch 8 --json
+holds '[.plan.predicted.step_s] + [.runners_up[].plan.predicted.step_s] | sort | [., .[1:]] | transpose | all(.[1] == null or .[1] / .[0] >= 1.01)'
+holds '.plan.tokens_per_s > 0 and .plan.spread == 0.05'
 
 # The same as JSON: memory and time add up.
 expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --json

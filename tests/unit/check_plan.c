@@ -98,15 +98,21 @@ START_TEST(promises)
 }
 END_TEST
 
-/* Three others, none faster by more than a hair, each with a reason. */
+/* Up to three others, none faster by more than a hair nor as fast as the best or one another but
+ * for noise, each with a reason. */
 START_TEST(runners_up)
 {
     declare("opt-1.3b", 1, 4, true);
     f.budget.device_bytes = 8000000000;
     search();
-    ck_assert_uint_eq(f.plans.n_runners_up, CST_PLAN_RUNNERS_UP);
+    ck_assert_uint_gt(f.plans.n_runners_up, 0);
     for (uint32_t i = 0; i < f.plans.n_runners_up; i++) {
         const struct cst_plan_loser *loser = &f.plans.runners_up[i];
+        double step = (double)loser->plan.predicted.step_ns, before;
+
+        before = (double)(i == 0 ? f.plans.best.predicted.step_ns
+                                 : f.plans.runners_up[i - 1].plan.predicted.step_ns);
+        ck_assert(step >= (1 + CST_PLAN_NOISE) * before || step <= before / (1 + CST_PLAN_NOISE));
 
         ck_assert_double_ge(HAIR * (double)loser->plan.predicted.step_ns,
                             (double)f.plans.best.predicted.step_ns);
