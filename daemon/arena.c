@@ -212,18 +212,20 @@ int cst_segment_open_shared(struct cst_segment **out, uint32_t id, const struct 
     return CST_OK;
 }
 
-static bool is_file(int fd)
+/* A memfd of an engine or the daemon, and not a driver's handle of device memory, whatever kind of
+ * file that is: memfds alone can be sealed. */
+static bool is_memfd(int fd)
 {
-    struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS);
 
-    return fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    return seals >= 0 && (seals & F_SEAL_GROW) != 0;
 }
 
 int cst_segment_share(struct cst_segment *segment, int *fd, struct cst_err *err)
 {
     char path[40];
 
-    if (segment->worker_fd < 0 && is_file(segment->fd)) {
+    if (segment->worker_fd < 0 && is_memfd(segment->fd)) {
         (void)snprintf(path, sizeof path, "/proc/self/fd/%d", segment->fd);
         segment->worker_fd = open(path, O_RDWR | O_CLOEXEC);
         if (segment->worker_fd < 0) {
@@ -253,7 +255,7 @@ static void drop_memory(struct cst_segment *segment)
     if (segment->worker_fd >= 0) {
         (void)close(segment->worker_fd);
     }
-    if (budget != NULL && budget->remains != NULL && segment->fd >= 0 && is_file(segment->fd)) {
+    if (budget != NULL && budget->remains != NULL && segment->fd >= 0 && is_memfd(segment->fd)) {
         cst_remains_drop(budget->remains, segment->fd, segment->bytes, budget, segment->account);
         return;
     }
