@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What each user holds of the daemon, and how much of it a user may hold. One account per uid, as
  * the kernel attests it for a connection (SO_PEERCRED); one per gid for which the configuration
  * has a rule. Whoever hands something out takes it from the account of the user who asked, and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The limits that the configuration sets on what one user or one group may hold: sections [quota],
  * [quota uid:N], [quota user:NAME], [quota gid:N] and [quota group:NAME] of cistern.conf(5). Knows
  * nothing of what is in use; see quota.h.

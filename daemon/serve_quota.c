@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What users hold and may hold, for people and programs: Quota. */
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern quota: what users hold of the daemon, and may hold. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"

@@ -67,7 +67,7 @@ struct cst_job_spec {
     uint64_t pool_bytes;  /* memory for this rank's weights and gradients on the device; 0: all that it can use */
     uint64_t chunk_elems; /* chunk capacity in elements; 0: chosen; the same in every rank */
     uint32_t timeout_ms;  /* longest wait for other ranks; 0: the daemon's default */
-    uint32_t ttl_s;       /* the daemon removes the job after so long without a worker; 0: the daemon's default */
+    uint32_t ttl_s;       /* the daemon removes the job after so long without a worker; 0: the daemon's default. More than [quota] of cistern.conf(5) allows: CST_EINVAL */
     uint32_t micro_batches; /* per step, see cst_accumulate; 0 and 1: one. The same in every rank */
     const char *base;     /* name of another job of this user, which is initialised and has no base itself: all frozen tensors of this one are
                            * its (same name and shape, frozen there too) and are not stored again. While this job is there the base cannot be

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* neighbour_*: what one user's request and commit take while another user does its worst
  * (tests/lib/attack), against the same without the attack, in turns. A request is a fetch of
  * weights that are in the pool, sent and answered; 99 of 100 are faster than the figure. A commit

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* While one user does what it can to harm the others (tests/lib/attack), another one's job is
  * opened, committed and trained to the bits that it has alone, managers get in, no engine dies, and
  * what the attacker held is back when it is gone. No times: tests/bench/neighbour has those. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Two users of one daemon: neither sees anything of the other (P6), each is held to the limits in
  * [quota], and one who is at all limits leaves the other able to work. */
 #include "tests/lib/child.h"
@@ -83,7 +84,7 @@ static void stop(void)
             (void)remove_job(&witness, part->jobs[i]->name, part->jobs[i]->uid);
         }
     }
-    settle(&witness, &proc, base_fds);
+    settle(&witness, &proc, settle_fds(&witness, base_fds));
     raw_close(&witness);
     ck_assert_int_eq(daemon_proc_stop(&proc), 0);
     (void)unlink(config);
@@ -342,6 +343,34 @@ START_TEST(a_pool_within_the_limit)
 }
 END_TEST
 
+/* Each device has its own limit: what is in use on the host counts for no accelerator. */
+START_TEST(a_pool_on_an_accelerator)
+{
+    struct raw_job job = {
+        .name = "j", .world = 1, .device = "paced:0", .pool_bytes = 1 << 19, .chunk_elems = 4096};
+    struct raw_client client, host;
+
+    start("[paced]\ndevices = 1\nmemory = 4M\n[quota]\npool = 256K\n");
+    ck_assert_int_eq(commit_job(&host, USER_ALICE, "host", 1 << 16, 1 << 18), CST_OK);
+    open_as(&client, USER_ALICE);
+    ck_assert_msg(raw_job_open(&client, &job) == CST_OK, "%s", client.err.text);
+    ck_assert_int_eq(raw_declare_many(&client, 64, 4096), CST_OK);
+    ck_assert_int_eq(raw_status(&client, raw_commit(&client, 64, 64)), CST_EBUDGET);
+    raw_says(&client, "uid 61001 has 0 of 262144 bytes of memory of paced:0 (pool in [quota]): j ");
+    raw_close(&client);
+    job.name = "k";
+    job.pool_bytes = 1 << 17;
+    open_as(&client, USER_ALICE);
+    ck_assert_int_eq(raw_job_open(&client, &job), CST_OK);
+    ck_assert_int_eq(raw_declare_many(&client, 64, 4096), CST_OK);
+    ck_assert_msg(raw_status(&client, raw_commit(&client, 64, 64)) == CST_OK, "%s",
+                  client.err.text);
+    raw_close(&client);
+    raw_close(&host);
+    stop();
+}
+END_TEST
+
 /* Requests that wait, of all connections of a user together. */
 START_TEST(requests_that_wait)
 {
@@ -558,6 +587,7 @@ int main(int argc, char **argv)
     tcase_add_test(tc, half_of_the_connections);
     tcase_add_test(tc, bytes);
     tcase_add_test(tc, a_pool_within_the_limit);
+    tcase_add_test(tc, a_pool_on_an_accelerator);
     tcase_add_test(tc, requests_that_wait);
     tcase_add_test(tc, longest_ttl);
     tcase_add_test(tc, a_group);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What one user can do to a daemon so that another one suffers: each attack is a process of alice's
  * (user.h), which goes on, round after round, until it is told to stop. It takes refusals, closed
  * connections and silence as they come. */

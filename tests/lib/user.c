@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/user.h"
 
 #include "tests/lib/daemon_proc.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Users other than the one who runs the test, for daemons that ask the kernel who connects. Needs
  * root, or a user namespace in which several uids are mapped. */
 #ifndef USER_H

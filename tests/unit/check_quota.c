@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/quota and daemon/quota_rules: which limit applies to whom, what a refusal says, groups,
  * and limits that change while something is in use. */
 #include "daemon/quota.h"
