@@ -194,7 +194,8 @@ START_TEST(what_the_disconnected_leave_unread_counts)
     while (raw_stat(&witness)->n_sessions > 1) {
         (void)usleep(10000); /* they are disconnected after ten seconds without reading */
     }
-    ck_assert_uint_eq(n_in_flight(), N * EACH);
+    ck_assert_uint_ge(n_in_flight(), N * EACH); /* and a descriptor for each staging file that the
+                                                   client keeps, see daemon/remains */
     for (unsigned i = 0; i < N; i++) {
         raw_close(&greedy[i]);
     }
