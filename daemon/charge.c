@@ -1,6 +1,7 @@
 #include "daemon/charge.h"
 
 #include "daemon/daemon.h"
+#include "daemon/done.h"
 #include "daemon/machine.h"
 
 uint64_t cst_charge_pool(const struct cst_daemon *daemon, const struct cst_layout *layout,
@@ -90,6 +91,7 @@ int cst_charge_check(struct cst_daemon *daemon, const struct cst_memory_wish *wi
 {
     struct cst_quota_account *account = wish->account;
     int rc = check(&daemon->host, account, arena_bytes, name, err);
+    bool host = rc != CST_OK; /* it is host memory that is short */
 
     for (uint32_t r = 0; r < wish->world && rc == CST_OK; r++) {
         rc = check(cst_memory_budget(daemon, wish->pools[r].gpu), account,
@@ -99,6 +101,12 @@ int cst_charge_check(struct cst_daemon *daemon, const struct cst_memory_wish *wi
         rc = check(&wish->rooms[i].gpu->pool, account, room_bytes(wish, wish->rooms[i].gpu), name,
                    err);
     }
-    return rc == CST_OK ? check_machine(daemon, host_bytes(daemon, wish, arena_bytes), name, err)
-                        : rc;
+    if (rc == CST_OK) {
+        rc = check_machine(daemon, host_bytes(daemon, wish, arena_bytes), name, err);
+        host = rc != CST_OK;
+    }
+    if (host && account != NULL) {
+        cst_done_suggest(daemon, account->uid, wish->manager, err);
+    }
+    return rc;
 }

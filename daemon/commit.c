@@ -132,6 +132,16 @@ static int lay_out(struct cst_job *job, struct cst_err *err)
     return rc == CST_OK ? cst_layout_build(&job->layout, &job->model, &config, err) : rc;
 }
 
+static bool asks_as_manager(const struct cst_job *job)
+{
+    bool any = false;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        any = any || (job->workers[r].session != NULL && job->workers[r].session->manager);
+    }
+    return any;
+}
+
 static int populate(struct cst_job *job, struct cst_err *err)
 {
     struct cst_memory_pool pools[CST_CORE_MAX_WORLD];
@@ -142,6 +152,7 @@ static int populate(struct cst_job *job, struct cst_err *err)
                                    .pools = pools,
                                    .rooms = rooms,
                                    .n_rooms = cst_room_list(job, rooms),
+                                   .manager = asks_as_manager(job),
                                    .base = job->base != NULL ? &job->base->memory : NULL};
     int rc = lay_out(job, err);
 

@@ -2,6 +2,7 @@
 
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
+#include "daemon/done.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
 #include "daemon/updates.h"
@@ -254,6 +255,7 @@ void cst_job_feed(struct cst_job *job, struct cst_event *event)
     if (job->state == CST_JOB_READY) {
         cst_commit_settled(job);
         arm(job, event->now);
+        cst_done_look(job);
     }
 }
 

@@ -5,6 +5,7 @@
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
 #include "daemon/devices.h"
+#include "daemon/done.h"
 #include "daemon/drive.h"
 #include "daemon/log.h"
 #include "daemon/move.h"
@@ -53,8 +54,8 @@ const char *cst_job_state_name(const struct cst_job *job)
     if (job->state == CST_JOB_DECLARING || job->state == CST_JOB_POPULATING) {
         return job->state == CST_JOB_DECLARING ? "declaring" : "populating";
     }
-    if (job->core == NULL) {
-        return "closing";
+    if (job->core == NULL || job->memory.parked) {
+        return job->core == NULL ? "closing" : "done";
     }
     cst_core_stats(job->core, &stats);
     return phases[stats.phase];
@@ -313,6 +314,7 @@ void cst_job_check_idle(struct cst_job *job)
                !uv_is_active((uv_handle_t *)&job->ttl)) {
         (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
     }
+    cst_done_look(job);
 }
 
 /* The others must not wait for one who is gone. */

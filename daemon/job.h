@@ -98,6 +98,7 @@ struct cst_job {
     struct cst_balance balance;       /* k of its updates in rooms */
     uint64_t updates_seen;            /* intervals of the record that it knows of */
     struct cst_later balancing;       /* looks for another k */
+    bool resumes;                     /* it was done, and its pools are being made again */
     struct cst_record *record;        /* what it did; NULL before the first command */
     bool commits_held;                /* READY: a Commit waits for a step that closes */
     struct cst_pending_list requests; /* that wait for this job */
@@ -171,8 +172,8 @@ void cst_job_check_idle(struct cst_job *job);
  * @why. The request of tag @remover (0: none) is answered with OK when its memory is back. */
 void cst_job_remove(struct cst_job *job, uint64_t remover, const struct cst_err *why);
 
-/* "declaring", "populating", "ready", "training", "idle" (the workers left between
- * two steps), "interrupted" (in the middle of one, or one died), "failed". */
+/* "declaring", "populating", "ready", "training", "idle" (workers left between two steps), "done"
+ * (all of them did; see done.h), "interrupted" (in the middle of one, or one died), "failed". */
 const char *cst_job_state_name(const struct cst_job *job);
 
 #endif

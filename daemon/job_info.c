@@ -42,8 +42,10 @@ void cst_job_info_add_books(const struct cst_job *job, uint32_t rank, Cistern__B
 {
     struct cst_rank_stats stats;
 
-    cst_core_rank_stats(job->core, rank, &stats);
-    add_rank_books(job, &stats, out);
+    if (!job->memory.parked) {
+        cst_core_rank_stats(job->core, rank, &stats);
+        add_rank_books(job, &stats, out);
+    }
 }
 
 /* A RankInfo whose parts lie beside it. */
@@ -81,7 +83,7 @@ static void fill_rank(const struct cst_job *job, uint32_t rank, struct rank_info
     }
     cst_core_rank_stats(job->core, rank, &stats);
     cistern__books__init(&info->books);
-    add_rank_books(job, &stats, &info->books);
+    cst_job_info_add_books(job, rank, &info->books);
     out->pool = &info->books;
     cst_job_info_pool(job, rank, &info->pool);
     out->n_classes = job->layout.n_classes;

@@ -327,6 +327,7 @@ static void count_wish(struct cst_memory *memory, const struct cst_memory_wish *
     memory->pool_bytes = wish->layout->device_bytes;
     memory->err = (struct cst_err){0};
     memory->population = (struct cst_population){0};
+    memory->parked = false;
     memory->gpu_engines = memory->pool_engines = memory->n_rooms = 0;
     for (uint32_t r = 0; r < wish->world; r++) {
         const struct cst_memory_pool *pool = &wish->pools[r];
@@ -482,6 +483,67 @@ int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, 
     return rc;
 }
 
+/* -- parking ---------------------------------------------------------------------------------- */
+
+/* Where the slabs of all pools are in segments. */
+static void find_slabs(const struct cst_memory *memory, uint32_t *first, uint32_t *end)
+{
+    *first = (uint32_t)(memory->pools[0].segments - memory->ids);
+    *end = *first;
+    for (uint32_t r = 0; r < memory->world; r++) {
+        *end += cst_memory_n_slabs(memory, r);
+    }
+}
+
+void cst_memory_park(struct cst_memory *memory)
+{
+    uint32_t first, end;
+
+    find_slabs(memory, &first, &end);
+    memory->parked = true;
+    for (uint32_t i = first; i < end; i++) {
+        memory->pool_bytes -= release(memory, memory->segments[i]);
+        memory->segments[i] = NULL;
+    }
+}
+
+int cst_memory_unpark(struct cst_memory *memory, const struct cst_layout *layout,
+                      struct cst_gpu *const *gpus, struct cst_err *err)
+{
+    uint32_t first, end, n_all = memory->n_segments;
+    int rc = CST_OK;
+
+    find_slabs(memory, &first, &end);
+    memory->n_segments = first;
+    for (uint32_t r = 0; r < memory->world && rc == CST_OK; r++) {
+        struct cst_memory_pool pool = {.gpu = gpus[r]};
+        struct cst_core_pool was = memory->pools[r];
+
+        for (uint32_t c = 0; c < layout->n_classes; c++) {
+            pool.blocks.n[c] = was.parts[c].n_blocks;
+        }
+        rc = add_pool(memory, layout, r, &pool, err);
+        if (rc != CST_OK) {
+            memory->pools[r] = was;
+        }
+    }
+    for (uint32_t i = first; i < memory->n_segments && rc != CST_OK; i++) {
+        cst_segment_unref(memory->segments[i]);
+        memory->segments[i] = NULL;
+    }
+    memory->n_segments = n_all;
+    if (rc != CST_OK) {
+        return rc;
+    }
+    memory->parked = false;
+    memory->err = (struct cst_err){0};
+    memory->population = (struct cst_population){0};
+    for (uint32_t i = first; i < end; i++) {
+        mount(memory, memory->segments[i]);
+    }
+    return CST_OK;
+}
+
 /* -- close ---------------------------------------------------------------------------------- */
 
 void cst_memory_close(struct cst_memory *memory)
@@ -494,6 +556,9 @@ void cst_memory_close(struct cst_memory *memory)
     memory->segments = NULL;
     memory->n_segments = 0;
     for (uint32_t i = 0; i < n; i++) {
+        if (segments[i] == NULL) {
+            continue; /* of a pool that is parked */
+        }
         segments[i]->on_mounted = segments[i]->on_progress = NULL;
         cst_engines_unmount(&memory->daemon->engines, segments[i]);
         cst_segment_unref(segments[i]);

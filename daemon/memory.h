@@ -49,6 +49,7 @@ struct cst_memory {
     uint64_t started_ns; /* when it was opened */
     struct cst_population population; /* of all segments of host memory */
     struct cst_err err;               /* the first that went wrong while populating */
+    bool parked;                      /* The pools are given back: they have no slabs, but their numbers. */
     cst_memory_cb on_ready; /* all is populated, or err says why not; never from within a call */
     cst_memory_cb on_gone;  /* all is given back; never from within a call */
     struct cst_later ready, gone;
@@ -70,6 +71,7 @@ struct cst_memory_wish {
     const struct cst_memory_pool *pools; /* one per rank */
     const struct cst_room *rooms;        /* on different accelerators */
     uint32_t n_rooms;                    /* at most CST_CORE_MAX_ROOMS */
+    bool manager;                        /* a manager asks: a refusal may name anybody's jobs */
     const struct cst_memory
         *base; /* ready; has the layout's segments that are a base's; NULL: there are none */
 };
@@ -98,6 +100,15 @@ bool cst_memory_worker_copies(const struct cst_daemon *daemon, const struct cst_
  */
 int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
                     uint32_t lost, struct cst_gpu *gpu, struct cst_err *err);
+
+/* Give the slabs of all pools back; all else stays. Nobody uses them. */
+void cst_memory_park(struct cst_memory *memory);
+
+/* Make the pools anew, as large as they were, rank r's on @gpus[r] (NULL: the host), where it was.
+ * on_ready follows; until then n_waiting > 0, and then err says whether they could be. CST_EBUDGET,
+ * CST_ENOMEM: they stay parked. */
+int cst_memory_unpark(struct cst_memory *memory, const struct cst_layout *layout,
+                      struct cst_gpu *const *gpus, struct cst_err *err);
 
 /* Give it all back. on_gone follows. */
 void cst_memory_close(struct cst_memory *memory);

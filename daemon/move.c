@@ -3,6 +3,7 @@
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/devices.h"
+#include "daemon/done.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
 
@@ -66,7 +67,13 @@ int cst_move_begin(struct cst_worker *worker, const struct cst_job_wish *wish, s
     int rc;
 
     if (!is_elsewhere(worker, wish)) {
-        return CST_OK;
+        return cst_done_resume(job, err);
+    }
+    if (job->memory.parked) {
+        return cst_err_set(err, CST_EBUSY,
+                           "job '%s' is done, and has no pools that could move: open it with all "
+                           "pools where they were first",
+                           job->name);
     }
     if (cst_move_is_under_way(job)) {
         return cst_err_set(err, CST_EBUSY, "job '%s': a rank's pool is being moved already",
@@ -92,6 +99,10 @@ int cst_move_begin(struct cst_worker *worker, const struct cst_job_wish *wish, s
 
 void cst_move_end(struct cst_job *job, const struct cst_err *err)
 {
+    if (job->resumes && err->status != CST_OK) {
+        cst_memory_park(&job->memory); /* who attaches next tries again */
+    }
+    job->resumes = false;
     for (uint32_t r = 0; r < job->world; r++) {
         struct cst_worker *worker = &job->workers[r];
         struct cst_pending *commit = worker->commit;

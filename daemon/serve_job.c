@@ -232,7 +232,7 @@ void cst_serve_pool(struct cst_session *session, uint64_t id, void *body)
     if (!check_committed(session, id)) {
         return;
     }
-    n_slabs = cst_memory_n_slabs(memory, session->rank);
+    n_slabs = memory->parked ? 0 : cst_memory_n_slabs(memory, session->rank);
     if (get->first >= n_slabs) {
         cst_serve_error(session, id, CST_EINVAL, "pool from slab %u of %u", get->first, n_slabs);
         return;

@@ -104,7 +104,7 @@ expect 0 rm example_eval
 grep -q '^step 3: gradient norm [0-9]' "$tmp/example.out" || fail "the example printed: $(cat "$tmp/example.out")"
 
 expect 0 jobs
-says '^example +'"$(id -u)"' +idle +1 +3 '
+says '^example +'"$(id -u)"' +done +1 +3 '
 expect 0 jobs --json
 holds '.[0].name == "example" and .[0].step == 3 and .[0].n_params == 1000'
 expect 0 stat
@@ -119,7 +119,7 @@ holds '.jobs[0].name == "example" and .n_jobs == 1 and .engines[0].kind == "host
 holds '.rates | length > 0'
 holds '.pool | .free + .cached + .leased + .moving + .pending + .quarantined == .capacity'
 expect 0 job example
-says '^job       example of uid .*: idle, step 3,'
+says '^job       example of uid .*: done, step 3,'
 says '^RANK '
 says '^last step .*; 0 skipped of 0 that overflowed$'
 says '^states    adamw, moments in fp32, 16 B/parameter$'

@@ -23,8 +23,8 @@ state() {
     ./cistern job ends --json | jq -r .state
 }
 
-is_idle() {
-    [ "$(state)" = idle ]
+is_done() {
+    [ "$(state)" = "done" ]
 }
 
 start_daemon d
@@ -45,7 +45,7 @@ wait "$pid" || fail "rank 0, started again, ended with status $?"
 grep -q '^sample:' "$tmp/rank0.log" || fail "rank 0, started again, has no sample: $(cat "$tmp/rank0.log")"
 worker 1
 wait "$pid" || fail "rank 1, started again, ended with status $?"
-poll is_idle
+poll is_done
 [ "$(./cistern job ends --json | jq .step)" = $steps ] || fail "steps were done twice"
 
 # The sample and the weights are those of a run that nobody disturbed.

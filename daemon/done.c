@@ -1,0 +1,132 @@
+#include "daemon/done.h"
+
+#include "daemon/base.h"
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "proto/size.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { SUGGESTIONS = 3 };
+
+static bool all_left(const struct cst_job *job)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (!job->workers[r].left) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Nothing uses a block, and no command that could is under way. */
+static bool is_at_rest(const struct cst_job *job)
+{
+    struct cst_core_stats stats;
+    struct cst_err err;
+
+    cst_core_stats(job->core, &stats);
+    if (stats.phase != CST_PHASE_IDLE || stats.commands_in_flight > 0) {
+        return false;
+    }
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (cst_core_may_move(job->core, r, false, &err) != CST_OK) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void cst_done_look(struct cst_job *job)
+{
+    char pools[CST_SIZE_TEXT], arenas[CST_SIZE_TEXT];
+    uint64_t before = job->memory.pool_bytes;
+
+    if (job->state != CST_JOB_READY || job->core == NULL || !all_left(job) || job->memory.parked ||
+        job->memory.n_waiting > 0 || !is_at_rest(job)) {
+        return;
+    }
+    cst_memory_park(&job->memory);
+    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job),
+                  "done: its pools (%s) are given back, its arenas (%s) are kept for %u s",
+                  cst_size_text(before - job->memory.pool_bytes, pools),
+                  cst_size_text(job->memory.arena_bytes, arenas), job->ttl_s);
+    cst_daemon_status(job->daemon);
+}
+
+int cst_done_resume(struct cst_job *job, struct cst_err *err)
+{
+    struct cst_gpu *gpus[CST_CORE_MAX_WORLD];
+    int rc;
+
+    if (!job->memory.parked) {
+        return CST_OK;
+    }
+    for (uint32_t r = 0; r < job->world; r++) {
+        gpus[r] = job->workers[r].gpu;
+    }
+    rc = cst_memory_unpark(&job->memory, &job->layout, gpus, err);
+    if (rc != CST_OK) {
+        return cst_err_prefix(err, "the pools of job '%s', which were given back when it was done",
+                              job->name);
+    }
+    job->resumes = job->memory.n_waiting > 0;
+    for (uint32_t r = 0; r < job->world; r++) {
+        cst_core_move_pool(job->core, r, &job->memory.pools[r]);
+        job->workers[r].moves = job->resumes;
+        job->workers[r].homeless.status = CST_OK;
+    }
+    return CST_OK;
+}
+
+/* -- what can be removed ------------------------------------------------------------------------
+ */
+
+/* The job that comes after @last (NULL: the first) when those that can be removed are sorted by the
+ * size of their arenas, the largest first. NULL: there is none. */
+static const struct cst_job *next_largest(const struct cst_daemon *daemon, uid_t asker,
+                                          bool manager, const struct cst_job *last)
+{
+    const struct cst_job *job, *best = NULL;
+    bool passed = false;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        uint64_t bytes = job->memory.arena_bytes;
+        bool eligible = job->memory.parked && (manager || job->uid == asker) &&
+                        cst_base_user(job, NULL) == NULL;
+        bool later = last == NULL || bytes < last->memory.arena_bytes ||
+                     (bytes == last->memory.arena_bytes && passed);
+
+        passed = passed || job == last;
+        if (eligible && later && (best == NULL || bytes > best->memory.arena_bytes)) {
+            best = job;
+        }
+    }
+    return best;
+}
+
+void cst_done_suggest(struct cst_daemon *daemon, uid_t asker, bool manager, struct cst_err *err)
+{
+    const struct cst_job *job = NULL;
+
+    for (int i = 0; i < SUGGESTIONS; i++) {
+        size_t used = strlen(err->text);
+        char text[160], bytes[CST_SIZE_TEXT], uid[32] = "";
+
+        job = next_largest(daemon, asker, manager, job);
+        if (job == NULL) {
+            return;
+        }
+        if (job->uid != asker) {
+            (void)snprintf(uid, sizeof uid, " --uid %u", (unsigned)job->uid);
+        }
+        (void)snprintf(text, sizeof text, "%s 'cistern rm %s%s' frees %s", i == 0 ? ";" : ",",
+                       job->name, uid, cst_size_text(job->memory.arena_bytes, bytes));
+        if (used + strlen(text) >= sizeof err->text) {
+            return;
+        }
+        (void)snprintf(err->text + used, sizeof err->text - used, "%s", text);
+    }
+}

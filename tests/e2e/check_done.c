@@ -1,0 +1,226 @@
+/* Jobs whose workers have all left in good order: they are done, hold no pool, can be gone on with,
+ * and are named where memory is short. After every test the daemon's books are as before. */
+#include "tests/lib/job_rig.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Pools of 24 MiB, of which a job below takes more than half. */
+static void setup_little(void)
+{
+    daemon_proc_start(&proc, (const char *[]){"--pool-memory=24M", NULL});
+    raw_open(&witness, proc.socket);
+    base_fds = settle_base_fds(&witness, &proc);
+}
+
+/* Job @name of one rank with @n tensors of @elems elements, in an attempt. Returns the status of
+ * what went wrong. */
+static int open_sized(struct raw_client *client, const char *name, uint32_t n, int64_t elems)
+{
+    struct raw_job job = {.name = name, .world = 1};
+    int rc;
+
+    raw_open(client, proc.socket);
+    rc = raw_job_open(client, &job);
+    if (rc == CST_OK) {
+        ck_assert_int_eq(raw_declare_many(client, n, elems), CST_OK);
+        rc = raw_status(client, raw_commit(client, n, n));
+    }
+    if (rc == CST_OK) {
+        (void)raw_sync(client);
+    }
+    return rc;
+}
+
+static void open_ok(struct raw_client *client, const char *name)
+{
+    int rc = open_sized(client, name, 2, 1000);
+
+    ck_assert_msg(rc == CST_OK, "%s", client->err.text);
+}
+
+static void leave(struct raw_client *client)
+{
+    ck_assert_int_eq(raw_call(client, CISTERN__MSG_TYPE__MSG_LEAVE, NULL), CST_OK);
+    raw_close(client);
+}
+
+static void expect_state(const char *name, const char *state)
+{
+    ck_assert_str_eq(raw_job_info(&witness, name)->state, state);
+}
+
+/* The last copies that were under way end by themselves. */
+static void await_done(const char *name)
+{
+    const char *state = "";
+
+    while (strcmp(state, "done") != 0) {
+        state = raw_job_info(&witness, name)->state;
+        ck_assert(strcmp(state, "done") == 0 || strcmp(state, "idle") == 0);
+    }
+}
+
+/* The pool is given back, to the last byte of the books, when the worker has left; the arenas stay.
+ * A worker that comes back has a pool again, of the same size, and the states are those that were
+ * there. */
+START_TEST(the_pool_is_given_back_at_once)
+{
+    Cistern__PoolGet get = CISTERN__POOL_GET__INIT;
+    struct raw_client client;
+    uint64_t pool, host;
+
+    open_ok(&client, "j");
+    pool = raw_stat(&witness)->pool_used;
+    host = raw_stat(&witness)->host_used;
+    ck_assert_uint_gt(pool, 0);
+    for (unsigned i = 0; i < 3; i++) {
+        leave(&client);
+        await_done("j");
+        ck_assert_uint_eq(raw_stat(&witness)->pool->capacity, 0);
+        while (raw_stat(&witness)->pool_used > 0) { /* until the engine has let go */
+        }
+        ck_assert_uint_eq(raw_stat(&witness)->host_used, host);
+        open_ok(&client, "j");
+        expect_state("j", "training");
+        ck_assert_uint_eq(raw_stat(&witness)->pool_used, pool);
+        ck_assert_uint_eq(raw_stat(&witness)->pool->capacity, pool);
+        ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_POOL, &get.base), CST_OK);
+        ck_assert_uint_ge(client.reply.n_fds, 1);
+        cst_frame_close_fds(&client.reply);
+    }
+    leave(&client);
+    ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
+}
+END_TEST
+
+/* A job is not done when only some of its ranks have left, nor when its worker has gone without a
+ * word: then its pool stays. */
+START_TEST(who_is_missed_keeps_the_pool)
+{
+    struct raw_client clients[2], client;
+    struct raw_job job = {.name = "two", .world = 2};
+    uint64_t ids[2];
+
+    for (uint32_t r = 0; r < 2; r++) {
+        job.rank = r;
+        raw_open(&clients[r], proc.socket);
+        ck_assert_int_eq(raw_job_open(&clients[r], &job), CST_OK);
+        ck_assert_int_eq(raw_declare_many(&clients[r], 1, 1000), CST_OK);
+        ids[r] = raw_commit(&clients[r], 1, 1);
+    }
+    for (uint32_t r = 0; r < 2; r++) {
+        ck_assert_int_eq(raw_status(&clients[r], ids[r]), CST_OK);
+        ids[r] = raw_ask(&clients[r], CISTERN__MSG_TYPE__MSG_SYNC, NULL);
+    }
+    for (uint32_t r = 0; r < 2; r++) {
+        ck_assert_int_eq(raw_status(&clients[r], ids[r]), CST_OK);
+    }
+    leave(&clients[0]);
+    expect_state("two", "idle");
+    ck_assert_uint_gt(raw_stat(&witness)->pool->capacity, 0);
+    leave(&clients[1]);
+    await_done("two");
+    ck_assert_uint_eq(raw_stat(&witness)->pool->capacity, 0);
+    open_ok(&client, "j");
+    raw_close(&client);
+    while (raw_stat(&witness)->n_sessions > 1) {
+    }
+    expect_state("j", "interrupted");
+    ck_assert_uint_gt(raw_stat(&witness)->pool->capacity, 0);
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
+/* Where host memory is short the refusal says which jobs that are done would free how much, the
+ * largest first; jobs that are not done are not named. */
+START_TEST(a_refusal_names_who_is_done)
+{
+    struct raw_client small, large, busy, next;
+
+    ck_assert_int_eq(open_sized(&small, "small", 1, 1 << 20), CST_OK);
+    leave(&small);
+    ck_assert_int_eq(open_sized(&large, "large", 1, 5 << 20), CST_OK);
+    leave(&large);
+    await_done("small");
+    await_done("large");
+    ck_assert_int_eq(open_sized(&busy, "busy", 1, 5 << 20), CST_OK);
+    ck_assert_int_eq(open_sized(&next, "next", 1, 9 << 20), CST_EBUDGET);
+    raw_says(&next, "'cistern rm large' frees");
+    ck_assert_ptr_null(strstr(next.err.text, "busy"));
+    ck_assert_ptr_nonnull(strstr(strstr(next.err.text, "rm large"), "'cistern rm small' frees"));
+    raw_close(&next);
+    ck_assert_int_eq(raw_job_remove(&witness, "large"), CST_OK);
+    ck_assert_int_eq(open_sized(&next, "next", 1, 9 << 20), CST_OK);
+    raw_close(&next);
+    raw_close(&busy);
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
+/* The pool that was given back has gone to another job: the worker hears so, and the job stays
+ * done; when there is room again it goes on. */
+START_TEST(a_pool_that_others_have)
+{
+    struct raw_client first, second;
+
+    ck_assert_int_eq(open_sized(&first, "first", 16, 1 << 18), CST_OK);
+    leave(&first);
+    ck_assert_int_eq(open_sized(&second, "second", 16, 1 << 18), CST_OK);
+    ck_assert_int_eq(open_sized(&first, "first", 16, 1 << 18), CST_EBUDGET);
+    raw_says(&first, "the pools of job 'first', which were given back when it was done");
+    raw_close(&first);
+    await_done("first");
+    ck_assert_uint_gt(raw_stat(&witness)->pool_used, 0);
+    leave(&second);
+    while (raw_stat(&witness)->pool_used > 0) {
+    }
+    ck_assert_int_eq(open_sized(&first, "first", 16, 1 << 18), CST_OK);
+    leave(&first);
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
+/* The engine dies while the pool is made again: that is made by the next one, and nobody hears. */
+START_TEST(an_engine_dies_meanwhile)
+{
+    struct raw_client client;
+    struct raw_job job = {.name = "j", .world = 1};
+    pid_t engine;
+    uint64_t id;
+
+    open_ok(&client, "j");
+    leave(&client);
+    await_done("j");
+    engine = raw_stat(&witness)->engines[0]->pid;
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
+    raw_open(&client, proc.socket);
+    ck_assert_int_eq(raw_job_open(&client, &job), CST_OK);
+    ck_assert_int_eq(raw_declare_many(&client, 2, 1000), CST_OK);
+    id = raw_commit(&client, 2, 2);
+    (void)raw_stat(&witness);
+    ck_assert(raw_is_quiet(&client)); /* it waits for the pool */
+    ck_assert_int_eq(kill(engine, SIGKILL), 0);
+    ck_assert_int_eq(raw_status(&client, id), CST_OK);
+    (void)raw_sync(&client);
+    leave(&client);
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("done");
+    TCase *tc = suite_case(suite, "done", job_rig_setup, job_rig_teardown);
+
+    tcase_add_test(tc, the_pool_is_given_back_at_once);
+    tcase_add_test(tc, who_is_missed_keeps_the_pool);
+    tcase_add_test(tc, a_refusal_names_who_is_done);
+    tcase_add_test(tc, an_engine_dies_meanwhile);
+    tc = suite_case(suite, "little", setup_little, job_rig_teardown);
+    tcase_add_test(tc, a_pool_that_others_have);
+    return suite_run(suite);
+}
