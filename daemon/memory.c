@@ -556,12 +556,9 @@ void cst_memory_close(struct cst_memory *memory)
     memory->segments = NULL;
     memory->n_segments = 0;
     for (uint32_t i = 0; i < n; i++) {
-        if (segments[i] == NULL) {
-            continue; /* of a pool that is parked */
+        if (segments[i] != NULL) { /* else its pool is parked */
+            (void)release(memory, segments[i]);
         }
-        segments[i]->on_mounted = segments[i]->on_progress = NULL;
-        cst_engines_unmount(&memory->daemon->engines, segments[i]);
-        cst_segment_unref(segments[i]);
     }
     free(segments);
     free_lists(memory);
