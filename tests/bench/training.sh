@@ -54,6 +54,16 @@ train() {
     done
 }
 
+# The most sequences, from $1 to $2, with which a step of the model on $3 ranks takes at most $4 seconds while its states are in the process: where
+# processors compute slowly, a benchmark has less to compute, and a step is about as long everywhere.
+fit_batch() {
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --batch "$2" --steps 3 --world "$3" --store local --quiet --log-json "$tmp/fit.log.json" >"$tmp/fit.log" 2>&1 ||
+        fail "cistern-gpt --store=local failed"
+    numbers seconds <"$tmp/fit.log.json" | tail -n +2 | median | awk -v least="$1" -v most="$2" -v limit="$4" '
+        { n = int(most * limit / $1); print (n < least ? least : n > most ? most : n) }'
+    rm "$tmp/fit.log.json"
+}
+
 # One line of output: name, value, unit, yardstick, runs.
 emit() {
     awk -v name="$1" -v v="$2" -v unit="$3" -v y="$4" -v n="$5" 'BEGIN {
