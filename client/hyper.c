@@ -12,22 +12,23 @@ static int check(const struct cst_job *job, const Cistern__Hyper *h, struct cst_
         const char *name;
         float value, low, high; /* low <= value < high */
     } fields[] = {
-        {"lr", h->lr, -INFINITY, INFINITY},
+        {"lr", h->lr, 0.0f, INFINITY},
         {"beta1", h->beta1, 0.0f, 1.0f},
         {"beta2", h->beta2, 0.0f, 1.0f},
         {"eps", h->eps, 0.0f, INFINITY},
-        {"weight_decay", h->weight_decay, -INFINITY, INFINITY},
+        {"weight_decay", h->weight_decay, 0.0f, INFINITY},
         {"clip_norm", h->clip_norm, 0.0f, INFINITY},
-        {"grad_scale", h->grad_scale, -INFINITY, INFINITY},
+        {"grad_scale", h->grad_scale, 0.0f, INFINITY},
     };
 
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         float v = fields[i].value;
 
         if (!isfinite(v) || v < fields[i].low || v >= fields[i].high) {
-            return cst_err_set(err, CST_EINVAL, "job '%s': %s = %g is not allowed with %s",
-                               job->name, fields[i].name, (double)v,
-                               cst_optimizer_names[job->optimizer]);
+            return cst_err_set(err, CST_EINVAL,
+                               "job '%s': %s = %g with %s: %g <= %s < %g is needed", job->name,
+                               fields[i].name, (double)v, cst_optimizer_names[job->optimizer],
+                               (double)fields[i].low, fields[i].name, (double)fields[i].high);
         }
     }
     return CST_OK;
@@ -36,12 +37,14 @@ static int check(const struct cst_job *job, const Cistern__Hyper *h, struct cst_
 int cst_hyper_fill(const struct cst_job *job, const struct cst_hyper_params *params,
                    Cistern__Hyper *out, struct cst_err *err)
 {
+    /* Who sets beta2 means beta1, too: betas of {0, 0.99} are a choice and no omission. */
+    bool default_beta1 = params->beta1 == 0.0f && params->beta2 == 0.0f;
     bool no_momentum = job->optimizer == CST_OPTIMIZER_SGD && params->beta1 < 0;
     Cistern__Hyper hyper = CISTERN__HYPER__INIT;
     int rc;
 
     hyper.lr = params->lr;
-    hyper.beta1 = params->beta1 == 0.0f ? cst_optimizer_beta1() : params->beta1;
+    hyper.beta1 = default_beta1 ? cst_optimizer_beta1() : params->beta1;
     hyper.beta1 = no_momentum ? 0.0f : hyper.beta1;
     hyper.beta2 = params->beta2 == 0.0f ? cst_optimizer_beta2(job->optimizer) : params->beta2;
     hyper.eps = params->eps == 0.0f ? 1e-8f : params->eps;

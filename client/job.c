@@ -1,5 +1,7 @@
 #include "client/job.h"
 
+#include "client/poison.h"
+
 #include "client/batch.h"
 #include "proto/saved_plan.h"
 
@@ -135,10 +137,14 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     const Cistern__JobOpened *opened;
     struct cst_call call = {0};
     struct cst_job *job;
+    bool poison = false;
     int rc = cst_client_check(client, err);
 
     if (rc == CST_OK) {
         rc = check_spec(client, spec, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_poison_read(&poison, err);
     }
     if (rc == CST_OK && spec->plan_file != NULL) {
         rc = cst_saved_plan_read(&plan, spec->plan_file, err);
@@ -165,6 +171,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     job->client = client;
     (void)snprintf(job->name, sizeof job->name, "%s", spec->name);
     (void)snprintf(job->device_name, sizeof job->device_name, "%s", opened->device);
+    job->poison = poison;
     job->rank = spec->rank;
     job->world = spec->world;
     job->micro_batches = spec->micro_batches > 1 ? spec->micro_batches : 1;

@@ -72,6 +72,7 @@ struct cst_job {
     char device_name[64];              /* "host" or a UUID; NUL-terminated */
     struct cst_device device;          /* the calls that it takes, if it is not the host */
     bool left;                         /* cst_job_leave was called */
+    bool poison;                       /* $CISTERN_DEBUG asks for it, see poison.h */
     bool initialised;                  /* a sync has completed in the job's life */
     bool synced;                       /* by this worker: attempt is valid */
     uint64_t steps;                    /* committed, as last heard */

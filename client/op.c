@@ -3,6 +3,7 @@
 #include "client/op.h"
 
 #include "client/batch.h"
+#include "client/poison.h"
 
 #include <string.h>
 
@@ -184,6 +185,7 @@ static int begin(struct cst_job *job, int op, enum cst_direction direction, stru
     }
     if (rc == CST_OK) {
         fill_io(job, op, want.backward, io);
+        cst_poison_fill(job, io, n_io);
         job->begun = op;
         cst_device_begun(&job->device);
         job->begun_backward = want.backward;
@@ -216,8 +218,14 @@ int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
                            job->begun < 0 ? "none is" : "begun is ",
                            job->begun < 0 ? "" : job->declare.operators[job->begun].name);
     }
-    job->begun = -1;
     rc = cst_job_check_step(job, err);
+    if (rc == CST_OK && job->begun_backward) {
+        rc = cst_poison_check(job, (uint32_t)op, err);
+        if (rc != CST_OK) {
+            return rc;
+        }
+    }
+    job->begun = -1;
     if (rc != CST_OK) {
         return rc;
     }

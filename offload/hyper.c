@@ -9,13 +9,13 @@ static const struct {
     size_t at;       /* of the float in struct cst_hyper, bytes */
     float low, high; /* low <= value < high */
 } fields[] = {
-    {"lr", offsetof(struct cst_hyper, lr), -INFINITY, INFINITY},
+    {"lr", offsetof(struct cst_hyper, lr), 0.0f, INFINITY},
     {"beta1", offsetof(struct cst_hyper, beta1), 0.0f, 1.0f},
     {"beta2", offsetof(struct cst_hyper, beta2), 0.0f, 1.0f},
     {"eps", offsetof(struct cst_hyper, eps), 0.0f, INFINITY},
-    {"weight_decay", offsetof(struct cst_hyper, weight_decay), -INFINITY, INFINITY},
+    {"weight_decay", offsetof(struct cst_hyper, weight_decay), 0.0f, INFINITY},
     {"clip_norm", offsetof(struct cst_hyper, clip_norm), 0.0f, INFINITY},
-    {"grad_scale", offsetof(struct cst_hyper, grad_scale), -INFINITY, INFINITY},
+    {"grad_scale", offsetof(struct cst_hyper, grad_scale), 0.0f, INFINITY},
 };
 #define N_FIELDS (sizeof fields / sizeof fields[0])
 
@@ -33,8 +33,9 @@ int cst_hyper_check(const struct cst_hyper *hyper, struct cst_err *err)
         float v = value_of(hyper, i);
 
         if (!isfinite(v) || v < fields[i].low || v >= fields[i].high) {
-            return cst_err_set(err, CST_EINVAL, "%s = %g is not allowed", fields[i].name,
-                               (double)v);
+            return cst_err_set(err, CST_EINVAL, "%s = %g: %g <= %s < %g is needed", fields[i].name,
+                               (double)v, (double)fields[i].low, fields[i].name,
+                               (double)fields[i].high);
         }
     }
     return CST_OK;

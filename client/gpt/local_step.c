@@ -153,7 +153,9 @@ static struct cst_tile_hyper tile_hyper(const struct gpt_local *local,
 
     return (struct cst_tile_hyper){
         .lr = (double)params->lr,
-        .beta1 = no_momentum ? 0 : or_default(params->beta1, cst_optimizer_beta1()),
+        .beta1 = no_momentum             ? 0
+                 : params->beta2 == 0.0f ? or_default(params->beta1, cst_optimizer_beta1())
+                                         : (double)params->beta1,
         .beta2 = or_default(params->beta2, cst_optimizer_beta2(optimizer)),
         .eps = or_default(params->eps, 1e-8f),
         .weight_decay = (double)params->weight_decay,

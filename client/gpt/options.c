@@ -238,6 +238,13 @@ static int check_states(const struct gpt_options *o, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "--beta1 0: sgd alone does without momentum, not %s",
                            cst_optimizer_names[o->optimizer]);
     }
+    if (o->dump_grads != NULL && o->store == GPT_STORE_DAEMON &&
+        (o->grad_over_weight || (o->overlap == CST_OVERLAP_EARLY && o->clip == 0))) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--dump-grads with %s: gradients are not kept until they could be read",
+                           o->grad_over_weight ? "--grad-over-weight"
+                                               : "--overlap early and --clip 0");
+    }
     if (o->delay_from > 0 && o->overlap != CST_OVERLAP_DELAYED) {
         return cst_err_set(err, CST_EINVAL, "--delay-from %llu with --overlap %s",
                            (unsigned long long)o->delay_from, cst_overlap_names[o->overlap]);

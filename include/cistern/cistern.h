@@ -257,10 +257,12 @@ int cst_hint_tensor(struct cst_job *job, int tensor, enum cst_hint hint, struct 
  * is legal. The order of the sums is fixed: micro-batch by micro-batch, in each rank by rank. Never waits. CST_EINVAL: M times. */
 int cst_accumulate(struct cst_job *job, struct cst_err *err);
 
+/* All zero but lr is what the optimizer usually takes. Infinities, NaN and, but for beta1 of SGD, negative values are CST_EINVAL, which names the field,
+ * its value and the range. */
 struct cst_hyper_params {
-    float lr;
-    float beta1;        /* 0: 0.9. SGD: the momentum (negative: none) */
-    float beta2;        /* 0: 0.999; Lion: 0.99 */
+    float lr;           /* >= 0 */
+    float beta1;        /* below 1; 0: 0.9 if beta2 is 0, too, else 0. SGD: the momentum (negative: none) */
+    float beta2;        /* below 1; 0: 0.999; Lion: 0.99 */
     float eps;          /* 0: 1e-8 */
     float weight_decay;
     float clip_norm;    /* global L2 norm; 0: no clipping */

@@ -43,6 +43,8 @@ static const struct {
     {"--data f --moments int8", {"--moments", "fp32, bf16, mx8"}},
     {"--data f --rounding up", {"--rounding", "stochastic, nearest"}},
     {"--data f --overlap late", {"--overlap", "commit, early, delayed"}},
+    {"--data f --overlap early --clip 0 --dump-grads g", {"--dump-grads", "--overlap early"}},
+    {"--data f --grad-over-weight --dump-grads g", {"--dump-grads", "--grad-over-weight"}},
     {"--data f --delay-from 3", {"--delay-from 3", "commit"}},
     {"--data f --beta1 0", {"--beta1 0", "adamw"}},
     {"--data f --update-room lots", {"--update-room", "'lots'"}},

@@ -89,18 +89,22 @@ END_TEST
 
 /* -- hyper-parameters ------------------------------------------------------------------------- */
 
-/* What is 0 stands for what the optimizer usually takes; SGD may do without momentum. */
+/* What is 0 stands for what the optimizer usually takes, but beta1 where beta2 is given; SGD may do
+ * without momentum. */
 START_TEST(defaults)
 {
     static const struct {
         enum cst_optimizer optimizer;
-        float given, beta1, beta2;
-    } cases[] = {{CST_OPTIMIZER_ADAMW, 0, 0.9f, 0.999f},
-                 {CST_OPTIMIZER_ADAM, 0.8f, 0.8f, 0.999f},
-                 {CST_OPTIMIZER_LION, 0, 0.9f, 0.99f},
-                 {CST_OPTIMIZER_SGD, 0, 0.9f, 0.999f},
-                 {CST_OPTIMIZER_SGD, -1, 0, 0.999f}};
-    const struct cst_hyper_params params = {.lr = 0.5f, .beta1 = cases[_i].given};
+        float given, given2, beta1, beta2;
+    } cases[] = {{CST_OPTIMIZER_ADAMW, 0, 0, 0.9f, 0.999f},
+                 {CST_OPTIMIZER_ADAM, 0.8f, 0, 0.8f, 0.999f},
+                 {CST_OPTIMIZER_LION, 0, 0, 0.9f, 0.99f},
+                 {CST_OPTIMIZER_SGD, 0, 0, 0.9f, 0.999f},
+                 {CST_OPTIMIZER_SGD, -1, 0, 0, 0.999f},
+                 {CST_OPTIMIZER_ADAMW, 0, 0.99f, 0, 0.99f},
+                 {CST_OPTIMIZER_LION, 0, 0.95f, 0, 0.95f}};
+    const struct cst_hyper_params params = {
+        .lr = 0.5f, .beta1 = cases[_i].given, .beta2 = cases[_i].given2};
     struct cst_err err = {0};
 
     start((struct cst_job_spec){.optimizer = cases[_i].optimizer});
@@ -120,6 +124,9 @@ START_TEST(limits)
         struct cst_hyper_params params;
         const char *name;
     } cases[] = {{{.lr = NAN}, "lr"},
+                 {{.lr = -1}, "lr = -1 with adamw: 0 <= lr < inf is needed"},
+                 {{.lr = 1, .weight_decay = -0.5f}, "weight_decay = -0.5"},
+                 {{.lr = 1, .grad_scale = -1}, "grad_scale = -1"},
                  {{.lr = 1, .beta1 = 1}, "beta1"},
                  {{.lr = 1, .beta1 = -1}, "beta1"},
                  {{.lr = 1, .beta2 = 1.5f}, "beta2"},
@@ -215,8 +222,8 @@ int main(void)
 
     tcase_add_test(tcase, options_are_sent);
     tcase_add_loop_test(tcase, unknown_numbers, 0, 4);
-    tcase_add_loop_test(tcase, defaults, 0, 5);
-    tcase_add_loop_test(tcase, limits, 0, 8);
+    tcase_add_loop_test(tcase, defaults, 0, 7);
+    tcase_add_loop_test(tcase, limits, 0, 11);
     tcase_add_test(tcase, prepared_once);
     tcase_add_loop_test(tcase, nothing_to_prepare, 0, 2);
     tcase_add_test(tcase, refused);

@@ -345,6 +345,37 @@ START_TEST(test_hints)
 }
 END_TEST
 
+/* With CISTERN_DEBUG=poison a gradient that the worker forgot is named with its operator, and may still be
+ * written; without, it is taken as it lies. Other words are refused. */
+START_TEST(test_poison)
+{
+    struct cst_err err = {0};
+    struct cst_io io;
+
+    ck_assert_int_eq(setenv("CISTERN_DEBUG", _i == 0 ? "poison" : "", 1), 0);
+    fake_job_start(&f, 2);
+    CK_OK(cst_op_begin(f.job, 1, CST_BACKWARD, &io, 1, &err));
+    memset(io.grad, 0, 2 * io.n_elems - 2);
+    if (_i == 0) {
+        ck_assert_int_eq(cst_op_end(f.job, 1, &err), CST_EINVAL);
+        ck_assert_ptr_nonnull(strstr(err.text, "operator 'o1'"));
+        ck_assert_ptr_nonnull(strstr(err.text, "tensor 't1' was not written"));
+        ((uint16_t *)io.grad)[io.n_elems - 1] = 0;
+    }
+    CK_OK(cst_op_end(f.job, 1, &err));
+    fake_job_stop(&f);
+    ck_assert_int_eq(setenv("CISTERN_DEBUG", "poisson", 1), 0);
+    fake_daemon_start(&f.fake);
+    CK_OK(cst_connect(&f.client, f.fake.path, &err));
+    ck_assert_int_eq(
+        cst_job_open(&f.job, f.client, &(struct cst_job_spec){.name = "run7", .world = 1}, &err),
+        CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "CISTERN_DEBUG='poisson'"));
+    ck_assert_int_eq(unsetenv("CISTERN_DEBUG"), 0);
+    fake_job_stop(&f);
+}
+END_TEST
+
 /* This rank's numbers come out of the daemon's reply about the job. */
 START_TEST(test_stat)
 {
@@ -374,6 +405,7 @@ int main(void)
     tcase_add_test(steps, test_states);
     tcase_add_test(steps, test_stat);
     tcase_add_test(steps, test_hints);
+    tcase_add_loop_test(steps, test_poison, 0, 2);
     tcase_add_loop_test(faults, test_peer_died, 0, 2);
     tcase_add_test(faults, test_engine_failed);
     tcase_add_test(faults, test_hand_in_failed);
