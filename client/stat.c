@@ -1,5 +1,7 @@
-/* cst_stat: this rank's line of the daemon's books. */
+/* What the daemon knows of a job: cst_stat, this rank's line of its books; cst_job_waits. */
 #include "client/job.h"
+
+#include <stdio.h>
 
 static void fill(const Cistern__JobInfo *job, const Cistern__RankInfo *rank,
                  struct cst_rank_stat *out)
@@ -48,4 +50,25 @@ int cst_stat(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err
     }
     cst_call_reset(&call);
     return rc;
+}
+
+int cst_job_waits(struct cst_client *client, const char *name, char *words, size_t size,
+                  struct cst_err *err)
+{
+    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+    const Cistern__JobInfo *info;
+    struct cst_call call = {0};
+    int rc;
+
+    msg.name = (char *)(uintptr_t)name;
+    rc = cst_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
+                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor,
+                       err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    info = ((const Cistern__JobInfoReply *)call.reply)->job;
+    (void)snprintf(words, size, "%s", info->waits_for != NULL ? info->waits_for : "");
+    cst_call_reset(&call);
+    return CST_OK;
 }

@@ -317,20 +317,31 @@ void cst_commit_undone(struct cst_job *job)
 
 /* -- the barrier ---------------------------------------------------------------------------- */
 
-static void on_deadline(uv_timer_t *timer)
+void cst_commit_missing(const struct cst_job *job, char *text, size_t size)
 {
-    struct cst_job *job = timer->data;
-    char missing[160] = "";
-    struct cst_err why = {0};
+    bool waits = false;
 
+    text[0] = '\0';
     for (uint32_t r = 0; r < job->world; r++) {
-        size_t used = strlen(missing);
+        waits = waits || job->workers[r].commit != NULL;
+    }
+    for (uint32_t r = 0; waits && r < job->world; r++) {
+        size_t used = strlen(text);
 
         if (job->workers[r].commit == NULL) {
-            (void)snprintf(missing + used, sizeof missing - used, "%s%u%s", used > 0 ? ", " : "", r,
+            (void)snprintf(text + used, size - used, "%s%u%s", used > 0 ? ", " : "", r,
                            job->workers[r].present ? "" : " (absent)");
         }
     }
+}
+
+static void on_deadline(uv_timer_t *timer)
+{
+    struct cst_job *job = timer->data;
+    char missing[160];
+    struct cst_err why = {0};
+
+    cst_commit_missing(job, missing, sizeof missing);
     (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for the commit of rank %s",
                       job->timeout_ms, missing);
     cst_commit_break(job, &why);

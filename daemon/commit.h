@@ -10,6 +10,9 @@
 void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators,
                 bool copies);
 
+/* The ranks that have not committed, where others have: "0, 3 (absent)". "": none is waited for. */
+void cst_commit_missing(const struct cst_job *job, char *text, size_t size);
+
 /* All Commits that wait fail with @why; the ranks may commit again. */
 void cst_commit_break(struct cst_job *job, const struct cst_err *why);
 

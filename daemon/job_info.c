@@ -2,6 +2,7 @@
 #include "daemon/job_info.h"
 
 #include "daemon/base.h"
+#include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/devices.h"
 #include "daemon/dispatch.h"
@@ -361,6 +362,19 @@ static void fill_users(const struct cst_job *job, struct details *details, Ciste
     }
 }
 
+/* NULL: nobody is waited for. */
+static char *waits_for(const struct cst_job *job, char *text, size_t size)
+{
+    if (job->core != NULL) {
+        cst_core_waits(job->core, text, size);
+    } else {
+        (void)snprintf(text, size, "rank ");
+        cst_commit_missing(job, text + strlen(text), size - strlen(text));
+        text[0] = text[strlen("rank ")] != '\0' ? text[0] : '\0';
+    }
+    return text[0] != '\0' ? text : NULL;
+}
+
 void cst_serve_job_info(struct cst_session *session, uint64_t id, void *body)
 {
     const Cistern__JobName *name = body;
@@ -371,6 +385,7 @@ void cst_serve_job_info(struct cst_session *session, uint64_t id, void *body)
     struct details details;
     struct cst_job *job;
     struct cst_err err = {0};
+    char waits[256];
 
     if (cst_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err) != CST_OK) {
         cst_session_error(session, id, &err);
@@ -388,6 +403,7 @@ void cst_serve_job_info(struct cst_session *session, uint64_t id, void *body)
     }
     info.n_ranks = job->world;
     info.ranks = pointers;
+    info.waits_for = waits_for(job, waits, sizeof waits);
     reply.job = &info;
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &reply.base, NULL, 0);
 }

@@ -80,9 +80,10 @@ static int too_small(const struct cst_layout *layout, const struct cst_model *mo
     return cst_err_set(err, CST_EPOOL,
                        "pool of %" PRIu64 " bytes: operator '%s' needs %" PRIu32
                        " blocks of %" PRIu64 " bytes (size class %" PRIu32 " of %" PRIu32
-                       "): %" PRIu64 " bytes short",
+                       "): %" PRIu64 " bytes short (--pool %" PRIu64 "%%)",
                        bytes, model->operators[need->min_operator[c]].name, need->min_blocks[c],
-                       block_bytes(layout, c), c, layout->n_classes, all - bytes);
+                       block_bytes(layout, c), c, layout->n_classes, all - bytes,
+                       cst_layout_percent(model, all));
 }
 
 /* *blocks: as many as @planned says, as far as they are of use to @rank, if all of them fit. */

@@ -390,6 +390,9 @@ struct cst_core_stats {
 void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_rank_stats *out);
 void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out);
 
+/* For whom ranks wait that have asked for a sync, or for the step's commit: "rank 1 (died in step 4), rank 3 (never attached)". "": none waits for another. */
+void cst_core_waits(const struct cst_core *core, char *text, size_t size);
+
 /* Write sentences, for a person, into @lines (each NUL-terminated, at most @max): where chunk @chunk is in every tier and rank, in
  * which state, and why (next use, who waits, why it was evicted last). Returns how many were written. */
 unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char lines[][192],

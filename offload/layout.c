@@ -318,6 +318,14 @@ int cst_layout_candidates(const struct cst_model *model, const struct cst_layout
     return status;
 }
 
+uint64_t cst_layout_percent(const struct cst_model *model, uint64_t bytes)
+{
+    const uint64_t weights = 2 * model->n_params;
+
+    return weights == 0 ? 0
+                        : bytes / weights * 100 + (bytes % weights * 100 + weights - 1) / weights;
+}
+
 uint64_t cst_layout_host_bytes(const struct cst_layout *layout)
 {
     struct cst_table_header table;

@@ -283,11 +283,14 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
  * another one; at least 1 of the first class. Operators of sparse tensors may be left out, any of them: a gradient that one of them shares
  * with another operator is taken to be open until the step.
  *
- * CST_EPOOL: "pool of P bytes: n blocks of B bytes, operator 'x' needs m, and i of J bytes: k bytes short"; a pool of P + k bytes is
+ * CST_EPOOL: "pool of P bytes: n blocks of B bytes, operator 'x' needs m, and i of J bytes: k bytes short (--pool q%)"; a pool of P + k bytes, or of q % of the weights, is
  * accepted. CST_EINVAL: given capacities smaller than a tensor, the first one smaller than all, too large, or not growing; a tensor larger
  * than a chunk may be; a group with ranks beyond the world. CST_ENOMEM. */
 int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                      const struct cst_layout_config *config, struct cst_err *err);
+
+/* @bytes of a pool as a percentage of the bf16 weights of @model, rounded up: what a person types who wants no fewer. */
+uint64_t cst_layout_percent(const struct cst_model *model, uint64_t bytes);
 
 /* Bytes of the host that a job with @layout takes beside its pools: arenas and the job's table. */
 uint64_t cst_layout_host_bytes(const struct cst_layout *layout);

@@ -432,6 +432,20 @@ static void name_missing(const struct cst_core *core, bool step, char *text, siz
     }
 }
 
+void cst_core_waits(const struct cst_core *core, char *text, size_t size)
+{
+    bool syncs = false, steps = false;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        syncs = syncs || core->ranks[rank].sync != CST_NO_REQUEST;
+        steps = steps || core->ranks[rank].stepped;
+    }
+    text[0] = '\0';
+    if (syncs || steps) {
+        name_missing(core, !syncs, text, size);
+    }
+}
+
 static void expire_step(struct cst_core *core)
 {
     struct cst_err why;

@@ -164,6 +164,9 @@ static void print_head(const Cistern__JobInfo *job)
         (void)printf("step      of %u micro-batches, gradients in fp32\n", job->micro_batches);
     }
     print_base(job);
+    if (job->waits_for != NULL) {
+        (void)printf("waits     for %s\n", job->waits_for);
+    }
     if (job->copies != NULL) {
         (void)printf("copies    of weights into pools on GPUs by the %s\n",
                      strcmp(job->copies, "worker") == 0 ? "workers" : "GPUs' engines");

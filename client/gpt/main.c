@@ -2,6 +2,7 @@
 #include "client/gpt/describe.h"
 #include "client/gpt/options.h"
 #include "client/gpt/run.h"
+#include "client/gpt/stop.h"
 #include "proto/isa.h"
 
 #ifdef HAVE_CONFIG_H
@@ -29,6 +30,9 @@ int main(int argc, char *argv[])
     if (rc == 0) {
         rc = cst_isa_check(&err);
     }
+    if (rc == 0 && options.store == GPT_STORE_DAEMON) {
+        gpt_stop_catch(); /* states in this process would end with it anyway */
+    }
     if (rc == 0 && options.describe != NULL) {
         rc = gpt_describe(&options, &err);
     } else if (rc == 0) {
@@ -37,7 +41,7 @@ int main(int argc, char *argv[])
     if (rc != 0) {
         (void)fprintf(stderr, "cistern-gpt: %s\n",
                       err.text[0] != '\0' ? err.text : cst_status_words(rc));
-        return rc == CST_EINVAL ? 2 : 1;
+        return gpt_stop_asked() != 0 ? 128 + gpt_stop_asked() : rc == CST_EINVAL ? 2 : 1;
     }
     return 0;
 }

@@ -4,6 +4,7 @@
 #include "client/gpt/device.h"
 #include "client/gpt/exchange.h"
 #include "client/gpt/model.h"
+#include "client/gpt/stop.h"
 #include "client/gpt/store.h"
 #include "client/gpt/train.h"
 
@@ -105,7 +106,7 @@ static void *worker_main(void *arg)
                               &w->err);
         }
         gpt_exchange_close(exchange);
-        store->ops->close(store, w->rc == 0);
+        store->ops->close(store, w->rc == 0 || gpt_stop_asked() != 0);
     }
     return NULL;
 }

@@ -1,11 +1,15 @@
 #include "client/gpt/describe.h"
 #include "client/gpt/device.h"
+#include "client/gpt/stop.h"
 
+#include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 struct daemon_store {
     struct gpt_store head;
-    const struct gpt_model *model; /* borrowed */
+    const struct gpt_options *options; /* borrowed, as is model */
+    const struct gpt_model *model;
     struct cst_client *client;
     struct cst_job *job; /* freed with client */
 };
@@ -80,7 +84,7 @@ static int declare(struct cst_job *job, const struct gpt_options *options,
 static uint64_t pool_bytes(const struct gpt_options *options, const struct gpt_model *model)
 {
     if (options->pool_percent > 0) {
-        const double bytes = options->pool_percent / 100.0 * 2.0 * (double)model->n_params;
+        const double bytes = options->pool_percent * 2.0 * (double)model->n_params / 100.0;
 
         return bytes < 1.0 ? 1 : bytes > 1e18 ? (uint64_t)1e18 : (uint64_t)bytes;
     }
@@ -102,9 +106,74 @@ static uint64_t daemon_steps(const struct gpt_store *store)
     return cst_job_steps(((const struct daemon_store *)(const void *)store)->job);
 }
 
+/* Say for whom this rank waits, if the daemon knows; over a connection of its own, since a call of
+ * the other one is pending. */
+static void tell_waits(const struct daemon_store *s)
+{
+    const struct gpt_options *o = s->options;
+    struct cst_client *client;
+    char words[256] = "";
+
+    if (o->quiet || cst_connect(&client, o->socket, NULL) != CST_OK) {
+        return;
+    }
+    if (cst_job_waits(client, o->job, words, sizeof words, NULL) == CST_OK && words[0] != '\0') {
+        (void)printf("cistern-gpt: rank %u waits for %s\n", o->rank, words);
+        (void)fflush(stdout);
+    }
+    cst_disconnect(client);
+}
+
+/* What a call that may wait for other ranks was called with, and where its results go. */
+struct call {
+    int (*try)(struct cst_job *job, struct call *call, struct cst_err *err);
+    bool ends; /* it is given up when the user asks for the end; else it is waited for */
+    struct cst_plan *plan;
+    uint64_t *step;
+    const struct cst_hyper_params *params;
+    struct cst_step_result *result;
+};
+
+/* Make the call; after 2 s, and not again, say for whom it waits. */
+static int wait_for_ranks(struct daemon_store *s, struct call *call, struct cst_err *err)
+{
+    struct pollfd answer = {.events = POLLIN};
+    bool told = false;
+    int rc, n;
+
+    while ((rc = call->try(s->job, call, err)) == CST_EAGAIN) {
+        if (call->ends && gpt_stop_asked() != 0) {
+            return cst_err_set(err, CST_ECANCELLED, "stopped");
+        }
+        answer.fd = cst_client_fd(s->client);
+        n = poll(&answer, 1, 2000);
+        if (n == 0 && !told) {
+            tell_waits(s);
+            told = true;
+        }
+    }
+    return rc;
+}
+
+static int try_commit(struct cst_job *job, struct call *call, struct cst_err *err)
+{
+    return cst_try_commit(job, call->plan, err);
+}
+
+static int try_sync(struct cst_job *job, struct call *call, struct cst_err *err)
+{
+    return cst_try_sync(job, call->step, err);
+}
+
+static int try_step(struct cst_job *job, struct call *call, struct cst_err *err)
+{
+    return cst_try_step(job, call->params, call->result, err);
+}
+
 static int daemon_sync(struct gpt_store *store, uint64_t *step, struct cst_err *err)
 {
-    return cst_sync(self(store)->job, step, err);
+    return wait_for_ranks(self(store), &(struct call){.try = try_sync, .ends = true, .step = step},
+                          err);
 }
 
 static int daemon_op_begin(struct gpt_store *store, uint32_t op, enum cst_direction direction,
@@ -132,7 +201,8 @@ static int daemon_prepare(struct gpt_store *store, const struct cst_hyper_params
 static int daemon_step(struct gpt_store *store, const struct cst_hyper_params *params,
                        struct cst_step_result *result, struct cst_err *err)
 {
-    return cst_step(self(store)->job, params, result, err);
+    return wait_for_ranks(self(store),
+                          &(struct call){.try = try_step, .params = params, .result = result}, err);
 }
 
 static int daemon_read(struct gpt_store *store, uint32_t tensor, enum cst_state state,
@@ -211,6 +281,7 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
         return cst_err_set(err, CST_ENOMEM, "out of memory");
     }
     s->head.ops = &daemon_ops;
+    s->options = options;
     s->model = model;
     rc = cst_connect(&s->client, options->socket, err);
     if (rc != 0) {
@@ -225,7 +296,8 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
         rc = declare(s->job, options, model, err);
     }
     if (rc == 0) {
-        rc = cst_commit(s->job, &s->head.plan, err);
+        rc = wait_for_ranks(
+            s, &(struct call){.try = try_commit, .ends = true, .plan = &s->head.plan}, err);
     }
     if (rc != 0) {
         goto err_disconnect;

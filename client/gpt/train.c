@@ -5,6 +5,7 @@
 #include "client/gpt/pass.h"
 #include "client/gpt/progress.h"
 #include "client/gpt/sample.h"
+#include "client/gpt/stop.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -79,6 +80,9 @@ static int sync_all(struct train *t, uint64_t *step, struct cst_err *err)
     int rc;
 
     do {
+        if (gpt_stop_asked() != 0) {
+            return cst_err_set(err, CST_ECANCELLED, "stopped");
+        }
         if (t->exchange != NULL) {
             gpt_exchange_leave(t->exchange);
         }
@@ -170,6 +174,9 @@ static int run_steps(struct train *t, uint64_t step, struct cst_err *err)
     while (rc == 0 && step < t->options->steps) {
         struct cst_step_result result;
 
+        if (gpt_stop_asked() != 0) {
+            return cst_err_set(err, CST_ECANCELLED, "stopped");
+        }
         rc = one_step(t, step, &result, err);
         if (is_void(rc)) {
             rc = sync_all(t, &step, err);
@@ -245,6 +252,33 @@ static int close_files(struct train *t, struct cst_err *err)
     return rc;
 }
 
+/* What to do next with a job that was left before its last step, in the place of the words
+ * "stopped". */
+static void tell_stopped(const struct train *t, struct cst_err *err)
+{
+    const struct gpt_options *o = t->options;
+
+    (void)cst_err_set(
+        err, CST_ECANCELLED,
+        "stopped after step %llu of %llu; job '%s' keeps its states: the same command "
+        "goes on, 'cistern rm %s' removes it",
+        (unsigned long long)t->store->ops->steps(t->store), (unsigned long long)o->steps, o->job,
+        o->job);
+}
+
+/* All steps were done before this process came. */
+static void tell_finished(const struct train *t, uint64_t step)
+{
+    const struct gpt_options *o = t->options;
+
+    if (!o->quiet) {
+        (void)printf("cistern-gpt: job '%s' is finished: %llu of %llu steps are done. To go on: "
+                     "--steps %llu, or more; to begin anew: cistern rm %s\n",
+                     o->job, (unsigned long long)step, (unsigned long long)o->steps,
+                     (unsigned long long)(2 * step), o->job);
+    }
+}
+
 int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
               const struct gpt_data *data, struct gpt_device *device, struct gpt_store *store,
               struct gpt_exchange *exchange, uint32_t rank, struct cst_err *err)
@@ -272,8 +306,10 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
         rc = write_initial(&t, err);
     }
     step = store->ops->steps(store);
-    if (rc == 0 && step < options->steps) { /* else there is nothing to do together */
+    if (rc == 0 && step < options->steps) {
         rc = sync_all(&t, &step, err);
+    } else if (rc == 0 && step > 0) { /* there is nothing to do together */
+        tell_finished(&t, step);
     }
     if (rc == 0) {
         rc = open_files(&t, step, err);
@@ -281,7 +317,10 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     if (rc == 0) {
         rc = run_steps(&t, step, err);
     }
-    if (rc == 0) {
+    if (rc == CST_ECANCELLED && gpt_stop_asked() != 0) {
+        tell_stopped(&t, err);
+        (void)close_files(&t, NULL);
+    } else if (rc == 0) {
         rc = close_files(&t, err);
     }
     if (rc == 0 && rank == options->rank && options->dump_weights != NULL) {

@@ -342,6 +342,11 @@ struct cst_rank_stat {
 /* This rank's numbers, as the daemon counts them. */
 int cst_stat(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err);
 
+/* For whom ranks of this user's job @name wait, in cst_commit, cst_sync or cst_step: "rank 1 (died in step 4), rank 3 (never attached)"; "": for nobody. @words: of @size
+ * bytes. For another client than the one whose call waits: that one answers CST_EBUSY while a cst_try_... call is pending. CST_ENOTFOUND. */
+int cst_job_waits(struct cst_client *client, const char *name, char *words, size_t size,
+                  struct cst_err *err);
+
 /* Version of the library, "major.minor.patch". */
 const char *cst_version(void);
 

@@ -48,7 +48,7 @@ refused() {
     for pid in "${pids[@]}"; do
         wait "$pid" && fail "$1: accepted"
     done
-    short=$(sed -n 's/.*: \([0-9]*\) bytes short$/\1/p' "$tmp/$1.0.log")
+    short=$(sed -n 's/.*: \([0-9]*\) bytes short .*/\1/p' "$tmp/$1.0.log")
     [ -n "$short" ] || fail "$1: cistern-gpt does not tell the bytes that are short"
 }
 

@@ -188,7 +188,7 @@ static uint64_t bytes_short(void)
 START_TEST(shortfall_is_exact)
 {
     int64_t large, small;
-    uint64_t least;
+    uint64_t least, percent;
 
     srand((unsigned)_i);
     large = 4097 + rand() % 8000;
@@ -202,6 +202,11 @@ START_TEST(shortfall_is_exact)
     least = 1 + bytes_short();
     ck_assert_int_eq(build(0, least - 1, 1), CST_EPOOL);
     ck_assert_uint_eq(bytes_short(), 1);
+    percent = strtoull(strstr(err.text, "--pool ") + 7, NULL, 10);
+    ck_assert_int_eq(build(0, least, 1), CST_OK);
+    /* So is the percentage that is proposed: it is enough, and one less is not. */
+    ck_assert_int_eq(build(0, percent * 2 * model.n_params / 100, 1), CST_OK);
+    ck_assert_int_eq(build(0, (percent - 1) * 2 * model.n_params / 100, 1), CST_EPOOL);
     ck_assert_int_eq(build(0, least, 1), CST_OK);
     ck_assert_uint_le(2 * layout.capacity * layout.min_blocks, least);
 }

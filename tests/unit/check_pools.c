@@ -50,15 +50,16 @@ START_TEST(too_small_is_named)
     struct cst_pools_blocks blocks = {{7}};
     struct cst_err err = {0};
 
+    model.n_params = 1 << 20; /* weights of 2 MiB */
     ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, least - 1, 1, NULL, &blocks, &err),
                      CST_EPOOL);
     ck_assert_str_eq(err.text, "pool of 2146303 bytes: operator 'large' needs 2 blocks of 1048576 "
-                               "bytes (size class 1 of 2): 1 bytes short");
+                               "bytes (size class 1 of 2): 1 bytes short (--pool 103%)");
     ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, 16 * KB, 1, NULL, &blocks, &err),
                      CST_EPOOL);
     ck_assert_str_eq(err.text,
                      "pool of 16384 bytes: operator 'small' needs 3 blocks of 16384 bytes "
-                     "(size class 0 of 2): 2129920 bytes short");
+                     "(size class 0 of 2): 2129920 bytes short (--pool 103%)");
     ck_assert_uint_eq(blocks.n[0], 7);
 }
 END_TEST

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# What cistern-gpt says to the person who runs it: for whom it waits, what to type when the pool is too small, that a job is finished, and how to
+# go on after Ctrl-C.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+need jq
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+
+write_text 200
+model=(--layers 2 --heads 2 --width 32 --context 32 --batch 2 --threads 1 --data "$tmp/text")
+
+# cistern-gpt with the arguments $2..., in the background, into $tmp/$1.log; sets pid.
+worker() {
+    local log=$tmp/$1.log
+    shift
+    env --default-signal=INT ./cistern-gpt "${model[@]}" "$@" >"$log" 2>&1 &
+    pid=$!
+}
+
+# The log $1 has a line that matches $2.
+says() {
+    grep -qE -- "$2" "$tmp/$1.log" || fail "$1: no '$2' in: $(cat "$tmp/$1.log")"
+}
+
+state_is() {
+    [ "$(./cistern job "$1" --json | jq -r .state)" = "$2" ]
+}
+
+start_daemon d
+
+# A rank alone names the one that it waits for: in the commit, and in a sync after its peer has left.
+worker alone --job two --world 2 --rank 0 --steps 3
+first=$pid
+poll grep -q '^cistern-gpt: rank 0 waits for rank 1 (absent)$' "$tmp/alone.log"
+./cistern job two >"$tmp/job.log"
+says job '^waits     for rank 1 \(absent\)$'
+worker peer --job two --world 2 --rank 1 --steps 3
+wait "$pid" || fail "rank 1 ended with status $?: $(cat "$tmp/peer.log")"
+wait "$first" || fail "rank 0 ended with status $?: $(cat "$tmp/alone.log")"
+[ "$(grep -c waits "$tmp/alone.log")" = 1 ] || fail "rank 0 says more than once that it waits: $(cat "$tmp/alone.log")"
+
+# A job that has done its steps: the same command says so, and how to go on; that works.
+worker again --job two --world 2 --rank 0 --steps 3
+wait "$pid" || fail "a finished job's worker ended with status $?"
+says again "^cistern-gpt: job 'two' is finished: 3 of 3 steps are done\\. To go on: --steps 6, or more; to begin anew: cistern rm two\$"
+worker more1 --job two --world 2 --rank 1 --steps 6
+first=$pid
+worker more0 --job two --world 2 --rank 0 --steps 6
+wait "$pid" || fail "--steps 6 ended with status $?: $(cat "$tmp/more0.log")"
+wait "$first" || fail "--steps 6 of rank 1 ended with status $?"
+! grep -q finished "$tmp/more0.log" || fail "a job with steps to do is said to be finished"
+./cistern rm two
+
+# A pool that is too small: the value to type is in the words, and it is enough.
+worker small --job small --pool 1% --steps 1
+! wait "$pid" || fail "a pool of 1 % is taken"
+value=$(sed -n 's/.* bytes short (--pool \([0-9]*%\))$/\1/p' "$tmp/small.log")
+[ -n "$value" ] || fail "no value to type: $(cat "$tmp/small.log")"
+worker enough --job small --pool "$value" --steps 1
+wait "$pid" || fail "--pool $value is refused: $(cat "$tmp/enough.log")"
+./cistern rm small
+
+# SIGINT and SIGTERM: the job is left in good order; the same command goes on where it stood.
+for signal in INT TERM; do
+    worker long --job "stop$signal" --steps 1000000000
+    poll grep -q '^step ' "$tmp/long.log"
+    kill -$signal "$pid"
+    status=0
+    wait "$pid" || status=$?
+    [ $status = $((128 + $(kill -l $signal))) ] || fail "SIG$signal: status $status: $(cat "$tmp/long.log")"
+    says long "^cistern-gpt: stopped after step [0-9]+ of 1000000000; job 'stop$signal' keeps its states: the same command goes on, 'cistern rm stop$signal' removes it\$"
+    poll state_is "stop$signal" idle
+    done_steps=$(./cistern job "stop$signal" --json | jq .step)
+    says long "stopped after step $done_steps of"
+    worker on --job "stop$signal" --steps $((done_steps + 2))
+    wait "$pid" || fail "after SIG$signal the job does not go on: $(cat "$tmp/on.log")"
+    [ "$(./cistern job "stop$signal" --json | jq .step)" = $((done_steps + 2)) ] || fail "after SIG$signal other steps were done"
+done
+
+# While it waits for others, too.
+worker waiting --job waiting --world 2 --rank 0
+poll grep -q 'waits for rank 1' "$tmp/waiting.log"
+kill -INT "$pid"
+status=0
+wait "$pid" || status=$?
+[ $status = 130 ] || fail "SIGINT while it waits: status $status: $(cat "$tmp/waiting.log")"
+stop_daemon d
