@@ -8,7 +8,8 @@
 enum { KB = 1024, MB = 1024 * 1024 };
 
 static struct cst_layout_operator operators[] = {{.name = "small"}, {.name = "large"}};
-static const struct cst_model model = {.operators = operators, .n_operators = 2};
+static const struct cst_model model = {
+    .operators = operators, .n_operators = 2, .n_params = 1 << 20}; /* weights of 2 MiB */
 
 /* Blocks of 16 KiB and of 1 MiB; rank 1 uses none of the latter. */
 static const struct cst_layout layout = {
@@ -50,7 +51,6 @@ START_TEST(too_small_is_named)
     struct cst_pools_blocks blocks = {{7}};
     struct cst_err err = {0};
 
-    model.n_params = 1 << 20; /* weights of 2 MiB */
     ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, least - 1, 1, NULL, &blocks, &err),
                      CST_EPOOL);
     ck_assert_str_eq(err.text, "pool of 2146303 bytes: operator 'large' needs 2 blocks of 1048576 "
