@@ -111,6 +111,85 @@ static void show(const struct row *row)
            (double)p->activation_bytes / 1e9, (double)p->host_bytes / 1e9, p->binds);
 }
 
+/* -- what lifts it ---------------------------------------------------------------------------- */
+
+/* Ways to train that a job can be opened with. Steps with early updates do not clip. */
+static const struct way {
+    const char *name;
+    uint64_t update_room;
+    enum cst_overlap overlap;
+    enum cst_moments moments;
+    uint32_t micro_batches;
+} ways[] = {
+    {"as above", 0, CST_OVERLAP_COMMIT, CST_MOMENTS_FP32, 1},
+    {"room", CST_PLAN_ROOM_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_FP32, 1},
+    {"room, bf16", CST_PLAN_ROOM_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_BF16, 1},
+    {"room, mx8", CST_PLAN_ROOM_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_MX8, 1},
+    {"8 micro-b.", 0, CST_OVERLAP_COMMIT, CST_MOMENTS_FP32, 8},
+    {"early", 0, CST_OVERLAP_EARLY, CST_MOMENTS_FP32, 1},
+};
+#define N_WAYS (sizeof ways / sizeof ways[0])
+#define EARLY (N_WAYS - 1)
+#define EARLY_BATCH 2 /* at which its figure is told */
+#define GOAL 0.9
+
+/* Of a step with all on the GPU. */
+static double efficiency(const struct cst_plan_budget *budget, uint32_t batch,
+                         const struct way *way)
+{
+    const struct cst_preset_options options = {.batch = batch, .recompute = true};
+    struct cst_plans plans;
+    struct cst_rates rates;
+    struct cst_model model;
+    struct cst_err err;
+    double all_on_gpu_s;
+    struct cst_plan_config config = {
+        .model = &model,
+        .world = 1,
+        .budget = budget,
+        .rates = &rates,
+        .micro_batches = way->micro_batches,
+        .recompute = true,
+        .update_room = way->update_room,
+        .overlap = way->overlap,
+        .states = {.moments = way->moments, .two_weights = way->overlap != CST_OVERLAP_COMMIT}};
+
+    cst_rates_a100(&rates, 1);
+    cst_model_init(&model);
+    if (cst_preset_declare(&model, cst_preset_find("opt-30b"), &options, &err) != CST_OK) {
+        die(err.text);
+    }
+    all_on_gpu_s = 4 * way->micro_batches * flops(&model) / rates.devices[0].flops +
+                   (double)model.n_params / rates.devices[0].update;
+    all_on_gpu_s /= search(&config, true, &plans);
+    cst_plans_close(&plans);
+    cst_model_close(&model);
+    return all_on_gpu_s;
+}
+
+/* A table of batches and ways; the efficiency of early updates at EARLY_BATCH. */
+static double show_ways(const struct cst_plan_budget *budget)
+{
+    double told = 0;
+
+    printf("\nWhat lifts it: %% of a step with all on the GPU\nbatch");
+    for (unsigned w = 0; w < N_WAYS; w++) {
+        printf(" %10s", ways[w].name);
+    }
+    printf("\n");
+    for (uint32_t batch = 1; batch <= 4; batch++) {
+        printf("%5" PRIu32, batch);
+        for (unsigned w = 0; w < N_WAYS; w++) {
+            double part = efficiency(budget, batch, &ways[w]);
+
+            told = batch == EARLY_BATCH && w == EARLY ? part : told;
+            printf(" %8.1f %%", 100 * part);
+        }
+        printf("\n");
+    }
+    return told;
+}
+
 static void explain(void)
 {
     printf("\nElixir claims %.0f %% of the efficiency of PyTorch with all on the GPU, for OPT-30B "
@@ -129,19 +208,17 @@ static void explain(void)
            100 * CLAIM);
 }
 
-static void write_json(const char *path, const struct row *row)
+static void write_json(const char *path, const char *name, double value, double goal)
 {
     FILE *file = fopen(path, "ae");
-    double efficiency = row->all_on_gpu_s / row->today_s;
 
     if (file == NULL) {
         die(path);
     }
-    (void)fprintf(
-        file,
-        "{\"name\": \"plan_opt30b\", \"value\": %.4f, \"unit\": \"of all on the GPU, predicted\", "
-        "\"yardstick\": %.2f, \"ratio\": %.3f, \"runs\": 1}\n",
-        efficiency, CLAIM, efficiency / CLAIM);
+    (void)fprintf(file,
+                  "{\"name\": \"%s\", \"value\": %.4f, \"unit\": \"of all on the GPU, predicted\", "
+                  "\"yardstick\": %.2f, \"ratio\": %.3f, \"runs\": 1}\n",
+                  name, value, goal, value / goal);
     if (fclose(file) != 0) {
         die(path);
     }
@@ -151,6 +228,7 @@ int main(int argc, char **argv)
 {
     static const uint32_t batches[] = {1, 2, 4, 8, 16};
     const struct cst_plan_budget budget = {.device_bytes = 40000000000, .host_bytes = 512ull << 30};
+    double early;
     const char *json = argc == 3 && strcmp(argv[1], "--json") == 0 ? argv[2] : NULL;
 
     if (argc != 1 && json == NULL) {
@@ -164,8 +242,12 @@ int main(int argc, char **argv)
 
         show(&row);
         if (json != NULL && row.batch == STATED) {
-            write_json(json, &row);
+            write_json(json, "plan_opt30b", row.all_on_gpu_s / row.today_s, CLAIM);
         }
+    }
+    early = show_ways(&budget);
+    if (json != NULL) {
+        write_json(json, "plan_opt30b_early_2", early, GOAL);
     }
     explain();
     return 0;
