@@ -52,11 +52,11 @@ START_TEST(test_table)
     cli_table_cell(&table, "b");
     cli_table_cell(&table, "%d", 123456);
     cli_table_cell(&table, "ready");
-    ck_assert(cli_table_print(&table, out, 1));
+    ck_assert(cli_table_print(&table, out));
     ck_assert_int_eq(fclose(out), 0);
-    ck_assert_str_eq(text, " NAME         STEP  STATE\n"
-                           " long-name       7  ok\n"
-                           " b          123456  ready\n");
+    ck_assert_str_eq(text, "NAME         STEP  STATE\n"
+                           "long-name       7  ok\n"
+                           "b          123456  ready\n");
     free(text);
 }
 END_TEST
