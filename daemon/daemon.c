@@ -3,8 +3,8 @@
 #include "daemon/commit.h"
 #include "daemon/drive.h"
 #include "daemon/log.h"
-#include "proto/size.h"
 #include "daemon/staging.h"
+#include "proto/size.h"
 #include "proto/slice.h"
 
 #include <signal.h>
@@ -120,16 +120,14 @@ static void raise_fd_limit(void)
 static void init_quota(struct cst_daemon *daemon, const struct cst_config *config)
 {
     struct cst_quota *quota = &daemon->quota;
-    struct rlimit limit = {.rlim_cur = 1024};
     uid_t sole;
 
     cst_quota_init(quota, &config->quota,
                    cst_access_is_sole(&config->access, &sole) ? &sole : NULL);
-    (void)getrlimit(RLIMIT_NOFILE, &limit);
     cst_quota_set_total(quota, CST_QUOTA_HOST, config->host_bytes);
     cst_quota_set_total(quota, CST_QUOTA_JOBS, config->max_jobs);
     cst_quota_set_total(quota, CST_QUOTA_SESSIONS, config->max_sessions);
-    cst_quota_set_total(quota, CST_QUOTA_DESCRIPTORS, limit.rlim_cur / 4);
+    cst_quota_set_total(quota, CST_QUOTA_DESCRIPTORS, daemon->server.unread.limit);
     cst_quota_set_total(quota, CST_QUOTA_REQUESTS,
                         (uint64_t)config->max_sessions * config->credits);
     cst_quota_set_total(quota, CST_QUOTA_SEARCHES, config->max_jobs);
@@ -177,6 +175,7 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
 
     init_parts(daemon, config);
     raise_fd_limit();
+    cst_unread_init(&daemon->server.unread);
     init_quota(daemon, config);
     rc = cst_unpack_init(&daemon->unpack, err);
     if (rc != CST_OK) {

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 enum {
-    DEFAULT_PERCENT = 50,         /* of what there is, where [quota] does not name a key */
+    DEFAULT_PART = CST_QUOTA_WHOLE / 2, /* of what there is, where [quota] does not name a key */
     DEFAULT_TTL_S = 7 * 24 * 3600 /* the longest ttl; the configured ttl, where that is longer */
 };
 
@@ -51,13 +51,13 @@ struct bound {
 
 static uint64_t default_amount(const struct cst_quota *quota, unsigned resource)
 {
-    const struct cst_quota_limit half = {.given = true, .percent = true, .value = DEFAULT_PERCENT};
+    const struct cst_quota_limit half = {.given = true, .percent = true, .value = DEFAULT_PART};
     uint64_t ttl = quota->totals[CST_QUOTA_TTL];
 
     if (cst_quota_key_of(resource) == CST_QUOTA_TTL) {
         return ttl > DEFAULT_TTL_S ? ttl : DEFAULT_TTL_S;
     }
-    return cst_quota_limit_amount(&half, quota->totals[resource]);
+    return cst_quota_limit_amount(cst_quota_key_of(resource), &half, quota->totals[resource]);
 }
 
 static void bound_user(const struct cst_quota_account *account, unsigned resource,
@@ -70,10 +70,10 @@ static void bound_user(const struct cst_quota_account *account, unsigned resourc
 
     *out = (struct bound){.used = account->used[resource]};
     if (rule != NULL && rule->limits[key].given) {
-        out->limit = cst_quota_limit_amount(&rule->limits[key], quota->totals[resource]);
+        out->limit = cst_quota_limit_amount(key, &rule->limits[key], quota->totals[resource]);
         out->rule = rule;
     } else if (quota->rules.any[key].given) {
-        out->limit = cst_quota_limit_amount(&quota->rules.any[key], quota->totals[resource]);
+        out->limit = cst_quota_limit_amount(key, &quota->rules.any[key], quota->totals[resource]);
     } else if (is_exempt(quota, account->uid)) {
         out->limit = CST_QUOTA_NONE;
     } else {
@@ -84,10 +84,11 @@ static void bound_user(const struct cst_quota_account *account, unsigned resourc
 
 uint64_t cst_quota_group_limit(const struct cst_quota *quota, unsigned rule, unsigned resource)
 {
-    const struct cst_quota_limit *limit =
-        &quota->rules.rules[rule].limits[cst_quota_key_of(resource)];
+    enum cst_quota_key key = cst_quota_key_of(resource);
+    const struct cst_quota_limit *limit = &quota->rules.rules[rule].limits[key];
 
-    return limit->given ? cst_quota_limit_amount(limit, quota->totals[resource]) : CST_QUOTA_NONE;
+    return limit->given ? cst_quota_limit_amount(key, limit, quota->totals[resource])
+                        : CST_QUOTA_NONE;
 }
 
 static void bound_group(const struct cst_quota *quota, unsigned rule, unsigned resource,

@@ -4,6 +4,7 @@
 #include "proto/size.h"
 
 #include <grp.h>
+#include <inttypes.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +13,8 @@
 static const char plain[] = "quota"; /* the section of each uid; others are "quota uid:N", ... */
 
 const struct cst_quota_kind cst_quota_kinds[CST_QUOTA_KEYS] = {
-#define CST_QUOTA_X(name, key, unit, status, words)                                                \
-    [CST_QUOTA_##name] = {key, CST_QUOTA_##unit, status, words},
+#define CST_QUOTA_X(name, key, unit, least, status, words)                                         \
+    [CST_QUOTA_##name] = {key, CST_QUOTA_##unit, least, status, words},
     CST_QUOTA_MAP(CST_QUOTA_X)
 #undef CST_QUOTA_X
 };
@@ -123,11 +124,23 @@ static int find_key(const char *key, const char *section, struct cst_err *err)
     return -1;
 }
 
+/* "12.5%", "64G", "8". */
+static int parse_amount(const char *value, struct cst_quota_limit *out, struct cst_err *err)
+{
+    double percent;
+
+    out->percent = cst_size_percent(value, &percent) && percent <= 100;
+    if (out->percent) {
+        out->value = (uint64_t)(percent * CST_QUOTA_WHOLE / 100 + 0.5);
+        return CST_OK;
+    }
+    return cst_size_parse(value, 0, &out->value, err);
+}
+
 static int parse_limit(const struct cst_quota_kind *kind, const char *value,
                        struct cst_quota_limit *out, struct cst_err *err)
 {
     struct cst_quota_limit limit = {.given = true, .value = CST_QUOTA_NONE};
-    size_t n = strlen(value);
     uint32_t seconds;
     int rc = CST_OK;
 
@@ -139,14 +152,17 @@ static int parse_limit(const struct cst_quota_kind *kind, const char *value,
         rc = cst_size_parse_seconds(value, UINT32_MAX, &seconds, err);
         limit.value = rc == CST_OK ? seconds : 0;
     } else {
-        limit.percent = n > 0 && value[n - 1] == '%';
-        rc = cst_size_parse(value, 100, &limit.value, err);
+        rc = parse_amount(value, &limit, err);
     }
     if (rc != CST_OK) {
         return cst_err_set(
             err, CST_EINVAL, "'%s' is no limit of %s (%s or 'none')", value, kind->words,
             kind->unit == CST_QUOTA_SECONDS ? "a number with s, m, h or d"
                                             : "a number with K, M, G or T, 0% to 100%");
+    }
+    if (!limit.percent && limit.value < kind->least) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is too small: at least %" PRIu64 " %s", value,
+                           kind->least, kind->words);
     }
     *out = limit;
     return CST_OK;
@@ -170,10 +186,15 @@ int cst_quota_rules_set(struct cst_quota_rules *rules, const char *section, cons
     return CST_OK;
 }
 
-uint64_t cst_quota_limit_amount(const struct cst_quota_limit *limit, uint64_t total)
+uint64_t cst_quota_limit_amount(enum cst_quota_key key, const struct cst_quota_limit *limit,
+                                uint64_t total)
 {
+    const uint64_t whole = CST_QUOTA_WHOLE, least = cst_quota_kinds[key].least;
+    uint64_t amount;
+
     if (!limit->percent || limit->value == CST_QUOTA_NONE) {
         return limit->value;
     }
-    return total / 100 * limit->value + (total % 100 * limit->value + 99) / 100;
+    amount = total / whole * limit->value + (total % whole * limit->value + whole - 1) / whole;
+    return amount > least ? amount : least;
 }

@@ -8,24 +8,26 @@
 #define CST_QUOTA_RULES_H
 
 #include "cistern/status.h"
+#include "proto/frame.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
-/* X(name, key in the file, unit of a value, status of a refusal, words in a refusal) */
+/* X(name, key in the file, unit of a value, least limit, status of a refusal, words in a refusal)
+ * One reply carries up to CST_FRAME_MAX_FDS descriptors: with less it could never be sent. */
 #define CST_QUOTA_MAP(X)                                                                           \
-    X(HOST, "host", BYTES, CST_EBUDGET, "bytes of host memory")                                    \
-    X(POOL, "pool", BYTES, CST_EBUDGET, "bytes of")                                                \
-    X(JOBS, "jobs", COUNT, CST_EBUDGET, "jobs")                                                    \
-    X(SESSIONS, "sessions", COUNT, CST_EBUSY, "connections")                                       \
-    X(DESCRIPTORS, "descriptors", COUNT, CST_EBUSY, "descriptors")                                 \
-    X(REQUESTS, "requests", COUNT, CST_ENOCREDIT, "requests in flight")                            \
-    X(SEARCHES, "searches", COUNT, CST_EBUSY, "searches for a plan")                               \
-    X(TTL, "ttl", SECONDS, CST_EINVAL, "seconds to live without a worker")
+    X(HOST, "host", BYTES, 0, CST_EBUDGET, "bytes of host memory")                                 \
+    X(POOL, "pool", BYTES, 0, CST_EBUDGET, "bytes of")                                             \
+    X(JOBS, "jobs", COUNT, 0, CST_EBUDGET, "jobs")                                                 \
+    X(SESSIONS, "sessions", COUNT, 0, CST_EBUSY, "connections")                                    \
+    X(DESCRIPTORS, "descriptors", COUNT, CST_FRAME_MAX_FDS, CST_EBUSY, "descriptors")              \
+    X(REQUESTS, "requests", COUNT, 0, CST_ENOCREDIT, "requests in flight")                         \
+    X(SEARCHES, "searches", COUNT, 0, CST_EBUSY, "searches for a plan")                            \
+    X(TTL, "ttl", SECONDS, 0, CST_EINVAL, "seconds to live without a worker")
 
 enum cst_quota_key {
-#define CST_QUOTA_X(name, key, unit, status, words) CST_QUOTA_##name,
+#define CST_QUOTA_X(name, key, unit, least, status, words) CST_QUOTA_##name,
     CST_QUOTA_MAP(CST_QUOTA_X)
 #undef CST_QUOTA_X
         CST_QUOTA_KEYS
@@ -37,6 +39,7 @@ enum cst_quota_unit { CST_QUOTA_BYTES, CST_QUOTA_COUNT, CST_QUOTA_SECONDS };
 struct cst_quota_kind {
     const char *key;          /* in the file */
     enum cst_quota_unit unit; /* of values */
+    uint64_t least;           /* smaller limits are refused; smaller parts are raised to it */
     int status;               /* of a refusal */
     const char *words;        /* what is counted, in a refusal */
 };
@@ -45,11 +48,12 @@ extern const struct cst_quota_kind cst_quota_kinds[CST_QUOTA_KEYS];
 
 #define CST_QUOTA_NONE UINT64_MAX /* a limit that nothing reaches */
 #define CST_QUOTA_MAX_RULES 64    /* sections of users and groups */
+#define CST_QUOTA_WHOLE 1000000   /* 100%, as the value of a limit */
 
 struct cst_quota_limit {
     bool given;     /* false: the rule says nothing of this key */
-    bool percent;   /* value is per cent of all that the daemon has */
-    uint64_t value; /* bytes, a number, seconds, or per cent; CST_QUOTA_NONE: no limit */
+    bool percent;   /* The value is a part of all that the daemon has. */
+    uint64_t value; /* bytes, a number, seconds, or 1 / CST_QUOTA_WHOLE; CST_QUOTA_NONE: no limit */
 };
 
 enum cst_quota_whose { CST_QUOTA_UID, CST_QUOTA_GID };
@@ -71,7 +75,8 @@ struct cst_quota_rules {
 bool cst_quota_rules_is_section(const char *section);
 
 /* Set @key of @section to @value. CST_EINVAL: an unknown user, group or key, a value that is none,
- * a key that is set already, too many sections; the words say what is allowed. */
+ * one below the least of its key, a key that is set already, too many sections; the words say what
+ * is allowed. */
 int cst_quota_rules_set(struct cst_quota_rules *rules, const char *section, const char *key,
                         const char *value, struct cst_err *err);
 
@@ -79,8 +84,9 @@ int cst_quota_rules_set(struct cst_quota_rules *rules, const char *section, cons
 const struct cst_quota_rule *cst_quota_rules_find(const struct cst_quota_rules *rules,
                                                   enum cst_quota_whose whose, uint32_t id);
 
-/* @limit as an amount where the daemon has @total: a percentage is rounded up, so that one of
- * something that there is at all is at least 1. */
-uint64_t cst_quota_limit_amount(const struct cst_quota_limit *limit, uint64_t total);
+/* @limit of @key as an amount where the daemon has @total: a percentage is rounded up, so that one
+ * of something that there is at all is at least 1, and is no less than the least of the key. */
+uint64_t cst_quota_limit_amount(enum cst_quota_key key, const struct cst_quota_limit *limit,
+                                uint64_t total);
 
 #endif

@@ -156,7 +156,6 @@ int cst_server_open(struct cst_server *server, struct cst_daemon *daemon, struct
 
     server->daemon = daemon;
     server->n_sessions = server->n_managers = server->n_refused = 0;
-    cst_unread_init(&server->unread);
     server->looked_ns = 0;
     cst_lingers_init(&server->lingers, &daemon->loop);
     server->spare_fd = -1;
@@ -183,6 +182,7 @@ err_after_user:
     cst_listen_close(&server->user);
 err_after_inherit:
     cst_listen_close(&server->manager);
+    cst_lingers_close(&server->lingers);
     return rc;
 }
 

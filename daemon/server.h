@@ -25,8 +25,8 @@ struct cst_server {
     struct cst_lingers lingers; /* sockets of ended sessions with some in flight */
 };
 
-/* Listen on both sockets: those that systemd passed, or the configured paths. As cst_listen_open.
- */
+/* Listen on both sockets: those that systemd passed, or the configured paths. @server->unread has
+ * been initialised. As cst_listen_open. */
 int cst_server_open(struct cst_server *server, struct cst_daemon *daemon, struct cst_err *err);
 
 /* Enter @session in the list, and take it out when it ends: with the connection that its account

@@ -71,8 +71,7 @@ void cst_unread_sent(struct cst_unread *unread, unsigned n_fds)
     if (unread->n == 0) {
         unread->since_ns = uv_hrtime();
     }
-    (void)cst_quota_take(unread->account, CST_QUOTA_DESCRIPTORS, n_fds, "a reply",
-                         NULL); /* fits: see cst_unread_admits */
+    cst_quota_force(unread->account, CST_QUOTA_DESCRIPTORS, n_fds); /* cst_unread_admits looked */
     unread->n += n_fds;
     unread->total->n += n_fds;
 }

@@ -37,7 +37,8 @@ struct cst_unread {
     uint64_t since_ns; /* With n > 0: when the first of them was sent (monotonic time). */
 };
 
-/* Set the limit from RLIMIT_NOFILE as it is now. */
+/* Set the limit from RLIMIT_NOFILE as it is now: a quarter of it, but no less than one reply can
+ * carry. */
 void cst_unread_init(struct cst_unread_total *total);
 
 /* Set the count to 0: the socket is closed, and daemon/linger.h saw to what was in flight. */

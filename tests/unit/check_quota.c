@@ -156,7 +156,17 @@ START_TEST(values)
     set("quota", "host", "none");
     set("quota uid:70002", "host", "0");
     set("quota uid:70002", "pool", "100%");
+    set("quota uid:70002", "requests", "12.5%");
+    set("quota uid:70002", "searches", "0.3%");
+    set("quota uid:70002", "descriptors", "1%");
     start();
+    cst_quota_set_total(&quota, CST_QUOTA_REQUESTS, 1000);
+    cst_quota_set_total(&quota, CST_QUOTA_SEARCHES, 1000);
+    cst_quota_set_total(&quota, CST_QUOTA_DESCRIPTORS, 20);
+    ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_REQUESTS), 125);
+    ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_SEARCHES), 3);
+    ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_DESCRIPTORS), 16); /* those of one reply */
+    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_DESCRIPTORS), 16);
     ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_JOBS), 1);
     ck_assert_uint_eq(cst_quota_left(alice, CST_QUOTA_HOST), CST_QUOTA_NONE);
     take(alice, CST_QUOTA_HOST, UINT64_C(1) << 60);
@@ -274,6 +284,8 @@ START_TEST(rules_that_are_none)
     assert_not_a_rule("quota", "jobs", "-1", "jobs: '-1' is no limit of jobs");
     assert_not_a_rule("quota", "jobs", "101%", "0% to 100%");
     assert_not_a_rule("quota", "ttl", "50%", "s, m, h or d");
+    assert_not_a_rule("quota", "descriptors", "15", "descriptors: '15' is too small: at least 16");
+    assert_not_a_rule("quota", "descriptors", "0", "too small: at least 16");
     assert_not_a_rule("quota uid:x", "jobs", "1", "[quota uid:x] names nobody");
     assert_not_a_rule("quota user:no-such-user", "jobs", "1", "names nobody");
     assert_not_a_rule("quota group:no-such-group", "jobs", "1", "names nobody");
