@@ -118,4 +118,5 @@ void cst_move_end(struct cst_job *job, const struct cst_err *err)
         }
     }
     cst_commit_settled(job);
+    cst_done_look(job); /* all may have left again meanwhile */
 }

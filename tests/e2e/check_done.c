@@ -212,6 +212,31 @@ START_TEST(an_engine_dies_meanwhile)
 }
 END_TEST
 
+/* The worker that came back leaves again before the pool is made: the job is done when that has
+ * ended. */
+START_TEST(who_comes_back_leaves_at_once)
+{
+    struct raw_client client;
+    struct raw_job job = {.name = "j", .world = 1};
+    pid_t engine;
+
+    open_ok(&client, "j");
+    leave(&client);
+    await_done("j");
+    while (raw_stat(&witness)->pool_used > 0) {
+    }
+    engine = raw_stat(&witness)->engines[0]->pid;
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
+    raw_open(&client, proc.socket);
+    ck_assert_int_eq(raw_job_open(&client, &job), CST_OK);
+    leave(&client);
+    expect_state("j", "idle");
+    ck_assert_int_eq(kill(engine, SIGCONT), 0);
+    await_done("j");
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("done");
@@ -221,6 +246,7 @@ int main(void)
     tcase_add_test(tc, who_is_missed_keeps_the_pool);
     tcase_add_test(tc, a_refusal_names_who_is_done);
     tcase_add_test(tc, an_engine_dies_meanwhile);
+    tcase_add_test(tc, who_comes_back_leaves_at_once);
     tc = suite_case(suite, "little", setup_little, job_rig_teardown);
     tcase_add_test(tc, a_pool_that_others_have);
     return suite_run(suite);
