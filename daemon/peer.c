@@ -33,6 +33,29 @@ static bool is_up(int sock)
     return poll(&p, 1, 0) == 0 || (p.revents & (POLLHUP | POLLERR)) == 0;
 }
 
+/* All groups of the peer of @sock, the primary one, @gid, first: a group that is not seen here is
+ * neither admitted nor limited. NULL: no memory, or the peer is gone. */
+static gid_t *read_groups(int sock, gid_t gid, size_t *n_groups)
+{
+    socklen_t n = 0; /* bytes */
+    gid_t *groups;
+
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERGROUPS, NULL, &n) != 0 && errno != ERANGE) {
+        n = 0;
+    }
+    groups = malloc(sizeof *groups + n);
+    if (groups == NULL) {
+        return NULL;
+    }
+    groups[0] = gid;
+    if (n > 0 && getsockopt(sock, SOL_SOCKET, SO_PEERGROUPS, groups + 1, &n) != 0) {
+        free(groups);
+        return NULL;
+    }
+    *n_groups = 1 + n / sizeof *groups;
+    return groups;
+}
+
 bool cst_peer_open(struct cst_peer *peer, int sock)
 {
     struct ucred cred = {.pid = 0};
@@ -41,12 +64,10 @@ bool cst_peer_open(struct cst_peer *peer, int sock)
     if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &cred, &n) != 0) {
         return false;
     }
-    *peer = (struct cst_peer){.pid = cred.pid, .uid = cred.uid, .gid = cred.gid};
-    n = sizeof peer->groups - sizeof *peer->groups;
-    peer->groups[0] = cred.gid;
-    peer->n_groups = 1;
-    if (getsockopt(sock, SOL_SOCKET, SO_PEERGROUPS, peer->groups + 1, &n) == 0) {
-        peer->n_groups += n / sizeof(gid_t);
+    *peer = (struct cst_peer){.pid = cred.pid, .uid = cred.uid, .gid = cred.gid, .pidfd = -1};
+    peer->groups = read_groups(sock, cred.gid, &peer->n_groups);
+    if (peer->groups == NULL) {
+        return false;
     }
     peer->pidfd = open_pidfd(sock, cred.pid);
     if (!is_up(sock)) {
@@ -59,6 +80,9 @@ bool cst_peer_open(struct cst_peer *peer, int sock)
 
 void cst_peer_close(struct cst_peer *peer)
 {
+    free(peer->groups);
+    peer->groups = NULL;
+    peer->n_groups = 0;
     if (peer->pidfd >= 0) {
         (void)close(peer->pidfd);
         peer->pidfd = -1;

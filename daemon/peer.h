@@ -8,18 +8,17 @@
 #include <sys/types.h>
 #include <uv.h>
 
-#define CST_PEER_MAX_GROUPS 64
-
 struct cst_peer {
     pid_t pid; /* 0: in a foreign pid namespace */
     uid_t uid;
     gid_t gid;
-    gid_t groups[CST_PEER_MAX_GROUPS]; /* primary and supplementary */
-    size_t n_groups;
-    int pidfd; /* owned; -1: none could be had, so only a hang-up tells of its end */
+    gid_t *groups;   /* primary and supplementary; owned */
+    size_t n_groups; /* of them */
+    int pidfd;       /* owned; -1: none could be had, so only a hang-up tells of its end */
 };
 
-/* Read what the kernel knows of the peer of @sock. False: it is gone already. */
+/* Read what the kernel knows of the peer of @sock. False: it is gone already, or there is no memory
+ * for its groups. */
 bool cst_peer_open(struct cst_peer *peer, int sock);
 void cst_peer_close(struct cst_peer *peer);
 

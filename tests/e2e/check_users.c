@@ -8,6 +8,7 @@
 #include "tests/lib/user.h"
 
 #include <check.h>
+#include <grp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -428,6 +429,31 @@ START_TEST(longest_ttl)
 }
 END_TEST
 
+/* A user in more groups than most: the last one is seen, too. */
+START_TEST(a_group_among_many)
+{
+    gid_t groups[200];
+    struct raw_client client;
+    Cistern__Hello hello = CISTERN__HELLO__INIT;
+
+    for (unsigned i = 0; i < 200; i++) {
+        groups[i] = 1000 + i;
+    }
+    groups[199] = USER_ALICE;
+    start("[quota gid:61001]\nsessions = 0\n");
+    ck_assert_int_eq(setgroups(200, groups), 0);
+    ck_assert_int_eq(setegid(USER_BOB), 0);
+    ck_assert_int_eq(seteuid(USER_BOB), 0);
+    raw_connect(&client, proc.socket);
+    user_back();
+    hello.min_version = hello.max_version = 1;
+    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_HELLO, &hello.base), CST_EBUSY);
+    raw_says(&client, "gid 61001 has 0 of 0 connections (sessions in [quota gid:61001])");
+    raw_close(&client);
+    stop();
+}
+END_TEST
+
 /* Members of a group share its limit, and none leaves it by coming with another group. */
 START_TEST(a_group)
 {
@@ -591,6 +617,7 @@ int main(int argc, char **argv)
     tcase_add_test(tc, requests_that_wait);
     tcase_add_test(tc, longest_ttl);
     tcase_add_test(tc, a_group);
+    tcase_add_test(tc, a_group_among_many);
     tcase_add_test(tc, reload);
     tcase_add_test(tc, a_job_ages_from_the_hang_up);
     tcase_add_test(tc, one_at_all_limits_leaves_the_other_able);
