@@ -9,8 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MAX_STEP_S 1e9 /* 31 years */
-
 bool cst_given_has(const struct cst_job *job)
 {
     return job->given.n_chunks > 0;
@@ -53,9 +51,6 @@ static int read_plan(const Cistern__JobPlan *message, struct cst_saved_plan *out
         plan.n_blocks[i] = message->n_blocks[i];
     }
     rc = cst_saved_plan_check(&plan, err);
-    if (rc == CST_OK && !(plan.step_s >= 0 && plan.step_s <= MAX_STEP_S)) {
-        rc = cst_err_set(err, CST_EINVAL, "a plan with a step of %g s", plan.step_s);
-    }
     if (rc == CST_OK) {
         *out = plan;
     }

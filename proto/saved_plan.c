@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define MAX_STEP_S 1e9 /* 31 years */
+
 static const char *const eviction_names[] = {"next use", "oldest", NULL}; /* cst_core_eviction */
 static const char *const flag_names[] = {"no", "yes", NULL};
 
@@ -201,6 +203,9 @@ int cst_saved_plan_check(const struct cst_saved_plan *plan, struct cst_err *err)
                          "a plan of %" PRIu32 " chunks, pools of %" PRIu64 " bytes, %" PRIu32
                          " ranks and %" PRIu32 " micro-batches: none of them may be 0",
                          plan->n_chunks, plan->pool_bytes, plan->world, plan->micro_batches);
+    }
+    if (rc == CST_OK && !(plan->step_s >= 0 && plan->step_s <= MAX_STEP_S)) {
+        rc = cst_err_set(err, CST_EINVAL, "a plan with a step of %g s", plan->step_s);
     }
     return rc;
 }

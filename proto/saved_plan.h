@@ -56,8 +56,8 @@ int cst_saved_plan_is_for(const struct cst_saved_plan *plan, const struct cst_sa
 int cst_saved_plan_same(const struct cst_saved_plan *plan, const struct cst_saved_plan *other,
                         uint32_t rank, struct cst_err *err);
 
-/* CST_EINVAL: numbers that no plan has (names that are none, no classes, blocks or chunks), with
- * the field. For plans that come from outside. */
+/* CST_EINVAL: numbers that no plan has (names that are none, no classes, blocks or chunks, a step
+ * of less than 0 s or of years), with the field. For plans that come from outside. */
 int cst_saved_plan_check(const struct cst_saved_plan *plan, struct cst_err *err);
 
 /* The plan in the file @path. CST_EIO: it cannot be read; CST_EINVAL: "FILE:LINE:COLUMN: ..." where

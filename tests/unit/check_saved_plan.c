@@ -149,6 +149,10 @@ START_TEST(no_plan)
         change("plan", "classes", json_array());
         words = "plan.classes: 0 values, allowed are 1 to 4";
         break;
+    case 6:
+        change("plan", "step_s", json_real(1e10));
+        words = "a plan with a step of 1e+10 s";
+        break;
     default:
         change("", "plan", NULL);
         words = "no 'plan'";
@@ -207,7 +211,7 @@ int main(void)
     tcase_add_test(tc, round_trip);
     tcase_add_loop_test(tc, another_job, 0, 8);
     tcase_add_test(tc, another_plan);
-    tcase_add_loop_test(tc, no_plan, 0, 7);
+    tcase_add_loop_test(tc, no_plan, 0, 8);
     tcase_add_test(tc, what_if);
     tc = suite_case(suite, "models", NULL, NULL);
     tcase_add_test(tc, digest);
