@@ -99,6 +99,9 @@ static int add_engines(struct cst_gpus *gpus, struct cst_err *err)
     return rc;
 }
 
+_Static_assert(1 + CST_CONFIG_MAX_PACED + CST_GPU_MAX <= CST_QUOTA_MAX_POOLS,
+               "each device that has pools is a resource");
+
 /* What the pools of accelerators have is part of what users may hold. */
 static void count_pools(struct cst_gpus *gpus, struct cst_gpu_list *list)
 {

@@ -31,8 +31,9 @@ void cst_log_init(enum cst_log_level level);
 /* "error", "warning", "notice", "info" or "debug" to its number; 0: none of them. */
 int cst_log_parse(const char *name);
 
-/* Write one line; control characters in it become '?', so that what a peer sent cannot forge lines.
- * Never waits: a line that a full pipe or a slow journal does not take at once is lost. */
+/* Write one line; control characters in it are written as \xNN, so that what a peer sent cannot
+ * forge lines. Never waits: a line that a full pipe or a slow journal does not take at once is
+ * lost. */
 void cst_log(enum cst_log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* As cst_log, of @about: the line begins with "job 'NAME': " where there is a job. */
