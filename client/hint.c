@@ -22,7 +22,7 @@ static int check(const struct cst_job *job, enum cst_hint hint, struct cst_err *
     int rc = cst_job_check_step(job, err);
 
     if (rc == CST_OK && job->pending.kind != CST_PENDING_NONE) {
-        rc = cst_err_set(err, CST_EINVAL, "a hint while another call is under way");
+        rc = cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
     }
     if (rc == CST_OK && hint != CST_PREFETCH && hint != CST_EVICT) {
         rc = cst_err_set(err, CST_EINVAL, "hint %d: CST_PREFETCH (%d) and CST_EVICT (%d) are known",

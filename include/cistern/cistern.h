@@ -247,7 +247,7 @@ enum cst_hint {
  * - The daemon does nothing where it cannot: CST_PREFETCH of weights that are in the pool, while fetches wait for blocks, or where the worker copies
  *   weights itself; CST_EVICT of weights that are not there or on their way.
  * - Weights that were evicted come back when they are used, or sooner, where the daemon expects their use.
- * - CST_EBUSY: CST_EVICT of weights that the operator which is begun uses. CST_EINVAL: no such operator or tensor, not one of this rank's, or no such
+ * - CST_EBUSY: CST_EVICT of weights that the operator which is begun uses; or a cst_try_... call is pending. CST_EINVAL: no such operator or tensor, not one of this rank's, or no such
  *   hint. CST_EPEERDIED, CST_ESTALE: call cst_sync. */
 int cst_hint(struct cst_job *job, int op, enum cst_hint hint, struct cst_err *err);
 int cst_hint_tensor(struct cst_job *job, int tensor, enum cst_hint hint, struct cst_err *err);

@@ -317,11 +317,13 @@ START_TEST(test_states)
 }
 END_TEST
 
-/* Hints about weights that the begun operator uses, about nothing that is declared, and of no known
- * kind are refused in words. The others are sent; what is held is given back before it is said to be
- * unwanted, and what is held or asked for is not asked to be brought. */
+/* Hints about weights that the begun operator uses, about nothing that is declared, of no known
+ * kind, and while another call is pending are refused in words. The others are sent; what is held
+ * is given back before it is said to be unwanted, and what is held or asked for is not asked to be
+ * brought. */
 START_TEST(test_hints)
 {
+    const struct cst_hyper_params params = {.lr = 1e-3f};
     struct cst_err err = {0};
     struct cst_io io;
 
@@ -341,12 +343,18 @@ START_TEST(test_hints)
     CK_OK(cst_hint(f.job, 0, CST_EVICT, &err));
     CK_OK(cst_hint_tensor(f.job, 0, CST_PREFETCH, &err));
     fake_job_expect_log(&f, "p0 W0 r0 e0 e0 p0");
+    (void)pthread_mutex_lock(&f.fake.mutex); /* no answer comes */
+    ck_assert_int_eq(cst_try_step(f.job, &params, NULL, &err), CST_EAGAIN);
+    ck_assert_int_eq(cst_hint(f.job, 0, CST_PREFETCH, &err), CST_EBUSY);
+    ck_assert_ptr_nonnull(strstr(err.text, "another call is pending"));
+    (void)pthread_mutex_unlock(&f.fake.mutex);
+    CK_OK(cst_step(f.job, &params, NULL, &err));
     fake_job_stop(&f);
 }
 END_TEST
 
-/* With CISTERN_DEBUG=poison a gradient that the worker forgot is named with its operator, and may still be
- * written; without, it is taken as it lies. Other words are refused. */
+/* With CISTERN_DEBUG=poison a gradient that the worker forgot is named with its operator, and may
+ * still be written; without, it is taken as it lies. Other words are refused. */
 START_TEST(test_poison)
 {
     struct cst_err err = {0};
