@@ -67,11 +67,17 @@ struct elements {
     double states;          /* that are updated */
     double trained, frozen; /* that each pass uses: not experts, which may be idle, nor what no
                              * operator uses */
+    double landed; /* of those that are trained: whose gradients land (offload/landing.h) */
 };
 
 static bool is_in_each_pass(const struct cst_layout_chunk *chunk)
 {
     return chunk->n_uses > 0 && !cst_pattern(chunk->pattern)->sparse;
+}
+
+static bool lands(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
+{
+    return layout->landings != NULL && __builtin_popcountll(chunk->ranks) == 1;
 }
 
 static struct elements count_elements(const struct cst_plan_try *try,
@@ -86,6 +92,7 @@ static struct elements count_elements(const struct cst_plan_try *try,
 
         n.states += trains ? elems : 0;
         n.trained += trains && is_in_each_pass(chunk) ? elems : 0;
+        n.landed += trains && is_in_each_pass(chunk) && lands(layout, chunk) ? elems : 0;
         n.frozen += !trains && is_in_each_pass(chunk) ? elems : 0;
     }
     return n;
@@ -100,6 +107,13 @@ static double loaded_bytes(const struct cst_search *s, const struct cst_plan_try
     double first = 2 * n->trained + most(2 * n->frozen - pool, 0);
 
     return first + (2.0 * s->config->micro_batches - 1) * most(all - pool, 0);
+}
+
+/* Bytes of gradients that go down in a micro-batch: those that land as they are, the others as they
+ * are kept. */
+static double gradient_bytes(const struct cst_layout *layout, const struct elements *n)
+{
+    return layout->grad_bytes * (n->trained - n->landed) + 2 * n->landed;
 }
 
 /* Elements that devices update, of chunks that are at home there; *weights: all elements that are.
@@ -129,12 +143,11 @@ static void add_up(const struct cst_search *s, const struct cst_plan_try *try,
     double loaded, n_down = try->once ? 1 : s->config->micro_batches;
 
     if (s->stands_for == 1 && s->world > 1) { /* what a rank holds of it is not known here */
-        elements.trained = elements.frozen = 0;
+        elements.trained = elements.frozen = elements.landed = 0;
     }
     loaded = loaded_bytes(s, try, &elements);
     w->up = over(loaded, d->up);
-    w->down =
-        over(layout->grad_bytes * elements.trained * n_down / s->world, d->down); /* the sum */
+    w->down = over(gradient_bytes(layout, &elements) * n_down / s->world, d->down); /* the sum */
     w->peer = over(2 * at_home * (1 - 1.0 / s->world), d->peer > 0 ? d->peer : d->up);
     w->update = over(elements.states, update_rate(s, try));
     w->device_update = over(updated / s->world, d->update);
