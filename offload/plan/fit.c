@@ -243,7 +243,7 @@ static void fit_blocks(const struct cst_search *s, struct cst_plan_try *try,
                        const struct cst_layout *layout, struct shortage *lack)
 {
     uint64_t room = s->room - try->state_bytes, updates = for_updates(s, try), needed = 0;
-    uint64_t left;
+    uint64_t left, beyond = updates > room ? updates - room : 0;
 
     room = room > updates ? room - updates : 0;
     room = room < try->block_room ? room : try->block_room;
@@ -253,7 +253,7 @@ static void fit_blocks(const struct cst_search *s, struct cst_plan_try *try,
     }
     if (needed > room) {
         lack->needed = needed + updates;
-        lack->device = lack->needed - (try->block_room < s->room ? try->block_room : s->room);
+        lack->device = needed - room + beyond;
     }
     room -= needed < room ? needed : room;
     left = left_on_host(s, layout, needed);
