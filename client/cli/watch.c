@@ -8,35 +8,81 @@
 #include <time.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t ended; /* a signal came */
+static volatile sig_atomic_t ended;  /* a signal came */
+static volatile sig_atomic_t hidden; /* keys are not shown: the terminal is to be restored */
+static struct termios before;        /* the terminal as it was */
 
-static void on_signal(int number)
+/* A process in the background that changes its terminal would be stopped. */
+static bool in_foreground(void)
 {
+    return tcgetpgrp(STDIN_FILENO) == getpgrp();
+}
+
+/* Of what it calls, all may be called by a signal's handler. */
+static void restore_terminal(void)
+{
+    if (hidden != 0 && in_foreground()) {
+        (void)tcsetattr(STDIN_FILENO, TCSANOW, &before);
+    }
+    hidden = 0;
+}
+
+static void end_soon(int number)
+{
+    int saved = errno;
+
     (void)number;
+    restore_terminal();
     ended = 1;
+    errno = saved;
+}
+
+static void end_now(int number)
+{
+    restore_terminal();
+    (void)raise(number); /* it is the default's, as soon as this handler has returned */
+}
+
+/* Who started this process in the background, or with nohup, may want signals to be ignored. */
+static void catch_unless_ignored(int number, void (*handler)(int))
+{
+    const struct sigaction action = {.sa_handler = handler, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction now;
+
+    if (sigaction(number, NULL, &now) == 0 && now.sa_handler != SIG_IGN) {
+        (void)sigaction(number, &action, NULL);
+    }
 }
 
 /* A second signal of the same kind ends the program at once, whatever it waits for. */
 static void catch_signals(void)
 {
-    const struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
-
-    (void)sigaction(SIGINT, &action, NULL);
-    (void)sigaction(SIGTERM, &action, NULL);
-    (void)sigaction(SIGHUP, &action, NULL);
+    catch_unless_ignored(SIGINT, end_soon);
+    catch_unless_ignored(SIGTERM, end_soon);
+    catch_unless_ignored(SIGHUP, end_soon);
+    catch_unless_ignored(SIGQUIT, end_now);
+    catch_unless_ignored(SIGPIPE, end_now);
 }
 
-/* Keys come at once and are not shown. False: standard input is no terminal. */
-static bool take_keys(struct termios *before)
+/* Keys come at once and are not shown. False: they are not this program's. With output into a pipe
+ * they may be those of the program that shows it. */
+static bool take_keys(void)
 {
     struct termios raw;
 
-    if (!isatty(STDIN_FILENO) || tcgetattr(STDIN_FILENO, before) != 0) {
+    if (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO) || !in_foreground() ||
+        tcgetattr(STDIN_FILENO, &before) != 0) {
         return false;
     }
-    raw = *before;
+    raw = before;
     raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
-    return tcsetattr(STDIN_FILENO, TCSANOW, &raw) == 0;
+    raw.c_cc[VMIN] = 1;
+    raw.c_cc[VTIME] = 0;
+    if (tcsetattr(STDIN_FILENO, TCSANOW, &raw) != 0) {
+        return false;
+    }
+    hidden = 1;
+    return true;
 }
 
 static int64_t now_ms(void)
@@ -55,10 +101,10 @@ static bool wait_for_next(double seconds, bool keys)
     char key;
 
     while (ended == 0 && (left = end - now_ms()) > 0) {
-        if (poll(&input, 1, left > 60000 ? 60000 : (int)left) < 0 && errno != EINTR) {
-            return false;
-        }
-        if ((input.revents & POLLIN) != 0 && (read(STDIN_FILENO, &key, 1) != 1 || key == 'q')) {
+        int n = poll(&input, 1, left > 60000 ? 60000 : (int)left);
+
+        if ((n < 0 && errno != EINTR) ||
+            (n > 0 && (read(STDIN_FILENO, &key, 1) != 1 || key == 'q'))) {
             return false;
         }
     }
@@ -75,20 +121,17 @@ static bool draw_once(struct cli *cli, cli_draw_fn draw, void *arg)
 
 int cli_watch(struct cli *cli, cli_draw_fn draw, void *arg)
 {
-    struct termios before;
     bool keys = false, good;
 
     if (cli->watch) {
         (void)setvbuf(stdout, NULL, _IOFBF, 1 << 16); /* a drawing appears in one piece */
         catch_signals();
-        keys = take_keys(&before);
+        keys = take_keys();
     }
     good = draw_once(cli, draw, arg);
     while (good && cli->watch && wait_for_next(cli->watch_seconds, keys)) {
         good = draw_once(cli, draw, arg);
     }
-    if (keys) {
-        (void)tcsetattr(STDIN_FILENO, TCSANOW, &before);
-    }
+    restore_terminal();
     return good ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
 }

@@ -8,8 +8,9 @@
 typedef bool (*cli_draw_fn)(struct cli *cli, void *arg);
 
 /* Draw once; with --watch also every cli->watch_seconds, on a terminal over the last drawing. Ends
- * when drawing fails, or when q or a signal that ends programs comes; the terminal is then as it
- * was. Returns an enum cli_exit. */
+ * when drawing fails, when a signal that ends programs comes, or when q does: keys are read where
+ * this process is in the foreground of the terminal that it draws on. However it ends, but for
+ * SIGKILL, the terminal is then as it was. Returns an enum cli_exit. */
 int cli_watch(struct cli *cli, cli_draw_fn draw, void *arg);
 
 #endif
