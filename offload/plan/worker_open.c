@@ -1,0 +1,131 @@
+/* A rank of a replay: what it knows from the beginning, and the end. */
+#include "offload/plan/play.h"
+
+#include <stdlib.h>
+
+/* Arrays that the books borrow. */
+static int describe(struct cst_play_worker *w, struct cst_lease_model *books)
+{
+    const struct cst_model *model = w->play->config->core->model;
+    const struct cst_layout *layout = w->play->config->core->layout;
+
+    w->operators = calloc(model->n_operators + 1ul, sizeof *w->operators);
+    w->tensor_chunk = calloc(model->n_tensors + 1ul, sizeof *w->tensor_chunk);
+    w->traits = calloc(layout->n_chunks + 1ul, sizeof *w->traits);
+    if (w->operators == NULL || w->tensor_chunk == NULL || w->traits == NULL) {
+        return CST_ENOMEM;
+    }
+    for (uint32_t t = 0; t < model->n_tensors; t++) {
+        w->tensor_chunk[t] = model->tensors[t].chunk;
+    }
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        w->traits[c] =
+            (struct cst_lease_trait){.size_class = (uint8_t)layout->chunks[c].size_class,
+                                     .trains = cst_pattern(layout->chunks[c].pattern)->has_states};
+    }
+    for (uint32_t op = 0; op < model->n_operators; op++) {
+        const struct cst_layout_operator *o = &model->operators[op];
+
+        w->operators[op] = (struct cst_lease_operator){.tensors = o->tensors,
+                                                       .n_tensors = o->n_tensors,
+                                                       .runs = (o->ranks >> w->rank & 1) != 0};
+    }
+    *books = (struct cst_lease_model){.operators = w->operators,
+                                      .tensor_chunk = w->tensor_chunk,
+                                      .traits = w->traits,
+                                      .n_operators = model->n_operators,
+                                      .n_tensors = model->n_tensors,
+                                      .n_chunks = layout->n_chunks};
+    return CST_OK;
+}
+
+static int open_books(struct cst_play_worker *w, struct cst_err *err)
+{
+    const struct cst_core_pool *pool = &w->play->config->core->pools[w->rank];
+    struct cst_lease_model books;
+    int rc = describe(w, &books);
+
+    if (rc != CST_OK) {
+        return cst_err_set(err, rc, "no memory to replay rank %u", w->rank);
+    }
+    for (uint32_t class = 0; class < CST_LAYOUT_MAX_CLASSES; class ++) {
+        books.blocks[class] = pool->parts[class].n_blocks;
+    }
+    rc = cst_lease_init(&w->leases, &books, err);
+    return rc == CST_OK
+               ? cst_fence_init(&w->fences, books.n_chunks, w->play->config->micro_batches, err)
+               : rc;
+}
+
+static void set_speed(struct cst_play_worker *w)
+{
+    const struct cst_rates *rates = w->play->config->rates;
+    double share = w->play->config->flops_share > 0 ? w->play->config->flops_share : 1;
+    uint32_t n_here = 0; /* ranks that compute on the processors */
+
+    w->flops = w->rates->flops * share / 1e9;
+    for (uint32_t rank = 0; !w->stream && rank < w->play->world; rank++) {
+        double ranks = w->play->config->stands_for == NULL ? 1 : w->play->config->stands_for[rank];
+
+        n_here += w->play->config->core->pools[rank].engine == 0 ? (uint32_t)ranks : 0;
+    }
+    if (n_here > 0) { /* each has its part of the cores, whether the others use theirs or not */
+        uint32_t cores = 0;
+
+        for (uint32_t i = 0; i < rates->n_nodes; i++) {
+            cores += rates->nodes[i].cores;
+        }
+        w->flops /= n_here;
+        w->cores = (cores == 0 ? 1 : cores) * w->stands_for / n_here;
+    }
+}
+
+int cst_play_worker_open(struct cst_play *play, uint32_t rank, struct cst_err *err)
+{
+    struct cst_play_worker *w = &play->workers[rank];
+    const struct cst_core_config *core = play->config->core;
+    uint32_t engine = core->pools[rank].engine;
+
+    *w = (struct cst_play_worker){
+        .play = play,
+        .rank = rank,
+        .stands_for = play->config->stands_for == NULL ? 1 : play->config->stands_for[rank],
+        .device = engine == 0 ? CST_NONE : engine - play->n_nodes,
+        .stream = engine != 0,
+    };
+    w->rates = cst_play_device(play, w->device);
+    w->node = engine == 0 ? rank % play->n_nodes : play->engines[engine].node;
+    w->compute.node = w->copying.node = w->node;
+    w->compute.owner = w->copying.owner = w;
+    w->copying.link = CST_LINK_UP;
+    w->copying.device = w->device;
+    set_speed(w);
+    w->ops = malloc((2ul * core->model->n_operators + 1) * sizeof *w->ops);
+    w->copy_of = calloc(core->layout->n_chunks, sizeof *w->copy_of);
+    if (w->ops == NULL || w->copy_of == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to replay rank %u", rank);
+    }
+    if (w->rates->flops <= 0) {
+        return cst_err_set(err, CST_EINVAL, "rates: device '%s': flops is not known",
+                           w->rates->name);
+    }
+    return open_books(w, err);
+}
+
+void cst_play_worker_close(struct cst_play_worker *w)
+{
+    for (uint32_t i = 0; i < w->n_batches; i++) {
+        free(w->batches[i].items);
+        free(w->batches[i].replies);
+    }
+    free(w->batches);
+    free(w->entries);
+    free(w->copies);
+    free(w->copy_of);
+    free(w->ops);
+    free(w->operators);
+    free(w->tensor_chunk);
+    free(w->traits);
+    cst_lease_close(&w->leases);
+    cst_fence_close(&w->fences);
+}
