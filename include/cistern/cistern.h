@@ -232,7 +232,9 @@ int cst_op_begin(struct cst_job *job, int op, enum cst_direction direction, stru
 int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
                      uint32_t n_io, struct cst_err *err);
 
-/* End @op. When the last use of a chunk's last tensor ends in CST_BACKWARD its gradients are handed in. Never waits. */
+/* End @op. When the last use of a chunk's last tensor ends in CST_BACKWARD its gradients are handed in. Never waits. CST_EINVAL: it is not the
+ * operator that is begun; or, with CISTERN_DEBUG=poison in the environment (libcistern(3)), a gradient of it was not written, with the tensor and
+ * the first such element: the operator stays begun. CST_EPEERDIED, CST_ESTALE: call cst_sync. */
 int cst_op_end(struct cst_job *job, int op, struct cst_err *err);
 
 enum cst_hint {
@@ -332,18 +334,21 @@ struct cst_rank_stat {
     uint64_t late;             /* they were on their way there, and the worker waited for the rest of it */
     uint64_t misses;           /* they were neither */
     double weight_wait_seconds; /* in which this rank's worker waited for weights */
-    uint64_t evictions, prefetches, surprises;
-    uint64_t bytes_up, bytes_down;
-    uint64_t pool_bytes;
-    uint64_t step;
-    double step_seconds;       /* the last one */
+    uint64_t evictions;        /* blocks that were made free for others: of weights, or of gradients that are not complete */
+    uint64_t prefetches;       /* weights that the daemon brought before they were asked for */
+    uint64_t surprises;        /* uses that the daemon, by the order of the steps before, did not expect */
+    uint64_t bytes_up;         /* copied into the pool */
+    uint64_t bytes_down;       /* copied out of it: gradients */
+    uint64_t pool_bytes;       /* size of the pool; 0 before cst_commit */
+    uint64_t step;             /* steps committed */
+    double step_seconds;       /* between the last two commits; 0 before there were two */
 };
 
 /* This rank's numbers, as the daemon counts them. */
 int cst_stat(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err);
 
-/* For whom ranks of this user's job @name wait, in cst_commit, cst_sync or cst_step: "rank 1 (died in step 4), rank 3 (never attached)"; "": for nobody. @words: of @size
- * bytes. For another client than the one whose call waits: that one answers CST_EBUSY while a cst_try_... call is pending. CST_ENOTFOUND. */
+/* For whom ranks of this user's job @name wait, in cst_commit, cst_sync or cst_step: "rank 1 (died in step 4), rank 3 (never attached)"; "": for nobody. They are
+ * copied to @words, cut where @size bytes, with the NUL, do not hold them. For another client than the one whose call waits: that one answers CST_EBUSY while a cst_try_... call is pending. CST_ENOTFOUND. */
 int cst_job_waits(struct cst_client *client, const char *name, char *words, size_t size,
                   struct cst_err *err);
 
