@@ -48,7 +48,7 @@ updated() {
 same_layout() {
     local planned had
     planned=$(jq -c '.model.world as $n | [.plan.n_chunks, .plan.host_bytes, [range($n) as $r | .plan.classes]]' "$tmp/planned")
-    had=$(jq -c '[.n_chunks, .arena_bytes + ([.ranks[].pool.capacity] | add), [.ranks[].classes | map({chunk_elems, n_blocks})]]' "$tmp/job")
+    had=$(jq -c '[.n_chunks, .arena_bytes + ([.ranks[].classes[] | .chunk_elems * 2 * .n_blocks] | add), [.ranks[].classes | map({chunk_elems, n_blocks})]]' "$tmp/job")
     [ "$planned" = "$had" ] || fail "$1: planned $planned (chunks, bytes of the host, blocks), had $had"
 }
 
