@@ -6,6 +6,7 @@
 #include "daemon/log.h"
 #include "daemon/session.h"
 #include "daemon/updates.h"
+#include "daemon/worker.h"
 #include "proto/cistern.pb-c.h"
 
 #include <stdlib.h>
@@ -99,7 +100,7 @@ static void answer_leave(struct cst_daemon *daemon, struct cst_pending *request)
     struct cst_session *session = request->session;
 
     if (session != NULL && session->job != NULL) {
-        cst_job_left(session->job, session->rank);
+        cst_worker_left(session->job, session->rank);
     }
     cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
 }
@@ -295,14 +296,29 @@ void cst_drive_timed(void *arg, uint64_t ticket, unsigned engine, uint64_t began
     }
 }
 
+/* The living job that was made next after number @serial. NULL: none. */
+static struct cst_job *next_made(const struct cst_daemon *daemon, uint64_t serial)
+{
+    struct cst_job *job;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        if (job->serial > serial) {
+            return job;
+        }
+    }
+    return NULL;
+}
+
+/* By serial: what a job does about it may remove that job and others from the list. */
 void cst_drive_given_up(void *arg, unsigned engine, const char *why)
 {
     struct cst_daemon *daemon = arg;
     const struct cst_commands *commands = &daemon->engines.v[engine].commands;
     struct cst_job *job;
 
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
-    {
+    for (uint64_t serial = 0; (job = next_made(daemon, serial)) != NULL;) {
+        serial = job->serial;
         if (job->core != NULL &&
             cst_commands_has_any(commands, CST_JOB_TICKET_SHIFT, job->serial)) {
             struct cst_event event = {.kind = CST_EV_NODE_DOWN, .text = why};
