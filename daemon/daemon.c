@@ -66,10 +66,10 @@ static void on_terminate(uv_signal_t *signal, int number)
     struct cst_daemon *daemon = signal->data;
 
     if (daemon->draining) {
-        cst_log(CST_LOG_WARNING, "second %s: gone at once", strsignal(number));
+        cst_log(CST_LOG_WARNING, "second %s: exiting now", strsignal(number));
         _exit(1); /* engines end with their sockets */
     }
-    cst_log(CST_LOG_NOTICE, "%s: going down; %u jobs end", strsignal(number), daemon->jobs.n);
+    cst_log(CST_LOG_NOTICE, "%s: shutting down; %u jobs end", strsignal(number), daemon->jobs.n);
     cst_daemon_drain(daemon);
 }
 
@@ -245,7 +245,7 @@ static struct cst_err words_of_end(const struct cst_job *job)
     struct cst_err why = {0};
 
     if (job == NULL) {
-        (void)cst_err_set(&why, CST_EDRAINING, "the daemon is going down");
+        (void)cst_err_set(&why, CST_EDRAINING, "the daemon is shutting down");
         return why;
     }
     if (job->core != NULL) {
@@ -253,7 +253,7 @@ static struct cst_err words_of_end(const struct cst_job *job)
     }
     (void)cst_err_set(
         &why, CST_EDRAINING,
-        "the daemon is going down, and job '%s' ends with it at step %llu: its states "
+        "the daemon is shutting down, and job '%s' ends with it at step %llu: its states "
         "are lost",
         job->name, (unsigned long long)stats.step);
     return why;
@@ -350,5 +350,5 @@ void cst_daemon_close(struct cst_daemon *daemon)
     cst_actions_close(&daemon->actions);
     cst_unpack_close(&daemon->unpack);
     cst_quota_close(&daemon->quota);
-    cst_log(CST_LOG_NOTICE, "gone");
+    cst_log(CST_LOG_NOTICE, "stopped");
 }

@@ -159,7 +159,7 @@ static int check_session(const struct cst_session *session, const struct cst_fra
         return cst_err_set(err, CST_EUNSUPPORTED, "unknown message type %u", frame->type);
     }
     if (daemon->draining) {
-        return cst_err_set(err, CST_EDRAINING, "the daemon is going down");
+        return cst_err_set(err, CST_EDRAINING, "the daemon is shutting down");
     }
     if (session->n_requests >= daemon->config->credits &&
         frame->type != CISTERN__MSG_TYPE__MSG_CANCEL) {

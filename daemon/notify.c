@@ -170,7 +170,7 @@ void cst_notify_alive(struct cst_notify *notify)
 
 void cst_notify_stopping(struct cst_notify *notify)
 {
-    set_status(notify, "going down");
+    set_status(notify, "shutting down");
     notify->ready = false;
     notify->stopping = true;
     flush(notify);
