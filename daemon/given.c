@@ -2,6 +2,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
+#include "daemon/worker.h"
 #include "offload/plan/saved.h"
 #include "proto/size.h"
 
@@ -151,7 +152,7 @@ int cst_given_prepare(struct cst_session *session, const Cistern__JobOpen *messa
     if (rc == CST_OK && plan.n_chunks > 0) {
         rc = fill_wish(wish, &plan, err);
     }
-    if (rc == CST_EMISMATCH && job != NULL && cst_job_is_awaited(job, wish->rank)) {
+    if (rc == CST_EMISMATCH && job != NULL && cst_worker_is_awaited(job, wish->rank)) {
         cst_declare_disagree(job, NULL, err);
     }
     if (rc == CST_OK) {

@@ -4,11 +4,10 @@
  *   DECLARING --all ranks committed--> POPULATING --engines done--> READY
  *      ^   \ last worker gone             | no memory: all ranks get the error
  *      |    \--> CLOSING                  |
- *      +----------------------------------+        any --removed, time to live, drain--> CLOSING
- * --memory back--> freed
+ *      +----------------------------------+
+ *   any of these --removed, time to live, drain--> CLOSING --memory back--> freed
  *
- * A rank: absent, attached (a session holds it), or hung up (the session is gone, the process
- * lives: its blocks may still be touched). */
+ * Who comes and goes as a rank is worker.h's. */
 #ifndef CST_JOB_H
 #define CST_JOB_H
 
@@ -31,6 +30,7 @@
 
 struct cst_daemon;
 struct cst_gpu;
+struct cst_job_wish;
 struct cst_quota_account;
 struct cst_session;
 
@@ -127,40 +127,13 @@ void cst_jobs_init(struct cst_jobs *jobs);
 /* The living job of that owner and name, or NULL. */
 struct cst_job *cst_job_find(struct cst_daemon *daemon, uid_t uid, const char *name);
 
-struct cst_job_wish { /* JobOpen, checked for form */
-    const char *name;
-    uint32_t rank, world;
-    uint64_t pool_bytes, chunk_elems;
-    uint64_t update_room, device_states; /* bytes of this rank's device; 0: none, or, where that is
-                                            decided, what its rank has; CST_PLAN_ROOM_AUTO:
-                                            what the plan says, or same */
-    uint32_t micro_batches;              /* at least 1 */
-    bool recompute;                      /* hint: each forward pass is done again */
-    struct cst_job_options options;
-    const char *base;     /* name of a job; NULL: none */
-    struct cst_gpu *gpu;  /* NULL: the host */
-    bool any_device;      /* "auto": what its rank has, if that is decided */
-    const uint8_t *token; /* NULL: none */
-    uint32_t timeout_ms, ttl_s;
-};
-
-/* Attach @session as a rank of the job of that name, made if it is not there. CST_EINVAL,
- * CST_EMISMATCH, CST_ENOTFOUND (its base), CST_EBUSY (with the holder's pid), CST_EBUDGET (too many
- * jobs), CST_ENOMEM. *created tells whether it was made. */
-int cst_job_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
-                   struct cst_err *err);
-
-/* Whoever claims @rank may be the one that the others wait for. */
-bool cst_job_is_awaited(const struct cst_job *job, uint32_t rank);
+/* A job of @wish's name for the user of @session, without a worker yet. CST_ENOTFOUND (its base),
+ * CST_EBUDGET (too many jobs), CST_EINVAL (its time to live), CST_ENOMEM. */
+int cst_job_make(struct cst_session *session, const struct cst_job_wish *wish, struct cst_job **out,
+                 struct cst_err *err);
 
 /* Its pools are there, or being made. */
 bool cst_job_is_decided(const struct cst_job *job);
-
-/* The session of @rank is gone. */
-void cst_job_hangup(struct cst_job *job, uint32_t rank);
-
-/* The worker of @rank went in good order; what the core had to be told it was told. */
-void cst_job_left(struct cst_job *job, uint32_t rank);
 
 /* If nobody is present, a job that was never committed holds nothing of value and is removed. Where
  * nobody is attached, another job lives on for its time, which counts from when the last worker
@@ -168,8 +141,7 @@ void cst_job_left(struct cst_job *job, uint32_t rank);
 void cst_job_check_idle(struct cst_job *job);
 
 /* Take @job apart at the end of the turn, with the jobs whose base it is; what waits for them fails
- * with
- * @why. The request of tag @remover (0: none) is answered with OK when its memory is back. */
+ * with @why. The request of tag @remover (0: none) is answered with OK when its memory is back. */
 void cst_job_remove(struct cst_job *job, uint64_t remover, const struct cst_err *why);
 
 /* "declaring", "populating", "ready", "training", "idle" (workers left between two steps), "done"

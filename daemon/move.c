@@ -6,6 +6,7 @@
 #include "daemon/done.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
+#include "daemon/worker.h"
 
 /* The job goes on without the accelerator of its pool: another rank's was there, and has moved. */
 static bool is_left_behind(const struct cst_worker *worker)

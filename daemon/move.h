@@ -9,6 +9,8 @@
 
 #include "daemon/job.h"
 
+struct cst_job_wish;
+
 /* The device that @wish names may be that of @worker's rank. CST_EMISMATCH: its pool is on another
  * one, which works; or on one without which the job goes on. */
 int cst_move_check(const struct cst_worker *worker, const struct cst_job_wish *wish,

@@ -1,6 +1,7 @@
 #include "daemon/room.h"
 
 #include "daemon/daemon.h"
+#include "daemon/worker.h"
 
 #include <inttypes.h>
 

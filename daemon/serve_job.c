@@ -9,6 +9,7 @@
 #include "daemon/given.h"
 #include "daemon/log.h"
 #include "daemon/room.h"
+#include "daemon/worker.h"
 #include "proto/cistern.pb-c.h"
 
 #include <stdio.h>
@@ -141,7 +142,7 @@ void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body)
         return;
     }
     if (rc == CST_OK) {
-        rc = cst_job_attach(session, &wish, &created, &err);
+        rc = cst_worker_attach(session, &wish, &created, &err);
     }
     if (rc == CST_OK) {
         session->job->given = plan;
@@ -302,7 +303,7 @@ void cst_serve_leave(struct cst_session *session, uint64_t id, void *body)
 
     (void)body;
     if (session->job->core == NULL) {
-        cst_job_left(session->job, session->rank);
+        cst_worker_left(session->job, session->rank);
         cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
         return;
     }

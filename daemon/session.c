@@ -6,6 +6,7 @@
 #include "daemon/job.h"
 #include "daemon/log.h"
 #include "daemon/staging.h"
+#include "daemon/worker.h"
 #include "proto/cistern.pb-c.h"
 
 #include <poll.h>
@@ -461,7 +462,7 @@ static void on_end(struct cst_later *later)
         session->staging = NULL;
     }
     if (session->job != NULL) {
-        cst_job_hangup(session->job, session->rank);
+        cst_worker_hangup(session->job, session->rank);
     }
     orphan_requests(session);
     (void)uv_poll_stop(&session->poll); /* before close: epoll must forget the descriptor first */

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/worker.h"
+
+#include "daemon/commit.h"
+#include "daemon/daemon.h"
+#include "daemon/declare.h"
+#include "daemon/devices.h"
+#include "daemon/drive.h"
+#include "daemon/log.h"
+#include "daemon/move.h"
+#include "daemon/room.h"
+#include "daemon/session.h"
+
+#include <string.h>
+#include <sys/random.h>
+
+/* -- going ---------------------------------------------------------------------------------- */
+
+static void feed_worker(struct cst_job *job, enum cst_event_kind kind, uint32_t rank)
+{
+    struct cst_event event = {.kind = kind, .rank = rank};
+
+    if (job->core != NULL) {
+        cst_job_feed(job, &event);
+    }
+}
+
+/* The others must not wait for one who is gone. */
+static void break_barrier_of(struct cst_job *job, const struct cst_worker *worker, const char *what)
+{
+    struct cst_err why = {0};
+
+    if (job->state == CST_JOB_DECLARING) {
+        (void)cst_err_set(&why, CST_EPEERDIED, "rank %u (pid %d) %s before all ranks had committed",
+                          worker->rank, (int)worker->pid, what);
+        cst_commit_break(job, &why);
+    }
+}
+
+static void vacate(struct cst_worker *worker)
+{
+    if (worker->session != NULL) {
+        worker->session->job = NULL;
+        worker->session = NULL;
+    }
+    worker->commit = NULL;
+    worker->present = false;
+    cst_declare_forget(worker);
+    cst_watch_close(worker->watch);
+    worker->watch = NULL;
+}
+
+static void worker_dead(struct cst_worker *worker)
+{
+    struct cst_job *job = worker->job;
+
+    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT_RANK(job, worker->rank), "rank %u (pid %d) is gone",
+                  worker->rank, (int)worker->pid);
+    vacate(worker);
+    break_barrier_of(job, worker, "died");
+    feed_worker(job, CST_EV_DEAD, worker->rank);
+    cst_job_check_idle(job);
+}
+
+/* Its process is gone. Whoever still holds the socket (a child that inherited it) has no right to
+ * the rank. */
+static void on_process_gone(void *arg)
+{
+    struct cst_worker *worker = arg;
+
+    if (worker->session != NULL) {
+        struct cst_session *session = worker->session;
+
+        worker->session = NULL;
+        session->job = NULL;
+        cst_session_doom(session, NULL);
+    }
+    worker_dead(worker);
+}
+
+void cst_worker_hangup(struct cst_job *job, uint32_t rank)
+{
+    struct cst_worker *worker = &job->workers[rank];
+
+    worker->session->job = NULL;
+    worker->session = NULL;
+    worker->commit = NULL;
+    /* Without a core it never had a block that it could still touch. */
+    if (job->core == NULL || worker->watch == NULL || !cst_watch_lives(worker->watch)) {
+        worker_dead(worker);
+        return;
+    }
+    feed_worker(job, CST_EV_HANGUP, rank);
+    cst_job_check_idle(job);
+}
+
+void cst_worker_left(struct cst_job *job, uint32_t rank)
+{
+    struct cst_worker *worker = &job->workers[rank];
+    struct cst_err why = {0};
+
+    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT_RANK(job, rank), "rank %u (pid %d) left", rank,
+                  (int)worker->pid);
+    break_barrier_of(job, worker, "left");
+    if (worker->commit != NULL) { /* past the barrier: its memory is being populated */
+        (void)cst_err_set(&why, CST_ECANCELLED, "rank %u left before job '%s' was populated", rank,
+                          job->name);
+        cst_session_fail(job->daemon, worker->commit, &why);
+    }
+    vacate(worker);
+    worker->left = true;
+    worker->has_token = false;
+    cst_job_check_idle(job);
+}
+
+/* -- coming ---------------------------------------------------------------------------------- */
+
+static bool same_token(const struct cst_worker *worker, const uint8_t *token)
+{
+    uint8_t difference = 0;
+
+    if (!worker->has_token || token == NULL) {
+        return false;
+    }
+    for (unsigned i = 0; i < CST_JOB_TOKEN_BYTES; i++) {
+        difference |= worker->token[i] ^ token[i];
+    }
+    return difference == 0;
+}
+
+/* Free the rank if its holder is gone, or is the one who asks: by its token, or as the same process
+ * with its connection closed. */
+static int claim_rank(struct cst_worker *worker, const struct cst_session *session,
+                      const uint8_t *token, struct cst_err *err)
+{
+    struct cst_session *held = worker->session;
+    bool own = same_token(worker, token);
+
+    if (!worker->present) {
+        return CST_OK;
+    }
+    if (held != NULL && !own && !cst_session_is_gone(held)) {
+        return cst_err_set(err, CST_EBUSY, "rank %u of job '%s' is held by pid %d", worker->rank,
+                           worker->job->name, (int)worker->pid);
+    }
+    own = own || (worker->pid != 0 && worker->pid == session->peer.pid);
+    if (!own && worker->watch != NULL && cst_watch_lives(worker->watch)) {
+        return cst_err_set(
+            err, CST_EBUSY,
+            "rank %u of job '%s': pid %d has hung up but lives, and may still use its memory",
+            worker->rank, worker->job->name, (int)worker->pid);
+    }
+    if (held != NULL) {
+        cst_session_doom(held, "its rank was taken over");
+    }
+    worker_dead(worker);
+    return CST_OK;
+}
+
+/* Bytes of its accelerator that a worker names were decided with the job's memory. */
+static int check_bytes(const struct cst_job *job, const struct cst_job_wish *wish, const char *what,
+                       uint64_t theirs, uint64_t mine, struct cst_err *err)
+{
+    if (!cst_job_is_decided(job) || mine == 0 || mine == CST_PLAN_ROOM_AUTO || mine == theirs) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EMISMATCH,
+                       "job '%s' was opened with %s %llu, not %llu as rank %u wants", job->name,
+                       what, (unsigned long long)theirs, (unsigned long long)mine, wish->rank);
+}
+
+static int check_rooms(const struct cst_job *job, const struct cst_job_wish *wish,
+                       struct cst_err *err)
+{
+    const struct cst_worker *worker = &job->workers[wish->rank];
+    int rc = check_bytes(job, wish, "update_room", worker->update_room, wish->update_room, err);
+
+    return rc == CST_OK ? check_bytes(job, wish, "device_states", worker->device_states,
+                                      wish->device_states, err)
+                        : rc;
+}
+
+static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish,
+                      struct cst_err *err)
+{
+    int rc;
+
+    if (wish->world != job->world) {
+        return cst_err_set(err, CST_EMISMATCH, "job '%s' has %u ranks, not %u as rank %u wants",
+                           job->name, job->world, wish->world, wish->rank);
+    }
+    if (wish->chunk_elems != job->chunk_elems &&
+        (job->state != CST_JOB_READY || wish->chunk_elems != job->layout.capacity)) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' was opened with chunk_elems %llu, not %llu as rank %u wants",
+                           job->name, (unsigned long long)job->chunk_elems,
+                           (unsigned long long)wish->chunk_elems, wish->rank);
+    }
+    if (wish->micro_batches != job->micro_batches) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' was opened with micro_batches %u, not %u as rank %u wants",
+                           job->name, job->micro_batches, wish->micro_batches, wish->rank);
+    }
+    if (cst_job_options_same(&job->options, &wish->options, job->name, wish->rank, err) != CST_OK) {
+        return CST_EMISMATCH;
+    }
+    if ((wish->base != NULL) != (job->base != NULL) ||
+        (wish->base != NULL && strcmp(wish->base, job->base->name) != 0)) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' was opened with base '%s', not '%s' as rank %u wants",
+                           job->name, job->base != NULL ? job->base->name : "",
+                           wish->base != NULL ? wish->base : "", wish->rank);
+    }
+    rc = cst_move_check(&job->workers[wish->rank], wish, err);
+    return rc == CST_OK ? check_rooms(job, wish, err) : rc;
+}
+
+static void occupy(struct cst_worker *worker, struct cst_session *session,
+                   const struct cst_job_wish *wish)
+{
+    struct cst_job *job = worker->job;
+
+    worker->present = true;
+    worker->session = session;
+    worker->pid = session->peer.pid;
+    worker->watch =
+        cst_watch_open(&job->daemon->loop, session->peer.pidfd, on_process_gone, worker);
+    worker->left = false;
+    worker->n_groups = worker->n_tensors = worker->n_operators = 0;
+    worker->pool_bytes = wish->pool_bytes;
+    if (!cst_job_is_decided(job)) { /* else its memory is as it was made, whoever comes */
+        worker->room_asked = wish->update_room;
+        worker->states_asked = wish->device_states;
+        cst_room_settle(job);
+        cst_devices_set(worker, wish->gpu);
+    } else {
+        cst_devices_need(worker);
+    }
+    session->job = job;
+    session->rank = worker->rank;
+    session->job_removed = false;
+    job->idle_since_ns = 0;
+    (void)uv_timer_stop(&job->ttl);
+    feed_worker(job, CST_EV_ATTACH, worker->rank);
+}
+
+bool cst_worker_is_awaited(const struct cst_job *job, uint32_t rank)
+{
+    return rank >= job->world || !job->workers[rank].present;
+}
+
+/* The job that @wish names, with its rank free. */
+static int find_or_make(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
+                        struct cst_job **out, struct cst_err *err)
+{
+    struct cst_job *job = cst_job_find(session->daemon, session->peer.uid, wish->name);
+    int rc;
+
+    *created = false;
+    if (job != NULL) {
+        rc = check_wish(job, wish, err);
+        if (rc != CST_OK && cst_worker_is_awaited(job, wish->rank)) {
+            cst_declare_disagree(job, NULL, err);
+        }
+        if (rc == CST_OK) {
+            rc = claim_rank(&job->workers[wish->rank], session, wish->token, err);
+        }
+        if (rc != CST_OK) {
+            return rc;
+        }
+        if (job->state !=
+            CST_JOB_CLOSING) { /* else its last worker was dead, and it was never committed */
+            *out = job;
+            return CST_OK;
+        }
+    }
+    *created = true;
+    return cst_job_make(session, wish, out, err);
+}
+
+int cst_worker_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
+                      struct cst_err *err)
+{
+    struct cst_job *job = NULL;
+    struct cst_worker *worker;
+    uint8_t token[CST_JOB_TOKEN_BYTES];
+    int rc;
+
+    if (getrandom(token, sizeof token, 0) != (ssize_t)sizeof token) {
+        return cst_err_set(err, CST_EINTERNAL, "no random bytes for a token");
+    }
+    rc = find_or_make(session, wish, created, &job, err);
+    if (job == NULL) {
+        return rc;
+    }
+    worker = &job->workers[wish->rank];
+    if (cst_move_begin(worker, wish, err) != CST_OK) {
+        return err->status;
+    }
+    memcpy(worker->token, token, sizeof token);
+    worker->has_token = true;
+    occupy(worker, session, wish);
+    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT_RANK(job, wish->rank),
+                  "rank %u of %u is pid %d on %s%s", wish->rank, job->world, (int)session->peer.pid,
+                  cst_devices_name(worker), *created ? " (new job)" : "");
+    cst_daemon_status(session->daemon);
+    return CST_OK;
+}
