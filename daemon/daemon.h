@@ -33,7 +33,7 @@ struct cst_daemon {
     struct cst_gpus gpus;
     struct cst_planner planner;
     struct cst_searches searches; /* of plans, under way */
-    struct cst_server server; /* listeners and sessions */
+    struct cst_server server;     /* listeners and sessions */
     struct cst_jobs jobs;
     struct cst_pendings requests;
     struct cst_later_queue later;    /* what must wait until a callback has returned */

@@ -80,8 +80,7 @@ int cst_done_resume(struct cst_job *job, struct cst_err *err)
     return CST_OK;
 }
 
-/* -- what can be removed ------------------------------------------------------------------------
- */
+/* -- what can be removed -------------------------------------------------------------------- */
 
 /* The job that comes after @last (NULL: the first) when those that can be removed are sorted by the
  * size of their arenas, the largest first. NULL: there is none. */

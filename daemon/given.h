@@ -2,8 +2,8 @@
  * the job is laid out as such a plan says, without a search, or refused with the first thing in
  * which it is not what the plan was made for.
  *
- *   JobOpen --prepare--> pool, room and states as planned --all ranks commit--> take --layout-->
- * check */
+ *   JobOpen --prepare--> pool, room and states as planned
+ *   all ranks have committed --take--> the plan is the job's --layout--> check */
 #ifndef CST_GIVEN_H
 #define CST_GIVEN_H
 

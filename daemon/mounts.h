@@ -21,9 +21,8 @@ void cst_mounts_renew(struct cst_engine *engine);
  * the death counts against; what had been populated of them is given back. */
 bool cst_mounts_blame(struct cst_engine *engine);
 
-/* After cst_mounts_forget: owners that have had too many engines killed get no memory; they are
- * told
- * @how the last one ended, and what limit of a control group may be the cause. */
+/* After cst_mounts_forget: owners that have had too many engines killed get no memory. They
+ * are told @how the last one ended, and what limit of a control group may be the cause. */
 void cst_mounts_refuse(struct cst_engine *engine, const char *how);
 
 /* The process has died: what it had is to be mapped by the next one, what it was to unmap is gone.

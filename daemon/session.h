@@ -1,8 +1,9 @@
 /* One connection: greeting, credits, replies out, back-pressure, end.
  *
- *   NEW --Hello--> OPEN ---------------------------> DOOMED --(end of the turn)--> closed, freed
- *     \--anything else: error, or nothing for 10 s->/   ^ hang-up, broken frame, does not read for
- * 10 s
+ *   NEW  --Hello--------------------------------------------> OPEN
+ *   NEW  --anything else: an error; or nothing for 10 s-----> DOOMED
+ *   OPEN --hang-up, broken frame, does not read for 10 s----> DOOMED
+ *   DOOMED --(end of the turn)--> closed, freed
  *
  * A session may be attached to a job as one rank (job.h). It is never closed inside a callback that
  * may still use it: cst_session_doom marks it, the end of the turn closes it. */

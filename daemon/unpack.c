@@ -45,10 +45,11 @@ void cst_unpack_close(struct cst_unpack *unpack)
     unpack->region = NULL;
 }
 
-/* -- strings with a byte 0
- * ------------------------------------------------------------------------- The unpacked message
- * does not tell: a string is longer there than strlen says. So look at what came, which is known to
- * be well formed; nothing is read beyond its end in any case. */
+/* -- strings with a byte 0 ------------------------------------------------------------------ */
+
+/* The unpacked message does not show a byte 0: its string is longer than strlen says. So the bytes
+ * that came are looked at. They are known to be well formed, and nothing is read beyond their end
+ * in any case. */
 
 static uint64_t read_varint(const uint8_t **at, const uint8_t *end)
 {

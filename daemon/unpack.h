@@ -22,8 +22,8 @@ int cst_unpack_init(struct cst_unpack *unpack, struct cst_err *err);
 void cst_unpack_close(struct cst_unpack *unpack);
 
 /* Unpack @n bytes at @body as @type. What *out points at is valid until the next call on @unpack.
- * CST_EPROTO: malformed, a required field is missing, or over the bound; or a string has a byte 0 in
- * it, behind which nobody would look. */
+ * CST_EPROTO: malformed, a required field is missing, or over the bound; or a string has a byte 0
+ * in it, behind which nobody would look. */
 int cst_unpack_message(struct cst_unpack *unpack, const ProtobufCMessageDescriptor *type,
                        const uint8_t *body, size_t n, void *out, struct cst_err *err);
 
