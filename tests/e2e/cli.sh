@@ -217,7 +217,7 @@ if command -v script >/dev/null; then
     done
     # Other ends leave the terminal as it was, too; and in the background nothing is done to it, for which the process would be stopped.
     on_terminal "./cistern stat --watch=0.05 | head -n 1" </dev/null
-    on_terminal "timeout --foreground -s QUIT 1 ./cistern stat --watch=0.05" </dev/null
+    on_terminal "ulimit -c 0; timeout --foreground -s QUIT 1 ./cistern stat --watch=0.05" </dev/null
     on_terminal "bash -c 'set -m; ./cistern stat --watch=0.05 & sleep 1; jobs -s; kill -KILL %1'" </dev/null
     ! grep -i stopped "$tmp/out" || fail "--watch in the background is stopped"
 fi
