@@ -215,6 +215,13 @@ int cst_given_check(const struct cst_job *job, struct cst_err *err)
                 "the plan has %" PRIu32 " blocks of %" PRIu64 " elements, the job needs %" PRIu32,
                 job->given.n_blocks[i], layout->classes[i].capacity, layout->classes[i].min_blocks);
         }
+        if (job->given.n_blocks[i] > layout->classes[i].max_blocks) { /* a search would play them */
+            return cst_err_set(err, CST_EINVAL,
+                               "the plan has %" PRIu32 " blocks of %" PRIu64
+                               " elements, the job can use %" PRIu32 " at most",
+                               job->given.n_blocks[i], layout->classes[i].capacity,
+                               layout->classes[i].max_blocks);
+        }
     }
     return CST_OK;
 }

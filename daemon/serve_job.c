@@ -103,10 +103,16 @@ static void reply_opened(struct cst_session *session, uint64_t id, bool created)
 static void wait_for_gpus(struct cst_session *session, uint64_t id, const Cistern__JobOpen *message)
 {
     struct cst_daemon *daemon = session->daemon;
-    size_t n = cistern__job_open__pack(message, daemon->out);
+    size_t n = cistern__job_open__get_packed_size(message);
     struct cst_pending *request;
     struct cst_err err = {0};
 
+    if (n > sizeof daemon->out) { /* lists that came unpacked are longer now by a byte or two */
+        cst_serve_error(session, id, CST_EPROTO, "a JobOpen of %zu bytes, at most %zu are allowed",
+                        n, sizeof daemon->out);
+        return;
+    }
+    (void)cistern__job_open__pack(message, daemon->out);
     if (cst_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_OPEN, 1, &request, &err) !=
         CST_OK) {
         cst_session_error(session, id, &err);

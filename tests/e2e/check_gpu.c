@@ -162,6 +162,67 @@ START_TEST(looking)
 }
 END_TEST
 
+static void put_field(uint8_t *body, size_t *n, unsigned field, uint8_t value)
+{
+    if (field > 15) {
+        body[(*n)++] = (uint8_t)((field & 15) << 3 | 0x80);
+        body[(*n)++] = (uint8_t)(field >> 4);
+    } else {
+        body[(*n)++] = (uint8_t)(field << 3);
+    }
+    body[(*n)++] = value;
+}
+
+/* A JobPlan whose two lists are not packed, as the daemon would pack them. Returns its bytes. */
+static size_t put_loose_plan(uint8_t *body)
+{
+    size_t n = 0;
+
+    for (unsigned field = 1; field <= 18; field++) {
+        put_field(body, &n, field, 1);
+    }
+    put_field(body, &n, 19, 0);
+    body[n - 3] |= 1; /* a double */
+    memset(body + n, 0, 7);
+    return n + 7;
+}
+
+/* A JobOpen as long as a body may be, which would be longer if it were packed again to wait, is
+ * refused. */
+START_TEST(too_long_to_wait)
+{
+    static const uint8_t start[] = {0x0a, 1, 'j', 0x10, 0, 0x18, 1, 0x22, 4, 'c', 'u', 'd', 'a'};
+    static uint8_t body[CST_FRAME_MAX_BODY];
+    struct cst_frame frame = {.type = CISTERN__MSG_TYPE__MSG_JOB_OPEN,
+                              .request = 77,
+                              .body = body,
+                              .body_bytes = sizeof body};
+    struct raw_client client;
+    struct cst_err err;
+    size_t n = sizeof start, n_plan, left;
+
+    memcpy(body, start, sizeof start);
+    n_plan = put_loose_plan(body + n + 3);
+    body[n++] = 0xaa; /* field 21, a message */
+    body[n++] = 1;
+    body[n++] = (uint8_t)n_plan;
+    n += n_plan;
+    body[n++] = 0xa2; /* field 100, which nobody knows, of all bytes that are left */
+    body[n++] = 6;
+    left = sizeof body - n - 3;
+    body[n++] = (uint8_t)(left | 0x80);
+    body[n++] = (uint8_t)(left >> 7 | 0x80);
+    body[n++] = (uint8_t)(left >> 14);
+    start_gated();
+    raw_open(&client, proc.socket);
+    ck_assert_int_eq(cst_frame_send(client.sock, 0, &frame, &err), CST_OK);
+    ck_assert_int_eq(raw_status(&client, frame.request), CST_EPROTO);
+    raw_says(&client, "a JobOpen of 65538 bytes, at most 65536 are allowed");
+    open_gate();
+    raw_close(&client);
+}
+END_TEST
+
 /* Whoever hangs up meanwhile is forgotten; the daemon goes down in order while it looks. _i: 1, it
  * does so. */
 START_TEST(looking_in_vain)
@@ -301,6 +362,7 @@ int main(void)
     tcase_add_loop_test(tcase, none, 0, 6);
     tcase_add_test(tcase, no_program);
     tcase_add_test(tcase, looking);
+    tcase_add_test(tcase, too_long_to_wait);
     tcase_add_loop_test(tcase, looking_in_vain, 0, 2);
     tcase_add_test(tcase, chosen);
     tcase_add_test(tcase, mixed);

@@ -100,6 +100,9 @@ refuses 'the plan was made for another model (fingerprint' --plan "$tmp/other.js
 jq '.plan.n_chunks += 1' "$tmp/plan.json" >"$tmp/other.json"
 refuses 'the plan has [0-9]* chunks of .* size class.*, the job' --plan "$tmp/other.json"
 refuses "job 'dense': the job's plan has n_chunks" --job dense --plan "$tmp/other.json"
+# As many blocks as it likes, which the daemon would play when the steps drift.
+jq '.plan.classes[0].n_blocks = 40000000' "$tmp/plan.json" >"$tmp/other.json"
+refuses 'the plan has 40000000 blocks of [0-9]* elements, the job can use [0-9]* at most' --plan "$tmp/other.json"
 jq '.cistern_plan = 9' "$tmp/plan.json" >"$tmp/other.json"
 refuses 'other.json: cistern_plan: a plan of version 9, this program reads version 1' --plan "$tmp/other.json"
 refuses 'none.json: No such file' --plan "$tmp/none.json"
