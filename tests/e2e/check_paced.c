@@ -7,6 +7,7 @@
 
 #include <check.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { N_PACED = 2, FIRST = 1 /* engine of the first; the node's is 0 */ };
 
@@ -46,6 +47,14 @@ START_TEST(micro_batch_bits)
 }
 END_TEST
 
+/* Wait until the last step's updates of job @name, whose workers have left, have ended. */
+static void await_done(const char *name)
+{
+    while (strcmp(raw_job_info(&witness, name)->state, "done") != 0) {
+        (void)usleep(1000);
+    }
+}
+
 /* Weights went up and gradients came down over the accelerator's own lanes. When its workers have
  * left in good order the pool is given back. */
 START_TEST(its_engine_copies)
@@ -53,6 +62,7 @@ START_TEST(its_engine_copies)
     const Cistern__StatReply *stat;
 
     train_rig_run(&placements[0], "one", 0);
+    await_done("one");
     stat = raw_stat(&witness);
     ck_assert_uint_eq(stat->n_engines, 1 + N_PACED);
     ck_assert_str_eq(stat->engines[FIRST]->kind, "paced");
@@ -155,6 +165,7 @@ START_TEST(rooms_are_charged)
 
     train_like.update_room = 7 << 20;
     train_rig_run(&placements[0], "one", 0);
+    await_done("one");
     ck_assert_uint_eq(used(0), 7 << 20); /* the pool went with the worker, the room stays */
     ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
     ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_OK);
