@@ -75,8 +75,8 @@ bool cst_log_due(struct cst_log_pace *pace, uint64_t now_ns)
 }
 
 /* The words of an event, without what a terminal could obey. */
-static void write_words(const struct cst_log_about *about, char *out, size_t n, const char *fmt,
-                        va_list ap)
+__attribute__((format(printf, 4, 0))) static void
+write_words(const struct cst_log_about *about, char *out, size_t n, const char *fmt, va_list ap)
 {
     size_t used = 0;
 
@@ -150,8 +150,9 @@ static void write_to_stderr(enum cst_log_level level, const char *words)
     }
 }
 
-static void write_event(enum cst_log_level level, const struct cst_log_about *about,
-                        const char *fmt, va_list ap)
+__attribute__((format(printf, 3, 0))) static void write_event(enum cst_log_level level,
+                                                              const struct cst_log_about *about,
+                                                              const char *fmt, va_list ap)
 {
     char words[1024];
 
