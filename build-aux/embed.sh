@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # embed.sh NAME FILE: the bytes of FILE as C: an array NAME of unsigned char, on a boundary of 64 bytes, and its size NAME_bytes.
 set -eu
 [ $# -eq 2 ] || {

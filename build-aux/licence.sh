@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Put the line that names the licence into every source file that lacks it, or with --check only list such files, and fail if there are any.
 # Programs in client/example*.c are there to be copied, and have none.
 set -euo pipefail

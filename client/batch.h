@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sends lists of lease items as Batch messages and feeds the results back into the books of leases.
  * A batch is awaited by the pending call or runs behind the worker's back; the failures of the
  * latter make the step void. */

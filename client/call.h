@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One request and its one final reply. A call is embedded in whoever asks; many may be in flight,
  * and replies come in any order.
  *

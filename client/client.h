@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A connection: the socket, what is in flight on it, and how it ends. Inside of libcistern; the
  * requests themselves are call.h, what happens after fork() is fork.c. Knows nothing of jobs but
  * that it owns one. */

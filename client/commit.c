@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cst_commit: declarations go up, the layout and the pool come down. */
 #include "client/job.h"
 

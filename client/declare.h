@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a worker declares before it commits: groups, tensors and operators, checked as far as that
  * needs no daemon, and packed into Declare messages (declare_message.c). Grows while declaring,
  * then constant. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Declarations in Declare messages: groups, then tensors, then operators, as many as fit. */
 #include "client/declare.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A job whose memory is on a device that the processor cannot touch (cistern/device.h): its slabs
  * are the device's, and what is given back waits for the device's stream. For a job on the host all
  * of this is a pointer that is NULL. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Leases that are given back later: while a device's stream is still at work on a block, the
  * RELEASE or REDUCE_SCATTER that client/lease.c has planned for it waits here for its fence, a mark
  * in the stream; so does the ACCUMULATE behind them.

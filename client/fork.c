@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What fork() does to clients: the child's handles are dead and its copies of the sockets closed,
  * so that the parent's death is seen by the daemon at once. */
 #include "client/client.h"

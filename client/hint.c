@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cst_hint and cst_hint_tensor: which weights are wanted soon, and which are not. */
 #include "client/device.h"
 #include "client/job.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Defaults and limits of hyper-parameters, and cst_prepare_step, which tells them ahead. */
 #include "client/hyper.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Hyper-parameters of a step, as the worker gives them and as they go to the daemon. */
 #ifndef CST_HYPER_H
 #define CST_HYPER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The inside of a job: one rank's declarations, layout, mapped pool, leases, and the one call that
  * may be pending.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which chunks this rank holds, and what to say to the daemon at each border between operators.
  * Pure: no sockets, no memory of tensors; it fills a list of items, the caller sends them and
  * reports each result back.

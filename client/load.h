@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Weights that this worker copies into its pool itself, where the daemon wants that ([gpu] copies =
  * worker): it maps the job's arenas, and a granted lease names a row in them.
  *

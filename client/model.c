@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a worker says of its model before it commits: groups, tensors, operators. */
 #include "client/job.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cst_op_begin and cst_op_end: what of an operator's chunks is missing is fetched, and its tensors
  * get their addresses. */
 #include "client/op.h"

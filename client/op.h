@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by the two that hand gradients in: the end of an operator and the step. */
 #ifndef CST_OP_H
 #define CST_OP_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* CISTERN_DEBUG=poison: blocks for gradients are filled with NaN before an operator's backward
  * pass, and when it ends, what it has not written is named. For host memory; a device's memory is
  * left alone. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A piece of shared memory that the daemon passed as a memfd. It is believed only as far as the
  * kernel confirms it: large enough, and sealed so that nobody can make it smaller under our feet (a
  * SIGBUS). */

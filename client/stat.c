@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the daemon knows of a job: cst_stat, this rank's line of its books; cst_job_waits. */
 #include "client/job.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cst_sync, where a step begins for all ranks, cst_accumulate, between two micro-batches of it, and
  * cst_step, where it ends. */
 #include "client/batch.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reading and writing states of tensors through the staging segment, a piece at a time. */
 #include "client/job.h"
 

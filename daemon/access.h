@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Who may connect: a list of user and group rules over what the kernel attests about a peer. Pure
  * but for name look-ups. */
 #ifndef CST_ACCESS_H

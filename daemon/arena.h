@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that is shared by descriptor: sealed memfds and the memory of GPUs, and the budgets that
  * they are charged to. The daemon makes the memfds; a GPU's memory its engine makes, and the daemon
  * gets a descriptor for it. It holds them all; engines populate, place and lock them (engines.h).

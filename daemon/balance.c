@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/balance.h"
 
 #define MOST_LEFT 20u /* often enough */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How many of a job's updates go through rooms: k (offload/interleave.h), chosen with what is known
  * of the machine, and again after each step. What a k promises is
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Base jobs: a job may name another one of its user whose frozen tensors it uses. They are mapped
  * for it, not stored again; while it is there the base stays, and they are not written. */
 #ifndef CST_BASE_H

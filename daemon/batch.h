@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Batch and BatchDone on the wire, by hand: the one request that is asked for every operator of
  * every step, for which the general code's allocations and descriptors cost more than all the rest
  * of serving it. Same bytes as protobuf-c's. Pure. */

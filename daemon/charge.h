@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the memory that a job wishes for is charged to: the host's budgets, and each accelerator's.
  */
 #ifndef CST_CHARGE_H

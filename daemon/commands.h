@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The commands of one engine that have not completed: packed as they go on the wire, in order of
  * submission, found by ticket. What is here when an engine dies is sent again to the next one. */
 #ifndef CST_COMMANDS_H

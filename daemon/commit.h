@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Commit: the barrier at which all ranks agree on the model, then layout, memory and core. */
 #ifndef CST_COMMIT_H
 #define CST_COMMIT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the daemon was told: defaults, then the configuration file (INI), then the command line. A
  * value that makes no sense is refused with the file, the line and what is allowed; so is an
  * unknown or repeated key. */

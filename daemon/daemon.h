@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The one object that the daemon's modules hang on, and its life: start, run, drain. One thread,
  * one libuv loop; nothing in daemon/ is called from any other thread. */
 #ifndef CST_DAEMON_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/deaths.h"
 
 bool cst_deaths_add(struct cst_deaths *deaths, bool accelerator, uint64_t now)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Deaths of an engine's processes in a row: when starting another one is no use. A node's engine
  * may die now and then for as long as the daemon runs. An accelerator's that does nothing between
  * its deaths is given up however far apart they are: a process on a device that is gone may need

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Declarations of groups, tensors and operators: the first rank to declare number i fixes it, the
  * others are compared with it. What an operator costs is no word of the model: the first rank's
  * hints count.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The accelerators of a rank: that of its pool, and that whose memory its room for updates and
  * states that stay there are in. Their engines are kept up while they are in use. */
 #ifndef CST_DEVICES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From a frame to the function that serves its type. One row of the table per message; what is
  * wrong with a request is answered here or there, never with silence. */
 #ifndef CST_DISPATCH_H

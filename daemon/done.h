@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs that are done: all workers have left in good order, between two steps, and the engines have
  * finished the updates. Such a job is kept for its time to live, so that its states can be read and
  * another run can go on with them. Its pools are given back at once, and made anew for the first

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Driving a job's core: an event in, its actions carried out (commands to engines, results to
  * requests, lines to the log), its timer armed. */
 #ifndef CST_DRIVE_H

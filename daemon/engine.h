@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One engine of the daemon: the state of its process, what it maps, what it was told to do and has
  * not done. A death is survived: another process is started, gets the same segments and every
  * command that had not completed. Deaths while it populates memory of a job count against the job

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The set of engines, one per NUMA node and one per GPU, and what all of them share: the segments
  * they map, the way in for commands and out for completions. The nodes' come first, and start with
  * the daemon; a GPU's starts when a job first wants it. Knows nothing of jobs. Loop thread only. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plans that were made before a job, and that its workers bring when they open it (JobOpen.plan):
  * the job is laid out as such a plan says, without a search, or refused with the first thing in
  * which it is not what the plan was made for.

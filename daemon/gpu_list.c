@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/gpu_list.h"
 
 #include "proto/size.h"

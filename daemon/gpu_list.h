@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The GPUs of this machine as the daemon knows them: what `cistern-engine-cuda --probe` wrote,
  * which of them the configuration wants, and which one a worker means. Pure; knows no CUDA. */
 #ifndef CST_GPU_LIST_H

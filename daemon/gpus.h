@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The GPUs of the node: looked for when the daemon starts, without anybody waiting but those who
  * want one; then a list that does not change, each with a budget and an engine.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A job: the declared model, its memory, its core, and who is attached as which rank. It outlives
  * its workers.
  *

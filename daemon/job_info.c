@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the daemon knows of jobs, for people and programs: JobList, JobInfo, Explain. */
 #include "daemon/job_info.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Parts of what is told of jobs that several replies have. */
 #ifndef CST_JOB_INFO_H
 #define CST_JOB_INFO_H

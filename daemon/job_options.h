@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How a job's states are kept and when they are updated: the fields of JobOpen that are the same in
  * every rank, from `optimizer` on. Pure. */
 #ifndef CST_JOB_OPTIONS_H

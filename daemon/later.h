@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Work that must not happen inside the callback that finds it necessary (closing a session while
  * its message is being answered, taking a job apart while its core's actions are carried out):
  * queued, and done before the loop sleeps again. Loop thread only. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A listening SOCK_SEQPACKET socket at a path: made here, or inherited from systemd. A lock file
  * beside the path keeps two daemons from sharing it. Knows nothing of who connects. */
 #ifndef CST_LISTEN_H

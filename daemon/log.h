@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon's log: one line per event. Where standard error is the journal, events go to it with
  * their level and with fields to search for (CISTERN_JOB, CISTERN_RANK, CISTERN_UID: `journalctl
  * CISTERN_JOB=run7`); else lines go to standard error, with time and level. Loop thread only.

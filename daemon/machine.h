@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How much memory this process may use: the machine's, or less where a control group (systemd's
  * MemoryMax=, a container, version 1 or 2) holds it to less. What budgets are compared with: memory
  * beyond it is not refused by the kernel, it ends in the killing of processes. A limit can be

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cisternd: the memory daemon. Start-up faults end with one line and status 1. */
 #include "daemon/daemon.h"
 #include "daemon/log.h"

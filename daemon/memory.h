@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The memory of one job: arena segments, job table, pool slabs of each rank, rooms. Made at once,
  * populated by the engines, given back at once. Arenas of a base job are mapped for this one too,
  * under ids of their own: they are the base's memory, and stay when this is given back.

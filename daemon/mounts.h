@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What one engine has of the shared segments (enum cst_mount_state in arena.h): asking for them,
  * letting them go, and what becomes of both when the engine dies. Part of engine.c's engine, in a
  * file of its own. */

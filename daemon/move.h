@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A rank whose accelerator is lost comes back on another device: its pool is made there, as large
  * as it was, and the job goes on without the accelerator.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the service manager hears: READY, STATUS, WATCHDOG, STOPPING. Without NOTIFY_SOCKET all of
  * it does nothing.
  *

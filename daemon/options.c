@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #ifdef HAVE_CONFIG_H
 #include <config.h> /* the build's, not daemon/config.h */
 #endif

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The command line of cisternd. */
 #ifndef CST_OPTIONS_H
 #define CST_OPTIONS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What waits to be sent on one non-blocking socket. A frame is sent at once where that is possible;
  * else a copy of it waits until cst_outbox_flush. It waits for one of two things: for the socket,
  * which is full (poll it for POLLOUT), or for something that no socket tells about (@retry: flush

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The paced accelerators that [paced] in the configuration makes: engines of the host's program
  * with memory and rates of their own (kernels/host/paced.h). To everybody else each is a struct
  * cst_gpu like the GPUs', but known from the start, and its memory is memfds. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Who is on the other side of a connection, as the kernel attests it, and whether that process
  * still lives. */
 #ifndef CST_PEER_H

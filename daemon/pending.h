@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Requests that wait for their final reply: the batch or step that the core, an engine or another
  * rank will answer. Each is known to the core by tags, one per item; a tag finds its request in
  * O(1). Objects are kept and used again, so that a request costs no allocation.

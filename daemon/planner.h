@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plans for jobs that leave the choice to the daemon: when all ranks have committed, capacities,
  * the depth of prefetch and, where ranks ask for it, rooms for updates and states that stay on
  * accelerators are searched for in a thread (searches.h), with what is known of the machine, for as

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What is known of the machine when a job is planned: the file of [plan] rates; without one
  * conservative numbers and what engines were seen to do. */
 #ifndef CST_PLANNER_RATES_H

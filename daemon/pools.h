@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How many blocks of which size class a pool has, and what its slabs take. Arithmetic on a layout
  * alone: no memory, no jobs.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Asking a program one question: it is started with --probe, and what it writes until it ends is
  * the answer. Nobody waits for it. Loop thread only. */
 #ifndef CST_PROBE_H

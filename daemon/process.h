@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One engine process and the socket to it: start, frames both ways, end. Knows nothing of what the
  * frames say. Loop thread only.
  *

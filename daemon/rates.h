@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What this machine can do, as the daemon knows it: the file of `cistern probe`, else what its
  * engines were seen to reach, else conservative numbers. And how fast jobs' steps are, against what
  * was predicted. Loop thread. */

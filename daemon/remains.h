@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Files of memory that the daemon has dropped and that processes may still hold: pools, staging and
  * arenas that were handed to workers. A file is punched empty when it is dropped, so that whoever
  * keeps it keeps nothing. A process that writes through its old mapping fills the file again: the

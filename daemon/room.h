@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rooms: memory of accelerators, beside the pools of ranks, in which chunks can be updated
  * (offload/core.h), and which of them a job wants. They are part of the job's memory: made with it
  * (daemon/memory.h, where they are then found as the core takes them), charged to what their

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which of the plan searches that wait is run next. Pure: no clock, no threads; planner.c runs
  * them.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Runs plan searches in threads beside the loop, in the order of search_queue.h, each for a bounded
  * time. Knows nothing of plans and jobs: a search is a task with three functions. Loop thread only,
  * but for cst_search_task_stops and the task's run. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Requests about a job as a whole: open, declare, commit, layout, pool, leave, remove. */
 #include "daemon/base.h"
 #include "daemon/commit.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Requests of the training step and of tensor access: what becomes events of the core. */
 #include "daemon/base.h"
 #include "daemon/batch.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Trace: what a job did lately, page by page. */
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Accepting connections: two sockets (everybody's and the managers'), access rules, the limit on
  * sessions. */
 #ifndef CST_SERVER_H

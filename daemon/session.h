@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One connection: greeting, credits, replies out, back-pressure, end.
  *
  *   NEW  --Hello--------------------------------------------> OPEN

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which pool each rank of a job gets: what it asked for, or its share of what its device's budget
  * has left. */
 #ifndef CST_SHARE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Starting a child process: a program, its arguments, one descriptor that it gets. Loop thread. */
 #ifndef CST_SPAWN_H
 #define CST_SPAWN_H

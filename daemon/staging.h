@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A session's staging segment: memory that it shares with the engines to read and write tensors
  * through. It stays until the last request that uses it has its result, even if the session is
  * gone. */

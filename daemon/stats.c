@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the daemon knows of itself and its engines, for people and programs: Stat. */
 #ifdef HAVE_CONFIG_H
 #include <config.h>

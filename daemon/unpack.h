@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory for unpacking one protobuf message: a bounded region that is filled from the front and
  * emptied at once, so that a message can make the daemon neither allocate much nor leak. */
 #ifndef CST_UNPACK_H

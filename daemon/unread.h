@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Descriptors that were sent to a client and that it may not have received yet.
  *
  * The kernel limits how many descriptors of one user are in flight on Unix sockets: sent, and not

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Commands that wait for tickets of other engines. An engine orders its own commands by their
  * `after`; it knows nothing of the others'. So a command that names a ticket which is under way
  * elsewhere is held here until all that it names are complete, and goes to its engine with no

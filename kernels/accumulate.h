@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reduction into an fp32 gradient, for jobs with micro-batches: bf16 contributions are summed into
  * the row (the first of a step) or added to what is there (those that follow). Shapes: n elements,
  * n_src contributions.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One element of the reduction into an fp32 gradient, for the reference and the AVX2 variant's
  * tails. Private to kernels/. */
 #ifndef CST_ACCUMULATE_ONE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bf16 in AVX2 registers, shared by the AVX2 variants. Private to kernels/. */
 #ifndef CST_BF16_AVX2_H
 #define CST_BF16_AVX2_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bf16 in AVX-512 registers, shared by the AVX-512 variants. Private to kernels/. The processor's
  * own bf16 conversion flushes subnormals, so it is not used. */
 #ifndef CST_BF16_AVX512_H

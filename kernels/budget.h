@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A budget of memory bandwidth: while copies wait or are under way, threads that compute stand back
  * from time to time, so that over some milliseconds they are busy at most 1 - share of it. Each
  * thread for itself, between its pieces: for work of t while there were copies it owes

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bf16 <-> fp32. bf16 is the upper half of an fp32; rounding is to nearest even by integer
  * arithmetic, subnormals kept, NaN quieted with its sign and upper payload kept (bits | 0x0040
  * after truncation). */

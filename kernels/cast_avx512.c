@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Masks only in the tails: whole vectors stored under a mask are several times slower on some
  * processors, so each loop has a constant mask of all lanes, which the compiler drops. */
 #include "kernels/bf16_avx512.h"

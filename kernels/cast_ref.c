@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/cast.h"
 
 void cst_cast_ref(size_t n, const float *src, uint16_t *dst)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A chunk as its job's table describes it, checked: every number of the table that REDUCE, UPDATE
  * and recovery rely on is compared with the sizes of the segments first, so that a wrong table is
  * answered and never followed. The daemon writes chunks and spans once, before the first command

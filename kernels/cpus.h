@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which processors an engine may use: the cores of one NUMA node that the process's cpuset and
  * affinity allow. Pins threads to them. Does not read OMP_NUM_THREADS or any other variable of
  * somebody else's library. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A crew: threads that take pieces of jobs. The engine has a team (arithmetic) and one or more
  * crews of lanes (copies, populating). There are no barriers: a thread that finds the first job's
  * pieces all taken goes on with the next job, so many small jobs cost no more than one large one.

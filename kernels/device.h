@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What an engine's device can do: one table of twelve operations, all required, called through the
  * functions below, which check bounds and alignment first. A row per kind of device (kernels/host/,
  * kernels/cuda/); a program is linked with one. Nothing above this table knows which row it drives.

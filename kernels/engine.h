@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine: one loop thread that reads the daemon's messages, keeps segments and commands, and
  * answers; lanes that move bytes; a team that computes. All state is the loop's; crews hand jobs
  * back by mail. It touches no bulk byte itself.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the engine programs have in common: options, signals, the end. A program is one device. */
 #ifndef CST_ENGINE_MAIN_H
 #define CST_ENGINE_MAIN_H

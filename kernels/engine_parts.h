@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the engine consists of, for its own files alone: engine.c (loop and messages),
  * engine_commands.c (SUBMIT to DONE) and engine_segments.c (SEGMENT_ADD and SEGMENT_DROP). All
  * functions here belong to the loop thread. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/engine_parts.h"
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups of CST_UPDATE_GROUP moments in memory, in each format, over vectors. Included behind one
  * of kernels/vec_*.h. Private to kernels/. Format, rounding and @which (0: exp_avg, 1: exp_avg_sq)
  * are known where it is compiled. */

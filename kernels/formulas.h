@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The formulas of kernels/update.h, over vectors: included behind one of kernels/vec_*.h, or by
  * CUDA behind its own, and compiled for each. Private to kernels/. A new formula is a function here
  * and a row of the list. */

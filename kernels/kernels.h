@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The one table of kernels, chosen at run time by what the CPU can do. All rows give the same bits.
  */
 #ifndef CST_KERNELS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From crew threads to the loop: mails that the loop delivers on its own thread, and a pollable fd
  * that tells of them. */
 #ifndef CST_MAILBOX_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A segment's way in and out: SEGMENT_ADD maps it, has the lanes back and touch its pages piece by
  * piece, and locks it; SEGMENT_DROP has a lane unmap it. The loop thread never touches a page. The
  * answer comes by mail.

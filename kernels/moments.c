@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vec_ref.h"
 
 #include "kernels/formats.h"

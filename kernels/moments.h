@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of moments as fp32: for what sets or reads states. The update has its own way
  * (kernels/update.h). Shapes: elements [first, first + n) of a row; @row points to its start. mx8:
  * to its codes and exponents; a row has a multiple of CST_MX8_BLOCK elements. @which: 0: exp_avg,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Blocks of 32 moments in 8 bits each, over vectors, after OCP Microscaling (MX v1.0): the elements
  * share a power of two, 2^(exponent - 127), in a byte of their own. Included behind one of
  * kernels/vec_*.h. Private to kernels/.

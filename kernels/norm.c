@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/norm.h"
 
 double cst_norm_sum(const struct cst_table_tile *tiles, uint64_t n_tiles)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sum of per-tile sums of squares, one after the other in tile order, in double: the same for every
  * chunk capacity and thread count. 1e9 parameters have 244 141 tiles, so one implementation serves.
  */

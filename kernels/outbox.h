@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the engine has to say and the socket has not taken yet. Nothing is ever dropped: while the
  * socket is full messages wait here, completions unpacked, so that the later they leave, the more
  * of them share a message. Loop thread. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A pace: work of a kind, by however many threads, is done no faster than a rate, as if all of it
  * went over one link or through one processor. Who has some to do enters, does it, and sleeps until
  * the time that it takes is over. So a machine of chosen proportions can be had from one that is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Philox4x32-10: random numbers by counter (Salmon, Moraes, Dror and Shaw: Parallel random numbers:
  * as easy as 1, 2, 3; 2011). The same on every device, in any order, by any number of threads.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What an engine can do on this machine, measured, for plans: `cistern-engine-host --rates` and
  * `cistern-engine-cuda --rates` print one JSON object and a newline and exit. Fields are named as
  * in offload/plan/rates.h, which says what they mean; numbers of them that are not known are 0.

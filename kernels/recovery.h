@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* After an engine was killed: the tiles that its threads had in hand, in the undo slots of the
  * segment that outlives it, are made whole before any command of its is done again: each as soon as
  * the segments that its slot names are there. A tile in a slot is in host memory and was changed by

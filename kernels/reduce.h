@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sum of bf16 contributions in rank order, with the sum of squares of the result. Shapes: n
  * elements, n_src contributions.
  *

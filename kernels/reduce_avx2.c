@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/bf16_avx2.h"
 #include "kernels/reduce_lanes.h"
 

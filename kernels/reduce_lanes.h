@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the variants of the reduction share: one element, and the tree that ends the sum of squares.
  * Private to kernels/. */
 #ifndef CST_REDUCE_LANES_H

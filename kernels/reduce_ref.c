@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/reduce_lanes.h"
 
 double cst_reduce_ref(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst)

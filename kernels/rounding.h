@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rounding to fewer bits, over vectors: something is added below the last bit that stays, then the
  * rest is cut. Included behind one of kernels/vec_*.h. Private to kernels/.
  *

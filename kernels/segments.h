@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Segments: memory that the daemon passed in, as sealed memfds or as handles of a GPU's, by id, and
  * what a place (segment id, offset) means. Every place that a command names goes through
  * cst_segments_find before it is used. One thread (the loop) owns the set; other threads read a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Commands that have not completed, and which of them wait for which. Pure: no threads, no I/O,
  * allocates with malloc only.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tile loops: how a chunk is reduced and updated, tile by tile, in the engine and in the reference
  * worker's own store alike. A tile that carries the command's mark is done and is skipped, so a
  * command may be issued again; with an undo slot a tile can be made whole, whenever the process

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* An engine's way into the table of proto/traffic.h: an accelerator's says there what it copies, a
  * node's looks at it. It is mapped as long as the process lives. */
 #ifndef CST_ENGINE_TRAFFIC_H

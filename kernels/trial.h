@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Trials: what an engine measures of itself (kernels/rates.h). A trial is a job on a crew, timed
  * from its submission to its end, repeated; the figure is the median. Not for the engine at work.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Undo slots: what makes a tile's change in place survive `kill -9` of the engine. One slot per
  * engine thread, in a segment of shared memory that outlives the process. Before elements are
  * changed their old values are here; the next engine makes a torn tile whole. This does not guard

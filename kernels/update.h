@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The fused update of every optimizer: one pass over gradient, fp32 master weights, moments and
  * bf16 weight. All variants (reference, AVX2, AVX-512, CUDA) have the same bits. Per element, every
  * line rounded once, fma(a,b,c) = a*b + c in one rounding; g = fp32(grad) * grad_scale first:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The update of rows, over vectors: what update_ref.c, update_avx2.c and update_avx512.c have in
  * common, which is all but their vectors. Included once, behind one of kernels/vec_*.h;
  * UPDATE_TABLE is what it makes. Private to kernels/.

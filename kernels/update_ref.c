@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/vec_ref.h"
 
 #define UPDATE_TABLE cst_update_ref

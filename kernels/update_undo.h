@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What an update under way keeps so that it can be made whole after kill -9: the old states of the
  * group of elements that it is changing, as the bytes that they are in memory. Two buffers are used
  * by turns, so that one word, `held`, always names a buffer that is complete:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels/vec_ref.h in AVX2: 8 lanes. */
 #ifndef CST_VEC_AVX2_H
 #define CST_VEC_AVX2_H

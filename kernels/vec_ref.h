@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The vectors of kernels/formulas.h and kernels/formats.h in plain C: one lane. What each operation
  * means is said here; vec_avx2.h and vec_avx512.h have the same, and CUDA's is as this one. Private
  * to kernels/. The file that includes it takes no other. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One command while the engine has it: what the message asked, checked; the segments that it holds;
  * its job on a crew; its outcome.
  *

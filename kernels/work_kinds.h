@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a kind of command is, for work's own files alone: work.c (a command's life), work_message.c
  * (what the message asked), work_bytes.c (COPY, FILL, CONVERT), work_chunk.c (REDUCE, NORM),
  * work_update.c (UPDATE). */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/work_kinds.h"
 
 #include <inttypes.h>

@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: Apache-2.0
 dnl CST_CHECK_CUDA: --with-cuda=guess|DIR|yes|no. Finds nvcc and the toolkit's headers, and has nvcc compile a kernel for the GPUs that
 dnl the engine is built for; an explicit request that fails is an error. Sets HAVE_CUDA (conditional), NVCC, NVCCFLAGS, CUDA_DIR,
 dnl CUDA_GENCODE, cst_cuda_summary. Nothing is ever linked with libcuda.

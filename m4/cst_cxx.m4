@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: Apache-2.0
 dnl CST_CHECK_CXX: a C++17 compiler for tests/lib/cudaemu, where CUDA kernels run on the processor. Nothing that is installed is C++.
 dnl Sets HAVE_CXX (conditional), CST_CXXFLAGS, cst_cxx_summary.
 AC_DEFUN([CST_CHECK_CXX], [

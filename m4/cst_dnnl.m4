@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: Apache-2.0
 dnl CST_CHECK_DNNL: oneDNN for the reference worker. --without-gpt leaves the worker out.
 AC_DEFUN([CST_CHECK_DNNL], [
   AC_ARG_WITH([gpt], [AS_HELP_STRING([--without-gpt], [do not build cistern-gpt, the reference worker (needs oneDNN)])],

@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: Apache-2.0
 dnl CST_SANITIZERS: --enable-sanitizers=address,undefined | thread
 AC_DEFUN([CST_SANITIZERS], [
   AC_ARG_ENABLE([sanitizers],

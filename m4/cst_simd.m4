@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: Apache-2.0
 dnl CST_CHECK_SIMD: which SIMD kernels the compiler can build. What the CPU can run is decided at run time.
 AC_DEFUN([CST_CHECK_SIMD], [
   cst_simd_names=

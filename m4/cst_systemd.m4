@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: Apache-2.0
 dnl CST_SYSTEMD_DIRS: where units go. distcheck passes --with-systemdsystemunitdir under its own prefix.
 AC_DEFUN([CST_SYSTEMD_DIRS], [
   AC_ARG_WITH([systemdsystemunitdir],

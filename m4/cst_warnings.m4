@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: Apache-2.0
 dnl CST_WARNINGS: the house's warnings in CST_WARN_CFLAGS, each tried first. Whether they are errors is in CST_WERROR, which make can also be told: users
 dnl build without it, and `make CST_WERROR=-Werror` in the same tree compiles nothing twice.
 AC_DEFUN([CST_WARNINGS], [

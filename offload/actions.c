@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the core has to say: commands, replies, log lines. Room is made before an event is digested,
  * so nothing here can fail. */
 #include "offload/parts.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Whether what one rank declares is what another one declared. */
 #include "offload/layout.h"
 

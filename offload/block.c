@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/block.h"
 
 #include "proto/patterns.h"

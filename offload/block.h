@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A rank's pool: blocks, their states, which chunk is in which block. Keeps the books; decides
  * nothing. A block belongs to one size class, its part, for good; all books are kept by part.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How a room, an accelerator's memory for updates, is divided. Pure.
  *
  *   buffer 0                                                  buffer 1    buffer 2    held gradients

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which capacities chunks have. Private to layout.c. */
 #ifndef CST_CAPACITY_H
 #define CST_CAPACITY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The invariants of the core as a whole, for tests. */
 #include "offload/updates.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From the norm of the gradients to the factor that the update multiplies them with. Shared by the daemon's schedule
  * and by the reference worker's local store, so that both get the same bits. Pure. */
 #ifndef CST_CLIP_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The commit point: every rank has asked, all chunks are reduced -> NORM -> commit -> UPDATE of
  * each chunk that is not frozen or has had its own, in the order of the next forward. Before it a
  * step can be lost; after it nothing but the engine can stop it. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The core's doors: open, step, numbers. An event is checked for what every part relies on and
  * handed on. */
 #include "offload/landing.h"

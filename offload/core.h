@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The brain of one job: it takes an event and fills a list of actions. No I/O, no threads, no clock: the daemon drives it with real
  * engines, tests/sim with a virtual clock. Inside: residency (blocks, leases, eviction, prefetch), schedule (contributions, reduce,
  * norm, commit, updates), trace.

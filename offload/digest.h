@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A number that tells models apart. Pure. */
 #ifndef CST_DIGEST_H
 #define CST_DIGEST_H

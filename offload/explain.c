@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where a chunk is and why, in sentences. */
 #include "offload/landing.h"
 #include "offload/updates.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How long the updates of each step are under way. How much later the step is for them: instant.c.
  *
  *   first update issued                     committed        last update done

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where a command of an update in a room fails, the job goes on without the room.
  *
  *   COPY up fails, or UPDATE      the chunk's rows are as they were, for nothing has come down: the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fetches: granted, waiting for a copy, or waiting for a block, in their order.
  *
  * A fetch that finds no block waits in the queue of its rank and size class, demands before what is

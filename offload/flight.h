@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Commands that the engines have and the core waits for: from a ticket to what it was for. Lookups
  * only; a hash with linear probing. */
 #ifndef CST_FLIGHT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Weights into the pools of several GPUs at once. Each GPU loads a piece over its own link to the
  * host, and gets the others' pieces over the link between GPUs: n ranks in step ask the host's
  * memory for a chunk once, not n times, and a chunk is there in 1/n of the time.

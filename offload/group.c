@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Whose a chunk is, and what it is: who may fetch it, and the words for who may not. */
 #include "offload/parts.h"
 

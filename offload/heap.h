@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A heap of numbered things, the greatest key on top, in which a thing's key can change: O(log n)
  * each. Room is made at the beginning, so nothing fails later. */
 #ifndef CST_HEAP_H

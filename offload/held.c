@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients that stay up. Where a chunk's whole gradient is one contribution in the pool of an
  * accelerator that has a room, and the chunk went through that room the last time, a copy of it is
  * kept in what the room's buffers leave free. It need not come up again then.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Hyper-parameters of a step: which are allowed, and whether ranks agree. */
 #ifndef CST_HYPER_H
 #define CST_HYPER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How much later a step is because of its updates: its exposed update time.
  *
  * Every event has two times. The first is when it happened. The second, its instant, is when it

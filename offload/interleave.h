@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How many of a step's updates go through accelerators: k, of each k chunks of a node in a row the last one (Deep Optimizer States, Maurya et al.,
  * Middleware 2024, arXiv 2410.21316). A machine's rates in, k out. Pure arithmetic; who asks for k, and when, is not here.
  *

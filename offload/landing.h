@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients that land. Where gradients of micro-batches are added up in fp32 grad rows in host
  * memory, an accelerator that adds them itself reads 4 bytes of each element over its link and
  * writes 4. A chunk that one rank alone contributes to has its gradient, 2 bytes of each element,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From a packing to a layout: chunks with their tensors and uses. Where their rows are: rows.c. */
 #include "offload/capacity.h"
 #include "offload/layout.h"

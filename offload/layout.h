@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From a model's declaration to chunks: which tensor lies in which chunk at which element, how large a chunk is, how many
  * blocks a pool must have, and where in the arenas each chunk's rows are. Pure; allocates with malloc only.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From what was recorded to what is expected: the declared order, and what each phase teaches. */
 #include "proto/patterns.h"
 #include "offload/trace.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* An accelerator that is gone takes with it the pools that are in its memory, and no state: weights
  * there are copies, and a gradient that was handed in is of a step that is not committed. So the
  * attempt is over, as with a rank's death:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Declarations: tensors, operators, and the index from names to numbers. */
 #include "offload/layout.h"
 #include "offload/names.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How many blocks of each size class a rank needs at least. Private to layout.c and capacity.c. */
 #ifndef CST_NEED_H
 #define CST_NEED_H

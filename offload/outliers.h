@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Items that are larger than the first class holds, and further classes that fit them. Private to capacity.c. */
 #ifndef CST_OUTLIERS_H
 #define CST_OUTLIERS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients in their weights' places: 14 bytes per parameter instead of 16. The sum of a chunk's
  * gradients, and a contribution that leaves a pool which is short, is written where the weights
  * are.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where a chunk's update writes its weights, and when it is issued.
  *
  * A job whose updates are early or delayed has two weight rows. Fetches read one of them, the

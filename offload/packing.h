@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors into chunks of given capacities: next-fit in order of first use, kind by kind. Cheap enough to try many capacities.
  * Private to layout.c, capacity.c, need.c.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the core is made of, and what its parts share. Private to offload/.
  *
  *   core.c       takes an event apart and hands it to the part that knows

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/phase.h"
 
 #include "cistern/status.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A sequence in which a rank asked for weights and gradients: a training step, an evaluation, or
  * whatever came again. Looked up by what comes next. Knows nothing of time: trace.h does. */
 #ifndef CST_PHASE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Prefetch: weights that the trace expects are loaded before anybody asks, as far ahead as blocks
  * allow.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Who takes part: attach, sync, leave, death, lateness; the beginning and the end of attempts. */
 #include "offload/parts.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Requests that have no answer yet: a slab of them and queues over it. Each is in one place at a
  * time, and that place answers its tag. */
 #ifndef CST_REQUEST_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which weights and gradients are in which blocks: how they come in, and how they go.
  *
  * A block is taken in this order: a free one; a clean weight that is not expected any more; one

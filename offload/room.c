@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Updates on accelerators (Deep Optimizer States). Of each node's chunks every k-th, in the order
  * of the updates, goes through a buffer of a room; the engines of the nodes update the others
  * meanwhile, each k - 1 of its own: were they counted together, all that go up could be one node's.

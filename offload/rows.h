@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where each chunk's rows are: node, accelerator, segment, offset. The last part of laying a model out; private to layout.c. */
 #ifndef CST_ROWS_H
 #define CST_ROWS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What becomes of gradients until they are summed: contributions, micro-batches, reductions.
  *
  *   handed in by a rank -> PENDING in its pool --(the pool is short)--> staging.c

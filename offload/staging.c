@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A pool is short of blocks, and gradients that were handed in fill them: one leaves before all of
  * its group have come.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* READ and WRITE of a tensor's rows, through a staging segment.
  *
  * Nothing waits for a read. If the row is written while a read's copy is under way, what it brought

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where a rank is in what it does: the phase that predicts, and the place in it. */
 #include "offload/trace.h"
 

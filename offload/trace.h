@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The order in which a rank asks for weights and gradients, and what it will ask for next. A hint,
  * never an assertion: what comes out of order is counted, and prediction goes on from where it
  * fits.

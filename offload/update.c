@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One update of one chunk: by its node's engine, in place, or in a room (room.c). What comes after
  * it, and when it is over. */
 #include "offload/updates.h"

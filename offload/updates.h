@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of the core that end a step. Private to offload/.
  *
  *   commit.c     norm, commit, the order of updates

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Cached blocks of a part, those whose weights nobody leases, in the order in which they are given
  * up. A block costs what bringing its contents back costs, and is the cheaper the later it is
  * wanted: next use / bytes. What stays goes last.

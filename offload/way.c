@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/way.h"
 
 static uint32_t first_gpu(uint32_t chunk, uint32_t world, const uint32_t *engines)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The way that the contributions to a chunk's gradient come together: one function of where they
  * lie. Knows engines by number alone: 0 to n_nodes - 1 serve the host's nodes, the others a GPU
  * each. */

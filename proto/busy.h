@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How long something was at work that may do several things at a time: moments at which it did two
  * count once. */
 #ifndef CST_PROTO_BUSY_H

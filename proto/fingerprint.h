@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a machine is made of, as a short text: rates that were measured on another one are not its
  * own. Two halves of 16 hex digits: processor, cores, NUMA nodes and memory; then the GPUs. */
 #ifndef CST_FINGERPRINT_H

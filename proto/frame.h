@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One message on a SOCK_SEQPACKET socket: a 24-byte little-endian header, a protobuf body, file descriptors.
  * The kernel keeps message edges, so there is no partial-frame state. Knows nothing of message contents.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The widest vector instructions that programs of cistern use: all that the processor has, or what
  * the environment variable CISTERN_ISA says, so that a fast machine can be made to run what a
  * slower one would. States have the same bits with all of them (kernels/update.h); losses of

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reading JSON that people write: strict, with the place of what is wrong in words. For files of
  * models and of rates. An unknown or repeated key, a missing one or another type is CST_EINVAL.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How large gradients may be for an update to take them. One test for whole steps (offload/clip.h)
  * and for tiles (`guard` of UPDATE), on hosts and GPUs; it only compares, and leaves gradients alone.
  *

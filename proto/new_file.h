@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A file that is written beside the one whose place it takes, once it is whole: who reads the path
  * finds all of the new file or what was there before. What is there and is no plain file (a pipe, a
  * device, a link) is written itself. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Names of what cistern/optimizer.h numbers: on command lines, in replies, in words of errors. */
 #ifndef CST_OPTIMIZERS_H
 #define CST_OPTIMIZERS_H

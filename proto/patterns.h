@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How the ranks of a job hold a tensor: one row per pattern. Whatever differs between patterns is a column here; code asks for the
  * column, never for the name. To add one: offload/README.md.
  *

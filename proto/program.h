@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where the programs of cistern that other programs start are: one search for the daemon and the
  * command line. No state; any thread. */
 #ifndef CST_PROGRAM_H

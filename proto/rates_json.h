@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rates (offload/plan/rates.h) as JSON: what `cistern probe` writes to a file, what `cistern plan`
  * and the daemon read. Keys are the names of the fields:
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "proto/saved_plan.h"
 
 #include "proto/json_fields.h"

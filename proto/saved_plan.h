@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A plan that was made before its job: what `cistern plan --save` writes into a file, what a worker
  * gives its job (cst_job_spec.plan_file) and what the daemon then holds the job to.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sizes and durations as a person writes them, on every command line and in the configuration.
  * Pure; any thread. */
 #ifndef CST_SIZE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Threads that others wait for, and that never run for long: the less time one asks for at a turn,
  * the sooner it is its turn where all processors are busy (Linux 6.12: sched(7), sched_setattr(2)).
  * It gets no larger share, and needs no privilege. */

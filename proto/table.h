@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The job table: metadata of one job in a memfd that daemon and engines map and workers never see. It tells an engine
  * where a chunk's rows are and which elements belong to which tensor, and holds per-tile marks, so that a command
  * issued again after an engine's death neither loses nor repeats a tile.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Text that somebody else wrote and that people are to read: a terminal or a log must not obey it,
  * and whoever parses it as UTF-8 must not stumble. */
 #ifndef CST_TEXT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A table that all engines of a daemon share: what each accelerator's engine moves between host
  * memory and its device at this moment. Nodes' engines, whose updates want the same memory's
  * bandwidth, stand back meanwhile (kernels/budget.h). The daemon makes it, passes it with SETUP,

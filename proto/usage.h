@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a program says of options and words that it does not know: one wording for all programs of
  * cistern. No state; any thread, but for what getopt_long itself keeps. */
 #ifndef CST_USAGE_H

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # bash completion for cistern(1)
 
 _cistern_jobs() {

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the commands of `cistern` share: the options, the connection, a request, and how a failure
  * is told. */
 #ifndef CLI_H

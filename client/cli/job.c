@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern job, explain and rm: what concerns one job. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"

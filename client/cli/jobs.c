@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern jobs, and the table of jobs that cistern stat shows too. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"

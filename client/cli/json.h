@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Any message as JSON, by its descriptor: keys are the names of proto/cistern.proto. */
 #ifndef CLI_JSON_H
 #define CLI_JSON_H

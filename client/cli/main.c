@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern: a look at the daemon from the command line. */
 #include "client/cli/options.h"
 #include "offload/plan/plan.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Measuring this machine: what engines say when asked, a disk, a round trip to the daemon. */
 #ifndef CLI_MEASURE_H
 #define CLI_MEASURE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a worker on this machine reaches, and what others take of it meanwhile. */
 #include "client/cli/measure.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/cli/model_json.h"
 
 #include "proto/json_fields.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A model as a file, so that a plan needs no model, no GPU and no daemon: what a worker declares,
  * as JSON. Written by `cistern-gpt --describe`, by presets and by people; read by `cistern plan`.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The options of `cistern`, of all its commands, and numbers as people type them. */
 #ifndef CLI_OPTIONS_H
 #define CLI_OPTIONS_H

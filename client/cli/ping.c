@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern ping: how long a round trip takes. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern plan: what a step will take and where everything goes, before anything runs. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/cli/plan_input.h"
 
 #include "client/cli/options.h"

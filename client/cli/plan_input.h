@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What `cistern plan` plans: a model, rates and budgets out of the command line. */
 #ifndef CLI_PLAN_INPUT_H
 #define CLI_PLAN_INPUT_H

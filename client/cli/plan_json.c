@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A plan for programs. */
 #include "client/cli/plan_report.h"
 #include "proto/optimizers.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A plan for people and for programs. */
 #ifndef CLI_PLAN_REPORT_H
 #define CLI_PLAN_REPORT_H

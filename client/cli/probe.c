@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern probe: what this machine can do, measured, into a file. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rates for people, and where their file is. */
 #ifndef CLI_RATES_H
 #define CLI_RATES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern stat: the node at a glance, once or again and again. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tables for a terminal, by libsmartcols: columns as wide as their widest cell; and numbers as
  * people read them. */
 #ifndef CLI_TABLE_H

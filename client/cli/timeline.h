@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What happened when, as a trace file that Perfetto and chrome://tracing open (the Trace Event
  * Format: JSON, complete events). One writer for plans and for real runs. Intervals of a lane that
  * overlap are drawn on lanes of their own beside it. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern trace: what a job did lately, as a file for Perfetto. */
 #include "client/cli/cli.h"
 #include "client/cli/timeline.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Drawing once, or with --watch again and again until the reader types q, or ends the program. */
 #ifndef CLI_WATCH_H
 #define CLI_WATCH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The inside of libcistern-cuda: a job's GPU in this process, as the functions of
  * cistern/device.h. cuda.c opens and closes it, memory.c maps slabs, marks.c is the
  * program's stream and the marks in it, copies.c copies weights where the daemon leaves that to us.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Causal attention of one sequence and head, in blocks of QUERIES x KEYS scores with the online
  * softmax of Dao et al., FlashAttention (2022): a running maximum and sum per query, the output
  * rescaled when the maximum grows. No context x context matrix is kept; the way back computes the

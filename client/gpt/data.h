@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The training text: a file of bytes in memory, and which stretches of it a step uses. The choice
  * is a pure function of (seed, number of the sequence in the run), so that a step that is done
  * again sees the same bytes, and so do other numbers of ranks with the same sequences per step

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What an operator costs, for plans: hints to the daemon, and the model as JSON for `cistern plan`
  * (client/cli/model_json.h has the schema).
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/device.h"
 
 #include "client/gpt/matmul.h"

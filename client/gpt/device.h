@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a worker computes with: a table of operations with a row for the processor (device_host.c)
  * and one for a GPU (cuda/device.c). The device gives out passes, and with --store=local the stores
  * of the ranks. */

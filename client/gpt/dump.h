@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* States written to files, for tests that compare them byte by byte. */
 #ifndef GPT_DUMP_H
 #define GPT_DUMP_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/exchange_inside.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that the ranks of a job share for the time of a step, and where they meet: how the tokens
  * of a mixture come to the rank of their expert and back. Every rank has a region that all others
  * read and write; what is written before a meeting is seen by everybody behind it.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What exchange.c (memory, meetings) and exchange_join.c (processes finding each other) share. */
 #ifndef GPT_EXCHANGE_INSIDE_H
 #define GPT_EXCHANGE_INSIDE_H

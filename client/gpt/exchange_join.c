@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How the processes of a job come to one memfd:
  *
  *   rank 0   binds, listens; makes the memfd -- all others are there -- hands it to each

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The operators of a mixture of experts on the processor. */
 #include "client/gpt/host_moe_inside.h"
 

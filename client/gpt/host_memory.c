@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/host_moe.h"
 #include "client/gpt/memory.h"
 #include "client/gpt/pass_host.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/host_moe_inside.h"
 
 #include "client/gpt/memory.h"

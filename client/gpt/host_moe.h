@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The mixture of experts on the processor: router, experts, and the way of the rows to the experts'
  * ranks and back (exchange.h). In each block, forwards:
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What host_moe.c (memory, the rows' way) and host_experts.c (the operators) share. */
 #ifndef GPT_HOST_MOE_INSIDE_H
 #define GPT_HOST_MOE_INSIDE_H

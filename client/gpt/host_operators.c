@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The operators of a dense model on the processor. */
 #include "client/gpt/pass_host.h"
 

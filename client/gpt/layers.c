@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/layers.h"
 
 #include "client/gpt/memory.h"

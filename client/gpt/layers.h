@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The arithmetic of the layers between the matrix products: layer norm, GELU, cross entropy,
  * embeddings, attention, biases and residuals, forward and backward. One table of functions per
  * instruction set; each works on a range of rows with one thread and is called by layers.c through

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Compiled once per instruction set, see simd.h. */
 #include "client/gpt/simd.h"
 

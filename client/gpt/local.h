@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Inside of the local store: the states of all ranks of one process. local_states.c has the memory,
  * local_step.c what is done when all ranks meet, store_local.c the ranks' handles.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern-gpt: the reference worker. */
 #include "client/gpt/describe.h"
 #include "client/gpt/options.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Matrix products by oneDNN: c = a b in fp32, with a and b operands in bf16 or fp32, each plain or
  * turned. One context per rank; primitives are made on first use of a shape and kept. The
  * scratchpads are the context's own, so ranks in threads of one process do not meet. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Large zeroed buffers for activations and states: aligned to 128 bytes, on huge pages where the
  * kernel gives them. */
 #ifndef GPT_MEMORY_H

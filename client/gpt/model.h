@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the model is made of: its tensors and operators, in the order in which they are declared to
  * the store. No memory for weights and no arithmetic here.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The command line of cistern-gpt. Parsing touches nothing but the struct; bad values are told with
  * what was given and what is allowed. */
 #ifndef GPT_OPTIONS_H

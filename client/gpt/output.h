@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Files that the worker writes. */
 #ifndef GPT_OUTPUT_H
 #define GPT_OUTPUT_H

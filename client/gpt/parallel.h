@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A loop shared between a rank's compute threads. They are OpenMP's, as oneDNN's are, so that one
  * set of threads serves both; built without OpenMP the loop runs on the caller alone, with the same
  * results. */

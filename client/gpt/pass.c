@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/pass.h"
 
 static int step_expert(struct gpt_pass *pass, struct gpt_store *store, uint32_t number,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One rank's way through the model, forwards and backwards, operator by operator between op_begin
  * and op_end of the store: a table of operations with a row each for the processor (pass_host.c)
  * and a GPU (cuda/pass.c). A pass holds activations, never weights: those are the store's, and are

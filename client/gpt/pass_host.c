@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/pass_host.h"
 
 #include "client/gpt/host_moe.h"

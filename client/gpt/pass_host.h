@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The processor's row of client/gpt/pass.h: activations in host memory, products by oneDNN, layers
  * by layers.h. The reference for what a device computes. host_operators.c has the operators of a
  * dense model, host_moe.c those of a mixture, host_linear.c their products, host_memory.c the

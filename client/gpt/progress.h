@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a worker tells while it trains: in a terminal one line that is drawn again, else a line
  * every ten steps; and a JSON object per step into a file. */
 #ifndef GPT_PROGRESS_H

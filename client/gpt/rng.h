@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Random numbers as a pure function of (seed, stream, counter): the same in any order, in any
  * process. Integer arithmetic up to the last step, so that any language gives the same bits
  * (tests/gpt/make_reference.py does). */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The router of a mixture of experts: which experts each row goes to, with which weights, and the
  * way back. Each row by itself in a fixed order, so that neither the number of threads nor how the
  * rows are spread over the ranks shows.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From options to a finished run: as one rank of a job in the daemon, or as all ranks of the local
  * store, one thread each. */
 #ifndef GPT_RUN_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Text from the trained model, byte by byte, its weights read through the store's operators as in
  * training. */
 #ifndef GPT_SAMPLE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The vector of one build of the layers' arithmetic. layers_impl.c and attention_impl.c are
  * compiled once per instruction set (plain, AVX2, AVX-512) and see it here at its natural width, so
  * results may differ between CPUs of different kind, never between runs. Lengths are multiples of

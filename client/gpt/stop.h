@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Ctrl-C and SIGTERM: the step under way is finished, the job is left in good order. */
 #ifndef GPT_STOP_H
 #define GPT_STOP_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where a rank's model states live: a table of operations with a row each for the daemon
  * (store_daemon.c), this process (store_local.c), and a view of either (store_read.c). Semantics,
  * types and statuses are those of cistern/cistern.h; tensors and operators go by their number in the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/describe.h"
 #include "client/gpt/device.h"
 #include "client/gpt/stop.h"

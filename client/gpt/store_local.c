@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* All ranks of one process over one set of states: the daemon's arithmetic (kernels/tile.h,
  * offload/clip.h) without daemon, pools or copies. */
 #include "client/gpt/local.h"

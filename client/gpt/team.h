@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A team of threads for passes over memory: started once, pinned one per usable core, woken per
  * pass. */
 #ifndef GPT_TEAM_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/train.h"
 
 #include "client/gpt/dump.h"

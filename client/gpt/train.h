@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The life of one rank: weights, steps, files, sample. The same code whether the rank is a process
  * with a daemon or a thread with the local store. */
 #ifndef GPT_TRAIN_H

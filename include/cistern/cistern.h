@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* libcistern: a training worker's view of the memory daemon.
  *
  * A worker opens a job as one rank, declares its tensors and operators, commits, and then brackets each operator of its compute

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* libcistern-cuda: a rank whose pool is on a GPU. For programs that enqueue CUDA work on a stream; it needs no CUDA header.
  *
  *   cst_job_open(&job, client, &(struct cst_job_spec){ .device = "cuda", ... }, &err);

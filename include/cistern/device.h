@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How libcistern works with a device whose memory the processor cannot touch: a table of functions that a second library brings.
  * libcistern-cuda has one; another device would be added the same way. A program that trains on the host device or uses
  * libcistern-cuda needs nothing of this header.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How a job's states are kept and updated. Installed; numbers are the wire's. Formulas: kernels/update.h. */
 #ifndef CST_PROTO_OPTIMIZER_H
 #define CST_PROTO_OPTIMIZER_H

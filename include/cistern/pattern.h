@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How the ranks of a job hold a tensor. Installed; what follows from each is in proto/patterns.h. */
 #ifndef CST_PROTO_PATTERN_H
 #define CST_PROTO_PATTERN_H

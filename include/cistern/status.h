@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The one list of errors. The numbers are the wire's: never reuse one, append only.
  *
  * A function returns 0 (CST_OK) or a negative status. Where the cause needs words, its last parameter is a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the CUDA kernels and those who launch them agree on. For C, for CUDA and for C++ without
  * CUDA's headers. */
 #ifndef CST_CUDA_ARGS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* bf16 <-> fp32 with the bits of kernels/cast.h; 4 or 8 elements at a time in the widths that
  * memory likes. */
 #ifndef CST_CUDA_BF16_CUH

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* kernels/cast.h on a GPU: 6 bytes per element. A block converts CST_CUDA_CAST_ELEMS elements, a
  * thread four at a time: 16 bytes of fp32 and 8 of bf16, so that a warp's accesses are one piece on
  * both sides. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What every kernel of the project includes first: CUDA's words (nvcc's, or tests/lib/cudaemu's
  * where the kernel is compiled for the processor), how a kernel is made known, and how it asks for
  * shared memory whose size the launch decides.

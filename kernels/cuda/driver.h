@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA driver, found at run time: nothing in cistern is linked with libcuda. libcuda.so.1 is opened by name and each entry point
  * is asked of cuGetProcAddress for the version it was written against, so that one binary runs with any driver from CST_CUDA_MIN_DRIVER
  * on and starts on machines that have none.

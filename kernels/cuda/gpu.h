@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* An engine's GPU: the driver, its context, and what each thread of the engine has of its own: a
  * stream, and for those of the compute team the buffers of a reduction. What it does with memory is
  * in memory.h, what it adds up in reduction.h. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern's CUDA kernels and how they are launched. The device code (update.cu, reduce.cu, norm.cu,
  * cast.cu) is compiled for sm_80, sm_90 and as PTX into one fatbinary that lies in the program as a
  * byte array, and is loaded through the driver table: no CUDA runtime.

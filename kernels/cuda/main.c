@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern-engine-cuda: started by cisternd, one for each GPU that a job needs; and asked by it
  * which there are. */
 #include "kernels/cuda/device.h"

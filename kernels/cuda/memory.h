@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A GPU's view of segments: host memory, registered with the driver piece by piece, and memory of a
  * GPU, which is made, exported, imported and mapped; and what moves bytes between them. The
  * functions are those of the device table (kernels/device.h), where their contracts are. */

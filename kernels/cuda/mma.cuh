@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Matrix pieces of a warp: bf16 multiply with fp32 sums, loads of 8 x 8 pieces, copies into shared
  * memory that go on by themselves. PTX (sm_80 and later) on a GPU; in tests the same by exchange
  * between the lanes (tests/lib/cudaemu/mma.hpp). All lanes of a warp call together what is called

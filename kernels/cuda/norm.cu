@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* kernels/norm.h on a GPU: the sums, one after the other, in double. The additions are a chain that
  * only one thread can do (about 8 cycles each); the others bring the next piece into shared memory
  * meanwhile, so that the chain never waits for memory. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What GPUs there are, for cisternd, which must not ask the driver itself. */
 #ifndef CST_CUDA_PROBE_H
 #define CST_CUDA_PROBE_H

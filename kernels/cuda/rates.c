@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern-engine-cuda --rates: copies between memory of a node and a GPU as the engine makes them:
  * registered memory, its lanes, their streams, its pieces. */
 #include "kernels/rates.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* kernels/reduce.h on a GPU, CST_CUDA_BLOCK_TILES tiles per block of threads; and the sum alone, in
  * fp32, that kernels/accumulate.h stores in a row.
  *

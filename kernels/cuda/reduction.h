@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* REDUCE on a GPU: contributions that lie in GPUs' memory, a grad row in the host's.
  *
  *   all sources on GPUs   kernel: sources -> stage on the GPU, sums of squares -> copied to the row

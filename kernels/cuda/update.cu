@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* kernels/update.h on a GPU, a block of threads per tile: the same formulas, formats and roundings
  * over the vectors of vec.cuh, hence the same bits. Half a warp does two groups of 32 elements at a
  * time, whose loads are all under way before the first store. Which optimizer, and whether the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* UPDATE on a GPU: rows in its memory, out of place. A kernel reads one set of rows and writes
  * another, tile by tile; nothing that was read is changed, nothing is marked, so what was killed or
  * failed is done again from its start. In place would take undo slots in the GPU's memory: that is

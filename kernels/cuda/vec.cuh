@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The vectors of kernels/formulas.h and kernels/formats.h on a GPU; what each operation means is
  * said in kernels/vec_ref.h. Half a warp has a group of 32 elements: lane i of it has element i as
  * its first vector and element i + 16 as its second. Pointers are those of the lane's first

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* CONVERT on the host: fp32 values to the rows of a chunk, and between fp32 and rows of moments in
  * whichever format. */
 #ifndef CST_HOST_CONVERT_H

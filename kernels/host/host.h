@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The host device: memory is mapped memfds, a copy is memcpy, arithmetic is the best kernels that
  * the processor has. */
 #ifndef CST_HOST_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern-engine-host: started by cisternd, one for each NUMA node, and one for each paced
  * accelerator. */
 #include "kernels/engine_main.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The paced accelerator: a device with memory of its own, memfds that it makes, to which and from
  * which bytes take the time that a link of a chosen rate would take, each way on its own; updates
  * keep a rate, too. It computes with the host's kernels, so bits are the host's. With it schedules

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cistern-engine-host --rates: one chunk of a job in memory of the node, worked on by the team and
  * the lanes as the engine does it: the same pieces, tile loops, undo slots, crews. */
 #include "kernels/rates.h"

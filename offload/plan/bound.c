@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How long a step takes at least. Each thing that works has so much to do, and can be no faster
  * than its rate; the longest of them is the bound. What stands at the ends of a step and overlaps
  * with nothing makes the estimate. */

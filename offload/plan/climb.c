@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Replays of the promising tries, then of the neighbours of the best. */
 #include "offload/plan/search.h"
 

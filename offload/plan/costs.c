@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How much work a command is: what it moves, which lane and link it takes, which cores and memory.
  * Rates of updates are those of the machine's engines and devices; everything else follows from
  * bytes. An accelerator's updates in its room take their own time there, whatever else it computes.

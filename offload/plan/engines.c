@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Commands at engines. One waits for its message and for the commands that it names; then it stands
  * in its lane's queue of its priority, and what is more urgent interrupts what is less, as pieces
  * do in kernels/crew.h. A node's engine has a crew that copies and a team that computes; a GPU's

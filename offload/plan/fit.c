@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From knobs to blocks and bytes. */
 #include "offload/plan/search.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Who works at the same time shares what there is: the cores and the memory of a node, a device's
  * link in each direction. An effort has so many nanoseconds of work at full speed; where a node's
  * cores or memory are asked for more than they have, all that ask are slowed down in proportion; a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The order of things: capacities, tries, replays of the promising ones, neighbours of the best,
  * the answer. */
 #include "offload/plan/search.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The planner: from a model, budgets and rates to everything that the user need not choose. Pure; bounded by candidates and by a count of
  * replayed events, so it always ends; never asks the clock. A caller that has no time to wait for the end says so by `stop`.
  *

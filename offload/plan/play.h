@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a replay is made of, and what its parts share. Private to offload/plan/.
  *
  *   replay.c    opens everything, takes timers and ends of efforts one after the other, feeds the

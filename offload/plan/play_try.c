@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A try, or a choice, through the replay. */
 #include "offload/plan/search.h"
 

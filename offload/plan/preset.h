@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Well-known models as declarations: tensors, operators in order, flops and activation bytes, so that a plan needs no worker.
  *
  * Where the numbers come from (b sequences of s tokens per micro-batch and rank, width h, f = width of the feed-forward, V = vocabulary):

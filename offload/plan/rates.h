@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What this machine can do, in numbers that a plan needs. Measured by `cistern probe` (engines measure, the CLI writes a file), re-estimated by
  * the daemon from the work of its engines, or written by a person. 0 in a field: not known; a plan that needs it says so. Pure. */
 #ifndef CST_RATES_H

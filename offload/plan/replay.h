@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A step, played through the very code that runs in production, under a virtual clock: what a plan promises and what the daemon does
  * cannot drift apart. The core (offload/core.h) decides; workers keep their books with client/lease.h and client/fence.h, run the operators
  * in their order, compute for as long as flops / rate, hand in, accumulate, step. Engines take commands in the order of priority and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Accelerators that update: their rooms, the states that stay there, and how many chunks go
  * through. Where one rank is played for all there are rooms for all nevertheless, each behind a
  * link of its own. */

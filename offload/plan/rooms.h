@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rooms of accelerators, seen by who chooses how many updates go through them: a layout and rooms
  * in, the chunks and bytes that offload/interleave.h reckons with out. Pure. */
 #ifndef CST_PLAN_ROOMS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Between plans of a search and plans in files. Pure. */
 #ifndef CST_PLAN_SAVED_H
 #define CST_PLAN_SAVED_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the search is made of, and what its parts share. Private to offload/plan/.
  *
  *   plan.c     the order of things: the question, tries, replays, the answer

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How many states stay on accelerators, where the plan is to find out. What the smallest pool and
  * the room for updates leave of a device is divided between blocks and states in a few ways; the
  * search plays them. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A device's stream, and the copies that its worker makes itself: what was enqueued is done in
  * order, and waits for the copies that it needs. */
 #include "offload/plan/play.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What is to happen when, under the virtual clock: a heap by time; what comes at the same time
  * comes in the order in which it was set. Knows nothing of what it is. */
 #ifndef CST_PLAN_TIMERS_H

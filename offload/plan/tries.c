@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The points of the search: capacities of the first class, and what can be tried with each. */
 #include "offload/plan/search.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What binds a plan, and why the others lost, in words. */
 #include "offload/plan/search.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A rank: client/op.c, step.c and device.c under the virtual clock. Where the device is the
  * processor the worker computes between begin and end; else it enqueues and goes on, and what it
  * gives back waits for the stream. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A rank of a replay: what it knows from the beginning, and the end. */
 #include "offload/plan/play.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* copy_vs_memcpy: how fast an engine copies 32 MiB chunks from arena to pool and back, several in
  * flight, against memcpy with as many threads as the engine has lanes, on the same memory in the
  * same run. All of it is touched and holds fresh random data in every run; engine and memcpy take

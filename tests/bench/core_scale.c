@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* core_scale: what a request costs the core at 100 000 chunks, against 1 000; the core alone, no
  * sockets, no engines. One rank trains: forward over all chunks, backward with gradients, step; its
  * pool holds a quarter of the weights. All that such a step makes the core do, completions and

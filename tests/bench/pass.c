@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Compiled once per instruction set, which the predefined macros tell. */
 #include "tests/bench/pass.h"
 

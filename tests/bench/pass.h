@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the update benchmark compares with: plain passes that move the update's 28 bytes per
  * parameter and compute nothing, and an AdamW step on fp32 gradients for the three-pass way. pass.c
  * is compiled once per instruction set. */

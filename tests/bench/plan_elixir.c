@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_elixir: OPT-30B on one 40 GB device with 512 GB of host memory, planned and played, beside
  * what Elixir's paper claims of that machine. Prints the table and what it assumes; nothing here
  * was measured on an A100.

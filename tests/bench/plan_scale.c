@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plan_scale: how long planning OPT-175B on 64 ranks takes, all searches, and how much memory; and
  * how long where there are 65 536 tensors of four sizes, and states that stay on accelerators are
  * the plan's choice. Medians.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fetch_hit_vs_socket, fetch_batch16_us: what a fetch costs whose chunk is in the pool, against a
  * bare SOCK_SEQPACKET round trip with messages of the same sizes to a process that sends back at
  * once. Both are taken in turns; medians.

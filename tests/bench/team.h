@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A team of threads for memory benchmarks: each pinned to a processor of its own, each with the
  * same share of the work in every run, so that pages, caches and threads stay together. Times one
  * run of a function by all of them. */

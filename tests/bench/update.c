@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* update_vs_pass and update_vs_three_passes: the fused update of a chunk as the engine runs it,
  * against the best plain pass over the same bytes and against upcast, step and downcast done
  * separately. update_FORM: other optimizers and formats of moments, against what their bytes come

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One job of one tensor, in shared memory like an arena, with moments in every format, for
  * bench_update. Not thread-safe but for what says so. */
 #ifndef CST_BENCH_UPDATE_JOB_H

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The same bits everywhere: losses and final weights of cistern-gpt with its states in the process, and in the daemon with pools from all
 # weights down to the smallest that is accepted, with one engine thread and with two, with an engine killed, and with a worker killed; and all
 # that with gradients that take their weights' places.

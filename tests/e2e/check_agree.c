@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that disagree before the job is committed: all of them hear at once which tensor, operator
  * or option it is, what differs and who says what; nobody waits any longer, nothing is kept, and
  * they can declare anew. */

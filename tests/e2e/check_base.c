@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs that share the frozen tensors of a base job: one copy, counted once, read by all and written
  * by none; the base stays as long as they do. After every test the daemon has as many descriptors,
  * and as many bytes in its books, as before. */

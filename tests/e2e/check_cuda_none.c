@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where there is no GPU, or not for everybody: `cistern stat`, cst_job_open and libcistern-cuda say
  * why, in the same words, and the host device works. The driver is tests/lib/fakecuda, or none. */
 #include "cistern/cuda.h"

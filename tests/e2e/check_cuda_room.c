@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Updates in rooms of GPUs, through a real daemon and the real engines, whatever goes wrong:
  * engines die, gradients are no numbers, calls of the driver fail. The bits are those of a
  * calculation in this process. The driver is tests/lib/fakecuda. */

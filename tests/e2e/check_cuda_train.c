@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Training with ranks on GPUs, through a real daemon, the real engines and libcistern-cuda, gives
  * the bits that a calculation in this process gives: wherever the ranks are, whatever the pools,
  * however late the streams, whoever dies when. Afterwards no process has left memory, streams or

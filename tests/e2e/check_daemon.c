@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon as a process: start, refusal to start, signals, its engines' deaths, who may do what.
  */
 #include "tests/lib/daemon_proc.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A worker that dies at every message of its life: before the answer to message k has come it kills
  * itself. Then its rank is free, a successor goes through the whole life in its place, and nothing
  * is left over. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs whose workers have all left in good order: they are done, hold no pool, can be gone on with,
  * and are named where memory is short. After every test the daemon's books are as before. */
 #include "tests/lib/job_rig.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kill -9 of the engine in the middle of a long copy, of a long reduction and of a long update,
  * while two ranks train through libcistern: every call ends well, and the bits are those of a run
  * that was left alone. (tests/kernels/check_undo dies at every instruction of a tile,

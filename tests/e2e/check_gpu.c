@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* GPUs from the outside: how they are found and chosen, and what is said where there are none.
  * Their memory and engines are check_gpu_engine's. */
 #include "tests/lib/gpu_rig.h"

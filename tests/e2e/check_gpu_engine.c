@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Engines of GPUs from the outside: the memory that they make and share, how they start and end. */
 #include "tests/lib/gpu_rig.h"
 #include "tests/lib/suite.h"

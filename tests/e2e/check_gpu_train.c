@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Training with ranks on GPUs through a real daemon gives the bits that a calculation in this
  * process gives, wherever the ranks are and whoever dies when. The GPUs are
  * tests/lib/engine_stub's: their memory is memfds, their engines are processes that do what a GPU's

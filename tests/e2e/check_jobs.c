@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs from the outside: who is which rank, what ranks may declare, what fits, who waits for whom.
  * After every test the daemon has as many descriptors, and as many bytes in its books, as before.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Lives of jobs from the outside: a step, workers that come back, stop and die, what is left when a
  * job goes. After every test the daemon has as many descriptors, and as many bytes in its books, as
  * before. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How much a connection may ask for and leave waiting: replies that nobody reads, descriptors,
  * requests in flight, places and batches. After every test the daemon has as many descriptors, and
  * as many bytes in its books, as before. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A test that fails does not hide what its daemon said. */
 #include "tests/lib/child.h"
 #include "tests/lib/daemon_proc.h"

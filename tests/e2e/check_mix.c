@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that hold different things, and steps of several micro-batches, give the bits that a
  * calculation in this process gives: for every world, every pool, and whoever dies when. After
  * every test the daemon has as many descriptors, and as many bytes in its books, as before. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Moments in other formats through the daemon: fp32 for whoever reads and writes them, whatever
  * range he names, in a pool of any size; and optimizers that have one. */
 #include "cistern/cistern.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon and a service manager that does not read: it is never waited for, and hears everything
  * that still counts when it reads again. */
 #include "tests/lib/daemon_proc.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs whose gradients take their weights' places: 14 bytes of host memory per parameter, weights
  * that are right whenever they are asked for, and what can be read and written of them. (That
  * training gives the same bits, whoever dies when, is in check_train.c.) */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Training with pools in the memory of paced accelerators through a real daemon gives the bits that
  * a calculation in this process gives, wherever the ranks are and whoever dies when; and what such
  * an accelerator is to the daemon. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs that are too large for the memory there is, which nobody knew: engines are killed while they
  * populate them. */
 #include "tests/lib/job_rig.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a connection may send, and what it must not: broken frames, lying bodies, wrong order. After
  * every test the daemon has as many descriptors, and as many bytes in its books, as before. */
 #include "tests/lib/job_rig.h"

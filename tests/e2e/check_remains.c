@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A worker that keeps its pool, or its staging, after its job has been removed. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"

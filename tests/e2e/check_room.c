@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Updates in rooms of paced accelerators, through a real daemon: the bits are those of a
  * calculation in this process for every k, every size of the rooms, wherever pools are and whoever
  * dies when, and comes again; and a daemon that chooses k by itself. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Searches for plans, which take processors and time: who waits for whose, and for how long. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Training through a real daemon and engine gives the bits that a calculation in this process
  * gives: for every world, every pool, every form of the calls, and whoever dies when. After every
  * test the daemon has as many descriptors, and as many bytes in its books, as before. */

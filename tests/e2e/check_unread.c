@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Descriptors that were sent to clients which do not read. The kernel lets a user have
  * RLIMIT_NOFILE of them in flight; what is over that limit fails with ETOOMANYREFS on every socket
  * of that user, those to the engines included. Here the daemon's limit is small, and the

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The texts are true: every option of the programs is in their man pages, every key of the example is one that the daemon takes, every test
 # that is to prove a promise is there.
 # shellcheck source=tests/e2e/lib.sh

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The end of a run of cistern-gpt: ranks leave with the last step and wait for nobody; whoever is killed at the end, started again, finds
 # that all is done and ends well, alone. What it writes to its own standard output it writes behind what is there.
 # shellcheck source=tests/e2e/lib.sh

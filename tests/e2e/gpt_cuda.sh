@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # cistern-gpt --device cuda without a GPU (tests/lib/fakecuda): losses and final weights are the same bits with all states in the GPU's
 # memory, and in the daemon with pools from all weights down to the smallest that is accepted; with activations computed again; in parts;
 # and near those of the host. Calls of the driver that fail.

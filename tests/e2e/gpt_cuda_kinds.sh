@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Mixtures of experts, and adapters on a frozen base, with cistern-gpt --device cuda, without a GPU (tests/lib/fakecuda): the same bits
 # with all states in the GPU's memory and in the daemon, near those of the host; tokens between two ranks; two jobs on one base.
 # shellcheck source=tests/e2e/lib.sh

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # What cistern-gpt says to the person who runs it: for whom it waits, what to type when the pool is too small, that a job is finished, and how to
 # go on after Ctrl-C.
 # shellcheck source=tests/e2e/lib.sh

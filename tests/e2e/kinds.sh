@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Mixtures of experts, adapters on a frozen base, and micro-batches through the daemon: the same bits as with the states in the process,
 # whatever is killed; two jobs on one base; what a frozen base costs.
 # shellcheck source=tests/e2e/lib.sh

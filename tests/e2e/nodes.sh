@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # A machine of two NUMA nodes, as hwloc is told: each has an engine of its own with its own threads, both update and sum a job's chunks, and the bits are
 # those of one node.
 # shellcheck source=tests/e2e/lib.sh

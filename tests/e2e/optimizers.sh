@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Every optimizer, format of moments and time of update: cistern-gpt with its states in the daemon has the losses and final weights of its own store, bit for
 # bit, with pools that are too small to keep weights, with one engine thread and with two, and where accelerators update some of the chunks.
 # shellcheck source=tests/e2e/lib.sh

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # A plan that was made before its job: what cistern plan --save wrote, a job that is given it has, to the byte, whatever rates the daemon knows; a job that is
 # not what the plan was made for is refused with what differs. Without a plan the daemon finds the same layout from the same rates and budgets.
 # shellcheck source=tests/e2e/lib.sh

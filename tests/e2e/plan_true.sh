@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # What was planned is what happens: cistern-gpt on the host device moves exactly the bytes that a replay of its layout and pool says, and has exactly
 # the memory. The rates are anybody's: what is moved does not depend on them where a rank is alone and has one micro-batch, or where all have room.
 # shellcheck source=tests/e2e/lib.sh

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # What README.md tells a newcomer to do works: its C program, built with pkg-config against an installed tree, trains through a daemon of
 # that tree. The installation itself has what it should.
 # shellcheck source=tests/e2e/lib.sh

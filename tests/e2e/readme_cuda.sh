@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # What README.md says of programs that use a GPU works: client/example_cuda.c, built with pkg-config against an installed tree, with the
 # toolkit's header, trains through a daemon of that tree with the numbers of the C program in README.md. The driver is tests/lib/fakecuda.
 # shellcheck source=tests/e2e/lib.sh

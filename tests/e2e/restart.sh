@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # A daemon that is killed again and again is started again each time, and its sockets go on listening: under a systemd of our own, with
 # the units as they are installed but for paths, users and the walls around the service, which a user's manager cannot build.
 # shellcheck source=tests/e2e/lib.sh

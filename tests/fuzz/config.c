@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon's configuration file. An input is the file. */
 #include "daemon/config.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/fuzz/fake_engine.h"
 
 #include "daemon/process.h"

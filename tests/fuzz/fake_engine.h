@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* In the place of daemon/process.c: engines without processes that answer when told and compute
  * nothing. */
 #ifndef FAKE_ENGINE_H

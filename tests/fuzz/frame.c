@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Frames: the header of a message, which says how long its body is and how many descriptors came
  * with it. The first byte of an input is the number of descriptors, the rest is the message. */
 #include "proto/frame.h"

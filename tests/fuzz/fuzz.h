@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A fuzz target: one function that takes any bytes and aborts where a promise is broken. Each
  * target is a source file of this directory, from which two programs are made: fuzz_NAME with
  * libFuzzer (clang alone; `make fuzz`), and replay_NAME with replay.c (any compiler; `make check`).

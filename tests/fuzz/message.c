@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bodies of messages, of both protocols: unpacked within the daemon's bound of memory, and packed
  * again. The first byte of an input chooses the message (see types), the rest is its body. A Batch,
  * which the daemon reads by hand (daemon/batch.h), must be read as protobuf-c reads it. */

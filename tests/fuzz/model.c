@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Descriptions of models, as `cistern plan` reads them, and the layouts of what was accepted. An
  * input is the JSON text. */
 #include "client/cli/model_json.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The main program of replay_NAME: gives the target its seed and every file of its corpus, each as
  * it is, cut off at many places, and with random damage. `replay_NAME --seed FILE` writes the seed
  * to FILE instead, for libFuzzer to begin with. FUZZ_SEED=N in the environment is the random seed.

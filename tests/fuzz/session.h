@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What an input of the session target says. It feeds a whole daemon in one process: messages of
  * three connections, completions, deaths of the engine and of connections. The engine is a fake
  * (fake_engine.h). The target aborts where an invariant of a core does not hold, where a request

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The seed of the session target: a whole training session of two ranks. */
 #include "proto/cistern.pb-c.h"
 #include "proto/frame.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpt/cuda_cases.h"
 
 #include "client/gpt/rng.h"

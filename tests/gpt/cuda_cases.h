@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the worker's kernels must do, against the layers of the host: the same cases without a GPU
  * (tests/gpt/cuda, on tests/lib/fakecuda) and with one (tests/gpu/check_worker). */
 #ifndef GPT_CUDA_CASES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels of a mixture of experts against the host's router and plain loops. */
 #include "client/gpt/router.h"
 #include "kernels/cast.h"

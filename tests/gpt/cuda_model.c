@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpt/cuda_model.h"
 
 #include "client/gpt/data.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Whole steps of a small model on a GPU, against the host worker. With and without a GPU, as
  * cuda_cases.h. */
 #ifndef GPT_CUDA_MODEL_H

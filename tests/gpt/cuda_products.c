@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Products and attention against the host: with cuBLASLt where it is there, else with the plain
  * kernel. */
 #include "tests/gpt/cuda_cases.h"

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes reference_tiny.bin: what PyTorch says about the tiny model of test_reference.c.
 
 The model is the one of client/gpt/model.h, in float32, on weights that are rounded to bf16 as the store's are; gradients

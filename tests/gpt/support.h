@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of the reference worker share: reproducible numbers, comparisons, temporary files,
  * runs on the local store. */
 #ifndef GPT_TEST_SUPPORT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Blocked attention against the plain formula in double precision, and its gradients against finite
  * differences of it. */
 #include "client/gpt/layers.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The worker on a GPU, without one: its kernels on the processor, its driver calls on
  * tests/lib/fakecuda. */
 #include "client/gpt/device.h"

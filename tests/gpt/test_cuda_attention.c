@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The attention kernels' own source, launched by client/gpt/cuda/attention.c and run on the
  * processor by cudaemu, against the formula in double precision and the host's attention. */
 #include "client/gpt/cuda/attention.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The model as JSON: what is written is what the worker declares, `cistern plan` reads it, and its
  * costs follow their formulas. */
 #include "client/cli/model_json.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that share memory: meetings of threads and of processes, and that whoever is left alone is
  * told so, whatever ended the other. */
 #include "client/gpt/exchange.h"

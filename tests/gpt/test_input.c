@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What comes from outside: the command line, the data file; and the numbers made from a seed. */
 #include "client/gpt/data.h"
 #include "client/gpt/device.h"

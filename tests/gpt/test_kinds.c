@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Mixtures and adapters as whole models on the local store: the same however many ranks there are,
  * gradients that are slopes of the loss, and what a frozen base costs. */
 #include "client/gpt/device.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Each layer on every instruction set: forward against the formula in double precision, backward
  * against finite differences of that formula. The formulas are written here again, so an error in
  * one place does not hide in the other. Tolerances: fp32 has 6e-8 per operation, sums of a few

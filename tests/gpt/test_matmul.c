@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* oneDNN's products against the plain sum in double precision. */
 #include "client/gpt/matmul.h"
 #include "client/gpt/memory.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a worker tells while it trains: the line in a terminal. */
 #include "client/gpt/progress.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Losses and gradients of a tiny model against values stored from PyTorch (make_reference.py). */
 #include "client/gpt/matmul.h"
 #include "client/gpt/model.h"

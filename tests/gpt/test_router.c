@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The router of a mixture against its formulas in double precision, its way back against finite
  * differences of them, and the order of its choices. Tolerances as in test_layers.c. */
 #include "client/gpt/router.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The store in the process: what a step does to the states, and that neither threads nor the order
  * of ranks show in the bits. */
 #include "client/gpt/model.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The store in the process: optimizers, formats of moments, and weights that lag behind. */
 #include "client/gpt/model.h"
 #include "client/gpt/store.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Whole runs on the local store: the same bits however they are run, the loss falls, files hold
  * what they should, and a step that was void is done again. */
 #include "client/gpt/run.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* copy_up, copy_down, copy_both: how fast an engine of a GPU copies 64 MiB chunks from an arena to
  * a pool and back, several in flight, against cuMemcpyAsync between pinned memory and the GPU in
  * the same run: the same number of bytes in the same pieces, a stream a direction, enqueued at

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* matmul: the card's rate of bf16 matrix products with fp32 sums, as cuBLASLt reaches it: the best
  * of some square sizes, on random numbers (zeros cost less power and run faster). The yardstick of
  * the worker.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Attention on a GPU: against the formula in double precision, the same bits twice, and its speed.
  * Exits with 77 where there is no GPU. "--small": small shapes and no speed, for a driver without a
  * GPU. Operations are counted as usual: 4 per score, key and element of a head forwards, of the

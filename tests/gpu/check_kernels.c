@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA kernels on a GPU: the same cases as tests/kernels/check_cuda_kernels, bit by bit against
  * the C references, then their speed. Exits with 77 where there is no GPU. */
 #include "tests/gpu/kernels_device.h"

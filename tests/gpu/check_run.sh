@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The script tests/gpu/run itself, without a GPU: what it says where there is none, what it makes of stages that fail, hang or miss a goal,
 # and that every stage that makes sense on the stand-in driver passes there.
 # shellcheck source=tests/e2e/lib.sh disable=SC2016 # what is pretended expands later

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The worker's kernels and whole steps of a small model on a real GPU, against the host: the cases
  * of tests/gpt/cuda. With cuBLASLt, and with the plain product. Status 77 without a GPU; a line per
  * case. */

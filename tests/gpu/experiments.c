@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a GPU's driver does where its manual is silent and cistern's design depends on it. Each line
  * of the table is a question; its answer and its figures go into the JSON file as well. The parent
  * has no CUDA: processes in the role "gpu" do as they are told.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/kernels_device.h"
 
 #include "kernels/cast.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A GPU for tests of kernels: its context, the kernels, a stream, and memory in which rows are
  * placed between bytes that must stay. */
 #ifndef CST_TESTS_GPU_KERNELS_DEVICE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bandwidth of the kernels beside that of a copy within the card, in the same run. */
 #include "tests/gpu/kernels_device.h"
 

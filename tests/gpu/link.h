@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A program's other halves: the same program started again in a role, at the end of a socket. CUDA
  * forbids fork between its use and exec, and the parent stays free of CUDA altogether, so that what
  * it says about memory and processes is not its own context's doing. */

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The peer: the GPT of cistern-gpt in PyTorch with DeepSpeed ZeRO-3, weights and optimizer states in pinned host memory. Same shapes, tokens
 a step, accumulation and precision (bf16 weights and gradients, fp32 master weights and moments). One process, all cores bound to it.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One product of matrices by each of the ways that kernels/cuda/mma.cuh describes, so that what it
  * says can be checked: on the processor by tests/kernels/check_cudaemu, on a GPU by
  * tests/gpu/check_kernels. */

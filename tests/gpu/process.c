@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/process.h"
 
 #include "kernels/cuda/kernels.h"

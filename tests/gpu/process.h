@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A process with a CUDA context that does as it is told: role "gpu" of the experiments. One slab,
  * one piece of registered host memory and two streams at most, made by the first verb that needs
  * them. */

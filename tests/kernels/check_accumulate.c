@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sums into an fp32 gradient: kernels/accumulate.h. */
 #include "tests/kernels/contributions.h"
 

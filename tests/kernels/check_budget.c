@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels/budget: how long threads stand back for copies. */
 #include "kernels/budget.h"
 #include "kernels/crew.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels/crew: threads that take pieces of jobs. */
 #include "kernels/crew.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The row "cuda" of the device table, in this process, on tests/lib/fakecuda: whichever call of the
  * driver fails, the words are clean, nothing is left behind and the next try goes well; how host
  * memory is registered; what happens where there is no more memory. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels/cuda/driver and the engine's --probe: what they say of machines with and without GPUs. */
 #include "kernels/cuda/driver.h"
 #include "tests/lib/fake_gpu.h"

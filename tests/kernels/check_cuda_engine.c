@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine process of a GPU: its commands. Driven over its socket as the daemon does it, on
  * tests/lib/fakecuda, whose memory the test can look into. */
 #include "tests/lib/device_cases.h"

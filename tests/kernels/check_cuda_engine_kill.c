@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Restart safety of a GPU's engine, on tests/lib/fakecuda: kill -9 at any moment, in copies, in
  * sums on the GPU and in sums in place, and the commands that had not completed issued again, to
  * another engine that imports the same memory, give the bits of a host engine that nobody

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine process of a GPU, on tests/lib/fakecuda: how it starts or says why not, how segments
  * come and go, what it does where the driver fails, and how it ends. */
 #include "tests/lib/engine_proc.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Updates in a GPU's memory, on tests/lib/fakecuda: bits of the host's engine, streams late,
  * engines killed. */
 #include "tests/lib/engine_proc.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine process of a GPU: sums into fp32 rows. On tests/lib/fakecuda. */
 #include "tests/lib/engine_rig.h"
 #include "tests/lib/fake_gpu.h"

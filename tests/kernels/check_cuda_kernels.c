@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA kernels' own source, run on the processor by cudaemu, against the C references. */
 #include "tests/lib/cuda_cases.h"
 #include "tests/lib/cudaemu/cudaemu.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* --rates of the engine of a GPU, on tests/lib/fakecuda: all figures are there, the memory is given
  * back, and what fails is said. */
 #include "tests/kernels/rates_json.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The emulator itself: what it promises to kernels, and that it tells a broken one. */
 #include "kernels/cuda/mma.cuh"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine process: commands. Driven over its socket as the daemon does it. */
 #include "tests/lib/engine_rig.h"
 #include "tests/lib/adamw.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine process: how the team stands back for copies. */
 #include "proto/traffic.h"
 #include "tests/lib/engine_rig.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine process: CONVERT of moments. Bits are those of kernels/moments.h, which has tests of
  * its own; here it is about ranges, pieces and places. */
 #include "tests/lib/engine_rig.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Restart safety: kill -9 at any moment and the commands that had not completed issued again, to
  * another engine on the same memory, give the bits of an undisturbed run. */
 #include "tests/lib/kill_run.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine process: how it starts, takes segments in and lets them go, is idle, and ends. */
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/tiny_job.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine process: UPDATE of every kind. What the formulas come to is tested with the kernels;
  * here the kinds are compared with each other: REDUCE and then UPDATE in place is the truth. */
 #include "tests/lib/engine_proc.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine process: jobs with micro-batches, whose gradients are fp32, and segments that are
  * large. */
 #include "tests/lib/engine_rig.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels/mapping on a device that fails, kernels/cpus on machines that are not this one, and the
  * checks of kernels/device. */
 #include "kernels/host/host.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Formats of moments and the random numbers of their rounding. */
 #include "kernels/moments.h"
 #include "tests/kernels/update_rows.h"

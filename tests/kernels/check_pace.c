@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Paces: the time that work takes, with a clock of the test's own. */
 #include "kernels/pace.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine process of a paced accelerator: its commands. Driven over its socket as the daemon
  * does it; its memory is memfds, which the test can look into. */
 #include "kernels/pace.h"

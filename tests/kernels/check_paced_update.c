@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Updates in the memory of a paced accelerator: states go up, are updated there and come down, and
  * have the bits that the host's engine gives in place; also when the accelerator's engine is killed
  * again and again. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* --rates of the engines: what they print can be read, is plausible, and what they cannot do is
  * said. */
 #include "tests/kernels/rates_json.h"

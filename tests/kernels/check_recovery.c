@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels/recovery: undo slots that a dead engine left. */
 #include "kernels/recovery.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels/segments and kernels/chunk: what a place means, and tables that lie. */
 #include "kernels/chunk.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels/tickets: dependencies between commands. */
 #include "kernels/tickets.h"
 #include "tests/lib/suite.h"

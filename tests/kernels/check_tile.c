@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/kernels/tile_job.h"
 #include "tests/lib/adamw.h"
 

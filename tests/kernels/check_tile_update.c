@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cst_tile_update in all its ways: what is read and written where, with which gradient. */
 #include "tests/kernels/tile_job.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "cistern/status.h"
 #include "tests/lib/adamw.h"
 #include "tests/kernels/tile_job.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/update_undo.h"
 #include "proto/limit.h"
 #include "tests/kernels/update_rows.h"

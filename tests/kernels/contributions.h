@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks' gradients for the tests of sums. For one-file test programs. */
 #ifndef CST_TESTS_CONTRIBUTIONS_H
 #define CST_TESTS_CONTRIBUTIONS_H

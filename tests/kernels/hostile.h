@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Numbers for the kernel tests: a seeded generator, hostile floats, and buffers that end at an
  * unmapped page, so that a read or write past the end is a fault. For one-file test programs. */
 #ifndef CST_TESTS_HOSTILE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What tests of the engines' --rates share: a program's JSON. For one-file test programs. */
 #ifndef CST_TESTS_RATES_JSON_H
 #define CST_TESTS_RATES_JSON_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A small job of one chunk for the tests of tile loops and undo slots: all of it in memory that a
  * child shares. */
 #ifndef CST_TESTS_TILE_JOB_H

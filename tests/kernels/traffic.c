@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* traffic WHAT PARAMS: for traffic.sh, which runs it under a simulated cache. Does one thing to
  * rows in memory that nothing has touched before, on one thread and with an undo slot as an engine
  * does it, and prints

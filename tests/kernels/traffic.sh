@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Bytes that updates and sums move, measured: lines that a simulated cache (valgrind's cachegrind), which holds tiles but no row, brings in per
 # parameter, against the rows that one pass has to touch. It knows nothing of what engines count, and shows a second pass over any row.
 set -euo pipefail

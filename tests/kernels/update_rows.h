@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of one update in any format, each ending at an unmapped page, and the truth's update of
  * them. */
 #ifndef CST_TESTS_UPDATE_ROWS_H

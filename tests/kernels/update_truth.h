@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The update of kernels/update.h once more: each formula written out in plain C, moments' formats
  * in double precision by their definition (kernels/mx8.h), nothing shared with the kernels but the
  * generator of random numbers, which has vectors of its own. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* AdamW with fp32 moments on plain arrays: what the tests' own models are updated with. */
 #ifndef CST_TESTS_ADAMW_H
 #define CST_TESTS_ADAMW_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/attention_reference.h"
 
 #include "client/gpt/rng.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Causal attention in double precision by its formula, for tests of the CUDA kernels on the
  * processor and on a GPU. */
 #ifndef CST_ATTENTION_REFERENCE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the time limits of tests are to be multiplied with on this machine, now, for programs that
  * are compiled as this one is:
  *

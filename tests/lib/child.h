@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Processes of a test's own, which may be killed, and what they tell in memory that they share with
  * it. */
 #ifndef CHILD_H

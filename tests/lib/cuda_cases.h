@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the CUDA kernels must do, against the C references, bit by bit: the same cases on the
  * processor (tests/kernels/check_cuda_kernels, through cudaemu) and on a GPU
  * (tests/gpu/check_kernels). */

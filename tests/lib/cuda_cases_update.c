@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Updates: every optimizer, format, rounding and kind of gradient against kernels/update_ref.c. */
 #include "tests/lib/cuda_rows.h"
 

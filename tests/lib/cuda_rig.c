@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/cuda_rig.h"
 
 #include "tests/lib/fake_gpu.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What tests of training jobs on GPUs that are none share: a daemon with two of them, and what its
  * processes leave behind. */
 #ifndef CUDA_RIG_H

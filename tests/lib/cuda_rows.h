@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the cases of tests/lib/cuda_cases.h are made of: seeded numbers, rows on the device with
  * what they must become, tiles. */
 #ifndef CST_TESTS_CUDA_ROWS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A private daemon for tests: ./cisternd with ./cistern-engine-host (both in the current folder) on
  * sockets in a temporary folder. It dies with the test process. Everything here fails the running
  * test when something is not as it should be. */

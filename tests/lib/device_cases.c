@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/device_cases.h"
 
 #include "kernels/cast.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of an engine whose device has memory of its own that the processor can touch as well: its
  * commands, on what tests/lib/engine_rig opened with a pool there. Whatever the device, the bits
  * are the same. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A real engine process, driven as the daemon drives it: started on a socketpair, fed with
  * messages, its completions collected. For tests and benchmarks: what cannot go wrong in them is
  * asserted with abort(). One thread. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What tests of an engine's commands share, on the processor and on a GPU: a tiny job, an engine
  * that works on it, one command at a time. */
 #ifndef ENGINE_RIG_H

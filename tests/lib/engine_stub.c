@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A stand-in for both engine programs, for tests of the daemon: an engine of the host device behind
  * a go-between that reads and changes what daemon and engine say to each other.
  *

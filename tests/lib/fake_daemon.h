@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A daemon in a thread of the test, for libcistern alone: one rank, one connection at a time, all
  * memory in two arrays. It answers as proto/cistern.proto says; a test's hook sees each request
  * first and may answer in its stead, wrongly if it likes.

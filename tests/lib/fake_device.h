@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A device that the processor cannot touch, for a job on the fake daemon: memory of this process,
  * and a stream that is a number, which the test moves. */
 #ifndef FAKE_DEVICE_H

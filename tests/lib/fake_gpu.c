@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/fake_gpu.h"
 
 #include "tests/lib/fakecuda/ledger.h"

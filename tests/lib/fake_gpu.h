@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tests on a GPU that is none: tests/lib/fakecuda in the place of the driver, for the processes
  * that are started from here on. */
 #ifndef CST_FAKE_GPU_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A worker on the fake daemon: connects, declares n tensors of FAKE_TENSOR_ELEMS with an operator
  * each, commits, syncs. */
 #ifndef FAKE_JOB_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the fake daemon does with a request when no hook does. */
 #include "tests/lib/fake_daemon.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What tests of the daemon's GPUs share: a private daemon whose engine program is
  * tests/lib/engine_stub, with two GPUs of 64 MiB each, and a client that looks at its books. */
 #ifndef GPU_RIG_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What tests of the daemon's jobs share: a private daemon, a client that looks at its books, and
  * job "j". */
 #ifndef JOB_RIG_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/kill_run.h"
 
 #include "kernels/undo.h"

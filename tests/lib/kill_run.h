@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A list of commands that engines work off while they are killed. Their tickets count from 1;
  * done[i]: ticket i + 1 has completed. */
 #ifndef KILL_RUN_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What mix workers' reports must say. */
 #ifndef MIX_CHECK_H
 #define MIX_CHECK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A second model without mathematics (see train_model.h), whose ranks hold different things: an
  * expert of each rank's own that is left out where no tokens come, a box of a tensor that two ranks
  * share, frozen tensors, a replicated one, and one that is larger than a chunk of the common size.

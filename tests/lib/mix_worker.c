@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/mix_worker.h"
 
 #include "tests/lib/child.h"

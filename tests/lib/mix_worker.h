@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Worker processes that train the model of mix_model.h through libcistern, and can be told to die,
  * or to kill, at any point of their life. */
 #ifndef MIX_WORKER_H

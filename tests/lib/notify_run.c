@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* notify_run: a service manager for tests. Runs PROGRAM with a NOTIFY_SOCKET and prints what it
  * hears, a line each, as it comes: PID=n first, then READY_MS=milliseconds since the start followed
  * by READY=1, STATUS=..., WATCHDOG=1, ..., and at the end EXIT=status or SIGNAL=number. SIGTERM and

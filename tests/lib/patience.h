@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How long tests wait before they give up: the one place that limits of tests which are not Check's
  * own go through. A limit is written for a quiet machine and a plain build. Here it is multiplied
  * with CK_TIMEOUT_MULTIPLIER of the environment, as Check does with the limits of its cases;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How others choose, to compare plans with: a capacity that somebody names, and Elixir's threshold
  * rule as its code has it. Each fills in what a plan would say, so that cst_plan_replay can play
  * it. */

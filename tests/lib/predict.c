@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a job will do, said beforehand: the layout, pools and policy that the daemon chooses for a
  * model, a capacity and a pool, and as many steps played as the job will do. Lines of a name and a
  * number, for scripts that compare them with what the job says of itself afterwards.

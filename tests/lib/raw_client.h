@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A client without libcistern: sends what the test says, well formed or not, and takes replies
  * apart. Everything here fails the running test when something is not as it should be; every wait
  * ends. */

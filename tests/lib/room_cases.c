@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/room_cases.h"
 
 #include "tests/lib/kill_run.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Updates in an accelerator's memory, whichever it is, must have the bits of the host's engine in
  * place, also when its engine is killed and what had not completed is issued again; and what it
  * does not do is refused. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* An update that goes through memory of an accelerator, as commands: the rows that it reads go up,
  * are updated there from one place to another, and come down. */
 #ifndef ROOM_UPDATE_H

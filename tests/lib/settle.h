@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What every fault must leave behind: nothing. Fails the running test when it does not. */
 #ifndef SETTLE_H
 #define SETTLE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How every Check program ends, and what it leaves behind: no logs. Every test of it has a minute,
  * not Check's four seconds, unless its case or CK_DEFAULT_TIMEOUT says otherwise; as all limits,
  * that is multiplied with CK_TIMEOUT_MULTIPLIER (tests/lib/patience.h). */

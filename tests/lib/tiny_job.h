@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The memory of a small job, without a daemon: arena, table, pool and undo segment, filled from a
  * seed, and commands on them. The grad row is its own first contribution, so that a reduction done
  * twice, or torn, shows in the bits. */

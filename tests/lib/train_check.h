@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What workers report against what training in this process gives. Everything here fails the
  * running test when there is a difference of one bit. */
 #ifndef TRAIN_CHECK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A worker on a GPU that is tests/lib/fakecuda's: libcistern-cuda, and work in host functions on
  * the program's stream, where device pointers are pointers of the processor. */
 #ifndef TRAIN_CUDA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A model without mathematics: its gradients are a fixed function of rank, step, element and
  * weight, so that two runs can be compared bit for bit. It has what is hard for chunks: a tied
  * tensor, a small one used twice, an operator that some ranks leave out in some steps, a tensor

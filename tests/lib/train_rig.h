@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What tests of training jobs on devices share: a private daemon, a client that looks at its books,
  * the workers' reports, and jobs whose ranks are in given places. Their bits must be those of a
  * calculation in this process, whoever dies when. */

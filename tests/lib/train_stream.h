@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where a worker on a device computes: a queue of work that runs behind it, in order, as a GPU's
  * stream does. One kind is a thread of the worker's over memory that the processor can map; the
  * other is libcistern-cuda's (tests/lib/train_cuda.h). */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The simulator's main: --seed=N the first seed, --runs=N how many, --steps=N to commit in each,
  * --verbose every event; without any of these accelerators are lost in some. Then many nodes, and
  * one with many chunks, briefly; or, with --nodes=N

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Many nodes under virtual time, a core each, thousands of ranks between them: each trains the same
  * job, and a step begins when all nodes have committed the one before. Or one node with very many
  * chunks. No bytes, no values: what is looked at is that everybody goes on, that each sum has all

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The engine of a node of the cluster: when its commands end, and what sums are of. */
 #ifndef SIM_CLUSTER_ENGINE_H
 #define SIM_CLUSTER_ENGINE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a command may name, and whom it may be given to. */
 #include "tests/sim/sim.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The driver between the core and the engines: what it gives them, and what it keeps until it was
  * told of the end of other commands. */
 #include "tests/sim/sim.h"

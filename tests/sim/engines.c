@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fake engines: any command whose dependencies are done may begin, any that runs may end, any that
  * ended may be told. */
 #include "tests/sim/sim.h"

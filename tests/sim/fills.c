@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Workers that copy weights into their blocks themselves: each copy takes a while, and it must find
  * its source untouched. */
 #include "tests/sim/sim.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Accelerators' engines that are lost: they die too often, or their device is gone. What they have,
  * and what they are given until they are there again, comes back undone, in any order, whatever of
  * it had been done. The job goes on unless it cannot do without. */

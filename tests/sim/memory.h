@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Symbolic memory: what a row, a block or a staging slot holds is one number. Copies that overlap a
  * write bring GARBAGE, and so does reading what is being written: whoever shows such a value to a
  * client has been caught. */

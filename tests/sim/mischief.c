@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What workers should not do, need not do, or take back. */
 #include "tests/sim/sim.h"
 

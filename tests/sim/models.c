@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the job of a run is made of: groups, patterns, sizes, operators, micro-batches, and a base
  * job that has some of its frozen tensors. */
 #include "tests/sim/sim.h"

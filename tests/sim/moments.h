@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What will happen in a cluster, in order of time, and at the same time in the order in which it
  * was said. */
 #ifndef SIM_MOMENTS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory in which a chunk's gradient and its weights have one row: whatever is written as the one
  * is lost as the other. A command names the row; which of the two it means, what it does tells. */
 #include "tests/sim/sim.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rooms of accelerators, and the commands of updates that go through them. A row of a buffer holds
  * a number per tensor of the chunk that was copied there. */
 #include "tests/sim/sim.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a worker does in a micro-batch: which operators, in which order, and what it leaves out. */
 #include "tests/sim/sim.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A whole job in one thread: the core, engines that complete commands in any legal order, workers
  * that train, die, lie and come back, and a tool that reads and writes states. Everything that
  * happens is chosen by one seeded generator. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The tool: reads and writes states at any time, as a checkpoint writer would. */
 #include "tests/sim/sim.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What all runs together met: kinds of jobs, and what befell them. */
 #include "tests/sim/sim.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Updates by the engine of a chunk's node: which step's, of which gradient, and what they write. */
 #include "tests/sim/sim.h"
 

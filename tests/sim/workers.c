@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Workers: what libcistern and a training loop do. */
 #include "tests/sim/sim.h"
 

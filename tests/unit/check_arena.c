@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/arena: budgets and sealed segments. */
 #include "daemon/arena.h"
 #include "tests/lib/suite.h"

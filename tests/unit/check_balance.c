@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/balance: k, step after step, from scripted rates and phases. */
 #include "daemon/balance.h"
 #include "tests/lib/suite.h"

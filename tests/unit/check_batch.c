@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/batch: the hand-written Batch and BatchDone say what protobuf-c's say. */
 #include "daemon/batch.h"
 #include "proto/cistern.pb-c.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How the memory of a room is divided. */
 #include "offload/buffers.h"
 #include "tests/lib/suite.h"

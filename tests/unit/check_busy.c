@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* proto/busy: how long something was at work that does several things at a time. */
 #include "proto/busy.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Capacities of chunks: what GPT-2, OPT and LLaMA lose to padding, outliers and their classes, what
  * is given, what is short. */
 #include "offload/layout.h"

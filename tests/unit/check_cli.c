@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What `cistern` prints: tables, numbers for people, JSON. */
 #include "client/cli/json.h"
 #include "client/cli/table.h"

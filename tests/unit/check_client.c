@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* libcistern's connection against a daemon in a thread: what it says is believed only as far as it
  * can be checked. */
 #include "tests/lib/fake_job.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* libcistern against a daemon in a thread: micro-batches, on the host and behind a device's stream,
  * and what a daemon may say of size classes. */
 #include "tests/lib/fake_device.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* libcistern when memory runs out: the n-th allocation of a worker's life fails, for every n. */
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From the norm to the factor of the update: what is clipped, and which steps are skipped. */
 #include "offload/clip.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/commands: what an engine has not completed, packed for the wire, found by ticket, sent
  * again after a death. */
 #include "daemon/commands.h"

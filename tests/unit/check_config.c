@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/config: defaults, the file, the command line's way in; sizes, times and access rules. */
 #include "daemon/config.h"
 #include "daemon/log.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The core by hand, a rule at a time: gradients, commit. What happens when everything happens at
  * once is tests/sim's. */
 #include "tests/lib/suite.h"

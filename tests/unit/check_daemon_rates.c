@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the daemon sees of rates, and when a job's steps have drifted from what was predicted. */
 #include "daemon/engine.h"
 #include "daemon/rates.h"

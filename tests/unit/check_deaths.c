@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* When an engine that dies again and again is given up. */
 #include "daemon/deaths.h"
 #include "tests/lib/suite.h"

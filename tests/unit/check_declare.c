@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Declarations: what libcistern says of them without the daemon, and how they get there. */
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A job on a device that the processor cannot touch, against a daemon in a thread: what waits for
  * the device's stream, what is said when, and what a failed stream does. */
 #include "tests/lib/fake_device.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A worker that copies weights into its pool itself, against a daemon in a thread: what is copied,
  * what waits for it, and when no copy may begin any more. Copies are made
  * when the stream, which the test moves, comes to where it waits for them: whoever does not wait

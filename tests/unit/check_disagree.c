@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/declare: what ranks are told when they disagree, and that they can declare anew. */
 #include "daemon/commit.h"
 #include "daemon/declare.h"

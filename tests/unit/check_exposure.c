@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Times of updates: how long they are under way, and how much later the next commit is for them. */
 #include "tests/unit/core_rig.h"
 #include "tests/lib/suite.h"

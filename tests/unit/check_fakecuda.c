@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fakecuda: the library as a whole: devices, entry points, faults by order, forks, what is left at
  * the end. */
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fakecuda: device memory, by handles and by address, over processes; pinned host memory. */
 #include "tests/lib/fakecuda/ledger.h"
 #include "tests/lib/suite.h"

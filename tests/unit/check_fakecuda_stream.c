@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* fakecuda: streams, events, words that streams write and wait for, host functions, kernels. */
 #include "tests/lib/suite.h"
 #include "tests/unit/fakecuda_rig.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What is given back waits for its fence: the queue between the books of leases and a model of the
  * daemon. */
 #include "client/fence.h"

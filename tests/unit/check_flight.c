@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Commands under way: found by ticket, whatever came and went, and the time that takes. */
 #include "offload/flight.h"
 #include "cistern/status.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The core by hand: moments in other formats, and one moment alone, as READ and WRITE meet them. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"

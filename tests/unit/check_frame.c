@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* proto/frame: one message on a SOCK_SEQPACKET socket, its header, its descriptors. */
 #include "proto/frame.h"
 #include "tests/lib/suite.h"

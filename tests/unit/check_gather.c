@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* offload/gather: who loads together. That the pieces make a whole, whatever fails, is tests/sim's.
  */
 #include "tests/lib/suite.h"

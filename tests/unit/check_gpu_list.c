@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/gpu_list: what a probe says, what the configuration wants of it, what a worker means. */
 #include "daemon/gpu_list.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The heap: the greatest key is on top whatever was put in, changed and taken out. */
 #include "offload/heap.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* libcistern against a daemon in a thread: how a job's states are to be kept, hyper-parameters with
  * their defaults and limits, and steps that are prepared. */
 #include "tests/lib/fake_job.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How much later a step is because of its updates, as the core says it, against steps whose updates
  * take no time. Both in virtual time, over models, machines and policies drawn from a seed. */
 #include "offload/buffers.h"

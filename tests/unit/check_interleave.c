@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of k: against the paper's formula, against all k by a play of its own, and where it
  * must not pay. */
 #include "offload/interleave.h"

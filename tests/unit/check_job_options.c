@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/job_options: what a JobOpen may say of the optimizer, and what ranks are told that say it
  * otherwise. */
 #include "daemon/job_options.h"

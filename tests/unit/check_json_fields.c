@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reading JSON strictly: what is taken, and in which words the rest is refused. */
 #include "proto/json_fields.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients of micro-batches on an accelerator, by hand: they are copied to landings in host
  * memory, and the node's engine adds them. */
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Layout: tensors into chunks, capacity, the smallest pool, rows in segments. */
 #include "offload/layout.h"
 #include "tests/lib/suite.h"

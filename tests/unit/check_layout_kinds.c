@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Layout of models with groups and patterns: who shares a chunk, what a frozen one has, what a rank
  * needs, what is the base's. */
 #include "offload/layout.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The books of leases against a model of the daemon that grants everything and counts blocks. */
 #include "tests/lib/suite.h"
 #include "tests/unit/lease_rig.h"

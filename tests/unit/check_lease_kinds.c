@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The books of leases where ranks hold tensors differently: groups, frozen tensors, size classes,
  * micro-batches. */
 #include "tests/lib/suite.h"

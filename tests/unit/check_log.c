@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The log: a reader of stderr that is stuck must not stop the daemon. */
 #include "daemon/log.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The accelerator of a rank's pool is gone: the step is, and nothing else. Rank 0's pool is on
  * engine 1's accelerator, rank 1's in host memory. */
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that may be used: the least of the machine's and of the limits of the control groups that
  * the process lies in. */
 #include "daemon/machine.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Micro-batches by hand, a rule at a time: what is added to the sum when, and in which order. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"

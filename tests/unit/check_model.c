@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Declarations: what is accepted, what is refused and in which words, and what ranks can disagree
  * about. */
 #include "offload/layout.h"

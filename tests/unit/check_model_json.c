@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Models in files: everything that can be declared survives, and what is wrong is refused by its
  * place. */
 #include "client/cli/model_json.h"

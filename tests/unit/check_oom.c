@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory runs out: in loops, the n-th allocation fails; the status is clean, nothing is lost, and
  * what failed works when tried again. */
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/outbox: what waits for a socket that is full. */
 #include "daemon/outbox.h"
 #include "tests/lib/suite.h"

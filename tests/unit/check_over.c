@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients in their weights' places, by hand: when a chunk's weights are made from its master
  * weights, and when they are copied again. */
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Two weight rows: which one is read, which one is written and when; updates before their commit,
  * and one step behind it. */
 #include "tests/unit/core_rig.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Time limits of tests: one multiplier for all. */
 #include "tests/lib/patience.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/pending: requests that wait, and the tags that find them. */
 #include "daemon/pending.h"
 #include "tests/lib/suite.h"

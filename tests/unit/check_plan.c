@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The planner: never worse than what others would choose, near the optimum where that can be known,
  * and it always ends: with a plan, or with what is short. */
 #include "offload/plan/preset.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The planner against rivals that its search does not know, and near the optimum where that can be
  * known. */
 #include "tests/lib/plan_rules.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plans of jobs that update as they like: early or delayed, on accelerators that have room for it
  * or keep states, with other optimizers and formats. */
 #include "offload/buffers.h"

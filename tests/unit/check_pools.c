@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/pools: how a pool's bytes are divided between size classes. */
 #include "daemon/pools.h"
 #include "tests/lib/suite.h"

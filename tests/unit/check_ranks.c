@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The core by hand: who takes part, and what becomes of a step when somebody no longer does. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"

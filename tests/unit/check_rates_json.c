@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rates in files: what is written is read again, parts of several engines add up, what makes no
  * sense is refused by its place. */
 #include "proto/fingerprint.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The record of what a job did: commands by their tickets, steps, a ring that forgets the oldest.
  */
 #include "daemon/record.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that was dropped and that processes may still hold. */
 #include "daemon/remains.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A step under the virtual clock: bytes are the core's, times are what rates say, the same twice.
  */
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Updates under the virtual clock: early and delayed ones, those that go through rooms of
  * accelerators, states that stay there, formats of moments. */
 #include "offload/buffers.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Weights in a pool's blocks, a rule at a time: what comes, what goes, what is loaded ahead. What
  * happens when everything happens at once is tests/sim's. */
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Updates that go through a room: which, in which commands, and what waits for which of them. And
  * how a room is divided. */
 #include "tests/lib/suite.h"

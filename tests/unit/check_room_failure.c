@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Commands of updates in rooms that fail: the update is made without the room, the job goes on, and
  * a room that fails too often is given up. */
 #include "tests/lib/suite.h"

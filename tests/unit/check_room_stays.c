@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What stays in an accelerator's memory between updates: gradients that its room keeps for the next
  * one, and chunks whose states live there. */
 #include "tests/lib/suite.h"

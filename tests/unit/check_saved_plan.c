@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plans in files: what is written is read, and what is no plan, or another job's, is refused with
  * the field and its values. */
 #include "offload/digest.h"

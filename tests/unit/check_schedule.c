@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups, frozen chunks and what is left out, by hand, a rule at a time. Micro-batches are
  * check_micro's. */
 #include "tests/lib/suite.h"

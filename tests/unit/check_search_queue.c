@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which plan search goes first. */
 #include "daemon/search_queue.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The core by hand: reading and writing states, what it tells of itself, and the job table. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* proto/status: the list of errors and the words of a cause. */
 #include "cistern/status.h"
 #include "proto/text.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Trace files: valid JSON in the form that Perfetto takes, whatever the names; exact times; nothing
  * overlaps on a lane. */
 #include "client/cli/timeline.h"

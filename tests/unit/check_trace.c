@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The trace: what is expected before the first record, what a record predicts, what an unexpected
  * use does, and what becomes of what was learned when a rank does something else meanwhile. */
 #include "offload/trace.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/updates: when a job looks for another k. */
 #include "daemon/updates.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which block is given up, and the books of what is wanted before an edge. */
 #include "offload/trace.h"
 #include "offload/victim.h"

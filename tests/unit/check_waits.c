@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/waits: commands that wait for tickets of other engines. */
 #include "daemon/waits.h"
 #include "tests/lib/suite.h"

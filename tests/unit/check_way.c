@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which engine does what when ranks are on GPUs: the choice of a reduction's way, and the core's
  * commands. Engine 0 is the host's; 1 and 2 are GPUs. */
 #include "offload/way.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A worker's steps through libcistern against a daemon in a thread: what is sent, what the worker
  * sees, what is refused. */
 #include "tests/lib/fake_job.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A pool whose worker copies weights in itself: when it may, and what is known of its blocks. */
 #include "tests/unit/core_rig.h"
 #include "tests/lib/suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A worker that waits, through libcistern against a daemon in a thread: replies late and out of
  * order, calls that do not wait, and what the daemon hears of it. */
 #include "tests/lib/fake_job.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A core driven by hand: a model of one tensor and one operator per chunk, requests with tags,
  * commands that complete when told. After every event the core's invariants are checked. */
 #ifndef CORE_RIG_H

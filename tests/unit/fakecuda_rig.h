@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of fakecuda share: the driver found as the programs find it, processes that are
  * killed, descriptors that travel. Every test runs in a process of its own, so that the environment
  * it sets is read anew. */

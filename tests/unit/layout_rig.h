@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What must hold of every layout, checked from its contract alone; and models at random. */
 #ifndef LAYOUT_RIG_H
 #define LAYOUT_RIG_H

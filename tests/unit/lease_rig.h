@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A model of the daemon for the books of leases: it grants everything, counts blocks, and asserts
  * the rules of the protocol. Replies to what is asked ahead are kept back until they are delivered.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A model of a few shapes, laid out and ready to be replayed: what the tests of offload/plan/
  * share. */
 #ifndef PLAN_RIG_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What tests of updates in a room share: a rig's room and what is done to find its commands. */
 #ifndef ROOM_RIG_H
 #define ROOM_RIG_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/search_rig.h"
 
 #include "offload/plan/preset.h"

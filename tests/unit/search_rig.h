@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A model, a machine and a budget to plan for: what tests of the search share. */
 #ifndef SEARCH_RIG_H
 #define SEARCH_RIG_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/cuda/activations.h"
 #include "client/gpt/cuda/carver.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where a pass on a GPU keeps what it computes: one allocation, carved once. M: rows of all
  * sequences, d: width. */
 #ifndef GPT_CUDA_ACTIVATIONS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the worker's CUDA kernels and those who launch them agree on. For C, for CUDA and for C++
  * without CUDA's headers. Sizes of strips are part of the numerics: they fix the order of sums, so
  * they depend on nothing but the shape. */

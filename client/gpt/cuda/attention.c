@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/cuda/attention.h"
 
 #include "client/gpt/cuda/attention_args.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The attention kernels: one instance per width of a head. What they compute: attention.h. */
 #include "client/gpt/cuda/attention_backward.cuh"
 #include "client/gpt/cuda/attention_forward.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the attention kernels are made of: tiles in shared memory, a warp's products, what becomes
  * of scores.
  *

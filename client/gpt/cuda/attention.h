@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Causal attention on a GPU, forward and backward: what gpt_attention and gpt_attention_backward of
  * client/gpt/layers.h compute, with bf16 in and out and fp32 sums. Deterministic: no atomics on
  * floats; every launch of the same shape gives the same bits.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the attention kernels and those who launch them agree on. For C, for CUDA and for C++
  * without CUDA's headers. */
 #ifndef GPT_CUDA_ATTENTION_ARGS_H

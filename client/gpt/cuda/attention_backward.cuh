@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The way back: p = exp(s - lse), dp = dout v^T, ds = p (dp - delta), delta = rowsum(dout out);
  * dq = ds k, dk = ds^T q, dv = p^T dout, all x scale where s was. Two kernels, one for a tile of
  * queries over the keys before them and one for a tile of keys over the queries behind them: each

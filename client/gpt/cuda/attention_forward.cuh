@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* out = softmax(q k^T / sqrt(dim), causal) v of 16 M WARPS queries; keys in ascending order, KEYS
  * at a time, with a running maximum and sum (Dao, FlashAttention-2, 2023). A query sees key 0, so
  * its maximum is a number from the first step on. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One piece of device memory, divided into arrays; counted first with the same calls. */
 #ifndef GPT_CUDA_CARVER_H
 #define GPT_CUDA_CARVER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Matrix products by cuBLASLt, found at run time: libcublasLt.so.13 or .12 is opened by name and
  * its functions are one table; nothing is linked with it. bf16 operands, sums in fp32. What is
  * chosen for a product depends on its shape alone, never on where its operands lie, so that the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/cuda/moe.h"
 #include "client/gpt/cuda/store.h"
 #include "cistern/cuda.h"

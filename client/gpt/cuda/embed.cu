@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Embeddings of bytes and positions, and their gradients: no atomics, the sum of each row of a
  * table is one thread's, in the order of the rows. */
 #include "client/gpt/cuda/args.h"

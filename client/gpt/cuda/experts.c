@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The operators of a mixture of experts on a GPU. */
 #include "client/gpt/cuda/moe_inside.h"
 

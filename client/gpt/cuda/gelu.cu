@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GELU in its tanh form, where no matrix product has it for an epilogue: 16 bytes per 4 elements of
  * width there and 24 back. n: elements, a multiple of 8. */
 #include "client/gpt/cuda/args.h"

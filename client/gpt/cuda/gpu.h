@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One GPU as the worker sees it: primary context, one stream for all work, kernels, cuBLASLt. And
  * memory and copies in the words that passes and stores use. */
 #ifndef GPT_CUDA_GPU_H

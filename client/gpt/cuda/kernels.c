@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/cuda/kernels.h"
 
 /* The device code: made by nvcc and build-aux/embed.sh. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The worker's kernels as one unit: one fatbinary for the GPU, one object for the processor. */
 #include "client/gpt/cuda/attention.cu"
 #include "client/gpt/cuda/embed.cu"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The worker's own kernels on a GPU and how they are launched: everything between the matrix
  * products, and a plain product. Device code: kernels.cu and what it includes, in one fatbinary.
  * All launches are asynchronous; results depend on shapes and inputs alone. Rows and columns as in

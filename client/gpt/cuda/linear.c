@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Products with the store's weights, adapters beside them, and layer norms, both ways. */
 #include "client/gpt/cuda/pass_inside.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Softmax, cross entropy and their gradient in one pass: a warp per row of GPT_CUDA_VOCAB logits,
  * eight of them in each lane's registers. */
 #include "client/gpt/cuda/args.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A plain matrix product for where there is no cuBLASLt: correct everywhere, slow. A block of 256
  * threads makes 64 x 64 elements of c, each thread 4 x 4 of them; no tensor cores. */
 #include "client/gpt/cuda/args.h"

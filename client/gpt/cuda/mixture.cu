@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A mixture of experts between its products: choosing, gathering rows for the experts, bringing
  * results back to their rows. Each output element is one thread's or one block's, its sums in an
  * order that the shape alone decides. A choice is a place in rows x top_k. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The mixture of experts on a GPU: client/gpt/host_moe.h with the rows in device memory. Between
  * the products stand the kernels of mixture.cu; how many rows each expert gets the host must know,
  * so that a dispatch waits for the router's choices.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What moe.c (the rows' way), moe_memory.c, moe_peers.c (other ranks) and experts.c (the operators)
  * share. */
 #ifndef GPT_CUDA_MOE_INSIDE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of a mixture on a GPU. */
 #include "client/gpt/cuda/carver.h"
 #include "client/gpt/cuda/moe_inside.h"

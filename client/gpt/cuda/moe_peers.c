@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rows on their way to and from other ranks, through the memory that the ranks share. Copies are
  * done before a meeting: what is written before it is seen behind it, and what is read behind one
  * is not overwritten before the next. */

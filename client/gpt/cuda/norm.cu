@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layer norm with the residual before it, and the way back. A block of whole warps per row, a
  * thread for every eight elements, which stay in its registers: every row is read once. */
 #include "client/gpt/cuda/args.h"

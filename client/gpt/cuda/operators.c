@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The operators of a dense model on a GPU. */
 #include "client/gpt/cuda/pass_inside.h"
 

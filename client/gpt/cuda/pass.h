@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A GPU's row of client/gpt/pass.h. Operands, products and gradients of activations are bf16; the
  * residual stream, its gradient and all statistics fp32. Within an operator the parts of a step
  * (micro-batches) are computed one after the other, so that its weights are fetched once a step and

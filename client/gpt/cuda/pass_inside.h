@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of a pass on a GPU share: pass.c (the way through the operators), operators.c
  * (those of a dense model), linear.c (their products and norms), moe.h (a mixture's). */
 #ifndef GPT_CUDA_PASS_INSIDE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* All states of one rank in GPU memory: --store=local on a GPU, the yardstick for what the daemon
  * costs. The arithmetic is the daemon's (kernels/cuda/kernels.h, offload/clip.h) on the same layout
  * as the local store of the host. */

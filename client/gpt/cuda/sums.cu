@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sums over rows, in two stages with a fixed order: strips of rows, then the strips. */
 #include "client/gpt/cuda/args.h"
 #include "client/gpt/cuda/vector.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Eight elements at a time, in loads and stores of 16 bytes, and sums over the lanes of a warp and
  * the threads of a block, in an order that the shape alone decides. */
 #ifndef GPT_CUDA_VECTOR_CUH

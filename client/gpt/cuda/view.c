@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/cuda/store.h"
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A block of threads on the processor: fibers, barriers, the warp's collectives. What cudaemu.hpp
  * and mma.hpp are made of; kernels do not include it.
  *

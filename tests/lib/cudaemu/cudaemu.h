@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The project's CUDA kernels, run on the processor: each .cu file is compiled once more, as C++ for
  * the host, with cudaemu.hpp in place of the CUDA headers. Threads of a block are fibers that
  * change at __syncthreads and at the warp's collectives, so what is tested is the kernel's own

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* CUDA's words for a kernel that is compiled as C++: qualifiers, indices, vectors, barriers, the
  * warp's collectives, atomics and the arithmetic with a rounding of its own. kernels/cuda/cuda.cuh
  * includes it where there is no nvcc. What is not here a kernel cannot use: add it. Compile with

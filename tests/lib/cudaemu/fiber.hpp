@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Stacks that are changed by hand: x86-64 saves the registers that a call keeps, other machines
  * have ucontext. Tells ASan and TSan which stack it is on. Knows nothing of CUDA. */
 #ifndef CST_CUDAEMU_FIBER_HPP

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/lib/cudaemu/cudaemu.h"
 #include "tests/lib/cudaemu/list.h"
 

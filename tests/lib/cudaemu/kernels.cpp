@@ -1,2 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The engine's kernels, for the processor. */
 #include "kernels/cuda/kernels.cu"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every kernel of the project, by the name that its module gives it: K(name). A kernel that is here
  * and not linked is the linker's error. */
 #ifndef CST_CUDAEMU_LIST_H

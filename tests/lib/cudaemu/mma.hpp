@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* kernels/cuda/mma.cuh for the processor: a lane's fragments go to all lanes of its warp, and each
  * computes its part of the result. Sums are one after the other in fp32, which is one of the orders
  * that a GPU may take. A copy is done when it is waited for, so that one that is not waited for is

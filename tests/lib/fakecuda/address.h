@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The addresses: one window of the processor's address space that all device pointers lie in, and a
  * list of what is known about ranges inside it and about pinned host memory outside it. What is not
  * mapped, or not accessible yet, has no access by the processor either: touching it faults.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Primary contexts, one per device, and which one is current in a thread.
  *
  *   dead --retain--> alive --last release--> dead     broken: a sticky error, until the process

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The devices: those of the machine that CUDA_VISIBLE_DEVICES lets this process see. */
 #ifndef CST_FAKE_DEVICE_H
 #define CST_FAKE_DEVICE_H

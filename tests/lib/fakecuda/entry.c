@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The way in: cuInit, the version, and cuGetProcAddress with every entry point that is offered. */
 #include "tests/lib/fakecuda/device.h"
 #include "tests/lib/fakecuda/fault.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The names and words of results. These two entry points need nothing, and do not fail by order. */
 #include <cuda.h>
 #include <stddef.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/fakecuda/event.h"
 #include "tests/lib/fakecuda/fault.h"
 #include "tests/lib/fakecuda/stream.h"

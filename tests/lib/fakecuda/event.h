@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Events: points in streams. */
 #ifndef CST_FAKE_EVENT_H
 #define CST_FAKE_EVENT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The frame of every entry point: cst_fake_begin, work under the one lock, cst_fake_end. Between
  * them stand the state of the library, the sticky errors, the faults that the test asks for, and
  * the count of misuses.

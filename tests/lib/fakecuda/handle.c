@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Handles of device memory: made, exported as descriptors, imported. */
 #include "tests/lib/fakecuda/handle.h"
 #include "tests/lib/fakecuda/context.h"

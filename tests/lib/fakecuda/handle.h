@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Handles of device memory, by the numbers that the program knows. With the lock. */
 #ifndef CST_FAKE_HANDLE_H
 #define CST_FAKE_HANDLE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a process leaves behind, counted at its end. */
 #include "tests/lib/fakecuda/context.h"
 #include "tests/lib/fakecuda/event.h"

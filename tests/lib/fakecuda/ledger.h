@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Who holds how much device memory, across processes. With a state folder each allocation is a file
  * in it, "dev<device>-<bytes>-<pid>-<number>", that its maker locks (flock); the lock belongs to
  * the open file, so it lasts as long as a descriptor or a mapping of it lasts in any process, a

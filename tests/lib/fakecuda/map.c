@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reserved addresses, memory mapped at them, and who may touch it. */
 #include "tests/lib/fakecuda/device.h"
 #include "tests/lib/fakecuda/fault.h"

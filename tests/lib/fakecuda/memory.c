@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that is one call away: cuMemAlloc's, and pinned memory of the host. */
 #include "tests/lib/fakecuda/address.h"
 #include "tests/lib/fakecuda/fault.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Modules: the kernels that tests/lib/cudaemu has, by name. */
 #ifndef CST_FAKE_MODULE_H
 #define CST_FAKE_MODULE_H

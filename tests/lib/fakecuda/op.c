@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/fakecuda/op.h"
 #include "tests/lib/fakecuda/address.h"
 #include "tests/lib/fakecuda/fault.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Operations of streams, and the points in streams that they and others wait for.
  *
  *   queued --its turn, its waits over--> running --> done        a broken or dying context: dropped

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What CST_FAKECUDA_* and CUDA_VISIBLE_DEVICES say, read once, at the first call. A value that
  * makes no sense ends the process with words: it is a mistake of the test. */
 #ifndef CST_FAKE_SETTINGS_H

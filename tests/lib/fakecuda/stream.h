@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Streams: each is a thread that takes its operations in order; nothing orders two streams but
  * events and, with the default stream, what CUDA calls legacy synchronisation. Before each
  * operation the thread sleeps for a random time that the seed decides.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What concerns all streams at once. */
 #include "tests/lib/fakecuda/fault.h"
 #include "tests/lib/fakecuda/stream.h"

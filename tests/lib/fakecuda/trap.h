@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Operations of streams run under a trap: an address that faults is the operation's error, as on a
  * GPU, and not the end of the process. Faults elsewhere stay what they were. */
 #ifndef CST_FAKE_TRAP_H

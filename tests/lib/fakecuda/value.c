@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What streams do beside moving memory: they write a word, wait for one, and call the host. */
 #include "tests/lib/fakecuda/address.h"
 #include "tests/lib/fakecuda/fault.h"
