@@ -70,7 +70,7 @@ for signal in INT TERM; do
     wait "$pid" || status=$?
     [ $status = $((128 + $(kill -l $signal))) ] || fail "SIG$signal: status $status: $(cat "$tmp/long.log")"
     says long "^cistern-gpt: stopped after step [0-9]+ of 1000000000; job 'stop$signal' keeps its states: the same command goes on, 'cistern rm stop$signal' removes it\$"
-    poll state_is "stop$signal" done
+    poll state_is "stop$signal" "done"
     done_steps=$(./cistern job "stop$signal" --json | jq .step)
     says long "stopped after step $done_steps of"
     worker on --job "stop$signal" --steps $((done_steps + 2))
