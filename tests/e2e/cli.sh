@@ -196,7 +196,8 @@ unset CISTERN_ENGINE_CUDA
 # shown again then.
 if command -v script >/dev/null; then
     on_terminal() {
-        timeout $((2 * wait_s)) script -qfec "stty cols 80; $1; stty -a" "$tmp/raw" >/dev/null
+        # Of the shells that script may run this with, not all outlive the Ctrl-C that ends their child.
+        SHELL=$BASH timeout $((2 * wait_s)) script -qfec "stty cols 80; $1; stty -a" "$tmp/raw" >/dev/null
         grep -v '^Script ' "$tmp/raw" | tr -d '\r' >"$tmp/out"
         grep -q ' icanon.* echo ' <(tr '\n;' '  ' <"$tmp/out") || fail "$1: the terminal is not as it was: $(cat "$tmp/out")"
     }
@@ -218,8 +219,11 @@ if command -v script >/dev/null; then
     done
     # Other ends leave the terminal as it was, too; and in the background nothing is done to it, for which the process would be stopped.
     on_terminal "./cistern stat --watch=0.05 | head -n 1" </dev/null
-    on_terminal "ulimit -c 0; timeout --foreground -s QUIT 1 ./cistern stat --watch=0.05" </dev/null
-    on_terminal "bash -c 'set -m; ./cistern stat --watch=0.05 & sleep 1; jobs -s; kill -KILL %1'" </dev/null
+    : >"$tmp/raw"
+    on_terminal "trap : QUIT; ulimit -c 0; ./cistern stat --watch=0.05" < <(poll grep -q ENGINE "$tmp/raw" && printf '\034')
+    : >"$tmp/raw"
+    on_terminal "bash -c 'set -m; ./cistern stat --watch=0.05 & while [ \"\$(jobs -r)\" ] && ! grep -q \"^ENGINE\" $tmp/raw; do sleep 0.05; done; jobs -s; kill -KILL %1'" \
+        </dev/null
     ! grep -i stopped "$tmp/out" || fail "--watch in the background is stopped"
 fi
 
