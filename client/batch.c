@@ -29,8 +29,9 @@ static bool is_hint(const struct cst_lease_item *item)
     return item->kind == CST_LEASE_PREFETCH || item->kind == CST_LEASE_EVICT;
 }
 
-/* A hint that fails changes nothing. A fetch ahead that fails is asked again as a demand, and then its failure is heard. All else that
- * nobody waits for would be lost silently: gradients above all. */
+/* A hint that fails changes nothing. A fetch ahead that fails is asked again as a demand, and then
+ * its failure is heard. All else that nobody waits for would be lost silently: gradients above all.
+ */
 static void note_failure(struct cst_batch *batch, const struct cst_lease_item *item,
                          const struct cst_err *why)
 {

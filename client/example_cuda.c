@@ -1,32 +1,51 @@
-/* The same worker with its memory on a GPU: the pointers are the GPU's, and work is enqueued, not waited for. */
+/* The same worker with its memory on a GPU: the pointers are the GPU's, and work is enqueued, not
+ * waited for. */
 #include <cistern/cuda.h>
 #include <cuda.h>
 #include <stdio.h>
 
-#define CHECK(call) if ((call) < 0) { fprintf(stderr, "%s: %s\n", #call, err.text); return 1; }
+#define CHECK(call)                                                                                \
+    if ((call) < 0) {                                                                              \
+        fprintf(stderr, "%s: %s\n", #call, err.text);                                              \
+        return 1;                                                                                  \
+    }
 
 int main(void)
 {
-    struct cst_client *client; struct cst_job *job; struct cst_cuda *cuda; struct cst_io io; struct cst_step_result result; struct cst_err err = {0};
+    struct cst_client *client;
+    struct cst_job *job;
+    struct cst_cuda *cuda;
+    struct cst_io io;
+    struct cst_step_result result;
+    struct cst_err err = {0};
     CUstream stream = NULL;   /* the default one; or one of the primary context of the job's GPU */
     static float start[1000]; /* fp32 master weights: the host's, wherever the rank computes */
 
-    for (int i = 0; i < 1000; i++) start[i] = 1.0f;
+    for (int i = 0; i < 1000; i++)
+        start[i] = 1.0f;
     CHECK(cst_connect(&client, NULL, &err));
-    CHECK(cst_job_open(&job, client, &(struct cst_job_spec){.name = "example-cuda", .rank = 0, .world = 1, .device = "cuda"}, &err));
+    CHECK(cst_job_open(
+        &job, client,
+        &(struct cst_job_spec){.name = "example-cuda", .rank = 0, .world = 1, .device = "cuda"},
+        &err));
     CHECK(cst_cuda_open(&cuda, job, stream, &err)); /* its context is current from here on */
     int w = cst_tensor(job, "w", CST_BF16, 2, (int64_t[]){10, 100}, CST_GROUP_ALL);
     int layer = cst_operator(job, "layer", &w, 1);
     CHECK(cst_commit(job, NULL, &err));
-    if (!cst_job_initialised(job)) CHECK(cst_tensor_write(job, w, CST_STATE_MASTER, 0, 1000, start, &err));
+    if (!cst_job_initialised(job))
+        CHECK(cst_tensor_write(job, w, CST_STATE_MASTER, 0, 1000, start, &err));
     CHECK(cst_sync(job, NULL, &err));
     for (int step = 0; step < 3; step++) {
-        CHECK(cst_op_begin(job, layer, CST_FORWARD, &io, 1, &err)); /* the bytes are there for all that is enqueued from now on */
+        CHECK(cst_op_begin(job, layer, CST_FORWARD, &io, 1,
+                           &err)); /* the bytes are there for all that is enqueued from now on */
         CHECK(cst_op_end(job, layer, &err));
         CHECK(cst_op_begin(job, layer, CST_BACKWARD, &io, 1, &err));
-        if (cuMemcpyDtoDAsync((CUdeviceptr)io.grad, (CUdeviceptr)io.weight, 2 * io.n_elems, stream) != CUDA_SUCCESS) return 1;
+        if (cuMemcpyDtoDAsync((CUdeviceptr)io.grad, (CUdeviceptr)io.weight, 2 * io.n_elems,
+                              stream) != CUDA_SUCCESS)
+            return 1;
         CHECK(cst_op_end(job, layer, &err)); /* both go back when the stream has come so far */
-        CHECK(cst_step(job, &(struct cst_hyper_params){.lr = 0.1f, .clip_norm = 1.0f}, &result, &err));
+        CHECK(cst_step(job, &(struct cst_hyper_params){.lr = 0.1f, .clip_norm = 1.0f}, &result,
+                       &err));
         printf("step %llu: gradient norm %g\n", (unsigned long long)result.step, result.grad_norm);
     }
     CHECK(cst_job_leave(job, &err));

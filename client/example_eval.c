@@ -1,22 +1,33 @@
-/* A worker that evaluates between two steps: the operator of the evaluation is brought into the pool
- * while the step ends, and leaves it when the evaluation is over. */
+/* A worker that evaluates between two steps: the operator of the evaluation is brought into the
+ * pool while the step ends, and leaves it when the evaluation is over. */
 #include <cistern/cistern.h>
 #include <stdio.h>
 #include <string.h>
 
-#define CHECK(call) if ((call) < 0) { fprintf(stderr, "%s: %s\n", #call, err.text); return 1; }
+#define CHECK(call)                                                                                \
+    if ((call) < 0) {                                                                              \
+        fprintf(stderr, "%s: %s\n", #call, err.text);                                              \
+        return 1;                                                                                  \
+    }
 
 enum { ROWS = 64, COLUMNS = 1024, N = ROWS * COLUMNS };
 
 int main(void)
 {
-    struct cst_client *client; struct cst_job *job; struct cst_io io; struct cst_err err = {0};
+    struct cst_client *client;
+    struct cst_job *job;
+    struct cst_io io;
+    struct cst_err err = {0};
     struct cst_rank_stat stat;
     static float start[N]; /* fp32 master weights */
 
-    for (int i = 0; i < N; i++) start[i] = 1.0f;
+    for (int i = 0; i < N; i++)
+        start[i] = 1.0f;
     CHECK(cst_connect(&client, NULL, &err));
-    CHECK(cst_job_open(&job, client, &(struct cst_job_spec){.name = "example_eval", .rank = 0, .world = 1, .chunk_elems = N}, &err));
+    CHECK(cst_job_open(
+        &job, client,
+        &(struct cst_job_spec){.name = "example_eval", .rank = 0, .world = 1, .chunk_elems = N},
+        &err));
     int w = cst_tensor(job, "w", CST_BF16, 2, (int64_t[]){ROWS, COLUMNS}, CST_GROUP_ALL);
     int probe = cst_tensor(job, "probe", CST_BF16, 2, (int64_t[]){ROWS, COLUMNS}, CST_GROUP_ALL);
     int layer = cst_operator(job, "layer", &w, 1);
@@ -34,15 +45,17 @@ int main(void)
         memcpy(io.grad, io.weight, 2 * io.n_elems);
         CHECK(cst_op_end(job, layer, &err));
         CHECK(cst_step(job, &(struct cst_hyper_params){.lr = 0.1f}, NULL, &err));
-        CHECK(cst_hint(job, check, CST_PREFETCH, &err)); /* it comes while this worker does something else */
+        CHECK(cst_hint(job, check, CST_PREFETCH,
+                       &err)); /* it comes while this worker does something else */
         CHECK(cst_op_begin(job, check, CST_FORWARD, &io, 1, &err));
         printf("step %d: probe %04x\n", step + 1, ((const unsigned short *)io.weight)[0]);
         CHECK(cst_op_end(job, check, &err));
-        CHECK(cst_hint(job, check, CST_EVICT, &err));    /* its block is free for the next step */
+        CHECK(cst_hint(job, check, CST_EVICT, &err)); /* its block is free for the next step */
     }
     CHECK(cst_stat(job, &stat, &err));
     printf("hits %llu, late %llu, misses %llu, evictions %llu\n", (unsigned long long)stat.hits,
-           (unsigned long long)stat.late, (unsigned long long)stat.misses, (unsigned long long)stat.evictions);
+           (unsigned long long)stat.late, (unsigned long long)stat.misses,
+           (unsigned long long)stat.evictions);
     CHECK(cst_job_leave(job, &err));
     cst_disconnect(client);
     return 0;

@@ -100,14 +100,14 @@ struct cst_segment {
     struct cst_budget *budget;         /* charged; NULL: none */
     struct cst_quota_account *account; /* charged with it, a reference; NULL: nobody's */
     uint32_t engines;                  /* that map it, a bit each; 0: all of the host's */
-    int populate;       /* index of the engine that populates it, or makes it; -1: nobody */
-    struct cst_population *population; /* the owner's; NULL: deaths are the engine's own */
-    int bind;           /* NUMA node (OS number) for its pages; -1: anywhere */
-    bool lock;          /* mlock it */
-    bool lock_required; /* ... and failing is an error */
-    bool locked;        /* it is */
-    uint64_t populated; /* bytes so far */
-    uint64_t counted;   /* of them, that the owner has seen */
+    int populate; /* index of the engine that populates it, or makes it; -1: nobody */
+    struct cst_population *population;     /* the owner's; NULL: deaths are the engine's own */
+    int bind;                              /* NUMA node (OS number) for its pages; -1: anywhere */
+    bool lock;                             /* mlock it */
+    bool lock_required;                    /* ... and failing is an error */
+    bool locked;                           /* it is */
+    uint64_t populated;                    /* bytes so far */
+    uint64_t counted;                      /* of them, that the owner has seen */
     uint8_t mounts[CST_ARENA_MAX_ENGINES]; /* enum cst_mount_state per engine */
     uint32_t n_waiting;                    /* engines that have not answered yet */
     struct cst_err err;                    /* the first engine's words that could not map it */

@@ -3,15 +3,16 @@
  * of the machine, and again after each step. What a k promises is
  *
  *   measured    where whole phases of updates with it were timed lately
- *   predicted   by the rates that engines were seen to reach, else by the known ones; and stretched by
- *               as much as the phases with the nearest k that was measured are longer than predicted
- *               for that one. Rates depend on k, for copies, accelerators and nodes share memory: those
- *               seen with one k can speak for another one, and with that for the first
+ *   predicted   by the rates that engines were seen to reach, else by the known ones; and stretched
+ * by as much as the phases with the nearest k that was measured are longer than predicted for that
+ * one. Rates depend on k, for copies, accelerators and nodes share memory: those seen with one k
+ * can speak for another one, and with that for the first
  *
  * Another k must promise to be faster by CST_BALANCE_MARGIN than the present one was, in several
- * phases; only the nodes alone are taken if they promise to be faster at all. So of two that are alike
- * it stays with the one that it has. What was measured of a k that was left is forgotten after a while,
- * each time after twice as long, so that it is tried again, ever more seldom. Pure. */
+ * phases; only the nodes alone are taken if they promise to be faster at all. So of two that are
+ * alike it stays with the one that it has. What was measured of a k that was left is forgotten
+ * after a while, each time after twice as long, so that it is tried again, ever more seldom. Pure.
+ */
 #ifndef CST_BALANCE_H
 #define CST_BALANCE_H
 
@@ -21,9 +22,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CST_BALANCE_MARGIN 0.05  /* by which another k must be faster */
-#define CST_BALANCE_PHASES 3u    /* with one k, until it counts how long they took */
-#define CST_BALANCE_MEMORY 128u  /* steps for which that counts when another one is in force, at first */
+#define CST_BALANCE_MARGIN 0.05 /* by which another k must be faster */
+#define CST_BALANCE_PHASES 3u   /* with one k, until it counts how long they took */
+#define CST_BALANCE_MEMORY                                                                         \
+    128u /* steps for which that counts when another one is in force, at first */
 
 /* Rates of one kind: known before, and seen since. */
 struct cst_balance_rate {
@@ -33,9 +35,10 @@ struct cst_balance_rate {
 
 /* Of one k. */
 struct cst_balance_tried {
-    struct cst_rates_median phase; /* elements/s of whole update phases, when it was in force last */
-    uint64_t step;                 /* the last of them */
-    unsigned n_left;               /* times that another one was preferred, until it counts no more */
+    struct cst_rates_median
+        phase;       /* elements/s of whole update phases, when it was in force last */
+    uint64_t step;   /* the last of them */
+    unsigned n_left; /* times that another one was preferred, until it counts no more */
 };
 
 struct cst_balance {
@@ -61,8 +64,8 @@ struct cst_balance_phase {
     uint64_t ns;     /* that they took; 0: nobody knows */
 };
 
-/* A step is committed. @last: the last phase that has ended, of that step or of one before; it counts
- * when it is seen first. True: another k is set now. */
+/* A step is committed. @last: the last phase that has ended, of that step or of one before; it
+ * counts when it is seen first. True: another k is set now. */
 bool cst_balance_step(struct cst_balance *balance, const struct cst_interleave *machine,
                       const struct cst_balance_phase *last);
 

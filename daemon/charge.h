@@ -11,8 +11,9 @@ uint64_t cst_charge_pool(const struct cst_daemon *daemon, const struct cst_layou
                          const struct cst_memory_pool *pool);
 
 /* Would all of @wish fit now, with @arena_bytes of arenas and table? CST_EBUDGET: with all numbers.
- * CST_ENOMEM: the daemon's control group allows less than the budgets do, as when its limit has been
- * lowered since the daemon started; with the file that says so. Nothing is taken. @name: of the job.
+ * CST_ENOMEM: the daemon's control group allows less than the budgets do, as when its limit has
+ * been lowered since the daemon started; with the file that says so. Nothing is taken. @name: of
+ * the job.
  */
 int cst_charge_check(struct cst_daemon *daemon, const struct cst_memory_wish *wish,
                      uint64_t arena_bytes, const char *name, struct cst_err *err);

@@ -135,9 +135,9 @@ static int add_device_segment(struct cst_memory *memory, uint64_t bytes, struct 
                               uint32_t others, struct cst_err *err)
 {
     struct cst_segment *segment;
-    int rc = cst_segment_open_device(&segment, cst_engines_segment_id(&memory->daemon->engines),
-                                     bytes, &gpu->pool, memory->account, gpu->engine, memory->name,
-                                     err);
+    int rc =
+        cst_segment_open_device(&segment, cst_engines_segment_id(&memory->daemon->engines), bytes,
+                                &gpu->pool, memory->account, gpu->engine, memory->name, err);
 
     if (rc == CST_OK) {
         segment->engines |= others;

@@ -50,7 +50,7 @@ struct cst_memory {
     uint64_t started_ns; /* when it was opened */
     struct cst_population population; /* of all segments of host memory */
     struct cst_err err;               /* the first that went wrong while populating */
-    bool parked;                      /* The pools are given back: they have no slabs, but their numbers. */
+    bool parked;            /* The pools are given back: they have no slabs, but their numbers. */
     cst_memory_cb on_ready; /* all is populated, or err says why not; never from within a call */
     cst_memory_cb on_gone;  /* all is given back; never from within a call */
     struct cst_later ready, gone;

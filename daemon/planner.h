@@ -3,8 +3,9 @@
  * the depth of prefetch and, where ranks ask for it, rooms for updates and states that stay on
  * accelerators are searched for in a thread (searches.h), with what is known of the machine, for as
  * long as [plan] search_time allows; the best plan by then is taken. A search that nobody waits for
- * any more is cancelled. When a job's steps drift, the depth is searched for again with what its engines were seen to do,
- * and takes effect between two steps. Everything else of a plan is for `cistern plan` alone.
+ * any more is cancelled. When a job's steps drift, the depth is searched for again with what its
+ * engines were seen to do, and takes effect between two steps. Everything else of a plan is for
+ * `cistern plan` alone.
  *
  *   no plan --commit--> searching --> planned --drift--> searching --> planned, other depth
  *                        |      \--> none: the layout chooses as it can
@@ -22,17 +23,17 @@ struct cst_plan_search;
 struct cst_job_plan {
     struct cst_plan_search *search; /* that waits for its turn or runs; NULL: none */
     bool valid;                     /* the rest counts */
-    struct cst_plan_choice choice; /* without rows: those are where they always were */
-    double step_s;                 /* predicted; 0: the rates do not say how fast the workers are */
-    char words[192];               /* for people */
+    struct cst_plan_choice choice;  /* without rows: those are where they always were */
+    double step_s;   /* predicted; 0: the rates do not say how fast the workers are */
+    char words[192]; /* for people */
     char states_why[CST_PLAN_WORDS]; /* as cst_plans; there without a valid plan, too */
 };
 
 typedef void (*cst_planner_fn)(struct cst_job *job);
 
 /* Search for @job, whose model is complete. True: @done comes later, never from within, unless the
- * search is cancelled or another one is begun by then; job->plan tells what came of it. False: there
- * is nothing to choose, or no way to; job->plan is not valid. */
+ * search is cancelled or another one is begun by then; job->plan tells what came of it. False:
+ * there is nothing to choose, or no way to; job->plan is not valid. */
 bool cst_planner_start(struct cst_job *job, cst_planner_fn done);
 
 /* Nobody waits for the search of @job any more, if there is one: its ranks or the job itself are

@@ -30,8 +30,8 @@ uint64_t cst_pools_slab_bytes(const struct cst_layout *layout, uint32_t class, u
 uint64_t cst_pools_bytes(const struct cst_layout *layout, const struct cst_pools_blocks *blocks,
                          uint64_t grain);
 
-/* The blocks that @rank's pool of @bytes has: every class as many as @planned says, if that is of use
- * to @rank and fits, else (also where @planned is NULL) its least; what is left goes to class 0
+/* The blocks that @rank's pool of @bytes has: every class as many as @planned says, if that is of
+ * use to @rank and fits, else (also where @planned is NULL) its least; what is left goes to class 0
  * as far as it is of use, then to class 1, and so on. CST_EPOOL: less than the least, with the
  * class, its operator and the bytes that are short. */
 int cst_pools_divide(const struct cst_layout *layout, const struct cst_model *model, uint32_t rank,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a job did lately, for people: a ring of intervals, always on. A command costs it one entry
  * of a table, which grows when more are under way than ever before, one of the ring, and no look at
- * the clock; the times of an engine's work are the engine's own. Pure but for malloc; loop thread. */
+ * the clock; the times of an engine's work are the engine's own. Pure but for malloc; loop thread.
+ */
 #ifndef CST_RECORD_H
 #define CST_RECORD_H
 

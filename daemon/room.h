@@ -47,8 +47,8 @@ uint64_t cst_room_left(const struct cst_job *job);
 uint32_t cst_room_list(const struct cst_job *job, struct cst_room rooms[CST_CORE_MAX_ROOMS]);
 
 /* Where states of @job's chunks stay on accelerators, as its ranks want it, for the layout.
- * CST_EINVAL: a room of less than the accelerator's granularity, or states on one without a room, in
- * which they would be updated; CST_EUNSUPPORTED: too many. */
+ * CST_EINVAL: a room of less than the accelerator's granularity, or states on one without a room,
+ * in which they would be updated; CST_EUNSUPPORTED: too many. */
 int cst_room_devices(const struct cst_job *job, struct cst_layout_config *config,
                      struct cst_err *err);
 

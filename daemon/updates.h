@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a job's updates are made: what balance.h wants to know of the machine, of the job and of the
- * last step, and what becomes of its choice. A new k takes effect at the next commit and is logged.
- * Loop thread. */
+/* Where a job's updates are made: what balance.h wants to know of the machine, of the job and of
+ * the last step, and what becomes of its choice. A new k takes effect at the next commit and is
+ * logged. Loop thread. */
 #ifndef CST_UPDATES_H
 #define CST_UPDATES_H
 

@@ -3,9 +3,9 @@
  * from time to time, so that over some milliseconds they are busy at most 1 - share of it. Each
  * thread for itself, between its pieces: for work of t while there were copies it owes
  * t x share / (1 - share), less what it waits for work or for a processor in any case. It stands
- * back when it owes enough for a sleep, which is never as short as a small piece; what it oversleeps
- * is to its credit, and what it still owes when copies end is kept for the next ones, up to one
- * sleep.
+ * back when it owes enough for a sleep, which is never as short as a small piece; what it
+ * oversleeps is to its credit, and what it still owes when copies end is kept for the next ones, up
+ * to one sleep.
  *
  *   copies    |     ______________________|      begin: the first came    end: the last is done
  *   a thread  |=|=|=|=|=|=|=|....|=|=|=|=|=|=|=|      what counts here are four and four pieces

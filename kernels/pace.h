@@ -16,7 +16,8 @@
 #include <pthread.h>
 #include <stdint.h>
 
-#define CST_PACE_LATE_NS 100000  /* who is alone and comes so late after its last work had no rest \
+#define CST_PACE_LATE_NS                                                                           \
+    100000                       /* who is alone and comes so late after its last work had no rest \
                                   */
 #define CST_PACE_LAG_NS 10000000 /* most that is made up for, where others are inside */
 

@@ -57,10 +57,10 @@ struct cst_block {
     /* On both clocks, see instant.c. */
     struct cst_moment last;    /* the end of what was last done with it */
     struct cst_moment granted; /* its last lease */
-    struct cst_moment end;     /* of a GPU: when that has done what it was granted for, as foreseen */
-    uint64_t shift;            /* of the rank, when that was foreseen */
-    uint64_t would_end;        /* LOADING: instant at which a copy would have ended that was overtaken
-                                  while it waited for its update, ns; 0: it was not */
+    struct cst_moment end; /* of a GPU: when that has done what it was granted for, as foreseen */
+    uint64_t shift;        /* of the rank, when that was foreseen */
+    uint64_t would_end;    /* LOADING: instant at which a copy would have ended that was overtaken
+                              while it waited for its update, ns; 0: it was not */
     struct cst_queue waiters; /* LOADING: fetches that it will answer */
 };
 
@@ -97,12 +97,12 @@ struct cst_pool {
     bool worker_copies;                    /* no engine copies weights in */
     const struct cst_trace *trace;         /* of the rank: says when weights are wanted; borrowed */
     uint64_t epoch;                        /* of the trace, to which the victims' times belong */
-    uint64_t credit;   /* grows with what comes as expected: pays for looking at all victims again */
-    uint64_t serial;   /* see claimed */
+    uint64_t credit; /* grows with what comes as expected: pays for looking at all victims again */
+    uint64_t serial; /* see claimed */
     uint64_t *claimed; /* per chunk: equals serial where its gradient counts in n_claimed; owned */
-    uint32_t *weight_of; /* per chunk: its LOADING or RESIDENT block, or CST_NONE; owned */
-    uint32_t *grad_of;   /* per chunk: block of its gradient in this collection; owned */
-    bool changed;        /* a waiting fetch may have a chance now */
+    uint32_t *weight_of;   /* per chunk: its LOADING or RESIDENT block, or CST_NONE; owned */
+    uint32_t *grad_of;     /* per chunk: block of its gradient in this collection; owned */
+    bool changed;          /* a waiting fetch may have a chance now */
     struct cst_moment now; /* of the event that is digested, see instant.c */
 };
 

@@ -44,14 +44,13 @@ static int too_small(const struct cst_packing *packing, uint64_t pool_bytes,
                                  ", and %" PRIu32 " of %" PRIu64 " bytes", s->need.min_blocks[k],
                                  block_bytes(s->sizes.v[k]));
     }
-    return cst_err_set(err, CST_EPOOL,
-                       "pool of %" PRIu64 " bytes: %" PRIu64 " blocks of %" PRIu64
-                       " bytes, operator '%s' needs %" PRIu32 "%s: %" PRIu64
-                       " bytes short (--pool %" PRIu64 "%%)",
-                       pool_bytes, pool_bytes / block_bytes(s->sizes.v[0]),
-                       block_bytes(s->sizes.v[0]), op_name(packing, s->need.min_operator[0]),
-                       s->need.min_blocks[0], further, s->bytes - pool_bytes,
-                       cst_layout_percent(packing->model, s->bytes));
+    return cst_err_set(
+        err, CST_EPOOL,
+        "pool of %" PRIu64 " bytes: %" PRIu64 " blocks of %" PRIu64
+        " bytes, operator '%s' needs %" PRIu32 "%s: %" PRIu64 " bytes short (--pool %" PRIu64 "%%)",
+        pool_bytes, pool_bytes / block_bytes(s->sizes.v[0]), block_bytes(s->sizes.v[0]),
+        op_name(packing, s->need.min_operator[0]), s->need.min_blocks[0], further,
+        s->bytes - pool_bytes, cst_layout_percent(packing->model, s->bytes));
 }
 
 /* What @c's sizes cost; with @cut they are first cut down to what chunks fill, which changes no

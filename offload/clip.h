@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the norm of the gradients to the factor that the update multiplies them with. Shared by the daemon's schedule
- * and by the reference worker's local store, so that both get the same bits. Pure. */
+/* From the norm of the gradients to the factor that the update multiplies them with. Shared by the
+ * daemon's schedule and by the reference worker's local store, so that both get the same bits.
+ * Pure. */
 #ifndef CST_CLIP_H
 #define CST_CLIP_H
 
@@ -11,9 +12,10 @@
 
 struct cst_clip {
     double grad_norm; /* L2 norm of grad_scale x gradient; NaN or infinite where a gradient is */
-    float clip;       /* min(1, clip_norm / (grad_norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ */
-    float factor;     /* grad_scale x clip: what UPDATE takes */
-    bool finite;      /* false: skip the step. A gradient is NaN, infinite, or scaled too large (proto/limit.h) */
+    float clip;   /* min(1, clip_norm / (grad_norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ */
+    float factor; /* grad_scale x clip: what UPDATE takes */
+    bool finite;  /* false: skip the step. A gradient is NaN, infinite, or scaled too large
+                     (proto/limit.h) */
 };
 
 /* @sum_squares: of the reduced bf16 gradients; @clip_norm 0: no clipping. */

@@ -40,13 +40,14 @@ struct cst_flight {
     bool down;      /* UPDATE, STATES: a COPY out of a room */
     uint32_t tries; /* down: copies of the same that failed before */
     uint32_t peer;  /* PIECE: rank whose block is read */
-    uint32_t peer_block; /* PIECE */
-    uint32_t chunk;      /* all but NORM */
-    uint32_t request;    /* READ, WRITE */
-    uint32_t engine;     /* that has the command */
+    uint32_t peer_block;      /* PIECE */
+    uint32_t chunk;           /* all but NORM */
+    uint32_t request;         /* READ, WRITE */
+    uint32_t engine;          /* that has the command */
     struct cst_moment issued; /* see instant.c, as is the next one */
-    uint64_t idle;            /* ns, REDUCE: time for which its engine would have had no sum, until then */
-    uint64_t collection; /* STAGE, LANDING, REDUCE, NORM: the collection of gradients that it belongs to */
+    uint64_t idle; /* ns, REDUCE: time for which its engine would have had no sum, until then */
+    uint64_t collection; /* STAGE, LANDING, REDUCE, NORM: the collection of gradients that it
+                            belongs to */
 };
 
 struct cst_flights {

@@ -7,7 +7,8 @@
  *     \--REDUCE--> grad row                        one contribution is its own sum
  *
  * A slot is free again when nobody was promised what is in it, and all commands that read or wrote
- * it were told to be complete. What is kept is void when its collection is, or when its copy fails. */
+ * it were told to be complete. What is kept is void when its collection is, or when its copy fails.
+ */
 #include "offload/updates.h"
 
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From names to numbers: an index over entries that somebody else keeps, numbered in order of coming. Private to model.c. */
+/* From names to numbers: an index over entries that somebody else keeps, numbered in order of
+ * coming. Private to model.c. */
 #ifndef CST_NAMES_H
 #define CST_NAMES_H
 

@@ -5,7 +5,8 @@
 
 #include "offload/packing.h"
 
-/* Of rank @rank. min_blocks and min_operator as cst_layout_build says; max_blocks: weights and gradients of all that it holds. */
+/* Of rank @rank. min_blocks and min_operator as cst_layout_build says; max_blocks: weights and
+ * gradients of all that it holds. */
 struct cst_layout_need cst_need_of_rank(struct cst_packing *packing, uint32_t rank);
 
 /* The most of all ranks. */

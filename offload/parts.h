@@ -35,16 +35,17 @@ struct cst_rank {
     bool joined;         /* takes part in the attempt that runs */
     uint32_t sync;       /* its waiting SYNC, CST_NO_REQUEST: none */
     uint32_t step;       /* its waiting STEP, CST_NO_REQUEST: none */
-    struct cst_err gone; /* status != 0: the accelerator of its pool is, and why; until it attaches */
+    struct cst_err
+        gone; /* status != 0: the accelerator of its pool is, and why; until it attaches */
     enum cst_rank_begun
         begun;           /* it fetched; it opened or handed in a gradient, or asked for the step */
     uint32_t micro;      /* micro-batch of the step that it is in, from 0 */
     bool stepped;        /* it asked for the step, whether or not it still waits for the reply */
     bool wants_prefetch; /* look for something to load at the end of this event */
-    bool prepared;             /* it said what its STEP will say; EARLY alone */
+    bool prepared;       /* it said what its STEP will say; EARLY alone */
     struct cst_hyper promised; /* that, where prepared */
     struct cst_hyper hyper;    /* of its STEP */
-    double loss;            /* of its STEP */
+    double loss;               /* of its STEP */
     struct cst_pool pool;
     struct cst_trace trace;
     uint64_t hits, misses, late, prefetches, evictions, waits; /* fetches; loads; blocks; fetches */
@@ -68,24 +69,25 @@ struct cst_clock {
     uint64_t now;    /* of the event, ns */
     uint64_t commit; /* the latest of what the commit waits for */
     uint64_t lag;    /* ns by which the last commit was earlier than on the first clock */
-    uint64_t idle_ns[CST_CLOCK_ENGINES + 1]; /* in which it would have no sum to make, and had none yet */
+    uint64_t idle_ns[CST_CLOCK_ENGINES +
+                     1]; /* in which it would have no sum to make, and had none yet */
     struct cst_moment lanes[CST_CLOCK_ENGINES + 1][CST_CLOCK_LANES]; /* end of the last command */
 };
 
 /* Times of updates, see exposure.c. */
 struct cst_exposure {
-    uint32_t n_updates;     /* under way: UPDATEs in place, and what comes down from rooms */
-    uint64_t since;         /* ns, n_updates > 0: what comes before is in update_ns */
-    uint64_t quiet_since;   /* ns, n_updates == 0: the end of the last one */
-    uint64_t update_ns;     /* in which updates were under way */
-    uint64_t round_from_ns; /* update_ns when the round began */
-    bool open;              /* a round is */
-    bool all_issued;        /* its step is committed: no update of it is still to come */
-    uint32_t interleave;    /* k of the round's updates; 0: none goes through a room */
-    uint64_t n_rounds;      /* that ended */
-    uint32_t last_interleave;                   /* of the last one of them, as are these */
+    uint32_t n_updates;       /* under way: UPDATEs in place, and what comes down from rooms */
+    uint64_t since;           /* ns, n_updates > 0: what comes before is in update_ns */
+    uint64_t quiet_since;     /* ns, n_updates == 0: the end of the last one */
+    uint64_t update_ns;       /* in which updates were under way */
+    uint64_t round_from_ns;   /* update_ns when the round began */
+    bool open;                /* a round is */
+    bool all_issued;          /* its step is committed: no update of it is still to come */
+    uint32_t interleave;      /* k of the round's updates; 0: none goes through a room */
+    uint64_t n_rounds;        /* that ended */
+    uint32_t last_interleave; /* of the last one of them, as are these */
     uint64_t last_update_ns;
-    uint64_t total_update_ns; /* of all of them */
+    uint64_t total_update_ns;                   /* of all of them */
     uint64_t last_exposed_ns, total_exposed_ns; /* of the last step, of all steps */
 };
 
@@ -96,8 +98,8 @@ enum cst_over { CST_OVER_WEIGHTS, CST_OVER_GRADIENT, CST_OVER_DEBRIS };
 /* An update of a chunk. */
 struct cst_update {
     uint32_t chunk;
-    uint64_t mark;          /* adam step */
-    struct cst_hyper hyper; /* grad_scale: with the clip factor */
+    uint64_t mark;           /* adam step */
+    struct cst_hyper hyper;  /* grad_scale: with the clip factor */
     struct cst_place weight; /* where the weights go */
     bool guard;              /* tiles beyond proto/limit.h keep their states */
 };
@@ -112,15 +114,15 @@ struct cst_chunk {
     uint64_t update_ticket; /* what brings the weights of its last update, UPDATE or, from a room,
                                COPY down, while not done; else 0 */
     uint64_t states_tickets[CST_UPDATE_STATES]; /* from a room: same, its states */
-    uint32_t room;        /* of its last update, CST_NONE: its node's engine made it, in place */
-    uint32_t buffer;      /* of that room, which it went through */
-    bool comes;           /* same: UPDATE is done, so that COPYs down overwrite the chunk's rows */
+    uint32_t room;   /* of its last update, CST_NONE: its node's engine made it, in place */
+    uint32_t buffer; /* of that room, which it went through */
+    bool comes;      /* same: UPDATE is done, so that COPYs down overwrite the chunk's rows */
     struct cst_update away; /* same, as it was asked for */
-    uint32_t held;        /* slot of that room that has the gradient, CST_NONE: none */
-    bool turn;            /* the last update was one that should go through a room */
+    uint32_t held;          /* slot of that room that has the gradient, CST_NONE: none */
+    bool turn;              /* the last update was one that should go through a room */
     uint64_t weight_ticket; /* what brings the weights that fetches read, while not done; else 0 */
     bool other_side;        /* fetches read the second weight row */
-    bool pending;           /* the last update's weights are in the row that fetches do not read yet */
+    bool pending; /* the last update's weights are in the row that fetches do not read yet */
     bool ahead;   /* its update of the step that is not committed was issued: see overlap.c */
     bool carried; /* in an attempt before this one */
     bool fused;   /* the last sum went into its update alone: the grad row does not have it */
@@ -128,8 +130,9 @@ struct cst_chunk {
     uint64_t stage_ticket;  /* COPY into the grad row under way, of this or an earlier collection */
     uint64_t write_ticket;  /* last WRITE, while not done; else 0 */
     uint32_t n_writes;      /* WRITEs not done */
-    bool broken;            /* A command failed that was to change its weights or states: nobody can tell what they are. */
-    bool torn;            /* the grad row holds one rank's contribution, or not all micro-batches */
+    bool broken; /* A command failed that was to change its weights or states: nobody can tell what
+                    they are. */
+    bool torn;   /* the grad row holds one rank's contribution, or not all micro-batches */
     uint32_t staged_rank; /* whose contribution is in the grad row, CST_NONE: nobody's */
     uint32_t micro;       /* micro-batch that it collects; all before it are in the grad row */
     uint64_t handed;      /* ranks that handed in for it, or cannot any more, a bit each */
@@ -138,23 +141,25 @@ struct cst_chunk {
     bool reduced;         /* all of this collection is in the grad row */
     enum cst_over over;   /* once what was issued is done */
     bool ordered;         /* scratch of the order of updates */
-    uint64_t work_ns[2]; /* what a GPU takes for it, forward and backward; 0: not known */
-    uint64_t quiet_ns[CST_QUIETS]; /* what copies and sums take while no update is under way; same */
+    uint64_t work_ns[2];  /* what a GPU takes for it, forward and backward; 0: not known */
+    uint64_t
+        quiet_ns[CST_QUIETS];     /* what copies and sums take while no update is under way; same */
     struct cst_moment update_end; /* end of its last update */
     struct cst_moment updated;    /* end of the last update whose weights fetches waited for */
     struct cst_moment sum_end;    /* end of the last sum of its gradient */
     struct cst_moment landed;     /* end of the last copy of its gradient to a landing */
-    uint64_t version;     /* grows when a write to the weights or states is issued */
-    uint64_t grad_version; /* same, the grad row */
-    uint64_t evicted_step; /* step in which a rank last evicted it, for explain */
-    uint32_t evicted_rank; /* which, CST_NONE: never */
-    uint32_t evicted_for;  /* chunk that wanted the block */
+    uint64_t version;             /* grows when a write to the weights or states is issued */
+    uint64_t grad_version;        /* same, the grad row */
+    uint64_t evicted_step;        /* step in which a rank last evicted it, for explain */
+    uint32_t evicted_rank;        /* which, CST_NONE: never */
+    uint32_t evicted_for;         /* chunk that wanted the block */
 };
 
 #define CST_ROOM_MAX_FAILURES 3 /* and it is given up */
 #define CST_ROOM_MAX_TRIES 3    /* of a COPY down */
 #define CST_ROOM_COPIES_DOWN (1 + CST_UPDATE_STATES)
-#define CST_ROOM_COMMANDS (1 + CST_UPDATE_STATES + 1 + CST_ROOM_COPIES_DOWN) /* of an update: up, UPDATE, down */
+#define CST_ROOM_COMMANDS                                                                          \
+    (1 + CST_UPDATE_STATES + 1 + CST_ROOM_COPIES_DOWN) /* of an update: up, UPDATE, down */
 
 /* A place in a room for a gradient. */
 struct cst_held_slot {
@@ -187,10 +192,10 @@ struct cst_core {
     uint32_t table_segment;
     uint32_t world;
     uint32_t n_chunks;
-    uint64_t everybody;     /* a bit per rank */
-    uint32_t n_gpus;        /* into whose memory engines load weights; several ranks may share one */
-    uint32_t n_nodes;       /* whose engines have chunks */
-    uint32_t n_trained;     /* chunks that are not frozen */
+    uint64_t everybody; /* a bit per rank */
+    uint32_t n_gpus;    /* into whose memory engines load weights; several ranks may share one */
+    uint32_t n_nodes;   /* whose engines have chunks */
+    uint32_t n_trained; /* chunks that are not frozen */
     uint32_t micro_batches; /* per step at most; at least 1 */
     bool grad_fp32;         /* grad rows are, and can be added to */
     bool two_weights;       /* chunks with states have a second weight row */
@@ -208,12 +213,12 @@ struct cst_core {
     uint64_t n_skipped;
     uint64_t n_overflows;
     uint64_t adam_step;
-    uint64_t collection; /* counts collections of gradients: one per step and attempt */
-    uint32_t n_ahead;    /* chunks that are ahead */
+    uint64_t collection;          /* counts collections of gradients: one per step and attempt */
+    uint32_t n_ahead;             /* chunks that are ahead */
     struct cst_hyper early_hyper; /* n_ahead > 0: with which they were updated */
-    uint64_t n_dropped;  /* gradients handed in for chunks that were carried */
-    uint32_t n_reduced;  /* chunks whose gradient of this collection is complete */
-    uint32_t n_writes;   /* WRITEs not done, of all chunks */
+    uint64_t n_dropped;           /* gradients handed in for chunks that were carried */
+    uint32_t n_reduced;           /* chunks whose gradient of this collection is complete */
+    uint32_t n_writes;            /* WRITEs not done, of all chunks */
     uint64_t last_ticket;
     uint64_t generation; /* last lease given */
     uint64_t uses;       /* counts grants, for LRU */
@@ -226,23 +231,24 @@ struct cst_core {
     struct cst_room rooms[CST_CORE_MAX_ROOMS];
     uint32_t n_rooms;
     uint32_t next_room;
-    uint32_t interleave;      /* as set */
-    uint32_t interleave_now;  /* of the updates that were issued last; 0: none goes through a room */
-    uint32_t *in_order;       /* per node, of its chunks: updates issued since their order began; owned */
-    bool order_ended;         /* the next one begins another */
+    uint32_t interleave;     /* as set */
+    uint32_t interleave_now; /* of the updates that were issued last; 0: none goes through a room */
+    uint32_t *in_order; /* per node, of its chunks: updates issued since their order began; owned */
+    bool order_ended;   /* the next one begins another */
     uint64_t n_updates, n_device_updates; /* chunks, completed */
     uint64_t *landing_readers; /* per landing of the layout: the REDUCE that read it last; owned */
     uint32_t *next_landing;    /* per node: which of its landings is taken next; owned */
-    uint32_t *order;          /* scratch: chunks in the order of their updates; owned */
-    uint64_t n_blocks;        /* of all pools */
-    struct cst_rank *ranks;   /* owned */
-    struct cst_chunk *chunks; /* owned */
+    uint32_t *order;           /* scratch: chunks in the order of their updates; owned */
+    uint64_t n_blocks;         /* of all pools */
+    struct cst_rank *ranks;    /* owned */
+    struct cst_chunk *chunks;  /* owned */
     struct cst_requests requests;
     struct cst_flights flights;
     struct cst_actions *actions; /* of the event that is digested */
 };
 
-/* -- instant.c: how much later a step is because of its updates --------------------------------- */
+/* -- instant.c: how much later a step is because of its updates ---------------------------------
+ */
 
 /* An event begins: when it would have happened if updates took no time. Before anything else. */
 void cst_instant_begin(struct cst_core *core, const struct cst_event *event);
@@ -342,14 +348,15 @@ void cst_ranks_cancel_fetches(struct cst_core *core, uint32_t rank);
 /* The rank ended its micro-batch: same, those of gradients. */
 void cst_ranks_cancel_grads(struct cst_core *core, uint32_t rank);
 
-/* -- loss.c: engines that are gone -------------------------------------------------------------- */
+/* -- loss.c: engines that are gone --------------------------------------------------------------
+ */
 
 /* The engine gave the command of @event back, and will not do anything else either. */
 bool cst_loss_is(const struct cst_event *event);
 
-/* A command of @engine for a pool in its accelerator's memory came back so: the attempt is over, and
- * the ranks whose pools are there hear why until they attach again. @needed: the step could not be
- * committed without it; else one that closes is first. */
+/* A command of @engine for a pool in its accelerator's memory came back so: the attempt is over,
+ * and the ranks whose pools are there hear why until they attach again. @needed: the step could not
+ * be committed without it; else one that closes is first. */
 void cst_loss_of_pools(struct cst_core *core, uint32_t engine, const struct cst_event *event,
                        bool needed);
 
@@ -379,7 +386,8 @@ void cst_fetch_want(struct cst_core *core, const struct cst_event *event);
 void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit,
                      bool ahead);
 
-/* The same for request @i, which ends, and counts. @again: the block holds its gradients already. */
+/* The same for request @i, which ends, and counts. @again: the block holds its gradients already.
+ */
 void cst_fetch_answer(struct cst_core *core, uint32_t i, uint32_t b, bool again);
 
 /* A fetch of the rank waits for a block. */
@@ -503,7 +511,8 @@ void cst_schedule_drop(struct cst_core *core);
  * rank in its pool. */
 struct cst_way cst_schedule_way(const struct cst_core *core, uint32_t chunk, bool all);
 
-/* The contributions that are next in rank order, as sources of @command; their blocks go with it. */
+/* The contributions that are next in rank order, as sources of @command; their blocks go with it.
+ */
 void cst_schedule_add_sources(struct cst_core *core, uint32_t chunk, struct cst_command *command);
 
 /* Completion of an update that made the sum too. */
@@ -535,8 +544,8 @@ void cst_over_end(struct cst_chunk *chunk);
 /* A write of some master weights was issued, which writes those weights too. */
 void cst_over_write_master(struct cst_chunk *chunk);
 
-/* @command brings weights [@first, @first + @n_elems) of chunk @c's weight row @row: its kind, source
- * and length. */
+/* @command brings weights [@first, @first + @n_elems) of chunk @c's weight row @row: its kind,
+ * source and length. */
 void cst_over_read_weights(const struct cst_core *core, uint32_t c, enum cst_row row,
                            uint64_t first, uint64_t n_elems, struct cst_command *command);
 

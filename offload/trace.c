@@ -11,8 +11,9 @@
 #define CERTAIN 4    /* entries after which a phase that seems to have begun has */
 #define NEAR 8       /* so far ahead something is rather early than the beginning of a phase */
 #define MAX_PLACES 8 /* of an entry in a phase that are compared */
-#define BEGIN_OF_TIME (1ull << 32) /* base may lie before the time at which its phase was entered  \
-                                    */
+#define BEGIN_OF_TIME                                                                              \
+    (1ull << 32) /* base may lie before the time at which its phase was entered                    \
+                  */
 
 static const struct cst_phase *current(const struct cst_trace *trace)
 {

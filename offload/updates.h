@@ -3,11 +3,9 @@
  *
  *   commit.c     norm, commit, the order of updates
  *   update.c     one update of a chunk
- *   overlap.c    which weight row is read and written; updates before the commit, and behind the next
- *   room.c       updates on accelerators
- *   held.c       gradients that stay there
- *   fallback.c   what is done where a command of such an update fails
- *   exposure.c   how long updates are under way */
+ *   overlap.c    which weight row is read and written; updates before the commit, and behind the
+ * next room.c       updates on accelerators held.c       gradients that stay there fallback.c what
+ * is done where a command of such an update fails exposure.c   how long updates are under way */
 #ifndef CST_UPDATES_H
 #define CST_UPDATES_H
 
@@ -68,8 +66,8 @@ bool cst_room_pass(struct cst_core *core, uint32_t chunk);
 /* Issue it there. */
 void cst_room_update(struct cst_core *core, uint32_t room, const struct cst_update *what);
 
-/* The update of @chunk, of which nothing has come down, has failed: the next one in its buffer waits
- * for nothing. */
+/* The update of @chunk, of which nothing has come down, has failed: the next one in its buffer
+ * waits for nothing. */
 void cst_room_leave(struct cst_core *core, uint32_t chunk);
 /* @room is not gone through any more. */
 void cst_room_give_up(struct cst_core *core, uint32_t room);
@@ -92,8 +90,8 @@ void cst_fallback_kept(struct cst_core *core, const struct cst_flight *flight,
 /* -- overlap.c: rows and times of updates ---------------------------------------------------------
  */
 
-/* The weight row that fetches of @chunk read; that which all committed updates are in; that which an
- * update of it that is issued now writes. */
+/* The weight row that fetches of @chunk read; that which all committed updates are in; that which
+ * an update of it that is issued now writes. */
 enum cst_row cst_overlap_side(const struct cst_core *core, uint32_t chunk);
 enum cst_row cst_overlap_newest(const struct cst_core *core, uint32_t chunk);
 enum cst_row cst_overlap_target(const struct cst_core *core, uint32_t chunk);
@@ -105,8 +103,8 @@ int cst_overlap_check_read(const struct cst_core *core, uint32_t chunk, enum cst
 /* CST_EBUSY: a step that is not committed has updated chunks. */
 int cst_overlap_check_write(const struct cst_core *core, struct cst_err *err);
 
-/* The step is committed: @chunk is updated as @update says, if it is not yet, and fetches turn to the
- * row that they are to read from now on. NULL: the step is skipped. */
+/* The step is committed: @chunk is updated as @update says, if it is not yet, and fetches turn to
+ * the row that they are to read from now on. NULL: the step is skipped. */
 void cst_overlap_committed(struct cst_core *core, uint32_t chunk, const struct cst_update *update);
 /* Fetches turn to the last updates, which they else would read from the next commit on. */
 void cst_overlap_flush(struct cst_core *core);
@@ -122,7 +120,8 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t chunk);
 void cst_overlap_drop(struct cst_core *core, uint32_t chunk);
 
 void cst_overlap_prepare(struct cst_core *core, const struct cst_event *event);
-/* CST_EMISMATCH: what @rank's STEP says is not what was prepared, or what updates were begun with. */
+/* CST_EMISMATCH: what @rank's STEP says is not what was prepared, or what updates were begun with.
+ */
 int cst_overlap_check_step(const struct cst_core *core, uint32_t rank, struct cst_err *err);
 
 /* -- held.c: gradients that stay up ------------------------------------------------------------ */
@@ -142,7 +141,8 @@ void cst_held_done(struct cst_core *core, const struct cst_flight *flight);
 /* NULL, or the name of an invariant that does not hold. For tests. */
 const char *cst_held_check(const struct cst_core *core);
 
-/* -- exposure.c: times of updates --------------------------------------------------------------- */
+/* -- exposure.c: times of updates ---------------------------------------------------------------
+ */
 
 /* A command was issued that ends an update: UPDATE, or one of the COPYs down from a room. */
 void cst_exposure_issued(struct cst_core *core);

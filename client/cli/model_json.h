@@ -48,8 +48,8 @@ struct cli_model {
  * is no model; CST_EEXIST: two tensors have one name; CST_ENOMEM. */
 int cli_model_read(struct cli_model *out, const char *path, struct cst_err *err);
 
-/* The same out of parsed JSON, borrowed. CST_EINVAL: "tensors[3].shape: ..."; CST_EEXIST: two tensors
- * have one name; CST_ENOMEM. */
+/* The same out of parsed JSON, borrowed. CST_EINVAL: "tensors[3].shape: ..."; CST_EEXIST: two
+ * tensors have one name; CST_ENOMEM. */
 int cli_model_from_json(struct cli_model *out, const json_t *root, struct cst_err *err);
 
 /* A new object, what is default left out; NULL: out of memory. */

@@ -12,9 +12,9 @@
 struct cli_plan_input {
     struct cli_model model;
     struct cst_rates rates;
-    char rates_from[PATH_MAX];     /* where they are from, for people */
+    char rates_from[PATH_MAX]; /* where they are from, for people */
     struct cst_plan_budget budget;
-    struct cst_plan_least least;   /* what a plan would need, after a search in which nothing fits */
+    struct cst_plan_least least; /* what a plan would need, after a search in which nothing fits */
     struct cst_plan_config config; /* points into this */
 };
 

@@ -24,7 +24,8 @@ struct cli_plan_rows {
 int cli_plan_rows(struct cli_plan_rows *out, const struct cli_plan_input *input,
                   const struct cst_plan_choice *choice, struct cst_err *err);
 
-/* Gradients take the weights' places in @choice: the user has said so, or the plan has chosen it. */
+/* Gradients take the weights' places in @choice: the user has said so, or the plan has chosen it.
+ */
 bool cli_plan_is_over(const struct cli_plan_input *input, const struct cst_plan_choice *choice);
 
 /* Tokens per second of all ranks together; 0: the model does not say. */

@@ -52,7 +52,8 @@ void cli_timeline_add(struct cli_timeline *timeline, const struct cli_span *span
 /* Write all of it; times count from the first begin. Sorts the spans. CST_ENOMEM; CST_EIO. */
 int cli_timeline_write(struct cli_timeline *timeline, FILE *to, struct cst_err *err);
 
-/* The same into the file @path, which is replaced when all is written; "-" or NULL: standard output.
+/* The same into the file @path, which is replaced when all is written; "-" or NULL: standard
+ * output.
  */
 int cli_timeline_save(struct cli_timeline *timeline, const char *path, struct cst_err *err);
 

@@ -30,8 +30,8 @@ struct gpt_device_ops {
     /* Passes per step that the store's accumulate is called between; each is over its part of
      * --batch. */
     uint32_t (*passes)(const struct gpt_device *device);
-    /* Of a rank in the exchange of a mixture's tokens (exchange.h). Ranks whose devices exchange them
-     * in another way have another size. */
+    /* Of a rank in the exchange of a mixture's tokens (exchange.h). Ranks whose devices exchange
+     * them in another way have another size. */
     size_t (*region_bytes)(const struct gpt_device *device, const struct gpt_model *model);
     /* Activations for @max_seqs sequences. Called by the thread that will use them. */
     int (*open_pass)(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,

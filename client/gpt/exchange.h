@@ -41,8 +41,9 @@ void gpt_exchange_hub_break(struct gpt_exchange_hub *hub);
 int gpt_exchange_open_thread(struct gpt_exchange **out, struct gpt_exchange_hub *hub, uint32_t rank,
                              struct cst_err *err);
 
-/* One of @world processes; @name: the same in all, of 1..106 characters (an address of a Unix socket has
- * no more), and no other job's of this user. Nothing is connected yet. CST_ENOMEM, CST_EINVAL: the name. */
+/* One of @world processes; @name: the same in all, of 1..106 characters (an address of a Unix
+ * socket has no more), and no other job's of this user. Nothing is connected yet. CST_ENOMEM,
+ * CST_EINVAL: the name. */
 int gpt_exchange_open_process(struct gpt_exchange **out, const char *name, uint32_t rank,
                               uint32_t world, size_t region_bytes, struct cst_err *err);
 
@@ -60,14 +61,14 @@ void gpt_exchange_leave(struct gpt_exchange *x);
 
 /* What who uses an exchange wants to be told, in the thread that uses it. */
 struct gpt_exchange_watch {
-    void (*look)(void *arg); /* now and then, by a meeting that waits */
+    void (*look)(void *arg);                           /* now and then, by a meeting that waits */
     void (*came)(void *arg, void *base, size_t bytes); /* joined: header and regions of all ranks */
-    void (*goes)(void *arg, void *base); /* the same are gone when it returns */
-    void *arg;                           /* of them */
+    void (*goes)(void *arg, void *base);               /* the same are gone when it returns */
+    void *arg;                                         /* of them */
 };
 
-/* Tell @watch, which is borrowed, from now on, at once of memory that is there; NULL: nobody, and who
- * was told so far is told that it goes. */
+/* Tell @watch, which is borrowed, from now on, at once of memory that is there; NULL: nobody, and
+ * who was told so far is told that it goes. */
 void gpt_exchange_watch(struct gpt_exchange *x, const struct gpt_exchange_watch *watch);
 
 /* Wait until every rank has called it as often. CST_EPEERDIED. Joined only. */

@@ -40,7 +40,8 @@ struct gpt_options {
     uint64_t delay_from;           /* step; with CST_OVERLAP_DELAYED */
     bool grad_over_weight;         /* gradients take the weights' places */
     uint64_t update_room;          /* bytes of the device for updates */
-    uint64_t device_states;        /* bytes of the device for states that stay there; CST_ROOM_AUTO, either: planned */
+    uint64_t device_states;        /* bytes of the device for states that stay there; CST_ROOM_AUTO,
+                                      either: planned */
     uint64_t seed;                 /* of weights, data order and sample */
     const char *data;              /* file to read bytes from */
     uint32_t rank, world;          /* this worker and how many there are */

@@ -30,8 +30,8 @@ struct gpt_pass_ops {
     /* For gpt_pass_step. Operator @number between op_begin and op_end: */
     int (*run)(struct gpt_pass *pass, struct gpt_store *store, uint32_t number,
                enum cst_direction direction, struct cst_err *err);
-    /* of a mixture, whether the expert @op runs here, and what is done with the rows of block @layer
-     * before the first of its experts and behind the last. */
+    /* of a mixture, whether the expert @op runs here, and what is done with the rows of block
+     * @layer before the first of its experts and behind the last. */
     bool (*runs)(const struct gpt_pass *pass, const struct gpt_operator *op);
     int (*dispatch)(struct gpt_pass *pass, uint32_t layer, enum cst_direction direction,
                     struct cst_err *err);

@@ -3,8 +3,8 @@
 #ifndef GPT_STOP_H
 #define GPT_STOP_H
 
-/* From now on the first SIGINT or SIGTERM only asks for the end; a second one of the same kind ends the process at once. Calls that wait are
- * interrupted (EINTR). Any thread, once. */
+/* From now on the first SIGINT or SIGTERM only asks for the end; a second one of the same kind ends
+ * the process at once. Calls that wait are interrupted (EINTR). Any thread, once. */
 void gpt_stop_catch(void);
 
 /* The signal that asked for the end; 0: none has. Any thread. */

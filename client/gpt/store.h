@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where a rank's model states live: a table of operations with a row each for the daemon
  * (store_daemon.c), this process (store_local.c), and a view of either (store_read.c). Semantics,
- * types and statuses are those of cistern/cistern.h; tensors and operators go by their number in the
- * model. A handle is used by one thread. */
+ * types and statuses are those of cistern/cistern.h; tensors and operators go by their number in
+ * the model. A handle is used by one thread. */
 #ifndef GPT_STORE_H
 #define GPT_STORE_H
 

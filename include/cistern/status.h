@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The one list of errors. The numbers are the wire's: never reuse one, append only.
  *
- * A function returns 0 (CST_OK) or a negative status. Where the cause needs words, its last parameter is a
- * `struct cst_err *err`: the first function that knows the cause writes it, with its numbers; callers may
- * prefix it ("outer: inner"). Only daemon/ and programs print. */
+ * A function returns 0 (CST_OK) or a negative status. Where the cause needs words, its last
+ * parameter is a `struct cst_err *err`: the first function that knows the cause writes it, with its
+ * numbers; callers may prefix it ("outer: inner"). Only daemon/ and programs print. */
 #ifndef CST_STATUS_H
 #define CST_STATUS_H
 
@@ -65,8 +65,9 @@ const char *cst_status_words(int status);
 /* True where trying again later can help. Any thread. */
 bool cst_status_retryable(int status);
 
-/* Write @status and the formatted words into @err (NULL is allowed) and return @status. Bytes that a terminal
- * could obey or that are not UTF-8 become "\xNN". A failing function can end in `return cst_err_set(err, CST_EPOOL, "...", ...)`. */
+/* Write @status and the formatted words into @err (NULL is allowed) and return @status. Bytes that
+ * a terminal could obey or that are not UTF-8 become "\xNN". A failing function can end in `return
+ * cst_err_set(err, CST_EPOOL, "...", ...)`. */
 int cst_err_set(struct cst_err *err, int status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -91,7 +91,8 @@ __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         cst_formula_states states = {x.p[j], x.moments[0][j], x.moments[1][j]};
 
-        cst_formula_apply(static_cast<cst_optimizer>(optimizer), MOMENTS, &scalars, x.g[j], &states);
+        cst_formula_apply(static_cast<cst_optimizer>(optimizer), MOMENTS, &scalars, x.g[j],
+                          &states);
         cst_vec_store<MEMORY>(at.master + j * CST_VEC_LANES, states.p);
         upper[j] = cst_round_bf16(states.p);
         x.moments[0][j] = states.m;

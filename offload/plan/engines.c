@@ -205,9 +205,9 @@ static enum cst_lane_kind lane_of(const struct cst_play_command *c)
     case CST_FLIGHT_PART:
         break;
     }
-    return c->copied_to > 0              ? CST_LANE_PEER
+    return c->copied_to > 0           ? CST_LANE_PEER
            : c->lane == CST_PLAY_DOWN ? CST_LANE_DOWN
-                                         : CST_LANE_UP;
+                                      : CST_LANE_UP;
 }
 
 static void note_interval(struct cst_play *play, const struct cst_play_command *c)

@@ -62,8 +62,8 @@ struct cst_play_command {
     uint32_t chunk, rank; /* rank: as cst_flight.rank, which may be a room */
     bool told;            /* as cst_command.told, and so newest_first */
     bool newest_first;
-    uint32_t n_waits;     /* commands, and its own message, that it waits for */
-    uint64_t after_me;    /* list of commands that wait for it: ticket x 4 + index, 0: none */
+    uint32_t n_waits;  /* commands, and its own message, that it waits for */
+    uint64_t after_me; /* list of commands that wait for it: ticket x 4 + index, 0: none */
     uint64_t next_after[CST_COMMAND_MAX_AFTER]; /* links of those lists */
     struct cst_play_command *next;              /* in its lane's queue */
     bool begun;

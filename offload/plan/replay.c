@@ -497,8 +497,8 @@ static int open_play(struct cst_play *play, struct cst_err *err)
     play->world = play->config->core->world;
     play->hop_ns = (uint64_t)(play->config->rates->request_s * 1e9 / 2);
     play->workers = calloc(play->world, sizeof *play->workers);
-    if (play->workers == NULL ||
-        cst_play_engines_open(play) != CST_OK || open_machine(play) != CST_OK) {
+    if (play->workers == NULL || cst_play_engines_open(play) != CST_OK ||
+        open_machine(play) != CST_OK) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a replay");
     }
     rc = open_core(play, err);

@@ -86,7 +86,8 @@ struct cst_search {
     struct cst_search_lack lack;
 };
 
-/* The caller wants no more of the search: no further layout or replay is begun. Asks config->stop until it says so once. */
+/* The caller wants no more of the search: no further layout or replay is begun. Asks config->stop
+ * until it says so once. */
 bool cst_search_stops(struct cst_search *search);
 
 /* Check @config; no tries yet. */

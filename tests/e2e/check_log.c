@@ -84,7 +84,8 @@ START_TEST(log_is_shown)
     (void)fclose(file);
     status = child_wait(pid);
     ck_assert_int_eq(WEXITSTATUS(status), _i == 1 ? EXIT_FAILURE : EXIT_SUCCESS);
-    ck_assert_msg((strstr(text, " cisternd: notice: listening at") != NULL) == (_i == 1), "%s", text);
+    ck_assert_msg((strstr(text, " cisternd: notice: listening at") != NULL) == (_i == 1), "%s",
+                  text);
     ck_assert_uint_eq(count_logs(pid), 0);
 }
 END_TEST

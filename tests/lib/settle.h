@@ -17,7 +17,8 @@ void settle(struct raw_client *witness, const struct daemon_proc *proc, unsigned
  * daemon has then. */
 unsigned settle_base_fds(struct raw_client *witness, const struct daemon_proc *proc);
 
-/* Those and what engines of accelerators that run now have: two for the process, one for its undo slots. */
+/* Those and what engines of accelerators that run now have: two for the process, one for its undo
+ * slots. */
 unsigned settle_fds(struct raw_client *witness, unsigned base_fds);
 
 /* Remove every job that @witness may remove. */

@@ -58,8 +58,8 @@ void train_rig_replace(struct train_order orders[2], uint32_t victim, bool kille
 void train_rig_kill_worker(const struct train_placement *at, uint32_t victim, uint32_t first,
                            uint32_t step);
 
-/* @engine is killed at every @step-th point of a worker's life: another one takes over with the memory that
- * the daemon kept, no step is given up, and the bits are right. */
+/* @engine is killed at every @step-th point of a worker's life: another one takes over with the
+ * memory that the daemon kept, no step is given up, and the bits are right. */
 void train_rig_kill_engine(const struct train_placement *at, unsigned engine, uint32_t step);
 
 #endif

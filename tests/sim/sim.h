@@ -24,18 +24,18 @@ enum job_state { JOB_WAITING, JOB_RUNNING, JOB_FINISHED };
 struct job {
     enum job_state state;
     struct cst_command command;
-    int status;                                  /* FINISHED */
-    bool doomed;                                 /* fails when it ends */
-    bool cancelled;                              /* it will not begin: what it comes after failed */
-    bool held;                                   /* by the driver, until all before it was told */
-    uint64_t value;                              /* what it will write; UPDATE, CONVERT: nothing */
-    uint64_t changes;                            /* of the sources when it began */
-    bool begun;                                  /* UPDATE: at least once */
-    uint64_t order;                              /* FINISHED: of all that finished */
-    uint64_t sum;                                /* UPDATE: of the gradients that it takes */
-    uint64_t weights[SIM_MAX_CHUNKS];            /* UPDATE: tensors' newest weights before */
-    uint64_t old[MEMORY_ROWS][SIM_MAX_CHUNKS];   /* UPDATE, WRITE: tensors' numbers before, per row,
-                                                    per tensor of the chunk */
+    int status;                                /* FINISHED */
+    bool doomed;                               /* fails when it ends */
+    bool cancelled;                            /* it will not begin: what it comes after failed */
+    bool held;                                 /* by the driver, until all before it was told */
+    uint64_t value;                            /* what it will write; UPDATE, CONVERT: nothing */
+    uint64_t changes;                          /* of the sources when it began */
+    bool begun;                                /* UPDATE: at least once */
+    uint64_t order;                            /* FINISHED: of all that finished */
+    uint64_t sum;                              /* UPDATE: of the gradients that it takes */
+    uint64_t weights[SIM_MAX_CHUNKS];          /* UPDATE: tensors' newest weights before */
+    uint64_t old[MEMORY_ROWS][SIM_MAX_CHUNKS]; /* UPDATE, WRITE: tensors' numbers before, per row,
+                                                  per tensor of the chunk */
 };
 
 /* -- rooms ---------------------------------------------------------------------------------- */
@@ -84,14 +84,14 @@ struct worker {
     uint32_t ops[2 * SIM_MAX_OPS]; /* operators of this micro-batch: forward, then backward */
     uint32_t n_ops;
     uint32_t n_forward;
-    uint32_t at; /* index into ops */
-    bool last;   /* micro-batch of the step: it will not be another one's turn */
-    bool begun;  /* the fetches of ops[at] were sent */
-    bool prepared;       /* it said what its step will say ... */
-    uint32_t prepare_at; /* ... before this one of the ops */
+    uint32_t at;                /* index into ops */
+    bool last;                  /* micro-batch of the step: it will not be another one's turn */
+    bool begun;                 /* the fetches of ops[at] were sent */
+    bool prepared;              /* it said what its step will say ... */
+    uint32_t prepare_at;        /* ... before this one of the ops */
     bool keeps[SIM_MAX_CHUNKS]; /* it does not hand the gradient in */
-    bool wanted; /* and that they are waited for */
-    bool lost;   /* it heard that its accelerator is gone */
+    bool wanted;                /* and that they are waited for */
+    bool lost;                  /* it heard that its accelerator is gone */
     struct lease weights[SIM_MAX_CHUNKS];
     struct lease grads[SIM_MAX_CHUNKS];
     struct lease old[SIM_MAX_CHUNKS];  /* weights of earlier steps, not yet given back */
@@ -132,17 +132,17 @@ struct sim_totals {
     uint64_t over_runs, made; /* runs with gradients over weights; weights that came from masters */
     uint64_t early_runs, delayed_runs, ahead, fused, dropped; /* updates before their commit; of
                                                                  them, with the sum; gradients */
-    uint64_t through;  /* copies to and from rooms */
-    uint64_t device_runs; /* with states on accelerators */
-    uint64_t kept;     /* gradients that stayed in rooms */
-    uint64_t instead;  /* commands that came in place of such as failed in rooms */
-    uint64_t lost;     /* updates in rooms that were lost with their engine, of chunks at home */
-    uint64_t given_up; /* rooms */
+    uint64_t through;                                         /* copies to and from rooms */
+    uint64_t device_runs;                                     /* with states on accelerators */
+    uint64_t kept;                                            /* gradients that stayed in rooms */
+    uint64_t instead;    /* commands that came in place of such as failed in rooms */
+    uint64_t lost;       /* updates in rooms that were lost with their engine, of chunks at home */
+    uint64_t given_up;   /* rooms */
     uint64_t lost_sums;  /* sums that were lost with their engine */
     uint64_t lost_ranks; /* workers that heard so and went */
     uint64_t moved;      /* pools that moved to another place */
-    uint64_t redone;   /* commands that an engine had ended when it died, and did again */
-    uint64_t early; /* reductions of the first ranks' contributions alone */
+    uint64_t redone;     /* commands that an engine had ended when it died, and did again */
+    uint64_t early;      /* reductions of the first ranks' contributions alone */
 };
 
 struct sim {
@@ -161,14 +161,14 @@ struct sim {
     bool holds_grad[SIM_MAX_CHUNKS]; /* such a row was last written to as the gradient's */
     bool has_base;
     uint32_t world;
-    uint32_t n_nodes;    /* engines 0 to n_nodes - 1 are the host's ... */
-    uint32_t n_engines;  /* ... the others a GPU's each */
-    uint32_t stopped;    /* engines that do nothing for now, a bit each */
-    uint32_t lost;       /* accelerators' engines that do nothing any more, a bit each */
-    uint32_t ever_lost;  /* those that ever gave back a command undone */
-    bool ever_down;      /* engines of nodes were given up */
-    bool excused;        /* one of them had what the job cannot do without */
-    uint64_t n_lost;     /* updates in rooms that were lost with their engine, of chunks at home */
+    uint32_t n_nodes;   /* engines 0 to n_nodes - 1 are the host's ... */
+    uint32_t n_engines; /* ... the others a GPU's each */
+    uint32_t stopped;   /* engines that do nothing for now, a bit each */
+    uint32_t lost;      /* accelerators' engines that do nothing any more, a bit each */
+    uint32_t ever_lost; /* those that ever gave back a command undone */
+    bool ever_down;     /* engines of nodes were given up */
+    bool excused;       /* one of them had what the job cannot do without */
+    uint64_t n_lost;    /* updates in rooms that were lost with their engine, of chunks at home */
     uint64_t n_lost_sums, n_lost_ranks, n_moved;
     uint64_t n_crossing; /* commands that waited for another engine's */
     uint64_t n_fills;    /* copies by workers */
@@ -178,13 +178,13 @@ struct sim {
     uint64_t n_made;     /* loads of weights made from the master weights */
     struct cst_core_room rooms[SIM_MAX_ROOMS];
     uint32_t n_rooms;
-    bool has_devices; /* that have states */
+    bool has_devices;         /* that have states */
     uint64_t device_rooms[2]; /* bytes, per accelerator, if it has */
     struct room_row room_rows[SIM_MAX_ROOM_ROWS];
     unsigned n_room_rows;
     uint64_t n_through, n_redone, n_kept, n_instead;
-    uint64_t n_finished;   /* jobs */
-    uint64_t told[8];      /* per engine: order of the last job whose end was told */
+    uint64_t n_finished; /* jobs */
+    uint64_t told[8];    /* per engine: order of the last job whose end was told */
     struct memory memory;
     struct job *jobs; /* SIM_MAX_JOBS */
     unsigned n_jobs;
@@ -196,9 +196,9 @@ struct sim {
     uint64_t now;
     uint64_t timeout; /* CST_CORE_NEVER: waits do not end */
     /* what the run is made of, chosen by the seed; chances are in 1/10000 a turn */
-    unsigned p_death, p_lie, p_cancel, p_copy_fail, p_room_fail, p_engine_death, p_down, p_io, p_hint, p_skip, p_nan,
-        p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop, p_worker_copies, p_patterns, p_big,
-        p_idle, p_interleave, p_quiet, p_prepare, p_lost;
+    unsigned p_death, p_lie, p_cancel, p_copy_fail, p_room_fail, p_engine_death, p_down, p_io,
+        p_hint, p_skip, p_nan, p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop,
+        p_worker_copies, p_patterns, p_big, p_idle, p_interleave, p_quiet, p_prepare, p_lost;
     enum cst_overlap overlap;
     uint64_t delay_from;
     float clip_norm;
@@ -218,8 +218,8 @@ struct sim {
     bool ahead[SIM_MAX_CHUNKS];     /* updated before the commit ... */
     uint64_t ahead_sum[SIM_MAX_CHUNKS]; /* ... with this */
     uint64_t n_ahead, n_fused;
-    uint64_t attempt;               /* seen */
-    uint64_t step, n_skipped;       /* seen committed */
+    uint64_t attempt;         /* seen */
+    uint64_t step, n_skipped; /* seen committed */
     uint64_t n_deaths, n_turns;
     uint64_t last_progress; /* turn of the last commit */
 };

@@ -58,7 +58,6 @@ static enum cst_drift_news steps(struct cst_drift *drift, unsigned n, double sec
 {
     enum cst_drift_news news = CST_DRIFT_NONE;
 
-
     for (unsigned i = 0; i < n; i++) {
         ck_assert_int_eq(news, CST_DRIFT_NONE); /* no sooner than the last one */
         news = cst_drift_step(drift, seconds);

@@ -97,13 +97,11 @@ START_TEST(defaults)
     static const struct {
         enum cst_optimizer optimizer;
         float given, given2, beta1, beta2;
-    } cases[] = {{CST_OPTIMIZER_ADAMW, 0, 0, 0.9f, 0.999f},
-                 {CST_OPTIMIZER_ADAM, 0.8f, 0, 0.8f, 0.999f},
-                 {CST_OPTIMIZER_LION, 0, 0, 0.9f, 0.99f},
-                 {CST_OPTIMIZER_SGD, 0, 0, 0.9f, 0.999f},
-                 {CST_OPTIMIZER_SGD, -1, 0, 0, 0.999f},
-                 {CST_OPTIMIZER_ADAMW, 0, 0.99f, 0, 0.99f},
-                 {CST_OPTIMIZER_LION, 0, 0.95f, 0, 0.95f}};
+    } cases[] = {
+        {CST_OPTIMIZER_ADAMW, 0, 0, 0.9f, 0.999f}, {CST_OPTIMIZER_ADAM, 0.8f, 0, 0.8f, 0.999f},
+        {CST_OPTIMIZER_LION, 0, 0, 0.9f, 0.99f},   {CST_OPTIMIZER_SGD, 0, 0, 0.9f, 0.999f},
+        {CST_OPTIMIZER_SGD, -1, 0, 0, 0.999f},     {CST_OPTIMIZER_ADAMW, 0, 0.99f, 0, 0.99f},
+        {CST_OPTIMIZER_LION, 0, 0.95f, 0, 0.95f}};
     const struct cst_hyper_params params = {
         .lr = 0.5f, .beta1 = cases[_i].given, .beta2 = cases[_i].given2};
     struct cst_err err = {0};

@@ -97,9 +97,9 @@ START_TEST(the_journal_has_fields)
     cst_log(CST_LOG_ERROR, "no more");
     n = recv(journal, got, sizeof got - 1, MSG_DONTWAIT);
     ck_assert_int_gt(n, 0);
-    ck_assert_str_eq(got,
-                     "PRIORITY=5\nSYSLOG_IDENTIFIER=cisternd\nMESSAGE=job 'run7': rank 3\\x0ais gone\n"
-                     "CISTERN_JOB=run7\nCISTERN_RANK=3\nCISTERN_UID=1000\n");
+    ck_assert_str_eq(
+        got, "PRIORITY=5\nSYSLOG_IDENTIFIER=cisternd\nMESSAGE=job 'run7': rank 3\\x0ais gone\n"
+             "CISTERN_JOB=run7\nCISTERN_RANK=3\nCISTERN_UID=1000\n");
     n = recv(journal, got, sizeof got - 1, MSG_DONTWAIT);
     ck_assert_int_gt(n, 0);
     got[n] = '\0';

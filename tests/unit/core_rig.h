@@ -28,12 +28,12 @@ struct rig_job {
     uint32_t n_rooms;
     uint32_t interleave;
     const struct cst_layout_device *device; /* for states that stay there; NULL: none */
-    bool grad_over;           /* gradients take their weights' places */
+    bool grad_over;                         /* gradients take their weights' places */
     enum cst_optimizer optimizer;
     enum cst_moments moments;
     const uint32_t *engines; /* per rank: as in rig_open_on */
     bool worker_copies;
-    uint64_t gather_bytes; /* as in the policy */
+    uint64_t gather_bytes;    /* as in the policy */
     enum cst_overlap overlap; /* EARLY, DELAYED: two weight rows */
     uint64_t delay_from;
     uint64_t first_ticket; /* 0: 1 */
@@ -83,7 +83,8 @@ uint64_t rig_fetch_grad(struct rig *rig, uint32_t rank, uint32_t chunk);
 uint64_t rig_release(struct rig *rig, uint32_t rank, uint32_t chunk, uint64_t generation);
 uint64_t rig_hand_in(struct rig *rig, uint32_t rank, uint32_t chunk, uint64_t generation);
 uint64_t rig_step(struct rig *rig, uint32_t rank);
-/* READ or WRITE of elements [first, first + n), from or to RIG_STAGING_OFFSET of the staging segment. */
+/* READ or WRITE of elements [first, first + n), from or to RIG_STAGING_OFFSET of the staging
+ * segment. */
 uint64_t rig_io(struct rig *rig, enum cst_event_kind kind, uint32_t tensor, enum cst_row row,
                 uint64_t first, uint64_t n);
 

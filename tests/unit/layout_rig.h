@@ -5,15 +5,17 @@
 
 #include "offload/layout.h"
 
-/* Every tensor is in one chunk, of its kind and class, whole, aligned and apart from others; rows are there as the pattern says, apart, in
- * segments of the chunk's node; the sums are right. @config: that it was built with. */
+/* Every tensor is in one chunk, of its kind and class, whole, aligned and apart from others; rows
+ * are there as the pattern says, apart, in segments of the chunk's node; the sums are right.
+ * @config: that it was built with. */
 void rig_check_layout(const struct cst_layout *layout, const struct cst_model *model,
                       const struct cst_layout_config *config);
 
-/* Each rank goes through forward and backward as a worker does, with its blocks counted: needs are what it takes, or, where operators may be
- * left out (_every_ other sparse one is, by @seed), enough. */
-void rig_check_needs(const struct cst_layout *layout, const struct cst_model *model,
-                     uint32_t world, unsigned seed);
+/* Each rank goes through forward and backward as a worker does, with its blocks counted: needs are
+ * what it takes, or, where operators may be left out (_every_ other sparse one is, by @seed),
+ * enough. */
+void rig_check_needs(const struct cst_layout *layout, const struct cst_model *model, uint32_t world,
+                     unsigned seed);
 
 /* Tensors, groups, patterns and operators of @world ranks at random. */
 void rig_random_model(struct cst_model *model, uint32_t world);
