@@ -96,11 +96,11 @@ struct cst_job_spec {
     uint64_t seed;              /* of stochastic rounding */
     enum cst_overlap overlap;   /* when chunks are updated */
     uint64_t delay_from;        /* CST_OVERLAP_DELAYED: steps before it are not delayed */
-    bool
-        grad_over_weight;   /* gradients take the place of the weights that they belong to: 14 bytes
+    bool grad_over_weight;  /* gradients take the place of the weights that they belong to: 14 bytes
                              * per parameter instead of 16. The weights of a   chunk that is fetched
                              * again after its gradient was handed in are made from its master
-                             * weights. One micro-batch   (CST_EINVAL), and not with EARLY or DELAYED */
+                             * weights. One micro-batch   (CST_EINVAL), and not with EARLY or DELAYED
+                             */
     uint64_t update_room;   /* bytes of this rank's device, beside the pool, which the worker leaves
                              * free for updates; 0: none. On the   host: of a paced accelerator, where
                              * the daemon has one */
