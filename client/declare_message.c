@@ -122,7 +122,7 @@ struct load {
 
 static struct load fit(const struct cst_declare *declare, const struct cst_declare_cursor *cursor)
 {
-    size_t room = CST_FRAME_MAX_BODY;
+    size_t room = CST_FRAME_DECLARE_BYTES;
     struct load load = {.n_groups = fit_groups(declare, cursor->group, &room)};
 
     if (cursor->group + load.n_groups + 1 == declare->n_groups) {
@@ -130,6 +130,11 @@ static struct load fit(const struct cst_declare *declare, const struct cst_decla
         if (cursor->tensor + load.n_tensors == declare->n_tensors) {
             load.n_operators = fit_operators(declare, cursor->op, &room);
         }
+    }
+    if (load.n_groups + load.n_tensors + load.n_operators == 0 &&
+        cursor->op < declare->n_operators &&
+        operator_bytes(&declare->operators[cursor->op]) <= CST_FRAME_MAX_BODY) {
+        load.n_operators = 1; /* a message of its own may be longer */
     }
     return load;
 }

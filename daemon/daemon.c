@@ -18,6 +18,13 @@
 
 /* -- turns ---------------------------------------------------------------------------------- */
 
+static void on_readable(uv_check_t *reader)
+{
+    struct cst_daemon *daemon = reader->data;
+
+    cst_session_read_turns(&daemon->server);
+}
+
 /* After every callback of a turn and before the loop sleeps: what had to wait, then what it
  * produced for the engines, then what nobody waits for. */
 static void on_turn(uv_prepare_t *turn)
@@ -141,9 +148,11 @@ static void start_timers(struct cst_daemon *daemon)
 {
     uint64_t ms = cst_notify_watchdog_ms();
 
+    (void)uv_check_init(&daemon->loop, &daemon->reader);
     (void)uv_prepare_init(&daemon->loop, &daemon->turn);
     (void)uv_timer_init(&daemon->loop, &daemon->watchdog);
-    daemon->turn.data = daemon->watchdog.data = daemon;
+    daemon->reader.data = daemon->turn.data = daemon->watchdog.data = daemon;
+    (void)uv_check_start(&daemon->reader, on_readable);
     (void)uv_prepare_start(&daemon->turn, on_turn);
     if (ms > 0) {
         (void)uv_timer_start(&daemon->watchdog, on_watchdog, ms, ms);
@@ -314,6 +323,7 @@ static void for_own_handles(struct cst_daemon *daemon, void (*fn)(uv_handle_t *h
     fn((uv_handle_t *)&daemon->interrupt);
     fn((uv_handle_t *)&daemon->reload);
     fn((uv_handle_t *)&daemon->watchdog);
+    fn((uv_handle_t *)&daemon->reader);
     fn((uv_handle_t *)&daemon->turn);
 }
 

@@ -47,6 +47,7 @@ struct cst_daemon {
     uint64_t started_ns;             /* monotonic */
     uint64_t n_requests;             /* ever */
     bool draining;                   /* going down */
+    uv_check_t reader;               /* reads requests after each look at the sockets */
     uv_prepare_t turn;               /* end of each turn of the loop */
     uv_signal_t terminate, interrupt, reload;
     struct cst_notify notify; /* the service manager */

@@ -101,6 +101,7 @@ struct row {
     cst_serve_fn serve;                     /* NULL: no request of this type */
     const ProtobufCMessageDescriptor *type; /* of the body; NULL: empty, or left to the server */
     enum needs needs;
+    uint32_t max_bytes; /* longest body, unless it has one field alone; 0: that of a frame */
 };
 
 static const struct row rows[] = {
@@ -108,7 +109,8 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_PING] = {serve_ping, NULL, NOTHING},
     [CISTERN__MSG_TYPE__MSG_JOB_OPEN] = {cst_serve_job_open, &cistern__job_open__descriptor,
                                          NOTHING},
-    [CISTERN__MSG_TYPE__MSG_DECLARE] = {cst_serve_declare, &cistern__declare__descriptor, JOB},
+    [CISTERN__MSG_TYPE__MSG_DECLARE] = {cst_serve_declare, &cistern__declare__descriptor, JOB,
+                                        CST_FRAME_DECLARE_BYTES},
     [CISTERN__MSG_TYPE__MSG_COMMIT] = {cst_serve_commit, &cistern__commit__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_LAYOUT] = {cst_serve_layout, &cistern__layout_get__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_POOL] = {cst_serve_pool, &cistern__pool_get__descriptor, JOB},
@@ -175,6 +177,32 @@ static int check_session(const struct cst_session *session, const struct cst_fra
     return CST_OK;
 }
 
+/* The body is one field of a length that it says: a Declare with one declaration, for example. */
+static bool is_one_field(const struct cst_frame *frame)
+{
+    uint64_t bytes = 0;
+    uint32_t i = 1; /* after the tag */
+
+    for (unsigned shift = 0; i < frame->body_bytes && shift < 35; shift += 7) {
+        bytes |= (uint64_t)(frame->body[i] & 0x7f) << shift;
+        if ((frame->body[i++] & 0x80) == 0) {
+            break;
+        }
+    }
+    return bytes == frame->body_bytes - i;
+}
+
+static int check_length(const struct cst_frame *frame, const struct row *row, struct cst_err *err)
+{
+    if (row->max_bytes == 0 || frame->body_bytes <= row->max_bytes || is_one_field(frame)) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EPROTO,
+                       "message of type %u has %u bytes, the limit for several declarations in one "
+                       "message is %u",
+                       frame->type, frame->body_bytes, row->max_bytes);
+}
+
 /* The form of a request frame: no flags, no descriptors. */
 static int check_frame(struct cst_frame *frame, struct cst_err *err)
 {
@@ -204,6 +232,9 @@ void cst_dispatch(struct cst_session *session, struct cst_frame *frame)
 
     if (rc == CST_OK) {
         rc = check_session(session, frame, row, &fatal, &err);
+    }
+    if (rc == CST_OK) {
+        rc = check_length(frame, row, &err);
     }
     if (rc == CST_OK && row->type != NULL) {
         rc = cst_unpack_message(&session->daemon->unpack, row->type, frame->body, frame->body_bytes,

@@ -256,6 +256,7 @@ static struct cst_quota_account *find_or_make(struct cst_quota *quota, uid_t uid
         account->quota = quota;
         account->uid = uid;
         account->n_refs = 1;
+        cst_turns_init_user(&account->turns);
         LIST_INSERT_HEAD(&quota->accounts, account, link);
     }
     return account;

@@ -20,6 +20,7 @@
 #define CST_QUOTA_H
 
 #include "daemon/quota_rules.h"
+#include "daemon/turns.h"
 
 #include <stddef.h>
 #include <sys/queue.h>
@@ -37,6 +38,7 @@ struct cst_quota_account {
     struct cst_quota *quota;
     uid_t uid;
     unsigned n_refs;                    /* who may still take or give; 0: it is freed */
+    struct cst_turn_user turns;         /* sessions with a request to read; not used here */
     uint64_t groups;                    /* rules of groups it belongs to, a bit each */
     gid_t *gids;                        /* all groups it was seen with; owned */
     size_t n_gids;                      /* of them */

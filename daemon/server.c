@@ -161,6 +161,7 @@ int cst_server_open(struct cst_server *server, struct cst_daemon *daemon, struct
     cst_lingers_init(&server->lingers, &daemon->loop);
     server->spare_fd = -1;
     TAILQ_INIT(&server->sessions);
+    cst_turns_init(&server->turns);
     rc = cst_listen_inherit(&server->user, &server->manager, err);
     if (rc == CST_OK && server->user.fd < 0) {
         rc = cst_listen_open(&server->user, config->socket, 0660, err);

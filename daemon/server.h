@@ -22,7 +22,8 @@ struct cst_server {
     uint32_t n_managers;            /* of these, on the manager socket */
     uint32_t n_refused;             /* in the list, to be told why they are not */
     struct cst_unread_total unread; /* descriptors in flight to all of them */
-    uint64_t looked_ns; /* when those who do not read them were last looked for; monotonic */
+    uint64_t looked_ns;     /* when those who do not read them were last looked for; monotonic */
+    struct cst_turns turns; /* sessions with a request to read */
     struct cst_lingers lingers; /* sockets of ended sessions with some in flight */
 };
 

@@ -23,7 +23,9 @@ enum {
     STALL_MS = 10000,      /* A session whose replies wait so long is disconnected. */
     HOARD_MS = 5000,       /* While all sessions together are at the limit of descriptors in
                               flight, one that leaves some unread for so long is. */
-    LOOK_MS = 50,          /* So often they are looked for, while any reply waits for that limit. */
+    READ_NS = 20000, /* After reading requests for so long the daemon looks at the sockets again:
+                        another user may have a request by then. */
+    LOOK_MS = 50,    /* So often they are looked for, while any reply waits for that limit. */
 };
 
 static void on_socket(uv_poll_t *poll, int status, int events);
@@ -174,6 +176,24 @@ static void read_one(struct cst_session *session)
     }
 }
 
+void cst_session_read_turns(struct cst_server *server)
+{
+    uint64_t began_ns = uv_hrtime();
+    struct cst_turn *turn;
+
+    while ((turn = cst_turns_next(&server->turns)) != NULL) {
+        struct cst_session *session = cst_owner_of(turn, struct cst_session, turn);
+
+        if ((session->polled & UV_READABLE) != 0) { /* answers since then may have filled up */
+            read_one(session);
+            update_poll(session);
+        }
+        if (uv_hrtime() - began_ns > READ_NS) {
+            break; /* sockets that still have requests are reported again */
+        }
+    }
+}
+
 static void on_socket(uv_poll_t *poll, int status, int events)
 {
     struct cst_session *session = poll->data;
@@ -190,7 +210,7 @@ static void on_socket(uv_poll_t *poll, int status, int events)
         flush(session);
     }
     if ((events & UV_READABLE) != 0 && session->state != CST_SESSION_DOOMED) {
-        read_one(session);
+        cst_turns_add(&session->daemon->server.turns, &session->account->turns, &session->turn);
     } else if ((events & UV_DISCONNECT) != 0) {
         session->hung_up = true;
         cst_session_doom(session, NULL);
@@ -424,6 +444,7 @@ void cst_session_doom(struct cst_session *session, const char *why)
                       (unsigned)session->peer.uid, why);
     }
     session->state = CST_SESSION_DOOMED;
+    cst_turns_remove(&session->daemon->server.turns, &session->turn);
     cst_later_add(&session->daemon->later, &session->end);
 }
 

@@ -22,6 +22,7 @@
 struct cst_daemon;
 struct cst_job;
 struct cst_quota_account;
+struct cst_server;
 struct cst_staging;
 
 enum cst_session_state { CST_SESSION_NEW, CST_SESSION_OPEN, CST_SESSION_DOOMED };
@@ -30,10 +31,11 @@ struct cst_session {
     TAILQ_ENTRY(cst_session) link; /* in the server's list */
     struct cst_daemon *daemon;
     enum cst_session_state state;
-    int fd;          /* non-blocking; -1: closed */
-    bool manager;    /* came by the manager socket */
-    bool hung_up;    /* the peer closed its end */
-    bool last_words; /* to be closed when what waits is sent */
+    int fd;               /* non-blocking; -1: closed */
+    bool manager;         /* came by the manager socket */
+    bool hung_up;         /* the peer closed its end */
+    bool last_words;      /* to be closed when what waits is sent */
+    struct cst_turn turn; /* in the line of sessions with a request to read */
     struct cst_peer peer;
     struct cst_quota_account *account; /* of the peer's uid; a reference */
     struct cst_err refusal;            /* status != 0: what its first message is answered with */
@@ -77,6 +79,10 @@ void cst_session_error(struct cst_session *session, uint64_t id, const struct cs
 /* Tell the peer, unasked, why its connection is going to be closed: calls that it makes later fail
  * with these words. */
 void cst_session_farewell(struct cst_session *session, const struct cst_err *why);
+
+/* Read requests of the sessions in the line of @server, for READ_NS at most, so that requests of
+ * other users that have come meanwhile get into the line. Called after each look at the sockets. */
+void cst_session_read_turns(struct cst_server *server);
 
 /* Find out now, not at the next turn, whether the peer has hung up. */
 bool cst_session_is_gone(struct cst_session *session);

@@ -265,6 +265,36 @@ START_TEST(a_body_of_many_parts_is_bounded)
 }
 END_TEST
 
+/* Several declarations in one long message are refused with the limit, because other users would
+ * wait while the daemon unpacks them. One declaration alone may be long. */
+START_TEST(a_long_declare_has_one_declaration)
+{
+    static uint8_t body[CST_FRAME_DECLARE_BYTES + 2];
+    struct raw_client client;
+
+    open_in_job(&client);
+    for (size_t i = 0; i < sizeof body; i += 2) { /* empty operators */
+        body[i] = 2 << 3 | 2;
+        body[i + 1] = 0;
+    }
+    send_body(&client, CISTERN__MSG_TYPE__MSG_DECLARE, body, sizeof body);
+    ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
+    raw_says(&client, "has 2050 bytes");
+    raw_says(&client, "is 2048");
+    memset(body, 'x', sizeof body); /* one operator: its name */
+    body[0] = 2 << 3 | 2;
+    body[3] = 1 << 3 | 2;
+    body[1] = (sizeof body - 3) % 128 | 128;
+    body[2] = (sizeof body - 3) / 128;
+    body[4] = (sizeof body - 6) % 128 | 128;
+    body[5] = (sizeof body - 6) / 128;
+    send_body(&client, CISTERN__MSG_TYPE__MSG_DECLARE, body, sizeof body);
+    ck_assert_int_eq(raw_status(&client, 77), CST_EINVAL);
+    raw_says(&client, "longer than 63 bytes");
+    raw_close(&client);
+}
+END_TEST
+
 /* A type that the daemon does not know is answered with UNSUPPORTED, not with a disconnect. */
 START_TEST(an_unknown_type_is_unsupported)
 {
@@ -427,6 +457,7 @@ int main(void)
     tcase_add_test(tc, a_string_with_a_zero_is_refused);
     tcase_add_test(tc, what_is_echoed_is_clean);
     tcase_add_test(tc, a_body_of_many_parts_is_bounded);
+    tcase_add_test(tc, a_long_declare_has_one_declaration);
     tcase_add_test(tc, an_unknown_type_is_unsupported);
     tcase_add_loop_test(tc, features_are_told, 0, 2);
     tcase_add_test(tc, a_reply_is_no_request);

@@ -9,6 +9,7 @@
 #include <check.h>
 #include <poll.h>
 #include <stdio.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -22,7 +23,7 @@ enum {
     MAX_KEPT = 300,      /* connections that an attacker keeps open */
     MAX_MAPPED = 64,     /* pools of removed jobs that it keeps */
     PATIENCE_MS = 10000, /* for an answer */
-    PAGE = 512,          /* tensors in a Declare */
+    PAGE = 30,           /* tensors in a Declare, and as many operators */
     UNREAD = 150,        /* requests for staging whose answers nobody reads, per connection */
     FIRST_MS = 100,      /* for an answer that may never come */
     IDLE_MS = 20,        /* between two rounds of an attacker who holds what it can */
@@ -301,7 +302,7 @@ static void searches(struct attacker *a)
 /* Jobs larger than all memory, and as large as the user's part of it. */
 static void huge(struct attacker *a)
 {
-    static const uint32_t sizes[] = {PAGE, 64, 16};
+    static const uint32_t sizes[] = {512, 64, 16};
 
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         int sock = ask_commit(a, "huge", sizes[i], 1 << 16, 0);
@@ -409,7 +410,8 @@ pid_t attack_start(unsigned attack, const char *socket, struct attack_state *sta
     pid = child_start();
     if (pid == 0) {
         user_become(USER_ALICE);
-        (void)setpriority(PRIO_PROCESS, 0, 19);
+        struct sched_param idle = {0};
+        (void)sched_setscheduler(0, SCHED_IDLE, &idle);
         a = (struct attacker){.socket = socket, .state = state};
         for (unsigned i = 0; i < MAX_KEPT; i++) {
             a.kept[i] = -1;

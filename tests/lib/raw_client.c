@@ -13,7 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { ANSWER_MS = 200000, DECLARE_PAGE = 512 };
+enum { ANSWER_MS = 200000, DECLARE_PAGE = 50 };
 
 void raw_connect(struct raw_client *client, const char *path)
 {

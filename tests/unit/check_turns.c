@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The order in which the daemon reads the requests of its users. */
+#include "daemon/turns.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+
+enum { N = 8 };
+
+static struct cst_turns line;
+static struct cst_turn_user alice, bob;
+static struct cst_turn hers[N], his[N];
+
+static void setup(void)
+{
+    static const struct cst_turn none;
+
+    cst_turns_init(&line);
+    cst_turns_init_user(&alice);
+    cst_turns_init_user(&bob);
+    for (unsigned i = 0; i < N; i++) {
+        hers[i] = his[i] = none;
+    }
+}
+
+static void add_hers(unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        cst_turns_add(&line, &alice, &hers[i]);
+    }
+}
+
+/* One request of each user is read in turn, and a user's own sessions keep their order. */
+START_TEST(users_take_turns)
+{
+    add_hers(3);
+    cst_turns_add(&line, &bob, &his[0]);
+    cst_turns_add(&line, &bob, &his[1]);
+    ck_assert_ptr_eq(cst_turns_next(&line), &hers[0]);
+    ck_assert_ptr_eq(cst_turns_next(&line), &his[0]);
+    ck_assert_ptr_eq(cst_turns_next(&line), &hers[1]);
+    ck_assert_ptr_eq(cst_turns_next(&line), &his[1]);
+    ck_assert_ptr_eq(cst_turns_next(&line), &hers[2]);
+    ck_assert_ptr_null(cst_turns_next(&line));
+}
+END_TEST
+
+/* A user who arrives while another user's many sessions wait is served after one of them. */
+START_TEST(a_late_user_waits_for_one_request)
+{
+    add_hers(N);
+    ck_assert_ptr_eq(cst_turns_next(&line), &hers[0]);
+    cst_turns_add(&line, &bob, &his[0]);
+    ck_assert_ptr_eq(cst_turns_next(&line), &hers[1]);
+    ck_assert_ptr_eq(cst_turns_next(&line), &his[0]);
+    ck_assert_ptr_eq(cst_turns_next(&line), &hers[2]);
+}
+END_TEST
+
+/* A session that is reported readable again has one place in the line, and comes back to it after
+ * its turn. */
+START_TEST(a_session_is_in_line_once)
+{
+    add_hers(1);
+    add_hers(1);
+    ck_assert_ptr_eq(cst_turns_next(&line), &hers[0]);
+    ck_assert_ptr_null(cst_turns_next(&line));
+    add_hers(1);
+    ck_assert_ptr_eq(cst_turns_next(&line), &hers[0]);
+}
+END_TEST
+
+/* A session that ends leaves the line, and its user with it when that was the only one. */
+START_TEST(a_session_leaves_the_line)
+{
+    add_hers(2);
+    cst_turns_add(&line, &bob, &his[0]);
+    cst_turns_remove(&line, &hers[0]);
+    cst_turns_remove(&line, &his[0]);
+    cst_turns_remove(&line, &his[1]); /* it never was in the line */
+    ck_assert_ptr_eq(cst_turns_next(&line), &hers[1]);
+    ck_assert_ptr_null(cst_turns_next(&line));
+    cst_turns_remove(&line, &hers[1]);
+    ck_assert_ptr_null(cst_turns_next(&line));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("turns");
+    TCase *tc = tcase_create("order");
+
+    tcase_add_checked_fixture(tc, setup, NULL);
+    tcase_add_test(tc, users_take_turns);
+    tcase_add_test(tc, a_late_user_waits_for_one_request);
+    tcase_add_test(tc, a_session_is_in_line_once);
+    tcase_add_test(tc, a_session_leaves_the_line);
+    suite_add_tcase(suite, tc);
+    return suite_run(suite);
+}
