@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The simulator's main: --seed=N the first seed, --runs=N how many, --steps=N to commit in each,
- * --verbose every event; without any of these accelerators are lost in some. Then many nodes, and
- * one with many chunks, briefly; or, with --nodes=N
- * --ranks=N --chunks=N --micro-batches=N --deaths=N (a step) --overlap=N (0 at the commit, 1 early,
- * 2 delayed), such a cluster alone. */
+/* The simulator's main program. --seed=N is the first seed, --runs=N the number of runs, --steps=N
+ * the number of steps to commit in each run; --verbose prints every event. Without --nodes the runs
+ * are followed by short simulations of clusters: many nodes, and one node with many chunks.
+ * --nodes=N --ranks=N --chunks=N --micro-batches=N --deaths=N (per step) --overlap=N (0 update at
+ * the commit, 1 early, 2 delayed) simulates only the given cluster. Without any option the program
+ * also fails if no run lost an accelerator. */
 #include "proto/optimizers.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/sim.h"
@@ -13,7 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* False: @what, of which there must be some where the seeds are always the same, never was. */
+/* False, with a message, if @n is 0. Used where the seeds are fixed and @what must therefore
+ * occur. */
 static bool occurred(const char *what, uint64_t n)
 {
     if (n == 0) {
@@ -32,7 +34,7 @@ static bool losses_occurred(const struct sim_totals *totals)
     return sums && ranks && moved && landed;
 }
 
-/* False: something that is to occur, if @fixed, did not. */
+/* Run @runs seeds. False if @fixed is set and a kind of loss that must be tested did not occur. */
 static bool seeds(struct sim_options options, uint64_t runs, bool fixed)
 {
     struct sim_totals totals = {0};
@@ -105,7 +107,7 @@ static const struct {
     [MICRO] = {1, 16},        [DEATHS] = {0, UINT32_MAX}, [OVERLAP] = {0, CST_OVERLAP_COUNT - 1},
 };
 
-/* The numbers into @v, whose defaults stand there. */
+/* Store the numbers of the command line in @v, which holds the defaults. */
 static bool parse(int argc, char **argv, uint64_t *v, bool *verbose)
 {
     static const struct option long_options[] = {
@@ -135,7 +137,7 @@ static bool parse(int argc, char **argv, uint64_t *v, bool *verbose)
     return true;
 }
 
-/* Many nodes, early and delayed updates, and one node with many chunks. */
+/* Simulate many nodes with each overlap of updates, and one node with many chunks. */
 static void clusters(uint64_t seed)
 {
     cluster((struct cluster_options){.seed = seed,

@@ -14,9 +14,9 @@
 
 #define CHUNK_ELEMS CST_LAYOUT_CAPACITY_STEP
 #define COMPUTE_NS 50000
-#define RETURN_NS 5000000 /* until a worker that died has been started again */
-#define AGREE_NS 200000   /* until all nodes know that all have committed */
-#define CHECK_EVERY 4096  /* events: the cores' invariants are looked at */
+#define RETURN_NS 5000000 /* time from a worker's death to its restart */
+#define AGREE_NS 200000   /* time until all nodes know that all nodes have committed */
+#define CHECK_EVERY 4096  /* number of events between checks of the cores' invariants */
 
 enum rank_state { RANK_GONE, RANK_IDLE, RANK_SYNCING, RANK_RUNS, RANK_STEPS, RANK_RESTS };
 enum asked {
@@ -31,13 +31,13 @@ enum asked {
 
 struct crank {
     enum rank_state state;
-    uint64_t turn;      /* counts what was begun: moments of earlier ones are void */
-    uint64_t first_tag; /* answers to what was asked before are void */
+    uint64_t turn; /* Counts what the rank has begun. A moment with an older turn is ignored. */
+    uint64_t first_tag; /* Replies to requests with a smaller tag are ignored. */
     uint64_t attempt, step;
     uint32_t micro;
-    uint32_t at;           /* operators of the micro-batch done, forward and backward */
-    uint32_t waiting;      /* fetches */
-    uint64_t weight, grad; /* generations */
+    uint32_t at; /* number of operators of the micro-batch that are done, forward and backward */
+    uint32_t waiting;      /* number of fetches that the rank waits for */
+    uint64_t weight, grad; /* generations of the leases of weight and gradient */
 };
 
 struct node {
@@ -56,8 +56,8 @@ struct cluster {
     struct cst_layout layout;
     uint32_t *segments;
     struct node *nodes;
-    uint64_t step;          /* committed by all nodes */
-    struct moments moments; /* to come */
+    uint64_t step;          /* the last step that all nodes have committed */
+    struct moments moments; /* moments in the future */
 };
 
 static void fail(const struct cluster *cl, const char *fmt, ...)
@@ -89,7 +89,7 @@ static uint32_t below(struct cluster *cl, uint32_t n)
     return (uint32_t)(memory_mix(cl->rng++, 0) % n);
 }
 
-/* The rank does something else from now on: at @at, if nothing comes in between. */
+/* Let the rank do @kind at the time @at, unless it begins something else before. */
 static void turn(struct cluster *cl, uint32_t n, uint32_t rank, enum moment_kind kind, uint64_t at)
 {
     moments_push(&cl->moments, (struct moment){.at = at,
@@ -101,7 +101,7 @@ static void turn(struct cluster *cl, uint32_t n, uint32_t rank, enum moment_kind
 
 /* -- engines ----------------------------------------------------------------------------------- */
 
-/* An update whose step is not committed. No step is skipped here. */
+/* True for an update whose step is not committed. Steps are never skipped in a cluster. */
 static bool is_early(const struct cluster *cl, const struct node *node,
                      const struct cst_command *command)
 {
@@ -137,7 +137,7 @@ static void go(struct cluster *cl, uint32_t n, uint32_t rank, uint64_t delay)
     turn(cl, n, rank, MOMENT_GO, cl->now + delay);
 }
 
-/* At a step: it goes on as soon as all nodes have committed the one before. */
+/* The rank is at @step. It begins when all nodes have committed the step before. */
 static void start(struct cluster *cl, uint32_t n, uint32_t rank, uint64_t step)
 {
     struct crank *r = &cl->nodes[n].ranks[rank];
@@ -151,11 +151,11 @@ static void start(struct cluster *cl, uint32_t n, uint32_t rank, uint64_t step)
     }
 }
 
-/* Some die in each step, at any moment of it. */
+/* Choose the ranks that die in this step, and when they die. */
 static void choose_deaths(struct cluster *cl)
 {
     uint64_t step_ns =
-        3ull * COMPUTE_NS * cl->options.n_chunks * cl->options.micro_batches; /* or more */
+        3ull * COMPUTE_NS * cl->options.n_chunks * cl->options.micro_batches; /* a lower bound */
     uint32_t span = step_ns < UINT32_MAX ? (uint32_t)step_ns : UINT32_MAX;
 
     for (uint32_t i = 0; i < cl->options.n_deaths; i++) {
@@ -212,7 +212,8 @@ static void synced(struct cluster *cl, uint32_t n, uint32_t rank, const struct c
         cluster_engine_restart(&node->engine);
     }
     node->ranks[rank].attempt = reply->attempt;
-    node_committed(cl, n, reply->step); /* by one that died, perhaps */
+    /* A rank that died before it was told may have committed the step. */
+    node_committed(cl, n, reply->step);
     start(cl, n, rank, reply->step);
 }
 
@@ -286,7 +287,7 @@ static void feed(struct cluster *cl, uint32_t n, struct cst_event event)
     }
 }
 
-/* False: the attempt is over. */
+/* Send a request of the rank. False if the rank's attempt is over. */
 static bool ask(struct cluster *cl, uint32_t n, uint32_t rank, enum cst_event_kind kind,
                 enum asked asked, uint32_t chunk, uint64_t generation)
 {
@@ -306,7 +307,7 @@ static bool ask(struct cluster *cl, uint32_t n, uint32_t rank, enum cst_event_ki
 
 /* -- workers ----------------------------------------------------------------------------------- */
 
-/* Operator i has tensor i alone, which is chunk_of(i). */
+/* Operator i uses tensor i alone. */
 static uint32_t operator_at(const struct cluster *cl, uint32_t at)
 {
     uint32_t n = cl->options.n_chunks;
@@ -321,7 +322,8 @@ static bool runs(const struct cluster *cl, uint32_t n, uint32_t rank, uint32_t o
 
     return (cl->model.operators[op].ranks >> rank & 1) != 0 &&
            (cl->model.tensors[op].pattern != CST_PATTERN_EXPERT ||
-            memory_mix(salt, r->step * 16 + r->micro) % 3 != 0); /* no tokens for the expert */
+            memory_mix(salt, r->step * 16 + r->micro) % 3 != 0); /* sometimes no tokens are routed
+                                                                  * to the expert */
 }
 
 static bool has_grad(const struct cluster *cl, const struct crank *r, uint32_t op)
@@ -386,7 +388,8 @@ static void computed(struct cluster *cl, uint32_t n, uint32_t rank)
     uint32_t chunk = cl->model.tensors[op].chunk;
 
     if (has_grad(cl, r, op)) {
-        /* Its update of this step may have been issued before the step was interrupted. */
+        /* The chunk's update of this step may have been issued before the attempt was
+         * interrupted. */
         struct cluster_sum *sum = &node->engine.sums[chunk];
         uint32_t counts = sum->updated <= r->step;
 
@@ -425,8 +428,8 @@ static void come(struct cluster *cl, uint32_t n, uint32_t rank)
 
 /* -- the whole --------------------------------------------------------------------------------- */
 
-/* Of eight chunks five are everybody's, one is of the even ranks, one an expert of the odd ones,
- * one frozen. */
+/* Of every eight chunks, all ranks hold six, the even ranks one, and the odd ranks one, an expert.
+ * One of the six is frozen. */
 static void declare(struct cluster *cl)
 {
     uint64_t all = ~0ull >> (64 - cl->options.n_ranks);
@@ -511,7 +514,7 @@ static void close_node(struct cluster *cl, uint32_t n)
 
 static void open_cluster(struct cluster *cl)
 {
-    /* Sums in bf16 are made in updates, and are for few. */
+    /* The contributions of at most two ranks are summed in the update itself, in bf16. */
     bool fuses = cl->options.overlap == CST_OVERLAP_EARLY && cl->options.n_ranks <= 2 &&
                  cl->options.micro_batches == 1;
     struct cst_layout_config config = {

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* When a command ends. */
+/* The time at which a command ends. */
 struct ending {
     uint64_t ticket, at;
 };
@@ -44,7 +44,7 @@ void cluster_engine_restart(struct cluster_engine *e)
 
 static uint64_t cost_of(const struct cluster_engine *e, const struct cst_command *command)
 {
-    uint64_t elems = CST_LAYOUT_CAPACITY_STEP; /* of a chunk */
+    uint64_t elems = CST_LAYOUT_CAPACITY_STEP; /* elements of a chunk */
 
     switch (command->kind) {
     case CST_COMMAND_COPY:
@@ -87,7 +87,7 @@ static bool update(struct cluster_engine *e, const struct cst_command *command, 
     return true;
 }
 
-/* A lane takes commands in the order of their tickets. */
+/* Each lane executes its commands in the order of their tickets. */
 uint64_t cluster_engine_take(struct cluster_engine *e, const struct cst_command *command,
                              uint64_t now, char words[96])
 {

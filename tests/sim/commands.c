@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a command may name, and whom it may be given to. */
+/* Checks of a command: the memory that it names, and the engine that receives it. */
 #include "tests/sim/sim.h"
 
-/* A sum is of a chunk that is trained, of contributions of its group in rank order, and adds to a
- * row of fp32 alone. */
+/* A sum needs a trained chunk and contributions of the chunk's group in the order of ranks. It may
+ * add to its destination only if grad rows are fp32. */
 static void check_reduce(const struct sim *sim, const struct cst_command *command)
 {
     uint32_t last = 0;
@@ -26,7 +26,7 @@ static void check_reduce(const struct sim *sim, const struct cst_command *comman
     }
 }
 
-/* It reads or writes states that are on an accelerator, outside of an update. */
+/* True if a copy or a fill reads or writes states in device memory. */
 static bool names_device(const struct sim *sim, const struct cst_command *command)
 {
     for (uint32_t i = 0; i < command->n_src + command->n_dst; i++) {
@@ -40,9 +40,9 @@ static bool names_device(const struct sim *sim, const struct cst_command *comman
     return false;
 }
 
-/* A command names memory: can the engine that it goes to reach it? A host's engine maps the arenas
- * of its node, a GPU's all arenas and all pools; nobody but that GPU's own engine copies to its
- * memory. */
+/* Check that the command's engine can access the memory that the command names. The engine of a
+ * NUMA node maps the arenas of its node; the engine of a GPU maps all arenas and all pools. Only
+ * the engine of a GPU copies to the memory of that GPU. */
 void command_check(const struct sim *sim, const struct cst_command *command)
 {
     bool gpu = command->node >= sim->n_nodes;

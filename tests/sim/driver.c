@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver between the core and the engines: what it gives them, and what it keeps until it was
- * told of the end of other commands. */
+/* The driver between the core and the engines. It gives commands to engines, and keeps a command
+ * until it was told the end of the commands that the kept command waits for. */
 #include "tests/sim/sim.h"
 
 #include <inttypes.h>
@@ -15,7 +15,7 @@ const struct job *driver_find(const struct sim *sim, uint64_t ticket)
     return NULL;
 }
 
-/* It waits for a command of another engine. */
+/* True if the command waits for a command of another engine. */
 static bool crosses(const struct sim *sim, const struct cst_command *command)
 {
     for (uint32_t i = 0; i < command->n_after; i++) {
@@ -38,8 +38,9 @@ bool driver_holds(const struct sim *sim, const struct job *job)
     return job->held && waits;
 }
 
-/* The driver keeps it until it was told the end of all that it comes after, and remembers what of
- * that failed. Else its engine does, as long as it lives. */
+/* True if the driver must keep the command until it was told the end of all commands before it. The
+ * driver then remembers which of these failed. If the driver need not keep the command, the engine
+ * remembers failures, but only as long as the engine lives. */
 static bool must_hold(const struct sim *sim, const struct cst_command *command)
 {
     for (uint32_t i = 0; i < command->n_after; i++) {
@@ -53,7 +54,7 @@ static bool must_hold(const struct sim *sim, const struct cst_command *command)
     return false;
 }
 
-/* Micro-batch that the contribution of @rank's block is of. */
+/* The micro-batch to which the contribution in @rank's block belongs. */
 static uint32_t micro_of(const struct sim *sim, uint32_t chunk, uint32_t rank, uint32_t block)
 {
     uint64_t value = memory_read(&sim->memory.blocks[rank][block]);
@@ -65,7 +66,8 @@ static uint32_t micro_of(const struct sim *sim, uint32_t chunk, uint32_t rank, u
     return m;
 }
 
-/* Somebody of the group may still hand in what the last of the sources was handed in for. */
+/* True if a running rank of the group has not yet handed in its contribution to the micro-batch of
+ * the last source. */
 static bool is_early(const struct sim *sim, const struct cst_command *command)
 {
     struct spot last;
@@ -85,7 +87,7 @@ static bool is_early(const struct sim *sim, const struct cst_command *command)
     return false;
 }
 
-/* What waits for @from waits for @to. */
+/* Let all commands that wait for ticket @from wait for ticket @to. */
 static void rename_ticket(struct sim *sim, uint64_t from, uint64_t to)
 {
     for (unsigned i = 0; i < sim->n_jobs; i++) {

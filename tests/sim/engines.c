@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fake engines: any command whose dependencies are done may begin, any that runs may end, any that
- * ended may be told. */
+/* Simulated engines. A command may begin when its dependencies are done, end at any time after it
+ * began, and be reported at any time after it ended. */
 #include "tests/sim/sim.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
-/* 1: may begin; 0: must wait; negative: something that it waited for failed, and all has ended. An
- * engine sees its own commands end, the driver gives it what waits for others' when it was told of
- * their end. */
+/* 1: the command may begin. 0: the command must wait. CST_ECANCELLED: all that it waited for has
+ * ended, and some of it failed. An engine sees the ends of its own commands. A command that waits
+ * for another engine is held by the driver until the driver was told of the end. */
 static int is_ready(const struct sim *sim, const struct job *job)
 {
     bool failed = job->cancelled;
@@ -83,7 +83,7 @@ void engines_begin_write(struct sim *sim, const struct job *job, const struct sp
     over_begin_write(sim, spot);
 }
 
-/* A part of a chunk's weights, on its way into a gathered block. */
+/* True if the command copies a part of a chunk's weights into a gathered block. */
 static bool is_piece(const struct sim *sim, const struct job *job)
 {
     return job->command.kind == CST_COMMAND_COPY &&
@@ -91,7 +91,6 @@ static bool is_piece(const struct sim *sim, const struct job *job)
            job->command.bytes < 2 * sim->layout.chunks[job->command.chunk].n_elems;
 }
 
-/* Sum of changes of all sources. */
 uint64_t engines_source_changes(struct sim *sim, const struct job *job)
 {
     const struct cst_command *command = &job->command;
@@ -102,7 +101,9 @@ uint64_t engines_source_changes(struct sim *sim, const struct job *job)
         struct spot dst = command->n_dst > 0 ? engines_find(sim, job, command->dst[0]) : src;
 
         if (is_piece(sim, job) && src.kind == PLACE_BLOCK) {
-            continue; /* a part of it: what is there at the end tells */
+            /* The block changes while other parts are copied into it; end_piece compares this part
+             * itself. */
+            continue;
         }
         if (is_load(&src, &dst)) {
             n += memory_changes(&sim->memory, sim->memory.states[src.row], src.chunk);
@@ -116,7 +117,6 @@ uint64_t engines_source_changes(struct sim *sim, const struct job *job)
     return n;
 }
 
-/* A conversion with one destination is a copy to or from a bf16 row. */
 bool engines_copies(const struct job *job)
 {
     return job->command.kind == CST_COMMAND_COPY || job->command.kind == CST_COMMAND_FILL ||
@@ -125,7 +125,7 @@ bool engines_copies(const struct job *job)
 
 /* -- the kinds ------------------------------------------------------------------------------- */
 
-/* What the source of a part holds of its row. */
+/* The number of the row to which the source of a part belongs. */
 static uint64_t read_piece(struct sim *sim, const struct job *job)
 {
     struct spot src = engines_find(sim, job, job->command.src[0]);
@@ -193,7 +193,7 @@ static void begin_copy(struct sim *sim, struct job *job)
     }
     if (dst.kind == PLACE_ROW && dst.row != CST_ROW_GRAD) {
         job->value =
-            engines_cell(sim, &dst)->value + 1; /* a write of the tool's: the next number */
+            engines_cell(sim, &dst)->value + 1; /* A write of the tool stores the next number. */
     }
     if (dst.kind == PLACE_ROW && dst.row == CST_ROW_GRAD && !dst.at_start) {
         sim_fail(sim, "a gradient staged into the middle of a row");
@@ -243,7 +243,7 @@ static void begin_convert(struct sim *sim, struct job *job)
     }
 }
 
-/* A command in a room that the job can do without. */
+/* True for a command in a room whose failure the job survives. */
 static bool is_spare(const struct sim *sim, const struct cst_command *command)
 {
     bool up = command->kind == CST_COMMAND_COPY &&
@@ -253,8 +253,9 @@ static bool is_spare(const struct sim *sim, const struct cst_command *command)
            (command->kind == CST_COMMAND_UPDATE || up || command->forgiven);
 }
 
-/* Copies to blocks, grad rows and staging can fail, not those to landings, whose sums fail with
- * them, and what updates in rooms are made of; if anything else does, the job does. */
+/* Copies to blocks, grad rows and staging can fail, and so can the commands of device updates that
+ * is_spare allows. Copies to landings fail only with the chance of fatal errors, because the sum
+ * fails with the copy. A failure of any other command fails the job. */
 static bool will_fail(struct sim *sim, const struct job *job)
 {
     struct spot dst;
@@ -305,7 +306,7 @@ static void begin(struct sim *sim, struct job *job)
     }
 }
 
-/* What a conversion that runs has written so far is torn; it may begin again. */
+/* End a conversion. @add is 1, or 0 if the engine died: the conversion will then begin again. */
 static void end_convert(struct sim *sim, struct job *job, uint64_t add)
 {
     for (uint32_t i = 0; i < job->command.n_dst; i++) {
@@ -328,7 +329,9 @@ static void end_copy(struct sim *sim, struct job *job, uint64_t value)
         sim_fail(sim, "block %u of rank %u was leased while it was written", dst.block, dst.rank);
     }
     if (dst.kind == PLACE_ROW && dst.row != CST_ROW_GRAD && value == MEMORY_GARBAGE) {
-        value = cell->value + 1; /* a failed write of the tool's: nobody can tell what is there */
+        /* After a failed write of the tool the content is undefined; the next number is
+         * accepted. */
+        value = cell->value + 1;
     }
     memory_end(cell, value);
 }
@@ -447,14 +450,15 @@ bool engines_turn(struct sim *sim)
         }
     }
     if (sim->stopped != 0) {
-        sim->stopped = 0; /* nobody stays away for ever */
+        sim->stopped = 0; /* no engine is stopped for ever */
         return true;
     }
     return false;
 }
 
-/* It had ended, but nobody was told, nor of anything that ended later: it is done again. (Of
- * commands in place the marks would tell.) */
+/* The command had ended, but the driver was told neither of it nor of any later end: the restarted
+ * engine executes the command again. Commands that update in place are not repeated, because their
+ * marks show that they were done. */
 static void redo(struct sim *sim, struct job *job)
 {
     bool cancelled = job->status == CST_ECANCELLED && !job->held;
@@ -466,7 +470,8 @@ static void redo(struct sim *sim, struct job *job)
     }
 }
 
-/* What failed before it, and was told, only the engine knew. */
+/* Only the engine that died remembered which earlier commands had failed. Failures that the driver
+ * remembers (@held) stay. */
 static void forget(struct job *job)
 {
     job->cancelled = job->cancelled && job->held;
@@ -479,7 +484,9 @@ void engines_tear(struct sim *sim, struct job *job)
     } else if (job->command.kind == CST_COMMAND_REDUCE) {
         struct cell *cell = &sim->memory.grads[job->command.chunk];
 
-        memory_end(cell, cell->value); /* tiles are put back: a contribution may be in it */
+        /* An engine that restarts restores the tiles, because the old sum may contain a
+         * contribution. */
+        memory_end(cell, cell->value);
     } else if (is_piece(sim, job)) {
         end_piece(sim, job, MEMORY_GARBAGE);
     } else if (engines_copies(job)) {
@@ -498,7 +505,8 @@ void engines_tear(struct sim *sim, struct job *job)
 void engines_restart(struct sim *sim)
 {
     uint32_t engine = sim_below(sim, sim->n_engines);
-    bool all = sim_chance(sim, 5000); /* else some had ended, though nobody was told yet */
+    /* false: some running commands had already ended, but nobody was told yet. */
+    bool all = sim_chance(sim, 5000);
 
     for (unsigned i = 0; i < sim->n_jobs; i++) {
         struct job *job = &sim->jobs[i];

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Workers that copy weights into their blocks themselves: each copy takes a while, and it must find
- * its source untouched. */
+/* Workers that copy weights into their blocks themselves. A copy takes several turns, and its
+ * source must not change meanwhile. */
 #include "tests/sim/sim.h"
 
 #include <inttypes.h>
 
-/* Nothing says any more that the step goes on: what the worker copies is not looked at. */
+/* True if the worker's attempt is over: the data that the worker copies are then not used. */
 static bool is_void(const struct sim *sim, const struct worker *w)
 {
     struct cst_core_stats stats;

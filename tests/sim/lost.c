@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Accelerators' engines that are lost: they die too often, or their device is gone. What they have,
- * and what they are given until they are there again, comes back undone, in any order, whatever of
- * it had been done. The job goes on unless it cannot do without. */
+/* Accelerators' engines that are lost because they die too often or their device is gone. Until
+ * they return, all their commands end with CST_EENGINE, in any order, whether or not a part of the
+ * command was done. The job fails only if it cannot continue without a lost command. */
 #include "tests/sim/sim.h"
 
-/* The job fails with it: all but copies to blocks, grad rows and staging, sums, and what comes
- * before the COPYs down of an update in a room. */
+/* True if the job fails when the command is lost. The job survives the loss of copies to blocks,
+ * grad rows and staging, of sums, and of the commands of a device update before its copies down. */
 static bool is_vital(struct sim *sim, const struct job *job)
 {
     const struct cst_command *command = &job->command;
@@ -30,7 +30,7 @@ static bool is_lost(const struct sim *sim, const struct job *job)
     return (sim->lost >> job->command.node & 1) != 0 && !driver_holds(sim, job);
 }
 
-/* Rather one that is at an update. */
+/* Choose an accelerator's engine, preferably one with a device update under way. */
 static uint32_t choose(struct sim *sim)
 {
     uint32_t first = sim->n_jobs > 0 ? sim_below(sim, sim->n_jobs) : 0;
@@ -70,7 +70,7 @@ void lost_node(struct sim *sim)
     sim_event(sim, (struct cst_event){.kind = CST_EV_NODE_DOWN, .text = "engine 0: given up"});
 }
 
-/* A write of the tool's that failed: nobody can tell what is there, the next number will do. */
+/* After a failed write of the tool the content is undefined; the next number is accepted. */
 static void end_write(struct sim *sim, const struct job *job)
 {
     if (!room_has(sim, &job->command) && engines_copies(job) && is_vital(sim, job)) {

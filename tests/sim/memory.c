@@ -62,7 +62,7 @@ void memory_close(struct memory *memory)
     }
 }
 
-/* Each is alone in its segment, whose number tells it from the others. */
+/* A landing is the only user of its segment, so the segment's number identifies the landing. */
 static struct spot find_landing(const struct memory *memory, uint32_t segment, uint64_t offset)
 {
     bool is_row = segment >= memory->layout->n_segments || offset != 0;
@@ -111,7 +111,8 @@ static struct spot find_row(const struct memory *memory, uint32_t segment, uint6
     return find_landing(memory, segment, offset);
 }
 
-/* The block that has byte @offset of the slab, and which of its bytes that is. */
+/* Number of the block that contains byte @offset of the slab; @at_out receives the offset in the
+ * block. */
 static uint32_t find_in_slab(const struct memory *memory, uint32_t rank, uint32_t slab,
                              uint64_t offset, uint64_t *at_out)
 {
@@ -260,7 +261,7 @@ uint64_t memory_read_piece(const struct cell *cell, uint64_t first, uint64_t byt
                : piece->value;
 }
 
-/* Parts of another division of the block are gone. */
+/* Drop parts that overlap the new part. */
 static void forget_others(struct cell *cell, uint64_t first, uint64_t bytes)
 {
     unsigned n = 0;

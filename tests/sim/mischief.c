@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What workers should not do, need not do, or take back. */
+/* Requests of workers that must be refused, optional hints, and cancelled requests. */
 #include "tests/sim/sim.h"
 
 void worker_lie(struct sim *sim, uint32_t rank)
@@ -30,7 +30,7 @@ void worker_lie(struct sim *sim, uint32_t rank)
     case 3:
         event.attempt--;
         break;
-    case 4: /* what it has done already */
+    case 4: /* a request that the worker has already made */
         if (w->state == WORKER_SYNCING) {
             event.kind = CST_EV_SYNC;
         } else if (w->state == WORKER_STEPPING) {
@@ -41,7 +41,7 @@ void worker_lie(struct sim *sim, uint32_t rank)
             return;
         }
         break;
-    case 5: /* what is not its own, or not at all */
+    case 5: /* a chunk that the rank may not use, or a micro-batch that does not exist */
         if (!model_holds(sim, event.chunk, rank) || !worker_has_blocks(sim, rank, event.chunk)) {
             event.kind = kinds[sim_below(sim, 2)];
         } else if (!model_is_trained(sim, event.chunk)) {

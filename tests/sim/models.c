@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the job of a run is made of: groups, patterns, sizes, operators, micro-batches, and a base
- * job that has some of its frozen tensors. */
+/* Chooses the job of a run: groups, patterns, sizes, operators, micro-batches, and a base job that
+ * holds some of the frozen tensors. */
 #include "tests/sim/sim.h"
 
 #include <stdio.h>
 
 #define CAPACITY 4096
-#define BIG_CAPACITY 16384 /* of the second size class */
+#define BIG_CAPACITY 16384 /* elements of the second size class */
 
 static uint64_t all_ranks(const struct sim *sim)
 {
@@ -26,9 +26,9 @@ static void choose_groups(struct sim *sim)
     }
 }
 
-/* In a bf16 row no more than one contribution can be kept. So with three ranks and more, one that
- * waits for a block can wait for ranks that wait for others in turn, unless all of a group open the
- * same gradients in the same order. */
+/* True if all ranks of a group must open the same gradients in the same order. A bf16 row can keep
+ * only one contribution. With three or more ranks, a rank that waits for a block could otherwise
+ * wait for ranks that wait for others in turn. */
 static bool is_strict(const struct sim *sim)
 {
     return !sim->grad_fp32 && !sim->loose && sim->world > 2;
@@ -65,7 +65,8 @@ static void declare_tensor(struct sim *sim, uint32_t i, int64_t rows, int64_t co
     words.group = sim->model.n_groups > 1 ? sim_below(sim, sim->model.n_groups) : 0;
     words.pattern = sim_chance(sim, sim->p_patterns) ? sim_below(sim, CST_PATTERN_COUNT) : 0;
     if (sim->has_base && words.pattern == CST_PATTERN_FROZEN) {
-        words.group = 0; /* of one group each of the base's chunks is one chunk here too */
+        /* All of group 0, so that each chunk of the base job is one chunk here too. */
+        words.group = 0;
     }
     if (cst_pattern(words.pattern)->wants_box) {
         words.whole = whole;
@@ -76,7 +77,8 @@ static void declare_tensor(struct sim *sim, uint32_t i, int64_t rows, int64_t co
     }
 }
 
-/* Over the first of @tensors, and those of the @n that go with it. */
+/* Declare an operator with the first of the @n @tensors, and with those of the others that share a
+ * rank with it. */
 static void declare_operator(struct sim *sim, uint32_t i, const uint32_t *tensors, uint32_t n)
 {
     uint64_t ranks = all_ranks(sim);
@@ -100,7 +102,8 @@ static void declare_operator(struct sim *sim, uint32_t i, const uint32_t *tensor
     }
 }
 
-/* A chunk and an operator per tensor: any order of operators needs the same blocks. */
+/* Declare one chunk and one operator per tensor, so that every order of operators needs the same
+ * blocks. */
 static void declare_plain(struct sim *sim)
 {
     uint32_t n = 3 + sim_below(sim, 8);
@@ -129,7 +132,7 @@ static void declare(struct sim *sim)
         uint32_t n = 1 + sim_below(sim, 3);
 
         if (n == 3 && tensors[2] == 0 && first == 0) {
-            n = 2; /* tied tensors, but none twice */
+            n = 2; /* tied tensors, but no tensor twice */
         }
         while (n > 1 && tensors[n - 1] >= n_tensors) {
             n--;
@@ -138,7 +141,7 @@ static void declare(struct sim *sim)
     }
 }
 
-/* Some of the frozen tensors, and one of its own. */
+/* The base job declares some of the frozen tensors, and one tensor of its own. */
 static void declare_base(struct sim *sim)
 {
     int64_t shape = 64;

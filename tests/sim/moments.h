@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What will happen in a cluster, in order of time, and at the same time in the order in which it
- * was said. */
+/* Queue of a cluster's future events, ordered by time. Events at equal times keep the order in
+ * which they were pushed. */
 #ifndef SIM_MOMENTS_H
 #define SIM_MOMENTS_H
 
@@ -10,26 +10,29 @@
 enum moment_kind { MOMENT_DONE, MOMENT_GO, MOMENT_COMPUTED, MOMENT_DEATH, MOMENT_RETURN };
 
 struct moment {
-    uint64_t at;    /* ns */
-    uint64_t order; /* of those at the same time; moments_push's */
+    uint64_t at;    /* virtual time in ns */
+    uint64_t order; /* set by moments_push; orders the moments that have equal times */
     enum moment_kind kind;
     uint32_t node, rank;
-    uint64_t what; /* DONE: the ticket; GO, COMPUTED: the rank's turn */
+    /* MOMENT_DONE: the ticket of the command; MOMENT_GO, MOMENT_COMPUTED and MOMENT_RETURN: the
+     * rank's turn */
+    uint64_t what;
 };
 
-/* All zero: none. */
+/* A zero-initialised queue is empty. */
 struct moments {
-    struct moment *v; /* a heap, the first on top; owned */
+    struct moment *v; /* binary heap with the earliest moment first; owned */
     size_t n, capacity;
-    uint64_t order; /* of the next one */
+    uint64_t order; /* order of the next moment to be pushed */
 };
 
+/* Free the queue's memory and empty the queue. */
 void moments_close(struct moments *moments);
 
-/* Ends the program if there is no memory. */
+/* Add @moment to the queue. Ends the program if memory is exhausted. */
 void moments_push(struct moments *moments, struct moment moment);
 
-/* The first, taken out. There is one. */
+/* Remove and return the earliest moment. The queue must not be empty. */
 struct moment moments_pop(struct moments *moments);
 
 #endif

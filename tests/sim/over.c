@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory in which a chunk's gradient and its weights have one row: whatever is written as the one
- * is lost as the other. A command names the row; which of the two it means, what it does tells. */
+/* Rows that a chunk's gradient and weights share: writing the one loses the other. A command names
+ * only the row; the kind of the command determines whether it means the gradient or the weights. */
 #include "tests/sim/sim.h"
 
 bool over_shares(const struct sim *sim, uint32_t chunk)
@@ -15,7 +15,8 @@ bool over_makes(const struct sim *sim, const struct cst_command *command)
            memory_find(&sim->memory, command->dst[0]).kind == PLACE_BLOCK;
 }
 
-/* Reading: what is there now. Writing: a sum, or a contribution out of a pool, is a gradient. */
+/* Sums mean the gradient, and so do copies from a pool or to a room. A copy to staging reads what
+ * the row holds now. */
 static bool means_gradient(const struct sim *sim, const struct cst_command *command, uint32_t chunk)
 {
     if (command->kind == CST_COMMAND_REDUCE) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rooms of accelerators, and the commands of updates that go through them. A row of a buffer holds
- * a number per tensor of the chunk that was copied there. */
+/* Rooms of accelerators, and the commands of the updates that use them. A row in a room holds one
+ * number per tensor of the chunk that was copied there. */
 #include "tests/sim/sim.h"
 
 #include <inttypes.h>
@@ -8,7 +8,8 @@
 
 /* -- places ------------------------------------------------------------------------------------ */
 
-/* The row that begins at @place; a new one may not lie over another one. */
+/* The row that begins at @place, created if there is none. Fails if it would overlap another
+ * row. */
 static struct room_row *row_at(struct sim *sim, struct cst_place place, uint64_t bytes)
 {
     uint32_t room = place.segment - MEMORY_ROOM_SEGMENT;
@@ -96,7 +97,7 @@ static uint64_t row_bytes(const struct sim *sim, uint32_t chunk, enum cst_row ro
                                : cst_layout_row_bytes(&sim->layout.states, 0, (int)row, n);
 }
 
-/* Where the number of tensor @k of the chunk is kept; a grad row has one for all. */
+/* The cell with the number of tensor @k of the chunk. A grad row has one cell for all tensors. */
 static struct cell *arena_cell(struct sim *sim, const struct spot *spot, uint32_t k)
 {
     uint32_t t = sim->layout.order[sim->layout.chunks[spot->chunk].first_tensor + k];
@@ -141,7 +142,7 @@ static uint64_t read_row(const struct room_row *row, uint32_t k)
     return row->writers > 0 ? MEMORY_GARBAGE : row->values[k];
 }
 
-/* The one of a COPY's two ends that is in an arena. */
+/* The source or destination of a COPY that is in an arena. */
 static struct spot arena_spot(struct sim *sim, const struct job *job, bool up)
 {
     const struct cst_command *c = &job->command;
@@ -169,7 +170,8 @@ static struct room_row *room_end_of(struct sim *sim, const struct job *job)
     return row_at(sim, goes_up(sim, job) ? c->dst[0] : c->src[0], c->bytes);
 }
 
-/* A contribution that is its own sum is kept in a room: what it would be in the grad row. */
+/* True if the command copies a contribution from a block. A chunk with a single contribution keeps
+ * it in the room as its sum. */
 static bool is_kept(const struct sim *sim, const struct cst_command *command)
 {
     return memory_find(&sim->memory, command->src[0]).kind == PLACE_BLOCK;
@@ -235,7 +237,7 @@ static void begin_copy(struct sim *sim, struct job *job)
     }
 }
 
-/* @torn: it did not come to its end. */
+/* @torn: an engine's death interrupted the copy. */
 static void end_copy(struct sim *sim, struct job *job, bool torn)
 {
     bool up = goes_up(sim, job);
@@ -268,7 +270,7 @@ static struct room_row *named_row(struct sim *sim, const struct job *job,
     return row_at(sim, at->place, row_bytes(sim, job->command.chunk, at->row));
 }
 
-/* The rows of a chunk whose states are on the accelerator that updates it. */
+/* The rows of a chunk with states in device memory that the device update reads in place. */
 static const enum cst_row kept_rows[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
 
 static bool has_kept(const struct sim *sim, const struct cst_command *command)
@@ -365,7 +367,7 @@ static void begin_update(struct sim *sim, struct job *job)
         job->old[CST_ROW_WEIGHT][k] = memory_newest(&sim->memory, t);
     }
     job->begun = true;
-    if (over_shares(sim, c)) { /* weights follow master weights, whatever is in their row */
+    if (over_shares(sim, c)) { /* the update makes weights from master weights */
         memcpy(job->old[CST_ROW_WEIGHT], job->old[CST_ROW_MASTER], sizeof job->old[0]);
     }
     job->changes = in_changes(sim, job);

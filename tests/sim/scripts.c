@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a worker does in a micro-batch: which operators, in which order, and what it leaves out. */
+/* Chooses what a worker does in a micro-batch: the operators, their order, and what is left out. */
 #include "tests/sim/sim.h"
 
 #include <string.h>
@@ -15,7 +15,8 @@ static void shuffle(struct sim *sim, uint32_t *v, uint32_t n)
     }
 }
 
-/* Not this rank's, or left out: an idle expert often, any other one sometimes. */
+/* True if the rank does not run the operator: it is not in the operator's group, or leaves it out.
+ * Operators of sparse patterns are left out often, others sometimes. */
 static bool skips(struct sim *sim, uint32_t rank, uint32_t op)
 {
     if ((sim->model.operators[op].ranks >> rank & 1) == 0) {
@@ -32,8 +33,8 @@ uint64_t script_seed(const struct sim *sim, uint32_t rank)
     return memory_mix(memory_mix(memory_mix(sim->options.seed, rank), w->step), w->micro);
 }
 
-/* A micro-batch: forward over the operators, backward the other way round; and where pools hold
- * everything sometimes in any order. */
+/* Forward runs over the operators, backward in the reverse order. If any order can run, the order
+ * is sometimes random. */
 void script_write(struct sim *sim, uint32_t rank)
 {
     struct worker *w = &sim->workers[rank];
@@ -44,7 +45,7 @@ void script_write(struct sim *sim, uint32_t rank)
     if (sim->steady) {
         sim->rng = script_seed(sim, rank);
     }
-    idle = sim_chance(sim, 400); /* nothing at all */
+    idle = sim_chance(sim, 400); /* the rank runs no operator in this micro-batch */
     memset(w->uses_left, 0, sizeof w->uses_left);
     w->last = w->micro + 1 == sim->micro_batches || sim_chance(sim, 300);
     for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {

@@ -8,8 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CALM_TURNS 20000  /* without a commit: leave the job alone, it must recover */
-#define STALL_TURNS 60000 /* without a commit: it will never come */
+/* Turns without a commit after which the job is left alone and must recover. */
+#define CALM_TURNS 20000
+#define STALL_TURNS 60000 /* turns without a commit after which the run fails */
 
 /* splitmix64 */
 uint64_t sim_random(struct sim *sim)
@@ -54,7 +55,8 @@ void sim_fail(const struct sim *sim, const char *fmt, ...)
 
 /* -- events and actions ------------------------------------------------------------------------ */
 
-/* What is committed, and what fetches read from now on: the same, or what was before. */
+/* Compute the expected state after a commit. Fetches read either the new weights or, with delayed
+ * updates, the weights before this update. */
 static void follow_commit(struct sim *sim, bool skipped)
 {
     bool delayed = sim->overlap == CST_OVERLAP_DELAYED && sim->step > sim->delay_from && !skipped;
@@ -76,7 +78,7 @@ static void follow_commit(struct sim *sim, bool skipped)
     }
 }
 
-/* A commit or an interruption shows in the core's numbers before its actions are looked at. */
+/* The core's statistics show a commit or an interruption before its actions are processed. */
 static void follow(struct sim *sim)
 {
     struct cst_core_stats stats;
@@ -213,13 +215,15 @@ static void choose_chances(struct sim *sim)
     sim->p_skip = sim_below(sim, 1000);
     sim->timeout =
         sim_chance(sim, 3000) ? 1000000 * (1 + (uint64_t)sim_below(sim, 20)) : CST_CORE_NEVER;
-    if (sim->timeout != CST_CORE_NEVER) { /* who is ahead waits for others' micro-batches */
+    /* A rank that is ahead waits for other ranks' micro-batches. */
+    if (sim->timeout != CST_CORE_NEVER) {
         sim->timeout *= sim->micro_batches;
-        sim->timeout *= sim->steady ? 10 : 1; /* who was slow will be so again */
+        /* A rank that was slow will be slow again in the repeated attempt. */
+        sim->timeout *= sim->steady ? 10 : 1;
     }
 }
 
-/* Where the ranks' pools are. */
+/* The devices on which the ranks' pools are. */
 enum devices { ALL_HOST, ONE_GPU, TWO_GPUS, MIXED, N_DEVICES };
 
 static uint32_t choose_engine(struct sim *sim, enum devices devices)
@@ -238,7 +242,7 @@ static uint32_t choose_engine(struct sim *sim, enum devices devices)
     return 0;
 }
 
-/* Slabs of a part, at most; a rank's segments are 16. */
+/* Largest number of slabs of a part; a rank has 16 segments. */
 #define SLABS_PER_PART (16 / CST_LAYOUT_MAX_CLASSES)
 
 static struct cst_core_part choose_part(struct sim *sim, uint32_t rank, uint32_t k,
@@ -287,7 +291,7 @@ static struct cst_core_policy choose_policy(struct sim *sim)
         .eviction = sim_chance(sim, 1000) ? CST_EVICT_LRU : CST_EVICT_NEXT_USE};
 }
 
-/* An accelerator that has states has room to update them. */
+/* Give each accelerator that holds states a room in which to update them. */
 static void require_rooms(struct sim *sim)
 {
     for (uint32_t e = 0; e < 2; e++) {
@@ -307,7 +311,7 @@ static void require_rooms(struct sim *sim)
     }
 }
 
-/* From too small for any chunk to more than three buffers of the largest. */
+/* Choose rooms from too small for any chunk to 1.5 times what the core could use. */
 static void choose_rooms(struct sim *sim)
 {
     uint64_t want = cst_buffers_want(&sim->layout);
@@ -495,8 +499,8 @@ static void turn(struct sim *sim)
     }
 }
 
-/* After the last step: everybody goes, everything ends, every block is free, every state is what
- * was committed. */
+/* After the last step: all workers leave, all commands end, all blocks must be free, and all states
+ * must be the committed ones. */
 static void wind_up(struct sim *sim)
 {
     sim->ending = true;
@@ -532,7 +536,7 @@ static void wind_up(struct sim *sim)
                         over_shares(sim, sim->model.tensors[t].chunk);
 
             if (r != CST_ROW_WEIGHT && sim->ahead[sim->model.tensors[t].chunk]) {
-                value--; /* of a step that nobody did to its end */
+                value--; /* The update belongs to a step that was not committed. */
             } else if (sim->ahead[sim->model.tensors[t].chunk]) {
                 continue;
             }

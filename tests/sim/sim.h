@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A whole job in one thread: the core, engines that complete commands in any legal order, workers
- * that train, die, lie and come back, and a tool that reads and writes states. Everything that
- * happens is chosen by one seeded generator. */
+/* Simulates a whole job in one thread: the core; engines that complete commands in any legal order;
+ * workers that train, die, send invalid requests and return; and a tool that reads and writes
+ * states. One seeded generator chooses everything that happens. */
 #ifndef SIM_H
 #define SIM_H
 
@@ -20,22 +20,26 @@
 
 enum job_state { JOB_WAITING, JOB_RUNNING, JOB_FINISHED };
 
-/* A command at an engine. */
+/* A command that was issued to an engine. */
 struct job {
     enum job_state state;
     struct cst_command command;
-    int status;                                /* FINISHED */
-    bool doomed;                               /* fails when it ends */
-    bool cancelled;                            /* it will not begin: what it comes after failed */
-    bool held;                                 /* by the driver, until all before it was told */
-    uint64_t value;                            /* what it will write; UPDATE, CONVERT: nothing */
-    uint64_t changes;                          /* of the sources when it began */
-    bool begun;                                /* UPDATE: at least once */
-    uint64_t order;                            /* FINISHED: of all that finished */
-    uint64_t sum;                              /* UPDATE: of the gradients that it takes */
-    uint64_t weights[SIM_MAX_CHUNKS];          /* UPDATE: tensors' newest weights before */
-    uint64_t old[MEMORY_ROWS][SIM_MAX_CHUNKS]; /* UPDATE, WRITE: tensors' numbers before, per row,
-                                                  per tensor of the chunk */
+    int status;  /* JOB_FINISHED: the status of the command */
+    bool doomed; /* the command will fail at its end */
+    /* The command will not begin, because a command that it waits for has failed. */
+    bool cancelled;
+    /* The driver keeps the command until it was told the end of all commands that this one waits
+     * for. */
+    bool held;
+    uint64_t value;   /* the number that the command will write; unused for UPDATE and CONVERT */
+    uint64_t changes; /* `changes` of the command's sources when it began */
+    bool begun;       /* UPDATE: the command has begun at least once */
+    uint64_t order;   /* JOB_FINISHED: position among all finished commands */
+    uint64_t sum;     /* UPDATE: the sum of gradients that the update must read */
+    /* UPDATE: numbers of the tensors' newest weights before the update */
+    uint64_t weights[SIM_MAX_CHUNKS];
+    /* UPDATE, writes: numbers before the command, per row and per tensor of the chunk */
+    uint64_t old[MEMORY_ROWS][SIM_MAX_CHUNKS];
 };
 
 /* -- rooms ---------------------------------------------------------------------------------- */
@@ -43,106 +47,123 @@ struct job {
 #define SIM_MAX_ROOMS 3
 #define SIM_MAX_ROOM_ROWS 256
 
-/* What was copied to a place in a room, or updated there. */
+/* A row in a room's memory: what was copied there, or what an update wrote there. */
 struct room_row {
     uint32_t room;
     uint64_t offset, bytes;
-    uint64_t changes; /* writes begun and ended */
-    unsigned writers; /* under way */
-    uint32_t chunk;   /* of which it is a row */
+    uint64_t changes; /* counts the beginning and the end of each write */
+    unsigned writers; /* writes under way */
+    uint32_t chunk;   /* the chunk to which the row belongs */
     enum cst_row row;
-    uint64_t values[SIM_MAX_CHUNKS]; /* per tensor of the chunk */
+    uint64_t values[SIM_MAX_CHUNKS]; /* one number per tensor of the chunk */
 };
 
 /* -- workers -------------------------------------------------------------------------------- */
 
 enum worker_state {
-    WORKER_GONE, /* no process */
-    WORKER_HUNG, /* connection gone, process runs */
-    WORKER_IDLE, /* attached, must sync */
+    WORKER_GONE, /* no process runs */
+    WORKER_HUNG, /* the connection is closed, but the process still runs */
+    WORKER_IDLE, /* attached; its next request is a sync */
     WORKER_SYNCING,
     WORKER_RUN,
     WORKER_STEPPING,
 };
 
 struct lease {
-    bool held; /* granted, not given back */
+    bool held; /* The lease was granted and not yet released. */
     uint32_t block;
     uint64_t generation;
-    uint64_t value;   /* weights: what the block held when it was granted, or is to hold */
-    bool filling;     /* weights: the worker copies them in itself ... */
-    enum cst_row row; /* ... out of this row */
-    uint64_t changes; /* of their row when that began */
-    unsigned count;   /* times that it was granted */
+    /* Weights: the number that the block held when the lease was granted, or that it will hold
+     * after the worker's own copy. */
+    uint64_t value;
+    bool filling;     /* Weights: the worker is copying them into the block. */
+    enum cst_row row; /* The row from which the worker copies, while `filling` is set. */
+    uint64_t changes; /* `changes` of that row when the worker's copy began */
+    unsigned count;   /* how often the lease was granted */
 };
 
 struct worker {
     enum worker_state state;
     uint64_t attempt;
-    uint64_t step;                 /* committed, as told */
-    uint32_t micro;                /* micro-batch that it is in */
-    uint32_t ops[2 * SIM_MAX_OPS]; /* operators of this micro-batch: forward, then backward */
+    uint64_t step;  /* the last committed step that the worker was told of */
+    uint32_t micro; /* index of the current micro-batch */
+    /* Operators of the current micro-batch: forward, then backward. */
+    uint32_t ops[2 * SIM_MAX_OPS];
     uint32_t n_ops;
     uint32_t n_forward;
-    uint32_t at;                /* index into ops */
-    bool last;                  /* micro-batch of the step: it will not be another one's turn */
-    bool begun;                 /* the fetches of ops[at] were sent */
-    bool prepared;              /* it said what its step will say ... */
-    uint32_t prepare_at;        /* ... before this one of the ops */
-    bool keeps[SIM_MAX_CHUNKS]; /* it does not hand the gradient in */
-    bool wanted;                /* and that they are waited for */
-    bool lost;                  /* it heard that its accelerator is gone */
+    uint32_t at;         /* index of the current operator in `ops` */
+    bool last;           /* The current micro-batch is the last of this step. */
+    bool begun;          /* The fetches of ops[at] were sent. */
+    bool prepared;       /* The worker has sent PREPARE for the current step. */
+    uint32_t prepare_at; /* index in `ops` of the operator before which the worker sends PREPARE */
+    bool keeps[SIM_MAX_CHUNKS]; /* The worker does not hand in the chunk's gradient. */
+    bool wanted;                /* The worker has sent WANT for a weight of ops[at]. */
+    bool lost;                  /* The worker was told that its accelerator is lost. */
     struct lease weights[SIM_MAX_CHUNKS];
     struct lease grads[SIM_MAX_CHUNKS];
-    struct lease old[SIM_MAX_CHUNKS];  /* weights of earlier steps, not yet given back */
-    bool weight_asked[SIM_MAX_CHUNKS]; /* a fetch is under way */
+    /* Leases of weights of earlier steps that are not yet released. */
+    struct lease old[SIM_MAX_CHUNKS];
+    bool weight_asked[SIM_MAX_CHUNKS]; /* a fetch of the chunk's weights is under way */
     bool grad_asked[SIM_MAX_CHUNKS];
-    uint32_t uses_left[SIM_MAX_CHUNKS]; /* backward uses until the gradient is complete */
-    uint32_t surprise;                  /* chunk fetched out of order, SIM_NO_CHUNK: none */
+    /* Backward uses left until the chunk's gradient is complete. */
+    uint32_t uses_left[SIM_MAX_CHUNKS];
+    uint32_t surprise; /* chunk that is fetched out of order; SIM_NO_CHUNK: none */
 };
 
-/* A request without an answer yet. */
+/* A request that is not yet answered. */
 struct pending {
-    uint64_t tag; /* 0: unused */
+    uint64_t tag; /* 0: this entry is unused */
     enum cst_event_kind kind;
-    uint32_t rank; /* world: the tool's */
+    uint32_t rank; /* the requesting rank, or `world` for the tool */
     uint32_t chunk;
-    uint64_t process; /* of the worker that asked: an answer to a dead one is not looked at */
-    bool lie;         /* must be refused */
-    uint32_t slot;    /* READ, WRITE */
+    /* The process of the rank that sent the request. A reply to a dead process is ignored. */
+    uint64_t process;
+    bool lie;      /* the request must be refused */
+    uint32_t slot; /* READ, WRITE: the staging slot */
     uint32_t tensor;
     enum cst_row row;
-    uint64_t at_least; /* READ: what the row held, or was going to, when it was asked */
+    /* READ: the least number that is correct, which is the expected number at the time of the
+     * request */
+    uint64_t at_least;
 };
 
 struct sim_options {
     uint64_t seed;
-    uint64_t n_steps; /* to commit */
+    uint64_t n_steps; /* number of steps to commit */
     bool verbose;
 };
 
 struct sim_totals {
     uint64_t turns, deaths;
-    uint64_t gpu_runs; /* with a rank on a GPU */
-    uint64_t crossing; /* commands that waited for another engine's */
-    uint64_t fills;    /* copies by workers */
+    uint64_t gpu_runs; /* runs in which a rank has its pool on a GPU */
+    uint64_t crossing; /* commands that waited for a command of another engine */
+    uint64_t fills;    /* copies of weights made by workers */
     uint64_t landed;   /* gradients that were copied to landings */
-    uint64_t gathered; /* parts of weights that went into pools */
-    uint64_t group_runs, frozen_runs, base_runs, class_runs, micro_runs; /* with such a thing */
-    uint64_t over_runs, made; /* runs with gradients over weights; weights that came from masters */
-    uint64_t early_runs, delayed_runs, ahead, fused, dropped; /* updates before their commit; of
-                                                                 them, with the sum; gradients */
-    uint64_t through;                                         /* copies to and from rooms */
-    uint64_t device_runs;                                     /* with states on accelerators */
-    uint64_t kept;                                            /* gradients that stayed in rooms */
-    uint64_t instead;    /* commands that came in place of such as failed in rooms */
-    uint64_t lost;       /* updates in rooms that were lost with their engine, of chunks at home */
-    uint64_t given_up;   /* rooms */
-    uint64_t lost_sums;  /* sums that were lost with their engine */
-    uint64_t lost_ranks; /* workers that heard so and went */
-    uint64_t moved;      /* pools that moved to another place */
-    uint64_t redone;     /* commands that an engine had ended when it died, and did again */
-    uint64_t early;      /* reductions of the first ranks' contributions alone */
+    uint64_t gathered; /* parts of weights that were copied into gathered blocks */
+    /* Runs with several groups, frozen chunks, a base job, several size classes, several
+     * micro-batches. */
+    uint64_t group_runs, frozen_runs, base_runs, class_runs, micro_runs;
+    /* over_runs: runs with gradients in weight rows; made: weights made from master weights */
+    uint64_t over_runs, made;
+    /* early_runs, delayed_runs: runs with this overlap; ahead: updates before their commit; fused:
+     * updates before their commit that also summed the gradient; dropped: gradients that were
+     * dropped because their chunk was already updated */
+    uint64_t early_runs, delayed_runs, ahead, fused, dropped;
+    uint64_t through;     /* copies to and from rooms */
+    uint64_t device_runs; /* runs with states in device memory */
+    uint64_t kept;        /* gradients that stayed in device memory */
+    uint64_t instead;     /* commands that replaced failed commands in rooms */
+    /* Device updates that were lost with their engine while the chunk's rows in host memory were
+     * whole. */
+    uint64_t lost;
+    uint64_t given_up;  /* rooms that were given up */
+    uint64_t lost_sums; /* sums that were lost with their engine */
+    /* Workers that left because they were told that their accelerator is lost. */
+    uint64_t lost_ranks;
+    uint64_t moved;  /* pools that moved to another device */
+    uint64_t redone; /* commands that an engine had completed before it died, and executed again */
+    /* Sums of contributions that began before all ranks of the group had handed in. */
+    uint64_t early;
 };
 
 struct sim {
@@ -150,240 +171,276 @@ struct sim {
     uint64_t rng;
     struct cst_model model;
     struct cst_layout layout;
-    struct cst_model base_model; /* of the base job; no tensors: there is none */
+    /* Model of the base job. It has no tensors if the run has no base job. */
+    struct cst_model base_model;
     struct cst_layout base_layout;
     struct cst_core *core;
     struct cst_actions actions;
     uint32_t arena_segments[SIM_MAX_SEGMENTS];
     uint32_t micro_batches;
     bool grad_fp32;
-    bool grad_over;                  /* gradients take their weights' places */
-    bool holds_grad[SIM_MAX_CHUNKS]; /* such a row was last written to as the gradient's */
+    bool grad_over; /* the gradient's sum takes the place of the chunk's weights */
+    /* With `grad_over`: the weight row was last written as a gradient row. */
+    bool holds_grad[SIM_MAX_CHUNKS];
     bool has_base;
     uint32_t world;
-    uint32_t n_nodes;   /* engines 0 to n_nodes - 1 are the host's ... */
-    uint32_t n_engines; /* ... the others a GPU's each */
-    uint32_t stopped;   /* engines that do nothing for now, a bit each */
-    uint32_t lost;      /* accelerators' engines that do nothing any more, a bit each */
-    uint32_t ever_lost; /* those that ever gave back a command undone */
-    bool ever_down;     /* engines of nodes were given up */
-    bool excused;       /* one of them had what the job cannot do without */
-    uint64_t n_lost;    /* updates in rooms that were lost with their engine, of chunks at home */
+    uint32_t n_nodes;   /* Engines 0 to n_nodes - 1 are the engines of NUMA nodes. */
+    uint32_t n_engines; /* Engines n_nodes to n_engines - 1 belong to one GPU each. */
+    uint32_t stopped;   /* bit mask of the engines that do nothing for now */
+    uint32_t lost;      /* bit mask of the accelerators' engines that are lost at present */
+    /* Bit mask of the engines that have ever refused a command because they were lost. */
+    uint32_t ever_lost;
+    bool ever_down; /* the engines of the nodes were given up at least once */
+    bool excused;   /* A lost command was vital for the job: the job is allowed to fail. */
+    /* Device updates that were lost with their engine while the chunk's rows in host memory were
+     * whole. */
+    uint64_t n_lost;
     uint64_t n_lost_sums, n_lost_ranks, n_moved;
-    uint64_t n_crossing; /* commands that waited for another engine's */
-    uint64_t n_fills;    /* copies by workers */
+    uint64_t n_crossing; /* commands that waited for a command of another engine */
+    uint64_t n_fills;    /* copies of weights made by workers */
     uint64_t n_landed;   /* gradients that were copied to landings */
-    uint64_t n_gathered; /* parts of weights that went into pools */
-    uint64_t n_early;    /* reductions of some contributions */
-    uint64_t n_made;     /* loads of weights made from the master weights */
+    uint64_t n_gathered; /* parts of weights that were copied into gathered blocks */
+    uint64_t n_early;    /* sums that began before all ranks of the group had handed in */
+    uint64_t n_made;     /* loads of weights that were made from master weights */
     struct cst_core_room rooms[SIM_MAX_ROOMS];
     uint32_t n_rooms;
-    bool has_devices;         /* that have states */
-    uint64_t device_rooms[2]; /* bytes, per accelerator, if it has */
+    bool has_devices; /* an accelerator holds states of chunks */
+    /* Bytes of each accelerator's room, if the accelerator may hold states. */
+    uint64_t device_rooms[2];
     struct room_row room_rows[SIM_MAX_ROOM_ROWS];
     unsigned n_room_rows;
     uint64_t n_through, n_redone, n_kept, n_instead;
-    uint64_t n_finished; /* jobs */
-    uint64_t told[8];    /* per engine: order of the last job whose end was told */
+    uint64_t n_finished; /* finished commands */
+    /* Per engine: the largest `order` of a command whose end was told to the core. */
+    uint64_t told[8];
     struct memory memory;
-    struct job *jobs; /* SIM_MAX_JOBS */
+    struct job *jobs; /* array of SIM_MAX_JOBS; owned */
     unsigned n_jobs;
     struct worker workers[CST_CORE_MAX_WORLD];
-    uint64_t process[CST_CORE_MAX_WORLD];      /* counts processes per rank */
-    uint64_t asleep_until[CST_CORE_MAX_WORLD]; /* turn: a worker that is slow, or stopped */
+    uint64_t process[CST_CORE_MAX_WORLD]; /* per rank: counts the processes of the rank */
+    /* The turn until which the rank's worker does nothing. */
+    uint64_t asleep_until[CST_CORE_MAX_WORLD];
     struct pending pending[SIM_MAX_TAGS];
     uint64_t tag;
     uint64_t now;
-    uint64_t timeout; /* CST_CORE_NEVER: waits do not end */
-    /* what the run is made of, chosen by the seed; chances are in 1/10000 a turn */
+    uint64_t timeout; /* ns that a request may wait; CST_CORE_NEVER: without limit */
+    /* Properties of the run, chosen by the seed. Each p_* is the chance of an event in 1/10000. */
     unsigned p_death, p_lie, p_cancel, p_copy_fail, p_room_fail, p_engine_death, p_down, p_io,
         p_hint, p_skip, p_nan, p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop,
         p_worker_copies, p_patterns, p_big, p_idle, p_interleave, p_quiet, p_prepare, p_lost;
     enum cst_overlap overlap;
     uint64_t delay_from;
     float clip_norm;
-    bool steady; /* a step that is done again has the same gradients */
-    bool loose;  /* pools hold everything: any order of operators may run */
-    bool plain;  /* so may they, for another reason: each has a chunk of its own */
-    bool ending; /* no new work */
-    bool failed; /* the job has: a command that must not fail did */
-    /* what should be */
-    struct cell
-        *expected[CST_ROW_COUNT]; /* per tensor: number after all that is committed and accepted */
+    bool steady; /* A repeated attempt computes the gradients of the interrupted attempt again. */
+    bool loose;  /* Pools hold the whole model: operators may run in any order. */
+    /* Each tensor has a chunk and an operator of its own: operators may run in any order. */
+    bool plain;
+    bool ending; /* The run is ending: workers begin nothing new. */
+    /* The job has failed, because a command failed without which the job cannot continue. */
+    bool failed;
+    /* The expected state of the job. */
+    /* Per tensor: the number after all committed updates and all accepted writes. */
+    struct cell *expected[CST_ROW_COUNT];
     uint64_t handed[SIM_MAX_CHUNKS][SIM_MAX_RANKS]
-                   [SIM_MAX_MICRO]; /* contributions of this collection, 0: none */
-    uint64_t sums[SIM_MAX_CHUNKS];  /* of the last commit */
-    uint64_t tiles[SIM_MAX_CHUNKS]; /* of what sums the tiles' squares are */
-    struct cell *reads;             /* per tensor: number of the weights that fetches must bring */
-    bool ahead[SIM_MAX_CHUNKS];     /* updated before the commit ... */
-    uint64_t ahead_sum[SIM_MAX_CHUNKS]; /* ... with this */
+                   [SIM_MAX_MICRO]; /* contributions handed in during this attempt; 0: none */
+    uint64_t sums[SIM_MAX_CHUNKS];  /* sum of each chunk's gradients at the last commit */
+    uint64_t tiles[SIM_MAX_CHUNKS]; /* the sum to which the squares in the chunk's tiles belong */
+    struct cell *reads;         /* per tensor: the number of the weights that a fetch must return */
+    bool ahead[SIM_MAX_CHUNKS]; /* the chunk was updated before the commit of the current step */
+    uint64_t ahead_sum[SIM_MAX_CHUNKS]; /* the sum that the early update of the chunk used */
     uint64_t n_ahead, n_fused;
-    uint64_t attempt;         /* seen */
-    uint64_t step, n_skipped; /* seen committed */
+    uint64_t attempt;         /* the last attempt that the core reported */
+    uint64_t step, n_skipped; /* committed and skipped steps that the core reported */
     uint64_t n_deaths, n_turns;
     uint64_t last_progress; /* turn of the last commit */
 };
 
-/* Random numbers. */
+/* sim_random returns 64 random bits, sim_below a number below @n, sim_chance true with the given
+ * chance. */
 uint64_t sim_random(struct sim *sim);
 uint32_t sim_below(struct sim *sim, uint32_t n);
 bool sim_chance(struct sim *sim, unsigned per_10000);
 
-/* No step was committed for long: no more mischief, nothing fails any more. */
+/* True when no step was committed for a long time. Workers then behave well, copies that may
+ * fail do not fail, and lost engines return, because the job must recover. */
 bool sim_is_calm(const struct sim *sim);
 
-/* Something is wrong: print the seed and what, and end the program. */
+/* Print the seed and the error, and end the program. */
 void sim_fail(const struct sim *sim, const char *fmt, ...)
     __attribute__((format(printf, 2, 3), noreturn));
 
-/* Run one seed to its end and add what happened to @totals. */
+/* Run one seed to its end and add the counts of the run to @totals. */
 void sim_run(const struct sim_options *options, struct sim_totals *totals);
 
 /* -- totals.c --------------------------------------------------------------------------------- */
 
-/* What kind of job the run has, when it is open; and what it met, with what its core said last. */
+/* totals_add_kinds counts the kinds of the opened job. totals_add adds the counters of the finished
+ * run and of its core, @stats. */
 void totals_add_kinds(struct sim_totals *totals, const struct sim *sim);
 void totals_add(struct sim_totals *totals, const struct sim *sim,
                 const struct cst_core_stats *stats);
 
-/* Hand @event to the core; its actions go to engines and workers. */
+/* Pass @event to the core. Its actions go to engines and workers. */
 void sim_event(struct sim *sim, struct cst_event event);
-/* With a new tag that is remembered as @pending (tag and kind are filled in). */
+/* Pass the request @event to the core with a new tag. @pending is remembered until the reply; its
+ * tag, kind and process are filled in. */
 void sim_ask(struct sim *sim, struct cst_event event, struct pending pending);
 
 /* models.c */
-/* Declare and lay out; what the rest of @sim decides is decided. */
+/* Declare the job's model and lay it out. All other properties of the run must be chosen before. */
 void model_open(struct sim *sim);
+/* Free the models and layouts. */
 void model_close(struct sim *sim);
-/* A rank may leave the operator out. */
+/* True if a rank may leave out the operator. */
 bool model_may_skip(const struct sim *sim, uint32_t op);
+/* True if the operator uses a tensor with a sparse pattern. */
 bool model_is_sparse(const struct sim *sim, uint32_t op);
-/* The chunk is not frozen; it is the base's; the rank is in its group: as declared, not as laid
- * out. */
+/* model_is_trained: @chunk is not frozen. model_is_base: @chunk belongs to the base job.
+ * model_holds: @rank is in the group of @chunk, according to the declaration instead of the
+ * layout. */
 bool model_is_trained(const struct sim *sim, uint32_t chunk);
 bool model_is_base(const struct sim *sim, uint32_t chunk);
 bool model_holds(const struct sim *sim, uint32_t chunk, uint32_t rank);
-/* Engine of the accelerator that has the row; 0: it is in host memory. */
+/* Engine of the accelerator that holds the row at @spot, or 0 if the row is in host memory. */
 uint32_t model_device(const struct sim *sim, const struct spot *spot);
-/* Of all that was handed in: micro-batch by micro-batch, in each rank by rank. */
+/* The sum of the contributions to @chunk that were handed in, in the order of micro-batches, and of
+ * ranks within a micro-batch. */
 uint64_t model_sum(const struct sim *sim, uint32_t chunk);
 
 /* commands.c */
-/* It names what it may, and its engine can reach that. */
+/* Fail unless @command names valid places, and its engine can access them. */
 void command_check(const struct sim *sim, const struct cst_command *command);
 
 /* driver.c */
+/* Accept a command of the core. It begins when the commands that it waits for have ended. */
 void driver_submit(struct sim *sim, const struct cst_command *command);
-/* The command that is not told to be complete; NULL: it is. */
+/* The command with @ticket, or NULL if the core was told that the command has ended. */
 const struct job *driver_find(const struct sim *sim, uint64_t ticket);
-/* The driver has it still. */
+/* True while the driver keeps the command because it was not yet told the end of a command that it
+ * waits for. */
 bool driver_holds(const struct sim *sim, const struct job *job);
-/* What comes after that command fails, however late its turn comes. */
+/* Cancel the commands that wait for @ticket, which has failed. */
 void driver_failed(struct sim *sim, uint64_t ticket);
 
 /* engines.c */
-/* Begin, end or report one command. False: nothing can be done. */
+/* Begin, end or report one command. Returns false if nothing can be done. */
 bool engines_turn(struct sim *sim);
-/* Memory that a command names; where its number is kept. */
+/* engines_find decodes a place of a command. engines_cell returns the cell that holds its number.
+ * engines_begin_write begins a write to it, and fails if another write is under way or a worker has
+ * a lease on the block. */
 struct spot engines_find(const struct sim *sim, const struct job *job, struct cst_place place);
 struct cell *engines_cell(struct sim *sim, const struct spot *spot);
 void engines_begin_write(struct sim *sim, const struct job *job, const struct spot *spot);
-/* Sum of changes of all its sources. */
+/* The sum of `changes` over all sources of the command. */
 uint64_t engines_source_changes(struct sim *sim, const struct job *job);
-/* The command is a copy, or a conversion that is as good as one. */
+/* True if the command is a copy or a fill, or a conversion with one destination, which is handled
+ * as a copy. */
 bool engines_copies(const struct job *job);
-/* The death of its engine ends a command that runs; it may begin anew. */
+/* End a running command because its engine died. The caller may let it begin again. */
 void engines_tear(struct sim *sim, struct job *job);
-/* An engine dies and comes back: what it had under way begins anew. */
+/* One engine dies and restarts: the commands that it was executing begin again. */
 void engines_restart(struct sim *sim);
 
 /* lost.c */
-/* An accelerator's engine is lost, or is there again: what it has, and what it is given meanwhile,
- * comes back undone. */
+/* lost_begin: an accelerator's engine is lost. Its commands, and those that it receives until
+ * lost_end, end with CST_EENGINE. */
 void lost_begin(struct sim *sim);
 void lost_end(struct sim *sim);
-/* The engines of nodes are given up: what they had half done is done later, by others. */
+/* One engine restarts, and the core is told that a node's engine was given up. */
 void lost_node(struct sim *sim);
-/* The pool of @rank, whose worker is gone, may be in another place from now on. */
+/* Sometimes move the pool of @rank, which has no worker, to another device. */
 void lost_move(struct sim *sim, uint32_t rank);
-/* Nobody will do the command; it is over. False: it is not so. */
+/* If the engine of @job is lost, end the command with CST_EENGINE and return true. */
 bool lost_refuses(struct sim *sim, struct job *job);
-/* @rank was told @status: that an engine is gone nobody hears but whose pool is there. */
+/* Check a reply to @rank: CST_EENGINE is allowed only if the engine of the rank's pool was lost, or
+ * a node's engines were. */
 void lost_check(struct sim *sim, uint32_t rank, int status);
 
 /* over.c */
-/* The gradient of @chunk has no row but the weights'. */
+/* True if the gradient of @chunk takes the place of its weights. */
 bool over_shares(const struct sim *sim, uint32_t chunk);
-/* @command makes weights out of master weights, in a block. */
+/* True if @command makes weights in a block from master weights. */
 bool over_makes(const struct sim *sim, const struct cst_command *command);
-/* @spot, with which of the two @command means. */
+/* Return @spot with the row that @command means: the weight row or the gradient in the weight
+ * row. */
 struct spot over_resolve(const struct sim *sim, const struct cst_command *command,
                          struct spot spot);
-/* Of the row, whatever it is. */
+/* `changes` of the row that weights and gradient share. */
 uint64_t over_changes(const struct sim *sim, uint32_t chunk);
-/* @spot begins to be written: what it shares its memory with is lost. */
+/* A write to @spot begins: the other content of the shared memory is lost. */
 void over_begin_write(struct sim *sim, const struct spot *spot);
-/* Weights of @chunk were written where its gradient was. */
+/* Weights of @chunk were written: the gradient in the shared row is lost. */
 void over_end_weights(struct sim *sim, uint32_t chunk);
-/* What a write that adds @add (0: it is to begin anew) leaves in @row, which held @old. */
+/* The number that a write of weights leaves in @row, whose number was @old. @add is the increment,
+ * or 0 if the write was interrupted and will begin again. */
 uint64_t over_weight(const struct sim *sim, uint32_t chunk, enum cst_row row, uint64_t old,
                      uint64_t add);
 /* rooms.c */
-/* The command reads or writes memory of a room, which its engine must have. */
+/* room_has: @command uses memory of a room. room_check: fail unless each room that @command names
+ * belongs to the command's engine. */
 bool room_has(const struct sim *sim, const struct cst_command *command);
 void room_check(const struct sim *sim, const struct cst_command *command);
 void room_begin(struct sim *sim, struct job *job);
-/* @torn: an engine's death ended it. */
+/* room_begin and room_end begin and end a command in a room. @torn: the death of an engine ended
+ * it. */
 void room_end(struct sim *sim, struct job *job, bool torn);
 
 /* updates.c */
 void update_submit(struct sim *sim, struct job *job);
 void update_begin(struct sim *sim, struct job *job);
-/* @torn: an engine's death ended it; it will begin again. */
+/* Begin and end an update by a node's engine; update_submit chooses the sum that it must read.
+ * @torn: the death of the engine ended the update, which will begin again. */
 void update_end(struct sim *sim, struct job *job, bool torn);
 
 /* workers.c */
-/* One thing that the worker does next. False: it waits. */
+/* Let the worker do one thing. Returns false if the worker waits. */
 bool worker_turn(struct sim *sim, uint32_t rank);
+/* Give the worker the reply to its request @asked. */
 void worker_reply(struct sim *sim, const struct pending *asked, const struct cst_reply *reply);
+/* The worker leaves, is killed, or closes its connection while its process still runs. */
 void worker_die(struct sim *sim, uint32_t rank);
-/* Who has a lease on the block; world: nobody. */
+/* True if the worker of @rank has a lease on the block. */
 bool workers_lease_block(const struct sim *sim, uint32_t rank, uint32_t block);
-/* A request of its attempt. */
+/* Send a request of the worker's current attempt. */
 void worker_ask(struct sim *sim, uint32_t rank, enum cst_event_kind kind, uint32_t chunk,
                 uint64_t generation, bool ahead);
-/* The pool has some for chunks of that size: it need not where no operator uses them. */
+/* True if the pool of @rank has blocks for the size class of @chunk. It needs none if no operator
+ * of the rank uses the class. */
 bool worker_has_blocks(const struct sim *sim, uint32_t rank, uint32_t chunk);
 
 /* scripts.c */
-/* Of the micro-batch that it is in. */
+/* Choose the operators of the worker's current micro-batch. */
 void script_write(struct sim *sim, uint32_t rank);
-/* The same whenever the rank does that micro-batch of that step. */
+/* A seed that depends on the rank, the step and the micro-batch only. */
 uint64_t script_seed(const struct sim *sim, uint32_t rank);
-/* What lr is in the step that is done. */
+/* The learning rate of the current step. */
 float script_lr(const struct sim *sim);
-/* What it says at its step, mostly the same as the others. */
+/* The hyper-parameters that a worker sends with its step; sometimes they differ from those of the
+ * other ranks. */
 struct cst_hyper script_hyper(struct sim *sim);
 
 /* mischief.c */
-/* A request that must be refused, or a hint, or one taken back. */
+/* worker_lie sends a request that must be refused. worker_hint sends PREFETCH or EVICT.
+ * worker_cancel cancels a pending request. */
 void worker_lie(struct sim *sim, uint32_t rank);
 void worker_hint(struct sim *sim, uint32_t rank);
 void worker_cancel(struct sim *sim, uint32_t rank);
 
 /* fills.c */
-/* The worker begins to copy weights into the block that it was just granted. */
+/* The worker begins to copy weights into the block of the lease that it was granted. */
 void fill_begin(struct sim *sim, uint32_t rank, uint32_t chunk, struct lease *lease,
                 const struct cst_reply *reply);
-/* The copy ends, if one is under way. */
+/* End the worker's copy into the block of @lease, if one is under way. */
 void fill_end(struct sim *sim, uint32_t rank, uint32_t chunk, struct lease *lease);
-/* All copies of the worker end. */
+/* End all copies of the worker. */
 void fills_end(struct sim *sim, uint32_t rank);
-/* One of them ends. False: none is under way. */
+/* End one copy of the worker. Returns false if none is under way. */
 bool fills_turn(struct sim *sim, uint32_t rank);
 
 /* tool.c */
+/* The tool sends one read or write of a tensor's state. */
 void tool_turn(struct sim *sim);
+/* Check the reply to the tool's request @asked. */
 void tool_reply(struct sim *sim, const struct pending *asked, const struct cst_reply *reply);
 
 #endif

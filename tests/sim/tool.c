@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tool: reads and writes states at any time, as a checkpoint writer would. */
+/* The tool reads and writes states at any time, as a checkpoint writer would. */
 #include "tests/sim/sim.h"
 
 #include <inttypes.h>
@@ -20,7 +20,7 @@ static uint32_t free_slot(const struct sim *sim)
     return MEMORY_STAGING_SLOTS;
 }
 
-/* Rows whose number a write to @row changes. */
+/* True if a write to row @row of a tensor also changes the number of row @other. */
 static bool writes_row(const struct sim *sim, uint32_t chunk, enum cst_row row, enum cst_row other)
 {
     if (!model_is_trained(sim, chunk)) {
@@ -29,7 +29,8 @@ static bool writes_row(const struct sim *sim, uint32_t chunk, enum cst_row row, 
     return other != CST_ROW_GRAD && (row == CST_ROW_MASTER || row == other);
 }
 
-/* Gradients are not written, nor is a base's memory; a frozen tensor has its weights alone. */
+/* Gradients, and the memory of a base job, must not be written. A frozen tensor has only
+ * weights. */
 static bool must_be_refused(const struct sim *sim, const struct cst_event *event)
 {
     uint32_t chunk = sim->model.tensors[event->tensor].chunk;
@@ -71,19 +72,21 @@ void tool_turn(struct sim *sim)
                              .row = row,
                              .lie = must_be_refused(sim, &event),
                              .at_least = sim->expected[row][tensor].value});
-    if (event.kind == CST_EV_WRITE && sim->n_jobs > before) { /* accepted */
+    if (event.kind == CST_EV_WRITE && sim->n_jobs > before) { /* the write was accepted */
         for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
             sim->expected[r][tensor].value +=
                 writes_row(sim, sim->model.tensors[tensor].chunk, row, (enum cst_row)r);
         }
         for (uint32_t t = 0;
              t < sim->model.n_tensors && (row == CST_ROW_MASTER || row == CST_ROW_WEIGHT); t++) {
-            sim->reads[t].value = sim->expected[CST_ROW_WEIGHT][t].value; /* no delay any more */
+            /* A write of weights ends the delay of updates. */
+            sim->reads[t].value = sim->expected[CST_ROW_WEIGHT][t].value;
         }
     }
 }
 
-/* One rank's gradient, or the sum of some: no sum of all has such a number. */
+/* True if @value is one rank's gradient or a partial sum. No complete sum has the number of a
+ * partial one. */
 static bool is_part(const struct sim *sim, uint32_t c, uint64_t value)
 {
     uint64_t sum = MEMORY_ZERO_SUM;
@@ -116,7 +119,7 @@ void tool_reply(struct sim *sim, const struct pending *asked, const struct cst_r
     }
     if (reply->status == CST_EUNSUPPORTED && asked->kind == CST_EV_READ &&
         asked->row == CST_ROW_GRAD && (sim->grad_over || sim->overlap == CST_OVERLAP_EARLY)) {
-        return; /* weights are there again, or it went into its update */
+        return; /* The row holds weights again, or the gradient was summed in its update. */
     }
     if (reply->status != CST_OK) {
         if (reply->status != CST_EIO && sim->p_fatal == 0 && sim->p_lost == 0) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all runs together met: kinds of jobs, and what befell them. */
+/* Totals of all runs: kinds of jobs, and counts of what happened. */
 #include "tests/sim/sim.h"
 
 static bool has_gpu(const struct sim *sim)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates by the engine of a chunk's node: which step's, of which gradient, and what they write. */
+/* Updates by the engine of a chunk's node: the step, the gradient, and the rows that are
+ * written. */
 #include "tests/sim/sim.h"
 
 #include <inttypes.h>
@@ -7,7 +8,7 @@
 
 /* -- when it is issued ------------------------------------------------------------------------- */
 
-/* Not committed yet: all that its sum is made of must have been handed in. */
+/* An update before the commit. All contributions to its sum must have been handed in. */
 static void submit_early(struct sim *sim, struct job *job)
 {
     const struct cst_command *command = &job->command;
@@ -66,7 +67,7 @@ static uint64_t sum_of(struct sim *sim, const struct job *job)
     return sum;
 }
 
-/* The row that its weights go to. */
+/* The row that receives the update's weights. */
 static enum cst_row target(const struct sim *sim, const struct job *job)
 {
     const struct cst_command *command = &job->command;
@@ -99,7 +100,7 @@ static void begin_row(struct sim *sim, struct job *job, enum cst_row row)
     }
 }
 
-/* Weights follow master weights, whatever is in their row. */
+/* The update makes weights from master weights, whatever the weight row holds. */
 static void begin_weights(struct sim *sim, struct job *job, enum cst_row row)
 {
     const struct cst_layout_chunk *chunk = &sim->layout.chunks[job->command.chunk];

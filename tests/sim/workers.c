@@ -80,8 +80,8 @@ bool worker_has_blocks(const struct sim *sim, uint32_t rank, uint32_t chunk)
     return sim->memory.pools[rank].parts[sim->layout.chunks[chunk].size_class].n_blocks > 0;
 }
 
-/* An operator of the rank uses @chunk: its pool has a block for it beside those of the operator
- * that runs. It need not have one for other chunks. */
+/* True if an operator of the rank uses @chunk. The rank's pool then has a block for @chunk in
+ * addition to those of the running operator. It need not have a block for any other chunk. */
 static bool has_room(const struct sim *sim, uint32_t rank, uint32_t chunk)
 {
     for (uint32_t i = 0; i < sim->model.n_operators; i++) {
@@ -114,7 +114,8 @@ static void begin_op(struct sim *sim, uint32_t rank)
         }
     }
     if (!is_backward(w) && w->surprise == SIM_NO_CHUNK && sim_chance(sim, 300)) {
-        w->surprise = sim_below(sim, sim->layout.n_chunks); /* instead of one ahead */
+        /* Fetched instead of a chunk of the next operator. */
+        w->surprise = sim_below(sim, sim->layout.n_chunks);
         if (!model_holds(sim, w->surprise, rank) || !has_room(sim, rank, w->surprise)) {
             w->surprise = SIM_NO_CHUNK;
         }
@@ -154,7 +155,7 @@ static bool op_is_ready(const struct sim *sim, const struct worker *w)
            (w->weights[w->surprise].held && !w->weight_asked[w->surprise]);
 }
 
-/* It says that it waits for what the operator lacks, asked ahead or not. */
+/* Send WANT for a weight that the operator lacks, whether or not its fetch was a prefetch. */
 static bool want(struct sim *sim, uint32_t rank)
 {
     struct worker *w = &sim->workers[rank];
@@ -169,7 +170,8 @@ static bool want(struct sim *sim, uint32_t rank)
     return true;
 }
 
-/* The worker reads the weights of a lease: they are what they were when it was granted. */
+/* The worker reads the weights of a lease. They must be what they were when the lease was
+ * granted. */
 static void look_at(struct sim *sim, uint32_t rank, uint32_t chunk, const struct lease *lease)
 {
     if (memory_read(&sim->memory.blocks[rank][lease->block]) != lease->value) {
@@ -177,7 +179,7 @@ static void look_at(struct sim *sim, uint32_t rank, uint32_t chunk, const struct
     }
 }
 
-/* Give a lease back as often as it was granted. */
+/* Release a lease as often as it was granted. */
 static void give_back(struct sim *sim, uint32_t rank, uint32_t chunk, struct lease *lease)
 {
     fill_end(sim, rank, chunk, lease);
@@ -216,7 +218,7 @@ static void end_op(struct sim *sim, uint32_t rank)
     bool backward = is_backward(w);
     bool keep = sim_chance(sim, 5000);
 
-    for (uint32_t k = 0; k < use->n_chunks; k++) { /* it has computed with them */
+    for (uint32_t k = 0; k < use->n_chunks; k++) { /* the worker has computed with these weights */
         fill_end(sim, rank, use->chunks[k], &w->weights[use->chunks[k]]);
     }
     w->begun = false;
@@ -253,7 +255,7 @@ static void step(struct sim *sim, uint32_t rank)
         if (w->weights[c].held && (!sim->loose || w->old[c].held || sim_chance(sim, 5000))) {
             release(sim, rank, c);
         }
-        w->grads[c].held = false; /* what was not handed in is given up */
+        w->grads[c].held = false; /* a gradient that was not handed in is discarded */
     }
     if (w->state != WORKER_RUN) {
         return;
@@ -269,13 +271,13 @@ static void step(struct sim *sim, uint32_t rank)
             (struct pending){.rank = rank});
 }
 
-/* The micro-batch ends, and it is not the last. */
+/* End a micro-batch that is not the last one. */
 static void accumulate(struct sim *sim, uint32_t rank)
 {
     struct worker *w = &sim->workers[rank];
 
     for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
-        w->grads[c].held = false; /* what was not handed in is given up */
+        w->grads[c].held = false; /* a gradient that was not handed in is discarded */
     }
     w->micro++;
     script_write(sim, rank);
@@ -294,7 +296,8 @@ static bool has_asked(const struct sim *sim, uint32_t rank)
     return false;
 }
 
-/* Rank 0 is always right, so that what all say is. */
+/* Send PREPARE. Rank 0 always sends the right learning rate, so that ranks that agree have the
+ * right one. */
 static void prepare(struct sim *sim, uint32_t rank)
 {
     struct cst_hyper hyper = script_hyper(sim);
@@ -344,7 +347,7 @@ static bool run(struct sim *sim, uint32_t rank)
     return true;
 }
 
-/* The step is void: everything is given up, the leases at the next sync. */
+/* The attempt is over: forget the pending fetches. The leases are given up at the next sync. */
 static void give_up(struct worker *w)
 {
     w->state = WORKER_IDLE;
@@ -361,13 +364,13 @@ static bool attach(struct sim *sim, uint32_t rank)
         return false;
     }
     if (w->state == WORKER_HUNG &&
-        sim_chance(sim, 3000)) { /* its connection broke, and here it is again */
+        sim_chance(sim, 3000)) { /* the process whose connection was closed attaches again */
         give_up(w);
         sim->process[rank]++;
         sim_event(sim, (struct cst_event){.kind = CST_EV_ATTACH, .rank = rank});
         return true;
     }
-    if (w->state == WORKER_HUNG) { /* its process ends at last */
+    if (w->state == WORKER_HUNG) { /* the process ends */
         forget_leases(sim, rank);
         w->state = WORKER_GONE;
         sim_event(sim, (struct cst_event){.kind = CST_EV_DEAD, .rank = rank});
@@ -426,7 +429,8 @@ static void granted(struct sim *sim, uint32_t rank, bool grad, uint32_t chunk,
     struct cell *cell = &sim->memory.blocks[rank][block];
 
     if (!grad && !lease->held && w->old[chunk].held &&
-        w->old[chunk].generation == reply->generation) { /* the step was skipped: still current */
+        w->old[chunk].generation == reply->generation) { /* the step was skipped, so the weights did
+                                                          * not change */
         *lease = w->old[chunk];
         w->old[chunk].held = false;
     }
@@ -473,7 +477,7 @@ static void fetched(struct sim *sim, const struct pending *asked, const struct c
     if (reply->status == CST_OK) {
         granted(sim, asked->rank, grad, asked->chunk, reply);
     } else if (reply->status == CST_ECANCELLED && w->state == WORKER_RUN) {
-        w->begun = false; /* of its own doing: once more */
+        w->begun = false; /* The worker cancelled the fetch itself, and asks again. */
     } else if (w->state == WORKER_RUN || w->state == WORKER_STEPPING) {
         if (reply->status != CST_EPEERDIED && reply->status != CST_EIO && !sim->failed &&
             reply->status != CST_EENGINE && reply->status != CST_ETIMEDOUT &&
@@ -495,7 +499,7 @@ static void stepped(struct sim *sim, const struct pending *asked, const struct c
         return;
     }
     if (reply->status == CST_ECANCELLED) {
-        w->state = WORKER_RUN; /* and asks again */
+        w->state = WORKER_RUN; /* the worker asks again */
         return;
     }
     if (reply->status != CST_OK) {
@@ -524,7 +528,7 @@ static void synced(struct sim *sim, const struct pending *asked, const struct cs
 
     if (reply->status != CST_OK) {
         w->state = WORKER_IDLE;
-        w->lost = reply->status == CST_EENGINE; /* it goes, and comes back */
+        w->lost = reply->status == CST_EENGINE; /* the worker leaves and comes back */
         return;
     }
     if (reply->step != sim->step) {
