@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a worker computes with: a table of operations with a row for the processor (device_host.c)
- * and one for a GPU (cuda/device.c). The device gives out passes, and with --store=local the stores
- * of the ranks. */
+/* Compute devices of the worker: a table of operations, implemented for the host processor
+ * (device_host.c) and for a GPU (cuda/device.c). A device opens passes. With --store=local it also
+ * opens the stores of all ranks. */
 #ifndef GPT_DEVICE_H
 #define GPT_DEVICE_H
 
@@ -16,56 +16,61 @@ struct gpt_device;
 
 struct gpt_device_ops {
     const char *name;
-    /* Work for @job of the daemon, which is open and not committed. CST_ENOTFOUND: the job's device
-     * is not seen by this process. */
+    /* Attach the device to @job, a job in the daemon that is open and not yet committed.
+     * CST_ENOTFOUND: this process does not see the job's device. */
     int (*join)(struct gpt_device *device, struct cst_job *job, struct cst_err *err);
-    /* Memory for the states of all ranks in this process: --store=local. Until close. */
+    /* Allocate the states of all ranks of this process, for --store=local. close() frees them. */
     int (*open_states)(struct gpt_device *device, const struct gpt_model *model,
                        struct cst_err *err);
-    /* The store of @rank over these states; called by the rank's own thread. */
+    /* Open the store of @rank over the states of open_states. The thread of this rank calls it. */
     int (*open_store)(struct gpt_device *device, uint32_t rank, struct gpt_store **out,
                       struct cst_err *err);
-    /* A rank will not come: no other waits for it any more. Any thread. */
+    /* Tell the stores that some rank will not come: all other ranks stop waiting for it. Any thread
+     * may call it. */
     void (*break_states)(struct gpt_device *device);
-    /* Passes per step that the store's accumulate is called between; each is over its part of
-     * --batch. */
+    /* Number of passes per step. The worker calls the store's accumulate between two passes. Each
+     * pass computes --batch / passes sequences. */
     uint32_t (*passes)(const struct gpt_device *device);
-    /* Of a rank in the exchange of a mixture's tokens (exchange.h). Ranks whose devices exchange
-     * them in another way have another size. */
+    /* Bytes of a rank's region in the exchange of a mixture's tokens (exchange.h). Devices whose
+     * exchange formats differ return different sizes, so that ranks on unlike devices refuse each
+     * other. */
     size_t (*region_bytes)(const struct gpt_device *device, const struct gpt_model *model);
-    /* Activations for @max_seqs sequences. Called by the thread that will use them. */
+    /* Allocate the activations of a pass over at most @max_seqs sequences. The thread that will use
+     * the pass calls it. */
     int (*open_pass)(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
                      struct gpt_pass **out, struct cst_err *err);
-    /* A store for looking at the weights of @from alone, through the operators of @model, where
-     * this device's passes can read them. Both are borrowed for its life. */
+    /* Open a read-only store of the weights of @from, for forward passes of this device through the
+     * operators of @model. @from and @model are borrowed until the store is closed. */
     int (*open_view)(struct gpt_device *device, struct gpt_store *from,
                      const struct gpt_model *model, struct gpt_store **out, struct cst_err *err);
-    /* "2 threads, matmul bf16" */
+    /* Describe the device in words, for example "2 threads, matmul bf16". */
     void (*describe)(const struct gpt_device *device, char out[GPT_DEVICE_WORDS]);
-    /* Operations per second of a large bf16 matrix product. CST_EUNSUPPORTED. */
+    /* Measure the operations per second of a large bf16 matrix product. CST_EUNSUPPORTED: the
+     * device cannot measure it. */
     int (*measure)(struct gpt_device *device, double *out, struct cst_err *err);
     void (*close)(struct gpt_device *device);
 };
 
-/* The head of each row's own struct. */
+/* First member of the struct of each implementation. */
 struct gpt_device {
     const struct gpt_device_ops *ops;
 };
 
-/* What --device says, for @options, which are borrowed. CST_EUNSUPPORTED: built without it, it is
- * not there, or it cannot do what the options ask for. ops->close frees, after all passes and
- * stores. */
+/* Open the device that --device names. @options is borrowed until ops->close, which frees the
+ * device. Passes and stores must be closed before. CST_EUNSUPPORTED: the program was built without
+ * this device, the device does not exist, or it cannot do what the options ask for. */
 int gpt_device_open(struct gpt_device **out, const struct gpt_options *options,
                     struct cst_err *err);
 
-/* Threads of the processor that a rank may use: --threads, or its share of the cores. */
+/* Number of threads on the processor that one rank may use: --threads, or the rank's share of the
+ * cores. */
 unsigned gpt_device_threads(const struct gpt_options *options);
 
-/* True where operands of products are bf16: on a GPU, by --matmul, or where the processor has them
- * in hardware. */
+/* True where operands of matrix products are bf16: on a GPU, with --matmul bf16, or with --matmul
+ * auto where the processor multiplies bf16 in hardware. */
 bool gpt_device_bf16(const struct gpt_options *options);
 
-/* The rows. */
+/* The implementations. Use gpt_device_open to choose between them. */
 int gpt_device_host_open(struct gpt_device **out, const struct gpt_options *options,
                          struct cst_err *err);
 int gpt_device_cuda_open(struct gpt_device **out, const struct gpt_options *options,

@@ -1,49 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The mixture of experts on the processor: router, experts, and the way of the rows to the experts'
- * ranks and back (exchange.h). In each block, forwards:
+/* The mixture of experts on the host processor: the router, the experts, and the transport of rows
+ * to the experts' ranks and back (exchange.h). Forward, in each block:
  *
- *   router      every rank: choose for its rows
- *   dispatch    publish rows and choices; meet
- *   experts     each by its rank, on the rows that chose it, in order of the ranks; results into
- *               the region of the rank that the row is from
- *   combine     meet; residual stream += gate x result, over the row's choices in their order
+ *   router      every rank chooses experts for its own rows
+ *   dispatch    every rank publishes its rows and choices; barrier
+ *   experts     the rank of each expert computes the rows that chose the expert, in order of the
+ *               ranks, and writes the results into the region of the rank that sent the row
+ *   combine     barrier; residual stream += gate x result, over a row's choices in their order
  *
- * and backwards the same with gradients, from combine to router. An expert that nobody chose is
- * left out of both. There is no capacity, so every row is computed, and which rank does it does not
- * show in the order of any sum. */
+ * The backward pass does the same with gradients, from combine to router. An expert that no row
+ * chose is left out of both passes. Experts have no capacity limit: every row is computed. The
+ * order of each sum is independent of the rank that computes it. */
 #ifndef GPT_HOST_MOE_H
 #define GPT_HOST_MOE_H
 
 #include "client/gpt/exchange.h"
 #include "client/gpt/pass_host.h"
 
-/* For passes of at most @max_rows rows. CST_ENOMEM. NULL may be closed. */
+/* Open the mixture's memory for passes of at most @max_rows rows. The caller frees it with
+ * gpt_moe_close, which allows NULL. CST_ENOMEM. */
 int gpt_moe_open(struct gpt_moe **out, const struct gpt_model *model, size_t max_rows, bool bf16,
                  struct cst_err *err);
 void gpt_moe_close(struct gpt_moe *moe);
 
-/* Begin a pass: @exchange of all ranks, borrowed and joined; NULL: this rank has all experts and no
- * peers. CST_ENOMEM. */
+/* Begin a pass. @exchange connects all ranks; it is borrowed and joined. NULL: this rank has all
+ * experts and no peers. CST_ENOMEM. */
 int gpt_moe_begin(struct gpt_moe *moe, struct gpt_exchange *exchange, struct cst_err *err);
 
-/* Bytes of a rank's region in the exchange, for passes of at most @rows rows. */
+/* Bytes of one rank's region in the exchange, for passes of at most @rows rows. */
 size_t gpt_moe_region_bytes(const struct gpt_model *model, size_t rows);
 
-/* Bytes that a block keeps for the way back, with its router and with an expert of @rows rows. */
+/* Bytes that a block keeps for the backward pass: with its router, and with an expert that received
+ * @rows rows. @operand: bytes of an operand's element. */
 size_t gpt_moe_layer_bytes(const struct gpt_model *model, size_t rows);
 size_t gpt_moe_expert_bytes(const struct gpt_model *model, size_t rows, size_t operand);
 
-/* Between the router and the first expert of a block, between its last expert and what follows;
- * backwards likewise. CST_EPEERDIED, CST_ENOMEM. */
+/* Transport of rows. Dispatch runs before a block's first expert in the direction of the pass, and
+ * combine runs after its last expert. CST_EPEERDIED, CST_ENOMEM. */
 int gpt_moe_dispatch(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err);
 int gpt_moe_combine(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err);
 int gpt_moe_dispatch_backward(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err);
 int gpt_moe_combine_backward(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err);
 
-/* After dispatch: true where this rank runs the expert, because it is its own and has rows. */
+/* After dispatch: true where this rank runs the expert @op, because the rank holds the expert and
+ * rows chose it. */
 bool gpt_moe_runs(const struct gpt_pass_host *p, const struct gpt_operator *op);
 
-/* The operators, as gpt_host_fn. */
+/* The operators of a mixture, as gpt_host_fn (pass_host.h). */
 int gpt_host_router(struct gpt_pass_host *p, const struct gpt_operator *op, const struct cst_io *io,
                     struct cst_err *err);
 int gpt_host_expert(struct gpt_pass_host *p, const struct gpt_operator *op, const struct cst_io *io,

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The arithmetic of the layers between the matrix products: layer norm, GELU, cross entropy,
- * embeddings, attention, biases and residuals, forward and backward. One table of functions per
- * instruction set; each works on a range of rows with one thread and is called by layers.c through
- * fixed stripes, so that results do not depend on the number of threads.
+/* Arithmetic of the layers between the matrix products, forward and backward: layer norm, GELU,
+ * cross entropy, embeddings, attention, biases and residuals. There is one table of functions per
+ * instruction set. Each function computes a range of rows in one thread. layers.c divides the rows
+ * among threads. It takes sums over rows in fixed stripes, so that results do not depend on the
+ * number of threads.
  *
- * Shapes: rows x width, row-major, width a multiple of GPT_SIMD_ELEMS. fp32 unless said otherwise.
- * An "operand" is an input of a matrix product: bf16 where @bf16, else fp32. Weights and biases are
- * bf16, as the store hands them out. */
+ * Arrays are rows x width, row-major, with a width that is a multiple of GPT_SIMD_ELEMS. Elements
+ * are fp32 unless stated otherwise. An "operand" is an input of a matrix product: bf16 where @bf16,
+ * else fp32. Weights and biases are bf16, as in the store. */
 #ifndef GPT_LAYERS_H
 #define GPT_LAYERS_H
 
@@ -15,12 +16,13 @@
 #include <stdint.h>
 
 #define GPT_SIMD_ELEMS 16
-#define GPT_STRIPES 16 /* fixed parts of the rows for sums over rows: part of the numerics */
+/* Number of fixed stripes for sums over rows. It is part of the numerics. */
+#define GPT_STRIPES 16
 
-/* Sizes of one attention; all sequences have the same length. */
+/* Sizes of an attention. All sequences have the same length. */
 struct gpt_attention_shape {
-    size_t n_seqs;  /* sequences */
-    size_t context; /* positions of a sequence */
+    size_t n_seqs;  /* number of sequences */
+    size_t context; /* positions in a sequence */
     size_t n_heads;
     size_t head_dim; /* elements, a multiple of GPT_SIMD_ELEMS */
 };
@@ -28,17 +30,17 @@ struct gpt_attention_shape {
 struct gpt_simd {
     const char *isa; /* "plain", "avx2", "avx512" */
 
-    /* y = (x - mean) / sqrt(var + 1e-5) * w + b, an operand; mean and 1/sqrt per row are kept for
-     * the way back. */
+    /* y = (x - mean) / sqrt(var + 1e-5) * w + b, an operand. mean and rstd (1 / sqrt) of each row
+     * are written for the backward pass. */
     void (*layernorm)(size_t rows, size_t width, const float *x, const uint16_t *w,
                       const uint16_t *b, void *y, bool bf16, float *mean, float *rstd);
-    /* dx += gradient; dw, db (width each) += sums over the rows. */
+    /* dx += gradient. dw and db (width each) += sums over the rows. */
     void (*layernorm_backward)(size_t rows, size_t width, const float *dy, const float *x,
                                const uint16_t *w, const float *mean, const float *rstd, float *dx,
                                float *dw, float *db);
-    /* x += bias; y = gelu(x), tanh form, an operand. */
+    /* x += bias. y = gelu(x) in the tanh form, an operand. */
     void (*gelu)(size_t rows, size_t width, float *x, const uint16_t *bias, void *y, bool bf16);
-    /* dx = dy * gelu'(x), an operand; sums (width) += dx over the rows. */
+    /* dx = dy * gelu'(x), an operand. sums (width) += dx over the rows. */
     void (*gelu_backward)(size_t rows, size_t width, const float *x, const float *dy, void *dx,
                           bool bf16, float *sums);
     /* y += bias. */
@@ -46,54 +48,56 @@ struct gpt_simd {
     /* y = x + branch + bias. */
     void (*residual)(size_t rows, size_t width, const float *x, const float *branch,
                      const uint16_t *bias, float *y);
-    /* out = dy as an operand; sums (width) += dy over the rows. */
+    /* out = dy as an operand. sums (width) += dy over the rows. */
     void (*operand)(size_t rows, size_t width, const float *dy, void *out, bool bf16, float *sums);
-    /* loss[row] = -log softmax(logits)[target]; dlogits = (softmax - onehot) * scale, an operand;
-     * NULL: not wanted. */
+    /* loss[row] = -log softmax(logits)[target]. dlogits = (softmax - onehot) * scale, an operand.
+     * @dlogits may be NULL. */
     void (*cross_entropy)(size_t rows, size_t width, const float *logits, const uint8_t *targets,
                           float scale, float *loss, void *dlogits, bool bf16);
     /* y[row] = wte[token[row]] + wpe[position], position = (first_row + row) mod context. */
     void (*embed)(size_t first_row, size_t rows, size_t width, size_t context,
                   const uint8_t *tokens, const uint16_t *wte, const uint16_t *wpe, float *y);
-    /* Round fp32 to bf16; @accumulate: add to what is there, in fp32, first. */
+    /* Round fp32 to bf16. @accumulate: first add, in fp32, the value that dst holds. */
     void (*put)(size_t n, const float *src, uint16_t *dst, bool accumulate);
-    /* Widen. */
+    /* Convert bf16 to fp32. */
     void (*upcast)(size_t n, const uint16_t *src, float *dst);
-    /* Sequence @seq, head @head: out = softmax(q k^T / sqrt(head_dim), causal) v. qkv: n_seqs x
-     * context rows of 3 x width, q, k, v side by side; out: rows of width, an operand; lse: per
-     * (seq, head, position), log of the sum of exponentials. */
+    /* For sequence @seq and head @head: out = softmax(q k^T / sqrt(head_dim), causal) v. qkv:
+     * n_seqs x context rows of 3 x width, with q, k and v side by side. out: rows of width, an
+     * operand. lse: for each (seq, head, position) the log of the sum of exponentials. */
     void (*attention)(const struct gpt_attention_shape *shape, size_t seq, size_t head,
                       const float *qkv, void *out, bool bf16, float *lse, float *scratch);
-    /* Gradients of it, written to the head's columns of dqkv. */
+    /* Gradients of the attention, written to the head's columns of dqkv. */
     void (*attention_backward)(const struct gpt_attention_shape *shape, size_t seq, size_t head,
                                const float *qkv, const void *out, bool bf16, const float *lse,
                                const float *dout, float *dqkv, float *scratch);
 };
 
-/* The best row that this CPU can run, or the one called @isa; NULL: there is none of that name or
- * the CPU lacks it. */
+/* The best table that this CPU can run, or the table called @isa. NULL: no table has this name, or
+ * the CPU lacks its instructions. */
 const struct gpt_simd *gpt_simd_get(const char *isa);
 
-/* Floats that the attention functions need as scratch, per thread. */
+/* Number of floats of scratch per thread that the attention functions need. */
 size_t gpt_attention_scratch(const struct gpt_attention_shape *shape);
 
-/* A rank's way to run the functions above on all rows with its threads. */
+/* Context of one rank, to run the functions above on all rows with several threads. */
 struct gpt_layers {
     const struct gpt_simd *simd;
     bool bf16;          /* operands are bf16 */
     unsigned n_threads; /* compute threads of this rank */
     float *stripes;     /* 2 x GPT_STRIPES x max_width: partial sums over rows */
-    size_t max_width;   /* widest row */
+    size_t max_width;   /* width of the widest row */
     float *scratch;     /* n_threads x scratch_elems, for attention */
     size_t scratch_elems;
 };
 
-/* @max_width: the widest rows that will come. CST_ENOMEM. gpt_layers_close frees. */
+/* Set up @layers for rows of at most @max_width elements. The caller frees the memory with
+ * gpt_layers_close. CST_ENOMEM. */
 int gpt_layers_init(struct gpt_layers *layers, const struct gpt_simd *simd, bool bf16,
                     unsigned n_threads, size_t max_width, const struct gpt_attention_shape *shape);
 void gpt_layers_close(struct gpt_layers *layers);
 
-/* The functions of the table over all rows. Sums (dw, db, sums) are fp32, written, not added to. */
+/* The functions of the table over all rows. The sums (dw, db, sums) are fp32, and are
+ * overwritten. */
 void gpt_layernorm(const struct gpt_layers *layers, size_t rows, size_t width, const float *x,
                    const uint16_t *w, const uint16_t *b, void *y, float *mean, float *rstd);
 void gpt_layernorm_backward(const struct gpt_layers *layers, size_t rows, size_t width,
@@ -117,19 +121,20 @@ void gpt_attention_backward(const struct gpt_layers *layers,
                             const struct gpt_attention_shape *shape, const float *qkv,
                             const void *out, const float *lse, const float *dout, float *dqkv);
 
-/* Round @n fp32 gradients to bf16 into @dst; @accumulate: add, in fp32, to what is there first. */
+/* Round @n fp32 gradients to bf16 into @dst. @accumulate: first add, in fp32, the values that @dst
+ * holds. @n is a multiple of GPT_SIMD_ELEMS. */
 void gpt_put(const struct gpt_layers *layers, size_t n, const float *src, uint16_t *dst,
              bool accumulate);
-/* bf16 to fp32. */
+/* Convert bf16 to fp32. @n is a multiple of GPT_SIMD_ELEMS. */
 void gpt_upcast(const struct gpt_layers *layers, size_t n, const uint16_t *src, float *dst);
 
-/* Cross entropy of all rows; the mean over the rows, summed in row order in double. @losses: rows
- * floats. dlogits as in the table, with scale 1 / rows. */
+/* Cross entropy of all rows. Returns the mean over the rows, summed in row order in double.
+ * @losses: one float per row. @dlogits: as in the table, with scale 1 / rows. */
 double gpt_cross_entropy(const struct gpt_layers *layers, size_t rows, size_t width,
                          const float *logits, const uint8_t *targets, float *losses, void *dlogits);
 
-/* dwte (vocab x width) and dwpe (context x width), fp32, written: sums of dx over the rows in row
- * order. */
+/* Gradients of the embeddings: dwte (vocab x width) and dwpe (context x width), fp32, overwritten.
+ * They are sums of dx over the rows, in row order. */
 void gpt_embed_backward(const struct gpt_layers *layers, size_t rows, size_t width, size_t context,
                         size_t vocab, const uint8_t *tokens, const float *dx, float *dwte,
                         float *dwpe);

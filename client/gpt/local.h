@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside of the local store: the states of all ranks of one process. local_states.c has the memory,
- * local_step.c what is done when all ranks meet, store_local.c the ranks' handles.
+/* Internals of the local store: the states of all ranks of one process. local_states.c allocates
+ * the states, local_step.c does the work of the barriers, and store_local.c has the ranks' handles.
  *
-
- * Delayed updates, from step d = delay_from on. weights(i) are those that update i makes:
+ * Delayed updates, from step d = delay_from on; weights(i) are the result of update i:
  *
  *   step              ...  d-1        d          d+1        d+2
  *   operators use          w(d-2)     w(d-1)     w(d-1)     w(d)
- *   update i writes        in place   the spare row, which the next step's end brings in
+ *   update i writes        in place   the spare row, which takes effect at the end of the next step
  *
- * Tensors of one group and pattern lie together in a chunk, in order of declaration; the chunk's
- * gradients are those of the group's ranks. A frozen chunk has weights alone. Tiles are numbered
- * through the tensors in order of declaration, as the daemon does, so that sums are the same. */
+ * Tensors of one group and one pattern form a chunk, in order of declaration. The ranks of the
+ * group contribute the chunk's gradients. A frozen chunk has weights only. As in the daemon, tiles
+ * are numbered through all tensors in order of declaration, so that sums are equal to the
+ * daemon's. */
 #ifndef GPT_LOCAL_H
 #define GPT_LOCAL_H
 
@@ -21,34 +21,35 @@
 
 #include <pthread.h>
 
-/* Where a tensor's elements are. */
+/* Place of a tensor's elements. */
 struct gpt_local_place {
-    uint32_t chunk; /* index */
-    uint64_t start; /* elements from the start of its rows */
+    uint32_t chunk; /* index of the chunk */
+    uint64_t start; /* offset in elements from the start of the chunk's rows */
 };
 
 struct gpt_local_chunk {
-    uint32_t group; /* of its tensors, as in gpt_tensor */
+    uint32_t group; /* group of the chunk's tensors, as in gpt_tensor */
     enum cst_pattern_kind pattern;
-    bool has_states;    /* not frozen: what follows but the weights */
-    uint64_t n_elems;   /* padding included */
-    uint64_t n_tiles;   /* of all its tensors */
-    uint64_t n_reduced; /* reductions in the life of the store: their marks */
-    struct cst_rows
-        rows;         /* weight: that operators use. grad: that of the group's first rank,
-                         which the sum replaces; with micro-batches NULL, grad_f32 has the sum */
-    uint16_t *newest; /* weights after all updates: those in rows, or the spare ones */
-    uint16_t *spare;  /* where a delayed update writes; NULL: none is */
+    bool has_states;    /* not frozen: the chunk has all states, else weights only */
+    uint64_t n_elems;   /* elements, padding included */
+    uint64_t n_tiles;   /* tiles of all tensors of the chunk */
+    uint64_t n_reduced; /* reductions so far, the mark of the latest one in the tiles' table */
+    /* weight: the weights that operators use. grad: the gradient of the group's first rank, which
+     * the sum replaces. With several micro-batches grad is NULL, and grad_f32 holds the sum. */
+    struct cst_rows rows;
+    /* weights after all updates: rows.weight, or the result of a delayed update */
+    uint16_t *newest;
+    uint16_t *spare; /* row that the next delayed update writes; NULL: updates are not delayed */
 };
 
 struct gpt_local_rank {
     struct gpt_store head;
     struct gpt_local *local;
     uint32_t rank;
-    bool open;                      /* its handle exists */
-    uint16_t **grads;               /* per chunk: n_elems bf16; NULL: not of its group, or frozen */
-    bool *written;                  /* per tensor: its gradient of this micro-batch is there */
-    struct cst_hyper_params params; /* of the step that it waits for */
+    bool open;        /* the rank's handle is open */
+    uint16_t **grads; /* per chunk: n_elems bf16; NULL: the chunk is frozen or of another group */
+    bool *written;    /* per tensor: the gradient of this micro-batch has been written */
+    struct cst_hyper_params params; /* hyper-parameters that the rank passed to the current step */
 };
 
 struct gpt_local {
@@ -57,44 +58,44 @@ struct gpt_local {
     struct gpt_team *team;
     struct cst_table_header *table; /* spans and tiles of the chunks that have states */
     struct gpt_local_chunk *chunks;
-    uint32_t n_chunks;              /* in use, of one per tensor */
-    struct gpt_local_place *places; /* per tensor */
-    uint64_t bytes;                 /* of all rows and gradients */
+    uint32_t n_chunks;              /* chunks in use; one entry per tensor is allocated */
+    struct gpt_local_place *places; /* one per tensor */
+    uint64_t bytes;                 /* bytes of all rows and gradients */
     uint32_t world;
-    struct gpt_local_config config; /* with more than one micro-batch chunks have fp32 gradients */
+    struct gpt_local_config config; /* with several micro-batches, chunks have fp32 gradients */
     struct gpt_local_rank *ranks;
 
-    pthread_mutex_t lock;          /* of all below */
-    pthread_cond_t met;            /* the meeting is over or a rank is gone */
-    uint32_t n_here;               /* ranks at the meeting */
-    uint64_t meetings;             /* held */
-    bool broken;                   /* a rank left in bad order: nobody waits any more */
+    pthread_mutex_t lock;          /* protects all fields below */
+    pthread_cond_t met;            /* signalled when the barrier completes or a rank is gone */
+    uint32_t n_here;               /* ranks that wait at the barrier */
+    uint64_t meetings;             /* completed barriers */
+    bool broken;                   /* a rank left without a proper close: no rank waits any more */
     bool initialised;              /* a sync has completed */
-    uint32_t n_accumulated;        /* micro-batches of the step under way that are summed */
-    uint64_t step;                 /* committed */
-    uint64_t adam_step;            /* applied: step less the skipped */
-    int status;                    /* of the last step */
-    struct cst_step_result result; /* of the last step */
+    uint32_t n_accumulated;        /* summed micro-batches of the current step */
+    uint64_t step;                 /* committed steps */
+    uint64_t adam_step;            /* applied updates: step minus the skipped steps */
+    int status;                    /* status of the last step */
+    struct cst_step_result result; /* result of the last step */
 };
 
-/* Chunks, places, table and rows for local->model and local->world. CST_ENOMEM: what was made is
- * there for gpt_local_states_close. */
+/* Lay out the chunks for local->model and local->world and allocate the table and all rows.
+ * CST_ENOMEM: what was allocated before the failure stays for gpt_local_states_close. */
 int gpt_local_states_open(struct gpt_local *local, struct cst_err *err);
 void gpt_local_states_close(struct gpt_local *local);
 
-/* True where @rank is in @group. */
 static inline bool gpt_local_in_group(uint32_t group, uint32_t rank)
 {
     return group == 0 || group == rank + 1;
 }
 
-/* For the meeting of all ranks, by the last one to come, with the lock held. A step whose ranks
- * gave different parameters leaves CST_EMISMATCH in local->status. */
+/* Work at the barrier of all ranks. The last rank to arrive calls the function, with the lock held.
+ * If the ranks passed different hyper-parameters, gpt_local_step_all leaves CST_EMISMATCH in
+ * local->status. */
 void gpt_local_sync_all(struct gpt_local *local);
 void gpt_local_accumulate_all(struct gpt_local *local);
 void gpt_local_step_all(struct gpt_local *local);
 
-/* Operators use the weights of the last update from now on, delayed or not. */
+/* Let the operators use the newest weights from now on. */
 void gpt_local_turn(struct gpt_local *local);
 
 #endif

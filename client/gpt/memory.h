@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Large zeroed buffers for activations and states: aligned to 128 bytes, on huge pages where the
- * kernel gives them. */
+/* Large zeroed buffers for activations and states. They are aligned to 128 bytes, and use huge
+ * pages where the kernel provides them. */
 #ifndef GPT_MEMORY_H
 #define GPT_MEMORY_H
 
 #include <stddef.h>
 
-/* NULL: out of memory. The pages are backed when the call returns. */
+/* Allocate @bytes of zeros; the caller frees them with gpt_memory_put. The pages are backed by
+ * memory when the call returns. NULL: out of memory. */
 void *gpt_memory_get(size_t bytes);
 
-/* NULL is allowed. */
+/* Free @p, which may be NULL. */
 void gpt_memory_put(void *p);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command line of cistern-gpt. Parsing touches nothing but the struct; bad values are told with
- * what was given and what is allowed. */
+/* The command line of cistern-gpt. Parsing changes only the struct. An error for a bad value names
+ * the value and the allowed values. */
 #ifndef GPT_OPTIONS_H
 #define GPT_OPTIONS_H
 
@@ -14,63 +14,66 @@ enum gpt_matmul_choice { GPT_MATMUL_AUTO, GPT_MATMUL_BF16, GPT_MATMUL_FP32, GPT_
 enum gpt_store_choice { GPT_STORE_DAEMON, GPT_STORE_LOCAL };
 
 struct gpt_options {
-    uint32_t layers;      /* blocks */
-    uint32_t heads;       /* per block */
-    uint32_t width;       /* of the residual stream, elements */
-    uint32_t context;     /* bytes of a sequence */
-    uint32_t batch;       /* sequences per rank and step, all micro-batches together */
-    uint32_t experts;     /* of the mixture in place of each block's MLP; 0: dense */
-    uint32_t top_k;       /* experts that a byte goes to */
-    double balance;       /* weight of the load-balancing loss */
-    uint32_t lora;        /* rank of the adapters beside a frozen base; 0: none */
-    double lora_alpha;    /* adapters count alpha / rank; negative: as much as the rank */
-    const char *base;     /* job whose frozen tensors are used; NULL: this job's own */
-    const char *describe; /* write the model as JSON there and end; "-": standard output */
-    uint64_t steps;       /* in the life of the job */
-    double lr;            /* at its highest */
-    double min_lr;        /* at the end; negative: a tenth of lr */
-    uint64_t warmup;      /* steps of linear rise */
-    double weight_decay;  /* of matrices */
-    double clip;          /* global norm; 0: none */
+    uint32_t layers;   /* number of blocks */
+    uint32_t heads;    /* attention heads per block */
+    uint32_t width;    /* elements of the residual stream */
+    uint32_t context;  /* bytes in a sequence */
+    uint32_t batch;    /* sequences per rank and step, all micro-batches together */
+    uint32_t experts;  /* experts per block, in place of its MLP; 0: dense */
+    uint32_t top_k;    /* experts that each byte is sent to */
+    double balance;    /* weight of the load-balancing loss */
+    uint32_t lora;     /* rank of the adapters of a frozen base model; 0: no adapters */
+    double lora_alpha; /* adapters' output is scaled by alpha / rank; negative: alpha is the rank */
+    const char *base;  /* job whose frozen tensors are used; NULL: none */
+    const char *describe; /* file for the model as JSON; "-": standard output; NULL: train */
+    uint64_t steps;       /* steps in the life of the job */
+    double lr;            /* highest learning rate */
+    double min_lr;        /* final learning rate; negative: a tenth of lr */
+    uint64_t warmup;      /* steps of linear increase of the learning rate */
+    double weight_decay;  /* weight decay of matrices */
+    double clip;          /* limit of the global gradient norm; 0: no clipping */
     double beta1, beta2;  /* of the optimizer; SGD: beta1 is the momentum */
     enum cst_optimizer optimizer;
-    enum cst_moments moments;      /* their format */
-    enum cst_rounding rounding;    /* of moments that are not fp32; seeded as all else */
-    enum cst_overlap overlap;      /* when chunks are updated */
-    uint64_t delay_from;           /* step; with CST_OVERLAP_DELAYED */
-    bool grad_over_weight;         /* gradients take the weights' places */
-    uint64_t update_room;          /* bytes of the device for updates */
-    uint64_t device_states;        /* bytes of the device for states that stay there; CST_ROOM_AUTO,
-                                      either: planned */
-    uint64_t seed;                 /* of weights, data order and sample */
-    const char *data;              /* file to read bytes from */
-    uint32_t rank, world;          /* this worker and how many there are */
-    enum gpt_store_choice store;   /* where the states live */
-    const char *device;            /* "host", "paced", "paced:N", "cuda", "cuda:N", a UUID */
-    uint32_t micro_batches;        /* parts of the batch, computed one after the other */
-    bool recompute;                /* activations of a block on the way back */
-    bool measure_matmul;           /* before training, for the share of it that is used */
-    const char *socket;            /* of the daemon; NULL: the library's default */
-    const char *job;               /* name */
-    uint64_t pool_bytes;           /* per rank; 0: see pool_percent */
-    double pool_percent;           /* of the bf16 weights; 0: as much as can be used */
-    const char *plan_file;         /* of `cistern plan --save`; NULL: none */
-    uint64_t chunk;                /* elements; 0: the daemon chooses */
-    uint32_t threads;              /* compute threads per rank; 0: cores / world, at least 1 */
-    uint32_t engine_threads;       /* of the local store; 0: all cores */
-    enum gpt_matmul_choice matmul; /* operands of matrix products */
-    uint64_t sample;               /* bytes to generate at the end */
-    const char *prompt;            /* to start the sample with */
-    double temperature;            /* of the sample; 0: the likeliest byte */
-    const char *log_json;          /* a JSON object per step */
-    const char *dump_weights;      /* master then bf16 weights, at the end */
-    const char *dump_grads;        /* reduced gradients of the first step */
-    const char *loss_file;         /* the loss of each step in hexadecimal */
-    bool quiet;                    /* no progress, no summary */
-    bool help, version;            /* print and go */
+    enum cst_moments moments;   /* format of the moments */
+    enum cst_rounding rounding; /* rounding of moments that are not fp32; seeded by seed */
+    enum cst_overlap overlap;   /* time of the chunks' updates */
+    uint64_t delay_from;        /* first delayed step, with CST_OVERLAP_DELAYED */
+    bool grad_over_weight;      /* the gradients' sums take the place of the weights */
+    uint64_t update_room; /* bytes of the device reserved for updates; or CST_ROOM_AUTO: planned */
+    /* bytes of the device for states that stay there; or CST_ROOM_AUTO: planned */
+    uint64_t device_states;
+    uint64_t seed;               /* seed of initial weights, data order and sample */
+    const char *data;            /* training text */
+    uint32_t rank, world;        /* rank of this worker, and number of ranks */
+    enum gpt_store_choice store; /* store of the states */
+    const char *device;          /* "host", "paced", "paced:N", "cuda", "cuda:N", a UUID */
+    uint32_t micro_batches;      /* parts of the batch that are computed one after the other */
+    bool recompute;              /* recompute a block's activations in the backward pass */
+    /* measure the matrix product first, to report the share of its speed that training uses */
+    bool measure_matmul;
+    const char *socket;      /* socket of the daemon; NULL: the library's default */
+    const char *job;         /* name of the job */
+    uint64_t pool_bytes;     /* pool per rank; 0: see pool_percent */
+    double pool_percent;     /* pool in percent of the bf16 weights; 0: as much as can be used */
+    const char *plan_file;   /* plan by `cistern plan --save`; NULL: none */
+    uint64_t chunk;          /* chunk capacity in elements; 0: the daemon chooses */
+    uint32_t threads;        /* compute threads per rank; 0: cores / world, at least 1 */
+    uint32_t engine_threads; /* threads of the local store; 0: all cores */
+    enum gpt_matmul_choice matmul; /* operands and implementation of matrix products */
+    uint64_t sample;               /* bytes of text to generate at the end */
+    const char *prompt;            /* start of the sample */
+    double temperature;            /* temperature of the sample; 0: always the most probable byte */
+    const char *log_json;          /* file for one JSON object per step; NULL: none */
+    /* file for master weights, then bf16 weights, at the end; NULL: none */
+    const char *dump_weights;
+    const char *dump_grads; /* file for the reduced gradients of the first step; NULL: none */
+    const char *loss_file;  /* file for each step's loss in hexadecimal; NULL: none */
+    bool quiet;             /* print neither progress nor a summary */
+    bool help, version;     /* print the text and exit */
 };
 
-/* Fill @options from the command line; strings are borrowed from @argv. CST_EINVAL. */
+/* Fill @options from the command line and apply defaults. Strings are borrowed from @argv.
+ * CST_EINVAL: a bad option; @options is unchanged. */
 int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struct cst_err *err);
 
 /* The text of --help. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files that the worker writes. */
+/* Opening of the files that the worker writes. */
 #ifndef GPT_OUTPUT_H
 #define GPT_OUTPUT_H
 
@@ -8,9 +8,11 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* Open @path for writing: anew, or with @append at its end. A name of what standard output or
- * standard error goes to already ("/dev/stdout") is written behind what is there, in turn with it,
- * and never emptied. The caller's, to fclose. CST_EIO, with the words of @what. */
+/* Open @path for writing; the caller closes it with fclose. @append: write after the file's
+ * contents, else the file is emptied. If @path is another name of standard output or standard error
+ * ("/dev/stdout"), the new stream shares its offset, so that lines of both follow each other, and
+ * the file is never emptied. CST_EIO: the file cannot be opened; the error text begins with
+ * @what. */
 int gpt_output_open(FILE **out, const char *path, bool append, const char *what,
                     struct cst_err *err);
 

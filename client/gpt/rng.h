@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random numbers as a pure function of (seed, stream, counter): the same in any order, in any
- * process. Integer arithmetic up to the last step, so that any language gives the same bits
- * (tests/gpt/make_reference.py does). */
+/* Random numbers as a pure function of (seed, stream, counter): the result does not depend on the
+ * order of calls or on the process. All arithmetic except the last step is on integers, so that
+ * every language can compute the same bits (tests/gpt/make_reference.py does). */
 #ifndef GPT_RNG_H
 #define GPT_RNG_H
 
 #include <stdint.h>
 
-/* splitmix64's finaliser (Steele, Lea, Flood 2014). */
+/* Finaliser of splitmix64 (Steele, Lea, Flood 2014). */
 static inline uint64_t gpt_rng_mix(uint64_t x)
 {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -22,14 +22,14 @@ static inline uint64_t gpt_rng_u64(uint64_t seed, uint64_t stream, uint64_t coun
     return gpt_rng_mix(key + (counter + 1) * 0x9e3779b97f4a7c15ull);
 }
 
-/* 0 <= x < 1. */
+/* Uniform in 0 <= x < 1. */
 static inline double gpt_rng_unit(uint64_t seed, uint64_t stream, uint64_t counter)
 {
     return (double)(gpt_rng_u64(seed, stream, counter) >> 11) * 0x1p-53;
 }
 
-/* Mean 0, deviation 1: the sum of eight 16-bit uniform numbers, which is a normal distribution cut
- * off at 4.9. */
+/* Approximately normal, with mean 0 and standard deviation 1: the sum of eight uniform 16-bit
+ * numbers. No result is further than 4.9 from 0. */
 static inline float gpt_rng_normal(uint64_t seed, uint64_t stream, uint64_t counter)
 {
     uint64_t a = gpt_rng_u64(seed, stream, 2 * counter);
@@ -39,7 +39,7 @@ static inline float gpt_rng_normal(uint64_t seed, uint64_t stream, uint64_t coun
     for (int shift = 0; shift < 64; shift += 16) {
         sum += (int64_t)((a >> shift) & 0xffff) + (int64_t)((b >> shift) & 0xffff);
     }
-    /* mean 8 x 32767.5, variance 8 x (65536^2 - 1) / 12 */
+    /* The sum has mean 8 x 32767.5 and variance 8 x (65536^2 - 1) / 12. */
     return (float)((double)(sum - 262140) / 53509.91992145008);
 }
 

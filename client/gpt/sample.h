@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Text from the trained model, byte by byte, its weights read through the store's operators as in
- * training. */
+/* Text generation by the trained model, byte by byte. */
 #ifndef GPT_SAMPLE_H
 #define GPT_SAMPLE_H
 
 #include "client/gpt/pass.h"
 
-/* Generate @n bytes after @prompt into @out (n bytes, the caller's). The last context bytes are
- * seen. A byte is a function of (seed, its number) and the weights. @temperature 0: the likeliest
- * byte. Statuses of the pass. */
+/* Generate @n bytes after @prompt into @out (n bytes, owned by the caller). Each byte is predicted
+ * from the last context bytes. It is a function of the weights, the seed and its number. @store
+ * provides the weights to @pass. @temperature 0: always the most probable byte. The statuses are
+ * those of the pass. */
 int gpt_sample(struct gpt_pass *pass, struct gpt_store *store, const char *prompt, uint64_t seed,
                double temperature, uint64_t n, char *out, struct cst_err *err);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vector of one build of the layers' arithmetic. layers_impl.c and attention_impl.c are
- * compiled once per instruction set (plain, AVX2, AVX-512) and see it here at its natural width, so
- * results may differ between CPUs of different kind, never between runs. Lengths are multiples of
- * GPT_SIMD_ELEMS: there are no tails. Included by *_impl.c only. */
+/* The vector type of one build of the layers' arithmetic. layers_impl.c and attention_impl.c are
+ * compiled once per instruction set (plain, AVX2, AVX-512) and use vectors of that set's width.
+ * Results may therefore differ between kinds of CPUs, but never between runs. All lengths are
+ * multiples of GPT_SIMD_ELEMS, so that there are no partial vectors. Only *_impl.c include this
+ * file. */
 #ifndef GPT_SIMD_H
 #define GPT_SIMD_H
 
@@ -62,7 +63,7 @@ INLINE vf splat(float x)
     return x - (vf){0};
 }
 
-/* a * b + c; one rounding where the instruction set has it. */
+/* a * b + c, rounded once where the instruction set has a fused operation. */
 INLINE vf fma_(vf a, vf b, vf c)
 {
 #if VL == 16
@@ -79,7 +80,7 @@ INLINE vf select_(vi mask, vf yes, vf no)
     return (vf)(((vi)yes & mask) | ((vi)no & ~mask));
 }
 
-/* The second where either is NaN, so that max_(limit, x) keeps a NaN in x. */
+/* The maximum; the second operand where either is NaN, so that max_(limit, x) keeps a NaN in x. */
 INLINE vf max_(vf a, vf b)
 {
 #if VL == 16
@@ -138,7 +139,7 @@ INLINE vf load_bf16(const uint16_t *p)
     return (vf)(__builtin_convertvector(h, vu) << 16);
 }
 
-/* As cst_fp32_to_bf16: nearest even by integer arithmetic, NaN kept. */
+/* Round to nearest even by integer arithmetic and keep NaN, as cst_fp32_to_bf16 does. */
 INLINE void store_bf16(uint16_t *p, vf v)
 {
     vu u = (vu)v;
@@ -150,7 +151,7 @@ INLINE void store_bf16(uint16_t *p, vf v)
     memcpy(p, &h, sizeof h);
 }
 
-/* Element @i of a matmul operand, which is bf16 or fp32. */
+/* Store element @i of an operand of a product, which is bf16 or fp32. */
 INLINE void store_operand(void *p, size_t i, vf v, bool bf16)
 {
     if (bf16) {
@@ -165,8 +166,8 @@ INLINE vf load_operand(const void *p, size_t i, bool bf16)
     return bf16 ? load_bf16((const uint16_t *)p + i) : load((const float *)p + i);
 }
 
-/* e^x within 2 units in the last place (Cephes' polynomial) for x in -87..88, clamped there; NaN
- * stays NaN. */
+/* e^x within 2 units in the last place (Cephes' polynomial), for x clamped to -87..88. NaN stays
+ * NaN. */
 INLINE vf exp_(vf x)
 {
     const vf magic = splat(12582912.0f); /* 1.5 x 2^23: adding it rounds to an integer */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a rank's model states live: a table of operations with a row each for the daemon
- * (store_daemon.c), this process (store_local.c), and a view of either (store_read.c). Semantics,
- * types and statuses are those of cistern/cistern.h; tensors and operators go by their number in
- * the model. A handle is used by one thread. */
+/* Store of a rank's model states: a table of operations, implemented for the daemon
+ * (store_daemon.c), for this process (store_local.c), and as a read-only view of another store
+ * (store_read.c). The semantics, types and statuses are those of cistern/cistern.h. Tensors and
+ * operators have their numbers in the model. A handle is used by one thread. */
 #ifndef GPT_STORE_H
 #define GPT_STORE_H
 
@@ -20,7 +20,7 @@ struct gpt_store_ops {
                     struct cst_io *io, uint32_t n_io, struct cst_err *err);
     int (*op_end)(struct gpt_store *store, uint32_t op, struct cst_err *err);
     int (*accumulate)(struct gpt_store *store, struct cst_err *err);
-    /* NULL: nothing is done early. */
+    /* NULL: no update begins before the end of the step. */
     int (*prepare)(struct gpt_store *store, const struct cst_hyper_params *params,
                    struct cst_err *err);
     int (*step)(struct gpt_store *store, const struct cst_hyper_params *params,
@@ -30,61 +30,63 @@ struct gpt_store_ops {
     int (*write)(struct gpt_store *store, uint32_t tensor, enum cst_state state, uint64_t first,
                  uint64_t n_elems, const void *data, struct cst_err *err);
     int (*stat)(struct gpt_store *store, struct cst_rank_stat *out, struct cst_err *err);
-    /* Free the handle. @good: in good order; else as if the worker had died, so that other ranks do
-     * not wait for it. */
+    /* Close the handle. @good: leave properly. Otherwise leave as if the worker had died, so that
+     * other ranks do not wait for it. */
     void (*close)(struct gpt_store *store, bool good);
 };
 
-/* The head of each row's own struct. */
+/* First member of the struct of each implementation. */
 struct gpt_store {
     const struct gpt_store_ops *ops;
-    struct cst_plan
-        plan; /* chunks and blocks; of the local store: n_params and arena_bytes alone */
+    /* Chunks and blocks. The local store sets n_params and arena_bytes only. */
+    struct cst_plan plan;
 };
 
 struct gpt_device;
 
-/* Connect to the daemon, open the job as --rank on --device, have @device join it, declare @model
- * and commit. @model and @device are borrowed for the store's life. Statuses of cst_connect,
- * cst_job_open, the device's join, cst_commit. */
+/* Connect to the daemon, open the job as --rank on --device, call @device's join, declare @model
+ * and commit. @model and @device are borrowed until the store is closed. The statuses are those of
+ * cst_connect, cst_job_open, the device's join and cst_commit. */
 int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *options,
                           const struct gpt_model *model, struct gpt_device *device,
                           struct cst_err *err);
 
-/* A store for looking at the weights alone: forwards through the operators of @model, with the
- * weights read out of @from's tensors. It takes part in no step and needs no other rank. Both are
- * borrowed for its life. CST_ENOMEM. */
+/* Open a read-only store for forward passes through the operators of @model, with weights that are
+ * read from the tensors of @from. It takes part in no step and needs no other rank. @from and
+ * @model are borrowed until the store is closed. CST_ENOMEM. */
 int gpt_store_read_open(struct gpt_store **out, struct gpt_store *from,
                         const struct gpt_model *model, struct cst_err *err);
 
-/* Bytes of its buffer: the weights of the largest operator, as they lie in it. */
+/* Bytes of the buffer of gpt_store_read_open: the weights of the largest operator, each tensor
+ * aligned. */
 size_t gpt_store_read_bytes(const struct gpt_model *model);
 
-/* States of all ranks of one process. */
+/* The states of all ranks of one process. */
 struct gpt_local;
 
 struct gpt_local_config {
-    uint32_t world;          /* ranks */
-    uint32_t micro_batches;  /* per step, at least 1 */
-    uint32_t engine_threads; /* team for reduce and update; 0: one per usable core */
+    uint32_t world;
+    uint32_t micro_batches;  /* micro-batches per step, at least 1 */
+    uint32_t engine_threads; /* threads that reduce and update; 0: one per usable core */
     enum cst_optimizer optimizer;
     enum cst_moments moments;
-    enum cst_rounding rounding; /* of moments that are not fp32 */
-    uint64_t seed;              /* of stochastic rounding */
-    enum cst_overlap overlap;   /* EARLY has the bits of COMMIT, and is the same here */
-    uint64_t delay_from;        /* DELAYED: the first step that is */
+    enum cst_rounding rounding; /* rounding of moments that are not fp32 */
+    uint64_t seed;              /* seed of stochastic rounding */
+    enum cst_overlap overlap;   /* EARLY has the results of COMMIT and is treated as COMMIT */
+    uint64_t delay_from;        /* with DELAYED: the first delayed step */
 };
 
-/* @model is borrowed. CST_ENOMEM. Close when all ranks' stores are closed. */
+/* Allocate the states of @model for all ranks. @model is borrowed. Call gpt_local_close after the
+ * stores of all ranks are closed. CST_ENOMEM. */
 int gpt_local_open(struct gpt_local **out, const struct gpt_model *model,
                    const struct gpt_local_config *config, struct cst_err *err);
 void gpt_local_close(struct gpt_local *local);
 
-/* End all waits of its ranks, now and later, with CST_ECANCELLED: a rank will not come. Any thread.
- */
+/* End all waits of the ranks, now and later, with CST_ECANCELLED, because a rank will not come. Any
+ * thread may call it. */
 void gpt_local_break(struct gpt_local *local);
 
-/* The store of one rank; each at most once. CST_ENOMEM. */
+/* Open the store of one rank. CST_EBUSY: the store of this rank is open already. */
 int gpt_store_local_open(struct gpt_store **out, struct gpt_local *local, uint32_t rank,
                          struct cst_err *err);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The life of one rank: weights, steps, files, sample. The same code whether the rank is a process
- * with a daemon or a thread with the local store. */
+/* The life of one rank: initial weights, steps, files, sample. The code is the same for a rank that
+ * is a process with a daemon and for a rank that is a thread with the local store. */
 #ifndef GPT_TRAIN_H
 #define GPT_TRAIN_H
 
@@ -10,14 +10,15 @@
 #include "client/gpt/options.h"
 #include "client/gpt/store.h"
 
-/* Train until --steps are committed, from wherever the job stands. The caller keeps everything, and
- * closes @store. @exchange: of a mixture on several ranks, else NULL. Rank 0 writes progress and
- * the sample to standard output. Statuses of the store, the device, CST_EIO, CST_ENOMEM. */
+/* Train until --steps steps are committed, starting from the job's current step. The caller keeps
+ * all arguments and closes @store. @exchange: needed for a mixture on several ranks, else NULL.
+ * Rank 0 writes progress and the sample to standard output. Statuses: those of the store and the
+ * device, CST_EIO, CST_ENOMEM; CST_ECANCELLED: a signal requested the end. */
 int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
               const struct gpt_data *data, struct gpt_device *device, struct gpt_store *store,
               struct gpt_exchange *exchange, uint32_t rank, struct cst_err *err);
 
-/* Learning rate of step @step (from 0): linear warm-up, then half a cosine from --lr down to
+/* Learning rate of step @step (from 0): linear warm-up, then half a cosine from --lr to
  * --min-lr. */
 double gpt_train_lr(const struct gpt_options *options, uint64_t step);
 
