@@ -20,7 +20,7 @@ uint64_t cst_notify_watchdog_ms(void)
 
 /* -- the socket ----------------------------------------------------------------------------- */
 
-/* "/path", or "@name" of the abstract namespace. */
+/* Accepts "/path" and "@name", a name of the abstract namespace. */
 static bool read_address(struct cst_notify *notify, const char *name)
 {
     size_t n = strlen(name);
@@ -37,15 +37,16 @@ static bool read_address(struct cst_notify *notify, const char *name)
     return true;
 }
 
-/* A connected socket polls writable when its peer's queue has room; to one that is not there yet it
- * is connected with the first message. */
+/* A connected socket polls writable when its peer's queue has space. If the manager's socket does
+ * not exist yet, send_text connects with the first message. */
 static bool join(const struct cst_notify *notify)
 {
     return connect(notify->fd, (const struct sockaddr *)&notify->address, notify->address_bytes) ==
            0;
 }
 
-/* 0, or an errno. A manager that was restarted has another socket under the same name. */
+/* Returns 0 or an errno. A second attempt connects anew, because a restarted manager has another
+ * socket under the same name. */
 static int send_text(const struct cst_notify *notify, const char *text)
 {
     size_t n = strlen(text);
@@ -87,7 +88,7 @@ static void flush(struct cst_notify *notify)
                     text);
         }
         notify->full = true;
-    } /* else nobody is there: the next message tries again */
+    } /* Any other error means that nobody listens. The next message tries again. */
 }
 
 static void on_room(uv_poll_t *room, int status, int events)

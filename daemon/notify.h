@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the service manager hears: READY, STATUS, WATCHDOG, STOPPING. Without NOTIFY_SOCKET all of
- * it does nothing.
+/* Notifications to the service manager: READY, STATUS, WATCHDOG and STOPPING. All functions do
+ * nothing if NOTIFY_SOCKET is not set. Loop thread only.
  *
- * libsystemd's sd_notify waits when the manager's queue is full (ten datagrams, by default), so
- * this speaks the protocol itself and never waits. What is a state (READY, STATUS, STOPPING) is
- * kept and sent as soon as there is room, the newest only; a WATCHDOG without room is dropped and
- * counted: a later one is as good. Loop thread only. */
+ * libsystemd's sd_notify blocks when the manager's queue is full (ten datagrams by default). This
+ * module therefore speaks the protocol itself and never blocks. READY, STATUS and STOPPING are
+ * states: the newest one is kept, and sent as soon as the queue has space. A WATCHDOG for which
+ * there is no space is dropped and counted, because a later one serves as well. */
 #ifndef CST_NOTIFY_H
 #define CST_NOTIFY_H
 
@@ -16,35 +16,41 @@
 #include <uv.h>
 
 struct cst_notify {
-    int fd; /* datagrams, non-blocking; -1: there is no manager */
+    int fd; /* Datagram socket, non-blocking; -1: there is no service manager. */
     struct sockaddr_un address;
     socklen_t address_bytes;
-    uv_poll_t room; /* active while something waits for room */
-    bool ready;     /* READY is to be sent */
-    bool stopping;  /* STOPPING is to be sent */
-    bool changed;   /* status is to be sent */
+    uv_poll_t room; /* Polls for space in the manager's queue; active while a message waits. */
+    bool ready;     /* READY is still to be sent. */
+    bool stopping;  /* STOPPING is still to be sent. */
+    bool changed;   /* The text in status is still to be sent. */
     char status[256];
-    bool full;          /* the manager's queue was full at the last try: said once */
-    uint64_t n_dropped; /* WATCHDOGs */
+    /* The manager's queue was full at the last attempt. Limits the warning to one per full
+     * queue. */
+    bool full;
+    uint64_t n_dropped; /* Number of WATCHDOG messages that were dropped. */
 };
 
-/* How often WATCHDOG=1 should be sent, ms; 0: no watchdog is set. */
+/* Return the interval in ms at which WATCHDOG=1 should be sent. 0: no watchdog is configured. */
 uint64_t cst_notify_watchdog_ms(void);
 
-/* Look for NOTIFY_SOCKET. A name that cannot be used is said in the log, once. Nothing of it keeps
- * @loop running. */
+/* Open the socket that NOTIFY_SOCKET names. An unusable name is logged once. The handles of @notify
+ * do not keep @loop running. */
 void cst_notify_init(struct cst_notify *notify, uv_loop_t *loop);
 
-/* One more try for what waits; the rest is given up. The loop must run once more. */
+/* Try once more to send the messages that wait, drop the rest, and close. The loop must run once
+ * more afterwards, for the handle to be closed. */
 void cst_notify_close(struct cst_notify *notify);
 
-/* READY is never lost while the daemon runs, unless by STOPPING. */
+/* Send READY with @status. READY is kept until it can be sent; only cst_notify_stopping cancels
+ * it. */
 void cst_notify_ready(struct cst_notify *notify, const char *status);
 
-/* Nothing is sent where @status is the last one. */
+/* Send @status, unless it equals the last status. */
 void cst_notify_status(struct cst_notify *notify, const char *status);
 
+/* Send WATCHDOG=1. Also retries the states that wait. */
 void cst_notify_alive(struct cst_notify *notify);
+/* Send STOPPING with the status "shutting down". */
 void cst_notify_stopping(struct cst_notify *notify);
 
 #endif

@@ -70,7 +70,8 @@ static const char help[] =
     "  --foreground            stay in the foreground (always so)\n"
     "  --version, --help\n";
 
-/* Two passes over argv: the file must be read before the options that go over it. */
+/* Called twice: first with @config NULL, to find the name of the file, because options override the
+ * file and must be applied after it. */
 static int scan(int argc, char **argv, struct cst_config *config, const char **file,
                 enum cst_options_result *result, struct cst_err *err)
 {

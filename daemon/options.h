@@ -7,12 +7,13 @@
 
 enum cst_options_result {
     CST_OPTIONS_RUN,
+    /* --help or --version was printed: the program has nothing else to do. */
     CST_OPTIONS_EXIT
-}; /* EXIT: --help or --version was printed */
+};
 
-/* Build @config from defaults, file and @argv, in this order. Prints --help and --version to stdout
- * and sets *result. CST_EINVAL: unknown option or bad value, with what is allowed; else as
- * cst_config_load and cst_config_finish. */
+/* Build @config from the defaults, the file and @argv; later ones override earlier ones. --help and
+ * --version are printed to stdout and set *result. CST_EINVAL: unknown option or bad value; the
+ * words say what is allowed. Other statuses are those of cst_config_load and cst_config_finish. */
 int cst_options_read(struct cst_config *config, int argc, char **argv,
                      enum cst_options_result *result, struct cst_err *err);
 

@@ -9,7 +9,9 @@
 
 struct cst_outbox_item {
     TAILQ_ENTRY(cst_outbox_item) link;
-    struct cst_frame frame; /* body points behind the item; its fds are ours */
+    /* body points to the end of this item; the descriptors are duplicates if the outbox has an
+     * unread. */
+    struct cst_frame frame;
     uint8_t body[];
 };
 
@@ -89,7 +91,8 @@ static int enqueue(struct cst_outbox *outbox, const struct cst_frame *frame, str
     return CST_EAGAIN;
 }
 
-/* Send @frame now if that is possible. CST_EAGAIN: not now; outbox->retry says what for. */
+/* Send @frame now if that is possible. CST_EAGAIN: not possible now; outbox->retry tells whether to
+ * poll the socket or to wait for some time. */
 static int try_send(struct cst_outbox *outbox, int sock, const struct cst_frame *frame,
                     struct cst_err *err)
 {
@@ -101,6 +104,7 @@ static int try_send(struct cst_outbox *outbox, int sock, const struct cst_frame 
         return CST_EAGAIN;
     }
     rc = cst_frame_send(sock, MSG_DONTWAIT, frame, err);
+    /* POLLOUT does not signal the end of a shortage of memory or descriptors. */
     if (rc == CST_ENOMEM) {
         outbox->retry = true;
         return CST_EAGAIN;

@@ -13,9 +13,9 @@
 #define SO_PEERPIDFD 77
 #endif
 
-/* SO_PEERPIDFD (Linux 6.5) names the peer itself, or nobody if it is gone (a child may still hold
- * the socket); pidfd_open names whoever has its pid now, which is the peer as long as it is
- * connected, so the caller looks at the socket afterwards. */
+/* SO_PEERPIDFD (Linux 6.5) refers to the peer itself. It fails if the peer is gone, even if a child
+ * of the peer still holds the socket. pidfd_open refers to the process that has @pid now. That is
+ * the peer as long as the socket is connected, hence the caller checks the socket afterwards. */
 static int open_pidfd(int sock, pid_t pid)
 {
     int fd;
@@ -34,8 +34,9 @@ static bool is_up(int sock)
     return poll(&p, 1, 0) == 0 || (p.revents & (POLLHUP | POLLERR)) == 0;
 }
 
-/* All groups of the peer of @sock, the primary one, @gid, first: a group that is not seen here is
- * neither admitted nor limited. NULL: no memory, or the peer is gone. */
+/* Return all groups of the peer of @sock, the primary group @gid first. A group that is missing
+ * here would be neither admitted nor limited, hence an incomplete list is an error. NULL: no
+ * memory, or the peer is gone. */
 static gid_t *read_groups(int sock, gid_t gid, size_t *n_groups)
 {
     socklen_t n = 0; /* bytes */
@@ -72,7 +73,7 @@ bool cst_peer_open(struct cst_peer *peer, int sock)
     }
     peer->pidfd = open_pidfd(sock, cred.pid);
     if (!is_up(sock)) {
-        /* It may have sent something before it went; but nobody waits for an answer. */
+        /* The peer may have sent a message before it ended, but nobody waits for the answer. */
         cst_peer_close(peer);
         return false;
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who is on the other side of a connection, as the kernel attests it, and whether that process
+/* The identity of a connection's peer process, as the kernel attests it, and whether the process
  * still lives. */
 #ifndef CST_PEER_H
 #define CST_PEER_H
@@ -10,20 +10,23 @@
 #include <uv.h>
 
 struct cst_peer {
-    pid_t pid; /* 0: in a foreign pid namespace */
+    pid_t pid; /* 0: the process is in a foreign pid namespace. */
     uid_t uid;
     gid_t gid;
-    gid_t *groups;   /* primary and supplementary; owned */
-    size_t n_groups; /* of them */
-    int pidfd;       /* owned; -1: none could be had, so only a hang-up tells of its end */
+    gid_t *groups;   /* Primary group, then the supplementary groups; owned. */
+    size_t n_groups; /* Number of entries in groups. */
+    /* Owned. -1: not available; then only the end of the connection shows that the process
+     * ended. */
+    int pidfd;
 };
 
-/* Read what the kernel knows of the peer of @sock. False: it is gone already, or there is no memory
- * for its groups. */
+/* Read what the kernel knows of the peer of @sock. False: the peer is already gone, or there is no
+ * memory for its groups. The caller closes @peer with cst_peer_close. */
 bool cst_peer_open(struct cst_peer *peer, int sock);
 void cst_peer_close(struct cst_peer *peer);
 
-/* True while a thread of the process behind @pidfd lives; true for -1, where nobody knows. */
+/* Return whether a thread of the process of @pidfd still lives. Returns true if @pidfd is -1,
+ * because then the end of the process cannot be seen. */
 bool cst_peer_lives(int pidfd);
 
 /* -- watching ------------------------------------------------------------------------------- */
@@ -31,14 +34,15 @@ bool cst_peer_lives(int pidfd);
 struct cst_watch; /* opaque */
 typedef void (*cst_watch_cb)(void *arg);
 
-/* Have @cb called once when the process behind @pidfd is gone. The watch has its own duplicate of
- * @pidfd. NULL: there is no pidfd or no memory; then only a hang-up tells. */
+/* Call @cb once, on the loop thread, when the process of @pidfd has ended. The watch keeps its own
+ * duplicate of @pidfd. NULL: @pidfd is -1, or there is no memory or descriptor; then only the end
+ * of the connection shows that the process ended. */
 struct cst_watch *cst_watch_open(uv_loop_t *loop, int pidfd, cst_watch_cb cb, void *arg);
 
-/* Stop watching; frees it. NULL is allowed. */
+/* Stop watching, and free @watch. @watch may be NULL. */
 void cst_watch_close(struct cst_watch *watch);
 
-/* The process lives, as far as one can know. */
+/* Return whether the watched process still lives, as far as that can be known. */
 bool cst_watch_lives(const struct cst_watch *watch);
 
 #endif

@@ -76,7 +76,7 @@ int cst_pending_open(struct cst_pending **out, struct cst_pendings *requests, ui
         return cst_err_set(err, CST_ENOMEM, "no memory for a request of %u items", n_items);
     }
     memset(request->items, 0, n_items * sizeof *request->items);
-    requests->serial += requests->serial == UINT32_MAX ? 2 : 1; /* 0 is no serial */
+    requests->serial += requests->serial == UINT32_MAX ? 2 : 1; /* 0 is never a serial number. */
     request->serial = requests->serial;
     request->session = NULL;
     request->job = NULL;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests that wait for their final reply: the batch or step that the core, an engine or another
- * rank will answer. Each is known to the core by tags, one per item; a tag finds its request in
- * O(1). Objects are kept and used again, so that a request costs no allocation.
+/* Requests that wait for their final reply: batches, steps and others that the core, an engine or
+ * another rank completes later. The core knows a request by tags, one per item; a tag leads to its
+ * request in O(1). Request objects are reused, hence a request usually needs no allocation. Loop
+ * thread only.
  *
  *   tag: | serial (32 bits, never 0) | index in the table (20) | item (12) | */
 #ifndef CST_PENDING_H
@@ -14,7 +15,7 @@
 #include <sys/queue.h>
 
 #define CST_PENDING_MAX_ITEMS                                                                      \
-    128 /* of a Batch: so that a reply with words for all fits in a frame */
+    128 /* Most items of a Batch: a reply with words for every item still fits in a frame. */
 
 struct cst_quota_account;
 struct cst_session;
@@ -22,64 +23,75 @@ struct cst_staging;
 struct cst_job;
 
 struct cst_pending_item {
-    int status;            /* 0 or negative */
-    bool done;             /* it has its result */
-    bool hit;              /* FETCH_WEIGHT */
-    bool grad, ahead;      /* with asked_ns */
-    uint32_t rank, chunk;  /* with asked_ns */
-    uint64_t asked_ns;     /* of a FETCH that was not granted at once; 0: it is none */
-    uint32_t slab;         /* FETCH */
-    uint64_t offset;       /* FETCH, bytes */
-    uint64_t generation;   /* FETCH */
-    struct cst_place home; /* FETCH_WEIGHT, with home_bytes: what the worker is to copy */
-    uint64_t home_bytes;   /* 0: nothing */
-    char *text;            /* owned; words, with a status */
+    int status; /* Result of the item: 0 or negative. */
+    bool done;  /* The item has its result. */
+    bool hit;   /* FETCH_WEIGHT: the weights were in a block. */
+    /* Valid if asked_ns is not 0: the fetch is of a gradient's block; the worker does not wait for
+     * it yet. */
+    bool grad, ahead;
+    uint32_t rank, chunk; /* Valid if asked_ns is not 0: the rank that fetches, and the chunk. */
+    /* When a fetch that could not be granted at once was requested; 0: any other item. */
+    uint64_t asked_ns;
+    uint32_t slab;       /* Fetches: the block's slab. */
+    uint64_t offset;     /* Fetches: the block's offset in its slab, bytes. */
+    uint64_t generation; /* Fetches: generation of the lease. */
+    /* FETCH_WEIGHT with home_bytes > 0: the weight row that the worker is to copy to the block. */
+    struct cst_place home;
+    uint64_t home_bytes; /* Bytes that the worker is to copy; 0: none. */
+    char *text;          /* Words that explain a negative status; owned; may be NULL. */
 };
 
 struct cst_pending {
-    TAILQ_ENTRY(cst_pending) link;     /* in the session's list of what is in flight */
-    TAILQ_ENTRY(cst_pending) job_link; /* in the job's list */
-    struct cst_session *session;       /* NULL: it is gone, the reply goes nowhere */
-    struct cst_job *job;               /* NULL: not the job's */
-    struct cst_quota_account *account; /* that counts it, a reference; NULL: none does */
-    uint64_t id;                       /* the client's number */
-    uint16_t type;                     /* enum Cistern__MsgType */
-    uint32_t serial;                   /* in tags */
-    uint32_t index;                    /* in the table */
-    uint32_t n_items;                  /* tags it has */
-    uint32_t n_left;                   /* of them without result */
-    bool waits_commit;                 /* it is a worker's Commit at the barrier */
-    struct cst_staging *staging;       /* it uses; NULL */
-    struct cst_pending_item *items;    /* n_items */
-    uint32_t capacity;                 /* of items */
-    struct cst_pending *next_free;     /* while not in use */
+    TAILQ_ENTRY(cst_pending) link;     /* Entry in the session's list of requests in flight. */
+    TAILQ_ENTRY(cst_pending) job_link; /* Entry in the job's list of requests in flight. */
+    struct cst_session *session;       /* NULL: the session has ended, and the reply is dropped. */
+    struct cst_job *job;               /* NULL: the request does not end with a job. */
+    /* Account that is charged with the request, a reference; NULL: none. */
+    struct cst_quota_account *account;
+    uint64_t id;      /* Request number, chosen by the client. */
+    uint16_t type;    /* Type of the request, enum Cistern__MsgType. */
+    uint32_t serial;  /* Serial number, part of the tags. */
+    uint32_t index;   /* Place in cst_pendings.table, part of the tags. */
+    uint32_t n_items; /* Number of items, and of tags. */
+    uint32_t n_left;  /* Number of items without a result. */
+    /* The request is a worker's Commit, which waits for the other ranks. */
+    bool waits_commit;
+    struct cst_staging *staging;    /* Staging segment that the request uses, or NULL. */
+    struct cst_pending_item *items; /* Array of n_items items. */
+    uint32_t capacity;              /* Allocated length of items. */
+    struct cst_pending *next_free;  /* Next free object, while this one is not in use. */
 };
 
 TAILQ_HEAD(cst_pending_list, cst_pending);
 
 struct cst_pendings {
-    struct cst_pending **table; /* by index; NULL where none was made yet */
-    uint32_t n, capacity;       /* of table */
-    struct cst_pending *free;   /* ready for use */
-    uint32_t serial;            /* of the last one opened */
+    struct cst_pending **table; /* All objects by index; the first n entries are set. */
+    uint32_t n, capacity;       /* Used and allocated length of table. */
+    struct cst_pending *free;   /* List of the objects that are not in use. */
+    uint32_t serial;            /* Serial number of the request that was opened last. */
 };
 
+/* @requests is zeroed by init. Close frees all request objects. */
 void cst_pendings_init(struct cst_pendings *requests);
 void cst_pendings_close(struct cst_pendings *requests);
 
-/* Take a request object with @n_items items (1..CST_PENDING_MAX_ITEMS), in no list. CST_ENOMEM. */
+/* Take a request object with @n_items items (1..CST_PENDING_MAX_ITEMS). The object is in no list,
+ * and all its items are zeroed. CST_ENOMEM. */
 int cst_pending_open(struct cst_pending **out, struct cst_pendings *requests, uint64_t id,
                      uint16_t type, uint32_t n_items, struct cst_err *err);
 
-/* Put it back. Its tags find nothing from now on. It is in no list any more. */
+/* Give the request object back. The caller has removed @request from its lists. Its tags lead to no
+ * request from now on. */
 void cst_pending_close(struct cst_pendings *requests, struct cst_pending *request);
 
+/* Return the tag of item @item. */
 static inline uint64_t cst_pending_tag(const struct cst_pending *request, uint32_t item)
 {
     return (uint64_t)request->serial << 32 | (uint64_t)request->index << 12 | item;
 }
 
-/* The request of @tag and which item of it; NULL: it was answered otherwise. */
+/* Return the request of @tag, and set *item to the item's number. NULL: the request is closed
+ * already. */
 struct cst_pending *cst_pending_find(const struct cst_pendings *requests, uint64_t tag,
                                      uint32_t *item);
 

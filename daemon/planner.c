@@ -14,25 +14,30 @@
 
 #define STOPPED "the search was stopped after [plan] search_time"
 
-#define HOST_FLOPS_PER_CORE 16e9 /* where nobody says: what a plain bf16 product reaches */
+/* Assumed if neither the rates nor the user tell: what a plain bf16 product reaches, flop/s. */
+#define HOST_FLOPS_PER_CORE 16e9
 #define GPU_FLOPS 100e12
 
-/* A search that waits for its turn, or runs. What it asks is taken from the job when its turn has
- * come. */
+/* A search that is queued or runs. Its question is read from the job when its turn comes (ask), not
+ * when it is queued. */
 struct cst_plan_search {
     struct cst_search_task task;
-    struct cst_job *job;               /* NULL: the search was cancelled, the job may be gone */
-    cst_planner_fn done;               /* NULL: nobody waits for it */
-    struct cst_quota_account *account; /* of the job's owner: the search is taken from it */
-    struct cst_model model;            /* a copy of the job's */
+    /* NULL: the search was cancelled, and the job may be gone. */
+    struct cst_job *job;
+    cst_planner_fn done; /* Called at the end; NULL: nobody waits for the result. */
+    /* Account of the job's owner, which is charged with the search; a reference. */
+    struct cst_quota_account *account;
+    struct cst_model model; /* Copy of the job's model. */
     struct cst_rates rates;
     struct cst_plan_budget budget;
     struct cst_plan_config config;
     bool flops_known;
-    bool depth_only;               /* after drift: the rest of choice is given */
-    bool stopped;                  /* it had no time to look at all plans */
-    bool full;                     /* nothing is left of an accelerator: no room, no states there */
-    struct cst_plan_choice choice; /* result */
+    /* The search follows a drift: only the prefetch depth is searched for. */
+    bool depth_only;
+    bool stopped; /* Time ended before all plans were examined. */
+    /* An accelerator has no memory left: no device reservation and no states there. */
+    bool full;
+    struct cst_plan_choice choice; /* Result; with depth_only, also the choice to start from. */
     struct cst_replay_result predicted;
     char states_why[CST_PLAN_WORDS];
     uint64_t n_candidates;
@@ -43,7 +48,8 @@ struct cst_plan_search {
 
 /* -- the question ----------------------------------------------------------------------------- */
 
-/* The device of rank 0 stands for all. */
+/* The device of rank 0 represents the devices of all ranks: can_plan has checked that they are of
+ * one kind. */
 static void choose_device(const struct cst_job *job, struct cst_plan_search *s)
 {
     const struct cst_gpu *gpu = job->workers[0].gpu;
@@ -59,7 +65,8 @@ static void choose_device(const struct cst_job *job, struct cst_plan_search *s)
     s->config.device = i;
 }
 
-/* So do its wishes for accelerators, which are the ranks' own or, beside the host, take turns. */
+/* The accelerator of rank 0 represents those of all ranks. If the ranks' pools are on the host, the
+ * ranks take turns on the simulated accelerators. */
 static void choose_rooms(const struct cst_job *job, struct cst_plan_search *s)
 {
     const struct cst_worker *worker = &job->workers[0];
@@ -87,7 +94,8 @@ static void choose_rooms(const struct cst_job *job, struct cst_plan_search *s)
         s->rates.devices[i].memory_bytes = left * job->world / n;
         s->full = left == 0;
     }
-    if (s->full) { /* no bytes of memory are as many as one likes, to the search */
+    /* For the search, memory_bytes 0 means unlimited memory: state here that there is none. */
+    if (s->full) {
         s->config.update_room = cst_plan_chooses_room(&s->config) ? 0 : s->config.update_room;
         s->config.device_states = 0;
     }
@@ -126,7 +134,8 @@ static bool has_flops(const struct cst_model *model)
     return any;
 }
 
-/* What each rank on @gpu (NULL: the host) has of its pools' budget. */
+/* Return the part of the budget for pools on @gpu (NULL: the host) that one rank of @job can
+ * have. */
 static uint64_t left_on(const struct cst_job *job, struct cst_gpu *gpu)
 {
     const struct cst_budget *pool = cst_memory_budget(job->daemon, gpu);
@@ -140,7 +149,7 @@ static uint64_t left_on(const struct cst_job *job, struct cst_gpu *gpu)
     return left / n;
 }
 
-/* What every rank has, since one plan is for all. */
+/* Return the smallest part of any rank, since one plan is used for all ranks. */
 static uint64_t least_left(const struct cst_job *job)
 {
     uint64_t least = UINT64_MAX;
@@ -153,8 +162,8 @@ static uint64_t least_left(const struct cst_job *job)
     return least;
 }
 
-/* A pool's bytes are for blocks alone: a worker's activations lie elsewhere, and what updates take
- * of its device the plan counts too. */
+/* The device's bytes are all for blocks: the worker's activations are outside the daemon's budgets.
+ * Device reservations and states on the device are added, because the plan subtracts them. */
 static void fill_budget(const struct cst_job *job, struct cst_plan_budget *out)
 {
     const struct cst_daemon *daemon = job->daemon;
@@ -165,7 +174,7 @@ static void fill_budget(const struct cst_job *job, struct cst_plan_budget *out)
     out->host_bytes = cst_budget_left(&daemon->host, job->account);
     if (job->workers[0].gpu != NULL) {
         out->device_bytes += job->workers[0].update_room + job->workers[0].device_states;
-    } else { /* the plan counts pools as the host's, too */
+    } else { /* The plan charges pools on the host to the host's memory, too. */
         out->host_bytes += out->device_bytes * job->world;
     }
 }
@@ -177,7 +186,7 @@ static bool stops(void *arg)
     return cst_search_task_stops(&s->task);
 }
 
-/* The question, from the job as it is now. */
+/* Read the question from the job as it is now. Loop thread. */
 static int ask(struct cst_plan_search *s)
 {
     const struct cst_job *job = s->job;
@@ -237,8 +246,8 @@ static void search_all(struct cst_plan_search *s)
     }
 }
 
-/* The first of the depths is kept unless another one is faster. Depths that there was no time for
- * are not looked at. */
+/* Replay the current plan with several prefetch depths. The current depth is tried first and is
+ * kept unless another one is faster. Depths for which no time is left are not tried. */
 static void search_depth(struct cst_plan_search *s)
 {
     const uint32_t depths[] = {s->choice.prefetch_depth, 0, 1, 2, 4, 8, CST_CORE_NO_PREFETCH};
@@ -285,7 +294,7 @@ static void on_run(struct cst_search_task *task)
 
 /* -- what comes of it ------------------------------------------------------------------------- */
 
-/* Why there are no states on accelerators, where they are left to the plan. */
+/* Tell why there are no states on accelerators, if the plan was to choose them. */
 static void tell_none(struct cst_job *job, const char *what, const struct cst_err *why)
 {
     char *words = job->plan.states_why;
@@ -308,6 +317,8 @@ static void take_plan(struct cst_job *job, const struct cst_plan_search *s)
     }
     plan->valid = true;
     plan->choice = s->choice;
+    /* Without the workers' speed the prediction has no meaning; the job's drift then learns from
+     * its first steps. */
     plan->step_s = s->flops_known && job->daemon->planner.has_file && has_flops(&s->model)
                        ? (double)s->predicted.step_ns * 1e-9
                        : 0;
@@ -373,7 +384,8 @@ static void on_end(struct cst_search_task *task)
 
 static const struct cst_search_task_ops ops = {.prepare = on_turn, .run = on_run, .end = on_end};
 
-/* @done NULL: the steps of @job have drifted. */
+/* Queue a search. @done NULL: only for the prefetch depth, because the steps of @job have
+ * drifted. */
 static int queue(struct cst_job *job, cst_planner_fn done, struct cst_err *err)
 {
     struct cst_plan_search *s = calloc(1, sizeof *s);
@@ -420,7 +432,8 @@ void cst_planner_cancel(struct cst_job *job)
 
 /* -- asked for -------------------------------------------------------------------------------- */
 
-/* A base's chunks are as they are; ranks on several kinds of devices have no one plan. */
+/* A job with a base has the base's chunks. Ranks on several kinds of devices would need different
+ * plans. */
 static bool can_plan(const struct cst_job *job)
 {
     const struct cst_gpu *gpu = job->workers[0].gpu;
@@ -458,7 +471,8 @@ bool cst_planner_start(struct cst_job *job, cst_planner_fn done)
     return true;
 }
 
-/* Rooms and states of its choice, before anything else, are what may not fit. */
+/* The chosen device reservations and states are dropped first, because they are the likeliest not
+ * to fit. */
 bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why)
 {
     struct cst_job_plan *plan = &job->plan;
@@ -471,14 +485,15 @@ bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why)
     cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "its plan does not fit: %s: again without %s",
                   why->text, rooms ? "its rooms and states on accelerators" : "a plan");
     plan->valid = rooms;
-    plan->step_s = 0; /* predicted with them */
+    plan->step_s = 0; /* The prediction was for a step with device reservations. */
     if (rooms) {
         choice->update_room = choice->device_states = 0;
         choice->layout.n_devices = 0;
         tell_none(job, "planned ones did not fit", why);
     }
     cst_room_settle(job);
-    choice->update_room = job->workers[0].update_room; /* what was given stays */
+    /* A reservation that the user gave, and that was not chosen, stays. */
+    choice->update_room = job->workers[0].update_room;
     return true;
 }
 

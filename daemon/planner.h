@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans for jobs that leave the choice to the daemon: when all ranks have committed, capacities,
- * the depth of prefetch and, where ranks ask for it, rooms for updates and states that stay on
- * accelerators are searched for in a thread (searches.h), with what is known of the machine, for as
- * long as [plan] search_time allows; the best plan by then is taken. A search that nobody waits for
- * any more is cancelled. When a job's steps drift, the depth is searched for again with what its
- * engines were seen to do, and takes effect between two steps. Everything else of a plan is for
- * `cistern plan` alone.
+/* Plans for jobs that leave the choice to the daemon. When all ranks have committed, the planner
+ * searches in a thread (searches.h) for chunk capacities and the prefetch depth and, if ranks ask
+ * for them, for device reservations and states that stay on accelerators. It uses the rates that
+ * are known of the machine. It takes the best plan that was found within [plan] search_time. A
+ * search is cancelled when its job or the job's ranks are gone. If the times of a job's steps drift
+ * from the prediction, the planner searches for the prefetch depth again, with the rates that the
+ * engines were seen to reach; a new depth takes effect between two steps. All other choices of a
+ * plan are for `cistern plan` alone. Loop thread only.
  *
  *   no plan --commit--> searching --> planned --drift--> searching --> planned, other depth
- *                        |      \--> none: the layout chooses as it can
+ *                        |      \--> none: the layout chooses by itself
  *                        \--cancel--> no plan */
 #ifndef CST_PLANNER_H
 #define CST_PLANNER_H
@@ -19,37 +20,44 @@
 struct cst_job;
 struct cst_plan_search;
 
-/* What was planned for a job. */
+/* The plan of a job. */
 struct cst_job_plan {
-    struct cst_plan_search *search; /* that waits for its turn or runs; NULL: none */
-    bool valid;                     /* the rest counts */
-    struct cst_plan_choice choice;  /* without rows: those are where they always were */
-    double step_s;   /* predicted; 0: the rates do not say how fast the workers are */
-    char words[192]; /* for people */
-    char states_why[CST_PLAN_WORDS]; /* as cst_plans; there without a valid plan, too */
+    struct cst_plan_search *search; /* Search that is queued or runs; NULL: none. */
+    bool valid;                     /* choice, step_s and words are valid. */
+    /* The plan's decisions, without rows: a job's rows are never on a disk. */
+    struct cst_plan_choice choice;
+    /* Predicted time of a step; 0: unknown, because the workers' speed is not known. */
+    double step_s;
+    char words[192]; /* Description of the plan, for people. */
+    /* The reason for the amount of states on accelerators, as in cst_plans. Set even if there is no
+     * valid plan. */
+    char states_why[CST_PLAN_WORDS];
 };
 
 typedef void (*cst_planner_fn)(struct cst_job *job);
 
-/* Search for @job, whose model is complete. True: @done comes later, never from within, unless the
- * search is cancelled or another one is begun by then; job->plan tells what came of it. False:
- * there is nothing to choose, or no way to; job->plan is not valid. */
+/* Start a search for @job, whose model is complete. Returns true if a search was queued: @done is
+ * called later, never within this call, unless the search is cancelled or replaced by another one;
+ * job->plan then has the result. Returns false if there is nothing to choose or the search cannot
+ * be queued; then job->plan is not valid. */
 bool cst_planner_start(struct cst_job *job, cst_planner_fn done);
 
-/* Nobody waits for the search of @job any more, if there is one: its ranks or the job itself are
- * gone. */
+/* Cancel the search of @job, if there is one, because its ranks or the job itself are gone. Its
+ * callback is not called. */
 void cst_planner_cancel(struct cst_job *job);
 
-/* @job's plan cannot be had as it is, for @why: do without the rooms and states on accelerators
- * that it chose or, if there are none, without all of it. Ranks' rooms are settled anew. False:
- * there is no plan, or it was given and is not changed. */
+/* Reduce the plan of @job, which does not fit for the reason @why. If the plan chose device
+ * reservations and states on accelerators, they are dropped; otherwise the whole plan is dropped.
+ * The ranks' device reservations are decided anew. Returns false if there is no plan, or if it was
+ * given by the user and hence is not changed. */
 bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why);
 
-/* The steps of @job have drifted: see whether another depth is better now. */
+/* Search for a better prefetch depth, because the times of @job's steps have drifted from the
+ * prediction. Does nothing without a valid plan or while a search is queued or runs. */
 void cst_planner_drifted(struct cst_job *job);
 
-/* Write sentences for a person into @lines, at most @max: why the chunks of size class @size_class
- * are of that size. How many were written. */
+/* Write at most @max sentences for people into @lines: why the chunks of size class @size_class
+ * have their size. Returns the number of sentences. */
 unsigned cst_planner_explain(const struct cst_job *job, uint32_t size_class, char lines[][192],
                              unsigned max);
 

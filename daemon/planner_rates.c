@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define GPU_UPDATE 20e9 /* elements/s of a GPU nobody has measured */
+#define GPU_UPDATE 20e9 /* Assumed update rate of a GPU that was not measured, elements/s. */
 
 int cst_planner_init(struct cst_planner *planner, const struct cst_daemon *daemon,
                      struct cst_err *err)
@@ -48,7 +48,7 @@ static double seen_or(const struct cst_rates_median *median, double otherwise)
     return seen > 0 ? seen : otherwise;
 }
 
-/* Conservative numbers, or what was seen of each engine. */
+/* Use what was seen of each engine, and conservative numbers for the rest. */
 static void build_nodes(const struct cst_daemon *daemon, struct cst_rates *out)
 {
     const struct cst_engines *engines = &daemon->engines;
@@ -120,7 +120,7 @@ static double limited(double rate, uint64_t limit)
     return limit > 0 ? (double)limit : rate;
 }
 
-/* It keeps the rates of the configuration. */
+/* A simulated accelerator keeps the rates that the configuration sets. */
 static struct cst_rates_device paced_device(const struct cst_config *config,
                                             const struct cst_rates_node *node)
 {
@@ -131,7 +131,7 @@ static struct cst_rates_device paced_device(const struct cst_config *config,
                                      .memory = node->pass};
 }
 
-/* The host as a device, or a GPU on a slow link. */
+/* Guess the rates of the host as a device, or of a GPU on a slow link. */
 static struct cst_rates_device guess_device(const struct cst_daemon *daemon,
                                             const struct cst_gpu *gpu,
                                             const struct cst_rates_node *node)

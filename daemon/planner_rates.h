@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is known of the machine when a job is planned: the file of [plan] rates; without one
- * conservative numbers and what engines were seen to do. */
+/* The machine's rates for plans: from the file of [plan] rates. Without a file they are what the
+ * engines were seen to reach, and conservative numbers for the rest. Loop thread only. */
 #ifndef CST_PLANNER_RATES_H
 #define CST_PLANNER_RATES_H
 
@@ -10,33 +10,37 @@
 struct cst_daemon;
 struct cst_gpu;
 
-/* The machine's rates, in the daemon. */
+/* The machine's rates, part of struct cst_daemon. */
 struct cst_planner {
-    struct cst_rates rates; /* of the file; valid where has_file */
+    struct cst_rates rates; /* Contents of the file; valid if has_file. */
     bool has_file;
-    char from[320]; /* which rates, for people */
+    char from[320]; /* Origin of the rates, for people: the file's path, or "built in". */
 };
 
-/* Read the file of [plan] rates. One that was named and is not the usual one must be there:
- * CST_ENOTFOUND, and what cst_rates_read returns. */
+/* Read the file of [plan] rates. If the file is the default one it may be missing. CST_ENOTFOUND: a
+ * file that the configuration names is missing. Other statuses are those of cst_rates_read and
+ * cst_rates_check. */
 int cst_planner_init(struct cst_planner *planner, const struct cst_daemon *daemon,
                      struct cst_err *err);
 
-/* What is known of the machine, before a job has shown more: elements/s that the engines of all
- * nodes update together; and of @gpu (NULL: the host), by the file where it is named there. */
+/* Rates before a job has run: the elements/s that the engines of all nodes update together, and the
+ * rates of @gpu (NULL: the host). A device that the file does not name has guessed rates. */
 double cst_planner_node_update(const struct cst_daemon *daemon);
 struct cst_rates_device cst_planner_device(const struct cst_daemon *daemon,
                                            const struct cst_gpu *gpu);
 
-/* Fill in @out: the file's rates, or those of the nodes that are there; nodes update no faster than
- * they may. */
+/* Fill in @out from the file or, without a file, from the nodes of this machine. Update rates are
+ * at most what the configuration allows. */
 void cst_planner_rates_nodes(const struct cst_daemon *daemon, struct cst_rates *out);
-/* What engines were seen to do, into @rates of a file. */
+/* Replace the update and reduce rates of the nodes in @rates, which come from a file, by those that
+ * the engines were seen to reach. */
 void cst_planner_rates_overlay(const struct cst_daemon *daemon, struct cst_rates *rates);
-/* Number of @gpu (NULL: the host) in @rates, as it is there or guessed. */
+/* Return the index of @gpu (NULL: the host) in the devices of @rates. A device that is missing is
+ * added with guessed rates. */
 uint32_t cst_planner_rates_add(const struct cst_daemon *daemon, struct cst_rates *rates,
                                const struct cst_gpu *gpu);
-/* How fast @device, which is @gpu, updates, if that is not known; @node: the host's. */
+/* Set the update rate of @device, which is @gpu, to a guess if it is not known. @node: the rates of
+ * the host's node. */
 void cst_planner_rates_guess_update(const struct cst_daemon *daemon,
                                     struct cst_rates_device *device, const struct cst_gpu *gpu,
                                     const struct cst_rates_node *node);

@@ -48,7 +48,7 @@ uint64_t cst_pools_bytes(const struct cst_layout *layout, const struct cst_pools
     return bytes;
 }
 
-/* The most blocks of @class that can be had within @bytes and are of use to @rank. */
+/* Return the largest number of blocks of @class that fit in @bytes and that @rank can use. */
 static uint32_t most_blocks(const struct cst_layout *layout, uint32_t rank, uint32_t class,
                             uint64_t bytes, uint64_t grain)
 {
@@ -61,7 +61,7 @@ static uint32_t most_blocks(const struct cst_layout *layout, uint32_t rank, uint
     return n < max ? (uint32_t)n : max;
 }
 
-/* The first class whose least blocks, with those of the classes before it, are more than @bytes. */
+/* Report the first class whose minimum, together with the classes before it, exceeds @bytes. */
 static int too_small(const struct cst_layout *layout, const struct cst_model *model, uint32_t rank,
                      uint64_t bytes, uint64_t grain, struct cst_err *err)
 {
@@ -87,7 +87,7 @@ static int too_small(const struct cst_layout *layout, const struct cst_model *mo
                        cst_layout_percent(model, all));
 }
 
-/* *blocks: as many as @planned says, as far as they are of use to @rank, if all of them fit. */
+/* Raise *blocks to @planned, limited to what @rank can use, if all classes fit. */
 static void take_planned(const struct cst_layout *layout, uint32_t rank, uint64_t bytes,
                          uint64_t grain, const struct cst_pools_blocks *planned,
                          struct cst_pools_blocks *blocks)

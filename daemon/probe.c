@@ -12,22 +12,23 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_ANSWER = 16 << 10, PATIENCE_MS = 60000 }; /* a cold driver can take many seconds */
+/* A driver that starts cold can take many seconds. */
+enum { MAX_ANSWER = 16 << 10, PATIENCE_MS = 60000 };
 
 struct cst_probe {
-    cst_probe_fn fn; /* NULL: cancelled */
-    void *arg;       /* of fn */
+    cst_probe_fn fn; /* NULL: the probe was cancelled. */
+    void *arg;       /* Argument of fn. */
     pid_t pid;
     int pidfd;
-    int fd;             /* our end of its standard output */
-    unsigned n_handles; /* uv handles that are not closed yet */
+    int fd;             /* The daemon's end of the program's standard output. */
+    unsigned n_handles; /* Number of uv handles that are not closed yet. */
     uv_poll_t pid_poll;
     uv_poll_t fd_poll;
     uv_timer_t patience;
-    size_t n;                  /* bytes in text */
-    bool too_long;             /* there were more */
-    bool late;                 /* it was killed for that */
-    char text[MAX_ANSWER + 1]; /* its answer, and a NUL */
+    size_t n;                  /* Number of bytes in text. */
+    bool too_long;             /* The answer was longer than text. */
+    bool late;                 /* The program was killed because it took too long. */
+    char text[MAX_ANSWER + 1]; /* The answer, and a NUL. */
 };
 
 static void on_handle_closed(uv_handle_t *handle)
@@ -39,7 +40,8 @@ static void on_handle_closed(uv_handle_t *handle)
     }
 }
 
-/* Returns what read does. */
+/* Read some bytes of the answer; bytes beyond MAX_ANSWER are read and dropped, for the program not
+ * to block. Returns what read(2) returns. */
 static ssize_t read_some(struct cst_probe *probe)
 {
     char more[256];
@@ -70,7 +72,7 @@ static void on_patience(uv_timer_t *timer)
     (void)kill(probe->pid, SIGKILL);
 }
 
-/* How it ended; CST_OK: well. */
+/* Judge how the program ended. CST_OK: it gave an answer. */
 static int judge(const struct cst_probe *probe, const siginfo_t *info, struct cst_err *err)
 {
     if (probe->late) {
@@ -83,7 +85,7 @@ static int judge(const struct cst_probe *probe, const siginfo_t *info, struct cs
     if (probe->too_long) {
         return cst_err_set(err, CST_EPROTO, "an answer of more than %d bytes", MAX_ANSWER);
     }
-    if (probe->n == 0) { /* words on standard output go before the status */
+    if (probe->n == 0) { /* The exit status does not matter if the program wrote an answer. */
         return cst_err_set(err, CST_EENGINE, "exited with status %d without a word",
                            info->si_status);
     }
@@ -99,7 +101,7 @@ static void on_pid(uv_poll_t *poll, int status, int events)
     (void)status;
     (void)events;
     if (waitid(P_PIDFD, (id_t)probe->pidfd, &info, WEXITED | WNOHANG) == 0 && info.si_pid == 0) {
-        return; /* not yet */
+        return; /* The process has not ended yet. */
     }
     while (read_some(probe) > 0) {
     }
@@ -167,5 +169,6 @@ err_after_alloc:
 void cst_probe_cancel(struct cst_probe *probe)
 {
     probe->fn = NULL;
-    (void)kill(probe->pid, SIGKILL); /* not reaped yet, so the pid is still its own */
+    /* The process has not been reaped, hence the pid is still its own. */
+    (void)kill(probe->pid, SIGKILL);
 }

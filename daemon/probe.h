@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Asking a program one question: it is started with --probe, and what it writes until it ends is
- * the answer. Nobody waits for it. Loop thread only. */
+/* Asks a program one question: the program is started with --probe, and its standard output until
+ * it exits is the answer. The call does not block. Loop thread only. */
 #ifndef CST_PROBE_H
 #define CST_PROBE_H
 
@@ -9,17 +9,20 @@
 #include <stddef.h>
 #include <uv.h>
 
-struct cst_probe; /* opaque; frees itself after its end */
+struct cst_probe; /* opaque; frees itself after the program's end */
 
-/* It has ended well and wrote @n bytes of @text (NUL-terminated, valid during the call), or @why
- * (NULL: well) says what is wrong: its end, silence for too long, too many words. */
+/* Called once with the result. @text has @n bytes, is NUL-terminated and valid during the call.
+ * @why is NULL on success. Otherwise it says what went wrong: the program was killed, wrote
+ * nothing, wrote too much, or took too long. */
 typedef void (*cst_probe_fn)(void *arg, const char *text, size_t n, const struct cst_err *why);
 
-/* Start @program; @fn is called once, never from within. CST_EENGINE with the system's words. */
+/* Start @program. @fn is called once, never within this call, unless the probe is cancelled.
+ * CST_EENGINE: the program cannot be started; the words are the system's. CST_ENOMEM. */
 int cst_probe_start(struct cst_probe **out, uv_loop_t *loop, const char *program, cst_probe_fn fn,
                     void *arg, struct cst_err *err);
 
-/* Kill it; @fn is not called any more. The loop has its handles until it is gone. */
+/* Kill the program; @fn is not called any more. The loop keeps the probe's handles until the
+ * process has ended. */
 void cst_probe_cancel(struct cst_probe *probe);
 
 #endif

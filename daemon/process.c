@@ -18,19 +18,19 @@
 enum { ENGINE_FD = 3 };
 
 struct cst_process {
-    const struct cst_process_ops *ops; /* the owner's */
-    void *arg;                         /* the owner */
+    const struct cst_process_ops *ops; /* belongs to the owner */
+    void *arg;                         /* Argument of ops: the owner. */
     pid_t pid;
     int pidfd;
-    int sock;           /* -1: our end is closed */
-    bool wants_write;   /* UV_WRITABLE is being polled */
-    bool exited;        /* reaped; on_exit was called */
-    unsigned n_handles; /* uv handles that are not closed yet */
+    int sock;           /* -1: the daemon's end is closed. */
+    bool wants_write;   /* UV_WRITABLE is being polled. */
+    bool exited;        /* The process is reaped, and on_exit was called. */
+    unsigned n_handles; /* Number of uv handles that are not closed yet. */
     uv_poll_t sock_poll;
     uv_poll_t pid_poll;
-    uv_timer_t retry;         /* runs while what waits does not wait for the socket */
-    struct cst_outbox outbox; /* what cst_process_send could not send */
-    struct cst_frame_buf in;  /* one message */
+    uv_timer_t retry;         /* Runs while frames wait for something other than the socket. */
+    struct cst_outbox outbox; /* Frames that cst_process_send could not send yet. */
+    struct cst_frame_buf in;  /* Buffer for one message. */
 };
 
 static void on_handle_closed(uv_handle_t *handle)
@@ -47,8 +47,8 @@ static void close_sock(struct cst_process *process)
     if (process->sock < 0) {
         return;
     }
-    (void)uv_poll_stop(
-        &process->sock_poll); /* before close: epoll must forget the descriptor first */
+    /* Stop before close: epoll must forget the descriptor first. */
+    (void)uv_poll_stop(&process->sock_poll);
     (void)uv_timer_stop(&process->retry);
     uv_close((uv_handle_t *)&process->sock_poll, on_handle_closed);
     uv_close((uv_handle_t *)&process->retry, on_handle_closed);
@@ -57,8 +57,8 @@ static void close_sock(struct cst_process *process)
     cst_outbox_close(&process->outbox);
 }
 
-/* Read one message. CST_OK, CST_EAGAIN, or CST_ECONN and CST_EPROTO: the socket is of no more use.
- */
+/* Read one message and pass it on. CST_OK; CST_EAGAIN: there is none; CST_ECONN and CST_EPROTO: the
+ * socket is unusable. */
 static int read_one(struct cst_process *process)
 {
     struct cst_frame frame;
@@ -87,9 +87,8 @@ static void on_retry(uv_timer_t *timer)
     flush(timer->data);
 }
 
-/* Something waits: for the socket, or (@retry) for time to pass. Where the daemon or the machine is
- * short of something the socket is writable all the time, and polling it would keep the loop busy.
- */
+/* Wait to send: for the socket or, with @retry, for some time. If the daemon or the machine is
+ * short of something, the socket is always writable, and polling it would keep the loop busy. */
 static void await(struct cst_process *process, bool retry)
 {
     if (retry) {
@@ -100,8 +99,8 @@ static void await(struct cst_process *process, bool retry)
     }
 }
 
-/* What the engine was to be told cannot be told any more. An engine that lacks a message is of no
- * use. */
+/* Kill an engine to which a message cannot be sent. An engine that missed a message cannot
+ * continue. */
 static int give_up(struct cst_process *process, int rc, const struct cst_err *err)
 {
     if (rc != CST_ECONN) {
@@ -136,11 +135,11 @@ static void on_sock(uv_poll_t *poll, int status, int events)
         rc = read_one(process);
     }
     if (process->sock < 0) {
-        return; /* stopped by what it said */
+        return; /* on_frame stopped the process. */
     }
     if (status < 0 || rc == CST_ECONN || rc == CST_EPROTO) {
-        /* It dies, or talks nonsense: make sure of the former and wait for the pidfd; what is still
-         * to be read is read then. */
+        /* The process is dying or breaks the protocol. Kill it, to be sure, and wait for the pidfd;
+         * on_pid then reads the remaining messages. */
         (void)uv_poll_stop(poll);
         cst_process_kill(process);
         return;
@@ -150,8 +149,8 @@ static void on_sock(uv_poll_t *poll, int status, int events)
     }
 }
 
-/* What it sent before it died counts. A reset is reported once, before the messages that are still
- * there: hence two in a row. */
+/* Deliver what the process sent before it died. A connection reset is reported once, before the
+ * messages that remain; hence reading ends after two failures in a row. */
 static void drain(struct cst_process *process)
 {
     unsigned n_failed = 0;
@@ -180,7 +179,7 @@ static void on_pid(uv_poll_t *poll, int status, int events)
     (void)status;
     (void)events;
     if (waitid(P_PIDFD, (id_t)process->pidfd, &info, WEXITED | WNOHANG) == 0 && info.si_pid == 0) {
-        return; /* not yet */
+        return; /* The process has not ended yet. */
     }
     drain(process);
     describe(&info, how, sizeof how);
@@ -192,7 +191,8 @@ static void on_pid(uv_poll_t *poll, int status, int events)
     process->ops->on_exit(process->arg, how);
 }
 
-/* A socketpair of which no end is ENGINE_FD: dup2 onto itself would keep CLOEXEC. */
+/* Make a socketpair whose second end is not ENGINE_FD: dup2 of a descriptor onto itself would keep
+ * CLOEXEC. */
 static int make_sockets(int out[2], struct cst_err *err)
 {
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, out) != 0) {
@@ -214,8 +214,8 @@ static int make_sockets(int out[2], struct cst_err *err)
     return CST_OK;
 }
 
-/* The engine's end blocks, as its contract says nothing else; the flag belongs to the end, not to
- * the pair. */
+/* Make the engine's end blocking, because engines expect an ordinary blocking socket. O_NONBLOCK
+ * belongs to one end, not to the pair. */
 static void make_blocking(int fd)
 {
     int flags = fcntl(fd, F_GETFL);
@@ -292,7 +292,7 @@ int cst_process_try_send(struct cst_process *process, const struct cst_frame *fr
         return CST_EENGINE;
     }
     if (!TAILQ_EMPTY(&process->outbox.items)) {
-        return CST_EAGAIN; /* on_writable comes when they are sent */
+        return CST_EAGAIN; /* on_writable is called when the waiting frames are sent. */
     }
     rc = cst_frame_send(process->sock, MSG_DONTWAIT, frame, &err);
     if (rc == CST_EAGAIN || rc == CST_ENOMEM) {
@@ -309,5 +309,6 @@ void cst_process_stop(struct cst_process *process)
 
 void cst_process_kill(struct cst_process *process)
 {
-    (void)kill(process->pid, SIGKILL); /* not reaped yet, so the pid is still its own */
+    /* The process has not been reaped, hence the pid is still its own. */
+    (void)kill(process->pid, SIGKILL);
 }

@@ -9,8 +9,10 @@
 #include <unistd.h>
 
 enum {
-    DEFAULT_PART = CST_QUOTA_WHOLE / 2, /* of what there is, where [quota] does not name a key */
-    DEFAULT_TTL_S = 7 * 24 * 3600 /* the longest ttl; the configured ttl, where that is longer */
+    /* Part of the total that a user may hold if [quota] does not name the key. */
+    DEFAULT_PART = CST_QUOTA_WHOLE / 2,
+    /* Longest ttl; a configured ttl that is longer takes its place. */
+    DEFAULT_TTL_S = 7 * 24 * 3600
 };
 
 /* -- limits --------------------------------------------------------------------------------- */
@@ -20,7 +22,7 @@ enum cst_quota_key cst_quota_key_of(unsigned resource)
     return resource < CST_QUOTA_KEYS ? (enum cst_quota_key)resource : CST_QUOTA_POOL;
 }
 
-/* Place in the list of devices; only of a pool's resource. */
+/* Return the device's number of a resource of pools. */
 static unsigned pool_index(unsigned resource)
 {
     return resource == CST_QUOTA_POOL ? 0 : resource - CST_QUOTA_KEYS + 1;
@@ -43,10 +45,10 @@ static bool is_exempt(const struct cst_quota *quota, uid_t uid)
 
 /* A limit that applies to an account. */
 struct bound {
-    uint64_t limit;                    /* amount; CST_QUOTA_NONE */
-    uint64_t used;                     /* amount, by the user or by all members of the group */
-    const struct cst_quota_rule *rule; /* the section that sets the limit; NULL: [quota] */
-    bool is_default;                   /* no section names the key */
+    uint64_t limit;                    /* Amount; CST_QUOTA_NONE: no limit. */
+    uint64_t used;                     /* What the user or all members of the group hold. */
+    const struct cst_quota_rule *rule; /* Section that sets the limit; NULL: [quota]. */
+    bool is_default;                   /* No section names the key: the limit is the default. */
 };
 
 static uint64_t default_amount(const struct cst_quota *quota, unsigned resource)
@@ -107,7 +109,7 @@ static uint64_t left_of(const struct bound *bound)
     return bound->used < bound->limit ? bound->limit - bound->used : 0;
 }
 
-/* Of the limits that apply to @account, the one that leaves least. */
+/* Find the limit that leaves @account the least. */
 static void find_bound(const struct cst_quota_account *account, unsigned resource,
                        struct bound *out)
 {
@@ -178,7 +180,7 @@ static bool is_member(const struct cst_quota_account *account, gid_t gid)
     return false;
 }
 
-/* Count what @account holds in the limited groups that it is in and that do not know of it yet. */
+/* Add @account to the limited groups of which it is a member and that do not count it yet. */
 static void join_groups(struct cst_quota_account *account)
 {
     struct cst_quota *quota = account->quota;
@@ -197,7 +199,7 @@ static void join_groups(struct cst_quota_account *account)
     }
 }
 
-/* All groups are kept, limited or not: a reload may limit them. */
+/* Remember all groups, even unlimited ones, because a reload may limit them. */
 static int add_groups(struct cst_quota_account *account, const gid_t *groups, size_t n_groups,
                       struct cst_err *err)
 {
@@ -297,7 +299,7 @@ void cst_quota_unref(struct cst_quota_account *account)
 
 /* -- use ------------------------------------------------------------------------------------ */
 
-/* Who is limited ("uid 1000"), and where that limit is set ("jobs in [quota uid:1000]"). */
+/* Write who is limited ("uid 1000"), and where the limit is set ("jobs in [quota uid:1000]"). */
 static void describe(const struct cst_quota_account *account, unsigned resource,
                      const struct bound *bound, char who[32], char where[80])
 {
@@ -368,7 +370,8 @@ int cst_quota_check(const struct cst_quota_account *account, unsigned resource, 
                                      : refuse(account, resource, &bound, amount, what, err);
 }
 
-/* Add @amount, which wraps where it is taken away, to all who count @account's. */
+/* Add @amount to the user's use and to the use of the user's limited groups. To subtract, the
+ * caller passes the negative amount, and the sums wrap. */
 static void count(struct cst_quota_account *account, unsigned resource, uint64_t amount)
 {
     account->used[resource] += amount;

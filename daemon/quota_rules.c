@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char plain[] = "quota"; /* the section of each uid; others are "quota uid:N", ... */
+/* Name of the section for every uid; other sections are "quota uid:N" and so on. */
+static const char plain[] = "quota";
 
 const struct cst_quota_kind cst_quota_kinds[CST_QUOTA_KEYS] = {
 #define CST_QUOTA_X(name, key, unit, least, status, words)                                         \
@@ -76,7 +77,7 @@ const struct cst_quota_rule *cst_quota_rules_find(const struct cst_quota_rules *
     return NULL;
 }
 
-/* The limits of @section, made if they are not there. */
+/* Find the limits of @section, or add them. */
 static int find_limits(struct cst_quota_rules *rules, const char *section,
                        struct cst_quota_limit **out, struct cst_err *err)
 {
@@ -124,7 +125,7 @@ static int find_key(const char *key, const char *section, struct cst_err *err)
     return -1;
 }
 
-/* "12.5%", "64G", "8". */
+/* Accepts "12.5%", "64G" and "8". */
 static int parse_amount(const char *value, struct cst_quota_limit *out, struct cst_err *err)
 {
     double percent;
@@ -195,6 +196,7 @@ uint64_t cst_quota_limit_amount(enum cst_quota_key key, const struct cst_quota_l
     if (!limit->percent || limit->value == CST_QUOTA_NONE) {
         return limit->value;
     }
+    /* The product is split, since @total times the value could overflow. */
     amount = total / whole * limit->value + (total % whole * limit->value + whole - 1) / whole;
     return amount > least ? amount : least;
 }

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The limits that the configuration sets on what one user or one group may hold: sections [quota],
- * [quota uid:N], [quota user:NAME], [quota gid:N] and [quota group:NAME] of cistern.conf(5). Knows
- * nothing of what is in use; see quota.h.
- *
- * To add a resource: a line in CST_QUOTA_MAP, and who takes and gives it back. */
+ * [quota uid:N], [quota user:NAME], [quota gid:N] and [quota group:NAME] of cistern.conf(5). Does
+ * not know what is in use; quota.h does. To add a resource, add a line to CST_QUOTA_MAP, and call
+ * cst_quota_take and cst_quota_give where it is handed out and returned. */
 #ifndef CST_QUOTA_RULES_H
 #define CST_QUOTA_RULES_H
 
@@ -14,8 +13,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* X(name, key in the file, unit of a value, least limit, status of a refusal, words in a refusal)
- * One reply carries up to CST_FRAME_MAX_FDS descriptors: with less it could never be sent. */
+/* X(name, key in the file, unit of a value, least limit, status of a refusal, words in a refusal).
+ * The least limit of descriptors is CST_FRAME_MAX_FDS, because one reply carries up to that many: a
+ * smaller limit would make it impossible to send. */
 #define CST_QUOTA_MAP(X)                                                                           \
     X(HOST, "host", BYTES, 0, CST_EBUDGET, "bytes of host memory")                                 \
     X(POOL, "pool", BYTES, 0, CST_EBUDGET, "bytes of")                                             \
@@ -35,57 +35,61 @@ enum cst_quota_key {
 
 enum cst_quota_unit { CST_QUOTA_BYTES, CST_QUOTA_COUNT, CST_QUOTA_SECONDS };
 
-/* A row of the map. */
+/* One row of CST_QUOTA_MAP. */
 struct cst_quota_kind {
-    const char *key;          /* in the file */
-    enum cst_quota_unit unit; /* of values */
-    uint64_t least;           /* smaller limits are refused; smaller parts are raised to it */
-    int status;               /* of a refusal */
-    const char *words;        /* what is counted, in a refusal */
+    const char *key;          /* Key in the file. */
+    enum cst_quota_unit unit; /* Unit of the key's values. */
+    /* Least limit: a smaller value is refused, and a percentage that gives less is raised to it. */
+    uint64_t least;
+    int status;        /* Status of a refusal. */
+    const char *words; /* Name of what is counted, in the words of a refusal. */
 };
 
 extern const struct cst_quota_kind cst_quota_kinds[CST_QUOTA_KEYS];
 
-#define CST_QUOTA_NONE UINT64_MAX /* a limit that nothing reaches */
-#define CST_QUOTA_MAX_RULES 64    /* sections of users and groups */
-#define CST_QUOTA_WHOLE 1000000   /* 100%, as the value of a limit */
+#define CST_QUOTA_NONE UINT64_MAX /* Value of a limit that is never reached. */
+#define CST_QUOTA_MAX_RULES 64    /* Most sections of users and groups. */
+#define CST_QUOTA_WHOLE 1000000   /* Value of a limit of 100%. */
 
 struct cst_quota_limit {
-    bool given;     /* false: the rule says nothing of this key */
-    bool percent;   /* The value is a part of all that the daemon has. */
-    uint64_t value; /* bytes, a number, seconds, or 1 / CST_QUOTA_WHOLE; CST_QUOTA_NONE: no limit */
+    bool given;   /* False: the section does not name this key. */
+    bool percent; /* The value is a part of what the daemon has. */
+    /* Bytes, a number, seconds, or a part in units of 1 / CST_QUOTA_WHOLE; CST_QUOTA_NONE: no
+     * limit. */
+    uint64_t value;
 };
 
 enum cst_quota_whose { CST_QUOTA_UID, CST_QUOTA_GID };
 
-/* What one section says. */
+/* The limits that one section sets. */
 struct cst_quota_rule {
     enum cst_quota_whose whose;
-    uint32_t id; /* the uid or gid */
+    uint32_t id; /* uid or gid, as whose says. */
     struct cst_quota_limit limits[CST_QUOTA_KEYS];
 };
 
 struct cst_quota_rules {
-    struct cst_quota_limit any[CST_QUOTA_KEYS];       /* [quota]: of each uid */
-    struct cst_quota_rule rules[CST_QUOTA_MAX_RULES]; /* of users and groups */
+    struct cst_quota_limit any[CST_QUOTA_KEYS]; /* Limits from [quota], for every uid. */
+    /* Limits from the sections of users and groups. */
+    struct cst_quota_rule rules[CST_QUOTA_MAX_RULES];
     unsigned n_rules;
 };
 
-/* True where @section of the file is one of quotas. */
+/* Return whether @section of the file sets quotas. */
 bool cst_quota_rules_is_section(const char *section);
 
-/* Set @key of @section to @value. CST_EINVAL: an unknown user, group or key, a value that is none,
- * one below the least of its key, a key that is set already, too many sections; the words say what
- * is allowed. */
+/* Set @key of @section to @value. CST_EINVAL, with words that say what is allowed: an unknown user,
+ * group or key; an invalid value; a value below the least of its key; a key that is set already;
+ * too many sections. */
 int cst_quota_rules_set(struct cst_quota_rules *rules, const char *section, const char *key,
                         const char *value, struct cst_err *err);
 
-/* The rule of that uid or gid, or NULL. */
+/* Return the rule of the uid or gid @id, or NULL. */
 const struct cst_quota_rule *cst_quota_rules_find(const struct cst_quota_rules *rules,
                                                   enum cst_quota_whose whose, uint32_t id);
 
-/* @limit of @key as an amount where the daemon has @total: a percentage is rounded up, so that one
- * of something that there is at all is at least 1, and is no less than the least of the key. */
+/* Return the amount of @limit of @key if the daemon has @total. A percentage is rounded up and is
+ * at least the least of @key; hence a percentage of a small total is not 0. */
 uint64_t cst_quota_limit_amount(enum cst_quota_key key, const struct cst_quota_limit *limit,
                                 uint64_t total);
 

@@ -24,7 +24,7 @@ static int compare(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Sorts @values. */
+/* Return the median of @values, which are sorted in place. */
 static double median_of(double *values, uint32_t n)
 {
     qsort(values, n, sizeof *values, compare);
@@ -71,7 +71,7 @@ void cst_drift_init(struct cst_drift *drift, double predicted_s)
     *drift = (struct cst_drift){.predicted_s = predicted_s};
 }
 
-/* The first steps learn the order of things; those after them are what to expect. */
+/* The first steps are skipped, because the order of requests is learned in them. */
 static void learn(struct cst_drift *drift, double seconds)
 {
     uint32_t i = drift->n_seen - CST_DRIFT_SKIP - 1;
@@ -85,7 +85,8 @@ static void learn(struct cst_drift *drift, double seconds)
     }
 }
 
-/* 1: slower than the prediction allows; -1: faster; 0: neither. */
+/* Return 1 if @seconds is slower than predicted by more than CST_DRIFT_SHARE, -1 if faster by more,
+ * else 0. */
 static int side_of(const struct cst_drift *drift, double seconds)
 {
     if (seconds > drift->predicted_s * (1 + CST_DRIFT_SHARE)) {
@@ -94,7 +95,7 @@ static int side_of(const struct cst_drift *drift, double seconds)
     return seconds < drift->predicted_s * (1 - CST_DRIFT_SHARE) ? -1 : 0;
 }
 
-/* Once it was told, the same side again is no news. */
+/* Count steps towards the next report. After OFF was reported, only steps as predicted count. */
 static void count(struct cst_drift *drift, int side, double seconds)
 {
     bool wanted = drift->off ? side == 0 : side != 0;

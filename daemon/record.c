@@ -3,12 +3,13 @@
 
 #include <stdlib.h>
 
-/* Commands of a job that are kept track of, powers of two: at first, and at most: nine for each of
- * 100 000 chunks that go through rooms. Of more, the oldest are lost. */
+/* Number of commands that are tracked, powers of two: at the beginning, and at most. The maximum is
+ * nine commands for each of 100 000 chunks with device updates. If more are under way, the oldest
+ * are lost. */
 enum { FEW = 1 << 12, MOST = 1 << 20 };
 
 struct issued {
-    uint64_t ticket; /* 0: none */
+    uint64_t ticket; /* 0: the slot is free. */
     uint64_t asked;  /* ns */
     uint64_t bytes;
     uint32_t chunk;
@@ -16,12 +17,14 @@ struct issued {
 };
 
 struct cst_record {
-    uint64_t n;               /* intervals, ever */
-    uint64_t step;            /* committed */
-    uint64_t began;           /* ns: that step's commit, or the sync; 0: neither yet */
-    struct issued *in_flight; /* owned: by ticket, of which the low bits say where */
-    uint64_t n_slots;         /* of in_flight */
-    uint64_t n_used;          /* of them */
+    uint64_t n;    /* Number of intervals ever added. */
+    uint64_t step; /* Number of steps committed. */
+    /* ns: the last commit, or the sync if it was later; 0: neither has happened. */
+    uint64_t began;
+    /* Table of the commands under way; the low bits of the ticket are the slot; owned. */
+    struct issued *in_flight;
+    uint64_t n_slots; /* Length of in_flight. */
+    uint64_t n_used;  /* Number of slots of in_flight in use. */
     struct cst_record_interval ring[CST_RECORD_INTERVALS];
 };
 
@@ -53,7 +56,8 @@ static struct issued *slot_of(const struct cst_record *record, uint64_t ticket)
     return &record->in_flight[ticket & (record->n_slots - 1)];
 }
 
-/* Twice as many: none that are there meet. False: there are enough, or there is no memory. */
+/* Double the table. Tickets that are in different slots stay in different slots. False: the table
+ * has its maximum size, or there is no memory. */
 static bool grow(struct cst_record *record)
 {
     struct issued *old = record->in_flight;
@@ -181,7 +185,7 @@ const struct cst_record_interval *cst_record_get(const struct cst_record *record
     return &record->ring[i % CST_RECORD_INTERVALS];
 }
 
-/* @id is one of @ids, ascending, @n of them. */
+/* Return whether @id is one of the @n @ids, which ascend. */
 static bool has(const uint32_t *ids, uint32_t n, uint32_t id)
 {
     uint32_t low = 0, high = n;
@@ -198,7 +202,8 @@ static bool has(const uint32_t *ids, uint32_t n, uint32_t id)
     return low < n && ids[low] == id;
 }
 
-/* States' reads and writes are rare, and rooms few; arenas of a base job are not in order. */
+/* Linear search: reads and writes of states are rare, device reservations are few, and the arenas
+ * of a base job are not in ascending order. */
 static bool is_among(const uint32_t *ids, uint32_t n, uint32_t id)
 {
     uint32_t i = 0;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a job did lately, for people: a ring of intervals, always on. A command costs it one entry
- * of a table, which grows when more are under way than ever before, one of the ring, and no look at
- * the clock; the times of an engine's work are the engine's own. Pure but for malloc; loop thread.
- */
+/* What a job did lately, for people: a ring of time intervals, always enabled. Each command costs
+ * one table entry and one ring entry, and no reading of the clock, because the times of an engine's
+ * work come from the engine. The table grows only if more commands are under way than ever before.
+ * Does no I/O, and allocates with malloc alone. Loop thread only. */
 #ifndef CST_RECORD_H
 #define CST_RECORD_H
 
 #include "offload/core.h"
 
-#define CST_RECORD_INTERVALS 16384 /* that are kept: the last ones */
+#define CST_RECORD_INTERVALS 16384 /* Number of intervals that are kept: the last ones. */
 
-/* Numbers as in cistern.proto's TraceInterval. */
+/* The numbers are those of TraceInterval in cistern.proto. */
 enum cst_record_kind {
     CST_RECORD_LOAD = 1,
     CST_RECORD_STAGE = 2,
@@ -28,61 +28,66 @@ enum cst_record_kind {
 };
 
 struct cst_record_interval {
-    uint32_t kind;         /* enum cst_record_kind */
-    uint32_t number;       /* engine; WAIT: rank */
-    uint32_t chunk;        /* UINT32_MAX: none */
-    uint32_t ahead : 1;    /* WAIT: nobody stood still for it */
-    uint32_t grad : 1;     /* WAIT: for a block for gradients */
-    uint64_t bytes;        /* of copies and FILL */
-    uint64_t step;         /* that was under way when it ended; STEP: its own number, from 1 */
-    uint64_t asked;        /* ns, monotonic: when it was issued or asked for */
+    uint32_t kind;      /* enum cst_record_kind */
+    uint32_t number;    /* Number of the engine; WAIT: the rank. */
+    uint32_t chunk;     /* UINT32_MAX: the interval is of no chunk. */
+    uint32_t ahead : 1; /* WAIT: the worker did not wait for the block. */
+    uint32_t grad : 1;  /* WAIT: the block was for a gradient. */
+    uint64_t bytes;     /* Bytes of a copy or FILL. */
+    /* Steps committed when the interval ended; STEP: the step's own number, from 1. */
+    uint64_t step;
+    /* ns, monotonic: when the command was issued or the block was requested. */
+    uint64_t asked;
     uint64_t began, ended; /* ns, monotonic */
 };
 
 struct cst_record; /* opaque */
 
-/* NULL: out of memory; a job goes on without. All functions take NULL for @record and do nothing.
- */
+/* Make a record. NULL: out of memory; the job continues without a record. All functions accept NULL
+ * for @record and then do nothing, except cst_record_get. */
 struct cst_record *cst_record_open(void);
 void cst_record_close(struct cst_record *record);
 
-/* @command of @kind is issued at @now (ns). */
+/* @command, which is of @kind, is issued at @now (ns). */
 void cst_record_issue(struct cst_record *record, enum cst_record_kind kind,
                       const struct cst_command *command, uint64_t now);
 
-/* Engine @engine worked on @ticket from @began to @ended. A ticket that is not known any more is
- * passed over. */
+/* Add an interval: engine @engine worked on @ticket from @began to @ended. A ticket that is not
+ * known any more is ignored. */
 void cst_record_done(struct cst_record *record, uint64_t ticket, uint32_t engine, uint64_t began,
                      uint64_t ended);
 
-/* @ticket is over; where cst_record_done did not tell of it, it took until @now. */
+/* @ticket is complete at @now. Adds an interval from its issue to @now if cst_record_done was not
+ * called for it. */
 void cst_record_over(struct cst_record *record, uint64_t ticket, uint64_t now);
 
-/* @rank's fetch of @chunk, asked for at @asked, was granted at @now. */
+/* Add an interval: @rank requested a block for @chunk at @asked, which was granted at @now. */
 void cst_record_wait(struct cst_record *record, uint32_t rank, uint32_t chunk, bool grad,
                      bool ahead, uint64_t asked, uint64_t now);
 
-/* The ranks begin at @now; and step number @step is committed. Told more than once: the first
- * counts. *ns (may be NULL) of the commit: what the step took; 0: told already, or not known. */
+/* Begin: the ranks start a step at @now, when @step steps are committed. Commit: step number @step
+ * is committed at @now; a step that is already recorded is ignored. *ns (may be NULL) is set to the
+ * time that the step took; 0: already recorded, or not known. */
 void cst_record_begin(struct cst_record *record, uint64_t step, uint64_t now);
 void cst_record_commit(struct cst_record *record, uint64_t step, uint64_t now, uint64_t *ns);
 
-/* Intervals are numbered from 0 in the order in which they ended here. *first and *end: those that
- * are kept, [*first, *end). */
+/* Intervals are numbered from 0 in the order in which they were added. Those from *first to *end -
+ * 1 are kept. */
 void cst_record_range(const struct cst_record *record, uint64_t *first, uint64_t *end);
 
-/* Interval @i, which is kept. */
+/* Return interval number @i, which must be kept. */
 const struct cst_record_interval *cst_record_get(const struct cst_record *record, uint64_t i);
 
-/* Segments of a job's memory: arenas, then the table, then slabs, which ascend, then rooms. */
+/* Segments of a job's memory, in this order: arenas, the job table, slabs in ascending order,
+ * device reservations. */
 struct cst_record_ids {
     const uint32_t *v;
-    uint32_t n;        /* of all */
-    uint32_t n_arenas; /* the first */
-    uint32_t n_rooms;  /* the last */
+    uint32_t n;        /* Number of segments. */
+    uint32_t n_arenas; /* Number of arenas, which are first. */
+    uint32_t n_rooms;  /* Number of device reservations, which are last. */
 };
 
-/* What @command is: a COPY by its destination and source. */
+/* Return the kind of @command. The kind of a COPY depends on its destination and source. */
 enum cst_record_kind cst_record_kind_of(const struct cst_command *command,
                                         const struct cst_record_ids *ids);
 

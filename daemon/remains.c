@@ -14,16 +14,17 @@
 
 enum { LOOK_MS = 500 };
 
-/* Most that one look punches, bytes: giving pages back takes the loop's time. */
+/* Most bytes that one check punches, because freeing pages takes the loop's time. */
 static const uint64_t most_punched = UINT64_C(1) << 30;
 
 struct cst_remain {
     TAILQ_ENTRY(cst_remain) link;
     int fd;
-    uint64_t bytes;                    /* length of the file */
-    uint64_t charged;                  /* of them, to budget and account: what was there last */
-    struct cst_budget *budget;         /* the one that the file was charged to */
-    struct cst_quota_account *account; /* the user's, a reference; NULL: nobody's */
+    uint64_t bytes; /* Length of the file. */
+    /* Bytes that are charged to budget and account: what the file held at the last check. */
+    uint64_t charged;
+    struct cst_budget *budget;         /* Budget that the file is charged to. */
+    struct cst_quota_account *account; /* The user's account, a reference; NULL: none. */
 };
 
 static void on_timer(uv_timer_t *timer)
@@ -40,8 +41,8 @@ void cst_remains_init(struct cst_remains *remains, uv_loop_t *loop)
     uv_unref((uv_handle_t *)&remains->timer);
 }
 
-/* Somebody other than the daemon has the file open or mapped. A lease that is broken by an open in
- * this very moment must not be told by SIGIO, which would end the process: SIGURG is ignored. */
+/* Return whether another process has the file open or mapped. An open at this very moment breaks
+ * the lease and raises a signal. The default, SIGIO, would end the daemon; SIGURG is ignored. */
 static bool is_held(int fd)
 {
     if (fcntl(fd, F_SETSIG, SIGURG) != 0 || fcntl(fd, F_SETLEASE, F_RDLCK) != 0) {
@@ -59,7 +60,7 @@ void cst_remains_punch(int fd, uint64_t bytes)
     }
 }
 
-/* Bytes of memory that the file has. */
+/* Return the bytes of memory that the file holds. */
 static uint64_t size_of(const struct cst_remain *file)
 {
     struct stat st;
@@ -99,7 +100,7 @@ void cst_remains_close(struct cst_remains *remains)
     uv_close((uv_handle_t *)&remains->timer, NULL);
 }
 
-/* Everything of it is charged when it is dropped. */
+/* Keep the file, with its whole length charged at first. */
 static struct cst_remain *keep(struct cst_remains *remains, int fd, uint64_t bytes,
                                struct cst_budget *budget, struct cst_quota_account *account)
 {

@@ -68,7 +68,7 @@ int cst_room_check_wish(const struct cst_job_wish *wish, struct cst_err *err)
     return rc;
 }
 
-/* Ranks take turns, so some accelerator may have one more of them than others. */
+/* The ranks take turns, hence some accelerators may have one more rank than others. */
 uint64_t cst_room_left(const struct cst_job *job)
 {
     const struct cst_gpu_list *paced = &job->daemon->gpus.paced;
@@ -83,7 +83,8 @@ uint64_t cst_room_left(const struct cst_job *job)
     return n == 0 ? 0 : least / ((job->world + n - 1) / n);
 }
 
-/* The room on @gpu, a new one of no bytes if need be; NULL: no room for more. */
+/* Find the entry of @gpu, or add one of 0 bytes. NULL: there are CST_CORE_MAX_ROOMS entries
+ * already. */
 static struct cst_room *find(struct cst_room *rooms, uint32_t *n, struct cst_gpu *gpu)
 {
     for (uint32_t i = 0; i < *n; i++) {
@@ -122,7 +123,7 @@ uint32_t cst_room_list(const struct cst_job *job, struct cst_room rooms[CST_CORE
     return kept;
 }
 
-/* Bytes for states that stay on @gpu. */
+/* Return the bytes for states that stay on @gpu. */
 static uint64_t states_on(const struct cst_job *job, const struct cst_gpu *gpu)
 {
     uint64_t bytes = 0;
@@ -133,7 +134,8 @@ static uint64_t states_on(const struct cst_job *job, const struct cst_gpu *gpu)
     return bytes;
 }
 
-/* A room of less than a grain of its accelerator would be none. */
+/* Refuse a device reservation that rounding down to the accelerator's granularity would make
+ * empty. */
 static int check_grain(const struct cst_job *job, struct cst_err *err)
 {
     for (uint32_t r = 0; r < job->world; r++) {
@@ -156,7 +158,7 @@ static int check_grain(const struct cst_job *job, struct cst_err *err)
     return CST_OK;
 }
 
-/* Every rank that wants states on its accelerator has a room there. */
+/* Refuse states on an accelerator without a device reservation. */
 static int check_devices(const struct cst_job *job, const struct cst_room *rooms, uint32_t n,
                          struct cst_err *err)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rooms: memory of accelerators, beside the pools of ranks, in which chunks can be updated
- * (offload/core.h), and which of them a job wants. They are part of the job's memory: made with it
- * (daemon/memory.h, where they are then found as the core takes them), charged to what their
- * accelerator has for pools, given back with the job. */
+/* Device reservations: memory of accelerators, in addition to the ranks' pools, in which chunks can
+ * be updated (offload/core.h). This module decides which of them a job wants. They are part of the
+ * job's memory: made with it (daemon/memory.h), charged to the accelerator's budget for pools, and
+ * freed with the job. Loop thread only. */
 #ifndef CST_ROOM_H
 #define CST_ROOM_H
 
@@ -14,45 +14,50 @@ struct cst_job;
 struct cst_job_wish;
 struct cst_worker;
 
-/* A room that is to be made. */
+/* A device reservation that is to be made. */
 struct cst_room {
-    struct cst_gpu *gpu; /* the accelerator: a GPU or a paced one */
-    uint64_t bytes;      /* of it, a multiple of the accelerator's granularity */
+    struct cst_gpu *gpu; /* The accelerator: a GPU or a simulated one. */
+    uint64_t bytes;      /* Size, a multiple of the accelerator's granularity. */
 };
 
-/* Where the updates of @rank may be done: on @gpu, its own device; where that is the host (NULL),
- * on paced accelerator number @rank modulo their number. NULL: there is none. */
+/* Return the accelerator for the device updates of @rank: its own device @gpu or, if that is the
+ * host (NULL), simulated accelerator number @rank modulo their number. NULL: there is none. */
 struct cst_gpu *cst_room_accelerator(struct cst_daemon *daemon, struct cst_gpu *gpu, uint32_t rank);
 
-/* Decide what @job's ranks have of their accelerators: what they ask for or, where they leave it to
- * the plan, what that says; nothing, if there is none. */
+/* Decide what @job's ranks reserve on their accelerators: what they ask for or, if they leave it to
+ * the plan, what the plan says; nothing if there is no plan. */
 void cst_room_settle(struct cst_job *job);
 
-/* Is some of it left to the plan? */
+/* Return whether @worker leaves its device reservation or its states on the accelerator to the
+ * plan. */
 bool cst_room_is_open(const struct cst_worker *worker);
 
-/* Does it have some that the plan chose? */
+/* Return whether @worker has a device reservation, or states on the accelerator, that the plan
+ * chose. */
 bool cst_room_is_chosen(const struct cst_worker *worker);
 
-/* CST_EINVAL: @wish leaves to the plan what it cannot choose. */
+/* CST_EINVAL: @wish leaves something to the plan that the plan cannot choose. */
 int cst_room_check_wish(const struct cst_job_wish *wish, struct cst_err *err);
 
-/* Bytes of its accelerator that are left for each rank of @job beside the host, as the plan counts
- * them: the ranks have the same of each. */
+/* Return the bytes of simulated accelerators that are left for each rank of @job, whose ranks have
+ * their pools on the host. The plan gives each rank as much, hence the fullest accelerator
+ * decides. */
 uint64_t cst_room_left(const struct cst_job *job);
 
-/* The rooms that @job's ranks ask for: one on each accelerator, as large as they want it together,
- * rounded down to its granularity. Those of accelerators beyond CST_CORE_MAX_ROOMS are not made.
- * Returns how many there are. */
+/* Fill in the device reservations that @job's ranks ask for: one per accelerator, the sum of the
+ * ranks' wishes, rounded down to the accelerator's granularity. Accelerators beyond
+ * CST_CORE_MAX_ROOMS get none. Returns the number of reservations. */
 uint32_t cst_room_list(const struct cst_job *job, struct cst_room rooms[CST_CORE_MAX_ROOMS]);
 
-/* Where states of @job's chunks stay on accelerators, as its ranks want it, for the layout.
- * CST_EINVAL: a room of less than the accelerator's granularity, or states on one without a room,
- * in which they would be updated; CST_EUNSUPPORTED: too many. */
+/* Fill in config->devices: where states of @job's chunks stay on accelerators, as its ranks want
+ * it. CST_EINVAL: a device reservation smaller than the accelerator's granularity, or states on an
+ * accelerator without a reservation, in which they would be updated. CST_EUNSUPPORTED: states on
+ * too many accelerators. */
 int cst_room_devices(const struct cst_job *job, struct cst_layout_config *config,
                      struct cst_err *err);
 
-/* What rooms and states that stay there take of @gpu (NULL: the host, 0), bytes at most. */
+/* Return the most bytes that device reservations and states of @job take of @gpu (NULL, the host:
+ * 0). */
 uint64_t cst_room_bytes(const struct cst_job *job, const struct cst_gpu *gpu);
 
 #endif

@@ -6,9 +6,9 @@
 struct cst_search_user {
     LIST_ENTRY(cst_search_user) link;
     uid_t uid;
-    uint64_t spent_ns;                     /* by searches that are done */
-    bool running[CST_SEARCH_SIZES];        /* one of that size is */
-    TAILQ_HEAD(, cst_search_turn) waiting; /* smallest first; of equal ones the oldest */
+    uint64_t spent_ns;                     /* Time of the user's searches that have ended. */
+    bool running[CST_SEARCH_SIZES];        /* The user has a running search of the size. */
+    TAILQ_HEAD(, cst_search_turn) waiting; /* Smallest first; among equal ones the oldest. */
 };
 
 static enum cst_search_size size_of(const struct cst_search_turn *turn)
@@ -33,8 +33,8 @@ void cst_search_queue_close(struct cst_search_queue *queue)
     queue->floor_ns = 0;
 }
 
-/* An account is kept as long as any user's search waits or runs, or a user could begin a new one
- * with each search. */
+/* Accounts are kept as long as any search waits or runs. If an account ended with its user's last
+ * search, a user could begin a new account with each search. */
 static void close_if_idle(struct cst_search_queue *queue)
 {
     if (queue->n_waiting == 0 && queue->n_running[CST_SEARCH_SMALL] == 0 &&
@@ -88,7 +88,7 @@ int cst_search_queue_add(struct cst_search_queue *queue, struct cst_search_turn 
     return CST_OK;
 }
 
-/* The smallest search of @user that may run now; NULL: none. */
+/* Return the smallest search of @user that may run now; NULL: none. */
 static struct cst_search_turn *first_of(const struct cst_search_queue *queue,
                                         const struct cst_search_user *user)
 {

@@ -9,12 +9,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* A connection that is refused waits for its first message, to answer it with the reason. No more
- * than so many wait at a time; others are closed at once. They do not count as sessions. */
+/* Most refused connections that wait at a time for their first message, to be answered with the
+ * reason. Beyond this number a connection is closed at once. Refused connections do not count as
+ * sessions. */
 enum { REFUSED_AT_A_TIME = 16 };
 
-/* Connections that managers may have when users have all of max_sessions: so many people do not
- * look after one machine at a time. */
+/* Connections reserved for managers when users have all of max_sessions: enough for all people who
+ * look after one machine. */
 enum { MANAGERS_RESERVE = 16 };
 
 static int open_spare(void)
@@ -22,8 +23,8 @@ static int open_spare(void)
     return open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* Out of descriptors: the connection would stay in the queue and wake the loop for ever. Take it
- * with the spare one and drop it. */
+/* The daemon is out of descriptors, and the connection would stay in the queue and wake the loop
+ * again and again. Accept it with the spare descriptor and close it. */
 static void refuse_one(struct cst_server *server, int listen_fd)
 {
     int fd;
@@ -37,7 +38,8 @@ static void refuse_one(struct cst_server *server, int listen_fd)
     server->spare_fd = open_spare();
 }
 
-/* Users' connections are limited by max_sessions; with managers' there may be some more. */
+/* max_sessions limits the users' connections. Managers may connect beyond it, up to their
+ * reserve. */
 static int check_number(const struct cst_server *server, bool manager, struct cst_err *refusal)
 {
     uint32_t limit = server->daemon->config->max_sessions;
@@ -57,7 +59,8 @@ static int check_number(const struct cst_server *server, bool manager, struct cs
     return CST_OK;
 }
 
-/* May @peer come? Its connection is taken from @account then; a manager's is not counted. */
+/* Check whether @peer may connect, and charge the connection to @account. A manager's connection is
+ * not charged. */
 static void check_access(const struct cst_server *server, const struct cst_peer *peer,
                          struct cst_quota_account *account, bool manager, struct cst_err *refusal)
 {
@@ -94,7 +97,8 @@ static void admit(struct cst_server *server, int fd, bool manager)
     if (rc != CST_OK) {
         cst_log(refusal.status != CST_OK ? CST_LOG_DEBUG : CST_LOG_ERROR, "pid %d: %s",
                 (int)peer.pid, err.text);
-        if (account != NULL && !manager && refusal.status == CST_OK) { /* was taken */
+        /* check_access charged the connection. */
+        if (account != NULL && !manager && refusal.status == CST_OK) {
             cst_quota_give(account, CST_QUOTA_SESSIONS, 1);
         }
         cst_quota_unref(account);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Accepting connections: two sockets (everybody's and the managers'), access rules, the limit on
- * sessions. */
+/* Accepts connections: two sockets (for users and for managers), access rules, limits on the number
+ * of sessions. Loop thread only. */
 #ifndef CST_SERVER_H
 #define CST_SERVER_H
 
@@ -16,23 +16,27 @@ struct cst_server {
     struct cst_daemon *daemon;
     struct cst_listen user, manager;
     uv_poll_t user_poll, manager_poll;
-    int spare_fd; /* given up for a moment to refuse a connection when descriptors run out */
+    /* Descriptor that is closed for a moment to accept and refuse a connection when the daemon is
+     * out of descriptors. */
+    int spare_fd;
     TAILQ_HEAD(, cst_session) sessions;
-    uint32_t n_sessions;            /* in the list, admitted */
-    uint32_t n_managers;            /* of these, on the manager socket */
-    uint32_t n_refused;             /* in the list, to be told why they are not */
-    struct cst_unread_total unread; /* descriptors in flight to all of them */
-    uint64_t looked_ns;     /* when those who do not read them were last looked for; monotonic */
-    struct cst_turns turns; /* sessions with a request to read */
-    struct cst_lingers lingers; /* sockets of ended sessions with some in flight */
+    uint32_t n_sessions; /* Number of sessions in the list that were admitted. */
+    uint32_t n_managers; /* Number of admitted sessions on the manager socket. */
+    /* Number of sessions in the list that only wait to be told why they are refused. */
+    uint32_t n_refused;
+    struct cst_unread_total unread; /* Descriptors in flight to all sessions. */
+    /* When sessions that do not read their descriptors were last searched for; monotonic. */
+    uint64_t looked_ns;
+    struct cst_turns turns;     /* Sessions with a request to read. */
+    struct cst_lingers lingers; /* Sockets of ended sessions with descriptors in flight. */
 };
 
-/* Listen on both sockets: those that systemd passed, or the configured paths. @server->unread has
- * been initialised. As cst_listen_open. */
+/* Listen on both sockets: those that systemd passed, or the configured paths. The caller has
+ * initialised @server->unread. Statuses are those of cst_listen_open. */
 int cst_server_open(struct cst_server *server, struct cst_daemon *daemon, struct cst_err *err);
 
-/* Enter @session in the list, and take it out when it ends: with the connection that its account
- * counts, and the account's reference. */
+/* Add @session to the list, or remove it at its end. Removal also gives back the connection that
+ * the session's account is charged with, and drops the reference to the account. */
 void cst_server_add(struct cst_server *server, struct cst_session *session);
 void cst_server_remove(struct cst_server *server, struct cst_session *session);
 
