@@ -348,6 +348,16 @@ static void on_deadline(uv_timer_t *timer)
     cst_commit_break(job, &why);
 }
 
+static bool is_nobody_waiting(const struct cst_job *job)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (job->workers[r].commit != NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool all_committed(const struct cst_job *job)
 {
     for (uint32_t r = 0; r < job->world; r++) {
@@ -408,6 +418,21 @@ static void join_barrier(struct cst_job *job)
         go_on(job);
     } else if (!uv_is_active((uv_handle_t *)&job->deadline)) {
         (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
+    }
+}
+
+void cst_commit_withdraw(struct cst_job *job, uint32_t rank)
+{
+    bool searched = job->state == CST_JOB_DECLARING && all_committed(job);
+
+    job->workers[rank].commit = NULL;
+    if (searched) {
+        cst_planner_cancel(job);
+        if (job->world > 1) {
+            (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
+        }
+    } else if (job->state == CST_JOB_DECLARING && is_nobody_waiting(job)) {
+        (void)uv_timer_stop(&job->deadline);
     }
 }
 

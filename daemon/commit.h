@@ -17,6 +17,11 @@ void cst_commit_missing(const struct cst_job *job, char *text, size_t size);
 /* All Commits that wait fail with @why; the ranks may commit again. */
 void cst_commit_break(struct cst_job *job, const struct cst_err *why);
 
+/* The worker of rank @rank takes its Commit back, which waits and which the caller answers. A plan
+ * search for the job ends; other ranks that have committed wait for this rank again, for the
+ * job's time limit at most. */
+void cst_commit_withdraw(struct cst_job *job, uint32_t rank);
+
 /* An engine of a GPU is up or has failed: commits that waited for it go on. @arg: the daemon. */
 void cst_commit_resume(void *arg);
 

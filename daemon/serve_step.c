@@ -2,6 +2,7 @@
 /* Requests of the training step and of tensor access: what becomes events of the core. */
 #include "daemon/base.h"
 #include "daemon/batch.h"
+#include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "daemon/drive.h"
@@ -195,7 +196,7 @@ static void cancel_commit(struct cst_session *session, struct cst_pending *reque
 {
     struct cst_err why = {0};
 
-    session->job->workers[session->rank].commit = NULL;
+    cst_commit_withdraw(session->job, session->rank);
     (void)cst_err_set(&why, CST_ECANCELLED, "cancelled");
     cst_session_fail(session->daemon, request, &why);
 }

@@ -59,6 +59,26 @@ START_TEST(abandoned)
 }
 END_TEST
 
+/* The search for a commit that is cancelled ends with it, and the rank can commit again. */
+START_TEST(cancelled)
+{
+    Cistern__Cancel cancel = CISTERN__CANCEL__INIT;
+    struct raw_client client;
+    uint64_t id, cancel_id;
+
+    id = ask_commit(&client, "huge", HUGE_TENSORS);
+    cancel.request = id;
+    cancel_id = raw_ask(&client, CISTERN__MSG_TYPE__MSG_CANCEL, &cancel.base);
+    ck_assert_int_eq(raw_status(&client, id), CST_ECANCELLED);
+    ck_assert_int_eq(raw_status(&client, cancel_id), CST_OK);
+    ck_assert(logged("huge", "nobody waits for its plan any more"));
+    id = raw_commit(&client, HUGE_TENSORS, HUGE_TENSORS);
+    ck_assert_msg(raw_status(&client, id) == CST_OK, "%s", client.err.text);
+    raw_close(&client);
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
 static void setup_short(void)
 {
     daemon_proc_start_with(&proc, "[plan]\nsearch_time = 1s\n", NULL);
@@ -86,6 +106,7 @@ int main(void)
     TCase *tc = suite_case(suite, "search", job_rig_setup, job_rig_teardown);
 
     tcase_add_test(tc, abandoned);
+    tcase_add_test(tc, cancelled);
     tc = suite_case(suite, "time", setup_short, job_rig_teardown);
     tcase_add_test(tc, bounded);
     return suite_run(suite);
