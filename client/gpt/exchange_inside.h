@@ -24,9 +24,9 @@ struct gpt_exchange {
     struct gpt_exchange_hub *hub;           /* borrowed; NULL: a process, or a rank without peers */
     const struct gpt_exchange_watch *watch; /* borrowed; NULL: none */
     bool process;                           /* the segment is a mapped memfd */
-    /* socket name of the job, if process is set */
+    /* Socket name of the job, if process is set. */
     char name[sizeof(((struct sockaddr_un *)0)->sun_path)];
-    /* rank 0: by rank of the peer; other ranks: entry 0 alone, to rank 0; -1: none */
+    /* Rank 0: by rank of the peer; other ranks: entry 0 alone, to rank 0; -1: none. */
     int connections[GPT_EXCHANGE_MAX_RANKS];
 };
 

@@ -22,7 +22,7 @@ struct gpt_moe_layer {
     struct gpt_choice choice; /* choices of this rank's rows */
     float *results;           /* rows x top_k, by slot, x width: outputs of the experts */
     float *shares;            /* one per expert: f_e of all ranks, see router.h */
-    /* experts + 1 entries: number of rows in kept before each of this rank's experts */
+    /* Experts + 1 entries: number of rows in kept before each of this rank's experts. */
     uint32_t *starts;
     /* For the rows of this rank's experts: input, pre and act, defined as in gpt_block. */
     struct gpt_moe_growing kept;
@@ -48,7 +48,7 @@ struct gpt_moe_region {
     uint32_t *counts; /* one per expert, as in gpt_choice */
     uint32_t *rows;   /* by slot, as in gpt_choice */
     float *gates;     /* by slot; read in the backward pass */
-    /* rows x width. Forward: operands of the experts. Backward: gradients of the residual stream,
+    /* Rows x width. Forward: operands of the experts. Backward: gradients of the residual stream,
      * fp32. */
     void *tokens;
     /* By slot x width, written by the experts' ranks. Forward: outputs. Backward: gradients of the

@@ -37,7 +37,7 @@ struct gpt_local_chunk {
     /* weight: the weights that operators use. grad: the gradient of the group's first rank, which
      * the sum replaces. With several micro-batches grad is NULL, and grad_f32 holds the sum. */
     struct cst_rows rows;
-    /* weights after all updates: rows.weight, or the result of a delayed update */
+    /* Weights after all updates: rows.weight, or the result of a delayed update. */
     uint16_t *newest;
     uint16_t *spare; /* row that the next delayed update writes; NULL: updates are not delayed */
 };

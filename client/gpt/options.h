@@ -40,7 +40,7 @@ struct gpt_options {
     uint64_t delay_from;        /* first delayed step, with CST_OVERLAP_DELAYED */
     bool grad_over_weight;      /* the gradients' sums take the place of the weights */
     uint64_t update_room; /* bytes of the device reserved for updates; or CST_ROOM_AUTO: planned */
-    /* bytes of the device for states that stay there; or CST_ROOM_AUTO: planned */
+    /* Bytes of the device for states that stay there; or CST_ROOM_AUTO: planned. */
     uint64_t device_states;
     uint64_t seed;               /* seed of initial weights, data order and sample */
     const char *data;            /* training text */
@@ -49,7 +49,7 @@ struct gpt_options {
     const char *device;          /* "host", "paced", "paced:N", "cuda", "cuda:N", a UUID */
     uint32_t micro_batches;      /* parts of the batch that are computed one after the other */
     bool recompute;              /* recompute a block's activations in the backward pass */
-    /* measure the matrix product first, to report the share of its speed that training uses */
+    /* Measure the matrix product first, to report the share of its speed that training uses. */
     bool measure_matmul;
     const char *socket;      /* socket of the daemon; NULL: the library's default */
     const char *job;         /* name of the job */
@@ -64,7 +64,7 @@ struct gpt_options {
     const char *prompt;            /* start of the sample */
     double temperature;            /* temperature of the sample; 0: always the most probable byte */
     const char *log_json;          /* file for one JSON object per step; NULL: none */
-    /* file for master weights, then bf16 weights, at the end; NULL: none */
+    /* File for master weights, then bf16 weights, at the end; NULL: none. */
     const char *dump_weights;
     const char *dump_grads; /* file for the reduced gradients of the first step; NULL: none */
     const char *loss_file;  /* file for each step's loss in hexadecimal; NULL: none */

@@ -28,8 +28,8 @@ struct gpt_choice {
     uint32_t *chosen; /* rows x top_k: the chosen experts, the one with the largest z first */
     float *gates;     /* rows x top_k: weights of the chosen experts */
     uint32_t *counts; /* one per expert: number of rows that chose it */
-    /* rows x top_k: the slot of each choice, its place when all choices are sorted by expert, then
-     * by row */
+    /* Rows x top_k: the slot of each choice, its place when all choices are sorted by expert, then
+     * by row. */
     uint32_t *slots;
     uint32_t *rows; /* rows x top_k, by slot: the row of the choice */
 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One piece of device memory, divided into arrays; counted first with the same calls. */
+/* Division of one allocation of device memory into arrays. A first round of the same calls without
+ * memory counts the bytes. */
 #ifndef GPT_CUDA_CARVER_H
 #define GPT_CUDA_CARVER_H
 
@@ -9,10 +10,10 @@
 
 struct gpt_carver {
     CUdeviceptr base; /* 0: only count */
-    size_t bytes;     /* handed out */
+    size_t bytes;     /* bytes that were handed out so far */
 };
 
-/* The next @bytes, aligned to GPT_CUDA_CARVE_ALIGN as base is. */
+/* Take the next @bytes. The result is aligned to GPT_CUDA_CARVE_ALIGN bytes if base is. */
 static inline CUdeviceptr gpt_carve(struct gpt_carver *c, size_t bytes)
 {
     const size_t at = c->bytes;

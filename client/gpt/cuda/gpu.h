@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One GPU as the worker sees it: primary context, one stream for all work, kernels, cuBLASLt. And
- * memory and copies in the words that passes and stores use. */
+/* One GPU as the worker uses it: its primary context, one stream for all work, kernels and
+ * cuBLASLt, and functions for memory and copies that passes and stores use. */
 #ifndef GPT_CUDA_GPU_H
 #define GPT_CUDA_GPU_H
 
@@ -11,57 +11,63 @@
 
 struct gpt_gpu {
     struct cst_cuda_driver driver;
-    CUdevice number;   /* in this process */
-    CUcontext context; /* its primary one, retained */
-    CUstream stream;   /* all work of this worker */
+    CUdevice number;   /* number of the device in this process */
+    CUcontext context; /* primary context, retained */
+    CUstream stream;   /* stream of all work of this worker */
     struct gpt_cuda_kernels kernels;
     struct gpt_cuda_attention_kernels attention;
-    struct cst_cuda_kernels states; /* adamw, reduce, norm, cast */
-    struct gpt_cublas *cublas;      /* NULL: the plain product */
-    char name[64];                  /* of the card */
-    struct cst_err no_cublas;       /* why it is NULL */
+    struct cst_cuda_kernels states; /* the states' kernels: adamw, reduce, norm, cast */
+    struct gpt_cublas *cublas;      /* NULL: the plain product is used */
+    char name[64];                  /* name of the GPU */
+    struct cst_err no_cublas;       /* reason why cublas is NULL */
 };
 
-/* Open the device that @name says: "cuda", "cuda:N", or (the beginning of) a UUID. @cublas: use it
- * if it is there. Its context is current in this thread afterwards. Statuses of
- * cst_cuda_driver_open, cst_cuda_find, cst_cuda_check; CST_ENOTFOUND: no device of that number. */
+/* Open the device that @name names: "cuda", "cuda:N", or (the beginning of) a UUID. @cublas: use
+ * cuBLASLt if it is available. The device's context is current in this thread afterwards. The
+ * caller closes @gpu. Statuses: those of cst_cuda_driver_open, cst_cuda_find and cst_cuda_check;
+ * CST_ENOTFOUND: no device has this number. */
 int gpt_gpu_open(struct gpt_gpu *gpu, const char *name, bool cublas, struct cst_err *err);
 
-/* Waits for the stream. For one that was never opened, too, if it is all zeros. */
+/* Wait for the stream and free everything. A @gpu of zeros that was never opened is allowed. */
 void gpt_gpu_close(struct gpt_gpu *gpu);
 
-/* Make the context current in this thread. */
 int gpt_gpu_enter(const struct gpt_gpu *gpu, struct cst_err *err);
 
-/* Register host memory, of whole pages, so that copies to and from it go by themselves. What is
- * refused changes nothing else: copies are staged. */
+/* Pin host memory of whole pages, so that copies to and from it run asynchronously. After a failure
+ * copies still work, but go through a staging buffer of the driver. */
 int gpt_gpu_register(const struct gpt_gpu *gpu, void *base, size_t bytes, struct cst_err *err);
 void gpt_gpu_unregister(const struct gpt_gpu *gpu, void *base);
 
-/* Device memory, not cleared; host memory that copies can go to and from by themselves. */
+/* Allocate device memory, which is not cleared, or pinned host memory, for asynchronous copies.
+ * @what names the memory in the error's text. The caller frees it. */
 int gpt_gpu_alloc(const struct gpt_gpu *gpu, size_t bytes, const char *what, CUdeviceptr *out,
                   struct cst_err *err);
 int gpt_gpu_alloc_host(const struct gpt_gpu *gpu, size_t bytes, void **out, struct cst_err *err);
 void gpt_gpu_free(const struct gpt_gpu *gpu, CUdeviceptr p); /* 0 is allowed */
 void gpt_gpu_free_host(const struct gpt_gpu *gpu, void *p);  /* NULL is allowed */
 
-/* Enqueue. */
+/* Enqueue a copy or a memset on the stream. Host memory must stay valid until the stream has
+ * executed the copy. */
 int gpt_gpu_upload(const struct gpt_gpu *gpu, CUdeviceptr to, const void *from, size_t bytes,
                    struct cst_err *err);
 int gpt_gpu_download(const struct gpt_gpu *gpu, void *to, CUdeviceptr from, size_t bytes,
                      struct cst_err *err);
 int gpt_gpu_clear(const struct gpt_gpu *gpu, CUdeviceptr at, size_t bytes, struct cst_err *err);
 
-/* Wait until all that was enqueued is done. */
+/* Wait until the stream has executed all that was enqueued. */
 int gpt_gpu_wait(const struct gpt_gpu *gpu, struct cst_err *err);
 
-/* Enqueue a product, by cuBLASLt with the epilogue if it has one for the shape, else followed by a
- * kernel of our own; without cuBLASLt, and where a matrix's rows are no multiples of 8 elements,
- * all by our own: any size will do. GELU's epilogues have no scale. */
+/* Enqueue a product of any size. The implementation is:
+ *   - cuBLASLt with the epilogue, if it has one for the shape
+ *   - cuBLASLt and a GELU kernel after it, where cuBLASLt has no such epilogue
+ *   - the plain product and a GELU kernel after it, without cuBLASLt, or where a matrix's rows are
+ *     no multiples of 8 elements
+ *
+ * A product with a GELU epilogue must have scale 1. */
 int gpt_gpu_product(const struct gpt_gpu *gpu, const struct gpt_product *p, struct cst_err *err);
 
-/* Operations per second of a bf16 product of 8192 x 8192 x 8192, the best of some; waits.
- * CST_EUNSUPPORTED: without cuBLASLt. */
+/* Measure the operations per second of a bf16 product of 8192 x 8192 x 8192, the best of several
+ * rounds. It waits for the GPU. CST_EUNSUPPORTED: there is no cuBLASLt. */
 int gpt_gpu_measure(const struct gpt_gpu *gpu, double *out, struct cst_err *err);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A GPU's row of client/gpt/pass.h. Operands, products and gradients of activations are bf16; the
- * residual stream, its gradient and all statistics fp32. Within an operator the parts of a step
- * (micro-batches) are computed one after the other, so that its weights are fetched once a step and
- * the gradients of the parts add up in the store's block. Nothing waits for the GPU but loss() and
- * logits(). */
+/* The implementation of client/gpt/pass.h on a GPU. Operands, products and gradients of activations
+ * are bf16. The residual stream, its gradient and all statistics are fp32. Each operator computes
+ * the parts of a step (micro-batches) one after the other. Therefore its weights are fetched once
+ * per step, and the gradients of the parts are added up in the store's block. In a dense model only
+ * loss() and logits() wait for the GPU. */
 #ifndef GPT_CUDA_PASS_H
 #define GPT_CUDA_PASS_H
 
@@ -11,8 +11,9 @@
 #include "client/gpt/options.h"
 #include "client/gpt/pass.h"
 
-/* @gpu is borrowed for the pass's life. CST_ENOMEM: with the bytes and what is free;
- * CST_EUNSUPPORTED: the width. */
+/* Open a pass on @gpu, which is borrowed until the pass is closed. CST_ENOMEM: the text gives the
+ * bytes and the free memory. CST_EUNSUPPORTED: the model is too wide. Other statuses are those of
+ * cst_cuda_check. */
 int gpt_cuda_pass_open(struct gpt_pass **out, const struct gpt_gpu *gpu,
                        const struct gpt_options *options, const struct gpt_model *model,
                        size_t max_seqs, struct cst_err *err);
