@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The implementation of client/gpt/pass.h on the host processor: activations in host memory,
- * products by oneDNN, layers by layers.h. It is the reference for the results of other devices. *
- * host_operators.c  operators of a dense model host_experts.c    operators of a mixture; host_moe.c
- * transports the rows host_linear.c     products of an operator host_memory.c     activations
- * pass_host.c       the order of the operators. */
+ * products by oneDNN, layers by layers.h. It is the reference for the results of other devices.
+ *
+ *   host_operators.c  operators of a dense model
+ *   host_experts.c    operators of a mixture; host_moe.c transports the rows
+ *   host_linear.c     products of an operator
+ *   host_memory.c     activations
+ *   pass_host.c       the order of the operators */
 #ifndef GPT_PASS_HOST_H
 #define GPT_PASS_HOST_H
 

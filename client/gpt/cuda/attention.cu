@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The attention kernels: one instance per width of a head. What they compute: attention.h. */
+/* The attention kernels, with one instance per width of a head. attention.h says what they
+ * compute. */
 #include "client/gpt/cuda/attention_backward.cuh"
 #include "client/gpt/cuda/attention_forward.cuh"
 

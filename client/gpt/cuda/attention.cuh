@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the attention kernels are made of: tiles in shared memory, a warp's products, what becomes
- * of scores.
+/* Building blocks of the attention kernels: tiles in shared memory, products of a warp, and the
+ * storing of results.
  *
- * A tile is rows of DIM bf16 in pieces of 16 bytes; piece c of row r lies at place c ^ (r mod 8) of
- * the row (DIM 32, of which two rows are 128 bytes: c ^ (r / 2 mod 4)). So the 8 rows of one column
- * of pieces, which is what ldmatrix reads, are in different banks, and so are the pieces of a row,
- * which is what copies write. A lane knows its place for columns 0..15 of the tile; k x 16 columns
- * further is the same place ^ (k x 32): one instruction, and rows are immediate offsets.
+ * A tile has rows of DIM bf16 in pieces of 16 bytes. Piece c of row r is stored at position c ^ (r
+ * mod 8) of the row. With DIM 32, where two rows are 128 bytes, the position is c ^ (r / 2 mod 4).
+ * Therefore the 8 pieces that ldmatrix reads, one column in 8 rows, are in different banks. The
+ * pieces of a row, which copies write, are in different banks too. A lane computes its address for
+ * columns 0..15 of the tile. The address 16 k columns further is the first address ^ (k x 32), one
+ * instruction, and rows are immediate offsets.
  *
- * Accumulators and fragments: kernels/cuda/mma.cuh. The accumulators of 16 x 16 scores, packed, are
- * the fragment A of the next product: scores never leave the registers. */
+ * kernels/cuda/mma.cuh describes accumulators and fragments. The accumulators of 16 x 16 scores,
+ * packed, are fragment A of the next product. Therefore scores never leave the registers. */
 #ifndef GPT_CUDA_ATTENTION_CUH
 #define GPT_CUDA_ATTENTION_CUH
 
@@ -23,7 +24,7 @@ namespace attention
 
 #if defined(__CUDACC__)
 
-/* One instruction each, 2 ulp; what is subnormal becomes 0. */
+/* Approximations in one instruction each, with an error of 2 ulp. Subnormal numbers become 0. */
 static __device__ __forceinline__ float exp2_fast(float x)
 {
     float y;
@@ -40,7 +41,8 @@ static __device__ __forceinline__ float log2_fast(float x)
     return y;
 }
 
-/* blockIdx.x, read anew: what comes of it need not be kept in registers from one use to another. */
+/* Read blockIdx.x again, so that values that depend on it need not stay in registers between two
+ * uses. */
 static __device__ __forceinline__ uint32_t block_number()
 {
     uint32_t number;
@@ -71,12 +73,11 @@ static inline float log2_fast(float x)
 static constexpr float LN2 = 0.693147180559945309f;
 static constexpr float LOG2E = 1.44269504088896341f;
 
-/* Bytes of a row in a tile. */
 template <int DIM> struct pitch {
     static constexpr uint32_t bytes = 2 * DIM;
 };
 
-/* Byte of piece @chunk of row @row in a tile. */
+/* Byte offset in a tile of piece @chunk of row @row. */
 template <int DIM> static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t chunk)
 {
     uint32_t turn = DIM == 32 ? row / 2 % 4 : row % 8;
@@ -84,8 +85,8 @@ template <int DIM> static __device__ __forceinline__ uint32_t place(uint32_t row
     return row * pitch<DIM>::bytes + (chunk ^ turn) * 16;
 }
 
-/* This lane's place in a tile's first 16 columns: as A (rows x depth), and as B of which the tile
- * has depth x columns, transposed on the way. */
+/* Address of this lane in the first 16 columns of a tile. The tile is operand A (rows x depth), or
+ * operand B stored as depth x columns, which ldmatrix transposes. */
 template <int DIM> static __device__ __forceinline__ uint32_t lane_of_a()
 {
     const uint32_t l = threadIdx.x % 32;
@@ -93,7 +94,7 @@ template <int DIM> static __device__ __forceinline__ uint32_t lane_of_a()
     return place<DIM>(l % 16, l / 16);
 }
 
-/* The same as B of which the tile has columns x depth. */
+/* As lane_of_a, for operand B stored as columns x depth. */
 template <int DIM> static __device__ __forceinline__ uint32_t lane_of_b()
 {
     const uint32_t l = threadIdx.x % 32;
@@ -101,13 +102,13 @@ template <int DIM> static __device__ __forceinline__ uint32_t lane_of_b()
     return place<DIM>(l % 8 + l / 16 * 8, l / 8 % 2);
 }
 
-/* Element of row @row. */
+/* Element offset of row @row. */
 static __device__ __forceinline__ uint64_t row_at(uint32_t row, uint32_t stride)
 {
     return static_cast<uint64_t>(row) * stride;
 }
 
-/* The first piece that this thread copies of rows from @from on. */
+/* The first piece that this thread copies, in the rows that begin at @from. */
 template <int DIM>
 static __device__ __forceinline__ const uint16_t *piece_of(const uint16_t *from, uint32_t stride)
 {
@@ -116,15 +117,15 @@ static __device__ __forceinline__ const uint16_t *piece_of(const uint16_t *from,
     return from + row_at(threadIdx.x / CHUNKS, stride) + threadIdx.x % CHUNKS * 8;
 }
 
-/* Begin to copy ROWS rows, @stride elements apart, into a tile; zeros from row @whole and from
- * element @dim on. @at: piece_of the first row; what is not there is not read. All threads of the
- * block, in step. */
+/* Begin to copy ROWS rows, @stride elements apart, into a tile. Rows from @whole on and elements
+ * from @dim on are zeros and are not read. @at: piece_of the first row. All threads of the block
+ * must call it together. */
 template <int DIM, int ROWS, int THREADS>
 static __device__ __forceinline__ void bring(unsigned char *tile, const uint16_t *at,
                                              uint32_t stride, uint32_t whole, uint32_t dim)
 {
     constexpr uint32_t CHUNKS = DIM / 8;
-    constexpr uint32_t STEP = THREADS / CHUNKS; /* rows */
+    constexpr uint32_t STEP = THREADS / CHUNKS; /* rows of a round */
     const uint32_t chunk = threadIdx.x % CHUNKS;
     const uint32_t first = threadIdx.x / CHUNKS;
 
@@ -151,7 +152,7 @@ template <int M, int N> static __device__ __forceinline__ void zero(float (&c)[M
     }
 }
 
-/* c (16 M x 8 N) := a b^T, over DIM; a: 16 M rows of a tile from @a on, b: 8 N rows of another. */
+/* c (16 M x 8 N) := a b^T, over DIM. a is 16 M rows of a tile; b is 8 N rows of another tile. */
 template <int DIM, int M, int N>
 static __device__ __forceinline__ void multiply_rows(float (&c)[M][N][4], const unsigned char *a,
                                                      const unsigned char *b)
@@ -181,7 +182,7 @@ static __device__ __forceinline__ void multiply_rows(float (&c)[M][N][4], const 
     }
 }
 
-/* c (16 M x DIM) += p b; p (16 M x 8 N), packed; b: 8 N rows of a tile. */
+/* c (16 M x DIM) += p b. p is 16 M x 8 N, packed. b is 8 N rows of a tile. */
 template <int DIM, int M, int N>
 static __device__ __forceinline__ void multiply_columns(float (&c)[M][DIM / 8][4],
                                                         const uint32_t (&p)[M][N / 2][4],
@@ -205,7 +206,7 @@ static __device__ __forceinline__ void multiply_columns(float (&c)[M][DIM / 8][4
     }
 }
 
-/* Accumulators as fragments A. */
+/* Convert accumulators to fragments A. */
 template <int M, int N>
 static __device__ __forceinline__ void pack(uint32_t (&p)[M][N / 2][4], const float (&c)[M][N][4])
 {
@@ -219,7 +220,7 @@ static __device__ __forceinline__ void pack(uint32_t (&p)[M][N / 2][4], const fl
     }
 }
 
-/* Where elements m, n, e of a warp's accumulators are: row, column. */
+/* Row and column of element (m, n, e) of a warp's accumulators. */
 static __device__ __forceinline__ uint32_t row_of(int m, int e)
 {
     return 16 * m + e / 2 * 8 + threadIdx.x % 32 / 4;
@@ -230,8 +231,8 @@ static __device__ __forceinline__ uint32_t column_of(int n, int e)
     return 8 * n + threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* Row - column of them, of which the first are @row0 and @column0: one number per thread, to which
- * a constant is added. */
+/* Comparison of row and column of a warp's accumulators, which begin at row @row0 and column
+ * @column0. It needs one number per thread, to which a constant is added for each element. */
 struct diagonal {
     int32_t first;
 
@@ -251,9 +252,10 @@ struct diagonal {
     }
 };
 
-/* Warp: 16 M rows of accumulators, each element x @scale[m][half], as bf16 to rows of @to, @stride
- * elements apart; the first @whole of them, @dim columns. @tile: shared memory for 16 M rows that
- * no other warp reads any more: from there they go out in whole pieces. */
+/* Store 16 M rows of a warp's accumulators as bf16, each element multiplied by @scale[m][half], to
+ * rows at @to that are @stride elements apart. Only the first @whole rows and @dim columns are
+ * stored. @tile: shared memory for 16 M rows that no other warp reads any more. The rows pass
+ * through it so that they are stored in whole pieces. */
 template <int DIM, int M>
 static __device__ __forceinline__ void
 put(const float (&c)[M][DIM / 8][4], const float (&scale)[M][2], unsigned char *tile, uint16_t *to,
@@ -287,15 +289,15 @@ put(const float (&c)[M][DIM / 8][4], const float (&scale)[M][2], unsigned char *
     }
 }
 
-/* The sequence and head of a block, and where they are. Found again where it is needed late: few
- * instructions, while what is kept through the loop costs registers. */
+/* The sequence and head of a block, and their addresses. A kernel computes it again at its end:
+ * this takes few instructions, while values that are kept through the loop cost registers. */
 struct corner {
     uint64_t pair;   /* sequence x n_heads + head */
-    uint32_t tile;   /* of this block, among n_tiles */
+    uint32_t tile;   /* tile of this block, among n_tiles */
     uint32_t width;  /* elements of a row of out */
-    uint32_t stride; /* those of a row of qkv */
-    uint64_t qkv;    /* element of its first q */
-    uint64_t out;    /* that of out */
+    uint32_t stride; /* elements of a row of qkv */
+    uint64_t qkv;    /* first element of the head's q */
+    uint64_t out;    /* first element of the head's out */
 };
 
 static __device__ __forceinline__ corner find_corner(const gpt_attention_sizes &s, uint32_t number)

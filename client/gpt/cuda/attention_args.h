@@ -35,7 +35,7 @@
     K(256, 1, 4, 32, 1, 2)
 
 #define GPT_ATTENTION_INSTANCES 4 /* number of K's in each of the lists */
-/* Rows of scratch are a multiple of it, so that no tile reaches beyond them. */
+/* Rows of scratch have a multiple of this number of positions: no tile reaches beyond a row. */
 #define GPT_ATTENTION_PAD 128
 #define GPT_ATTENTION_PREPARE 16       /* positions per block of the prepare kernel */
 #define GPT_ATTENTION_PREPARE_LANES 16 /* threads per position of the prepare kernel */

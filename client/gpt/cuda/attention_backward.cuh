@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The way back: p = exp(s - lse), dp = dout v^T, ds = p (dp - delta), delta = rowsum(dout out);
- * dq = ds k, dk = ds^T q, dv = p^T dout, all x scale where s was. Two kernels, one for a tile of
- * queries over the keys before them and one for a tile of keys over the queries behind them: each
- * sum has one owner and one order, at the price of computing p and ds twice (7 products, not 5).
+/* Backward pass of attention:
  *
- * Scratch, fp32, per (seq, head) a row of @padded: [0] lse x log2(e), infinity behind the context,
- * so that p is 0 there; [1] delta, 0 there. */
+ *   p = exp(s - lse), dp = dout v^T, ds = p (dp - delta), delta = rowsum(dout out)
+ *   dq = ds k, dk = ds^T q, dv = p^T dout
+ *
+ * s, dq and dk include the factor scale. There are two kernels. One computes a tile of queries over
+ * the keys up to them, the other a tile of keys over the queries from them on. Each sum then has
+ * one owner and one order. The price is that p and ds are computed twice (7 products instead of 5).
+ *
+ * Scratch is fp32, with a row of @padded elements per (seq, head):
+ *   - [0] lse x log2(e); infinity beyond the context, so that p is 0 there
+ *   - [1] delta; 0 beyond the context */
 #ifndef GPT_CUDA_ATTENTION_BACKWARD_CUH
 #define GPT_CUDA_ATTENTION_BACKWARD_CUH
 
@@ -14,7 +19,7 @@
 namespace attention
 {
 
-/* @sum + a . b, eight elements, one after the other. */
+/* Return @sum + a . b for eight elements, added one after the other. */
 static __device__ __forceinline__ float dot(uint4 a, uint4 b, float sum)
 {
     const uint32_t x[4] = {a.x, a.y, a.z, a.w};
@@ -28,7 +33,7 @@ static __device__ __forceinline__ float dot(uint4 a, uint4 b, float sum)
     return sum;
 }
 
-/* Scratch, for GPT_ATTENTION_PREPARE positions of a head. */
+/* Fill the scratch for GPT_ATTENTION_PREPARE positions of a head. */
 static __device__ __forceinline__ void prepare(const gpt_attention_sizes &s, const uint16_t *out,
                                                const uint16_t *dout, const float *lse,
                                                float *scratch, uint64_t n_rows)
@@ -58,7 +63,7 @@ static __device__ __forceinline__ void prepare(const gpt_attention_sizes &s, con
     }
 }
 
-/* dq of 16 M WARPS queries. K and V have two buffers. */
+/* Compute dq of 16 M WARPS queries. K and V have two buffers each. */
 template <int DIM, int M, int WARPS, int KEYS, int PARTS>
 static __device__ __forceinline__ void dq(const gpt_attention_sizes &s, const uint16_t *qkv,
                                           const uint16_t *dout, const float *scratch,
@@ -70,7 +75,7 @@ static __device__ __forceinline__ void dq(const gpt_attention_sizes &s, const ui
     constexpr uint32_t STAGE = 2 * KEYS * pitch<DIM>::bytes;
     CST_DYNAMIC_SHARED(unsigned char, shared);
     unsigned char *const q = shared;
-    unsigned char *const g = q + ROWS * pitch<DIM>::bytes; /* dout */
+    unsigned char *const g = q + ROWS * pitch<DIM>::bytes; /* gradient of out */
     unsigned char *const kv = g + ROWS * pitch<DIM>::bytes;
     const corner c = find_corner(s, blockIdx.x);
     const uint32_t i0 = (s.n_tiles - 1 - c.tile) * ROWS;
@@ -106,7 +111,8 @@ static __device__ __forceinline__ void dq(const gpt_attention_sizes &s, const ui
         const unsigned char *v = k + STAGE / 2;
 
         cst_copy_wait<0>();
-        __syncthreads(); /* this stage is there, the other has been used */
+        /* After this barrier the stage has arrived, and no warp uses the other stage. */
+        __syncthreads();
         if (next < end) {
             unsigned char *to = kv + (STAGE - stage);
 
@@ -153,13 +159,14 @@ static __device__ __forceinline__ void dq(const gpt_attention_sizes &s, const ui
     }
 }
 
-/* What dkv reads of queries: where this thread's pieces of the next tile begin. */
+/* What dkv reads of queries: the addresses of this thread's pieces of the next tile. */
 struct queries {
     const uint16_t *q, *g;
     const float *rows; /* lse or delta */
 };
 
-/* Begin one stage of it: q, dout, then lse and delta. Tiles of scratch are whole. */
+/* Begin to copy one stage: q, dout, then lse and delta. Tiles of scratch need no bounds, because
+ * scratch is padded. */
 template <int DIM, int QUERIES, int THREADS>
 static __device__ __forceinline__ void bring_queries(const gpt_attention_sizes &s, const corner &c,
                                                      unsigned char *to, float *to_rows,
@@ -176,8 +183,8 @@ static __device__ __forceinline__ void bring_queries(const gpt_attention_sizes &
     from.rows += QUERIES;
 }
 
-/* dk, dv or both of 16 M WARPS keys. The scores are those of k q^T: keys are rows, and p and ds are
- * what dv and dk need as fragments. Q and dout have two buffers. */
+/* Compute dk, dv or both of 16 M WARPS keys. The scores are k q^T, with keys as rows, so that p and
+ * ds are already the fragments for dv and dk. Q and dout have two buffers each. */
 template <int DIM, int M, int WARPS, int QUERIES, bool DK, bool DV>
 static __device__ __forceinline__ void dkv_of(const gpt_attention_sizes &s, const uint16_t *qkv,
                                               const uint16_t *dout, const float *scratch,
@@ -193,7 +200,7 @@ static __device__ __forceinline__ void dkv_of(const gpt_attention_sizes &s, cons
     unsigned char *const qg = v + ROWS * pitch<DIM>::bytes;
     float *const lse_delta = reinterpret_cast<float *>(qg + 2 * STAGE);
     const corner c = find_corner(s, blockIdx.x);
-    const uint32_t j0 = c.tile * ROWS; /* the longest first */
+    const uint32_t j0 = c.tile * ROWS; /* The blocks with the longest loops come first. */
     const uint32_t in_block = threadIdx.x / 32 * (16 * M);
     const uint32_t key0 = j0 + in_block;
     const bool works = key0 < s.context;
@@ -216,7 +223,8 @@ static __device__ __forceinline__ void dkv_of(const gpt_attention_sizes &s, cons
         const float *lse = lse_delta + stage * (2 * QUERIES);
 
         cst_copy_wait<0>();
-        __syncthreads(); /* this stage is there, the other has been used */
+        /* After this barrier the stage has arrived, and no warp uses the other stage. */
+        __syncthreads();
         if (i0 + QUERIES < s.context) {
             bring_queries<DIM, QUERIES, THREADS>(s, c, qg + (1 - stage) * STAGE,
                                                  lse_delta + (1 - stage) * (2 * QUERIES), next,
@@ -281,7 +289,7 @@ static __device__ __forceinline__ void dkv_of(const gpt_attention_sizes &s, cons
     }
 }
 
-/* Of two parts, block y = 0 makes dk and block y = 1 dv. */
+/* With two parts, the blocks with y = 0 compute dk and those with y = 1 compute dv. */
 template <int DIM, int M, int WARPS, int QUERIES, int PARTS>
 static __device__ __forceinline__ void dkv(const gpt_attention_sizes &s, const uint16_t *qkv,
                                            const uint16_t *dout, const float *scratch,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* out = softmax(q k^T / sqrt(dim), causal) v of 16 M WARPS queries; keys in ascending order, KEYS
- * at a time, with a running maximum and sum (Dao, FlashAttention-2, 2023). A query sees key 0, so
- * its maximum is a number from the first step on. */
+/* out = softmax(q k^T / sqrt(dim), causal) v of 16 M WARPS queries. The keys are taken in ascending
+ * order, KEYS at a time, with a running maximum and sum (Dao, FlashAttention-2, 2023). Every query
+ * sees key 0, so that its maximum is finite from the first step on. */
 #ifndef GPT_CUDA_ATTENTION_FORWARD_CUH
 #define GPT_CUDA_ATTENTION_FORWARD_CUH
 
@@ -10,13 +10,15 @@
 namespace attention
 {
 
-/* Per row of the accumulators: of raw scores, and of what was summed under it by this thread. */
+/* For each row of the accumulators: the maximum of the raw scores, and this thread's share of the
+ * sum of exponentials relative to the maximum. */
 template <int M> struct running {
     float most[M][2];
     float sum[M][2];
 };
 
-/* Scores of queries @row0.. and keys @key0..: those of later keys do not count. */
+/* Set the scores of keys later than the query to -infinity. The scores are those of queries from
+ * @row0 on and keys from @key0 on. */
 template <int M, int N>
 static __device__ __forceinline__ void mask(float (&s)[M][N][4], uint32_t row0, uint32_t key0)
 {
@@ -36,7 +38,8 @@ static __device__ __forceinline__ void mask(float (&s)[M][N][4], uint32_t row0, 
     }
 }
 
-/* Scores become probabilities under the new maximum; what was summed before is brought under it. */
+/* Turn the scores into exponentials relative to the new maximum, and rescale the earlier sums to
+ * the new maximum. */
 template <int M, int N, int D>
 static __device__ __forceinline__ void fold(float (&s)[M][N][4], running<M> &r, float (&o)[M][D][4],
                                             float scale_log2)
@@ -75,7 +78,8 @@ static __device__ __forceinline__ void fold(float (&s)[M][N][4], running<M> &r, 
     }
 }
 
-/* The sums of the four threads of a row; lse of the rows below @whole; 1 / sum. */
+/* Add up the sums of the four threads of a row. Write lse of the rows below @whole, and return 1 /
+ * sum in @scale. */
 template <int M>
 static __device__ __forceinline__ void finish(running<M> &r, float (&scale)[M][2], float *lse,
                                               uint32_t whole, float scale_log2)
@@ -97,7 +101,8 @@ static __device__ __forceinline__ void finish(running<M> &r, float (&scale)[M][2
     }
 }
 
-/* K and V have one buffer each: the next K comes while V is used, the next V while K is. */
+/* Compute out and lse. K and V have one buffer each: the next K arrives while V is used, and the
+ * next V while K is used. */
 template <int DIM, int M, int WARPS, int KEYS>
 static __device__ __forceinline__ void forward(const gpt_attention_sizes &s, const uint16_t *qkv,
                                                uint16_t *out, float *lse)
@@ -110,9 +115,10 @@ static __device__ __forceinline__ void forward(const gpt_attention_sizes &s, con
     unsigned char *const k = q + ROWS * pitch<DIM>::bytes;
     unsigned char *const v = k + KEYS * pitch<DIM>::bytes;
     const corner c = find_corner(s, blockIdx.x);
-    const uint32_t i0 = (s.n_tiles - 1 - c.tile) * ROWS; /* the longest first */
+    /* The blocks with the longest loops come first. */
+    const uint32_t i0 = (s.n_tiles - 1 - c.tile) * ROWS;
     const uint32_t in_block = threadIdx.x / 32 * (16 * M);
-    const uint32_t row0 = i0 + in_block; /* of this warp */
+    const uint32_t row0 = i0 + in_block; /* first row of this warp */
     const uint32_t end = min(s.context, i0 + ROWS);
     const bool works = row0 < s.context;
     const uint16_t *from = piece_of<DIM>(qkv + c.qkv, c.stride);
@@ -135,7 +141,7 @@ static __device__ __forceinline__ void forward(const gpt_attention_sizes &s, con
         uint32_t p[M][N / 2][4];
 
         cst_copy_wait<0>();
-        __syncthreads(); /* K is there, V has been used */
+        __syncthreads(); /* After this barrier K has arrived, and no warp uses V. */
         bring<DIM, KEYS, THREADS>(v, from + 2 * c.width + row_at(j0, c.stride), c.stride,
                                   s.context - j0, s.dim);
         cst_copy_commit();
@@ -150,7 +156,7 @@ static __device__ __forceinline__ void forward(const gpt_attention_sizes &s, con
             pack<M, N>(p, scores);
         }
         cst_copy_wait<0>();
-        __syncthreads(); /* V is there, K has been used */
+        __syncthreads(); /* After this barrier V has arrived, and no warp uses K. */
         if (next < end) {
             bring<DIM, KEYS, THREADS>(k, from + c.width + row_at(next, c.stride), c.stride,
                                       s.context - next, s.dim);

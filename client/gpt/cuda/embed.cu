@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Embeddings of bytes and positions, and their gradients: no atomics, the sum of each row of a
- * table is one thread's, in the order of the rows. */
+/* Embeddings of bytes and positions, and their gradients. There are no atomic operations: one
+ * thread computes the sum for an element of a table, in the order of the rows. */
 #include "client/gpt/cuda/args.h"
 #include "client/gpt/cuda/vector.cuh"
 
@@ -9,11 +9,10 @@ using namespace gpt;
 namespace
 {
 
-const uint32_t PIECE = 4096; /* tokens in shared memory */
+const uint32_t PIECE = 4096; /* tokens in shared memory at a time */
 
 } // namespace
 
-/* y[row] := wte[token] + wpe[row mod context] */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
     gpt_embed_kernel(uint32_t rows, uint32_t width, uint32_t context, const uint8_t *tokens,
                      const uint16_t *wte, const uint16_t *wpe, float *y)
@@ -36,7 +35,8 @@ extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
 }
 CST_KERNEL(gpt_embed_kernel);
 
-/* dwte[v] := sum of dx over the rows whose token is v, or added to it. Block (x: columns, y: v). */
+/* dwte[v] := sum of dx over the rows whose token is v; with @accumulate this sum is added. A
+ * block's x selects columns, and its y is v. */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_TOKEN_THREADS)
     gpt_token_grad_kernel(uint32_t rows, uint32_t width, const uint8_t *tokens, const float *dx,
                           uint16_t *dwte, uint32_t accumulate)
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(GPT_CUDA_TOKEN_THREADS)
 }
 CST_KERNEL(gpt_token_grad_kernel);
 
-/* dwpe[p] := sum of dx over position p of all sequences, or added to it. */
+/* dwpe[p] := sum of dx over position p of all sequences; with @accumulate this sum is added. */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
     gpt_position_grad_kernel(uint32_t n_seqs, uint32_t width, uint32_t context, const float *dx,
                              uint16_t *dwpe, uint32_t accumulate)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GELU in its tanh form, where no matrix product has it for an epilogue: 16 bytes per 4 elements of
- * width there and 24 back. n: elements, a multiple of 8. */
+/* GELU in its tanh form, for products whose library has no such epilogue. The forward kernel moves
+ * 16 bytes per element of the model's width, and the backward kernel 24. n is a multiple of 8. */
 #include "client/gpt/cuda/args.h"
 #include "client/gpt/cuda/vector.cuh"
 
@@ -33,7 +33,6 @@ extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
 }
 CST_KERNEL(gpt_gelu_kernel);
 
-/* grad := grad x gelu'(pre) */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
     gpt_gelu_backward_kernel(uint64_t n, const uint16_t *pre, uint16_t *grad)
 {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The worker's kernels as one unit: one fatbinary for the GPU, one object for the processor. */
+/* All kernels of the worker as one compilation unit: one fatbinary for the GPU, and one object for
+ * tests on the host processor. */
 #include "client/gpt/cuda/attention.cu"
 #include "client/gpt/cuda/embed.cu"
 #include "client/gpt/cuda/gelu.cu"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Softmax, cross entropy and their gradient in one pass: a warp per row of GPT_CUDA_VOCAB logits,
+/* Softmax, cross entropy and gradient in one pass. A warp computes a row of GPT_CUDA_VOCAB logits,
  * eight of them in each lane's registers. */
 #include "client/gpt/cuda/args.h"
 #include "client/gpt/cuda/vector.cuh"
 
 using namespace gpt;
 
-/* losses[row] := -log softmax(logits)[target]; dlogits := (softmax - onehot) scale */
+/* losses[row] := -log softmax(logits)[target]; dlogits := (softmax - onehot) x scale. */
 extern "C" __global__ void __launch_bounds__(32 * GPT_CUDA_LOSS_ROWS)
     gpt_loss_kernel(uint32_t rows, const float *logits, const uint8_t *targets, float scale,
                     float *losses, uint16_t *dlogits)

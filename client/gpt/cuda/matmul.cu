@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A plain matrix product for where there is no cuBLASLt: correct everywhere, slow. A block of 256
- * threads makes 64 x 64 elements of c, each thread 4 x 4 of them; no tensor cores. */
+/* A plain matrix product for machines without cuBLASLt: correct for all sizes, but slow. A block of
+ * 256 threads computes 64 x 64 elements of c, and each thread 4 x 4 of them. It does not use tensor
+ * cores. */
 #include "client/gpt/cuda/args.h"
 #include "client/gpt/cuda/vector.cuh"
 
@@ -9,8 +10,9 @@ using namespace gpt;
 namespace
 {
 
-/* Bring rows [first, +64) by depth [at, +16) of an operand into shared memory, as fp32 with zeros
- * outside. Stored as rows x k, or, @turned, as k x rows. */
+/* Copy rows [first, first + 64) and depth [at, at + 16) of an operand into shared memory, as fp32.
+ * Elements outside of the operand are zeros. The operand is stored as rows x k; with @turned as k x
+ * rows. */
 __device__ __forceinline__ void bring(float (*tile)[GPT_CUDA_TILE + 1], const uint16_t *from,
                                       uint32_t rows, uint32_t k, uint32_t first, uint32_t at,
                                       bool turned)

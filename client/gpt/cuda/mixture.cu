@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A mixture of experts between its products: choosing, gathering rows for the experts, bringing
- * results back to their rows. Each output element is one thread's or one block's, its sums in an
- * order that the shape alone decides. A choice is a place in rows x top_k. */
+/* Kernels of a mixture of experts between the products: the choice of experts, gathering of the
+ * experts' rows, and combination of their results. One thread or one block computes each output
+ * element, with sums in an order that depends only on the shape. A choice is an index in the rows x
+ * top_k arrays. */
 #include "client/gpt/cuda/args.h"
 #include "client/gpt/cuda/vector.cuh"
 
@@ -10,8 +11,8 @@ using namespace gpt;
 namespace
 {
 
-/* The better of two candidates: the larger z, of equals the first expert. The same in both lanes
- * that compare, whatever z is. */
+/* Select the better of two candidates: the one with the larger z; of equal ones the smaller expert.
+ * Both lanes that compare get the same result for all values of z, NaN included. */
 __device__ __forceinline__ void better(float &z, uint32_t &expert, float other_z, uint32_t other)
 {
     const bool take = expert == GPT_CUDA_NO_ROW || (other != GPT_CUDA_NO_ROW && other_z > z) ||
@@ -23,9 +24,10 @@ __device__ __forceinline__ void better(float &z, uint32_t &expert, float other_z
 
 } // namespace
 
-/* A warp per row. probs: logits, becomes softmax of them. chosen: the top_k largest, one after the
- * other; gates: softmax of the chosen logits, with top_k 1 the probability. Lane l has the experts
- * l, l + 32, ...; @taken has a bit for each. */
+/* A warp computes a row. probs holds logits and is overwritten with their softmax. chosen: the
+ * experts with the top_k largest logits, selected one after the other. gates: softmax of the chosen
+ * logits, or with top_k 1 the probability. Lane l has the experts l, l + 32, ..., and @taken has
+ * one bit for each of them. */
 extern "C" __global__ void __launch_bounds__(32 * GPT_CUDA_CHOOSE_ROWS)
     gpt_choose_kernel(uint32_t rows, uint32_t experts, uint32_t top_k, float *probs,
                       uint32_t *chosen, float *gates)
@@ -38,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(32 * GPT_CUDA_CHOOSE_ROWS)
     float all = 0.0f;
 
     if (row >= rows) {
-        return; /* a whole warp */
+        return; /* All lanes of a warp have this row. */
     }
     probs += static_cast<uint64_t>(row) * experts;
     chosen += static_cast<uint64_t>(row) * top_k;
@@ -81,8 +83,8 @@ extern "C" __global__ void __launch_bounds__(32 * GPT_CUDA_CHOOSE_ROWS)
 }
 CST_KERNEL(gpt_choose_kernel);
 
-/* out[i] := x of the row of choice from[i]; zeros where there is none, nothing where it comes from
- * another rank. n: rows of out. */
+/* out[i] := the row of x that made choice from[i]. Padding rows become zeros, and rows that come
+ * from another rank are left unchanged. n: rows of out. */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
     gpt_gather_kernel(uint32_t n, uint32_t width, uint32_t top_k, const uint32_t *from,
                       const uint16_t *x, uint16_t *out)
@@ -105,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
 }
 CST_KERNEL(gpt_gather_kernel);
 
-/* The same with gate x dx, rounded. */
+/* As gpt_gather_kernel, with gate x dx rounded to bf16 in place of x. */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
     gpt_gather_gated_kernel(uint32_t n, uint32_t width, uint32_t top_k, const uint32_t *from,
                             const float *gates, const float *dx, uint16_t *out)
@@ -133,8 +135,8 @@ extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
 }
 CST_KERNEL(gpt_gather_gated_kernel);
 
-/* out[row] := sum over its choices, in their order, of gate x y[place of the choice]; without gates
- * of y. */
+/* out[row] := sum over the row's choices, in their order, of gate x y[place of the choice]. Without
+ * gates all gates are 1. */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
     gpt_combine_kernel(uint32_t rows, uint32_t width, uint32_t top_k, const uint32_t *place,
                        const float *gates, const uint16_t *y, uint16_t *out)
@@ -160,8 +162,9 @@ extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
 }
 CST_KERNEL(gpt_combine_kernel);
 
-/* dz (bf16) of a row's logits: of its gates, whose gradients are y . dx, and of the balance loss,
- * whose gradient by p_e is scale x shares_e. A block per row. As client/gpt/router.c. */
+/* dz (bf16): gradient of a row's logits. It has a contribution of the gates, whose gradients are y
+ * . dx, and one of the balance loss, whose gradient by p_e is scale x shares_e. A block computes a
+ * row, with the arithmetic of client/gpt/router.c. */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_ROUTE_THREADS)
     gpt_choose_backward_kernel(uint32_t width, uint32_t experts, uint32_t top_k,
                                const uint32_t *place, const uint32_t *chosen, const float *gates,

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layer norm with the residual before it, and the way back. A block of whole warps per row, a
- * thread for every eight elements, which stay in its registers: every row is read once. */
+/* Layer norm with the preceding residual addition, and its backward pass. A block of whole warps
+ * computes a row. Each thread keeps eight elements in registers, so that every row is read once. */
 #include "client/gpt/cuda/args.h"
 #include "client/gpt/cuda/vector.cuh"
 
 using namespace gpt;
 
-/* sum := x + branch where there is a branch; y := (sum - mean) rstd w + b. 12 bytes per element
- * with a branch, 6 without. */
+/* sum := x + branch if there is a branch; y := (sum - mean) rstd w + b. It moves 12 bytes per
+ * element with a branch, and 6 without. */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_MAX_WIDTH / 8, 1)
     gpt_norm_kernel(uint32_t width, const float *x, const uint16_t *branch, const uint16_t *w,
                     const uint16_t *b, float *sum, uint16_t *y, float *mean, float *rstd)
@@ -58,9 +58,9 @@ extern "C" __global__ void __launch_bounds__(GPT_CUDA_MAX_WIDTH / 8, 1)
 }
 CST_KERNEL(gpt_norm_kernel);
 
-/* dx := [dx +] gradient, operand := bf16(dx); sums of a strip of strip_rows rows for dw and db into
- * parts[strip][2][width]. 16 bytes per element, 12 where dx is not read. What is behind the row has
- * gradient 0, and scale 0. */
+/* dx := [dx +] gradient, operand := bf16(dx). The sums of a strip of strip_rows rows for dw and db
+ * are written to parts[strip][2][width]. It moves 16 bytes per element, or 12 where dx is not read.
+ * Elements beyond the row have gradient 0 and scale 0. */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_MAX_WIDTH / 8, 1)
     gpt_norm_backward_kernel(uint32_t rows, uint32_t strip_rows, uint32_t width, const uint16_t *dy,
                              const float *x, const uint16_t *w, const float *mean,
@@ -78,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(GPT_CUDA_MAX_WIDTH / 8, 1)
         const uint64_t at = static_cast<uint64_t>(i) * width;
         const float m = mean[i];
         const float r = rstd[i];
-        const vec8 scale = load_row_shared(w, mine); /* near, and too much to keep */
+        /* It is in a near cache, and too large to keep in registers. */
+        const vec8 scale = load_row_shared(w, mine);
         vec8 gain = load_row(dy + at, mine);
         vec8 hat = load_row(x + at, mine);
         vec8 out = {};

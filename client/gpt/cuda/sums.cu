@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sums over rows, in two stages with a fixed order: strips of rows, then the strips. */
+/* Sums over rows in two stages with a fixed order: the rows of each strip, then the strips. */
 #include "client/gpt/cuda/args.h"
 #include "client/gpt/cuda/vector.cuh"
 
 using namespace gpt;
 
-/* parts[strip][column] := sum of dy over a strip of GPT_CUDA_BIAS_ROWS rows. Block (x: columns, y:
- * strip): 32 threads of 8 columns by GPT_CUDA_BIAS_LANES, each with every eighth row. */
+/* parts[strip][column] := sum of dy over a strip of GPT_CUDA_BIAS_ROWS rows. A block's x selects
+ * columns, and its y the strip. The block has 32 threads of 8 columns by GPT_CUDA_BIAS_LANES; each
+ * thread adds up every GPT_CUDA_BIAS_LANES-th row. */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
     gpt_columns_kernel(uint32_t rows, uint32_t width, const uint16_t *dy, float *parts)
 {
@@ -43,8 +44,9 @@ extern "C" __global__ void __launch_bounds__(GPT_CUDA_THREADS)
 }
 CST_KERNEL(gpt_columns_kernel);
 
-/* dst[column] := bf16 of the sum of parts[0 .. n)[column], or added to it. The strips have pitch
- * gridDim.y x width; blockIdx.y is the vector of a strip and which of the destinations. */
+/* dst[column] := bf16 of the sum of parts[0 .. n)[column]; with accumulate this sum is added.
+ * Consecutive strips are gridDim.y x width elements apart. blockIdx.y selects the vector of a strip
+ * and its destination. */
 extern "C" __global__ void __launch_bounds__(GPT_CUDA_SUM_COLUMNS *GPT_CUDA_SUM_LANES)
     gpt_sums_kernel(uint32_t n, uint32_t width, const float *parts, uint16_t *dst_a,
                     uint32_t accumulate_a, uint16_t *dst_b, uint32_t accumulate_b)

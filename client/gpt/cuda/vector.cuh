@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Eight elements at a time, in loads and stores of 16 bytes, and sums over the lanes of a warp and
- * the threads of a block, in an order that the shape alone decides. */
+/* Loads and stores of eight elements, 16 bytes at a time, and sums over the lanes of a warp or the
+ * threads of a block, in an order that depends only on the shape. */
 #ifndef GPT_CUDA_VECTOR_CUH
 #define GPT_CUDA_VECTOR_CUH
 
@@ -25,7 +25,7 @@ static __device__ __forceinline__ uint4 pack(const vec8 &x)
                       cst_bf16_pair_fast(x.v[4], x.v[5]), cst_bf16_pair_fast(x.v[6], x.v[7]));
 }
 
-/* Of what is read once. */
+/* Load data that are read once. */
 static __device__ __forceinline__ vec8 load8(const uint16_t *p)
 {
     return unpack(__ldcs(reinterpret_cast<const uint4 *>(p)));
@@ -39,7 +39,7 @@ static __device__ __forceinline__ vec8 load8(const float *p)
     return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
 }
 
-/* Of what all blocks read: weights and biases. */
+/* Load data that all blocks read: weights and biases. */
 static __device__ __forceinline__ vec8 load8_shared(const uint16_t *p)
 {
     return unpack(__ldg(reinterpret_cast<const uint4 *>(p)));
@@ -58,12 +58,12 @@ static __device__ __forceinline__ void store8(float *p, const vec8 &x)
     q[1] = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
 }
 
-/* A thread's share of a row: quad threadIdx.x and the one blockDim.x further, so that a warp's
- * accesses are one piece, of fp32 by 16 bytes a thread and of bf16 by 8. What is behind the row is
- * 0. */
+/* A thread's share of a row: the four elements with number threadIdx.x, and those with number
+ * threadIdx.x + blockDim.x. A warp then accesses contiguous memory, with 16 bytes of fp32 or 8
+ * bytes of bf16 per thread. Elements beyond the row read as 0. */
 struct share {
-    uint32_t first, second;     /* columns */
-    bool has_first, has_second; /* they are in the row */
+    uint32_t first, second;     /* first columns */
+    bool has_first, has_second; /* the columns are in the row */
 };
 
 static __device__ __forceinline__ share my_share(uint32_t width)
@@ -102,7 +102,7 @@ static __device__ __forceinline__ vec8 load_row(const uint16_t *row, const share
     return unpack(make_uint4(a.x, a.y, b.x, b.y));
 }
 
-/* Of a row that all blocks read. */
+/* Load a row that all blocks read. */
 static __device__ __forceinline__ vec8 load_row_shared(const uint16_t *row, const share &s)
 {
     uint2 a = make_uint2(0, 0);
@@ -159,8 +159,8 @@ static __device__ __forceinline__ float warp_max(float x)
     return x;
 }
 
-/* Of a block of whole warps, in all its threads. @room: 32 pairs of shared memory; two calls in a
- * row need different ones. */
+/* Sums of a and b over a block of whole warps; every thread gets the result. @room: 32 pairs in
+ * shared memory. Two consecutive calls need different ones. */
 static __device__ __forceinline__ float2 block_sum(float a, float b, float2 *room)
 {
     uint32_t lane = threadIdx.x % 32;
@@ -176,7 +176,7 @@ static __device__ __forceinline__ float2 block_sum(float a, float b, float2 *roo
     return make_float2(warp_sum(mine.x), warp_sum(mine.y));
 }
 
-/* *p := x, or x added to it in fp32. */
+/* *p := x; with @accumulate *p := *p + x, added in fp32. */
 static __device__ __forceinline__ void put(uint16_t *p, float x, uint32_t accumulate)
 {
     *p = cst_bf16_down(accumulate != 0 ? cst_bf16_up(*p) + x : x);
