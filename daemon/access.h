@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who may connect: a list of user and group rules over what the kernel attests about a peer. Pure
- * but for name look-ups. */
+/* Access control of connections: a list of user and group rules, compared with the credentials that
+ * the kernel attests for a peer. The module has no state; parsing looks up names in the user and
+ * group databases. */
 #ifndef CST_ACCESS_H
 #define CST_ACCESS_H
 
@@ -13,24 +14,25 @@
 #define CST_ACCESS_MAX_RULES 32
 
 struct cst_access {
-    bool any; /* everybody whom the socket's mode lets in */
+    bool any; /* Everybody may connect whom the socket's file mode admits. */
     uid_t uids[CST_ACCESS_MAX_RULES];
     unsigned n_uids;
     gid_t gids[CST_ACCESS_MAX_RULES];
     unsigned n_gids;
 };
 
-/* Read "any", or a list of user:NAME, group:NAME, uid:N, gid:N divided by spaces or commas.
- * CST_EINVAL: something else, an unknown name, or too many; *out is untouched. */
+/* Parse @text into *out. @text is "any", or a list of user:NAME, group:NAME, uid:N and gid:N,
+ * separated by spaces or commas. CST_EINVAL: @text has another form, a name is unknown, or there
+ * are too many rules; *out is unchanged then. */
 int cst_access_parse(struct cst_access *out, const char *text, struct cst_err *err);
 
-/* True where @uid, or one of its @n_groups groups, is allowed. root and the daemon's own user
- * always are. */
+/* True if @uid or one of the @n_groups groups in @groups is allowed. root and the daemon's own user
+ * are always allowed. */
 bool cst_access_allows(const struct cst_access *access, uid_t uid, const gid_t *groups,
                        size_t n_groups);
 
-/* True where @access admits one user and no group, so that nobody but root, the daemon's own user
- * and that user can connect; *uid is that user then. */
+/* True if @access allows exactly one user and no group. *uid is set to that user then. root and the
+ * daemon's own user can connect in addition. */
 bool cst_access_is_sole(const struct cst_access *access, uid_t *uid);
 
 #endif

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that is shared by descriptor: sealed memfds and the memory of GPUs, and the budgets that
- * they are charged to. The daemon makes the memfds; a GPU's memory its engine makes, and the daemon
- * gets a descriptor for it. It holds them all; engines populate, place and lock them (engines.h).
- * Never maps them, but for the job table.
+/* Shared memory segments (sealed memfds and accelerator memory) and the budgets that they are
+ * charged to. The daemon creates the memfds. An accelerator's engine allocates its memory and sends
+ * the daemon a descriptor of it. The daemon holds all descriptors, but this module maps no segment:
+ * engines populate segments, bind them to NUMA nodes and lock them (engines.h).
  *
- * A segment starts with one reference, its owner's; each engine that maps it has another. It is
- * charged to its budget until the last reference goes: only then is the memory back. */
+ * A segment starts with one reference, which belongs to its owner. Each engine that maps the
+ * segment holds another reference. The segment is charged to its budget until the last reference is
+ * released, because only then is its memory returned. */
 #ifndef CST_ARENA_H
 #define CST_ARENA_H
 
@@ -21,131 +22,159 @@ struct cst_quota_account;
 struct cst_remains;
 
 struct cst_budget {
-    const char *name;  /* "host memory": for words */
-    uint64_t limit;    /* bytes */
-    uint64_t used;     /* bytes; above the limit where processes fill dropped files again */
-    uint64_t kept;     /* bytes of used: in files that were dropped and that processes still hold */
-    unsigned resource; /* number of the resource in users' accounts (quota.h) */
-    struct cst_remains *remains; /* where files that were charged to it are dropped; NULL: they are
-                                    closed, whoever else has them */
+    const char *name; /* The budget's name in messages, such as "host memory". */
+    uint64_t limit;   /* Size of the budget in bytes. */
+    /* Bytes that are charged. More than limit is possible when processes write again to files that
+     * the daemon has dropped. */
+    uint64_t used;
+    /* Part of used, in bytes: files that the daemon has dropped and that processes still hold. */
+    uint64_t kept;
+    unsigned resource; /* Number of this resource in users' accounts (quota.h). */
+    /* Dropped files of this budget are handed over to this object. NULL: dropped files are closed,
+     * even if other processes still have them. */
+    struct cst_remains *remains;
 };
 
-/* Charge @bytes for @what to @budget and to @account, the user's (NULL: nobody's). CST_EBUDGET with
- * all numbers, and with the key in [quota] where it is the user's limit; nothing is charged then.
- */
+/* Charge @bytes to @budget and to the user's @account (NULL: to no user). @what names the purpose
+ * in messages. CST_EBUDGET: the limit of the budget or of the user would be exceeded, and nothing
+ * is charged; @err has all numbers and, for a limit of the user, the key in [quota]. */
 int cst_budget_take(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes,
                     const char *what, struct cst_err *err);
 void cst_budget_give(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes);
 
-/* Charge @bytes that are in use already, beyond all limits if need be. */
+/* Charge @bytes that are already in use, even beyond the limits. */
 void cst_budget_force(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes);
 
 #define CST_BUDGET_WORDS 160
 
-/* "60000 of 100000 are in use", of bytes, and how many of them by processes that keep memory of
- * removed jobs. */
+/* Write the use of @budget in bytes to @out, such as "60000 of 100000 are in use", and how many of
+ * these bytes are held by processes that keep memory of removed jobs. */
 void cst_budget_words(const struct cst_budget *budget, char *out, size_t n);
 
-/* Bytes of @budget that nobody uses. */
+/* Bytes of @budget that are not charged. */
 uint64_t cst_budget_unused(const struct cst_budget *budget);
 
-/* Bytes of @budget that @account (NULL: nobody's) could take now. */
+/* Bytes of @budget that @account (NULL: no user) could take now. */
 uint64_t cst_budget_left(const struct cst_budget *budget, const struct cst_quota_account *account);
 
-/* What one engine has of one segment (driven by mounts.c):
+/* State of one segment in one engine (mounts.c makes the transitions):
  *
  *   NONE -> WANTED -> ADDING -> MOUNTED -> DROPPING -> NONE
  *                        |         | the engine dies
  *       unmounted early  |         v
  *   NONE <- UNWANTED <---+      REMOUNT -> REMOUNTING -> MOUNTED
  *
- * WANTED lasts until the engine is up and, in a GPU's engine, until the segment is made. */
+ * A segment stays WANTED until the engine is up. In an accelerator's engine it also stays WANTED
+ * until its populating engine has populated or allocated it. */
 enum cst_mount_state {
-    CST_MOUNT_NONE,       /* it does not map it and will not */
-    CST_MOUNT_WANTED,     /* to be asked for, when the engine is up */
-    CST_MOUNT_ADDING,     /* asked for; the owner waits for the answer */
-    CST_MOUNT_UNWANTED,   /* asked for; to be dropped when the answer comes */
-    CST_MOUNT_MOUNTED,    /* mapped */
-    CST_MOUNT_REMOUNT,    /* was mapped in an engine that died */
-    CST_MOUNT_REMOUNTING, /* asked for again; nobody but the engine's commands waits */
-    CST_MOUNT_DROPPING,   /* to be unmapped; no answer yet */
+    CST_MOUNT_NONE,   /* The engine does not map the segment and will not map it. */
+    CST_MOUNT_WANTED, /* The engine will be asked to map the segment when it is up. */
+    CST_MOUNT_ADDING, /* The engine was asked to map the segment; the owner waits for the answer. */
+    /* The engine was asked to map the segment, but must unmap it after the answer. */
+    CST_MOUNT_UNWANTED,
+    CST_MOUNT_MOUNTED, /* The engine has mapped the segment. */
+    CST_MOUNT_REMOUNT, /* The segment was mapped in an engine process that died. */
+    /* The engine was asked again after a restart; only its commands wait for the answer. */
+    CST_MOUNT_REMOUNTING,
+    CST_MOUNT_DROPPING, /* The engine was asked to unmap the segment and has not answered. */
 };
 
-#define CST_ARENA_MAX_ENGINES 32 /* 8 nodes, 8 paced accelerators and 16 GPUs; bits of a word */
+/* Engines of at most 8 NUMA nodes, 8 simulated accelerators and 16 GPUs. Sets of engines are bits
+ * of a 32-bit word. */
+#define CST_ARENA_MAX_ENGINES 32
 
-/* What populating the segments of one owner has cost, which all of them share: a job that is too
- * large for its control group has engines killed. */
+/* Engine deaths while the segments of one owner were populated; all segments of the owner share it.
+ * Populating a job that is too large for its control group gets engines killed. */
 struct cst_population {
-    unsigned n_deaths;   /* of engines, while they populated a segment of the owner */
-    uint64_t last_death; /* number of the last one of them */
+    unsigned n_deaths; /* Engine deaths during which a segment of the owner was being populated. */
+    uint64_t last_death; /* Number of the last such death, in the count of all engines' deaths. */
 };
 
-#define CST_POPULATION_DEATHS 2 /* so many, and no more segments of the owner are populated */
+/* After this many deaths no segment of the owner is populated any more. */
+#define CST_POPULATION_DEATHS 2
 
 struct cst_segment;
 typedef void (*cst_segment_cb)(struct cst_segment *segment);
 
 struct cst_segment {
-    TAILQ_ENTRY(cst_segment) link;   /* in engines' list, while any engine has something of it */
-    struct cst_segment *same_bucket; /* private to engines.c */
-    bool listed;                     /* private to engines.c */
-    uint32_t id;                     /* on the wire; unique in the life of the daemon */
-    uint32_t n_refs;                 /* owner, engines */
-    int fd; /* memfd, sealed SHRINK|GROW|SEAL, mode 0600; device: the driver's handle, -1: not
-               made yet */
-    int worker_fd;  /* the same file, opened anew for workers; -1: none has asked for it yet */
-    bool device;    /* it is memory of a GPU, that of engine populate */
-    bool made;      /* it is there and populated: engines of GPUs may map it */
-    uint64_t bytes; /* length */
-    struct cst_budget *budget;         /* charged; NULL: none */
-    struct cst_quota_account *account; /* charged with it, a reference; NULL: nobody's */
-    uint32_t engines;                  /* that map it, a bit each; 0: all of the host's */
-    int populate; /* index of the engine that populates it, or makes it; -1: nobody */
-    struct cst_population *population;     /* the owner's; NULL: deaths are the engine's own */
-    int bind;                              /* NUMA node (OS number) for its pages; -1: anywhere */
-    bool lock;                             /* mlock it */
-    bool lock_required;                    /* ... and failing is an error */
-    bool locked;                           /* it is */
-    uint64_t populated;                    /* bytes so far */
-    uint64_t counted;                      /* of them, that the owner has seen */
-    uint8_t mounts[CST_ARENA_MAX_ENGINES]; /* enum cst_mount_state per engine */
-    uint32_t n_waiting;                    /* engines that have not answered yet */
-    struct cst_err err;                    /* the first engine's words that could not map it */
-    cst_segment_cb on_mounted;             /* all engines have answered; see err. May be NULL */
-    cst_segment_cb on_progress;            /* populated grew. May be NULL */
-    cst_segment_cb on_gone; /* last reference: called before it is freed. May be NULL */
-    void *arg;              /* for the callbacks' owner */
+    TAILQ_ENTRY(cst_segment) link; /* In the list of struct cst_engines, while listed. */
+    /* Next segment in the same hash bucket; private to engines.c. */
+    struct cst_segment *same_bucket;
+    /* The segment is in the list and hash table of struct cst_engines; private to engines.c. */
+    bool listed;
+    uint32_t id;     /* Number of the segment in messages; unique during the life of the daemon. */
+    uint32_t n_refs; /* References held by the owner and by engines. */
+    /* Descriptor of the memory. Host memory: a memfd with the seals SHRINK, GROW and SEAL and mode
+     * 0600. Accelerator memory: the descriptor from its engine (for a GPU the
+     * driver's handle), or -1 before the engine has allocated it. */
+    int fd;
+    /* Descriptor of the file for workers, opened separately from fd. -1: no worker has asked for it
+     * yet. */
+    int worker_fd;
+    /* The segment is accelerator memory, allocated by the engine whose index is in populate. */
+    bool device;
+    /* The segment exists and is populated, so that other accelerators' engines may map it. */
+    bool made;
+    uint64_t bytes;            /* Length in bytes. */
+    struct cst_budget *budget; /* The budget that is charged; NULL: none. */
+    /* The user's account that is charged, and a reference to it; NULL: no user. */
+    struct cst_quota_account *account;
+    /* Engines that map the segment, one bit each; 0: all engines of NUMA nodes. */
+    uint32_t engines;
+    int populate; /* Index of the engine that populates or allocates the segment; -1: none. */
+    /* Deaths counted for the owner; NULL: deaths count against the engine. */
+    struct cst_population *population;
+    int bind;           /* NUMA node (OS number) for the pages; -1: any node. */
+    bool lock;          /* Lock the pages in memory (mlock). */
+    bool lock_required; /* A failure to lock the pages fails the segment. */
+    bool locked;        /* The pages are locked. */
+    uint64_t populated; /* Bytes populated so far. */
+    uint64_t counted; /* Part of populated, in bytes, that the owner has added to its own count. */
+    uint8_t mounts[CST_ARENA_MAX_ENGINES]; /* State in each engine, an enum cst_mount_state. */
+    uint32_t n_waiting; /* Number of engines that have not answered the request to map. */
+    /* Words of the first engine that could not map the segment; status 0: none failed. */
+    struct cst_err err;
+    /* Called when all engines have answered; err has the outcome. May be NULL. */
+    cst_segment_cb on_mounted;
+    cst_segment_cb on_progress; /* Called when populated has changed. May be NULL. */
+    /* Called after the last reference is released and before the segment is freed. May be NULL. */
+    cst_segment_cb on_gone;
+    void *arg; /* For the owner of the callbacks. */
 };
 
-/* Make a segment of @bytes, charged to @budget and @account (NULL: to nobody), with one reference.
- * @id is the caller's. CST_EBUDGET; CST_ENOMEM: the kernel gave no memfd (too many open files);
- * CST_EINVAL: zero bytes. */
+/* Create a memfd segment of @bytes with one reference, charged to @budget and @account (NULL: not
+ * charged). The caller chooses @id, and @what names the purpose in messages. CST_EBUDGET: a limit
+ * is exceeded; CST_ENOMEM: out of memory, or the kernel gave no memfd (too many open files);
+ * CST_EINVAL: a size of 0 bytes or too large. */
 int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
                      struct cst_budget *budget, struct cst_quota_account *account, const char *what,
                      struct cst_err *err);
 
-/* The same for memory of the GPU of engine @engine, which is to make it. */
+/* Create a segment of accelerator memory, with the parameters of cst_segment_open. The engine with
+ * index @engine allocates the memory when the segment is mounted. */
 int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t bytes,
                             struct cst_budget *budget, struct cst_quota_account *account,
                             unsigned engine, const char *what, struct cst_err *err);
 
-/* The memory of @of, a memfd, by another segment: charged to nobody, populated by nobody. Each
- * lives as long as it is referenced. CST_ENOMEM: too many open files. */
+/* Create a segment that shares the memfd of @of. It is charged to no budget and populated by no
+ * engine. The memory lives until both segments are gone. CST_ENOMEM: too many open files, or out of
+ * memory. */
 int cst_segment_open_shared(struct cst_segment **out, uint32_t id, const struct cst_segment *of,
                             const char *what, struct cst_err *err);
 
-/* *fd: a descriptor of @segment that workers may be sent; it stays the segment's. A memfd is opened
- * anew for them, so that it can be found out later whether any of them still has it (remains.h).
- * CST_ENOMEM: too many open files. */
+/* Set *fd to a descriptor of @segment that can be sent to workers. It belongs to the segment. A
+ * memfd is opened separately for workers, which lets the daemon find out later whether any worker
+ * still has it (remains.h). CST_ENOMEM: too many open files. */
 int cst_segment_share(struct cst_segment *segment, int *fd, struct cst_err *err);
 
-/* Give all memory of the memfd back that has been populated so far. */
+/* Return all memory of the memfd that has been populated so far to the system. */
 void cst_segment_empty(struct cst_segment *segment);
 
 void cst_segment_ref(struct cst_segment *segment);
 
-/* Give a reference back; the last one drops the memfd (cst_remains_drop), gives the budget back as
- * the memory leaves, calls on_gone and frees it. */
+/* Release one reference. The last one closes the memory or hands a memfd over to cst_remains_drop,
+ * gives the charge back, calls on_gone and frees the segment. The charge of a memfd that processes
+ * still hold is given back later, as its memory is freed. */
 void cst_segment_unref(struct cst_segment *segment);
 
 #endif

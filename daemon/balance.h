@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many of a job's updates go through rooms: k (offload/interleave.h), chosen with what is known
- * of the machine, and again after each step. What a k promises is
+/* Choice of the number of device updates of a job: k (offload/interleave.h) is chosen from the
+ * known rates of the machine, and again after each step. Pure computation.
  *
- *   measured    where whole phases of updates with it were timed lately
- *   predicted   by the rates that engines were seen to reach, else by the known ones; and stretched
- * by as much as the phases with the nearest k that was measured are longer than predicted for that
- * one. Rates depend on k, for copies, accelerators and nodes share memory: those seen with one k
- * can speak for another one, and with that for the first
+ * The expected duration of an update phase with some k is
+ * - measured, if update phases with this k were timed recently;
+ * - otherwise predicted from the rates that engines reached in this job, or else from the known
+ *   rates of the machine. A prediction is multiplied by the ratio of measured to predicted time of
+ *   the nearest k that was measured. Rates depend on k, because copies, accelerators and nodes
+ *   share memory bandwidth, and rates that were seen with one k are only an estimate for another k.
  *
- * Another k must promise to be faster by CST_BALANCE_MARGIN than the present one was, in several
- * phases; only the nodes alone are taken if they promise to be faster at all. So of two that are
- * alike it stays with the one that it has. What was measured of a k that was left is forgotten
- * after a while, each time after twice as long, so that it is tried again, ever more seldom. Pure.
- */
+ * Another k is chosen only if its expected time is less than the measured time of the present k by
+ * CST_BALANCE_MARGIN. "No device updates" is chosen if it is expected to be faster at all. The
+ * margin keeps the choice stable between values of k that are about equally fast. A measurement of
+ * a k that was replaced expires after some steps, twice as many each time, and then this k can be
+ * tried again. A k that loses repeatedly is therefore tried less and less often. */
 #ifndef CST_BALANCE_H
 #define CST_BALANCE_H
 
@@ -22,54 +23,64 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CST_BALANCE_MARGIN 0.05 /* by which another k must be faster */
-#define CST_BALANCE_PHASES 3u   /* with one k, until it counts how long they took */
+/* Relative time that another k must save before it is chosen. */
+#define CST_BALANCE_MARGIN 0.05
+/* Update phases with one k before their measurement counts. */
+#define CST_BALANCE_PHASES 3u
 #define CST_BALANCE_MEMORY                                                                         \
-    128u /* steps for which that counts when another one is in force, at first */
+    128u /* Steps for which a measurement counts after its k was replaced for the first time. */
 
-/* Rates of one kind: known before, and seen since. */
+/* Rate of one kind of work. */
 struct cst_balance_rate {
-    double known;                 /* per second; of the machine */
-    struct cst_rates_median seen; /* of this job's steps; counts as soon as there is one */
+    double known; /* Units per second from the rates of the machine. */
+    /* Rates that were observed in the steps of this job; used instead of known as soon as there is
+     * one. */
+    struct cst_rates_median seen;
 };
 
-/* Of one k. */
+/* Measurements with one k. */
 struct cst_balance_tried {
-    struct cst_rates_median
-        phase;       /* elements/s of whole update phases, when it was in force last */
-    uint64_t step;   /* the last of them */
-    unsigned n_left; /* times that another one was preferred, until it counts no more */
+    /* Elements per second of whole update phases, in the last period in which this k was in
+     * force. */
+    struct cst_rates_median phase;
+    uint64_t step;   /* Number of the step that measured this k last. */
+    unsigned n_left; /* Number of times that this k was replaced by another one, up to a maximum. */
 };
 
 struct cst_balance {
-    uint32_t k;                           /* that is set; CST_INTERLEAVE_NEVER: none goes up */
-    uint64_t n_steps;                     /* since it began */
-    uint64_t phase;                       /* number of the last phase that was seen; 0: none was */
-    struct cst_balance_rate node, device; /* elements/s: all nodes together; one accelerator */
-    struct cst_balance_rate up, down;     /* bytes/s of one accelerator's link */
-    struct cst_balance_tried tried[CST_INTERLEAVE_MOST + 1]; /* by k */
+    uint32_t k;       /* The chosen k; CST_INTERLEAVE_NEVER: no device updates. */
+    uint64_t n_steps; /* Steps since cst_balance_begin. */
+    uint64_t phase;   /* Number of the last update phase that was taken into account; 0: none. */
+    /* Elements per second of all nodes' engines together, and of one accelerator. */
+    struct cst_balance_rate node, device;
+    struct cst_balance_rate up, down; /* Bytes per second to and from one accelerator. */
+    struct cst_balance_tried tried[CST_INTERLEAVE_MOST + 1]; /* Measurements, indexed by k. */
 };
 
-/* @machine with the rates in its place that are seen, or known. */
+/* Returns a copy of @machine whose rates are the observed ones or, where none was observed, the
+ * known ones. */
 struct cst_interleave cst_balance_machine(const struct cst_balance *balance,
                                           const struct cst_interleave *machine);
 
-/* The first k. Known rates are set; @machine is the job's, its rates are not read. */
+/* Choose the first k. The known rates in @balance must be set. @machine describes the job; its
+ * rates are not read. */
 void cst_balance_begin(struct cst_balance *balance, const struct cst_interleave *machine);
 
-/* The updates of one step, all done. */
+/* The updates of one step, after all of them have completed. */
 struct cst_balance_phase {
-    uint64_t number; /* of all of the job, from 1; 0: there was none yet */
-    uint32_t k;      /* with which they were made */
-    uint64_t ns;     /* that they took; 0: nobody knows */
+    /* Number of the phase among all update phases of the job, from 1; 0: there was none yet. */
+    uint64_t number;
+    uint32_t k;  /* The k with which the updates were made. */
+    uint64_t ns; /* Duration of the phase in nanoseconds; 0: unknown. */
 };
 
-/* A step is committed. @last: the last phase that has ended, of that step or of one before; it
- * counts when it is seen first. True: another k is set now. */
+/* Take account of a step that was committed. @last is the last update phase that has ended,
+ * which may belong to an earlier step; each phase counts once. Returns true if another k is
+ * chosen now. */
 bool cst_balance_step(struct cst_balance *balance, const struct cst_interleave *machine,
                       const struct cst_balance_phase *last);
 
-/* What a phase with @k promises to take, in seconds. */
+/* Expected duration in seconds of an update phase with @k. */
 double cst_balance_promise(const struct cst_balance *balance, const struct cst_interleave *machine,
                            uint32_t k);
 

@@ -1,26 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Base jobs: a job may name another one of its user whose frozen tensors it uses. They are mapped
- * for it, not stored again; while it is there the base stays, and they are not written. */
+/* Base jobs: a job may name another job of the same user and use the frozen tensors of that job.
+ * The frozen tensors are mapped into the new job instead of being stored again. A base job lives as
+ * long as jobs use it, and its frozen tensors cannot be written meanwhile. */
 #ifndef CST_BASE_H
 #define CST_BASE_H
 
 #include "daemon/job.h"
 
-/* The job that uid @uid may name as the base of a new job @name. CST_ENOTFOUND: it has none of that
- * name; CST_EINVAL: its weights are not there yet (no sync has completed), or it has a base itself,
- * or is the job itself. */
+/* Find the job @base that user @uid may name as the base of a new job @name, and store it in *out.
+ * CST_ENOTFOUND: the user has no such job. CST_EINVAL: the base has no weights yet (no sync has
+ * completed), has failed, has a base itself, or is the new job itself. */
 int cst_base_find(struct cst_daemon *daemon, uid_t uid, const char *name, const char *base,
                   struct cst_job **out, struct cst_err *err);
 
-/* @job's model is complete. CST_OK if it has no base; or if the base has all of its frozen tensors,
- * frozen and of the same shape: else CST_ENOTFOUND, CST_EINVAL or CST_EMISMATCH, naming the tensor.
- */
+/* Check the base of @job after its model is complete. CST_OK: @job has no base, or the base has all
+ * frozen tensors of @job, frozen and with equal shapes. CST_ENOTFOUND, CST_EINVAL, CST_EMISMATCH: a
+ * tensor differs, and @err names it. */
 int cst_base_check(const struct cst_job *job, struct cst_err *err);
 
-/* A job whose base @job is, or NULL; the one after @last, if that is given. */
+/* Iterate over the jobs that use @job as their base, including those that are closing. @last is the
+ * previous result, or NULL for the first one. Returns NULL at the end. */
 struct cst_job *cst_base_user(const struct cst_job *job, const struct cst_job *last);
 
-/* CST_EBUSY with "@what: job 'x', 'y' and 2 more use ..." if @job is the base of another one. */
+/* CST_EBUSY: @job is the base of other jobs; the message begins with @what and names some of these
+ * jobs. */
 int cst_base_check_unused(const struct cst_job *job, const char *what, struct cst_err *err);
 
 #endif

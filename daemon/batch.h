@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batch and BatchDone on the wire, by hand: the one request that is asked for every operator of
- * every step, for which the general code's allocations and descriptors cost more than all the rest
- * of serving it. Same bytes as protobuf-c's. Pure. */
+/* Hand-written encoding and decoding of the messages Batch and BatchDone. These messages are
+ * exchanged for every operator of every step, and the allocations and descriptors of the general
+ * protobuf-c code would cost more than all other work of the request. The bytes are those that
+ * protobuf-c reads and writes. Pure computation. */
 #ifndef CST_BATCH_H
 #define CST_BATCH_H
 
@@ -12,24 +13,25 @@
 #include <stdint.h>
 
 struct cst_batch_item {
-    uint32_t kind;       /* Cistern__BatchItem__Kind, not checked */
-    uint32_t chunk;      /* number, not checked */
-    uint64_t generation; /* of the lease; 0: not given */
-    bool ahead;          /* nobody waits for it yet */
+    uint32_t kind;       /* Kind of request, a Cistern__BatchItem__Kind; not checked. */
+    uint32_t chunk;      /* Number of the chunk; not checked. */
+    uint64_t generation; /* Generation of the lease; 0: not given. */
+    bool ahead;          /* Prefetch: no worker waits for the result yet. */
 };
 
 struct cst_batch {
-    uint64_t attempt; /* from Synced */
-    uint32_t n_items; /* of items; may be 0 */
+    uint64_t attempt; /* The attempt that the items belong to, from the Synced reply. */
+    uint32_t n_items; /* Number of items; may be 0. */
     struct cst_batch_item items[CST_PENDING_MAX_ITEMS];
 };
 
-/* Read the @n bytes of a Batch at @body. Unknown fields are skipped. CST_EPROTO: malformed, or a
- * required field is missing; CST_EINVAL: more than CST_PENDING_MAX_ITEMS items. */
+/* Decode the @n bytes of a Batch at @body into *out. Unknown fields are skipped. CST_EPROTO: the
+ * message is malformed or lacks a required field; CST_EINVAL: there are more than
+ * CST_PENDING_MAX_ITEMS items. */
 int cst_batch_read(struct cst_batch *out, const uint8_t *body, size_t n, struct cst_err *err);
 
-/* Write the BatchDone for @n items, at most CST_PENDING_MAX_ITEMS, to @out, which has
- * CST_FRAME_MAX_BODY bytes; returns its length. */
+/* Encode the BatchDone for the @n results in @items (at most CST_PENDING_MAX_ITEMS) into @out, a
+ * buffer of CST_FRAME_MAX_BODY bytes. Returns the length. */
 size_t cst_batch_write(const struct cst_pending_item *items, uint32_t n, uint8_t *out);
 
 #endif

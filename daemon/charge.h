@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the memory that a job wishes for is charged to: the host's budgets, and each accelerator's.
- */
+/* Check of a job's memory against the budgets: host memory, host pools, and the memory of each
+ * accelerator. The module only checks; segments charge the budgets (arena.h). */
 #ifndef CST_CHARGE_H
 #define CST_CHARGE_H
 
 #include "daemon/memory.h"
 
-/* Bytes of @pool, as they are charged. */
+/* Bytes that @pool is charged, including rounding to the device's granularity. */
 uint64_t cst_charge_pool(const struct cst_daemon *daemon, const struct cst_layout *layout,
                          const struct cst_memory_pool *pool);
 
-/* Would all of @wish fit now, with @arena_bytes of arenas and table? CST_EBUDGET: with all numbers.
- * CST_ENOMEM: the daemon's control group allows less than the budgets do, as when its limit has
- * been lowered since the daemon started; with the file that says so. Nothing is taken. @name: of
- * the job.
- */
+/* Check whether all memory of @wish is available now. @arena_bytes is the size of the arenas and
+ * the job table, and @name the name of the job. Nothing is charged. CST_EBUDGET: a budget or a
+ * limit of the user is exceeded; @err has all numbers. CST_ENOMEM: the limit of the daemon's
+ * control group is exceeded, for example because it was lowered after the daemon started; @err
+ * names the file of the limit. */
 int cst_charge_check(struct cst_daemon *daemon, const struct cst_memory_wish *wish,
                      uint64_t arena_bytes, const char *name, struct cst_err *err);
 

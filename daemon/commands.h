@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The commands of one engine that have not completed: packed as they go on the wire, in order of
- * submission, found by ticket. What is here when an engine dies is sent again to the next one. */
+/* The commands of one engine that have not completed. They are stored in their encoded form, in the
+ * order of submission, and can be found by ticket. After the death of an engine process its
+ * commands are sent again to the next process. The module sends nothing itself. */
 #ifndef CST_COMMANDS_H
 #define CST_COMMANDS_H
 
@@ -10,56 +11,64 @@
 
 #define CST_COMMANDS_BUCKETS 1024
 
-struct cst_commands_item; /* private */
+struct cst_commands_item; /* Private to commands.c. */
 
 struct cst_commands {
-    TAILQ_HEAD(, cst_commands_item) items; /* sent ones first */
-    struct cst_commands_item *unsent;      /* first that was not sent; NULL: all were */
-    struct cst_commands_item *buckets[CST_COMMANDS_BUCKETS]; /* by ticket */
-    uint64_t n;                                              /* in items */
+    TAILQ_HEAD(, cst_commands_item) items; /* In order of submission: sent, then unsent ones. */
+    /* The first command that was not sent; NULL: all were sent. */
+    struct cst_commands_item *unsent;
+    struct cst_commands_item *buckets[CST_COMMANDS_BUCKETS]; /* Hash table by ticket. */
+    uint64_t n;                                              /* Number of commands. */
 };
 
 void cst_commands_init(struct cst_commands *commands);
 void cst_commands_close(struct cst_commands *commands);
 
-/* CST_ENOMEM. */
+/* Append a copy of @command. CST_ENOMEM: out of memory. */
 int cst_commands_add(struct cst_commands *commands, const struct cst_command *command,
                      struct cst_err *err);
 
-/* The command of @ticket is here. */
+/* True if the command of @ticket has not completed. */
 bool cst_commands_has(const struct cst_commands *commands, uint64_t ticket);
 
-/* It is, and forgiven if it fails. */
+/* True if the command of @ticket has not completed and is marked `forgiven`: a failure of it does
+ * not cancel the commands that wait for it. */
 bool cst_commands_forgives(const struct cst_commands *commands, uint64_t ticket);
 
-/* The command of @ticket has completed. False: there is none (its job is gone). */
+/* Remove the command of @ticket, which has completed. False: there is no such command, because its
+ * job is gone. */
 bool cst_commands_remove(struct cst_commands *commands, uint64_t ticket);
 
-/* Drop all whose ticket >> @shift is @value; whether an engine has them or not, nobody waits for
- * them. */
+/* Remove all commands with (ticket >> @shift) == @value, sent or not. Their completions are ignored
+ * later. */
 void cst_commands_forget(struct cst_commands *commands, unsigned shift, uint64_t value);
 
-/* The ticket of the oldest one. False: there is none. */
+/* Store the ticket of the oldest command in *ticket. False: there is no command. */
 bool cst_commands_first(const struct cst_commands *commands, uint64_t *ticket);
 
-/* The engine was given up. Its commands are kept for a later one, except those whose ticket the
- * next function returns: io, and those that have been here for the third time that it is given up,
- * which may be why. */
+/* Note that the engine was given up. Its commands are kept for a later engine process, except:
+ * - commands with the flag io, whose requests are answered at once;
+ * - commands that were present for the third time when the engine was given up, because they may be
+ *   the reason for its deaths.
+ *
+ * The caller must take the exceptions with cst_commands_first_refused. */
 void cst_commands_give_up(struct cst_commands *commands);
 
-/* The ticket of the oldest one that is not kept. False: there is none. */
+/* Store the ticket of the oldest command that is not kept after cst_commands_give_up in *ticket.
+ * False: there is none. */
 bool cst_commands_first_refused(const struct cst_commands *commands, uint64_t *ticket);
 
-/* A command is here whose ticket >> @shift is @value. */
+/* True if there is a command with (ticket >> @shift) == @value. */
 bool cst_commands_has_any(const struct cst_commands *commands, unsigned shift, uint64_t value);
 
-/* Fill @body with a Submit message of as many unsent commands as @max bytes take; returns its
- * length, 0: nothing to send. They count as unsent until cst_commands_sent, which takes *upto. */
+/* Encode the next unsent commands into a Submit message of at most @max bytes at @body, and store
+ * the last of them in *upto. Returns the length; 0: nothing to send. After the message was sent,
+ * cst_commands_sent must be called with *upto to mark them as sent. */
 size_t cst_commands_pack(const struct cst_commands *commands, uint8_t *body, size_t max,
                          struct cst_commands_item **upto);
 void cst_commands_sent(struct cst_commands *commands, struct cst_commands_item *upto);
 
-/* The engine is gone: all are unsent again. */
+/* Mark all commands as unsent, after the engine process has died. */
 void cst_commands_rewind(struct cst_commands *commands);
 
 #endif

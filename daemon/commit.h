@@ -1,42 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Commit: the barrier at which all ranks agree on the model, then layout, memory and core. */
+/* Commit of a job's model: the barrier at which all ranks agree on the model, followed by plan,
+ * layout, memory and the start of the core. The commit of a training step is not here
+ * (offload/commit.c). */
 #ifndef CST_COMMIT_H
 #define CST_COMMIT_H
 
 #include "daemon/job.h"
 
-/* Commit request @id of the worker at @session. Every outcome is an answer: MSG_COMMITTED when all
- * ranks have come and the memory is populated (at once, for a job that is committed already), or an
- * error. */
+/* Handle Commit request @id of the worker at @session. @n_tensors and @n_operators are the worker's
+ * numbers; @copies: the worker can copy weights to its accelerator itself. The request is always
+ * answered: with MSG_COMMITTED when all ranks have committed and the memory is populated (for a
+ * committed job at once, or after the closing step), or with an error. */
 void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators,
                 bool copies);
 
-/* The ranks that have not committed, where others have: "0, 3 (absent)". "": none is waited for. */
+/* Write the ranks that others wait for in the barrier to @text, such as "0, 3 (absent)". The text
+ * is empty if no rank has committed. */
 void cst_commit_missing(const struct cst_job *job, char *text, size_t size);
 
-/* All Commits that wait fail with @why; the ranks may commit again. */
+/* Fail all waiting Commits with @why and cancel the search for a plan. The ranks may commit
+ * again. */
 void cst_commit_break(struct cst_job *job, const struct cst_err *why);
 
-/* The worker of rank @rank takes its Commit back, which waits and which the caller answers. A plan
- * search for the job ends; other ranks that have committed wait for this rank again, for the
- * job's time limit at most. */
+/* Withdraw the waiting Commit of rank @rank; the caller answers the request. A search for a plan of
+ * the job is cancelled. Other ranks that have committed wait for this rank again, at most for the
+ * job's time limit. */
 void cst_commit_withdraw(struct cst_job *job, uint32_t rank);
 
-/* An engine of a GPU is up or has failed: commits that waited for it go on. @arg: the daemon. */
+/* Continue the commits that waited for an accelerator's engine, which is up or has failed now. @arg
+ * is the daemon. */
 void cst_commit_resume(void *arg);
 
-/* The engines are done with the job's memory, for better or worse. */
+/* Continue the commit of the job that @memory belongs to, when all engines have answered;
+ * memory->err has the outcome. Also called when a pool was made again in a ready job. */
 void cst_commit_populated(struct cst_memory *memory);
 
-/* The core has moved on: answer Commits that came while a step closed. A worker that takes the
- * place of one that died in the last step must know whether there is another, for its peers leave
- * with the last one. */
+/* Answer the Commits that came while a step was closing, if the step has closed. A worker that
+ * replaces one which died in the last step must know whether there is another step, because its
+ * peers leave after the last one. Called after each event of the core. */
 void cst_commit_settled(struct cst_job *job);
 
-/* The memory of a commit that failed is given back. */
+/* Return @job to the declaring state, after the memory of a failed commit was given back. */
 void cst_commit_undone(struct cst_job *job);
 
-/* Free the layout, if there is one. */
+/* Free the layout of @job, if it has one. */
 void cst_commit_drop_layout(struct cst_job *job);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the daemon was told: defaults, then the configuration file (INI), then the command line. A
- * value that makes no sense is refused with the file, the line and what is allowed; so is an
- * unknown or repeated key. */
+/* The daemon's configuration: defaults, replaced by the configuration file (INI), replaced by the
+ * command line. An invalid value is refused with the file, the line and the allowed values. An
+ * unknown or repeated key is refused as well. See cistern.conf(5). */
 #ifndef CST_CONFIG_H
 #define CST_CONFIG_H
 
@@ -13,78 +13,93 @@
 #include <stdint.h>
 
 #define CST_CONFIG_PATH_BYTES 256
-#define CST_CONFIG_SOCKET_BYTES 108 /* sun_path, with the NUL */
-#define CST_CONFIG_MAX_NODES 8      /* NUMA nodes that get an engine */
-#define CST_CONFIG_MAX_PACED 8      /* paced accelerators */
+#define CST_CONFIG_SOCKET_BYTES 108 /* Size of sun_path, including the terminating NUL. */
+#define CST_CONFIG_MAX_NODES 8      /* Most NUMA nodes that get an engine. */
+#define CST_CONFIG_MAX_PACED 8      /* Most simulated accelerators. */
 #define CST_CONFIG_INTERLEAVE_AUTO UINT32_MAX
 
 enum cst_config_lock { CST_LOCK_NO, CST_LOCK_TRY, CST_LOCK_YES };
 enum cst_config_copies { CST_COPIES_ENGINE, CST_COPIES_WORKER };
 
 struct cst_config {
-    char file[CST_CONFIG_PATH_BYTES];             /* that was read; empty: none was named */
-    bool file_required;                           /* it must be there */
-    uint64_t memory_bytes;                        /* of the machine; not a setting */
-    char socket[CST_CONFIG_SOCKET_BYTES];         /* [daemon] socket */
-    char manager_socket[CST_CONFIG_SOCKET_BYTES]; /* [daemon] manager_socket; empty: manager.sock
-                                                     beside socket */
-    int log_level;                                /* [daemon] log_level: enum cst_log_level */
-    struct cst_access access;                     /* [daemon] access */
-    uint64_t host_bytes;                  /* [host] memory: budget for arenas, tables, staging */
-    enum cst_config_lock lock;            /* [host] lock: mlock of arenas */
-    unsigned nodes[CST_CONFIG_MAX_NODES]; /* [host] nodes: NUMA nodes to use (OS numbers) */
-    unsigned n_nodes;                     /* 0: all */
-    uint64_t pool_bytes;                  /* [device host] pool: budget for all pools together */
-    uint32_t threads;                     /* [engine] threads per engine; 0: all usable cores */
-    uint32_t copy_threads;                /* [engine] copy_threads; 0: chosen */
-    float copy_share;                     /* [engine] copy_share: 0..0.9, see cistern.conf(5) */
-    uint64_t update_rate;               /* [engine] update_rate of a node's, elements/s; 0: none */
-    char engine[CST_CONFIG_PATH_BYTES]; /* [engine] program; empty: looked for */
-    uint32_t n_paced;                   /* [paced] devices */
-    uint64_t paced_up, paced_down;      /* [paced] up, down: bytes/s each; 0: no rate is kept */
-    uint64_t paced_update;              /* [paced] update: elements/s each; same */
-    uint64_t paced_memory;              /* [paced] memory: of each, bytes */
-    char gpu_devices[512];              /* [gpu] devices: "all", "none", or a list */
-    char gpu_pool[32];                  /* [gpu] pool: budget for pools on each, a size */
-    uint32_t gpu_idle_s;                /* [gpu] idle: an engine without a job ends after it */
-    enum cst_config_copies gpu_copies;  /* [gpu] copies: of weights into their pools */
-    uint64_t gpu_gather; /* [gpu] gather: smallest piece that GPUs exchange, bytes; 0: none */
-    char gpu_engine[CST_CONFIG_PATH_BYTES]; /* [gpu] program; empty: looked for */
-    char rates[CST_CONFIG_PATH_BYTES]; /* [plan] rates; empty: the usual file, if it is there */
-    uint32_t interleave;               /* [plan] interleave: k of all jobs with rooms, 0: none;
-                                          CST_CONFIG_INTERLEAVE_AUTO: chosen */
-    bool plan_search;                  /* [plan] search: for jobs that leave the choice */
-    uint32_t search_time_s;            /* [plan] search_time: longest that a search runs, s */
-    uint32_t ttl_s;                    /* [job] ttl: a job without worker is removed after it; s */
-    uint32_t timeout_s;                /* [job] timeout: longest wait for other ranks; s */
-    uint32_t max_jobs;                 /* [job] max_jobs */
-    uint32_t max_sessions;             /* [job] max_sessions */
-    uint32_t credits;                  /* [job] credits: requests in flight per connection */
-    struct cst_quota_rules quota;      /* [quota], [quota uid:N] ...: read anew by SIGHUP */
-    uint64_t given;                    /* keys that were set, bit by row of the table in config.c */
+    /* The configuration file that was read; empty: no file was named. */
+    char file[CST_CONFIG_PATH_BYTES];
+    bool file_required;                   /* The file must exist. */
+    uint64_t memory_bytes;                /* Memory of the machine in bytes; not a setting. */
+    char socket[CST_CONFIG_SOCKET_BYTES]; /* [daemon] socket. */
+    /* [daemon] manager_socket; empty: manager.sock in the directory of socket. */
+    char manager_socket[CST_CONFIG_SOCKET_BYTES];
+    int log_level;            /* [daemon] log_level, an enum cst_log_level. */
+    struct cst_access access; /* [daemon] access. */
+    uint64_t host_bytes; /* [host] memory: budget for arenas, job tables and staging, in bytes. */
+    enum cst_config_lock lock;            /* [host] lock: whether arenas are locked in memory. */
+    unsigned nodes[CST_CONFIG_MAX_NODES]; /* [host] nodes: NUMA nodes to use (OS numbers). */
+    unsigned n_nodes;                     /* Number of nodes in [host] nodes; 0: all. */
+    /* [device host] pool: budget for all pools in host memory together, in bytes. */
+    uint64_t pool_bytes;
+    uint32_t threads;      /* [engine] threads of each engine; 0: all usable cores. */
+    uint32_t copy_threads; /* [engine] copy_threads of each engine; 0: chosen by the engine. */
+    float copy_share;      /* [engine] copy_share, 0 to 0.9: see cistern.conf(5). */
+    /* [engine] update_rate of each node's engine, elements/s; 0: not limited. */
+    uint64_t update_rate;
+    /* [engine] program; empty: searched for in the usual places. */
+    char engine[CST_CONFIG_PATH_BYTES];
+    uint32_t n_paced; /* [paced] devices: number of simulated accelerators. */
+    /* [paced] up, down: bytes/s of each simulated accelerator; 0: not limited. */
+    uint64_t paced_up, paced_down;
+    /* [paced] update: elements/s of each simulated accelerator; 0: not limited. */
+    uint64_t paced_update;
+    uint64_t paced_memory; /* [paced] memory: bytes of each simulated accelerator. */
+    char gpu_devices[512]; /* [gpu] devices: "all", "none", or a list. */
+    char gpu_pool[32];     /* [gpu] pool: budget on each GPU, as text: a size or a percentage. */
+    uint32_t gpu_idle_s; /* [gpu] idle: time in seconds after which an engine without a job ends. */
+    enum cst_config_copies gpu_copies; /* [gpu] copies: who copies weights into pools on GPUs. */
+    /* [gpu] gather: smallest piece of weights in bytes that GPUs obtain from each other; 0: they do
+     * not. */
+    uint64_t gpu_gather;
+    /* [gpu] program; empty: searched for in the usual places. */
+    char gpu_engine[CST_CONFIG_PATH_BYTES];
+    /* [plan] rates: file of the machine's rates; empty: the default file, if it exists. */
+    char rates[CST_CONFIG_PATH_BYTES];
+    /* [plan] interleave: k of all jobs with device updates; 0: no device updates;
+     * CST_CONFIG_INTERLEAVE_AUTO: chosen for each job. */
+    uint32_t interleave;
+    /* [plan] search: search a plan for each job that leaves the choice to the daemon. */
+    bool plan_search;
+    uint32_t search_time_s; /* [plan] search_time: longest duration of a search, s. */
+    uint32_t ttl_s;         /* [job] ttl: time after which a job without a worker is removed, s. */
+    uint32_t timeout_s;     /* [job] timeout: longest wait for other ranks, s. */
+    uint32_t max_jobs;      /* [job] max_jobs. */
+    uint32_t max_sessions;  /* [job] max_sessions. */
+    uint32_t credits;       /* [job] credits: most requests in flight per connection. */
+    /* [quota], [quota uid:N] and similar sections; SIGHUP reads them again. */
+    struct cst_quota_rules quota;
+    uint64_t given; /* Keys that were set; bit i belongs to row i of the table in config.c. */
 };
 
-/* Defaults for a machine of @memory_bytes. */
+/* Set the defaults for a machine of @memory_bytes. */
 void cst_config_init(struct cst_config *config, uint64_t memory_bytes);
 
-/* Read @path into @config. A file that is not there is fine unless @required. CST_EINVAL:
- * "FILE:LINE: ..."; CST_ENOTFOUND; CST_EIO. */
+/* Read the file @path into @config. A missing file is an error only if @required. CST_EINVAL: a
+ * line is invalid, "FILE:LINE: ..."; CST_ENOTFOUND: a required file is missing; CST_EIO: the file
+ * cannot be read. */
 int cst_config_load(struct cst_config *config, const char *path, bool required,
                     struct cst_err *err);
 
-/* Read @config's file anew, all of it, and give the limits of users and groups that it has now: the
- * only settings that can change while the daemon runs. As cst_config_load; *out is untouched on
- * failure. */
+/* Read @config's file again and store the limits of users and groups in *out. These limits are the
+ * only settings that can change while the daemon runs, but the whole file must be valid. On failure
+ * (statuses of cst_config_load) *out is unchanged. */
 int cst_config_reload(const struct cst_config *config, struct cst_quota_rules *out,
                       struct cst_err *err);
 
-/* Set one key as the file would, but more than once if need be: for the command line. CST_EINVAL
- * with what is allowed. */
+/* Set one key as the file would; used for the command line. A key may be set repeatedly.
+ * CST_EINVAL: unknown key or invalid value; @err has what is allowed. */
 int cst_config_set(struct cst_config *config, const char *section, const char *key,
                    const char *value, struct cst_err *err);
 
-/* Fill in what follows from other settings and refuse what cannot be: budgets beyond the machine's
- * memory (CST_EBUDGET, with both numbers). After everything has been read. */
+/* Derive settings that depend on others, and check that settings agree. Called after file and
+ * command line were read. CST_EBUDGET: the budgets exceed the machine's memory; CST_EINVAL: the
+ * sockets' paths do not fit or are equal. */
 int cst_config_finish(struct cst_config *config, struct cst_err *err);
 
 #endif

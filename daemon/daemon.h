@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one object that the daemon's modules hang on, and its life: start, run, drain. One thread,
- * one libuv loop; nothing in daemon/ is called from any other thread. */
+/* The daemon's main object, which contains all its modules, and the daemon's life: start, run,
+ * drain. There is one thread with one libuv loop; no other thread calls functions of daemon/. */
 #ifndef CST_DAEMON_H
 #define CST_DAEMON_H
 
@@ -25,50 +25,52 @@
 
 struct cst_daemon {
     uv_loop_t loop;
-    const struct cst_config *config; /* the caller's */
-    struct cst_budget host;          /* arenas, tables, staging */
-    struct cst_budget pool;          /* pools of the host device */
-    struct cst_remains remains;      /* dropped memory that processes may still hold */
-    struct cst_quota quota;          /* what each user holds, and may hold */
+    const struct cst_config *config; /* The configuration; it belongs to the caller. */
+    struct cst_budget host;          /* Budget of arenas, job tables and staging. */
+    struct cst_budget pool;          /* Budget of pools in host memory. */
+    struct cst_remains remains;      /* Dropped memory that processes may still hold. */
+    struct cst_quota quota;          /* What each user holds and may hold. */
     struct cst_engines engines;
     struct cst_gpus gpus;
     struct cst_planner planner;
-    struct cst_searches searches; /* of plans, under way */
-    struct cst_server server;     /* listeners and sessions */
+    struct cst_searches searches; /* Searches for plans that are queued or running. */
+    struct cst_server server;     /* Listening sockets and sessions. */
     struct cst_jobs jobs;
     struct cst_pendings requests;
-    struct cst_later_queue later;    /* what must wait until a callback has returned */
-    struct cst_later_queue spare;    /* what nobody waits for; it has nothing for engines */
-    struct cst_unpack unpack;        /* one message is unpacked at a time ... */
-    struct cst_frame_buf in;         /* ... out of this ... */
-    uint8_t out[CST_FRAME_MAX_BODY]; /* ... and one reply packed into this */
-    struct cst_actions actions;      /* of the core that is being stepped */
-    uint64_t epoch;                  /* one value per start */
-    uint64_t started_ns;             /* monotonic */
-    uint64_t n_requests;             /* ever */
-    bool draining;                   /* going down */
-    uv_check_t reader;               /* reads requests after each look at the sockets */
-    uv_prepare_t turn;               /* end of each turn of the loop */
+    struct cst_later_queue later; /* Work that must wait until the current callback has returned. */
+    /* Work of low priority, done after engines got their commands; it must not issue commands. */
+    struct cst_later_queue spare;
+    struct cst_unpack unpack;        /* Decoder of messages; it holds one message at a time. */
+    struct cst_frame_buf in;         /* Buffer of the received frame that is being served. */
+    uint8_t out[CST_FRAME_MAX_BODY]; /* Buffer in which a reply is encoded. */
+    struct cst_actions actions;      /* Actions of the core that is being stepped. */
+    uint64_t epoch;                  /* Random number of this start of the daemon. */
+    uint64_t started_ns;             /* Monotonic time of the start. */
+    uint64_t n_requests;             /* Requests since the start. */
+    bool draining;                   /* The daemon is shutting down. */
+    uv_check_t reader;               /* Reads requests after each poll of the sockets. */
+    uv_prepare_t turn;               /* Runs at the end of each turn of the loop. */
     uv_signal_t terminate, interrupt, reload;
-    struct cst_notify notify; /* the service manager */
-    uv_timer_t watchdog;      /* runs only if the service manager asked for it */
+    struct cst_notify notify; /* Connection to the service manager. */
+    uv_timer_t watchdog;      /* Runs only if the service manager asked for a watchdog. */
 };
 
-/* Listen, start the engines, tell the service manager. CST_E...: with the words for one line;
- * everything is undone. */
+/* Listen, start the engines and notify the service manager. On failure everything is undone, and
+ * @err has the words for one line. */
 int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config,
                     struct cst_err *err);
 
-/* Run until a signal has ended it and everything is closed. */
+/* Run the loop until a signal has ended the daemon and everything is closed. */
 void cst_daemon_run(struct cst_daemon *daemon);
 
-/* Stop accepting, answer what waits with CST_EDRAINING, end engines; cst_daemon_run returns when
- * that is done. */
+/* Begin to shut down: stop accepting, answer waiting requests with CST_EDRAINING, remove all jobs
+ * and stop the engines. cst_daemon_run returns when that is done. */
 void cst_daemon_drain(struct cst_daemon *daemon);
 
+/* Free everything, after cst_daemon_run has returned. */
 void cst_daemon_close(struct cst_daemon *daemon);
 
-/* Tell the service manager about jobs and bytes, if they have changed. */
+/* Report the number of jobs and the used memory to the service manager, if they have changed. */
 void cst_daemon_status(struct cst_daemon *daemon);
 
 #endif

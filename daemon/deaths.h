@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Deaths of an engine's processes in a row: when starting another one is no use. A node's engine
- * may die now and then for as long as the daemon runs. An accelerator's that does nothing between
- * its deaths is given up however far apart they are: a process on a device that is gone may need
- * seconds to find out, or hang until it is killed. */
+/* Decides when an engine whose processes die repeatedly is given up.
+ * - A node's engine is given up after several deaths within a short time; its processes may die
+ *   occasionally for as long as the daemon runs.
+ * - An accelerator's engine is given up after several deaths with no completed command in between,
+ *   however far apart they are. A process on a device that is gone may need seconds to notice, or
+ *   hang until it is killed. */
 #ifndef CST_DEATHS_H
 #define CST_DEATHS_H
 
@@ -10,16 +12,20 @@
 #include <stdint.h>
 
 enum {
-    CST_DEATHS_MAX = 5,      /* in a row: one more, and it is given up ... */
-    CST_DEATHS_SECONDS = 10, /* ... a node's if they came within so long */
+    /* Deaths in a row that are tolerated; after one more the engine is given up. */
+    CST_DEATHS_MAX = 5,
+    /* Period in seconds within which the deaths of a node's engine must fall. */
+    CST_DEATHS_SECONDS = 10,
 };
 
-struct cst_deaths {    /* zeroed: none; again when it has done something */
-    unsigned n;        /* in a row */
-    uint64_t first_ns; /* when that row began */
+/* Deaths in a row. The struct is zeroed at the start and after each completed command. */
+struct cst_deaths {
+    unsigned n;        /* Number of deaths in this row. */
+    uint64_t first_ns; /* Monotonic time of the first death of this row, ns. */
 };
 
-/* One more, at @now (ns); true: it is to be given up. @accelerator: its engine's, no node's. */
+/* Count a death at @now (ns). @accelerator: the engine is an accelerator's. Returns true if the
+ * engine must be given up. */
 bool cst_deaths_add(struct cst_deaths *deaths, bool accelerator, uint64_t now);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a frame to the function that serves its type. One row of the table per message; what is
- * wrong with a request is answered here or there, never with silence. */
+/* Dispatch of request frames to the functions that serve them, by a table with one row per message
+ * type. Every invalid request gets an error reply. */
 #ifndef CST_DISPATCH_H
 #define CST_DISPATCH_H
 
@@ -9,13 +9,13 @@
 
 #define CST_PROTOCOL_VERSION 1
 
-/* Serve @frame, whose fds are taken over. */
+/* Serve @frame. Its descriptors are taken over. */
 void cst_dispatch(struct cst_session *session, struct cst_frame *frame);
 
-/* Serve request @id whose body is @body. */
+/* Serve request @id with the decoded @body. */
 typedef void (*cst_serve_fn)(struct cst_session *session, uint64_t id, void *body);
 
-/* Servers, by file. */
+/* Functions that serve requests, by source file. */
 void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body); /* serve_job.c */
 void cst_serve_declare(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_commit(struct cst_session *session, uint64_t id, void *body);
@@ -40,12 +40,14 @@ void cst_serve_job_info(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_explain(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_quota(struct cst_session *session, uint64_t id, void *body); /* serve_quota.c */
 
-/* Answer @id with the formatted error. */
+/* Answer request @id with the formatted error. */
 void cst_serve_error(struct cst_session *session, uint64_t id, int status, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* The job that @name names for this session: its own uid's, or, on the manager socket, @uid's if
- * given. CST_ENOTFOUND; CST_EDENIED. */
+/* Find the job that @name means in this session: a job of the session's user or, on the manager
+ * socket, of user @uid if @has_uid. Without @has_uid the manager socket finds jobs of all users.
+ * CST_ENOTFOUND: there is no such job; CST_EDENIED: @uid is another user and this is not the
+ * manager socket; CST_EINVAL: several users have a job of this name. */
 int cst_serve_find_job(const struct cst_session *session, const char *name, bool has_uid,
                        uint32_t uid, struct cst_job **out, struct cst_err *err);
 

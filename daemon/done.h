@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Jobs that are done: all workers have left in good order, between two steps, and the engines have
- * finished the updates. Such a job is kept for its time to live, so that its states can be read and
- * another run can go on with them. Its pools are given back at once, and made anew for the first
- * worker that attaches again. Its arenas are what the owner can do without when memory is short, so
- * a refusal names it.
+/* Jobs that are done: all workers have left in good order between two steps, and the engines have
+ * finished the updates. The daemon keeps such a job for its time to live. Its states can be read,
+ * and another run can continue with them. Its pools are given back at once and made again for the
+ * next worker that attaches. When memory is short, a refusal names the jobs of the user that are
+ * done, because their arenas can be freed by removing them.
  *
- *   READY --all have left, nothing under way--> done: pools closed
- *         <--a worker attaches: pools are made--
- */
+ *   READY --all have left, no command in flight--> done: pools closed
+ *         <--a worker attaches: pools are made---- */
 #ifndef CST_DONE_H
 #define CST_DONE_H
 
 #include "daemon/job.h"
 
-/* Is @job done now? Then its pools go. Called after whatever may have been the last that was under
- * way. */
+/* Close the pools of @job if the job is done now. Called after events that may have been the last
+ * ones of a run. */
 void cst_done_look(struct cst_job *job);
 
-/* A worker is about to attach to @job: if it is done, its pools are made again, and Commits wait
- * for them. CST_EBUDGET, CST_ENOMEM: it stays done. */
+/* Make the pools of @job again if it is done. Called when a worker attaches; Commits wait until the
+ * pools are ready. CST_EBUDGET, CST_ENOMEM: the pools cannot be made, and the job stays done. */
 int cst_done_resume(struct cst_job *job, struct cst_err *err);
 
-/* @err says that host memory is short for @asker (its uid's jobs; of @manager all): add the
- * commands that would free some, by removing jobs that are done, the largest first. */
+/* Append to @err, which says that host memory is short for user @asker, the commands that would
+ * free memory by removing jobs that are done, the largest jobs first. @manager: include jobs of
+ * other users. */
 void cst_done_suggest(struct cst_daemon *daemon, uid_t asker, bool manager, struct cst_err *err);
 
 #endif

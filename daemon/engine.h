@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One engine of the daemon: the state of its process, what it maps, what it was told to do and has
- * not done. A death is survived: another process is started, gets the same segments and every
- * command that had not completed. Deaths while it populates memory of a job count against the job
- * (mounts.h), not against the engine.
+/* One engine of the daemon: the state of its process, the segments that it maps, and its commands.
+ * The daemon survives the death of an engine process: it starts another process, which gets the
+ * same segments and all commands that had not completed. A death while the process populates memory
+ * of a job counts against the job (mounts.h), not against the engine.
  *
  *   OFF --start--> STARTING --Ready--> MOUNTING --all mapped again--> READY --no job--> ENDING, OFF
- *    ^                 \-----------------/ dies: STARTING again -----/     (a GPU's alone)
- *    |                                   | more than 5 deaths in a row with nothing done in between
- *    |                                   | (a node's: in 10 s)
+ *    ^                 \-----------------/ dies: STARTING again -----/     (accelerators' only)
+ *    |                                   | more than 5 deaths in a row, no command completed
+ *    |                                   | (nodes' engines: within 10 s)
  *    +--- (daemon ends)                  +--> FAILED
  *
- * FAILED. What was to be mapped gets CST_EENGINE. So do all commands of an accelerator's engine,
- * whose memory may be gone. The engine of a node keeps its commands and what it needs to undo a
- * tile that is half changed, because the memory is the daemon's: the jobs hear of it (on_given_up).
- * The engine is started again with the next mount or command, and with a rank that attaches and
- * needs it.
+ * In FAILED the engine has no process, and requests to map segments fail with CST_EENGINE.
+ * - All commands of an accelerator's engine fail with CST_EENGINE as well, because its memory may
+ *   be gone.
+ * - A node's engine keeps its commands and the undo data of partly updated tiles, because their
+ *   memory belongs to the daemon. The jobs are told by on_given_up.
+ * - The engine is started again with the next mount, with the next command for a node's engine, and
+ *   when a rank attaches that needs it.
  *
  * Loop thread only. */
 #ifndef CST_ENGINE_H
@@ -40,7 +42,8 @@ enum cst_engine_state {
     CST_ENGINE_ENDING,
 };
 
-struct cst_engine_counters { /* as in engine.proto's Pong */
+/* Counters of an engine process, as in the message Pong of engine.proto. */
+struct cst_engine_counters {
     uint64_t copy_bytes, copy_ns;
     uint64_t update_elems, update_ns;
     uint64_t reduce_elems, reduce_ns;
@@ -51,82 +54,101 @@ struct cst_engine_counters { /* as in engine.proto's Pong */
 };
 
 struct cst_engine {
-    struct cst_engines *engines; /* its set */
-    unsigned index;              /* in the set; the core's node number */
-    unsigned os_node;            /* NUMA node */
-    char device[64];             /* UUID of its GPU, "paced:N"; empty: it is a node's */
+    struct cst_engines *engines; /* The set that contains the engine. */
+    unsigned index;              /* Index in the set, which is the core's engine number. */
+    unsigned os_node;            /* NUMA node (OS number). */
+    /* UUID of the engine's GPU, or "paced:N"; empty: the engine of a NUMA node. */
+    char device[64];
     enum cst_engine_state state;
-    struct cst_process *process;    /* NULL: OFF or FAILED */
-    uint64_t granularity;           /* GPU: segments are multiples of it, bytes; 0: not up yet */
-    unsigned n_users;               /* GPU: ranks of jobs that want it */
-    uv_timer_t idle;                /* GPU: runs while there are none */
-    struct cst_segment *undo;       /* old values of tiles being changed; survives the process */
-    struct cst_commands commands;   /* not completed */
-    uint32_t n_remounting;          /* segments that it must have again before commands go out */
-    uint32_t threads, copy_threads; /* as it said */
-    char isa[16];                   /* as it said */
+    struct cst_process *process; /* NULL in OFF and FAILED. */
+    /* Segments on this accelerator are multiples of this many bytes; 0: the engine has not been up
+     * yet. */
+    uint64_t granularity;
+    /* Accelerators: uses by ranks of jobs, counted by cst_engine_use. */
+    unsigned n_users;
+    uv_timer_t idle; /* Accelerators: runs while n_users is 0. */
+    /* Old contents of tiles that are being changed. The segment survives the process. */
+    struct cst_segment *undo;
+    struct cst_commands commands; /* Commands that have not completed. */
+    /* Segments that a new process must map before it gets commands. */
+    uint32_t n_remounting;
+    uint32_t threads, copy_threads; /* Numbers of threads that the process reported. */
+    char isa[16];                   /* Instruction set that the process reported. */
     uint64_t n_restarts;
-    uint64_t n_completed;                /* commands, in the life of the daemon */
-    struct cst_deaths deaths;            /* in a row: since the last completion */
-    struct cst_engine_counters base;     /* of processes that are gone */
-    struct cst_engine_counters counters; /* of this one, at the last Pong */
-    struct cst_rates_seen seen;          /* rates, from Pong to Pong */
-    uint64_t progress;                   /* at the last Pong; differs where the engine has moved */
-    uint64_t progress_seen;              /* when the watchdog last looked */
-    unsigned n_unanswered;               /* seconds without a word, while it has something to do */
-    uint32_t n_asked; /* segments that it was asked to map or unmap, and has not yet */
-    bool one_by_one;  /* segments wait, since a population that has killed engines is apart */
-    bool locked;      /* the last segment to be locked was */
-    char why[256];    /* FAILED: the words */
-    struct cst_later refuse; /* FAILED: answers what comes in nevertheless, or tries again */
-    bool retry;              /* FAILED, a node's: a command came in, for which it is tried again */
+    uint64_t n_completed;                /* Commands completed during the life of the daemon. */
+    struct cst_deaths deaths;            /* Deaths since the last completed command. */
+    struct cst_engine_counters base;     /* Counters of earlier processes, summed. */
+    struct cst_engine_counters counters; /* Counters of the present process at the last Pong. */
+    /* Rates computed from the differences between successive Pongs. */
+    struct cst_rates_seen seen;
+    /* The engine's progress counter at the last Pong; it changes while the engine works. */
+    uint64_t progress;
+    uint64_t progress_seen; /* Value of progress when the watchdog checked last. */
+    /* Seconds without a message from the process while it is busy. */
+    unsigned n_unanswered;
+    uint32_t n_asked; /* Requests to map or unmap segments that the process has not answered. */
+    /* Some segments wait to be mapped until the population of another owner's segments has ended;
+     * see mounts.c. */
+    bool one_by_one;
+    bool locked;   /* Outcome of the last attempt to lock a segment. */
+    char why[256]; /* FAILED: the reason. */
+    /* FAILED: deferred handling of commands that arrive, and of a failed start. */
+    struct cst_later refuse;
+    /* FAILED, node's engine: a command arrived, and the engine will be started again for it. */
+    bool retry;
 };
 
-/* Zeroed otherwise; OFF. @device: UUID of its accelerator, or empty. */
+/* Initialise @engine as OFF. @device: UUID of the engine's accelerator, or empty for a node's
+ * engine. */
 void cst_engine_init(struct cst_engine *engine, struct cst_engines *engines, unsigned index,
                      unsigned os_node, const char *device);
 
-/* Forget commands and undo. The process is gone by now. */
+/* Free the commands and the undo segment. The process must have ended. */
 void cst_engine_close(struct cst_engine *engine);
 
-/* Start its process. CST_EENGINE with words; the state is FAILED then. */
+/* Start the engine's process. CST_EENGINE or CST_ENOMEM: the process cannot be started; the state
+ * is FAILED then. */
 int cst_engine_start(struct cst_engine *engine, struct cst_err *err);
 
-/* Somebody needs it: start it if it is OFF or has FAILED before. Failing again is told to those who
- * wait, later. */
+/* Start the engine if it is OFF or FAILED. If the start fails, those who wait for the engine are
+ * told later, not inside this call. */
 void cst_engine_need(struct cst_engine *engine);
 
-/* A GPU's engine: a rank wants it, and is done with it. It starts with the first one, and ends when
- * there has been none for the configured time and nothing of it is mapped. */
+/* Count a use of an accelerator's engine by a rank, and the end of this use. The engine starts with
+ * the first use. It ends when it has had no use for the configured time. */
 void cst_engine_use(struct cst_engine *engine);
 void cst_engine_unuse(struct cst_engine *engine);
 
-/* It is no node's: a GPU's, or that of a paced accelerator. */
+/* True for the engine of an accelerator (a GPU or a simulated accelerator), false for that of a
+ * NUMA node. */
 bool cst_engine_is_gpu(const struct cst_engine *engine);
 
-/* "host", "cuda", "paced". */
+/* Returns "host", "cuda" or "paced". */
 const char *cst_engine_kind(const struct cst_engine *engine);
 
-/* @command is to be done. In FAILED a node's engine is tried again, later; an accelerator's
- * completes it with CST_EENGINE, later. CST_ENOMEM. */
+/* Queue a copy of @command. If the state is FAILED, a node's engine is started again later, and an
+ * accelerator's engine completes the command with CST_EENGINE later. CST_ENOMEM: out of memory; the
+ * command is not queued. */
 int cst_engine_submit(struct cst_engine *engine, const struct cst_command *command,
                       struct cst_err *err);
 
-/* Send a message of @type with @fd (-1: none). A process that cannot take it is killed. */
+/* Send a message of @type with the descriptor @fd (-1: none) to the process. A process that cannot
+ * receive it is killed. */
 int cst_engine_send(struct cst_engine *engine, uint16_t type, uint64_t request,
                     const ProtobufCMessage *message, int fd);
 
-/* A process is there and takes segments. */
+/* True if the process runs and can be asked to map segments. */
 bool cst_engine_is_up(const struct cst_engine *engine);
 
-/* Send what waits, as far as the socket takes it. Once a turn of the loop. */
+/* Send unsent commands until the socket is full. Called once per turn of the loop, and when the
+ * socket is writable again. */
 void cst_engine_flush(struct cst_engine *engine);
 
-/* It has commands, segments or its own start to see to. */
+/* True if the process has commands or segment requests to complete, or is starting. */
 bool cst_engine_is_busy(const struct cst_engine *engine);
 
-/* Ask for counters. Kills a process that has said nothing for long. Once a second while it is busy.
- */
+/* Ask the process for its counters. A process that has sent nothing for 60 s is killed. Called once
+ * a second while an engine is busy. */
 void cst_engine_ping(struct cst_engine *engine);
 
 const char *cst_engine_state_name(enum cst_engine_state state);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The set of engines, one per NUMA node and one per GPU, and what all of them share: the segments
- * they map, the way in for commands and out for completions. The nodes' come first, and start with
- * the daemon; a GPU's starts when a job first wants it. Knows nothing of jobs. Loop thread only. */
+/* The set of engines, one per NUMA node and one per accelerator, and what they share: the segments
+ * that they map, the submission of commands and the delivery of completions. The nodes' engines
+ * have the first indices and start with the daemon. An accelerator's engine starts when a job first
+ * needs it. The module knows nothing of jobs. Loop thread only. */
 #ifndef CST_ENGINES_H
 #define CST_ENGINES_H
 
@@ -14,107 +15,125 @@
 
 #define CST_ENGINES_BUCKETS 256
 
-/* A command completed. @text: the engine's words, with a status; may be NULL. */
+/* A command has completed. @text: the engine's words for a status other than CST_OK; may be
+ * NULL. */
 typedef void (*cst_engines_done_fn)(void *arg, uint64_t ticket, int status, double value,
                                     const char *text);
 
-/* ... and engine number @engine worked on it between two monotonic times, where it said so; called
- * before cst_engines_done_fn. */
+/* Engine number @engine worked on the command of @ticket from @began_ns to @ended_ns (monotonic).
+ * Called before cst_engines_done_fn, and only if the engine reported the times. */
 typedef void (*cst_engines_timed_fn)(void *arg, uint64_t ticket, unsigned engine, uint64_t began_ns,
                                      uint64_t ended_ns);
 
-/* An engine of a GPU is up, or has failed: who waits for one may look again. */
+/* An accelerator's engine is up or was given up; requests that wait for an engine can be checked
+ * again. */
 typedef void (*cst_engines_up_fn)(void *arg);
 
-/* The engine of node @engine was given up and keeps commands. @why: words. */
+/* The node's engine number @engine was given up and keeps commands. @why: the reason in words. */
 typedef void (*cst_engines_given_up_fn)(void *arg, unsigned engine, const char *why);
 
 struct cst_engines {
-    uv_loop_t *loop; /* the daemon's */
+    uv_loop_t *loop; /* The daemon's loop. */
     const struct cst_config *config;
-    struct cst_later_queue *later;           /* the daemon's */
-    char program[CST_CONFIG_PATH_BYTES];     /* that is started for a node */
-    char gpu_program[CST_CONFIG_PATH_BYTES]; /* ... for a GPU; empty: there is none */
+    struct cst_later_queue *later; /* The daemon's queue of deferred work. */
+    /* Path of the engine program for nodes and simulated accelerators. */
+    char program[CST_CONFIG_PATH_BYTES];
+    /* Path of the engine program for GPUs; empty: there is none. */
+    char gpu_program[CST_CONFIG_PATH_BYTES];
     struct cst_engine v[CST_ARENA_MAX_ENGINES];
-    unsigned n_nodes;                                 /* the first of them */
-    unsigned n;                                       /* of them */
-    struct cst_waits waits;                           /* commands that wait for other engines' */
-    TAILQ_HEAD(, cst_segment) segments;               /* that any engine has something of */
-    struct cst_segment *buckets[CST_ENGINES_BUCKETS]; /* the same, by id */
-    uint32_t next_segment;                            /* id */
-    uint64_t n_deaths;                                /* of processes, ever */
-    struct cst_segment *traffic_memory;               /* that of traffic */
-    struct cst_traffic *traffic;                      /* in it, a slot for each engine; mapped */
+    /* Number of nodes' engines, which are the first ones in v. */
+    unsigned n_nodes;
+    unsigned n; /* Number of engines in v. */
+    /* Commands that wait for commands of other engines. */
+    struct cst_waits waits;
+    TAILQ_HEAD(, cst_segment) segments; /* Segments that an engine maps or is asked to map. */
+    struct cst_segment *buckets[CST_ENGINES_BUCKETS]; /* The segments in a hash table by id. */
+    uint32_t next_segment;                            /* Id of the next new segment. */
+    /* Number of engine processes that have died. */
+    uint64_t n_deaths;
+    struct cst_segment *traffic_memory; /* Segment of the table of traffic. */
+    /* The table of traffic, mapped: one slot for each engine. */
+    struct cst_traffic *traffic;
     cst_engines_done_fn on_done;
     cst_engines_up_fn on_up;
-    cst_engines_timed_fn on_timed; /* NULL: nobody wants to know */
+    cst_engines_timed_fn on_timed; /* NULL: not called. */
     cst_engines_given_up_fn on_given_up;
-    void *arg;                        /* of all four */
-    uv_timer_t ping;                  /* runs while an engine is busy */
-    bool pinging;                     /* it runs */
-    bool stopping;                    /* a death is no longer survived */
-    uint8_t body[CST_FRAME_MAX_BODY]; /* where Submit is put together */
+    void *arg; /* First argument of all four callbacks. */
+    /* Runs while an engine is busy; in cst_engines_stop, the time limit for the processes. */
+    uv_timer_t ping;
+    bool pinging; /* ping runs periodically. */
+    /* The engines are being stopped, and a process that dies is not replaced. */
+    bool stopping;
+    uint8_t body[CST_FRAME_MAX_BODY]; /* Buffer in which a Submit message is encoded. */
 };
 
-/* Find the programs and the nodes. CST_ENOTFOUND: no engine program, with the places looked at, or
- * none for GPUs where one was named; CST_EINVAL: a configured node is not there. */
+/* Initialise the set, and find the engine programs and the NUMA nodes. CST_ENOTFOUND: there is no
+ * engine program (with the places searched), or a named GPU engine program does not exist;
+ * CST_EINVAL: a configured NUMA node does not exist or has no cores. */
 int cst_engines_init(struct cst_engines *engines, uv_loop_t *loop, const struct cst_config *config,
                      struct cst_later_queue *later, cst_engines_done_fn on_done,
                      cst_engines_up_fn on_up, cst_engines_given_up_fn on_given_up, void *arg,
                      struct cst_err *err);
 
-/* An engine more, OFF, for the GPU that goes by @uuid, on NUMA node @os_node (-1: the first
- * node's); *index is its number. CST_EUNSUPPORTED: too many. */
+/* Add an engine for the accelerator @uuid on NUMA node @os_node (-1: the node of engine 0). Its
+ * state is OFF, and *index is its number. CST_EUNSUPPORTED: too many engines. */
 int cst_engines_add_gpu(struct cst_engines *engines, const char *uuid, int os_node, unsigned *index,
                         struct cst_err *err);
 
-/* Start the nodes'. CST_EENGINE: one could not be started. */
+/* Start the nodes' engines. CST_EENGINE, CST_ENOMEM: an engine cannot be started. */
 int cst_engines_start(struct cst_engines *engines, struct cst_err *err);
 
-/* End all: they get two seconds, then SIGKILL. The loop runs empty when they are gone. */
+/* Stop all processes; those that still run after two seconds are killed. The loop has no more work
+ * from the engines when all have ended. */
 void cst_engines_stop(struct cst_engines *engines);
 
-/* Free everything, when the processes are gone; the loop has a handle to close after that. */
+/* Free everything, after the processes have ended. The loop must run once more to close a
+ * handle. */
 void cst_engines_close(struct cst_engines *engines);
 
-/* A number for a new segment. */
+/* Returns an id for a new segment. */
 uint32_t cst_engines_segment_id(struct cst_engines *engines);
 
-/* Map @segment (segment->node, populate, bind, lock say how) in its engines; on_mounted is called,
- * never from within, when all have answered. An engine that had failed is tried again. */
+/* Map @segment in its engines. The fields engines, populate, bind and lock say where and how.
+ * on_mounted is called when all engines have answered, never inside this call. An engine that had
+ * failed is started again. */
 void cst_engines_mount(struct cst_engines *engines, struct cst_segment *segment);
 
-/* Unmap it everywhere; each engine's reference goes when it has done so. */
+/* Unmap @segment in all engines. Each engine's reference is released when the engine has unmapped
+ * the segment. */
 void cst_engines_unmount(struct cst_engines *engines, struct cst_segment *segment);
 
-/* The segment that goes by @id on the wire, or NULL. */
+/* Returns the segment with this @id, or NULL. */
 struct cst_segment *cst_engines_find(const struct cst_engines *engines, uint32_t id);
 
-/* Nothing is left of @segment in any engine: forget it. For mounts.c. */
+/* Remove @segment from list and hash table if no engine maps it or is asked to. For mounts.c. */
 void cst_engines_unlist(struct cst_engines *engines, struct cst_segment *segment);
 
-/* Queue @command for engine command->node; it goes out with the turn's others, or when the tickets
- * of other engines that it comes after are complete. Each gets one on_done, never from within.
- * CST_ENOMEM; CST_EINTERNAL: no such engine. */
+/* Queue @command for the engine command->node. It is sent at the end of this turn of the loop or,
+ * if it must come after commands of other engines, when these have completed. on_done is called
+ * once for each command, never inside this call. CST_ENOMEM: out of memory; CST_EINTERNAL: there is
+ * no such engine. */
 int cst_engines_submit(struct cst_engines *engines, const struct cst_command *command,
                        struct cst_err *err);
 
-/* An engine has got something to do: look after all once a second until none has. For engine.c and
- * mounts.c. */
+/* Start the periodic check of all engines, because an engine has got work. The check runs once a
+ * second until no engine is busy. For engine.c and mounts.c. */
 void cst_engines_watch(struct cst_engines *engines);
 
-/* A command has completed, or will never be done: tell, and let go what waited for it; where it is
- * @forgiven as if it had succeeded. For engine.c. */
+/* Report that the command of @ticket has completed or will never be executed, and release the
+ * commands that wait for it. If it is @forgiven, these commands are executed even if it has failed.
+ * For engine.c. */
 void cst_engines_complete(struct cst_engines *engines, uint64_t ticket, int status, double value,
                           const char *text, bool forgiven);
 
-/* Forget the commands whose ticket >> shift is @value: on_done will not be called for them. */
+/* Drop all commands with (ticket >> @shift) == @value. on_done is not called for them. */
 void cst_engines_forget(struct cst_engines *engines, unsigned shift, uint64_t value);
 
-/* Send what this turn produced. */
+/* Send the commands that were queued in this turn of the loop. */
 void cst_engines_flush(struct cst_engines *engines);
 
-/* Every engine with commands in flight has moved since the last call. */
+/* True if every engine with commands has made progress since the last call. Engines in FAILED are
+ * ignored. For the watchdog. */
 bool cst_engines_alive(struct cst_engines *engines);
 
 #endif

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans that were made before a job, and that its workers bring when they open it (JobOpen.plan):
- * the job is laid out as such a plan says, without a search, or refused with the first thing in
- * which it is not what the plan was made for.
+/* Given plans: plans that were made before the job (by `cistern plan`) and that the workers send
+ * when they open the job (JobOpen.plan). The daemon then lays out the job as the plan says, without
+ * a search. If the job is not the one that the plan was made for, the job is refused with the first
+ * difference.
  *
- *   JobOpen --prepare--> pool, room and states as planned
- *   all ranks have committed --take--> the plan is the job's --layout--> check */
+ *   JobOpen --prepare--> pool, device reservation and states as planned
+ *   all ranks have committed --take--> job->plan --layout--> check */
 #ifndef CST_GIVEN_H
 #define CST_GIVEN_H
 
@@ -17,23 +18,24 @@ struct cst_job;
 struct cst_job_wish;
 struct cst_session;
 
-/* Read the plan of @message, or take that of the job that @wish names, into @out, and fill in what
- * it decides in @wish where that is left open; out->n_chunks is 0 where there is no plan.
- * CST_EINVAL: a plan with numbers that none has, or with a base job; CST_EMISMATCH: the job was
- * made without a plan or with another one, or @wish is not what the plan was made for: the field
- * and both values. */
+/* Store the plan of @message or, without one, the plan of the job that @wish names in *out. Fields
+ * of @wish that were left open and that the plan decides are set. out->n_chunks is 0 if there is no
+ * plan. CST_EINVAL: the plan has impossible numbers, or is combined with a base job. CST_EMISMATCH:
+ * the job was opened without a plan or with another one, or @wish does not fit the plan; @err has
+ * the field and both values. */
 int cst_given_prepare(struct cst_session *session, const Cistern__JobOpen *message,
                       struct cst_job_wish *wish, struct cst_saved_plan *out, struct cst_err *err);
 
-/* True: @job has a plan that was given. */
+/* True if @job has a given plan. */
 bool cst_given_has(const struct cst_job *job);
 
-/* The plan that @job, whose model is complete, was given is job->plan now. CST_EMISMATCH: its model
- * is another one. */
+/* Make the given plan of @job, whose model is complete, its plan (job->plan). CST_EMISMATCH: the
+ * plan was made for another model. */
 int cst_given_take(struct cst_job *job, struct cst_err *err);
 
-/* CST_EMISMATCH: @job's layout is not what the plan that it was given says. CST_OK also where it
- * was given none. */
+/* Compare the layout of @job with its given plan. CST_OK: the layout is as planned, or there is no
+ * given plan. CST_EMISMATCH: chunks or size classes differ. CST_EPOOL, CST_EINVAL: the planned pool
+ * has too few blocks, or more than can be used. */
 int cst_given_check(const struct cst_job *job, struct cst_err *err);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The GPUs of this machine as the daemon knows them: what `cistern-engine-cuda --probe` wrote,
- * which of them the configuration wants, and which one a worker means. Pure; knows no CUDA. */
+/* The list of this machine's GPUs: parsing of the output of `cistern-engine-cuda --probe`,
+ * selection by the configuration, and lookup of the device that a worker names. Pure computation
+ * without CUDA. Simulated accelerators have a list of the same type. */
 #ifndef CST_GPU_LIST_H
 #define CST_GPU_LIST_H
 
@@ -9,44 +10,50 @@
 #include <stddef.h>
 
 #define CST_GPU_MAX 16
-#define CST_GPU_UUID_BYTES 64 /* "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", or "MIG-..." */
+/* Size of "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" or "MIG-..." with the NUL. */
+#define CST_GPU_UUID_BYTES 64
 
 struct cst_gpu {
-    unsigned index; /* N of "cuda:N": place in the list */
-    bool paced;     /* it is a paced accelerator (daemon/paced.h), no GPU: "paced:N" is its UUID */
+    unsigned index; /* Place in the list, N of "cuda:N". */
+    /* A simulated accelerator (daemon/paced.h), not a GPU. Its uuid is "paced:N". */
+    bool paced;
     char uuid[CST_GPU_UUID_BYTES];
-    char name[64];          /* "NVIDIA H200" */
-    uint64_t memory_bytes;  /* of the card */
-    int os_node;            /* NUMA node that it is near to; -1: not known */
-    struct cst_budget pool; /* for pools of all jobs on it */
-    char pool_name[160];    /* "pools of cuda:0 (GPU-..., NVIDIA H200)": the budget's name */
-    unsigned engine;        /* index in engines */
+    char name[64];          /* Name of the product, such as "NVIDIA H200". */
+    uint64_t memory_bytes;  /* Memory of the card in bytes. */
+    int os_node;            /* The nearest NUMA node (OS number); -1: unknown. */
+    struct cst_budget pool; /* Budget of all jobs' memory on this accelerator. */
+    /* Name of the budget, such as "pools of cuda:0 (GPU-..., NVIDIA H200)". */
+    char pool_name[160];
+    unsigned engine; /* Index of the accelerator's engine in struct cst_engines. */
 };
 
 struct cst_gpu_list {
     struct cst_gpu v[CST_GPU_MAX];
-    unsigned n;      /* of them */
-    uint32_t driver; /* version of the driver, 13000 for 13.0; 0: not known */
+    unsigned n;      /* Number of entries in v. */
+    uint32_t driver; /* Version of the driver, 13000 for 13.0; 0: unknown. */
 };
 
-/* Read one JSON object: {"gpus": [{"index", "uuid", "name", "memory_bytes", "node"}], "driver"}, of
- * which "node" and "driver" may lack, or {"error": "sentence"}. CST_EUNSUPPORTED: that sentence;
- * CST_EPROTO: something else, or no GPU in it. */
+/* Parse one JSON object of @n bytes: {"gpus": [{"index", "uuid", "name", "memory_bytes", "node"}],
+ * "driver"}, where "node" and "driver" are optional, or {"error": "sentence"}. CST_EUNSUPPORTED:
+ * the object has an error, whose sentence is copied to @err; CST_EPROTO: the text has another form
+ * or lists no GPU. */
 int cst_gpu_list_parse(const char *text, size_t n, struct cst_gpu_list *out, struct cst_err *err);
 
-/* Keep what @devices wants ("all", or UUIDs and numbers divided by commas or spaces, in that order,
- * counted anew) and give each a budget of @pool (bytes, or per cent of the card; at most the
- * card). CST_ENOTFOUND: a wanted one is not there, with the list of those that are; the others
- * are kept. */
+/* Keep the GPUs that @devices selects, in the order of @devices and with new indices, and give each
+ * the budget @pool (bytes or a percentage of the card's memory; at most the card's memory).
+ * @devices is "all", or a list of UUIDs and numbers separated by commas or spaces. CST_ENOTFOUND: a
+ * selected GPU does not exist, and @err lists those that do; the others are kept. */
 int cst_gpu_list_select(struct cst_gpu_list *list, const char *devices, const char *pool,
                         struct cst_err *err);
 
-/* The GPU that @device ("cuda", "cuda:N", a UUID or the beginning of one) means for @rank.
- * CST_ENOTFOUND: none, with the list of those that are there; CST_EINVAL: more than one. */
+/* Find the GPU that @device names for @rank: "cuda" (number @rank modulo the number of GPUs),
+ * "cuda:N", a UUID, or the beginning of a UUID. CST_ENOTFOUND: there is no such GPU, and @err lists
+ * the existing ones; CST_EINVAL: the beginning fits more than one GPU. */
 int cst_gpu_list_find(struct cst_gpu_list *list, const char *device, uint32_t rank,
                       struct cst_gpu **out, struct cst_err *err);
 
-/* CST_EINVAL unless @devices has the form that select takes, or is "none". */
+/* Check the form of the setting @devices: a list for cst_gpu_list_select, or "none". CST_EINVAL: it
+ * has another form. */
 int cst_gpu_list_check(const char *devices, struct cst_err *err);
 
 #endif

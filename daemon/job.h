@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A job: the declared model, its memory, its core, and who is attached as which rank. It outlives
- * its workers.
+/* A job: the declared model, its memory, its core, and the workers that are attached as its ranks.
+ * A job outlives its workers. The states of a rank are in worker.h.
  *
  *   DECLARING --all ranks committed--> POPULATING --engines done--> READY
  *      ^   \ last worker gone             | no memory: all ranks get the error
  *      |    \--> CLOSING                  |
  *      +----------------------------------+
- *   any of these --removed, time to live, drain--> CLOSING --memory back--> freed
- *
- * Who comes and goes as a rank is worker.h's. */
+ *   any of these --removed, time to live, drain--> CLOSING --memory given back--> freed */
 #ifndef CST_JOB_H
 #define CST_JOB_H
 
@@ -27,7 +25,8 @@
 #include <uv.h>
 
 #define CST_JOB_TOKEN_BYTES 16
-#define CST_JOB_TICKET_SHIFT 40 /* tickets of a job start at serial << this */
+/* Tickets of a job start at serial << CST_JOB_TICKET_SHIFT. */
+#define CST_JOB_TICKET_SHIFT 40
 
 struct cst_daemon;
 struct cst_gpu;
@@ -35,7 +34,7 @@ struct cst_job_wish;
 struct cst_quota_account;
 struct cst_session;
 
-/* For cst_log_about: an event of a job, or of one of its ranks. */
+/* Argument for cst_log_about: an event of a job or of one of its ranks. */
 #define CST_JOB_ABOUT(job_)                                                                        \
     (&(struct cst_log_about){.job = (job_)->name, .rank = CST_LOG_NONE, .uid = (job_)->uid})
 #define CST_JOB_ABOUT_RANK(job_, rank_)                                                            \
@@ -46,72 +45,103 @@ enum cst_job_state { CST_JOB_DECLARING, CST_JOB_POPULATING, CST_JOB_READY, CST_J
 struct cst_worker {
     struct cst_job *job;
     uint32_t rank;
-    bool present;                       /* attached or hung up */
-    struct cst_session *session;        /* attached; NULL: hung up, or absent */
-    pid_t pid;                          /* while present */
-    struct cst_watch *watch;            /* its process; NULL: a hang-up is its end */
-    uint8_t token[CST_JOB_TOKEN_BYTES]; /* of the last JobOpened */
+    /* A process occupies the rank; it is attached or has hung up. */
+    bool present;
+    struct cst_session *session; /* The attached session; NULL: hung up or absent. */
+    /* The process that occupies the rank; valid while present. */
+    pid_t pid;
+    /* Watches the end of the process. NULL: the process cannot be watched, and a hang-up counts as
+     * its end. */
+    struct cst_watch *watch;
+    uint8_t token[CST_JOB_TOKEN_BYTES]; /* Token in the rank's last JobOpened reply. */
     bool has_token;
-    bool left;                         /* the last one went in good order */
-    uint64_t pool_bytes;               /* asked for; 0: as much as is of use */
-    uint64_t room_asked, states_asked; /* as the next two; CST_PLAN_ROOM_AUTO: the plan's choice */
-    uint64_t update_room;        /* bytes of accelerator in which updates may be done; as is ... */
-    uint64_t device_states;      /* ... for states that stay there: decided as the device is */
-    struct cst_gpu *gpu;         /* its device; NULL: the host. In use until the job is gone */
-    struct cst_gpu *accelerator; /* whose memory those bytes are; NULL: nobody's. Same */
-    uint32_t n_groups;           /* declared by the present one, number 0 not counted; as are */
-    uint32_t n_tensors, n_operators; /* ... these */
-    bool unheard;                    /* it is still to be told of job->disagreement */
-    bool moves;                      /* its pool is being made in another place ... */
-    struct cst_err homeless;         /* ... and could not be: why; status 0: it was */
-    struct cst_pending *commit;      /* its Commit, waiting; NULL */
+    bool left; /* The last worker left in good order. */
+    /* Size of the pool that the worker asked for, in bytes; 0: as large as is useful. */
+    uint64_t pool_bytes;
+    /* Requested values of update_room and device_states; CST_PLAN_ROOM_AUTO: the plan decides. */
+    uint64_t room_asked, states_asked;
+    /* Bytes of the device reservation, in which chunks are updated. Fixed when the job's memory is
+     * decided. */
+    uint64_t update_room;
+    /* Bytes for states that stay on the accelerator. Fixed when the job's memory is decided. */
+    uint64_t device_states;
+    /* Device of the pool; NULL: the host. Its engine is in use until the job is freed. */
+    struct cst_gpu *gpu;
+    /* Accelerator of update_room and device_states; NULL: none. Its engine is in use until the job
+     * is freed. */
+    struct cst_gpu *accelerator;
+    /* Groups that the present worker has declared, without the predefined group 0. */
+    uint32_t n_groups;
+    /* Tensors and operators that the present worker has declared. */
+    uint32_t n_tensors, n_operators;
+    bool unheard; /* The worker still has to be told job->disagreement. */
+    /* The rank's pool is being made again, possibly on another device. */
+    bool moves;
+    /* Why the pool could not be made again on another device; status 0: it exists. */
+    struct cst_err homeless;
+    struct cst_pending *commit; /* The worker's waiting Commit request; NULL: none. */
 };
 
 struct cst_job {
-    TAILQ_ENTRY(cst_job) link; /* in the list of the living or of the closing */
+    TAILQ_ENTRY(cst_job) link; /* In the list of living or of closing jobs. */
     struct cst_daemon *daemon;
-    uint64_t serial; /* id on the wire; unique in the life of the daemon */
+    uint64_t serial; /* Number of the job; unique during the life of the daemon. */
     char name[64];
-    uid_t uid;                         /* owner */
-    struct cst_quota_account *account; /* the owner's: memory is charged to it; a reference */
+    uid_t uid; /* Owner of the job. */
+    /* The owner's account, which is charged for memory; holds a reference. */
+    struct cst_quota_account *account;
     enum cst_job_state state;
-    uint32_t world;         /* ranks */
-    uint64_t chunk_elems;   /* asked for; 0: chosen */
-    uint32_t micro_batches; /* per step, at least 1 */
-    bool recompute;         /* hint: workers do each forward pass again before its backward pass */
+    uint32_t world;         /* Number of ranks. */
+    uint64_t chunk_elems;   /* Requested chunk size in elements; 0: chosen by the daemon. */
+    uint32_t micro_batches; /* Micro-batches per step, at least 1. */
+    bool recompute;         /* Hint: workers repeat each forward pass before its backward pass. */
     struct cst_job_options options;
-    struct cst_job *base; /* whose frozen tensors it uses; it stays as long as this; NULL: none */
-    uint32_t timeout_ms;  /* longest wait for other ranks */
-    uint32_t ttl_s;       /* life without a worker */
-    struct cst_worker *workers; /* world of them */
+    /* The base job, whose frozen tensors this job uses and which lives at least as long; NULL:
+     * none. */
+    struct cst_job *base;
+    uint32_t timeout_ms;        /* Longest wait for other ranks, ms. */
+    uint32_t ttl_s;             /* Time to live without an attached worker, s. */
+    struct cst_worker *workers; /* Array of world workers, by rank. */
     struct cst_model model;
-    struct cst_err disagreement; /* DECLARING: why the model was dropped last */
-    struct cst_layout layout;    /* valid where has_layout */
+    struct cst_err disagreement; /* DECLARING: why the model was dropped last. */
+    struct cst_layout layout;    /* Layout of the model; valid if has_layout. */
     bool has_layout;
-    struct cst_err
-        failure; /* POPULATING: why it goes back to DECLARING, once the memory is given back */
-    struct cst_memory memory;         /* POPULATING, READY */
-    struct cst_core *core;            /* READY */
-    struct cst_saved_plan given;      /* a plan that its workers brought; n_chunks 0: none */
-    struct cst_job_plan plan;         /* capacities, prefetch: see planner.h */
-    struct cst_drift drift;           /* of its steps from what is expected */
-    struct cst_log_pace replanned;    /* log lines on other plans because of what its steps take */
-    struct cst_balance balance;       /* k of its updates in rooms */
-    uint64_t updates_seen;            /* intervals of the record that it knows of */
-    struct cst_later balancing;       /* looks for another k */
-    bool resumes;                     /* it was done, and its pools are being made again */
-    struct cst_record *record;        /* what it did; NULL before the first command */
-    bool commits_held;                /* READY: a Commit waits for a step that closes */
-    struct cst_pending_list requests; /* that wait for this job */
-    uint64_t remover;    /* tag of the JobRemove that is answered when all is given back; 0: none */
-    uv_timer_t deadline; /* DECLARING: of the barrier; READY: the core's next TICK */
-    uint64_t deadline_ns; /* it is armed for; CST_CORE_NEVER: it is not */
-    uv_timer_t ttl;       /* runs while nobody is attached; hung up is not attached */
-    unsigned n_holds;     /* timers, memory: not closed yet */
+    /* POPULATING: why the commit failed. The job returns to DECLARING when its memory is given
+     * back. */
+    struct cst_err failure;
+    struct cst_memory memory; /* Memory of the job; in POPULATING and READY. */
+    struct cst_core *core;    /* Core of the job; in READY, else NULL. */
+    /* Plan that the workers brought; n_chunks is 0 if there is none. */
+    struct cst_saved_plan given;
+    /* Plan of the job: capacities, prefetch and others; see planner.h. */
+    struct cst_job_plan plan;
+    struct cst_drift drift; /* Deviation of the steps' duration from what is expected. */
+    /* Limits the rate of log lines about plans that were changed after a drift. */
+    struct cst_log_pace replanned;
+    struct cst_balance balance; /* Choice of k, the share of device updates. */
+    /* Number of the record's intervals that updates.c has read. */
+    uint64_t updates_seen;
+    struct cst_later balancing; /* Deferred search for a better k. */
+    bool resumes;               /* The job was done, and its pools are being made again. */
+    /* Record of recent work for traces; NULL before the first command. */
+    struct cst_record *record;
+    /* READY: a Commit waits until a closing step ends or a pool is made. */
+    bool commits_held;
+    struct cst_pending_list requests; /* Requests that wait for this job. */
+    /* Tag of the JobRemove request that is answered when all memory is given back; 0: none. */
+    uint64_t remover;
+    /* DECLARING: time limit of the commit barrier. READY: time of the core's next TICK. */
+    uv_timer_t deadline;
+    /* READY: monotonic time for which deadline is set; CST_CORE_NEVER: it is not set. */
+    uint64_t deadline_ns;
+    /* Time to live; runs while no worker is attached. A worker that has hung up is not attached. */
+    uv_timer_t ttl;
+    unsigned n_holds; /* Number of timers and memory objects that are not closed yet. */
     uint64_t created_ns;
-    uint64_t idle_since_ns; /* when the last worker went or hung up; 0: one is attached */
-    struct cst_err closing; /* why requests of a closing job fail */
-    struct cst_later close; /* takes it apart */
+    /* Monotonic time at which the last worker left or hung up; 0: a worker is attached. */
+    uint64_t idle_since_ns;
+    struct cst_err closing; /* CLOSING: error for the requests of the job. */
+    struct cst_later close; /* CLOSING: deferred work that frees the job's parts. */
 };
 
 TAILQ_HEAD(cst_job_list, cst_job);
@@ -119,34 +149,40 @@ TAILQ_HEAD(cst_job_list, cst_job);
 struct cst_jobs {
     struct cst_job_list living;
     struct cst_job_list closing;
-    uint32_t n;      /* living */
-    uint64_t serial; /* of the last one */
+    uint32_t n;      /* Number of living jobs. */
+    uint64_t serial; /* Serial number of the newest job. */
 };
 
 void cst_jobs_init(struct cst_jobs *jobs);
 
-/* The living job of that owner and name, or NULL. */
+/* Returns the living job of owner @uid with this @name, or NULL. */
 struct cst_job *cst_job_find(struct cst_daemon *daemon, uid_t uid, const char *name);
 
-/* A job of @wish's name for the user of @session, without a worker yet. CST_ENOTFOUND (its base),
- * CST_EBUDGET (too many jobs), CST_EINVAL (its time to live), CST_ENOMEM. */
+/* Create a job with @wish's name for the user of @session, without workers. CST_ENOTFOUND,
+ * CST_EINVAL: the base job (see cst_base_find); CST_EBUDGET: too many jobs, or the time to live
+ * exceeds the user's limit; CST_ENOMEM: out of memory. */
 int cst_job_make(struct cst_session *session, const struct cst_job_wish *wish, struct cst_job **out,
                  struct cst_err *err);
 
-/* Its pools are there, or being made. */
+/* True if the job's memory is decided: its pools exist or are being made. */
 bool cst_job_is_decided(const struct cst_job *job);
 
-/* If nobody is present, a job that was never committed holds nothing of value and is removed. Where
- * nobody is attached, another job lives on for its time, which counts from when the last worker
- * went or hung up: a process that keeps its rank without a connection does not keep the job. */
+/* Handle the end of a worker's presence.
+ * - A job that was never committed has no valuable states. It is removed when no rank is present.
+ * - Any other job lives for its time to live after the last worker left or hung up. A process that
+ *   occupies a rank without a connection does not prolong it. */
 void cst_job_check_idle(struct cst_job *job);
 
-/* Take @job apart at the end of the turn, with the jobs whose base it is; what waits for them fails
- * with @why. The request of tag @remover (0: none) is answered with OK when its memory is back. */
+/* Remove @job and the jobs that use it as their base. They are taken apart at the end of this turn
+ * of the loop; waiting requests fail with @why. The request with tag @remover (0: none) is answered
+ * with OK when the memory of @job is given back. */
 void cst_job_remove(struct cst_job *job, uint64_t remover, const struct cst_err *why);
 
-/* "declaring", "populating", "ready", "training", "idle" (workers left between two steps), "done"
- * (all of them did; see done.h), "interrupted" (in the middle of one, or one died), "failed". */
+/* Returns the state's name for users:
+ * - "declaring", "populating", "ready", "training", "failed", "closing";
+ * - "idle": workers left between two steps;
+ * - "done": all workers have left in good order (done.h);
+ * - "interrupted": a worker died or left in the middle of a step. */
 const char *cst_job_state_name(const struct cst_job *job);
 
 #endif

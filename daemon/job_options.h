@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a job's states are kept and when they are updated: the fields of JobOpen that are the same in
- * every rank, from `optimizer` on. Pure. */
+/* Options for a job's states and updates: the fields of JobOpen, from `optimizer` on, that must be
+ * equal in all ranks. Pure computation. */
 #ifndef CST_JOB_OPTIONS_H
 #define CST_JOB_OPTIONS_H
 
@@ -9,24 +9,26 @@
 
 struct cst_job_options {
     enum cst_optimizer optimizer;
-    enum cst_moments moments;   /* format of exp_avg and exp_avg_sq */
-    enum cst_rounding rounding; /* of moments that are not fp32 */
-    uint64_t seed;              /* of stochastic rounding */
-    enum cst_overlap overlap;   /* when chunks are updated */
-    uint64_t delay_from;        /* DELAYED: the first step that is */
-    bool grad_over_weight;      /* gradients take the place of weights */
+    enum cst_moments moments;   /* Storage format of exp_avg and exp_avg_sq. */
+    enum cst_rounding rounding; /* Rounding of moments that are not stored in fp32. */
+    uint64_t seed;              /* Seed of stochastic rounding. */
+    enum cst_overlap overlap;   /* When chunks are updated: at the commit, early or delayed. */
+    uint64_t delay_from;        /* The first step with delayed updates, for delayed updates only. */
+    /* Gradient in weight row: gradients take the place of weights in host memory. */
+    bool grad_over_weight;
 };
 
-/* Those of @message. CST_EINVAL: a number that means nothing, or what cannot go together. */
+/* Read the options of @message into *out. CST_EINVAL: a number is out of range, or options cannot
+ * be combined. */
 int cst_job_options_read(const Cistern__JobOpen *message, struct cst_job_options *out,
                          struct cst_err *err);
 
-/* CST_EMISMATCH: @wish, that of rank @rank, is not what job @name was opened with: the option and
- * both values. */
+/* Compare the options of a job with @wish, those of rank @rank. CST_EMISMATCH: they differ; @err
+ * has the job's @name, the option and both values. */
 int cst_job_options_same(const struct cst_job_options *options, const struct cst_job_options *wish,
                          const char *name, uint32_t rank, struct cst_err *err);
 
-/* The rows that follow. */
+/* Returns the rows of host memory that the options require. */
 struct cst_layout_states cst_job_options_states(const struct cst_job_options *options);
 
 #endif

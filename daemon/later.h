@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Work that must not happen inside the callback that finds it necessary (closing a session while
- * its message is being answered, taking a job apart while its core's actions are carried out):
- * queued, and done before the loop sleeps again. Loop thread only. */
+/* A queue of deferred work. Some work must not be done inside the callback that finds it necessary,
+ * for example closing a session while its message is being answered, or freeing a job while the
+ * actions of its core are carried out. Such work is queued and done before the loop sleeps again.
+ * Loop thread only. */
 #ifndef CST_LATER_H
 #define CST_LATER_H
 
@@ -9,21 +10,21 @@
 #include <stddef.h>
 #include <sys/queue.h>
 
-/* The object of @type in which @part is the member @member. */
+/* Address of the object of @type whose member @member is *@part. */
 #define cst_owner_of(part, type, member) ((type *)(void *)((char *)(part)-offsetof(type, member)))
 
 struct cst_later;
 typedef void (*cst_later_fn)(struct cst_later *later);
 
-/* Embedded in the object that the work is about. */
+/* An item of work; embedded in the object that the work is about. */
 struct cst_later {
     TAILQ_ENTRY(cst_later) link;
-    cst_later_fn fn; /* may free the object */
-    bool queued;     /* it is in the queue */
+    cst_later_fn fn; /* Does the work; may free the object. */
+    bool queued;     /* The item is in the queue. */
 };
 
 struct cst_later_queue {
-    TAILQ_HEAD(, cst_later) items; /* in order of queueing */
+    TAILQ_HEAD(, cst_later) items; /* In order of queueing. */
 };
 
 static inline void cst_later_init(struct cst_later_queue *queue)
@@ -31,7 +32,7 @@ static inline void cst_later_init(struct cst_later_queue *queue)
     TAILQ_INIT(&queue->items);
 }
 
-/* Queue @later once, however often it is called before it runs. */
+/* Queue @later. An item that is already queued is not queued again. */
 static inline void cst_later_add(struct cst_later_queue *queue, struct cst_later *later)
 {
     if (!later->queued) {
@@ -40,7 +41,7 @@ static inline void cst_later_add(struct cst_later_queue *queue, struct cst_later
     }
 }
 
-/* Its object goes: forget it. */
+/* Remove @later from the queue, because its object is about to be freed. */
 static inline void cst_later_remove(struct cst_later_queue *queue, struct cst_later *later)
 {
     if (later->queued) {
@@ -49,7 +50,7 @@ static inline void cst_later_remove(struct cst_later_queue *queue, struct cst_la
     }
 }
 
-/* Run everything, what it queues included. */
+/* Run all items, including those that are queued meanwhile. */
 static inline void cst_later_run(struct cst_later_queue *queue)
 {
     while (!TAILQ_EMPTY(&queue->items)) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A listening SOCK_SEQPACKET socket at a path: made here, or inherited from systemd. A lock file
- * beside the path keeps two daemons from sharing it. Knows nothing of who connects. */
+/* A listening SOCK_SEQPACKET socket at a path, created by the daemon or inherited from systemd. A
+ * lock file next to the path prevents two daemons from using it. The module does not accept
+ * connections. */
 #ifndef CST_LISTEN_H
 #define CST_LISTEN_H
 
@@ -10,23 +11,25 @@
 #include <sys/types.h>
 
 struct cst_listen {
-    int fd;         /* non-blocking, listening; -1: none */
-    int lock_fd;    /* -1: none (activated: systemd owns the path) */
-    char path[108]; /* of the socket */
+    int fd; /* The listening, non-blocking socket; -1: none. */
+    /* The locked lock file; -1: none (an inherited socket's path belongs to systemd). */
+    int lock_fd;
+    char path[108]; /* Path of the socket. */
 };
 
-/* Listen at @path with file mode @mode. A socket file that nobody listens on is removed first.
- * CST_EBUSY: another daemon (its pid is in the words), or something else that lives, listens there;
- * CST_EIO with the system's words. */
+/* Listen at @path with file mode @mode. A socket file without a listener is removed first.
+ * CST_EBUSY: another daemon (@err has its pid) or another process listens at @path; CST_EEXIST:
+ * @path is not a socket; CST_EINVAL: @path is too long; CST_EIO: another system error. */
 int cst_listen_open(struct cst_listen *listener, const char *path, mode_t mode,
                     struct cst_err *err);
 
-/* Take the sockets that systemd passed: @user is the one named "cistern.sock" (or the first one,
- * unnamed), @manager the one named "manager" or "manager.sock". An fd that was not passed stays -1.
- * CST_EINVAL: what was passed is not a listening SEQPACKET socket. */
+/* Take the sockets that systemd passed. @manager gets the socket named "manager" or "manager.sock";
+ * @user gets the first other one. fd stays -1 if no socket was passed. CST_EINVAL: a passed
+ * descriptor is not a listening SEQPACKET socket, or LISTEN_FDS is invalid; CST_EIO: another system
+ * error. */
 int cst_listen_inherit(struct cst_listen *user, struct cst_listen *manager, struct cst_err *err);
 
-/* Stop listening; removes the socket file and the lock file if they are ours. */
+/* Stop listening. The socket file and the lock file are removed if the daemon created them. */
 void cst_listen_close(struct cst_listen *listener);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much memory this process may use: the machine's, or less where a control group (systemd's
- * MemoryMax=, a container, version 1 or 2) holds it to less. What budgets are compared with: memory
- * beyond it is not refused by the kernel, it ends in the killing of processes. A limit can be
- * changed at any time, so it is read again when memory is granted. Any thread. */
+/* How much memory this process may use: the machine's memory, or the limit of a control group
+ * (systemd's MemoryMax=, a container; version 1 or 2) if that is less. Budgets are compared with
+ * this number, because the kernel does not refuse memory beyond the limit but kills processes. A
+ * limit can change at any time and is therefore read again whenever memory is granted. Any
+ * thread. */
 #ifndef CST_MACHINE_H
 #define CST_MACHINE_H
 
@@ -10,18 +11,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The limit of a control group. */
+/* The memory limit of a control group. */
 struct cst_machine_limit {
-    uint64_t bytes;      /* of memory that processes in it may use together */
-    char file[PATH_MAX]; /* that says so */
+    uint64_t bytes;      /* Memory in bytes that all processes of the group may use together. */
+    char file[PATH_MAX]; /* The file that contains the limit. */
 };
 
-/* The least limit of this process's control groups and of those that they lie in, as far as they
- * can be read. False: none is below the machine's memory. @root: where /proc and /sys lie, "" but
- * in tests. */
+/* Find the smallest limit among the control groups of this process and their ancestors, as far as
+ * they can be read. False: no limit is below the machine's memory. @root: prefix of /proc and /sys;
+ * "" except in tests. */
 bool cst_machine_limit(const char *root, struct cst_machine_limit *out);
 
-/* Bytes that the process may use. @root as above. */
+/* Returns the bytes that this process may use. @root: as for cst_machine_limit. */
 uint64_t cst_machine_memory(const char *root);
 
 #endif

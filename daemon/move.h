@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rank whose accelerator is lost comes back on another device: its pool is made there, as large
- * as it was, and the job goes on without the accelerator.
+/* Moving a pool: a rank whose accelerator was lost is opened again on another device. Its pool is
+ * made there with as many blocks as before, and the job continues without the lost accelerator.
  *
- *   check, begin (JobOpen) --engines map the new slabs--> end --> its Commit is answered
+ *   check, begin (JobOpen) --engines map the new slabs--> end --> the rank's Commit is answered
  *
- * What the memory does is told in memory.h, what the core does in offload/core.h. */
+ * The memory's part is in memory.h, the core's part in offload/core.h. */
 #ifndef CST_MOVE_H
 #define CST_MOVE_H
 
@@ -12,20 +12,23 @@
 
 struct cst_job_wish;
 
-/* The device that @wish names may be that of @worker's rank. CST_EMISMATCH: its pool is on another
- * one, which works; or on one without which the job goes on. */
+/* Check that the device in @wish is possible for @worker's rank. CST_EMISMATCH: the rank's pool is
+ * on another device that works, or @wish names a device that was given up and that the job
+ * continues without. */
 int cst_move_check(const struct cst_worker *worker, const struct cst_job_wish *wish,
                    struct cst_err *err);
 
-/* Nothing if @worker's pool is there, as far as @wish says. Else it is made there. CST_EBUSY: not
- * yet; CST_EMISMATCH, CST_EBUDGET, CST_ENOMEM: it stays where it was. */
+/* Begin to move the pool of @worker to the device in @wish, if it is on another one. For a job that
+ * is done, pools are made again instead. CST_EBUSY: the pool cannot move yet; CST_EMISMATCH,
+ * CST_EBUDGET, CST_ENOMEM: the pool cannot be made on that device. The pool is unchanged after an
+ * error. */
 int cst_move_begin(struct cst_worker *worker, const struct cst_job_wish *wish, struct cst_err *err);
 
-/* A pool of the job is being made in another place: Commits wait. */
+/* True if a pool of the job is being made again. Commits wait for that. */
 bool cst_move_is_under_way(const struct cst_job *job);
 
-/* The engines are done with it. @err: status 0, or why the pool could not be made: then its rank's
- * Commits fail with it. */
+/* The engines have answered for the new pools. @err: status 0, or why the pools could not be made;
+ * waiting Commits of their ranks fail with it then. */
 void cst_move_end(struct cst_job *job, const struct cst_err *err);
 
 #endif
