@@ -39,8 +39,8 @@ struct cst_quota_account {
     uid_t uid;
     /* Number of references; the account is freed when it becomes 0. */
     unsigned n_refs;
-    struct cst_turn_user
-        turns;       /* The user's sessions with a request to read; not used by this module. */
+    /* The user's sessions with a request to read; not used by this module. */
+    struct cst_turn_user turns;
     uint64_t groups; /* Bit i: the user belongs to the group of rule i. */
     gid_t *gids;     /* All groups with which the user was seen; owned. */
     size_t n_gids;   /* Number of entries in gids. */

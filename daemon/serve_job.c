@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests about a job as a whole: open, declare, commit, layout, pool, leave, remove. */
+/* Requests that concern a job as a whole: open, declare, commit, layout, pool, arena, leave,
+ * remove. */
 #include "daemon/base.h"
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
@@ -17,7 +18,7 @@
 #include <string.h>
 
 enum {
-    LAYOUT_PAGE = 4096, /* tensors in a LayoutPart: at most 12 bytes each */
+    LAYOUT_PAGE = 4096, /* Most tensors in a LayoutPart; each takes at most 12 bytes. */
     MAX_MICRO_BATCHES = 65536,
 };
 
@@ -100,7 +101,7 @@ static void reply_opened(struct cst_session *session, uint64_t id, bool created)
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_OPENED, &opened.base, NULL, 0);
 }
 
-/* Until it is known which GPUs there are. */
+/* Keep the JobOpen until the GPUs of this machine are known. */
 static void wait_for_gpus(struct cst_session *session, uint64_t id, const Cistern__JobOpen *message)
 {
     struct cst_daemon *daemon = session->daemon;
@@ -108,7 +109,8 @@ static void wait_for_gpus(struct cst_session *session, uint64_t id, const Cister
     struct cst_pending *request;
     struct cst_err err = {0};
 
-    if (n > sizeof daemon->out) { /* lists that came unpacked are longer now by a byte or two */
+    /* A list that came unpacked is packed now, and can be one or two bytes longer. */
+    if (n > sizeof daemon->out) {
         cst_serve_error(session, id, CST_EPROTO, "a JobOpen of %zu bytes, at most %zu are allowed",
                         n, sizeof daemon->out);
         return;

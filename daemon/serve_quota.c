@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What users hold and may hold, for people and programs: Quota. */
+/* Serves Quota: what users hold and may hold. */
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "proto/cistern.pb-c.h"
 
-enum { ACCOUNT_PAGE = 8 }; /* in a QuotaPart: each has at most CST_QUOTA_RESOURCES short uses */
+/* Most accounts in a QuotaPart; each has at most CST_QUOTA_RESOURCES short uses. */
+enum { ACCOUNT_PAGE = 8 };
 
-/* A QuotaPart whose parts lie beside it. */
+/* A QuotaPart and the memory for its parts. */
 struct page {
     Cistern__QuotaPart message;
     Cistern__QuotaAccount accounts[ACCOUNT_PAGE], *account_pointers[ACCOUNT_PAGE];
     Cistern__QuotaUse uses[ACCOUNT_PAGE][CST_QUOTA_RESOURCES],
         *use_pointers[ACCOUNT_PAGE][CST_QUOTA_RESOURCES];
-    uint32_t first; /* accounts to be passed over still */
+    uint32_t first; /* Number of accounts that are still to be skipped. */
 };
 
-/* The next account of the page, or NULL: it is on another page. */
+/* Return the next account of the page. NULL: the account belongs to another page. */
 static Cistern__QuotaAccount *add_account(struct page *page, bool group, uint32_t id)
 {
     Cistern__QuotaAccount *account;
@@ -68,7 +69,7 @@ static void add_user(struct page *page, const struct cst_quota_account *from)
     }
 }
 
-/* Only what the group's section limits. */
+/* Only the resources that the group's section limits are reported. */
 static void add_group(struct page *page, const struct cst_quota *quota, unsigned rule)
 {
     Cistern__QuotaAccount *to = add_account(page, true, quota->rules.rules[rule].id);

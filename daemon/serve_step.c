@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests of the training step and of tensor access: what becomes events of the core. */
+/* Requests of the training step and of tensor access: each becomes one or more events of the
+ * core. */
 #include "daemon/base.h"
 #include "daemon/batch.h"
 #include "daemon/commit.h"
@@ -11,8 +12,8 @@
 
 #include <stdio.h>
 
-/* Open a request of @n_items for the core of the session's job; NULL: it was answered with why not.
- */
+/* Open a request of @n_items for the core of the session's job. NULL: not possible, and an error
+ * was sent as the answer. */
 static struct cst_pending *defer(struct cst_session *session, uint64_t id, uint16_t type,
                                  uint32_t n_items)
 {
@@ -56,7 +57,8 @@ static const enum cst_event_kind event_kinds[] = {
     [CISTERN__BATCH_ITEM__KIND__WANT] = CST_EV_WANT,
 };
 
-/* All items before the first event: with the core stepped, the request may be answered and gone. */
+/* All items are checked before the first event is fed, because after an event the request may be
+ * answered and freed. */
 static int check_items(const struct cst_batch *batch, struct cst_err *err)
 {
     if (batch->n_items == 0) {
@@ -191,7 +193,7 @@ static struct cst_pending *find_request(const struct cst_session *session, uint6
     return NULL;
 }
 
-/* Commit waits in the daemon, not in the core. */
+/* A Commit waits in the daemon and not in the core, hence the daemon fails it. */
 static void cancel_commit(struct cst_session *session, struct cst_pending *request)
 {
     struct cst_err why = {0};
@@ -238,8 +240,8 @@ void cst_serve_cancel(struct cst_session *session, uint64_t id, void *body)
         }
         cancel_commit(session, request);
     }
-    /* Answered already, or nothing that can be stopped: it gets, or has had, its own final reply.
-     */
+    /* A request that was already answered, or that cannot be stopped, is left alone: its own final
+     * reply was sent, or will be. */
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
 }
 
@@ -279,7 +281,7 @@ static int check_place(const struct cst_session *session, const Cistern__TensorI
     return CST_OK;
 }
 
-/* Others read them while it is their base. */
+/* Refuse to write a frozen tensor that other jobs read, because this job is their base. */
 static int check_shared(const struct cst_job *job, uint32_t tensor, struct cst_err *err)
 {
     char what[192];

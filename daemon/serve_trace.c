@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Trace: what a job did lately, page by page. */
+/* Serves Trace: what a job did lately, page by page. */
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "proto/cistern.pb-c.h"

@@ -21,7 +21,7 @@ uint64_t cst_share_smallest(const struct cst_job *job)
     return least;
 }
 
-/* Blocks as @job's plan has them, in *out; NULL: there is no plan. */
+/* Copy the numbers of blocks of @job's plan to *out. NULL: there is no plan for this layout. */
 static const struct cst_pools_blocks *planned_blocks(const struct cst_job *job,
                                                      struct cst_pools_blocks *out)
 {
@@ -34,8 +34,8 @@ static const struct cst_pools_blocks *planned_blocks(const struct cst_job *job,
     return out;
 }
 
-/* What is left of @gpu's budget (NULL: the host device's) for those who asked for nothing, and how
- * many they are. */
+/* Return what the budget of @gpu (NULL: the host device) has left for the ranks that asked for no
+ * size. *n_open: the number of these ranks. */
 static uint64_t left_for_open(const struct cst_job *job, const struct cst_memory_pool *pools,
                               struct cst_gpu *gpu, uint32_t *n_open)
 {
@@ -60,8 +60,8 @@ static uint64_t left_for_open(const struct cst_job *job, const struct cst_memory
     return left;
 }
 
-/* What is in use of the budget of @gpu's pools, or of what the job's owner may have of it,
- * whichever leaves less. */
+/* Write what is in use of the budget of @gpu's pools, or of the owner's quota for them, whichever
+ * leaves less. */
 static void words_of_use(const struct cst_job *job, struct cst_gpu *gpu, char *out, size_t n)
 {
     const struct cst_budget *budget = cst_memory_budget(job->daemon, gpu);
@@ -75,7 +75,8 @@ static void words_of_use(const struct cst_job *job, struct cst_gpu *gpu, char *o
     }
 }
 
-/* All shares are reckoned before any is given. */
+/* Only the ranks that asked for a size are subtracted from the budget, hence all shares are equal,
+ * whatever their order. */
 static int give_share(const struct cst_job *job, const struct cst_memory_pool *pools, uint32_t rank,
                       struct cst_pools_blocks *out, struct cst_err *err)
 {

@@ -11,8 +11,8 @@
 
 extern char **environ;
 
-/* The manager's variables are the daemon's alone: a child that inherited them could speak for it.
- */
+/* Return the environment without the service manager's variables, which are for the daemon alone: a
+ * child that inherited them could speak to the manager in the daemon's name. NULL: no memory. */
 static char **make_environment(void)
 {
     static const char *const hidden[] = {"NOTIFY_SOCKET=", "WATCHDOG_", "LISTEN_"};
@@ -46,8 +46,8 @@ static int spawn(char *const *argv, char **env, int fd, int as, pid_t *pid)
     (void)posix_spawn_file_actions_init(&actions);
     (void)posix_spawn_file_actions_adddup2(&actions, fd, as);
     (void)posix_spawnattr_init(&attr);
-    (void)posix_spawnattr_setpgroup(
-        &attr, 0); /* ^C in a terminal is for the daemon, which ends its engines in order */
+    /* Ctrl-C in a terminal is meant for the daemon, which stops its engines in good order. */
+    (void)posix_spawnattr_setpgroup(&attr, 0);
     (void)sigfillset(&set);
     (void)posix_spawnattr_setsigdefault(&attr, &set);
     (void)sigemptyset(&set);

@@ -40,7 +40,7 @@ static void on_mounted_later(struct cst_later *later)
         cst_session_fail(staging->daemon, staging->request, &err);
         staging->request = NULL;
     }
-    if (staging->session != NULL) { /* so that the next request tries again */
+    if (staging->session != NULL) { /* Abandon the segment; the next request makes another one. */
         staging->session->staging = NULL;
         cst_staging_abandon(staging);
     }
@@ -53,7 +53,8 @@ static void on_mounted(struct cst_segment *segment)
     cst_later_add(&staging->daemon->later, &staging->mounted);
 }
 
-/* Every node's engine; and those of accelerators that have states of the session's job. */
+/* Return a bit set of the engines that must map the segment: those of all nodes, and those of
+ * accelerators that hold states of the session's job. */
 static uint32_t engines_of(const struct cst_session *session)
 {
     const struct cst_job *job = session->job;
@@ -147,7 +148,7 @@ void cst_staging_get(struct cst_session *session, uint64_t id, uint64_t bytes)
 void cst_staging_abandon(struct cst_staging *staging)
 {
     staging->session = NULL;
-    staging->request = NULL; /* it ends with the session */
+    staging->request = NULL; /* The request ends with the session. */
     cst_staging_unref(staging);
 }
 

@@ -22,7 +22,7 @@ static void *take(void *data, size_t n)
     return p;
 }
 
-/* Everything goes at once, with the next message. */
+/* Nothing is freed singly; the next message reuses the whole region. */
 static void drop(void *data, void *p)
 {
     (void)data;
@@ -48,9 +48,9 @@ void cst_unpack_close(struct cst_unpack *unpack)
 
 /* -- strings with a byte 0 ------------------------------------------------------------------ */
 
-/* The unpacked message does not show a byte 0: its string is longer than strlen says. So the bytes
- * that came are looked at. They are known to be well formed, and nothing is read beyond their end
- * in any case. */
+/* The unpacked message does not show a byte 0 in a string, because strlen ends there. The packed
+ * bytes are therefore searched. They are known to be well formed; even so, nothing beyond their end
+ * is read. */
 
 static uint64_t read_varint(const uint8_t **at, const uint8_t *end)
 {
@@ -69,7 +69,8 @@ static uint64_t read_varint(const uint8_t **at, const uint8_t *end)
 
 static bool has_zero(const ProtobufCMessageDescriptor *type, const uint8_t *at, const uint8_t *end);
 
-/* Of the @n bytes at @at, a string or a message within another one; other fields are not text. */
+/* Search the @n bytes of a field at @at: a string, or a message inside this one. Fields of other
+ * types are not text. */
 static bool field_has_zero(const ProtobufCFieldDescriptor *field, const uint8_t *at, size_t n)
 {
     if (field != NULL && field->type == PROTOBUF_C_TYPE_STRING) {

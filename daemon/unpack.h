@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory for unpacking one protobuf message: a bounded region that is filled from the front and
- * emptied at once, so that a message can make the daemon neither allocate much nor leak. */
+/* Memory for unpacking one protobuf message: a region of fixed size that is filled from the front
+ * and emptied as a whole. Hence a message can make the daemon neither allocate much memory nor leak
+ * any. Loop thread only. */
 #ifndef CST_UNPACK_H
 #define CST_UNPACK_H
 
@@ -10,21 +11,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CST_UNPACK_BYTES (4u << 20) /* most that the parts of one message take */
+#define CST_UNPACK_BYTES (4u << 20) /* Most bytes that the parts of one message take. */
 
 struct cst_unpack {
-    ProtobufCAllocator allocator; /* hands out of region */
-    uint8_t *region;              /* CST_UNPACK_BYTES; pages appear when touched */
-    size_t used;                  /* bytes */
+    ProtobufCAllocator allocator; /* Allocates from region. */
+    /* CST_UNPACK_BYTES bytes. The kernel provides pages when they are first touched. */
+    uint8_t *region;
+    size_t used; /* Bytes of region in use. */
 };
 
-/* CST_ENOMEM. */
+/* Allocate the region. CST_ENOMEM. */
 int cst_unpack_init(struct cst_unpack *unpack, struct cst_err *err);
 void cst_unpack_close(struct cst_unpack *unpack);
 
-/* Unpack @n bytes at @body as @type. What *out points at is valid until the next call on @unpack.
- * CST_EPROTO: malformed, a required field is missing, or over the bound; or a string has a byte 0
- * in it, behind which nobody would look. */
+/* Unpack @n bytes at @body as a message of @type. *out points to the message, which is valid until
+ * the next call on @unpack. CST_EPROTO: the message is malformed, lacks a required field or exceeds
+ * the region, or a string contains a byte 0, after which C code would ignore the rest. */
 int cst_unpack_message(struct cst_unpack *unpack, const ProtobufCMessageDescriptor *type,
                        const uint8_t *body, size_t n, void *out, struct cst_err *err);
 

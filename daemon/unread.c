@@ -11,13 +11,13 @@
 void cst_unread_init(struct cst_unread_total *total)
 {
     struct rlimit limit = {.rlim_cur = 1024};
-    rlim_t most = 1 << 20; /* more than that has no use */
+    rlim_t most = 1 << 20; /* A larger number has no use. */
 
     (void)getrlimit(RLIMIT_NOFILE, &limit);
     *total = (struct cst_unread_total){
         .limit = (uint32_t)(limit.rlim_cur < most ? limit.rlim_cur : most) / 4};
     if (total->limit < CST_FRAME_MAX_FDS) {
-        total->limit = CST_FRAME_MAX_FDS; /* one reply can always be sent */
+        total->limit = CST_FRAME_MAX_FDS; /* One reply can always be sent. */
     }
 }
 
@@ -72,7 +72,8 @@ void cst_unread_sent(struct cst_unread *unread, unsigned n_fds)
     if (unread->n == 0) {
         unread->since_ns = uv_hrtime();
     }
-    cst_quota_force(unread->account, CST_QUOTA_DESCRIPTORS, n_fds); /* cst_unread_admits looked */
+    /* No limit is checked here, because cst_unread_admits has checked it. */
+    cst_quota_force(unread->account, CST_QUOTA_DESCRIPTORS, n_fds);
     unread->n += n_fds;
     unread->total->n += n_fds;
 }

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Descriptors that were sent to a client and that it may not have received yet.
+/* Descriptors that were sent to a client and that the client may not have received yet.
  *
- * The kernel limits how many descriptors of one user are in flight on Unix sockets: sent, and not
- * received by anybody. The limit is the sender's RLIMIT_NOFILE, whichever sockets they are on. A
- * client that never reads could use up what the daemon needs for its engines and its other clients.
- * So each session may have CST_UNREAD_SESSION of them, its user as many as [quota] allows, and all
- * sessions together a quarter of that limit.
+ * The kernel limits how many descriptors of one user are in flight on Unix sockets: sent, and
+ * received by nobody. The limit is the sender's RLIMIT_NOFILE, for all sockets together. A client
+ * that never reads could use up what the daemon needs for its engines and its other clients.
+ * Therefore each session may have CST_UNREAD_SESSION descriptors in flight, its user as many as
+ * [quota] allows, and all sessions together a quarter of the limit.
  *
- * What was received is not what a client says but what the kernel says: SIOCOUTQ is 0 when
- * everything that was sent on a socket has been taken out of its queue (a message that was looked
- * at with MSG_PEEK has not). Until then all descriptors sent since the socket was last seen empty
- * count as unread, so the count errs towards more only. Loop thread only. */
+ * The kernel tells what was received: SIOCOUTQ is 0 when all messages that were sent on a socket
+ * have been taken out of its queue (a message that was only looked at with MSG_PEEK has not). Until
+ * then, all descriptors sent since the socket was last seen empty count as unread; the count is
+ * never too small. Loop thread only. */
 #ifndef CST_UNREAD_H
 #define CST_UNREAD_H
 
@@ -20,51 +20,55 @@
 #include <stdint.h>
 
 enum {
-    CST_UNREAD_SESSION = 32, /* Descriptors in flight to one session: two replies full of them. */
+    /* Most descriptors in flight to one session: two replies with the most descriptors. */
+    CST_UNREAD_SESSION = 32,
 };
 
-/* The daemon's account. */
+/* The daemon's count. */
 struct cst_unread_total {
-    uint32_t n;       /* Descriptors in flight to all sessions. */
-    uint32_t waiting; /* Duplicates that all sessions' outboxes hold. */
-    uint32_t limit;   /* Of each of these two. */
+    uint32_t n;       /* Number of descriptors in flight to all sessions. */
+    uint32_t waiting; /* Number of duplicates that all sessions' outboxes hold. */
+    uint32_t limit;   /* Limit of n, and of waiting. */
 };
 
-/* A session's account. Zeroed otherwise. */
+/* A session's count. The session sets total and account; the rest is zeroed. */
 struct cst_unread {
-    struct cst_unread_total *total;    /* the daemon's */
-    struct cst_quota_account *account; /* its user's; NULL: nobody's (a manager) */
-    uint32_t n;                        /* Descriptors in flight to this session. */
-    uint64_t since_ns; /* With n > 0: when the first of them was sent (monotonic time). */
+    struct cst_unread_total *total; /* belongs to the daemon */
+    /* The user's account; NULL: not limited by quotas (a manager). */
+    struct cst_quota_account *account;
+    uint32_t n; /* Number of descriptors in flight to the session. */
+    /* Valid if n > 0: when the first of the n descriptors was sent (monotonic time). */
+    uint64_t since_ns;
 };
 
-/* Set the limit from RLIMIT_NOFILE as it is now: a quarter of it, but no less than one reply can
- * carry. */
+/* Set the limit from the present RLIMIT_NOFILE: a quarter of it, but at least the descriptors of
+ * one reply. */
 void cst_unread_init(struct cst_unread_total *total);
 
-/* Set the count to 0: the socket is closed, and daemon/linger.h saw to what was in flight. */
+/* Set the count to 0. The socket is closed, and daemon/linger.h has taken care of the descriptors
+ * in flight. */
 void cst_unread_close(struct cst_unread *unread);
 
 /* Set the count to 0 if everything that was sent on @sock has been received. */
 void cst_unread_refresh(struct cst_unread *unread, int sock);
 
-/* A message with @n_fds descriptors may be sent on @sock now. Refreshes the session's count where
- * that decides. */
+/* Return whether a message with @n_fds descriptors may be sent on @sock now. Calls
+ * cst_unread_refresh first if the count is at a limit. */
 bool cst_unread_admits(struct cst_unread *unread, int sock, unsigned n_fds);
 
-/* Which limit does not admit @n_fds more now. */
+/* Return the limit that @n_fds more descriptors would exceed; CST_UNREAD_FITS: none. */
 enum cst_unread_limit { CST_UNREAD_FITS, CST_UNREAD_OWN, CST_UNREAD_USER, CST_UNREAD_ALL };
 enum cst_unread_limit cst_unread_limit(const struct cst_unread *unread, unsigned n_fds);
 
-/* Which of the limits that the session shares with others is reached: CST_UNREAD_ALL,
- * CST_UNREAD_USER, or CST_UNREAD_FITS: none. */
+/* Return the limit, of those that the session shares with others, that @n_fds more descriptors
+ * would exceed: CST_UNREAD_ALL, CST_UNREAD_USER, or CST_UNREAD_FITS for none. */
 enum cst_unread_limit cst_unread_shared_limit(const struct cst_unread *unread, unsigned n_fds);
 
-/* @n_fds descriptors were sent. */
+/* Count @n_fds descriptors that were sent. */
 void cst_unread_sent(struct cst_unread *unread, unsigned n_fds);
 
-/* Keep @n_fds duplicates in the outbox until they can be sent. False: all sessions together have
- * too many. */
+/* Count @n_fds duplicates that the outbox keeps until they can be sent, or no longer keeps. False:
+ * all sessions together hold too many; nothing is counted. */
 bool cst_unread_keep(struct cst_unread *unread, unsigned n_fds);
 void cst_unread_unkeep(struct cst_unread *unread, unsigned n_fds);
 

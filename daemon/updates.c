@@ -13,7 +13,7 @@
 
 /* -- the machine ------------------------------------------------------------------------------ */
 
-/* The accelerator of room @i. */
+/* Return the accelerator of device reservation @i. */
 static const struct cst_gpu *gpu_of(const struct cst_job *job, uint32_t i)
 {
     for (uint32_t r = 0; r < job->world; r++) {
@@ -36,7 +36,7 @@ static bool is_room_engine(const struct cst_job *job, uint32_t engine)
     return false;
 }
 
-/* The slowest accelerator stands for all. */
+/* Fill in the known rates. The slowest accelerator represents all. */
 static void know(struct cst_job *job)
 {
     struct cst_balance *b = &job->balance;
@@ -53,7 +53,7 @@ static void know(struct cst_job *job)
     }
 }
 
-/* But for its rates. */
+/* Return the description of the machine without its rates. */
 static struct cst_interleave machine_of(const struct cst_job *job)
 {
     const struct cst_memory *memory = &job->memory;
@@ -65,7 +65,7 @@ static struct cst_interleave machine_of(const struct cst_job *job)
 
 /* -- what was seen ---------------------------------------------------------------------------- */
 
-/* What one engine did of one kind, and how long it was at it. */
+/* What one engine did of one kind of work, and the time it took. */
 struct done {
     uint64_t amount;
     struct cst_busy busy;
@@ -76,7 +76,8 @@ struct window {
     struct done up[CST_ARENA_MAX_ENGINES], down[CST_ARENA_MAX_ENGINES];
 };
 
-/* Intervals come in the order of their ends. */
+/* cst_busy_add needs the intervals in the order of their ends, and the record has them in this
+ * order. */
 static void add(struct done *done, uint64_t amount, const struct cst_record_interval *i)
 {
     done->amount += amount;
@@ -92,9 +93,10 @@ static void look(struct cst_job *job, struct window *w)
     for (uint64_t n = first; n < end; n++) {
         const struct cst_record_interval *i = cst_record_get(job->record, n);
 
+        /* A chunk whose states stay on an accelerator is always updated there, whatever k is. */
         if (i->chunk >= job->layout.n_chunks || i->number >= CST_ARENA_MAX_ENGINES ||
             job->layout.chunks[i->chunk].device != 0) {
-            continue; /* states that stay on an accelerator are no choice */
+            continue;
         }
         if (i->kind == CST_RECORD_UPDATE) {
             add(&w->updates[i->number], job->layout.chunks[i->chunk].n_elems, i);
@@ -107,7 +109,8 @@ static void look(struct cst_job *job, struct window *w)
     job->updates_seen = end;
 }
 
-/* Of the engines of the nodes the sum, since they work side by side; of accelerators each. */
+/* Add what was seen to the medians. The rates of the nodes' engines are added up, because the nodes
+ * work at the same time; accelerators are measured singly. */
 static void see(struct cst_job *job)
 {
     struct cst_balance *b = &job->balance;
@@ -126,6 +129,7 @@ static void see(struct cst_job *job)
             cst_rates_median_add(&b->down.seen, w.down[e].amount, w.down[e].busy.ns);
         }
     }
+    /* The sum is a rate; added as the amount of one second it remains the same rate. */
     cst_rates_median_add(&b->node.seen, (uint64_t)nodes, nodes > 0 ? 1000000000 : 0);
 }
 
@@ -166,7 +170,7 @@ static void on_step(struct cst_later *later)
 
     cst_core_stats(job->core, &stats);
     if (stats.n_rooms_given_up == job->memory.n_rooms) {
-        return; /* there is nothing to choose from */
+        return; /* All accelerators are lost, hence there is no choice. */
     }
     see(job);
     machine = machine_of(job);

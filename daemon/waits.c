@@ -4,21 +4,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "item waits for ticket", embedded in the item. */
+/* One ticket for which an item waits; embedded in the item. */
 struct cst_waits_edge {
     uint64_t ticket;
     struct cst_waits_item *item;
-    struct cst_waits_edge *next; /* same bucket */
+    struct cst_waits_edge *next; /* Next edge of the same hash bucket. */
 };
 
 struct cst_waits_item {
-    TAILQ_ENTRY(cst_waits_item) link;   /* in held or due */
-    struct cst_waits_item *same_bucket; /* of items */
+    TAILQ_ENTRY(cst_waits_item) link;   /* Entry in held or due. */
+    struct cst_waits_item *same_bucket; /* Next item of the same bucket of cst_waits.items. */
     struct cst_waits_edge edges[CST_COMMAND_MAX_AFTER];
-    uint32_t n_edges;   /* in use, whether or not in a bucket still */
-    uint32_t n_left;    /* of them, in a bucket */
-    bool due;           /* which list it is in */
-    struct cst_err err; /* the first ticket's that failed */
+    uint32_t n_edges;   /* Number of entries of edges, whether their tickets are complete or not. */
+    uint32_t n_left;    /* Number of edges whose tickets are not complete. */
+    bool due;           /* The item is in the list due; else in the list held. */
+    struct cst_err err; /* Error of the first ticket that failed. */
     struct cst_command command;
 };
 
@@ -164,6 +164,7 @@ void cst_waits_rename(struct cst_waits *waits, uint64_t from, uint64_t to)
         edge->next = moved;
         moved = edge;
     }
+    /* Edges are inserted in a second loop, since both tickets may share a bucket. */
     while (moved != NULL) {
         struct cst_waits_edge **first = &waits->buckets[bucket_of(to)];
         struct cst_waits_edge *edge = moved;

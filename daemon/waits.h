@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Commands that wait for tickets of other engines. An engine orders its own commands by their
- * `after`; it knows nothing of the others'. So a command that names a ticket which is under way
- * elsewhere is held here until all that it names are complete, and goes to its engine with no
- * `after` left.
+ * `after`, but does not know the commands of other engines. A command that must wait for a ticket
+ * that is under way on another engine is therefore held here until all its tickets are complete.
+ * Then it goes to its engine with an empty `after`.
  *
  *   add --> held --last of its tickets done--> due --take--> the caller's
  *                \--one of them failed-------> due, with the words: it is cancelled
  *
- * Pure: knows neither engines nor sockets. Engines may die meanwhile: their commands stay under way
- * until they are done by the next process, or refused. */
+ * Pure: knows neither engines nor sockets. If an engine dies, its commands stay under way until its
+ * next process has done them, or they are refused. Loop thread only. */
 #ifndef CST_WAITS_H
 #define CST_WAITS_H
 
@@ -22,36 +22,42 @@ struct cst_waits_item; /* private */
 struct cst_waits_edge; /* private */
 
 struct cst_waits {
-    TAILQ_HEAD(, cst_waits_item) held;                 /* in order of submission */
-    TAILQ_HEAD(, cst_waits_item) due;                  /* in the order in which they became so */
-    struct cst_waits_edge *buckets[CST_WAITS_BUCKETS]; /* who waits for a ticket, by ticket */
-    struct cst_waits_item *items[CST_WAITS_BUCKETS];   /* all that are here, by their own ticket */
-    uint64_t n;                                        /* held and due */
+    /* Commands that wait, in order of submission. */
+    TAILQ_HEAD(, cst_waits_item) held;
+    /* Commands that may go, in the order in which they became due. */
+    TAILQ_HEAD(, cst_waits_item) due;
+    /* Hash table: which commands wait for a ticket, by ticket. */
+    struct cst_waits_edge *buckets[CST_WAITS_BUCKETS];
+    /* Hash table of all commands here, by their own ticket. */
+    struct cst_waits_item *items[CST_WAITS_BUCKETS];
+    uint64_t n; /* Number of commands, held and due. */
 };
 
 void cst_waits_init(struct cst_waits *waits);
 void cst_waits_close(struct cst_waits *waits);
 
-/* Hold @command until the @n (1..CST_COMMAND_MAX_AFTER) @tickets, which are under way or here, are
- * done. It is copied. CST_ENOMEM: it is not held. */
+/* Hold a copy of @command until the @n (1..CST_COMMAND_MAX_AFTER) @tickets are done; each of them
+ * is under way or held here. CST_ENOMEM: @command is not held. */
 int cst_waits_add(struct cst_waits *waits, const struct cst_command *command,
                   const uint64_t *tickets, uint32_t n, struct cst_err *err);
 
-/* The command of @ticket is here. */
+/* Return whether the command of @ticket is held or due. */
 bool cst_waits_holds(const struct cst_waits *waits, uint64_t ticket);
 
-/* @ticket is complete with @status; @text: the words that go with it, may be NULL. What waited for
- * nothing else is due now. */
+/* @ticket is complete with @status. @text explains the status and may be NULL. Commands that waited
+ * for no other ticket become due. */
 void cst_waits_done(struct cst_waits *waits, uint64_t ticket, int status, const char *text);
 
-/* Who waits for @from waits for @to, which is under way or here. */
+/* Let the commands that wait for @from wait for @to instead, which is under way or held here. */
 void cst_waits_rename(struct cst_waits *waits, uint64_t from, uint64_t to);
 
-/* The command that became due first, taken out, without `after`. With err->status != 0 it must not
- * be done: it is complete with that status (CST_ECANCELLED). False: none is due. */
+/* Take out the command that became due first; its `after` is empty. With err->status != 0
+ * (CST_ECANCELLED) the caller must not execute the command but complete it with this status. False:
+ * no command is due. */
 bool cst_waits_take(struct cst_waits *waits, struct cst_command *out, struct cst_err *err);
 
-/* Drop all whose ticket >> @shift is @value. Tickets of one job are only waited for by that job. */
+/* Drop all commands whose ticket >> @shift is @value. No other command may wait for their tickets;
+ * only commands of the same job do. */
 void cst_waits_forget(struct cst_waits *waits, unsigned shift, uint64_t value);
 
 #endif

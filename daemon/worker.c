@@ -25,7 +25,7 @@ static void feed_worker(struct cst_job *job, enum cst_event_kind kind, uint32_t 
     }
 }
 
-/* The others must not wait for one who is gone. */
+/* Fail the Commits of the other ranks, which would wait for @worker for ever. */
 static void break_barrier_of(struct cst_job *job, const struct cst_worker *worker, const char *what)
 {
     struct cst_err why = {0};
@@ -62,8 +62,8 @@ static void worker_dead(struct cst_worker *worker)
     cst_job_check_idle(job);
 }
 
-/* Its process is gone. Whoever still holds the socket (a child that inherited it) has no right to
- * the rank. */
+/* The worker's process has ended. Another process that still holds the socket (a child that
+ * inherited it) has no right to the rank. */
 static void on_process_gone(void *arg)
 {
     struct cst_worker *worker = arg;
@@ -85,7 +85,7 @@ void cst_worker_hangup(struct cst_job *job, uint32_t rank)
     worker->session->job = NULL;
     worker->session = NULL;
     worker->commit = NULL;
-    /* Without a core it never had a block that it could still touch. */
+    /* Without a core the worker never had a block that its process could still access. */
     if (job->core == NULL || worker->watch == NULL || !cst_watch_lives(worker->watch)) {
         worker_dead(worker);
         return;
@@ -102,7 +102,8 @@ void cst_worker_left(struct cst_job *job, uint32_t rank)
     cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT_RANK(job, rank), "rank %u (pid %d) left", rank,
                   (int)worker->pid);
     break_barrier_of(job, worker, "left");
-    if (worker->commit != NULL) { /* past the barrier: its memory is being populated */
+    /* All ranks have committed, and the job's memory is being populated. */
+    if (worker->commit != NULL) {
         (void)cst_err_set(&why, CST_ECANCELLED, "rank %u left before job '%s' was populated", rank,
                           job->name);
         cst_session_fail(job->daemon, worker->commit, &why);
@@ -122,14 +123,15 @@ static bool same_token(const struct cst_worker *worker, const uint8_t *token)
     if (!worker->has_token || token == NULL) {
         return false;
     }
+    /* Compare all bytes, for the time not to depend on how many are equal. */
     for (unsigned i = 0; i < CST_JOB_TOKEN_BYTES; i++) {
         difference |= worker->token[i] ^ token[i];
     }
     return difference == 0;
 }
 
-/* Free the rank if its holder is gone, or is the one who asks: by its token, or as the same process
- * with its connection closed. */
+/* Free the rank if its holder is gone or is the claimant itself. The claimant is the holder if it
+ * has the token, or if it is the same process and the holder's connection is closed. */
 static int claim_rank(struct cst_worker *worker, const struct cst_session *session,
                       const uint8_t *token, struct cst_err *err)
 {
@@ -157,7 +159,8 @@ static int claim_rank(struct cst_worker *worker, const struct cst_session *sessi
     return CST_OK;
 }
 
-/* Bytes of its accelerator that a worker names were decided with the job's memory. */
+/* Check a number of bytes on the accelerator that @wish names. They are fixed once the job's memory
+ * is decided. */
 static int check_bytes(const struct cst_job *job, const struct cst_job_wish *wish, const char *what,
                        uint64_t theirs, uint64_t mine, struct cst_err *err)
 {
@@ -228,7 +231,8 @@ static void occupy(struct cst_worker *worker, struct cst_session *session,
     worker->left = false;
     worker->n_groups = worker->n_tensors = worker->n_operators = 0;
     worker->pool_bytes = wish->pool_bytes;
-    if (!cst_job_is_decided(job)) { /* else its memory is as it was made, whoever comes */
+    /* A decided job's memory stays as it was made, whoever attaches. */
+    if (!cst_job_is_decided(job)) {
         worker->room_asked = wish->update_room;
         worker->states_asked = wish->device_states;
         cst_room_settle(job);
@@ -249,7 +253,7 @@ bool cst_worker_is_awaited(const struct cst_job *job, uint32_t rank)
     return rank >= job->world || !job->workers[rank].present;
 }
 
-/* The job that @wish names, with its rank free. */
+/* Find the job that @wish names and free the rank, or make the job. */
 static int find_or_make(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
                         struct cst_job **out, struct cst_err *err)
 {
@@ -259,6 +263,7 @@ static int find_or_make(struct cst_session *session, const struct cst_job_wish *
     *created = false;
     if (job != NULL) {
         rc = check_wish(job, wish, err);
+        /* The other ranks may be waiting for this process, which cannot join: tell them now. */
         if (rc != CST_OK && cst_worker_is_awaited(job, wish->rank)) {
             cst_declare_disagree(job, NULL, err);
         }
@@ -268,8 +273,9 @@ static int find_or_make(struct cst_session *session, const struct cst_job_wish *
         if (rc != CST_OK) {
             return rc;
         }
-        if (job->state !=
-            CST_JOB_CLOSING) { /* else its last worker was dead, and it was never committed */
+        /* Otherwise claim_rank found the last worker of an uncommitted job dead, and the job is
+         * closing: make a new one. */
+        if (job->state != CST_JOB_CLOSING) {
             *out = job;
             return CST_OK;
         }

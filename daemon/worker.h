@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who works on a job as which rank.
+/* Which process works on a job as which rank.
  *
  *   ABSENT   --a session attaches-----------------------------------> ATTACHED
  *   ATTACHED --the session ends, the process lives------------------> HUNG UP
@@ -7,47 +7,52 @@
  *   HUNG UP  --the process attaches again, or who has its token does-> ATTACHED
  *   HUNG UP  --the process ends-------------------------------------> ABSENT
  *
- * The blocks of a rank that has hung up may still be touched. Without a core nothing can be, and
- * a session's end is the worker's. */
+ * A process whose rank has hung up may still access the rank's blocks. If the job has no core yet
+ * there are no blocks, and the end of the session is the end of the worker. Loop thread only. */
 #ifndef CST_WORKER_H
 #define CST_WORKER_H
 
 #include "daemon/job.h"
 
-/* JobOpen, checked for form. */
+/* Contents of a JobOpen whose form has been checked. */
 struct cst_job_wish {
-    const char *name;       /* of the job */
-    uint32_t rank, world;   /* this rank, and the number of ranks */
-    uint64_t pool_bytes;    /* 0: as much as is of use */
-    uint64_t chunk_elems;   /* 0: chosen */
-    uint64_t update_room;   /* Bytes of this rank's device. 0: none; for a job whose memory is
-                               decided, as much as its rank has. CST_PLAN_ROOM_AUTO: as the
-                               plan says. */
-    uint64_t device_states; /* As update_room. */
-    uint32_t micro_batches; /* at least 1 */
-    bool recompute;         /* hint: each forward pass is done again */
+    const char *name;     /* Name of the job. */
+    uint32_t rank, world; /* This rank, and the number of ranks. */
+    uint64_t pool_bytes;  /* Size of the pool; 0: as much as the rank can use. */
+    uint64_t chunk_elems; /* Chunk capacity; 0: the daemon chooses. */
+    /* Device reservation, bytes of this rank's device. 0: none or, if the job's memory is decided
+     * already, what its rank has. CST_PLAN_ROOM_AUTO: what the plan says. */
+    uint64_t update_room;
+    /* Bytes of this rank's device for states that stay there. 0 and CST_PLAN_ROOM_AUTO: as for
+     * update_room. */
+    uint64_t device_states;
+    uint32_t micro_batches; /* Micro-batches per step, at least 1. */
+    /* Hint: the worker repeats each forward pass before the backward pass. */
+    bool recompute;
     struct cst_job_options options;
-    const char *base;     /* name of a job; NULL: none */
-    struct cst_gpu *gpu;  /* NULL: the host */
-    bool any_device;      /* "auto": what its rank has, if that is decided */
-    const uint8_t *token; /* CST_JOB_TOKEN_BYTES; NULL: none */
-    uint32_t timeout_ms;  /* longest wait for other ranks; 0: the configured one */
-    uint32_t ttl_s;       /* life without a worker; 0: the configured one */
+    const char *base;     /* Name of the base job; NULL: none. */
+    struct cst_gpu *gpu;  /* The rank's device; NULL: the host. */
+    bool any_device;      /* "auto": the device that the rank has already, if it is decided. */
+    const uint8_t *token; /* Token of CST_JOB_TOKEN_BYTES; NULL: none. */
+    uint32_t timeout_ms;  /* Longest wait for other ranks; 0: as configured. */
+    uint32_t ttl_s;       /* How long the job lives without a worker; 0: as configured. */
 };
 
-/* Attach @session as a rank of the job of that name, made if it is not there. CST_EINVAL,
- * CST_EMISMATCH, CST_ENOTFOUND (its base), CST_EBUSY (with the holder's pid), CST_EBUDGET (too many
- * jobs), CST_ENOMEM. *created tells whether it was made. */
+/* Attach @session as a rank of the job that @wish names. A job that does not exist is created;
+ * *created tells whether. CST_EINVAL; CST_EMISMATCH: @wish disagrees with the job; CST_ENOTFOUND:
+ * there is no such base job; CST_EBUSY: another process holds the rank, the words name its pid;
+ * CST_EBUDGET: too many jobs; CST_ENOMEM. */
 int cst_worker_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
                       struct cst_err *err);
 
-/* Whoever claims @rank may be the one that the others wait for. */
+/* Return whether no worker is attached as @rank, or the job has no such rank. A process that claims
+ * the rank may then be the one for which the other ranks wait. */
 bool cst_worker_is_awaited(const struct cst_job *job, uint32_t rank);
 
-/* The session of @rank is gone. */
+/* The session of @rank has ended. */
 void cst_worker_hangup(struct cst_job *job, uint32_t rank);
 
-/* The worker of @rank went in good order; what the core had to be told it was told. */
+/* The worker of @rank has left in good order. The caller has already told the core. */
 void cst_worker_left(struct cst_job *job, uint32_t rank);
 
 #endif
