@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long something was at work that may do several things at a time: moments at which it did two
- * count once. */
+/* Total time during which something was working that can do several things at a time. Periods in
+ * which it did several things count once. */
 #ifndef CST_PROTO_BUSY_H
 #define CST_PROTO_BUSY_H
 
 #include <stdint.h>
 #include <string.h>
 
-#define CST_BUSY_KEPT 16 /* of what is urgent interrupts what is not, so a few deep */
+/* Commands overlap when urgent ones interrupt others, only a few levels deep. */
+#define CST_BUSY_KEPT 16
 
 struct cst_busy {
-    uint64_t ns; /* so far */
+    uint64_t ns; /* Total so far. */
     struct {
         uint64_t began, ended;
-    } last[CST_BUSY_KEPT]; /* the last stretches of it, apart from each other, in their order */
-    uint32_t n;            /* of last */
+    } last[CST_BUSY_KEPT]; /* Last periods of work: disjoint, in ascending order. */
+    uint32_t n;            /* Number of entries in last. */
 };
 
-/* It was at work from @began to @ended, also if that is around what was told already; in the order
- * of the ends. */
+/* Add the period from @began to @ended. It may overlap or contain earlier periods. Periods are
+ * added in the order of their ends. */
 static inline void cst_busy_add(struct cst_busy *busy, uint64_t began, uint64_t ended)
 {
     while (busy->n > 0 && busy->last[busy->n - 1].ended >= began) {
@@ -27,6 +28,7 @@ static inline void cst_busy_add(struct cst_busy *busy, uint64_t began, uint64_t 
         began = busy->last[busy->n].began < began ? busy->last[busy->n].began : began;
         ended = busy->last[busy->n].ended > ended ? busy->last[busy->n].ended : ended;
     }
+    /* The oldest period is dropped. A later one that overlaps it would be counted twice. */
     if (busy->n == CST_BUSY_KEPT) {
         busy->n--;
         memmove(&busy->last[0], &busy->last[1], busy->n * sizeof busy->last[0]);

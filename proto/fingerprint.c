@@ -10,7 +10,7 @@
 #define FNV_OFFSET UINT64_C(14695981039346656037)
 #define FNV_PRIME UINT64_C(1099511628211)
 
-/* FNV-1a, 64 bits; a zero ends each text. */
+/* FNV-1a, 64 bits. A zero byte ends each text, for "ab", "c" to differ from "a", "bc". */
 static uint64_t add(uint64_t hash, const char *text)
 {
     for (; *text != '\0'; text++) {
@@ -19,7 +19,8 @@ static uint64_t add(uint64_t hash, const char *text)
     return hash * FNV_PRIME;
 }
 
-/* The value behind the first line of @path that begins with @key; empty: there is none. */
+/* Find the first line of @path that begins with @key, and copy what follows its colon to @out. "":
+ * there is none. */
 static void find_line(const char *path, const char *key, char *out, size_t n)
 {
     FILE *file = fopen(path, "re");
@@ -38,8 +39,8 @@ static void find_line(const char *path, const char *key, char *out, size_t n)
     }
 }
 
-/* The model of the processor, its cores, how NUMA nodes are numbered, and the memory: not to the
- * page, of which a kernel takes more or less for itself. */
+/* Hash the processor's model, the number of cores, the NUMA nodes and the memory. Memory counts in
+ * GiB, because kernels reserve different amounts. */
 static uint64_t hash_host(void)
 {
     char text[512];
@@ -63,7 +64,7 @@ static uint64_t hash_host(void)
 
 void cst_fingerprint(const char *const *gpus, size_t n_gpus, char out[CST_FINGERPRINT_BYTES])
 {
-    uint64_t sum = 0; /* so that their order does not matter */
+    uint64_t sum = 0; /* A sum, for the order of the GPUs not to matter. */
 
     for (size_t i = 0; i < n_gpus; i++) {
         sum += add(FNV_OFFSET, gpus[i]);

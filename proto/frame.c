@@ -97,8 +97,8 @@ void cst_frame_close_fds(struct cst_frame *frame)
     frame->n_fds = 0;
 }
 
-/* Take the fds out of @msg; more than @out can hold are closed at once and counted, so that the
- * caller refuses. */
+/* Take the descriptors out of @msg. Those for which @out has no place are closed at once but
+ * counted, for the caller to refuse the message. Returns the number. */
 static unsigned take_fds(struct msghdr *msg, int out[CST_FRAME_MAX_FDS])
 {
     unsigned n = 0;
@@ -128,8 +128,8 @@ static unsigned take_fds(struct msghdr *msg, int out[CST_FRAME_MAX_FDS])
 int cst_frame_recv(int sock, int recv_flags, struct cst_frame_buf *buf, struct cst_frame *out,
                    struct cst_err *err)
 {
-    /* CMSG_SPACE rounds up, so one fd more than asked for can arrive: take_fds counts it and it is
-     * refused. */
+    /* CMSG_SPACE rounds up, hence one descriptor more than the limit can arrive. take_fds counts
+     * it, and the message is refused. */
     union {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(int) * CST_FRAME_MAX_FDS)];
@@ -172,7 +172,8 @@ err_after_fds:
     return rc;
 }
 
-/* Most messages are small and carry nothing: one copy costs less than a second iovec. */
+/* Most messages are small and have no descriptors. Copying such a body costs less than a second
+ * iovec. */
 enum { SMALL_BYTES = 1024 };
 
 static ssize_t send_small(int sock, int send_flags, const struct cst_frame *frame)
@@ -214,7 +215,8 @@ static ssize_t send_large(int sock, int send_flags, const struct cst_frame *fram
     return sendmsg(sock, &msg, send_flags);
 }
 
-/* Whose error of sending is it: nobody's (the socket is full), this side's, or the peer's end? */
+/* Classify an error of sending: the socket is full, this process is short of something, or the peer
+ * is gone. */
 static int classify_send(int errnum, struct cst_err *err)
 {
     switch (errnum) {

@@ -7,7 +7,7 @@
 static const char *const names[] = {
     [CST_ISA_PLAIN] = "plain", [CST_ISA_AVX2] = "avx2", [CST_ISA_AVX512] = "avx512"};
 
-/* The number of @name in names, or -1. */
+/* Return the number of @name in names, or -1. */
 static int find(const char *name)
 {
     for (int i = 0; i < (int)(sizeof names / sizeof names[0]); i++) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The widest vector instructions that programs of cistern use: all that the processor has, or what
- * the environment variable CISTERN_ISA says, so that a fast machine can be made to run what a
- * slower one would. States have the same bits with all of them (kernels/update.h); losses of
- * cistern-gpt do not, since sums have other orders. No state; any thread, while no thread changes
- * the environment. */
+/* The widest vector instructions that cistern's programs use: all that the processor has, or fewer
+ * if the environment variable CISTERN_ISA says so, to test the code for slower machines on a fast
+ * one. States have the same bits with all instruction sets (kernels/update.h). Losses of
+ * cistern-gpt can differ, because the order of sums differs. No state; any thread, as long as no
+ * thread changes the environment. */
 #ifndef CST_ISA_H
 #define CST_ISA_H
 
@@ -11,20 +11,23 @@
 
 #include <stddef.h>
 
-/* Each contains those before it. */
+/* Each set contains the ones before it. */
 enum cst_isa {
-    CST_ISA_PLAIN,  /* "plain": what every processor of the architecture has */
-    CST_ISA_AVX2,   /* "avx2": with FMA and F16C */
-    CST_ISA_AVX512, /* "avx512": F, BW, VL, DQ, and all of the processor beyond, such as AMX */
+    CST_ISA_PLAIN, /* "plain": what every processor of the architecture has. */
+    CST_ISA_AVX2,  /* "avx2": with FMA and F16C. */
+    /* "avx512": F, BW, VL, DQ, and all further instructions of the processor, such as AMX. */
+    CST_ISA_AVX512,
 };
 
-/* The limit. CST_ISA_AVX512 where the variable is not set, is empty, or names none of these. */
+/* Return the widest set to use. CST_ISA_AVX512 if the variable is not set, is empty, or has an
+ * unknown value. */
 enum cst_isa cst_isa_limit(void);
 
-/* The value of the variable where it names none of these; NULL: there is nothing wrong with it. */
+/* Return the value of the variable if it is unknown; NULL: the value is valid, or the variable is
+ * not set. */
 const char *cst_isa_refused(void);
 
-/* What a program calls when it starts. CST_EINVAL: the variable names none of these. */
+/* Check the variable when a program starts. CST_EINVAL: its value is unknown. */
 static inline int cst_isa_check(struct cst_err *err)
 {
     const char *refused = cst_isa_refused();

@@ -71,7 +71,7 @@ static const char *type_words(const json_t *value)
     return "?";
 }
 
-/* "PLACE.KEY: wanted WHAT, not A". */
+/* Set the error "PLACE.KEY: wanted WHAT, not A". */
 static int wanted(const json_t *value, const char *place, const char *key, const char *what,
                   struct cst_err *err)
 {
@@ -105,7 +105,7 @@ int cst_json_object(const json_t *value, const char *place, const char *const *k
     return CST_OK;
 }
 
-/* *out: the value of @key; NULL: it is missing and need not be there. */
+/* Find the value of @key. *out is NULL if the key is missing and optional. */
 static int get(const json_t *object, const char *place, const char *key, enum cst_json_need need,
                const json_t **out, struct cst_err *err)
 {

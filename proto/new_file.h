@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file that is written beside the one whose place it takes, once it is whole: who reads the path
- * finds all of the new file or what was there before. What is there and is no plain file (a pipe, a
- * device, a link) is written itself. */
+/* Writes a file under a temporary name (PATH.new) and renames it when it is complete. A reader of
+ * the path finds either the whole new file or the old one. If the path exists and is not a regular
+ * file (a pipe, a device, a symbolic link), it is written directly. */
 #ifndef CST_NEW_FILE_H
 #define CST_NEW_FILE_H
 
@@ -10,16 +10,16 @@
 #include <stdio.h>
 
 struct cst_new_file {
-    FILE *to;         /* for the caller to write */
-    const char *path; /* borrowed until it is closed */
-    char *beside;     /* PATH.new, NULL: path itself is written; owned */
+    FILE *to;         /* Stream for the caller to write to. */
+    const char *path; /* Borrowed until the file is closed. */
+    char *beside;     /* Temporary name, owned; NULL: path itself is written. */
 };
 
-/* CST_EIO; CST_ENOMEM: nothing is owned. */
+/* Open @file for writing. CST_EIO; CST_ENOMEM. On failure nothing is owned. */
 int cst_new_file_open(struct cst_new_file *file, const char *path, struct cst_err *err);
 
-/* With @rc CST_OK it takes the path's place; else it goes, and @rc comes back with the caller's
- * words. CST_EIO: it could not be written, and went. */
+/* Close @file. If @rc is CST_OK the new file takes the place of the path; otherwise it is removed,
+ * and @rc is returned with @err unchanged. CST_EIO: it could not be written, and is removed. */
 int cst_new_file_close(struct cst_new_file *file, int rc, struct cst_err *err);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of what cistern/optimizer.h numbers: on command lines, in replies, in words of errors. */
+/* Names of the enums of cistern/optimizer.h, for command lines, replies and error messages. No
+ * state; any thread. */
 #ifndef CST_OPTIMIZERS_H
 #define CST_OPTIMIZERS_H
 
@@ -7,16 +8,16 @@
 
 #include <stdint.h>
 
-/* By number, NULL behind the last one. */
+/* Names by number; NULL after the last one. */
 extern const char *const cst_optimizer_names[CST_OPTIMIZER_COUNT + 1]; /* "adamw", ... */
 extern const char *const cst_moments_names[CST_MOMENTS_COUNT + 1];     /* "fp32", ... */
 extern const char *const cst_rounding_names[CST_ROUNDING_COUNT + 1];   /* "stochastic", ... */
 extern const char *const cst_overlap_names[CST_OVERLAP_COUNT + 1];     /* "commit", ... */
 
-/* Number of @name in @names; how many there are: it is none of them. */
+/* Return the number of @name in @names, or the length of @names if it has no such name. */
 uint32_t cst_name_find(const char *const *names, const char *name);
 
-/* The betas that stand for 0 in hyper-parameters. */
+/* Default betas, which replace a 0 in hyper-parameters. */
 static inline float cst_optimizer_beta1(void)
 {
     return 0.9f;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the ranks of a job hold a tensor: one row per pattern. Whatever differs between patterns is a
- * column here; code asks for the column, never for the name. To add one: offload/README.md.
+/* Patterns, the ways in which the ranks of a job hold a tensor: one row per pattern. Each property
+ * in which patterns differ is a column here; code tests the column, never the pattern itself.
+ * offload/README.md describes how to add a pattern.
  *
- * Every rank declares every group, tensor and operator, whether or not it holds them, in the same
- * words. A rank holds a tensor if it is in the tensor's group, and runs an operator if it holds all
- * of the operator's tensors. */
+ * Every rank declares all groups, tensors and operators identically, even those that it does not
+ * hold. A rank holds a tensor if the rank is in the tensor's group. It runs an operator if it holds
+ * all of the operator's tensors. */
 #ifndef CST_PATTERNS_H
 #define CST_PATTERNS_H
 
@@ -14,21 +15,26 @@
 #include <stdint.h>
 
 struct cst_pattern {
-    const char *name;  /* "shard" and so on, in files, on the command line, in explain */
-    bool has_states;   /* grad, master and moments rows, a reduction and an update; else the weight
-                          row alone */
-    bool stays;        /* a victim only where a step could not go on otherwise */
-    bool wants_box;    /* cst_layout_tensor.whole is to be given */
-    bool wants_subset; /* useless unless its group is smaller than the job: the layout takes it,
-                          `cistern plan` warns */
-    bool sparse; /* an operator that uses it may be left out of a step: expected_uses counts, its
-                    absence is no surprise */
+    /* "shard" and so on: the name in files, on the command line and in explanations. */
+    const char *name;
+    /* The tensor has gradients, master weights and moments, and is summed and updated. Otherwise it
+     * has weights only. */
+    bool has_states;
+    /* Its weights are evicted only if the step could not continue otherwise. */
+    bool stays;
+    bool wants_box; /* cst_layout_tensor.whole must be declared. */
+    /* The pattern is useless unless the tensor's group is smaller than the job. The layout accepts
+     * it; `cistern plan` warns. */
+    bool wants_subset;
+    /* An operator that uses the tensor may be left out of a step: its expected_uses matters, and
+     * its absence is no surprise for the prediction of requests. */
+    bool sparse;
 };
 
-/* Row of @kind; NULL: there is none. */
+/* Return the row of @kind; NULL: there is no such pattern. */
 const struct cst_pattern *cst_pattern(uint32_t kind);
 
-/* CST_PATTERN_COUNT: no pattern has that name. */
+/* Return the pattern of that name; CST_PATTERN_COUNT: there is none. */
 enum cst_pattern_kind cst_pattern_find(const char *name);
 
 #endif

@@ -17,7 +17,8 @@ static bool can_run(char *out, size_t size, const char *dir, const char *between
     return n > 0 && (size_t)n < size && access(out, X_OK) == 0;
 }
 
-/* The directory of the calling program with a '/' at the end, without libtool's ".libs/". */
+/* Write the directory of the calling program, with a '/' at the end and without libtool's
+ * ".libs/". */
 static bool own_directory(char out[PATH_MAX])
 {
     static const char hidden[] = "/.libs/";
@@ -39,8 +40,8 @@ static bool own_directory(char out[PATH_MAX])
     return true;
 }
 
-/* The libexec directory as seen from bin/ or sbin/ of the same installation: "../libexec/cistern/".
- * "": it is not below the prefix. */
+/* Write the path of the libexec directory relative to bin/ or sbin/ of the same installation:
+ * "../libexec/cistern/". "": the libexec directory is not below the prefix. */
 static void libexec_from_bin(char out[PATH_MAX])
 {
     const size_t n = strlen(CST_PREFIX);
@@ -59,7 +60,8 @@ static bool find_near(const char *name, char *out, size_t size)
         return false;
     }
     libexec_from_bin(libexec);
-    /* In a build tree the file beside .libs is a shell script: the program itself comes first. */
+    /* In a build tree the file next to .libs is a shell script; .libs/ with the program itself is
+     * tried first. */
     return can_run(out, size, self, ".libs/", name) || can_run(out, size, self, "", name) ||
            (libexec[0] != '\0' && can_run(out, size, self, libexec, name));
 }

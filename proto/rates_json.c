@@ -10,10 +10,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* A number of an object and where it lies in the struct. */
+/* A number of an object, and its offset in the struct. */
 struct field {
-    const char *key; /* its name there, too */
-    size_t offset;   /* of a double */
+    const char *key; /* Key in the object, the same as the field's name. */
+    size_t offset;   /* Offset of a double. */
 };
 
 static const struct field device_fields[] = {
@@ -136,7 +136,7 @@ static int add_nodes(struct cst_rates *rates, const json_t *root, struct cst_err
     return rc;
 }
 
-/* @rates may be half filled on failure. */
+/* On failure @rates may be partly filled. */
 static int add(struct cst_rates *rates, const json_t *root, struct cst_err *err)
 {
     int rc = cst_json_object(root, "", root_keys, err);
@@ -211,7 +211,7 @@ int cst_rates_read(struct cst_rates *out, const char *path, struct cst_err *err)
 
 /* -- writing ---------------------------------------------------------------------------------- */
 
-/* What is not known is left out. */
+/* Unknown rates are left out. */
 static bool put_fields(json_t *object, const struct field *fields, const void *base)
 {
     bool good = object != NULL;
@@ -279,13 +279,14 @@ json_t *cst_rates_to_json(const struct cst_rates *rates)
     return root;
 }
 
-/* The directory of @path, if it is not there. */
+/* Make the directory of @path if it does not exist. */
 static void make_directory(const char *path)
 {
     char *copy = strdup(path);
 
     if (copy != NULL) {
-        (void)mkdir(dirname(copy), 0755); /* what is wrong with it shows when the file is opened */
+        /* An error is reported when the file is opened. */
+        (void)mkdir(dirname(copy), 0755);
     }
     free(copy);
 }

@@ -14,15 +14,17 @@
 
 #define MAX_STEP_S 1e9 /* 31 years */
 
-static const char *const eviction_names[] = {"next use", "oldest", NULL}; /* cst_core_eviction */
+/* enum cst_core_eviction */
+static const char *const eviction_names[] = {"next use", "oldest", NULL};
 static const char *const flag_names[] = {"no", "yes", NULL};
 
-/* A number of a plan: its key, and how it is written. */
+/* A number of a plan: its key, and its form in the file. */
 struct field {
     const char *key;
     size_t offset;
-    bool wide;                /* uint64_t; else uint32_t */
-    const char *const *names; /* of its values, ended by NULL; NULL: it is written as a number */
+    bool wide; /* The field is a uint64_t; otherwise a uint32_t. */
+    /* Names of the values, ended by NULL; NULL: the value is written as a number. */
+    const char *const *names;
 };
 
 #define WIDE(f) .key = #f, .offset = offsetof(struct cst_saved_plan, f), .wide = true
@@ -90,7 +92,7 @@ static uint32_t count_names(const struct field *field)
 
 /* -- comparing -------------------------------------------------------------------------------- */
 
-/* "adamw", "23". */
+/* Write the value as in the file: "adamw", "23". */
 static const char *value_text(const struct field *field, uint64_t value, char out[24])
 {
     if (field->names != NULL && value < count_names(field)) {
@@ -131,7 +133,7 @@ int cst_saved_plan_is_for(const struct cst_saved_plan *plan, const struct cst_sa
                        value_text(field, get(job, field), b));
 }
 
-/* The number of the first class that differs; UINT32_MAX: none. */
+/* Return the number of the first class that differs; UINT32_MAX: none. */
 static uint32_t class_difference(const struct cst_saved_plan *a, const struct cst_saved_plan *b)
 {
     for (uint32_t i = 0; i < a->n_classes && i < b->n_classes; i++) {
@@ -365,7 +367,7 @@ static bool put_classes(json_t *list, const struct cst_saved_plan *plan)
     return good;
 }
 
-/* A new object; NULL: out of memory. @made is dropped in any case. */
+/* Return a new object; NULL: out of memory. The reference to @made is dropped in any case. */
 static json_t *to_json(const struct cst_saved_plan *plan, json_t *made)
 {
     json_t *made_for = json_object(), *decided = json_object(), *classes = json_array();
@@ -374,7 +376,8 @@ static json_t *to_json(const struct cst_saved_plan *plan, json_t *made)
                 put_fields(decided, plan_fields, plan) &&
                 json_object_set_new(decided, "step_s", json_real(plan->step_s)) == 0;
     json_t *root = json_pack("{s:i, s:o, s:o, s:o}", "cistern_plan", CST_SAVED_PLAN_VERSION, "for",
-                             made_for, "plan", decided, "made", made); /* which it owns now */
+                             /* The new object owns all four values now. */
+                             made_for, "plan", decided, "made", made);
 
     json_decref(classes);
     if (!good) {

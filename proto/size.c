@@ -8,7 +8,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* strtoull without its liberties: no sign, no leading space, at least one digit. */
+/* Like strtoull, but without sign and leading space, and with at least one digit. */
 static int parse_number(const char *text, uint64_t *out, const char **rest)
 {
     char *end;
@@ -22,8 +22,8 @@ static int parse_number(const char *text, uint64_t *out, const char **rest)
     return errno == 0 ? 0 : -1;
 }
 
-/* "12", "1.5": digits with at most one point between them. Not strtod, which takes signs,
- * exponents, "inf", and the point of a locale. */
+/* Read digits with at most one point between them: "12", "1.5". strtod would accept signs,
+ * exponents and "inf", and would use the locale's decimal point. */
 static bool parse_decimal(const char *text, long double *out, bool *has_point, const char **rest)
 {
     long double value = 0, place = 1;
@@ -62,7 +62,7 @@ bool cst_size_percent(const char *text, double *percent)
     return true;
 }
 
-/* "", "K", "KB", "KiB" in either case to the power of two. */
+/* Convert a unit to a power of two: "", "K", "KB", "KiB", in either case. */
 static bool parse_unit(const char *text, unsigned *shift)
 {
     static const char units[] = "KMGT";

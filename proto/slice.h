@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads that others wait for, and that never run for long: the less time one asks for at a turn,
- * the sooner it is its turn where all processors are busy (Linux 6.12: sched(7), sched_setattr(2)).
- * It gets no larger share, and needs no privilege. */
+/* Short time slices for threads that others wait for and that never run long. If all processors are
+ * busy, a thread that requests a shorter slice is scheduled sooner (Linux 6.12: sched(7),
+ * sched_setattr(2)). Its share of processor time does not grow, and no privilege is needed. */
 #ifndef CST_PROTO_SLICE_H
 #define CST_PROTO_SLICE_H
 
@@ -10,13 +10,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define CST_SLICE_NS 100000 /* the least that the kernel takes */
+#define CST_SLICE_NS 100000 /* The shortest slice that the kernel accepts. */
 
-/* Of the calling thread, not of threads and processes that it starts. Older kernels do not know it,
- * which changes nothing. */
+/* Request a short slice for the calling thread. Threads and processes that it starts later do not
+ * inherit it. Older kernels reject the request, which changes nothing. */
 static inline void cst_slice_short(void)
 {
-    struct { /* sched_attr, which not every C library has */
+    struct { /* sched_attr, which some C libraries lack */
         uint32_t size, policy;
         uint64_t flags;
         int32_t nice;

@@ -5,14 +5,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Length of the sequence that begins with @lead; 0: none does. */
+/* Return the length of the sequence that begins with @lead; 0: @lead begins none. */
 static size_t sequence_bytes(uint8_t lead)
 {
     if (lead < 0x80) {
         return 1;
     }
     if (lead < 0xc2) {
-        return 0; /* a continuation, or a longer form of ASCII */
+        return 0; /* A continuation byte, or an overlong form of ASCII. */
     }
     if (lead < 0xe0) {
         return 2;
@@ -33,7 +33,7 @@ static bool is_shown(uint32_t c)
     return !control && !separator && !direction;
 }
 
-/* Bytes of the character at @text if it is valid and can be shown; else 0. */
+/* Return the bytes of the character at @text if it is valid and can be shown; otherwise 0. */
 static size_t shown_bytes(const char *text)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
@@ -46,7 +46,7 @@ static size_t shown_bytes(const char *text)
     c = n == 1 ? (uint8_t)text[0] : (uint8_t)text[0] & (0x7fu >> n);
     for (size_t i = 1; i < n; i++) {
         if (((uint8_t)text[i] & 0xc0) != 0x80) {
-            return 0; /* the end of the text, too */
+            return 0; /* This includes the end of the text. */
         }
         c = c << 6 | ((uint8_t)text[i] & 0x3f);
     }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A table that all engines of a daemon share: what each accelerator's engine moves between host
- * memory and its device at this moment. Nodes' engines, whose updates want the same memory's
- * bandwidth, stand back meanwhile (kernels/budget.h). The daemon makes it, passes it with SETUP,
- * and clears the slot of an engine that is gone. Atomic, relaxed: a hint, nothing waits for it. */
+/* A table that all engines of a daemon share: how many copies each accelerator's engine has under
+ * way between host memory and its device. Meanwhile the nodes' engines, whose updates compete for
+ * the memory's bandwidth, use less of it (kernels/budget.h). The daemon makes the table, passes it
+ * with SETUP, and clears the slot of an engine that has died. Accesses are atomic and relaxed: the
+ * table is a hint, and nothing waits for it. */
 #ifndef CST_PROTO_TRAFFIC_H
 #define CST_PROTO_TRAFFIC_H
 
@@ -10,15 +11,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* An engine's, by its number: a cache line of its own. */
+/* One engine's slot, by the engine's number; a cache line of its own. */
 struct cst_traffic {
-    _Atomic uint32_t n_copies; /* queued or under way, over the link to the device */
+    _Atomic uint32_t n_copies; /* Copies over the link to the device, queued or under way. */
     uint8_t pad[60];
 };
 
 _Static_assert(sizeof(struct cst_traffic) == 64, "slots have the same size everywhere");
 
-/* Does any of the @n slots have copies? */
+/* Return whether any of the @n slots has copies. */
 static inline bool cst_traffic_any(const struct cst_traffic *slots, uint32_t n)
 {
     bool any = false;

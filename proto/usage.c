@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_WORD = 32 }; /* longer words are near to none */
+enum { MAX_WORD = 32 }; /* Longer words are similar to none. */
 
 static unsigned least(unsigned a, unsigned b, unsigned c)
 {
@@ -13,8 +13,8 @@ static unsigned least(unsigned a, unsigned b, unsigned c)
     return ab < c ? ab : c;
 }
 
-/* Letters to insert, delete, replace, or swap with the next one, that turn @a into @b: the optimal
- * string alignment distance, row by row. */
+/* Return the number of letters to insert, delete, replace, or swap with the next one, to turn @a
+ * into @b: the optimal string alignment distance, computed row by row. */
 static unsigned edits(const char *a, size_t n_a, const char *b, size_t n_b)
 {
     unsigned rows[3][MAX_WORD + 1];
@@ -50,7 +50,8 @@ static bool nearer(const char *given, size_t n, const char *name, unsigned *best
         return false;
     }
     d = edits(given, n, name, n_name);
-    if (d >= *best || 2 * d > n_name) { /* half of a short word replaced is another word */
+    /* If half of a short word is replaced, it is another word. */
+    if (d >= *best || 2 * d > n_name) {
         return false;
     }
     *best = d;
@@ -62,7 +63,8 @@ bool cst_usage_nearer(const char *given, const char *name, unsigned *best)
     return nearer(given, strlen(given), name, best);
 }
 
-/* "--dev" may be --device and --device-states. 0: no option begins so. */
+/* List the options that begin with the first @n letters of @word: "--dev" may mean --device and
+ * --device-states. Returns their number. */
 static unsigned list_meant(const char *word, size_t n, const struct option *table, char *out,
                            size_t size)
 {
@@ -103,7 +105,8 @@ static int refuse_long(const char *word, const struct option *table, struct cst_
     return cst_err_set(err, CST_EINVAL, "there is no option --%.*s (see --help)", (int)n, word);
 }
 
-/* Is it --word=value that getopt_long refused, although it knows the option? */
+/* Return whether @word is "NAME=value" of an option that exists, which getopt_long refused because
+ * it takes no value. */
 static bool is_known(const char *word, const struct option *table)
 {
     const size_t n = strcspn(word, "=");
