@@ -10,7 +10,7 @@ static const uint32_t arena_segments[] = {
     RIG_ARENA_SEGMENT + 4, RIG_ARENA_SEGMENT + 5, RIG_ARENA_SEGMENT + 6, RIG_ARENA_SEGMENT + 7,
 };
 
-/* Number of the group of @ranks, declared if it is new. */
+/* Number of the group of @ranks. Declares the group if it is new. */
 static uint32_t group_of(struct cst_model *model, uint64_t ranks)
 {
     for (uint32_t g = 1; g < model->n_groups; g++) {

@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Under sanitizers: what faults is to end as it does without them, and at once. */
+/* With a sanitizer a fault must end the process at once, as without one. */
 const char *__asan_default_options(void);
 const char *__tsan_default_options(void);
 
@@ -203,7 +203,7 @@ void rig_take_byte(int socket)
     ck_assert_int_eq(recv(socket, &byte, 1, 0), 1);
 }
 
-static char path[64]; /* of the ledger; empty: none */
+static char path[64]; /* folder of fakecuda's state; empty: none */
 
 static void remove_state(void)
 {

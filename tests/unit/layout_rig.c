@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Check tells the test's parent of every assertion, which is slow for hundreds of thousands: it is
- * told of those that fail. */
+/* Check sends a message to the parent process for each assertion, which is slow for hundreds of
+ * thousands of them. This macro calls Check only for assertions that fail. */
 #define must(what)                                                                                 \
     do {                                                                                           \
         if (!(what)) {                                                                             \
@@ -80,7 +80,7 @@ static void check_kind(const struct cst_layout *layout, const struct cst_model *
     }
 }
 
-/* No tensor of the next chunk of the same kind could have gone here. */
+/* Check that no tensor of the next chunk of the same kind would have fitted into chunk @c. */
 static void check_next_fit(const struct cst_layout *layout, const struct cst_model *model,
                            uint32_t c)
 {
@@ -177,7 +177,7 @@ static void check_row(const struct cst_layout *layout, const struct cst_layout_c
     must_eq(row->offset % 4096, 0);
     must_le(row->offset + bytes, layout->segments[row->segment].bytes);
     must(layout->segments[row->segment].is_base == (chunk->base_chunk != CST_LAYOUT_OWN));
-    if (chunk->base_chunk == CST_LAYOUT_OWN) { /* the base's come in another order */
+    if (chunk->base_chunk == CST_LAYOUT_OWN) { /* tensors of the base job have another order */
         must_ge(row->offset, end[row->segment]);
         end[row->segment] = row->offset + bytes;
         n_rows[row->segment]++;
@@ -280,15 +280,15 @@ void rig_check_layout(const struct cst_layout *layout, const struct cst_model *m
 
 /* -- needs ---------------------------------------------------------------------------------- */
 
-/* A worker's books of a step. */
+/* A worker's counts during a step. */
 struct worker {
     const struct cst_layout *layout;
     const struct cst_model *model;
     uint32_t rank;
-    uint32_t *uses_left;                   /* per chunk: of its operators, backward */
-    bool *open;                            /* per chunk: its gradient */
-    bool *mine;                            /* per chunk: some operator of this rank uses it */
-    uint32_t most[CST_LAYOUT_MAX_CLASSES]; /* blocks held at once */
+    uint32_t *uses_left; /* per chunk: uses by operators whose backward is still to come */
+    bool *open;          /* per chunk: its gradient is open */
+    bool *mine;          /* per chunk: an operator of this rank uses it */
+    uint32_t most[CST_LAYOUT_MAX_CLASSES]; /* per size class: the most blocks held at once */
 };
 
 static bool runs(const struct worker *w, uint32_t op)
@@ -316,7 +316,8 @@ static bool uses(const struct cst_layout_use *use, uint32_t chunk)
     return false;
 }
 
-/* While @op is begun: its weights, open gradients, and one that is not its own ahead. */
+/* Count the blocks while @op is begun: its weights, open gradients, and one prefetched chunk of
+ * another operator per size class. */
 static void count_blocks(struct worker *w, uint32_t op)
 {
     const struct cst_layout_use *use = &w->layout->uses[op];
@@ -346,7 +347,7 @@ static void backward(struct worker *w, uint32_t op)
     count_blocks(w, op);
     for (uint32_t k = 0; k < use->n_chunks; k++) {
         if (--w->uses_left[use->chunks[k]] == 0) {
-            w->open[use->chunks[k]] = false; /* handed in */
+            w->open[use->chunks[k]] = false; /* the gradient is handed in */
         }
     }
 }
@@ -458,7 +459,8 @@ void rig_random_model(struct cst_model *model, uint32_t world)
         random_tensor(model, i, sparse);
     }
     for (uint32_t i = 0; i < n_ops;
-         i++) { /* near each other, mostly; some have no rank that holds all */
+         i++) { /* The tensors are mostly near each other. Some operators are refused because no
+                 * rank holds all their tensors. */
         uint32_t tensors[4], n = 0, at = i * n_tensors / n_ops;
         char name[32];
 

@@ -25,7 +25,7 @@ static void say(struct lease_rig *w, const struct cst_lease_item *item)
                    item->chunk, item->ahead ? "+" : "");
 }
 
-/* Books of the daemon for one item; each rule of the protocol is asserted here. */
+/* Do what the daemon does for one item, and assert each rule of the protocol. */
 static void serve(struct lease_rig *w, const struct cst_lease_item *item)
 {
     uint64_t *slot;
@@ -83,7 +83,6 @@ void rig_deliver_ahead(struct lease_rig *w)
     }
 }
 
-/* Serve the plan in order; replies to what is asked ahead are kept back. */
 void rig_send_plan(struct lease_rig *w)
 {
     w->said[0] = '\0';
@@ -101,7 +100,6 @@ void rig_send_plan(struct lease_rig *w)
     }
 }
 
-/* Begin @op and check that it has what it needs. */
 int rig_begin(struct lease_rig *w, uint32_t op, bool backward)
 {
     uint32_t n;
@@ -150,7 +148,6 @@ void rig_run(struct lease_rig *w, uint32_t op, bool backward)
     rig_end(w, op, backward);
 }
 
-/* The end of a step: all is given back, and the next one starts. */
 void rig_step(struct lease_rig *w)
 {
     rig_deliver_ahead(w);
@@ -163,7 +160,6 @@ void rig_step(struct lease_rig *w)
     memset(w->n_handed_in, 0, sizeof w->n_handed_in);
 }
 
-/* Lay the model out with @n_blocks per pool (0: the fewest that can run) and open the books. */
 void rig_open(struct lease_rig *w, uint64_t chunk_elems, uint32_t n_blocks)
 {
     struct cst_layout_config config = {.chunk_elems = chunk_elems, .n_nodes = 1, .world = 2};

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A model of a few shapes, laid out and ready to be replayed: what the tests of offload/plan/
- * share. */
+/* Helpers for the tests of offload/plan/: a small model, laid out and ready to be replayed. */
 #ifndef PLAN_RIG_H
 #define PLAN_RIG_H
 
@@ -18,31 +17,32 @@ struct plan_rig {
     struct cst_replay_config replay;
 };
 
-/* A processor that trains: 8 cores, one node. */
+/* Rates of a host that trains on its processor: 8 cores, one NUMA node. */
 void plan_rig_host_rates(struct cst_rates *out);
 
-/* The preset called @name for @world ranks; chunks of @chunk_elems (0: chosen). Rates: the host's,
- * or with @gpu an A100's. Pools have
- * @pool_share of the blocks that can be used, at least what is needed. */
+/* Open a rig with the preset @name for @world ranks, in chunks of @chunk_elems (0: chosen by the
+ * layout). With @gpu the rates are those of A100s, otherwise of plan_rig_host_rates. A pool has the
+ * share @pool_share of the blocks that it could use, and at least those that it needs. Close the
+ * rig with plan_rig_close. */
 void plan_rig_open(struct plan_rig *rig, const char *name, uint32_t world, uint64_t chunk_elems,
                    bool gpu, double pool_share);
 
-/* Like it, of @model, which the rig takes over. */
+/* Like plan_rig_open, with @model, which the rig then owns. */
 void plan_rig_open_model(struct plan_rig *rig, struct cst_model *model, uint32_t world,
                          uint64_t chunk_elems, bool gpu, double pool_share);
-/* Steps have so many micro-batches: grad rows are fp32. */
+/* Give steps @n micro-batches. With more than one, grad rows are fp32. */
 void plan_rig_micro_batches(struct plan_rig *rig, uint32_t n);
-/* Lay out again: states as in @states, updates when @overlap says, where two rows of weights are.
- */
+/* Lay the model out again with @states and updates as @overlap says. */
 void plan_rig_updates(struct plan_rig *rig, const struct cst_layout_states *states,
                       enum cst_overlap overlap);
-/* One of each @k chunks is updated on an accelerator, in one of @n rooms of @bytes, on the devices
- * of the first ranks, or on links of their own where ranks compute on the host; @states bytes of
- * each are for states that stay there. */
+/* Update one of every @k chunks on an accelerator, in one of @n rooms of @bytes each. The rooms are
+ * on the devices of the first ranks or, if the ranks compute on the host, on devices of their own.
+ * Each accelerator has @states bytes for states in device memory. */
 void plan_rig_rooms(struct plan_rig *rig, uint32_t n, uint64_t bytes, uint32_t k, uint64_t states);
+/* Free the rig's layout and model. */
 void plan_rig_close(struct plan_rig *rig);
 
-/* A replay that must succeed. */
+/* Run the replay. Fails the test if the replay fails. */
 struct cst_replay_result plan_rig_run(const struct plan_rig *rig);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A model, a machine and a budget to plan for: what tests of the search share. */
+/* Helpers for tests of the planner's search: a model, a machine and a budget. */
 #ifndef SEARCH_RIG_H
 #define SEARCH_RIG_H
 
@@ -9,26 +9,30 @@ struct search_rig {
     struct cst_model model;
     struct cst_plan_budget budget;
     struct cst_rates rates;
-    struct cst_plan_config config; /* of the others */
+    struct cst_plan_config config; /* refers to the other fields */
     struct cst_plans plans;
 };
 
+/* The rig of the current test. */
 extern struct search_rig f;
 
-/* No tensors yet, an A100, no limit, a rank, a micro-batch. */
+/* Fixture. The model has no tensors, the machine is one A100 without limits of memory, one rank
+ * runs one micro-batch. */
 void search_rig_setup(void);
 void search_rig_teardown(void);
 
-/* A preset for so many ranks on A100s. */
+/* Declare the preset @name for @world ranks on A100s. */
 void declare(const char *name, uint32_t world, uint32_t batch, bool recompute);
 
-/* A search that must succeed. */
+/* Search for plans. Fails the test if the search fails. */
 void search(void);
 
-/* One that must fail so, saying so. */
+/* Search for plans, and check that the search fails with @status and a message that contains
+ * @words. */
 void refuse(int status, const char *words);
 
-/* With as many bytes more in *limit as are said to be short, it fits; with one less it does not. */
+/* Check that the search fails with @status and says how many bytes are missing, that it succeeds
+ * when *@limit is raised by these bytes, and that it fails when one byte less is added. */
 void one_byte(uint64_t *limit, int status);
 
 #endif
