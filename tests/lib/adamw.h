@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AdamW with fp32 moments on plain arrays: what the tests' own models are updated with. */
+/* AdamW with fp32 moments on plain arrays. The tests' reference models are updated with it. */
 #ifndef CST_TESTS_ADAMW_H
 #define CST_TESTS_ADAMW_H
 
 #include "kernels/update.h"
 
-/* With the kernels of @table. One of @grad and @grad_f32 is NULL. */
+/* Update @n elements in place with the kernels of @table. One of @grad and @grad_f32 is NULL. */
 static inline void adamw_update(const struct cst_update_table *table,
                                 const struct cst_update_scalars *scalars, size_t n,
                                 const uint16_t *grad, const float *grad_f32, float *master,

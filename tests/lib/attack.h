@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one user can do to a daemon so that another one suffers: each attack is a process of alice's
- * (user.h), which goes on, round after round, until it is told to stop. It takes refusals, closed
- * connections and silence as they come. */
+/* Attacks with which one user could harm another user's jobs on a daemon. Each attack is a process
+ * of USER_ALICE (user.h). It works in rounds until the test stops it, and goes on after refusals,
+ * closed connections and missing replies. */
 #ifndef ATTACK_H
 #define ATTACK_H
 
@@ -11,29 +11,32 @@
 
 struct attack {
     const char *name;
-    const char *words; /* what it does, a sentence's end */
-    unsigned n_rounds; /* after which the attacker holds what it can get, or has begun */
+    const char *words; /* what the attack does, as the end of a sentence */
+    /* Number of rounds after which the attack has begun, or holds all that it can obtain. */
+    unsigned n_rounds;
 };
 
+/* All attacks; n_attacks is their number. */
 extern const struct attack attacks[];
 extern const unsigned n_attacks;
 
-/* In memory that the attacker shares with the test. */
+/* Memory that the attacker shares with the test. */
 struct attack_state {
-    atomic_uint n_rounds;  /* done */
+    atomic_uint n_rounds;  /* rounds that are done */
     atomic_uint n_refused; /* requests that were answered with an error, or not at all */
-    atomic_bool stop;      /* set by the test */
+    atomic_bool stop;      /* set by the test; the attacker then ends */
 };
 
-/* A new process that makes attack number @attack on the daemon at @socket. It runs at the lowest
- * priority: what it costs others is to be the daemon's time, not the processors'. */
+/* Start a process that makes the attack number @attack on the daemon at @socket. The process has
+ * the lowest priority, so that it costs others only the daemon's time, not the processors'. Returns
+ * the process id. The test ends it with attack_stop. */
 pid_t attack_start(unsigned attack, const char *socket, struct attack_state *state);
 
-/* Wait until it has had @n_rounds. False: it has ended. */
+/* Wait until the attacker has done @n_rounds. False if the attacker has ended. */
 bool attack_await(pid_t attacker, const struct attack_state *state, unsigned n_rounds);
 
-/* Have it stop, with all that it holds given up by its end. Fails the test if it has not ended
- * well. */
+/* Stop the attacker, whose end releases all that it holds. Fails the test if the attacker did not
+ * end with status 0. */
 void attack_stop(pid_t attacker, struct attack_state *state);
 
 #endif

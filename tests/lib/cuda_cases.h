@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the CUDA kernels must do, against the C references, bit by bit: the same cases on the
- * processor (tests/kernels/check_cuda_kernels, through cudaemu) and on a GPU
+/* Test cases that compare the CUDA kernels with the C references bit by bit. The cases run on the
+ * processor (tests/kernels/check_cuda_kernels, with cudaemu) and on a GPU
  * (tests/gpu/check_kernels). */
 #ifndef CST_TESTS_CUDA_CASES_H
 #define CST_TESTS_CUDA_CASES_H
@@ -12,17 +12,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Where the kernels run. Addresses are those that kernels take. All functions end the program when
- * the device fails. */
+/* The device that runs the kernels. Addresses are addresses of the device. All functions end the
+ * program if the device fails. */
 struct cases_device {
-    /* @bytes at an address that is @offset above a multiple of 256. What lies around them is known.
-     */
+    /* Allocate @bytes at an address that is @offset above a multiple of 256. The memory around it
+     * has a known content. */
     void *(*place)(struct cases_device *device, size_t bytes, size_t offset);
+    /* Copy @bytes from the host to the device, or (get) from the device to the host. */
     void (*put)(struct cases_device *device, void *to, const void *from, size_t bytes);
     void (*get)(struct cases_device *device, void *to, const void *from, size_t bytes);
-    /* Take back all that was placed. False: something around it was written. */
+    /* Free everything that was placed. False if memory around it was written. */
     bool (*clear)(struct cases_device *device);
-    /* The launches of kernels/cuda/kernels.h, done when they return. */
+    /* Launch the kernels of kernels/cuda/kernels.h. The kernel is done when the function
+     * returns. */
     void (*update)(struct cases_device *device, uint64_t n_tiles, const struct cst_cuda_tile *tiles,
                    const struct cst_update_scalars *spans, enum cst_moments moments,
                    enum cst_rounding rounding, const struct cst_cuda_update *update);
@@ -36,17 +38,18 @@ struct cases_device {
 };
 
 struct cases_result {
-    unsigned long long n_elems; /* compared */
-    bool ok;                    /* no bit differed, nothing around was written */
-    char why[192];              /* the first difference, if not ok */
+    unsigned long long n_elems; /* number of compared elements */
+    bool ok;                    /* no bit differed, and no memory around the rows was written */
+    char why[192];              /* the first difference, if `ok` is false */
 };
 
+/* The test cases of one kernel. */
 struct cases_op {
-    const char *name; /* "reduce" */
+    const char *name; /* name of the kernel, such as "reduce" */
     void (*run)(struct cases_device *device, uint64_t seed, struct cases_result *result);
 };
 
-/* All of them; *n: how many. */
+/* All test cases. *@n receives their number. */
 const struct cases_op *cases_all(unsigned *n);
 
 #endif

@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tests of training jobs on GPUs that are none share: a daemon with two of them, and what its
- * processes leave behind. */
+/* Helpers for tests of training jobs on the simulated GPUs of tests/lib/fakecuda: a daemon with two
+ * GPUs, and checks of what its processes leave behind. */
 #ifndef CUDA_RIG_H
 #define CUDA_RIG_H
 
 #include "tests/lib/train_rig.h"
 
-/* Start the daemon with @config; the driver of its processes, and of workers, is
- * tests/lib/fakecuda. */
+/* Start the daemon with @config. Its processes and the workers use tests/lib/fakecuda as their CUDA
+ * driver. */
 void cuda_rig_open(const char *config);
 
-/* Stop it. Nobody who ended by himself has left anything, unless the test broke its GPU, or done
- * what a driver would not stand. */
+/* Stop the daemon. Fails the test if a process misused the driver, if a process that exited by
+ * itself leaked an object and its driver had no fault, or if GPU memory is still in use. */
 void cuda_rig_close(void);
 
-/* Every operation of every stream, in engines and workers, comes late from now on: streams overtake
- * each other, and whoever does not wait for what it must come after sees it. False: in time. */
+/* @late: every operation of every stream, in engines and workers, is delayed by a random time from
+ * now on, so that streams overtake each other and missing waits are found. False: no delays. */
 void cuda_rig_dawdle(bool late);
 
-/* Did the driver of process @pid, which has ended, fail as it was told to? */
+/* True if the driver of process @pid, which has ended, reported a fault that the test had asked
+ * for. */
 bool cuda_rig_has_fault(pid_t pid);
 
 #endif

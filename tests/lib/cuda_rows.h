@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the cases of tests/lib/cuda_cases.h are made of: seeded numbers, rows on the device with
- * what they must become, tiles. */
+/* Building blocks of the cases in tests/lib/cuda_cases.h: seeded numbers, rows on the device with
+ * their expected contents, and tiles. */
 #ifndef CST_TESTS_CUDA_ROWS_H
 #define CST_TESTS_CUDA_ROWS_H
 
@@ -11,57 +11,61 @@
 
 enum cases_fill {
     ORDINARY, /* numbers around 1 */
-    WIDE,     /* finite, 2^-20 to 2^20: every sum is rounded, so its order shows */
-    INFINITE, /* as WIDE, with an infinity here and there, no NaN */
+    /* Finite numbers from 2^-20 to 2^20: each addition is rounded, so the order of a sum shows. */
+    WIDE,
+    INFINITE, /* as WIDE, with some infinities but no NaN */
     HOSTILE,  /* any bits, special values, subnormals */
     N_FILL,
 };
 
-/* One run of cases. */
+/* The state of one run of cases. */
 struct cases {
     struct cases_device *device;
     struct cases_result *result;
-    uint64_t state; /* of the generator */
-    const char *op; /* for words */
-    char what[96];  /* the case in hand */
+    uint64_t state; /* state of the random numbers */
+    const char *op; /* name of the kernel, for messages */
+    char what[96];  /* the current case, for messages */
 };
 
-/* A row on the device and what it must become. */
+/* A row on the device and its expected content. */
 struct cases_row {
-    unsigned char *want; /* on the host; at first what it is */
-    void *at;            /* on the device */
+    unsigned char *want; /* expected content, on the host; at first the row's initial content */
+    void *at;            /* address on the device */
     size_t bytes;
     size_t elem_bytes;
     const char *name;
 };
 
+/* Random bits, or a random number of the kind @fill. */
 uint64_t cases_next(struct cases *c);
 float cases_float(struct cases *c, enum cases_fill fill);
 
-/* @p, or the end of the program where it is NULL. */
+/* Return @p. Ends the program if @p is NULL. */
 void *cases_need(void *p);
 
-/* The case in hand failed; the first words stay. */
+/* Report that the current case has failed. Only the first message is kept. */
 void cases_failed(struct cases *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* @n elements of 1, 2, 4 or 8 bytes, @shift elements above an aligned address, filled. */
+/* Place a row of @n elements of 1, 2, 4 or 8 bytes, which begins @shift elements above an aligned
+ * address, and fill it. cases_compare frees it. */
 struct cases_row cases_row(struct cases *c, const char *name, uint64_t n, size_t elem_bytes,
                            size_t shift, enum cases_fill fill);
 
-/* The row on the device has the bits that it should have. Ends the row. */
+/* Compare the row on the device with its expected bits, and free the row. */
 void cases_compare(struct cases *c, struct cases_row *row);
 
-/* Nothing around the rows was written. Takes back all that was placed. */
+/* Check that no memory around the rows was written, and free everything that was placed. */
 void cases_end(struct cases *c);
 
-/* Tiles that do not overlap, with gaps between them that nobody may write, at any element or,
- * @aligned, at multiples of 64. Returns the elements of the rows. */
+/* Make @n tiles that do not overlap, with gaps between them that must not be written. Tiles
+ * begin at any element or, with @aligned, at multiples of 64. Returns the number of elements of
+ * the rows. */
 uint64_t cases_tiles(struct cases *c, struct cst_cuda_tile *tiles, uint64_t n, bool aligned);
 
-/* @bytes of @from on the device. */
+/* Place @bytes on the device, copied from @from. */
 void *cases_place(struct cases *c, const void *from, size_t bytes);
 
-/* The cases of the update kernels, those of a format of the moments each. */
+/* The cases of the update kernels, one function per format of the moments. */
 void cases_update_fp32(struct cases *c);
 void cases_update_bf16(struct cases *c);
 void cases_update_mx8(struct cases *c);

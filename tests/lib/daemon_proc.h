@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A private daemon for tests: ./cisternd with ./cistern-engine-host (both in the current folder) on
- * sockets in a temporary folder. It dies with the test process. Everything here fails the running
- * test when something is not as it should be. */
+/* A private daemon for tests: ./cisternd with ./cistern-engine-host, both in the current folder, on
+ * sockets in a temporary folder. The daemon dies with the test process. All functions fail the
+ * running test on an error. */
 #ifndef DAEMON_PROC_H
 #define DAEMON_PROC_H
 
@@ -10,49 +10,52 @@
 
 struct daemon_proc {
     pid_t pid;
-    int notify;       /* NOTIFY_SOCKET's other end */
-    char dir[64];     /* temporary folder; the sockets' only home */
-    char socket[96];  /* of workers */
-    char manager[96]; /* of managers */
-    char log[96];     /* its stderr; not in dir. Where a test fails suite_run prints its end */
+    int notify;       /* the test's end of NOTIFY_SOCKET */
+    char dir[64];     /* temporary folder, which contains only the sockets */
+    char socket[96];  /* path of the socket for workers */
+    char manager[96]; /* path of the socket for managers */
+    /* Path of the daemon's stderr, outside of `dir`. If a test fails, suite_run prints the end of
+     * this file. */
+    char log[96];
 };
 
-/* Daemons that this process starts from now on run as user @uid, who is not the test's, with a
- * limit of
- * @max_fds open files: as a service does, without the rights of root. */
+/* Run daemons that are started from now on as user @uid, who must not be the user of the test, with
+ * a limit of @max_fds open files. This is how a service without root's rights runs. */
 void daemon_proc_run_as(uid_t uid, unsigned max_fds);
 
-/* Make the folder and start a daemon with small budgets (256 MiB arenas, 64 MiB pools), no GPUs and
- * the options in @args (NULL: none; each
- * "--name=value"; later ones win). Returns when it has said READY=1. */
+/* Make the folder and start a daemon with small budgets (256 MiB of arenas, 64 MiB of pools), no
+ * GPUs, and the options @args. Each option is "--name=value"; @args ends with NULL, and may be
+ * NULL. A later option overrides an earlier one. Returns when the daemon has sent READY=1. */
 void daemon_proc_start(struct daemon_proc *proc, const char *const *args);
 
-/* The same with a configuration file that says @config. */
+/* Like daemon_proc_start, with a configuration file whose content is @config. */
 void daemon_proc_start_with(struct daemon_proc *proc, const char *config, const char *const *args);
 
-/* The same with a service manager whose queue is full already. Returns when the daemon listens. */
+/* Like daemon_proc_start, with a service manager whose socket queue is already full. Returns when
+ * the daemon listens. */
 void daemon_proc_start_unheard(struct daemon_proc *proc);
 
-/* Read what the service manager is sent until a message has @words in it. */
+/* Read the messages to the service manager until one contains @words. */
 void daemon_proc_hear(struct daemon_proc *proc, const char *words);
 
-/* As daemon_proc_start, in the folder that @proc has already. */
+/* Like daemon_proc_start, in the folder that @proc already has. */
 void daemon_proc_restart(struct daemon_proc *proc, const char *const *args);
 
-/* Start one that is expected to refuse: returns its exit status; its words are in proc->log. */
+/* Start a daemon that must refuse to run. Returns its exit status; its messages are in
+ * proc->log. */
 int daemon_proc_refused(struct daemon_proc *proc, const char *const *args);
 
-/* SIGTERM; returns the exit status (128 + n after signal n) when it is gone. The folder must be
- * empty then and is removed. */
+/* Send SIGTERM and wait for the daemon's end. Returns the exit status, or 128 + n after signal n.
+ * The folder must then be empty, and is removed. */
 int daemon_proc_stop(struct daemon_proc *proc);
 
-/* kill -9. The folder stays. */
+/* Kill the daemon with SIGKILL. The folder stays. */
 void daemon_proc_kill(struct daemon_proc *proc);
 
-/* Descriptors that process @pid has open. */
+/* Number of descriptors that process @pid has open. */
 unsigned daemon_proc_fds(pid_t pid);
 
-/* @text is in the log. */
+/* True if the log contains @text. */
 bool daemon_proc_logged(const struct daemon_proc *proc, const char *text);
 
 #endif

@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of an engine whose device has memory of its own that the processor can touch as well: its
- * commands, on what tests/lib/engine_rig opened with a pool there. Whatever the device, the bits
- * are the same. */
+/* Tests of the commands of an engine whose pool is in device memory that the processor can also
+ * access. tests/lib/engine_rig opens the job. The results must have the same bits on every
+ * device. */
 #ifndef DEVICE_CASES_H
 #define DEVICE_CASES_H
 
 #include <check.h>
 #include <stdint.h>
 
-/* Where random bytes begin; in the fixture, after which they are the same again. */
+/* Set the seed of the random bytes. The fixture calls this, so that every test has the same
+ * bytes. */
 void device_cases_seed(uint64_t value);
 
-/* Every command by itself. */
+/* Add the tests that run each command by itself. */
 void device_cases_add(TCase *tc);
 
-/* Many at a time, for devices that begin late or take long. */
+/* Add the tests that run many commands at a time, for devices that are slow or begin late. */
 void device_cases_add_slow(TCase *tc);
 
-/* Host memory of more than 256 MiB, the most that a driver registers at a time. */
+/* Add the tests of host memory of more than 256 MiB, the most that the engine registers at a
+ * time. */
 void device_cases_add_borders(TCase *tc);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device that the processor cannot touch, for a job on the fake daemon: memory of this process,
- * and a stream that is a number, which the test moves. */
+/* A simulated device for a job on the simulated daemon: its memory is memory of this process that
+ * libcistern must treat as inaccessible, and its stream is a number that the test advances. */
 #ifndef FAKE_DEVICE_H
 #define FAKE_DEVICE_H
 
@@ -10,27 +10,29 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define FAKE_DEVICE_FLOWS (UINT64_MAX / 2) /* as passed: the stream is never behind */
+/* Value of `passed` with which the stream is never behind. */
+#define FAKE_DEVICE_FLOWS (UINT64_MAX / 2)
 
 struct fake_device {
-    struct cst_device_calls calls; /* what the job is given, with the device as argument */
-    _Atomic uint64_t mark;         /* newest fence */
-    _Atomic uint64_t passed;       /* the stream is there */
-    atomic_bool works;             /* work was enqueued behind the newest fence; the test says so */
-    _Atomic int failed;            /* status of done, fence and zero */
-    int slow;      /* done is asked so often before the stream comes along; 0: never */
-    int map_fails; /* the n-th map fails, counted from 1; 0: none */
-    unsigned n_maps, n_unmaps, n_zeros, n_fences; /* calls so far */
+    /* The calls that the job receives, with the device as their argument. */
+    struct cst_device_calls calls;
+    _Atomic uint64_t mark;   /* the newest fence */
+    _Atomic uint64_t passed; /* the fence that the stream has reached */
+    atomic_bool works;       /* set by the test: work was enqueued after the newest fence */
+    _Atomic int failed;      /* status that done, fence and zero return */
+    int slow;      /* number of calls of done until the stream reaches the mark; 0: never */
+    int map_fails; /* number of the map call that fails, counted from 1; 0: none */
+    unsigned n_maps, n_unmaps, n_zeros, n_fences; /* number of calls so far */
 };
 
-/* Fill in the calls, with a new descriptor, which is the caller's to close. Other fields may be set
+/* Fill in the calls, with a new descriptor that the caller closes. Other fields may be set
  * before. */
 void fake_device_open(struct fake_device *device);
 
-/* The stream comes as far as @mark. */
+/* Let the stream reach @mark. */
 void fake_device_move(struct fake_device *device, uint64_t mark);
 
-/* Every call but map and unmap fails with CST_EGPU from now on. */
+/* Let every call but map and unmap fail with CST_EGPU from now on. */
 void fake_device_break(struct fake_device *device);
 
 #endif

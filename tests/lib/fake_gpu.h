@@ -1,29 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests on a GPU that is none: tests/lib/fakecuda in the place of the driver, for the processes
- * that are started from here on. */
+/* Lets tests run on simulated GPUs: tests/lib/fakecuda replaces the CUDA driver in the processes
+ * that the test starts. */
 #ifndef CST_FAKE_GPU_H
 #define CST_FAKE_GPU_H
 
 #define FAKE_GPU_ENGINE "./cistern-engine-cuda"
 
-/* Put it in the way of libcuda.so.1: for children; and for this program, which is started again if
- * it was not started so (@argv is main's). Settings of somebody else's shell (CST_FAKECUDA_*,
- * CUDA_VISIBLE_DEVICES) are taken away, but the seed. Call it first in main. */
+/* Load tests/lib/fakecuda as libcuda.so.1, in children and in this program, which is executed again
+ * with @argv of main if it was started without. Unsets CST_FAKECUDA_* (but not the seed) and
+ * CUDA_VISIBLE_DEVICES. Must be the first call of main. */
 void fake_gpu_use(char **argv);
 
-/* The UUID of the machine's GPU number @i, as the engine's --probe tells it. Static. */
+/* The UUID of the machine's GPU number @i, as the engine's --probe reports it. The string is
+ * static. */
 const char *fake_gpu_uuid(unsigned i);
 
-/* From now on GPU memory is counted over all processes, for as long as a handle or a mapping of it
- * is there. */
+/* Count GPU memory over all processes from now on. Memory counts as long as any process has a
+ * handle or a mapping of it. */
 void fake_gpu_open_ledger(void);
+/* Remove the ledger. */
 void fake_gpu_close_ledger(void);
 
-/* Bytes of GPU memory that are in being. */
+/* Bytes of GPU memory that exist at present. */
 unsigned long fake_gpu_used(void);
 
-/* What --probe writes with the environment as it is; NULL: nothing, or a status that is not 0.
- * Static. */
+/* The output of the engine's --probe in the current environment, in a static buffer. NULL if the
+ * output is empty or the exit status is not 0. */
 const char *fake_gpu_probe(void);
 
 #endif

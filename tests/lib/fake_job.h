@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A worker on the fake daemon: connects, declares n tensors of FAKE_TENSOR_ELEMS with an operator
- * each, commits, syncs. */
+/* A worker on the simulated daemon: it connects, declares n tensors of FAKE_TENSOR_ELEMS elements
+ * with one operator each, commits and syncs. */
 #ifndef FAKE_JOB_H
 #define FAKE_JOB_H
 
@@ -21,12 +21,12 @@
 
 struct fake_job {
     struct fake_daemon fake;               /* set its options before fake_job_start */
-    struct cst_client *client;             /* connected to it */
-    struct cst_job *job;                   /* "run7" */
-    const struct cst_device_calls *device; /* of fake_job_live's job; NULL: it is on the host */
+    struct cst_client *client;             /* connected to `fake` */
+    struct cst_job *job;                   /* the job "run7" */
+    const struct cst_device_calls *device; /* device of fake_job_live's job; NULL: the host */
 };
 
-/* Connect and open a job as rank 0 of 1. */
+/* Connect to the running daemon and open a job as rank 0 of 1. */
 static inline void fake_job_open(struct fake_job *f)
 {
     struct cst_job_spec spec = {.name = "run7", .world = 1};
@@ -50,7 +50,7 @@ static inline void fake_job_declare(struct fake_job *f, int n)
     }
 }
 
-/* All of it, the daemon started too. */
+/* Start the daemon, open the job, declare @n tensors, commit and sync. */
 static inline void fake_job_start(struct fake_job *f, int n)
 {
     struct cst_err err = {0};
@@ -62,13 +62,15 @@ static inline void fake_job_start(struct fake_job *f, int n)
     CK_OK(cst_sync(f->job, NULL, &err));
 }
 
+/* Disconnect and stop the daemon. */
 static inline void fake_job_stop(struct fake_job *f)
 {
     cst_disconnect(f->client);
     fake_daemon_stop(&f->fake);
 }
 
-/* Operator @op of one tensor, forward or backward; its gradient, if any, is @grad all over. */
+/* Run the one-tensor operator @op. Every element of its gradient, if there is one, becomes
+ * @grad. */
 static inline void fake_job_run(struct fake_job *f, int op, enum cst_direction direction,
                                 uint16_t grad)
 {
@@ -82,7 +84,7 @@ static inline void fake_job_run(struct fake_job *f, int op, enum cst_direction d
     CK_OK(cst_op_end(f->job, op, &err));
 }
 
-/* What the daemon has served so far is @want. */
+/* Check that the daemon's log is @want. */
 static inline void fake_job_expect_log(struct fake_job *f, const char *want)
 {
     struct cst_err err = {0};
@@ -94,8 +96,8 @@ static inline void fake_job_expect_log(struct fake_job *f, const char *want)
     free(log);
 }
 
-/* A worker's life: everything once. @f->fake runs; f->client is to be disconnected afterwards.
- * Returns the first failure. */
+/* Do everything that a worker does once, from connect to leave. @f->fake must run. The caller
+ * disconnects f->client afterwards. Returns the first failure. */
 static inline int fake_job_live(struct fake_job *f, struct cst_err *err)
 {
     struct cst_job_spec spec = {.name = "run7", .world = 1, .micro_batches = 2};
@@ -138,7 +140,7 @@ static inline int fake_job_live(struct fake_job *f, struct cst_err *err)
     return rc == CST_OK ? cst_job_leave(f->job, err) : rc;
 }
 
-/* Descriptors that this process has open. */
+/* Number of descriptors that this process has open. */
 static inline unsigned fake_job_count_fds(void)
 {
     DIR *dir = opendir("/proc/self/fd");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tests of the daemon's GPUs share: a private daemon whose engine program is
- * tests/lib/engine_stub, with two GPUs of 64 MiB each, and a client that looks at its books. */
+/* Helpers for tests of the daemon's GPUs: a private daemon that starts tests/lib/engine_stub as its
+ * engine program, with two GPUs of 64 MiB each, and a client that reads its statistics. */
 #ifndef GPU_RIG_H
 #define GPU_RIG_H
 
@@ -10,31 +10,34 @@
 #define GPU1 "GPU-00000000-stub-1"
 #define MIB (UINT64_C(1) << 20)
 
-extern struct daemon_proc proc;   /* pid 0: not started */
-extern struct raw_client witness; /* looks at the books and removes jobs */
-extern unsigned base_fds;         /* descriptors of the daemon with the witness alone */
-extern char gpu_path[64];         /* of a file or FIFO of the test's; empty: none */
+extern struct daemon_proc proc; /* the daemon; pid 0: not started */
+/* A manager's client that reads the daemon's statistics and removes jobs. */
+extern struct raw_client witness;
+extern unsigned base_fds; /* descriptors of the daemon when only the witness is connected */
+extern char gpu_path[64]; /* path of a file or FIFO that the test uses; empty: none */
 
-/* Before a test: nothing runs yet. */
+/* Prepare for a test. Nothing is started. */
 void gpu_rig_setup(void);
 
-/* Start the daemon. NULL ends the options; more than @a and @b are not needed. */
+/* Start the daemon with the options @a and @b; NULL ends the options. */
 void gpu_rig_start(const char *a, const char *b);
 
-/* Everything must settle when its jobs are removed; stop the daemon, remove gpu_path. */
+/* Remove all jobs, check that the daemon settles, stop it, and remove gpu_path. */
 void gpu_rig_teardown(void);
 
-/* Make gpu_path a name with @what in it, and return it. */
+/* Make a path for the test that contains @what, store it in gpu_path and return it. */
 const char *gpu_rig_path(const char *what);
 
-/* Each Stat is a turn of the daemon; it must see @seen within some seconds. */
+/* Ask for Stat until @seen accepts the reply, and return that reply. Fails the test after some
+ * seconds. */
 const Cistern__StatReply *gpu_rig_await(bool (*seen)(const Cistern__StatReply *stat));
 
-/* Connect, open @name as @rank of @world on @device, and declare eight tensors of a block each. */
+/* Connect, open job @name as @rank of @world on @device, and declare eight tensors, each as large
+ * as a block. */
 void gpu_rig_declare(struct raw_client *client, const char *name, uint32_t rank, uint32_t world,
                      const char *device, uint64_t pool_bytes);
 
-/* Commit those; status. */
+/* Commit the declared tensors. Returns the status. */
 int gpu_rig_commit(struct raw_client *client);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A second model without mathematics (see train_model.h), whose ranks hold different things: an
- * expert of each rank's own that is left out where no tokens come, a box of a tensor that two ranks
- * share, frozen tensors, a replicated one, and one that is larger than a chunk of the common size.
- * Steps have several micro-batches, and ranks may differ in how many. And the states that training
- * it gives, calculated in this process. */
+/* A second model with synthetic gradients (see train_model.h), whose ranks hold different tensors:
+ * an expert per rank that is idle when it has no tokens, a box of a tensor that two ranks share,
+ * frozen tensors, a replicated tensor, and one that is larger than the common size class. Steps
+ * have several micro-batches, and their number may differ between ranks. mix_reference computes the
+ * expected states in this process. */
 #ifndef MIX_MODEL_H
 #define MIX_MODEL_H
 
@@ -18,18 +18,18 @@
 #define MIX_MAX_STEPS 8
 
 struct mix_tensor {
-    char name[16];                 /* as declared */
-    uint64_t n_elems;              /* elements */
-    uint64_t start;                /* in the arrays of mix_states */
-    uint64_t ranks;                /* that hold it, a bit each */
-    enum cst_pattern_kind pattern; /* as declared */
+    char name[16];                 /* name in the declaration */
+    uint64_t n_elems;              /* number of elements */
+    uint64_t start;                /* index of its first element in the arrays of mix_states */
+    uint64_t ranks;                /* bit mask of the ranks that hold the tensor */
+    enum cst_pattern_kind pattern; /* pattern in the declaration */
 };
 
 struct mix_operator {
-    char name[16];           /* as declared */
-    int tensors[MIX_MAX_IO]; /* numbers */
-    uint32_t n_tensors;      /* entries in tensors */
-    uint64_t ranks;          /* that run it, a bit each */
+    char name[16];           /* name in the declaration */
+    int tensors[MIX_MAX_IO]; /* indices in mix_model.tensors */
+    uint32_t n_tensors;      /* number of entries in `tensors` */
+    uint64_t ranks;          /* bit mask of the ranks that run the operator */
 };
 
 struct mix_model {
@@ -39,50 +39,50 @@ struct mix_model {
     uint32_t world;
 };
 
-/* All states, tensor after tensor; zeros where there are none. Plain memory: compare with memcmp.
- */
+/* The states of all tensors, one tensor after the other. States that do not exist are zero, so that
+ * memcmp can compare two of these. */
 struct mix_states {
-    float master[MIX_MAX_ELEMS];     /* fp32 */
-    float exp_avg[MIX_MAX_ELEMS];    /* fp32 */
-    float exp_avg_sq[MIX_MAX_ELEMS]; /* fp32 */
-    uint16_t weight[MIX_MAX_ELEMS];  /* bf16 */
-    uint16_t grad[MIX_MAX_ELEMS];    /* bf16: of the last step */
+    float master[MIX_MAX_ELEMS];     /* master weights, fp32 */
+    float exp_avg[MIX_MAX_ELEMS];    /* first moments, fp32 */
+    float exp_avg_sq[MIX_MAX_ELEMS]; /* second moments, fp32 */
+    uint16_t weight[MIX_MAX_ELEMS];  /* weights, bf16 */
+    uint16_t grad[MIX_MAX_ELEMS];    /* gradients of the last step, bf16 */
 };
 
 struct mix_run {
-    struct mix_states states;                      /* after the last step */
-    struct cst_step_result results[MIX_MAX_STEPS]; /* per step */
+    struct mix_states states;                      /* states after the last step */
+    struct cst_step_result results[MIX_MAX_STEPS]; /* result of each step */
 };
 
-/* The model for so many ranks. */
+/* Make the model for @world ranks. */
 void mix_model_make(struct mix_model *model, uint32_t world);
 
-/* The first in @model of the tensors called so. */
+/* Index of the first tensor of @model with @name. */
 int mix_find(const struct mix_model *model, const char *name);
 
-/* Declare groups, tensors and operators. CST_OK or what the library said. */
+/* Declare groups, tensors and operators. Returns CST_OK or the library's status. */
 int mix_declare(const struct mix_model *model, struct cst_job *job);
 
-/* Master weight of element @i of all, before the first step. */
+/* The initial master weight of element @i, counted over all tensors. */
 float mix_start(uint64_t i);
 
-/* The parameters of step @step, with this rank's @loss. */
+/* The hyper-parameters of step @step, with this rank's @loss. */
 struct cst_hyper_params mix_params(uint64_t step, double loss);
 
-/* Micro-batches that @rank does in step @step, of at most @most. */
+/* Number of micro-batches that @rank does in step @step; at most @most. */
 uint32_t mix_micro_batches(uint32_t rank, uint64_t step, uint32_t most);
 
-/* True if no tokens come to @op in that micro-batch. */
+/* True if @op has no tokens in micro-batch @micro and is left out. */
 bool mix_idle(const struct mix_model *model, int op, uint32_t rank, uint64_t step, uint32_t micro);
 
-/* What the forward of @op adds to the loss, given its weights. */
+/* The part of the loss that the forward of @op contributes, computed from its weights. */
 double mix_forward(const struct mix_model *model, int op, const struct cst_io *io);
 
-/* Write, or add, the gradients of @op. */
+/* Write the gradients of @op, or add to them. */
 void mix_backward(const struct mix_model *model, int op, uint32_t rank, uint64_t step,
                   uint32_t micro, const struct cst_io *io);
 
-/* Train for @n_steps, in this process and without the library. */
+/* Compute @n_steps of training in this process, without the library. */
 void mix_reference(const struct mix_model *model, struct mix_run *run, uint32_t micro_batches,
                    uint64_t n_steps);
 

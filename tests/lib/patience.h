@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long tests wait before they give up: the one place that limits of tests which are not Check's
- * own go through. A limit is written for a quiet machine and a plain build. Here it is multiplied
- * with CK_TIMEOUT_MULTIPLIER of the environment, as Check does with the limits of its cases;
- * runtests sets that variable to what tests/lib/calibrate has measured. tests/e2e/lib.sh does the
- * same for scripts. Nothing is measured against these limits: a test that reaches one fails. */
+/* Scales the time limits of tests. All limits but those of Check go through this module. A limit is
+ * written for a quiet machine and a plain build, and multiplied by CK_TIMEOUT_MULTIPLIER of the
+ * environment, as Check multiplies the limits of its cases. runtests sets this variable to the
+ * value that tests/lib/calibrate measured; tests/e2e/lib.sh scales the limits of scripts. The
+ * limits measure nothing: a test that reaches its limit fails. */
 #ifndef CST_TESTS_PATIENCE_H
 #define CST_TESTS_PATIENCE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* @ms milliseconds, scaled; at least @ms, at most a day. */
+/* @ms milliseconds, scaled. The result is at least @ms and at most a day. */
 int patience_ms(int ms);
 
-/* The moment @ms milliseconds from now, scaled, in nanoseconds of CLOCK_MONOTONIC. */
+/* The time @ms milliseconds (scaled) from now, in nanoseconds of CLOCK_MONOTONIC. */
 uint64_t patience_until(int ms);
 
-/* The moment @until, of patience_until, has passed. */
+/* True if the time @until, from patience_until, has passed. */
 bool patience_over(uint64_t until);
 
 #endif

@@ -1,39 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How others choose, to compare plans with: a capacity that somebody names, and Elixir's threshold
- * rule as its code has it. Each fills in what a plan would say, so that cst_plan_replay can play
- * it. */
+/* Plans by the rules of other systems, for comparison with the planner: a given capacity, and
+ * Elixir's threshold rule as Elixir's code implements it. Each function fills in a struct
+ * cst_plan_choice that cst_plan_replay can replay. */
 #ifndef PLAN_RULES_H
 #define PLAN_RULES_H
 
 #include "offload/plan/plan.h"
 
-/* Size classes in the order of their numbers. */
+/* The numbers of the size classes in ascending order. */
 extern const uint32_t rule_in_turn[CST_LAYOUT_MAX_CLASSES];
 
-/* Chunks of @elems elements, larger tensors in classes of their own, and the whole device for
- * blocks: those that must be, then as many as fit of each class in @order (a permutation of the
- * class numbers). CST_EPOOL and the statuses of cst_layout_build where that cannot be. */
+/* Plan with chunks of @elems elements and further size classes for larger tensors. The whole device
+ * is used for blocks: first the blocks that are required, then as many as fit of each class in
+ * @order, a permutation of the class numbers. Returns CST_EPOOL if the required blocks do not fit,
+ * and the statuses of cst_layout_build. The caller frees @out with rule_close. */
 int rule_capacity(const struct cst_plan_config *config, uint64_t elems,
                   const uint32_t order[CST_LAYOUT_MAX_CLASSES], struct cst_plan_choice *out,
                   struct cst_err *err);
 
-/* Elixir (hpcaitech/Elixir, 2023): one capacity C for all, from 32 MiB, doubled until the largest
- * parameter fits, up to three times that: the one with the least C x moves(C, B), moves being
- * Belady's loads of one step with B blocks; B = what the device holds, less two for overlap. Then a
- * byte of memory saves I seconds as a block, J as optimizer states:
+/* Plan by the rule of Elixir (hpcaitech/Elixir, 2023). All chunks have one capacity C. Candidates
+ * begin at 32 MiB, doubled until the largest parameter fits, and end at three times that. The rule
+ * takes the C with the least C x moves(C, B), where moves is the number of Belady's loads in one
+ * step with B blocks, and B is what the device holds less two blocks for overlap. A byte of memory
+ * saves I seconds if it is used for a block, and J seconds if used for optimizer states:
  *
  *   I = e_p / up + e_p / down      J = n / r x (e_o / up + I + e_p / down + 1 / v_cpu - 1 / v_gpu)
- * e_p = 2, e_o = 4, r = 7
+ *   e_p = 2, e_o = 4, r = 7
  *
- * I > J: B blocks first, then states of chunks in the order of first use. Else: max(4, region) + 2
- * blocks, states, and what is left for blocks, up to B. Rates are those of all n devices together.
- */
+ * If I > J, the device gets B blocks and then states of chunks in the order of first use.
+ * Otherwise it gets max(4, region) + 2 blocks, then states, then blocks up to B. Rates are those of
+ * all n devices together. The caller frees @out with rule_close. */
 int rule_elixir(const struct cst_plan_config *config, struct cst_plan_choice *out,
                 struct cst_err *err);
 
-/* I and J of the rule, ns. */
+/* Compute I and J of Elixir's rule, in ns. */
 void rule_elixir_worth(const struct cst_plan_config *config, double *block_ns, double *state_ns);
 
+/* Free what a rule has filled in. */
 void rule_close(struct cst_plan_choice *choice);
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A client without libcistern: sends what the test says, well formed or not, and takes replies
- * apart. Everything here fails the running test when something is not as it should be; every wait
- * ends. */
+/* A client without libcistern. It sends what the test specifies, well-formed or not, and unpacks
+ * replies. All functions fail the running test on an error, and every wait has a limit. */
 #ifndef RAW_CLIENT_H
 #define RAW_CLIENT_H
 
@@ -10,57 +9,58 @@
 
 #include <stdbool.h>
 
-struct raw_body; /* private */
+struct raw_body; /* private to raw_client.c */
 
 struct raw_client {
     int sock;
-    uint64_t id;            /* of the last request */
-    struct cst_frame reply; /* the last one; body in buf; fds are the test's */
+    uint64_t id; /* id of the last request */
+    /* The last frame received. Its body is in `buf`; its descriptors belong to the test. */
+    struct cst_frame reply;
     struct cst_frame_buf buf;
-    struct cst_err err; /* the last Error */
+    struct cst_err err; /* the last Error received */
     struct cst_err
-        farewell; /* what the daemon said before it closes the connection; status 0: nothing */
-    struct raw_body *bodies; /* what was unpacked; freed by raw_close */
+        farewell; /* the daemon's message before it closed the connection; status 0: none */
+    struct raw_body *bodies; /* list of unpacked bodies, freed by raw_close */
 };
 
-/* Connect to @path, without Hello. */
+/* Connect to @path without sending Hello. */
 void raw_connect(struct raw_client *client, const char *path);
 
-/* Connect and say Hello. */
+/* Connect to @path and send Hello. */
 void raw_open(struct raw_client *client, const char *path);
 
 void raw_close(struct raw_client *client);
 
-/* Send @n bytes as they are with @n_fds descriptors. False: the daemon does not take them (it has
- * hung up, or with @flags MSG_DONTWAIT is full). */
+/* Send @n @bytes unchanged, with @n_fds descriptors. False if the daemon has closed the connection
+ * or, with @flags MSG_DONTWAIT, if its queue is full. */
 bool raw_send(struct raw_client *client, const void *bytes, size_t n, const int *fds,
               unsigned n_fds, int flags);
 
-/* Send a request of @type with @message (NULL: empty); returns its id. */
+/* Send a request of @type with @message (NULL: empty). Returns the request's id. */
 uint64_t raw_ask(struct raw_client *client, uint16_t type, const ProtobufCMessage *message);
 
-/* Wait for the next frame. False: the daemon has closed the connection. */
+/* Wait for the next frame. False if the daemon has closed the connection. */
 bool raw_receive(struct raw_client *client);
 
-/* True if nothing has come. */
+/* True if no frame has arrived. */
 bool raw_is_quiet(const struct raw_client *client);
 
-/* Wait for the reply to @id (the last request: 0), which must be of @type; returns its unpacked
- * body (@descriptor NULL: NULL), which lives until raw_close. */
+/* Wait for the reply to @id (0: the last request), which must be of @type. Returns its unpacked
+ * body, or NULL if @descriptor is NULL. The body is valid until raw_close. */
 void *raw_expect(struct raw_client *client, uint64_t id, uint16_t type,
                  const ProtobufCMessageDescriptor *descriptor);
 
-/* Wait for the reply to @id (0: the last request): OK or another reply: 0; an Error: its status,
- * words in client->err. */
+/* Wait for the reply to @id (0: the last request). Returns the status of an Error, which is stored
+ * in client->err, and 0 for every other reply. */
 int raw_status(struct raw_client *client, uint64_t id);
 
-/* raw_ask and raw_status. */
+/* raw_ask followed by raw_status. */
 int raw_call(struct raw_client *client, uint16_t type, const ProtobufCMessage *message);
 
-/* Wait for the daemon to close the connection; frames that come before are dropped. */
+/* Wait until the daemon closes the connection. Frames that arrive before are dropped. */
 void raw_expect_closed(struct raw_client *client);
 
-/* The words of the last Error have @words in them. */
+/* Check that the message of the last Error contains @words. */
 void raw_says(const struct raw_client *client, const char *words);
 
 /* -- whole messages --------------------------------------------------------------------------- */
@@ -69,10 +69,10 @@ Cistern__StatReply *raw_stat(struct raw_client *client);
 
 Cistern__JobInfo *raw_job_info(struct raw_client *client, const char *name);
 
-/* JobRemove; status. */
+/* Remove the job. Returns the status. */
 int raw_job_remove(struct raw_client *client, const char *name);
 
-/* True if Explain of @tensor says @words in a line. */
+/* True if a line of the reply to Explain of @tensor contains @words. */
 bool raw_explains(struct raw_client *client, const char *job, const char *tensor,
                   const char *words);
 
@@ -82,36 +82,37 @@ struct raw_job {
     uint64_t pool_bytes;
     uint64_t chunk_elems;
     uint32_t timeout_ms;
-    uint32_t moments;                    /* enum cst_moments */
-    uint64_t update_room, device_states; /* of an accelerator */
-    const char *device;                  /* NULL: not said */
-    uint8_t token[16];                   /* filled by raw_job_open */
-    bool send_token;                     /* to take the rank over */
-    uint64_t step;                       /* filled by raw_job_open, as are the following */
+    uint32_t moments;                    /* an enum cst_moments */
+    uint64_t update_room, device_states; /* bytes of the device reservation */
+    const char *device;                  /* device of the pool; NULL: not specified */
+    uint8_t token[16];                   /* token of the rank, filled in by raw_job_open */
+    bool send_token;                     /* send `token`, to take over the rank */
+    /* The last committed step. raw_job_open fills in this field and those after it. */
+    uint64_t step;
     bool created, initialised, committed;
-    char got[64]; /* the device that it became */
+    char got[64]; /* the device that the daemon chose */
 };
 
-/* Send JobOpen; the id. */
+/* Send JobOpen. Returns the request id. */
 uint64_t raw_job_ask(struct raw_client *client, const struct raw_job *job);
 
-/* JobOpen; status, and what job is to be filled with on success. */
+/* Send JobOpen and wait for the reply. Returns the status; on success @job is filled in. */
 int raw_job_open(struct raw_client *client, struct raw_job *job);
 
-/* Declare one tensor; status. */
+/* Declare one tensor. Returns the status. */
 int raw_declare(struct raw_client *client, const char *name, uint32_t n_dims, const int64_t *shape);
 
-/* Declare @n tensors "t<i>" of @elems elements each, and @n operators "o<i>" that use one each;
- * status of the first that fails. */
+/* Declare @n tensors "t<i>" of @elems elements each, and @n operators "o<i>" that use one tensor
+ * each. Returns the first status that is not CST_OK, or CST_OK. */
 int raw_declare_many(struct raw_client *client, uint32_t n, int64_t elems);
 
-/* Send Commit; the id. */
+/* Send Commit. Returns the request id. */
 uint64_t raw_commit(struct raw_client *client, uint32_t n_tensors, uint32_t n_operators);
 
-/* Declare an operator that uses @tensor; status. */
+/* Declare an operator that uses @tensor. Returns the status. */
 int raw_declare_operator(struct raw_client *client, const char *name, uint32_t tensor);
 
-/* Sync; the attempt. */
+/* Sync. Returns the attempt. */
 uint64_t raw_sync(struct raw_client *client);
 
 #endif

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates in an accelerator's memory, whichever it is, must have the bits of the host's engine in
- * place, also when its engine is killed and what had not completed is issued again; and what it
- * does not do is refused. */
+/* Tests of device updates on any accelerator. Their results must have the bits of an update by the
+ * host's engine, even if the accelerator's engine is killed and the commands that had not completed
+ * are issued again. Commands that the accelerator does not support must be refused. */
 #ifndef ROOM_CASES_H
 #define ROOM_CASES_H
 
 #include <check.h>
 
-/* Whose engines are started from then on. */
+/* Chooses the engine that is started from then on. */
 struct room_device {
-    void (*use)(void);      /* the accelerator's */
-    void (*use_host)(void); /* the host's */
+    void (*use)(void);      /* start the accelerator's engine */
+    void (*use_host)(void); /* start the host's engine */
 };
 
-/* Add the tests to @tcase. @which lives as long as they do; one per program. */
+/* Add the tests to @tcase. @which must outlive the tests. A program may call this function once. */
 void room_cases_add(TCase *tcase, const struct room_device *which);
 
 #endif

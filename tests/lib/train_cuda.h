@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A worker on a GPU that is tests/lib/fakecuda's: libcistern-cuda, and work in host functions on
- * the program's stream, where device pointers are pointers of the processor. */
+/* A worker on a simulated GPU of tests/lib/fakecuda. It uses libcistern-cuda and computes in host
+ * functions on its stream; they can use device pointers because the processor can access the
+ * memory. */
 #ifndef TRAIN_CUDA_H
 #define TRAIN_CUDA_H
 

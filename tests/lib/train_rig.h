@@ -1,65 +1,69 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tests of training jobs on devices share: a private daemon, a client that looks at its books,
- * the workers' reports, and jobs whose ranks are in given places. Their bits must be those of a
- * calculation in this process, whoever dies when. */
+/* Helpers for tests of training jobs on devices: a private daemon, a client that reads its
+ * statistics, the workers' reports, and jobs whose ranks are on given devices. The results must
+ * have the bits of a computation in this process, whichever process dies at whatever time. */
 #ifndef TRAIN_RIG_H
 #define TRAIN_RIG_H
 
 #include "tests/lib/settle.h"
 #include "tests/lib/train_check.h"
 
-enum { TRAIN_RIG_STEPS = 3 }; /* of a job */
+enum { TRAIN_RIG_STEPS = 3 }; /* number of steps of a job */
 
-/* Where the ranks of a job are. */
+/* The devices of a job's ranks. */
 struct train_placement {
     const char *name;
     uint32_t world;
-    const char *devices[TRAIN_MAX_WORLD]; /* per rank */
+    const char *devices[TRAIN_MAX_WORLD]; /* device of each rank */
 };
 
 extern struct daemon_proc proc;
-extern struct raw_client witness; /* looks at the books and removes jobs */
-extern unsigned base_fds;         /* descriptors of the daemon with the witness alone */
+/* A manager's client that reads the daemon's statistics and removes jobs. */
+extern struct raw_client witness;
+extern unsigned base_fds; /* descriptors of the daemon when only the witness is connected */
 extern struct train_report *reports[TRAIN_MAX_WORLD];
-extern struct train_order
-    train_like; /* what the test's orders have in common, but for their places */
+/* Template for the orders of the test; only the fields of the rank's place are not used. */
+extern struct train_order train_like;
 
-/* Start the daemon with @config and @options (as daemon_proc_start_with), its engines there; the
- * witness connects. Orders are alike in that nothing is special and nobody dies. */
+/* Start the daemon with @config and @options (see daemon_proc_start_with), wait for its engines,
+ * and connect the witness. train_like is reset: no worker dies, and no option is set. */
 void train_rig_start(const char *config, const char *const *options);
 
-/* Jobs are removed, everything must have settled; the daemon is stopped. */
+/* Remove all jobs, check that the daemon settles, and stop it. */
 void train_rig_stop(void);
 
-/* Process id of an engine. */
+/* Process id of the engine number @engine. */
 pid_t train_rig_engine(unsigned engine);
 
+/* The order for @rank of job @name: train_like with the rank's place. */
 struct train_order train_rig_order(const struct train_placement *at, const char *name,
                                    uint32_t rank);
 
-/* Start a worker whose report is empty. */
+/* Clear the report of the order's rank and start its worker. Returns the process id. */
 pid_t train_rig_send(const struct train_order *order);
 
-/* All ranks to the end, each as @like is but for its place; what they report from step @from on is
- * right. */
+/* Run all ranks to the end, each with the order @like and its own place, and check their reports
+ * from step @from on. */
 void train_rig_run_like(const struct train_placement *at, const struct train_order *like,
                         uint64_t from);
+/* Run job @name with pools of @pool_bytes and train_like, and check all reports. */
 void train_rig_run(const struct train_placement *at, const char *name, uint64_t pool_bytes);
 
-/* With the largest pools and with the smallest. */
+/* Run a job with the largest pools and one with the smallest, and check their results. */
 void train_rig_bits(const struct train_placement *at);
 
-/* Of two ranks @victim ends as it is told to, by a kill or with words; another process takes its
- * place, and the states in the end are right. */
+/* Run two ranks of which @victim ends as its order says: @killed by SIGKILL, otherwise with an
+ * error. Start another process in its place, and check the final states. */
 void train_rig_replace(struct train_order orders[2], uint32_t victim, bool killed);
 
-/* Rank @victim of two is killed at every @step-th point of its life from @first on, and replaced.
- */
+/* Kill rank @victim of two at every @step-th point of its run, from @first on, and replace it each
+ * time. */
 void train_rig_kill_worker(const struct train_placement *at, uint32_t victim, uint32_t first,
                            uint32_t step);
 
-/* @engine is killed at every @step-th point of a worker's life: another one takes over with the
- * memory that the daemon kept, no step is given up, and the bits are right. */
+/* Kill @engine at every @step-th point of a worker's run. A new engine must take over with the
+ * memory that the daemon kept, no step may be repeated, and the results must have the expected
+ * bits. */
 void train_rig_kill_engine(const struct train_placement *at, unsigned engine, uint32_t step);
 
 #endif

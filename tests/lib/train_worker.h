@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Worker processes that train the model of train_model.h through libcistern, and can be told to
- * die, or to kill, at any point of their life. */
+/* Worker processes that train the model of train_model.h through libcistern. A worker can be told
+ * to die, or to kill another process, at any point of its run. */
 #ifndef TRAIN_WORKER_H
 #define TRAIN_WORKER_H
 
@@ -11,59 +11,63 @@
 
 #define TRAIN_MAX_WORLD 4
 
-/* What a worker is told. */
+/* Instructions to a worker. */
 struct train_order {
-    const char *socket;                      /* of the daemon */
-    const char *name;                        /* of the job */
-    uint32_t rank, world;                    /* its place */
-    const char *device;                      /* of this rank; NULL: auto */
-    const struct train_stream_kind *streams; /* where it computes if that is not the host */
-    uint64_t n_steps;                        /* to be committed in all */
-    uint32_t micro_batches;                  /* per step; 0: 1 */
-    struct train_overlap overlap;            /* when chunks are updated */
-    bool grad_over;                          /* gradients take their weights' places */
-    uint64_t pool_bytes;                     /* of this rank; 0: all it can use */
-    uint64_t update_room;                    /* same; 0: none */
-    uint64_t device_states;                  /* same; 0: none */
-    struct train_bad bad;                    /* a gradient that is no number */
-    uint32_t die_at;     /* kill -9 itself at this point, counted from 0; UINT32_MAX: never */
-    uint32_t kill_at;    /* kill -9 victim at this point; UINT32_MAX: never */
-    pid_t victim;        /* a process */
-    bool try_forms;      /* use the calls that do not wait, with poll */
-    bool forks;          /* forks in each operator; the child tries to use the job */
-    uid_t uid;           /* the worker is this user (tests/lib/user.h); 0: as the test */
-    const char *setting; /* "NAME=value" of the environment, for it alone; NULL: none */
+    const char *socket;   /* the daemon's socket */
+    const char *name;     /* name of the job */
+    uint32_t rank, world; /* the worker's rank and the number of ranks */
+    const char *device;   /* device of this rank's pool; NULL: auto */
+    /* Kind of stream on which the worker computes, if not on the host. */
+    const struct train_stream_kind *streams;
+    uint64_t n_steps;             /* number of steps to be committed in all */
+    uint32_t micro_batches;       /* micro-batches of a step; 0: 1 */
+    struct train_overlap overlap; /* when chunks are updated */
+    bool grad_over;               /* the gradient's sum takes the place of the chunk's weights */
+    uint64_t pool_bytes;          /* bytes of the rank's pool; 0: as many as it can use */
+    uint64_t update_room;         /* bytes of the rank's device reservation; 0: none */
+    /* Bytes of the rank's device reservation that are for states; 0: none. */
+    uint64_t device_states;
+    struct train_bad bad; /* a gradient that is not finite */
+    /* Point at which the worker kills itself with SIGKILL, counted from 0; UINT32_MAX: never. */
+    uint32_t die_at;
+    uint32_t kill_at; /* point at which the worker kills `victim` with SIGKILL; UINT32_MAX: never */
+    pid_t victim;     /* the process that `kill_at` kills */
+    bool try_forms;   /* use the calls that do not wait, together with poll */
+    bool forks;       /* fork in each operator; the child tries to use the job */
+    uid_t uid;        /* user of the worker (tests/lib/user.h); 0: the test's user */
+    const char *setting; /* "NAME=value" for the environment of this worker only; NULL: none */
 };
 
-/* What it tells, in shared memory. */
+/* The worker's report, in shared memory. */
 struct train_report {
-    struct train_run run;         /* results as this rank saw them; states if it read them */
-    struct cst_plan plan;         /* from its commit */
-    uint32_t micro_batches;       /* per step, as it was told */
-    struct train_overlap overlap; /* same */
-    bool has_states;              /* run.states is filled */
-    uint32_t n_points;            /* points passed */
-    uint32_t n_syncs;             /* after which steps were done again */
-    char error[512];              /* why its exit status is not 0 */
+    struct train_run run;   /* results that this rank received, and the states if it read them */
+    struct cst_plan plan;   /* plan from the rank's commit */
+    uint32_t micro_batches; /* micro-batches of a step, from the order */
+    struct train_overlap overlap; /* when chunks were updated, from the order */
+    bool has_states;              /* run.states is filled in */
+    uint32_t n_points;            /* number of points that the worker has passed */
+    uint32_t n_syncs;             /* number of syncs after which a step was repeated */
+    char error[512];              /* reason for an exit status that is not 0 */
 };
 
-/* Memory for a report that children share. */
+/* Allocate a report that children share. */
 struct train_report *train_report_new(void);
 void train_report_free(struct train_report *report);
 
-/* Start a process that does @order and writes @report; *order is copied. */
+/* Start a process that executes @order and writes @report. *@order is copied. */
 pid_t train_worker_start(const struct train_order *order, struct train_report *report);
 
-/* Wait for it; fails the test, with its words, unless its exit status is 0. */
+/* Wait for the process. Fails the test with the report's message unless the exit status is 0. */
 void train_worker_join(pid_t pid, const struct train_report *report);
 
-/* Wait for it. True if it died by SIGKILL; false if it ended well; else the test fails. */
+/* Wait for the process. True if SIGKILL ended it, false if it exited with status 0. Otherwise the
+ * test fails. */
 bool train_worker_join_dying(pid_t pid, const struct train_report *report);
 
-/* Wait for it; its exit status: the test fails if it was killed. */
+/* Wait for the process and return its exit status. Fails the test if a signal ended it. */
 int train_worker_join_any(pid_t pid);
 
-/* Wait for it; the test fails unless it ends with words in its report. */
+/* Wait for the process. Fails the test unless the process exits with an error. */
 void train_worker_join_failing(pid_t pid);
 
 #endif

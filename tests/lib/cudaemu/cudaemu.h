@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The project's CUDA kernels, run on the processor: each .cu file is compiled once more, as C++ for
- * the host, with cudaemu.hpp in place of the CUDA headers. Threads of a block are fibers that
- * change at __syncthreads and at the warp's collectives, so what is tested is the kernel's own
- * source: indexing, order of sums, rounding, barriers, which accesses are of global memory. It says
- * nothing about speed.
- *
- * tests/lib/fakecuda launches kernels through it by the name that the module knows; unit tests call
- * them directly. */
+/* Runs the project's CUDA kernels on the processor. Each .cu file is compiled a second time, as C++
+ * for the host, with cudaemu.hpp in place of the CUDA headers. The threads of a block are fibers
+ * that switch at __syncthreads and at the warp's collectives. This tests the kernel's own source:
+ * indexing, order of sums, rounding, barriers, and which accesses are to global memory. It does not
+ * test speed. tests/lib/fakecuda launches the kernels by the names in their modules; unit tests
+ * call them directly. */
 #ifndef CST_CUDAEMU_H
 #define CST_CUDAEMU_H
 
@@ -15,23 +13,23 @@ extern "C" {
 #endif
 
 struct cst_emu_kernel {
-    const char *name; /* as cuModuleGetFunction takes it */
-    /* Run the whole grid, block after block; @shared: bytes of dynamic shared memory; @params: as
-     * cuLaunchKernel takes them. Returns when it is done. Any thread; launches of several threads
-     * take turns. A broken kernel (a barrier that not all threads reach, warps that diverge, a
-     * launch that no GPU takes) ends the process with words. */
+    const char *name; /* the name that cuModuleGetFunction takes */
+    /* Run the whole grid, block after block, and return when it is done. @shared: bytes of dynamic
+     * shared memory. @params: as for cuLaunchKernel. May be called by any thread; launches of
+     * several threads take turns. A broken kernel (a barrier that not all threads reach, warps that
+     * diverge, a launch that no GPU accepts) ends the process with a message. */
     void (*run)(const unsigned grid[3], const unsigned block[3], unsigned shared, void **params);
-    /* Bytes of each parameter, 0 after the last: cuLaunchKernel copies them before it returns, and
-     * the kernel runs later. */
+    /* The size of each parameter, then 0. cuLaunchKernel copies the parameters before it returns,
+     * because the kernel runs later. */
     const unsigned *param_bytes;
 };
 
-/* The kernel called @name among those of list.h, or NULL. Any thread. */
+/* The kernel @name of those in list.h, or NULL. May be called by any thread. */
 const struct cst_emu_kernel *cst_emu_find(const char *name);
 
-/* From the next launch on run blocks, and the threads of each between barriers, in a random order
- * that @seed decides; 0: in order of their numbers, as at first. A kernel that lacks a barrier, or
- * whose blocks depend on each other, shows it in some order. */
+/* From the next launch on run blocks, and their threads between barriers, in a random order that
+ * depends on @seed. 0: in ascending order, which is the default. A kernel that lacks a barrier, or
+ * whose blocks depend on each other, fails in some order. */
 void cst_emu_shuffle(unsigned long long seed);
 
 #ifdef __cplusplus

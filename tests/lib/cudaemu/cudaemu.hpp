@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* CUDA's words for a kernel that is compiled as C++: qualifiers, indices, vectors, barriers, the
- * warp's collectives, atomics and the arithmetic with a rounding of its own. kernels/cuda/cuda.cuh
- * includes it where there is no nvcc. What is not here a kernel cannot use: add it. Compile with
- * -ffp-contract=off -Wno-unknown-pragmas; shared memory of fixed size is a static array, dynamic
- * one comes through CST_DYNAMIC_SHARED, and ASan sees what is read or written behind either. */
+/* CUDA's language for a kernel that is compiled as C++: qualifiers, indices, vectors, barriers, the
+ * warp's collectives, atomics, and arithmetic with a given rounding. kernels/cuda/cuda.cuh includes
+ * this file if nvcc does not compile it. Add here what a new kernel needs. Compile with
+ * -ffp-contract=off -Wno-unknown-pragmas. Shared memory of fixed size is a static array, and
+ * dynamic shared memory is allocated by CST_DYNAMIC_SHARED; AddressSanitizer finds accesses beyond
+ * the end of both. */
 #ifndef CST_CUDAEMU_HPP
 #define CST_CUDAEMU_HPP
 
@@ -78,8 +79,8 @@ static inline double2 make_double2(double x, double y)
     return {x, y};
 }
 
-/* ---- loads and stores with a cache hint, ld.global and st.global: an address that is not a
- * multiple of the size, or not of global memory, is a fault, as on the GPU ---- */
+/* ---- loads and stores with a cache hint, ld.global and st.global. As on the GPU, an address must
+ * be a multiple of the size and in global memory ---- */
 
 namespace cudaemu
 {
@@ -137,7 +138,7 @@ CST_EMU_STORE(__stwt)
 #undef CST_EMU_LOAD
 #undef CST_EMU_STORE
 
-/* ---- barriers and collectives. file and line: of the caller ---- */
+/* ---- barriers and collectives; file and line are those of the caller ---- */
 
 static inline void __syncthreads(const char *file = __builtin_FILE(), int line = __builtin_LINE())
 {
@@ -163,7 +164,7 @@ static inline unsigned __activemask()
     ::cudaemu::broken("__activemask: who is active here is not defined");
 }
 
-/* The lanes of the segment of @width that this lane is in are base..base + width - 1. */
+/* The lanes of this lane's segment of @width lanes are base to base + width - 1. */
 template <class T>
 static inline T __shfl_sync(unsigned mask, T value, int lane, int width = warpSize,
                             const char *file = __builtin_FILE(), int line = __builtin_LINE())
@@ -239,7 +240,7 @@ static inline int __all_sync(unsigned mask, int predicate, const char *file = __
     return __ballot_sync(mask, !predicate, file, line) == 0;
 }
 
-/* ---- atomics: one thread runs at a time ---- */
+/* ---- atomics: only one thread runs at a time ---- */
 
 template <class T> static inline T atomicAdd(T *p, typename ::cudaemu::same<T>::type value)
 {
@@ -328,8 +329,8 @@ template <class T> static inline T max(T a, typename ::cudaemu::same<T>::type b)
     return a < b ? b : a;
 }
 
-/* ---- arithmetic, each rounded once to nearest even. The fast ones are the exact ones here:
- * results differ from a GPU's ---- */
+/* ---- arithmetic, each operation rounded once to nearest even. The fast operations are exact here:
+ * their results differ from a GPU's ---- */
 
 #define CST_EMU_ARITHMETIC(T, fma_name, add, sub, mul, div, fma_function)                          \
     static inline T fma_name(T a, T b, T c)                                                        \
@@ -372,7 +373,7 @@ static inline float __fdividef(float a, float b)
     return a / b;
 }
 
-/* glibc has functions with these names. */
+/* glibc has functions named __expf and __logf. */
 #define __expf(x) expf(x)
 #define __logf(x) logf(x)
 

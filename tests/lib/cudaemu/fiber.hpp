@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Stacks that are changed by hand: x86-64 saves the registers that a call keeps, other machines
- * have ucontext. Tells ASan and TSan which stack it is on. Knows nothing of CUDA. */
+/* Fibers: stacks between which a thread switches. x86-64 saves the registers that a call preserves;
+ * other machines use ucontext. Informs AddressSanitizer and ThreadSanitizer of each switch. The
+ * module knows nothing of CUDA. */
 #ifndef CST_CUDAEMU_FIBER_HPP
 #define CST_CUDAEMU_FIBER_HPP
 
@@ -15,25 +16,25 @@ namespace cudaemu
 
 struct fiber {
 #if defined(__x86_64__)
-    void *sp; /* while it does not run */
+    void *sp; /* stack pointer while the fiber does not run */
 #else
-    ucontext_t context; /* while it does not run */
+    ucontext_t context; /* context while the fiber does not run */
 #endif
-    void *stack;        /* lowest byte; NULL for the thread's own stack */
-    size_t stack_bytes; /* without the page in front of it that nobody may touch */
-    void *asan;         /* ASan's: frames moved to its heap */
-    void *tsan;         /* TSan's name of it */
-    fiber *next;        /* in the list of idle fibers */
+    void *stack;        /* lowest byte of the stack; NULL for the thread's own stack */
+    size_t stack_bytes; /* size of the stack without the guard page below it */
+    void *asan;         /* AddressSanitizer's fake stack of the fiber */
+    void *tsan;         /* ThreadSanitizer's handle of the fiber */
+    fiber *next;        /* next in the list of idle fibers */
 };
 
-/* Make @self stand for the calling thread's own stack. */
+/* Let @self stand for the calling thread's own stack. */
 void fiber_adopt(fiber *self);
 
-/* A fiber that runs @body, which never returns, when it is first switched to. Ends the process when
- * there is no memory. */
+/* Make a fiber that runs @body when it is first switched to. @body must never return. Ends the
+ * process if memory is exhausted. */
 fiber *fiber_make(void (*body)());
 
-/* Go on in @to; returns when somebody switches to @from. */
+/* Switch to @to. Returns when a fiber switches back to @from. */
 void fiber_switch(fiber *from, fiber *to);
 
 } // namespace cudaemu

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every kernel of the project, by the name that its module gives it: K(name). A kernel that is here
- * and not linked is the linker's error. */
+/* All kernels of the project, as K(name) with the name in the kernel's module. The linker reports a
+ * kernel that is listed here and not linked. */
 #ifndef CST_CUDAEMU_LIST_H
 #define CST_CUDAEMU_LIST_H
 

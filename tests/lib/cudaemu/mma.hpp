@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* kernels/cuda/mma.cuh for the processor: a lane's fragments go to all lanes of its warp, and each
- * computes its part of the result. Sums are one after the other in fp32, which is one of the orders
- * that a GPU may take. A copy is done when it is waited for, so that one that is not waited for is
- * missed. */
+/* kernels/cuda/mma.cuh for the processor. Each lane's fragments go to all lanes of its warp, and
+ * each lane computes its part of the result. Sums are computed one term after the other in fp32,
+ * which is one of the orders that a GPU may use. An asynchronous copy is made when it is waited
+ * for, so that a missing wait shows. */
 #ifndef CST_CUDAEMU_MMA_HPP
 #define CST_CUDAEMU_MMA_HPP
 
@@ -24,7 +24,7 @@ static inline float half_of(uint32_t pair, unsigned upper)
     return __uint_as_float(upper != 0 ? pair & 0xffff0000u : pair << 16);
 }
 
-/* A[@i][@k] and B[@k][@j] from the lanes that have them. */
+/* A[@i][@k] and B[@k][@j], taken from the lanes that hold them. */
 template <class Of> float element_a(Of of, unsigned i, unsigned k)
 {
     return half_of(of(i % 8 * 4 + k % 8 / 2).a[i / 8 + k / 8 * 2], k % 2);
@@ -35,7 +35,7 @@ template <class Of> float element_b(Of of, unsigned k, unsigned j)
     return half_of(of(j * 4 + k % 8 / 2).b[k / 8], k % 2);
 }
 
-/* This lane's element of each of @n pieces whose rows the lanes brought. */
+/* This lane's elements of @N pieces, whose rows the lanes bring. */
 template <unsigned N>
 static inline void load_pieces(uint32_t *out, const void *address, bool transposed,
                                const char *file, int line)

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The addresses: one window of the processor's address space that all device pointers lie in, and a
- * list of what is known about ranges inside it and about pinned host memory outside it. What is not
- * mapped, or not accessible yet, has no access by the processor either: touching it faults.
+/* Addresses. All device pointers lie in one window of the processor's address space. A list has
+ * what is known of ranges inside the window, and of pinned host memory outside it. The processor
+ * cannot access addresses of the window that are not mapped or not accessible yet: an access
+ * faults.
  *
  *   window  | reserved [ mapped | mapped |        ] | allocated |        reserved [ ... ]   |
  *   host      ... | registered | ...  | pinned | ...
  *
- * All with the lock. */
+ * All functions need the lock. */
 #ifndef CST_FAKE_ADDRESS_H
 #define CST_FAKE_ADDRESS_H
 
@@ -17,77 +18,81 @@
 #define CST_FAKE_GRANULARITY ((size_t)2 << 20)
 
 enum cst_fake_kind {
-    CST_FAKE_RESERVED,   /* addresses alone */
-    CST_FAKE_MAPPED,     /* a handle's memory, inside a reservation */
-    CST_FAKE_ALLOCATED,  /* cuMemAlloc's */
-    CST_FAKE_PINNED,     /* cuMemHostAlloc's */
-    CST_FAKE_REGISTERED, /* cuMemHostRegister's */
+    CST_FAKE_RESERVED,   /* addresses without memory */
+    CST_FAKE_MAPPED,     /* memory of a handle, mapped inside a reservation */
+    CST_FAKE_ALLOCATED,  /* memory of cuMemAlloc */
+    CST_FAKE_PINNED,     /* host memory of cuMemHostAlloc */
+    CST_FAKE_REGISTERED, /* host memory of cuMemHostRegister */
     CST_FAKE_N_KINDS,
 };
 
-/* Device memory. */
+/* An allocation of device memory. */
 struct cst_fake_memory {
-    int fd;          /* its file */
-    CUdevice device; /* whose it is */
-    int physical;    /* the number of that in the machine */
-    size_t bytes;    /* of it */
-    bool imported;   /* made elsewhere */
-    bool exportable; /* as a file descriptor */
-    unsigned refs;   /* handles and ranges */
+    int fd;          /* descriptor of the memory's file */
+    CUdevice device; /* the device that has the memory */
+    int physical;    /* number of that device in the machine */
+    size_t bytes;    /* size of the memory */
+    bool imported;   /* the memory was imported from a file descriptor */
+    bool exportable; /* the memory can be exported as a file descriptor */
+    unsigned refs;   /* number of references by handles and ranges */
 };
 
+/* A range of addresses of which the library knows. */
 struct cst_fake_range {
     struct cst_fake_range *next;
     enum cst_fake_kind kind;
-    uintptr_t addr;  /* of the first byte */
-    size_t bytes;    /* usable */
-    CUdevice device; /* of the context it belongs to; mapped: of the memory */
-    unsigned char access[CST_FAKE_MAX_DEVICES]; /* mapped: CUmemAccess_flags, by device */
-    struct cst_fake_memory *memory;             /* mapped, allocated: a reference */
+    uintptr_t addr;  /* address of the first byte */
+    size_t bytes;    /* bytes that the program may use */
+    CUdevice device; /* device of the range's context, or for mapped ranges of the memory */
+    unsigned char access[CST_FAKE_MAX_DEVICES]; /* mapped ranges: CUmemAccess_flags per device */
+    struct cst_fake_memory *memory;             /* mapped and allocated ranges: a reference */
 };
 
-/* What an address range is to an operation. */
+/* How an operation may use an address range. */
 enum cst_fake_verdict {
-    CST_FAKE_IS_DEVICE,   /* device memory that may be touched so */
-    CST_FAKE_IS_PINNED,   /* inside one piece of pinned host memory */
-    CST_FAKE_IS_PAGEABLE, /* host memory of which CUDA knows nothing */
-    CST_FAKE_STRADDLES,   /* begins or ends in pinned host memory and leaves it */
-    CST_FAKE_IS_ILLEGAL,  /* in the window, and not there, or not so */
+    CST_FAKE_IS_DEVICE,   /* device memory with the required access */
+    CST_FAKE_IS_PINNED,   /* range inside one piece of pinned host memory */
+    CST_FAKE_IS_PAGEABLE, /* host memory that CUDA does not know */
+    CST_FAKE_STRADDLES,   /* range that is only partly in pinned host memory */
+    CST_FAKE_IS_ILLEGAL,  /* address in the window without memory or without the required access */
 };
 
-/* May @device touch [addr, addr + bytes), and write it if @write? */
+/* Classify the use of [addr, addr + bytes) by @device; @write: it is written. */
 enum cst_fake_verdict cst_fake_classify(uintptr_t addr, size_t bytes, CUdevice device, bool write);
 
-/* Free addresses of the window for @bytes with a gap behind them; at @hint if that is free. An area
- * is used again only when all behind it is used up. 0: none. */
+/* Find free addresses of the window for @bytes with a gap after them, at @hint if that is free.
+ * Addresses are used again only after all addresses behind them were used. Returns 0 if there are
+ * none. */
 uintptr_t cst_fake_place(size_t bytes, size_t align, uintptr_t hint);
 
-/* Note a range. It is the list's; NULL: no memory. @memory gains a reference. */
+/* Add a range to the list, which owns it. @memory (or NULL) gains a reference. Returns NULL if
+ * memory is exhausted. */
 struct cst_fake_range *cst_fake_range_add(enum cst_fake_kind kind, uintptr_t addr, size_t bytes,
                                           CUdevice device, struct cst_fake_memory *memory);
 
-/* Forget @range, and its reference. */
+/* Remove @range from the list, with its reference. */
 void cst_fake_range_drop(struct cst_fake_range *range);
 
-/* The range of @kind that begins at @addr; that holds it; or the first that overlaps. NULL: none.
- */
+/* The range of @kind that begins at @addr; the one that contains @addr; the first one that overlaps
+ * [addr, addr + bytes). NULL: none. */
 struct cst_fake_range *cst_fake_range_at(enum cst_fake_kind kind, uintptr_t addr);
 struct cst_fake_range *cst_fake_range_around(enum cst_fake_kind kind, uintptr_t addr);
 struct cst_fake_range *cst_fake_range_over(enum cst_fake_kind kind, uintptr_t addr, size_t bytes);
 
-/* How many of @kind there are, and how many bytes in *bytes (NULL: not wanted). */
+/* The number of ranges of @kind. *@bytes receives their total size, unless @bytes is NULL. */
 size_t cst_fake_range_count(enum cst_fake_kind kind, size_t *bytes);
 
-/* Drop every range of @kind that belongs to the context of @device, naming each on stderr. */
+/* Drop every range of @kind that belongs to the context of @device, and name each on stderr. */
 void cst_fake_range_sweep(enum cst_fake_kind kind, CUdevice device);
 
-/* Show @memory at @addr with @protection; show nothing there. CUDA_ERROR_MAP_FAILED. */
+/* cst_fake_show maps @memory at @addr with @protection, and can return CUDA_ERROR_MAP_FAILED.
+ * cst_fake_hide unmaps it, so that the addresses fault. */
 CUresult cst_fake_show(uintptr_t addr, size_t bytes, const struct cst_fake_memory *memory,
                        int protection);
 void cst_fake_hide(uintptr_t addr, size_t bytes);
 
-/* New memory of @device with one reference. CUDA_ERROR_OUT_OF_MEMORY. Its bytes are 0xff here and
- * there: who counts on zeros finds NaN. */
+/* Allocate memory of @device with one reference. Can return CUDA_ERROR_OUT_OF_MEMORY. Some of its
+ * bytes are 0xff, so that a program that expects zeros finds NaN. */
 CUresult cst_fake_memory_make(CUdevice device, size_t bytes, struct cst_fake_memory **out);
 void cst_fake_memory_put(struct cst_fake_memory *memory);
 

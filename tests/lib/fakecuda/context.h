@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Primary contexts, one per device, and which one is current in a thread.
+/* Primary contexts, one per device, and the context that is current in a thread.
  *
- *   dead --retain--> alive --last release--> dead     broken: a sticky error, until the process
- * ends
+ *   dead --retain--> alive --last release--> dead
+ *   alive --sticky error--> broken, until the process ends
  */
 #ifndef CST_FAKE_CONTEXT_H
 #define CST_FAKE_CONTEXT_H
@@ -14,23 +14,23 @@
 struct cst_fake_stream;
 
 struct CUctx_st {
-    CUdevice device;                /* whose */
-    unsigned n_retained;            /* 0: dead */
-    CUresult broken;                /* the sticky error, CUDA_SUCCESS: none */
-    bool dying;                     /* its streams drop what they have */
-    struct cst_fake_stream *legacy; /* the default stream, NULL: not used yet */
+    CUdevice device;                /* device of the context */
+    unsigned n_retained;            /* number of retains; 0: the context is dead */
+    CUresult broken;                /* the sticky error; CUDA_SUCCESS: none */
+    bool dying;                     /* the context is ending: its streams drop their operations */
+    struct cst_fake_stream *legacy; /* the default stream; NULL: not used yet */
 };
 
-/* The thread's context, NULL: none. */
+/* The context of the thread; NULL: none. */
 CUcontext cst_fake_context_current(void);
 
-/* CUDA_SUCCESS, or why the thread's context cannot be used. With the lock. */
+/* CUDA_SUCCESS, or the reason why the thread's context cannot be used. Called with the lock. */
 CUresult cst_fake_context_usable(void);
 
-/* @context (NULL: none) cannot be used from now on, because of @why. With the lock. */
+/* Make @context (NULL: none) unusable with the sticky error @why. Called with the lock. */
 void cst_fake_context_break(CUcontext context, CUresult why);
 
-/* Contexts that are alive. With the lock. */
+/* Number of contexts that are alive. Called with the lock. */
 size_t cst_fake_n_contexts(void);
 
 #endif

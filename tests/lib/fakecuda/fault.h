@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The frame of every entry point: cst_fake_begin, work under the one lock, cst_fake_end. Between
- * them stand the state of the library, the sticky errors, the faults that the test asks for, and
- * the count of misuses.
+/* The frame of every entry point: cst_fake_begin, work under the library's only lock, cst_fake_end.
+ * These functions keep the state of the library, the sticky errors, the faults that the test asks
+ * for, and the count of misuses.
  *
  *   fresh --cuInit--> ready --fork--> (in the child) forked: NOT_INITIALIZED for ever
  */
@@ -12,21 +12,22 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What an entry point needs before it does anything. */
+/* What an entry point requires. */
 enum cst_fake_needs {
-    CST_FAKE_NOTHING, /* not even cuInit */
+    CST_FAKE_NOTHING, /* nothing, not even cuInit */
     CST_FAKE_INIT,    /* cuInit */
-    CST_FAKE_CONTEXT, /* a current context that is alive and has had no sticky error */
+    CST_FAKE_CONTEXT, /* a current context that is alive and has no sticky error */
 };
 
-/* Enter the function called @name (__func__: "_v2" at its end is cut off). On success the lock is
- * held; on failure it is not, and the caller returns the result. */
+/* Enter the function @name (__func__, from which a final "_v2" is removed). On success the lock is
+ * held. On failure it is not held, and the caller returns the result. */
 CUresult cst_fake_begin(const char *name, enum cst_fake_needs needs);
 
-/* Give the lock back. Returns @result. */
+/* Release the lock. Returns @result. */
 CUresult cst_fake_end(CUresult result);
 
-/* Wait, with the lock, until something changed; tell all who wait that something did. */
+/* cst_fake_wait waits, with the lock, until something changed. cst_fake_changed wakes all threads
+ * that wait. */
 void cst_fake_wait(void);
 void cst_fake_changed(void);
 
@@ -34,30 +35,32 @@ void cst_fake_changed(void);
 void cst_fake_lock(void);
 void cst_fake_unlock(void);
 
-/* cuInit was called: from now on calls work, and those of a forked child do not. With the lock. */
+/* cuInit was called: from now on calls work, but not those of a forked child. Called with the
+ * lock. */
 void cst_fake_set_ready(void);
 bool cst_fake_is_ready(void);
 
-/* Would the test have the next operation of a stream of the kind @kind ("copy", "set", "launch",
- * "value", "host", "event") fail, and how? CUDA_SUCCESS: no. With the lock. */
+/* The error with which the test wants the next operation of the kind @kind ("copy", "set",
+ * "launch", "value", "host", "event") of a stream to fail, or CUDA_SUCCESS. Called with the
+ * lock. */
 CUresult cst_fake_fault(const char *kind);
 
-/* Can a context be used after @result? */
+/* True if a context cannot be used after the error @result. */
 bool cst_fake_is_sticky(CUresult result);
 
-/* Say on stderr what the program does wrong, and count it. Any thread. */
+/* Report on stderr what the program does wrong, and count it. May be called by any thread. */
 void cst_fake_misuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* Say on stderr what a context takes with it, and count it. */
+/* Report on stderr an object that ends with its context, and count it. */
 void cst_fake_leak(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* Misuses, leaks, calls and faults so far. */
+/* Numbers of misuses, leaks, calls and faults so far. */
 uint64_t cst_fake_misuses(void);
 uint64_t cst_fake_leaks(void);
 uint64_t cst_fake_calls(void);
 uint64_t cst_fake_faults(void);
 
-/* This thread runs a host function: it may not call CUDA. */
+/* Set while this thread runs a host function, which must not call CUDA. */
 void cst_fake_in_host_function(bool yes);
 
 #endif

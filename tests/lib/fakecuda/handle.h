@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Handles of device memory, by the numbers that the program knows. With the lock. */
+/* Handles of device memory, identified by the numbers that the program uses. All functions need the
+ * lock. */
 #ifndef CST_FAKE_HANDLE_H
 #define CST_FAKE_HANDLE_H
 
@@ -7,17 +8,17 @@
 
 struct cst_fake_handle {
     struct cst_fake_handle *next;
-    CUmemGenericAllocationHandle number; /* never used again */
+    CUmemGenericAllocationHandle number; /* number of the handle, never used again */
     struct cst_fake_memory *memory;      /* a reference */
 };
 
-/* NULL: no handle, or one that was released. */
+/* The handle with @number. NULL if there is none, or if it was released. */
 struct cst_fake_handle *cst_fake_handle_find(CUmemGenericAllocationHandle number);
 
-/* Is @n a multiple of the granularity? */
+/* True if @n is a multiple of the granularity. */
 bool cst_fake_is_granular(unsigned long long n);
 
-/* Handles that were created or imported and not released. */
+/* Number of handles that were created or imported and not released. */
 size_t cst_fake_n_handles(void);
 
 #endif
