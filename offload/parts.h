@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the core is made of, and what its parts share. Private to offload/.
+/* The data structures of the core and the functions that its parts share. Private to offload/.
  *
- *   core.c       takes an event apart and hands it to the part that knows
- *   ranks.c      who is attached, synced, late, dead; attempts
- *   loss.c       engines that are gone
+ *   core.c       checks an event and passes it to the part that handles it
+ *   actions.c    commands, replies and log lines; places of rows
+ *   ranks.c      attached, synced, late and dead ranks; attempts
+ *   loss.c       lost engines
  *   fetch.c      requests for weights and gradients: granted, or waiting
  *   residency.c  weights and gradients in blocks: load, release, evict, expire
+ *   gather.c     weights that several GPUs load together
  *   prefetch.c   loads that nobody has asked for yet
- *   group.c      whose a chunk is, in words
+ *   group.c      the ranks of a chunk, and error messages about them
  *   schedule.c   contributions, micro-batches, reductions
- *   staging.c    gradients that leave a pool that is short before their sum can be made
- *   over.c       gradients that take the place of their weights
- *   instant.c    how much later a step is because of its updates
- *   hyper.c      hyper-parameters that are allowed, that are the same
- *   updates.h    what ends a step, with parts of its own
- *   states.c     READ and WRITE of a tensor's rows */
+ *   staging.c    gradients that leave a pool before their sum can be made
+ *   over.c       gradients in weight rows
+ *   instant.c    exposed update time
+ *   hyper.c      valid and equal hyper-parameters
+ *   states.c     READ and WRITE of a tensor's rows
+ *   updates.h    the parts that end a step */
 #ifndef CST_PARTS_H
 #define CST_PARTS_H
 
@@ -26,163 +28,194 @@
 #include "offload/trace.h"
 #include "offload/way.h"
 
-/* How far a rank is into the step that is not committed yet. */
+/* How far a rank is in the step that is not committed yet: nothing yet; it has fetched weights; it
+ * has opened or handed in a gradient, ended a micro-batch, or asked for the step. */
 enum cst_rank_begun { CST_BEGUN_NOTHING, CST_BEGUN_READING, CST_BEGUN_WRITING };
 
 struct cst_rank {
     enum cst_rank_state state;
-    uint64_t state_step; /* steps committed when it got into this state */
-    bool joined;         /* takes part in the attempt that runs */
-    uint32_t sync;       /* its waiting SYNC, CST_NO_REQUEST: none */
-    uint32_t step;       /* its waiting STEP, CST_NO_REQUEST: none */
-    struct cst_err
-        gone; /* status != 0: the accelerator of its pool is, and why; until it attaches */
-    enum cst_rank_begun
-        begun;           /* it fetched; it opened or handed in a gradient, or asked for the step */
-    uint32_t micro;      /* micro-batch of the step that it is in, from 0 */
-    bool stepped;        /* it asked for the step, whether or not it still waits for the reply */
-    bool wants_prefetch; /* look for something to load at the end of this event */
-    bool prepared;       /* it said what its STEP will say; EARLY alone */
-    struct cst_hyper promised; /* that, where prepared */
-    struct cst_hyper hyper;    /* of its STEP */
-    double loss;               /* of its STEP */
+    uint64_t state_step; /* Number of committed steps when the rank entered this state. */
+    bool joined;         /* The rank takes part in the running attempt. */
+    uint32_t sync;       /* The rank's waiting SYNC request, or CST_NO_REQUEST. */
+    uint32_t step;       /* The rank's waiting STEP request, or CST_NO_REQUEST. */
+    /* If status != 0: an engine that the rank depends on is lost, and why. Cleared when the rank
+     * attaches. */
+    struct cst_err gone;
+    enum cst_rank_begun begun; /* What the rank has done in the current step. */
+    uint32_t micro;            /* Current micro-batch of the step, from 0. */
+    bool stepped; /* The rank has asked for the step, whether or not the request still waits. */
+    bool wants_prefetch;       /* Look for something to load at the end of this event. */
+    bool prepared;             /* EARLY: the rank has announced the hyper-parameters of its STEP. */
+    struct cst_hyper promised; /* The announced hyper-parameters, if `prepared`. */
+    struct cst_hyper hyper;    /* Hyper-parameters of the rank's STEP. */
+    double loss;               /* Loss of the rank's STEP. */
     struct cst_pool pool;
     struct cst_trace trace;
-    uint64_t hits, misses, late, prefetches, evictions, waits; /* fetches; loads; blocks; fetches */
-    uint64_t weight_wait_ns; /* in which its worker waited for weights */
+    /* hits, misses, late, waits: fetches. prefetches: loads. evictions: blocks. */
+    uint64_t hits, misses, late, prefetches, evictions, waits;
+    uint64_t weight_wait_ns; /* Time for which the worker waited for weights. */
     uint64_t bytes_up, bytes_down, bytes_peer;
-    /* On both clocks, see instant.c. stream, device and shift: of a GPU alone. */
-    struct cst_moment thread;  /* the worker's last request, or the answer that it waited for */
-    struct cst_moment resumed; /* the last answer that it waited for */
-    struct cst_moment stream;  /* what the device did last, as far as the worker gave it back */
-    struct cst_moment device;  /* when it will have done all that it was granted, as foreseen */
-    uint64_t shift;            /* by which that was corrected so far, ns modulo 2^64 */
-    uint64_t ahead_instant;    /* when all that it asked for ahead would be there, ns */
+    /* Times on both clocks, see instant.c. stream, device and shift are used for GPUs only. */
+    /* The worker's last request, or the last answer that it waited for. */
+    struct cst_moment thread;
+    struct cst_moment resumed; /* The last answer that the worker waited for. */
+    /* The last known end of work of the GPU, from what the worker has given back. */
+    struct cst_moment stream;
+    /* Predicted time when the GPU has finished everything that it was granted. */
+    struct cst_moment device;
+    uint64_t shift; /* Sum of the corrections of `device` so far, in ns modulo 2^64. */
+    /* Instant when everything that the worker fetched ahead would be there, in ns. */
+    uint64_t ahead_instant;
 };
 
-#define CST_CLOCK_ENGINES 127 /* with lanes of their own; those behind them share one more */
+/* Engines with lanes of their own; all further engines share one more set of lanes. */
+#define CST_CLOCK_ENGINES 127
 
 enum cst_clock_lane { CST_CLOCK_UP, CST_CLOCK_DOWN, CST_CLOCK_TEAM, CST_CLOCK_LANES };
 
-/* The second clock, on which updates take no time, see instant.c. */
+/* State of the second clock, on which updates take no time; see instant.c. */
 struct cst_clock {
-    uint64_t now;    /* of the event, ns */
-    uint64_t commit; /* the latest of what the commit waits for */
-    uint64_t lag;    /* ns by which the last commit was earlier than on the first clock */
-    uint64_t idle_ns[CST_CLOCK_ENGINES +
-                     1]; /* in which it would have no sum to make, and had none yet */
-    struct cst_moment lanes[CST_CLOCK_ENGINES + 1][CST_CLOCK_LANES]; /* end of the last command */
+    uint64_t now;    /* Instant of the current event, in ns. */
+    uint64_t commit; /* Latest instant of the events that the commit waits for. */
+    /* By how many ns the last commit was earlier on this clock than on the first one. */
+    uint64_t lag;
+    /* Per engine: time without a sum on this clock that no delayed sum has used yet. */
+    uint64_t idle_ns[CST_CLOCK_ENGINES + 1];
+    /* End of the last command of each lane. */
+    struct cst_moment lanes[CST_CLOCK_ENGINES + 1][CST_CLOCK_LANES];
 };
 
-/* Times of updates, see exposure.c. */
+/* Durations of updates; see exposure.c. */
 struct cst_exposure {
-    uint32_t n_updates;       /* under way: UPDATEs in place, and what comes down from rooms */
-    uint64_t since;           /* ns, n_updates > 0: what comes before is in update_ns */
-    uint64_t quiet_since;     /* ns, n_updates == 0: the end of the last one */
-    uint64_t update_ns;       /* in which updates were under way */
-    uint64_t round_from_ns;   /* update_ns when the round began */
-    bool open;                /* a round is */
-    bool all_issued;          /* its step is committed: no update of it is still to come */
-    uint32_t interleave;      /* k of the round's updates; 0: none goes through a room */
-    uint64_t n_rounds;        /* that ended */
-    uint32_t last_interleave; /* of the last one of them, as are these */
+    uint32_t n_updates;     /* Updates in flight: UPDATEs in place, and COPYs down from rooms. */
+    uint64_t since;         /* If n_updates > 0: update_ns includes the time up to here, in ns. */
+    uint64_t quiet_since;   /* If n_updates == 0: end of the last update, in ns. */
+    uint64_t update_ns;     /* Total time during which updates were in flight. */
+    uint64_t round_from_ns; /* Value of update_ns when the current round began. */
+    bool open;              /* A round is open: updates of a step have been issued. */
+    bool all_issued; /* The round's step is committed: no further update of it will be issued. */
+    uint32_t interleave;      /* k of the round's updates; 0: none is made in a room. */
+    uint64_t n_rounds;        /* Number of completed rounds. */
+    uint32_t last_interleave; /* k of the last completed round. */
+    /* Time during which updates of the last completed round were in flight. */
     uint64_t last_update_ns;
-    uint64_t total_update_ns;                   /* of all of them */
-    uint64_t last_exposed_ns, total_exposed_ns; /* of the last step, of all steps */
+    uint64_t total_update_ns; /* Sum of last_update_ns over all rounds. */
+    /* Exposed update time of the last step, and of all steps. */
+    uint64_t last_exposed_ns, total_exposed_ns;
 };
 
-/* What the weight row of a chunk holds: something else where gradients take its place. */
+/* Contents of a chunk's weight row, if gradients are summed there (over.c). */
 enum cst_over { CST_OVER_WEIGHTS, CST_OVER_GRADIENT, CST_OVER_DEBRIS };
-#define CST_UPDATE_STATES 3 /* rows that an update writes beside the weights */
+#define CST_UPDATE_STATES 3 /* Rows that an update writes in addition to the weights. */
 
-/* An update of a chunk. */
+/* Parameters of an update of one chunk. */
 struct cst_update {
     uint32_t chunk;
-    uint64_t mark;           /* adam step */
-    struct cst_hyper hyper;  /* grad_scale: with the clip factor */
-    struct cst_place weight; /* where the weights go */
-    bool guard;              /* tiles beyond proto/limit.h keep their states */
+    uint64_t mark;           /* Adam step. */
+    struct cst_hyper hyper;  /* grad_scale includes the clip factor. */
+    struct cst_place weight; /* Where the new weights are written. */
+    bool guard;              /* Tiles beyond proto/limit.h keep their states. */
 };
 
-/* Of a chunk: copies into pools in forward and backward passes, and sums. */
+/* Kinds of commands of a chunk whose undisturbed duration is known: copies into pools in forward
+ * and in backward passes, and sums. */
 enum cst_quiet { CST_QUIET_FORWARD, CST_QUIET_BACKWARD, CST_QUIET_SUM, CST_QUIETS };
 
 struct cst_chunk {
-    uint64_t ranks;         /* its group: who fetches it and contributes, a bit each */
-    bool has_states;        /* else it is frozen: no gradient, no sum, no update */
-    uint32_t device;        /* engine that has its states, and alone updates it; 0: its node's */
-    uint64_t update_ticket; /* what brings the weights of its last update, UPDATE or, from a room,
-                               COPY down, while not done; else 0 */
-    uint64_t states_tickets[CST_UPDATE_STATES]; /* from a room: same, its states */
-    uint32_t room;   /* of its last update, CST_NONE: its node's engine made it, in place */
-    uint32_t buffer; /* of that room, which it went through */
-    bool comes;      /* same: UPDATE is done, so that COPYs down overwrite the chunk's rows */
-    struct cst_update away; /* same, as it was asked for */
-    uint32_t held;          /* slot of that room that has the gradient, CST_NONE: none */
-    bool turn;              /* the last update was one that should go through a room */
-    uint64_t weight_ticket; /* what brings the weights that fetches read, while not done; else 0 */
-    bool other_side;        /* fetches read the second weight row */
-    bool pending; /* the last update's weights are in the row that fetches do not read yet */
-    bool ahead;   /* its update of the step that is not committed was issued: see overlap.c */
-    bool carried; /* in an attempt before this one */
-    bool fused;   /* the last sum went into its update alone: the grad row does not have it */
-    uint64_t reduce_ticket; /* REDUCE under way, of this or an earlier collection; else 0 */
-    uint64_t stage_ticket;  /* COPY into the grad row under way, of this or an earlier collection */
-    uint64_t write_ticket;  /* last WRITE, while not done; else 0 */
-    uint32_t n_writes;      /* WRITEs not done */
-    bool broken; /* A command failed that was to change its weights or states: nobody can tell what
-                    they are. */
-    bool torn;   /* the grad row holds one rank's contribution, or not all micro-batches */
-    uint32_t staged_rank; /* whose contribution is in the grad row, CST_NONE: nobody's */
-    uint32_t micro;       /* micro-batch that it collects; all before it are in the grad row */
-    uint64_t handed;      /* ranks that handed in for it, or cannot any more, a bit each */
-    uint64_t added;       /* of them: those that a REDUCE of it has taken or passed over */
-    bool summed;          /* a REDUCE of this collection was issued: the next one adds */
-    bool reduced;         /* all of this collection is in the grad row */
-    enum cst_over over;   /* once what was issued is done */
-    bool ordered;         /* scratch of the order of updates */
-    uint64_t work_ns[2];  /* what a GPU takes for it, forward and backward; 0: not known */
-    uint64_t
-        quiet_ns[CST_QUIETS];     /* what copies and sums take while no update is under way; same */
-    struct cst_moment update_end; /* end of its last update */
-    struct cst_moment updated;    /* end of the last update whose weights fetches waited for */
-    struct cst_moment sum_end;    /* end of the last sum of its gradient */
-    struct cst_moment landed;     /* end of the last copy of its gradient to a landing */
-    uint64_t version;             /* grows when a write to the weights or states is issued */
-    uint64_t grad_version;        /* same, the grad row */
-    uint64_t evicted_step;        /* step in which a rank last evicted it, for explain */
-    uint32_t evicted_rank;        /* which, CST_NONE: never */
-    uint32_t evicted_for;         /* chunk that wanted the block */
+    /* The chunk's group, one bit for each rank: only these ranks fetch the chunk and contribute to
+     * it. */
+    uint64_t ranks;
+    bool has_states; /* False: the chunk is frozen and has no gradient, sum or update. */
+    /* Engine of the accelerator that has the chunk's states and makes all its updates; 0: the
+     * states are in host memory. */
+    uint32_t device;
+    /* Command in flight that completes the weights of the last update: UPDATE in place, or COPY of
+     * the weights down from a room; else 0. */
+    uint64_t update_ticket;
+    /* Last update made in a room: COPYs of its states down that are in flight; else 0. */
+    uint64_t states_tickets[CST_UPDATE_STATES];
+    uint32_t room;   /* Room of the last update; CST_NONE: the node's engine made it in place. */
+    uint32_t buffer; /* Buffer of the room that the last update used. */
+    /* Last update made in a room: its UPDATE is done, so its COPYs down overwrite the chunk's
+     * rows. */
+    bool comes;
+    struct cst_update away; /* Last update made in a room: its parameters. */
+    uint32_t held; /* Slot of the room that holds the chunk's gradient; CST_NONE: none does. */
+    bool turn;     /* By the interleaving, the last update belonged in a room. */
+    /* Command in flight that completes the weights that fetches read; else 0. */
+    uint64_t weight_ticket;
+    bool other_side; /* Fetches read the second weight row. */
+    bool pending;    /* The last update's weights are in the row that fetches do not read yet. */
+    bool ahead;      /* The chunk's update of the uncommitted step was issued; see overlap.c. */
+    bool carried; /* The chunk's update of the uncommitted step was issued in an earlier attempt. */
+    bool fused;   /* The last sum was made within the update, so the grad row does not hold it. */
+    uint64_t reduce_ticket; /* REDUCE in flight, of this or an earlier collection; else 0. */
+    /* COPY into the grad row in flight, of this or an earlier collection; else 0. */
+    uint64_t stage_ticket;
+    uint64_t write_ticket; /* Last WRITE, if it is in flight; else 0. */
+    uint32_t n_writes;     /* Number of WRITEs in flight. */
+    /* A command failed that was to change the weights or states, so their contents are unknown. */
+    bool broken;
+    /* The grad row holds one rank's contribution, or the sum of some micro-batches only. */
+    bool torn;
+    /* Rank whose contribution is staged in the grad row; CST_NONE: none is. */
+    uint32_t staged_rank;
+    uint32_t micro; /* Micro-batch that the chunk collects; all before it are in the grad row. */
+    /* Ranks that have handed in for this micro-batch or cannot any more, one bit each. */
+    uint64_t handed;
+    /* Ranks in `handed` whose contributions a REDUCE has taken or skipped, one bit each. */
+    uint64_t added;
+    bool summed;        /* A REDUCE of this collection was issued: the next one adds to the row. */
+    bool reduced;       /* The whole gradient of this collection is in the grad row. */
+    enum cst_over over; /* Contents of the weight row once all issued commands are done. */
+    bool ordered;       /* Scratch for the order of updates. */
+    /* Time that a GPU works on the chunk, forward and backward; 0: not known. */
+    uint64_t work_ns[2];
+    /* Duration of copies and sums while no update is in flight; 0: not known. */
+    uint64_t quiet_ns[CST_QUIETS];
+    struct cst_moment update_end; /* End of the last update. */
+    struct cst_moment updated;    /* End of the last update whose weights fetches waited for. */
+    struct cst_moment sum_end;    /* End of the last sum of the chunk's gradient. */
+    struct cst_moment landed;     /* End of the last copy of the chunk's gradient to a landing. */
+    uint64_t version;             /* Incremented when a write to the weights or states is issued. */
+    uint64_t grad_version;        /* Incremented when a write to the grad row is issued. */
+    uint64_t evicted_step; /* Step in which a rank last evicted the chunk; for cst_core_explain. */
+    uint32_t evicted_rank; /* Rank that last evicted the chunk; CST_NONE: none has. */
+    /* Chunk for which it was evicted; CST_NONE: the worker asked for the eviction. */
+    uint32_t evicted_for;
 };
 
-#define CST_ROOM_MAX_FAILURES 3 /* and it is given up */
-#define CST_ROOM_MAX_TRIES 3    /* of a COPY down */
+#define CST_ROOM_MAX_FAILURES 3 /* A room is given up after this many failures. */
+#define CST_ROOM_MAX_TRIES 3    /* A COPY down from a room is tried this many times. */
 #define CST_ROOM_COPIES_DOWN (1 + CST_UPDATE_STATES)
 #define CST_ROOM_COMMANDS                                                                          \
-    (1 + CST_UPDATE_STATES + 1 + CST_ROOM_COPIES_DOWN) /* of an update: up, UPDATE, down */
+    (1 + CST_UPDATE_STATES + 1 + CST_ROOM_COPIES_DOWN) /* Commands of one update in a room. */
 
-/* A place in a room for a gradient. */
+/* Place in a room for one gradient. */
 struct cst_held_slot {
-    uint32_t chunk;      /* whose it is for, CST_NONE: nobody's any more */
-    uint32_t n_commands; /* under way that write or read it */
+    /* Chunk whose gradient the slot is reserved for; CST_NONE: no chunk needs it any more. */
+    uint32_t chunk;
+    uint32_t n_commands; /* Commands in flight that write or read the slot. */
 };
 
 struct cst_held {
-    struct cst_held_slot *slots; /* owned, as is free */
-    uint32_t *free;              /* numbers of those that are */
+    struct cst_held_slot *slots; /* Owned, like `free`. */
+    uint32_t *free;              /* Numbers of the free slots. */
     uint32_t n_free;
 };
 
-/* Memory of an accelerator for updates. Its buffers take turns. */
+/* An accelerator's memory for updates. Its buffers are used in turn. */
 struct cst_room {
     uint32_t engine;
     uint32_t segment;
     struct cst_buffers buffers;
     struct cst_held held;
-    uint32_t n_failures;                                  /* of its commands */
-    bool given_up;                                        /* too many, or its engine is gone */
-    uint32_t next;                                        /* buffer */
-    uint64_t down[CST_BUFFERS_MAX][CST_ROOM_COPIES_DOWN]; /* last COPYs out of each; 0: none */
+    uint32_t n_failures; /* Failed commands of updates in the room. */
+    /* The room is not used any more: it had too many failures, or its engine is lost. */
+    bool given_up;
+    uint32_t next; /* Buffer that the next update uses. */
+    /* Per buffer: the last COPYs out of it; 0: none. */
+    uint64_t down[CST_BUFFERS_MAX][CST_ROOM_COPIES_DOWN];
 };
 
 struct cst_core {
@@ -192,38 +225,40 @@ struct cst_core {
     uint32_t table_segment;
     uint32_t world;
     uint32_t n_chunks;
-    uint64_t everybody; /* a bit per rank */
-    uint32_t n_gpus;    /* into whose memory engines load weights; several ranks may share one */
-    uint32_t n_nodes;   /* whose engines have chunks */
-    uint32_t n_trained; /* chunks that are not frozen */
-    uint32_t micro_batches; /* per step at most; at least 1 */
-    bool grad_fp32;         /* grad rows are, and can be added to */
-    bool two_weights;       /* chunks with states have a second weight row */
+    uint64_t everybody; /* One bit for each rank. */
+    /* GPUs into whose memory engines load weights; several ranks can share a GPU. */
+    uint32_t n_gpus;
+    uint32_t n_nodes;       /* Nodes whose engines have chunks. */
+    uint32_t n_trained;     /* Chunks that are not frozen. */
+    uint32_t micro_batches; /* Maximum number of micro-batches of a step; at least 1. */
+    bool grad_fp32;   /* Grad rows are fp32, so contributions can be added to them one by one. */
+    bool two_weights; /* Chunks with states have a second weight row. */
     uint64_t peer_timeout_ns;
     struct cst_core_policy policy;
     enum cst_core_phase phase;
-    bool initialised;     /* a SYNC has completed */
-    bool closing;         /* every rank asked for the step; only engines are waited for */
-    bool norm_issued;     /* while closing */
-    bool lost;            /* the attempt that ended last had gradients, which are void */
-    bool interrupt_later; /* as soon as the step that closes is committed */
-    struct cst_err why;   /* IDLE, INTERRUPTED, FAILED, interrupt_later: the words */
+    bool initialised;     /* A SYNC has completed. */
+    bool closing;         /* All ranks have asked for the step; it waits only for engines. */
+    bool norm_issued;     /* While closing: the NORM command was issued. */
+    bool lost;            /* The attempt that ended last had gradients, which are lost. */
+    bool interrupt_later; /* Interrupt the attempt as soon as the closing step is committed. */
+    struct cst_err why;   /* IDLE, INTERRUPTED, FAILED or interrupt_later: the cause. */
     uint64_t attempt;
-    uint64_t step; /* committed */
+    uint64_t step; /* Number of committed steps. */
     uint64_t n_skipped;
     uint64_t n_overflows;
     uint64_t adam_step;
-    uint64_t collection;          /* counts collections of gradients: one per step and attempt */
-    uint32_t n_ahead;             /* chunks that are ahead */
-    struct cst_hyper early_hyper; /* n_ahead > 0: with which they were updated */
-    uint64_t n_dropped;           /* gradients handed in for chunks that were carried */
-    uint32_t n_reduced;           /* chunks whose gradient of this collection is complete */
-    uint32_t n_writes;            /* WRITEs not done, of all chunks */
+    /* Number of the current collection of gradients: there is one for each step and attempt. */
+    uint64_t collection;
+    uint32_t n_ahead;             /* Chunks with `ahead`. */
+    struct cst_hyper early_hyper; /* If n_ahead > 0: hyper-parameters of the early updates. */
+    uint64_t n_dropped;           /* Gradients that were handed in for chunks with `carried`. */
+    uint32_t n_reduced;           /* Chunks whose gradient of this collection is complete. */
+    uint32_t n_writes;            /* WRITEs in flight, of all chunks. */
     uint64_t last_ticket;
-    uint64_t generation; /* last lease given */
-    uint64_t uses;       /* counts grants, for LRU */
-    uint64_t now;        /* of the event, ns */
-    uint64_t commit_ns;  /* when the last step was committed; 0: none yet */
+    uint64_t generation; /* Generation of the last granted lease. */
+    uint64_t uses;       /* Number of grants, for LRU. */
+    uint64_t now;        /* Time of the current event, in ns. */
+    uint64_t commit_ns;  /* Time of the last commit, in ns; 0: none yet. */
     uint64_t last_step_ns;
     double last_loss, last_grad_norm;
     struct cst_exposure exposure;
@@ -231,33 +266,37 @@ struct cst_core {
     struct cst_room rooms[CST_CORE_MAX_ROOMS];
     uint32_t n_rooms;
     uint32_t next_room;
-    uint32_t interleave;     /* as set */
-    uint32_t interleave_now; /* of the updates that were issued last; 0: none goes through a room */
-    uint32_t *in_order; /* per node, of its chunks: updates issued since their order began; owned */
-    bool order_ended;   /* the next one begins another */
-    uint64_t n_updates, n_device_updates; /* chunks, completed */
-    uint64_t *landing_readers; /* per landing of the layout: the REDUCE that read it last; owned */
-    uint32_t *next_landing;    /* per node: which of its landings is taken next; owned */
-    uint32_t *order;           /* scratch: chunks in the order of their updates; owned */
-    uint64_t n_blocks;         /* of all pools */
-    struct cst_rank *ranks;    /* owned */
-    struct cst_chunk *chunks;  /* owned */
+    uint32_t interleave;     /* k as set by the configuration or cst_core_set_interleave. */
+    uint32_t interleave_now; /* k of the last issued updates; 0: none is made in a room. */
+    /* Per node: updates of its chunks issued since the current order of updates began; owned. */
+    uint32_t *in_order;
+    bool order_ended; /* The order of updates has ended: the next update begins a new one. */
+    /* Completed updates of chunks, and those of them made on accelerators. */
+    uint64_t n_updates, n_device_updates;
+    /* Per landing of the layout: the last REDUCE that reads it; owned. */
+    uint64_t *landing_readers;
+    uint32_t *next_landing;   /* Per node: the landing to use next; owned. */
+    uint32_t *order;          /* Scratch: chunks in the order of their updates; owned. */
+    uint64_t n_blocks;        /* Number of blocks in all pools. */
+    struct cst_rank *ranks;   /* Owned. */
+    struct cst_chunk *chunks; /* Owned. */
     struct cst_requests requests;
     struct cst_flights flights;
-    struct cst_actions *actions; /* of the event that is digested */
+    struct cst_actions *actions; /* Actions of the current event. */
 };
 
-/* -- instant.c: how much later a step is because of its updates ---------------------------------
- */
+/* -- instant.c: exposed update time ---------------------------------------------------------- */
 
-/* An event begins: when it would have happened if updates took no time. Before anything else. */
+/* Compute the instant of @event. Must be called before anything else handles the event. */
 void cst_instant_begin(struct cst_core *core, const struct cst_event *event);
-/* A command is issued: @flight->issued. Its end, before anything else is done with it. */
+/* A command is issued: set @flight->issued. */
 void cst_instant_issued(const struct cst_core *core, struct cst_flight *flight);
 /* REDUCE @ticket, which was just issued, goes to @engine. */
 void cst_instant_sent(struct cst_core *core, uint64_t ticket, uint32_t engine);
+/* A command is complete: compute the instant. Must be called before anything else handles the
+ * completion. */
 void cst_instant_done(struct cst_core *core, const struct cst_flight *flight);
-/* Block @b is granted; @ahead: the rank's worker does not wait for it. */
+/* Block @b of @rank is granted. @ahead: the worker does not wait for it. */
 void cst_instant_granted(struct cst_core *core, uint32_t rank, uint32_t b, bool ahead);
 /* The step is committed. */
 void cst_instant_committed(struct cst_core *core);
@@ -266,38 +305,40 @@ const char *cst_instant_check(const struct cst_core *core);
 
 /* -- actions.c ------------------------------------------------------------------------------ */
 
-/* Room in @actions and in the core's tables for whatever one event can cause. CST_ENOMEM. */
+/* Make room in @actions and in the core's tables for everything that one event can cause.
+ * CST_ENOMEM. */
 int cst_core_reserve(struct cst_core *core, struct cst_actions *actions);
 
-/* A new command with a ticket, at the end of the actions, entered as @flight (whose ticket is set).
- */
+/* Append a new command with a ticket to the actions and enter it as @flight, whose ticket is
+ * set. */
 struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kind kind,
                                      uint32_t node, struct cst_flight *flight);
-/* The command waits for @ticket; 0 is none. */
+/* Make the command wait for @ticket; 0: for nothing. */
 void cst_command_after(struct cst_command *command, uint64_t ticket);
 
-/* A reply with status CST_OK; NULL where @tag is 0: nobody wants it. */
+/* Append a reply with status CST_OK. NULL if @tag is 0: nobody wants a reply. */
 struct cst_reply *cst_core_reply(struct cst_core *core, uint64_t tag);
+/* Append an error reply, or a line for the daemon's log. */
 void cst_core_refuse(struct cst_core *core, uint64_t tag, int status, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 void cst_core_refuse_err(struct cst_core *core, uint64_t tag, const struct cst_err *err);
 void cst_core_log(struct cst_core *core, int status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Why a completion failed: the engine's words, or the status's. */
+/* Why a command failed: the engine's message, or the text of the status. */
 const char *cst_event_words(const struct cst_event *event);
 
-/* Place of element @elem of a chunk's row, on the wire. */
+/* Segment and offset of element @elem of a chunk's row. */
 struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,
                                     uint64_t elem);
 
-/* The engine that has @row of @chunk, for READ and WRITE. */
+/* The engine that executes READ and WRITE of @row of @chunk. */
 uint32_t cst_core_keeper(const struct cst_core *core, uint32_t chunk, enum cst_row row);
 
 /* The engine that copies between @rank's pool and the rows of @chunk. */
 uint32_t cst_core_copier(const struct cst_core *core, uint32_t rank, uint32_t chunk);
 
-/* -- ranks.c: attempts ---------------------------------------------------------------------- */
+/* -- ranks.c: ranks and attempts ------------------------------------------------------------ */
 
 void cst_ranks_attach(struct cst_core *core, const struct cst_event *event);
 void cst_ranks_hangup(struct cst_core *core, const struct cst_event *event);
@@ -305,71 +346,77 @@ void cst_ranks_dead(struct cst_core *core, const struct cst_event *event);
 void cst_ranks_leave(struct cst_core *core, const struct cst_event *event);
 void cst_ranks_sync(struct cst_core *core, const struct cst_event *event);
 
-/* A request of the attempt that runs may go on; else it is refused and false comes back. */
+/* True if @event belongs to the running attempt and its rank takes part in it. Else the request is
+ * refused. */
 bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event);
 
-/* Begin an attempt if every rank waits in SYNC. At the end of each event. */
+/* Begin an attempt if all ranks wait in SYNC. Called at the end of each event. */
 void cst_ranks_start(struct cst_core *core);
 
-/* Rank @rank is at least that far into the step. */
+/* Note that rank @rank is at least @begun far into the step. */
 void cst_ranks_begin(struct cst_core *core, uint32_t rank, enum cst_rank_begun begun);
 
-/* How far the ranks are into the step: the farthest of them. */
+/* How far the ranks are into the step: the maximum of all. */
 enum cst_rank_begun cst_ranks_begun(const struct cst_core *core);
 
-/* A step is committed, or an attempt begins. */
+/* Reset `begun` of all ranks, when a step is committed or an attempt begins. */
 void cst_ranks_reset_begun(struct cst_core *core);
 
-/* The attempt is over: waiting requests are answered with @why (CST_EPEERDIED or CST_EMISMATCH...),
- * contributions dropped. While the step closes, it is put off until the commit. */
+/* End the attempt: waiting requests are answered with @why (CST_EPEERDIED, CST_EMISMATCH, ...) and
+ * contributions are dropped. While a step closes, this is postponed until its commit. */
 void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why);
 
-/* Same, at once: the step that closes cannot be committed, a contribution to it is lost. */
+/* End the attempt at once: the closing step cannot be committed, because a contribution is lost. */
 void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why);
 
-/* All that waits of the rank's requests is answered with @why. */
+/* Answer all waiting requests of the rank with @why. */
 void cst_ranks_refuse(struct cst_core *core, uint32_t rank, const struct cst_err *why);
 
-/* The job is over: everything that waits, and everything that will come, is answered with @why. */
+/* The job fails: all waiting and all later requests are answered with @why. */
 void cst_ranks_fail(struct cst_core *core, const struct cst_err *why);
 
-/* Same, because a command about @chunk failed that nothing can stand in for; @what names it. */
+/* The job fails because a command about @chunk failed and cannot be replaced. @what names the
+ * command. */
 void cst_ranks_fail_command(struct cst_core *core, const struct cst_event *event, const char *what,
                             uint32_t chunk);
 
-/* Answer what has waited too long. */
+/* Answer the requests whose deadline has passed. */
 void cst_ranks_expire(struct cst_core *core);
 
-/* CST_EV_CANCEL. What an engine works on cannot be cancelled. */
+/* Handle CST_EV_CANCEL. A request that an engine works on cannot be cancelled. */
 void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event);
 
-/* The rank asked for the step: its waiting fetches are answered CST_ECANCELLED. */
+/* The rank has asked for the step: answer its waiting fetches with CST_ECANCELLED. */
 void cst_ranks_cancel_fetches(struct cst_core *core, uint32_t rank);
-/* The rank ended its micro-batch: same, those of gradients. */
+/* The rank has ended its micro-batch: answer its waiting fetches of gradients with
+ * CST_ECANCELLED. */
 void cst_ranks_cancel_grads(struct cst_core *core, uint32_t rank);
 
-/* -- loss.c: engines that are gone --------------------------------------------------------------
- */
+/* -- loss.c: lost engines ------------------------------------------------------------------- */
 
-/* The engine gave the command of @event back, and will not do anything else either. */
+/* True if the engine returned the command of @event because it is lost and executes nothing
+ * more. */
 bool cst_loss_is(const struct cst_event *event);
 
-/* A command of @engine for a pool in its accelerator's memory came back so: the attempt is over,
- * and the ranks whose pools are there hear why until they attach again. @needed: the step could not
- * be committed without it; else one that closes is first. */
+/* A command of @engine for a pool in its accelerator's memory was returned because the engine is
+ * lost. The attempt ends, and the ranks whose pools are there get the cause until they attach
+ * again. @needed: the closing step cannot be committed without the command; else it is committed
+ * first. */
 void cst_loss_of_pools(struct cst_core *core, uint32_t engine, const struct cst_event *event,
                        bool needed);
 
-/* CST_EV_NODE_DOWN: the attempt is over, and all ranks hear why until they attach again. */
+/* Handle CST_EV_NODE_DOWN: the attempt ends, and all ranks get the cause until they attach
+ * again. */
 void cst_loss_of_node(struct cst_core *core, const struct cst_event *event);
 
-/* -- group.c: who and what -------------------------------------------------------------------- */
+/* -- group.c: the ranks of a chunk ------------------------------------------------------------ */
 
-/* @event's rank may fetch @event's chunk and, where @grad, has a gradient of it; else it is refused
- * with the group, or the pattern, in the words. */
+/* True if @event's rank may fetch @event's chunk and, with @grad, its gradient. Else the request is
+ * refused with a message about the group, the pool or the pattern. */
 bool cst_group_admit(struct cst_core *core, const struct cst_event *event, bool grad);
 
-/* "rank 3", "ranks 0, 2", "ranks 0, 1, 2, 3 and 60 more": the bits of @ranks. */
+/* Write the ranks of the bit set @ranks into @out and return it: "rank 3", "ranks 0, 2", "ranks 0,
+ * 1, 2, 3 and 60 more". */
 #define CST_GROUP_TEXT 80
 const char *cst_group_words(uint64_t ranks, char out[CST_GROUP_TEXT]);
 
@@ -382,23 +429,23 @@ void cst_fetch_weight(struct cst_core *core, const struct cst_event *event);
 void cst_fetch_grad(struct cst_core *core, const struct cst_event *event);
 void cst_fetch_want(struct cst_core *core, const struct cst_event *event);
 
-/* A lease on block @b of @rank; the answer to @tag. @ahead: its worker does not wait for it. */
+/* Grant a lease on block @b of @rank and answer @tag. @ahead: the worker does not wait for it. */
 void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit,
                      bool ahead);
 
-/* The same for request @i, which ends, and counts. @again: the block holds its gradients already.
- */
+/* Grant block @b to request @i, which ends and is counted. @again: the block already holds its
+ * gradient. */
 void cst_fetch_answer(struct cst_core *core, uint32_t i, uint32_t b, bool again);
 
-/* A fetch of the rank waits for a block. */
+/* True if a fetch of the rank waits for a block. */
 bool cst_fetch_waits(const struct cst_rank *rank);
 
-/* A fetch that is in no queue waits for a block. */
+/* Put a fetch that is in no queue into the queue of fetches that wait for a block. */
 void cst_fetch_enqueue(struct cst_core *core, uint32_t request);
 /* Take a waiting fetch out of its queue. */
 void cst_fetch_unqueue(struct cst_core *core, uint32_t request);
 
-/* Serve waiting fetches and look for prefetches. At the end of each event. */
+/* Serve waiting fetches and start prefetches. Called at the end of each event. */
 void cst_fetch_pump(struct cst_core *core);
 
 /* -- residency.c: what is in the blocks ------------------------------------------------------- */
@@ -407,73 +454,73 @@ void cst_residency_release(struct cst_core *core, const struct cst_event *event)
 void cst_residency_prefetch(struct cst_core *core, const struct cst_event *event);
 void cst_residency_evict(struct cst_core *core, const struct cst_event *event);
 
-/* A block for @chunk in @state: a free one, else a victim's that is wanted behind @limit
- * (CST_VICTIM_ANY: any). CST_NONE: neither. */
+/* Take a block for @chunk and set it to @state: a free one, or a victim that is used again after
+ * @limit (CST_VICTIM_ANY: any victim). CST_NONE: there is none. */
 uint32_t cst_residency_take(struct cst_core *core, uint32_t rank, enum cst_block_state state,
                             uint32_t chunk, uint64_t limit);
 
-/* The weights of @chunk come into block @b, which was just taken for them. */
+/* Load the weights of @chunk into block @b, which was just taken for them. */
 void cst_residency_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
                         enum cst_priority priority);
-/* Load weights that nobody has asked for, but for which something wanted behind @time is given up
- * at most. False: there is no block. */
+/* Load weights that nobody has asked for. Evicts only blocks that are used again after @time.
+ * False: no block is available. */
 bool cst_residency_load_ahead(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64_t time);
 
-/* Completions. */
+/* Handle the completion of a load. */
 void cst_residency_loaded(struct cst_core *core, const struct cst_flight *flight,
                           const struct cst_event *event);
-/* Of an update: workers that copy themselves may read the row now. */
+/* Handle the completion of an update: workers that copy themselves may now read the row. */
 void cst_residency_updated(struct cst_core *core, const struct cst_flight *flight,
                            const struct cst_event *event);
 
-/* Workers that copy themselves and wait for the update @from of @chunk wait for @to. */
+/* Workers that copy themselves and wait for update @from of @chunk now wait for @to. */
 void cst_residency_replaced(struct cst_core *core, uint32_t chunk, uint64_t from, uint64_t to);
 
-/* The arena has, or will have, newer weights of @chunk: no block's copy is current any more. */
+/* The arena has, or will have, newer weights of @chunk: no copy in a block is current any more. */
 void cst_residency_expire(struct cst_core *core, uint32_t chunk);
 
-/* The rank's leases end. @quarantine: its process may still use them; else the blocks are free or
- * cached. */
+/* End all leases of the rank. @quarantine: its process may still use the blocks; else they become
+ * free or cached. */
 void cst_residency_end_leases(struct cst_core *core, uint32_t rank, bool quarantine);
-/* The rank's process is gone: nothing of its blocks stays but contributions and what is being
+/* The rank's process is gone: free its blocks, except contributions and blocks that are being
  * copied. */
 void cst_residency_reclaim(struct cst_core *core, uint32_t rank);
 
-/* What block @b of @rank waited for has happened. */
+/* What block @b of @rank waited for has happened: answer the fetches that wait for it. */
 void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
                             const struct cst_event *event);
 
 /* -- gather.c: several GPUs load together ----------------------------------------------------- */
 
-#define CST_GATHER_MAX 8u /* GPUs */
+#define CST_GATHER_MAX 8u /* Maximum number of GPUs that load together. */
 
-/* How many GPUs may take part; 0: none. */
+/* How many GPUs may load together; 0: none. */
 uint32_t cst_gather_most(const struct cst_core *core);
 
-/* The weights of @chunk come into block @b, which was just taken for them, and into those of other
- * GPUs that expect them; false: nobody else does, and nothing is begun. */
+/* Load the weights of @chunk into block @b, which was just taken for them, and into blocks of other
+ * GPUs that expect them. False: no other GPU does, and nothing was issued. */
 bool cst_gather_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
                      enum cst_priority priority);
 
-/* Completion of a copy into, or out of, a gathered block. */
+/* Handle the completion of a copy into, or out of, a gathered block. */
 void cst_gather_done(struct cst_core *core, uint32_t rank, uint32_t b,
                      const struct cst_event *event);
 
-/* -- prefetch.c: what the trace expects ---------------------------------------------------------
- */
+/* -- prefetch.c: loads ahead of requests ----------------------------------------------------- */
 
-#define CST_PREFETCH_IN_FLIGHT 16 /* loads of a part that nobody asked for, at most */
+#define CST_PREFETCH_IN_FLIGHT 16 /* Maximum number of unrequested loads of a part in flight. */
 
-/* The rank asked for weights, or opened a gradient, that it had not: the trace goes on. */
+/* The rank has asked for weights, or opened a gradient, that it did not have: advance the trace. */
 void cst_prefetch_follow(struct cst_rank *rank, uint32_t chunk, bool grad);
-/* The gradient of @chunk has its block now, or will not want it. */
+/* The gradient of @chunk has a block now, or does not need one any more. */
 void cst_prefetch_opened(struct cst_pool *pool, uint32_t chunk);
-/* Weights that are wanted at @next are not in a block of @part any more. */
+/* Weights that are used next at @next are no longer in a block of @part. */
 void cst_prefetch_evicted(struct cst_pool *pool, uint32_t part, uint64_t next);
-/* A block for weights of @chunk that @rank expects, for which nothing is given up that is wanted
- * sooner; foreseen. CST_NONE: it does not expect them, or has no block to spare. */
+/* Take a block for weights of @chunk that @rank expects, without evicting anything that is used
+ * sooner, and mark it foreseen. CST_NONE: the rank does not expect them, or has no block to
+ * spare. */
 uint32_t cst_prefetch_take(struct cst_core *core, uint32_t rank, uint32_t chunk);
-/* Begin what can be begun. */
+/* Start the loads that can be started. */
 void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank);
 
 /* NULL, or the name of an invariant that does not hold. For tests. */
@@ -484,83 +531,83 @@ const char *cst_prefetch_check(const struct cst_rank *rank);
 void cst_schedule_hand_in(struct cst_core *core, const struct cst_event *event);
 void cst_schedule_accumulate(struct cst_core *core, const struct cst_event *event);
 
-/* Issue the next reduction of @chunk if all of its group have handed in or gone on and nothing is
- * in its way; go on to the next micro-batch, and to the end, where nothing is left to add. */
+/* Issue the next reduction of @chunk if all ranks of its group have handed in or gone on and no
+ * command prevents it. If nothing is left to add, go on to the next micro-batch, and after the last
+ * one complete the gradient. */
 void cst_schedule_reduce(struct cst_core *core, uint32_t chunk);
-/* Issue a reduction of the contributions that are next in rank order, up to a rank whose own is not
- * known yet. fp32 rows, or all have come. */
+/* Issue a reduction of the next contributions in rank order, up to the first rank whose
+ * contribution is not known yet. Needs fp32 rows, or all contributions. */
 void cst_schedule_add(struct cst_core *core, uint32_t chunk);
-/* What @rank contributes to the micro-batch that @chunk collects is known: it handed in, or it went
- * on. */
+/* True if it is known what @rank contributes to the micro-batch that @chunk collects: it has handed
+ * in or gone on. */
 bool cst_schedule_has_come(const struct cst_core *core, uint32_t chunk, uint32_t rank);
-/* @rank's gradient of the micro-batch that it is in was handed in, or is not waited for any more.
- */
+/* True if @rank has handed in its gradient for its current micro-batch, or cannot any more. */
 bool cst_schedule_handed(const struct cst_core *core, uint32_t chunk, uint32_t rank);
-/* @rank's contribution to the micro-batch that @chunk collects lies in a block of its pool and
- * nothing moves it. */
+/* True if @rank's contribution to the micro-batch that @chunk collects is in a block of its pool
+ * and no command moves it. */
 bool cst_schedule_holds(const struct cst_core *core, uint32_t chunk, uint32_t rank);
-/* Gradients that the rank opened and did not hand in do not count. */
+/* Discard the gradients that the rank opened and did not hand in. */
 void cst_schedule_drop_open(struct cst_core *core, uint32_t rank);
-/* Who waits for a block is to look again: somebody's contribution may leave its pool now. */
+/* Let all ranks look for blocks again, because a contribution may be able to leave its pool now. */
 void cst_schedule_wake(struct cst_core *core);
-/* Contributions of this collection are void: their blocks are free, or will be when their command
- * is done. */
+/* End the collection: its contributions are dropped, and their blocks are free now or when their
+ * command is done. */
 void cst_schedule_drop(struct cst_core *core);
 
-/* How the contributions to @chunk come together: those that are there, or if @all, one of every
- * rank in its pool. */
+/* How the contributions to @chunk are summed: those that a REDUCE reads now or, with @all, one of
+ * each rank, from its pool. */
 struct cst_way cst_schedule_way(const struct cst_core *core, uint32_t chunk, bool all);
 
-/* The contributions that are next in rank order, as sources of @command; their blocks go with it.
- */
+/* Add the next contributions in rank order as sources to @command, which also frees their
+ * blocks. */
 void cst_schedule_add_sources(struct cst_core *core, uint32_t chunk, struct cst_command *command);
 
-/* Completion of an update that made the sum too. */
+/* Handle the completion of an update that also made the sum. */
 void cst_schedule_fused(struct cst_core *core, const struct cst_flight *flight,
                         const struct cst_event *event);
-/* Completion. */
+/* Handle the completion of a REDUCE. */
 void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight,
                           const struct cst_event *event);
 
-/* -- staging.c: pools that are short ---------------------------------------------------------- */
+/* -- staging.c: gradients that leave a pool early --------------------------------------------- */
 
-/* A pending gradient of @rank in a block of @part starts to leave it: to a bf16 grad row, as the
- * one that is kept there, or into the sum in an fp32 one. False: there is none that may. */
+/* Move a pending gradient of @rank out of a block of @part: to a bf16 grad row, which can keep one
+ * contribution, or into the sum in an fp32 row. False: no gradient can be moved. */
 bool cst_staging_begin(struct cst_core *core, uint32_t rank, uint32_t part);
 
-/* Completion. */
+/* Handle the completion of a copy to the grad row. */
 void cst_staging_done(struct cst_core *core, const struct cst_flight *flight,
                       const struct cst_event *event);
 
-/* -- over.c: gradients in the weights' places ------------------------------------------------- */
+/* -- over.c: gradients in weight rows ---------------------------------------------------------- */
 
-/* CST_EINVAL: they are not to be had with @config's pools. */
+/* CST_EINVAL: gradients in weight rows are impossible with @config's pools. */
 int cst_over_admit(const struct cst_core_config *config, struct cst_err *err);
 
 /* @command, which was just issued, writes to the grad row of chunk @c. */
 void cst_over_begin(struct cst_core *core, uint32_t c, struct cst_command *command);
-/* An update was issued: behind it the weights are in their row. */
+/* An update was issued: after it the weight row holds weights. */
 void cst_over_end(struct cst_chunk *chunk);
-/* A write of some master weights was issued, which writes those weights too. */
+/* A write of some master weights was issued, which also writes these weights. */
 void cst_over_write_master(struct cst_chunk *chunk);
 
-/* @command brings weights [@first, @first + @n_elems) of chunk @c's weight row @row: its kind,
- * source and length. */
+/* Set kind, source and length of @command so that it brings the weights [@first, @first + @n_elems)
+ * of weight row @row of chunk @c. */
 void cst_over_read_weights(const struct cst_core *core, uint32_t c, enum cst_row row,
                            uint64_t first, uint64_t n_elems, struct cst_command *command);
 
-/* Changes when something that writes to @row, or to what it is read from, is issued. */
+/* A number that changes when a write to @row, or to what the row is made from, is issued. */
 uint64_t cst_over_row_version(const struct cst_core *core, uint32_t c, enum cst_row row);
 
-/* CST_EUNSUPPORTED: the row holds something else, or will; CST_EBUSY: it is being written. */
+/* CST_EUNSUPPORTED: the row holds something else, or will. CST_EBUSY: the row is being written. */
 int cst_over_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
                         struct cst_err *err);
 int cst_over_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
                          struct cst_err *err);
 
-/* -- states.c: rows --------------------------------------------------------------------------- */
+/* -- states.c: READ and WRITE ---------------------------------------------------------------- */
 
-/* The rows of @chunk are another job's memory. */
+/* True if the rows of @chunk belong to the base job. */
 bool cst_states_is_base(const struct cst_core *core, uint32_t chunk);
 
 void cst_states_read(struct cst_core *core, const struct cst_event *event);
