@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Causal attention of one sequence and head, in blocks of QUERIES x KEYS scores with the online
- * softmax of Dao et al., FlashAttention (2022): a running maximum and sum per query, the output
- * rescaled when the maximum grows. No context x context matrix is kept; the way back computes the
- * scores again from the log of the sum. Compiled once per instruction set, see simd.h. */
+/* Causal attention of one sequence and head. It computes blocks of QUERIES x KEYS scores with the
+ * online softmax of Dao et al., FlashAttention (2022): each query has a running maximum and sum,
+ * and its output is rescaled when the maximum grows. Thus no context x context matrix is stored.
+ * The backward pass recomputes the scores from the log of the sum. The file is compiled once per
+ * instruction set, see simd.h. */
 #include "client/gpt/simd.h"
 
 #include <math.h>
 
 #define QUERIES 32 /* rows of a block of scores */
-#define KEYS 64    /* columns of it */
+#define KEYS 64    /* columns of a block of scores */
 
-/* One tile of the small products: c (rows x columns x VL) = or += a b. Element (i, k) of a is a[i *
+/* One tile of the products below: c (rows x columns x VL) = or += a b. Element (i, k) of a is a[i *
  * a_row + k * a_col]. */
 INLINE void tile(const size_t rows, const size_t columns, size_t depth, const float *a,
                  size_t a_row, size_t a_col, const float *b, size_t b_row, float *c, size_t c_row,
@@ -51,7 +52,7 @@ INLINE void tile(const size_t rows, const size_t columns, size_t depth, const fl
     }
 }
 
-/* c (rows x n) = or += a (rows x depth) b (depth x n); n a multiple of VL. */
+/* c (rows x n) = or += a (rows x depth) b (depth x n). n is a multiple of VL. */
 INLINE void product(const size_t columns, size_t rows, size_t n, size_t depth, const float *a,
                     size_t a_row, size_t a_col, const float *b, size_t b_row, float *c,
                     size_t c_row, bool add)
@@ -94,9 +95,9 @@ static size_t padded(size_t context)
     return (context + KEYS - 1) / KEYS * KEYS;
 }
 
-/* out (head_dim x padded context) = rows of @src (stride @src_row) turned; padding zero. VL rows at
- * a time, so that what is read stays in the nearest cache and what is written comes in whole
- * vectors. */
+/* Transpose the rows of @src (stride @src_row) into out (head_dim x padded context), with zeros in
+ * the padding. It takes VL rows at a time, so that the rows stay in the nearest cache and out is
+ * written in whole vectors. */
 static void transpose(const struct gpt_attention_shape *shape, const float *src, size_t src_row,
                       float *out)
 {
@@ -118,9 +119,9 @@ static void transpose(const struct gpt_attention_shape *shape, const float *src,
     }
 }
 
-/* Fold one row of scores (n valid of KEYS) into the running maximum and sum; scores become
- * probabilities against the new maximum. Returns the factor for what was summed under the old
- * maximum. */
+/* Add one row of scores (n valid ones of KEYS) to the running maximum and sum. The scores are
+ * replaced by exponentials relative to the new maximum. Returns the factor that rescales sums from
+ * the old to the new maximum. */
 INLINE float fold(float *s, size_t n, float scale, float *most, float *sum)
 {
     vf top = splat(*most), total = {0};
@@ -131,6 +132,7 @@ INLINE float fold(float *s, size_t n, float scale, float *most, float *sum)
 
         store(s + j, v);
     }
+    /* Exponentials of masked scores are 0. */
     for (size_t j = n; j < KEYS; j++) {
         s[j] = -1e30f;
     }
@@ -202,7 +204,8 @@ void GPT_ISA(gpt_attention)(const struct gpt_attention_shape *shape, size_t seq,
     }
 }
 
-/* s: scores -> probabilities; dp: their gradients -> gradients of the scores, x scale. */
+/* Replace scores in s by probabilities, and gradients of probabilities in dp by scaled gradients of
+ * scores. Only the first @seen of KEYS are visible to the query; the others become 0. */
 INLINE void scores_backward(float *s, float *dp, size_t seen, float scale, float lse, float dot)
 {
     for (size_t j = 0; j < KEYS; j += VL) {
@@ -217,7 +220,7 @@ INLINE void scores_backward(float *s, float *dp, size_t seen, float scale, float
     }
 }
 
-/* p = exp(s - lse), dp = do v^T, ds = p (dp - do . o);  dq = ds k, dk = ds^T q, dv = p^T do. */
+/* p = exp(s - lse), dp = do v^T, ds = p (dp - do . o), dq = ds k, dk = ds^T q, dv = p^T do. */
 void GPT_ISA(gpt_attention_backward)(const struct gpt_attention_shape *shape, size_t seq,
                                      size_t head, const float *qkv, const void *out, bool bf16,
                                      const float *lse, const float *dout, float *dqkv,

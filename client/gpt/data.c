@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define STREAM_DATA (1ull << 40) /* above the streams of the tensors */
+#define STREAM_DATA (1ull << 40) /* larger than any tensor's stream, its number */
 
 int gpt_data_open(struct gpt_data *data, const char *path, size_t context, struct cst_err *err)
 {

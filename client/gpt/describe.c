@@ -11,11 +11,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Elements of the matrices that a row of the operator's input is multiplied with. */
+/* Number of elements of the matrices that each row of the operator's input is multiplied by. */
 static double matrix_elems(const struct gpt_model *m, const struct gpt_operator *op)
 {
     double sum = 0;
 
+    /* The embedding looks rows up and multiplies nothing. */
     for (uint32_t i = 0; op->kind != GPT_OP_EMBED && i < op->n_tensors; i++) {
         const struct gpt_tensor *t = &m->tensors[op->tensors[i]];
 
@@ -33,6 +34,7 @@ struct cst_operator_cost gpt_describe_cost(const struct gpt_model *m, const stru
         .expected_uses = 1.0f,
     };
 
+    /* A rank computes its experts on the tokens of all ranks. */
     if (op->kind == GPT_OP_EXPERT) {
         const double part = (double)m->top_k / m->experts;
 
@@ -140,7 +142,8 @@ int gpt_describe(const struct gpt_options *options, struct cst_err *err)
     }
     if (rc == 0) {
         write_model(f, options, &model);
-        if ((here ? fflush(f) : fclose(f)) != 0) { /* an error before is still known to either */
+        /* A write error before this call is reported by fflush and fclose too. */
+        if ((here ? fflush(f) : fclose(f)) != 0) {
             rc = cst_err_errno(err, CST_EIO, errno, "--describe '%s'", options->describe);
         }
     }

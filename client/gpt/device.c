@@ -22,14 +22,14 @@ int gpt_device_cuda_open(struct gpt_device **out, const struct gpt_options *opti
 }
 #endif
 
-/* On the host, or with pools in the memory of a paced accelerator, which the processor can touch.
- */
+/* True if the model is computed on the processor: with --device host, or with --device paced, whose
+ * pools are in memory that the processor can access. */
 static bool is_host(const struct gpt_options *options)
 {
     return strcmp(options->device, "host") == 0 || strncmp(options->device, "paced", 5) == 0;
 }
 
-/* "cuda", "cuda:1", a UUID: everything else is a GPU's name. */
+/* All names except "host" and "paced..." are names of GPUs: "cuda", "cuda:1", a UUID. */
 int gpt_device_open(struct gpt_device **out, const struct gpt_options *options, struct cst_err *err)
 {
     if (is_host(options)) {

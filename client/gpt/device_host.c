@@ -9,8 +9,8 @@ struct host_device {
     struct gpt_device head;
     const struct gpt_options *options; /* borrowed */
     unsigned threads;                  /* compute threads of a rank */
-    bool bf16;                         /* operands of products */
-    struct gpt_local *local;           /* NULL: the states are the daemon's */
+    bool bf16;                         /* operands of products are bf16 */
+    struct gpt_local *local;           /* NULL: the states are in the daemon */
 };
 
 static struct host_device *self(struct gpt_device *device)

@@ -11,13 +11,15 @@
 
 #define SLICE_ELEMS 65536
 
-/* One slice of a state; of a frozen tensor, which has weights alone, those as masters and no
- * gradient as zero, so that all tensors have their places in the file. */
+/* Read one slice of a state. A frozen tensor has weights only. The slice of its master weights is
+ * filled with its weights, and the slice of its gradient with zeros, so that every tensor has its
+ * place in the file. */
 static int read_slice(const struct gpt_model *model, struct gpt_store *store, uint32_t tensor,
                       enum cst_state state, uint64_t at, uint64_t n, void *out, struct cst_err *err)
 {
     const bool frozen = model->tensors[tensor].pattern == CST_PATTERN_FROZEN;
-    uint16_t *weights = (uint16_t *)out + n; /* the upper half of the masters' place */
+    /* The weights are read into the upper half of the slice, and widened in place. */
+    uint16_t *weights = (uint16_t *)out + n;
     int rc;
 
     if (frozen && state == CST_STATE_GRAD) {
@@ -29,7 +31,8 @@ static int read_slice(const struct gpt_model *model, struct gpt_store *store, ui
     }
     rc = store->ops->read(store, tensor, CST_STATE_WEIGHT, at, n, weights, err);
     for (uint64_t i = 0; rc == 0 && i < n; i++) {
-        ((float *)out)[i] = cst_bf16_to_fp32(weights[i]); /* never past weights[i] */
+        /* Element i of the result overlaps no weight after weights[i]. */
+        ((float *)out)[i] = cst_bf16_to_fp32(weights[i]);
     }
     return rc;
 }

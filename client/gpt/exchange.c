@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_NS 50000000 /* between two looks at the peers while waiting */
+#define LOOK_NS 50000000 /* interval between two checks of the peers while waiting */
 
 struct gpt_exchange_hub {
     uint32_t world;
@@ -24,7 +24,7 @@ static size_t whole_pages(size_t bytes)
     return (bytes + GPT_EXCHANGE_PAGE - 1) / GPT_EXCHANGE_PAGE * GPT_EXCHANGE_PAGE;
 }
 
-/* Memory for ranks of one process. */
+/* Allocate the shared memory for ranks of one process. NULL: out of memory. */
 static struct gpt_exchange_segment *segment_get(uint32_t world, size_t region_bytes)
 {
     void *p = mmap(NULL, gpt_exchange_bytes(world, region_bytes), PROT_READ | PROT_WRITE,
@@ -158,7 +158,8 @@ void gpt_exchange_close(struct gpt_exchange *x)
 {
     if (x != NULL) {
         gpt_exchange_leave(x);
-        tell_goes(x); /* of one that is alone: it had not left */
+        /* An exchange without peers does not leave, so the watch has not been told yet. */
+        tell_goes(x);
         if (x->hub == NULL && !x->process) {
             segment_put(x->segment, x->world, x->region_bytes);
         }
@@ -171,7 +172,7 @@ static void futex_wake_all(uint32_t *word)
     (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Until @word is not @value any more, or LOOK_NS are over. */
+/* Wait until @word differs from @value, for at most LOOK_NS. */
 static void futex_wait(uint32_t *word, uint32_t value)
 {
     const struct timespec limit = {.tv_nsec = LOOK_NS};
@@ -233,7 +234,8 @@ int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err)
     const uint32_t generation = __atomic_load_n(&s->generation, __ATOMIC_ACQUIRE);
 
     if (__atomic_add_fetch(&s->n_here, 1, __ATOMIC_ACQ_REL) == x->world) {
-        __atomic_store_n(&s->n_here, 0, __ATOMIC_RELAXED); /* nobody comes before the next line */
+        /* The other ranks wait for the next line, so none has entered the next barrier. */
+        __atomic_store_n(&s->n_here, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&s->generation, generation + 1, __ATOMIC_RELEASE);
         if (x->world > 1) {
             futex_wake_all(&s->generation);
@@ -243,7 +245,7 @@ int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err)
     while (!is_held(s, generation)) {
         if (__atomic_load_n(&s->broken, __ATOMIC_ACQUIRE) != 0) {
             if (is_held(s, generation)) {
-                break; /* it was held since the look above, and somebody has left behind it */
+                break; /* The barrier completed after the check above, and a rank left after it. */
             }
             return cst_err_set(err, CST_EPEERDIED, "another rank has left the exchange of tokens");
         }

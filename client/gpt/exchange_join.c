@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the processes of a job come to one memfd:
+/* How the processes of a job obtain one memfd:
  *
- *   rank 0   binds, listens; makes the memfd -- all others are there -- hands it to each
- *   others   connect (again and again until rank 0 listens), say who they are -- map what comes
+ *   rank 0   binds and listens; waits for all others; creates the memfd; sends it to each of them
+ *   others   connect (again and again until rank 0 listens); send their rank; map the memfd
  *
- * The connections stay: the end of one is the death of its process. */
+ * The connections stay open: the end of a connection means that its process is dead. */
 #include "client/gpt/exchange_inside.h"
 
 #include <errno.h>
@@ -18,19 +18,19 @@
 #include <time.h>
 #include <unistd.h>
 
-#define JOIN_MS 20000 /* all were at the sync a moment ago */
-#define AGAIN_MS 10   /* between two attempts to connect */
+#define JOIN_MS 20000 /* Limit of a join. All ranks were present at the sync a moment ago. */
+#define AGAIN_MS 10   /* interval between two attempts to connect */
 #define HELLO 0x31585047u
 
 struct hello {
     uint32_t magic;        /* HELLO */
-    uint32_t rank, world;  /* of who says it */
+    uint32_t rank, world;  /* rank of the sender, and number of ranks */
     uint32_t pad;          /* 0 */
-    uint64_t region_bytes; /* as it has it */
+    uint64_t region_bytes; /* size of a region in the sender's view */
 };
 
 struct answer {
-    int32_t status; /* 0: the memfd comes with it */
+    int32_t status; /* 0: the memfd is attached */
 };
 
 static int64_t now_ms(void)
@@ -53,7 +53,8 @@ static socklen_t address(const struct gpt_exchange *x, struct sockaddr_un *out)
     const size_t n = strlen(x->name);
 
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
-    memcpy(out->sun_path + 1, x->name, n); /* sun_path[0] = 0: abstract */
+    /* sun_path[0] = 0: the name is in the abstract namespace. */
+    memcpy(out->sun_path + 1, x->name, n);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
 }
 
@@ -82,7 +83,7 @@ void gpt_exchange_disconnect(struct gpt_exchange *x)
     }
 }
 
-/* Nothing is said on a connection after the join: whatever can be read is its end. */
+/* After the join nothing is sent on a connection. Therefore a readable connection has ended. */
 static bool ended(int fd)
 {
     struct pollfd p = {.fd = fd, .events = POLLIN};
@@ -133,7 +134,7 @@ static int make_memfd(const struct gpt_exchange *x, int *out, struct cst_err *er
     return 0;
 }
 
-/* An earlier rank 0 may still be dying with the name. */
+/* Bind and listen. The name may be in use at first, because an earlier rank 0 has not ended yet. */
 static int start_listening(const struct gpt_exchange *x, int64_t deadline, int *out,
                            struct cst_err *err)
 {
@@ -180,16 +181,19 @@ static void answer(int fd, int status, int memfd)
             .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
         memcpy(CMSG_DATA(&control.head), &memfd, sizeof memfd);
     }
-    (void)sendmsg(fd, &message, MSG_NOSIGNAL); /* who is gone by now shows at the first meeting */
+    /* If the receiver has died, the first barrier will show it. */
+    (void)sendmsg(fd, &message, MSG_NOSIGNAL);
 }
 
-/* One that has connected. A rank that comes again has taken the place of one that is gone. */
+/* Accept the process at the other end of @fd. A second connection of a rank replaces the first: a
+ * new worker has taken the place of a dead one. */
 static int take(struct gpt_exchange *x, int fd, struct cst_err *err)
 {
     const struct timeval patience = {.tv_sec = 1};
     struct hello h;
 
     (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    /* Connections of other users or other programs are dropped without an error. */
     if (!same_user(fd) || recv(fd, &h, sizeof h, 0) != sizeof h || h.magic != HELLO) {
         (void)close(fd);
         return 0;
@@ -235,7 +239,8 @@ static int gather(struct gpt_exchange *x, int listener, int64_t deadline, struct
             fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
             if (fd >= 0) {
                 rc = take(x, fd, err);
-            } else if (errno != ECONNABORTED && errno != EINTR) { /* it would be so again at once */
+            } else if (errno != ECONNABORTED && errno != EINTR) {
+                /* Any other error would occur again at once. */
                 rc = cst_err_errno(err, CST_EIO, errno, "the exchange of tokens, '%s'", x->name);
             }
         }
@@ -267,7 +272,7 @@ static int host(struct gpt_exchange *x, int64_t deadline, struct cst_err *err)
 
 /* -- the others -------------------------------------------------------------------------------- */
 
-/* The answer of rank 0 and what came with it. CST_EAGAIN: it is gone. */
+/* Receive the answer of rank 0 and map the memfd. CST_EAGAIN: rank 0 is gone. */
 static int receive(struct gpt_exchange *x, int64_t deadline, struct cst_err *err)
 {
     struct pollfd p = {.fd = x->connections[0], .events = POLLIN};
@@ -308,7 +313,8 @@ static int receive(struct gpt_exchange *x, int64_t deadline, struct cst_err *err
     return rc;
 }
 
-/* CST_EAGAIN: rank 0 does not listen yet, or not any more. */
+/* Connect to rank 0 and receive its answer. CST_EAGAIN: rank 0 does not listen yet, or has
+ * ended. */
 static int visit(struct gpt_exchange *x, int64_t deadline, struct cst_err *err)
 {
     const struct hello h = {

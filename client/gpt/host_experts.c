@@ -47,6 +47,8 @@ int gpt_host_router_backward(struct gpt_pass_host *p, const struct gpt_operator 
     struct sum k = {.x = p->wide + p->rows * shape.width, .y = p->wide};
 
     (void)err;
+    /* p->wide has the gradient by way of the experts in its first half, and the gradient by way of
+     * the router in its second. The two are added into the first. */
     gpt_router_backward(&p->layers, &shape, b->ln2, io[2].weight, &l->choice, p->moe->dgates,
                         l->shares, p->head.model->balance, p->moe->dlogits, p->grad,
                         p->wide + p->rows * shape.width);
@@ -91,6 +93,7 @@ int gpt_host_expert_backward(struct gpt_pass_host *p, const struct gpt_operator 
         .rows = kept.rows, .in = d, .out = 4 * d, .w = &io[0], .b = &io[1]};
     const struct gpt_linear fcproj = {
         .rows = kept.rows, .in = 4 * d, .out = d, .w = &io[2], .b = &io[3]};
+    /* The weight's gradient takes at most 4 d d elements of p->grad. */
     float *sums = p->grad + 4 * d * d;
     int rc = gpt_moe_grow(&moe->narrow, kept.rows * d * sizeof(float), err);
 

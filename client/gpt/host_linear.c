@@ -50,9 +50,9 @@ struct gpt_linear gpt_host_linear_of(const struct gpt_pass_host *p, const struct
 }
 
 struct pair {
-    float *x;       /* in and out */
-    const float *y; /* added; NULL: none */
-    float scale;    /* of x */
+    float *x;       /* input and output */
+    const float *y; /* added; NULL: nothing is added */
+    float scale;    /* factor on x */
 };
 
 static void combine_body(void *arg, unsigned thread, size_t first, size_t last)
@@ -65,7 +65,6 @@ static void combine_body(void *arg, unsigned thread, size_t first, size_t last)
     }
 }
 
-/* x = scale x + y */
 static void combine(struct gpt_pass_host *p, size_t n, float scale, float *x, const float *y)
 {
     struct pair k = {.x = x, .y = y, .scale = scale};
@@ -73,7 +72,7 @@ static void combine(struct gpt_pass_host *p, size_t n, float scale, float *x, co
     gpt_parallel(p->layers.n_threads, n, combine_body, &k);
 }
 
-/* p->low (rows x lora) times the adapters' scale, as an operand. */
+/* Multiply p->low (rows x lora) by the adapters' scale and return it as an operand. */
 static const void *low_operand(struct gpt_pass_host *p, size_t rows)
 {
     const size_t n = rows * p->head.model->lora;
@@ -87,7 +86,7 @@ static const void *low_operand(struct gpt_pass_host *p, size_t rows)
     return p->low_operand;
 }
 
-/* y += scale (x a) b */
+/* y += scale (x a) b. */
 static int adapter(struct gpt_pass_host *p, const struct gpt_linear *l, const void *x, float *y,
                    struct cst_err *err)
 {
@@ -116,7 +115,7 @@ int gpt_host_linear(struct gpt_pass_host *p, const struct gpt_linear *l, const v
     return rc == 0 && l->lora != NULL ? adapter(p, l, x, y, err) : rc;
 }
 
-/* db = (scale x a)^T dy; with dt = scale dy b^T: da = x^T dt, dx += dt a^T. */
+/* db = (scale x a)^T dy. With dt = scale dy b^T: da = x^T dt, and dx += dt a^T. */
 static int adapter_backward(struct gpt_pass_host *p, const struct gpt_linear *l, const void *x,
                             const void *dy, float *dx, struct cst_err *err)
 {

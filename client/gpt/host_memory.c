@@ -7,7 +7,7 @@
 
 struct carver {
     char *base;   /* NULL: only count */
-    size_t bytes; /* handed out */
+    size_t bytes; /* bytes that were handed out so far */
 };
 
 static void *carve(struct carver *c, size_t bytes)
@@ -28,8 +28,7 @@ static uint64_t largest_tensor(const struct gpt_model *model)
     return most;
 }
 
-/* -- what is kept for the way back, by operator --------------------------------------------------
- */
+/* -- memory that is kept for the backward pass, by operator -- */
 
 static void carve_qkv(struct gpt_block *b, struct carver *c, const struct gpt_model *m, size_t rows,
                       size_t operand)
@@ -43,7 +42,7 @@ static void carve_qkv(struct gpt_block *b, struct carver *c, const struct gpt_mo
     b->lse = carve(c, rows * m->heads * sizeof(float));
 }
 
-/* What comes out of proj, and what the MLP or the router makes of it first. */
+/* The output of proj, and the layer norm that the MLP or the router applies to it. */
 static void carve_ln2(struct gpt_block *b, struct carver *c, const struct gpt_model *m, size_t rows,
                       size_t operand)
 {
@@ -98,18 +97,17 @@ uint64_t gpt_host_kept_bytes(const struct gpt_model *m, const struct gpt_operato
     case GPT_OP_HEAD:
         carve_head(&p, &c, m, rows, operand);
         break;
-    case GPT_OP_EMBED: /* tokens alone */
+    case GPT_OP_EMBED: /* The operator keeps tokens only. */
         c.bytes = rows;
         break;
-    case GPT_OP_PROJ: /* its input and output are the neighbours' */
+    case GPT_OP_PROJ: /* The neighbours keep its input and output. */
     case GPT_OP_FCPROJ:
         break;
     }
     return c.bytes;
 }
 
-/* -- all -----------------------------------------------------------------------------------------
- */
+/* -- all activations -- */
 
 static void carve_all(struct gpt_pass_host *p, struct carver *c)
 {

@@ -35,7 +35,7 @@ static struct gpt_moe_region region_of(const struct gpt_moe *moe, uint32_t rank)
 
 size_t gpt_moe_region_bytes(const struct gpt_model *m, size_t rows)
 {
-    char base = 0; /* only its address is used */
+    char base = 0; /* Only the address is used. */
     const struct gpt_moe_region r = region_at(m, rows, &base);
 
     return (size_t)((char *)r.results - &base) + rows * m->top_k * m->width * sizeof(float);
@@ -46,8 +46,7 @@ static struct gpt_moe_region mine(const struct gpt_moe *moe)
     return region_of(moe, gpt_exchange_rank(moe->exchange));
 }
 
-/* -- memory --------------------------------------------------------------------------------------
- */
+/* -- memory -- */
 
 int gpt_moe_grow(struct gpt_moe_growing *g, size_t bytes, struct cst_err *err)
 {
@@ -163,8 +162,7 @@ int gpt_moe_begin(struct gpt_moe *moe, struct gpt_exchange *exchange, struct cst
     return rc;
 }
 
-/* -- rows and their way --------------------------------------------------------------------------
- */
+/* -- transport of rows -- */
 
 static bool is_mine(const struct gpt_moe *moe, uint32_t expert)
 {
@@ -177,7 +175,7 @@ static uint32_t padded(uint32_t rows)
     return (rows + GPT_MOE_ROWS - 1) / GPT_MOE_ROWS * GPT_MOE_ROWS;
 }
 
-/* Rows of each own expert and of all, and f_e. */
+/* Compute the number of rows of each own expert, their starts, and f_e; allocate the kept rows. */
 static int count(struct gpt_moe *moe, struct gpt_moe_layer *l, struct cst_err *err)
 {
     const struct gpt_model *m = moe->model;
@@ -223,14 +221,15 @@ struct gpt_moe_kept gpt_moe_kept_of(const struct gpt_moe *moe, const struct gpt_
     };
 }
 
-/* The rows of an expert that one rank sent. */
+/* The rows of an expert that came from one rank. */
 struct stretch {
     const struct gpt_moe *moe;
-    struct gpt_moe_region region; /* the rank's */
-    size_t first, count;          /* slots */
-    size_t at;                    /* rows of the expert before them */
-    char *operands;               /* of the expert, to be filled from tokens */
-    float *values;                /* of the expert: dy, to be filled; or results, to be sent */
+    struct gpt_moe_region region; /* region of the rank that sent the rows */
+    size_t first, count;          /* first slot, and number of slots */
+    size_t at;                    /* rows of the expert from earlier ranks */
+    char *operands;               /* array of the expert, filled from tokens */
+    /* Array of the expert. The backward fetch fills it with dy; a send reads the results in it. */
+    float *values;
 };
 
 static struct stretch stretch_of(const struct gpt_moe *moe, uint32_t expert, uint32_t rank,
@@ -257,7 +256,7 @@ static void fetch_body(void *arg, unsigned thread, size_t first, size_t last)
     }
 }
 
-/* Gradient of the expert's output: gate x gradient of the row. */
+/* The gradient of the expert's output is gate x gradient of the row. */
 static void fetch_backward_body(void *arg, unsigned thread, size_t first, size_t last)
 {
     const struct stretch *s = arg;
@@ -285,7 +284,8 @@ static void send_body(void *arg, unsigned thread, size_t first, size_t last)
            (last - first) * d * sizeof(float));
 }
 
-/* @fn on the rows of every rank for @expert, in order of the ranks; returns how many. */
+/* Run @fn on the rows of every rank for @expert, in order of the ranks. Returns the number of
+ * rows. */
 static size_t for_ranks(const struct gpt_pass_host *p, uint32_t expert, gpt_parallel_fn fn,
                         char *operands, float *values)
 {
@@ -324,7 +324,7 @@ void gpt_moe_send(const struct gpt_pass_host *p, const struct gpt_operator *op, 
     (void)for_ranks(p, op->expert, send_body, NULL, values);
 }
 
-/* Choices and rows of this rank, for all to see. */
+/* Publish choices and rows of this rank, and wait for all ranks. */
 static int publish(struct gpt_pass_host *p, const struct gpt_moe_layer *l, const void *tokens,
                    size_t elem, struct cst_err *err)
 {
@@ -357,11 +357,11 @@ int gpt_moe_dispatch_backward(struct gpt_pass_host *p, uint32_t layer, struct cs
 struct rows {
     const struct gpt_pass_host *p;
     const struct gpt_moe_layer *layer;
-    const float *x; /* combine: what is added to */
+    const float *x; /* forward: residual stream; backward: gradients from the experts */
     float *out;     /* rows x width */
 };
 
-/* out = x + sum of gate x result */
+/* out = x + sum of gate x result. */
 static void combine_body(void *arg, unsigned thread, size_t first, size_t last)
 {
     const struct rows *k = arg;
@@ -398,7 +398,7 @@ int gpt_moe_combine(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err
     return rc;
 }
 
-/* dgates = result . gradient; out = sum of the gradients that came back. */
+/* dgates = result . gradient. out = sum of the gradients that the experts returned. */
 static void combine_backward_body(void *arg, unsigned thread, size_t first, size_t last)
 {
     const struct rows *k = arg;
@@ -424,7 +424,7 @@ static void combine_backward_body(void *arg, unsigned thread, size_t first, size
     }
 }
 
-/* p->wide: gradient of ln2 by way of the experts. */
+/* p->wide receives the gradient of ln2 by way of the experts. */
 int gpt_moe_combine_backward(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err)
 {
     struct rows k = {.p = p, .layer = &p->moe->layers[layer], .out = p->wide};

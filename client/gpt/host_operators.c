@@ -80,7 +80,7 @@ int gpt_host_fcproj(struct gpt_pass_host *p, const struct gpt_operator *op, cons
     return rc;
 }
 
-/* logits = lnf(x) wte^T */
+/* logits = lnf(x) wte^T. */
 int gpt_host_head(struct gpt_pass_host *p, const struct gpt_operator *op, const struct cst_io *io,
                   struct cst_err *err)
 {
@@ -118,7 +118,7 @@ int gpt_host_head_backward(struct gpt_pass_host *p, const struct gpt_operator *o
     return rc;
 }
 
-/* Where the column sums of dy go while p->grad takes the gradient of the weight. */
+/* Place for the column sums of dy while p->grad holds the gradient of the weight. */
 static float *sums_of(const struct gpt_pass_host *p)
 {
     return p->grad + 4 * (size_t)p->head.model->width * p->head.model->width;
@@ -135,7 +135,7 @@ int gpt_host_fcproj_backward(struct gpt_pass_host *p, const struct gpt_operator 
                                     err);
 }
 
-/* p->wide: gradient of act, and then of ln2. */
+/* p->wide holds the gradient of act at first, and the gradient of ln2 at the end. */
 int gpt_host_fc_backward(struct gpt_pass_host *p, const struct gpt_operator *op,
                          const struct cst_io *io, struct cst_err *err)
 {
@@ -163,7 +163,8 @@ int gpt_host_proj_backward(struct gpt_pass_host *p, const struct gpt_operator *o
                                     err);
 }
 
-/* p->wide: gradient of att in its first M x d, of qkv in the M x 3d behind. */
+/* The first M x d elements of p->wide hold the gradient of att, and the next M x 3d the gradient of
+ * qkv. */
 int gpt_host_qkv_backward(struct gpt_pass_host *p, const struct gpt_operator *op,
                           const struct cst_io *io, struct cst_err *err)
 {

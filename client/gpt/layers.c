@@ -44,6 +44,9 @@ const struct gpt_simd *gpt_simd_get(const char *isa)
     return NULL;
 }
 
+/* The arrays of attention_impl.c, whose KEYS is 64 and QUERIES is 32. The backward pass has two
+ * transposed matrices and two blocks of scores. The forward pass has one of each, and a block of
+ * outputs. */
 size_t gpt_attention_scratch(const struct gpt_attention_shape *shape)
 {
     const size_t columns = (shape->context + 63) / 64 * 64;
@@ -82,19 +85,19 @@ void gpt_layers_close(struct gpt_layers *layers)
     *layers = (struct gpt_layers){0};
 }
 
-/* What one call works on; each body below takes the pointers that its function uses. */
+/* Arguments of one call. Each body below uses the fields that its function needs. */
 struct work {
-    const struct gpt_layers *layers;         /* of the rank */
-    size_t rows, width, context;             /* of the arrays below; positions of a sequence */
-    const float *x, *dy, *mean, *rstd;       /* fp32 in */
-    const uint16_t *w, *b;                   /* bf16 in */
-    const uint8_t *tokens;                   /* in: one per row */
-    float *y, *kept_mean, *kept_rstd;        /* fp32 out */
-    void *operand;                           /* operand out (attention backward: in) */
-    const struct gpt_attention_shape *shape; /* of attention */
-    float *dwte, *dwpe;                      /* fp32 out, of the embedding */
-    float scale;                             /* of the loss's gradient */
-    bool accumulate;                         /* of put */
+    const struct gpt_layers *layers;         /* context of the rank */
+    size_t rows, width, context;             /* shape of the arrays; positions of a sequence */
+    const float *x, *dy, *mean, *rstd;       /* fp32 inputs */
+    const uint16_t *w, *b;                   /* bf16 inputs */
+    const uint8_t *tokens;                   /* input: one per row */
+    float *y, *kept_mean, *kept_rstd;        /* fp32 outputs */
+    void *operand;                           /* output; in the attention's backward pass an input */
+    const struct gpt_attention_shape *shape; /* sizes of the attention */
+    float *dwte, *dwpe;                      /* fp32 outputs of the embedding's backward pass */
+    float scale;                             /* factor on the loss's gradient */
+    bool accumulate;                         /* argument of put */
 };
 
 static void *operand_at(const struct work *k, size_t row)
@@ -109,7 +112,7 @@ static size_t stripe_row(const struct work *k, size_t stripe)
     return k->rows * stripe / GPT_STRIPES;
 }
 
-/* Partial sums of @stripe, zeroed. */
+/* Partial sums number @which of @stripe, set to zero. */
 static float *stripe_sums(const struct work *k, size_t stripe, size_t which)
 {
     float *sums = k->layers->stripes + (which * GPT_STRIPES + stripe) * k->layers->max_width;
@@ -321,7 +324,8 @@ void gpt_embed(const struct gpt_layers *layers, size_t rows, size_t width, size_
     gpt_parallel(layers->n_threads, rows, embed_body, &k);
 }
 
-/* Columns [first, last) x GPT_SIMD_ELEMS of all rows, in row order. */
+/* Sum columns [first, last) x GPT_SIMD_ELEMS of all rows, in row order. Threads divide the columns,
+ * so that the order of sums does not depend on their number. */
 static void embed_backward_body(void *arg, unsigned thread, size_t first, size_t last)
 {
     const struct work *k = arg;
@@ -354,7 +358,7 @@ void gpt_embed_backward(const struct gpt_layers *layers, size_t rows, size_t wid
     gpt_parallel(layers->n_threads, width / GPT_SIMD_ELEMS, embed_backward_body, &k);
 }
 
-/* Vectors [first, last) of GPT_SIMD_ELEMS. */
+/* Vectors [first, last) of GPT_SIMD_ELEMS elements. */
 static void put_body(void *arg, unsigned thread, size_t first, size_t last)
 {
     const struct work *k = arg;

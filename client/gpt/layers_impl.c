@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compiled once per instruction set, see simd.h. */
+/* Layers other than attention. The file is compiled once per instruction set, see simd.h. */
 #include "client/gpt/simd.h"
 
 #include <math.h>
@@ -33,8 +33,8 @@ static void layernorm(size_t rows, size_t width, const float *x, const uint16_t 
     }
 }
 
-/* With n = (x - mean) rstd and g = dy w:  dx = rstd (g - mean(g) - n mean(g n));  dw = sum dy n; db
- * = sum dy. */
+/* With n = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - n mean(g n)), dw = sum dy n, db =
+ * sum dy. */
 static void layernorm_backward(size_t rows, size_t width, const float *dy, const float *x,
                                const uint16_t *w, const float *mean, const float *rstd, float *dx,
                                float *dw, float *db)
@@ -66,8 +66,8 @@ static void layernorm_backward(size_t rows, size_t width, const float *dy, const
     }
 }
 
-/* gelu(x) = x/2 (1 + tanh u) = x s(2u), u = sqrt(2/pi) (x + 0.044715 x^3), s(t) = 1 / (1 + e^-t).
- */
+/* gelu(x) = x/2 (1 + tanh u) = x s(2u) with u = sqrt(2/pi) (x + 0.044715 x^3) and s(t) = 1 / (1 +
+ * e^-t). */
 #define GELU_A 1.5957691216f    /* 2 sqrt(2/pi) */
 #define GELU_B 0.0713548162726f /* 2 sqrt(2/pi) 0.044715 */
 
@@ -97,7 +97,7 @@ static void gelu_backward(size_t rows, size_t width, const float *x, const float
         for (size_t i = 0; i < width; i += VL) {
             vf v = load(x + i);
             vf s = gelu_sigmoid(v);
-            vf slope = fma_(v * v, splat(3.0f * GELU_B), splat(GELU_A)); /* d(2u)/dx */
+            vf slope = fma_(v * v, splat(3.0f * GELU_B), splat(GELU_A)); /* slope = d(2u)/dx */
             vf d = load(dy + i) * fma_(v * slope, s * (1.0f - s), s);
 
             store_operand(dx, r * width + i, d, bf16);

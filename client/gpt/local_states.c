@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-/* The chunk of tensors like @t, made if there is none. */
+/* Find the chunk of tensors of the group and pattern of @t, or make it. */
 static uint32_t chunk_of(struct gpt_local *local, const struct gpt_tensor *t)
 {
     uint32_t c = 0;
@@ -25,7 +25,7 @@ static uint32_t chunk_of(struct gpt_local *local, const struct gpt_tensor *t)
     return c;
 }
 
-/* A place for every tensor. */
+/* Assign a place to every tensor. */
 static int lay_out(struct gpt_local *local, struct cst_err *err)
 {
     const struct gpt_model *model = local->model;
@@ -48,7 +48,7 @@ static int lay_out(struct gpt_local *local, struct cst_err *err)
     return 0;
 }
 
-/* The job table: spans chunk by chunk, none of a frozen one. */
+/* Make the job table: spans chunk by chunk. Frozen chunks have no spans. */
 static int table_open(struct gpt_local *local, struct cst_err *err)
 {
     const struct gpt_model *model = local->model;
@@ -103,14 +103,14 @@ static int table_open(struct gpt_local *local, struct cst_err *err)
     return 0;
 }
 
-/* A row of the states, counted; NULL: out of memory. */
+/* Allocate a row of the states and count its bytes. NULL: out of memory. */
 static void *row_get(struct gpt_local *local, uint64_t n_elems, size_t elem)
 {
     local->bytes += n_elems * elem;
     return gpt_memory_get(n_elems * elem);
 }
 
-/* Moment @which in its format. False: out of memory. */
+/* Allocate moment @which in its format. False: out of memory. */
 static bool moment_open(struct gpt_local *local, struct gpt_local_chunk *chunk, unsigned which)
 {
     const enum cst_moments format = local->config.moments;
@@ -149,7 +149,7 @@ static bool chunk_open(struct gpt_local *local, struct gpt_local_chunk *chunk)
     return ok;
 }
 
-/* Gradients of @rank, after those of all ranks before it. */
+/* Allocate the gradients of @rank. Called for the ranks in their order. */
 static bool rank_open(struct gpt_local *local, uint32_t rank)
 {
     struct gpt_local_rank *r = &local->ranks[rank];
@@ -167,6 +167,7 @@ static bool rank_open(struct gpt_local *local, uint32_t rank)
             if (r->grads[c] == NULL) {
                 return false;
             }
+            /* The gradient of the group's first rank is also the chunk's row for the sum. */
             if (chunk->rows.grad == NULL && local->config.micro_batches == 1) {
                 chunk->rows.grad = r->grads[c];
             }

@@ -8,8 +8,8 @@
 
 struct pass {
     struct gpt_local *local;
-    struct cst_tile_hyper hyper; /* of an update */
-    bool delayed;                /* the update is: it writes the spare weights */
+    struct cst_tile_hyper hyper; /* hyper-parameters of an update */
+    bool delayed;                /* delayed update: it writes the spare weights */
 };
 
 static void tile_share(uint64_t n_tiles, unsigned member, unsigned n_members, uint64_t *first,
@@ -31,7 +31,8 @@ static struct cst_tile_work tile_work(const struct pass *pass, uint32_t chunk, u
     };
 }
 
-/* Gradients of @chunk, those of its group's ranks in their order; returns how many. */
+/* Collect the gradients of @chunk, those of the group's ranks in their order. Returns their
+ * number. */
 static uint32_t sources(const struct gpt_local *local, uint32_t chunk,
                         const uint16_t *src[CST_TILE_MAX_SRC])
 {
@@ -86,6 +87,7 @@ static void update_share(void *arg, unsigned member, unsigned n_members)
 
 static bool same_params(const struct cst_hyper_params *a, const struct cst_hyper_params *b)
 {
+    /* The ranks' losses may differ. */
     const float x[] = {a->lr,           a->beta1,     a->beta2,     a->eps,
                        a->weight_decay, a->clip_norm, a->grad_scale};
     const float y[] = {b->lr,           b->beta1,     b->beta2,     b->eps,
@@ -150,6 +152,7 @@ static struct cst_tile_hyper tile_hyper(const struct gpt_local *local,
                                         const struct cst_hyper_params *params, float factor)
 {
     const enum cst_optimizer optimizer = local->config.optimizer;
+    /* A negative beta1 is SGD without momentum. */
     const bool no_momentum = optimizer == CST_OPTIMIZER_SGD && params->beta1 < 0;
 
     return (struct cst_tile_hyper){
@@ -164,7 +167,7 @@ static struct cst_tile_hyper tile_hyper(const struct gpt_local *local,
     };
 }
 
-/* At the end of step @step, counted from 0. */
+/* Update all chunks at the end of step @step, counted from 0. */
 static void update_all(struct gpt_local *local, const struct cst_hyper_params *params, float factor,
                        uint64_t step)
 {
@@ -211,6 +214,7 @@ void gpt_local_step_all(struct gpt_local *local)
     local->n_accumulated = 0;
     clip = cst_clip_factor(cst_norm_sum(cst_table_tiles(local->table), local->table->n_tiles),
                            scale, params->clip_norm);
+    /* The delayed update of the step before takes effect now. */
     gpt_local_turn(local);
     if (clip.finite) {
         update_all(local, params, clip.factor, local->step);

@@ -19,7 +19,9 @@ int main(int argc, char *argv[])
     struct cst_err err = {0};
     int rc = gpt_options_parse(&options, argc, argv, &err);
 
-    (void)signal(SIGPIPE, SIG_IGN); /* a closed terminal or socket is an error code, not a death */
+    /* A write to a closed terminal or socket shall fail with an error code, not kill the process.
+     */
+    (void)signal(SIGPIPE, SIG_IGN);
     if (rc == 0 && options.help) {
         (void)fputs(gpt_options_help(), stdout);
         return 0;
@@ -32,7 +34,7 @@ int main(int argc, char *argv[])
         rc = cst_isa_check(&err);
     }
     if (rc == 0 && options.store == GPT_STORE_DAEMON) {
-        gpt_stop_catch(); /* states in this process would end with it anyway */
+        gpt_stop_catch(); /* With the local store the states would be lost anyway. */
     }
     if (rc == 0 && options.describe != NULL) {
         rc = gpt_describe(&options, &err);

@@ -10,29 +10,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SHAPES 512 /* a dense model uses 13 for training and 5 for sampling; experts any */
+/* Shapes that are kept compiled. A dense model uses about 20. A mixture uses some for each number
+ * of rows of an expert. */
+#define MAX_SHAPES 512
 
 struct product {
-    size_t m, n, k;        /* shape of the product */
-    bool turn_a, turn_b;   /* how the operands are stored */
-    dnnl_primitive_t run;  /* the compiled product */
-    dnnl_memory_t a, b, c; /* descriptors with a pointer set before each run */
-    dnnl_memory_t scratch; /* likewise */
-    uint64_t used;         /* when last: the use_count of then */
+    size_t m, n, k;
+    bool turn_a, turn_b;   /* the operands are stored transposed */
+    dnnl_primitive_t run;  /* compiled product */
+    dnnl_memory_t a, b, c; /* descriptors; their pointers are set before each run */
+    dnnl_memory_t scratch; /* descriptor of the scratchpad; its pointer is set before each run */
+    uint64_t used;         /* use_count at the last use */
 };
 
 struct gpt_matmul {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    bool bf16;            /* operands */
+    bool bf16;            /* operands are bf16 */
     void *scratch;        /* scratchpad of all products */
-    size_t scratch_bytes; /* its size */
-    uint64_t use_count;   /* products computed */
+    size_t scratch_bytes; /* bytes of scratch */
+    uint64_t use_count;   /* products computed so far */
     size_t n_products;    /* entries in products */
     struct product products[MAX_SHAPES];
 };
 
-/* oneDNN takes a limit once, before its first use. */
+/* Pass the limit of the instruction set to oneDNN, which accepts it only before its first use. */
 static void limit_isa(void)
 {
     switch (cst_isa_limit()) {
@@ -61,7 +63,7 @@ bool gpt_matmul_fast_bf16(void)
 
     begin();
     isa = (int)dnnl_get_effective_cpu_isa();
-    /* The values are sets of bits: each names what it contains. */
+    /* The values are sets of bits: each set includes the sets of the instruction sets below it. */
     return (isa & (int)dnnl_cpu_isa_avx512_core_bf16) == (int)dnnl_cpu_isa_avx512_core_bf16;
 }
 
@@ -128,7 +130,7 @@ static dnnl_status_t describe(dnnl_memory_desc_t *md, size_t rows, size_t column
     return dnnl_memory_desc_init_by_strides(md, 2, dims, type, strides);
 }
 
-/* The primitive descriptor of @p, with user scratchpad. */
+/* Make the primitive descriptor of @p. The caller provides the scratchpad of each run. */
 static dnnl_status_t product_plan(const struct gpt_matmul *mm, const struct product *p,
                                   dnnl_memory_desc_t md[3], dnnl_primitive_desc_t *out)
 {
@@ -188,7 +190,7 @@ static dnnl_status_t product_build(struct gpt_matmul *mm, struct product *p, siz
     return status;
 }
 
-/* A free entry; when all are taken, that of the shape not used for the longest time. */
+/* Return a free entry. If all are taken, return the entry whose last use is longest ago. */
 static struct product *entry_get(struct gpt_matmul *mm)
 {
     struct product *oldest = &mm->products[0];
@@ -203,7 +205,7 @@ static struct product *entry_get(struct gpt_matmul *mm)
     return oldest;
 }
 
-/* Find or make the product of this shape. */
+/* Find the product of this shape, or make it. */
 static int product_get(struct gpt_matmul *mm, const struct product *key, struct product **out,
                        struct cst_err *err)
 {
@@ -221,6 +223,7 @@ static int product_get(struct gpt_matmul *mm, const struct product *key, struct 
         }
     }
     status = product_build(mm, &fresh, &bytes);
+    /* The scratchpad is shared, because products of a context run one after the other. */
     if (status == dnnl_success && bytes > mm->scratch_bytes) {
         void *scratch = gpt_memory_get(bytes);
 

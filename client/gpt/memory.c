@@ -22,7 +22,7 @@ void *gpt_memory_get(size_t bytes)
         return NULL;
     }
     if (align == HUGE_BYTES) {
-        (void)madvise(p, bytes, MADV_HUGEPAGE); /* a wish: small pages serve too */
+        (void)madvise(p, bytes, MADV_HUGEPAGE); /* Huge pages are optional. */
     }
     memset(p, 0, bytes);
     return p;

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Append a tensor; columns 0: a vector. Returns its number. */
+/* Append a tensor and return its number. @columns 0: a vector. */
 static int add_tensor(struct gpt_model *m, const char *prefix, const char *name, uint32_t rows,
                       uint32_t columns, float mean, float deviation)
 {
@@ -61,7 +61,7 @@ static void add_mlp(struct gpt_model *m, const char *prefix, uint32_t layer)
     use(op, add_tensor(m, prefix, "fcproj.b", d, 0, 0, 0));
 }
 
-/* Expert @e: of one rank alone, if there are several. */
+/* Add expert @e of a block. With several ranks one rank alone holds it. */
 static void add_expert(struct gpt_model *m, const char *block, uint32_t layer, uint32_t e)
 {
     const uint32_t d = m->width;
@@ -119,8 +119,8 @@ static void add_block(struct gpt_model *m, uint32_t layer)
     }
 }
 
-/* Freeze all that is there; beside each block's products an adapter, which begins as zero: lora_a
- * is random, lora_b is not (Hu et al. 2021). */
+/* Freeze all tensors and add an adapter to each product of the blocks. An adapter's product is zero
+ * at first: lora_a is random, and lora_b is zero (Hu et al. 2021). */
 static void add_adapters(struct gpt_model *m)
 {
     for (uint32_t i = 0; i < m->n_tensors; i++) {
@@ -131,6 +131,7 @@ static void add_adapters(struct gpt_model *m)
         char prefix[40];
         uint32_t in, out;
 
+        /* The weight of the product is the last tensor but one, before its bias. */
         if (op->kind != GPT_OP_EMBED && op->kind != GPT_OP_HEAD) {
             const struct gpt_tensor *w = &m->tensors[op->tensors[op->n_tensors - 2]];
 
@@ -220,7 +221,8 @@ void gpt_model_close(struct gpt_model *model)
 
 struct initial {
     const struct gpt_tensor *tensor;
-    uint64_t seed, number, first; /* of the tensor; its first element that is wanted */
+    /* Seed, number of the tensor, and its first element to be computed. */
+    uint64_t seed, number, first;
     float *out;
 };
 

@@ -24,10 +24,10 @@ static const char *const matmul_names[] = {"auto", "bf16", "fp32", "plain", NULL
 
 struct setting {
     const char *name;         /* without the dashes */
-    enum kind kind;           /* of the value */
+    enum kind kind;           /* type of the value */
     size_t field;             /* offset in struct gpt_options */
-    double least, most;       /* allowed numbers */
-    const char *const *names; /* K_NAME: of an enum's numbers, NULL at the end */
+    double least, most;       /* range of a number */
+    const char *const *names; /* K_NAME: names of the enum's values, NULL at the end */
 };
 
 #define FIELD(f) offsetof(struct gpt_options, f)
@@ -135,8 +135,8 @@ static int parse_room(const struct setting *s, const char *text, uint64_t *out, 
     return rc == 0 ? 0 : cst_err_prefix(err, "--%s", s->name);
 }
 
-/* A size, or a percentage of the weights: more than 100 is not too much, gradients are in the pool
- * as well. */
+/* Parse a size, or a percentage of the weights. More than 100 % is allowed, because the pool also
+ * holds gradients. */
 static int parse_pool(const struct setting *s, struct gpt_options *o, const char *text,
                       struct cst_err *err)
 {
@@ -210,7 +210,7 @@ static int parse_setting(struct gpt_options *o, const struct setting *s, const c
     return rc;
 }
 
-/* Mixtures and adapters. */
+/* Check the options of mixtures and adapters. */
 static int check_kinds(const struct gpt_options *o, struct cst_err *err)
 {
     if (o->experts > 0 && o->top_k > o->experts) {
@@ -232,7 +232,7 @@ static int check_kinds(const struct gpt_options *o, struct cst_err *err)
     return 0;
 }
 
-/* The optimizer, and what the daemon alone has. */
+/* Check the optimizer, and the options that only the daemon supports. */
 static int check_states(const struct gpt_options *o, struct cst_err *err)
 {
     if (o->beta1 == 0 && o->optimizer != CST_OPTIMIZER_SGD) {
@@ -260,7 +260,7 @@ static int check_states(const struct gpt_options *o, struct cst_err *err)
     return 0;
 }
 
-/* What no value alone can tell. */
+/* Check combinations of options. */
 static int check_together(const struct gpt_options *o, struct cst_err *err)
 {
     if (o->width % o->heads != 0) {
@@ -329,6 +329,7 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
         table[i].has_arg = settings[i].kind == K_FLAG ? no_argument : required_argument;
         table[i].val = (int)i + 256;
     }
+    /* 0 restarts the scan, including GNU getopt's internal state. */
     optind = 0;
     opterr = 0;
     while ((c = getopt_long(argc, argv, ":", table, &index)) != -1) {
@@ -344,7 +345,7 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
         return cst_err_set(err, CST_EINVAL, "'%s': options only, please (see --help)",
                            argv[optind]);
     }
-    if (o.top_k == 0) { /* not given */
+    if (o.top_k == 0) { /* --top-k was not given. */
         o.top_k = o.experts == 1 ? 1 : 2;
     }
     if (o.beta2 < 0) {

@@ -23,7 +23,8 @@ static int standard_fd(const char *path)
     return -1;
 }
 
-/* Opened by its name a file would have an offset of its own, and be overwritten from its start. */
+/* Duplicate the descriptor. A file that was opened by its name would have its own offset, and its
+ * beginning would be overwritten. */
 static FILE *open_shared(int standard)
 {
     int fd = fcntl(standard, F_DUPFD_CLOEXEC, 0);
@@ -35,6 +36,7 @@ static FILE *open_shared(int standard)
         (void)close(fd);
         errno = saved;
     }
+    /* Text that was printed before must come first in the file. */
     (void)fflush(standard == STDOUT_FILENO ? stdout : stderr);
     return f;
 }

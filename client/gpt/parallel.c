@@ -32,8 +32,8 @@ void gpt_parallel(unsigned n_threads, size_t n, gpt_parallel_fn fn, void *arg)
     }
 }
 
-/* Which OpenMP runtime oneDNN brought, if any, is known only at run time: nothing is linked for it.
- */
+/* Find OpenMP's function at run time: the program is not linked with an OpenMP runtime for this,
+ * because only oneDNN determines which runtime is loaded, if any. */
 void gpt_parallel_limit(unsigned n_threads)
 {
     void *symbol = dlsym(RTLD_DEFAULT, "omp_set_num_threads");

@@ -26,7 +26,7 @@ int gpt_pass_step(struct gpt_pass *pass, struct gpt_store *store, uint32_t numbe
     const struct gpt_operator *op = &pass->model->operators[number];
 
     if (op->kind == GPT_OP_EMBED && pass->model->lora > 0 && direction == CST_BACKWARD) {
-        return 0; /* frozen, and nothing is before it */
+        return 0; /* The embedding is frozen, and no operator needs a gradient from it. */
     }
     return op->kind == GPT_OP_EXPERT ? step_expert(pass, store, number, direction, err)
                                      : pass->ops->run(pass, store, number, direction, err);

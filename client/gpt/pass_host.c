@@ -37,7 +37,6 @@ static void set_shape(struct gpt_pass_host *p, size_t n_seqs)
     p->rows = n_seqs * p->head.model->context;
 }
 
-/* Operator @number between op_begin and op_end. */
 static int host_run(struct gpt_pass *pass, struct gpt_store *store, uint32_t number,
                     enum cst_direction direction, struct cst_err *err)
 {

@@ -10,8 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define DRAW_SECONDS 0.1 /* least time between two drawings */
-#define PLAIN_STEPS 10   /* between two plain lines */
+#define DRAW_SECONDS 0.1 /* shortest time between two drawings */
+#define PLAIN_STEPS 10   /* steps between two plain lines */
 #define LINE_BYTES 512
 
 static double now(void)
@@ -55,7 +55,8 @@ bool gpt_progress_wants_stat(const struct gpt_progress *progress, uint64_t step)
 
 #define HITS_BYTES 64
 
-/* "71.3 %, late 20.0 %, waited 3.4 s", or "-" where there is no pool: of the fetches of weights. */
+/* Describe the fetches of weights, for example "71.3 %, late 20.0 %, waited 3.4 s"; "-": there is
+ * no pool. */
 static void hit_rate(const struct cst_rank_stat *stat, char out[HITS_BYTES])
 {
     const uint64_t asked = stat == NULL ? 0 : stat->hits + stat->late + stat->misses;
@@ -69,8 +70,8 @@ static void hit_rate(const struct cst_rank_stat *stat, char out[HITS_BYTES])
     }
 }
 
-/* Characters that a line may have. In a terminal it is drawn over itself: one that wraps would
- * leave its beginnings behind. */
+/* Number of characters that a line may have. A terminal redraws the line; the beginning of a line
+ * that wraps would stay on the screen. */
 static int line_room(const struct gpt_progress *p)
 {
     struct winsize size;
@@ -81,7 +82,7 @@ static int line_room(const struct gpt_progress *p)
     return size.ws_col - 1;
 }
 
-/* What became of a step whose gradients' norm is not finite, or too large. */
+/* What happened in a step whose gradient norm is not finite or is too large. */
 static const char *overflow_words(const struct cst_step_result *r)
 {
     return r->skipped ? "  SKIPPED" : r->overflow ? "  OVERFLOW" : "";
@@ -106,7 +107,7 @@ static void print_line(struct gpt_progress *p, const struct gpt_progress_step *s
     p->drawn = now();
 }
 
-/* NaN and infinity are no JSON. */
+/* JSON has no NaN and no infinity: they become null. */
 static void json_number(FILE *f, const char *name, double value)
 {
     if (isfinite(value)) {
@@ -163,8 +164,8 @@ int gpt_progress_step(struct gpt_progress *p, const struct gpt_progress_step *st
     if (p->n_steps++ == 0) {
         p->first_loss = step->result->loss;
     }
-    /* The first step also makes the products' code: it does not count as soon as there is a second.
-     */
+    /* The first step includes the compilation of the products. It is ignored as soon as there is a
+     * second step. */
     p->pace = p->n_steps <= 2 ? seconds : 0.9 * p->pace + 0.1 * seconds;
     if (!p->quiet &&
         (p->terminal ? t - p->drawn >= DRAW_SECONDS || step->result->step == p->last_step

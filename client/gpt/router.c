@@ -14,9 +14,9 @@ struct work {
     const void *x;     /* operand */
     const uint16_t *w; /* bf16 */
     const struct gpt_choice *choice;
-    const float *dgates, *shares; /* backward */
-    float balance;                /* backward */
-    float *dlogits, *dw, *dx;     /* backward, out */
+    const float *dgates, *shares; /* inputs of the backward pass */
+    float balance;                /* input of the backward pass */
+    float *dlogits, *dw, *dx;     /* outputs of the backward pass */
 };
 
 static float operand(const struct work *k, size_t at)
@@ -25,7 +25,7 @@ static float operand(const struct work *k, size_t at)
                            : ((const float *)k->x)[at];
 }
 
-/* z of one row into the place of its p. */
+/* Compute z of one row, in the place of its p. */
 static void logits(const struct work *k, size_t row, float *z)
 {
     const uint32_t n = k->shape->experts;
@@ -41,7 +41,7 @@ static void logits(const struct work *k, size_t row, float *z)
     }
 }
 
-/* The top_k largest of @z, taken one after the other; a NaN is never larger. */
+/* Select the top_k largest of @z, one after the other. A NaN is never larger. */
 static void choose(const struct gpt_router_shape *s, const float *z, uint32_t *chosen)
 {
     for (uint32_t j = 0; j < s->top_k; j++) {
@@ -101,7 +101,7 @@ static void forward_body(void *arg, unsigned thread, size_t first, size_t last)
     }
 }
 
-/* All choices by expert, then by row. */
+/* Sort all choices by expert, then by row. */
 static void sort(const struct gpt_router_shape *s, const struct gpt_choice *c)
 {
     uint32_t at[GPT_MAX_EXPERTS], sum = 0;
@@ -129,8 +129,8 @@ void gpt_router_forward(const struct gpt_layers *layers, const struct gpt_router
     sort(shape, out);
 }
 
-/* dz of a row: of the gates, then of the balance loss, whose gradient by p_e is
- * c x experts x f_e / rows. */
+/* dz of a row: the gradient by way of the gates, and the gradient of the balance loss, which by p_e
+ * is c x experts x f_e / rows. */
 static void row_dlogits(const struct work *k, size_t row)
 {
     const struct gpt_router_shape *s = k->shape;
@@ -143,6 +143,8 @@ static void row_dlogits(const struct work *k, size_t row)
     for (uint32_t e = 0; e < s->experts; e++) {
         dz[e] = scale * k->shares[e];
     }
+    /* With top_k 1 the gate is p of the chosen expert, so its gradient passes through the
+     * softmax. */
     if (s->top_k == 1) {
         dz[chosen[0]] += dgates[0];
     }
@@ -152,6 +154,7 @@ static void row_dlogits(const struct work *k, size_t row)
     for (uint32_t e = 0; e < s->experts; e++) {
         dz[e] = p[e] * (dz[e] - mean);
     }
+    /* With a larger top_k the gates are a softmax of their own, over the chosen experts. */
     if (s->top_k > 1) {
         mean = 0;
         for (uint32_t j = 0; j < s->top_k; j++) {
@@ -186,7 +189,7 @@ static void dx_body(void *arg, unsigned thread, size_t first, size_t last)
     }
 }
 
-/* Rows [first, last) of dw: sums over the rows of x, in their order. */
+/* Compute rows [first, last) of dw: sums over the rows of x, in their order. */
 static void dw_body(void *arg, unsigned thread, size_t first, size_t last)
 {
     const struct work *k = arg;

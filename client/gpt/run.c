@@ -15,15 +15,15 @@
 #include <unistd.h>
 
 struct worker {
-    const struct gpt_options *options; /* shared by all ranks, as are model and data */
-    const struct gpt_model *model;
-    const struct gpt_data *data;
-    struct gpt_device *device;
-    struct gpt_exchange_hub *hub; /* with the local store, of a mixture; else NULL */
-    uint32_t rank;                /* this one */
-    pthread_t thread;             /* with the local store */
-    int rc;                       /* how it ended */
-    struct cst_err err;           /* words for rc */
+    const struct gpt_options *options; /* shared by all ranks */
+    const struct gpt_model *model;     /* shared by all ranks */
+    const struct gpt_data *data;       /* shared by all ranks */
+    struct gpt_device *device;         /* shared by all ranks */
+    struct gpt_exchange_hub *hub;      /* mixture with the local store; else NULL */
+    uint32_t rank;                     /* rank of this worker */
+    pthread_t thread;                  /* thread of this rank with the local store */
+    int rc;                            /* status at the end */
+    struct cst_err err;                /* error text for rc */
 };
 
 static void announce(const struct worker *w, const struct gpt_store *store)
@@ -48,7 +48,7 @@ static void announce(const struct worker *w, const struct gpt_store *store)
     (void)printf("\n");
 }
 
-/* Where the tokens of a mixture go between ranks. */
+/* True if ranks exchange the tokens of a mixture. */
 static bool needs_exchange(const struct worker *w)
 {
     return w->model->experts > 0 && w->options->world > 1;
@@ -59,7 +59,7 @@ static size_t region_bytes(const struct worker *w)
     return w->device->ops->region_bytes(w->device, w->model);
 }
 
-/* A name that the processes of the job have alone: user, daemon, job. */
+/* A name that is unique to the processes of the job: it contains user, daemon and job. */
 static void exchange_name(const struct gpt_options *o, char *out, size_t size)
 {
     const char *given = o->socket != NULL ? o->socket : getenv("CISTERN_SOCKET");
@@ -112,7 +112,7 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-/* The first cause: a rank that was only left alone by another says so with CST_ECANCELLED. */
+/* The first cause: a rank that failed only because another rank failed has CST_ECANCELLED. */
 static int worst(const struct worker *workers, uint32_t n, struct cst_err *err)
 {
     int rc = 0;
@@ -129,7 +129,7 @@ static int worst(const struct worker *workers, uint32_t n, struct cst_err *err)
     return rc;
 }
 
-/* A rank of this process will not come. */
+/* Tell all ranks of this process that one rank will not come. */
 static void give_up(const struct worker *like)
 {
     like->device->ops->break_states(like->device);
@@ -161,7 +161,7 @@ static int run_threads(struct worker *workers, const struct worker *like, struct
     return rc == 0 ? worst(workers, world, err) : rc;
 }
 
-/* All ranks as threads of this process. */
+/* Run all ranks as threads of this process. */
 static int run_local(struct worker *like, struct cst_err *err)
 {
     const uint32_t world = like->options->world;

@@ -6,9 +6,9 @@
 #include <math.h>
 #include <string.h>
 
-#define STREAM_SAMPLE (2ull << 40) /* above the streams of the data */
+#define STREAM_SAMPLE (2ull << 40) /* larger than the stream of the data */
 
-/* The byte where the cumulated probability passes @at. */
+/* The byte at which the cumulative probability exceeds @at. */
 static uint8_t pick(const float *logits, double temperature, double at)
 {
     double p[GPT_VOCAB], sum = 0.0;
@@ -31,6 +31,7 @@ static uint8_t pick(const float *logits, double temperature, double at)
             return (uint8_t)i;
         }
     }
+    /* Rounding can leave @at at 0 or above after the last byte. */
     return (uint8_t)best;
 }
 

@@ -4,14 +4,15 @@
 #include <signal.h>
 #include <stddef.h>
 
-static volatile sig_atomic_t asked; /* its number */
+static volatile sig_atomic_t asked; /* number of the signal */
 
 static void on_signal(int number)
 {
     asked = number;
 }
 
-/* Who started this process in the background, or with nohup, may want signals to be ignored. */
+/* Catch the signal, unless it is ignored: a program that is started in the background, or with
+ * nohup, should stay unaffected by it. */
 static void catch_unless_ignored(int number)
 {
     const struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};

@@ -9,14 +9,14 @@
 
 struct daemon_store {
     struct gpt_store head;
-    const struct gpt_options *options; /* borrowed, as is model */
-    const struct gpt_model *model;
+    const struct gpt_options *options; /* borrowed */
+    const struct gpt_model *model;     /* borrowed */
     struct cst_client *client;
     struct cst_job *job; /* freed with client */
 };
 
-/* Numbers of groups, tensors and operators in the job are those in the model: all count up in order
- * of declaration. */
+/* Groups, tensors and operators have equal numbers in the job and in the model, because both count
+ * them in order of declaration. */
 static int declare_groups(struct cst_job *job, const struct gpt_model *model)
 {
     int number = 0;
@@ -81,7 +81,8 @@ static int declare(struct cst_job *job, const struct gpt_options *options,
     return rc;
 }
 
-/* 0 would mean all that can be used. */
+/* Bytes of the pool to ask for. A small percentage becomes 1 byte, as 0 would mean as much as can
+ * be used. */
 static uint64_t pool_bytes(const struct gpt_options *options, const struct gpt_model *model)
 {
     if (options->pool_percent > 0) {
@@ -107,8 +108,8 @@ static uint64_t daemon_steps(const struct gpt_store *store)
     return cst_job_steps(((const struct daemon_store *)(const void *)store)->job);
 }
 
-/* Say for whom this rank waits, if the daemon knows; over a connection of its own, since a call of
- * the other one is pending. */
+/* Print the ranks for which this rank waits, if the daemon knows. It uses a connection of its own,
+ * because a call is pending on the other connection. */
 static void tell_waits(const struct daemon_store *s)
 {
     const struct gpt_options *o = s->options;
@@ -125,17 +126,18 @@ static void tell_waits(const struct daemon_store *s)
     cst_disconnect(client);
 }
 
-/* What a call that may wait for other ranks was called with, and where its results go. */
+/* Arguments and results of a call that may wait for other ranks. */
 struct call {
     int (*try)(struct cst_job *job, struct call *call, struct cst_err *err);
-    bool ends; /* it is given up when the user asks for the end; else it is waited for */
+    /* The call is given up when a signal requests the end; otherwise the worker waits for it. */
+    bool ends;
     struct cst_plan *plan;
     uint64_t *step;
     const struct cst_hyper_params *params;
     struct cst_step_result *result;
 };
 
-/* Make the call; after 2 s, and not again, say for whom it waits. */
+/* Make the call and wait for it. After 2 s, print once for which ranks it waits. */
 static int wait_for_ranks(struct daemon_store *s, struct call *call, struct cst_err *err)
 {
     struct pollfd answer = {.events = POLLIN};
@@ -228,7 +230,7 @@ static void daemon_close(struct gpt_store *store, bool good)
     struct daemon_store *s = self(store);
 
     if (good && s->job != NULL) {
-        (void)cst_job_leave(s->job, NULL); /* the daemon sees us go either way */
+        (void)cst_job_leave(s->job, NULL); /* The daemon notices the end in any case. */
     }
     cst_disconnect(s->client);
     free(s);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All ranks of one process over one set of states: the daemon's arithmetic (kernels/tile.h,
- * offload/clip.h) without daemon, pools or copies. */
+/* The stores of all ranks of one process on one set of states. They use the daemon's arithmetic
+ * (kernels/tile.h, offload/clip.h), without a daemon, pools or copies. */
 #include "client/gpt/local.h"
 
 #include "kernels/moments.h"
@@ -14,8 +14,8 @@ static struct gpt_local_rank *self(struct gpt_store *store)
     return (struct gpt_local_rank *)(void *)store;
 }
 
-/* Wait for all ranks; the last to come runs @fn, alone. CST_EPEERDIED would promise that a sync can
- * help: here it cannot. */
+/* Barrier: wait for all ranks. The last rank to arrive runs @fn. CST_ECANCELLED: a rank failed. The
+ * status is not CST_EPEERDIED, because that would mean that a sync can help. */
 static int meet(struct gpt_local *local, void (*fn)(struct gpt_local *), struct cst_err *err)
 {
     uint64_t meeting;
@@ -73,7 +73,7 @@ static int local_sync(struct gpt_store *store, uint64_t *step, struct cst_err *e
     int rc = meet(local, gpt_local_sync_all, err);
 
     if (rc == 0) {
-        *step = local->step; /* changed in meetings alone */
+        *step = local->step; /* Only barriers change the step, so no lock is needed. */
     }
     return rc;
 }
@@ -122,7 +122,8 @@ static int local_accumulate(struct gpt_store *store, struct cst_err *err)
 {
     struct gpt_local *local = self(store)->local;
 
-    if (local->n_accumulated + 1 >= local->config.micro_batches) { /* changed in meetings alone */
+    /* Only barriers change n_accumulated, so no lock is needed. */
+    if (local->n_accumulated + 1 >= local->config.micro_batches) {
         return cst_err_set(err, CST_EINVAL, "micro-batch %u of %u ends with the step",
                            local->n_accumulated + 1, local->config.micro_batches);
     }
@@ -158,8 +159,9 @@ static int check_range(const struct gpt_tensor *t, uint64_t first, uint64_t n, s
     return 0;
 }
 
-/* The chunk of @tensor, which has @state, and the element of its rows that is the tensor's @first.
- * CST_EUNSUPPORTED: frozen tensors have weights alone, optimizers of one moment no other. */
+/* Find the chunk of @tensor, and the element of its rows that is element @first of the tensor.
+ * CST_EUNSUPPORTED: the tensor has no @state, because it is frozen, or because the optimizer has
+ * one moment only. */
 static int state_at(const struct gpt_local *local, uint32_t tensor, enum cst_state state,
                     uint64_t first, uint64_t n, struct gpt_local_chunk **chunk_out,
                     uint64_t *at_out, struct cst_err *err)
@@ -200,7 +202,7 @@ static int local_read(struct gpt_store *store, uint32_t tensor, enum cst_state s
     case CST_STATE_WEIGHT:
         memcpy(data, chunk->newest + at, n_elems * sizeof(uint16_t));
         break;
-    case CST_STATE_GRAD: /* the sum as bf16, where it is fp32 */
+    case CST_STATE_GRAD: /* If the sum is fp32, it is rounded to bf16. */
         if (chunk->rows.grad_f32 != NULL) {
             local->kernels->cast(n_elems, chunk->rows.grad_f32 + at, data);
         } else {
@@ -219,7 +221,7 @@ static int local_read(struct gpt_store *store, uint32_t tensor, enum cst_state s
     return 0;
 }
 
-/* Masters set the weights, which of a frozen tensor are all there is, and clear the moments. */
+/* Write master weights: set the weights and clear the moments. A frozen tensor has weights only. */
 static void write_master(const struct gpt_local *local, struct gpt_local_chunk *chunk, uint64_t at,
                          uint64_t n, const float *data)
 {
@@ -240,7 +242,8 @@ static int local_write(struct gpt_store *store, uint32_t tensor, enum cst_state 
 {
     struct gpt_local *local = self(store)->local;
     const unsigned which = state == CST_STATE_EXP_AVG_SQ;
-    const bool master = state == CST_STATE_MASTER; /* of which frozen tensors have the weights */
+    /* Master weights of a frozen tensor are accepted and set its weights. */
+    const bool master = state == CST_STATE_MASTER;
     struct gpt_local_chunk *chunk;
     uint64_t at;
     int rc = state_at(local, tensor, master ? CST_STATE_WEIGHT : state, first, n_elems, &chunk, &at,
@@ -251,6 +254,7 @@ static int local_write(struct gpt_store *store, uint32_t tensor, enum cst_state 
     }
     switch (state) {
     case CST_STATE_WEIGHT:
+        /* The weights are written to the newest row, so end a delay first. */
         gpt_local_turn(local);
         memcpy(chunk->rows.weight + at, data, n_elems * sizeof(uint16_t));
         break;

@@ -9,7 +9,7 @@ struct read_store {
     struct gpt_store head;
     struct gpt_store *from;        /* borrowed */
     const struct gpt_model *model; /* borrowed */
-    uint16_t *weights;             /* of the operator that is begun */
+    uint16_t *weights;             /* weights of the operator that is begun */
 };
 
 static struct read_store *self(struct gpt_store *store)
@@ -76,7 +76,7 @@ static void read_close(struct gpt_store *store, bool good)
     free(s);
 }
 
-/* What a forward pass uses, and no more. */
+/* Only the operations of a forward pass. */
 static const struct gpt_store_ops read_ops = {
     .name = "read",
     .op_begin = read_op_begin,

@@ -7,20 +7,20 @@
 #include <stdlib.h>
 
 struct member {
-    struct gpt_team *team; /* its own */
-    pthread_t thread;      /* started */
-    unsigned number;       /* from 0 */
+    struct gpt_team *team; /* team of the member */
+    pthread_t thread;
+    unsigned number; /* number of the member, from 0 */
 };
 
 struct gpt_team {
     pthread_mutex_t lock;
-    pthread_cond_t work, done; /* a pass begins; the last member ended it */
-    uint64_t pass;             /* counts passes; what members wait to change */
+    pthread_cond_t work, done; /* signals: a pass begins; its last member has ended */
+    uint64_t pass;             /* number of passes so far; members wait for it to change */
     unsigned n_busy;           /* members that have not ended the pass */
-    bool stop;                 /* members end */
-    gpt_team_fn fn;            /* of the pass */
-    void *arg;                 /* of the pass */
-    unsigned n_members;        /* started */
+    bool stop;                 /* members are to end */
+    gpt_team_fn fn;            /* function of the pass */
+    void *arg;                 /* argument of fn */
+    unsigned n_members;        /* members that were started */
     struct member members[];
 };
 
@@ -50,7 +50,8 @@ static void *member_main(void *arg)
     return NULL;
 }
 
-/* The @n-th usable core, round and round; a wish, so failure does not matter. */
+/* Pin @thread to usable core number @n, modulo their number. Pinning is optional, so errors are
+ * ignored. */
 static void pin(pthread_t thread, const cpu_set_t *usable, unsigned n)
 {
     cpu_set_t one;

@@ -13,21 +13,21 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define WRITE_ELEMS (1 << 20) /* of initial weights at a time */
+#define WRITE_ELEMS (1 << 20) /* initial weights that are written at a time */
 
 struct train {
-    const struct gpt_options *options; /* borrowed, as all down to store */
-    const struct gpt_model *model;
-    const struct gpt_data *data;
-    struct gpt_store *store;
-    uint32_t rank;                 /* this one */
-    struct gpt_device *device;     /* borrowed: what computes */
-    struct gpt_pass *pass;         /* its activations */
-    uint32_t n_passes;             /* per step */
-    struct gpt_exchange *exchange; /* borrowed; NULL: none is needed */
-    struct gpt_progress progress;  /* its words */
-    double matmul_flops;           /* per second; 0: not measured */
-    FILE *losses;                  /* --loss-file of rank 0 or of a process; NULL: none */
+    const struct gpt_options *options; /* borrowed */
+    const struct gpt_model *model;     /* borrowed */
+    const struct gpt_data *data;       /* borrowed */
+    struct gpt_store *store;           /* borrowed */
+    uint32_t rank;                     /* this rank */
+    struct gpt_device *device;         /* borrowed; computes the model */
+    struct gpt_pass *pass;             /* activations of this rank */
+    uint32_t n_passes;                 /* passes per step */
+    struct gpt_exchange *exchange;     /* borrowed; NULL: none is needed */
+    struct gpt_progress progress;      /* progress reports */
+    double matmul_flops;               /* operations per second; 0: not measured */
+    FILE *losses;                      /* file of --loss-file, if this rank writes it; else NULL */
 };
 
 double gpt_train_lr(const struct gpt_options *o, uint64_t step)
@@ -55,7 +55,8 @@ static int write_initial(const struct train *t, struct cst_err *err)
     for (uint32_t i = 0; rc == 0 && i < t->model->n_tensors; i++) {
         const bool based =
             t->options->base != NULL && t->model->tensors[i].pattern == CST_PATTERN_FROZEN;
-        const uint64_t n = based ? 0 : t->model->tensors[i].n_elems; /* the other job's are there */
+        /* The base job's weights are initialised already. */
+        const uint64_t n = based ? 0 : t->model->tensors[i].n_elems;
 
         for (uint64_t at = 0; rc == 0 && at < n; at += WRITE_ELEMS) {
             const uint64_t now = n - at < WRITE_ELEMS ? n - at : WRITE_ELEMS;
@@ -74,8 +75,8 @@ static bool is_void(int rc)
     return rc == CST_EPEERDIED || rc == CST_ESTALE;
 }
 
-/* Wait until all ranks are there; *step is the one to do. Each turn of the loop is the death of a
- * peer. */
+/* Wait until all ranks are present. *step is the step to do next. Each further round of the loop is
+ * due to the death of a peer. */
 static int sync_all(struct train *t, uint64_t *step, struct cst_err *err)
 {
     int rc;
@@ -95,8 +96,8 @@ static int sync_all(struct train *t, uint64_t *step, struct cst_err *err)
     return rc;
 }
 
-/* Forward and backward over part @number of the step's sequences, those of all ranks one behind the
- * other; *loss its mean loss. */
+/* Forward and backward pass over part @number of this rank's sequences of the step. *loss is the
+ * mean loss. The sequences of a step are numbered rank after rank. */
 static int one_pass(struct train *t, uint64_t step, uint32_t number, double *loss,
                     struct cst_err *err)
 {
@@ -113,15 +114,15 @@ static int one_pass(struct train *t, uint64_t step, uint32_t number, double *los
     return rc == 0 ? t->pass->ops->loss(t->pass, loss, err) : rc;
 }
 
-/* All passes, then the commit. A pass's gradients are those of its mean loss: the step's is the
- * mean over passes and ranks. */
+/* Run all passes and commit the step. The gradients of a pass are those of its mean loss.
+ * grad_scale turns their sum into the mean over passes and ranks. */
 static int one_step(struct train *t, uint64_t step, struct cst_step_result *result,
                     struct cst_err *err)
 {
     const struct gpt_options *o = t->options;
     struct cst_hyper_params params = {
         .lr = (float)gpt_train_lr(o, step),
-        .beta1 = o->beta1 > 0 ? (float)o->beta1 : -1, /* none */
+        .beta1 = o->beta1 > 0 ? (float)o->beta1 : -1, /* negative: no momentum */
         .beta2 = (float)o->beta2,
         .eps = 1e-8f,
         .weight_decay = (float)o->weight_decay,
@@ -144,7 +145,7 @@ static int one_step(struct train *t, uint64_t step, struct cst_step_result *resu
     return rc == 0 ? ops->step(t->store, &params, result, err) : rc;
 }
 
-/* Everything that follows a commit: it is never done twice. */
+/* Everything that follows a commit. A repeated attempt does not reach this function. */
 static int tell_step(struct train *t, const struct cst_step_result *result, double lr,
                      struct cst_err *err)
 {
@@ -179,6 +180,7 @@ static int run_steps(struct train *t, uint64_t step, struct cst_err *err)
             return cst_err_set(err, CST_ECANCELLED, "stopped");
         }
         rc = one_step(t, step, &result, err);
+        /* A peer died, and the step is void for all ranks: sync and repeat it. */
         if (is_void(rc)) {
             rc = sync_all(t, &step, err);
         } else if (rc == 0) {
@@ -189,7 +191,7 @@ static int run_steps(struct train *t, uint64_t step, struct cst_err *err)
     return rc;
 }
 
-/* The other ranks may be gone: nothing here waits for them. */
+/* Print the sample. It does not wait for other ranks, which may have ended. */
 static int print_sample(struct train *t, struct cst_err *err)
 {
     const struct gpt_options *o = t->options;
@@ -208,7 +210,8 @@ static int print_sample(struct train *t, struct cst_err *err)
     }
     if (rc == 0) {
         (void)printf("sample:\n%s", o->prompt);
-        for (uint64_t i = 0; i < o->sample; i++) { /* no control codes: a terminal may obey them */
+        /* Control characters are replaced, because a terminal would execute them. */
+        for (uint64_t i = 0; i < o->sample; i++) {
             const bool text_byte =
                 text[i] == '\n' || text[i] == '\t' || !iscntrl((unsigned char)text[i]);
 
@@ -220,8 +223,8 @@ static int print_sample(struct train *t, struct cst_err *err)
     return rc;
 }
 
-/* Files that one rank of a process writes: of the process's own rank, and of rank 0 where the
- * process is all ranks. */
+/* Open the files that one rank of a process writes: the process's own rank, or rank 0 if the
+ * process runs all ranks. */
 static int open_files(struct train *t, uint64_t step, struct cst_err *err)
 {
     const struct gpt_options *o = t->options;
@@ -253,8 +256,8 @@ static int close_files(struct train *t, struct cst_err *err)
     return rc;
 }
 
-/* What to do next with a job that was left before its last step, in the place of the words
- * "stopped". */
+/* Replace the error text "stopped" for a job that was left before its last step: say how to
+ * continue or remove it. */
 static void tell_stopped(const struct train *t, struct cst_err *err)
 {
     const struct gpt_options *o = t->options;
@@ -267,7 +270,7 @@ static void tell_stopped(const struct train *t, struct cst_err *err)
         o->job);
 }
 
-/* All steps were done before this process came. */
+/* Say that all steps were done before this process started. */
 static void tell_finished(const struct train *t, uint64_t step)
 {
     const struct gpt_options *o = t->options;
@@ -309,7 +312,8 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     step = store->ops->steps(store);
     if (rc == 0 && step < options->steps) {
         rc = sync_all(&t, &step, err);
-    } else if (rc == 0 && step > 0) { /* there is nothing to do together */
+    } else if (rc == 0 && step > 0) {
+        /* All steps are done: there is nothing to do with the other ranks. */
         tell_finished(&t, step);
     }
     if (rc == 0) {

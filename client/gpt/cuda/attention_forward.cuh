@@ -78,8 +78,8 @@ static __device__ __forceinline__ void fold(float (&s)[M][N][4], running<M> &r, 
     }
 }
 
-/* Add up the sums of the four threads of a row. Write lse of the rows below @whole, and return 1 /
- * sum in @scale. */
+/* Add up the sums of the four threads of a row. Write lse of the rows below @whole, and write
+ * 1 / sum to @scale. */
 template <int M>
 static __device__ __forceinline__ void finish(running<M> &r, float (&scale)[M][2], float *lse,
                                               uint32_t whole, float scale_log2)

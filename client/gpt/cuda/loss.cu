@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(32 * GPT_CUDA_LOSS_ROWS)
     vec8 x;
 
     if (row >= rows) {
-        return; /* a whole warp */
+        return; /* All lanes of a warp have this row. */
     }
     target = targets[row];
     x = load8(logits + static_cast<uint64_t>(row) * GPT_CUDA_VOCAB + first);

@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(GPT_CUDA_MAX_WIDTH / 8, 1)
         const uint64_t at = static_cast<uint64_t>(i) * width;
         const float m = mean[i];
         const float r = rstd[i];
-        /* It is in a near cache, and too large to keep in registers. */
+        /* w is in a near cache, and too large to keep in registers. */
         const vec8 scale = load_row_shared(w, mine);
         vec8 gain = load_row(dy + at, mine);
         vec8 hat = load_row(x + at, mine);

@@ -58,9 +58,9 @@ static __device__ __forceinline__ void store8(float *p, const vec8 &x)
     q[1] = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
 }
 
-/* A thread's share of a row: the four elements with number threadIdx.x, and those with number
- * threadIdx.x + blockDim.x. A warp then accesses contiguous memory, with 16 bytes of fp32 or 8
- * bytes of bf16 per thread. Elements beyond the row read as 0. */
+/* A thread's share of a row: four elements from column 4 x threadIdx.x on, and four elements from
+ * column 4 x (threadIdx.x + blockDim.x) on. A warp then accesses contiguous memory, with 16 bytes
+ * of fp32 or 8 bytes of bf16 per thread. Elements beyond the row read as 0. */
 struct share {
     uint32_t first, second;     /* first columns */
     bool has_first, has_second; /* the columns are in the row */
