@@ -70,7 +70,7 @@ uint64_t cst_budget_left(const struct cst_budget *budget, const struct cst_quota
     return left < allowed ? left : allowed;
 }
 
-/* The kernel's name shows in /proc/PID/maps: cistern-12. */
+/* Create a memfd whose name, such as "cistern-12", appears in /proc/PID/maps. */
 static int make_memfd(uint32_t id)
 {
     char name[32];
@@ -78,14 +78,15 @@ static int make_memfd(uint32_t id)
 
     (void)snprintf(name, sizeof name, "cistern-%u", id);
     fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    if (fd < 0 && errno == EINVAL) { /* kernels before 6.3 */
+    if (fd < 0 && errno == EINVAL) { /* MFD_NOEXEC_SEAL needs Linux 6.3. */
         fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     }
     return fd;
 }
 
-/* Not FUTURE_WRITE: engines that start later must be able to map it. SEAL last, or a worker could
- * add seals itself. */
+/* Create a sealed memfd of @bytes. F_SEAL_FUTURE_WRITE must not be set, because engines that
+ * start later must be able to map the file for writing. F_SEAL_SEAL prevents workers from adding
+ * seals. */
 static int make_sealed(uint32_t id, uint64_t bytes, int *out, struct cst_err *err)
 {
     int fd = make_memfd(id), saved;
@@ -213,8 +214,8 @@ int cst_segment_open_shared(struct cst_segment **out, uint32_t id, const struct 
     return CST_OK;
 }
 
-/* A memfd of an engine or the daemon, and not a driver's handle of device memory, whatever kind of
- * file that is: memfds alone can be sealed. */
+/* True for a memfd of the daemon or of an engine, false for a driver's handle of GPU memory,
+ * whatever kind of file the handle is. Only memfds support seals. */
 static bool is_memfd(int fd)
 {
     int seals = fcntl(fd, F_GET_SEALS);
@@ -248,7 +249,8 @@ void cst_segment_ref(struct cst_segment *segment)
     segment->n_refs++;
 }
 
-/* Close the file and give the charge back, or leave both to the remains. */
+/* Close the files and give the charge back. A memfd that workers may still hold is handed over to
+ * the budget's remains instead, together with its charge. */
 static void drop_memory(struct cst_segment *segment)
 {
     struct cst_budget *budget = segment->budget;

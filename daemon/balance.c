@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/balance.h"
 
-#define MOST_LEFT 20u /* often enough */
+/* Maximum of n_left. It bounds the shift in memory_of. */
+#define MOST_LEFT 20u
 
 static double rate_of(const struct cst_balance_rate *rate)
 {
@@ -24,13 +25,15 @@ struct cst_interleave cst_balance_machine(const struct cst_balance *balance,
 
 /* -- promises --------------------------------------------------------------------------------- */
 
-/* Steps for which what was measured counts. */
+/* Number of steps for which a measurement counts. The number doubles each time that its k was
+ * replaced again. */
 static uint64_t memory_of(const struct cst_balance_tried *tried)
 {
     return (uint64_t)CST_BALANCE_MEMORY << (tried->n_left < 2 ? 0 : tried->n_left - 1);
 }
 
-/* Seconds that phases with @k took; 0: too few are known, or it was too long ago. */
+/* Measured seconds of an update phase with @k; 0: there are too few measurements, or they are too
+ * old. */
 static double measured(const struct cst_balance *b, const struct cst_interleave *m, uint32_t k)
 {
     const struct cst_balance_tried *tried = &b->tried[k];
@@ -42,23 +45,27 @@ static double measured(const struct cst_balance *b, const struct cst_interleave 
     return m->n_chunks * m->chunk_elems / cst_rates_median_get(&tried->phase);
 }
 
-/* What is known of phases, each looked up once: finding the nearest one, and playing it, would else
- * be done for each k that promises something. Of k each. */
+/* What the measurements say about each k. Computed once per choice, because each prediction of
+ * cst_interleave_seconds simulates a phase. */
 struct lessons {
-    double measured[CST_INTERLEAVE_MOST + 1]; /* seconds; 0: not */
-    double stretch[CST_INTERLEAVE_MOST + 1]; /* by how much phases will be longer than predicted: as
-                                              * those with the measured k next to it, the lower one
-                                              * of two, were. 1: there is none */
+    /* Measured seconds of a phase by k; 0: not measured. */
+    double measured[CST_INTERLEAVE_MOST + 1];
+    /* Ratio of measured to predicted seconds by k. A k that was not measured gets the ratio of the
+     * nearest measured k, of the lower one of two equally near ones. 1: no k was measured. */
+    double stretch[CST_INTERLEAVE_MOST + 1];
 };
 
-/* @m has its rates. */
+/* Fill @l. @m must contain the rates (cst_balance_machine). */
 static void learn(struct lessons *l, const struct cst_balance *b, const struct cst_interleave *m)
 {
-    uint32_t below[CST_INTERLEAVE_MOST + 1]; /* the next measured k there, itself included */
+    /* Nearest measured k that is not above the index; CST_INTERLEAVE_NEVER: none. */
+    uint32_t below[CST_INTERLEAVE_MOST + 1];
     uint32_t above = CST_INTERLEAVE_NEVER;
 
     l->measured[CST_INTERLEAVE_NEVER] = measured(b, m, CST_INTERLEAVE_NEVER);
-    l->stretch[CST_INTERLEAVE_NEVER] = 1; /* the nodes alone share their memory with nobody */
+    /* Without device updates the nodes share their memory with nobody, and their rate needs no
+     * correction. */
+    l->stretch[CST_INTERLEAVE_NEVER] = 1;
     below[0] = CST_INTERLEAVE_NEVER;
     for (uint32_t k = 1; k <= CST_INTERLEAVE_MOST; k++) {
         l->measured[k] = measured(b, m, k);
@@ -77,10 +84,11 @@ static void learn(struct lessons *l, const struct cst_balance *b, const struct c
     }
 }
 
-/* @m has its rates. */
+/* Expected seconds of a phase with @k. @m must contain the rates. */
 static double promise(const struct lessons *l, const struct cst_interleave *m, uint32_t k)
 {
-    uint32_t known = k < CST_INTERLEAVE_MOST ? k : CST_INTERLEAVE_MOST; /* k as configured: any */
+    /* A configured k may be larger than the table. */
+    uint32_t known = k < CST_INTERLEAVE_MOST ? k : CST_INTERLEAVE_MOST;
 
     if (k == known && l->measured[k] > 0) {
         return l->measured[k];
@@ -100,7 +108,8 @@ double cst_balance_promise(const struct cst_balance *balance, const struct cst_i
 
 /* -- the choice ------------------------------------------------------------------------------- */
 
-/* The k that promises most; the largest of those that are alike. */
+/* Returns the k with the shortest expected phase, the largest of several equal ones. Larger k means
+ * fewer device updates. */
 static uint32_t find_best(const struct lessons *l, const struct cst_interleave *m)
 {
     uint32_t k = m->n_chunks < CST_INTERLEAVE_MOST ? m->n_chunks : CST_INTERLEAVE_MOST;
@@ -131,7 +140,7 @@ void cst_balance_begin(struct cst_balance *balance, const struct cst_interleave 
     set(balance, cst_interleave_choose(&m));
 }
 
-/* @k is to be preferred to @present. */
+/* True if @k should replace @present. */
 static bool is_better(const struct lessons *l, const struct cst_interleave *m, uint32_t k,
                       uint32_t present)
 {
@@ -152,7 +161,8 @@ bool cst_balance_step(struct cst_balance *balance, const struct cst_interleave *
 
     balance->n_steps++;
     balance->phase = last->number;
-    if (seen || last->k != balance->k) { /* what is set was not in force yet */
+    /* Skip a phase that was counted before, and a phase that was made with an earlier k. */
+    if (seen || last->k != balance->k) {
         return false;
     }
     tried->step = balance->n_steps;
@@ -165,6 +175,8 @@ bool cst_balance_step(struct cst_balance *balance, const struct cst_interleave *
     if (best == balance->k || !is_better(&lessons, &m, best, balance->k)) {
         return false;
     }
+    /* The measurement of the k that is replaced will be trusted longer than the last time.
+     * Otherwise a k that is slower than its prediction would be tried again and again. */
     tried->n_left += tried->n_left < MOST_LEFT;
     set(balance, best);
     return true;

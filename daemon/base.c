@@ -9,7 +9,7 @@
 
 enum { NAMED_USERS = 4, USERS_TEXT = 320 };
 
-/* Its weights are there, and are what was written. */
+/* Check that the weights of @job exist and are valid. */
 static int check_weights(const struct cst_job *job, const char *name, struct cst_err *err)
 {
     struct cst_core_stats stats = {0};
@@ -98,7 +98,9 @@ int cst_base_check(const struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
-/* Users that close still have its memory. */
+/* Returns the first job after @last in @list whose base is @base. *passed: @last was found
+ * already, or there is none. Closing jobs count as users too, because they still map the memory
+ * of the base. */
 static struct cst_job *next_in(const struct cst_job_list *list, const struct cst_job *base,
                                const struct cst_job *last, bool *passed)
 {

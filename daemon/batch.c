@@ -3,8 +3,9 @@
 
 #include <string.h>
 
-enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; /* wire types */
-enum { MAX_TEXT = 383 };                                  /* of an item: what a cst_err holds */
+enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; /* Wire types of protobuf. */
+/* Longest text of an item, which is the text of a cst_err. */
+enum { MAX_TEXT = 383 };
 
 /* -- reading -------------------------------------------------------------------------------- */
 
@@ -59,7 +60,8 @@ static bool skip(struct reader *r, unsigned wire)
     return true;
 }
 
-/* A field's number and wire type. Like protobuf-c, this refuses a key of more than 5 bytes. */
+/* Read a field's number and wire type. Like protobuf-c, the function refuses a key of more than 5
+ * bytes. */
 static bool read_key(struct reader *r, uint64_t *field, unsigned *wire)
 {
     const uint8_t *first = r->at;
@@ -113,7 +115,7 @@ static bool read_item(struct reader r, struct cst_batch_item *out)
         set_item(out, field, v);
         seen |= 1u << field;
     }
-    return (seen & 6) == 6; /* kind and chunk */
+    return (seen & 6) == 6; /* The required fields kind and chunk are present. */
 }
 
 static int read_field(struct cst_batch *out, struct reader *r, bool *has_attempt,
@@ -186,13 +188,15 @@ static uint8_t *put_field(uint8_t *at, unsigned field, uint64_t v)
     return put_varint(at, v);
 }
 
-/* An ItemResult without its text: at most 34 bytes. */
+/* Write an ItemResult without its text, at most 34 bytes. */
 static uint8_t *put_numbers(uint8_t *at, const struct cst_pending_item *item)
 {
     uint32_t status = (uint32_t)item->status;
 
-    at = put_field(at, 1, (status << 1) ^ (uint32_t)(item->status >> 31)); /* sint32: zigzag */
-    if (item->status == CST_OK && item->generation != 0) {                 /* a lease was granted */
+    /* Zigzag encoding of a sint32. */
+    at = put_field(at, 1, (status << 1) ^ (uint32_t)(item->status >> 31));
+    /* Only a granted lease has a place and a generation. */
+    if (item->status == CST_OK && item->generation != 0) {
         at = put_field(at, 2, item->slab);
         at = put_field(at, 3, item->offset);
         at = put_field(at, 4, item->generation);
@@ -200,7 +204,7 @@ static uint8_t *put_numbers(uint8_t *at, const struct cst_pending_item *item)
     return at;
 }
 
-/* At most 28 bytes. */
+/* Write the place that a worker copies the weights from, at most 28 bytes. */
 static uint8_t *put_home(uint8_t *at, const struct cst_pending_item *item)
 {
     if (item->home_bytes != 0) {

@@ -11,7 +11,7 @@ uint64_t cst_charge_pool(const struct cst_daemon *daemon, const struct cst_layou
     return cst_pools_bytes(layout, &pool->blocks, cst_memory_grain(daemon, pool->gpu));
 }
 
-/* Rooms of an accelerator, and states that stay there. */
+/* Bytes of the device reservations on @gpu and of the states that stay there. */
 static uint64_t room_bytes(const struct cst_memory_wish *wish, const struct cst_gpu *gpu)
 {
     uint64_t bytes = 0;
@@ -26,8 +26,9 @@ static uint64_t room_bytes(const struct cst_memory_wish *wish, const struct cst_
     return bytes;
 }
 
-/* What all ranks with the budget of @rank's pool take of it, rooms among it; 0 if a rank before
- * @rank has the same one. */
+/* Bytes that all ranks with the budget of @rank's pool need from this budget, including device
+ * reservations and states. Returns 0 if a lower rank has the budget too, because the sum was
+ * checked for that rank. */
 static uint64_t sum_pools(const struct cst_daemon *daemon, const struct cst_memory_wish *wish,
                           uint32_t rank)
 {
@@ -57,7 +58,8 @@ static int check(struct cst_budget *budget, struct cst_quota_account *account, u
     return rc;
 }
 
-/* The kernel would not refuse what is beyond the control group's limit, but kill an engine. */
+/* Check @bytes against the limit of the control group. The kernel would not refuse memory beyond
+ * the limit, but kill an engine. */
 static int check_machine(const struct cst_daemon *daemon, uint64_t bytes, const char *name,
                          struct cst_err *err)
 {
@@ -74,7 +76,7 @@ static int check_machine(const struct cst_daemon *daemon, uint64_t bytes, const 
                        (unsigned long long)limit.bytes, limit.file);
 }
 
-/* What @wish takes of host memory, pools included. */
+/* Bytes of host memory that @wish needs, including pools. */
 static uint64_t host_bytes(const struct cst_daemon *daemon, const struct cst_memory_wish *wish,
                            uint64_t arena_bytes)
 {
@@ -92,12 +94,14 @@ int cst_charge_check(struct cst_daemon *daemon, const struct cst_memory_wish *wi
 {
     struct cst_quota_account *account = wish->account;
     int rc = check(&daemon->host, account, arena_bytes, name, err);
-    bool host = rc != CST_OK; /* it is host memory that is short */
+    bool host = rc != CST_OK; /* Host memory is what is short. */
 
     for (uint32_t r = 0; r < wish->world && rc == CST_OK; r++) {
         rc = check(cst_memory_budget(daemon, wish->pools[r].gpu), account,
                    sum_pools(daemon, wish, r), name, err);
     }
+    /* Accelerators without pools. For an accelerator with pools the sum above was at least as
+     * large. */
     for (uint32_t i = 0; i < wish->n_rooms && rc == CST_OK; i++) {
         rc = check(&wish->rooms[i].gpu->pool, account, room_bytes(wish, wish->rooms[i].gpu), name,
                    err);

@@ -6,18 +6,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Number of times that the engine may be given up before a command is refused. A command that is
+ * always present when the engine dies may be the reason for the deaths. */
 enum { MAX_GIVEN_UP = 3 };
 
 struct cst_commands_item {
     TAILQ_ENTRY(cst_commands_item) link;
-    struct cst_commands_item *same_bucket; /* next with the same hash */
+    struct cst_commands_item *same_bucket; /* Next command with the same hash. */
     uint64_t ticket;
     bool forgiven;
-    bool io;             /* as in the command */
-    uint32_t n_given_up; /* Times that the engine was given up while the command was here. */
-    size_t n_bytes;      /* of packed */
-    uint8_t packed[];    /* field 1 of Submit: key, length, Command; so a Submit is items one behind
-                            the other */
+    bool io;             /* As in struct cst_command. */
+    uint32_t n_given_up; /* Times that the engine was given up while the command was present. */
+    size_t n_bytes;      /* Length of packed. */
+    /* The command as field 1 of a Submit message: key, length, Command. A Submit message is a
+     * sequence of these items. */
+    uint8_t packed[];
 };
 
 static unsigned bucket_of(uint64_t ticket)
@@ -39,6 +42,7 @@ static void drop(struct cst_commands *commands, struct cst_commands_item *item)
         p = &(*p)->same_bucket;
     }
     *p = item->same_bucket;
+    /* Unsent commands are dropped when their job ends, or when the engine is given up. */
     if (commands->unsent == item) {
         commands->unsent = TAILQ_NEXT(item, link);
     }
@@ -76,13 +80,13 @@ static void fill_hyper(Engine__Hyper *out, const struct cst_hyper *hyper)
     out->grad_scale = hyper->grad_scale;
 }
 
-/* Rows of an UPDATE that are elsewhere. */
+/* Places of rows of an UPDATE that are not where the job table says. */
 struct rows {
     Engine__RowPlace v[CST_COMMAND_MAX_ROWS], *pointers[CST_COMMAND_MAX_ROWS];
     Engine__Place places[CST_COMMAND_MAX_ROWS];
 };
 
-/* A Command whose parts lie beside it. */
+/* A Command message and the storage of its parts. */
 struct message {
     Engine__Command command;
     Engine__Hyper hyper;
@@ -119,7 +123,8 @@ static void fill_update(struct message *m, const struct cst_command *c)
     m->command.guard = c->guard;
 }
 
-/* Rows of moments are told of where their elements are not simply fp32 at a place. */
+/* Fill the fields of a CONVERT. The position and format of moments are only sent if they are not
+ * plain fp32 at the command's places. */
 static void fill_convert(struct message *m, const struct cst_command *c)
 {
     bool rows = c->encode || c->decode || c->row_elems > 0;
@@ -192,7 +197,7 @@ int cst_commands_add(struct cst_commands *commands, const struct cst_command *co
 {
     struct message m;
     struct cst_commands_item *item, **bucket;
-    uint8_t head[12] = {1 << 3 | 2}; /* field 1, length-delimited */
+    uint8_t head[12] = {1 << 3 | 2}; /* Key of field 1, length-delimited. */
     size_t n_head, n;
 
     fill_message(&m, command);

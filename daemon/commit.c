@@ -44,13 +44,13 @@ void cst_commit_break(struct cst_job *job, const struct cst_err *why)
 
 /* -- answers -------------------------------------------------------------------------------- */
 
-/* A Committed whose parts lie beside it. */
+/* A Committed message and the storage of its parts. */
 struct committed {
     Cistern__Committed message;
     struct cst_job_info_pool pool;
 };
 
-/* The pool of @rank, by size class. */
+/* Fill in the pool of @rank by size class. */
 static void fill_pool(const struct cst_job *job, uint32_t rank, struct committed *out)
 {
     const Cistern__PoolClass *first = &out->pool.classes[0];
@@ -133,6 +133,8 @@ static int lay_out(struct cst_job *job, struct cst_err *err)
     return rc == CST_OK ? cst_layout_build(&job->layout, &job->model, &config, err) : rc;
 }
 
+/* True if one of the workers uses the manager socket. Refusals may then name jobs of other
+ * users. */
 static bool asks_as_manager(const struct cst_job *job)
 {
     bool any = false;
@@ -172,8 +174,9 @@ static int populate(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
-/* A pool that is a slab more than the plan reckoned with, or an accelerator that another job has
- * filled meanwhile, does not fail a job. */
+/* Populate the job's memory, and repeat it with a reduced plan if necessary. A pool that is one
+ * slab larger than the plan assumed, or an accelerator whose memory another job has taken
+ * meanwhile, must not fail the job. */
 static int populate_as_planned(struct cst_job *job, struct cst_err *err)
 {
     int rc;
@@ -228,7 +231,9 @@ static int open_core(struct cst_job *job, struct cst_err *err)
         .arena_segments = memory->ids,
         .table_segment = memory->ids[memory->n_arenas],
         .pools = memory->pools,
-        .first_ticket = (job->serial << CST_JOB_TICKET_SHIFT) + 1, /* a mark's low half is not 0 */
+        /* The low 32 bits of a mark must not be 0 (proto/table.h). A REDUCE is marked with its
+         * ticket. */
+        .first_ticket = (job->serial << CST_JOB_TICKET_SHIFT) + 1,
         .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
         .policy = policy_of(job),
         .micro_batches = job->micro_batches,
@@ -265,7 +270,7 @@ void cst_commit_populated(struct cst_memory *memory)
     struct cst_err err = memory->err;
     char bytes[CST_SIZE_TEXT];
 
-    if (job->state == CST_JOB_READY) {
+    if (job->state == CST_JOB_READY) { /* The job was committed before; pools were made again. */
         cst_move_end(job, &err);
         return;
     }
@@ -368,9 +373,7 @@ static bool all_committed(const struct cst_job *job)
     return true;
 }
 
-/* The engine of accelerator number @i of the job, of which each rank has two, the same one perhaps;
- * NULL: that of a rank that has none. */
-/* Ranks may have gone while it was searched for. */
+/* The search for a plan has ended. Ranks may have left during the search. */
 static void on_planned(struct cst_job *job)
 {
     if (job->state == CST_JOB_DECLARING && all_committed(job)) {
@@ -436,6 +439,7 @@ void cst_commit_withdraw(struct cst_job *job, uint32_t rank)
     }
 }
 
+/* Refuse a worker that cannot copy weights itself although the configuration requires this. */
 static int check_copies(const struct cst_worker *worker, bool copies, struct cst_err *err)
 {
     const struct cst_layout_states states = cst_job_options_states(&worker->job->options);
@@ -465,6 +469,8 @@ void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, ui
     if (rc == CST_OK) {
         rc = check_copies(worker, copies, &err);
     }
+    /* The rank's pool could not be made again on another device. The worker must open the job
+     * anew. */
     if (rc == CST_OK && job->state == CST_JOB_READY && worker->homeless.status != CST_OK) {
         err = worker->homeless;
         rc = err.status;

@@ -12,10 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    HOST_PERCENT = 60,
-    POOL_PERCENT = 25
-}; /* defaults; the rest is for workers and the system */
+/* Default budgets in percent of the machine's memory. The rest is for workers and the system. */
+enum { HOST_PERCENT = 60, POOL_PERCENT = 25 };
 
 typedef int (*set_fn)(struct cst_config *config, const char *value, void *field,
                       struct cst_err *err);
@@ -81,7 +79,7 @@ static int set_life(struct cst_config *config, const char *value, void *field, s
     return set_time(value, 366 * 86400, field, err);
 }
 
-/* Milliseconds of it fit in 32 bits. */
+/* Set a time that is used in milliseconds, which must fit in 32 bits. */
 static int set_wait(struct cst_config *config, const char *value, void *field, struct cst_err *err)
 {
     (void)config;
@@ -107,14 +105,14 @@ static int set_paced(struct cst_config *config, const char *value, void *field, 
     return set_count(value, 0, CST_CONFIG_MAX_PACED, field, err);
 }
 
-/* Units per second. */
+/* Set a rate in units per second. Percentages are not allowed. */
 static int set_rate(struct cst_config *config, const char *value, void *field, struct cst_err *err)
 {
     (void)config;
     return cst_size_parse(value, 0, field, err);
 }
 
-/* The most is the engine's: a team must get on. */
+/* Set copy_share. The maximum is the engine's: compute threads must make progress during copies. */
 static int set_copy_share(struct cst_config *config, const char *value, void *field,
                           struct cst_err *err)
 {
@@ -190,7 +188,7 @@ static int set_lock(struct cst_config *config, const char *value, void *field, s
     return cst_err_set(err, CST_EINVAL, "'%s' is none of try, yes, no", value);
 }
 
-/* "all", or node numbers divided by commas or spaces. */
+/* Set the list of NUMA nodes: "all", or node numbers separated by commas or spaces. */
 static int set_nodes(struct cst_config *config, const char *value, void *field, struct cst_err *err)
 {
     char copy[128], *save = NULL;
@@ -246,7 +244,7 @@ static int set_gpu_copies(struct cst_config *config, const char *value, void *fi
     return CST_OK;
 }
 
-/* Bytes of the smallest piece; "no": 0. */
+/* Set the smallest piece in bytes; "no" sets 0. */
 static int set_gpu_gather(struct cst_config *config, const char *value, void *field,
                           struct cst_err *err)
 {
@@ -263,7 +261,8 @@ static int set_gpu_gather(struct cst_config *config, const char *value, void *fi
     return rc;
 }
 
-/* Kept as it is: each card makes its own of a percentage. */
+/* Set the budget of GPUs. The text is kept, because a percentage refers to the memory of each
+ * card. */
 static int set_gpu_pool(struct cst_config *config, const char *value, void *field,
                         struct cst_err *err)
 {
@@ -284,7 +283,7 @@ static const struct row {
     const char *section;
     const char *key;
     set_fn set;
-    size_t field; /* offset in struct cst_config */
+    size_t field; /* Offset in struct cst_config. */
 } rows[] = {
     {"daemon", "socket", set_socket, offsetof(struct cst_config, socket)},
     {"daemon", "manager_socket", set_socket, offsetof(struct cst_config, manager_socket)},
@@ -362,7 +361,7 @@ void cst_config_init(struct cst_config *config, uint64_t memory_bytes)
     };
 }
 
-/* Number of the row, or -1 with words that list what there is. */
+/* Returns the index of the row, or -1 with an error that lists the known keys. */
 static int find_row(const char *section, const char *key, struct cst_err *err)
 {
     char known[256] = "";
@@ -415,10 +414,12 @@ int cst_config_set(struct cst_config *config, const char *section, const char *k
 struct load {
     struct cst_config *config;
     FILE *file;
-    int line;           /* being read; inih counts the same but does not tell */
-    uint64_t seen;      /* rows that this file has set */
-    struct cst_err err; /* the first one of a key or value ... */
-    int err_line;       /* ... and where it was */
+    /* Number of the line being read. inih counts lines as well but does not pass the number to the
+     * handler. */
+    int line;
+    uint64_t seen;      /* Rows of the table that this file has set, one bit each. */
+    struct cst_err err; /* First error in a key or value. */
+    int err_line;       /* Line of err. */
 };
 
 static char *read_line(char *line, int size, void *user)
@@ -447,7 +448,8 @@ static int set_once(struct load *load, const char *section, const char *key, con
     return set_row(load->config, i, value, &load->err);
 }
 
-/* inih's handler: 1 goes on, 0 is an error in this line. Only the first is kept. */
+/* Handler of inih for one line; returns 1 to continue, 0 for an error. Only the first error is
+ * kept. */
 static int on_line(void *user, const char *section, const char *key, const char *value)
 {
     struct load *load = user;
@@ -462,7 +464,7 @@ static int on_line(void *user, const char *section, const char *key, const char 
     return 1;
 }
 
-/* A line that inih itself could not read never came to the handler. */
+/* Compose the error for @line. A line that inih cannot parse is not passed to the handler. */
 static int explain_line(const struct load *load, const char *path, int line, struct cst_err *err)
 {
     if (load->err.status == 0 || line < load->err_line) {
@@ -528,7 +530,8 @@ static int finish_manager_socket(struct cst_config *config, struct cst_err *err)
     return CST_OK;
 }
 
-/* Budgets that were not given make way for those that were, and for paced accelerators. */
+/* Check the sum of the budgets. Budgets that were not set are reduced in favour of those that were
+ * set and of simulated accelerators. */
 static int finish_budgets(struct cst_config *config, struct cst_err *err)
 {
     uint64_t paced = config->n_paced * config->paced_memory, left = config->memory_bytes;

@@ -25,8 +25,9 @@ static void on_readable(uv_check_t *reader)
     cst_session_read_turns(&daemon->server);
 }
 
-/* After every callback of a turn and before the loop sleeps: what had to wait, then what it
- * produced for the engines, then what nobody waits for. */
+/* End of a turn of the loop, after all callbacks and before the loop sleeps. The order matters:
+ * deferred work first, then the commands for engines that it produced, then work of low
+ * priority. */
 static void on_turn(uv_prepare_t *turn)
 {
     struct cst_daemon *daemon = turn->data;
@@ -75,7 +76,8 @@ static void on_terminate(uv_signal_t *signal, int number)
 
     if (daemon->draining) {
         cst_log(CST_LOG_WARNING, "second %s: exiting now", strsignal(number));
-        _exit(1); /* engines end with their sockets */
+        /* Engines end by themselves when their sockets are closed. */
+        _exit(1);
     }
     cst_log(CST_LOG_NOTICE, "%s: shutting down; %u jobs end", strsignal(number), daemon->jobs.n);
     cst_daemon_drain(daemon);
@@ -112,7 +114,7 @@ static void start_signals(struct cst_daemon *daemon)
 
 /* -- start ---------------------------------------------------------------------------------- */
 
-/* Every segment and every worker is a descriptor. */
+/* Raise the limit of open files. Every segment and every worker needs a descriptor. */
 static void raise_fd_limit(void)
 {
     struct rlimit limit;
@@ -123,8 +125,8 @@ static void raise_fd_limit(void)
     }
 }
 
-/* What the daemon has of each resource, so that the parts that users may hold are known.
- * Accelerators add theirs when they are found. */
+/* Tell the quota module the total of each resource, because users' limits may be parts of it.
+ * Accelerators add their memory when they are found. */
 static void init_quota(struct cst_daemon *daemon, const struct cst_config *config)
 {
     struct cst_quota *quota = &daemon->quota;
@@ -175,7 +177,7 @@ static void init_parts(struct cst_daemon *daemon, const struct cst_config *confi
     if (getrandom(&daemon->epoch, sizeof daemon->epoch, 0) != (ssize_t)sizeof daemon->epoch) {
         daemon->epoch = daemon->started_ns;
     }
-    daemon->epoch &= INT64_MAX; /* fits what any client keeps it in */
+    daemon->epoch &= INT64_MAX; /* Clients may store it in a signed integer. */
 }
 
 int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, struct cst_err *err)
@@ -248,7 +250,7 @@ void cst_daemon_run(struct cst_daemon *daemon)
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
 }
 
-/* Why a worker of @job (NULL: somebody who has none) hears no more. */
+/* The reason for the end of the connection of a worker of @job; NULL: the peer has no job. */
 static struct cst_err words_of_end(const struct cst_job *job)
 {
     struct cst_core_stats stats = {0};
@@ -269,7 +271,7 @@ static struct cst_err words_of_end(const struct cst_job *job)
     return why;
 }
 
-/* Whoever is connected learns why, even if it asks for nothing just now. */
+/* Tell all connected peers why their connection ends, including those without a request. */
 static void say_farewell(struct cst_daemon *daemon)
 {
     struct cst_session *session;
@@ -294,8 +296,8 @@ static void remove_jobs(struct cst_daemon *daemon)
     }
 }
 
-/* Requests are answered, then connections closed: a reply that the socket does not take at once is
- * not waited for. */
+/* Answer all requests and close the connections. A reply that a socket does not accept at once is
+ * lost. */
 static void end_sessions(struct cst_daemon *daemon)
 {
     struct cst_session *session;
@@ -315,8 +317,9 @@ static void end_sessions(struct cst_daemon *daemon)
     }
 }
 
-/* The daemon's own handles must not keep the loop; but until it has run empty the turns go on, and
- * a second signal is heard. */
+/* Apply @fn to the daemon's own handles. After the drain they must not keep the loop running,
+ * but they must work until the loop has ended: deferred work continues, and a second signal is
+ * handled. */
 static void for_own_handles(struct cst_daemon *daemon, void (*fn)(uv_handle_t *handle))
 {
     fn((uv_handle_t *)&daemon->terminate);

@@ -33,8 +33,8 @@ static bool did_commit(const struct cst_worker *worker, uint32_t i)
     return worker->commit != NULL;
 }
 
-/* "rank 0", "ranks 0, 2", "ranks 0, 1, 2, 3 and 60 more": the others of which @did is true for @i.
- */
+/* Name the other present ranks for which @did is true for number @i: "rank 0", "ranks 0, 2" or
+ * "ranks 0, 1, 2, 3 and 60 more". */
 static const char *name_others(const struct cst_worker *me, did_fn did, uint32_t i,
                                char out[RANKS_TEXT])
 {
@@ -67,7 +67,7 @@ static const char *name_me(const struct cst_worker *me, char out[RANKS_TEXT])
     return out;
 }
 
-/* A rank has committed, or all have: nobody declares more. */
+/* True if a rank has committed. The model must not grow then. */
 static bool is_closed(const struct cst_job *job)
 {
     bool closed = job->state != CST_JOB_DECLARING;
@@ -124,8 +124,8 @@ static int declare_group(struct cst_worker *worker, const Cistern__GroupDecl *de
     return rc;
 }
 
-/* What @decl says, in the model's words; they borrow from it. That there are so many dimensions of
- * a box is for us to see: the model reads n_dims of them. */
+/* Convert @decl; *out borrows its strings and arrays from @decl. The lengths of the box are checked
+ * here, because the model reads n_dims elements of each. */
 static int read_tensor(const struct cst_worker *worker, const Cistern__TensorDecl *decl,
                        struct cst_tensor_words *out, struct cst_err *err)
 {
@@ -158,8 +158,8 @@ static int read_tensor(const struct cst_worker *worker, const Cistern__TensorDec
     return CST_OK;
 }
 
-/* Declared into a model of its own, it is checked as the first one was and has its numbers to
- * compare. */
+/* Compare a tensor with the one that another rank declared. It is declared into a temporary model
+ * first, for the checks and the derived numbers. */
 static int compare_tensor(const struct cst_worker *worker, const struct cst_tensor_words *words,
                           struct cst_err *err)
 {
@@ -211,7 +211,8 @@ static int compare_operator(const struct cst_worker *worker, const Cistern__Oper
     struct cst_layout_operator other = {.tensors = decl->tensors,
                                         .n_tensors = (uint32_t)decl->n_tensors};
 
-    if (strlen(decl->name) >= sizeof other.name) { /* cut off it could be the same */
+    /* A name that is cut off could be equal by mistake. */
+    if (strlen(decl->name) >= sizeof other.name) {
         return cst_err_set(err, CST_EINVAL, "name of operator '%.20s...' is longer than %zu bytes",
                            decl->name, sizeof other.name - 1);
     }
@@ -247,7 +248,7 @@ static int declare_operator(struct cst_worker *worker, const Cistern__OperatorDe
     return rc;
 }
 
-/* What the others have found out meanwhile. */
+/* Report a disagreement that another rank found after this worker's last request. */
 static int check_heard(const struct cst_worker *worker, struct cst_err *err)
 {
     const struct cst_err *why = &worker->job->disagreement;
@@ -312,12 +313,12 @@ int cst_declare_check(const struct cst_worker *worker, uint32_t n_tensors, uint3
 
 /* -- disagreeing ---------------------------------------------------------------------------- */
 
-/* How much of a model. */
+/* A number of groups, tensors and operators. */
 struct extent {
     uint32_t n_groups, n_tensors, n_operators;
 };
 
-/* What ranks that are there have declared. */
+/* Returns the largest numbers that attached ranks have declared. */
 static struct extent declared(const struct cst_job *job)
 {
     struct extent most = {0};
@@ -354,7 +355,8 @@ static void drop_model(struct cst_job *job, const struct cst_err *why)
 
 void cst_declare_disagree(struct cst_job *job, struct cst_worker *worker, const struct cst_err *why)
 {
-    bool late = worker != NULL && worker->unheard; /* it has been heard of, and is told now */
+    /* The model was dropped already, and @worker learns it only now. */
+    bool late = worker != NULL && worker->unheard;
 
     if (job->state == CST_JOB_DECLARING && !late) {
         drop_model(job, why);
@@ -364,7 +366,7 @@ void cst_declare_disagree(struct cst_job *job, struct cst_worker *worker, const 
     }
 }
 
-/* The first declarations of @from, as many as @much says, in *out. */
+/* Copy the first declarations of @from, as many as @much says, into *out. */
 static int copy_model(struct cst_model *out, const struct cst_model *from,
                       const struct extent *much, struct cst_err *err)
 {
@@ -406,6 +408,8 @@ void cst_declare_forget(struct cst_worker *worker)
         return;
     }
     if (copy_model(&rest, &job->model, &much, &err) != CST_OK) {
+        /* Without memory for the shorter model the whole model is dropped, as after a
+         * disagreement. */
         (void)cst_err_prefix(&err, "the model without what rank %u declared", worker->rank);
         err.status = CST_EMISMATCH;
         drop_model(job, &err);

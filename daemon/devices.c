@@ -38,7 +38,8 @@ void cst_devices_drop(struct cst_worker *worker)
     cst_devices_use(worker, &worker->accelerator, NULL);
 }
 
-/* Of @worker's pool (@i = 0), of its room and states (1); NULL: none. */
+/* Returns the engine of the accelerator of @worker's pool (@i = 0), or of its device reservation
+ * and states (@i = 1); NULL: none. */
 static struct cst_engine *engine_of(const struct cst_worker *worker, uint32_t i)
 {
     const struct cst_gpu *gpu = i == 0 ? worker->gpu : worker->accelerator;

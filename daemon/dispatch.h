@@ -15,8 +15,9 @@ void cst_dispatch(struct cst_session *session, struct cst_frame *frame);
 /* Serve request @id with the decoded @body. */
 typedef void (*cst_serve_fn)(struct cst_session *session, uint64_t id, void *body);
 
-/* Functions that serve requests, by source file. */
-void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body); /* serve_job.c */
+/* Functions that serve requests. A trailing comment names the source file of its function and of
+ * those that follow. */
+void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body); /* In serve_job.c. */
 void cst_serve_declare(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_commit(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_layout(struct cst_session *session, uint64_t id, void *body);
@@ -24,8 +25,9 @@ void cst_serve_pool(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_arena(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_leave(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_job_remove(struct cst_session *session, uint64_t id, void *body);
+/* In serve_trace.c. */
 void cst_serve_trace(struct cst_session *session, uint64_t id, void *body);
-void cst_serve_sync(struct cst_session *session, uint64_t id, void *body); /* serve_step.c */
+void cst_serve_sync(struct cst_session *session, uint64_t id, void *body); /* In serve_step.c. */
 void cst_serve_batch(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_step(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_prepare_step(struct cst_session *session, uint64_t id, void *body);
@@ -34,11 +36,12 @@ void cst_serve_cancel(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_staging(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_tensor_read(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_tensor_write(struct cst_session *session, uint64_t id, void *body);
-void cst_serve_stat(struct cst_session *session, uint64_t id, void *body); /* stats.c */
+void cst_serve_stat(struct cst_session *session, uint64_t id, void *body); /* In stats.c. */
+/* In job_info.c. */
 void cst_serve_job_list(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_job_info(struct cst_session *session, uint64_t id, void *body);
 void cst_serve_explain(struct cst_session *session, uint64_t id, void *body);
-void cst_serve_quota(struct cst_session *session, uint64_t id, void *body); /* serve_quota.c */
+void cst_serve_quota(struct cst_session *session, uint64_t id, void *body); /* In serve_quota.c. */
 
 /* Answer request @id with the formatted error. */
 void cst_serve_error(struct cst_session *session, uint64_t id, int status, const char *fmt, ...)

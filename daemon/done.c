@@ -21,7 +21,7 @@ static bool all_left(const struct cst_job *job)
     return true;
 }
 
-/* Nothing uses a block, and no command that could is under way. */
+/* True if no worker uses a block and no command that could use one is in flight. */
 static bool is_at_rest(const struct cst_job *job)
 {
     struct cst_core_stats stats;
@@ -83,8 +83,8 @@ int cst_done_resume(struct cst_job *job, struct cst_err *err)
 
 /* -- what can be removed -------------------------------------------------------------------- */
 
-/* The job that comes after @last (NULL: the first) when those that can be removed are sorted by the
- * size of their arenas, the largest first. NULL: there is none. */
+/* Returns the next job after @last (NULL: the first) among those that @asker could remove to free
+ * memory, in the order of the size of their arenas, the largest first. NULL: there is none. */
 static const struct cst_job *next_largest(const struct cst_daemon *daemon, uid_t asker,
                                           bool manager, const struct cst_job *last)
 {
@@ -124,6 +124,7 @@ void cst_done_suggest(struct cst_daemon *daemon, uid_t asker, bool manager, stru
         }
         (void)snprintf(text, sizeof text, "%s 'cistern rm %s%s' frees %s", i == 0 ? ";" : ",",
                        job->name, uid, cst_size_text(job->memory.arena_bytes, bytes));
+        /* A command that was cut off would be worse than none. */
         if (used + strlen(text) >= sizeof err->text) {
             return;
         }

@@ -26,11 +26,12 @@ static void put_item(struct cst_pending_item *item, const struct cst_reply *repl
     item->home = reply->home;
     item->home_bytes = reply->home_bytes;
     if (reply->status != CST_OK) {
-        item->text = strdup(reply->err.text); /* NULL: the status alone must do */
+        item->text = strdup(reply->err.text); /* If this is NULL the status alone is sent. */
     }
 }
 
-/* Made when first wanted; NULL: no memory, it goes without. */
+/* Returns the record, which is created at the first use. NULL: out of memory; the job works without
+ * a record. */
 static struct cst_record *record_of(struct cst_job *job)
 {
     if (job->record == NULL) {
@@ -52,7 +53,7 @@ static void answer_sync(struct cst_daemon *daemon, struct cst_pending *request,
     cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_SYNCED, &synced.base, NULL, 0);
 }
 
-/* Told by every rank's reply; the first one counts. */
+/* Account for a committed step. Every rank's reply reports it; the first one counts. */
 static void on_commit(struct cst_job *job, uint64_t step)
 {
     struct cst_drift *drift = &job->drift;
@@ -95,7 +96,8 @@ static void answer_step(struct cst_daemon *daemon, struct cst_pending *request,
     cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_STEPPED, &stepped.base, NULL, 0);
 }
 
-/* The core has let the rank go: so does the job, before the worker hears of it. */
+/* Answer a Leave. The core has released the rank; the job must release it before the worker gets
+ * the reply. */
 static void answer_leave(struct cst_daemon *daemon, struct cst_pending *request)
 {
     struct cst_session *session = request->session;
@@ -123,13 +125,13 @@ static void answer_single(struct cst_daemon *daemon, struct cst_pending *request
     case CISTERN__MSG_TYPE__MSG_LEAVE:
         answer_leave(daemon, request);
         break;
-    default: /* tensor reads and writes */
+    default: /* Tensor reads and writes. */
         cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
         break;
     }
 }
 
-/* A fetch that had to wait has its result. */
+/* Add a fetch that had to wait and has its result now to the record. */
 static void record_wait(const struct cst_pending *request, const struct cst_pending_item *item)
 {
     if (item->asked_ns != 0 && request->job != NULL) {
@@ -144,7 +146,7 @@ static void on_reply(struct cst_daemon *daemon, const struct cst_reply *reply)
     struct cst_pending *request = cst_pending_find(&daemon->requests, reply->tag, &i);
 
     if (request == NULL || request->items[i].done) {
-        return; /* answered otherwise: its job goes */
+        return; /* The request was answered already, because its job is being removed. */
     }
     if (request->type == CISTERN__MSG_TYPE__MSG_BATCH) {
         put_item(&request->items[i], reply);
@@ -164,8 +166,8 @@ static void on_reply(struct cst_daemon *daemon, const struct cst_reply *reply)
 
 /* -- actions -------------------------------------------------------------------------------- */
 
-/* A command that cannot even be queued leaves the core waiting for ever: better no job than a
- * hanging one. */
+/* Submit a command. If that fails the core would wait for the command forever; the job is removed,
+ * because an error is better than a job that hangs. */
 static void submit(struct cst_job *job, const struct cst_command *command)
 {
     const struct cst_memory *memory = &job->memory;
@@ -210,7 +212,8 @@ static void on_deadline(uv_timer_t *timer)
     cst_job_feed(job, &event);
 }
 
-/* Rounded up: a tick that came before its time would only come again. */
+/* Set the timer for the core's deadline. The time is rounded up, because a tick before the deadline
+ * would have to be repeated. */
 static void arm(struct cst_job *job, uint64_t now)
 {
     uint64_t deadline = cst_core_deadline(job->core);
@@ -227,7 +230,7 @@ static void arm(struct cst_job *job, uint64_t now)
     }
 }
 
-/* A fetch of a batch that has no result yet: since when, for the record. */
+/* If @event is a fetch that has no result yet, note its start for the record. */
 static void note_wait(struct cst_daemon *daemon, const struct cst_event *event)
 {
     struct cst_pending *request;
@@ -297,7 +300,8 @@ void cst_drive_timed(void *arg, uint64_t ticket, unsigned engine, uint64_t began
     }
 }
 
-/* The living job that was made next after number @serial. NULL: none. */
+/* Returns the living job with the next serial number after @serial; NULL: none. The list is ordered
+ * by serial number. */
 static struct cst_job *next_made(const struct cst_daemon *daemon, uint64_t serial)
 {
     struct cst_job *job;
@@ -311,7 +315,8 @@ static struct cst_job *next_made(const struct cst_daemon *daemon, uint64_t seria
     return NULL;
 }
 
-/* By serial: what a job does about it may remove that job and others from the list. */
+/* Iterates by serial number, because handling the event may remove this job and others from the
+ * list. */
 void cst_drive_given_up(void *arg, unsigned engine, const char *why)
 {
     struct cst_daemon *daemon = arg;

@@ -15,8 +15,11 @@
 #include <unistd.h>
 
 enum {
-    MAX_UNANSWERED = 60,   /* seconds after which a process that is busy and silent is killed */
-    UNDO_BYTES = 64 << 10, /* per thread: a slot (kernels/undo.h) has a tile's gradients */
+    /* Seconds after which a process that is busy and sends nothing is killed. */
+    MAX_UNANSWERED = 60,
+    /* Bytes of the undo segment per thread: a slot (kernels/undo.h) holds the gradients of a
+     * tile. */
+    UNDO_BYTES = 64 << 10,
 };
 
 static const struct cst_process_ops ops;
@@ -120,7 +123,7 @@ static void send_setup(struct cst_engine *engine)
     (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SETUP, 1, &setup.base, fds, 2);
 }
 
-/* A slot for each thread that the engine may have. */
+/* Size of the undo segment: one slot for each thread that the engine may have. */
 static uint64_t undo_bytes(const struct cst_config *config)
 {
     long n_cores = sysconf(_SC_NPROCESSORS_CONF);
@@ -128,7 +131,8 @@ static uint64_t undo_bytes(const struct cst_config *config)
     return UNDO_BYTES * (uint64_t)(config->threads > n_cores ? config->threads : n_cores);
 }
 
-/* Start its program with the rates that it is to keep. */
+/* Start the engine program, with the configured rates of a simulated accelerator or of a slowed
+ * node. */
 static int start_process(struct cst_engine *engine, struct cst_err *err)
 {
     struct cst_engines *engines = engine->engines;
@@ -147,7 +151,7 @@ static int start_process(struct cst_engine *engine, struct cst_err *err)
     return cst_process_start(&engine->process, engines->loop, argv, &ops, engine, err);
 }
 
-/* Why it failed: "engine 2 (GPU-...): ...". */
+/* Store the reason of a failure in why: "engine 2 (GPU-...): ...". */
 __attribute__((format(printf, 2, 3))) static void explain(struct cst_engine *engine,
                                                           const char *fmt, ...)
 {
@@ -185,8 +189,8 @@ int cst_engine_start(struct cst_engine *engine, struct cst_err *err)
     return CST_OK;
 }
 
-/* A process is up. What the last one mapped comes first; commands wait for that, and for nothing
- * else. */
+/* The process is ready. It first maps the segments of its predecessor again. Commands wait for
+ * these segments only, not for new ones. */
 static void on_ready(struct cst_engine *engine, const struct cst_frame *frame)
 {
     Engine__Ready *ready = engine__ready__unpack(NULL, frame->body_bytes, frame->body);
@@ -313,7 +317,7 @@ void cst_engine_flush(struct cst_engine *engine)
             .type = ENGINE__MSG_TYPE__ENGINE_SUBMIT, .body = body, .body_bytes = (uint32_t)n};
 
         if (cst_process_try_send(engine->process, &frame) != CST_OK) {
-            return; /* on_writable or on_exit comes */
+            return; /* on_writable or on_exit follows. */
         }
         cst_commands_sent(&engine->commands, upto);
     }
@@ -364,14 +368,16 @@ static void fold_counters(struct cst_engine *engine)
     engine->counters = (struct cst_engine_counters){0};
 }
 
-/* The next command that nobody will do: of an accelerator's engine any. */
+/* Find the next command that must be refused: any command of an accelerator's engine, else one that
+ * is not kept. */
 static bool find_refused(const struct cst_engine *engine, uint64_t *ticket)
 {
     return cst_engine_is_gpu(engine) ? cst_commands_first(&engine->commands, ticket)
                                      : cst_commands_first_refused(&engine->commands, ticket);
 }
 
-/* It is given up. Refuse what is not kept, and tell the owners of what is. */
+/* Refuse what cannot be done while the engine is given up, and tell the owners of the commands that
+ * are kept. */
 static void refuse_all(struct cst_engine *engine)
 {
     struct cst_engines *engines = engine->engines;
@@ -391,8 +397,9 @@ static void refuse_all(struct cst_engine *engine)
     }
 }
 
-/* What an accelerator's had in hand was sums of steps that are void now: nobody may put back what
- * was there before, for others may have made them meanwhile. (A node's may have states in hand.) */
+/* Drop the undo data of an accelerator's engine that is given up. It covers sums of gradients of
+ * steps that are void now. Another engine may have made these sums again, and restoring the old
+ * contents would destroy them. The undo data of a node's engine may cover states and is kept. */
 static void forget_undo(struct cst_engine *engine)
 {
     if (cst_engine_is_gpu(engine) && engine->undo != NULL) {
@@ -426,11 +433,12 @@ void cst_engine_need(struct cst_engine *engine)
     struct cst_err err = {0};
 
     if (engine->state != CST_ENGINE_FAILED && engine->state != CST_ENGINE_OFF) {
-        return; /* ENDING: on_exit looks again */
+        return; /* In ENDING the function ended() starts the engine again. */
     }
     if (engine->state == CST_ENGINE_FAILED) {
         cst_log(CST_LOG_NOTICE, "engine %u: tried again", engine->index);
     }
+    /* Deaths before the engine was given up do not count against the new attempt. */
     engine->deaths = (struct cst_deaths){0};
     if (cst_engine_start(engine, &err) != CST_OK) {
         cst_log(CST_LOG_ERROR, "%s", engine->why);
@@ -444,18 +452,19 @@ int cst_engine_submit(struct cst_engine *engine, const struct cst_command *comma
     int rc = cst_commands_add(&engine->commands, command, err);
 
     if (rc == CST_OK && engine->state == CST_ENGINE_FAILED) {
+        /* Deferred, because the caller may be in the middle of the actions of a core. */
         engine->retry = !cst_engine_is_gpu(engine);
         cst_later_add(engine->engines->later, &engine->refuse);
     }
     return rc;
 }
 
-/* It ended because nobody wanted it; perhaps somebody does now. */
+/* The process has ended because no job used it. Jobs may want it again meanwhile. */
 static void ended(struct cst_engine *engine)
 {
     cst_log(CST_LOG_INFO, "engine %u: ended, no job uses %s", engine->index, engine->device);
     engine->state = CST_ENGINE_OFF;
-    cst_segment_unref(engine->undo); /* nothing is in hand */
+    cst_segment_unref(engine->undo); /* No tile is partly updated. */
     engine->undo = NULL;
     if (engine->n_users > 0) {
         cst_engine_need(engine);
@@ -469,6 +478,8 @@ static void on_exit_of_process(void *arg, const char *how)
     bool populating;
 
     engine->process = NULL;
+    /* The dead process cannot clear its own slot, and the copies that it announced would slow down
+     * the nodes' updates forever. */
     cst_traffic_clear(&engine->engines->traffic[engine->index]);
     fold_counters(engine);
     populating = cst_mounts_blame(engine);

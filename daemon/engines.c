@@ -24,7 +24,8 @@ static int find_programs(struct cst_engines *engines, struct cst_err *err)
     int rc = cst_program_find("cistern-engine-host", config->engine, "CISTERN_ENGINE_HOST",
                               engines->program, sizeof engines->program, err);
 
-    if (rc == CST_EAGAIN) { /* without this program there is no daemon */
+    /* The daemon cannot work without this program. */
+    if (rc == CST_EAGAIN) {
         return CST_ENOTFOUND;
     }
     if (rc == CST_OK && strcmp(config->gpu_devices, "none") != 0) {
@@ -45,7 +46,7 @@ static bool is_wanted(const struct cst_config *config, unsigned os_node)
     return wanted;
 }
 
-/* A node without cores (memory that is only memory) gets no engine. */
+/* Make an engine for each wanted NUMA node. A node without cores (memory only) gets no engine. */
 static int find_nodes(struct cst_engines *engines, struct cst_err *err)
 {
     const struct cst_config *config = engines->config;
@@ -181,8 +182,8 @@ void cst_engines_stop(struct cst_engines *engines)
         }
     }
     (void)uv_timer_start(&engines->ping, on_stop_late, STOP_MS, 0);
-    uv_unref(
-        (uv_handle_t *)&engines->ping); /* it does not keep the loop when all have gone in time */
+    /* The timer must not keep the loop running when all processes have ended in time. */
+    uv_unref((uv_handle_t *)&engines->ping);
 }
 
 void cst_engines_close(struct cst_engines *engines)
@@ -287,7 +288,8 @@ static bool any_is_busy(const struct cst_engines *engines)
     return any;
 }
 
-/* The tick that finds nobody busy asks once more, for the counters, and is the last. */
+/* Check all engines. The last check, which finds no busy engine, has still asked for the
+ * counters. */
 static void on_ping(uv_timer_t *timer)
 {
     struct cst_engines *engines = timer->data;
@@ -312,7 +314,7 @@ void cst_engines_watch(struct cst_engines *engines)
     }
 }
 
-/* @ticket is under way at an engine other than @own, or waits itself. */
+/* True if the command of @ticket is in an engine other than @own, or waits here itself. */
 static bool is_elsewhere(const struct cst_engines *engines, uint64_t ticket, uint32_t own)
 {
     bool found = cst_waits_holds(&engines->waits, ticket);
@@ -323,7 +325,11 @@ static bool is_elsewhere(const struct cst_engines *engines, uint64_t ticket, uin
     return found;
 }
 
-/* The tickets that @command has to wait for here. 0: its engine can see to them itself. */
+/* Find the commands that @command must wait for here, and store their tickets. 0: its engine can
+ * order them itself. An engine only knows its own commands. A command also waits here for a command
+ * of its own engine if
+ * - `told` requires that the daemon has seen the completion, or
+ * - that command is `forgiven`, because the engine would pass its failure on. */
 static uint32_t find_waits(const struct cst_engines *engines, const struct cst_command *command,
                            uint64_t *tickets)
 {
@@ -369,6 +375,8 @@ int cst_engines_submit(struct cst_engines *engines, const struct cst_command *co
     for (uint32_t i = 0; i < command->n_instead; i++) {
         cst_waits_rename(&engines->waits, command->instead[i], command->ticket);
     }
+    /* A single engine orders its commands itself. `told` and `forgiven` would need a hold even
+     * then, but only jobs with accelerators use them. */
     if (command->n_after > 0 && engines->n > 1) {
         n = find_waits(engines, command, tickets);
     }
@@ -376,8 +384,8 @@ int cst_engines_submit(struct cst_engines *engines, const struct cst_command *co
                  : submit(engines, command, err);
 }
 
-/* Give engines what waits no more. What cannot be given completes here, and what waits for that in
- * turn. */
+/* Submit the commands that no longer wait. A command that cannot be submitted completes with an
+ * error here, and so do the commands that wait for it unless it is forgiven. */
 static void release(struct cst_engines *engines)
 {
     struct cst_command command;
