@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One element of the reduction into an fp32 gradient, for the reference and the AVX2 variant's
- * tails. Private to kernels/. */
+/* One element of the reduction into an fp32 gradient row, shared by the reference variant and by
+ * the tails of the AVX2 variant. Private to kernels/. */
 #ifndef CST_ACCUMULATE_ONE_H
 #define CST_ACCUMULATE_ONE_H
 
 #include "kernels/accumulate.h"
 #include "kernels/reduce_lanes.h"
 
-/* x of element @i: the sources, in rank order, behind *row; NULL: by themselves. */
+/* Returns the sum for element @i: *row plus the sources in rank order. If @row is NULL, the sources
+ * alone are summed. */
 static inline float cst_accumulate_total(size_t i, uint32_t n_src, const uint16_t *const *src,
                                          const float *row)
 {
@@ -19,7 +20,7 @@ static inline float cst_accumulate_total(size_t i, uint32_t n_src, const uint16_
     return x;
 }
 
-/* Store @x and add its square to @lane. */
+/* Store @x in *dst and add its square to *lane. */
 static inline void cst_accumulate_one(float x, float *dst, double *lane)
 {
     const uint32_t bits = CST_ACCUMULATE_NAN;

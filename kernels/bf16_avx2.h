@@ -6,7 +6,7 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-/* Eight bf16 as fp32. */
+/* Load eight bf16 values as fp32. */
 static inline __m256 cst_avx2_load_bf16(const uint16_t *src)
 {
     __m128i h = _mm_loadu_si128((const __m128i *)(const void *)src);
@@ -14,7 +14,7 @@ static inline __m256 cst_avx2_load_bf16(const uint16_t *src)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-/* cst_fp32_to_bf16 of eight lanes, each in the low half of its 32 bits. */
+/* cst_fp32_to_bf16 of eight lanes. Each result is in the low half of its 32-bit lane. */
 static inline __m256i cst_avx2_round_bf16(__m256 x)
 {
     const __m256i inf = _mm256_set1_epi32(0x7f800000);
@@ -29,7 +29,7 @@ static inline __m256i cst_avx2_round_bf16(__m256 x)
     return _mm256_blendv_epi8(rounded, quiet, _mm256_cmpgt_epi32(magnitude, inf));
 }
 
-/* Sixteen 32-bit lanes whose values fit 16 bits, packed in order. */
+/* Pack sixteen 32-bit lanes, whose values fit in 16 bits, into sixteen 16-bit lanes in order. */
 static inline __m256i cst_avx2_pack(__m256i lo, __m256i hi)
 {
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bf16 in AVX-512 registers, shared by the AVX-512 variants. Private to kernels/. The processor's
- * own bf16 conversion flushes subnormals, so it is not used. */
+/* bf16 in AVX-512 registers, shared by the AVX-512 variants. Private to kernels/. The bf16
+ * conversion instruction of the processor is not used because it flushes subnormals to zero. */
 #ifndef CST_BF16_AVX512_H
 #define CST_BF16_AVX512_H
 
@@ -8,13 +8,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Mask of the first @n lanes, all sixteen if n is more. */
+/* Returns the mask of the first @n lanes, or of all sixteen if @n is larger. */
 static inline __mmask16 cst_avx512_first(size_t n)
 {
     return (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu);
 }
 
-/* Sixteen bf16 as fp32, zero where @k has no bit; those are not read. */
+/* Load bf16 values as fp32 in the lanes of mask @k. The other lanes are zero, and their memory is
+ * not read. */
 static inline __m512 cst_avx512_load_bf16(__mmask16 k, const uint16_t *src)
 {
     __m256i h = _mm256_maskz_loadu_epi16(k, src);
@@ -38,7 +39,7 @@ static inline __m256i cst_avx512_round_bf16(__m512 x)
     return _mm512_cvtepi32_epi16(rounded);
 }
 
-/* The upper halves of 32 lanes, in order. */
+/* Returns the upper 16 bits of the 32 lanes of @lo and @hi, in order. */
 static inline __m512i cst_avx512_upper_halves(__m512i lo, __m512i hi)
 {
     const __m512i odd =

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A budget of memory bandwidth: while copies wait or are under way, threads that compute stand back
- * from time to time, so that over some milliseconds they are busy at most 1 - share of it. Each
- * thread for itself, between its pieces: for work of t while there were copies it owes
- * t x share / (1 - share), less what it waits for work or for a processor in any case. It stands
- * back when it owes enough for a sleep, which is never as short as a small piece; what it
- * oversleeps is to its credit, and what it still owes when copies end is kept for the next ones, up
- * to one sleep.
+/* A budget of memory bandwidth. While copies wait or are under way, the threads that compute pause
+ * from time to time. Over some milliseconds they are busy for at most (1 - share) of the time.
  *
- *   copies    |     ______________________|      begin: the first came    end: the last is done
- *   a thread  |=|=|=|=|=|=|=|....|=|=|=|=|=|=|=|      what counts here are four and four pieces
+ * Each thread keeps its own account and pauses between its pieces. A thread that worked for time t
+ * while there were copies owes a pause of t x share / (1 - share). Time in which the thread waits
+ * for work or for a processor reduces the debt. The thread pauses when its debt is long enough for
+ * a sleep; a small piece of work is shorter than the shortest sleep. Time that a thread oversleeps
+ * is credited. When copies end, the remaining debt is kept for the next copies, up to the length of
+ * one sleep.
  *
- * It knows the copies that its owner tells it of, and those that accelerators' engines have in the
- * table of proto/traffic.h, which is looked at between pieces. */
+ *   copies    |     ______________________|      begin: first copy       end: last copy is done
+ *   a thread  |=|=|=|=|=|=|=|....|=|=|=|=|=|=|=|  four pieces before the pause and four after count
+ *
+ * The budget counts the copies that its owner reports, and the copies that the engines of
+ * accelerators enter in the table of proto/traffic.h. The table is read between pieces. */
 #ifndef CST_BUDGET_H
 #define CST_BUDGET_H
 
@@ -22,53 +24,60 @@
 #include <stdint.h>
 
 #define CST_BUDGET_MAX_SHARE 0.9
-#define CST_BUDGET_LEAST_NS 500000 /* that is stood back at a time, and most that is credited */
+/* Shortest pause of a thread, and the largest credit, in nanoseconds. */
+#define CST_BUDGET_LEAST_NS 500000
 
-/* What a thread owes. Its own. */
+/* The account of one thread. Only the thread itself uses it. */
 struct cst_budget_debt {
-    uint64_t until_ns; /* when its last piece ended */
-    int64_t owed_ns;   /* how long it is to stand back from then on; below 0: it has a credit */
+    uint64_t until_ns; /* Time when the last piece of the thread ended. */
+    /* Pause that the thread owes, counted from until_ns. A negative value is a credit. */
+    int64_t owed_ns;
 };
 
 struct cst_budget {
-    double share;                  /* of the time, for copies: 0..CST_BUDGET_MAX_SHARE. Constant */
-    struct cst_budget_debt *debts; /* by number of thread. Constant */
-    const struct cst_traffic *slots; /* others' copies; borrowed. Constant */
-    uint32_t n_slots;                /* same */
-    pthread_mutex_t mutex;           /* guards what follows */
-    pthread_cond_t quiet;            /* n_copies is 0 */
-    uint64_t n_copies;               /* that wait or are under way */
-    uint64_t since_ns;               /* monotonic: since when there are some */
-    uint64_t held_ns;                /* that threads stood back, all together */
+    /* Share of the time that is left to copies, 0 to CST_BUDGET_MAX_SHARE. Constant. */
+    double share;
+    /* Owned array of accounts, indexed by thread number. Constant. */
+    struct cst_budget_debt *debts;
+    const struct cst_traffic *slots; /* Copies of other engines; borrowed. Constant. */
+    uint32_t n_slots;                /* Number of slots. Constant. */
+    pthread_mutex_t mutex;           /* Guards the fields below. */
+    pthread_cond_t quiet;            /* Signalled when n_copies becomes 0. */
+    uint64_t n_copies;               /* Number of copies that wait or are under way. */
+    uint64_t since_ns;               /* Monotonic time since when n_copies has not been 0. */
+    uint64_t held_ns;                /* Total time that all threads have paused. */
 };
 
-/* For threads [0, @n_threads). CST_EINVAL: @share; CST_ENOMEM. */
+/* Open a budget for threads [0, @n_threads). CST_EINVAL: @share is out of range; CST_ENOMEM. */
 int cst_budget_open(struct cst_budget *budget, double share, unsigned n_threads,
                     struct cst_err *err);
 
-/* Copies of those @n @slots count as its own from now on. Before any thread uses it. */
+/* Count the copies in @slots (@n of them; borrowed) as well. Called before any thread uses the
+ * budget. */
 void cst_budget_watch(struct cst_budget *budget, const struct cst_traffic *slots, uint32_t n);
 
-/* Nobody uses it any more. */
+/* Release the budget. No thread uses it any more. */
 void cst_budget_close(struct cst_budget *budget);
 
-/* A copy waits from now on; it is done. Any thread, in pairs. */
+/* cst_budget_begin: a copy waits from @now_ns on. cst_budget_end: the copy is done. Every begin is
+ * followed by one end. Any thread. */
 void cst_budget_begin(struct cst_budget *budget, uint64_t now_ns);
 void cst_budget_end(struct cst_budget *budget);
 
-/* Thread @thread did a piece in [@began_ns, @ended_ns), for @busy_ns of which it had a processor.
- * The thread itself. */
+/* Record a piece that thread @thread ran from @began_ns to @ended_ns. @busy_ns is the time of it
+ * for which the thread had a processor. Called by the thread itself. */
 void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began_ns,
                       uint64_t ended_ns, uint64_t busy_ns);
 
-/* Until when @thread stands back, if copies last, at @now_ns; 0: not at all. The thread itself. */
+/* Returns the time until which @thread has to pause if copies continue, seen at @now_ns; 0: no
+ * pause is due. Called by the thread itself. */
 uint64_t cst_budget_due(struct cst_budget *budget, unsigned thread, uint64_t now_ns);
 
-/* Stand back as long as is due: before the thread's next piece. Ends early with the last copy. The
- * thread itself. */
+/* Pause as long as is due; called before the next piece of the thread. The pause ends early when
+ * the last copy ends. Called by the thread itself. */
 void cst_budget_hold(struct cst_budget *budget, unsigned thread);
 
-/* How long threads stood back, all together. Any thread. */
+/* Returns the total time that all threads have paused. Any thread. */
 uint64_t cst_budget_held_ns(struct cst_budget *budget);
 
 #endif

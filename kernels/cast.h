@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bf16 <-> fp32. bf16 is the upper half of an fp32; rounding is to nearest even by integer
- * arithmetic, subnormals kept, NaN quieted with its sign and upper payload kept (bits | 0x0040
- * after truncation). */
+/* Conversion between bf16 and fp32. A bf16 value is the upper half of an fp32 value. Rounding is to
+ * nearest even by integer arithmetic. Subnormals are kept. A NaN is truncated and made quiet (bits
+ * | 0x0040), with its sign and upper payload. */
 #ifndef CST_CAST_H
 #define CST_CAST_H
 

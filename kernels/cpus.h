@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which processors an engine may use: the cores of one NUMA node that the process's cpuset and
- * affinity allow. Pins threads to them. Does not read OMP_NUM_THREADS or any other variable of
- * somebody else's library. */
+/* Which processors an engine may use: the cores of one NUMA node that the cpuset and the affinity
+ * of the process allow. This module also pins threads to them. It does not read OMP_NUM_THREADS or
+ * any other variable that belongs to a library. */
 #ifndef CST_CPUS_H
 #define CST_CPUS_H
 
@@ -12,28 +12,30 @@
 
 struct cst_cpus {
     hwloc_topology_t topology;
-    hwloc_bitmap_t usable; /* PUs of the node that this process may use; of all nodes where the node
-                              has none */
-    hwloc_bitmap_t *cores; /* n_cores: the usable PUs of each core */
-    unsigned n_cores;      /* at least 1 */
-    bool node_found; /* false: this machine has no such node with a usable PU, usable is all nodes'
-                      */
+    /* PUs of the node that this process may use. If there are none, the PUs of all nodes. */
+    hwloc_bitmap_t usable;
+    hwloc_bitmap_t *cores; /* Owned array of n_cores sets: the usable PUs of each core. */
+    unsigned n_cores;      /* Number of cores, at least 1. */
+    /* False if the machine has no such node with a usable PU. usable then covers all nodes. */
+    bool node_found;
 };
 
-/* Look at the machine. @node is the NUMA node's number as the system counts. CST_EINTERNAL: hwloc
- * fails; CST_ENOMEM. */
+/* Inspect the machine. @node is the number that the system gives to the NUMA node. CST_EINTERNAL:
+ * hwloc failed; CST_ENOMEM. */
 int cst_cpus_open(struct cst_cpus *cpus, unsigned node, struct cst_err *err);
 void cst_cpus_close(struct cst_cpus *cpus);
 
-/* Pin the calling thread to core @core modulo n_cores. False: the system refused, it runs where it
- * ran. */
+/* Pin the calling thread to core @core modulo n_cores. Returns false if the system refuses; the
+ * affinity of the thread is then unchanged. */
 bool cst_cpus_pin(const struct cst_cpus *cpus, unsigned core);
 
-/* Let the calling thread run on any usable PU of the node, no other. As cst_cpus_pin. */
+/* Restrict the calling thread to the usable PUs of the node. Returns false if the system refuses;
+ * the affinity of the thread is then unchanged. */
 bool cst_cpus_stay(const struct cst_cpus *cpus);
 
-/* Bind the memory at @addr (page-aligned) to node @node before its first touch. CST_EINVAL: no such
- * node, or the system refuses; the memory is as before. Any thread. */
+/* Bind the memory at @addr (page-aligned) to NUMA node @node. Called before the memory is first
+ * touched. CST_EINVAL: there is no such node, or the system refuses; the memory is then unchanged.
+ * Any thread. */
 int cst_cpus_bind(const struct cst_cpus *cpus, void *addr, size_t bytes, unsigned node,
                   struct cst_err *err);
 

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A crew: threads that take pieces of jobs. The engine has a team (arithmetic) and one or more
- * crews of lanes (copies, populating). There are no barriers: a thread that finds the first job's
- * pieces all taken goes on with the next job, so many small jobs cost no more than one large one.
- * Knows nothing of what a piece is, and nothing of processors.
+/* A crew is a group of threads that run the pieces of tasks. A task is a struct cst_job; the name
+ * has nothing to do with training jobs. An engine has a team (a crew for arithmetic) and one or
+ * more crews of lanes (copies, populating segments). There are no barriers: when all pieces of the
+ * first task are taken, a thread goes on with the next task. Many small tasks therefore cost no
+ * more than one large one. A crew does not know what a piece does, and does not choose processors.
  *
- *   class 0  [job: piece piece piece]->[job]->[job: piece piece]
- *   class 1  [job: piece]
+ *   class 0  [task: piece piece piece]->[task]->[task: piece piece]
+ *   class 1  [task: piece]
  *   ...
  *
- * A thread takes the next piece of the first job of the lowest class; a job that wants to goes
- * before those of its class that are not begun. Each CST_CREW_TURN-th piece comes from the highest
- * class that has one, so that no class waits for ever. */
+ * A thread takes the next piece of the first task in the lowest class. A task with newest_first set
+ * goes before the tasks of its class that have not begun. Every CST_CREW_TURN-th piece is taken
+ * from the highest class that has one, which keeps classes from starving. */
 #ifndef CST_CREW_H
 #define CST_CREW_H
 
@@ -20,70 +21,80 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CST_CREW_CLASSES 4 /* demand, prefetch, eviction, background */
-#define CST_CREW_TURN 16   /* pieces */
+/* Number of priority classes: demand, prefetch, eviction, background. */
+#define CST_CREW_CLASSES 4
+/* Every CST_CREW_TURN-th piece is taken from the highest class. */
+#define CST_CREW_TURN 16
 #define CST_CREW_MAX_THREADS 1000
 
 struct cst_job;
 
-/* Do piece number @piece of @job on thread number @thread. Several pieces run at the same time. */
+/* Run piece number @piece of @job on thread number @thread. Several pieces of a task run at the
+ * same time. */
 typedef void (*cst_job_piece_fn)(struct cst_job *job, uint64_t piece, unsigned thread);
 
-/* All pieces have been done; everything that they wrote is visible here. On the thread that did the
- * last one. The crew does not touch the job again: it may be freed or submitted anew. */
+/* Called when all pieces of @job have been done, on the thread that did the last one. Everything
+ * that the pieces wrote is visible. The crew does not use the task after this call; the owner may
+ * free it or submit it again. */
 typedef void (*cst_job_done_fn)(struct cst_job *job);
 
-/* Embedded in what it works on. The first five are set by the owner, the rest is the crew's. */
+/* A task, embedded in the object that it works on. The owner sets the fields from piece to
+ * newest_first. The crew uses the other fields. */
 struct cst_job {
-    cst_job_piece_fn piece; /* the work */
-    cst_job_done_fn done;   /* its end */
-    uint64_t n_pieces;      /* at least 1 */
-    unsigned class;         /* 0..CST_CREW_CLASSES-1, lowest first */
-    bool newest_first;      /* before those of its class that are not begun */
-    uint64_t next;          /* number of the piece that is taken next */
-    uint64_t left;          /* pieces that are not done */
-    uint64_t began_ns;      /* monotonic time when the first piece was taken */
-    struct cst_job *link;   /* next job of its class */
+    cst_job_piece_fn piece; /* Runs one piece. */
+    cst_job_done_fn done;   /* Called after the last piece. */
+    uint64_t n_pieces;      /* Number of pieces, at least 1. */
+    /* Priority class, 0 to CST_CREW_CLASSES - 1. The lowest class goes first. */
+    unsigned class;
+    bool newest_first;    /* The task goes before the tasks of its class that have not begun. */
+    uint64_t next;        /* Number of the piece that is taken next. */
+    uint64_t left;        /* Number of pieces that are not done. */
+    uint64_t began_ns;    /* Monotonic time when the first piece was taken. */
+    struct cst_job *link; /* Next task of the class. */
 };
 
 struct cst_crew_config {
-    const char *name;   /* of the threads: "name-0", at most 9 characters */
-    unsigned n_threads; /* 1..CST_CREW_MAX_THREADS */
-    unsigned first;     /* number of its first thread: the others follow */
-    void (*start)(void *arg,
-                  unsigned thread); /* first thing on each thread (pinning); may be NULL */
-    void *arg;                      /* for start */
+    /* Name of the threads, at most 9 characters; they are called "name-0" and so on. */
+    const char *name;
+    unsigned n_threads; /* Number of threads, 1 to CST_CREW_MAX_THREADS. */
+    unsigned first;     /* Number of the first thread; the other threads follow. */
+    /* Called first on each thread, for example to pin it. May be NULL. */
+    void (*start)(void *arg, unsigned thread);
+    void *arg; /* Argument of start. */
 };
 
 struct cst_crew_queue {
-    struct cst_job *head; /* whose pieces are taken; NULL: none has any left. No other is begun */
-    struct cst_job *tail; /* last in turn, where there is a head */
+    /* Task whose pieces are being taken. NULL: no task of the class has pieces left to take. No
+     * other task of the class has begun. */
+    struct cst_job *head;
+    struct cst_job *tail; /* Last task of the queue. Valid if head is not NULL. */
 };
 
 struct cst_crew {
     struct cst_crew_config config;
-    pthread_mutex_t mutex; /* guards all below and the crew's part of jobs */
-    pthread_cond_t wake;   /* there is a piece to take, or stop */
+    pthread_mutex_t mutex; /* Guards the fields below, and the crew's fields of tasks. */
+    pthread_cond_t wake;   /* Signalled when there is a piece to take or stop is set. */
     struct cst_crew_queue queues[CST_CREW_CLASSES];
-    unsigned n_idle;    /* threads that wait */
-    unsigned n_started; /* threads that exist */
-    unsigned turn;      /* pieces taken, mod CST_CREW_TURN */
-    bool stop;          /* threads leave */
-    pthread_t *threads; /* n_started of them */
+    unsigned n_idle;    /* Number of threads that wait. */
+    unsigned n_started; /* Number of threads that were started. */
+    unsigned turn;      /* Number of pieces taken, modulo CST_CREW_TURN. */
+    bool stop;          /* The threads are to end. */
+    pthread_t *threads; /* Owned array of n_started threads. */
 };
 
-/* Start the threads. CST_EINVAL: number of threads; CST_ENOMEM: the system gives no more threads
- * (none is left running). */
+/* Start the threads. CST_EINVAL: n_threads is out of range; CST_ENOMEM: the system gives no more
+ * threads, and none is left running. */
 int cst_crew_open(struct cst_crew *crew, const struct cst_crew_config *config, struct cst_err *err);
 
-/* End the threads after the pieces that they have in hand. Jobs that have pieces left are
- * forgotten: their done is not called. */
+/* End the threads after the pieces that they are running. Tasks with pieces left are abandoned:
+ * their done function is not called. */
 void cst_crew_close(struct cst_crew *crew);
 
-/* Queue @job. Never blocks for long, never fails. Any thread, also from a done. */
+/* Queue the task @job. Never fails and blocks only for the mutex. Any thread, also from a done
+ * function. */
 void cst_crew_submit(struct cst_crew *crew, struct cst_job *job);
 
-/* Nanoseconds of the monotonic clock. */
+/* Returns the monotonic time in nanoseconds. */
 uint64_t cst_crew_now(void);
 
 #endif

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an engine's device can do: one table of twelve operations, all required, called through the
- * functions below, which check bounds and alignment first. A row per kind of device (kernels/host/,
- * kernels/cuda/); a program is linked with one. Nothing above this table knows which row it drives.
- * Which thread runs what, and when, is not decided here: a call returns when its work is done.
+/* The operations of an engine's device: one table of twelve functions, all of them required. They
+ * are called through the functions below, which check bounds and alignment first. There is one
+ * table for each kind of device (kernels/host/, kernels/cuda/), and a program is linked with one
+ * kind. The code above this interface does not know which device it drives. This module does not
+ * decide which thread runs what and when: each call returns when its work is done.
  *
- * A device works on host memory, which is mapped from a memfd, and may have memory of its own,
- * which only its copies, fills and sums reach. */
+ * A device works on host memory, which is mapped from a memfd. It may also have memory of its own,
+ * which only its copies, fills, sums, updates and weight conversions reach. */
 #ifndef CST_DEVICE_H
 #define CST_DEVICE_H
 
@@ -16,100 +17,126 @@
 
 struct cst_device;
 
-/* A segment as a device sees it. */
+/* The memory of a segment as a device sees it. */
 struct cst_mem {
-    void *base;      /* host memory: where it is, page-aligned; NULL: it is none, or not mapped */
-    uint64_t device; /* the device's own memory: its address there; 0: it is none, or not mapped */
-    uint64_t bytes;  /* length */
-    bool locked;     /* host memory: cst_device_lock succeeded */
+    /* Host memory: its page-aligned address. NULL: the segment is no host memory, or is not mapped.
+     */
+    void *base;
+    /* Memory of a device: its address on the device. 0: the segment is no device memory, or is not
+     * mapped. */
+    uint64_t device;
+    uint64_t bytes; /* Length in bytes. */
+    bool locked;    /* Host memory: cst_device_lock has succeeded. */
 };
 
-/* A stretch of memory, within bounds only after a check. */
+/* An address in the memory of a segment. Bounds must be checked before the address is used. */
 struct cst_addr {
-    const struct cst_mem *mem; /* borrowed */
-    uint64_t offset;           /* bytes from its start */
+    const struct cst_mem *mem; /* The memory; borrowed. NULL where a row is not needed. */
+    uint64_t offset;           /* Bytes from the start of the memory. */
 };
 
 enum cst_device_conversion {
-    CST_CONVERT_STATES, /* fp32 values -> master, bf16 -> weight, zeros -> moments */
-    CST_CONVERT_WEIGHT, /* fp32 values -> bf16 */
-    CST_CONVERT_ENCODE, /* fp32 values -> elements of a moments row */
-    CST_CONVERT_DECODE, /* elements of a moments row -> fp32 values */
+    CST_CONVERT_STATES, /* fp32 values to master weights, bf16 weights, and zeroed moments */
+    CST_CONVERT_WEIGHT, /* fp32 values to bf16 */
+    CST_CONVERT_ENCODE, /* fp32 values to elements of a moments row */
+    CST_CONVERT_DECODE, /* elements of a moments row to fp32 values */
 };
 
 #define CST_CONVERT_MAX_DST 4
 
-/* CONVERT, or a part of it: all of it host memory, but for weights that are made alone. Places of
- * values, master and weight are those of the first element that is converted; a moments row's is
- * that of its first element, of which [first, first + n_elems) are. */
+/* A CONVERT command or a part of one. All memory is host memory, except that the destination of
+ * CST_CONVERT_WEIGHT may be device memory. The addresses of values, master weights and weights are
+ * those of the first converted element. The address of a moments row is the start of the whole row,
+ * of which elements [first, first + n_elems) are converted. */
 struct cst_device_convert {
     enum cst_device_conversion what;
-    struct cst_addr src;                      /* values; DECODE: the row */
-    struct cst_addr dst[CST_CONVERT_MAX_DST]; /* STATES: master, weight, moments' rows; WEIGHT:
-                                                 bf16; ENCODE: the row; DECODE: values */
-    uint32_t n_dst;                           /* how many of them: STATES 3 or 4, else 1 */
-    uint64_t n_elems;                         /* that are converted */
-    enum cst_moments moments;                 /* format of the moments' rows */
-    enum cst_row row;                         /* ENCODE, DECODE: which one it is */
-    uint64_t first, row_elems; /* elements of such a row; of MX8 both begin and end of the range may
-                                  lie within a block */
+    /* fp32 values. CST_CONVERT_DECODE: the moments row. */
+    struct cst_addr src;
+    /* Destinations. STATES: master, weight, and one or two moments rows. WEIGHT: bf16 weights.
+     * ENCODE: the moments row. DECODE: fp32 values. */
+    struct cst_addr dst[CST_CONVERT_MAX_DST];
+    /* Number of destinations: 3 or 4 for STATES, otherwise 1. */
+    uint32_t n_dst;
+    uint64_t n_elems;         /* Number of elements to convert. */
+    enum cst_moments moments; /* Format of the moments rows. */
+    /* ENCODE and DECODE: which moments row is converted. */
+    enum cst_row row;
+    /* First converted element, and number of elements of the whole moments row. With MX8 both ends
+     * of the range may lie within a block. */
+    uint64_t first, row_elems;
 };
 
-/* UPDATE: where each row begins, in whichever memory. A row that is not needed has no memory. */
+/* An UPDATE command: where each row begins, in host or device memory. A row that is not needed has
+ * no memory (mem is NULL). */
 struct cst_device_update {
-    const struct cst_tile_work *work; /* the chunk; its kernels and rows are the device's affair */
-    const struct cst_tile_hyper *hyper; /* before a span's scales */
-    uint64_t row_elems;                 /* of each row */
-    struct cst_addr in[CST_ROW_COUNT]; /* read: GRAD, but with n_src; MASTER, EXP_AVG, EXP_AVG_SQ */
-    struct cst_addr out[CST_ROW_COUNT]; /* written: WEIGHT, MASTER, EXP_AVG, EXP_AVG_SQ */
-    const struct cst_addr *src;         /* contributions that are summed in the same pass */
-    uint32_t n_src;                     /* 0: the gradient is a row */
-    bool guard;                         /* a tile whose gradients are beyond proto/limit.h stays */
+    const struct cst_tile_work *work; /* The chunk. The device supplies kernels and rows itself. */
+    /* Hyper-parameters before the scales of a span are applied. */
+    const struct cst_tile_hyper *hyper;
+    uint64_t row_elems; /* Number of elements of each row. */
+    /* Rows that are read: GRAD (only if n_src is 0), MASTER, EXP_AVG, EXP_AVG_SQ. */
+    struct cst_addr in[CST_ROW_COUNT];
+    /* Rows that are written: WEIGHT, MASTER, EXP_AVG, EXP_AVG_SQ. */
+    struct cst_addr out[CST_ROW_COUNT];
+    /* Contributions that are summed in the pass of the update; borrowed. */
+    const struct cst_addr *src;
+    uint32_t n_src; /* Number of contributions. 0: the gradient is in a row. */
+    /* Leave the states of a tile unchanged if its gradients exceed proto/limit.h. */
+    bool guard;
 };
 
-/* Are states changed where they are? Then marks are kept, and undo slots are used. */
+/* Returns whether the states are updated in place. An update in place stores marks and uses undo
+ * slots. */
 static inline bool cst_device_is_in_place(const struct cst_device_update *update)
 {
     return update->in[CST_ROW_MASTER].mem == update->out[CST_ROW_MASTER].mem &&
            update->in[CST_ROW_MASTER].offset == update->out[CST_ROW_MASTER].offset;
 }
 
-/* What opening one takes. Threads that call are numbered: the compute team first, then the lanes.
- */
+/* Arguments for opening a device. Calling threads are numbered: the compute team first, then the
+ * lanes. */
 struct cst_device_spec {
-    const struct cst_cpus *cpus; /* borrowed for the life of the device */
-    const char *id;              /* which device: a GPU's UUID; NULL: there is one only */
-    unsigned n_team;             /* threads [0, n_team): all operations */
-    unsigned n_threads;          /* threads [n_team, n_threads): not reduce and update */
-    struct cst_pace_spec pace;   /* rates to keep */
+    /* Processors of the engine; borrowed for the life of the device. */
+    const struct cst_cpus *cpus;
+    /* Which device to open, for example the UUID of a GPU. NULL: there is only one. */
+    const char *id;
+    unsigned n_team; /* Threads [0, n_team) may call all operations. */
+    /* Threads [n_team, n_threads) may call all operations except reduce and update. */
+    unsigned n_threads;
+    struct cst_pace_spec pace; /* Rates that the device keeps. */
 };
 
-/* What is known of an open one. For people; constant while it is open. */
+/* Description of an open device, for reports to people. Constant while the device is open. */
 struct cst_device_about {
-    const char *isa;      /* of its kernels: "avx512", "sm_90" */
-    const char *name;     /* "NVIDIA H200"; NULL: the host */
-    uint64_t bytes;       /* memory of its own */
-    uint64_t granularity; /* of which pieces of that are multiples, bytes; 0: it has none */
-    uint32_t driver;      /* version, 12040 for 12.4; 0: none */
+    const char *isa;  /* Instruction set of the kernels, such as "avx512" or "sm_90". */
+    const char *name; /* Name of the device, such as "NVIDIA H200". NULL: the host. */
+    uint64_t bytes;   /* Size of the device's own memory in bytes. */
+    /* Allocations of device memory are multiples of this many bytes. 0: there is no device memory.
+     */
+    uint64_t granularity;
+    uint32_t driver; /* Driver version, such as 12040 for 12.4. 0: there is no driver. */
 };
 
-/* A crew of lanes for each kind of traffic that a device can have at the same time. */
+/* Kinds of traffic that a device can carry at the same time. Each kind has a crew of lanes (threads
+ * that copy). */
 enum cst_device_lane {
-    CST_LANE_UP,   /* copies to it or within; fills */
-    CST_LANE_DOWN, /* copies from it to the host */
-    CST_LANE_MAP,  /* segments' ways in and out */
+    CST_LANE_UP,   /* copies to the device or within one side, and fills */
+    CST_LANE_DOWN, /* copies from the device to the host */
+    CST_LANE_MAP,  /* mapping and unmapping of segments */
     CST_LANES,
 };
 
-/* Same as the wrappers below, after their checks. @state is what open made. */
+/* The table of a device. Each function has the contract of the wrapper below that has its name. The
+ * wrapper has checked the arguments. @state was set by open. */
 struct cst_device_ops {
-    const char *name;     /* "host" */
-    bool one_crew;        /* the lanes are one crew, not one for each kind of traffic */
-    bool always_locks;    /* host memory is locked, whether the daemon asks for it or not */
-    unsigned max_team;    /* threads of the compute team, at most */
-    unsigned max_lanes;   /* threads in a crew of lanes, chosen at most */
-    uint64_t piece_bytes; /* of a copy, that a thread does at a time */
-    uint64_t max_tiles;   /* of a chunk, same */
+    const char *name; /* Name of the kind of device, such as "host". */
+    /* All lanes form one crew, instead of one crew for each kind of traffic. */
+    bool one_crew;
+    bool always_locks; /* Host memory is always locked, whether the daemon asks for it or not. */
+    unsigned max_team; /* Largest number of threads of the compute team. */
+    /* Largest number of threads in a crew of lanes if the engine chooses the number. */
+    unsigned max_lanes;
+    uint64_t piece_bytes; /* Bytes of a copy that a thread does at a time. */
+    uint64_t max_tiles;   /* Tiles of a chunk that a thread does at a time, at most. */
     int (*open)(void **state, const struct cst_device_spec *spec, struct cst_device_about *about,
                 struct cst_err *err);
     void (*close)(void *state);
@@ -135,87 +162,95 @@ struct cst_device_ops {
 };
 
 struct cst_device {
-    const struct cst_device_ops *ops; /* the row */
-    void *state;                      /* the row's own */
-    struct cst_device_about about;    /* what opening it told */
+    const struct cst_device_ops *ops; /* Table of the device. */
+    void *state;                      /* State of the table's functions. */
+    struct cst_device_about about;    /* Description that open returned. */
 };
 
-/* Open a device of row @ops. CST_EUNSUPPORTED: not on this machine; CST_ENOTFOUND: no device has
- * spec->id; CST_ENOMEM; CST_EGPU: see below. */
+/* Open a device with table @ops. CST_EUNSUPPORTED: this machine does not support it; CST_ENOTFOUND:
+ * there is no device spec->id; CST_ENOMEM; CST_EGPU: see below. */
 int cst_device_open(struct cst_device *device, const struct cst_device_ops *ops,
                     const struct cst_device_spec *spec, struct cst_err *err);
 
-/* No call may be under way and nothing may be mapped. */
+/* Close the device. No call may be under way and nothing may be mapped. */
 void cst_device_close(struct cst_device *device);
 
-/* All that follows: any thread, several at a time, unless it says otherwise; where there is a
- * @thread, it is the caller's number, and no two callers have the same. Beside what each of them
- * says: CST_EGPU: the device has failed, nothing that it was doing can be trusted to be done, and
- * only another process can go on; CST_EUNSUPPORTED: it is none of this device's operations. */
+/* Rules for all functions below. Any thread may call them, several at a time, unless a function
+ * says otherwise. @thread is the number of the caller; no two callers share a number. In addition
+ * to the statuses of each function:
+ * - CST_EGPU: the device has failed. Nothing that it was doing can be relied on, and only a new
+ *   process can go on.
+ * - CST_EUNSUPPORTED: this device does not support the operation. */
 
-/* Map mem->bytes of the memfd @fd (checked by cst_segments_check_fd), bound to NUMA node @node
- * before the first touch (-1: no matter where). @note is set where that could not be had (status 0:
- * it could); it is not fatal. CST_ENOMEM: no address space. */
+/* Map mem->bytes of the memfd @fd, which cst_segments_check_fd has checked. @node: NUMA node to
+ * which the memory is bound before its first touch; -1: any node. If binding fails, the call
+ * succeeds and @note describes the failure; otherwise note->status is 0. CST_ENOMEM: no address
+ * space is left. */
 int cst_device_map(struct cst_device *device, int fd, int node, struct cst_mem *mem,
                    struct cst_err *note, struct cst_err *err);
 
-/* Map mem->bytes of a device's memory, to stay at one address until unmap. *fd: its handle, which
- * stays the caller's; -1: make the memory, zeroed, on this device, and *fd is a new handle of it,
- * which keeps it in being for as long as it is open anywhere. CST_ENOMEM: the device has no more,
- * with the numbers; CST_EINVAL: no multiple of the granularity, or no such handle. May take long.
- */
+/* Map mem->bytes of device memory at an address that stays fixed until unmap. *fd is the handle of
+ * the memory and stays the caller's. If *fd is -1, the call creates zeroed memory on this device
+ * and sets *fd to a new handle, owned by the caller; the memory exists as long as a handle is open
+ * or a mapping exists. May take long. CST_ENOMEM: the device has too little memory; the message
+ * gives the numbers. CST_EINVAL: the size is not a multiple of the granularity, or *fd is not a
+ * handle. */
 int cst_device_import(struct cst_device *device, unsigned thread, int *fd, struct cst_mem *mem,
                       struct cst_err *err);
 
-/* Undo cst_device_map (and lock) or cst_device_import; a no-op on memory that is not mapped. Nobody
- * uses @mem any more. */
+/* Undo cst_device_map (and cst_device_lock) or cst_device_import. Memory that is not mapped is left
+ * alone. Nobody uses @mem any more. */
 void cst_device_unmap(struct cst_device *device, struct cst_mem *mem);
 
-/* Back and touch [@offset, @offset + @bytes) of @mem, host memory that is mapped from @fd; what it
- * holds stays. A device that leaves that to the host's does nothing. CST_ENOMEM: the machine has no
- * more, with the numbers; CST_EINVAL: bounds. */
+/* Allocate and touch the pages of [@offset, @offset + @bytes) of @mem, which is host memory mapped
+ * from @fd. The content is kept. A device that leaves populating to the host's engines does
+ * nothing. CST_ENOMEM: the machine has too little memory; the message gives the numbers.
+ * CST_EINVAL: bounds. */
 int cst_device_populate(struct cst_device *device, int fd, const struct cst_mem *mem,
                         uint64_t offset, uint64_t bytes, struct cst_err *err);
 
-/* Keep @mem, host memory, from being paged out, as the device needs it to copy at its full speed:
- * all of it or nothing. CST_EDENIED, CST_ENOMEM: not allowed to, or over a limit; it can be used as
- * it is. */
+/* Keep the pages of @mem, which is host memory, from being swapped out. A device may need locked
+ * memory to copy at full speed. Either all of @mem is locked or none of it. CST_EDENIED,
+ * CST_ENOMEM: locking is not permitted or exceeds a limit; the memory can be used unlocked. */
 int cst_device_lock(struct cst_device *device, struct cst_mem *mem, struct cst_err *err);
 
-/* Whose copy from @src to @dst is. */
+/* Returns the lane for a copy from @src to @dst. */
 enum cst_device_lane cst_device_lane(const struct cst_mem *dst, const struct cst_mem *src);
 
-/* @dst := @src, @bytes of them, which do not overlap. CST_EINVAL: bounds. */
+/* Copy @bytes from @src to @dst. The two must not overlap. CST_EINVAL: bounds. */
 int cst_device_copy(struct cst_device *device, unsigned thread, struct cst_addr dst,
                     struct cst_addr src, uint64_t bytes, struct cst_err *err);
 
-/* @dst := 0. CST_EINVAL: bounds. */
+/* Fill @bytes at @dst with zeros. CST_EINVAL: bounds. */
 int cst_device_fill(struct cst_device *device, unsigned thread, struct cst_addr dst, uint64_t bytes,
                     struct cst_err *err);
 
-/* Nothing that is written overlaps what is read. CST_EINVAL: bounds, alignment, a format that there
- * is not, memory that is not the host's (but for what WEIGHT writes). */
+/* Run a CONVERT. What is written must not overlap what is read. CST_EINVAL: bounds, alignment, an
+ * unknown format, or memory that is not host memory (allowed only for the destination of WEIGHT).
+ */
 int cst_device_convert(struct cst_device *device, unsigned thread,
                        const struct cst_device_convert *convert, struct cst_err *err);
 
-/* Where @rows (of @n_elems elements, in formats that @header says) are mapped; NULL where there is
- * none, or it is no host memory. */
+/* Fill @out with the host addresses of @rows, which have @n_elems elements in the formats that
+ * @header names. The address is NULL if a row has no memory or is not in host memory. */
 void cst_device_rows(struct cst_rows *out, const struct cst_table_header *header,
                      const struct cst_addr rows[CST_ROW_COUNT], uint64_t n_elems);
 
-/* Sum the gradients of tiles [@first, @first + @count) of a chunk that was checked
- * (kernels/chunk.h), whose grad row is host memory; as cst_tile_reduce_range. Each of @src is where
- * a source's row starts, in whichever memory. @undo is the calling thread's own slot; work->kernels
- * is the device's affair. *done: what it did, also when it fails; tiles that it did not do do
- * not carry the mark. CST_EINVAL: more than CST_TILE_MAX_SRC sources, mark 0,
- * a row missing, or an addition to a bf16 row. */
+/* Sum the gradients of tiles [@first, @first + @count) of a checked chunk (kernels/chunk.h) whose
+ * grad row is host memory, as cst_tile_reduce_range does. Each of @src is the start of a source row
+ * in host or device memory. @undo is the slot of the calling thread. The device chooses its kernels
+ * and ignores work->kernels. *done receives what was done, also on failure; tiles that were not
+ * done do not carry the mark. CST_EINVAL: more than CST_TILE_MAX_SRC sources, an invalid mark, a
+ * missing row, or an addition to a bf16 row. */
 int cst_device_reduce(struct cst_device *device, unsigned thread, const struct cst_tile_work *work,
                       uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
                       struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err);
 
-/* Same for updates, as cst_tile_update_range. Tiles that were not done carry no mark, or, where
- * states are not changed in place, are done again with all others. CST_EINVAL: too many sources,
- * mark 0, bounds, alignment, a row missing, or memory in which this device does not update. */
+/* Update tiles [@first, @first + @count) of a chunk, as cst_tile_update_range does. In place, tiles
+ * that were not done carry no mark. Out of place there are no marks, and a repeated command does
+ * all tiles again. The other rules are those of cst_device_reduce. CST_EINVAL: too many sources, an
+ * invalid mark, bounds, alignment, a missing row, or memory in which this device does not update.
+ */
 int cst_device_update(struct cst_device *device, unsigned thread,
                       const struct cst_device_update *update, uint64_t first, uint64_t count,
                       struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err);

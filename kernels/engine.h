@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine: one loop thread that reads the daemon's messages, keeps segments and commands, and
- * answers; lanes that move bytes; a team that computes. All state is the loop's; crews hand jobs
- * back by mail. It touches no bulk byte itself.
+/* The engine. One loop thread reads the daemon's messages, keeps segments and commands, and
+ * answers. Crews of lanes copy bytes, and a team computes. The loop thread owns all state; crews
+ * return finished tasks to it by mail. The loop thread itself touches no bulk data.
  *
  *   socket --SETUP--> device, crews --SEGMENT_ADD--> mapping --> SEGMENT_DONE
  *          --SUBMIT--> tickets --> work --> lanes | team --mail--> tickets, outbox --> DONE */
@@ -11,17 +11,18 @@
 #include "kernels/device.h"
 
 struct cst_engine_config {
-    int sock;                             /* to the daemon; borrowed */
-    const struct cst_device_ops *ops;     /* the device */
-    struct cst_pace_spec pace;            /* rates that it keeps */
-    void (*warn)(const struct cst_err *); /* one line for people; never NULL */
+    int sock;                             /* Socket to the daemon; borrowed. */
+    const struct cst_device_ops *ops;     /* Table of the device. */
+    struct cst_pace_spec pace;            /* Rates that the device keeps. */
+    void (*warn)(const struct cst_err *); /* Report one line to people; never NULL. */
 };
 
-/* Serve the daemon until it hangs up. CST_OK: it did; threads may still have pieces in hand, and
- * undo slots hold what they had, so the caller ends the process without waiting for anything.
- * CST_EPROTO: a message was malformed; CST_EGPU: the device has failed, commands that were under
- * way are for another engine to do again; CST_ENOMEM, CST_ENOTFOUND, CST_EUNSUPPORTED,
- * CST_EINTERNAL: the engine cannot go on. */
+/* Serve the daemon until it closes the connection. The caller then ends the process at once. It
+ * must not wait for threads: they may still be running pieces, and the undo slots hold the tiles
+ * that they are changing. CST_OK: the daemon closed the connection; CST_EPROTO: a message was
+ * malformed; CST_EGPU: the device has failed, and another engine has to repeat the commands that
+ * were under way; CST_ENOMEM, CST_ENOTFOUND, CST_EUNSUPPORTED, CST_EINTERNAL: the engine cannot go
+ * on. */
 int cst_engine_run(const struct cst_engine_config *config, struct cst_err *err);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the engine programs have in common: options, signals, the end. A program is one device. */
+/* The common part of the engine programs: options, signals and the end of the process. Each program
+ * drives one kind of device. */
 #ifndef CST_ENGINE_MAIN_H
 #define CST_ENGINE_MAIN_H
 
@@ -9,18 +10,20 @@
 #include <stdio.h>
 
 struct cst_engine_program {
-    const char *name;                   /* "cistern-engine-host" */
-    const char *what;                   /* what it does, up to "for cisternd" */
-    const struct cst_device_ops *ops;   /* its device */
-    const struct cst_device_ops *paced; /* its device with --paced; NULL: no such option */
-    int (*probe)(
-        FILE *to,
-        struct cst_err *err); /* --probe: write what devices there are; NULL: no such option */
-    int (*rates)(const struct cst_engine_rates_options *options, FILE *to,
-                 struct cst_err *err); /* --rates: measure and write what it can do */
+    const char *name; /* Name of the program, such as "cistern-engine-host". */
+    /* Sentence of --help about the program, up to the words "for cisternd". */
+    const char *what;
+    const struct cst_device_ops *ops; /* Table of its device. */
+    /* Table of its device with --paced. NULL: the program has no such option. */
+    const struct cst_device_ops *paced;
+    /* Option --probe: write the list of devices to @to. NULL: the program has no such option. */
+    int (*probe)(FILE *to, struct cst_err *err);
+    /* Option --rates: measure the machine and write the results to @to. */
+    int (*rates)(const struct cst_engine_rates_options *options, FILE *to, struct cst_err *err);
 };
 
-/* Be that program: a socket to cisternd is fd 3. Returns the exit status, or ends the process. */
+/* Run program @which. By default, file descriptor 3 is a socket to cisternd. Returns the exit
+ * status, or ends the process. */
 int cst_engine_main(const struct cst_engine_program *which, int argc, char **argv);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups of CST_UPDATE_GROUP moments in memory, in each format, over vectors. Included behind one
- * of kernels/vec_*.h. Private to kernels/. Format, rounding and @which (0: exp_avg, 1: exp_avg_sq)
- * are known where it is compiled. */
+/* Loading and storing groups of CST_UPDATE_GROUP moments in each format, written over vectors.
+ * Included after one of kernels/vec_*.h. Private to kernels/. Format, rounding and @which (0:
+ * exp_avg, 1: exp_avg_sq) are compile-time constants. */
 #ifndef CST_FORMATS_H
 #define CST_FORMATS_H
 
@@ -9,14 +9,15 @@
 #include "kernels/mx8.h"
 #include "kernels/rounding.h"
 
-/* Functions that read or write memory, and how they call each other and those of vec_*.h: on a GPU
- * all are templates over the memory's kind. */
+/* CST_MEMORY_INLINE declares a function that reads or writes memory, and CST_MEMORY names a
+ * function of this kind in a call. On a GPU these functions are templates over the kind of
+ * memory. */
 #ifndef CST_MEMORY_INLINE
 #define CST_MEMORY_INLINE CST_INLINE
 #define CST_MEMORY(function) function
 #endif
 
-/* Bytes of a group, mx8's exponent aside. */
+/* Returns the bytes of a group, without the exponent of mx8. */
 CST_INLINE size_t cst_format_bytes(enum cst_moments moments)
 {
     return CST_UPDATE_GROUP * (moments == CST_MOMENTS_FP32   ? sizeof(float)
@@ -24,7 +25,7 @@ CST_INLINE size_t cst_format_bytes(enum cst_moments moments)
                                                              : 1);
 }
 
-/* The group of @row that begins at element @i. */
+/* Returns the place in @row of the group that begins at element @i. */
 CST_INLINE struct cst_update_moment cst_format_at(enum cst_moments moments,
                                                   const struct cst_update_moment *row, size_t i)
 {
@@ -102,8 +103,8 @@ CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned
     *at->exponents = (uint8_t)exponent;
 }
 
-/* @words: random, of the group, for this moment; not read where moments are fp32 or rounded to
- * nearest. */
+/* Store the group @in at @at. @words are the random words of the group for this moment. They are
+ * not read if the moments are fp32 or are rounded to nearest. */
 CST_MEMORY_INLINE void cst_format_store(enum cst_moments moments, enum cst_rounding rounding,
                                         unsigned which, const struct cst_update_moment *at,
                                         const struct cst_vec in[CST_VEC_GROUP],

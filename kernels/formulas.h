@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The formulas of kernels/update.h, over vectors: included behind one of kernels/vec_*.h, or by
- * CUDA behind its own, and compiled for each. Private to kernels/. A new formula is a function here
- * and a row of the list. */
+/* The formulas of kernels/update.h, written over vectors. Included after one of kernels/vec_*.h (by
+ * CUDA after its own vectors) and compiled for each. Private to kernels/. A new formula is a
+ * function here and an entry of CST_FORMULAS. */
 #ifndef CST_FORMULAS_H
 #define CST_FORMULAS_H
 
-/* X(name of enum cst_optimizer, function) */
+/* List of the formulas: X(name in enum cst_optimizer, function). */
 #define CST_FORMULAS(X)                                                                            \
     X(ADAMW, adamw)                                                                                \
     X(ADAM, adam)                                                                                  \
     X(LION, lion)                                                                                  \
     X(SGD, sgd)
 
-/* struct cst_update_scalars in every lane. */
+/* The values of struct cst_update_scalars, each in every lane. */
 struct cst_formula_scalars {
     struct cst_vec grad_scale;
     struct cst_vec beta1, beta2;
@@ -26,11 +26,11 @@ struct cst_formula_scalars {
     struct cst_vec ratio_limit;
 };
 
-/* An element's states. */
+/* The states of the elements in a vector. */
 struct cst_formula_states {
-    struct cst_vec p; /* master */
+    struct cst_vec p; /* master weights */
     struct cst_vec m; /* exp_avg */
-    struct cst_vec v; /* exp_avg_sq, where the optimizer has it */
+    struct cst_vec v; /* exp_avg_sq, if the optimizer has it */
 };
 
 CST_INLINE void cst_formula_broadcast(struct cst_formula_scalars *out,
@@ -50,14 +50,14 @@ CST_INLINE void cst_formula_broadcast(struct cst_formula_scalars *out,
     out->ratio_limit = cst_vec_set(scalars->ratio_limit);
 }
 
-/* Any NaN as CST_UPDATE_NAN: which operand's NaN survives an addition differs between instructions,
- * compilers and devices. */
+/* Replace every NaN by CST_UPDATE_NAN. Instructions, compilers and devices differ in which
+ * operand's NaN an addition returns. */
 CST_INLINE struct cst_vec cst_formula_canonical(struct cst_vec x)
 {
     return cst_vec_if_nan(x, cst_vec_from_bits(cst_vec_set_bits(CST_UPDATE_NAN)), x);
 }
 
-/* 1 or -1; 0 for either zero; a NaN for a NaN. */
+/* Returns 1 or -1, 0 for either zero, and a NaN for a NaN. */
 CST_INLINE struct cst_vec cst_formula_sign(struct cst_vec x)
 {
     struct cst_vec_bits sign = cst_vec_and(cst_vec_to_bits(x), cst_vec_set_bits(0x80000000u));
@@ -66,13 +66,13 @@ CST_INLINE struct cst_vec cst_formula_sign(struct cst_vec x)
     return cst_vec_if_nan(x, x, cst_vec_if_zero(x, cst_vec_set(0.0f), one));
 }
 
-/* x + a * (y - x), torch's lerp */
+/* Returns x + a * (y - x), as lerp of torch does. */
 CST_INLINE struct cst_vec cst_formula_towards(struct cst_vec x, struct cst_vec y, struct cst_vec a)
 {
     return cst_vec_fma(a, cst_vec_sub(y, x), x);
 }
 
-/* @x, its magnitude at most @limit; a NaN stays one. */
+/* Limit the magnitude of @x to @limit. A NaN stays a NaN. */
 CST_INLINE struct cst_vec cst_formula_limit(struct cst_vec x, struct cst_vec limit)
 {
     struct cst_vec_bits bits = cst_vec_to_bits(x);
@@ -84,7 +84,7 @@ CST_INLINE struct cst_vec cst_formula_limit(struct cst_vec x, struct cst_vec lim
     return cst_vec_from_bits(cst_vec_or(magnitude, sign));
 }
 
-/* What both Adams do; p as it is after decay, if any. */
+/* The common part of ADAM and ADAMW. x->p has been decayed already, if the optimizer decays. */
 CST_INLINE void cst_formula_moments(enum cst_moments moments, const struct cst_formula_scalars *s,
                                     struct cst_vec g, struct cst_formula_states *x)
 {
@@ -118,7 +118,7 @@ CST_INLINE void cst_formula_lion(enum cst_moments moments, const struct cst_form
 {
     struct cst_vec u = cst_formula_sign(cst_formula_towards(x->m, g, s->one_minus_beta1));
 
-    (void)moments; /* This formula is the same for all formats, as that of SGD is. */
+    (void)moments; /* The formula does not depend on the format. SGD's does not either. */
     x->p = cst_vec_fnma(s->lr, u, cst_vec_mul(x->p, s->decay));
     x->m = cst_formula_towards(x->m, g, s->one_minus_beta2);
 }
@@ -131,8 +131,9 @@ CST_INLINE void cst_formula_sgd(enum cst_moments moments, const struct cst_formu
     x->p = cst_vec_fnma(s->lr, x->m, x->p);
 }
 
-/* The formula of @optimizer, for moments that are kept in the format @moments; both are known where
- * it is compiled. @g is the gradient as it came. p comes out canonical. */
+/* Apply the formula of @optimizer to @x. @optimizer and @moments, the format of the moments, are
+ * compile-time constants. @g is the gradient before scaling. A NaN in x->p becomes CST_UPDATE_NAN.
+ */
 CST_INLINE void cst_formula_apply(enum cst_optimizer optimizer, enum cst_moments moments,
                                   const struct cst_formula_scalars *s, struct cst_vec g,
                                   struct cst_formula_states *x)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one table of kernels, chosen at run time by what the CPU can do. All rows give the same bits.
- */
+/* The table of kernels for processors, one row for each instruction set. The row is chosen at run
+ * time by what the CPU supports. All rows produce the same bits. */
 #ifndef CST_KERNELS_H
 #define CST_KERNELS_H
 
@@ -13,8 +13,8 @@
 #include <stdbool.h>
 
 struct cst_kernels {
-    const char *isa;      /* "ref", "avx2", "avx512" */
-    bool (*usable)(void); /* does this CPU (and OS) have it */
+    const char *isa;      /* Name of the instruction set: "ref", "avx2" or "avx512". */
+    bool (*usable)(void); /* Returns whether this CPU and operating system support the row. */
     const struct cst_update_table *update;
     cst_reduce_fn reduce;
     cst_accumulate_fn accumulate;
@@ -23,11 +23,11 @@ struct cst_kernels {
     cst_upcast_fn upcast;
 };
 
-/* All rows, best last; *n_out of them. Constant. */
+/* Returns all rows, the best one last, and stores their number in *n_out. The rows are constant. */
 const struct cst_kernels *cst_kernels_all(unsigned *n_out);
 
-/* The best usable row, or the one named by @isa if that is not NULL; NULL if there is no such row
- * or the CPU lacks it. */
+/* Returns the row named @isa, or the best usable row if @isa is NULL. NULL: there is no such row,
+ * or the CPU does not support it. */
 const struct cst_kernels *cst_kernels_get(const char *isa);
 
 #endif

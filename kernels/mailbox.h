@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From crew threads to the loop: mails that the loop delivers on its own thread, and a pollable fd
- * that tells of them. */
+/* Mail from crew threads to the loop thread. The loop delivers mails on its own thread. A pollable
+ * file descriptor says when there are mails. */
 #ifndef CST_MAILBOX_H
 #define CST_MAILBOX_H
 
@@ -10,36 +10,37 @@
 
 struct cst_mail;
 
-/* Called on the loop thread; @arg is the deliverer's. The mail may be freed or posted again in it.
- */
+/* Deliver a mail. Called on the loop thread; @arg is the argument of cst_mailbox_deliver. The
+ * function may free @mail or post it again. */
 typedef void (*cst_mail_fn)(struct cst_mail *mail, void *arg);
 
-/* Embedded in what it is about. */
+/* A mail, embedded in the object that it reports on. */
 struct cst_mail {
-    cst_mail_fn deliver;   /* set by the owner */
-    struct cst_mail *next; /* the mailbox's */
+    cst_mail_fn deliver;   /* Delivery function; set by the owner. */
+    struct cst_mail *next; /* Next mail in the mailbox; set by the mailbox. */
 };
 
 struct cst_mailbox {
-    pthread_mutex_t mutex; /* guards head and tail */
-    struct cst_mail *head; /* oldest */
-    struct cst_mail *tail; /* youngest */
-    int fd;                /* eventfd; readable: there is mail, or somebody knocked */
+    pthread_mutex_t mutex; /* Guards head and tail. */
+    struct cst_mail *head; /* Oldest mail. */
+    struct cst_mail *tail; /* Youngest mail. */
+    int fd;                /* eventfd, readable if there is mail or cst_mailbox_knock was called. */
 };
 
-/* CST_ENOMEM: the system gives no more fds. */
+/* Open a mailbox. CST_ENOMEM: the system gives no more file descriptors. */
 int cst_mailbox_open(struct cst_mailbox *box, struct cst_err *err);
 
-/* Mails in it are forgotten. */
+/* Close the mailbox. Mails in it are abandoned. */
 void cst_mailbox_close(struct cst_mailbox *box);
 
-/* Put @mail in. Any thread; never fails. A mail is in one box once. */
+/* Put @mail in the mailbox. Never fails. A mail is in at most one mailbox, and once. Any thread. */
 void cst_mailbox_post(struct cst_mailbox *box, struct cst_mail *mail);
 
 /* Make the fd readable without a mail. Any thread. */
 void cst_mailbox_knock(struct cst_mailbox *box);
 
-/* Deliver all mails that are there now, in the order in which they were posted. The loop thread. */
+/* Deliver all mails that are in the mailbox now, in the order in which they were posted. Loop
+ * thread. */
 void cst_mailbox_deliver(struct cst_mailbox *box, void *arg);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A segment's way in and out: SEGMENT_ADD maps it, has the lanes back and touch its pages piece by
- * piece, and locks it; SEGMENT_DROP has a lane unmap it. The loop thread never touches a page. The
- * answer comes by mail.
+/* Mapping and unmapping of a segment. SEGMENT_ADD maps the segment; the lanes then populate its
+ * pages piece by piece and lock them. SEGMENT_DROP makes a lane unmap the segment. The loop thread
+ * never touches a page. The end of each operation is reported by mail.
  *
  *   add --> ADDING --lanes: populate, lock; or import--> mail --> READY
  *   drop --> DROPPING --no uses, a lane: unmap--> mail --> freed */
@@ -14,47 +14,59 @@
 
 #include <stdatomic.h>
 
-/* Bytes populated at a time: what a demand copy may have to wait for. */
+/* Bytes that are populated at a time. An urgent copy may have to wait for one piece. */
 #define CST_MAPPING_PIECE (4u << 20)
 
 struct cst_mapping {
-    struct cst_segment segment; /* first member: the set's view of it */
-    struct cst_job job;         /* populate, lock, import or unmap, on the lanes */
-    struct cst_mail mail;       /* job is done */
-    struct cst_device *device;  /* borrowed */
-    struct cst_mailbox *box;    /* borrowed; knocked at after each piece */
-    int fd;                /* owned while it is being added; -1 after, and where there is none */
-    uint64_t request;      /* of the message that waits for an answer */
-    uint64_t drop_request; /* of a SEGMENT_DROP that came while it is being added or used */
-    uint64_t drop_after;   /* commands submitted before it: they come first */
-    bool drop;             /* there is one */
-    bool import;           /* it is the device's memory: no populate, no lock */
-    bool made;             /* fd is the handle of what was made here */
-    bool populate;         /* touch every page */
-    bool lock;             /* keep it from being paged out */
-    struct cst_err note;   /* what could not be had and is not fatal; status 0: all was had */
-    struct cst_err err;    /* the first failure's words; one writer: who set failed */
-    atomic_bool failed;    /* pieces that follow do nothing */
-    _Atomic uint64_t populated; /* bytes */
-    atomic_ulong *progress;     /* borrowed: the watchdog's counter */
-    uint64_t reported;          /* bytes told in PROGRESS; loop thread */
+    /* Entry of the segment in the set. First member, so a pointer to it is a pointer to the
+     * mapping. */
+    struct cst_segment segment;
+    struct cst_job job;        /* Task on the lanes: populate and lock, import, or unmap. */
+    struct cst_mail mail;      /* Posted when job is done. */
+    struct cst_device *device; /* Device; borrowed. */
+    struct cst_mailbox *box;   /* Mailbox; borrowed. It is knocked at after each piece. */
+    /* File descriptor, owned while the segment is being added. -1 afterwards, or if there is none.
+     */
+    int fd;
+    uint64_t request; /* Request number of the SEGMENT_ADD, for the answer. */
+    /* Request number of the SEGMENT_DROP, for the answer. Valid if drop is set. */
+    uint64_t drop_request;
+    /* Number of commands that were submitted before the SEGMENT_DROP. They have to end first. */
+    uint64_t drop_after;
+    bool drop; /* A SEGMENT_DROP was received. */
+    /* The segment is device memory, which is neither populated nor locked. */
+    bool import;
+    bool made;     /* The memory was created here, and fd is its handle. */
+    bool populate; /* Touch every page. */
+    bool lock;     /* Keep the pages from being swapped out. */
+    /* Description of a failure that is not fatal (binding, locking). Status 0: there was none. */
+    struct cst_err note;
+    /* Description of the first failure. Written once, by the thread that set failed. */
+    struct cst_err err;
+    atomic_bool failed; /* Adding the segment has failed. The remaining pieces do nothing. */
+    _Atomic uint64_t populated; /* Bytes populated so far. */
+    atomic_ulong *progress;     /* Counter of the watchdog; borrowed. */
+    uint64_t reported;          /* Bytes reported in the last PROGRESS. Loop thread. */
 };
 
-/* Map segment mapping->segment.id, of @bytes, from mapping->fd, for NUMA node @node (-1: any); the
- * device's memory is left to the lanes. The fields from device to lock but request and drop have
- * been set. CST_EINVAL: the fd or the size is wrong; CST_ENOMEM. Loop thread. */
+/* Map the segment, of @bytes, from mapping->fd for NUMA node @node (-1: any node). Device memory is
+ * left to the lanes. The caller has set segment.id, mail.deliver, device, box, fd, import,
+ * populate, lock and progress. CST_EINVAL: the fd or the size is wrong; CST_ENOMEM. Loop thread. */
 int cst_mapping_open(struct cst_mapping *mapping, uint64_t bytes, int node, struct cst_err *err);
 
-/* Is there anything for the lanes to do? Else it is ready as it is. */
+/* Returns whether the lanes have anything to do. If not, the segment is ready after
+ * cst_mapping_open. */
 bool cst_mapping_has_work(const struct cst_mapping *mapping);
 
-/* Give that to @lanes; the mail comes when it is done, and mapping->failed says how it went. */
+/* Let @lanes import, or populate and lock, the segment. The mail is posted at the end;
+ * mapping->failed then gives the result. */
 void cst_mapping_populate(struct cst_mapping *mapping, struct cst_crew *lanes);
 
-/* Give the unmapping to @lanes; nobody uses the segment. The mail comes when it is done. */
+/* Let @lanes unmap the segment, which nobody uses. The mail is posted at the end. */
 void cst_mapping_unmap(struct cst_mapping *mapping, struct cst_crew *lanes);
 
-/* Make pieces that have not begun do nothing; the mail comes soon. Any thread. */
+/* Make pieces that have not begun do nothing. The mail of cst_mapping_populate is then posted soon.
+ * Any thread. */
 void cst_mapping_cancel(struct cst_mapping *mapping);
 
 /* Close the fd. The segment stays mapped. */
