@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-/* All but x. */
+/* All arrays of a block except x. */
 static void carve_block(struct gpt_block_memory *b, struct gpt_carver *c, const struct gpt_model *m,
                         size_t rows)
 {
@@ -33,6 +33,7 @@ static void carve_blocks(struct gpt_activations *a, struct gpt_carver *c, const 
         if (i == 0 || !shared) {
             carve_block(&a->blocks[i], c, m, rows);
         } else {
+            /* With recomputation all blocks share the arrays of the first one. */
             a->blocks[i] = a->blocks[0];
         }
         a->blocks[i].x = gpt_carve(c, rows * m->width * sizeof(float));

@@ -6,10 +6,10 @@
 #include <math.h>
 #include <stdio.h>
 
-/* One kernel of an instance. */
+/* Parameters of one kernel of an instance. */
 struct launch {
     uint32_t dim;     /* widest head */
-    uint32_t rows;    /* of a block's tile */
+    uint32_t rows;    /* rows of a block's tile */
     uint32_t threads; /* per block */
     uint32_t shared;  /* bytes of dynamic shared memory */
     uint32_t parts;   /* blocks per tile */
@@ -29,15 +29,16 @@ static const struct launch forwards[GPT_ATTENTION_INSTANCES] = {GPT_ATTENTION_FO
 static const struct launch dqs[GPT_ATTENTION_INSTANCES] = {GPT_ATTENTION_DQ(DQ)};
 static const struct launch dkvs[GPT_ATTENTION_INSTANCES] = {GPT_ATTENTION_DKV(DKV)};
 
-/* Blocks that a grid can have. */
+/* Most blocks of a grid. */
 static const uint64_t MAX_BLOCKS = 0x7fffffff;
 
-/* The kernels count positions, tiles beyond the last one included, and the elements of some rows in
- * 32 bits. */
+/* Limits of the kernels, which count positions and elements of some rows in 32 bits. The positions
+ * include tiles beyond the last one. */
 static const size_t MAX_CONTEXT = (size_t)1 << 30;
 static const size_t MAX_HEADS = (size_t)1 << 16;
 
-/* Shared memory beyond 48 KiB is given on demand alone. */
+/* Look up a kernel of the module. A kernel gets more than 48 KiB of shared memory only after a
+ * request. */
 static int look_up(const struct cst_cuda_driver *driver, CUmodule module, const char *what,
                    const struct launch *launch, CUfunction *out, struct cst_err *err)
 {
@@ -91,7 +92,7 @@ size_t gpt_cuda_attention_scratch(const struct gpt_attention_shape *shape)
     return 2 * sizeof(float) * shape->n_seqs * shape->n_heads * padded(shape);
 }
 
-/* The instance for @shape, or why there is none. */
+/* Find the instance for @shape. CST_EUNSUPPORTED: there is none, and @err says why. */
 static int find_instance(const struct gpt_attention_shape *shape, size_t *out, struct cst_err *err)
 {
     const size_t dim = shape->head_dim;
@@ -131,8 +132,8 @@ static struct gpt_attention_sizes sizes_of(const struct gpt_attention_shape *sha
     };
 }
 
-/* Blocks for @positions of each head. @args: of the kernel behind the sizes; its first is left free
- * for them. */
+/* Launch the blocks for @positions of each head. @args: the kernel's arguments; the first element
+ * is left free for the sizes. */
 static int run(const struct gpt_cuda_attention_kernels *kernels, CUstream stream,
                const struct gpt_attention_shape *shape, size_t positions, CUfunction function,
                const struct launch *launch, const char *what, void **args, struct cst_err *err)
@@ -188,7 +189,7 @@ int gpt_cuda_attention_backward(const struct gpt_cuda_attention_kernels *kernels
     size_t i;
     int status = find_instance(shape, &i, err);
 
-    if (status == CST_OK) { /* the padding of scratch, too */
+    if (status == CST_OK) { /* The prepare kernel also writes the padding of scratch. */
         status = run(kernels, stream, shape, padded(shape), kernels->prepare, &prepare, "prepare",
                      prepare_args, err);
     }

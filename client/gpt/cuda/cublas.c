@@ -9,13 +9,15 @@
 
 #include <cublasLt.h>
 
-#define WORKSPACE_BYTES (64u << 20) /* NVIDIA advises at least 32 MiB for Hopper */
-#define MAX_SHAPES                                                                                 \
-    256              /* a model uses 13 for training and 5 for sampling, with adapters             \
-                        37 and 13, a mixture 10 for each number of rows of an expert */
-#define ALIGNMENT 16 /* bytes, of all operands: the least that the layout gives */
+/* NVIDIA advises at least 32 MiB for Hopper. */
+#define WORKSPACE_BYTES (64u << 20)
+/* Shapes whose plans are kept. A dense model uses about 20, and one with adapters about 50. A
+ * mixture uses about 10 for each number of rows of an expert. */
+#define MAX_SHAPES 256
+/* Bytes; all operands have at least this alignment. */
+#define ALIGNMENT 16
 
-/* CALL(name) */
+/* The library's functions that are used. CALL(name) is expanded for each of them. */
 #define CUBLAS_CALLS(CALL)                                                                         \
     CALL(cublasLtCreate)                                                                           \
     CALL(cublasLtDestroy)                                                                          \
@@ -32,27 +34,28 @@
     CALL(cublasLtMatrixLayoutCreate)                                                               \
     CALL(cublasLtMatrixLayoutDestroy)
 
-/* A shape that was asked for, with what the library chose. Its matrices are column-major, so it
- * gets c^T (n x m) = b^T a^T: its A is our b, its B our a. */
+/* A shape that was requested, with the library's choice. The library's matrices are column-major.
+ * Therefore it computes c^T (n x m) = b^T a^T: its A is our b, and its B our a. */
 struct plan {
-    struct gpt_product like; /* shape, turns, fp32, epilogue */
-    bool supported;          /* else only the above is valid */
+    struct gpt_product like; /* shape, transpositions, fp32 and epilogue */
+    bool supported;          /* false: no field below is valid */
     cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t a, b, c; /* the library's A, B, and C and D */
+    cublasLtMatrixLayout_t a, b, c; /* layouts of the library's A, of its B, and of its C and D */
     cublasLtMatmulAlgo_t algo;
 };
 
 struct gpt_cublas {
     const struct cst_cuda_driver *driver; /* borrowed */
-    void *library;                        /* dlopen's */
+    void *library;                        /* handle of dlopen */
 #define FIELD(name) __typeof__(&name) name;
     CUBLAS_CALLS(FIELD)
 #undef FIELD
     cublasLtHandle_t handle;
-    CUdeviceptr workspace;         /* WORKSPACE_BYTES */
-    char words[32];                /* name and version */
-    size_t n_made;                 /* plans so far */
-    struct plan plans[MAX_SHAPES]; /* the newest: number i is at i modulo their number */
+    CUdeviceptr workspace; /* WORKSPACE_BYTES of device memory */
+    char words[32];        /* name and version */
+    size_t n_made;         /* number of plans made so far */
+    /* The newest plans: plan number i is at index i modulo MAX_SHAPES. */
+    struct plan plans[MAX_SHAPES];
 };
 
 static int cublas_fault(const struct gpt_cublas *b, cublasStatus_t status, const char *what,
@@ -166,7 +169,7 @@ void gpt_cublas_close(struct gpt_cublas *cublas)
     if (cublas->workspace != 0) {
         (void)cublas->driver->cuMemFree(cublas->workspace);
     }
-    free(cublas); /* the library stays loaded, as the driver does */
+    free(cublas); /* The library stays loaded, as the driver does. */
 }
 
 const char *gpt_cublas_name(const struct gpt_cublas *cublas)
@@ -188,7 +191,7 @@ static cublasLtEpilogue_t epilogue_of(const struct gpt_product *p)
     return epilogues[p->epilogue];
 }
 
-/* The pointers that the epilogue of @p reads or writes. */
+/* Set the pointers that the epilogue of @p reads or writes. */
 static cublasStatus_t set_pointers(const struct gpt_cublas *b, cublasLtMatmulDesc_t desc,
                                    const struct gpt_product *p)
 {
@@ -258,7 +261,7 @@ static cublasStatus_t make_layouts(const struct gpt_cublas *b, const struct gpt_
     return status;
 }
 
-/* The library's first choice, under the alignment and workspace that all products have. */
+/* Get the library's first choice, for the alignment and workspace that all products have. */
 static cublasStatus_t choose(const struct gpt_cublas *b, struct plan *plan)
 {
     static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
@@ -298,8 +301,8 @@ static bool same_shape(const struct gpt_product *p, const struct gpt_product *q)
            p->turn_b == q->turn_b && p->fp32 == q->fp32 && p->epilogue == q->epilogue;
 }
 
-/* What is not there yet is made, and takes the place of the oldest when there are too many: it
- * would be chosen as it was. */
+/* Find the plan of the shape, or make it. If there are too many plans it replaces the oldest. A
+ * plan that is made again is equal to the first one. */
 static int find_plan(struct gpt_cublas *b, const struct gpt_product *p, struct plan **out,
                      struct cst_err *err)
 {
@@ -321,6 +324,7 @@ static int find_plan(struct gpt_cublas *b, const struct gpt_product *p, struct p
     }
     plan.supported = status == CUBLAS_STATUS_SUCCESS;
     if (!plan.supported) {
+        /* An unsupported shape is kept as a plan too, so that the library is not asked again. */
         plan_close(b, &plan);
         plan.desc = NULL;
         plan.a = plan.b = plan.c = NULL;
@@ -370,7 +374,8 @@ int gpt_cublas_run(struct gpt_cublas *b, CUstream stream, const struct gpt_produ
     }
     if (status != CUBLAS_STATUS_SUCCESS) {
         rc = cublas_fault(b, status, "cublasLtMatmul", err);
-        return rc == CST_EUNSUPPORTED ? CST_EINTERNAL : rc; /* it had promised to */
+        /* The library chose an algorithm for this shape before, so this is an internal error. */
+        return rc == CST_EUNSUPPORTED ? CST_EINTERNAL : rc;
     }
     return 0;
 }

@@ -12,9 +12,9 @@
 struct cuda_device {
     struct gpt_device head;
     const struct gpt_options *options; /* borrowed */
-    struct gpt_gpu gpu;                /* with the daemon: opened by join */
-    const struct gpt_model *model;     /* of the local store */
-    struct cst_cuda *cuda;             /* NULL: no job of the daemon */
+    struct gpt_gpu gpu;                /* with the daemon it is opened by join */
+    const struct gpt_model *model;     /* model of the local store */
+    struct cst_cuda *cuda;             /* NULL: the states are not in the daemon */
 };
 
 static struct cuda_device *self(struct gpt_device *device)
@@ -27,7 +27,7 @@ static int open_gpu(struct cuda_device *d, const char *name, struct cst_err *err
     return gpt_gpu_open(&d->gpu, name, d->options->matmul != GPT_MATMUL_PLAIN, err);
 }
 
-/* The daemon has chosen the GPU. */
+/* Open the GPU that the daemon has chosen for the job. */
 static int cuda_join(struct gpt_device *device, struct cst_job *job, struct cst_err *err)
 {
     struct cuda_device *d = self(device);
@@ -62,23 +62,24 @@ static int cuda_open_store(struct gpt_device *device, uint32_t rank, struct gpt_
 {
     struct cuda_device *d = self(device);
 
-    (void)rank; /* the only one */
+    (void)rank; /* The local store on a GPU has one rank only. */
     return gpt_cuda_store_open(out, &d->gpu, d->model, err);
 }
 
 static void cuda_break_states(struct gpt_device *device)
 {
-    (void)device; /* nobody waits for the only rank */
+    (void)device; /* No other rank waits. */
 }
 
-/* The parts of a batch are one after the other within each operator: for the store they are one. */
+/* Each operator computes the parts of a batch one after the other. For the store they are one
+ * pass. */
 static uint32_t cuda_passes(const struct gpt_device *device)
 {
     (void)device;
     return 1;
 }
 
-/* All of --batch is one pass. */
+/* The whole --batch is one pass. */
 static size_t cuda_region_bytes(const struct gpt_device *device, const struct gpt_model *model)
 {
     const struct gpt_options *o = ((const struct cuda_device *)(const void *)device)->options;
@@ -119,7 +120,7 @@ static void cuda_close(struct gpt_device *device)
 {
     struct cuda_device *d = self(device);
 
-    cst_cuda_close(d->cuda); /* it waits for the stream */
+    cst_cuda_close(d->cuda); /* The call waits for the stream. */
     gpt_gpu_close(&d->gpu);
     free(d);
 }

@@ -4,8 +4,7 @@
 
 _Static_assert(GPT_CUDA_MAX_EXPERTS == GPT_MAX_EXPERTS, "args.h and model.h");
 
-/* -- router --------------------------------------------------------------------------------------
- */
+/* -- router -- */
 
 static CUdeviceptr choices(const struct gpt_cuda_pass *p, CUdeviceptr base,
                            const struct gpt_cuda_part *part)
@@ -41,7 +40,7 @@ int gpt_cuda_op_router(const struct gpt_cuda_pass *p, const struct gpt_operator 
                                      choices(p, l->chosen, part), choices(p, l->gates, part), err);
 }
 
-/* moe->dz: of all that the gates and the balance loss say. */
+/* Compute moe->dz from the gradients of the gates and of the balance loss. */
 static int logits_backward(const struct gpt_cuda_pass *p, const struct gpt_cuda_moe_layer *l,
                            const struct gpt_cuda_part *part, struct cst_err *err)
 {
@@ -65,7 +64,7 @@ static int logits_backward(const struct gpt_cuda_pass *p, const struct gpt_cuda_
     return gpt_cuda_choose_backward(&p->gpu->kernels, &back, err);
 }
 
-/* a.dh: the gradient of ln2, by way of the experts and of the router. */
+/* a.dh receives the gradient of ln2, by way of the experts and by way of the router. */
 int gpt_cuda_op_router_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
                                 const struct gpt_cuda_part *part, const struct cst_io *io,
                                 struct cst_err *err)
@@ -113,10 +112,9 @@ int gpt_cuda_op_router_backward(const struct gpt_cuda_pass *p, const struct gpt_
                : gpt_cuda_norm_rows_backward(p, part, b->mid, b->mean2, b->rstd2, io, false, err);
 }
 
-/* -- experts -------------------------------------------------------------------------------------
- */
+/* -- experts -- */
 
-/* Its two products, over all its rows. */
+/* One of the expert's two products, over all its rows. */
 static struct gpt_cuda_linear linear_of(const struct gpt_cuda_pass *p,
                                         const struct gpt_operator *op, const struct cst_io *io,
                                         size_t k, size_t n)
@@ -134,7 +132,7 @@ static struct gpt_cuda_linear linear_of(const struct gpt_cuda_pass *p,
     };
 }
 
-/* All rows with the first part. */
+/* The first part computes all rows of the expert. The later parts do nothing. */
 int gpt_cuda_op_expert(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
                        const struct gpt_cuda_part *part, const struct cst_io *io,
                        struct cst_err *err)

@@ -187,7 +187,7 @@ static void *address(CUdeviceptr p)
     return (void *)(uintptr_t)p;
 }
 
-/* cuBLASLt wants rows of 16 bytes and more. */
+/* cuBLASLt requires rows whose length is a multiple of 16 bytes. */
 static bool fits_cublas(const struct gpt_product *p)
 {
     const size_t a = p->turn_a ? p->m : p->k, b = p->turn_b ? p->k : p->n;
@@ -195,7 +195,7 @@ static bool fits_cublas(const struct gpt_product *p)
     return a % 8 == 0 && b % 8 == 0 && p->n % 8 == 0;
 }
 
-/* The product itself with no more than a bias. */
+/* Enqueue a product that has at most a bias as epilogue. */
 static int plain_product(const struct gpt_gpu *gpu, const struct gpt_product *p,
                          struct cst_err *err)
 {
@@ -218,7 +218,7 @@ static int plain_product(const struct gpt_gpu *gpu, const struct gpt_product *p,
                                                  : gpt_cuda_matmul(&gpu->kernels, &plain, err);
 }
 
-/* The epilogues of GELU as a kernel behind the product. */
+/* Enqueue a product and then its GELU epilogue as a kernel. */
 static int split_product(const struct gpt_gpu *gpu, const struct gpt_product *p,
                          struct cst_err *err)
 {
@@ -249,9 +249,9 @@ int gpt_gpu_product(const struct gpt_gpu *gpu, const struct gpt_product *p, stru
     return rc == CST_EUNSUPPORTED ? split_product(gpu, p, err) : rc;
 }
 
-#define MEASURE_ELEMS 8192 /* rows and columns */
-#define MEASURE_ROUNDS 6   /* of which the first does not count */
-#define MEASURE_TIMES 10   /* products in a round */
+#define MEASURE_ELEMS 8192 /* rows and columns of each operand */
+#define MEASURE_ROUNDS 6   /* rounds; the first one is a warm-up */
+#define MEASURE_TIMES 10   /* products per round */
 
 static int measure_rounds(const struct gpt_gpu *gpu, const struct gpt_product *p, CUevent from,
                           CUevent to, double *out, struct cst_err *err)
@@ -309,7 +309,7 @@ int gpt_gpu_measure(const struct gpt_gpu *gpu, double *out, struct cst_err *err)
     p.a = memory;
     p.b = memory + bytes;
     p.c = memory + 2 * bytes;
-    /* 0x3c3c is 0.011: zeros would save power and flatter the clock. */
+    /* 0x3c3c is 0.011 in bf16. Zeros would save power and so raise the clock. */
     rc = cst_cuda_check(d, d->cuMemsetD8Async(memory, 0x3c, 2 * bytes, gpu->stream), err,
                         "filling operands");
     if (rc == 0) {

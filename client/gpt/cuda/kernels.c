@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/cuda/kernels.h"
 
-/* The device code: made by nvcc and build-aux/embed.sh. */
+/* The device code, which nvcc and build-aux/embed.sh generate. */
 extern const unsigned char gpt_cuda_fatbin[];
 
 struct entry {
@@ -63,7 +63,7 @@ static unsigned parts(size_t n, size_t of)
     return (unsigned)((n + of - 1) / of);
 }
 
-/* A grid of @x by @y blocks. */
+/* Launch a grid of @x by @y blocks. */
 static int launch(const struct gpt_cuda_kernels *k, CUfunction function, const char *name,
                   unsigned x, unsigned y, unsigned threads, void **args, struct cst_err *err)
 {
@@ -73,14 +73,14 @@ static int launch(const struct gpt_cuda_kernels *k, CUfunction function, const c
         "launch of %s", name);
 }
 
-/* A thread for every eight elements of a row, whole warps. */
+/* Threads for a row: one for every eight elements, rounded up to whole warps. */
 static unsigned row_threads(size_t width)
 {
     return 32 * parts(width, 8 * 32);
 }
 
-/* Rows of a strip of the norm's way back: as many strips as run at once, so that the second stage
- * stays short. */
+/* Rows of a strip in the norm's backward pass. There are as many strips as can run at once, so that
+ * the second stage is short. */
 static size_t norm_strip(size_t rows)
 {
     const size_t n = parts(rows, GPT_CUDA_NORM_STRIPS);
@@ -90,7 +90,7 @@ static size_t norm_strip(size_t rows)
 
 size_t gpt_cuda_parts_bytes(size_t rows, size_t width)
 {
-    /* No fewer than fewer rows would want. */
+    /* A pass of fewer rows must not need more than this. */
     const size_t most = parts(rows, GPT_CUDA_NORM_ROWS);
     const size_t norm = 2 * (most < GPT_CUDA_NORM_STRIPS ? most : GPT_CUDA_NORM_STRIPS) * width;
     const size_t bias = (size_t)parts(rows, GPT_CUDA_BIAS_ROWS) * 4 * width;
@@ -108,7 +108,8 @@ int gpt_cuda_norm(const struct gpt_cuda_kernels *k, size_t rows, size_t width, C
     return launch(k, k->norm, "norm", (unsigned)rows, 1, row_threads(width), args, err);
 }
 
-/* The second stage of sums over rows: of @n_vectors per strip, the second for @b. */
+/* Launch the second stage of sums over rows: add up @n_strips strips of @n_vectors vectors. The
+ * first vector's sum goes to @a, the second's to @b. */
 static int sums(const struct gpt_cuda_kernels *k, uint32_t n_strips, size_t width, CUdeviceptr from,
                 unsigned n_vectors, struct gpt_cuda_grad a, struct gpt_cuda_grad b,
                 struct cst_err *err)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products with the store's weights, adapters beside them, and layer norms, both ways. */
+/* Products with the store's weights, their adapters, and layer norms, forward and backward. */
 #include "client/gpt/cuda/pass_inside.h"
 
 struct gpt_cuda_grad gpt_cuda_grad_of(const struct cst_io *io, bool first)
@@ -25,7 +25,7 @@ struct gpt_cuda_linear gpt_cuda_linear_of(const struct gpt_cuda_pass *p,
 
 /* -- adapters ---------------------------------------------------------------------------------- */
 
-/* a.low (rows x lora) := scale x lora_a */
+/* a.low (rows x lora) := scale x lora_a. */
 static int low_of_input(const struct gpt_cuda_pass *p, const struct gpt_cuda_linear *l,
                         CUdeviceptr x, struct cst_err *err)
 {
@@ -42,7 +42,7 @@ static int low_of_input(const struct gpt_cuda_pass *p, const struct gpt_cuda_lin
     return gpt_gpu_product(p->gpu, &low, err);
 }
 
-/* y += scale (x lora_a) lora_b */
+/* y += scale (x lora_a) lora_b. */
 static int adapter(const struct gpt_cuda_pass *p, const struct gpt_cuda_linear *l, CUdeviceptr x,
                    CUdeviceptr y, struct cst_err *err)
 {
@@ -60,7 +60,7 @@ static int adapter(const struct gpt_cuda_pass *p, const struct gpt_cuda_linear *
     return rc != 0 ? rc : gpt_gpu_product(p->gpu, &up, err);
 }
 
-/* The gradient of one of the pair: m x n = a^T b over all rows. */
+/* Gradient of one of the adapter's two tensors: m x n = a^T b over all rows. */
 static int adapter_grad(const struct gpt_cuda_pass *p, const struct gpt_cuda_linear *l,
                         const struct cst_io *io, size_t m, CUdeviceptr a, size_t n, CUdeviceptr b,
                         struct cst_err *err)
@@ -80,8 +80,8 @@ static int adapter_grad(const struct gpt_cuda_pass *p, const struct gpt_cuda_lin
     return gpt_gpu_product(p->gpu, &product, err);
 }
 
-/* With t = scale x lora_a: gradient of lora_b = t^T dy; with u = scale dy lora_b^T: gradient of
- * lora_a = x^T u, dx += u lora_a^T. */
+/* With t = scale x lora_a: gradient of lora_b = t^T dy. With u = scale dy lora_b^T: gradient of
+ * lora_a = x^T u, and dx += u lora_a^T. */
 static int adapter_backward(const struct gpt_cuda_pass *p, const struct gpt_cuda_linear *l,
                             CUdeviceptr x, CUdeviceptr dy, CUdeviceptr dx, struct cst_err *err)
 {
@@ -122,7 +122,7 @@ static int adapter_backward(const struct gpt_cuda_pass *p, const struct gpt_cuda
 
 /* -- products ---------------------------------------------------------------------------------- */
 
-/* GELU is an epilogue only where nothing is added behind the product. */
+/* GELU is an epilogue of the product only without an adapter, whose output is added before GELU. */
 int gpt_cuda_linear(const struct gpt_cuda_pass *p, const struct gpt_cuda_linear *l, CUdeviceptr x,
                     CUdeviceptr pre, CUdeviceptr y, struct cst_err *err)
 {
@@ -148,7 +148,7 @@ int gpt_cuda_linear(const struct gpt_cuda_pass *p, const struct gpt_cuda_linear 
     return rc != 0 || pre == 0 ? rc : gpt_cuda_gelu(&p->gpu->kernels, l->rows * l->n, pre, y, err);
 }
 
-/* dw = x^T dy and db = sums of dy, into the store. */
+/* Write dw = x^T dy and db = sums of dy into the store. */
 static int base_grads(const struct gpt_cuda_pass *p, const struct gpt_cuda_linear *l, CUdeviceptr x,
                       CUdeviceptr dy, struct cst_err *err)
 {

@@ -15,10 +15,10 @@ void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_store *store,
     }
 }
 
-/* -- which row goes where ------------------------------------------------------------------------
- */
+/* -- placement of rows -- */
 
-/* This rank's counts, and its choices that are away. @n choices are in moe->chosen. */
+/* Count this rank's choices per expert, and list the choices of other ranks' experts in moe->away.
+ * moe->chosen has @n choices. */
 static void sort(const struct gpt_cuda_moe *moe, struct gpt_cuda_moe_layer *l, size_t n)
 {
     uint32_t *counts = gpt_cuda_moe_counts(moe, l, moe->rank);
@@ -42,7 +42,8 @@ static void sort(const struct gpt_cuda_moe *moe, struct gpt_cuda_moe_layer *l, s
     }
 }
 
-/* Rows of each own expert before and with all ranks, f_e; returns the most of one. */
+/* Compute the starts of this rank's experts from the counts of all ranks, and f_e. Returns the
+ * number of rows of the largest expert, padding included. */
 static uint32_t count(const struct gpt_cuda_moe *moe, struct gpt_cuda_moe_layer *l)
 {
     const uint32_t experts = moe->model->experts;
@@ -69,7 +70,7 @@ static uint32_t count(const struct gpt_cuda_moe *moe, struct gpt_cuda_moe_layer 
     return most;
 }
 
-/* moe->place and moe->from. at[e]: where the next of this rank's rows for e goes. */
+/* Fill moe->place and moe->from. at[e] is the place of this rank's next row for e. */
 static void find_places(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
                         size_t n)
 {
@@ -84,6 +85,8 @@ static void find_places(const struct gpt_cuda_moe *moe, const struct gpt_cuda_mo
             away += gpt_cuda_moe_counts(moe, l, moe->rank)[e];
             continue;
         }
+        /* All rows of this rank's experts are first marked as coming from other ranks. The last
+         * loop of this function overwrites the marks of this rank's own rows. */
         for (uint32_t r = 0; r < moe->world; r++) {
             at[e] = r == moe->rank ? i : at[e];
             for (uint32_t k = 0; k < gpt_cuda_moe_counts(moe, l, r)[e]; k++) {
@@ -104,15 +107,14 @@ static void find_places(const struct gpt_cuda_moe *moe, const struct gpt_cuda_mo
     }
 }
 
-/* -- forward -------------------------------------------------------------------------------------
- */
+/* -- forward -- */
 
 static size_t choices_of(const struct gpt_cuda_pass *p)
 {
     return p->n_seqs * p->all.context * p->head.model->top_k;
 }
 
-/* The router's choices on the host, sorted; and where the rows away are, on the GPU. */
+/* Copy the router's choices to the host, sort them, and upload the choices of the away rows. */
 static int learn_choices(const struct gpt_cuda_pass *p, struct gpt_cuda_moe_layer *l,
                          struct cst_err *err)
 {
@@ -134,7 +136,7 @@ static int learn_choices(const struct gpt_cuda_pass *p, struct gpt_cuda_moe_laye
                : gpt_gpu_upload(p->gpu, l->away, moe->away, l->n_away * sizeof(uint32_t), err);
 }
 
-/* Where the rows of all ranks are kept; on the GPU, too. */
+/* Compute the places of the rows of all ranks and upload them. */
 static int place_rows(const struct gpt_cuda_pass *p, struct gpt_cuda_moe_layer *l,
                       struct cst_err *err)
 {
@@ -188,7 +190,7 @@ bool gpt_cuda_moe_runs(const struct gpt_cuda_pass *p, const struct gpt_operator 
     return l->starts[op->expert + 1] > l->starts[op->expert];
 }
 
-/* a.branch: sum of gate x result. */
+/* a.branch receives the sum of gate x result. */
 int gpt_cuda_moe_combine(const struct gpt_cuda_pass *p, uint32_t layer, struct cst_err *err)
 {
     const struct gpt_cuda_moe_layer *l = &p->moe->layers[layer];
@@ -200,8 +202,7 @@ int gpt_cuda_moe_combine(const struct gpt_cuda_pass *p, uint32_t layer, struct c
                                       l->gates, l->y, p->a.branch, err);
 }
 
-/* -- backward ------------------------------------------------------------------------------------
- */
+/* -- backward -- */
 
 int gpt_cuda_moe_dispatch_backward(const struct gpt_cuda_pass *p, uint32_t layer,
                                    struct cst_err *err)
@@ -223,7 +224,7 @@ int gpt_cuda_moe_dispatch_backward(const struct gpt_cuda_pass *p, uint32_t layer
     return rc != 0 ? rc : gpt_cuda_peers_fetch(moe, l, moe->dy.p, err);
 }
 
-/* moe->dx: gradients of all rows by way of their experts; the router adds them up. */
+/* moe->dx receives the gradients of all rows by way of their experts. The router adds them up. */
 int gpt_cuda_moe_combine_backward(const struct gpt_cuda_pass *p, uint32_t layer,
                                   struct cst_err *err)
 {

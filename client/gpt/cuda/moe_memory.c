@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-/* What has the same size in every pass. */
+/* Arrays that have a fixed size in every pass. */
 static void carve_fixed(struct gpt_cuda_moe *moe, struct gpt_carver *c)
 {
     const size_t rows = moe->max_rows, experts = moe->model->experts;
@@ -33,7 +33,7 @@ int gpt_cuda_moe_grow(const struct gpt_gpu *gpu, struct gpt_cuda_growing *g, siz
     if (bytes <= g->bytes) {
         return 0;
     }
-    rc = gpt_gpu_wait(gpu, err); /* for what uses it */
+    rc = gpt_gpu_wait(gpu, err); /* Work that uses the old memory must end first. */
     if (rc != 0) {
         return rc;
     }
@@ -48,7 +48,7 @@ int gpt_cuda_moe_grow(const struct gpt_gpu *gpu, struct gpt_cuda_growing *g, siz
     return rc;
 }
 
-/* gpt_cuda_moe_grow for moe->from, in elements. */
+/* As gpt_cuda_moe_grow for moe->from, in elements. */
 static int grow_from(struct gpt_cuda_moe *moe, size_t n, struct cst_err *err)
 {
     if (n > moe->n_from) {
@@ -153,6 +153,7 @@ int gpt_cuda_moe_make_room(struct gpt_cuda_moe *moe, struct gpt_cuda_moe_layer *
     struct gpt_carver c = {0};
     int rc = 0;
 
+    /* The first turn counts the bytes, and the second one assigns the arrays. */
     for (int turn = 0; rc == 0 && turn < 2; turn++) {
         l->from = gpt_carve(&c, kept * sizeof(uint32_t));
         l->x = gpt_carve(&c, kept * row);

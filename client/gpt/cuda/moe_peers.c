@@ -1,20 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows on their way to and from other ranks, through the memory that the ranks share. Copies are
- * done before a meeting: what is written before it is seen behind it, and what is read behind one
- * is not overwritten before the next. */
+/* Transport of rows to and from other ranks, through the memory that the ranks share. A rank
+ * finishes its copies before it enters a barrier. Therefore what is written before a barrier is
+ * visible after it. What is read after a barrier is not overwritten before the next one. */
 #include "client/gpt/cuda/moe_inside.h"
 
 #include "client/gpt/host_moe.h"
 
 #include <string.h>
 
-#define REGION_ALIGN 4096 /* of its arrays */
+#define REGION_ALIGN 4096 /* alignment of a region's arrays */
 
-/* A rank's region: what it tells the others, and what they tell it. */
+/* A rank's region: what the rank publishes, and the results that other ranks write. */
 struct region {
-    uint32_t *counts; /* experts */
-    char *tokens;  /* away rows x width bf16: inputs of experts; backwards gradients of outputs */
-    char *results; /* by the experts' ranks, the same rows: outputs; gradients of inputs */
+    uint32_t *counts; /* one per expert */
+    /* Away rows x width bf16. Forward: inputs of the experts. Backward: gradients of their
+     * outputs. */
+    char *tokens;
+    /* The results for these rows, written by the experts' ranks. Forward: outputs. Backward:
+     * gradients of the inputs. */
+    char *results;
 };
 
 static size_t aligned(size_t bytes)
@@ -44,21 +48,21 @@ size_t gpt_cuda_moe_region_bytes(const struct gpt_model *m, size_t rows)
         aligned(m->experts * sizeof(uint32_t)) + 2 * aligned(rows * m->top_k * row_bytes(m));
     const size_t host = gpt_moe_region_bytes(m, rows);
 
+    /* Equal sizes would let ranks on the host and on GPUs join each other. */
     return aligned(bytes) == aligned(host) ? bytes + REGION_ALIGN : bytes;
 }
 
-/* -- watching ------------------------------------------------------------------------------------
- */
+/* -- callbacks of the exchange -- */
 
-/* While a meeting is waited for, too, the store sends what it has held back. */
+/* The store does not give a block back while the GPU uses it. Any call of the store sends what can
+ * be given back by then. This callback makes such calls while a barrier waits. */
 static void look(void *arg)
 {
     const struct gpt_cuda_moe *moe = arg;
     struct cst_rank_stat stat;
     struct cst_err err;
 
-    (void)moe->store->ops->stat(moe->store, &stat,
-                                &err); /* what is wrong the next operator tells */
+    (void)moe->store->ops->stat(moe->store, &stat, &err); /* The next operator reports the error. */
 }
 
 static void came(void *arg, void *base, size_t bytes)
@@ -69,7 +73,7 @@ static void came(void *arg, void *base, size_t bytes)
     moe->pinned = gpt_gpu_register(moe->gpu, base, bytes, &err) == 0 ? base : NULL;
 }
 
-/* Copies may be under way. */
+/* Unpin the memory after the copies that may be under way. */
 static void goes(void *arg, void *base)
 {
     struct gpt_cuda_moe *moe = arg;
@@ -97,11 +101,11 @@ void gpt_cuda_peers_forget(struct gpt_cuda_moe *moe)
     }
 }
 
-/* -- the way of rows -----------------------------------------------------------------------------
- */
+/* -- transport of rows -- */
 
-/* All work is done when the others are met. What the store has held back for it is sent: somebody
- * may wait for that before he can come. */
+/* Barrier of all ranks, after this rank's copies. The call of stat lets the store give back the
+ * blocks that the GPU used until now: another rank may wait for their gradients before it can reach
+ * the barrier. */
 static int meet(const struct gpt_cuda_moe *moe, struct cst_err *err)
 {
     struct cst_rank_stat stat;
@@ -113,7 +117,7 @@ static int meet(const struct gpt_cuda_moe *moe, struct cst_err *err)
     return rc == 0 ? gpt_exchange_meet(moe->exchange, err) : rc;
 }
 
-/* Away rows of @rank before those for @expert. */
+/* Number of away rows of @rank before those for @expert. */
 static size_t away_before(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
                           uint32_t rank, uint32_t expert)
 {
@@ -152,11 +156,11 @@ int gpt_cuda_peers_publish(const struct gpt_cuda_moe *moe, const struct gpt_cuda
     return rc;
 }
 
-/* One rank's rows for one expert: kept rows here, away rows there. */
+/* One rank's rows for one expert: kept rows here, away rows in the other rank's region. */
 struct stretch {
     uint32_t rank;
-    size_t here, there; /* rows before them */
-    size_t n;           /* of them */
+    size_t here, there; /* number of kept and of away rows before them */
+    size_t n;           /* number of rows */
 };
 
 typedef int (*stretch_fn)(const struct gpt_cuda_moe *moe, const struct stretch *s, CUdeviceptr rows,

@@ -8,8 +8,7 @@ static CUdeviceptr lse_of(const struct gpt_cuda_pass *p, const struct gpt_block_
     return b->lse + part->row * p->head.model->heads * sizeof(float);
 }
 
-/* -- forward, one operator each -----------------------------------------------------------------
- */
+/* -- forward -- */
 
 int gpt_cuda_op_embed(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
                       const struct gpt_cuda_part *part, const struct cst_io *io,
@@ -22,8 +21,8 @@ int gpt_cuda_op_embed(const struct gpt_cuda_pass *p, const struct gpt_operator *
                           gpt_cuda_rows32(p->a.blocks[op->layer].x, part, d), err);
 }
 
-/* The block's input is made here, of what the block before left in mid and branch; not in the first
- * block, nor when its activations are computed again. */
+/* The input of a block is computed here, from mid and branch of the block before. It exists already
+ * in the first block, and when activations are recomputed. */
 int gpt_cuda_op_qkv(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
                     const struct gpt_cuda_part *part, const struct cst_io *io, struct cst_err *err)
 {
@@ -103,8 +102,7 @@ int gpt_cuda_op_head(const struct gpt_cuda_pass *p, const struct gpt_operator *o
     return rc != 0 ? rc : gpt_gpu_product(p->gpu, &product, err);
 }
 
-/* -- backward -----------------------------------------------------------------------------------
- */
+/* -- backward -- */
 
 int gpt_cuda_op_head_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
                               const struct gpt_cuda_part *part, const struct cst_io *io,
@@ -141,7 +139,7 @@ int gpt_cuda_op_head_backward(const struct gpt_cuda_pass *p, const struct gpt_op
                                                  err);
 }
 
-/* a.wide: the gradient of pre. */
+/* a.wide receives the gradient of pre. */
 int gpt_cuda_op_fcproj_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
                                 const struct gpt_cuda_part *part, const struct cst_io *io,
                                 struct cst_err *err)
@@ -171,7 +169,7 @@ int gpt_cuda_op_fc_backward(const struct gpt_cuda_pass *p, const struct gpt_oper
                : gpt_cuda_norm_rows_backward(p, part, b->mid, b->mean2, b->rstd2, io, false, err);
 }
 
-/* a.dh: the gradient of att. */
+/* a.dh receives the gradient of att. */
 int gpt_cuda_op_proj_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
                               const struct gpt_cuda_part *part, const struct cst_io *io,
                               struct cst_err *err)
@@ -184,7 +182,7 @@ int gpt_cuda_op_proj_backward(const struct gpt_cuda_pass *p, const struct gpt_op
                                     gpt_cuda_rows16(p->a.dh, part, d), err);
 }
 
-/* a.wide: the gradient of qkv. */
+/* a.wide holds the gradient of qkv. */
 int gpt_cuda_op_qkv_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
                              const struct gpt_cuda_part *part, const struct cst_io *io,
                              struct cst_err *err)
@@ -206,7 +204,7 @@ int gpt_cuda_op_qkv_backward(const struct gpt_cuda_pass *p, const struct gpt_ope
                    : gpt_cuda_norm_rows_backward(p, part, b->x, b->mean1, b->rstd1, io, false, err);
 }
 
-/* Of all parts at once. */
+/* The first part computes the rows of all parts. The later parts do nothing. */
 int gpt_cuda_op_embed_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
                                const struct gpt_cuda_part *part, const struct cst_io *io,
                                struct cst_err *err)

@@ -9,8 +9,7 @@ static struct gpt_cuda_pass *self(struct gpt_pass *pass)
     return (struct gpt_cuda_pass *)(void *)pass;
 }
 
-/* -- all operators ------------------------------------------------------------------------------
- */
+/* -- all operators -- */
 
 static const struct {
     gpt_cuda_fn forward, backward;
@@ -25,7 +24,7 @@ static const struct {
     [GPT_OP_EXPERT] = {gpt_cuda_op_expert, gpt_cuda_op_expert_backward},
 };
 
-/* Operator @number with all its parts, one after the other. */
+/* Run operator @number with all its parts, one after the other. */
 static int cuda_run(struct gpt_pass *pass, struct gpt_store *store, uint32_t number,
                     enum cst_direction direction, struct cst_err *err)
 {
@@ -87,7 +86,7 @@ static int begin_pass(struct gpt_cuda_pass *p, size_t n_seqs, bool train, struct
     return rc;
 }
 
-/* Losses and dlogits of all rows; the losses are on their way to the host. */
+/* Enqueue losses and dlogits of all rows, and the copy of the losses to the host. */
 static int enqueue_loss(struct gpt_cuda_pass *p, struct cst_err *err)
 {
     const struct gpt_gpu *gpu = p->gpu;
@@ -120,8 +119,8 @@ static int cuda_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
     return rc == 0 && train ? enqueue_loss(p, err) : rc;
 }
 
-/* Make the activations of the block whose last operator is @number again, of its input: its three
- * operators before that one once more. */
+/* Recompute the activations of a block from its input, by running the forward passes of its first
+ * three operators again. @number: its last operator. */
 static int recompute(struct gpt_cuda_pass *p, struct gpt_store *store, uint32_t number,
                      struct cst_err *err)
 {
@@ -143,7 +142,7 @@ static int cuda_backward(struct gpt_pass *pass, struct gpt_store *store, struct 
     for (uint32_t i = m->n_operators; rc == 0 && i-- > 0;) {
         const struct gpt_operator *op = &m->operators[i];
 
-        /* The last block's are still there. */
+        /* The activations of the last block are still in memory. */
         if (p->recompute && op->kind == GPT_OP_FCPROJ && op->layer + 1 < m->layers) {
             rc = recompute(p, store, i, err);
         }
@@ -187,8 +186,7 @@ static int cuda_logits(struct gpt_pass *pass, size_t row, float out[GPT_VOCAB], 
     return rc;
 }
 
-/* -- opening ------------------------------------------------------------------------------------
- */
+/* -- opening -- */
 
 static void cuda_close(struct gpt_pass *pass)
 {

@@ -11,25 +11,25 @@
 
 struct cuda_store {
     struct gpt_store head;
-    const struct gpt_gpu *gpu;               /* borrowed */
-    const struct gpt_model *model;           /* borrowed */
-    uint64_t *starts;                        /* per tensor, elements */
-    bool *written;                           /* per tensor: its gradient is there */
-    uint64_t n_elems;                        /* padding included */
-    uint64_t n_trained;                      /* of them, which come first: not frozen */
-    uint64_t n_tiles;                        /* of all tensors that are not frozen */
-    CUdeviceptr memory;                      /* all below */
-    CUdeviceptr weight;                      /* n_elems bf16 */
-    CUdeviceptr grad;                        /* n_trained bf16 */
+    const struct gpt_gpu *gpu;     /* borrowed */
+    const struct gpt_model *model; /* borrowed */
+    uint64_t *starts;              /* per tensor: first element in the rows */
+    bool *written;                 /* per tensor: its gradient has been written */
+    uint64_t n_elems;              /* elements of all tensors, padding included */
+    uint64_t n_trained;            /* elements of tensors that are not frozen, which come first */
+    uint64_t n_tiles;              /* tiles of all tensors that are not frozen */
+    CUdeviceptr memory;            /* allocation of all arrays below */
+    CUdeviceptr weight;            /* n_elems bf16 */
+    CUdeviceptr grad;              /* n_trained bf16 */
     CUdeviceptr master, exp_avg, exp_avg_sq; /* n_trained fp32 */
     CUdeviceptr tiles;                       /* n_tiles struct cst_cuda_tile */
     CUdeviceptr hypers;                      /* per tensor struct cst_update_scalars */
-    CUdeviceptr sums, norm;                  /* n_tiles doubles, one */
-    struct cst_update_scalars *next;         /* pinned, per tensor */
-    double *sum_squares;                     /* pinned, one */
+    CUdeviceptr sums, norm;                  /* n_tiles doubles; one double */
+    struct cst_update_scalars *next;         /* pinned, per tensor: source of hypers */
+    double *sum_squares;                     /* pinned: copy of norm */
     bool initialised;                        /* a sync has completed */
-    uint64_t step;                           /* committed */
-    uint64_t adam_step;                      /* applied: step less the skipped */
+    uint64_t step;                           /* committed steps */
+    uint64_t adam_step;                      /* applied updates: step minus the skipped steps */
 };
 
 static struct cuda_store *self(struct gpt_store *store)
@@ -122,7 +122,8 @@ static int clear_unwritten(struct cuda_store *s, struct cst_err *err)
     return rc;
 }
 
-/* The sum of squares of all gradients, on the host: the one wait of a step. */
+/* Compute the sum of squares of all gradients and copy it to the host. This is the only wait of a
+ * step. */
 static int sum_squares(struct cuda_store *s, struct cst_err *err)
 {
     const struct gpt_gpu *gpu = s->gpu;
@@ -147,7 +148,7 @@ static double or_default(float value, float fallback)
     return (double)(value == 0.0f ? fallback : value);
 }
 
-/* The update kernels on all tensors, in place. */
+/* Launch the update kernels on all tensors, in place. */
 static int launch_update(struct cuda_store *s, struct cst_err *err)
 {
     const struct gpt_gpu *gpu = s->gpu;
@@ -264,7 +265,7 @@ static int store_read(struct gpt_store *store, uint32_t tensor, enum cst_state s
     return rc == 0 ? gpt_gpu_wait(s->gpu, err) : rc;
 }
 
-/* Weight of the new masters; their moments begin anew. */
+/* Set the weights from new master weights, and clear the moments. */
 static int follow_master(const struct cuda_store *s, uint64_t at, uint64_t n, struct cst_err *err)
 {
     const size_t bytes = n * sizeof(float);
@@ -295,10 +296,11 @@ static int write_state(const struct cuda_store *s, uint32_t tensor, enum cst_sta
     if (rc == 0 && state == CST_STATE_MASTER) {
         rc = follow_master(s, at, n_elems, err);
     }
-    return rc == 0 ? gpt_gpu_wait(s->gpu, err) : rc; /* @data is the caller's again */
+    /* The caller may reuse @data after the return. */
+    return rc == 0 ? gpt_gpu_wait(s->gpu, err) : rc;
 }
 
-/* Masters of a frozen tensor are its weights, rounded. */
+/* Write a state. Master weights of a frozen tensor are rounded and written as its weights. */
 static int store_write(struct gpt_store *store, uint32_t tensor, enum cst_state state,
                        uint64_t first, uint64_t n_elems, const void *data, struct cst_err *err)
 {
@@ -359,7 +361,7 @@ static const struct gpt_store_ops store_ops = {
 
 /* -- memory ----------------------------------------------------------------------------------- */
 
-/* Tensors that are frozen, or those that are not, get their places. */
+/* Place the tensors that are frozen, or those that are not. */
 static void lay_out(struct cuda_store *s, bool frozen)
 {
     for (uint32_t i = 0; i < s->model->n_tensors; i++) {
@@ -375,7 +377,7 @@ static void lay_out(struct cuda_store *s, bool frozen)
     s->n_trained = frozen ? s->n_trained : s->n_elems;
 }
 
-/* One allocation; every row starts at a multiple of 128 bytes. */
+/* Make one allocation. Every array begins at a multiple of 128 bytes. */
 static int alloc_states(struct cuda_store *s, struct cst_err *err)
 {
     const size_t n = s->n_trained, n_tensors = s->model->n_tensors;

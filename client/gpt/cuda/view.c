@@ -6,8 +6,8 @@
 struct view {
     struct gpt_store head;
     const struct gpt_gpu *gpu; /* borrowed */
-    struct gpt_store *read;    /* has an operator's weights in host memory */
-    CUdeviceptr weights;       /* the same on the GPU */
+    struct gpt_store *read;    /* store that reads an operator's weights into host memory */
+    CUdeviceptr weights;       /* the operator's weights on the GPU */
 };
 
 static struct view *self(struct gpt_store *store)
@@ -15,7 +15,8 @@ static struct view *self(struct gpt_store *store)
     return (struct view *)(void *)store;
 }
 
-/* Waits: the host's buffer is that of the next operator, too. */
+/* Copy an operator's weights to the GPU. The function waits, because the next operator uses the
+ * same host buffer. */
 static int view_op_begin(struct gpt_store *store, uint32_t op, enum cst_direction direction,
                          struct cst_io *io, uint32_t n_io, struct cst_err *err)
 {
