@@ -59,7 +59,8 @@ static int read_plan(const Cistern__JobPlan *message, struct cst_saved_plan *out
     return rc;
 }
 
-/* *field: as planned where it was left open. */
+/* Settle one field of a worker's wish: the planned value if the worker left it open, else the
+ * worker's value, which must be the planned one. */
 static int settle(const char *name, uint64_t planned, bool open, uint64_t *field, uint32_t rank,
                   struct cst_err *err)
 {
@@ -72,7 +73,8 @@ static int settle(const char *name, uint64_t planned, bool open, uint64_t *field
     return CST_OK;
 }
 
-/* What a worker says of itself, as a plan for it would. Its model comes later. */
+/* The properties of the worker's job in the form of a plan, for the comparison with @plan. The
+ * model is compared later, because it is not declared yet. */
 static struct cst_saved_plan facts_of(const struct cst_job_wish *wish,
                                       const struct cst_saved_plan *plan)
 {
@@ -107,7 +109,9 @@ static int fill_wish(struct cst_job_wish *wish, const struct cst_saved_plan *pla
                     wish->rank, err);
     }
     if (rc == CST_OK) {
-        wish->chunk_elems = 0; /* of the first class alone: the plan has all of them */
+        /* The request names the size of the first class alone; the plan has the sizes of all
+         * classes. */
+        wish->chunk_elems = 0;
         rc = settle("pool_bytes", plan->pool_bytes, wish->pool_bytes == 0, &wish->pool_bytes,
                     wish->rank, err);
     }
@@ -122,7 +126,7 @@ static int fill_wish(struct cst_job_wish *wish, const struct cst_saved_plan *pla
     return rc;
 }
 
-/* The plan that @wish brings, if it brings one, is its job's. */
+/* If @wish brings a plan, check that it is the plan of its job. */
 static int check_same(const struct cst_job *job, const struct cst_job_wish *wish,
                       const struct cst_saved_plan *brought, struct cst_err *err)
 {
@@ -216,7 +220,8 @@ int cst_given_check(const struct cst_job *job, struct cst_err *err)
                 "the plan has %" PRIu32 " blocks of %" PRIu64 " elements, the job needs %" PRIu32,
                 job->given.n_blocks[i], layout->classes[i].capacity, layout->classes[i].min_blocks);
         }
-        if (job->given.n_blocks[i] > layout->classes[i].max_blocks) { /* a search would play them */
+        /* A search never plans more blocks than can be used. */
+        if (job->given.n_blocks[i] > layout->classes[i].max_blocks) {
             return cst_err_set(err, CST_EINVAL,
                                "the plan has %" PRIu32 " blocks of %" PRIu64
                                " elements, the job can use %" PRIu32 " at most",

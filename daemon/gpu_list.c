@@ -113,7 +113,8 @@ static int find_number(struct cst_gpu_list *list, const char *what, const char *
     return CST_OK;
 }
 
-/* A whole UUID goes before one that only begins so. */
+/* Find a GPU by its UUID or the beginning of one. A complete match is preferred to a GPU whose UUID
+ * only begins with @uuid. */
 static int find_uuid(struct cst_gpu_list *list, const char *uuid, struct cst_gpu **out,
                      struct cst_err *err)
 {
@@ -158,7 +159,8 @@ int cst_gpu_list_find(struct cst_gpu_list *list, const char *device, uint32_t ra
 
 static int set_budget(struct cst_gpu *gpu, const char *pool, struct cst_err *err)
 {
-    char name[sizeof gpu->pool_name]; /* not in place: gcc warns of sources in the same struct */
+    /* A separate buffer, because gcc warns of a snprintf from and to the same struct. */
+    char name[sizeof gpu->pool_name];
     uint64_t bytes = 0;
     int rc = cst_size_parse(pool, gpu->memory_bytes, &bytes, err);
 
@@ -170,7 +172,7 @@ static int set_budget(struct cst_gpu *gpu, const char *pool, struct cst_err *err
     return rc;
 }
 
-/* Append to @to what @word of the configuration means in @from. */
+/* Append the GPU of @from that the configured @word selects to @to. */
 static int keep(struct cst_gpu_list *from, const char *word, struct cst_gpu_list *to,
                 struct cst_err *err)
 {
@@ -180,7 +182,7 @@ static int keep(struct cst_gpu_list *from, const char *word, struct cst_gpu_list
 
     for (unsigned i = 0; rc == CST_OK && i < to->n; i++) {
         if (strcmp(to->v[i].uuid, gpu->uuid) == 0) {
-            return CST_OK; /* named twice */
+            return CST_OK; /* The configuration names this GPU twice. */
         }
     }
     if (rc == CST_OK) {
@@ -213,7 +215,8 @@ int cst_gpu_list_select(struct cst_gpu_list *list, const char *devices, const ch
         }
     }
     *list = kept;
-    for (unsigned i = 0; i < list->n; i++) { /* names point into the list */
+    /* Budgets are set last, because their names point into the final list. */
+    for (unsigned i = 0; i < list->n; i++) {
         struct cst_err why = {0};
 
         if (set_budget(&list->v[i], pool, &why) != CST_OK && rc == CST_OK) {

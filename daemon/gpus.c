@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifdef HAVE_CONFIG_H
-#include <config.h> /* the build's, not daemon/config.h */
+#include <config.h> /* The build's config.h, not daemon/config.h. */
 #endif
 #include "daemon/gpus.h"
 
@@ -18,9 +18,9 @@
 
 struct cst_gpus_wish {
     TAILQ_ENTRY(cst_gpus_wish) link;
-    uint64_t tag;   /* of its request; that may be gone */
-    size_t n;       /* bytes */
-    uint8_t body[]; /* JobOpen, packed */
+    uint64_t tag;   /* Tag of the JobOpen request, which may be gone. */
+    size_t n;       /* Length of body. */
+    uint8_t body[]; /* Encoded JobOpen. */
 };
 
 /* -- who waits -------------------------------------------------------------------------------- */
@@ -40,7 +40,7 @@ int cst_gpus_wait(struct cst_gpus *gpus, struct cst_pending *request, const void
     return CST_OK;
 }
 
-/* Its connection may be gone, or going. */
+/* Serve a waiting JobOpen. Its connection may be closed or closing. */
 static void serve(struct cst_daemon *daemon, const struct cst_gpus_wish *wish)
 {
     uint32_t item;
@@ -103,7 +103,7 @@ static int add_engines(struct cst_gpus *gpus, struct cst_err *err)
 _Static_assert(1 + CST_CONFIG_MAX_PACED + CST_GPU_MAX <= CST_QUOTA_MAX_POOLS,
                "each device that has pools is a resource");
 
-/* What the pools of accelerators have is part of what users may hold. */
+/* Register the budget of each accelerator in the list with the users' quotas. */
 static void count_pools(struct cst_gpus *gpus, struct cst_gpu_list *list)
 {
     for (unsigned i = 0; i < list->n; i++) {
@@ -238,6 +238,7 @@ int cst_gpus_choose(struct cst_gpus *gpus, const char *device, uint32_t rank, st
         *out = NULL;
         return CST_OK;
     }
+    /* Simulated accelerators are known before the probe has ended. */
     if (cst_paced_is(device)) {
         return cst_paced_find(&gpus->paced, device, rank, out, err);
     }

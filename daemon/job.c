@@ -71,7 +71,7 @@ static void on_ttl(uv_timer_t *timer)
     struct cst_job *job = timer->data;
     struct cst_err why = {0};
 
-    if (cst_base_user(job, NULL) != NULL) { /* it lives on for them */
+    if (cst_base_user(job, NULL) != NULL) { /* The base job lives on for its users. */
         (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
         return;
     }
@@ -80,8 +80,8 @@ static void on_ttl(uv_timer_t *timer)
     cst_job_remove(job, 0, &why);
 }
 
-/* Take a job from @account, and say how long it lives without a worker. A job that asks for no time
- * gets the configured one, or the longest that its owner may have where that is shorter. */
+/* Charge a job to @account and determine its time to live. A job that asks for no time gets the
+ * configured one, or the longest time that its owner may have if this is shorter. */
 static int take_job(struct cst_daemon *daemon, struct cst_quota_account *account,
                     const struct cst_job_wish *wish, uint32_t *ttl_s, struct cst_err *err)
 {
@@ -156,7 +156,7 @@ int cst_job_make(struct cst_session *session, const struct cst_job_wish *wish, s
     (void)uv_timer_init(&daemon->loop, &job->ttl);
     job->deadline.data = job->ttl.data = job;
     job->deadline_ns = CST_CORE_NEVER;
-    job->n_holds = 3; /* two timers and the memory */
+    job->n_holds = 3; /* Two timers and the memory. */
     job->created_ns = job->idle_since_ns = uv_hrtime();
     job->close.fn = on_close;
     TAILQ_INSERT_TAIL(&daemon->jobs.living, job, link);
@@ -187,7 +187,8 @@ static void on_timer_closed(uv_handle_t *handle)
     release_hold(handle->data);
 }
 
-/* The engines have let go of the last byte: now the remover can be told that it is back. */
+/* All memory of @job is given back. Answer the JobRemove request, or return to DECLARING after a
+ * failed commit. */
 static void on_memory_gone(struct cst_memory *memory)
 {
     struct cst_job *job = cst_owner_of(memory, struct cst_job, memory);
@@ -199,9 +200,10 @@ static void on_memory_gone(struct cst_memory *memory)
         cst_commit_undone(job);
         return;
     }
-    job->base = NULL; /* it may be removed before anybody hears of this */
+    /* The base job may be removed now, before this job is freed. */
+    job->base = NULL;
     remover = cst_pending_find(&daemon->requests, job->remover, &item);
-    if (remover != NULL) { /* else its connection is gone */
+    if (remover != NULL) { /* Otherwise the requester has disconnected. */
         cst_session_answer(daemon, remover, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
     }
     cst_daemon_status(daemon);
@@ -242,6 +244,7 @@ static void on_close(struct cst_later *later)
     cst_record_close(job->record);
     job->record = NULL;
     cst_commit_drop_layout(job);
+    /* Completions of the job's commands are ignored from now on. */
     cst_engines_forget(&daemon->engines, CST_JOB_TICKET_SHIFT, job->serial);
     cst_memory_close(&job->memory);
     uv_close((uv_handle_t *)&job->deadline, on_timer_closed);
@@ -265,6 +268,7 @@ void cst_job_remove(struct cst_job *job, uint64_t remover, const struct cst_err 
     if (job->state == CST_JOB_CLOSING) {
         return;
     }
+    /* Jobs that use @job as their base cannot exist without its weights. */
     while ((user = next_living_user(job)) != NULL) {
         cst_job_remove(user, 0, why);
     }
@@ -290,7 +294,8 @@ void cst_job_check_idle(struct cst_job *job)
         }
         present = present || job->workers[r].present;
     }
-    if (job->idle_since_ns == 0) { /* else its time runs already, since the last one hung up */
+    /* Otherwise the time runs since the last worker hung up. */
+    if (job->idle_since_ns == 0) {
         job->idle_since_ns = uv_hrtime();
     }
     if (job->state == CST_JOB_DECLARING && !present) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the daemon knows of jobs, for people and programs: JobList, JobInfo, Explain. */
+/* Descriptions of jobs for people and programs: serves JobList, JobInfo and Explain. */
 #include "daemon/job_info.h"
 
 #include "daemon/base.h"
@@ -50,7 +50,7 @@ void cst_job_info_add_books(const struct cst_job *job, uint32_t rank, Cistern__B
     }
 }
 
-/* A RankInfo whose parts lie beside it. */
+/* A RankInfo message and the storage of its parts. */
 struct rank_info {
     Cistern__RankInfo message;
     Cistern__Books books;
@@ -110,7 +110,7 @@ static void fill_rank(const struct cst_job *job, uint32_t rank, struct rank_info
     out->waits = stats.waits;
 }
 
-/* How long updates take, and how much of that shows. */
+/* Fill in the duration of updates and their exposed time. */
 static void fill_updates(const struct cst_core_stats *stats, Cistern__JobInfo *out)
 {
     out->has_interleave = stats->interleave > 0;
@@ -130,7 +130,7 @@ static void fill_updates(const struct cst_core_stats *stats, Cistern__JobInfo *o
     out->exposed_seconds = (double)stats->exposed_ns * 1e-9;
 }
 
-/* Of updates that begin before the commit. */
+/* Fill in the numbers of early updates. */
 static void fill_early(const struct cst_job *job, const struct cst_core_stats *stats,
                        Cistern__JobInfo *out)
 {
@@ -165,7 +165,7 @@ static void fill_core(const struct cst_job *job, Cistern__JobInfo *out)
     fill_early(job, &stats, out);
 }
 
-/* Where all its ranks are, or that they differ. */
+/* Returns the device of all ranks' pools, or "several devices". */
 static const char *job_device(const struct cst_job *job)
 {
     for (uint32_t r = 1; r < job->world; r++) {
@@ -176,7 +176,7 @@ static const char *job_device(const struct cst_job *job)
     return cst_devices_name(&job->workers[0]);
 }
 
-/* NULL: all ranks are on the host. */
+/* Returns who copies weights into pools on accelerators; NULL: all pools are on the host. */
 static const char *copies(const struct cst_job *job)
 {
     const struct cst_layout_states states = cst_job_options_states(&job->options);
@@ -212,8 +212,8 @@ static double state_bytes(const struct cst_job *job)
     return (double)bytes / CST_MX8_BLOCK;
 }
 
-/* What its rooms and the states that stay there take of accelerators: asked for, until the layout
- * tells. */
+/* Fill in the bytes of device reservations and of states on accelerators. Before there is a layout,
+ * the requested sizes of the states are reported. */
 static void fill_accelerators(const struct cst_job *job, Cistern__JobInfo *out)
 {
     struct cst_room rooms[CST_CORE_MAX_ROOMS];
@@ -228,7 +228,7 @@ static void fill_accelerators(const struct cst_job *job, Cistern__JobInfo *out)
     out->device_states += job->has_layout ? job->layout.device_bytes : 0;
 }
 
-/* As it was opened. */
+/* Fill in the options of the job. */
 static void fill_options(const struct cst_job *job, Cistern__JobInfo *out)
 {
     const struct cst_job_options *options = &job->options;
@@ -279,7 +279,7 @@ static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
     }
 }
 
-/* Jobs of others are a manager's business. */
+/* True if the session's user may see @job: the owner, root, and managers. */
 static bool may_see(const struct cst_session *session, const struct cst_job *job)
 {
     return session->manager || session->peer.uid == job->uid || session->peer.uid == 0;
@@ -314,7 +314,7 @@ void cst_serve_job_list(struct cst_session *session, uint64_t id, void *body)
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_LIST_PART, &part.base, NULL, 0);
 }
 
-/* What JobInfo says of one job and JobList does not, and its parts. */
+/* The parts that JobInfo has and JobList does not, for one job. */
 struct details {
     Cistern__ClassInfo classes[CST_LAYOUT_MAX_CLASSES], *class_pointers[CST_LAYOUT_MAX_CLASSES];
     Cistern__PatternInfo patterns[CST_PATTERN_COUNT], *pattern_pointers[CST_PATTERN_COUNT];
@@ -363,7 +363,7 @@ static void fill_users(const struct cst_job *job, struct details *details, Ciste
     }
 }
 
-/* NULL: nobody is waited for. */
+/* Returns what the job waits for; NULL: it waits for no rank. */
 static char *waits_for(const struct cst_job *job, char *text, size_t size)
 {
     if (job->core != NULL) {
@@ -428,7 +428,8 @@ void cst_job_info_pool(const struct cst_job *job, uint32_t rank, struct cst_job_
 
 /* -- explain -------------------------------------------------------------------------------- */
 
-/* The core knows engines by number: which is which GPU's. */
+/* Write lines that say which GPU each engine number belongs to, because the core only knows
+ * numbers. */
 static unsigned explain_devices(const struct cst_job *job, char lines[][192], unsigned max)
 {
     unsigned n = 0;

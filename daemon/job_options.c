@@ -76,7 +76,8 @@ int cst_job_options_read(const Cistern__JobOpen *message, struct cst_job_options
 
 /* -- comparing ------------------------------------------------------------------------------ */
 
-struct side { /* whose values are compared */
+/* The job and the rank whose values are compared, for messages. */
+struct side {
     const char *job;
     uint32_t rank;
 };

@@ -7,7 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { LOOK_MS = 250 }; /* The kernel does not tell when a client reads: it is asked so often. */
+/* Interval between checks in milliseconds. The kernel does not report when a client reads. */
+enum { LOOK_MS = 250 };
 
 struct cst_linger {
     TAILQ_ENTRY(cst_linger) link;

@@ -19,9 +19,10 @@
 
 enum { BACKLOG = 128 };
 
-/* No request takes descriptors, and to close one that a stranger has chosen (a socket that lingers,
- * a file on his own file system) can block for as long as he likes. Connections inherit this.
- * Kernels before 6.16 cannot: there they are closed as they come. */
+/* Refuse descriptors in messages (SO_PASSRIGHTS = 0). No request carries descriptors, and closing a
+ * descriptor that a peer has chosen (a socket with SO_LINGER, a file on the peer's own file system)
+ * can block as long as the peer likes. Connections inherit the option. Kernels before 6.16 do not
+ * have the option; descriptors are closed there when they arrive. */
 static void refuse_descriptors(int fd)
 {
     int off = 0;
@@ -34,7 +35,7 @@ static void lock_path(const struct cst_listen *listener, char out[128])
     (void)snprintf(out, 128, "%s.lock", listener->path);
 }
 
-/* Pid that the holder wrote into its lock file, 0 if it cannot be read. */
+/* Returns the pid in the lock file @fd, which its holder wrote; 0: unreadable. */
 static int lock_holder(int fd)
 {
     char text[16] = "";
@@ -43,8 +44,8 @@ static int lock_holder(int fd)
     return n > 0 ? atoi(text) : 0;
 }
 
-/* The holder removes the file when it goes: a lock on a file that is no longer at the path is none.
- */
+/* True if @fd is still the file at @path. The holder removes the lock file when it ends, and a lock
+ * on a removed file protects nothing. */
 static bool lock_is_current(int fd, const char *path)
 {
     struct stat ours, there;
@@ -101,13 +102,14 @@ static void drop_lock(struct cst_listen *listener)
 
     if (listener->lock_fd >= 0) {
         lock_path(listener, path);
-        (void)unlink(path); /* while it is held: see lock_is_current */
+        (void)unlink(path); /* The lock must still be held; see lock_is_current. */
         (void)close(listener->lock_fd);
         listener->lock_fd = -1;
     }
 }
 
-/* With the lock held no cisternd is behind the file; something else may be. */
+/* Remove a socket file that nobody listens on. No cisternd can be listening, because the lock is
+ * held, but another program can be. */
 static int remove_stale(const struct sockaddr_un *address, struct cst_err *err)
 {
     struct stat st;
@@ -161,8 +163,8 @@ int cst_listen_open(struct cst_listen *listener, const char *path, mode_t mode, 
         rc = cst_err_errno(err, CST_EIO, errno, "socket");
         goto err_after_lock;
     }
-    old_mask =
-        umask(0777 & ~mode); /* bind makes the file with its final mode: nobody slips in between */
+    /* bind creates the file with its final mode; no peer can connect before a chmod. */
+    old_mask = umask(0777 & ~mode);
     rc = bind(listener->fd, (const struct sockaddr *)&address, sizeof address);
     (void)umask(old_mask);
     if (rc != 0) {
@@ -240,7 +242,7 @@ void cst_listen_close(struct cst_listen *listener)
         (void)close(listener->fd);
         listener->fd = -1;
     }
-    if (listener->lock_fd >= 0) { /* an activated socket's file is systemd's */
+    if (listener->lock_fd >= 0) { /* The file of an inherited socket belongs to systemd. */
         (void)unlink(listener->path);
         drop_lock(listener);
     }

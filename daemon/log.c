@@ -17,8 +17,8 @@
 #include <unistd.h>
 
 static enum cst_log_level threshold = CST_LOG_INFO;
-static bool journal;        /* standard error is the journal */
-static int journal_fd = -1; /* a socket to it; -1: not yet */
+static bool journal;        /* Standard error is the journal. */
+static int journal_fd = -1; /* Socket for sending to the journal; -1: not opened yet. */
 
 static const struct {
     const char *name;
@@ -28,8 +28,8 @@ static const struct {
     {"info", CST_LOG_INFO},   {"debug", CST_LOG_DEBUG},
 };
 
-/* JOURNAL_STREAM names the device and inode of the journal's socket: stderr may have been
- * redirected since. */
+/* True if standard error is the journal. JOURNAL_STREAM has the device and inode of the journal's
+ * socket; they are compared because standard error may have been redirected. */
 static bool stderr_is_journal(void)
 {
     const char *stream = getenv("JOURNAL_STREAM");
@@ -75,7 +75,7 @@ bool cst_log_due(struct cst_log_pace *pace, uint64_t now_ns)
     return true;
 }
 
-/* The words of an event, without what a terminal could obey. */
+/* Compose the words of an event, and replace control characters, which a terminal could obey. */
 __attribute__((format(printf, 4, 0))) static void
 write_words(const struct cst_log_about *about, char *out, size_t n, const char *fmt, va_list ap)
 {
@@ -89,8 +89,8 @@ write_words(const struct cst_log_about *about, char *out, size_t n, const char *
     cst_text_clean(out, n);
 }
 
-/* One datagram of the journal's own protocol: a line "FIELD=value" each. False: it did not take it.
- */
+/* Send one datagram in the journal's native protocol, with one line "FIELD=value" for each field.
+ * False: the journal did not accept it. */
 static bool send_to_journal(enum cst_log_level level, const struct cst_log_about *about,
                             const char *words)
 {
@@ -118,8 +118,8 @@ static bool send_to_journal(enum cst_log_level level, const struct cst_log_about
                                      (const struct sockaddr *)&address, sizeof address) == n;
 }
 
-/* What comes before the words on standard error: time, name and level, or for the journal the level
- * in its own notation. */
+/* Write the beginning of a line on standard error: time, name and level, or for the journal the
+ * level in its own notation "<N>". */
 static size_t write_head(enum cst_log_level level, char *out, size_t n)
 {
     struct timespec now;
@@ -137,8 +137,9 @@ static size_t write_head(enum cst_log_level level, char *out, size_t n)
     return strlen(out);
 }
 
-/* One write, so that lines of several processes do not mix. A full or closed stderr must not stop
- * the daemon: where poll says that there is room, a line fits. */
+/* Write a line to standard error with a single write, because lines of several processes must not
+ * mix. A full or closed stderr must not stop the daemon: the line is only written if poll reports
+ * space, and then it fits. */
 static void write_to_stderr(enum cst_log_level level, const char *words)
 {
     struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};

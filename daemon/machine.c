@@ -9,7 +9,7 @@
 
 enum { GROUP_BYTES = PATH_MAX / 2 };
 
-/* A hierarchy of control groups: where it may be mounted, and the file of a group's limit. */
+/* A hierarchy of control groups: its mount point and the name of the limit file. */
 struct hierarchy {
     const char *dir;
     const char *file;
@@ -18,7 +18,7 @@ struct hierarchy {
 static const struct hierarchy version_1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes"};
 static const struct hierarchy version_2[] = {
     {"/sys/fs/cgroup", "memory.max"},
-    {"/sys/fs/cgroup/unified", "memory.max"}, /* beside version 1 */
+    {"/sys/fs/cgroup/unified", "memory.max"}, /* Version 2 mounted in addition to version 1. */
 };
 
 static uint64_t machine_bytes(void)
@@ -26,7 +26,7 @@ static uint64_t machine_bytes(void)
     return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* The number in file @path; UINT64_MAX: "max", or there is none. */
+/* Read the number in the file @path. UINT64_MAX: the file has "max" or does not exist. */
 static uint64_t read_limit(const char *path)
 {
     uint64_t bytes = UINT64_MAX;
@@ -41,8 +41,9 @@ static uint64_t read_limit(const char *path)
     return bytes;
 }
 
-/* Look at @path ("/a/b") and at all groups that it lies in. In a container the hierarchy's top may
- * be the group itself, and @path a path outside. */
+/* Lower *least to the limits of the group @path ("/a/b") and of its ancestors. In a container the
+ * mount point may be the group itself, and @path a path outside the container; groups that do not
+ * exist have no limit. */
 static void look_up(const char *root, const struct hierarchy *in, const char *path,
                     struct cst_machine_limit *least)
 {
@@ -66,7 +67,7 @@ static void look_up(const char *root, const struct hierarchy *in, const char *pa
     } while (end != NULL);
 }
 
-/* "memory" is among @names, which commas divide. */
+/* True if @names, separated by commas, contains "memory". */
 static bool has_memory(char *names)
 {
     char *rest = NULL;
@@ -80,7 +81,8 @@ static bool has_memory(char *names)
     return false;
 }
 
-/* A line of /proc/self/cgroup: "4:memory:/path" (version 1), "0::/path" (version 2). */
+/* Evaluate one line of /proc/self/cgroup: "4:memory:/path" (version 1) or "0::/path" (version
+ * 2). */
 static void look_at(const char *root, char *line, struct cst_machine_limit *least)
 {
     char *names = strchr(line, ':'), *path = names != NULL ? strchr(names + 1, ':') : NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cisternd: the memory daemon. Start-up faults end with one line and status 1. */
+/* cisternd: the memory daemon. Errors at the start are reported in one line, with exit status 1. */
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "daemon/options.h"

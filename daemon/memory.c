@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Most that lies between two lines of progress. */
+/* Largest number of bytes between two progress lines in the log. */
 static const uint64_t log_step_bytes = UINT64_C(1) << 30;
 
 static void on_ready_later(struct cst_later *later)
@@ -38,8 +38,8 @@ void cst_memory_init(struct cst_memory *memory, struct cst_daemon *daemon, const
 
 static void count(struct cst_memory *memory, struct cst_segment *segment)
 {
-    memory->populated +=
-        segment->populated - segment->counted; /* wraps where an engine begins anew */
+    /* The difference wraps if a new engine populates the segment again. */
+    memory->populated += segment->populated - segment->counted;
     segment->counted = segment->populated;
 }
 
@@ -107,7 +107,8 @@ static void enter(struct cst_memory *memory, struct cst_segment *segment)
     memory->segments[memory->n_segments++] = segment;
 }
 
-/* Host memory for @host_engines (a bit each) and the engines of the job's GPUs. */
+/* Add a segment of host memory for the engines in @host_engines (one bit each) and all
+ * accelerators' engines of the job. Engine @populate populates it. */
 static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_budget *budget,
                        uint32_t host_engines, int populate, struct cst_err *err)
 {
@@ -130,7 +131,7 @@ static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_bud
     return CST_OK;
 }
 
-/* Memory of @gpu, for its engine and @others (a bit each). */
+/* Add a segment of @gpu's memory for its engine and the engines in @others (one bit each). */
 static int add_device_segment(struct cst_memory *memory, uint64_t bytes, struct cst_gpu *gpu,
                               uint32_t others, struct cst_err *err)
 {
@@ -151,7 +152,7 @@ static uint32_t all_nodes(const struct cst_memory *memory)
     return (UINT32_C(1) << memory->daemon->engines.n_nodes) - 1;
 }
 
-/* The memory of @segment of the base, mapped in this job's engines as well. */
+/* Add a segment that maps the memory of segment @of of the base job. */
 static int add_shared(struct cst_memory *memory, const struct cst_segment *of, uint32_t node,
                       struct cst_err *err)
 {
@@ -236,7 +237,7 @@ struct cst_budget *cst_memory_budget(struct cst_daemon *daemon, struct cst_gpu *
     return gpu != NULL ? &gpu->pool : &daemon->pool;
 }
 
-/* Slabs of one size class. */
+/* Add the slabs of one size class. */
 static int add_part(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
                     const struct cst_memory_pool *pool, uint32_t class, struct cst_err *err)
 {
@@ -317,7 +318,7 @@ static int make_lists(struct cst_memory *memory, const struct cst_memory_wish *w
     return CST_OK;
 }
 
-/* The numbers of what is to be made. */
+/* Compute the sizes of the memory to be created, and the engines that use it. */
 static void count_wish(struct cst_memory *memory, const struct cst_memory_wish *wish)
 {
     struct cst_table_header header;
@@ -343,7 +344,7 @@ static void count_wish(struct cst_memory *memory, const struct cst_memory_wish *
     }
 }
 
-/* Make all segments. Those made before a failure stay. */
+/* Create all segments. After a failure the caller releases those that were created. */
 static int add_all(struct cst_memory *memory, const struct cst_memory_wish *wish,
                    struct cst_err *err)
 {
@@ -373,7 +374,8 @@ int cst_memory_open(struct cst_memory *memory, const struct cst_memory_wish *wis
 
     memory->account = wish->account;
     count_wish(memory, wish);
-    /* Before thousands of memfds are made: does all of it fit? */
+    /* Check the sum first. Otherwise thousands of memfds would be created before a budget is
+     * exceeded. */
     rc = cst_charge_check(memory->daemon, wish, memory->arena_bytes, memory->name, err);
     if (rc == CST_OK) {
         rc = make_lists(memory, wish, err);
@@ -404,7 +406,7 @@ err_after_segments:
 
 /* -- another place -------------------------------------------------------------------------- */
 
-/* Slabs of @rank's pool that were made, in the place of those of @old. */
+/* Replace the new slabs of a pool by the @n old ones again. */
 static void undo_move(struct cst_memory *memory, uint32_t first, uint32_t n_made,
                       struct cst_segment *const *old, uint32_t n)
 {
@@ -463,6 +465,8 @@ int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, 
         pool.blocks.n[c] = was.parts[c].n_blocks;
     }
     memory->pool_engines &= ~lost;
+    /* The new slabs take the places of the old ones in the arrays. add_pool appends at n_segments,
+     * which is set to the first place for the call. */
     memory->gpu_engines &= ~lost;
     memory->n_segments = first;
     rc = add_pool(memory, layout, rank, &pool, err);
@@ -486,7 +490,7 @@ int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, 
 
 /* -- parking ---------------------------------------------------------------------------------- */
 
-/* Where the slabs of all pools are in segments. */
+/* Find the slabs of all pools in segments: [*first, *end). */
 static void find_slabs(const struct cst_memory *memory, uint32_t *first, uint32_t *end)
 {
     *first = (uint32_t)(memory->pools[0].segments - memory->ids);
@@ -553,17 +557,19 @@ void cst_memory_close(struct cst_memory *memory)
     uint32_t n = memory->n_segments;
 
     unmap_table(memory);
+    /* on_ready must not be called any more. */
     cst_later_remove(&memory->daemon->later, &memory->ready);
     memory->segments = NULL;
     memory->n_segments = 0;
     for (uint32_t i = 0; i < n; i++) {
-        if (segments[i] != NULL) { /* else its pool is parked */
+        if (segments[i] != NULL) { /* The slabs of parked pools are NULL. */
             (void)release(memory, segments[i]);
         }
     }
     free(segments);
     free_lists(memory);
-    if (n == 0 && memory->n_open == 0) { /* else the last segment does it */
+    /* Otherwise on_segment_gone of the last segment does it. */
+    if (n == 0 && memory->n_open == 0) {
         cst_later_add(&memory->daemon->later, &memory->gone);
     }
 }

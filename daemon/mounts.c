@@ -9,7 +9,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* Request ids: segment id x 4 + one of these. */
+/* A request id is the segment's id x 4 plus one of these. */
 enum { ADD_REQUEST = 1, DROP_REQUEST = 2 };
 
 static void set_mount(const struct cst_engine *engine, struct cst_segment *segment,
@@ -24,7 +24,8 @@ static enum cst_mount_state mount_of(const struct cst_engine *engine,
     return (enum cst_mount_state)segment->mounts[engine->index];
 }
 
-/* The engine has nothing of @segment any more. */
+/* Release the engine's reference, because the engine no longer maps @segment and is not asked
+ * to. */
 static void let_go(struct cst_engine *engine, struct cst_segment *segment)
 {
     set_mount(engine, segment, CST_MOUNT_NONE);
@@ -32,7 +33,7 @@ static void let_go(struct cst_engine *engine, struct cst_segment *segment)
     cst_segment_unref(segment);
 }
 
-/* One engine fewer that the owner waits for. */
+/* Count an engine's answer to the request to map; the last answer calls on_mounted. */
 static void answered(struct cst_segment *segment)
 {
     if (--segment->n_waiting == 0 && segment->on_mounted != NULL) {
@@ -45,7 +46,7 @@ static bool is_first(const struct cst_engine *engine, const struct cst_segment *
     return segment->populate == (int)engine->index;
 }
 
-/* @engine is populating @segment, or has been asked to. */
+/* True if @engine populates @segment now, or was asked to. */
 static bool populates(const struct cst_engine *engine, const struct cst_segment *segment)
 {
     return is_first(engine, segment) && !segment->device &&
@@ -53,9 +54,9 @@ static bool populates(const struct cst_engine *engine, const struct cst_segment 
             mount_of(engine, segment) == CST_MOUNT_UNWANTED);
 }
 
-/* Of several owners whose segments an engine populates, any may be the one that kills it. After a
- * death the segments of each of them are populated apart from all others', so that the next death
- * shows whose they are. */
+/* True if @segment must wait until other segments have been populated. If an engine that populates
+ * segments of several owners dies, any of the owners may be the cause. After a death the segments
+ * of each owner are therefore populated separately, and the next death shows whose they are. */
 static bool is_apart(struct cst_engine *engine, const struct cst_segment *segment)
 {
     const struct cst_population *own = segment->population;
@@ -77,8 +78,9 @@ static bool is_apart(struct cst_engine *engine, const struct cst_segment *segmen
     return false;
 }
 
-/* A GPU's engine pins what it maps, and imports what another one made: both only when it is there.
- */
+/* True if @segment does not exist yet for @engine. An accelerator's engine pins host memory when it
+ * maps it, and imports memory that another engine has allocated. Both require that the memory was
+ * populated or allocated first. */
 static bool must_wait(const struct cst_engine *engine, const struct cst_segment *segment)
 {
     return cst_engine_is_gpu(engine) && !segment->made && !is_first(engine, segment);
@@ -130,7 +132,8 @@ static bool is_wanted(const struct cst_engine *engine, const struct cst_segment 
     return mount_of(engine, segment) == CST_MOUNT_WANTED;
 }
 
-/* The first engine has it: now the engines of GPUs that waited for that. */
+/* The first engine has populated or allocated @segment: ask the accelerators' engines that waited
+ * for this. */
 static void let_others(struct cst_engines *engines, struct cst_segment *segment)
 {
     segment->made = true;
@@ -143,7 +146,7 @@ static void let_others(struct cst_engines *engines, struct cst_segment *segment)
     }
 }
 
-/* The first engine could not: nobody will. */
+/* The first engine has failed: the engines that waited for it fail as well. */
 static void refuse_others(struct cst_engines *engines, struct cst_segment *segment)
 {
     for (unsigned i = 0; i < engines->n; i++) {
@@ -156,7 +159,7 @@ static void refuse_others(struct cst_engines *engines, struct cst_segment *segme
     }
 }
 
-/* What the owner is told about a segment that could not be mapped. */
+/* Store the owner's error about a segment that could not be mapped. The first error counts. */
 static void explain(const struct cst_engine *engine, struct cst_segment *segment, int status,
                     const char *text)
 {
@@ -182,7 +185,7 @@ static void explain(const struct cst_engine *engine, struct cst_segment *segment
     }
 }
 
-/* A descriptor came with the answer to create. */
+/* Take the descriptor of accelerator memory from the answer. */
 static int take_handle(struct cst_segment *segment, struct cst_frame *frame)
 {
     if (frame->n_fds != 1) {
@@ -201,6 +204,8 @@ void cst_mounts_drop(struct cst_engine *engine, struct cst_segment *segment)
         let_go(engine, segment);
         break;
     case CST_MOUNT_REMOUNT:
+        /* n_remounting counts segments in REMOUNT only while the engine is in MOUNTING
+         * (cst_mounts_renew). */
         engine->n_remounting -= engine->state == CST_ENGINE_MOUNTING;
         let_go(engine, segment);
         break;
@@ -225,7 +230,7 @@ void cst_mounts_drop(struct cst_engine *engine, struct cst_segment *segment)
     }
 }
 
-/* What an engine of a GPU pinned it needs no lock for. */
+/* Note whether pages were locked. Memory that a GPU's engine has pinned needs no lock. */
 static void note_lock(struct cst_engine *engine, struct cst_segment *segment,
                       const Engine__SegmentDone *done)
 {
@@ -254,7 +259,8 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
     if (was == CST_MOUNT_REMOUNTING && status != CST_OK) {
         cst_log(CST_LOG_ERROR, "engine %u: segment %u cannot be mapped again: %s", engine->index,
                 segment->id, done->text != NULL ? done->text : cst_status_words(status));
-        cst_process_kill(engine->process); /* without it commands would fail that need not */
+        /* Without the segment, commands would fail that need not fail. A new process may map it. */
+        cst_process_kill(engine->process);
         return;
     }
     if (status == CST_OK && segment->device && segment->fd < 0) {
@@ -287,7 +293,7 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
     answered(segment);
 }
 
-/* What waited for a population that was apart. */
+/* Ask for the segments that waited for the population of another owner's segments. */
 static void add_waiting(struct cst_engine *engine)
 {
     struct cst_segment *segment;
@@ -310,7 +316,7 @@ void cst_mounts_done(struct cst_engine *engine, struct cst_frame *frame)
     if (segment != NULL && frame->request == segment->id * 4ull + DROP_REQUEST) {
         let_go(engine, segment);
     } else if (segment != NULL && frame->request == segment->id * 4ull + ADD_REQUEST) {
-        cst_segment_ref(segment); /* it must outlive a let_go in here */
+        cst_segment_ref(segment); /* The segment must outlive let_go in this block. */
         on_add_done(engine, segment, done, frame);
         cst_segment_unref(segment);
     } else {
@@ -356,12 +362,13 @@ bool cst_mounts_blame(struct cst_engine *engine)
             population->last_death = death;
             population->n_deaths++;
         }
-        cst_segment_empty(segment); /* or the next process finds as little memory */
+        /* Otherwise the next process would have as little memory as this one. */
+        cst_segment_empty(segment);
     }
     return any;
 }
 
-/* The limit that may have been passed, as far as it can be read. */
+/* Name the limit that may have been exceeded, as far as it can be read. */
 static void name_limit(char *out, size_t n)
 {
     struct cst_machine_limit limit;
@@ -399,7 +406,8 @@ void cst_mounts_refuse(struct cst_engine *engine, const char *how)
     }
 }
 
-/* What it was to map is to be mapped by the next one; what it was to unmap is gone with it. */
+/* Segments that the process was to map are mapped by the next one; segments that it was to unmap
+ * are released. */
 void cst_mounts_forget(struct cst_engine *engine)
 {
     struct cst_segment *segment, *next;

@@ -9,14 +9,16 @@
 #include "daemon/session.h"
 #include "daemon/worker.h"
 
-/* The job goes on without the accelerator of its pool: another rank's was there, and has moved. */
+/* True if the job continues without the accelerator of @worker's pool: the pool of another rank was
+ * on it and has moved. */
 static bool is_left_behind(const struct cst_worker *worker)
 {
     return worker->gpu != NULL &&
            (worker->job->memory.pool_engines >> worker->gpu->engine & 1) == 0;
 }
 
-/* The accelerator of the rank's pool is gone, so that it may be in another place. */
+/* True if the accelerator of the rank's pool is gone, and the pool may therefore be made on another
+ * device. */
 static bool may_move(const struct cst_worker *worker)
 {
     const struct cst_daemon *daemon = worker->job->daemon;
@@ -65,12 +67,13 @@ bool cst_move_is_under_way(const struct cst_job *job)
 int cst_move_begin(struct cst_worker *worker, const struct cst_job_wish *wish, struct cst_err *err)
 {
     struct cst_job *job = worker->job;
-    bool gone = worker->homeless.status == CST_OK; /* else it was never made there */
+    bool gone = worker->homeless.status == CST_OK; /* Otherwise the pool does not exist there. */
     int rc;
 
     if (!is_elsewhere(worker, wish)) {
         return cst_done_resume(job, err);
     }
+    /* Pools of a job that is done do not exist, and cannot move before they are made again. */
     if (job->memory.parked) {
         return cst_err_set(err, CST_EBUSY,
                            "job '%s' is done, and has no pools that could move: open it with all "
@@ -102,7 +105,7 @@ int cst_move_begin(struct cst_worker *worker, const struct cst_job_wish *wish, s
 void cst_move_end(struct cst_job *job, const struct cst_err *err)
 {
     if (job->resumes && err->status != CST_OK) {
-        cst_memory_park(&job->memory); /* who attaches next tries again */
+        cst_memory_park(&job->memory); /* The next worker that attaches tries again. */
     }
     job->resumes = false;
     for (uint32_t r = 0; r < job->world; r++) {
@@ -120,5 +123,5 @@ void cst_move_end(struct cst_job *job, const struct cst_err *err)
         }
     }
     cst_commit_settled(job);
-    cst_done_look(job); /* all may have left again meanwhile */
+    cst_done_look(job); /* All workers may have left again meanwhile. */
 }
