@@ -15,6 +15,7 @@ uint64_t cst_notify_watchdog_ms(void)
 {
     uint64_t us;
 
+    /* Half the timeout, as sd_watchdog_enabled(3) recommends. */
     return sd_watchdog_enabled(0, &us) > 0 ? us / 2000 : 0;
 }
 

@@ -292,7 +292,7 @@ static void on_run(struct cst_search_task *task)
     }
 }
 
-/* -- what comes of it ------------------------------------------------------------------------- */
+/* -- results ---------------------------------------------------------------------------------- */
 
 /* Tell why there are no states on accelerators, if the plan was to choose them. */
 static void tell_none(struct cst_job *job, const char *what, const struct cst_err *why)
@@ -430,7 +430,7 @@ void cst_planner_cancel(struct cst_job *job)
     }
 }
 
-/* -- asked for -------------------------------------------------------------------------------- */
+/* -- starting and reducing plans -------------------------------------------------------------- */
 
 /* A job with a base has the base's chunks. Ranks on several kinds of devices would need different
  * plans. */
@@ -506,7 +506,7 @@ void cst_planner_drifted(struct cst_job *job)
     }
 }
 
-/* -- explained -------------------------------------------------------------------------------- */
+/* -- explanation ------------------------------------------------------------------------------ */
 
 static const char *depth_words(uint32_t depth, char out[24])
 {

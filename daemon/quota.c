@@ -126,7 +126,7 @@ static void find_bound(const struct cst_quota_account *account, unsigned resourc
     }
 }
 
-/* -- life ----------------------------------------------------------------------------------- */
+/* -- opening and closing -------------------------------------------------------------------- */
 
 void cst_quota_init(struct cst_quota *quota, const struct cst_quota_rules *rules, const uid_t *sole)
 {

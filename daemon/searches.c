@@ -3,8 +3,8 @@
 
 #include <sys/resource.h>
 
-/* Engines and workers go first where processors are few: a search has a bound in time, and what it
- * has found by then is a plan. */
+/* Niceness of searches. If processors are few, engines and workers go first: a search has limited
+ * time, and the best plan that it has found by then is used. */
 enum { NICE = 5 };
 
 void cst_searches_init(struct cst_searches *searches, uv_loop_t *loop,
@@ -19,13 +19,14 @@ static void on_work(uv_work_t *work)
 {
     struct cst_search_task *task = work->data;
 
-    (void)setpriority(PRIO_PROCESS, 0, NICE); /* of this thread, which runs searches alone */
+    /* This affects only the calling thread, which runs nothing but searches. */
+    (void)setpriority(PRIO_PROCESS, 0, NICE);
     task->ops->run(task);
 }
 
 static void run_next(struct cst_searches *searches);
 
-/* Its turn is over, and another one's begins. */
+/* The task's turn is over: charge its time to its user and start the next task. */
 static void give_turn_back(struct cst_search_task *task)
 {
     uint64_t ns = task->began_ns != 0 ? uv_hrtime() - task->began_ns : 0;
@@ -38,7 +39,7 @@ static void on_worked(uv_work_t *work, int status)
 {
     struct cst_search_task *task = work->data;
 
-    (void)status; /* libuv's cancellation is not used */
+    (void)status; /* libuv's cancellation is not used. */
     give_turn_back(task);
     task->ops->end(task);
 }
@@ -106,7 +107,7 @@ void cst_search_task_cancel(struct cst_search_task *task)
     if (atomic_exchange(&task->cancelled, true)) {
         return;
     }
-    if (task->began_ns == 0 && !task->later.queued) { /* it waits */
+    if (task->began_ns == 0 && !task->later.queued) { /* The task has not started. */
         cst_search_queue_remove(&searches->queue, &task->turn);
         cst_later_add(searches->later, &task->later);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs plan searches in threads beside the loop, in the order of search_queue.h, each for a bounded
- * time. Knows nothing of plans and jobs: a search is a task with three functions. Loop thread only,
- * but for cst_search_task_stops and the task's run. */
+/* Runs plan searches in threads, in the order of search_queue.h, each for a limited time. Knows
+ * nothing of plans and jobs: a search is a task with three functions. Loop thread only, except for
+ * cst_search_task_stops and the task's function run. */
 #ifndef CST_SEARCHES_H
 #define CST_SEARCHES_H
 
@@ -14,47 +14,49 @@
 struct cst_search_task;
 
 struct cst_searches {
-    uv_loop_t *loop;               /* the daemon's */
-    struct cst_later_queue *later; /* the daemon's */
-    uint64_t limit_ns;             /* longest that a search may run; see cst_search_task_stops */
+    uv_loop_t *loop;               /* belongs to the daemon */
+    struct cst_later_queue *later; /* belongs to the daemon */
+    uint64_t limit_ns;             /* Longest time of a search; see cst_search_task_stops. */
     struct cst_search_queue queue;
 };
 
 struct cst_search_task_ops {
-    /* Loop thread, when the task's turn has come. False: there is nothing to run, end follows. */
+    /* Called on the loop thread when the task's turn has come. False: there is nothing to run, and
+     * end follows. */
     bool (*prepare)(struct cst_search_task *task);
-    /* In a thread; touches nothing that the loop thread touches meanwhile. */
+    /* Called in a thread of its own. Must not touch what the loop thread may touch meanwhile. */
     void (*run)(struct cst_search_task *task);
-    /* Loop thread, never from within a call of this header, when all is over; may free the task. */
+    /* Called on the loop thread at the end, never within a call of this header. May free the
+     * task. */
     void (*end)(struct cst_search_task *task);
 };
 
-/* Embedded in the caller's object, which lives until end is called. */
+/* A search, embedded in the caller's object, which must live until end is called. */
 struct cst_search_task {
     struct cst_searches *searches;
     const struct cst_search_task_ops *ops;
     struct cst_search_turn turn;
-    struct cst_later later; /* calls end where nothing is run */
+    struct cst_later later; /* Calls end if nothing was run. */
     uv_work_t work;
-    uint64_t began_ns;     /* when its thread began; 0: it has not run */
-    uint64_t deadline_ns;  /* when it is to stop */
-    atomic_bool cancelled; /* nobody wants the result */
+    uint64_t began_ns;     /* When the thread began; 0: it has not. */
+    uint64_t deadline_ns;  /* When the task must stop. */
+    atomic_bool cancelled; /* The result is not wanted any more. */
 };
 
 void cst_searches_init(struct cst_searches *searches, uv_loop_t *loop,
                        struct cst_later_queue *later, uint32_t limit_s);
 
-/* Run @task, of @uid, when its turn comes; ops->end is called once for it. @work: tensors,
- * operators and uses of the model. CST_ENOMEM: nothing will be called. */
+/* Run @task of @uid when its turn comes; ops->end is called once at its end. @work: number of
+ * tensors, operators and uses of the model. CST_ENOMEM: no function will be called. */
 int cst_searches_add(struct cst_searches *searches, struct cst_search_task *task,
                      const struct cst_search_task_ops *ops, uid_t uid, uint64_t work,
                      struct cst_err *err);
 
-/* Nobody wants the result of @task any more. If it runs it is told to stop; else it will not run.
- * Its end follows. */
+/* The result of @task is not wanted any more. A task that runs is told to stop; a task that waits
+ * will not run. ops->end follows in both cases. */
 void cst_search_task_cancel(struct cst_search_task *task);
 
-/* It has been cancelled, or has run for as long as it may. Any thread. */
+/* Return whether @task has been cancelled or has used up its time. Any thread. */
 bool cst_search_task_stops(const struct cst_search_task *task);
 
 #endif

@@ -17,15 +17,21 @@
 #include <unistd.h>
 
 enum {
-    OUTBOX_FULL = 1 << 20, /* Bytes that wait before the daemon stops reading requests. */
-    HELLO_MS = 10000,      /* A peer that connects and says nothing for so long is disconnected. The
-                              library says Hello at once; a session is worth something to others. */
-    STALL_MS = 10000,      /* A session whose replies wait so long is disconnected. */
-    HOARD_MS = 5000,       /* While all sessions together are at the limit of descriptors in
-                              flight, one that leaves some unread for so long is. */
-    READ_NS = 20000, /* After reading requests for so long the daemon looks at the sockets again:
-                        another user may have a request by then. */
-    LOOK_MS = 50,    /* So often they are looked for, while any reply waits for that limit. */
+    /* Bytes of waiting replies at which the daemon stops reading requests. */
+    OUTBOX_FULL = 1 << 20,
+    /* A peer that connects and sends nothing for this time is disconnected, because a session that
+     * is not used could serve others. The library sends Hello at once. */
+    HELLO_MS = 10000,
+    STALL_MS = 10000, /* A session whose replies wait for this time is disconnected. */
+    /* If all sessions together are at the limit of descriptors in flight, or all sessions of a
+     * user, a session that leaves some unread for this time is disconnected. */
+    HOARD_MS = 5000,
+    /* Longest time for which the daemon reads requests before it polls the sockets again: another
+     * user may have sent a request. */
+    READ_NS = 20000,
+    /* Interval between searches for sessions that leave descriptors unread, while a reply waits for
+     * their limit. */
+    LOOK_MS = 50,
 };
 
 static void on_socket(uv_poll_t *poll, int status, int events);
@@ -33,8 +39,8 @@ static void on_end(struct cst_later *later);
 
 /* -- polling -------------------------------------------------------------------------------- */
 
-/* What to wait for: messages, unless a megabyte of replies waits, or one with descriptors, which
- * are scarce; room in the socket while a reply waits for that; a hang-up always. */
+/* Poll for messages, unless a megabyte of replies or a reply with descriptors waits; descriptors
+ * are scarce. Poll for space in the socket if replies wait for that. Poll for a hang-up always. */
 static void update_poll(struct cst_session *session)
 {
     int events = UV_DISCONNECT;
@@ -71,14 +77,14 @@ void cst_session_greeted(struct cst_session *session)
 
 static void on_retry(uv_timer_t *timer);
 
-/* A limit of descriptors in flight is reached that @session shares with others. */
+/* Return whether a limit of descriptors in flight is reached that @session shares with others. */
 static bool is_crowded(const struct cst_session *session)
 {
     return cst_unread_shared_limit(&session->unread, CST_FRAME_MAX_FDS) != CST_UNREAD_FITS;
 }
 
-/* Replies wait for something that the socket does not tell about: look again soon. Those of many
- * sessions can wait for the same limit, and must not keep the daemon busy with looking. */
+/* Replies wait for something other than the socket: try again soon. Many sessions can wait for the
+ * same limit; with a longer interval their attempts do not keep the daemon busy. */
 static void update_retry(struct cst_session *session)
 {
     if (session->outbox.retry && session->outbox.bytes > 0) {
@@ -99,6 +105,7 @@ static void flush(struct cst_session *session)
             cst_session_doom(session, NULL);
         }
     } else if (rc == CST_EAGAIN && n_sent > 0) {
+        /* The peer reads, even if slowly: the time for the rest starts anew. */
         (void)uv_timer_start(&session->stall, on_stall, STALL_MS, 0);
     } else if (rc != CST_EAGAIN) {
         session->hung_up = session->hung_up || rc == CST_ECONN;
@@ -107,9 +114,8 @@ static void flush(struct cst_session *session)
     update_retry(session);
 }
 
-/* Some reply waits because of what sessions (of its user, or of anybody) have not read. Count again
- * what they have not, for all that wait at once, and disconnect those that leave it unread while
- * others wait for it. */
+/* A reply waits because sessions, of the same user or of all users, have unread descriptors. Count
+ * again for all sessions, and disconnect those that leave descriptors unread for too long. */
 static void look_for_hoarders(struct cst_server *server)
 {
     struct cst_session *session;
@@ -157,7 +163,8 @@ static void read_one(struct cst_session *session)
 {
     struct cst_daemon *daemon = session->daemon;
     struct cst_frame frame;
-    struct cst_err err; /* set where a call fails; clearing it would cost each request */
+    /* Set by a call that fails. Clearing it here would cost time for each request. */
+    struct cst_err err;
 
     switch (cst_frame_recv(session->fd, MSG_DONTWAIT, &daemon->in, &frame, &err)) {
     case CST_OK:
@@ -184,12 +191,13 @@ void cst_session_read_turns(struct cst_server *server)
     while ((turn = cst_turns_next(&server->turns)) != NULL) {
         struct cst_session *session = cst_owner_of(turn, struct cst_session, turn);
 
-        if ((session->polled & UV_READABLE) != 0) { /* answers since then may have filled up */
+        /* Replies since the last poll may have filled the outbox. */
+        if ((session->polled & UV_READABLE) != 0) {
             read_one(session);
             update_poll(session);
         }
         if (uv_hrtime() - began_ns > READ_NS) {
-            break; /* sockets that still have requests are reported again */
+            break; /* Sockets that still have requests are reported again. */
         }
     }
 }
@@ -201,7 +209,8 @@ static void on_socket(uv_poll_t *poll, int status, int events)
     if (session->state == CST_SESSION_DOOMED) {
         return;
     }
-    if (status < 0) { /* an error is pending on the socket: the peer closed without reading */
+    /* An error is pending on the socket: the peer closed it without reading. */
+    if (status < 0) {
         session->hung_up = true;
         cst_session_doom(session, NULL);
         return;
@@ -231,7 +240,7 @@ bool cst_session_is_gone(struct cst_session *session)
 
 /* -- replies out ---------------------------------------------------------------------------- */
 
-/* @n_bytes of body lie in the daemon's out. */
+/* Send a message whose packed body is in the first @n_bytes of the daemon's buffer `out`. */
 static void send_packed(struct cst_session *session, uint8_t flags, uint64_t id, uint16_t type,
                         size_t n_bytes, const int *fds, unsigned n_fds)
 {
@@ -262,7 +271,8 @@ static void send_packed(struct cst_session *session, uint8_t flags, uint64_t id,
         return;
     }
     if (n_fds > 0 && (rc == CST_ENOMEM || rc == CST_ENOCREDIT)) {
-        cst_session_error(session, id, &err); /* needs no descriptors to wait */
+        /* An error has no descriptors, and can wait in the outbox. */
+        cst_session_error(session, id, &err);
         return;
     }
     session->hung_up = session->hung_up || rc == CST_ECONN;
@@ -397,7 +407,7 @@ void cst_session_fail(struct cst_daemon *daemon, struct cst_pending *request,
     close_request(daemon, request);
 }
 
-/* -- life ----------------------------------------------------------------------------------- */
+/* -- opening and closing -------------------------------------------------------------------- */
 
 int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *peer,
                      struct cst_quota_account *account, bool manager, const struct cst_err *refusal,
@@ -457,8 +467,8 @@ static void on_handle_closed(uv_handle_t *handle)
     }
 }
 
-/* What it asked of its job the core still answers: those requests stay, without a session. The
- * others end with it. */
+/* Requests of the session's job stay, without a session, because the core or an engine will still
+ * complete them. All other requests end with the session. */
 static void orphan_requests(struct cst_session *session)
 {
     while (!TAILQ_EMPTY(&session->requests)) {
@@ -487,7 +497,8 @@ static void on_end(struct cst_later *later)
         cst_worker_hangup(session->job, session->rank);
     }
     orphan_requests(session);
-    (void)uv_poll_stop(&session->poll); /* before close: epoll must forget the descriptor first */
+    /* Stop before close: epoll must forget the descriptor first. */
+    (void)uv_poll_stop(&session->poll);
     cst_outbox_close(&session->outbox);
     cst_lingers_close_socket(&daemon->server.lingers, session->fd, &session->unread);
     cst_server_remove(&daemon->server, session);

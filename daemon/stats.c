@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the daemon knows of itself and its engines, for people and programs: Stat. */
+/* Serves Stat: what the daemon knows of itself and its engines. */
 #ifdef HAVE_CONFIG_H
 #include <config.h>
 #endif
@@ -22,8 +22,9 @@ static double seconds_since(uint64_t then)
 
 /* -- the daemon ----------------------------------------------------------------------------- */
 
-/* Since Linux 6.2 the size of the directory is the number of open files. Reading the directory
- * takes a microsecond for every few files, for which other requests would wait. */
+/* Since Linux 6.2 the size of the directory is the number of open files. On older kernels the
+ * directory must be read, which takes a microsecond for every few files and delays other
+ * requests. */
 static uint32_t count_fds(void)
 {
     struct stat fds;
@@ -40,7 +41,7 @@ static uint32_t count_fds(void)
         n += entry->d_name[0] != '.';
     }
     if (dir != NULL) {
-        n--; /* the directory itself */
+        n--; /* The directory itself is open, too. */
         (void)closedir(dir);
     }
     return n;
@@ -77,7 +78,7 @@ static void fill_seen(const struct cst_rates_seen *seen, Cistern__EngineInfo *ou
               &out->reduce_bandwidth);
 }
 
-/* What updates cost in memory and time, by the parameter. */
+/* Costs of updates per parameter, in memory traffic and time. */
 static void fill_costs(const struct cst_engine *engine, Cistern__EngineInfo *out)
 {
     const struct cst_engine_counters *now = &engine->counters, *base = &engine->base;
@@ -147,7 +148,7 @@ static void sum_books(const struct cst_daemon *daemon, Cistern__Books *out)
     }
 }
 
-/* Returns how many there are. */
+/* Returns the number of GPUs. */
 static size_t fill_gpus(const struct cst_gpu_list *list, Cistern__GpuInfo *out,
                         Cistern__GpuInfo **pointers)
 {

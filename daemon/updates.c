@@ -11,7 +11,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* -- the machine ------------------------------------------------------------------------------ */
+/* -- rates of the machine --------------------------------------------------------------------- */
 
 /* Return the accelerator of device reservation @i. */
 static const struct cst_gpu *gpu_of(const struct cst_job *job, uint32_t i)
@@ -63,7 +63,7 @@ static struct cst_interleave machine_of(const struct cst_job *job)
     return m;
 }
 
-/* -- what was seen ---------------------------------------------------------------------------- */
+/* -- measurements ----------------------------------------------------------------------------- */
 
 /* What one engine did of one kind of work, and the time it took. */
 struct done {
@@ -133,7 +133,7 @@ static void see(struct cst_job *job)
     cst_rates_median_add(&b->node.seen, (uint64_t)nodes, nodes > 0 ? 1000000000 : 0);
 }
 
-/* -- what becomes of it ----------------------------------------------------------------------- */
+/* -- decision --------------------------------------------------------------------------------- */
 
 static void tell(const struct cst_job *job, enum cst_log_level level,
                  const struct cst_interleave *machine, const char *why)

@@ -34,7 +34,7 @@ void cst_waits_init(struct cst_waits *waits)
     TAILQ_INIT(&waits->due);
 }
 
-/* -- in and out ----------------------------------------------------------------------------- */
+/* -- adding and dropping commands ----------------------------------------------------------- */
 
 static void unlink_edge(struct cst_waits *waits, struct cst_waits_edge *edge)
 {

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-/* -- going ---------------------------------------------------------------------------------- */
+/* -- leaving -------------------------------------------------------------------------------- */
 
 static void feed_worker(struct cst_job *job, enum cst_event_kind kind, uint32_t rank)
 {
@@ -114,7 +114,7 @@ void cst_worker_left(struct cst_job *job, uint32_t rank)
     cst_job_check_idle(job);
 }
 
-/* -- coming ---------------------------------------------------------------------------------- */
+/* -- attaching ------------------------------------------------------------------------------- */
 
 static bool same_token(const struct cst_worker *worker, const uint8_t *token)
 {
