@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A pace: work of a kind, by however many threads, is done no faster than a rate, as if all of it
- * went over one link or through one processor. Who has some to do enters, does it, and sleeps until
- * the time that it takes is over. So a machine of chosen proportions can be had from one that is
- * faster. It says nothing of what is slower than its rate.
+/* A pace limits work of one kind to a rate, over all threads, as if all work went over one link or
+ * through one processor. A thread enters, does its work, and sleeps until the time that the rate
+ * gives to the work is over. A slower machine of chosen proportions is simulated in this way. A
+ * pace cannot make work faster than the machine does it.
  *
- *   enter --(work)--> wait: its time begins where that of the work before it ended
+ *   enter --(work)--> wait: the time of the work begins where the time of the previous work ended
  *
- * Threads that sleep wake up late. While others are inside, that is no rest: what comes next is
- * hurried until the rate is kept again, or rates could not be kept at all. */
+ * Threads wake up late from sleep. While other threads are inside, this lateness is not counted as
+ * idle time: the following work sleeps less until the rate is reached again. Otherwise the rate
+ * would always be missed. */
 #ifndef CST_PACE_H
 #define CST_PACE_H
 
@@ -16,44 +17,47 @@
 #include <pthread.h>
 #include <stdint.h>
 
-#define CST_PACE_LATE_NS                                                                           \
-    100000                       /* who is alone and comes so late after its last work had no rest \
-                                  */
-#define CST_PACE_LAG_NS 10000000 /* most that is made up for, where others are inside */
+/* Longest time, in nanoseconds, by which a thread may enter an empty pace after the end of the
+ * previous work and still continue it. A later thread begins anew. */
+#define CST_PACE_LATE_NS 100000
+/* Largest delay, in nanoseconds, that is made up for while other threads are inside. */
+#define CST_PACE_LAG_NS 10000000
 
-/* The proportions of a machine. */
+/* The rates and the memory size of a simulated machine. */
 struct cst_pace_spec {
-    uint64_t up,
-        down; /* copies to an accelerator and from it, bytes per second; 0: no rate is kept */
-    uint64_t update; /* elements per second, same */
-    uint64_t memory; /* of an accelerator, bytes; 0: it has none */
+    /* Rates of copies to and from an accelerator in bytes per second. 0: no limit. */
+    uint64_t up, down;
+    uint64_t update; /* Rate of updates in elements per second. 0: no limit. */
+    uint64_t memory; /* Memory of an accelerator in bytes. 0: it has none. */
 };
 
-/* Read "up=N,down=N,update=N,memory=N", of which any may lack. CST_EINVAL: something else. */
+/* Parse "up=N,down=N,update=N,memory=N", of which any part may be missing. CST_EINVAL: @text has
+ * another form; CST_ENOMEM. */
 int cst_pace_parse(const char *text, struct cst_pace_spec *out, struct cst_err *err);
 
 struct cst_pace {
-    pthread_mutex_t mutex; /* guards what follows rate */
-    double rate;           /* units (bytes, elements) per second; 0: none is kept. Constant */
-    unsigned n_inside;     /* threads between enter and leave */
-    uint64_t began_ns;     /* monotonic: when the work began that went on without a rest ... */
-    double units;          /* ... and how much of it there has been */
+    pthread_mutex_t mutex; /* Guards the fields below rate. */
+    double rate;           /* Units (bytes or elements) per second. 0: no limit. Constant. */
+    unsigned n_inside;     /* Number of threads between enter and leave. */
+    /* Monotonic time when the current uninterrupted stretch of work began. */
+    uint64_t began_ns;
+    double units; /* Units done in the current stretch. */
 };
 
-/* @rate 0: everything below does nothing. */
+/* Initialise a pace. With @rate 0, all functions below do nothing. */
 void cst_pace_init(struct cst_pace *pace, uint64_t rate);
 void cst_pace_close(struct cst_pace *pace);
 
-/* A thread begins with a piece of work, at @now_ns. Any thread. */
+/* The calling thread begins a piece of work at @now_ns. Any thread. */
 void cst_pace_enter(struct cst_pace *pace, uint64_t now_ns);
 
-/* It has done @units, and may be done with it at the time that is returned; 0: at once. */
+/* Add @units of finished work. Returns the monotonic time at which the work may end; 0: at once. */
 uint64_t cst_pace_take(struct cst_pace *pace, uint64_t units);
 
-/* It leaves. */
+/* The calling thread ends its piece of work. */
 void cst_pace_leave(struct cst_pace *pace);
 
-/* The last two, with a sleep between them. */
+/* Call cst_pace_take, sleep until the returned time, and call cst_pace_leave. */
 void cst_pace_wait(struct cst_pace *pace, uint64_t units);
 
 #endif

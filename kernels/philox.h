@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Philox4x32-10: random numbers by counter (Salmon, Moraes, Dror and Shaw: Parallel random numbers:
- * as easy as 1, 2, 3; 2011). The same on every device, in any order, by any number of threads.
+/* Philox4x32-10, a counter-based random number generator (Salmon, Moraes, Dror and Shaw: Parallel
+ * random numbers: as easy as 1, 2, 3; 2011). Its numbers are the same on every device, in any
+ * order, and with any number of threads.
  *
- * Stochastic rounding takes them so: the job's seed is the key. Counter {low, high} of element / 8,
- * {low, high} of the optimizer's step makes four words for eight elements, but those of a group of
- * 32 elements are taken in this order: the group's word i, 0 to 15, is that of elements i and
- * i + 16 of the group, which take its low and its high bits. exp_avg takes them as they are,
- * exp_avg_sq from the word with each of its halves multiplied by CST_PHILOX_OTHER. */
+ * Use in stochastic rounding:
+ *
+ * - The key is the seed of the job. The counter is {low, high} of (element / 8), {low, high} of the
+ *   optimizer's step. One counter yields four words for eight elements.
+ * - The four counters of a group of 32 elements yield words 0 to 15 of the group. Word i belongs to
+ *   elements i and i + 16 of the group; element i uses its low bits, element i + 16 its high bits.
+ * - exp_avg uses the words unchanged. exp_avg_sq uses the words with each 16-bit half multiplied by
+ *   CST_PHILOX_OTHER. */
 #ifndef CST_PHILOX_H
 #define CST_PHILOX_H
 
 #include <stdint.h>
 
-/* How functions that CUDA compiles too are declared; CUDA has its own. */
+/* Declaration of functions that CUDA compiles, too. CUDA defines its own form. */
 #ifndef CST_INLINE
 #define CST_INLINE __attribute__((always_inline)) static inline
 #endif
@@ -20,7 +24,8 @@
 #define CST_PHILOX_ROUNDS 10
 #define CST_PHILOX_M0 0xd2511f53u
 #define CST_PHILOX_M1 0xcd9e8d57u
-#define CST_PHILOX_OTHER 0x9e37u /* odd, so that all 16-bit numbers stay equally likely */
+/* Odd: multiplication then permutes the 16-bit numbers, and all stay equally likely. */
+#define CST_PHILOX_OTHER 0x9e37u
 
 /* Keys of the rounds. */
 struct cst_philox_keys {
@@ -40,7 +45,7 @@ CST_INLINE void cst_philox_schedule(struct cst_philox_keys *keys, uint64_t seed)
     }
 }
 
-/* Replace @counter by its random words. */
+/* Replace @counter by its four random words. */
 CST_INLINE void cst_philox(const struct cst_philox_keys *keys, uint32_t counter[4])
 {
     for (int r = 0; r < CST_PHILOX_ROUNDS; r++) {
@@ -54,7 +59,7 @@ CST_INLINE void cst_philox(const struct cst_philox_keys *keys, uint32_t counter[
     }
 }
 
-/* The counter of quarter @quad, 0 to 3, of group @group's words in step @t. */
+/* Set @counter for quarter @quad (0 to 3) of the words of group @group in step @t. */
 CST_INLINE void cst_philox_counter(uint32_t counter[4], uint64_t group, unsigned quad, uint64_t t)
 {
     uint64_t n = group * 4 + quad;
@@ -65,7 +70,7 @@ CST_INLINE void cst_philox_counter(uint32_t counter[4], uint64_t group, unsigned
     counter[3] = (uint32_t)(t >> 32);
 }
 
-/* What exp_avg_sq takes for the word @word. */
+/* Returns the word that exp_avg_sq uses where exp_avg uses @word. */
 CST_INLINE uint32_t cst_philox_other(uint32_t word)
 {
     uint32_t low = (word & 0xffffu) * CST_PHILOX_OTHER & 0xffffu;

@@ -1,30 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an engine can do on this machine, measured, for plans: `cistern-engine-host --rates` and
- * `cistern-engine-cuda --rates` print one JSON object and a newline and exit. Fields are named as
- * in offload/plan/rates.h, which says what they mean; numbers of them that are not known are 0.
+/* Measuring the speed of an engine on this machine, as input for plans. `cistern-engine-host
+ * --rates` and `cistern-engine-cuda --rates` print one JSON object and a newline and exit. The
+ * fields have the names and meanings of offload/plan/rates.h. A number that is not known is 0.
  *
  *   cistern-engine-host --rates [--node N] [--threads N] [--copy-threads N]
  *     {"node":0,"isa":"avx512","threads":16,"copy_threads":4,
- *      "cores":16,"memory_bytes":134910000000,"pass":2.1e11,"update":6.3e9,"reduce":3.0e10,"copy":8.1e10}
+ *      "cores":16,"memory_bytes":134910000000,"pass":2.1e11,"update":6.3e9,"reduce":3.0e10,
+ *      "copy":8.1e10}
  *
  *   cistern-engine-cuda --rates --device UUID [--node N] [--copy-threads N]
  *     {"uuid":"GPU-...","node":0,"isa":"sm_90","copy_threads":2,
- *      "name":"H200","memory_bytes":150000000000,"up":5.5e10,"down":5.5e10,"up_both":4.9e10,"down_both":4.9e10,
- *      "copy_latency_s":1.1e-05,"peer":0,"flops":0,"update":0,"memory":4.1e12}
+ *      "name":"H200","memory_bytes":150000000000,"up":5.5e10,"down":5.5e10,"up_both":4.9e10,
+ *      "down_both":4.9e10,"copy_latency_s":1.1e-05,"peer":0,"flops":0,"update":0,"memory":4.1e12}
  *
- * A machine on which it cannot be measured is told in a sentence on stderr and by a status that is
- * not 0. Takes about three seconds and, of the node, 1/8 of its memory or 2 GiB, whichever is less;
- * of the GPU 512 MiB. Each figure is a median over memory that was touched before, made with what
- * the engine uses in production: its threads on its cores, its pieces, its kernels with undo slots
- * and marks, its streams. Nothing else should run meanwhile.
+ * If measuring is impossible, the program prints a sentence on stderr and exits with a status that
+ * is not 0. Measuring takes about three seconds. It uses 1/8 of the memory of the node or 2 GiB,
+ * whichever is less, and 512 MiB of a GPU. Each figure is a median over memory that was touched
+ * before. It is measured with the parts that the engine uses in production: threads on their cores,
+ * pieces, kernels with undo slots and marks, streams. Nothing else should run at the time.
  *
- *   node          host: whose memory and cores (default 0). cuda: whose memory the copies use; the
- *                 default is the GPU's own node, printed -1 where that is not known
- *   threads       host: of the team; the default is all usable cores of the node
- *   copy_threads  lanes, in each direction; the default is what the engine chooses when the daemon
- *                 leaves it the choice
+ *   node          host: node whose memory and cores are used (default 0). cuda: node whose memory
+ *                 the copies use. The default is the node of the GPU, printed as -1 if not known.
+ *   threads       host: size of the team. The default is all usable cores of the node.
+ *   copy_threads  lanes in each direction. The default is the number that the engine chooses if
+ *                 the daemon does not give one.
  *   isa, uuid     as in READY and in --probe
- *   update (cuda), flops   0: not measured by an engine */
+ *   update (cuda), flops   0: an engine does not measure them */
 #ifndef CST_ENGINE_RATES_H
 #define CST_ENGINE_RATES_H
 
@@ -34,15 +35,15 @@
 #include <stdio.h>
 
 struct cst_engine_rates_options {
-    int node;              /* NUMA node; -1: the default */
-    unsigned threads;      /* of the team; 0: all cores */
-    unsigned copy_threads; /* lanes, in each direction; 0: chosen */
-    const char *device;    /* engine-cuda: UUID; NULL: none given */
+    int node;              /* NUMA node; -1: the default. */
+    unsigned threads;      /* Size of the team; 0: all cores. */
+    unsigned copy_threads; /* Lanes in each direction; 0: the engine chooses. */
+    const char *device;    /* cistern-engine-cuda: UUID of the GPU; NULL: none was given. */
 };
 
-/* Measure and write to @to. CST_ENOMEM: not enough memory; CST_ENOTFOUND: no such node or GPU;
- * CST_EUNSUPPORTED: no driver, or kernels for this processor; CST_EINVAL: no GPU is named; CST_EIO:
- * it could not be written; CST_EGPU. */
+/* Measure and write the JSON object to @to. CST_ENOMEM: not enough memory; CST_ENOTFOUND: no such
+ * node or GPU; CST_EUNSUPPORTED: no driver, or no kernels for this processor; CST_EINVAL: no GPU
+ * was named; CST_EIO: the output could not be written; CST_EGPU. */
 int cst_host_rates(const struct cst_engine_rates_options *options, FILE *to, struct cst_err *err);
 int cst_cuda_rates(const struct cst_engine_rates_options *options, FILE *to, struct cst_err *err);
 

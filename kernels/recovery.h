@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* After an engine was killed: the tiles that its threads had in hand, in the undo slots of the
- * segment that outlives it, are made whole before any command of its is done again: each as soon as
- * the segments that its slot names are there. A tile in a slot is in host memory and was changed by
- * the processor, whichever device the engine is of. */
+/* Recovery after an engine was killed. The undo slots, in a segment that outlives the engine, hold
+ * the tiles that its threads were changing. Recovery restores each tile as soon as the segments
+ * that its slot names are added, and before any command of the dead engine is repeated. A tile in a
+ * slot is always in host memory and was changed by the processor, whatever the device of the
+ * engine. */
 #ifndef CST_RECOVERY_H
 #define CST_RECOVERY_H
 
 #include "kernels/segments.h"
 
 struct cst_recovery {
-    struct cst_undo_slot *slots; /* borrowed: the undo segment */
-    uint32_t n_slots;            /* that it has room for; one per compute thread, or more */
+    struct cst_undo_slot *slots; /* The slots of the undo segment; borrowed. */
+    uint32_t n_slots;            /* Number of slots; one per thread of the team, or more. */
 };
 
-/* Make whole every tile whose segments are READY. Returns how many slots still hold one. A slot
- * that cannot be right is emptied, with its words through @warn. Loop thread, while no REDUCE and
- * no UPDATE runs. */
+/* Restore every tile whose segments are READY. Returns the number of slots that still hold a tile.
+ * An implausible slot is emptied and reported through @warn. Loop thread, while no REDUCE and no
+ * UPDATE runs. */
 uint32_t cst_recovery_try(struct cst_recovery *recovery, const struct cst_segments *segments,
                           void (*warn)(const struct cst_err *what));
 
-/* Empty the slots that still hold a tile: their segments were never added, so the tile's job is
- * gone. As above. */
+/* Empty the slots that still hold a tile, and report each through @warn. Their segments were never
+ * added; the job of the tile is therefore gone. Loop thread, while no REDUCE and no UPDATE runs. */
 void cst_recovery_forget(struct cst_recovery *recovery, void (*warn)(const struct cst_err *what));
 
 #endif

@@ -1,28 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sum of bf16 contributions in rank order, with the sum of squares of the result. Shapes: n
- * elements, n_src contributions.
+/* Sum of bf16 contributions in rank order, and the sum of squares of the result. For n elements and
+ * n_src contributions:
  *
- *   s = fp32(src[0]); s = s + fp32(src[1]); ...   (each sum rounded to fp32)
- *   dst = bf16(s)                                 (nearest even)
+ *   s = fp32(src[0]); s = s + fp32(src[1]); ...   each sum is rounded to fp32
+ *   dst = bf16(s)                                 rounded to nearest even
  *
- * No src: zero. One src: its own bits, NaN quieted. Two or more: a NaN is stored as CST_REDUCE_NAN,
- * as in kernels/update.h and for the same reason.
+ * Without a source, dst is zero. With one source, dst has the bits of the source, and a NaN is made
+ * quiet. With two or more, every NaN is stored as CST_REDUCE_NAN, for the reason that
+ * kernels/update.h gives.
  *
- * Sum of squares over x = dst as fp32, in double, 16 lanes: lane[i mod 16] = fma(x, x, lane), i
- * counted from the tile's start; then lanes are added in a tree: l[j] += l[j + 8],
- * l[j] += l[j + 4], l[j] += l[j + 2], l[j] += l[j + 1]. A bf16 square never overflows a double, so
- * the sum is finite exactly when every gradient is. A NaN sum is the positive quiet NaN without
- * payload. */
+ * The sum of squares is taken over x = dst as fp32, in double, in 16 lanes. i is counted from the
+ * start of the tile. The lanes are added in a tree at the end:
+ *
+ *   lane[i mod 16] = fma(x, x, lane[i mod 16])
+ *   l[j] += l[j + 8]; l[j] += l[j + 4]; l[j] += l[j + 2]; l[j] += l[j + 1]
+ *
+ * The square of a bf16 never overflows a double. The sum is therefore finite exactly when every
+ * gradient is. A NaN sum is the positive quiet NaN without payload. */
 #ifndef CST_REDUCE_H
 #define CST_REDUCE_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define CST_REDUCE_NAN 0x7fc0u /* bits of a NaN that came out of an addition */
+#define CST_REDUCE_NAN 0x7fc0u /* Bit pattern of a NaN that is the result of an addition. */
 
-/* Returns the sum of squares. dst may be one of the sources. n at most CST_TILE_ELEMS. Any
- * alignment of whole elements. */
+/* Sum the sources into @dst and return the sum of squares. @dst may be one of the sources. @n is at
+ * most CST_TILE_ELEMS. Rows may begin at any whole element. */
 typedef double (*cst_reduce_fn)(size_t n, uint32_t n_src, const uint16_t *const *src,
                                 uint16_t *dst);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the variants of the reduction share: one element, and the tree that ends the sum of squares.
- * Private to kernels/. */
+/* The common part of the variants of the reduction: one element, and the tree that ends the sum of
+ * squares. Private to kernels/. */
 #ifndef CST_REDUCE_LANES_H
 #define CST_REDUCE_LANES_H
 
@@ -11,7 +11,7 @@
 
 #define CST_REDUCE_LANES 16
 
-/* The sum of element @i over the sources, in rank order, as bf16. */
+/* Returns the sum of element @i over the sources, in rank order, as bf16. */
 static inline uint16_t cst_reduce_one(size_t i, uint32_t n_src, const uint16_t *const *src)
 {
     float s = n_src == 0 ? 0.0f : cst_bf16_to_fp32(src[0][i]);
@@ -22,7 +22,7 @@ static inline uint16_t cst_reduce_one(size_t i, uint32_t n_src, const uint16_t *
     return n_src > 1 && s != s ? CST_REDUCE_NAN : cst_fp32_to_bf16(s);
 }
 
-/* lane = fma(x, x, lane) */
+/* Add the square of @value to *lane: lane = fma(x, x, lane). */
 static inline void cst_reduce_square(uint16_t value, double *lane)
 {
     double x = (double)cst_bf16_to_fp32(value);
@@ -30,7 +30,7 @@ static inline void cst_reduce_square(uint16_t value, double *lane)
     *lane = fma(x, x, *lane);
 }
 
-/* The lanes, added in a tree; they are used up. */
+/* Returns the sum of the lanes, added in a tree. The contents of @lanes are lost. */
 static inline double cst_reduce_tree(double lanes[CST_REDUCE_LANES])
 {
     const uint64_t bits = 0x7ff8000000000000u;

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rounding to fewer bits, over vectors: something is added below the last bit that stays, then the
- * rest is cut. Included behind one of kernels/vec_*.h. Private to kernels/.
+/* Rounding to fewer bits, written over vectors. A number is added below the last bit that stays,
+ * and the remaining bits are cut. Included after one of kernels/vec_*.h. Private to kernels/.
  *
- * At random, what is added are random bits: of an element's word (kernels/philox.h) bf16 takes 16
- * and mx8 20, from the low end or the high one. (So mx8's elements that share a word share 8 bits,
- * which are the most that one has and the least that the other has.) */
+ * Stochastic rounding adds random bits of the element's word (kernels/philox.h): 16 bits for bf16
+ * and 20 bits for mx8, from the low or the high end of the word. The two mx8 elements of a word
+ * therefore share 8 bits, which are the most significant for one element and the least significant
+ * for the other. */
 #ifndef CST_ROUNDING_H
 #define CST_ROUNDING_H
 
-/* What is added to @x before its last @n bits are cut. @word: the element's random word, of which
- * it takes the high or the low bits; not read in rounding to nearest. */
+/* Returns the number that is added to @x before its last @n bits are cut. @word is the random word
+ * of the element, of which the high or the low bits are taken. It is not read in rounding to
+ * nearest. */
 CST_INLINE struct cst_vec_bits cst_round_add(enum cst_rounding rounding, int n,
                                              struct cst_vec_bits x, struct cst_vec_bits word,
                                              bool high)
@@ -24,7 +26,8 @@ CST_INLINE struct cst_vec_bits cst_round_add(enum cst_rounding rounding, int n,
     return cst_vec_plus(odd, cst_vec_set_bits((1u << (n - 1)) - 1));
 }
 
-/* @x, no NaN but the canonical one, as bf16 in the upper half of each lane, to nearest. */
+/* Round @x to bf16, to nearest even. The result is in the upper half of each lane. A NaN in @x must
+ * be CST_UPDATE_NAN. */
 CST_INLINE struct cst_vec_bits cst_round_bf16(struct cst_vec x)
 {
     struct cst_vec_bits bits = cst_vec_to_bits(x);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Trials: what an engine measures of itself (kernels/rates.h). A trial is a job on a crew, timed
- * from its submission to its end, repeated; the figure is the median. Not for the engine at work.
- */
+/* Trials, with which an engine program measures itself (kernels/rates.h). A trial is a task on a
+ * crew, timed from its submission to its end and repeated. The result is the median. An engine that
+ * serves the daemon does not use this module. */
 #ifndef CST_TRIAL_H
 #define CST_TRIAL_H
 
@@ -10,28 +10,28 @@
 
 #define CST_TRIAL_MAX_RUNS 64
 
-/* Memory to measure on, of its own file, mapped on a device. */
+/* Memory to measure on: a file, mapped on a device. */
 struct cst_trial_memory {
-    struct cst_device *device; /* borrowed */
-    struct cst_mem mem;        /* mapped */
-    int fd;                    /* owned */
+    struct cst_device *device; /* Device; borrowed. */
+    struct cst_mem mem;        /* Mapped memory. */
+    int fd;                    /* File descriptor; owned. */
 };
 
-/* Map @bytes on @device, bound to node @node (-1: any) as far as the system lets it, every page
- * touched by the threads of @crew. CST_ENOMEM, or as cst_device_map. */
+/* Map @bytes on @device. The memory is bound to NUMA node @node (-1: any node) if the system
+ * permits. The threads of @crew touch every page. CST_ENOMEM; other statuses as cst_device_map. */
 int cst_trial_memory_open(struct cst_trial_memory *memory, struct cst_device *device,
                           const struct cst_cpus *cpus, int node, uint64_t bytes,
                           struct cst_crew *crew, struct cst_err *err);
 
-/* A no-op on one that is all zeros. */
+/* Unmap the memory and close its file. Does nothing if @memory is all zeros. */
 void cst_trial_memory_close(struct cst_trial_memory *memory);
 
-/* Submit @job (piece, n_pieces and class are set) to @crew and sleep until it is done. Seconds. Not
- * on a thread of a crew. */
+/* Submit @job (piece, n_pieces and class are set) to @crew and sleep until it is done. Returns the
+ * seconds from submission to end. Not on a thread of a crew. */
 double cst_trial_run(struct cst_crew *crew, struct cst_job *job);
 
-/* Seconds that a trial takes: the median of as many runs of @run as begin within @budget_s, 3 at
- * least, after one that is not counted. */
+/* Returns the median of the seconds that @run returns. One run is not counted. Then runs begin
+ * until @budget_s is spent, at least 3 and at most CST_TRIAL_MAX_RUNS. */
 double cst_trial_median(double (*run)(void *arg), void *arg, double budget_s);
 
 #endif

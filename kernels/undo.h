@@ -1,34 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Undo slots: what makes a tile's change in place survive `kill -9` of the engine. One slot per
- * engine thread, in a segment of shared memory that outlives the process. Before elements are
- * changed their old values are here; the next engine makes a torn tile whole. This does not guard
- * against a machine that stops: the memory is gone then as well.
+/* Undo slots: with them a change of a tile in place survives `kill -9` of the engine. There is one
+ * slot per thread of the team, in a segment of shared memory that outlives the process. The old
+ * values of elements are stored in the slot before the elements are changed, and the next engine
+ * restores a torn tile from the slot. The slots do not protect against a machine that stops: the
+ * memory is lost.
  *
- * A slot is EMPTY or HOLDS a tile; one thread owns it.
+ * A slot is EMPTY or HOLDS a tile. One thread owns it.
  *
- *    +---------+   begin: names written;                            +-----------+
- *    |  EMPTY  | -------------------------------------------------> |   HOLDS   |
- *    | no held |   UPDATE: the first group saved, states.held set   | one held  |
- *    |  word   |   REDUCE: the whole tile saved, grad_held set      | word set  |
- *    |         |   ACCUMULATE: same of an fp32 row                 |           |
- *    |         | <------------------------------------------------- |           |
- *    +---------+   end: the tile's mark stored, the word cleared    +-----------+
- *         ^                                                               |
- *         +------- restore, by the next engine ---------------------------+
+ *      +---------+   begin: tile named;                              +-----------+
+ *      |  EMPTY  | ------------------------------------------------> |   HOLDS   |
+ *      | no held |   UPDATE: first group saved, states.held set      | one held  |
+ *      |  word   |   REDUCE: whole tile saved, grad_held set         | word set  |
+ *      |         |   ACCUMULATE: fp32 tile saved, grad_held set      |           |
+ *      |         | <------------------------------------------------ |           |
+ *      +---------+   end: mark of the tile stored, word cleared      +-----------+
+ *           ^                                                              |
+ *           +------- restore, by the next engine --------------------------+
  *
- *   UPDATE HOLDS   one group after the other is saved and changed (kernels/update_undo.h).
- *                  restore: the group in hand is put back and the tile finished with the scalars in
- *                  the slot, holding again as it goes; then `end`. The tile is new.
- *   FUSED HOLDS    same; the tile's summed gradients are here, so that restoring needs no
- *                  contribution.
- *   REDUCE HOLDS   the old gradients are here while sums are written over them.
- *                  restore: they are put back. The tile is old: the command is to be issued again.
- *   ACCUMULATE HOLDS  same, while a sum is added to them.
- *   mark = the slot's: the kill fell into `end`, the tile is whole; restore clears the word alone.
+ *   UPDATE HOLDS   One group after the other is saved and changed (kernels/update_undo.h).
+ *                  restore: the old values of the held group are put back, and the tile is finished
+ *                  with the scalars in the slot, which goes on holding groups; then `end`. The tile
+ *                  is new.
+ *   FUSED HOLDS    As UPDATE. The summed gradients of the tile are in the slot; restore needs no
+ *                  contributions.
+ *   REDUCE HOLDS   The old gradients are in the slot while sums are written over them.
+ *                  restore: they are put back. The tile is old, and the command must be repeated.
+ *   ACCUMULATE HOLDS  The old gradients are in the slot while a sum is added to them.
+ *                  restore: as for REDUCE.
  *
- * Killed while EMPTY: every tile is old or new (names may be half written; nobody reads them).
- * Killed in restore: restore is done again. A process dies between two instructions with all
- * earlier stores made, as if interrupted by a signal: only the compiler must be held to order. */
+ *   If the tile already carries the mark in the slot, the process was killed within `end`. The tile
+ *   is complete, and restore only clears the word.
+ *
+ * If the process is killed while the slot is EMPTY, the tile is old or new; the slot may name a
+ * tile incompletely, but nobody reads the name. If the process is killed within restore, restore is
+ * repeated. A killed process stops between two instructions, with all earlier stores made, as if
+ * interrupted by a signal. Order of stores is therefore a matter of the compiler alone. */
 #ifndef CST_UNDO_H
 #define CST_UNDO_H
 
@@ -37,70 +43,79 @@
 
 #include <stdbool.h>
 
-struct cst_tile;      /* kernels/tile.h */
-struct cst_tile_work; /* kernels/tile.h */
+struct cst_tile;      /* Defined in kernels/tile.h. */
+struct cst_tile_work; /* Defined in kernels/tile.h. */
 
 enum cst_undo_kind {
-    CST_UNDO_UPDATE = 1,     /* of master and moments, and of a gradient that the weights replace */
-    CST_UNDO_REDUCE = 2,     /* of a bf16 grad row, where it is one of the reduction's sources */
-    CST_UNDO_ACCUMULATE = 3, /* of an fp32 grad row that a reduction adds to */
-    CST_UNDO_FUSED = 4,      /* of master and moments, in an update from a sum that is no row */
+    CST_UNDO_UPDATE = 1, /* Holds master, moments, and a gradient that the weights overwrite. */
+    /* Holds a bf16 grad row that is one of the sources of the reduction. */
+    CST_UNDO_REDUCE = 2,
+    CST_UNDO_ACCUMULATE = 3, /* Holds an fp32 grad row to which a reduction adds. */
+    /* Holds master and moments in an update whose gradient is summed in the same pass. */
+    CST_UNDO_FUSED = 4,
 };
 
-/* Gradients of a tile. */
+/* The gradients of a tile. */
 union cst_undo_grads {
     alignas(64) uint16_t bf16[CST_TILE_ELEMS];
     alignas(64) float fp32[CST_TILE_ELEMS];
 };
 
 struct cst_undo_slot {
-    struct cst_update_undo states;     /* UPDATE, FUSED: the group in hand */
-    _Atomic uint32_t grad_held;        /* REDUCE, ACCUMULATE: elements in `grads`; 0: none */
-    uint32_t kind;                     /* enum cst_undo_kind */
-    uint32_t table;                    /* segment id of the job table */
-    uint32_t chunk;                    /* index in the table */
-    uint64_t tile;                     /* number in the table */
-    uint64_t start;                    /* elements, from the start of the chunk's rows */
-    uint64_t mark;                     /* of the command: adam step or reduction number */
-    uint32_t n_elems;                  /* of the tile */
-    uint32_t other_weight;             /* UPDATE, FUSED: 1: to the chunk's other weight row */
-    struct cst_update_scalars scalars; /* UPDATE, FUSED: to finish the tile with */
-    union cst_undo_grads grads;        /* REDUCE: old bf16 ones; ACCUMULATE: old fp32 ones; FUSED:
-                                          sums, in the format of the job's grad rows */
+    struct cst_update_undo states; /* UPDATE, FUSED: the group that is being changed. */
+    /* REDUCE, ACCUMULATE: number of elements in `grads`; 0: none. */
+    _Atomic uint32_t grad_held;
+    uint32_t kind;  /* enum cst_undo_kind. */
+    uint32_t table; /* Segment id of the job table. */
+    uint32_t chunk; /* Index of the chunk in the table. */
+    uint64_t tile;  /* Number of the tile in the table. */
+    uint64_t start; /* Number of elements before the tile in the chunk's rows. */
+    /* Mark of the command: the optimizer's step or a reduction number. */
+    uint64_t mark;
+    uint32_t n_elems; /* Number of elements of the tile. */
+    /* UPDATE, FUSED: 1 if the weights are written to the second weight row. */
+    uint32_t other_weight;
+    struct cst_update_scalars scalars; /* UPDATE, FUSED: scalars with which the tile is finished. */
+    /* REDUCE: old bf16 gradients. ACCUMULATE: old fp32 gradients. FUSED: sums in the format of the
+     * job's grad rows. */
+    union cst_undo_grads grads;
 };
 
-/* Name the tile of an UPDATE, or of a FUSED one, whose sums are in slot->grads, for the kernel with
- * @slot's states. The slot must be EMPTY (a fresh one is all zeros). Its owner. */
+/* Name in @slot the tile of an UPDATE or FUSED update. The kernel then saves groups in
+ * slot->states. FUSED: the sums are in slot->grads. The slot must be EMPTY; a new slot is all
+ * zeros. Owner thread. */
 void cst_undo_begin_update(struct cst_undo_slot *slot, enum cst_undo_kind kind,
                            const struct cst_tile *tile, const struct cst_update_scalars *scalars,
                            bool other_weight);
 
-/* Name the tile of a REDUCE and save its old gradients @grad (the tile's n_elems); after that they
- * may be changed. The slot must be EMPTY. Its owner. */
+/* Name in @slot the tile of a REDUCE and save its old gradients @grad (n_elems of the tile). The
+ * gradients may be changed after the call. The slot must be EMPTY. Owner thread. */
 void cst_undo_begin_reduce(struct cst_undo_slot *slot, const struct cst_tile *tile,
                            const uint16_t *grad);
 
-/* The same for an addition to an fp32 row. */
+/* Name in @slot the tile of an addition to an fp32 row and save its old gradients @grad. The other
+ * rules are those of cst_undo_begin_reduce. */
 void cst_undo_begin_accumulate(struct cst_undo_slot *slot, const struct cst_tile *tile,
                                const float *grad);
 
-/* The tile is done: store its mark, FUSED both, then make @slot EMPTY. NULL: no slot. Its owner. */
+/* End the change of a tile: store its mark (with FUSED both marks), then make @slot EMPTY. @slot
+ * may be NULL: only the marks are stored. Owner thread. */
 void cst_undo_end(struct cst_undo_slot *slot, const struct cst_tile *tile, enum cst_undo_kind kind);
 
-/* Does the slot hold a tile? If so table, chunk, kind and other_weight say which rows
- * cst_undo_restore needs: all of them for UPDATE, all but grad for FUSED, grad for the others. Any
- * thread. */
+/* Returns whether the slot holds a tile. If it does, table, chunk, kind and other_weight say which
+ * rows cst_undo_restore needs: all rows for UPDATE, all but the gradient for FUSED, the grad row
+ * for the other kinds. Any thread. */
 bool cst_undo_holds(const struct cst_undo_slot *slot);
 
-/* Make @slot EMPTY without a look at its tile, which then stays torn: for a job that is gone. */
+/* Make @slot EMPTY and leave its tile torn, because its job is gone. */
 void cst_undo_drop(struct cst_undo_slot *slot);
 
-/* After the owner died: make the tile that @slot holds whole and the slot EMPTY. @work: resolved
- * from slot->table and slot->chunk, with kernels and rows, rows.weight the one that other_weight
- * says; nothing else of it is used; @chunk_elems: elements of its rows. May
- * itself be killed and called again. Before any command of the dead engine is issued again, for
- * every slot; one thread. CST_EINVAL: the slot's contents cannot be (it was overwritten): nothing
- * is changed, the chunk cannot be trusted. */
+/* Restore the tile that @slot holds and make the slot EMPTY. Called for every slot, on one thread,
+ * after its owner died and before any command of the dead engine is repeated. The call may itself
+ * be killed and repeated. @work is found from slot->table and slot->chunk. Only its table, kernels
+ * and rows are used; rows.weight is the row that other_weight selects. @chunk_elems is the number
+ * of elements of the chunk's rows. CST_EINVAL: the slot is implausible because it was overwritten.
+ * Nothing is changed, and the chunk cannot be trusted. */
 int cst_undo_restore(struct cst_undo_slot *slot, const struct cst_tile_work *work,
                      uint64_t chunk_elems);
 
