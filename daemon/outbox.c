@@ -124,6 +124,7 @@ int cst_outbox_send(struct cst_outbox *outbox, int sock, const struct cst_frame 
         return cst_err_set(err, CST_EINVAL, "frame of %u bytes and %u fds", frame->body_bytes,
                            frame->n_fds);
     }
+    /* Frames keep their order. */
     if (!TAILQ_EMPTY(&outbox->items)) {
         return enqueue(outbox, frame, err);
     }

@@ -108,6 +108,7 @@ struct cst_pending *cst_pending_find(const struct cst_pendings *requests, uint64
     struct cst_pending *request = index < requests->n ? requests->table[index] : NULL;
 
     *item = (uint32_t)tag & 0xfff;
+    /* An object that was closed and used again has another serial number. */
     return request != NULL && request->serial == (uint32_t)(tag >> 32) && *item < request->n_items
                ? request
                : NULL;

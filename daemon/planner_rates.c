@@ -177,6 +177,7 @@ uint32_t cst_planner_rates_add(const struct cst_daemon *daemon, struct cst_rates
 {
     uint32_t i = find_device(rates, gpu != NULL ? gpu->name : "host");
 
+    /* If the list is full, its last device is replaced; the search needs only this one. */
     if (i == rates->n_devices) {
         i = i < CST_RATES_MAX_DEVICES ? i : CST_RATES_MAX_DEVICES - 1;
         rates->devices[i] = guess_device(daemon, gpu, &rates->nodes[0]);

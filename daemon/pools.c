@@ -124,6 +124,8 @@ int cst_pools_divide(const struct cst_layout *layout, const struct cst_model *mo
     }
     left = bytes - cst_pools_bytes(layout, &blocks, grain);
     for (uint32_t c = 0; c < layout->n_classes; c++) {
+        /* The bytes of this class are divided anew, because the last slab may have space for more
+         * blocks. */
         left += class_bytes(layout, c, blocks.n[c], grain);
         blocks.n[c] = most_blocks(layout, rank, c, left, grain);
         left -= class_bytes(layout, c, blocks.n[c], grain);

@@ -231,6 +231,7 @@ void cst_quota_reload(struct cst_quota *quota, const struct cst_quota_rules *rul
 {
     struct cst_quota_account *account;
 
+    /* The numbers of rules have changed, hence memberships and sums are computed anew. */
     quota->rules = *rules;
     memset(quota->group_used, 0, sizeof quota->group_used);
     LIST_FOREACH(account, &quota->accounts, link)

@@ -89,6 +89,8 @@ void cst_record_issue(struct cst_record *record, enum cst_record_kind kind,
     if (record == NULL) {
         return;
     }
+    /* A job's tickets are consecutive. Two of them meet in a slot only if one is still under way
+     * when the numbers have gone round the table. A few slow commands are no reason to grow. */
     while (slot_of(record, command->ticket)->ticket != 0 && 2 * record->n_used > record->n_slots &&
            grow(record)) {
     }

@@ -129,6 +129,7 @@ void cst_remains_drop(struct cst_remains *remains, int fd, uint64_t bytes,
     if (is_held(fd)) {
         file = keep(remains, fd, bytes, budget, account);
     }
+    /* Nobody else holds the file, or there is no memory to remember it. */
     if (file == NULL) {
         (void)close(fd);
         cst_budget_give(budget, account, bytes);

@@ -56,6 +56,7 @@ static struct cst_search_user *find_user(struct cst_search_queue *queue, uid_t u
     user = calloc(1, sizeof *user);
     if (user != NULL) {
         user->uid = uid;
+        /* With 0 a new user would go before all others for a long time. */
         user->spent_ns = queue->floor_ns;
         TAILQ_INIT(&user->waiting);
         LIST_INSERT_HEAD(&queue->users, user, link);

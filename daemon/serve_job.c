@@ -146,6 +146,7 @@ void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body)
         rc = cst_given_prepare(session, message, &wish, &plan, &err);
     }
     rc = rc == CST_OK ? cst_room_check_wish(&wish, &err) : rc;
+    /* The GPUs of this machine are not known yet. */
     if (rc == CST_EAGAIN) {
         wait_for_gpus(session, id, message);
         return;
@@ -173,6 +174,7 @@ void cst_serve_declare(struct cst_session *session, uint64_t id, void *body)
         return;
     }
     cst_session_error(session, id, &err);
+    /* The other ranks must be told, too; this one has its answer. */
     if (rc == CST_EMISMATCH) {
         cst_declare_disagree(job, worker, &err);
     }
@@ -221,6 +223,7 @@ void cst_serve_layout(struct cst_session *session, uint64_t id, void *body)
     }
     part.first = get->first;
     part.n_chunk = part.n_offset = n;
+    /* With one class the list stays empty, and the reply is shorter. */
     part.n_size_class = session->job->layout.n_classes > 1 ? n : 0;
     part.size_class = size_class;
     part.chunk = chunk;
@@ -242,6 +245,7 @@ void cst_serve_pool(struct cst_session *session, uint64_t id, void *body)
     if (!check_committed(session, id)) {
         return;
     }
+    /* The pools of a parked job have no slabs. */
     n_slabs = memory->parked ? 0 : cst_memory_n_slabs(memory, session->rank);
     if (get->first >= n_slabs) {
         cst_serve_error(session, id, CST_EINVAL, "pool from slab %u of %u", get->first, n_slabs);
@@ -259,6 +263,7 @@ void cst_serve_pool(struct cst_session *session, uint64_t id, void *body)
     part.first = get->first;
     part.n_bytes = n;
     part.bytes = bytes;
+    /* The memory of a simulated accelerator consists of memfds. */
     part.has_device = part.device = gpu != NULL && !gpu->paced;
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_POOL_PART, &part.base, fds, n);
 }
@@ -311,6 +316,7 @@ void cst_serve_leave(struct cst_session *session, uint64_t id, void *body)
     struct cst_err err = {0};
 
     (void)body;
+    /* Without a core there are no leases to give back, and nothing to wait for. */
     if (session->job->core == NULL) {
         cst_worker_left(session->job, session->rank);
         cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);

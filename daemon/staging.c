@@ -113,6 +113,8 @@ void cst_staging_get(struct cst_session *session, uint64_t id, uint64_t bytes)
     struct cst_err err = {0};
     int rc = CST_OK;
 
+    /* The job has got a layout with states on accelerators since the segment was made: make another
+     * one that their engines map, too. */
     if (staging != NULL && staging->ready && !cst_staging_serves(session)) {
         session->staging = NULL;
         cst_staging_abandon(staging);

@@ -127,6 +127,7 @@ int cst_unpack_message(struct cst_unpack *unpack, const ProtobufCMessageDescript
         return cst_err_set(err, CST_EPROTO, "body of %zu bytes is no valid %s", n,
                            type->short_name);
     }
+    /* A body without any byte 0 does not need the slower search. */
     if (n > 0 && memchr(body, 0, n) != NULL && has_zero(type, body, body + n)) {
         return cst_err_set(err, CST_EPROTO, "a string of this %s has a byte 0 in it",
                            type->short_name);

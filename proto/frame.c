@@ -153,6 +153,7 @@ int cst_frame_recv(int sock, int recv_flags, struct cst_frame_buf *buf, struct c
     }
     n_fds = take_fds(&msg, out->fds);
     out->n_fds = n_fds < CST_FRAME_MAX_FDS ? n_fds : CST_FRAME_MAX_FDS;
+    /* A valid message has a header; 0 bytes mean the end of the connection. */
     if (n == 0 && n_fds == 0) {
         return cst_err_set(err, CST_ECONN, "the peer closed the connection");
     }

@@ -18,6 +18,7 @@ int cst_json_load(json_t **out, const char *path, struct cst_err *err)
     if (file == NULL) {
         return cst_err_errno(err, errnum == ENOENT ? CST_ENOTFOUND : CST_EIO, errnum, "%s", path);
     }
+    /* json_loadf does not tell whether reading failed; ferror and errno do. */
     errno = 0;
     root = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
     errnum = errno;

@@ -35,6 +35,7 @@ int cst_new_file_open(struct cst_new_file *file, const char *path, struct cst_er
 
 int cst_new_file_close(struct cst_new_file *file, int rc, struct cst_err *err)
 {
+    /* Without fsync, a crash of the machine after the rename could leave an empty file. */
     bool good = fflush(file->to) == 0 && !ferror(file->to) &&
                 (file->beside == NULL || fsync(fileno(file->to)) == 0);
 
