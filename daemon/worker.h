@@ -4,7 +4,7 @@
  *   ABSENT   --a session attaches-----------------------------------> ATTACHED
  *   ATTACHED --the session ends, the process lives------------------> HUNG UP
  *   ATTACHED --the worker leaves, or its process ends---------------> ABSENT
- *   HUNG UP  --the process attaches again, or who has its token does-> ATTACHED
+ *   HUNG UP  --the process attaches again, or another with its token-> ATTACHED
  *   HUNG UP  --the process ends-------------------------------------> ABSENT
  *
  * A process whose rank has hung up may still access the rank's blocks. If the job has no core yet
