@@ -42,7 +42,7 @@ bool cuda_case_near(struct cuda_case *c, const char *what, const float *got, con
     return off <= limit * most;
 }
 
-/* -- arrays here and there -------------------------------------------------------------------- */
+/* -- arrays on host and GPU -- */
 
 void *cuda_must(void *p)
 {
@@ -82,7 +82,6 @@ float *cuda_wide(const uint16_t *x, size_t n)
     return y;
 }
 
-/* @bytes on the GPU, of @from or (NULL) 0xff: NaN, whatever type they are read as. */
 CUdeviceptr cuda_there(struct cuda_case *c, const void *from, size_t bytes)
 {
     const struct gpt_gpu *gpu = c->gpu;
@@ -105,7 +104,6 @@ CUdeviceptr cuda_there(struct cuda_case *c, const void *from, size_t bytes)
     return p;
 }
 
-/* Bring @n values back and free them there. */
 float *cuda_back(struct cuda_case *c, CUdeviceptr p, size_t n)
 {
     struct cst_err err = {0};
@@ -142,7 +140,6 @@ void cuda_done(struct cuda_case *c, int rc, const struct cst_err *err)
     }
 }
 
-/* @p holds what should be @want, fp32 or bf16. */
 void cuda_expect(struct cuda_case *c, const char *what, CUdeviceptr p, const float *want, size_t n,
                  double limit)
 {

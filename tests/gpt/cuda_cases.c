@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROWS 67 /* no multiple of a strip */
+#define ROWS 67 /* not a multiple of a strip */
 #define WIDTH 144
 #define CONTEXT 67
 
@@ -15,7 +15,8 @@ static const struct gpt_attention_shape any_shape = {1, CONTEXT, 1, 16};
 
 /* -- layer norm ------------------------------------------------------------------------------- */
 
-/* The residual is added, exactly, then normed; without a branch nothing is added or written. */
+/* The residual addition is exact, and the norm is that of the sum. Without a branch nothing is
+ * added, and sum is not written. */
 static void case_norm(struct cuda_case *c)
 {
     const size_t n = ROWS * WIDTH;
@@ -60,7 +61,7 @@ static void case_norm(struct cuda_case *c)
     free(b);
 }
 
-/* dx is written or added to, the operand is its rounding, dw and db are written or added to. */
+/* dx, dw and db are overwritten or added to, as requested. The operand is dx rounded to bf16. */
 static void case_norm_backward(struct cuda_case *c)
 {
     const size_t n = ROWS * WIDTH;
@@ -121,9 +122,10 @@ static void case_norm_backward(struct cuda_case *c)
     free(wide_dy);
 }
 
-/* -- the rest --------------------------------------------------------------------------------- */
+/* -- other kernels -- */
 
-/* More rows than a strip and fewer columns than a block, and more of them. */
+/* The gradient of a bias is right for more rows than a strip and fewer columns than a block, and
+ * for more columns than a block. */
 static void case_bias_grad(struct cuda_case *c)
 {
     static const size_t shapes[][2] = {{300, 48}, {5, 528}};
@@ -154,6 +156,7 @@ static void case_bias_grad(struct cuda_case *c)
     }
 }
 
+/* GELU and its gradient are those of the host. */
 static void case_gelu(struct cuda_case *c)
 {
     const size_t n = ROWS * WIDTH;
@@ -191,7 +194,8 @@ static uint8_t *bytes(size_t n, uint64_t seed)
     return x;
 }
 
-/* Logits far from zero, too: softmax must not overflow. */
+/* Losses and their gradients are those of the host. Some logits are large: softmax must not
+ * overflow. */
 static void case_loss(struct cuda_case *c)
 {
     const size_t n = ROWS * GPT_CUDA_VOCAB;
@@ -215,7 +219,8 @@ static void case_loss(struct cuda_case *c)
     free(targets);
 }
 
-/* Two sequences; the sum of two bf16 numbers is exact in fp32. */
+/* The embedding of two sequences is exact, since the sum of two bf16 numbers is exact in fp32. The
+ * gradients are overwritten or added to, as requested. */
 static void case_embed(struct cuda_case *c)
 {
     const size_t rows = 2 * CONTEXT, n = rows * WIDTH, vocab = (size_t)GPT_CUDA_VOCAB * WIDTH;

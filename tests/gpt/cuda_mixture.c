@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels of a mixture of experts against the host's router and plain loops. */
+/* Tests of the kernels of a mixture of experts against the host's router and simple loops. */
 #include "client/gpt/router.h"
 #include "kernels/cast.h"
 #include "tests/gpt/cuda_cases.h"
@@ -12,7 +12,7 @@
 
 static const struct gpt_attention_shape any_shape = {1, 16, 1, 16};
 
-/* A router on the host whose logits are those that it is given: its weight is the unit matrix. */
+/* A router on the host whose logits are its input, because its weight is the identity matrix. */
 struct router {
     struct gpt_layers layers;
     struct gpt_router_shape shape;
@@ -31,7 +31,7 @@ static void router_open(struct router *r, uint32_t experts, uint32_t top_k)
     r->unit = cuda_must(calloc((size_t)experts * experts, sizeof *r->unit));
     for (size_t e = 0; e < experts; e++) {
         r->unit[e * experts + e] = cst_fp32_to_bf16(1);
-        r->z[e] = r->z[experts + e] = 0.5f; /* ties: the first are chosen */
+        r->z[e] = r->z[experts + e] = 0.5f; /* Ties; the first experts are chosen. */
     }
     r->choice = (struct gpt_choice){
         .probs = cuda_must(malloc(ROWS * experts * sizeof(float))),
@@ -75,7 +75,8 @@ static void expect_same(struct cuda_case *c, const char *what, CUdeviceptr p, co
     free(back);
 }
 
-/* The results of the choices lie in reverse: choice i has row n - 1 - i of y. */
+/* The gradient of the logits is that of the host's router. The results of the choices are in
+ * reverse order: choice i has row n - 1 - i of y. */
 static void try_backward(struct cuda_case *c, struct router *r)
 {
     const uint32_t experts = r->shape.experts, top_k = r->shape.top_k;
@@ -127,8 +128,9 @@ static void try_backward(struct cuda_case *c, struct router *r)
     free(place);
 }
 
-/* Fewer experts than a warp has lanes and more; one choice, whose gate is a probability, several,
- * and all. */
+/* Choices, gates and probabilities are those of the host's router, for fewer and for more experts
+ * than a warp has lanes, and for one choice (whose gate is a probability), several choices, and all
+ * experts. */
 void cuda_case_choose(struct cuda_case *c)
 {
     static const uint32_t shapes[][2] = {{6, 1}, {6, 2}, {6, 6}, {75, 4}};
@@ -154,10 +156,10 @@ void cuda_case_choose(struct cuda_case *c)
 }
 
 #define TOP_K 3
-#define OUT 50 /* rows gathered */
+#define OUT 50 /* gathered rows */
 
-/* Rows go where they are wanted, with their gates or without; what is no row is zero, and what is
- * another rank's stays. */
+/* Gathering copies the requested rows, with or without their gates. Padding rows become zero, and
+ * rows of another rank are unchanged. */
 static void try_gather(struct cuda_case *c, bool gated)
 {
     const size_t n = ROWS * WIDTH, choices = ROWS * TOP_K;
@@ -200,7 +202,7 @@ static void try_gather(struct cuda_case *c, bool gated)
     free(want);
 }
 
-/* Results come back to the rows that asked for them, with gates or without. */
+/* Combining adds the results of a row's choices, with or without gates. */
 static void try_combine(struct cuda_case *c, bool gated)
 {
     const size_t choices = ROWS * TOP_K;

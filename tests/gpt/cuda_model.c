@@ -13,12 +13,12 @@
 
 #define STEPS 4
 
-/* What is left of a run. */
+/* Results of a run. */
 struct run {
     double losses[STEPS];
     uint64_t n_params;
-    uint16_t *grads; /* of step 1, all tensors */
-    float *masters;  /* at the end */
+    uint16_t *grads; /* gradients of step 1, all tensors */
+    float *masters;  /* master weights at the end */
 };
 
 static const struct gpt_options base = {
@@ -47,7 +47,8 @@ static void fill_batch(struct gpt_pass *pass, uint64_t step, size_t n)
     pass->targets[n - 1] = 'x';
 }
 
-/* One value of a tensor after the other; what is frozen has no such state and stays as it is. */
+/* Read a state of all tensors, one after the other. Frozen tensors lack the state, and their part
+ * of @out is unchanged. */
 static int read_state(struct gpt_store *store, const struct gpt_model *model, enum cst_state state,
                       size_t elem, void *out, struct cst_err *err)
 {
@@ -139,7 +140,8 @@ static int run_on(struct gpt_device *device, const struct gpt_options *o,
     return rc;
 }
 
-/* Adapters that have learned something: else lora_a has no gradient. */
+/* Give lora_b values, as if the adapters had learned something. Otherwise the gradient of lora_a is
+ * zero. */
 static void wake_adapters(struct gpt_model *model)
 {
     for (uint32_t i = 0; i < model->n_tensors; i++) {
@@ -155,7 +157,7 @@ static void run_free(struct run *run)
     free(run->masters);
 }
 
-/* A run as @o says. False: it failed, and @why says why. */
+/* Train as @o says. False: the run failed, and @why says why. */
 static bool train(const struct gpt_options *o, struct run *run, char *why, size_t why_bytes)
 {
     struct cst_err err = {0};
@@ -193,7 +195,6 @@ static struct gpt_options with(bool plain)
     return o;
 }
 
-/* sqrt(sum (a - b)^2 / sum b^2) */
 static double distance(const uint16_t *a, const uint16_t *b, uint64_t n)
 {
     double off = 0, all = 1e-60;
@@ -207,15 +208,17 @@ static double distance(const uint16_t *a, const uint16_t *b, uint64_t n)
     return sqrt(off / all);
 }
 
-/* Losses and gradients are those of the host, whose operands are bf16 too; what the GPU rounds on
- * top (qkv, the branches, gradients of activations: eight roundings of 2^-8 at most on the way
- * through a block) and the host does not, is 1 % of a tensor's gradient at most, and 2 % of a
- * bias's, whose sum cancels, or of an adapter's, which a product of few columns was before. */
+/* Limit of the relative difference between a gradient and the host's, whose operands are bf16 too.
+ * The GPU also rounds qkv, the branches and the gradients of activations: at most eight roundings
+ * of 2^-8 on the way through a block. This changes the gradient of a tensor by at most 1 %. The
+ * limit is 2 % for a bias, whose sum cancels, and for an adapter, whose gradient passes through a
+ * product of few columns. */
 static double limit_of(const struct gpt_tensor *t)
 {
     return t->n_dims == 1 || strstr(t->name, "lora") != NULL ? 0.02 : 0.01;
 }
 
+/* Losses and gradients are near those of the host. */
 static bool near_host_with(struct gpt_options o, char *why, size_t why_bytes)
 {
     struct run gpu, host;
@@ -228,7 +231,7 @@ static bool near_host_with(struct gpt_options o, char *why, size_t why_bytes)
         return false;
     }
     o.device = "host";
-    o.threads = 1; /* more would wait for each other where other tests run */
+    o.threads = 1; /* More threads would wait for each other when other tests run. */
     o.matmul = GPT_MATMUL_BF16;
     if (!train(&o, &host, why, why_bytes) || gpt_model_init(&model, &o, &err) != 0) {
         run_free(&gpu);
@@ -262,7 +265,7 @@ static bool near_host(bool plain, char *why, size_t why_bytes)
     return near_host_with(with(plain), why, why_bytes);
 }
 
-/* Two runs give the same bits in every loss and every state. */
+/* Two runs give the same bits in every loss and in all master weights. */
 static bool same(const struct gpt_options *a, const struct gpt_options *b, const char *what,
                  char *why, size_t why_bytes)
 {
@@ -286,6 +289,7 @@ static bool same(const struct gpt_options *a, const struct gpt_options *b, const
     return ok;
 }
 
+/* A repeated run gives the same bits. */
 static bool repeats(bool plain, char *why, size_t why_bytes)
 {
     const struct gpt_options o = with(plain);
@@ -293,7 +297,7 @@ static bool repeats(bool plain, char *why, size_t why_bytes)
     return same(&o, &o, "the same run again", why, why_bytes);
 }
 
-/* What is computed again is what was there before. */
+/* Recomputation does not change any bit. */
 static bool recomputes(bool plain, char *why, size_t why_bytes)
 {
     const struct gpt_options kept = with(plain);
@@ -303,7 +307,8 @@ static bool recomputes(bool plain, char *why, size_t why_bytes)
     return same(&kept, &again, "--recompute", why, why_bytes);
 }
 
-/* Parts of a step add up to the whole, but for the rounding of gradients in between. */
+/* The gradients of the parts of a step add up to the gradients of the whole step, except for
+ * rounding between the parts. */
 static bool parts_add_up(bool plain, char *why, size_t why_bytes)
 {
     const struct gpt_options whole = with(plain);
@@ -331,7 +336,7 @@ static bool parts_add_up(bool plain, char *why, size_t why_bytes)
     return ok;
 }
 
-/* Parts and recomputation together: the same bits as parts alone. */
+/* Parts with recomputation give the same bits as parts without it. */
 static bool parts_recompute(bool plain, char *why, size_t why_bytes)
 {
     struct gpt_options parts = with(plain), again;
@@ -352,13 +357,15 @@ static struct gpt_options with_adapters(bool plain, uint32_t rank)
     return o;
 }
 
-/* Adapters beside a frozen base, of a rank that cuBLASLt takes, and of one that it does not. */
+/* Adapters of a frozen base are near those of the host: with a rank that cuBLASLt supports, and
+ * with one that it does not. */
 static bool adapters_near_host(bool plain, char *why, size_t why_bytes)
 {
     return (plain || near_host_with(with_adapters(plain, 8), why, why_bytes)) &&
            near_host_with(with_adapters(plain, 3), why, why_bytes);
 }
 
+/* Recomputation does not change any bit of a model with adapters. */
 static bool adapters_recompute(bool plain, char *why, size_t why_bytes)
 {
     struct gpt_options parts = with_adapters(plain, 4), again;
@@ -369,9 +376,10 @@ static bool adapters_recompute(bool plain, char *why, size_t why_bytes)
     return same(&parts, &again, "--lora 4 --micro-batches 2 --recompute", why, why_bytes);
 }
 
-/* Every row goes to all experts, so that no choice hangs on the last bit; and to one, so that there
- * is something to balance, in one layer, where the router's input differs from the host's by a
- * rounding here and there. */
+/* A mixture is near that of the host. In the first model every row goes to all experts, so that no
+ * choice depends on the last bit. In the second one every row goes to one expert, so that there is
+ * something to balance. It has one layer, in which the router's input differs from the host's only
+ * by a few roundings. */
 static bool mixture_near_host(bool plain, char *why, size_t why_bytes)
 {
     struct gpt_options o = with(plain);
@@ -389,7 +397,8 @@ static bool mixture_near_host(bool plain, char *why, size_t why_bytes)
     return near_host_with(o, why, why_bytes);
 }
 
-/* The same choices and results in every run; parts change nothing before the first update. */
+/* A repeated run of a mixture makes the same choices and gives the same bits. Parts change nothing
+ * before the first update except for rounding. */
 static bool mixture_repeats(bool plain, char *why, size_t why_bytes)
 {
     struct gpt_options o = with(plain), parts;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products and attention against the host: with cuBLASLt where it is there, else with the plain
- * kernel. */
+/* Tests of products and attention against the host, with cuBLASLt if it is available, else with the
+ * plain kernel. */
 #include "tests/gpt/cuda_cases.h"
 
 #include "kernels/cast.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* c = a b [+ bias], in double; operands stored as @p says. */
+/* Compute c = a b [+ bias] in double. The operands are stored as @p says. */
 static void reference(const struct gpt_product *p, const uint16_t *a, const uint16_t *b,
                       const uint16_t *bias, float *c)
 {
@@ -29,7 +29,7 @@ static void reference(const struct gpt_product *p, const uint16_t *a, const uint
     }
 }
 
-/* One product with fp32 or bf16 result, written or added to. */
+/* One product is right, with an fp32 or bf16 result that is overwritten or added to. */
 static void try_product(struct cuda_case *c, struct gpt_product p)
 {
     const size_t n = p.m * p.n;
@@ -68,10 +68,11 @@ static void try_product(struct cuda_case *c, struct gpt_product p)
     free(old32);
 }
 
-/* What a pass asks for, in sizes that no tile divides. */
+/* All products of a pass are right, in sizes that no tile divides. */
 void cuda_case_product(struct cuda_case *c)
 {
-    /* forward; logits; gradient of weights, written and added to; gradient of an input */
+    /* The products are: forward; logits; gradient of weights, overwritten and added to; gradient of
+     * an input; and a very small one. */
     try_product(c, (struct gpt_product){.m = 67, .n = 144, .k = 48, .epilogue = GPT_EPILOGUE_BIAS});
     try_product(c, (struct gpt_product){.m = 67, .n = 256, .k = 48, .turn_b = true, .fp32 = true});
     try_product(c, (struct gpt_product){.m = 144, .n = 48, .k = 67, .turn_a = true});
@@ -81,7 +82,7 @@ void cuda_case_product(struct cuda_case *c)
     try_product(c, (struct gpt_product){.m = 1, .n = 16, .k = 16});
 }
 
-/* GELU behind a product, and before its way back, are what the kernels alone make of it. */
+/* The GELU epilogues of products give the results of the host's GELU, forward and backward. */
 void cuda_case_epilogues(struct cuda_case *c)
 {
     const size_t m = 67, n = 144, k = 48, all = m * n;
@@ -105,7 +106,7 @@ void cuda_case_epilogues(struct cuda_case *c)
     got = cuda_back16(c, p.pre, all);
     (void)cuda_case_near(c, "pre", got, pre, all, CUDA_NEAR_BF16);
     gpt_gelu(&layers, m, n, got, zero, act);
-    /* of the sums before or behind their rounding: gelu' is at most 1.13 */
+    /* GELU may be applied to the sums before or after their rounding, and gelu' is at most 1.13. */
     cuda_expect16(c, "act", p.c, act, all, 3 * CUDA_NEAR_BF16);
     for (size_t i = 0; i < all; i++) {
         rounded[i] = cst_fp32_to_bf16(got[i]);
@@ -132,8 +133,9 @@ void cuda_case_epilogues(struct cuda_case *c)
     free(rounded);
 }
 
-/* The same inputs here and there; results are rounded to bf16, and so may be the probabilities
- * before they are multiplied with v: 2^-8 each; the gradient has two more roundings on its way. */
+/* Attention and its gradient are those of the host on the same inputs. The limits allow for
+ * roundings to bf16, of 2^-8 each: of the results, of the probabilities before they are multiplied
+ * by v, and two more in the gradient. */
 static void try_attention(struct cuda_case *c, const struct gpt_attention_shape *shape)
 {
     const size_t rows = shape->n_seqs * shape->context, d = shape->n_heads * shape->head_dim;
@@ -175,7 +177,8 @@ static void try_attention(struct cuda_case *c, const struct gpt_attention_shape 
     free(dqkv);
 }
 
-/* Heads as narrow as can be and as wide as they are used, sequences that no tile divides. */
+/* Attention is right for the narrowest heads and for wide ones, with sequences that no tile
+ * divides. */
 void cuda_case_attention(struct cuda_case *c)
 {
     static const struct gpt_attention_shape shapes[] = {

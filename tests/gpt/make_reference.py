@@ -1,13 +1,13 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes reference_tiny.bin: what PyTorch says about the tiny model of test_reference.c.
+"""Writes reference_tiny.bin: the results of PyTorch for the tiny model of test_reference.c.
 
-The model is the one of client/gpt/model.h, in float32, on weights that are rounded to bf16 as the store's are; gradients
-are rounded to bf16 before AdamW, which keeps fp32 master weights. Initial weights, text and batches come from the counter-based
-generator of client/gpt/rng.h, written here again in NumPy: integers until the last step, so the bits are the same.
+The model is that of client/gpt/model.h in float32. Its weights are rounded to bf16, as in the store. Gradients are rounded
+to bf16 before AdamW, which keeps fp32 master weights. Initial weights, text and batches come from the counter-based generator
+of client/gpt/rng.h, which is implemented here again. It uses integers until the last step, so that the bits are the same.
 
-File, little-endian: 8 bytes "GPTREF1\\0", u64 number of parameters, 20 float64 losses, then all gradients of step 1 as
-bf16, tensors in order of declaration. Run with PyTorch 1.13 (Debian: python3-torch); no arguments.
+The file is little-endian: 8 bytes "GPTREF1\\0", u64 number of parameters, 20 float64 losses, then all gradients of step 1
+as bf16, tensors in order of declaration. Run this program with PyTorch 1.13 (Debian: python3-torch), without arguments.
 """
 import math
 import os

@@ -12,7 +12,8 @@
 #include <unistd.h>
 
 #ifdef __SANITIZE_THREAD__
-/* oneDNN is not built with ThreadSanitizer, which so misses its synchronisation. */
+/* oneDNN is not compiled with ThreadSanitizer. Therefore ThreadSanitizer does not see oneDNN's
+ * synchronisation. */
 const char *__tsan_default_suppressions(void);
 
 const char *__tsan_default_suppressions(void)
@@ -152,7 +153,7 @@ void test_text(uint8_t out[TEST_TEXT_BYTES])
 
 struct gpt_options test_options(const char *line)
 {
-    static char lines[16][1024]; /* the options borrow from them */
+    static char lines[16][1024]; /* The options borrow strings from these lines. */
     static size_t n_lines;
     char *words = lines[n_lines++];
     char *argv[64] = {(char *)(uintptr_t) "cistern-gpt"};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of the reference worker share: reproducible numbers, comparisons, temporary files,
- * runs on the local store. */
+/* Support for the tests of the reference worker: reproducible numbers, comparisons, temporary
+ * files, options. */
 #ifndef GPT_TEST_SUPPORT_H
 #define GPT_TEST_SUPPORT_H
 
@@ -10,34 +10,35 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Rows of the table of instruction sets that this CPU can run; at most 3. */
+/* Tables of the instruction sets that this CPU can run; at most 3. Returns their number. */
 unsigned test_isas(const struct gpt_simd *rows[3]);
 
-/* Fill with numbers of the given deviation, a function of @seed alone. */
+/* Fill @out with normally distributed numbers of standard deviation @deviation, a function of
+ * @seed. */
 void test_fill(float *out, size_t n, uint64_t seed, float deviation);
-/* Same, rounded to bf16. */
+/* As test_fill, rounded to bf16. */
 void test_fill_bf16(uint16_t *out, size_t n, uint64_t seed, float deviation);
 
-/* Largest |a - b| over the largest |b|, and sqrt(sum (a - b)^2 / sum b^2). NaN where one is. */
+/* Two measures of the difference between a and b: max |a - b| / max |b|, and sqrt(sum (a - b)^2 /
+ * sum b^2). test_distance is NaN if a value is NaN. */
 double test_worst(const float *a, const double *b, size_t n);
 double test_distance(const float *a, const double *b, size_t n);
 
-/* Path of a file in a directory that the process has for itself; removed at exit. Valid until the
- * next call with the same @slot (0..7). */
+/* Path of file @name in a directory of this process, which is removed at exit. The path is valid
+ * until the next call with this @slot (0..7). */
 const char *test_path(unsigned slot, const char *name);
 
-/* Write @n bytes there and return the path. */
+/* Write @n bytes to a file at test_path(slot, name) and return the path. */
 const char *test_file(unsigned slot, const char *name, const void *bytes, size_t n);
 
-/* The file's bytes, freshly allocated; fails the test if it cannot be read. */
+/* The file's bytes; the caller frees them. The test fails if the file cannot be read. */
 void *test_read(const char *path, size_t *n_out);
 
-/* The small text on which reference_tiny.bin was made. */
+/* The small text that reference_tiny.bin was computed from. */
 #define TEST_TEXT_BYTES 4096
 void test_text(uint8_t out[TEST_TEXT_BYTES]);
 
-/* Options as the words of @line would give them, on the command line. Fails the test on an error.
- */
+/* Options from the words of @line, as on the command line. The test fails if they are wrong. */
 struct gpt_options test_options(const char *line);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Blocked attention against the plain formula in double precision, and its gradients against finite
- * differences of it. */
+/* Tests of blocked attention against the plain formula in double precision, and of its gradients
+ * against finite differences of the formula. */
 #include "client/gpt/layers.h"
 #include "kernels/cast.h"
 #include "tests/gpt/support.h"
@@ -19,7 +19,7 @@ static size_t n_out(const struct gpt_attention_shape *s)
     return s->n_seqs * s->context * s->n_heads * s->head_dim;
 }
 
-/* One query of the plain formula: out (head_dim). */
+/* One query of the plain formula; the result is out (head_dim). */
 static void naive_query(const struct gpt_attention_shape *s, const double *qkv, size_t seq,
                         size_t head, size_t t, double *out)
 {
@@ -56,7 +56,7 @@ static void naive(const struct gpt_attention_shape *s, const double *qkv, double
     }
 }
 
-/* What one test works with. */
+/* Inputs and outputs of one test. Arrays in capitals are in double precision. */
 struct field {
     struct gpt_attention_shape shape;
     struct gpt_layers layers;
@@ -108,14 +108,14 @@ static void field_close(struct field *f)
     free(f->WANT);
 }
 
-/* Contexts below, at, above and at several times the block sizes; one, two and three vectors per
- * head. */
+/* The contexts are below, at, above, and several times the block sizes. The heads have one to four
+ * times the width of the widest vector. */
 static const struct gpt_attention_shape shapes[] = {
     {2, 1, 1, 16}, {1, 31, 2, 32}, {2, 64, 1, 48}, {1, 65, 2, 64}, {1, 200, 1, 16},
 };
 #define N_SHAPES (int)(sizeof shapes / sizeof shapes[0])
 
-/* Attention is the plain formula, for all shapes. */
+/* Attention equals the plain formula for all shapes. */
 START_TEST(attention_is_the_plain_formula)
 {
     struct field f;
@@ -128,7 +128,7 @@ START_TEST(attention_is_the_plain_formula)
 }
 END_TEST
 
-/* Scores of some hundreds do not overflow: the running maximum is subtracted. */
+/* Scores of some hundreds do not overflow, because the running maximum is subtracted. */
 START_TEST(large_scores_do_not_overflow)
 {
     struct field f;
@@ -141,7 +141,7 @@ START_TEST(large_scores_do_not_overflow)
 }
 END_TEST
 
-/* What comes later does not matter: other bytes behind position t change nothing up to t. */
+/* Later positions have no influence: other numbers after position t change nothing up to t. */
 START_TEST(attention_is_causal)
 {
     const size_t row = 3 * 2 * 16, t = 70;
@@ -171,8 +171,8 @@ static double scalar(const struct field *f)
     return sum;
 }
 
-/* Gradients of q, k and v agree with central differences of the plain formula (@stride: not every
- * element of the long one). */
+/* Gradients of q, k and v agree with central differences of the plain formula. @stride: check only
+ * every @stride-th element. */
 static void check_gradients(int isa, struct gpt_attention_shape shape, size_t stride)
 {
     struct field f;
@@ -200,6 +200,7 @@ static void check_gradients(int isa, struct gpt_attention_shape shape, size_t st
     field_close(&f);
 }
 
+/* The gradients agree with finite differences for short, medium and long contexts. */
 START_TEST(gradients_agree_with_finite_differences)
 {
     check_gradients(_i, (struct gpt_attention_shape){2, 9, 2, 16}, 1);
@@ -208,7 +209,7 @@ START_TEST(gradients_agree_with_finite_differences)
 }
 END_TEST
 
-/* One thread or five, the same bits, forward and back. */
+/* One thread and five threads give the same bits, forward and backward. */
 START_TEST(threads_do_not_change_bits)
 {
     const struct gpt_attention_shape shape = {3, 70, 2, 32};

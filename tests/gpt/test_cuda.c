@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The worker on a GPU, without one: its kernels on the processor, its driver calls on
- * tests/lib/fakecuda. */
+/* Tests of the worker on a GPU that run without a GPU: its kernels run on the processor, and its
+ * driver calls go to tests/lib/fakecuda. */
 #include "client/gpt/device.h"
 #include "tests/gpt/cuda_cases.h"
 #include "tests/gpt/cuda_model.h"
@@ -10,14 +10,14 @@
 #include <dlfcn.h>
 #include <string.h>
 
-/* By its name alone the worker would get the machine's driver. */
+/* Load the fake driver first. Otherwise the worker would load the machine's driver by its name. */
 static void take_fake(void)
 {
     ck_assert_msg(dlopen(CST_FAKECUDA_DIR "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL) != NULL, "%s",
                   dlerror());
 }
 
-/* Each kernel against the host's layers; cuda_cases.c says how near. */
+/* Each kernel gives nearly the results of the host's layers. cuda_cases.c has the limits. */
 START_TEST(kernels_are_near_the_host)
 {
     unsigned n;
@@ -35,7 +35,8 @@ START_TEST(kernels_are_near_the_host)
 }
 END_TEST
 
-/* Steps of a small model: cuda_model.c says what is compared. A sparse run has every second one. */
+/* Training steps of a small model behave as cuda_model.c says. A sparse run tries every second
+ * test. */
 START_TEST(models_are_as_they_should)
 {
     unsigned n;
@@ -50,7 +51,7 @@ START_TEST(models_are_as_they_should)
 }
 END_TEST
 
-/* A GPU that is not there, and what a GPU does not do, is said in words. */
+/* The error text says which GPU does not exist, or which option a GPU does not support. */
 START_TEST(refusals_have_words)
 {
     static const struct {

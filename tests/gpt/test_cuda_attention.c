@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The attention kernels' own source, launched by client/gpt/cuda/attention.c and run on the
- * processor by cudaemu, against the formula in double precision and the host's attention. */
+/* Tests of the attention kernels. client/gpt/cuda/attention.c launches their CUDA source, and
+ * cudaemu runs it on the processor. The results are compared with the formula in double precision
+ * and with the host's attention. */
 #include "client/gpt/cuda/attention.h"
 #include "kernels/cast.h"
 #include "tests/gpt/support.h"
@@ -15,11 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GUARD = 64, CANARY = 0xa5 }; /* bytes around results */
+/* Number of guard bytes before and after results, and their value. */
+enum { GUARD = 64, CANARY = 0xa5 };
 
 static uint64_t seed = 20;
 
-/* ---- a driver of three calls ---- */
+/* -- a driver of a few calls -- */
 
 static unsigned n_launches;
 
@@ -47,7 +49,7 @@ static CUresult name_of(CUresult result, const char **out)
     return CUDA_SUCCESS;
 }
 
-/* As much shared memory as a block of sm_80 can have. */
+/* A kernel asks for no more shared memory than a block of sm_80 can have. */
 static CUresult set_attribute(CUfunction function, CUfunction_attribute attribute, int value)
 {
     ck_assert_ptr_nonnull(function);
@@ -87,9 +89,9 @@ static void open_kernels(void)
     cst_emu_shuffle(0);
 }
 
-/* ---- running it ---- */
+/* -- running the kernels -- */
 
-/* A copy of @bytes at @from between canaries. */
+/* Copy @bytes from @from into new memory between guard bytes. */
 static unsigned char *guarded(const void *from, size_t bytes)
 {
     unsigned char *p = aligned_alloc(64, (bytes + 2 * GUARD + 63) / 64 * 64);
@@ -100,7 +102,7 @@ static unsigned char *guarded(const void *from, size_t bytes)
     return p + GUARD;
 }
 
-/* Back to @to; nobody has written around it. */
+/* Copy the bytes to @to and free the memory. The guard bytes must be unchanged. */
 static void unguard(unsigned char *p, void *to, size_t bytes)
 {
     for (size_t i = 0; i < GUARD; i++) {
@@ -146,10 +148,10 @@ static void backward(struct attention_field *f)
     free(junk);
 }
 
-/* ---- tests ---- */
+/* -- tests -- */
 
-/* Contexts of one position, below, at and above tiles and several of them; heads of each instance
- * and narrower ones; one sequence and two. */
+/* The contexts have one position, are below, at and above tiles, or have several tiles. The heads
+ * are as wide as those of each instance or narrower. There are one or two sequences. */
 static const struct gpt_attention_shape shapes[] = {
     {1, 1, 1, 16},    {2, 33, 2, 16},   {1, 100, 1, 32}, {1, 77, 3, 48},
     {2, 64, 1, 64},   {1, 131, 2, 64},  {1, 150, 1, 80}, {2, 65, 2, 96},
@@ -157,7 +159,8 @@ static const struct gpt_attention_shape shapes[] = {
 };
 #define N_SHAPES (int)(sizeof shapes / sizeof shapes[0])
 
-/* A few roundings of bf16: 2^-9 of the largest number in a sum, and of a probability. */
+/* The limits allow for a few roundings to bf16: 2^-9 of the largest number in a sum, and of a
+ * probability. */
 static void check_errors(const struct attention_field *f)
 {
     const struct attention_error e = attention_compare(f);
@@ -170,7 +173,7 @@ static void check_errors(const struct attention_field *f)
     ck_assert_double_lt(e.out, 3e-3);
     ck_assert_double_lt(e.out_worst, 2e-2);
     ck_assert_double_lt(e.lse, 1e-6);
-    if (f->shape.context > 1) { /* else they are 0 */
+    if (f->shape.context > 1) { /* With one position dq and dk are 0. */
         ck_assert_double_lt(e.dq, 4e-3);
         ck_assert_double_lt(e.dk, 4e-3);
     }
@@ -178,8 +181,8 @@ static void check_errors(const struct attention_field *f)
     ck_assert_double_lt(e.dqkv_worst, 6e-3);
 }
 
-/* Out, lse and gradients are those of the formula but for bf16's roundings, and nothing else is
- * written. Of the shapes a sparse run tries every second one here, and the others below. */
+/* Out, lse and gradients are those of the formula except for roundings to bf16, and no other memory
+ * is written. A sparse run tries every second shape here, and the others in the next test. */
 START_TEST(attention_is_the_formula)
 {
     struct attention_field f;
@@ -196,7 +199,7 @@ START_TEST(attention_is_the_formula)
 }
 END_TEST
 
-/* The host's attention on the same numbers: the same, as far as bf16 goes. */
+/* Out, lse and gradients are those of the host's attention except for roundings to bf16. */
 START_TEST(attention_is_the_hosts)
 {
     struct attention_field f;
@@ -240,8 +243,8 @@ static void assert_finite(const uint16_t *a, size_t n)
     }
 }
 
-/* Scores of hundreds and thousands do not overflow, forwards or back; a probability is there for
- * one key alone, and dv is still right. */
+/* Scores of hundreds and thousands do not overflow, neither forward nor backward. Nearly all
+ * probability is on one key, and dv is right. */
 START_TEST(large_scores_do_not_overflow)
 {
     static const struct gpt_attention_shape large[] = {
@@ -262,11 +265,11 @@ START_TEST(large_scores_do_not_overflow)
 }
 END_TEST
 
-/* One shape for each instance, of several tiles. */
+/* One shape of several tiles for each instance. */
 static const struct gpt_attention_shape several[] = {
     {1, 150, 2, 32}, {2, 140, 1, 64}, {1, 140, 1, 128}, {1, 90, 1, 256}};
 
-/* Two runs, whatever the order of threads and blocks: the same bits. */
+/* Two runs give the same bits, whatever the order of threads and blocks is. */
 START_TEST(runs_have_the_same_bits)
 {
     struct attention_field one, two;
@@ -287,8 +290,8 @@ START_TEST(runs_have_the_same_bits)
 }
 END_TEST
 
-/* What comes later does not matter: with other numbers behind position 69, what is up to it keeps
- * its bits, and so does its dq. */
+/* Later positions have no influence: other numbers after position 69 change neither out nor dq up
+ * to it. */
 START_TEST(attention_is_causal)
 {
     struct gpt_attention_shape shape = several[_i];
@@ -314,7 +317,7 @@ START_TEST(attention_is_causal)
 }
 END_TEST
 
-/* A NaN in a key is in what sees it: nothing hides it. */
+/* A NaN in a key appears in the outputs of all queries that see the key, and in no other output. */
 START_TEST(nans_show)
 {
     const struct gpt_attention_shape shape = several[_i];
@@ -332,8 +335,8 @@ START_TEST(nans_show)
 }
 END_TEST
 
-/* Widths of heads that no instance takes are refused with words, forwards and back, and nothing is
- * launched; nothing to do is no launch, either. */
+/* Head widths that no instance takes, and too large grids, are refused with an error text and
+ * without a launch, forward and backward. A shape of no sequences succeeds without a launch. */
 START_TEST(shapes_are_checked)
 {
     static const size_t dims[] = {0, 8, 24, 272};
@@ -358,7 +361,7 @@ START_TEST(shapes_are_checked)
 }
 END_TEST
 
-/* A module without one of the kernels is refused, and the kernel is named. */
+/* A module that lacks a kernel is refused, and the error text names the kernel. */
 START_TEST(kernels_are_looked_up)
 {
     struct cst_cuda_driver lacking = driver;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The model as JSON: what is written is what the worker declares, `cistern plan` reads it, and its
- * costs follow their formulas. */
+/* Tests of the model as JSON: the file describes the tensors and operators that the worker
+ * declares, `cistern plan` can read it, and the costs follow their formulas. */
 #include "client/cli/model_json.h"
 #include "client/gpt/describe.h"
 #include "client/gpt/host_moe.h"
@@ -22,7 +22,7 @@ static const char *const lines[] = {
 
 #define N_LINES (int)(sizeof lines / sizeof lines[0])
 
-/* Every group, tensor and operator comes back as it is in the model. */
+/* Every group, tensor and operator in the file is equal to the model's. */
 START_TEST(what_is_written_is_the_model)
 {
     struct gpt_options o = test_options(lines[_i]);
@@ -67,8 +67,8 @@ START_TEST(what_is_written_is_the_model)
 }
 END_TEST
 
-/* Forward operations are 2 per matrix element and token, and attention's; an expert's, of its even
- * share of all ranks' tokens. */
+/* The operations of a forward pass are 2 per matrix element and token, and those of attention. An
+ * expert's operations are those of its even share of all ranks' tokens. */
 START_TEST(operations_follow_the_formula)
 {
     const struct gpt_options o = test_options(lines[_i]);
@@ -94,8 +94,7 @@ START_TEST(operations_follow_the_formula)
 }
 END_TEST
 
-/* What the operators keep is all that a pass keeps: in a dense model, the activations' memory less
- * what is not kept (gradients on their way, scratch). */
+/* The operators of a dense model together keep all memory of a pass except its scratch arrays. */
 START_TEST(bytes_kept_are_those_of_the_pass)
 {
     const struct gpt_options o = test_options(lines[0]);
@@ -118,7 +117,7 @@ START_TEST(bytes_kept_are_those_of_the_pass)
 }
 END_TEST
 
-/* A file that cannot be written is told. */
+/* A file that cannot be written is an error whose text names the file. */
 START_TEST(unwritable_files_are_told)
 {
     struct gpt_options o = test_options(lines[0]);

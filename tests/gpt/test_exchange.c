@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks that share memory: meetings of threads and of processes, and that whoever is left alone is
- * told so, whatever ended the other. */
+/* Tests of ranks that share memory: barriers of threads and of processes, and the error that the
+ * others get whenever a rank ends. */
 #include "client/gpt/exchange.h"
 #include "tests/lib/suite.h"
 
@@ -17,8 +17,9 @@
 #define REGION (3 * sizeof(uint64_t))
 #define TURNS 200
 
-/* @turns times: everybody writes its number into its region, meets, reads all others', meets.
- * Returns the status of the first meeting that failed, or 1: somebody's number was wrong. */
+/* @n times: every rank writes its number into its region, waits at a barrier, reads the numbers of
+ * all others, and waits at a second barrier. Returns the status of the first barrier that failed,
+ * or 1 if a number was wrong. */
 static int turns(struct gpt_exchange *x, uint64_t n, struct cst_err *err)
 {
     const uint32_t rank = gpt_exchange_rank(x), world = gpt_exchange_world(x);
@@ -39,7 +40,7 @@ static int turns(struct gpt_exchange *x, uint64_t n, struct cst_err *err)
     return rc;
 }
 
-/* A rank alone meets itself. */
+/* A rank without peers does not wait at its barriers. */
 START_TEST(alone_meets_itself)
 {
     struct gpt_exchange *x;
@@ -57,7 +58,7 @@ END_TEST
 struct thread {
     struct gpt_exchange_hub *hub;
     uint32_t rank;
-    uint64_t n; /* turns */
+    uint64_t n; /* number of turns */
     int rc;
     pthread_t thread;
 };
@@ -79,7 +80,7 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-/* Threads see what the others wrote before the meeting, turn after turn. */
+/* After each barrier threads see what the others wrote before it. */
 START_TEST(threads_meet)
 {
     struct thread t[WORLD];
@@ -101,8 +102,8 @@ END_TEST
 
 struct looker {
     uint32_t n_looks;
-    void *there;          /* memory that came and did not go */
-    pthread_mutex_t lock; /* held by the test until there was a look */
+    void *there;          /* memory that came and has not gone */
+    pthread_mutex_t lock; /* held by the test until the first look */
 };
 
 static void look(void *arg)
@@ -145,8 +146,8 @@ static void *late_main(void *arg)
     return thread_main(&l->thread);
 }
 
-/* A meeting that waits looks: else the one that comes only when it has would never come. Memory
- * comes with the join, and goes with the end. */
+/* A waiting barrier calls look: here the other rank comes only after a look. The memory comes when
+ * the watch is set after the join, and goes when the exchange is closed. */
 START_TEST(meetings_look_while_they_wait)
 {
     struct looker looker = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -174,8 +175,8 @@ START_TEST(meetings_look_while_they_wait)
 }
 END_TEST
 
-/* A thread that ends earlier, or a hub that is broken, ends the wait of the others; a broken hub
- * takes nobody any more. */
+/* A thread that ends early, or a hub that is broken, ends the wait of the others. A broken hub
+ * accepts no rank any more. */
 START_TEST(threads_do_not_wait_for_the_gone)
 {
     struct thread t[2];
@@ -183,7 +184,7 @@ START_TEST(threads_do_not_wait_for_the_gone)
     struct cst_err err = {0};
 
     ck_assert_int_eq(gpt_exchange_hub_open(&hub, WORLD, REGION, &err), 0);
-    for (uint32_t r = 0; r < 2; r++) { /* 2 and 3 never come */
+    for (uint32_t r = 0; r < 2; r++) { /* Ranks 2 and 3 never come. */
         t[r] = (struct thread){.hub = hub, .rank = r, .n = 1};
         ck_assert_int_eq(pthread_create(&t[r].thread, NULL, thread_main, &t[r]), 0);
     }
@@ -200,12 +201,12 @@ END_TEST
 
 /* -- processes --------------------------------------------------------------------------------- */
 
-/* What a process does after it has joined. */
+/* Action of a process after it has joined. */
 enum part { MEET, DIE_AND_BE_MISSED, LEAVE, MISS, OTHER_SIZE };
 
 static char name[64];
 
-/* End with 0 where everything was as it should be for its part. */
+/* The process ends with status 0 if its action went as expected. */
 static void process_main(uint32_t rank, enum part part, int ready)
 {
     struct gpt_exchange *x;
@@ -216,7 +217,7 @@ static void process_main(uint32_t rank, enum part part, int ready)
     if (rc == 0) {
         rc = gpt_exchange_join(x, &err);
     }
-    if (part == OTHER_SIZE || ready < 0) { /* the join is to fail */
+    if (part == OTHER_SIZE || ready < 0) { /* The join is expected to fail. */
         _exit(rc == CST_EMISMATCH || rc == CST_EPEERDIED ? 0 : 1);
     }
     if (rc == 0) {
@@ -239,10 +240,12 @@ static void process_main(uint32_t rank, enum part part, int ready)
     case MISS:
         rc = turns(x, TURNS, &err) == CST_EPEERDIED ? 0 : 3;
         if (rc == 0) {
-            rc = gpt_exchange_join(x, &err); /* with whoever takes the place */
+            /* Join again with the process that takes the dead rank's place. */
+            rc = gpt_exchange_join(x, &err);
         }
         if (rc == 0) {
-            rc = turns(x, 20, &err); /* as that one does before it says that it is there */
+            /* The new process also makes these turns before it reports that it is ready. */
+            rc = turns(x, 20, &err);
         }
         if (rc == 0) {
             rc = turns(x, TURNS, &err);
@@ -295,7 +298,7 @@ static void await(int fd, size_t n)
     }
 }
 
-/* Processes find each other, whoever comes first, and see what the others wrote. */
+/* Processes find each other, whichever comes first, and see what the others wrote. */
 START_TEST(processes_meet)
 {
     int pipes[2];
@@ -315,8 +318,8 @@ START_TEST(processes_meet)
 }
 END_TEST
 
-/* A rank (0, which made the memory, or another) that is killed in the middle: all others get
- * CST_EPEERDIED, and with one that takes its place they meet again. */
+/* If one rank is killed (rank 0, which created the memory, or another), all others get
+ * CST_EPEERDIED. With a new process in its place they meet again. */
 START_TEST(killed_processes_are_missed)
 {
     const uint32_t victim = (uint32_t)_i;
@@ -339,7 +342,8 @@ START_TEST(killed_processes_are_missed)
 }
 END_TEST
 
-/* The same where it leaves of its own will. */
+/* If one rank leaves, all others get CST_EPEERDIED. With a new process in its place they meet
+ * again. */
 START_TEST(leaving_is_told)
 {
     const uint32_t leaver = (uint32_t)_i;
@@ -361,7 +365,7 @@ START_TEST(leaving_is_told)
 }
 END_TEST
 
-/* Ranks with other options do not share memory: it is said at once. */
+/* Ranks whose options give other region sizes are refused at once. */
 START_TEST(other_sizes_are_refused)
 {
     const pid_t host = start(0, MEET, -1), other = start(1, OTHER_SIZE, -1);
@@ -371,7 +375,7 @@ START_TEST(other_sizes_are_refused)
 }
 END_TEST
 
-/* A name that does not fit is refused, one that just does is not. */
+/* A name that is empty or too long is refused. A name of the greatest length is accepted. */
 START_TEST(long_names_are_refused)
 {
     char longer[108] = {0};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What comes from outside: the command line, the data file; and the numbers made from a seed. */
+/* Tests of the command line and the data file, and of the numbers that are generated from a
+ * seed. */
 #include "client/gpt/data.h"
 #include "client/gpt/device.h"
 #include "client/gpt/model.h"
@@ -19,7 +20,8 @@
 
 /* -- options ----------------------------------------------------------------------------------- */
 
-/* Each bad command line, and words that its error must have: what was given and what is allowed. */
+/* Bad command lines, and words that their error text must contain: the bad value and the allowed
+ * values. */
 static const struct {
     const char *line;
     const char *words[3];
@@ -62,7 +64,8 @@ static const struct {
     {"--data f --pool -5%", {"'-5%'"}},
 };
 
-/* Bad values are refused with words that name the option, the value, and what is allowed. */
+/* Bad values are refused with an error text that names the option, the value, and the allowed
+ * values. */
 START_TEST(bad_options_are_told)
 {
     char *argv[32] = {strdup("cistern-gpt")};
@@ -84,7 +87,7 @@ START_TEST(bad_options_are_told)
 }
 END_TEST
 
-/* What the host does not do is refused in words, not left out. */
+/* Options that the host device does not support are refused with an error text and not ignored. */
 START_TEST(host_refuses_what_it_cannot)
 {
     static const char *const lines[][2] = {
@@ -100,7 +103,7 @@ START_TEST(host_refuses_what_it_cannot)
 }
 END_TEST
 
-/* Pools are bytes, with units of 1024, or a percentage. */
+/* The pool is a number of bytes, with units of 1024, or a percentage. */
 START_TEST(pools_have_units)
 {
     ck_assert_uint_eq(test_options("--data f --pool 4097").pool_bytes, 4097);
@@ -112,7 +115,7 @@ START_TEST(pools_have_units)
 }
 END_TEST
 
-/* The rate rises linearly, ends at the minimum, never rises after the warm-up. */
+/* The learning rate rises linearly, never rises after the warm-up, and ends at the minimum. */
 START_TEST(rate_warms_up_and_falls)
 {
     const struct gpt_options o =
@@ -129,8 +132,7 @@ START_TEST(rate_warms_up_and_falls)
 }
 END_TEST
 
-/* -- data ----------------------------------------------------------------------------------------
- */
+/* -- data -- */
 
 static void expect_refused(const char *path, int status, const char *words)
 {
@@ -142,8 +144,8 @@ static void expect_refused(const char *path, int status, const char *words)
     ck_assert_msg(strstr(err.text, words) != NULL, "'%s' lacks '%s'", err.text, words);
 }
 
-/* A file that is missing, a directory, empty or shorter than one sequence is refused with its size
- * and what is needed. */
+/* A missing file, a directory, an empty file, and a file shorter than one sequence are refused with
+ * an error text that names the file and the reason. */
 START_TEST(bad_data_files_are_told)
 {
     expect_refused(test_path(0, "missing"), CST_EIO, "No such file");
@@ -154,8 +156,8 @@ START_TEST(bad_data_files_are_told)
 }
 END_TEST
 
-/* A file that may not be read is refused (root may read everything: the test then gives up its
- * rights). */
+/* A file without read permission is refused. Root may read everything, so a test that runs as root
+ * gives up its rights. */
 START_TEST(unreadable_data_files_are_told)
 {
     const char *path = test_file(0, "secret", "a secret of more than 16 bytes", 30);
@@ -174,7 +176,8 @@ START_TEST(unreadable_data_files_are_told)
 }
 END_TEST
 
-/* The smallest file has one place; every batch is that sequence, targets one byte on. */
+/* The smallest file has one place for a sequence. Every sequence of a batch is the one at this
+ * place, with targets one byte later. */
 START_TEST(smallest_data_file_serves)
 {
     struct gpt_data data;
@@ -192,8 +195,9 @@ START_TEST(smallest_data_file_serves)
 }
 END_TEST
 
-/* A batch depends on the seed and the numbers of its sequences alone: the same again, another for
- * another seed or other numbers, and a shorter one is part of it. */
+/* A batch depends only on the seed and the numbers of its sequences. The same arguments give the
+ * same batch, another seed or other numbers give another one, and a shorter batch is a part of the
+ * longer one. */
 START_TEST(batches_are_a_function_of_seed_and_number)
 {
     uint8_t text[TEST_TEXT_BYTES], tokens[5][64], targets[64];
@@ -217,10 +221,10 @@ START_TEST(batches_are_a_function_of_seed_and_number)
 }
 END_TEST
 
-/* -- numbers and weights
- * --------------------------------------------------------------------------- */
+/* -- numbers and weights -- */
 
-/* The normal numbers have mean 0, deviation 1, and about 5 % beyond 1.96. */
+/* The normal numbers have mean 0 and standard deviation 1, and about 5 % of them are beyond
+ * 1.96. */
 START_TEST(normal_numbers_are_normal)
 {
     const int n = 200000;
@@ -240,8 +244,8 @@ START_TEST(normal_numbers_are_normal)
 }
 END_TEST
 
-/* Initial weights do not depend on the pieces in which they are made; tensors differ; norms are 1,
- * biases 0. */
+/* Initial weights do not depend on the pieces in which they are computed, but on the seed. Weights
+ * of norms are 1 and do not decay; matrices decay. */
 START_TEST(initial_weights_do_not_depend_on_order)
 {
     const struct gpt_options o = test_options("--data f --layers 1 --heads 1 --width 16");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mixtures and adapters as whole models on the local store: the same however many ranks there are,
- * gradients that are slopes of the loss, and what a frozen base costs. */
+/* Tests of mixtures and adapters as whole models on the local store: results do not depend on the
+ * number of ranks, gradients are slopes of the loss, and a frozen base costs only its weights. */
 #include "client/gpt/device.h"
 #include "client/gpt/host_moe_inside.h"
 #include "client/gpt/model.h"
@@ -21,9 +21,9 @@
     "--store local --layers 2 --heads 2 --width 32 --context 24 --warmup 3 --quiet --data x "      \
     "--threads 1 "
 
-#define STEP 0.0005 /* length of a move of a weight tensor */
+#define STEP 0.0005 /* length of a move of a tensor's weights */
 
-/* Options with the test's text; losses, gradients and weights go to files named after @slot. */
+/* Options with the test's text. Gradients and losses go to files named after @slot. */
 static struct gpt_options options_of(const char *more, unsigned slot)
 {
     uint8_t text[TEST_TEXT_BYTES];
@@ -48,8 +48,8 @@ static void run(const struct gpt_options *o)
     ck_assert_msg(gpt_run(o, &err) == 0, "%s", err.text);
 }
 
-/* Distance of the gradients of step 1 of each tensor, those of @b times @scale, in L2 relative to
- * its norm. */
+/* The gradients of step 1 of each tensor, those of @b multiplied by @scale, differ by at most
+ * @limit of their norm (L2). */
 static void compare_grads(const struct gpt_options *a, const struct gpt_options *b, double scale,
                           double limit)
 {
@@ -95,38 +95,40 @@ static void compare_losses(const struct gpt_options *a, const struct gpt_options
     (void)fclose(g);
 }
 
-/* -- a mixture on several ranks ------------------------------------------------------------------
- */
+/* -- a mixture on several ranks -- */
 
 static const struct {
-    const char *serial, *spread; /* options */
-    double scale;                /* what one's summed gradients are to the other's */
-    double grads, losses;        /* limits */
+    const char *serial, *spread; /* options of the two runs */
+    /* Factor from the summed gradients of the spread run to those of the serial run. */
+    double scale;
+    double grads, losses; /* limits of the differences */
 } spreads[] = {
-    /* 8 experts on 1, 2 and 4 ranks. Gradients are rounded to bf16, and those of the dense part
-     * once in every rank: 2^-9 of each. */
+    /* 8 experts on 1, 2 and 4 ranks. Gradients are rounded to bf16, by 2^-9; those of the dense
+     * part are rounded in every rank. */
     {"--experts 8 --batch 4 --matmul fp32", "--experts 8 --batch 2 --world 2 --matmul fp32", 0.5,
      5e-3, 2e-3},
     {"--experts 8 --batch 4 --matmul fp32", "--experts 8 --batch 1 --world 4 --matmul fp32", 0.25,
      5e-3, 2e-3},
-    /* Of more ranks than experts one has none; 3 choices of 5 on 2 ranks are uneven. */
+    /* With more ranks than experts one rank has no expert. 3 choices of 5 experts on 2 ranks are
+     * uneven. */
     {"--experts 3 --batch 4 --matmul fp32", "--experts 3 --batch 1 --world 4 --matmul fp32", 0.25,
      5e-3, 2e-3},
     {"--experts 5 --top-k 3 --batch 4 --matmul fp32",
      "--experts 5 --top-k 3 --batch 2 --world 2 --matmul fp32", 0.5, 5e-3, 2e-3},
     {"--experts 8 --top-k 1 --batch 4 --matmul fp32",
      "--experts 8 --top-k 1 --batch 2 --world 2 --matmul fp32", 0.5, 5e-3, 2e-3},
-    /* The balance loss is of all ranks' tokens together: a large one would show. */
+    /* The balance loss covers the tokens of all ranks together. A large weight would make an error
+     * visible. */
     {"--experts 4 --balance 5 --batch 4 --matmul fp32",
      "--experts 4 --balance 5 --batch 2 --world 2 --matmul fp32", 0.5, 5e-3, 2e-3},
-    /* Micro-batches within the ranks. */
+    /* The ranks have micro-batches. */
     {"--experts 8 --balance 0 --batch 4 --matmul fp32",
      "--experts 8 --balance 0 --batch 2 --world 2 --micro-batches 2 --matmul fp32", 0.25, 5e-3,
      2e-3},
 };
 
-/* The loss, and the gradient of every tensor, of a mixture do not depend on how its experts and its
- * batch are spread over ranks. */
+/* The loss of a mixture, and the gradient of every tensor, do not depend on the distribution of
+ * experts and batch over ranks. */
 START_TEST(ranks_do_not_change_a_mixture)
 {
     char line[256];
@@ -143,7 +145,8 @@ START_TEST(ranks_do_not_change_a_mixture)
 }
 END_TEST
 
-/* Likewise with bf16 products, whose operands are rounded to 2^-9 of themselves. */
+/* With bf16 products too, whose operands are rounded by 2^-9, losses and gradients do not depend on
+ * the distribution over ranks. */
 START_TEST(ranks_do_not_change_a_mixture_in_bf16)
 {
     struct gpt_options serial, spread;
@@ -159,8 +162,8 @@ START_TEST(ranks_do_not_change_a_mixture_in_bf16)
 }
 END_TEST
 
-/* A mixture trains: from the loss of guessing, ln 256, far down; and a sample needs no other rank.
- */
+/* A mixture learns: the loss falls from that of guessing, ln 256, to less than half. A sample can
+ * be generated without other ranks. */
 START_TEST(mixtures_learn)
 {
     struct gpt_options o = options_of("--experts 4 --batch 4 --world 2 --steps 40 --lr 5e-3 "
@@ -180,10 +183,9 @@ START_TEST(mixtures_learn)
 }
 END_TEST
 
-/* -- a model in pieces ---------------------------------------------------------------------------
- */
+/* -- a model that the test drives operator by operator -- */
 
-/* One rank that the test drives itself. */
+/* One rank that the test drives directly. */
 struct rig {
     struct gpt_options options;
     struct gpt_model model;
@@ -215,7 +217,9 @@ static void rig_open(struct rig *r, const char *more)
             r->model.tensors[t].pattern == CST_PATTERN_EXPERT) {
             for (uint64_t i = 0; i < r->model.tensors[t].n_elems; i++) {
                 x[i] *=
-                    10.0f; /* clear choices that matter, and that a small move does not change */
+                    /* The choices then matter, and a small move of the weights does not change
+                     * them. */
+                    10.0f;
             }
         }
         ck_assert_int_eq(r->store->ops->write(r->store, t, CST_STATE_MASTER, 0,
@@ -249,7 +253,7 @@ static double rig_loss(struct rig *r)
     return loss;
 }
 
-/* A step with this learning rate; leaves the gradients. */
+/* Do a step with this learning rate. The gradients can be read afterwards. */
 static void rig_step(struct rig *r, float lr)
 {
     const struct cst_hyper_params params = {.lr = lr};
@@ -273,7 +277,8 @@ static void *rig_read(struct rig *r, uint32_t t, enum cst_state state)
     return x;
 }
 
-/* A number of what all routers chose in the last forward: where it changes the loss has a step. */
+/* A hash of all routers' choices in the last forward pass. The loss jumps where a choice
+ * changes. */
 static uint64_t choices(const struct rig *r)
 {
     const struct gpt_moe *moe = ((const struct gpt_pass_host *)(const void *)r->pass)->moe;
@@ -288,8 +293,9 @@ static uint64_t choices(const struct rig *r)
     return hash;
 }
 
-/* Loss with the weights of tensor @t moved by @sign x step along its gradient @g of norm @norm;
- * *along: what the gradient says the move is worth, with the weights as they are then in bf16. */
+/* Loss with the weights of tensor @t moved by @sign x STEP along its gradient @g of norm @norm.
+ * *along is the change of the loss that the gradient predicts for the moved weights, after their
+ * rounding to bf16. */
 static double moved_loss(struct rig *r, uint32_t t, const uint16_t *w, const uint16_t *g,
                          double norm, double sign, double *along)
 {
@@ -314,8 +320,8 @@ static double moved_loss(struct rig *r, uint32_t t, const uint16_t *w, const uin
     return loss;
 }
 
-/* Every tensor of the model @more, after @n_steps: moving it up and down its gradient changes the
- * loss by as much as the gradient says. */
+/* After @n_steps steps of the model @more: a move of any tensor along its gradient changes the loss
+ * by as much as the gradient predicts. */
 static void expect_slopes(const char *more, int n_steps)
 {
     struct rig r;
@@ -341,7 +347,7 @@ static void expect_slopes(const char *more, int n_steps)
         }
         norm = sqrt(norm);
         (void)rig_loss(&r);
-        if (norm > 2e-3) { /* where the loss, a float, changes enough to be seen */
+        if (norm > 2e-3) { /* With a smaller norm the loss, a float, changes too little. */
             const uint64_t chosen = choices(&r);
 
             gain = moved_loss(&r, t, w, g, norm, 1, &up);
@@ -373,12 +379,11 @@ START_TEST(gradients_of_a_mixture_are_slopes)
 }
 END_TEST
 
-/* An expert that no token chooses is not begun at all, in either direction, gets a zero gradient,
- * and trains on. @starved writes the weights so. */
+/* A store that counts how often each expert is begun, and passes all calls on. */
 struct starving {
     struct gpt_store head;
     struct gpt_store *inner;
-    unsigned n_begun[4]; /* per expert */
+    unsigned n_begun[4]; /* one per expert */
 };
 
 static struct starving *starving(struct gpt_store *store)
@@ -416,7 +421,8 @@ static int count_expert(struct gpt_store *store, uint32_t op, enum cst_direction
 static const struct gpt_store_ops starving_ops = {
     .name = "starving", .op_begin = count_expert, .op_end = pass_end};
 
-/* A router that never chooses expert 2: its ln2 is constant, and the expert's column negative. */
+/* Write weights with which the router never chooses expert 2: its input ln2 is positive on average,
+ * and the expert's column is negative. */
 static void starve(struct rig *r)
 {
     struct cst_err err = {0};
@@ -438,6 +444,8 @@ static void starve(struct rig *r)
     }
 }
 
+/* An expert that no token chooses is not begun in either direction and has a zero gradient.
+ * Training goes on. */
 START_TEST(starved_experts_are_left_out)
 {
     struct starving s = {.head.ops = &starving_ops};
@@ -473,8 +481,8 @@ START_TEST(starved_experts_are_left_out)
 }
 END_TEST
 
-/* Of so many experts that most stay without tokens, on ranks some of which have none to compute:
- * nobody waits for them. */
+/* With so many experts that most have no tokens, and some ranks have nothing to compute, no rank
+ * hangs. */
 START_TEST(idle_ranks_do_not_hang)
 {
     struct gpt_options o = options_of("--experts 64 --top-k 1 --batch 1 --context 4 --world 4 "
@@ -485,18 +493,17 @@ START_TEST(idle_ranks_do_not_hang)
 }
 END_TEST
 
-/* -- adapters ------------------------------------------------------------------------------------
- */
+/* -- adapters -- */
 
-/* Gradients of adapters are slopes. lora_b begins as zero, so lora_a's first gradient is too: some
- * steps are done before. */
+/* Gradients of adapters are slopes of the loss. lora_b begins as zero, which makes the first
+ * gradient of lora_a zero. Therefore the test does some steps first. */
 START_TEST(gradients_of_adapters_are_slopes)
 {
     expect_slopes("--lora 3 --lora-alpha 6 --batch 2 --matmul fp32", 3);
 }
 END_TEST
 
-/* An adapter that has learned nothing adds nothing: the loss is that of the model without. */
+/* A new adapter adds nothing: the loss equals that of the model without adapters. */
 START_TEST(fresh_adapters_change_nothing)
 {
     struct rig with, without;
@@ -517,8 +524,8 @@ static uint64_t padded(uint64_t n)
     return (n + 63) / 64 * 64;
 }
 
-/* The base costs its weights, 2 bytes each, and nothing else; what trains costs 16. Its states
- * cannot be read, and after steps its weights are what they were. */
+/* A frozen parameter costs 2 bytes, for its weight, and a trained one 16. Other states of a frozen
+ * tensor cannot be read, and its weights do not change in a step. */
 START_TEST(frozen_base_has_no_states)
 {
     struct cst_err err = {0};

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Each layer on every instruction set: forward against the formula in double precision, backward
- * against finite differences of that formula. The formulas are written here again, so an error in
- * one place does not hide in the other. Tolerances: fp32 has 6e-8 per operation, sums of a few
- * hundred terms lose two digits; central differences in double with step 1e-5 are good to about
- * 1e-9. */
+/* Tests of each layer on every instruction set: forward against the formula in double precision,
+ * backward against finite differences of this formula. The formulas are written independently here.
+ * Tolerances: fp32 has 6e-8 per operation, and sums of a few hundred terms lose two digits. Central
+ * differences in double with step 1e-5 are accurate to about 1e-9. */
 #include "client/gpt/layers.h"
 #include "kernels/cast.h"
 #include "tests/gpt/support.h"
@@ -29,7 +28,7 @@ static void find_isas(void)
     n_isas = test_isas(isas);
 }
 
-/* Layers of instruction set @i, fp32 operands, @threads. */
+/* Layers of instruction set number @i, with fp32 operands and @threads threads. */
 static struct gpt_layers layers_of(int i, unsigned threads)
 {
     const struct gpt_attention_shape shape = {1, 8, 1, 16};
@@ -53,10 +52,10 @@ static void widen_bf16(const uint16_t *x, double *out, size_t n)
     }
 }
 
-/* A scalar function of all inputs of a layer, whose gradient is wanted. */
+/* A scalar function of all inputs of a layer, whose gradient is computed. */
 typedef double (*scalar_fn)(const void *args);
 
-/* out[i] = d f / d x[i] by central differences; x is one of the arrays that @args points to. */
+/* out[i] = d f / d x[i] by central differences. x is one of the arrays that @args points to. */
 static void differences(scalar_fn f, const void *args, double *x, size_t n, double *out)
 {
     const double step = 1e-5;
@@ -95,7 +94,7 @@ static void norm_row(const double *x, const double *w, const double *b, double *
     }
 }
 
-/* sum over all of dy y: its gradients are those of the layer. */
+/* The sum of dy y over all elements. Its gradients are those of the layer. */
 static double norm_scalar(const void *p)
 {
     const struct norm_args *a = p;
@@ -110,7 +109,7 @@ static double norm_scalar(const void *p)
     return sum;
 }
 
-/* Layer norm and its three gradients are those of the formula; dx is added to what was there. */
+/* Layer norm and its three gradients are those of the formula. dx is added to. */
 START_TEST(layernorm_is_its_formula)
 {
     struct gpt_layers layers = layers_of(_i, 1);
@@ -157,8 +156,8 @@ static double gelu_of(double x)
     return 0.5 * x * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
 }
 
-/* GELU adds the bias, keeps the sum, and is the tanh form; its gradient is the slope, its column
- * sums the bias's gradient. */
+/* GELU adds the bias, keeps the sum, and has the tanh form. Its gradient is the slope, and its
+ * column sums are the gradient of the bias. */
 START_TEST(gelu_is_its_formula)
 {
     struct gpt_layers layers = layers_of(_i, 1);
@@ -187,7 +186,7 @@ START_TEST(gelu_is_its_formula)
 }
 END_TEST
 
-/* Far from zero GELU is 0 or x, never NaN. */
+/* Far from zero GELU is 0 or x, and never NaN. */
 START_TEST(gelu_has_its_limits)
 {
     struct gpt_layers layers = layers_of(_i, 1);
@@ -224,7 +223,7 @@ static double row_loss(const double *x, uint8_t target)
     return most + log(sum) - x[target];
 }
 
-/* Cross entropy is the mean of -log softmax; its gradient agrees with finite differences. */
+/* Cross entropy is the mean of -log softmax, and its gradient agrees with finite differences. */
 START_TEST(cross_entropy_is_its_formula)
 {
     struct gpt_layers layers = layers_of(_i, 1);
@@ -257,7 +256,7 @@ START_TEST(cross_entropy_is_its_formula)
 }
 END_TEST
 
-/* A NaN among the logits comes out as a NaN loss: a broken step cannot pass for a good one. */
+/* A NaN among the logits gives a NaN loss, so that a broken step cannot seem good. */
 START_TEST(cross_entropy_keeps_nan)
 {
     struct gpt_layers layers = layers_of(_i, 1);
@@ -270,10 +269,9 @@ START_TEST(cross_entropy_keeps_nan)
 }
 END_TEST
 
-/* -- biases, residuals, operands, embeddings ----------------------------------------------------
- */
+/* -- biases, residuals, operands, embeddings -- */
 
-/* y += bias, and x + branch + bias, element by element. */
+/* gpt_bias computes y + bias, and gpt_residual x + (branch + bias), for each element. */
 START_TEST(bias_and_residual_add)
 {
     struct gpt_layers layers = layers_of(_i, 1);
@@ -296,8 +294,8 @@ START_TEST(bias_and_residual_add)
 }
 END_TEST
 
-/* An operand is the array itself, in bf16 rounded to the nearest; the sums are those of the
- * columns. */
+/* An operand is the array itself, or its values rounded to the nearest bf16. The sums are those of
+ * the columns. */
 START_TEST(operand_rounds_and_sums)
 {
     struct gpt_layers layers = layers_of(_i, 1);
@@ -310,7 +308,7 @@ START_TEST(operand_rounds_and_sums)
     gpt_operand(&layers, ROWS, WIDTH, x, same, sums);
     ck_assert_int_eq(memcmp(x, same, sizeof x), 0);
     layers.bf16 = true;
-    x[5] = 1e-40f; /* subnormal: kept */
+    x[5] = 1e-40f; /* A subnormal number is kept. */
     gpt_operand(&layers, ROWS, WIDTH, x, half, sums);
     memset(want, 0, sizeof want);
     for (size_t i = 0; i < N; i++) {
@@ -322,7 +320,7 @@ START_TEST(operand_rounds_and_sums)
 }
 END_TEST
 
-/* Gradients are rounded to bf16, or added in fp32 and then rounded; NaN stays NaN. */
+/* Gradients are rounded to bf16, or first added in fp32. NaN stays NaN. */
 START_TEST(put_rounds_and_accumulates)
 {
     struct gpt_layers layers = layers_of(_i, 1);
@@ -348,7 +346,7 @@ END_TEST
 
 #define CONTEXT 12
 
-/* Rows of the token and of the position are added; backwards each table's row gets the sum of the
+/* The embedding adds the rows of token and position. Each row's gradient is the sum of the
  * gradients of its uses. */
 START_TEST(embedding_and_its_gradient)
 {
@@ -412,7 +410,7 @@ static void run_all(const struct gpt_layers *layers, struct outcome *o)
     gpt_embed_backward(layers, ROWS, WIDTH, ROWS, VOCAB, tokens, dy, o->dwte, o->dwpe);
 }
 
-/* One thread or seven: the same bits. */
+/* One thread and seven threads give the same bits. */
 START_TEST(threads_do_not_change_bits)
 {
     struct outcome *o = calloc(2, sizeof *o);

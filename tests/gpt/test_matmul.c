@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* oneDNN's products against the plain sum in double precision. */
+/* Tests of oneDNN's products against simple sums in double precision. */
 #include "client/gpt/matmul.h"
 #include "client/gpt/memory.h"
 #include "client/gpt/parallel.h"
@@ -18,8 +18,8 @@ struct shape {
 static const struct shape shapes[] = {{64, 48, 32}, {128, 256, 64}, {33, 16, 80}, {1, 16, 16}};
 #define N_SHAPES (sizeof shapes / sizeof shapes[0])
 
-/* Operands in the type of the products, and the product in double precision of the same rounded
- * numbers. */
+/* Operands in the type of the products, and the product of the rounded operands in double
+ * precision. */
 struct operands {
     void *a, *b;
     float *c;
@@ -89,14 +89,15 @@ static void check_all(bool bf16)
     gpt_matmul_close(mm);
 }
 
-/* fp32 operands, plain and turned. */
+/* Products of fp32 operands, plain and transposed, are right. */
 START_TEST(fp32_products)
 {
     check_all(false);
 }
 END_TEST
 
-/* bf16 operands accumulate in fp32: products of rounded numbers are as exact as those of fp32. */
+/* Products of bf16 operands are as exact as those of fp32 operands of the same values, because they
+ * are summed in fp32. */
 START_TEST(bf16_products)
 {
     if (gpt_matmul_fast_bf16()) {
@@ -132,7 +133,7 @@ static void *concurrent_main(void *arg)
     return NULL;
 }
 
-/* Ranks in threads of one process: the same bits as alone. */
+/* Ranks in threads of one process compute the same bits as one rank alone. */
 START_TEST(threads_have_contexts_of_their_own)
 {
     const struct shape *s = &shapes[1];

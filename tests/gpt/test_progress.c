@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a worker tells while it trains: the line in a terminal. */
+/* Tests of the progress line in a terminal. */
 #include "client/gpt/progress.h"
 #include "tests/lib/suite.h"
 
@@ -12,7 +12,8 @@
 static struct cst_step_result result = {
     .step = 123456, .loss = 2.1234, .grad_norm = 12.34, .skipped = true};
 
-/* Draw one step in a terminal of @columns (0: it does not say) and return what came there. */
+/* Draw one step in a terminal of @columns (0: unknown width) and return the text that it
+ * received. */
 static const char *draw(unsigned short columns)
 {
     static char text[512];
@@ -37,8 +38,8 @@ static const char *draw(unsigned short columns)
     return text;
 }
 
-/* The line is drawn over itself, so it must not be longer than a line of the terminal: the last
- * column stays free, and what matters most comes first. */
+/* The line is shorter than the terminal's width, because it is redrawn in place. The last column
+ * stays free, and the most important part comes first. */
 START_TEST(line_fits_the_terminal)
 {
     static const unsigned short columns[] = {20, 40, 80};
@@ -51,7 +52,7 @@ START_TEST(line_fits_the_terminal)
 }
 END_TEST
 
-/* A terminal that does not tell its width, or a wide one, gets the whole line. */
+/* A wide terminal, or one of unknown width, gets the whole line. */
 START_TEST(line_is_whole)
 {
     const char *text = draw(_i == 0 ? 0 : 200);
@@ -61,7 +62,7 @@ START_TEST(line_is_whole)
 }
 END_TEST
 
-/* A step that was not skipped, but spared tiles, is told, too. */
+/* A step that was not skipped but in which a tile overflowed is marked OVERFLOW. */
 START_TEST(line_tells_an_overflow)
 {
     result.skipped = false;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Losses and gradients of a tiny model against values stored from PyTorch (make_reference.py). */
+/* Tests of losses and gradients of a tiny model against values that PyTorch computed
+ * (make_reference.py). */
 #include "client/gpt/matmul.h"
 #include "client/gpt/model.h"
 #include "client/gpt/run.h"
@@ -36,7 +37,7 @@ static struct reference *load_reference(void)
     return r;
 }
 
-/* Train the reference's model with @matmul; dump the gradients and losses. */
+/* Train the reference's model with @matmul. Gradients and losses are written to files. */
 static struct gpt_options train(const char *matmul)
 {
     uint8_t text[TEST_TEXT_BYTES];
@@ -58,7 +59,7 @@ static struct gpt_options train(const char *matmul)
     return o;
 }
 
-/* The loss of step s may be off by @first + @growth x s. */
+/* The loss of step s may differ by @first + @growth x s. */
 static void compare_losses(const char *path, const double *want, double first, double growth)
 {
     FILE *f = fopen(path, "r");
@@ -75,9 +76,9 @@ static void compare_losses(const char *path, const double *want, double first, d
     (void)fclose(f);
 }
 
-/* Per tensor, the distance in L2 relative to the tensor's own norm. @tied_limit: of the embedding,
- * whose two gradients the worker adds after rounding the first to bf16, and PyTorch before: one
- * more rounding, 2^-9 = 2e-3. */
+/* The gradient of each tensor may differ by @limit of its norm (L2). @tied_limit: limit for the
+ * tied embedding. The worker rounds the first of its two gradients to bf16 before it adds them, and
+ * PyTorch does not: one more rounding, 2^-9 = 2e-3. */
 static void compare_grads(const struct gpt_options *o, const struct reference *want, double limit,
                           double tied_limit)
 {
@@ -108,9 +109,9 @@ static void compare_grads(const struct gpt_options *o, const struct reference *w
     free(got);
 }
 
-/* With fp32 products the sums differ in order alone: 1e-6 of a loss, and in a gradient only where
- * that decides a rounding to bf16. Then weights, which are rounded to bf16, fall on the other side
- * here and there: the losses part by about 1e-4 (measured: 1.4e-4 at most). */
+/* With fp32 products only the order of sums differs from PyTorch's. The loss differs by 1e-6, and a
+ * gradient only where the order decides a rounding to bf16. Later some weights are rounded
+ * differently, and the losses diverge to about 1e-4 (measured: at most 1.4e-4). */
 START_TEST(fp32_products_agree_with_pytorch)
 {
     struct reference *want = load_reference();
@@ -122,15 +123,15 @@ START_TEST(fp32_products_agree_with_pytorch)
 }
 END_TEST
 
-/* With bf16 products every operand is rounded by up to 2^-9 = 2e-3 of itself: a weight's gradient,
- * a product of two such operands that is rounded itself, is off by at most about 6e-3 of its norm
- * (measured: 2.9e-3); the loss, a mean over many, by less. */
+/* With bf16 products every operand is rounded by up to 2^-9 = 2e-3. A weight's gradient is a
+ * rounded product of two such operands, and differs by at most about 6e-3 of its norm (measured:
+ * 2.9e-3). The loss is a mean over many rows, and differs by less. */
 START_TEST(bf16_products_agree_with_pytorch)
 {
     struct reference *want = load_reference();
     struct gpt_options o;
 
-    if (gpt_matmul_fast_bf16()) { /* elsewhere oneDNN need not have them, and nobody uses them */
+    if (gpt_matmul_fast_bf16()) { /* On other CPUs oneDNN may lack bf16 products. */
         o = train("bf16");
         compare_losses(o.loss_file, want->losses, 5e-4, 1e-4);
         compare_grads(&o, want, 6e-3, 6e-3);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The router of a mixture against its formulas in double precision, its way back against finite
- * differences of them, and the order of its choices. Tolerances as in test_layers.c. */
+/* Tests of the router of a mixture against its formulas in double precision, of its gradients
+ * against finite differences of the formulas, and of the order of its choices. The tolerances are
+ * those of test_layers.c. */
 #include "client/gpt/router.h"
 #include "kernels/cast.h"
 #include "tests/gpt/support.h"
@@ -56,7 +57,7 @@ static void fixture_close(struct fixture *f)
     free(f);
 }
 
-/* z of a row. */
+/* Logits z of a row. */
 static void logits(const double *x, const double *w, double *z)
 {
     for (size_t e = 0; e < EXPERTS; e++) {
@@ -91,7 +92,8 @@ static double gate(const double *z, const uint32_t *chosen, uint32_t top_k, uint
     return exp(z[chosen[j]]) / sum;
 }
 
-/* The loss whose gradient the way back is, with choices as they are: a small step changes none. */
+/* The loss whose gradients gpt_router_backward computes. The choices are constant, because a small
+ * step changes none. */
 static double loss(const struct fixture *f, const double *x, const double *w)
 {
     const uint32_t k = f->shape.top_k;
@@ -132,8 +134,8 @@ static double slope(const struct fixture *f, const double *x, const double *w, d
     return (up - down) / (2 * step);
 }
 
-/* Probabilities are the softmax, the choices its largest in order, the gates as the formula says;
- * for 1 to 4 choices. */
+/* Probabilities are the softmax of the logits, the choices are the largest logits in descending
+ * order, and the gates follow the formula, for 1 to 4 choices. */
 START_TEST(choices_are_the_largest)
 {
     const uint32_t k = (uint32_t)_i;
@@ -163,7 +165,7 @@ START_TEST(choices_are_the_largest)
 }
 END_TEST
 
-/* Slots are the choices sorted by expert, then by row: none is lost, none is twice. */
+/* Slots are the choices sorted by expert, then by row. Each choice has exactly one slot. */
 START_TEST(slots_are_sorted)
 {
     const uint32_t k = (uint32_t)_i;
@@ -188,7 +190,7 @@ START_TEST(slots_are_sorted)
 }
 END_TEST
 
-/* Equal values go to the first of them; a NaN row still chooses, once each. */
+/* Of equal logits the first are chosen. A row with NaN still chooses different experts. */
 START_TEST(ties_and_nan_choose)
 {
     struct fixture *f = fixture_open(2, 1);
@@ -206,8 +208,7 @@ START_TEST(ties_and_nan_choose)
 }
 END_TEST
 
-/* Gradients of the gates and of the balance loss, by w and by x, are those of finite differences.
- */
+/* The gradients by w and by x of gates and balance loss agree with finite differences. */
 START_TEST(gradients_are_slopes)
 {
     struct fixture *f = fixture_open((uint32_t)_i, 1);
@@ -228,7 +229,7 @@ START_TEST(gradients_are_slopes)
 }
 END_TEST
 
-/* The balance loss alone pulls the probability of the expert that has most down. */
+/* The balance loss alone lowers the logit of the expert with the largest share. */
 START_TEST(balance_spreads)
 {
     struct fixture *f = fixture_open(2, 1);
@@ -251,7 +252,8 @@ START_TEST(balance_spreads)
 }
 END_TEST
 
-/* One thread or five, and rows of which another rank has the rest: the same bits. */
+/* One thread and five threads give the same bits. Rows have the same probabilities when other rows
+ * are absent. */
 START_TEST(threads_and_ranks_do_not_change_bits)
 {
     struct fixture *a = fixture_open(2, 1), *b = fixture_open(2, 5);
@@ -271,7 +273,7 @@ START_TEST(threads_and_ranks_do_not_change_bits)
 }
 END_TEST
 
-/* An operand in bf16 is the same numbers. */
+/* A bf16 operand gives the results of an fp32 operand of the same values. */
 START_TEST(bf16_operands_are_read)
 {
     struct fixture *a = fixture_open(2, 1), *b = fixture_open(2, 1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The store in the process: what a step does to the states, and that neither threads nor the order
- * of ranks show in the bits. */
+/* Tests of the local store: the effect of a step on the states, and that neither the number of
+ * threads nor the order of ranks changes any bit. */
 #include "client/gpt/model.h"
 #include "tests/lib/adamw.h"
 #include "client/gpt/store.h"
@@ -48,14 +48,14 @@ static void fill_gradient(uint16_t *out, uint32_t tensor, uint32_t rank, uint64_
     test_fill_bf16(out, model.tensors[tensor].n_elems, 1000 * step + 100 * rank + tensor, 0.01f);
 }
 
-/* One rank's thread. */
+/* The thread of one rank. */
 struct rank {
     struct gpt_local *local;
     uint32_t number;
     uint64_t n_steps;
     struct cst_hyper_params params;
-    uint64_t poison_step; /* a NaN among its gradients; 0: never */
-    int rc;               /* of the last call */
+    uint64_t poison_step; /* step in which the gradients contain a NaN; 0: never */
+    int rc;               /* status of the last call */
     struct cst_step_result result;
     struct cst_err err;
     pthread_t thread;
@@ -153,7 +153,7 @@ static void run_ranks(struct rank *ranks, struct gpt_local *local, uint32_t worl
     }
 }
 
-/* All of one state, tensor after tensor. */
+/* Read a state of all tensors, one after the other. */
 static void *read_state(struct gpt_local *local, enum cst_state state)
 {
     const size_t elem = state <= CST_STATE_GRAD ? 2 : 4;
@@ -183,7 +183,7 @@ static void assert_same_states(struct gpt_local *a, struct gpt_local *b)
     }
 }
 
-/* Threads of the team do not show in the bits of any state, for 1, 2 and 3 ranks. */
+/* The number of the team's threads does not change any bit of any state, for 1, 2 and 3 ranks. */
 START_TEST(team_does_not_change_bits)
 {
     const uint32_t world = (uint32_t)_i, threads[] = {1, 2, 5};
@@ -207,8 +207,8 @@ START_TEST(team_does_not_change_bits)
 }
 END_TEST
 
-/* Two ranks, one step, against the formulas applied to whole tensors: sum in fp32, rounded; norm,
- * clip, AdamW with the tensor's own decay. */
+/* One step of two ranks agrees with the formulas applied to whole tensors: the sum in fp32,
+ * rounded; norm and clipping; AdamW with the tensor's own decay. */
 START_TEST(step_is_reduce_clip_and_adamw)
 {
     struct rank ranks[2] = {{.params = params}, {.params = params}};
@@ -270,8 +270,8 @@ START_TEST(step_is_reduce_clip_and_adamw)
 }
 END_TEST
 
-/* A NaN gradient of one rank skips the step for all: counted, nothing changed, and the next update
- * is as if it had not been. */
+/* A NaN gradient of one rank skips the step for all ranks. The step is counted, and the master
+ * weights are unchanged. */
 START_TEST(nan_skips_the_step)
 {
     struct rank poisoned[2] = {{.params = params}, {.params = params, .poison_step = 1}};
@@ -297,7 +297,7 @@ START_TEST(nan_skips_the_step)
 }
 END_TEST
 
-/* Ranks that give different parameters all get CST_EMISMATCH, and no step is counted. */
+/* If ranks pass different hyper-parameters all of them get CST_EMISMATCH. */
 START_TEST(different_parameters_are_refused)
 {
     struct rank ranks[2] = {{.params = params}, {.params = params}};
@@ -311,7 +311,7 @@ START_TEST(different_parameters_are_refused)
 }
 END_TEST
 
-/* A rank that goes in bad order ends the wait of the others. */
+/* A rank that closes its store after a failure ends the wait of the others. */
 START_TEST(nobody_waits_for_a_failed_rank)
 {
     struct rank waiting = {.params = params, .n_steps = 1};
@@ -329,7 +329,7 @@ START_TEST(nobody_waits_for_a_failed_rank)
 }
 END_TEST
 
-/* Both micro-batches of a step of two, and one too many before it. */
+/* Compute both micro-batches of a step, and try to accumulate once too often before it. */
 static void micro_steps(struct gpt_store *store, struct rank *r)
 {
     uint64_t step;
@@ -366,7 +366,7 @@ static void *micro_main(void *arg)
     return NULL;
 }
 
-/* What the gradients of tensor @t add up to. */
+/* The sum of all gradients of tensor @t. */
 static float *micro_sum(uint32_t t)
 {
     const uint64_t n = model.tensors[t].n_elems;
@@ -388,9 +388,9 @@ static float *micro_sum(uint32_t t)
     return sum;
 }
 
-/* Two micro-batches of two ranks, against the formula: sums in fp32, micro-batch by micro-batch and
- * in each rank by rank, nothing rounded in between; the gradient that is read is their bf16, and
- * AdamW takes the fp32. A third micro-batch is refused. */
+/* Two micro-batches of two ranks agree with the formula: sums in fp32, by micro-batch and then by
+ * rank, without rounding in between. The gradient that is read is the sum as bf16, and AdamW uses
+ * the fp32 sum. A third micro-batch is refused. */
 START_TEST(micro_batches_are_summed_in_fp32)
 {
     const struct gpt_local_config config = {.world = 2, .micro_batches = 2, .engine_threads = 2};
@@ -456,7 +456,8 @@ START_TEST(micro_batches_are_summed_in_fp32)
 }
 END_TEST
 
-/* The tied embedding is written by the head and added to by the embedding, in every step anew. */
+/* In every step the head overwrites the gradient of the tied embedding, and the embedding adds to
+ * it. */
 START_TEST(second_use_accumulates)
 {
     struct gpt_local *local = open_local(1, 1);
@@ -486,8 +487,8 @@ START_TEST(second_use_accumulates)
 }
 END_TEST
 
-/* Writing masters sets weights and clears moments; ranges beyond a tensor, gradients, and a rank
- * that is taken are refused. */
+/* Writing master weights sets the weights and clears the moments. Ranges beyond a tensor, writing
+ * of gradients, and a second store of a rank are refused. */
 START_TEST(states_are_read_and_written)
 {
     struct rank rank = {.params = params};

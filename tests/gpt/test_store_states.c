@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The store in the process: optimizers, formats of moments, and weights that lag behind. */
+/* Tests of the local store: optimizers, formats of moments, and delayed updates. */
 #include "client/gpt/model.h"
 #include "client/gpt/store.h"
 #include "tests/gpt/support.h"
@@ -28,7 +28,7 @@ static void teardown(void)
     gpt_model_close(&model);
 }
 
-/* A store of one rank with the weights of a new model. */
+/* A store of one rank with the initial weights of a model. */
 struct one {
     struct gpt_local *local;
     struct gpt_store *store;
@@ -63,7 +63,7 @@ static void close_one(struct one *one)
     gpt_local_close(one->local);
 }
 
-/* Operator @op, whose gradients are those of step @step whatever the weights. */
+/* Run the backward pass of operator @op. Its gradients depend on @step and not on the weights. */
 static void backward(struct one *one, uint32_t op, uint64_t step)
 {
     struct cst_io io[GPT_MAX_OP_TENSORS];
@@ -91,7 +91,7 @@ static void do_step(struct one *one, uint64_t step)
     ck_assert_int_eq(one->store->ops->step(one->store, &params, NULL, &err), 0);
 }
 
-/* What operators use of all tensors, one behind the other. */
+/* The weights of all tensors that operators use, one tensor after the other. */
 static uint16_t *used_weights(struct one *one)
 {
     uint16_t *all = calloc(model.n_params, sizeof *all);
@@ -116,7 +116,7 @@ static uint16_t *used_weights(struct one *one)
     return all;
 }
 
-/* A state of one tensor; rc of the read. */
+/* Read a state of one tensor. Returns the status of the read. */
 static int read_tensor(struct one *one, enum cst_state state, void *out)
 {
     struct cst_err err;
@@ -134,9 +134,9 @@ static void *read_new(struct one *one, enum cst_state state)
     return out;
 }
 
-/* With gradients that do not depend on weights a delayed update makes the same weights, and
- * operators use them a step later, from the step on that it is delayed from. Who reads states sees
- * the last update. _i: that step. */
+/* With gradients that do not depend on weights, a delayed update computes the same weights as one
+ * at the commit. From the first delayed step on, operators use them one step later. A read of
+ * states returns the result of the last update. _i: the first delayed step. */
 START_TEST(delayed_weights_are_used_a_step_later)
 {
     struct one commit = open_one((struct gpt_local_config){.overlap = CST_OVERLAP_COMMIT});
@@ -170,7 +170,7 @@ START_TEST(delayed_weights_are_used_a_step_later)
 }
 END_TEST
 
-/* Weights that are written are used at once, with all that was updated. */
+/* Written weights are used at once, together with all updates so far. */
 START_TEST(written_weights_are_not_delayed)
 {
     struct one one = open_one((struct gpt_local_config){.overlap = CST_OVERLAP_DELAYED});
@@ -190,7 +190,8 @@ START_TEST(written_weights_are_not_delayed)
 }
 END_TEST
 
-/* Each optimizer takes another way; lion and sgd have one moment, which costs less memory. */
+/* Each optimizer gives other weights. lion and sgd have one moment only, which costs less
+ * memory. */
 START_TEST(optimizers_differ)
 {
     float *master[CST_OPTIMIZER_COUNT];
@@ -223,7 +224,7 @@ START_TEST(optimizers_differ)
 }
 END_TEST
 
-/* @b is @a to within a tenth, and not the same. */
+/* @b differs from @a by less than a tenth, and is not equal to it. */
 static void assert_near(const float *a, const float *b, uint64_t n)
 {
     double apart = 0, size = 0;
@@ -236,8 +237,8 @@ static void assert_near(const float *a, const float *b, uint64_t n)
     ck_assert_double_lt(apart, 0.1 * size);
 }
 
-/* Moments in few bits are what fp32 ones are to within those bits, however they are rounded, and
- * are read as fp32; what is written as master weights clears them. _i: format and rounding. */
+/* Moments in a short format are near fp32 moments, with either rounding, and are read as fp32.
+ * Writing master weights clears them. _i: format and rounding. */
 START_TEST(formats_are_near)
 {
     static const enum cst_state states[] = {CST_STATE_EXP_AVG, CST_STATE_EXP_AVG_SQ};

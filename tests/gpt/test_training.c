@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole runs on the local store: the same bits however they are run, the loss falls, files hold
- * what they should, and a step that was void is done again. */
+/* Tests of whole runs on the local store: the bits do not depend on the way of running, the loss
+ * falls, files have the right contents, and a step that became void is repeated. */
 #include "client/gpt/run.h"
 #include "client/gpt/train.h"
 #include "tests/gpt/support.h"
@@ -16,7 +16,7 @@
     "--store local --layers 2 --heads 2 --width 32 --context 40 --batch 3 --lr 5e-3 --warmup 3 "   \
     "--quiet --data x --matmul fp32 "
 
-/* Options for a small run; its files are @name.w and @name.l. */
+/* Options for a small run. Its files are @name.w and @name.l. */
 static struct gpt_options small_run(const char *more, unsigned slot, const char *name)
 {
     uint8_t text[TEST_TEXT_BYTES];
@@ -53,8 +53,7 @@ static void assert_same_file(const char *a, const char *b)
     free(y);
 }
 
-/* Losses and weights of a run do not depend on the team's threads, nor on the time: two runs are
- * equal. */
+/* Losses and weights of a run do not depend on the number of the team's threads, nor on timing. */
 START_TEST(runs_are_equal_bit_for_bit)
 {
     struct gpt_options a = small_run("--world 2 --steps 8 --threads 1 --engine-threads 1", 0, "a");
@@ -67,7 +66,7 @@ START_TEST(runs_are_equal_bit_for_bit)
 }
 END_TEST
 
-/* Another seed is another run: the comparison above can fail. */
+/* Another seed gives other weights. This shows that the comparison above can fail. */
 START_TEST(seeds_differ)
 {
     struct gpt_options a = small_run("--steps 1 --seed 1", 0, "a");
@@ -99,7 +98,7 @@ static double loss_at(const char *path, int step)
     return loss;
 }
 
-/* The loss starts at that of guessing, ln 256 = 5.545, and falls; the JSON log has an object per
+/* The loss starts at that of guessing, ln 256 = 5.545, and falls. The JSON log has one object per
  * step. */
 START_TEST(loss_falls_and_is_logged)
 {
@@ -123,8 +122,8 @@ START_TEST(loss_falls_and_is_logged)
 }
 END_TEST
 
-/* A file that cannot be written ends the run with words that name it, for all ranks, and no rank
- * waits for ever. */
+/* If a file cannot be written the run ends with an error text that names the file, and no rank
+ * waits forever. */
 START_TEST(unwritable_files_are_told)
 {
     struct gpt_options o = small_run("--steps 2 --world 2", 0, "a");
@@ -136,16 +135,16 @@ START_TEST(unwritable_files_are_told)
 }
 END_TEST
 
-/* -- a store whose peers die
- * ----------------------------------------------------------------------- */
+/* -- a store whose peers die -- */
 
-/* Passes everything on to the local store, but fails its @fail_at-th call that may fail so. */
+/* A store that passes all calls on to the local store, except that the @fail_at-th fallible call
+ * fails. */
 struct dying {
     struct gpt_store head;
     struct gpt_store *inner;
     uint64_t calls, fail_at;
-    int status;     /* what it fails with */
-    bool void_step; /* failed: only sync helps */
+    int status;     /* status of the failing calls */
+    bool void_step; /* the step is void, and all calls fail until the next sync */
     unsigned n_syncs;
 };
 
@@ -245,7 +244,7 @@ static const struct gpt_store_ops dying_ops = {
     .stat = dying_stat,
 };
 
-/* Train two steps on a store that fails at call @fail_at; returns the calls made. */
+/* Train two steps on a store that fails at call @fail_at. Returns the number of calls. */
 static uint64_t train_dying(const struct gpt_options *o, uint64_t fail_at, int status,
                             unsigned n_syncs)
 {
@@ -269,7 +268,7 @@ static uint64_t train_dying(const struct gpt_options *o, uint64_t fail_at, int s
     return d.calls;
 }
 
-/* Whatever call of a step a peer's death hits, the step is done again and the weights and losses
+/* Whichever call of a step fails because a peer died, the step is repeated, and weights and losses
  * are those of an undisturbed run. */
 START_TEST(void_steps_are_done_again)
 {
