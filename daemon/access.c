@@ -13,6 +13,7 @@ static bool parse_id(const char *text, unsigned *out)
     char *end;
     unsigned long n = strtoul(text, &end, 10);
 
+    /* UINT32_MAX is (uid_t)-1, which is no user. strtoul would accept a sign and spaces. */
     if (*text < '0' || *text > '9' || *end != '\0' || n >= UINT32_MAX) {
         return false;
     }
@@ -77,6 +78,7 @@ int cst_access_parse(struct cst_access *out, const char *text, struct cst_err *e
 bool cst_access_allows(const struct cst_access *access, uid_t uid, const gid_t *groups,
                        size_t n_groups)
 {
+    /* root and the daemon's own user control the process in any case. */
     if (access->any || uid == 0 || uid == geteuid()) {
         return true;
     }

@@ -60,6 +60,7 @@ void cst_budget_force(struct cst_budget *budget, struct cst_quota_account *accou
 
 uint64_t cst_budget_unused(const struct cst_budget *budget)
 {
+    /* cst_budget_force may have charged more than the limit. */
     return budget->used < budget->limit ? budget->limit - budget->used : 0;
 }
 
@@ -193,6 +194,7 @@ int cst_segment_open_shared(struct cst_segment **out, uint32_t id, const struct 
     if (segment == NULL) {
         return cst_err_set(err, CST_ENOMEM, "%s: no memory for a segment", what);
     }
+    /* The base job closes its own descriptor when it ends. */
     fd = fcntl(of->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0) {
         saved = errno;
@@ -228,6 +230,9 @@ int cst_segment_share(struct cst_segment *segment, int *fd, struct cst_err *err)
     char path[40];
 
     if (segment->worker_fd < 0 && is_memfd(segment->fd)) {
+        /* Opening the file creates a new file description. A duplicate would belong to the daemon's
+         * description, and a lease could not tell workers' descriptors from the daemon's
+         * (remains.h). */
         (void)snprintf(path, sizeof path, "/proc/self/fd/%d", segment->fd);
         segment->worker_fd = open(path, O_RDWR | O_CLOEXEC);
         if (segment->worker_fd < 0) {

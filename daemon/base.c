@@ -44,6 +44,7 @@ int cst_base_find(struct cst_daemon *daemon, uid_t uid, const char *name, const 
         return cst_err_set(err, CST_ENOTFOUND, "base of job '%s': uid %u has no job '%s'", name,
                            (unsigned)uid, base);
     }
+    /* A base must hold all frozen tensors itself; those of a base's base are in another job. */
     if (job->base != NULL) {
         return cst_err_set(err, CST_EINVAL,
                            "base of job '%s': job '%s' has a base itself, '%s': name that one",

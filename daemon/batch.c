@@ -17,6 +17,7 @@ static bool read_varint(struct reader *r, uint64_t *out)
 {
     uint64_t v = 0;
 
+    /* At most 10 bytes. Bits beyond 64 are dropped, as in protobuf-c. */
     for (unsigned shift = 0; shift < 70 && r->at < r->end; shift += 7) {
         uint8_t byte = *r->at++;
 
@@ -217,6 +218,7 @@ static uint8_t *put_home(uint8_t *at, const struct cst_pending_item *item)
 
 static uint8_t *put_item(uint8_t *at, const struct cst_pending_item *item)
 {
+    /* The fields are encoded first, because the item's length precedes them. */
     uint8_t body[80 + MAX_TEXT], *end = put_numbers(body, item);
 
     if (item->text != NULL) {

@@ -201,6 +201,7 @@ int cst_commands_add(struct cst_commands *commands, const struct cst_command *co
     size_t n_head, n;
 
     fill_message(&m, command);
+    /* Encode now, because a command may be sent to several processes in turn. */
     n = engine__command__get_packed_size(&m.command);
     n_head = 1 + write_varint(head + 1, n);
     item = malloc(sizeof *item + n_head + n);
@@ -287,6 +288,8 @@ bool cst_commands_first_refused(const struct cst_commands *commands, uint64_t *t
 
     TAILQ_FOREACH(item, &commands->items, link)
     {
+        /* A command with the flag io uses a staging segment, which is gone after its request was
+         * answered. */
         if (item->n_given_up > 0 && (item->io || item->n_given_up >= MAX_GIVEN_UP)) {
             *ticket = item->ticket;
             return true;

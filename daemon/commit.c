@@ -117,6 +117,7 @@ static int lay_out(struct cst_job *job, struct cst_err *err)
     int rc = cst_base_check(job, err);
 
     for (uint32_t r = 0; r < job->world; r++) {
+        /* Gradients in host memory are summed where they are and need no landings. */
         config.landings = config.landings || job->workers[r].gpu != NULL;
     }
     if (rc == CST_OK) {
@@ -253,6 +254,7 @@ static int open_core(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
+/* Tell the core about the workers that attached before the core existed. */
 static void attach_present(struct cst_job *job)
 {
     for (uint32_t r = 0; r < job->world; r++) {
@@ -274,6 +276,7 @@ void cst_commit_populated(struct cst_memory *memory)
         cst_move_end(job, &err);
         return;
     }
+    /* The job is being removed. */
     if (job->state != CST_JOB_POPULATING) {
         return;
     }
@@ -331,6 +334,7 @@ void cst_commit_missing(const struct cst_job *job, char *text, size_t size)
     for (uint32_t r = 0; r < job->world; r++) {
         waits = waits || job->workers[r].commit != NULL;
     }
+    /* If no rank has committed, nobody waits in the barrier. */
     for (uint32_t r = 0; waits && r < job->world; r++) {
         size_t used = strlen(text);
 
@@ -431,6 +435,7 @@ void cst_commit_withdraw(struct cst_job *job, uint32_t rank)
     job->workers[rank].commit = NULL;
     if (searched) {
         cst_planner_cancel(job);
+        /* A single rank waits for nobody. */
         if (job->world > 1) {
             (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
         }

@@ -434,6 +434,7 @@ static int set_once(struct load *load, const char *section, const char *key, con
 {
     int i;
 
+    /* Quota sections are named after users and groups and are not in the table. */
     if (cst_quota_rules_is_section(section)) {
         return cst_quota_rules_set(&load->config->quota, section, key, value, &load->err);
     }
@@ -503,6 +504,7 @@ int cst_config_reload(const struct cst_config *config, struct cst_quota_rules *o
     struct cst_config fresh;
     int rc;
 
+    /* The whole file is parsed, and a mistake anywhere in it is reported. */
     cst_config_init(&fresh, config->memory_bytes);
     rc = config->file[0] != '\0' ? cst_config_load(&fresh, config->file, config->file_required, err)
                                  : CST_OK;
@@ -543,6 +545,7 @@ static int finish_budgets(struct cst_config *config, struct cst_err *err)
             config->n_paced, (unsigned long long)config->paced_memory, (unsigned long long)left);
     }
     left -= paced;
+    /* Checked first, for a message that names only the setting that is wrong. */
     if (config->host_bytes > config->memory_bytes) {
         return cst_err_set(
             err, CST_EBUDGET, "host memory of %llu bytes is beyond the machine's %llu bytes",

@@ -217,6 +217,7 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
     start_signals(daemon);
     start_timers(daemon);
     cst_notify_init(&daemon->notify, &daemon->loop);
+    /* The loop has active handles now. A failure from here on must end them as a shutdown does. */
     rc = cst_engines_start(&daemon->engines, err);
     if (rc != CST_OK) {
         cst_daemon_drain(daemon);
@@ -246,6 +247,7 @@ err_after_unpack:
 
 void cst_daemon_run(struct cst_daemon *daemon)
 {
+    /* Workers and engines wait for the daemon, which never runs for long. */
     cst_slice_short();
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
 }
@@ -308,6 +310,7 @@ static void end_sessions(struct cst_daemon *daemon)
         while (!TAILQ_EMPTY(&session->requests)) {
             struct cst_pending *request = TAILQ_FIRST(&session->requests);
 
+            /* The request is freed below, and the staging must not refer to it any more. */
             if (session->staging != NULL && session->staging->request == request) {
                 session->staging->request = NULL;
             }
@@ -341,6 +344,8 @@ void cst_daemon_drain(struct cst_daemon *daemon)
     cst_notify_stopping(&daemon->notify);
     cst_server_stop(&daemon->server);
     say_farewell(daemon);
+    /* Jobs are removed before sessions end, and requests that wait for a job fail with the words
+     * about this job. */
     remove_jobs(daemon);
     cst_later_run(&daemon->later);
     end_sessions(daemon);

@@ -345,6 +345,7 @@ static void drop_model(struct cst_job *job, const struct cst_err *why)
     for (uint32_t r = 0; r < job->world; r++) {
         struct cst_worker *worker = &job->workers[r];
 
+        /* Ranks that have committed get the error from cst_commit_break below. */
         worker->unheard = worker->unheard || (worker->present && worker->commit == NULL);
         worker->n_groups = worker->n_tensors = worker->n_operators = 0;
     }
@@ -407,6 +408,8 @@ void cst_declare_forget(struct cst_worker *worker)
          much.n_operators == job->model.n_operators)) {
         return;
     }
+    /* The next worker of this rank may come with another model, which only has to agree with the
+     * remaining ranks. */
     if (copy_model(&rest, &job->model, &much, &err) != CST_OK) {
         /* Without memory for the shorter model the whole model is dropped, as after a
          * disagreement. */

@@ -35,8 +35,8 @@ int cst_serve_find_job(const struct cst_session *session, const char *name, bool
         return cst_err_set(err, CST_EDENIED, "a job of uid %u: only on the manager socket", uid);
     }
     found = cst_job_find(daemon, has_uid ? uid : session->peer.uid, name);
-    if (found == NULL && session->manager &&
-        !has_uid) { /* a manager need not say whose, where only one can be meant */
+    /* A manager may omit the user if only one user has a job of this name. */
+    if (found == NULL && session->manager && !has_uid) {
         TAILQ_FOREACH(job, &daemon->jobs.living, link)
         {
             if (strcmp(job->name, name) == 0) {
@@ -67,6 +67,7 @@ static void serve_hello(struct cst_session *session, uint64_t id, void *body)
         cst_serve_error(session, id, CST_EVERSION, "protocol %u to %u: this daemon (%s) speaks %d",
                         hello->min_version, hello->max_version, PACKAGE_VERSION,
                         CST_PROTOCOL_VERSION);
+        /* A client of another version cannot understand any other reply. */
         session->last_words = true;
         return;
     }
@@ -95,13 +96,18 @@ static void serve_ping(struct cst_session *session, uint64_t id, void *body)
 
 /* -- the table ------------------------------------------------------------------------------ */
 
-enum needs { NOTHING, JOB }; /* JOB: attached to one that is there */
+/* JOB: the session must be attached to a job that still exists. */
+enum needs { NOTHING, JOB };
 
 struct row {
-    cst_serve_fn serve;                     /* NULL: no request of this type */
-    const ProtobufCMessageDescriptor *type; /* of the body; NULL: empty, or left to the server */
+    /* Serves the request; NULL: there is no request of this type. */
+    cst_serve_fn serve;
+    /* Type of the body, decoded before serve is called. NULL: the body is empty, or serve decodes
+     * it. */
+    const ProtobufCMessageDescriptor *type;
     enum needs needs;
-    uint32_t max_bytes; /* longest body, unless it has one field alone; 0: that of a frame */
+    /* Longest body that has more than one field; 0: the longest body of a frame. */
+    uint32_t max_bytes;
 };
 
 static const struct row rows[] = {
@@ -142,7 +148,8 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_TRACE] = {cst_serve_trace, &cistern__trace_get__descriptor, NOTHING},
 };
 
-/* Why this session may not ask this now. @fatal: it is closed after the answer. */
+/* Check whether the session may make this request now. *fatal: the session must be closed after the
+ * answer. */
 static int check_session(const struct cst_session *session, const struct cst_frame *frame,
                          const struct row *row, bool *fatal, struct cst_err *err)
 {
@@ -164,6 +171,8 @@ static int check_session(const struct cst_session *session, const struct cst_fra
     if (daemon->draining) {
         return cst_err_set(err, CST_EDRAINING, "the daemon is shutting down");
     }
+    /* A Cancel needs no credit, because a client without credits must be able to end its own
+     * requests. */
     if (session->n_requests >= daemon->config->credits &&
         frame->type != CISTERN__MSG_TYPE__MSG_CANCEL) {
         return cst_err_set(err, CST_ENOCREDIT, "%u requests in flight, the limit is %u",
@@ -177,11 +186,11 @@ static int check_session(const struct cst_session *session, const struct cst_fra
     return CST_OK;
 }
 
-/* The body is one field of a length that it says: a Declare with one declaration, for example. */
+/* True if the body is a single field with a length, such as a Declare with one declaration. */
 static bool is_one_field(const struct cst_frame *frame)
 {
     uint64_t bytes = 0;
-    uint32_t i = 1; /* after the tag */
+    uint32_t i = 1; /* After the tag. */
 
     for (unsigned shift = 0; i < frame->body_bytes && shift < 35; shift += 7) {
         bytes |= (uint64_t)(frame->body[i] & 0x7f) << shift;
@@ -203,7 +212,7 @@ static int check_length(const struct cst_frame *frame, const struct row *row, st
                        frame->type, frame->body_bytes, row->max_bytes);
 }
 
-/* The form of a request frame: no flags, no descriptors. */
+/* Check that a request frame has no flags and no descriptors. Descriptors are closed. */
 static int check_frame(struct cst_frame *frame, struct cst_err *err)
 {
     unsigned n_fds = frame->n_fds;
@@ -225,7 +234,7 @@ void cst_dispatch(struct cst_session *session, struct cst_frame *frame)
         frame->type < sizeof rows / sizeof *rows && rows[frame->type].serve != NULL
             ? &rows[frame->type]
             : NULL;
-    void *body = frame; /* batches are unpacked by their server */
+    void *body = frame; /* Batches are decoded by cst_serve_batch (batch.h). */
     bool fatal = false;
     struct cst_err err;
     int rc = check_frame(frame, &err);

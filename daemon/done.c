@@ -32,6 +32,7 @@ static bool is_at_rest(const struct cst_job *job)
         return false;
     }
     for (uint32_t r = 0; r < job->world; r++) {
+        /* A pool that may move is used by no lease and no transfer. */
         if (cst_core_may_move(job->core, r, false, &err) != CST_OK) {
             return false;
         }

@@ -61,6 +61,7 @@ static void on_commit(struct cst_job *job, uint64_t step)
     uint64_t ns;
 
     cst_record_commit(job->record, step, uv_hrtime(), &ns);
+    /* The step was reported by another rank already, or its start is unknown. */
     if (ns == 0) {
         return;
     }
@@ -257,6 +258,7 @@ void cst_job_feed(struct cst_job *job, struct cst_event *event)
     cst_core_step(job->core, event, &daemon->actions);
     carry_out(job, &daemon->actions);
     note_wait(daemon, event);
+    /* An action may have removed the job. */
     if (job->state == CST_JOB_READY) {
         cst_commit_settled(job);
         arm(job, event->now);

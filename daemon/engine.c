@@ -137,6 +137,7 @@ static int start_process(struct cst_engine *engine, struct cst_err *err)
 {
     struct cst_engines *engines = engine->engines;
     const struct cst_config *config = engines->config;
+    /* Simulated accelerators run the host's engine program. */
     bool paced = cst_paced_is(engine->device), gpu = cst_engine_is_gpu(engine) && !paced;
     char rates[CST_PACED_ARGUMENT], *argv[4] = {gpu ? engines->gpu_program : engines->program};
 
@@ -235,6 +236,7 @@ static void on_done(struct cst_engine *engine, const struct cst_frame *frame)
         const Engine__Completion *c = done->completions[i];
         bool forgiven = cst_commands_forgives(&engine->commands, c->ticket);
 
+        /* A completion of a job that was removed is ignored. */
         if (cst_commands_remove(&engine->commands, c->ticket)) {
             engine->n_completed++;
             engine->deaths = (struct cst_deaths){0};
@@ -343,6 +345,7 @@ void cst_engine_ping(struct cst_engine *engine)
         cst_log(CST_LOG_ERROR, "engine %u: no answer for %d s, killed", engine->index,
                 MAX_UNANSWERED);
         cst_process_kill(engine->process);
+        /* A process that is starting cannot answer yet, but its silence counts. */
     } else if (cst_engine_is_up(engine)) {
         (void)cst_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_PING, 2, NULL, -1);
     }
@@ -420,6 +423,8 @@ static void on_refuse(struct cst_later *later)
 {
     struct cst_engine *engine = cst_owner_of(later, struct cst_engine, refuse);
 
+    /* A node's engine is tried again for a new command. Otherwise the last start failed, and those
+     * who wait must be told. */
     if (engine->state == CST_ENGINE_FAILED && engine->retry) {
         engine->retry = false;
         cst_engine_need(engine);

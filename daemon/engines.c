@@ -72,6 +72,7 @@ static int find_nodes(struct cst_engines *engines, struct cst_err *err)
                            "[host] nodes names %u NUMA nodes, %u of them are there and have cores",
                            config->n_nodes, engines->n);
     }
+    /* hwloc found no NUMA node: treat the machine as one node. */
     if (engines->n == 0) {
         cst_engine_init(&engines->v[engines->n++], engines, 0, 0, "");
     }
@@ -181,6 +182,7 @@ void cst_engines_stop(struct cst_engines *engines)
             cst_process_stop(engines->v[i].process);
         }
     }
+    /* The engines are not checked any more, and the timer can limit the time of their end. */
     (void)uv_timer_start(&engines->ping, on_stop_late, STOP_MS, 0);
     /* The timer must not keep the loop running when all processes have ended in time. */
     uv_unref((uv_handle_t *)&engines->ping);
@@ -372,6 +374,7 @@ int cst_engines_submit(struct cst_engines *engines, const struct cst_command *co
         return cst_err_set(err, CST_EINTERNAL, "command for engine %u of %u", command->node,
                            engines->n);
     }
+    /* Commands that wait for a failed command now wait for the one that replaces it. */
     for (uint32_t i = 0; i < command->n_instead; i++) {
         cst_waits_rename(&engines->waits, command->instead[i], command->ticket);
     }

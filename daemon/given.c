@@ -157,6 +157,7 @@ int cst_given_prepare(struct cst_session *session, const Cistern__JobOpen *messa
     if (rc == CST_OK && plan.n_chunks > 0) {
         rc = fill_wish(wish, &plan, err);
     }
+    /* The other ranks wait for this rank, and would wait until their time limit. */
     if (rc == CST_EMISMATCH && job != NULL && cst_worker_is_awaited(job, wish->rank)) {
         cst_declare_disagree(job, NULL, err);
     }

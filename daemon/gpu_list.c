@@ -127,6 +127,7 @@ static int find_uuid(struct cst_gpu_list *list, const char *uuid, struct cst_gpu
             *out = gpu;
             return CST_OK;
         }
+        /* The prefix alone names no GPU. */
         if (strncasecmp(gpu->uuid, uuid, strlen(uuid)) == 0 && strlen(uuid) > strlen("GPU-")) {
             if (found != NULL) {
                 return cst_err_set(err, CST_EINVAL, "'%.63s' is the beginning of %s and of %s",
@@ -208,6 +209,7 @@ int cst_gpu_list_select(struct cst_gpu_list *list, const char *devices, const ch
              word = strtok_r(NULL, ", ", &save)) {
             struct cst_err why = {0};
 
+            /* Go on with the other GPUs, and report the first error. */
             if (keep(list, word, &kept, &why) != CST_OK && rc == CST_OK) {
                 *err = why;
                 rc = why.status;

@@ -143,6 +143,7 @@ static void take_list(struct cst_gpus *gpus, const char *text, size_t n)
         cst_log(CST_LOG_ERROR, "%s", gpus->why);
     }
     if (gpus->list.n == 0) {
+        /* A copy, because end_without writes to gpus->why. */
         char why[sizeof gpus->why];
 
         (void)snprintf(why, sizeof why, "%s", gpus->why);

@@ -62,6 +62,7 @@ static const char *worker_state(const struct cst_worker *worker)
     if (worker->session != NULL) {
         return "attached";
     }
+    /* The worker has hung up, or its process has ended without leaving. */
     if (worker->present || (worker->pid != 0 && !worker->left)) {
         return "dead";
     }

@@ -80,6 +80,8 @@ static int take_lock(struct cst_listen *listener, struct cst_err *err)
             return cst_err_set(err, CST_EBUSY, "%s: another cisternd (pid %d) listens there",
                                listener->path, holder);
         }
+        /* The previous holder may have removed the file after it was opened here; then open the new
+         * file. */
         if (lock_is_current(fd, path)) {
             break;
         }

@@ -162,6 +162,7 @@ __attribute__((format(printf, 3, 0))) static void write_event(enum cst_log_level
         return;
     }
     write_words(about, words, sizeof words, fmt, ap);
+    /* Standard error reaches the journal as well, but without the fields. */
     if (!journal || !send_to_journal(level, about, words)) {
         write_to_stderr(level, words);
     }

@@ -69,6 +69,7 @@ static void on_mounted(struct cst_segment *segment)
     if (segment->err.status != 0 && memory->err.status == 0) {
         memory->err = segment->err;
     }
+    /* Accelerator memory is allocated without reports of progress. */
     segment->populated = segment->bytes;
     count(memory, segment);
     if (--memory->n_waiting == 0) {
@@ -124,6 +125,7 @@ static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_bud
     segment->engines = host_engines | memory->gpu_engines;
     segment->populate = populate;
     segment->population = &memory->population;
+    /* With one node there is nothing to bind. */
     segment->bind = engines->n_nodes > 1 ? (int)engines->v[populate].os_node : -1;
     segment->lock = daemon->config->lock != CST_LOCK_NO;
     segment->lock_required = daemon->config->lock == CST_LOCK_YES;
@@ -244,6 +246,7 @@ static int add_part(struct cst_memory *memory, const struct cst_layout *layout, 
     struct cst_daemon *daemon = memory->daemon;
     uint32_t per_slab = cst_pools_per_slab(layout, class), left = pool->blocks.n[class];
     uint64_t grain = cst_memory_grain(daemon, pool->gpu);
+    /* Pools in host memory are spread over the nodes by rank. */
     int rc = CST_OK, node = (int)(rank % daemon->engines.n_nodes);
 
     while (left > 0 && rc == CST_OK) {
@@ -424,6 +427,7 @@ static uint64_t release(struct cst_memory *memory, struct cst_segment *segment)
     uint64_t bytes = segment->bytes;
 
     memory->populated -= segment->counted;
+    /* The answers of engines do not matter any more; on_gone is still counted. */
     segment->on_mounted = segment->on_progress = NULL;
     cst_engines_unmount(&memory->daemon->engines, segment);
     cst_segment_unref(segment);

@@ -97,6 +97,7 @@ static void send_add(struct cst_engine *engine, struct cst_segment *segment)
     add.bytes = segment->bytes;
     add.has_node = add.has_populate = add.has_lock = 1;
     add.node = first ? segment->bind : -1;
+    /* A segment that is mapped again was populated by the previous process. */
     add.populate = first && !segment->device && mount_of(engine, segment) != CST_MOUNT_REMOUNT;
     add.lock = first && segment->lock;
     add.has_device = add.has_create = add.device = segment->device;

@@ -116,6 +116,7 @@ void cst_move_end(struct cst_job *job, const struct cst_err *err)
             continue;
         }
         worker->moves = false;
+        /* The rank may be opened on another device again. */
         worker->homeless = *err;
         if (err->status != CST_OK && commit != NULL) {
             worker->commit = NULL;
