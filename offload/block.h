@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rank's pool: blocks, their states, which chunk is in which block. Keeps the books; decides
- * nothing. A block belongs to one size class, its part, for good; all books are kept by part.
+/* A rank's pool: its blocks, their states, and which chunk is in which block. Keeps the books and
+ * decides nothing. A block belongs to one size class (its part) forever; all books are kept per
+ * part.
  *
  *         load            copy done           evict
  *   FREE ------> LOADING ----------> RESIDENT ------> FREE   weights; RESIDENT may be leased
@@ -11,8 +12,8 @@
  *                             | block is wanted
  *                             +--------> STAGING ------> FREE   the grad row holds it now
  *
- * Where the worker copies weights in (worker_copies), LOADING waits for the chunk's update instead
- * of a copy, and RESIDENT is filling at first.
+ * If the worker copies weights in (worker_copies), LOADING waits for the chunk's update instead of
+ * a copy, and RESIDENT is `filling` at first.
  *
  *   RESIDENT, STALE, OPEN --hang-up while leased--> QUARANTINED --death or sync--> FREE */
 #ifndef CST_BLOCK_H
@@ -28,82 +29,99 @@
 
 enum cst_block_state {
     CST_BLOCK_FREE,
-    CST_BLOCK_LOADING,     /* a copy up is under way, or the update before it; requests may wait */
-    CST_BLOCK_RESIDENT,    /* holds a chunk's current weights; leases >= 0 */
-    CST_BLOCK_STALE,       /* leased weights of before the last commit or write; leases > 0 */
-    CST_BLOCK_OPEN,        /* a leased gradient; leases = 1 */
-    CST_BLOCK_PENDING,     /* a gradient handed in, waits for other ranks */
-    CST_BLOCK_STAGING,     /* it is being copied to the chunk's grad row */
-    CST_BLOCK_REDUCING,    /* a reduction reads it */
-    CST_BLOCK_QUARANTINED, /* its lessee hung up and may still run */
+    /* The copy into the block, or the update before it, is in flight; requests may wait for it. */
+    CST_BLOCK_LOADING,
+    CST_BLOCK_RESIDENT, /* The block holds a chunk's current weights; leases >= 0. */
+    /* The block holds leased weights from before the last commit or write; leases > 0. */
+    CST_BLOCK_STALE,
+    CST_BLOCK_OPEN, /* The block holds a leased gradient; leases = 1. */
+    /* The block holds a gradient that was handed in and waits for other ranks. */
+    CST_BLOCK_PENDING,
+    CST_BLOCK_STAGING,     /* The gradient is being copied to the chunk's grad row. */
+    CST_BLOCK_REDUCING,    /* A reduction reads the gradient. */
+    CST_BLOCK_QUARANTINED, /* The lessee hung up and its process may still run. */
     CST_BLOCK_STATES,
 };
 
 struct cst_block {
     enum cst_block_state state;
-    uint32_t chunk;      /* CST_NONE while free */
-    uint32_t leases;     /* fetches not released */
-    uint32_t part;       /* its size class */
-    uint32_t micro;      /* a gradient that was handed in: micro-batch that it is of */
-    uint32_t prev, next; /* list of its part's blocks in its state, CST_NONE: the end */
-    uint32_t
-        n_pieces;  /* LOADING, gathered: copies to and from it under way; 0: one copy fills it */
-    bool dropped;  /* LOADING: what arrives is out of date; STAGING: nobody wants it any more */
-    bool foreseen; /* LOADING: nobody had asked for it when the copy began */
-    bool filling; /* RESIDENT, STALE: leased, and the lessee has not said that the weights are in */
-    uint64_t generation; /* of the lease; 0 while there was none */
-    uint64_t ticket;     /* of the command that moves it, or that it waits for; 0: none */
-    uint64_t last_use;   /* the core's use counter when it was last granted, released or loaded */
-    /* On both clocks, see instant.c. */
-    struct cst_moment last;    /* the end of what was last done with it */
-    struct cst_moment granted; /* its last lease */
-    struct cst_moment end; /* of a GPU: when that has done what it was granted for, as foreseen */
-    uint64_t shift;        /* of the rank, when that was foreseen */
-    uint64_t would_end;    /* LOADING: instant at which a copy would have ended that was overtaken
-                              while it waited for its update, ns; 0: it was not */
-    struct cst_queue waiters; /* LOADING: fetches that it will answer */
+    uint32_t chunk;  /* CST_NONE while FREE. */
+    uint32_t leases; /* Number of fetches that were not released. */
+    uint32_t part;   /* Index into the pool's parts: the size class. */
+    uint32_t micro;  /* Gradient that was handed in: its micro-batch. */
+    /* Links of the list of the part's blocks in this state; CST_NONE: the end. */
+    uint32_t prev, next;
+    /* LOADING by several GPUs: copies in flight to and from the block. 0: one copy fills the
+     * block. */
+    uint32_t n_pieces;
+    /* LOADING: the weights that arrive are out of date. STAGING, REDUCING: the gradient is void. */
+    bool dropped;
+    bool foreseen; /* LOADING: nobody had asked for the weights when the load began. */
+    /* RESIDENT, STALE: leased, and the worker has not reported that its copy into the block is
+     * complete. */
+    bool filling;
+    uint64_t generation; /* Generation of the current lease; 0: not leased. */
+    /* Ticket of the command that moves the contents, or that the block waits for; 0: none. */
+    uint64_t ticket;
+    /* Value of the core's use counter when the block was last granted, released or loaded. */
+    uint64_t last_use;
+    /* Times on both clocks, see instant.c. */
+    struct cst_moment last;    /* End of the last action on the block. */
+    struct cst_moment granted; /* Time of the last lease. */
+    struct cst_moment end;     /* GPU: predicted end of the work for which the block was granted. */
+    uint64_t shift;            /* GPU: value of the rank's `shift` when `end` was predicted. */
+    /* LOADING: instant at which a copy would have ended that was overtaken while it waited for its
+     * update, in ns; 0: it was not overtaken. */
+    uint64_t would_end;
+    struct cst_queue waiters; /* LOADING: fetches that wait for the load. */
 };
 
 /* The blocks of one size class. */
 struct cst_part {
-    uint32_t first_block; /* index into the pool's blocks */
-    uint32_t n_blocks;    /* from there on */
+    uint32_t first_block; /* Index into the pool's blocks. */
+    uint32_t n_blocks;    /* Number of blocks from first_block on. */
     uint32_t blocks_per_slab;
     uint32_t first_slab;
     uint64_t block_bytes;
-    uint32_t count[CST_BLOCK_STATES]; /* blocks by state */
-    uint32_t head[CST_BLOCK_STATES];  /* list of blocks by state, the newest in it first; CST_NONE:
-                                         empty */
-    uint32_t n_leased_resident;       /* of the RESIDENT ones */
-    uint32_t n_awaited;               /* of the LOADING ones: that fetches wait for */
-    uint32_t n_foreseen;              /* of the LOADING ones: foreseen */
-    struct cst_victims victims;       /* RESIDENT ones without leases, by number in the part */
-    bool staging_failed; /* in this collection: it is done for a fetch alone, which hears of it */
-    uint32_t n_ahead;    /* weights that the trace expects before the victims' edge */
-    uint32_t n_claimed;  /* blocks that gradients which it expects there will take */
-    struct cst_queue demand; /* fetches that wait for a block of it */
-    struct cst_queue ahead;  /* same, served after them */
+    uint32_t count[CST_BLOCK_STATES]; /* Number of blocks in each state. */
+    /* List of the blocks in each state, the newest first; CST_NONE: empty. */
+    uint32_t head[CST_BLOCK_STATES];
+    uint32_t n_leased_resident; /* Number of leased RESIDENT blocks. */
+    uint32_t n_awaited;         /* Number of LOADING blocks that fetches wait for. */
+    uint32_t n_foreseen;        /* Number of LOADING blocks that are foreseen. */
+    struct cst_victims victims; /* RESIDENT blocks without leases, numbered within the part. */
+    /* In this collection a gradient could not be staged. Gradients are then staged for fetches
+     * only, which get the error. */
+    bool staging_failed;
+    uint32_t n_ahead;   /* Number of weights that the trace expects before the edge of `victims`. */
+    uint32_t n_claimed; /* Number of blocks that gradients expected before the edge will take. */
+    struct cst_queue demand; /* Fetches that wait for a block of the part. */
+    /* Fetches ahead that wait for a block of the part; served after `demand`. */
+    struct cst_queue ahead;
 };
 
 struct cst_pool {
-    struct cst_block *blocks; /* n_blocks, part by part; owned */
+    struct cst_block *blocks; /* All n_blocks blocks, part by part; owned. */
     uint32_t n_blocks;
     struct cst_part parts[CST_LAYOUT_MAX_CLASSES];
     uint32_t n_parts;
     uint32_t n_chunks;
-    const struct cst_layout_chunk *chunks; /* of the layout; borrowed */
-    const uint32_t *segments;              /* segment id per slab; borrowed */
-    uint32_t engine;                       /* of the GPU whose memory it is; 0: host memory */
-    bool worker_copies;                    /* no engine copies weights in */
-    const struct cst_trace *trace;         /* of the rank: says when weights are wanted; borrowed */
-    uint64_t epoch;                        /* of the trace, to which the victims' times belong */
-    uint64_t credit; /* grows with what comes as expected: pays for looking at all victims again */
-    uint64_t serial; /* see claimed */
-    uint64_t *claimed; /* per chunk: equals serial where its gradient counts in n_claimed; owned */
-    uint32_t *weight_of;   /* per chunk: its LOADING or RESIDENT block, or CST_NONE; owned */
-    uint32_t *grad_of;     /* per chunk: block of its gradient in this collection; owned */
-    bool changed;          /* a waiting fetch may have a chance now */
-    struct cst_moment now; /* of the event that is digested, see instant.c */
+    const struct cst_layout_chunk *chunks; /* Chunks of the layout; borrowed. */
+    const uint32_t *segments;              /* Segment id of each slab; borrowed. */
+    uint32_t engine;    /* Engine of the GPU whose memory the pool is; 0: host memory. */
+    bool worker_copies; /* The rank's worker copies weights in; engines do not. */
+    /* The rank's trace, which predicts when weights are used; borrowed. */
+    const struct cst_trace *trace;
+    uint64_t epoch; /* Epoch of the trace to which the times in `victims` belong. */
+    /* Grows with requests that come as expected; pays for a new look at all victims. */
+    uint64_t credit;
+    uint64_t serial;     /* Current value of valid entries of `claimed`. */
+    uint64_t *claimed;   /* Per chunk: equals serial if its gradient counts in n_claimed; owned. */
+    uint32_t *weight_of; /* Per chunk: its LOADING or RESIDENT block, or CST_NONE; owned. */
+    /* Per chunk: the block of its gradient in this collection, or CST_NONE; owned. */
+    uint32_t *grad_of;
+    bool changed;          /* A waiting fetch may now succeed. */
+    struct cst_moment now; /* Time of the current event on both clocks, see instant.c. */
 };
 
 /* CST_ENOMEM: nothing is owned. */
@@ -115,52 +133,52 @@ void cst_pool_close(struct cst_pool *pool);
 /* The part whose blocks hold @chunk. */
 struct cst_part *cst_pool_part(struct cst_pool *pool, uint32_t chunk);
 
-/* How many blocks of the pool are in @state. */
+/* Number of the pool's blocks in @state. */
 uint32_t cst_pool_count(const struct cst_pool *pool, enum cst_block_state state);
 
-/* A free block of its part in @state for @chunk; CST_NONE if none is free. weight_of and grad_of
- * are the caller's business. */
+/* Take a free block for @chunk and set it to @state; CST_NONE: none is free. The caller updates
+ * weight_of and grad_of. */
 uint32_t cst_pool_take(struct cst_pool *pool, enum cst_block_state state, uint32_t chunk);
 
-/* Go to @state, which the table must allow. FREE: forgets everything and puts it on the free list.
- */
+/* Change the state of @block to @state; the transition must be in the diagram above. FREE resets
+ * the block. */
 void cst_block_move(struct cst_pool *pool, uint32_t block, enum cst_block_state state);
 
-/* One lease more or less on a RESIDENT or STALE block. */
+/* Add or end one lease on a RESIDENT or STALE block. */
 void cst_block_lease(struct cst_pool *pool, uint32_t block);
 void cst_block_unlease(struct cst_pool *pool, uint32_t block);
 
-/* Nobody has asked for what comes into a LOADING block. */
+/* Mark a LOADING block: nobody has asked for its weights. */
 void cst_block_foresee(struct cst_pool *pool, uint32_t block);
 
-/* When a block's weights are wanted has changed: its place among the victims does too. */
+/* Update the block's place among the victims after its next use has changed. */
 void cst_block_review(struct cst_pool *pool, uint32_t block);
 
 /* End all leases of a RESIDENT block. */
 void cst_block_unlease_all(struct cst_pool *pool, uint32_t block);
 
-/* A fetch waits for the copy into a LOADING block; it does no more; the oldest that does, taken out
- * (CST_NO_REQUEST: none). */
+/* Let a fetch wait for the load of a LOADING block (await), end the wait (forsake), or take out the
+ * fetch that has waited longest (pop; CST_NO_REQUEST: there is none). */
 void cst_block_await(struct cst_pool *pool, uint32_t block, struct cst_requests *requests,
                      uint32_t request);
 void cst_block_forsake(struct cst_pool *pool, uint32_t block, struct cst_requests *requests,
                        uint32_t request);
 uint32_t cst_block_pop_waiter(struct cst_pool *pool, uint32_t block, struct cst_requests *requests);
 
-/* Where a block lies, on the wire. */
+/* Place of a block: segment id and offset; number of its slab; offset in the slab. */
 struct cst_place cst_pool_place(const struct cst_pool *pool, uint32_t block);
 uint32_t cst_pool_slab(const struct cst_pool *pool, uint32_t block);
 uint64_t cst_pool_offset(const struct cst_pool *pool, uint32_t block);
 
 void cst_pool_books(const struct cst_pool *pool, struct cst_books *out);
 
-/* The same of size class @k alone. */
+/* Count the blocks of size class @k only. */
 void cst_pool_part_books(const struct cst_pool *pool, uint32_t k, struct cst_books *out);
 
-/* "loading" and so on. */
+/* Name of the state, "loading" for example. */
 const char *cst_block_state_name(enum cst_block_state state);
 
-/* NULL, or the name of an invariant of this pool alone that does not hold. */
+/* NULL, or the name of an invariant of this pool that does not hold. For tests. */
 const char *cst_pool_check(const struct cst_pool *pool, uint32_t n_chunks);
 
 #endif

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a room, an accelerator's memory for updates, is divided. Pure.
+/* Division of a room, an accelerator's memory for updates. Pure.
  *
- *   buffer 0                                                  buffer 1    buffer 2    held
- * gradients | in: grad, master, exp_avg, exp_avg_sq                   | ...       | ...       | 0 |
- * 1 | ... | out: weight, master, exp_avg, exp_avg_sq                |
+ *   buffer 0                                       buffer 1   buffer 2   held gradients
+ *   | in:  grad, master, exp_avg, exp_avg_sq    |  | ...      | ...      | 0 | 1 | ...
+ *   | out: weight, master, exp_avg, exp_avg_sq  |
  *
- * A buffer takes one chunk through: its states come up into `in`, are updated from there into
- * `out`, and go down. With three of them one comes up while another one is updated and a third goes
- * down. What is left holds gradients that need not come up again. */
+ * A buffer serves the update of one chunk at a time: the chunk's states are copied to `in`, updated
+ * from there into `out`, and copied back. With three buffers one chunk is copied up while another
+ * one is updated and a third one is copied down. The rest of the room holds gradients, which then
+ * need not be copied up again. */
 #ifndef CST_BUFFERS_H
 #define CST_BUFFERS_H
 
@@ -16,32 +17,32 @@
 #define CST_BUFFERS_MAX 3
 
 struct cst_buffers {
-    uint64_t in[CST_ROW_COUNT]; /* bytes from the start of a buffer to each row that is read; WEIGHT
-                                   is not */
-    uint64_t out[CST_ROW_COUNT]; /* same, written; GRAD is not */
-    uint64_t bytes;              /* of a buffer */
-    uint32_t n;          /* buffers, 0..CST_BUFFERS_MAX; 0: the room is too small for any chunk */
-    uint64_t max_elems;  /* of a chunk that goes through */
-    uint64_t held_first; /* bytes from the start of the room to the first held gradient */
-    uint64_t held_bytes; /* of one */
+    /* Offset in a buffer of each row that is read, in bytes; WEIGHT is not used. */
+    uint64_t in[CST_ROW_COUNT];
+    /* Offset in a buffer of each row that is written, in bytes; GRAD is not used. */
+    uint64_t out[CST_ROW_COUNT];
+    uint64_t bytes; /* Size of a buffer. */
+    uint32_t n; /* Number of buffers, 0..CST_BUFFERS_MAX; 0: the room is too small for any chunk. */
+    uint64_t max_elems;  /* Elements of the largest chunk that fits a buffer. */
+    uint64_t held_first; /* Offset in the room of the first held gradient, in bytes. */
+    uint64_t held_bytes; /* Size of a held gradient. */
+    /* Number of gradients that can be held. */
     uint32_t n_held;
 };
 
-/* Divide @room_bytes for the chunks of @layout that have states: one, two or three buffers of one
- * size. More buffers overlap more of the copies and updates; larger buffers let larger chunks
- * through, and a chunk that is larger is never updated in the room. The number is chosen that takes
- * most elements through per time: three buffers only where they hold two thirds of the elements
- * that two would hold. What the buffers leave holds gradients. *buffers has n = 0 where no chunk
- * fits. */
+/* Divide @room_bytes into one, two or three buffers of one size for the chunks of @layout with
+ * states. More buffers overlap more copies and updates. Larger buffers take larger chunks; a chunk
+ * that is larger than a buffer is never updated in the room. The number is chosen that takes the
+ * most elements per time: three buffers only if they fit chunks with two thirds of the elements
+ * that fit two. The rest holds gradients. *buffers has n = 0 if no chunk fits. */
 void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *layout,
                         uint64_t room_bytes);
 
-/* Bytes that three buffers for the largest chunk take; of the first @n_classes size classes, 0:
- * there is none that has states. */
+/* Bytes of three buffers for the largest chunk with states, of all size classes or of the first
+ * @n_classes. 0: there is no chunk with states. */
 uint64_t cst_buffers_want(const struct cst_layout *layout);
 uint64_t cst_buffers_want_of(const struct cst_layout *layout, uint32_t n_classes);
-/* Bytes of one buffer for the smallest chunk: the least room that is of any use; 0: no chunk has
- * states. */
+/* Bytes of one buffer for the smallest chunk: the smallest useful room. 0: no chunk has states. */
 uint64_t cst_buffers_least(const struct cst_layout *layout);
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the norm of the gradients to the factor that the update multiplies them with. Shared by the
- * daemon's schedule and by the reference worker's local store, so that both get the same bits.
- * Pure. */
+/* The factor by which the update multiplies gradients, from their norm. Used by the core and by the
+ * reference worker's local store, so that both get the same bits. Pure. */
 #ifndef CST_CLIP_H
 #define CST_CLIP_H
 
@@ -11,14 +10,16 @@
 #include <stdbool.h>
 
 struct cst_clip {
-    double grad_norm; /* L2 norm of grad_scale x gradient; NaN or infinite where a gradient is */
-    float clip;   /* min(1, clip_norm / (grad_norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ */
-    float factor; /* grad_scale x clip: what UPDATE takes */
-    bool finite;  /* false: skip the step. A gradient is NaN, infinite, or scaled too large
-                     (proto/limit.h) */
+    double grad_norm; /* L2 norm of grad_scale x gradient; NaN or infinite if a gradient is. */
+    float clip;   /* min(1, clip_norm / (grad_norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. */
+    float factor; /* grad_scale x clip: the factor for UPDATE. */
+    /* False: skip the step, because a gradient is NaN, infinite or scaled too large
+     * (proto/limit.h). */
+    bool finite;
 };
 
-/* @sum_squares: of the reduced bf16 gradients; @clip_norm 0: no clipping. */
+/* Compute the clip factor. @sum_squares: of the reduced bf16 gradients. @clip_norm 0: no
+ * clipping. */
 static inline struct cst_clip cst_clip_factor(double sum_squares, float grad_scale, float clip_norm)
 {
     struct cst_clip c = {.clip = 1.0f};

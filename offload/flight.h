@@ -1,77 +1,86 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Commands that the engines have and the core waits for: from a ticket to what it was for. Lookups
- * only; a hash with linear probing. */
+/* Commands in flight: a map from a ticket to what the command is for. A hash table with linear
+ * probing. */
 #ifndef CST_FLIGHT_H
 #define CST_FLIGHT_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* When something happened, and when it would have happened if updates took no time (instant.c).
- * The second is never later than the first. Both in ns. */
+/* When something happened (`at`), and its instant: when it would have happened if updates took no
+ * time (instant.c). The instant is never later. Both in ns. */
 struct cst_moment {
     uint64_t at, instant;
 };
 
 enum cst_flight_kind {
-    CST_FLIGHT_LOAD,    /* weight row, or this rank's piece of it -> block */
-    CST_FLIGHT_PIECE,   /* a peer's piece: peer's block -> block */
-    CST_FLIGHT_STAGE,   /* gradient block -> grad row */
-    CST_FLIGHT_LANDING, /* gradient block -> landing, out of which a REDUCE reads it */
+    CST_FLIGHT_LOAD,  /* COPY of a weight row, or of this rank's piece of it, to a block. */
+    CST_FLIGHT_PIECE, /* COPY of a peer's piece from the peer's block to this rank's block. */
+    CST_FLIGHT_STAGE, /* COPY of a gradient from its block to the grad row. */
+    /* COPY of a gradient from its block to a landing, from which a REDUCE reads it. */
+    CST_FLIGHT_LANDING,
+    /* Sum of contributions to a gradient. */
     CST_FLIGHT_REDUCE,
+    /* Norm of all gradients. */
     CST_FLIGHT_NORM,
-    CST_FLIGHT_UPDATE, /* what brings the weights of an update */
-    CST_FLIGHT_STATES, /* what brings states of an update down from a room */
-    CST_FLIGHT_AWAY,   /* UPDATE in a room */
-    CST_FLIGHT_ROOM,   /* any other command of an update in a room */
-    CST_FLIGHT_HELD,   /* gradient block -> room, beside its sum */
-    CST_FLIGHT_READ,   /* row -> staging segment */
-    CST_FLIGHT_WRITE,  /* staging segment -> rows */
-    CST_FLIGHT_PART,   /* part of a WRITE, which waits for it */
+    /* The command that completes the weights of an update: UPDATE in place, or COPY down from a
+     * room. */
+    CST_FLIGHT_UPDATE,
+    CST_FLIGHT_STATES, /* COPY of states down from a room. */
+    CST_FLIGHT_AWAY,   /* UPDATE in a room. */
+    CST_FLIGHT_ROOM,   /* Any other command of an update in a room. */
+    CST_FLIGHT_HELD,   /* COPY of a gradient from its block to a room, in addition to its sum. */
+    CST_FLIGHT_READ,   /* READ: row to staging segment. */
+    CST_FLIGHT_WRITE,  /* WRITE: staging segment to rows. */
+    CST_FLIGHT_PART,   /* Part of a WRITE, which waits for it. */
 };
 
 struct cst_flight {
-    uint64_t ticket; /* 0: the slot is empty */
+    uint64_t ticket; /* 0: the slot is empty. */
     enum cst_flight_kind kind;
-    uint32_t rank;  /* LOAD, PIECE, STAGE, LANDING; AWAY, ROOM, HELD, and UPDATE, STATES that are
-                       down: number of the room */
-    uint32_t block; /* LOAD, PIECE, STAGE; HELD, and AWAY, ROOM, CST_NONE elsewhere: slot of the
-                       gradient that is kept there */
-    bool down;      /* UPDATE, STATES: a COPY out of a room */
-    uint32_t tries; /* down: copies of the same that failed before */
-    uint32_t peer;  /* PIECE: rank whose block is read */
-    uint32_t peer_block;      /* PIECE */
-    uint32_t chunk;           /* all but NORM */
-    uint32_t request;         /* READ, WRITE */
-    uint32_t engine;          /* that has the command */
-    struct cst_moment issued; /* see instant.c, as is the next one */
-    uint64_t idle; /* ns, REDUCE: time for which its engine would have had no sum, until then */
-    uint64_t collection; /* STAGE, LANDING, REDUCE, NORM: the collection of gradients that it
-                            belongs to */
+    /* LOAD, PIECE, STAGE, LANDING: the rank. AWAY, ROOM, HELD, and UPDATE and STATES with `down`:
+     * number of the room. */
+    uint32_t rank;
+    /* LOAD, PIECE, STAGE: the block. HELD: slot of the kept gradient. AWAY, ROOM: slot of the kept
+     * gradient, or CST_NONE. */
+    uint32_t block;
+    bool down;           /* UPDATE, STATES: the command is a COPY out of a room. */
+    uint32_t tries;      /* With `down`: number of failed copies of the same row before this one. */
+    uint32_t peer;       /* PIECE: rank whose block is read. */
+    uint32_t peer_block; /* PIECE: the peer's block. */
+    uint32_t chunk;      /* All but NORM. */
+    uint32_t request;    /* READ, WRITE: number of the request. */
+    uint32_t engine;     /* Engine that has the command. */
+    struct cst_moment issued; /* When the command was issued, on both clocks; see instant.c. */
+    /* REDUCE: value of its engine's idle_ns (struct cst_clock) when it was issued, in ns; see
+     * instant.c. */
+    uint64_t idle;
+    /* STAGE, LANDING, REDUCE, NORM: collection of gradients that the command belongs to. */
+    uint64_t collection;
 };
 
 struct cst_flights {
-    struct cst_flight *slots; /* owned */
-    uint32_t n_slots;         /* power of two */
-    uint32_t n;               /* in flight */
+    struct cst_flight *slots; /* Owned. */
+    uint32_t n_slots;         /* A power of two. */
+    uint32_t n;               /* Commands in flight. */
 };
 
 void cst_flights_init(struct cst_flights *flights);
 void cst_flights_close(struct cst_flights *flights);
 
-/* Room for @n in all. CST_ENOMEM. */
+/* Make room for @n commands in total. CST_ENOMEM. */
 int cst_flights_reserve(struct cst_flights *flights, uint32_t n);
 
-/* Reserved before; the ticket is new. */
+/* Add a command with a new ticket. Room must have been reserved. */
 void cst_flights_add(struct cst_flights *flights, const struct cst_flight *flight);
 
-/* Take it out into *out; false: unknown ticket. */
+/* Remove the command and copy it to *out. False: unknown ticket. */
 bool cst_flights_take(struct cst_flights *flights, uint64_t ticket, struct cst_flight *out);
 
-/* The one of @ticket, which is known; borrowed as by cst_flights_find. */
+/* The command with @ticket, which must be known. Borrowed until the next change. */
 struct cst_flight *cst_flights_get(struct cst_flights *flights, uint64_t ticket);
 
-/* NULL if unknown; borrowed until the next call that changes anything. */
+/* The command with @ticket, or NULL. Borrowed until the next change. */
 const struct cst_flight *cst_flights_find(const struct cst_flights *flights, uint64_t ticket);
 
 #endif

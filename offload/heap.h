@@ -1,48 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A heap of numbered things, the greatest key on top, in which a thing's key can change: O(log n)
- * each. Room is made at the beginning, so nothing fails later. */
+/* A binary heap of numbered items, the greatest key on top, in which an item's key can change.
+ * O(log n) per operation. Memory is allocated in advance, so that put and remove cannot fail. */
 #ifndef CST_HEAP_H
 #define CST_HEAP_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CST_HEAP_OUT UINT32_MAX /* in no heap */
+#define CST_HEAP_OUT UINT32_MAX /* Place of an item that is in no heap. */
 
 struct cst_heap_key {
-    uint64_t major, minor; /* compared in this order */
+    uint64_t major, minor; /* Compared in this order. */
 };
 
 struct cst_heap_item {
     struct cst_heap_key key;
-    uint32_t id; /* of the thing */
+    uint32_t id; /* Number of the item. */
 };
 
 struct cst_heap {
-    struct cst_heap_item *v; /* owned */
-    uint32_t n, capacity;    /* items */
-    uint32_t *at; /* per id: its place in v, CST_HEAP_OUT: none; borrowed. Heaps may share it, each
-                     thing being in one of them at most */
+    struct cst_heap_item *v; /* Owned. */
+    uint32_t n, capacity;    /* Items in the heap, and room for items. */
+    /* Per id: its place in v, or CST_HEAP_OUT; borrowed. Heaps can share this array if each item is
+     * in at most one of them. */
+    uint32_t *at;
 };
 
-/* Room for @capacity things. CST_ENOMEM: nothing is owned. */
+/* Allocate room for @capacity items. CST_ENOMEM: nothing is owned. */
 int cst_heap_init(struct cst_heap *heap, uint32_t capacity, uint32_t *at);
 void cst_heap_close(struct cst_heap *heap);
 
-/* Room for more: @capacity things, whose places are in @at from now on, which has the old ones'.
- * CST_ENOMEM: it is as it was. */
+/* Grow to @capacity items, with @at as the new array of places, to which the caller has copied the
+ * old one. CST_ENOMEM: the heap is unchanged. */
 int cst_heap_grow(struct cst_heap *heap, uint32_t capacity, uint32_t *at);
 
-/* Put @id in with @key, or change its key if it is in. */
+/* Insert @id with @key, or change its key. */
 void cst_heap_put(struct cst_heap *heap, uint32_t id, struct cst_heap_key key);
 
-/* Take @id, which is in it, out. */
+/* Remove @id, which must be in the heap. */
 void cst_heap_remove(struct cst_heap *heap, uint32_t id);
 
-/* The item with the greatest key, NULL: it is empty. Borrowed until the next change. */
+/* The item with the greatest key; NULL: the heap is empty. Borrowed until the next change. */
 const struct cst_heap_item *cst_heap_top(const struct cst_heap *heap);
 
-/* True if every item is where at says and none is above a greater one. For tests. */
+/* True if all places are right and no item is above one with a greater key. For tests. */
 bool cst_heap_check(const struct cst_heap *heap);
 
 #endif

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hyper-parameters of a step: which are allowed, and whether ranks agree. */
+/* Hyper-parameters of a step: validity, and equality between ranks. */
 #ifndef CST_HYPER_H
 #define CST_HYPER_H
 
 #include "offload/core.h"
 
-/* CST_EINVAL with the name and the value of what is not allowed. */
+/* CST_EINVAL, with the name and the value of a field that is out of range. */
 int cst_hyper_check(const struct cst_hyper *hyper, struct cst_err *err);
 
-/* CST_EMISMATCH, as "lr is 1 in rank 0 and 2 in rank 1", where they differ in a bit. */
+/* CST_EMISMATCH if any bit differs: "lr is 1 in rank 0 and 2 in rank 1". @in_a and @in_b name the
+ * two. */
 int cst_hyper_same(const struct cst_hyper *a, const struct cst_hyper *b, const char *in_a,
                    const char *in_b, struct cst_err *err);
 

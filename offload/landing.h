@@ -1,39 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients that land. Where gradients of micro-batches are added up in fp32 grad rows in host
- * memory, an accelerator that adds them itself reads 4 bytes of each element over its link and
- * writes 4. A chunk that one rank alone contributes to has its gradient, 2 bytes of each element,
- * copied to a place in host memory instead, its landing, and the engine of its node adds it:
+/* Gradients that land. Gradients of micro-batches are added up in fp32 grad rows in host memory. An
+ * accelerator that added there would read and write 4 bytes per element over its link. If only one
+ * rank contributes to a chunk, its gradient, 2 bytes per element, is copied to a landing in host
+ * memory instead, and the engine of the chunk's node adds it:
  *
- *   block --COPY (the accelerator's engine)--> landing --REDUCE (the node's engine)--> grad row
+ *   block --COPY (accelerator's engine)--> landing --REDUCE (node's engine)--> grad row
  *
- * The block stays taken until the sum is made, so a contribution is never in a landing alone. Each
- * node has CST_LAYOUT_LANDINGS places, which its chunks take in turn: a COPY waits for the REDUCE
- * that read its landing last, which is another engine's command. Sums have the same bits on either
- * engine. Private to offload/. */
+ * The block stays occupied until the sum is made, so a contribution is never in a landing only.
+ * Each node has CST_LAYOUT_LANDINGS landings, which its chunks use in turn. A COPY waits for the
+ * REDUCE, of another engine, that last read its landing. Sums have the same bits on both engines.
+ * Private to offload/. */
 #ifndef CST_LANDING_H
 #define CST_LANDING_H
 
 #include "offload/parts.h"
 
-/* CST_ENOMEM: closed by cst_landing_close all the same. */
+/* CST_ENOMEM; the caller calls cst_landing_close nevertheless. */
 int cst_landing_open(struct cst_core *core);
 void cst_landing_close(struct cst_core *core);
 
-/* Does the gradient of @chunk land? It does where one rank holds the chunk, that rank's pool is on
- * an accelerator, and the layout has landings. */
+/* True if the gradient of @chunk lands: one rank holds the chunk, that rank's pool is on an
+ * accelerator, and the layout has landings. */
 bool cst_landing_serves(const struct cst_core *core, uint32_t chunk);
 
-/* Issue the COPY of the contribution that the next REDUCE of @chunk adds; its ticket, and the
- * landing in *place. 0: nothing lands. */
+/* Issue the COPY of the contribution that the next REDUCE of @chunk adds. Returns its ticket, and
+ * the landing in *place. 0: nothing lands. */
 uint64_t cst_landing_begin(struct cst_core *core, uint32_t chunk, struct cst_place *place);
 
-/* @reduce, with its contribution added, reads it from the landing in @place, which the COPY
- * @ticket of cst_landing_begin fills. */
+/* Let @reduce, which has its contribution as its source, read it from the landing @place, which the
+ * COPY @ticket of cst_landing_begin fills. */
 void cst_landing_read(struct cst_core *core, uint32_t chunk, struct cst_command *reduce,
                       uint64_t ticket, struct cst_place place);
 
-/* The COPY ended. If its accelerator is lost the attempt is void; any other failure is the
- * REDUCE's, too. */
+/* Handle the completion of the COPY. If its accelerator is lost, the attempt is void. Any other
+ * failure makes the REDUCE fail. */
 void cst_landing_done(struct cst_core *core, const struct cst_flight *flight,
                       const struct cst_event *event);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors into chunks of given capacities: next-fit in order of first use, kind by kind. Cheap
- * enough to try many capacities. Private to layout.c, capacity.c, need.c.
+/* Packing of tensors into chunks of given capacities: next-fit in order of first use, for each kind
+ * separately. Fast enough to try many capacities. Private to layout.c, capacity.c, need.c.
  *
- *   tensors -> items (a tensor, or all tensors that lie in one chunk of the base) -> chunks
+ *   tensors -> items (a tensor, or all tensors in one chunk of the base job) -> chunks
  *
  * A kind is what the tensors of a chunk have in common: the ranks and the pattern. */
 #ifndef CST_PACKING_H
@@ -11,82 +11,84 @@
 #include "offload/layout.h"
 
 struct cst_kind {
-    uint64_t ranks; /* a bit each, none beyond the world */
+    uint64_t ranks; /* Ranks of the kind, one bit each; none beyond the world. */
     enum cst_pattern_kind pattern;
-    bool has_states; /* as the pattern */
-    bool sparse;     /* as the pattern: items of different operators do not share a chunk */
+    bool has_states; /* Property of the pattern. */
+    bool sparse; /* Property of the pattern: items of different operators do not share a chunk. */
 };
 
-/* What is placed as a whole. */
+/* An indivisible unit of packing. */
 struct cst_item {
     uint64_t n_elems;
     uint32_t kind;
-    uint32_t op;         /* that uses it first; n_operators: none */
-    uint32_t base_chunk; /* of the base's layout, which it is; CST_PACKING_OWN: it is a tensor of
-                            this job's */
+    uint32_t op; /* First operator that uses the item; n_operators: none does. */
+    /* Chunk of the base job's layout that the item is; CST_PACKING_OWN: it is a tensor of this
+     * job. */
+    uint32_t base_chunk;
 };
 
 #define CST_PACKING_OWN UINT32_MAX
 
-/* Capacities of the size classes, ascending, but for the first one multiples of nothing smaller
- * than CST_LAYOUT_CAPACITY_STEP. */
+/* Capacities of the size classes, ascending. Given and final ones are multiples of
+ * CST_LAYOUT_CAPACITY_STEP. */
 struct cst_sizes {
     uint64_t v[CST_LAYOUT_MAX_CLASSES];
     uint32_t n;
 };
 
 struct cst_packed {
-    uint64_t n_elems; /* from its start to the end of its last item, a multiple of
-                         CST_LAYOUT_ALIGN_ELEMS */
+    /* Elements up to the end of the last item; a multiple of CST_LAYOUT_ALIGN_ELEMS. */
+    uint64_t n_elems;
     uint32_t kind;
     uint32_t size_class;
-    uint32_t base_chunk; /* as of its one item */
+    uint32_t base_chunk; /* Value of its first item. */
 };
 
-/* Where the next item of a kind and class may go. */
+/* Where the next item of a kind and class may be placed. */
 struct cst_slot {
-    uint32_t chunk; /* UINT32_MAX: there is none yet */
-    uint32_t op;    /* of its items, where the kind is sparse */
+    uint32_t chunk; /* The open chunk; UINT32_MAX: there is none yet. */
+    uint32_t op;    /* For sparse kinds: the operator of the chunk's items. */
 };
 
-/* Of a chunk, in a sweep through the operators of one rank. */
+/* State of a chunk in a sweep through the operators of one rank. */
 struct cst_swept {
-    uint32_t seen;      /* 1 + the last operator that met it */
-    uint32_t uses_left; /* of its items, whose backward has not ended */
-    uint32_t n_ops;     /* operators that use it */
-    bool sparse;        /* one of them may be left out */
-    bool open;          /* its gradient is begun and not complete */
+    uint32_t seen;      /* 1 + the last operator that was seen to use the chunk. */
+    uint32_t uses_left; /* Uses of its items whose backward pass has not ended. */
+    uint32_t n_ops;     /* Number of operators that use the chunk. */
+    bool sparse;        /* One of these operators may be left out of a step. */
+    bool open;          /* The gradient is begun and not complete. */
 };
 
 struct cst_packing {
-    const struct cst_model *model;      /* borrowed, as the base's are */
-    const struct cst_model *base_model; /* NULL: there is none */
+    const struct cst_model *model;      /* Borrowed, like base_model and base. */
+    const struct cst_model *base_model; /* NULL: there is no base job. */
     const struct cst_layout *base;
-    uint64_t world;   /* its ranks, a bit each */
-    uint64_t leaders; /* ranks: the first one of each set of ranks that are in the same groups */
-    uint8_t leader_of[CST_LAYOUT_MAX_WORLD]; /* per rank */
-    uint32_t
-        *order; /* tensor numbers in order of first use, unused ones last; owned, as all arrays */
-    uint32_t *item_of;      /* per tensor */
-    struct cst_item *items; /* in order of first use */
+    uint64_t world; /* Ranks of the job, one bit each. */
+    /* The first rank of each set of ranks that are in the same groups, one bit each. */
+    uint64_t leaders;
+    uint8_t leader_of[CST_LAYOUT_MAX_WORLD]; /* Per rank: the leader of its set. */
+    /* Tensor numbers in order of first use, unused ones last. Owned, like all arrays here. */
+    uint32_t *order;
+    uint32_t *item_of;      /* Per tensor: its item. */
+    struct cst_item *items; /* In order of first use. */
     uint32_t n_items;
-    uint32_t *op_first; /* per operator and one more: where its items begin in op_items */
-    uint32_t *op_items; /* one per tensor of the operator */
-    bool *op_sparse;    /* per operator: it uses a tensor of a sparse kind */
+    uint32_t *op_first; /* Per operator and one more: start of its items in op_items. */
+    uint32_t *op_items; /* One for each tensor of each operator. */
+    bool *op_sparse;    /* Per operator: it uses a tensor of a sparse kind. */
     struct cst_kind *kinds;
     uint32_t n_kinds;
-    struct cst_slot *slots;  /* scratch, CST_LAYOUT_MAX_CLASSES per kind */
-    struct cst_swept *swept; /* scratch, per chunk */
-    uint64_t largest;        /* elements of the largest item, rounded up to alignment */
-    uint64_t smallest;       /* same, of the smallest */
-    uint64_t n_elems;        /* of all items */
-    /* of the last pack */
-    uint32_t *chunk_of;        /* per item */
-    uint64_t *offset;          /* per item, elements from the start of its chunk */
-    struct cst_packed *chunks; /* in order of their first item */
+    struct cst_slot *slots;  /* Scratch, CST_LAYOUT_MAX_CLASSES per kind. */
+    struct cst_swept *swept; /* Scratch, per chunk. */
+    uint64_t largest;        /* Elements of the largest item, rounded up to the alignment. */
+    uint64_t smallest;       /* Elements of the smallest item, rounded up to the alignment. */
+    uint64_t n_elems;        /* Elements of all items. */
+    /* Results of the last cst_packing_pack: */
+    uint32_t *chunk_of;        /* Per item: its chunk. */
+    uint64_t *offset;          /* Per item: offset in its chunk, in elements. */
+    struct cst_packed *chunks; /* In order of their first items. */
     uint32_t n_chunks;
-    uint32_t class_chunks[CST_LAYOUT_MAX_CLASSES]; /* chunks of each class */
-    uint64_t class_elems[CST_LAYOUT_MAX_CLASSES];  /* n_elems of the largest chunk of each class */
+    uint32_t class_chunks[CST_LAYOUT_MAX_CLASSES]; /* Number of chunks of each class. */
+    uint64_t class_elems[CST_LAYOUT_MAX_CLASSES];  /* n_elems of the largest chunk of each class. */
 };
 
 static inline uint64_t cst_align_up(uint64_t n, uint64_t to)
@@ -95,13 +97,13 @@ static inline uint64_t cst_align_up(uint64_t n, uint64_t to)
 }
 
 /* Find items, kinds and the order of first use. CST_EINVAL: a group has ranks beyond @config's
- * world; CST_ENOMEM. On failure nothing is owned. */
+ * world. CST_ENOMEM. On failure nothing is owned. */
 int cst_packing_init(struct cst_packing *packing, const struct cst_model *model,
                      const struct cst_layout_config *config, struct cst_err *err);
 void cst_packing_close(struct cst_packing *packing);
 
-/* Pack for classes of @sizes, the last of which holds the largest item. An item goes to the
- * smallest class that holds it. */
+/* Pack the items into chunks of the classes in @sizes, the last of which must hold the largest
+ * item. Each item goes to the smallest class that holds it. */
 void cst_packing_pack(struct cst_packing *packing, const struct cst_sizes *sizes);
 
 #endif

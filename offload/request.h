@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests that have no answer yet: a slab of them and queues over it. Each is in one place at a
- * time, and that place answers its tag. */
+/* Requests that have not been answered yet: an array of them and queues over it. Each request is in
+ * one place at a time, and the owner of that place answers its tag. */
 #ifndef CST_REQUEST_H
 #define CST_REQUEST_H
 
@@ -11,70 +11,72 @@
 
 enum cst_request_where {
     CST_REQUEST_UNUSED,
-    CST_REQUEST_QUEUED, /* a fetch that waits for a block, in its rank's demand or ahead queue */
-    CST_REQUEST_JOINED, /* a fetch that waits for the copy into a block, in the block's queue */
-    CST_REQUEST_SYNC,   /* waits for other ranks */
-    CST_REQUEST_STEP,   /* waits for other ranks, then for the norm */
-    CST_REQUEST_IO,     /* READ or WRITE: waits for its command */
+    /* A fetch that waits for a block, in the demand or ahead queue of its part. */
+    CST_REQUEST_QUEUED,
+    CST_REQUEST_JOINED, /* A fetch that waits for a load, in the queue of the block. */
+    CST_REQUEST_SYNC,   /* A SYNC that waits for other ranks. */
+    CST_REQUEST_STEP,   /* A STEP that waits for other ranks and then for the norm. */
+    CST_REQUEST_IO,     /* A READ or WRITE that waits for its command. */
 };
 
 struct cst_request {
     enum cst_request_where where;
     enum cst_event_kind kind;
     uint64_t tag;
-    uint64_t deadline;       /* ns, CST_CORE_NEVER: none */
-    uint32_t rank;           /* of fetch, sync, step */
-    uint32_t chunk;          /* of fetch and IO */
-    uint32_t block;          /* JOINED: which */
-    uint32_t next;           /* in its queue or in the list of unused ones */
-    bool ahead;              /* a fetch that nobody waits for yet */
-    bool coming;             /* a fetch of weights that were on their way when it came */
-    enum cst_row row;        /* READ */
-    struct cst_place dst;    /* READ, to do it again, as are the next two */
-    uint64_t first, n_elems; /* READ: elements of the chunk's row */
-    uint64_t version;        /* READ: of the row when its copy was issued */
+    uint64_t deadline;    /* In ns; CST_CORE_NEVER: none. */
+    uint32_t rank;        /* Fetch, SYNC, STEP: the rank. */
+    uint32_t chunk;       /* Fetch, READ, WRITE: the chunk. */
+    uint32_t block;       /* JOINED: the block. */
+    uint32_t next;        /* Next request in its queue or in the list of unused ones. */
+    bool ahead;           /* Fetch: the worker does not wait for it yet. */
+    bool coming;          /* Fetch of weights: they were already on their way when it came. */
+    enum cst_row row;     /* READ, WRITE: the row. */
+    struct cst_place dst; /* READ: destination, kept to repeat the copy. */
+    /* READ: range of elements in the chunk's row, kept to repeat the copy. */
+    uint64_t first, n_elems;
+    uint64_t version; /* READ: version of the row when its copy was issued. */
 };
 
 struct cst_queue {
-    uint32_t head, tail; /* numbers of requests, CST_NO_REQUEST: empty */
+    uint32_t head, tail; /* Numbers of requests; CST_NO_REQUEST: the queue is empty. */
 };
 
 struct cst_requests {
-    struct cst_request *v; /* owned */
+    struct cst_request *v; /* Owned. */
     uint32_t capacity;
-    uint32_t unused;      /* list */
-    uint32_t n;           /* in use */
-    struct cst_heap late; /* those that can be late, the earliest deadline on top */
-    uint32_t *late_at;    /* per request: its place in late; owned */
+    uint32_t unused;      /* First request in the list of unused ones. */
+    uint32_t n;           /* Requests in use. */
+    struct cst_heap late; /* Requests with a running deadline, the earliest on top. */
+    uint32_t *late_at;    /* Per request: its place in `late`; owned. */
 };
 
 void cst_requests_init(struct cst_requests *requests);
 void cst_requests_close(struct cst_requests *requests);
 
-/* Room for one more. CST_ENOMEM. */
+/* Make room for one more request. CST_ENOMEM. */
 int cst_requests_reserve(struct cst_requests *requests);
 
-/* A new one for @event, in no queue; reserved before. */
+/* Add a request for @event, in no queue. Room must have been reserved. Returns its number. */
 uint32_t cst_requests_add(struct cst_requests *requests, const struct cst_event *event,
                           enum cst_request_where where);
-/* It is answered and in no queue. */
+/* Remove a request that is answered and in no queue. */
 void cst_requests_remove(struct cst_requests *requests, uint32_t request);
 
-/* From now on it is late when its deadline has come; it is not, whatever the time. */
+/* Start or stop the request's deadline. */
 void cst_requests_time(struct cst_requests *requests, uint32_t request);
 void cst_requests_untime(struct cst_requests *requests, uint32_t request);
-/* The one that will be late first, or CST_NO_REQUEST. */
+/* The request with the earliest running deadline, or CST_NO_REQUEST. */
 uint32_t cst_requests_next_late(const struct cst_requests *requests);
 
-/* The one with @tag, or CST_NO_REQUEST. */
+/* The request with @tag, or CST_NO_REQUEST. */
 uint32_t cst_requests_find(const struct cst_requests *requests, uint64_t tag);
 
 void cst_queue_init(struct cst_queue *queue);
 bool cst_queue_empty(const struct cst_queue *queue);
 void cst_queue_push(struct cst_requests *requests, struct cst_queue *queue, uint32_t request);
-/* Take the first out; CST_NO_REQUEST if there is none. */
+/* Take out the first request; CST_NO_REQUEST: there is none. */
 uint32_t cst_queue_pop(struct cst_requests *requests, struct cst_queue *queue);
-/* Take @request, which is in it, out. */
+/* Take out @request, which must be in the queue. O(length of the queue). */
 void cst_queue_remove(struct cst_requests *requests, struct cst_queue *queue, uint32_t request);
 
 #endif

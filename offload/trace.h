@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order in which a rank asks for weights and gradients, and what it will ask for next. A hint,
- * never an assertion: what comes out of order is counted, and prediction goes on from where it
- * fits.
+/* The order in which a rank asks for weights and gradients, and the prediction of its next
+ * requests. The prediction is only a hint: unexpected requests are counted, and prediction
+ * continues where they fit.
  *
- * What a rank does is cut into phases: at each commit, and where it begins anew what it did before
- * (an evaluation goes forward only, and then forward again). Each phase is kept (the last
- * CST_TRACE_PHASES kinds), and which one came after it; so an evaluation, another sequence of
- * operators or a step with recomputation predicts itself when it comes again, and destroys nothing.
- * Before anything was seen the declared order of operators predicts.
+ * The requests of a rank are divided into phases. A phase ends at a commit, or where a known phase
+ * begins again (an evaluation consists of forward passes only). CST_TRACE_PHASES kinds of phases
+ * are kept, each with the phase that follows it. So an evaluation, another sequence of operators or
+ * a step with recomputation is predicted when it comes again, and does not replace other phases.
+ * Before anything was observed, the declared order of operators is the prediction.
  *
- * An operator whose pattern is sparse (an expert) may be left out: that is no surprise, and each
- * step in which it comes, or does not, is learned: below a chance of one half it is not counted
- * upon.
+ * An operator with a sparse pattern (an expert) may be left out, which is not a surprise. The
+ * chance that it comes is learned from each step; below one half it is not expected.
  *
- * Time here is counted in requests as they are predicted: it never goes back. */
+ * Time is counted in predicted requests and never decreases. */
 #ifndef CST_TRACE_H
 #define CST_TRACE_H
 
@@ -21,30 +20,32 @@
 #include "offload/phase.h"
 
 #define CST_TRACE_NEVER UINT64_MAX
-#define CST_TRACE_MAX_RECORD (1u << 20) /* entries; a phase with more is not recorded */
-#define CST_TRACE_PHASES 6              /* kinds that are kept */
+/* Maximum number of entries; a longer phase is not recorded. */
+#define CST_TRACE_MAX_RECORD (1u << 20)
+#define CST_TRACE_PHASES 6 /* Number of kinds of phases that are kept. */
 
 struct cst_trace {
     uint32_t n_chunks;
-    const struct cst_layout_chunk *chunks; /* of the layout: their patterns; borrowed */
+    const struct cst_layout_chunk *chunks; /* Chunks of the layout, for their patterns; borrowed. */
     struct cst_phase phases[CST_TRACE_PHASES];
-    uint32_t current;  /* phase that predicts */
-    uint32_t position; /* in it: what should come next */
-    uint64_t base;     /* time of its first entry */
-    uint64_t epoch;    /* counts how often predicted times stopped being true */
-    uint32_t last;     /* phase that was learned last */
-    uint32_t *record;  /* entries of this phase; owned */
+    uint32_t current;  /* Number of the phase that predicts. */
+    uint32_t position; /* Position in that phase of the next expected entry. */
+    uint64_t base;     /* Time of the phase's first entry. */
+    uint64_t epoch;    /* Incremented whenever predicted times become wrong. */
+    uint32_t last;     /* Number of the phase that was learned last. */
+    uint32_t *record;  /* Entries of the running phase; owned. */
     uint32_t n_record;
     uint32_t record_capacity;
-    uint32_t n_wrong; /* of them, that were not predicted */
-    bool broken;      /* the record lost entries: no memory, or too many */
-    bool guessed;     /* a new phase seems to have begun at record[cut] ... */
+    uint32_t n_wrong; /* Recorded entries that were not predicted. */
+    bool broken;      /* Entries are missing from the record: no memory, or too many. */
+    bool guessed;     /* A new phase seems to have begun at record[cut]. */
+    /* If `guessed`: start of the new phase in the record. */
     uint32_t cut;
-    uint32_t before;    /* ... after this one */
-    bool sparse;        /* there are chunks whose pattern is */
-    bool frozen;        /* there are chunks whose weights outlive a commit */
-    uint64_t clock;     /* counts phases */
-    uint64_t surprises; /* entries that a known phase did not expect */
+    uint32_t before;    /* If `guessed`: the phase that predicted before the new one. */
+    bool sparse;        /* There are chunks with sparse patterns. */
+    bool frozen;        /* There are chunks whose weights stay valid after a commit. */
+    uint64_t clock;     /* Number of learned phases. */
+    uint64_t surprises; /* Number of entries that a known phase did not predict. */
 };
 
 /* Start with the declared order of the operators that @rank runs. CST_ENOMEM: nothing is owned. */
@@ -52,48 +53,50 @@ int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout,
                    const struct cst_model *model, uint32_t rank);
 void cst_trace_close(struct cst_trace *trace);
 
-/* The rank asked for it. False: that was a surprise. */
+/* Record that the rank asked for the chunk's weights or, with @grad, opened its gradient. False:
+ * the request was a surprise. */
 bool cst_trace_use(struct cst_trace *trace, uint32_t chunk, bool grad);
 
-/* The step is complete: what was recorded predicts. */
+/* The step is complete: learn the record. */
 void cst_trace_end_step(struct cst_trace *trace);
 
-/* The step begins anew: forget its record. */
+/* The step begins again: discard the record. */
 void cst_trace_restart(struct cst_trace *trace);
 
-/* The time: of what should come next. */
+/* Current time: that of the next expected entry. */
 uint64_t cst_trace_now(const struct cst_trace *trace);
 
 struct cst_trace_entry {
     uint32_t chunk;
-    bool grad;   /* its gradient is opened */
-    bool likely; /* it will come, more likely than not */
-    bool later;  /* behind a commit: no weights but frozen ones are of use now */
+    bool grad;   /* The chunk's gradient is opened. */
+    bool likely; /* The entry comes with a chance of at least one half. */
+    bool later;  /* The entry comes after a commit: only frozen weights can be loaded for it now. */
 };
 
-/* What is expected at @time, now or later; false: nothing is known that far ahead. */
+/* The entry that is expected at @time, which is not in the past. False: nothing is known about that
+ * time. */
 bool cst_trace_at(const struct cst_trace *trace, uint64_t time, struct cst_trace_entry *out);
 
-/* When @chunk's weights are wanted next, CST_TRACE_NEVER: not before they change. */
+/* Time of the next use of @chunk's weights; CST_TRACE_NEVER: not before they change. */
 uint64_t cst_trace_next_use(const struct cst_trace *trace, uint32_t chunk);
 
-/* Entries of the phase that predicts, *n_out of them. Borrowed. */
+/* Entries of the phase that predicts, and their number in *n_out. Borrowed. */
 const uint32_t *cst_trace_expected(const struct cst_trace *trace, uint32_t *n_out);
 
 /* True for a chunk that may be left out of a step. */
 bool cst_trace_is_sparse(const struct cst_trace *trace, uint32_t chunk);
 
-/* -- inside: learn.c ------------------------------------------------------------------------ */
+/* -- private: learn.c ----------------------------------------------------------------------- */
 
-/* The declared order becomes the first phase. CST_ENOMEM. */
+/* Make the declared order the first phase. CST_ENOMEM. */
 int cst_trace_declare(struct cst_trace *trace, const struct cst_layout *layout,
                       const struct cst_model *model, uint32_t rank);
 
-/* The first @n entries recorded were a phase that was predicted by phase @by and, with @commits,
- * ended in a commit. They are learned; last says as which phase. */
+/* Learn the first @n recorded entries as a phase that was predicted by phase @by and, with
+ * @commits, ended with a commit. Sets trace->last to the number of the learned phase. */
 void cst_trace_learn(struct cst_trace *trace, uint32_t n, uint32_t by, bool commits);
 
-/* One entry more in the record. CST_ENOMEM. */
+/* Append an entry to the record. CST_ENOMEM: no memory, or the record is full. */
 int cst_trace_append(struct cst_trace *trace, uint32_t entry);
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cached blocks of a part, those whose weights nobody leases, in the order in which they are given
- * up. A block costs what bringing its contents back costs, and is the cheaper the later it is
- * wanted: next use / bytes. What stays goes last.
+/* The cached blocks of a part whose weights nobody leases, in the order of eviction. The cost of a
+ * block is that of loading its contents again, divided by the time until its next use. Blocks whose
+ * pattern `stays` go last.
  *
- * Beside it the books of prefetching: blocks that are wanted before `edge` are inside, the others
- * are to be had. O(log n) for each block. */
+ * Also keeps the books of prefetch: blocks that are used before `edge` are inside, the others are
+ * available. O(log n) per operation. */
 #ifndef CST_VICTIM_H
 #define CST_VICTIM_H
 
@@ -12,54 +12,57 @@
 #include "offload/heap.h"
 
 enum cst_victim_cost {
-    CST_VICTIM_CHEAP, /* its weights fill at most half a block */
+    CST_VICTIM_CHEAP, /* The chunk's weights fill at most half a block. */
+    /* The chunk's weights fill more than half a block. */
     CST_VICTIM_DEAR,
-    CST_VICTIM_STAYS, /* its pattern wants it to stay */
+    CST_VICTIM_STAYS, /* The chunk's pattern wants it to stay in the pool. */
     CST_VICTIM_COSTS
 };
 
 struct cst_victim {
     enum cst_victim_cost cost;
-    uint64_t next;     /* when it is wanted, CST_TRACE_NEVER: not again */
-    uint64_t last_use; /* the core's use counter */
+    uint64_t next;     /* Time of the next use; CST_TRACE_NEVER: not used again. */
+    uint64_t last_use; /* Value of the core's use counter at the last use. */
 };
 
 struct cst_victims {
     enum cst_core_eviction eviction;
     struct cst_heap heaps[CST_VICTIM_COSTS];
-    struct cst_victim *v; /* per id; owned */
-    uint32_t *at;         /* per id: its place in its heap; owned */
-    uint64_t *counted;    /* per id: equals serial where it counts in n_inside; owned */
+    struct cst_victim *v; /* Per id; owned. */
+    uint32_t *at;         /* Per id: its place in its heap; owned. */
+    uint64_t *counted;    /* Per id: equals serial if the block counts in n_inside; owned. */
+    /* Current value of valid entries of `counted`. */
     uint64_t serial;
-    uint64_t edge;     /* a time of the trace */
-    uint32_t n;        /* blocks that may be given up, but for those that stay */
-    uint32_t n_inside; /* of them, that are wanted before edge */
+    uint64_t edge;     /* Time of the trace up to which prefetch has looked. */
+    uint32_t n;        /* Blocks that may be evicted, without those that stay. */
+    uint32_t n_inside; /* Blocks counted in n that are used before edge. */
 };
 
-/* Room for ids below @n_blocks. CST_ENOMEM: nothing is owned. */
+/* Make room for ids below @n_blocks. CST_ENOMEM: nothing is owned. */
 int cst_victims_init(struct cst_victims *victims, uint32_t n_blocks,
                      enum cst_core_eviction eviction);
 void cst_victims_close(struct cst_victims *victims);
 
-/* Block @id may be given up, or what is known of it has changed. */
+/* Block @id may be evicted, or what is known about it has changed. */
 void cst_victims_put(struct cst_victims *victims, uint32_t id, const struct cst_victim *victim);
-/* It may not. Nothing happens if it is not in. */
+/* Block @id may not be evicted. No effect if it is not there. */
 void cst_victims_remove(struct cst_victims *victims, uint32_t id);
 bool cst_victims_have(const struct cst_victims *victims, uint32_t id);
 
-/* The best to lose at @now, UINT32_MAX: none. @limit: of those that are wanted behind it and do not
- * stay; CST_VICTIM_ANY: of all. */
+/* The best block to evict at time @now; UINT32_MAX: none. @limit: only blocks that are used after
+ * it and do not stay; CST_VICTIM_ANY: all blocks. */
 #define CST_VICTIM_ANY UINT64_MAX
 uint32_t cst_victims_choose(const struct cst_victims *victims, uint64_t now, uint64_t limit);
 
-/* Nothing is inside any more; the edge is at @edge, before which nothing is wanted. */
+/* Set the edge to @edge, before which nothing is used, with no blocks inside. */
 void cst_victims_reset_edge(struct cst_victims *victims, uint64_t edge);
-/* The edge moves on by one, past what @id is wanted for (UINT32_MAX: no block is). */
+/* Move the edge on by one, past the use of block @id (UINT32_MAX: of no block). */
 void cst_victims_pass(struct cst_victims *victims, uint32_t id);
-/* It goes back to @edge. False: a block that is inside would not be; nothing happened. */
+/* Move the edge back to @edge. False, and nothing is changed: a block that is inside would no
+ * longer be. */
 bool cst_victims_retreat(struct cst_victims *victims, uint64_t edge);
 
-/* NULL, or the name of an invariant that does not hold. */
+/* NULL, or the name of an invariant that does not hold. For tests. */
 const char *cst_victims_check(const struct cst_victims *victims, uint32_t n_blocks);
 
 #endif
