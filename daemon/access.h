@@ -13,6 +13,7 @@
 
 #define CST_ACCESS_MAX_RULES 32
 
+/* The parsed rules. Zeroed: no rule. */
 struct cst_access {
     bool any; /* Everybody may connect whom the socket's file mode admits. */
     uid_t uids[CST_ACCESS_MAX_RULES];

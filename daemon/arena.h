@@ -21,6 +21,7 @@ struct cst_quota_account;
 
 struct cst_remains;
 
+/* A limited amount of memory of one kind, such as host memory or the memory of one GPU. */
 struct cst_budget {
     const char *name; /* The budget's name in messages, such as "host memory". */
     uint64_t limit;   /* Size of the budget in bytes. */
@@ -40,6 +41,7 @@ struct cst_budget {
  * is charged; @err has all numbers and, for a limit of the user, the key in [quota]. */
 int cst_budget_take(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes,
                     const char *what, struct cst_err *err);
+/* Give @bytes of a charge back to @budget and @account. */
 void cst_budget_give(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes);
 
 /* Charge @bytes that are already in use, even beyond the limits. */
@@ -96,6 +98,7 @@ struct cst_population {
 struct cst_segment;
 typedef void (*cst_segment_cb)(struct cst_segment *segment);
 
+/* A piece of shared memory that engines and workers can map. */
 struct cst_segment {
     TAILQ_ENTRY(cst_segment) link; /* In the list of struct cst_engines, while listed. */
     /* Next segment in the same hash bucket; private to engines.c. */
@@ -170,6 +173,7 @@ int cst_segment_share(struct cst_segment *segment, int *fd, struct cst_err *err)
 /* Return all memory of the memfd that has been populated so far to the system. */
 void cst_segment_empty(struct cst_segment *segment);
 
+/* Take one more reference. */
 void cst_segment_ref(struct cst_segment *segment);
 
 /* Release one reference. The last one closes the memory or hands a memfd over to cst_remains_drop,

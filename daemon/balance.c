@@ -23,7 +23,7 @@ struct cst_interleave cst_balance_machine(const struct cst_balance *balance,
     return m;
 }
 
-/* -- promises --------------------------------------------------------------------------------- */
+/* -- expected durations ----------------------------------------------------------------------- */
 
 /* Number of steps for which a measurement counts. The number doubles each time that its k was
  * replaced again. */
@@ -106,7 +106,7 @@ double cst_balance_promise(const struct cst_balance *balance, const struct cst_i
     return promise(&lessons, &m, k);
 }
 
-/* -- the choice ------------------------------------------------------------------------------- */
+/* -- choice of k ------------------------------------------------------------------------------ */
 
 /* Returns the k with the shortest expected phase, the largest of several equal ones. Larger k means
  * fewer device updates. */

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* One request of a Batch. */
 struct cst_batch_item {
     uint32_t kind;       /* Kind of request, a Cistern__BatchItem__Kind; not checked. */
     uint32_t chunk;      /* Number of the chunk; not checked. */

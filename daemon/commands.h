@@ -21,7 +21,9 @@ struct cst_commands {
     uint64_t n;                                              /* Number of commands. */
 };
 
+/* Initialise an empty list. */
 void cst_commands_init(struct cst_commands *commands);
+/* Drop all commands. */
 void cst_commands_close(struct cst_commands *commands);
 
 /* Append a copy of @command. CST_ENOMEM: out of memory. */

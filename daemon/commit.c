@@ -42,7 +42,7 @@ void cst_commit_break(struct cst_job *job, const struct cst_err *why)
     cst_planner_cancel(job);
 }
 
-/* -- answers -------------------------------------------------------------------------------- */
+/* -- replies -------------------------------------------------------------------------------- */
 
 /* A Committed message and the storage of its parts. */
 struct committed {
@@ -103,7 +103,7 @@ static void answer_all(struct cst_job *job)
     }
 }
 
-/* -- from all ranks' Commit to memory --------------------------------------------------------- */
+/* -- layout and memory ------------------------------------------------------------------------ */
 
 static int lay_out(struct cst_job *job, struct cst_err *err)
 {
@@ -207,7 +207,7 @@ static void start_populating(struct cst_job *job)
                   cst_size_text(job->memory.pool_bytes, pools));
 }
 
-/* -- from memory to core ---------------------------------------------------------------------- */
+/* -- start of the core ------------------------------------------------------------------------ */
 
 static struct cst_core_policy policy_of(const struct cst_job *job)
 {
@@ -324,7 +324,7 @@ void cst_commit_undone(struct cst_job *job)
     cst_job_check_idle(job);
 }
 
-/* -- the barrier ---------------------------------------------------------------------------- */
+/* -- barrier of all ranks ------------------------------------------------------------------- */
 
 void cst_commit_missing(const struct cst_job *job, char *text, size_t size)
 {

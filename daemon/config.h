@@ -18,7 +18,10 @@
 #define CST_CONFIG_MAX_PACED 8      /* Most simulated accelerators. */
 #define CST_CONFIG_INTERLEAVE_AUTO UINT32_MAX
 
+/* Locking of arenas in memory. CST_LOCK_TRY: a failure is a warning. CST_LOCK_YES: a failure fails
+ * the job. */
 enum cst_config_lock { CST_LOCK_NO, CST_LOCK_TRY, CST_LOCK_YES };
+/* Who copies weights from host memory into pools on GPUs: the GPU's engine, or each worker. */
 enum cst_config_copies { CST_COPIES_ENGINE, CST_COPIES_WORKER };
 
 struct cst_config {

@@ -16,7 +16,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* -- turns ---------------------------------------------------------------------------------- */
+/* -- turns of the loop ---------------------------------------------------------------------- */
 
 static void on_readable(uv_check_t *reader)
 {
@@ -243,7 +243,7 @@ err_after_unpack:
     return rc;
 }
 
-/* -- run and end ---------------------------------------------------------------------------- */
+/* -- run and shutdown ----------------------------------------------------------------------- */
 
 void cst_daemon_run(struct cst_daemon *daemon)
 {

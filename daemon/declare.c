@@ -8,7 +8,7 @@
 
 enum { DTYPE_BF16 = 1, NAMED_RANKS = 4, RANKS_TEXT = 64 };
 
-/* -- who says so ---------------------------------------------------------------------------- */
+/* -- names of ranks in messages ------------------------------------------------------------- */
 
 typedef bool (*did_fn)(const struct cst_worker *worker, uint32_t i);
 
@@ -78,7 +78,7 @@ static bool is_closed(const struct cst_job *job)
     return closed;
 }
 
-/* -- declaring ------------------------------------------------------------------------------ */
+/* -- declarations --------------------------------------------------------------------------- */
 
 static int read_group(const struct cst_job *job, const Cistern__GroupDecl *decl, uint64_t *out,
                       struct cst_err *err)
@@ -311,7 +311,7 @@ int cst_declare_check(const struct cst_worker *worker, uint32_t n_tensors, uint3
     return CST_OK;
 }
 
-/* -- disagreeing ---------------------------------------------------------------------------- */
+/* -- disagreements -------------------------------------------------------------------------- */
 
 /* A number of groups, tensors and operators. */
 struct extent {

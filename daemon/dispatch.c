@@ -94,7 +94,7 @@ static void serve_ping(struct cst_session *session, uint64_t id, void *body)
     cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_PONG, NULL, NULL, 0);
 }
 
-/* -- the table ------------------------------------------------------------------------------ */
+/* -- table of message types ----------------------------------------------------------------- */
 
 /* JOB: the session must be attached to a job that still exists. */
 enum needs { NOTHING, JOB };

@@ -7,6 +7,7 @@
 #include "daemon/session.h"
 #include "proto/frame.h"
 
+/* The version of the protocol that this daemon speaks. */
 #define CST_PROTOCOL_VERSION 1
 
 /* Serve @frame. Its descriptors are taken over. */

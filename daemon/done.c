@@ -82,7 +82,7 @@ int cst_done_resume(struct cst_job *job, struct cst_err *err)
     return CST_OK;
 }
 
-/* -- what can be removed -------------------------------------------------------------------- */
+/* -- suggestions of jobs to remove ---------------------------------------------------------- */
 
 /* Returns the next job after @last (NULL: the first) among those that @asker could remove to free
  * memory, in the order of the size of their arenas, the largest first. NULL: there is none. */

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* -- results -------------------------------------------------------------------------------- */
+/* -- replies -------------------------------------------------------------------------------- */
 
 static void put_item(struct cst_pending_item *item, const struct cst_reply *reply)
 {

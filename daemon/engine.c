@@ -351,7 +351,7 @@ void cst_engine_ping(struct cst_engine *engine)
     }
 }
 
-/* -- death ---------------------------------------------------------------------------------- */
+/* -- death of the process ------------------------------------------------------------------- */
 
 static void fold_counters(struct cst_engine *engine)
 {
@@ -515,7 +515,7 @@ static void on_exit_of_process(void *arg, const char *how)
     }
 }
 
-/* -- use ------------------------------------------------------------------------------------ */
+/* -- use by ranks --------------------------------------------------------------------------- */
 
 static void on_idle(uv_timer_t *timer)
 {

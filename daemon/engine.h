@@ -151,6 +151,7 @@ bool cst_engine_is_busy(const struct cst_engine *engine);
  * a second while an engine is busy. */
 void cst_engine_ping(struct cst_engine *engine);
 
+/* Returns the name of @state for users. The name of CST_ENGINE_MOUNTING is "restarting". */
 const char *cst_engine_state_name(enum cst_engine_state state);
 
 #endif

@@ -16,7 +16,7 @@
 
 enum { PING_MS = 1000, STOP_MS = 2000 };
 
-/* -- start and end -------------------------------------------------------------------------- */
+/* -- start and stop ------------------------------------------------------------------------- */
 
 static int find_programs(struct cst_engines *engines, struct cst_err *err)
 {

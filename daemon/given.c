@@ -16,7 +16,7 @@ bool cst_given_has(const struct cst_job *job)
     return job->given.n_chunks > 0;
 }
 
-/* -- a plan that comes ------------------------------------------------------------------------ */
+/* -- plans in requests ------------------------------------------------------------------------ */
 
 static int read_plan(const Cistern__JobPlan *message, struct cst_saved_plan *out,
                      struct cst_err *err)
@@ -167,7 +167,7 @@ int cst_given_prepare(struct cst_session *session, const Cistern__JobOpen *messa
     return rc;
 }
 
-/* -- all ranks have committed ------------------------------------------------------------------ */
+/* -- after all ranks have committed ------------------------------------------------------------ */
 
 int cst_given_take(struct cst_job *job, struct cst_err *err)
 {

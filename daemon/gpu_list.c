@@ -11,7 +11,7 @@
 
 #define NUMBERS "0123456789"
 
-/* -- what the probe wrote --------------------------------------------------------------------- */
+/* -- output of the probe ---------------------------------------------------------------------- */
 
 static int parse_gpu(const json_t *from, struct cst_gpu *out, struct cst_err *err)
 {
@@ -71,7 +71,7 @@ int cst_gpu_list_parse(const char *text, size_t n, struct cst_gpu_list *out, str
     return rc;
 }
 
-/* -- words ------------------------------------------------------------------------------------ */
+/* -- messages --------------------------------------------------------------------------------- */
 
 static void describe(const struct cst_gpu_list *list, char *out, size_t n)
 {
@@ -94,7 +94,7 @@ static int not_there(const struct cst_gpu_list *list, const char *what, struct c
     return cst_err_set(err, CST_ENOTFOUND, "no GPU '%.63s' (there: %s)", what, known);
 }
 
-/* -- one of them ------------------------------------------------------------------------------ */
+/* -- lookup ----------------------------------------------------------------------------------- */
 
 static bool is_number(const char *word)
 {
@@ -156,7 +156,7 @@ int cst_gpu_list_find(struct cst_gpu_list *list, const char *device, uint32_t ra
     return find_uuid(list, device, out, err);
 }
 
-/* -- which are wanted ------------------------------------------------------------------------- */
+/* -- selection -------------------------------------------------------------------------------- */
 
 static int set_budget(struct cst_gpu *gpu, const char *pool, struct cst_err *err)
 {

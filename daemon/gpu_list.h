@@ -13,6 +13,7 @@
 /* Size of "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" or "MIG-..." with the NUL. */
 #define CST_GPU_UUID_BYTES 64
 
+/* A GPU or a simulated accelerator. */
 struct cst_gpu {
     unsigned index; /* Place in the list, N of "cuda:N". */
     /* A simulated accelerator (daemon/paced.h), not a GPU. Its uuid is "paced:N". */

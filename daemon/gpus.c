@@ -23,7 +23,7 @@ struct cst_gpus_wish {
     uint8_t body[]; /* Encoded JobOpen. */
 };
 
-/* -- who waits -------------------------------------------------------------------------------- */
+/* -- waiting requests ------------------------------------------------------------------------- */
 
 int cst_gpus_wait(struct cst_gpus *gpus, struct cst_pending *request, const void *body, size_t n,
                   struct cst_err *err)
@@ -77,7 +77,7 @@ static void serve_wishes(struct cst_gpus *gpus)
     }
 }
 
-/* -- looking ---------------------------------------------------------------------------------- */
+/* -- probe ------------------------------------------------------------------------------------ */
 
 static void end_without(struct cst_gpus *gpus, enum cst_log_level level, const char *why)
 {
@@ -230,7 +230,7 @@ struct cst_gpu *cst_gpus_of_engine(struct cst_gpus *gpus, unsigned engine)
     return NULL;
 }
 
-/* -- choosing --------------------------------------------------------------------------------- */
+/* -- choice of a device ----------------------------------------------------------------------- */
 
 int cst_gpus_choose(struct cst_gpus *gpus, const char *device, uint32_t rank, struct cst_gpu **out,
                     struct cst_err *err)

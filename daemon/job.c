@@ -64,7 +64,7 @@ bool cst_job_is_decided(const struct cst_job *job)
     return job->state != CST_JOB_DECLARING;
 }
 
-/* -- life ----------------------------------------------------------------------------------- */
+/* -- creation and removal ------------------------------------------------------------------- */
 
 static void on_ttl(uv_timer_t *timer)
 {

@@ -42,6 +42,7 @@ struct cst_session;
 
 enum cst_job_state { CST_JOB_DECLARING, CST_JOB_POPULATING, CST_JOB_READY, CST_JOB_CLOSING };
 
+/* One rank of a job, and the worker that occupies it. */
 struct cst_worker {
     struct cst_job *job;
     uint32_t rank;
@@ -146,6 +147,7 @@ struct cst_job {
 
 TAILQ_HEAD(cst_job_list, cst_job);
 
+/* All jobs of the daemon. */
 struct cst_jobs {
     struct cst_job_list living;
     struct cst_job_list closing;
@@ -153,6 +155,7 @@ struct cst_jobs {
     uint64_t serial; /* Serial number of the newest job. */
 };
 
+/* Initialise empty lists of jobs. */
 void cst_jobs_init(struct cst_jobs *jobs);
 
 /* Returns the living job of owner @uid with this @name, or NULL. */

@@ -74,7 +74,7 @@ int cst_job_options_read(const Cistern__JobOpen *message, struct cst_job_options
     return rc;
 }
 
-/* -- comparing ------------------------------------------------------------------------------ */
+/* -- comparison ----------------------------------------------------------------------------- */
 
 /* The job and the rank whose values are compared, for messages. */
 struct side {

@@ -27,6 +27,7 @@ struct cst_later_queue {
     TAILQ_HEAD(, cst_later) items; /* In order of queueing. */
 };
 
+/* Initialise an empty queue. */
 static inline void cst_later_init(struct cst_later_queue *queue)
 {
     TAILQ_INIT(&queue->items);

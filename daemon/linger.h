@@ -20,6 +20,7 @@ struct cst_lingers {
     uv_timer_t timer; /* Runs while there are sockets. */
 };
 
+/* Initialise an empty list. */
 void cst_lingers_init(struct cst_lingers *lingers, uv_loop_t *loop);
 
 /* Close @fd as soon as none of the descriptors that @unread counts is in flight: now or later. @fd

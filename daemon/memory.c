@@ -34,7 +34,7 @@ void cst_memory_init(struct cst_memory *memory, struct cst_daemon *daemon, const
         .daemon = daemon, .name = name, .ready.fn = on_ready_later, .gone.fn = on_gone_later};
 }
 
-/* -- what the engines say ------------------------------------------------------------------- */
+/* -- progress of the engines ---------------------------------------------------------------- */
 
 static void count(struct cst_memory *memory, struct cst_segment *segment)
 {
@@ -407,7 +407,7 @@ err_after_segments:
     return rc;
 }
 
-/* -- another place -------------------------------------------------------------------------- */
+/* -- moving a pool -------------------------------------------------------------------------- */
 
 /* Replace the new slabs of a pool by the @n old ones again. */
 static void undo_move(struct cst_memory *memory, uint32_t first, uint32_t n_made,
@@ -492,7 +492,7 @@ int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, 
     return rc;
 }
 
-/* -- parking ---------------------------------------------------------------------------------- */
+/* -- parking of pools ------------------------------------------------------------------------- */
 
 /* Find the slabs of all pools in segments: [*first, *end). */
 static void find_slabs(const struct cst_memory *memory, uint32_t *first, uint32_t *end)
@@ -578,7 +578,7 @@ void cst_memory_close(struct cst_memory *memory)
     }
 }
 
-/* -- questions ------------------------------------------------------------------------------ */
+/* -- queries -------------------------------------------------------------------------------- */
 
 uint32_t cst_memory_n_slabs(const struct cst_memory *memory, uint32_t rank)
 {

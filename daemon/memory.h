@@ -71,6 +71,8 @@ struct cst_memory {
     struct cst_later ready, gone;
 };
 
+/* Initialise closed memory. @name is the job's name and must stay valid. The caller sets on_ready
+ * and on_gone. */
 void cst_memory_init(struct cst_memory *memory, struct cst_daemon *daemon, const char *name);
 
 /* The planned pool of a rank. */
