@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who works at the same time shares what there is: the cores and the memory of a node, a device's
- * link in each direction. An effort has so many nanoseconds of work at full speed; where a node's
- * cores or memory are asked for more than they have, all that ask are slowed down in proportion; a
- * link's two directions slow each other down as measured, efforts in the same direction share it
- * evenly. Knows nothing of chunks. */
+/* Resources that simultaneous efforts share: cores and memory bandwidth of a node, and each
+ * direction of a device's link. An effort has a number of nanoseconds of work at full speed. If
+ * efforts need more cores or memory bandwidth than a node has, all of them are slowed down in
+ * proportion. The two directions of a link slow each other down as measured; efforts in one
+ * direction share it evenly. Knows nothing about chunks. */
 #ifndef CST_PLAN_MACHINE_H
 #define CST_PLAN_MACHINE_H
 
@@ -12,61 +12,60 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* ns: the latest that anything ends. Who comes there has rates that cannot be right; time never
- * wraps. */
+/* Latest end of an effort, in ns. Only wrong rates can reach it; times never overflow. */
 #define CST_MACHINE_END (UINT64_C(1) << 62)
 
 enum cst_link { CST_LINK_NONE, CST_LINK_UP, CST_LINK_DOWN };
 
 struct cst_effort {
-    double left;        /* ns of work at full speed */
-    uint32_t node;      /* whose cores and memory it uses */
-    double cores;       /* that it keeps busy at full speed */
-    double bytes;       /* memory traffic at full speed, bytes per ns, read and written */
-    uint32_t device;    /* whose link it uses */
-    enum cst_link link; /* which direction */
-    bool active;        /* begun, not stopped */
-    double speed;       /* 0..1, while active */
-    uint32_t place;     /* in the machine's list, while active */
-    void *owner;        /* for whoever hears that it ended */
+    double left;        /* Remaining work at full speed, in ns. */
+    uint32_t node;      /* Node whose cores and memory it uses. */
+    double cores;       /* Cores that it uses at full speed. */
+    double bytes;       /* Memory traffic at full speed, reads and writes, in bytes per ns. */
+    uint32_t device;    /* Device whose link it uses. */
+    enum cst_link link; /* Direction of the link. */
+    bool active;        /* Started and not stopped. */
+    double speed;       /* If active: current speed, 0..1. */
+    uint32_t place;     /* If active: index in the machine's list. */
+    void *owner;        /* For the caller. */
 };
 
 struct cst_machine_node {
-    double cores;                      /* that it has */
-    double pass;                       /* bytes per ns */
-    double wanted_cores, wanted_bytes; /* by what is active, at full speed */
+    double cores;                      /* Cores of the node. */
+    double pass;                       /* Memory bandwidth in bytes per ns. */
+    double wanted_cores, wanted_bytes; /* Demand of the active efforts at full speed. */
 };
 
 struct cst_machine_link {
     double up_both,
-        down_both;         /* share of the rate that is left while the other direction is busy */
-    uint32_t n_up, n_down; /* active efforts */
+        down_both;         /* Share of the rate that remains while the other direction is in use. */
+    uint32_t n_up, n_down; /* Number of active efforts. */
 };
 
 struct cst_machine {
     struct cst_machine_node nodes[CST_RATES_MAX_NODES];
-    struct cst_machine_link *links; /* n_links; owned */
+    struct cst_machine_link *links; /* n_links elements; owned. */
     uint32_t n_links;
-    struct cst_effort **active; /* owned */
+    struct cst_effort **active; /* Owned. */
     uint32_t n_active, capacity;
-    uint64_t now; /* up to which `left` of the active ones is true */
+    uint64_t now; /* Time, in ns, for which `left` of the active efforts is valid. */
 };
 
-/* A link for each of @n_links devices, device i as rates' devices[kinds[i]]. CST_ENOMEM. */
+/* Initialise with @n_links links; link i is that of the rates' devices[kinds[i]]. CST_ENOMEM. */
 int cst_machine_init(struct cst_machine *machine, const struct cst_rates *rates,
                      const uint32_t *kinds, uint32_t n_links);
 void cst_machine_close(struct cst_machine *machine);
 
-/* Go on to @now; nothing ends before. */
+/* Advance to @now; no effort may end before. */
 void cst_machine_advance(struct cst_machine *machine, uint64_t now);
 
-/* @effort begins, or goes on, at machine->now. CST_ENOMEM. */
+/* Start or resume @effort at machine->now. CST_ENOMEM. */
 int cst_machine_start(struct cst_machine *machine, struct cst_effort *effort);
 
-/* It ends or pauses. */
+/* Stop or pause @effort. */
 void cst_machine_stop(struct cst_machine *machine, struct cst_effort *effort);
 
-/* The effort that ends first and when, or NULL. */
+/* The effort that ends first, with its time in *at; or NULL. */
 struct cst_effort *cst_machine_next(const struct cst_machine *machine, uint64_t *at);
 
 #endif

@@ -1,36 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The planner: from a model, budgets and rates to everything that the user need not choose. Pure;
- * bounded by candidates and by a count of replayed events, so it always ends; never asks the clock.
- * A caller that has no time to wait for the end says so by `stop`.
+/* The planner: from a model, budgets and rates it chooses everything that the user need not choose.
+ * Pure. It always ends, because the candidates and the number of simulated events are bounded. It
+ * never reads the clock; a caller that cannot wait for the end says so through `stop`.
  *
- *   candidates (capacities per size class x blocks x states on the device x prefetch depth x
- * gradient storage x reductions)
- *     --lower bound by arithmetic, pruned--> the promising ones --cst_replay_run--> neighbours of
- * the best, replayed too
- *     --> the fastest that fits, and up to three runners-up that differ by more than noise, with
- * the reason
+ *   candidates (capacities per size class x blocks x states on the device x prefetch depth
+ *               x gradient storage x reductions)
+ *     --pruned by a lower bound--> the promising ones --cst_replay_run--> neighbours of the best,
+ *     simulated too --> the fastest that fits, and up to three runners-up that differ by more than
+ *     noise, each with the reason why it lost
  *
- * What the runtime cannot do yet is modelled, and chosen only without `runtime_only`:
- *   states on a device   a chunk's rows are all at home on a rank's device (ranks take turns),
- * which updates them: neither weights nor gradients cross the link. Rows go together: a weight row
- * alone on the device is what a block is already, a gradient alone there saves nothing where the
- * host updates gradient over weight 14 bytes per parameter and not 16; taken where 16 do not fit.
- * One micro-batch only. At run time a job says so itself (states.grad_over_weight): it is not
- * chosen for it one reduction        of several micro-batches: workers add up in their gradient
- * blocks, which all stay open: as many blocks as chunks disk                 moments, then master
- * weights, of the chunks that are used last in a forward pass
+ * Some choices are simulated although the daemon cannot make them yet. They are used only without
+ * `runtime_only`:
  *
- * What the user chooses, and the plan follows: formats of states, when chunks are updated (early
- * and delayed updates are other training, or need steps without clipping), states of the last
- * chunks that stay on accelerators. A room in which accelerators update chunks is as large as is
- * said; or there is one for three buffers wherever steps are shorter with it. Of each k chunks one
- * goes through, as a daemon begins (offload/interleave.h). States that stay on accelerators take as
- * many bytes as are said; or, beside such a room, what the plan finds: it divides what the smallest
- * pool and the room leave of a device between blocks and states in a few ways and keeps the
- * fastest. First it searches without them, so it is never slower for having been asked. Neither
- * rooms nor such states are combined with what the runtime cannot do yet.
+ *   - States on a device: all rows of a chunk are on a rank's device (ranks take turns), which
+ *     updates them, so neither weights nor gradients cross the link. The rows stay together: a
+ *     weight row alone would be no more than a block, and a gradient alone saves nothing if the
+ *     host updates.
+ *   - Gradients in weight rows: 14 bytes per parameter instead of 16, used if 16 do not fit. One
+ *     micro-batch only. (A job can request this itself with states.grad_over_weight; the planner
+ *     does not choose it for a job.)
+ *   - One reduction of several micro-batches: workers add up in their gradient blocks, which all
+ *     stay open and need as many blocks as chunks.
+ *   - Disk: moments, then master weights, of the chunks that are used last in a forward pass.
  *
- * Used by the daemon at commit, by `cistern plan`, and by tests. */
+ * The user chooses, and the plan follows:
+ *
+ *   - The formats of states.
+ *   - When chunks are updated. Early updates need steps without clipping, delayed updates are a
+ *     different optimizer.
+ *   - The states of the last chunks that stay on accelerators (device_states), and the room in
+ *     which accelerators update chunks (update_room): a number of bytes, or CST_PLAN_ROOM_AUTO.
+ *
+ * With CST_PLAN_ROOM_AUTO there is a room of three buffers if steps are shorter with it. One of
+ * every k chunks is updated there, with the k that a daemon starts with (offload/interleave.h). The
+ * part of a device that the smallest pool and the room leave is divided between blocks and states
+ * in a few ways, and the fastest is kept. The first search is made without states on accelerators,
+ * so the plan is never slower because of this choice. Neither rooms nor such states are combined
+ * with what the daemon cannot do yet.
+ *
+ * Used by the daemon at the commit of a model, by `cistern plan`, and by tests. */
 #ifndef CST_PLAN_H
 #define CST_PLAN_H
 
@@ -38,117 +46,136 @@
 
 #define CST_PLAN_RUNNERS_UP 3
 #define CST_PLAN_NOISE                                                                             \
-    0.01 /* steps that differ by less are the same, to a person: of such plans one is shown */
+    0.01 /* Of plans whose steps differ by less than this share only one is shown. */
 #define CST_PLAN_WORDS 192
 #define CST_PLAN_JOB_EVENTS                                                                        \
-    200000 /* as max_events: what the daemon plays for a job, and `cistern plan` to find the same: \
-              less than a second, seconds at worst */
-#define CST_PLAN_NO_LIMIT UINT64_MAX  /* as bytes of a budget. 0 is none at all */
-#define CST_PLAN_ROOM_AUTO UINT64_MAX /* as update_room, device_states: the plan's choice */
+    200000 /* Value of max_events for plans of jobs; `cistern plan` uses it to find the same. */
+#define CST_PLAN_NO_LIMIT UINT64_MAX /* Value for bytes of a budget: no limit. 0: no bytes. */
+/* Value of update_room and device_states: chosen by the planner. */
+#define CST_PLAN_ROOM_AUTO UINT64_MAX
 
 struct cst_plan_budget {
-    uint64_t device_bytes; /* of one rank's device: blocks, rows kept there, activations, room for
-                              updates. CST_PLAN_NO_LIMIT: as much as can be used */
-    uint64_t activation_bytes; /* of it, what the worker keeps for itself; what operators declare,
-                                  if 0. Not counted on the host as device */
-    uint64_t host_bytes;       /* of the node, all ranks; may be CST_PLAN_NO_LIMIT */
-    uint64_t disk_bytes;       /* 0: no disk tier */
+    /* Memory of one rank's device: blocks, rows kept there, activations and room for updates.
+     * CST_PLAN_NO_LIMIT: as much as can be used. */
+    uint64_t device_bytes;
+    /* Part of device_bytes that the worker uses for itself; 0: what the operators declare. Not
+     * counted if ranks compute on the host. */
+    uint64_t activation_bytes;
+    uint64_t host_bytes; /* Host memory of the node, for all ranks; may be CST_PLAN_NO_LIMIT. */
+    uint64_t disk_bytes; /* Bytes on disk; 0: no states on disk. */
 };
 
 /* The least budgets with which a plan would fit. */
 struct cst_plan_least {
-    uint64_t device_bytes; /* that of the budget where a device is not short */
-    uint64_t host_bytes;   /* that of the budget where the host is not short */
+    uint64_t device_bytes; /* Equals the given budget if the device has enough memory. */
+    uint64_t host_bytes;   /* Equals the given budget if the host has enough memory. */
 };
 
 struct cst_plan_config {
-    struct cst_model *model; /* layouts write its chunk and offset fields */
-    uint32_t world;          /* ranks on this node */
+    struct cst_model *model; /* Layouts write its chunk and offset fields. */
+    uint32_t world;          /* Number of ranks on this node. */
     const struct cst_plan_budget *budget;
     const struct cst_rates *rates;
-    uint32_t device;        /* which of rates' devices a rank computes on (each has one of its own);
-                               "host": the processor */
-    uint32_t n_nodes;       /* NUMA nodes with arenas; 0: 1 */
-    uint32_t micro_batches; /* per step, >= 1 */
-    struct cst_layout_states states; /* which rows chunks have, in which format. grad_over_weight:
-                                        the plan need not choose it */
-    enum cst_overlap overlap; /* when chunks are updated; EARLY, DELAYED: with states.two_weights */
-    uint64_t update_room; /* bytes of each rank's accelerator in which chunks are updated; 0: none;
-                             CST_PLAN_ROOM_AUTO */
-    uint64_t device_states; /* same, for states that stay there. With fp32 moments, gradients beside
-                             * the weights, and an update_room that is given; CST_PLAN_ROOM_AUTO: or
-                             * that is the plan's choice, as it is then without an update_room */
-    bool interleave_given;  /* of each node one of `interleave` chunks is updated in a room (0:
-                               none), whatever the rates are */
+    /* Index into the devices of `rates`: what each rank computes on (each rank has its own). The
+     * device "host" is the processor. */
+    uint32_t device;
+    uint32_t n_nodes;       /* Number of NUMA nodes with arenas; 0: 1. */
+    uint32_t micro_batches; /* Micro-batches per step, at least 1. */
+    /* Rows of chunks, and their formats. grad_over_weight: requested, so not to be chosen. */
+    struct cst_layout_states states;
+    /* When chunks are updated; EARLY and DELAYED need states.two_weights. */
+    enum cst_overlap overlap;
+    /* Bytes of each rank's accelerator for updates of chunks; 0: none; or CST_PLAN_ROOM_AUTO. */
+    uint64_t update_room;
+    /* Bytes of each rank's accelerator for states that stay there; 0: none; or CST_PLAN_ROOM_AUTO,
+     * which also makes update_room the planner's choice if that is 0. Needs fp32 moments, gradients
+     * in rows of their own and, if it is a number of bytes, an update_room that is one too. */
+    uint64_t device_states;
+    bool interleave_given; /* Use `interleave` as k, whatever the rates are. */
+    /* If interleave_given: one of this many chunks of a node is updated in a room; 0: none. */
     uint32_t interleave;
-    uint32_t accelerator; /* which of rates' devices that is where ranks compute on the processor;
-                             else it is theirs */
-    uint32_t n_accelerators; /* where ranks compute on the processor: so many, they take turns; 0:
-                                one for each rank */
-    uint64_t device_grain;   /* accelerators give out memory in multiples of so many bytes; 0: 2 MiB
-                                where ranks compute on them, 4096 beside the host */
-    double flops_share;      /* as cst_replay_config */
+    /* If ranks compute on the processor: index into the devices of `rates` of the accelerators that
+     * make updates. Else the ranks' devices do. */
+    uint32_t accelerator;
+    /* If ranks compute on the processor: number of accelerators, which take turns; 0: one for each
+     * rank. */
+    uint32_t n_accelerators;
+    /* Accelerators allocate memory in multiples of this; 0: 2 MiB if ranks compute on them, 4096 if
+     * ranks compute on the processor. */
+    uint64_t device_grain;
+    double flops_share; /* As in cst_replay_config. */
+    /* As in cst_replay_config. */
     bool recompute;
-    bool worker_copies;   /* workers copy weights in themselves; GPUs only */
-    bool runtime_only;    /* nothing that cannot be run today */
-    uint64_t chunk_elems; /* given capacity of the first class; 0: to be chosen */
-    double
-        max_padding; /* of weights, as a share: a plan that wastes no more is taken before one that
-                      * is faster by up to 0.25 %, or by up to 2 % where that one wastes more than
-                      * half of them (without such a plan: the one that wastes least). 0: 0.02 */
-    struct cst_plan_least *least; /* written where the search ends with CST_EPOOL or CST_EBUDGET;
-                                     NULL: nowhere. Borrowed */
-    uint64_t max_events; /* to replay in all; 0: 600 000. As many again with device_states of the
-                            plan's choice. Where no plan could be played within them one is, with up
-                            to 16 times as many */
-    bool (*stop)(
-        void *arg); /* Asked between layouts, and between and within plays. True: end the search
-                     * with the best plan so far, which is the fastest that was played or, if none
-                     * was, the one with the shortest estimate. NULL: nobody is asked */
-    void *stop_arg; /* For stop. */
+    bool worker_copies;   /* Workers copy weights into their pools themselves; GPUs only. */
+    bool runtime_only;    /* Choose only what the daemon can do today. */
+    uint64_t chunk_elems; /* Capacity of the first size class; 0: to be chosen. */
+    /* Acceptable waste of weight blocks, as a share of the weights; 0: 0.02. A plan within it goes
+     * before one that wastes more and is faster by up to 0.25 %. If that one wastes more than half
+     * of the weights, the limit is 2 %; if no plan is within it then, the one that wastes least is
+     * taken. */
+    double max_padding;
+    /* Filled if the search ends with CST_EPOOL or CST_EBUDGET; may be NULL. Borrowed. */
+    struct cst_plan_least *least;
+    /* Maximum number of events to simulate; 0: 600 000. The search for device_states may use as
+     * many again. If no plan could be simulated within the limit, one is, with up to 16 times as
+     * many. */
+    uint64_t max_events;
+    /* Called between layouts, and between and during simulations. True: end the search with the
+     * best plan so far: the fastest simulated one or, if there is none, the one with the shortest
+     * estimate. May be NULL. */
+    bool (*stop)(void *arg);
+    void *stop_arg; /* Argument for stop. */
 };
 
 enum cst_plan_grad {
-    CST_PLAN_GRAD_BESIDE,
-    /* 16 B per parameter */ CST_PLAN_GRAD_OVER /* in the weight's place: 14 B */
+    CST_PLAN_GRAD_BESIDE, /* The gradient has a row of its own: 16 bytes per parameter. */
+    CST_PLAN_GRAD_OVER    /* The gradient is summed in the weight row: 14 bytes per parameter. */
 };
 
 struct cst_plan_choice {
-    struct cst_layout_config layout; /* to build the same layout again: capacities per class, ...;
-                                        accelerators' engines follow the nodes' */
-    uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES]; /* of each rank's pool */
+    /* To build the same layout again: capacities of the classes and so on. Engine numbers of
+     * accelerators follow those of the nodes. */
+    struct cst_layout_config layout;
+    uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES]; /* Blocks of each size class in each rank's pool. */
     uint32_t n_classes;
-    uint32_t prefetch_depth;         /* as cst_core_policy */
-    enum cst_core_eviction eviction; /* same: next use, but where the other happens to be faster */
+    uint32_t prefetch_depth; /* As in cst_core_policy. */
+    /* As in cst_core_policy: next use, unless LRU happens to be faster. */
+    enum cst_core_eviction eviction;
     enum cst_plan_grad grad;
-    bool reduce_each; /* micro-batches: a reduction each, into an fp32 row; else one per chunk and
-                         step */
-    uint8_t *device_rows; /* per chunk: 1 << cst_row of those that stay on a device; owned */
-    uint8_t *disk_rows;   /* same, on disk; owned */
+    /* With micro-batches: one reduction for each, into an fp32 row. Else one per chunk and step. */
+    bool reduce_each;
+    uint8_t *device_rows; /* Per chunk: rows that stay on a device, as bits 1 << cst_row; owned. */
+    uint8_t *disk_rows;   /* Per chunk: rows on disk, as bits 1 << cst_row; owned. */
     uint32_t n_chunks;
-    uint64_t pool_bytes, state_bytes; /* on each rank's device */
-    uint64_t update_room;             /* on each rank's accelerator, for updates; 0: none */
-    uint64_t device_states; /* same, for states that stay there: what a job asks for to have them;
-                               state_bytes of it are used */
-    uint64_t least_room, least_states; /* bytes of each rank's accelerator with which a room takes
-                                          one chunk through, and holds one chunk's states */
-    uint32_t n_staying;                /* chunks whose states stay there */
-    uint32_t n_buffers;                /* chunks at a time in each room */
-    uint32_t interleave; /* one of so many chunks is updated in a room; 0: none, or those alone
-                            whose states are there */
-    uint64_t activation_bytes;       /* same, counted */
-    uint64_t host_bytes, disk_bytes; /* of the node */
-    uint64_t padding_bytes; /* of weights' blocks, were each chunk in one: what their ends waste */
-    uint64_t bound_ns;      /* no step of this candidate is shorter */
+    uint64_t pool_bytes, state_bytes; /* Bytes on each rank's device for blocks, and for states. */
+    uint64_t update_room;             /* Bytes of each rank's accelerator for updates; 0: none. */
+    /* Bytes of each rank's accelerator for states that stay there, as a job requests them;
+     * state_bytes of them are used. */
+    uint64_t device_states;
+    /* Least bytes of each rank's accelerator with which a room fits one chunk, and with which one
+     * chunk's states fit. */
+    uint64_t least_room, least_states;
+    uint32_t n_staying; /* Number of chunks whose states stay on accelerators. */
+    uint32_t n_buffers; /* Number of chunks that each room holds at a time. */
+    /* One of this many chunks is updated in a room; 0: none, or only those whose states are
+     * there. */
+    uint32_t interleave;
+    uint64_t activation_bytes;       /* Bytes on each rank's device for activations. */
+    uint64_t host_bytes, disk_bytes; /* Bytes of the node. */
+    /* Waste of weight blocks if each chunk were in a block of its own: the unused ends of the
+     * blocks. */
+    uint64_t padding_bytes;
+    uint64_t bound_ns; /* Lower bound of the step time of this candidate. */
     struct cst_replay_result predicted;
-    const char *binds; /* what a faster plan would need more of: "device memory", "link up",
-                        * "update", "compute", ...: of a quarter more of each in turn, what shortens
-                        * the step most. Empty: a runner-up's */
+    /* The bottleneck: what a faster plan would need more of ("device memory", "link up", "update",
+     * "compute", ...). Of a quarter more of each in turn, the one that shortens the step most.
+     * Empty for runners-up. */
+    const char *binds;
 };
 
 struct cst_plan_loser {
     struct cst_plan_choice plan;
-    char why[CST_PLAN_WORDS]; /* a sentence with numbers */
+    char why[CST_PLAN_WORDS]; /* One sentence with numbers. */
 };
 
 struct cst_plans {
@@ -156,35 +183,41 @@ struct cst_plans {
     struct cst_plan_loser runners_up[CST_PLAN_RUNNERS_UP];
     uint32_t n_runners_up;
     uint64_t n_candidates, n_replayed, n_events;
-    bool stopped;       /* `stop` ended the search: a longer one might have found a faster plan.
-                           Runners-up may be lacking then. */
-    uint64_t n_layouts; /* of the model that were built to find the best: most of the time where
-                           there are many tensors */
-    uint64_t without_states_ns; /* the fastest step without states that stay on accelerators; 0:
-                                   nothing fits, or they were not the plan's choice */
-    char states_why[CST_PLAN_WORDS]; /* why so much of accelerators is for states, or nothing;
-                                        empty: they were not the plan's choice */
+    /* `stop` ended the search: a longer one might have found a faster plan, and runners-up can be
+     * missing. */
+    bool stopped;
+    /* Layouts built to find the best plan; they take most of the time if there are many tensors. */
+    uint64_t n_layouts;
+    /* Fastest step without states that stay on accelerators; 0: no plan fits without them, or they
+     * were not the planner's choice. */
+    uint64_t without_states_ns;
+    /* Why the plan keeps so many states on accelerators, or none. Empty: not the planner's
+     * choice. */
+    char states_why[CST_PLAN_WORDS];
 };
 
-/* Is the room for updates the plan's choice? It is where device_states are and there is none
- * otherwise. */
+/* True if the planner chooses the room for updates: it is CST_PLAN_ROOM_AUTO, or it is 0 and
+ * device_states is CST_PLAN_ROOM_AUTO. */
 bool cst_plan_chooses_room(const struct cst_plan_config *config);
-/* CST_EINVAL: @config's device_states, states and update_room contradict each other. Looks at
- * nothing else. */
+/* CST_EINVAL: @config's device_states, states and update_room contradict each other. Checks nothing
+ * else. */
 int cst_plan_check_rooms(const struct cst_plan_config *config, struct cst_err *err);
 
-/* CST_EPOOL / CST_EBUDGET: nothing fits: the limit that no candidate meets and the bytes that are
- * short; both limits, and CST_EPOOL, where none meets either. CST_ETIMEDOUT: the steps of no plan
- * could be played within 16 x max_events, or `stop` ended the search before there was a candidate.
- * CST_EINVAL, CST_ENOMEM. The model's layout fields are the
- * best plan's. */
+/* Search for the fastest plan. The caller closes *out with cst_plans_close. The model's layout
+ * fields are those of the best plan. Statuses:
+ *
+ *   - CST_EPOOL, CST_EBUDGET: no plan fits. The message names the limit that no candidate meets and
+ *     the missing bytes. If no candidate meets either limit: CST_EPOOL and both.
+ *   - CST_ETIMEDOUT: no plan could be simulated within 16 x max_events, or `stop` ended the search
+ *     before there was a candidate.
+ *   - CST_EINVAL, CST_ENOMEM. */
 int cst_plan_search(struct cst_plans *out, const struct cst_plan_config *config,
                     struct cst_err *err);
 void cst_plans_close(struct cst_plans *plans);
 
-/* Play @choice once more, for its timeline or a run of another length: what the search has played.
- * @n_steps as there: 3 if 0. CST_ETIMEDOUT: more events than 16 x config's max_events, unless that
- * is 0. */
+/* Simulate @choice once more, for its timeline or with another number of steps. @n_steps: as in
+ * cst_replay_config, 3 if 0. CST_ETIMEDOUT: more than 16 x max_events of @config, unless that is
+ * 0. */
 int cst_plan_replay(const struct cst_plan_config *config, const struct cst_plan_choice *choice,
                     uint32_t n_steps,
                     void (*interval)(void *arg, const struct cst_interval *interval), void *arg,

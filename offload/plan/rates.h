@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this machine can do, in numbers that a plan needs. Measured by `cistern probe` (engines
- * measure, the CLI writes a file), re-estimated by the daemon from the work of its engines, or
- * written by a person. 0 in a field: not known; a plan that needs it says so. Pure. */
+/* Speeds and sizes of a machine, as far as plans need them. Measured by `cistern probe` (engines
+ * measure, the command writes a file), re-estimated by the daemon from the work of its engines, or
+ * written by a person. A field with 0 is unknown; a plan that needs it reports that. Pure. */
 #ifndef CST_RATES_H
 #define CST_RATES_H
 
@@ -14,48 +14,54 @@
 
 /* A device that a rank computes on, and its link to host memory. */
 struct cst_rates_device {
-    char name[64]; /* "host", or the GPU's name */
+    char name[64]; /* "host", or the GPU's name. */
     uint64_t memory_bytes;
-    double up, down;           /* link, bytes/s, one direction alone */
-    double up_both, down_both; /* both at once */
-    double copy_latency_s;     /* of a copy of a page: what a copy costs beside its bytes */
-    double peer;   /* bytes/s between this device and another of the node; 0: through host memory */
-    double flops;  /* bf16 matmul, flop/s that a training step reaches */
-    double update; /* AdamW, elements/s, all rows on the device */
-    double memory; /* bytes/s of a copy within the device, read and write counted */
+    double up, down;           /* Link in bytes/s, with one direction in use. */
+    double up_both, down_both; /* Link in bytes/s, with both directions in use. */
+    double copy_latency_s;     /* Fixed time of a copy: that of a copy of one page. */
+    /* Bytes/s between this device and another one of the node; 0: through host memory. */
+    double peer;
+    double flops;  /* bf16 matrix multiplication, flop/s that a training step reaches. */
+    double update; /* AdamW, elements/s, with all rows on the device. */
+    double memory; /* Bytes/s of a copy within the device, reads and writes counted. */
 };
 
 /* A NUMA node with its engine. */
 struct cst_rates_node {
     uint32_t cores;
     uint64_t memory_bytes;
-    double pass; /* bytes/s of the best plain pass over memory, read and write counted, all cores */
-    double update; /* AdamW, elements/s, all cores: one pass, bf16 gradient in, bf16 weight out */
-    double reduce; /* elements/s of the sum of two contributions */
-    double copy;   /* bytes/s of memcpy, all copy lanes, bytes counted once */
+    /* Bytes/s of the fastest pass over memory on all cores, reads and writes counted. */
+    double pass;
+    /* AdamW on all cores, elements/s: one pass, bf16 gradient in, bf16 weight out. */
+    double update;
+    double reduce; /* Elements/s of the sum of two contributions. */
+    double copy;   /* Bytes/s of memcpy on all copy lanes, each byte counted once. */
 };
 
 struct cst_rates {
-    char fingerprint[65]; /* hex digest of what the machine is made of; another one: measured
-                             elsewhere. Empty: written by hand */
+    /* Hex digest of the machine's components, to detect rates of another machine. Empty: written by
+     * hand. */
+    char fingerprint[65];
     uint32_t n_devices;
     struct cst_rates_device devices[CST_RATES_MAX_DEVICES];
     uint32_t n_nodes;
     struct cst_rates_node nodes[CST_RATES_MAX_NODES];
-    double disk_read, disk_write; /* bytes/s */
-    double request_s;             /* round trip of a request that needs no copy */
-    double spread; /* half the range of repeated measurements, as a share of their median, of the
-                      rate that varied most; 0: not known */
-    double busy_cores; /* that other programs used, on average, while the rates were measured; 0:
-                          none, or not known */
+    double disk_read, disk_write; /* Bytes/s. */
+    double request_s;             /* Round trip of a request that needs no copy. */
+    /* Half the range of repeated measurements divided by their median, of the rate that varied
+     * most; 0: unknown. */
+    double spread;
+    /* Average number of cores that other programs used during the measurement; 0: none, or
+     * unknown. */
+    double busy_cores;
 };
 
-/* CST_EINVAL: a field that is negative, not finite, or missing where it must be there (a device's
- * link, a node's update): its name. */
+/* CST_EINVAL, with the field's name: a field is negative, not finite, too long a time, or 0
+ * although it is necessary (a device's link, a node's update). */
 int cst_rates_check(const struct cst_rates *rates, struct cst_err *err);
 
-/* The A100-40GB box of Elixir's own fits (16.3 n + 8.7 GB/s up and so on), for @n_devices devices
- * on one node. */
+/* The A100-40GB machine of Elixir's own fits (16.3 n + 8.7 GB/s up and so on), with @n_devices
+ * devices on one node. */
 void cst_rates_a100(struct cst_rates *out, uint32_t n_devices);
 
 #endif

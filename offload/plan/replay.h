@@ -1,26 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A step, played through the very code that runs in production, under a virtual clock: what a plan
- * promises and what the daemon does cannot drift apart. The core (offload/core.h) decides; workers
- * keep their books with client/lease.h and client/fence.h, run the operators in their order,
- * compute for as long as flops / rate, hand in, accumulate, step. Engines take commands in the
- * order of priority and tickets and finish them after latency + bytes / rate; lanes, directions,
- * cores and memory are shared as rates say. Pure, deterministic, no threads.
+/* The simulator: replays steps of the real core (offload/core.h) under a virtual clock, so that
+ * plans and daemon cannot drift apart. Workers use client/lease.h and client/fence.h, run the
+ * operators in order, compute for flops / rate, hand in, accumulate and step. Engines take commands
+ * by priority and ticket and finish them after latency + bytes / rate; lanes, link directions,
+ * cores and memory are shared as the rates say. Pure and deterministic; no threads.
  *
- *   model, layout, pools, rates --> cst_replay_run --> step time, bytes, peaks, and each interval
- * of each lane (for timelines)
+ *   model, layout, pools, rates --> cst_replay_run --> step time, bytes, peaks, and the intervals
+ *                                                      of each lane (for timelines)
  *
- * A rank may stand for several that do the same (representatives): each has a device of its own,
- * the host's work is done for all of them. Bytes are exact either way.
+ * A rank can represent several ranks that do the same: each has a device of its own, and the work
+ * of the host is done for all. Numbers of bytes are exact in either case.
  *
- * Updates follow the core's policy and rooms. EARLY: workers PREPARE at the start of a step,
- * without clipping. A room's engine is one behind the nodes'; it has a link of its own unless a
- * pool is there too, takes as long for an update as its device's rate says, whatever else it
- * computes, and its copies share the link with the weights'.
+ * Updates follow the core's policy and rooms. With EARLY, workers PREPARE at the start of a step,
+ * and do not clip. The engine of a room is numbered after those of the nodes. It has a link of its
+ * own unless a pool is there too, and its copies share the link with those of weights. An update
+ * takes the time that the device's rate says, whatever else the device computes.
  *
- * What a time is made of. A message takes half of rates' request_s each way, between a worker and
- * the daemon and between the daemon and an engine. A GPU's operators are enqueued without waiting,
- * the processor's are computed between begin and end. Backward costs twice the forward's flops,
- * three times with recompute. */
+ * Times. A message between a worker and the daemon, or the daemon and an engine, takes half of
+ * request_s each way. Operators on a GPU are enqueued without waiting; on the processor they are
+ * computed between begin and end. A backward pass takes twice the flops of the forward pass, with
+ * recompute three times. */
 #ifndef CST_REPLAY_H
 #define CST_REPLAY_H
 
@@ -32,92 +31,106 @@ enum cst_lane_kind {
     CST_LANE_UP,
     CST_LANE_DOWN,
     CST_LANE_PEER,
-    CST_LANE_STATES_UP,   /* of an update in a room, and within the accelerator */
-    CST_LANE_STATES_DOWN, /* same, home */
+    CST_LANE_STATES_UP,   /* Copies of updates in rooms to the accelerator or within it. */
+    CST_LANE_STATES_DOWN, /* Copies of updates in rooms back to the host. */
     CST_LANE_REDUCE,
     CST_LANE_UPDATE,
     CST_LANE_WAIT
 };
 
-/* Something that took time. */
+/* An activity with its begin and end. */
 struct cst_interval {
     enum cst_lane_kind lane;
-    uint32_t number;     /* of the rank (COMPUTE, WAIT), device (or node where the host copies: UP,
-                            DOWN, PEER), or engine (REDUCE, UPDATE) */
-    uint32_t what;       /* operator (COMPUTE, WAIT) or chunk */
-    bool backward;       /* COMPUTE, WAIT */
-    uint32_t step;       /* steps committed when it ended */
-    uint64_t begin, end; /* ns */
+    /* COMPUTE, WAIT: the rank. UP, DOWN, PEER, STATES_UP, STATES_DOWN: the device, or the node if
+     * the host copies. REDUCE, UPDATE: the engine. */
+    uint32_t number;
+    uint32_t what;       /* COMPUTE, WAIT: the operator. Else the chunk. */
+    bool backward;       /* COMPUTE, WAIT: in the backward pass. */
+    uint32_t step;       /* Number of steps committed when it ended. */
+    uint64_t begin, end; /* In ns. */
 };
 
 struct cst_replay_config {
-    const struct cst_core_config
-        *core; /* with its model, layout, pools, policy, rooms and interleave; borrowed. Segments,
-                * tickets and time-outs are the replay's */
+    /* Model, layout, pools, policy, rooms and interleave of the job; borrowed. The simulator
+     * replaces segments, tickets and timeouts. */
+    const struct cst_core_config *core;
     const struct cst_rates *rates;
-    uint32_t n_steps;       /* played; the last one is reported. 3: trace learned, steady */
-    uint32_t micro_batches; /* >= 1 */
-    bool reduce_once;   /* workers add their micro-batches up in gradient blocks that stay open, and
-                           hand in at the step (the core knows of one) */
-    double flops_share; /* of rates' flops that this model reaches, 0..1; 0: 1 */
-    bool recompute;     /* each operator's forward again before its backward */
-    const uint32_t *stands_for; /* per rank: ranks, itself included; NULL: 1 each */
-    const uint8_t *device_rows; /* per chunk: 1 << cst_row of those whose home is a device, where it
-                                 * is updated then; NULL: none. Devices take turns by chunk; only
-                                 * GPUs. Other ranks' copies of them are peer copies. */
-    const uint8_t *disk_rows;   /* per chunk: same, those that are on disk and come and go for each
-                                   update; NULL: none */
-    uint64_t deadline_events;   /* give up (CST_ETIMEDOUT) after so many; 0: none */
+    /* Number of steps to simulate; the last one is reported. With 3 the trace is learned and the
+     * step is steady. */
+    uint32_t n_steps;
+    uint32_t micro_batches; /* At least 1. */
+    /* Workers add up their micro-batches in gradient blocks that stay open, and hand in at the
+     * step. The core sees one micro-batch. */
+    bool reduce_once;
+    double flops_share; /* Share of the rates' flops that this model reaches, 0..1; 0: 1. */
+    bool recompute;     /* Repeat each operator's forward pass before its backward pass. */
+    /* Per rank: number of ranks that it represents, including itself; NULL: 1 each. */
+    const uint32_t *stands_for;
+    /* Per chunk: rows whose home is a device, as bits 1 << cst_row; such a chunk is updated there.
+     * NULL: none. Devices take turns by chunk; GPUs only. Copies for other ranks are peer
+     * copies. */
+    const uint8_t *device_rows;
+    /* Per chunk: rows on disk, as bits 1 << cst_row, which are read and written for each update;
+     * NULL: none. */
+    const uint8_t *disk_rows;
+    uint64_t deadline_events; /* Give up with CST_ETIMEDOUT after this many events; 0: no limit. */
     bool (*stop)(
-        void *arg); /* Asked now and then. True: give up (CST_ETIMEDOUT). NULL: nobody is asked. */
-    void *stop_arg; /* For stop. */
-    void (*interval)(void *arg, const struct cst_interval *interval); /* NULL: nobody wants them */
+        void *arg); /* Called from time to time. True: give up with CST_ETIMEDOUT. May be NULL. */
+    void *stop_arg; /* Argument for stop. */
+    /* Called for each interval; may be NULL. */
+    void (*interval)(void *arg, const struct cst_interval *interval);
+    /* Argument for interval. */
     void *arg;
 };
 
-/* Counters as the core keeps them (cst_rank_stats), of all ranks, and of the job (cst_core_stats).
- */
+/* Counters as the core keeps them: of all ranks together (cst_rank_stats) and of the job
+ * (cst_core_stats). */
 struct cst_replay_counts {
     uint64_t bytes_up, bytes_down;
     uint64_t hits, late, misses, evictions, prefetches, surprises;
-    uint64_t updates, device_updates; /* of chunks; of them, in rooms */
+    uint64_t updates, device_updates; /* Updates of chunks, and those of them made in rooms. */
 };
 
 struct cst_replay_result {
-    /* of the last step */
-    uint64_t step_ns;           /* commit to commit */
-    uint64_t compute_ns;        /* busiest rank's compute */
-    uint64_t wait_ns;           /* that rank's waits for weights or blocks */
-    uint64_t update_exposed_ns; /* by which the step would be shorter if updates took no time, see
-                                   offload/instant.c */
-    uint64_t update_ns;        /* in which at least one update was under way; of the last step whose
-                                  updates had all ended (cst_core_stats) */
-    uint64_t update_hidden_ns; /* of it, what was not exposed */
-    uint64_t states_up, states_down; /* bytes that updates in rooms moved over the links; not among
-                                        bytes_up, bytes_down, as in the core */
-    uint64_t device_updates;         /* chunks whose update in a room ended */
-    uint64_t tail_ns;                /* from that rank's last backward to the commit */
-    uint64_t bytes_up, bytes_down;   /* of all ranks, out of host memory and towards it: as the core
-                                        counts, but for chunks at home on a device */
-    uint64_t bytes_peer;             /* between devices, not counted by the core */
+    /* Of the last step: */
+    uint64_t step_ns;    /* Time from commit to commit. */
+    uint64_t compute_ns; /* Compute time of the busiest rank. */
+    uint64_t wait_ns;    /* Time that the busiest rank waited for weights or blocks. */
+    /* By how much the step would be shorter if updates took no time; see offload/instant.c. */
+    uint64_t update_exposed_ns;
+    /* Time with at least one update in flight, for the last step whose updates had all ended
+     * (cst_core_stats). */
+    uint64_t update_ns;
+    uint64_t update_hidden_ns; /* The part of update_ns that was not exposed. */
+    /* Bytes that updates in rooms moved over the links. Like in the core, not included in bytes_up
+     * and bytes_down. */
+    uint64_t states_up, states_down;
+    uint64_t device_updates; /* Chunks whose update in a room was completed. */
+    uint64_t tail_ns;        /* Time from the busiest rank's last backward pass to the commit. */
+    /* Bytes from and to host memory, of all ranks; as the core counts them, but without chunks
+     * whose home is a device. */
+    uint64_t bytes_up, bytes_down;
+    uint64_t bytes_peer; /* Bytes between devices, which the core does not count. */
     uint64_t hits, late, misses, evictions, prefetches;
-    uint32_t peak_blocks[CST_CORE_MAX_WORLD]; /* not free at once, per rank */
-    /* of the whole run */
-    struct cst_replay_counts
-        total; /* when all is quiet behind the last step: what a job says that has done n_steps */
-    uint64_t moved_up, moved_down; /* added up from commands and copies; total's bytes, unless
-                                      somebody miscounts */
-    uint64_t n_events;             /* that the core digested */
+    /* Per rank: maximum number of blocks that were not free. */
+    uint32_t peak_blocks[CST_CORE_MAX_WORLD];
+    /* Of the whole run: */
+    /* Counters after the last step, when nothing is in flight: those of a job after n_steps. */
+    struct cst_replay_counts total;
+    /* Sums over commands and copies. They must equal the bytes in `total`. */
+    uint64_t moved_up, moved_down;
+    uint64_t n_events; /* Events that the core processed. */
 };
 
-/* CST_EPOOL, CST_EINVAL (a rate that is needed is 0), CST_ETIMEDOUT, CST_ENOMEM. */
+/* Simulate @config->n_steps steps. CST_EPOOL, CST_EINVAL (a necessary rate is 0), CST_ETIMEDOUT,
+ * CST_ENOMEM. */
 int cst_replay_run(const struct cst_replay_config *config, struct cst_replay_result *out,
                    struct cst_err *err);
 
-/* How the bytes that a real job counted (the sums of its ranks' cst_rank_stats, after n_steps and
- * when nothing is under way) differ from the total that was predicted: how many of up and down
- * differ by more than @tolerance of the prediction (0: at all), with both values in @words; 0:
- * none. Other counters depend on who was faster. */
+/* Compare the bytes that a real job counted with the predicted total. @counted: sums over the job's
+ * ranks (cst_rank_stats) after n_steps, with nothing in flight. Returns how many of bytes_up and
+ * bytes_down differ by more than @tolerance of the prediction (0: at all), with both values in
+ * @words. Other counters are not compared, because they depend on the speed of engines. */
 unsigned cst_replay_differs(const struct cst_replay_counts *predicted,
                             const struct cst_replay_counts *counted, double tolerance,
                             char words[160]);
