@@ -107,7 +107,7 @@ void cst_undo_end(struct cst_undo_slot *slot, const struct cst_tile *tile, enum 
  * for the other kinds. Any thread. */
 bool cst_undo_holds(const struct cst_undo_slot *slot);
 
-/* Make @slot EMPTY and leave its tile torn, because its job is gone. */
+/* Make @slot EMPTY and leave its tile torn: its job is gone, or the slot is implausible. */
 void cst_undo_drop(struct cst_undo_slot *slot);
 
 /* Restore the tile that @slot holds and make the slot EMPTY. Called for every slot, on one thread,

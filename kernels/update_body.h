@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The update of rows, over vectors: what update_ref.c, update_avx2.c and update_avx512.c have in
- * common, which is all but their vectors. Included once, behind one of kernels/vec_*.h;
- * UPDATE_TABLE is what it makes. Private to kernels/.
+/* The update of rows over vectors: the common part of update_ref.c, update_avx2.c and
+ * update_avx512.c, which add only their vectors. Included once, after one of kernels/vec_*.h. The
+ * file defines the table UPDATE_TABLE. Private to kernels/.
  *
- * A group is loaded, computed and stored before the next one is begun: the weights may be written
- * where the gradient was. They are only written, and go past the cache where whole lines can. What
- * is left behind the last whole group is done in a group of its own, which is filled up with zeros
- * and lies elsewhere. */
+ * A group is loaded, computed and stored before the next group is begun, because the weights may
+ * overwrite the gradient. Weights are only written; whole lines of them bypass the cache where
+ * alignment permits. Elements after the last whole group are processed in a group of their own in
+ * other memory, which is padded with zeros. */
 #include "kernels/formats.h"
 #include "kernels/update_undo.h"
 
 #include <string.h>
 
-#define AHEAD_GROUPS 16 /* as far as rows are fetched before they are needed */
+/* Distance in groups by which rows are prefetched. */
+#define AHEAD_GROUPS 16
 
 #define ALWAYS_INLINE __attribute__((always_inline)) static inline
 
-/* What the compiler knows of an entry. */
+/* Compile-time parameters of one specialised update loop. */
 struct way {
     enum cst_optimizer optimizer;
     enum cst_moments moments;
@@ -33,14 +34,14 @@ ALWAYS_INLINE bool takes_random(struct way way)
     return way.moments != CST_MOMENTS_FP32 && way.rounding == CST_ROUNDING_STOCHASTIC;
 }
 
-/* What all groups of a call share. */
+/* Data that all groups of a call share. */
 struct call {
     struct cst_formula_scalars scalars;
     struct cst_philox_keys keys;
-    uint64_t first; /* number of the first group */
-    uint64_t t;     /* step */
-    bool stream;    /* the weights */
-    bool over;      /* the weights are written where the gradient is */
+    uint64_t first; /* Number of the first group. */
+    uint64_t t;     /* Step of the optimizer. */
+    bool stream;    /* The weights bypass the cache. */
+    bool over;      /* The weights overwrite the gradient. */
 };
 
 ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_update_rows *r,
@@ -60,12 +61,13 @@ ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_up
     return at;
 }
 
-/* Random words of two groups, the first of which has an even number. */
+/* Random words of two groups, of which the first has an even number. */
 struct words {
     struct cst_vec_bits v[2][CST_VEC_GROUP / 2];
 };
 
-/* Those of group @index of the call, and of the next one, where they are not there already. */
+/* Draw the words of group @index of the call and of the next group, unless they are in @words
+ * already. */
 ALWAYS_INLINE void draw(struct way way, const struct call *call, size_t index, struct words *words)
 {
     uint64_t group = call->first + index;
@@ -75,7 +77,8 @@ ALWAYS_INLINE void draw(struct way way, const struct call *call, size_t index, s
     }
 }
 
-/* One group, at the start of @rows. @words: random; not read where none are taken. */
+/* Update one group, at the start of @rows. @words are its random words; they are not read if the
+ * rounding takes none. */
 ALWAYS_INLINE void do_group(struct way way, const struct call *call,
                             const struct cst_update_rows *rows,
                             const struct cst_vec_bits words[CST_VEC_GROUP / 2])
@@ -115,8 +118,9 @@ ALWAYS_INLINE void do_group(struct way way, const struct call *call,
     }
 }
 
-/* The lines that the rows will need some groups from now; beyond their ends it is a hint without
- * effect. With the extra stores of the undo, the processor alone does not look far enough ahead. */
+/* Prefetch the lines that the rows will need AHEAD_GROUPS groups later. A prefetch beyond the end
+ * of a row has no effect. The prefetcher of the processor alone does not look far enough ahead,
+ * because of the additional stores of the undo. */
 ALWAYS_INLINE void ahead(const void *at, size_t group_bytes)
 {
     const char *far = (const char *)((uintptr_t)at + AHEAD_GROUPS * group_bytes);
@@ -141,7 +145,7 @@ ALWAYS_INLINE void rows_ahead(struct way way, const struct cst_update_rows *rows
     }
 }
 
-/* A group's part of what the next sum reads. */
+/* Prefetch one group's part of the rows that are summed next. */
 ALWAYS_INLINE void next_ahead(const struct cst_update_rows *rows, size_t i)
 {
     for (uint32_t r = 0; r < rows->n_next; r++) {
@@ -149,7 +153,7 @@ ALWAYS_INLINE void next_ahead(const struct cst_update_rows *rows, size_t i)
     }
 }
 
-/* @bytes of a group, a multiple of 32. */
+/* Copy @bytes of a group, a multiple of 32. */
 ALWAYS_INLINE void copy(void *to, const void *from, size_t bytes)
 {
     const size_t step = CST_VEC_LANES * sizeof(float);
@@ -162,8 +166,8 @@ ALWAYS_INLINE void copy(void *to, const void *from, size_t bytes)
     memcpy((char *)to + i, (const char *)from + i, bytes - i);
 }
 
-/* Keep the @n elements at the start of @rows, number @first of the update, in @buffer. The whole
- * group is there to be read. */
+/* Save the @n elements at the start of @rows, number @first of the update, in @buffer and hold
+ * them. The whole group is readable. */
 ALWAYS_INLINE void save(struct way way, struct cst_update_undo *undo, uint32_t buffer,
                         const struct cst_update_rows *rows, size_t first, size_t n, bool over)
 {
@@ -194,7 +198,7 @@ struct padded {
     uint8_t exponents[2];
 };
 
-/* @out: the rows of @padded, filled with the @n elements at the start of @rows. */
+/* Copy the @n elements at the start of @rows into @padded, and set @out to the rows of @padded. */
 ALWAYS_INLINE void pad(struct way way, struct padded *padded, const struct cst_update_rows *rows,
                        size_t n, struct cst_update_rows *out)
 {
@@ -222,7 +226,7 @@ ALWAYS_INLINE void pad(struct way way, struct padded *padded, const struct cst_u
     }
 }
 
-/* Back from there. */
+/* Copy the updated elements from @padded back to @rows. */
 ALWAYS_INLINE void unpad(struct way way, const struct padded *padded,
                          const struct cst_update_rows *rows, size_t n)
 {
@@ -239,7 +243,7 @@ ALWAYS_INLINE void unpad(struct way way, const struct padded *padded,
     }
 }
 
-/* The @n elements from element @i of the call on, less than a group. */
+/* Update the last @n elements of the call, from element @i on; they are less than a group. */
 ALWAYS_INLINE void do_tail(struct way way, const struct call *call,
                            const struct cst_update_rows *rows, size_t i, size_t n,
                            struct words *words, struct cst_update_undo *undo, uint32_t buffer)

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an update under way keeps so that it can be made whole after kill -9: the old states of the
- * group of elements that it is changing, as the bytes that they are in memory. Two buffers are used
- * by turns, so that one word, `held`, always names a buffer that is complete:
+/* The old states that an update keeps while it runs, for restoring the rows after kill -9. They are
+ * the states of the group of elements that is being changed, as bytes in memory. Two buffers are
+ * used in turn. One word, `held`, thereby always names a complete buffer:
  *
- *             save in       then set                  then change
- *   group k   buffer 0      held = (first, n, 0)      elements [first, first + n)
- *   group k+1 buffer 1      held = (first + n, .., 1) elements [first + n, ..)
+ *             save in       then set                   then change
+ *   group k   buffer 0      held = (first, n, 0)       elements [first, first + n)
+ *   group k+1 buffer 1      held = (first + n, .., 1)  elements [first + n, ..)
  *   group k+2 buffer 0      ...
  *
- *   held = 0  no element was changed yet, or the caller cleared it after all were
- *   held > 0  elements before `first` are new; [first, first + n) are old, new or half and half,
- *             and their old values are in the buffer; later ones are old
+ *   held = 0  no element was changed yet, or the caller cleared the word after all were changed
+ *   held > 0  elements before `first` are new; [first, first + n) are old, new or half written,
+ *             and their old values are in the buffer; later elements are old
  *
- * To make it whole: copy the group's old values back, then update all elements from `first` on with
- * the same scalars and random numbers, again with this undo and base = first. That may be killed in
- * turn: until `held` changes, what it writes into the named buffer is what is there already. The
- * buffers are small so that they stay in L1: next to the states' way through memory, saving costs
- * next to nothing. */
+ * To restore the rows, copy the old values of the group back. Then update all elements from `first`
+ * on with the same scalars and random numbers, again with this undo and base = first. That update
+ * may be killed in turn: until `held` changes, it writes to the named buffer only the values that
+ * the buffer already holds. The buffers are small enough to stay in L1. Compared with the states'
+ * way through memory, saving costs next to nothing. */
 #ifndef CST_UPDATE_UNDO_H
 #define CST_UPDATE_UNDO_H
 
@@ -29,18 +29,20 @@
 /* Old values of a group. */
 struct cst_update_old {
     alignas(64) float master[CST_UPDATE_GROUP];
-    alignas(64) uint8_t moments[2][CST_UPDATE_GROUP * sizeof(float)]; /* in the row's format */
-    alignas(64) uint16_t grad[CST_UPDATE_GROUP]; /* bf16, if the weights are written over it */
-    uint8_t exponents[2];                        /* mx8: of the block */
+    /* Moments in the format of the row. */
+    alignas(64) uint8_t moments[2][CST_UPDATE_GROUP * sizeof(float)];
+    alignas(64) uint16_t grad[CST_UPDATE_GROUP]; /* bf16 gradient, if the weights overwrite it. */
+    uint8_t exponents[2];                        /* mx8: exponents of the block. */
 };
 
 struct cst_update_undo {
-    alignas(64) _Atomic uint32_t held; /* the group in hand: cst_update_undo_word; 0: none */
-    uint32_t base; /* set by the caller: number of the update's first element, below 2^16 */
+    alignas(64) _Atomic uint32_t held; /* The held group, as cst_update_undo_word; 0: none. */
+    uint32_t base; /* Number of the first element of the update, below 2^16. Set by the caller. */
     struct cst_update_old old[2];
 };
 
-/* The group of @n elements from number @first, whose old values are in @buffer. Never 0. */
+/* Returns the word for the group of @n elements from number @first on, whose old values are in
+ * @buffer. The word is never 0. */
 static inline uint32_t cst_update_undo_word(uint32_t first, uint32_t n, uint32_t buffer)
 {
     return first | n << 16 | buffer << 24;
@@ -61,8 +63,9 @@ static inline uint32_t cst_update_undo_buffer(uint32_t word)
     return word >> 24;
 }
 
-/* All earlier stores, then this one, then all later ones, as the process would leave them behind: a
- * kill falls between two instructions like a signal, so it is the compiler that must keep order. */
+/* Store @word after all earlier stores and before all later ones, as seen by a process that reads
+ * the memory after this one was killed. A kill acts between two instructions like a signal. Only
+ * the compiler has to keep the order. */
 static inline void cst_update_undo_hold(struct cst_update_undo *undo, uint32_t word)
 {
     atomic_signal_fence(memory_order_seq_cst);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/vec_ref.h in AVX2: 8 lanes. */
+/* The vectors of kernels/vec_ref.h in AVX2, with 8 lanes. */
 #ifndef CST_VEC_AVX2_H
 #define CST_VEC_AVX2_H
 
@@ -169,7 +169,8 @@ CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
 {
     __m128i c = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)codes));
 
-    /* The sign lies in both highest bits now; it is wanted in the highest alone. */
+    /* Sign extension has put the sign into the two highest bits of the half. Only the highest bit
+     * keeps it. */
     c = _mm_and_si128(_mm_slli_epi16(c, 7), _mm_set1_epi16((short)0xbfff));
     return cst_vec_of(_mm256_cvtph_ps(c));
 }
@@ -228,9 +229,9 @@ CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
     return (uint32_t)_mm_cvtsi128_si32(b);
 }
 
-/* Four counters, each in a 64-bit lane: the products' halves are where the next round wants them.
- * What is in the upper halves besides does not matter to the multiplication. Lanes have the
- * counters in the order that the last step unpacks. */
+/* Random words from four counters, one in each 64-bit lane. The halves of a product are then where
+ * the next round needs them. Other bits in the upper halves do not affect the multiplication. The
+ * order of the counters is the one that the final unpacking needs. */
 CST_INLINE void cst_vec_random_one(const struct cst_philox_keys *keys, uint64_t n, uint64_t t,
                                    struct cst_vec_bits out[CST_VEC_GROUP / 2])
 {

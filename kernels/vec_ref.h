@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vectors of kernels/formulas.h and kernels/formats.h in plain C: one lane. What each operation
- * means is said here; vec_avx2.h and vec_avx512.h have the same, and CUDA's is as this one. Private
- * to kernels/. The file that includes it takes no other. */
+/* The vectors of kernels/formulas.h and kernels/formats.h in plain C, with one lane. This file
+ * defines the meaning of each operation. vec_avx2.h, vec_avx512.h and vec.cuh of CUDA provide the
+ * same operations. Private to kernels/. A file includes only one of these headers. */
 #ifndef CST_VEC_REF_H
 #define CST_VEC_REF_H
 
@@ -13,15 +13,16 @@
 #include <stdbool.h>
 
 #define CST_VEC_LANES 1
-#define CST_VEC_GROUP CST_UPDATE_GROUP /* vectors in a group */
-#define CST_VEC_UNROLL                 /* before a loop over a group's few vectors, or moments */
+#define CST_VEC_GROUP CST_UPDATE_GROUP /* Number of vectors in a group. */
+/* Precedes a loop over the few vectors of a group, or over moments. */
+#define CST_VEC_UNROLL
 
 /* fp32 lanes. */
 struct cst_vec {
     float x;
 };
 
-/* The same as 32 bits each. */
+/* The lanes as 32 bits each. */
 struct cst_vec_bits {
     uint32_t x;
 };
@@ -56,7 +57,7 @@ CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
     return b;
 }
 
-/* -- arithmetic: each rounded once ---------------------------------------------------------- */
+/* -- arithmetic: each operation is rounded once --------------------------------------------- */
 
 CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
 {
@@ -83,13 +84,13 @@ CST_INLINE struct cst_vec cst_vec_sqrt(struct cst_vec a)
     return cst_vec_set(sqrtf(a.x));
 }
 
-/* a * b + c */
+/* Returns a * b + c. */
 CST_INLINE struct cst_vec cst_vec_fma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
 {
     return cst_vec_set(fmaf(a.x, b.x, c.x));
 }
 
-/* -a * b + c */
+/* Returns -a * b + c. */
 CST_INLINE struct cst_vec cst_vec_fnma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
 {
     return cst_vec_set(fmaf(-a.x, b.x, c.x));
@@ -107,7 +108,7 @@ CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_
     return cst_vec_set_bits(a.x | b.x);
 }
 
-/* Modulo 2^32, as the next one. */
+/* Addition and subtraction of bits are modulo 2^32. */
 CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_set_bits(a.x + b.x);
@@ -123,7 +124,7 @@ CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
     return cst_vec_set_bits(a.x >> n);
 }
 
-/* The smaller and the larger of two numbers below 2^31. */
+/* Returns the smaller (min) or the larger (max) of two numbers below 2^31. */
 CST_INLINE struct cst_vec_bits cst_vec_min(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return a.x < b.x ? a : b;
@@ -134,7 +135,7 @@ CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec
     return a.x > b.x ? a : b;
 }
 
-/* -- choice by lane: the condition ? a : b -------------------------------------------------- */
+/* -- choice by lane: returns a if the condition holds, else b ------------------------------ */
 
 CST_INLINE struct cst_vec cst_vec_if_nan(struct cst_vec x, struct cst_vec a, struct cst_vec b)
 {
@@ -152,7 +153,7 @@ CST_INLINE struct cst_vec_bits cst_vec_if_less(struct cst_vec x, struct cst_vec 
     return x.x < y.x ? a : b;
 }
 
-/* -- memory: any alignment of whole elements ------------------------------------------------ */
+/* -- memory: addresses of any whole elements ----------------------------------------------- */
 
 CST_INLINE struct cst_vec cst_vec_load(const float *at)
 {
@@ -169,7 +170,7 @@ CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
     return cst_vec_set(cst_bf16_to_fp32(*at));
 }
 
-/* The IEEE halves with these bits as fp32, exactly. */
+/* Convert IEEE halves with these bits to fp32. The conversion is exact. */
 CST_INLINE struct cst_vec cst_vec_from_half(uint32_t half)
 {
     uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31u, fraction = half & 0x3ffu;
@@ -183,7 +184,8 @@ CST_INLINE struct cst_vec cst_vec_from_half(uint32_t half)
     return cst_vec_from_bits(cst_vec_set_bits(sign | exponent << 23 | fraction << 13));
 }
 
-/* Codes of mx8 (kernels/mx8.h), without the block's exponent: of exp_avg, and of exp_avg_sq. */
+/* Load codes of mx8 (kernels/mx8.h) without the exponent of the block: signed codes of exp_avg, and
+ * unsigned codes of exp_avg_sq. */
 CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
 {
     return cst_vec_from_half((*codes & 0x80u) << 8 | (*codes & 0x7fu) << 7);
@@ -196,7 +198,7 @@ CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 
 /* -- groups: CST_UPDATE_GROUP elements ------------------------------------------------------ */
 
-/* Upper halves of the lanes. @stream: past the cache; the fence is then needed. */
+/* Store the upper halves of the lanes. @stream: bypass the cache; cst_vec_fence is then needed. */
 CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
                                     bool stream)
 {
@@ -206,7 +208,7 @@ CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CS
     }
 }
 
-/* May rows at @at be streamed? */
+/* Returns whether rows at @at can be stored with @stream. */
 CST_INLINE bool cst_vec_can_stream(const void *at)
 {
     (void)at;
@@ -217,7 +219,7 @@ CST_INLINE void cst_vec_fence(void)
 {
 }
 
-/* Lowest bytes of the lanes. */
+/* Store the lowest byte of each lane. */
 CST_INLINE void cst_vec_store_codes(uint8_t *at, const struct cst_vec_bits v[CST_VEC_GROUP])
 {
     for (int j = 0; j < CST_VEC_GROUP; j++) {
@@ -225,7 +227,7 @@ CST_INLINE void cst_vec_store_codes(uint8_t *at, const struct cst_vec_bits v[CST
     }
 }
 
-/* The largest lane. No highest bit is set. */
+/* Returns the largest lane. The highest bit of each lane is 0. */
 CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
 {
     uint32_t largest = 0;
@@ -236,7 +238,7 @@ CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
     return largest;
 }
 
-/* Random words of groups 2 x @pair and 2 x @pair + 1 in step @t. */
+/* Returns the random words of groups 2 x @pair and 2 x @pair + 1 in step @t. */
 CST_INLINE void cst_vec_random(const struct cst_philox_keys *keys, uint64_t pair, uint64_t t,
                                struct cst_vec_bits out[2][CST_VEC_GROUP / 2])
 {
@@ -251,13 +253,13 @@ CST_INLINE void cst_vec_random(const struct cst_philox_keys *keys, uint64_t pair
     }
 }
 
-/* cst_philox_other */
+/* cst_philox_other of each lane. */
 CST_INLINE struct cst_vec_bits cst_vec_other(struct cst_vec_bits words)
 {
     return cst_vec_set_bits(cst_philox_other(words.x));
 }
 
-/* The line at @at will be needed. */
+/* Prefetch the line at @at. */
 CST_INLINE void cst_vec_ahead(const void *at)
 {
     (void)at;

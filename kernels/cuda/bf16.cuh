@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* bf16 <-> fp32 with the bits of kernels/cast.h; 4 or 8 elements at a time in the widths that
- * memory likes. */
+/* Conversion between bf16 and fp32 with the bits of kernels/cast.h, and pairs of bf16 for wide
+ * memory accesses. */
 #ifndef CST_CUDA_BF16_CUH
 #define CST_CUDA_BF16_CUH
 
@@ -11,7 +11,8 @@ static __device__ __forceinline__ float cst_bf16_up(uint16_t h)
     return __uint_as_float(static_cast<uint32_t>(h) << 16);
 }
 
-/* Nearest even by integer arithmetic; NaN quieted, with its sign and upper payload. */
+/* Round to nearest even by integer arithmetic. A NaN is made quiet and keeps its sign and upper
+ * payload. */
 static __device__ __forceinline__ uint16_t cst_bf16_down(float f)
 {
     uint32_t u = __float_as_uint(f);
@@ -21,7 +22,7 @@ static __device__ __forceinline__ uint16_t cst_bf16_down(float f)
     return static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? nan : number);
 }
 
-/* Two elements in a word, the first in its lower half. */
+/* Returns two elements in a word, the first one in the lower half. */
 static __device__ __forceinline__ uint32_t cst_bf16_pair(uint16_t first, uint16_t second)
 {
     return first | static_cast<uint32_t>(second) << 16;
@@ -37,7 +38,7 @@ static __device__ __forceinline__ float cst_bf16_second(uint32_t pair)
     return __uint_as_float(pair & 0xffff0000u);
 }
 
-/* Is @p a multiple of @bytes, a power of two? */
+/* Returns whether @p is a multiple of @bytes, a power of two. */
 static __device__ __forceinline__ bool cst_aligned(const void *p, unsigned bytes)
 {
     return (reinterpret_cast<uintptr_t>(p) & (bytes - 1)) == 0;

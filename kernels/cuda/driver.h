@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA driver, found at run time: nothing in cistern is linked with libcuda. libcuda.so.1 is
- * opened by name and each entry point is asked of cuGetProcAddress for the version it was written
- * against, so that one binary runs with any driver from CST_CUDA_MIN_DRIVER on and starts on
- * machines that have none.
+/* The CUDA driver, loaded at run time. No part of cistern is linked with libcuda. libcuda.so.1 is
+ * opened by name. Each entry point is requested from cuGetProcAddress in the version for which the
+ * code was written. One binary therefore runs with any driver from CST_CUDA_MIN_DRIVER on, and
+ * starts on machines without a driver.
  *
- * Used by the CUDA engine, by libcistern-cuda and by the reference worker. cisternd never opens it.
- */
+ * Used by the CUDA engine, by libcistern-cuda and by the reference worker. cisternd never opens the
+ * driver. */
 #ifndef CST_CUDA_DRIVER_H
 #define CST_CUDA_DRIVER_H
 
@@ -13,11 +13,11 @@
 
 #include <cuda.h>
 
-#define CST_CUDA_MIN_DRIVER                                                                        \
-    12000 /* as cuDriverGetVersion has it: 12.0, the first with cuGetProcAddress_v2 */
+/* Oldest supported driver, as cuDriverGetVersion counts: 12.0 was the first with
+ * cuGetProcAddress_v2. */
+#define CST_CUDA_MIN_DRIVER 12000
 
-/* Every entry point that cistern uses, with the CUDA version whose form of it is meant. CALL(name,
- * version) */
+/* Every entry point that cistern uses, as CALL(name, CUDA version in which its form appeared). */
 #define CST_CUDA_DRIVER_CALLS(CALL)                                                                \
     CALL(cuInit, 2000)                                                                             \
     CALL(cuDriverGetVersion, 2020)                                                                 \
@@ -84,45 +84,52 @@
     CALL(cuLaunchKernel, 4000)
 
 struct cst_cuda_driver {
-    void *library; /* dlopen's */
-    int version;   /* of the driver, as cuDriverGetVersion has it */
+    void *library; /* Handle from dlopen. */
+    int version;   /* Version of the driver, as cuDriverGetVersion counts. */
 #define CST_CUDA_DRIVER_FIELD(name, version) __typeof__(&name) name;
     CST_CUDA_DRIVER_CALLS(CST_CUDA_DRIVER_FIELD)
 #undef CST_CUDA_DRIVER_FIELD
 };
 
-/* Open the library and call cuInit. CST_EUNSUPPORTED with one of these sentences and nothing else
- * to tell them apart by: "no NVIDIA driver: ..."                   libcuda.so.1 is not there (what
- * dlopen says), or it says that no driver is loaded "no GPU: ..."                             the
- * driver is there and has no device (CUDA_VISIBLE_DEVICES is named if it is set) "the NVIDIA driver
- * is too old: ..."       its version, and the one that is needed; or the entry point that it lacks
- * Any thread; not after fork (CUDA forbids it). On success: cst_cuda_driver_close. */
+/* Open the library and call cuInit. On success, end with cst_cuda_driver_close. Any thread; not
+ * after fork, which CUDA forbids. CST_EUNSUPPORTED, with a message that begins with one of these
+ * texts:
+ *
+ * - "no NVIDIA driver: ": libcuda.so.1 cannot be opened (followed by the message of dlopen), or the
+ *   library reports that no driver is loaded.
+ * - "no GPU: ": the driver has no device. The message contains CUDA_VISIBLE_DEVICES if it is set.
+ * - "the NVIDIA driver is too old: ": followed by its version and the required version, or by the
+ *   missing entry point. */
 int cst_cuda_driver_open(struct cst_cuda_driver *driver, struct cst_err *err);
 
-/* Forget the entry points. The library stays loaded: it cannot be taken out safely. */
+/* Forget the entry points. The library stays loaded, because it cannot be unloaded safely. */
 void cst_cuda_driver_close(struct cst_cuda_driver *driver);
 
-/* @err := @what, the name and the words of @result. Returns the status: CST_OK for CUDA_SUCCESS;
- * CST_ENOMEM for out of memory; CST_EUNSUPPORTED where the device cannot do it; CST_EGPU for
- * everything that leaves the context unusable (sticky: the process must end and be started again);
- * CST_EINTERNAL for the rest. */
+/* Set @err to @what (a format), followed by name and description of @result. Returns the status:
+ * - CST_OK for CUDA_SUCCESS; @err is not changed.
+ * - CST_EGPU for every sticky error: the context is unusable, and the process must end and be
+ *   started again.
+ * - CST_EUNSUPPORTED if the device cannot do the operation.
+ * - CST_ENOMEM if memory is short.
+ * - CST_EINTERNAL for all other errors. */
 int cst_cuda_check(const struct cst_cuda_driver *driver, CUresult result, struct cst_err *err,
                    const char *what, ...) __attribute__((format(printf, 4, 5)));
 
-/* Can the context be used after @result? False for what CUDA calls sticky: faults, hardware errors,
- * launches that failed. */
+/* Returns whether @result is a sticky error, after which the context cannot be used: faults,
+ * hardware errors, failed launches. */
 bool cst_cuda_is_sticky(CUresult result);
 
-/* "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" (or "MIG-..."), the device's name on the wire, in the
- * configuration and in all words. */
+/* Size of a UUID as text: "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" (or "MIG-..."). This text
+ * identifies a GPU in protocol messages, in the configuration and in texts for people. */
 #define CST_CUDA_UUID_BYTES 64
 
-/* The UUID of device number @device of this process, as text. A MIG instance has "MIG-". */
+/* Write the UUID of device number @device of this process as text. That of a MIG instance begins
+ * with "MIG-". Statuses as cst_cuda_check. */
 int cst_cuda_uuid(const struct cst_cuda_driver *driver, CUdevice device,
                   char text[CST_CUDA_UUID_BYTES], struct cst_err *err);
 
-/* The device of this process that goes by @uuid (as cst_cuda_uuid writes it; an unambiguous
- * beginning of it will do). CST_ENOTFOUND: none, with the list of those that are there. */
+/* Find the device of this process with @uuid, as cst_cuda_uuid writes it; an unambiguous beginning
+ * is enough. CST_ENOTFOUND: no device or several devices match; the message lists the devices. */
 int cst_cuda_find(const struct cst_cuda_driver *driver, const char *uuid, CUdevice *out,
                   struct cst_err *err);
 

@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An engine's GPU: the driver, its context, and what each thread of the engine has of its own: a
- * stream, and for those of the compute team the buffers of a reduction. What it does with memory is
- * in memory.h, what it adds up in reduction.h. */
+/* The GPU of an engine: the driver, its context, and the resources of each thread of the engine.
+ * Each thread has a stream; each thread of the compute team also has the buffers of a reduction.
+ * Operations on memory are in memory.h, sums in reduction.h. */
 #ifndef CST_CUDA_GPU_H
 #define CST_CUDA_GPU_H
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/device.h"
 
-#define CST_GPU_CAST_ELEMS (1u << 18) /* of values at a time */
+/* Number of fp32 values that are cast at a time. */
+#define CST_GPU_CAST_ELEMS (1u << 18)
 #define CST_GPU_STAGE_TILES 2048
 #define CST_GPU_STAGE_ELEMS ((uint64_t)CST_GPU_STAGE_TILES * CST_TILE_ELEMS)
 
-/* Buffers of a reduction, the same on the device and on the host (pinned):
+/* Buffers of a reduction, with one layout on the device and on the host (pinned):
  *
  *   +-------------------------+-----------------------+--------------------+
  *   | rows[STAGE_ELEMS], bf16 | tiles[STAGE_TILES]    | sums[STAGE_TILES]  |
  *   +-------------------------+-----------------------+--------------------+ */
 struct cst_gpu_stage {
-    struct cst_mem device;  /* on the GPU */
-    struct cst_mem host;    /* pinned */
-    struct cst_tile *batch; /* STAGE_TILES: the tiles that are in it */
+    struct cst_mem device;  /* Buffer on the GPU. */
+    struct cst_mem host;    /* Pinned host buffer. */
+    struct cst_tile *batch; /* The tiles in the buffer; room for CST_GPU_STAGE_TILES. */
 };
 
 #define CST_GPU_STAGE_TILES_AT (CST_GPU_STAGE_ELEMS * sizeof(uint16_t))
@@ -30,38 +31,42 @@ struct cst_gpu_stage {
 
 struct cst_gpu {
     struct cst_cuda_driver driver;
-    struct cst_cuda_kernels kernels;     /* of the GPU */
-    const struct cst_kernels *processor; /* of the processor, for what it has to add up */
-    CUdevice device;                     /* number in this process */
-    CUcontext context;                   /* its primary context; NULL: not retained */
-    char uuid[CST_CUDA_UUID_BYTES];      /* name on the wire */
-    char name[128];                      /* "NVIDIA H200" */
-    char isa[16];                        /* "sm_90" */
-    uint64_t bytes;                      /* its memory */
-    uint64_t granularity;                /* memory is made in multiples of it, bytes */
-    CUstream *streams;                   /* n_threads of them; NULL: not made */
-    struct cst_gpu_stage *stages;        /* n_team of them */
-    CUdeviceptr *values;                 /* n_threads: fp32 that a thread casts; 0: not made yet */
-    unsigned n_threads, n_team;          /* as in cst_device_spec */
+    struct cst_cuda_kernels kernels;     /* Kernels of the GPU. */
+    const struct cst_kernels *processor; /* Kernels of the processor, for sums that it makes. */
+    CUdevice device;                     /* Number of the device in this process. */
+    CUcontext context;                   /* Primary context of the device. NULL: not retained. */
+    char uuid[CST_CUDA_UUID_BYTES];      /* Name of the GPU in messages. */
+    char name[128];                      /* Product name, such as "NVIDIA H200". */
+    char isa[16];                        /* Architecture, such as "sm_90". */
+    uint64_t bytes;                      /* Size of the GPU's memory in bytes. */
+    uint64_t granularity;                /* Allocations are multiples of this many bytes. */
+    /* n_threads streams. An entry is NULL until it is created. */
+    CUstream *streams;
+    struct cst_gpu_stage *stages; /* n_team buffers. */
+    /* n_threads buffers for fp32 values that a thread casts. 0: not allocated yet. */
+    CUdeviceptr *values;
+    unsigned n_threads, n_team; /* As in struct cst_device_spec. */
 };
 
-/* Open the GPU that spec->id names. CST_EUNSUPPORTED: no driver, no GPU, driver too old, or the GPU
- * lacks something; CST_ENOTFOUND: no such GPU; CST_EINVAL: none was named; CST_ENOMEM, CST_EGPU. */
+/* Open the GPU that spec->id names. CST_EUNSUPPORTED: no driver, no GPU, the driver is too old, or
+ * the GPU lacks a required feature; CST_ENOTFOUND: no such GPU; CST_EINVAL: no GPU was named;
+ * CST_ENOMEM; CST_EGPU. */
 int cst_gpu_open(struct cst_gpu **out, const struct cst_device_spec *spec, struct cst_err *err);
 
-/* No call may be under way. */
+/* Close the GPU and free @gpu. No call may be under way. */
 void cst_gpu_close(struct cst_gpu *gpu);
 
-/* Make its context the calling thread's. Before any call of the driver on a thread. */
+/* Make the context of @gpu current on the calling thread. Required before any driver call on a
+ * thread. */
 int cst_gpu_enter(struct cst_gpu *gpu, struct cst_err *err);
 
-/* Wait for all that was enqueued on thread @thread's stream. @rc and @err are what enqueuing came
- * to, returned as they are after the wait: nothing is under way then. CST_EGPU: it cannot be waited
- * for, whatever the reason: the GPU may still be at work on memory that its owner would take back.
- */
+/* Wait for all work on the stream of thread @thread. @rc and @err are the result of enqueuing the
+ * work. If the wait succeeds, nothing is under way any more and @rc is returned with @err
+ * unchanged. CST_EGPU: waiting failed, for whatever reason. The GPU may still access memory that
+ * the owner would take back. */
 int cst_gpu_settle(struct cst_gpu *gpu, unsigned thread, int rc, struct cst_err *err);
 
-/* How the properties of memory of this GPU that can be exported are written. */
+/* Returns the properties of exportable memory of this GPU. */
 CUmemAllocationProp cst_gpu_memory_prop(const struct cst_gpu *gpu);
 
 #endif

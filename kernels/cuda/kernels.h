@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern's CUDA kernels and how they are launched. The device code (update.cu, reduce.cu, norm.cu,
- * cast.cu) is compiled for sm_80, sm_90 and as PTX into one fatbinary that lies in the program as a
- * byte array, and is loaded through the driver table: no CUDA runtime.
+/* Launches of cistern's CUDA kernels. The device code (update.cu, reduce.cu, norm.cu, cast.cu) is
+ * compiled for sm_80, for sm_90 and as PTX into one fatbinary, which is a byte array in the
+ * program. It is loaded through the table of driver calls; the CUDA runtime is not used.
  *
- * Same bits as kernels/{update,reduce,norm,cast}.h: __fmaf_rn, __fdiv_rn, __fsqrt_rn, __dadd_rn,
- * the same order of sums, subnormals kept, NaN as those headers say. Tests compare with memcmp:
- * without a GPU the same .cu files, compiled for the processor by tests/lib/cudaemu, with one they
- * run on it (tests/gpu).
+ * The kernels produce the same bits as kernels/{update,reduce,norm,cast}.h: they use __fmaf_rn,
+ * __fdiv_rn, __fsqrt_rn and __dadd_rn, keep the order of sums and subnormals, and store NaN as
+ * those headers say. Tests compare with memcmp. Without a GPU they compile the same .cu files for
+ * the processor (tests/lib/cudaemu); with a GPU they run them there (tests/gpu).
  *
- * All launches are asynchronous on @stream; pointers are device addresses (or addresses of pinned
- * host memory that is mapped for the device); any alignment of whole elements, at the memory roof
- * where rows are 16-byte aligned. Errors: cst_cuda_check's, and CST_EINVAL for what no launch can
- * do. Any thread whose current context is that of the kernels. */
+ * All launches are asynchronous on @stream. Pointers are device addresses, or addresses of pinned
+ * host memory that is mapped for the device. Rows may begin at any whole element; 16-byte aligned
+ * rows reach the bandwidth of the memory. Statuses are those of cst_cuda_check, and CST_EINVAL for
+ * arguments that no launch supports. Any thread whose current context is that of the kernels. */
 #ifndef CST_CUDA_KERNELS_H
 #define CST_CUDA_KERNELS_H
 
@@ -20,48 +20,58 @@
 #include "kernels/cuda/driver.h"
 
 struct cst_cuda_kernels {
-    const struct cst_cuda_driver *driver;       /* borrowed */
-    CUmodule module;                            /* the fatbinary, in the context of _open */
-    CUfunction reduce, sum, norm, cast, upcast; /* its kernels, named cst_..._kernel */
+    const struct cst_cuda_driver *driver; /* Driver; borrowed. */
+    /* The fatbinary, loaded into the context of cst_cuda_kernels_open. */
+    CUmodule module;
+    CUfunction reduce, sum, norm, cast, upcast; /* Kernels of the module, named cst_..._kernel. */
     CUfunction update[CST_MOMENTS_COUNT][CST_ROUNDING_COUNT];
 };
 
-/* Load them into the current context. On success: cst_cuda_kernels_close, in the same context. */
+/* Load the kernels into the current context. On success, end with cst_cuda_kernels_close in the
+ * same context. */
 int cst_cuda_kernels_open(struct cst_cuda_kernels *kernels, const struct cst_cuda_driver *driver,
                           struct cst_err *err);
 void cst_cuda_kernels_close(struct cst_cuda_kernels *kernels);
 
-/* The kernels of kernels/update.h on each of @n_tiles tiles: update->rows (device addresses, of a
- * chunk's rows) with spans[tile.span]; what is written may be what is read. @tiles and @spans are
- * device addresses. CST_EINVAL: no such format. Kernels: "cst_update_fp32_kernel" and those of the
- * other formats (kernels.c)(const struct cst_cuda_tile *, const struct cst_update_scalars *, struct
- * cst_cuda_update). */
+/* Update each of @n_tiles tiles as kernels/update.h says: update->rows (device addresses of the
+ * rows of a chunk) with the scalars spans[tile.span]. Rows that are written may be rows that are
+ * read. @tiles and @spans are device addresses. CST_EINVAL: there is no such format.
+ *
+ *   cst_update_fp32_kernel and the kernels of the other formats (kernels.c):
+ *   (const struct cst_cuda_tile *, const struct cst_update_scalars *, struct cst_cuda_update) */
 int cst_cuda_update(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
                     CUdeviceptr tiles, CUdeviceptr spans, enum cst_moments moments,
                     enum cst_rounding rounding, const struct cst_cuda_update *update,
                     struct cst_err *err);
 
-/* cst_reduce_fn on each of @n_tiles tiles: dst[..] := sum in rank order, sums[tile] := sum of
- * squares (double). @dst may be one of the sources. Kernel: "cst_reduce_kernel"(uint64_t n_tiles,
- * const struct cst_cuda_tile *, struct cst_cuda_sources, uint16_t *dst, double *sums). */
+/* Do cst_reduce_fn for each of @n_tiles tiles: dst[..] := sum in rank order, sums[tile] := sum of
+ * squares (double). @dst may be one of the sources.
+ *
+ *   cst_reduce_kernel(uint64_t n_tiles, const struct cst_cuda_tile *, struct cst_cuda_sources,
+ *                     uint16_t *dst, double *sums) */
 int cst_cuda_reduce(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
                     CUdeviceptr tiles, const struct cst_cuda_sources *sources, CUdeviceptr dst,
                     CUdeviceptr sums, struct cst_err *err);
 
-/* The first sum of kernels/accumulate.h for each of @n_tiles tiles: dst[..], fp32, := sum in rank
- * order, any NaN as the additions leave it. Kernel: "cst_sum_kernel"(uint64_t n_tiles, const struct
- * cst_cuda_tile *, struct cst_cuda_sources, float *dst). */
+/* Make the first sum of kernels/accumulate.h for each of @n_tiles tiles: dst[..] := sum in rank
+ * order, fp32. A NaN stays as the additions return it.
+ *
+ *   cst_sum_kernel(uint64_t n_tiles, const struct cst_cuda_tile *, struct cst_cuda_sources,
+ *                  float *dst) */
 int cst_cuda_sum(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n_tiles,
                  CUdeviceptr tiles, const struct cst_cuda_sources *sources, CUdeviceptr dst,
                  struct cst_err *err);
 
-/* cst_norm_sum: *out (device, double) := sum of @n sums, one after the other. Kernel:
- * "cst_norm_kernel"(uint64_t n, const double *sums, double *out). */
+/* Do cst_norm_sum: *out (double, on the device) := sum of @n sums, added one after the other.
+ *
+ *   cst_norm_kernel(uint64_t n, const double *sums, double *out) */
 int cst_cuda_norm(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n,
                   CUdeviceptr sums, CUdeviceptr out, struct cst_err *err);
 
-/* cst_cast_fn, cst_upcast_fn. Kernels: "cst_cast_kernel"(uint64_t n, const float *src, uint16_t
- * *dst), "cst_upcast_kernel"(uint64_t n, const uint16_t *src, float *dst). */
+/* Do cst_cast_fn or cst_upcast_fn for @n elements.
+ *
+ *   cst_cast_kernel(uint64_t n, const float *src, uint16_t *dst)
+ *   cst_upcast_kernel(uint64_t n, const uint16_t *src, float *dst) */
 int cst_cuda_cast(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n,
                   CUdeviceptr src, CUdeviceptr dst, struct cst_err *err);
 int cst_cuda_upcast(const struct cst_cuda_kernels *kernels, CUstream stream, uint64_t n,

@@ -1,28 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A GPU's view of segments: host memory, registered with the driver piece by piece, and memory of a
- * GPU, which is made, exported, imported and mapped; and what moves bytes between them. The
- * functions are those of the device table (kernels/device.h), where their contracts are. */
+/* Segments on a GPU. Host memory is registered with the driver piece by piece. GPU memory is
+ * created, exported, imported and mapped. Copies and fills move bytes between both. The functions
+ * implement the device table and have the contracts of kernels/device.h. */
 #ifndef CST_CUDA_MEMORY_H
 #define CST_CUDA_MEMORY_H
 
 #include "kernels/cuda/gpu.h"
 
-/* A segment's host memory is registered in pieces of so many bytes, counted from its start: the
- * driver holds a lock of the whole machine while it registers one. No copy may straddle two. */
+/* Size of the pieces, counted from the start of a segment, in which host memory is registered. The
+ * driver holds a machine-wide lock while it registers a piece. A copy must not extend over two
+ * pieces. */
 #define CST_GPU_REGISTRATION (256u << 20)
 
 int cst_gpu_map(struct cst_gpu *gpu, int fd, struct cst_mem *mem, struct cst_err *err);
 
-/* Register all of @mem, in pieces; on failure none of it is. */
+/* Register all of @mem, in pieces. On failure no piece stays registered. */
 int cst_gpu_register(struct cst_gpu *gpu, const struct cst_mem *mem, struct cst_err *err);
 
 int cst_gpu_import(struct cst_gpu *gpu, unsigned thread, int *fd, struct cst_mem *mem,
                    struct cst_err *err);
 
-/* Either kind. */
+/* Unmap host memory or GPU memory. */
 void cst_gpu_unmap(struct cst_gpu *gpu, struct cst_mem *mem);
 
-/* Enqueue @dst := @src on @thread's stream; at least one of the two is memory of a GPU. */
+/* Enqueue a copy of @bytes from @src to @dst on the stream of @thread. At least one of the two is
+ * GPU memory. */
 int cst_gpu_enqueue_copy(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst,
                          struct cst_addr src, uint64_t bytes, struct cst_err *err);
 
@@ -31,8 +33,8 @@ int cst_gpu_copy(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, stru
 int cst_gpu_fill(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, uint64_t bytes,
                  struct cst_err *err);
 
-/* @dst := bf16 of the @n fp32 values at @src, which is host memory; either kind of @dst. Of the
- * GPU's memory it takes 1 MiB for each thread that ever does. CST_ENOMEM. */
+/* Convert @n fp32 values at @src (host memory) to bf16 at @dst (host or GPU memory). Each thread
+ * that calls it for GPU memory allocates 1 MiB of that memory once. CST_ENOMEM. */
 int cst_gpu_cast(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, struct cst_addr src,
                  uint64_t n, struct cst_err *err);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What GPUs there are, for cisternd, which must not ask the driver itself. */
+/* The list of GPUs for cisternd, which must not call the driver itself. */
 #ifndef CST_CUDA_PROBE_H
 #define CST_CUDA_PROBE_H
 
@@ -7,15 +7,14 @@
 
 #include <stdio.h>
 
-/* Write one JSON object and a newline to @to:
- * {"gpus":[{"index","uuid","name","memory_bytes","node"}],"driver":12040}, node -1 where it is not
- * known, or
- * {"error":"sentence"} where there is none. Makes no context. CST_EIO: it could not be written;
- * CST_ENOMEM. */
+/* Write one JSON object and a newline to @to. No context is created. CST_EIO: the output could not
+ * be written; CST_ENOMEM.
+ *
+ *   {"gpus":[{"index","uuid","name","memory_bytes","node"}],"driver":12040}   node -1: not known
+ *   {"error":"sentence"}                                                     no driver or no GPU */
 int cst_cuda_probe(FILE *to, struct cst_err *err);
 
-/* The NUMA node that @device is near to, as the kernel says of its PCI slot; -1: it does not say.
- */
+/* Returns the NUMA node of @device, as the kernel gives it for the PCI slot; -1: not known. */
 int cst_cuda_node(const struct cst_cuda_driver *driver, CUdevice device);
 
 #endif

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The vectors of kernels/formulas.h and kernels/formats.h on a GPU; what each operation means is
- * said in kernels/vec_ref.h. Half a warp has a group of 32 elements: lane i of it has element i as
- * its first vector and element i + 16 as its second. Pointers are those of the lane's first
- * element. */
+/* The vectors of kernels/formulas.h and kernels/formats.h on a GPU. kernels/vec_ref.h defines the
+ * meaning of each operation. Half a warp processes a group of 32 elements: the first vector of lane
+ * i is element i, the second vector is element i + 16. Pointers point to the first element of the
+ * lane. */
 #ifndef CST_CUDA_VEC_CUH
 #define CST_CUDA_VEC_CUH
 
@@ -13,8 +13,8 @@
 #include "kernels/philox.h"
 #include "kernels/update.h"
 
-#define CST_VEC_LANES 16 /* threads, an element each */
-#define CST_VEC_GROUP 2  /* vectors in a group */
+#define CST_VEC_LANES 16 /* Threads, with one element each. */
+#define CST_VEC_GROUP 2  /* Number of vectors in a group. */
 #define CST_VEC_UNROLL _Pragma("unroll")
 
 struct cst_vec {
@@ -139,8 +139,10 @@ CST_INLINE cst_vec_bits cst_vec_if_less(cst_vec x, cst_vec y, cst_vec_bits a, cs
 /* -- memory --------------------------------------------------------------------------------- */
 
 enum cst_vec_memory {
-    CST_VEC_ROWS,  /* global memory, read and written once a step */
-    CST_VEC_SHARED /* the block's: what has a hint takes no address of it, as it is ld.global */
+    CST_VEC_ROWS, /* Global memory that is read and written once in a step. */
+    /* Shared memory of the block. Accesses with a cache hint are ld.global and st.global and cannot
+     * address it. */
+    CST_VEC_SHARED
 };
 
 #define CST_MEMORY_INLINE template <cst_vec_memory MEMORY> CST_INLINE
@@ -175,7 +177,7 @@ CST_MEMORY_INLINE cst_vec cst_vec_load_bf16(const uint16_t *at)
     return {cst_bf16_up(CST_MEMORY(cst_vec_read)(at))};
 }
 
-/* An exact product stands for the exponents' difference, subnormal halves included. */
+/* Multiplication by 2^112 corrects the exponent bias. It is exact, also for subnormal halves. */
 CST_INLINE cst_vec cst_vec_from_half(uint32_t half)
 {
     float magnitude = __fmul_rn(__uint_as_float((half & 0x7fffu) << 13), 0x1p112f);
@@ -214,7 +216,7 @@ CST_MEMORY_INLINE void cst_vec_store_codes(uint8_t *at, const cst_vec_bits v[CST
     }
 }
 
-/* The lanes of this thread's half of the warp. */
+/* Returns the lanes of this thread's half of the warp. */
 CST_INLINE unsigned cst_vec_mask()
 {
     return 0xffffu << (threadIdx.x & 16u);
@@ -233,7 +235,7 @@ CST_INLINE uint32_t cst_vec_largest(const cst_vec_bits v[CST_VEC_GROUP])
     return largest;
 }
 
-/* This lane's word of @group in step @t. */
+/* Returns this lane's word of @group in step @t. */
 CST_INLINE cst_vec_bits cst_vec_word(const cst_philox_keys *keys, uint64_t group, uint64_t t)
 {
     const unsigned lane = threadIdx.x % CST_VEC_LANES;

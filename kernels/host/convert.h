@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CONVERT on the host: fp32 values to the rows of a chunk, and between fp32 and rows of moments in
- * whichever format. */
+/* CONVERT on the host: fp32 values to the rows of a chunk, and between fp32 values and rows of
+ * moments in each format. */
 #ifndef CST_HOST_CONVERT_H
 #define CST_HOST_CONVERT_H
 
 #include "kernels/device.h"
 
-/* cst_device_convert, where its contract is, after its checks. Any thread. */
+/* cst_device_convert on the host, with the contract of kernels/device.h, after its checks. Any
+ * thread. */
 void cst_host_convert(const struct cst_kernels *kernels, const struct cst_device_convert *convert);
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The host device: memory is mapped memfds, a copy is memcpy, arithmetic is the best kernels that
- * the processor has. */
+/* The host device. Its memory is mapped memfds, a copy is memcpy, and arithmetic uses the best
+ * kernels that the processor supports. */
 #ifndef CST_HOST_H
 #define CST_HOST_H
 
 #include "kernels/device.h"
 
-/* The row "host" of the device table. */
+/* The table of the device "host". */
 extern const struct cst_device_ops cst_host_ops;
 
 #endif
