@@ -60,6 +60,7 @@ void gpt_data_close(struct gpt_data *data)
 void gpt_data_batch(const struct gpt_data *data, uint64_t seed, uint64_t first, size_t n_seqs,
                     size_t context, uint8_t *tokens, uint8_t *targets)
 {
+    /* A sequence needs one byte more than the context, for its last target. */
     const uint64_t places = data->n_bytes - context;
 
     for (size_t i = 0; i < n_seqs; i++) {

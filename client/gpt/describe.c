@@ -42,6 +42,7 @@ struct cst_operator_cost gpt_describe_cost(const struct gpt_model *m, const stru
         rows *= m->world * part;
     }
     cost.flops = 2.0 * rows * matrix_elems(m, op);
+    /* The operator qkv also computes the attention. */
     if (op->kind == GPT_OP_QKV) {
         cost.flops += 2.0 * rows * (m->context + 1.0) * m->width;
     }
@@ -57,6 +58,7 @@ static const char *pattern_name(enum cst_pattern_kind pattern)
 
 static void write_groups(FILE *f, const struct gpt_model *m)
 {
+    /* Group g has rank g - 1 alone. */
     if (m->n_groups > 0) {
         (void)fprintf(f, " \"groups\": [");
         for (uint32_t g = 0; g < m->n_groups; g++) {

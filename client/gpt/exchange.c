@@ -119,6 +119,7 @@ int gpt_exchange_open_process(struct gpt_exchange **out, const char *name, uint3
     struct gpt_exchange *x;
     int rc;
 
+    /* An abstract address has a zero byte before the name, and x->name one after it. */
     if (name[0] == '\0' || strlen(name) + 2 > sizeof x->name) {
         return cst_err_set(err, CST_EINVAL, "'%s': a name of 1 to %zu characters is wanted", name,
                            sizeof x->name - 2);
@@ -196,6 +197,7 @@ int gpt_exchange_join(struct gpt_exchange *x, struct cst_err *err)
     int rc = 0;
 
     if (x->process) {
+        /* A join needs new memory, because the old memory may be broken. */
         gpt_exchange_leave(x);
         rc = gpt_exchange_connect(x, err);
     } else if (x->hub != NULL && __atomic_load_n(&x->hub->segment->broken, __ATOMIC_ACQUIRE) != 0) {
@@ -211,6 +213,7 @@ int gpt_exchange_join(struct gpt_exchange *x, struct cst_err *err)
 
 void gpt_exchange_leave(struct gpt_exchange *x)
 {
+    /* An exchange without peers stays joined. */
     if (x->segment == NULL || (x->hub == NULL && !x->process)) {
         return;
     }
@@ -250,6 +253,7 @@ int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err)
             return cst_err_set(err, CST_EPEERDIED, "another rank has left the exchange of tokens");
         }
         futex_wait(&s->generation, generation);
+        /* A killed process cannot break the segment, so a waiting rank does it. */
         if (x->process && gpt_exchange_lost(x)) {
             break_segment(s);
         }

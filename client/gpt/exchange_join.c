@@ -123,6 +123,7 @@ static int make_memfd(const struct gpt_exchange *x, int *out, struct cst_err *er
     if (fd < 0) {
         return cst_err_errno(err, CST_EIO, errno, "a memfd for tokens");
     }
+    /* The size is sealed, so that no process can truncate the memory under another one. */
     if (ftruncate(fd, (off_t)bytes) != 0 ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
         const int rc = cst_err_errno(err, CST_EIO, errno, "a memfd of %zu bytes for tokens", bytes);
@@ -329,6 +330,7 @@ static int visit(struct gpt_exchange *x, int64_t deadline, struct cst_err *err)
     if (connect(x->connections[0], (const struct sockaddr *)&name, n) != 0) {
         return CST_EAGAIN;
     }
+    /* Any user could bind the abstract name first. */
     if (!same_user(x->connections[0])) {
         return cst_err_set(err, CST_EDENIED, "another user answers for '%s'", x->name);
     }

@@ -81,6 +81,7 @@ static const void *low_operand(struct gpt_pass_host *p, size_t rows)
     if (!p->bf16) {
         return p->low;
     }
+    /* gpt_put takes whole vectors, and low has room for the last one. */
     gpt_put(&p->layers, (n + GPT_SIMD_ELEMS - 1) / GPT_SIMD_ELEMS * GPT_SIMD_ELEMS, p->low,
             p->low_operand, false);
     return p->low_operand;
@@ -154,6 +155,7 @@ int gpt_host_linear_backward(struct gpt_pass_host *p, const struct gpt_linear *l
 {
     int rc = 0;
 
+    /* A frozen weight has no gradient. */
     if (l->w->grad != NULL) {
         rc = gpt_matmul(p->mm, l->in, l->out, l->rows, x, true, dy, false, p->grad, err);
     }

@@ -28,7 +28,7 @@ static uint64_t largest_tensor(const struct gpt_model *model)
     return most;
 }
 
-/* -- memory that is kept for the backward pass, by operator -- */
+/* -- memory that is kept for the backward pass, by operator ----------------------------------- */
 
 static void carve_qkv(struct gpt_block *b, struct carver *c, const struct gpt_model *m, size_t rows,
                       size_t operand)
@@ -107,7 +107,7 @@ uint64_t gpt_host_kept_bytes(const struct gpt_model *m, const struct gpt_operato
     return c.bytes;
 }
 
-/* -- all activations -- */
+/* -- all activations -------------------------------------------------------------------------- */
 
 static void carve_all(struct gpt_pass_host *p, struct carver *c)
 {

@@ -46,12 +46,13 @@ static struct gpt_moe_region mine(const struct gpt_moe *moe)
     return region_of(moe, gpt_exchange_rank(moe->exchange));
 }
 
-/* -- memory -- */
+/* -- memory ----------------------------------------------------------------------------------- */
 
 int gpt_moe_grow(struct gpt_moe_growing *g, size_t bytes, struct cst_err *err)
 {
     if (bytes > g->bytes) {
         gpt_memory_put(g->p);
+        /* The reserve avoids an allocation for every small increase. */
         g->bytes = bytes + bytes / 4;
         g->p = gpt_memory_get(g->bytes);
         if (g->p == NULL) {
@@ -162,7 +163,7 @@ int gpt_moe_begin(struct gpt_moe *moe, struct gpt_exchange *exchange, struct cst
     return rc;
 }
 
-/* -- transport of rows -- */
+/* -- transport of rows ------------------------------------------------------------------------ */
 
 static bool is_mine(const struct gpt_moe *moe, uint32_t expert)
 {

@@ -112,6 +112,7 @@ int gpt_host_head_backward(struct gpt_pass_host *p, const struct gpt_operator *o
                         gpt_host_operand(p, &io[2]), false, p->wide, err);
     }
     if (rc == 0) {
+        /* The gradient of the residual stream begins here. */
         memset(p->dx, 0, p->rows * d * sizeof *p->dx);
         gpt_host_norm_backward(p, p->wide, p->x, p->meanf, p->rstdf, &io[0], &io[1]);
     }

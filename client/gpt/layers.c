@@ -251,6 +251,7 @@ static void residual_body(void *arg, unsigned thread, size_t first, size_t last)
 void gpt_residual(const struct gpt_layers *layers, size_t rows, size_t width, const float *x,
                   const float *branch, const uint16_t *bias, float *y)
 {
+    /* The field dy holds the branch. */
     struct work k = {.layers = layers, .width = width, .x = x, .dy = branch, .b = bias, .y = y};
 
     gpt_parallel(layers->n_threads, rows, residual_body, &k);
@@ -429,6 +430,7 @@ void gpt_attention_backward(const struct gpt_layers *layers,
                             const struct gpt_attention_shape *shape, const float *qkv,
                             const void *out, const float *lse, const float *dout, float *dqkv)
 {
+    /* The field mean holds lse. */
     struct work k = {
         .layers = layers, .shape = shape, .x = qkv, .dy = dout, .mean = lse, .y = dqkv};
 

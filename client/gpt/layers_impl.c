@@ -18,6 +18,8 @@ static void layernorm(size_t rows, size_t width, const float *x, const uint16_t 
         for (size_t i = 0; i < width; i += VL) {
             sum += load(x + i);
         }
+        /* The squares are summed in a second pass over the row, because sum(x^2) - n mean^2 would
+         * lose precision. */
         m = sum_lanes(sum) * inv;
         for (size_t i = 0; i < width; i += VL) {
             vf d = load(x + i) - m;
@@ -147,6 +149,7 @@ static void cross_entropy(size_t rows, size_t width, const float *logits, const 
         for (size_t i = VL; i < width; i += VL) {
             top = max_(top, load(logits + i));
         }
+        /* Without the maximum the exponentials could overflow. */
         most = max_lanes(top);
         for (size_t i = 0; i < width; i += VL) {
             sum += exp_(load(logits + i) - most);

@@ -30,6 +30,7 @@ static int lay_out(struct gpt_local *local, struct cst_err *err)
 {
     const struct gpt_model *model = local->model;
 
+    /* There are at most as many chunks as tensors. */
     local->chunks = calloc(model->n_tensors, sizeof *local->chunks);
     local->places = calloc(model->n_tensors, sizeof *local->places);
     if (local->chunks == NULL || local->places == NULL) {
@@ -62,6 +63,7 @@ static int table_open(struct gpt_local *local, struct cst_err *err)
         return cst_err_set(err, CST_ENOMEM, "out of memory: %u tensors", model->n_tensors);
     }
     for (uint32_t i = 0; i < model->n_tensors; i++) {
+        /* Tiles are numbered in order of declaration and not by chunk, as in the daemon. */
         first_tile[i] = n_tiles;
         n_tiles += cst_table_n_tiles(model->tensors[i].n_elems);
     }
@@ -138,6 +140,7 @@ static bool chunk_open(struct gpt_local *local, struct gpt_local_chunk *chunk)
     if (ok && cst_table_has_second(local->config.optimizer)) {
         ok = moment_open(local, chunk, 1);
     }
+    /* A delayed update must not change the weights that operators use. */
     if (ok && local->config.overlap == CST_OVERLAP_DELAYED) {
         chunk->spare = row_get(local, chunk->n_elems, sizeof(uint16_t));
         ok = chunk->spare != NULL;

@@ -155,6 +155,7 @@ static struct cst_tile_hyper tile_hyper(const struct gpt_local *local,
     /* A negative beta1 is SGD without momentum. */
     const bool no_momentum = optimizer == CST_OPTIMIZER_SGD && params->beta1 < 0;
 
+    /* If beta2 is given, 0 is a valid beta1. Otherwise 0 means the default. */
     return (struct cst_tile_hyper){
         .lr = (double)params->lr,
         .beta1 = no_momentum             ? 0

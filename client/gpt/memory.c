@@ -16,6 +16,7 @@ void *gpt_memory_get(size_t bytes)
     if (bytes > SIZE_MAX - align) {
         return NULL;
     }
+    /* aligned_alloc may return NULL for 0 bytes, which would mean that memory is short. */
     bytes = bytes == 0 ? align : (bytes + align - 1) & ~(align - 1);
     p = aligned_alloc(align, bytes);
     if (p == NULL) {
@@ -24,6 +25,7 @@ void *gpt_memory_get(size_t bytes)
     if (align == HUGE_BYTES) {
         (void)madvise(p, bytes, MADV_HUGEPAGE); /* Huge pages are optional. */
     }
+    /* This also backs the pages now, and not in the first pass. */
     memset(p, 0, bytes);
     return p;
 }

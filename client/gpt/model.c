@@ -148,6 +148,8 @@ static int alloc(struct gpt_model *m, struct cst_err *err)
 {
     const size_t tensors = 12 + 8 + 4 * (size_t)m->experts, operators = 4 + (size_t)m->experts;
 
+    /* A dense block has 12 tensors, and 8 more with adapters. A mixture has 9, and 4 per expert.
+     * Outside of the blocks are wte, wpe and two of the head. */
     m->tensors = calloc(4 + tensors * m->layers, sizeof *m->tensors);
     m->operators = calloc(2 + operators * m->layers, sizeof *m->operators);
     if (m->tensors == NULL || m->operators == NULL) {
@@ -177,9 +179,11 @@ int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, s
         return rc;
     }
     m.lora_scale = m.lora > 0 ? (float)(options->lora_alpha / m.lora) : 0.0f;
+    /* One group per rank that holds experts. With one rank the experts belong to all ranks. */
     m.n_groups = m.world == 1 ? 0 : m.experts < m.world ? m.experts : m.world;
     wte = add_tensor(&m, "", "wte", GPT_VOCAB, m.width, 0, 0.02f);
     wpe = add_tensor(&m, "", "wpe", m.context, m.width, 0, 0.01f);
+    /* Embeddings do not decay. */
     m.tensors[wte].decay_scale = 0.0f;
     m.tensors[wpe].decay_scale = 0.0f;
     op = add_operator(&m, "", "embed", GPT_OP_EMBED, 0);
@@ -191,6 +195,7 @@ int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, s
     op = add_operator(&m, "", "head", GPT_OP_HEAD, 0);
     use(op, add_tensor(&m, "", "lnf.w", m.width, 0, 1, 0));
     use(op, add_tensor(&m, "", "lnf.b", m.width, 0, 0, 0));
+    /* The head multiplies by the token embedding (tied weights). */
     use(op, wte);
     if (m.lora > 0) {
         add_adapters(&m);

@@ -106,6 +106,7 @@ static int parse_integer(const struct setting *s, const char *text, uint64_t *ou
 
     errno = 0;
     value = strtoull(text, &end, 10);
+    /* strtoull would accept signs and blanks, too. */
     if (!isdigit((unsigned char)text[0]) || *end != '\0' || errno != 0 ||
         (double)value < s->least || (double)value > s->most) {
         return bad_number(s, text, err);
@@ -348,9 +349,11 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
     if (o.top_k == 0) { /* --top-k was not given. */
         o.top_k = o.experts == 1 ? 1 : 2;
     }
+    /* --beta2 was not given. The default depends on the optimizer. */
     if (o.beta2 < 0) {
         o.beta2 = o.optimizer == CST_OPTIMIZER_LION ? 0.99 : 0.95;
     }
+    /* --help and --version need no other options. */
     rc = o.help || o.version ? 0 : check_together(&o, err);
     if (rc == 0) {
         o.lora_alpha = o.lora_alpha < 0 ? o.lora : o.lora_alpha;

@@ -76,6 +76,8 @@ static int host_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
                         struct cst_err *err)
 {
     struct gpt_pass_host *p = self(pass);
+    /* The other ranks take no part in a pass without @train. This rank then computes all
+     * experts. */
     int rc = p->moe == NULL ? 0 : gpt_moe_begin(p->moe, train ? pass->exchange : NULL, err);
 
     set_shape(p, n_seqs);
@@ -164,6 +166,7 @@ int gpt_pass_host_open(struct gpt_pass **out, const struct gpt_model *model, siz
         rc = cst_err_set(err, rc, "out of memory: scratch of %u threads", n_threads);
         goto err_close;
     }
+    /* The limit belongs to the calling thread, which is the one that will use the pass. */
     gpt_parallel_limit(n_threads);
     rc = gpt_matmul_open(&p->mm, bf16, err);
     if (rc != 0) {

@@ -151,6 +151,7 @@ static void json_step(struct gpt_progress *p, const struct gpt_progress_step *s,
     }
     (void)fprintf(p->json, ", \"skipped\": %s, \"overflow\": %s}\n", r->skipped ? "true" : "false",
                   r->overflow ? "true" : "false");
+    /* Other programs can follow the file during training. */
     (void)fflush(p->json);
 }
 

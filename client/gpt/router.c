@@ -45,6 +45,7 @@ static void logits(const struct work *k, size_t row, float *z)
 static void choose(const struct gpt_router_shape *s, const float *z, uint32_t *chosen)
 {
     for (uint32_t j = 0; j < s->top_k; j++) {
+        /* The value experts means that there is no candidate yet. */
         uint32_t best = s->experts;
 
         for (uint32_t e = 0; e < s->experts; e++) {
@@ -89,6 +90,7 @@ static void forward_body(void *arg, unsigned thread, size_t first, size_t last)
 
         logits(k, row, p);
         choose(s, p, chosen);
+        /* softmax will overwrite z, so keep the chosen z. */
         for (uint32_t j = 0; j < s->top_k; j++) {
             gates[j] = p[chosen[j]];
         }

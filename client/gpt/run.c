@@ -107,6 +107,7 @@ static void *worker_main(void *arg)
                               &w->err);
         }
         gpt_exchange_close(exchange);
+        /* A stop that a signal requested is a proper end. */
         store->ops->close(store, w->rc == 0 || gpt_stop_asked() != 0);
     }
     return NULL;

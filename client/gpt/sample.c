@@ -43,6 +43,7 @@ int gpt_sample(struct gpt_pass *pass, struct gpt_store *store, const char *promp
 
     memset(pass->tokens, 0, context);
     memcpy(pass->tokens, prompt + given - seen, seen);
+    /* The model needs at least one byte. */
     if (seen == 0) {
         pass->tokens[seen++] = '\n';
     }

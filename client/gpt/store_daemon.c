@@ -88,6 +88,7 @@ static uint64_t pool_bytes(const struct gpt_options *options, const struct gpt_m
     if (options->pool_percent > 0) {
         const double bytes = options->pool_percent * 2.0 * (double)model->n_params / 100.0;
 
+        /* A percentage may exceed the range of uint64_t. */
         return bytes < 1.0 ? 1 : bytes > 1e18 ? (uint64_t)1e18 : (uint64_t)bytes;
     }
     return options->pool_bytes;

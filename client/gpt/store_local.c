@@ -32,6 +32,7 @@ static int meet(struct gpt_local *local, void (*fn)(struct gpt_local *), struct 
     while (local->meetings == meeting && !local->broken) {
         pthread_cond_wait(&local->met, &local->lock);
     }
+    /* If the barrier has completed, a later failure does not matter here. */
     broken = local->meetings == meeting;
     pthread_mutex_unlock(&local->lock);
     return broken ? cst_err_set(err, CST_ECANCELLED, "another rank of this process failed") : 0;

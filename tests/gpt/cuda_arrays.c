@@ -42,7 +42,7 @@ bool cuda_case_near(struct cuda_case *c, const char *what, const float *got, con
     return off <= limit * most;
 }
 
-/* -- arrays on host and GPU -- */
+/* -- arrays on host and GPU ------------------------------------------------------------------- */
 
 void *cuda_must(void *p)
 {

@@ -122,7 +122,7 @@ static void case_norm_backward(struct cuda_case *c)
     free(wide_dy);
 }
 
-/* -- other kernels -- */
+/* -- other kernels ---------------------------------------------------------------------------- */
 
 /* The gradient of a bias is right for more rows than a strip and fewer columns than a block, and
  * for more columns than a block. */

@@ -66,13 +66,13 @@ void cuda_expect16(struct cuda_case *c, const char *what, CUdeviceptr p, const f
 /* Layers of the host with fp32 operands, in one thread. */
 struct gpt_layers cuda_host_layers(size_t max_width, const struct gpt_attention_shape *shape);
 
-/* -- cases of cuda_products.c -- */
+/* -- cases of cuda_products.c ----------------------------------------------------------------- */
 
 void cuda_case_product(struct cuda_case *c);
 void cuda_case_epilogues(struct cuda_case *c);
 void cuda_case_attention(struct cuda_case *c);
 
-/* -- cases of cuda_mixture.c -- */
+/* -- cases of cuda_mixture.c ------------------------------------------------------------------ */
 
 void cuda_case_choose(struct cuda_case *c);
 void cuda_case_rows(struct cuda_case *c);

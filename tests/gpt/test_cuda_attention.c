@@ -21,7 +21,7 @@ enum { GUARD = 64, CANARY = 0xa5 };
 
 static uint64_t seed = 20;
 
-/* -- a driver of a few calls -- */
+/* -- a driver of a few calls ------------------------------------------------------------------ */
 
 static unsigned n_launches;
 
@@ -89,7 +89,7 @@ static void open_kernels(void)
     cst_emu_shuffle(0);
 }
 
-/* -- running the kernels -- */
+/* -- running the kernels ---------------------------------------------------------------------- */
 
 /* Copy @bytes from @from into new memory between guard bytes. */
 static unsigned char *guarded(const void *from, size_t bytes)
@@ -148,7 +148,7 @@ static void backward(struct attention_field *f)
     free(junk);
 }
 
-/* -- tests -- */
+/* -- tests ------------------------------------------------------------------------------------ */
 
 /* The contexts have one position, are below, at and above tiles, or have several tiles. The heads
  * are as wide as those of each instance or narrower. There are one or two sequences. */

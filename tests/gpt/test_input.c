@@ -132,7 +132,7 @@ START_TEST(rate_warms_up_and_falls)
 }
 END_TEST
 
-/* -- data -- */
+/* -- data ------------------------------------------------------------------------------------- */
 
 static void expect_refused(const char *path, int status, const char *words)
 {
@@ -221,7 +221,7 @@ START_TEST(batches_are_a_function_of_seed_and_number)
 }
 END_TEST
 
-/* -- numbers and weights -- */
+/* -- numbers and weights ---------------------------------------------------------------------- */
 
 /* The normal numbers have mean 0 and standard deviation 1, and about 5 % of them are beyond
  * 1.96. */

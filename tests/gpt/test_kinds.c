@@ -95,7 +95,7 @@ static void compare_losses(const struct gpt_options *a, const struct gpt_options
     (void)fclose(g);
 }
 
-/* -- a mixture on several ranks -- */
+/* -- a mixture on several ranks --------------------------------------------------------------- */
 
 static const struct {
     const char *serial, *spread; /* options of the two runs */
@@ -183,7 +183,7 @@ START_TEST(mixtures_learn)
 }
 END_TEST
 
-/* -- a model that the test drives operator by operator -- */
+/* -- a model that the test drives operator by operator ---------------------------------------- */
 
 /* One rank that the test drives directly. */
 struct rig {
@@ -493,7 +493,7 @@ START_TEST(idle_ranks_do_not_hang)
 }
 END_TEST
 
-/* -- adapters -- */
+/* -- adapters --------------------------------------------------------------------------------- */
 
 /* Gradients of adapters are slopes of the loss. lora_b begins as zero, which makes the first
  * gradient of lora_a zero. Therefore the test does some steps first. */

@@ -269,7 +269,7 @@ START_TEST(cross_entropy_keeps_nan)
 }
 END_TEST
 
-/* -- biases, residuals, operands, embeddings -- */
+/* -- biases, residuals, operands, embeddings -------------------------------------------------- */
 
 /* gpt_bias computes y + bias, and gpt_residual x + (branch + bias), for each element. */
 START_TEST(bias_and_residual_add)

@@ -135,7 +135,7 @@ START_TEST(unwritable_files_are_told)
 }
 END_TEST
 
-/* -- a store whose peers die -- */
+/* -- a store whose peers die ------------------------------------------------------------------ */
 
 /* A store that passes all calls on to the local store, except that the @fail_at-th fallible call
  * fails. */

@@ -77,6 +77,7 @@ int gpt_activations_open(struct gpt_activations *a, const struct gpt_gpu *gpu,
     if (made.blocks == NULL) {
         return cst_err_set(err, CST_ENOMEM, "out of memory");
     }
+    /* The first call counts the bytes, and the second one assigns the arrays. */
     carve_all(&made, &c, model, max_seqs, part_seqs, shared);
     made.bytes = c.bytes;
     rc = gpt_gpu_alloc(gpu, made.bytes, "activations", &made.memory, err);

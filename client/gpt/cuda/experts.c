@@ -4,7 +4,7 @@
 
 _Static_assert(GPT_CUDA_MAX_EXPERTS == GPT_MAX_EXPERTS, "args.h and model.h");
 
-/* -- router -- */
+/* -- router ----------------------------------------------------------------------------------- */
 
 static CUdeviceptr choices(const struct gpt_cuda_pass *p, CUdeviceptr base,
                            const struct gpt_cuda_part *part)
@@ -112,7 +112,7 @@ int gpt_cuda_op_router_backward(const struct gpt_cuda_pass *p, const struct gpt_
                : gpt_cuda_norm_rows_backward(p, part, b->mid, b->mean2, b->rstd2, io, false, err);
 }
 
-/* -- experts -- */
+/* -- experts ---------------------------------------------------------------------------------- */
 
 /* One of the expert's two products, over all its rows. */
 static struct gpt_cuda_linear linear_of(const struct gpt_cuda_pass *p,

@@ -12,6 +12,7 @@ static int find_device(const struct gpt_gpu *gpu, const char *name, CUdevice *ou
     char end;
     int rc;
 
+    /* The %c detects text after the number. */
     if (strcmp(name, "cuda") != 0 && sscanf(name, "cuda:%d%c", &wanted, &end) != 1) {
         return cst_cuda_find(&gpu->driver, name, out, err);
     }
@@ -73,6 +74,7 @@ int gpt_gpu_open(struct gpt_gpu *gpu, const char *name, bool cublas, struct cst_
     if (rc == 0) {
         rc = cst_cuda_kernels_open(&gpu->states, d, err);
     }
+    /* Without cuBLASLt the worker is slow but correct. no_cublas keeps the reason. */
     if (rc == 0 && cublas && gpt_cublas_open(&gpu->cublas, d, &gpu->no_cublas) != 0) {
         gpu->cublas = NULL;
     }

@@ -145,6 +145,7 @@ int gpt_cuda_bias_grad(const struct gpt_cuda_kernels *k, size_t rows, size_t wid
     int rc = launch(k, k->columns, "columns", parts(width, GPT_CUDA_BIAS_COLUMNS), strips,
                     GPT_CUDA_THREADS, args, err);
 
+    /* A strip has one vector, so the second destination is not used. */
     return rc != 0 ? rc : sums(k, strips, width, scratch, 1, db, db, err);
 }
 
@@ -248,6 +249,7 @@ int gpt_cuda_gather(const struct gpt_cuda_kernels *k, size_t n, size_t width, ui
     uint32_t rows = (uint32_t)n, columns = (uint32_t)width;
     void *args[] = {&rows, &columns, &top_k, &from, &x, &out};
 
+    /* A launch without blocks would be an error. */
     return n == 0 ? 0
                   : launch(k, k->gather, "gather", parts(n * width, 8 * GPT_CUDA_THREADS), 1,
                            GPT_CUDA_THREADS, args, err);

@@ -90,7 +90,7 @@ int gpt_cuda_embed_backward(const struct gpt_cuda_kernels *k, size_t rows, size_
 int gpt_cuda_matmul(const struct gpt_cuda_kernels *k, const struct gpt_cuda_product *product,
                     struct cst_err *err);
 
-/* -- a mixture (client/gpt/router.h) -- */
+/* -- a mixture (client/gpt/router.h) ---------------------------------------------------------- */
 
 /* A choice is an index in the rows x top_k arrays: row c / top_k made choice c.
  *

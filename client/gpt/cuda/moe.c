@@ -15,7 +15,7 @@ void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_store *store,
     }
 }
 
-/* -- placement of rows -- */
+/* -- placement of rows ------------------------------------------------------------------------ */
 
 /* Count this rank's choices per expert, and list the choices of other ranks' experts in moe->away.
  * moe->chosen has @n choices. */
@@ -107,7 +107,7 @@ static void find_places(const struct gpt_cuda_moe *moe, const struct gpt_cuda_mo
     }
 }
 
-/* -- forward -- */
+/* -- forward ---------------------------------------------------------------------------------- */
 
 static size_t choices_of(const struct gpt_cuda_pass *p)
 {
@@ -202,7 +202,7 @@ int gpt_cuda_moe_combine(const struct gpt_cuda_pass *p, uint32_t layer, struct c
                                       l->gates, l->y, p->a.branch, err);
 }
 
-/* -- backward -- */
+/* -- backward --------------------------------------------------------------------------------- */
 
 int gpt_cuda_moe_dispatch_backward(const struct gpt_cuda_pass *p, uint32_t layer,
                                    struct cst_err *err)

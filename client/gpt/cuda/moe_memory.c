@@ -27,6 +27,7 @@ static void carve_fixed(struct gpt_cuda_moe *moe, struct gpt_carver *c)
 int gpt_cuda_moe_grow(const struct gpt_gpu *gpu, struct gpt_cuda_growing *g, size_t bytes,
                       struct cst_err *err)
 {
+    /* The reserve avoids an allocation for every small increase. */
     const size_t wanted = bytes + bytes / 4;
     int rc;
 

@@ -52,7 +52,7 @@ size_t gpt_cuda_moe_region_bytes(const struct gpt_model *m, size_t rows)
     return aligned(bytes) == aligned(host) ? bytes + REGION_ALIGN : bytes;
 }
 
-/* -- callbacks of the exchange -- */
+/* -- callbacks of the exchange ---------------------------------------------------------------- */
 
 /* The store does not give a block back while the GPU uses it. Any call of the store sends what can
  * be given back by then. This callback makes such calls while a barrier waits. */
@@ -101,7 +101,7 @@ void gpt_cuda_peers_forget(struct gpt_cuda_moe *moe)
     }
 }
 
-/* -- transport of rows -- */
+/* -- transport of rows ------------------------------------------------------------------------ */
 
 /* Barrier of all ranks, after this rank's copies. The call of stat lets the store give back the
  * blocks that the GPU used until now: another rank may wait for their gradients before it can reach

@@ -8,7 +8,7 @@ static CUdeviceptr lse_of(const struct gpt_cuda_pass *p, const struct gpt_block_
     return b->lse + part->row * p->head.model->heads * sizeof(float);
 }
 
-/* -- forward -- */
+/* -- forward ---------------------------------------------------------------------------------- */
 
 int gpt_cuda_op_embed(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
                       const struct gpt_cuda_part *part, const struct cst_io *io,
@@ -102,7 +102,7 @@ int gpt_cuda_op_head(const struct gpt_cuda_pass *p, const struct gpt_operator *o
     return rc != 0 ? rc : gpt_gpu_product(p->gpu, &product, err);
 }
 
-/* -- backward -- */
+/* -- backward --------------------------------------------------------------------------------- */
 
 int gpt_cuda_op_head_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
                               const struct gpt_cuda_part *part, const struct cst_io *io,

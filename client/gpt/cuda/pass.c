@@ -9,7 +9,7 @@ static struct gpt_cuda_pass *self(struct gpt_pass *pass)
     return (struct gpt_cuda_pass *)(void *)pass;
 }
 
-/* -- all operators -- */
+/* -- all operators ---------------------------------------------------------------------------- */
 
 static const struct {
     gpt_cuda_fn forward, backward;
@@ -79,6 +79,7 @@ static int begin_pass(struct gpt_cuda_pass *p, size_t n_seqs, bool train, struct
         .n_heads = m->heads,
         .head_dim = m->width / m->heads,
     };
+    /* Nothing has been recomputed in this pass. */
     p->at_hand = UINT32_MAX;
     if (rc == 0 && train) {
         rc = gpt_gpu_upload(p->gpu, p->a.targets, p->head.targets, rows, err);
@@ -98,6 +99,7 @@ static int enqueue_loss(struct gpt_cuda_pass *p, struct cst_err *err)
         rc = gpt_gpu_download(gpu, p->losses, p->a.losses, rows * sizeof(float), err);
     }
     if (rc == 0) {
+        /* loss() waits for this event only, so the backward pass can run on. */
         rc = cst_cuda_check(&gpu->driver, gpu->driver.cuEventRecord(p->known, gpu->stream), err,
                             "the loss's event");
     }
@@ -110,6 +112,8 @@ static int cuda_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
     struct gpt_cuda_pass *p = self(pass);
     int rc = begin_pass(p, n_seqs, train, err);
 
+    /* The other ranks take no part in a pass without @train. This rank then computes all
+     * experts. */
     if (p->moe != NULL) {
         gpt_cuda_moe_begin(p->moe, store, train ? pass->exchange : NULL);
     }
@@ -186,7 +190,7 @@ static int cuda_logits(struct gpt_pass *pass, size_t row, float out[GPT_VOCAB], 
     return rc;
 }
 
-/* -- opening -- */
+/* -- opening ---------------------------------------------------------------------------------- */
 
 static void cuda_close(struct gpt_pass *pass)
 {
