@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/arena: budgets and sealed segments. */
+/* Tests of daemon/arena: budgets and sealed segments. */
 #include "daemon/arena.h"
 #include "tests/lib/suite.h"
 
@@ -29,8 +29,8 @@ static void on_gone(struct cst_segment *segment)
     n_gone++;
 }
 
-/* A budget is charged to the byte; what goes beyond is refused with the name and all numbers and
- * charges nothing. */
+/* A budget is charged to the byte. A charge that exceeds the budget is refused with the budget's
+ * name and all numbers, and charges nothing. */
 START_TEST(a_budget_is_kept_to_the_byte)
 {
     ck_assert_int_eq(cst_budget_take(&budget, NULL, 60000, "a", &err), CST_OK);
@@ -46,8 +46,8 @@ START_TEST(a_budget_is_kept_to_the_byte)
 }
 END_TEST
 
-/* A segment can be neither shrunk nor grown nor sealed further, and only its owner's uid can open
- * it. */
+/* A segment can be neither shrunk nor grown nor sealed further, and only the uid of its owner can
+ * open it. */
 START_TEST(a_segment_is_sealed)
 {
     struct cst_segment *segment;
@@ -66,7 +66,8 @@ START_TEST(a_segment_is_sealed)
 }
 END_TEST
 
-/* It can be mapped for writing more than once: an engine that comes later must be able to. */
+/* A segment can be mapped for writing more than once, because a later engine must be able to map
+ * it. */
 START_TEST(a_segment_can_be_mapped_again)
 {
     struct cst_segment *segment;
@@ -84,7 +85,8 @@ START_TEST(a_segment_can_be_mapped_again)
 }
 END_TEST
 
-/* It stays in the books until the last reference goes; then the owner hears of it. */
+/* A segment is charged to its budget until its last reference is dropped. The owner is then
+ * told. */
 START_TEST(a_segment_is_charged_to_the_last_reference)
 {
     struct cst_segment *segment;
@@ -104,7 +106,7 @@ START_TEST(a_segment_is_charged_to_the_last_reference)
 }
 END_TEST
 
-/* What cannot be made charges nothing and leaves nothing open. */
+/* A segment that cannot be made charges nothing and leaves no descriptor open. */
 START_TEST(failure_leaves_nothing)
 {
     struct cst_segment *segment = NULL;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/balance: k, step after step, from scripted rates and phases. */
+/* Tests of daemon/balance: the choice of k in each step, from scripted rates and durations of
+ * update phases. */
 #include "daemon/balance.h"
 #include "tests/lib/suite.h"
 
@@ -7,8 +8,9 @@
 
 static struct cst_balance balance;
 
-/* 32 chunks of a million elements, one accelerator, room for three. A phase by the nodes alone
- * takes 0.1 s at the rates below, one with the accelerator about half of that. */
+/* 32 chunks of a million elements, and one accelerator whose room holds three. An update phase
+ * of the nodes alone takes 0.1 s at the rates below; with the accelerator it takes about half as
+ * long. */
 static const struct cst_interleave machine = {.n_chunks = 32,
                                               .chunk_elems = 1e6,
                                               .n_links = 1,
@@ -28,7 +30,7 @@ static void setup(void)
         .node.known = NODE, .device.known = DEVICE, .up.known = LINK, .down.known = LINK};
 }
 
-/* The rates that engines reach from now on. */
+/* Let the engines reach the rate @per_second from now on. */
 static void see(struct cst_balance_rate *rate, double per_second)
 {
     rate->seen.n = 0;
@@ -51,13 +53,13 @@ static bool phase(uint64_t number, uint32_t k, double seconds)
         &(struct cst_balance_phase){.number = number, .k = k, .ns = (uint64_t)(seconds * 1e9)});
 }
 
-/* A step whose updates took @seconds. */
+/* Run a step whose update phase takes @seconds. True if k was changed. */
 static bool step(double seconds)
 {
     return phase(balance.phase + 1, balance.k, seconds);
 }
 
-/* So many, which are to change nothing. */
+/* Run @n steps, none of which may change k. */
 static void steady(unsigned n, double seconds)
 {
     uint32_t k = balance.k;
@@ -70,7 +72,8 @@ static void steady(unsigned n, double seconds)
 
 /* -- at first --------------------------------------------------------------------------------- */
 
-/* The first k is the best by the known rates; without one of them nothing goes up. */
+/* The first k is the best one by the known rates. If a rate is unknown, no chunk is updated on the
+ * accelerator. */
 START_TEST(first)
 {
     struct cst_interleave m = cst_balance_machine(&balance, &machine);
@@ -85,7 +88,7 @@ START_TEST(first)
 }
 END_TEST
 
-/* What is seen counts instead of what is known. */
+/* Observed rates replace the known ones. */
 START_TEST(seen)
 {
     see(&balance.node, 2 * NODE);
@@ -96,7 +99,8 @@ END_TEST
 
 /* -- staying ---------------------------------------------------------------------------------- */
 
-/* Phases as predicted, or longer by the same part, and rates as known: it stays. */
+/* k stays if rates are as known and phases take as long as predicted, or are all longer by the same
+ * factor. */
 START_TEST(steady_machine)
 {
     cst_balance_begin(&balance, &machine);
@@ -104,14 +108,15 @@ START_TEST(steady_machine)
 }
 END_TEST
 
-/* A gain below the margin is none. */
+/* A gain below the margin does not change k. */
 START_TEST(small_gain)
 {
     cst_balance_begin(&balance, &machine);
     balance.k = 3;
     see(&balance.up, 8e9);
     see(&balance.down, 8e9);
-    while (predicted(2) < 0.96 * predicted(3)) { /* a link on which they are nearly alike */
+    /* Find a link with which 2 and 3 are nearly equal. */
+    while (predicted(2) < 0.96 * predicted(3)) {
         balance.up.seen.samples[0] -= 1e6;
         see(&balance.up, balance.up.seen.samples[0]);
         see(&balance.down, balance.up.seen.samples[0]);
@@ -121,8 +126,8 @@ START_TEST(small_gain)
 }
 END_TEST
 
-/* Nothing is known of phases with a k that is not in force yet, nor of such as nobody timed: they
- * change nothing, whatever the rates. */
+/* Phases that were run with another k, or that were not timed, change nothing, whatever the rates
+ * are. */
 START_TEST(nothing_known)
 {
     cst_balance_begin(&balance, &machine);
@@ -134,8 +139,8 @@ START_TEST(nothing_known)
 }
 END_TEST
 
-/* A phase that was seen before says nothing, however often it is the last one that ended; nor does
- * one before the first. */
+/* A phase that was seen before gives no information, even if it is reported as the last one again.
+ * Nor does the phase before the first step. */
 START_TEST(seen_before)
 {
     cst_balance_begin(&balance, &machine);
@@ -146,14 +151,15 @@ START_TEST(seen_before)
         ck_assert(!phase(1, balance.k, 1));
     }
     ck_assert(!phase(2, balance.k, 1));
-    ck_assert(phase(3, balance.k, 1)); /* the third one that was as slow */
+    ck_assert(phase(3, balance.k, 1)); /* the third phase that was this slow */
 }
 END_TEST
 
-/* Proportions of an A100 box: k's own load changes the rates that are seen. With k = 1 the nodes
- * stand still, and the link gets all memory: by those rates 2 is better. With k = 2 nodes and link
- * are in each other's way: by those 1 is. In truth they are alike. Rates alone would make k swing
- * for ever; it is changed a few times in a thousand steps, ever more seldom. */
+/* k is not changed back and forth for ever if k's own load changes the observed rates. The numbers
+ * have the proportions of an A100 machine. With k = 1 the nodes are idle and the link has the whole
+ * memory bandwidth: by the rates observed then, 2 is better. With k = 2 nodes and link slow each
+ * other down: by those rates, 1 is better. Both are in fact equally fast. k may change only a few
+ * times in a thousand steps, at growing intervals. */
 START_TEST(swing)
 {
     unsigned n_changes = 0;
@@ -174,7 +180,8 @@ END_TEST
 
 /* -- changing --------------------------------------------------------------------------------- */
 
-/* The link is half as fast as was thought: when some phases have shown it, fewer go up. */
+/* If the link is half as fast as assumed, k grows after some phases, so that fewer chunks use
+ * it. */
 START_TEST(slower_link)
 {
     uint32_t before, best;
@@ -194,9 +201,9 @@ START_TEST(slower_link)
 }
 END_TEST
 
-/* A k whose phases are longer than the nodes alone would take, though rates promise much: none goes
- * up; that is remembered for a while, and tried again, and the next time it is remembered for twice
- * as long. */
+/* If the phases with a k take longer than those of the nodes alone would, although the rates
+ * promise a gain, no chunk is updated on the accelerator. This is remembered for a while before k
+ * is tried again, and after a second failure for twice as long. */
 START_TEST(disappointing)
 {
     double alone;
@@ -222,7 +229,8 @@ START_TEST(disappointing)
 }
 END_TEST
 
-/* What phases took stretches what is promised for others, but not for the nodes alone. */
+/* The measured phases scale the predictions for other values of k, but not the prediction for the
+ * nodes alone. */
 START_TEST(promises)
 {
     cst_balance_begin(&balance, &machine);
@@ -237,8 +245,8 @@ START_TEST(promises)
 }
 END_TEST
 
-/* Of several k that were measured the nearest one speaks for another, of two that are as near the
- * lower one; the last one for any beyond. */
+/* The prediction for a k is scaled by the nearest k that was measured: by the lower one of two that
+ * are equally near, and by the last one for any k beyond it. */
 START_TEST(nearest)
 {
     const struct {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/batch: the hand-written Batch and BatchDone say what protobuf-c's say. */
+/* Tests of daemon/batch: the hand-written code for Batch and BatchDone agrees with protobuf-c. */
 #include "daemon/batch.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/frame.h"
@@ -29,7 +29,7 @@ static uint64_t any_number(void)
     return v >> (rand() % 64);
 }
 
-/* A copy of exactly @n bytes, so that a sanitizer sees a read beyond them. */
+/* Read an exact copy of the @n @bytes, so that a sanitizer detects a read beyond their end. */
 static int read_exactly(const uint8_t *bytes, size_t n)
 {
     uint8_t *copy = malloc(n > 0 ? n : 1);
@@ -81,7 +81,7 @@ static void assert_same(const Cistern__Batch *expected)
     }
 }
 
-/* What protobuf-c packs is read, to the same values. */
+/* A Batch that protobuf-c has packed is read to the same values. */
 START_TEST(what_is_packed_is_read)
 {
     static uint8_t bytes[CST_FRAME_MAX_BODY];
@@ -97,7 +97,8 @@ START_TEST(what_is_packed_is_read)
 }
 END_TEST
 
-/* Changed and cut bytes are refused, or read to what protobuf-c reads; never beyond their end. */
+/* Changed and cut bytes are either refused, or read to the values that protobuf-c reads. No read
+ * goes beyond their end. */
 START_TEST(damage_is_refused_or_read_alike)
 {
     static uint8_t bytes[CST_FRAME_MAX_BODY];
@@ -126,16 +127,16 @@ START_TEST(damage_is_refused_or_read_alike)
 }
 END_TEST
 
-/* A field of a later version is skipped, whatever its type; a missing required one is not. */
+/* An unknown field is skipped, whatever its type. A message without a required field is refused. */
 START_TEST(unknown_fields_are_skipped)
 {
-    static const uint8_t unknown[] = {
-        1 << 3,     5,                                             /* attempt 5 */
-        9 << 3,     0x80, 1,                                       /* a number */
-        9 << 3 | 1, 1,    2,      3,   4,      5, 6,      7,    8, /* eight bytes */
-        9 << 3 | 5, 1,    2,      3,   4,                          /* four bytes */
-        9 << 3 | 2, 2,    'a',    'b',                             /* text */
-        2 << 3 | 2, 7,    1 << 3, 1,   2 << 3, 6, 9 << 3, 0x80, 1};
+    static const uint8_t unknown[] = {1 << 3, 5,       /* attempt 5 */
+                                      9 << 3, 0x80, 1, /* an unknown field with a number */
+                                      /* An unknown field of eight bytes. */
+                                      9 << 3 | 1, 1, 2, 3, 4, 5, 6, 7, 8, 9 << 3 | 5, 1, 2, 3,
+                                      4,                       /* an unknown field of four bytes */
+                                      9 << 3 | 2, 2, 'a', 'b', /* an unknown field with text */
+                                      2 << 3 | 2, 7, 1 << 3, 1, 2 << 3, 6, 9 << 3, 0x80, 1};
     static const uint8_t no_attempt[] = {2 << 3 | 2, 4, 1 << 3, 1, 2 << 3, 6};
     static const uint8_t no_chunk[] = {1 << 3, 5, 2 << 3 | 2, 2, 1 << 3, 1};
 
@@ -149,7 +150,7 @@ START_TEST(unknown_fields_are_skipped)
 }
 END_TEST
 
-/* One item more than a batch may have is refused with the limit. */
+/* A batch with one item more than allowed is refused, and the message names the limit. */
 START_TEST(too_many_items_are_refused)
 {
     uint8_t bytes[2 + 6 * (CST_PENDING_MAX_ITEMS + 1)] = {1 << 3, 5};
@@ -162,8 +163,8 @@ START_TEST(too_many_items_are_refused)
 }
 END_TEST
 
-/* What is written is what protobuf-c reads; also with the longest words for every item, which still
- * fit in a frame. */
+/* protobuf-c reads what was written. This includes results in which each item has the longest
+ * possible message; they still fit into a frame. */
 START_TEST(what_is_written_is_unpacked)
 {
     static uint8_t bytes[CST_FRAME_MAX_BODY];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the memory of a room is divided. */
+/* Tests of offload/buffers: the division of a room's memory. */
 #include "offload/buffers.h"
 #include "tests/lib/suite.h"
 
@@ -14,7 +14,8 @@ static void divide(struct cst_buffers *b, struct cst_layout *layout,
     cst_buffers_divide(b, layout, bytes);
 }
 
-/* Three buffers, and gradients in what is left; where there is no room for three, two, then one. */
+/* A room has three buffers, and keeps gradients in the rest. It has two buffers or one if three do
+ * not fit. */
 START_TEST(depth)
 {
     struct cst_layout layout = {.n_classes = 1, .classes = {{.capacity = 8192}}};
@@ -45,7 +46,8 @@ START_TEST(depth)
 }
 END_TEST
 
-/* Three buffers that hold almost all elements are better than one that holds an outlier, too. */
+/* Three buffers that hold almost all elements are better than one buffer that also holds an
+ * outlier. */
 START_TEST(outlier)
 {
     struct cst_layout layout = {.n_classes = 2,
@@ -75,8 +77,9 @@ START_TEST(outlier)
 }
 END_TEST
 
-/* Two buffers that hold all chunks are better than three that hold half of them, whose other half
- * would never be updated there: 10 chunks of 200 000 elements and 12 of 340 000 in 20 MiB. */
+/* Two buffers that hold all chunks are better than three that hold half of the chunks, because the
+ * other half would never be updated in the room. The room has 20 MiB for 10 chunks of 200 000
+ * elements and 12 of 340 000. */
 START_TEST(two_for_all)
 {
     struct cst_layout layout = {.n_classes = 2,
@@ -94,7 +97,8 @@ START_TEST(two_for_all)
 }
 END_TEST
 
-/* Rows have their formats' bytes, begin at pages, and do not overlap. */
+/* The rows of a buffer have the bytes of their formats, begin at page boundaries, and do not
+ * overlap. */
 START_TEST(formats)
 {
     struct cst_layout layout = {.n_classes = 1, .classes = {{.capacity = 8192}}};

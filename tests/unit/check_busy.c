@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* proto/busy: how long something was at work that does several things at a time. */
+/* Tests of proto/busy: the time during which something was busy that does several things at a
+ * time. */
 #include "proto/busy.h"
 #include "tests/lib/suite.h"
 
@@ -11,7 +12,8 @@
 
 #define SPAN 4000
 
-/* What overlaps counts once, and so does what lies within something that is told later. */
+/* Overlapping intervals count once, and so does an interval inside another one that is reported
+ * later. */
 START_TEST(each_moment_once)
 {
     struct cst_busy busy = {0};
@@ -29,8 +31,9 @@ START_TEST(each_moment_once)
 }
 END_TEST
 
-/* At random, in the order of the ends, as a field of moments has it; at most as many apart as are
- * kept, which a long one may be around. */
+/* Random intervals, reported in the order of their ends, count as in a bitmap of moments. At
+ * most as many intervals are kept apart as there are places, and a long interval may enclose
+ * kept ones. */
 START_TEST(at_random)
 {
     for (int round = 0; round < 200; round++) {
@@ -57,7 +60,8 @@ START_TEST(at_random)
 }
 END_TEST
 
-/* More of them are kept apart than there is place for: the oldest count as they were. */
+/* If more intervals must be kept apart than there are places, the oldest keep the value that they
+ * had. */
 START_TEST(what_is_too_old_stays)
 {
     struct cst_busy busy = {0};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Capacities of chunks: what GPT-2, OPT and LLaMA lose to padding, outliers and their classes, what
- * is given, what is short. */
+/* Tests of the choice of chunk capacities: the padding of GPT-2, OPT and LLaMA, outliers and their
+ * size classes, given capacities, and missing bytes. */
 #include "offload/layout.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/layout_rig.h"
@@ -46,7 +46,7 @@ static void use(uint32_t n, const uint32_t *tensors)
     ck_assert_int_eq(cst_model_operator(&model, name, tensors, n, &err), CST_OK);
 }
 
-/* Tensors of @sizes, used by one operator. */
+/* Declare tensors of @sizes and one operator that uses them. */
 static void block(uint32_t n, const int64_t *sizes)
 {
     uint32_t tensors[16];
@@ -57,7 +57,8 @@ static void block(uint32_t n, const int64_t *sizes)
     use(n, tensors);
 }
 
-/* Embedding tied to the head, biases everywhere; GPT-2 has q, k, v in one matrix, OPT has three. */
+/* Declare a GPT: the embedding is tied to the head, and there are biases. With @split the tensors
+ * q, k and v are separate, as in OPT; otherwise they are one matrix, as in GPT-2. */
 static void declare_gpt(int64_t d, uint32_t n_layers, int64_t vocab, int64_t n_ctx, bool split)
 {
     uint32_t wte = tensor(vocab * d);
@@ -95,8 +96,8 @@ static void declare_llama(int64_t d, int64_t d_kv, int64_t d_mlp, uint32_t n_lay
 static const struct preset {
     const char *name;
     bool llama, split;
-    int64_t d, vocab, n_ctx; /* n_ctx; LLaMA: elements of a key */
-    int64_t d_mlp;           /* LLaMA */
+    int64_t d, vocab, n_ctx; /* n_ctx is, for LLaMA, the number of elements of a key */
+    int64_t d_mlp;           /* LLaMA only */
     uint32_t n_layers;
 } presets[] = {
     {.name = "gpt2-124m", .d = 768, .vocab = 50257, .n_ctx = 1024, .n_layers = 12},
@@ -157,7 +158,7 @@ static void declare_preset(const struct preset *p)
     }
 }
 
-/* Elements that full chunks have beyond the parameters. */
+/* Elements by which full chunks exceed the parameters. */
 static uint64_t waste(void)
 {
     uint64_t full = 0;
@@ -178,7 +179,7 @@ static uint64_t need_bytes(void)
     return bytes;
 }
 
-/* The bytes that the last error says are short. */
+/* The number of missing bytes in the last error. */
 static uint64_t bytes_short(void)
 {
     const char *colon = strrchr(err.text, ':');
@@ -193,8 +194,8 @@ static void build(void)
     rig_check_layout(&layout, &model, &config);
 }
 
-/* At most 2 % of padding, in the pool's blocks, whether the pool is large, holds a quarter of the
- * weights, or is the least that is accepted with half as much again. _i: preset. */
+/* Padding is at most 2 % of the pool's blocks, for a large pool, for a pool of a quarter of the
+ * weights, and for a pool 1.5 times as large as the smallest accepted one. _i: preset. */
 START_TEST(presets_waste_little)
 {
     static const double shares[] = {0, 2, 0.5};
@@ -228,8 +229,8 @@ START_TEST(presets_waste_little)
 }
 END_TEST
 
-/* 20 tensors of 5000 elements with an operator each, and one of 200000 that the first and the last
- * use. */
+/* Declare 20 tensors of 5000 elements with one operator each, and one of 200000 elements that the
+ * first and the last operator use. */
 static void declare_outlier(void)
 {
     uint32_t tied = tensor(200000);
@@ -241,8 +242,8 @@ static void declare_outlier(void)
     use(1, &tied);
 }
 
-/* An outlier has a class to itself where that saves enough, and does not force everybody's
- * capacity; with one class it does. */
+/* An outlier gets a size class of its own if that saves enough memory, and does not determine the
+ * capacity of all chunks. With only one class it does. */
 START_TEST(an_outlier_has_its_class)
 {
     declare_outlier();
@@ -262,8 +263,8 @@ START_TEST(an_outlier_has_its_class)
 }
 END_TEST
 
-/* Around a given capacity, tensors that are too large get classes, three at most, of the least
- * waste. */
+/* With a given capacity, larger tensors get further classes, three at most, with the least
+ * padding. */
 START_TEST(classes_for_a_given_capacity)
 {
     static const int64_t sizes[] = {4000, 10000, 11000, 40000, 90000, 91000, 92000};
@@ -290,8 +291,8 @@ START_TEST(classes_for_a_given_capacity)
 }
 END_TEST
 
-/* More sizes than are told apart are rounded up together, and every tensor has a class that holds
- * it. */
+/* If more sizes exceed the given capacity than can have classes, sizes are rounded up together.
+ * Every tensor has a class that holds it. */
 START_TEST(many_sizes_above_a_given_capacity)
 {
     for (uint32_t i = 0; i < 500; i++) {
@@ -313,8 +314,8 @@ static void refuse(uint64_t first, uint64_t second, uint64_t third, const char *
     ck_assert_msg(strstr(err.text, words) != NULL, "%s", err.text);
 }
 
-/* Classes can be given, growing, large enough and not too large; what a first class could never
- * hold is refused too. */
+/* Classes can be given. They must grow, be large enough and not be too large. A tensor that the
+ * first class could never hold is refused as well. */
 START_TEST(given_classes)
 {
     declare_outlier();
@@ -327,7 +328,7 @@ START_TEST(given_classes)
     config.class_elems[2] = 1 << 19;
     refuse(8192, 65536, 1 << 18, "more than 4 classes");
     config.class_elems[3] = 0;
-    config.max_classes = 0; /* is for choosing */
+    config.max_classes = 0; /* max_classes is only for capacities that are chosen */
     config.class_elems[2] = 0;
     config.class_elems[1] = 200001;
     config.class_elems[0] = 65536;
@@ -343,8 +344,8 @@ START_TEST(given_classes)
 }
 END_TEST
 
-/* What is short is told of all classes, and is exact: so many bytes more are accepted, one less is
- * not. _i: seed. */
+/* The missing bytes are summed over all classes and exact: a budget with that many bytes more is
+ * accepted, and with one less is refused. _i: seed. */
 START_TEST(shortfall_is_exact)
 {
     uint64_t least;
@@ -364,7 +365,7 @@ START_TEST(shortfall_is_exact)
 }
 END_TEST
 
-/* The words for classes that do not fit. */
+/* The message for classes that do not fit. */
 START_TEST(shortfall_of_classes)
 {
     declare_outlier();
@@ -378,7 +379,8 @@ START_TEST(shortfall_of_classes)
 }
 END_TEST
 
-/* Candidates grow, and are what comes of them when they are given. _i: seed. */
+/* Candidates are in ascending order, and each gives the same layout as when it is given as the
+ * capacity. _i: seed. */
 START_TEST(candidates)
 {
     static struct cst_layout_candidate list[CST_LAYOUT_MAX_CANDIDATES];
@@ -410,8 +412,8 @@ START_TEST(candidates)
 }
 END_TEST
 
-/* A tensor of 2^30 elements, in a chunk of its own whose fp32 rows are segments of 4 GiB; one more
- * is too many. */
+/* A tensor of 2^30 elements is accepted, in a chunk of its own whose fp32 rows are segments of 4
+ * GiB. One element more is refused. */
 START_TEST(the_largest_tensor)
 {
     use(1, (uint32_t[]){tensor(CST_LAYOUT_MAX_CHUNK_ELEMS)});
@@ -429,7 +431,7 @@ START_TEST(the_largest_tensor)
 }
 END_TEST
 
-/* 64 ranks with 1000 experts each: every rank's needs, in a search that ends. */
+/* With 64 ranks and 1000 experts each, the search ends and computes every rank's needs. */
 START_TEST(many_experts)
 {
     int64_t n_elems = 3000;
@@ -461,7 +463,7 @@ START_TEST(many_experts)
 }
 END_TEST
 
-/* 100000 chunks, of a model that may have more entries than a job. */
+/* A layout of 100000 chunks works. The model may have more entries than that of a job. */
 START_TEST(many_chunks)
 {
     model.max_entries = 100000;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What `cistern` prints: tables, numbers for people, JSON. */
+/* Tests of the output of `cistern`: tables, numbers with units, JSON. */
 #include "client/cli/json.h"
 #include "client/cli/table.h"
 #include "proto/cistern.pb-c.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Sizes, counts and durations have about three figures and a unit. */
+/* Sizes, counts and durations are printed with about three digits and a unit. */
 START_TEST(test_numbers)
 {
     char text[CLI_HUMAN_BYTES];
@@ -35,8 +35,8 @@ START_TEST(test_numbers)
 }
 END_TEST
 
-/* Columns are as wide as their widest cell; those with '>' are aligned to the right; no line ends
- * in a blank. */
+/* A column is as wide as its widest cell, columns with '>' are right-aligned, and no line ends with
+ * a blank. */
 START_TEST(test_table)
 {
     static const char *const titles[] = {"NAME", ">STEP", "STATE", NULL};
@@ -62,8 +62,8 @@ START_TEST(test_table)
 }
 END_TEST
 
-/* A message becomes JSON with its own names; what is not set is left out; NaN is null; nested and
- * repeated fields are there. */
+/* A message becomes JSON with the message's own names, including nested and repeated fields. Fields
+ * that are not set are left out, and NaN becomes null. */
 START_TEST(test_json)
 {
     Cistern__JobInfo job = CISTERN__JOB_INFO__INIT;
@@ -93,7 +93,7 @@ START_TEST(test_json)
 }
 END_TEST
 
-/* Every 64-bit number survives, the largest as its digits. */
+/* Every 64-bit number is kept exactly; the largest are printed with all digits. */
 START_TEST(test_json_large)
 {
     Cistern__Books books = CISTERN__BOOKS__INIT;

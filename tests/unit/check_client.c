@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libcistern's connection against a daemon in a thread: what it says is believed only as far as it
- * can be checked. */
+/* Tests of libcistern's connection, with a simulated daemon in a thread. libcistern believes the
+ * daemon only as far as it can check. */
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
@@ -17,7 +17,7 @@ static struct fake_job f;
 
 /* -- connecting ------------------------------------------------------------------------------- */
 
-/* Without a daemon the words name the socket; $CISTERN_SOCKET is where to look. */
+/* Without a daemon the error names the socket. $CISTERN_SOCKET is the default socket. */
 START_TEST(test_no_daemon)
 {
     struct cst_client *client = NULL;
@@ -32,7 +32,7 @@ START_TEST(test_no_daemon)
 }
 END_TEST
 
-/* A path that no socket can have is refused. */
+/* A path that is too long for a socket is refused. */
 START_TEST(test_long_path)
 {
     struct cst_client *client;
@@ -63,7 +63,8 @@ static bool hook_version(struct fake_daemon *fake, const struct cst_frame *reque
     return true;
 }
 
-/* A daemon of another version is refused, whether it says so or answers in its own. */
+/* A daemon of another protocol version is refused, whether it reports its version or replies in
+ * another version. */
 START_TEST(test_version)
 {
     struct cst_client *client;
@@ -79,7 +80,7 @@ START_TEST(test_version)
 }
 END_TEST
 
-/* A ping is a round trip and has a duration. */
+/* A ping waits for the reply and measures the time. */
 START_TEST(test_ping)
 {
     struct cst_err err = {0};
@@ -93,7 +94,7 @@ START_TEST(test_ping)
 }
 END_TEST
 
-/* Connecting, working and disconnecting leaves no descriptor behind. */
+/* Connecting, working and disconnecting leaves no descriptor open. */
 START_TEST(test_no_leak)
 {
     unsigned before;
@@ -106,7 +107,7 @@ START_TEST(test_no_leak)
     fake_job_declare(&f, 4);
     CK_OK(cst_commit(f.job, NULL, &err));
     CK_OK(cst_tensor_read(f.job, 0, CST_STATE_WEIGHT, 0, 4, data, &err));
-    /* The connection alone, and the daemon's end of it. */
+    /* One descriptor is the client's end of the connection, and the other is the daemon's. */
     ck_assert_uint_eq(fake_job_count_fds(), before + 2);
     cst_disconnect(f.client);
     fake_daemon_stop(&f.fake);
@@ -126,7 +127,7 @@ static void send_raw(struct fake_daemon *fake, const struct cst_frame *request, 
     (void)cst_frame_send(fake->sock, 0, &frame, NULL);
 }
 
-/* The daemon says unasked why it is going to close the connection. */
+/* The daemon announces, without a request, why it will close the connection. */
 static void say_farewell(struct fake_daemon *fake, const struct cst_frame *request)
 {
     Cistern__Error msg = CISTERN__ERROR__INIT;
@@ -138,10 +139,10 @@ static void say_farewell(struct fake_daemon *fake, const struct cst_frame *reque
              (uint32_t)protobuf_c_message_pack(&msg.base, body));
 }
 
-struct gone {            /* atomic: the order comes through a socket */
-    _Atomic uint32_t at; /* hang up instead of answering this request */
-    _Atomic uint32_t n;  /* requests so far */
-    bool says_why;       /* before it does */
+struct gone {            /* atomic, because the order comes through a socket */
+    _Atomic uint32_t at; /* number of the request at which the daemon closes the connection */
+    _Atomic uint32_t n;  /* number of requests so far */
+    bool says_why;       /* the daemon announces the reason first */
 };
 
 static bool hook_gone(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
@@ -158,8 +159,9 @@ static bool hook_gone(struct fake_daemon *fake, const struct cst_frame *request,
     return true;
 }
 
-/* The daemon hangs up at the n-th request of a worker's life, for every n: ECONN there and ever
- * after, or what the daemon said before (_i = 1); no signal, no descriptor lost. */
+/* The daemon closes the connection at the n-th request of a worker's run, for every n. The call and
+ * all later ones fail with ECONN, or (_i = 1) with the reason that the daemon announced. There is
+ * no signal, and no descriptor stays open. */
 START_TEST(test_gone)
 {
     struct gone gone = {.at = UINT32_MAX, .says_why = _i == 1};
@@ -207,8 +209,8 @@ static bool hook_answer_and_go(struct fake_daemon *fake, const struct cst_frame 
     return true;
 }
 
-/* Who was told while it asked for nothing hears it from the next call, which cannot even be sent.
- */
+/* A client that is idle when the daemon announces its reason gets the reason from its next call,
+ * which cannot even be sent. */
 START_TEST(test_farewell_while_idle)
 {
     struct cst_err err = {0};
@@ -231,18 +233,18 @@ END_TEST
 /* -- a daemon that lies ----------------------------------------------------------------------- */
 
 enum lie {
-    LIE_TYPE,         /* another reply type */
-    LIE_REQUEST,      /* an id that is not in flight */
+    LIE_TYPE,         /* a reply of another type */
+    LIE_REQUEST,      /* a reply to a request that is not pending */
     LIE_NO_REPLY,     /* a request instead of a reply */
-    LIE_BODY,         /* a body that does not parse */
-    LIE_OK_ERROR,     /* an error whose status is 0 */
-    LIE_FDS,          /* fds nobody asked for */
+    LIE_BODY,         /* a body that cannot be parsed */
+    LIE_OK_ERROR,     /* an error with the status 0 */
+    LIE_FDS,          /* descriptors that were not asked for */
     LIE_SHORT,        /* fewer results than items */
-    LIE_SLAB,         /* a lease in a slab that is not there */
+    LIE_SLAB,         /* a lease in a slab that does not exist */
     LIE_OFFSET,       /* a lease that ends behind its slab */
     LIE_ALIGN,        /* a lease that is not aligned */
-    LIE_EAGAIN,       /* an item that is to be waited for for ever */
-    LIE_ERROR_EAGAIN, /* so is all of it */
+    LIE_EAGAIN,       /* an item that is refused with EAGAIN */
+    LIE_ERROR_EAGAIN, /* a batch that is refused with EAGAIN */
     LIE_PLACE,        /* a lease without a place */
     LIE_COUNT
 };
@@ -293,8 +295,8 @@ static bool hook_lie(struct fake_daemon *fake, const struct cst_frame *request, 
     return true;
 }
 
-/* A reply that cannot be ends the connection with EPROTO and words, then and ever after; no
- * descriptor is lost. */
+/* An invalid reply ends the connection: this and all later calls fail with EPROTO and a message. No
+ * descriptor stays open. */
 START_TEST(test_lie)
 {
     struct cst_err err = {0};
@@ -350,8 +352,8 @@ static bool hook_bad_fd(struct fake_daemon *fake, const struct cst_frame *reques
     return true;
 }
 
-/* A slab that is unsealed, too small, no memory at all, missing, one too many or of no bytes is
- * refused at commit. */
+/* A slab that is unsealed, too small, not memory, missing, superfluous or empty is refused at the
+ * commit. */
 START_TEST(test_bad_slab)
 {
     struct cst_err err = {0};
@@ -378,7 +380,7 @@ static bool hook_bad_staging(struct fake_daemon *fake, const struct cst_frame *r
     return request->type == CISTERN__MSG_TYPE__MSG_STAGING && hook_bad_fd(fake, request, arg);
 }
 
-/* The same for the staging segment, at the first read. */
+/* A bad staging segment is refused at the first read. */
 START_TEST(test_bad_staging)
 {
     struct cst_err err = {0};
@@ -414,8 +416,8 @@ static bool hook_bad_layout(struct fake_daemon *fake, const struct cst_frame *re
     return true;
 }
 
-/* A layout whose tensors lie outside of chunks, unaligned, or not in the page asked for is refused.
- */
+/* A layout is refused if its tensors lie outside of chunks, are not aligned, or are not in the
+ * requested page. */
 START_TEST(test_bad_layout)
 {
     struct cst_err err = {0};
@@ -431,9 +433,9 @@ START_TEST(test_bad_layout)
 }
 END_TEST
 
-/* Whatever a daemon that has lost its mind answers, a worker's life ends, with a status, and
- * nothing is lost. A fake daemon that itself is confused by the requests that follow would abort
- * the test: it hangs up instead. */
+/* A worker's run ends with a status, and without leaks, whatever a corrupted daemon replies. The
+ * simulated daemon would abort the test if it were confused by the following requests, so it closes
+ * the connection instead. */
 START_TEST(test_corrupt)
 {
     const char *given = getenv("CST_TEST_SEED");
@@ -448,7 +450,8 @@ START_TEST(test_corrupt)
     for (int i = 0; i < 400; i++) {
         int rc;
 
-        (void)pthread_mutex_lock(&f.fake.mutex); /* it may still see the last client go */
+        /* The daemon may still be closing the last client's connection. */
+        (void)pthread_mutex_lock(&f.fake.mutex);
         f.fake.n_tensors = 0;
         f.fake.attempt = 0;
         (void)pthread_mutex_unlock(&f.fake.mutex);
@@ -467,8 +470,8 @@ END_TEST
 
 /* -- fork ------------------------------------------------------------------------------------- */
 
-/* In the child every call answers EFORKED, and disconnecting touches neither the socket nor memory
- * of the parent. */
+/* In a forked child every call fails with EFORKED. Disconnecting changes neither the socket nor the
+ * memory of the parent. */
 static int check_child(void)
 {
     struct cst_job_spec spec = {.name = "x", .world = 1};
@@ -509,7 +512,7 @@ START_TEST(test_fork)
     }
     ck_assert_int_eq(waitpid(pid, &status, 0), pid);
     ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    /* The parent goes on, its memory and its connection are whole. */
+    /* The parent goes on, and its memory and its connection are intact. */
     ck_assert_uint_eq(*(const uint16_t *)io.weight, 0x4000);
     CK_OK(cst_op_end(f.job, 0, &err));
     CK_OK(cst_ping(f.client, NULL, &err));

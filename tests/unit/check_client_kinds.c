@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libcistern against a daemon in a thread: micro-batches, on the host and behind a device's stream,
- * and what a daemon may say of size classes. */
+/* Tests of libcistern with a simulated daemon in a thread: micro-batches, on the host and with a
+ * device's stream, and the size classes that a daemon may report. */
 #include "tests/lib/fake_device.h"
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
@@ -42,15 +42,15 @@ static void backward(int op, uint16_t grad)
 
 /* -- micro-batches ---------------------------------------------------------------------------- */
 
-/* What is left is handed in, what is not written zeroed, then the word for it; weights stay, and
- * the next micro-batch's gradients are new ones. */
+/* The end of a micro-batch hands in the remaining gradients, zeroes those that were not written,
+ * and then sends Accumulate. Weights stay leased, and the next micro-batch gets new gradients. */
 START_TEST(test_order)
 {
     struct cst_hyper_params params = {.lr = 1.0f};
     struct cst_err err = {0};
 
     open_job(3);
-    commit(2); /* one chunk */
+    commit(2); /* one chunk for both tensors */
     backward(1, 0x3f81);
     CK_OK(cst_accumulate(f.job, &err));
     fake_job_expect_log(&f, "W0 G0 R0 A");
@@ -63,12 +63,12 @@ START_TEST(test_order)
     ck_assert_int_eq(cst_accumulate(f.job, &err), CST_EINVAL);
     CK_OK(cst_step(f.job, &params, NULL, &err));
     fake_job_expect_log(&f, "W0 G0 R0 A G0 R0 A r0 S0");
-    CK_OK(cst_accumulate(f.job, &err)); /* a step counts anew */
+    CK_OK(cst_accumulate(f.job, &err)); /* each step counts its micro-batches from zero */
     fake_job_stop(&f);
 }
 END_TEST
 
-/* A sync begins the step anew, and with it the count. */
+/* A sync begins the step again and resets the count of micro-batches. */
 START_TEST(test_sync_counts_anew)
 {
     struct cst_err err = {0};
@@ -83,7 +83,7 @@ START_TEST(test_sync_counts_anew)
 }
 END_TEST
 
-/* Of one micro-batch there is no end but the step's. */
+/* With one micro-batch per step, cst_accumulate is refused. */
 START_TEST(test_one)
 {
     struct cst_err err = {0};
@@ -107,8 +107,8 @@ static bool refuse(struct fake_daemon *fake, const struct cst_frame *request, vo
     return true;
 }
 
-/* The end of a micro-batch that fails is nobody's answer: the step is void, with the daemon's
- * words. */
+/* If Accumulate fails, no call waits for its reply: the next call reports that the step is void,
+ * with the daemon's message. */
 START_TEST(test_refused)
 {
     static int statuses[] = {CST_EPEERDIED, CST_ENOMEM};
@@ -140,7 +140,7 @@ static void start_on_device(uint32_t micro_batches, int n_tensors)
     fake_device_open(&device);
     open_job(micro_batches);
     CK_OK(cst_job_use_device(f.job, &device.calls, &device, &err));
-    device.passed = 1; /* the sync's own */
+    device.passed = 1; /* the stream has passed the fence of the sync */
     commit(n_tensors);
 }
 
@@ -151,21 +151,22 @@ static void stop_device(void)
     (void)close(device.calls.fd);
 }
 
-/* The end of a micro-batch waits behind its gradients for the stream, and cst_accumulate does not;
- * no gradient of the next one is asked for before, or the daemon would take it for one of this. */
+/* Accumulate waits, after its gradients, for the stream, while cst_accumulate returns at once. No
+ * gradient of the next micro-batch is fetched before, because the daemon would count it for the
+ * current one. */
 START_TEST(test_stream)
 {
     struct cst_hyper_params params = {.lr = 1.0f};
     struct cst_err err = {0};
     struct cst_io io;
 
-    start_on_device(2, 4); /* 2 chunks */
+    start_on_device(2, 4); /* two chunks */
     backward(3, 1);
     backward(2, 1);
     backward(1, 1);
     CK_OK(cst_accumulate(f.job, &err));
-    fake_job_expect_log(&f, "W1 G1 W0+ G0");                  /* R1, R0 and A wait */
-    CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err)); /* weights do not matter */
+    fake_job_expect_log(&f, "W1 G1 W0+ G0");                  /* R1, R0 and A wait for the stream */
+    CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err)); /* fetches of weights need not wait */
     CK_OK(cst_op_end(f.job, 0, &err));
     ck_assert_int_eq(cst_try_op_begin(f.job, 1, CST_BACKWARD, &io, 1, &err), CST_EAGAIN);
     ck_assert_int_eq(cst_try_op_begin(f.job, 1, CST_BACKWARD, &io, 1, &err), CST_EAGAIN);
@@ -181,7 +182,7 @@ START_TEST(test_stream)
 }
 END_TEST
 
-/* Micro-batches without gradients may all wait at once. */
+/* Several micro-batches without gradients may wait for the stream at a time. */
 START_TEST(test_many_wait)
 {
     struct cst_hyper_params params = {.lr = 1.0f};
@@ -204,11 +205,12 @@ END_TEST
 /* -- size classes ----------------------------------------------------------------------------- */
 
 struct lie {
-    const char *words;                                            /* of the error */
-    uint64_t elems[2];                                            /* of the classes */
-    uint32_t n_blocks, min_blocks, per_slab, first_slab, n_slabs; /* the second's, and of all */
+    const char *words; /* words of the expected error */
+    uint64_t elems[2]; /* capacities of the two classes */
+    /* Numbers of the second class; n_slabs is the number of all slabs. */
+    uint32_t n_blocks, min_blocks, per_slab, first_slab, n_slabs;
     size_t n_classes;
-    uint32_t size_class; /* of tensor 1 */
+    uint32_t size_class; /* size class of tensor 1 */
 };
 
 static const struct lie good = {.elems = {FAKE_CHUNK_ELEMS, 2 * FAKE_CHUNK_ELEMS},
@@ -220,8 +222,8 @@ static const struct lie good = {.elems = {FAKE_CHUNK_ELEMS, 2 * FAKE_CHUNK_ELEMS
                                 .n_classes = 2,
                                 .size_class = 1};
 
-/* Two blocks of the first class in slab 0, two of the second in slabs 1 and 2, which are as large.
- */
+/* Reply with a plan of two blocks of the first class in slab 0, and two of the second in slabs 1
+ * and 2, which have the same size. */
 static void reply_plan(struct fake_daemon *fake, const struct cst_frame *request,
                        const struct lie *lie)
 {
@@ -273,8 +275,8 @@ static bool lie_of_classes(struct fake_daemon *fake, const struct cst_frame *req
     return true;
 }
 
-/* Two classes are taken as they are said; each has its blocks in its own slabs, so that a lease of
- * the second in a slab of the first ends the connection. */
+/* Two classes are accepted as the daemon reports them. Each has its blocks in its own slabs, so a
+ * lease of the second class in a slab of the first ends the connection. */
 START_TEST(test_classes)
 {
     struct cst_err err = {0};
@@ -284,7 +286,7 @@ START_TEST(test_classes)
 
     f.fake.hook = lie_of_classes;
     f.fake.hook_arg = &lie;
-    f.fake.n_blocks = 6; /* three slabs of two */
+    f.fake.n_blocks = 6; /* three slabs of two blocks */
     open_job(1);
     fake_job_declare(&f, 2);
     CK_OK(cst_commit(f.job, &plan, &err));
@@ -293,7 +295,7 @@ START_TEST(test_classes)
     ck_assert_uint_eq(plan.classes[1].n_blocks, 2);
     ck_assert_uint_eq(plan.n_blocks, 2);
     CK_OK(cst_sync(f.job, NULL, &err));
-    CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err)); /* block 0 of slab 0 */
+    CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err)); /* the lease is block 0 of slab 0 */
     CK_OK(cst_op_end(f.job, 0, &err));
     ck_assert_int_eq(cst_op_begin(f.job, 1, CST_FORWARD, &io, 1, &err), CST_EPROTO);
     ck_assert_ptr_nonnull(strstr(err.text, "outside of the pool"));
@@ -301,7 +303,7 @@ START_TEST(test_classes)
 }
 END_TEST
 
-/* Classes that cannot be, and tensors in them that cannot be. */
+/* Impossible classes, and impossible classes of tensors, are refused. */
 START_TEST(test_bad_classes)
 {
     struct lie lies[] = {good, good, good, good, good, good, good, good, good, good};

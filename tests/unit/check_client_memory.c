@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libcistern when memory runs out: the n-th allocation of a worker's life fails, for every n. */
+/* Tests of libcistern without memory: the n-th allocation of a worker's run fails, for every n. */
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 static struct fake_job f;
-static __thread uint32_t n_left =
-    UINT32_MAX; /* allocations of this thread until one fails; the daemon's thread never fails */
+/* Number of the allocation of this thread that fails; the daemon's thread is not affected. */
+static __thread uint32_t n_left = UINT32_MAX;
 static bool failed;
 
 void *__real_malloc(size_t n);
@@ -46,7 +46,7 @@ void *__wrap_realloc(void *old, size_t n)
     return fails() ? NULL : __real_realloc(old, n);
 }
 
-/* A device whose stream is always done. Check would allocate, too. */
+/* The device's stream has always passed. Check's assertions would allocate memory, too. */
 static void insist(bool good)
 {
     if (!good) {
@@ -115,9 +115,9 @@ static void use_device(void)
     f.fake.device = "GPU-1";
 }
 
-/* Whichever allocation fails, the call that needed it says ENOMEM, and nothing is lost: no
- * descriptor, and no memory, which a build with sanitizers checks. One credit, so that requests are
- * queued, too. _i: on the host, on a device. */
+/* Whichever allocation fails, the call that needed it returns ENOMEM. Neither a descriptor nor
+ * memory leaks; builds with sanitizers check the latter. With one credit requests are queued, too.
+ * _i: 0: on the host; 1: on a device. */
 START_TEST(test_every_allocation)
 {
     struct cst_err err = {0};

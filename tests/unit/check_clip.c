@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the norm to the factor of the update: what is clipped, and which steps are skipped. */
+/* Tests of offload/clip: the factor of an update from the gradient's norm, and the steps that are
+ * skipped. */
 #include "offload/clip.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
 #include <float.h>
 
-/* As torch.nn.utils.clip_grad_norm_: below the limit nothing changes, above it the norm becomes the
- * limit. */
+/* As in torch.nn.utils.clip_grad_norm_, a norm below the limit changes nothing, and a norm above it
+ * is scaled to the limit. */
 START_TEST(clips_to_the_limit)
 {
     struct cst_clip c = cst_clip_factor(16.0, 0.5f, 0.0f);
@@ -23,7 +24,7 @@ START_TEST(clips_to_the_limit)
 }
 END_TEST
 
-/* A step is skipped where a gradient is NaN or infinite ... */
+/* A step is skipped if a gradient is NaN or infinite. */
 START_TEST(what_is_not_finite_is_skipped)
 {
     ck_assert(!cst_clip_factor((double)NAN, 1.0f, 1.0f).finite);
@@ -32,15 +33,16 @@ START_TEST(what_is_not_finite_is_skipped)
 }
 END_TEST
 
-/* ... and where a finite one, once it is scaled, or its square would not be so in fp32, unless
- * clipping brings it back. */
+/* A step is skipped if a finite gradient, or its square, would not be finite in fp32 after scaling,
+ * unless clipping makes it finite. */
 START_TEST(what_scaling_makes_infinite_is_skipped)
 {
     double huge = 1e38 * 1e38, large = 0x1p62 * 0x1p62;
 
     ck_assert(!cst_clip_factor(huge, 16.0f, 0.0f).finite);
     ck_assert(!cst_clip_factor(huge, -16.0f, 0.0f).finite);
-    ck_assert(!cst_clip_factor(6.25e76, 1.0f, 0.0f).finite); /* 2.5e38 is finite, its square not */
+    /* 2.5e38 is finite, but its square is not. */
+    ck_assert(!cst_clip_factor(6.25e76, 1.0f, 0.0f).finite);
     ck_assert(cst_clip_factor(huge, 16.0f, 1.0f).finite);
     ck_assert(cst_clip_factor(large, 2.0f, 0.0f).finite);
     ck_assert(cst_clip_factor(large, -2.0f, 0.0f).finite);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/commands: what an engine has not completed, packed for the wire, found by ticket, sent
- * again after a death. */
+/* Tests of daemon/commands: an engine's commands that are not completed are packed into messages,
+ * found by ticket, and sent again after the engine's death. */
 #include "daemon/commands.h"
 #include "proto/engine.pb-c.h"
 #include "proto/frame.h"
@@ -35,7 +35,8 @@ static void add_copy(uint64_t ticket)
     ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
 }
 
-/* Pack what is unsent into at most @max bytes; the caller's, may have no commands. */
+/* Pack the commands that were not sent into at most @max bytes. The caller frees the message, which
+ * may have no commands. */
 static Engine__Submit *pack(size_t max, struct cst_commands_item **upto)
 {
     static uint8_t body[CST_FRAME_MAX_BODY];
@@ -47,8 +48,8 @@ static Engine__Submit *pack(size_t max, struct cst_commands_item **upto)
     return submit;
 }
 
-/* Everything that is unsent is exactly the tickets @first .. @last, in order; it counts as sent
- * then. */
+/* Check that the commands that were not sent are exactly the tickets @first to @last, in order, and
+ * mark them as sent. */
 static void expect_sent(uint64_t first, uint64_t last)
 {
     struct cst_commands_item *upto = NULL;
@@ -62,7 +63,7 @@ static void expect_sent(uint64_t first, uint64_t last)
     cst_commands_sent(&commands, upto);
 }
 
-/* Every field of every kind arrives at the other side. */
+/* Every field of every kind of command is packed. */
 START_TEST(commands_are_packed_whole)
 {
     struct cst_command c = {.kind = CST_COMMAND_UPDATE,
@@ -116,8 +117,8 @@ START_TEST(commands_are_packed_whole)
 }
 END_TEST
 
-/* Rows of an update that are elsewhere arrive with their places, and contributions, guard and eight
- * tickets do. */
+/* Rows of an update that lie elsewhere are packed with their places, and so are contributions, the
+ * guard and eight tickets. */
 START_TEST(updates_elsewhere_are_packed_whole)
 {
     struct cst_command c = {
@@ -159,7 +160,8 @@ START_TEST(updates_elsewhere_are_packed_whole)
 }
 END_TEST
 
-/* A conversion says which rows of moments it is of; one of fp32 alone says nothing of them. */
+/* A conversion is packed with the rows of the moments that it converts; a conversion of fp32 rows
+ * has none. */
 START_TEST(conversions_are_packed_whole)
 {
     struct cst_command c = {.kind = CST_COMMAND_CONVERT,
@@ -207,7 +209,8 @@ START_TEST(conversions_are_packed_whole)
 }
 END_TEST
 
-/* What is unsent goes out once, in order of submission; what comes later, next. */
+/* Commands are sent once, in the order of submission, and commands that are submitted later are
+ * sent next. */
 START_TEST(commands_go_out_in_order)
 {
     for (uint64_t t = 1; t <= 100; t++) {
@@ -220,8 +223,8 @@ START_TEST(commands_go_out_in_order)
 }
 END_TEST
 
-/* A frame takes as many as fit; the rest stays for the next one. What was packed and not sent is
- * packed again. */
+/* A frame takes as many commands as fit, and the next frame takes the rest. Commands that were
+ * packed but not sent are packed again. */
 START_TEST(frames_are_filled)
 {
     struct cst_commands_item *upto;
@@ -246,8 +249,8 @@ START_TEST(frames_are_filled)
 }
 END_TEST
 
-/* After a death everything that has not completed goes out again, in the same order, and nothing
- * that has. */
+/* After an engine's death all commands that were not completed are sent again in the same order,
+ * and no completed ones. */
 START_TEST(what_is_left_goes_out_again)
 {
     for (uint64_t t = 1; t <= 10; t++) {
@@ -265,7 +268,7 @@ START_TEST(what_is_left_goes_out_again)
 }
 END_TEST
 
-/* Tickets that fall into one bucket are told apart. */
+/* Tickets that fall into the same bucket are told apart. */
 START_TEST(buckets_hold_many)
 {
     uint64_t ticket;
@@ -284,7 +287,7 @@ START_TEST(buckets_hold_many)
 }
 END_TEST
 
-/* A job that goes takes its own commands along, sent or not, and no other's. */
+/* A job that ends takes its own commands with it, sent or not, and no other job's. */
 START_TEST(a_job_is_forgotten)
 {
     const uint64_t one = UINT64_C(1) << 40, two = UINT64_C(2) << 40;
@@ -304,7 +307,7 @@ START_TEST(a_job_is_forgotten)
 }
 END_TEST
 
-/* Which commands are forgiven is known until they complete; engines are not told. */
+/* It is known until its completion that a command is forgiven. Engines are not told. */
 START_TEST(some_are_forgiven)
 {
     const struct cst_command command = {.kind = CST_COMMAND_COPY,
@@ -324,8 +327,9 @@ START_TEST(some_are_forgiven)
 }
 END_TEST
 
-/* The engine is given up: commands to and from staging are refused at once, others when that has
- * happened three times; until then they are kept, to be sent again. */
+/* When an engine is given up, commands that read or write staging memory are refused at once, and
+ * others when the engine was given up for the third time. Until then they are kept to be sent
+ * again. */
 START_TEST(given_up_commands_are_kept)
 {
     struct cst_command io = {
@@ -352,7 +356,8 @@ START_TEST(given_up_commands_are_kept)
     ck_assert(cst_commands_first_refused(&commands, &ticket));
     ck_assert_uint_eq(ticket, 3);
     ck_assert(cst_commands_remove(&commands, 3));
-    ck_assert(!cst_commands_first_refused(&commands, &ticket)); /* 4 came after the first time */
+    /* Command 4 was submitted after the engine was given up for the first time. */
+    ck_assert(!cst_commands_first_refused(&commands, &ticket));
     expect_sent(4, 4);
     ck_assert(cst_commands_has_any(&commands, 1, 2));
     ck_assert(!cst_commands_has_any(&commands, 1, 1));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/config: defaults, the file, the command line's way in; sizes, times and access rules. */
+/* Tests of daemon/config: defaults, the file, the command line, sizes, times and rules of
+ * access. */
 #include "daemon/config.h"
 #include "daemon/log.h"
 #include "proto/size.h"
@@ -44,7 +45,7 @@ static int load(const char *text)
     return cst_config_load(&config, path, true, &err);
 }
 
-/* The error is CST_EINVAL at @line of the file, and says @words. */
+/* Check that the error is CST_EINVAL at @line of the file, and that its message contains @words. */
 static void assert_refused(const char *text, int line, const char *words)
 {
     char where[96];
@@ -60,7 +61,8 @@ static void assert_refused(const char *text, int line, const char *words)
 
 /* -- defaults ------------------------------------------------------------------------------- */
 
-/* Without a file the budgets are parts of the machine's memory and together leave some of it. */
+/* Without a file the budgets are shares of the machine's memory, and together leave some of it
+ * free. */
 START_TEST(defaults_fit_the_machine)
 {
     ck_assert_int_eq(cst_config_load(&config, "/nowhere/cistern.conf", false, &err), CST_OK);
@@ -75,7 +77,7 @@ START_TEST(defaults_fit_the_machine)
 }
 END_TEST
 
-/* A file that was asked for must be there. */
+/* A file that was named on the command line must exist. */
 START_TEST(a_file_that_was_asked_for_must_be_there)
 {
     ck_assert_int_eq(cst_config_load(&config, "/nowhere/cistern.conf", true, &err), CST_ENOTFOUND);
@@ -85,7 +87,7 @@ END_TEST
 
 /* -- the file ------------------------------------------------------------------------------- */
 
-/* Every key arrives where it belongs. */
+/* Every key of the file sets its value. */
 START_TEST(every_key_is_read)
 {
     int rc = load("# a comment\n"
@@ -127,7 +129,7 @@ START_TEST(every_key_is_read)
 }
 END_TEST
 
-/* k of jobs with rooms: chosen unless it is said, none, or a number. */
+/* interleave is chosen by the daemon by default; the file can set it to none or a number. */
 START_TEST(interleave_is_read)
 {
     static const struct {
@@ -146,8 +148,8 @@ START_TEST(interleave_is_read)
 }
 END_TEST
 
-/* Unknown sections and keys, keys set twice and lines that are neither are refused with file, line
- * and what there is. */
+/* Unknown sections and keys, keys that are set twice, and malformed lines are refused with file,
+ * line and the known names. */
 START_TEST(unknown_and_repeated_keys_are_refused)
 {
     assert_refused("[host]\nmemory = 1G\nmemroy = 2G\n", 3, "known: memory, lock, nodes");
@@ -160,7 +162,7 @@ START_TEST(unknown_and_repeated_keys_are_refused)
 }
 END_TEST
 
-/* A value that makes no sense is refused with file, line, key and what is allowed. */
+/* An invalid value is refused with file, line, key and the allowed values. */
 START_TEST(nonsense_values_are_refused)
 {
     static const struct {
@@ -211,7 +213,7 @@ START_TEST(nonsense_values_are_refused)
 }
 END_TEST
 
-/* What the command line sets goes over the file, and over itself. */
+/* The command line overrides the file, and a later option overrides an earlier one. */
 START_TEST(the_command_line_beats_the_file)
 {
     ck_assert_int_eq(load("[host]\nmemory = 1G\n"), CST_OK);
@@ -225,7 +227,7 @@ END_TEST
 
 /* -- what must fit -------------------------------------------------------------------------- */
 
-/* Budgets beyond the machine's memory, alone or together, are refused with the numbers. */
+/* Budgets that exceed the machine's memory, alone or together, are refused with the numbers. */
 START_TEST(budgets_beyond_the_machine_are_refused)
 {
     ck_assert_int_eq(cst_config_set(&config, "host", "memory", "101G", &err), CST_OK);
@@ -241,7 +243,7 @@ START_TEST(budgets_beyond_the_machine_are_refused)
 }
 END_TEST
 
-/* A budget that was not given makes room for the one that was. */
+/* The default of one budget shrinks so that the other, given budget fits. */
 START_TEST(a_default_makes_room)
 {
     ck_assert_int_eq(cst_config_set(&config, "host", "memory", "90G", &err), CST_OK);
@@ -254,8 +256,8 @@ START_TEST(a_default_makes_room)
 }
 END_TEST
 
-/* The memory of paced accelerators counts as much as the budgets: defaults make way for it, and
- * what was given is refused where it is too much. */
+/* The memory of paced accelerators counts like the budgets: defaults shrink to leave space for it,
+ * and given budgets are refused if they are too large together with it. */
 START_TEST(paced_accelerators_take_their_memory)
 {
     ck_assert_int_eq(cst_config_set(&config, "paced", "devices", "2", &err), CST_OK);
@@ -272,7 +274,7 @@ START_TEST(paced_accelerators_take_their_memory)
 }
 END_TEST
 
-/* A rate is a number of units, not a share of anything. */
+/* A rate is a number of units, and cannot be a percentage. */
 START_TEST(rates_are_numbers)
 {
     ck_assert_int_eq(cst_config_set(&config, "paced", "up", "55G", &err), CST_OK);
@@ -286,7 +288,7 @@ START_TEST(rates_are_numbers)
 }
 END_TEST
 
-/* Two sockets need two paths. */
+/* The two sockets need different paths. */
 START_TEST(the_sockets_differ)
 {
     ck_assert_int_eq(cst_config_set(&config, "daemon", "socket", "/a/manager.sock", &err), CST_OK);
@@ -296,7 +298,7 @@ END_TEST
 
 /* -- access --------------------------------------------------------------------------------- */
 
-/* A rule lets its user or group in, root always, nobody else. */
+/* A rule admits its user or group. Root is always admitted, and nobody else. */
 START_TEST(rules_let_in_whom_they_name)
 {
     static const gid_t groups[] = {100, 200}, others[] = {300};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The core by hand, a rule at a time: gradients, commit. What happens when everything happens at
- * once is tests/sim's. */
+/* Tests of the core, one rule at a time: gradients and commits. tests/sim tests what happens in
+ * combination. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -17,8 +17,8 @@ static void teardown(void)
 
 /* -- gradients -------------------------------------------------------------------------------- */
 
-/* A gradient's block stays the same within a step and is said to hold something the second time;
- * handed in, it cannot be had again. */
+/* A gradient keeps its block during a step, and the second fetch reports that the block has
+ * contents. A gradient that was handed in cannot be fetched again. */
 START_TEST(gradient_is_opened_once)
 {
     uint64_t first;
@@ -42,8 +42,8 @@ START_TEST(gradient_is_opened_once)
 }
 END_TEST
 
-/* When the last rank has handed in, the contributions are summed in the order of ranks, whoever
- * came first; then the blocks are free. */
+/* When the last rank has handed in, the contributions are summed in the order of ranks, whichever
+ * rank was first. Their blocks are then free. */
 START_TEST(reduced_in_rank_order)
 {
     static const uint32_t order[] = {2, 0, 1};
@@ -71,8 +71,8 @@ START_TEST(reduced_in_rank_order)
 }
 END_TEST
 
-/* If only gradients that wait for other ranks are in the way, one moves to its chunk's grad row;
- * the reduction takes it from there, as that rank's contribution, in place. */
+/* If a fetch can only get a block from gradients that wait for other ranks, one gradient is copied
+ * to its chunk's grad row. The sum reads that rank's contribution from there, in place. */
 START_TEST(gradient_makes_room)
 {
     struct cst_command copy;
@@ -101,8 +101,8 @@ START_TEST(gradient_makes_room)
 }
 END_TEST
 
-/* What writes to the grad row, a staged contribution or a reduction, comes behind the update that
- * still reads it. */
+/* Commands that write to a grad row (a spilled contribution or a sum) wait for the update that
+ * still reads the row. */
 START_TEST(grad_row_belongs_to_the_update)
 {
     uint64_t update[2];
@@ -123,14 +123,14 @@ START_TEST(grad_row_belongs_to_the_update)
     ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_REDUCE).after[0], update[0]);
     (void)rig_hand_in(&rig, 0, 1, rig_answer(&rig, rig_fetch_grad(&rig, 0, 1))->generation);
     (void)rig_fetch_grad(&rig, 0, 2);
-    (void)rig_fetch_grad(&rig, 0, 3); /* the third block goes with the reduction */
+    (void)rig_fetch_grad(&rig, 0, 3); /* the third block becomes free with the sum */
     (void)rig_fetch_grad(&rig, 0, 4);
     ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_COPY).after[0], update[1]);
 }
 END_TEST
 
-/* A contribution that cannot be moved stays where it is; the fetch that wanted its block gets the
- * words. */
+/* A contribution that cannot be copied stays in its block, and the fetch that wanted the block gets
+ * the error. */
 START_TEST(staging_fails)
 {
     uint64_t waiting;
@@ -151,7 +151,8 @@ END_TEST
 
 /* -- step and commit -------------------------------------------------------------------------- */
 
-/* A step of two ranks, three times: nothing is left under way, the loss is the ranks' mean. */
+/* Two ranks do a step three times. Nothing is left under way, and the loss is the mean of the
+ * ranks' losses. */
 START_TEST(whole_step)
 {
     rig_open(&rig, 4, 2, 3, 1);
@@ -169,8 +170,8 @@ START_TEST(whole_step)
 }
 END_TEST
 
-/* The commit is answered to all ranks before the updates are done; a fetch waits for its own
- * chunk's update alone. */
+/* The commit is answered to all ranks before the updates are done. A fetch waits only for the
+ * update of its own chunk. */
 START_TEST(commit_does_not_wait_for_updates)
 {
     uint64_t tags[2];
@@ -179,7 +180,7 @@ START_TEST(commit_does_not_wait_for_updates)
 
     rig_open(&rig, 4, 2, 4, 0);
     rig_start(&rig, 2);
-    rig.norm = 16.0; /* sum of squares: norm 4 */
+    rig.norm = 16.0; /* sum of squares; the norm is 4 */
     for (uint32_t rank = 0; rank < 2; rank++) {
         tags[rank] = rig_step(&rig, rank);
     }
@@ -207,7 +208,8 @@ START_TEST(commit_does_not_wait_for_updates)
 }
 END_TEST
 
-/* The update takes grad_scale x clip, with the norm of all gradients scaled. */
+/* The update multiplies gradients with grad_scale x clip factor. The norm is the scaled norm of all
+ * gradients. */
 START_TEST(clip_goes_into_the_update)
 {
     struct cst_event step = {.kind = CST_EV_STEP,
@@ -216,7 +218,7 @@ START_TEST(clip_goes_into_the_update)
 
     rig_open(&rig, 2, 1, 3, 0);
     rig_start(&rig, 1);
-    rig.norm = 64.0; /* norm 8, scaled 4 */
+    rig.norm = 64.0; /* the norm is 8, and 4 when scaled */
     step.attempt = rig.attempt;
     tag = rig_event(&rig, step);
     while (rig_count(&rig, CST_COMMAND_UPDATE) == 0) {
@@ -229,17 +231,17 @@ START_TEST(clip_goes_into_the_update)
 }
 END_TEST
 
-/* A gradient that nobody has counts as zero: reduced with no sources. One that is open and not
- * handed in does not count. */
+/* A gradient that no rank handed in is zero: it is summed from no sources. An open gradient that
+ * was not handed in does not count. */
 START_TEST(missing_gradients_are_zero)
 {
     rig_open(&rig, 2, 2, 3, 0);
     rig_start(&rig, 2);
-    (void)rig_get_grad(&rig, 0, 0); /* not handed in */
+    (void)rig_get_grad(&rig, 0, 0); /* opened, but not handed in */
     (void)rig_hand_in(&rig, 1, 1, rig_get_grad(&rig, 1, 1));
     (void)rig_step(&rig, 0);
     ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_REDUCE).chunk,
-                      1); /* both have said what they had to say of it */
+                      1); /* both ranks have taken their last decision about the chunk */
     ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_REDUCE).n_src, 1);
     (void)rig_step(&rig, 1);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 2);
@@ -251,7 +253,8 @@ START_TEST(missing_gradients_are_zero)
 }
 END_TEST
 
-/* NaN or infinity: the step counts and is skipped, states and cached weights stay. */
+/* A step whose norm is NaN or infinite counts, but is skipped. States and cached weights do not
+ * change. */
 START_TEST(not_finite_is_skipped)
 {
     uint64_t tag;
@@ -272,8 +275,8 @@ START_TEST(not_finite_is_skipped)
 }
 END_TEST
 
-/* After a commit cached weights are gone; leased ones can still be read, are freed when released,
- * and a new fetch gets new ones. */
+/* A commit invalidates cached weights. Leased weights can still be read and are freed on release,
+ * and a new fetch gets new weights. */
 START_TEST(commit_makes_weights_stale)
 {
     uint64_t old;
@@ -297,8 +300,8 @@ START_TEST(commit_makes_weights_stale)
 }
 END_TEST
 
-/* A copy that a commit overtakes brings old or torn weights: it is done again behind the update,
- * for those who wait for it. */
+/* A copy that is overtaken by a commit delivers old or torn weights. It is repeated after the
+ * update for the fetches that wait. */
 START_TEST(overtaken_copy_is_repeated)
 {
     struct cst_command load;
@@ -312,7 +315,7 @@ START_TEST(overtaken_copy_is_repeated)
     load = rig_only(&rig, CST_COMMAND_COPY);
     (void)rig_step(&rig, 0);
     while (rig_count(&rig, CST_COMMAND_UPDATE) == 0) {
-        rig_done(&rig, rig.commands[1].ticket, CST_OK, NULL); /* all but the copy */
+        rig_done(&rig, rig.commands[1].ticket, CST_OK, NULL); /* every command but the copy */
     }
     tag = rig_fetch(&rig, 0, 0);
     rig_done(&rig, load.ticket, CST_OK, NULL);
@@ -323,7 +326,8 @@ START_TEST(overtaken_copy_is_repeated)
 }
 END_TEST
 
-/* Ranks that disagree about a step are told which value, whose, and the attempt is over. */
+/* Ranks that disagree about a step's parameters are told the value and the ranks, and the attempt
+ * ends. */
 START_TEST(hyper_must_agree)
 {
     struct cst_event other = {
@@ -346,7 +350,8 @@ START_TEST(hyper_must_agree)
 }
 END_TEST
 
-/* Values that would poison the states are refused, by name, and the step can be asked for again. */
+/* Parameters that would damage the states are refused by name, and the step can be requested
+ * again. */
 START_TEST(bad_hyper_is_refused)
 {
     struct cst_event step = {.kind = CST_EV_STEP, .hyper = {.lr = NAN, .grad_scale = 1}};
@@ -367,7 +372,7 @@ START_TEST(bad_hyper_is_refused)
 }
 END_TEST
 
-/* Having asked for the step, a rank gets nothing more of it: not a fetch, not a second step. */
+/* After a rank has asked for the step, it can neither fetch nor ask for a second step. */
 START_TEST(nothing_after_step)
 {
     uint64_t held;
@@ -383,8 +388,8 @@ START_TEST(nothing_after_step)
 }
 END_TEST
 
-/* A reduction, a norm or an update that the engine gives up ends the job: who waits, and who comes
- * later, gets the words. */
+/* If an engine fails a sum, a norm or an update, the job fails. Pending and later requests get the
+ * error. */
 START_TEST(engine_gives_up)
 {
     static const enum cst_command_kind kinds[] = {CST_COMMAND_REDUCE, CST_COMMAND_NORM,

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the daemon sees of rates, and when a job's steps have drifted from what was predicted. */
+/* Tests of the rates that the daemon observes, and of the detection that a job's steps have drifted
+ * from their prediction. */
 #include "daemon/engine.h"
 #include "daemon/rates.h"
 #include "tests/lib/suite.h"
 
-/* The median of the last samples: neither one outlier nor what was long ago moves it. */
+/* The rate is the median of the last samples: neither a single outlier nor an old sample changes
+ * it. */
 START_TEST(test_median)
 {
     struct cst_rates_median median = {.n = 0};
 
     ck_assert_double_eq(cst_rates_median_get(&median), 0);
-    cst_rates_median_add(&median, 1000, 999999); /* too short a window */
+    cst_rates_median_add(&median, 1000, 999999); /* the window is too short */
     cst_rates_median_add(&median, 0, 1000000000);
     ck_assert_double_eq(cst_rates_median_get(&median), 0);
     cst_rates_median_add(&median, 100, 1000000000);
@@ -27,7 +29,7 @@ START_TEST(test_median)
 }
 END_TEST
 
-/* Counters are looked at as they grow; an engine that was restarted counts from 0. */
+/* Rates come from growing counters. The counters of an engine that was restarted begin at 0. */
 START_TEST(test_see)
 {
     struct cst_rates_seen seen = {.copy = {.n = 0}};
@@ -48,7 +50,7 @@ START_TEST(test_see)
     ck_assert_double_eq(cst_rates_median_get(&seen.reduce_bytes), 0);
     cst_rates_see(&seen, &some, &more);
     ck_assert_uint_eq(seen.copy.n, 2);
-    ck_assert_uint_eq(seen.update.n, 1); /* no work since */
+    ck_assert_uint_eq(seen.update.n, 1); /* no work since the last look */
     cst_rates_see(&seen, &more, &none);
     ck_assert_uint_eq(seen.copy.n, 2);
 }
@@ -59,7 +61,7 @@ static enum cst_drift_news steps(struct cst_drift *drift, unsigned n, double sec
     enum cst_drift_news news = CST_DRIFT_NONE;
 
     for (unsigned i = 0; i < n; i++) {
-        ck_assert_int_eq(news, CST_DRIFT_NONE); /* no sooner than the last one */
+        ck_assert_int_eq(news, CST_DRIFT_NONE); /* not later than the last step */
         news = cst_drift_step(drift, seconds);
     }
     if (news != CST_DRIFT_NONE) {
@@ -68,13 +70,14 @@ static enum cst_drift_news steps(struct cst_drift *drift, unsigned n, double sec
     return news;
 }
 
-/* Eight steps in a row that are 20 % off are news, once; so is their end. */
+/* Eight steps in a row that are 20 % off are reported once, and so is their end. */
 START_TEST(test_drift)
 {
     struct cst_drift drift;
 
     cst_drift_init(&drift, 1.0);
-    ck_assert_int_eq(steps(&drift, CST_DRIFT_SKIP, 9), CST_DRIFT_NONE); /* the first ones learn */
+    /* The first steps are learned from. */
+    ck_assert_int_eq(steps(&drift, CST_DRIFT_SKIP, 9), CST_DRIFT_NONE);
     ck_assert_int_eq(steps(&drift, 20, 1.15), CST_DRIFT_NONE);
     ck_assert_int_eq(steps(&drift, 7, 1.3), CST_DRIFT_NONE);
     ck_assert_int_eq(steps(&drift, 1, 1.0), CST_DRIFT_NONE);
@@ -85,7 +88,7 @@ START_TEST(test_drift)
 }
 END_TEST
 
-/* Slow and fast steps in turn are no drift to one side. */
+/* Alternating slow and fast steps are no drift. */
 START_TEST(test_sides)
 {
     struct cst_drift drift;
@@ -98,7 +101,7 @@ START_TEST(test_sides)
 }
 END_TEST
 
-/* Where nobody has predicted anything, the steps after the first are what is expected. */
+/* If there is no prediction, the steps after the first ones are the expectation. */
 START_TEST(test_learn)
 {
     struct cst_drift drift;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When an engine that dies again and again is given up. */
+/* Tests of daemon/deaths: when an engine that dies repeatedly is given up. */
 #include "daemon/deaths.h"
 #include "tests/lib/suite.h"
 
@@ -7,7 +7,7 @@
 
 #define SECOND UINT64_C(1000000000)
 
-/* How many deaths @seconds apart it takes to give up, 0: it is not done. */
+/* Number of deaths, @seconds apart, after which the engine is given up. 0: never. */
 static unsigned count(bool accelerator, unsigned seconds)
 {
     struct cst_deaths deaths = {0};
@@ -20,7 +20,7 @@ static unsigned count(bool accelerator, unsigned seconds)
     return 0;
 }
 
-/* Six at once are enough for either. */
+/* Six deaths at once are enough for any engine. */
 START_TEST(at_once)
 {
     ck_assert_uint_eq(count(false, 0), CST_DEATHS_MAX + 1);
@@ -28,8 +28,9 @@ START_TEST(at_once)
 }
 END_TEST
 
-/* A node's engine with time in between goes on; an accelerator's that does nothing in between does
- * not, whether it takes 3 seconds to die or a minute until it is killed. */
+/* The engine of a node is not given up if time passes between its deaths. The engine of an
+ * accelerator that does no work between them is given up, whether it takes 3 seconds to die or is
+ * killed after a minute. */
 START_TEST(slowly)
 {
     ck_assert_uint_eq(count(false, 2), CST_DEATHS_MAX + 1);
@@ -39,7 +40,7 @@ START_TEST(slowly)
 }
 END_TEST
 
-/* What it has done in between ends the row. */
+/* Work that was done between two deaths resets the count. */
 START_TEST(something_done)
 {
     struct cst_deaths deaths = {0};

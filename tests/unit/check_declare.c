@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Declarations: what libcistern says of them without the daemon, and how they get there. */
+/* Tests of declarations: those that libcistern refuses without the daemon, and how the others are
+ * sent. */
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
@@ -10,7 +11,7 @@
 
 static struct fake_job f;
 
-/* What can be known without the daemon is said at once, with words. */
+/* Errors that libcistern can find without the daemon are reported at once, with a message. */
 START_TEST(test_declarations)
 {
     int64_t four = 4, zero = 0, huge[2] = {1ll << 40, 2};
@@ -41,7 +42,7 @@ START_TEST(test_declarations)
     ck_assert_int_eq(cst_operator(f.job, "o", list, 1), 0);
     ck_assert_int_eq(cst_operator(f.job, "o", list, 1), CST_EEXIST);
     ck_assert_int_eq(cst_tensor(f.job, "b", CST_BF16, 1, &four, CST_GROUP_ALL), 1);
-    /* The failed try with tensor 0 twice must not stain the next operator. */
+    /* The refused operator with tensor 0 twice must not affect the next operator. */
     ck_assert_int_eq(cst_operator(f.job, "p", (int[]){0, 1}, 2), 1);
     fake_job_stop(&f);
 }
@@ -64,8 +65,8 @@ static void assert_says(const char *words)
     ck_assert_str_eq(cst_job_error(f.job)->text, words);
 }
 
-/* Groups: ranks of this job, each once; tensors name them, and an operator needs a rank that holds
- * all of its tensors. */
+/* A group consists of ranks of this job, each once. Tensors name groups, and an operator needs a
+ * rank that holds all of its tensors. */
 START_TEST(test_groups)
 {
     struct cst_job_spec spec = {.name = "run7", .rank = 1, .world = 3};
@@ -100,7 +101,7 @@ START_TEST(test_groups)
 }
 END_TEST
 
-/* Patterns and boxes: a box is for CST_PATTERN_TENSOR, and lies within the whole. */
+/* A box is required for CST_PATTERN_TENSOR only, and lies within the whole tensor. */
 START_TEST(test_patterns)
 {
     const int64_t whole[2] = {2, 8}, first[2] = {0, 4}, beyond[2] = {0, 5}, before[2] = {-1, 0};
@@ -136,7 +137,7 @@ START_TEST(test_patterns)
 }
 END_TEST
 
-/* Hints are numbers that can be. */
+/* Hints must be valid numbers. */
 START_TEST(test_hints)
 {
     int zero = 0;
@@ -157,7 +158,7 @@ START_TEST(test_hints)
 }
 END_TEST
 
-/* What a job can be opened with. */
+/* Invalid options of a job are refused. */
 START_TEST(test_specs)
 {
     struct cst_job_spec spec = {.name = "run7", .world = 1, .micro_batches = 65537};
@@ -175,13 +176,13 @@ START_TEST(test_specs)
 }
 END_TEST
 
-/* What went up, as the daemon reads it. */
+/* The declarations that the daemon received. */
 struct heard {
-    uint64_t groups[4]; /* of the first Declare, a bit for each rank */
+    uint64_t groups[4]; /* groups of the first Declare, as bit masks of ranks */
     uint32_t n_groups;
-    uint32_t pattern, group; /* of its last tensor */
-    int64_t whole, first;    /* of dimension 1 of its box */
-    double flops;            /* of its last operator */
+    uint32_t pattern, group; /* pattern and group of the last tensor */
+    int64_t whole, first;    /* dimension 1 of the last tensor's box */
+    double flops;            /* flops of the last operator */
 };
 
 static bool hear(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
@@ -214,7 +215,7 @@ static bool hear(struct fake_daemon *fake, const struct cst_frame *request, void
     return false;
 }
 
-/* Groups come before the tensors that name them; box and hints arrive as they were given. */
+/* Groups are sent before the tensors that name them. Boxes and hints arrive unchanged. */
 START_TEST(test_words_arrive)
 {
     struct cst_job_spec spec = {.name = "run7", .world = 64};
@@ -254,7 +255,7 @@ START_TEST(test_words_arrive)
 }
 END_TEST
 
-/* Thousands of tensors go up in several messages, and the layout comes down in several pages. */
+/* Thousands of tensors are sent in several messages, and their layout arrives in several pages. */
 START_TEST(test_many_tensors)
 {
     struct cst_err err = {0};
@@ -275,8 +276,8 @@ START_TEST(test_many_tensors)
 }
 END_TEST
 
-/* 65536 tensors are accepted, one more is not; an operator over all of them is too large for a
- * message and is named. */
+/* 65536 tensors are accepted, and one more is refused. An operator that uses all of them is too
+ * large for a message, and the error names it. */
 START_TEST(test_most_tensors)
 {
     struct cst_err err = {0};
@@ -303,12 +304,12 @@ START_TEST(test_most_tensors)
 END_TEST
 
 struct refusal {
-    uint16_t type;  /* of the request */
-    uint32_t after; /* so many of them are served */
+    uint16_t type;  /* type of the request to refuse */
+    uint32_t after; /* number of requests that are served before the refused one */
     bool done;
 };
 
-/* As the daemon does when ranks disagree: what was declared is forgotten. */
+/* Refuse as the daemon does when ranks disagree: the declarations are forgotten. */
 static bool refuse(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
 {
     struct refusal *refusal = arg;
@@ -322,9 +323,8 @@ static bool refuse(struct fake_daemon *fake, const struct cst_frame *request, vo
     return true;
 }
 
-/* After ranks have disagreed, in a Declare or at the Commit, the next cst_commit declares all
- * again.
- */
+/* After ranks have disagreed, in a Declare or at the Commit, the next cst_commit declares
+ * everything again. */
 START_TEST(test_declare_anew)
 {
     static const uint16_t types[] = {CISTERN__MSG_TYPE__MSG_DECLARE, CISTERN__MSG_TYPE__MSG_COMMIT};

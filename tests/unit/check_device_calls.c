@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A job on a device that the processor cannot touch, against a daemon in a thread: what waits for
- * the device's stream, what is said when, and what a failed stream does. */
+/* Tests of a job on a device that the processor cannot access, with a simulated daemon in a
+ * thread: what waits for the device's stream, when requests are sent, and the effects of a
+ * failed stream. */
 #include "tests/lib/fake_device.h"
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
@@ -21,7 +22,7 @@ static void open_device(void)
     fake_device_open(&device);
 }
 
-/* A job of @n tensors that is synced. */
+/* Open a job of @n tensors and sync. */
 static void start(int n)
 {
     struct cst_err err = {0};
@@ -32,7 +33,7 @@ static void start(int n)
     CK_OK(cst_job_use_device(f.job, &device.calls, &device, &err));
     fake_job_declare(&f, n);
     CK_OK(cst_commit(f.job, NULL, &err));
-    device.passed = 1; /* where the sync waits for it */
+    device.passed = 1; /* the fence for which the sync waits */
     CK_OK(cst_sync(f.job, NULL, &err));
     ck_assert_uint_eq(device.n_fences, 1);
 }
@@ -58,8 +59,8 @@ static int run(int op, enum cst_direction direction, uint16_t grad, struct cst_e
 
 /* -- the device of a job ---------------------------------------------------------------------- */
 
-/* A job on a device is not committed without its calls, and says what brings them; they are taken
- * once, before the commit, and not for the host. */
+/* A job on a device cannot be committed without the device's calls, and the error says how to
+ * provide them. The calls can be set once, before the commit, and not for a job on the host. */
 START_TEST(test_use_device)
 {
     struct cst_err err = {0};
@@ -97,8 +98,8 @@ START_TEST(test_host)
 }
 END_TEST
 
-/* A slab that the device does not map fails the commit with its words; what was mapped stays, and
- * the commit goes on there. _i: which slab. */
+/* A slab that the device cannot map fails the commit with the device's error. Slabs that were
+ * mapped stay mapped, and the next commit continues with the failed one. _i: number of the slab. */
 START_TEST(test_map_fails)
 {
     struct cst_err err = {0};
@@ -123,25 +124,25 @@ END_TEST
 
 /* -- what waits ------------------------------------------------------------------------------- */
 
-/* Hand-ins and releases are sent when the stream has passed the operator that they belong to, in
- * any call; the step waits for all of them. */
+/* Hand-ins and releases are sent, in any call, when the stream has passed their operator. The step
+ * waits for all of them. */
 START_TEST(test_step)
 {
     struct cst_hyper_params params = {.lr = 0.5f};
     struct cst_err err = {0};
 
-    start(4); /* 2 chunks */
+    start(4); /* two chunks */
     CK_OK(run(0, CST_FORWARD, 0, &err));
     CK_OK(run(1, CST_FORWARD, 0, &err));
     CK_OK(run(2, CST_FORWARD, 0, &err));
     CK_OK(run(3, CST_FORWARD, 0, &err));
     CK_OK(run(3, CST_BACKWARD, 0x3f83, &err));
     CK_OK(run(2, CST_BACKWARD, 0x3f82, &err));
-    fake_job_expect_log(&f, "W0 W1+ G1"); /* R1 waits */
+    fake_job_expect_log(&f, "W0 W1+ G1"); /* R1 waits for the stream */
     CK_OK(run(1, CST_BACKWARD, 0x3f81, &err));
-    fake_job_expect_log(&f, "W0 W1+ G1 G0"); /* r1, too */
+    fake_job_expect_log(&f, "W0 W1+ G1 G0"); /* r1 waits, too */
     ck_assert_ptr_null(f.fake.grads[1]);
-    fake_device_move(&device, 2); /* fence 1 was the sync's, 2 is behind R1 */
+    fake_device_move(&device, 2); /* fence 1 belongs to the sync, and fence 2 comes after R1 */
     CK_OK(run(0, CST_BACKWARD, 0x3f80, &err));
     fake_job_expect_log(&f, "W0 W1+ G1 G0 R1 r1");
     ck_assert_uint_eq(f.fake.grads[1][0], 0x3f82);
@@ -152,13 +153,13 @@ START_TEST(test_step)
     CK_OK(cst_step(f.job, &params, NULL, &err));
     fake_job_expect_log(&f, "W0 W1+ G1 G0 R1 r1 R0 r0 S0");
     ck_assert_uint_eq(f.fake.grads[0][0], 0x3f80);
-    ck_assert_uint_eq(device.n_fences, 3); /* one behind what one operator needs */
+    ck_assert_uint_eq(device.n_fences, 3); /* one fence per operator that needs one */
     stop();
 }
 END_TEST
 
-/* A stream that is always ahead: what is behind a mark that has long been passed does not wait for
- * anybody to tell of it again. */
+/* If the stream is always ahead, requests after a mark that was passed long ago are sent without
+ * further notice. */
 START_TEST(test_fast)
 {
     struct cst_hyper_params params = {.lr = 1.0f};
@@ -181,7 +182,7 @@ START_TEST(test_fast)
 }
 END_TEST
 
-/* A tensor without a gradient is zeroed by the device, in front of the fence. */
+/* The device zeroes a gradient that the operator did not write, before the fence. */
 START_TEST(test_zero)
 {
     struct cst_hyper_params params = {.lr = 1.0f};
@@ -199,7 +200,7 @@ START_TEST(test_zero)
 }
 END_TEST
 
-/* A chunk that is wanted again before its release was sent costs no message. */
+/* A chunk that is used again before its release was sent costs no message. */
 START_TEST(test_taken_back)
 {
     struct cst_err err = {0};
@@ -225,13 +226,13 @@ START_TEST(test_taken_back)
 }
 END_TEST
 
-/* The hook holds fetches back for which there is no block, as the daemon does. */
+/* Hook: the daemon holds fetches back as long as it has no free block. */
 struct scarce {
-    uint32_t n_blocks;      /* of the pool; one is held at a time */
-    struct cst_frame asked; /* waits; without its body */
-    uint32_t chunk;         /* of it */
-    bool waits;             /* asked is valid */
-    atomic_bool waited;     /* ever */
+    uint32_t n_blocks;      /* blocks in the pool; one fetch is held back at a time */
+    struct cst_frame asked; /* the fetch that is held back, without its body */
+    uint32_t chunk;         /* chunk of that fetch */
+    bool waits;             /* `asked` is valid */
+    atomic_bool waited;     /* a fetch was ever held back */
 };
 
 static uint32_t n_used(const struct fake_daemon *fake)
@@ -300,8 +301,8 @@ static void *move_when_it_waits(void *arg)
     return NULL;
 }
 
-/* A begin that waits for a block gets the one that the stream frees meanwhile. _i: 1: the try
- * form, whose descriptor tells of the stream, too. */
+/* A begin that waits for a block gets the block that the stream frees meanwhile. _i: 1: the form
+ * that does not wait, whose descriptor also signals the stream. */
 START_TEST(test_scarce)
 {
     struct scarce scarce = {.n_blocks = 3};
@@ -315,8 +316,8 @@ START_TEST(test_scarce)
     f.fake.hook_arg = &scarce;
     start(10);
     CK_OK(run(0, CST_FORWARD, 0, &err));
-    CK_OK(run(2, CST_FORWARD, 0, &err)); /* r0 waits, W2+ is there */
-    CK_OK(run(4, CST_FORWARD, 0, &err)); /* r1 waits, W3+ is held back */
+    CK_OK(run(2, CST_FORWARD, 0, &err)); /* r0 waits; W2+ is granted */
+    CK_OK(run(4, CST_FORWARD, 0, &err)); /* r1 waits; W3+ is held back */
     ck_assert_int_eq(pthread_create(&thread, NULL, move_when_it_waits, &scarce), 0);
     if (_i == 0) {
         CK_OK(cst_op_begin(f.job, 6, CST_FORWARD, &io, 1, &err));
@@ -338,7 +339,8 @@ END_TEST
 
 /* -- ends ------------------------------------------------------------------------------------- */
 
-/* In the daemon's thread: what tells it that this rank has done with its blocks is true. */
+/* In the daemon's thread: check that the stream had passed when a request said that this rank has
+ * finished with its blocks. */
 static bool hook_passed(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
 {
     (void)fake;
@@ -351,8 +353,8 @@ static bool hook_passed(struct fake_daemon *fake, const struct cst_frame *reques
     return false;
 }
 
-/* Sync, leave and the end of the connection say nothing before the stream has passed: a step that
- * is given up may still run there. What waited is given back by them. _i: which of them. */
+/* Sync, leave and disconnect send nothing before the stream has passed, because an abandoned step
+ * may still be running there. They give back the waiting leases. _i: which call. */
 START_TEST(test_ends)
 {
     struct cst_err err = {0};
@@ -374,12 +376,12 @@ START_TEST(test_ends)
         CK_OK(cst_job_leave(f.job, &err));
         fake_job_expect_log(&f, "W0 W1+");
     }
-    fake_job_stop(&f); /* unmaps: device_unmap looks at the stream */
+    fake_job_stop(&f); /* device_unmap checks that the stream has passed */
     ck_assert_uint_eq(device.n_unmaps, f.fake.n_slabs);
 }
 END_TEST
 
-/* A daemon that dies while the stream runs is heard of; the memory stays until the stream has
+/* A daemon that dies while the stream runs is noticed. The memory stays mapped until the stream has
  * passed. */
 START_TEST(test_daemon_dies)
 {
@@ -398,8 +400,8 @@ START_TEST(test_daemon_dies)
 }
 END_TEST
 
-/* A stream that fails makes the step void, in whatever call that is seen, and no sync helps; the
- * connection ends all the same. _i: where. */
+/* A failed stream makes the step void, whichever call notices it, and a sync does not help.
+ * Disconnecting still works. _i: which call. */
 START_TEST(test_stream_fails)
 {
     struct cst_hyper_params params = {.lr = 1.0f};
@@ -411,16 +413,16 @@ START_TEST(test_stream_fails)
         CK_OK(run(0, CST_FORWARD, 0, &err));
         fake_device_break(&device);
         ck_assert_int_eq(run(2, CST_FORWARD, 0, &err), CST_EGPU);
-    } else if (_i == 1) { /* the fence */
+    } else if (_i == 1) { /* the fence fails */
         CK_OK(run(3, CST_BACKWARD, 1, &err));
         CK_OK(cst_op_begin(f.job, 2, CST_BACKWARD, &io, 1, &err));
         fake_device_break(&device);
         ck_assert_int_eq(cst_op_end(f.job, 2, &err), CST_EGPU);
-    } else if (_i == 2) { /* the zero, while a step gathers what is left */
+    } else if (_i == 2) { /* zeroing fails, when the step collects the remaining gradients */
         CK_OK(run(3, CST_BACKWARD, 1, &err));
         fake_device_break(&device);
         ck_assert_int_eq(cst_step(f.job, &params, NULL, &err), CST_EGPU);
-    } else { /* while the step waits */
+    } else { /* the stream fails while the step waits */
         CK_OK(run(3, CST_BACKWARD, 1, &err));
         ck_assert_int_eq(cst_try_step(f.job, &params, NULL, &err), CST_EAGAIN);
         fake_device_break(&device);
@@ -436,7 +438,7 @@ START_TEST(test_stream_fails)
 }
 END_TEST
 
-/* A forked child has neither the connection nor the device. */
+/* A forked child can use neither the connection nor the device. */
 START_TEST(test_fork)
 {
     struct cst_err err = {0};
@@ -462,7 +464,7 @@ START_TEST(test_fork)
 }
 END_TEST
 
-/* Nothing stays open. */
+/* No descriptor stays open. */
 START_TEST(test_descriptors)
 {
     unsigned before = fake_job_count_fds();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A worker that copies weights into its pool itself, against a daemon in a thread: what is copied,
- * what waits for it, and when no copy may begin any more. Copies are made
- * when the stream, which the test moves, comes to where it waits for them: whoever does not wait
- * for one sees it undone. */
+/* Tests of a worker that copies weights into its pool itself, with a simulated daemon in a thread:
+ * what is copied, what waits for the copies, and when no copy may begin any more. A copy is made
+ * when the stream, which the test advances, reaches the wait for it. A missing wait therefore shows
+ * as a missing copy. */
 #include "tests/lib/fake_device.h"
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
@@ -17,19 +17,19 @@ enum { MAX_COPIES = 64, MAX_MARKS = 64 };
 static struct fake_job f;
 
 static struct {
-    struct fake_device base; /* first: its calls have it as argument */
+    struct fake_device base; /* must be first: its calls have the device as their argument */
     struct {
         void *dst;
         const void *src;
         uint64_t bytes;
-    } copies[MAX_COPIES]; /* copy n is n - 1 */
+    } copies[MAX_COPIES]; /* copy number n is copies[n - 1] */
     uint64_t n_copies;
-    uint64_t n_done;               /* of them, made */
-    uint64_t awaited;              /* by the stream */
-    uint64_t marks[MAX_MARKS];     /* what it awaits in front of each mark */
-    int map_fails;                 /* the n-th map_host fails, counted from 1; 0: none */
-    int copy_fails, await_fails;   /* their status */
-    unsigned n_hosts, n_calls_map; /* mapped; calls */
+    uint64_t n_done;           /* number of copies that were made */
+    uint64_t awaited;          /* number of the last copy for which the stream waits */
+    uint64_t marks[MAX_MARKS]; /* per mark: the copy for which the stream waits before the mark */
+    int map_fails;             /* number of the map_host call that fails, counted from 1; 0: none */
+    int copy_fails, await_fails;   /* status that copy or await returns */
+    unsigned n_hosts, n_calls_map; /* mapped arenas, and calls of map_host */
 } device;
 
 static void copy_up_to(uint64_t number)
@@ -40,7 +40,7 @@ static void copy_up_to(uint64_t number)
     }
 }
 
-/* The stream comes as far as @mark, and what it waits for on the way is copied. */
+/* Let the stream reach @mark, and make the copies that it waits for on the way. */
 static void move(uint64_t mark)
 {
     uint64_t passed = device.base.passed;
@@ -78,7 +78,7 @@ static int device_map_host(void *arg, void *base, uint64_t bytes, struct cst_err
     return CST_OK;
 }
 
-/* The memory is there still, and no copy from it is to come. */
+/* Check that the memory is still mapped and no pending copy reads from it. */
 static void device_unmap_host(void *arg, void *base, uint64_t bytes)
 {
     (void)arg;
@@ -129,7 +129,7 @@ static void open_device(uint32_t n_arenas)
     device.base.calls.await = device_await;
 }
 
-/* A job of @n tensors on the device, declared. */
+/* Declare a job of @n tensors on the device. */
 static void declare(int n, uint32_t n_arenas)
 {
     struct cst_err err = {0};
@@ -141,7 +141,7 @@ static void declare(int n, uint32_t n_arenas)
     fake_job_declare(&f, n);
 }
 
-/* It is synced. */
+/* Commit and sync the job. */
 static void start(int n)
 {
     struct cst_err err = {0};
@@ -174,8 +174,8 @@ static int run(int op, enum cst_direction direction, struct cst_err *err)
 
 /* -- arenas ----------------------------------------------------------------------------------- */
 
-/* The commit says that the worker copies, maps all arenas, and they go with the job; descriptors do
- * not stay. */
+/* The commit says that the worker copies, and maps all arenas. They are unmapped with the job, and
+ * no descriptors stay open. */
 START_TEST(test_arenas)
 {
     unsigned before = fake_job_count_fds();
@@ -191,8 +191,8 @@ START_TEST(test_arenas)
 }
 END_TEST
 
-/* An arena that the device does not take fails the commit with its words, and it is taken up there
- * again. _i: which one. */
+/* An arena that the device does not accept fails the commit with the device's error, and the next
+ * commit continues with that arena. _i: number of the arena. */
 START_TEST(test_arena_fails)
 {
     struct cst_err err = {0};
@@ -228,7 +228,7 @@ static bool hook_unsealed(struct fake_daemon *fake, const struct cst_frame *requ
     return true;
 }
 
-/* A descriptor without seals is no arena. */
+/* A descriptor without seals is refused as an arena. */
 START_TEST(test_unsealed)
 {
     struct cst_err err = {0};
@@ -265,8 +265,8 @@ static bool hook_committed(struct fake_daemon *fake, const struct cst_frame *req
     return true;
 }
 
-/* A device without the functions says so, works where engines copy, and believes no daemon that
- * leaves copies to it all the same. _i: 1: such a one. */
+/* A device without the functions for copies says so to the daemon and works if engines copy. A
+ * daemon that leaves the copies to the worker anyway is refused. _i: 1: such a daemon. */
 START_TEST(test_device_that_cannot)
 {
     uint32_t n_arenas = (uint32_t)_i;
@@ -297,8 +297,8 @@ END_TEST
 
 /* -- copies ----------------------------------------------------------------------------------- */
 
-/* What is granted is copied from its row to its block, and the stream waits for it before the
- * operator, not for what is fetched ahead. */
+/* Granted weights are copied from their row to their block. The stream waits for the copy before
+ * the operator that uses the weights, but not for prefetched weights. */
 START_TEST(test_weights)
 {
     struct cst_err err = {0};
@@ -309,7 +309,7 @@ START_TEST(test_weights)
         uint32_t chunk = (uint32_t)op / 2;
 
         CK_OK(cst_op_begin(f.job, op, CST_FORWARD, &io, 1, &err));
-        CK_OK(cst_ping(f.client, NULL, &err)); /* the one ahead is granted */
+        CK_OK(cst_ping(f.client, NULL, &err)); /* the prefetch is granted now */
         ck_assert_uint_ge(device.n_copies, chunk + 1);
         ck_assert_ptr_eq(device.copies[chunk].dst, io.weight);
         ck_assert_uint_eq(device.copies[chunk].bytes, FAKE_BLOCK_BYTES);
@@ -322,7 +322,7 @@ START_TEST(test_weights)
 }
 END_TEST
 
-/* Two operators on one chunk: one copy, one wait. */
+/* Two operators that use one chunk need one copy and one wait. */
 START_TEST(test_once)
 {
     struct cst_err err = {0};
@@ -337,7 +337,8 @@ START_TEST(test_once)
 }
 END_TEST
 
-/* A lease that waits for its fence is taken back with its weights: no copy. */
+/* A lease whose release still waits for its fence is taken back together with its weights, without
+ * another copy. */
 START_TEST(test_taken_back)
 {
     struct cst_err err = {0};
@@ -356,7 +357,8 @@ START_TEST(test_taken_back)
 }
 END_TEST
 
-/* Weights fetched ahead and never used are released behind their copy: the daemon looks. */
+/* Weights that were prefetched and never used are released after their copy; the daemon checks
+ * that. */
 START_TEST(test_wrong_guess)
 {
     struct cst_hyper_params params = {.lr = 1.0f};
@@ -366,7 +368,7 @@ START_TEST(test_wrong_guess)
     CK_OK(run(0, CST_FORWARD, &err));
     CK_OK(cst_ping(f.client, NULL, &err));
     ck_assert_uint_eq(device.awaited, 1);
-    CK_OK(run(6, CST_FORWARD, &err)); /* not 2 */
+    CK_OK(run(6, CST_FORWARD, &err)); /* tensor 2 is not used */
     move(device.base.mark);
     CK_OK(run(6, CST_BACKWARD, &err));
     flows = true;
@@ -378,7 +380,7 @@ START_TEST(test_wrong_guess)
 }
 END_TEST
 
-/* A row outside of all arenas, or larger than a block, ends the connection. _i: how. */
+/* A row outside of all arenas, or larger than a block, ends the connection. _i: which error. */
 static bool hook_lie(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
 {
     Cistern__BatchDone msg = CISTERN__BATCH_DONE__INIT;
@@ -418,8 +420,8 @@ END_TEST
 
 /* -- ends ------------------------------------------------------------------------------------- */
 
-/* A copy or a wait that fails makes the step void, with the device's words. _i: which; 2: a copy
- * ahead. */
+/* A copy or a wait that fails makes the step void, with the device's error. _i: which call; 2: a
+ * copy of a prefetch. */
 START_TEST(test_device_fails)
 {
     struct cst_err err = {0};
@@ -443,11 +445,11 @@ START_TEST(test_device_fails)
 }
 END_TEST
 
-/* The hook keeps the reply to a fetch ahead. */
+/* Hook: the daemon keeps the reply to a prefetch. */
 struct kept {
-    struct cst_frame asked; /* without its body */
-    uint8_t body[256];      /* its */
-    atomic_bool keeps;      /* asked is valid */
+    struct cst_frame asked; /* the request, without its body */
+    uint8_t body[256];      /* body of the request */
+    atomic_bool keeps;      /* `asked` is valid */
 };
 
 static bool hook_keep(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
@@ -470,8 +472,8 @@ static bool hook_keep(struct fake_daemon *fake, const struct cst_frame *request,
     return false;
 }
 
-/* A sync, or the end, waits for the copies that are under way and begins none: what is granted
- * meanwhile is not copied. _i: 0: sync; 1: the end; 2: leave. */
+/* A sync, leave or disconnect waits for the copies under way and begins no new ones: weights that
+ * are granted meanwhile are not copied. _i: 0: sync; 1: disconnect; 2: leave. */
 START_TEST(test_ends)
 {
     struct kept kept = {0};

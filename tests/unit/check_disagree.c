@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/declare: what ranks are told when they disagree, and that they can declare anew. */
+/* Tests of daemon/declare: what ranks are told when they disagree, and that they can declare
+ * again. */
 #include "daemon/commit.h"
 #include "daemon/declare.h"
 #include "tests/lib/suite.h"
@@ -12,11 +13,11 @@ enum { WORLD = 6 };
 
 static struct cst_worker workers[WORLD];
 static struct cst_job job;
-static struct cst_pending waiting; /* stands for a Commit at the barrier */
+static struct cst_pending waiting; /* stands for a Commit that waits for the other ranks */
 static struct cst_err err, broken;
 static unsigned n_broken;
 
-/* Stands in for daemon/commit.c: the Commits that wait fail. */
+/* Replaces daemon/commit.c: the Commits that wait fail. */
 void cst_commit_break(struct cst_job *which, const struct cst_err *why)
 {
     for (uint32_t r = 0; r < which->world; r++) {
@@ -45,8 +46,8 @@ static void teardown(void)
     cst_model_close(&job.model);
 }
 
-/* What the daemon does with a Declare: tensor @name of @n elements, or where @n is 0 an operator of
- * it over tensor @tensor. */
+/* Do what the daemon does with a Declare of tensor @name with @n elements or, if @n is 0, of an
+ * operator @name that uses @tensor. */
 static int declare(uint32_t rank, const char *name, int64_t n, uint32_t tensor)
 {
     Cistern__TensorDecl t = CISTERN__TENSOR_DECL__INIT, *ts = &t;
@@ -98,8 +99,8 @@ static void assert_says(const char *words)
     ck_assert_msg(strcmp(err.text, words) == 0, "'%s' where '%s' was expected", err.text, words);
 }
 
-/* Of three ranks the last one disagrees: those that wait are told at once and in the same words,
- * and then any of them may declare first, in the one way or the other. _i: who comes first. */
+/* If the last of three ranks disagrees, the ranks that wait are told at once with the same message.
+ * Then any of them may declare first, either model. _i: which rank is first. */
 START_TEST(all_are_told_and_begin_anew)
 {
     const char *words = "tensor 'b': dimension 0 is 21 in rank 2 and 20 in ranks 0, 1";
@@ -121,7 +122,8 @@ START_TEST(all_are_told_and_begin_anew)
 }
 END_TEST
 
-/* A rank that is still declaring hears it at its next word, once, and then begins anew as well. */
+/* A rank that is still declaring gets the error with its next declaration, once, and then begins
+ * again as well. */
 START_TEST(who_declares_hears_it_next)
 {
     ck_assert_int_eq(declare(0, "a", 10, 0), CST_OK);
@@ -132,13 +134,14 @@ START_TEST(who_declares_hears_it_next)
     assert_says("tensor 0 is 'c' in rank 2 and 'a' in ranks 0, 1");
     ck_assert_int_eq(declare_all(0, 20), CST_OK);
     ck_assert_int_eq(declare_all(2, 20), CST_OK);
-    ck_assert_int_eq(declare(1, "b", 20, 0), CST_EMISMATCH); /* late, and nobody else's matter */
+    /* Rank 1 hears late, and nobody else is affected. */
+    ck_assert_int_eq(declare(1, "b", 20, 0), CST_EMISMATCH);
     ck_assert_uint_eq(n_broken, 0);
     ck_assert_int_eq(declare_all(1, 20), CST_OK);
 }
 END_TEST
 
-/* Fewer, more, other operators: what differs, with both sides. */
+/* If there are fewer, more or other operators, the error says what differs, with both sides. */
 START_TEST(what_differs_is_named)
 {
     ck_assert_int_eq(declare_all(0, 20), CST_OK);
@@ -168,7 +171,7 @@ START_TEST(what_differs_is_named)
 }
 END_TEST
 
-/* Of many ranks that agree the first four are named. */
+/* Of many ranks that agree, the error names the first four. */
 START_TEST(many_ranks_are_counted)
 {
     for (uint32_t r = 0; r < WORLD; r++) {
@@ -180,8 +183,8 @@ START_TEST(many_ranks_are_counted)
 }
 END_TEST
 
-/* A rank that goes takes with it what it alone declared, and only that: its successor is not held
- * to the words of a dead one. */
+/* A rank that leaves takes with it what only this rank declared: its successor need not declare the
+ * model of a dead rank. */
 START_TEST(the_dead_do_not_disagree)
 {
     ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
@@ -197,8 +200,8 @@ START_TEST(the_dead_do_not_disagree)
 }
 END_TEST
 
-/* A job that is committed keeps its model: who comes back with another one is alone with the error,
- * and may declare it right. */
+/* A committed job keeps its model. A rank that returns with another model gets the error alone, and
+ * may then declare the right model. */
 START_TEST(a_committed_model_stands)
 {
     for (uint32_t r = 0; r < 3; r++) {
@@ -261,7 +264,8 @@ static int declare_kind(uint32_t rank, uint32_t group, uint32_t pattern, int64_t
     return rc;
 }
 
-/* Groups, patterns and boxes that differ: what, with both sides and the ranks. */
+/* If groups, patterns or boxes differ, the error says what differs, with both sides and the
+ * ranks. */
 START_TEST(kinds_that_differ_are_named)
 {
     uint32_t ranks[] = {0, 1, 2};
@@ -270,7 +274,7 @@ START_TEST(kinds_that_differ_are_named)
     ck_assert_int_eq(declare_group(1, ranks, 3), CST_EMISMATCH);
     assert_says("group 1 has ranks 0x7 in rank 1 and 0x3 in rank 0 (a bit each)");
 
-    ck_assert_int_eq(declare(0, "a", 10, 0), CST_EMISMATCH); /* it hears of it */
+    ck_assert_int_eq(declare(0, "a", 10, 0), CST_EMISMATCH); /* the rank gets the error */
     ck_assert_int_eq(declare_group(0, ranks, 2), CST_OK);
     ck_assert_int_eq(declare_kind(0, 1, CST_PATTERN_SHARD, 0, 0, 0), CST_OK);
     ck_assert_int_eq(declare_group(1, ranks, 2), CST_OK);
@@ -289,8 +293,8 @@ START_TEST(kinds_that_differ_are_named)
 }
 END_TEST
 
-/* A rank that declares fewer groups, or more than were committed, is told so; one that goes takes
- * its own with it. */
+/* A rank that declares fewer groups than others, or more than were committed, gets an error. Groups
+ * that only a leaving rank declared are forgotten. */
 START_TEST(groups_are_counted)
 {
     uint32_t ranks[] = {0, 1, 2};
@@ -304,7 +308,7 @@ START_TEST(groups_are_counted)
     ck_assert_int_eq(declare_group(1, ranks, 2), CST_EMISMATCH);
     assert_says("rank 1 declares group 1, rank 0 committed 0 groups");
 
-    ck_assert_int_eq(declare(2, "a", 10, 0), CST_EMISMATCH); /* it hears of it */
+    ck_assert_int_eq(declare(2, "a", 10, 0), CST_EMISMATCH); /* the rank gets the error */
     ck_assert_int_eq(declare_group(2, ranks, 1), CST_OK);
     ck_assert_int_eq(declare_group(0, ranks, 1), CST_OK);
     ck_assert_int_eq(declare_group(0, ranks, 3), CST_OK);
@@ -315,7 +319,7 @@ START_TEST(groups_are_counted)
 }
 END_TEST
 
-/* Bad words of groups and boxes, whoever says them: refused, and nothing is declared. */
+/* Invalid groups and boxes are refused from any rank, and nothing is declared. */
 START_TEST(bad_kinds_are_refused)
 {
     uint32_t twice[] = {1, 1}, unknown = WORLD;

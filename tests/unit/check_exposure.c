@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Times of updates: how long they are under way, and how much later the next commit is for them. */
+/* Tests of the times of updates: how long updates are under way, and how much later the next commit
+ * is because of them. */
 #include "tests/unit/core_rig.h"
 #include "tests/lib/suite.h"
 
@@ -14,7 +15,8 @@ static void teardown(void)
     rig_close(&rig);
 }
 
-/* Updates of all chunks are under way from time 1000 on, and nothing else is. */
+/* Commit a step at time 1000, so that the updates of all chunks, and nothing else, are under
+ * way. */
 static void commit(uint32_t world)
 {
     for (uint32_t c = 0; c < N_CHUNKS; c++) {
@@ -33,7 +35,7 @@ static void commit(uint32_t world)
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), N_CHUNKS);
 }
 
-/* The update of @chunk ends at @now. */
+/* Complete the update of @chunk at @now. */
 static void update_ends(uint32_t chunk, uint64_t now)
 {
     unsigned n = 0;
@@ -45,8 +47,8 @@ static void update_ends(uint32_t chunk, uint64_t now)
     rig_done(&rig, rig_command(&rig, CST_COMMAND_UPDATE, n)->ticket, CST_OK, NULL);
 }
 
-/* The step after that goes on and is committed, without another wait: how much later it was for the
- * updates before it. */
+/* Run the next step to its commit without another wait. Returns how much later the commit was
+ * because of the updates before it. */
 static uint64_t exposed(uint32_t world)
 {
     rig_drain(&rig);
@@ -65,7 +67,8 @@ static uint64_t fetch_at(uint64_t now, uint32_t rank, uint32_t chunk)
     return rig_fetch(&rig, rank, chunk);
 }
 
-/* Nobody asks: updates take from their issue to the last one's end, and nothing of it shows. */
+/* If no fetch waits, the updates take from their issue to the end of the last one, and none of that
+ * time is exposed. */
 START_TEST(hidden)
 {
     rig_open(&rig, N_CHUNKS, 1, 8, 0);
@@ -73,7 +76,7 @@ START_TEST(hidden)
     commit(1);
     update_ends(0, 1100);
     update_ends(2, 1200);
-    ck_assert_uint_eq(rig_stats(&rig).last_update_ns, 0); /* it is not over */
+    ck_assert_uint_eq(rig_stats(&rig).last_update_ns, 0); /* not all updates are done */
     update_ends(1, 1450);
     ck_assert_uint_eq(rig_stats(&rig).last_update_ns, 450);
     ck_assert_uint_eq(rig_stats(&rig).update_ns, 450);
@@ -82,8 +85,8 @@ START_TEST(hidden)
 }
 END_TEST
 
-/* A worker waits for the update of its chunk and for the copy that comes after it. The copy would
- * have been made at once: the wait for the update counts. */
+/* A worker waits for the update of its chunk and for the copy after it. Without the update the copy
+ * would have been made at once, so the wait for the update is exposed. */
 START_TEST(a_demand_waits)
 {
     uint64_t tag;
@@ -104,7 +107,7 @@ START_TEST(a_demand_waits)
 }
 END_TEST
 
-/* The weights of @chunk have come. */
+/* Complete the copy of the weights of @chunk at @now. */
 static void copy_ends(uint32_t chunk, uint64_t now)
 {
     unsigned n = 0;
@@ -116,7 +119,8 @@ static void copy_ends(uint32_t chunk, uint64_t now)
     rig_done(&rig, rig_command(&rig, CST_COMMAND_COPY, n)->ticket, CST_OK, NULL);
 }
 
-/* What was asked for ahead waits for a copy that was late itself: both would have been there. */
+/* A prefetch waits for a copy that was late itself because of an update. Both copies would have
+ * been made earlier. */
 START_TEST(a_copy_behind_a_late_copy)
 {
     rig_open(&rig, N_CHUNKS, 1, 8, 0);
@@ -127,16 +131,17 @@ START_TEST(a_copy_behind_a_late_copy)
     update_ends(0, 1100);
     update_ends(1, 1110);
     update_ends(2, 1120);
-    copy_ends(0, 1150); /* 50 after its update: 1010 to 1060 */
-    rig.now = 1180;     /* 30 of work: at 1090 */
+    copy_ends(0, 1150); /* 50 after its update; instants 1010 to 1060 */
+    rig.now = 1180;     /* 30 of work; instant 1090 */
     (void)rig_event(&rig, (struct cst_event){
                               .kind = CST_EV_WANT, .rank = 0, .attempt = rig.attempt, .chunk = 1});
-    copy_ends(1, 1200); /* 50 after the first: 1060 to 1110, so that 20 of the wait stay */
+    /* 50 after the first copy; instants 1060 to 1110, so 20 of the wait remain. */
+    copy_ends(1, 1200);
     ck_assert_uint_eq(exposed(1), 90);
 }
 END_TEST
 
-/* A wait for a copy alone is not the update's. */
+/* A wait for a copy without an update is not exposed time. */
 START_TEST(a_copy_without_an_update)
 {
     rig_open(&rig, N_CHUNKS, 1, 8, 0);
@@ -151,8 +156,8 @@ START_TEST(a_copy_without_an_update)
 }
 END_TEST
 
-/* Waits of one rank count once, whatever their number, and those of several ranks do not add up:
- * the commit would come when the last of them would ask for it. */
+/* Several waits of one rank at a time count once, and waits of several ranks are not added: the
+ * commit would come when the last rank would ask for it. */
 START_TEST(waits_are_united)
 {
     rig_open(&rig, N_CHUNKS, 2, 8, 0);
@@ -164,15 +169,16 @@ START_TEST(waits_are_united)
     update_ends(0, 1100);
     copy_ends(0, 1100);
     update_ends(1, 1150);
-    copy_ends(1, 1150); /* rank 0: not at 1020 */
+    copy_ends(1, 1150); /* rank 0, instead of at 1020 */
     update_ends(2, 1170);
-    copy_ends(2, 1170);                 /* rank 1: not at 1030 */
-    ck_assert_uint_eq(exposed(2), 130); /* both ask for the commit at once: rank 0 would be last */
+    copy_ends(2, 1170); /* rank 1, instead of at 1030 */
+    /* Both ask for the commit at once, and rank 0 would be the last. */
+    ck_assert_uint_eq(exposed(2), 130);
     ck_assert_uint_eq(rig_stats(&rig).exposed_ns, 130);
 }
 END_TEST
 
-/* What is asked ahead hides behind compute until the worker says that it waits. */
+/* A prefetch is hidden behind compute until the worker says that it waits. */
 START_TEST(ahead_until_wanted)
 {
     uint64_t tag;
@@ -193,8 +199,8 @@ START_TEST(ahead_until_wanted)
 }
 END_TEST
 
-/* A WANT of a fetch that waits for a block puts it among the demands; one of nothing is answered
- * all the same. */
+/* A WANT of a fetch that waits for a block moves the fetch to the demand fetches. A WANT that
+ * matches no fetch is answered as well. */
 START_TEST(want_goes_before_what_is_ahead)
 {
     uint64_t first, second, weight;
@@ -236,8 +242,8 @@ START_TEST(not_while_a_block_is_missing)
 }
 END_TEST
 
-/* How long a worker waits before it gives up is its own choice. One that copies itself waits for
- * the update alone. */
+/* A worker that gives up waiting ends its wait by its own choice. A worker that copies weights
+ * itself waits only for the update. */
 START_TEST(cancelled)
 {
     uint64_t tag;
@@ -257,7 +263,7 @@ START_TEST(cancelled)
 }
 END_TEST
 
-/* A step that is skipped has no updates: the numbers stay those of the last one that has. */
+/* A skipped step has no updates: the times stay those of the last step that had some. */
 START_TEST(skipped)
 {
     rig_open(&rig, N_CHUNKS, 1, 8, 0);

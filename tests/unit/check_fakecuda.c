@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fakecuda: the library as a whole: devices, entry points, faults by order, forks, what is left at
- * the end. */
+/* Tests of fakecuda as a library: devices, entry points, faults that the test asks for, forks, and
+ * reports at the end. */
 #include "tests/lib/suite.h"
 #include "tests/unit/fakecuda_rig.h"
 
@@ -23,7 +23,7 @@ static void expect_uuid(CUdevice device, const char *expected)
     ck_assert_str_eq(text, expected);
 }
 
-/* As many devices as ordered, each with memory, a name, a UUID and a place of its own. */
+/* There are as many devices as configured, each with its own memory, name, UUID and PCI address. */
 START_TEST(test_devices)
 {
     char name[64], id[16];
@@ -57,14 +57,14 @@ START_TEST(test_devices)
 }
 END_TEST
 
-/* CUDA_VISIBLE_DEVICES chooses by number and by the beginning of a UUID, in its own order; what
- * names nothing hides those behind it; twice the same hides all. */
+/* CUDA_VISIBLE_DEVICES selects devices by number and by the beginning of a UUID, in its own order.
+ * An entry that names no device hides the entries after it; a device named twice hides all. */
 START_TEST(test_visible)
 {
     static const struct {
         const char *value;
         int n;
-        char last; /* of device 0's UUID */
+        char last; /* last character of device 0's UUID */
     } cases[] = {
         {"2,0", 2, '2'},    {"GPU-facec0da-0000-4000-8000-000000000001", 1, '1'},
         {"1,7,0", 1, '1'},  {"GPU-", 0, 0},
@@ -90,7 +90,8 @@ START_TEST(test_visible)
 }
 END_TEST
 
-/* No device, a driver that is too old, one that is broken: three different answers. */
+/* A machine without devices, a driver that is too old, and a broken driver give three different
+ * errors. */
 START_TEST(test_no_driver)
 {
     static const struct {
@@ -125,7 +126,8 @@ static get_proc_fn find_get_proc(void)
     return get_proc;
 }
 
-/* A form is found from its version on; what is newer than the driver, or unknown, is not. */
+/* A version of a function is found from its driver version on. Functions newer than the driver, or
+ * unknown, are not found. */
 START_TEST(test_entry_points)
 {
     get_proc_fn get_proc;
@@ -149,7 +151,7 @@ START_TEST(test_entry_points)
 }
 END_TEST
 
-/* As the books of 13.0 have it: success, and no function. */
+/* As documented for CUDA 13.0, a missing function gives success and a null pointer. */
 START_TEST(test_entry_points_null)
 {
     get_proc_fn get_proc;
@@ -164,7 +166,7 @@ START_TEST(test_entry_points_null)
 }
 END_TEST
 
-/* Results have names and words. */
+/* Results have names and descriptions. */
 START_TEST(test_words)
 {
     const char *name, *words;
@@ -179,7 +181,7 @@ START_TEST(test_words)
 }
 END_TEST
 
-/* Before cuInit nothing works. */
+/* Before cuInit every call fails. */
 START_TEST(test_not_initialized)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW), *symbol;
@@ -194,7 +196,7 @@ END_TEST
 
 /* -- faults --------------------------------------------------------------------------------- */
 
-/* The n-th call fails as ordered, the others work. */
+/* Only the n-th call fails if the test asks for that. */
 START_TEST(test_nth_call)
 {
     CUmemGenericAllocationHandle handle;
@@ -220,7 +222,7 @@ START_TEST(test_any_call)
     int n;
 
     setenv("CST_FAKECUDA_FAIL", "*:7=2",
-           1); /* the driver's version, cuInit, count, context, current */
+           1); /* the calls are: driver version, cuInit, device count, context, current context */
     rig_open();
     ck_ok(rig_create(0, SLAB, &handle));
     ck_assert_int_eq(cu.cuMemRelease(handle), CUDA_ERROR_OUT_OF_MEMORY);
@@ -229,8 +231,8 @@ START_TEST(test_any_call)
 }
 END_TEST
 
-/* An operation that fails on its stream is seen by who waits for it, and by everybody from then on.
- */
+/* An operation that fails on its stream is reported to the call that waits for it, and to all later
+ * calls. */
 START_TEST(test_sticky)
 {
     CUdeviceptr at;
@@ -249,14 +251,14 @@ START_TEST(test_sticky)
     ck_assert_int_eq(cu.cuStreamSynchronize(stream), CUDA_ERROR_LAUNCH_FAILED);
     ck_assert_uint_eq(*(unsigned char *)at, 1);
     ck_assert_int_eq(cu.cuMemFree(at), CUDA_ERROR_LAUNCH_FAILED);
-    ck_ok(cu.cuDeviceGetCount(&n)); /* what needs no context */
+    ck_ok(cu.cuDeviceGetCount(&n)); /* a call that needs no context still works */
     ck_ok(cu.cuDevicePrimaryCtxRetain(&second, 1));
-    ck_ok(cu.cuCtxSetCurrent(second)); /* nor does another device */
+    ck_ok(cu.cuCtxSetCurrent(second)); /* a call on another device still works */
     ck_ok(cu.cuMemAlloc(&at, 64));
 }
 END_TEST
 
-/* A sticky result that a call is ordered to give breaks the context too. */
+/* A sticky error that a call is told to return breaks the context, too. */
 START_TEST(test_sticky_call)
 {
     CUdeviceptr at;
@@ -285,8 +287,8 @@ static void call_in_child(int socket)
     ck_assert_int_eq(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_ERROR_NOT_INITIALIZED);
 }
 
-/* A forked child of a process that used CUDA can do nothing, has none of its device memory, and
- * leaves it alone. */
+/* A forked child of a process that used CUDA can do nothing. It neither has nor frees device memory
+ * of the parent. */
 START_TEST(test_forked)
 {
     int socket, n;
@@ -332,7 +334,7 @@ static void leave_nothing(int socket)
     ck_ok(cu.cuDevicePrimaryCtxRelease(0));
 }
 
-/* A context takes its own with it, not the handles: they are the process's. */
+/* A context's end frees its own objects, but not the handles, which belong to the process. */
 static void leave_to_context(int socket)
 {
     leave_things(socket);
@@ -350,7 +352,7 @@ static void read_leaks(char *line, size_t bytes)
     unlink(leak_file);
 }
 
-/* What a process leaves is counted in a line of the leak file. */
+/* Objects that a process leaves behind are counted in a line of the leak file. */
 START_TEST(test_leaks)
 {
     static const struct {
@@ -376,7 +378,7 @@ START_TEST(test_leaks)
 }
 END_TEST
 
-/* A context that was released for the last time cannot be used; retained again, it can. */
+/* A context cannot be used after its last release. After another retain it can. */
 START_TEST(test_released)
 {
     CUdeviceptr at;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fakecuda: device memory, by handles and by address, over processes; pinned host memory. */
+/* Tests of fakecuda's memory: device memory by handle and by address, in several processes, and
+ * pinned host memory. */
 #include "tests/lib/fakecuda/ledger.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/fakecuda_rig.h"
@@ -13,7 +14,8 @@
 
 /* -- handles and addresses ------------------------------------------------------------------ */
 
-/* What the processor writes at a device address, a copy finds there, and the other way round. */
+/* A copy reads what the processor wrote at a device address, and the processor reads what a copy
+ * wrote. */
 START_TEST(test_mapped)
 {
     struct piece piece;
@@ -38,7 +40,7 @@ START_TEST(test_mapped)
 }
 END_TEST
 
-/* New device memory is not zero: who needs zeros has to write them. */
+/* New device memory is not zero: a program that needs zeros must write them. */
 START_TEST(test_dirty)
 {
     struct piece piece;
@@ -54,7 +56,7 @@ START_TEST(test_dirty)
 }
 END_TEST
 
-/* What is reserved or mapped cannot be touched before cuMemSetAccess. */
+/* Reserved and mapped addresses cannot be accessed before cuMemSetAccess. */
 START_TEST(test_no_access_yet)
 {
     struct piece piece = {.bytes = SLAB};
@@ -67,7 +69,7 @@ START_TEST(test_no_access_yet)
 }
 END_TEST
 
-/* What was unmapped cannot be touched any more, even if other memory is mapped meanwhile. */
+/* Unmapped addresses cannot be accessed, even if other memory is mapped meanwhile. */
 START_TEST(test_no_access_any_more)
 {
     struct piece piece;
@@ -80,7 +82,7 @@ START_TEST(test_no_access_any_more)
 }
 END_TEST
 
-/* An access that lets the device read only stops what writes. */
+/* With read access only, operations of the device that write fail. */
 START_TEST(test_read_only)
 {
     CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
@@ -99,7 +101,7 @@ START_TEST(test_read_only)
 }
 END_TEST
 
-/* Sizes, addresses and handles that the driver refuses are refused. */
+/* Sizes, addresses and handles that the CUDA driver refuses are refused. */
 START_TEST(test_refusals)
 {
     CUmemAllocationProp properties, unexportable;
@@ -137,7 +139,7 @@ START_TEST(test_refusals)
 }
 END_TEST
 
-/* Without a current context there is no memory to have. */
+/* Without a current context no memory can be allocated. */
 START_TEST(test_no_context)
 {
     CUmemGenericAllocationHandle handle;
@@ -150,8 +152,8 @@ START_TEST(test_no_context)
 }
 END_TEST
 
-/* A device reaches another's memory where the matrix says so, and only after cuMemSetAccess for it.
- */
+/* A device can access another device's memory if the settings allow it, and only after
+ * cuMemSetAccess for it. */
 START_TEST(test_peers)
 {
     CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1},
@@ -213,7 +215,8 @@ static struct piece import_piece(int fd)
     return piece;
 }
 
-/* Two processes see the same bytes through an exported descriptor. Who imported does not export. */
+/* Two processes see the same bytes through an exported descriptor. An imported handle cannot be
+ * exported. */
 START_TEST(test_import)
 {
     int socket, fd;
@@ -234,8 +237,8 @@ START_TEST(test_import)
 }
 END_TEST
 
-/* Memory outlives its killed maker while a descriptor is held, with its bytes and in the accounts;
- * it is free when the last descriptor and mapping are gone. */
+/* Memory outlives its killed maker as long as a descriptor exists: its bytes stay, and it is
+ * counted. It is freed with the last descriptor and mapping. */
 START_TEST(test_survives)
 {
     const char *state = rig_state();
@@ -261,7 +264,7 @@ START_TEST(test_survives)
 }
 END_TEST
 
-/* A descriptor on its way in a socket keeps the memory too. */
+/* A descriptor in a socket's queue keeps the memory, too. */
 START_TEST(test_on_its_way)
 {
     const char *state = rig_state();
@@ -291,8 +294,8 @@ static void hold_three(int socket)
     rig_take_byte(socket);
 }
 
-/* Device memory is counted over all processes: one has less because another holds some, until that
- * one is killed. */
+/* Device memory is counted over all processes: one process has less while another one holds some,
+ * until the other one is killed. */
 START_TEST(test_shared_out_of_memory)
 {
     CUmemGenericAllocationHandle handle;
@@ -320,7 +323,7 @@ START_TEST(test_shared_out_of_memory)
 }
 END_TEST
 
-/* Without a ledger's folder a process counts for itself, mappings and handles alike. */
+/* Without a ledger's folder each process counts its own memory, in mappings and handles. */
 START_TEST(test_own_out_of_memory)
 {
     CUmemGenericAllocationHandle handle;
@@ -338,7 +341,7 @@ END_TEST
 
 /* -- pinned host memory --------------------------------------------------------------------- */
 
-/* Registrations do not overlap, are given back once, and are bounded. */
+/* Registrations cannot overlap, can be undone once, and have a limit. */
 START_TEST(test_register)
 {
     unsigned char *host;
@@ -365,7 +368,7 @@ START_TEST(test_register)
 }
 END_TEST
 
-/* A copy that begins in one registration and ends in the next, or behind it, is refused. */
+/* A copy that begins in one registration and ends outside of it, or in the next one, is refused. */
 START_TEST(test_straddle)
 {
     struct piece piece;
@@ -386,7 +389,7 @@ START_TEST(test_straddle)
 }
 END_TEST
 
-/* Copies from host memory that is not pinned work, or do not, as the test wants it. */
+/* Copies from host memory that is not pinned work or fail as the test has set. */
 START_TEST(test_pageable)
 {
     struct piece piece;
@@ -406,7 +409,8 @@ START_TEST(test_pageable)
 }
 END_TEST
 
-/* cuMemAlloc's memory ends where it ends: a byte more is an illegal address, and that sticks. */
+/* Memory of cuMemAlloc ends at its size: an access to the next byte is an illegal address, and the
+ * error is sticky. */
 START_TEST(test_out_of_bounds)
 {
     CUdeviceptr at, other;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fakecuda: streams, events, words that streams write and wait for, host functions, kernels. */
+/* Tests of fakecuda's streams: events, words that streams write and wait for, host functions,
+ * kernels. */
 #include "tests/lib/suite.h"
 #include "tests/unit/fakecuda_rig.h"
 
@@ -7,13 +8,13 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define MAX_SEEDS 50 /* until both orders of two streams were seen */
+#define MAX_SEEDS 50 /* most seeds that are tried until both orders of two streams were seen */
 #define N_STEPS 20
 
-static unsigned char *host;   /* registered */
-static uint64_t *gate;        /* in it: streams wait for it to be 1 */
-static CUdeviceptr device;    /* SLAB bytes */
-static CUstream first, other; /* non-blocking */
+static unsigned char *host;   /* registered host memory */
+static uint64_t *gate;        /* a word in `host`; streams wait until it is 1 */
+static CUdeviceptr device;    /* SLAB bytes of device memory */
+static CUstream first, other; /* non-blocking streams */
 
 static void set_up(void)
 {
@@ -38,7 +39,7 @@ static void open_gate(void)
 
 /* -- order ---------------------------------------------------------------------------------- */
 
-/* A stream does its operations one after the other, whatever the delays. */
+/* A stream executes its operations in order, whatever the delays are. */
 START_TEST(test_in_order)
 {
     setenv("CST_FAKECUDA_DELAY_US", "100", 1);
@@ -54,16 +55,17 @@ START_TEST(test_in_order)
 }
 END_TEST
 
-/* One stream writes 1, then the other 2. Returns what is there at the end. */
+/* One stream writes 1, and then the other one 2. Returns the final value. */
 static unsigned race(CUstream a, CUstream b)
 {
-    ck_ok(cu.cuStreamWriteValue64(a, device, 1, 0)); /* atomic: to be in a race is its trade */
+    /* atomic, because the two writes race on purpose. */
+    ck_ok(cu.cuStreamWriteValue64(a, device, 1, 0));
     ck_ok(cu.cuStreamWriteValue64(b, device, 2, 0));
     ck_ok(cu.cuCtxSynchronize());
     return *(unsigned char *)device;
 }
 
-/* Two streams that nothing orders overtake each other: the second comes first sooner or later. */
+/* Streams without an order overtake each other: with some seed the second stream is first. */
 START_TEST(test_overtake)
 {
     unsigned seen[3] = {0};
@@ -78,7 +80,8 @@ START_TEST(test_overtake)
 }
 END_TEST
 
-/* An event orders them: what was submitted before its record is done before what waits for it. */
+/* An event orders two streams: operations before its record are done before operations that wait
+ * for it. */
 START_TEST(test_event_orders)
 {
     CUevent event;
@@ -100,7 +103,8 @@ START_TEST(test_event_orders)
 }
 END_TEST
 
-/* The default stream waits for blocking streams and they for it; the others do not care. */
+/* The default stream waits for blocking streams, and they wait for it. Other streams are
+ * independent of it. */
 START_TEST(test_legacy)
 {
     unsigned seen[3] = {0};
@@ -121,7 +125,7 @@ START_TEST(test_legacy)
 }
 END_TEST
 
-/* A stream and an event are not ready while something before them is not done. */
+/* A query of a stream or an event reports "not ready" while an operation before it is not done. */
 START_TEST(test_query)
 {
     CUevent before, never;
@@ -144,7 +148,8 @@ START_TEST(test_query)
 }
 END_TEST
 
-/* Time between events is what passed between them; without timing, or a record, there is none. */
+/* The elapsed time of two events is the time between them. Without timing or a record there is an
+ * error. */
 START_TEST(test_elapsed)
 {
     CUevent a, b, untimed;
@@ -170,7 +175,7 @@ START_TEST(test_elapsed)
 }
 END_TEST
 
-/* A destroyed stream does what it was given; its name is no stream any more. */
+/* A destroyed stream completes its operations, and its handle is invalid. */
 START_TEST(test_destroyed)
 {
     CUevent event;
@@ -190,7 +195,7 @@ END_TEST
 
 /* -- words ---------------------------------------------------------------------------------- */
 
-/* GEQ compares as counters that run over do: 2 comes behind the greatest number. */
+/* GEQ compares modulo the word's size: 2 counts as greater than the largest number. */
 START_TEST(test_value_cyclic)
 {
     set_up();
@@ -210,7 +215,7 @@ START_TEST(test_value_cyclic)
 }
 END_TEST
 
-/* A stream waits for what another one writes; EQ, AND and NOR mean what they say. */
+/* A stream waits for a value that another stream writes. EQ, AND and NOR compare as specified. */
 START_TEST(test_value_between)
 {
     uint64_t *word;
@@ -233,7 +238,7 @@ START_TEST(test_value_between)
 }
 END_TEST
 
-/* A word has its place in memory that the device can reach, and at a multiple of its size. */
+/* A word must be in memory that the device can access, and aligned to its size. */
 START_TEST(test_value_refusals)
 {
     set_up();
@@ -246,7 +251,7 @@ END_TEST
 
 /* -- memory and time ------------------------------------------------------------------------ */
 
-/* A pinned source is read when the copy runs, a pageable one before the call returns. */
+/* A pinned source is read when the copy runs, and a pageable one before the call returns. */
 START_TEST(test_source_read)
 {
     unsigned char *pageable;
@@ -267,7 +272,7 @@ START_TEST(test_source_read)
 }
 END_TEST
 
-/* Memory that is taken away from under a copy is an illegal address for it. */
+/* Memory that is unmapped during a copy is an illegal address for the copy. */
 START_TEST(test_taken_away)
 {
     struct piece piece;
@@ -281,7 +286,8 @@ START_TEST(test_taken_away)
 }
 END_TEST
 
-/* So is host memory that is unregistered meanwhile; and a stream that waits in it is let go. */
+/* Host memory that is unregistered during a copy is an illegal address, too. A stream that waits
+ * for a word in it is released. */
 START_TEST(test_unregistered)
 {
     set_up();
@@ -291,7 +297,7 @@ START_TEST(test_unregistered)
 }
 END_TEST
 
-/* A copy is looked at with the eyes of the current context: the stream has to be one of its own. */
+/* A copy is checked in the current context: its stream must belong to that context. */
 START_TEST(test_foreign_stream)
 {
     CUdeviceptr own;
@@ -306,7 +312,8 @@ START_TEST(test_foreign_stream)
 }
 END_TEST
 
-/* cuMemFree waits until the device is idle: what was submitted before it still has its memory. */
+/* cuMemFree waits until the device is idle, so operations that were submitted before can still use
+ * the memory. */
 START_TEST(test_free_waits)
 {
     CUdeviceptr source;
@@ -334,7 +341,7 @@ static void check_seen(void *data)
     in_callback = cu.cuMemAlloc(&at, 64);
 }
 
-/* A host function runs in its stream's order, and may not call CUDA. */
+/* A host function runs in the order of its stream, and must not call CUDA. */
 START_TEST(test_host_function)
 {
     unsigned char seen = 0;
@@ -352,7 +359,7 @@ END_TEST
 
 /* -- kernels -------------------------------------------------------------------------------- */
 
-static const char ptx[] = ".version 8.0\n"; /* what is in it does not matter here */
+static const char ptx[] = ".version 8.0\n"; /* the content does not matter here */
 static CUmodule module;
 
 static CUfunction load(const char *name)
@@ -364,7 +371,7 @@ static CUfunction load(const char *name)
     return function;
 }
 
-/* A kernel runs in its stream's order, on device memory, with the parameters of the call. */
+/* A kernel runs in the order of its stream, on device memory, with the parameters of the call. */
 START_TEST(test_launch)
 {
     CUfunction upcast;
@@ -378,7 +385,7 @@ START_TEST(test_launch)
     to = device + MIB;
     upcast = load("cst_upcast_kernel");
     close_gate(first);
-    ck_ok(cu.cuMemsetD32Async(device, 0x3f803f80, 500, first)); /* ones */
+    ck_ok(cu.cuMemsetD32Async(device, 0x3f803f80, 500, first)); /* fills with ones */
     ck_ok(cu.cuLaunchKernel(upcast, 4, 1, 1, 256, 1, 1, 0, first, params, NULL));
     n = 0;
     from = to = 0;
@@ -394,7 +401,7 @@ START_TEST(test_launch)
 END_TEST
 
 #ifndef __SANITIZE_THREAD__
-/* A kernel that touches what is not there is the context's end, not the process's. */
+/* A kernel that accesses an invalid address breaks the context, and does not end the process. */
 START_TEST(test_launch_illegal)
 {
     CUdeviceptr from, to;
@@ -414,7 +421,7 @@ START_TEST(test_launch_illegal)
 END_TEST
 #endif
 
-/* A fault of the program itself stays the end of the process. */
+/* A fault in the program itself still ends the process. */
 START_TEST(test_own_fault)
 {
     set_up();
@@ -424,7 +431,7 @@ START_TEST(test_own_fault)
 }
 END_TEST
 
-/* Launches, images and names that no device takes. */
+/* Launches, images and names that no device accepts are refused. */
 START_TEST(test_launch_refusals)
 {
     uint64_t n = 0;
@@ -479,7 +486,8 @@ int main(int argc, char **argv)
     tcase_add_test(memory, test_host_function);
     suite_add_tcase(suite, memory);
     tcase_add_test(kernels, test_launch);
-#ifndef __SANITIZE_THREAD__ /* which does not follow a jump from a fiber out of a handler */
+#ifndef __SANITIZE_THREAD__ /* ThreadSanitizer cannot follow a jump from a fiber out of a signal   \
+                             * handler */
     tcase_add_test(kernels, test_launch_illegal);
 #endif
     tcase_add_test_raise_signal(kernels, test_own_fault, SIGSEGV);

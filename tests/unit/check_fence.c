@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is given back waits for its fence: the queue between the books of leases and a model of the
- * daemon. */
+/* Tests of client/fence: leases that are given back wait for their fence, in a queue between struct
+ * cst_leases and a model of the daemon. */
 #include "client/fence.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/lease_rig.h"
@@ -14,24 +14,28 @@
 
 #define MAX_CHUNKS 16
 
-/* A worker, its stream, and what the daemon knows. */
+/* A worker with its stream, and what the daemon knows of the worker. */
 struct rig {
-    struct lease_rig *model;      /* its books are under test; its daemon is not used */
-    struct cst_fences fences;     /* under test */
-    uint64_t mark;                /* newest fence */
-    uint64_t passed;              /* the stream is there */
-    uint64_t weight[MAX_CHUNKS];  /* generation of the lease as the daemon has it; 0: none */
-    uint64_t grad[MAX_CHUNKS];    /* too */
-    uint64_t used_at[MAX_CHUNKS]; /* the fence behind the last work on the chunk */
-    uint64_t generation;          /* newest */
-    struct cst_lease_item ahead;  /* granted, not delivered */
-    bool has_ahead;               /* ahead is valid */
-    uint32_t n_taken_back;        /* fetches that did not travel */
+    /* Its leases are under test, and its model of the daemon is not used. */
+    struct lease_rig *model;
+    struct cst_fences fences; /* the fences under test */
+    uint64_t mark;            /* the newest fence */
+    uint64_t passed;          /* the fence that the stream has reached */
+    /* Generation of the weights' lease that the daemon knows of; 0: none. */
+    uint64_t weight[MAX_CHUNKS];
+    /* Generation of the gradient's lease that the daemon knows of; 0: none. */
+    uint64_t grad[MAX_CHUNKS];
+    uint64_t used_at[MAX_CHUNKS]; /* the fence after the last work on the chunk */
+    uint64_t generation;          /* generation of the newest lease */
+    struct cst_lease_item ahead;  /* request sent ahead that is granted but not delivered */
+    bool has_ahead;               /* `ahead` is valid */
+    uint32_t n_taken_back;        /* number of fetches that needed no message */
 };
 
 static struct rig rig;
 
-/* @n operators, each with a tensor that fills a chunk; blocks for all of them. */
+/* Open a rig with @n operators, each with a tensor that fills a chunk, and blocks for all of
+ * them. */
 static void open_rig(uint32_t n)
 {
     struct cst_err err = {0};
@@ -64,7 +68,7 @@ static void give_back(const struct cst_lease_item *item)
     *held = 0;
 }
 
-/* The stream comes so far; what that frees is sent. */
+/* Let the stream reach @passed, and send the requests that this allows. */
 static void pass(uint64_t passed)
 {
     const struct cst_lease_item *items;
@@ -102,7 +106,7 @@ static void deliver_ahead(void)
     }
 }
 
-/* As client/device.c sends. */
+/* Send as client/device.c does. */
 static void send_plan(void)
 {
     struct cst_leases *leases = &rig.model->leases;
@@ -119,7 +123,7 @@ static void send_plan(void)
     }
 }
 
-/* The chunk's work ends behind the next fence. */
+/* Run an operator. Its work on the chunk ends at the next fence. */
 static void run(uint32_t op, bool backward)
 {
     struct cst_leases *leases = &rig.model->leases;
@@ -139,7 +143,7 @@ static void run(uint32_t op, bool backward)
     send_plan();
 }
 
-/* What is given back travels when its fence has passed, not before, and in order. */
+/* Leases are given back in order, when their fence has passed and not before. */
 START_TEST(test_waits)
 {
     open_rig(4);
@@ -147,7 +151,8 @@ START_TEST(test_waits)
         run(op, false);
         deliver_ahead();
     }
-    ck_assert_uint_eq(rig.fences.n, 2); /* 0 and 1; 2 is next on the way back */
+    /* The releases of 0 and 1; 2 is used next, in the backward. */
+    ck_assert_uint_eq(rig.fences.n, 2);
     ck_assert_uint_ne(rig.weight[0], 0);
     pass(1);
     ck_assert_uint_eq(rig.weight[0], 0);
@@ -159,8 +164,8 @@ START_TEST(test_waits)
 }
 END_TEST
 
-/* A chunk that is wanted again before its release was sent is held as it was, and nothing is said.
- * A wish ahead is granted in the same way. */
+/* A chunk that is wanted again before its release was sent stays leased without a message. This is
+ * also true of a prefetch. */
 START_TEST(test_taken_back)
 {
     uint64_t generation;
@@ -177,14 +182,14 @@ START_TEST(test_taken_back)
     ck_assert_uint_eq(rig.model->leases.chunks[0].weight.generation, generation);
     ck_assert_uint_eq(rig.n_taken_back, 1);
     deliver_ahead();
-    run(3, false); /* wants 2 ahead, which the last one gave back */
+    run(3, false); /* prefetches 2, which the previous operator gave back */
     ck_assert_uint_eq(rig.n_taken_back, 2);
     ck_assert_uint_eq(rig.model->leases.asked_ahead, CST_LEASE_NONE);
     close_rig();
 }
 END_TEST
 
-/* A release that was sent is fetched anew. */
+/* A chunk whose release was sent is fetched again. */
 START_TEST(test_too_late)
 {
     uint64_t generation;
@@ -203,7 +208,7 @@ START_TEST(test_too_late)
 }
 END_TEST
 
-/* What is dropped never travels. */
+/* Requests that are dropped are never sent. */
 START_TEST(test_drop)
 {
     open_rig(4);
@@ -218,9 +223,8 @@ START_TEST(test_drop)
 }
 END_TEST
 
-/* Operators in any order on a stream that comes along at any speed: nothing is asked for twice,
- * nothing given back before its work is done or twice, and at the end of each step all is given
- * back. */
+/* With operators in any order, on a stream of any speed, nothing is requested twice, given back
+ * twice or given back before its work is done. At the end of each step everything is given back. */
 START_TEST(test_any_order)
 {
     const char *given = getenv("CST_TEST_SEED");

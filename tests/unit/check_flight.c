@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Commands under way: found by ticket, whatever came and went, and the time that takes. */
+/* Tests of offload/flight: commands under way are found by ticket after any insertions and
+ * removals, in little time. */
 #include "offload/flight.h"
 #include "cistern/status.h"
 #include "tests/lib/suite.h"
@@ -8,7 +9,8 @@
 
 #define MOST 300
 
-/* Against a list, seeded: tickets count up with gaps, and are done in any order. */
+/* Compared with a list, from a seed: tickets ascend with gaps, and commands complete in any
+ * order. */
 START_TEST(finds_what_is_under_way)
 {
     struct cst_flights flights;
@@ -50,8 +52,8 @@ START_TEST(finds_what_is_under_way)
 }
 END_TEST
 
-/* Many in a row, done in their order: each is taken without a look at the others. Were it not so,
- * this would take minutes. */
+/* Each of many commands that complete in order is removed without a look at the others; otherwise
+ * this test would take minutes. */
 START_TEST(many_in_a_row)
 {
     const uint32_t n = 400000;

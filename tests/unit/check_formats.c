@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The core by hand: moments in other formats, and one moment alone, as READ and WRITE meet them. */
+/* Tests of READ and WRITE in the core when moments have other formats than fp32, and when there is
+ * one moment. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -49,8 +50,8 @@ static void assert_codes(const struct cst_command *convert, enum cst_moments mom
     ck_assert_uint_eq(convert->n_dst, 1);
 }
 
-/* Moments that are not fp32 are decoded for who reads them and encoded for who writes them, from
- * and to a row that is named from its start. */
+/* Moments that are not fp32 are decoded for readers and encoded for writers. The command names
+ * their row from its start. */
 START_TEST(moments_are_converted)
 {
     const enum cst_moments moments = _i == 0 ? CST_MOMENTS_BF16 : CST_MOMENTS_MX8;
@@ -79,7 +80,7 @@ START_TEST(moments_are_converted)
 }
 END_TEST
 
-/* Master weights that are written clear the moments in their format. */
+/* A write of master weights clears the moments in their format. */
 START_TEST(write_master_clears_codes)
 {
     const struct cst_command *convert;
@@ -101,7 +102,7 @@ START_TEST(write_master_clears_codes)
 }
 END_TEST
 
-/* An optimizer with one moment has no other to read or write, nor to clear. */
+/* An optimizer with one moment has no second moment to read, write or clear. */
 START_TEST(one_moment)
 {
     open_states(_i == 0 ? CST_OPTIMIZER_LION : CST_OPTIMIZER_SGD,

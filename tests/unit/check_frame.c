@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* proto/frame: one message on a SOCK_SEQPACKET socket, its header, its descriptors. */
+/* Tests of proto/frame: one message on a SOCK_SEQPACKET socket, with its header and its
+ * descriptors. */
 #include "proto/frame.h"
 #include "tests/lib/suite.h"
 
@@ -50,7 +51,7 @@ static struct cst_frame make(uint16_t type, const void *body, uint32_t n)
 
 /* -- header --------------------------------------------------------------------------------- */
 
-/* The header is written as the picture in frame.h says, little-endian. */
+/* The header is little-endian, with the layout drawn in frame.h. */
 START_TEST(the_header_is_laid_out_as_drawn)
 {
     static const uint8_t expected[CST_FRAME_HEADER_BYTES] = {
@@ -66,7 +67,7 @@ START_TEST(the_header_is_laid_out_as_drawn)
 }
 END_TEST
 
-/* What was written is read back. */
+/* A header that was written is read back unchanged. */
 START_TEST(a_header_is_read_back)
 {
     uint8_t bytes[CST_FRAME_HEADER_BYTES + 3];
@@ -84,8 +85,7 @@ START_TEST(a_header_is_read_back)
 }
 END_TEST
 
-/* No single changed byte of a header is taken for something else silently: it is refused, or it
- * changes just type, known flags or request. */
+/* A header with one changed byte is refused, or only its type, known flags or request differ. */
 START_TEST(a_changed_byte_is_refused_or_harmless)
 {
     uint8_t bytes[CST_FRAME_HEADER_BYTES + 3] = {0};
@@ -104,7 +104,7 @@ START_TEST(a_changed_byte_is_refused_or_harmless)
 }
 END_TEST
 
-/* Every length but the one that the header says is refused. */
+/* A frame whose length differs from its header's is refused. */
 START_TEST(a_wrong_length_is_refused)
 {
     uint8_t bytes[64] = {0};
@@ -118,7 +118,7 @@ START_TEST(a_wrong_length_is_refused)
 }
 END_TEST
 
-/* Random bytes never parse to a frame whose body is not in them. */
+/* Random bytes are never parsed to a frame whose body lies outside of them. */
 START_TEST(noise_is_refused)
 {
     unsigned seed = (unsigned)getpid();
@@ -170,7 +170,7 @@ START_TEST(a_message_arrives_whole)
 }
 END_TEST
 
-/* Over the limits nothing is sent. */
+/* A message that exceeds a limit is not sent. */
 START_TEST(over_the_limits_nothing_is_sent)
 {
     static uint8_t body[CST_FRAME_MAX_BODY + 1];
@@ -183,7 +183,8 @@ START_TEST(over_the_limits_nothing_is_sent)
 }
 END_TEST
 
-/* An empty socket says EAGAIN, a full one too, a closed one ECONN, and nobody gets SIGPIPE. */
+/* An empty socket and a full socket return EAGAIN, a closed one returns ECONN, and there is no
+ * SIGPIPE. */
 START_TEST(empty_full_and_closed_are_told_apart)
 {
     struct cst_frame frame = make(9, "x", 1);
@@ -202,7 +203,7 @@ START_TEST(empty_full_and_closed_are_told_apart)
 }
 END_TEST
 
-/* Send @n bytes with @n_fds descriptors, whatever they say of themselves. */
+/* Send @n bytes with @n_fds descriptors, whatever the header in them says. */
 static void send_raw(const void *bytes, size_t n, unsigned n_fds)
 {
     union {
@@ -230,8 +231,8 @@ static void send_raw(const void *bytes, size_t n, unsigned n_fds)
     ck_assert_int_ge(sendmsg(ends[0], &msg, 0), 0);
 }
 
-/* However many descriptors come, and whatever the header says: a lie is EPROTO, and none stays
- * open. */
+/* If the number of descriptors differs from the header's, the result is EPROTO, and none of them
+ * stays open. */
 START_TEST(descriptors_that_lie_are_closed)
 {
     uint8_t header[CST_FRAME_HEADER_BYTES];
@@ -253,7 +254,7 @@ START_TEST(descriptors_that_lie_are_closed)
 }
 END_TEST
 
-/* A message that is longer than any may be is EPROTO, and its descriptors are closed. */
+/* A message that is longer than allowed is EPROTO, and its descriptors are closed. */
 START_TEST(a_message_too_long_is_refused)
 {
     static uint8_t bytes[sizeof buf.bytes + 1];

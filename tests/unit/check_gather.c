@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* offload/gather: who loads together. That the pieces make a whole, whatever fails, is tests/sim's.
- */
+/* Tests of offload/gather: which GPUs load a chunk together. tests/sim tests that the pieces add up
+ * to the whole whatever fails. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PIECES = RIG_CHUNK_ELEMS }; /* bytes: a chunk's weights are two */
+enum { PIECES = RIG_CHUNK_ELEMS }; /* bytes of a piece; a chunk's weights are two pieces */
 
 static struct rig rig;
 
@@ -17,7 +17,7 @@ static void teardown(void)
     rig_close(&rig);
 }
 
-/* How many GPUs explain says may load a chunk together; 0: it says nothing of it. */
+/* Number of GPUs that load a chunk together, by cst_core_explain. 0: it mentions none. */
 static unsigned told(void)
 {
     char lines[32][192];
@@ -32,16 +32,16 @@ static unsigned told(void)
 
 struct machine {
     uint32_t world;
-    uint32_t engines[4]; /* per rank */
+    uint32_t engines[4]; /* engine of each rank's pool */
     bool worker_copies;
-    unsigned gpus; /* that may load together */
+    unsigned gpus; /* number of GPUs that load together */
 };
 
 static const struct machine machines[] = {
     {.world = 2, .engines = {1, 2}, .gpus = 2},
     {.world = 4, .engines = {1, 2, 1, 3}, .gpus = 3},
-    {.world = 2, .engines = {1, 1}, .gpus = 0},    /* two ranks share the one GPU */
-    {.world = 3, .engines = {0, 1, 0}, .gpus = 0}, /* the others are on the host */
+    {.world = 2, .engines = {1, 1}, .gpus = 0},    /* two ranks share the only GPU */
+    {.world = 3, .engines = {0, 1, 0}, .gpus = 0}, /* the other ranks are on the host */
     {.world = 2, .engines = {1, 2}, .worker_copies = true, .gpus = 0},
 };
 
@@ -55,7 +55,8 @@ static void open_machine(const struct machine *m)
                                          .gather_bytes = PIECES});
 }
 
-/* GPUs are counted, not ranks: those that share one load no pieces, and explain speaks of none. */
+/* GPUs are counted, not ranks. Ranks that share one GPU load no pieces, and explain mentions
+ * none. */
 START_TEST(gpus_are_counted)
 {
     open_machine(&machines[_i]);
@@ -63,7 +64,7 @@ START_TEST(gpus_are_counted)
 }
 END_TEST
 
-/* Ranks that share a GPU each load the whole. */
+/* Ranks that share one GPU each load the whole chunk. */
 START_TEST(one_gpu_loads_alone)
 {
     open_machine(&machines[2]);
@@ -78,7 +79,7 @@ END_TEST
 
 /* -- failures --------------------------------------------------------------------------------- */
 
-/* @world GPUs in a step whose order they know. */
+/* Open @world GPUs, and run a step so that the order of chunks is known. */
 static void open_gpus(uint32_t world)
 {
     open_machine(&(struct machine){.world = world, .engines = {1, 2, 3}});
@@ -86,8 +87,8 @@ static void open_gpus(uint32_t world)
     rig_whole_step(&rig, 4, world);
 }
 
-/* Rank 0 asks for chunk 0, which has two pieces: its GPU loads one and gets the other from that of
- * engine @other. */
+/* Rank 0 fetches chunk 0, which has two pieces: its GPU loads one piece from host memory and the
+ * other from the GPU of engine @other. */
 static void gather(uint32_t other)
 {
     unsigned n = 0;
@@ -100,7 +101,7 @@ static void gather(uint32_t other)
     ck_assert_uint_eq(n, 2);
 }
 
-/* Engine @node fails all that it has with @status, and what was to come after it is cancelled. */
+/* Fail all commands of engine @node with @status, and cancel the commands that wait for them. */
 static void fail_all(uint32_t node, int status)
 {
     while (rig_count(&rig, CST_COMMAND_COPY) > 0) {
@@ -119,7 +120,7 @@ static void fail_all(uint32_t node, int status)
     }
 }
 
-/* The attempt is over; rank 1 comes again. */
+/* The attempt is over, and rank 1 attaches again. */
 static void come_again(uint32_t world)
 {
     uint64_t sync = 0;
@@ -133,8 +134,8 @@ static void come_again(uint32_t world)
     rig.n_replies = 0;
 }
 
-/* A GPU is lost (however that is said, _i) with pieces to load and to get: when it is there again
- * it takes part again. */
+/* A GPU is lost (_i: how it is reported) with pieces to load and to copy. When it is available
+ * again, it takes part again. */
 START_TEST(lost)
 {
     open_gpus(2);
@@ -148,7 +149,7 @@ START_TEST(lost)
 }
 END_TEST
 
-/* It stays away, and its rank's pool is on the host: the others go on together. */
+/* A GPU stays lost and its rank's pool moves to the host: the other GPUs go on together. */
 START_TEST(lost_for_good)
 {
     const struct cst_core_pool host = {.engine = 0};
@@ -165,7 +166,7 @@ START_TEST(lost_for_good)
 }
 END_TEST
 
-/* Copies that fail while their GPUs are there are made by each alone from then on. */
+/* After copies have failed while their GPUs are available, each GPU loads the whole chunk. */
 START_TEST(failed)
 {
     open_gpus(2);

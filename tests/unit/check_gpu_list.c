@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/gpu_list: what a probe says, what the configuration wants of it, what a worker means. */
+/* Tests of daemon/gpu_list: the output of a probe, the GPUs that the configuration selects, and the
+ * GPU that a worker names. */
 #include "daemon/gpu_list.h"
 #include "tests/lib/suite.h"
 
@@ -49,13 +50,13 @@ START_TEST(a_list_is_read)
 }
 END_TEST
 
-/* The engine's sentence comes through as it is. */
+/* An error of the engine is passed on unchanged. */
 START_TEST(an_error_is_a_sentence)
 {
     ck_assert_int_eq(parse("{\"error\": \"no NVIDIA driver: libcuda.so.1 is not there\"}"),
                      CST_EUNSUPPORTED);
     ck_assert_str_eq(err.text, "no NVIDIA driver: libcuda.so.1 is not there");
-    ck_assert_uint_eq(list.n, 3); /* the output is as it was */
+    ck_assert_uint_eq(list.n, 3); /* the list is unchanged */
 }
 END_TEST
 
@@ -80,7 +81,7 @@ START_TEST(nonsense_is_refused)
 }
 END_TEST
 
-/* All, each with its part of its own card. */
+/* All GPUs are selected, each with a percentage of its own memory. */
 START_TEST(all_with_a_percentage)
 {
     ck_assert_int_eq(cst_gpu_list_select(&list, "all", "90%", &err), CST_OK);
@@ -91,7 +92,7 @@ START_TEST(all_with_a_percentage)
 }
 END_TEST
 
-/* A number of bytes, at most the card. */
+/* The memory can be a number of bytes, at most that of the GPU. */
 START_TEST(bytes)
 {
     ck_assert_int_eq(cst_gpu_list_select(&list, "all", "700000", &err), CST_OK);
@@ -100,7 +101,8 @@ START_TEST(bytes)
 }
 END_TEST
 
-/* UUIDs, beginnings of them and numbers, in the order of the list; twice is once. */
+/* GPUs can be selected by UUIDs, beginnings of UUIDs and numbers, in the order of the list. A GPU
+ * named twice is selected once. */
 START_TEST(some)
 {
     ck_assert_int_eq(cst_gpu_list_select(&list, "mig-cc, 0 " A, "50%", &err), CST_OK);
@@ -113,7 +115,7 @@ START_TEST(some)
 }
 END_TEST
 
-/* One that is not there is named, with those that are; the others are kept. */
+/* A GPU that does not exist is named in the error, with those that exist. The others are kept. */
 START_TEST(one_is_missing)
 {
     ck_assert_int_eq(cst_gpu_list_select(&list, "1, GPU-dddd, 7", "50%", &err), CST_ENOTFOUND);
@@ -124,7 +126,7 @@ START_TEST(one_is_missing)
 }
 END_TEST
 
-/* A worker's words. */
+/* The device that a worker asks for is found. */
 START_TEST(found)
 {
     static const struct {
@@ -134,7 +136,7 @@ START_TEST(found)
     } rows[] = {{"cuda", 0, 0}, {"cuda", 4, 1},      {"cuda:2", 1, 2},   {B, 0, 1},
                 {"MIG-", 9, 9}, {"gpu-AAAAb", 0, 1}, {"GPU-aaaaa", 5, 0}};
 
-    if (rows[_i].index == 9) { /* the kind alone names none */
+    if (rows[_i].index == 9) { /* the kind alone selects no device */
         ck_assert_int_eq(cst_gpu_list_find(&list, rows[_i].device, 0, &gpu, &err), CST_ENOTFOUND);
         return;
     }
@@ -157,7 +159,7 @@ START_TEST(not_found)
 }
 END_TEST
 
-/* The form of the configuration's list is known without any GPU. */
+/* The syntax of the configuration's list is checked without any GPU. */
 START_TEST(checked)
 {
     static const char *const good[] = {"all", "none", "0", "0,1, 2", A " " B, "MIG-1, 3"};

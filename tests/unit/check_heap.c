@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The heap: the greatest key is on top whatever was put in, changed and taken out. */
+/* Tests of offload/heap: the greatest key is on top after any insertions, changes and removals. */
 #include "offload/heap.h"
 #include "tests/lib/suite.h"
 
@@ -21,8 +21,8 @@ static bool is_less(const struct cst_heap_key *a, const struct cst_heap_key *b)
     return a->major != b->major ? a->major < b->major : a->minor < b->minor;
 }
 
-/* Against a scan, seeded: two heaps share the places of the same things, each of which is in one of
- * them at most. */
+/* Compared with a linear search, from a seed. Two heaps share the array of positions; each thing is
+ * in at most one of them. */
 START_TEST(greatest_is_on_top)
 {
     uint32_t at[IDS];
@@ -32,7 +32,7 @@ START_TEST(greatest_is_on_top)
 
     random_state = (uint64_t)_i + 1;
     memset(at, 0xff, sizeof at);
-    memset(in, 0xff, sizeof in); /* -1: in none */
+    memset(in, 0xff, sizeof in); /* -1: in no heap */
     ck_assert_int_eq(cst_heap_init(&heaps[0], IDS, at), 0);
     ck_assert_int_eq(cst_heap_init(&heaps[1], IDS, at), 0);
     for (int turn = 0; turn < 5000; turn++) {
@@ -63,7 +63,7 @@ START_TEST(greatest_is_on_top)
 }
 END_TEST
 
-/* What is in stays in when room for more is made. */
+/* Entries stay when the heap grows. */
 START_TEST(grows)
 {
     static uint32_t at[64];

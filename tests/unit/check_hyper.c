@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libcistern against a daemon in a thread: how a job's states are to be kept, hyper-parameters with
- * their defaults and limits, and steps that are prepared. */
+/* Tests of libcistern with a simulated daemon in a thread: options of a job's states,
+ * hyper-parameters with defaults and limits, and prepared steps. */
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
@@ -35,7 +35,7 @@ static bool see_open(struct fake_daemon *fake, const struct cst_frame *request, 
     return false;
 }
 
-/* What the spec says arrives. */
+/* The options of the job's spec arrive at the daemon. */
 START_TEST(options_are_sent)
 {
     Cistern__JobOpen *open = NULL;
@@ -65,7 +65,7 @@ START_TEST(options_are_sent)
 }
 END_TEST
 
-/* Numbers that are none of cistern/optimizer.h's are told before anything is sent. */
+/* Numbers that are not in cistern/optimizer.h are refused before anything is sent. */
 START_TEST(unknown_numbers)
 {
     struct cst_job_spec spec = {.name = "run7", .world = 1};
@@ -90,8 +90,8 @@ END_TEST
 
 /* -- hyper-parameters ------------------------------------------------------------------------- */
 
-/* What is 0 stands for what the optimizer usually takes, but beta1 where beta2 is given; SGD may do
- * without momentum. */
+/* A parameter that is 0 gets the optimizer's usual value, except beta1 if beta2 is given. SGD can
+ * have no momentum. */
 START_TEST(defaults)
 {
     static const struct {
@@ -116,7 +116,7 @@ START_TEST(defaults)
 }
 END_TEST
 
-/* What no optimizer takes is told by name, and the step can be asked for again. */
+/* An invalid parameter is refused by name, and the step can be requested again. */
 START_TEST(limits)
 {
     const struct {
@@ -148,8 +148,9 @@ END_TEST
 
 /* -- preparing -------------------------------------------------------------------------------- */
 
-/* A step is prepared once, with what it would say itself; saying the same again changes nothing,
- * saying otherwise is refused. The next step, and the same one after a sync, is prepared anew. */
+/* A step is prepared once, with the parameters of the step. A second preparation with equal
+ * parameters changes nothing, and one with others is refused. The next step, and a step after a
+ * sync, is prepared again. */
 START_TEST(prepared_once)
 {
     const struct cst_hyper_params params = {.lr = 0.5f, .loss = 1}, same = {.lr = 0.5f, .loss = 2};
@@ -173,7 +174,8 @@ START_TEST(prepared_once)
 }
 END_TEST
 
-/* A job whose updates are not early has nothing to prepare; before a sync nobody has. */
+/* A job without early updates has nothing to prepare, and a job that has not synced cannot
+ * prepare. */
 START_TEST(nothing_to_prepare)
 {
     const struct cst_hyper_params params = {.lr = 0.5f};
@@ -197,7 +199,8 @@ static bool refuse(struct fake_daemon *fake, const struct cst_frame *request, vo
     return true;
 }
 
-/* A preparation that fails is nobody's answer: the step is void, with the daemon's words. */
+/* If a preparation fails, no call waits for its reply: the next call reports that the step is void,
+ * with the daemon's message. */
 START_TEST(refused)
 {
     const struct cst_hyper_params params = {.lr = 0.5f};

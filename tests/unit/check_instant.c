@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much later a step is because of its updates, as the core says it, against steps whose updates
- * take no time. Both in virtual time, over models, machines and policies drawn from a seed. */
+/* Compares the core's exposed time of updates with steps whose updates take no time. Both run in
+ * virtual time, with models, machines and policies that are chosen from a seed. */
 #include "offload/buffers.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
@@ -43,10 +43,11 @@ static void open_chain(uint32_t n_layers, int64_t elems, double flops, uint32_t 
 
 static const struct cst_layout_states plain = {.optimizer = CST_OPTIMIZER_ADAMW};
 
-/* What the core says is what the step would be shorter by, to a tenth of that or a hundredth of the
- * step. With delayed updates, of which some is always under way, nothing shows how long copies and
- * sums would take without: to a twentieth. That computing is slower while updates use the same
- * cores is no wait. */
+/* Check that the exposed time is the time by which the step would be shorter, with an error of a
+ * tenth of that time or a hundredth of the step. The error is a twentieth with delayed updates:
+ * some update is always under way then, and it cannot be observed how long copies and sums would
+ * take without it. Compute that is slower because updates use the same cores does not count as
+ * waiting. */
 static void hold(const char *what)
 {
     double update = rig.rates.nodes[0].update, waits, exposed, step;
@@ -93,7 +94,7 @@ START_TEST(drawn)
 }
 END_TEST
 
-/* Many small chunks: what is late is nearly all copies that come after updates. */
+/* Many small chunks: nearly all delays are copies that come after updates. */
 START_TEST(thousand_layers)
 {
     open_chain(1000, 1 << 20, 1e8, 1, true, 0.1 * (_i + 1));
@@ -110,7 +111,7 @@ START_TEST(presets)
 }
 END_TEST
 
-/* Updates that go through an accelerator's memory, whose states share its link with the weights. */
+/* Device updates, whose states share the accelerator's link with the weights. */
 START_TEST(rooms)
 {
     open_chain(48, 3 << 20, _i % 2 == 0 ? 1e10 : 1e11, 1, true, 0.5);

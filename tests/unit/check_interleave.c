@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice of k: against the paper's formula, against all k by a play of its own, and where it
- * must not pay. */
+/* Tests of the choice of k: compared with the paper's formula, with a simulation of every k, and
+ * where device updates do not pay. */
 #include "offload/interleave.h"
 
 #include "tests/lib/suite.h"
@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A rank of the boxes in the paper's logs: B = 55/4 and 25/4 Gparam/s, 2.2 and 0.96 Gparam/s of
- * updates with the cast. */
+/* One rank of the machines in the paper's logs: B = 55/4 and 25/4 Gparam/s, and updates of 2.2 and
+ * 0.96 Gparam/s including the cast. */
 static struct cst_interleave box(double node, double params_per_s)
 {
     return (struct cst_interleave){.n_chunks = 50,
@@ -27,7 +27,7 @@ static struct cst_interleave box(double node, double params_per_s)
                                    .fetch_bytes = 2};
 }
 
-/* Both boxes: k = 2, by both ways, and about half of the time. */
+/* For both machines k is 2 by both methods, and the phase takes about half of the time. */
 START_TEST(the_papers_boxes)
 {
     struct cst_interleave m = _i == 0 ? box(2.2e9, 55e9 / 4) : box(0.96e9, 25e9 / 4);
@@ -40,8 +40,8 @@ START_TEST(the_papers_boxes)
 }
 END_TEST
 
-/* A link that is so slow that it could not bring the weights up, and one that is merely slow; and
- * no room, no accelerator, no rates. */
+/* Device updates do not pay on a very slow or slow link, nor without a room, an accelerator or
+ * rates. */
 START_TEST(where_it_does_not_pay)
 {
     struct cst_interleave m = box(2.2e9, 0.5e9);
@@ -63,8 +63,8 @@ START_TEST(where_it_does_not_pay)
 }
 END_TEST
 
-/* One chunk: the node is alone with it, unless the accelerator is so much faster that it all goes
- * there. */
+/* With one chunk the node updates it, unless the accelerator is so much faster that the chunk is
+ * updated there. */
 START_TEST(one_chunk)
 {
     struct cst_interleave m = box(2.2e9, 3e9);
@@ -77,8 +77,8 @@ START_TEST(one_chunk)
 }
 END_TEST
 
-/* A long row of chunks: where the formula's k pays by more than the margin, what is chosen is that
- * k or a neighbour. */
+/* For many chunks, if the formula's k gains more than the margin, the choice is that k or a
+ * neighbour of it. */
 START_TEST(agrees_with_the_formula)
 {
     unsigned n = 0;
@@ -93,7 +93,7 @@ START_TEST(agrees_with_the_formula)
             formula = cst_interleave_formula(&m);
             chosen = cst_interleave_choose(&m);
             if (formula == CST_INTERLEAVE_NEVER || formula > 16) {
-                continue; /* gains little: near the margin */
+                continue; /* the gain is near the margin */
             }
             n++;
             ck_assert_msg(chosen + 1 >= formula && chosen <= formula + 1 && chosen > 0,
@@ -128,8 +128,9 @@ static struct cst_interleave random_machine(void)
     return m;
 }
 
-/* No k up to the number of chunks is faster, and none that is as fast is larger; a choice is never
- * slower than the nodes alone, by the margin. 2 to 32 chunks, one to three buffers. */
+/* No k up to the number of chunks is faster than the choice, and none that is as fast is larger.
+ * The choice is faster than the nodes alone by the margin, or none. 2 to 32 chunks, one to three
+ * buffers. */
 START_TEST(best_of_all)
 {
     seed = 5;
@@ -155,8 +156,8 @@ START_TEST(best_of_all)
 }
 END_TEST
 
-/* What is played is bounded below by each resource alone, and above by no overlap at all. More
- * buffers, faster links and a full-duplex one are never slower. */
+/* The simulated time is at least that of each resource alone, and at most that without any overlap.
+ * More buffers, faster links and full-duplex links are never slower. */
 START_TEST(bounds)
 {
     seed = 6;
@@ -185,8 +186,8 @@ START_TEST(bounds)
 }
 END_TEST
 
-/* Chunks of one element that go up in a second and come down in one, and are updated there in no
- * time; the nodes update so many a second. */
+/* Chunks of one element, which take one second to be copied in and one to be copied out and no time
+ * to be updated on the accelerator. The nodes update @node_elems elements per second. */
 static struct cst_interleave seconds(uint32_t n_chunks, uint32_t n_nodes, double node_elems)
 {
     return (struct cst_interleave){.n_chunks = n_chunks,
@@ -202,8 +203,9 @@ static struct cst_interleave seconds(uint32_t n_chunks, uint32_t n_nodes, double
                                    .down_bytes = 14};
 }
 
-/* k = 2, three chunks up of one second each way, updates that take no time, nodes that are faster:
- * 1 up, 2 up under 1 down, 3 up under 2 down, 3 down. With one buffer nothing overlaps. */
+/* k = 2 with three chunks on the accelerator, copies of one second each way, updates that take no
+ * time, and faster nodes: in 1, in 2 with out 1, in 3 with out 2, out 3. With one buffer nothing
+ * overlaps. */
 START_TEST(by_hand)
 {
     struct cst_interleave m = seconds(6, 1, 10);
@@ -222,21 +224,22 @@ START_TEST(by_hand)
     ck_assert_double_eq_tol(cst_interleave_seconds(&m, 2), 6, 1e-6);
     ck_assert_double_eq_tol(cst_interleave_seconds(&m, 0), 12, 1e-6);
     m.node_elems = 10;
-    m.fetch_bytes = 7; /* those of chunk 1 go up between 2 and 4, those of 3 and 5 before 6 */
+    m.fetch_bytes = 7; /* fetches of chunk 1 between 2 and 4, those of chunks 3 and 5 before 6 */
     ck_assert_double_eq_tol(cst_interleave_seconds(&m, 2), 5.5, 1e-6);
 }
 END_TEST
 
-/* Two nodes that take two seconds for a chunk, five chunks, of which the first node has three. With
- * k = 2 the second of each goes up and down in a second each: the first node ends at 4, as with k =
- * 3, when its third one alone goes up. With k = 4 none does, though there are more than four in
- * all. */
+/* Two nodes need two seconds for a chunk. Of five chunks the first node has three. With k = 2 the
+ * second chunk of each node is copied in and out in one second each: the first node ends at 4, as
+ * with k = 3, when only its third chunk uses the accelerator. With k = 4 no chunk does, although
+ * there are more than four in all. */
 START_TEST(nodes)
 {
     struct cst_interleave m = seconds(5, 2, 1);
 
     ck_assert_double_eq_tol(cst_interleave_seconds(&m, 0), 6, 1e-6);
-    ck_assert_double_eq_tol(cst_interleave_seconds(&m, 1), 6, 1e-6); /* all go up: 5 up, 1 down */
+    /* All use the accelerator: 5 copies in, 1 out. */
+    ck_assert_double_eq_tol(cst_interleave_seconds(&m, 1), 6, 1e-6);
     ck_assert_double_eq_tol(cst_interleave_seconds(&m, 2), 4, 1e-6);
     ck_assert_double_eq_tol(cst_interleave_seconds(&m, 3), 4, 1e-6);
     ck_assert_double_eq_tol(cst_interleave_seconds(&m, 4), 6, 1e-6);

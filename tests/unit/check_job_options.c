@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/job_options: what a JobOpen may say of the optimizer, and what ranks are told that say it
- * otherwise. */
+/* Tests of daemon/job_options: the options of a JobOpen, and the error that ranks with other
+ * options get. */
 #include "daemon/job_options.h"
 #include "tests/lib/suite.h"
 
@@ -22,7 +22,7 @@ static Cistern__JobOpen open_as(uint32_t optimizer, uint32_t moments, uint32_t r
     return message;
 }
 
-/* A message of an older client means AdamW, 16 bytes per parameter, updates at the commit. */
+/* A message of an older client means AdamW, 16 bytes per parameter, and updates at the commit. */
 START_TEST(absent_is_adamw)
 {
     Cistern__JobOpen message = CISTERN__JOB_OPEN__INIT;
@@ -37,7 +37,7 @@ START_TEST(absent_is_adamw)
 }
 END_TEST
 
-/* Numbers that mean nothing are refused by name; the last one of each is taken. */
+/* Unknown numbers are refused by name, and the largest number of each option is accepted. */
 START_TEST(numbers_are_checked)
 {
     const Cistern__JobOpen bad[] = {
@@ -57,8 +57,8 @@ START_TEST(numbers_are_checked)
 }
 END_TEST
 
-/* Gradients over weights have no place for a sum in fp32, nor with a second weight row; a step to
- * delay from is of delayed updates alone. */
+/* Gradients in weight rows exclude fp32 sums and a second weight row. A step from which updates are
+ * delayed requires delayed updates. */
 START_TEST(what_cannot_go_together)
 {
     Cistern__JobOpen message = open_as(0, 0, 0, CST_OVERLAP_COMMIT);
@@ -83,7 +83,7 @@ START_TEST(what_cannot_go_together)
 }
 END_TEST
 
-/* Each option that a rank wants otherwise is named with both values. */
+/* Each option that a rank wants differently is named with both values. */
 START_TEST(what_differs_is_named)
 {
     const struct cst_job_options first = {.optimizer = CST_OPTIMIZER_ADAMW, .seed = 7};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading JSON strictly: what is taken, and in which words the rest is refused. */
+/* Tests of the strict JSON reader: values that it accepts, and its messages for others. */
 #include "proto/json_fields.h"
 #include "tests/lib/suite.h"
 
@@ -17,7 +17,7 @@ static json_t *parse(const char *text)
     return value;
 }
 
-/* An unknown key and a value that is no object are refused by name. */
+/* An unknown key, and a value that is not an object, are refused by name. */
 START_TEST(test_object)
 {
     struct cst_err err = {0};
@@ -34,7 +34,7 @@ START_TEST(test_object)
 }
 END_TEST
 
-/* Whole numbers: the limits, no fraction, no minus, missing as the caller says. */
+/* Integers have limits and neither fraction nor sign. A missing one gets the caller's default. */
 START_TEST(test_u64)
 {
     struct cst_err err = {0};
@@ -58,7 +58,7 @@ START_TEST(test_u64)
 }
 END_TEST
 
-/* Numbers: whole ones, too; not negative; not text. */
+/* Numbers may be integers, but neither negative nor text. */
 START_TEST(test_real)
 {
     struct cst_err err = {0};
@@ -76,7 +76,7 @@ START_TEST(test_real)
 }
 END_TEST
 
-/* Text: as long as there is room for, without control characters. */
+/* Text must fit and have no control characters. */
 START_TEST(test_text)
 {
     struct cst_err err = {0};
@@ -94,7 +94,7 @@ START_TEST(test_text)
 }
 END_TEST
 
-/* Arrays: how many values there may be. */
+/* Arrays have a limited number of values. */
 START_TEST(test_array)
 {
     struct cst_err err = {0};
@@ -125,7 +125,7 @@ static void write_text(const char *path, const char *text)
     ck_assert_int_eq(fclose(file), 0);
 }
 
-/* A file: what is not JSON is told with line and column; a repeated key is not JSON here. */
+/* A syntax error in a file is reported with line and column. A repeated key is a syntax error. */
 START_TEST(test_load)
 {
     struct cst_err err = {0};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients of micro-batches on an accelerator, by hand: they are copied to landings in host
- * memory, and the node's engine adds them. */
+/* Tests of micro-batches' gradients on an accelerator in the core: they are copied to landings in
+ * host memory, and the node's engine adds them. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -17,8 +17,8 @@ static void teardown(void)
     rig_close(&rig);
 }
 
-/* Chunks of two micro-batches a step; rank 0's pool is on engine 1's accelerator, rank 1's on
- * engine 2's. */
+/* Open a job with two micro-batches per step. The pool of rank 0 is on the accelerator of engine 1,
+ * and that of rank 1 on the one of engine 2. */
 static void open_job(uint32_t n_chunks, uint32_t world, const uint64_t *ranks)
 {
     rig_open_job(&rig, &(struct rig_job){.n_chunks = n_chunks,
@@ -53,8 +53,8 @@ static uint32_t segment_of(uint32_t landing)
     return RIG_ARENA_SEGMENT + rig.layout.landings[landing].segment;
 }
 
-/* The n-th copy under way brings a gradient of engine 1's accelerator to @landing, out of which
- * the n-th sum under way, of engine 0, reads it. */
+/* Check that the @n-th copy under way brings a gradient from engine 1's accelerator to @landing,
+ * and that the @n-th sum under way, on engine 0, reads it there. */
 static void check_landing(unsigned n, uint32_t chunk, uint32_t landing, bool adds)
 {
     const struct cst_command *copy = rig_command(&rig, CST_COMMAND_COPY, n);
@@ -72,11 +72,12 @@ static void check_landing(unsigned n, uint32_t chunk, uint32_t landing, bool add
     ck_assert_uint_eq(reduce->src[0].segment, segment_of(landing));
     ck_assert(reduce->accumulate == adds);
     ck_assert(waits_for(reduce, copy->ticket));
-    ck_assert(reduce->forgiven); /* else the copy that takes the landing next would fail with it */
+    /* Otherwise the next copy to the landing would fail with this sum. */
+    ck_assert(reduce->forgiven);
 }
 
-/* Both micro-batches' gradients land, and the second is added to the first; 2 bytes of each element
- * go down for each. The block is free when the sum is made, not before. */
+/* The gradients of both micro-batches are copied to landings, 2 bytes per element, and the second
+ * one is added to the first. The block is free when the sum is done, not before. */
 START_TEST(both_land)
 {
     open_job(1, 1, NULL);
@@ -94,7 +95,7 @@ START_TEST(both_land)
 }
 END_TEST
 
-/* A landing is written again when the sum that read it is complete. */
+/* A landing is written again only when the sum that reads it is done. */
 START_TEST(in_turn)
 {
     open_job(3, 1, NULL);
@@ -108,7 +109,7 @@ START_TEST(in_turn)
 }
 END_TEST
 
-/* Of chunks that several ranks contribute to an accelerator makes the sum. */
+/* If several ranks contribute to a chunk, an accelerator computes the sum. */
 START_TEST(one_rank_alone)
 {
     static const uint64_t ranks[] = {3, 1};
@@ -124,8 +125,8 @@ START_TEST(one_rank_alone)
 }
 END_TEST
 
-/* An accelerator that is lost with a gradient costs the attempt, not the job, and what of its sum
- * fails with the copy costs nothing more. */
+/* If an accelerator is lost with a gradient, the attempt is interrupted, but the job does not fail.
+ * A sum that fails because its copy failed changes nothing more. */
 START_TEST(lost)
 {
     uint64_t fetch;
@@ -142,7 +143,8 @@ START_TEST(lost)
 }
 END_TEST
 
-/* A sum that the processor cannot make fails the job, which is not taken for a loss. */
+/* A sum that the processor cannot compute fails the job. It is not mistaken for a lost
+ * accelerator. */
 START_TEST(failed_sum)
 {
     open_job(1, 1, NULL);
@@ -153,7 +155,7 @@ START_TEST(failed_sum)
 }
 END_TEST
 
-/* Explain tells where the sum is made, and why. */
+/* Explain says where the sum is computed, and why. */
 START_TEST(explained)
 {
     char lines[16][192];
