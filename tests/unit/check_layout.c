@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layout: tensors into chunks, capacity, the smallest pool, rows in segments. */
+/* Tests of the layout: tensors in chunks, capacity, the smallest pool, rows in segments. */
 #include "offload/layout.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/layout_rig.h"
@@ -55,7 +55,8 @@ static void check_layout(void)
     rig_check_layout(&layout, &model, &config);
 }
 
-/* Tensors lie in order of first use, next-fit, aligned; those that nothing uses come last. */
+/* Tensors lie in the order of their first use, packed next-fit and aligned. Unused tensors come
+ * last. */
 START_TEST(order_of_first_use)
 {
     uint32_t unused;
@@ -84,7 +85,7 @@ START_TEST(order_of_first_use)
 }
 END_TEST
 
-/* A tensor that just fits the chunk has it for itself, with nothing lost. */
+/* A tensor that just fits has the chunk to itself, without padding. */
 START_TEST(exact_fit)
 {
     tensor(4096);
@@ -97,8 +98,8 @@ START_TEST(exact_fit)
 }
 END_TEST
 
-/* The smallest pool: an operator's weights, the gradients that are open in backward, and one chunk
- * ahead. */
+/* The smallest pool holds an operator's weights, the gradients that are open in its backward, and
+ * one prefetched chunk. */
 START_TEST(need_of_a_chain)
 {
     for (uint32_t i = 0; i < 6; i++) {
@@ -111,7 +112,7 @@ START_TEST(need_of_a_chain)
 }
 END_TEST
 
-/* A tensor that the first and the last operator share keeps its gradient open through the whole
+/* The gradient of a tensor that the first and the last operator share stays open during the whole
  * backward pass. */
 START_TEST(need_with_tied_tensors)
 {
@@ -124,14 +125,14 @@ START_TEST(need_with_tied_tensors)
     use(1, (uint32_t[]){4});
     use(2, (uint32_t[]){5, 0});
     ck_assert_int_eq(build(4096, 0, 1), CST_OK);
-    /* op1 in backward: weights 1 and 2, gradients 1, 2 and 0, one ahead */
+    /* op1 in backward: weights 1 and 2, gradients 1, 2 and 0, one prefetched chunk */
     ck_assert_uint_eq(layout.min_blocks, 6);
     ck_assert_uint_eq(layout.min_operator, 1);
 }
 END_TEST
 
-/* Two operators whose tensors share a chunk: its gradient is open until the first of them, the last
- * in backward, ends. */
+/* If two operators have tensors in one chunk, the chunk's gradient stays open until the backward of
+ * the first of them ends. */
 START_TEST(need_with_shared_chunks)
 {
     tensor(2000);
@@ -142,19 +143,21 @@ START_TEST(need_with_shared_chunks)
     use(1, (uint32_t[]){2});
     use(1, (uint32_t[]){3});
     use(1, (uint32_t[]){1});
-    ck_assert_int_eq(build(8192, 0, 1), CST_OK); /* 0 | 2 | 3 | 1 */
+    ck_assert_int_eq(build(8192, 0, 1), CST_OK); /* chunks: 0 | 2 | 3 | 1 */
     ck_assert_uint_eq(layout.n_chunks, 4);
     ck_assert_uint_eq(layout.min_blocks, 3);
     cst_layout_close(&layout);
-    use(2, (uint32_t[]){0, 1}); /* one more use of both, at the end: they stay open throughout */
+    /* Both tensors are used again at the end, so their gradients stay open throughout. */
+    use(2, (uint32_t[]){0, 1});
     ck_assert_int_eq(build(8192, 0, 1), CST_OK);
-    ck_assert_uint_eq(layout.min_blocks, 5); /* its weights, 0 and 1, their gradients, one ahead */
+    /* weights, 0 and 1, both gradients, one prefetched chunk. */
+    ck_assert_uint_eq(layout.min_blocks, 5);
     ck_assert_uint_eq(layout.min_operator, 4);
 }
 END_TEST
 
-/* A pool that is too small is refused with the number of bytes that are short and the operator that
- * needs them; a byte less than enough is too small, and enough is enough. */
+/* A pool that is too small is refused with the number of missing bytes and the operator that needs
+ * them. One byte less than enough is refused, and enough is accepted. */
 START_TEST(pool_too_small)
 {
     uint64_t enough = 3 * 2 * 4096;
@@ -174,7 +177,7 @@ START_TEST(pool_too_small)
 }
 END_TEST
 
-/* The bytes that the last error says are short. */
+/* The number of missing bytes in the last error. */
 static uint64_t bytes_short(void)
 {
     const char *colon = strrchr(err.text, ':');
@@ -183,9 +186,9 @@ static uint64_t bytes_short(void)
     return strtoull(colon + 1, NULL, 10);
 }
 
-/* What is said to be short is what is short: with so many bytes more the pool is accepted, with one
- * less it is not, however much too small the first pool was. _i: seed of a model of tensors and
- * uses at random. */
+/* The number of missing bytes is exact, however small the pool was: a pool with that many bytes
+ * more is accepted, and with one byte less it is refused. _i: seed of a model with random tensors
+ * and uses. */
 START_TEST(shortfall_is_exact)
 {
     int64_t large, small;
@@ -194,7 +197,7 @@ START_TEST(shortfall_is_exact)
     srand((unsigned)_i);
     large = 4097 + rand() % 8000;
     small = 1 + rand() % large;
-    for (uint32_t i = 0; i < 40; i += 2) { /* a chunk for both may be better than one for each */
+    for (uint32_t i = 0; i < 40; i += 2) { /* one chunk for both may be better than one for each */
         tensor(large);
         tensor(small);
         use(2, (uint32_t[]){i, i + 1});
@@ -204,7 +207,7 @@ START_TEST(shortfall_is_exact)
     ck_assert_int_eq(build(0, least - 1, 1), CST_EPOOL);
     ck_assert_uint_eq(bytes_short(), 1);
     percent = strtoull(strstr(err.text, "--pool ") + 7, NULL, 10);
-    /* So is the percentage that is proposed: it is enough, and one less is not. */
+    /* The proposed percentage is exact as well: it is enough, and one per cent less is not. */
     ck_assert_int_eq(build(0, percent * 2 * model.n_params / 100, 1), CST_OK);
     cst_layout_close(&layout);
     ck_assert_int_eq(build(0, (percent - 1) * 2 * model.n_params / 100, 1), CST_EPOOL);
@@ -213,19 +216,20 @@ START_TEST(shortfall_is_exact)
 }
 END_TEST
 
-/* Capacity is chosen for least waste among those of which the pool holds 8 blocks, or else the
- * fewest that can run. */
+/* The capacity with the least padding is chosen among those of which the pool holds 8 blocks, or
+ * otherwise the fewest that suffice. */
 START_TEST(least_waste)
 {
     for (uint32_t i = 0; i < 30; i++) {
-        tensor(5000); /* 8192: 1 fits, 3192 lost; 20480: 4 fit (padded to 5056), 480 lost */
+        /* 8192: 1 fits and 3192 are lost; 20480: 4 fit (padded to 5056) and 480 are lost. */
+        tensor(5000);
         use(1, (uint32_t[]){i});
     }
     ck_assert_int_eq(build(0, 8 * 2 * 20480, 1), CST_OK);
     check_layout();
     ck_assert_uint_le(layout.capacity, 20480);
     ck_assert_uint_ge(8 * 2 * 20480 / (2 * layout.capacity), 8);
-    for (uint64_t c = 8192; c <= 20480; c += 4096) { /* no other is better */
+    for (uint64_t c = 8192; c <= 20480; c += 4096) { /* no other capacity is better */
         uint64_t per_chunk = (c - 5000) / 5056 + 1;
         uint64_t chunks = (30 + per_chunk - 1) / per_chunk;
 
@@ -237,8 +241,8 @@ START_TEST(least_waste)
 }
 END_TEST
 
-/* Arenas hold what is used, not capacity: at most 16.5 bytes a parameter for a model of the usual
- * shape. */
+/* Arenas hold the used elements instead of capacities: at most 16.5 bytes per parameter for a model
+ * of the usual shape. */
 START_TEST(arena_bytes)
 {
     tensor(256 * 384);
@@ -264,7 +268,7 @@ START_TEST(arena_bytes)
 }
 END_TEST
 
-/* Each node has segments of its own, as few as if it were alone. */
+/* Check that each node has segments of its own, and only as many as it would have alone. */
 static void check_node_segments(uint32_t n_nodes)
 {
     uint32_t last[4] = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX};
@@ -284,7 +288,8 @@ static void check_node_segments(uint32_t n_nodes)
     }
 }
 
-/* Chunks in a row that are of one size are spread over all nodes (_i), wherever the row begins. */
+/* Consecutive chunks of one size are spread over all nodes (_i: their number), wherever the
+ * sequence begins. */
 START_TEST(nodes)
 {
     uint32_t n_nodes = (uint32_t)_i;
@@ -312,7 +317,8 @@ START_TEST(nodes)
 }
 END_TEST
 
-/* Of chunks of several sizes every node has about as many bytes, at each point. */
+/* With chunks of several sizes, all nodes have about equally many bytes at each point of the
+ * sequence. */
 START_TEST(nodes_of_sizes)
 {
     uint64_t elems[3] = {0};
@@ -333,7 +339,7 @@ START_TEST(nodes_of_sizes)
 }
 END_TEST
 
-/* Rows fill a segment up to 256 MiB and none straddles two. */
+/* Rows fill a segment up to 256 MiB, and no row lies in two segments. */
 START_TEST(big_segments)
 {
     for (uint32_t i = 0; i < 5; i++) {
@@ -346,7 +352,7 @@ START_TEST(big_segments)
 }
 END_TEST
 
-/* A row that is larger than a segment has one for itself; and there is a largest chunk. */
+/* A row that is larger than a segment has a segment of its own, and there is a largest chunk. */
 START_TEST(chunks_have_a_limit)
 {
     for (uint32_t i = 0; i < 16; i++) {
@@ -359,7 +365,7 @@ START_TEST(chunks_have_a_limit)
 }
 END_TEST
 
-/* 65536 tensors of many sizes are laid out, with the capacity chosen. */
+/* 65536 tensors of many sizes are laid out, with a capacity that the layout chooses. */
 START_TEST(many_tensors)
 {
     for (uint32_t i = 0; i < CST_LAYOUT_MAX_TENSORS; i++) {
@@ -372,8 +378,8 @@ START_TEST(many_tensors)
 }
 END_TEST
 
-/* What cannot be laid out: no tensors, a capacity below the largest tensor or above the largest
- * chunk, a tensor above that. */
+/* The layout refuses a model without tensors, a capacity below the largest tensor or above the
+ * largest chunk, and a tensor above the largest chunk. */
 START_TEST(refusals)
 {
     ck_assert_int_eq(build(0, 0, 1), CST_EINVAL);
@@ -383,7 +389,7 @@ START_TEST(refusals)
     ck_assert_ptr_nonnull(strstr(err.text, "largest tensor, 5056"));
     ck_assert_int_eq(build(CST_LAYOUT_MAX_CHUNK_ELEMS + 1ull, 0, 1), CST_EINVAL);
     ck_assert_int_eq(build(0, 0, 0), CST_EINVAL);
-    ck_assert_int_eq(build(5001, 0, 1), CST_OK); /* rounded up */
+    ck_assert_int_eq(build(5001, 0, 1), CST_OK); /* the capacity is rounded up */
     ck_assert_uint_eq(layout.capacity, 8192);
     cst_layout_close(&layout);
     tensor(CST_LAYOUT_MAX_CHUNK_ELEMS + 1ll);
@@ -391,7 +397,7 @@ START_TEST(refusals)
 }
 END_TEST
 
-/* One chunk, one operator: more blocks than its weights and gradient are not needed. */
+/* With one chunk and one operator, only blocks for the weights and the gradient are needed. */
 START_TEST(tiny)
 {
     tensor(1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layout of models with groups and patterns: who shares a chunk, what a frozen one has, what a rank
- * needs, what is the base's. */
+/* Tests of the layout of models with groups and patterns: tensors that share a chunk, rows of
+ * frozen chunks, needs of ranks, chunks of a base job. */
 #include "offload/layout.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/layout_rig.h"
@@ -66,8 +66,8 @@ static void build(void)
     rig_check_needs(&layout, &model, config.world, 1);
 }
 
-/* Tensors of different ranks, or of different patterns, do not share a chunk; of the same ranks by
- * another group's number they do. */
+/* Tensors of different ranks or different patterns do not share a chunk. Tensors of equal groups
+ * with different numbers do. */
 START_TEST(kinds_apart)
 {
     ck_assert_int_eq(cst_model_group(&model, 0x3, &err), CST_OK);
@@ -82,7 +82,8 @@ START_TEST(kinds_apart)
     }
     build();
     ck_assert_uint_eq(layout.n_chunks, 3);
-    ck_assert_uint_eq(model.tensors[0].chunk, model.tensors[8].chunk); /* all four ranks */
+    /* Both groups have all four ranks. */
+    ck_assert_uint_eq(model.tensors[0].chunk, model.tensors[8].chunk);
     ck_assert_uint_eq(model.tensors[1].chunk, model.tensors[7].chunk);
     ck_assert_uint_eq(layout.chunks[0].ranks, 0xf);
     ck_assert_uint_eq(layout.chunks[1].ranks, 0x3);
@@ -90,7 +91,7 @@ START_TEST(kinds_apart)
 }
 END_TEST
 
-/* Each kind is filled on while others come in between. */
+/* The chunks of each kind are filled even if tensors of other kinds come in between. */
 START_TEST(kinds_interleaved)
 {
     for (uint32_t i = 0; i < 10; i++) {
@@ -99,14 +100,15 @@ START_TEST(kinds_interleaved)
         use(2, (uint32_t[]){2 * i, 2 * i + 1});
     }
     build();
-    ck_assert_uint_eq(layout.n_chunks, 4); /* five of 1600 twice; nine of 832, and one */
+    /* Five tensors of 1600 fit, for two kinds; nine of 832 fit and one more chunk. */
+    ck_assert_uint_eq(layout.n_chunks, 4);
     ck_assert_uint_eq(layout.chunks[0].n_tensors, 5);
     ck_assert_uint_eq(layout.chunks[1].n_tensors, 9);
 }
 END_TEST
 
-/* Tensors of different experts do not share a chunk, those of one operator do: an expert without
- * tokens costs nothing. */
+/* Tensors of different experts do not share a chunk, and those of one operator do, so an expert
+ * without tokens needs nothing. */
 START_TEST(experts_apart)
 {
     for (uint32_t i = 0; i < 3; i++) {
@@ -121,8 +123,8 @@ START_TEST(experts_apart)
 }
 END_TEST
 
-/* A gradient that an expert shares with another operator may be open until the step, if the expert
- * has no tokens. */
+/* A gradient that an expert shares with another operator may stay open until the step, if the
+ * expert has no tokens. */
 START_TEST(need_with_experts)
 {
     uint32_t gate = tensor(8000, 0, CST_PATTERN_SHARD);
@@ -133,7 +135,7 @@ START_TEST(need_with_experts)
         use(2, (uint32_t[]){gate, expert});
     }
     build();
-    ck_assert_uint_eq(layout.min_blocks, 5); /* two and two, one ahead */
+    ck_assert_uint_eq(layout.min_blocks, 5); /* two weights, two gradients, one prefetched chunk */
     cst_layout_close(&layout);
     use(1, (uint32_t[]){tensor(8000, 0, CST_PATTERN_SHARD)});
     use(1, (uint32_t[]){gate});
@@ -142,7 +144,7 @@ START_TEST(need_with_experts)
 }
 END_TEST
 
-/* A frozen chunk has its weights alone, 2 bytes an element, and its operators open no gradient. */
+/* A frozen chunk has only weights, 2 bytes per element, and its operators open no gradient. */
 START_TEST(frozen)
 {
     for (uint32_t i = 0; i < 4; i++) {
@@ -150,14 +152,14 @@ START_TEST(frozen)
     }
     build();
     ck_assert_uint_eq(layout.arena_bytes, 4 * 2 * 8192);
-    ck_assert_uint_eq(layout.min_blocks, 2); /* its weights, one ahead */
+    ck_assert_uint_eq(layout.min_blocks, 2); /* its weights and one prefetched chunk */
     ck_assert_uint_eq(layout.max_blocks, 4);
     ck_assert_uint_eq(layout.n_tiles, 0);
     ck_assert_uint_eq(layout.n_spans, 0);
 }
 END_TEST
 
-/* With gradients of 4 bytes a parameter has 18, else 16. */
+/* A parameter has 18 bytes with gradients of 4 bytes, and 16 otherwise. */
 START_TEST(bytes_per_parameter)
 {
     tensor(8192, 0, CST_PATTERN_SHARD);
@@ -173,7 +175,8 @@ START_TEST(bytes_per_parameter)
 }
 END_TEST
 
-/* What a rank needs is of its own operators; the classes' is the most of all. */
+/* A rank's needs come from its own operators. The numbers of a size class are the largest of all
+ * ranks. */
 START_TEST(needs_of_ranks)
 {
     ck_assert_int_eq(cst_model_group(&model, 0x1, &err), CST_OK);
@@ -207,7 +210,7 @@ END_TEST
 
 /* -- base ----------------------------------------------------------------------------------- */
 
-/* A job of two frozen chunks, and one that is trained. */
+/* A job with two frozen chunks and a trained one. */
 static void build_base(struct cst_model *base, struct cst_layout *laid_out)
 {
     struct cst_layout_config own = {.n_nodes = 1, .world = 2, .chunk_elems = 8192};
@@ -222,8 +225,8 @@ static void build_base(struct cst_model *base, struct cst_layout *laid_out)
     ck_assert_uint_eq(laid_out->n_chunks, 3);
 }
 
-/* Frozen tensors that the base has are where it has them, and cost nothing; others are this job's
- * own. */
+/* Frozen tensors that the base job has lie in its chunks and cost no memory. Other tensors are this
+ * job's own. */
 START_TEST(shared_with_a_base)
 {
     struct cst_layout base_layout;
@@ -234,11 +237,11 @@ START_TEST(shared_with_a_base)
     build_base(&base, &base_layout);
     config.base_model = &base;
     config.base = &base_layout;
-    d = declare(&model, "d", 2999, 0, CST_PATTERN_FROZEN); /* another shape */
+    d = declare(&model, "d", 2999, 0, CST_PATTERN_FROZEN); /* the base has another shape */
     b = declare(&model, "b", 3000, 0, CST_PATTERN_FROZEN);
     a = declare(&model, "a", 3000, 0, CST_PATTERN_FROZEN);
-    c = declare(&model, "c", 3000, 0, CST_PATTERN_SHARD);        /* trained here */
-    head = declare(&model, "head", 3000, 0, CST_PATTERN_FROZEN); /* trained there */
+    c = declare(&model, "c", 3000, 0, CST_PATTERN_SHARD);        /* trained in this job */
+    head = declare(&model, "head", 3000, 0, CST_PATTERN_FROZEN); /* trained in the base job */
     adapter = declare(&model, "adapter", 64, 0, CST_PATTERN_SHARD);
     use(2, (uint32_t[]){b, adapter});
     use(2, (uint32_t[]){a, adapter});
@@ -255,15 +258,16 @@ START_TEST(shared_with_a_base)
     ck_assert(layout.segments[row->segment].is_base);
     ck_assert_uint_eq(layout.segments[row->segment].base_segment, theirs->segment);
     ck_assert_uint_eq(row->offset, theirs->offset);
-    /* d and head, frozen; c and the adapter, 16 bytes each; all rows whole pages */
+    /* d and head are frozen; c and the adapter have 16 bytes per element; all rows are whole
+     * pages */
     ck_assert_uint_eq(layout.arena_bytes, 12288 + 2 * 8192 + 3 * 16384 - 4096 * 3 + 4096 * 0);
     cst_layout_close(&base_layout);
     cst_model_close(&base);
 }
 END_TEST
 
-/* A base's chunk that two groups of this job use is a chunk for each, and the base may have a base.
- */
+/* If two groups of this job use one chunk of the base job, each has a chunk for it. A base job may
+ * itself have a base. */
 START_TEST(base_of_a_base)
 {
     struct cst_layout base_layout, middle_layout;
@@ -296,7 +300,7 @@ START_TEST(base_of_a_base)
 }
 END_TEST
 
-/* A chunk of the base that is larger than this job's needs a class that holds it. */
+/* A chunk of the base job that is larger than this job's chunks gets a size class that holds it. */
 START_TEST(base_of_larger_chunks)
 {
     struct cst_layout base_layout;
@@ -318,8 +322,8 @@ START_TEST(base_of_larger_chunks)
 }
 END_TEST
 
-/* Whatever a model is made of, what must hold of its layout holds, and its needs are what workers
- * that go through it need. _i: seed. */
+/* The layout of a random model has the properties that every layout must have, and its needs are
+ * those of workers that run it. _i: seed. */
 START_TEST(random_models)
 {
     srand((unsigned)_i);
@@ -332,7 +336,8 @@ START_TEST(random_models)
                   err.text);
     rig_check_layout(&layout, &model, &config);
     rig_check_needs(&layout, &model, config.world, (unsigned)_i);
-    config.chunk_elems = layout.capacity; /* what was chosen can be given, and gives the same */
+    /* The chosen capacity can be given, with the same result. */
+    config.chunk_elems = layout.capacity;
     for (uint32_t k = 1; k < layout.n_classes; k++) {
         config.class_elems[k - 1] = layout.classes[k].capacity;
     }

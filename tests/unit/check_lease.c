@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The books of leases against a model of the daemon that grants everything and counts blocks. */
+/* Tests of struct cst_leases with a model of the daemon that grants everything and counts
+ * blocks. */
 #include "tests/lib/suite.h"
 #include "tests/unit/lease_rig.h"
 
@@ -17,7 +18,7 @@ static uint64_t seed_of_run(void)
     return given != NULL ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
 }
 
-/* @n operators with a tensor each that fills a chunk of 4096 elements. */
+/* @n operators with one tensor each, which fills a chunk of 4096 elements. */
 static struct lease_rig *chain(uint32_t n)
 {
     struct lease_rig *w = rig_new();
@@ -30,8 +31,8 @@ static struct lease_rig *chain(uint32_t n)
     return w;
 }
 
-/* In order of declaration each begin but the first finds its chunk asked ahead; each crossing
- * releases what is behind. */
+/* In the declared order every begin but the first finds its chunk prefetched, and the chunk before
+ * is released when the next one is used. */
 START_TEST(test_chain_messages)
 {
     struct lease_rig *w = chain(3);
@@ -50,8 +51,8 @@ START_TEST(test_chain_messages)
     rig_end(w, 1, false);
     ck_assert_int_eq(rig_begin(w, 2, false), CST_OK);
     ck_assert_str_eq(w->said, "");
-    /* Behind the last forward comes its own backward, then that of operator 1, whose weights are
-     * here. */
+    /* After the last forward its own backward follows, then that of operator 1, whose weights are
+     * still leased. */
     rig_ahead(w, 2, false);
     ck_assert_str_eq(w->said, "");
     rig_end(w, 2, false);
@@ -80,8 +81,8 @@ START_TEST(test_chain_messages)
 }
 END_TEST
 
-/* Operators whose tensors share a chunk cost no message between them, and its gradient goes in with
- * the last of them. */
+/* Operators whose tensors share a chunk need no message between them. The chunk's gradient is
+ * handed in with the last of them. */
 START_TEST(test_shared_chunk)
 {
     struct lease_rig *w = rig_new();
@@ -108,8 +109,8 @@ START_TEST(test_shared_chunk)
 }
 END_TEST
 
-/* A tensor that two operators use (a tied embedding) is written by the first backward, added to by
- * the second, and handed in after that alone. */
+/* The first backward writes the gradient of a tensor that two operators use (a tied embedding), and
+ * the second adds to it. The gradient is handed in only after the second. */
 START_TEST(test_tied_tensor)
 {
     struct lease_rig *w = rig_new();
@@ -136,7 +137,7 @@ START_TEST(test_tied_tensor)
 }
 END_TEST
 
-/* An operator over several chunks asks for all it lacks in one batch. */
+/* An operator that uses several chunks fetches all that it lacks in one batch. */
 START_TEST(test_spanning_operator)
 {
     struct lease_rig *w = rig_new();
@@ -160,8 +161,7 @@ START_TEST(test_spanning_operator)
 }
 END_TEST
 
-/* A guess that was wrong is waited for, and given back in the batch that asks for what is really
- * needed. */
+/* A wrong prefetch is waited for, and released in the batch that fetches the required chunk. */
 START_TEST(test_wrong_guess)
 {
     struct lease_rig *w = chain(4);
@@ -176,8 +176,8 @@ START_TEST(test_wrong_guess)
 }
 END_TEST
 
-/* A step over a chunk with some gradients missing hands the chunk in; one never begun is left out.
- */
+/* A step hands in a chunk of which some gradients are missing. A chunk whose gradient was never
+ * opened is left out. */
 START_TEST(test_flush_partial)
 {
     struct lease_rig *w = rig_new();
@@ -202,7 +202,8 @@ START_TEST(test_flush_partial)
 }
 END_TEST
 
-/* Once a chunk is handed in, an operator on it is known as too late until the step is committed. */
+/* After a chunk was handed in, an operator that uses it is refused as too late until the step is
+ * committed. */
 START_TEST(test_handed_in)
 {
     struct lease_rig *w = chain(2);
@@ -217,8 +218,8 @@ START_TEST(test_handed_in)
 }
 END_TEST
 
-/* A second backward of an operator on an open chunk adds to it and is not counted as another use.
- */
+/* A second backward of an operator on an open chunk adds to the gradient, and does not count as
+ * another use. */
 START_TEST(test_backward_twice)
 {
     struct lease_rig *w = rig_new();
@@ -240,8 +241,8 @@ START_TEST(test_backward_twice)
 }
 END_TEST
 
-/* A refused fetch is not held: the next begin asks for it again, whether it was asked as a demand
- * or ahead. */
+/* A refused fetch gives no lease, whether it was a demand or a prefetch: the next begin fetches
+ * again. */
 START_TEST(test_refused)
 {
     struct lease_rig *w = chain(2);
@@ -265,7 +266,7 @@ START_TEST(test_refused)
 }
 END_TEST
 
-/* After a sync nothing is held and nothing of the step is remembered. */
+/* After a sync there are no leases, and nothing of the step is remembered. */
 START_TEST(test_forget)
 {
     struct lease_rig *w = chain(3);
@@ -286,8 +287,8 @@ START_TEST(test_forget)
 }
 END_TEST
 
-/* Operators in an order that opens more gradients than the pool has blocks get EPOOL, and nothing
- * is sent. */
+/* If operators run in an order that opens more gradients than the pool has blocks, the begin fails
+ * with EPOOL, and nothing is sent. */
 START_TEST(test_pool_exhausted)
 {
     struct lease_rig *w = rig_new();
@@ -307,8 +308,8 @@ START_TEST(test_pool_exhausted)
 }
 END_TEST
 
-/* A random model: tensors of many sizes, operators over 1..4 of them, some tied, some never used.
- */
+/* A random model: tensors of many sizes and operators that use 1 to 4 of them; some tensors are
+ * tied, and some are unused. */
 static struct lease_rig *random_world(uint64_t *rng)
 {
     struct lease_rig *w = rig_new();
@@ -336,7 +337,7 @@ static struct lease_rig *random_world(uint64_t *rng)
     return w;
 }
 
-/* Every chunk that an operator uses was handed in exactly once, the others never. */
+/* Check that every chunk that an operator uses was handed in exactly once, and no other chunk. */
 static void check_handed_in(const struct lease_rig *w)
 {
     for (uint32_t c = 0; c < w->layout.n_chunks; c++) {
@@ -344,8 +345,8 @@ static void check_handed_in(const struct lease_rig *w)
     }
 }
 
-/* For any model, in order of declaration, the smallest pool is never exceeded and each used chunk
- * goes in once a step. */
+/* With any model and the declared order, the smallest pool is never exceeded, and each used chunk
+ * is handed in once per step. */
 START_TEST(test_random_in_order)
 {
     uint64_t seed = seed_of_run() + (uint64_t)_i, rng = seed;
@@ -370,8 +371,8 @@ START_TEST(test_random_in_order)
 }
 END_TEST
 
-/* In any order at all, the pool is never exceeded; what cannot be is refused; the step gives
- * everything back. */
+/* In any order of operators the pool is never exceeded, impossible begins are refused, and the step
+ * gives everything back. */
 START_TEST(test_random_any_order)
 {
     uint64_t seed = seed_of_run() + (uint64_t)_i, rng = seed;
@@ -406,8 +407,8 @@ START_TEST(test_random_any_order)
 }
 END_TEST
 
-/* Many operators on one chunk: looking ahead stays linear (a quadratic search takes minutes and the
- * test times out). */
+/* With many operators on one chunk the search for the next chunk takes linear time. A quadratic
+ * search takes minutes, and the test would time out. */
 START_TEST(test_many_operators)
 {
     struct lease_rig *w = rig_new();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The books of leases where ranks hold tensors differently: groups, frozen tensors, size classes,
- * micro-batches. */
+/* Tests of struct cst_leases where ranks hold tensors differently: groups, frozen tensors, size
+ * classes, micro-batches. */
 #include "tests/lib/suite.h"
 #include "tests/unit/lease_rig.h"
 
@@ -9,7 +9,7 @@
 
 enum { ELEMS = 4096, ALL = 0 };
 
-/* A tensor that fills a chunk. */
+/* Declare a tensor that fills a chunk. */
 static uint32_t add(struct lease_rig *w, uint32_t group, enum cst_pattern_kind pattern)
 {
     return rig_add_tensor_as(w, ELEMS, group, pattern);
@@ -21,8 +21,8 @@ static uint32_t add_group(struct lease_rig *w, uint64_t ranks)
     return w->model.n_groups - 1;
 }
 
-/* Two experts between shared layers: rank 0 runs the first and never asks for the other, nor looks
- * ahead to it. */
+/* There are two experts between shared layers. Rank 0 runs the first one, and neither fetches nor
+ * prefetches the other. */
 START_TEST(each_rank_its_own)
 {
     struct lease_rig *w = rig_new();
@@ -56,7 +56,8 @@ START_TEST(each_rank_its_own)
 }
 END_TEST
 
-/* A chunk that operators of several ranks use is complete when this rank's have ended. */
+/* A chunk that operators of several ranks use is complete when the operators of this rank have
+ * ended. */
 START_TEST(complete_when_my_uses_end)
 {
     struct lease_rig *w = rig_new();
@@ -79,7 +80,7 @@ START_TEST(complete_when_my_uses_end)
 }
 END_TEST
 
-/* Of frozen tensors weights alone are asked for, in backward too. */
+/* Only weights of frozen tensors are fetched, in backward as well. */
 START_TEST(frozen_has_no_gradient)
 {
     struct lease_rig *w = rig_new();
@@ -104,8 +105,8 @@ START_TEST(frozen_has_no_gradient)
 }
 END_TEST
 
-/* A micro-batch ends with all its gradients handed in, then the word for it; weights stay, and the
- * next one's gradients are new. */
+/* A micro-batch ends with the hand-in of all its gradients, followed by Accumulate. Weights stay
+ * leased, and the next micro-batch's gradients are new. */
 START_TEST(micro_batches)
 {
     struct lease_rig *w = rig_new();
@@ -140,8 +141,8 @@ START_TEST(micro_batches)
 }
 END_TEST
 
-/* Each size class has its own blocks: a full one neither keeps another's chunk from being asked
- * ahead, nor lends it a block. */
+/* Each size class has its own blocks: a full class neither prevents the prefetch of another class's
+ * chunk, nor uses blocks of another class. */
 START_TEST(classes_are_apart)
 {
     const uint32_t tensors[] = {0, 1, 2};
@@ -165,11 +166,11 @@ START_TEST(classes_are_apart)
     ck_assert_int_eq(cst_lease_init(&leases, &model, &err), CST_OK);
     ck_assert_int_eq(cst_lease_begin(&leases, 0, false, &err), CST_OK);
     cst_lease_grant(&leases, &leases.items[0], &none, false);
-    cst_lease_ahead(&leases, 0, false); /* class 0 is full, chunk 1 is of class 1 */
+    cst_lease_ahead(&leases, 0, false); /* class 0 is full, and chunk 1 is of class 1 */
     ck_assert_uint_eq(leases.n_items, 1);
     ck_assert_uint_eq(leases.items[0].chunk, 1);
     cst_lease_grant(&leases, &leases.items[0], &none, false);
-    cst_lease_ahead(&leases, 1, false); /* chunk 2 has no block beside chunk 1 */
+    cst_lease_ahead(&leases, 1, false); /* chunk 1 has the only block that chunk 2 could have */
     ck_assert_uint_eq(leases.asked_ahead, CST_LEASE_NONE);
     ck_assert_int_eq(cst_lease_begin(&leases, 1, true, &err), CST_EPOOL);
     ck_assert_str_eq(err.text, "1 chunks of weights and 1 chunks of gradients of size class 1 are "

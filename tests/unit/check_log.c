@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The log: a reader of stderr that is stuck must not stop the daemon. */
+/* Tests of the log. A reader of stderr that is stuck must not stop the daemon. */
 #include "daemon/log.h"
 #include "tests/lib/suite.h"
 
@@ -15,7 +15,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* Put a pipe in the place of stderr; its other end. */
+/* Replace stderr by a pipe. Returns the pipe's other end. */
 static int take_stderr(void)
 {
     int ends[2];
@@ -26,8 +26,7 @@ static int take_stderr(void)
     return ends[0];
 }
 
-/* A line has the time, the level and the job, one newline, and nothing that a terminal could obey.
- */
+/* A line has the time, the level, the job and one newline, and no control characters. */
 START_TEST(a_line_is_clean)
 {
     static const char words[] = "Z cisternd: warning: job 'run7': a\\x1bb\\x0ac 7\n";
@@ -48,8 +47,8 @@ START_TEST(a_line_is_clean)
 }
 END_TEST
 
-/* A /run of our own, in a mount namespace, with a socket in the place of the journal's. False: this
- * machine does not let us. */
+/* Mount a private /run with a socket in the place of the journal's. False if the machine does not
+ * permit a mount namespace. */
 static bool make_journal(int *journal)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = "/run/systemd/journal/socket"};
@@ -65,8 +64,8 @@ static bool make_journal(int *journal)
     return true;
 }
 
-/* stderr as systemd gives it to a service: a stream that the environment names by device and inode.
- */
+/* Make stderr what systemd gives a service: a stream whose device and inode the environment
+ * names. */
 static int take_stderr_as_journal(void)
 {
     int pipe_end = take_stderr();
@@ -80,8 +79,8 @@ static int take_stderr_as_journal(void)
     return pipe_end;
 }
 
-/* The journal gets fields for the level, the job, the rank and the owner, and stderr nothing; only
- * what there is. */
+/* The journal gets fields for the level, the job, the rank and the owner, if they are known.
+ * Nothing is written to stderr. */
 START_TEST(the_journal_has_fields)
 {
     char got[512] = "";
@@ -109,8 +108,8 @@ START_TEST(the_journal_has_fields)
 }
 END_TEST
 
-/* A journal that takes nothing (it is full, or not there) leaves the line to stderr, in its
- * notation; the caller goes on. */
+/* If the journal accepts nothing, because it is full or missing, the line is written to stderr in
+ * the journal's prefix notation. The caller is not delayed. */
 START_TEST(a_journal_that_is_stuck_loses_nothing)
 {
     char got[128] = "";
@@ -129,7 +128,7 @@ START_TEST(a_journal_that_is_stuck_loses_nothing)
 }
 END_TEST
 
-/* What is told once a minute is told at once, and then when a minute is over. */
+/* A message that is logged once a minute is logged at once, and again when a minute is over. */
 START_TEST(a_pace_is_kept)
 {
     const uint64_t s = 1000000000, start = 12345;
@@ -143,8 +142,8 @@ START_TEST(a_pace_is_kept)
 }
 END_TEST
 
-/* Lines that do not fit in the pipe are lost; the caller goes on. (It would be killed by the
- * runner's time limit otherwise.) */
+/* Lines that do not fit into the pipe are lost, and the caller goes on. Otherwise the test would
+ * reach its time limit. */
 START_TEST(a_full_pipe_loses_lines)
 {
     int pipe_end = take_stderr(), size = fcntl(pipe_end, F_GETPIPE_SZ);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The accelerator of a rank's pool is gone: the step is, and nothing else. Rank 0's pool is on
- * engine 1's accelerator, rank 1's in host memory. */
+/* Tests of the loss of the accelerator with a rank's pool: only the attempt is lost. The pool of
+ * rank 0 is on engine 1's accelerator, and that of rank 1 in host memory. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -28,7 +28,7 @@ static void open_job(struct rig_job job)
     rig_start(&rig, 2);
 }
 
-/* However that is said. */
+/* The status of a command on a lost accelerator, of which there are several (@i). */
 static int status(int i)
 {
     return i % 2 == 0 ? CST_EENGINE : CST_ELOST;
@@ -45,7 +45,8 @@ static void hand_in(uint32_t rank, uint32_t chunk)
         rig_status(&rig, rig_hand_in(&rig, rank, chunk, rig_get_grad(&rig, rank, chunk))), CST_OK);
 }
 
-/* Rank 0 hears which accelerator, and why; rank 1 that it is to do the step again. */
+/* Check that rank 0 is told the accelerator and the reason, and that rank 1 is told to repeat the
+ * step. */
 static void check_told(uint64_t mine, uint64_t theirs, int i)
 {
     ck_assert_int_eq(rig_status(&rig, mine), status(i));
@@ -55,8 +56,8 @@ static void check_told(uint64_t mine, uint64_t theirs, int i)
     ck_assert_ptr_nonnull(strstr(rig_answer(&rig, theirs)->err.text, WORDS));
 }
 
-/* Rank 0 hears so whatever it asks; rank 1 may sync; states are read and written meanwhile. Rank 0
- * goes and comes back: the attempt that follows is like any other. */
+/* Rank 0 gets the error from every request, rank 1 may sync, and states can be read and written
+ * meanwhile. Rank 0 leaves and comes back; the next attempt then runs normally. */
 static void go_on(int i)
 {
     uint64_t fetch, sync, other, read, write;
@@ -87,8 +88,8 @@ static void go_on(int i)
 
 /* -- a step that runs ------------------------------------------------------------------------- */
 
-/* A read of a sum that was under way was to come after it, and is cancelled with it: nobody takes
- * for a gradient what the row has then. Of rows where several things are summed none is begun. */
+/* A read of a gradient that waits for its sum is cancelled with the sum, because the row then holds
+ * no gradient. No read of an unfinished sum begins. */
 static void check_void_read(uint64_t tag, uint64_t reduce, int i)
 {
     const struct cst_command *read = NULL;
@@ -113,7 +114,7 @@ static void check_void_read(uint64_t tag, uint64_t reduce, int i)
     ck_assert_int_eq(rig_status(&rig, tag), CST_ECANCELLED);
 }
 
-/* The sum of both ranks' gradients is lost with the accelerator whose engine was to make it. */
+/* The sum of both ranks' gradients is lost with the accelerator whose engine was to compute it. */
 START_TEST(sum)
 {
     uint64_t mine, theirs, grad, reduce;
@@ -131,7 +132,7 @@ START_TEST(sum)
     check_void_read(grad, reduce, _i);
     rig_drain(&rig);
     grad = rig_io(&rig, CST_EV_READ, 0, CST_ROW_GRAD, 0, 10);
-    ck_assert_int_eq(rig_status(&rig, grad), CST_EBUSY); /* it is no sum */
+    ck_assert_int_eq(rig_status(&rig, grad), CST_EBUSY); /* the row holds no complete sum */
     go_on(_i);
     rig_whole_step(&rig, 4, 2);
     ck_assert_uint_eq(rig_stats(&rig).step, 1);
@@ -141,7 +142,7 @@ START_TEST(sum)
 }
 END_TEST
 
-/* So is a gradient that was to leave the pool. */
+/* A gradient that was being spilled is lost with the accelerator. */
 START_TEST(staging)
 {
     uint64_t mine, theirs;
@@ -160,7 +161,7 @@ START_TEST(staging)
 }
 END_TEST
 
-/* Weights that cannot come tell as much. */
+/* A copy of weights that fails on the accelerator reports the loss, too. */
 START_TEST(load)
 {
     uint64_t mine, theirs;
@@ -177,8 +178,8 @@ START_TEST(load)
 }
 END_TEST
 
-/* A sum that was under way when a peer died is not wanted any more: that it is lost as well
- * concerns nobody, and the next attempt's is made. */
+/* A sum that was under way when another rank died is no longer needed. Its loss has no effect, and
+ * the sum of the next attempt is computed. */
 START_TEST(void_sum)
 {
     uint64_t old, sync;
@@ -203,8 +204,9 @@ START_TEST(void_sum)
 }
 END_TEST
 
-/* While rank 0 is attached, or a copy into its pool is under way, that stays where it is; then it
- * is in host memory, and the node's engine brings weights there and sums. */
+/* A pool stays on the lost accelerator while rank 0 is attached or a copy into the pool is under
+ * way. Then it moves to host memory, and the node's engine copies weights there and computes the
+ * sums. */
 START_TEST(moved)
 {
     const struct cst_core_pool host = {.engine = 0};
@@ -219,7 +221,7 @@ START_TEST(moved)
     lose(lost, _i);
     ck_assert_int_eq(cst_core_may_move(rig.core, 0, true, &err), CST_EBUSY);
     (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
-    ck_assert_uint_gt(rig.n_commands, 0); /* weights that were looked for ahead */
+    ck_assert_uint_gt(rig.n_commands, 0); /* prefetches are under way */
     ck_assert_int_eq(cst_core_may_move(rig.core, 0, true, &err), CST_EBUSY);
     rig_drain(&rig);
     ck_assert_int_eq(cst_core_may_move(rig.core, 0, true, &err), CST_OK);
@@ -238,7 +240,8 @@ START_TEST(moved)
 }
 END_TEST
 
-/* Two ranks' pools are there: while the other one is attached and does not know, neither moves. */
+/* Two ranks have their pools on the lost accelerator. While the other rank is attached and was not
+ * told, neither pool moves. */
 START_TEST(not_moved)
 {
     static const uint32_t both[] = {GPU_ENGINE, GPU_ENGINE};
@@ -257,7 +260,7 @@ END_TEST
 
 /* -- a step that closes ----------------------------------------------------------------------- */
 
-/* All have asked for the step, a sum is lost: it is not committed. */
+/* All ranks have asked for the step when a sum is lost: the step is not committed. */
 START_TEST(sum_while_closing)
 {
     uint64_t mine, theirs;
@@ -270,7 +273,7 @@ START_TEST(sum_while_closing)
     mine = rig_step(&rig, 0);
     theirs = rig_step(&rig, 1);
     ck_assert(rig_stats(&rig).closing);
-    if (_i / 2 == 1) { /* and a peer, whose loss the commit would have outlived */
+    if (_i / 2 == 1) { /* another rank dies, which alone would not have prevented the commit */
         (void)rig_rank_event(&rig, CST_EV_DEAD, 1);
         ck_assert(rig_stats(&rig).closing);
     }
@@ -290,8 +293,8 @@ START_TEST(sum_while_closing)
 }
 END_TEST
 
-/* All sums are made, weights that were looked for ahead do not come: the step is committed, and
- * then the attempt is over. */
+/* All sums are done, and only prefetches of weights fail: the step is committed, and then the
+ * attempt is over. */
 START_TEST(load_while_closing)
 {
     uint64_t mine, theirs, copy;
@@ -327,9 +330,9 @@ static void prepare(uint32_t rank)
                      CST_OK);
 }
 
-/* One chunk has had its early update when another one's sum is lost, while ranks compute (_i / 2
- * == 0) or while the step closes: the next attempt finishes what was begun, and updates each chunk
- * once. */
+/* One chunk has had its early update when the sum of another one is lost, while the ranks compute
+ * (_i / 2 == 0) or while the step closes. The next attempt completes the step and updates each
+ * chunk once. */
 START_TEST(early)
 {
     uint64_t mine, theirs;
@@ -361,7 +364,8 @@ START_TEST(early)
 }
 END_TEST
 
-/* A sum is lost while delayed updates of the step before are under way: they go on. */
+/* If a sum is lost while the delayed updates of the previous step are under way, these updates go
+ * on. */
 START_TEST(delayed)
 {
     uint64_t mine, theirs;
@@ -407,8 +411,8 @@ static void expect_down(uint64_t tag)
     ck_assert_ptr_nonnull(strstr(rig_answer(&rig, tag)->err.text, "engine 0: dead"));
 }
 
-/* All ranks hear of it whatever they ask, until they attach again. The engine comes back and does
- * what it had: nothing is lost but the attempt, and the next one is like any other. */
+/* All ranks get the error from every request until they attach again. The engine returns and
+ * executes its commands: only the attempt is lost, and the next one runs normally. */
 static void come_back(uint64_t at)
 {
     uint64_t sync = 0;
@@ -431,7 +435,7 @@ static void come_back(uint64_t at)
     ck_assert_uint_eq(rig_stats(&rig).step, at + 1);
 }
 
-/* While weights come up, and while a sum is made. */
+/* The engine is lost while weights are copied, and while a sum is computed. */
 START_TEST(node_down_in_a_step)
 {
     uint64_t fetch;
@@ -447,8 +451,8 @@ START_TEST(node_down_in_a_step)
 }
 END_TEST
 
-/* All ranks have asked for the step, and its sums (_i 0) or its norm (1) are under way: it is not
- * committed, then or later. */
+/* All ranks have asked for the step, and its sums (_i 0) or its norm (_i 1) are under way: the step
+ * is neither committed then nor later. */
 START_TEST(node_down_while_closing)
 {
     uint64_t mine, theirs;
@@ -472,8 +476,8 @@ START_TEST(node_down_while_closing)
 }
 END_TEST
 
-/* Updates are under way, of a step that is committed: they are done when the engine is there again
- * (here before the ranks are, or with the next step). */
+/* Updates of a committed step are under way. They are done when the engine is available again,
+ * before the ranks return or with the next step. */
 START_TEST(node_down_in_an_update)
 {
     open_job((struct rig_job){.overlap = _i / 2 == 1 ? CST_OVERLAP_EARLY : CST_OVERLAP_COMMIT});
@@ -498,7 +502,7 @@ START_TEST(node_down_in_an_update)
 }
 END_TEST
 
-/* The workers have left when it is noticed that the updates are not done: that shows. */
+/* The workers have left when the unfinished updates are noticed. The job's state shows this. */
 START_TEST(node_down_when_all_have_left)
 {
     open_job((struct rig_job){0});
@@ -521,8 +525,8 @@ START_TEST(node_down_when_all_have_left)
 }
 END_TEST
 
-/* A job that failed, because the update of chunk 1 did: the states of the others can be read, those
- * of chunk 1 cannot, and nothing can be written. */
+/* A job has failed because the update of chunk 1 failed: the states of the other chunks can be
+ * read, those of chunk 1 cannot, and nothing can be written. */
 START_TEST(what_is_whole_is_read)
 {
     open_job((struct rig_job){0});

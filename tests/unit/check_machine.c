@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that may be used: the least of the machine's and of the limits of the control groups that
- * the process lies in. */
+/* Tests of daemon/machine: usable memory is the minimum of the machine's memory and the limits of
+ * the process's control groups. */
 #include "daemon/machine.h"
 #include "tests/lib/suite.h"
 
@@ -57,7 +57,7 @@ static void tear_down(void)
     ck_assert_int_eq(system(command), 0);
 }
 
-/* Without control groups, and with those that allow everything, it is the machine's. */
+/* Without control groups, and with groups that set no limit, it is the machine's memory. */
 START_TEST(no_limit_is_the_machine)
 {
     uint64_t machine = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
@@ -72,7 +72,7 @@ START_TEST(no_limit_is_the_machine)
 }
 END_TEST
 
-/* The limit of a group further up holds as well; the least counts. */
+/* The limit of a parent group applies as well; the smallest limit counts. */
 START_TEST(the_least_limit_counts)
 {
     write_file("/proc/self/cgroup", "0::/system.slice/cisternd.service\n");
@@ -85,7 +85,8 @@ START_TEST(the_least_limit_counts)
 }
 END_TEST
 
-/* The same of version 1, whatever the order of the hierarchies and the names beside "memory". */
+/* The limits of version 1 count, whatever the order of the hierarchies and the names next to
+ * "memory". */
 START_TEST(version_1_counts)
 {
     struct cst_machine_limit limit;
@@ -101,13 +102,14 @@ START_TEST(version_1_counts)
     ck_assert_uint_eq(limit.bytes, 104857600u);
     ck_assert_msg(strstr(limit.file, "/memory/jobs/7/memory.limit_in_bytes") != NULL, "%s",
                   limit.file);
-    write_file("/proc/self/cgroup", "4:cpu:/jobs/7\n5:memoryless:/jobs/7\n"); /* of no memory */
+    /* No hierarchy of this line limits memory. */
+    write_file("/proc/self/cgroup", "4:cpu:/jobs/7\n5:memoryless:/jobs/7\n");
     ck_assert(!cst_machine_limit(root, &limit));
 }
 END_TEST
 
-/* In a container the top of the hierarchy is its own group, and its path may be one outside;
- * version 2 may lie beside version 1. */
+/* In a container the top of the hierarchy is the container's own group, and the process's path may
+ * lie outside of it. Version 2 may exist next to version 1. */
 START_TEST(containers)
 {
     write_file("/proc/self/cgroup", "4:memory:/docker/0123\n0::/docker/0123\n");
@@ -120,7 +122,7 @@ START_TEST(containers)
 }
 END_TEST
 
-/* A limit that is lowered is seen the next time. */
+/* A limit that is lowered is seen at the next call. */
 START_TEST(a_lowered_limit_is_seen)
 {
     write_file("/proc/self/cgroup", "0::/system.slice\n");
@@ -131,7 +133,7 @@ START_TEST(a_lowered_limit_is_seen)
 }
 END_TEST
 
-/* Lines that are none, and paths that are too long, are passed over. */
+/* Malformed lines, and paths that are too long, are ignored. */
 START_TEST(nonsense_is_passed_over)
 {
     static char words[8000];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Micro-batches by hand, a rule at a time: what is added to the sum when, and in which order. */
+/* Tests of micro-batches in the core, one rule at a time: what is added to the sum, when, and in
+ * which order. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -24,7 +25,8 @@ static void open_job(uint32_t n_chunks, uint32_t world, uint32_t n_blocks)
     rig_start(&rig, world);
 }
 
-/* Two blocks are left to each rank's gradients: the third has weights of the last chunk, leased. */
+/* Open a job in which each rank has two blocks left for gradients. The third block has leased
+ * weights of the last chunk. */
 static void open_short(uint32_t n_chunks, uint32_t world)
 {
     open_job(n_chunks + 1, world, 3);
@@ -45,7 +47,8 @@ static void hand_in(uint32_t rank, uint32_t chunk)
     ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, rank, chunk, lease)), CST_OK);
 }
 
-/* The only reduction under way, of @n_src contributions, the first of which is of @first's pool. */
+/* The only sum under way. Checks that it has @n_src contributions, the first of them from @first's
+ * pool. */
 static const struct cst_command *only_reduce(uint32_t chunk, bool adds, uint32_t n_src,
                                              uint32_t first)
 {
@@ -99,8 +102,8 @@ static bool says(uint32_t chunk, const char *words)
 
 /* -- sums -------------------------------------------------------------------------------------- */
 
-/* The first micro-batch's sum is written to the row, the next ones' are added, each by a reduction
- * with a number of its own; the step's norm and update come behind the last one. */
+/* The sum of the first micro-batch is written to the row, and those of the next ones are added,
+ * each as a command with its own number. The step's norm and update wait for the last one. */
 START_TEST(sums_are_added)
 {
     uint64_t mark = 0;
@@ -130,15 +133,15 @@ START_TEST(sums_are_added)
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 1);
     ck_assert_uint_eq(micro_of(0), 0);
-    hand_in(0, 0); /* the next step's first sum is written again, behind the update */
+    hand_in(0, 0); /* the first sum of the next step is written again, after the update */
     hand_in(1, 0);
     ck_assert(!rig_command(&rig, CST_COMMAND_REDUCE, 0)->accumulate);
     rig_drain(&rig);
 }
 END_TEST
 
-/* Who ends a micro-batch without having handed a chunk in contributes zero to it, and so does who
- * asks for the step. */
+/* A rank that ends a micro-batch, or asks for the step, without having handed a chunk in
+ * contributes zero to the chunk. */
 START_TEST(missing_is_zero)
 {
     uint64_t tag;
@@ -152,13 +155,13 @@ START_TEST(missing_is_zero)
     rig_drain(&rig);
     (void)rig_step(&rig, 0);
     tag = rig_step(&rig, 1);
-    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 0); /* nothing more came */
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 0); /* nothing more was handed in */
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
 }
 END_TEST
 
-/* A step in which nobody handed a chunk in, in no micro-batch, has zeros for it. */
+/* A chunk that no rank handed in, in any micro-batch of the step, has a gradient of zeros. */
 START_TEST(nothing_is_zero)
 {
     uint64_t tag;
@@ -175,15 +178,15 @@ START_TEST(nothing_is_zero)
 }
 END_TEST
 
-/* What a rank that is ahead hands in waits for the micro-batches before it, of which it had nothing
- * to give. */
+/* A contribution of a rank that is ahead waits for the earlier micro-batches, even if that rank
+ * contributed nothing to them. */
 START_TEST(order_is_by_micro_batch)
 {
     open_job(1, 2, 2);
     (void)accumulate(0);
-    hand_in(0, 0); /* of the second */
+    hand_in(0, 0); /* for the second micro-batch */
     ck_assert_uint_eq(rig.n_commands, 0);
-    hand_in(1, 0); /* of the first */
+    hand_in(1, 0); /* for the first micro-batch */
     (void)only_reduce(0, false, 1, 1);
     rig_drain(&rig);
     ck_assert_uint_eq(rig.n_commands, 0);
@@ -220,7 +223,7 @@ END_TEST
 /* -- ranks ---------------------------------------------------------------------------------------
  */
 
-/* Without fp32 rows there is nothing to add to. */
+/* Without fp32 grad rows there are no micro-batches. */
 START_TEST(needs_fp32_rows)
 {
     struct cst_core_config config = {.model = &rig.model,
@@ -238,8 +241,8 @@ START_TEST(needs_fp32_rows)
 }
 END_TEST
 
-/* The last micro-batch is ended by the step alone; a job that has but one cannot end it otherwise.
- */
+/* The last micro-batch ends with the step only. A job with one micro-batch per step cannot use
+ * ACCUMULATE. */
 START_TEST(too_many)
 {
     uint64_t tag;
@@ -254,7 +257,7 @@ START_TEST(too_many)
     (void)rig_step(&rig, 0);
     ck_assert_int_eq(rig_status(&rig, accumulate(0)), CST_EINVAL);
     rig_drain(&rig);
-    ck_assert_int_eq(rig_status(&rig, accumulate(0)), CST_OK); /* of the next step */
+    ck_assert_int_eq(rig_status(&rig, accumulate(0)), CST_OK); /* a micro-batch of the next step */
     rig_close(&rig);
     rig_open(&rig, 1, 1, 2, 0);
     rig_start(&rig, 1);
@@ -262,7 +265,7 @@ START_TEST(too_many)
 }
 END_TEST
 
-/* A gradient is handed in once in a micro-batch, and again in the next. */
+/* A gradient is handed in once per micro-batch. */
 START_TEST(once_in_each)
 {
     open_job(2, 1, 3);
@@ -277,8 +280,8 @@ START_TEST(once_in_each)
 }
 END_TEST
 
-/* A rank that is ahead and opens a gradient again waits until the one before it is in the row; that
- * is counted, and other fetches of its go on. */
+/* A rank that is ahead and opens a gradient again waits until its previous one is in the row. The
+ * wait is counted, and the rank's other fetches go on. */
 START_TEST(ahead_waits_for_itself)
 {
     uint64_t tag;
@@ -300,7 +303,7 @@ START_TEST(ahead_waits_for_itself)
 }
 END_TEST
 
-/* That wait ends, with words, if the others never come. */
+/* This wait ends with an error if the other ranks never come. */
 START_TEST(wait_for_itself_ends)
 {
     uint64_t tag;
@@ -317,8 +320,8 @@ START_TEST(wait_for_itself_ends)
 }
 END_TEST
 
-/* The end of a micro-batch ends what the rank has open: a gradient that it did not hand in, which
- * is zero then, and fetches of gradients that wait. Fetches of weights go on. */
+/* The end of a micro-batch discards open gradients, which then count as zero, and pending fetches
+ * of gradients. Fetches of weights go on. */
 START_TEST(end_of_micro_batch)
 {
     uint64_t lease;
@@ -346,8 +349,8 @@ END_TEST
 /* -- a pool that is short ------------------------------------------------------------------------
  */
 
-/* The first rank's contribution leaves a pool that is short before the others have come, and theirs
- * are added to it. */
+/* If the pool lacks blocks, the first rank's contribution is added before the others have come, and
+ * theirs are added later. */
 START_TEST(first_rank_is_added_early)
 {
     uint64_t tag;
@@ -366,12 +369,13 @@ START_TEST(first_rank_is_added_early)
     (void)only_reduce(1, true, 1, 1);
     rig_drain(&rig);
     hand_in(1, 0);
-    (void)only_reduce(0, false, 2, 0); /* this one was not in the way */
+    (void)only_reduce(0, false, 2, 0); /* the block of this chunk was not needed */
     rig_drain(&rig);
 }
 END_TEST
 
-/* Another rank's is not added before it: it waits until the first has come, or went on. */
+/* The contribution of another rank is not added before that of the first rank. It waits until the
+ * first rank has handed in or gone on. */
 START_TEST(others_wait_for_the_first)
 {
     uint64_t tag;
@@ -382,7 +386,7 @@ START_TEST(others_wait_for_the_first)
     tag = rig_fetch_grad(&rig, 1, 2);
     ck_assert_uint_eq(rig.n_commands, 0);
     hand_in(0, 1);
-    (void)only_reduce(1, false, 2, 0); /* both, without rank 2 */
+    (void)only_reduce(1, false, 2, 0); /* both contributions, without rank 2 */
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_REDUCE, 0)->src[1].segment,
                       RIG_POOL_SEGMENT + 1);
     rig_drain(&rig);
@@ -397,8 +401,7 @@ START_TEST(others_wait_for_the_first)
 }
 END_TEST
 
-/* A rank that was passed over by such a sum cannot bring its contribution any more, though it takes
- * its step back. */
+/* A rank that was left out of such a sum cannot hand in any more, even if it cancels its step. */
 START_TEST(passed_over)
 {
     uint64_t step;
@@ -417,7 +420,7 @@ START_TEST(passed_over)
 }
 END_TEST
 
-/* Ranks that open different gradients, in any order, with the smallest pools: nobody is stuck. */
+/* Ranks that open different gradients in any order, with the smallest pools, do not deadlock. */
 START_TEST(no_ring_of_waits)
 {
     static const uint32_t order[3][4] = {{0, 1, 2, 3}, {2, 3, 0, 1}, {3, 1, 0, 2}};
@@ -458,8 +461,8 @@ END_TEST
 /* -- ends ----------------------------------------------------------------------------------------
  */
 
-/* An attempt that is interrupted drops all its micro-batches: the next one begins with the first
- * and writes the row anew, behind what is still under way. */
+/* An interrupted attempt drops all its micro-batches. The next attempt begins with the first one,
+ * and writes the row after the commands that are still under way. */
 START_TEST(interrupted_drops_all)
 {
     uint64_t tag;
@@ -483,15 +486,16 @@ START_TEST(interrupted_drops_all)
     (void)rig_hand_in(&rig, 0, 0, rig_answer(&rig, tag)->generation);
     tag = rig_fetch_grad(&rig, 1, 0);
     (void)rig_hand_in(&rig, 1, 0, rig_answer(&rig, tag)->generation);
-    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1); /* the old one */
+    /* The sum of the interrupted attempt. */
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1);
     rig_done(&rig, rig_command(&rig, CST_COMMAND_REDUCE, 0)->ticket, CST_OK, NULL);
     (void)only_reduce(0, false, 2, 0);
     rig_drain(&rig);
 }
 END_TEST
 
-/* The gradient is read as bf16 when the step's sum is whole; while some micro-batches are in the
- * row, and after an attempt that left them there, it is no gradient. */
+/* The gradient can be read as bf16 when the step's sum is complete. It cannot be read when only
+ * some micro-batches are in the row, nor after an attempt that left them there. */
 START_TEST(partial_sum_is_not_read)
 {
     uint64_t tag;
@@ -516,7 +520,7 @@ START_TEST(partial_sum_is_not_read)
 }
 END_TEST
 
-/* Explain says which micro-batch is collected, and who waits for it. */
+/* Explain names the current micro-batch and the ranks that wait for it. */
 START_TEST(explain_says_micro_batch)
 {
     open_short(3, 2);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Declarations: what is accepted, what is refused and in which words, and what ranks can disagree
- * about. */
+/* Tests of declarations: what is accepted, what is refused with which message, and how ranks can
+ * disagree. */
 #include "offload/layout.h"
 #include "tests/lib/suite.h"
 
@@ -40,7 +40,7 @@ static void declare(uint32_t n)
     }
 }
 
-/* Tensors are numbered as they come, found by name, and counted. */
+/* Tensors are numbered in the order of declaration, found by name, and counted. */
 START_TEST(numbered_and_found)
 {
     declare(1000);
@@ -60,7 +60,7 @@ START_TEST(nothing_declared)
 }
 END_TEST
 
-/* A name that is taken is refused and nothing changes. */
+/* A name that is in use is refused, and nothing changes. */
 START_TEST(duplicates)
 {
     uint32_t number = 0;
@@ -71,14 +71,15 @@ START_TEST(duplicates)
     ck_assert_uint_eq(model.n_tensors, 1);
     ck_assert_uint_eq(model.n_params, 6);
     ck_assert_int_eq(cst_model_operator(&model, "wte", &number, 1, &err),
-                     CST_OK); /* another name space */
+                     CST_OK); /* operators have a name space of their own */
     ck_assert_int_eq(cst_model_operator(&model, "wte", &number, 1, &err), CST_EEXIST);
     ck_assert_uint_eq(model.n_operators, 1);
     ck_assert_uint_eq(model.tensors[0].n_uses, 1);
 }
 END_TEST
 
-/* Shapes: zero and negative dimensions, none, too many, and products that overflow. */
+/* Shapes with zero or negative dimensions, none, or too many, and products that overflow, are
+ * refused. */
 START_TEST(shapes)
 {
     int64_t ones[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -98,7 +99,7 @@ START_TEST(shapes)
 }
 END_TEST
 
-/* Names: empty, too long, not printable. */
+/* Names that are empty, too long or not printable are refused. */
 START_TEST(names)
 {
     char name[CST_LAYOUT_NAME_BYTES + 1];
@@ -115,7 +116,7 @@ START_TEST(names)
 }
 END_TEST
 
-/* Factors that are not finite would poison every update. */
+/* Scale factors that are not finite are refused, because they would damage every update. */
 START_TEST(factors)
 {
     int64_t shape = 4;
@@ -126,7 +127,7 @@ START_TEST(factors)
 }
 END_TEST
 
-/* Operators name tensors that are there, each once; what is refused leaves nothing behind. */
+/* An operator names declared tensors, each once. A refused operator leaves nothing behind. */
 START_TEST(operators)
 {
     uint32_t good[] = {2, 0};
@@ -147,7 +148,7 @@ START_TEST(operators)
 }
 END_TEST
 
-/* 65536 tensors and operators, and not one more. */
+/* 65536 tensors and operators are accepted, and no more. */
 START_TEST(limits)
 {
     uint32_t number;
@@ -165,8 +166,7 @@ START_TEST(limits)
 }
 END_TEST
 
-/* Operators that use very many tensors each are bounded together: a model costs memory for each
- * use. */
+/* The total number of tensors that operators use has a limit, because each use costs memory. */
 START_TEST(uses_are_bounded)
 {
     static uint32_t all[CST_LAYOUT_MAX_TENSORS];
@@ -188,7 +188,7 @@ START_TEST(uses_are_bounded)
 }
 END_TEST
 
-/* Ranks must declare the same: the first difference is named. */
+/* If ranks declare different tensors, the first difference is named. */
 START_TEST(same_tensor)
 {
     struct cst_layout_tensor other;
@@ -222,7 +222,8 @@ START_TEST(same_tensor)
 }
 END_TEST
 
-/* Same for operators: name, number of tensors, and each of them. */
+/* If ranks declare different operators, the first difference is named: the name, the number of
+ * tensors, or a tensor. */
 START_TEST(same_operator)
 {
     uint32_t mine[] = {0, 1};
@@ -266,7 +267,7 @@ static int tensor_as(const char *name, uint32_t group, uint32_t pattern, const i
                                &err);
 }
 
-/* Groups are numbered from 1 and have ranks; tensors name one that there is, and a pattern. */
+/* Groups are numbered from 1 and have ranks. A tensor names an existing group and a pattern. */
 START_TEST(groups)
 {
     ck_assert_uint_eq(model.n_groups, 1);
@@ -288,7 +289,8 @@ START_TEST(groups)
 }
 END_TEST
 
-/* A box lies within the whole; a pattern that wants one gets one, and no other does. */
+/* A box lies within the whole tensor. A pattern that needs a box gets one, and no other pattern
+ * does. */
 START_TEST(boxes)
 {
     int64_t whole[2] = {8, 6}, first[2] = {4, 0}, beyond[2] = {5, 0}, before[2] = {-1, 0};
@@ -311,7 +313,7 @@ START_TEST(boxes)
 }
 END_TEST
 
-/* An operator is run by the ranks that hold all its tensors, and there must be one. */
+/* An operator is run by the ranks that hold all its tensors, and there must be at least one. */
 START_TEST(ranks_of_an_operator)
 {
     ck_assert_int_eq(cst_model_group(&model, 0x3, &err), CST_OK);
@@ -332,7 +334,7 @@ START_TEST(ranks_of_an_operator)
 }
 END_TEST
 
-/* Hints are kept; without any an operator is used once. */
+/* Hints are kept. Without hints an operator is used once. */
 START_TEST(hints_are_kept)
 {
     struct cst_operator_hints hints = {.flops = 1e12, .activation_bytes = 77};
@@ -397,7 +399,7 @@ START_TEST(same_patterns)
 }
 END_TEST
 
-/* The words of a tensor declare the same one in another model with the same groups. */
+/* The words of a tensor declare an equal tensor in another model with equal groups. */
 START_TEST(words_again)
 {
     int64_t whole[2] = {8, 6}, first[2] = {4, 0};

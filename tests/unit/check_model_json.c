@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Models in files: everything that can be declared survives, and what is wrong is refused by its
- * place. */
+/* Tests of models in files: everything that can be declared is kept, and errors are reported with
+ * their place. */
 #include "client/cli/model_json.h"
 #include "tests/lib/suite.h"
 
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* With every key. */
+/* A model that uses every key. */
 static const char full[] =
     "{\"name\": \"m\", \"world\": 4, \"groups\": [[0, 1], [2, 3]],"
     " \"tensors\": [{\"name\": \"a\", \"shape\": [8, 16], \"decay_scale\": 0},"
@@ -62,7 +62,7 @@ static void check_full(const struct cli_model *model)
     ck_assert_uint_eq(m->operators[2].tensors[1], 0);
 }
 
-/* What is read, written and read again is the same model. */
+/* A model that is read, written and read again is unchanged. */
 START_TEST(test_round_trip)
 {
     struct cli_model model, again;
@@ -81,7 +81,7 @@ START_TEST(test_round_trip)
 }
 END_TEST
 
-/* The number of ranks can be another one, but not less than groups name. */
+/* The number of ranks can be changed, but not to less than the groups name. */
 START_TEST(test_world)
 {
     struct cli_model model;
@@ -104,8 +104,8 @@ END_TEST
     "{\"name\": \"m\", \"tensors\": [{\"name\": \"a\", \"shape\": [2]}], \"operators\": [" text "]}"
 
 static const struct {
-    const char *text;  /* a file */
-    const char *words; /* that its refusal begins with */
+    const char *text;  /* content of a file */
+    const char *words; /* beginning of the error */
 } bad[] = {
     {"[]", "the file: wanted an object, not an array"},
     {"{\"name\": \"m\"}", "the file: no 'tensors'"},
@@ -145,7 +145,7 @@ static const struct {
      "operators[1]: "},
 };
 
-/* Each is refused in words that say where. */
+/* Each file is refused with an error that names the place. */
 START_TEST(test_bad)
 {
     struct cli_model model;
@@ -158,7 +158,7 @@ START_TEST(test_bad)
 }
 END_TEST
 
-/* From a file, the words begin with its name. */
+/* The error for a file begins with the file's name. */
 START_TEST(test_file)
 {
     char path[] = "/tmp/cistern-check.XXXXXX";

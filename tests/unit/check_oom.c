@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory runs out: in loops, the n-th allocation fails; the status is clean, nothing is lost, and
- * what failed works when tried again. */
+/* Tests of exhausted memory: in loops the n-th allocation fails. The status is CST_ENOMEM, nothing
+ * leaks, and the failed call works when repeated. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The linker sends calls of these to __wrap_..., whoever makes them (--wrap). Allocations count
- * only inside the module. */
+/* With --wrap the linker redirects all calls of these functions to __wrap_... Allocations count
+ * only inside the module under test. */
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t n, size_t size);
 void *__real_realloc(void *p, size_t size);
@@ -44,8 +44,8 @@ int __wrap_cst_core_open(struct cst_core **out, const struct cst_core_config *co
 void __wrap_cst_core_step(struct cst_core *core, const struct cst_event *event,
                           struct cst_actions *actions);
 
-static int fail_in = -1; /* allocations until one fails; negative: none will */
-static bool inside;      /* the module */
+static int fail_in = -1; /* number of allocations until one fails; negative: none fails */
+static bool inside;      /* the module under test is running */
 
 static bool fails(void)
 {
@@ -133,7 +133,8 @@ void __wrap_cst_core_step(struct cst_core *core, const struct cst_event *event,
 static struct rig rig;
 static struct cst_err last_err;
 
-/* 100 tensors and operators, each declared again when its first declaration found no memory. */
+/* Each of 100 tensors and operators is declared again after its first declaration found no
+ * memory. */
 START_TEST(declare)
 {
     struct cst_model model;
@@ -169,8 +170,8 @@ START_TEST(declare)
 }
 END_TEST
 
-/* A tensor that is a box of another one, declared until there is memory for it; without it nothing
- * is left behind. */
+/* A tensor with a box is declared again until there is memory for it. A failed declaration leaves
+ * nothing behind. */
 START_TEST(declare_boxes)
 {
     struct cst_tensor_words words = {.name = "box",
@@ -191,12 +192,12 @@ START_TEST(declare_boxes)
     }
     fail_in = -1;
     ck_assert_int_eq(status, CST_OK);
-    ck_assert_int_eq(n, 6); /* index, names, marks, tensors, box */
+    ck_assert_int_eq(n, 6); /* allocations: index, names, marks, tensors, box */
 }
 END_TEST
 
-/* A layout that finds no memory says so, and leaves nothing behind. _i: further classes, and a
- * base. */
+/* A layout without memory reports that, and leaves nothing behind. _i: further classes, and a base
+ * job. */
 START_TEST(lay_out)
 {
     struct cst_layout_config config = {.n_nodes = 1, .max_classes = _i == 0 ? 1 : 4};
@@ -226,7 +227,7 @@ START_TEST(lay_out)
 }
 END_TEST
 
-/* Same for opening a core. */
+/* Opening a core without memory reports that, and leaves nothing behind. */
 START_TEST(open_core)
 {
     struct cst_core_config config;
@@ -249,8 +250,8 @@ START_TEST(open_core)
 }
 END_TEST
 
-/* 200 fetches that all wait, then are served; the @n-th allocation fails. How many were answered
- * CST_ENOMEM. */
+/* Send 200 fetches that all wait and are then served, while the @n-th allocation fails. Returns how
+ * many got CST_ENOMEM. */
 static uint32_t many_requests(int n)
 {
     uint64_t tags[200];
@@ -283,8 +284,8 @@ static uint32_t many_requests(int n)
     return n_failed;
 }
 
-/* A request that the core finds no room for is answered CST_ENOMEM and can be made again; those
- * before it are not hurt. (Where it is the trace that finds none, nobody notices.) */
+/* A request for which the core has no memory gets CST_ENOMEM and can be repeated. Requests before
+ * it are not affected. If only the trace has no memory, no request fails. */
 START_TEST(requests)
 {
     uint32_t n_failed = 0;
@@ -296,7 +297,7 @@ START_TEST(requests)
 }
 END_TEST
 
-/* A record that loses entries is not believed: the step goes on, the old prediction stays. */
+/* A trace that loses entries is not used: the step goes on, and the old prediction stays. */
 START_TEST(traces)
 {
     struct cst_rank_stats stats;

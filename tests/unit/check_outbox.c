@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/outbox: what waits for a socket that is full. */
+/* Tests of daemon/outbox: frames that wait for a full socket. */
 #include "daemon/outbox.h"
 #include "tests/lib/suite.h"
 
@@ -56,7 +56,7 @@ static int send_numbered(uint64_t number)
     return cst_outbox_send(&outbox, ends[0], &frame, &err);
 }
 
-/* Send until something waits; returns the next number. */
+/* Send frames until one waits. Returns the next number. */
 static uint64_t fill(void)
 {
     uint64_t n = 1;
@@ -77,7 +77,7 @@ static void expect(uint64_t number)
     cst_frame_close_fds(&frame);
 }
 
-/* Where the socket takes it, nothing waits. */
+/* If the socket accepts the frame, nothing waits. */
 START_TEST(a_frame_goes_at_once)
 {
     ck_assert_int_eq(send_numbered(1), CST_OK);
@@ -86,7 +86,7 @@ START_TEST(a_frame_goes_at_once)
 }
 END_TEST
 
-/* What waits goes in order, before what comes later, and every one arrives. */
+/* Frames that wait are sent in order, before later frames, and all of them arrive. */
 START_TEST(what_waits_keeps_its_order)
 {
     uint64_t n = fill(), next = 1;
@@ -98,7 +98,7 @@ START_TEST(what_waits_keeps_its_order)
     }
     ck_assert_int_eq(cst_outbox_flush(&outbox, ends[0], &n_sent, &err), CST_EAGAIN);
     ck_assert_uint_eq(n_sent, 0);
-    expect(next++); /* there is room again: but those that wait come first */
+    expect(next++); /* the socket has space again, but waiting frames are sent first */
     ck_assert_int_eq(send_numbered(n++), CST_EAGAIN);
     do {
         rc = cst_outbox_flush(&outbox, ends[0], &n_sent, &err);
@@ -112,7 +112,7 @@ START_TEST(what_waits_keeps_its_order)
 }
 END_TEST
 
-/* A frame that waits has descriptors of its own: the sender may close its ones. */
+/* A frame that waits has copies of its descriptors, so the sender may close its own. */
 START_TEST(descriptors_wait_too)
 {
     struct cst_frame frame = {.type = 1, .body_bytes = 0, .n_fds = 1}, got;
@@ -140,7 +140,7 @@ START_TEST(descriptors_wait_too)
 }
 END_TEST
 
-/* Closing drops what waits, and its descriptors. */
+/* Closing drops the frames that wait, with their descriptors. */
 START_TEST(closing_leaves_nothing)
 {
     struct cst_frame frame = {.type = 1, .n_fds = 2, .fds = {STDERR_FILENO, STDERR_FILENO}};
@@ -155,7 +155,7 @@ START_TEST(closing_leaves_nothing)
 }
 END_TEST
 
-/* A peer that is gone is ECONN, a frame over the limits EINVAL; neither waits. */
+/* A peer that is gone gives ECONN, and a frame over the limits EINVAL. Neither frame waits. */
 START_TEST(what_cannot_go_does_not_wait)
 {
     struct cst_frame large = {.type = 1, .body_bytes = CST_FRAME_MAX_BODY + 1};
@@ -186,9 +186,9 @@ static void receive_descriptors(unsigned n)
     cst_frame_close_fds(&got);
 }
 
-/* A peer that does not read gets so many descriptors and no more, though its socket has room. One
- * that only looks at what has come has not read it. When it has read everything, it gets what
- * waits. */
+/* A peer that does not read gets only a limited number of descriptors, even if its socket has
+ * space. Looking at a message without receiving it does not count as reading. When the peer has
+ * read everything, the waiting frames are sent. */
 START_TEST(unread_descriptors_are_bounded)
 {
     ck_assert_int_eq(send_descriptors(16), CST_OK);
@@ -196,7 +196,8 @@ START_TEST(unread_descriptors_are_bounded)
     ck_assert_uint_eq(total.n, CST_UNREAD_SESSION);
     ck_assert_int_eq(send_descriptors(1), CST_EAGAIN);
     ck_assert(outbox.retry);
-    ck_assert_int_eq(send_numbered(7), CST_EAGAIN); /* it keeps its place behind the descriptor */
+    /* A later frame must wait after the descriptor. */
+    ck_assert_int_eq(send_numbered(7), CST_EAGAIN);
     ck_assert_uint_eq(total.waiting, 1);
     ck_assert_int_gt(recv(ends[1], buf.bytes, sizeof buf.bytes, MSG_PEEK), 0);
     ck_assert_int_eq(cst_outbox_flush(&outbox, ends[0], NULL, &err), CST_EAGAIN);
@@ -213,14 +214,14 @@ START_TEST(unread_descriptors_are_bounded)
 }
 END_TEST
 
-/* All peers together have a limit, too, for what is in flight and for what waits. What does not fit
- * in the latter is refused, and leaves nothing. */
+/* The descriptors of all peers that are in flight, and those that wait, have a common limit each. A
+ * frame that exceeds the latter is refused and leaves nothing behind. */
 START_TEST(all_peers_together_are_bounded)
 {
     unsigned fds = count_fds();
 
     total.limit = 20;
-    total.n = 10; /* other peers' */
+    total.n = 10; /* descriptors of other peers */
     ck_assert_int_eq(send_descriptors(10), CST_OK);
     ck_assert_int_eq(send_descriptors(1), CST_EAGAIN);
     ck_assert_int_eq(cst_unread_limit(&unread, 1), CST_UNREAD_ALL);
@@ -235,8 +236,9 @@ START_TEST(all_peers_together_are_bounded)
 }
 END_TEST
 
-/* As a user without capabilities and with a limit of 16, send descriptors until the system refuses
- * (ETOOMANYREFS), then receive them. Returns what went wrong; 0: nothing did. */
+/* As a user without capabilities and with a limit of 16 descriptors: send descriptors until the
+ * system refuses (ETOOMANYREFS), then receive them. Returns the number of the check that failed, or
+ * 0. */
 static int run_short(void)
 {
     struct rlimit limit = {.rlim_cur = 16, .rlim_max = 16};
@@ -266,8 +268,8 @@ static int run_short(void)
     return cst_outbox_flush(&engine, ends[0], NULL, &err) == CST_OK && engine.bytes == 0 ? 0 : 5;
 }
 
-/* The machine's limit on descriptors in flight is nobody's death: what is over it waits, and is
- * sent when others have been received. */
+/* The machine's limit on descriptors in flight ends no connection: frames over the limit wait, and
+ * are sent when others have been received. */
 START_TEST(a_shortage_is_waited_out)
 {
     pid_t pid = fork();
@@ -283,7 +285,7 @@ START_TEST(a_shortage_is_waited_out)
 }
 END_TEST
 
-/* No descriptor is free for the copy: the frame is refused, and leaves nothing. */
+/* If no descriptor is free for the copy, the frame is refused and leaves nothing behind. */
 START_TEST(no_descriptor_for_a_copy)
 {
     struct rlimit limit, none;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients in their weights' places, by hand: when a chunk's weights are made from its master
- * weights, and when they are copied again. */
+/* Tests of gradients in weight rows in the core: when a chunk's weights are made from its master
+ * weights, and when they are copied from their row again. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -53,7 +53,8 @@ static bool is_row(const struct cst_place *place, uint32_t chunk, enum cst_row r
     return place->segment == RIG_ARENA_SEGMENT + at->segment && place->offset == at->offset + bytes;
 }
 
-/* A fetch by @rank brings the weights from the row of its own, or makes them. Waits for it. */
+/* Check that a fetch by @rank copies the weights from their row or, with @made, makes them from the
+ * master weights. Waits for the fetch. */
 static void expect_fetch(uint32_t rank, uint32_t chunk, bool made)
 {
     enum cst_command_kind kind = made ? CST_COMMAND_CONVERT : CST_COMMAND_COPY;
@@ -95,8 +96,8 @@ static bool says(uint32_t chunk, const char *words)
 
 /* -- fetches ----------------------------------------------------------------------------------- */
 
-/* Weights are copied from their row until the gradient's sum is issued, then made from the master
- * weights until the update is issued, then copied again, behind the update. */
+/* Weights are copied from their row until the gradient's sum is issued, made from the master
+ * weights until the update is issued, and copied again after the update. */
 START_TEST(weights_are_made_from_sum_to_update)
 {
     const struct cst_command *load, *update;
@@ -107,10 +108,10 @@ START_TEST(weights_are_made_from_sum_to_update)
     ck_assert(says(0, "takes the place"));
     ck_assert_uint_eq(clean_chunks(), 2);
     hand_in(0, 0);
-    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1); /* not done yet */
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1); /* the sum is not done yet */
     expect_fetch(0, 0, true);
     expect_fetch(0, 0, true);
-    expect_fetch(0, 1, false); /* another chunk */
+    expect_fetch(0, 1, false); /* the other chunk is not affected */
     ck_assert(says(0, "made from its master weights"));
     ck_assert_uint_eq(clean_chunks(), 1);
     hand_in(0, 1);
@@ -131,8 +132,8 @@ START_TEST(weights_are_made_from_sum_to_update)
 }
 END_TEST
 
-/* A copy out of the row that is under way when the sum is issued brings nobody its weights: they
- * are made instead, and the sum does not wait. */
+/* A copy from the row that is under way when the sum is issued is not used: the weights are made
+ * instead, and the sum does not wait. */
 START_TEST(copy_under_way_is_done_again)
 {
     uint64_t lease, tag, copy;
@@ -151,8 +152,8 @@ START_TEST(copy_under_way_is_done_again)
 }
 END_TEST
 
-/* A contribution that leaves a pool that is short goes over the weights, too: a rank that is behind
- * gets them made. */
+/* A contribution that is spilled also takes the place of the weights: a rank that is behind gets
+ * weights made from the master weights. */
 START_TEST(staged_contribution_takes_the_row)
 {
     const struct cst_command *stage;
@@ -171,8 +172,8 @@ START_TEST(staged_contribution_takes_the_row)
 }
 END_TEST
 
-/* After an attempt that is void, and after a step that was skipped, weights are made until the next
- * update. */
+/* After an interrupted attempt, and after a skipped step, weights are made from the master weights
+ * until the next update. */
 START_TEST(void_attempt_and_skipped_step_leave_it)
 {
     open_job(1, 1, 4);
@@ -196,8 +197,8 @@ END_TEST
 
 /* -- states ------------------------------------------------------------------------------------ */
 
-/* READ of weights: from their row, or made, from the element on that was asked for; done again
- * where a sum overtook it. */
+/* READ of weights copies them from their row or makes them, from the requested element on. It is
+ * repeated if a sum has overtaken it. */
 START_TEST(weights_are_read_while_a_gradient_is_there)
 {
     const struct cst_command *read;
@@ -218,7 +219,7 @@ START_TEST(weights_are_read_while_a_gradient_is_there)
 }
 END_TEST
 
-/* READ of the gradient: as long as it is there. */
+/* READ of the gradient works as long as the gradient exists. */
 START_TEST(gradient_is_read_until_its_update)
 {
     open_job(1, 1, 4);
@@ -235,8 +236,8 @@ START_TEST(gradient_is_read_until_its_update)
 }
 END_TEST
 
-/* Weights are not written by themselves; a write of master weights is, and mars a gradient of an
- * attempt that is over. It is not begun while such a gradient is still on its way. */
+/* Weights alone cannot be written. A write of master weights is accepted and destroys the gradient
+ * of an interrupted attempt. It does not begin while such a gradient is still being written. */
 START_TEST(writes_set_master_weights)
 {
     open_job(1, 1, 4);
@@ -258,7 +259,7 @@ START_TEST(writes_set_master_weights)
 }
 END_TEST
 
-/* A sum of nothing waits for a write of the weights that it takes the place of. */
+/* A sum of no contributions waits for a write of the weights whose place it takes. */
 START_TEST(sum_waits_for_a_write)
 {
     const struct cst_command *reduce;
@@ -277,7 +278,8 @@ END_TEST
 
 /* -- open -------------------------------------------------------------------------------------- */
 
-/* Refused where workers copy weights in themselves; a GPU's engine makes them in its pool. */
+/* Refused if workers copy weights themselves. The engine of a GPU makes the weights in the GPU's
+ * pool. */
 START_TEST(engines_bring_the_weights)
 {
     struct cst_core_config config;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two weight rows: which one is read, which one is written and when; updates before their commit,
- * and one step behind it. */
+/* Tests of two weight rows: which row is read, which is written and when; early and delayed
+ * updates. */
 #include "tests/unit/core_rig.h"
 #include "tests/lib/suite.h"
 
@@ -63,7 +63,7 @@ static bool is_row(struct cst_place place, uint32_t chunk, enum cst_row row)
     return place.segment == RIG_ARENA_SEGMENT + at->segment && place.offset == at->offset;
 }
 
-/* Where the @n-th update under way writes its weights. */
+/* The row to which the @n-th update under way writes its weights. */
 static enum cst_row target(unsigned n)
 {
     const struct cst_command *update = rig_command(&rig, CST_COMMAND_UPDATE, n);
@@ -77,7 +77,7 @@ static enum cst_row target(unsigned n)
     return CST_ROW_WEIGHT_OTHER;
 }
 
-/* The row that a fetch of @chunk by rank 0, which has it in no block, is copied from. */
+/* The row from which a fetch of @chunk by rank 0, which has no block of it, copies. */
 static enum cst_row source(uint32_t chunk)
 {
     const struct cst_command *copy;
@@ -115,7 +115,7 @@ static void hand_in(uint32_t rank, uint32_t chunk)
     ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, rank, chunk, grad)), CST_OK);
 }
 
-/* What is said about chunk 0 has @words in it. */
+/* True if Explain of chunk 0 contains @words. */
 static bool explains(const char *words)
 {
     char lines[32][192];
@@ -130,8 +130,9 @@ static bool explains(const char *words)
 
 /* -- early ------------------------------------------------------------------------------------- */
 
-/* Who has prepared: the update is issued with the hand-in, makes the sum too, and writes the row
- * that nobody reads; the commit turns. What comes after reads what it wrote. */
+/* If all ranks have prepared, the update is issued with the last hand-in, also computes the sum,
+ * and writes the weight row that is not read. The commit changes the side: later fetches read what
+ * the update wrote. */
 START_TEST(early_and_fused)
 {
     const struct cst_command *update;
@@ -147,13 +148,13 @@ START_TEST(early_and_fused)
     ck_assert_ptr_nonnull(update);
     ck_assert_uint_eq(update->chunk, 1);
     ck_assert_uint_eq(update->n_src, 2);
-    ck_assert_int_eq(update->priority, CST_PRIORITY_DEMAND); /* the commit waits for it */
+    ck_assert_int_eq(update->priority, CST_PRIORITY_DEMAND); /* the commit waits for the update */
     ck_assert(update->guard);
     ck_assert_uint_eq(update->mark, 1);
     ck_assert_int_eq(target(0), CST_ROW_WEIGHT_OTHER);
     ck_assert_uint_eq(rig_stats(&rig).chunks_ahead, 1);
     rig_drain(&rig);
-    ck_assert_int_eq(source(1), CST_ROW_WEIGHT); /* not committed */
+    ck_assert_int_eq(source(1), CST_ROW_WEIGHT); /* not committed yet */
     for (uint32_t rank = 0; rank < 2; rank++) {
         (void)step_with(rank, hyper(0.1f));
     }
@@ -168,8 +169,8 @@ START_TEST(early_and_fused)
 }
 END_TEST
 
-/* Where an update is under way the sum is made first, for the commit waits for it; and then its
- * update goes before those that wait. */
+/* If another update is under way, the sum is a command of its own that is executed first, because
+ * the commit waits for it. Then its update is executed before the updates that wait. */
 START_TEST(behind_is_not_fused)
 {
     open_early(3, 1);
@@ -189,7 +190,8 @@ START_TEST(behind_is_not_fused)
 }
 END_TEST
 
-/* With three contributions the sum is made first; its update follows before the commit. */
+/* With three contributions the sum is a command of its own, and its update follows before the
+ * commit. */
 START_TEST(early_behind_a_sum)
 {
     open_early(1, 3);
@@ -207,7 +209,7 @@ START_TEST(early_behind_a_sum)
 }
 END_TEST
 
-/* One rank has not prepared, or clips: the update waits for the commit, and a step that is not
+/* If a rank has not prepared, or clips, the update waits for the commit, and a step that is not
  * finite is skipped. _i: which. */
 START_TEST(not_early)
 {
@@ -236,7 +238,8 @@ START_TEST(not_early)
 }
 END_TEST
 
-/* In a step that was prepared the same spares tiles alone, whether or not an update was early. */
+/* In a step that was prepared, values that are not finite only spare their tiles, whether or not an
+ * update was early. */
 START_TEST(guarded)
 {
     uint64_t tag;
@@ -262,9 +265,9 @@ START_TEST(guarded)
 }
 END_TEST
 
-/* The attempt ends behind an early update. The next one reads the old weights, its gradient is
- * dropped and counted, nothing is summed or updated again, and the commit turns. _i: the death
- * comes before the update's end, or after. */
+/* The attempt ends after an early update. The next attempt reads the old weights; its gradient is
+ * dropped and counted, nothing is summed or updated again, and the commit changes the side. _i: the
+ * death comes before or after the update's end. */
 START_TEST(interrupted)
 {
     uint64_t ticket;
@@ -291,7 +294,8 @@ START_TEST(interrupted)
     for (uint32_t rank = 0; rank < 2; rank++) {
         ck_assert_int_eq(rig_status(&rig, prepare(rank, hyper(0.1f))), CST_OK);
         hand_in(rank, 0);
-        ck_assert_int_eq(rig_status(&rig, rig_fetch_grad(&rig, rank, 0)), CST_EINVAL); /* once */
+        /* Handed in only once. */
+        ck_assert_int_eq(rig_status(&rig, rig_fetch_grad(&rig, rank, 0)), CST_EINVAL);
     }
     ck_assert_uint_eq(rig_stats(&rig).n_dropped, 2);
     ck_assert_uint_eq(rig.n_commands, 0);
@@ -304,8 +308,8 @@ START_TEST(interrupted)
 }
 END_TEST
 
-/* The norm takes the tiles' sums, which a fused update writes: it waits for one of an attempt that
- * is over, too. */
+/* The norm reads the tiles' sums, which an update with its sum writes: the norm also waits for such
+ * an update of an interrupted attempt. */
 START_TEST(norm_behind_a_fused_update)
 {
     open_early(1, 1);
@@ -320,8 +324,8 @@ START_TEST(norm_behind_a_fused_update)
 }
 END_TEST
 
-/* A step that is done again with other hyper-parameters than its updates were begun with is
- * refused, prepared or not; with the same it goes on. _i: prepared. */
+/* A step that is repeated with other hyper-parameters than its updates had is refused, prepared or
+ * not. With equal ones it goes on. _i: prepared. */
 START_TEST(done_again_with_others)
 {
     uint64_t tag;
@@ -343,8 +347,8 @@ START_TEST(done_again_with_others)
 }
 END_TEST
 
-/* PREPAREs that differ end the attempt, as STEPs do; so does a STEP that is not what was prepared.
- * The same twice is no matter, another one is. */
+/* Different PREPAREs end the attempt, as different STEPs do, and so does a STEP that differs from
+ * its PREPARE. A second equal PREPARE has no effect, and a different one is refused. */
 START_TEST(promises)
 {
     uint64_t tag;
@@ -369,15 +373,15 @@ START_TEST(promises)
 }
 END_TEST
 
-/* While a chunk is ahead its weights are read as they were committed, its states not at all; its
- * gradient, which went into the update, is nowhere. */
+/* While a chunk has an uncommitted early update, its committed weights can be read, but neither its
+ * other states nor its gradient, which went into the update. */
 START_TEST(reads_while_ahead)
 {
     uint64_t tag;
 
     open_early(1, 1);
     (void)prepare(0, hyper(0.1f));
-    tag = read_row(CST_ROW_MASTER); /* its copy is under way when the update begins */
+    tag = read_row(CST_ROW_MASTER); /* the copy is under way when the update begins */
     hand_in(0, 0);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_EBUSY);
@@ -395,7 +399,8 @@ START_TEST(reads_while_ahead)
 }
 END_TEST
 
-/* A fetch behind the commit waits for an early update that is not done, and for that one alone. */
+/* A fetch after the commit waits only for the early update of its own chunk, if that is not
+ * done. */
 START_TEST(fetch_waits_for_its_update)
 {
     uint64_t tag;
@@ -433,29 +438,30 @@ static void delayed_step(void)
     }
 }
 
-/* Step i + 1 reads what it read in step i; what update i wrote is read from commit i + 1 on. From
- * delay_from on: before, the next step waits for its update. */
+/* Step i + 1 reads the weights that step i read; the result of update i is read from commit i + 1
+ * on. Before delay_from the next step waits for its update. */
 START_TEST(one_step_behind)
 {
     open_delayed(1);
     delayed_step();
     ck_assert_int_eq(target(0), CST_ROW_WEIGHT_OTHER);
     rig_drain(&rig);
-    ck_assert_int_eq(source(0), CST_ROW_WEIGHT_OTHER); /* update 0 */
+    ck_assert_int_eq(source(0), CST_ROW_WEIGHT_OTHER); /* result of update 0 */
     delayed_step();
     ck_assert_int_eq(target(0), CST_ROW_WEIGHT);
-    ck_assert(rig_answer(&rig, rig_fetch(&rig, 0, 0))->hit); /* still update 0, with 1 under way */
+    /* Still the result of update 0, while update 1 is under way. */
+    ck_assert(rig_answer(&rig, rig_fetch(&rig, 0, 0))->hit);
     ck_assert(explains("into the weight row that fetches do not read yet"));
     ck_assert(explains("fetches read the second weight row"));
     rig_drain(&rig);
     delayed_step();
     ck_assert_int_eq(target(0), CST_ROW_WEIGHT_OTHER);
     rig_drain(&rig);
-    ck_assert_int_eq(source(0), CST_ROW_WEIGHT); /* update 1 */
+    ck_assert_int_eq(source(0), CST_ROW_WEIGHT); /* result of update 1 */
 }
 END_TEST
 
-/* A step that is skipped writes nothing, but the update before it is read. */
+/* A skipped step writes nothing, but the previous update becomes visible. */
 START_TEST(behind_a_skipped_step)
 {
     open_delayed(0);
@@ -473,8 +479,8 @@ START_TEST(behind_a_skipped_step)
 }
 END_TEST
 
-/* Reads see all committed updates. A write of weights ends the delay for all: it goes to the row of
- * the last update, and fetches read that. */
+/* Reads see all committed updates. A write of weights ends the delay for all chunks: it goes to the
+ * row of the last update, which fetches then read. */
 START_TEST(reads_and_writes_of_delayed)
 {
     open_delayed(0);
@@ -493,7 +499,7 @@ START_TEST(reads_and_writes_of_delayed)
 }
 END_TEST
 
-/* Without a second row updates are neither early nor delayed. */
+/* Without a second weight row updates are neither early nor delayed. */
 START_TEST(needs_two_rows)
 {
     const struct cst_core_config config = {.model = &rig.model,

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Time limits of tests: one multiplier for all. */
+/* Tests of the time limits of tests, which have one common multiplier. */
 #include "tests/lib/patience.h"
 #include "tests/lib/suite.h"
 
 #include <poll.h>
 #include <stdlib.h>
 
-/* A limit is multiplied with CK_TIMEOUT_MULTIPLIER, which need not be whole; without the variable,
- * with one below 1 and with one that is no number, it is what the source says; and it has an end.
- */
+/* A limit is multiplied by CK_TIMEOUT_MULTIPLIER, which may be a fraction. Without the variable,
+ * and with a value below 1 or an invalid one, the limit is the one in the source. The result has a
+ * maximum. */
 START_TEST(test_scaled)
 {
     static const struct {
         const char *words;
-        int ms; /* of 20000 */
+        int ms; /* 20000 ms, scaled */
     } cases[] = {{NULL, 20000},  {"1", 20000},      {"4", 80000},       {"2.5", 50000},
                  {"0.5", 20000}, {"-3", 20000},     {"nothing", 20000}, {"", 20000},
                  {"nan", 20000}, {"1e9", 86400000}, {"inf", 86400000}};
@@ -30,8 +30,8 @@ START_TEST(test_scaled)
 }
 END_TEST
 
-/* A moment is over when it has come, not before: a minute from now is not over, now is, and a
- * moment 20 ms from now is over after some waits of a millisecond. */
+/* A time is over only when it has come: a minute from now is not over, now is, and 20 ms from now
+ * is over after some waits of a millisecond. */
 START_TEST(test_until)
 {
     uint64_t until = patience_until(20);
@@ -44,7 +44,7 @@ START_TEST(test_until)
 }
 END_TEST
 
-/* Tests have a limit of their own, not Check's four seconds: Check takes it from there. */
+/* The default limit of a test is the suite's, not Check's four seconds. */
 START_TEST(test_default_limit)
 {
     ck_assert_ptr_nonnull(getenv("CK_DEFAULT_TIMEOUT"));

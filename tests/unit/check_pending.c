@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/pending: requests that wait, and the tags that find them. */
+/* Tests of daemon/pending: requests that wait, and the tags that find them. */
 #include "daemon/pending.h"
 #include "tests/lib/suite.h"
 
@@ -28,7 +28,7 @@ static struct cst_pending *open_one(uint64_t id, uint32_t n_items)
     return request;
 }
 
-/* Each item's tag finds its request and its number; none is 0. */
+/* The tag of each item finds its request and its number. No tag is 0. */
 START_TEST(tags_find_their_item)
 {
     struct cst_pending *v[300];
@@ -49,7 +49,7 @@ START_TEST(tags_find_their_item)
 }
 END_TEST
 
-/* The tag of a request that is over finds nothing, even when its object serves another. */
+/* The tag of a request that is over finds nothing, even if its object serves another request. */
 START_TEST(old_tags_find_nothing)
 {
     struct cst_pending *first = open_one(1, 3), *second;
@@ -59,14 +59,14 @@ START_TEST(old_tags_find_nothing)
     cst_pending_close(&pendings, first);
     ck_assert_ptr_null(cst_pending_find(&pendings, tag, &item));
     second = open_one(2, 3);
-    ck_assert_ptr_eq(first, second); /* objects are used again */
+    ck_assert_ptr_eq(first, second); /* the object is used again */
     ck_assert_ptr_null(cst_pending_find(&pendings, tag, &item));
     ck_assert_ptr_null(cst_pending_find(&pendings, 0, &item));
     ck_assert_ptr_null(cst_pending_find(&pendings, UINT64_MAX, &item));
 }
 END_TEST
 
-/* An object that is used again remembers nothing. */
+/* An object that is used again has no old values. */
 START_TEST(an_object_begins_anew)
 {
     struct cst_pending *request = open_one(1, 5);
@@ -85,7 +85,7 @@ START_TEST(an_object_begins_anew)
 }
 END_TEST
 
-/* The serial number never becomes 0: a tag stays a tag after four thousand million requests. */
+/* The serial number never becomes 0, so tags stay valid after four thousand million requests. */
 START_TEST(serials_wrap_around_zero)
 {
     struct cst_pending *request;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The planner: never worse than what others would choose, near the optimum where that can be known,
- * and it always ends: with a plan, or with what is short. */
+/* Tests of the planner: it is never worse than other systems' choices, is near the optimum where
+ * that is known, and always ends, with a plan or with the missing bytes. */
 #include "offload/plan/preset.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
@@ -19,11 +19,11 @@
 #else
 #define SANITIZED false
 #endif
-#define HAIR 1.0025 /* what a plan gives away for less padding: plan.c */
+#define HAIR 1.0025 /* factor of time that a plan may lose for less padding; see plan.c */
 
 /* -- presets -------------------------------------------------------------------------------- */
 
-/* No model that people train wastes more than 2 per cent of its weights' blocks on padding. */
+/* No preset wastes more than 2 % of its weights' blocks on padding. */
 START_TEST(waste)
 {
     const struct cst_preset *preset = cst_preset((uint32_t)_i);
@@ -48,7 +48,8 @@ static double cpu_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-/* OPT-175B on 64 ranks. Only memory and events are asserted, the time is printed. */
+/* A plan for OPT-175B on 64 ranks. Memory and number of events are checked; the time is only
+ * printed. */
 START_TEST(scale)
 {
     struct rusage usage;
@@ -69,7 +70,7 @@ END_TEST
 
 /* -- what a plan says ----------------------------------------------------------------------- */
 
-/* It says what it is made of, and playing it again gives what was promised. */
+/* A plan reports its choices, and a replay of them gives the promised step. */
 START_TEST(promises)
 {
     struct cst_replay_result r;
@@ -99,8 +100,8 @@ START_TEST(promises)
 }
 END_TEST
 
-/* Up to three others, none faster by more than a hair nor as fast as the best or one another but
- * for noise, each with a reason. */
+/* There are up to three runners-up. None is faster by more than the accepted loss, none is as fast
+ * as the best plan or another one except for noise, and each has a reason. */
 START_TEST(runners_up)
 {
     declare("opt-1.3b", 1, 4, true);
@@ -122,7 +123,7 @@ START_TEST(runners_up)
 }
 END_TEST
 
-/* The same question has the same answer. */
+/* Two searches with equal input have equal results. */
 START_TEST(same_twice)
 {
     struct cst_plans again;
@@ -138,7 +139,7 @@ START_TEST(same_twice)
 }
 END_TEST
 
-/* What binds is what helps. */
+/* The reported bottleneck is the resource whose increase shortens the step. */
 START_TEST(binds)
 {
     declare("gpt2-124m", 1, 8, false);
@@ -176,9 +177,9 @@ START_TEST(host_is_short)
 }
 END_TEST
 
-/* Where the host is too small for every candidate, a device that is too small for some of them, by
- * fewer bytes, is not to blame: more of it would not help. Where both are too small for all, both
- * are named, each with what it needs, and with that a plan fits. */
+/* If the host is too small for all candidates, and the device for some, by fewer bytes, only the
+ * host is named, because a larger device would not help. If both are too small for all, both are
+ * named with their needs, and a plan fits with these. */
 START_TEST(limit_that_none_meets)
 {
     struct cst_plan_least least = {0};
@@ -206,8 +207,8 @@ START_TEST(limit_that_none_meets)
 }
 END_TEST
 
-/* A budget of no bytes is none at all: the first byte that is missing is the first that is needed.
- * No limit is another thing. */
+/* A budget of no bytes is a limit: the first missing byte is the first one that is needed.
+ * CST_PLAN_NO_LIMIT is different. */
 START_TEST(nothing_is_a_limit)
 {
     declare("gpt2-124m", 1, 1, false);
@@ -226,12 +227,12 @@ START_TEST(nothing_is_a_limit)
 }
 END_TEST
 
-/* Where sixteen bytes a parameter do not fit, gradients go over weights, and then states to disk.
- */
+/* If 16 bytes per parameter do not fit, gradients take the place of weights; if that is not enough,
+ * states go to disk. */
 START_TEST(host_is_spared)
 {
     declare("gpt2-124m", 1, 1, false);
-    f.rates.devices[0].update = 0; /* nothing stays on the device */
+    f.rates.devices[0].update = 0; /* no state stays on the device */
     f.budget.device_bytes = 8000000000;
     f.budget.host_bytes = 15 * f.model.n_params;
     search();
@@ -255,8 +256,8 @@ static void declare_on_host(uint32_t world)
     f.budget.device_bytes = 300000000;
 }
 
-/* Pools on the host are no larger than what the host's memory has left, so that a plan fits
- * wherever arenas and the smallest pools do. */
+/* Pools on the host are no larger than the remaining host memory, so a plan fits if the arenas and
+ * the smallest pools do. */
 START_TEST(host_holds_pools)
 {
     declare_on_host(1 + (uint32_t)_i);
@@ -270,8 +271,8 @@ START_TEST(host_holds_pools)
 }
 END_TEST
 
-/* On the host it is the layout that has them there, played as it runs: to the byte and nanosecond.
- */
+/* On the host the layout itself has gradients in weight rows, and the replay agrees to the byte and
+ * nanosecond. */
 START_TEST(host_is_spared_by_the_layout)
 {
     struct cst_replay_result again;
@@ -280,7 +281,8 @@ START_TEST(host_is_spared_by_the_layout)
     uint32_t world = 1 + (uint32_t)_i;
 
     declare_on_host(world);
-    f.budget.device_bytes = 200000000; /* about the smallest pool: pools cannot shrink instead */
+    /* About the smallest pool, so the pools cannot shrink instead. */
+    f.budget.device_bytes = 200000000;
     f.budget.host_bytes = 15 * f.model.n_params + world * f.budget.device_bytes;
     search();
     ck_assert_int_eq(f.plans.best.grad, CST_PLAN_GRAD_OVER);
@@ -296,8 +298,8 @@ START_TEST(host_is_spared_by_the_layout)
 }
 END_TEST
 
-/* What runs today has them there if the job says so; if it does not, the words say what it could
- * spare. */
+/* With runtime_only, gradients take the place of weights only if the job asks for it. Otherwise the
+ * error says how much memory that would save. */
 START_TEST(gradients_over_weights_are_the_users_choice)
 {
     declare_on_host(2);
@@ -308,12 +310,12 @@ START_TEST(gradients_over_weights_are_the_users_choice)
     refuse(CST_EBUDGET, "which gradients over weights would spare");
     f.config.states.grad_over_weight = true;
     search();
-    ck_assert_int_eq(f.plans.best.grad, CST_PLAN_GRAD_BESIDE); /* the rest of the choice */
+    ck_assert_int_eq(f.plans.best.grad, CST_PLAN_GRAD_BESIDE); /* the other choices are unchanged */
     ck_assert(f.plans.best.layout.states.grad_over_weight);
 }
 END_TEST
 
-/* However little it may play, it ends. */
+/* The search ends, however few replays it may do. */
 START_TEST(always_ends)
 {
     struct cst_err err;
@@ -330,10 +332,10 @@ START_TEST(always_ends)
 }
 END_TEST
 
-/* Says no @left times, then yes for ever. */
+/* A stop function that returns false @left times and then true. */
 struct patience {
     uint32_t left;
-    uint32_t n_after; /* times that it was asked again */
+    uint32_t n_after; /* number of calls after it returned true */
 };
 
 static bool is_over(void *arg)
@@ -348,8 +350,8 @@ static bool is_over(void *arg)
     return true;
 }
 
-/* A search that is stopped ends at once, wherever it is: with a plan that can be run, or with none
- * where it had no candidate yet. */
+/* A search that is stopped ends at once, at any point: with a plan that can be run, or with none if
+ * it had no candidate yet. */
 START_TEST(stops)
 {
     const uint32_t questions[] = {0, 1, 2, 3, 5, 10, 20, 40, 80, 160};
@@ -364,7 +366,8 @@ START_TEST(stops)
     f.config.stop = is_over;
     f.config.stop_arg = &patience;
     rc = cst_plan_search(&f.plans, &f.config, &err);
-    ck_assert_uint_le(patience.n_after, 2); /* within a replay, and by the search itself */
+    /* Once within a replay, and once by the search itself. */
+    ck_assert_uint_le(patience.n_after, 2);
     if (_i == 0) {
         ck_assert_int_eq(rc, CST_ETIMEDOUT);
         ck_assert_msg(strstr(err.text, "stopped") != NULL, "%s", err.text);
@@ -378,7 +381,7 @@ START_TEST(stops)
 }
 END_TEST
 
-/* Whoever is asked and never says stop changes nothing. */
+/* A stop function that never returns true does not change the result. */
 START_TEST(never_stopped)
 {
     struct patience patience = {.left = UINT32_MAX};
@@ -400,8 +403,8 @@ START_TEST(never_stopped)
 }
 END_TEST
 
-/* A step of so many micro-batches that nobody could wait for its replay is given up, and so is what
- * a choice is played for once more. */
+/* A search gives up if a step has so many micro-batches that its replay would take too long, and so
+ * does the replay of one choice. */
 START_TEST(gives_up)
 {
     struct cst_replay_result r;
@@ -419,14 +422,15 @@ START_TEST(gives_up)
     cst_plans_close(&f.plans);
     ck_assert_int_eq(cst_plan_search(&f.plans, &f.config, &err), CST_ETIMEDOUT);
     ck_assert_msg(strstr(err.text, "more than 320000 events") != NULL, "%s", err.text);
-    f.config.runtime_only = false; /* one reduction: the core has little to do, the workers have */
+    /* With one reduction the core has little to do, but the workers have much. */
+    f.config.runtime_only = false;
     f.budget.device_bytes = CST_PLAN_NO_LIMIT;
     (void)snprintf(f.rates.devices[0].name, sizeof f.rates.devices[0].name, "host");
     ck_assert_int_eq(cst_plan_search(&f.plans, &f.config, &err), CST_ETIMEDOUT);
 }
 END_TEST
 
-/* Questions that make no sense are refused with the reason. */
+/* Invalid input is refused with the reason. */
 START_TEST(nonsense)
 {
     declare("gpt2-124m", 1, 1, false);
@@ -449,7 +453,8 @@ END_TEST
 
 /* -- micro-batches, experts ----------------------------------------------------------------- */
 
-/* One reduction is chosen where it pays and may be; else one for each micro-batch. */
+/* One reduction per step is chosen where it is faster and allowed, otherwise one per
+ * micro-batch. */
 START_TEST(reductions)
 {
     declare("gpt2-124m", 1, 1, false);
@@ -462,8 +467,8 @@ START_TEST(reductions)
 }
 END_TEST
 
-/* A further micro-batch on an accelerator takes what its compute takes: its gradients cross the
- * link once, as 2 bytes of each element, and are added in host memory. */
+/* On an accelerator, another micro-batch takes only its compute time: its gradients cross the link
+ * once, as 2 bytes per element, and are added in host memory. */
 START_TEST(micro_batches_cost_compute)
 {
     uint64_t steps[2];
@@ -482,7 +487,7 @@ START_TEST(micro_batches_cost_compute)
 }
 END_TEST
 
-/* A mixture of experts over ranks: each rank plays its own. */
+/* A mixture of experts over several ranks is replayed with each rank's own operators. */
 START_TEST(experts)
 {
     declare("moe-8x124m", 4, 1, false);
@@ -493,8 +498,7 @@ START_TEST(experts)
 }
 END_TEST
 
-/* Hints and rates are read from files and messages: no number among them makes sums or clocks wrap.
- */
+/* Hints and rates come from files and messages. No value of them makes sums or clocks overflow. */
 START_TEST(numbers_do_not_wrap)
 {
     declare("gpt2-124m", 1, 1, false);
@@ -511,8 +515,8 @@ START_TEST(numbers_do_not_wrap)
 }
 END_TEST
 
-/* Experts share no chunks: where memory is no object, large chunks would be a little faster and
- * nine tenths empty. They are not taken. */
+/* Experts share no chunks. With plenty of memory, large chunks would be slightly faster and nine
+ * tenths empty; they are not chosen. */
 START_TEST(experts_fill_chunks)
 {
     declare("moe-8x124m", 2, 1, false);
@@ -520,12 +524,13 @@ START_TEST(experts_fill_chunks)
     search();
     ck_assert_double_le((double)f.plans.best.padding_bytes, 0.02 * 2 * (double)f.model.n_params);
     cst_plans_close(&f.plans);
-    f.config.max_events = 1000; /* nor where there is no time to compare */
+    f.config.max_events = 1000; /* nor if there is no time to compare */
     search();
     ck_assert_double_le((double)f.plans.best.padding_bytes, 0.02 * 2 * (double)f.model.n_params);
     cst_plans_close(&f.plans);
     f.config.max_events = 0;
-    f.config.max_padding = 1e9; /* it was the choice: speed alone takes it */
+    /* The padding was the reason: without a limit the faster plan is chosen. */
+    f.config.max_padding = 1e9;
     search();
     ck_assert_double_ge((double)f.plans.best.padding_bytes, 2 * (double)f.model.n_params);
 }
@@ -538,7 +543,7 @@ int main(void)
     int n_presets = 0;
 
     while (strcmp(cst_preset((uint32_t)n_presets)->name, "cistern-gpt") != 0) {
-        n_presets++; /* the last one is a toy of a few pages */
+        n_presets++; /* the last preset is a toy of a few pages */
     }
     tcase_add_loop_test(tc, waste, 0, n_presets);
     tcase_add_test(tc, scale);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The planner against rivals that its search does not know, and near the optimum where that can be
- * known. */
+/* Compares the planner with rivals that its search does not know, and with the optimum where that
+ * can be computed. */
 #include "tests/lib/plan_rules.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/search_rig.h"
@@ -17,8 +17,8 @@
 #else
 #define N_RANDOM 200
 #endif
-#define HAIR 1.0025      /* what a plan gives away for less padding: climb.c */
-#define MOST_LOST 1.0025 /* a rival's step may be shorter by that */
+#define HAIR 1.0025      /* factor of time that a plan may lose for less padding; see climb.c */
+#define MOST_LOST 1.0025 /* a rival's step may be shorter by this factor */
 
 /* -- random models -------------------------------------------------------------------------- */
 
@@ -69,7 +69,7 @@ static void add_operator(const uint32_t *tensors, uint32_t n, double tokens)
     ck_assert_int_eq(cst_model_operator_as(&f.model, name, tensors, n, &hints, NULL), CST_OK);
 }
 
-/* Layers that are alike, or none; an embedding that is large, or not, and tied, or not. */
+/* A model with equal or different layers, and an embedding that is large or small, tied or not. */
 static void random_model(void)
 {
     uint32_t n_layers = 2 + below(12), n_ops = 1 + below(4), kinds[8][4], n_of[8];
@@ -107,7 +107,7 @@ static void random_machine(void)
     f.config.world = worlds[below(5)];
     cst_rates_a100(&f.rates, f.config.world);
     d = &f.rates.devices[0];
-    if (draw() < 0.2) { /* a processor */
+    if (draw() < 0.2) { /* the ranks compute on a processor */
         (void)snprintf(d->name, sizeof d->name, "host");
         d->flops = between(2e11, 4e12);
     } else {
@@ -127,7 +127,7 @@ static void random_machine(void)
     }
 }
 
-/* Step of a choice, UINT64_MAX: it does not fit or does not run. */
+/* Step time of a choice. UINT64_MAX if @rc is an error or the choice cannot run. */
 static uint64_t play(struct cst_plan_choice *choice, int rc, enum cst_core_eviction eviction)
 {
     struct cst_replay_result r = {.step_ns = UINT64_MAX};
@@ -143,11 +143,11 @@ static uint64_t play(struct cst_plan_choice *choice, int rc, enum cst_core_evict
 
 /* -- rivals --------------------------------------------------------------------------------- */
 
-#define DRAWS 3 /* of each rival that draws its plans, for each model */
+#define DRAWS 3 /* number of random plans of each random rival, per model */
 
-/* None of these is a starting point of the search: a capacity between the powers of two, with
- * Belady's eviction or with LRU; a capacity, an order in which size classes get their blocks, a
- * depth of prefetch and an eviction, all drawn; Elixir's rule. */
+/* Rivals that are not starting points of the search: a capacity between the powers of two, with
+ * Belady's eviction or with LRU; a random capacity, order in which size classes get blocks, depth
+ * of prefetch and eviction; Elixir's rule. */
 enum rival { CAPACITY, CAPACITY_LRU, ANYTHING, ELIXIR, N_RIVALS };
 
 static const char *const rivals[N_RIVALS] = {"a capacity", "a capacity, LRU", "all drawn",
@@ -164,10 +164,10 @@ static void shuffle(uint32_t order[CST_LAYOUT_MAX_CLASSES])
     }
 }
 
-/* Of the medians of gains on accelerators; 0.7 of what was seen in excess of 1. */
+/* Required medians of the gains on accelerators: 0.7 of the observed gains above 1. */
 static const double least_median[N_RIVALS] = {1.05, 1.055, 1.04, 1.1};
 
-/* From one 1000th of the model to one half of it. */
+/* A capacity from one 1000th to one half of the model. */
 static uint64_t draw_capacity(void)
 {
     double n = (double)f.model.n_params;
@@ -177,7 +177,7 @@ static uint64_t draw_capacity(void)
            CST_LAYOUT_CAPACITY_STEP;
 }
 
-/* The step of a plan of @rival, UINT64_MAX: it does not fit or does not run. */
+/* Step time of a plan of @rival. UINT64_MAX if the plan does not fit or cannot run. */
 static uint64_t rival_step(enum rival rival)
 {
     struct cst_plan_choice choice = {0};
@@ -206,7 +206,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Thrift costs a hair at most. */
+/* Check that a plan with limited padding loses at most the accepted factor. */
 static void thrift(void)
 {
     uint64_t step = f.plans.best.predicted.step_ns;
@@ -219,8 +219,8 @@ static void thrift(void)
 
 /* -- what a plan is worth ------------------------------------------------------------------- */
 
-/* The rival's step over the plan's, of all comparisons with ranks that compute on an accelerator,
- * and of those that compute on the processor. */
+/* Quotients of the rival's step time and the plan's, separately for ranks that compute on an
+ * accelerator and on the processor. */
 struct gains {
     double v[N_RANDOM * DRAWS];
     uint32_t n;
@@ -255,7 +255,7 @@ static void compare(unsigned seed)
     random_model();
     random_machine();
     f.config.max_events = 150000;
-    f.config.max_padding = 1e9; /* speed alone */
+    f.config.max_padding = 1e9; /* padding is ignored */
     rc = cst_plan_search(&f.plans, &f.config, &err);
     ck_assert_msg(rc == CST_OK || rc == CST_EPOOL || rc == CST_EBUDGET, "seed %u: %s", seed,
                   rc == CST_OK ? "" : err.text);
@@ -271,7 +271,7 @@ static void compare(unsigned seed)
     search_rig_teardown();
 }
 
-/* The geometric mean of gains. */
+/* The geometric mean of the gains. */
 static double mean(const struct gains *g)
 {
     double sum = 0;
@@ -300,9 +300,9 @@ static void check_gains(enum rival rival, bool host)
                   rivals[rival], median);
 }
 
-/* On 200 random models, machines and budgets no rival fits where no plan was found, and none is
- * faster by more than a quarter of a percent. On accelerators a plan is worth so much that half of
- * the rivals' steps are longer by 4 percent and more. */
+/* On 200 random models, machines and budgets, no rival fits where no plan was found, and none is
+ * faster by more than a quarter of a percent. On accelerators the median rival's step is at least 4
+ * % longer. */
 START_TEST(never_worse)
 {
     for (unsigned seed = 0; seed < N_RANDOM; seed++) {
@@ -325,7 +325,7 @@ struct exhaustive {
     uint64_t n;
 };
 
-/* All numbers of blocks of class @i and those behind it, all depths. */
+/* Try all numbers of blocks of class @i and the classes after it, with all depths. */
 static void try_blocks(struct exhaustive *e, uint32_t i, uint64_t room)
 {
     const struct cst_layout_class *class = &e->layout.classes[i];
@@ -352,7 +352,7 @@ static void try_blocks(struct exhaustive *e, uint32_t i, uint64_t room)
     }
 }
 
-/* All chunks on the device from the first one on, as many as fit. */
+/* Try all numbers of chunks, from the first one on, whose states fit on the device. */
 static void try_states(struct exhaustive *e)
 {
     uint64_t states = 0;
@@ -388,7 +388,7 @@ static void try_layout(struct exhaustive *e, uint64_t elems, uint32_t max_classe
         fullest = e->layout.chunks[c].size_class == 0 && n > fullest ? n : fullest;
     }
     for (uint32_t i = 0; i < *n_seen; i++) {
-        if (seen[i] == fullest * 8 + max_classes) { /* the same packing */
+        if (seen[i] == fullest * 8 + max_classes) { /* the packing is the same */
             cst_layout_close(&e->layout);
             return;
         }
@@ -437,8 +437,8 @@ static void small_model(unsigned seed)
     f.budget.device_bytes = (uint64_t)(between(1, 4) * 2 * (double)f.model.n_params) + 60000;
 }
 
-/* On instances small enough to try all of it (every packing, one class or several, every number of
- * blocks, every depth, every number of chunks on the device) the plan is within 3 per cent of the
+/* On instances small enough for an exhaustive search (all packings, one class or several, all
+ * numbers of blocks, all depths, all numbers of chunks on the device) the plan is within 3 % of the
  * best. */
 START_TEST(near_the_optimum)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans of jobs that update as they like: early or delayed, on accelerators that have room for it
- * or keep states, with other optimizers and formats. */
+/* Tests of plans for all kinds of updates: early and delayed updates, device updates with and
+ * without states in device memory, other optimizers and formats. */
 #include "offload/buffers.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
@@ -11,7 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* GPT-2 on @world A100s of 8 GB whose processors update slowly: updates are what takes long. */
+/* Declare GPT-2 on @world A100s with 8 GB whose processors update slowly, so that updates take
+ * long. */
 static void declare_slow(uint32_t world)
 {
     declare("gpt2-355m", world, 2, false);
@@ -27,7 +28,7 @@ static void set_overlap(enum cst_overlap overlap)
     f.config.states.two_weights = overlap != CST_OVERLAP_COMMIT;
 }
 
-/* The layout that the best plan says. */
+/* Build the layout of the best plan. */
 static struct cst_layout build(void)
 {
     struct cst_layout layout;
@@ -45,7 +46,7 @@ static uint64_t search_ns(void)
     return f.plans.best.predicted.step_ns;
 }
 
-/* What is promised is what playing it again gives, and no step is shorter than the bound. */
+/* Check that a replay gives the promised step, and that no step is shorter than the bound. */
 static void check_promise(void)
 {
     struct cst_replay_result again;
@@ -59,8 +60,9 @@ static void check_promise(void)
 
 /* -- when ----------------------------------------------------------------------------------- */
 
-/* A plan with early updates promises no longer step than one without, one with delayed updates none
- * longer than with early ones; the second weight row is in its memory. On one rank and on four. */
+/* A plan with early updates promises a step no longer than one without, and delayed updates none
+ * longer than early ones. The second weight row is counted in the memory. On one rank and on
+ * four. */
 START_TEST(overlap_is_planned)
 {
     uint64_t ns[CST_OVERLAP_COUNT], host[CST_OVERLAP_COUNT];
@@ -86,7 +88,7 @@ START_TEST(overlap_is_planned)
 }
 END_TEST
 
-/* Less bytes of moments, less host memory and shorter updates. */
+/* With smaller formats of moments, host memory and updates shrink. */
 START_TEST(formats_are_planned)
 {
     static const enum cst_moments moments[] = {CST_MOMENTS_FP32, CST_MOMENTS_BF16, CST_MOMENTS_MX8};
@@ -113,8 +115,8 @@ END_TEST
 
 /* -- rooms ---------------------------------------------------------------------------------- */
 
-/* A room of a size that is given is taken from the device's memory, has as many buffers as a job's,
- * and makes steps shorter where accelerators update faster than the nodes. */
+/* A room of a given size is part of the device's memory, has as many buffers as a job would have,
+ * and makes steps shorter if accelerators update faster than the nodes. */
 START_TEST(room_is_planned)
 {
     uint64_t without, with;
@@ -148,8 +150,8 @@ START_TEST(room_is_planned)
 }
 END_TEST
 
-/* Asked whether to have one, the plan has one where it pays, and none where the link is slow or
- * nothing is known of the device's updates. */
+/* If the planner may choose, the plan has a room where it is faster, and none if the link is slow
+ * or the device's rate of updates is unknown. */
 START_TEST(room_is_chosen)
 {
     uint64_t without;
@@ -176,8 +178,8 @@ START_TEST(room_is_chosen)
 }
 END_TEST
 
-/* Ranks that compute on the processor have rooms on accelerators: the pool is the host's as before.
- */
+/* Ranks that compute on the processor may have rooms on accelerators. Their pools stay on the
+ * host. */
 START_TEST(accelerators_of_the_host)
 {
     uint64_t without, pool;
@@ -206,7 +208,7 @@ START_TEST(accelerators_of_the_host)
 }
 END_TEST
 
-/* States that stay on devices are in their memory and not in the host's, as the layout has them. */
+/* States in device memory count there and not in host memory, as in the layout. */
 START_TEST(states_stay)
 {
     uint64_t host, room = UINT64_C(3) << 30, states = UINT64_C(1) << 30, without;
@@ -231,8 +233,8 @@ START_TEST(states_stay)
 }
 END_TEST
 
-/* Elements whose states stay where each accelerator has @less bytes for them than the best plan
- * says; *n_chunks: of so many chunks. */
+/* Number of elements whose states stay on devices if each accelerator has @less bytes for them than
+ * in the best plan. *@n_chunks receives the number of their chunks. */
 static uint64_t count_staying(uint64_t less, uint32_t *n_chunks)
 {
     struct cst_layout_config config = f.plans.best.layout;
@@ -253,8 +255,8 @@ static uint64_t count_staying(uint64_t less, uint32_t *n_chunks)
     return n;
 }
 
-/* What the best plan takes of a device is within its budget, and of states as much as is said,
- * which is not a byte more than they need; of several accelerators another one may have a place. */
+/* Check that the best plan's device memory is within the budget, and that the bytes for states are
+ * exactly those that the states need. With several accelerators another one may have space left. */
 static void check_memory(void)
 {
     const struct cst_plan_choice *best = &f.plans.best;
@@ -275,8 +277,9 @@ static void check_memory(void)
     cst_layout_close(&layout);
 }
 
-/* Asked how many states stay, the plan has some where memory is to spare, is faster for it, and not
- * slower than any share that is given beside the same room. A room need not be asked for. */
+/* If the planner may choose the states in device memory, the plan has some where memory is free. It
+ * is faster with them, and not slower than with any given share and an equal room. The room need
+ * not be requested. */
 START_TEST(states_are_chosen)
 {
     uint64_t without, with, room, spare;
@@ -307,8 +310,8 @@ START_TEST(states_are_chosen)
 }
 END_TEST
 
-/* Where a pool and a room, which here is given, take all there is, no state stays; with a chunk's
- * states more, some do. */
+/* If a pool and a given room use all device memory, no states stay there; with memory for one more
+ * chunk's states, some do. */
 START_TEST(no_place_for_states)
 {
     declare_slow(1);
@@ -327,8 +330,8 @@ START_TEST(no_place_for_states)
 }
 END_TEST
 
-/* Where nothing is to be had of it, there is none: no rate of updates, or a device that is much
- * slower than the nodes. */
+/* No states stay in device memory if that is not faster: without a rate of updates, or on a device
+ * that is much slower than the nodes. */
 START_TEST(states_do_not_pay)
 {
     uint64_t without;
@@ -344,8 +347,8 @@ START_TEST(states_do_not_pay)
 }
 END_TEST
 
-/* States that are on devices need not be in the host's memory: where they do not fit there, that is
- * what makes a plan. */
+/* States in device memory need no host memory: if they do not fit there, this makes a plan
+ * possible. */
 START_TEST(states_make_it_fit)
 {
     declare_slow(1);
@@ -361,7 +364,7 @@ START_TEST(states_make_it_fit)
 }
 END_TEST
 
-/* Accelerators beside ranks that compute on the processor are filled up to their memory. */
+/* Accelerators of ranks that compute on the processor are filled up to their memory. */
 START_TEST(states_beside_the_host)
 {
     uint64_t without, memory = 1500000000;
@@ -390,8 +393,8 @@ START_TEST(states_beside_the_host)
 }
 END_TEST
 
-/* However many tensors there are, states that stay cost a bounded number of layouts, since those
- * take the time; and the search finds some nevertheless. */
+/* The number of layouts that the search for states in device memory builds is limited, however many
+ * tensors there are, because layouts take time. The search still finds some. */
 START_TEST(layouts_are_bounded)
 {
     static const int64_t sizes[] = {1000, 10000, 50000, 200000};
@@ -420,8 +423,8 @@ START_TEST(layouts_are_bounded)
 }
 END_TEST
 
-/* All of it together, on GPUs and on the host: what is promised is played again, and bounds hold.
- */
+/* All combinations of these options, on GPUs and on the host: a replay gives the promised step, and
+ * the bounds hold. */
 START_TEST(combinations)
 {
     static const uint64_t rooms[] = {0, UINT64_C(1) << 30, CST_PLAN_ROOM_AUTO, UINT64_C(1) << 30};
@@ -452,7 +455,7 @@ END_TEST
 
 /* -- what does not fit ---------------------------------------------------------------------- */
 
-/* What is short is told to the byte, with what updates take. */
+/* The missing bytes include the memory for updates, and are exact. */
 START_TEST(room_is_short)
 {
     declare_slow(1);
@@ -475,7 +478,7 @@ START_TEST(second_row_is_short)
 }
 END_TEST
 
-/* Wishes that contradict each other. */
+/* Contradictory options are refused. */
 START_TEST(refused)
 {
     declare_slow(1);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/pools: how a pool's bytes are divided between size classes. */
+/* Tests of daemon/pools: the division of a pool's bytes between size classes. */
 #include "daemon/pools.h"
 #include "tests/lib/suite.h"
 
@@ -10,9 +10,9 @@ enum { KB = 1024, MB = 1024 * 1024 };
 
 static struct cst_layout_operator operators[] = {{.name = "small"}, {.name = "large"}};
 static const struct cst_model model = {
-    .operators = operators, .n_operators = 2, .n_params = 1 << 20}; /* weights of 2 MiB */
+    .operators = operators, .n_operators = 2, .n_params = 1 << 20}; /* 2 MiB of weights */
 
-/* Blocks of 16 KiB and of 1 MiB; rank 1 uses none of the latter. */
+/* A layout with blocks of 16 KiB and of 1 MiB. Rank 1 uses none of the latter. */
 static const struct cst_layout layout = {
     .n_classes = 2,
     .classes = {{.capacity = 8 * KB}, {.capacity = 512 * KB}},
@@ -33,7 +33,7 @@ static void assert_blocks(uint64_t bytes, uint64_t grain, uint32_t first, uint32
     ck_assert_uint_le(cst_pools_bytes(&layout, &blocks, grain), bytes);
 }
 
-/* Every class has its least, then the first what it can use, then the next. */
+/* Every class gets its minimum; then the first class gets all that it can use, then the next. */
 START_TEST(the_first_class_comes_first)
 {
     assert_blocks(least, 1, 3, 2);
@@ -46,7 +46,8 @@ START_TEST(the_first_class_comes_first)
 }
 END_TEST
 
-/* A byte less than the least: the class that does not fit any more, its operator, what is short. */
+/* If one byte of the minimum is missing, the error names the class that does not fit, its operator
+ * and the missing bytes. */
 START_TEST(too_small_is_named)
 {
     struct cst_pools_blocks blocks = {{7}};
@@ -65,7 +66,7 @@ START_TEST(too_small_is_named)
 }
 END_TEST
 
-/* Each rank has what it needs. */
+/* Each rank has the blocks that it needs. */
 START_TEST(ranks_differ)
 {
     struct cst_pools_blocks blocks;
@@ -80,7 +81,7 @@ START_TEST(ranks_differ)
 }
 END_TEST
 
-/* Where slabs are multiples of 2 MiB, what a slab is rounded up by counts, and blocks fill it. */
+/* If slabs are multiples of 2 MiB, their rounded size counts, and blocks fill it. */
 START_TEST(slabs_are_rounded_up)
 {
     struct cst_pools_blocks blocks;
@@ -92,7 +93,7 @@ START_TEST(slabs_are_rounded_up)
 }
 END_TEST
 
-/* A slab has what an arena segment would hold; a block that is larger has a slab of its own. */
+/* A slab has at most the size of an arena segment. A larger block has a slab of its own. */
 START_TEST(slabs_hold_blocks_of_one_class)
 {
     const struct cst_layout wide = {
